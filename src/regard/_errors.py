@@ -1,0 +1,17 @@
+"""The errors that regard raises, besides plain TypeError for values of a wrong type."""
+
+
+class ShapeError(ValueError):
+    """Shapes, lengths or head counts that do not fit together."""
+
+
+class UnsupportedError(NotImplementedError):
+    """No backend, or not the one that was named, can serve the call; the text lists each refusal."""
+
+
+class MaterializeError(ValueError):
+    """What was asked for would be stored whole and is larger than the limit."""
+
+
+class RecordingError(ValueError):
+    """A file that is no recording, or a damaged one."""
