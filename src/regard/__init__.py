@@ -1,10 +1,19 @@
 """Exact self-attention that you can see, at full speed."""
 
+from regard._attention import attention, scaled_dot_product_attention
 from regard._errors import MaterializeError, RecordingError, ShapeError, UnsupportedError
+from regard._settings import get_num_threads, limits, set_num_threads
+from regard._weights import AttentionWeights
 
 __all__ = [
+    "AttentionWeights",
     "MaterializeError",
     "RecordingError",
     "ShapeError",
     "UnsupportedError",
+    "attention",
+    "get_num_threads",
+    "limits",
+    "scaled_dot_product_attention",
+    "set_num_threads",
 ]

@@ -1,0 +1,170 @@
+"""The operator: read the call, choose a backend, give its answer the caller's axes."""
+
+from typing import Any
+
+from jaxtyping import Bool, Float, Int
+
+from regard._backends import choose
+from regard._checks import dtype_name, is_tensor, read_call
+from regard._errors import ShapeError
+from regard._weights import AttentionWeights
+
+
+def attention(
+    query: Float[Any, "*B_Hq Lq D"],
+    key: Float[Any, "*B_Hkv Lk D"],
+    value: Float[Any, "*B_Hkv Lk Dv"],
+    *,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    mask: Bool[Any, "..."] | None = None,
+    bias: Float[Any, "..."] | None = None,
+    key_lengths: Any = None,
+    segments: Any = None,
+    query_start: Any = None,
+    sinks: Float[Any, " Hq"] | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    dropout: float = 0.0,
+    seed: int | None = None,
+    return_weights: bool = False,
+    backend: str = "auto",
+) -> Any:
+    """Exact attention: ``softmax(scale * query @ key.T + bias) @ value``, in linear memory.
+
+    In this order: scores, scale, softcap, bias, invisible keys to −∞, softmax over the keys and
+    the sink, dropout, values. A query sees a key only if all that is given allows it; one that
+    sees none gives zeros. NaN and inf in an invisible key or value never reach the output.
+
+    Args:
+        query: ``(..., Hq, Lq, D)``; also ``(Lq, D)``. A NumPy array or torch tensor of float16,
+            bfloat16, float32 or float64, any strides.
+        key: ``(..., Hkv, Lk, D)``; ``Hkv`` divides ``Hq``, and query head h uses key head
+            ``h // (Hq // Hkv)``. Leading axes of size 1 broadcast.
+        value: ``(..., Hkv, Lk, Dv)``.
+        causal: query i sees key j when ``j <= query_start + i``.   Lq=2, Lk=4:  1 1 1 0
+                                                                                 1 1 1 1
+        window: ``(left, right)``: key within ``[p − left, p + right]`` of the query's place
+            ``p = query_start + i``; None leaves a side open.
+        mask: bool, True = may attend, broadcastable to ``(..., Hq, Lq, Lk)``.
+        bias: floating, added to the scores, broadcastable likewise; differentiable.
+        key_lengths: int or ``(B,)``; keys past the length do not exist.
+        segments: int ids ``(B, L)``, or a pair for queries and keys; only equal ids see each other.
+        query_start: int or ``(B,)``, the place of the first query among the keys. By default the
+            queries are the last of the valid keys.
+        sinks: ``(Hq,)`` logits that take part in the softmax and give no value; differentiable.
+        scale: factor of the scores, by default ``1 / sqrt(D)``.
+        softcap: scores become ``softcap * tanh(scores / softcap)``.
+        dropout: probability with which a weight is dropped; the others grow by ``1 / (1 − p)``.
+        seed: of the dropout; the same seed drops the same weights in every backend. By default
+            drawn from torch's generator for tensors, freshly for arrays.
+        return_weights: give ``(output, weights)``, the weights as they are before dropout.
+        backend: ``"auto"``, or the name of one.
+
+    Returns:
+        ``(..., Hq, Lq, Dv)``, array type, device and dtype of the query; with ``return_weights``
+        also the AttentionWeights.
+
+    Raises:
+        ShapeError: shapes, lengths or heads that do not fit together.
+        TypeError: wrong types or dtypes, or several libraries or devices.
+        ValueError: an option out of its range, or an unknown backend.
+        UnsupportedError: no backend, or not the one named, takes the call; lists each refusal.
+
+    Example:
+        >>> import numpy as np
+        >>> q = k = v = np.eye(3)
+        >>> attention(q, k, v, causal=True, scale=1.0).round(2)
+        array([[1.  , 0.  , 0.  ],
+               [0.27, 0.73, 0.  ],
+               [0.21, 0.21, 0.58]])
+
+    Source: Vaswani et al. 2017, equation 1; Milakov & Gimelshein 2018.
+    """
+    call = read_call(
+        query, key, value,
+        causal=causal, window=window, mask=mask, bias=bias, key_lengths=key_lengths,
+        segments=segments, query_start=query_start, sinks=sinks, scale=scale, softcap=softcap,
+        dropout=dropout, seed=seed,
+    )  # fmt: skip
+    output = call.restore(choose(call, backend).attention(call))
+    if not return_weights:
+        return output
+    return output, AttentionWeights._of(call)
+
+
+def scaled_dot_product_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """``torch.nn.functional.scaled_dot_product_attention``, computed by ``regard.attention``.
+
+    For code that is moved over by changing one import. It differs from ``attention`` where torch
+    does: ``is_causal`` aligns query 0 with key 0, a floating ``attn_mask`` is added, leading axes
+    broadcast from every side, and heads are only grouped with ``enable_gqa``.
+
+    Args:
+        query: ``(..., Hq, Lq, D)``.
+        key: ``(..., H, Lk, D)``.
+        value: ``(..., H, Lk, Dv)``.
+        attn_mask: bool (True = may attend) or floating (added), broadcastable to
+            ``(..., Hq, Lq, Lk)``.
+        dropout_p: probability of dropping a weight, applied whenever it is positive.
+        is_causal: query i sees keys ``j <= i``.   Lq=2, Lk=4:  1 0 0 0
+                                                                1 1 0 0
+        scale: by default ``1 / sqrt(D)``.
+        enable_gqa: key and value heads may be fewer; they must divide the query's.
+
+    Returns:
+        ``(..., Hq, Lq, Dv)``, of the query's array type and dtype.
+
+    Raises:
+        ShapeError, TypeError, ValueError: as ``attention``.
+        RuntimeError: ``attn_mask`` together with ``is_causal``, as in torch.
+
+    Source: torch.nn.functional, 2.13.
+    """
+    if attn_mask is not None and is_causal:
+        raise RuntimeError(
+            "scaled_dot_product_attention: attn_mask and is_causal=True were both given; torch "
+            "allows one. regard.attention(..., mask=..., causal=True) takes both."
+        )
+    query, key, value = _broadcast_leading(query, key, value, enable_gqa)
+    options: dict[str, Any] = {}
+    if attn_mask is not None:
+        options["mask" if dtype_name(attn_mask) == "bool" else "bias"] = attn_mask
+    if is_causal:
+        options |= {"causal": True, "query_start": 0}
+        if query.shape[-2] == key.shape[-2]:
+            del options["query_start"]  # the same, and told so that backends need not look
+    return attention(query, key, value, dropout=dropout_p, scale=scale, **options)
+
+
+def _broadcast_leading(query: Any, key: Any, value: Any, enable_gqa: bool) -> tuple[Any, Any, Any]:
+    """The three with equal leading axes (heads too, unless they are grouped)."""
+    import numpy as np
+
+    arrays = [query, key, value]
+    kept = 3 if enable_gqa else 2
+    if any(not hasattr(x, "shape") or x.ndim < kept for x in arrays):
+        return query, key, value
+    leading = [tuple(x.shape[:-kept]) for x in arrays]
+    try:
+        full = np.broadcast_shapes(*leading)
+    except ValueError:
+        raise ShapeError(
+            f"scaled_dot_product_attention: leading axes {leading[0]}, {leading[1]} and "
+            f"{leading[2]} of query, key and value cannot be broadcast together."
+            + ("" if enable_gqa else " Heads that share keys need enable_gqa=True.")
+        ) from None
+    expanded = []
+    for x in arrays:
+        shape = (*full, *x.shape[-kept:])
+        expanded.append(x.expand(shape) if is_tensor(x) else np.broadcast_to(x, shape))
+    return expanded[0], expanded[1], expanded[2]

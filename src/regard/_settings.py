@@ -1,0 +1,92 @@
+"""What a process may set for itself: the size limit and the number of threads."""
+
+import os
+import sys
+
+from regard._errors import MaterializeError
+
+_weights_bytes = 2_000_000_000
+_num_threads: int | None = None
+
+
+class limits:  # noqa: N801 - used like a function, and as a context manager
+    """Moves the size above which whole matrices are refused.
+
+    Takes effect at once and stays; as a context manager it is taken back at the end:
+    ``with regard.limits(weights_bytes=8e9): np.asarray(weights)``.
+
+    Args:
+        weights_bytes: bytes that one materialised matrix of weights, or one Steps, may take
+            (2 GB unless it is set).
+
+    Raises:
+        ValueError: a size that is not positive.
+    """
+
+    def __init__(self, *, weights_bytes: float) -> None:
+        global _weights_bytes
+        if not weights_bytes > 0:
+            raise ValueError(
+                f"limits: weights_bytes is {weights_bytes}; it must be positive. "
+                "Pass a number of bytes, such as weights_bytes=8e9."
+            )
+        self._previous = _weights_bytes
+        _weights_bytes = int(weights_bytes)
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *_: object) -> None:
+        global _weights_bytes
+        _weights_bytes = self._previous
+
+
+def require_materializable(what: str, shape: tuple[int, ...], bits: int, way_out: str) -> None:
+    """Raises MaterializeError where an array of this shape and item size is above the limit."""
+    size = bits // 8
+    for n in shape:
+        size *= int(n)
+    if size > _weights_bytes:
+        raise MaterializeError(
+            f"{what}: {tuple(int(n) for n in shape)} float{bits} is {size / 1e9:.1f} GB, "
+            f"limit {_weights_bytes / 1e9:.1f} GB.\n"
+            f"  {way_out}; or raise regard.limits(weights_bytes=...)."
+        )
+
+
+def set_num_threads(threads: int) -> None:
+    """Sets how many CPU threads attention uses, torch's intra-op threads included.
+
+    NumPy's own products follow the variable of their BLAS (``OMP_NUM_THREADS`` for most), which
+    is read when NumPy is loaded.
+
+    Raises:
+        TypeError: not an int.
+        ValueError: less than one.
+    """
+    global _num_threads
+    if not isinstance(threads, int) or isinstance(threads, bool):
+        raise TypeError(
+            f"set_num_threads: threads is {type(threads).__name__} {threads!r}; pass an int."
+        )
+    if threads < 1:
+        raise ValueError(f"set_num_threads: threads is {threads}; at least 1 is needed.")
+    _num_threads = threads
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_num_threads(threads)
+
+
+def get_num_threads() -> int:
+    """How many CPU threads attention uses.
+
+    What ``set_num_threads`` set, else torch's setting when torch is loaded, else
+    ``OMP_NUM_THREADS``, else every core that this process may run on.
+    """
+    if _num_threads is not None:
+        return _num_threads
+    if (torch := sys.modules.get("torch")) is not None:
+        return int(torch.get_num_threads())
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    if asked.isdigit() and int(asked) > 0:
+        return int(asked)
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

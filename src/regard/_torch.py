@@ -1,0 +1,252 @@
+"""Attention on torch tensors of any device: the fused operator where it means the same, else blocks.
+
+The blocks are those of the reference, in float32 (float64 for float64), with the gradient beside.
+Everything that looks into a tensor happens inside two custom operators, so the whole can be
+compiled, mapped (``torch.vmap``) and traced with fake tensors.
+"""
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard._checks import Call, check_contents
+from regard._dropout import kept
+from regard._visible import Visibility, WeightBlock, blocks, part
+
+BLOCK_ELEMENTS = 2**20  # 4 MB of float32; a gradient holds about ten such arrays at once
+
+
+def accumulating(dtype: torch.dtype) -> torch.dtype:
+    """The dtype that sums are held in: float64 for float64, else float32."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def aranges(device: torch.device) -> Any:
+    """``torch.arange`` on a device."""
+    return functools.partial(torch.arange, device=device)
+
+
+def key_heads(x: Tensor, call: Call, b: slice, h: slice) -> Tensor:
+    """The heads of key or value that the query heads h share, in the accumulating dtype."""
+    group = call.sizes[1] // call.sizes[2]
+    own = x[b if len(x) > 1 else slice(None), h.start // group : h.stop // group]
+    return own.to(accumulating(x.dtype))
+
+
+def matmul(x: Tensor, y: Tensor) -> Tensor:
+    """``x @ y`` for ``(b, h, m, n)`` and ``(b or 1, kv, n, o)``: neighbouring heads share one."""
+    b, h, m, n = x.shape
+    kv = y.shape[1]
+    return (x.reshape(b, kv, h // kv * m, n) @ y).reshape(b, h, m, y.shape[-1])
+
+
+def products(call: Call, q: Tensor, k: Tensor) -> Tensor:
+    """``scale · q·kᵀ`` of a block."""
+    return matmul(q, k.transpose(-1, -2)) * call.scale
+
+
+def scores(call: Call, s: Tensor, *block: slice) -> Tensor:
+    """Products, capped and with bias: ``(b, h, rows, keys)``, not yet masked."""
+    if call.softcap is not None:
+        s = call.softcap * torch.tanh(s / call.softcap)
+    if call.bias is not None:
+        s = s + part(call.bias, *block).to(s.dtype)
+    return s
+
+
+def log_softmax(s: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """``s − maximum``, the maximum and the sum of the exponentials of each row ``(..., 1)``.
+
+    Where nothing is visible the maximum is −∞ and the sum 0.
+    """
+    if s.shape[-1] == 0:
+        nothing = s.new_full((*s.shape[:-1], 1), -torch.inf)
+        return s, nothing, torch.zeros_like(nothing)
+    maximum = s.amax(-1, keepdim=True)
+    empty = maximum == -torch.inf
+    if sinks is not None:
+        sink = sinks.to(s.dtype)[:, None, None]
+        maximum = torch.where(empty, maximum, torch.maximum(maximum, sink))
+    s = s - maximum.masked_fill(empty, 0.0)
+    total = s.exp().sum(-1, keepdim=True)
+    if sinks is not None:
+        total = total + torch.where(empty, 0.0, torch.exp(sink - maximum))
+    return s, maximum, total
+
+
+def weight_blocks(call: Call, rows: slice | None = None) -> Iterator[WeightBlock]:
+    """The weights in blocks of whole rows, in the accumulating dtype; without a gradient."""
+    check_contents(call)
+    visibility = Visibility(call, aranges(call.query.device))
+    dtype = accumulating(call.query.dtype)
+    held = None
+    for block in blocks(call, visibility, BLOCK_ELEMENTS, rows):
+        if held != (held := block[:2]):
+            k = key_heads(call.key, call, *held)
+        b, h, i, j = block
+        s = scores(call, products(call, call.query[b, h, i].to(dtype), k[:, :, j]), *block)
+        visible = visibility.pairs(*block)
+        if visible is not None:
+            s = s.masked_fill(~visible, -torch.inf)
+        sinks = None if call.sinks is None else call.sinks[h]
+        yield WeightBlock(*block, visibility.starts[b.start], visible, *log_softmax(s, sinks))
+
+
+def _apply(w: Tensor, visible: Tensor | None, v: Tensor) -> Tensor:
+    """``w @ v`` in which an invisible value takes no part, not even as 0 · NaN or 0 · inf."""
+    finite = torch.isfinite(v)
+    if visible is None or finite.all():
+        return matmul(w, v)
+
+    def count(where: Tensor, what: Tensor) -> Tensor:
+        return matmul(where.to(w.dtype), what.to(w.dtype)) > 0
+
+    visible = visible.expand_as(w)
+    out = matmul(w, v.masked_fill(~finite, 0.0))
+    up, down = count(w > 0, v == torch.inf), count(w > 0, v == -torch.inf)
+    undefined = count(visible, v.isnan()) | count(visible & (w == 0), v.isinf())
+    undefined = undefined | (up & down) | w.isnan().any(-1, keepdim=True)
+    out = out.masked_fill(up, torch.inf).masked_fill(down & ~up, -torch.inf)
+    return out.masked_fill(undefined, torch.nan)
+
+
+def _drop(call: Call, block: WeightBlock, x: Tensor) -> Tensor:
+    """x with what the seed drops at 0, and the rest grown by ``1 / (1 − dropout)``."""
+    if not call.dropout:
+        return x
+    B, Hq = call.sizes[:2]
+    arange = aranges(x.device)
+    heads = arange(0, B)[block.b, None] * Hq + arange(0, Hq)[block.h]
+    keep = kept(call.seed, call.dropout, heads, block.rows, block.keys, arange, torch.stack)
+    return x.masked_fill(~keep, 0.0) / (1 - call.dropout)
+
+
+def attention(call: Call) -> Tensor:
+    """``(B, Hq, Lq, Dv)`` in the dtype of the query, block by block."""
+    B, Hq, _, Lq, _ = call.sizes
+    out = call.query.new_zeros((B, Hq, Lq, call.value.shape[-1]))
+    held = None
+    for block in weight_blocks(call):
+        if held != (held := (block.b, block.h)):
+            v = key_heads(call.value, call, *held)
+        w = _drop(call, block, block.weights)
+        out[block.index] = _apply(w, block.visible, v[:, :, block.keys]).to(out.dtype)
+    return out
+
+
+def _sum_to(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """x summed over the axes in which ``shape`` has size 1."""
+    axes = [a for a, (n, m) in enumerate(zip(x.shape, shape)) if m == 1 and n != 1]
+    return x.sum(axes, keepdim=True) if axes else x
+
+
+def _finite(x: Tensor) -> Tensor:
+    return x if x.isfinite().all() else torch.where(x.isfinite(), x, 0.0)
+
+
+def gradients(call: Call, grad: Tensor) -> tuple[Tensor | None, ...]:
+    """Gradients of query, key, value, bias and sinks (None where absent) for that of the output.
+
+    With ``w`` the weights before and ``w'`` after dropout, row by row:
+    ``dv = w'ᵀ·do``, ``dw = do·vᵀ`` through the dropout, ``ds = w · (dw − Σ w·dw)``.
+    """
+    dtype = accumulating(call.query.dtype)
+    B, Hq, Hkv, _, _ = call.sizes
+    group = Hq // Hkv if Hkv else 1
+    wide = [torch.zeros_like(x, dtype=dtype) for x in (call.query, call.key, call.value)]
+    dq, dk, dv = wide
+    dbias = None if call.bias is None else torch.zeros_like(call.bias, dtype=dtype)
+    dsinks = None if call.sinks is None else torch.zeros_like(call.sinks, dtype=dtype)
+    key, value = _finite(call.key), _finite(call.value)
+    held = None
+    for block in weight_blocks(call):
+        rows, keys, visible = block.index, block.keys, block.visible
+        if held != (held := (block.b, block.h)):
+            k, v = key_heads(key, call, *held), key_heads(value, call, *held)
+            kv = slice(block.h.start // group, block.h.stop // group)
+            bk = block.b if len(key) > 1 else slice(None)
+            bv = block.b if len(value) > 1 else slice(None)
+        empty = block.total == 0
+        q = call.query[rows].to(dtype).masked_fill(empty, 0.0)
+        do = grad[rows].to(dtype).masked_fill(empty, 0.0)
+        w = block.weights
+        dw = _drop(call, block, matmul(do, v[:, :, keys].transpose(-1, -2)))
+        delta = (w * dw).sum(-1, keepdim=True)
+        ds = w * (dw - delta)
+        if dsinks is not None:
+            at_sink = torch.exp(call.sinks[block.h].to(dtype)[:, None, None] - block.maximum)
+            at_sink = (at_sink / block.divisor).masked_fill(empty, 0.0)
+            dsinks[block.h] -= (at_sink * delta).sum((0, 2, 3))
+        if dbias is not None:
+            own = part(dbias, block.b, *rows[1:], keys)
+            own += _sum_to(_hide(ds, visible), own.shape)
+        if call.softcap is not None:
+            capped = torch.tanh(products(call, q, k[:, :, keys]) / call.softcap)
+            ds = ds * (1 - capped * capped)
+        ds = _hide(ds, visible) * call.scale
+        dq[rows] = matmul(ds, k[:, :, keys])
+        shared = dk[bk, kv, keys]
+        shared += _sum_to(_outer(ds, q, kv), shared.shape)
+        shared = dv[bv, kv, keys]
+        shared += _sum_to(_outer(_drop(call, block, w), do, kv), shared.shape)
+    return (
+        dq.to(call.query.dtype),
+        dk.to(call.key.dtype),
+        dv.to(call.value.dtype),
+        None if dbias is None else dbias.to(call.bias.dtype),
+        None if dsinks is None else dsinks.to(call.sinks.dtype),
+    )
+
+
+def _hide(x: Tensor, visible: Tensor | None) -> Tensor:
+    return x if visible is None else x.masked_fill(~visible, 0.0)
+
+
+def _outer(x: Tensor, y: Tensor, kv: slice) -> Tensor:
+    """``xᵀ @ y`` summed over the heads of a group: ``(b, kv, keys, D)``."""
+    b, h, m, n = x.shape
+    heads = kv.stop - kv.start
+    rows = h // heads * m
+    return x.reshape(b, heads, rows, n).transpose(-1, -2) @ y.reshape(b, heads, rows, -1)
+
+
+def full(like: Tensor, shape: tuple[int, ...], fill: float, dtype: str) -> Tensor:
+    """A new tensor on the device of ``like``."""
+    return torch.full(shape, fill, dtype=getattr(torch, dtype), device=like.device)
+
+
+def top(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k largest along the last axis, largest first, with their indices."""
+    values, indices = x.topk(k, dim=-1)
+    return values, indices
+
+
+def take(x: Tensor, indices: Any) -> Tensor:
+    """``x[..., indices]`` for a NumPy array of indices."""
+    return x[..., torch.as_tensor(indices, device=x.device)]
+
+
+numpy = False
+
+
+def array(like: Tensor, x: Any) -> Tensor:
+    """A NumPy array in the library, dtype and device of ``like``."""
+    return torch.as_tensor(x, dtype=like.dtype, device=like.device)
+
+
+def broadcast(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """x in that shape, without a copy."""
+    return x.expand(shape)
+
+
+def concatenate(arrays: list[Tensor]) -> Tensor:
+    """One behind the other along the last axis."""
+    return torch.cat(arrays, -1)
+
+
+def gather(x: Tensor, indices: Tensor) -> Tensor:
+    """An entry of x for each index, along the last axis."""
+    return x.gather(-1, indices)

@@ -1,0 +1,216 @@
+"""The two custom operators through which torch sees attention, and when torch's own one serves.
+
+Inside an operator tensors are real, so a rule may depend on what they hold; outside it they may be
+traced. Source: Dao et al. 2022 for what the fused operator does.
+"""
+
+import functools
+import math
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+from regard import _torch
+from regard._checks import Call, check_contents
+from regard._errors import UnsupportedError
+
+_TENSORS = (
+    "query", "key", "value", "mask", "bias", "key_lengths", "query_segments", "key_segments",
+    "query_start", "sinks", "seed",
+)  # fmt: skip
+_FUSED_ON_DEVICES = [
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+]
+_NUMBERS = ("causal", "left", "right", "scale", "softcap", "dropout")
+
+
+def _pack(call: Call) -> list[Any]:
+    return [getattr(call, name) for name in _TENSORS + _NUMBERS]
+
+
+def _unpack(*values: Any) -> Call:
+    return Call(leading=values[0].shape[:1], heads=True, **dict(zip(_TENSORS + _NUMBERS, values)))
+
+
+def _may_fuse(call: Call) -> bool:
+    """Whether torch's fused operator means the same as the call and needs only linear memory."""
+    Lq, Lk = call.query.shape[2], call.key.shape[2]
+    if 0 in call.query.shape or 0 in call.key.shape or call.value.shape[3] != call.query.shape[3]:
+        return False
+    options = (call.left, call.right, call.query_segments, call.query_start, call.sinks)
+    if any(x is not None for x in options) or call.softcap is not None or call.dropout:
+        return False
+    given = [x for x in (call.mask, call.bias, call.key_lengths) if x is not None]
+    if call.causal and Lq > 1:
+        return Lq == Lk and not given
+    if call.bias is not None and (call.bias.dtype != call.query.dtype or call.bias.requires_grad):
+        return False
+    return not given or (len(given) == 1 and (given[0].ndim == 1 or given[0].shape[-1] == Lk))
+
+
+def _finite_where_hidden(call: Call) -> bool:
+    """Whether no NaN and no inf can hide behind a mask: the fused operator would let it through.
+
+    One read of key and value; a sum that overflows only costs the slower way.
+    """
+    causal = call.causal and call.query.shape[2] > 1
+    if not causal and call.mask is None and call.key_lengths is None:
+        return True
+    dtype = _torch.accumulating(call.query.dtype)
+    return all(math.isfinite(x.sum(dtype=dtype)) for x in (call.key, call.value))
+
+
+def _fused(call: Call) -> Tensor | None:
+    """The fused operator's output; None where this device has none for these tensors."""
+    B, Hq, Hkv, Lq, Lk = call.sizes
+    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (call.query, call.key, call.value))
+    mask, seen = call.mask, None
+    if call.key_lengths is not None:
+        mask = torch.arange(Lk, device=q.device) < call.key_lengths[:, None, None, None]
+    if mask is not None:
+        seen = mask.any(-1, keepdim=True)
+    elif call.bias is not None:
+        mask, seen = call.bias, (call.bias != -torch.inf).any(-1, keepdim=True)
+    operator = functools.partial(
+        scaled_dot_product_attention,
+        q, k.expand(B, -1, -1, -1), v.expand(B, -1, -1, -1), mask,
+        is_causal=call.causal and Lq > 1, scale=call.scale, enable_gqa=Hq != Hkv,
+    )  # fmt: skip
+    if q.device.type == "cpu":
+        out = operator()
+    else:
+        try:
+            with warnings.catch_warnings(), sdpa_kernel(_FUSED_ON_DEVICES):
+                warnings.simplefilter("ignore")  # torch warns of each kernel that it rules out
+                out = operator()
+        except RuntimeError:
+            return None
+    return out if seen is None else torch.where(seen, out, 0.0)
+
+
+def _is_eager(call: Call) -> bool:
+    """Whether tensors may be looked into here: nothing compiles, maps or fakes them."""
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return False
+    tensors = (call.query, call.key, call.value)
+    return all(type(x) in (Tensor, torch.nn.Parameter) for x in tensors)
+
+
+def attention(call: Call) -> Tensor:
+    """``(B, Hq, Lq, Dv)`` in the dtype of the query; differentiable."""
+    if _is_eager(call) and _may_fuse(call):
+        check_contents(call)
+        if _finite_where_hidden(call) and (out := _fused(call)) is not None:
+            return out
+    return _forward(*_pack(call))
+
+
+@torch.library.custom_op("regard::attention", mutates_args=())
+def _forward(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, bias: Tensor | None,
+    key_lengths: Tensor | None, query_segments: Tensor | None, key_segments: Tensor | None,
+    query_start: Tensor | None, sinks: Tensor | None, seed: Tensor | None,
+    causal: bool, left: int | None, right: int | None, scale: float, softcap: float | None,
+    dropout: float,
+) -> Tensor:  # fmt: skip
+    call = _unpack(
+        query, key, value, mask, bias, key_lengths, query_segments, key_segments, query_start,
+        sinks, seed, causal, left, right, scale, softcap, dropout,
+    )  # fmt: skip
+    check_contents(call)
+    if _may_fuse(call) and _finite_where_hidden(call) and (out := _fused(call)) is not None:
+        return out
+    return _torch.attention(call)
+
+
+@_forward.register_fake
+def _(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> Tensor:
+    return query.new_empty((*query.shape[:3], value.shape[3]))
+
+
+@torch.library.custom_op("regard::attention_backward", mutates_args=())
+def _backward(
+    grad: Tensor,
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, bias: Tensor | None,
+    key_lengths: Tensor | None, query_segments: Tensor | None, key_segments: Tensor | None,
+    query_start: Tensor | None, sinks: Tensor | None, seed: Tensor | None,
+    causal: bool, left: int | None, right: int | None, scale: float, softcap: float | None,
+    dropout: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    call = _unpack(
+        query, key, value, mask, bias, key_lengths, query_segments, key_segments, query_start,
+        sinks, seed, causal, left, right, scale, softcap, dropout,
+    )  # fmt: skip
+    dq, dk, dv, dbias, dsinks = _torch.gradients(call, grad)
+    nothing = query.new_empty(0)
+    return (
+        dq, dk, dv,
+        nothing if dbias is None else dbias,
+        nothing.clone() if dsinks is None else dsinks,
+    )  # fmt: skip
+
+
+@_backward.register_fake
+def _(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    bias, sinks = rest[1], rest[6]
+    nothing = query.new_empty(0)
+    return (
+        torch.empty_like(query), torch.empty_like(key), torch.empty_like(value),
+        nothing if bias is None else torch.empty_like(bias),
+        nothing.clone() if sinks is None else torch.empty_like(sinks),
+    )  # fmt: skip
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[: len(_TENSORS)])
+    ctx.numbers = inputs[len(_TENSORS) :]
+
+
+def _differentiate(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    dq, dk, dv, dbias, dsinks = _backward(grad, *ctx.saved_tensors, *ctx.numbers)
+    gradients = dict.fromkeys(_TENSORS + _NUMBERS)
+    gradients |= {"query": dq, "key": dk, "value": dv}
+    if ctx.needs_input_grad[_TENSORS.index("bias")]:
+        gradients["bias"] = dbias
+    if ctx.needs_input_grad[_TENSORS.index("sinks")]:
+        gradients["sinks"] = dsinks
+    return tuple(gradients.values())
+
+
+_forward.register_autograd(_differentiate, setup_context=_save)
+
+
+def _fold(info: Any, in_dims: tuple[int | None, ...], tensors: tuple[Any, ...]) -> list[Any]:
+    """Moves the mapped axis of every tensor into its batch axis, so that one call serves all."""
+    n, folded = info.batch_size, []
+    B = tensors[0].shape[1 if in_dims[0] == 0 else 0]
+    for name, x, axis in zip(_TENSORS, tensors, in_dims):
+        broadcasts = name not in ("query", "key_lengths", "query_start")
+        if x is None or (axis is None and (name in ("sinks", "seed"))):
+            folded.append(x)
+        elif name == "seed":  # one seed serves all: the batch index is counted in
+            folded.append(x.select(axis, 0))
+        elif name == "sinks":
+            raise UnsupportedError(
+                "attention: torch.vmap over sinks is not possible, since a batch shares them. "
+                "Call attention once for each."
+            )
+        elif axis is None and x.shape[0] == 1 and broadcasts:
+            folded.append(x)
+        else:
+            x = x.expand(n, *x.shape) if axis is None else x.movedim(axis, 0)
+            folded.append(x.expand(n, B, *x.shape[2:]).reshape(n * B, *x.shape[2:]))
+    return folded
+
+
+@_forward.register_vmap
+def _(info: Any, in_dims: tuple[int | None, ...], *values: Any) -> tuple[Tensor, int]:
+    tensors = _fold(info, in_dims, values[: len(_TENSORS)])
+    out = _forward(*tensors, *values[len(_TENSORS) :])
+    return out.reshape(info.batch_size, -1, *out.shape[1:]), 0

@@ -1,0 +1,158 @@
+"""Who sees whom: intervals of keys that skip whole blocks, and the pairs inside a block."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from regard._checks import Call
+
+ALL = slice(None)
+
+
+def _to_numpy(x: Any) -> np.ndarray:
+    return x if isinstance(x, np.ndarray) else x.cpu().numpy()
+
+
+def part(x: Any, *slices: slice) -> Any:
+    """``x[slices]``, with an axis of size 1 left whole, since it is broadcast."""
+    return x[tuple(ALL if n == 1 else s for n, s in zip(x.shape, slices))]
+
+
+@dataclass(frozen=True)
+class WeightBlock:
+    """Some whole rows of the weights: the keys outside ``keys`` are invisible to all of them."""
+
+    b: slice
+    h: slice
+    rows: slice
+    keys: slice
+    start: int  # the place of query 0 among the keys
+    visible: Any  # bool, broadcastable to (b, h, rows, keys); None: every pair
+    shifted: Any  # (b, h, rows, keys): score − maximum, −inf where invisible
+    maximum: Any  # (b, h, rows, 1), of the scores and the sink; −inf where nothing is visible
+    total: Any  # (b, h, rows, 1), of exp(score − maximum), the sink's included
+
+    @property
+    def index(self) -> tuple[slice, slice, slice]:
+        """Where its rows stand in an array ``(B, Hq, Lq, ...)``."""
+        return self.b, self.h, self.rows
+
+    @cached_property
+    def divisor(self) -> Any:
+        """The total, with 1 where nothing is visible."""
+        return self.total + (self.total == 0)
+
+    @cached_property
+    def weights(self) -> Any:
+        """``(b, h, rows, keys)``; 0 where invisible."""
+        numpy = isinstance(self.shifted, np.ndarray)
+        return (np.exp(self.shifted) if numpy else self.shifted.exp()) / self.divisor
+
+    @cached_property
+    def log_weights(self) -> Any:
+        """``ln`` of the weights, without underflow; −inf where invisible."""
+        numpy = isinstance(self.shifted, np.ndarray)
+        return self.shifted - (np.log(self.divisor) if numpy else self.divisor.log())
+
+
+class Visibility:
+    """The visible pairs of one call, asked for block by block.
+
+    Query i of batch b stands at place ``p = starts[b] + i`` among the keys.
+    """
+
+    def __init__(self, call: Call, arange: Callable[[int, int], Any]) -> None:
+        B, _, _, Lq, Lk = call.sizes
+        self.call = call
+        self._arange = arange
+        lengths = [Lk] * B if call.key_lengths is None else call.key_lengths.tolist()
+        if call.query_start is None:
+            starts = [n - Lq for n in lengths]
+        else:
+            starts = call.query_start.tolist()
+        self.lengths: list[int] = lengths
+        self.starts: list[int] = starts
+        self._segments: tuple[np.ndarray, np.ndarray] | None = None
+        if call.query_segments is not None:
+            self._segments = (_to_numpy(call.query_segments), _to_numpy(call.key_segments))
+        # Batch elements that see by rules of their own are computed one by one, so that none
+        # depends on the batch it is part of.
+        given = (call.key_lengths, call.query_start, call.query_segments)
+        self.uniform = all(option is None for option in given)
+
+    def keys(self, b: int, rows: slice) -> slice:
+        """The smallest interval that holds every key which these queries of batch b may see."""
+        call, start = self.call, self.starts[b]
+        low, high = 0, self.lengths[b]
+        if call.causal:
+            high = min(high, start + rows.stop)
+        if call.right is not None:
+            high = min(high, start + rows.stop + call.right)
+        if call.left is not None:
+            low = max(low, start + rows.start - call.left)
+        high = max(high, 0)
+        low = min(low, high)
+        if self._segments is not None and low < high:
+            of_queries, of_keys = (s[b if len(s) > 1 else 0] for s in self._segments)
+            ids, others = of_queries[rows], of_keys[low:high]
+            hits = np.flatnonzero((others >= ids.min()) & (others <= ids.max()))
+            low, high = (low + int(hits[0]), low + int(hits[-1]) + 1) if len(hits) else (low, low)
+        return slice(low, high)
+
+    def pairs(self, b: slice, h: slice, rows: slice, keys: slice) -> Any:
+        """Bool, broadcastable to ``(b, h, rows, keys)``; None where every pair is visible.
+
+        ``keys`` must lie within the key lengths; several batch elements need a uniform call.
+        """
+        call, start = self.call, self.starts[b.start]
+        i = self._arange(rows.start, rows.stop)[:, None] + start
+        j = self._arange(keys.start, keys.stop)[None, :]
+        first, last = start + rows.start, start + rows.stop - 1
+        rules = []
+        if call.causal and first < keys.stop - 1:
+            rules.append((j <= i)[None, None])
+        if call.right is not None and first + call.right < keys.stop - 1:
+            rules.append((j <= i + call.right)[None, None])
+        if call.left is not None and keys.start < last - call.left:
+            rules.append((j >= i - call.left)[None, None])
+        if call.query_segments is not None:
+            of_queries = part(call.query_segments, b, rows)[:, None, :, None]
+            rules.append(of_queries == part(call.key_segments, b, keys)[:, None, None, :])
+        if call.mask is not None:
+            rules.append(part(call.mask, b, h, rows, keys))
+        visible = None
+        for rule in rules:
+            visible = rule if visible is None else visible & rule
+        return visible
+
+
+def blocks(
+    call: Call, visibility: Visibility, elements: int, rows: slice | None = None
+) -> Iterator[tuple[slice, slice, slice, slice]]:
+    """Cuts a call into ``(b, h, rows, keys)`` of about ``elements`` pairs each.
+
+    A block holds whole groups of heads that share keys, and every key that its rows see. How rows
+    are cut depends on the lengths alone, so no number depends on the batch it is computed in.
+    """
+    B, Hq, Hkv, Lq, Lk = call.sizes
+    if B == 0 or Hq == 0 or Lq == 0:
+        return
+    rows = rows or slice(0, Lq)
+    group = Hq // Hkv
+    height = min(max(elements // (group * max(Lk, 1)), 16), rows.stop - rows.start)
+    units = max(1, elements // max(1, group * height * Lk))  # key heads in a block
+    heads = min(Hkv, units)
+    batch = max(1, units // Hkv) if visibility.uniform else 1
+    for b in range(0, B, batch):
+        for h in range(0, Hkv, heads):
+            for i in range(rows.start, rows.stop, height):
+                block_rows = slice(i, min(i + height, rows.stop))
+                yield (
+                    slice(b, min(b + batch, B)),
+                    slice(h * group, min(h + heads, Hkv) * group),
+                    block_rows,
+                    visibility.keys(b, block_rows),
+                )

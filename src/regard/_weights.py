@@ -1,0 +1,429 @@
+"""AttentionWeights: the matrix that is never stored, and still gives back every weight."""
+
+import math
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from regard._checks import Call, accumulating_name, is_tensor, read_call
+from regard._errors import ShapeError
+from regard._reductions import (
+    Links,
+    PerQuery,
+    Pool,
+    Received,
+    Reduction,
+    Strongest,
+    TopK,
+    TopKeys,
+    distance,
+    entropy,
+)
+from regard._settings import require_materializable
+
+
+class WeightsSummary(NamedTuple):
+    """Several reductions of one pass over the weights; each as its own method gives it."""
+
+    lse: Any
+    entropy: Any
+    received: Any
+    distance: Any
+    topk: TopKeys
+    strongest: Links
+    pooled: Any
+
+
+class AttentionWeights:
+    """The weights ``(..., Hq, Lq, Lk)`` of an attention, computed where they are asked for.
+
+    Rows, blocks, reductions and pictures are recomputed exactly from query and key, in memory
+    linear in the lengths. What comes back has the array type and device of the query, and float32,
+    or float64 for a float64 query; there is no gradient. The weights are those before dropout.
+    Query and key are held, not copied: what is written into them later changes the weights.
+
+    Args:
+        query: ``(..., Hq, Lq, D)`` or ``(Lq, D)``.
+        key: ``(..., Hkv, Lk, D)``; ``Hkv`` divides ``Hq``.
+        causal, window, mask, bias, key_lengths, segments, query_start, sinks, scale, softcap: as
+            ``regard.attention`` has them.
+
+    Raises:
+        ShapeError, TypeError, ValueError: as ``regard.attention``.
+
+    Example:
+        >>> weights = AttentionWeights(np.eye(2), np.eye(2), scale=1.0, causal=True)
+        >>> weights[1].round(4)
+        array([0.2689, 0.7311])
+
+    Source: Rabe & Staats 2021 for attention from its rows in linear memory.
+    """
+
+    __array_priority__ = 100
+
+    def __init__(
+        self,
+        query: Float[Any, "..."],
+        key: Float[Any, "..."],
+        *,
+        causal: bool = False,
+        window: tuple[int | None, int | None] | None = None,
+        mask: Any = None,
+        bias: Any = None,
+        key_lengths: Any = None,
+        segments: Any = None,
+        query_start: Any = None,
+        sinks: Any = None,
+        scale: float | None = None,
+        softcap: float | None = None,
+    ) -> None:
+        self._call = _detached(
+            read_call(
+                query, key, None,
+                causal=causal, window=window, mask=mask, bias=bias, key_lengths=key_lengths,
+                segments=segments, query_start=query_start, sinks=sinks, scale=scale,
+                softcap=softcap,
+            )  # fmt: skip
+        )
+        self._lse: Any = None
+
+    @classmethod
+    def _of(cls, call: Call) -> "AttentionWeights":
+        """The weights of a call that was already read."""
+        weights = cls.__new__(cls)
+        weights._call, weights._lse = _detached(call.without_value()), None
+        return weights
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """``(..., Hq, Lq, Lk)``, with the leading axes of the query."""
+        _, Hq, _, Lq, Lk = self._call.sizes
+        return (*self._call.leading, *((Hq,) if self._call.heads else ()), Lq, Lk)
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """The number of weights."""
+        return math.prod(self.shape)
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype in which weights are given: float32, or float64 for a float64 query."""
+        if self._call.is_torch:
+            return getattr(sys.modules["torch"], self._dtype_name)
+        return np.dtype(self._dtype_name)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that the whole matrix would take."""
+        return self.size * np.dtype(self._dtype_name).itemsize
+
+    @property
+    def _dtype_name(self) -> str:
+        return accumulating_name(self._call.query)
+
+    @property
+    def _lib(self) -> Any:
+        if self._call.is_torch:
+            from regard import _torch
+
+            return _torch
+        from regard import _reference
+
+        return _reference
+
+    def _run(self, *reductions: Reduction, rows: slice | None = None) -> None:
+        """One pass over the rows for all of them."""
+        with np.errstate(all="ignore"):
+            for block in self._lib.weight_blocks(self._call, rows):
+                for reduction in reductions:
+                    reduction.update(block)
+
+    def _give(self, x: Any) -> Any:
+        """A result with the caller's axes, and floats in the dtype of the weights."""
+        if isinstance(x, tuple):
+            return type(x)(*(self._give(part) for part in x))  # type: ignore[call-arg]
+        if str(x.dtype).endswith("float64") and self._dtype_name != "float64":
+            x = x.to(self.dtype) if is_tensor(x) else x.astype(self.dtype)
+        return self._call.restore(x)
+
+    def _per_query(self, measure: Callable[..., Any]) -> PerQuery:
+        return PerQuery(self._lib, self._call, self._dtype_name, measure)
+
+    def _ask(self, reduction: Reduction) -> Any:
+        self._run(reduction)
+        return self._give(reduction.result())
+
+    @property
+    def lse(self) -> Any:
+        """``(..., Hq, Lq)``: ln of the sum of exp(score), the sink's included.
+
+        −inf where a query sees nothing. Weights are not computed from it: for large scores
+        ``exp(score − lse)`` loses what the maximum and the sum keep.
+        """
+        if self._lse is None:
+            self._lse = self._ask(_LogSumExp(self._lib, self._call))
+        return self._lse
+
+    def entropy(self) -> Any:
+        """``(..., Hq, Lq)``: ``−Σ w · ln w`` of every query, in nats; 0 where it sees nothing."""
+        return self._ask(self._per_query(entropy))
+
+    def distance(self) -> Any:
+        """``(..., Hq, Lq)``: the mean ``|query position − key position|``, weighted, in tokens.
+
+        The position of query i is ``query_start + i``.
+        """
+        return self._ask(self._per_query(distance))
+
+    def received(self, how: str = "sum") -> Any:
+        """``(..., Hq, Lk)``: what every key gets from all queries together.
+
+        Args:
+            how: ``"sum"``, ``"mean"`` over the Lq queries, or ``"max"``.
+
+        Raises:
+            ValueError: another ``how``.
+        """
+        return self._ask(Received(self._lib, self._call, how))
+
+    def topk(self, k: int) -> TopKeys:
+        """The k strongest keys of every query: ``(values, indices)``, each ``(..., Hq, Lq, k)``.
+
+        Strongest first. Where fewer than k keys are visible, others follow with weight 0.
+
+        Raises:
+            ShapeError: k is larger than Lk, or negative.
+        """
+        return self._ask(TopK(self._lib, self._call, self._dtype_name, k))
+
+    def strongest(self, n: int = 20) -> Links:
+        """The n strongest pairs of each matrix: ``(query, key, weight)``, each ``(..., Hq, n)``.
+
+        Strongest first, at most ``Lq · Lk``; −1, −1, 0.0 where no pair with a weight is left.
+
+        Raises:
+            ValueError: n is negative.
+        """
+        return self._ask(Strongest(self._lib, self._call, self._dtype_name, n))
+
+    def pool(
+        self,
+        size: tuple[int, int] = (512, 512),
+        how: str = "max",
+        rows: slice | None = None,
+        columns: slice | None = None,
+    ) -> Any:
+        """A picture of the matrix, or a part of it, in ln(weight): ``(..., Hq, R, C)``.
+
+        Bin r holds the rows from ``r·n // R`` to ``(r + 1)·n // R`` of the n rows, and likewise for
+        columns. NaN: no pair in the bin is visible. −inf: visible, with weight 0.
+
+        Args:
+            size: ``(R, C)``; a side that exceeds its part becomes one bin for each row or column.
+            how: ``"max"``, the strongest link in the bin: no lone link is ever lost; or ``"mass"``,
+                the mean over the bin's queries of the sum over its keys: every row of bins sums
+                to 1.
+            rows: the part's queries, a slice with step 1; by default all.
+            columns: the part's keys, likewise.
+
+        Raises:
+            ValueError: another ``how``, a size below 1, or a slice with a step.
+        """
+        pool = self._pool(size, how, rows, columns)
+        self._run(pool, rows=pool.rows)
+        return self._give(pool.result())
+
+    def _pool(self, size: Any, how: str, rows: slice | None, columns: slice | None) -> Pool:
+        if not (isinstance(size, (tuple, list)) and len(size) == 2):
+            raise TypeError(f"pool: size is {size!r}; a pair (rows, columns) is needed.")
+        if min(size) < 1:
+            raise ValueError(f"pool: size is {tuple(size)}; each side must be at least 1.")
+        _, _, _, Lq, Lk = self._call.sizes
+        parts = _part("rows", rows, Lq), _part("columns", columns, Lk)
+        return Pool(self._lib, self._call, (int(size[0]), int(size[1])), how, *parts)
+
+    def summary(
+        self, *, topk: int = 8, strongest: int = 20, pool: tuple[int, int] = (512, 512)
+    ) -> WeightsSummary:
+        """Every reduction in one pass over the weights.
+
+        Args:
+            topk: how many keys of each query; no more than there are.
+            strongest: how many links of each matrix.
+            pool: the size of the picture, which shows the strongest link of each bin.
+        """
+        lib, call, dtype = self._lib, self._call, self._dtype_name
+        asked: tuple[Reduction, ...] = (
+            _LogSumExp(lib, call),
+            self._per_query(entropy),
+            Received(lib, call, "sum"),
+            self._per_query(distance),
+            TopK(lib, call, dtype, min(topk, call.sizes[4])),
+            Strongest(lib, call, dtype, strongest),
+            self._pool(pool, "max", None, None),
+        )
+        self._run(*asked)
+        return WeightsSummary(*(self._give(reduction.result()) for reduction in asked))
+
+    def __getitem__(self, index: Any) -> Any:
+        """Any basic index: ints, slices and ``...``.
+
+        Raises:
+            IndexError: out of range, or not a basic index.
+            MaterializeError: the part asked for is above the limit.
+        """
+        picks = _basic_index(index, self.shape)
+        call, lead = self._call, len(self._call.leading)
+        B, Hq, _, Lq, Lk = call.sizes
+        batch = np.arange(B).reshape(call.leading)[tuple(picks[:lead])]
+        heads = np.arange(Hq)[picks[lead]] if call.heads else np.asarray(0)
+        rows, columns = np.arange(Lq)[picks[-2]], np.arange(Lk)[picks[-1]]
+        shape = (*batch.shape, *heads.shape, *rows.shape, *columns.shape)
+        require_materializable(
+            "weights", shape, 8 * np.dtype(self._dtype_name).itemsize,
+            "Ask for a part: weights[0, head, i], weights.pool(...)",
+        )  # fmt: skip
+        flat = (batch.size, heads.size, rows.size, columns.size)
+        out = self._lib.full(call.query, flat, 0.0, self._dtype_name)
+        for i, b in enumerate(batch.reshape(-1).tolist()):
+            for j, h in enumerate(heads.reshape(-1).tolist()):
+                self._fill(out[i, j], call.head(b, h), rows.reshape(-1), columns.reshape(-1))
+        return out.reshape(shape) if shape or self._call.is_torch else out.reshape(())[()]
+
+    def _fill(self, out: Any, head: Call, rows: np.ndarray, columns: np.ndarray) -> None:
+        """Writes the chosen rows and columns of one head."""
+        if not rows.size:
+            return
+        Lk = head.sizes[4]
+        with np.errstate(all="ignore"):
+            for block in self._lib.weight_blocks(head, slice(int(rows.min()), int(rows.max()) + 1)):
+                low, high = block.rows.start, block.rows.stop
+                (into,) = np.nonzero((rows >= low) & (rows < high))
+                if not into.size:
+                    continue
+                whole = self._lib.full(out, (high - low, Lk), 0.0, self._dtype_name)
+                whole[:, block.keys] = self._lib.array(whole, block.weights[0, 0])
+                out[into] = self._lib.take(whole[rows[into] - low], columns)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """The whole matrix; refused above the limit that ``regard.limits`` sets."""
+        if copy is False:
+            raise ValueError("weights: they are computed when asked for, so an array is a copy.")
+        whole = self[...]
+        whole = whole.cpu().numpy() if is_tensor(whole) else np.asarray(whole)
+        return whole if dtype is None else whole.astype(dtype)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[i] for i in range(len(self)))
+
+    def __repr__(self) -> str:
+        return (
+            f"AttentionWeights{self.shape} {self._dtype_name}, computed when asked for; "
+            f"whole: {self.nbytes / 1e6:.4g} MB"
+        )
+
+    def _repr_html_(self) -> str:
+        from regard._picture import weights_html
+
+        return weights_html(self)
+
+    def plot(
+        self, *index: int, how: str = "max", tokens: list[str] | None = None, ax: Any = None
+    ) -> Any:
+        """Draws one matrix with matplotlib, pooled to at most 512 × 512 bins.
+
+        Args:
+            index: which matrix: one int for each axis before ``Lq``; by default the first.
+            how: as in ``pool``.
+            tokens: labels of the keys, and of the queries where they are as many.
+            ax: the matplotlib Axes to draw into; by default a new figure's.
+
+        Returns:
+            The Axes.
+
+        Raises:
+            ModuleNotFoundError: matplotlib is not installed.
+            IndexError: no such matrix.
+            ShapeError: as many tokens as there are neither keys nor queries.
+        """
+        from regard._picture import plot_weights
+
+        return plot_weights(self, index, how, tokens, ax)
+
+    def _matrix(self, index: tuple[int, ...]) -> "AttentionWeights":
+        """One ``(Lq, Lk)`` matrix of several, by ints for the leading axes and the head."""
+        axes = self.shape[:-2]
+        if len(index) > len(axes):
+            raise IndexError(f"weights: {len(index)} indices for {len(axes)} axes before (Lq, Lk).")
+        index = (*index, *(0 for _ in axes[len(index) :]))
+        _basic_index(index, axes)
+        at = np.arange(math.prod(axes)).reshape(axes)[index]
+        b, h = divmod(int(at), self._call.sizes[1])
+        weights = AttentionWeights._of(self._call.head(b, h))
+        return weights
+
+
+class _LogSumExp:
+    def __init__(self, lib: Any, call: Call) -> None:
+        B, Hq, _, Lq, _ = call.sizes
+        self._out = lib.full(call.query, (B, Hq, Lq), -np.inf, "float64")
+
+    def update(self, block: Any) -> None:
+        total = block.total
+        log = np.log(total) if isinstance(total, np.ndarray) else total.double().log()
+        self._out[block.index] = (block.maximum + log)[..., 0]
+
+    def result(self) -> Any:
+        return self._out
+
+
+def _detached(call: Call) -> Call:
+    if not call.is_torch:
+        return call
+    return Call(**{name: x.detach() if is_tensor(x) else x for name, x in vars(call).items()})
+
+
+def _part(name: str, part: slice | None, n: int) -> slice:
+    part = slice(None) if part is None else part
+    if not isinstance(part, slice):
+        raise TypeError(f"pool: {name} is a {type(part).__name__}; a slice is needed.")
+    start, stop, step = part.indices(n)
+    if step != 1:
+        raise ValueError(f"pool: {name} has the step {step}; a part is contiguous, with step 1.")
+    return slice(start, max(start, stop))
+
+
+def _basic_index(index: Any, shape: tuple[int, ...]) -> list[Any]:
+    """One int or slice for each axis, checked."""
+    given = index if isinstance(index, tuple) else (index,)
+    ellipses = sum(x is Ellipsis for x in given)
+    if ellipses > 1 or len(given) - ellipses > len(shape):
+        raise IndexError(f"weights: {len(given)} indices for the {len(shape)} axes of {shape}.")
+    missing = [slice(None)] * (len(shape) - len(given) + ellipses)
+    if ellipses:
+        at = next(i for i, x in enumerate(given) if x is Ellipsis)
+        picks = [*given[:at], *missing, *given[at + 1 :]]
+    else:
+        picks = [*given, *missing]
+    for axis, (pick, n) in enumerate(zip(picks, shape)):
+        if isinstance(pick, slice):
+            continue
+        if isinstance(pick, bool) or not isinstance(pick, (int, np.integer)):
+            raise IndexError(
+                f"weights: index {axis} is a {type(pick).__name__}; ints, slices and ... are "
+                "understood. Take a block first, and choose from it."
+            )
+        if not -n <= pick < n:
+            raise IndexError(f"weights: index {pick} is out of range for axis {axis} of size {n}.")
+    return picks
