@@ -6,19 +6,96 @@ weight is computed from it when it is asked for.
 
 from __future__ import annotations
 
+import numbers
 import operator
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from regard._checks import check_contents, is_tensor, read_call
 from regard._errors import ShapeError
-from regard._layer import Layer, shape
 
 if TYPE_CHECKING:
     from regard._weights import AttentionWeights
     from regard.steps import Steps
 
 __all__ = ["Layer", "Recording"]
+
+SCALAR_OPTIONS = ("causal", "window", "scale", "softcap", "query_start", "key_lengths")
+ARRAY_OPTIONS = ("segments", "sinks", "bias", "mask")
+# Positions stay exact in JSON and float64, and position + window never leaves int64.
+LARGEST_POSITION = 2**53
+
+
+class Layer:
+    """Query, key and value of one attention layer, and the options it was called with.
+
+    Arrays are kept as they are, not copied.
+
+    Args:
+        query: ``(Hq, Lq, D)``, float, as it enters the scores: after rotation or normalisation.
+            A NumPy array or torch tensor.
+        key: ``(Hkv, Lk, D)``, same type and dtype; ``Hkv`` divides ``Hq``.
+        value: ``(Hkv, Lk, Dv)`` or None where only the weights matter.
+        **options: of :func:`regard.attention`, without a batch: ``causal``, ``window``, ``scale``,
+            ``softcap``, ``query_start`` (int), ``key_lengths`` (one int), ``segments`` (``(L,)``
+            ids, or a pair for queries and keys), ``sinks`` (``(Hq,)``), and ``bias`` and
+            ``mask``, broadcastable to ``(Hq, Lq, Lk)``.
+
+    Raises:
+        ShapeError: axes, heads, head sizes or lengths disagree.
+        TypeError: not a float array, or an unknown option or one of a wrong type.
+        ValueError: an option out of its range.
+    """
+
+    __slots__ = ("key", "options", "query", "value")
+
+    def __init__(self, query: Any, key: Any, value: Any = None, **options: Any) -> None:
+        self.query, self.key, self.value = query, key, value
+        self.options = _checked_options(options)
+        call = read_call(query, key, value, **self.options)
+        check_contents(call)
+        if query.ndim != 3 or len(query) == 0:
+            raise ShapeError(
+                f"Layer: query {_shape(query)} is not read as (H, L, D) with at least one head;"
+                " record one text at a time, with its heads, as in query[0]."
+            )
+
+    @property
+    def heads(self) -> int:
+        """Number of query heads, ``Hq``."""
+        return len(self.query)
+
+    @property
+    def key_heads(self) -> int:
+        """Number of key heads, ``Hkv``; query head h uses key head ``h // (Hq // Hkv)``."""
+        return len(self.key)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of query, key and value."""
+        held = (self.query, self.key, self.value)
+        return sum(int(array.nbytes) for array in held if array is not None)
+
+    def options_of(self, head: int) -> dict[str, Any]:
+        """The options for one query head alone: arrays lose their head axis."""
+        options = dict(self.options)
+        for name in ("bias", "mask"):
+            if name in options and options[name].ndim == 3:
+                options[name] = options[name][head if len(options[name]) > 1 else 0]
+        if "sinks" in options:
+            options["sinks"] = options["sinks"][head : head + 1]
+        return options
+
+    def __repr__(self) -> str:
+        parts = [f"query {_shape(self.query)}", f"key {_shape(self.key)}"]
+        if self.value is not None:
+            parts.append(f"value {_shape(self.value)}")
+        for name, value in self.options.items():
+            parts.append(name if name in ARRAY_OPTIONS else f"{name}={value!r}")
+        return f"Layer({', '.join(parts)})"
 
 
 class Recording:
@@ -101,8 +178,10 @@ class Recording:
             found.query[head],
             found.key[shared],
             value,
+            tokens=self.tokens,
+            query_tokens=self.query_tokens,
             **found.options_of(head),
-        ).labelled(self.query_tokens, self.tokens)
+        )
 
     def save(self, path: str | Path) -> None:
         """Write the recording to one safetensors file, whole or not at all.
@@ -126,8 +205,7 @@ class Recording:
     def load(cls, path: str | Path) -> Recording:
         """Open a recording that :meth:`save` wrote.
 
-        The arrays are mapped from the file and read when they are used; changing them never
-        changes the file.
+        The arrays are mapped from the file, read-only, and come into memory as they are used.
 
         Args:
             path: file to open.
@@ -184,6 +262,58 @@ class LayerWeights(Sequence["AttentionWeights"]):
         return f"<weights of {_counted(len(self), 'layer')}>"
 
 
+def _shape(array: Any) -> tuple[int, ...]:
+    return tuple(int(size) for size in array.shape)
+
+
+def _checked_options(options: dict[str, Any]) -> dict[str, Any]:
+    """The options that are given, as plain Python values and arrays."""
+    checked = {name: value for name, value in options.items() if value is not None}
+    for name in checked:
+        if name not in SCALAR_OPTIONS + ARRAY_OPTIONS:
+            raise TypeError(
+                f"Layer: there is no option {name!r} to record;"
+                f" there are {', '.join(SCALAR_OPTIONS + ARRAY_OPTIONS)}."
+            )
+    for name in ("query_start", "key_lengths"):
+        if name in checked:
+            checked[name] = _position(name, checked[name])
+    if isinstance(checked.get("window"), (tuple, list)):
+        sides = [None if side is None else _position("window", side) for side in checked["window"]]
+        checked["window"] = tuple(sides)
+    if "segments" in checked:
+        pair = checked["segments"]
+        is_pair = isinstance(pair, tuple)
+        checked["segments"] = tuple(map(_ids, pair)) if is_pair else _ids(pair)
+    for name in ("scale", "softcap"):
+        if isinstance(checked.get(name), numbers.Real) and not isinstance(checked[name], bool):
+            checked[name] = float(checked[name])
+    if isinstance(checked.get("causal"), np.bool_):
+        checked["causal"] = bool(checked["causal"])
+    return checked
+
+
+def _ids(values: Any) -> Any:
+    ids = values if is_tensor(values) else np.asarray(values)
+    if isinstance(ids, np.ndarray):
+        ids = ids.astype(ids.dtype.newbyteorder("="), copy=False)
+    if ids.ndim != 1:
+        raise ShapeError(f"Layer: segments have shape {_shape(ids)}; (L,) is needed, one id each.")
+    return ids
+
+
+def _position(name: str, value: Any) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool):
+        raise TypeError(f"Layer: {name} is {value!r}; an int is needed, for there is no batch.")
+    if abs(number) > LARGEST_POSITION:
+        raise ValueError(f"Layer: {name} lies beyond 2**53; no text is that long.")
+    return number
+
+
 def _checked_tokens(name: str, tokens: Sequence[str]) -> tuple[str, ...]:
     if isinstance(tokens, str):
         raise TypeError(f"recording: {name} is one str; a list with one str per token is needed.")
@@ -214,10 +344,10 @@ def _checked_layers(layers: Sequence[Layer]) -> tuple[Layer, ...]:
 
 def _check_key_count(layers: Sequence[Layer], tokens: Sequence[str]) -> None:
     for index, layer in enumerate(layers):
-        if shape(layer.key)[1] != len(tokens):
+        if _shape(layer.key)[1] != len(tokens):
             raise ShapeError(
-                f"recording: {len(tokens)} tokens, but layer {index} has {shape(layer.key)[1]}"
-                f" keys; one token per key is needed.\n  key {shape(layer.key)}"
+                f"recording: {len(tokens)} tokens, but layer {index} has {_shape(layer.key)[1]}"
+                f" keys; one token per key is needed.\n  key {_shape(layer.key)}"
                 " read as (Hkv, Lk, D)"
             )
 
@@ -225,11 +355,11 @@ def _check_key_count(layers: Sequence[Layer], tokens: Sequence[str]) -> None:
 def _checked_query_tokens(
     layers: Sequence[Layer], tokens: tuple[str, ...], query_tokens: Sequence[str] | None
 ) -> tuple[str, ...]:
-    count = shape(layers[0].query)[1]
+    count = _shape(layers[0].query)[1]
     for index, layer in enumerate(layers):
-        if shape(layer.query)[1] != count:
+        if _shape(layer.query)[1] != count:
             raise ShapeError(
-                f"recording: layer {index} has {shape(layer.query)[1]} queries and layer 0 has"
+                f"recording: layer {index} has {_shape(layer.query)[1]} queries and layer 0 has"
                 f" {count}; make one recording for each."
             )
     if query_tokens is not None:
@@ -237,12 +367,13 @@ def _checked_query_tokens(
         if len(named) != count:
             raise ShapeError(
                 f"recording: {len(named)} query_tokens, but {count} queries;"
-                f" one token per query is needed.\n  query {shape(layers[0].query)}"
+                f" one token per query is needed.\n  query {_shape(layers[0].query)}"
                 " read as (Hq, Lq, D)"
             )
         return named
     valid = layers[0].options.get("key_lengths", len(tokens))
-    start = layers[0].options.get("query_start", valid - count)
+    usual = 0 if count == len(tokens) else valid - count
+    start = layers[0].options.get("query_start", usual)
     if start < 0 or start + count > len(tokens):
         raise ShapeError(
             f"recording: {count} queries from position {start} on, but {len(tokens)} tokens;"

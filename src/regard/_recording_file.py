@@ -1,0 +1,341 @@
+"""The file of a recording: safetensors, one tensor per array, everything else as JSON.
+
+Written and read here rather than by the safetensors library, for two reasons: arrays of any strides
+are written one at a time, so that saving never holds a second copy of the recording; and a file is
+opened once, so that what was checked is what is read, whoever replaces the file meanwhile. Each
+library reads what the other writes; a test holds both to it. docs/recording.md describes the file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import mmap
+import os
+import secrets
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, TypeGuard
+
+import numpy as np
+
+from regard._checks import dtype_name, is_tensor
+from regard._errors import RecordingError
+from regard.recording import ARRAY_OPTIONS, SCALAR_OPTIONS, Layer, Recording
+
+FORMAT = "regard-recording"
+VERSION = 1
+# The safetensors library refuses longer headers too.
+HEADER_LIMIT = 100_000_000
+ALIGNMENT = 64
+
+CODES = {
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint64": "U64",
+    "uint32": "U32",
+    "uint16": "U16",
+    "uint8": "U8",
+    "bool": "BOOL",
+}
+DTYPES = {
+    code: np.dtype(np.uint16 if name == "bfloat16" else name).newbyteorder("<")
+    for name, code in CODES.items()
+}
+# Only to say what a file is that is no safetensors file.
+KNOWN = {
+    b"\x89PNG": "a PNG picture",
+    b"\x93NUMPY": "a NumPy array",
+    b"PK\x03\x04": "a zip archive, such as torch.save writes",
+    b"\x80": "a pickle, which regard never reads",
+}
+
+
+def write(recording: Recording, path: Path) -> None:
+    """Write ``recording`` to ``path``: the whole file under that name, or nothing."""
+    # Wide numbers first, so that every array starts at a multiple of its own item size.
+    named = sorted(_arrays(recording), key=lambda pair: -_item_size(pair[1]))
+    header = _header(recording, named)
+    with _replaced_when_complete(path) as file:
+        file.write(len(header).to_bytes(8, "little"))
+        file.write(header)
+        for _, array in named:
+            file.write(_bytes(array))
+
+
+def _arrays(recording: Recording) -> Iterator[tuple[str, Any]]:
+    for index, layer in enumerate(recording.layers):
+        held = {"query": layer.query, "key": layer.key, "value": layer.value}
+        held |= {name: layer.options.get(name) for name in ARRAY_OPTIONS}
+        if isinstance(held["segments"], tuple):
+            held["query_segments"], held["key_segments"] = held.pop("segments")
+        for name, array in held.items():
+            if array is not None:
+                yield f"layers.{index}.{name}", array
+
+
+def _header(recording: Recording, named: list[tuple[str, Any]]) -> bytes:
+    options = [
+        {name: layer.options[name] for name in SCALAR_OPTIONS if name in layer.options}
+        for layer in recording.layers
+    ]
+    metadata = {"format": FORMAT, "version": str(VERSION), "model": json.dumps(recording.model)}
+    metadata |= {"tokens": json.dumps(recording.tokens), "options": json.dumps(options)}
+    if recording.query_tokens != recording.tokens:
+        metadata["query_tokens"] = json.dumps(recording.query_tokens)
+    header: dict[str, Any] = {"__metadata__": metadata}
+    end = 0
+    for name, array in named:
+        begin, end = end, end + math.prod(array.shape) * _item_size(array)
+        header[name] = {
+            "dtype": CODES[dtype_name(array)],
+            "shape": tuple(array.shape),
+            "data_offsets": [begin, end],
+        }
+    encoded = json.dumps(header, separators=(",", ":")).encode()
+    encoded += b" " * (-(8 + len(encoded)) % ALIGNMENT)
+    if len(encoded) > HEADER_LIMIT:
+        raise RecordingError(
+            f"recording: tokens and options take {len(encoded)} bytes, and {HEADER_LIMIT} fit into"
+            " a safetensors header; save parts of the text as recordings of their own."
+        )
+    return encoded
+
+
+def _item_size(array: Any) -> int:
+    return DTYPES[CODES[dtype_name(array)]].itemsize
+
+
+def _bytes(array: Any) -> memoryview:
+    if is_tensor(array):
+        array = array.detach().cpu().contiguous()
+        if dtype_name(array) == "bfloat16":
+            array = array.view(sys.modules["torch"].int16)
+        array = array.numpy()
+    flat = np.ascontiguousarray(array).reshape(-1)
+    return flat.astype(flat.dtype.newbyteorder("<"), copy=False).view(np.uint8).data
+
+
+@contextlib.contextmanager
+def _replaced_when_complete(path: Path) -> Iterator[BinaryIO]:
+    """A new file beside ``path`` that takes its name once it is complete and on disk."""
+    path = path.resolve()
+    if path.exists() and not path.is_file():
+        raise OSError(f"{path} is no ordinary file; a recording needs a file name of its own.")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    try:
+        with temporary.open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    if os.name == "posix":
+        _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    # Without it a power cut may undo the renaming, though never half of it.
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def read(path: Path) -> Recording:
+    """Open the recording at ``path``; its arrays are read-only views of the mapped file."""
+    if not path.exists():
+        raise FileNotFoundError(f"{path}: no such file; Recording.save writes one.")
+    if not path.is_file():
+        raise RecordingError(f"{path} is no ordinary file; a recording is one .safetensors file.")
+    with path.open("rb") as file:
+        header, start = _read_header(file, path)
+        metadata = _read_metadata(header.pop("__metadata__", None), path)
+        size = os.fstat(file.fileno()).st_size - start
+        spans = _read_spans(header, size, path)
+        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    try:
+        arrays = {name: _array(data, start, *span) for name, span in spans.items()}
+        return _recording(metadata, arrays)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise RecordingError(f"{path} is a damaged recording: {error}") from error
+
+
+def _read_header(file: BinaryIO, path: Path) -> tuple[dict[str, Any], int]:
+    size = os.fstat(file.fileno()).st_size
+    if size == 0:
+        raise RecordingError(f"{path} is empty; a recording is a safetensors file.")
+    first = file.read(8)
+    length = int.from_bytes(first, "little")
+    if size < 8 or length > min(size - 8, HEADER_LIMIT):
+        is_known = [text for magic, text in KNOWN.items() if first.startswith(magic)]
+        raise RecordingError(
+            f"{path} is no recording: "
+            + (is_known[0] if is_known else f"{size} bytes, no safetensors file or a truncated one")
+            + "; Recording.save writes one."
+        )
+    try:
+        header = json.loads(file.read(length).decode())
+    except (ValueError, RecursionError) as error:
+        raise RecordingError(
+            f"{path} is no recording: its safetensors header is no JSON ({error})."
+        ) from error
+    if not isinstance(header, dict):
+        raise RecordingError(f"{path} is no recording: its safetensors header is no JSON object.")
+    return header, 8 + length
+
+
+def _read_metadata(metadata: Any, path: Path) -> dict[str, str]:
+    found = metadata if isinstance(metadata, dict) else {}
+    if found.get("format") != FORMAT:
+        raise RecordingError(
+            f"{path} is a safetensors file but no recording: its format is"
+            f" {_quoted(found.get('format'))}, not {FORMAT!r}; Recording.save writes one."
+        )
+    version = found.get("version")
+    if version != str(VERSION):
+        is_newer = isinstance(version, str) and version.isascii() and version.isdigit()
+        way_out = "upgrade regard to read it" if is_newer else "the file is damaged"
+        raise RecordingError(
+            f"{path} is a recording of version {_quoted(version)}, this regard reads {VERSION};"
+            f" {way_out}."
+        )
+    for name in ("model", "tokens", "options", "query_tokens"):
+        if not isinstance(found.get(name, "" if name == "query_tokens" else None), str):
+            raise RecordingError(f"{path} is a damaged recording: its header has no {name}.")
+    return found
+
+
+Span = tuple[str, tuple[int, ...], int]  # safetensors dtype, shape, offset in the data
+
+
+def _read_spans(header: Mapping[str, Any], size: int, path: Path) -> dict[str, Span]:
+    """Where each tensor lies. Together they must fill the data: no gap, no overlap, no rest."""
+    spans: dict[str, Span] = {}
+    entries = {name: _entry(name, entry, path) for name, entry in header.items()}
+    end = 0
+    for name, (code, sizes, begin, stop) in sorted(entries.items(), key=lambda e: e[1][2:]):
+        if begin != end or stop - begin != math.prod(sizes) * DTYPES[code].itemsize:
+            raise RecordingError(
+                f"{path} is a damaged recording: tensor {_quoted(name)}, {code} {sizes}, lies at"
+                f" {begin} to {stop}; it must start at {end} and fill its shape."
+            )
+        spans[name], end = (code, sizes, begin), stop
+    if end != size:
+        kind = "truncated" if end > size else "damaged"
+        raise RecordingError(
+            f"{path} is a {kind} recording: {size} bytes of numbers, {end} are needed;"
+            " record or copy it again."
+        )
+    return spans
+
+
+def _entry(name: str, entry: Any, path: Path) -> tuple[str, tuple[int, ...], int, int]:
+    found = entry if isinstance(entry, dict) else {}
+    code, sizes, offsets = (found.get(field) for field in ("dtype", "shape", "data_offsets"))
+    if (
+        not isinstance(code, str)
+        or code not in DTYPES
+        or not _are_counts(sizes)
+        or not _are_counts(offsets)
+        or len(offsets) != 2
+    ):
+        raise RecordingError(
+            f"{path} is a damaged recording: tensor {_quoted(name)} is {_quoted(entry)}; a dtype"
+            f" ({', '.join(DTYPES)}), a shape and two offsets are needed."
+        )
+    return code, tuple(sizes), offsets[0], offsets[1]
+
+
+def _are_counts(values: Any) -> TypeGuard[list[int]]:
+    return isinstance(values, list) and all(type(n) is int and 0 <= n < 2**63 for n in values)
+
+
+def _array(data: mmap.mmap, start: int, code: str, sizes: tuple[int, ...], begin: int) -> Any:
+    if 0 in sizes:
+        array = np.empty(sizes, DTYPES[code])
+    else:
+        array = np.frombuffer(data, DTYPES[code], math.prod(sizes), start + begin).reshape(sizes)
+    if not array.flags.aligned:
+        array = array.copy()
+    if code == "BOOL":
+        # A byte other than 0 and 1 is no bool; NumPy would compute with it.
+        return array.view(np.uint8) != 0
+    return _bfloat16(array) if code == "BF16" else array
+
+
+def _bfloat16(bits: Any) -> Any:
+    try:
+        import ml_dtypes
+    except ImportError:
+        warnings.warn(
+            "recording: stored as bfloat16, which NumPy lacks; widened to float32, exactly, at"
+            " twice the memory. Install ml_dtypes to keep bfloat16.",
+            stacklevel=5,
+        )
+        return (bits.astype(np.uint32) << 16).view(np.float32)
+    return bits.view(ml_dtypes.bfloat16)
+
+
+def _recording(metadata: Mapping[str, str], arrays: dict[str, Any]) -> Recording:
+    options = _json(metadata, "options", list)
+    layers = [_layer(index, scalars, arrays) for index, scalars in enumerate(options)]
+    if arrays:
+        raise ValueError(f"tensor {_quoted(min(arrays))} belongs to no layer.")
+    tokens = _json(metadata, "tokens", list)
+    return Recording(
+        tokens,
+        layers,
+        model=_json(metadata, "model", str),
+        query_tokens=_json(metadata, "query_tokens", list)
+        if "query_tokens" in metadata
+        else tokens,
+    )
+
+
+def _layer(index: int, scalars: Any, arrays: dict[str, Any]) -> Layer:
+    """Layer ``index``; its arrays are taken out of ``arrays``."""
+    if not isinstance(scalars, dict) or not set(scalars) <= set(SCALAR_OPTIONS):
+        raise ValueError(
+            f"layer {index} has options {_quoted(scalars)}; {', '.join(SCALAR_OPTIONS)} are known."
+        )
+    names = ("query", "key", "value", *ARRAY_OPTIONS, "query_segments", "key_segments")
+    found = {name: arrays.pop(f"layers.{index}.{name}", None) for name in names}
+    pair = found.pop("query_segments"), found.pop("key_segments")
+    if any(ids is not None for ids in pair):
+        found["segments"] = pair
+    for name in ("query", "key"):
+        if found[name] is None:
+            raise ValueError(f"layer {index} has no {name}.")
+    try:
+        return Layer(**scalars, **found)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"layer {index}: {error}") from error
+
+
+def _json(metadata: Mapping[str, str], name: str, kind: type) -> Any:
+    try:
+        value = json.loads(metadata[name])
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{name} is no JSON ({error}).") from error
+    if not isinstance(value, kind):
+        raise ValueError(f"{name} is {type(value).__name__}; {kind.__name__} is needed.")
+    return value
+
+
+def _quoted(value: Any) -> str:
+    """At most 60 characters, escaped: what a file says is shown, never interpreted."""
+    text = ascii(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
