@@ -1,0 +1,136 @@
+"""The keys and values of the tokens so far, so that generation projects every token once."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from regard._errors import ShapeError
+
+
+class KeyValueCache:
+    """Keys and values of one layer's earlier tokens; ``layer.new_cache()`` makes one.
+
+    Memory is taken at the first append and grows by doubling. What was given out is never written
+    over, so weights of earlier steps stay true. There is no gradient.
+
+    Args:
+        keep: earlier tokens that a new one can still see, where a window limits them; older ones
+            are dropped when memory runs out. None keeps all.
+        capacity: tokens to take memory for at once, where their number is known.
+
+    Raises:
+        ValueError: ``keep`` or ``capacity`` is negative.
+
+    Example:
+        >>> cache = KeyValueCache()
+        >>> key, value = cache.append(torch.ones(2, 3, 4), torch.ones(2, 3, 4))
+        >>> key, value = cache.append(torch.ones(2, 1, 4), torch.ones(2, 1, 4))
+        >>> cache.length, tuple(key.shape)
+        (4, (2, 4, 4))
+    """
+
+    def __init__(self, keep: int | None = None, capacity: int = 0) -> None:
+        if capacity < 0 or (keep is not None and keep < 0):
+            raise ValueError(
+                f"cache: keep is {keep} and capacity {capacity}; neither may be negative."
+            )
+        self._keep, self._capacity = keep, capacity
+        self._key = self._value = torch.empty(0)
+        self._empty = True
+        self._start, self._length = 0, 0
+
+    @property
+    def length(self) -> int:
+        """Tokens appended so far, dropped ones included: the place of the next token."""
+        return self._length
+
+    @property
+    def start(self) -> int:
+        """The place of the oldest token that is still held; above 0 only with ``keep``."""
+        return self._start
+
+    def append(
+        self, key: Float[Tensor, "*B Hkv L D"], value: Float[Tensor, "*B Hkv L Dv"]
+    ) -> tuple[Float[Tensor, "*B Hkv Lk D"], Float[Tensor, "*B Hkv Lk Dv"]]:
+        """Adds the keys and values of L tokens.
+
+        Args:
+            key: ``(..., Hkv, L, D)``, already rotated where the layer has rotary positions.
+            value: ``(..., Hkv, L, Dv)``.
+
+        Returns:
+            All that is held, oldest first: keys ``(..., Hkv, Lk, D)`` and values.
+
+        Raises:
+            ShapeError: the batch, the heads or their size are not those of the tokens before.
+            TypeError: another dtype or device than the tokens before.
+            RuntimeError: the keys or values need a gradient.
+        """
+        held = self._joined(key, value)
+        self._count(key.shape[-2])
+        return held
+
+    def _joined(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """What append gives; the new tokens are only kept once they are counted."""
+        self._check(key, value)
+        new, old = key.shape[-2], self._length - self._start
+        if self._empty or old + new > self._key.shape[-2]:
+            self._move(key, value)
+            old = self._length - self._start
+        held = []
+        for buffer, x in ((self._key, key), (self._value, value)):
+            buffer[..., old : old + new, :] = x
+            held.append(buffer[..., : old + new, :])
+        return held[0], held[1]
+
+    def _count(self, new: int) -> None:
+        self._length += new
+
+    def _move(self, key: Tensor, value: Tensor) -> None:
+        """Into twice the memory that is needed, without the tokens that no later one can see."""
+        old = self._length - self._start
+        kept = old if self._keep is None else min(old, self._keep)
+        size = 2 * (kept + key.shape[-2])
+        if self._empty:
+            size = max(self._capacity, size)
+        moved = []
+        for buffer, x in ((self._key, key), (self._value, value)):
+            larger = x.new_empty((*x.shape[:-2], size, x.shape[-1]))
+            if kept:
+                larger[..., :kept, :] = buffer[..., old - kept : old, :]
+            moved.append(larger)
+        self._key, self._value = moved
+        self._empty, self._start = False, self._length - kept
+
+    def _check(self, key: Tensor, value: Tensor) -> None:
+        if torch.is_grad_enabled() and (key.requires_grad or value.requires_grad):
+            raise RuntimeError(
+                "cache: these keys or values need a gradient, and a cache keeps none. "
+                "Generate under torch.inference_mode() or torch.no_grad()."
+            )
+        if key.shape[:-1] != value.shape[:-1]:
+            raise ShapeError(
+                f"cache: key {tuple(key.shape)} and value {tuple(value.shape)} differ before the "
+                "last axis; every key needs its own value."
+            )
+        if self._empty:
+            return
+        for name, x, buffer in (("key", key, self._key), ("value", value, self._value)):
+            found, needed = ((*t.shape[:-2], t.shape[-1]) for t in (x, buffer))
+            if found != needed:
+                raise ShapeError(
+                    f"cache: {name} {tuple(x.shape)} does not continue what is held, "
+                    f"{tuple(buffer.shape[:-2])} of vectors of {buffer.shape[-1]} numbers. "
+                    "Each layer and each batch needs a cache of its own: layer.new_cache()."
+                )
+            if (x.dtype, x.device) != (buffer.dtype, buffer.device):
+                raise TypeError(
+                    f"cache: {name} is {x.dtype} on {x.device}, what is held {buffer.dtype} on "
+                    f"{buffer.device}; a new dtype or device needs a new cache."
+                )
+
+    def __repr__(self) -> str:
+        if self._empty:
+            return "KeyValueCache(empty)"
+        held = self._key[..., : self._length - self._start, :]
+        return f"KeyValueCache(length={self._length}, key {tuple(held.shape)}, {held.dtype})"

@@ -1,0 +1,80 @@
+"""Other people's layers read as ``MultiHeadAttention``: its arguments, its state dict, its mode."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard._errors import ShapeError, UnsupportedError
+
+Reading = tuple[dict[str, Any], dict[str, Tensor], bool]
+
+
+def from_torch(module: nn.MultiheadAttention) -> Reading:
+    """Of ``torch.nn.MultiheadAttention``, whose parameters have the same names and layout."""
+    if not isinstance(module, nn.MultiheadAttention):
+        raise TypeError(
+            f"MultiHeadAttention.from_torch: got a {type(module).__name__}; "
+            "a torch.nn.MultiheadAttention is needed."
+        )
+    if module.bias_k is not None or module.add_zero_attn:
+        option = "add_zero_attn" if module.bias_k is None else "add_bias_kv"
+        raise UnsupportedError(
+            f"MultiHeadAttention.from_torch: the module was made with {option}=True, which appends "
+            "a key that is no token to every sequence; its weights would belong to nothing. "
+            "Only modules without it can be moved over."
+        )
+    options = {
+        "embed_dim": module.embed_dim,
+        "num_heads": module.num_heads,
+        "kdim": module.kdim,
+        "vdim": module.vdim,
+        "bias": module.in_proj_bias is not None,
+        "dropout": module.dropout,
+    }
+    return options, copied(module.state_dict()), module.training
+
+
+def from_gpt2(c_attn: nn.Module, c_proj: nn.Module, num_heads: int) -> Reading:
+    """Of the fused projection and the output's one of GPT-2's attention."""
+    in_weight, in_bias = _read_linear("c_attn", c_attn)
+    out_weight, out_bias = _read_linear("c_proj", c_proj)
+    embed_dim = in_weight.shape[1]
+    for name, weight, needed in (
+        ("c_attn", in_weight, (3 * embed_dim, embed_dim)),
+        ("c_proj", out_weight, (embed_dim, embed_dim)),
+    ):
+        if tuple(weight.shape) != needed:
+            kind = "(out, in), as torch.nn.Linear has it"
+            if not isinstance(c_attn if name == "c_attn" else c_proj, nn.Linear):
+                kind = "(in, out), as GPT-2's Conv1D has it: only a torch.nn.Linear is (out, in)"
+                weight, needed = weight.mT, (needed[1], needed[0])
+            raise ShapeError(
+                f"MultiHeadAttention.from_gpt2: the weight of {name} has shape "
+                f"{tuple(weight.shape)}, read as {kind}; {needed} is needed."
+            )
+    state = {"in_proj_weight": in_weight, "out_proj.weight": out_weight}
+    biased = in_bias is not None or out_bias is not None
+    if biased:  # one of them may have none: a bias of 0 is the same
+        state["in_proj_bias"] = in_weight.new_zeros(3 * embed_dim) if in_bias is None else in_bias
+        state["out_proj.bias"] = out_weight.new_zeros(embed_dim) if out_bias is None else out_bias
+    options = {"embed_dim": embed_dim, "num_heads": num_heads, "bias": biased}
+    return options, copied(state), c_attn.training
+
+
+def _read_linear(name: str, module: nn.Module) -> tuple[Tensor, Tensor | None]:
+    """Weight ``(out, in)`` and bias."""
+    weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
+    if not isinstance(weight, Tensor) or weight.ndim != 2:
+        raise TypeError(
+            f"MultiHeadAttention.from_gpt2: {name} is a {type(module).__name__} without a matrix "
+            "named weight; a torch.nn.Linear or GPT-2's Conv1D is needed."
+        )
+    return (weight if isinstance(module, nn.Linear) else weight.mT), bias
+
+
+def copied(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Copies that share nothing with the tensors and have no gradient yet."""
+    return {
+        name: x.detach().clone(memory_format=torch.contiguous_format) for name, x in state.items()
+    }
