@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 
 from regard._backends import choose
 from regard._checks import dtype_name, is_tensor, read_call

@@ -68,7 +68,9 @@ class Call:
             fields[name] = None if x is None else x[_at(x, b), shared]
         for name in ("mask", "bias"):
             x = getattr(self, name)
-            fields[name] = None if x is None else x[_at(x, b), own if x.shape[1] > 1 else slice(None)]
+            fields[name] = (
+                None if x is None else x[_at(x, b), own if x.shape[1] > 1 else slice(None)]
+            )
         for name in ("key_lengths", "query_start", "query_segments", "key_segments"):
             x = getattr(self, name)
             fields[name] = None if x is None else x[_at(x, b)]
@@ -155,53 +157,48 @@ def _check_arrays(query: Any, key: Any, value: Any) -> None:
                 f"attention: query is {dtype_name(query)} and {name} is {dtype_name(x)}; "
                 "query, key and value must have one dtype. Convert the narrower one."
             )
-    shapes = _shapes(query, key, value)
+
+    def misfit(text: str) -> ShapeError:
+        return ShapeError(f"attention: {text}{_shapes(query, key, value)}")
+
     for name, x in named:
         if x.ndim < 2:
-            raise ShapeError(
-                f"attention: {name} has {x.ndim} axes; at least (L, D) is needed. "
-                f"A single vector is a length of one: {name}[None].{shapes}"
+            raise misfit(
+                f"{name} has {x.ndim} axes; at least (L, D) is needed. "
+                f"A single vector is a length of one: {name}[None]."
             )
         if x.ndim != query.ndim:
-            raise ShapeError(
-                f"attention: query has {query.ndim} axes and {name} has {x.ndim}; "
-                f"they must agree. Add axes of size 1 in front.{shapes}"
+            raise misfit(
+                f"query has {query.ndim} axes and {name} has {x.ndim}; "
+                "they must agree. Add axes of size 1 in front."
             )
     if query.shape[-1] != key.shape[-1]:
-        raise ShapeError(
-            f"attention: query vectors have {query.shape[-1]} numbers and key vectors "
-            f"{key.shape[-1]}; their product needs one size D.{shapes}"
+        raise misfit(
+            f"query vectors have {query.shape[-1]} numbers and key vectors {key.shape[-1]}; "
+            "their product needs one size D."
         )
     if query.shape[-1] == 0:
-        raise ShapeError(f"attention: the head size D is 0; at least 1 is needed.{shapes}")
+        raise misfit("the head size D is 0; at least 1 is needed.")
     if value is not None and key.shape[-2] != value.shape[-2]:
-        raise ShapeError(
-            f"attention: {key.shape[-2]} keys and {value.shape[-2]} values; "
-            f"each key needs its own value.{shapes}"
+        raise misfit(
+            f"{key.shape[-2]} keys and {value.shape[-2]} values; each key needs its own value."
         )
-    if query.ndim > 2:
-        _check_heads(query, key, value, shapes)
+    if query.ndim == 2:
+        return
+    Hq, Hkv = query.shape[-3], key.shape[-3]
+    if value is not None and value.shape[-3] != Hkv:
+        raise misfit(f"{Hkv} key heads and {value.shape[-3]} value heads; they must be equal.")
+    if Hq != Hkv and (Hkv == 0 or Hq % Hkv):
+        raise misfit(
+            f"{Hq} query heads cannot share {Hkv} key heads; {Hq} must be a multiple of {Hkv}."
+        )
     for name, x in named[1:]:
         for n, m in zip(query.shape[:-3], x.shape[:-3]):
             if m not in (n, 1):
-                raise ShapeError(
-                    f"attention: the leading axes of {name} {tuple(x.shape[:-3])} do not fit the "
-                    f"query's {tuple(query.shape[:-3])}; each must be equal, or 1.{shapes}"
+                raise misfit(
+                    f"the leading axes of {name} {tuple(x.shape[:-3])} do not fit the query's "
+                    f"{tuple(query.shape[:-3])}; each must be equal, or 1."
                 )
-
-
-def _check_heads(query: Any, key: Any, value: Any, shapes: str) -> None:
-    Hq, Hkv = query.shape[-3], key.shape[-3]
-    if value is not None and value.shape[-3] != Hkv:
-        raise ShapeError(
-            f"attention: {Hkv} key heads and {value.shape[-3]} value heads; "
-            f"they must be equal.{shapes}"
-        )
-    if Hq != Hkv and (Hkv == 0 or Hq % Hkv):
-        raise ShapeError(
-            f"attention: {Hq} query heads cannot share {Hkv} key heads; "
-            f"{Hq} must be a multiple of {Hkv}.{shapes}"
-        )
 
 
 def _expand(x: Any, shape: tuple[int, ...]) -> Any:
@@ -316,9 +313,10 @@ def _read_window(window: Any) -> tuple[int | None, int | None]:
 def _read_number(name: str, x: Any, valid: Callable[[float], bool], needed: str) -> float:
     if not isinstance(x, numbers.Real) or isinstance(x, bool):
         raise TypeError(f"attention: {name} is a {type(x).__name__}; a number is needed.")
-    if not valid(x):
+    number = float(x)
+    if not valid(number):
         raise ValueError(f"attention: {name} is {x}; it must be {needed}.")
-    return float(x)
+    return number
 
 
 def _read_sinks(sinks: Any, query: Any) -> Any:
@@ -395,10 +393,9 @@ def read_call(
         )
     if scale is None:
         scale = 1.0 / math.sqrt(query.shape[-1])
-    scale = _read_number("scale", scale, math.isfinite, "finite")
-    dropout = _read_number(
-        "dropout", dropout, lambda x: 0 <= x < 1, "at least 0 and less than 1"
-    )
+    else:
+        scale = _read_number("scale", scale, math.isfinite, "finite")
+    dropout = _read_number("dropout", dropout, lambda x: 0 <= x < 1, "at least 0 and less than 1")
     if dropout:
         options["seed"] = _read_seed(seed, query)
     if query.ndim == 2:

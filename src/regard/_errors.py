@@ -6,7 +6,7 @@ class ShapeError(ValueError):
 
 
 class UnsupportedError(NotImplementedError):
-    """No backend, or not the one that was named, can serve the call; the text lists each refusal."""
+    """No backend, or not the one that was named, takes the call; the text lists each refusal."""
 
 
 class MaterializeError(ValueError):

@@ -1,6 +1,6 @@
 """What can be asked of the weights in one pass over blocks of whole rows, in memory of O(T).
 
-Each reduction starts empty, takes every block once, and gives its result with axes ``(B, Hq, ...)``.
+Each reduction starts empty, takes every block once, and gives its result as ``(B, Hq, ...)``.
 ``lib`` is the module that knows the array library: ``_reference`` or ``_torch``.
 """
 
@@ -235,7 +235,8 @@ class Pool:
             R, n = out.shape[-2], self.rows.stop - self.rows.start
             heights = np.diff(np.arange(R + 1) * n // R) if R else np.ones(0)
             out = out / self._lib.array(out, heights)[:, None]
-            out = np.log(out) if numpy else out.log()
+            with np.errstate(divide="ignore"):
+                out = np.log(out) if numpy else out.log()
         return np.where(self._seen, out, np.nan) if numpy else out.masked_fill(~self._seen, np.nan)
 
 

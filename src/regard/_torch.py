@@ -1,14 +1,14 @@
-"""Attention on torch tensors of any device: the fused operator where it means the same, else blocks.
+"""Attention, its gradient and its weights on torch tensors of any device, block by block.
 
-The blocks are those of the reference, in float32 (float64 for float64), with the gradient beside.
-Everything that looks into a tensor happens inside two custom operators, so the whole can be
-compiled, mapped (``torch.vmap``) and traced with fake tensors.
+The blocks are those of the reference, in float32 (float64 for float64). Nothing here is recorded
+by autograd: ``_torch_ops`` makes two operators of it.
 """
 
 import functools
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -147,14 +147,16 @@ def _finite(x: Tensor) -> Tensor:
     return x if x.isfinite().all() else torch.where(x.isfinite(), x, 0.0)
 
 
-def gradients(call: Call, grad: Tensor) -> tuple[Tensor | None, ...]:
+def gradients(
+    call: Call, grad: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
     """Gradients of query, key, value, bias and sinks (None where absent) for that of the output.
 
     With ``w`` the weights before and ``w'`` after dropout, row by row:
     ``dv = w'ᵀ·do``, ``dw = do·vᵀ`` through the dropout, ``ds = w · (dw − Σ w·dw)``.
     """
     dtype = accumulating(call.query.dtype)
-    B, Hq, Hkv, _, _ = call.sizes
+    _, Hq, Hkv, _, _ = call.sizes
     group = Hq // Hkv if Hkv else 1
     wide = [torch.zeros_like(x, dtype=dtype) for x in (call.query, call.key, call.value)]
     dq, dk, dv = wide
@@ -226,7 +228,7 @@ def top(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 def take(x: Tensor, indices: Any) -> Tensor:
     """``x[..., indices]`` for a NumPy array of indices."""
-    return x[..., torch.as_tensor(indices, device=x.device)]
+    return x[..., torch.as_tensor(np.ascontiguousarray(indices), device=x.device)]
 
 
 numpy = False

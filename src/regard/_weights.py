@@ -9,7 +9,6 @@ import numpy as np
 from jaxtyping import Float
 
 from regard._checks import Call, accumulating_name, is_tensor, read_call
-from regard._errors import ShapeError
 from regard._reductions import (
     Links,
     PerQuery,
@@ -80,14 +79,12 @@ class AttentionWeights:
         scale: float | None = None,
         softcap: float | None = None,
     ) -> None:
-        self._call = _detached(
-            read_call(
-                query, key, None,
-                causal=causal, window=window, mask=mask, bias=bias, key_lengths=key_lengths,
-                segments=segments, query_start=query_start, sinks=sinks, scale=scale,
-                softcap=softcap,
-            )  # fmt: skip
-        )
+        call = read_call(
+            query, key, None,
+            causal=causal, window=window, mask=mask, bias=bias, key_lengths=key_lengths,
+            segments=segments, query_start=query_start, sinks=sinks, scale=scale, softcap=softcap,
+        )  # fmt: skip
+        self._call = _detached(call)
         self._lse: Any = None
 
     @classmethod
@@ -149,7 +146,7 @@ class AttentionWeights:
     def _give(self, x: Any) -> Any:
         """A result with the caller's axes, and floats in the dtype of the weights."""
         if isinstance(x, tuple):
-            return type(x)(*(self._give(part) for part in x))  # type: ignore[call-arg]
+            return type(x)(*(self._give(part) for part in x))
         if str(x.dtype).endswith("float64") and self._dtype_name != "float64":
             x = x.to(self.dtype) if is_tensor(x) else x.astype(self.dtype)
         return self._call.restore(x)
@@ -370,8 +367,7 @@ class AttentionWeights:
         _basic_index(index, axes)
         at = np.arange(math.prod(axes)).reshape(axes)[index]
         b, h = divmod(int(at), self._call.sizes[1])
-        weights = AttentionWeights._of(self._call.head(b, h))
-        return weights
+        return AttentionWeights._of(self._call.head(b, h))
 
 
 class _LogSumExp:

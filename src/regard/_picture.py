@@ -1,0 +1,119 @@
+"""Weights as a picture: for a notebook without matplotlib, and with it."""
+
+import base64
+import html
+import struct
+import zlib
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from regard._checks import is_tensor
+from regard._errors import ShapeError
+
+if TYPE_CHECKING:
+    from regard._weights import AttentionWeights
+
+# From paper to ink: weights below 1e-5 are paper, a weight of 1 is ink. Grey is invisible.
+RAMP = np.array(
+    [
+        [255, 249, 236], [254, 219, 163], [253, 174, 97], [244, 109, 67], [213, 62, 96],
+        [150, 35, 112], [84, 30, 108], [30, 28, 50],
+    ],
+    float,
+)  # fmt: skip
+INVISIBLE = np.array([226, 226, 230], float)
+LOG_FLOOR = np.log(1e-5)
+
+
+def colours(log_weights: np.ndarray) -> np.ndarray:
+    """``(..., 3)`` uint8 for ln(weight): from 1e-5 to 1 along the ramp, NaN in grey."""
+    with np.errstate(invalid="ignore"):
+        place = np.clip(1 - log_weights / LOG_FLOOR, 0, 1) * (len(RAMP) - 1)
+    hidden = np.isnan(place)
+    place = np.where(hidden, 0, place)
+    low = np.minimum(place.astype(int), len(RAMP) - 2)
+    mixed = RAMP[low] + (place - low)[..., None] * (RAMP[low + 1] - RAMP[low])
+    return np.where(hidden[..., None], INVISIBLE, mixed).round().astype(np.uint8)
+
+
+def _png(pixels: np.ndarray) -> bytes:
+    """A PNG file of ``(height, width, 3)`` uint8. Source: RFC 2083."""
+    height, width, _ = pixels.shape
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return (
+            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        )
+
+    rows = np.insert(pixels.reshape(height, -1), 0, 0, axis=1).tobytes()  # filter 0 for each row
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(rows))
+        + chunk(b"IEND", b"")
+    )
+
+
+def _to_numpy(x: Any) -> np.ndarray:
+    return x.cpu().numpy() if is_tensor(x) else np.asarray(x)
+
+
+def weights_html(weights: "AttentionWeights", pictures: int = 8) -> str:
+    """What a notebook shows: shape and size, and the first matrices, pooled."""
+    text = html.escape(repr(weights))
+    heads = int(np.prod(weights.shape[:-2]))
+    shown = []
+    for i in range(min(heads, pictures) if weights.size else 0):
+        index = tuple(int(n) for n in np.unravel_index(i, weights.shape[:-2]))
+        pixels = colours(_to_numpy(weights._matrix(index).pool((96, 96)))[0])
+        data = base64.b64encode(_png(pixels)).decode()
+        label = "weights" + (str(list(index)) if index else "")
+        shown.append(
+            '<figure style="display:inline-block;margin:0 8px 8px 0">'
+            f'<img width="128" height="128" alt="{label}: queries down, keys across"'
+            f' style="image-rendering:pixelated" src="data:image/png;base64,{data}">'
+            f"<figcaption>{label}</figcaption></figure>"
+        )
+    more = f"<div>and {heads - pictures} more</div>" if heads > pictures else ""
+    return f"<div><code>{text}</code></div>{''.join(shown)}{more}"
+
+
+def plot_weights(
+    weights: "AttentionWeights",
+    index: tuple[int, ...],
+    how: str,
+    tokens: list[str] | None,
+    ax: Any,
+) -> Any:
+    """Draws one matrix into matplotlib Axes, and gives them back."""
+    try:
+        from matplotlib import pyplot
+        from matplotlib.colors import ListedColormap
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "weights.plot needs matplotlib. Install it with pip install 'regard[plot]'."
+        ) from error
+    matrix = weights._matrix(index)
+    Lq, Lk = matrix.shape[-2:]
+    if tokens is not None and len(tokens) not in (Lq, Lk):
+        raise ShapeError(f"plot: {len(tokens)} tokens for {Lq} queries and {Lk} keys.")
+    ramp = ListedColormap(colours(np.linspace(LOG_FLOOR, 0, 256)) / 255, "regard")
+    ramp.set_bad(tuple(INVISIBLE / 255))
+    picture = _to_numpy(matrix.pool((512, 512), how))[0] / np.log(10)
+    if ax is None:
+        ax = pyplot.subplots()[1]
+    image = ax.imshow(
+        picture, ramp, vmin=-5, vmax=0, aspect="equal" if Lq == Lk else "auto",
+        interpolation="nearest", extent=(-0.5, Lk - 0.5, Lq - 0.5, -0.5),
+    )  # fmt: skip
+    ax.figure.colorbar(image, ax=ax, label="log₁₀ weight" + (" (mass)" if how == "mass" else ""))
+    ax.set_xlabel("key")
+    ax.set_ylabel("query")
+    if tokens is not None and len(tokens) <= 64:
+        if len(tokens) == Lk:
+            ax.set_xticks(range(Lk), tokens, rotation=90, parse_math=False)
+        if len(tokens) == Lq:
+            ax.set_yticks(range(Lq), tokens, parse_math=False)
+    return ax

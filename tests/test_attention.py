@@ -1,0 +1,228 @@
+import numpy as np
+import pytest
+import torch
+from definition import assert_near, define
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from strategies import calls, to_dtype, to_torch
+
+import regard
+from regard.testing import assert_matches
+
+DTYPES = ["float16", "bfloat16", "float32", "float64"]
+rng = np.random.default_rng(0)
+
+
+def random(*shape, dtype=np.float32):
+    return rng.standard_normal(shape).astype(dtype)
+
+
+def check(actual, q, k, v, options):
+    exact = define(q, k, v, **options, dtype=np.longdouble)[0].astype(float)
+    scale = options.get("scale", 1 / np.sqrt(q.shape[-1]))
+    largest = abs(scale) * (
+        np.sqrt((q.astype(float) ** 2).sum(-1)).max(initial=0)
+        * np.sqrt((k.astype(float) ** 2).sum(-1)).max(initial=0)
+    ) + np.abs(options.get("bias", np.zeros(1))).max(initial=0)
+    assert_near(actual, exact, largest, np.abs(v.astype(float)).max(initial=0))
+
+
+@settings(max_examples=150, deadline=None)
+@given(calls(), st.sampled_from(DTYPES))
+def test_numpy_matches_the_definition_with_all_options_together(call, dtype):
+    arrays, options = call
+    q, k, v = (to_dtype(x, dtype) for x in arrays)
+    actual = regard.attention(q, k, v, **options)
+    assert actual.dtype == q.dtype
+    check(actual, q, k, v, options)
+
+
+@settings(max_examples=150, deadline=None)
+@given(calls(), st.sampled_from(DTYPES), st.sampled_from(["torch", "reference", "auto"]))
+def test_torch_matches_the_definition_with_all_options_together(call, dtype, backend):
+    arrays, options = call
+    tensors = [torch.from_numpy(x.copy()).to(getattr(torch, dtype)) for x in arrays]
+    actual = regard.attention(*tensors, **to_torch(options), backend=backend)
+    assert actual.dtype == tensors[0].dtype
+    check(actual, *(x.double().numpy() for x in tensors), options)
+
+
+def plain(q, k, v, causal):
+    """The formula in torch, as anybody would write it."""
+    s = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
+    if causal:
+        visible = torch.ones(s.shape[-2:], dtype=torch.bool).tril(s.shape[-1] - s.shape[-2])
+        s = s.masked_fill(~visible, -torch.inf)
+    return s.softmax(-1).nan_to_num() @ v
+
+
+@pytest.mark.parametrize("backend", ["torch", "reference"])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("lengths", [(97, 97), (1, 1025), (1025, 1025), (97, 1025), (1025, 97)])
+def test_awkward_lengths_match_the_definition(backend, causal, lengths):
+    Lq, Lk = lengths
+    q, k, v = random(2, 2, Lq, 24), random(2, 1, Lk, 24), random(2, 1, Lk, 24)
+    q, k, v = (torch.from_numpy(x) for x in (q, k, v))
+    actual = regard.attention(q, k, v, causal=causal, backend=backend)
+    assert_matches(
+        actual, plain(q.double(), k.double(), v.double(), causal), plain(q, k, v, causal)
+    )
+
+
+def test_causal_mask_aligns_to_the_last_key():
+    seen = regard.AttentionWeights(np.zeros((2, 1)), np.zeros((4, 1)), causal=True)[...] > 0
+    assert seen.tolist() == [[True, True, True, False], [True, True, True, True]]
+
+
+def test_the_default_place_of_the_queries_counts_from_the_valid_keys():
+    q, k, v = random(2, 1, 2, 4), random(2, 1, 6, 4), random(2, 1, 6, 3)
+    padded = regard.attention(q, k, v, causal=True, key_lengths=[4, 6])
+    alone = regard.attention(q[:1], k[:1, :, :4], v[:1, :, :4], causal=True)
+    np.testing.assert_array_equal(padded[:1], alone)
+
+
+def test_packed_documents_are_as_if_computed_alone():
+    q, k, v = (random(2, 10, 4) for _ in range(3))
+    packed = regard.attention(q, k, v, causal=True, segments=[7] * 4 + [3] * 6)
+    first = regard.attention(q[:, :4], k[:, :4], v[:, :4], causal=True)
+    second = regard.attention(q[:, 4:], k[:, 4:], v[:, 4:], causal=True)
+    np.testing.assert_allclose(packed, np.concatenate([first, second], 1), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("leading", [(), (2,), (3, 2), (2, 1, 3)])
+@pytest.mark.parametrize("convert", [np.asarray, torch.from_numpy], ids=["numpy", "torch"])
+def test_any_leading_axes_give_what_each_gives_alone(leading, convert):
+    q, k, v = random(*leading, 4, 5, 8), random(*leading, 2, 6, 8), random(*leading, 2, 6, 3)
+    lengths = rng.integers(0, 7, leading)
+    out = np.asarray(
+        regard.attention(
+            *map(convert, (q, k, v)), key_lengths=convert(lengths) if leading else int(lengths)
+        )
+    )
+    assert out.shape == (*leading, 4, 5, 3)
+    for at in np.ndindex(leading):
+        alone = regard.attention(q[at], k[at], v[at], key_lengths=int(lengths[at]))
+        np.testing.assert_allclose(out[at], alone, rtol=1e-5, atol=1e-6)
+
+
+def test_lengths_and_widths_without_heads():
+    q, k, v = random(5, 8), random(7, 8), random(7, 3)
+    out, weights = regard.attention(q, k, v, return_weights=True)
+    assert out.shape == (5, 3)
+    assert weights.shape == (5, 7)
+    np.testing.assert_array_equal(out, regard.attention(q[None], k[None], v[None])[0])
+
+
+def test_leading_axes_of_size_one_in_key_and_value_broadcast():
+    q, k, v = random(3, 2, 4, 5, 8), random(1, 2, 4, 6, 8), random(3, 1, 4, 6, 8)
+    full = (np.broadcast_to(x, (3, 2, *x.shape[2:])) for x in (k, v))
+    np.testing.assert_array_equal(regard.attention(q, k, v), regard.attention(q, *full))
+
+
+@pytest.mark.parametrize("shape", [(0, 2, 3, 4), (2, 0, 3, 4), (2, 2, 0, 4)])
+@pytest.mark.parametrize("convert", [np.asarray, torch.from_numpy], ids=["numpy", "torch"])
+def test_empty_axes_give_empty_or_zero_outputs(shape, convert):
+    x = convert(np.ones(shape, np.float32))
+    out, weights = regard.attention(x, x, x, causal=True, return_weights=True)
+    assert tuple(out.shape) == shape
+    assert np.asarray(weights).shape == (*shape[:3], shape[2])
+    assert weights.summary(topk=0).entropy.shape == shape[:3]
+
+
+@pytest.mark.parametrize("backend", ["torch", "reference"])
+def test_the_seed_decides_the_dropout_in_every_backend_alike(backend):
+    q, k, v = (torch.randn(2, 4, 20, 8) for _ in range(3))
+    first = regard.attention(q, k, v, dropout=0.4, seed=3, backend="torch")
+    again = regard.attention(q, k, v, dropout=0.4, seed=3, backend=backend)
+    torch.testing.assert_close(first, again)
+    other = regard.attention(q, k, v, dropout=0.4, seed=4, backend=backend)
+    assert not torch.allclose(first, other)
+
+
+def test_dropout_drops_the_asked_share_and_keeps_the_mean():
+    ones, flat = np.ones((1, 400, 1)), np.zeros((1, 400, 1))
+    weights_sum = regard.attention(flat, flat, ones, dropout=0.3, seed=0)[0, :, 0]
+    kept = weights_sum * 0.7  # the share of the 400 equal weights that each query keeps
+    assert abs(kept.mean() - 0.7) < 4 * np.sqrt(0.21 / 400**2)
+    assert kept.std() == pytest.approx(np.sqrt(0.21 / 400), rel=0.15)
+
+
+def test_dropout_without_a_seed_follows_torchs_generator():
+    q = torch.randn(1, 10, 4)
+    torch.manual_seed(0)
+    first = regard.attention(q, q, q, dropout=0.5)
+    second = regard.attention(q, q, q, dropout=0.5)
+    torch.manual_seed(0)
+    assert torch.equal(first, regard.attention(q, q, q, dropout=0.5))
+    assert not torch.equal(first, second)
+
+
+def test_dropout_without_a_seed_is_fresh_for_arrays():
+    q = random(1, 10, 4)
+    assert not np.array_equal(
+        regard.attention(q, q, q, dropout=0.5), regard.attention(q, q, q, dropout=0.5)
+    )
+
+
+class TestScaledDotProductAttention:
+    """It has torch's signature and meaning to the letter."""
+
+    CASES = (
+        ((2, 4, 5, 8), (2, 4, 7, 8), (2, 4, 7, 8), {}),
+        ((2, 4, 5, 8), (2, 4, 7, 8), (2, 4, 7, 3), {"is_causal": True}),
+        ((2, 4, 7, 8), (2, 4, 5, 8), (2, 4, 5, 8), {"is_causal": True}),
+        ((2, 4, 5, 8), (2, 4, 5, 8), (2, 4, 5, 8), {"is_causal": True, "scale": 0.3}),
+        ((2, 4, 5, 8), (2, 2, 7, 8), (2, 2, 7, 8), {"enable_gqa": True}),
+        ((4, 5, 8), (4, 7, 8), (4, 7, 8), {}),
+        ((5, 8), (7, 8), (7, 8), {"is_causal": True}),
+        ((1, 4, 5, 8), (2, 4, 7, 8), (2, 1, 7, 8), {}),
+        ((2, 3, 4, 5, 8), (3, 4, 7, 8), (2, 1, 4, 7, 8), {}),
+    )
+
+    @pytest.mark.parametrize("case", CASES, ids=str)
+    @pytest.mark.parametrize("mask", [None, "bool", "float"])
+    def test_equals_torch(self, case, mask):
+        *shapes, options = case
+        q, k, v = (torch.randn(shape) for shape in shapes)
+        if mask is not None and options.get("is_causal"):
+            return self._refuses_both(q, k, v)
+        if mask is not None:
+            allowed = torch.rand(5, 7) < 0.7
+            allowed[1] = False
+            options = dict(options, attn_mask=allowed if mask == "bool" else torch.randn(5, 7))
+        theirs = torch.nn.functional.scaled_dot_product_attention(q, k, v, **options)
+        ours = regard.scaled_dot_product_attention(q, k, v, **options)
+        torch.testing.assert_close(ours, theirs)
+        options = {n: x.numpy() if torch.is_tensor(x) else x for n, x in options.items()}
+        arrays = regard.scaled_dot_product_attention(q.numpy(), k.numpy(), v.numpy(), **options)
+        np.testing.assert_allclose(arrays, theirs, rtol=1e-5, atol=1e-6)
+        return None
+
+    def _refuses_both(self, q, k, v):
+        with pytest.raises(RuntimeError, match="attn_mask and is_causal=True were both given"):
+            regard.scaled_dot_product_attention(
+                q, k, v, attn_mask=torch.ones(1, 1, dtype=torch.bool), is_causal=True
+            )
+
+    def test_dropout_is_applied(self):
+        q = torch.randn(2, 4, 9, 8)
+        plain = regard.scaled_dot_product_attention(q, q, q)
+        assert not torch.allclose(plain, regard.scaled_dot_product_attention(q, q, q, None, 0.5))
+
+    def test_leading_axes_that_do_not_broadcast_are_told(self):
+        q, k = torch.randn(4, 5, 8), torch.randn(2, 5, 8)
+        with pytest.raises(regard.ShapeError, match="Heads that share keys need enable_gqa=True"):
+            regard.scaled_dot_product_attention(q, k, k)
+
+
+def test_threads_are_set_and_read_back():
+    before = regard.get_num_threads()
+    try:
+        regard.set_num_threads(1)
+        assert regard.get_num_threads() == torch.get_num_threads() == 1
+    finally:
+        regard.set_num_threads(before)
+    with pytest.raises(ValueError, match="threads is 0; at least 1 is needed"):
+        regard.set_num_threads(0)
+    with pytest.raises(TypeError, match="threads is float 2.0; pass an int"):
+        regard.set_num_threads(2.0)
