@@ -1,0 +1,126 @@
+"""What every head of a recording does: looks at the previous token, the first, or what came before.
+
+Scores are means of weights over queries, computed from blocks of rows, so that a text of any
+length takes memory for one block.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+if TYPE_CHECKING:
+    from regard.recording import Recording
+
+ROLES = {
+    "previous": "previous token",
+    "first": "first token",
+    "induction": "induction",
+}
+LEAST_SCORE = 0.3
+BLOCK_WEIGHTS = 1 << 22  # of one block of rows: 16 MB of float32
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadScores:
+    """Scores of every head, each ``(layers, heads)``; NaN where a score has no query to count.
+
+    Attributes:
+        previous: mean weight on the token just before the query's.
+        first: mean weight on the first token of the text.
+        induction: mean weight on the tokens that came next after earlier occurrences of the
+            query's token, over the queries that see one.
+        entropy: mean of ``−Σ w ln w``, in nats.
+        queries: how many queries the means are over.
+    """
+
+    previous: Float[np.ndarray, "layers heads"]
+    first: Float[np.ndarray, "layers heads"]
+    induction: Float[np.ndarray, "layers heads"]
+    entropy: Float[np.ndarray, "layers heads"]
+    queries: int
+
+    def role(self, layer: int, head: int) -> str:
+        """``"previous token"``, ``"first token"`` or ``"induction"``: the highest score.
+
+        Empty where no score reaches 0.3.
+        """
+        scores = {name: float(getattr(self, name)[layer, head]) for name in ROLES}
+        name = max(scores, key=lambda name: np.nan_to_num(scores[name]))
+        return ROLES[name] if scores[name] >= LEAST_SCORE else ""
+
+
+def head_scores(recording: Recording, queries: int = 4096) -> HeadScores:
+    """Scores every head of a recording.
+
+    Args:
+        recording: of a text read by itself: queries and keys are the same tokens.
+        queries: how many queries to look at, at most: blocks of them, evenly spaced. A text of
+            that length or less is scored whole.
+
+    Raises:
+        ValueError: a cross-attention recording, or ``queries`` below 1.
+
+    Source: Olsson et al. 2022, "In-context Learning and Induction Heads".
+    """
+    if recording.query_tokens != recording.tokens:
+        raise ValueError(
+            "head_scores: the queries of this recording are not its keys; scores by place need a "
+            "text that was read by itself."
+        )
+    if queries < 1:
+        raise ValueError(f"head_scores: queries is {queries}; at least 1 is needed.")
+    _, ids = np.unique(recording.tokens, return_inverse=True)
+    blocks = list(_blocks(len(ids), queries))
+    layers = [_layer_scores(weights, ids, blocks) for weights in recording.weights]
+    scores = {name: np.array([layer[name] for layer in layers]) for name in layers[0]}
+    return HeadScores(**scores, queries=sum(len(block) for block in blocks))
+
+
+def _blocks(length: int, queries: int) -> Iterator[range]:
+    """Ranges of rows, evenly spaced, about ``queries`` rows together."""
+    rows = max(1, min(64, BLOCK_WEIGHTS // length, queries))
+    count = min(-(-length // rows), max(1, queries // rows))
+    if length <= queries:
+        count = -(-length // rows)
+    for n in range(count):
+        start = n * rows if length <= queries else n * (length - rows) // max(1, count - 1)
+        yield range(start, min(start + rows, length))
+
+
+def _layer_scores(
+    weights: Any, ids: Int[np.ndarray, " L"], blocks: list[range]
+) -> dict[str, Float[np.ndarray, " heads"]]:
+    heads = weights.shape[0]
+    names = ("previous", "first", "induction", "entropy")
+    sums = {name: np.zeros(heads) for name in names}
+    counts = {name: np.zeros(heads) for name in names}
+    for block in blocks:
+        rows = np.arange(block.start, block.stop)
+        follows = _follows_same(ids, rows)
+        later = rows > 0
+        for head in range(heads):
+            w = np.asarray(weights[head, block.start : block.stop])
+            found = {
+                "previous": w[later, rows[later] - 1],
+                "first": w[later, 0],
+                "induction": (w * follows).sum(-1)[((w > 0) & follows).any(-1)],
+                "entropy": -(w * np.log(np.where(w > 0, w, 1))).sum(-1),
+            }
+            for name, values in found.items():
+                sums[name][head] += values.sum(dtype=np.float64)
+                counts[name][head] += len(values)
+    with np.errstate(invalid="ignore"):
+        return {name: sums[name] / counts[name] for name in names}
+
+
+def _follows_same(
+    ids: Int[np.ndarray, " L"], rows: Int[np.ndarray, " R"]
+) -> Bool[np.ndarray, "R L"]:
+    """Whether key j follows an earlier occurrence of query i's token: ``ids[j - 1] == ids[i]``."""
+    before = np.concatenate([[-1], ids[:-1]])
+    return (before == ids[rows][:, None]) & (np.arange(len(ids)) <= rows[:, None])

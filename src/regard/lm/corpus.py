@@ -1,0 +1,127 @@
+"""Texts to train on: files read as UTF-8, some of them held out, and batches drawn from them."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import sysconfig
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import UInt16
+
+from regard.lm.tokenizer import BytePairTokenizer
+
+# Tests, and tables that a program wrote, teach a model nothing about the language.
+LEFT_OUT = {"site-packages", "test", "tests", "idle_test", "__pycache__", "encodings", "lib2to3"}
+TOPICS = "pydoc_data/topics.py"
+
+
+def read_texts(files: Iterable[str | Path]) -> dict[str, str]:
+    """The text of each file, by its path as given, in order.
+
+    Raises:
+        FileNotFoundError: a file that is not there.
+        ValueError: a file that is not UTF-8, or no file that holds any text.
+    """
+    texts = {}
+    for file in files:
+        try:
+            texts[str(file)] = Path(file).read_bytes().decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"{file}: not a text; byte {error.start} is no UTF-8. "
+                "Leave the file out, or convert it."
+            ) from error
+    if not any(texts.values()):
+        raise ValueError("No text to train on: name at least one file that is not empty.")
+    return texts
+
+
+def standard_library() -> dict[str, str]:
+    """Source and documentation of this Python, by path relative to its library folder.
+
+    Without tests and generated tables. The documentation's topics are texts of their own.
+    """
+    root = Path(sysconfig.get_paths()["stdlib"])
+    paths = sorted(p.relative_to(root) for p in root.rglob("*.py"))
+    names = [
+        p.as_posix() for p in paths if not LEFT_OUT & set(p.parts) and p.name[0:11] != "_sysconfigd"
+    ]
+    texts = read_texts(root / name for name in names)
+    library = dict(zip(names, texts.values()))
+    return library | dict(_topics(library.pop(TOPICS, "")))
+
+
+def _topics(source: str) -> Iterator[tuple[str, str]]:
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict):
+            for name, text in ast.literal_eval(node.value).items():
+                yield f"{TOPICS}/{name}", text
+
+
+def is_held_out(name: str, share: float = 0.05) -> bool:
+    """Whether the text of this name is kept from training: by its hash, so always the same."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") < share * 2**32
+
+
+def encode_texts(
+    texts: Mapping[str, str], tokenizer: BytePairTokenizer
+) -> UInt16[np.ndarray, " tokens"]:
+    """All texts one after the other, BOS before each."""
+    ids = [i for text in texts.values() for i in tokenizer.encode(text, bos=True)]
+    return np.array(ids, dtype=np.uint16)
+
+
+class Batches:
+    """Batch number ``step`` of a run: a pure function of the corpus, the seed and the step.
+
+    Every epoch cuts the corpus at another place into pieces of ``length`` and shuffles them.
+
+    Args:
+        ids: ``(tokens,)``, the corpus.
+        bos: goes before each piece.
+        size: pieces per batch.
+        length: tokens per piece.
+        repeats: pieces of every batch that say their first tokens, 16 to half a piece of them, over
+            and over: what a model learns to look for earlier occurrences from.
+    """
+
+    def __init__(
+        self,
+        ids: UInt16[np.ndarray, " tokens"],
+        bos: int,
+        *,
+        size: int,
+        length: int,
+        repeats: int = 0,
+        seed: int = 0,
+    ) -> None:
+        self.ids, self.bos, self.size, self.length = ids, bos, size, length
+        self.repeats, self.seed = repeats, seed
+        self.pieces = (len(ids) - length) // length
+        if self.pieces < 1:
+            raise ValueError(
+                f"The corpus is too short: {len(ids)} tokens, and pieces of {length} need "
+                f"{2 * length}. Give more text, or a smaller length."
+            )
+        self._epoch, self._starts = -1, np.empty(0, dtype=np.int64)
+
+    def __getitem__(self, step: int) -> UInt16[np.ndarray, "size length_and_1"]:
+        """``(size, 1 + length)``: in each row BOS and a piece."""
+        numbers = range(step * self.size, (step + 1) * self.size)
+        starts = [self._start(*divmod(n, self.pieces)) for n in numbers]
+        rows = np.stack([self.ids[start : start + self.length] for start in starts])
+        random = np.random.default_rng([self.seed, 0, step])
+        for row in rows[self.size - self.repeats :]:
+            row[:] = np.resize(row[: random.integers(16, self.length // 2 + 1)], self.length)
+        return np.pad(rows, ((0, 0), (1, 0)), constant_values=self.bos)
+
+    def _start(self, epoch: int, n: int) -> int:
+        if epoch != self._epoch:
+            random = np.random.default_rng([self.seed, epoch])
+            offset = random.integers(len(self.ids) - self.pieces * self.length + 1)
+            self._starts = offset + self.length * random.permutation(self.pieces)
+            self._epoch = epoch
+        return int(self._starts[n])

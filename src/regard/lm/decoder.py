@@ -1,0 +1,105 @@
+"""The language model in torch, on ``regard.nn``: the weights of ``regard.lm.model``, trainable."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Self
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from regard.lm.config import NORM_EPSILON, Config, LayerConfig
+from regard.lm.model import BUILTIN, LanguageModel
+from regard.nn import MultiHeadAttention
+
+
+class Block(nn.Module):
+    """``x + attention(norm(x))``, then ``x + down(relu(up(norm(x)))²)``."""
+
+    def __init__(self, config: Config, layer: LayerConfig) -> None:
+        super().__init__()
+        d, hidden = config.embed_dim, config.hidden_dim
+        self.attention_norm = nn.RMSNorm(d, eps=NORM_EPSILON)
+        self.attention = MultiHeadAttention(
+            d, config.num_heads, bias=False, rope=layer.rope, **layer.visible
+        )
+        self.mlp_norm = nn.RMSNorm(d, eps=NORM_EPSILON)
+        self.up = nn.Linear(d, hidden, bias=False)
+        self.down = nn.Linear(hidden, d, bias=False)
+
+    def forward(self, x: Float[Tensor, "*B L d"]) -> Float[Tensor, "*B L d"]:
+        """One layer of the decoder."""
+        x = x + self.attention(self.attention_norm(x))
+        return x + self.down(F.relu(self.up(self.mlp_norm(x))).square())
+
+    def weights(self) -> dict[str, Tensor]:
+        """Its parameters by the names that they are stored under."""
+        qkv = self.attention.in_proj_weight
+        assert qkv is not None  # queries, keys and values are all projected from x
+        return {
+            "attention_norm": self.attention_norm.weight,
+            "qkv": qkv,
+            "out": self.attention.out_proj.weight,
+            "mlp_norm": self.mlp_norm.weight,
+            "up": self.up.weight,
+            "down": self.down.weight,
+        }
+
+
+class Decoder(nn.Module):
+    """A decoder-only transformer: token ids to the logits of the next token.
+
+    Args:
+        config: its sizes. The weights are random, those that add to the residual stream zero.
+
+    Example:
+        >>> decoder = Decoder.load("builtin")
+        >>> decoder(torch.tensor([[2047, 300, 301]])).shape
+        torch.Size([1, 3, 2048])
+    """
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.config = config
+        d = config.embed_dim
+        self.embedding = nn.Embedding(config.vocab_size, d)
+        self.layers = nn.ModuleList(Block(config, layer) for layer in config.layers)
+        self.norm = nn.RMSNorm(d, eps=NORM_EPSILON)
+        nn.init.normal_(self.embedding.weight, std=0.02)
+        for name, weight in self.weights().items():
+            if name.endswith(("qkv", "up")):
+                nn.init.normal_(weight, std=d**-0.5)
+            if name.endswith(("out", "down")):
+                nn.init.zeros_(weight)
+
+    @classmethod
+    def load(cls, folder: str | Path = BUILTIN) -> Self:
+        """The model of a folder; errors as ``LanguageModel.load``."""
+        model = LanguageModel.load(folder)
+        decoder = cls(model.config)
+        with torch.no_grad():
+            for name, weight in decoder.weights().items():
+                weight.copy_(torch.from_numpy(model.weights[name]))
+        return decoder
+
+    @property
+    def blocks(self) -> list[Block]:
+        """Its layers, first layer first."""
+        return [block for block in self.layers if isinstance(block, Block)]
+
+    def forward(self, ids: Int[Tensor, "*B L"]) -> Float[Tensor, "*B L vocab_size"]:
+        """Logits of the next token."""
+        x = self.embedding(ids)
+        x = F.rms_norm(x, x.shape[-1:], eps=NORM_EPSILON)
+        for block in self.blocks:
+            x = block(x)
+        return F.linear(self.norm(x), self.embedding.weight)
+
+    def weights(self) -> dict[str, Tensor]:
+        """Every parameter by the name that it is stored under."""
+        weights: dict[str, Tensor] = {"embedding": self.embedding.weight, "norm": self.norm.weight}
+        for i, block in enumerate(self.blocks):
+            weights |= {f"layers.{i}.{name}": weight for name, weight in block.weights().items()}
+        return weights

@@ -1,0 +1,280 @@
+"""The language model: a decoder in NumPy on ``regard.attention``."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import safetensors.numpy
+from jaxtyping import Float32
+from safetensors import SafetensorError
+
+from regard._attention import attention
+from regard.lm.config import NORM_EPSILON, Config, LayerConfig
+from regard.lm.memory import require_memory
+from regard.lm.tokenizer import BytePairTokenizer
+from regard.recording import Layer, Recording
+
+BUILTIN = "builtin"
+FLOAT_BYTES = 4
+ROWS_AT_ONCE = 1024  # of logits: 2048 x 1024 x 4 bytes are 8 MB
+
+Array = np.ndarray
+
+
+class LanguageModel:
+    """A decoder-only transformer that continues texts and shows what it attends to.
+
+    Args:
+        config: its sizes.
+        tokenizer: of ``config.vocab_size`` ids.
+        weights: float32 arrays by name, of the shapes ``config.shapes()``.
+        name: for people; goes into recordings.
+
+    Raises:
+        ValueError: weights or tokenizer that do not fit the config.
+
+    Source: Vaswani 2017; Radford 2019 (pre-norm); Zhang & Sennrich 2019 (RMSNorm); Su 2021 (rotary
+    positions); So 2021 (squared ReLU).
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        tokenizer: BytePairTokenizer,
+        weights: dict[str, Array],
+        name: str = "",
+    ) -> None:
+        _check(config, tokenizer, weights, name)
+        self.config, self.tokenizer, self.weights, self.name = config, tokenizer, weights, name
+
+    @classmethod
+    def load(cls, folder: str | Path = BUILTIN) -> LanguageModel:
+        """Reads a model: ``"builtin"``, the one in the package, or a folder that was saved.
+
+        Raises:
+            FileNotFoundError: no model there.
+            ValueError: files that are no model, or do not belong together.
+        """
+        path = Path(__file__).parent / BUILTIN if folder == BUILTIN else Path(folder)
+        if not (path / "config.json").is_file():
+            raise FileNotFoundError(
+                f"{folder}: no language model there; a folder with a config.json is needed. "
+                f"'{BUILTIN}' is the one in the package, `regard train` makes others."
+            )
+        try:
+            weights = safetensors.numpy.load_file(path / "model.safetensors")
+        except SafetensorError as error:
+            raise ValueError(
+                f"{path / 'model.safetensors'}: not a weights file ({error})."
+            ) from error
+        return cls(
+            Config.load(path / "config.json"),
+            BytePairTokenizer.load(path / "tokenizer.json"),
+            {name: weight.astype(np.float32) for name, weight in weights.items()},
+            name=str(folder),
+        )
+
+    def save(self, folder: str | Path) -> None:
+        """Writes the model to a folder, weights in float16."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        half = {name: weight.astype(np.float16) for name, weight in self.weights.items()}
+        safetensors.numpy.save_file(half, folder / "model.safetensors")
+        self.tokenizer.save(folder / "tokenizer.json")
+        self.config.save(folder / "config.json")
+
+    def record(self, text: str) -> Recording:
+        """What every head attends with while the model reads ``text``, BOS before it.
+
+        Raises:
+            ValueError: ``text`` is empty.
+            MaterializeError: ``text`` is longer than the free memory allows.
+        """
+        return self.record_ids(self._read(text))
+
+    def record_ids(self, ids: Sequence[int]) -> Recording:
+        """As :meth:`record`, of token ids; BOS is not added."""
+        layers: list[Layer] = []
+        self.hidden(ids, record=layers)
+        return Recording(self.tokenizer.tokens(ids), layers, model=self.name)
+
+    def losses(self, text: str) -> Float32[Array, " tokens"]:
+        """``−ln p(token | BOS and all before it)`` of each token of ``text``, in nats.
+
+        Raises:
+            ValueError, MaterializeError: as :meth:`record`.
+        """
+        return self.losses_ids(self._read(text))
+
+    def losses_ids(self, ids: Sequence[int]) -> Float32[Array, " tokens_less_1"]:
+        """As :meth:`losses`, of every token id from the second on; BOS is not added."""
+        hidden, targets = self.hidden(ids[:-1]), np.array(ids[1:])
+        blocks = [slice(i, i + ROWS_AT_ONCE) for i in range(0, len(targets), ROWS_AT_ONCE)]
+        return np.concatenate([_cross_entropy(self.logits(hidden[b]), targets[b]) for b in blocks])
+
+    def loss(self, text: str) -> float:
+        """Mean of :meth:`losses`: nats per token."""
+        return float(self.losses(text).mean(dtype=np.float64))
+
+    def generate(self, text: str, tokens: int, *, temperature: float = 0.0, seed: int = 0) -> str:
+        """Continues ``text``; see :meth:`stream`."""
+        return "".join(self.stream(text, tokens, temperature=temperature, seed=seed))
+
+    def stream(
+        self, text: str, tokens: int, *, temperature: float = 0.0, seed: int = 0
+    ) -> Iterator[str]:
+        """Continues ``text`` piece by piece, whole characters only.
+
+        A text may end inside a token (``"def "`` does: the model knows ``" name"``), so its last
+        token is chosen again, among those that begin with it.
+
+        Args:
+            tokens: how many at most; fewer where the model ends the text.
+            temperature: 0 takes the most likely token; 1 draws from the model's distribution.
+            seed: of the draws; the same seed gives the same text.
+
+        Raises:
+            ValueError: ``text`` is empty, ``tokens`` or ``temperature`` negative.
+            MaterializeError: as :meth:`record`.
+        """
+        if tokens < 0 or not 0 <= temperature < np.inf:
+            raise ValueError(
+                f"generate: tokens is {tokens} and temperature {temperature}; "
+                "both must be 0 or more, and finite."
+            )
+        ids = self._read(text, more=tokens)
+        return self._continue(ids, tokens, temperature, np.random.default_rng(seed))
+
+    def _continue(
+        self, ids: Sequence[int], tokens: int, temperature: float, random: np.random.Generator
+    ) -> Iterator[str]:
+        utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        cache = Cache(self.config)
+        *ids, last = ids
+        written = self.tokenizer.bytes(last)
+        fits = [self.tokenizer.bytes(i).startswith(written) for i in range(len(self.tokenizer))]
+        for n in range(tokens + 1 if tokens else 0):
+            logits = self.logits(self.hidden(ids, cache)[-1])
+            if n == 0:
+                logits[~np.array(fits)] = -np.inf
+            ids = [_choose(logits, temperature, random)]
+            if ids[0] == self.tokenizer.bos:  # another text would begin: this one ends
+                break
+            yield utf8.decode(self.tokenizer.bytes(ids[0])[len(written) if n == 0 else 0 :])
+        yield utf8.decode(b"", final=True)
+
+    def hidden(
+        self, ids: Sequence[int], cache: Cache | None = None, record: list[Layer] | None = None
+    ) -> Float32[Array, "L embed_dim"]:
+        """The decoder: ids to the vectors that :meth:`logits` reads, after those in the cache."""
+        cache = Cache(self.config) if cache is None else cache
+        x = _norm(self.weights["embedding"][list(ids)])
+        for i, layer in enumerate(self.config.layers):
+            w = {name: self.weights[f"layers.{i}.{name}"] for name in LAYER_WEIGHTS}
+            q, k, v = self._heads(_norm(x) * w["attention_norm"] @ w["qkv"].T)
+            q, k = (_rotate(t, layer, cache.length) for t in (q, k))
+            if record is not None:
+                record.append(Layer(q, k, v, **layer.visible))
+            out = attention(q, *cache.extended(i, k, v), **layer.visible)
+            x = x + out.swapaxes(0, 1).reshape(x.shape) @ w["out"].T
+            up = np.maximum(_norm(x) * w["mlp_norm"] @ w["up"].T, 0)
+            x = x + np.square(up) @ w["down"].T
+        cache.length += len(ids)
+        return _norm(x) * self.weights["norm"]
+
+    def logits(self, hidden: Float32[Array, "*L embed_dim"]) -> Float32[Array, "*L vocab_size"]:
+        """Scores of the next token: ``hidden @ embedding.T``."""
+        return hidden @ self.weights["embedding"].T
+
+    def _heads(self, qkv: Float32[Array, "L qkv"]) -> Float32[Array, "3 H L D"]:
+        return qkv.reshape(len(qkv), 3, self.config.num_heads, -1).transpose(1, 2, 0, 3)
+
+    def _read(self, text: str, more: int = 0) -> list[int]:
+        if not text:
+            raise ValueError("The text is empty; at least one character is needed.")
+        ids = self.tokenizer.encode(text, bos=True)
+        # Kept for every layer: q, k and v; alive at once in a layer: about 12 vectors per token.
+        floats = self.config.embed_dim * (3 * len(self.config.layers) + 12)
+        require_memory(len(ids) + more, FLOAT_BYTES * floats)
+        return ids
+
+
+LAYER_WEIGHTS = ("attention_norm", "qkv", "out", "mlp_norm", "up", "down")
+
+
+class Cache:
+    """Keys and values of the tokens that were read, for every layer.
+
+    Attributes:
+        length: how many tokens those are.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.length = 0
+        shape = (2, config.num_heads, 0, config.head_dim)
+        self._stored = [np.empty(shape, dtype=np.float32) for _ in config.layers]
+
+    def extended(self, layer: int, key: Array, value: Array) -> Float32[Array, "2 H length D"]:
+        """Keys and values with these after them; the room doubles when it is used up."""
+        end = self.length + key.shape[1]
+        stored = self._stored[layer]
+        if end > stored.shape[2]:
+            room = ((0, 0), (0, 0), (0, max(end, 2 * self.length) - stored.shape[2]), (0, 0))
+            stored = self._stored[layer] = np.pad(stored, room)
+        stored[0, :, self.length : end] = key
+        stored[1, :, self.length : end] = value
+        return stored[:, :, :end]
+
+
+def _norm(x: Float32[Array, "*L d"]) -> Float32[Array, "*L d"]:
+    mean_square = np.square(x).mean(-1, keepdims=True)
+    return x / np.sqrt(mean_square + np.float32(NORM_EPSILON))
+
+
+def _rotate(x: Float32[Array, "H L D"], layer: LayerConfig, start: int) -> Float32[Array, "H L D"]:
+    if layer.rope is None:
+        return x
+    half = x.shape[-1] // 2
+    position = np.arange(start, start + x.shape[1])
+    angle = position[:, None] * layer.rope ** (-np.arange(half) / half)  # float64: exact far out
+    cos, sin = np.cos(angle).astype(x.dtype), np.sin(angle).astype(x.dtype)
+    a, b = x[..., :half], x[..., half:]
+    return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+
+
+def _cross_entropy(logits: Float32[Array, "L vocab_size"], targets: Array) -> Float32[Array, " L"]:
+    highest = logits.max(-1)
+    total = np.exp(logits - highest[:, None]).sum(-1)
+    return highest + np.log(total) - logits[np.arange(len(targets)), targets]
+
+
+def _choose(
+    logits: Float32[Array, " vocab_size"], temperature: float, random: np.random.Generator
+) -> int:
+    if temperature == 0:
+        return int(logits.argmax())
+    # The largest of score / temperature + Gumbel noise is a draw from the softmax (Gumbel 1954).
+    return int((logits / temperature + random.gumbel(size=logits.shape)).argmax())
+
+
+def _check(
+    config: Config, tokenizer: BytePairTokenizer, weights: dict[str, Array], name: str
+) -> None:
+    if len(tokenizer) != config.vocab_size:
+        raise ValueError(
+            f"{name or 'model'}: the tokenizer has {len(tokenizer)} ids and config.json says "
+            f"{config.vocab_size}; take both from the same folder."
+        )
+    shapes = {key: weight.shape for key, weight in weights.items()}
+    needed = config.shapes()
+    wrong = [key for key in needed | shapes if needed.get(key) != shapes.get(key)]
+    if wrong:
+        first = wrong[0]
+        raise ValueError(
+            f"{name or 'model'}: {len(wrong)} weights are not those that config.json needs; "
+            f"{first} is {shapes.get(first, 'missing')}, needed {needed.get(first, 'not at all')}. "
+            "Take config.json and model.safetensors from the same folder."
+        )

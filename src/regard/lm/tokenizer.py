@@ -1,0 +1,194 @@
+"""Text to token ids and back: whole words, or byte pairs that give any text back."""
+
+from __future__ import annotations
+
+import builtins
+import difflib
+import functools
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+from tokenizers.trainers import BpeTrainer
+
+BYTES = 256
+
+
+class WordTokenizer:
+    """Lower-cased words split at spaces, numbered in order of first appearance after BOS 0, EOS 1.
+
+    Args:
+        text: the words to know, in one text.
+
+    Raises:
+        ValueError: ``text`` holds no word.
+
+    >>> words = WordTokenizer("How are you doing ?")
+    >>> words.encode("you are doing", bos=True)
+    [0, 4, 3, 5]
+    >>> words.decode([4, 3, 5])
+    'You are doing'
+    """
+
+    bos = 0
+    eos = 1
+
+    def __init__(self, text: str) -> None:
+        words = dict.fromkeys(_split(text))
+        if not words:
+            raise ValueError("WordTokenizer: the text holds no word; give at least one to know.")
+        self.words = ["BOS", "EOS", *words]
+        self._ids = {word: i for i, word in enumerate(self.words) if i > self.eos}
+
+    def __len__(self) -> int:
+        """Number of ids, BOS and EOS included."""
+        return len(self.words)
+
+    def encode(self, text: str, bos: bool = False, eos: bool = False) -> list[int]:
+        """Ids of the words of ``text``, between BOS and EOS where asked.
+
+        Raises:
+            ValueError: a word that is not in the vocabulary; names the nearest known ones.
+        """
+        ids = [self._id(word) for word in _split(text)]
+        return [self.bos] * bos + ids + [self.eos] * eos
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The sentence, capitalised; BOS and EOS are left out.
+
+        Raises:
+            ValueError: an id outside the vocabulary.
+        """
+        words = [self._word(i) for i in ids if i not in (self.bos, self.eos)]
+        return " ".join(words).capitalize()
+
+    def _id(self, word: str) -> int:
+        if word not in self._ids:
+            near = difflib.get_close_matches(word, self._ids, n=3, cutoff=0.4)
+            known = f"nearest known words: {', '.join(near)}" if near else "no known word is near"
+            raise ValueError(
+                f"WordTokenizer: unknown word {word!r}; {known}. "
+                f"It knows the {len(self._ids)} words of the text that it was made from."
+            )
+        return self._ids[word]
+
+    def _word(self, i: int) -> str:
+        if not 0 <= i < len(self):
+            raise ValueError(
+                f"WordTokenizer: id {i} is outside the vocabulary, 0 to {len(self) - 1}."
+            )
+        return self.words[i]
+
+
+def _split(text: str) -> list[str]:
+    return [word for word in text.lower().split(" ") if word]
+
+
+class BytePairTokenizer:
+    """Byte-level byte pairs: any text, back byte for byte.
+
+    The last id, ``bos``, marks where a text begins. It stands for no characters, so that no text
+    can contain it.
+
+    Args:
+        tokenizer: of the ``tokenizers`` library, with a byte-level alphabet.
+
+    Source: Sennrich 2016 (byte pairs); Radford 2019 (over bytes).
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.bos = tokenizer.get_vocab_size()
+
+    @classmethod
+    def train(cls, texts: Iterable[str], vocab_size: int) -> BytePairTokenizer:
+        """Merges the most frequent pairs of ``texts`` up to ``vocab_size`` ids, BOS included.
+
+        Raises:
+            ValueError: ``vocab_size`` leaves no room for the 256 bytes and BOS.
+        """
+        if vocab_size <= BYTES:
+            raise ValueError(
+                f"BytePairTokenizer: vocab_size {vocab_size} is too small; "
+                f"{BYTES} bytes and BOS need at least {BYTES + 1}."
+            )
+        tokenizer = Tokenizer(BPE())
+        tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = ByteLevelDecoder()
+        alphabet = sorted(ByteLevel.alphabet())
+        trainer = BpeTrainer(
+            vocab_size=vocab_size - 1, initial_alphabet=alphabet, show_progress=False
+        )
+        tokenizer.train_from_iterator(texts, trainer)
+        return cls(tokenizer)
+
+    @classmethod
+    def load(cls, path: str | Path) -> BytePairTokenizer:
+        """Reads a ``tokenizer.json``.
+
+        Raises:
+            FileNotFoundError: no such file.
+            ValueError: the file is no tokenizer.
+        """
+        text = Path(path).read_bytes()
+        try:
+            return cls(Tokenizer.from_buffer(text))
+        except Exception as error:  # the library raises plain Exception
+            raise ValueError(f"{path}: not a byte-pair tokenizer ({error}).") from error
+
+    def save(self, path: str | Path) -> None:
+        """Writes a ``tokenizer.json``."""
+        Path(path).write_text(self._tokenizer.to_str(pretty=True), encoding="utf-8")
+
+    def __len__(self) -> int:
+        """Number of ids, BOS included."""
+        return self.bos + 1
+
+    def encode(self, text: str, bos: bool = False) -> list[int]:
+        """Ids of ``text``, after BOS where asked."""
+        return [self.bos] * bos + self._tokenizer.encode(text).ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text; BOS is left out, bytes that are no UTF-8 become U+FFFD."""
+        return b"".join(self.bytes(i) for i in ids).decode("utf-8", errors="replace")
+
+    def bytes(self, i: int) -> builtins.bytes:
+        """The bytes that id ``i`` stands for: none for BOS.
+
+        Raises:
+            ValueError: an id outside the vocabulary.
+        """
+        if not 0 <= i < len(self):
+            raise ValueError(
+                f"BytePairTokenizer: id {i} is outside the vocabulary, 0 to {self.bos}."
+            )
+        return self._spelled[i]
+
+    def tokens(self, ids: Sequence[int]) -> list[str]:
+        """What to show for each id: its text, or ``<bos>``.
+
+        Bytes that are no whole character become ``\\xNN``.
+        """
+        return [
+            "<bos>" if i == self.bos else self.bytes(i).decode("utf-8", errors="backslashreplace")
+            for i in ids
+        ]
+
+    @functools.cached_property
+    def _spelled(self) -> list[builtins.bytes]:
+        signs = _byte_of_sign()
+        tokens = (self._tokenizer.id_to_token(i) or "" for i in range(self.bos))
+        return [*(bytes(signs[sign] for sign in token) for token in tokens), b""]
+
+
+def _byte_of_sign() -> dict[str, int]:
+    """The byte that each of the 256 signs of a byte-level vocabulary stands for.
+
+    Printable bytes stand for themselves; the others take the code points from 256 on, in order.
+    """
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = (b for b in range(BYTES) if b not in printable)
+    return {chr(b): b for b in printable} | {chr(BYTES + n): b for n, b in enumerate(others)}

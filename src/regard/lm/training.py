@@ -1,0 +1,270 @@
+"""Training a language model: the same texts and settings give the same weights, killed or not."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from regard._errors import UnsupportedError
+from regard.lm.config import Config, LayerConfig
+from regard.lm.corpus import Batches, encode_texts, read_texts
+from regard.lm.decoder import Decoder
+from regard.lm.tokenizer import BytePairTokenizer
+
+CHECKPOINT = "checkpoint.safetensors"
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """All that decides, with the texts, what a training run gives.
+
+    Attributes:
+        steps: optimizer steps; the learning rates fall to zero at the last one.
+        batch: pieces of text per step.
+        length: tokens per piece.
+        repeats: pieces of every batch that repeat their beginning; see :class:`Batches`.
+        windows: keys before its own that each layer's queries see; None for all of them, without
+            positions.
+        muon_rate: learning rate of the matrices; ``adam_rate``: of the embedding and the norms.
+        bfloat16: multiply matrices in bfloat16, faster where the CPU has instructions for it.
+        save_every: steps between two checkpoints.
+    """
+
+    steps: int = 400
+    batch: int = 8
+    length: int = 256
+    repeats: int = 1
+    vocab_size: int = 1024
+    embed_dim: int = 128
+    num_heads: int = 4
+    windows: tuple[int | None, ...] = (63, 127, None, 127)
+    rope: float = 10_000.0
+    muon_rate: float = 0.02
+    adam_rate: float = 0.004
+    weight_decay: float = 0.05
+    bfloat16: bool = False
+    save_every: int = 50
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        counts = ("steps", "batch", "length", "embed_dim", "num_heads", "save_every")
+        low = [f"{name} {getattr(self, name)}" for name in counts if getattr(self, name) < 1]
+        if low or not self.windows:
+            raise ValueError(f"Settings: {', '.join(low) or 'no layers'}; at least 1 is needed.")
+        if self.embed_dim % (2 * self.num_heads):
+            raise ValueError(
+                f"Settings: embed_dim {self.embed_dim} cannot be {self.num_heads} heads of even "
+                f"size; take a multiple of {2 * self.num_heads}."
+            )
+        if not 0 <= self.repeats <= self.batch or (self.repeats and self.length < 32):
+            raise ValueError(
+                f"Settings: {self.repeats} repeats in a batch of {self.batch}, length "
+                f"{self.length}; repeats must be 0 to {self.batch}, and need a length of 32."
+            )
+        if self.vocab_size > 2**16:
+            raise ValueError(
+                f"Settings: vocab_size {self.vocab_size}; at most {2**16} is possible."
+            )
+
+    def config(self, vocab_size: int) -> Config:
+        """The model that these settings train."""
+        layers = (LayerConfig(w, None if w is None else self.rope) for w in self.windows)
+        return Config(
+            vocab_size=vocab_size,
+            embed_dim=self.embed_dim,
+            num_heads=self.num_heads,
+            hidden_dim=4 * self.embed_dim,
+            train_length=self.length,
+            layers=tuple(layers),
+        )
+
+    def rate(self, step: int) -> float:
+        """Factor of the learning rates: up in 20 steps, level, down to zero over the last half."""
+        return min(1.0, (step + 1) / 20, 2 * (1 - step / self.steps))
+
+
+@dataclasses.dataclass(frozen=True)
+class Progress:
+    """What ``train`` reports after every step: ``loss`` in nats per token."""
+
+    step: int
+    steps: int
+    loss: float
+
+
+def train(
+    files: Iterable[str | Path],
+    folder: str | Path,
+    settings: Settings | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> list[float]:
+    """Trains a model on files and writes it to ``folder``; goes on where a killed run stopped.
+
+    Returns:
+        The loss of every step, in nats per token.
+
+    Raises:
+        FileNotFoundError: a file that is not there.
+        ValueError: no text, a file that is no text, too little of it, or a folder with another run.
+    """
+    return train_texts(read_texts(files), folder, settings, progress)
+
+
+def train_texts(
+    texts: Mapping[str, str],
+    folder: str | Path,
+    settings: Settings | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> list[float]:
+    """As :func:`train`, on texts by name."""
+    if not hasattr(torch.optim, "Muon"):
+        raise UnsupportedError(
+            f"Training needs torch 2.9 or newer, for its Muon optimizer; this is "
+            f"{torch.__version__}."
+        )
+    settings = settings or Settings()
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    _claim(folder, settings, texts)
+    tokenizer = _tokenizer(folder, settings, texts)
+    ids = encode_texts(texts, tokenizer)
+    batches = Batches(
+        ids,
+        tokenizer.bos,
+        size=settings.batch,
+        length=settings.length,
+        repeats=settings.repeats,
+        seed=settings.seed,
+    )
+    run = _Run(settings, len(tokenizer))
+    run.load(folder / CHECKPOINT)
+    while len(run.losses) < settings.steps:
+        run.step(batches)
+        if progress:
+            progress(Progress(len(run.losses), settings.steps, run.losses[-1]))
+        if len(run.losses) % settings.save_every == 0:
+            run.save(folder / CHECKPOINT)
+    run.save(folder / CHECKPOINT)
+    run.model.config.save(folder / "config.json")
+    weights = {name: w.detach().half() for name, w in run.model.weights().items()}
+    _replace(folder / "model.safetensors", lambda path: save_file(weights, path))
+    return run.losses
+
+
+def _claim(folder: Path, settings: Settings, texts: Mapping[str, str]) -> None:
+    """Writes down which run the folder is for, or checks that it is for this one."""
+    digest = hashlib.sha256(json.dumps(list(texts.values())).encode()).hexdigest()
+    text = json.dumps(dataclasses.asdict(settings) | {"texts": digest}, indent=2) + "\n"
+    path = folder / "run.json"
+    if not path.exists():
+        _replace(path, lambda new: new.write_text(text))
+        return
+    run = json.loads(text)
+    try:
+        other = dict(json.loads(path.read_bytes()))
+    except (ValueError, TypeError) as error:
+        raise ValueError(
+            f"{path}: not the settings of a run ({error}); give another folder."
+        ) from error
+    changed = [
+        f"{name} {other.get(name)}, not {run[name]}" for name in run if other.get(name) != run[name]
+    ]
+    if changed:
+        raise ValueError(
+            f"{folder} holds another run: it has {'; '.join(changed)}. "
+            "Give the same files and settings to go on with it, or another folder."
+        )
+
+
+def _tokenizer(folder: Path, settings: Settings, texts: Mapping[str, str]) -> BytePairTokenizer:
+    path = folder / "tokenizer.json"
+    if not path.exists():
+        tokenizer = BytePairTokenizer.train(texts.values(), settings.vocab_size)
+        _replace(path, tokenizer.save)
+    return BytePairTokenizer.load(path)
+
+
+def _replace(path: Path, write: Callable[[Path], Any]) -> None:
+    """Writes a file that is there whole or not at all, whenever the writer is killed."""
+    new = path.with_suffix(path.suffix + ".new")
+    write(new)
+    with new.open("r+b") as file:
+        os.fsync(file.fileno())
+    new.replace(path)
+
+
+class _Run:
+    """Model, optimizers and losses so far: everything that the next step depends on."""
+
+    def __init__(self, settings: Settings, vocab_size: int) -> None:
+        torch.manual_seed(settings.seed)
+        self.settings = settings
+        self.model = Decoder(settings.config(vocab_size))
+        self.losses: list[float] = []
+        hidden = [p for p in self.model.layers.parameters() if p.ndim == 2]
+        others = [p for p in self.model.parameters() if all(p is not h for h in hidden)]
+        self.optimizers: list[tuple[torch.optim.Optimizer, float]] = [
+            (torch.optim.Muon(hidden, weight_decay=settings.weight_decay), settings.muon_rate),
+            (torch.optim.AdamW(others, betas=(0.9, 0.95), weight_decay=0.0), settings.adam_rate),
+        ]
+
+    def step(self, batches: Batches) -> None:
+        """One optimizer step, on the batch of its number."""
+        step = len(self.losses)
+        ids = torch.from_numpy(batches[step].astype(np.int64))
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.settings.bfloat16):
+            logits = self.model(ids[:, :-1])
+        loss = F.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten())
+        loss.backward()
+        for optimizer, rate in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = rate * self.settings.rate(step)
+            optimizer.step()
+            optimizer.zero_grad()
+        self.losses.append(loss.item())
+
+    def save(self, path: Path) -> None:
+        """Writes the checkpoint, whole or not at all."""
+        metadata = {"losses": json.dumps(self.losses)}
+        _replace(path, lambda new: save_file(self._tensors(), new, metadata))
+
+    def load(self, path: Path) -> None:
+        """Takes the checkpoint up, if there is one."""
+        if not path.exists():
+            return
+        try:
+            with safe_open(path, "pt") as file:
+                stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                self.losses = json.loads(file.metadata()["losses"])
+        except SafetensorError as error:
+            raise ValueError(
+                f"{path}: a damaged checkpoint ({error}). Delete it to start the run anew."
+            ) from error
+        with torch.no_grad():
+            for name, weight in self.model.weights().items():
+                weight.copy_(stored.pop(name))
+        states: list[dict[int, dict[str, torch.Tensor]]] = [{} for _ in self.optimizers]
+        for name, tensor in stored.items():
+            _, number, parameter, key = name.split(".")
+            states[int(number)].setdefault(int(parameter), {})[key] = tensor
+        for (optimizer, _), state in zip(self.optimizers, states):
+            groups = optimizer.state_dict()["param_groups"]
+            optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        tensors = {name: w.detach() for name, w in self.model.weights().items()}
+        for number, (optimizer, _) in enumerate(self.optimizers):
+            for parameter, state in optimizer.state_dict()["state"].items():
+                tensors |= {f"optimizer.{number}.{parameter}.{k}": t for k, t in state.items()}
+        return tensors
