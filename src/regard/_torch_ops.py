@@ -7,6 +7,7 @@ traced. Source: Dao et al. 2022 for what the fused operator does.
 import functools
 import math
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -65,7 +66,25 @@ def _finite_where_hidden(call: Call) -> bool:
     if not causal and call.mask is None and call.key_lengths is None:
         return True
     dtype = _torch.accumulating(call.query.dtype)
-    return all(math.isfinite(x.sum(dtype=dtype)) for x in (call.key, call.value))
+    return all(math.isfinite(x.detach().sum(dtype=dtype)) for x in (call.key, call.value))
+
+
+def _finite(x: Tensor) -> Tensor:
+    return torch.where(x.isfinite(), x, 0.0)
+
+
+def _sees_non_finite(call: Call) -> Tensor:
+    """``(B, Hq, Lq, 1)``: the queries to which a NaN or inf is visible.
+
+    They alone are computed in another way, so that the others keep their bits.
+    """
+    there = ~(
+        call.key.isfinite().all(-1, keepdim=True) & call.value.isfinite().all(-1, keepdim=True)
+    )
+    uniform = replace(
+        call, key=torch.zeros_like(call.key), value=there.to(call.key.dtype), bias=None
+    )
+    return _torch.attention(uniform) > 0
 
 
 def _fused(call: Call) -> Tensor | None:
@@ -128,9 +147,16 @@ def _forward(
         sinks, seed, causal, left, right, scale, softcap, dropout,
     )  # fmt: skip
     check_contents(call)
-    if _may_fuse(call) and _finite_where_hidden(call) and (out := _fused(call)) is not None:
+    if not _may_fuse(call):
+        return _torch.attention(call)
+    finite = _finite_where_hidden(call)
+    out = _fused(
+        call if finite else replace(call, key=_finite(call.key), value=_finite(call.value))
+    )
+    if finite and out is not None:
         return out
-    return _torch.attention(call)
+    exact = _torch.attention(call)
+    return exact if out is None else torch.where(_sees_non_finite(call), exact, out)
 
 
 @_forward.register_fake
