@@ -1,0 +1,273 @@
+"""Matrices as tables: plain text, rich for a terminal, HTML for a notebook.
+
+Numbers are always written: colour only repeats what they say. Texts of tokens are data: shown
+escaped, never interpreted.
+"""
+
+from __future__ import annotations
+
+import html as html_module
+import math
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+MOST_ROWS = 12
+MOST_COLUMNS = 16
+MOST_GRIDS = 4
+LONGEST_LABEL = 12
+TEXT_WIDTH = 100
+
+# The three colours are told apart with any colour vision; white is 0.
+POSITIVE, NEGATIVE, WHITE = (33, 102, 172), (179, 88, 6), (255, 255, 255)
+INVISIBLE = "background:#e4e4e4;color:#555"
+
+RGB = tuple[int, int, int]
+
+
+class Table(NamedTuple):
+    """One named array, its formula and the labels of its last two axes."""
+
+    name: str
+    formula: str
+    numbers: np.ndarray  # float64, at least one axis
+    rows: Sequence[str] | None  # None: numbered
+    columns: Sequence[str] | None  # None: no header; empty: numbered
+    hidden: np.ndarray | None = None  # bool, of the numbers' shape: greyed, for they mean nothing
+
+    @property
+    def facts(self) -> str:
+        """Shape, range and variance of the finite numbers."""
+        finite = self.numbers[np.isfinite(self.numbers)]
+        facts = [f"shape {self.numbers.shape}"]
+        if finite.size:
+            facts.append(f"range {finite.min():.4g} to {finite.max():.4g}")
+            facts.append(f"variance {finite.var():.4g}")
+        return "   ".join(facts)
+
+
+class Cell(NamedTuple):
+    """A number as it is written, and its colour; None where it is hidden, or no number."""
+
+    text: str
+    colour: RGB | None
+
+
+class Grid(NamedTuple):
+    """What is shown of one matrix; left-out rows and columns are marked by ``...``."""
+
+    title: str
+    header: list[str] | None
+    rows: list[tuple[str, list[Cell]]]
+
+
+def text(tables: Iterable[Table], width: int = TEXT_WIDTH) -> str:
+    """Plain text, at most ``width`` columns where a label and two numbers fit."""
+    lines: list[str] = []
+    for table in tables:
+        lines += [_heading(table), f"  {table.facts}"]
+        for grid in _grids(table, width):
+            lines += _lines(grid)
+        lines.append("")
+    return "\n".join(lines)
+
+
+def rich(tables: Iterable[Table], width: int) -> Iterator[Any]:
+    """Renderables for a rich console: the same tables, coloured."""
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    for table in tables:
+        yield Text(table.name, style="bold") + Text(_heading(table)[len(table.name) :])
+        yield Text(f"  {table.facts}", style="dim")
+        for grid in _grids(table, width):
+            shown = RichTable.grid(padding=(0, 1, 0, 0))
+            if grid.title:
+                yield Text(f"  {grid.title}")
+            if grid.header is not None:
+                shown.add_row("", *(Text(name, justify="right") for name in grid.header))
+            for label, cells in grid.rows:
+                shown.add_row(Text(f"  {label}"), *(_styled(cell, Text) for cell in cells))
+            yield shown
+        yield Text()
+
+
+def html(tables: Iterable[Table]) -> str:
+    """HTML that needs no script and no style sheet."""
+    parts = []
+    for table in tables:
+        escaped = html_module.escape(_heading(table)[len(table.name) :])
+        parts.append(
+            f'<p style="margin:.8em 0 .2em"><b>{html_module.escape(table.name)}</b>'
+            f"<code>{escaped}</code><br><small>{html_module.escape(table.facts)}</small></p>"
+        )
+        parts += [_html_grid(grid) for grid in _grids(table, None)]
+    return f'<div class="regard-steps">{"".join(parts)}</div>'
+
+
+def _heading(table: Table) -> str:
+    return f"{table.name} = {table.formula}" if table.formula else table.name
+
+
+def _grids(table: Table, width: int | None) -> Iterator[Grid]:
+    """The matrices of an array with any leading axes; the first few of many."""
+    matrices = np.atleast_2d(table.numbers)
+    leading = matrices.shape[:-2]
+    hidden = np.zeros(matrices.shape, bool) if table.hidden is None else table.hidden
+    hidden = np.atleast_2d(hidden) | ~np.isfinite(matrices)
+    write, colour = _writer(matrices), _colourer(matrices)
+    count = math.prod(leading)
+    for n, index in enumerate(np.ndindex(leading)):
+        if n == MOST_GRIDS:
+            yield Grid(f"... and {count - n} more", None, [])
+            return
+        cells = _Cells(matrices[index], hidden[index], write, colour)
+        yield _grid(cells, f"[{', '.join(map(str, index))}]" if leading else "", table, width)
+
+
+class _Cells(NamedTuple):
+    numbers: np.ndarray
+    hidden: np.ndarray
+    write: Callable[[float], str]
+    colour: Callable[[float], RGB]
+
+    def cell(self, i: int | None, j: int | None) -> Cell:
+        if i is None or j is None:
+            return Cell("...", None)
+        x = self.numbers[i, j]
+        return Cell(self.write(x), None if self.hidden[i, j] else self.colour(x))
+
+    def width(self) -> int:
+        """Columns that its longest number takes."""
+        finite = self.numbers[np.isfinite(self.numbers)]
+        ends = (finite.min(), finite.max()) if finite.size else ()
+        return max(
+            [4 if finite.size < self.numbers.size else 1, *(len(self.write(x)) for x in ends)]
+        )
+
+
+def _grid(cells: _Cells, title: str, table: Table, width: int | None) -> Grid:
+    row_names = _labels(table.rows, cells.numbers.shape[0])
+    names = None if table.columns is None else _labels(table.columns, cells.numbers.shape[1])
+    rows = _shown(cells.numbers.shape[0], MOST_ROWS)
+    most = MOST_COLUMNS
+    if width is not None:
+        widest = max([cells.width(), *map(_width, names or ())])
+        label = max((_width(row_names[i]) for i in rows if i is not None), default=0)
+        most = max(2, (width - label - 2) // (widest + 2))
+    columns = _shown(cells.numbers.shape[1], most)
+    return Grid(
+        title,
+        None if names is None else ["..." if j is None else names[j] for j in columns],
+        [("..." if i is None else row_names[i], [cells.cell(i, j) for j in columns]) for i in rows],
+    )
+
+
+def _shown(count: int, most: int) -> list[int | None]:
+    """Indices of the first and last of ``count``, None between them where some are left out."""
+    if count <= most:
+        return list(range(count))
+    first = most // 2
+    return [*range(first), None, *range(count - (most - 1 - first), count)]
+
+
+def _labels(names: Sequence[str] | None, count: int) -> list[str]:
+    if not names or len(names) != count:
+        return [str(n) for n in range(count)]
+    return [printable(name) for name in names]
+
+
+def printable(token: str) -> str:
+    """A token on one short line: control characters escaped, outer spaces as dots."""
+    shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in token)
+    inner = shown.strip(" ")
+    before = len(shown) - len(shown.lstrip(" "))
+    shown = "·" * before + inner + "·" * (len(shown) - len(inner) - before)
+    return shown if len(shown) <= LONGEST_LABEL else f"{shown[: LONGEST_LABEL - 2]}.."
+
+
+def _width(shown: str) -> int:
+    """Columns of a terminal that a text takes."""
+    return sum(
+        0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1
+        for c in shown
+    )
+
+
+def _writer(numbers: np.ndarray) -> Callable[[float], str]:
+    """How all numbers of one array are written: as many digits as five figures of the largest."""
+    finite = numbers[np.isfinite(numbers)]
+    largest = float(np.abs(finite).max(initial=0.0))
+    if np.array_equal(finite, np.rint(finite)) and largest < 1e6:
+        form = ".0f"
+    elif largest >= 1e5 or largest < 1e-3:
+        form = ".3e"
+    else:
+        form = f".{4 - max(0, math.floor(math.log10(largest)))}f"
+    return lambda x: format(x + 0.0, form)  # + 0.0: no minus before a zero
+
+
+def _colourer(numbers: np.ndarray) -> Callable[[float], RGB]:
+    """From white for 0 to one colour for the largest number, another for its negative."""
+    largest = float(np.abs(numbers[np.isfinite(numbers)]).max(initial=0.0))
+
+    def colour(x: float) -> RGB:
+        share = abs(x) / largest if largest else 0.0
+        end = NEGATIVE if x < 0 else POSITIVE
+        red, green, blue = (round(w + (e - w) * share) for w, e in zip(WHITE, end))
+        return red, green, blue
+
+    return colour
+
+
+def _ink(colour: RGB) -> str:
+    """Black or white, whichever reads better on the colour."""
+    red, green, blue = colour
+    return "#000000" if 0.299 * red + 0.587 * green + 0.114 * blue > 140 else "#ffffff"
+
+
+def _lines(grid: Grid) -> Iterator[str]:
+    if grid.title:
+        yield f"  {grid.title}"
+    left = max((_width(label) for label, _ in grid.rows), default=0)
+    table = [[cell.text for cell in cells] for _, cells in grid.rows]
+    every = table if grid.header is None else [grid.header, *table]
+    widths = [max(map(_width, column)) for column in zip(*every)]
+    labels = [label for label, _ in grid.rows]
+    for label, texts in zip(labels if grid.header is None else ["", *labels], every):
+        padded = (" " * (w - _width(text)) + text for w, text in zip(widths, texts))
+        yield "  ".join(["  " + label + " " * (left - _width(label)), *padded]).rstrip()
+
+
+def _styled(cell: Cell, make_text: Any) -> Any:
+    if cell.colour is None:
+        return make_text(cell.text, justify="right", style="dim")
+    red, green, blue = cell.colour
+    style = f"{_ink(cell.colour)} on rgb({red},{green},{blue})"
+    return make_text(f" {cell.text}", justify="right", style=style)
+
+
+def _html_grid(grid: Grid) -> str:
+    th = '<th scope="{}" style="text-align:{};padding:1px 6px;font-weight:normal">{}</th>'
+    rows = []
+    if grid.header is not None:
+        names = "".join(th.format("col", "right", html_module.escape(n)) for n in grid.header)
+        rows.append(f"<tr><td></td>{names}</tr>")
+    for label, cells in grid.rows:
+        head = th.format("row", "left", html_module.escape(label))
+        rows.append(f"<tr>{head}{''.join(map(_html_cell, cells))}</tr>")
+    caption = f"<caption>{html_module.escape(grid.title)}</caption>" if grid.title else ""
+    return (
+        '<table style="border-collapse:collapse;font-family:monospace;font-size:90%;margin:0">'
+        f"{caption}{''.join(rows)}</table>"
+    )
+
+
+def _html_cell(cell: Cell) -> str:
+    style = INVISIBLE
+    if cell.colour is not None:
+        red, green, blue = cell.colour
+        style = f"background:#{red:02x}{green:02x}{blue:02x};color:{_ink(cell.colour)}"
+    return f'<td style="{style};text-align:right;padding:1px 6px">{cell.text}</td>'

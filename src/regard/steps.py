@@ -1,0 +1,479 @@
+"""One small attention written out: every intermediate kept, named, shaped and explained."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from regard import _reference, _tables
+from regard._backends import choose
+from regard._checks import (
+    Call,
+    accumulating_name,
+    check_contents,
+    dtype_name,
+    is_tensor,
+    read_call,
+)
+from regard._dropout import kept
+from regard._errors import ShapeError
+from regard._explain import arithmetic, numbers, scaling
+from regard._settings import require_materializable
+from regard._visible import Visibility
+from regard._weights import AttentionWeights
+
+__all__ = ["Steps", "steps"]
+
+OPTIONS = (
+    "causal", "window", "mask", "bias", "key_lengths", "segments", "query_start", "sinks", "scale",
+    "softcap", "dropout", "seed",
+)  # fmt: skip
+MATRICES = ("scores", "scaled", "capped", "masked", "weights", "dropped")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Steps:
+    """Attention step by step, for reading: ``print(steps)``, or the last line of a notebook cell.
+
+    Made by :func:`regard.steps` from query, key and value, or by :meth:`from_inputs` from the
+    vectors they are projected from. Arrays have the type and device of the query. Matrices are in
+    float32, or float64 for a float64 query; weights and output are what :func:`regard.attention`
+    gives. A step that the call does not have is None, but ``capped`` and ``masked`` are then the
+    step before them.
+
+    Attributes:
+        inputs: ``(..., Lq, d_in)``, what the queries are projected from, or None.
+        context: ``(..., Lk, d_in)``, what keys and values are projected from where that is not
+            ``inputs``, or None.
+        query: ``(..., Hq, Lq, D)``.
+        key: ``(..., Hkv, Lk, D)``.
+        value: ``(..., Hkv, Lk, Dv)``, or None where only the weights are asked for.
+        scores: ``(..., Hq, Lq, Lk)``, ``query @ key.T``.
+        scaled: scores times the scale, by default ``1 / sqrt(D)``.
+        capped: ``softcap * tanh(scaled / softcap)``.
+        masked: with the bias, and −inf where a query must not look.
+        weights: softmax of each row of ``masked``; 0 in a row that sees nothing.
+        dropped: the weights after dropout, or None without it.
+        output: ``(..., Hq, Lq, Dv)``, weights times value, or None without a value.
+        tokens: texts of the keys, or None.
+        query_tokens: texts of the queries, or None.
+    """
+
+    inputs: Any
+    context: Any
+    query: Any
+    key: Any
+    value: Any
+    scores: Any
+    scaled: Any
+    capped: Any
+    masked: Any
+    weights: Any
+    dropped: Any
+    output: Any
+    tokens: tuple[str, ...] | None
+    query_tokens: tuple[str, ...] | None
+    _call: Call
+    _formulas: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def from_inputs(
+        cls,
+        x: Any,
+        w_query: Any = None,
+        w_key: Any = None,
+        w_value: Any = None,
+        b_query: Any = None,
+        b_key: Any = None,
+        b_value: Any = None,
+        context: Any = None,
+        *,
+        tokens: Sequence[str] | None = None,
+        query_tokens: Sequence[str] | None = None,
+        **options: Any,
+    ) -> Steps:
+        """Project inputs to query, key and value, then attend, step by step.
+
+        Args:
+            x: ``(..., Lq, d_in)``, or ``(d_in,)`` for one current token. Without ``context`` it is
+                also what keys and values are projected from.
+            w_query: ``(d_in, D)``, applied as ``x @ w``; ``(H, d_in, D)`` for several heads. A
+                projection left out is the identity: all three left out is attention without
+                parameters.
+            w_key: ``(d_in, D)``, or ``(H, d_in, D)``.
+            w_value: ``(d_in, Dv)``, or ``(H, d_in, Dv)``.
+            b_query: ``(D,)``, added to the query; ``(H, D)`` for several heads.
+            b_key: likewise, for the key.
+            b_value: ``(Dv,)``, or ``(H, Dv)``.
+            context: ``(..., Lk, d_in)`` for cross-attention: keys and values come from here.
+            tokens: texts of the keys.
+            query_tokens: texts of the queries, where they are not among ``tokens``.
+            **options: as :func:`regard.attention`, except ``return_weights`` and ``backend``.
+
+        Returns:
+            Steps; for ``x`` of shape ``(d_in,)`` everything of the query has no length axis.
+
+        Raises:
+            ShapeError: shapes, lengths or numbers of tokens do not fit together.
+            TypeError: no floating arrays of one library and dtype, or an unknown option.
+            MaterializeError: too large to be written out.
+
+        Example:
+            >>> x = np.array([[1.0, 0.0], [0.0, 1.0]])
+            >>> Steps.from_inputs(x, scale=1.0).weights.round(4)
+            array([[0.7311, 0.2689],
+                   [0.2689, 0.7311]])
+
+        Source: Vaswani et al. 2017, section 3.2; Phuong & Hutter 2022, algorithms 3 and 4.
+        """
+        projections = {
+            "query": (w_query, b_query), "key": (w_key, b_key), "value": (w_value, b_value)
+        }  # fmt: skip
+        _check_inputs(x, context, projections)
+        is_one = x.ndim == 1
+        rows = x[None] if is_one else x
+        seen = rows if context is None else context
+        if any(w is not None and w.ndim == 3 for w, _ in projections.values()):
+            rows, seen = rows[..., None, :, :], seen[..., None, :, :]
+        name = "inputs" if context is None else "context"
+        formulas = {"query": _projection("inputs", "query", *projections["query"])}
+        formulas |= {part: _projection(name, part, *projections[part]) for part in ("key", "value")}
+        found = _written_out(
+            _project(rows, "inputs", "query", *projections["query"]),
+            _project(seen, name, "key", *projections["key"]),
+            _project(seen, name, "value", *projections["value"]),
+            tokens, query_tokens, is_one, options,
+        )  # fmt: skip
+        return replace(found, inputs=x, context=context, _formulas={**found._formulas, **formulas})
+
+    def explain(self, query: int, key: int, *, head: int | tuple[int, ...] = ()) -> str:
+        """The arithmetic of one cell, from the two vectors to its share of the output.
+
+        Args:
+            query: row of the weights.
+            key: column of the weights.
+            head: indices of the leading axes, where there are any.
+
+        Returns:
+            A few lines of text, one per step.
+
+        Raises:
+            IndexError: no such query, key or head.
+        """
+        return "\n".join(arithmetic(self, query, key, (head,) if isinstance(head, int) else head))
+
+    def __repr__(self) -> str:
+        call = self._call
+        _, Hq, _, Lq, Lk = call.sizes
+        heads = f"{Hq} head{'s' if Hq > 1 else ''}, " if call.heads else ""
+        rules = "".join(f", {rule}" for rule in _rules(call))
+        return f"Steps({heads}{Lq} x {Lk}, head size {call.query.shape[-1]}{rules})"
+
+    def __str__(self) -> str:
+        return _tables.text(self._tables())
+
+    def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
+        return _tables.rich(self._tables(), options.max_width)
+
+    def _repr_html_(self) -> str:
+        return _tables.html(self._tables())
+
+    def _tables(self) -> Iterator[_tables.Table]:
+        """The steps that this call has, in order."""
+        keys, queries = self.tokens, self.query_tokens
+        labels: dict[str, Any] = {
+            "key": (keys, None),
+            "value": (keys, None),
+            "context": (keys, None),
+        }
+        labels |= dict.fromkeys(MATRICES, (queries, keys if keys else ()))
+        hidden = numbers(self.masked) == -math.inf
+        shown: set[int] = set()
+        for name in ("inputs", "context", "query", "key", "value", *MATRICES, "output"):
+            array = getattr(self, name)
+            if array is None or (name in MATRICES and id(array) in shown):
+                continue
+            shown.add(id(array))
+            rows, columns = labels.get(name, (queries, None))
+            yield _tables.Table(
+                name,
+                self._formulas.get(name, ""),
+                numbers(array),
+                rows,
+                columns,
+                hidden if name in ("weights", "dropped") else None,
+            )
+
+
+def steps(
+    query: Any,
+    key: Any,
+    value: Any = None,
+    *,
+    tokens: Sequence[str] | None = None,
+    query_tokens: Sequence[str] | None = None,
+    **options: Any,
+) -> Steps:
+    """Attention step by step: every intermediate of :func:`regard.attention`, for small inputs.
+
+    Args:
+        query: ``(..., Hq, Lq, D)``, ``(Lq, D)``, or ``(D,)`` for one query.
+        key: ``(..., Hkv, Lk, D)``.
+        value: ``(..., Hkv, Lk, Dv)``, or None where only the weights are of interest.
+        tokens: texts of the keys, to label rows and columns.
+        query_tokens: texts of the queries, where they are not among ``tokens``.
+        **options: as :func:`regard.attention`, except ``return_weights`` and ``backend``.
+
+    Returns:
+        Steps, with arrays of the type and device of ``query``.
+
+    Raises:
+        ShapeError: shapes, lengths or numbers of tokens do not fit together.
+        TypeError: no floating arrays of one library and dtype, or an unknown option.
+        ValueError: an option out of its range.
+        MaterializeError: too large to be written out.
+
+    Example:
+        >>> import numpy as np
+        >>> q = k = v = np.eye(2)
+        >>> print(steps(q, k, v, scale=1.0, causal=True).explain(1, 0))
+        query 1, key 0
+        scores   0*1 + 1*0 = 0
+        scaled   0 * 1 = 0
+        weights  exp(0 - 1) / (exp(0 - 1) + exp(1 - 1)) = 0.26894
+        output   0.26894 * value 0 + 0.73106 * value 1 = [0.26894, 0.73106]
+
+    Source: Vaswani et al. 2017, equation 1.
+    """
+    is_one = getattr(query, "ndim", 2) == 1
+    return _written_out(
+        query[None] if is_one else query, key, value, tokens, query_tokens, is_one, options
+    )
+
+
+def _written_out(
+    query: Any,
+    key: Any,
+    value: Any,
+    tokens: Sequence[str] | None,
+    query_tokens: Sequence[str] | None,
+    is_one: bool,
+    options: dict[str, Any],
+) -> Steps:
+    """Every step; ``is_one`` takes the length axis of one query off again."""
+    for name in options:
+        if name not in OPTIONS:
+            raise TypeError(f"steps: there is no option {name!r}; there are {', '.join(OPTIONS)}.")
+    call = read_call(query, key, value, **options)
+    check_contents(call)
+    _check_size(call)
+    labels = _labels(call, tokens, query_tokens)
+
+    def restored(x: Any) -> Any:
+        x = call.restore(x)
+        return x[..., 0, :] if is_one else x
+
+    with np.errstate(all="ignore"):  # NaN and inf are answers here, not accidents
+        scores, scaled, capped, masked = _scores(call)
+    matrices = {"scores": restored(scores), "scaled": restored(scaled)}
+    matrices["capped"] = matrices["scaled"] if capped is scaled else restored(capped)
+    matrices["masked"] = matrices["capped"] if masked is capped else restored(masked)
+    weights = AttentionWeights._of(call)[:]
+    matrices["weights"] = weights[..., 0, :] if is_one else weights
+    output = None if value is None else restored(choose(call, "auto").attention(call))
+    return Steps(
+        None, None, query[..., 0, :] if is_one else query, key, value,
+        **matrices,
+        dropped=None if not call.dropout else restored(_dropped(call, weights)),
+        output=output,
+        tokens=labels[0],
+        query_tokens=labels[1],
+        _call=call,
+        _formulas=_formulas(call),
+    )  # fmt: skip
+
+
+def _scores(call: Call) -> tuple[Any, Any, Any, Any]:
+    """``(B, Hq, Lq, Lk)`` each: scores, scaled, capped, masked; what changes nothing is shared."""
+    xp, name = _array_module(call), accumulating_name(call.query)
+    q, k = (_as(name, x) for x in (call.query, call.key))
+    group = q.shape[1] // max(1, k.shape[1])
+    k = k.repeat_interleave(group, 1) if call.is_torch else k.repeat(group, 1)
+    scores = q @ k.swapaxes(-1, -2)
+    scaled = capped = scores * call.scale
+    if call.softcap is not None:
+        capped = call.softcap * xp.tanh(scaled / call.softcap)
+    masked = capped
+    if call.bias is not None:
+        masked = masked + _as(name, call.bias)
+    visible = _visible(call)
+    if visible is not None:
+        masked = xp.where(visible, masked, -math.inf)
+    return scores, scaled, capped, masked
+
+
+def _as(name: str, x: Any) -> Any:
+    return x.to(getattr(sys.modules["torch"], name)) if is_tensor(x) else x.astype(name, copy=False)
+
+
+def _visible(call: Call) -> Any:
+    """Bool ``(B, Hq, Lq, Lk)``; None where nothing limits what a query sees."""
+    if not _rules(call):
+        return None
+    B, Hq, _, Lq, Lk = call.sizes
+    library, arange = _library(call)
+    visible = library.full(call.query, (B, Hq, Lq, Lk), False, "bool")
+    visibility, rows, heads = Visibility(call, arange), slice(0, Lq), slice(0, Hq)
+    for b in range(B if Lq else 0):
+        keys = visibility.keys(b, rows)
+        pairs = visibility.pairs(slice(b, b + 1), heads, rows, keys)
+        visible[b, :, :, keys] = True if pairs is None else pairs[0]
+    return visible
+
+
+def _dropped(call: Call, weights: Any) -> Any:
+    B, Hq, _, Lq, Lk = call.sizes
+    xp, (_, arange) = _array_module(call), _library(call)
+    heads = arange(0, B)[:, None] * Hq + arange(0, Hq)
+    keep = kept(call.seed, call.dropout, heads, slice(0, Lq), slice(0, Lk), arange, xp.stack)
+    return xp.where(keep, weights.reshape(B, Hq, Lq, Lk) / (1 - call.dropout), 0.0)
+
+
+def _library(call: Call) -> tuple[Any, Callable[[int, int], Any]]:
+    if call.is_torch:
+        from regard import _torch
+
+        return _torch, _torch.aranges(call.query.device)
+    return _reference, _reference.arange
+
+
+def _array_module(call: Call) -> Any:
+    return sys.modules["torch"] if call.is_torch else np
+
+
+def _check_size(call: Call) -> None:
+    B, Hq, _, Lq, Lk = call.sizes
+    kept = 3 + (call.softcap is not None) + bool(_rules(call) or call.bias is not None)
+    require_materializable(
+        "steps: scores, weights and what lies between them",
+        (kept + bool(call.dropout), B, Hq, Lq, Lk),
+        8 * np.dtype(accumulating_name(call.query)).itemsize,
+        "Write out one head and a part of the text; regard.AttentionWeights has any part of all",
+    )
+
+
+def _labels(
+    call: Call, tokens: Sequence[str] | None, query_tokens: Sequence[str] | None
+) -> tuple[tuple[str, ...] | None, tuple[str, ...] | None]:
+    """Texts of keys and queries; queries that are the last of the keys take theirs."""
+    _, _, _, Lq, Lk = call.sizes
+    for name, texts, count, what in (
+        ("tokens", tokens, Lk, "key"), ("query_tokens", query_tokens, Lq, "query"),
+    ):  # fmt: skip
+        if texts is not None and (isinstance(texts, str) or len(texts) != count):
+            found = "one str" if isinstance(texts, str) else f"{len(texts)} texts"
+            raise ShapeError(
+                f"steps: {name} is {found}; a list of {count} is needed, one per {what}."
+            )
+    keys = None if tokens is None else tuple(tokens)
+    if query_tokens is not None:
+        return keys, tuple(query_tokens)
+    are_last = call.query_start is None and call.key_lengths is None and Lq < Lk
+    return keys, keys[Lk - Lq :] if keys and (Lq == Lk or are_last) else None
+
+
+def _check_inputs(x: Any, context: Any, projections: dict[str, tuple[Any, Any]]) -> None:
+    """One library and one floating dtype for all, and the axes that each may have."""
+    named = {"x": (x, (1, 2, 3, 4)), "context": (context, (2, 3, 4))}
+    for part, (w, b) in projections.items():
+        named |= {f"w_{part}": (w, (2, 3)), f"b_{part}": (b, (1, 2))}
+    for name, (array, axes) in named.items():
+        if array is None and name != "x":
+            continue
+        if not isinstance(array, np.ndarray) and not is_tensor(array):
+            raise TypeError(
+                f"steps: {name} is {type(array).__name__}; a NumPy array or torch tensor is needed."
+            )
+        if not dtype_name(array).startswith(("float", "bfloat")):
+            raise TypeError(
+                f"steps: {name} is {dtype_name(array)}; floating numbers are needed."
+                " Convert it, as in x.astype(np.float64)."
+            )
+        if is_tensor(array) != is_tensor(x) or array.dtype != x.dtype:
+            raise TypeError(
+                f"steps: x is {_kind(x)} and {name} is {_kind(array)};"
+                " all must be of one library and dtype."
+            )
+        if array.ndim not in axes:
+            raise ShapeError(
+                f"steps: {name} {tuple(array.shape)} has {array.ndim} axes;"
+                f" {', '.join(map(str, axes))} are possible."
+            )
+
+
+def _kind(x: Any) -> str:
+    return f"{'torch' if is_tensor(x) else 'NumPy'} {dtype_name(x)}"
+
+
+def _project(x: Any, name: str, part: str, w: Any, b: Any) -> Any:
+    """``x @ w + b``: ``(..., L, d_in)`` to ``(..., L, D)``."""
+    if w is not None:
+        if x.shape[-1] != w.shape[-2]:
+            raise ShapeError(
+                f"steps: vectors of {x.shape[-1]} numbers in {name}, but w_{part}"
+                f" {tuple(w.shape)} takes {w.shape[-2]}; it is applied as {name} @ w_{part}."
+            )
+        x = x @ w
+    if b is not None:
+        if b.shape[-1] != x.shape[-1] or (b.ndim == 2 and (w is None or len(w) != len(b))):
+            raise ShapeError(
+                f"steps: b_{part} {tuple(b.shape)} is added to vectors of {x.shape[-1]} numbers;"
+                f" ({x.shape[-1]},) is needed, or one such row per head of w_{part}."
+            )
+        x = x + (b[:, None, :] if b.ndim == 2 else b)
+    return x
+
+
+def _projection(name: str, part: str, w: Any, b: Any) -> str:
+    return (
+        name + (f" @ w_{part}" if w is not None else "") + (f" + b_{part}" if b is not None else "")
+    )
+
+
+def _rules(call: Call) -> list[str]:
+    """The options that limit what a query sees, as they were given."""
+    window = f"window=({call.left}, {call.right})"
+    given = {
+        "causal": call.causal,
+        window: call.left is not None or call.right is not None,
+        "mask": call.mask is not None,
+        "key_lengths": call.key_lengths is not None,
+        "segments": call.query_segments is not None,
+    }
+    return [name for name, is_given in given.items() if is_given]
+
+
+def _formulas(call: Call) -> dict[str, str]:
+    before = "scaled" if call.softcap is None else "capped"
+    masked = before + (" + bias" if call.bias is not None else "")
+    rules = _rules(call)
+    if rules:
+        masked += f", -inf where a query must not look: {', '.join(rules)}"
+    last = "masked" if rules or call.bias is not None else before
+    weights = "dropped" if call.dropout else "weights"
+    return {
+        "scores": "query @ key.T",
+        "scaled": f"scores {scaling(call)}",
+        "capped": f"{call.softcap or 0:g} * tanh(scaled / {call.softcap or 0:g})",
+        "masked": masked,
+        "weights": f"softmax of each row of {last}"
+        + (", with a sink that takes a share" if call.sinks is not None else ""),
+        "dropped": f"weights, each set to 0 with probability {call.dropout:g}, the others"
+        f" / {1 - call.dropout:g}",
+        "output": f"{weights} @ value",
+    }
