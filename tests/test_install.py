@@ -1,0 +1,247 @@
+"""What an install gives, with a C++ compiler and without, and what .ci/run does."""
+
+import importlib.metadata
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import regard
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "src" / "regard"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+BUILD_TOOLS = ("cmake", "ninja", "make", "gmake")
+HAS_COMPILER = any(map(shutil.which, ("c++", "g++", "clang++", os.environ.get("CXX") or "c++")))
+
+
+def run(command, **environment):
+    result = subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=300,
+    )
+    assert result.returncode == 0, result.stdout
+    return " ".join(result.stdout.split())  # cmake breaks its lines where it likes
+
+
+def build_wheel(build, wheels, **environment):
+    """The wheel's path and what the build said."""
+    said = run(
+        [sys.executable, "-m", "pip", "wheel", "-v", "--no-build-isolation", "--no-deps"]
+        + ["-C", f"build-dir={build}", "-w", str(wheels), str(ROOT)],
+        **environment,
+    )
+    (wheel,) = wheels.glob("*.whl")
+    return wheel, said
+
+
+@pytest.fixture(scope="module")
+def hidden(tmp_path_factory):
+    """An environment whose PATH leads to the build tools and to no compiler."""
+    folder = tmp_path_factory.mktemp("bin")
+    for tool in filter(shutil.which, BUILD_TOOLS):
+        (folder / tool).symlink_to(shutil.which(tool))
+    return {"PATH": str(folder), "CXX": "", "CC": ""}
+
+
+@pytest.fixture(scope="module")
+def build(tmp_path_factory):
+    """One build folder for both wheels, as an install after an install has it."""
+    return tmp_path_factory.mktemp("build")
+
+
+@pytest.fixture(scope="module")
+def without_compiler(hidden, build, tmp_path_factory):
+    return build_wheel(build, tmp_path_factory.mktemp("without"), **hidden)
+
+
+@pytest.fixture(scope="module")
+def with_compiler(without_compiler, build, tmp_path_factory):
+    """Built after the other, in its folder: a compiler that came later must be found."""
+    if not HAS_COMPILER:
+        pytest.skip("this machine has no C++ compiler")
+    return build_wheel(build, tmp_path_factory.mktemp("with"))
+
+
+def import_from(wheel, folder, code):
+    """Run code on the wheel's regard alone: the installed one is out of sight."""
+    zipfile.ZipFile(wheel).extractall(folder)
+    paths = [folder, *(p for p in sys.path if p.endswith("site-packages"))]
+    prologue = f"import sys; sys.meta_path = [f for f in sys.meta_path if 'editable' not in \
+str(type(f)).lower()]; sys.path[:0] = {list(map(str, paths))!r}; import regard; \
+assert regard.__file__.startswith({str(folder)!r}), regard.__file__; "
+    return run([sys.executable, "-W", "error", "-c", prologue + code])
+
+
+def test_an_install_without_a_compiler_succeeds_and_says_so(without_compiler):
+    wheel, said = without_compiler
+    assert "no C++ compiler was found" in said
+    assert "installed without its compiled module; NumPy and torch do all the work" in said
+    assert "Install g++ or clang++ and install regard again" in said
+    assert not [name for name in zipfile.ZipFile(wheel).namelist() if "_kernels" in name]
+
+
+def test_regard_computes_without_its_compiled_module(without_compiler, tmp_path):
+    code = "import numpy as np; x = np.eye(3); print(regard.attention(x, x, x, causal=True)[0])"
+    assert import_from(without_compiler[0], tmp_path, code) == "[1. 0. 0.]"
+
+
+@pytest.mark.slow
+def test_a_compiler_that_came_later_is_found_and_gives_the_compiled_module(with_compiler, tmp_path):
+    wheel, said = with_compiler
+    assert "no C++ compiler" not in said
+    code = "from regard import _kernels; print(_kernels.cpu_name())"
+    assert import_from(wheel, tmp_path, code)
+
+
+def test_the_installed_compiled_module_knows_the_processor():
+    kernels = pytest.importorskip("regard._kernels", reason="installed without a C++ compiler")
+    name = kernels.cpu_name()
+    assert name == name.strip() != ""
+    if Path("/proc/cpuinfo").exists() and (
+        model := re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+    ):
+        assert name == model[1].strip()
+
+
+NO_CPP20 = """
+macro(enable_language language)
+  _enable_language(${language})
+  list(REMOVE_ITEM CMAKE_CXX_COMPILE_FEATURES cxx_std_20)
+endmacro()
+"""
+
+
+@pytest.mark.skipif(not HAS_COMPILER, reason="this machine has no C++ compiler")
+@pytest.mark.parametrize(
+    ("setting", "missing"),
+    [
+        ("CMAKE_PROJECT_regard_INCLUDE={file}", "has no C++20"),
+        ("CMAKE_DISABLE_FIND_PACKAGE_Python=ON", "Python's C headers were not found"),
+    ],
+)
+def test_what_is_missing_for_the_compiled_module_is_named(setting, missing, tmp_path):
+    file = tmp_path / "old.cmake"
+    file.write_text(NO_CPP20)
+    said = run(
+        ["cmake", "-S", str(ROOT), "-B", str(tmp_path / "build"), f"-D{setting.format(file=file)}"]
+    )
+    assert missing in said
+    assert "installed without its compiled module" in said
+
+
+def package_files():
+    """Every file of the package's source that an install must have."""
+    for path in PACKAGE.rglob("*"):
+        if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".so":
+            yield path.relative_to(PACKAGE).as_posix()
+
+
+def test_the_wheel_holds_the_whole_package_and_nothing_else(without_compiler):
+    names = zipfile.ZipFile(without_compiler[0]).namelist()
+    package = {name.removeprefix("regard/") for name in names if name.startswith("regard/")}
+    assert package == set(package_files())
+    assert {"py.typed", "lm/builtin/config.json"} <= package
+    assert {name.partition("/")[0] for name in names} == {
+        "regard",
+        f"regard-{PROJECT['project']['version']}.dist-info",
+    }
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+
+
+@pytest.mark.slow
+def test_the_wheel_stays_under_12_mb(with_compiler):
+    assert with_compiler[0].stat().st_size < 12e6
+
+
+def test_the_source_distribution_builds_what_the_tree_builds(tmp_path):
+    code = f"from scikit_build_core.build import build_sdist; build_sdist({str(tmp_path)!r})"
+    run([sys.executable, "-c", code])
+    (archive,) = tmp_path.glob("*.tar.gz")
+    shutil.unpack_archive(archive, tmp_path, filter="data")
+    (unpacked,) = (path for path in tmp_path.iterdir() if path.is_dir())
+    needed = ["CMakeLists.txt", "LICENSE", "README.md", "kernels/bind.cpp", "kernels/cpu.h"]
+    needed += [f"src/regard/{name}" for name in package_files()]
+    assert not [name for name in needed if not (unpacked / name).exists()]
+
+
+def test_the_installed_package_is_this_source_tree():
+    installed = Path(regard.__file__).parent
+    differing = [
+        name
+        for name in package_files()
+        if not (installed / name).exists()
+        or (installed / name).read_bytes() != (PACKAGE / name).read_bytes()
+    ]
+    assert not differing, f"{differing}: install again, or with pip install -e"
+
+
+def test_the_version_is_the_installed_one_and_the_newest_in_the_changelog():
+    version = PROJECT["project"]["version"]
+    assert importlib.metadata.version("regard") == version
+    headings = re.findall(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert headings[0] == "Unreleased" or headings[0] == version
+    assert version in headings[:2]
+
+
+def test_constraints_pin_every_distribution_that_the_tests_pull_in():
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = dict(line.split("==") for line in lines if line and line[0] != "#")
+    assert pins["torch"] == "2.13.0"
+    assert not [version for version in pins.values() if "+" in version]
+    names = {re.sub(r"[-_.]+", "-", name).lower() for name in pins}
+    assert not required("regard[test]") - names - {"regard"}
+
+
+def required(requirement, seen=None):
+    """The names that a requirement brings in, by what the installed distributions say."""
+    from packaging.requirements import Requirement
+
+    seen = set() if seen is None else seen
+    wanted = Requirement(requirement)
+    key = (re.sub(r"[-_.]+", "-", wanted.name).lower(), frozenset(wanted.extras))
+    if key not in seen:
+        seen.add(key)
+        extras = [{"extra": extra} for extra in wanted.extras or [""]]
+        for inner in importlib.metadata.requires(wanted.name) or ():
+            marker = Requirement(inner).marker
+            if marker is None or any(map(marker.evaluate, extras)):
+                required(inner.partition(";")[0], seen)
+    return {name for name, _ in seen}
+
+
+def test_ci_runs_the_command_that_the_readme_gives():
+    readme = (ROOT / "README.md").read_text()
+    commands = re.findall(r"^pip install .* && \./check$", readme, re.MULTILINE)
+    assert commands == ['pip install -c constraints.txt ".[test]" && ./check']
+    script = (ROOT / ".ci" / "run").read_text()
+    assert "README.md" in script
+    assert "set -euo pipefail" in script
+
+
+@pytest.mark.parametrize("script", ["check", ".ci/run"])
+def test_scripts_are_executable_bash(script):
+    path = ROOT / script
+    assert path.stat().st_mode & 0o111 == 0o111
+    assert path.read_text().startswith("#!/usr/bin/env bash\n")
+    run(["bash", "-n", str(path)])
+
+
+def test_check_names_its_parts_when_one_is_unknown():
+    result = subprocess.run(
+        ["bash", ROOT / "check", "everything"], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 2
+    assert "format, lint, types, tests and fix" in result.stderr

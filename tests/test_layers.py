@@ -1,0 +1,238 @@
+"""What may import what, and what `import regard` brings in."""
+
+import ast
+import inspect
+import json
+import pkgutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import regard
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "src" / "regard"
+
+# From the top down. A row's cells know nothing of each other; the modules of one cell do. This is
+# the table of CONTRIBUTING.md with each row spread out until every import points down: a model is
+# recorded, a recording shows its steps, and attention() gives AttentionWeights back.
+LAYERS = [
+    ["cli", "testing"],
+    ["viewer"],
+    ["lm"],
+    ["nn", "hf", "distributed", "recording _recording_file _layer"],
+    ["steps _steps_text"],
+    ["_attention"],
+    ["_backends"],
+    ["_weights _picture _reductions"],
+    ["_kernels", "_torch _torch_ops", "_reference"],
+    ["_visible _dropout"],
+    ["_checks _settings"],
+    ["_errors"],
+]
+MAY_IMPORT_TORCH = ("nn", "hf", "distributed", "lm.training", "lm.decoder", "_torch", "_torch_ops")
+NOT_AT_IMPORT = {
+    "torch", "rich", "typer", "tokenizers", "safetensors", "starlette", "uvicorn", "matplotlib",
+    "transformers", "ml_dtypes", "IPython",
+}  # fmt: skip
+
+
+def module_name(path):
+    """`lm.training` for src/regard/lm/training.py; `` for the package itself."""
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+FILES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+MODULES = sorted(set(FILES) - {""})
+
+
+def imports(name):
+    """Every module that a module imports anywhere, in a function or for its types as well."""
+    for node in ast.walk(ast.parse(FILES[name].read_text())):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name} imports relatively, line {node.lineno}"
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                is_module = inner.removeprefix("regard.") in {*FILES, "_kernels"}
+                yield inner if node.module.startswith("regard") and is_module else node.module
+
+
+def place(name):
+    """The row of a module, 0 on top, and its cell."""
+    for row, cells in enumerate(LAYERS):
+        for cell in cells:
+            if any(name == part or name.startswith(f"{part}.") for part in cell.split()):
+                return row, cell
+    raise AssertionError(f"{name} is in no layer; name its place in LAYERS, or a name it has there")
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_imports_point_down_never_up_never_sideways(name):
+    row, cell = place(name)
+    for imported in imports(name):
+        if imported.partition(".")[0] != "regard":
+            continue
+        assert imported != "regard", f"{name} imports from the top of the package; name the module"
+        other_row, other_cell = place(imported.removeprefix("regard."))
+        assert other_row > row or other_cell == cell, f"{name} ({cell}) imports {imported}"
+
+
+@pytest.mark.parametrize("name", ["", *MODULES])
+def test_only_the_modules_made_for_torch_import_it(name):
+    if not name.startswith(MAY_IMPORT_TORCH):
+        assert "torch" not in {imported.partition(".")[0] for imported in imports(name)}
+
+
+def run_python(code, *options):
+    """What a fresh interpreter prints. Warnings are errors there too."""
+    result = subprocess.run(
+        [sys.executable, "-W", "error", *options, "-c", textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_import_regard_brings_in_neither_torch_nor_anything_for_the_screen():
+    loaded = run_python("import regard, sys, json; print(json.dumps(sorted(sys.modules)))")
+    assert not NOT_AT_IMPORT & {name.partition(".")[0] for name in json.loads(loaded)}
+
+
+def test_import_regard_loads_few_modules_beyond_numpy_and_jaxtyping():
+    # Time is what matters, and benchmarks/import_time.py measures it; the count cannot flicker.
+    more = run_python(
+        """
+        import sys, numpy, jaxtyping
+        before = set(sys.modules)
+        import regard
+        print(len({name for name in sys.modules if name not in before}))
+        """
+    )
+    assert int(more) <= 30
+
+
+NO_TORCH = """
+    import sys
+
+    class NoTorch:
+        def find_spec(self, name, path=None, target=None):
+            if name.partition(".")[0] == "torch":
+                raise ImportError("torch is not here")
+
+    sys.meta_path.insert(0, NoTorch())
+    import numpy as np
+    import regard
+    x = np.random.default_rng(0).standard_normal((1, 2, 5, 4), dtype=np.float32)
+"""
+
+WITHOUT_TORCH = {
+    "attention": """
+        output, weights = regard.attention(x, x, x, causal=True, return_weights=True)
+        assert output.shape == x.shape
+        assert np.allclose(np.asarray(weights) @ x, output, atol=1e-6)
+    """,
+    "weights": """
+        weights = regard.AttentionWeights(x, x, causal=True)
+        assert np.allclose(weights[0, 1].sum(-1), 1)
+        assert weights.summary().entropy.shape == (1, 2, 5)
+    """,
+    "steps": """
+        steps = regard.steps(x[0, 0], x[0, 0], x[0, 0], causal=True)
+        assert np.allclose(steps.output, regard.attention(x, x, x, causal=True)[0, 0])
+    """,
+    "recording": """
+        import pathlib, tempfile
+        from regard.recording import Layer
+        made = regard.Recording(list("abcde"), [Layer(x[0], x[0], x[0], causal=True)])
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder, "a.safetensors")
+            made.save(path)
+            read = regard.Recording.load(path)
+            assert np.array_equal(np.asarray(read.weights[0]), np.asarray(made.weights[0]))
+    """,
+    "language model": """
+        from regard.lm import LanguageModel
+        recording = LanguageModel.load("builtin").record("import os")
+        assert np.allclose(np.asarray(recording.weights[0]).sum(-1), 1, atol=1e-5)
+    """,
+    "testing": """
+        from regard.testing import assert_matches
+        assert_matches(x, x, x)
+    """,
+    "command line": """
+        from regard.cli import main
+        sys.argv = ["regard", "show", "Your journey starts with one step"]
+        try:
+            main()
+        except SystemExit as end:
+            assert not end.code
+    """,
+}
+
+
+@pytest.mark.parametrize("part", WITHOUT_TORCH)
+def test_works_without_torch(part):
+    run_python(
+        textwrap.dedent(NO_TORCH)
+        + textwrap.dedent(WITHOUT_TORCH[part])
+        + 'assert "torch" not in sys.modules\n'
+    )
+
+
+def test_torch_that_is_there_is_not_loaded_for_numpy_arrays():
+    run_python(
+        """
+        import sys, numpy, regard
+        x = numpy.ones((3, 2))
+        regard.attention(x, x, x, return_weights=True)
+        assert "torch" not in sys.modules
+        """
+    )
+
+
+PUBLIC = ["regard", "regard.lm", "regard.nn", "regard.recording", "regard.steps", "regard.testing"]
+
+
+def test_all_equals_the_namespace():
+    names = run_python("import regard; print(*(n for n in vars(regard) if n[0] != '_'))").split()
+    submodules = {module.name for module in pkgutil.iter_modules(regard.__path__)}
+    callables = {name for name in regard.__all__ if name in submodules}  # steps: both
+    assert sorted(regard.__all__) == sorted(set(names) - submodules | callables)
+    assert not [name for name in regard.__all__ if inspect.ismodule(getattr(regard, name))]
+
+
+@pytest.mark.parametrize("module", PUBLIC)
+def test_every_public_name_has_a_docstring(module):
+    module = __import__(module, fromlist=["_"])
+    if inspect.ismodule(module):
+        assert module.__doc__
+        assert module.__all__
+    for name in module.__all__:
+        thing = getattr(module, name)
+        assert inspect.getdoc(thing), f"{name} has no docstring"
+        if inspect.isclass(thing):
+            for attribute, value in vars(thing).items():
+                if attribute[0] != "_" and (callable(value) or isinstance(value, property)):
+                    doc = inspect.getdoc(getattr(thing, attribute))
+                    assert doc, f"{name}.{attribute} has no docstring"
+
+
+@pytest.mark.parametrize("module", ["regard", "regard.testing"])
+def test_every_public_function_is_annotated(module):
+    module = __import__(module, fromlist=["_"])
+    for name in module.__all__:
+        thing = getattr(module, name)
+        if inspect.isfunction(thing):
+            signature = inspect.signature(thing)
+            bare = [p.name for p in signature.parameters.values() if p.annotation is p.empty]
+            assert not bare, f"{name}: {bare}"
+            assert signature.return_annotation is not signature.empty
