@@ -4,16 +4,21 @@ from regard._attention import attention, scaled_dot_product_attention
 from regard._errors import MaterializeError, RecordingError, ShapeError, UnsupportedError
 from regard._settings import get_num_threads, limits, set_num_threads
 from regard._weights import AttentionWeights
+from regard.recording import Recording
+from regard.steps import Steps, steps
 
 __all__ = [
     "AttentionWeights",
     "MaterializeError",
+    "Recording",
     "RecordingError",
     "ShapeError",
+    "Steps",
     "UnsupportedError",
     "attention",
     "get_num_threads",
     "limits",
     "scaled_dot_product_attention",
     "set_num_threads",
+    "steps",
 ]

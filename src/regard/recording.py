@@ -120,10 +120,10 @@ class Recording:
         TypeError: a token that is no text, a layer that is no :class:`Layer`.
 
     Example:
-        >>> import numpy as np, regard
-        >>> from regard.recording import Layer
         >>> q = k = v = np.eye(3, dtype=np.float32)[None]
-        >>> recording = regard.Recording(["a", "b", "c"], [Layer(q, k, v, causal=True)])
+        >>> recording = Recording(["a", "b", "c"], [Layer(q, k, v, causal=True)])
+        >>> recording
+        Recording(3 tokens, 1 layer, 1 head, 108 B)
         >>> recording.weights[0].shape
         (1, 3, 3)
     """

@@ -241,7 +241,7 @@ def steps(
     Example:
         >>> import numpy as np
         >>> q = k = v = np.eye(2)
-        >>> print(steps(q, k, v, scale=1.0, causal=True).explain(1, 0))
+        >>> print(steps(q, k, v, scale=1.0).explain(1, 0))
         query 1, key 0
         scores   0*1 + 1*0 = 0
         scaled   0 * 1 = 0

@@ -1,0 +1,244 @@
+"""What is saved is loaded, and the file is whole or not there."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import tracemalloc
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
+
+import regard
+from recordings import DTYPES, TOKENS, assert_same, layer, numbers, sample
+from regard.recording import Layer, Recording
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "r.safetensors"
+
+
+@pytest.fixture
+def saved(path):
+    sample().save(path)
+    return path.read_bytes()
+
+
+def test_what_is_saved_is_loaded(path, saved):
+    assert_same(Recording.load(path), sample())
+    np.testing.assert_array_equal(Recording.load(path).weights[1][:], sample().weights[1][:])
+
+
+@settings(deadline=None, max_examples=60)
+@given(data=st.data())
+def test_any_recording_round_trips(data):
+    draw = data.draw
+    Hkv, group, Lk, Lq = (draw(st.integers(1, n)) for n in (2, 2, 4, 4))
+    Lq = min(Lq, Lk)
+    Hq = Hkv * group
+    pair = (np.arange(Lq), np.arange(Lk, dtype=np.int8))
+    options = {
+        "causal": st.booleans(),
+        "window": st.tuples(*[st.none() | st.integers(0, 2**53)] * 2),
+        "scale": st.floats(allow_nan=False, allow_infinity=False),
+        "softcap": st.floats(min_value=0, exclude_min=True, allow_infinity=False),
+        "key_lengths": st.integers(Lq, Lk),
+        "query_start": st.integers(0, Lk - Lq),
+        "segments": st.just(pair),
+        "sinks": st.just(numbers(Hq)),
+        "mask": st.just(np.ones((Lq, 1), bool)),
+        "bias": st.just(numbers(Hq, 1, Lk, dtype=np.float16)),
+    }
+    layers = [
+        layer(
+            Hq, Hkv, Lq, Lk, draw(st.integers(1, 3)), draw(st.integers(0, 2)),
+            draw(st.sampled_from(DTYPES)),
+            **draw(st.fixed_dictionaries({}, optional=options)),
+        )
+        for _ in range(draw(st.integers(1, 3)))
+    ]  # fmt: skip
+    texts = st.text(st.characters(), max_size=5)
+    tokens = draw(st.lists(texts, min_size=Lk, max_size=Lk))
+    query_tokens = draw(st.none() | st.lists(texts, min_size=Lq, max_size=Lq))
+    recording = Recording(tokens, layers, model=draw(texts), query_tokens=query_tokens)
+    with tempfile.TemporaryDirectory() as folder:
+        recording.save(Path(folder, "r"))
+        assert_same(Recording.load(Path(folder, "r")), recording)
+
+
+def test_any_text_is_a_token(path):
+    tokens = ["\ud800", "\x00\x1b[31m", "</script>", "🙂\u202e", ""]
+    Recording(tokens, [layer(Lq=5, Lk=5)], model="\udfff").save(path)
+    assert Recording.load(path).tokens == tuple(tokens)
+    assert Recording.load(path).model == "\udfff"
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_tensors_come_back_as_arrays_of_the_same_numbers(path, dtype):
+    tensor = torch.randn(2, 4, 6, generator=torch.manual_seed(0)).to(getattr(torch, dtype))
+    tensor = tensor.requires_grad_()[..., ::2]
+    found = Layer(tensor, tensor, None, sinks=torch.ones(2), segments=torch.arange(4))
+    Recording(TOKENS, [found]).save(path)
+    loaded = Recording.load(path).layers[0]
+    assert loaded.query.dtype.name == dtype
+    np.testing.assert_array_equal(loaded.query.astype(np.float64), tensor.detach().double().numpy())
+    np.testing.assert_array_equal(loaded.options["segments"], np.arange(4))
+
+
+def test_strides_and_byte_order_do_not_show_in_the_file(path):
+    plain = numbers(2, 4, 6)
+    strided = np.ascontiguousarray(plain.transpose(2, 0, 1)).transpose(1, 2, 0)
+    Recording(TOKENS, [Layer(strided, plain, segments=np.arange(4, dtype=">i4"))]).save(path)
+    loaded = Recording.load(path).layers[0]
+    np.testing.assert_array_equal(loaded.query, plain)
+    np.testing.assert_array_equal(loaded.options["segments"], np.arange(4))
+
+
+def test_nan_and_infinity_are_numbers_to_record(path):
+    q = np.array([[[np.nan, np.inf], [-np.inf, 0.0]]], np.float32)
+    Recording(["a", "b"], [Layer(q, q)]).save(path)
+    np.testing.assert_array_equal(Recording.load(path).layers[0].query, q)
+
+
+def test_the_file_is_a_safetensors_file(path, saved):
+    tensors = load_file(path)
+    np.testing.assert_array_equal(tensors["layers.1.bias"], numbers(4, 4, 4))
+    with safe_open(path, "np") as file:
+        metadata = file.metadata()
+    assert (metadata["format"], metadata["version"]) == ("regard-recording", "1")
+    assert json.loads(metadata["tokens"]) == TOKENS
+    save_file(tensors, path, metadata)
+    assert_same(Recording.load(path), sample())
+
+
+def test_loading_maps_the_file_and_never_changes_it(path, saved):
+    found = Recording.load(path)
+    query = found.layers[0].query
+    assert not query.flags.owndata
+    assert query.flags.aligned
+    with pytest.raises(ValueError, match="read-only"):
+        query[:] = 0
+    found.save(path)
+    assert path.read_bytes() == saved
+
+
+def test_bfloat16_without_ml_dtypes_is_widened_and_says_so(path, monkeypatch):
+    q = numbers(2, 4, 6, dtype=ml_dtypes.bfloat16)
+    Recording(TOKENS, [Layer(q, q)]).save(path)
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    with pytest.warns(UserWarning, match="widened to float32, exactly"):
+        loaded = Recording.load(path).layers[0]
+    np.testing.assert_array_equal(loaded.query, q.astype(np.float32))
+
+
+WRITER = """
+import os, signal, sys
+import numpy as np
+from pathlib import Path
+from regard import _recording_file as file
+from regard.recording import Layer, Recording
+
+def killed(where):
+    return lambda *args: os.kill(os.getpid(), signal.SIGKILL)
+
+x = np.ones((2, 2, 3000), np.float32)
+recording = Recording(["new", "new"], [Layer(x, x, x)] * 3)
+point, path = sys.argv[1], sys.argv[2]
+if point.isdigit():
+    whole, calls = file._bytes, []
+    def some_bytes(array):
+        calls.append(array)
+        return whole(array) if len(calls) <= int(point) else killed(point)()
+    file._bytes = some_bytes
+elif point == "fsync":
+    os.fsync = killed(point)
+elif point == "replace":
+    Path.replace = killed(point)
+elif point == "folder":
+    file._sync_folder = killed(point)
+recording.save(path)
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="kills the writer by a POSIX signal")
+@pytest.mark.parametrize("there", [False, True])
+@pytest.mark.parametrize("point", ["0", "4", "8", "fsync", "replace", "folder"])
+def test_a_killed_writer_leaves_the_old_file_or_none(path, point, there):
+    old = Recording(["old", "old"], [layer(Lq=2, Lk=2)])
+    if there:
+        old.save(path)
+    ended = subprocess.run([sys.executable, "-c", WRITER, point, path], check=False)
+    assert ended.returncode == -signal.SIGKILL
+    if point == "folder":
+        assert Recording.load(path).tokens == ("new", "new")
+        return
+    assert path.exists() == there
+    if there:
+        assert_same(Recording.load(path), old)
+    left = [file for file in path.parent.iterdir() if file != path]
+    assert all(file.suffix == ".tmp" for file in left)
+    if point.isdigit():
+        for file in left:
+            with pytest.raises(regard.RecordingError):
+                Recording.load(file)
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_beside_it(path, saved, monkeypatch):
+    def full(handle):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        Recording(["a"], [layer(Lq=1, Lk=1)]).save(path)
+    assert path.read_bytes() == saved
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_saving_through_a_link_replaces_what_it_points_to(path, saved, tmp_path):
+    link = tmp_path / "link"
+    link.symlink_to(path)
+    Recording(["a"], [layer(Lq=1, Lk=1)]).save(link)
+    assert link.is_symlink()
+    assert Recording.load(path).tokens == ("a",)
+
+
+def test_a_folder_is_no_place_to_save_under(tmp_path):
+    with pytest.raises(OSError, match="is no ordinary file; a recording needs a file name"):
+        sample().save(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        sample().save(tmp_path / "missing" / "r")
+
+
+def test_a_header_beyond_the_limit_is_refused_before_writing(path, monkeypatch):
+    monkeypatch.setattr("regard._recording_file.HEADER_LIMIT", 1000)
+    with pytest.raises(
+        regard.RecordingError, match="1000 fit into a safetensors header; save parts"
+    ):
+        sample().save(path)
+    assert list(path.parent.iterdir()) == []
+
+
+def test_loading_holds_no_copy_and_saving_one_array(path):
+    x = np.zeros((2, 4, 1_000_000), np.float32).swapaxes(0, 1)[:2]  # 16 MB, strided
+    recording = Recording(["a", "b"], [Layer(x, x, x)] * 2)
+    tracemalloc.start()
+    recording.save(path)
+    _, while_saving = tracemalloc.get_traced_memory()
+    tracemalloc.reset_peak()
+    loaded = Recording.load(path)
+    _, while_loading = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert path.stat().st_size > 96e6
+    assert while_saving < 34e6
+    assert while_loading < 1e6
+    assert loaded.layers[1].value.shape == (2, 2, 1_000_000)
