@@ -59,7 +59,7 @@ class Call:
         return x.reshape(self.leading + tail)
 
     def head(self, b: int, h: int) -> "Call":
-        """Query head h of batch element b alone: B, Hq and Hkv are 1."""
+        """Query head h of batch element b alone, as if it had been passed as ``(L, D)``."""
         group = self.sizes[1] // self.sizes[2]
         own, shared = slice(h, h + 1), slice(h // group, h // group + 1)
         fields: dict[str, Any] = {"query": self.query[b : b + 1, own]}
@@ -75,7 +75,7 @@ class Call:
             x = getattr(self, name)
             fields[name] = None if x is None else x[_at(x, b)]
         fields["sinks"] = None if self.sinks is None else self.sinks[own]
-        return replace(self, leading=(1,), heads=True, **fields)
+        return replace(self, leading=(), heads=False, **fields)
 
     def without_value(self) -> "Call":
         """The same weights with nothing to apply them to."""

@@ -67,7 +67,7 @@ def weights_html(weights: "AttentionWeights", pictures: int = 8) -> str:
     shown = []
     for i in range(min(heads, pictures) if weights.size else 0):
         index = tuple(int(n) for n in np.unravel_index(i, weights.shape[:-2]))
-        pixels = colours(_to_numpy(weights._matrix(index).pool((96, 96)))[0])
+        pixels = colours(_to_numpy(weights._matrix(index).pool((96, 96))))
         data = base64.b64encode(_png(pixels)).decode()
         label = "weights" + (str(list(index)) if index else "")
         shown.append(
@@ -100,8 +100,8 @@ def plot_weights(
     if tokens is not None and len(tokens) not in (Lq, Lk):
         raise ShapeError(f"plot: {len(tokens)} tokens for {Lq} queries and {Lk} keys.")
     ramp = ListedColormap(colours(np.linspace(LOG_FLOOR, 0, 256)) / 255, "regard")
-    ramp.set_bad(tuple(INVISIBLE / 255))
-    picture = _to_numpy(matrix.pool((512, 512), how))[0] / np.log(10)
+    ramp = ramp.with_extremes(bad=tuple(INVISIBLE / 255))
+    picture = _to_numpy(matrix.pool((512, 512), how)) / np.log(10)
     if ax is None:
         ax = pyplot.subplots()[1]
     image = ax.imshow(

@@ -138,9 +138,9 @@ def blocks(
     are cut depends on the lengths alone, so no number depends on the batch it is computed in.
     """
     B, Hq, Hkv, Lq, Lk = call.sizes
-    if B == 0 or Hq == 0 or Lq == 0:
-        return
     rows = rows or slice(0, Lq)
+    if B == 0 or Hq == 0 or rows.start >= rows.stop:
+        return
     group = Hq // Hkv
     height = min(max(elements // (group * max(Lk, 1)), 16), rows.stop - rows.start)
     units = max(1, elements // max(1, group * height * Lk))  # key heads in a block

@@ -1,0 +1,140 @@
+"""Bad input gets an error that says what was found, what is needed, and the way out."""
+
+import numpy as np
+import pytest
+import torch
+
+import regard
+
+x = np.ones((2, 4, 6, 8), np.float32)
+ones = np.ones
+
+
+def heads(n):
+    return ones((2, n, 6, 8), np.float32)
+
+
+def test_heads_that_do_not_divide():
+    q, k = ones((2, 12, 128, 64), np.float32), ones((2, 5, 128, 64), np.float32)
+    with pytest.raises(regard.ShapeError) as caught:
+        regard.attention(q, k, k)
+    assert str(caught.value) == (
+        "attention: 12 query heads cannot share 5 key heads; 12 must be a multiple of 5.\n"
+        "  query (2, 12, 128, 64)  key (2, 5, 128, 64)  value (2, 5, 128, 64)  "
+        "read as (B, H, L, D)"
+    )
+
+
+BAD_SHAPES = {
+    "lengths that disagree": ((x, x, x[:, :, :5]), {}, "6 keys and 5 values; each key needs its"),
+    "sizes that disagree": ((x, x[..., :4], x), {}, "query vectors have 8 numbers and key vectors"),
+    "value heads": ((x, x, x[:, :2]), {}, "4 key heads and 2 value heads; they must be equal"),
+    "more key heads": ((heads(2), x, x), {}, "2 query heads cannot share 4 key heads"),
+    "leading axes": ((x, ones((3, *x.shape[1:]), "f"), x), {}, "leading axes of key (3,) do not"),
+    "numbers of axes": ((x, x[0], x[0]), {}, "query has 4 axes and key has 3; they must agree"),
+    "a vector": ((x[0, 0, 0],) * 3, {}, "query has 1 axes; at least (L, D) is needed"),
+    "no width": ((x[..., :0], x[..., :0], x), {}, "the head size D is 0"),
+    "a mask of the wrong shape": ((x, x, x), {"mask": ones((5, 6), bool)},
+        "mask (5, 6) cannot be broadcast to (2, 4, 6, 6), the weights' shape (..., Hq, Lq, Lk)"),
+    "a bias of the wrong shape": ((x, x, x), {"bias": ones((3, 1, 6, 6))}, "bias (3, 1, 6, 6) can"),
+    "a mask of too many axes": ((x[0], x[0], x[0]), {"mask": ones((2, 4, 6, 6), bool)},
+        "cannot be broadcast to (4, 6, 6)"),
+    "lengths per batch": ((x, x, x), {"key_lengths": [1, 2, 3]}, "key_lengths has shape (3,); (2,"),
+    "lengths too large": ((x, x, x), {"key_lengths": [1, 7]}, "from 1 to 7; each must be between 0"),
+    "lengths negative": ((x, x, x), {"key_lengths": -1}, "from -1 to -1; each must be between 0"),
+    "places per batch": ((x, x, x), {"query_start": [1, 2, 3]}, "query_start has shape (3,)"),
+    "segments": ((x, x, x), {"segments": [0, 1]}, "segments has shape (2,); (2, 6) is needed"),
+    "one segments for two lengths": ((x[:, :, :3], x, x), {"segments": [0] * 6},
+        "there are 3 queries and 6 keys. Pass a pair"),
+    "three segments": ((x, x, x), {"segments": ([0], [1], [2])}, "segments is a tuple of 3; a pair"),
+    "sinks": ((x, x, x), {"sinks": ones(3, "f")}, "sinks has shape (3,); one logit per query head"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD_SHAPES)
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_shapes_that_do_not_fit(name, library):
+    arrays, options, message = BAD_SHAPES[name]
+    if library == "torch":
+        arrays = [torch.from_numpy(a) for a in arrays]
+        options = {n: torch.from_numpy(o) if isinstance(o, np.ndarray) else o
+                   for n, o in options.items()}  # fmt: skip
+    with pytest.raises(regard.ShapeError) as caught:
+        regard.attention(*arrays, **options)
+    assert message in str(caught.value)
+
+
+t = torch.from_numpy(x)
+BAD_TYPES = {
+    "integer q": ((x.astype(int), x, x), {}, "query is int64; floating numbers are needed (float16"),
+    "complex q": ((x.astype(complex),) * 3, {}, "query is complex128; floating numbers are needed"),
+    "mixed dtypes": ((x, x.astype(float), x), {}, "query is float32 and key is float64; query, key"),
+    "mixed libraries": ((x, t, x), {}, "query is of numpy and key of torch; all must be of one"),
+    "a list": (([[1.0]], x, x), {}, "query is a builtins.list; NumPy arrays and torch tensors"),
+    "a masked array": ((np.ma.array(x), x, x), {}, "query is a numpy.ma"),
+    "a float mask": ((x, x, x), {"mask": ones((6, 6))}, "mask is float64; a mask is bool, True where "
+        "a query may attend. Numbers that are added to the scores are passed as bias="),
+    "an int mask": ((x, x, x), {"mask": ones((6, 6), int)}, "ones and zeros become a mask with mask"),
+    "a mask in a list": ((x, x, x), {"mask": [[True]]}, "mask is a builtins.list"),
+    "a bool bias": ((x, x, x), {"bias": ones((6, 6), bool)}, "A bool that says who may attend is"),
+    "a mask of the other library": ((x, x, x), {"mask": t > 0}, "query is of numpy and mask of torch"),
+    "float lengths": ((x, x, x), {"key_lengths": [1.0, 2.0]}, "key_lengths is float64; integers are"),
+    "bool segments": ((x, x, x), {"segments": ones(6, bool)}, "segments is bool; integers are needed"),
+    "integer sinks": ((x, x, x), {"sinks": ones(4, int)}, "sinks is int64; floating numbers are"),
+    "a window of one int": ((x, x, x), {"window": 256}, "window is 256; a pair (left, right) of ints"),
+    "a window of floats": ((x, x, x), {"window": (1.0, 0)}, "a pair (left, right) of ints is needed"),
+    "causal as a mask": ((x, x, x), {"causal": ones(3)}, "True or False is needed"),
+    "a scale in words": ((x, x, x), {"scale": "1"}, "scale is a str; a number is needed"),
+    "a softcap in words": ((x, x, x), {"softcap": "1"}, "softcap is a str; a number is needed"),
+    "a seed in words": ((x, x, x), {"dropout": 0.5, "seed": "1"}, "seed is a str; an int is needed"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD_TYPES)
+def test_wrong_types(name):
+    arrays, options, message = BAD_TYPES[name]
+    with pytest.raises(TypeError) as caught:
+        regard.attention(*arrays, **options)
+    assert message in str(caught.value)
+
+
+BAD_VALUES = {
+    "window": ({"window": (-1, 0)}, "window is (-1, 0); its sides must not be negative"),
+    "scale": ({"scale": float("nan")}, "scale is nan; it must be finite"),
+    "softcap": ({"softcap": 0.0}, "softcap is 0.0; it must be positive and finite"),
+    "dropout": ({"dropout": 1.0}, "dropout is 1.0; it must be at least 0 and less than 1"),
+    "negative dropout": ({"dropout": -0.1}, "dropout is -0.1; it must be at least 0"),
+    "backend": ({"backend": "cuda"}, "backend is 'cuda'; 'auto', 'torch', 'reference' are known"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_VALUES)
+def test_values_out_of_range(name):
+    options, message = BAD_VALUES[name]
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 - the message is compared whole
+        regard.attention(x, x, x, **options)
+    assert message in str(caught.value)
+
+
+def test_devices_that_differ():
+    q = torch.ones(2, 3, 4)
+    k = torch.empty(2, 3, 4, device="meta")
+    with pytest.raises(
+        TypeError, match=r"query is on cpu and key on meta; .*key.to\(query.device\)"
+    ):
+        regard.attention(q, k, k)
+
+
+def test_the_reference_refuses_other_devices():
+    q = torch.empty(2, 3, 4, device="meta")
+    with pytest.raises(
+        regard.UnsupportedError, match=r"reference: it computes on the CPU; .*\.cpu"
+    ):
+        regard.attention(q, q, q, backend="reference")
+
+
+def test_the_weights_check_their_arguments_too():
+    with pytest.raises(regard.ShapeError, match="12 query heads cannot share 5 key heads"):
+        regard.AttentionWeights(ones((12, 3, 4)), ones((5, 3, 4)))
+    with pytest.raises(TypeError, match="mask is float64"):
+        regard.AttentionWeights(ones((3, 4)), ones((3, 4)), mask=ones((3, 3)))

@@ -1,0 +1,65 @@
+"""Memory is linear in the length: 32,768 tokens of one head would be 4.3 GB as a float32 matrix."""
+
+import subprocess
+import sys
+
+import pytest
+
+# Runs in a process of its own, whose high-water mark is read before and after.
+PROBE = """
+import resource, sys
+import numpy as np
+import regard
+library, what = sys.argv[1:]
+rng = np.random.default_rng(0)
+q, k, v = (rng.standard_normal((1, 32768, 64), dtype=np.float32) for _ in range(3))
+options = {"causal": True}
+if library == "torch":
+    import torch
+    q, k, v = (torch.from_numpy(x) for x in (q, k, v))
+    import regard._torch_ops  # as the first call would
+def run(q, k, v):
+    if what == "attention":
+        regard.attention(q, k, v, **options)
+    elif what == "gradient":
+        for x in (q, k, v):
+            x.requires_grad_()
+        regard.attention(q, k, v, **options).sum().backward()
+    elif what == "every option":
+        n = q.shape[1]
+        extra = {"window": (n // 2, 0), "dropout": 0.1, "seed": 1, "softcap": 20.0,
+                 "segments": np.arange(n) // (n // 4), "key_lengths": n - 1}
+        if library == "torch":
+            extra["segments"] = torch.from_numpy(extra["segments"])
+            extra["sinks"] = torch.zeros(1, requires_grad=True)
+            regard.attention(q, k, v[..., :32], **extra).sum().backward()
+        else:
+            regard.attention(q, k, v[..., :32], **extra)
+    else:
+        weights = regard.AttentionWeights(q, k, **options)
+        weights.summary()
+        weights[0, 17], weights.received("max"), weights.pool((512, 512), "mass")
+run(*(x[:, :64] for x in (q, k, v)))  # what a first call loads is not its memory
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+run(q, k, v)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+"""
+
+
+@pytest.mark.parametrize(
+    ("library", "what"),
+    [
+        ("numpy", "attention"),
+        ("numpy", "every option"),
+        ("numpy", "reductions"),
+        ("torch", "attention"),
+        ("torch", "gradient"),
+        ("torch", "every option"),
+        ("torch", "reductions"),
+    ],
+)
+def test_32768_tokens_stay_within_200_megabytes(library, what):
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE, library, what], capture_output=True, text=True, check=True
+    )
+    assert float(done.stdout) < 200

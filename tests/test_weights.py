@@ -1,0 +1,355 @@
+import numpy as np
+import pytest
+import torch
+from definition import assert_near, define
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from strategies import calls, to_torch
+
+import regard
+from regard import AttentionWeights
+
+LIBRARIES = ["numpy", "torch"]
+
+
+def both(call, library):
+    """The weights of a random call in that library, and the whole matrix in float64."""
+    (q, k, _), options = call
+    if library == "torch":
+        tensors = (torch.from_numpy(x.copy()) for x in (q, k))
+        weights = AttentionWeights(*tensors, **to_torch(options))
+    else:
+        weights = AttentionWeights(q, k, **options)
+    return weights, *define(q, k, **options)
+
+
+def close(actual, exact, tolerance=1e-11):
+    np.testing.assert_allclose(np.asarray(actual), exact, rtol=1e-9, atol=tolerance)
+
+
+@settings(max_examples=60, deadline=None)
+@given(calls(), st.sampled_from(LIBRARIES))
+def test_whole_matrix_and_log_sum_exp(call, library):
+    weights, exact, lse = both(call, library)
+    assert weights.shape == exact.shape
+    close(weights, exact)
+    close(weights.lse, lse)
+    assert type(weights[...]) is type(weights._call.query)
+
+
+@settings(max_examples=60, deadline=None)
+@given(calls(), st.sampled_from(LIBRARIES))
+def test_entropy_received_and_distance(call, library):
+    weights, exact, _ = both(call, library)
+    B, Hq, Lq, Lk = exact.shape
+    logs = np.log(np.where(exact > 0, exact, 1))
+    close(weights.entropy(), -(exact * logs).sum(-1))
+    close(weights.received(), exact.sum(-2))
+    close(weights.received("mean"), exact.sum(-2) / max(Lq, 1))
+    close(weights.received("max"), exact.max(-2, initial=0))
+    options = call[1]
+    lengths = np.broadcast_to(options.get("key_lengths", Lk), (B,))
+    starts = np.broadcast_to(options.get("query_start", lengths - Lq), (B,))
+    places = starts[:, None] + np.arange(Lq)
+    gap = np.abs(places[:, None, :, None] - np.arange(Lk))
+    close(weights.distance(), (exact * gap).sum(-1))
+
+
+@settings(max_examples=60, deadline=None)
+@given(calls(), st.sampled_from(LIBRARIES), st.integers(0, 9))
+def test_topk_gives_the_strongest_keys_of_every_query(call, library, k):
+    weights, exact, _ = both(call, library)
+    k = min(k, exact.shape[-1])
+    values, indices = (np.asarray(x) for x in weights.topk(k))
+    close(values, -np.sort(-exact, -1)[..., :k])
+    close(np.take_along_axis(exact, indices, -1), values)
+    ordered = np.sort(indices, -1)
+    assert (ordered[..., 1:] > ordered[..., :-1]).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(calls(), st.sampled_from(LIBRARIES), st.integers(0, 30))
+def test_strongest_gives_the_strongest_pairs_anywhere(call, library, n):
+    weights, exact, _ = both(call, library)
+    B, Hq, Lq, Lk = exact.shape
+    query, key, weight = (np.asarray(x) for x in weights.strongest(n))
+    n = min(n, Lq * Lk)
+    close(weight, -np.sort(-exact.reshape(B, Hq, -1), -1)[..., :n])
+    for b, h, r in np.ndindex(weight.shape):
+        i, j = query[b, h, r], key[b, h, r]
+        if weight[b, h, r] == 0:
+            assert (i, j) == (-1, -1)
+        else:
+            close(exact[b, h, i, j], weight[b, h, r])
+    for b, h in np.ndindex(B, Hq):
+        found = [pair for pair in zip(query[b, h], key[b, h]) if pair != (-1, -1)]
+        assert len(set(found)) == len(found)
+
+
+def pooled(exact, visible, size, how, rows, columns):
+    """The definition of a picture: bin by bin."""
+    exact, visible = exact[..., rows, columns], visible[..., rows, columns]
+    n, m = exact.shape[-2:]
+    R, C = min(size[0], n), min(size[1], m)
+    out = np.full((*exact.shape[:2], R, C), np.nan)
+    for b, h, r, c in np.ndindex(out.shape):
+        inside = (b, h, slice(r * n // R, (r + 1) * n // R), slice(c * m // C, (c + 1) * m // C))
+        if visible[inside].any():
+            w = exact[inside]
+            with np.errstate(divide="ignore"):
+                out[b, h, r, c] = np.log(w.max() if how == "max" else w.sum(-1).mean())
+    return out
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    calls(min_length=1), st.sampled_from(LIBRARIES), st.sampled_from(["max", "mass"]),
+    st.tuples(st.integers(1, 12), st.integers(1, 40)), st.data(),
+)  # fmt: skip
+def test_pool_is_a_picture_of_any_part_at_any_size(call, library, how, size, data):
+    from definition import visible_pairs
+
+    weights, exact, _ = both(call, library)
+    B, Hq, Lq, Lk = exact.shape
+    cut = [sorted(data.draw(st.tuples(st.integers(0, n), st.integers(0, n)))) for n in (Lq, Lk)]
+    rows, columns = (slice(*c) for c in cut)
+    rules = {n: x for n, x in call[1].items() if n not in ("bias", "sinks", "scale", "softcap")}
+    visible = visible_pairs(B, Hq, Lq, Lk, **rules)
+    picture = np.asarray(weights.pool(size, how, rows, columns))
+    expected = pooled(exact, visible, size, how, rows, columns)
+    np.testing.assert_allclose(picture, expected, rtol=1e-9, atol=1e-10)
+
+
+def test_every_row_of_bins_sums_to_one_at_every_zoom():
+    q, k = np.random.default_rng(0).standard_normal((2, 3, 100, 8))
+    weights = AttentionWeights(q, k, causal=True)
+    for size in ((7, 13), (100, 100), (33, 64), (1, 1)):
+        mass = np.exp(weights.pool(size, "mass"))
+        np.testing.assert_allclose(np.nansum(mass, -1), 1, atol=1e-9)
+
+
+def test_pool_does_not_lose_weights_that_underflow():
+    weights = AttentionWeights(np.float32([[1.0]]), np.float32([[0.0], [-500.0]]), scale=1.0)
+    assert weights[0, 1] == 0
+    np.testing.assert_allclose(weights.pool()[0], [0, -500])
+
+
+def test_invisible_is_nan_and_a_weight_of_zero_is_minus_infinity():
+    bias = np.array([[0.0, -np.inf], [0.0, 0.0]])
+    weights = AttentionWeights(np.zeros((2, 1)), np.zeros((2, 1)), bias=bias)
+    assert weights.pool()[0, 1] == -np.inf
+    assert np.isnan(AttentionWeights(np.zeros((2, 1)), np.zeros((2, 1)), causal=True).pool()[0, 1])
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_summary_gives_what_each_method_gives(library):
+    q, k = np.random.default_rng(0).standard_normal((2, 2, 4, 30, 8))
+    if library == "torch":
+        q, k = torch.from_numpy(q), torch.from_numpy(k)
+    weights = AttentionWeights(q, k, causal=True)
+    summary = weights.summary(topk=5, strongest=7, pool=(6, 9))
+    alone = (
+        weights.lse, weights.entropy(), weights.received(), weights.distance(), *weights.topk(5),
+        *weights.strongest(7), weights.pool((6, 9)),
+    )  # fmt: skip
+    together = (*summary[:4], *summary.topk, *summary.strongest, summary.pooled)
+    for x, y in zip(alone, together):
+        np.testing.assert_array_equal(np.asarray(x), np.asarray(y))
+
+
+INDICES = [
+    ..., 0, -1, (0, 3, 17), (0, 3), (slice(None), 1, 2), (..., 5), (..., slice(2, 9, 3), 4),
+    (1, slice(None), slice(None, None, -2), slice(5, 1, -1)), (0, ..., slice(3, 3)),
+    (np.int64(1), 2), (slice(0, 0),),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("index", INDICES, ids=str)
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_any_basic_index_gives_what_it_gives_of_the_whole(index, library):
+    rng = np.random.default_rng(0)
+    q, k = rng.standard_normal((2, 4, 20, 8)), rng.standard_normal((2, 2, 30, 8))
+    exact = define(q, k, causal=True)[0]
+    weights = AttentionWeights(q, k, causal=True)
+    if library == "torch":
+        weights = AttentionWeights(torch.from_numpy(q), torch.from_numpy(k), causal=True)
+    part = weights[index]
+    assert np.asarray(part).shape == exact[index].shape
+    close(part, exact[index])
+
+
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        ((0, 4), "index 4 is out of range for axis 1 of size 4"),
+        ((0, 0, 0, 0, 0), "5 indices for the 4 axes"),
+        ((..., 0, ...), "3 indices for the 4 axes"),
+        (([0, 1],), "index 0 is a list; ints, slices and ... are understood"),
+        ((True,), "index 0 is a bool"),
+        ((None,), "index 0 is a NoneType"),
+    ],
+)
+def test_other_indices_are_refused(index, message):
+    weights = AttentionWeights(np.ones((2, 4, 5, 3)), np.ones((2, 4, 5, 3)))
+    with pytest.raises(IndexError, match=message.replace("...", r"\.\.\.")):
+        weights[index]
+
+
+def test_the_limit_refuses_the_whole_and_names_the_way_out():
+    weights = AttentionWeights(*np.zeros((2, 1, 32, 16384, 2), np.float32))
+    assert weights.shape == (1, 32, 16384, 16384)
+    assert weights.nbytes == 34_359_738_368
+    with pytest.raises(regard.MaterializeError) as caught:
+        np.asarray(weights)
+    assert str(caught.value) == (
+        "weights: (1, 32, 16384, 16384) float32 is 34.4 GB, limit 2.0 GB.\n"
+        "  Ask for a part: weights[0, head, i], weights.pool(...); "
+        "or raise regard.limits(weights_bytes=...)."
+    )
+    assert weights[0, 3, 17].shape == (16384,)
+
+
+def test_the_limit_is_moved_and_taken_back():
+    weights = AttentionWeights(*np.zeros((2, 10, 2), np.float32))
+    with regard.limits(weights_bytes=399), pytest.raises(regard.MaterializeError, match="limit"):
+        np.asarray(weights)
+    assert np.asarray(weights).shape == (10, 10)
+    regard.limits(weights_bytes=399)
+    try:
+        with pytest.raises(regard.MaterializeError):
+            weights[...]
+    finally:
+        regard.limits(weights_bytes=2e9)
+    with pytest.raises(ValueError, match="weights_bytes is 0; it must be positive"):
+        regard.limits(weights_bytes=0)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_what_comes_back_has_the_library_and_the_accumulating_dtype(dtype, library):
+    x = np.random.default_rng(0).standard_normal((2, 9, 4)).astype(dtype)
+    x = torch.from_numpy(x) if library == "torch" else x
+    weights = AttentionWeights(x, x, causal=True)
+    expected = "float64" if dtype == "float64" else "float32"
+    summary = weights.summary()
+    found = [weights[0], weights[0, 3, 2], *summary[:4], summary.topk.values, summary.pooled]
+    for part in found:
+        assert str(part.dtype).endswith(expected)
+    assert torch.is_tensor(found[0]) == (library == "torch")
+    assert weights.dtype == found[0].dtype
+    np.testing.assert_allclose(np.asarray(weights[...]).sum(-1), 1, atol=1e-6)
+
+
+def test_it_behaves_like_an_array():
+    q, k = np.random.default_rng(0).standard_normal((2, 3, 5, 4))
+    weights = AttentionWeights(q, k)
+    whole = np.asarray(weights)
+    assert (weights.ndim, weights.size, len(weights)) == (3, 75, 3)
+    np.testing.assert_array_equal(np.stack(list(weights)), whole)
+    assert np.asarray(weights, dtype=np.float16).dtype == np.float16
+    np.testing.assert_allclose(weights @ np.ones(5), 1)
+    with pytest.raises(ValueError, match="an array is a copy"):
+        np.array(weights, copy=False)
+    assert repr(weights) == (
+        "AttentionWeights(3, 5, 5) float64, computed when asked for; whole: 0.0006 MB"
+    )
+
+
+@pytest.mark.parametrize(
+    ("ask", "error", "message"),
+    [
+        (lambda w: w.received("median"), ValueError, "how is 'median'; 'sum', 'mean' or 'max'"),
+        (lambda w: w.pool(how="sum"), ValueError, "how is 'sum'; 'max' or 'mass'"),
+        (lambda w: w.pool(64), TypeError, "size is 64; a pair"),
+        (lambda w: w.pool((0, 3)), ValueError, "each side must be at least 1"),
+        (lambda w: w.pool(rows=3), TypeError, "rows is a int; a slice is needed"),
+        (lambda w: w.pool(rows=slice(0, 5, 2)), ValueError, "rows has the step 2"),
+        (lambda w: w.topk(6), regard.ShapeError, "k is 6; it must be between 0 and .* 5"),
+        (lambda w: w.topk(1.0), TypeError, "k is a float; an int is needed"),
+        (lambda w: w.strongest(-1), ValueError, "n is -1; it must not be negative"),
+        (lambda w: w.strongest("3"), TypeError, "n is a str; an int is needed"),
+    ],
+)
+def test_bad_questions_get_clear_answers(ask, error, message):
+    with pytest.raises(error, match=message):
+        ask(AttentionWeights(np.ones((5, 3)), np.ones((5, 3))))
+
+
+def test_large_scores_keep_exact_weights_where_log_sum_exp_would_not():
+    q = np.float32([[2048.0]])
+    k = np.float32([[1000.0], [1000.0 - 2.0**-11], [0.0]])
+    weights = AttentionWeights(torch.from_numpy(q), torch.from_numpy(k), scale=1.0)
+    exact = define(q[None, None], k[None, None], scale=1.0)[0][0, 0]
+    assert_near(weights[...], exact, 1, 1)
+
+
+def test_html_shows_pictures_and_never_the_whole():
+    long = AttentionWeights(*np.zeros((2, 12, 200_000, 1), np.float32)[:, :, :300])
+    html = long._repr_html_()
+    assert html.count("<img") == 8
+    assert "and 4 more" in html
+    assert "AttentionWeights(12, 300, 300)" in html
+    assert len(html) < 20_000
+    empty = AttentionWeights(np.zeros((2, 0, 3)), np.zeros((2, 0, 3)))._repr_html_()
+    assert "AttentionWeights(2, 0, 0)" in empty
+
+
+def test_html_picture_is_a_png_that_a_reader_opens():
+    import base64
+    import io
+    import re
+
+    from matplotlib import image
+
+    from regard._picture import INVISIBLE, RAMP
+
+    weights = AttentionWeights(np.zeros((2, 1)), np.zeros((2, 1)), causal=True)
+    data = re.search(r"base64,([^\"]+)", weights._repr_html_()).group(1)
+    pixels = (image.imread(io.BytesIO(base64.b64decode(data))) * 255).round()
+    assert pixels.shape == (2, 2, 3)
+    np.testing.assert_array_equal(pixels[0], [RAMP[-1], INVISIBLE])  # weight 1; invisible
+    assert (pixels[1, 0] == pixels[1, 1]).all()
+
+
+class TestPlot:
+    @pytest.fixture(autouse=True)
+    def without_a_screen(self):
+        import matplotlib
+
+        matplotlib.use("agg")
+        yield
+        matplotlib.pyplot.close("all")
+
+    def test_draws_the_asked_matrix(self):
+        q, k = np.random.default_rng(0).standard_normal((2, 2, 3, 5, 4))
+        weights = AttentionWeights(q, k, causal=True)
+        ax = weights.plot(1, 2, tokens=list("a$_$\\"))
+        drawn = ax.images[0].get_array()
+        expected = np.asarray(weights.pool()[1, 2]) / np.log(10)
+        np.testing.assert_allclose(drawn.filled(np.nan), expected)
+        assert [label.get_text() for label in ax.get_xticklabels()] == list("a$_$\\")
+        ax.figure.canvas.draw()
+
+    def test_draws_into_given_axes_and_by_mass(self):
+        from matplotlib import pyplot
+
+        _, ax = pyplot.subplots()
+        weights = AttentionWeights(torch.randn(600, 4), torch.randn(700, 4))
+        assert weights.plot(how="mass", ax=ax) is ax
+        assert ax.images[0].get_array().shape == (512, 512)
+
+    def test_refuses_what_does_not_fit(self):
+        weights = AttentionWeights(np.ones((3, 5, 4)), np.ones((3, 5, 4)))
+        with pytest.raises(regard.ShapeError, match="2 tokens for 5 queries and 5 keys"):
+            weights.plot(tokens=["a", "b"])
+        with pytest.raises(IndexError, match="index 3 is out of range"):
+            weights.plot(3)
+        with pytest.raises(IndexError, match="2 indices for 1 axes"):
+            weights.plot(0, 0)
+
+    def test_without_matplotlib_the_error_names_the_extra(self, monkeypatch):
+        import sys
+
+        monkeypatch.setitem(sys.modules, "matplotlib", None)
+        with pytest.raises(ModuleNotFoundError, match=r"pip install 'regard\[plot\]'"):
+            AttentionWeights(np.ones((3, 4)), np.ones((3, 4))).plot()
