@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-import regard
+from regard._attention import attention
 from regard._checks import read_call
 from regard._errors import ShapeError, UnsupportedError
 from regard.nn import conversion
@@ -251,7 +251,7 @@ class MultiHeadAttention(nn.Module):
         if cache is not None:
             k, v = cache._joined(k, v)
             mask, bias, segments = _covering(cache.start, k.shape[-2], mask, bias, segments)
-        attended = regard.attention(
+        attended = attention(
             q,
             k,
             v,

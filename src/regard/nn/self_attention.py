@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-import regard
+from regard._attention import attention
 from regard._errors import ShapeError
 from regard.nn.conversion import copied
 
@@ -168,7 +168,7 @@ class SelfAttention(nn.Module):
                     f"SelfAttention: {name} has shape {tuple(tensor.shape)}; "
                     f"(..., T, d_in) with d_in = {self.d_in} is needed."
                 )
-        attended = regard.attention(
+        attended = attention(
             self.query(x).unsqueeze(-3),  # (..., 1, T, d_out)
             self.key(source).unsqueeze(-3),
             self.value(source).unsqueeze(-3),
