@@ -16,7 +16,7 @@ from regard._checks import Call, check_contents
 from regard._dropout import kept
 from regard._visible import Visibility, WeightBlock, blocks, part
 
-BLOCK_ELEMENTS = 2**18  # 2 MB of float64: a block and its temporaries stay in the cache
+BLOCK_ELEMENTS = 2**16  # 512 KB of float64: a block and its temporaries stay in the cache
 
 arange = functools.partial(np.arange, dtype=np.int64)
 
@@ -57,9 +57,7 @@ def matmul(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return out.reshape(b, h, m, o)
 
 
-def scores(
-    call: Call, k: np.ndarray, b: slice, h: slice, rows: slice, keys: slice
-) -> np.ndarray:
+def scores(call: Call, k: np.ndarray, b: slice, h: slice, rows: slice, keys: slice) -> np.ndarray:
     """``(b, h, rows, keys)`` float64: scaled, capped, with bias, not yet masked."""
     q = call.query[b, h, rows].astype(np.float64)
     s = call.scale * matmul(q, k[:, :, keys].swapaxes(-1, -2))

