@@ -1,13 +1,18 @@
+import types
+import typing
+
+import beartype
+import jaxtyping
 import numpy as np
 import pytest
 import torch
-from definition import assert_near, define
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import calls, to_dtype, to_torch
 
 import regard
+from definition import assert_near, define
 from regard.testing import assert_matches
+from strategies import calls, to_dtype, to_torch
 
 DTYPES = ["float16", "bfloat16", "float32", "float64"]
 rng = np.random.default_rng(0)
@@ -224,5 +229,29 @@ def test_threads_are_set_and_read_back():
         regard.set_num_threads(before)
     with pytest.raises(ValueError, match="threads is 0; at least 1 is needed"):
         regard.set_num_threads(0)
-    with pytest.raises(TypeError, match="threads is float 2.0; pass an int"):
+    with pytest.raises(TypeError, match=r"threads is float 2\.0; pass an int"):
         regard.set_num_threads(2.0)
+
+
+def annotated(function):
+    """The function with its shape annotations evaluated and enforced."""
+    hints = typing.get_type_hints(function, {**function.__globals__, **vars(jaxtyping)})
+
+    checked = types.FunctionType(
+        function.__code__, function.__globals__, function.__name__,
+        function.__defaults__, function.__closure__,
+    )  # fmt: skip
+    checked.__kwdefaults__, checked.__annotations__ = function.__kwdefaults__, hints
+    return jaxtyping.jaxtyped(typechecker=beartype.beartype)(checked)
+
+
+@pytest.mark.parametrize("convert", [np.asarray, torch.from_numpy], ids=["numpy", "torch"])
+def test_shape_annotations_say_what_is_taken(convert):
+    checked = annotated(regard.attention)
+    q, k, v = (convert(random(*s)) for s in ((2, 4, 5, 8), (2, 2, 7, 8), (2, 2, 7, 3)))
+    sinks = convert(random(4))
+    assert checked(q, k, v, causal=True, window=(3, None), sinks=sinks).shape == (2, 4, 5, 3)
+    assert checked(q[0, 0], k[0, 0], v[0, 0], scale=0.5, seed=1, dropout=0.1).shape == (5, 3)
+    for wrong in ((q, k, v[:, :, :6]), (q, k[..., :4], v), (q, [1.0], v)):
+        with pytest.raises(jaxtyping.TypeCheckError):
+            checked(*wrong)

@@ -34,21 +34,38 @@ BAD_SHAPES = {
     "numbers of axes": ((x, x[0], x[0]), {}, "query has 4 axes and key has 3; they must agree"),
     "a vector": ((x[0, 0, 0],) * 3, {}, "query has 1 axes; at least (L, D) is needed"),
     "no width": ((x[..., :0], x[..., :0], x), {}, "the head size D is 0"),
-    "a mask of the wrong shape": ((x, x, x), {"mask": ones((5, 6), bool)},
-        "mask (5, 6) cannot be broadcast to (2, 4, 6, 6), the weights' shape (..., Hq, Lq, Lk)"),
+    "a mask of the wrong shape": (
+        (x, x, x),
+        {"mask": ones((5, 6), bool)},
+        "mask (5, 6) cannot be broadcast to (2, 4, 6, 6), the weights' shape (..., Hq, Lq, Lk)",
+    ),
     "a bias of the wrong shape": ((x, x, x), {"bias": ones((3, 1, 6, 6))}, "bias (3, 1, 6, 6) can"),
-    "a mask of too many axes": ((x[0], x[0], x[0]), {"mask": ones((2, 4, 6, 6), bool)},
-        "cannot be broadcast to (4, 6, 6)"),
+    "a mask of too many axes": (
+        (x[0], x[0], x[0]),
+        {"mask": ones((2, 4, 6, 6), bool)},
+        "cannot be broadcast to (4, 6, 6)",
+    ),
     "lengths per batch": ((x, x, x), {"key_lengths": [1, 2, 3]}, "key_lengths has shape (3,); (2,"),
-    "lengths too large": ((x, x, x), {"key_lengths": [1, 7]}, "from 1 to 7; each must be between 0"),
+    "lengths too large": (
+        (x, x, x),
+        {"key_lengths": [1, 7]},
+        "from 1 to 7; each must be between 0",
+    ),
     "lengths negative": ((x, x, x), {"key_lengths": -1}, "from -1 to -1; each must be between 0"),
     "places per batch": ((x, x, x), {"query_start": [1, 2, 3]}, "query_start has shape (3,)"),
     "segments": ((x, x, x), {"segments": [0, 1]}, "segments has shape (2,); (2, 6) is needed"),
-    "one segments for two lengths": ((x[:, :, :3], x, x), {"segments": [0] * 6},
-        "there are 3 queries and 6 keys. Pass a pair"),
-    "three segments": ((x, x, x), {"segments": ([0], [1], [2])}, "segments is a tuple of 3; a pair"),
+    "one segments for two lengths": (
+        (x[:, :, :3], x, x),
+        {"segments": [0] * 6},
+        "there are 3 queries and 6 keys. Pass a pair",
+    ),
+    "three segments": (
+        (x, x, x),
+        {"segments": ([0], [1], [2])},
+        "segments is a tuple of 3; a pair",
+    ),
     "sinks": ((x, x, x), {"sinks": ones(3, "f")}, "sinks has shape (3,); one logit per query head"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", BAD_SHAPES)
@@ -66,28 +83,68 @@ def test_shapes_that_do_not_fit(name, library):
 
 t = torch.from_numpy(x)
 BAD_TYPES = {
-    "integer q": ((x.astype(int), x, x), {}, "query is int64; floating numbers are needed (float16"),
+    "integer q": (
+        (x.astype(int), x, x),
+        {},
+        "query is int64; floating numbers are needed (float16",
+    ),
     "complex q": ((x.astype(complex),) * 3, {}, "query is complex128; floating numbers are needed"),
-    "mixed dtypes": ((x, x.astype(float), x), {}, "query is float32 and key is float64; query, key"),
+    "mixed dtypes": (
+        (x, x.astype(float), x),
+        {},
+        "query is float32 and key is float64; query, key",
+    ),
     "mixed libraries": ((x, t, x), {}, "query is of numpy and key of torch; all must be of one"),
     "a list": (([[1.0]], x, x), {}, "query is a builtins.list; NumPy arrays and torch tensors"),
     "a masked array": ((np.ma.array(x), x, x), {}, "query is a numpy.ma"),
-    "a float mask": ((x, x, x), {"mask": ones((6, 6))}, "mask is float64; a mask is bool, True where "
-        "a query may attend. Numbers that are added to the scores are passed as bias="),
-    "an int mask": ((x, x, x), {"mask": ones((6, 6), int)}, "ones and zeros become a mask with mask"),
+    "a float mask": (
+        (x, x, x),
+        {"mask": ones((6, 6))},
+        "mask is float64; a mask is bool, True where "
+        "a query may attend. Numbers that are added to the scores are passed as bias=",
+    ),
+    "an int mask": (
+        (x, x, x),
+        {"mask": ones((6, 6), int)},
+        "ones and zeros become a mask with mask",
+    ),
     "a mask in a list": ((x, x, x), {"mask": [[True]]}, "mask is a builtins.list"),
     "a bool bias": ((x, x, x), {"bias": ones((6, 6), bool)}, "A bool that says who may attend is"),
-    "a mask of the other library": ((x, x, x), {"mask": t > 0}, "query is of numpy and mask of torch"),
-    "float lengths": ((x, x, x), {"key_lengths": [1.0, 2.0]}, "key_lengths is float64; integers are"),
-    "bool segments": ((x, x, x), {"segments": ones(6, bool)}, "segments is bool; integers are needed"),
+    "a mask of the other library": (
+        (x, x, x),
+        {"mask": t > 0},
+        "query is of numpy and mask of torch",
+    ),
+    "float lengths": (
+        (x, x, x),
+        {"key_lengths": [1.0, 2.0]},
+        "key_lengths is float64; integers are",
+    ),
+    "bool segments": (
+        (x, x, x),
+        {"segments": ones(6, bool)},
+        "segments is bool; integers are needed",
+    ),
     "integer sinks": ((x, x, x), {"sinks": ones(4, int)}, "sinks is int64; floating numbers are"),
-    "a window of one int": ((x, x, x), {"window": 256}, "window is 256; a pair (left, right) of ints"),
-    "a window of floats": ((x, x, x), {"window": (1.0, 0)}, "a pair (left, right) of ints is needed"),
+    "a window of one int": (
+        (x, x, x),
+        {"window": 256},
+        "window is 256; a pair (left, right) of ints",
+    ),
+    "a window of floats": (
+        (x, x, x),
+        {"window": (1.0, 0)},
+        "a pair (left, right) of ints is needed",
+    ),
     "causal as a mask": ((x, x, x), {"causal": ones(3)}, "True or False is needed"),
     "a scale in words": ((x, x, x), {"scale": "1"}, "scale is a str; a number is needed"),
     "a softcap in words": ((x, x, x), {"softcap": "1"}, "softcap is a str; a number is needed"),
-    "a seed in words": ((x, x, x), {"dropout": 0.5, "seed": "1"}, "seed is a str; an int is needed"),
-}  # fmt: skip
+    "a seed in words": (
+        (x, x, x),
+        {"dropout": 0.5, "seed": "1"},
+        "seed is a str; an int is needed",
+    ),
+}
 
 
 @pytest.mark.parametrize("name", BAD_TYPES)

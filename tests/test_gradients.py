@@ -1,12 +1,12 @@
 import numpy as np
 import pytest
 import torch
-from definition import visible_pairs
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import calls, to_torch
 
 import regard
+from definition import visible_pairs
+from strategies import calls, to_torch
 
 
 def plain(q, k, v, options):

@@ -7,9 +7,9 @@ import sys
 import numpy as np
 import pytest
 import torch
-from definition import define
 
 import regard
+from definition import define
 from regard.testing import assert_matches
 
 BACKENDS = ["torch", "reference", "auto"]
@@ -113,8 +113,12 @@ def test_a_query_that_sees_nothing(backend):
     nothing = run(backend, q, k[:, :0], v[:, :0])
     assert nothing.shape == (2, 6, 4)
     assert (nothing == 0).all()
-    for options in ({"key_lengths": 0}, {"query_start": -9, "causal": True}, {"window": (0, 0),
-                    "query_start": 50}, {"sinks": np.ones(2, np.float32), "key_lengths": 0}):  # fmt: skip
+    for options in (
+        {"key_lengths": 0},
+        {"query_start": -9, "causal": True},
+        {"window": (0, 0), "query_start": 50},
+        {"sinks": np.ones(2, np.float32), "key_lengths": 0},
+    ):
         assert (run(backend, q, k, v, **options) == 0).all()
 
 

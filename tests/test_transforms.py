@@ -68,7 +68,7 @@ def test_vmap_over_every_tensor(qkv, name):
 
 
 def test_vmap_over_some_axes_only(qkv):
-    q, k, v = qkv
+    q, k, _ = qkv
     values = torch.randn(2, 4, 33, 3, 8)
     lengths = torch.tensor([[3, 33], [10, 0], [33, 5]])
     mapped = torch.vmap(

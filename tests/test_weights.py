@@ -1,13 +1,13 @@
 import numpy as np
 import pytest
 import torch
-from definition import assert_near, define
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import calls, to_torch
 
 import regard
+from definition import assert_near, define
 from regard import AttentionWeights
+from strategies import calls, to_torch
 
 LIBRARIES = ["numpy", "torch"]
 
@@ -41,7 +41,7 @@ def test_whole_matrix_and_log_sum_exp(call, library):
 @given(calls(), st.sampled_from(LIBRARIES))
 def test_entropy_received_and_distance(call, library):
     weights, exact, _ = both(call, library)
-    B, Hq, Lq, Lk = exact.shape
+    B, _, Lq, Lk = exact.shape
     logs = np.log(np.where(exact > 0, exact, 1))
     close(weights.entropy(), -(exact * logs).sum(-1))
     close(weights.received(), exact.sum(-2))

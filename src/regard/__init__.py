@@ -22,3 +22,12 @@ __all__ = [
     "set_num_threads",
     "steps",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """``regard.lm``, ``regard.nn`` and ``regard.testing`` are loaded when they are first used."""
+    if name in ("lm", "nn", "testing"):
+        from importlib import import_module
+
+        return import_module(f"regard.{name}")
+    raise AttributeError(f"module 'regard' has no attribute {name!r}")

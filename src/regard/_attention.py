@@ -1,13 +1,18 @@
 """The operator: read the call, choose a backend, give its answer the caller's axes."""
 
-from typing import Any
+from __future__ import annotations
 
-from jaxtyping import Bool, Float
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from regard._backends import choose
 from regard._checks import dtype_name, is_tensor, read_call
 from regard._errors import ShapeError
 from regard._weights import AttentionWeights
+
+if TYPE_CHECKING:  # what jaxtyping loads would double the time of `import regard`
+    from jaxtyping import Bool, Float
 
 
 def attention(
@@ -17,8 +22,8 @@ def attention(
     *,
     causal: bool = False,
     window: tuple[int | None, int | None] | None = None,
-    mask: Bool[Any, "..."] | None = None,
-    bias: Float[Any, "..."] | None = None,
+    mask: Bool[Any, "*_mask"] | None = None,
+    bias: Float[Any, "*_bias"] | None = None,
     key_lengths: Any = None,
     segments: Any = None,
     query_start: Any = None,
@@ -148,8 +153,6 @@ def scaled_dot_product_attention(
 
 def _broadcast_leading(query: Any, key: Any, value: Any, enable_gqa: bool) -> tuple[Any, Any, Any]:
     """The three with equal leading axes (heads too, unless they are grouped)."""
-    import numpy as np
-
     arrays = [query, key, value]
     kept = 3 if enable_gqa else 2
     if any(not hasattr(x, "shape") or x.ndim < kept for x in arrays):

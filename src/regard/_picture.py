@@ -99,8 +99,8 @@ def plot_weights(
     Lq, Lk = matrix.shape[-2:]
     if tokens is not None and len(tokens) not in (Lq, Lk):
         raise ShapeError(f"plot: {len(tokens)} tokens for {Lq} queries and {Lk} keys.")
-    ramp = ListedColormap(colours(np.linspace(LOG_FLOOR, 0, 256)) / 255, "regard")
-    ramp = ramp.with_extremes(bad=tuple(INVISIBLE / 255))
+    listed = ListedColormap(colours(np.linspace(LOG_FLOOR, 0, 256)) / 255, "regard")
+    ramp = listed.with_extremes(bad=tuple(INVISIBLE / 255))
     picture = _to_numpy(matrix.pool((512, 512), how)) / np.log(10)
     if ax is None:
         ax = pyplot.subplots()[1]

@@ -1,12 +1,13 @@
 """AttentionWeights: the matrix that is never stored, and still gives back every weight."""
 
+from __future__ import annotations
+
 import math
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float
 
 from regard._checks import Call, accumulating_name, is_tensor, read_call
 from regard._reductions import (
@@ -22,6 +23,9 @@ from regard._reductions import (
     entropy,
 )
 from regard._settings import require_materializable
+
+if TYPE_CHECKING:  # what jaxtyping loads would double the time of `import regard`
+    from jaxtyping import Float
 
 
 class WeightsSummary(NamedTuple):
@@ -65,8 +69,8 @@ class AttentionWeights:
 
     def __init__(
         self,
-        query: Float[Any, "..."],
-        key: Float[Any, "..."],
+        query: Float[Any, "*_B_Hq Lq D"],
+        key: Float[Any, "*_B_Hkv Lk D"],
         *,
         causal: bool = False,
         window: tuple[int | None, int | None] | None = None,
@@ -88,7 +92,7 @@ class AttentionWeights:
         self._lse: Any = None
 
     @classmethod
-    def _of(cls, call: Call) -> "AttentionWeights":
+    def _of(cls, call: Call) -> AttentionWeights:
         """The weights of a call that was already read."""
         weights = cls.__new__(cls)
         weights._call, weights._lse = _detached(call.without_value()), None
@@ -358,7 +362,7 @@ class AttentionWeights:
 
         return plot_weights(self, index, how, tokens, ax)
 
-    def _matrix(self, index: tuple[int, ...]) -> "AttentionWeights":
+    def _matrix(self, index: tuple[int, ...]) -> AttentionWeights:
         """One ``(Lq, Lk)`` matrix of several, by ints for the leading axes and the head."""
         axes = self.shape[:-2]
         if len(index) > len(axes):
