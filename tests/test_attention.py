@@ -1,3 +1,5 @@
+import subprocess
+import sys
 import types
 import typing
 
@@ -214,6 +216,14 @@ class TestScaledDotProductAttention:
         plain = regard.scaled_dot_product_attention(q, q, q)
         assert not torch.allclose(plain, regard.scaled_dot_product_attention(q, q, q, None, 0.5))
 
+    def test_autocast_lowers_the_dtype_as_for_torch(self):
+        q, mask = torch.randn(2, 4, 9, 8), torch.randn(9, 9)
+        with torch.autocast("cpu", torch.bfloat16):
+            theirs = torch.nn.functional.scaled_dot_product_attention(q, q, q, mask)
+            ours = regard.scaled_dot_product_attention(q, q, q, mask)
+        assert ours.dtype == theirs.dtype == torch.bfloat16
+        torch.testing.assert_close(ours, theirs)
+
     def test_leading_axes_that_do_not_broadcast_are_told(self):
         q, k = torch.randn(4, 5, 8), torch.randn(2, 5, 8)
         with pytest.raises(regard.ShapeError, match="Heads that share keys need enable_gqa=True"):
@@ -227,6 +237,12 @@ def test_threads_are_set_and_read_back():
         assert regard.get_num_threads() == torch.get_num_threads() == 1
     finally:
         regard.set_num_threads(before)
+    code = (
+        "import regard; regard.set_num_threads(1)\n"
+        "import torch, regard._torch; print(torch.get_num_threads())"
+    )
+    fresh = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert fresh.stdout == "1\n"
     with pytest.raises(ValueError, match="threads is 0; at least 1 is needed"):
         regard.set_num_threads(0)
     with pytest.raises(TypeError, match=r"threads is float 2\.0; pass an int"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -140,7 +141,7 @@ def scaled_dot_product_attention(
             "scaled_dot_product_attention: attn_mask and is_causal=True were both given; torch "
             "allows one. regard.attention(..., mask=..., causal=True) takes both."
         )
-    query, key, value = _broadcast_leading(query, key, value, enable_gqa)
+    query, key, value = _autocast(*_broadcast_leading(query, key, value, enable_gqa))
     options: dict[str, Any] = {}
     if attn_mask is not None:
         options["mask" if dtype_name(attn_mask) == "bool" else "bias"] = attn_mask
@@ -149,6 +150,17 @@ def scaled_dot_product_attention(
         if query.shape[-2] == key.shape[-2]:
             del options["query_start"]  # the same, and told so that backends need not look
     return attention(query, key, value, dropout=dropout_p, scale=scale, **options)
+
+
+def _autocast(*arrays: Any) -> tuple[Any, ...]:
+    """Tensors in the dtype that ``torch.autocast`` asks for, where it is on, as torch's own."""
+    if not all(is_tensor(x) for x in arrays):
+        return arrays
+    torch = sys.modules["torch"]
+    device = arrays[0].device.type
+    if not torch.is_autocast_enabled(device):
+        return arrays
+    return tuple(x.to(torch.get_autocast_dtype(device)) for x in arrays)
 
 
 def _broadcast_leading(query: Any, key: Any, value: Any, enable_gqa: bool) -> tuple[Any, Any, Any]:

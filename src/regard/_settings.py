@@ -2,6 +2,7 @@
 
 import os
 import sys
+from types import ModuleType
 
 from regard._errors import MaterializeError
 
@@ -57,6 +58,7 @@ def require_materializable(what: str, shape: tuple[int, ...], bits: int, way_out
 def set_num_threads(threads: int) -> None:
     """Sets how many CPU threads attention uses, torch's intra-op threads included.
 
+    Torch may be loaded before or after.
     NumPy's own products follow the variable of their BLAS (``OMP_NUM_THREADS`` for most), which
     is read when NumPy is loaded.
 
@@ -74,6 +76,12 @@ def set_num_threads(threads: int) -> None:
     _num_threads = threads
     if (torch := sys.modules.get("torch")) is not None:
         torch.set_num_threads(threads)
+
+
+def pass_threads_to(torch: ModuleType) -> None:
+    """Gives torch, which was just loaded, the number of threads that was set before."""
+    if _num_threads is not None:
+        torch.set_num_threads(_num_threads)
 
 
 def get_num_threads() -> int:

@@ -14,7 +14,10 @@ from torch import Tensor
 
 from regard._checks import Call, check_contents
 from regard._dropout import kept
+from regard._settings import pass_threads_to
 from regard._visible import Visibility, WeightBlock, blocks, part
+
+pass_threads_to(torch)
 
 BLOCK_ELEMENTS = 2**16  # 256 KB of float32: at 512 keys, 1.6 times as fast as blocks of 4 MB
 
