@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 
 import regard
 from recordings import assert_same, sample
-from regard.recording import Recording
+from regard.recording import Layer, Recording
 
 
 @pytest.fixture
@@ -126,6 +126,14 @@ def test_another_version_is_refused_by_its_name(path, saved, version):
 def test_a_tensor_that_lies_about_itself_is_damage(path, saved, entry):
     header, data = parts(saved)
     header["layers.0.query"] = entry
+    assert "damaged" in refusal(path, packed(header, data))
+
+
+def test_true_is_no_size(path):
+    q = np.ones((1, 1, 1), np.float32)
+    Recording(["a"], [Layer(q, q)]).save(path)
+    header, data = parts(path.read_bytes())
+    header["layers.0.query"]["shape"] = [1, 1, True]
     assert "damaged" in refusal(path, packed(header, data))
 
 

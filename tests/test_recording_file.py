@@ -132,6 +132,15 @@ def test_loading_maps_the_file_and_never_changes_it(path, saved):
     assert path.read_bytes() == saved
 
 
+def test_every_array_lies_at_a_multiple_of_its_item_size(path):
+    odd = np.ones((3, 1), bool)
+    q, half = numbers(1, 3, 1, dtype=np.float64), numbers(1, 3, 1, dtype=np.float16)
+    Recording(["a", "b", "c"], [Layer(half, half, mask=odd), Layer(q, q)]).save(path)
+    for found in Recording.load(path).layers:
+        assert not found.query.flags.owndata  # mapped, not copied to a better place
+        assert found.query.flags.aligned
+
+
 def test_bfloat16_without_ml_dtypes_is_widened_and_says_so(path, monkeypatch):
     q = numbers(2, 4, 6, dtype=ml_dtypes.bfloat16)
     Recording(TOKENS, [Layer(q, q)]).save(path)
