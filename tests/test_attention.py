@@ -217,7 +217,7 @@ class TestScaledDotProductAttention:
         assert not torch.allclose(plain, regard.scaled_dot_product_attention(q, q, q, None, 0.5))
 
     def test_autocast_lowers_the_dtype_as_for_torch(self):
-        q, mask = torch.randn(2, 4, 9, 8), torch.randn(9, 9)
+        q, mask = torch.randn(2, 4, 9, 8), torch.randn(9, 9).bfloat16().float()
         with torch.autocast("cpu", torch.bfloat16):
             theirs = torch.nn.functional.scaled_dot_product_attention(q, q, q, mask)
             ours = regard.scaled_dot_product_attention(q, q, q, mask)
