@@ -19,9 +19,9 @@ class _Level:
 
     @property
     def discount(self) -> float:
-        """What every count loses (Ney, Essen & Kneser 1994); none without lone n-grams."""
+        """What every count loses (Ney, Essen & Kneser 1994); 1/2 where no n-gram is rare."""
         ones, twos = (int((self.counts == n).sum()) for n in (1, 2))
-        return ones / (ones + 2 * twos) if ones else 0.0
+        return (ones + 1) / (ones + 2 * twos + 2)
 
     def mixed(
         self, grams: Ids, vocab_size: int, lower: Float[np.ndarray, " tokens"]

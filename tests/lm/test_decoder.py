@@ -1,0 +1,42 @@
+"""The same model in torch, from ``regard.nn``."""
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from regard.lm.config import Config, LayerConfig  # noqa: E402
+from regard.lm.decoder import Decoder  # noqa: E402
+
+TEXT = '''def entropy(weights):
+    """Nats of each row of weights."""
+    return -sum(w * math.log(w) for w in weights if w > 0)
+'''
+
+
+@pytest.mark.parametrize("copies", [1, 12])
+def test_numpy_and_torch_give_the_same_numbers_to_1e_4(builtin, copies):
+    decoder = Decoder.load("builtin")
+    ids = builtin.tokenizer.encode(TEXT * copies, bos=True)
+    logits = builtin.logits(builtin.hidden(ids))
+    with torch.inference_mode():
+        other = decoder(torch.tensor([ids, ids]))
+    np.testing.assert_allclose(logits, other[0].numpy(), rtol=0, atol=1e-4)
+    assert torch.equal(other[0], other[1])
+
+
+def test_a_new_decoder_knows_nothing():
+    config = Config(300, 32, 4, 64, 32, (LayerConfig(7, 10_000.0), LayerConfig()))
+    logits = Decoder(config)(torch.arange(40)[None])
+    loss = torch.nn.functional.cross_entropy(logits[0, :-1], torch.arange(1, 40))
+    assert loss.item() == pytest.approx(np.log(300), abs=0.3)
+
+
+def test_every_parameter_has_a_stored_name_and_a_gradient():
+    config = Config(300, 32, 4, 64, 32, (LayerConfig(7, 10_000.0), LayerConfig()))
+    decoder = Decoder(config)
+    weights = decoder.weights()
+    assert {name: tuple(w.shape) for name, w in weights.items()} == config.shapes()
+    assert {id(w) for w in weights.values()} == {id(p) for p in decoder.parameters()}
+    decoder(torch.arange(40)[None]).square().sum().backward()
+    assert all(w.grad is not None for w in weights.values())

@@ -1,0 +1,231 @@
+"""The decoder in NumPy."""
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+
+import regard.lm.memory
+from regard import MaterializeError
+from regard.lm.model import Cache, LanguageModel
+
+PROMPT = "def run(self):\n    return "
+
+
+def test_reading_with_a_cache_is_reading_without(tiny):
+    ids = tiny.tokenizer.encode("def run(self): import os, sys  # and more of it", bos=True)
+    whole = tiny.hidden(ids)
+    for cuts in ([1], [1, 2, 3], [9], [5, 20]):
+        cache = Cache(tiny.config)
+        edges = [0, *cuts, len(ids)]
+        parts = [tiny.hidden(ids[a:b], cache) for a, b in itertools.pairwise(edges)]
+        assert cache.length == len(ids)
+        np.testing.assert_allclose(np.concatenate(parts), whole, atol=2e-5)
+
+
+def test_generation_with_the_cache_is_generation_without(tiny):
+    written = tiny.generate(PROMPT, 12)
+    ids = tiny.tokenizer.encode(PROMPT, bos=True)
+    *ids, last = ids
+    fits = [tiny.tokenizer.bytes(i).startswith(b" ") for i in range(len(tiny.tokenizer))]
+    assert tiny.tokenizer.bytes(last) == b" "
+    for n in range(13):
+        logits = tiny.logits(tiny.hidden(ids))[-1]
+        ids.append(int((np.where(fits, logits, -np.inf) if n == 0 else logits).argmax()))
+    assert PROMPT + written == tiny.tokenizer.decode(ids)
+
+
+def test_a_token_does_not_depend_on_those_after_it(tiny):
+    ids = tiny.tokenizer.encode("import os; import sys", bos=True)
+    np.testing.assert_allclose(tiny.hidden(ids[:5]), tiny.hidden(ids)[:5], atol=2e-5)
+
+
+def test_loss_is_the_mean_of_minus_ln_p(tiny):
+    text = "import os"
+    ids = tiny.tokenizer.encode(text, bos=True)
+    logits = tiny.logits(tiny.hidden(ids[:-1])).astype(np.float64)
+    p = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    expected = -np.log(p[np.arange(len(ids) - 1), ids[1:]])
+    np.testing.assert_allclose(tiny.losses(text), expected, rtol=1e-5)
+    assert tiny.loss(text) == pytest.approx(expected.mean())
+
+
+def test_losses_in_several_blocks_are_those_in_one(tiny, monkeypatch):
+    whole = tiny.losses("import os; import sys; import re")
+    monkeypatch.setattr("regard.lm.model.ROWS_AT_ONCE", 3)
+    np.testing.assert_allclose(tiny.losses("import os; import sys; import re"), whole, rtol=1e-6)
+
+
+def test_a_recording_names_its_tokens_and_model(tiny):
+    recording = tiny.record("import os")
+    ids = tiny.tokenizer.encode("import os", bos=True)
+    assert list(recording.tokens) == tiny.tokenizer.tokens(ids)
+    assert recording.tokens[0] == "<bos>"
+    assert recording.model == "tiny"
+    assert [layer.query.shape for layer in recording.layers] == [(4, len(ids), 8)] * 2
+
+
+def test_a_recording_holds_what_entered_attention(tiny):
+    """The second layer's query follows from the first layer's recorded weights and values."""
+    recording = tiny.record("import os")
+    first = {n.split(".")[-1]: w for n, w in tiny.weights.items() if n.startswith("layers.0")}
+    x = norm(tiny.weights["embedding"][tiny.tokenizer.encode("import os", bos=True)])
+    attended = np.asarray(recording.weights[0]) @ recording.layers[0].value
+    x = x + joined(attended) @ first["out"].T
+    x = x + np.maximum(norm(x) * first["mlp_norm"] @ first["up"].T, 0) ** 2 @ first["down"].T
+    x = norm(x) * tiny.weights["layers.1.attention_norm"]
+    query = x @ tiny.weights["layers.1.qkv"][:32].T
+    np.testing.assert_allclose(joined(recording.layers[1].query), query, rtol=1e-4, atol=1e-4)
+
+
+def norm(x):
+    return x / np.sqrt(np.square(x).mean(-1, keepdims=True) + 1e-6)
+
+
+def joined(heads):
+    return heads.swapaxes(0, 1).reshape(heads.shape[1], -1)
+
+
+def test_recorded_weights_see_only_the_window(tiny):
+    recording = tiny.record("import os; import sys; import re")
+    i, j = np.indices(recording.weights[0].shape[1:])
+    narrow, wide = (np.asarray(weights) for weights in recording.weights)
+    visible = (j <= i) & (i - j <= 7)
+    assert not narrow[:, ~visible].any()
+    assert (narrow[:, visible] > 0).all()
+    assert (wide[:, j <= i] > 0).all()
+
+
+def test_rotary_scores_depend_on_distance_alone(tiny):
+    from regard.lm.model import _rotate
+
+    layer = tiny.config.layers[0]
+    q, k = np.random.default_rng(0).normal(size=(2, 1, 1, 8))
+    near = _rotate(q, layer, 5) @ _rotate(k, layer, 2).swapaxes(-1, -2)
+    far = _rotate(q, layer, 100_005) @ _rotate(k, layer, 100_002).swapaxes(-1, -2)
+    np.testing.assert_allclose(near, far, rtol=1e-9)
+    assert abs(near - q @ k.swapaxes(-1, -2)).item() > 1e-3
+
+
+def test_greedy_generation_is_the_default_and_the_same_every_time(tiny):
+    assert tiny.generate(PROMPT, 9) == tiny.generate(PROMPT, 9, temperature=0.0, seed=5)
+
+
+def test_sampling_is_decided_by_the_seed(tiny):
+    texts = [tiny.generate(PROMPT, 20, temperature=1.0, seed=seed) for seed in (1, 1, 2)]
+    assert texts[0] == texts[1]
+    assert texts[0] != texts[2]
+
+
+def test_sampling_draws_from_the_softmax():
+    from regard.lm.model import _choose
+
+    random, p = np.random.default_rng(0), np.array([0.5, 0.3, 0.2])
+    draws = [_choose(np.log(p) * 2, 2.0, random) for _ in range(4000)]
+    np.testing.assert_allclose(np.bincount(draws) / 4000, p, atol=0.03)
+
+
+def test_streamed_pieces_are_the_generated_text(tiny):
+    pieces = list(tiny.stream(PROMPT, 30, temperature=1.5, seed=3))
+    assert "".join(pieces) == tiny.generate(PROMPT, 30, temperature=1.5, seed=3)
+    assert len(pieces) > 1
+
+
+def test_a_text_that_ends_inside_a_token_is_continued_as_if_it_did_not(tiny):
+    assert tiny.tokenizer.tokens(tiny.tokenizer.encode("impo"))[-1] != "import"
+    assert ("impo" + tiny.generate("impo", 1)).startswith("impo")
+
+
+def test_no_tokens_are_no_text(tiny):
+    assert tiny.generate(PROMPT, 0) == ""
+
+
+def test_generation_stops_where_the_text_ends(tiny, monkeypatch):
+    def only_bos(hidden):
+        return np.where(np.arange(len(tiny.tokenizer)) == tiny.tokenizer.bos, 1.0, 0.0)
+
+    monkeypatch.setattr(tiny, "logits", only_bos, raising=False)
+    assert len(tiny.generate("import", 50)) < 10
+
+
+def test_a_saved_model_is_loaded_with_the_same_numbers(tiny, tmp_path):
+    tiny.save(tmp_path / "model")
+    loaded = LanguageModel.load(tmp_path / "model")
+    assert loaded.config == tiny.config
+    assert loaded.loss(PROMPT) == tiny.loss(PROMPT)
+
+
+@pytest.mark.parametrize("method", ["record", "losses", "loss"])
+def test_an_empty_text_is_an_error(tiny, method):
+    with pytest.raises(ValueError, match="text is empty; at least one character"):
+        getattr(tiny, method)("")
+
+
+def test_an_empty_prompt_is_an_error(tiny):
+    with pytest.raises(ValueError, match="text is empty"):
+        tiny.generate("", 3)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "temperature"), [(-1, 0.0), (3, -0.5), (3, float("nan")), (3, float("inf"))]
+)
+def test_negative_tokens_or_temperature_are_errors(tiny, tokens, temperature):
+    with pytest.raises(ValueError, match=f"tokens is {tokens} and temperature {temperature}"):
+        tiny.generate("a", tokens, temperature=temperature)
+
+
+def test_a_text_longer_than_memory_allows_says_how_long_it_may_be(tiny, monkeypatch):
+    monkeypatch.setattr(regard.lm.memory, "free_bytes", lambda: 1_000_000)
+    message = r"has 1,\d{3} tokens; reading them needs 0.0 GB.*\n  Give at most \d+ tokens"
+    with pytest.raises(MaterializeError, match=message):
+        tiny.record("\0" * 1500)
+    tiny.record("\0" * 100)
+
+
+def test_what_will_be_generated_counts_as_text(tiny, monkeypatch):
+    monkeypatch.setattr(regard.lm.memory, "free_bytes", lambda: 1_000_000)
+    with pytest.raises(MaterializeError, match="Give at most"):
+        tiny.generate("a", 10**6)
+
+
+def test_free_memory_is_known_or_not_asked_for(tiny, monkeypatch):
+    assert regard.lm.memory.free_bytes() > 0
+    monkeypatch.setattr(regard.lm.memory, "free_bytes", lambda: None)
+    assert tiny.record("abc").tokens
+
+
+def test_an_unknown_folder_names_the_builtin_model(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no language model there.*'builtin' is the one"):
+        LanguageModel.load(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("content", [b"", b"junk", b"\xff" * 100])
+def test_a_foreign_weights_file_is_an_error(tiny, tmp_path, content):
+    tiny.save(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(content)
+    with pytest.raises(ValueError, match=r"model.safetensors: not a weights file"):
+        LanguageModel.load(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"layers": [{"width": 3}]}', '{"layers": 3}'])
+def test_a_foreign_config_is_an_error(tiny, tmp_path, content):
+    tiny.save(tmp_path)
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(ValueError, match=r"not the config.json of a regard model"):
+        LanguageModel.load(tmp_path)
+
+
+def test_weights_of_another_model_are_an_error(tiny, tmp_path):
+    tiny.save(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"hidden_dim": 48}))
+    with pytest.raises(ValueError, match=r"layers.0.up is \(64, 32\), needed \(48, 32\)"):
+        LanguageModel.load(tmp_path)
+
+
+def test_a_tokenizer_of_another_model_is_an_error(tiny, builtin, tmp_path):
+    tiny.save(tmp_path)
+    builtin.tokenizer.save(tmp_path / "tokenizer.json")
+    with pytest.raises(ValueError, match=r"tokenizer has 2048 ids and config.json says"):
+        LanguageModel.load(tmp_path)

@@ -1,0 +1,147 @@
+"""Words and byte pairs: what goes in comes back."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from regard.lm import BytePairTokenizer, WordTokenizer
+
+# Seed 004 tokenizes this sentence; its set of words has no order, ours is that of appearance.
+SEED_004 = "How are you doing ? I am good and you ? I am fine, thank you ."
+
+
+def test_seed_004_vocabulary_counts_bos_and_eos():
+    words = WordTokenizer(SEED_004)
+    assert len(words) == 14
+    printed = "how thank ? are and doing good fine, am you i ."
+    assert sorted(words.words[2:]) == sorted(printed.split())
+
+
+def test_seed_004_sentence_comes_back_capitalised():
+    words = WordTokenizer(SEED_004)
+    assert words.decode(words.encode("How are you doing ?")) == "How are you doing ?"
+    assert words.decode(words.encode("YOU AM GOOD")) == "You am good"
+
+
+def test_words_are_numbered_in_order_of_first_appearance():
+    words = WordTokenizer(SEED_004)
+    assert words.encode("how are you doing ?") == [2, 3, 4, 5, 6]
+    assert WordTokenizer(SEED_004).words == words.words
+
+
+@pytest.mark.parametrize("bos", [False, True])
+@pytest.mark.parametrize("eos", [False, True])
+def test_bos_and_eos_are_added_where_asked_and_left_out_of_sentences(bos, eos):
+    words = WordTokenizer(SEED_004)
+    ids = words.encode("i am fine,", bos=bos, eos=eos)
+    assert ids == [0] * bos + [7, 8, 11] + [1] * eos
+    assert words.decode(ids) == "I am fine,"
+
+
+def test_words_named_bos_and_eos_are_words():
+    words = WordTokenizer("bos eos BOS")
+    assert words.encode("BOS eos", bos=True) == [0, 2, 3]
+    assert words.decode([2, 3]) == "Bos eos"
+
+
+def test_spaces_in_a_row_separate_once():
+    words = WordTokenizer("  a   b ")
+    assert words.encode(" b  a") == [3, 2]
+
+
+@given(st.lists(st.text("abcxyz.,!?", min_size=1), min_size=1))
+def test_any_sentence_of_known_words_comes_back(sentence):
+    words = WordTokenizer(" ".join(sentence))
+    assert words.decode(words.encode(" ".join(sentence))) == " ".join(sentence).capitalize()
+
+
+def test_an_unknown_word_is_named_with_the_nearest_known_ones():
+    with pytest.raises(ValueError, match=r"unknown word 'thanks'; nearest known words: thank"):
+        WordTokenizer(SEED_004).encode("thanks you")
+    with pytest.raises(ValueError, match=r"'qqq'; no known word is near.*knows the 12 words"):
+        WordTokenizer(SEED_004).encode("qqq")
+
+
+@pytest.mark.parametrize("i", [-1, 14])
+def test_a_word_id_outside_the_vocabulary_is_an_error(i):
+    with pytest.raises(ValueError, match=f"id {i} is outside the vocabulary, 0 to 13"):
+        WordTokenizer(SEED_004).decode([i])
+
+
+@pytest.mark.parametrize("text", ["", "   "])
+def test_no_word_to_know_is_an_error(text):
+    with pytest.raises(ValueError, match="holds no word; give at least one"):
+        WordTokenizer(text)
+
+
+@pytest.fixture(scope="module")
+def pairs():
+    return BytePairTokenizer.train(["the cat sat on the mat, the cat sat"] * 3, 265)
+
+
+def text(**options):
+    return st.text(st.characters(exclude_categories=["Cs"]), **options)
+
+
+@given(text=text())
+def test_byte_pairs_give_any_text_back_byte_for_byte(pairs, text):
+    assert pairs.decode(pairs.encode(text)) == text
+    assert b"".join(map(pairs.bytes, pairs.encode(text))) == text.encode()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "\0", " the cat", "a\r\nb\r\n", "\t\t", "<bos>", "BOS", "é\u0301", "🙂", "\ufeffx"]
+)
+def test_byte_pairs_keep_what_other_tokenizers_lose(pairs, text):
+    assert pairs.decode(pairs.encode(text, bos=True)) == text
+    assert pairs.bos not in pairs.encode(text)
+
+
+@given(text=text(min_size=1))
+def test_builtin_tokenizer_gives_any_text_back(builtin, text):
+    assert builtin.tokenizer.decode(builtin.tokenizer.encode(text)) == text
+
+
+def test_byte_pairs_merge_what_is_frequent(pairs):
+    assert pairs.tokens(pairs.encode("the cat")) == ["the", " cat"]
+    assert len(pairs) == 265
+
+
+def test_training_byte_pairs_twice_gives_the_same_ids():
+    texts = [f"{a} {b}{a}" for a in "abcdefgh" for b in "stuvwxyz"]
+    first, second = (BytePairTokenizer.train(texts, 300) for _ in range(2))
+    assert [first.encode(t) for t in texts] == [second.encode(t) for t in texts]
+
+
+def test_byte_pairs_are_saved_and_loaded(pairs, tmp_path):
+    pairs.save(tmp_path / "tokenizer.json")
+    loaded = BytePairTokenizer.load(tmp_path / "tokenizer.json")
+    assert len(loaded) == len(pairs)
+    assert loaded.encode("the mat é") == pairs.encode("the mat é")
+
+
+def test_tokens_show_their_text_and_parts_of_characters_as_bytes(pairs):
+    ids = pairs.encode("the é", bos=True)
+    assert pairs.tokens(ids) == ["<bos>", "the", " ", r"\xc3", r"\xa9"]
+
+
+def test_decoding_half_a_character_shows_a_replacement(pairs):
+    assert pairs.decode(pairs.encode("é")[:1]) == "\ufffd"
+
+
+@pytest.mark.parametrize("i", [-1, 265])
+def test_an_id_outside_the_vocabulary_is_an_error(pairs, i):
+    with pytest.raises(ValueError, match=f"id {i} is outside the vocabulary, 0 to 264"):
+        pairs.decode([i])
+
+
+def test_a_vocabulary_without_room_for_the_bytes_is_an_error():
+    with pytest.raises(ValueError, match="256 bytes and BOS need at least 257"):
+        BytePairTokenizer.train(["a"], 256)
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"\xff\x00", b"[1, 2]"])
+def test_a_file_that_is_no_tokenizer_is_an_error(tmp_path, content):
+    (tmp_path / "tokenizer.json").write_bytes(content)
+    with pytest.raises(ValueError, match=r"tokenizer.json: not a byte-pair tokenizer"):
+        BytePairTokenizer.load(tmp_path / "tokenizer.json")

@@ -1,0 +1,211 @@
+"""Training: reproducible, killed or not."""
+
+import dataclasses
+import json
+import signal
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from regard import UnsupportedError  # noqa: E402
+from regard.lm import LanguageModel  # noqa: E402
+from regard.lm.training import CHECKPOINT, Settings, train, train_texts  # noqa: E402
+
+TEXTS = {"a": "def run(self):\n    return self.value\n\nimport os\nimport sys\n" * 40}
+SETTINGS = Settings(
+    steps=8,
+    batch=2,
+    length=48,
+    vocab_size=300,
+    embed_dim=32,
+    num_heads=2,
+    windows=(15, None),
+    save_every=3,
+)
+FILES = ("model.safetensors", "config.json", "tokenizer.json")
+
+
+def contents(folder):
+    return {name: (folder / name).read_bytes() for name in FILES}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained")
+    return folder, train_texts(TEXTS, folder, SETTINGS)
+
+
+def test_the_model_learns_and_is_loaded(trained):
+    folder, losses = trained
+    assert len(losses) == 8
+    assert losses[0] == pytest.approx(np.log(300), abs=0.3)
+    settings = dataclasses.replace(SETTINGS, steps=150)
+    longer = train_texts(TEXTS, folder / "longer", settings)
+    assert longer[-1] < 1
+    model = LanguageModel.load(folder / "longer")
+    assert model.loss(TEXTS["a"][:300]) < 1
+    assert "return self.value" in "def run(self):" + model.generate("def run(self):", 12)
+
+
+def test_the_same_run_twice_gives_the_same_bytes(trained, tmp_path):
+    folder, losses = trained
+    assert train_texts(TEXTS, tmp_path, SETTINGS) == losses
+    assert contents(tmp_path) == contents(folder)
+
+
+def test_another_seed_gives_another_model(trained, tmp_path):
+    losses = train_texts(TEXTS, tmp_path, dataclasses.replace(SETTINGS, seed=1))
+    assert losses != trained[1]
+
+
+class StoppedError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("stop", [1, 3, 5, 8])
+def test_an_interrupted_run_goes_on_to_the_same_bytes(trained, tmp_path, stop):
+    folder, losses = trained
+    steps = []
+
+    def progress(progress):
+        steps.append(progress.step)
+        if len(steps) == stop:
+            raise StoppedError
+
+    with pytest.raises(StoppedError):
+        train_texts(TEXTS, tmp_path, SETTINGS, progress)
+    assert train_texts(TEXTS, tmp_path, SETTINGS, progress) == losses
+    assert contents(tmp_path) == contents(folder)
+    # Checkpoints are written after progress is reported: step 3's is lost when stopped at 3.
+    saved = (stop - 1) // 3 * 3
+    assert steps == [*range(1, stop + 1), *range(saved + 1, 9)]
+
+
+KILLED = """
+    import sys
+    from regard.lm.training import Settings, train
+    file, folder, settings = sys.argv[1], sys.argv[2], eval(sys.argv[3])
+    train([file], folder, settings, lambda p: print(p.step, flush=True))
+"""
+
+
+def test_a_killed_process_goes_on_to_the_same_bytes(tmp_path):
+    (tmp_path / "a.txt").write_text(TEXTS["a"])
+    settings = dataclasses.replace(SETTINGS, steps=20, save_every=1)
+    whole = train([tmp_path / "a.txt"], tmp_path / "whole", settings)
+    code, run = textwrap.dedent(KILLED), tmp_path / "run"
+    command = [sys.executable, "-c", code, tmp_path / "a.txt", run, repr(settings)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    steps = [int(process.stdout.readline()) for _ in range(6)]
+    process.kill()
+    process.stdout.close()
+    assert process.wait() == -signal.SIGKILL
+    assert steps == list(range(1, 7))
+    assert not (run / "model.safetensors").exists()
+    left = []
+    assert train([tmp_path / "a.txt"], run, settings, lambda p: left.append(p.step)) == whole
+    assert 1 < left[0] < 20
+    assert contents(run) == contents(tmp_path / "whole")
+
+
+def test_a_finished_run_is_not_run_again(trained, tmp_path):
+    folder, losses = trained
+    before, calls = contents(folder), []
+    assert train_texts(TEXTS, folder, SETTINGS, calls.append) == losses
+    assert not calls
+    assert contents(folder) == before
+
+
+def test_progress_tells_step_and_loss(tmp_path):
+    seen = []
+    losses = train_texts(TEXTS, tmp_path, SETTINGS, seen.append)
+    assert [(p.step, p.steps, p.loss) for p in seen] == [
+        (n, 8, loss) for n, loss in enumerate(losses, 1)
+    ]
+
+
+def test_a_folder_with_another_run_says_what_differs(trained):
+    folder, _ = trained
+    other = dataclasses.replace(SETTINGS, steps=9, windows=(15, 15))
+    message = r"holds another run: it has steps 8, not 9; windows \[15, None\], not \[15, 15\]"
+    with pytest.raises(ValueError, match=message):
+        train_texts(TEXTS, folder, other)
+    with pytest.raises(ValueError, match=r"texts [0-9a-f]{64}, not .*Give the same files"):
+        train_texts({"a": "other"}, folder, SETTINGS)
+
+
+def test_a_folder_with_something_else_is_not_written_to(tmp_path):
+    (tmp_path / "run.json").write_text("[1, 2]")
+    with pytest.raises(ValueError, match=r"run.json: not the settings of a run"):
+        train_texts(TEXTS, tmp_path, SETTINGS)
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
+
+
+def test_a_damaged_checkpoint_is_an_error(trained, tmp_path):
+    folder, _ = trained
+    for name in ("run.json", "tokenizer.json"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    (tmp_path / CHECKPOINT).write_bytes((folder / CHECKPOINT).read_bytes()[:5000])
+    with pytest.raises(ValueError, match=r"a damaged checkpoint.*Delete it to start the run anew"):
+        train_texts(TEXTS, tmp_path, SETTINGS)
+
+
+def test_too_little_text_is_an_error(tmp_path):
+    with pytest.raises(ValueError, match="corpus is too short"):
+        train_texts({"a": "def"}, tmp_path, SETTINGS)
+
+
+def test_a_file_that_is_no_text_is_named(tmp_path):
+    (tmp_path / "x.bin").write_bytes(b"\xff\xfe")
+    with pytest.raises(ValueError, match=r"x.bin: not a text"):
+        train([tmp_path / "x.bin"], tmp_path / "run", SETTINGS)
+    assert not (tmp_path / "run").exists()
+
+
+def test_torch_without_muon_is_told(tmp_path, monkeypatch):
+    monkeypatch.delattr(torch.optim, "Muon")
+    with pytest.raises(UnsupportedError, match=r"needs torch 2.9 or newer"):
+        train_texts(TEXTS, tmp_path, SETTINGS)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"steps": 0}, "steps 0; at least 1"),
+        ({"batch": -1, "length": 0}, "batch -1, length 0; at least 1"),
+        ({"windows": ()}, "no layers; at least 1"),
+        ({"embed_dim": 36, "num_heads": 4}, "36 cannot be 4 heads of even size; .* multiple of 8"),
+        ({"repeats": 3, "batch": 2}, "3 repeats in a batch of 2.*must be 0 to 2"),
+        ({"repeats": 1, "length": 20}, "length 20; .*need a length of 32"),
+        ({"vocab_size": 70_000}, "vocab_size 70000; at most 65536"),
+    ],
+)
+def test_settings_that_are_impossible_are_errors(options, message):
+    with pytest.raises(ValueError, match=message):
+        Settings(**options)
+
+
+def test_a_half_written_file_is_never_under_its_name(trained, tmp_path, monkeypatch):
+    import regard.lm.training as training
+
+    def half(tensors, path, *args):
+        path.write_bytes(b"half")
+        raise StoppedError
+
+    monkeypatch.setattr(training, "save_file", half)
+    with pytest.raises(StoppedError):
+        train_texts(TEXTS, tmp_path, SETTINGS)
+    assert not (tmp_path / CHECKPOINT).exists()
+    monkeypatch.undo()
+    assert train_texts(TEXTS, tmp_path, SETTINGS) == trained[1]
+
+
+def test_settings_are_written_beside_the_model(trained):
+    run = json.loads((trained[0] / "run.json").read_text())
+    assert run["steps"] == 8
+    assert run["windows"] == [15, None]
