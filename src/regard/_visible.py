@@ -130,12 +130,17 @@ class Visibility:
 
 
 def blocks(
-    call: Call, visibility: Visibility, elements: int, rows: slice | None = None
+    call: Call,
+    visibility: Visibility,
+    elements: int,
+    rows: slice | None = None,
+    tallest: int = 128,
 ) -> Iterator[tuple[slice, slice, slice, slice]]:
     """Cuts a call into ``(b, h, rows, keys)`` of about ``elements`` pairs each.
 
     A block holds whole groups of heads that share keys, and every key that its rows see; where
-    there are many keys it grows to 8 times ``elements`` before its rows become fewer than 128. How
+    there are many keys it grows to 8 times ``elements`` before its rows become fewer than
+    ``tallest``. How
     rows are cut depends on the lengths alone, so no number depends on the batch it is part of.
     """
     B, Hq, Hkv, Lq, Lk = call.sizes
@@ -143,7 +148,7 @@ def blocks(
     if B == 0 or Hq == 0 or rows.start >= rows.stop:
         return
     group = Hq // Hkv
-    height = min(max(8 * elements // (group * max(Lk, 1)), 16), 128, rows.stop - rows.start)
+    height = min(max(8 * elements // (group * max(Lk, 1)), 16), tallest, rows.stop - rows.start)
     units = max(1, elements // max(1, group * height * Lk))  # key heads in a block
     heads = min(Hkv, units)
     batch = max(1, units // Hkv) if visibility.uniform else 1

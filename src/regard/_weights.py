@@ -381,7 +381,7 @@ class _LogSumExp:
 
     def update(self, block: Any) -> None:
         total = block.total
-        log = np.log(total) if isinstance(total, np.ndarray) else total.double().log()
+        log = np.log(total) if isinstance(total, np.ndarray) else total.log()
         self._out[block.index] = (block.maximum + log)[..., 0]
 
     def result(self) -> Any:
