@@ -401,7 +401,7 @@ def test_large_matrices_are_cut_in_the_middle():
     ],
 )
 def test_numbers_of_one_matrix_have_the_same_number_of_digits(values, written):
-    write = _tables._writer(np.array(values))
+    write = _tables._writer(_tables.Table("x", "", np.array(values), None, None))
     assert [write(x) for x in values] == written
 
 

@@ -10,6 +10,8 @@ import html as html_module
 import math
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,7 +29,8 @@ INVISIBLE = "background:#e4e4e4;color:#555"
 RGB = tuple[int, int, int]
 
 
-class Table(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Table:
     """One named array, its formula and the labels of its last two axes."""
 
     name: str
@@ -37,14 +40,25 @@ class Table(NamedTuple):
     columns: Sequence[str] | None  # None: no header; empty: numbered
     hidden: np.ndarray | None = None  # bool, of the numbers' shape: greyed, for they mean nothing
 
+    @cached_property
+    def finite(self) -> np.ndarray:
+        """The numbers without NaN and infinities."""
+        is_finite = np.isfinite(self.numbers)
+        return self.numbers if is_finite.all() else self.numbers[is_finite]
+
+    @cached_property
+    def ends(self) -> tuple[float, float]:
+        """Smallest and largest finite number; zeros where there is none."""
+        finite = self.finite
+        return (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
+
     @property
     def facts(self) -> str:
         """Shape, range and variance of the finite numbers."""
-        finite = self.numbers[np.isfinite(self.numbers)]
         facts = [f"shape {self.numbers.shape}"]
-        if finite.size:
-            facts.append(f"range {finite.min():.4g} to {finite.max():.4g}")
-            facts.append(f"variance {finite.var():.4g}")
+        if self.finite.size:
+            facts.append(f"range {self.ends[0]:.4g} to {self.ends[1]:.4g}")
+            facts.append(f"variance {self.finite.var():.4g}")
         return "   ".join(facts)
 
 
@@ -115,53 +129,38 @@ def _grids(table: Table, width: int | None) -> Iterator[Grid]:
     """The matrices of an array with any leading axes; the first few of many."""
     matrices = np.atleast_2d(table.numbers)
     leading = matrices.shape[:-2]
-    hidden = np.zeros(matrices.shape, bool) if table.hidden is None else table.hidden
-    hidden = np.atleast_2d(hidden) | ~np.isfinite(matrices)
-    write, colour = _writer(matrices), _colourer(matrices)
-    count = math.prod(leading)
     for n, index in enumerate(np.ndindex(leading)):
         if n == MOST_GRIDS:
-            yield Grid(f"... and {count - n} more", None, [])
+            yield Grid(f"... and {math.prod(leading) - n} more", None, [])
             return
-        cells = _Cells(matrices[index], hidden[index], write, colour)
-        yield _grid(cells, f"[{', '.join(map(str, index))}]" if leading else "", table, width)
+        yield _grid(table, index, width)
 
 
-class _Cells(NamedTuple):
-    numbers: np.ndarray
-    hidden: np.ndarray
-    write: Callable[[float], str]
-    colour: Callable[[float], RGB]
-
-    def cell(self, i: int | None, j: int | None) -> Cell:
-        if i is None or j is None:
-            return Cell("...", None)
-        x = self.numbers[i, j]
-        return Cell(self.write(x), None if self.hidden[i, j] else self.colour(x))
-
-    def width(self) -> int:
-        """Columns that its longest number takes."""
-        finite = self.numbers[np.isfinite(self.numbers)]
-        ends = (finite.min(), finite.max()) if finite.size else ()
-        return max(
-            [4 if finite.size < self.numbers.size else 1, *(len(self.write(x)) for x in ends)]
-        )
-
-
-def _grid(cells: _Cells, title: str, table: Table, width: int | None) -> Grid:
-    row_names = _labels(table.rows, cells.numbers.shape[0])
-    names = None if table.columns is None else _labels(table.columns, cells.numbers.shape[1])
-    rows = _shown(cells.numbers.shape[0], MOST_ROWS)
-    most = MOST_COLUMNS
+def _grid(table: Table, index: tuple[int, ...], width: int | None) -> Grid:
+    matrix = np.atleast_2d(table.numbers)[index]
+    hidden = None if table.hidden is None else np.atleast_2d(table.hidden)[index]
+    row_names = _labels(table.rows, matrix.shape[0])
+    names = None if table.columns is None else _labels(table.columns, matrix.shape[1])
+    write, colour = _writer(table), _colourer(table)
+    rows, most = _shown(matrix.shape[0], MOST_ROWS), MOST_COLUMNS
     if width is not None:
-        widest = max([cells.width(), *map(_width, names or ())])
+        numbers = (*map(write, table.ends), "-inf")
+        widest = max(map(_width, (*numbers, *(names or ()))))
         label = max((_width(row_names[i]) for i in rows if i is not None), default=0)
         most = max(2, (width - label - 2) // (widest + 2))
-    columns = _shown(cells.numbers.shape[1], most)
+    columns = _shown(matrix.shape[1], most)
+
+    def cell(i: int | None, j: int | None) -> Cell:
+        if i is None or j is None:
+            return Cell("...", None)
+        x = float(matrix[i, j])
+        is_hidden = not math.isfinite(x) or (hidden is not None and hidden[i, j])
+        return Cell(write(x), None if is_hidden else colour(x))
+
     return Grid(
-        title,
+        f"[{', '.join(map(str, index))}]" if index else "",
         None if names is None else ["..." if j is None else names[j] for j in columns],
-        [("..." if i is None else row_names[i], [cells.cell(i, j) for j in columns]) for i in rows],
+        [("..." if i is None else row_names[i], [cell(i, j) for j in columns]) for i in rows],
     )
 
 
@@ -196,11 +195,10 @@ def _width(shown: str) -> int:
     )
 
 
-def _writer(numbers: np.ndarray) -> Callable[[float], str]:
-    """How all numbers of one array are written: as many digits as five figures of the largest."""
-    finite = numbers[np.isfinite(numbers)]
-    largest = float(np.abs(finite).max(initial=0.0))
-    if np.array_equal(finite, np.rint(finite)) and largest < 1e6:
+def _writer(table: Table) -> Callable[[float], str]:
+    """How all numbers of one array are written: with five figures of the largest."""
+    finite, largest = table.finite, max(map(abs, table.ends))
+    if largest < 1e6 and np.array_equal(finite, np.rint(finite)):
         form = ".0f"
     elif largest >= 1e5 or largest < 1e-3:
         form = ".3e"
@@ -209,9 +207,9 @@ def _writer(numbers: np.ndarray) -> Callable[[float], str]:
     return lambda x: format(x + 0.0, form)  # + 0.0: no minus before a zero
 
 
-def _colourer(numbers: np.ndarray) -> Callable[[float], RGB]:
+def _colourer(table: Table) -> Callable[[float], RGB]:
     """From white for 0 to one colour for the largest number, another for its negative."""
-    largest = float(np.abs(numbers[np.isfinite(numbers)]).max(initial=0.0))
+    largest = max(map(abs, table.ends))
 
     def colour(x: float) -> RGB:
         share = abs(x) / largest if largest else 0.0
