@@ -20,7 +20,7 @@ PACKAGE = ROOT / "src" / "regard"
 # the table of CONTRIBUTING.md with each row spread out until every import points down: a model is
 # recorded, a recording shows its steps, and attention() gives AttentionWeights back.
 LAYERS = [
-    ["cli", "testing"],
+    ["cli __main__", "testing"],
     ["viewer"],
     ["lm"],
     ["heads"],

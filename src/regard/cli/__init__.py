@@ -1,0 +1,173 @@
+"""The command line: ``regard show``, ``regard train``, ``regard generate``.
+
+What a command needs is imported when it runs, so that ``regard --help`` is quick and
+``regard show`` never loads torch.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from regard.cli._errors import CommandError
+
+__all__ = ["main"]
+
+INTERRUPTED = 130  # as a shell has it: 128 + SIGINT
+
+app = typer.Typer(
+    rich_markup_mode=None,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Model = Annotated[
+    str, typer.Option(metavar="FOLDER", help="The model: builtin, or a folder that train wrote.")
+]
+
+
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """Runs the command line and exits: 0, 1 for a failure, 2 for bad input, 130 for Ctrl-C.
+
+    Args:
+        arguments: by default those of the process.
+    """
+    try:
+        code = app(arguments, prog_name="regard", standalone_mode=False) or 0
+        sys.stdout.flush()
+    except BrokenPipeError:  # who read the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
+    except (KeyboardInterrupt, typer.Abort):
+        code = INTERRUPTED
+    except CommandError as failure:
+        code = _complain(str(failure), failure.code)
+    except MemoryError:
+        code = _complain("out of memory. Give a shorter text.", CommandError.code)
+    except Exception as error:
+        # Usage errors; their class is not typer's own, and moved between its versions.
+        if not hasattr(error, "format_message"):
+            raise
+        code = _complain(error.format_message(), getattr(error, "exit_code", 2))
+    raise SystemExit(code)
+
+
+def _complain(message: str, code: int) -> int:
+    sys.stdout.flush()
+    sys.stderr.write(f"regard: {message}\n")
+    return code
+
+
+@app.callback(invoke_without_command=True)
+def regard(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Say what is installed.")] = False,
+) -> None:
+    """Exact self-attention that you can see.
+
+    Start with: regard show "Your journey starts with one step"
+    """
+    if version:
+        from regard.cli._version import version_text
+
+        sys.stdout.write(version_text())
+    elif context.invoked_subcommand is None:
+        sys.stdout.write(context.get_help() + "\n")
+
+
+@app.command()
+def show(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="TEXT|FILE|-", help="A text, a text file, a recording, or - for input."
+        ),
+    ],
+    layer: Annotated[int | None, typer.Option(help="Layer of the head to show, from 0.")] = None,
+    head: Annotated[int | None, typer.Option(help="The head in it, from 0.")] = None,
+    query: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TOKEN", help="A token or position: what it attends to, and who to it."
+        ),
+    ] = None,
+    steps: Annotated[
+        bool, typer.Option("--steps", help="Write out the formula, every step with its numbers.")
+    ] = False,
+    save: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Save the recording, a .safetensors file.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    model: Model = "builtin",
+    width: Annotated[
+        int | None, typer.Option(min=60, help="Columns to print, by default the terminal's.")
+    ] = None,
+    text: Annotated[
+        bool, typer.Option("--text", help="Take TEXT as a text even if it looks like a file.")
+    ] = False,
+) -> None:
+    """Show what a model attends to in a text: tokens, heads and weights."""
+    from regard.cli._show import Wishes
+    from regard.cli._show import show as run
+
+    run(source, Wishes(model, layer, head, query, steps, save, json, width, text))
+
+
+@app.command()
+def train(
+    files: Annotated[list[Path], typer.Argument(metavar="FILES...", help="Text files, in UTF-8.")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="DIR", help="Folder for the model.")
+    ],
+    steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 400,
+    batch: Annotated[int, typer.Option(help="Pieces of text in a step.")] = 8,
+    length: Annotated[int, typer.Option(help="Tokens in a piece.")] = 256,
+    vocabulary: Annotated[int, typer.Option(help="Different tokens, 257 or more.")] = 1024,
+    size: Annotated[int, typer.Option(help="Numbers in the vector of a token.")] = 128,
+    heads: Annotated[int, typer.Option(help="Heads in a layer.")] = 4,
+    windows: Annotated[
+        str,
+        typer.Option(help="For each layer, how many tokens before its own a token sees, or all."),
+    ] = "63,127,all,127",
+    repeats: Annotated[
+        int, typer.Option(help="Pieces in a step that repeat themselves, for induction.")
+    ] = 1,
+    bfloat16: Annotated[
+        bool, typer.Option("--bfloat16", help="Multiply in bfloat16, where the CPU is good at it.")
+    ] = False,
+    save_every: Annotated[int, typer.Option(help="Steps between two checkpoints.")] = 50,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same model.")] = 0,
+) -> None:
+    """Train a model on text files. A run that was stopped goes on where it was."""
+    from regard.cli._train import train as run
+
+    run(
+        files, output,
+        steps=steps, batch=batch, length=length, vocab_size=vocabulary, embed_dim=size,
+        num_heads=heads, windows=windows, repeats=repeats, bfloat16=bfloat16,
+        save_every=save_every, seed=seed,
+    )  # fmt: skip
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str, typer.Argument(metavar="PROMPT|-", help="A text, or - for input.")],
+    tokens: Annotated[int, typer.Option(min=0, help="How many tokens to add, at most.")] = 100,
+    temperature: Annotated[
+        float, typer.Option(min=0, help="0: always the likeliest; 1: as the model has learned.")
+    ] = 0.0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the draws, above temperature 0.")] = 0,
+    model: Model = "builtin",
+    record: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Save what the whole text attends to.")
+    ] = None,
+) -> None:
+    """Continue a text. Prints the prompt and its continuation, and nothing else."""
+    from regard.cli._generate import generate as run
+
+    run(prompt, tokens, temperature, seed, model, record)

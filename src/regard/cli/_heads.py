@@ -1,0 +1,132 @@
+"""The overview: what every head does, and which one tells most."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from rich.text import Text
+
+from regard.cli._screen import Screen, percent
+from regard.heads import LEAST_SCORE, ROLES, head_scores
+from regard.recording import Recording
+
+# Of a long text; as many rows of weights as are read in seconds.
+MOST_QUERIES = 1024
+MIXED = "mixed"
+SCORES = ("previous", "first", "induction", "entropy")
+# The short word of a role, its colour, and what such a head does.
+WORDS = {
+    "induction": ("induct", "magenta", "what came after the same token before"),
+    "previous": ("prev", "cyan", "the previous token"),
+    "first": ("first", "yellow", "the first token"),
+}
+WHY = {
+    "induction": "where a token occurred before, {} of its weight goes to what came next then",
+    "previous": "{} of a token's weight goes to the one before it",
+    "first": "{} of a token's weight goes to the first one",
+}
+CELL = 9
+
+
+@dataclasses.dataclass(frozen=True)
+class Head:
+    """One head, and its scores as :class:`regard.heads.HeadScores` has them."""
+
+    layer: int
+    head: int
+    role: str  # a name of ROLES, or empty
+    previous: float
+    first: float
+    induction: float
+    entropy: float
+
+    @property
+    def name(self) -> str:
+        """``L1H4``."""
+        return f"L{self.layer}H{self.head}"
+
+    @property
+    def score(self) -> float:
+        """The share of the weight that its role stands for."""
+        return float(getattr(self, self.role)) if self.role else math.nan
+
+
+def overview(recording: Recording) -> list[list[Head]]:
+    """Every head by layer; roles only where a text was read by itself."""
+    rows = []
+    for index, layer in enumerate(recording.layers):
+        one = Recording(recording.tokens, [layer], query_tokens=recording.query_tokens)
+        if recording.query_tokens != recording.tokens:
+            entropies = np.asarray(one.weights[0].entropy()).mean(-1)
+            nan = math.nan
+            rows.append(
+                [Head(index, h, "", nan, nan, nan, float(e)) for h, e in enumerate(entropies)]
+            )
+            continue
+        scores = head_scores(one, MOST_QUERIES)
+        names = {role: name for name, role in ROLES.items()}
+        row = []
+        for head in range(layer.heads):
+            found = {name: float(getattr(scores, name)[0, head]) for name in SCORES}
+            row.append(Head(index, head, names.get(scores.role(0, head), ""), *found.values()))
+        rows.append(row)
+    return rows
+
+
+def clearest(rows: Sequence[Sequence[Head]]) -> dict[str, Head]:
+    """The head with the highest score of each role that any head has."""
+    found: dict[str, Head] = {}
+    for name in WORDS:
+        heads = [head for row in rows for head in row if head.role == name]
+        if heads:
+            found[name] = max(heads, key=lambda head: head.score)
+    return found
+
+
+def most_telling(rows: Sequence[Sequence[Head]]) -> tuple[Head, str]:
+    """The head to show where none is named, and why that one."""
+    for name, head in clearest(rows).items():
+        return head, f"the clearest {ROLES[name]} head: {WHY[name].format(percent(head.score))}"
+    sharpest = min((head for row in rows for head in row), key=lambda head: head.entropy)
+    return sharpest, f"the sharpest head: its entropy is the lowest, {sharpest.entropy:.2f} nats"
+
+
+def show_overview(screen: Screen, rows: Sequence[Sequence[Head]], tokens: int) -> None:
+    """Prints layers x heads."""
+    words = "; ".join(f"{word}: {meaning}" for word, _, meaning in WORDS.values())
+    screen.title(
+        "Heads",
+        f"What each head looks at most. {words}; {MIXED}: none of the three gets"
+        f" {LEAST_SCORE:.0%}. Below, the share of its weight that goes there, and its entropy in"
+        f" nats: 0 for one token only, {math.log(tokens):.1f} for all {tokens:,} alike.",
+    )
+    screen.line()
+    most = max(len(row) for row in rows)
+    blocks = math.ceil(most / ((screen.width - 6) // CELL))
+    each = math.ceil(most / blocks)
+    for start in range(0, most, each):
+        numbers = range(start, min(start + each, most))
+        screen.line(Text("      " + "".join(f"H{n}".ljust(CELL) for n in numbers), style="dim"))
+        for row in rows:
+            screen.lines(_cells(row[start : start + each]))
+        screen.line()
+    best = (
+        f"{ROLES[name]} {head.name} {percent(head.score)}" for name, head in clearest(rows).items()
+    )
+    screen.line(Text("  Clearest  ", style="bold"), ", ".join(best) or "none of the three")
+
+
+def _cells(row: Sequence[Head]) -> Iterator[Text]:
+    if not row:
+        return
+    roles, numbers = Text(f"  L{row[0].layer}".ljust(6), style="dim"), Text(" " * 6)
+    for head in row:
+        word, ink, _ = WORDS.get(head.role, (MIXED, "dim", ""))
+        roles.append(word.ljust(CELL), style=ink if head.role else "dim")
+        share = percent(head.score) if head.role else ""
+        numbers.append(f"{share:4} {head.entropy:.1f}".ljust(CELL), style="dim")
+    yield roles
+    yield numbers

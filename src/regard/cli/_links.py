@@ -1,0 +1,176 @@
+"""Links between tokens: the strongest of a head, and those of one token."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from rich.text import Text
+
+from regard._weights import AttentionWeights
+from regard.cli._errors import InputError
+from regard.cli._screen import Screen, label, labels_width
+from regard.recording import Recording
+
+MOST_LINKS = 12
+BAR = 20
+WIDEST_LABEL = 12
+
+
+class Link(NamedTuple):
+    """A query, a key, and the weight that the query gives the key."""
+
+    query: int
+    key: int
+    weight: float
+
+
+def strongest_links(
+    weights: AttentionWeights, is_itself: bool, most: int = MOST_LINKS
+) -> list[Link]:
+    """The strongest pairs, without the first token's to itself where that is all it can see."""
+    found = weights.strongest(most + 1)
+    links = [Link(int(q), int(k), float(w)) for q, k, w in zip(*map(np.asarray, found)) if w > 0]
+    return [link for link in links if not (is_itself and link[:2] == (0, 0))][:most]
+
+
+def show_links(screen: Screen, links: Sequence[Link], recording: Recording) -> None:
+    """Prints a line for each link, with the words that lead up to the key."""
+    queries, keys = recording.query_tokens, recording.tokens
+    digits = len(str(max(len(queries), len(keys)) - 1))
+    left = labels_width((queries[link.query] for link in links), WIDEST_LABEL)
+    right = labels_width((keys[link.key] for link in links), WIDEST_LABEL)
+    for query, key, weight in links:
+        line = Text(f"  {weight:5.1%}".rjust(8))
+        line.append(f"  {query:>{digits}} ", style="dim").append(label(queries[query], left))
+        line.append(f" → {key:>{digits}} ", style="dim").append(label(keys[key], right))
+        room = screen.width - line.cell_len - 2
+        if room >= 12:
+            line.append("  " + _words_before(keys, key, room), style="dim")
+        screen.line(line)
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """The token that ``--query`` stands for, and what to say about the choice."""
+
+    position: int
+    remark: str
+
+
+def find_query(asked: str, recording: Recording) -> Asked:
+    """A token by its position, by its text, or by a word or passage that ends in it.
+
+    Of several places the last is taken: it has seen most.
+
+    Raises:
+        InputError: no such position or text.
+    """
+    tokens = recording.query_tokens
+    if asked.strip().isdecimal():
+        position = int(asked)
+        if position >= len(tokens):
+            raise InputError(
+                f"--query {position}: the text has {len(tokens):,} tokens, 0 to {len(tokens) - 1}."
+            )
+        return Asked(position, "")
+    wanted = asked.strip() or asked
+    places = [i for i, token in enumerate(tokens) if wanted in (token, token.strip())]
+    parts = ""
+    if not places:
+        places, first = _passages(tokens, wanted)
+        if not places:
+            raise InputError(f"--query {asked!r}: not in the text. {_nearest(tokens, wanted)}")
+        if first < places[-1]:
+            parts = f"{wanted!r} is tokens {first} to {places[-1]}; the last one is taken."
+    if len(places) == 1:
+        return Asked(places[0], parts)
+    others = ", ".join(map(str, places[-5:-1]))
+    several = (
+        f"{wanted!r} occurs {len(places)} times; the last is taken (--query {others} for others)."
+    )
+    return Asked(places[-1], f"{several} {parts}".strip())
+
+
+def show_query(
+    screen: Screen, weights: AttentionWeights, recording: Recording, position: int
+) -> tuple[list[Link], list[Link]]:
+    """Prints what a token attends to and what attends to it, as ranked bars.
+
+    Returns:
+        The links of both lists.
+    """
+    to, by = query_links(weights, recording, position)
+    tokens = recording.query_tokens
+    name = f"{position} {label(tokens[position], WIDEST_LABEL).strip()}"
+    screen.title("Attends to", f"Where token {name} looks, strongest first.")
+    _show_ranked(screen, [(link.key, link.weight) for link in to], recording.tokens)
+    if recording.query_tokens == recording.tokens:
+        screen.title("Attended by", f"Which tokens look at {name}, strongest first.")
+        _show_ranked(screen, [(link.query, link.weight) for link in by], tokens)
+    return to, by
+
+
+def query_links(
+    weights: AttentionWeights, recording: Recording, position: int
+) -> tuple[list[Link], list[Link]]:
+    """The strongest links from a token, and to it where the queries are the keys."""
+    row = np.asarray(weights[position])
+    to = [Link(position, int(j), float(row[j])) for j in _ranked(row)]
+    if recording.query_tokens != recording.tokens:
+        return to, []
+    column = np.asarray(weights[:, position])
+    return to, [Link(int(i), position, float(column[i])) for i in _ranked(column)]
+
+
+def _ranked(shares: np.ndarray) -> list[int]:
+    order = np.argsort(-shares, kind="stable")[:MOST_LINKS]
+    return [int(i) for i in order if shares[i] > 0]
+
+
+def _show_ranked(screen: Screen, found: Sequence[tuple[int, float]], tokens: Sequence[str]) -> None:
+    if not found:
+        screen.line("  none")
+        return
+    digits = len(str(len(tokens) - 1))
+    width = labels_width((tokens[i] for i, _ in found), WIDEST_LABEL)
+    for i, weight in found:
+        line = Text(f"  {i:>{digits}} ", style="dim").append(label(tokens[i], width), "not dim")
+        line.append(f"  {weight:6.1%}  ".rjust(10), style="not dim")
+        line.append(screen.bar(weight, BAR).ljust(BAR), style="not dim magenta")
+        line.append("  " + _words_before(tokens, i, screen.width - line.cell_len - 2))
+        screen.line(line)
+
+
+def _words_before(tokens: Sequence[str], position: int, width: int) -> str:
+    """The end of the text up to a token, on one line."""
+    text = ""
+    for start in range(position, -1, -1):
+        shown = "".join(c if c.isprintable() else "⏎" if c == "\n" else " " for c in tokens[start])
+        if len(shown + text) > width - 1:
+            return "…" + text
+        text = shown + text
+    return text
+
+
+def _passages(tokens: Sequence[str], wanted: str) -> tuple[list[int], int]:
+    """Last tokens of every place of a passage, and the first token of its last place."""
+    ends = np.cumsum([len(token) for token in tokens])
+    text = "".join(tokens)
+    places, first, at = [], 0, text.find(wanted)
+    while at >= 0:
+        first = int(np.searchsorted(ends, at, "right"))
+        places.append(int(np.searchsorted(ends, at + len(wanted) - 1, "right")))
+        at = text.find(wanted, at + 1)
+    return places, first
+
+
+def _nearest(tokens: Sequence[str], wanted: str) -> str:
+    words = dict.fromkeys([*"".join(tokens).split(), *(token.strip() for token in tokens)])
+    near = difflib.get_close_matches(wanted, list(words), n=3, cutoff=0.5)
+    if near:
+        return f"Nearest: {', '.join(map(repr, near))}."
+    return f"Give a word of it, or a position, 0 to {len(tokens) - 1}."

@@ -1,0 +1,147 @@
+"""The weights of one head: a table of numbers for a short text, a picture for a long one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from jaxtyping import Float
+from rich.style import Style
+from rich.text import Text
+
+from regard._weights import AttentionWeights
+from regard.cli._screen import RGB, Screen, colour, ink_on, label, labels_width, style
+from regard.recording import Recording
+
+MOST_ROWS = 32  # of a table
+WIDEST_CELL = 8
+NARROWEST_CELL = 4
+MOST_COLUMNS = 80  # of a picture
+DECADES = 4  # of its colours: from 0.01 % to all
+LEVELS = (0.001, 0.01, 0.1, 0.5)  # of its five shades where there are no colours
+
+Pooled = Float[np.ndarray, "rows columns"]
+
+
+def weights_of(recording: Recording, layer: int, head: int) -> AttentionWeights:
+    """``(Lq, Lk)``: the weights of one head alone."""
+    found = recording.layers[layer]
+    shared = head // (found.heads // found.key_heads)
+    return AttentionWeights(found.query[head], found.key[shared], **found.options_of(head))
+
+
+def is_short(screen: Screen, recording: Recording) -> bool:
+    """Whether every weight can be written out as a number."""
+    queries, keys = recording.query_tokens, recording.tokens
+    room = screen.width - _margin(queries)
+    return max(len(queries), len(keys)) <= min(MOST_ROWS, room // NARROWEST_CELL)
+
+
+def show_table(screen: Screen, weights: AttentionWeights, recording: Recording) -> None:
+    """Prints every weight in per cent; what a query does not see stays blank."""
+    queries, keys = recording.query_tokens, recording.tokens
+    margin = _margin(queries)
+    cell = min(WIDEST_CELL, (screen.width - margin) // len(keys))
+    cell = min(cell, max(NARROWEST_CELL, labels_width(keys, WIDEST_CELL) + 1))
+    numbers = Text("".join(str(j).rjust(cell) for j in range(len(keys))), style="dim")
+    names = "".join(" " + label(token, cell - 1).rstrip().rjust(cell - 1) for token in keys)
+    screen.line(" " * margin, numbers)
+    screen.line(" " * margin, names)
+    table = np.exp(np.asarray(weights.pool((len(queries), len(keys))), np.float64))
+    digits = len(str(len(queries) - 1))
+    for i, row in enumerate(table):
+        text = Text(f"  {i:>{digits}} ", style="dim")
+        text.append(label(queries[i], margin - digits - 3), style="not dim")
+        for weight in row:
+            text.append(*_cell(screen, weight, cell))
+        screen.line(text)
+
+
+def show_picture(screen: Screen, weights: AttentionWeights) -> None:
+    """Prints the strongest link of every bin; two rows of bins in each line, with colours."""
+    queries, keys = weights.shape
+    margin = len(f"{queries - 1:,}") + 4
+    columns = min(keys, screen.width - margin, MOST_COLUMNS)
+    lines = min(columns // 2, queries // 2, max(16, screen.height - 8))
+    rows = max(1, lines * 2 if screen.has_colours else lines)
+    picture = np.asarray(weights.pool((rows, columns)), np.float64)
+    drawn = _half_blocks(picture) if screen.has_colours else _shades(screen, picture)
+    for n, line in enumerate(drawn):
+        first = n * (len(picture) // max(1, lines) or 1) * queries // len(picture)
+        mark = f"{first:,}" if n % 4 == 0 else ""
+        screen.line(Text(f"{mark:>{margin - 2}} ┤" if mark else " " * (margin - 1) + "│"), line)
+    screen.line(Text(" " * margin + _axis(keys, columns), style="dim"))
+    screen.line(" " * margin, *_legend(screen))
+
+
+def explain_picture(screen: Screen, recording: Recording) -> str:
+    """One sentence that says what the picture shows."""
+    return (
+        f"Down: the {len(recording.query_tokens):,} tokens that look; across: the"
+        f" {len(recording.tokens):,} tokens they look at, by position. Each spot is the strongest"
+        " link in it; blank is out of sight."
+    )
+
+
+def _margin(queries: Sequence[str]) -> int:
+    return len(str(len(queries) - 1)) + labels_width(queries, 12) + 3
+
+
+def _cell(screen: Screen, weight: float, width: int) -> tuple[str, Style | None]:
+    if math.isnan(weight):
+        return " " * width, None
+    text = f"{100 * weight:.0f} ".rjust(width)
+    if not screen.has_colours:
+        return text, None
+    paper = colour(math.sqrt(weight))
+    return text, style(ink_on(paper), paper)
+
+
+def _share(log_weight: float) -> float:
+    """Where a weight lies on the ramp: 0 for 0.01 % or less, 1 for all."""
+    return 1 + log_weight / (DECADES * math.log(10))
+
+
+def _half_blocks(picture: Pooled) -> Iterator[Text]:
+    """``▀`` has two halves: its ink is the upper row, its paper the lower."""
+    if len(picture) % 2:
+        picture = np.vstack([picture, np.full((1, picture.shape[1]), np.nan)])
+    for upper, lower in zip(picture[::2], picture[1::2]):
+        line = Text()
+        for pair in zip(upper, lower):
+            ink, paper = (None if math.isnan(x) else colour(_share(x)) for x in pair)
+            line.append(*_halves(ink, paper))
+        yield line
+
+
+def _halves(upper: RGB | None, lower: RGB | None) -> tuple[str, Style | None]:
+    if upper is None:
+        return (" ", None) if lower is None else ("▄", style(lower, None))
+    return "▀", style(upper, lower)
+
+
+def _shades(screen: Screen, picture: Pooled) -> Iterator[Text]:
+    for row in picture:
+        signs = (
+            " " if math.isnan(x) else screen.shades[np.searchsorted(LEVELS, np.exp(x), "right")]
+            for x in row
+        )
+        yield Text("".join(signs))
+
+
+def _axis(keys: int, columns: int) -> str:
+    """Positions under the columns where their bins begin."""
+    axis, step = "", max(16, columns // 5)
+    for column in range(0, columns - 5, step):
+        axis = axis.ljust(column) + f"└{column * keys // columns:,}"
+    return axis
+
+
+def _legend(screen: Screen) -> list[Text]:
+    if not screen.has_colours:
+        names = ("less", *(f"{level:.1%}".replace(".0%", "%") for level in LEVELS))
+        return [Text("   ".join(f"{sign} {name}" for sign, name in zip(screen.shades, names)))]
+    parts = [Text("0.01% ", style="dim")]
+    parts += [Text("█", style=style(colour(n / 23), None)) for n in range(24)]
+    return [*parts, Text(" 100% of the token's attention", style="dim")]

@@ -1,0 +1,126 @@
+"""Where a command prints: its width, whether it has colours, and how things look there."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+from collections.abc import Iterable, Iterator
+
+from rich.cells import cell_len, set_cell_size
+from rich.console import Console
+from rich.style import Style
+from rich.text import Text
+
+from regard._tables import printable
+
+NARROWEST = 60
+# From no weight to all of it, dark to bright: told apart with any colour vision, and in grey.
+RAMP = ((34, 28, 70), (96, 32, 118), (182, 54, 108), (244, 124, 84), (254, 236, 168))
+EIGHTHS = "▏▎▍▌▋▊▉█"
+SHADES, ASCII_SHADES = "·░▒▓█", ".-+#@"
+
+RGB = tuple[int, int, int]
+
+
+class Screen:
+    """Standard output, for lines of a known width.
+
+    Args:
+        width: columns; by default the terminal's, or 80 where there is none.
+    """
+
+    def __init__(self, width: int | None = None) -> None:
+        if hasattr(sys.stdout, "reconfigure"):
+            sys.stdout.reconfigure(errors="replace")  # a terminal that knows no such sign
+        self.console = Console(width=width, highlight=False, markup=False, emoji=False)
+        self.width = max(NARROWEST, self.console.width)
+        self.height = self.console.height
+        self.has_colours = self.console.color_system is not None and not self.console.no_color
+        encoding = getattr(sys.stdout, "encoding", None) or "ascii"
+        self.has_signs = encoding.lower().replace("-", "").startswith("utf")
+
+    @property
+    def shades(self) -> str:
+        """Five signs for a weight, weakest first."""
+        return SHADES if self.has_signs else ASCII_SHADES
+
+    def line(self, *parts: str | Text) -> None:
+        """Prints one line as it is, without the spaces at its end."""
+        text = Text.assemble(*parts)
+        text.rstrip()
+        self.console.print(text, soft_wrap=True)
+
+    def lines(self, texts: Iterable[Text]) -> None:
+        """Prints lines."""
+        for text in texts:
+            self.line(text)
+
+    def title(self, name: str, explanation: str) -> None:
+        """Begins a section: its name, and what is shown, wrapped beside it."""
+        indent = cell_len(name) + 2
+        wrapped = Text(explanation, style="dim").wrap(self.console, self.width - indent)
+        self.line()
+        for n, part in enumerate(wrapped):
+            self.line(Text(name, style="bold") if n == 0 else " " * (indent - 2), "  ", part)
+
+    def bar(self, share: float, width: int) -> str:
+        """A bar of up to ``width`` columns for a share of 1."""
+        if not self.has_signs:
+            return "#" * round(share * width)
+        full, rest = divmod(round(min(1.0, share) * width * 8), 8)
+        return EIGHTHS[-1] * full + (EIGHTHS[rest - 1] if rest else "")
+
+
+@contextlib.contextmanager
+def busy(what: str) -> Iterator[None]:
+    """Says on a terminal what takes its time, until it is done."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield
+        return
+    with console.status(Text(what, style="dim")):
+        yield
+
+
+def label(token: str, width: int) -> str:
+    """A token on one line of exactly ``width`` columns: spaces at its ends as dots."""
+    shown = printable(token)
+    if cell_len(shown) > width:
+        shown = set_cell_size(shown, width - 1).rstrip() + "…"
+    return set_cell_size(shown, width)
+
+
+def labels_width(tokens: Iterable[str], most: int) -> int:
+    """Columns that the longest of these labels takes, at most ``most``."""
+    return min(most, max(cell_len(printable(token)) for token in tokens))
+
+
+def colour(share: float) -> RGB:
+    """The ramp at 0 to 1."""
+    place = min(1.0, max(0.0, share)) * (len(RAMP) - 1)
+    low = min(int(place), len(RAMP) - 2)
+    red, green, blue = (
+        round(a + (b - a) * (place - low)) for a, b in zip(RAMP[low], RAMP[low + 1])
+    )
+    return red, green, blue
+
+
+def style(ink: RGB | None, paper: RGB | None) -> Style:
+    """A style of two colours; None leaves the terminal's own."""
+    return Style(color=_written(ink), bgcolor=_written(paper))
+
+
+def ink_on(paper: RGB) -> RGB:
+    """Black or white, whichever reads better."""
+    red, green, blue = paper
+    return (0, 0, 0) if 0.299 * red + 0.587 * green + 0.114 * blue > 140 else (255, 255, 255)
+
+
+def percent(share: float) -> str:
+    """``67%``; ``-`` for a number that is not there."""
+    return "-" if math.isnan(share) else f"{100 * share:.0f}%"
+
+
+def _written(rgb: RGB | None) -> str | None:
+    return None if rgb is None else f"rgb({rgb[0]},{rgb[1]},{rgb[2]})"

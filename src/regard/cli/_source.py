@@ -1,0 +1,98 @@
+"""What ``regard show`` was given: a text, a file, standard input, or a recording."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from pathlib import Path
+
+from regard.cli._errors import InputError, reading
+from regard.recording import Recording
+
+STDIN = "-"
+RECORDING = ".safetensors"
+# Endings by which a file that is missing is told from a text.
+TEXT_ENDINGS = (
+    ".bin", ".c", ".cpp", ".csv", ".h", ".htm", ".html", ".ipynb", ".js", ".json", ".log", ".md",
+    ".pdf", ".png", ".py", ".rs", ".rst", ".sh", ".tex", ".toml", ".ts", ".tsv", ".txt", ".xml",
+    ".yaml", ".yml",
+)  # fmt: skip
+
+
+def read_source(argument: str, is_text: bool = False) -> str | Recording:
+    """The text, or the recording, that an argument of the command line stands for.
+
+    Args:
+        argument: ``-`` for standard input, the name of a file, or a text.
+        is_text: take it as a text, whatever it looks like.
+
+    Raises:
+        InputError: a missing or unreadable file, one that is neither text nor recording, no text.
+    """
+    if is_text:
+        return _not_empty(argument, "The text")
+    if argument == STDIN:
+        return _not_empty(decoded(sys.stdin.buffer.read(), "standard input"), "Standard input")
+    mode = _mode(argument)
+    if mode is None:
+        if _looks_like_a_file(argument):
+            raise InputError(
+                f"{argument}: no such file. To show these words as a text, add --text."
+            )
+        return _not_empty(argument, "The text")
+    if stat.S_ISDIR(mode):
+        raise InputError(
+            f"{argument}: a folder. Name one file in it; to show the word, add --text."
+        )
+    return _read_file(Path(argument))
+
+
+def decoded(data: bytes, name: str) -> str:
+    """The bytes as text.
+
+    Raises:
+        InputError: they are no text.
+    """
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{name}: not a text; byte {error.start} is no UTF-8. Convert it to UTF-8 first."
+        ) from error
+    if "\0" in text:
+        place = data.index(b"\0")
+        raise InputError(f"{name}: not a text; byte {place} is zero. Give a text file in UTF-8.")
+    return text
+
+
+def _read_file(path: Path) -> str | Recording:
+    with reading():
+        if path.suffix == RECORDING:
+            return Recording.load(path)
+        data = path.read_bytes()
+        # A safetensors file under another name: the length of its header, then JSON.
+        if data[8:9] == b"{" and b"\0" in data[:8]:
+            return Recording.load(path)
+    return _not_empty(decoded(data, str(path)), str(path))
+
+
+def _not_empty(text: str, name: str) -> str:
+    if not text:
+        raise InputError(f"{name} is empty; at least one character is needed.")
+    return text
+
+
+def _mode(argument: str) -> int | None:
+    try:
+        return Path(argument).stat().st_mode
+    except (OSError, ValueError):  # a text may be too long for a name, or hold what none may
+        return None
+
+
+def _looks_like_a_file(argument: str) -> bool:
+    separators = os.sep + (os.altsep or "")
+    is_one_word = len(argument.split()) == 1
+    if is_one_word and any(separator in argument for separator in separators):
+        return True
+    return "\n" not in argument and argument.lower().endswith((*TEXT_ENDINGS, RECORDING))

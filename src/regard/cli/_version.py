@@ -1,0 +1,24 @@
+"""``regard --version``."""
+
+from __future__ import annotations
+
+import importlib
+import platform
+from importlib import metadata
+
+
+def version_text() -> str:
+    """Version, CPU, and whether the compiled module is there."""
+    try:
+        cpu = str(importlib.import_module("regard._kernels").cpu_name())
+        module = "present"
+    except ImportError:
+        cpu = platform.processor() or platform.machine()
+        module = (
+            "missing: no C++20 compiler was found when regard was installed. Everything works in"
+            " NumPy; install a compiler, then regard again, to have it."
+        )
+    return (
+        f"regard {metadata.version('regard')}\nPython {platform.python_version()}\n"
+        f"CPU {cpu}\ncompiled module {module}\n"
+    )
