@@ -659,6 +659,8 @@ def test_the_limit_counts_every_matrix_and_can_be_moved():
         steps(q, k[:1], v[:1], causal=True)
     with regard.limits(weights_bytes=4 * 200):
         steps(q, k[:1], v[:1], causal=True)
+        with pytest.raises(regard.MaterializeError):
+            steps(q, k[:1], v[:1], causal=True, dropout=0.5)
 
 
 # From a recording.
