@@ -137,6 +137,11 @@ def test_a_text_that_ends_inside_a_token_is_continued_as_if_it_did_not(tiny):
     assert ("impo" + tiny.generate("impo", 1)).startswith("impo")
 
 
+def test_indentation_is_continued_by_what_is_indented(builtin):
+    written = builtin.generate("def size(self):\n    ", 3)
+    assert written.startswith(("return", "self", '"""', "if", "for"))
+
+
 def test_no_tokens_are_no_text(tiny):
     assert tiny.generate(PROMPT, 0) == ""
 

@@ -129,7 +129,7 @@ class LanguageModel:
         """Continues ``text`` piece by piece, whole characters only.
 
         A text may end inside a token (``"def "`` does: the model knows ``" name"``), so its last
-        token is chosen again, among those that begin with it.
+        space or token is chosen again, among the tokens that begin with it.
 
         Args:
             tokens: how many at most; fewer where the model ends the text.
@@ -145,16 +145,15 @@ class LanguageModel:
                 f"generate: tokens is {tokens} and temperature {temperature}; "
                 "both must be 0 or more, and finite."
             )
-        ids = self._read(text, more=tokens)
-        return self._continue(ids, tokens, temperature, np.random.default_rng(seed))
+        self._read(text, more=tokens)
+        return self._continue(text, tokens, temperature, np.random.default_rng(seed))
 
     def _continue(
-        self, ids: Sequence[int], tokens: int, temperature: float, random: np.random.Generator
+        self, text: str, tokens: int, temperature: float, random: np.random.Generator
     ) -> Iterator[str]:
         utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
         cache = Cache(self.config)
-        *ids, last = ids
-        written = self.tokenizer.bytes(last)
+        ids, written = self._open_end(text)
         fits = [self.tokenizer.bytes(i).startswith(written) for i in range(len(self.tokenizer))]
         for n in range(tokens + 1 if tokens else 0):
             logits = self.logits(self.hidden(ids, cache)[-1])
@@ -165,6 +164,13 @@ class LanguageModel:
                 break
             yield utf8.decode(self.tokenizer.bytes(ids[0])[len(written) if n == 0 else 0 :])
         yield utf8.decode(b"", final=True)
+
+    def _open_end(self, text: str) -> tuple[list[int], bytes]:
+        """Ids of all but the end of ``text``, and the end: its last space, or its last token."""
+        if text[-1] in " \t\r\n":
+            return self.tokenizer.encode(text[:-1], bos=True), text[-1].encode()
+        *ids, last = self.tokenizer.encode(text, bos=True)
+        return ids, self.tokenizer.bytes(last)
 
     def hidden(
         self, ids: Sequence[int], cache: Cache | None = None, record: list[Layer] | None = None
