@@ -118,3 +118,11 @@ def test_no_queries_are_an_error(scores):
     assert isinstance(scores, HeadScores)
     with pytest.raises(ValueError, match="queries is 0; at least 1"):
         head_scores(recording_of(np.ones((1, 1, 1)), ["a"]), queries=0)
+
+
+def test_a_previous_token_head_is_no_induction_head_where_a_token_returns_after_one():
+    tokens = list("xabaccd")  # b follows the first a and stands before the second
+    previous = looks_at(np.maximum(np.arange(len(tokens)) - 1, 0))[None]
+    scores = head_scores(recording_of(previous, tokens))
+    assert np.isnan(scores.induction).all()
+    assert scores.role(0, 0) == "previous token"

@@ -33,7 +33,7 @@ class HeadScores:
         previous: mean weight on the token just before the query's.
         first: mean weight on the first token of the text.
         induction: mean weight on the tokens that came next after earlier occurrences of the
-            query's token, over the queries that see one.
+            query's token, the previous token left out, over the queries that see one.
         entropy: mean of ``−Σ w ln w``, in nats.
         queries: how many queries the means are over.
     """
@@ -54,7 +54,7 @@ class HeadScores:
         return ROLES[name] if scores[name] >= LEAST_SCORE else ""
 
 
-def head_scores(recording: Recording, queries: int = 4096) -> HeadScores:
+def head_scores(recording: Recording, queries: int = 2048) -> HeadScores:
     """Scores every head of a recording.
 
     Args:
@@ -101,15 +101,17 @@ def _layer_scores(
     counts = {name: np.zeros(heads) for name in names}
     for block in blocks:
         rows = np.arange(block.start, block.stop)
-        follows = _follows_same(ids, rows)
+        query, key = np.nonzero(_follows_same(ids, rows))
         later = rows > 0
         for head in range(heads):
             w = np.asarray(weights[head, block.start : block.stop])
+            looked_up = np.bincount(query, w[query, key], minlength=len(rows))
+            sees_one = np.bincount(query, w[query, key] > 0, minlength=len(rows)) > 0
             found = {
                 "previous": w[later, rows[later] - 1],
                 "first": w[later, 0],
-                "induction": (w * follows).sum(-1)[((w > 0) & follows).any(-1)],
-                "entropy": -(w * np.log(np.where(w > 0, w, 1))).sum(-1),
+                "induction": looked_up[sees_one],
+                "entropy": -np.einsum("ij,ij->i", w, np.log(np.where(w > 0, w, 1))),
             }
             for name, values in found.items():
                 sums[name][head] += values.sum(dtype=np.float64)
@@ -121,6 +123,9 @@ def _layer_scores(
 def _follows_same(
     ids: Int[np.ndarray, " L"], rows: Int[np.ndarray, " R"]
 ) -> Bool[np.ndarray, "R L"]:
-    """Whether key j follows an earlier occurrence of query i's token: ``ids[j - 1] == ids[i]``."""
+    """Whether key j follows an earlier occurrence of query i's token: ``ids[j - 1] == ids[i]``.
+
+    Not where j is i − 1 or i: a head that looks at the previous token, or its own, looks there too.
+    """
     before = np.concatenate([[-1], ids[:-1]])
-    return (before == ids[rows][:, None]) & (np.arange(len(ids)) <= rows[:, None])
+    return (before == ids[rows][:, None]) & (np.arange(len(ids)) < rows[:, None] - 1)

@@ -127,9 +127,9 @@ def train(
     steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 400,
     batch: Annotated[int, typer.Option(help="Pieces of text in a step.")] = 8,
     length: Annotated[int, typer.Option(help="Tokens in a piece.")] = 256,
-    vocabulary: Annotated[int, typer.Option(help="Different tokens, 257 or more.")] = 1024,
-    size: Annotated[int, typer.Option(help="Numbers in the vector of a token.")] = 128,
-    heads: Annotated[int, typer.Option(help="Heads in a layer.")] = 4,
+    vocab_size: Annotated[int, typer.Option(help="Different tokens, 257 or more.")] = 1024,
+    embed_dim: Annotated[int, typer.Option(help="Numbers in the vector of a token.")] = 128,
+    num_heads: Annotated[int, typer.Option(help="Heads in a layer.")] = 4,
     windows: Annotated[
         str,
         typer.Option(help="For each layer, how many tokens before its own a token sees, or all."),
@@ -148,8 +148,8 @@ def train(
 
     run(
         files, output,
-        steps=steps, batch=batch, length=length, vocab_size=vocabulary, embed_dim=size,
-        num_heads=heads, windows=windows, repeats=repeats, bfloat16=bfloat16,
+        steps=steps, batch=batch, length=length, vocab_size=vocab_size, embed_dim=embed_dim,
+        num_heads=num_heads, windows=windows, repeats=repeats, bfloat16=bfloat16,
         save_every=save_every, seed=seed,
     )  # fmt: skip
 

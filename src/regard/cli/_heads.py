@@ -99,9 +99,9 @@ def show_overview(screen: Screen, rows: Sequence[Sequence[Head]], tokens: int) -
     words = "; ".join(f"{word}: {meaning}" for word, _, meaning in WORDS.values())
     screen.title(
         "Heads",
-        f"What each head looks at most. {words}; {MIXED}: none of the three gets"
-        f" {LEAST_SCORE:.0%}. Below, the share of its weight that goes there, and its entropy in"
-        f" nats: 0 for one token only, {math.log(tokens):.1f} for all {tokens:,} alike.",
+        f"What each head looks at most, the share of its weight that goes there, and its entropy"
+        f" in nats (0: one token only; {math.log(tokens):.1f}: all {tokens:,} alike). {words};"
+        f" {MIXED}: none of the three gets {LEAST_SCORE:.0%}.",
     )
     screen.line()
     most = max(len(row) for row in rows)
@@ -122,10 +122,10 @@ def show_overview(screen: Screen, rows: Sequence[Sequence[Head]], tokens: int) -
 def _cells(row: Sequence[Head]) -> Iterator[Text]:
     if not row:
         return
-    roles, numbers = Text(f"  L{row[0].layer}".ljust(6), style="dim"), Text(" " * 6)
+    roles, numbers = Text().append(f"  L{row[0].layer}".ljust(6), "dim"), Text(" " * 6)
     for head in row:
         word, ink, _ = WORDS.get(head.role, (MIXED, "dim", ""))
-        roles.append(word.ljust(CELL), style=ink if head.role else "dim")
+        roles.append(word.ljust(CELL), ink)
         share = percent(head.score) if head.role else ""
         numbers.append(f"{share:4} {head.entropy:.1f}".ljust(CELL), style="dim")
     yield roles

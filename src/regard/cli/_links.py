@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from rich.cells import cell_len
 from rich.text import Text
 
 from regard._weights import AttentionWeights
@@ -16,6 +18,7 @@ from regard.cli._screen import Screen, label, labels_width
 from regard.recording import Recording
 
 MOST_LINKS = 12
+LOOKED_THROUGH = 512
 BAR = 20
 WIDEST_LABEL = 12
 
@@ -28,13 +31,14 @@ class Link(NamedTuple):
     weight: float
 
 
-def strongest_links(
-    weights: AttentionWeights, is_itself: bool, most: int = MOST_LINKS
-) -> list[Link]:
-    """The strongest pairs, without the first token's to itself where that is all it can see."""
-    found = weights.strongest(most + 1)
+def strongest_links(weights: AttentionWeights, most: int = MOST_LINKS) -> list[Link]:
+    """The strongest pairs, without those to the first key: heads rest there.
+
+    Where no others are among the strongest, they are not left out.
+    """
+    found = weights.strongest(LOOKED_THROUGH)
     links = [Link(int(q), int(k), float(w)) for q, k, w in zip(*map(np.asarray, found)) if w > 0]
-    return [link for link in links if not (is_itself and link[:2] == (0, 0))][:most]
+    return ([link for link in links if link.key] or links)[:most]
 
 
 def show_links(screen: Screen, links: Sequence[Link], recording: Recording) -> None:
@@ -138,10 +142,9 @@ def _show_ranked(screen: Screen, found: Sequence[tuple[int, float]], tokens: Seq
     digits = len(str(len(tokens) - 1))
     width = labels_width((tokens[i] for i, _ in found), WIDEST_LABEL)
     for i, weight in found:
-        line = Text(f"  {i:>{digits}} ", style="dim").append(label(tokens[i], width), "not dim")
-        line.append(f"  {weight:6.1%}  ".rjust(10), style="not dim")
-        line.append(screen.bar(weight, BAR).ljust(BAR), style="not dim magenta")
-        line.append("  " + _words_before(tokens, i, screen.width - line.cell_len - 2))
+        line = Text().append(f"  {i:>{digits}} ", "dim").append(label(tokens[i], width))
+        line.append(f"  {weight:6.1%}  ").append(screen.bar(weight, BAR).ljust(BAR), "magenta")
+        line.append("  " + _words_before(tokens, i, screen.width - line.cell_len - 2), "dim")
         screen.line(line)
 
 
@@ -149,11 +152,16 @@ def _words_before(tokens: Sequence[str], position: int, width: int) -> str:
     """The end of the text up to a token, on one line."""
     text = ""
     for start in range(position, -1, -1):
-        shown = "".join(c if c.isprintable() else "⏎" if c == "\n" else " " for c in tokens[start])
-        if len(shown + text) > width - 1:
+        longer = _one_line(tokens[start] + text)
+        if cell_len(longer) > width - 1:
             return "…" + text
-        text = shown + text
+        text = longer
     return text
+
+
+def _one_line(text: str) -> str:
+    shown = re.sub(r"\s*\n\s*", "⏎", text)
+    return "".join(c if c.isprintable() else " " for c in re.sub(r"\s+", " ", shown))
 
 
 def _passages(tokens: Sequence[str], wanted: str) -> tuple[list[int], int]:

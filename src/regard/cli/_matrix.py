@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 from jaxtyping import Float
+from rich.cells import cell_len
 from rich.style import Style
 from rich.text import Text
 
@@ -44,15 +45,17 @@ def show_table(screen: Screen, weights: AttentionWeights, recording: Recording) 
     margin = _margin(queries)
     cell = min(WIDEST_CELL, (screen.width - margin) // len(keys))
     cell = min(cell, max(NARROWEST_CELL, labels_width(keys, WIDEST_CELL) + 1))
-    numbers = Text("".join(str(j).rjust(cell) for j in range(len(keys))), style="dim")
-    names = "".join(" " + label(token, cell - 1).rstrip().rjust(cell - 1) for token in keys)
+    numbers = Text("".join(f"{j} ".rjust(cell) for j in range(len(keys))), style="dim")
+    names = "".join(_right(label(token, cell - 1).rstrip(), cell - 1) + " " for token in keys)
     screen.line(" " * margin, numbers)
     screen.line(" " * margin, names)
     table = np.exp(np.asarray(weights.pool((len(queries), len(keys))), np.float64))
     digits = len(str(len(queries) - 1))
     for i, row in enumerate(table):
-        text = Text(f"  {i:>{digits}} ", style="dim")
-        text.append(label(queries[i], margin - digits - 3), style="not dim")
+        text = (
+            Text().append(f"  {i:>{digits}} ", "dim").append(label(queries[i], margin - digits - 4))
+        )
+        text.append(" ")
         for weight in row:
             text.append(*_cell(screen, weight, cell))
         screen.line(text)
@@ -85,7 +88,11 @@ def explain_picture(screen: Screen, recording: Recording) -> str:
 
 
 def _margin(queries: Sequence[str]) -> int:
-    return len(str(len(queries) - 1)) + labels_width(queries, 12) + 3
+    return len(str(len(queries) - 1)) + labels_width(queries, 12) + 4
+
+
+def _right(shown: str, width: int) -> str:
+    return " " * (width - cell_len(shown)) + shown
 
 
 def _cell(screen: Screen, weight: float, width: int) -> tuple[str, Style | None]:

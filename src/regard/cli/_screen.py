@@ -46,9 +46,10 @@ class Screen:
         return SHADES if self.has_signs else ASCII_SHADES
 
     def line(self, *parts: str | Text) -> None:
-        """Prints one line as it is, without the spaces at its end."""
+        """Prints one line as it is; without colours, without the spaces at its end."""
         text = Text.assemble(*parts)
-        text.rstrip()
+        if not self.has_colours:
+            text.rstrip()
         self.console.print(text, soft_wrap=True)
 
     def lines(self, texts: Iterable[Text]) -> None:

@@ -11,20 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.cells import cell_len
 from rich.text import Text
 
-from regard._tables import printable
 from regard._weights import AttentionWeights
 from regard.cli import _heads, _links, _matrix
 from regard.cli._errors import InputError, reading, writing
-from regard.cli._screen import Screen, busy, label
+from regard.cli._screen import Screen, busy, label, labels_width
 from regard.cli._source import read_source
 from regard.recording import Recording
 
 MOST_STEPS = 64  # tokens whose steps can be followed
 MOST_WEIGHTS = 64  # tokens whose weights stand in the JSON
 MOST_TOKEN_LINES = 4
+WIDEST_TOKEN = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,7 +152,7 @@ def _show_tokens(screen: Screen, recording: Recording) -> None:
     tokens = recording.tokens
     screen.title("Tokens", "The pieces the text was cut into, by position; · is a space.")
     digits = len(str(len(tokens) - 1))
-    width = max(cell_len(printable(token)) for token in tokens)
+    width = labels_width(tokens, WIDEST_TOKEN)
     each = max(1, (screen.width - 2) // (digits + width + 3))
     lines = list(range(0, len(tokens), each))
     first = lines if len(lines) <= MOST_TOKEN_LINES else lines[: MOST_TOKEN_LINES - 1]
@@ -184,12 +183,12 @@ def _show_weights(screen: Screen, shown: Shown) -> None:
     screen.line()
     with busy("Reading every weight of the head"):
         weights = shown.weights
-        links = _links.strongest_links(weights, shown.is_itself)
+        links = _links.strongest_links(weights)
     _matrix.show_picture(screen, weights)
     screen.title(
         "Strongest links",
         "The token that looks, the token it looks at, and the words up to there."
-        + (" Token 0 is left out: it sees only itself." if shown.is_itself else ""),
+        + (" Links to token 0, where heads rest, are left out." if links[0].key else ""),
     )
     _links.show_links(screen, links, recording)
 
@@ -204,7 +203,7 @@ def _document(shown: Shown, asked: _links.Asked | None) -> dict[str, Any]:
         "heads": [_head_facts(head) for row in shown.rows for head in row],
         "shown": {"layer": shown.layer, "head": shown.head, "why": shown.why},
         "weights": None,
-        "links": list(_link_facts(_links.strongest_links(weights, shown.is_itself), recording)),
+        "links": list(_link_facts(_links.strongest_links(weights), recording)),
         "query": None,
     }
     if max(weights.shape) <= MOST_WEIGHTS:

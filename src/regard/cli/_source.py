@@ -30,7 +30,7 @@ def read_source(argument: str, is_text: bool = False) -> str | Recording:
     Raises:
         InputError: a missing or unreadable file, one that is neither text nor recording, no text.
     """
-    if is_text:
+    if is_text or not argument:
         return _not_empty(argument, "The text")
     if argument == STDIN:
         return _not_empty(decoded(sys.stdin.buffer.read(), "standard input"), "Standard input")

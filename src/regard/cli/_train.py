@@ -33,6 +33,11 @@ def train(files: Sequence[Path], folder: Path, *, windows: str, **sizes: Any) ->
         if error.name != "torch":
             raise
         raise CommandError("training needs torch: pip install 'regard[torch]'") from error
+    for file in files:
+        if file.is_dir():
+            raise InputError(
+                f"{file}: a folder. Name the text files in it, as in {file / '*.txt'}."
+            )
     try:
         settings = training.Settings(windows=_windows(windows), **sizes)
         with _Report(settings) as report:
