@@ -548,6 +548,7 @@ def test_explain_is_right_about_sinks_dropout_heads_and_long_sums():
     assert lines[4] == f"dropped  {found.dropped[1, 3, 2, 29]:.5g}"
     shared = steps(q, k[:1], v[:1]).explain(0, 0, head=(1, 3))
     assert f"*{k[0, 1, 0, 0]:.5g}" in shared
+    assert f"*{k[0, 0, 0, 0]:.5g}" in steps(q, k[:1], v[:1]).explain(0, 0, head=(1, 1))
 
 
 @pytest.mark.parametrize(
