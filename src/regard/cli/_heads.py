@@ -28,6 +28,7 @@ WHY = {
     "previous": "{} of a token's weight goes to the one before it",
     "first": "{} of a token's weight goes to the first one",
 }
+CLEAR = 0.5
 CELL = 9
 
 
@@ -87,8 +88,16 @@ def clearest(rows: Sequence[Sequence[Head]]) -> dict[str, Head]:
 
 
 def most_telling(rows: Sequence[Sequence[Head]]) -> tuple[Head, str]:
-    """The head to show where none is named, and why that one."""
-    for name, head in clearest(rows).items():
+    """The head to show where none is named, and why that one.
+
+    Induction tells more than the token before, if it is clear, and the first token tells least.
+    """
+    found = clearest(rows)
+    ranked = sorted(found, key=lambda name: (name != "first", found[name].score), reverse=True)
+    if "induction" in found and found["induction"].score >= CLEAR:
+        ranked = ["induction"]
+    if ranked:
+        name, head = ranked[0], found[ranked[0]]
         return head, f"the clearest {ROLES[name]} head: {WHY[name].format(percent(head.score))}"
     sharpest = min((head for row in rows for head in row), key=lambda head: head.entropy)
     return sharpest, f"the sharpest head: its entropy is the lowest, {sharpest.entropy:.2f} nats"
@@ -116,7 +125,7 @@ def show_overview(screen: Screen, rows: Sequence[Sequence[Head]], tokens: int) -
     best = (
         f"{ROLES[name]} {head.name} {percent(head.score)}" for name, head in clearest(rows).items()
     )
-    screen.line(Text("  Clearest  ", style="bold"), ", ".join(best) or "none of the three")
+    screen.beside("  Clearest", Text(", ".join(best) or "none of the three"))
 
 
 def _cells(row: Sequence[Head]) -> Iterator[Text]:

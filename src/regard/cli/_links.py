@@ -19,8 +19,10 @@ from regard.recording import Recording
 
 MOST_LINKS = 12
 LOOKED_THROUGH = 512
+LEAST = 0.001
 BAR = 20
 WIDEST_LABEL = 12
+WIDEST_CONTEXT = 60
 
 
 class Link(NamedTuple):
@@ -51,10 +53,7 @@ def show_links(screen: Screen, links: Sequence[Link], recording: Recording) -> N
         line = Text(f"  {weight:5.1%}".rjust(8))
         line.append(f"  {query:>{digits}} ", style="dim").append(label(queries[query], left))
         line.append(f" → {key:>{digits}} ", style="dim").append(label(keys[key], right))
-        room = screen.width - line.cell_len - 2
-        if room >= 12:
-            line.append("  " + _words_before(keys, key, room), style="dim")
-        screen.line(line)
+        screen.line(line, "  ", _words_up_to(keys, key, screen.width - line.cell_len - 2))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,9 +92,7 @@ def find_query(asked: str, recording: Recording) -> Asked:
     if len(places) == 1:
         return Asked(places[0], parts)
     others = ", ".join(map(str, places[-5:-1]))
-    several = (
-        f"{wanted!r} occurs {len(places)} times; the last is taken (--query {others} for others)."
-    )
+    several = f"{wanted!r} occurs {len(places)} times; the last is taken (others: {others})."
     return Asked(places[-1], f"{several} {parts}".strip())
 
 
@@ -132,31 +129,35 @@ def query_links(
 
 def _ranked(shares: np.ndarray) -> list[int]:
     order = np.argsort(-shares, kind="stable")[:MOST_LINKS]
-    return [int(i) for i in order if shares[i] > 0]
+    return [int(i) for i in order if shares[i] >= LEAST]
 
 
 def _show_ranked(screen: Screen, found: Sequence[tuple[int, float]], tokens: Sequence[str]) -> None:
     if not found:
-        screen.line("  none")
+        screen.line(f"  none with {LEAST:.1%} or more")
         return
     digits = len(str(len(tokens) - 1))
     width = labels_width((tokens[i] for i, _ in found), WIDEST_LABEL)
     for i, weight in found:
         line = Text().append(f"  {i:>{digits}} ", "dim").append(label(tokens[i], width))
         line.append(f"  {weight:6.1%}  ").append(screen.bar(weight, BAR).ljust(BAR), "magenta")
-        line.append("  " + _words_before(tokens, i, screen.width - line.cell_len - 2), "dim")
-        screen.line(line)
+        screen.line(line, "  ", _words_up_to(tokens, i, screen.width - line.cell_len - 2))
 
 
-def _words_before(tokens: Sequence[str], position: int, width: int) -> str:
-    """The end of the text up to a token, on one line."""
-    text = ""
-    for start in range(position, -1, -1):
+def _words_up_to(tokens: Sequence[str], position: int, width: int) -> Text:
+    """A token on one line, and as much of the text before it as there is room for."""
+    width = min(width, WIDEST_CONTEXT)
+    token = text = _one_line(tokens[position])
+    for start in range(position - 1, -1, -1):
         longer = _one_line(tokens[start] + text)
-        if cell_len(longer) > width - 1:
-            return "…" + text
+        if cell_len(longer) >= width:
+            text = "…" + text
+            break
         text = longer
-    return text
+    if cell_len(text) > width:
+        return Text()
+    ends_in = len(token) if text.endswith(token) else 0
+    return Text.assemble((text[: len(text) - ends_in], "dim"), text[len(text) - ends_in :])
 
 
 def _one_line(text: str) -> str:

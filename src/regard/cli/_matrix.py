@@ -16,6 +16,7 @@ from regard.cli._screen import RGB, Screen, colour, ink_on, label, labels_width,
 from regard.recording import Recording
 
 MOST_ROWS = 32  # of a table
+MOST_LINES = 40  # of a picture that names its tokens
 WIDEST_CELL = 8
 NARROWEST_CELL = 4
 MOST_COLUMNS = 80  # of a picture
@@ -61,29 +62,53 @@ def show_table(screen: Screen, weights: AttentionWeights, recording: Recording) 
         screen.line(text)
 
 
-def show_picture(screen: Screen, weights: AttentionWeights) -> None:
-    """Prints the strongest link of every bin; two rows of bins in each line, with colours."""
+def show_picture(screen: Screen, weights: AttentionWeights, recording: Recording) -> None:
+    """Prints the strongest link of every bin, one for each pair of tokens where they have room."""
     queries, keys = weights.shape
+    margin = _margin(recording.query_tokens)
+    if queries <= MOST_LINES and 2 * keys <= screen.width - margin:
+        _show_blocks(screen, weights, recording.query_tokens, margin)
+        return
     margin = len(f"{queries - 1:,}") + 4
     columns = min(keys, screen.width - margin, MOST_COLUMNS)
-    lines = min(columns // 2, queries // 2, max(16, screen.height - 8))
-    rows = max(1, lines * 2 if screen.has_colours else lines)
+    lines = min(-(-min(columns, queries) // 2), max(16, screen.height - 8))
+    rows = min(queries, 2 * lines) if screen.has_colours else lines
     picture = np.asarray(weights.pool((rows, columns)), np.float64)
     drawn = _half_blocks(picture) if screen.has_colours else _shades(screen, picture)
     for n, line in enumerate(drawn):
-        first = n * (len(picture) // max(1, lines) or 1) * queries // len(picture)
-        mark = f"{first:,}" if n % 4 == 0 else ""
-        screen.line(Text(f"{mark:>{margin - 2}} ┤" if mark else " " * (margin - 1) + "│"), line)
-    screen.line(Text(" " * margin + _axis(keys, columns), style="dim"))
-    screen.line(" " * margin, *_legend(screen))
+        first = (2 * n if screen.has_colours else n) * queries // rows
+        mark = f"{first:,} ┤" if n % 4 == 0 else "│"
+        screen.line(Text(f"{mark:>{margin}}"), line)
+    _show_legend(screen, _axis(keys, columns), margin)
 
 
-def explain_picture(screen: Screen, recording: Recording) -> str:
+def _show_blocks(
+    screen: Screen, weights: AttentionWeights, queries: Sequence[str], margin: int
+) -> None:
+    """A line for each query, two columns for each key."""
+    keys = weights.shape[1]
+    picture = np.asarray(weights.pool((len(queries), keys)), np.float64)
+    digits = len(str(len(queries) - 1))
+    for i, row in enumerate(picture):
+        line = Text().append(f"  {i:>{digits}} ", "dim")
+        line.append(label(queries[i], margin - digits - 4)).append(" ")
+        for weight in row:
+            if math.isnan(weight):
+                line.append("  ")
+            elif screen.has_colours:
+                line.append("  ", style(None, colour(_share(weight))))
+            else:
+                line.append(2 * _shade(screen, weight))
+        screen.line(line)
+    _show_legend(screen, _axis(keys, 2 * keys), margin)
+
+
+def explain_picture(recording: Recording) -> str:
     """One sentence that says what the picture shows."""
     return (
         f"Down: the {len(recording.query_tokens):,} tokens that look; across: the"
-        f" {len(recording.tokens):,} tokens they look at, by position. Each spot is the strongest"
-        " link in it; blank is out of sight."
+        f" {len(recording.tokens):,} they look at. Each spot shows its strongest link; blank is out"
+        " of sight."
     )
 
 
@@ -130,25 +155,30 @@ def _halves(upper: RGB | None, lower: RGB | None) -> tuple[str, Style | None]:
 
 def _shades(screen: Screen, picture: Pooled) -> Iterator[Text]:
     for row in picture:
-        signs = (
-            " " if math.isnan(x) else screen.shades[np.searchsorted(LEVELS, np.exp(x), "right")]
-            for x in row
-        )
-        yield Text("".join(signs))
+        yield Text("".join(" " if math.isnan(x) else _shade(screen, x) for x in row))
+
+
+def _shade(screen: Screen, log_weight: float) -> str:
+    return screen.shades[int(np.searchsorted(LEVELS, math.exp(log_weight), "right"))]
 
 
 def _axis(keys: int, columns: int) -> str:
     """Positions under the columns where their bins begin."""
-    axis, step = "", max(16, columns // 5)
+    axis, step = "", max(16, columns // 10 * 2)
     for column in range(0, columns - 5, step):
         axis = axis.ljust(column) + f"└{column * keys // columns:,}"
     return axis
+
+
+def _show_legend(screen: Screen, axis: str, margin: int) -> None:
+    screen.line(Text(" " * margin + axis, style="dim"))
+    screen.line(" " * margin, *_legend(screen))
 
 
 def _legend(screen: Screen) -> list[Text]:
     if not screen.has_colours:
         names = ("less", *(f"{level:.1%}".replace(".0%", "%") for level in LEVELS))
         return [Text("   ".join(f"{sign} {name}" for sign, name in zip(screen.shades, names)))]
-    parts = [Text("0.01% ", style="dim")]
+    parts = [Text().append("0.01% ", "dim")]
     parts += [Text("█", style=style(colour(n / 23), None)) for n in range(24)]
-    return [*parts, Text(" 100% of the token's attention", style="dim")]
+    return [*parts, Text().append(" 100%", "dim")]

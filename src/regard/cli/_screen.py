@@ -59,10 +59,13 @@ class Screen:
 
     def title(self, name: str, explanation: str) -> None:
         """Begins a section: its name, and what is shown, wrapped beside it."""
-        indent = cell_len(name) + 2
-        wrapped = Text(explanation, style="dim").wrap(self.console, self.width - indent)
         self.line()
-        for n, part in enumerate(wrapped):
+        self.beside(name, Text(explanation, style="dim"))
+
+    def beside(self, name: str, text: Text) -> None:
+        """Prints a name, and a text wrapped beside it."""
+        indent = cell_len(name) + 2
+        for n, part in enumerate(text.wrap(self.console, self.width - indent)):
             self.line(Text(name, style="bold") if n == 0 else " " * (indent - 2), "  ", part)
 
     def bar(self, share: float, width: int) -> str:

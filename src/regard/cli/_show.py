@@ -19,6 +19,7 @@ from regard.cli._errors import InputError, reading, writing
 from regard.cli._screen import Screen, busy, label, labels_width
 from regard.cli._source import read_source
 from regard.recording import Recording
+from regard.steps import MATRICES, Steps
 
 MOST_STEPS = 64  # tokens whose steps can be followed
 MOST_WEIGHTS = 64  # tokens whose weights stand in the JSON
@@ -86,7 +87,9 @@ def show(argument: str, wishes: Wishes) -> None:
             f" {len(recording.tokens):,}. Give a part of the text, or use --query instead."
         )
     if wishes.json:
-        sys.stdout.write(json.dumps(_document(shown, asked), allow_nan=False, indent=1) + "\n")
+        sys.stdout.write(
+            json.dumps(_document(shown, asked, wishes.steps), allow_nan=False, indent=1) + "\n"
+        )
     else:
         _print(Screen(wishes.width), shown, asked, wishes.steps)
     if wishes.save is not None:
@@ -136,16 +139,19 @@ def _print(screen: Screen, shown: Shown, asked: _links.Asked | None, steps: bool
         _heads.show_overview(screen, shown.rows, len(recording.tokens))
         _show_weights(screen, shown)
         return
-    screen.title(shown.name, f"{shown.why.capitalize()}.")
+    remark = asked.remark if asked else ""
+    screen.title(shown.name, f"{shown.why.capitalize()}. {remark}".strip())
+    links: list[_links.Link] = []
     if asked is not None:
-        if asked.remark:
-            screen.line(Text(f"  {asked.remark}"))
-        _links.show_query(screen, shown.weights, recording, asked.position)
+        links, _ = _links.show_query(screen, shown.weights, recording, asked.position)
     if steps:
+        written_out = recording.steps(shown.layer, shown.head)
+        screen.title("Steps", "From the vectors of the tokens to the weights and the output.")
         screen.line()
-        with reading():
-            written_out = recording.steps(shown.layer, shown.head)
         screen.console.print(written_out)
+    if steps and links:
+        screen.title("Arithmetic", "Of the strongest link, from the two vectors on.")
+        screen.console.print(written_out.explain(*links[0][:2]))
 
 
 def _show_tokens(screen: Screen, recording: Recording) -> None:
@@ -179,12 +185,12 @@ def _show_weights(screen: Screen, shown: Shown) -> None:
         screen.line()
         _matrix.show_table(screen, shown.weights, recording)
         return
-    screen.title(shown.name, f"{choice} {_matrix.explain_picture(screen, recording)}")
+    screen.title(shown.name, f"{choice} {_matrix.explain_picture(recording)}")
     screen.line()
     with busy("Reading every weight of the head"):
         weights = shown.weights
         links = _links.strongest_links(weights)
-    _matrix.show_picture(screen, weights)
+    _matrix.show_picture(screen, weights, recording)
     screen.title(
         "Strongest links",
         "The token that looks, the token it looks at, and the words up to there."
@@ -193,7 +199,7 @@ def _show_weights(screen: Screen, shown: Shown) -> None:
     _links.show_links(screen, links, recording)
 
 
-def _document(shown: Shown, asked: _links.Asked | None) -> dict[str, Any]:
+def _document(shown: Shown, asked: _links.Asked | None, steps: bool) -> dict[str, Any]:
     """All that is shown, for programs; docs/cli.md describes it."""
     recording, weights = shown.recording, shown.weights
     document: dict[str, Any] = {
@@ -205,6 +211,7 @@ def _document(shown: Shown, asked: _links.Asked | None) -> dict[str, Any]:
         "weights": None,
         "links": list(_link_facts(_links.strongest_links(weights), recording)),
         "query": None,
+        "steps": _step_facts(recording.steps(shown.layer, shown.head)) if steps else None,
     }
     if max(weights.shape) <= MOST_WEIGHTS:
         document["weights"] = np.asarray(weights, np.float64).round(6).tolist()
@@ -225,6 +232,19 @@ def _head_facts(head: _heads.Head) -> dict[str, Any]:
         name: (None if math.isnan(fact) else round(fact, 6)) if isinstance(fact, float) else fact
         for name, fact in facts.items()
     }
+
+
+def _step_facts(steps: Steps) -> dict[str, Any]:
+    """Every array that the steps have; null where a number is no number, or infinite."""
+    facts: dict[str, Any] = {}
+    for name in ("query", "key", "value", *MATRICES, "output"):
+        array = getattr(steps, name)
+        if array is not None:
+            numbers = np.asarray(array, np.float64).round(6)
+            rows = numbers.astype(object)
+            rows[~np.isfinite(numbers)] = None
+            facts[name] = rows.tolist()
+    return facts
 
 
 def _link_facts(links: list[_links.Link], recording: Recording) -> Iterator[dict[str, Any]]:
