@@ -65,8 +65,12 @@ class Screen:
     def beside(self, name: str, text: Text) -> None:
         """Prints a name, and a text wrapped beside it."""
         indent = cell_len(name) + 2
-        for n, part in enumerate(text.wrap(self.console, self.width - indent)):
+        for n, part in enumerate(self.wrapped(text, self.width - indent)):
             self.line(Text(name, style="bold") if n == 0 else " " * (indent - 2), "  ", part)
+
+    def wrapped(self, text: Text, width: int | None = None) -> Iterable[Text]:
+        """The text in lines of this width, by default the screen's."""
+        return text.wrap(self.console, width or self.width)
 
     def bar(self, share: float, width: int) -> str:
         """A bar of up to ``width`` columns for a share of 1."""

@@ -129,11 +129,10 @@ def _check_index(option: str, index: int | None, count: int, what: str) -> None:
 def _print(screen: Screen, shown: Shown, asked: _links.Asked | None, steps: bool) -> None:
     recording = shown.recording
     counts = {len(row) for row in shown.rows}
-    screen.line(
-        Text(f"{len(recording.tokens):,} tokens", style="bold"),
-        f", {len(shown.rows)} layers of {' or '.join(map(str, sorted(counts)))} heads",
-        f", model {recording.model}" if recording.model else "",
-    )
+    heading = Text().append(f"{len(recording.tokens):,} tokens", "bold")
+    heading.append(f", {len(shown.rows)} layers of {' or '.join(map(str, sorted(counts)))} heads")
+    heading.append(f", model {recording.model}" if recording.model else "")
+    screen.lines(screen.wrapped(heading))
     if asked is None and not steps:
         _show_tokens(screen, recording)
         _heads.show_overview(screen, shown.rows, len(recording.tokens))
@@ -150,8 +149,11 @@ def _print(screen: Screen, shown: Shown, asked: _links.Asked | None, steps: bool
         screen.line()
         screen.console.print(written_out)
     if steps and links:
-        screen.title("Arithmetic", "Of the strongest link, from the two vectors on.")
-        screen.console.print(written_out.explain(*links[0][:2]))
+        which, *lines = written_out.explain(*links[0][:2]).splitlines()
+        screen.title("Arithmetic", f"Of the strongest link: {which}.")
+        for line in lines:
+            name, formula = line.split(maxsplit=1)
+            screen.beside(f"  {name:8}", Text(formula))
 
 
 def _show_tokens(screen: Screen, recording: Recording) -> None:

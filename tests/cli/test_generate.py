@@ -1,0 +1,49 @@
+"""``regard generate``: the prompt and its continuation, and nothing else."""
+
+from regard.lm import LanguageModel
+from regard.recording import Recording
+
+
+def test_the_output_is_the_prompt_and_what_the_model_says(regard, model):
+    result = regard("generate", "import ", "--tokens", 9, "--model", model)
+    assert result.out == "import " + LanguageModel.load(model).generate("import ", 9)
+    assert result.err == ""
+
+
+def test_no_tokens_give_the_prompt_back(regard, model):
+    assert regard("generate", " a\n", "--tokens", 0, "--model", model).out == " a\n"
+
+
+def test_the_prompt_may_come_from_standard_input(regard, model):
+    given = regard("generate", "import", "--model", model, "--tokens", 5)
+    assert regard("generate", "-", "--model", model, "--tokens", 5, stdin=b"import") == given
+
+
+def test_the_seed_decides_what_is_drawn(regard, model):
+    def drawn(seed):
+        line = ["generate", "def", "--tokens", 20, "--temperature", 1, "--seed", seed]
+        return regard(*line, "--model", model).out
+
+    assert drawn(1) == drawn(1)
+    assert drawn(1) != drawn(2)
+
+
+def test_text_comes_as_it_is_generated(regard, model, monkeypatch):
+    shown = []
+
+    def stream(self, text, tokens, **options):
+        import sys
+
+        for n in range(3):
+            shown.append(sys.stdout.getvalue())
+            yield str(n)
+
+    monkeypatch.setattr(LanguageModel, "stream", stream)
+    assert regard("generate", "a", "--model", model).out == "a012"
+    assert shown == ["a", "a0", "a01"]
+
+
+def test_what_was_attended_to_can_be_kept(regard, model, tmp_path):
+    path = tmp_path / "kept.safetensors"
+    out = regard("generate", "import", "--tokens", 6, "--model", model, "--record", path).out
+    assert Recording.load(path).tokens == LanguageModel.load(model).record(out).tokens

@@ -1,0 +1,230 @@
+"""What the command line says of bad input: one line, on standard error, with the way out."""
+
+import importlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from cli.conftest import start
+from regard.lm import memory
+from regard.lm.model import LanguageModel
+
+MISSING = "notes.txt: no such file. To show these words as a text, add --text."
+
+
+def refusal(result, code=2):
+    """The message: one line, and nothing on standard output."""
+    assert result.code == code
+    assert result.out == ""
+    assert result.err.startswith("regard: ")
+    assert result.err.count("\n") == 1
+    return result.err.removeprefix("regard: ").strip()
+
+
+def test_an_empty_text_is_refused(regard):
+    assert refusal(regard("show", "")) == "The text is empty; at least one character is needed."
+    assert "Standard input is empty" in refusal(regard("show", "-"))
+    assert "The prompt is empty" in refusal(regard("generate", ""))
+
+
+def test_an_empty_file_is_refused_by_its_name(regard, tmp_path):
+    (tmp_path / "empty.txt").touch()
+    assert "empty.txt is empty" in refusal(regard("show", tmp_path / "empty.txt"))
+
+
+def test_a_file_that_is_no_text_is_refused_where_it_stops_being_one(regard, tmp_path):
+    (tmp_path / "a.bin").write_bytes(b"abc\xff\xfe")
+    message = refusal(regard("show", tmp_path / "a.bin"))
+    assert message.endswith("a.bin: not a text; byte 3 is no UTF-8. Convert it to UTF-8 first.")
+    (tmp_path / "b").write_bytes(b"abcdefghijklm\0")
+    assert "b: not a text; byte 13 is zero" in refusal(regard("show", tmp_path / "b"))
+
+
+def test_standard_input_that_is_no_text_is_refused(regard):
+    for line in (["show", "-"], ["generate", "-"]):
+        message = refusal(regard(*line, stdin=b"\xff"))
+        assert message.startswith("standard input: not a text; byte 0 is no UTF-8.")
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "folder/notes", "a.safetensors", "my notes.md"])
+def test_a_missing_file_is_named_and_how_to_pass_it_as_a_text(regard, name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert refusal(regard("show", name)) == MISSING.replace("notes.txt", name)
+
+
+def test_a_folder_is_refused(regard, tmp_path):
+    message = refusal(regard("show", tmp_path))
+    assert message.endswith(": a folder. Name one file in it; to show the word, add --text.")
+
+
+@pytest.mark.skipif(sys.platform == "win32" or os.geteuid() == 0, reason="root reads everything")
+def test_a_file_that_may_not_be_read_is_refused(regard, tmp_path):
+    (tmp_path / "a.txt").write_text("secret")
+    (tmp_path / "a.txt").chmod(0)
+    assert refusal(regard("show", tmp_path / "a.txt")).endswith("a.txt: Permission denied")
+
+
+def test_a_text_longer_than_memory_allows_is_refused_with_what_would_fit(
+    regard, model, monkeypatch
+):
+    monkeypatch.setattr(memory, "free_bytes", lambda: 10_000)
+    message = refusal(regard("show", "import os\n" * 50, "--model", model))
+    assert re.match(r"The text has \d+ tokens; reading them needs .* GB are free\.", message)
+    assert re.search(r"Give at most \d+ tokens of it at a time\.$", message)
+
+
+def test_running_out_of_memory_is_one_line_too(regard, model, monkeypatch):
+    def exhausted(*_):
+        raise MemoryError
+
+    monkeypatch.setattr(LanguageModel, "record", exhausted)
+    message = refusal(regard("show", "import os", "--model", model), code=1)
+    assert message == "out of memory. Give a shorter text."
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--layer", 2], "--layer 2: there are 2 layers, 0 to 1."),
+        (["--layer=-1"], "--layer -1: there are 2 layers, 0 to 1."),
+        (["--head", 4], "--head 4: there are 4 heads, 0 to 3."),
+        (["--layer", 1, "--head", 9], "--head 9: there are 4 heads, 0 to 3."),
+        (["--query", "99"], "--query 99: the text has 3 tokens, 0 to 2."),
+    ],
+)
+def test_a_layer_head_or_position_out_of_range_is_refused_with_the_range(
+    regard, model, options, message
+):
+    assert refusal(regard("show", "import os", "--model", model, *options)) == message
+
+
+def test_an_unknown_query_is_refused_with_the_nearest_words(regard, planted_file, model):
+    message = refusal(regard("show", "import sys", "--model", model, "--query", "imprt"))
+    assert message.startswith("--query 'imprt': not in the text. Nearest: 'import'")
+    message = refusal(regard("show", planted_file, "--query", "zzzz"))
+    assert message.endswith("Give a word of it, or a position, 0 to 8.")
+
+
+def test_steps_of_a_long_text_are_refused(regard, model):
+    message = refusal(regard("show", "import os\n" * 99, "--model", model, "--steps"))
+    assert message.startswith("--steps writes out every number, for up to 64 tokens; these are ")
+    assert message.endswith("Give a part of the text, or use --query instead.")
+
+
+@pytest.mark.parametrize("line", [["show", "text"], ["generate", "text"]])
+def test_an_unknown_model_is_refused(regard, line, tmp_path):
+    message = refusal(regard(*line, "--model", tmp_path))
+    assert "no language model there; a folder with a config.json is needed" in message
+    assert "'builtin' is the one in the package" in message
+
+
+def test_a_model_without_its_weights_is_refused(regard, model, tmp_path):
+    for name in ("config.json", "tokenizer.json"):
+        (tmp_path / name).write_bytes((model / name).read_bytes())
+    assert "model.safetensors" in refusal(regard("show", "text", "--model", tmp_path))
+
+
+def test_a_damaged_recording_is_refused(regard, planted_file, tmp_path):
+    whole = planted_file.read_bytes()
+    path = tmp_path / "cut.safetensors"
+    path.write_bytes(whole[:-9])
+    assert "truncated recording" in refusal(regard("show", path))
+    path.write_bytes(b"not at all")
+    assert "is no recording" in refusal(regard("show", path))
+
+
+def test_a_recording_that_cannot_be_saved_is_a_failure(regard, model, tmp_path):
+    path = tmp_path / "nowhere" / "a.safetensors"
+    message = refusal(regard("show", "text", "--model", model, "--save", path), code=1)
+    assert "No such file or directory" in message
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (["show"], "Missing argument 'TEXT|FILE|-'."),
+        (["sow", "text"], "No such command 'sow'."),
+        (["show", "text", "--wide"], "No such option: --wide"),
+        (["show", "text", "--width", "20"], "'--width'"),
+        (["show", "text", "--layer", "first"], "'--layer'"),
+        (["generate", "text", "--tokens", "-1"], "'--tokens'"),
+        (["generate", "text", "--temperature", "-1"], "'--temperature'"),
+        (["train", "a.txt"], "Missing option"),
+    ],
+)
+def test_a_wrong_command_line_is_refused_in_one_line(regard, line, message):
+    assert message in refusal(regard(*line))
+
+
+def test_help_is_given_without_any_command(regard):
+    result = regard()
+    assert result.code == 0
+    assert 'regard show "Your journey starts with one step"' in result.out
+    for name in ("show", "train", "generate"):
+        assert f"\n  {name} " in result.out
+        assert regard(name, "--help").code == 0
+
+
+def test_the_version_comes_with_the_cpu_and_the_compiled_module(regard, monkeypatch):
+    kernels = type("Kernels", (), {"cpu_name": staticmethod(lambda: "Some CPU")})
+    real = importlib.import_module
+    monkeypatch.setattr(
+        importlib, "import_module", lambda name: kernels if "_kernels" in name else real(name)
+    )
+    lines = regard("--version").out.splitlines()
+    assert re.match(r"regard \d+\.\d+", lines[0])
+    assert lines[2:] == ["CPU Some CPU", "compiled module present"]
+
+
+def test_the_version_says_what_to_do_without_the_compiled_module(regard, monkeypatch):
+    def missing(name):
+        raise ImportError(name)
+
+    monkeypatch.setattr(importlib, "import_module", missing)
+    out = regard("--version").out
+    assert "compiled module missing: no C++20 compiler was found" in out
+    assert "install a compiler, then regard again" in out
+
+
+def test_help_loads_neither_torch_nor_a_model():
+    code = (
+        "import sys; from regard.cli import main\n"
+        "try: main(['show', '--help'])\n"
+        "except SystemExit: pass\n"
+        "print({'torch', 'tokenizers', 'rich', 'safetensors'} & set(sys.modules))"
+    )
+    line = [sys.executable, "-c", code]
+    out = subprocess.run(line, capture_output=True, text=True, check=True, timeout=60).stdout
+    assert out.splitlines()[-1] == "set()"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+def test_ctrl_c_ends_with_130_and_no_traceback(model):
+    process = start("generate", "import", "--tokens", 1_000_000, "--model", model)
+    assert process.stdout.read(6) == b"import"
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err == b""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pipes of POSIX")
+def test_a_reader_that_has_seen_enough_is_no_error(planted_file):
+    reading, writing = os.pipe()
+    os.close(reading)
+    process = start("show", planted_file, "--json", stdout=writing)
+    os.close(writing)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert err == b""
+
+
+def test_json_is_the_only_output_that_programs_have_to_read(planted_file, tmp_path):
+    process = start("show", planted_file, "--json", "--save", tmp_path / "a.safetensors")
+    out, _ = process.communicate(timeout=60)
+    assert json.loads(out)["tokens"][0] == "<bos>"

@@ -1,0 +1,359 @@
+"""``regard show``: what it prints is what the weights are."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+from rich.cells import cell_len
+
+import regard as package
+from cli.conftest import TEXT, TOKENS, looks_at, planted, recording_of
+from regard.recording import Layer, Recording
+
+ESCAPE = "\x1b"
+
+
+def section(out, name):
+    """The lines of a section, its title and the blank lines left out."""
+    after = out.split(f"\n{name}  ", 1)[1]
+    lines = after.split("\n")
+    end = next((n for n, line in enumerate(lines) if re.match(r"\S", line) and n), len(lines))
+    return [line for line in lines[:end] if line.strip()]
+
+
+def test_a_text_is_shown_as_tokens_heads_and_weights(regard, model):
+    result = regard("show", "import os", "--model", model)
+    assert result.code == 0
+    assert result.err == ""
+    names = [line.split()[0] for line in result.out.splitlines() if re.match(r"[A-Z]", line)]
+    assert names[:2] == ["Tokens", "Heads"]
+    assert re.fullmatch(r"L[01]H[0-3]", names[2])
+
+
+def test_tokens_are_numbered_and_their_spaces_are_seen(regard, planted_file):
+    shown = " ".join(section(regard("show", planted_file).out, "Tokens")[1:])
+    assert shown.split()[:6] == ["0", "<bos>", "1", "a", "2", "·b"]
+    assert len(shown.split()) == 2 * len(TOKENS)
+
+
+def test_the_roles_of_planted_heads_are_named_with_their_scores_and_entropies(regard, planted_file):
+    out = regard("show", planted_file).out
+    roles, numbers = next(
+        (a.split(), b.split())
+        for a, b in zip(out.splitlines(), out.splitlines()[1:])
+        if a.startswith("  L0")
+    )
+    assert roles == ["L0", "prev", "first", "induct", "mixed"]
+    entropy = np.mean(np.log(np.arange(1, len(TOKENS) + 1)))
+    assert numbers == ["100%", "0.0", "100%", "0.0", "100%", "0.0", f"{entropy:.1f}"]
+    assert "Clearest  induction L0H2 100%, previous token L0H0 100%, first token L0H1 100%" in out
+
+
+def test_a_clear_induction_head_is_shown_and_the_reason_given(regard, planted_file):
+    title = " ".join(regard("show", planted_file).out.split("\nL0H2  ")[1].split())
+    assert title.startswith("The clearest induction head: where a token occurred before, 100% of")
+
+
+@pytest.mark.parametrize(
+    ("kept", "name", "why"),
+    [
+        ([0, 1, 3], "L0H0", "The clearest previous token head"),
+        ([1, 3], "L0H0", "The clearest first token head"),
+        ([3], "L0H0", "The sharpest head: its entropy is the lowest"),
+    ],
+)
+def test_without_an_induction_head_the_next_best_is_shown(regard, tmp_path, kept, name, why):
+    whole = planted().layers[0]
+    layer = Layer(whole.query[kept], whole.key[kept], whole.value[kept], **whole.options)
+    Recording(TOKENS, [layer]).save(tmp_path / "some.safetensors")
+    assert f"\n{name}  {why}" in regard("show", tmp_path / "some.safetensors").out
+
+
+def table_of(out, name):
+    """Rows of numbers of a head's table, by query."""
+    lines = [line for line in section(out, name) if re.match(r" {2,}\d+ \S+ +\d", line)]
+    return [[int(n) for n in re.split(r"\s+", line.strip())[2:]] for line in lines]
+
+
+@pytest.mark.parametrize("head", range(4))
+def test_the_table_holds_every_visible_weight_in_per_cent(regard, planted_file, head):
+    rows = table_of(regard("show", planted_file, "--head", head).out, f"L0H{head}")
+    weights = np.asarray(planted().weights[0])[head]
+    assert len(rows) == len(TOKENS)
+    for i, row in enumerate(rows):
+        np.testing.assert_allclose(row, 100 * weights[i, : i + 1], atol=0.5001)
+
+
+def test_what_a_query_does_not_see_is_blank_in_the_table(regard, tmp_path):
+    recording_of(looks_at(np.arange(9))[None], TOKENS, window=(1, 0)).save(
+        tmp_path / "a.safetensors"
+    )
+    rows = table_of(regard("show", tmp_path / "a.safetensors").out, "L0H0")
+    assert rows == [[100], *[[0, 100]] * 8]
+
+
+def long_recording(length=300, far=7):
+    """One head whose last query looks far back, and all others at themselves."""
+    places = np.arange(length)
+    places[-1] = far
+    return recording_of(looks_at(places)[None], [f" {n}" for n in range(length)])
+
+
+@pytest.fixture
+def long_file(tmp_path):
+    long_recording().save(tmp_path / "long.safetensors")
+    return tmp_path / "long.safetensors"
+
+
+def test_a_long_text_is_a_picture_in_which_no_lone_link_is_lost(regard, long_file):
+    lines = [
+        line
+        for line in section(regard("show", long_file).out, "L0H0")
+        if "│" in line or "┤" in line
+    ]
+    picture = [re.split("[│┤]", line)[1] for line in lines]
+    columns = max(map(len, picture))
+    assert picture[-1][7 * columns // 300] == "█"
+    assert all(row.rstrip()[-1] == "█" for row in picture)  # the diagonal
+    assert set("".join(picture[:-1])) <= set(" ·█")
+
+
+def test_the_picture_in_half_blocks_has_two_rows_in_a_line(regard, long_file, colours):
+    out = regard("show", long_file, "--width", 100).out
+    lines = [line for line in out.splitlines() if "▀" in line]
+    assert len(lines) >= 16
+    assert "\x1b[38;2;254;236;168" in lines[-1]  # all of the weight
+    assert "\x1b[38;2;34;28;70" in lines[5]  # none of it
+
+
+def test_a_middling_text_names_each_row_of_the_picture(regard, tmp_path):
+    long_recording(30, 3).save(tmp_path / "a.safetensors")
+    rows = section(regard("show", tmp_path / "a.safetensors", "--width", 80).out, "L0H0")
+    rows = [line for line in rows if re.match(r" +\d+ ·\d", line)]
+    assert [line.split()[1] for line in rows] == [f"·{n}" for n in range(30)]
+    assert rows[5].split()[2] == "··········██"
+    assert rows[-1].split()[2][:10] == "······██··"
+
+
+def test_the_strongest_links_are_listed_with_positions_tokens_and_weight(regard, tmp_path):
+    weights = looks_at(np.zeros(100, int))
+    weights[50, [0, 20]] = 0.25, 0.75
+    weights[90, [0, 60]] = 0.5, 0.5
+    recording_of(weights[None], [f" {n}" for n in range(100)]).save(tmp_path / "a.safetensors")
+    out = regard("show", tmp_path / "a.safetensors").out
+    links = [line.split()[:6] for line in section(out, "Strongest links") if "→" in line]
+    assert links == [
+        ["75.0%", "50", "·50", "→", "20", "·20"],
+        ["50.0%", "90", "·90", "→", "60", "·60"],
+    ]
+    assert "Links to token 0, where heads rest, are left out." in " ".join(out.split())
+
+
+def test_links_to_the_first_token_are_listed_where_there_are_no_others(regard, tmp_path):
+    recording = recording_of(looks_at(np.zeros(100, int))[None], [f" {n}" for n in range(100)])
+    recording.save(tmp_path / "a.safetensors")
+    out = regard("show", tmp_path / "a.safetensors").out
+    links = [line.split() for line in section(out, "Strongest links") if "→" in line]
+    assert len(links) == 12
+    assert {link[4] for link in links} == {"0"}
+    assert "left out" not in out
+
+
+def ranked(out, name):
+    return [line.split()[:3] for line in section(out, name) if re.match(r" +\d+ ", line)]
+
+
+def test_a_query_shows_what_it_attends_to_and_what_attends_to_it(regard, planted_file):
+    out = regard("show", planted_file, "--query", "6", "--head", 2).out
+    assert ranked(out, "Attends to") == [["3", "·c", "100.0%"]]
+    assert section(out, "Attended by")[1:] == ["  none with 0.1% or more"]
+    out = regard("show", planted_file, "--query", "3", "--head", 2).out
+    assert ranked(out, "Attended by") == [["6", "·b", "100.0%"]]
+
+
+def test_ranked_bars_are_as_long_as_the_weights_and_strongest_first(regard, planted_file):
+    out = regard("show", planted_file, "--query", 1, "--head", 3).out
+    lines = section(out, "Attended by")[1:]
+    shares = [float(line.split()[2].rstrip("%")) for line in lines]
+    assert shares == [round(100 / n, 1) for n in range(2, 10)]
+    bars = [line.count("█") + (0.5 if re.search("[▏▎▍▌▋▊▉]", line) else 0) for line in lines]
+    for share, bar in zip(shares, bars):
+        assert bar == pytest.approx(share / 5, abs=0.51)
+
+
+def test_of_several_occurrences_of_a_query_the_last_is_taken_and_the_others_named(
+    regard, planted_file
+):
+    out = " ".join(regard("show", planted_file, "--query", "b").out.split())
+    assert "'b' occurs 2 times; the last is taken (others: 2)." in out
+    assert "Where token 6 ·b looks" in out
+
+
+def test_a_word_of_several_tokens_stands_for_its_last_token(regard, planted_file):
+    out = " ".join(regard("show", planted_file, "--query", "d a").out.split())
+    assert "'d a' is tokens 4 to 5; the last one is taken." in out
+    assert "Where token 5 ·a looks" in out
+
+
+def test_steps_are_written_out_under_their_names(regard, planted_file):
+    out = regard("show", planted_file, "--steps", "--head", 1).out
+    for name in (
+        "query",
+        "scores = query @ key.T",
+        "weights = softmax",
+        "output = weights @ value",
+    ):
+        assert f"\n{name}" in out
+
+
+def test_steps_of_a_query_write_out_the_arithmetic_of_its_strongest_link(regard, planted_file):
+    out = regard("show", planted_file, "--steps", "--head", 0, "--query", "6").out
+    title, *lines = section(out, "Arithmetic")
+    assert "query 6 ' b', key 5 ' a'" in title
+    assert [line.split()[0] for line in lines if line[2] != " "][-2:] == ["weights", "output"]
+
+
+def test_a_saved_recording_is_shown_again_just_as_the_text_was(regard, model, tmp_path):
+    path = tmp_path / "kept.safetensors"
+    first = regard("show", "import os", "--model", model, "--save", path)
+    assert first.err == f"Saved; regard show {path} shows it again.\n"
+    assert package.Recording.load(path).tokens[0] == "<bos>"
+    assert regard("show", path).out == first.out
+
+
+def test_a_recording_is_known_by_its_content_too(regard, planted_file, tmp_path):
+    (tmp_path / "recording").write_bytes(planted_file.read_bytes())
+    assert regard("show", tmp_path / "recording").out == regard("show", planted_file).out
+
+
+def test_a_file_and_standard_input_give_what_the_text_gives(regard, model, tmp_path):
+    file = tmp_path / "text.txt"
+    file.write_text("import os")
+    given = regard("show", "import os", "--model", model)
+    assert regard("show", file, "--model", model) == given
+    assert regard("show", "-", "--model", model, stdin=b"import os") == given
+
+
+@pytest.mark.parametrize("text", ["and/or", "notes.txt"])
+def test_text_that_looks_like_a_file_can_be_shown(regard, model, text):
+    assert regard("show", text, "--text", "--model", model).code == 0
+
+
+@pytest.mark.parametrize("text", ["one or/and two", "Read it. Then stop.", "x" * 5000, "a\nb.txt"])
+def test_what_does_not_look_like_a_file_is_a_text(regard, model, text):
+    assert regard("show", text, "--model", model).code == 0
+
+
+def test_json_holds_the_tokens_the_heads_the_weights_and_the_links(regard, planted_file):
+    found = json.loads(regard("show", planted_file, "--json", "--query", "6", "--head", 2).out)
+    assert list(found) == [
+        "model", "tokens", "query_tokens", "heads", "shown", "weights", "links", "query", "steps",
+    ]  # fmt: skip
+    assert found["tokens"] == TOKENS
+    assert found["model"] == "made"
+    assert found["query_tokens"] is None
+    names = ["layer", "head", "role", "previous", "first", "induction", "entropy"]
+    assert [list(head) for head in found["heads"]] == [names] * 4
+    assert [head["role"] for head in found["heads"]] == ["previous", "first", "induction", ""]
+    assert (found["shown"]["layer"], found["shown"]["head"]) == (0, 2)
+    np.testing.assert_allclose(found["weights"], np.asarray(planted().weights[0])[2], atol=1e-6)
+    link = {"query": 6, "key": 3, "weight": 1.0, "query_token": " b", "key_token": " c"}
+    assert link in found["links"]
+    assert found["query"]["position"] == 6
+    assert found["query"]["attends_to"] == [link]
+    assert found["query"]["attended_by"] == []
+    assert found["steps"] is None
+
+
+def test_json_has_null_where_there_is_no_number(regard, tmp_path):
+    recording_of(looks_at([0, 1, 2])[None], list("abc")).save(tmp_path / "a.safetensors")
+    found = json.loads(regard("show", tmp_path / "a.safetensors", "--json", "--steps").out)
+    assert found["heads"][0]["induction"] is None
+    assert found["steps"]["masked"][0][1:] == [None, None]
+    assert found["steps"]["weights"] == [[1, 0, 0], [0, 1, 0], [0, 0, 1]]
+
+
+def test_json_of_a_long_text_leaves_the_weights_out(regard, long_file):
+    found = json.loads(regard("show", long_file, "--json").out)
+    assert found["weights"] is None
+    assert len(found["links"]) == 12
+
+
+def test_cross_attention_is_shown_without_roles(regard, tmp_path):
+    random = np.random.default_rng(0)
+    layer = Layer(*(random.standard_normal((2, n, 4)) for n in (3, 5, 5)))
+    Recording(list("abcde"), [layer], query_tokens=list("xyz")).save(tmp_path / "a.safetensors")
+    out = regard("show", tmp_path / "a.safetensors").out
+    assert "Clearest  none of the three" in out
+    assert len(table_of(out, re.search(r"\n(L0H\d)", out)[1])) == 3
+    out = regard("show", tmp_path / "a.safetensors", "--query", "z").out
+    assert "Attended by" not in out
+
+
+def test_layers_may_have_different_numbers_of_heads(regard, tmp_path):
+    random = np.random.default_rng(0)
+    layers = [
+        Layer(*(random.standard_normal((h, 5, 4)) for _ in range(3)), causal=True) for h in (1, 3)
+    ]
+    Recording(list("abcde"), layers).save(tmp_path / "a.safetensors")
+    out = regard("show", tmp_path / "a.safetensors").out
+    assert "2 layers of 1 or 3 heads" in out
+    assert regard("show", tmp_path / "a.safetensors", "--layer", 1, "--head", 2).code == 0
+
+
+NASTY = ["\x1b[31mred", "\u202eevil", "日本語", "\r\n", "\t", "e\u0301\u0301", "[bold]x[/]", "🙂"]
+
+
+@pytest.fixture(params=["short", "middling", "long"])
+def any_file(request, tmp_path):
+    length = {"short": 8, "middling": 24, "long": 90}[request.param]
+    tokens = [NASTY[n % len(NASTY)] for n in range(length)]
+    path = tmp_path / "nasty.safetensors"
+    random = np.random.default_rng(0)
+    recording_of(random.dirichlet(np.full(length, 0.1), (13, length)), tokens).save(path)
+    return path
+
+
+@pytest.mark.parametrize("width", [60, 71, 100, 163])
+@pytest.mark.parametrize("options", [[], ["--query", "1"]])
+def test_every_line_fits_the_width_whatever_the_tokens_are(regard, any_file, width, options):
+    lines = regard("show", any_file, "--width", width, *options).out.splitlines()
+    assert len(lines) > 8
+    assert max(map(cell_len, lines)) <= width
+    assert not [line for line in lines if line != line.rstrip()]
+
+
+def test_tokens_are_text_never_commands_or_markup(regard, any_file):
+    out = regard("show", any_file).out
+    assert ESCAPE not in out
+    assert "\u202e" not in out
+    assert "[bold]x[/]" in out
+
+
+def test_output_that_is_no_terminal_is_plain_text(regard, planted_file):
+    for options in ([], ["--query", "1"], ["--steps"]):
+        assert ESCAPE not in regard("show", planted_file, *options).out
+
+
+def test_no_color_leaves_shades_and_numbers(regard, long_file, colours, monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    out = regard("show", long_file).out
+    assert "▀" not in out
+    assert "█" in out
+    assert not re.search(r"\x1b\[[0-9;]*[34]8;", out)
+
+
+def test_colours_repeat_what_numbers_and_words_say(regard, planted_file, colours):
+    coloured = regard("show", planted_file, "--width", 80).out
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", coloured)
+    assert ESCAPE in coloured
+    for word in ("induct", "prev", "first", "mixed", "100%"):
+        assert word in plain
+    assert table_of(plain, "L0H2")[6] == [0, 0, 0, 100, 0, 0, 0]
+
+
+def test_a_long_text_read_by_the_model_fits_too(regard, model):
+    result = regard("show", "-", "--model", model, "--width", 80, stdin=TEXT.encode())
+    assert result.code == 0
+    assert max(map(cell_len, result.out.splitlines())) <= 80
