@@ -92,7 +92,7 @@ def plot(losses: list[float], held_out: dict, path: Path) -> None:
     model = figures["model_by_length"][SETTINGS.length]
     ax.axhline(figures["trigram"], color="C3", linestyle=":", label="trigram, held out")
     ax.axhline(model, color="C2", linestyle="--", label="model at the end, held out")
-    ax.set(xlabel="step", ylabel="nats per token", ylim=(1.5, 6), xlim=(0, len(losses)))
+    ax.set(xlabel="step", ylabel="nats per token", ylim=(1, 6), xlim=(0, len(losses)))
     ax.legend(frameon=False)
     ax.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=110)
