@@ -2,6 +2,7 @@
 
 import io
 import os
+import signal
 import subprocess
 import sys
 from typing import NamedTuple
@@ -62,10 +63,14 @@ def command(*arguments):
 
 
 def start(*arguments, **options):
-    """The command in another process, with pipes of bytes."""
+    """The command in another process, with pipes of bytes; it listens to Ctrl-C."""
     line, surroundings = command(*arguments)
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    return subprocess.Popen(line, env=surroundings, **{**pipes, **options})
+    return subprocess.Popen(line, env=surroundings, preexec_fn=_listen, **{**pipes, **options})
+
+
+def _listen():
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

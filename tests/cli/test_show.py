@@ -1,14 +1,18 @@
 """``regard show``: what it prints is what the weights are."""
 
+import contextlib
 import json
+import os
 import re
+import struct
+import sys
 
 import numpy as np
 import pytest
 from rich.cells import cell_len
 
 import regard as package
-from cli.conftest import TEXT, TOKENS, looks_at, planted, recording_of
+from cli.conftest import TEXT, TOKENS, looks_at, planted, recording_of, start
 from regard.recording import Layer, Recording
 
 ESCAPE = "\x1b"
@@ -192,7 +196,7 @@ def test_of_several_occurrences_of_a_query_the_last_is_taken_and_the_others_name
 
 def test_a_word_of_several_tokens_stands_for_its_last_token(regard, planted_file):
     out = " ".join(regard("show", planted_file, "--query", "d a").out.split())
-    assert "'d a' is tokens 4 to 5; the last one is taken." in out
+    assert "'d a' is tokens 4 to 5; the last of them is shown." in out
     assert "Where token 5 ·a looks" in out
 
 
@@ -351,6 +355,27 @@ def test_colours_repeat_what_numbers_and_words_say(regard, planted_file, colours
     for word in ("induct", "prev", "first", "mixed", "100%"):
         assert word in plain
     assert table_of(plain, "L0H2")[6] == [0, 0, 0, 100, 0, 0, 0]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="terminals of POSIX")
+def test_a_terminal_gets_colours_at_its_own_width(planted_file, monkeypatch):
+    monkeypatch.setenv("COLORTERM", "truecolor")
+    import fcntl
+    import termios
+
+    ours, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 40, 72, 0, 0))
+    process = start("show", planted_file, stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    out = b""
+    with contextlib.suppress(OSError):  # how Linux says that the other end is closed
+        while part := os.read(ours, 4096):
+            out += part
+    os.close(ours)
+    assert process.wait(timeout=60) == 0
+    assert b"\x1b[38;2;" in out
+    lines = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", out.decode()).splitlines()
+    assert 60 < max(map(cell_len, lines)) <= 72
 
 
 def test_a_long_text_read_by_the_model_fits_too(regard, model):

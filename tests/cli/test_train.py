@@ -68,6 +68,19 @@ def test_a_killed_run_goes_on_to_the_same_bytes(whole_run, text_file, tmp_path):
     assert contents(tmp_path) == contents(whole_run[0])
 
 
+def test_ctrl_c_says_how_to_go_on(text_file, tmp_path):
+    process = start("train", text_file, "-o", tmp_path, *SIZES, "--steps", 4000)
+    for line in process.stderr:
+        if line.startswith(b"step"):
+            break
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert out == b""
+    assert err.endswith(b"Stopped; the same command goes on from the last checkpoint.\n")
+    assert b"Traceback" not in err
+
+
 def test_the_trained_model_shows_and_continues_texts(whole_run, regard):
     folder, _ = whole_run
     assert f"model {folder}" in regard("show", "import os", "--model", folder).out.replace("\n", "")

@@ -28,7 +28,7 @@ WHY = {
     "previous": "{} of a token's weight goes to the one before it",
     "first": "{} of a token's weight goes to the first one",
 }
-CLEAR = 0.5
+CLEAR = 0.4
 CELL = 9
 
 

@@ -82,18 +82,20 @@ def find_query(asked: str, recording: Recording) -> Asked:
         return Asked(position, "")
     wanted = asked.strip() or asked
     places = [i for i, token in enumerate(tokens) if wanted in (token, token.strip())]
-    parts = ""
+    first = places[-1] if places else -1
     if not places:
         places, first = _passages(tokens, wanted)
-        if not places:
-            raise InputError(f"--query {asked!r}: not in the text. {_nearest(tokens, wanted)}")
-        if first < places[-1]:
-            parts = f"{wanted!r} is tokens {first} to {places[-1]}; the last one is taken."
-    if len(places) == 1:
-        return Asked(places[0], parts)
-    others = ", ".join(map(str, places[-5:-1]))
-    several = f"{wanted!r} occurs {len(places)} times; the last is taken (others: {others})."
-    return Asked(places[-1], f"{several} {parts}".strip())
+    if not places:
+        raise InputError(f"--query {asked!r}: not in the text. {_nearest(tokens, wanted)}")
+    last, remarks = places[-1], []
+    if len(places) > 1:
+        others = ", ".join(map(str, places[-5:-1]))
+        remarks.append(
+            f"{wanted!r} occurs {len(places)} times; the last is taken (others: {others})."
+        )
+    if first < last:
+        remarks.append(f"{wanted!r} is tokens {first} to {last}; the last of them is shown.")
+    return Asked(last, " ".join(remarks))
 
 
 def show_query(

@@ -131,7 +131,7 @@ def _bar(console: Console) -> Progress:
         TextColumn("{task.description}"),
         BarColumn(bar_width=None),
         TextColumn("{task.completed}/{task.total}"),
-        TextColumn("{task.fields[said]}"),
+        TextColumn(" {task.fields[said]} "),
         TimeRemainingColumn(),
         console=console,
         expand=True,
