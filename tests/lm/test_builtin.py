@@ -48,10 +48,11 @@ def test_held_out_files_are_clearly_better_guessed_than_by_a_trigram(
     train = {name: text for name, text in library.items() if not is_held_out(name)}
     trigram = Trigram(encode_texts(train, builtin.tokenizer), len(builtin.tokenizer))
     baseline = trigram.losses(held_ids).mean()
-    assert measured[512] < baseline - 0.9
-    assert measured[4096] < baseline - 1.0
+    assert measured[512] < baseline - 1.2
+    assert measured[4096] < baseline - 1.3
     if platform.python_version() == TRAINING["python"]:
-        assert baseline == pytest.approx(TRAINING["held_out"][f"first {SAMPLE} tokens"]["trigram"])
+        stored = TRAINING["held_out"][f"first {SAMPLE} tokens"]["trigram"]
+        assert baseline == pytest.approx(stored, abs=1e-4)
 
 
 def test_texts_eight_times_longer_than_trained_on_cost_no_more_per_token(builtin, measured):
