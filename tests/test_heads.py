@@ -126,3 +126,11 @@ def test_a_previous_token_head_is_no_induction_head_where_a_token_returns_after_
     scores = head_scores(recording_of(previous, tokens))
     assert np.isnan(scores.induction).all()
     assert scores.role(0, 0) == "previous token"
+
+
+def test_an_induction_head_that_rests_on_the_first_token_is_an_induction_head():
+    tokens = list("xabcdefgab")
+    found = head_scores(recording_of(looks_at([0] * 8 + [2, 3])[None], tokens))
+    assert found.first[0, 0] == pytest.approx(7 / 9)
+    assert found.induction[0, 0] == 1
+    assert found.role(0, 0) == "induction"

@@ -47,10 +47,13 @@ class HeadScores:
     def role(self, layer: int, head: int) -> str:
         """``"previous token"``, ``"first token"`` or ``"induction"``: the highest score.
 
-        Empty where no score reaches 0.3.
+        Empty where no score reaches 0.3. Where induction does, the first token is left out: it is
+        where such a head rests while nothing is said again.
         """
-        scores = {name: float(getattr(self, name)[layer, head]) for name in ROLES}
-        name = max(scores, key=lambda name: np.nan_to_num(scores[name]))
+        scores = {name: np.nan_to_num(float(getattr(self, name)[layer, head])) for name in ROLES}
+        if scores["induction"] >= LEAST_SCORE:
+            scores["first"] = 0.0
+        name = max(scores, key=lambda name: scores[name])
         return ROLES[name] if scores[name] >= LEAST_SCORE else ""
 
 
