@@ -1,5 +1,6 @@
 """``regard generate``: the prompt and its continuation, and nothing else."""
 
+from cli.conftest import start
 from regard.lm import LanguageModel
 from regard.recording import Recording
 
@@ -8,6 +9,12 @@ def test_the_output_is_the_prompt_and_what_the_model_says(regard, model):
     result = regard("generate", "import ", "--tokens", 9, "--model", model)
     assert result.out == "import " + LanguageModel.load(model).generate("import ", 9)
     assert result.err == ""
+
+
+def test_the_output_is_utf_8_whatever_the_surroundings_are(model, monkeypatch):
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    out, err = start("generate", "é\n", "--tokens", 0, "--model", model).communicate(timeout=60)
+    assert (out, err) == ("é\n".encode(), b"")
 
 
 def test_no_tokens_give_the_prompt_back(regard, model):

@@ -45,6 +45,11 @@ def test_a_file_that_is_no_text_is_refused_where_it_stops_being_one(regard, tmp_
     assert "b: not a text; byte 13 is zero" in refusal(regard("show", tmp_path / "b"))
 
 
+def test_a_command_line_that_is_no_text_is_refused(regard):
+    for line, name in ((["show", "a\udcff"], "The text"), (["generate", "a\udcff"], "The prompt")):
+        assert refusal(regard(*line)).startswith(f"{name}: not a text; byte 1 is no UTF-8.")
+
+
 def test_standard_input_that_is_no_text_is_refused(regard):
     for line in (["show", "-"], ["generate", "-"]):
         message = refusal(regard(*line, stdin=b"\xff"))
@@ -196,7 +201,7 @@ def test_help_loads_neither_torch_nor_a_model():
         "import sys; from regard.cli import main\n"
         "try: main(['show', '--help'])\n"
         "except SystemExit: pass\n"
-        "print({'torch', 'tokenizers', 'rich', 'safetensors'} & set(sys.modules))"
+        "print({'torch', 'tokenizers', 'safetensors'} & set(sys.modules))"
     )
     line = [sys.executable, "-c", code]
     out = subprocess.run(line, capture_output=True, text=True, check=True, timeout=60).stdout

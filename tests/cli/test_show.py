@@ -278,6 +278,19 @@ def test_json_has_null_where_there_is_no_number(regard, tmp_path):
     assert found["steps"]["weights"] == [[1, 0, 0], [0, 1, 0], [0, 0, 1]]
 
 
+def test_weights_that_are_no_numbers_are_seen_to_be_none(regard, tmp_path):
+    query = np.zeros((1, 3, 2))
+    query[0, 1] = np.nan
+    Recording(list("abc"), [Layer(query, np.zeros((1, 3, 2)), causal=True)]).save(
+        tmp_path / "a.safetensors"
+    )
+    out = regard("show", tmp_path / "a.safetensors").out
+    assert re.search(r"\n +1 b +nan +nan\n", out)
+    found = json.loads(regard("show", tmp_path / "a.safetensors", "--json").out)
+    assert found["weights"][1][:2] == [None, None]
+    assert found["heads"][0]["entropy"] is None
+
+
 def test_json_of_a_long_text_leaves_the_weights_out(regard, long_file):
     found = json.loads(regard("show", long_file, "--json").out)
     assert found["weights"] is None
@@ -355,6 +368,15 @@ def test_colours_repeat_what_numbers_and_words_say(regard, planted_file, colours
     for word in ("induct", "prev", "first", "mixed", "100%"):
         assert word in plain
     assert table_of(plain, "L0H2")[6] == [0, 0, 0, 100, 0, 0, 0]
+
+
+def test_an_output_without_unicode_gets_other_signs(long_file, planted_file, monkeypatch):
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    for options in ([long_file], [planted_file, "--query", "1"]):
+        out, err = start("show", *options).communicate(timeout=60)
+        assert err == b""
+        assert out.isascii()
+        assert b"@" in out or b"#####" in out
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="terminals of POSIX")

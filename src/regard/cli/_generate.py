@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
 from pathlib import Path
 
-from regard.cli._errors import InputError, reading, writing
-from regard.cli._source import STDIN, decoded
+from regard.cli._errors import reading, writing
+from regard.cli._source import STDIN, given_text, read_input
 
 
 def generate(
@@ -20,15 +19,15 @@ def generate(
     """
     from regard.lm import LanguageModel
 
-    if prompt == STDIN:
-        prompt = decoded(sys.stdin.buffer.read(), "standard input")
-    if not prompt:
-        raise InputError("The prompt is empty; at least one character is needed.")
+    text = read_input() if prompt == STDIN else given_text(prompt, "The prompt")
     with reading():
         loaded = LanguageModel.load(model)
-        pieces = loaded.stream(prompt, tokens, temperature=temperature, seed=seed)
-    text = ""
-    for piece in itertools.chain([prompt], pieces):
+        pieces = loaded.stream(text, tokens, temperature=temperature, seed=seed)
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # what a model can read again
+    sys.stdout.write(text)
+    sys.stdout.flush()
+    for piece in pieces:
         sys.stdout.write(piece)
         sys.stdout.flush()
         text += piece

@@ -50,15 +50,16 @@ def show_table(screen: Screen, weights: AttentionWeights, recording: Recording) 
     names = "".join(_right(label(token, cell - 1).rstrip(), cell - 1) + " " for token in keys)
     screen.line(" " * margin, numbers)
     screen.line(" " * margin, names)
-    table = np.exp(np.asarray(weights.pool((len(queries), len(keys))), np.float64))
+    table = np.asarray(weights, np.float64)
+    is_seen = ~np.isnan(np.asarray(weights.pool((len(queries), len(keys)))))
     digits = len(str(len(queries) - 1))
     for i, row in enumerate(table):
         text = (
             Text().append(f"  {i:>{digits}} ", "dim").append(label(queries[i], margin - digits - 4))
         )
         text.append(" ")
-        for weight in row:
-            text.append(*_cell(screen, weight, cell))
+        for weight, is_shown in zip(row, is_seen[i] | np.isnan(row)):
+            text.append(*(_cell(screen, weight, cell) if is_shown else (" " * cell, None)))
         screen.line(text)
 
 
@@ -121,10 +122,8 @@ def _right(shown: str, width: int) -> str:
 
 
 def _cell(screen: Screen, weight: float, width: int) -> tuple[str, Style | None]:
-    if math.isnan(weight):
-        return " " * width, None
     text = f"{100 * weight:.0f} ".rjust(width)
-    if not screen.has_colours:
+    if not screen.has_colours or math.isnan(weight):
         return text, None
     paper = colour(math.sqrt(weight))
     return text, style(ink_on(paper), paper)

@@ -216,7 +216,7 @@ def _document(shown: Shown, asked: _links.Asked | None, steps: bool) -> dict[str
         "steps": _step_facts(recording.steps(shown.layer, shown.head)) if steps else None,
     }
     if max(weights.shape) <= MOST_WEIGHTS:
-        document["weights"] = np.asarray(weights, np.float64).round(6).tolist()
+        document["weights"] = _numbers(weights)
     if asked is not None:
         to, by = _links.query_links(weights, recording, asked.position)
         document["query"] = {
@@ -237,16 +237,17 @@ def _head_facts(head: _heads.Head) -> dict[str, Any]:
 
 
 def _step_facts(steps: Steps) -> dict[str, Any]:
-    """Every array that the steps have; null where a number is no number, or infinite."""
-    facts: dict[str, Any] = {}
-    for name in ("query", "key", "value", *MATRICES, "output"):
-        array = getattr(steps, name)
-        if array is not None:
-            numbers = np.asarray(array, np.float64).round(6)
-            rows = numbers.astype(object)
-            rows[~np.isfinite(numbers)] = None
-            facts[name] = rows.tolist()
-    return facts
+    names = ("query", "key", "value", *MATRICES, "output")
+    arrays = {name: getattr(steps, name) for name in names}
+    return {name: _numbers(array) for name, array in arrays.items() if array is not None}
+
+
+def _numbers(array: Any) -> list[Any]:
+    """Nested lists; None where a number is no number, or infinite."""
+    numbers = np.asarray(array, np.float64).round(6)
+    found = numbers.astype(object)
+    found[~np.isfinite(numbers)] = None
+    return list(found.tolist())
 
 
 def _link_facts(links: list[_links.Link], recording: Recording) -> Iterator[dict[str, Any]]:

@@ -31,16 +31,16 @@ def read_source(argument: str, is_text: bool = False) -> str | Recording:
         InputError: a missing or unreadable file, one that is neither text nor recording, no text.
     """
     if is_text or not argument:
-        return _not_empty(argument, "The text")
+        return given_text(argument, "The text")
     if argument == STDIN:
-        return _not_empty(decoded(sys.stdin.buffer.read(), "standard input"), "Standard input")
+        return read_input()
     mode = _mode(argument)
     if mode is None:
         if _looks_like_a_file(argument):
             raise InputError(
                 f"{argument}: no such file. To show these words as a text, add --text."
             )
-        return _not_empty(argument, "The text")
+        return given_text(argument, "The text")
     if stat.S_ISDIR(mode):
         raise InputError(
             f"{argument}: a folder. Name one file in it; to show the word, add --text."
@@ -48,12 +48,25 @@ def read_source(argument: str, is_text: bool = False) -> str | Recording:
     return _read_file(Path(argument))
 
 
-def decoded(data: bytes, name: str) -> str:
-    """The bytes as text.
+def read_input() -> str:
+    """The text on standard input.
 
     Raises:
-        InputError: they are no text.
+        InputError: none, or no text.
     """
+    return _not_empty(_decoded(sys.stdin.buffer.read(), "standard input"), "Standard input")
+
+
+def given_text(argument: str, name: str) -> str:
+    """A text that is itself the argument; a command line may hold bytes that are none.
+
+    Raises:
+        InputError: it is empty, or no text.
+    """
+    return _not_empty(_decoded(os.fsencode(argument), name), name)
+
+
+def _decoded(data: bytes, name: str) -> str:
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -74,7 +87,7 @@ def _read_file(path: Path) -> str | Recording:
         # A safetensors file under another name: the length of its header, then JSON.
         if data[8:9] == b"{" and b"\0" in data[:8]:
             return Recording.load(path)
-    return _not_empty(decoded(data, str(path)), str(path))
+    return _not_empty(_decoded(data, str(path)), str(path))
 
 
 def _not_empty(text: str, name: str) -> str:
