@@ -121,6 +121,20 @@ def test_a_finished_run_is_not_run_again(trained, tmp_path):
     assert contents(folder) == before
 
 
+def test_an_interrupted_run_in_bfloat16_goes_on_to_the_same_bytes(tmp_path):
+    settings = dataclasses.replace(SETTINGS, bfloat16=True)
+    whole = train_texts(TEXTS, tmp_path / "whole", settings)
+
+    def progress(progress):
+        if progress.step == 5:
+            raise StoppedError
+
+    with pytest.raises(StoppedError):
+        train_texts(TEXTS, tmp_path / "run", settings, progress)
+    assert train_texts(TEXTS, tmp_path / "run", settings) == whole
+    assert contents(tmp_path / "run") == contents(tmp_path / "whole")
+
+
 def test_progress_tells_step_and_loss(tmp_path):
     seen = []
     losses = train_texts(TEXTS, tmp_path, SETTINGS, seen.append)
