@@ -216,6 +216,22 @@ class TestScaledDotProductAttention:
         plain = regard.scaled_dot_product_attention(q, q, q)
         assert not torch.allclose(plain, regard.scaled_dot_product_attention(q, q, q, None, 0.5))
 
+    def test_key_and_value_heads_may_differ_where_both_divide(self):
+        q, k, v = torch.randn(2, 4, 5, 8), torch.randn(2, 2, 7, 8), torch.randn(2, 4, 7, 8)
+        theirs = torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+        torch.testing.assert_close(
+            regard.scaled_dot_product_attention(q, k, v, enable_gqa=True), theirs
+        )
+
+    def test_dropout_of_one_drops_everything(self):
+        q = torch.randn(2, 4, 9, 8)
+        assert (regard.scaled_dot_product_attention(q, q, q, dropout_p=1.0) == 0).all()
+
+    def test_autocast_leaves_float64_alone(self):
+        q = torch.randn(2, 4, 9, 8, dtype=torch.float64)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert regard.scaled_dot_product_attention(q, q, q).dtype == torch.float64
+
     def test_autocast_lowers_the_dtype_as_for_torch(self):
         q, mask = torch.randn(2, 4, 9, 8), torch.randn(9, 9).bfloat16().float()
         with torch.autocast("cpu", torch.bfloat16):

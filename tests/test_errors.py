@@ -95,7 +95,7 @@ BAD_TYPES = {
         "query is float32 and key is float64; query, key",
     ),
     "mixed libraries": ((x, t, x), {}, "query is of numpy and key of torch; all must be of one"),
-    "a list": (([[1.0]], x, x), {}, "query is a builtins.list; NumPy arrays and torch tensors"),
+    "a list": (([[1.0]], x, x), {}, "query is a builtins.list; NumPy arrays and dense"),
     "a masked array": ((np.ma.array(x), x, x), {}, "query is a numpy.ma"),
     "a float mask": (
         (x, x, x),
@@ -108,7 +108,9 @@ BAD_TYPES = {
         {"mask": ones((6, 6), int)},
         "ones and zeros become a mask with mask",
     ),
-    "a mask in a list": ((x, x, x), {"mask": [[True]]}, "mask is a builtins.list"),
+    "a matrix": ((x[0, 0].view(np.matrix),) * 3, {}, "NumPy arrays and dense torch tensors"),
+    "swapped bytes": ((x.astype(">f4"),) * 3, {}, "query.astype(query.dtype.newbyteorder('='))"),
+    "a mask in a list": ((x, x, x), {"mask": [[True]]}, "as in np.array(mask, dtype=bool)"),
     "a bool bias": ((x, x, x), {"bias": ones((6, 6), bool)}, "A bool that says who may attend is"),
     "a mask of the other library": (
         (x, x, x),
@@ -161,6 +163,7 @@ BAD_VALUES = {
     "softcap": ({"softcap": 0.0}, "softcap is 0.0; it must be positive and finite"),
     "dropout": ({"dropout": 1.0}, "dropout is 1.0; it must be at least 0 and less than 1"),
     "negative dropout": ({"dropout": -0.1}, "dropout is -0.1; it must be at least 0"),
+    "seed": ({"dropout": 0.5, "seed": 2**64}, "it must fit into 64 bits with a sign"),
     "backend": ({"backend": "cuda"}, "backend is 'cuda'; 'auto', 'torch', 'reference' are known"),
 }
 
@@ -171,6 +174,17 @@ def test_values_out_of_range(name):
     with pytest.raises(ValueError) as caught:  # noqa: PT011 - the message is compared whole
         regard.attention(x, x, x, **options)
     assert message in str(caught.value)
+
+
+def test_sparse_tensors_are_refused():
+    q = torch.eye(4).to_sparse()
+    with pytest.raises(TypeError, match=r"query is a torch\.Tensor; NumPy arrays and dense torch"):
+        regard.attention(q, q, q)
+
+
+def test_lengths_without_a_batch_axis_say_that_there_is_none():
+    with pytest.raises(regard.ShapeError, match="no batch axis in front of"):
+        regard.attention(x[0], x[0], x[0], key_lengths=[1, 2, 3, 4])
 
 
 def test_devices_that_differ():

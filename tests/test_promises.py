@@ -79,8 +79,8 @@ def test_invisible_means_invisible(backend, poison, name):
             out = run(backend, q, dirty_k, dirty_v, **options)
             hidden = w[:, :, j] == 0
             hidden_somewhere |= bool(hidden.any())
-            np.testing.assert_array_equal(np.where(hidden[..., None], out, 0),
-                                          np.where(hidden[..., None], clean, 0))  # fmt: skip
+            unseen = np.broadcast_to(hidden[..., None], out.shape)
+            np.testing.assert_allclose(out[unseen], clean[unseen], rtol=1e-5, atol=1e-6)
     assert hidden_somewhere
 
 
@@ -97,6 +97,36 @@ def test_nan_in_a_visible_place_reaches_the_output(backend, poison):
     k[0, 7, 0] = np.nan
     assert np.isnan(run(backend, q, k, v, causal=True)[0, 7:]).all()
     assert np.isnan(run(backend, q, k, v)).all()
+
+
+@pytest.mark.parametrize("large", [2e38, np.inf])
+@pytest.mark.parametrize("options", [{"key_lengths": 39}, {"mask": np.arange(40) < 39}])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_invisible_means_invisible_where_a_score_would_overflow(backend, options, large):
+    q, k, v = arrays(2, 1, 40, 8, scale=4.0)
+    clean = run(backend, q, k, v, **options)
+    k[0, 0, 39] = large
+    out = run(backend, q, k, v, **options)
+    np.testing.assert_allclose(out, clean, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(out[1], clean[1])  # the rest of the batch keeps its bits
+
+
+@pytest.mark.parametrize("convert", [np.asarray, torch.from_numpy], ids=["numpy", "torch"])
+@pytest.mark.parametrize("name", ["query", "key"])
+def test_a_nan_stays_with_the_pairs_that_see_it(convert, name):
+    q, k, v = arrays(1, 16, 4)
+    (q if name == "query" else k)[0, 2, 1] = np.nan
+    documents = convert(np.arange(16) // 8)
+    weights = regard.AttentionWeights(convert(q), convert(k), segments=documents)
+    whole = np.asarray(weights)[0]
+    assert (whole[:8, 8:] == 0).all()
+    assert (whole[8:, :8] == 0).all()
+    assert np.isfinite(np.asarray(weights.received())[0, 8:]).all()
+    if convert is torch.from_numpy:
+        inputs = [convert(x).requires_grad_() for x in (q, k, v)]
+        out = regard.attention(*inputs, segments=documents)
+        for grad in torch.autograd.grad(out[:, 8:].sum(), inputs):
+            assert grad[:, 8:].isfinite().all()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

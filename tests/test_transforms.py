@@ -79,6 +79,39 @@ def test_vmap_over_some_axes_only(qkv):
         torch.testing.assert_close(mapped[i], alone)
 
 
+def test_vmap_over_seeds_is_what_each_seed_gives(qkv):
+    seeds = torch.tensor([3, 1, 4])
+
+    def drop(seed):
+        return regard.attention(*qkv, dropout=0.5, seed=seed)
+
+    looped = torch.stack([drop(seed) for seed in seeds])
+    torch.testing.assert_close(torch.vmap(drop)(seeds), looped)
+    twice = torch.vmap(torch.vmap(drop))(seeds[None])
+    torch.testing.assert_close(twice[0], looped)
+    same = torch.vmap(lambda q: regard.attention(q, *qkv[1:], dropout=0.5, seed=3))
+    torch.testing.assert_close(same(torch.stack([qkv[0]] * 2))[1], looped[0])
+
+
+# torch.func uses what torch has deprecated.
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+@pytest.mark.parametrize("length", [4, 33])
+def test_forward_mode_derivatives_are_refused_not_zero(qkv, length):
+    q, k, v = (x[:, :, :length] for x in qkv)
+
+    def attend(x):
+        return regard.attention(x, k, v)
+
+    with pytest.raises(regard.UnsupportedError, match="no forward-mode derivative"):
+        torch.func.jvp(attend, (q,), (q,))
+    with pytest.raises(regard.UnsupportedError, match="no forward-mode derivative"):
+        torch.func.jacfwd(attend)(q)
+    with torch.autograd.forward_ad.dual_level():
+        assert attend(q).shape == q.shape
+        with pytest.raises(regard.UnsupportedError, match="no forward-mode derivative"):
+            attend(torch.autograd.forward_ad.make_dual(q, q))
+
+
 def test_vmap_over_sinks_is_refused(qkv):
     with pytest.raises(regard.UnsupportedError, match="vmap over sinks is not possible"):
         torch.vmap(lambda s: regard.attention(*qkv, sinks=s))(torch.randn(3, 4))

@@ -141,6 +141,16 @@ def test_invisible_is_nan_and_a_weight_of_zero_is_minus_infinity():
     assert np.isnan(AttentionWeights(np.zeros((2, 1)), np.zeros((2, 1)), causal=True).pool()[0, 1])
 
 
+def test_strongest_leaves_rows_of_nan_out():
+    q, k = np.random.default_rng(0).standard_normal((2, 6, 4))
+    clean = AttentionWeights(q[1:], k).strongest(3)
+    q[0, 0] = np.nan
+    for convert in (np.asarray, torch.from_numpy):
+        found = AttentionWeights(convert(q), convert(k)).strongest(3)
+        np.testing.assert_array_equal(found.query, clean.query + 1)
+        np.testing.assert_allclose(found.weight, clean.weight)
+
+
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_summary_gives_what_each_method_gives(library):
     q, k = np.random.default_rng(0).standard_normal((2, 2, 4, 30, 8))
@@ -220,8 +230,12 @@ def test_the_limit_is_moved_and_taken_back():
             weights[...]
     finally:
         regard.limits(weights_bytes=2e9)
+    with regard.limits(weights_bytes=float("inf")):
+        assert np.asarray(weights).shape == (10, 10)
     with pytest.raises(ValueError, match="weights_bytes is 0; it must be positive"):
         regard.limits(weights_bytes=0)
+    with pytest.raises(TypeError, match="weights_bytes is '8e9'; a number is needed"):
+        regard.limits(weights_bytes="8e9")
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
@@ -251,7 +265,7 @@ def test_it_behaves_like_an_array():
     with pytest.raises(ValueError, match="an array is a copy"):
         np.array(weights, copy=False)
     assert repr(weights) == (
-        "AttentionWeights(3, 5, 5) float64, computed when asked for; whole: 0.0006 MB"
+        "AttentionWeights(3, 5, 5) float64, computed when asked for; whole: 600 B"
     )
 
 
@@ -260,7 +274,7 @@ def test_it_behaves_like_an_array():
     [
         (lambda w: w.received("median"), ValueError, "how is 'median'; 'sum', 'mean' or 'max'"),
         (lambda w: w.pool(how="sum"), ValueError, "how is 'sum'; 'max' or 'mass'"),
-        (lambda w: w.pool(64), TypeError, "size is 64; a pair"),
+        (lambda w: w.pool(64), TypeError, "size is 64; a pair of ints"),
         (lambda w: w.pool((0, 3)), ValueError, "each side must be at least 1"),
         (lambda w: w.pool(rows=3), TypeError, "rows is a int; a slice is needed"),
         (lambda w: w.pool(rows=slice(0, 5, 2)), ValueError, "rows has the step 2"),
@@ -346,6 +360,8 @@ class TestPlot:
             weights.plot(3)
         with pytest.raises(IndexError, match="2 indices for 1 axes"):
             weights.plot(0, 0)
+        with pytest.raises(regard.ShapeError, match="has nothing to draw"):
+            AttentionWeights(np.ones((0, 4)), np.ones((0, 4))).plot()
 
     def test_without_matplotlib_the_error_names_the_extra(self, monkeypatch):
         import sys

@@ -40,7 +40,8 @@ def attention(
 
     In this order: scores, scale, softcap, bias, invisible keys to −∞, softmax over the keys and
     the sink, dropout, values. A query sees a key only if all that is given allows it; one that
-    sees none gives zeros. NaN and inf in an invisible key or value never reach the output.
+    sees none gives zeros. NaN and inf in an invisible key or value never reach the output. (A bias
+    of −∞ gives a weight of 0, but hides nothing.) In torch it is differentiable in backward mode.
 
     Args:
         query: ``(..., Hq, Lq, D)``; also ``(Lq, D)``. A NumPy array or torch tensor of float16,
@@ -62,8 +63,9 @@ def attention(
         scale: factor of the scores, by default ``1 / sqrt(D)``.
         softcap: scores become ``softcap * tanh(scores / softcap)``.
         dropout: probability with which a weight is dropped; the others grow by ``1 / (1 − p)``.
-        seed: of the dropout; the same seed drops the same weights in every backend. By default
-            drawn from torch's generator for tensors, freshly for arrays.
+        seed: of the dropout; the same seed drops the same weights in every backend, others in
+            each element of a batch. By default drawn from torch's generator for tensors, freshly
+            for arrays.
         return_weights: give ``(output, weights)``, the weights as they are before dropout.
         backend: ``"auto"``, or the name of one.
 
@@ -106,6 +108,7 @@ def scaled_dot_product_attention(
     attn_mask: Any = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
+    *,
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
@@ -142,6 +145,10 @@ def scaled_dot_product_attention(
             "allows one. regard.attention(..., mask=..., causal=True) takes both."
         )
     query, key, value = _autocast(*_broadcast_leading(query, key, value, enable_gqa))
+    if enable_gqa and query.ndim > 2 and key.shape[-3] != value.shape[-3]:
+        key, value = (_repeat_heads(x, query.shape[-3]) for x in (key, value))
+    if dropout_p == 1.0:  # every weight is dropped
+        value, dropout_p = 0.0 * value, 0.0
     options: dict[str, Any] = {}
     if attn_mask is not None:
         options["mask" if dtype_name(attn_mask) == "bool" else "bias"] = attn_mask
@@ -152,6 +159,14 @@ def scaled_dot_product_attention(
     return attention(query, key, value, dropout=dropout_p, scale=scale, **options)
 
 
+def _repeat_heads(x: Any, heads: int) -> Any:
+    """x with each of its heads repeated, ``heads`` in all; as it is where they do not divide."""
+    if x.shape[-3] == 0 or heads % x.shape[-3]:
+        return x
+    times = heads // x.shape[-3]
+    return x.repeat_interleave(times, -3) if is_tensor(x) else x.repeat(times, -3)
+
+
 def _autocast(*arrays: Any) -> tuple[Any, ...]:
     """Tensors in the dtype that ``torch.autocast`` asks for, where it is on, as torch's own."""
     if not all(is_tensor(x) for x in arrays):
@@ -160,7 +175,8 @@ def _autocast(*arrays: Any) -> tuple[Any, ...]:
     device = arrays[0].device.type
     if not torch.is_autocast_enabled(device):
         return arrays
-    return tuple(x.to(torch.get_autocast_dtype(device)) for x in arrays)
+    dtype = torch.get_autocast_dtype(device)
+    return tuple(x if x.dtype == torch.float64 else x.to(dtype) for x in arrays)
 
 
 def _broadcast_leading(query: Any, key: Any, value: Any, enable_gqa: bool) -> tuple[Any, Any, Any]:

@@ -105,13 +105,14 @@ def is_tensor(x: object) -> bool:
 
 def _kind(name: str, x: object) -> str:
     """``numpy`` or ``torch``, or a TypeError."""
-    if isinstance(x, np.ndarray) and not isinstance(x, np.ma.MaskedArray):
+    if isinstance(x, np.ndarray) and not isinstance(x, (np.ma.MaskedArray, np.matrix)):
         return "numpy"
-    if is_tensor(x):
+    if is_tensor(x) and x.layout == sys.modules["torch"].strided:  # type: ignore[attr-defined]
         return "torch"
+    dtype = "bool" if name == "mask" else "np.float32"
     raise TypeError(
         f"attention: {name} is a {type(x).__module__}.{type(x).__qualname__}; NumPy arrays and "
-        f"torch tensors are understood. Convert it, as in np.asarray({name}, dtype=np.float32)."
+        f"dense torch tensors are understood. Convert it, as in np.array({name}, dtype={dtype})."
     )
 
 
@@ -140,6 +141,8 @@ def _check_place(name: str, x: Any, query: Any) -> None:
 
 def _check_floating(name: str, x: Any, more: str = "") -> None:
     if dtype_name(x) not in FLOATS:
+        if not more and str(x.dtype).startswith(">"):
+            more = f" Its bytes are swapped: {name}.astype({name}.dtype.newbyteorder('='))."
         raise TypeError(
             f"attention: {name} is {dtype_name(x)}; floating numbers are needed "
             f"({', '.join(FLOATS)}).{more}"
@@ -266,6 +269,7 @@ def _read_integers(name: str, x: Any, query: Any, leading: tuple[int, ...], tail
         raise ShapeError(
             f"attention: {name} has shape {tuple(x.shape)}; "
             f"{tuple(full)} is needed{', or one int' if not tail else ''}."
+            + ("" if leading else " The arrays have no batch axis in front of (H, L, D).")
         )
     if not tail:
         return _expand(x, leading).reshape((math.prod(leading),))
@@ -307,7 +311,8 @@ def _read_window(window: Any) -> tuple[int | None, int | None]:
         )
     if any(w is not None and w < 0 for w in sides):
         raise ValueError(f"attention: window is {window!r}; its sides must not be negative.")
-    return sides[0], sides[1]
+    left, right = (None if w is None or w >= 2**62 else int(w) for w in sides)
+    return left, right
 
 
 def _read_number(name: str, x: Any, valid: Callable[[float], bool], needed: str) -> float:
@@ -335,6 +340,8 @@ def _read_seed(seed: Any, query: Any) -> Any:
     """The seed of the dropout as a () int64 of the query's library; a fresh one where none is."""
     if seed is not None and not (isinstance(seed, numbers.Integral) or is_tensor(seed)):
         raise TypeError(f"attention: seed is a {type(seed).__name__}; an int is needed.")
+    if isinstance(seed, numbers.Integral) and not -(2**63) <= int(seed) < 2**63:
+        raise ValueError(f"attention: seed is {seed}; it must fit into 64 bits with a sign.")
     if is_tensor(query):
         torch = sys.modules["torch"]
         if seed is None:  # from torch's generator, so that torch.manual_seed governs it
@@ -342,7 +349,7 @@ def _read_seed(seed: Any, query: Any) -> Any:
         return torch.as_tensor(seed, dtype=torch.int64, device=query.device)
     if seed is None:
         return np.random.default_rng().integers(2**62, dtype=np.int64)
-    return np.int64(int(seed) & (2**63 - 1))
+    return np.int64(seed)
 
 
 def read_call(

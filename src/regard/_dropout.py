@@ -1,4 +1,7 @@
-"""Which weights a seed keeps: the same for every backend, block, batch size and thread."""
+"""Which weights a seed keeps: the same for every backend, block and thread.
+
+The place in the batch counts, so that the elements of a batch drop different weights.
+"""
 
 from collections.abc import Callable
 from typing import Any

@@ -97,6 +97,8 @@ def plot_weights(
         ) from error
     matrix = weights._matrix(index)
     Lq, Lk = matrix.shape[-2:]
+    if not matrix.size:
+        raise ShapeError(f"plot: a matrix of shape {(Lq, Lk)} has nothing to draw.")
     if tokens is not None and len(tokens) not in (Lq, Lk):
         raise ShapeError(f"plot: {len(tokens)} tokens for {Lq} queries and {Lk} keys.")
     listed = ListedColormap(colours(np.linspace(LOG_FLOOR, 0, 256)) / 255, "regard")

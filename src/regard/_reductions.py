@@ -23,7 +23,10 @@ class TopKeys(NamedTuple):
 
 
 class Links(NamedTuple):
-    """The strongest pairs of a matrix, strongest first; -1, -1, 0.0 once there are no more."""
+    """The strongest pairs of a matrix, strongest first; -1, -1, 0.0 once there are no more.
+
+    Rows of NaN are left out.
+    """
 
     query: Any
     """``(..., Hq, n)`` query indices, int64."""
@@ -153,7 +156,7 @@ class Strongest:
 
     def update(self, block: WeightBlock) -> None:
         width = block.keys.stop - block.keys.start
-        flat = block.weights.reshape((*block.weights.shape[:2], -1))
+        flat = self._lib.nan_to_zero(block.weights).reshape((*block.weights.shape[:2], -1))
         new, where = self._lib.top(flat, min(self._n, flat.shape[-1]))
         if not self._n or not flat.shape[-1]:
             return

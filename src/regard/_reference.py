@@ -168,6 +168,11 @@ def concatenate(arrays: list[np.ndarray]) -> np.ndarray:
     return np.concatenate(arrays, axis=-1)
 
 
+def nan_to_zero(x: np.ndarray) -> np.ndarray:
+    """x with 0 for NaN."""
+    return np.nan_to_num(x, nan=0.0)
+
+
 def gather(x: np.ndarray, indices: np.ndarray) -> np.ndarray:
     """An entry of x for each index, along the last axis."""
     return np.take_along_axis(x, indices, -1)

@@ -1,12 +1,13 @@
 """What a process may set for itself: the size limit and the number of threads."""
 
+import numbers
 import os
 import sys
 from types import ModuleType
 
 from regard._errors import MaterializeError
 
-_weights_bytes = 2_000_000_000
+_weights_bytes: float = 2e9
 _num_threads: int | None = None
 
 
@@ -22,17 +23,20 @@ class limits:  # noqa: N801 - used like a function, and as a context manager
 
     Raises:
         ValueError: a size that is not positive.
+        TypeError: not a number.
     """
 
     def __init__(self, *, weights_bytes: float) -> None:
         global _weights_bytes
+        if not isinstance(weights_bytes, numbers.Real):
+            raise TypeError(f"limits: weights_bytes is {weights_bytes!r}; a number is needed.")
         if not weights_bytes > 0:
             raise ValueError(
                 f"limits: weights_bytes is {weights_bytes}; it must be positive. "
                 "Pass a number of bytes, such as weights_bytes=8e9."
             )
-        self._previous = _weights_bytes
-        _weights_bytes = int(weights_bytes)
+        self._previous: float = _weights_bytes
+        _weights_bytes = float(weights_bytes)
 
     def __enter__(self) -> None:
         return None
@@ -42,6 +46,15 @@ class limits:  # noqa: N801 - used like a function, and as a context manager
         _weights_bytes = self._previous
 
 
+def bytes_text(size: float) -> str:
+    """A number of bytes for people: ``34.4 GB``."""
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} GB"
+
+
 def require_materializable(what: str, shape: tuple[int, ...], bits: int, way_out: str) -> None:
     """Raises MaterializeError where an array of this shape and item size is above the limit."""
     size = bits // 8
@@ -49,8 +62,8 @@ def require_materializable(what: str, shape: tuple[int, ...], bits: int, way_out
         size *= int(n)
     if size > _weights_bytes:
         raise MaterializeError(
-            f"{what}: {tuple(int(n) for n in shape)} float{bits} is {size / 1e9:.1f} GB, "
-            f"limit {_weights_bytes / 1e9:.1f} GB.\n"
+            f"{what}: {tuple(int(n) for n in shape)} float{bits} is {bytes_text(size)}, "
+            f"limit {bytes_text(_weights_bytes)}.\n"
             f"  {way_out}; or raise regard.limits(weights_bytes=...)."
         )
 

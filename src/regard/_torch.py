@@ -125,8 +125,12 @@ def _drop(call: Call, block: WeightBlock, x: Tensor) -> Tensor:
         return x
     B, Hq = call.sizes[:2]
     arange = aranges(x.device)
-    heads = arange(0, B)[block.b, None] * Hq + arange(0, Hq)[block.h]
-    keep = kept(call.seed, call.dropout, heads, block.rows, block.keys, arange, torch.stack)
+    seed, element = call.seed, arange(0, B)[block.b]
+    if seed.ndim:  # under torch.vmap each batch element has a seed and a place of its own
+        element = seed[block.b, 1]
+        seed = seed[block.b, 0, None, None, None]
+    heads = element[:, None] * Hq + arange(0, Hq)[block.h]
+    keep = kept(seed, call.dropout, heads, block.rows, block.keys, arange, torch.stack)
     return x.masked_fill(~keep, 0.0) / (1 - call.dropout)
 
 
@@ -168,7 +172,8 @@ def gradients(
     dq, dk, dv = wide
     dbias = None if call.bias is None else torch.zeros_like(call.bias, dtype=dtype)
     dsinks = None if call.sinks is None else torch.zeros_like(call.sinks, dtype=dtype)
-    key, value = _finite(call.key), _finite(call.value)
+    # A NaN comes back through ds where it is visible; what is left of it would only spread.
+    query, key, value = (_finite(x) for x in (call.query, call.key, call.value))
     held = None
     for block in weight_blocks(call):
         rows, keys, visible = block.index, block.keys, block.visible
@@ -178,7 +183,7 @@ def gradients(
             bk = block.b if len(key) > 1 else slice(None)
             bv = block.b if len(value) > 1 else slice(None)
         empty = block.total == 0
-        q = call.query[rows].to(dtype).masked_fill(empty, 0.0)
+        q = query[rows].to(dtype).masked_fill(empty, 0.0)
         do = grad[rows].to(dtype).masked_fill(empty, 0.0)
         w = block.weights
         dw = _drop(call, block, matmul(do, v[:, :, keys].transpose(-1, -2)))
@@ -255,6 +260,11 @@ def broadcast(x: Tensor, shape: tuple[int, ...]) -> Tensor:
 def concatenate(arrays: list[Tensor]) -> Tensor:
     """One behind the other along the last axis."""
     return torch.cat(arrays, -1)
+
+
+def nan_to_zero(x: Tensor) -> Tensor:
+    """x with 0 for NaN."""
+    return x.nan_to_num(nan=0.0)
 
 
 def gather(x: Tensor, indices: Tensor) -> Tensor:

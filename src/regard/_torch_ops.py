@@ -5,13 +5,13 @@ traced. Source: Dao et al. 2022 for what the fused operator does.
 """
 
 import functools
-import math
 import warnings
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -44,8 +44,8 @@ def _may_fuse(call: Call) -> bool:
     Lq, Lk = call.query.shape[2], call.key.shape[2]
     if 0 in call.query.shape or 0 in call.key.shape or call.value.shape[3] != call.query.shape[3]:
         return False
-    if Lq < 16 and call.query.device.type == "cpu":
-        return False  # a few queries on many keys: its error is up to 2.9x the plain formula's
+    if min(Lq, Lk) < 16 and call.query.device.type == "cpu":
+        return False  # one side is short: its error is up to 2.9x the plain formula's
     options = (call.left, call.right, call.query_segments, call.query_start, call.sinks)
     if any(x is not None for x in options) or call.softcap is not None or call.dropout:
         return False
@@ -57,34 +57,21 @@ def _may_fuse(call: Call) -> bool:
     return not given or (len(given) == 1 and (given[0].ndim == 1 or given[0].shape[-1] == Lk))
 
 
-def _finite_where_hidden(call: Call) -> bool:
-    """Whether no NaN and no inf can hide behind a mask: the fused operator would let it through.
+def _fuses_exactly(call: Call) -> Tensor:
+    """``(B,)``: where nothing that a mask hides can reach the fused operator's output.
 
-    One read of key and value; a sum that overflows only costs the slower way.
+    It adds −inf to hidden scores, and NaN or an overflow would come through: so key and value must
+    be finite, and no product of any query and key may overflow. One read of each.
     """
     causal = call.causal and call.query.shape[2] > 1
     if not causal and call.mask is None and call.key_lengths is None:
-        return True
-    dtype = _torch.accumulating(call.query.dtype)
-    return all(math.isfinite(x.detach().sum(dtype=dtype)) for x in (call.key, call.value))
-
-
-def _finite(x: Tensor) -> Tensor:
-    return torch.where(x.isfinite(), x, 0.0)
-
-
-def _sees_non_finite(call: Call) -> Tensor:
-    """``(B, Hq, Lq, 1)``: the queries to which a NaN or inf is visible.
-
-    They alone are computed in another way, so that the others keep their bits.
-    """
-    there = ~(
-        call.key.isfinite().all(-1, keepdim=True) & call.value.isfinite().all(-1, keepdim=True)
+        return call.query.new_ones(len(call.query), dtype=torch.bool)
+    q, k, v = (
+        torch.linalg.vector_norm(x.detach(), torch.inf, dim=(1, 2, 3)).double()
+        for x in (call.query, call.key, call.value)
     )
-    uniform = replace(
-        call, key=torch.zeros_like(call.key), value=there.to(call.key.dtype), bias=None
-    )
-    return _torch.attention(uniform) > 0
+    bound = q * k * (abs(call.scale) * call.query.shape[3])
+    return (bound < torch.finfo(torch.float32).max / 4) & v.isfinite()
 
 
 def _fused(call: Call) -> Tensor | None:
@@ -122,14 +109,28 @@ def _is_eager(call: Call) -> bool:
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return False
     tensors = (call.query, call.key, call.value)
-    return all(type(x) in (Tensor, torch.nn.Parameter) for x in tensors)
+    plain = all(type(x) in (Tensor, torch.nn.Parameter) for x in tensors)
+    return plain and call.query.device.type != "meta"
+
+
+def _refuse_forward_mode(call: Call) -> None:
+    """An operator without a forward-mode rule would give derivatives of zero in silence."""
+    if forward_ad._current_level < 0:
+        return
+    tensors = (call.query, call.key, call.value, call.bias, call.sinks)
+    if any(x is not None and forward_ad.unpack_dual(x).tangent is not None for x in tensors):
+        raise UnsupportedError(
+            "attention: there is no forward-mode derivative (jvp, jacfwd); "
+            "use backward mode, as in torch.autograd.grad."
+        )
 
 
 def attention(call: Call) -> Tensor:
     """``(B, Hq, Lq, Dv)`` in the dtype of the query; differentiable."""
+    _refuse_forward_mode(call)
     if _is_eager(call) and _may_fuse(call):
         check_contents(call)
-        if _finite_where_hidden(call) and (out := _fused(call)) is not None:
+        if _fuses_exactly(call).all() and (out := _fused(call)) is not None:
             return out
     return _forward(*_pack(call))
 
@@ -149,14 +150,20 @@ def _forward(
     check_contents(call)
     if not _may_fuse(call):
         return _torch.attention(call)
-    finite = _finite_where_hidden(call)
-    out = _fused(
-        call if finite else replace(call, key=_finite(call.key), value=_finite(call.value))
-    )
-    if finite and out is not None:
-        return out
-    exact = _torch.attention(call)
-    return exact if out is None else torch.where(_sees_non_finite(call), exact, out)
+    exactly = _fuses_exactly(call)
+    if exactly.all():
+        out = _fused(call)
+        return _torch.attention(call) if out is None else out
+    # Each batch element is computed in the way that it would be computed in alone.
+    q, k, v = (_select(exactly, x) for x in (call.query, call.key, call.value))
+    out, exact = _fused(replace(call, query=q, key=k, value=v)), _torch.attention(call)
+    return exact if out is None else torch.where(exactly[:, None, None, None], out, exact)
+
+
+def _select(chosen: Tensor, x: Tensor) -> Tensor:
+    """x with zeros in the batch elements that are not chosen; one for all goes with any."""
+    chosen = chosen if len(x) > 1 else chosen.any(0, keepdim=True)
+    return torch.where(chosen[:, None, None, None], x, 0.0)
 
 
 @_forward.register_fake
@@ -222,10 +229,12 @@ def _fold(info: Any, in_dims: tuple[int | None, ...], tensors: tuple[Any, ...]) 
     B = tensors[0].shape[1 if in_dims[0] == 0 else 0]
     for name, x, axis in zip(_TENSORS, tensors, in_dims):
         broadcasts = name not in ("query", "key_lengths", "query_start")
-        if x is None or (axis is None and (name in ("sinks", "seed"))):
+        if x is None or (axis is None and name == "sinks"):
             folded.append(x)
-        elif name == "seed":  # one seed serves all: the batch index is counted in
-            folded.append(x.select(axis, 0))
+        elif name == "seed":
+            folded.append(
+                _fold_seed(x.expand(n, *x.shape) if axis is None else x.movedim(axis, 0), B)
+            )
         elif name == "sinks":
             raise UnsupportedError(
                 "attention: torch.vmap over sinks is not possible, since a batch shares them. "
@@ -237,6 +246,19 @@ def _fold(info: Any, in_dims: tuple[int | None, ...], tensors: tuple[Any, ...]) 
             x = x.expand(n, *x.shape) if axis is None else x.movedim(axis, 0)
             folded.append(x.expand(n, B, *x.shape[2:]).reshape(n * B, *x.shape[2:]))
     return folded
+
+
+def _fold_seed(seeds: Tensor, B: int) -> Tensor:
+    """Mapped seeds as ``(n·B, 2)``: each batch element's seed, and its place in its own batch."""
+    if seeds.ndim == 1:
+        seeds = torch.stack(
+            [
+                seeds[:, None].expand(-1, B),
+                torch.arange(B, device=seeds.device).expand(len(seeds), B),
+            ],
+            -1,
+        )
+    return seeds.reshape(-1, 2)
 
 
 @_forward.register_vmap

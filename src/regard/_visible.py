@@ -49,13 +49,24 @@ class WeightBlock:
     def weights(self) -> Any:
         """``(b, h, rows, keys)``; 0 where invisible."""
         numpy = isinstance(self.shifted, np.ndarray)
-        return (np.exp(self.shifted) if numpy else self.shifted.exp()) / self.divisor
+        return self._hidden(
+            (np.exp(self.shifted) if numpy else self.shifted.exp()) / self.divisor, 0
+        )
 
     @cached_property
     def log_weights(self) -> Any:
         """``ln`` of the weights, without underflow; −inf where invisible."""
         numpy = isinstance(self.shifted, np.ndarray)
-        return self.shifted - (np.log(self.divisor) if numpy else self.divisor.log())
+        logs = self.shifted - (np.log(self.divisor) if numpy else self.divisor.log())
+        return self._hidden(logs, -np.inf)
+
+    def _hidden(self, x: Any, fill: float) -> Any:
+        """x with ``fill`` where invisible: a NaN in a row would be there too."""
+        if self.visible is None:
+            return x
+        if isinstance(x, np.ndarray):
+            return np.where(self.visible, x, fill)
+        return x.masked_fill(~self.visible, fill)
 
 
 class Visibility:

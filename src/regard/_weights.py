@@ -22,7 +22,7 @@ from regard._reductions import (
     distance,
     entropy,
 )
-from regard._settings import require_materializable
+from regard._settings import bytes_text, require_materializable
 
 if TYPE_CHECKING:  # what jaxtyping loads would double the time of `import regard`
     from jaxtyping import Float
@@ -243,8 +243,9 @@ class AttentionWeights:
         return self._give(pool.result())
 
     def _pool(self, size: Any, how: str, rows: slice | None, columns: slice | None) -> Pool:
-        if not (isinstance(size, (tuple, list)) and len(size) == 2):
-            raise TypeError(f"pool: size is {size!r}; a pair (rows, columns) is needed.")
+        sides = size if isinstance(size, (tuple, list)) else ()
+        if len(sides) != 2 or not all(isinstance(n, (int, np.integer)) for n in sides):
+            raise TypeError(f"pool: size is {size!r}; a pair of ints (rows, columns) is needed.")
         if min(size) < 1:
             raise ValueError(f"pool: size is {tuple(size)}; each side must be at least 1.")
         _, _, _, Lq, Lk = self._call.sizes
@@ -331,7 +332,7 @@ class AttentionWeights:
     def __repr__(self) -> str:
         return (
             f"AttentionWeights{self.shape} {self._dtype_name}, computed when asked for; "
-            f"whole: {self.nbytes / 1e6:.4g} MB"
+            f"whole: {bytes_text(self.nbytes)}"
         )
 
     def _repr_html_(self) -> str:
