@@ -145,3 +145,17 @@ def test_a_file_that_is_no_tokenizer_is_an_error(tmp_path, content):
     (tmp_path / "tokenizer.json").write_bytes(content)
     with pytest.raises(ValueError, match=r"tokenizer.json: not a byte-pair tokenizer"):
         BytePairTokenizer.load(tmp_path / "tokenizer.json")
+
+
+def test_words_are_split_at_any_white_space():
+    words = WordTokenizer("one two\nthree\ttwo")
+    assert words.words[2:] == ["one", "two", "three"]
+    assert words.decode(words.encode("three\n one")) == "Three one"
+    with pytest.raises(ValueError, match="holds no word"):
+        WordTokenizer(" \n")
+
+
+def test_a_lone_surrogate_is_told():
+    pairs = BytePairTokenizer.train(["some text"], 257)
+    with pytest.raises(ValueError, match=r"character 1 is '\\ud800', half of a surrogate pair"):
+        pairs.encode("a\ud800")

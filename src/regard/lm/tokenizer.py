@@ -18,7 +18,7 @@ BYTES = 256
 
 
 class WordTokenizer:
-    """Lower-cased words split at spaces, numbered in order of first appearance after BOS 0, EOS 1.
+    """Lower-cased words split at white space, numbered as they first appear after BOS 0, EOS 1.
 
     Args:
         text: the words to know, in one text.
@@ -84,7 +84,7 @@ class WordTokenizer:
 
 
 def _split(text: str) -> list[str]:
-    return [word for word in text.lower().split(" ") if word]
+    return text.lower().split()
 
 
 class BytePairTokenizer:
@@ -148,7 +148,18 @@ class BytePairTokenizer:
         return self.bos + 1
 
     def encode(self, text: str, bos: bool = False) -> list[int]:
-        """Ids of ``text``, after BOS where asked."""
+        """Ids of ``text``, after BOS where asked.
+
+        Raises:
+            ValueError: a lone surrogate, which stands for no bytes.
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"BytePairTokenizer: character {error.start} is {text[error.start]!r}, half of a "
+                "surrogate pair, which UTF-8 cannot write. Read the text with errors='replace'."
+            ) from error
         return [self.bos] * bos + self._tokenizer.encode(text).ids
 
     def decode(self, ids: Sequence[int]) -> str:

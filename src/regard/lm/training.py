@@ -178,7 +178,9 @@ def _claim(folder: Path, settings: Settings, texts: Mapping[str, str]) -> None:
             f"{path}: not the settings of a run ({error}); give another folder."
         ) from error
     changed = [
-        f"{name} {other.get(name)}, not {run[name]}" for name in run if other.get(name) != run[name]
+        "other texts" if name == "texts" else f"{name} {other.get(name)}, not {run[name]}"
+        for name in run
+        if other.get(name) != run[name]
     ]
     if changed:
         raise ValueError(
