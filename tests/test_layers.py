@@ -37,7 +37,7 @@ LAYERS = [
 MAY_IMPORT_TORCH = ("nn", "hf", "distributed", "lm.training", "lm.decoder", "_torch", "_torch_ops")
 NOT_AT_IMPORT = {
     "torch", "rich", "typer", "tokenizers", "safetensors", "starlette", "uvicorn", "matplotlib",
-    "transformers", "ml_dtypes", "IPython",
+    "transformers", "ml_dtypes", "IPython", "jaxtyping",
 }  # fmt: skip
 
 
@@ -108,17 +108,17 @@ def test_import_regard_brings_in_neither_torch_nor_anything_for_the_screen():
     assert not NOT_AT_IMPORT & {name.partition(".")[0] for name in json.loads(loaded)}
 
 
-def test_import_regard_loads_few_modules_beyond_numpy_and_jaxtyping():
+def test_import_regard_loads_few_modules_beyond_numpy():
     # Time is what matters, and benchmarks/import_time.py measures it; the count cannot flicker.
     more = run_python(
         """
-        import sys, numpy, jaxtyping
+        import sys, numpy
         before = set(sys.modules)
         import regard
         print(len({name for name in sys.modules if name not in before}))
         """
     )
-    assert int(more) <= 30
+    assert int(more) <= 45  # 29 when this was written; jaxtyping alone has 141
 
 
 NO_TORCH = """
