@@ -149,7 +149,7 @@ def test_a_folder_with_another_run_says_what_differs(trained):
     message = r"holds another run: it has steps 8, not 9; windows \[15, None\], not \[15, 15\]"
     with pytest.raises(ValueError, match=message):
         train_texts(TEXTS, folder, other)
-    with pytest.raises(ValueError, match="it has other texts. Give the same files"):
+    with pytest.raises(ValueError, match=r"it has other texts\. Give the same files"):
         train_texts({"a": "other"}, folder, SETTINGS)
 
 
