@@ -45,9 +45,12 @@ def test_numpy_matches_the_definition_with_all_options_together(call, dtype):
 
 
 @settings(max_examples=150, deadline=None)
-@given(calls(), st.sampled_from(DTYPES), st.sampled_from(["torch", "reference", "auto"]))
+@given(calls(), st.sampled_from(DTYPES), st.sampled_from(["kernel", "torch", "reference", "auto"]))
 def test_torch_matches_the_definition_with_all_options_together(call, dtype, backend):
     arrays, options = call
+    if backend == "kernel":
+        dtype = "float32"
+        options = {n: x.astype("f") if n in ("bias", "sinks") else x for n, x in options.items()}
     tensors = [torch.from_numpy(x.copy()).to(getattr(torch, dtype)) for x in arrays]
     actual = regard.attention(*tensors, **to_torch(options), backend=backend)
     assert actual.dtype == tensors[0].dtype
@@ -63,7 +66,7 @@ def plain(q, k, v, causal):
     return s.softmax(-1).nan_to_num() @ v
 
 
-@pytest.mark.parametrize("backend", ["torch", "reference"])
+@pytest.mark.parametrize("backend", ["kernel", "torch", "reference"])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("lengths", [(97, 97), (1, 1025), (1025, 1025), (97, 1025), (1025, 97)])
 def test_awkward_lengths_match_the_definition(backend, causal, lengths):
@@ -117,7 +120,9 @@ def test_lengths_and_widths_without_heads():
     out, weights = regard.attention(q, k, v, return_weights=True)
     assert out.shape == (5, 3)
     assert weights.shape == (5, 7)
-    np.testing.assert_array_equal(out, regard.attention(q[None], k[None], v[None])[0])
+    np.testing.assert_allclose(
+        out, regard.attention(q[None], k[None], v[None])[0], rtol=1e-5, atol=1e-6
+    )
 
 
 def test_leading_axes_of_size_one_in_key_and_value_broadcast():

@@ -164,7 +164,10 @@ BAD_VALUES = {
     "dropout": ({"dropout": 1.0}, "dropout is 1.0; it must be at least 0 and less than 1"),
     "negative dropout": ({"dropout": -0.1}, "dropout is -0.1; it must be at least 0"),
     "seed": ({"dropout": 0.5, "seed": 2**64}, "it must fit into 64 bits with a sign"),
-    "backend": ({"backend": "cuda"}, "backend is 'cuda'; 'auto', 'torch', 'reference' are known"),
+    "backend": (
+        {"backend": "cuda"},
+        "backend is 'cuda'; 'auto', 'kernel', 'torch', 'reference' are known",
+    ),
 }
 
 

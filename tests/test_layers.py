@@ -29,7 +29,7 @@ LAYERS = [
     ["_attention"],
     ["_backends"],
     ["_weights _picture _reductions"],
-    ["_kernels", "_torch _torch_ops", "_reference"],
+    ["_kernel _kernels", "_torch _torch_ops", "_reference"],
     ["_visible _dropout", "_tables"],
     ["_checks _settings"],
     ["_errors"],

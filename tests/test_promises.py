@@ -12,7 +12,7 @@ import regard
 from definition import define
 from regard.testing import assert_matches
 
-BACKENDS = ["torch", "reference", "auto"]
+BACKENDS = ["kernel", "torch", "reference", "auto"]
 
 
 def arrays(*shape, seed=0, scale=1.0):
@@ -259,5 +259,6 @@ def test_never_a_silent_fallback():
     grad = torch.ones(2, 3, 4, requires_grad=True)
     with pytest.raises(regard.UnsupportedError, match="reference: it has no gradient; detach"):
         regard.attention(grad, grad, grad, backend="reference")
-    with pytest.raises(ValueError, match="backend is 'flash'; 'auto', 'torch', 'reference' are"):
+    known = "backend is 'flash'; 'auto', 'kernel', 'torch', 'reference' are known"
+    with pytest.raises(ValueError, match=known):
         regard.attention(q, q, q, backend="flash")

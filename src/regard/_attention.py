@@ -95,7 +95,7 @@ def attention(
         segments=segments, query_start=query_start, sinks=sinks, scale=scale, softcap=softcap,
         dropout=dropout, seed=seed,
     )  # fmt: skip
-    output = call.restore(choose(call, backend).attention(call))
+    output = call.restore(choose(call, backend, return_weights).attention(call))
     if not return_weights:
         return output
     return output, AttentionWeights._of(call)

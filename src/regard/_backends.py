@@ -16,6 +16,19 @@ class Backend:
     name: str
     refuses: Callable[[Call], str | None]  # the reason, or None
     attention: Callable[[Call], Any]
+    agrees_with_weights: bool = True  # to rounding, also where scores are large
+
+
+def _kernel_refuses(call: Call) -> str | None:
+    from regard import _kernel
+
+    return _kernel.refuses(call)
+
+
+def _kernel_attention(call: Call) -> Any:
+    from regard import _kernel
+
+    return _kernel.attention(call)
 
 
 def _torch_refuses(call: Call) -> str | None:
@@ -66,12 +79,13 @@ def _as_numpy(call: Call) -> Call:
 
 
 BACKENDS = (
+    Backend("kernel", _kernel_refuses, _kernel_attention, agrees_with_weights=False),
     Backend("torch", _torch_refuses, _torch_attention),
     Backend("reference", _reference_refuses, _reference_attention),
 )
 
 
-def choose(call: Call, name: str) -> Backend:
+def choose(call: Call, name: str, return_weights: bool = False) -> Backend:
     """The backend of that name, or the first that takes the call where it is ``auto``.
 
     Raises:
@@ -86,6 +100,8 @@ def choose(call: Call, name: str) -> Backend:
         if name not in ("auto", backend.name):
             continue
         reason = backend.refuses(call)
+        if return_weights and not backend.agrees_with_weights:
+            reason = "it gives no weights; leave return_weights out, or name another"
         if reason is None:
             return backend
         refusals.append(f"\n  {backend.name}: {reason}.")

@@ -180,14 +180,16 @@ def test_help_is_given_without_any_command(regard):
 
 
 def test_the_version_comes_with_the_cpu_and_the_compiled_module(regard, monkeypatch):
-    kernels = type("Kernels", (), {"cpu_name": staticmethod(lambda: "Some CPU")})
+    kernels = type(
+        "Kernels", (), {n: staticmethod(lambda n=n: f"some {n}") for n in ("cpu_name", "target")}
+    )
     real = importlib.import_module
     monkeypatch.setattr(
         importlib, "import_module", lambda name: kernels if "_kernels" in name else real(name)
     )
     lines = regard("--version").out.splitlines()
     assert re.match(r"regard \d+\.\d+", lines[0])
-    assert lines[2:] == ["CPU Some CPU", "compiled module present"]
+    assert lines[2:] == ["CPU some cpu_name", "compiled module present, for some target"]
 
 
 def test_the_version_says_what_to_do_without_the_compiled_module(regard, monkeypatch):

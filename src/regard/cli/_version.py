@@ -8,10 +8,11 @@ from importlib import metadata
 
 
 def version_text() -> str:
-    """Version, CPU, and whether the compiled module is there."""
+    """Version, CPU, and whether the compiled module is there, with its instruction set."""
     try:
-        cpu = str(importlib.import_module("regard._kernels").cpu_name())
-        module = "present"
+        kernels = importlib.import_module("regard._kernels")
+        cpu = str(kernels.cpu_name())
+        module = f"present, for {kernels.target()}"
     except ImportError:
         cpu = platform.processor() or platform.machine()
         module = (
