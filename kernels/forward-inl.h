@@ -130,7 +130,7 @@ static void finish_scores(const Forward& f, const Block& block, int64_t b, int64
       for (int j = 0; j < keys; ++j) {
         F* s = (F*)(block.s + j * kRows + v * kLanes);
         const I at = broadcast_int(j);
-        *s = (at >= first) & (at < last) ? *s : broadcast(-kInf);
+        *s = ((at >= first) & (at < last)) ? *s : broadcast(-kInf);
       }
     }
   }

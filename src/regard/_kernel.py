@@ -48,6 +48,8 @@ def _refuses_tensors(call: Call) -> str | None:
     torch = sys.modules["torch"]
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return "it cannot be traced"
+    if torch.autograd.forward_ad._current_level >= 0:
+        return "it has no forward-mode derivative"
     tensors = [x for x in vars(call).values() if is_tensor(x)]
     if any(x.device.type != "cpu" for x in tensors):
         return "it computes on the CPU; move the tensors with .cpu()"
