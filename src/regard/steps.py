@@ -285,7 +285,11 @@ def _written_out(
     matrices["masked"] = matrices["capped"] if masked is capped else restored(masked)
     weights = AttentionWeights._of(call)[:]
     matrices["weights"] = weights[..., 0, :] if is_one else weights
-    output = None if value is None else restored(choose(call, "auto", return_weights=True).attention(call))
+    output = (
+        None
+        if value is None
+        else restored(choose(call, "auto", return_weights=True).attention(call))
+    )
     return Steps(
         None, None, query[..., 0, :] if is_one else query, key, value,
         **matrices,
