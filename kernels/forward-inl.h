@@ -248,8 +248,7 @@ static void rows_forward(const Forward& f, Block& block, uint8_t* seen, int64_t 
     const float factor = top == -kInf ? 0.0f : grown / sum;
     const int64_t row = row0 + i, h = kv * group + row / f.Lq, q = row % f.Lq;
     float* out = f.out + ((b * f.Hq + h) * f.Lq + q) * f.Dv;
-    for (int64_t d = 0; d < f.Dv; ++d)
-      out[d] = top == -kInf && sum == 0 ? 0.0f : block.out[d * kRows + i] * factor;
+    for (int64_t d = 0; d < f.Dv; ++d) out[d] = block.out[d * kRows + i] * factor;
   }
 }
 

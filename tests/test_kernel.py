@@ -137,3 +137,12 @@ def test_a_forked_process_computes_too():
         "raise SystemExit(os.waitstatus_to_exitcode(os.wait()[1]))"
     )
     assert run("-W", "ignore", "-c", code).returncode == 0
+
+
+def test_a_visible_nan_comes_through_even_with_a_weight_of_zero():
+    q, k = np.ones((1, 1), np.float32), np.full((1, 1), -np.inf, np.float32)
+    v = np.float32([[np.nan, 1.0]])
+    out = regard.attention(q, k, v, backend="kernel")
+    exact = regard.attention(q.astype(float), k.astype(float), v.astype(float))
+    np.testing.assert_array_equal(out, exact)
+    assert np.isnan(out[0, 0])
