@@ -27,24 +27,35 @@ static inline bool any(I mask) {
   return found != 0;
 }
 
-// 2^x to 2e-9 and one rounding; exactly 0 below 2^-126; NaN stays NaN.
-static inline F exp2(F x) {
-  const I zero = x < -126.0f;
-  x = zero ? broadcast(-126.0f) : x;
-  const F magic = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
-  const F shifted = x + magic;
-  const F f = x - (shifted - magic);
+// 2^f for |f| <= 1/2, to 2e-9 and a few roundings.
+static inline F exp2_fraction(F f) {
   F p = broadcast(0x1.41fbbcp-13f);
   p = p * f + 0x1.5f3e52p-10f;
   p = p * f + 0x1.3b2d4cp-7f;
   p = p * f + 0x1.c6aee8p-5f;
   p = p * f + 0x1.ebfbdcp-3f;
   p = p * f + 0x1.62e430p-1f;
-  p = p * f + 1.0f;
-  const I exponent = ((I)shifted - (I)magic + 127) << 23;
-  p = p * (F)exponent;
-  return zero ? F{} : p;
+  return p * f + 1.0f;
 }
+
+// 2^x; exactly 0 for -inf; NaN stays NaN.
+#if REGARD_LANES == 16
+static inline F exp2(F x) {
+  x = (F)_mm512_max_ps((__m512)broadcast(-160.0f), (__m512)x);  // of a NaN the second: x
+  const F whole = (F)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT);
+  return (F)_mm512_scalef_ps((__m512)exp2_fraction(x - whole), (__m512)whole);
+}
+#else
+static inline F exp2(F x) {
+  const I zero = x < -126.0f;
+  x = zero ? broadcast(-126.0f) : x;
+  const F magic = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+  const F shifted = x + magic;
+  const F p = exp2_fraction(x - (shifted - magic));
+  const I exponent = ((I)shifted - (I)magic + 127) << 23;
+  return zero ? F{} : p * (F)exponent;
+}
+#endif
 
 // tanh to a few roundings. Source: Cephes, tanhf.
 static inline F tanh(F x) {

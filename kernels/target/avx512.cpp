@@ -1,5 +1,7 @@
 // AVX-512: 16 floats. Compiled with its flags; everything is inside its own namespace, so that no
 // other target can be linked against this code.
+#include <immintrin.h>
+
 #include "../attention.h"
 
 #define REGARD_LANES 16
