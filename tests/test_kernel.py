@@ -146,3 +146,18 @@ def test_a_visible_nan_comes_through_even_with_a_weight_of_zero():
     exact = regard.attention(q.astype(float), k.astype(float), v.astype(float))
     np.testing.assert_array_equal(out, exact)
     assert np.isnan(out[0, 0])
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": (50, 9), "softcap": 5.0}])
+def test_deterministic_for_any_number_of_threads(options):
+    rng = np.random.default_rng(0)
+    q, k, v = rng.standard_normal((3, 2, 4, 400, 64), dtype=np.float32)
+    before, found = regard.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3):
+            regard.set_num_threads(threads)
+            found.append(regard.attention(q, k, v, backend="kernel", **options))
+    finally:
+        regard.set_num_threads(before)
+    np.testing.assert_array_equal(found[0], found[1])
+    np.testing.assert_array_equal(found[0], found[2])
