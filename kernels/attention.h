@@ -1,4 +1,5 @@
-// The contract between Python and the kernels: pointers, strides in elements, sizes.
+// What the passes read and write: pointers, strides in bytes, sizes. Axes are (B, H, L, D); an axis
+// that is broadcast has stride 0.
 #pragma once
 
 #include <atomic>
@@ -6,49 +7,114 @@
 
 namespace regard {
 
-// One forward pass. Axes are (B, H, L, D); the last stride of query, key and value is 1.
-struct Forward {
+enum class Type : int { float32, bfloat16, float16, float64, boolean };
+
+struct Array {
+  const char* data = nullptr;
+  int64_t strides[4] = {};
+  Type type = Type::float32;
+
+  explicit operator bool() const { return data != nullptr; }
+  const char* at(int64_t i, int64_t j, int64_t k) const {
+    return data + i * strides[0] + j * strides[1] + k * strides[2];
+  }
+};
+
+// One call of attention. Sums are held in float, in double for float64: "Real" below.
+struct Problem {
   int64_t B, Hq, Hkv, Lq, Lk, D, Dv;
-  const float* query;  // strides: batch, head, length
-  int64_t query_strides[3];
-  const float* key;
-  int64_t key_strides[3];
-  const float* value;
-  int64_t value_strides[3];
-  float* out;  // (B, Hq, Lq, Dv), contiguous
-  float scale;
-  float softcap;              // 0: none
-  bool causal;
-  int64_t left, right;        // the window's sides; -1: open
-  const int64_t* starts;      // (B,) place of query 0 among the keys
-  const int64_t* lengths;     // (B,) valid keys
-  const int64_t* query_segments;  // (B or 1, Lq), or null
-  const int64_t* key_segments;    // (B or 1, Lk)
-  int64_t query_segments_stride, key_segments_stride;  // of the batch; 0: shared
-  const uint8_t* mask;        // null, or bool with the strides of (B, Hq, Lq, Lk)
-  int64_t mask_strides[4];
-  const float* bias;          // likewise
-  int64_t bias_strides[4];
-  const float* sinks;         // (Hq,), or null
-  bool finite;                // no NaN and no inf in value
+  Type type;                // of query, key, value and all that is written
+  Array query, key, value;  // numbers of a row lie next to each other; value may be absent
+  Array mask, bias;         // (B, Hq, Lq, Lk), or absent
+  const double* sinks;      // (Hq,), or null
+  double scale, softcap;    // softcap 0: none
+  // The keys that a query may see, before mask and ids: (B, Lq).
+  const int64_t* first;
+  const int64_t* last;
+  // Only equal ids see each other: (B, Lq) and (B, Lk), or null where the intervals say it all.
+  const int64_t* query_ids;
+  const int64_t* key_ids;
+  double dropout;
+  uint64_t threshold;       // a weight is kept if its random word is not below it
+  uint32_t seed[2];
 };
 
-// What a thread needs besides: where the next task is taken from, and whether to stop.
-struct Work {
-  std::atomic<int64_t> next{0};
-  std::atomic<bool> stop{false};
+// Row statistics are (B, Hq, Lq) in Real: the largest score times log2(e), and the sum of
+// 2^(score * log2(e) - maximum), the sink's included. -inf and 0 where a row sees nothing.
+struct Forward {
+  const Problem* problem;
+  char* out;       // (B, Hq, Lq, Dv), contiguous
+  void* maximum;   // or null, if nobody asks
+  void* total;
+  char* partial;   // where the parts of rows that are computed in pieces wait for the others
 };
 
-// An instruction set: computes tasks until none is left. `scratch` holds `scratch_floats`, 64-byte
-// aligned.
+// What is asked of the weights; null where it is not.
+struct Reduce {
+  const Problem* problem;
+  const void* maximum;
+  const void* total;
+  int64_t row0, row1;     // the rows that are read, of every head
+  void* weights;          // Real (B, Hq, row1 - row0, Lk)
+  double* entropy;        // (B, Hq, Lq), nats
+  double* distance;       // (B, Hq, Lq)
+  const int64_t* starts;  // (B,) place of query 0 among the keys
+  int64_t k;              // of top-k
+  void* top_values;       // Real (B, Hq, Lq, k)
+  int64_t* top_keys;      // (B, Hq, Lq, k)
+  // What columns and bins collect is kept apart for each chunk of `chunk` rows and put together
+  // afterwards, in their order.
+  int64_t chunk;
+  double* received;       // (B, Hq, Lk)
+  bool received_max;
+  double* pooled;         // (B, Hq, bins[0], bins[1]), ln of the weights; NaN: nothing visible
+  bool pooled_mass;
+  int64_t bins[2], column0, column1;  // of the rows row0 to row1 and these columns
+  int64_t n;              // of the strongest pairs
+  int64_t* pair_query;    // (B, Hq, n)
+  int64_t* pair_key;
+  void* pair_weight;      // Real
+  char* chunks;           // `chunk_bytes` for each chunk of the heads of this wave
+  int64_t head0, head1;   // of B * Hq: the heads of this wave
+};
+
+struct Backward {
+  const Problem* problem;
+  Array grad;             // (B, Hq, Lq, Dv): of the output
+  const void* maximum;
+  const void* total;
+  const void* delta;      // Real (B, Hq, Lq): grad . out
+  void* query_sum;        // Real (B, Hq, Lq, D), zeros
+  int64_t* turn;          // (B, Hkv, blocks of rows), zeros: whose turn it is to add to query_sum
+  char* key_grad;         // (B, Hkv, Lk, D), contiguous
+  char* value_grad;       // (B, Hkv, Lk, Dv)
+  Array bias_grad;        // Real, with the strides of the bias: 0 where it is broadcast; or absent
+};
+
+// Tasks that any thread may take in their order. `scratch` is one thread's own, 64-byte aligned.
+struct Job {
+  int64_t tasks = 0;
+  int64_t scratch_bytes = 0;
+  void (*run)(const void* pass, int64_t task, char* scratch, const std::atomic<bool>& stop) = nullptr;
+  const void* pass = nullptr;
+};
+
+// An instruction set.
 struct Target {
   const char* name;
   bool (*runs_here)();
-  int64_t (*tasks)(const Forward&);
-  int64_t (*scratch_floats)(const Forward&);
-  void (*forward)(const Forward&, Work&, float* scratch, void (*poll)(Work&));
+  bool pairs;  // whether bfloat16 is multiplied in pairs
+  Job (*forward)(const Forward&);
+  Job (*merge)(const Forward&);              // of what forward left in pieces; maybe no tasks
+  int64_t (*partial_bytes)(const Forward&);
+  Job (*reduce)(const Reduce&);
+  Job (*collect)(const Reduce&);             // what the chunks hold, head by head
+  int64_t (*chunk_bytes)(const Reduce&);
+  Job (*backward)(const Backward&);
+  Job (*bias_gradient)(const Backward&);
+  int64_t (*row_blocks)(const Problem&);     // of one key head
 };
 
-extern const Target avx512_target, avx2_target, portable_target;
+extern const Target avx512_bf16_target, avx512_target, avx2_target, portable_target;
 
 }  // namespace regard

@@ -8,70 +8,107 @@
 
 #include <array>
 #include <chrono>
+#include <cmath>
 #include <optional>
+#include <stdexcept>
 #include <tuple>
 
 #include "cpu.h"
 #include "dispatch.h"
+#include "visibility.h"
 
 namespace nb = nanobind;
 
 namespace {
 
-// An array as Python tells it: where it starts, and its strides in elements.
-using Array = std::tuple<uintptr_t, std::vector<int64_t>>;
+// An array as Python tells it: where it starts, its strides in bytes, the name of its dtype.
+using Told = std::tuple<uintptr_t, std::vector<int64_t>, std::string>;
+
+regard::Type type_of(const std::string& name) {
+  if (name == "float32") return regard::Type::float32;
+  if (name == "bfloat16") return regard::Type::bfloat16;
+  if (name == "float16") return regard::Type::float16;
+  if (name == "float64") return regard::Type::float64;
+  if (name == "bool") return regard::Type::boolean;
+  throw std::invalid_argument("no kernel reads " + name);
+}
+
+regard::Array array(const std::optional<Told>& told) {
+  regard::Array x;
+  if (!told) return x;
+  const auto& [address, strides, dtype] = *told;
+  x.data = reinterpret_cast<const char*>(address);
+  x.type = type_of(dtype);
+  for (size_t i = 0; i < 4; ++i) x.strides[i] = strides.at(i);
+  return x;
+}
 
 template <class T>
-const T* data(const Array& array) {
-  return reinterpret_cast<const T*>(std::get<0>(array));
-}
+T* at(uintptr_t address) { return reinterpret_cast<T*>(address); }
 
-template <class T, size_t N>
-const T* read(const std::optional<Array>& array, int64_t (&strides)[N]) {
-  if (!array) return nullptr;
-  for (size_t i = 0; i < N; ++i) strides[i] = std::get<1>(*array).at(i);
-  return data<T>(*array);
-}
+// One call, with what it owns. The arrays are the caller's, who keeps them alive.
+struct Call {
+  regard::Problem problem{};
+  regard::Intervals intervals;
+  std::vector<int64_t> starts;
+  std::vector<double> sinks;
+
+  Call(Told query, Told key, std::optional<Told> value, std::array<int64_t, 7> sizes, double scale,
+       double softcap, bool causal, int64_t left, int64_t right, std::vector<int64_t> starts,
+       const std::vector<int64_t>& lengths, uintptr_t query_ids, uintptr_t key_ids,
+       bool shared_query_ids, bool shared_key_ids, std::optional<Told> mask,
+       std::optional<Told> bias, std::vector<double> sinks, double dropout, int64_t seed)
+      : starts(std::move(starts)), sinks(std::move(sinks)) {
+    regard::Problem& p = problem;
+    p.B = sizes[0], p.Hq = sizes[1], p.Hkv = sizes[2], p.Lq = sizes[3], p.Lk = sizes[4];
+    p.D = sizes[5], p.Dv = sizes[6];
+    p.type = type_of(std::get<2>(query));
+    p.query = array(query), p.key = array(key), p.value = array(value);
+    p.mask = array(mask), p.bias = array(bias);
+    p.sinks = this->sinks.empty() ? nullptr : this->sinks.data();
+    p.scale = scale, p.softcap = softcap;
+    p.dropout = dropout;
+    // Half to even, as Python rounds.
+    p.threshold = static_cast<uint64_t>(std::nearbyint(dropout * 4294967296.0));
+    p.seed[0] = static_cast<uint32_t>(seed);
+    p.seed[1] = static_cast<uint32_t>(static_cast<uint64_t>(seed) >> 32);
+    intervals = regard::intervals_of({p.B, p.Lq, p.Lk, causal, left, right, this->starts.data(),
+                                      lengths.data(), at<const int64_t>(query_ids),
+                                      at<const int64_t>(key_ids), shared_query_ids,
+                                      shared_key_ids});
+    p.first = intervals.first.data(), p.last = intervals.last.data();
+    p.query_ids = intervals.query_ids.empty() ? nullptr : intervals.query_ids.data();
+    p.key_ids = intervals.key_ids.empty() ? nullptr : intervals.key_ids.data();
+  }
+};
 
 // Lets Ctrl-C through, ten times a second at most.
-void poll(regard::Work& work) {
+bool interrupted() {
   using Clock = std::chrono::steady_clock;
   static thread_local Clock::time_point last = Clock::now();
   const auto now = Clock::now();
-  if (now - last < std::chrono::milliseconds(100)) return;
+  if (now - last < std::chrono::milliseconds(100)) return false;
   last = now;
   nb::gil_scoped_acquire held;
-  if (PyErr_CheckSignals() != 0) work.stop = true;
+  return PyErr_CheckSignals() != 0;
 }
 
-void forward(Array query, Array key, Array value, uintptr_t out, std::array<int64_t, 7> sizes,
-             float scale, float softcap, bool causal, int64_t left, int64_t right, Array starts,
-             Array lengths, std::optional<Array> query_segments, std::optional<Array> key_segments,
-             std::optional<Array> mask, std::optional<Array> bias, std::optional<Array> sinks,
-             bool finite, int threads) {
-  regard::Forward f{};
-  f.B = sizes[0], f.Hq = sizes[1], f.Hkv = sizes[2], f.Lq = sizes[3], f.Lk = sizes[4];
-  f.D = sizes[5], f.Dv = sizes[6];
-  f.query = read<float>(query, f.query_strides);
-  f.key = read<float>(key, f.key_strides);
-  f.value = read<float>(value, f.value_strides);
-  f.out = reinterpret_cast<float*>(out);
-  f.scale = scale, f.softcap = softcap, f.causal = causal, f.left = left, f.right = right;
-  f.starts = data<int64_t>(starts);
-  f.lengths = data<int64_t>(lengths);
-  int64_t stride[1] = {0};
-  f.query_segments = read<int64_t>(query_segments, stride), f.query_segments_stride = stride[0];
-  f.key_segments = read<int64_t>(key_segments, stride), f.key_segments_stride = stride[0];
-  f.mask = read<uint8_t>(mask, f.mask_strides);
-  f.bias = read<float>(bias, f.bias_strides);
-  f.sinks = sinks ? data<float>(*sinks) : nullptr;
-  f.finite = finite;
-  bool done;
+// Runs the jobs one after another, without Python's lock.
+void run(std::initializer_list<regard::Job> jobs, int threads) {
+  bool done = true;
   {
     nb::gil_scoped_release released;
-    done = regard::run_forward(f, threads, poll);
+    for (const regard::Job& job : jobs) done = done && regard::run(job, threads, interrupted);
   }
   if (!done) throw nb::python_error();
+}
+
+void forward(const Call& call, uintptr_t out, uintptr_t maximum, uintptr_t total, int threads) {
+  const regard::Target& target = regard::target();
+  regard::Forward f{&call.problem, at<char>(out), at<void>(maximum), at<void>(total), nullptr};
+  const regard::Memory partial = regard::allocate(target.partial_bytes(f));
+  f.partial = partial.get();
+  run({target.forward(f), target.merge(f)}, threads);
 }
 
 }  // namespace
@@ -87,10 +124,17 @@ NB_MODULE(_kernels, m) {
     for (const regard::Target* t : regard::targets_here()) names.emplace_back(t->name);
     return names;
   }, "The instruction sets that this processor runs, best first.");
-  m.def("forward", &forward, nb::arg("query"), nb::arg("key"), nb::arg("value"), nb::arg("out"),
-        nb::arg("sizes"), nb::arg("scale"), nb::arg("softcap"), nb::arg("causal"), nb::arg("left"),
-        nb::arg("right"), nb::arg("starts"), nb::arg("lengths"), nb::arg("query_segments").none(),
-        nb::arg("key_segments").none(), nb::arg("mask").none(), nb::arg("bias").none(),
-        nb::arg("sinks").none(), nb::arg("finite"), nb::arg("threads"),
-        "Computes one forward pass. Arrays are (address, strides in elements).");
+  nb::class_<Call>(m, "Call", "One call of attention. Arrays are (address, strides, dtype).")
+      .def(nb::init<Told, Told, std::optional<Told>, std::array<int64_t, 7>, double, double, bool,
+                    int64_t, int64_t, std::vector<int64_t>, const std::vector<int64_t>&, uintptr_t,
+                    uintptr_t, bool, bool, std::optional<Told>, std::optional<Told>,
+                    std::vector<double>, double, int64_t>(),
+           nb::arg("query"), nb::arg("key"), nb::arg("value").none(), nb::arg("sizes"),
+           nb::arg("scale"), nb::arg("softcap"), nb::arg("causal"), nb::arg("left"),
+           nb::arg("right"), nb::arg("starts"), nb::arg("lengths"), nb::arg("query_ids"),
+           nb::arg("key_ids"), nb::arg("shared_query_ids"), nb::arg("shared_key_ids"),
+           nb::arg("mask").none(), nb::arg("bias").none(), nb::arg("sinks"), nb::arg("dropout"),
+           nb::arg("seed"));
+  m.def("forward", &forward, nb::arg("call"), nb::arg("out"), nb::arg("maximum"), nb::arg("total"),
+        nb::arg("threads"), "Computes the output and, where asked, the row statistics.");
 }

@@ -1,9 +1,9 @@
 #include "dispatch.h"
 
+#include <atomic>
 #include <cstdlib>
-#include <memory>
-#include <new>
 #include <stdexcept>
+#include <system_error>
 #include <thread>
 
 namespace regard {
@@ -11,7 +11,7 @@ namespace {
 
 const Target* const kTargets[] = {
 #if defined(__x86_64__)
-    &avx512_target, &avx2_target,
+    &avx512_bf16_target, &avx512_target, &avx2_target,
 #endif
     &portable_target};
 
@@ -32,16 +32,6 @@ const Target* choose() {
                            " are there.");
 }
 
-struct Free {
-  void operator()(float* p) const { ::operator delete[](p, std::align_val_t(64)); }
-};
-using Scratch = std::unique_ptr<float[], Free>;
-
-Scratch scratch(int64_t floats) {
-  return Scratch(static_cast<float*>(
-      ::operator new[](static_cast<size_t>(floats) * sizeof(float), std::align_val_t(64))));
-}
-
 }  // namespace
 
 std::vector<const Target*> targets_here() {
@@ -56,22 +46,36 @@ const Target& target() {
   return *chosen;
 }
 
-bool run_forward(const Forward& f, int threads, void (*poll)(Work&)) {
-  const Target& t = target();
-  const int64_t tasks = t.tasks(f);
-  if (threads > tasks) threads = static_cast<int>(tasks);
-  // Starting a thread costs as much as some four million products.
-  if (f.B * f.Hq * f.Lq * f.Lk * (f.D + f.Dv) < int64_t{1} << 22 && threads > 1) threads = 1;
-  Work work;
-  const int64_t floats = t.scratch_floats(f);
-  std::vector<Scratch> memory;  // taken before any thread starts: a failure leaves nothing running
-  for (int i = 0; i < threads; ++i) memory.push_back(scratch(floats));
+Memory allocate(int64_t bytes) {
+  return Memory(static_cast<char*>(
+      ::operator new[](static_cast<size_t>(bytes), std::align_val_t(64))));
+}
+
+bool run(const Job& job, int threads, const std::function<bool()>& poll) {
+  if (threads > job.tasks) threads = static_cast<int>(job.tasks);
+  std::atomic<int64_t> next{0};
+  std::atomic<bool> stop{false};
+  std::vector<Memory> memory;  // taken before any thread starts: a failure leaves nothing running
+  for (int i = 0; i < threads; ++i) memory.push_back(allocate(job.scratch_bytes));
+  const auto work = [&](int thread) {
+    for (;;) {
+      const int64_t task = next.fetch_add(1, std::memory_order_relaxed);
+      if (task >= job.tasks || stop.load(std::memory_order_relaxed)) return;
+      job.run(job.pass, task, memory[static_cast<size_t>(thread)].get(), stop);
+      if (thread == 0 && poll()) stop = true;
+    }
+  };
   std::vector<std::thread> others;
-  for (int i = 1; i < threads; ++i)
-    others.emplace_back([&, i] { t.forward(f, work, memory[i].get(), nullptr); });
-  if (threads) t.forward(f, work, memory[0].get(), poll);
+  for (int i = 1; i < threads; ++i) {
+    try {
+      others.emplace_back(work, i);
+    } catch (const std::system_error&) {
+      break;  // no more threads to be had: the others do it all
+    }
+  }
+  if (threads) work(0);
   for (std::thread& other : others) other.join();
-  return !work.stop.load();
+  return !stop.load();
 }
 
 }  // namespace regard

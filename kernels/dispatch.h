@@ -1,6 +1,9 @@
 // Which instruction set serves this process, and how a pass is spread over threads.
 #pragma once
 
+#include <functional>
+#include <memory>
+#include <new>
 #include <string>
 #include <vector>
 
@@ -15,9 +18,17 @@ std::vector<const Target*> targets_here();
 // unknown or cannot run here.
 const Target& target();
 
-// Computes one forward pass on `threads` threads, the calling one included. `poll` is called by that
-// one between tasks and may set `stop`, after which the output is incomplete. Returns whether it ran
-// to its end.
-bool run_forward(const Forward& f, int threads, void (*poll)(Work&));
+struct Free {
+  void operator()(char* p) const { ::operator delete[](p, std::align_val_t(64)); }
+};
+using Memory = std::unique_ptr<char[], Free>;
+
+// Uninitialised memory, 64-byte aligned. Throws std::bad_alloc.
+Memory allocate(int64_t bytes);
+
+// Runs the tasks of a job on up to `threads` threads, the calling one included, which calls `poll`
+// between tasks; where that returns true the job ends early. Returns whether it ran to its end.
+// Threads take tasks in their order, so that a task may wait for one before it.
+bool run(const Job& job, int threads, const std::function<bool()>& poll);
 
 }  // namespace regard

@@ -1,280 +1,273 @@
-// The forward pass, with queries in the lanes: S^T = K Q^T and O^T = V^T P^T. Rows of key and value
-// are read where they are, a number at a time; only the block of queries is transposed. Maximum, sum,
-// exp and masks are lane-wise, and nothing is ever summed across lanes.
+// The forward pass: S^T = K Q^T, a softmax that runs over blocks of keys, O^T = V^T P^T. Nothing is
+// ever summed across lanes.
 //
-// The rows of a task are those of the query heads that share one key head, one head behind another.
+// Where there is one block of queries the keys are computed in pieces, so that threads can share
+// them; pieces are put together in their order. Source: Milakov & Gimelshein 2018; Dao et al. 2022.
 
-constexpr int kVectors = kLanes == 16 ? 4 : 3;  // of queries: 4 x 4 sums of 32 registers, 4 x 3 of 16
-constexpr int kRows = kVectors * kLanes;     // queries of a task
-constexpr int kKeys = 128;                    // of a block: 1 % over 64, benchmarks/forward.py
-constexpr float kInf = __builtin_inff();
-constexpr float kLog2e = 1.44269504088896341f;
+constexpr int64_t kPiece = 2048;  // keys
 
-// Scratch of one thread, all of it `[...][kRows]` and aligned.
-struct Block {
-  float* q;       // [D]
-  float* s;       // [kKeys]: scores, then weights
-  float* out;     // [Dv]
-  int64_t first[kRows], last[kRows];         // the keys that a row may see, before mask and segments
-  int64_t head[kRows], index[kRows];         // which query a row is
-  int rows;                                  // that are used; the others see nothing
+template <class E> struct ForwardMemory {
+  typedef typename E::Real Real;
+  typedef typename E::Word Word;
+  Rows<E> rows;
+  State<E> state;
+  Real* scores;   // [kKeys][rows]: scores, then weights
+  Real* top;      // [rows]
+  Word* weights;  // the weights as they are multiplied
+  Word* keys;
+  Word* values;
+  uint32_t* kept;
+
+  ForwardMemory(const Problem& p, Scratch& scratch) {
+    rows.q = scratch.take<Word>(E::words(p.D) * E::rows);
+    scores = scratch.take<Real>(kKeys * E::rows);
+    weights = E::pack == 1 ? (Word*)scores : scratch.take<Word>(kKeys / 2 * E::rows);
+    state = state_in<E>(p, scratch.take<Real>(state_size<E>(p)));
+    top = scratch.take<Real>(E::rows);
+    keys = scratch.take<Word>(kKeys * E::words(p.D));
+    values = scratch.take<Word>(kKeys * p.Dv);
+    kept = p.threshold ? scratch.take<uint32_t>(kKeys * kKeptRows<E>) : nullptr;
+  }
 };
 
-// s[r] = k[r] . q for R keys, V vectors of queries.
-template <int R, int V>
-__attribute__((noinline)) static void products(const float* q, const float* k, int64_t stride,
-                                               int64_t D, float* s) {
-  F sum[R][V] = {};
-#pragma GCC unroll 4
-  for (int64_t d = 0; d < D; ++d) {
-    F x[V];
-    for (int v = 0; v < V; ++v) x[v] = *(const F*)(q + d * kRows + v * kLanes);
-    for (int r = 0; r < R; ++r) {
-      const F y = in_register(broadcast(k[r * stride + d]));
-      for (int v = 0; v < V; ++v) sum[r][v] += x[v] * y;
-    }
-  }
-  for (int r = 0; r < R; ++r)
-    for (int v = 0; v < V; ++v) *(F*)(s + r * kRows + v * kLanes) = sum[r][v];
-}
-
-// out[r] += sum over keys of p[key] * v[key][r] for R numbers of the value.
-template <int R, int V>
-__attribute__((noinline)) static void accumulate(const float* p, const float* value, int64_t stride,
-                                                 int64_t keys, float* out) {
-  F sum[R][V] = {};  // of this block alone: the error grows with the blocks, not with the keys
-#pragma GCC unroll 4
-  for (int64_t j = 0; j < keys; ++j) {
-    F x[V];
-    for (int v = 0; v < V; ++v) x[v] = *(const F*)(p + j * kRows + v * kLanes);
-    for (int r = 0; r < R; ++r) {
-      const F y = in_register(broadcast(value[j * stride + r]));
-      for (int v = 0; v < V; ++v) sum[r][v] += x[v] * y;
-    }
-  }
-  for (int r = 0; r < R; ++r)
-    for (int v = 0; v < V; ++v) *(F*)(out + r * kRows + v * kLanes) += sum[r][v];
-}
-
-#define REGARD_BY_VECTORS(name, R, vectors, ...)      \
-  switch (vectors) {                                  \
-    case 1: name<R, 1>(__VA_ARGS__); break;           \
-    case 2: name<R, 2>(__VA_ARGS__); break;           \
-    case 3: name<R, 3>(__VA_ARGS__); break;           \
-    default: name<R, kVectors>(__VA_ARGS__); break;   \
-  }
-
-static void scores(const Forward& f, const Block& block, const float* k, int keys, int vectors) {
-  const int64_t stride = f.key_strides[2];
-  int j = 0;
-  for (; j + 4 <= keys; j += 4)
-    REGARD_BY_VECTORS(products, 4, vectors, block.q, k + j * stride, stride, f.D,
-                      block.s + j * kRows)
-  for (; j < keys; ++j)
-    REGARD_BY_VECTORS(products, 1, vectors, block.q, k + j * stride, stride, f.D,
-                      block.s + j * kRows)
-}
-
-static void add_values(const Forward& f, const Block& block, const float* value, int keys,
-                       int vectors) {
-  const int64_t stride = f.value_strides[2];
-  int64_t d = 0;
-  for (; d + 4 <= f.Dv; d += 4)
-    REGARD_BY_VECTORS(accumulate, 4, vectors, block.s, value + d, stride, keys,
-                      block.out + d * kRows)
-  for (; d < f.Dv; ++d)
-    REGARD_BY_VECTORS(accumulate, 1, vectors, block.s, value + d, stride, keys,
-                      block.out + d * kRows)
-}
-
-// As add_values, where a value may be NaN or inf: what a row does not see takes no part.
-// Visible are the keys whose score is not -inf before the exponential, kept in `seen`.
-static void add_values_carefully(const Forward& f, const Block& block, const float* value, int keys,
-                                 int vectors, const uint8_t* seen) {
-  for (int j = 0; j < keys; ++j)
-    for (int64_t d = 0; d < f.Dv; ++d) {
-      const float x = value[j * f.value_strides[2] + d];
-      for (int i = 0; i < vectors * kLanes; ++i)
-        if (seen[j * kRows + i]) block.out[d * kRows + i] += block.s[j * kRows + i] * x;
-    }
-}
-
-// Computes what comes between the products and the softmax: softcap, bias, and -inf where invisible.
-// `plain` says that every row sees every key of the block, as far as intervals decide.
-static void finish_scores(const Forward& f, const Block& block, int64_t b, int64_t j0, int keys,
-                          int vectors, bool plain, uint8_t* seen) {
-  const int lanes = vectors * kLanes;
-  if (f.softcap != 0) {
-    const float inverse = 1.0f / f.softcap;
-    for (int j = 0; j < keys; ++j)
-      for (int v = 0; v < vectors; ++v) {
-        F* s = (F*)(block.s + j * kRows + v * kLanes);
-        *s = tanh(*s * inverse) * f.softcap;
-      }
-  }
-  if (f.bias) {
-    for (int i = 0; i < block.rows; ++i) {
-      const float* row = f.bias + b * f.bias_strides[0] + block.head[i] * f.bias_strides[1] +
-                         block.index[i] * f.bias_strides[2] + j0 * f.bias_strides[3];
-      for (int j = 0; j < keys; ++j) block.s[j * kRows + i] += row[j * f.bias_strides[3]];
-    }
-  }
-  if (!plain) {
-    for (int v = 0; v < vectors; ++v) {
-      I first, last;
-      for (int i = 0; i < kLanes; ++i) {
-        const int64_t low = block.first[v * kLanes + i] - j0, high = block.last[v * kLanes + i] - j0;
-        first[i] = int32_t(low < 0 ? 0 : low > keys ? keys : low);
-        last[i] = int32_t(high < 0 ? 0 : high > keys ? keys : high);
-      }
-      for (int j = 0; j < keys; ++j) {
-        F* s = (F*)(block.s + j * kRows + v * kLanes);
-        const I at = broadcast_int(j);
-        *s = ((at >= first) & (at < last)) ? *s : broadcast(-kInf);
-      }
-    }
-  }
-  if (seen)
-    for (int j = 0; j < keys; ++j)
-      for (int i = 0; i < lanes; ++i)
-        seen[j * kRows + i] = j0 + j >= block.first[i] && j0 + j < block.last[i];
-  if (!f.mask && !f.key_segments) return;
-  const int64_t* ids = f.key_segments ? f.key_segments + b * f.key_segments_stride + j0 : nullptr;
-  for (int i = 0; i < block.rows; ++i) {
-    const int64_t h = block.head[i], q = block.index[i];
-    const uint8_t* allowed = !f.mask ? nullptr
-                                     : f.mask + b * f.mask_strides[0] + h * f.mask_strides[1] +
-                                           q * f.mask_strides[2] + j0 * f.mask_strides[3];
-    const int64_t id = ids ? f.query_segments[b * f.query_segments_stride + q] : 0;
-    for (int j = 0; j < keys; ++j)
-      if ((allowed && !allowed[j * f.mask_strides[3]]) || (ids && ids[j] != id)) {
-        block.s[j * kRows + i] = -kInf;
-        if (seen) seen[j * kRows + i] = 0;
-      }
-  }
-}
-
-// Turns scores into weights relative to the running maximum, and scales what was summed before.
-static void softmax(const Forward& f, const Block& block, int keys, int v, F& maximum, F& total) {
-  float* s = block.s + v * kLanes;
-  F highest = maximum;
-  for (int j = 0; j < keys; ++j) {
-    const F x = *(const F*)(s + j * kRows);
-    highest = x > highest ? x : highest;  // a NaN is passed over here and comes out of exp2
-  }
-  const F base = highest == -kInf ? F{} : highest;
-  if (any(highest != maximum)) {
-    const F factor = exp2((maximum - base) * kLog2e);
+// Turns a vector's scores into weights relative to its largest score, and scales what was summed
+// before to that.
+template <class E>
+static void softmax(const Problem& p, const Scaling<E>& scaling, const State<E>& state,
+                    typename E::Real* scores, const typename E::Real* new_top, int v, int low,
+                    int high) {
+  typedef typename E::Real Real;
+  constexpr int n = E::lanes;
+  Vec<Real>& top = *(Vec<Real>*)(state.top + v * n);
+  Vec<Real>& total = *(Vec<Real>*)(state.total + v * n);
+  const Vec<Real> highest = *(const Vec<Real>*)(new_top + v * n);
+  const auto base = scaling.base(highest);
+  if (any(highest != top)) {
+    const Vec<Real> factor = exp2(scaling.exponent(top, base));
     total *= factor;
-    for (int64_t d = 0; d < f.Dv; ++d) *(F*)(block.out + d * kRows + v * kLanes) *= factor;
-    maximum = highest;
+    if (E::pack > 1) *(Vec<Real>*)(state.rounded + v * n) *= factor;
+    for (int64_t d = 0; d < p.Dv; ++d) *(Vec<Real>*)(state.out + d * E::rows + v * n) *= factor;
+    top = highest;
   }
-  F sum = {};
-  for (int j = 0; j < keys; ++j) {
-    F* x = (F*)(s + j * kRows);
-    *x = exp2((*x - base) * kLog2e);  // first the difference: exact for large scores too
+  Vec<Real> sum = {};
+  for (int j = low; j < high; ++j) {
+    Vec<Real>* x = (Vec<Real>*)(scores + j * E::rows + v * n);
+    *x = exp2(scaling.exponent(*x, base));
     sum += *x;
   }
   total += sum;
 }
 
-// Copies the task's queries into the lanes, scaled, and says what each may see.
-static void take_rows(const Forward& f, Block& block, int64_t b, int64_t kv, int64_t row0) {
-  const int64_t group = f.Hq / f.Hkv, all = group * f.Lq;
-  block.rows = int(all - row0 < kRows ? all - row0 : kRows);
-  for (int i = 0; i < kRows; ++i) {
-    block.first[i] = block.last[i] = 0;
-    if (i >= block.rows) {
-      for (int64_t d = 0; d < f.D; ++d) block.q[d * kRows + i] = 0;
-      continue;
-    }
-    const int64_t h = kv * group + (row0 + i) / f.Lq, q = (row0 + i) % f.Lq;
-    const int64_t p = f.starts[b] + q;
-    int64_t first = f.left >= 0 ? p - f.left : 0, last = f.lengths[b];
-    if (f.causal && p + 1 < last) last = p + 1;
-    if (f.right >= 0 && p + f.right + 1 < last) last = p + f.right + 1;
-    if (first < 0) first = 0;
-    if (last < 0) last = 0;
-    block.head[i] = h;
-    block.index[i] = q;
-    block.first[i] = first;
-    block.last[i] = last < first ? first : last;
-    const float* row = f.query + b * f.query_strides[0] + h * f.query_strides[1] +
-                       q * f.query_strides[2];
-    for (int64_t d = 0; d < f.D; ++d) block.q[d * kRows + i] = row[d] * f.scale;
-  }
-}
-
-// Computes one task: up to kRows rows of the heads that share key head kv.
-static void rows_forward(const Forward& f, Block& block, uint8_t* seen, int64_t b, int64_t kv,
-                         int64_t row0) {
-  take_rows(f, block, b, kv, row0);
-  const int vectors = (block.rows + kLanes - 1) / kLanes;
-  int64_t low = f.Lk, high = 0, low_all = 0, high_all = f.Lk;
-  for (int i = 0; i < block.rows; ++i) {
-    if (block.first[i] == block.last[i]) { low_all = f.Lk; continue; }
-    if (block.first[i] < low) low = block.first[i];
-    if (block.last[i] > high) high = block.last[i];
-    if (block.first[i] > low_all) low_all = block.first[i];
-    if (block.last[i] < high_all) high_all = block.last[i];
-  }
-  for (int64_t x = 0; x < f.Dv * kRows; ++x) block.out[x] = 0;
-  F maximum[kVectors], total[kVectors] = {};
-  for (int v = 0; v < kVectors; ++v) maximum[v] = broadcast(-kInf);
-  const float* key = f.key + b * f.key_strides[0] + kv * f.key_strides[1];
-  const float* value = f.value + b * f.value_strides[0] + kv * f.value_strides[1];
+// Computes the keys from `low` to `high` for a block of queries.
+template <class E>
+static void add_keys(const Problem& p, ForwardMemory<E>& m, int64_t kv, int64_t low, int64_t high) {
+  typedef typename E::Real Real;
+  typedef typename E::Op Op;
+  constexpr int n = E::lanes;
+  const Rows<E>& rows = m.rows;
+  const State<E>& state = m.state;
+  const Scaling<E> scaling(p);
+  for (int64_t x = 0; x < state_size<E>(p); ++x) state.out[x] = 0;
+  for (int i = 0; i < E::rows; ++i) state.top[i] = -kInf<Real>;
+  const int64_t key_stride = p.key.strides[2], value_stride = p.value.strides[2];
   for (int64_t j0 = low; j0 < high; j0 += kKeys) {
     const int keys = int(high - j0 < kKeys ? high - j0 : kKeys);
-    const bool plain = low_all <= j0 && j0 + keys <= high_all;
-    scores(f, block, key + j0 * f.key_strides[2], keys, vectors);
-    finish_scores(f, block, b, j0, keys, vectors, plain, f.finite ? nullptr : seen);
-    for (int v = 0; v < vectors; ++v) softmax(f, block, keys, v, maximum[v], total[v]);
-    if (f.finite)
-      add_values(f, block, value + j0 * f.value_strides[2], keys, vectors);
-    else
-      add_values_carefully(f, block, value + j0 * f.value_strides[2], keys, vectors, seen);
-  }
-  const int64_t group = f.Hq / f.Hkv;
-  for (int i = 0; i < block.rows; ++i) {
-    const int v = i / kLanes, lane = i % kLanes;
-    float sum = total[v][lane], top = maximum[v][lane], grown = 1.0f;
-    if (f.sinks && top != -kInf) {
-      // The sink takes part like one more key, whose score may be the largest.
-      const float sink = f.sinks[block.head[i]];
-      const float higher = sink > top ? sink : top;
-      grown = exp2(broadcast((top - higher) * kLog2e))[0];
-      sum = sum * grown + exp2(broadcast((sink - higher) * kLog2e))[0];
+    const Reach reach = reach_of(rows, j0, keys);
+    const bool simple = reach.plain && scaling.raw && !p.mask && !p.key_ids;
+    const Matrix k = along<E>(p.key.at(rows.b, kv, j0), key_stride, keys, p.D, m.keys);
+    __builtin_memcpy(m.top, state.top, sizeof(Real) * E::rows);
+    for (int c = 0; c < reach.cuts; ++c) {
+      const Reach::Cut& cut = reach.cut[c];
+      const char* from = (const char*)k.data + cut.begin * k.stride;
+      const int first = cut.from * n, vectors = cut.to - cut.from;
+      Real* to = m.scores + cut.begin * E::rows + first;
+      if (simple)
+        multiply<Op, false, Into::set_and_maximum>(vectors, rows.q, E::rows, from, k.stride,
+                                                   E::words(p.D), keys, to, E::rows, m.top);
+      else
+        multiply<Op, false, Into::set>(vectors, rows.q + first, E::rows, from, k.stride,
+                                       E::words(p.D), cut.end - cut.begin, to, E::rows);
     }
-    const float factor = top == -kInf ? 0.0f : grown / sum;
-    const int64_t row = row0 + i, h = kv * group + row / f.Lq, q = row % f.Lq;
-    float* out = f.out + ((b * f.Hq + h) * f.Lq + q) * f.Dv;
-    for (int64_t d = 0; d < f.Dv; ++d) out[d] = block.out[d * kRows + i] * factor;
+    if (!simple) {
+      finish_scores<E>(p, rows, reach, scaling, j0, keys, m.scores, nullptr);
+      for (int v = 0; v < rows.vectors; ++v) {
+        Vec<Real> top = *(const Vec<Real>*)(m.top + v * n);
+        for (int j = reach.low[v]; j < reach.high[v]; ++j)
+          top = larger(*(const Vec<Real>*)(m.scores + j * E::rows + v * n), top);
+        *(Vec<Real>*)(m.top + v * n) = top;
+      }
+    }
+    for (int v = 0; v < rows.vectors; ++v)
+      softmax(p, scaling, state, m.scores, m.top, v, reach.low[v], reach.high[v]);
+    if (p.threshold) {
+      draw(p, rows, j0, keys, m.kept);
+      drop(rows, reach, m.kept, m.scores);
+    }
+    const char* v0 = p.value.at(rows.b, kv, j0);
+    if (!simple && !finite<E>(v0, value_stride, keys, p.Dv)) {
+      add_values_carefully<E>(p, rows, v0, j0, keys, reach, m.scores, state);
+      continue;
+    }
+    if constexpr (E::pack > 1) pack_weights(rows, reach, keys, m.scores, m.weights, state.rounded);
+    const Matrix v = across<E>(v0, value_stride, keys, p.Dv, m.values);
+    for (int c = 0; c < reach.cuts; ++c) {
+      const Reach::Cut& cut = reach.cut[c];
+      const int first = cut.from * n, begin = cut.begin / E::pack;
+      multiply<Op, true, Into::add>(cut.to - cut.from, m.weights + begin * E::rows + first, E::rows,
+                                    (const char*)v.data + begin * v.stride, v.stride,
+                                    E::words(cut.end - cut.begin), p.Dv, state.out + first,
+                                    E::rows);
+    }
   }
 }
 
-static int64_t tasks(const Forward& f) {
-  const int64_t rows = f.Hkv ? f.Hq / f.Hkv * f.Lq : 0;
-  return f.B * f.Hkv * ((rows + kRows - 1) / kRows);
-}
-
-static int64_t scratch_floats(const Forward& f) {
-  return (f.D + f.Dv + kKeys) * kRows + kKeys * kRows / 4;
-}
-
-// Takes tasks until none is left. The last rows first: with a causal mask they are the longest.
-static void forward(const Forward& f, Work& work, float* scratch, void (*poll)(Work&)) {
-  Block block;
-  block.q = scratch;
-  block.out = block.q + f.D * kRows;
-  block.s = block.out + f.Dv * kRows;
-  uint8_t* seen = (uint8_t*)(block.s + kKeys * kRows);
-  const int64_t rows = f.Hq / f.Hkv * f.Lq, per_head = (rows + kRows - 1) / kRows;
-  const int64_t all = tasks(f);
-  for (;;) {
-    const int64_t task = all - 1 - work.next.fetch_add(1, std::memory_order_relaxed);
-    if (task < 0 || work.stop.load(std::memory_order_relaxed)) return;
-    const int64_t head = task / per_head;
-    rows_forward(f, block, seen, head / f.Hkv, head % f.Hkv, task % per_head * kRows);
-    if (poll) poll(work);
+// Takes the sinks in, divides by the sums, and writes rows and statistics.
+template <class E>
+static void write_rows(const Forward& f, const Rows<E>& rows, const State<E>& state) {
+  typedef typename E::Real Real;
+  constexpr int n = E::lanes;
+  const Problem& p = *f.problem;
+  const Scaling<E> scaling(p);
+  alignas(64) Real factor[E::rows] = {};
+  char* to[E::rows];
+  for (int i = 0; i < rows.count; ++i) {
+    Real top = state.top[i], total = state.total[i];
+    Real rounded = E::pack > 1 ? state.rounded[i] : total, grown = 1;
+    if (top != -kInf<Real> && p.sinks) {
+      // The sink takes part like one more key, whose score may be the largest.
+      const Real sink = Real(p.sinks[rows.head[i]] * kLog2e / double(scaling.factor));
+      const Real higher = sink > top ? sink : top;
+      const auto base = scaling.base(broadcast(higher));
+      grown = exp2(scaling.exponent(broadcast(top), base))[0];
+      const Real own = exp2(scaling.exponent(broadcast(sink), base))[0];
+      top = higher, total = total * grown + own, rounded = rounded * grown + own;
+    }
+    // Where nothing is seen the sums are 0, or NaN that a score of -inf let through.
+    factor[i] = top == -kInf<Real> ? Real(1) : grown / rounded * Real(1 / (1 - p.dropout));
+    if (top == -kInf<Real>) total = 0;
+    const int64_t row = (rows.b * p.Hq + rows.head[i]) * p.Lq + rows.index[i];
+    if (f.maximum) ((Real*)f.maximum)[row] = top, ((Real*)f.total)[row] = total;
+    to[i] = f.out + row * p.Dv * int64_t(sizeof(typename E::Bits));
   }
+  for (int v = 0; v < rows.vectors; ++v) {
+    const Vec<Real> by = *(const Vec<Real>*)(factor + v * n);
+    for (int64_t d = 0; d < p.Dv; d += n) {
+      Vec<Real> t[n];
+      for (int i = 0; i < n; ++i) {
+        t[i] = d + i < p.Dv ? *(const Vec<Real>*)(state.out + (d + i) * E::rows + v * n) * by
+                            : Vec<Real>{};
+      }
+      transpose(t);
+      for (int i = 0; i < n && v * n + i < rows.count; ++i)
+        put<Real, E::type>(to[v * n + i] + d * int64_t(sizeof(typename E::Bits)), t[i], p.Dv - d);
+    }
+  }
+}
+
+template <class E>
+static int64_t row_blocks_of(const Problem& p) {
+  return p.Hkv ? (p.Hq / p.Hkv * p.Lq + E::rows - 1) / E::rows : 0;
+}
+
+template <class E>
+static int64_t pieces(const Problem& p) {
+  return row_blocks_of<E>(p) > 1 || p.Lk <= kPiece ? 1 : (p.Lk + kPiece - 1) / kPiece;
+}
+
+// A task is a piece of a block of rows; the last rows come first: with a causal mask they are the
+// longest.
+template <class E>
+static void run_forward(const void* pass, int64_t task, char* memory, const std::atomic<bool>&) {
+  const Forward& f = *(const Forward*)pass;
+  const Problem& p = *f.problem;
+  Scratch scratch(memory);
+  ForwardMemory<E> m(p, scratch);
+  const int64_t blocks = row_blocks_of<E>(p), n = pieces<E>(p), piece = task % n;
+  const int64_t unit = p.B * p.Hkv * blocks - 1 - task / n, head = unit / blocks;
+  const int64_t b = head / p.Hkv, kv = head % p.Hkv, group = p.Hq / p.Hkv;
+  gather(p, m.rows, b, kv * group, unit % blocks * E::rows, group * p.Lq);
+  int64_t low = m.rows.low, high = m.rows.high;
+  if (n > 1) {
+    if (low < piece * kPiece) low = piece * kPiece;
+    if (high > (piece + 1) * kPiece) high = (piece + 1) * kPiece;
+    m.state = state_in<E>(p, f.partial + (unit * n + piece) * state_size<E>(p) * sizeof(typename E::Real));
+  }
+  add_keys(p, m, kv, low, high);
+  if (n == 1) write_rows(f, m.rows, m.state);
+}
+
+// Puts the pieces of a block of rows together.
+template <class E>
+static void run_merge(const void* pass, int64_t unit, char* memory, const std::atomic<bool>&) {
+  typedef typename E::Real Real;
+  const Forward& f = *(const Forward*)pass;
+  const Problem& p = *f.problem;
+  Scratch scratch(memory);
+  ForwardMemory<E> m(p, scratch);
+  const int64_t n = pieces<E>(p), size = state_size<E>(p), group = p.Hq / p.Hkv;
+  gather(p, m.rows, unit / p.Hkv, unit % p.Hkv * group, 0, group * p.Lq);
+  const Scaling<E> scaling(p);
+  const State<E>& sum = m.state;
+  for (int64_t x = 0; x < size; ++x) sum.out[x] = 0;
+  for (int v = 0; v < m.rows.vectors; ++v) {
+    const int at = v * E::lanes;
+    const auto vec = [&](const Real* x) -> Vec<Real>& { return *(Vec<Real>*)(x + at); };
+    vec(sum.top) = Vec<Real>{} - kInf<Real>;
+    for (int64_t i = 0; i < n; ++i) {
+      const State<E> part = state_in<E>(p, f.partial + (unit * n + i) * size * sizeof(Real));
+      vec(sum.top) = larger(vec(part.top), vec(sum.top));
+    }
+    const auto base = scaling.base(vec(sum.top));
+    for (int64_t i = 0; i < n; ++i) {
+      const State<E> part = state_in<E>(p, f.partial + (unit * n + i) * size * sizeof(Real));
+      const Vec<Real> factor = exp2(scaling.exponent(vec(part.top), base));
+      vec(sum.total) += vec(part.total) * factor;
+      vec(sum.rounded) += vec(part.rounded) * factor;
+      for (int64_t d = 0; d < p.Dv; ++d)
+        vec(sum.out + d * E::rows) += vec(part.out + d * E::rows) * factor;
+    }
+  }
+  write_rows(f, m.rows, sum);
+}
+
+// Calls `what` with the element type of a problem.
+template <class Result, class What>
+static Result by_type(Type type, What what) {
+  switch (type) {
+    case Type::bfloat16: return what(Element<Type::bfloat16>());
+    case Type::float16: return what(Element<Type::float16>());
+    case Type::float64: return what(Element<Type::float64>());
+    default: return what(Element<Type::float32>());
+  }
+}
+
+static Job forward(const Forward& f) {
+  return by_type<Job>(f.problem->type, [&]<class E>(E) -> Job {
+    const Problem& p = *f.problem;
+    Scratch scratch(nullptr);
+    ForwardMemory<E> m(p, scratch);
+    return {p.B * p.Hkv * row_blocks_of<E>(p) * pieces<E>(p), scratch.taken(), run_forward<E>, &f};
+  });
+}
+
+static Job merge(const Forward& f) {
+  return by_type<Job>(f.problem->type, [&]<class E>(E) -> Job {
+    const Problem& p = *f.problem;
+    Scratch scratch(nullptr);
+    ForwardMemory<E> m(p, scratch);
+    const int64_t units = pieces<E>(p) > 1 ? p.B * p.Hkv : 0;
+    return {units, scratch.taken(), run_merge<E>, &f};
+  });
+}
+
+static int64_t partial_bytes(const Forward& f) {
+  return by_type<int64_t>(f.problem->type, [&]<class E>(E) -> int64_t {
+    const Problem& p = *f.problem;
+    const int64_t n = pieces<E>(p);
+    return n > 1 ? p.B * p.Hkv * n * state_size<E>(p) * int64_t(sizeof(typename E::Real)) : 0;
+  });
+}
+
+static int64_t row_blocks(const Problem& p) {
+  return by_type<int64_t>(p.type, [&]<class E>(E) { return row_blocks_of<E>(p); });
 }

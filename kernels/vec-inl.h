@@ -1,34 +1,116 @@
-// A vector of floats and what the loops need of it. Included once per instruction set, inside its
-// namespace: REGARD_LANES says how wide. Written with the compiler's vector types, which turn into
+// Vectors and what the loops need of them. Included once per instruction set, inside its namespace:
+// REGARD_LANES says how many floats wide. Written with the compiler's vector types, which turn into
 // the instructions of whatever the file is compiled for.
 
-constexpr int kLanes = REGARD_LANES;
-typedef float F __attribute__((vector_size(kLanes * 4)));
-typedef int32_t I __attribute__((vector_size(kLanes * 4)));
+template <class R> struct Simd;
+template <> struct Simd<float> {
+  static constexpr int lanes = REGARD_LANES;
+  typedef float Vec __attribute__((vector_size(REGARD_LANES * 4)));
+  typedef int32_t Int __attribute__((vector_size(REGARD_LANES * 4)));
+  typedef int32_t Int32 __attribute__((vector_size(REGARD_LANES * 4)));  // as many lanes each
+  typedef uint16_t Short __attribute__((vector_size(REGARD_LANES * 2)));
+  typedef uint8_t Byte __attribute__((vector_size(REGARD_LANES)));
+};
+template <> struct Simd<double> {
+  static constexpr int lanes = REGARD_LANES / 2;
+  typedef double Vec __attribute__((vector_size(REGARD_LANES * 4)));
+  typedef int64_t Int __attribute__((vector_size(REGARD_LANES * 4)));
+  typedef int32_t Int32 __attribute__((vector_size(REGARD_LANES * 2)));
+  typedef uint8_t Byte __attribute__((vector_size(REGARD_LANES / 2)));
+};
+template <> struct Simd<int32_t> {
+  typedef int32_t Vec __attribute__((vector_size(REGARD_LANES * 4)));
+};
+template <class R> using Vec = typename Simd<R>::Vec;
+template <class R> using Int = typename Simd<R>::Int;
+typedef Vec<float> F;
+typedef Vec<double> G;
+typedef Int<float> I;
+typedef uint32_t U __attribute__((vector_size(REGARD_LANES * 4)));
 
-static inline F broadcast(float x) {
-  return x - F{};  // x - 0 is x, also for NaN and -0
+static inline F broadcast(float x) { return x - F{}; }  // x - 0 is x, also for NaN and -0
+static inline G broadcast(double x) { return x - G{}; }
+static inline I broadcast(int32_t x) { return x - I{}; }
+
+// Reads a T that may lie anywhere.
+template <class T>
+static inline T read(const void* p) {
+  T x;
+  __builtin_memcpy(&x, p, sizeof x);
+  return x;
 }
 
-static inline I broadcast_int(int32_t x) { return x - I{}; }
+template <class R>
+static inline Vec<R> load(const void* p) {
+  Vec<R> x;
+  __builtin_memcpy(&x, p, sizeof x);
+  return x;
+}
+
+template <class R>
+static inline void store(void* p, Vec<R> x) {
+  __builtin_memcpy(p, &x, sizeof x);
+}
 
 // Keeps the compiler from folding a broadcast into every product that uses it: loaded once and
 // used four times, the tile is limited by its multiplications and not by its loads.
-static inline F in_register(F x) {
+template <class V>
+static inline V in_register(V x) {
 #if defined(__x86_64__)
   asm("" : "+v"(x));
 #endif
   return x;
 }
 
-static inline bool any(I mask) {
-  int32_t found = 0;
-  for (int i = 0; i < kLanes; ++i) found |= mask[i];
-  return found != 0;
+template <class V>
+static inline bool any(V mask) {
+  bool found = false;
+  for (size_t i = 0; i < sizeof(V) / sizeof(mask[0]); ++i) found |= mask[i] != 0;
+  return found;
 }
 
-// 2^f for |f| <= 1/2, to 2e-9 and a few roundings.
-static inline F exp2_fraction(F f) {
+// The larger of the two; y where x is NaN.
+#if REGARD_LANES == 16
+static inline F larger(F x, F y) { return (F)_mm512_max_ps((__m512)x, (__m512)y); }
+static inline G larger(G x, G y) { return (G)_mm512_max_pd((__m512d)x, (__m512d)y); }
+#elif REGARD_LANES == 8
+static inline F larger(F x, F y) { return (F)_mm256_max_ps((__m256)x, (__m256)y); }
+static inline G larger(G x, G y) { return (G)_mm256_max_pd((__m256d)x, (__m256d)y); }
+#else
+template <class V>
+static inline V larger(V x, V y) { return x > y ? x : y; }
+#endif
+
+// The sum and the maximum of the lanes, in an order of their own.
+template <class R>
+static inline R sum_lanes(Vec<R> x) {
+  R part[Simd<R>::lanes];
+  store<R>(part, x);
+  for (int half = Simd<R>::lanes / 2; half; half /= 2)
+    for (int i = 0; i < half; ++i) part[i] += part[i + half];
+  return part[0];
+}
+
+template <class R>
+static inline R max_lanes(Vec<R> x) {
+  R top = x[0];
+  for (int i = 1; i < Simd<R>::lanes; ++i) top = x[i] > top ? x[i] : top;
+  return top;
+}
+
+// 2^f to 2e-9 and a few roundings, exactly 1 for 0.
+#if REGARD_LANES == 16
+static inline F exp2_fraction(F f) {  // 0 <= f <= 1
+  F p = broadcast(0x1.c54174p-13f);
+  p = p * f + 0x1.46d64cp-10f;
+  p = p * f + 0x1.3d0b92p-7f;
+  p = p * f + 0x1.c68912p-5f;
+  p = p * f + 0x1.ebfd58p-3f;
+  p = p * f + 0x1.62e42cp-1f;
+  return p * f + 1.0f;
+}
+#else
+static inline F exp2_fraction(F f) {  // |f| <= 1/2
   F p = broadcast(0x1.41fbbcp-13f);
   p = p * f + 0x1.5f3e52p-10f;
   p = p * f + 0x1.3b2d4cp-7f;
@@ -37,13 +119,33 @@ static inline F exp2_fraction(F f) {
   p = p * f + 0x1.62e430p-1f;
   return p * f + 1.0f;
 }
+#endif
+
+// Likewise for |f| <= 1/2, to 4e-18: Taylor's, ln(2)^k / k!.
+static inline G exp2_fraction(G f) {
+  constexpr double ln2 = 0.693147180559945309417;
+  constexpr struct Terms {
+    double of[14];
+    constexpr Terms() : of{1.0} {
+      for (int k = 1; k < 14; ++k) of[k] = of[k - 1] * ln2 / k;
+    }
+  } terms;
+  G p = broadcast(terms.of[13]);
+  for (int k = 12; k >= 0; --k) p = p * f + terms.of[k];
+  return p;
+}
 
 // 2^x; exactly 0 for -inf; NaN stays NaN.
 #if REGARD_LANES == 16
 static inline F exp2(F x) {
-  x = (F)_mm512_max_ps((__m512)broadcast(-160.0f), (__m512)x);  // of a NaN the second: x
-  const F whole = (F)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT);
-  return (F)_mm512_scalef_ps((__m512)exp2_fraction(x - whole), (__m512)whole);
+  // What is over the whole number below; 0 for -inf, which is left to the scaling.
+  const F over = (F)_mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+  return (F)_mm512_scalef_ps((__m512)exp2_fraction(over), (__m512)x);
+}
+static inline G exp2(G x) {
+  x = larger(broadcast(-1100.0), x);
+  const G whole = (G)_mm512_roundscale_pd((__m512d)x, _MM_FROUND_TO_NEAREST_INT);
+  return (G)_mm512_scalef_pd((__m512d)exp2_fraction(x - whole), (__m512d)whole);
 }
 #else
 static inline F exp2(F x) {
@@ -54,6 +156,15 @@ static inline F exp2(F x) {
   const F p = exp2_fraction(x - (shifted - magic));
   const I exponent = ((I)shifted - (I)magic + 127) << 23;
   return zero ? F{} : p * (F)exponent;
+}
+static inline G exp2(G x) {
+  const Int<double> zero = x < -1022.0;
+  x = zero ? broadcast(-1022.0) : x;
+  const G magic = broadcast(6755399441055744.0);  // 1.5 * 2^52
+  const G shifted = x + magic;
+  const G p = exp2_fraction(x - (shifted - magic));
+  const Int<double> exponent = ((Int<double>)shifted - (Int<double>)magic + 1023) << 52;
+  return zero ? G{} : p * (G)exponent;
 }
 #endif
 
@@ -72,4 +183,171 @@ static inline F tanh(F x) {
   large = size > 44.0f ? broadcast(1.0f) : large;
   large = x < 0.0f ? -large : large;
   return size < 0.625f ? small : large;
+}
+
+static inline G tanh(G x) {
+  for (int i = 0; i < Simd<double>::lanes; ++i) x[i] = std::tanh(x[i]);
+  return x;
+}
+
+// Exchanges the blocks of `half` lanes off the diagonal, of rows that are `half` apart.
+template <int half, class V, size_t... i>
+static inline void exchange(V& x, V& y, std::index_sequence<i...>) {
+  constexpr int n = sizeof...(i);
+  const V low = __builtin_shufflevector(x, y, (int(i) & half ? n + int(i) - half : int(i))...);
+  y = __builtin_shufflevector(x, y, (int(i) & half ? n + int(i) : int(i) + half)...);
+  x = low;
+}
+
+template <int half, class V, int n>
+static inline void exchange_all(V (&t)[n]) {
+  if constexpr (half > 0) {
+    exchange_all<half / 2>(t);
+    for (int i = 0; i < n; ++i)
+      if (!(i & half)) exchange<half>(t[i], t[i + half], std::make_index_sequence<n>());
+  }
+}
+
+// t[i][j] becomes t[j][i].
+template <class V, int n>
+static inline void transpose(V (&t)[n]) {
+  static_assert(sizeof(V) == n * sizeof(t[0][0]));
+  exchange_all<n / 2>(t);
+}
+
+// Numbers as they are stored, and as they are computed with.
+template <Type type> struct Stored;
+template <> struct Stored<Type::float32> { typedef float Bits; typedef float Real; };
+template <> struct Stored<Type::float64> { typedef double Bits; typedef double Real; };
+template <> struct Stored<Type::bfloat16> { typedef uint16_t Bits; typedef float Real; };
+template <> struct Stored<Type::float16> { typedef uint16_t Bits; typedef float Real; };
+
+static inline float half_to_float(uint16_t half) {
+  uint32_t bits = std::bit_cast<uint32_t>(std::bit_cast<float>((half & 0x7fffu) << 13) * 0x1p112f);
+  if ((half & 0x7c00) == 0x7c00) bits |= 0x7f800000;
+  bits |= uint32_t(half & 0x8000) << 16;
+  return std::bit_cast<float>(bits);
+}
+
+static inline uint16_t float_to_half(float x) {
+  const uint32_t sign = std::bit_cast<uint32_t>(x) >> 16 & 0x8000;
+  const float size = x < 0 ? -x : x;
+  uint32_t bits = std::bit_cast<uint32_t>(size);
+  if (x != x) return uint16_t(sign | 0x7e00);
+  if (size >= 65520.0f) return uint16_t(sign | 0x7c00);
+  if (size < 0x1p-14f) {  // 0.5 counts in steps of the smallest half
+    return uint16_t(sign | (std::bit_cast<uint32_t>(size + 0.5f) - 0x3f000000));
+  }
+  bits += 0xc8000fff + (bits >> 13 & 1);  // the exponents' difference, and a half of the last bit
+  return uint16_t(sign | bits >> 13);
+}
+
+static inline float bfloat16_to_float(uint16_t x) {
+  return std::bit_cast<float>(uint32_t(x) << 16);
+}
+
+static inline uint16_t float_to_bfloat16(float x) {
+  const uint32_t bits = std::bit_cast<uint32_t>(x);
+  if (x != x) return uint16_t(bits >> 16 | 0x40);
+  return uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+// One number of any type.
+template <class R>
+static inline R number(const char* p, Type type) {
+  switch (type) {
+    case Type::float32: return R(read<float>(p));
+    case Type::float64: return R(read<double>(p));
+    case Type::bfloat16: return R(bfloat16_to_float(read<uint16_t>(p)));
+    case Type::float16: return R(half_to_float(read<uint16_t>(p)));
+    default: return R(read<uint8_t>(p) != 0);
+  }
+}
+
+static inline int64_t bytes_of(Type type) {
+  return type == Type::float64 ? 8 : type == Type::float32 ? 4 : type == Type::boolean ? 1 : 2;
+}
+
+// The numbers at p and after it, one for each lane.
+template <class R, Type type>
+static inline Vec<R> numbers(const char* p) {
+  constexpr int n = Simd<R>::lanes;
+  typedef typename Stored<type>::Bits Bits;
+  if constexpr (std::is_same_v<R, Bits>) {
+    return load<R>(p);
+  } else if constexpr (type == Type::bfloat16 && std::is_same_v<R, float>) {
+    return (F)(__builtin_convertvector(read<Simd<float>::Short>(p), U) << 16);
+#if REGARD_LANES == 16
+  } else if constexpr (type == Type::float16 && std::is_same_v<R, float>) {
+    return (F)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
+#elif REGARD_LANES == 8
+  } else if constexpr (type == Type::float16 && std::is_same_v<R, float>) {
+    return (F)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));
+#endif
+  } else {
+    Vec<R> x;
+    for (int i = 0; i < n; ++i) x[i] = number<R>(p + i * sizeof(Bits), type);
+    return x;
+  }
+}
+
+// Of the first `count`; the other lanes are 0.
+template <class R, Type type>
+static inline Vec<R> numbers(const char* p, int64_t count) {
+  constexpr int n = Simd<R>::lanes;
+  if (count >= n) return numbers<R, type>(p);
+  alignas(64) char part[n * sizeof(typename Stored<type>::Bits)] = {};
+  __builtin_memcpy(part, p, size_t(count) * sizeof(typename Stored<type>::Bits));
+  return numbers<R, type>(part);
+}
+
+// Writes the first `count` lanes, rounded to the stored type.
+template <class R, Type type>
+static inline void put(char* p, Vec<R> x, int64_t count) {
+  constexpr int n = Simd<R>::lanes;
+  if (count > n) count = n;
+  if constexpr (std::is_same_v<R, typename Stored<type>::Bits>) {
+    if (count == n) return store<R>(p, x);
+    __builtin_memcpy(p, &x, size_t(count) * sizeof(R));
+  } else {
+    uint16_t bits[n];
+    for (int i = 0; i < n; ++i)
+      bits[i] = type == Type::bfloat16 ? float_to_bfloat16(float(x[i])) : float_to_half(float(x[i]));
+    __builtin_memcpy(p, bits, size_t(count) * 2);
+  }
+}
+
+// The two halves of x * m, lane by lane.
+static inline void multiply_wide(U x, uint32_t m, U& high, U& low) {
+  typedef uint64_t W __attribute__((vector_size(REGARD_LANES * 4)));
+#if REGARD_LANES == 16
+  const W even = (W)_mm512_mul_epu32((__m512i)x, _mm512_set1_epi32(int(m)));
+  const W odd = (W)_mm512_mul_epu32((__m512i)((W)x >> 32), _mm512_set1_epi32(int(m)));
+#elif REGARD_LANES == 8
+  const W even = (W)_mm256_mul_epu32((__m256i)x, _mm256_set1_epi32(int(m)));
+  const W odd = (W)_mm256_mul_epu32((__m256i)((W)x >> 32), _mm256_set1_epi32(int(m)));
+#else
+  const W even = ((W)x & 0xffffffffu) * m, odd = ((W)x >> 32) * m;
+#endif
+  const W upper = W{} + 0xffffffff00000000u;
+  high = (U)((even >> 32) | (odd & upper));
+  low = (U)((even & ~upper) | (odd << 32));
+}
+
+// Four random words a lane for the counter (c0, c1, c2, 0). Source: Salmon et al. 2011, "Parallel
+// random numbers: as easy as 1, 2, 3", Philox-4x32-10.
+static inline void philox(uint32_t c0, U c1, U c2, const uint32_t (&seed)[2], U (&x)[4]) {
+  x[0] = U{} + c0, x[1] = c1, x[2] = c2, x[3] = U{};
+  uint32_t k0 = seed[0], k1 = seed[1];
+  for (int round = 0; round < 10; ++round) {
+    U high0, low0, high1, low1;
+    multiply_wide(x[0], 0xD2511F53u, high0, low0);
+    multiply_wide(x[2], 0xCD9E8D57u, high1, low1);
+    x[0] = high1 ^ x[1] ^ k0;
+    x[1] = low1;
+    x[2] = high0 ^ x[3] ^ k1;
+    x[3] = low0;
+    k0 += 0x9E3779B9u;
+    k1 += 0xBB67AE85u;
+  }
 }

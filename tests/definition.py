@@ -77,13 +77,15 @@ def assert_near(actual, exact, largest_score, largest_value):
     """A bound for tiny arrays, where the luck of a few roundings is no measure of an error.
 
     A score of size s is known to ``eps · s``, which is the relative error of its weight; the sum of
-    weighted values adds a few roundings of its own, and the output one of its dtype.
+    weighted values adds a few roundings of its own, and the output one of its dtype. bfloat16
+    weights are rounded before they are multiplied, and divided by the sum of what they are then.
     """
     name = str(actual.dtype).removeprefix("torch.")
     actual = actual.detach().double().numpy() if hasattr(actual, "detach") else actual
     half = {"float16": 2.0**-11, "bfloat16": 2.0**-8}.get(name, 0.0)
     eps = 2.0**-52 if name == "float64" else 2.0**-23
     bound = 8 * eps * (1 + largest_score) * (largest_value + 1e-30) + half * np.abs(exact) * 1.01
+    bound += (name == "bfloat16") * half * (largest_value + 1e-30)
     error = np.abs(actual.astype(float) - exact)
     assert np.array_equal(np.isnan(actual), np.isnan(exact))
     assert (np.nan_to_num(error) <= bound + 2.0**-25 * (name == "float16")).all(), np.nanmax(error)

@@ -1,11 +1,9 @@
-// Everything else: 4 floats. Compiled for the baseline; everything is inside its own namespace, so that no
-// other target can be linked against this code.
-#include "../attention.h"
+// Everything else: 4 floats. Compiled for the baseline.
+#include "../target-includes.h"
 
 #define REGARD_LANES 4
 namespace regard::portable {
-#include "../vec-inl.h"
-#include "../forward-inl.h"
+#include "../target-inl.h"
 
 static bool runs_here() {
   return true;
@@ -13,6 +11,5 @@ static bool runs_here() {
 }  // namespace regard::portable
 
 namespace regard {
-const Target portable_target = {"portable", portable::runs_here, portable::tasks, portable::scratch_floats,
-                              portable::forward};
+const Target portable_target = portable::target("portable", portable::runs_here);
 }

@@ -1,4 +1,4 @@
-"""Attention on the CPU by the compiled kernels: float32, forward."""
+"""Attention on the CPU by the compiled kernels."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from regard._checks import Call, check_contents, dtype_name, is_tensor
+from regard._checks import Call, accumulating_name, check_contents, dtype_name, is_tensor
 from regard._settings import get_num_threads
 
 LARGEST_HEAD = 256  # one sum over more numbers than these is less exact than the plain formula's
@@ -30,17 +30,10 @@ def refuses(call: Call) -> str | None:
     """Why the kernels cannot serve a call, or None."""
     if kernels is None:
         return "it is not in this install, which found no C++ compiler; install g++ and regard anew"
-    if dtype_name(call.query) != "float32":
-        return f"it computes float32, not {dtype_name(call.query)}"
-    sizes = call.query.shape[3], call.value.shape[3]
+    Dv = 0 if call.value is None else call.value.shape[3]
+    sizes = call.query.shape[3], Dv
     if max(sizes) > LARGEST_HEAD:
         return f"its head sizes D and Dv go up to {LARGEST_HEAD}, these are {sizes}"
-    if call.dropout:
-        return "it has no dropout"
-    for name in ("bias", "sinks"):
-        x = getattr(call, name)
-        if x is not None and dtype_name(x) != "float32":
-            return f"{name} is {dtype_name(x)}, and it reads float32"
     return _refuses_tensors(call) if call.is_torch else None
 
 
@@ -60,57 +53,94 @@ def _refuses_tensors(call: Call) -> str | None:
     return None
 
 
-def _array(x: Any, axes: int | None = None) -> tuple[int, list[int]]:
-    """``(address, strides in elements)``; 0 for an axis of size 1, which is broadcast."""
+def _told(x: Any) -> tuple[int, list[int], str] | None:
+    """``(address, strides in bytes, dtype)``; stride 0 for an axis of size 1: it is broadcast."""
+    if x is None:
+        return None
     if is_tensor(x):
-        address, strides = x.data_ptr(), x.stride()
+        address, strides = x.data_ptr(), [n * x.element_size() for n in x.stride()]
     else:
-        address = x.__array_interface__["data"][0]
-        strides = tuple(n // x.itemsize for n in x.strides)
-    return address, [0 if n == 1 else s for n, s in zip(x.shape, strides)][:axes]
+        address, strides = x.__array_interface__["data"][0], x.strides
+    return address, [0 if n == 1 else s for n, s in zip(x.shape, strides)], dtype_name(x)
 
 
 def _rows(x: Any) -> Any:
-    """x with its last axis contiguous."""
+    """x with the numbers of a row next to each other."""
+    if x is None or x.shape[-1] == 1:
+        return x
     if is_tensor(x):
-        return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
-    plain = x.shape[-1] == 1 or (x.strides[-1] == x.itemsize and x.flags.aligned)
-    return x if plain and all(n % x.itemsize == 0 for n in x.strides) else x.copy()
+        return x if x.stride(-1) == 1 else x.contiguous()
+    return x if x.strides[-1] == x.itemsize else x.copy()
 
 
 def _to_numpy(x: Any, dtype: Any) -> Any:
-    x = x.numpy() if is_tensor(x) else x
+    x = x.detach().numpy() if is_tensor(x) else x
     return np.ascontiguousarray(x, dtype)
 
 
-def attention(call: Call) -> Any:
-    """``(B, Hq, Lq, Dv)`` in float32."""
+def _read(call: Call) -> tuple[Any, tuple[Any, ...]]:
+    """The call as the kernels read it, and the arrays that must live as long."""
     assert kernels is not None
     check_contents(call)
     B, Hq, Hkv, Lq, Lk = call.sizes
     q, k, v = (_rows(x) for x in (call.query, call.key, call.value))
-    Dv = v.shape[-1]
-    shape = (B, Hq, Lq, Dv)
-    out = q.new_empty(shape) if call.is_torch else np.empty(shape, np.float32)
-    lengths = np.full(B, Lk) if call.key_lengths is None else _to_numpy(call.key_lengths, np.int64)
-    starts = lengths - Lq if call.query_start is None else _to_numpy(call.query_start, np.int64)
+    lengths = [Lk] * B if call.key_lengths is None else call.key_lengths.tolist()
+    starts = call.query_start
+    starts = [n - Lq for n in lengths] if starts is None else starts.tolist()
     segments = (call.query_segments, call.key_segments)
-    held = [None if x is None else _to_numpy(x, np.int64) for x in segments]
-    sinks = None if call.sinks is None else _to_numpy(call.sinks, np.float32)
-    if 0 in shape:
-        return out
-    with np.errstate(all="ignore"):  # one read; a sum that overflows only costs the careful way
-        finite = math.isfinite(v.sum())
-    kernels.forward(
-        query=_array(q, 3), key=_array(k, 3), value=_array(v, 3), out=_array(out)[0],
-        sizes=(B, Hq, Hkv, Lq, Lk, q.shape[-1], Dv), scale=call.scale, softcap=call.softcap or 0.0,
+    ids = [None if x is None else _to_numpy(x, np.int64) for x in segments]
+    sinks = [] if call.sinks is None else call.sinks.tolist()
+    read = kernels.Call(
+        query=_told(q), key=_told(k), value=_told(v),
+        sizes=(B, Hq, Hkv, Lq, Lk, q.shape[-1], 0 if v is None else v.shape[-1]),
+        scale=call.scale, softcap=call.softcap or 0.0,
         causal=call.causal, left=-1 if call.left is None else call.left,
-        right=-1 if call.right is None else call.right, starts=_array(starts),
-        lengths=_array(lengths), query_segments=None if held[0] is None else _array(held[0]),
-        key_segments=None if held[1] is None else _array(held[1]),
-        mask=None if call.mask is None else _array(call.mask),
-        bias=None if call.bias is None else _array(call.bias),
-        sinks=None if sinks is None else _array(sinks),
-        finite=finite, threads=get_num_threads(),
+        right=-1 if call.right is None else call.right, starts=starts, lengths=lengths,
+        query_ids=0 if ids[0] is None else ids[0].ctypes.data,
+        key_ids=0 if ids[1] is None else ids[1].ctypes.data,
+        shared_query_ids=ids[0] is not None and len(ids[0]) == 1,
+        shared_key_ids=ids[1] is not None and len(ids[1]) == 1,
+        mask=_told(call.mask), bias=_told(call.bias), sinks=sinks,
+        dropout=call.dropout, seed=int(call.seed) if call.dropout else 0,
     )  # fmt: skip
-    return out
+    return read, (q, k, v, call)
+
+
+def _empty(call: Call, shape: tuple[int, ...], dtype: str) -> Any:
+    """A new array of the call's library, not filled."""
+    if call.is_torch:
+        return call.query.new_empty(shape, dtype=getattr(sys.modules["torch"], dtype))
+    return np.empty(shape, dtype)
+
+
+def _address(x: Any) -> int:
+    return 0 if x is None else int(_told(x)[0])  # type: ignore[index]
+
+
+def attention(call: Call) -> Any:
+    """``(B, Hq, Lq, Dv)`` in the dtype of the query."""
+    return forward(call, statistics=False)[0]
+
+
+def forward(call: Call, statistics: bool = True) -> tuple[Any, Any, Any]:
+    """The output, and what its weights are computed from, or None.
+
+    ``maximum`` and ``total`` are ``(B, Hq, Lq)`` in the accumulating dtype: the largest score of a
+    row, and the sum of the exponentials relative to it.
+    """
+    assert kernels is not None
+    B, Hq, _, Lq, _ = call.sizes
+    out = _empty(call, (B, Hq, Lq, call.value.shape[-1]), dtype_name(call.query))
+    shape, dtype = (B, Hq, Lq), accumulating_name(call.query)
+    maximum, total = (_empty(call, shape, dtype) if statistics else None for _ in range(2))
+    read, _held = _read(call)
+    if 0 not in shape:
+        kernels.forward(read, _address(out), _address(maximum), _address(total), _threads(call))
+    return out, maximum, total
+
+
+def _threads(call: Call) -> int:
+    """One for small calls: starting another costs as much as some four million products."""
+    B, Hq, _, Lq, Lk = call.sizes
+    size = B * Hq * Lq * Lk * (call.query.shape[-1] + 1)
+    return get_num_threads() if size >= 2**21 else 1

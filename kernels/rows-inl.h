@@ -1,0 +1,355 @@
+// A block of queries in the lanes, and its scores S^T = K Q^T: what every pass begins with.
+//
+// Rows of key and value are read where they are, a number at a time; only the block of queries is
+// transposed. Maximum, sum, exp and masks are lane-wise.
+
+constexpr int kKeys = 128;  // of a block
+constexpr double kLog2e = 1.44269504088896340736, kLn2 = 0.693147180559945309417;
+
+template <class R> constexpr R kInf = std::numeric_limits<R>::infinity();
+
+// A stored type and how it is multiplied.
+template <Type t> struct Element {
+  static constexpr Type type = t;
+  typedef typename Stored<t>::Bits Bits;
+  typedef typename Stored<t>::Real Real;
+#ifdef REGARD_PAIRS
+  typedef std::conditional_t<t == Type::bfloat16, Pairs, Plain<Real>> Op;
+#else
+  typedef Plain<Real> Op;
+#endif
+  typedef typename Op::Word Word;
+  static constexpr int pack = Op::numbers_a_word;
+  static constexpr bool direct = sizeof(Word) == pack * sizeof(Bits);  // words lie in memory as such
+  static constexpr int lanes = Simd<Real>::lanes;
+  static constexpr int rows = kVectors * lanes;  // of a block of queries
+
+  static int64_t words(int64_t numbers) { return (numbers + pack - 1) / pack; }
+};
+
+// Memory of one thread, dealt out piece by piece. From a base of 0 it only counts.
+class Scratch {
+ public:
+  explicit Scratch(char* base) : base_(uintptr_t(base)), at_(base_) {}
+  template <class T>
+  T* take(int64_t n) {
+    T* p = reinterpret_cast<T*>(at_);
+    at_ += (uintptr_t(n) * sizeof(T) + 63) / 64 * 64;
+    return p;
+  }
+  int64_t taken() const { return int64_t(at_ - base_); }
+
+ private:
+  uintptr_t base_, at_;
+};
+
+// Words of up to `count` numbers; those that are missing are 0.
+template <class E>
+static inline Vec<typename E::Word> words_at(const char* p, int64_t count) {
+  if constexpr (E::pack == 1) {
+    return numbers<typename E::Real, E::type>(p, count);
+  } else {
+    if (count >= 2 * E::lanes) return load<typename E::Word>(p);
+    Vec<typename E::Word> x = {};
+    __builtin_memcpy(&x, p, size_t(count) * sizeof(typename E::Bits));
+    return x;
+  }
+}
+
+// out[word][row]: some rows of D numbers with the rows in the lanes; zeros after `count`.
+template <class E>
+static void into_lanes(const char* const* rows, int count, int64_t D, typename E::Word* out) {
+  constexpr int n = E::lanes;
+  const int64_t words = E::words(D);
+  for (int v = 0; v * n < count; ++v)
+    for (int64_t w = 0; w < words; w += n) {
+      Vec<typename E::Word> t[n];
+      for (int i = 0; i < n; ++i) {
+        t[i] = Vec<typename E::Word>{};
+        if (v * n + i < count)
+          t[i] = words_at<E>(rows[v * n + i] + w * E::pack * sizeof(typename E::Bits),
+                             D - w * E::pack);
+      }
+      transpose(t);
+      for (int i = 0; i < n && w + i < words; ++i)
+        store<typename E::Word>(out + (w + i) * E::rows + v * n, t[i]);
+    }
+}
+
+// Rows to be multiplied along their numbers, or across them.
+struct Matrix {
+  const void* data;
+  int64_t stride;  // in bytes
+};
+
+// n rows of D numbers as words; `memory` of n * words(D) is used where they do not lie so.
+template <class E>
+static Matrix along(const char* rows, int64_t stride, int64_t n, int64_t D,
+                    typename E::Word* memory) {
+  if (E::direct && D % E::pack == 0) return {rows, stride};
+  const int64_t words = E::words(D);
+  for (int64_t r = 0; r < n; ++r)
+    for (int64_t w = 0; w < words; w += E::lanes) {
+      const Vec<typename E::Word> x = words_at<E>(
+          rows + r * stride + w * E::pack * sizeof(typename E::Bits), D - w * E::pack);
+      const int64_t left = words - w < E::lanes ? words - w : E::lanes;
+      __builtin_memcpy(memory + r * words + w, &x, size_t(left) * sizeof(typename E::Word));
+    }
+  return {memory, words * int64_t(sizeof(typename E::Word))};
+}
+
+// The same rows for sums across them: words are pairs of one number in two rows.
+// `memory` holds words(n) * D.
+template <class E>
+static Matrix across(const char* rows, int64_t stride, int64_t n, int64_t D,
+                     typename E::Word* memory) {
+  if constexpr (E::pack == 1) {
+    return along<E>(rows, stride, n, D, memory);
+  } else {
+    for (int64_t r = 0; r < n; r += 2) {
+      const char* p = rows + r * stride;
+      typename E::Word* to = memory + r / 2 * D;
+      for (int64_t d = 0; d < D; d += E::lanes) {
+        I x = (I)numbers<float, Type::bfloat16>(p + d * 2, D - d);
+        const I y = r + 1 < n ? (I)numbers<float, Type::bfloat16>(p + stride + d * 2, D - d) : I{};
+        x = (I)((U)x >> 16) | y;
+        const int64_t left = D - d < E::lanes ? D - d : E::lanes;
+        __builtin_memcpy(to + d, &x, size_t(left) * 4);
+      }
+    }
+    return {memory, D * 4};
+  }
+}
+
+// A block of queries. Its rows are those of some neighbouring heads, one head behind another.
+template <class E> struct Rows {
+  typename E::Word* q;                     // [words(D)][rows]
+  int count, vectors;                      // rows and vectors in use
+  int64_t b;
+  const char* query[E::rows];
+  int64_t first[E::rows], last[E::rows];   // the keys that a row may see, before mask and ids
+  int64_t head[E::rows], index[E::rows];   // which query a row is
+  int64_t low, high;                       // the keys that any row may see
+  int64_t all_low, all_high;               // the keys that every row sees, before mask and ids
+  int64_t vector_low[kVectors], vector_high[kVectors];  // that any row of a vector may see
+  bool ordered;                            // whether these never decrease
+};
+
+// The rows from row0 on, of `all` rows of the heads from h0 on.
+template <class E>
+static void gather(const Problem& p, Rows<E>& rows, int64_t b, int64_t h0, int64_t row0,
+                   int64_t all) {
+  constexpr int n = E::lanes;
+  rows.b = b;
+  rows.count = int(all - row0 < E::rows ? all - row0 : E::rows);
+  rows.vectors = (rows.count + n - 1) / n;
+  rows.low = p.Lk, rows.high = 0, rows.all_low = 0, rows.all_high = p.Lk;
+  rows.ordered = true;
+  int64_t h = h0 + row0 / p.Lq, q = row0 % p.Lq;
+  for (int v = 0; v < kVectors; ++v) rows.vector_low[v] = p.Lk, rows.vector_high[v] = 0;
+  for (int i = 0; i < E::rows; ++i) {
+    if (i >= rows.count) {
+      rows.first[i] = rows.last[i] = 0;
+      continue;
+    }
+    const int64_t first = p.first[b * p.Lq + q], last = p.last[b * p.Lq + q];
+    rows.head[i] = h, rows.index[i] = q, rows.first[i] = first, rows.last[i] = last;
+    rows.query[i] = p.query.at(b, h, q);
+    if (first < last) {
+      int64_t& low = rows.vector_low[i / n];
+      int64_t& high = rows.vector_high[i / n];
+      if (first < low) low = first;
+      if (last > high) high = last;
+    } else {
+      rows.ordered = false;
+    }
+    if (first > rows.all_low) rows.all_low = first;
+    if (last < rows.all_high) rows.all_high = last;
+    if (++q == p.Lq) q = 0, ++h;
+  }
+  for (int v = 0; v < rows.vectors; ++v) {
+    if (rows.vector_low[v] < rows.low) rows.low = rows.vector_low[v];
+    if (rows.vector_high[v] > rows.high) rows.high = rows.vector_high[v];
+    if (v && (rows.vector_low[v] < rows.vector_low[v - 1] ||
+              rows.vector_high[v] < rows.vector_high[v - 1]))
+      rows.ordered = false;
+  }
+  into_lanes<E>(rows.query, rows.count, p.D, rows.q);
+}
+
+// Which vectors see which keys of a block: what lies outside is not computed.
+struct Reach {
+  struct Cut {
+    int begin, end;    // keys
+    int from, to;      // vectors
+  };
+  int cuts = 0;
+  Cut cut[2 * kVectors + 1];
+  int low[kVectors], high[kVectors];  // keys of a vector
+  bool plain;                         // every row sees every key, before mask and ids
+};
+
+template <class E>
+static Reach reach_of(const Rows<E>& rows, int64_t j0, int keys) {
+  Reach r;
+  r.plain = rows.all_low <= j0 && j0 + keys <= rows.all_high;
+  if (r.plain || !rows.ordered) {
+    r.cuts = 1;
+    r.cut[0] = {0, keys, 0, rows.vectors};
+    for (int v = 0; v < rows.vectors; ++v) r.low[v] = 0, r.high[v] = keys;
+    return r;
+  }
+  int edges[2 * kVectors + 2] = {0, keys}, count = 2;
+  for (int v = 0; v < rows.vectors; ++v) {
+    const auto inside = [&](int64_t j) { return int(j < 0 ? 0 : j > keys ? keys : j); };
+    r.low[v] = inside((rows.vector_low[v] - j0) / 4 * 4);   // tiles have four keys
+    r.high[v] = inside((rows.vector_high[v] - j0 + 3) / 4 * 4);
+    edges[count++] = r.low[v], edges[count++] = r.high[v];
+  }
+  for (int e = 1; e < count; ++e)  // not std::sort, which would be linked from any target
+    for (int i = e; i && edges[i] < edges[i - 1]; --i) {
+      const int x = edges[i];
+      edges[i] = edges[i - 1], edges[i - 1] = x;
+    }
+  for (int e = 0; e + 1 < count; ++e) {
+    if (edges[e] == edges[e + 1]) continue;
+    int from = rows.vectors, to = 0;
+    for (int v = 0; v < rows.vectors; ++v)
+      if (r.low[v] <= edges[e] && edges[e] < r.high[v]) {
+        if (v < from) from = v;
+        to = v + 1;
+      }
+    if (from < to) r.cut[r.cuts++] = {edges[e], edges[e + 1], from, to};
+  }
+  return r;
+}
+
+// Whether query i of head h sees key j, by every rule.
+template <class E>
+static bool sees(const Problem& p, const Rows<E>& rows, int i, int64_t j) {
+  const int64_t b = rows.b, h = rows.head[i], q = rows.index[i];
+  return rows.first[i] <= j && j < rows.last[i] &&
+         (!p.key_ids || p.query_ids[b * p.Lq + q] == p.key_ids[b * p.Lk + j]) &&
+         (!p.mask || *(p.mask.at(b, h, q) + j * p.mask.strides[3]));
+}
+
+// What stands between the products and the exponential. Where it is `raw`, scores are the products
+// and `factor` has the scale in it; else they are computed in place.
+template <class E> struct Scaling {
+  typedef typename E::Real Real;
+  bool raw;
+  Real factor;  // from a score to the exponent of 2
+
+  explicit Scaling(const Problem& p)
+      : raw(!p.bias && p.softcap == 0 && p.scale > 0),
+        factor(Real(raw ? p.scale * kLog2e : kLog2e)) {}
+
+  // The exponent of 2 of a score less that of `base`: first the difference, so that large scores
+  // are exact too.
+  static Vec<Real> base(Vec<Real> top) { return top == -kInf<Real> ? Vec<Real>{} : top; }
+  Vec<Real> exponent(Vec<Real> score, Vec<Real> base) const { return (score - base) * factor; }
+};
+
+// The entries (i, j0 + j) of a mask or a bias for the rows of one vector and `n` keys: t[j][i].
+template <class R>
+static void entries(const Array& x, const char* const* rows, int count, int64_t j0, int n,
+                    Vec<R>* t) {
+  constexpr int lanes = Simd<R>::lanes;
+  const int64_t step = x.strides[3], size = bytes_of(x.type);
+  bool same = true;
+  for (int i = 1; i < count; ++i) same &= rows[i] == rows[0];
+  if (same) {
+    for (int j = 0; j < n; ++j) t[j] = broadcast(number<R>(rows[0] + (j0 + j) * step, x.type));
+    return;
+  }
+  for (int i = 0; i < lanes; ++i) {
+    t[i] = Vec<R>{};
+    if (i >= count) continue;
+    const char* p = rows[i] + j0 * step;
+    if (step == size && n == lanes) {
+      switch (x.type) {
+        case Type::float32: t[i] = numbers<R, Type::float32>(p); continue;
+        case Type::float64: t[i] = numbers<R, Type::float64>(p); continue;
+        case Type::bfloat16: t[i] = numbers<R, Type::bfloat16>(p); continue;
+        case Type::float16: t[i] = numbers<R, Type::float16>(p); continue;
+        default: t[i] = __builtin_convertvector(read<typename Simd<R>::Byte>(p), Vec<R>); continue;
+      }
+    }
+    for (int j = 0; j < n; ++j) t[i][j] = number<R>(p + j * step, x.type);
+  }
+  transpose(*(Vec<R>(*)[lanes])t);
+}
+
+// Applies scale, softcap and bias where they are not left for the exponential, and puts -inf where
+// nothing is seen. `slope`, where wanted, is the derivative of the softcap.
+template <class E>
+static void finish_scores(const Problem& p, const Rows<E>& rows, const Reach& reach,
+                          const Scaling<E>& scaling, int64_t j0, int keys, typename E::Real* scores,
+                          typename E::Real* slope) {
+  typedef typename E::Real Real;
+  constexpr int n = E::lanes;
+  const auto at = [&](int j, int v) -> Vec<Real>& {
+    return *(Vec<Real>*)(scores + j * E::rows + v * n);
+  };
+  const Real hidden = -kInf<Real>;
+  for (int v = 0; v < rows.vectors; ++v) {
+    const int low = reach.low[v], high = reach.high[v];
+    const int count = rows.count - v * n < n ? rows.count - v * n : n;
+    if (!scaling.raw) {
+      const Real scale = Real(p.scale), cap = Real(p.softcap);
+      for (int j = low; j < high; ++j) {
+        Vec<Real> s = at(j, v) * scale;
+        if (p.softcap != 0) {
+          s = tanh(s / cap);
+          if (slope) *(Vec<Real>*)(slope + j * E::rows + v * n) = Real(1) - s * s;
+          s *= cap;
+        }
+        at(j, v) = s;
+      }
+    }
+    const char* row[n];
+    Vec<Real> tile[n];
+    if (p.bias) {
+      for (int i = 0; i < count; ++i)
+        row[i] = p.bias.at(rows.b, rows.head[v * n + i], rows.index[v * n + i]);
+      for (int j = low; j < high; j += n) {
+        const int m = high - j < n ? high - j : n;
+        entries<Real>(p.bias, row, count, j0 + j, m, tile);
+        for (int i = 0; i < m; ++i) at(j + i, v) += tile[i];
+      }
+    }
+    if (!reach.plain) {
+      Int<Real> first, last;
+      bool whole = true;
+      for (int i = 0; i < n; ++i) {
+        const auto inside = [&](int64_t j) { return j < 0 ? 0 : j > keys ? keys : j; };
+        first[i] = inside(rows.first[v * n + i] - j0);
+        last[i] = inside(rows.last[v * n + i] - j0);
+        whole &= i >= count || (first[i] <= low && last[i] >= high);
+      }
+      if (!whole)
+        for (int j = low; j < high; ++j) {
+          const Int<Real> key = Int<Real>{} + j;
+          at(j, v) = ((key >= first) & (key < last)) ? at(j, v) : Vec<Real>{} + hidden;
+        }
+    }
+    if (p.mask) {
+      for (int i = 0; i < count; ++i)
+        row[i] = p.mask.at(rows.b, rows.head[v * n + i], rows.index[v * n + i]);
+      for (int j = low; j < high; j += n) {
+        const int m = high - j < n ? high - j : n;
+        entries<Real>(p.mask, row, count, j0 + j, m, tile);
+        for (int i = 0; i < m; ++i)
+          at(j + i, v) = tile[i] != 0 ? at(j + i, v) : Vec<Real>{} + hidden;
+      }
+    }
+  }
+  if (!p.key_ids) return;
+  const int64_t* ids = p.key_ids + rows.b * p.Lk + j0;
+  for (int v = 0; v < rows.vectors; ++v)
+    for (int i = v * n; i < rows.count && i < (v + 1) * n; ++i) {
+      const int64_t id = p.query_ids[rows.b * p.Lq + rows.index[i]];
+      for (int j = reach.low[v]; j < reach.high[v]; ++j)
+        if (ids[j] != id) scores[j * E::rows + i] = hidden;
+    }
+}

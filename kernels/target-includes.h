@@ -1,0 +1,14 @@
+// What the kernels need of the standard library, included outside every namespace.
+#pragma once
+
+#include <atomic>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <thread>
+#include <type_traits>
+#include <utility>
+
+#include "attention.h"

@@ -1,0 +1,62 @@
+#include "visibility.h"
+
+#include <algorithm>
+#include <unordered_map>
+
+namespace regard {
+namespace {
+
+struct Run {
+  int64_t first, last, count;
+};
+
+}  // namespace
+
+Intervals intervals_of(const Rules& r) {
+  Intervals found;
+  found.first.resize(size_t(r.B * r.Lq));
+  found.last.resize(found.first.size());
+  bool scattered = false;
+  std::unordered_map<int64_t, Run> runs;
+  for (int64_t b = 0; b < r.B; ++b) {
+    const int64_t length = r.lengths[b];
+    const int64_t* query_ids = r.query_ids + (r.shared_query_ids ? 0 : b * r.Lq);
+    if (r.query_ids) {
+      const int64_t* key_ids = r.key_ids + (r.shared_key_ids ? 0 : b * r.Lk);
+      runs.clear();
+      Run* run = nullptr;
+      for (int64_t j = 0; j < length; ++j) {
+        if (!run || key_ids[j] != key_ids[j - 1])
+          run = &runs.try_emplace(key_ids[j], Run{j, j, 0}).first->second;
+        run->last = j + 1;
+        ++run->count;
+      }
+      for (const auto& [id, seen] : runs) scattered |= seen.count != seen.last - seen.first;
+    }
+    for (int64_t i = 0; i < r.Lq; ++i) {
+      const int64_t place = r.starts[b] + i;
+      int64_t first = 0, last = length;
+      if (r.query_ids) {
+        const auto run = runs.find(query_ids[i]);
+        first = run == runs.end() ? 0 : run->second.first;
+        last = run == runs.end() ? 0 : run->second.last;
+      }
+      if (r.left >= 0) first = std::max(first, place - r.left);
+      if (r.causal) last = std::min(last, place + 1);
+      if (r.right >= 0) last = std::min(last, place + r.right + 1);
+      found.first[size_t(b * r.Lq + i)] = first;
+      found.last[size_t(b * r.Lq + i)] = std::max(first, last);
+    }
+  }
+  if (scattered) {
+    for (int64_t b = 0; b < r.B; ++b) {
+      const int64_t* q = r.query_ids + (r.shared_query_ids ? 0 : b * r.Lq);
+      const int64_t* k = r.key_ids + (r.shared_key_ids ? 0 : b * r.Lk);
+      found.query_ids.insert(found.query_ids.end(), q, q + r.Lq);
+      found.key_ids.insert(found.key_ids.end(), k, k + r.Lk);
+    }
+  }
+  return found;
+}
+
+}  // namespace regard

@@ -1,0 +1,135 @@
+// What happens to a block of weights between the softmax and the values: dropout, rounding to
+// pairs, and the way round values that are not finite.
+
+// What a block of queries has gathered so far: [.][rows].
+template <class E> struct State {
+  typename E::Real* out;      // [Dv]: weights times values
+  typename E::Real* top;      // the largest score
+  typename E::Real* total;    // the sum of the weights
+  typename E::Real* rounded;  // the sum of the weights as they were multiplied
+};
+
+template <class E>
+static int64_t state_size(const Problem& p) { return (p.Dv + 3) * E::rows; }
+
+template <class E>
+static State<E> state_in(const Problem& p, void* memory) {
+  typename E::Real* out = (typename E::Real*)memory;
+  typename E::Real* top = out + p.Dv * E::rows;
+  return {out, top, top + E::rows, top + 2 * E::rows};
+}
+
+template <class E>
+constexpr int kKeptRows = (E::rows + REGARD_LANES - 1) / REGARD_LANES * REGARD_LANES;
+
+// kept[key][row]: all bits set where the weight is kept. Which are is decided by the counter
+// (j / 4, i, head through the batch), whose word j % 4 says so.
+template <class E>
+static void draw(const Problem& p, const Rows<E>& rows, int64_t j0, int keys, uint32_t* kept) {
+  const bool none = p.threshold > 0xffffffffu;
+  const U threshold = U{} + uint32_t(p.threshold);
+  for (int at = 0; at < rows.count; at += REGARD_LANES) {
+    U index = {}, head = {};
+    for (int i = 0; i < REGARD_LANES && at + i < rows.count; ++i) {
+      index[i] = uint32_t(rows.index[at + i]);
+      head[i] = uint32_t(rows.b * p.Hq + rows.head[at + i]);
+    }
+    for (int64_t four = j0 / 4; four * 4 < j0 + keys; ++four) {
+      U words[4];
+      philox(uint32_t(four), index, head, p.seed, words);
+      for (int w = 0; w < 4; ++w) {
+        const int64_t j = four * 4 + w - j0;
+        if (j < 0 || j >= keys) continue;
+        *(U*)(kept + j * kKeptRows<E> + at) = none ? U{} : (U)(words[w] >= threshold);
+      }
+    }
+  }
+}
+
+// x where it is kept, else 0.
+template <class R>
+static inline Vec<R> keep(const uint32_t* kept, Vec<R> x) {
+  return __builtin_convertvector(read<typename Simd<R>::Int32>(kept), Int<R>) != 0 ? x : Vec<R>{};
+}
+
+template <class E>
+static void drop(const Rows<E>& rows, const Reach& reach, const uint32_t* kept,
+                 typename E::Real* weights) {
+  typedef typename E::Real Real;
+  for (int v = 0; v < rows.vectors; ++v)
+    for (int j = reach.low[v]; j < reach.high[v]; ++j) {
+      Vec<Real>* x = (Vec<Real>*)(weights + j * E::rows + v * E::lanes);
+      *x = keep<Real>(kept + j * kKeptRows<E> + v * E::lanes, *x);
+    }
+}
+
+// Whether every number of these rows is finite.
+template <class E>
+static bool finite(const char* rows, int64_t stride, int64_t n, int64_t D) {
+  typedef typename E::Bits Bits;
+  typedef std::conditional_t<sizeof(Bits) == 8, uint64_t,
+                             std::conditional_t<sizeof(Bits) == 4, uint32_t, uint16_t>> Word;
+  constexpr Word exponent = E::type == Type::float64   ? Word(0x7ff0000000000000u)
+                            : E::type == Type::float32 ? Word(0x7f800000u)
+                            : E::type == Type::float16 ? Word(0x7c00u)
+                                                       : Word(0x7f80u);
+  for (int64_t r = 0; r < n; ++r) {
+    Word found = 0;
+    for (int64_t d = 0; d < D; ++d)
+      found |= (read<Word>(rows + r * stride + d * int64_t(sizeof(Word))) & exponent) == exponent;
+    if (found) return false;
+  }
+  return true;
+}
+
+// Adds the values of a block in which some are NaN or inf: what a row does not see takes no part.
+template <class E>
+static void add_values_carefully(const Problem& p, const Rows<E>& rows, const char* value,
+                                 int64_t j0, int keys, const Reach& reach,
+                                 const typename E::Real* weights, const State<E>& state) {
+  typedef typename E::Real Real;
+  for (int j = 0; j < keys; ++j)
+    for (int i = 0; i < rows.count; ++i) {
+      const int v = i / E::lanes;
+      if (j < reach.low[v] || j >= reach.high[v] || !sees(p, rows, i, j0 + j)) continue;
+      const Real w = weights[j * E::rows + i];
+      if (E::pack > 1) state.rounded[i] += w;
+      for (int64_t d = 0; d < p.Dv; ++d)
+        state.out[d * E::rows + i] +=
+            w * number<Real>(value + j * p.value.strides[2] + d * int64_t(sizeof(typename E::Bits)), E::type);
+    }
+}
+
+#ifdef REGARD_PAIRS
+// Two floats to a pair of bfloat16: x in the lower half.
+static inline I pairs_of(F x, F y) {
+  typedef uint16_t S __attribute__((vector_size(64)));
+  constexpr auto order = [] {
+    struct { uint16_t at[32]; } o{};
+    for (int i = 0; i < 16; ++i) o.at[2 * i] = uint16_t(i), o.at[2 * i + 1] = uint16_t(16 + i);
+    return o;
+  }();
+  S index;
+  __builtin_memcpy(&index, order.at, 64);
+  return (I)_mm512_permutexvar_epi16((__m512i)index,
+                                     (__m512i)_mm512_cvtne2ps_pbh((__m512)y, (__m512)x));
+}
+
+// Rounds the weights of neighbouring keys to pairs, and adds up what they are then.
+template <class E>
+static void pack_weights(const Rows<E>& rows, const Reach& reach, int keys, const float* weights,
+                         int32_t* pairs, float* rounded) {
+  const I ones = I{} + 0x3f803f80;
+  for (int v = 0; v < rows.vectors; ++v) {
+    F sum = {};
+    for (int j = reach.low[v]; j < reach.high[v]; j += 2) {
+      const F* x = (const F*)(weights + j * E::rows + v * E::lanes);
+      const F y = j + 1 < keys ? *(const F*)(weights + (j + 1) * E::rows + v * E::lanes) : F{};
+      const I pair = pairs_of(*x, y);
+      *(I*)(pairs + j / 2 * E::rows + v * E::lanes) = pair;
+      sum = Pairs::add(sum, pair, ones);
+    }
+    *(F*)(rounded + v * E::lanes) += sum;
+  }
+}
+#endif
