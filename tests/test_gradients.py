@@ -1,3 +1,6 @@
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +10,16 @@ from hypothesis import strategies as st
 import regard
 from definition import visible_pairs
 from strategies import calls, to_torch
+
+GRADCHECK_OPTIONS = [
+    {},
+    {"causal": True},
+    {"window": (3, 1), "softcap": 2.0, "key_lengths": torch.tensor([7, 4])},
+    {"causal": True, "dropout": 0.3, "seed": 5},
+    {"mask": torch.rand(4, 5, 7, generator=torch.Generator().manual_seed(0)) < 0.6},
+    {"segments": (torch.arange(5) // 2, torch.arange(7) // 3), "softcap": 0.7, "dropout": 0.2,
+     "seed": 3, "query_start": torch.tensor([1, -2]), "causal": True},
+]  # fmt: skip
 
 
 def plain(q, k, v, options):
@@ -60,28 +73,48 @@ def test_gradients_equal_autograd_of_the_plain_formula(call, dropout):
         torch.testing.assert_close(mine, other, rtol=1e-8, atol=1e-10)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"causal": True},
-        {"window": (3, 1), "softcap": 2.0, "key_lengths": torch.tensor([7, 4])},
-        {"causal": True, "dropout": 0.3, "seed": 5},
-        {"mask": torch.rand(4, 5, 7, generator=torch.Generator().manual_seed(0)) < 0.6},
-    ],
-    ids=lambda options: " ".join(options) or "none",
-)
-def test_gradcheck(options):
+@pytest.fixture
+def checked():
+    """Query, key, value, bias and sinks: heads that share keys, two biases that share a batch."""
     torch.manual_seed(0)
-    q, k, v, bias, sinks = (
+    return [
         torch.randn(shape, dtype=torch.float64, requires_grad=True)
         for shape in ((2, 4, 5, 3), (2, 2, 7, 3), (2, 2, 7, 2), (4, 5, 7), (4,))
-    )
-    assert torch.autograd.gradcheck(lambda q, k, v: regard.attention(q, k, v, **options), (q, k, v))
-    assert torch.autograd.gradcheck(
-        lambda q, k, v, bias, sinks: regard.attention(q, k, v, bias=bias, sinks=sinks, **options),
-        (q, k, v, bias, sinks),
-    )
+    ]
+
+
+def name_options(options):
+    return " ".join(options) or "none"
+
+
+@pytest.mark.parametrize("options", GRADCHECK_OPTIONS, ids=name_options)
+def test_gradcheck(options, checked):
+    def attend(q, k, v, bias=None, sinks=None):
+        return regard.attention(q, k, v, bias=bias, sinks=sinks, **options)
+
+    assert torch.autograd.gradcheck(attend, checked[:3])
+    assert torch.autograd.gradcheck(attend, checked)
+
+
+@pytest.mark.parametrize("options", GRADCHECK_OPTIONS, ids=name_options)
+def test_gradgradcheck(options, checked):
+    def attend(q, k, v, bias=None, sinks=None):
+        return regard.attention(q, k, v, bias=bias, sinks=sinks, **options)
+
+    assert torch.autograd.gradgradcheck(attend, checked[:3], fast_mode=True)
+    assert torch.autograd.gradgradcheck(attend, checked, fast_mode=True)
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"mask": torch.ones(17, 17).tril() > 0}])
+def test_gradgradcheck_where_torch_fuses(options):
+    torch.manual_seed(0)
+    q = torch.randn(1, 2, 17, 2, dtype=torch.float64, requires_grad=True)
+    kv = torch.randn(2, 1, 1, 17, 2, dtype=torch.float64, requires_grad=True)
+
+    def attend(q, kv):
+        return regard.attention(q, *kv, **options)
+
+    assert torch.autograd.gradgradcheck(attend, (q, kv), fast_mode=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
@@ -133,3 +166,161 @@ def test_gradients_do_not_depend_on_the_blocks(monkeypatch):
     for other in grads[1:]:
         for x, y in zip(grads[0], other):
             np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-12)
+
+
+def second_derivatives(out, inputs, seed=0):
+    """Of the output, of a random sum of its gradients, for the output's gradient and the inputs."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def random(x):
+        return torch.randn(x.shape, dtype=torch.float64, generator=generator).to(x.dtype)
+
+    upstream = random(out).requires_grad_()
+    first = torch.autograd.grad(out, inputs, upstream, create_graph=True, materialize_grads=True)
+    total = sum((random(g) * g).sum() for g in first)
+    asked = [upstream, *inputs]
+    if not total.requires_grad:
+        return [torch.zeros_like(x) for x in asked]
+    return torch.autograd.grad(total, asked, materialize_grads=True)
+
+
+@settings(max_examples=60, deadline=None)
+@given(calls(min_length=1), st.sampled_from([None, 0.4]))
+def test_second_derivatives_equal_those_of_the_plain_formula(call, dropout):
+    arrays, options = call
+    if dropout is not None:
+        options = {**options, "dropout": dropout, "seed": 7}
+    q, k, v = (torch.from_numpy(x.copy()).requires_grad_() for x in arrays)
+    learned = {n: torch.from_numpy(options[n]).requires_grad_()
+               for n in ("bias", "sinks") if n in options}  # fmt: skip
+    inputs = [q, k, v, *learned.values()]
+    ours = second_derivatives(regard.attention(q, k, v, **{**to_torch(options), **learned}), inputs)
+    exact = second_derivatives(plain(q, k, v, {**options, **learned}), inputs)
+    for mine, other in zip(ours, exact):
+        torch.testing.assert_close(mine, other, rtol=1e-8, atol=1e-9)
+
+
+@pytest.mark.parametrize("length", [7, 40])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_second_derivatives_are_within_twice_the_plain_formulas_error(dtype, length):
+    torch.manual_seed(1)
+    wide = [torch.randn(1, 2, length, 16).to(dtype).double().requires_grad_() for _ in range(3)]
+    narrow = [x.detach().to(dtype).requires_grad_() for x in wide]
+    options = {"causal": True}
+    exact = second_derivatives(plain(*wide, options), wide)
+    low = second_derivatives(plain(*narrow, options), narrow)
+    ours = second_derivatives(regard.attention(*narrow, **options), narrow)
+    for mine, plainly, truth in zip(ours, low, exact):
+        error, allowed = ((x - truth).abs().max() for x in (mine, plainly))
+        assert mine.dtype == dtype
+        assert error <= 2 * allowed + truth.abs().max() * torch.finfo(dtype).eps
+
+
+def poisoned_derivatives(name, poison, documents, **options):
+    """First and second ones, with a poison in document 1 and in all of its cotangents."""
+    torch.manual_seed(0)
+    q, k, v, *dots = 2 * torch.randn(6, 2, len(documents), 8)
+    x = {"query": q, "key": k, "value": v}[name]
+    x[:, documents == 1, 3:5] = poison * torch.tensor([1.0, -1.0])  # sums of inf and −inf
+    inputs = [x.requires_grad_() for x in (q, k, v)]
+    upstream = torch.randn(q.shape, requires_grad=True)
+    out = regard.attention(*inputs, segments=documents, **options)
+    first = torch.autograd.grad(out, inputs, upstream, create_graph=True)
+    dots = [torch.where(documents[:, None] == 1, poison, x) for x in dots]
+    return first, torch.autograd.grad(first, [upstream, *inputs], dots)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"softcap": 3.0, "sinks": torch.ones(2)}], ids=name_options
+)
+@pytest.mark.parametrize("poison", [np.nan, np.inf, 3e38])
+@pytest.mark.parametrize("name", ["query", "key", "value"])
+def test_what_is_hidden_reaches_no_derivative(name, poison, options):
+    documents = torch.arange(20) // 7  # whose edges lie inside of a block
+    others = documents != 1
+    dirty, clean = (poisoned_derivatives(name, x, documents, **options) for x in (poison, 1.0))
+    for x, y in zip((*dirty[0], *dirty[1]), (*clean[0], *clean[1])):
+        torch.testing.assert_close(x[:, others], y[:, others])
+
+
+@pytest.mark.parametrize("name", ["query", "key", "value"])
+def test_nan_in_a_visible_place_reaches_the_derivatives(name):
+    documents = torch.arange(20) // 7
+    (dq, dk, dv), second = poisoned_derivatives(name, np.nan, documents)
+    seen = (dq, dk) if name == "value" else (dq, dk, dv)
+    for x in (*seen, *second):
+        assert x[:, documents == 1].isnan().any(-1).all()
+    assert name != "value" or dv.isfinite().all()
+
+
+def test_a_query_that_sees_nothing_has_second_derivative_zero():
+    torch.manual_seed(0)
+    shapes = [(2, 6, 4)] * 3 + [(2, 6, 6), (2,)]
+    inputs = [torch.randn(shape, requires_grad=True) for shape in shapes]
+    mask = torch.ones(6, 6, dtype=torch.bool)
+    mask[2] = False
+    for empty, options in (
+        ([2], {"mask": mask}),
+        ([], {}),
+        ([0, 1, 2, 3, 4, 5], {"key_lengths": 0}),
+    ):
+        out = regard.attention(*inputs[:3], bias=inputs[3], sinks=inputs[4], **options)
+        upstream = torch.randn_like(out)
+        upstream[:, empty] = torch.nan
+        upstream.requires_grad_()
+        first = torch.autograd.grad(out, inputs, upstream, create_graph=True)
+        dots = [torch.randn_like(x) for x in first]
+        dgrad, dq, dk, dv, dbias, dsinks = torch.autograd.grad(first, [upstream, *inputs], dots)
+        for x in (dgrad, dq, dbias):
+            assert (x[:, empty] == 0).all()
+        for x in (dgrad, dq, dk, dv, dbias, dsinks):
+            assert x.isfinite().all()
+            assert (x != 0).any() != (len(empty) == 6)
+
+
+def test_derivatives_of_weights_apply_to_infinite_values_by_their_sign():
+    from regard import _torch
+
+    torch.manual_seed(0)
+    w, v = torch.randn(1, 2, 9, 6).round(decimals=0), torch.randn(1, 2, 6, 40)
+    for fill in (torch.inf, -torch.inf, torch.nan):
+        v[torch.rand(v.shape) < 0.1] = fill
+    visible = torch.rand(9, 6) < 0.7
+    out = _torch._apply(w.masked_fill(~visible, 0.0), visible, v)
+    for i, seen in enumerate(visible):
+        torch.testing.assert_close(
+            out[:, :, i], (w[:, :, i, None, seen] @ v[:, :, seen])[:, :, 0], equal_nan=True
+        )
+
+
+# Runs in a process of its own, whose high-water mark is read before and after.
+PROBE = """
+import resource
+import torch
+import regard
+def run(length):
+    inputs = [torch.randn(1, length, 64, requires_grad=True) for _ in range(3)]
+    out = regard.attention(*inputs, causal=True, softcap=20.0)
+    first = torch.autograd.grad(out.square().sum(), inputs, create_graph=True)
+    torch.autograd.grad(sum(x.square().sum() for x in first), inputs)
+run(64)  # what a first call loads is not its memory
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+run(6144)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+"""
+
+
+def test_second_derivatives_of_6144_tokens_stay_within_140_megabytes():
+    """One matrix would be 151 MB, and the plain formula keeps many."""
+    done = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, check=True)
+    assert float(done.stdout) < 140
+
+
+def test_a_first_gradient_alone_is_that_of_torchs_fused_operator():
+    torch.manual_seed(0)
+    tensors = [torch.randn(1, 2, 32, 16, requires_grad=True) for _ in range(3)]
+    found = []
+    for attend in (regard.attention, torch.nn.functional.scaled_dot_product_attention):
+        found.append(torch.autograd.grad(attend(*tensors).square().sum(), tensors))
+    for ours, theirs in zip(*found):
+        assert torch.equal(ours, theirs)

@@ -112,9 +112,137 @@ def test_forward_mode_derivatives_are_refused_not_zero(qkv, length):
             attend(torch.autograd.forward_ad.make_dual(q, q))
 
 
-def test_vmap_over_sinks_is_refused(qkv):
-    with pytest.raises(regard.UnsupportedError, match="vmap over sinks is not possible"):
-        torch.vmap(lambda s: regard.attention(*qkv, sinks=s))(torch.randn(3, 4))
+def test_vmap_over_sinks(qkv):
+    sinks = torch.randn(3, 4)
+    mapped = torch.vmap(lambda s: regard.attention(*qkv, sinks=s))(sinks)
+    looped = torch.stack([regard.attention(*qkv, sinks=s) for s in sinks])
+    torch.testing.assert_close(mapped, looped)
+
+
+def score(q, k, v, bias=None, sinks=None, **options):
+    """One number that attention leads to, and whose second derivatives are not zero."""
+    return regard.attention(q, k, v, bias=bias, sinks=sinks, **options).square().sum()
+
+
+def differentiate(options, *inputs):
+    """The gradient of the score by autograd, outside of all transforms."""
+    inputs = [x.detach().requires_grad_() for x in inputs]
+    return torch.autograd.grad(score(*inputs, **options), inputs)
+
+
+# torch.func uses what torch has deprecated.
+func = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+
+
+@func
+@pytest.mark.parametrize("name", [*OPTIONS, "dropout"])
+def test_func_grad_and_vjp_equal_autograd(qkv, name):
+    options = OPTIONS.get(name, {"dropout": 0.3, "seed": 4})
+    inputs = [*qkv, torch.randn(2, 4, 33, 33), torch.randn(4)]
+    for given in (inputs[:3], inputs):
+        expected = differentiate(options, *given)
+        argnums = tuple(range(len(given)))
+        grads = torch.func.grad(lambda *x: score(*x, **options), argnums)(*given)
+        value, vjp = torch.func.vjp(lambda *x: score(*x, **options), *given)
+        assert value.shape == ()
+        for x, y, z in zip(grads, vjp(torch.ones(())), expected):
+            torch.testing.assert_close(x, z, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(x, y)
+
+
+@func
+def test_func_grad_under_vmap_is_the_gradient_of_each(qkv):
+    _, k, v = qkv
+    q = torch.randn(3, 2, 4, 33, 16)
+    inputs = [k[:1], v[:1], torch.randn(4, 33, 33), torch.randn(4)]  # shared, also by the batch
+    options = {"causal": True, "dropout": 0.2, "seed": 3}
+    grad = torch.func.grad(lambda *x: score(*x, **options), (0, 1, 2, 3, 4))
+    mapped = torch.vmap(grad, in_dims=(0, None, None, None, None))(q, *inputs)
+    for i in range(3):
+        for x, y in zip(mapped, differentiate(options, q[i], *inputs)):
+            torch.testing.assert_close(x[i], y, rtol=1e-4, atol=1e-5)
+
+
+@func
+def test_func_grad_of_vmap_is_the_gradient_of_all(qkv):
+    q = torch.randn(3, 2, 4, 33, 16)
+
+    def total(q, k):
+        return torch.vmap(lambda q: score(q, k, qkv[2], causal=True))(q).sum()
+
+    grads = torch.func.grad(total, (0, 1))(q, qkv[1])
+    each = [differentiate({"causal": True}, x, *qkv[1:]) for x in q]
+    torch.testing.assert_close(grads[0], torch.stack([x[0] for x in each]), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(grads[1], sum(x[1] for x in each), rtol=1e-4, atol=1e-4)
+
+
+@func
+@pytest.mark.parametrize("length", [5, 17])
+def test_func_second_derivatives_equal_autograd(length):
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, length, 2, dtype=torch.float64) for _ in range(3))
+
+    def of_query(q):
+        return score(q, k, v, causal=True)
+
+    exact = torch.autograd.functional.hessian(of_query, q)
+    hessian = torch.func.jacrev(torch.func.jacrev(of_query))(q)
+    torch.testing.assert_close(hessian, exact)
+    penalty = torch.func.grad(lambda q: torch.func.grad(of_query)(q).square().sum())(q)
+    x = q.clone().requires_grad_()
+    (first,) = torch.autograd.grad(of_query(x), x, create_graph=True)
+    torch.testing.assert_close(penalty, *torch.autograd.grad(first.square().sum(), x))
+
+
+def test_gradients_of_many_at_once(qkv):
+    q = qkv[0][:, :, :4].clone().requires_grad_()
+    out = regard.attention(q, *qkv[1:], window=(9, 0))
+    many = torch.randn(3, *out.shape)
+    (batched,) = torch.autograd.grad(out, q, many, is_grads_batched=True, retain_graph=True)
+    for x, upstream in zip(batched, many):
+        torch.testing.assert_close(x, *torch.autograd.grad(out, q, upstream, retain_graph=True))
+
+
+@func
+def test_a_third_derivative_is_refused(qkv):
+    q = qkv[0].clone().requires_grad_()
+    out = regard.attention(q, *qkv[1:])
+    (first,) = torch.autograd.grad(out.square().sum(), q, create_graph=True)
+    (second,) = torch.autograd.grad(first.square().sum(), q, create_graph=True)
+    with pytest.raises(regard.UnsupportedError, match="first and second derivatives and no third"):
+        torch.autograd.grad(second.sum(), q)
+    f = score
+    for _ in range(3):
+        f = torch.func.grad(lambda *x, f=f: f(*x).square().sum())
+    with pytest.raises(regard.UnsupportedError, match="first and second derivatives and no third"):
+        f(*qkv)
+
+
+@func
+def test_forward_mode_over_a_gradient_is_refused_not_zero(qkv):
+    q, k, v = (x[:, :, :4] for x in qkv)
+    with pytest.raises(regard.UnsupportedError, match=r"jacrev\(jacrev\(f\)\) for a hessian"):
+        torch.func.hessian(lambda q: score(q, k, v))(q)
+    q = q.clone().requires_grad_()
+    out = regard.attention(q, k, v)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(torch.ones_like(out), torch.ones_like(out))
+        with pytest.raises(regard.UnsupportedError, match="no forward-mode derivative"):
+            torch.autograd.grad(out, q, dual)
+
+
+@func
+@pytest.mark.parametrize("name", ["none", "window"])
+def test_compile_takes_func_grad_and_vmap_of_it(qkv, name):
+    torch._dynamo.reset()
+    grad = torch.func.grad(lambda *x: score(*x, **OPTIONS[name]), (0, 1, 2))
+    compiled = torch.compile(grad, fullgraph=True, backend="aot_eager")
+    for x, y in zip(compiled(*qkv), grad(*qkv)):
+        torch.testing.assert_close(x, y)
+    many = [torch.stack([x, x.flip(0)]) for x in qkv]
+    compiled = torch.compile(torch.vmap(grad), fullgraph=True, backend="aot_eager")
+    for x, y in zip(compiled(*many), torch.vmap(grad)(*many)):
+        torch.testing.assert_close(x, y)
 
 
 def test_fake_tensors_get_shapes_without_computing():
@@ -132,8 +260,17 @@ def test_the_operators_are_registered_soundly(qkv):
     q, k, v = (x[:, :, :6].contiguous().requires_grad_() for x in qkv)
     from regard import _checks, _torch_ops
 
-    call = _checks.read_call(q, k, v, causal=True, softcap=4.0)
-    torch.library.opcheck(torch.ops.regard.attention.default, _torch_ops._pack(call))
+    bias, sinks = torch.randn(6, 6, requires_grad=True), torch.randn(4, requires_grad=True)
+    call = _checks.read_call(q, k, v, causal=True, softcap=4.0, bias=bias, sinks=sinks)
+    values = _torch_ops._pack(call)
+    torch.library.opcheck(torch.ops.regard.attention.default, values)
+    grad = torch.randn(2, 4, 6, 16, requires_grad=True)
+    torch.library.opcheck(torch.ops.regard.attention_backward.default, [grad, *values])
+    firsts = [torch.randn_like(x, requires_grad=True) for x in (q, k, v, call.bias, sinks)]
+    operator = torch.ops.regard.attention_double_backward.default
+    # Its gradient is a third derivative.
+    tests = ("test_schema", "test_faketensor")
+    torch.library.opcheck(operator, [*firsts, grad, *values], test_utils=tests)
 
 
 def test_tensors_of_another_default_device_or_dtype_do_not_matter(qkv):

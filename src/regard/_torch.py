@@ -23,6 +23,10 @@ BLOCK_ELEMENTS = 2**16  # 256 KB of float32: at 512 keys, 1.6 times as fast as b
 DEVICE_BLOCK_ELEMENTS = 2**19  # up to 16 MB: a device wants few and large launches
 
 
+# Of query, key, value, bias and sinks; None where the last two are absent.
+Gradients = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
+
+
 def accumulating(dtype: torch.dtype) -> torch.dtype:
     """The dtype that sums are held in: float64 for float64, else float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
@@ -112,26 +116,31 @@ def _apply(w: Tensor, visible: Tensor | None, v: Tensor) -> Tensor:
 
     visible = visible.expand_as(w)
     out = matmul(w, v.masked_fill(~finite, 0.0))
-    up, down = count(w > 0, v == torch.inf), count(w > 0, v == -torch.inf)
+    up = count(w > 0, v == torch.inf) | count(w < 0, v == -torch.inf)
+    down = count(w > 0, v == -torch.inf) | count(w < 0, v == torch.inf)
     undefined = count(visible, v.isnan()) | count(visible & (w == 0), v.isinf())
     undefined = undefined | (up & down) | w.isnan().any(-1, keepdim=True)
     out = out.masked_fill(up, torch.inf).masked_fill(down & ~up, -torch.inf)
     return out.masked_fill(undefined, torch.nan)
 
 
-def _drop(call: Call, block: WeightBlock, x: Tensor) -> Tensor:
-    """x with what the seed drops at 0, and the rest grown by ``1 / (1 − dropout)``."""
+def _kept(call: Call, block: WeightBlock) -> Tensor | None:
+    """Bool ``(b, h, rows, keys)``: the weights that the seed keeps; None without dropout."""
     if not call.dropout:
-        return x
+        return None
     B, Hq = call.sizes[:2]
-    arange = aranges(x.device)
+    arange = aranges(block.shifted.device)
     seed, element = call.seed, arange(0, B)[block.b]
     if seed.ndim:  # under torch.vmap each batch element has a seed and a place of its own
         element = seed[block.b, 1]
         seed = seed[block.b, 0, None, None, None]
     heads = element[:, None] * Hq + arange(0, Hq)[block.h]
-    keep = kept(seed, call.dropout, heads, block.rows, block.keys, arange, torch.stack)
-    return x.masked_fill(~keep, 0.0) / (1 - call.dropout)
+    return kept(seed, call.dropout, heads, block.rows, block.keys, arange, torch.stack)
+
+
+def _drop(call: Call, keep: Tensor | None, x: Tensor) -> Tensor:
+    """x with 0 for what is not kept, and the rest grown by ``1 / (1 − dropout)``."""
+    return x if keep is None else x.masked_fill(~keep, 0.0) / (1 - call.dropout)
 
 
 def attention(call: Call) -> Tensor:
@@ -142,76 +151,20 @@ def attention(call: Call) -> Tensor:
     for block in weight_blocks(call):
         if held != (held := (block.b, block.h)):
             v = key_heads(call.value, call, *held)
-        w = _drop(call, block, block.weights)
+        w = _drop(call, _kept(call, block), block.weights)
         out[block.index] = _apply(w, block.visible, v[:, :, block.keys]).to(out.dtype)
     return out
 
 
-def _sum_to(x: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """x summed over the axes in which ``shape`` has size 1."""
-    axes = [a for a, (n, m) in enumerate(zip(x.shape, shape)) if m == 1 and n != 1]
-    return x.sum(axes, keepdim=True) if axes else x
+def _accumulate(total: Tensor, x: Tensor, *where: slice) -> None:
+    """Adds x to a part of the total, summed over the axes in which the total has size 1."""
+    own = part(total, *where)
+    axes = [a for a, (n, m) in enumerate(zip(x.shape, own.shape)) if m == 1 and n != 1]
+    own += x.sum(axes, keepdim=True) if axes else x
 
 
 def _finite(x: Tensor) -> Tensor:
     return x if x.isfinite().all() else torch.where(x.isfinite(), x, 0.0)
-
-
-def gradients(
-    call: Call, grad: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-    """Gradients of query, key, value, bias and sinks (None where absent) for that of the output.
-
-    With ``w`` the weights before and ``w'`` after dropout, row by row:
-    ``dv = w'ᵀ·do``, ``dw = do·vᵀ`` through the dropout, ``ds = w · (dw − Σ w·dw)``.
-    """
-    dtype = accumulating(call.query.dtype)
-    _, Hq, Hkv, _, _ = call.sizes
-    group = Hq // Hkv if Hkv else 1
-    wide = [torch.zeros_like(x, dtype=dtype) for x in (call.query, call.key, call.value)]
-    dq, dk, dv = wide
-    dbias = None if call.bias is None else torch.zeros_like(call.bias, dtype=dtype)
-    dsinks = None if call.sinks is None else torch.zeros_like(call.sinks, dtype=dtype)
-    # A NaN comes back through ds where it is visible; what is left of it would only spread.
-    query, key, value = (_finite(x) for x in (call.query, call.key, call.value))
-    held = None
-    for block in weight_blocks(call):
-        rows, keys, visible = block.index, block.keys, block.visible
-        if held != (held := (block.b, block.h)):
-            k, v = key_heads(key, call, *held), key_heads(value, call, *held)
-            kv = slice(block.h.start // group, block.h.stop // group)
-            bk = block.b if len(key) > 1 else slice(None)
-            bv = block.b if len(value) > 1 else slice(None)
-        empty = block.total == 0
-        q = query[rows].to(dtype).masked_fill(empty, 0.0)
-        do = grad[rows].to(dtype).masked_fill(empty, 0.0)
-        w = block.weights
-        dw = _drop(call, block, matmul(do, v[:, :, keys].transpose(-1, -2)))
-        delta = (w * dw).sum(-1, keepdim=True)
-        ds = w * (dw - delta)
-        if dsinks is not None:
-            at_sink = torch.exp(call.sinks[block.h].to(dtype)[:, None, None] - block.maximum)
-            at_sink = (at_sink / block.divisor).masked_fill(empty, 0.0)
-            dsinks[block.h] -= (at_sink * delta).sum((0, 2, 3))
-        if dbias is not None:
-            own = part(dbias, block.b, *rows[1:], keys)
-            own += _sum_to(_hide(ds, visible), own.shape)
-        if call.softcap is not None:
-            capped = torch.tanh(products(call, q, k[:, :, keys]) / call.softcap)
-            ds = ds * (1 - capped * capped)
-        ds = _hide(ds, visible) * call.scale
-        dq[rows] = matmul(ds, k[:, :, keys])
-        shared = dk[bk, kv, keys]
-        shared += _sum_to(_outer(ds, q, kv), shared.shape)
-        shared = dv[bv, kv, keys]
-        shared += _sum_to(_outer(_drop(call, block, w), do, kv), shared.shape)
-    return (
-        dq.to(call.query.dtype),
-        dk.to(call.key.dtype),
-        dv.to(call.value.dtype),
-        None if dbias is None else dbias.to(call.bias.dtype),
-        None if dsinks is None else dsinks.to(call.sinks.dtype),
-    )
 
 
 def _hide(x: Tensor, visible: Tensor | None) -> Tensor:
@@ -223,7 +176,166 @@ def _outer(x: Tensor, y: Tensor, kv: slice) -> Tensor:
     b, h, m, n = x.shape
     heads = kv.stop - kv.start
     rows = h // heads * m
-    return x.reshape(b, heads, rows, n).transpose(-1, -2) @ y.reshape(b, heads, rows, -1)
+    return x.reshape(b, heads, rows, n).transpose(-1, -2) @ y.reshape(b, heads, rows, y.shape[-1])
+
+
+def _shared(call: Call, h: slice) -> slice:
+    """The key heads that the query heads h share."""
+    group = call.sizes[1] // call.sizes[2]
+    return slice(h.start // group, h.stop // group)
+
+
+def _sink_weight(call: Call, block: WeightBlock) -> Tensor | float:
+    """``(b, h, rows, 1)``: what the sink takes of each row."""
+    if call.sinks is None:
+        return 0.0
+    sinks = call.sinks[block.h].to(block.total.dtype)[:, None, None]
+    empty = block.total == 0
+    return (torch.exp(sinks - block.maximum) / block.divisor).masked_fill(empty, 0.0)
+
+
+def _zeros(call: Call) -> Gradients:
+    """Sums of gradients, in the accumulating dtype."""
+    dtype = accumulating(call.query.dtype)
+    dq, dk, dv = (torch.zeros_like(x, dtype=dtype) for x in (call.query, call.key, call.value))
+    dbias, dsinks = (
+        None if x is None else torch.zeros_like(x, dtype=dtype) for x in (call.bias, call.sinks)
+    )
+    return dq, dk, dv, dbias, dsinks
+
+
+def _narrow(call: Call, sums: Gradients) -> Gradients:
+    """The sums in the dtypes of the inputs."""
+    dq, dk, dv, dbias, dsinks = sums
+    return (
+        dq.to(call.query.dtype),
+        dk.to(call.key.dtype),
+        dv.to(call.value.dtype),
+        None if dbias is None else dbias.to(call.bias.dtype),
+        None if dsinks is None else dsinks.to(call.sinks.dtype),
+    )
+
+
+def gradients(call: Call, grad: Tensor) -> Gradients:
+    """Gradients of query, key, value, bias and sinks (None where absent) for that of the output.
+
+    With ``w`` the weights before and ``w'`` after dropout, row by row:
+    ``dv = w'ᵀ·do``, ``dw = do·vᵀ`` through the dropout, ``ds = w · (dw − Σ w·dw)``.
+    """
+    dtype = accumulating(call.query.dtype)
+    dq, dk, dv, dbias, dsinks = sums = _zeros(call)
+    # A NaN comes back through ds where it is visible; what is left of it would only spread.
+    query, key = _finite(call.query), _finite(call.key)
+    held = None
+    for block in weight_blocks(call):
+        rows, visible = block.index, block.visible
+        if held != (held := (block.b, block.h)):
+            k, v = key_heads(key, call, *held), key_heads(call.value, call, *held)
+        kv, keys = _shared(call, block.h), block.keys
+        empty = block.total == 0
+        q, do = (x[rows].to(dtype).masked_fill(empty, 0.0) for x in (query, grad))
+        w, keep = block.weights, _kept(call, block)
+        dw = _hide(_drop(call, keep, matmul(do, v[:, :, keys].transpose(-1, -2))), visible)
+        delta = (w * dw).sum(-1, keepdim=True)
+        ds = _hide(w * (dw - delta), visible)
+        if dsinks is not None:
+            dsinks[block.h] -= (_sink_weight(call, block) * delta).sum((0, 2, 3))
+        if dbias is not None:
+            _accumulate(dbias, ds, *rows, keys)
+        if call.softcap is not None:
+            capped = torch.tanh(products(call, q, k[:, :, keys]) / call.softcap)
+            ds = _hide(ds * (1 - capped * capped), visible)
+        ds = ds * call.scale
+        dq[rows] = matmul(ds, k[:, :, keys])
+        _accumulate(dk, _outer(ds, q, kv), block.b, kv, keys)
+        _accumulate(dv, _outer(_drop(call, keep, w), do, kv), block.b, kv, keys)
+    return _narrow(call, sums)
+
+
+def second_gradients(
+    call: Call, grad: Tensor, cotangents: Gradients
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Gradients of ``Σ gradients(call, grad) · cotangents``, which is linear in both.
+
+    That sum is also ``Σ do · ȯ``, where ``ȯ`` is how fast the output moves when query, key, value,
+    bias and sinks move by their cotangents, which are dotted here. Row by row, with ``s`` the
+    scores, and every Σ over the sink too, whose value is 0 and whose ``ṡ`` is its cotangent:
+
+        ṡ = scale · (q̇·kᵀ + q·k̇ᵀ), through the cap, + ḃ      dw = do·vᵀ through the dropout
+        ẇ = w · (ṡ − Σ w·ṡ)                                  p  = w · (dw − Σ w·dw)
+        ddo = ẇ'·v + w'·v̇                                    dv = ẇ'ᵀ·do
+        g  = dw · (ṡ − Σ w·ṡ) − ṡ · Σ w·dw + do·v̇ᵀ through the dropout      the gradient of w
+        ds = w · (g − Σ w·g), and what p·ṡ gives through the bend of the cap
+        dq = scale · (ds·k + p·k̇)                            dk = scale · (dsᵀ·q + pᵀ·q̇)
+
+    Args:
+        grad: ``(B, Hq, Lq, Dv)``, of the output.
+        cotangents: of the gradients of query, key, value, bias and sinks, in their shapes; the last
+            two are None where they are absent.
+
+    Returns:
+        Gradients of grad, query, key, value, bias and sinks, the last two None where absent.
+    """
+    dtype = accumulating(call.query.dtype)
+    dgrad = torch.zeros_like(grad, dtype=dtype)
+    dq, dk, dv, dbias, dsinks = sums = _zeros(call)
+    query_dot, key_dot, value_dot, bias_dot, sinks_dot = cotangents
+    # As in the first gradient: what is not finite comes back through ṡ and dw where it is visible.
+    query, key = _finite(call.query), _finite(call.key)
+    finite_query_dot, finite_key_dot = _finite(query_dot), _finite(key_dot)
+    held = None
+    for block in weight_blocks(call):
+        rows, keys, visible = block.index, block.keys, block.visible
+        if held != (held := (block.b, block.h)):
+            shared = [
+                key_heads(x, call, *held)
+                for x in (key, call.value, key_dot, value_dot, finite_key_dot)
+            ]
+        k, v, k_dot, v_dot, finite_k_dot = (x[:, :, keys] for x in shared)
+        kv = _shared(call, block.h)
+        empty = block.total == 0
+        q, do, q_dot, finite_q_dot = (
+            x[rows].to(dtype).masked_fill(empty, 0.0)
+            for x in (query, grad, query_dot, finite_query_dot)
+        )
+        w, keep, w_sink = block.weights, _kept(call, block), _sink_weight(call, block)
+
+        s_dot = products(call, q_dot, k) + products(call, q, k_dot)
+        if call.softcap is not None:
+            capped = torch.tanh(products(call, q, k) / call.softcap)
+            slope = 1 - capped * capped
+            bend = -2 / call.softcap * capped * slope * s_dot
+            s_dot = s_dot * slope
+        if bias_dot is not None:
+            s_dot = s_dot + part(bias_dot, *rows, keys).to(dtype)
+        s_dot = _hide(s_dot, visible)
+        dw, dw_dot = (
+            _hide(_drop(call, keep, matmul(do, x.transpose(-1, -2))), visible) for x in (v, v_dot)
+        )
+        sink_dot = 0.0 if sinks_dot is None else sinks_dot[block.h].to(dtype)[:, None, None]
+        s_mean = (w * s_dot).sum(-1, keepdim=True) + w_sink * sink_dot
+        delta = (w * dw).sum(-1, keepdim=True)
+        w_dot = _hide(w * (s_dot - s_mean), visible)
+        p = _hide(w * (dw - delta), visible)
+        g = dw * (s_dot - s_mean) - s_dot * delta + dw_dot
+        g_sink = -sink_dot * delta
+        g_mean = (w * g).sum(-1, keepdim=True) + w_sink * g_sink
+        ds = _hide(w * (g - g_mean), visible)
+
+        if dsinks is not None:
+            dsinks[block.h] += (w_sink * (g_sink - g_mean)).sum((0, 2, 3))
+        if dbias is not None:
+            _accumulate(dbias, ds, *rows, keys)
+        if call.softcap is not None:
+            ds = _hide(ds * slope + p * bend, visible)
+            p = _hide(p * slope, visible)
+        ds, p = ds * call.scale, p * call.scale
+        w_dot = _drop(call, keep, w_dot)
+        dgrad[rows] = _apply(w_dot, visible, v) + _apply(_drop(call, keep, w), visible, v_dot)
+        dq[rows] = matmul(ds, k) + matmul(p, finite_k_dot)
+        _accumulate(dk, _outer(ds, q, kv) + _outer(p, finite_q_dot, kv), block.b, kv, keys)
+        _accumulate(dv, _outer(w_dot, do, kv), block.b, kv, keys)
+    return dgrad.to(grad.dtype), *_narrow(call, sums)
 
 
 def full(like: Tensor, shape: tuple[int, ...], fill: float, dtype: str) -> Tensor:

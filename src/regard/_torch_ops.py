@@ -1,4 +1,4 @@
-"""The two custom operators through which torch sees attention, and when torch's own one serves.
+"""The three custom operators through which torch sees attention, and when torch's own one serves.
 
 Inside an operator tensors are real, so a rule may depend on what they hold; outside it they may be
 traced. Source: Dao et al. 2022 for what the fused operator does.
@@ -6,6 +6,7 @@ traced. Source: Dao et al. 2022 for what the fused operator does.
 
 import functools
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -29,6 +30,15 @@ _FUSED_ON_DEVICES = [
     SDPBackend.EFFICIENT_ATTENTION,
 ]
 _NUMBERS = ("causal", "left", "right", "scale", "softcap", "dropout")
+_CALL = (
+    "Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor? bias, Tensor? key_lengths, "
+    "Tensor? query_segments, Tensor? key_segments, Tensor? query_start, Tensor? sinks, "
+    "Tensor? seed, bool causal, int? left, int? right, float scale, float? softcap, float dropout"
+)
+_NO_FORWARD_MODE = (
+    "attention: there is no forward-mode derivative (jvp, jacfwd, hessian); use backward mode, "
+    "as in torch.autograd.grad, and jacrev(jacrev(f)) for a hessian."
+)
 
 
 def _pack(call: Call) -> list[Any]:
@@ -113,40 +123,34 @@ def _is_eager(call: Call) -> bool:
     return plain and call.query.device.type != "meta"
 
 
-def _refuse_forward_mode(call: Call) -> None:
+def _refuse_forward_mode(*tensors: Tensor | None) -> None:
     """An operator without a forward-mode rule would give derivatives of zero in silence."""
     if forward_ad._current_level < 0:
         return
-    tensors = (call.query, call.key, call.value, call.bias, call.sinks)
     if any(x is not None and forward_ad.unpack_dual(x).tangent is not None for x in tensors):
-        raise UnsupportedError(
-            "attention: there is no forward-mode derivative (jvp, jacfwd); "
-            "use backward mode, as in torch.autograd.grad."
-        )
+        raise UnsupportedError(_NO_FORWARD_MODE)
 
 
 def attention(call: Call) -> Tensor:
-    """``(B, Hq, Lq, Dv)`` in the dtype of the query; differentiable."""
-    _refuse_forward_mode(call)
+    """``(B, Hq, Lq, Dv)`` in the dtype of the query; differentiable twice."""
+    inputs = (call.query, call.key, call.value, call.bias, call.sinks)
+    _refuse_forward_mode(*inputs)
     if _is_eager(call) and _may_fuse(call):
         check_contents(call)
         if _fuses_exactly(call).all() and (out := _fused(call)) is not None:
-            return out
-    return _forward(*_pack(call))
+            return _Fused.apply(out, *_pack(call)) if out.requires_grad else out
+    return _attend(*_pack(call))
 
 
-@torch.library.custom_op("regard::attention", mutates_args=())
-def _forward(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, bias: Tensor | None,
-    key_lengths: Tensor | None, query_segments: Tensor | None, key_segments: Tensor | None,
-    query_start: Tensor | None, sinks: Tensor | None, seed: Tensor | None,
-    causal: bool, left: int | None, right: int | None, scale: float, softcap: float | None,
-    dropout: float,
-) -> Tensor:  # fmt: skip
-    call = _unpack(
-        query, key, value, mask, bias, key_lengths, query_segments, key_segments, query_start,
-        sinks, seed, causal, left, right, scale, softcap, dropout,
-    )  # fmt: skip
+def _operator(name: str, inputs: str, outputs: str) -> Callable[..., Any]:
+    """Makes a custom operator of a function."""
+    schema = f"({inputs}) -> {outputs}"
+    return torch.library.custom_op(f"regard::{name}", mutates_args=(), schema=schema)
+
+
+@_operator("attention", _CALL, "Tensor")
+def _forward(*values: Any) -> Tensor:
+    call = _unpack(*values)
     check_contents(call)
     if not _may_fuse(call):
         return _torch.attention(call)
@@ -171,21 +175,11 @@ def _(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> Tensor:
     return query.new_empty((*query.shape[:3], value.shape[3]))
 
 
-@torch.library.custom_op("regard::attention_backward", mutates_args=())
-def _backward(
-    grad: Tensor,
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, bias: Tensor | None,
-    key_lengths: Tensor | None, query_segments: Tensor | None, key_segments: Tensor | None,
-    query_start: Tensor | None, sinks: Tensor | None, seed: Tensor | None,
-    causal: bool, left: int | None, right: int | None, scale: float, softcap: float | None,
-    dropout: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    call = _unpack(
-        query, key, value, mask, bias, key_lengths, query_segments, key_segments, query_start,
-        sinks, seed, causal, left, right, scale, softcap, dropout,
-    )  # fmt: skip
+@_operator("attention_backward", f"Tensor grad, {_CALL}", "({})".format(", ".join(5 * ["Tensor"])))
+def _backward(grad: Tensor, *values: Any) -> tuple[Tensor, ...]:
+    call = _unpack(*values)
     dq, dk, dv, dbias, dsinks = _torch.gradients(call, grad)
-    nothing = query.new_empty(0)
+    nothing = grad.new_empty(0)
     return (
         dq, dk, dv,
         nothing if dbias is None else dbias,
@@ -204,23 +198,99 @@ def _(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> tu
     )  # fmt: skip
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[: len(_TENSORS)])
-    ctx.numbers = inputs[len(_TENSORS) :]
+@_operator(
+    "attention_double_backward",
+    "Tensor query_dot, Tensor key_dot, Tensor value_dot, Tensor bias_dot, Tensor sinks_dot, "
+    f"Tensor grad, {_CALL}",
+    "({})".format(", ".join(6 * ["Tensor"])),
+)
+def _double_backward(
+    query_dot: Tensor, key_dot: Tensor, value_dot: Tensor, bias_dot: Tensor, sinks_dot: Tensor,
+    grad: Tensor, *values: Any,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    call = _unpack(*values)
+    cotangents = (
+        query_dot, key_dot, value_dot,
+        None if call.bias is None else bias_dot,
+        None if call.sinks is None else sinks_dot,
+    )  # fmt: skip
+    dgrad, dq, dk, dv, dbias, dsinks = _torch.second_gradients(call, grad, cotangents)
+    nothing = grad.new_empty(0)
+    return (
+        dgrad, dq, dk, dv,
+        nothing if dbias is None else dbias,
+        nothing.clone() if dsinks is None else dsinks,
+    )  # fmt: skip
 
 
-def _differentiate(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    dq, dk, dv, dbias, dsinks = _backward(grad, *ctx.saved_tensors, *ctx.numbers)
-    gradients = dict.fromkeys(_TENSORS + _NUMBERS)
-    gradients |= {"query": dq, "key": dk, "value": dv}
-    if ctx.needs_input_grad[_TENSORS.index("bias")]:
-        gradients["bias"] = dbias
-    if ctx.needs_input_grad[_TENSORS.index("sinks")]:
-        gradients["sinks"] = dsinks
-    return tuple(gradients.values())
+@_double_backward.register_fake
+def _(*values: Any) -> tuple[Tensor, ...]:
+    grad, query, key, value, _, bias = values[5:11]
+    sinks = values[15]
+    nothing = query.new_empty(0)
+    return (
+        *(torch.empty_like(x) for x in (grad, query, key, value)),
+        nothing if bias is None else torch.empty_like(bias),
+        nothing.clone() if sinks is None else torch.empty_like(sinks),
+    )
 
 
-_forward.register_autograd(_differentiate, setup_context=_save)
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    """Keeps what an operator was called with: tensors, and then the numbers of the call."""
+    ctx.save_for_backward(*inputs[: -len(_NUMBERS)])
+    ctx.numbers = inputs[-len(_NUMBERS) :]
+
+
+def _by_input(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    """Gradients of query, key, value, bias and sinks in the places of an operator's inputs.
+
+    None for a bias and sinks that need none, whose gradients may hold nothing.
+    """
+    first = len(ctx.needs_input_grad) - len(_TENSORS + _NUMBERS)
+    found: dict[str, Tensor | None] = dict.fromkeys(_TENSORS + _NUMBERS)
+    for name, x in zip(("query", "key", "value", "bias", "sinks"), gradients):
+        if ctx.needs_input_grad[first + _TENSORS.index(name)]:
+            found[name] = x
+    return tuple(found.values())
+
+
+def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    saved = ctx.saved_tensors
+    _refuse_forward_mode(grad, *saved)
+    return _by_input(ctx, *_attend_backward(grad, *saved, *ctx.numbers))
+
+
+def _differentiate_twice(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
+    saved = ctx.saved_tensors
+    _refuse_forward_mode(*cotangents, *saved)
+    dgrad, *rest = _attend_double_backward(*cotangents, *saved, *ctx.numbers)
+    return dgrad, *_by_input(ctx, *rest)
+
+
+def _refuse_third(ctx: Any, *_: Tensor) -> None:
+    raise UnsupportedError(
+        "attention: there are first and second derivatives and no third. Detach the second ones, "
+        "or write the formula in torch's own operations, which store the whole matrix."
+    )
+
+
+class _Fused(torch.autograd.Function):
+    """The fused operator's output as it is; torch can differentiate that once and not twice.
+
+    So its gradient is torch's own, unless a graph of the gradient is asked for: then it is that of
+    ``regard::attention``.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, out: Tensor, *inputs: Any) -> Tensor:
+        _save(ctx, inputs, out)
+        return out.detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            return None, *_differentiate(ctx, grad)
+        return grad, *[None] * len(_TENSORS + _NUMBERS)
 
 
 def _fold(info: Any, in_dims: tuple[int | None, ...], tensors: tuple[Any, ...]) -> list[Any]:
@@ -229,16 +299,11 @@ def _fold(info: Any, in_dims: tuple[int | None, ...], tensors: tuple[Any, ...]) 
     B = tensors[0].shape[1 if in_dims[0] == 0 else 0]
     for name, x, axis in zip(_TENSORS, tensors, in_dims):
         broadcasts = name not in ("query", "key_lengths", "query_start")
-        if x is None or (axis is None and name == "sinks"):
+        if x is None or name == "sinks":
             folded.append(x)
         elif name == "seed":
             folded.append(
                 _fold_seed(x.expand(n, *x.shape) if axis is None else x.movedim(axis, 0), B)
-            )
-        elif name == "sinks":
-            raise UnsupportedError(
-                "attention: torch.vmap over sinks is not possible, since a batch shares them. "
-                "Call attention once for each."
             )
         elif axis is None and x.shape[0] == 1 and broadcasts:
             folded.append(x)
@@ -261,8 +326,76 @@ def _fold_seed(seeds: Tensor, B: int) -> Tensor:
     return seeds.reshape(-1, 2)
 
 
-@_forward.register_vmap
-def _(info: Any, in_dims: tuple[int | None, ...], *values: Any) -> tuple[Tensor, int]:
+def _map(
+    apply: Callable[..., Any], info: Any, in_dims: tuple[int | None, ...], *values: Any
+) -> tuple[Any, Any]:
+    """The batching rule of attention: one call for all, where they can be one batch."""
+    if in_dims[_TENSORS.index("sinks")] is not None:  # a batch shares its sinks
+        return _map_one_by_one(apply, info, in_dims, *values)
     tensors = _fold(info, in_dims, values[: len(_TENSORS)])
-    out = _forward(*tensors, *values[len(_TENSORS) :])
+    out = apply(*tensors, *values[len(_TENSORS) :])
     return out.reshape(info.batch_size, -1, *out.shape[1:]), 0
+
+
+def _map_one_by_one(
+    apply: Callable[..., Any], info: Any, in_dims: tuple[int | None, ...], *values: Any
+) -> tuple[Any, Any]:
+    """The batching rule of gradients: one batch would add up those of what its elements share."""
+    results = [
+        apply(*(x if axis is None else x.select(axis, n) for x, axis in zip(values, in_dims)))
+        for n in range(info.batch_size)
+    ]
+    if isinstance(results[0], Tensor):
+        return torch.stack(results), 0
+    return tuple(torch.stack(parts) for parts in zip(*results)), (0,) * len(results[0])
+
+
+def _differentiable(
+    operator: Any, backward: Callable[..., Any], rule: Callable[..., tuple[Any, Any]]
+) -> Callable[..., Any]:
+    """Gives an operator its gradient and its batching rule; returns what calls it.
+
+    ``torch.func.grad`` refuses what ``custom_op`` makes of these: an ``autograd.Function`` without
+    ``setup_context``. So inside of torch.func's transforms the operator is called by one that has
+    it, and that torch.compile takes as it is.
+    """
+
+    class Function(torch.autograd.Function):
+        setup_context = staticmethod(_save)
+
+        @staticmethod
+        def forward(*values: Any) -> Any:
+            return operator(*values)
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            return backward(ctx, *grads)
+
+        @staticmethod
+        def jvp(ctx: Any, *tangents: Any) -> Any:
+            raise UnsupportedError(_NO_FORWARD_MODE)
+
+        @staticmethod
+        def vmap(info: Any, in_dims: Any, *values: Any) -> tuple[Any, Any]:
+            return rule(Function.apply, info, in_dims, *values)
+
+    def allow(_: Any) -> None:
+        torch.compiler.allow_in_graph(Function)
+
+    def apply(*values: Any) -> Any:
+        if not torch._C._are_functorch_transforms_active():
+            return operator(*values)
+        if torch.compiler.is_dynamo_compiling():
+            from torch._dynamo.comptime import comptime  # torch loads it when it compiles
+
+            comptime(allow)
+        return Function.apply(*values)
+
+    operator.register_autograd(backward, setup_context=_save)
+    operator.register_vmap(functools.partial(rule, operator))
+    return apply
+
+
+_attend = _differentiable(_forward, _differentiate, _map)
+_attend_backward = _differentiable(_backward, _differentiate_twice, _map_one_by_one)
+_attend_double_backward = _differentiable(_double_backward, _refuse_third, _map_one_by_one)
