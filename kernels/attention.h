@@ -39,8 +39,16 @@ struct Problem {
   uint32_t seed[2];
 };
 
-// Row statistics are (B, Hq, Lq) in Real: the largest score times log2(e), and the sum of
-// 2^(score * log2(e) - maximum), the sink's included. -inf and 0 where a row sees nothing.
+// Whether scores are left as the products of query and key, with the scale in `factor_of`: from a
+// score to the exponent of 2.
+static inline bool raw_scores(const Problem& p) { return !p.bias && p.softcap == 0 && p.scale > 0; }
+static inline double factor_of(const Problem& p) {
+  constexpr double log2e = 1.44269504088896340736;
+  return raw_scores(p) ? p.scale * log2e : log2e;
+}
+
+// Row statistics are (B, Hq, Lq) in Real: the largest score, and the sum of
+// 2^((score - maximum) * factor_of), the sink's included. -inf and 0 where a row sees nothing.
 struct Forward {
   const Problem* problem;
   char* out;       // (B, Hq, Lq, Dv), contiguous
@@ -80,12 +88,11 @@ struct Reduce {
 
 struct Backward {
   const Problem* problem;
-  Array grad;             // (B, Hq, Lq, Dv): of the output
+  Array grad, out;        // (B, Hq, Lq, Dv): of the output, and the output
   const void* maximum;
   const void* total;
-  const void* delta;      // Real (B, Hq, Lq): grad . out
   void* query_sum;        // Real (B, Hq, Lq, D), zeros
-  int64_t* turn;          // (B, Hkv, blocks of rows), zeros: whose turn it is to add to query_sum
+  int64_t* turn;          // (B, Hkv, blocks of rows), zeros: how many chunks have added to query_sum
   char* key_grad;         // (B, Hkv, Lk, D), contiguous
   char* value_grad;       // (B, Hkv, Lk, Dv)
   Array bias_grad;        // Real, with the strides of the bias: 0 where it is broadcast; or absent

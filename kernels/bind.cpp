@@ -111,6 +111,18 @@ void forward(const Call& call, uintptr_t out, uintptr_t maximum, uintptr_t total
   run({target.forward(f), target.merge(f)}, threads);
 }
 
+void backward(const Call& call, Told grad, Told out, uintptr_t maximum, uintptr_t total,
+              uintptr_t query_sum, uintptr_t key_grad, uintptr_t value_grad,
+              std::optional<Told> bias_grad, int threads) {
+  const regard::Target& target = regard::target();
+  const regard::Problem& p = call.problem;
+  std::vector<int64_t> turn(static_cast<size_t>(p.B * p.Hkv * target.row_blocks(p)));
+  const regard::Backward g{&p, array(grad), array(out), at<void>(maximum), at<void>(total),
+                           at<void>(query_sum), turn.data(), at<char>(key_grad),
+                           at<char>(value_grad), array(bias_grad)};
+  run({target.backward(g), target.bias_gradient(g)}, threads);
+}
+
 }  // namespace
 
 NB_MODULE(_kernels, m) {
@@ -134,7 +146,13 @@ NB_MODULE(_kernels, m) {
            nb::arg("right"), nb::arg("starts"), nb::arg("lengths"), nb::arg("query_ids"),
            nb::arg("key_ids"), nb::arg("shared_query_ids"), nb::arg("shared_key_ids"),
            nb::arg("mask").none(), nb::arg("bias").none(), nb::arg("sinks"), nb::arg("dropout"),
-           nb::arg("seed"));
+           nb::arg("seed"))
+      .def_prop_ro("factor", [](const Call& call) { return regard::factor_of(call.problem); },
+                   "What makes the exponent of 2 of a score.");
   m.def("forward", &forward, nb::arg("call"), nb::arg("out"), nb::arg("maximum"), nb::arg("total"),
         nb::arg("threads"), "Computes the output and, where asked, the row statistics.");
+  m.def("backward", &backward, nb::arg("call"), nb::arg("grad"), nb::arg("out"),
+        nb::arg("maximum"), nb::arg("total"), nb::arg("query_sum"), nb::arg("key_grad"),
+        nb::arg("value_grad"), nb::arg("bias_grad").none(), nb::arg("threads"),
+        "Computes the gradients from the output, its gradient and the row statistics.");
 }

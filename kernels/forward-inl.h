@@ -30,32 +30,38 @@ template <class E> struct ForwardMemory {
   }
 };
 
-// Turns a vector's scores into weights relative to its largest score, and scales what was summed
-// before to that.
+// Moves what was summed so far to a new largest score.
 template <class E>
-static void softmax(const Problem& p, const Scaling<E>& scaling, const State<E>& state,
-                    typename E::Real* scores, const typename E::Real* new_top, int v, int low,
-                    int high) {
+static void rescale(const Problem& p, const Scaling<E>& scaling, const State<E>& state,
+                    const typename E::Real* new_top, int v) {
   typedef typename E::Real Real;
   constexpr int n = E::lanes;
   Vec<Real>& top = *(Vec<Real>*)(state.top + v * n);
-  Vec<Real>& total = *(Vec<Real>*)(state.total + v * n);
   const Vec<Real> highest = *(const Vec<Real>*)(new_top + v * n);
-  const auto base = scaling.base(highest);
-  if (any(highest != top)) {
-    const Vec<Real> factor = exp2(scaling.exponent(top, base));
-    total *= factor;
-    if (E::pack > 1) *(Vec<Real>*)(state.rounded + v * n) *= factor;
-    for (int64_t d = 0; d < p.Dv; ++d) *(Vec<Real>*)(state.out + d * E::rows + v * n) *= factor;
-    top = highest;
-  }
-  Vec<Real> sum = {};
-  for (int j = low; j < high; ++j) {
-    Vec<Real>* x = (Vec<Real>*)(scores + j * E::rows + v * n);
-    *x = exp2(scaling.exponent(*x, base));
-    sum += *x;
-  }
-  total += sum;
+  if (!any(highest != top)) return;
+  const Vec<Real> factor = exp2(scaling.exponent(top, scaling.base(highest)));
+  *(Vec<Real>*)(state.total + v * n) *= factor;
+  if (E::pack > 1) *(Vec<Real>*)(state.rounded + v * n) *= factor;
+  for (int64_t d = 0; d < p.Dv; ++d) *(Vec<Real>*)(state.out + d * E::rows + v * n) *= factor;
+  top = highest;
+}
+
+// Turns the scores of V vectors into weights relative to the largest score.
+template <class E, int V>
+static void softmax(const Scaling<E>& scaling, const State<E>& state, typename E::Real* scores,
+                    int v, int low, int high) {
+  typedef typename E::Real Real;
+  constexpr int n = E::lanes;
+  Vec<Real> base[V], sum[V] = {};
+  for (int i = 0; i < V; ++i)
+    base[i] = scaling.base(*(const Vec<Real>*)(state.top + (v + i) * n));
+  for (int j = low; j < high; ++j)
+    for (int i = 0; i < V; ++i) {
+      Vec<Real>* x = (Vec<Real>*)(scores + j * E::rows + (v + i) * n);
+      *x = exp2(scaling.exponent(*x, base[i]));
+      sum[i] += *x;
+    }
+  for (int i = 0; i < V; ++i) *(Vec<Real>*)(state.total + (v + i) * n) += sum[i];
 }
 
 // Computes the keys from `low` to `high` for a block of queries.
@@ -97,8 +103,12 @@ static void add_keys(const Problem& p, ForwardMemory<E>& m, int64_t kv, int64_t 
         *(Vec<Real>*)(m.top + v * n) = top;
       }
     }
-    for (int v = 0; v < rows.vectors; ++v)
-      softmax(p, scaling, state, m.scores, m.top, v, reach.low[v], reach.high[v]);
+    for (int v = 0; v < rows.vectors; ++v) rescale(p, scaling, state, m.top, v);
+    if (reach.plain && rows.vectors == kVectors)
+      softmax<E, kVectors>(scaling, state, m.scores, 0, 0, keys);
+    else
+      for (int v = 0; v < rows.vectors; ++v)
+        softmax<E, 1>(scaling, state, m.scores, v, reach.low[v], reach.high[v]);
     if (p.threshold) {
       draw(p, rows, j0, keys, m.kept);
       drop(rows, reach, m.kept, m.scores);
@@ -132,7 +142,8 @@ static void write_rows(const Forward& f, const Rows<E>& rows, const State<E>& st
   char* to[E::rows];
   for (int i = 0; i < rows.count; ++i) {
     Real top = state.top[i], total = state.total[i];
-    Real rounded = E::pack > 1 ? state.rounded[i] : total, grown = 1;
+    // With dropout the weights that were multiplied are not all of them.
+    Real rounded = E::pack > 1 && !p.threshold ? state.rounded[i] : total, grown = 1;
     if (top != -kInf<Real> && p.sinks) {
       // The sink takes part like one more key, whose score may be the largest.
       const Real sink = Real(p.sinks[rows.head[i]] * kLog2e / double(scaling.factor));
@@ -205,7 +216,7 @@ static void run_merge(const void* pass, int64_t unit, char* memory, const std::a
   Scratch scratch(memory);
   ForwardMemory<E> m(p, scratch);
   const int64_t n = pieces<E>(p), size = state_size<E>(p), group = p.Hq / p.Hkv;
-  gather(p, m.rows, unit / p.Hkv, unit % p.Hkv * group, 0, group * p.Lq);
+  find(p, m.rows, unit / p.Hkv, unit % p.Hkv * group, 0, group * p.Lq);
   const Scaling<E> scaling(p);
   const State<E>& sum = m.state;
   for (int64_t x = 0; x < size; ++x) sum.out[x] = 0;

@@ -135,9 +135,9 @@ template <class E> struct Rows {
   bool ordered;                            // whether these never decrease
 };
 
-// The rows from row0 on, of `all` rows of the heads from h0 on.
+// Says which are the rows from row0 on, of `all` rows of the heads from h0 on, and what they see.
 template <class E>
-static void gather(const Problem& p, Rows<E>& rows, int64_t b, int64_t h0, int64_t row0,
+static void find(const Problem& p, Rows<E>& rows, int64_t b, int64_t h0, int64_t row0,
                    int64_t all) {
   constexpr int n = E::lanes;
   rows.b = b;
@@ -174,6 +174,13 @@ static void gather(const Problem& p, Rows<E>& rows, int64_t b, int64_t h0, int64
               rows.vector_high[v] < rows.vector_high[v - 1]))
       rows.ordered = false;
   }
+}
+
+// The same, with their queries in the lanes.
+template <class E>
+static void gather(const Problem& p, Rows<E>& rows, int64_t b, int64_t h0, int64_t row0,
+                   int64_t all) {
+  find(p, rows, b, h0, row0, all);
   into_lanes<E>(rows.query, rows.count, p.D, rows.q);
 }
 
@@ -241,8 +248,7 @@ template <class E> struct Scaling {
   Real factor;  // from a score to the exponent of 2
 
   explicit Scaling(const Problem& p)
-      : raw(!p.bias && p.softcap == 0 && p.scale > 0),
-        factor(Real(raw ? p.scale * kLog2e : kLog2e)) {}
+      : raw(raw_scores(p)), factor(Real(factor_of(p))) {}
 
   // The exponent of 2 of a score less that of `base`: first the difference, so that large scores
   // are exact too.

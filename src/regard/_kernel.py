@@ -139,6 +139,44 @@ def forward(call: Call, statistics: bool = True) -> tuple[Any, Any, Any]:
     return out, maximum, total
 
 
+def gradients(
+    call: Call, grad: Any, out: Any, maximum: Any, total: Any, bias: bool
+) -> tuple[Any, Any, Any, Any, Any]:
+    """Gradients of query, key, value, bias (where asked) and sinks for that of the output.
+
+    ``out``, ``maximum`` and ``total`` are what ``forward`` gave. Everything must be finite.
+    """
+    assert kernels is not None
+    B, Hq, Hkv, Lq, Lk = call.sizes
+    D, Dv = call.query.shape[-1], call.value.shape[-1]
+    own, sums = dtype_name(call.query), accumulating_name(call.query)
+    dq = _zeros(call, (B, Hq, Lq, D), sums)
+    dk, dv = (_zeros(call, (B, Hkv, Lk, n), own) for n in (D, Dv))
+    dbias = _zeros(call, tuple(call.bias.shape), sums) if bias else None
+    read, _held = _read(call)
+    grad = _rows(grad)
+    if 0 not in (B, Hq, Lq, Lk):
+        kernels.backward(
+            read, _told(grad), _told(out), _address(maximum), _address(total), _address(dq),
+            _address(dk), _address(dv), _told(dbias), _threads(call),
+        )  # fmt: skip
+    dsinks = None if call.sinks is None else _sinks_gradient(call, grad, out, maximum, total, read)
+    return dq, dk, dv, dbias, dsinks
+
+
+def _sinks_gradient(call: Call, grad: Any, out: Any, maximum: Any, total: Any, read: Any) -> Any:
+    """``(Hq,)``: the sink's weight takes from every row ``delta = grad · out``."""
+    grad, out, maximum, total = (x.double() for x in (grad, out, maximum, total))
+    exponent = call.sinks.double()[:, None] * math.log2(math.e) - maximum * read.factor
+    weight = (exponent.exp2() / total).masked_fill(total == 0, 0.0)
+    return -(weight * (grad * out).sum(-1)).sum((0, 2))
+
+
+def _zeros(call: Call, shape: tuple[int, ...], dtype: str) -> Any:
+    x = _empty(call, shape, dtype)
+    return x.zero_() if call.is_torch else np.zeros_like(x)
+
+
 def _threads(call: Call) -> int:
     """One for small calls: starting another costs as much as some four million products."""
     B, Hq, _, Lq, Lk = call.sizes

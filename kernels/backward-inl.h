@@ -1,0 +1,374 @@
+// The gradients: with P the weights, dP^T = V dO^T and dS = P (dP - delta) they are dV = P^T dO,
+// dK = dS^T Q and dQ^T = K^T dS, where delta is dO . O of each row. S^T and dP^T have the queries in
+// the lanes; dV and dK have the numbers of a value and a key there.
+//
+// A task has a chunk of keys and goes through all queries. It alone adds to its part of dK and dV;
+// to dQ the chunks add in their order, so that no sum depends on the threads. Source: Dao et al. 2022.
+
+static int64_t chunk_of(const Problem& p) { return p.Lk > 1024 ? 512 : 256; }
+
+template <class E> struct BackwardMemory {
+  typedef typename E::Real Real;
+  typedef typename E::Word Word;
+  Rows<E> rows;
+  Word* grad;        // [words(Dv)][rows]: of the output, transposed as the queries are
+  Word* query_rows;  // [words(rows)][D up to lanes]
+  Word* grad_rows;   // [words(rows)][Dv up to lanes]
+  Real* weights;     // [kKeys][rows]: scores, then weights
+  Real* change;      // [kKeys][rows]: dP, then dS
+  Real* slope;       // [kKeys][rows]: of the softcap, or null
+  uint32_t* kept;
+  Word* key_along;
+  Word* key_across;
+  Word* value_along;
+  uint16_t* half_weights;  // [kKeys][rows] of bfloat16, where they are multiplied in pairs
+  uint16_t* half_change;
+  Word* change_pairs;      // [kKeys / 2][rows]
+  Real* query_sum;         // [D][rows]
+  Real* key_sum;           // [chunk][D up to lanes]
+  Real* value_sum;         // [chunk][Dv up to lanes]
+  Real* top;               // [rows]
+  Real* inverse;           // 1 / total, 0 where nothing is seen
+  Real* delta;
+
+  BackwardMemory(const Problem& p, Scratch& scratch) {
+    const int64_t D = padded(p.D), Dv = padded(p.Dv), block = kKeys * E::rows;
+    rows.q = scratch.take<Word>(E::words(p.D) * E::rows);
+    grad = scratch.take<Word>(E::words(p.Dv) * E::rows);
+    query_rows = scratch.take<Word>(E::rows / E::pack * D);
+    grad_rows = scratch.take<Word>(E::rows / E::pack * Dv);
+    weights = scratch.take<Real>(block);
+    change = scratch.take<Real>(block);
+    slope = p.softcap != 0 ? scratch.take<Real>(block) : nullptr;
+    kept = p.threshold ? scratch.take<uint32_t>(kKeys * kKeptRows<E>) : nullptr;
+    key_along = scratch.take<Word>(kKeys * E::words(p.D));
+    key_across = E::pack > 1 ? scratch.take<Word>(kKeys / 2 * p.D) : key_along;
+    value_along = scratch.take<Word>(kKeys * E::words(p.Dv));
+    half_weights = scratch.take<uint16_t>(E::pack > 1 ? block : 0);
+    half_change = scratch.take<uint16_t>(E::pack > 1 ? block : 0);
+    change_pairs = scratch.take<Word>(E::pack > 1 ? block / 2 : 0);
+    query_sum = scratch.take<Real>(p.D * E::rows);
+    key_sum = scratch.take<Real>(chunk_of(p) * D);
+    value_sum = scratch.take<Real>(chunk_of(p) * Dv);
+    top = scratch.take<Real>(E::rows);
+    inverse = scratch.take<Real>(E::rows);
+    delta = scratch.take<Real>(E::rows);
+  }
+
+  static int64_t padded(int64_t D) { return (D + E::lanes - 1) / E::lanes * E::lanes; }
+};
+
+// Rows of D numbers for sums across them, whole vectors wide.
+template <class E>
+static void into_rows(const char* const* rows, int count, int64_t D, typename E::Word* out) {
+  const int64_t width = BackwardMemory<E>::padded(D);
+  for (int i = 0; i < E::rows; i += E::pack)
+    for (int64_t d = 0; d < D; d += E::lanes) {
+      typename E::Word* to = out + i / E::pack * width + d;
+      if constexpr (E::pack == 1) {
+        typedef typename E::Real Real;
+        store<Real>(to, i < count ? numbers<Real, E::type>(rows[i] + d * int64_t(sizeof(typename E::Bits)), D - d)
+                                  : Vec<Real>{});
+      } else {
+        const auto wide = [&](int r) {
+          return r < count ? (U)numbers<float, Type::bfloat16>(rows[r] + d * 2, D - d) : U{};
+        };
+        store<int32_t>(to, (I)(wide(i) >> 16 | wide(i + 1)));
+      }
+    }
+}
+
+// What a block of queries needs besides itself.
+template <class E>
+static void gather_gradients(const Backward& g, BackwardMemory<E>& m) {
+  typedef typename E::Real Real;
+  const Problem& p = *g.problem;
+  const char* grad[E::rows];
+  for (int i = 0; i < E::rows; ++i) {
+    m.top[i] = m.inverse[i] = m.delta[i] = 0;
+    if (i >= m.rows.count) continue;
+    const int64_t h = m.rows.head[i], q = m.rows.index[i], at = (m.rows.b * p.Hq + h) * p.Lq + q;
+    grad[i] = g.grad.at(m.rows.b, h, q);
+    const char* out = g.out.at(m.rows.b, h, q);
+    const Real total = ((const Real*)g.total)[at];
+    m.top[i] = ((const Real*)g.maximum)[at];
+    if (total == 0) continue;
+    m.inverse[i] = 1 / total;
+    Vec<Real> sum = {};
+    for (int64_t d = 0; d < p.Dv; d += E::lanes) {
+      const int64_t byte = d * int64_t(sizeof(typename E::Bits));
+      sum += numbers<Real, E::type>(grad[i] + byte, p.Dv - d) *
+             numbers<Real, E::type>(out + byte, p.Dv - d);
+    }
+    m.delta[i] = sum_lanes<Real>(sum);
+  }
+  into_lanes<E>(grad, m.rows.count, p.Dv, m.grad);
+  into_rows<E>(grad, m.rows.count, p.Dv, m.grad_rows);
+  into_rows<E>(m.rows.query, m.rows.count, p.D, m.query_rows);
+}
+
+// Computes P and dS of a block of keys. `slope` says whether dS goes on through the softcap.
+template <class E>
+static void weigh(const Problem& p, BackwardMemory<E>& m, const Reach& reach, const Matrix& k,
+                  const Matrix& value, int64_t j0, int keys, bool through) {
+  typedef typename E::Real Real;
+  typedef typename E::Op Op;
+  constexpr int n = E::lanes;
+  const Rows<E>& rows = m.rows;
+  const Scaling<E> scaling(p);
+  for (int c = 0; c < reach.cuts; ++c) {
+    const Reach::Cut& cut = reach.cut[c];
+    const int first = cut.from * n, vectors = cut.to - cut.from, height = cut.end - cut.begin;
+    const int64_t to = cut.begin * E::rows + first;
+    multiply<Op, false, Into::set>(vectors, rows.q + first, E::rows,
+                                   (const char*)k.data + cut.begin * k.stride, k.stride,
+                                   E::words(p.D), height, m.weights + to, E::rows);
+    multiply<Op, false, Into::set>(vectors, m.grad + first, E::rows,
+                                   (const char*)value.data + cut.begin * value.stride, value.stride,
+                                   E::words(p.Dv), height, m.change + to, E::rows);
+  }
+  const bool simple = reach.plain && scaling.raw && !p.mask && !p.key_ids;
+  Real* slope = through ? m.slope : nullptr;
+  if (!simple) finish_scores<E>(p, rows, reach, scaling, j0, keys, m.weights, slope);
+  if (p.threshold) draw(p, rows, j0, keys, m.kept);
+  const Real grown = Real(1 / (1 - p.dropout));
+  for (int v = 0; v < rows.vectors; ++v) {
+    const auto at = [&](Real* x, int j) -> Vec<Real>& {
+      return *(Vec<Real>*)(x + j * E::rows + v * n);
+    };
+    const Vec<Real> base = scaling.base(at(m.top, 0)), inverse = at(m.inverse, 0);
+    const Vec<Real> delta = at(m.delta, 0);
+    for (int j = reach.low[v]; j < reach.high[v]; ++j) {
+      const Vec<Real> s = at(m.weights, j);
+      const Vec<Real> e = exp2(scaling.exponent(s, base)) * inverse;
+      // What is not seen changes nothing, whatever there is in its row.
+      Vec<Real> w = simple ? e : s == -kInf<Real> ? Vec<Real>{} : e, dw = at(m.change, j);
+      if (p.threshold) {
+        const uint32_t* kept = m.kept + j * kKeptRows<E> + v * n;
+        dw = keep<Real>(kept, dw) * grown;
+        at(m.weights, j) = keep<Real>(kept, w) * grown;
+      } else {
+        at(m.weights, j) = w;
+      }
+      Vec<Real> ds = w == 0 ? Vec<Real>{} : w * (dw - delta);
+      if (slope) ds *= at(slope, j);
+      at(m.change, j) = ds;
+    }
+  }
+}
+
+#ifdef REGARD_PAIRS
+template <class E>
+static void pack_changes(BackwardMemory<E>& m, const Reach& reach, int keys) {
+  constexpr int n = E::lanes;
+  for (int v = 0; v < m.rows.vectors; ++v)
+    for (int j = reach.low[v]; j < reach.high[v]; j += 2) {
+      const auto at = [&](const float* x, int i) {
+        return i < keys ? *(const F*)(x + i * E::rows + v * n) : F{};
+      };
+      const F x = at(m.change, j), y = at(m.change, j + 1);
+      *(I*)(m.change_pairs + j / 2 * E::rows + v * n) = pairs_of(x, y);
+      for (int i = j; i < j + 2 && i < keys; ++i) {
+        _mm256_store_si256((__m256i*)(m.half_weights + i * E::rows + v * n),
+                           (__m256i)_mm512_cvtneps_pbh((__m512)at(m.weights, i)));
+        _mm256_store_si256((__m256i*)(m.half_change + i * E::rows + v * n),
+                           (__m256i)_mm512_cvtneps_pbh((__m512)at(m.change, i)));
+      }
+    }
+}
+#endif
+
+// Adds [D][rows] to the gradient of the queries, transposed and scaled.
+template <class E>
+static void add_to_queries(const Backward& g, const BackwardMemory<E>& m) {
+  typedef typename E::Real Real;
+  constexpr int n = E::lanes;
+  const Problem& p = *g.problem;
+  const Real scale = Real(p.scale);
+  for (int v = 0; v < m.rows.vectors; ++v)
+    for (int64_t d = 0; d < p.D; d += n) {
+      const int64_t width = p.D - d < n ? p.D - d : n;
+      Vec<Real> t[n];
+      for (int i = 0; i < n; ++i)
+        t[i] = i < width ? *(const Vec<Real>*)(m.query_sum + (d + i) * E::rows + v * n) * scale
+                         : Vec<Real>{};
+      transpose(t);
+      for (int i = 0; i < n && v * n + i < m.rows.count; ++i) {
+        const int64_t h = m.rows.head[v * n + i], q = m.rows.index[v * n + i];
+        Real* to = (Real*)g.query_sum + ((m.rows.b * p.Hq + h) * p.Lq + q) * p.D + d;
+        if (width == n)
+          store<Real>(to, load<Real>(to) + t[i]);
+        else
+          for (int64_t x = 0; x < width; ++x) to[x] += t[i][x];
+      }
+    }
+}
+
+template <class E>
+static void write_keys(const typename E::Real* sum, int64_t n, int64_t D, double scale, char* to) {
+  typedef typename E::Real Real;
+  const int64_t width = BackwardMemory<E>::padded(D);
+  for (int64_t j = 0; j < n; ++j)
+    for (int64_t d = 0; d < D; d += E::lanes)
+      put<Real, E::type>(to + (j * D + d) * int64_t(sizeof(typename E::Bits)),
+                         *(const Vec<Real>*)(sum + j * width + d) * Real(scale), D - d);
+}
+
+template <class E>
+static void run_backward(const void* pass, int64_t task, char* memory,
+                         const std::atomic<bool>& stop) {
+  typedef typename E::Real Real;
+  typedef typename E::Op Op;
+  constexpr int n = E::lanes;
+  const Backward& g = *(const Backward*)pass;
+  const Problem& p = *g.problem;
+  Scratch scratch(memory);
+  BackwardMemory<E> m(p, scratch);
+  const int64_t chunk = chunk_of(p), chunks = (p.Lk + chunk - 1) / chunk, c = task % chunks;
+  const int64_t head = task / chunks, b = head / p.Hkv, kv = head % p.Hkv, group = p.Hq / p.Hkv;
+  const int64_t begin = c * chunk, end = begin + chunk < p.Lk ? begin + chunk : p.Lk;
+  const int64_t D = m.padded(p.D), Dv = m.padded(p.Dv), blocks = row_blocks_of<E>(p);
+  std::memset((void*)m.key_sum, 0, size_t(chunk * D) * sizeof(Real));
+  std::memset((void*)m.value_sum, 0, size_t(chunk * Dv) * sizeof(Real));
+  for (int64_t r = 0; r < blocks; ++r) {
+    find(p, m.rows, b, kv * group, r * E::rows, group * p.Lq);
+    const int64_t low = m.rows.low > begin ? m.rows.low : begin;
+    const int64_t high = m.rows.high < end ? m.rows.high : end;
+    if (low >= high) continue;
+    into_lanes<E>(m.rows.query, m.rows.count, p.D, m.rows.q);
+    gather_gradients(g, m);
+    std::memset((void*)m.query_sum, 0, size_t(p.D * E::rows) * sizeof(Real));
+    for (int64_t j0 = low; j0 < high; j0 += kKeys) {
+      const int keys = int(high - j0 < kKeys ? high - j0 : kKeys);
+      const Reach reach = reach_of(m.rows, j0, keys);
+      const int64_t key_stride = p.key.strides[2];
+      const char* key = p.key.at(b, kv, j0);
+      const Matrix k = along<E>(key, key_stride, keys, p.D, m.key_along);
+      const Matrix value = along<E>(p.value.at(b, kv, j0), p.value.strides[2], keys, p.Dv,
+                                    m.value_along);
+      weigh(p, m, reach, k, value, j0, keys, true);
+      const Matrix key_across =
+          E::pack > 1 ? across<E>(key, key_stride, keys, p.D, m.key_across) : k;
+      const void* weights = m.weights;
+      const void* change = m.change;
+      const typename E::Word* changes = (const typename E::Word*)m.change;
+      int64_t size = sizeof(Real);
+      if constexpr (E::pack > 1) {
+        pack_changes(m, reach, keys);
+        weights = m.half_weights, change = m.half_change, changes = m.change_pairs, size = 2;
+      }
+      for (int x = 0; x < reach.cuts; ++x) {
+        const Reach::Cut& cut = reach.cut[x];
+        const int first = cut.from * n, height = cut.end - cut.begin, lead = cut.begin / E::pack;
+        const int64_t terms = (cut.to - cut.from) * n / E::pack;
+        const int64_t at = (cut.begin * E::rows + first) * size, to = j0 - begin + cut.begin;
+        multiply<Op, false, Into::add>(int(Dv / n), m.grad_rows + first / E::pack * Dv, Dv,
+                                       (const char*)weights + at, E::rows * size, terms, height,
+                                       m.value_sum + to * Dv, Dv);
+        multiply<Op, false, Into::add>(int(D / n), m.query_rows + first / E::pack * D, D,
+                                       (const char*)change + at, E::rows * size, terms, height,
+                                       m.key_sum + to * D, D);
+        multiply<Op, true, Into::add>(cut.to - cut.from, changes + lead * E::rows + first, E::rows,
+                                      (const char*)key_across.data + lead * key_across.stride,
+                                      key_across.stride, E::words(height), p.D,
+                                      m.query_sum + first, E::rows);
+      }
+    }
+    // The chunks before this one add first.
+    const std::atomic_ref<int64_t> turn(g.turn[head * blocks + r]);
+    while (turn.load(std::memory_order_acquire) != c - m.rows.low / chunk) {
+      if (stop.load(std::memory_order_relaxed)) return;
+      std::this_thread::yield();
+    }
+    add_to_queries(g, m);
+    turn.fetch_add(1, std::memory_order_release);
+  }
+  const int64_t bytes = int64_t(sizeof(typename E::Bits)), row = head * p.Lk + begin;
+  write_keys<E>(m.key_sum, end - begin, p.D, p.scale, g.key_grad + row * p.D * bytes);
+  write_keys<E>(m.value_sum, end - begin, p.Dv, 1.0, g.value_grad + row * p.Dv * bytes);
+}
+
+// The gradient of the bias: a task has a part of it, and goes through all that this is broadcast to.
+struct BiasParts {
+  int64_t batch, heads, rows, keys;  // in how many parts each axis is cut
+
+  template <class E>
+  static BiasParts of(const Problem& p, const Array& bias, E) {
+    const int64_t* s = bias.strides;
+    return {s[0] ? p.B : 1, s[1] ? p.Hq : 1, s[2] ? (p.Lq + E::rows - 1) / E::rows : 1,
+            s[3] ? (p.Lk + kPiece - 1) / kPiece : 1};
+  }
+};
+
+template <class E>
+static void run_bias(const void* pass, int64_t task, char* memory, const std::atomic<bool>& stop) {
+  typedef typename E::Real Real;
+  constexpr int n = E::lanes;
+  const Backward& g = *(const Backward*)pass;
+  const Problem& p = *g.problem;
+  Scratch scratch(memory);
+  BackwardMemory<E> m(p, scratch);
+  const Array& bias = g.bias_grad;
+  const BiasParts parts = BiasParts::of(p, bias, E());
+  const int64_t key_part = task % parts.keys, row_part = task / parts.keys % parts.rows;
+  const int64_t h_part = task / parts.keys / parts.rows % parts.heads;
+  const int64_t b_part = task / parts.keys / parts.rows / parts.heads;
+  const int64_t blocks = (p.Lq + E::rows - 1) / E::rows, group = p.Hq / p.Hkv;
+  const int64_t b0 = parts.batch > 1 ? b_part : 0, b1 = parts.batch > 1 ? b_part + 1 : p.B;
+  const int64_t h0 = parts.heads > 1 ? h_part : 0, h1 = parts.heads > 1 ? h_part + 1 : p.Hq;
+  const int64_t r0 = parts.rows > 1 ? row_part : 0, r1 = parts.rows > 1 ? row_part + 1 : blocks;
+  for (int64_t b = b0; b < b1; ++b)
+    for (int64_t h = h0; h < h1; ++h)
+      for (int64_t r = r0; r < r1; ++r) {
+        if (stop.load(std::memory_order_relaxed)) return;
+        find(p, m.rows, b, h, r * E::rows, p.Lq);
+        int64_t low = m.rows.low, high = m.rows.high;
+        if (parts.keys > 1) {
+          if (low < key_part * kPiece) low = key_part * kPiece;
+          if (high > (key_part + 1) * kPiece) high = (key_part + 1) * kPiece;
+        }
+        if (low >= high) continue;
+        into_lanes<E>(m.rows.query, m.rows.count, p.D, m.rows.q);
+        gather_gradients(g, m);
+        for (int64_t j0 = low; j0 < high; j0 += kKeys) {
+          const int keys = int(high - j0 < kKeys ? high - j0 : kKeys);
+          const Reach reach = reach_of(m.rows, j0, keys);
+          const int64_t kv = h / group;
+          const Matrix k = along<E>(p.key.at(b, kv, j0), p.key.strides[2], keys, p.D, m.key_along);
+          const Matrix value = along<E>(p.value.at(b, kv, j0), p.value.strides[2], keys, p.Dv,
+                                        m.value_along);
+          weigh(p, m, reach, k, value, j0, keys, false);
+          for (int v = 0; v < m.rows.vectors; ++v)
+            for (int j = reach.low[v]; j < reach.high[v]; ++j) {
+              const Vec<Real> ds = *(const Vec<Real>*)(m.change + j * E::rows + v * n);
+              char* to = const_cast<char*>(bias.at(b, h, 0)) + (j0 + j) * bias.strides[3];
+              if (!bias.strides[2]) {
+                *(Real*)to += sum_lanes<Real>(ds);
+                continue;
+              }
+              for (int i = 0; i < n && v * n + i < m.rows.count; ++i)
+                *(Real*)(to + m.rows.index[v * n + i] * bias.strides[2]) += ds[i];
+            }
+        }
+      }
+}
+
+static Job backward(const Backward& g) {
+  return by_type<Job>(g.problem->type, [&]<class E>(E) -> Job {
+    const Problem& p = *g.problem;
+    Scratch scratch(nullptr);
+    BackwardMemory<E> m(p, scratch);
+    const int64_t chunks = (p.Lk + chunk_of(p) - 1) / chunk_of(p);
+    return {p.B * p.Hkv * chunks, scratch.taken(), run_backward<E>, &g};
+  });
+}
+
+static Job bias_gradient(const Backward& g) {
+  return by_type<Job>(g.problem->type, [&]<class E>(E) -> Job {
+    if (!g.bias_grad) return {};
+    Scratch scratch(nullptr);
+    BackwardMemory<E> m(*g.problem, scratch);
+    const BiasParts parts = BiasParts::of(*g.problem, g.bias_grad, E());
+    return {parts.batch * parts.heads * parts.rows * parts.keys, scratch.taken(), run_bias<E>, &g};
+  });
+}
