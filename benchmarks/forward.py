@@ -1,98 +1,129 @@
-"""Forward pass in float32 beside torch's, on one thread by default.
+"""Forward pass beside torch's, and the time of a visible pair.
 
-    python benchmarks/forward.py [--threads N] [--json FILE]
+    python benchmarks/forward.py [--threads N] [--dtype float32 bfloat16 float16 float64]
+                                 [--quick] [--json FILE]
 
-Process CPU time, the two interleaved in one run, the median of several. Each cell has the time and,
-beside it, the largest error against float64 as a multiple of that of the plain formula in float32.
-FLOPs count visible pairs only: 4 · D a pair.
+FLOPs count visible pairs only: 4 · D a pair. With more than one thread the last column tells how
+many times as fast they are as one. The second table takes windows, padding and packed documents,
+which cost what is visible; torch is given the same as a mask of (T, T).
 """
 
-import argparse
-import json
-import statistics
-import time
-from pathlib import Path
-
+import common
+import roofline
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 import regard
-from regard import _kernels
 
 SHAPES = [
     (1, 8, 512, 64), (1, 8, 2048, 64), (1, 4, 8192, 64), (1, 8, 2048, 128), (1, 8, 777, 80),
     (1, 8, 1000, 96), (1, 4, 1500, 256), (8, 12, 128, 64),
 ]  # fmt: skip
+QUICK = [(1, 2, 97, 16)]
 
 
-def plain(q, k, v, causal):
-    """The formula, written out."""
-    s = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
-    if causal:
-        s = s.masked_fill(~torch.ones(s.shape[-2:], dtype=torch.bool).tril(), -torch.inf)
-    return s.softmax(-1) @ v
+def runs_of(q, k, v, causal, threads):
+    """regard and torch with all threads, and regard with one where that is another number."""
+
+    def on(n, attend):
+        return lambda: regard.set_num_threads(n), lambda _: attend(q, k, v, causal=causal)
+
+    runs = {"regard": on(threads, regard.attention), "torch": on(threads, common.torch_attention)}
+    return runs | ({"one thread": on(1, regard.attention)} if threads > 1 else {})
 
 
-def measure(shape, causal, clock):
-    """Times in seconds, their ratio, and errors, of regard and of torch."""
-    torch.manual_seed(0)
-    q, k, v = (torch.randn(shape) for _ in range(3))
-    run = {
-        "regard": lambda: regard.attention(q, k, v, causal=causal, backend="kernel"),
-        "torch": lambda: scaled_dot_product_attention(q, k, v, is_causal=causal),
-    }
-    one = [x[:1, :1] for x in (q, k, v)]
-    exact = plain(*(x.double() for x in one), causal)
-    low = (plain(*one, causal) - exact).abs().max()
-    times = {name: [] for name in run}
-    errors = {n: float((f()[:1, :1] - exact).abs().max() / low) for n, f in run.items()}
-    pairs = shape[0] * shape[1] * shape[2] * ((shape[2] + 1) / 2 if causal else shape[2])
-    rounds = max(5, min(40, int(1e11 / (pairs * 4 * shape[3]))))
-    for _ in range(rounds):
-        for name, function in run.items():
-            start = clock()
-            function()
-            times[name].append(clock() - start)
-    medians = {name: statistics.median(values) for name, values in times.items()}
+def measure_shape(report, options, peaks, dtype, shape, causal):
+    """One row of the first table."""
+    q, k, v = common.draw(shape, shape, shape, dtype=dtype)
+    runs = runs_of(q, k, v, causal, options.threads)
+    outputs = {name: run(None) for name, (_, run) in runs.items()}
+    error = common.errors(outputs, q, k, v, common.lower(shape[2]) if causal else None)
+    backend = common.served_by(q, k, v, causal=causal)
+    measured = common.interleave(runs, options)
+    cells, figures = common.compared(measured, "regard", "torch", error)
+    rate = 4 * shape[3] * common.pairs(shape, causal) / measured.median("regard")
+    cells += [f"{rate / 1e9:.0f}", common.share(rate, peaks.get(dtype)), backend]
+    if "one thread" in runs:
+        cells.append(common.times(*measured.ratio("one thread", to="regard")))
+        figures["speedup"] = measured.ratio("one thread", to="regard")[0]
+    report.row(
+        common.shape_name(shape), common.mask_name(causal), *cells, **figures,
+        dtype=dtype, shape=shape, causal=causal, flops=rate, backend=backend,
+    )  # fmt: skip
+
+
+def cases(length):
+    """What a query may see, by name; options of ``regard.attention``."""
+    window, document = length // 32, length // 16
+    documents = {"segments": torch.arange(length)[None] // document}
     return {
-        "shape": shape,
-        "causal": causal,
-        "seconds": medians,
-        "error": errors,
-        "ratio": statistics.median(t / r for r, t in zip(times["regard"], times["torch"])),
-        "gflops": 4 * shape[3] * pairs / medians["regard"] / 1e9,
+        "full": {},
+        "causal": {"causal": True},
+        f"causal window of {window}": {"causal": True, "window": (window - 1, 0)},
+        "half of the keys padding": {"key_lengths": length // 2},
+        f"documents of {document}": documents,
+        f"causal documents of {document}": {"causal": True, **documents},
     }
+
+
+def visible(length, causal=False, window=None, key_lengths=None, segments=None):
+    """The options of ``cases`` as a mask ``(length, length)``."""
+    i, j = torch.arange(length)[:, None], torch.arange(length)
+    seen = j <= i if causal else torch.ones(length, length, dtype=torch.bool)
+    if window is not None:
+        seen = seen & (j >= i - window[0])
+    if key_lengths is not None:
+        seen = seen & (j < key_lengths)
+    if segments is not None:
+        seen = seen & (segments[0][:, None] == segments[0])
+    return seen
+
+
+def measure_cases(report, options, dtype, shape):
+    """The second table: every case in one run."""
+    regard.set_num_threads(options.threads)
+    q, k, v = common.draw(shape, shape, shape, dtype=dtype)
+    runs, masks = {}, {}
+    for case, allowed in cases(shape[2]).items():
+        mask = masks[case] = visible(shape[2], **allowed)
+        runs[case, "regard"] = lambda allowed=allowed: regard.attention(q, k, v, **allowed)
+        runs[case, "torch"] = lambda mask=mask: scaled_dot_product_attention(q, k, v, mask)
+    runs["full", "torch"] = lambda: common.torch_attention(q, k, v)
+    runs["causal", "torch"] = lambda: common.torch_attention(q, k, v, causal=True)
+    error = {}
+    for (case, name), run in runs.items():
+        error |= common.errors({(case, name): run()}, q, k, v, masks[case])
+    measured = common.interleave(runs, options, seconds=10)
+    for case, mask in masks.items():
+        ours, theirs = (case, "regard"), (case, "torch")
+        cells, figures = common.compared(measured, ours, theirs, error)
+        part = float(mask.sum()) / mask.numel()
+        per_pair = [x / part for x in measured.ratio(ours, to=("full", "regard"))]
+        report.row(
+            case, f"{part:.3f}", *cells, common.times(*per_pair), **figures,
+            dtype=dtype, case=case, visible=part, per_pair=per_pair[0],
+        )  # fmt: skip
 
 
 def main():
-    """Prints the machine, then a row for each shape."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
-    regard.set_num_threads(options.threads)
-    clock = time.process_time if options.threads == 1 else time.perf_counter
-    machine = {
-        "cpu": _kernels.cpu_name(),
-        "target": _kernels.target(),
-        "threads": options.threads,
-        "torch": torch.__version__,
-    }
-    print("  ".join(f"{name} {value}" for name, value in machine.items()))
-    print(
-        f"{'B, H, T, D':>18}  {'':6}  {'regard':>16}  {'torch':>16}  {'ratio':>6}  {'GFLOP/s':>7}"
-    )
-    rows = []
-    for shape in SHAPES:
-        for causal in (False, True):
-            row = measure(shape, causal, clock)
-            rows.append(row)
-            cells = [f"{row['seconds'][n] * 1e3:7.2f} ms {row['error'][n]:4.2f}x" for n in
-                     ("regard", "torch")]  # fmt: skip
-            print(f"{str(shape)[1:-1]:>18}  {'causal' if causal else 'full':6}  {cells[0]:>16}  "
-                  f"{cells[1]:>16}  {row['ratio']:5.2f}x  {row['gflops']:7.0f}")  # fmt: skip
-    if options.json:
-        options.json.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
+    """Two tables for each dtype."""
+    options = common.read_options(__doc__, dtypes=["float32"])
+    peaks = roofline.peaks(options)
+    report = common.Report("forward", options, peaks)
+    columns = ["B, H, T, D", "mask", "regard", "torch", "torch / regard", "GFLOP/s", "of peak"]
+    columns += ["backend"] + (["1 thread / all"] if options.threads > 1 else [])
+    for dtype in options.dtype:
+        report.table(f"Forward, {dtype}", *columns)
+        for shape in QUICK if options.quick else SHAPES:
+            for causal in (False, True):
+                measure_shape(report, options, peaks, dtype, shape, causal)
+        shape = (1, 2, 256, 16) if options.quick else (1, 4, 8192, 64)
+        report.table(
+            f"Time of a visible pair, {dtype}, T = {shape[2]}",
+            "a query sees", "of all pairs", "regard", "torch", "torch / regard", "a pair / full's",
+        )  # fmt: skip
+        measure_cases(report, options, dtype, shape)
+    report.save()
 
 
 if __name__ == "__main__":

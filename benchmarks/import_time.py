@@ -1,19 +1,16 @@
 """How long `import regard` takes beside `import numpy`: at most twice as long is the promise.
 
-Usage: python benchmarks/import_time.py [--rounds 21] [--json results.json]
+    python benchmarks/import_time.py [--rounds 21] [--quick] [--json FILE]
 
 Every import runs in a fresh interpreter, in turn, so that a busy machine slows all of them alike.
 What is compared is the median time of the import statement; the interpreter's start is not in it.
 """
 
-import argparse
-import json
-import platform
 import statistics
 import subprocess
 import sys
-from importlib.metadata import version
-from pathlib import Path
+
+import common
 
 MODULES = ("numpy", "jaxtyping", "regard")
 CODE = """
@@ -32,7 +29,7 @@ def import_ms(module):
 
 
 def measure(rounds):
-    """Median, quartiles and module count of every import, taken in turn; the first is a warm-up."""
+    """Times of every import, taken in turn, and module counts; the first round is a warm-up."""
     times = {module: [] for module in MODULES}
     counts = {}
     for turn in range(rounds + 1):
@@ -40,45 +37,26 @@ def measure(rounds):
             elapsed_ms, counts[module] = import_ms(module)
             if turn:
                 times[module].append(elapsed_ms)
-    rows = {}
-    for module in MODULES:
-        low, median, high = statistics.quantiles(times[module], n=4)
-        rows[module] = {
-            "median_ms": median, "quartiles_ms": [low, high], "modules": counts[module],
-        }  # fmt: skip
-    return rows
+    return times, counts
 
 
 def main():
-    """Measures, prints the table and the JSON."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=21)
-    parser.add_argument("--json", type=Path, help="write the figures here as well")
-    arguments = parser.parse_args()
-    rows = measure(max(arguments.rounds, 2))
-    ratio = rows["regard"]["median_ms"] / rows["numpy"]["median_ms"]
-    print(f"{'import':<10} {'median':>9} {'quartiles':>17} {'modules':>8} {'of numpy':>9}")
-    for module, row in rows.items():
-        low, high = row["quartiles_ms"]
-        share = row["median_ms"] / rows["numpy"]["median_ms"]
-        print(
-            f"{module:<10} {row['median_ms']:6.1f} ms {low:6.1f} to {high:6.1f} ms "
-            f"{row['modules']:6} {share:8.2f}x"
-        )
-    result = {
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-        "numpy": version("numpy"),
-        "regard": version("regard"),
-        "rounds": arguments.rounds,
-        "imports": rows,
-        "ratio": ratio,
-        "kept": ratio <= 2,
-    }
-    text = json.dumps(result, indent=2)
-    print(text)
-    if arguments.json:
-        arguments.json.write_text(text + "\n")
+    """A row for each module."""
+    options = common.read_options(
+        __doc__, add=lambda parser: parser.add_argument("--rounds", type=int, default=21)
+    )
+    report = common.Report("import_time", options, packages=["jaxtyping"])
+    times, counts = measure(2 if options.quick else max(options.rounds, 2))
+    report.table("Time of an import", "import", "median", "quartiles", "modules", "of numpy's")
+    for module, elapsed_ms in times.items():
+        low, median, high = statistics.quantiles(elapsed_ms, n=4)
+        part = median / statistics.median(times["numpy"])
+        report.row(
+            module, f"{median:.1f} ms", f"{low:.1f} to {high:.1f} ms", str(counts[module]),
+            f"{part:.2f}x", median_ms=median, quartiles_ms=[low, high], modules=counts[module],
+            of_numpy=part,
+        )  # fmt: skip
+    report.save()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,263 @@
+"""Runs every benchmark, and writes the README's table, docs/benchmarks.md and its picture.
+
+    python benchmarks/report.py               run everything; results go to benchmarks/results
+    python benchmarks/report.py --from DIR    take the results of an earlier run
+    python benchmarks/report.py --quick       run everything in small, and write nothing
+
+The README's table stands between the lines ``<!-- benchmarks -->`` and ``<!-- /benchmarks -->``.
+"""
+
+import argparse
+import ast
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import textwrap
+from pathlib import Path
+
+import common
+import memory
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent
+BEGIN, END = "<!-- benchmarks -->", "<!-- /benchmarks -->"
+BOTH = ["--dtype", "float32", "bfloat16"]
+RUNS = {
+    "roofline": [],
+    "forward": ["--dtype", "float32", "bfloat16", "float16", "float64"],
+    "backward": BOTH,
+    "second_pass": BOTH,
+    "decode": BOTH,
+    "end_to_end": BOTH,
+    "memory": [],
+    "peers": ["--dtype", "float32"],
+    "import_time": [],
+    "forward-threads": [*BOTH, "--threads", str(common.CORES)],
+}
+T2048, T8192 = [1, 8, 2048, 64], [1, 4, 8192, 64]
+# What the README shows: a name, and the result and row that it stands for in both dtypes.
+HEADLINES = [
+    ("forward, T = 2048", "forward", {"shape": T2048, "causal": False}),
+    ("forward, causal, T = 2048", "forward", {"shape": T2048, "causal": True}),
+    ("forward, causal, T = 8192", "forward", {"shape": T8192, "causal": True}),
+    ("training, causal, T = 2048", "backward", {"shape": T2048, "causal": True, "passes": "both"}),
+    ("one query, 32,768 keys", "decode", {"length": 32_768}),
+    ("decoder, T = 2048", "end_to_end", {"length": 2048, "passes": "forward"}),
+    ("decoder, training, T = 2048", "end_to_end", {"length": 2048, "passes": "forward + backward"}),
+    ("output and summary, T = 2048", "second_pass", {"shape": T2048, "causal": False}),
+    (
+        "memory of training with a learned bias, T = 8192",
+        "memory",
+        {"job": "forward + backward, learned bias", "length": 8192},
+    ),
+]
+DTYPES = ("float32", "bfloat16")
+
+
+def run_all(folder, quick):
+    """Runs every script; returns the names of those that failed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    failed = []
+    for name, arguments in RUNS.items():
+        script = HERE / f"{name.partition('-')[0]}.py"
+        command = [sys.executable, str(script), *arguments, "--json", str(folder / f"{name}.json")]
+        print(f"== {script.name} {' '.join(arguments)}", flush=True)
+        if subprocess.run(command + ["--quick"] * quick, check=False).returncode:
+            failed.append(name)
+    return failed
+
+
+def read_all(folder):
+    """Every result that is there, by the name of its run."""
+    paths = {name: folder / f"{name}.json" for name in RUNS}
+    return {name: json.loads(p.read_text("utf-8")) for name, p in paths.items() if p.exists()}
+
+
+def find(result, **wanted):
+    """The first row with these figures, or None."""
+    for table in result["tables"] if result else ():
+        for row in table["rows"]:
+            if all(row.get(name) == value for name, value in wanted.items()):
+                return row
+    return None
+
+
+def headlines(results):
+    """``(name, {dtype: row or None})`` of all that was measured."""
+    found = []
+    for name, run, wanted in HEADLINES:
+        rows = {dtype: find(results.get(run), dtype=dtype, **wanted) for dtype in DTYPES}
+        if any(rows.values()):
+            found.append((name, rows))
+    return found
+
+
+def markdown(columns, rows):
+    """A table; its first column is aligned left, the others right."""
+    aligned = ["---", *["---:"] * (len(columns) - 1)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (columns, aligned, *rows))
+
+
+def readme_table(results):
+    """The headlines: time and error of regard, of torch, and how many times as fast regard is."""
+    columns = [""]
+    for dtype in DTYPES:
+        columns += [f"regard, {dtype}", "torch", ""]
+    rows = []
+    for name, by_dtype in headlines(results):
+        cells = [name]
+        for row in by_dtype.values():
+            cells += comparison(row) if row else ["-"] * 3
+        rows.append(cells)
+    machine = next(results[run]["machine"] for _, run, _ in HEADLINES if run in results)
+    return f"{markdown(columns, rows)}\n\n{common.machine_line(machine)}.\n{LEGEND}"
+
+
+LEGEND = (
+    "Beside each time: the error, in errors of the plain formula in the same dtype "
+    "(decoder: of torch's).\nAll: [docs/benchmarks.md](docs/benchmarks.md); "
+    "`python benchmarks/report.py` measures anew."
+)
+
+
+def comparison(row):
+    """Three cells of one comparison; of the errors of gradients the largest."""
+    if "found" in row:  # memory: bytes, or the limit that torch met
+        ours, theirs = row["found"]["regard"], row["found"][memory.PLAIN]
+        met = isinstance(ours, str) or isinstance(theirs, str)
+        less = "" if met else factor(theirs["bytes"] / ours["bytes"])
+        return [memory.cell(ours), memory.cell(theirs), less]
+    cells = []
+    for name in ("regard", "torch"):
+        error = row["error"][name]
+        largest = max(error) if isinstance(error, list) else error
+        cells.append(common.ms(row["seconds"][name], largest))
+    return [*cells, factor(row["ratio"])]
+
+
+def factor(ratio):
+    """``**1.4x**``."""
+    return f"**{ratio:.1f}x**" if ratio >= 1 else f"**{ratio:.2f}x**"
+
+
+def write_readme(path, table):
+    """Replaces what stands between the markers; returns whether they are there."""
+    text = path.read_text(encoding="utf-8")
+    pattern = re.compile(f"(?<={re.escape(BEGIN)}\n).*?(?={re.escape(END)})", re.DOTALL)
+    if not pattern.search(text):
+        return False
+    path.write_text(pattern.sub(lambda _: f"{table}\n", text, count=1), encoding="utf-8")
+    return True
+
+
+def write_document(path, picture, results):
+    """``docs/benchmarks.md``: what each script says of itself, and all of its tables."""
+    parts = [
+        "# Benchmarks",
+        "Written by `benchmarks/report.py` from its own measurements. "
+        + " ".join(common.__doc__.split("\n\n", 1)[1].split()),
+        f"![How many times as fast as torch]({picture.name})",
+    ]
+    for name, result in results.items():
+        parts += [
+            f"## {title(name)}",
+            *explanation(name),
+            f"{common.machine_line(result['machine'])}.",
+        ]
+        for table in result["tables"]:
+            parts += [f"### {table['title']}"]
+            parts += [markdown(table["columns"], [row["cells"] for row in table["rows"]])]
+            parts += [f"\\[{i}\\] {note}" for i, note in enumerate(table["notes"], 1)]
+    path.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+
+
+def documentation(name):
+    """Paragraphs of the script's docstring: the first line, its usage, and the rest."""
+    source = (HERE / f"{name.partition('-')[0]}.py").read_text(encoding="utf-8")
+    return ast.get_docstring(ast.parse(source)).split("\n\n")
+
+
+def title(name):
+    """The script's first line; with all threads where it is run so."""
+    first = documentation(name)[0].removesuffix(".")
+    return first + ", with all threads" * name.endswith("-threads")
+
+
+def explanation(name):
+    """How to run it, as code, and the rest of its docstring."""
+    for paragraph in documentation(name)[1:]:
+        code = paragraph.startswith("    ")
+        yield f"```sh\n{textwrap.dedent(paragraph)}\n```" if code else paragraph
+
+
+def is_memory(rows):
+    """Whether a headline is about bytes."""
+    return any(row and "found" in row for row in rows.values())
+
+
+def draw_picture(path, results):
+    """Bars: how many times as fast as torch, of every headline."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "regard"  # the same figures, the same file
+    from matplotlib import pyplot
+
+    bars = [(name, rows) for name, rows in headlines(results) if not is_memory(rows)][::-1]
+    figure, ax = pyplot.subplots(figsize=(8, 0.6 + 0.5 * len(bars)), layout="constrained")
+    for offset, color, dtype in ((0.2, "#0072b2", "float32"), (-0.2, "#e69f00", "bfloat16")):
+        ratios = [rows[dtype]["ratio"] if rows[dtype] else 0 for _, rows in bars]
+        drawn = ax.barh([y + offset for y in range(len(bars))], ratios, 0.38, color=color)
+        ax.bar_label(drawn, [f"{r:.1f}" if r else "" for r in ratios], padding=2, fontsize=8)
+        drawn.set_label(dtype)
+    ax.axvline(1, color="black", linewidth=0.8)
+    ax.set_yticks(range(len(bars)), [name for name, _ in bars])
+    ax.set_xlabel("times as fast as torch")
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.legend(frameon=False)
+    figure.savefig(path, metadata={"Date": None})
+    pyplot.close(figure)
+
+
+def write(results, readme, docs):
+    """Writes the document, the picture and the README's table.
+
+    Raises:
+        SystemExit: the results have no headline, or the README no markers.
+    """
+    if not headlines(results):
+        raise SystemExit("No result is of a size that the README shows; nothing was written.")
+    picture = docs / "benchmarks.svg"
+    draw_picture(picture, results)
+    write_document(docs / "benchmarks.md", picture, results)
+    if not write_readme(readme, readme_table(results)):
+        raise SystemExit(
+            f"{readme}: no lines '{BEGIN}' and '{END}', so its table was not written; put them "
+            "where it shall stand."
+        )
+
+
+def main():
+    """Measures or reads, and writes all three."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--from", dest="source", type=Path, metavar="DIR", help="measure nothing")
+    parser.add_argument("--quick", action="store_true", help="run all in small, write nothing")
+    parser.add_argument("--readme", type=Path, default=ROOT / "README.md")
+    parser.add_argument("--docs", type=Path, default=ROOT / "docs", help="folder for the others")
+    options = parser.parse_args()
+    failed = []
+    if options.quick:
+        with tempfile.TemporaryDirectory() as folder:
+            failed = run_all(Path(folder), quick=True)
+    else:
+        folder = options.source or HERE / "results"
+        failed = [] if options.source else run_all(folder, quick=False)
+        write(read_all(folder), options.readme, options.docs)
+    if failed:
+        raise SystemExit(f"These failed: {', '.join(failed)}.")
+
+
+if __name__ == "__main__":
+    main()
