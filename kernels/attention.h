@@ -57,33 +57,34 @@ struct Forward {
   char* partial;   // where the parts of rows that are computed in pieces wait for the others
 };
 
-// What is asked of the weights; null where it is not.
+// What is asked of the weights; null or 0 where it is not. Rows and columns are those of every head.
+//
+// What columns, bins and heads collect is kept apart for each chunk of rows, and put together in
+// their order when all chunks of some heads, a wave, are there: no sum depends on the threads.
 struct Reduce {
   const Problem* problem;
   const void* maximum;
   const void* total;
-  int64_t row0, row1;     // the rows that are read, of every head
-  void* weights;          // Real (B, Hq, row1 - row0, Lk)
-  double* entropy;        // (B, Hq, Lq), nats
-  double* distance;       // (B, Hq, Lq)
-  const int64_t* starts;  // (B,) place of query 0 among the keys
-  int64_t k;              // of top-k
-  void* top_values;       // Real (B, Hq, Lq, k)
-  int64_t* top_keys;      // (B, Hq, Lq, k)
-  // What columns and bins collect is kept apart for each chunk of `chunk` rows and put together
-  // afterwards, in their order.
-  int64_t chunk;
-  double* received;       // (B, Hq, Lk)
-  bool received_max;
-  double* pooled;         // (B, Hq, bins[0], bins[1]), ln of the weights; NaN: nothing visible
-  bool pooled_mass;
-  int64_t bins[2], column0, column1;  // of the rows row0 to row1 and these columns
-  int64_t n;              // of the strongest pairs
-  int64_t* pair_query;    // (B, Hq, n)
+  int64_t row0, row1;       // the rows that are read
+  int64_t column0, column1;
+  void* weights;            // Real (B, Hq, row1 - row0, Lk), zeros
+  double* entropy;          // (B, Hq, Lq), nats
+  double* distance;         // (B, Hq, Lq), tokens
+  const int64_t* starts;    // (B,) place of query 0 among the keys
+  int64_t k;                // of top-k
+  void* top_values;         // Real (B, Hq, Lq, k)
+  int64_t* top_keys;        // (B, Hq, Lq, k)
+  double* received;         // (B, Hq, Lk): the sum, or
+  double* received_max;     // the maximum
+  double* pooled_max;       // (B, Hq, bins[0], bins[1]): ln of the largest weight, or
+  double* pooled_mass;      // of the mean over the queries; NaN: nothing is visible
+  int64_t bins[2];
+  int64_t n;                // of the strongest pairs
+  int64_t* pair_query;      // (B, Hq, n)
   int64_t* pair_key;
-  void* pair_weight;      // Real
-  char* chunks;           // `chunk_bytes` for each chunk of the heads of this wave
-  int64_t head0, head1;   // of B * Hq: the heads of this wave
+  void* pair_weight;        // Real
+  int64_t head0, head1;     // the wave, of B * Hq heads
+  char* chunks;             // chunk_bytes for each chunk of each head of the wave
 };
 
 struct Backward {
@@ -115,8 +116,8 @@ struct Target {
   Job (*merge)(const Forward&);              // of what forward left in pieces; maybe no tasks
   int64_t (*partial_bytes)(const Forward&);
   Job (*reduce)(const Reduce&);
-  Job (*collect)(const Reduce&);             // what the chunks hold, head by head
-  int64_t (*chunk_bytes)(const Reduce&);
+  Job (*collect)(const Reduce&);             // what the chunks hold; no tasks where nothing is
+  int64_t (*chunk_bytes)(const Reduce&);     // of all chunks of a head
   Job (*backward)(const Backward&);
   Job (*bias_gradient)(const Backward&);
   int64_t (*row_blocks)(const Problem&);     // of one key head

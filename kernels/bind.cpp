@@ -6,6 +6,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cmath>
@@ -123,6 +124,36 @@ void backward(const Call& call, Told grad, Told out, uintptr_t maximum, uintptr_
   run({target.backward(g), target.bias_gradient(g)}, threads);
 }
 
+// What is asked of the weights: each is the address of its result, or 0.
+void reduce(const Call& call, uintptr_t maximum, uintptr_t total, std::array<int64_t, 4> part,
+            uintptr_t weights, uintptr_t entropy, uintptr_t distance, int64_t k,
+            uintptr_t top_values, uintptr_t top_keys, uintptr_t received, uintptr_t received_max,
+            uintptr_t pooled_max, uintptr_t pooled_mass, std::array<int64_t, 2> bins, int64_t n,
+            uintptr_t pair_query, uintptr_t pair_key, uintptr_t pair_weight, int threads) {
+  const regard::Target& target = regard::target();
+  regard::Reduce r{};
+  r.problem = &call.problem, r.maximum = at<void>(maximum), r.total = at<void>(total);
+  r.row0 = part[0], r.row1 = part[1], r.column0 = part[2], r.column1 = part[3];
+  r.weights = at<void>(weights), r.entropy = at<double>(entropy);
+  r.distance = at<double>(distance), r.starts = call.starts.data();
+  r.k = k, r.top_values = at<void>(top_values), r.top_keys = at<int64_t>(top_keys);
+  r.received = at<double>(received), r.received_max = at<double>(received_max);
+  r.pooled_max = at<double>(pooled_max), r.pooled_mass = at<double>(pooled_mass);
+  r.bins[0] = bins[0], r.bins[1] = bins[1];
+  r.n = n, r.pair_query = at<int64_t>(pair_query), r.pair_key = at<int64_t>(pair_key);
+  r.pair_weight = at<void>(pair_weight);
+  // Heads in waves, so that what their chunks hold stays small.
+  constexpr int64_t kWaveBytes = int64_t{64} << 20;
+  const int64_t heads = call.problem.B * call.problem.Hq, bytes = target.chunk_bytes(r);
+  const int64_t wave = bytes ? std::max<int64_t>(1, kWaveBytes / bytes) : heads;
+  const regard::Memory chunks = regard::allocate(bytes * std::min(wave, heads));
+  r.chunks = chunks.get();
+  for (r.head0 = 0; r.head0 < heads; r.head0 = r.head1) {
+    r.head1 = std::min(heads, r.head0 + wave);
+    run({target.reduce(r), target.collect(r)}, threads);
+  }
+}
+
 }  // namespace
 
 NB_MODULE(_kernels, m) {
@@ -151,6 +182,13 @@ NB_MODULE(_kernels, m) {
                    "What makes the exponent of 2 of a score.");
   m.def("forward", &forward, nb::arg("call"), nb::arg("out"), nb::arg("maximum"), nb::arg("total"),
         nb::arg("threads"), "Computes the output and, where asked, the row statistics.");
+  m.def("reduce", &reduce, nb::arg("call"), nb::arg("maximum"), nb::arg("total"), nb::arg("part"),
+        nb::arg("weights") = 0, nb::arg("entropy") = 0, nb::arg("distance") = 0, nb::arg("k") = 0,
+        nb::arg("top_values") = 0, nb::arg("top_keys") = 0, nb::arg("received") = 0,
+        nb::arg("received_max") = 0, nb::arg("pooled_max") = 0, nb::arg("pooled_mass") = 0,
+        nb::arg("bins") = std::array<int64_t, 2>{1, 1}, nb::arg("n") = 0,
+        nb::arg("pair_query") = 0, nb::arg("pair_key") = 0, nb::arg("pair_weight") = 0,
+        nb::arg("threads"), "Computes what is asked of the weights in one pass.");
   m.def("backward", &backward, nb::arg("call"), nb::arg("grad"), nb::arg("out"),
         nb::arg("maximum"), nb::arg("total"), nb::arg("query_sum"), nb::arg("key_grad"),
         nb::arg("value_grad"), nb::arg("bias_grad").none(), nb::arg("threads"),

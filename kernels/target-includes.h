@@ -1,6 +1,7 @@
 // What the kernels need of the standard library, included outside every namespace.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <bit>
 #include <cmath>

@@ -8,6 +8,7 @@ constexpr int kVectors = REGARD_LANES == 16 ? 4 : 3;  // of queries: 4 x 4 sums 
 #include "weights-inl.h"
 #include "forward-inl.h"
 #include "backward-inl.h"
+#include "reduce-inl.h"
 
 static constexpr Target target(const char* name, bool (*runs_here)()) {
 #ifdef REGARD_PAIRS
@@ -15,5 +16,5 @@ static constexpr Target target(const char* name, bool (*runs_here)()) {
 #else
   constexpr bool pairs = false;
 #endif
-  return {name, runs_here, pairs, forward, merge, partial_bytes, nullptr, nullptr, nullptr, backward, bias_gradient, row_blocks};
+  return {name, runs_here, pairs, forward, merge, partial_bytes, reduce, collect, chunk_bytes, backward, bias_gradient, row_blocks};
 }

@@ -62,12 +62,26 @@ static inline V in_register(V x) {
   return x;
 }
 
-template <class V>
-static inline bool any(V mask) {
-  bool found = false;
-  for (size_t i = 0; i < sizeof(V) / sizeof(mask[0]); ++i) found |= mask[i] != 0;
-  return found;
+// A bit for every lane in which x > y.
+#if REGARD_LANES == 16
+static inline uint32_t greater(F x, F y) {
+  return _mm512_cmp_ps_mask((__m512)x, (__m512)y, _CMP_GT_OQ);
 }
+static inline uint32_t greater(G x, G y) {
+  return _mm512_cmp_pd_mask((__m512d)x, (__m512d)y, _CMP_GT_OQ);
+}
+#elif REGARD_LANES == 8
+static inline uint32_t greater(F x, F y) { return uint32_t(_mm256_movemask_ps((__m256)(x > y))); }
+static inline uint32_t greater(G x, G y) { return uint32_t(_mm256_movemask_pd((__m256d)(x > y))); }
+#else
+template <class V>
+static inline uint32_t greater(V x, V y) {
+  const auto mask = x > y;
+  uint32_t bits = 0;
+  for (size_t i = 0; i < sizeof(V) / sizeof(x[0]); ++i) bits |= uint32_t(mask[i] != 0) << i;
+  return bits;
+}
+#endif
 
 // The larger of the two; y where x is NaN.
 #if REGARD_LANES == 16

@@ -1,5 +1,6 @@
 """How every test runs."""
 
+import functools
 import os
 
 # One thread, here and in every process that a test starts, set before NumPy and torch are loaded:
@@ -10,6 +11,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+import regard
+
 # The same examples on every machine, and no deadline: a slow machine is no failure.
 settings.load_profile("ci")
 
@@ -18,3 +21,14 @@ settings.load_profile("ci")
 def same_random_numbers():
     """Whatever ran before, torch's generator starts every test from the same place."""
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="module", params=["auto", "torch"])
+def by_both_backends(request):
+    """Runs a module's tests by what is chosen for the CPU, and by torch's operations alone."""
+    if request.param == "auto":
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(regard, "attention", functools.partial(regard.attention, backend="torch"))
+        yield

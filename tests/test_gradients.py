@@ -1,3 +1,4 @@
+import functools
 import subprocess
 import sys
 
@@ -10,6 +11,8 @@ from hypothesis import strategies as st
 import regard
 from definition import visible_pairs
 from strategies import calls, to_torch
+
+pytestmark = pytest.mark.usefixtures("by_both_backends")
 
 GRADCHECK_OPTIONS = [
     {},
@@ -320,7 +323,8 @@ def test_a_first_gradient_alone_is_that_of_torchs_fused_operator():
     torch.manual_seed(0)
     tensors = [torch.randn(1, 2, 32, 16, requires_grad=True) for _ in range(3)]
     found = []
-    for attend in (regard.attention, torch.nn.functional.scaled_dot_product_attention):
+    ours = functools.partial(regard.attention, backend="torch")
+    for attend in (ours, torch.nn.functional.scaled_dot_product_attention):
         found.append(torch.autograd.grad(attend(*tensors).square().sum(), tensors))
     for ours, theirs in zip(*found):
         assert torch.equal(ours, theirs)

@@ -58,12 +58,7 @@ def test_an_install_without_the_compiled_module_serves_the_call_all_the_same(mon
 x = np.ones((2, 6, 4), np.float32)
 t = torch.from_numpy(x)
 REFUSALS = {
-    "float64": (x.astype(float), {}, "it computes float32, not float64"),
     "head size": (np.ones((1, 2, 257), "f"), {}, "its head sizes D and Dv go up to 256"),
-    "dropout": (x, {"dropout": 0.5}, "it has no dropout"),
-    "wide bias": (x, {"bias": np.zeros((6, 6))}, "bias is float64, and it reads float32"),
-    "weights": (x, {"return_weights": True}, "it gives no weights; leave return_weights out"),
-    "gradient": (t.clone().requires_grad_(), {}, r"it has no gradient; .*torch\.no_grad\(\)"),
     "device": (t.to("meta"), {}, "it computes on the CPU"),
 }
 
@@ -75,14 +70,18 @@ def test_what_it_refuses_it_says(name):
         regard.attention(arrays, arrays, arrays, backend="kernel", **options)
 
 
-def test_it_is_the_default_for_float32_on_the_cpu():
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_it_is_the_default_on_the_cpu(dtype):
     from regard._backends import choose
     from regard._checks import read_call
 
-    assert choose(read_call(x, x, x), "auto").name == "kernel"
-    assert choose(read_call(t, t, t), "auto").name == "kernel"
-    assert choose(read_call(t.double(), t.double(), t.double()), "auto").name == "torch"
-    assert choose(read_call(x.astype(float), x.astype(float), None), "auto").name == "reference"
+    y = t.to(getattr(torch, dtype))
+    assert choose(read_call(y, y, y), "auto").name == "kernel"
+    y.requires_grad_()
+    assert choose(read_call(y, y, y), "auto").name == "kernel"
+    if dtype != "bfloat16":
+        y = y.detach().numpy()
+        assert choose(read_call(y, y, y), "auto").name == "kernel"
 
 
 @pytest.mark.parametrize("head_sizes", [(1, 1), (3, 5), (80, 96), (256, 256)])

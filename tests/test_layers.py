@@ -28,13 +28,22 @@ LAYERS = [
     ["steps _explain"],
     ["_attention"],
     ["_backends"],
-    ["_weights _picture _reductions"],
+    ["_weights _picture _reductions", "_kernel_ops"],
     ["_kernel _kernels", "_torch _torch_ops", "_reference"],
     ["_visible _dropout", "_tables"],
     ["_checks _settings"],
     ["_errors"],
 ]
-MAY_IMPORT_TORCH = ("nn", "hf", "distributed", "lm.training", "lm.decoder", "_torch", "_torch_ops")
+MAY_IMPORT_TORCH = (
+    "nn",
+    "hf",
+    "distributed",
+    "lm.training",
+    "lm.decoder",
+    "_torch",
+    "_torch_ops",
+    "_kernel_ops",
+)
 NOT_AT_IMPORT = {
     "torch", "rich", "typer", "tokenizers", "safetensors", "starlette", "uvicorn", "matplotlib",
     "transformers", "ml_dtypes", "IPython", "jaxtyping",

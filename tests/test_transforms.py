@@ -7,6 +7,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import regard
 
 
+pytestmark = pytest.mark.usefixtures("by_both_backends")
+
+
 @pytest.fixture
 def qkv():
     torch.manual_seed(0)
@@ -258,11 +261,11 @@ def test_fake_tensors_get_shapes_without_computing():
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
 def test_the_operators_are_registered_soundly(qkv):
     q, k, v = (x[:, :, :6].contiguous().requires_grad_() for x in qkv)
-    from regard import _checks, _torch_ops
+    from regard import _checks, _kernel_ops, _torch_ops  # noqa: F401
 
     bias, sinks = torch.randn(6, 6, requires_grad=True), torch.randn(4, requires_grad=True)
     call = _checks.read_call(q, k, v, causal=True, softcap=4.0, bias=bias, sinks=sinks)
-    values = _torch_ops._pack(call)
+    values = _torch_ops.pack(call)
     torch.library.opcheck(torch.ops.regard.attention.default, values)
     grad = torch.randn(2, 4, 6, 16, requires_grad=True)
     torch.library.opcheck(torch.ops.regard.attention_backward.default, [grad, *values])
@@ -271,6 +274,11 @@ def test_the_operators_are_registered_soundly(qkv):
     # Its gradient is a third derivative.
     tests = ("test_schema", "test_faketensor")
     torch.library.opcheck(operator, [*firsts, grad, *values], test_utils=tests)
+    torch.library.opcheck(torch.ops.regard.kernel_attention.default, values)
+    saved = [x.detach() for x in torch.ops.regard.kernel_attention(*values)]
+    operator = torch.ops.regard.kernel_attention_backward.default
+    values = [x.detach() if isinstance(x, torch.Tensor) else x for x in values]
+    torch.library.opcheck(operator, [True, grad.detach(), *saved, *values])
 
 
 def test_tensors_of_another_default_device_or_dtype_do_not_matter(qkv):

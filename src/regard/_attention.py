@@ -95,10 +95,11 @@ def attention(
         segments=segments, query_start=query_start, sinks=sinks, scale=scale, softcap=softcap,
         dropout=dropout, seed=seed,
     )  # fmt: skip
-    output = call.restore(choose(call, backend, return_weights).attention(call))
+    chosen = choose(call, backend)
+    output, statistics = chosen.attention(call, return_weights)
     if not return_weights:
-        return output
-    return output, AttentionWeights._of(call)
+        return call.restore(output)
+    return call.restore(output), AttentionWeights._of(call, chosen.name, statistics)
 
 
 def scaled_dot_product_attention(

@@ -9,14 +9,20 @@ from regard._checks import Call, is_tensor
 from regard._errors import UnsupportedError
 
 
+Statistics = tuple[Any, Any]  # maximum and total, (B, Hq, Lq): what the weights are computed from
+
+
 @dataclass(frozen=True)
 class Backend:
-    """One implementation of the operator."""
+    """One implementation of the operator.
+
+    ``attention`` takes a call and whether its weights will be asked for. It gives ``(B, Hq, Lq, Dv)``
+    and, where it has some, the row statistics.
+    """
 
     name: str
     refuses: Callable[[Call], str | None]  # the reason, or None
-    attention: Callable[[Call], Any]
-    agrees_with_weights: bool = True  # to rounding, also where scores are large
+    attention: Callable[[Call, bool], tuple[Any, Statistics | None]]
 
 
 def _kernel_refuses(call: Call) -> str | None:
@@ -25,10 +31,16 @@ def _kernel_refuses(call: Call) -> str | None:
     return _kernel.refuses(call)
 
 
-def _kernel_attention(call: Call) -> Any:
-    from regard import _kernel
+def _kernel_attention(call: Call, weights: bool) -> tuple[Any, Statistics | None]:
+    if call.is_torch:
+        from regard import _kernel_ops
 
-    return _kernel.attention(call)
+        out, *statistics = _kernel_ops.forward(call, weights)
+    else:
+        from regard import _kernel
+
+        out, *statistics = _kernel.forward(call, weights)
+    return out, (statistics[0], statistics[1]) if weights else None
 
 
 def _torch_refuses(call: Call) -> str | None:
@@ -37,10 +49,10 @@ def _torch_refuses(call: Call) -> str | None:
     return None
 
 
-def _torch_attention(call: Call) -> Any:
+def _torch_attention(call: Call, weights: bool) -> tuple[Any, None]:
     from regard import _torch_ops
 
-    return _torch_ops.attention(call)
+    return _torch_ops.attention(call), None
 
 
 def _reference_refuses(call: Call) -> str | None:
@@ -55,14 +67,14 @@ def _reference_refuses(call: Call) -> str | None:
     return None
 
 
-def _reference_attention(call: Call) -> Any:
+def _reference_attention(call: Call, weights: bool) -> tuple[Any, None]:
     from regard import _reference
 
     if not call.is_torch:
-        return _reference.attention(call)
+        return _reference.attention(call), None
     torch = sys.modules["torch"]
     out = _reference.attention(_as_numpy(call))
-    return torch.from_numpy(out).to(call.query.dtype)
+    return torch.from_numpy(out).to(call.query.dtype), None
 
 
 def _as_numpy(call: Call) -> Call:
@@ -79,13 +91,13 @@ def _as_numpy(call: Call) -> Call:
 
 
 BACKENDS = (
-    Backend("kernel", _kernel_refuses, _kernel_attention, agrees_with_weights=False),
+    Backend("kernel", _kernel_refuses, _kernel_attention),
     Backend("torch", _torch_refuses, _torch_attention),
     Backend("reference", _reference_refuses, _reference_attention),
 )
 
 
-def choose(call: Call, name: str, return_weights: bool = False) -> Backend:
+def choose(call: Call, name: str) -> Backend:
     """The backend of that name, or the first that takes the call where it is ``auto``.
 
     Raises:
@@ -100,8 +112,6 @@ def choose(call: Call, name: str, return_weights: bool = False) -> Backend:
         if name not in ("auto", backend.name):
             continue
         reason = backend.refuses(call)
-        if return_weights and not backend.agrees_with_weights:
-            reason = "it gives no weights; leave return_weights out, or name another"
         if reason is None:
             return backend
         refusals.append(f"\n  {backend.name}: {reason}.")

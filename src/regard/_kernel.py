@@ -39,17 +39,15 @@ def refuses(call: Call) -> str | None:
 
 def _refuses_tensors(call: Call) -> str | None:
     torch = sys.modules["torch"]
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
-        return "it cannot be traced"
-    if torch.autograd.forward_ad._current_level >= 0:
-        return "it has no forward-mode derivative"
+    if torch._C._are_functorch_transforms_active():
+        return "it takes no part in the transforms of torch.func"
     tensors = [x for x in vars(call).values() if is_tensor(x)]
     if any(x.device.type != "cpu" for x in tensors):
         return "it computes on the CPU; move the tensors with .cpu()"
     if any(type(x) not in (torch.Tensor, torch.nn.Parameter) for x in tensors):
         return "it takes plain tensors"
-    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
-        return "it has no gradient; detach the tensors, or use torch.no_grad()"
+    if not torch.compiler.is_compiling() and torch.autograd.forward_ad._current_level >= 0:
+        return "it has no forward-mode derivative"
     return None
 
 
@@ -117,26 +115,49 @@ def _address(x: Any) -> int:
     return 0 if x is None else int(_told(x)[0])  # type: ignore[index]
 
 
-def attention(call: Call) -> Any:
-    """``(B, Hq, Lq, Dv)`` in the dtype of the query."""
-    return forward(call, statistics=False)[0]
-
-
 def forward(call: Call, statistics: bool = True) -> tuple[Any, Any, Any]:
-    """The output, and what its weights are computed from, or None.
+    """``(output, maximum, total)``: the output and, where asked, what the weights need.
 
-    ``maximum`` and ``total`` are ``(B, Hq, Lq)`` in the accumulating dtype: the largest score of a
-    row, and the sum of the exponentials relative to it.
+    The row statistics ``maximum`` and ``total`` are ``(B, Hq, Lq)`` in the accumulating dtype: the
+    largest score, and the sum of the exponentials relative to it. A call without a value has them
+    alone.
     """
     assert kernels is not None
     B, Hq, _, Lq, _ = call.sizes
-    out = _empty(call, (B, Hq, Lq, call.value.shape[-1]), dtype_name(call.query))
-    shape, dtype = (B, Hq, Lq), accumulating_name(call.query)
+    shape, out = (B, Hq, Lq), None
+    if call.value is not None:
+        out = _empty(call, (*shape, call.value.shape[-1]), dtype_name(call.query))
+    dtype = accumulating_name(call.query)
     maximum, total = (_empty(call, shape, dtype) if statistics else None for _ in range(2))
     read, _held = _read(call)
     if 0 not in shape:
         kernels.forward(read, _address(out), _address(maximum), _address(total), _threads(call))
     return out, maximum, total
+
+
+def reduce(
+    call: Call, maximum: Any, total: Any, rows: slice, columns: slice, fields: dict[str, Any]
+) -> None:
+    """Fills arrays with what is asked of the weights, in one pass over some rows and columns.
+
+    Args:
+        maximum, total: the row statistics of ``forward``.
+        fields: by the names of ``kernels.reduce``; numbers, and the arrays that take the results.
+            Besides ``lse``, ``(B, Hq, Lq)``.
+    """
+    assert kernels is not None
+    read, _held = _read(call.without_value())
+    if (lse := fields.pop("lse", None)) is not None:
+        with np.errstate(divide="ignore"):
+            lse[...] = maximum
+            lse *= read.factor * math.log(2)
+            lse += total.double().log() if call.is_torch else np.log(total.astype(float))
+    part = (rows.start, rows.stop, columns.start, columns.stop)
+    if fields and 0 not in call.sizes and rows.start < rows.stop and columns.start < columns.stop:
+        asked = {k: v if isinstance(v, (int, tuple)) else _address(v) for k, v in fields.items()}
+        kernels.reduce(
+            read, _address(maximum), _address(total), part, threads=_threads(call), **asked
+        )
 
 
 def gradients(

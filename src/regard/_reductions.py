@@ -37,7 +37,10 @@ class Links(NamedTuple):
 
 
 class Reduction(Protocol):
-    """One question to the weights."""
+    """One question to the weights, answered by the compiled kernels or block by block."""
+
+    def fields(self) -> dict[str, Any]:
+        """What the kernels are asked, and the arrays that they fill; instead of any update."""
 
     def update(self, block: WeightBlock) -> None:
         """Takes the next rows."""
@@ -56,10 +59,13 @@ def _axis(x: Any, name: str, axis: int) -> Any:
 class PerQuery:
     """One number for each query, by a function of its block."""
 
-    def __init__(self, lib: Any, call: Call, dtype: str, measure: Any) -> None:
+    def __init__(self, lib: Any, call: Call, measure: Any) -> None:
         B, Hq, _, Lq, _ = call.sizes
-        self._out = lib.full(call.query, (B, Hq, Lq), 0.0, dtype)
+        self._out = lib.full(call.query, (B, Hq, Lq), 0.0, "float64")
         self._lib, self._measure = lib, measure
+
+    def fields(self) -> dict[str, Any]:
+        return {self._measure.__name__: self._out}
 
     def update(self, block: WeightBlock) -> None:
         if block.keys.start < block.keys.stop:
@@ -96,6 +102,9 @@ class Received:
         self._how, self._queries = how, max(Lq, 1)
         self._out = lib.full(call.query, (B, Hq, Lk), 0.0, "float64")  # sums over all of T rows
 
+    def fields(self) -> dict[str, Any]:
+        return {"received_max" if self._how == "max" else "received": self._out}
+
     def update(self, block: WeightBlock) -> None:
         at = (block.b, block.h, block.keys)
         if self._how == "max":
@@ -123,6 +132,11 @@ class TopK:
         self._lib, self._k, self._Lk = lib, int(k), Lk
         self._values = lib.full(call.query, (B, Hq, Lq, k), 0.0, dtype)
         self._indices = lib.full(call.query, (B, Hq, Lq, k), 0, "int64")
+
+    def fields(self) -> dict[str, Any]:
+        if not self._k:
+            return {}
+        return {"k": self._k, "top_values": self._values, "top_keys": self._indices}
 
     def update(self, block: WeightBlock) -> None:
         low, high = block.keys.start, block.keys.stop
@@ -153,6 +167,12 @@ class Strongest:
         self._weight = lib.full(call.query, (B, Hq, n), 0.0, dtype)
         self._query = lib.full(call.query, (B, Hq, n), -1, "int64")
         self._key = lib.full(call.query, (B, Hq, n), -1, "int64")
+
+    def fields(self) -> dict[str, Any]:
+        if not self._n:
+            return {}
+        arrays = {"pair_query": self._query, "pair_key": self._key, "pair_weight": self._weight}
+        return {"n": self._n, **arrays}
 
     def update(self, block: WeightBlock) -> None:
         width = block.keys.stop - block.keys.start
@@ -187,16 +207,23 @@ class Pool:
             raise ValueError(f"pool: how is {how!r}; 'max' or 'mass' is needed.")
         B, Hq = call.sizes[:2]
         self._lib, self._how = lib, how
-        self.rows, self._columns = rows, columns
+        self.rows, self.columns = rows, columns
         R, C = (min(n, part.stop - part.start) for n, part in zip(size, (rows, columns)))
         fill = -np.inf if how == "max" else 0.0
         self._out = lib.full(call.query, (B, Hq, R, C), fill, "float64")
         self._seen = lib.full(call.query, (B, Hq, R, C), 0, "bool")
+        self._whole = False  # whether the kernels filled all of it
+
+    def fields(self) -> dict[str, Any]:
+        if 0 in self._out.shape:
+            return {}
+        self._whole = True
+        return {f"pooled_{self._how}": self._out, "bins": tuple(self._out.shape[2:])}
 
     def update(self, block: WeightBlock) -> None:
         low, high = (max(block.rows.start, self.rows.start), min(block.rows.stop, self.rows.stop))
-        left = max(block.keys.start, self._columns.start)
-        right = min(block.keys.stop, self._columns.stop)
+        left = max(block.keys.start, self.columns.start)
+        right = min(block.keys.stop, self.columns.stop)
         R, C = self._out.shape[-2:]
         if low >= high or left >= right:
             return
@@ -207,7 +234,7 @@ class Pool:
             slice(left - block.keys.start, right - block.keys.start),
         )
         down = _bins(low - self.rows.start, high - self.rows.start, R, self.rows)
-        across = _bins(left - self._columns.start, right - self._columns.start, C, self._columns)
+        across = _bins(left - self.columns.start, right - self.columns.start, C, self.columns)
         at = (block.b, block.h, down[0], across[0])
         if self._how == "max":
             cells = self._gather(block.log_weights[inside], "amax", -np.inf, down, across)
@@ -233,6 +260,8 @@ class Pool:
 
     def result(self) -> Any:
         out = self._out
+        if self._whole:
+            return out
         numpy = isinstance(out, np.ndarray)
         if self._how == "mass":
             R, n = out.shape[-2], self.rows.stop - self.rows.start

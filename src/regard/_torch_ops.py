@@ -30,7 +30,7 @@ _FUSED_ON_DEVICES = [
     SDPBackend.EFFICIENT_ATTENTION,
 ]
 _NUMBERS = ("causal", "left", "right", "scale", "softcap", "dropout")
-_CALL = (
+CALL_SCHEMA = (
     "Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor? bias, Tensor? key_lengths, "
     "Tensor? query_segments, Tensor? key_segments, Tensor? query_start, Tensor? sinks, "
     "Tensor? seed, bool causal, int? left, int? right, float scale, float? softcap, float dropout"
@@ -41,11 +41,16 @@ _NO_FORWARD_MODE = (
 )
 
 
-def _pack(call: Call) -> list[Any]:
+BIAS = _TENSORS.index("bias")  # its place among the inputs
+
+
+def pack(call: Call) -> list[Any]:
+    """The call as an operator takes it."""
     return [getattr(call, name) for name in _TENSORS + _NUMBERS]
 
 
-def _unpack(*values: Any) -> Call:
+def unpack(*values: Any) -> Call:
+    """The call of an operator's inputs."""
     return Call(leading=values[0].shape[:1], heads=True, **dict(zip(_TENSORS + _NUMBERS, values)))
 
 
@@ -123,7 +128,7 @@ def _is_eager(call: Call) -> bool:
     return plain and call.query.device.type != "meta"
 
 
-def _refuse_forward_mode(*tensors: Tensor | None) -> None:
+def refuse_forward_mode(*tensors: Tensor | None) -> None:
     """An operator without a forward-mode rule would give derivatives of zero in silence."""
     if forward_ad._current_level < 0:
         return
@@ -134,23 +139,23 @@ def _refuse_forward_mode(*tensors: Tensor | None) -> None:
 def attention(call: Call) -> Tensor:
     """``(B, Hq, Lq, Dv)`` in the dtype of the query; differentiable twice."""
     inputs = (call.query, call.key, call.value, call.bias, call.sinks)
-    _refuse_forward_mode(*inputs)
+    refuse_forward_mode(*inputs)
     if _is_eager(call) and _may_fuse(call):
         check_contents(call)
         if _fuses_exactly(call).all() and (out := _fused(call)) is not None:
-            return _Fused.apply(out, *_pack(call)) if out.requires_grad else out
-    return _attend(*_pack(call))
+            return _Fused.apply(out, *pack(call)) if out.requires_grad else out
+    return _attend(*pack(call))
 
 
-def _operator(name: str, inputs: str, outputs: str) -> Callable[..., Any]:
+def make_operator(name: str, inputs: str, outputs: str) -> Callable[..., Any]:
     """Makes a custom operator of a function."""
     schema = f"({inputs}) -> {outputs}"
     return torch.library.custom_op(f"regard::{name}", mutates_args=(), schema=schema)
 
 
-@_operator("attention", _CALL, "Tensor")
+@make_operator("attention", CALL_SCHEMA, "Tensor")
 def _forward(*values: Any) -> Tensor:
-    call = _unpack(*values)
+    call = unpack(*values)
     check_contents(call)
     if not _may_fuse(call):
         return _torch.attention(call)
@@ -175,9 +180,11 @@ def _(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> Tensor:
     return query.new_empty((*query.shape[:3], value.shape[3]))
 
 
-@_operator("attention_backward", f"Tensor grad, {_CALL}", "({})".format(", ".join(5 * ["Tensor"])))
+@make_operator(
+    "attention_backward", f"Tensor grad, {CALL_SCHEMA}", "({})".format(", ".join(5 * ["Tensor"]))
+)
 def _backward(grad: Tensor, *values: Any) -> tuple[Tensor, ...]:
-    call = _unpack(*values)
+    call = unpack(*values)
     dq, dk, dv, dbias, dsinks = _torch.gradients(call, grad)
     nothing = grad.new_empty(0)
     return (
@@ -198,17 +205,17 @@ def _(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> tu
     )  # fmt: skip
 
 
-@_operator(
+@make_operator(
     "attention_double_backward",
     "Tensor query_dot, Tensor key_dot, Tensor value_dot, Tensor bias_dot, Tensor sinks_dot, "
-    f"Tensor grad, {_CALL}",
+    f"Tensor grad, {CALL_SCHEMA}",
     "({})".format(", ".join(6 * ["Tensor"])),
 )
 def _double_backward(
     query_dot: Tensor, key_dot: Tensor, value_dot: Tensor, bias_dot: Tensor, sinks_dot: Tensor,
     grad: Tensor, *values: Any,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    call = _unpack(*values)
+    call = unpack(*values)
     cotangents = (
         query_dot, key_dot, value_dot,
         None if call.bias is None else bias_dot,
@@ -235,13 +242,18 @@ def _(*values: Any) -> tuple[Tensor, ...]:
     )
 
 
+def tensors_of(inputs: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """The tensors that an operator was called with, and the numbers behind them."""
+    return inputs[: -len(_NUMBERS)], inputs[-len(_NUMBERS) :]
+
+
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     """Keeps what an operator was called with: tensors, and then the numbers of the call."""
-    ctx.save_for_backward(*inputs[: -len(_NUMBERS)])
-    ctx.numbers = inputs[-len(_NUMBERS) :]
+    tensors, ctx.numbers = tensors_of(inputs)
+    ctx.save_for_backward(*tensors)
 
 
-def _by_input(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+def by_input(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
     """Gradients of query, key, value, bias and sinks in the places of an operator's inputs.
 
     None for a bias and sinks that need none, whose gradients may hold nothing.
@@ -256,15 +268,15 @@ def _by_input(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
 
 def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     saved = ctx.saved_tensors
-    _refuse_forward_mode(grad, *saved)
-    return _by_input(ctx, *_attend_backward(grad, *saved, *ctx.numbers))
+    refuse_forward_mode(grad, *saved)
+    return by_input(ctx, *attend_backward(grad, *saved, *ctx.numbers))
 
 
 def _differentiate_twice(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
     saved = ctx.saved_tensors
-    _refuse_forward_mode(*cotangents, *saved)
+    refuse_forward_mode(*cotangents, *saved)
     dgrad, *rest = _attend_double_backward(*cotangents, *saved, *ctx.numbers)
-    return dgrad, *_by_input(ctx, *rest)
+    return dgrad, *by_input(ctx, *rest)
 
 
 def _refuse_third(ctx: Any, *_: Tensor) -> None:
@@ -397,5 +409,5 @@ def _differentiable(
 
 
 _attend = _differentiable(_forward, _differentiate, _map)
-_attend_backward = _differentiable(_backward, _differentiate_twice, _map_one_by_one)
+attend_backward = _differentiable(_backward, _differentiate_twice, _map_one_by_one)
 _attend_double_backward = _differentiable(_double_backward, _refuse_third, _map_one_by_one)

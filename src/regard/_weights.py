@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from regard import _kernel
 from regard._checks import Call, accumulating_name, is_tensor, read_call
 from regard._reductions import (
     Links,
@@ -88,15 +89,37 @@ class AttentionWeights:
             causal=causal, window=window, mask=mask, bias=bias, key_lengths=key_lengths,
             segments=segments, query_start=query_start, sinks=sinks, scale=scale, softcap=softcap,
         )  # fmt: skip
-        self._call = _detached(call)
-        self._lse: Any = None
+        self._start(call)
 
     @classmethod
-    def _of(cls, call: Call) -> AttentionWeights:
-        """The weights of a call that was already read."""
+    def _of(
+        cls, call: Call, backend: str = "auto", statistics: tuple[Any, Any] | None = None
+    ) -> AttentionWeights:
+        """The weights of a call that was already read, by the backend that gave its output.
+
+        ``statistics`` are that output's: maximum and total of each row, ``(B, Hq, Lq)``.
+        """
         weights = cls.__new__(cls)
-        weights._call, weights._lse = _detached(call.without_value()), None
+        weights._start(call.without_value(), backend, statistics)
         return weights
+
+    def _start(
+        self, call: Call, backend: str = "auto", statistics: tuple[Any, Any] | None = None
+    ) -> None:
+        self._call = _detached(call)
+        self._lse: Any = None
+        self._by_kernel = backend == "kernel" or (
+            backend == "auto" and _kernel.refuses(self._call) is None
+        )
+        self._known = None if statistics is None else tuple(_detach(x) for x in statistics)
+
+    @property
+    def _statistics(self) -> tuple[Any, Any]:
+        """Maximum and total of each row, as the kernels have them."""
+        if self._known is None:
+            _, maximum, total = _kernel.forward(self._call)
+            self._known = maximum, total
+        return self._known[0], self._known[1]
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -140,8 +163,12 @@ class AttentionWeights:
 
         return _reference
 
-    def _run(self, *reductions: Reduction, rows: slice | None = None) -> None:
-        """One pass over the rows for all of them."""
+    def _run(self, *reductions: Reduction, rows: slice, columns: slice) -> None:
+        """One pass over some rows and columns for all of them."""
+        if self._by_kernel:
+            fields = {name: x for r in reductions for name, x in r.fields().items()}
+            _kernel.reduce(self._call, *self._statistics, rows, columns, fields)
+            return
         with np.errstate(all="ignore"):
             for block in self._lib.weight_blocks(self._call, rows):
                 for reduction in reductions:
@@ -156,10 +183,15 @@ class AttentionWeights:
         return self._call.restore(x)
 
     def _per_query(self, measure: Callable[..., Any]) -> PerQuery:
-        return PerQuery(self._lib, self._call, self._dtype_name, measure)
+        return PerQuery(self._lib, self._call, measure)
+
+    @property
+    def _whole(self) -> dict[str, slice]:
+        *_, Lq, Lk = self._call.sizes
+        return {"rows": slice(0, Lq), "columns": slice(0, Lk)}
 
     def _ask(self, reduction: Reduction) -> Any:
-        self._run(reduction)
+        self._run(reduction, **self._whole)
         return self._give(reduction.result())
 
     @property
@@ -239,7 +271,7 @@ class AttentionWeights:
             ValueError: another ``how``, a size below 1, or a slice with a step.
         """
         pool = self._pool(size, how, rows, columns)
-        self._run(pool, rows=pool.rows)
+        self._run(pool, rows=pool.rows, columns=pool.columns)
         return self._give(pool.result())
 
     def _pool(self, size: Any, how: str, rows: slice | None, columns: slice | None) -> Pool:
@@ -272,7 +304,7 @@ class AttentionWeights:
             Strongest(lib, call, dtype, strongest),
             self._pool(pool, "max", None, None),
         )
-        self._run(*asked)
+        self._run(*asked, **self._whole)
         return WeightsSummary(*(self._give(reduction.result()) for reduction in asked))
 
     def __getitem__(self, index: Any) -> Any:
@@ -297,23 +329,40 @@ class AttentionWeights:
         out = self._lib.full(call.query, flat, 0.0, self._dtype_name)
         for i, b in enumerate(batch.reshape(-1).tolist()):
             for j, h in enumerate(heads.reshape(-1).tolist()):
-                self._fill(out[i, j], call.head(b, h), rows.reshape(-1), columns.reshape(-1))
+                self._fill(out[i, j], b, h, rows.reshape(-1), columns.reshape(-1))
         return out.reshape(shape) if shape or self._call.is_torch else out.reshape(())[()]
 
-    def _fill(self, out: Any, head: Call, rows: np.ndarray, columns: np.ndarray) -> None:
+    def _fill(self, out: Any, b: int, h: int, rows: np.ndarray, columns: np.ndarray) -> None:
         """Writes the chosen rows and columns of one head."""
-        if not rows.size:
+        _, _, _, Lq, Lk = self._call.sizes
+        low, high = (int(rows.min()), int(rows.max()) + 1) if rows.size else (0, 0)
+        for low, high, block in self._head(b, h)._row_blocks(low, high):
+            (into,) = np.nonzero((rows >= low) & (rows < high))
+            if into.size:
+                out[into] = self._lib.take(block[rows[into] - low], columns)
+
+    def _row_blocks(self, low: int, high: int) -> Iterator[tuple[int, int, Any]]:
+        """``(low, high, weights)`` of rows of the one matrix that there is: ``(rows, Lk)``."""
+        *_, Lk = self._call.sizes
+        if self._by_kernel:
+            height = max(64, 2**20 // max(Lk, 1))
+            for start in range(low, high, height):
+                rows = slice(start, min(start + height, high))
+                shape = (rows.stop - rows.start, Lk)
+                block = self._lib.full(self._call.query, shape, 0.0, self._dtype_name)
+                _kernel.reduce(
+                    self._call, *self._statistics, rows, slice(0, Lk), {"weights": block}
+                )
+                yield rows.start, rows.stop, block
             return
-        Lk = head.sizes[4]
         with np.errstate(all="ignore"):
-            for block in self._lib.weight_blocks(head, slice(int(rows.min()), int(rows.max()) + 1)):
-                low, high = block.rows.start, block.rows.stop
-                (into,) = np.nonzero((rows >= low) & (rows < high))
-                if not into.size:
-                    continue
-                whole = self._lib.full(out, (high - low, Lk), 0.0, self._dtype_name)
+            for block in self._lib.weight_blocks(self._call, slice(low, high)):
+                rows = block.rows
+                whole = self._lib.full(
+                    self._call.query, (rows.stop - rows.start, Lk), 0.0, self._dtype_name
+                )
                 whole[:, block.keys] = self._lib.array(whole, block.weights[0, 0])
-                out[into] = self._lib.take(whole[rows[into] - low], columns)
+                yield rows.start, rows.stop, whole
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         """The whole matrix; refused above the limit that ``regard.limits`` sets."""
@@ -371,14 +420,23 @@ class AttentionWeights:
         index = (*index, *(0 for _ in axes[len(index) :]))
         _basic_index(index, axes)
         at = np.arange(math.prod(axes)).reshape(axes)[index]
-        b, h = divmod(int(at), self._call.sizes[1])
-        return AttentionWeights._of(self._call.head(b, h))
+        return self._head(*divmod(int(at), self._call.sizes[1]))
+
+    def _head(self, b: int, h: int) -> AttentionWeights:
+        """The matrix of query head h of batch element b."""
+        if not self._by_kernel:
+            return AttentionWeights._of(self._call.head(b, h), self._lib.__name__)
+        known = tuple(x[b : b + 1, h : h + 1] for x in self._statistics)
+        return AttentionWeights._of(self._call.head(b, h), "kernel", (known[0], known[1]))
 
 
 class _LogSumExp:
     def __init__(self, lib: Any, call: Call) -> None:
         B, Hq, _, Lq, _ = call.sizes
         self._out = lib.full(call.query, (B, Hq, Lq), -np.inf, "float64")
+
+    def fields(self) -> dict[str, Any]:
+        return {"lse": self._out}
 
     def update(self, block: Any) -> None:
         total = block.total
@@ -392,7 +450,11 @@ class _LogSumExp:
 def _detached(call: Call) -> Call:
     if not call.is_torch:
         return call
-    return Call(**{name: x.detach() if is_tensor(x) else x for name, x in vars(call).items()})
+    return Call(**{name: _detach(x) for name, x in vars(call).items()})
+
+
+def _detach(x: Any) -> Any:
+    return x.detach() if is_tensor(x) else x
 
 
 def _part(name: str, part: slice | None, n: int) -> slice:

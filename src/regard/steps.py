@@ -283,13 +283,13 @@ def _written_out(
     matrices = {"scores": restored(scores), "scaled": restored(scaled)}
     matrices["capped"] = matrices["scaled"] if capped is scaled else restored(capped)
     matrices["masked"] = matrices["capped"] if masked is capped else restored(masked)
-    weights = AttentionWeights._of(call)[:]
+    output, of_output = None, AttentionWeights._of(call)
+    if value is not None:
+        chosen = choose(call, "auto")
+        output, statistics = chosen.attention(call, True)
+        output, of_output = restored(output), AttentionWeights._of(call, chosen.name, statistics)
+    weights = of_output[:]
     matrices["weights"] = weights[..., 0, :] if is_one else weights
-    output = (
-        None
-        if value is None
-        else restored(choose(call, "auto", return_weights=True).attention(call))
-    )
     return Steps(
         None, None, query[..., 0, :] if is_one else query, key, value,
         **matrices,

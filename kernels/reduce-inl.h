@@ -1,0 +1,579 @@
+// What is asked of the weights, computed again from query, key and the row statistics. A block of
+// queries of one head goes through its keys once, and every question looks at each block of scores.
+
+// Whatever compares scores does it before the exponential, which is then needed for few.
+
+static bool of_columns(const Reduce& r) {
+  return r.received || r.received_max || r.pooled_max || r.pooled_mass || r.n;
+}
+
+// Rows of a chunk: they do not depend on how many heads or threads there are.
+template <class E>
+static int64_t chunk_rows(const Reduce& r) {
+  const int64_t sixteenth = (r.row1 - r.row0 + 15) / 16, rows = sixteenth > 512 ? sixteenth : 512;
+  return (rows + E::rows - 1) / E::rows * E::rows;
+}
+
+template <class E>
+static int64_t chunks_of(const Reduce& r) {
+  return (r.row1 - r.row0 + chunk_rows<E>(r) - 1) / chunk_rows<E>(r);
+}
+
+// The bin of a cell, of n cells in all: bin i has the cells from i * n / bins on.
+static inline int64_t bin_of(int64_t cell, int64_t n, int64_t bins) {
+  return ((cell + 1) * bins - 1) / n;
+}
+
+struct Pair {
+  double log, weight;  // log to base 2: it tells apart what is too small for a weight
+  int64_t query, key;
+};
+
+// Types of this namespace, so that what is made of them is of this target alone.
+struct Stronger {
+  bool operator()(const Pair& x, const Pair& y) const {
+    if (x.log != y.log) return x.log > y.log;
+    return x.query != y.query ? x.query < y.query : x.key < y.key;
+  }
+};
+
+struct Heavier {
+  bool operator()(const Pair& x, const Pair& y) const {
+    return x.weight != y.weight ? x.weight > y.weight : Stronger()(x, y);
+  }
+};
+
+// What one chunk of a head collects.
+template <class E> struct Chunk {
+  typedef typename E::Real Real;
+  Real* received;  // [Lk]
+  Real* pooled;    // [bins of rows that it touches][bins[1]]
+  Pair* pairs;     // [n]
+  int64_t* count;  // of the pairs
+
+  Chunk(const Reduce& r, Scratch& scratch) {
+    const int64_t n = r.row1 - r.row0;
+    received = scratch.take<Real>(r.received || r.received_max ? r.problem->Lk : 0);
+    int64_t high = r.pooled_max || r.pooled_mass ? chunk_rows<E>(r) * r.bins[0] / n + 2 : 0;
+    if (high > r.bins[0]) high = r.bins[0];
+    pooled = scratch.take<Real>(high * r.bins[1]);
+    pairs = scratch.take<Pair>(r.n);
+    count = scratch.take<int64_t>(1);
+  }
+};
+
+template <class E>
+static int64_t one_chunk_bytes(const Reduce& r) {
+  Scratch scratch(nullptr);
+  Chunk<E> chunk(r, scratch);
+  return of_columns(r) ? scratch.taken() : 0;
+}
+
+template <class E>
+static Chunk<E> chunk_at(const Reduce& r, int64_t head, int64_t i) {
+  Scratch scratch(r.chunks + ((head - r.head0) * chunks_of<E>(r) + i) * one_chunk_bytes<E>(r));
+  return Chunk<E>(r, scratch);
+}
+
+// The largest of many, by their scores: appended while they are over a threshold that rises.
+template <class Real> struct Candidate {
+  Real score;
+  int32_t key;
+};
+
+template <class Real> struct Above {
+  bool operator()(const Candidate<Real>& x, const Candidate<Real>& y) const {
+    return x.score != y.score ? x.score > y.score : x.key < y.key;
+  }
+};
+
+struct Before {
+  template <class C>
+  bool operator()(const C& x, const C& y) const { return x.key < y.key; }
+};
+
+template <class E> struct ReduceMemory {
+  typedef typename E::Real Real;
+  Rows<E> rows;
+  Real* scores;     // [kKeys][rows]
+  typename E::Word* keys;
+  Real* base;       // [rows]: of the exponents
+  Real* inverse;    // 1 / total, 0 where nothing is seen
+  Real* log_total;  // of 2
+  Real* place;      // among the keys
+  Real* sum;        // [rows]: of the weights
+  Real* entropy;    // of weight * exponent
+  Real* distance;
+  Real* threshold;  // of top-k
+  Real* pair_threshold;
+  Candidate<Real>* candidates;  // [rows][2 k + 32]
+  int* counts;
+  Pair* pairs;
+  int64_t pair_count = 0;
+  double least = -kInf<double>;  // the log of the weakest pair that counts
+  bool undefined;   // whether a row's weights are NaN
+
+  ReduceMemory(const Reduce& r, Scratch& scratch) {
+    const Problem& p = *r.problem;
+    rows.q = scratch.take<typename E::Word>(E::words(p.D) * E::rows);
+    scores = scratch.take<Real>(kKeys * E::rows);
+    keys = scratch.take<typename E::Word>(kKeys * E::words(p.D));
+    for (Real** x : {&base, &inverse, &log_total, &place, &sum, &entropy, &distance, &threshold,
+                     &pair_threshold})
+      *x = scratch.take<Real>(E::rows);
+    candidates = scratch.take<Candidate<Real>>(r.k ? E::rows * room(r) : 0);
+    counts = scratch.take<int>(E::rows);
+    pairs = scratch.take<Pair>(r.n ? pair_room(r) : 0);
+  }
+
+  static int64_t room(const Reduce& r) { return 2 * r.k + 32; }
+  static int64_t pair_room(const Reduce& r) { return 2 * r.n + 1024; }
+
+  Vec<Real>& at(Real* x, int v) const { return *(Vec<Real>*)(x + v * E::lanes); }
+  Vec<Real>& score(int j, int v) const { return at(scores + j * E::rows, v); }
+};
+
+template <class E>
+static void start_rows(const Reduce& r, ReduceMemory<E>& m) {
+  typedef typename E::Real Real;
+  const Problem& p = *r.problem;
+  m.undefined = false;
+  for (int i = 0; i < E::rows; ++i) {
+    m.base[i] = m.inverse[i] = m.log_total[i] = m.place[i] = 0;
+    m.sum[i] = m.entropy[i] = m.distance[i] = 0;
+    m.threshold[i] = -kInf<Real>;
+    m.counts[i] = 0;
+    if (i >= m.rows.count) continue;
+    const int64_t at = (m.rows.b * p.Hq + m.rows.head[i]) * p.Lq + m.rows.index[i];
+    const Real top = ((const Real*)r.maximum)[at], total = ((const Real*)r.total)[at];
+    m.base[i] = top == -kInf<Real> ? 0 : top;
+    m.inverse[i] = total == 0 ? 0 : 1 / total;
+    m.log_total[i] = total == 0 ? 0 : std::log2(total);
+    m.place[i] = Real(r.starts[m.rows.b] + m.rows.index[i]);
+    m.undefined |= total != total;
+  }
+}
+
+// Keeps the k best candidates of a row.
+template <class E>
+static void keep_best(const Reduce& r, ReduceMemory<E>& m, int row) {
+  typedef typename E::Real Real;
+  Candidate<Real>* all = m.candidates + row * m.room(r);
+  if (m.counts[row] < r.k) return;
+  std::nth_element(all, all + r.k - 1, all + m.counts[row], Above<Real>());
+  m.counts[row] = int(r.k);
+  m.threshold[row] = all[r.k - 1].score;
+}
+
+// Appends the scores of a block that may be among the k best of their rows. Keys come in rising
+// order, so that of equal scores the first stay.
+template <class E>
+static void find_top(const Reduce& r, ReduceMemory<E>& m, const Reach& reach, int64_t j0) {
+  for (int v = 0; v < m.rows.vectors; ++v) {
+    auto threshold = m.at(m.threshold, v);
+    for (int j = reach.low[v]; j < reach.high[v]; ++j)
+      for (uint32_t bits = greater(m.score(j, v), threshold); bits; bits &= bits - 1) {
+        const int row = v * E::lanes + __builtin_ctz(bits);
+        m.candidates[row * m.room(r) + m.counts[row]++] = {m.scores[j * E::rows + row],
+                                                           int32_t(j0 + j)};
+        if (m.counts[row] == m.room(r) || (m.counts[row] == r.k && m.threshold[row] == -kInf<typename E::Real>)) {
+          keep_best(r, m, row);
+          threshold = m.at(m.threshold, v);
+        }
+      }
+  }
+}
+
+// Keeps the n strongest pairs of the head so far.
+template <class E>
+static void keep_strongest(const Reduce& r, ReduceMemory<E>& m) {
+  if (m.pair_count < r.n) return;
+  std::nth_element(m.pairs, m.pairs + r.n - 1, m.pairs + m.pair_count, Stronger());
+  m.pair_count = r.n;
+  m.least = m.pairs[r.n - 1].log;
+}
+
+// The scores that the rows must exceed for their pairs to count, and a little less.
+template <class E>
+static void set_pair_threshold(const Scaling<E>& scaling, ReduceMemory<E>& m) {
+  typedef typename E::Real Real;
+  for (int i = 0; i < E::rows; ++i) {
+    const Real at = m.base[i] + (Real(m.least) + m.log_total[i]) / scaling.factor;
+    m.pair_threshold[i] = at - (at < 0 ? -at : at) * Real(1e-6);
+  }
+}
+
+template <class E>
+static void find_pairs(const Reduce& r, const Scaling<E>& scaling, ReduceMemory<E>& m,
+                       const Reach& reach, int64_t j0) {
+  typedef typename E::Real Real;
+  for (int v = 0; v < m.rows.vectors; ++v)
+    for (int j = reach.low[v]; j < reach.high[v]; ++j)
+      for (uint32_t bits = greater(m.score(j, v), m.at(m.pair_threshold, v)); bits;
+           bits &= bits - 1) {
+        const int row = v * E::lanes + __builtin_ctz(bits);
+        if (row >= m.rows.count) break;
+        const Real x = (m.scores[j * E::rows + row] - m.base[row]) * scaling.factor;
+        const double log = double(x) - double(m.log_total[row]);
+        if (!(log > m.least)) continue;
+        const double weight = double(exp2(broadcast(x))[0] * m.inverse[row]);
+        m.pairs[m.pair_count++] = {log, weight, m.rows.index[row], j0 + j};
+        if (m.pair_count == m.pair_room(r)) {
+          keep_strongest(r, m);
+          set_pair_threshold(scaling, m);
+        }
+      }
+}
+
+// Makes weights of the scores, and adds up what rows and columns ask for on the way.
+template <class E, bool rows, bool columns>
+static void weigh_block(const Reduce& r, const Scaling<E>& scaling, ReduceMemory<E>& m,
+                        const Reach& reach, int64_t j0, int keys, Chunk<E>* chunk) {
+  typedef typename E::Real Real;
+  constexpr int n = E::lanes;
+  for (int v = 0; v < m.rows.vectors; ++v) {
+    const Vec<Real> base = m.at(m.base, v), inverse = m.at(m.inverse, v);
+    const Vec<Real> place = m.at(m.place, v);
+    Vec<Real> sum = {}, entropy = {}, distance = {};
+    const auto weigh = [&](int j, auto plain) {
+      const Vec<Real> s = m.score(j, v);
+      const Vec<Real> x = scaling.exponent(s, base);
+      Vec<Real> w = exp2(x) * inverse;
+      if (!plain) w = s == -kInf<Real> ? Vec<Real>{} : w;  // also in a row that is undefined
+      m.score(j, v) = w;
+      if (rows) {
+        sum += w;
+        entropy += w * larger(Vec<Real>{} - 1e4f, x);
+        const Vec<Real> off = place - Real(j0 + j);
+        distance += w * larger(off, -off);
+      }
+    };
+    if (reach.plain && !m.undefined)
+      for (int j = reach.low[v]; j < reach.high[v]; ++j) weigh(j, std::true_type());
+    else
+      for (int j = reach.low[v]; j < reach.high[v]; ++j) weigh(j, std::false_type());
+    if (rows) {
+      m.at(m.sum, v) += sum;
+      m.at(m.entropy, v) += entropy;
+      m.at(m.distance, v) += distance;
+    }
+  }
+  if (!columns) return;
+  const bool largest = r.received_max;
+  for (int j = 0; j < keys; j += n) {
+    const int width = keys - j < n ? keys - j : n;
+    Vec<Real> t[n];
+    for (int i = 0; i < n; ++i) {
+      t[i] = Vec<Real>{};
+      if (i >= width) continue;
+      for (int v = 0; v < m.rows.vectors; ++v)
+        if (reach.low[v] <= j + i && j + i < reach.high[v]) {
+          const Vec<Real> w = m.score(j + i, v);
+          t[i] = largest ? larger(w, t[i]) : t[i] + w;
+        }
+    }
+    transpose(t);
+    Vec<Real> all = t[0];
+    for (int i = 1; i < n; ++i) all = largest ? larger(t[i], all) : all + t[i];
+    Real* to = chunk->received + j0 + j;
+    for (int i = 0; i < width; ++i) to[i] = !largest ? to[i] + all[i] : all[i] > to[i] ? all[i] : to[i];
+  }
+}
+
+// Puts a block of scores, or of weights for their mass, into the bins of a picture.
+template <class E, bool mass>
+static void pool_block(const Reduce& r, const Scaling<E>& scaling, ReduceMemory<E>& m,
+                       const Reach& reach, int64_t j0, int keys, int64_t first_bin,
+                       Chunk<E>* chunk) {
+  typedef typename E::Real Real;
+  constexpr int n = E::lanes;
+  const int64_t columns = r.column1 - r.column0, height = r.row1 - r.row0, C = r.bins[1];
+  int64_t low = j0 > r.column0 ? j0 : r.column0, high = j0 + keys < r.column1 ? j0 + keys : r.column1;
+  if (low >= high) return;
+  const int64_t last_bin = bin_of(high - 1 - r.column0, columns, C);
+  const Vec<Real> nothing = Vec<Real>{} + (mass ? Real(0) : -kInf<Real>);
+  int64_t row_bin[E::rows];
+  for (int i = 0; i < m.rows.count; ++i)
+    row_bin[i] = bin_of(m.rows.index[i] - r.row0, height, r.bins[0]) - first_bin;
+  for (int64_t bin = bin_of(low - r.column0, columns, C); bin <= last_bin; bin += n) {
+    const int width = int(last_bin + 1 - bin < n ? last_bin + 1 - bin : n);
+    for (int v = 0; v < m.rows.vectors; ++v) {
+      const Vec<Real> base = m.at(m.base, v), log_total = m.at(m.log_total, v);
+      Vec<Real> t[n];
+      for (int i = 0; i < n; ++i) {
+        t[i] = nothing;
+        if (i >= width) continue;
+        int64_t from = (bin + i) * columns / C + r.column0 - j0;
+        int64_t to = (bin + i + 1) * columns / C + r.column0 - j0;
+        if (from < reach.low[v]) from = reach.low[v];
+        if (to > reach.high[v]) to = reach.high[v];
+        for (int64_t j = from; j < to; ++j)
+          t[i] = mass ? t[i] + m.score(int(j), v) : larger(m.score(int(j), v), t[i]);
+        if (!mass) t[i] = scaling.exponent(t[i], base) - log_total;
+      }
+      transpose(t);
+      for (int i = 0; i < n && v * n + i < m.rows.count; ++i) {
+        Real* to = chunk->pooled + row_bin[v * n + i] * C + bin;
+        Vec<Real> x = mass ? t[i] : larger(t[i], nothing);
+        // Rows of one bin are put together before they are written.
+        for (; i + 1 < n && v * n + i + 1 < m.rows.count &&
+               row_bin[v * n + i + 1] == row_bin[v * n + i]; ++i)
+          x = mass ? x + t[i + 1] : larger(t[i + 1], x);
+        if (width == n) {
+          const Vec<Real> old = load<Real>(to);
+          store<Real>(to, mass ? old + x : larger(x, old));
+        } else {
+          for (int c = 0; c < width; ++c) to[c] = mass ? to[c] + x[c] : x[c] > to[c] ? x[c] : to[c];
+        }
+      }
+    }
+  }
+}
+
+template <class E>
+static void write_weights(const Reduce& r, const ReduceMemory<E>& m, const Reach& reach, int64_t j0) {
+  typedef typename E::Real Real;
+  constexpr int n = E::lanes;
+  const Problem& p = *r.problem;
+  for (int v = 0; v < m.rows.vectors; ++v)
+    for (int j = reach.low[v]; j < reach.high[v]; j += n) {
+      const int width = reach.high[v] - j < n ? reach.high[v] - j : n;
+      Vec<Real> t[n];
+      for (int i = 0; i < n; ++i) t[i] = i < width ? m.score(j + i, v) : Vec<Real>{};
+      transpose(t);
+      for (int i = 0; i < n && v * n + i < m.rows.count; ++i) {
+        const int64_t row = (m.rows.b * p.Hq + m.rows.head[v * n + i]) * (r.row1 - r.row0) +
+                            m.rows.index[v * n + i] - r.row0;
+        put<Real, std::is_same_v<Real, float> ? Type::float32 : Type::float64>(
+            (char*)((Real*)r.weights + row * p.Lk + j0 + j), t[i], width);
+      }
+    }
+}
+
+// Writes the k best of a row: strongest first, then keys that weigh nothing.
+template <class E>
+static void write_top(const Reduce& r, const Scaling<E>& scaling, ReduceMemory<E>& m, int row) {
+  typedef typename E::Real Real;
+  const Problem& p = *r.problem;
+  Candidate<Real>* all = m.candidates + row * m.room(r);
+  const int64_t at = (m.rows.b * p.Hq + m.rows.head[row]) * p.Lq + m.rows.index[row];
+  Real* values = (Real*)r.top_values + at * r.k;
+  int64_t* keys = r.top_keys + at * r.k;
+  keep_best(r, m, row);
+  int64_t n = m.counts[row];
+  if (m.inverse[row] != m.inverse[row]) n = 0;  // undefined: what it sees, in order
+  std::sort(all, all + n, Above<Real>());
+  for (int64_t i = 0; i < n; ++i) {
+    values[i] = exp2(broadcast((all[i].score - m.base[row]) * scaling.factor))[0] * m.inverse[row];
+    keys[i] = all[i].key;
+  }
+  if (m.inverse[row] != m.inverse[row])
+    for (int64_t j = m.rows.first[row]; j < m.rows.last[row] && n < r.k; ++j)
+      if (sees(p, m.rows, row, j)) values[n] = m.inverse[row], keys[n++] = j;
+  for (int64_t i = 0; i < n; ++i) all[i].key = int32_t(keys[i]);
+  std::sort(all, all + n, Before());
+  const Candidate<Real>* used = all;
+  const Candidate<Real>* const end = all + n;
+  for (int64_t j = 0; n < r.k; ++j) {
+    if (used < end && used->key == j) {
+      ++used;
+      continue;
+    }
+    values[n] = 0;
+    keys[n++] = j;
+  }
+}
+
+template <class E>
+static void run_reduce(const void* pass, int64_t task, char* memory, const std::atomic<bool>& stop) {
+  typedef typename E::Real Real;
+  typedef typename E::Op Op;
+  constexpr int n = E::lanes;
+  const Reduce& r = *(const Reduce*)pass;
+  const Problem& p = *r.problem;
+  Scratch scratch(memory);
+  ReduceMemory<E> m(r, scratch);
+  const Scaling<E> scaling(p);
+  const int64_t chunks = chunks_of<E>(r), head = r.head0 + task / chunks, c = chunks - 1 - task % chunks;
+  const int64_t b = head / p.Hq, h = head % p.Hq, kv = h / (p.Hq / p.Hkv);
+  const int64_t begin = r.row0 + c * chunk_rows<E>(r);
+  const int64_t end = begin + chunk_rows<E>(r) < r.row1 ? begin + chunk_rows<E>(r) : r.row1;
+  const bool picture = r.pooled_max || r.pooled_mass, columns = r.received || r.received_max;
+  const bool rows = r.entropy || r.distance, weigh = rows || columns || r.pooled_mass || r.weights;
+  Scratch none(nullptr);
+  Chunk<E> chunk = of_columns(r) ? chunk_at<E>(r, head, c) : Chunk<E>(r, none);
+  const int64_t height = r.row1 - r.row0;
+  const int64_t first_bin = picture ? bin_of(begin - r.row0, height, r.bins[0]) : 0;
+  if (picture) {
+    const int64_t count = bin_of(end - 1 - r.row0, height, r.bins[0]) - first_bin + 1;
+    for (int64_t x = 0; x < count * r.bins[1]; ++x) chunk.pooled[x] = r.pooled_mass ? Real(0) : -kInf<Real>;
+  }
+  if (columns) for (int64_t j = 0; j < p.Lk; ++j) chunk.received[j] = 0;
+  for (int64_t row = begin; row < end; row += E::rows) {
+    if (stop.load(std::memory_order_relaxed)) return;
+    find(p, m.rows, b, h, row, end);
+    into_lanes<E>(m.rows.query, m.rows.count, p.D, m.rows.q);
+    start_rows(r, m);
+    if (r.n) set_pair_threshold(scaling, m);
+    const int64_t low = m.rows.low > r.column0 ? m.rows.low : r.column0;
+    const int64_t high = m.rows.high < r.column1 ? m.rows.high : r.column1;
+    for (int64_t j0 = low; j0 < high; j0 += kKeys) {
+      const int keys = int(high - j0 < kKeys ? high - j0 : kKeys);
+      const Reach reach = reach_of(m.rows, j0, keys);
+      const Matrix k = along<E>(p.key.at(b, kv, j0), p.key.strides[2], keys, p.D, m.keys);
+      for (int x = 0; x < reach.cuts; ++x) {
+        const Reach::Cut& cut = reach.cut[x];
+        multiply<Op, false, Into::set>(cut.to - cut.from, m.rows.q + cut.from * n, E::rows,
+                                       (const char*)k.data + cut.begin * k.stride, k.stride,
+                                       E::words(p.D), cut.end - cut.begin,
+                                       m.scores + cut.begin * E::rows + cut.from * n, E::rows);
+      }
+      if (!(reach.plain && scaling.raw && !p.mask && !p.key_ids))
+        finish_scores<E>(p, m.rows, reach, scaling, j0, keys, m.scores, nullptr);
+      if (r.k) find_top(r, m, reach, j0);
+      if (r.n) find_pairs(r, scaling, m, reach, j0);
+      if (r.pooled_max) pool_block<E, false>(r, scaling, m, reach, j0, keys, first_bin, &chunk);
+      if (!weigh) continue;
+      if (rows && columns) weigh_block<E, true, true>(r, scaling, m, reach, j0, keys, &chunk);
+      else if (rows) weigh_block<E, true, false>(r, scaling, m, reach, j0, keys, &chunk);
+      else if (columns) weigh_block<E, false, true>(r, scaling, m, reach, j0, keys, &chunk);
+      else weigh_block<E, false, false>(r, scaling, m, reach, j0, keys, &chunk);
+      if (r.pooled_mass) pool_block<E, true>(r, scaling, m, reach, j0, keys, first_bin, &chunk);
+      if (r.weights) write_weights(r, m, reach, j0);
+    }
+    for (int i = 0; i < m.rows.count; ++i) {
+      const int64_t at = head * p.Lq + m.rows.index[i];
+      if (r.entropy)
+        r.entropy[at] = kLn2 * (double(m.log_total[i]) * double(m.sum[i]) - double(m.entropy[i]));
+      if (r.distance) r.distance[at] = double(m.distance[i]);
+      if (r.k) write_top(r, scaling, m, i);
+    }
+  }
+  if (r.n) {
+    keep_strongest(r, m);
+    *chunk.count = m.pair_count;
+    for (int64_t i = 0; i < m.pair_count; ++i) chunk.pairs[i] = m.pairs[i];
+  }
+}
+
+// Whether any query of a bin sees any key of it; `undefined`: one that does has weights of NaN.
+template <class E>
+static bool bin_sees(const Reduce& r, int64_t head, int64_t row_bin, int64_t column_bin,
+                     bool undefined) {
+  typedef typename E::Real Real;
+  const Problem& p = *r.problem;
+  const int64_t height = r.row1 - r.row0, width = r.column1 - r.column0, b = head / p.Hq;
+  const int64_t j0 = column_bin * width / r.bins[1] + r.column0;
+  const int64_t j1 = (column_bin + 1) * width / r.bins[1] + r.column0;
+  const int64_t i1 = (row_bin + 1) * height / r.bins[0] + r.row0;
+  for (int64_t i = row_bin * height / r.bins[0] + r.row0; i < i1; ++i) {
+    const int64_t first = p.first[b * p.Lq + i], last = p.last[b * p.Lq + i];
+    const int64_t low = first > j0 ? first : j0, high = last < j1 ? last : j1;
+    const Real total = ((const Real*)r.total)[head * p.Lq + i];
+    if (low >= high || (undefined && total == total)) continue;
+    if (!p.mask && !p.key_ids) return true;
+    for (int64_t j = low; j < high; ++j)
+      if ((!p.key_ids || p.query_ids[b * p.Lq + i] == p.key_ids[b * p.Lk + j]) &&
+          (!p.mask || *(p.mask.at(b, head % p.Hq, i) + j * p.mask.strides[3])))
+        return true;
+  }
+  return false;
+}
+
+template <class E>
+static void run_collect(const void* pass, int64_t task, char* memory, const std::atomic<bool>&) {
+  typedef typename E::Real Real;
+  const Reduce& r = *(const Reduce*)pass;
+  const Problem& p = *r.problem;
+  const int64_t head = r.head0 + task, chunks = chunks_of<E>(r);
+  const int64_t height = r.row1 - r.row0, R = r.bins[0], C = r.bins[1];
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  bool undefined = false;
+  for (int64_t i = r.row0; i < r.row1; ++i) {
+    const Real total = ((const Real*)r.total)[head * p.Lq + i];
+    undefined |= total != total;
+  }
+  if (double* received = r.received ? r.received : r.received_max) {
+    received += head * p.Lk;
+    for (int64_t j = 0; j < p.Lk; ++j) received[j] = 0;
+    for (int64_t c = 0; c < chunks; ++c) {
+      const Real* part = chunk_at<E>(r, head, c).received;
+      for (int64_t j = 0; j < p.Lk; ++j) {
+        const double x = double(part[j]);
+        received[j] = r.received ? received[j] + x : x > received[j] ? x : received[j];
+      }
+    }
+    if (undefined && r.received_max)
+      for (int64_t i = 0; i < p.Lq; ++i) {
+        const Real total = ((const Real*)r.total)[head * p.Lq + i];
+        const int64_t b = head / p.Hq, at = b * p.Lq + i;
+        if (total == total) continue;
+        for (int64_t j = p.first[at]; j < p.last[at]; ++j)
+          if ((!p.key_ids || p.query_ids[at] == p.key_ids[b * p.Lk + j]) &&
+              (!p.mask || *(p.mask.at(b, head % p.Hq, i) + j * p.mask.strides[3])))
+            received[j] = nan;
+      }
+  }
+  if (double* pooled = r.pooled_max ? r.pooled_max : r.pooled_mass) {
+    pooled += head * R * C;
+    const bool mass = r.pooled_mass;
+    for (int64_t x = 0; x < R * C; ++x) pooled[x] = mass ? 0 : -kInf<double>;
+    for (int64_t c = 0; c < chunks; ++c) {
+      const int64_t begin = c * chunk_rows<E>(r);
+      const int64_t end = begin + chunk_rows<E>(r) < height ? begin + chunk_rows<E>(r) : height;
+      const int64_t first = bin_of(begin, height, R), count = bin_of(end - 1, height, R) - first + 1;
+      const Real* part = chunk_at<E>(r, head, c).pooled;
+      double* to = pooled + first * C;
+      for (int64_t x = 0; x < count * C; ++x) {
+        const double y = double(part[x]);
+        to[x] = mass ? to[x] + y : y > to[x] ? y : to[x];
+      }
+    }
+    for (int64_t y = 0; y < R; ++y) {
+      const double bin_height = double((y + 1) * height / R - y * height / R);
+      for (int64_t x = 0; x < C; ++x) {
+        double& cell = pooled[y * C + x];
+        const bool dark = mass ? cell == 0 : cell == -kInf<double>;
+        cell = mass ? std::log(cell / bin_height) : cell * kLn2;
+        if (dark && !bin_sees<E>(r, head, y, x, false)) cell = nan;
+        if (undefined && bin_sees<E>(r, head, y, x, true)) cell = nan;
+      }
+    }
+  }
+  if (r.n) {
+    Pair* all = (Pair*)memory;
+    int64_t count = 0;
+    for (int64_t c = 0; c < chunks; ++c) {
+      const Chunk<E> chunk = chunk_at<E>(r, head, c);
+      for (int64_t i = 0; i < *chunk.count; ++i) all[count++] = chunk.pairs[i];
+    }
+    std::sort(all, all + count, Heavier());
+    for (int64_t i = 0; i < r.n; ++i) {
+      const Pair pair = i < count && all[i].weight > 0 ? all[i] : Pair{0, 0, -1, -1};
+      r.pair_query[head * r.n + i] = pair.query;
+      r.pair_key[head * r.n + i] = pair.key;
+      ((Real*)r.pair_weight)[head * r.n + i] = Real(pair.weight);
+    }
+  }
+}
+
+static Job reduce(const Reduce& r) {
+  return by_type<Job>(r.problem->type, [&]<class E>(E) -> Job {
+    Scratch scratch(nullptr);
+    ReduceMemory<E> m(r, scratch);
+    return {(r.head1 - r.head0) * chunks_of<E>(r), scratch.taken(), run_reduce<E>, &r};
+  });
+}
+
+static Job collect(const Reduce& r) {
+  return by_type<Job>(r.problem->type, [&]<class E>(E) -> Job {
+    return {of_columns(r) ? r.head1 - r.head0 : 0,
+            chunks_of<E>(r) * r.n * int64_t(sizeof(Pair)), run_collect<E>, &r};
+  });
+}
+
+static int64_t chunk_bytes(const Reduce& r) {
+  return by_type<int64_t>(r.problem->type, [&]<class E>(E) -> int64_t {
+    return one_chunk_bytes<E>(r) * chunks_of<E>(r);
+  });
+}
