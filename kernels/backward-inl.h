@@ -372,3 +372,7 @@ static Job bias_gradient(const Backward& g) {
     return {parts.batch * parts.heads * parts.rows * parts.keys, scratch.taken(), run_bias<E>, &g};
   });
 }
+
+static int64_t row_blocks(const Problem& p) {
+  return by_type<int64_t>(p.type, [&]<class E>(E) { return row_blocks_of<E>(p); });
+}

@@ -138,7 +138,7 @@ void reduce(const Call& call, uintptr_t maximum, uintptr_t total, std::array<int
   r.distance = at<double>(distance), r.starts = call.starts.data();
   r.k = k, r.top_values = at<void>(top_values), r.top_keys = at<int64_t>(top_keys);
   r.received = at<double>(received), r.received_max = at<double>(received_max);
-  r.pooled_max = at<double>(pooled_max), r.pooled_mass = at<double>(pooled_mass);
+  r.pooled_max = at<void>(pooled_max), r.pooled_mass = at<void>(pooled_mass);
   r.bins[0] = bins[0], r.bins[1] = bins[1];
   r.n = n, r.pair_query = at<int64_t>(pair_query), r.pair_key = at<int64_t>(pair_key);
   r.pair_weight = at<void>(pair_weight);

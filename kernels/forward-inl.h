@@ -131,6 +131,29 @@ static void add_keys(const Problem& p, ForwardMemory<E>& m, int64_t kv, int64_t 
   }
 }
 
+// Takes the sink of a row in; returns what turns its sum of values into its output.
+template <class E>
+static typename E::Real settle(const Problem& p, const Scaling<E>& scaling, int64_t head,
+                               typename E::Real& top, typename E::Real& total,
+                               typename E::Real rounded) {
+  typedef typename E::Real Real;
+  if (top == -kInf<Real>) {  // the sums are 0, or NaN that a score of -inf let through
+    total = 0;
+    return 1;
+  }
+  Real grown = 1;
+  if (p.sinks) {
+    // The sink takes part like one more key, whose score may be the largest.
+    const Real sink = Real(p.sinks[head] * kLog2e / double(scaling.factor));
+    const Real higher = sink > top ? sink : top;
+    const auto base = scaling.base(broadcast(higher));
+    grown = exp2(scaling.exponent(broadcast(top), base))[0];
+    const Real own = exp2(scaling.exponent(broadcast(sink), base))[0];
+    top = higher, total = total * grown + own, rounded = rounded * grown + own;
+  }
+  return grown / rounded * Real(1 / (1 - p.dropout));
+}
+
 // Takes the sinks in, divides by the sums, and writes rows and statistics.
 template <class E>
 static void write_rows(const Forward& f, const Rows<E>& rows, const State<E>& state) {
@@ -143,19 +166,8 @@ static void write_rows(const Forward& f, const Rows<E>& rows, const State<E>& st
   for (int i = 0; i < rows.count; ++i) {
     Real top = state.top[i], total = state.total[i];
     // With dropout the weights that were multiplied are not all of them.
-    Real rounded = E::pack > 1 && !p.threshold ? state.rounded[i] : total, grown = 1;
-    if (top != -kInf<Real> && p.sinks) {
-      // The sink takes part like one more key, whose score may be the largest.
-      const Real sink = Real(p.sinks[rows.head[i]] * kLog2e / double(scaling.factor));
-      const Real higher = sink > top ? sink : top;
-      const auto base = scaling.base(broadcast(higher));
-      grown = exp2(scaling.exponent(broadcast(top), base))[0];
-      const Real own = exp2(scaling.exponent(broadcast(sink), base))[0];
-      top = higher, total = total * grown + own, rounded = rounded * grown + own;
-    }
-    // Where nothing is seen the sums are 0, or NaN that a score of -inf let through.
-    factor[i] = top == -kInf<Real> ? Real(1) : grown / rounded * Real(1 / (1 - p.dropout));
-    if (top == -kInf<Real>) total = 0;
+    const Real rounded = E::pack > 1 && !p.threshold ? state.rounded[i] : total;
+    factor[i] = settle(p, scaling, rows.head[i], top, total, rounded);
     const int64_t row = (rows.b * p.Hq + rows.head[i]) * p.Lq + rows.index[i];
     if (f.maximum) ((Real*)f.maximum)[row] = top, ((Real*)f.total)[row] = total;
     to[i] = f.out + row * p.Dv * int64_t(sizeof(typename E::Bits));
@@ -239,46 +251,4 @@ static void run_merge(const void* pass, int64_t unit, char* memory, const std::a
     }
   }
   write_rows(f, m.rows, sum);
-}
-
-// Calls `what` with the element type of a problem.
-template <class Result, class What>
-static Result by_type(Type type, What what) {
-  switch (type) {
-    case Type::bfloat16: return what(Element<Type::bfloat16>());
-    case Type::float16: return what(Element<Type::float16>());
-    case Type::float64: return what(Element<Type::float64>());
-    default: return what(Element<Type::float32>());
-  }
-}
-
-static Job forward(const Forward& f) {
-  return by_type<Job>(f.problem->type, [&]<class E>(E) -> Job {
-    const Problem& p = *f.problem;
-    Scratch scratch(nullptr);
-    ForwardMemory<E> m(p, scratch);
-    return {p.B * p.Hkv * row_blocks_of<E>(p) * pieces<E>(p), scratch.taken(), run_forward<E>, &f};
-  });
-}
-
-static Job merge(const Forward& f) {
-  return by_type<Job>(f.problem->type, [&]<class E>(E) -> Job {
-    const Problem& p = *f.problem;
-    Scratch scratch(nullptr);
-    ForwardMemory<E> m(p, scratch);
-    const int64_t units = pieces<E>(p) > 1 ? p.B * p.Hkv : 0;
-    return {units, scratch.taken(), run_merge<E>, &f};
-  });
-}
-
-static int64_t partial_bytes(const Forward& f) {
-  return by_type<int64_t>(f.problem->type, [&]<class E>(E) -> int64_t {
-    const Problem& p = *f.problem;
-    const int64_t n = pieces<E>(p);
-    return n > 1 ? p.B * p.Hkv * n * state_size<E>(p) * int64_t(sizeof(typename E::Real)) : 0;
-  });
-}
-
-static int64_t row_blocks(const Problem& p) {
-  return by_type<int64_t>(p.type, [&]<class E>(E) { return row_blocks_of<E>(p); });
 }

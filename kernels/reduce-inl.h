@@ -75,7 +75,10 @@ static Chunk<E> chunk_at(const Reduce& r, int64_t head, int64_t i) {
   return Chunk<E>(r, scratch);
 }
 
-// The largest of many, by their scores: appended while they are over a threshold that rises.
+// Few of a row's best scores are kept sorted in the lanes, many as candidates over a threshold that
+// rises.
+constexpr int64_t kSortedInLanes = 16;
+
 template <class Real> struct Candidate {
   Real score;
   int32_t key;
@@ -101,11 +104,13 @@ template <class E> struct ReduceMemory {
   Real* inverse;    // 1 / total, 0 where nothing is seen
   Real* log_total;  // of 2
   Real* place;      // among the keys
-  Real* sum;        // [rows]: of the weights
-  Real* entropy;    // of weight * exponent
-  Real* distance;
+  double* sum;      // [rows]: of the weights
+  double* entropy;  // of weight * exponent
+  double* distance;
   Real* threshold;  // of top-k
   Real* pair_threshold;
+  Real* best;           // [k][rows]: sorted in the lanes
+  Int<Real>* best_key;  // [k][vectors]
   Candidate<Real>* candidates;  // [rows][2 k + 32]
   int* counts;
   Pair* pairs;
@@ -118,9 +123,12 @@ template <class E> struct ReduceMemory {
     rows.q = scratch.take<typename E::Word>(E::words(p.D) * E::rows);
     scores = scratch.take<Real>(kKeys * E::rows);
     keys = scratch.take<typename E::Word>(kKeys * E::words(p.D));
-    for (Real** x : {&base, &inverse, &log_total, &place, &sum, &entropy, &distance, &threshold,
-                     &pair_threshold})
+    for (Real** x : {&base, &inverse, &log_total, &place, &threshold, &pair_threshold})
       *x = scratch.take<Real>(E::rows);
+    for (double** x : {&sum, &entropy, &distance}) *x = scratch.take<double>(E::rows);
+    const int64_t sorted = r.k <= kSortedInLanes ? r.k : 0;
+    best = scratch.take<Real>(sorted * E::rows);
+    best_key = scratch.take<Int<Real>>(sorted * kVectors);
     candidates = scratch.take<Candidate<Real>>(r.k ? E::rows * room(r) : 0);
     counts = scratch.take<int>(E::rows);
     pairs = scratch.take<Pair>(r.n ? pair_room(r) : 0);
@@ -138,6 +146,8 @@ static void start_rows(const Reduce& r, ReduceMemory<E>& m) {
   typedef typename E::Real Real;
   const Problem& p = *r.problem;
   m.undefined = false;
+  if (r.k <= kSortedInLanes)
+    for (int64_t x = 0; x < r.k * E::rows; ++x) m.best[x] = -kInf<Real>;
   for (int i = 0; i < E::rows; ++i) {
     m.base[i] = m.inverse[i] = m.log_total[i] = m.place[i] = 0;
     m.sum[i] = m.entropy[i] = m.distance[i] = 0;
@@ -151,6 +161,30 @@ static void start_rows(const Reduce& r, ReduceMemory<E>& m) {
     m.log_total[i] = total == 0 ? 0 : std::log2(total);
     m.place[i] = Real(r.starts[m.rows.b] + m.rows.index[i]);
     m.undefined |= total != total;
+  }
+}
+
+// Puts the scores of a block among the k best of their rows. Of equal ones the first stay.
+template <class E>
+static void sort_top(const Reduce& r, ReduceMemory<E>& m, const Reach& reach, int64_t j0) {
+  typedef typename E::Real Real;
+  for (int v = 0; v < m.rows.vectors; ++v) {
+    Vec<Real>* const worst = &m.at(m.best + (r.k - 1) * E::rows, v);
+    for (int j = reach.low[v]; j < reach.high[v]; ++j) {
+      Vec<Real> x = m.score(j, v);
+      if (!greater(x, *worst)) continue;
+      Int<Real> key = Int<Real>{} + Integer<Real>(j0 + j);
+      for (int64_t i = 0; i < r.k; ++i) {
+        Vec<Real>& best = m.at(m.best + i * E::rows, v);
+        Int<Real>& best_key = m.best_key[i * kVectors + v];
+        const Vec<Real> old = best;
+        const Int<Real> old_key = best_key, above = x > old;
+        best = above ? x : old;
+        best_key = above ? key : old_key;
+        x = above ? old : x;
+        key = above ? old_key : key;
+      }
+    }
   }
 }
 
@@ -253,9 +287,11 @@ static void weigh_block(const Reduce& r, const Scaling<E>& scaling, ReduceMemory
     else
       for (int j = reach.low[v]; j < reach.high[v]; ++j) weigh(j, std::false_type());
     if (rows) {
-      m.at(m.sum, v) += sum;
-      m.at(m.entropy, v) += entropy;
-      m.at(m.distance, v) += distance;
+      for (int i = 0; i < n; ++i) {
+        m.sum[v * n + i] += double(sum[i]);
+        m.entropy[v * n + i] += double(entropy[i]);
+        m.distance[v * n + i] += double(distance[i]);
+      }
     }
   }
   if (!columns) return;
@@ -359,7 +395,15 @@ static void write_top(const Reduce& r, const Scaling<E>& scaling, ReduceMemory<E
   const int64_t at = (m.rows.b * p.Hq + m.rows.head[row]) * p.Lq + m.rows.index[row];
   Real* values = (Real*)r.top_values + at * r.k;
   int64_t* keys = r.top_keys + at * r.k;
-  keep_best(r, m, row);
+  if (r.k <= kSortedInLanes)
+    for (; m.counts[row] < r.k; ++m.counts[row]) {
+      const int i = m.counts[row];
+      if (m.best[i * E::rows + row] == -kInf<Real>) break;
+      all[i] = {m.best[i * E::rows + row],
+                int32_t(m.best_key[i * kVectors + row / E::lanes][row % E::lanes])};
+    }
+  else
+    keep_best(r, m, row);
   int64_t n = m.counts[row];
   if (m.inverse[row] != m.inverse[row]) n = 0;  // undefined: what it sees, in order
   std::sort(all, all + n, Above<Real>());
@@ -430,7 +474,8 @@ static void run_reduce(const void* pass, int64_t task, char* memory, const std::
       }
       if (!(reach.plain && scaling.raw && !p.mask && !p.key_ids))
         finish_scores<E>(p, m.rows, reach, scaling, j0, keys, m.scores, nullptr);
-      if (r.k) find_top(r, m, reach, j0);
+      if (r.k && r.k <= kSortedInLanes) sort_top(r, m, reach, j0);
+      else if (r.k) find_top(r, m, reach, j0);
       if (r.n) find_pairs(r, scaling, m, reach, j0);
       if (r.pooled_max) pool_block<E, false>(r, scaling, m, reach, j0, keys, first_bin, &chunk);
       if (!weigh) continue;
@@ -444,8 +489,8 @@ static void run_reduce(const void* pass, int64_t task, char* memory, const std::
     for (int i = 0; i < m.rows.count; ++i) {
       const int64_t at = head * p.Lq + m.rows.index[i];
       if (r.entropy)
-        r.entropy[at] = kLn2 * (double(m.log_total[i]) * double(m.sum[i]) - double(m.entropy[i]));
-      if (r.distance) r.distance[at] = double(m.distance[i]);
+        r.entropy[at] = kLn2 * (double(m.log_total[i]) * m.sum[i] - m.entropy[i]);
+      if (r.distance) r.distance[at] = m.distance[i];
       if (r.k) write_top(r, scaling, m, i);
     }
   }
@@ -478,6 +523,12 @@ static bool bin_sees(const Reduce& r, int64_t head, int64_t row_bin, int64_t col
         return true;
   }
   return false;
+}
+
+template <class E>
+static int64_t collect_bytes(const Reduce& r) {
+  const int64_t pairs = chunks_of<E>(r) * r.n * int64_t(sizeof(Pair));
+  return pairs > r.bins[1] ? pairs : r.bins[1];
 }
 
 template <class E>
@@ -514,29 +565,41 @@ static void run_collect(const void* pass, int64_t task, char* memory, const std:
             received[j] = nan;
       }
   }
-  if (double* pooled = r.pooled_max ? r.pooled_max : r.pooled_mass) {
-    pooled += head * R * C;
+  if (void* to = r.pooled_max ? r.pooled_max : r.pooled_mass) {
+    Real* pooled = (Real*)to + head * R * C;
     const bool mass = r.pooled_mass;
-    for (int64_t x = 0; x < R * C; ++x) pooled[x] = mass ? 0 : -kInf<double>;
+    const Real dark = mass ? Real(0) : -kInf<Real>;
+    for (int64_t x = 0; x < R * C; ++x) pooled[x] = dark;
     for (int64_t c = 0; c < chunks; ++c) {
       const int64_t begin = c * chunk_rows<E>(r);
       const int64_t end = begin + chunk_rows<E>(r) < height ? begin + chunk_rows<E>(r) : height;
       const int64_t first = bin_of(begin, height, R), count = bin_of(end - 1, height, R) - first + 1;
       const Real* part = chunk_at<E>(r, head, c).pooled;
-      double* to = pooled + first * C;
-      for (int64_t x = 0; x < count * C; ++x) {
-        const double y = double(part[x]);
-        to[x] = mass ? to[x] + y : y > to[x] ? y : to[x];
-      }
+      Real* sum = pooled + first * C;
+      if (mass)
+        for (int64_t x = 0; x < count * C; ++x) sum[x] += part[x];
+      else
+        for (int64_t x = 0; x < count * C; ++x) sum[x] = part[x] > sum[x] ? part[x] : sum[x];
     }
+    uint8_t* seen = (uint8_t*)memory;  // which bins intervals let be seen
     for (int64_t y = 0; y < R; ++y) {
-      const double bin_height = double((y + 1) * height / R - y * height / R);
+      Real* row = pooled + y * C;
+      const int64_t top = y * height / R, bottom = (y + 1) * height / R;
+      const Real factor = mass ? 1 / Real(bottom - top) : Real(kLn2);
+      for (int64_t x = 0; x < C; ++x) row[x] *= factor;
+      std::memset(seen, 0, size_t(C));
+      for (int64_t i = top + r.row0; i < bottom + r.row0; ++i) {
+        const int64_t at = head / p.Hq * p.Lq + i, width = r.column1 - r.column0;
+        const int64_t low = p.first[at] > r.column0 ? p.first[at] : r.column0;
+        const int64_t high = p.last[at] < r.column1 ? p.last[at] : r.column1;
+        if (low >= high) continue;
+        const int64_t from = bin_of(low - r.column0, width, C);
+        std::memset(seen + from, 1, size_t(bin_of(high - 1 - r.column0, width, C) + 1 - from));
+      }
       for (int64_t x = 0; x < C; ++x) {
-        double& cell = pooled[y * C + x];
-        const bool dark = mass ? cell == 0 : cell == -kInf<double>;
-        cell = mass ? std::log(cell / bin_height) : cell * kLn2;
-        if (dark && !bin_sees<E>(r, head, y, x, false)) cell = nan;
-        if (undefined && bin_sees<E>(r, head, y, x, true)) cell = nan;
+        const bool hidden = !seen[x] || ((p.mask || p.key_ids) && row[x] == dark &&
+                                         !bin_sees<E>(r, head, y, x, false));
+        if (hidden || (undefined && bin_sees<E>(r, head, y, x, true))) row[x] = Real(nan);
       }
     }
   }
@@ -568,7 +631,7 @@ static Job reduce(const Reduce& r) {
 static Job collect(const Reduce& r) {
   return by_type<Job>(r.problem->type, [&]<class E>(E) -> Job {
     return {of_columns(r) ? r.head1 - r.head0 : 0,
-            chunks_of<E>(r) * r.n * int64_t(sizeof(Pair)), run_collect<E>, &r};
+            collect_bytes<E>(r), run_collect<E>, &r};
   });
 }
 

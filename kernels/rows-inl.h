@@ -359,3 +359,14 @@ static void finish_scores(const Problem& p, const Rows<E>& rows, const Reach& re
         if (ids[j] != id) scores[j * E::rows + i] = hidden;
     }
 }
+
+// Calls `what` with the element type of a problem.
+template <class Result, class What>
+static Result by_type(Type type, What what) {
+  switch (type) {
+    case Type::bfloat16: return what(Element<Type::bfloat16>());
+    case Type::float16: return what(Element<Type::float16>());
+    case Type::float64: return what(Element<Type::float64>());
+    default: return what(Element<Type::float32>());
+  }
+}

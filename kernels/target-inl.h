@@ -7,6 +7,7 @@ constexpr int kVectors = REGARD_LANES == 16 ? 4 : 3;  // of queries: 4 x 4 sums 
 #include "rows-inl.h"
 #include "weights-inl.h"
 #include "forward-inl.h"
+#include "decode-inl.h"
 #include "backward-inl.h"
 #include "reduce-inl.h"
 

@@ -23,6 +23,7 @@ template <> struct Simd<int32_t> {
 };
 template <class R> using Vec = typename Simd<R>::Vec;
 template <class R> using Int = typename Simd<R>::Int;
+template <class R> using Integer = std::remove_cvref_t<decltype(Int<R>{}[0])>;
 typedef Vec<float> F;
 typedef Vec<double> G;
 typedef Int<float> I;

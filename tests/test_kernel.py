@@ -147,16 +147,121 @@ def test_a_visible_nan_comes_through_even_with_a_weight_of_zero():
     assert np.isnan(out[0, 0])
 
 
-@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": (50, 9), "softcap": 5.0}])
-def test_deterministic_for_any_number_of_threads(options):
-    rng = np.random.default_rng(0)
-    q, k, v = rng.standard_normal((3, 2, 4, 400, 64), dtype=np.float32)
+def with_threads(function):
+    """What it gives on one, two and three threads."""
     before, found = regard.get_num_threads(), []
     try:
         for threads in (1, 2, 3):
             regard.set_num_threads(threads)
-            found.append(regard.attention(q, k, v, backend="kernel", **options))
+            found.append(function())
     finally:
         regard.set_num_threads(before)
-    np.testing.assert_array_equal(found[0], found[1])
-    np.testing.assert_array_equal(found[0], found[2])
+    return found
+
+
+DETERMINISTIC = {
+    "plain": {},
+    "causal": {"causal": True},
+    "window": {"window": (50, 9), "softcap": 5.0},
+    "dropout": {"dropout": 0.2, "seed": 1},
+    "bias": {"bias": torch.randn(1, 1, 400, 1, generator=torch.Generator().manual_seed(0))},
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+@pytest.mark.parametrize("name", DETERMINISTIC)
+def test_deterministic_for_any_number_of_threads(name, dtype):
+    tensors = [torch.randn(2, 4, 400, 64).to(getattr(torch, dtype)) for _ in range(3)]
+    options = {
+        n: o.to(tensors[0].dtype) if torch.is_tensor(o) else o
+        for n, o in DETERMINISTIC[name].items()
+    }
+
+    def run():
+        inputs = [x.clone().requires_grad_() for x in tensors]
+        if "bias" in options:
+            inputs.append(options["bias"].clone().requires_grad_())
+        more = options | ({"bias": inputs[3]} if "bias" in options else {})
+        out, weights = regard.attention(*inputs[:3], **more, return_weights=True, backend="kernel")
+        grads = torch.autograd.grad(out.square().sum(), inputs)
+        return [out.detach(), *grads, weights[1, 2], *flatten(weights.summary(pool=(50, 70)))]
+
+    one, *others = with_threads(run)
+    for other in others:
+        for x, y in zip(one, other):
+            assert torch.equal(x.nan_to_num(7.0), y.nan_to_num(7.0))
+
+
+def flatten(summary):
+    for x in summary:
+        yield from flatten(x) if isinstance(x, tuple) else [x]
+
+
+def test_one_head_is_computed_alike_by_many_threads():
+    """Keys are shared out where there are few queries, and in the gradient always."""
+    q, k, v = torch.randn(1, 1, 70, 16), *(torch.randn(1, 1, 9000, 16) for _ in range(2))
+
+    def run():
+        few = [x.clone().requires_grad_() for x in (q[:, :, :40], k, v)]
+        out = regard.attention(*few, backend="kernel")
+        one = regard.attention(q[:, :, :1], k, v, backend="kernel")
+        return out.detach(), one, *torch.autograd.grad(out.square().sum(), few)
+
+    one, *others = with_threads(run)
+    assert all(torch.equal(x, y) for other in others for x, y in zip(one, other))
+    exact = torch.softmax(q.double() @ k.double().transpose(-1, -2) / 4, -1) @ v.double()
+    torch.testing.assert_close(one[0].double(), exact[:, :, :40], rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(one[1].double(), exact[:, :, :1], rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
+@pytest.mark.parametrize("heads", [(1, 1), (6, 2), (8, 1), (5, 5)])
+def test_a_query_against_a_long_cache_matches_the_definition(heads, dtype):
+    """One to eight rows that share a key, over several pieces of keys and an odd end."""
+    (Hq, Hkv), D, Dv = heads, 40, 72
+    q, k, v = torch.randn(2, Hq, 1, D), torch.randn(2, Hkv, 5001, D), torch.randn(2, Hkv, 5001, Dv)
+    q, k, v = (x.to(getattr(torch, dtype)) for x in (q, k, v))
+    options = {"key_lengths": torch.tensor([5001, 3000]), "sinks": torch.randn(Hq)}
+    options["bias"] = torch.randn(Hq, 1, 5001).to(q.dtype)
+    for more in ({}, {"softcap": 3.0}, {"scale": -0.3}, {"window": (700, 0)}):
+        found = regard.attention(q, k, v, backend="kernel", **options, **more)
+        wide = {n: x.double() if n in ("sinks", "bias") else x for n, x in options.items()}
+        exact = regard.attention(
+            q.double(), k.double(), v.double(), backend="torch", **wide, **more
+        )
+        if dtype == "float64":
+            torch.testing.assert_close(found, exact, rtol=1e-12, atol=1e-14)
+        else:
+            low = regard.attention(q, k, v, backend="torch", **options, **more)
+            assert_matches(found, exact, low)
+
+
+def test_what_a_short_query_does_not_see_may_be_nan():
+    q, k, v = torch.randn(1, 2, 2, 16), torch.randn(1, 2, 50, 16), torch.randn(1, 2, 50, 16)
+    clean = regard.attention(q, k, v, causal=True, backend="kernel")
+    k[:, :, -1], v[:, :, -1] = torch.nan, torch.inf
+    out = regard.attention(q, k, v, causal=True, backend="kernel")
+    torch.testing.assert_close(out[:, :, 0], clean[:, :, 0])
+    assert out[:, :, 1].isnan().all()
+
+
+def test_documents_that_lie_apart_are_told_by_their_ids():
+    """Ids in one piece are intervals of keys; these are not."""
+    ids = torch.arange(300) % 3
+    q, k, v = (torch.randn(2, 300, 16) for _ in range(3))
+    found = regard.attention(q, k, v, segments=ids, backend="kernel")
+    for i in range(3):
+        own = [x[:, ids == i] for x in (q, k, v)]
+        torch.testing.assert_close(found[:, ids == i], regard.attention(*own, backend="torch"))
+
+
+@pytest.mark.parametrize("k", [1, 16, 17, 300])
+def test_topk_of_any_size_is_that_of_the_matrix(k):
+    """Few are kept sorted while the keys go by, many are chosen from candidates."""
+    q, keys = torch.randn(2, 70, 8), torch.randn(2, 300, 8)
+    for key in (keys, keys.sort(1).values, keys.sort(1, descending=True).values):
+        weights = regard.AttentionWeights(q, key, causal=True)
+        values, indices = weights.topk(k)
+        torch.testing.assert_close(values, weights[:].topk(k).values, rtol=1e-6, atol=0)
+        torch.testing.assert_close(values, weights[:].gather(-1, indices), rtol=1e-6, atol=0)
+        assert all(len(row.unique()) == k for row in indices.reshape(-1, k))

@@ -6,7 +6,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import regard
 
-
 pytestmark = pytest.mark.usefixtures("by_both_backends")
 
 

@@ -8,7 +8,6 @@ from typing import Any
 from regard._checks import Call, is_tensor
 from regard._errors import UnsupportedError
 
-
 Statistics = tuple[Any, Any]  # maximum and total, (B, Hq, Lq): what the weights are computed from
 
 
@@ -16,8 +15,8 @@ Statistics = tuple[Any, Any]  # maximum and total, (B, Hq, Lq): what the weights
 class Backend:
     """One implementation of the operator.
 
-    ``attention`` takes a call and whether its weights will be asked for. It gives ``(B, Hq, Lq, Dv)``
-    and, where it has some, the row statistics.
+    ``attention`` takes a call and whether its weights will be asked for. It gives the output
+    ``(B, Hq, Lq, Dv)`` and, where it has some, the row statistics.
     """
 
     name: str

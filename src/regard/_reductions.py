@@ -4,11 +4,12 @@ Each reduction starts empty, takes every block once, and gives its result as ``(
 ``lib`` is the module that knows the array library: ``_reference`` or ``_torch``.
 """
 
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from regard._checks import Call
+from regard._checks import Call, accumulating_name
 from regard._errors import ShapeError
 from regard._visible import WeightBlock
 
@@ -209,16 +210,22 @@ class Pool:
         self._lib, self._how = lib, how
         self.rows, self.columns = rows, columns
         R, C = (min(n, part.stop - part.start) for n, part in zip(size, (rows, columns)))
-        fill = -np.inf if how == "max" else 0.0
-        self._out = lib.full(call.query, (B, Hq, R, C), fill, "float64")
-        self._seen = lib.full(call.query, (B, Hq, R, C), 0, "bool")
-        self._whole = False  # whether the kernels filled all of it
+        self._call, self._shape = call, (B, Hq, R, C)
+        self._picture: Any = None  # by the kernels
 
     def fields(self) -> dict[str, Any]:
-        if 0 in self._out.shape:
-            return {}
-        self._whole = True
-        return {f"pooled_{self._how}": self._out, "bins": tuple(self._out.shape[2:])}
+        dtype = accumulating_name(self._call.query)
+        self._picture = self._lib.full(self._call.query, self._shape, np.nan, dtype)
+        return {f"pooled_{self._how}": self._picture, "bins": self._shape[2:]}
+
+    @cached_property
+    def _out(self) -> Any:
+        fill = -np.inf if self._how == "max" else 0.0
+        return self._lib.full(self._call.query, self._shape, fill, "float64")
+
+    @cached_property
+    def _seen(self) -> Any:
+        return self._lib.full(self._call.query, self._shape, 0, "bool")
 
     def update(self, block: WeightBlock) -> None:
         low, high = (max(block.rows.start, self.rows.start), min(block.rows.stop, self.rows.stop))
@@ -259,9 +266,12 @@ class Pool:
         return x
 
     def result(self) -> Any:
+        if (picture := self._picture) is not None:
+            if self._how == "mass":
+                with np.errstate(divide="ignore"):
+                    np.log(picture, picture) if isinstance(picture, np.ndarray) else picture.log_()
+            return picture
         out = self._out
-        if self._whole:
-            return out
         numpy = isinstance(out, np.ndarray)
         if self._how == "mass":
             R, n = out.shape[-2], self.rows.stop - self.rows.start

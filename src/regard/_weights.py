@@ -334,9 +334,8 @@ class AttentionWeights:
 
     def _fill(self, out: Any, b: int, h: int, rows: np.ndarray, columns: np.ndarray) -> None:
         """Writes the chosen rows and columns of one head."""
-        _, _, _, Lq, Lk = self._call.sizes
-        low, high = (int(rows.min()), int(rows.max()) + 1) if rows.size else (0, 0)
-        for low, high, block in self._head(b, h)._row_blocks(low, high):
+        span = (int(rows.min()), int(rows.max()) + 1) if rows.size else (0, 0)
+        for low, high, block in self._head(b, h)._row_blocks(*span):
             (into,) = np.nonzero((rows >= low) & (rows < high))
             if into.size:
                 out[into] = self._lib.take(block[rows[into] - low], columns)
