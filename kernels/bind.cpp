@@ -142,8 +142,8 @@ void reduce(const Call& call, uintptr_t maximum, uintptr_t total, std::array<int
   r.bins[0] = bins[0], r.bins[1] = bins[1];
   r.n = n, r.pair_query = at<int64_t>(pair_query), r.pair_key = at<int64_t>(pair_key);
   r.pair_weight = at<void>(pair_weight);
-  // Heads in waves, so that what their chunks hold stays small.
-  constexpr int64_t kWaveBytes = int64_t{64} << 20;
+  // Heads in waves, so that what their chunks hold is written over while it is in the caches.
+  constexpr int64_t kWaveBytes = int64_t{4} << 20;
   const int64_t heads = call.problem.B * call.problem.Hq, bytes = target.chunk_bytes(r);
   const int64_t wave = bytes ? std::max<int64_t>(1, kWaveBytes / bytes) : heads;
   const regard::Memory chunks = regard::allocate(bytes * std::min(wave, heads));

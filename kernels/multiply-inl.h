@@ -41,9 +41,12 @@ static inline void tile(const typename Op::Word* x, int64_t ldx, const char* a, 
       for (int v = 0; v < V; ++v) sum[r][v] = Op::add(sum[r][v], y[v], number);
     }
   }
+// All unrolled: a sum that is counted is taken out of its register first.
+#pragma GCC unroll 4
   for (int v = 0; v < V; ++v) {
     Vec<Real> top;
     if (into == Into::set_and_maximum) top = *(const Vec<Real>*)(maximum + v * n);
+#pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
       Vec<Real>* to = (Vec<Real>*)(out + r * ldo + v * n);
       *to = into == Into::add ? *to + sum[r][v] : sum[r][v];

@@ -135,7 +135,7 @@ template <class E> struct ReduceMemory {
   }
 
   static int64_t room(const Reduce& r) { return 2 * r.k + 32; }
-  static int64_t pair_room(const Reduce& r) { return 2 * r.n + 1024; }
+  static int64_t pair_room(const Reduce& r) { return 2 * r.n + 64; }
 
   Vec<Real>& at(Real* x, int v) const { return *(Vec<Real>*)(x + v * E::lanes); }
   Vec<Real>& score(int j, int v) const { return at(scores + j * E::rows, v); }
@@ -488,8 +488,10 @@ static void run_reduce(const void* pass, int64_t task, char* memory, const std::
     }
     for (int i = 0; i < m.rows.count; ++i) {
       const int64_t at = head * p.Lq + m.rows.index[i];
-      if (r.entropy)
-        r.entropy[at] = kLn2 * (double(m.log_total[i]) * m.sum[i] - m.entropy[i]);
+      if (r.entropy) {
+        const double total = double(((const Real*)r.total)[at]);
+        r.entropy[at] = total == 0 ? 0 : kLn2 * (std::log2(total) * m.sum[i] - m.entropy[i]);
+      }
       if (r.distance) r.distance[at] = m.distance[i];
       if (r.k) write_top(r, scaling, m, i);
     }

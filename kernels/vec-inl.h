@@ -164,22 +164,18 @@ static inline G exp2(G x) {
 }
 #else
 static inline F exp2(F x) {
-  const I zero = x < -126.0f;
-  x = zero ? broadcast(-126.0f) : x;
   const F magic = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
-  const F shifted = x + magic;
-  const F p = exp2_fraction(x - (shifted - magic));
-  const I exponent = ((I)shifted - (I)magic + 127) << 23;
-  return zero ? F{} : p * (F)exponent;
+  const F inside = larger(broadcast(-127.0f), x), shifted = inside + magic;
+  const F p = exp2_fraction(inside - (shifted - magic));
+  const I scaled = (I)p + ((I)shifted << 23);  // of the integer only the low bits stay
+  return x < -126.0f ? F{} : (F)scaled;
 }
 static inline G exp2(G x) {
-  const Int<double> zero = x < -1022.0;
-  x = zero ? broadcast(-1022.0) : x;
   const G magic = broadcast(6755399441055744.0);  // 1.5 * 2^52
-  const G shifted = x + magic;
-  const G p = exp2_fraction(x - (shifted - magic));
-  const Int<double> exponent = ((Int<double>)shifted - (Int<double>)magic + 1023) << 52;
-  return zero ? G{} : p * (G)exponent;
+  const G inside = larger(broadcast(-1023.0), x), shifted = inside + magic;
+  const G p = exp2_fraction(inside - (shifted - magic));
+  const Int<double> scaled = (Int<double>)p + ((Int<double>)shifted << 52);
+  return x < -1022.0 ? G{} : (G)scaled;
 }
 #endif
 

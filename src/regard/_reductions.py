@@ -215,7 +215,7 @@ class Pool:
 
     def fields(self) -> dict[str, Any]:
         dtype = accumulating_name(self._call.query)
-        self._picture = self._lib.full(self._call.query, self._shape, np.nan, dtype)
+        self._picture = self._lib.empty(self._call.query, self._shape, dtype)
         return {f"pooled_{self._how}": self._picture, "bins": self._shape[2:]}
 
     @cached_property

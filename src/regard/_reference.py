@@ -131,6 +131,11 @@ def attention(call: Call) -> np.ndarray:
     return out
 
 
+def empty(like: np.ndarray, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    """A new array that something else fills."""
+    return np.empty(shape, dtype)
+
+
 def full(like: np.ndarray, shape: tuple[int, ...], fill: float, dtype: str) -> np.ndarray:
     """A new array beside ``like``."""
     return np.full(shape, fill, dtype)

@@ -338,6 +338,11 @@ def second_gradients(
     return dgrad.to(grad.dtype), *_narrow(call, sums)
 
 
+def empty(like: Tensor, shape: tuple[int, ...], dtype: str) -> Tensor:
+    """A new tensor on the device of ``like`` that something else fills."""
+    return torch.empty(shape, dtype=getattr(torch, dtype), device=like.device)
+
+
 def full(like: Tensor, shape: tuple[int, ...], fill: float, dtype: str) -> Tensor:
     """A new tensor on the device of ``like``; float32 where the device has no float64."""
     if dtype == "float64" and like.device.type == "mps":
