@@ -99,11 +99,21 @@ struct Backward {
   Array bias_grad;        // Real, with the strides of the bias: 0 where it is broadcast; or absent
 };
 
+// Whether a thread shall end early. The calling thread asks as well, and tells the others.
+struct Stop {
+  std::atomic<bool>* asked;
+  bool (*poll)();  // null in the other threads
+};
+static inline bool stopped(const Stop& stop) {
+  if (stop.poll && stop.poll()) stop.asked->store(true, std::memory_order_relaxed);
+  return stop.asked->load(std::memory_order_relaxed);
+}
+
 // Tasks that any thread may take in their order. `scratch` is one thread's own, 64-byte aligned.
 struct Job {
   int64_t tasks = 0;
   int64_t scratch_bytes = 0;
-  void (*run)(const void* pass, int64_t task, char* scratch, const std::atomic<bool>& stop) = nullptr;
+  void (*run)(const void* pass, int64_t task, char* scratch, const Stop& stop) = nullptr;
   const void* pass = nullptr;
 };
 

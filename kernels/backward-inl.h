@@ -216,7 +216,7 @@ static void write_keys(const typename E::Real* sum, int64_t n, int64_t D, double
 
 template <class E>
 static void run_backward(const void* pass, int64_t task, char* memory,
-                         const std::atomic<bool>& stop) {
+                         const Stop& stop) {
   typedef typename E::Real Real;
   typedef typename E::Op Op;
   constexpr int n = E::lanes;
@@ -224,8 +224,9 @@ static void run_backward(const void* pass, int64_t task, char* memory,
   const Problem& p = *g.problem;
   Scratch scratch(memory);
   BackwardMemory<E> m(p, scratch);
-  const int64_t chunk = chunk_of(p), chunks = (p.Lk + chunk - 1) / chunk, c = task % chunks;
-  const int64_t head = task / chunks, b = head / p.Hkv, kv = head % p.Hkv, group = p.Hq / p.Hkv;
+  // One chunk of every head, then the next: so that few wait for another.
+  const int64_t chunk = chunk_of(p), heads = p.B * p.Hkv, c = task / heads, head = task % heads;
+  const int64_t b = head / p.Hkv, kv = head % p.Hkv, group = p.Hq / p.Hkv;
   const int64_t begin = c * chunk, end = begin + chunk < p.Lk ? begin + chunk : p.Lk;
   const int64_t D = m.padded(p.D), Dv = m.padded(p.Dv), blocks = row_blocks_of<E>(p);
   std::memset((void*)m.key_sum, 0, size_t(chunk * D) * sizeof(Real));
@@ -277,7 +278,7 @@ static void run_backward(const void* pass, int64_t task, char* memory,
     // The chunks before this one add first.
     const std::atomic_ref<int64_t> turn(g.turn[head * blocks + r]);
     while (turn.load(std::memory_order_acquire) != c - m.rows.low / chunk) {
-      if (stop.load(std::memory_order_relaxed)) return;
+      if (stopped(stop)) return;
       std::this_thread::yield();
     }
     add_to_queries(g, m);
@@ -301,7 +302,7 @@ struct BiasParts {
 };
 
 template <class E>
-static void run_bias(const void* pass, int64_t task, char* memory, const std::atomic<bool>& stop) {
+static void run_bias(const void* pass, int64_t task, char* memory, const Stop& stop) {
   typedef typename E::Real Real;
   constexpr int n = E::lanes;
   const Backward& g = *(const Backward*)pass;
@@ -320,7 +321,7 @@ static void run_bias(const void* pass, int64_t task, char* memory, const std::at
   for (int64_t b = b0; b < b1; ++b)
     for (int64_t h = h0; h < h1; ++h)
       for (int64_t r = r0; r < r1; ++r) {
-        if (stop.load(std::memory_order_relaxed)) return;
+        if (stopped(stop)) return;
         find(p, m.rows, b, h, r * E::rows, p.Lq);
         int64_t low = m.rows.low, high = m.rows.high;
         if (parts.keys > 1) {

@@ -204,7 +204,7 @@ static void decode_block(const Problem& p, DecodeMemory<E>& m, const DecodeState
 }
 
 template <class E>
-static void run_decode(const void* pass, int64_t task, char* memory, const std::atomic<bool>&) {
+static void run_decode(const void* pass, int64_t task, char* memory, const Stop&) {
   typedef typename E::Real Real;
   const Forward& f = *(const Forward*)pass;
   const Problem& p = *f.problem;
@@ -241,7 +241,7 @@ static void run_decode(const void* pass, int64_t task, char* memory, const std::
 
 // Puts the pieces of the rows of a key head together, and writes them.
 template <class E>
-static void run_decode_merge(const void* pass, int64_t head, char* memory, const std::atomic<bool>&) {
+static void run_decode_merge(const void* pass, int64_t head, char* memory, const Stop&) {
   typedef typename E::Real Real;
   constexpr int n = E::lanes;
   const Forward& f = *(const Forward*)pass;

@@ -51,18 +51,18 @@ Memory allocate(int64_t bytes) {
       ::operator new[](static_cast<size_t>(bytes), std::align_val_t(64))));
 }
 
-bool run(const Job& job, int threads, const std::function<bool()>& poll) {
+bool run(const Job& job, int threads, bool (*poll)()) {
   if (threads > job.tasks) threads = static_cast<int>(job.tasks);
   std::atomic<int64_t> next{0};
   std::atomic<bool> stop{false};
   std::vector<Memory> memory;  // taken before any thread starts: a failure leaves nothing running
   for (int i = 0; i < threads; ++i) memory.push_back(allocate(job.scratch_bytes));
   const auto work = [&](int thread) {
+    const Stop end{&stop, thread == 0 ? poll : nullptr};
     for (;;) {
       const int64_t task = next.fetch_add(1, std::memory_order_relaxed);
-      if (task >= job.tasks || stop.load(std::memory_order_relaxed)) return;
-      job.run(job.pass, task, memory[static_cast<size_t>(thread)].get(), stop);
-      if (thread == 0 && poll()) stop = true;
+      if (task >= job.tasks || stopped(end)) return;
+      job.run(job.pass, task, memory[static_cast<size_t>(thread)].get(), end);
     }
   };
   std::vector<std::thread> others;

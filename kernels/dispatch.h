@@ -1,7 +1,6 @@
 // Which instruction set serves this process, and how a pass is spread over threads.
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <new>
 #include <string>
@@ -27,8 +26,8 @@ using Memory = std::unique_ptr<char[], Free>;
 Memory allocate(int64_t bytes);
 
 // Runs the tasks of a job on up to `threads` threads, the calling one included, which calls `poll`
-// between tasks; where that returns true the job ends early. Returns whether it ran to its end.
+// now and then; where that returns true the job ends early. Returns whether it ran to its end.
 // Threads take tasks in their order, so that a task may wait for one before it.
-bool run(const Job& job, int threads, const std::function<bool()>& poll);
+bool run(const Job& job, int threads, bool (*poll)());
 
 }  // namespace regard

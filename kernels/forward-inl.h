@@ -200,7 +200,7 @@ static int64_t pieces(const Problem& p) {
 // A task is a piece of a block of rows; the last rows come first: with a causal mask they are the
 // longest.
 template <class E>
-static void run_forward(const void* pass, int64_t task, char* memory, const std::atomic<bool>&) {
+static void run_forward(const void* pass, int64_t task, char* memory, const Stop&) {
   const Forward& f = *(const Forward*)pass;
   const Problem& p = *f.problem;
   Scratch scratch(memory);
@@ -221,7 +221,7 @@ static void run_forward(const void* pass, int64_t task, char* memory, const std:
 
 // Puts the pieces of a block of rows together.
 template <class E>
-static void run_merge(const void* pass, int64_t unit, char* memory, const std::atomic<bool>&) {
+static void run_merge(const void* pass, int64_t unit, char* memory, const Stop&) {
   typedef typename E::Real Real;
   const Forward& f = *(const Forward*)pass;
   const Problem& p = *f.problem;

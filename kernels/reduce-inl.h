@@ -429,7 +429,7 @@ static void write_top(const Reduce& r, const Scaling<E>& scaling, ReduceMemory<E
 }
 
 template <class E>
-static void run_reduce(const void* pass, int64_t task, char* memory, const std::atomic<bool>& stop) {
+static void run_reduce(const void* pass, int64_t task, char* memory, const Stop& stop) {
   typedef typename E::Real Real;
   typedef typename E::Op Op;
   constexpr int n = E::lanes;
@@ -454,7 +454,7 @@ static void run_reduce(const void* pass, int64_t task, char* memory, const std::
   }
   if (columns) for (int64_t j = 0; j < p.Lk; ++j) chunk.received[j] = 0;
   for (int64_t row = begin; row < end; row += E::rows) {
-    if (stop.load(std::memory_order_relaxed)) return;
+    if (stopped(stop)) return;
     find(p, m.rows, b, h, row, end);
     into_lanes<E>(m.rows.query, m.rows.count, p.D, m.rows.q);
     start_rows(r, m);
@@ -534,7 +534,7 @@ static int64_t collect_bytes(const Reduce& r) {
 }
 
 template <class E>
-static void run_collect(const void* pass, int64_t task, char* memory, const std::atomic<bool>&) {
+static void run_collect(const void* pass, int64_t task, char* memory, const Stop&) {
   typedef typename E::Real Real;
   const Reduce& r = *(const Reduce*)pass;
   const Problem& p = *r.problem;

@@ -109,12 +109,23 @@ def test_read_only_and_unaligned_arrays_are_read():
     np.testing.assert_array_equal(found, regard.attention(*[raw.copy()] * 3, causal=True))
 
 
-def test_ctrl_c_ends_a_long_call_within_a_second():
-    code = (
-        "import numpy as np, regard\n"
-        "x = np.ones((64, 40000, 64), 'f'); print('ready', flush=True)\n"
-        "regard.attention(x, x, x, backend='kernel')"
-    )
+LONG_CALLS = {
+    "output": "x = np.ones((64, 40000, 64), 'f'); print('ready', flush=True)\n"
+    "regard.attention(x, x, x, backend='kernel')",
+    "gradient": "import torch\nx = torch.ones(1, 1, 200000, 64, requires_grad=True)\n"
+    "call = read_call(x.detach(), x.detach(), x.detach())\n"
+    "row = torch.ones(1, 1, 200000); print('ready', flush=True)\n"
+    "_kernel.gradients(call, x.detach(), x.detach(), row, row, False)",
+    "weights": "x = np.ones((1, 1, 300000, 64), 'f'); row = np.ones((1, 1, 300000), 'f')\n"
+    "weights = regard.AttentionWeights._of(read_call(x, x, None), 'kernel', (row, row))\n"
+    "print('ready', flush=True); weights.summary()",
+}
+
+
+@pytest.mark.parametrize("name", LONG_CALLS)
+def test_ctrl_c_ends_a_long_call_within_a_second(name):
+    code = "import numpy as np, regard\nfrom regard import _kernel\n"
+    code += "from regard._checks import read_call\n" + LONG_CALLS[name]
     process = subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -122,7 +133,7 @@ def test_ctrl_c_ends_a_long_call_within_a_second():
     time.sleep(0.5)
     process.send_signal(signal.SIGINT)
     _, error = process.communicate(timeout=10)
-    assert error.rstrip().endswith("KeyboardInterrupt")
+    assert error.rstrip().endswith("KeyboardInterrupt"), error
 
 
 def test_a_forked_process_computes_too():

@@ -34,6 +34,8 @@ def refuses(call: Call) -> str | None:
     sizes = call.query.shape[3], Dv
     if max(sizes) > LARGEST_HEAD:
         return f"its head sizes D and Dv go up to {LARGEST_HEAD}, these are {sizes}"
+    if call.sizes[4] >= 2**31:
+        return f"it counts keys up to {2**31 - 1}, these are {call.sizes[4]}"
     return _refuses_tensors(call) if call.is_torch else None
 
 
