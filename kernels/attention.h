@@ -35,7 +35,7 @@ struct Problem {
   const int64_t* query_ids;
   const int64_t* key_ids;
   double dropout;
-  uint64_t threshold;       // a weight is kept if its random word is not below it
+  uint64_t threshold;  // a weight is kept if its random word is not below it
   uint32_t seed[2];
 };
 
@@ -51,13 +51,14 @@ static inline double factor_of(const Problem& p) {
 // 2^((score - maximum) * factor_of), the sink's included. -inf and 0 where a row sees nothing.
 struct Forward {
   const Problem* problem;
-  char* out;       // (B, Hq, Lq, Dv), contiguous
-  void* maximum;   // or null, if nobody asks
+  char* out;      // (B, Hq, Lq, Dv), contiguous
+  void* maximum;  // or null, if nobody asks
   void* total;
-  char* partial;   // where the parts of rows that are computed in pieces wait for the others
+  char* partial;  // where the parts of rows that are computed in pieces wait for the others
 };
 
-// What is asked of the weights; null or 0 where it is not. Rows and columns are those of every head.
+// What is asked of the weights; null or 0 where it is not. Rows and columns are those of every
+// head.
 //
 // What columns, bins and heads collect is kept apart for each chunk of rows, and put together in
 // their order when all chunks of some heads, a wave, are there: no sum depends on the threads.
@@ -65,38 +66,38 @@ struct Reduce {
   const Problem* problem;
   const void* maximum;
   const void* total;
-  int64_t row0, row1;       // the rows that are read
+  int64_t row0, row1;  // the rows that are read
   int64_t column0, column1;
-  void* weights;            // Real (B, Hq, row1 - row0, Lk), zeros
-  double* entropy;          // (B, Hq, Lq), nats
-  double* distance;         // (B, Hq, Lq), tokens
-  const int64_t* starts;    // (B,) place of query 0 among the keys
-  int64_t k;                // of top-k
-  void* top_values;         // Real (B, Hq, Lq, k)
-  int64_t* top_keys;        // (B, Hq, Lq, k)
-  double* received;         // (B, Hq, Lk): the sum, or
-  double* received_max;     // the maximum
-  void* pooled_max;         // Real (B, Hq, bins[0], bins[1]): ln of the largest weight, or
-  void* pooled_mass;        // the mean over the queries; NaN: nothing is visible
+  void* weights;          // Real (B, Hq, row1 - row0, Lk), zeros
+  double* entropy;        // (B, Hq, Lq), nats
+  double* distance;       // (B, Hq, Lq), tokens
+  const int64_t* starts;  // (B,) place of query 0 among the keys
+  int64_t k;              // of top-k
+  void* top_values;       // Real (B, Hq, Lq, k)
+  int64_t* top_keys;      // (B, Hq, Lq, k)
+  double* received;       // (B, Hq, Lk): the sum, or
+  double* received_max;   // the maximum
+  void* pooled_max;       // Real (B, Hq, bins[0], bins[1]): ln of the largest weight, or
+  void* pooled_mass;      // the mean over the queries; NaN: nothing is visible
   int64_t bins[2];
-  int64_t n;                // of the strongest pairs
-  int64_t* pair_query;      // (B, Hq, n)
+  int64_t n;            // of the strongest pairs
+  int64_t* pair_query;  // (B, Hq, n)
   int64_t* pair_key;
-  void* pair_weight;        // Real
-  int64_t head0, head1;     // the wave, of B * Hq heads
-  char* chunks;             // chunk_bytes for each chunk of each head of the wave
+  void* pair_weight;     // Real
+  int64_t head0, head1;  // the wave, of B * Hq heads
+  char* chunks;          // chunk_bytes for each chunk of each head of the wave
 };
 
 struct Backward {
   const Problem* problem;
-  Array grad, out;        // (B, Hq, Lq, Dv): of the output, and the output
+  Array grad, out;  // (B, Hq, Lq, Dv): of the output, and the output
   const void* maximum;
   const void* total;
-  void* query_sum;        // Real (B, Hq, Lq, D), zeros
-  int64_t* turn;          // (B, Hkv, blocks of rows), zeros: how many chunks have added to query_sum
-  char* key_grad;         // (B, Hkv, Lk, D), contiguous
-  char* value_grad;       // (B, Hkv, Lk, Dv)
-  Array bias_grad;        // Real, with the strides of the bias: 0 where it is broadcast; or absent
+  void* query_sum;   // Real (B, Hq, Lq, D), zeros
+  int64_t* turn;     // (B, Hkv, blocks of rows), zeros: how many chunks have added to query_sum
+  char* key_grad;    // (B, Hkv, Lk, D), contiguous
+  char* value_grad;  // (B, Hkv, Lk, Dv)
+  Array bias_grad;   // Real, with the strides of the bias: 0 where it is broadcast; or absent
 };
 
 // Whether a thread shall end early. The calling thread asks as well, and tells the others.
@@ -121,16 +122,15 @@ struct Job {
 struct Target {
   const char* name;
   bool (*runs_here)();
-  bool pairs;  // whether bfloat16 is multiplied in pairs
   Job (*forward)(const Forward&);
-  Job (*merge)(const Forward&);              // of what forward left in pieces; maybe no tasks
+  Job (*merge)(const Forward&);  // of what forward left in pieces; maybe no tasks
   int64_t (*partial_bytes)(const Forward&);
   Job (*reduce)(const Reduce&);
-  Job (*collect)(const Reduce&);             // what the chunks hold; no tasks where nothing is
-  int64_t (*chunk_bytes)(const Reduce&);     // of all chunks of a head
+  Job (*collect)(const Reduce&);          // what the chunks hold; no tasks where nothing is
+  int64_t (*chunk_bytes)(const Reduce&);  // of all chunks of a head
   Job (*backward)(const Backward&);
   Job (*bias_gradient)(const Backward&);
-  int64_t (*row_blocks)(const Problem&);     // of one key head
+  int64_t (*row_blocks)(const Problem&);  // of one key head
 };
 
 extern const Target avx512_bf16_target, avx512_target, avx2_target, portable_target;

@@ -1,13 +1,15 @@
 // The gradients: with P the weights, dP^T = V dO^T and dS = P (dP - delta) they are dV = P^T dO,
-// dK = dS^T Q and dQ^T = K^T dS, where delta is dO . O of each row. S^T and dP^T have the queries in
-// the lanes; dV and dK have the numbers of a value and a key there.
+// dK = dS^T Q and dQ^T = K^T dS, where delta is dO . O of each row. S^T and dP^T have the queries
+// in the lanes; dV and dK have the numbers of a value and a key there.
 //
 // A task has a chunk of keys and goes through all queries. It alone adds to its part of dK and dV;
-// to dQ the chunks add in their order, so that no sum depends on the threads. Source: Dao et al. 2022.
+// to dQ the chunks add in their order, so that no sum depends on the threads. Source: Dao et al.
+// 2022.
 
 static int64_t chunk_of(const Problem& p) { return p.Lk > 1024 ? 512 : 256; }
 
-template <class E> struct BackwardMemory {
+template <class E>
+struct BackwardMemory {
   typedef typename E::Real Real;
   typedef typename E::Word Word;
   Rows<E> rows;
@@ -23,12 +25,12 @@ template <class E> struct BackwardMemory {
   Word* value_along;
   uint16_t* half_weights;  // [kKeys][rows] of bfloat16, where they are multiplied in pairs
   uint16_t* half_change;
-  Word* change_pairs;      // [kKeys / 2][rows]
-  Real* query_sum;         // [D][rows]
-  Real* key_sum;           // [chunk][D up to lanes]
-  Real* value_sum;         // [chunk][Dv up to lanes]
-  Real* top;               // [rows]
-  Real* inverse;           // 1 / total, 0 where nothing is seen
+  Word* change_pairs;  // [kKeys / 2][rows]
+  Real* query_sum;     // [D][rows]
+  Real* key_sum;       // [chunk][D up to lanes]
+  Real* value_sum;     // [chunk][Dv up to lanes]
+  Real* top;           // [rows]
+  Real* inverse;       // 1 / total, 0 where nothing is seen
   Real* delta;
 
   BackwardMemory(const Problem& p, Scratch& scratch) {
@@ -67,7 +69,8 @@ static void into_rows(const char* const* rows, int count, int64_t D, typename E:
       typename E::Word* to = out + i / E::pack * width + d;
       if constexpr (E::pack == 1) {
         typedef typename E::Real Real;
-        store<Real>(to, i < count ? numbers<Real, E::type>(rows[i] + d * int64_t(sizeof(typename E::Bits)), D - d)
+        store<Real>(to, i < count ? numbers<Real, E::type>(
+                                        rows[i] + d * int64_t(sizeof(typename E::Bits)), D - d)
                                   : Vec<Real>{});
       } else {
         const auto wide = [&](int r) {
@@ -215,8 +218,7 @@ static void write_keys(const typename E::Real* sum, int64_t n, int64_t D, double
 }
 
 template <class E>
-static void run_backward(const void* pass, int64_t task, char* memory,
-                         const Stop& stop) {
+static void run_backward(const void* pass, int64_t task, char* memory, const Stop& stop) {
   typedef typename E::Real Real;
   typedef typename E::Op Op;
   constexpr int n = E::lanes;
@@ -245,8 +247,8 @@ static void run_backward(const void* pass, int64_t task, char* memory,
       const int64_t key_stride = p.key.strides[2];
       const char* key = p.key.at(b, kv, j0);
       const Matrix k = along<E>(key, key_stride, keys, p.D, m.key_along);
-      const Matrix value = along<E>(p.value.at(b, kv, j0), p.value.strides[2], keys, p.Dv,
-                                    m.value_along);
+      const Matrix value =
+          along<E>(p.value.at(b, kv, j0), p.value.strides[2], keys, p.Dv, m.value_along);
       weigh(p, m, reach, k, value, j0, keys, true);
       const Matrix key_across =
           E::pack > 1 ? across<E>(key, key_stride, keys, p.D, m.key_across) : k;
@@ -271,8 +273,8 @@ static void run_backward(const void* pass, int64_t task, char* memory,
                                        m.key_sum + to * D, D);
         multiply<Op, true, Into::add>(cut.to - cut.from, changes + lead * E::rows + first, E::rows,
                                       (const char*)key_across.data + lead * key_across.stride,
-                                      key_across.stride, E::words(height), p.D,
-                                      m.query_sum + first, E::rows);
+                                      key_across.stride, E::words(height), p.D, m.query_sum + first,
+                                      E::rows);
       }
     }
     // The chunks before this one add first.
@@ -289,7 +291,8 @@ static void run_backward(const void* pass, int64_t task, char* memory,
   write_keys<E>(m.value_sum, end - begin, p.Dv, 1.0, g.value_grad + row * p.Dv * bytes);
 }
 
-// The gradient of the bias: a task has a part of it, and goes through all that this is broadcast to.
+// The gradient of the bias: a task has a part of it, and goes through all that this is broadcast
+// to.
 struct BiasParts {
   int64_t batch, heads, rows, keys;  // in how many parts each axis is cut
 
@@ -336,8 +339,8 @@ static void run_bias(const void* pass, int64_t task, char* memory, const Stop& s
           const Reach reach = reach_of(m.rows, j0, keys);
           const int64_t kv = h / group;
           const Matrix k = along<E>(p.key.at(b, kv, j0), p.key.strides[2], keys, p.D, m.key_along);
-          const Matrix value = along<E>(p.value.at(b, kv, j0), p.value.strides[2], keys, p.Dv,
-                                        m.value_along);
+          const Matrix value =
+              along<E>(p.value.at(b, kv, j0), p.value.strides[2], keys, p.Dv, m.value_along);
           weigh(p, m, reach, k, value, j0, keys, false);
           for (int v = 0; v < m.rows.vectors; ++v)
             for (int j = reach.low[v]; j < reach.high[v]; ++j) {

@@ -45,7 +45,9 @@ regard::Array array(const std::optional<Told>& told) {
 }
 
 template <class T>
-T* at(uintptr_t address) { return reinterpret_cast<T*>(address); }
+T* at(uintptr_t address) {
+  return reinterpret_cast<T*>(address);
+}
 
 // One call, with what it owns. The arrays are the caller's, who keeps them alive.
 struct Call {
@@ -73,10 +75,10 @@ struct Call {
     p.threshold = static_cast<uint64_t>(std::nearbyint(dropout * 4294967296.0));
     p.seed[0] = static_cast<uint32_t>(seed);
     p.seed[1] = static_cast<uint32_t>(static_cast<uint64_t>(seed) >> 32);
-    intervals = regard::intervals_of({p.B, p.Lq, p.Lk, causal, left, right, this->starts.data(),
-                                      lengths.data(), at<const int64_t>(query_ids),
-                                      at<const int64_t>(key_ids), shared_query_ids,
-                                      shared_key_ids});
+    intervals =
+        regard::intervals_of({p.B, p.Lq, p.Lk, causal, left, right, this->starts.data(),
+                              lengths.data(), at<const int64_t>(query_ids),
+                              at<const int64_t>(key_ids), shared_query_ids, shared_key_ids});
     p.first = intervals.first.data(), p.last = intervals.last.data();
     p.query_ids = intervals.query_ids.empty() ? nullptr : intervals.query_ids.data();
     p.key_ids = intervals.key_ids.empty() ? nullptr : intervals.key_ids.data();
@@ -118,9 +120,16 @@ void backward(const Call& call, Told grad, Told out, uintptr_t maximum, uintptr_
   const regard::Target& target = regard::target();
   const regard::Problem& p = call.problem;
   std::vector<int64_t> turn(static_cast<size_t>(p.B * p.Hkv * target.row_blocks(p)));
-  const regard::Backward g{&p, array(grad), array(out), at<void>(maximum), at<void>(total),
-                           at<void>(query_sum), turn.data(), at<char>(key_grad),
-                           at<char>(value_grad), array(bias_grad)};
+  const regard::Backward g{&p,
+                           array(grad),
+                           array(out),
+                           at<void>(maximum),
+                           at<void>(total),
+                           at<void>(query_sum),
+                           turn.data(),
+                           at<char>(key_grad),
+                           at<char>(value_grad),
+                           array(bias_grad)};
   run({target.backward(g), target.bias_gradient(g)}, threads);
 }
 
@@ -160,13 +169,17 @@ NB_MODULE(_kernels, m) {
   m.doc() = "The compiled part of regard.";
   m.def("cpu_name", &regard::cpu_name,
         "The processor's own name for itself, or the architecture's where it has none.");
-  m.def("target", [] { return std::string(regard::target().name); },
-        "The instruction set in use; REGARD_TARGET forces one.");
-  m.def("targets", [] {
-    std::vector<std::string> names;
-    for (const regard::Target* t : regard::targets_here()) names.emplace_back(t->name);
-    return names;
-  }, "The instruction sets that this processor runs, best first.");
+  m.def(
+      "target", [] { return std::string(regard::target().name); },
+      "The instruction set in use; REGARD_TARGET forces one.");
+  m.def(
+      "targets",
+      [] {
+        std::vector<std::string> names;
+        for (const regard::Target* t : regard::targets_here()) names.emplace_back(t->name);
+        return names;
+      },
+      "The instruction sets that this processor runs, best first.");
   nb::class_<Call>(m, "Call", "One call of attention. Arrays are (address, strides, dtype).")
       .def(nb::init<Told, Told, std::optional<Told>, std::array<int64_t, 7>, double, double, bool,
                     int64_t, int64_t, std::vector<int64_t>, const std::vector<int64_t>&, uintptr_t,
@@ -178,19 +191,20 @@ NB_MODULE(_kernels, m) {
            nb::arg("key_ids"), nb::arg("shared_query_ids"), nb::arg("shared_key_ids"),
            nb::arg("mask").none(), nb::arg("bias").none(), nb::arg("sinks"), nb::arg("dropout"),
            nb::arg("seed"))
-      .def_prop_ro("factor", [](const Call& call) { return regard::factor_of(call.problem); },
-                   "What makes the exponent of 2 of a score.");
+      .def_prop_ro(
+          "factor", [](const Call& call) { return regard::factor_of(call.problem); },
+          "What makes the exponent of 2 of a score.");
   m.def("forward", &forward, nb::arg("call"), nb::arg("out"), nb::arg("maximum"), nb::arg("total"),
         nb::arg("threads"), "Computes the output and, where asked, the row statistics.");
   m.def("reduce", &reduce, nb::arg("call"), nb::arg("maximum"), nb::arg("total"), nb::arg("part"),
         nb::arg("weights") = 0, nb::arg("entropy") = 0, nb::arg("distance") = 0, nb::arg("k") = 0,
         nb::arg("top_values") = 0, nb::arg("top_keys") = 0, nb::arg("received") = 0,
         nb::arg("received_max") = 0, nb::arg("pooled_max") = 0, nb::arg("pooled_mass") = 0,
-        nb::arg("bins") = std::array<int64_t, 2>{1, 1}, nb::arg("n") = 0,
-        nb::arg("pair_query") = 0, nb::arg("pair_key") = 0, nb::arg("pair_weight") = 0,
-        nb::arg("threads"), "Computes what is asked of the weights in one pass.");
-  m.def("backward", &backward, nb::arg("call"), nb::arg("grad"), nb::arg("out"),
-        nb::arg("maximum"), nb::arg("total"), nb::arg("query_sum"), nb::arg("key_grad"),
-        nb::arg("value_grad"), nb::arg("bias_grad").none(), nb::arg("threads"),
+        nb::arg("bins") = std::array<int64_t, 2>{1, 1}, nb::arg("n") = 0, nb::arg("pair_query") = 0,
+        nb::arg("pair_key") = 0, nb::arg("pair_weight") = 0, nb::arg("threads"),
+        "Computes what is asked of the weights in one pass.");
+  m.def("backward", &backward, nb::arg("call"), nb::arg("grad"), nb::arg("out"), nb::arg("maximum"),
+        nb::arg("total"), nb::arg("query_sum"), nb::arg("key_grad"), nb::arg("value_grad"),
+        nb::arg("bias_grad").none(), nb::arg("threads"),
         "Computes the gradients from the output, its gradient and the row statistics.");
 }

@@ -1,8 +1,8 @@
 // A few queries against many keys: what counts is to read every key and value once, as fast as the
-// memory gives them. So numbers of a row are in the lanes here, and nothing is transposed; the rows of
-// all heads that share a key use it while it is there.
+// memory gives them. So numbers of a row are in the lanes here, and nothing is transposed; the rows
+// of all heads that share a key use it while it is there.
 
-constexpr int64_t kDecodeRows = 8;      // above, queries in the lanes are faster
+constexpr int64_t kDecodeRows = 8;         // above, queries in the lanes are faster
 constexpr int64_t kPrefetchBytes = 16384;  // how far ahead of the sums the memory is asked
 
 // Into the second cache: the first has too few lines under way to keep the memory busy.
@@ -21,12 +21,15 @@ static int64_t decode_pieces(const Problem& p) {
 }
 
 // What a piece has gathered: out [row][Dv up to lanes], top and total [row].
-template <class E> struct DecodeState {
+template <class E>
+struct DecodeState {
   typename E::Real *out, *top, *total;
 };
 
 template <class E>
-static int64_t decode_width(const Problem& p) { return (p.Dv + E::lanes - 1) / E::lanes * E::lanes; }
+static int64_t decode_width(const Problem& p) {
+  return (p.Dv + E::lanes - 1) / E::lanes * E::lanes;
+}
 
 template <class E>
 static int64_t decode_state_size(const Problem& p) {
@@ -40,7 +43,8 @@ static DecodeState<E> decode_state(const Problem& p, char* memory, int64_t i) {
   return {out, top, top + kDecodeRows};
 }
 
-template <class E> struct DecodeMemory {
+template <class E>
+struct DecodeMemory {
   Rows<E> rows;
   typename E::Word* queries;  // [row][words up to lanes]
   typename E::Real* scores;   // [row][kKeys]
@@ -106,7 +110,8 @@ __attribute__((noinline)) static void dot_keys(const Problem& p, const typename 
 // out[row] += the weights of R rows times some values, in tiles of V vectors that hold `count`
 // numbers.
 template <class E, int R, int V>
-__attribute__((noinline)) static void add_values_of(const Problem& p, const typename E::Real* weights,
+__attribute__((noinline)) static void add_values_of(const Problem& p,
+                                                    const typename E::Real* weights,
                                                     const char* value, int keys, int64_t d,
                                                     int64_t count, int64_t width,
                                                     typename E::Real* out) {
@@ -120,8 +125,8 @@ __attribute__((noinline)) static void add_values_of(const Problem& p, const type
     for (int64_t x = 0; x < V * n * bytes; x += 64) prefetch(row + ahead + x);
     Vec<Real> y[V];
     for (int v = 0; v < V; ++v)
-      y[v] = V > 1 ? numbers<Real, E::type>(row + v * n * bytes)
-                   : numbers<Real, E::type>(row, count);
+      y[v] =
+          V > 1 ? numbers<Real, E::type>(row + v * n * bytes) : numbers<Real, E::type>(row, count);
     for (int r = 0; r < R; ++r) {
       const Vec<Real> w = in_register(broadcast(weights[r * kKeys + j]));
       for (int v = 0; v < V; ++v) sum[r][v] += w * y[v];
@@ -216,9 +221,8 @@ static void run_decode(const void* pass, int64_t task, char* memory, const Stop&
   std::memset((void*)m.queries, 0, size_t(kDecodeRows * m.width(p)) * sizeof(typename E::Word));
   for (int r = 0; r < m.rows.count; ++r)
     for (int64_t w = 0; w < E::words(p.D); w += E::lanes)
-      *(Vec<typename E::Word>*)(m.queries + r * m.width(p) + w) =
-          words_at<E>(m.rows.query[r] + w * E::pack * int64_t(sizeof(typename E::Bits)),
-                      p.D - w * E::pack);
+      *(Vec<typename E::Word>*)(m.queries + r * m.width(p) + w) = words_at<E>(
+          m.rows.query[r] + w * E::pack * int64_t(sizeof(typename E::Bits)), p.D - w * E::pack);
   const DecodeState<E> state = decode_state<E>(p, f.partial, task);
   std::memset((void*)state.out, 0, size_t(decode_state_size<E>(p)) * sizeof(Real));
   for (int64_t r = 0; r < kDecodeRows; ++r) state.top[r] = -kInf<Real>;

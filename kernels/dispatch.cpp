@@ -47,8 +47,8 @@ const Target& target() {
 }
 
 Memory allocate(int64_t bytes) {
-  return Memory(static_cast<char*>(
-      ::operator new[](static_cast<size_t>(bytes), std::align_val_t(64))));
+  return Memory(
+      static_cast<char*>(::operator new[](static_cast<size_t>(bytes), std::align_val_t(64))));
 }
 
 bool run(const Job& job, int threads, bool (*poll)()) {

@@ -6,7 +6,8 @@
 
 constexpr int64_t kPiece = 2048;  // keys
 
-template <class E> struct ForwardMemory {
+template <class E>
+struct ForwardMemory {
   typedef typename E::Real Real;
   typedef typename E::Word Word;
   Rows<E> rows;
@@ -53,8 +54,7 @@ static void softmax(const Scaling<E>& scaling, const State<E>& state, typename E
   typedef typename E::Real Real;
   constexpr int n = E::lanes;
   Vec<Real> base[V], sum[V] = {};
-  for (int i = 0; i < V; ++i)
-    base[i] = scaling.base(*(const Vec<Real>*)(state.top + (v + i) * n));
+  for (int i = 0; i < V; ++i) base[i] = scaling.base(*(const Vec<Real>*)(state.top + (v + i) * n));
   for (int j = low; j < high; ++j)
     for (int i = 0; i < V; ++i) {
       Vec<Real>* x = (Vec<Real>*)(scores + j * E::rows + (v + i) * n);
@@ -213,7 +213,8 @@ static void run_forward(const void* pass, int64_t task, char* memory, const Stop
   if (n > 1) {
     if (low < piece * kPiece) low = piece * kPiece;
     if (high > (piece + 1) * kPiece) high = (piece + 1) * kPiece;
-    m.state = state_in<E>(p, f.partial + (unit * n + piece) * state_size<E>(p) * sizeof(typename E::Real));
+    m.state = state_in<E>(
+        p, f.partial + (unit * n + piece) * state_size<E>(p) * sizeof(typename E::Real));
   }
   add_keys(p, m, kv, low, high);
   if (n == 1) write_rows(f, m.rows, m.state);

@@ -1,7 +1,8 @@
 // The products that everything is made of: sums over t of a vector x[t] times a number a(r, t).
 
 // How two words are multiplied and added.
-template <class R> struct Plain {  // numbers
+template <class R>
+struct Plain {  // numbers
   typedef R Real;
   typedef R Word;
   static constexpr int numbers_a_word = 1;
@@ -21,8 +22,8 @@ struct Pairs {  // two bfloat16
 
 enum class Into { set, set_and_maximum, add };
 
-// out[r] = or += sum of x[t] * a(r, t) over t < terms, for r < R and V vectors. a(r, t) is word t of
-// row r, or word r of row t where the sum goes across the rows; rows are lda bytes apart.
+// out[r] = or += sum of x[t] * a(r, t) over t < terms, for r < R and V vectors. a(r, t) is word t
+// of row r, or word r of row t where the sum goes across the rows; rows are lda bytes apart.
 template <class Op, bool across, Into into, int R, int V>
 static inline void tile(const typename Op::Word* x, int64_t ldx, const char* a, int64_t lda,
                         int64_t terms, typename Op::Real* out, int64_t ldo,
@@ -80,10 +81,17 @@ static void multiply(int vectors, const typename Op::Word* x, int64_t ldx, const
     const int v = (vectors + passes - 1) / passes;  // 5 are 3 and 2, not 4 and 1
     const char* from = (const char*)a;
     switch (v) {
-      case 1: tiles<Op, across, into, 1>(x, ldx, from, lda, terms, rows, out, ldo, maximum); break;
-      case 2: tiles<Op, across, into, 2>(x, ldx, from, lda, terms, rows, out, ldo, maximum); break;
-      case 3: tiles<Op, across, into, 3>(x, ldx, from, lda, terms, rows, out, ldo, maximum); break;
-      default: tiles<Op, across, into, most>(x, ldx, from, lda, terms, rows, out, ldo, maximum);
+      case 1:
+        tiles<Op, across, into, 1>(x, ldx, from, lda, terms, rows, out, ldo, maximum);
+        break;
+      case 2:
+        tiles<Op, across, into, 2>(x, ldx, from, lda, terms, rows, out, ldo, maximum);
+        break;
+      case 3:
+        tiles<Op, across, into, 3>(x, ldx, from, lda, terms, rows, out, ldo, maximum);
+        break;
+      default:
+        tiles<Op, across, into, most>(x, ldx, from, lda, terms, rows, out, ldo, maximum);
     }
     vectors -= v;
     x += v * n, out += v * n;

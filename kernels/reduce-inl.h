@@ -1,90 +1,19 @@
 // What is asked of the weights, computed again from query, key and the row statistics. A block of
 // queries of one head goes through its keys once, and every question looks at each block of scores.
-
-// Whatever compares scores does it before the exponential, which is then needed for few.
-
-static bool of_columns(const Reduce& r) {
-  return r.received || r.received_max || r.pooled_max || r.pooled_mass || r.n;
-}
-
-// Rows of a chunk: they do not depend on how many heads or threads there are.
-template <class E>
-static int64_t chunk_rows(const Reduce& r) {
-  const int64_t sixteenth = (r.row1 - r.row0 + 15) / 16, rows = sixteenth > 512 ? sixteenth : 512;
-  return (rows + E::rows - 1) / E::rows * E::rows;
-}
-
-template <class E>
-static int64_t chunks_of(const Reduce& r) {
-  return (r.row1 - r.row0 + chunk_rows<E>(r) - 1) / chunk_rows<E>(r);
-}
-
-// The bin of a cell, of n cells in all: bin i has the cells from i * n / bins on.
-static inline int64_t bin_of(int64_t cell, int64_t n, int64_t bins) {
-  return ((cell + 1) * bins - 1) / n;
-}
-
-struct Pair {
-  double log, weight;  // log to base 2: it tells apart what is too small for a weight
-  int64_t query, key;
-};
-
-// Types of this namespace, so that what is made of them is of this target alone.
-struct Stronger {
-  bool operator()(const Pair& x, const Pair& y) const {
-    if (x.log != y.log) return x.log > y.log;
-    return x.query != y.query ? x.query < y.query : x.key < y.key;
-  }
-};
-
-struct Heavier {
-  bool operator()(const Pair& x, const Pair& y) const {
-    return x.weight != y.weight ? x.weight > y.weight : Stronger()(x, y);
-  }
-};
-
-// What one chunk of a head collects.
-template <class E> struct Chunk {
-  typedef typename E::Real Real;
-  Real* received;  // [Lk]
-  Real* pooled;    // [bins of rows that it touches][bins[1]]
-  Pair* pairs;     // [n]
-  int64_t* count;  // of the pairs
-
-  Chunk(const Reduce& r, Scratch& scratch) {
-    const int64_t n = r.row1 - r.row0;
-    received = scratch.take<Real>(r.received || r.received_max ? r.problem->Lk : 0);
-    int64_t high = r.pooled_max || r.pooled_mass ? chunk_rows<E>(r) * r.bins[0] / n + 2 : 0;
-    if (high > r.bins[0]) high = r.bins[0];
-    pooled = scratch.take<Real>(high * r.bins[1]);
-    pairs = scratch.take<Pair>(r.n);
-    count = scratch.take<int64_t>(1);
-  }
-};
-
-template <class E>
-static int64_t one_chunk_bytes(const Reduce& r) {
-  Scratch scratch(nullptr);
-  Chunk<E> chunk(r, scratch);
-  return of_columns(r) ? scratch.taken() : 0;
-}
-
-template <class E>
-static Chunk<E> chunk_at(const Reduce& r, int64_t head, int64_t i) {
-  Scratch scratch(r.chunks + ((head - r.head0) * chunks_of<E>(r) + i) * one_chunk_bytes<E>(r));
-  return Chunk<E>(r, scratch);
-}
+// What only compares does so before the exponential.
 
 // Few of a row's best scores are kept sorted in the lanes, many as candidates over a threshold that
 // rises.
 constexpr int64_t kSortedInLanes = 16;
 
-template <class Real> struct Candidate {
+template <class Real>
+struct Candidate {
   Real score;
   int32_t key;
 };
 
-template <class Real> struct Above {
+template <class Real>
+struct Above {
   bool operator()(const Candidate<Real>& x, const Candidate<Real>& y) const {
     return x.score != y.score ? x.score > y.score : x.key < y.key;
   }
@@ -92,13 +21,16 @@ template <class Real> struct Above {
 
 struct Before {
   template <class C>
-  bool operator()(const C& x, const C& y) const { return x.key < y.key; }
+  bool operator()(const C& x, const C& y) const {
+    return x.key < y.key;
+  }
 };
 
-template <class E> struct ReduceMemory {
+template <class E>
+struct ReduceMemory {
   typedef typename E::Real Real;
   Rows<E> rows;
-  Real* scores;     // [kKeys][rows]
+  Real* scores;  // [kKeys][rows]
   typename E::Word* keys;
   Real* base;       // [rows]: of the exponents
   Real* inverse;    // 1 / total, 0 where nothing is seen
@@ -109,14 +41,14 @@ template <class E> struct ReduceMemory {
   double* distance;
   Real* threshold;  // of top-k
   Real* pair_threshold;
-  Real* best;           // [k][rows]: sorted in the lanes
-  Int<Real>* best_key;  // [k][vectors]
+  Real* best;                   // [k][rows]: sorted in the lanes
+  Int<Real>* best_key;          // [k][vectors]
   Candidate<Real>* candidates;  // [rows][2 k + 32]
   int* counts;
   Pair* pairs;
   int64_t pair_count = 0;
   double least = -kInf<double>;  // the log of the weakest pair that counts
-  bool undefined;   // whether a row's weights are NaN
+  bool undefined;                // whether a row's weights are NaN
 
   ReduceMemory(const Reduce& r, Scratch& scratch) {
     const Problem& p = *r.problem;
@@ -210,7 +142,8 @@ static void find_top(const Reduce& r, ReduceMemory<E>& m, const Reach& reach, in
         const int row = v * E::lanes + __builtin_ctz(bits);
         m.candidates[row * m.room(r) + m.counts[row]++] = {m.scores[j * E::rows + row],
                                                            int32_t(j0 + j)};
-        if (m.counts[row] == m.room(r) || (m.counts[row] == r.k && m.threshold[row] == -kInf<typename E::Real>)) {
+        if (m.counts[row] == m.room(r) ||
+            (m.counts[row] == r.k && m.threshold[row] == -kInf<typename E::Real>)) {
           keep_best(r, m, row);
           threshold = m.at(m.threshold, v);
         }
@@ -312,7 +245,8 @@ static void weigh_block(const Reduce& r, const Scaling<E>& scaling, ReduceMemory
     Vec<Real> all = t[0];
     for (int i = 1; i < n; ++i) all = largest ? larger(t[i], all) : all + t[i];
     Real* to = chunk->received + j0 + j;
-    for (int i = 0; i < width; ++i) to[i] = !largest ? to[i] + all[i] : all[i] > to[i] ? all[i] : to[i];
+    for (int i = 0; i < width; ++i)
+      to[i] = !largest ? to[i] + all[i] : all[i] > to[i] ? all[i] : to[i];
   }
 }
 
@@ -324,7 +258,8 @@ static void pool_block(const Reduce& r, const Scaling<E>& scaling, ReduceMemory<
   typedef typename E::Real Real;
   constexpr int n = E::lanes;
   const int64_t columns = r.column1 - r.column0, height = r.row1 - r.row0, C = r.bins[1];
-  int64_t low = j0 > r.column0 ? j0 : r.column0, high = j0 + keys < r.column1 ? j0 + keys : r.column1;
+  int64_t low = j0 > r.column0 ? j0 : r.column0,
+          high = j0 + keys < r.column1 ? j0 + keys : r.column1;
   if (low >= high) return;
   const int64_t last_bin = bin_of(high - 1 - r.column0, columns, C);
   const Vec<Real> nothing = Vec<Real>{} + (mass ? Real(0) : -kInf<Real>);
@@ -353,7 +288,8 @@ static void pool_block(const Reduce& r, const Scaling<E>& scaling, ReduceMemory<
         Vec<Real> x = mass ? t[i] : larger(t[i], nothing);
         // Rows of one bin are put together before they are written.
         for (; i + 1 < n && v * n + i + 1 < m.rows.count &&
-               row_bin[v * n + i + 1] == row_bin[v * n + i]; ++i)
+               row_bin[v * n + i + 1] == row_bin[v * n + i];
+             ++i)
           x = mass ? x + t[i + 1] : larger(t[i + 1], x);
         if (width == n) {
           const Vec<Real> old = load<Real>(to);
@@ -367,7 +303,8 @@ static void pool_block(const Reduce& r, const Scaling<E>& scaling, ReduceMemory<
 }
 
 template <class E>
-static void write_weights(const Reduce& r, const ReduceMemory<E>& m, const Reach& reach, int64_t j0) {
+static void write_weights(const Reduce& r, const ReduceMemory<E>& m, const Reach& reach,
+                          int64_t j0) {
   typedef typename E::Real Real;
   constexpr int n = E::lanes;
   const Problem& p = *r.problem;
@@ -438,7 +375,8 @@ static void run_reduce(const void* pass, int64_t task, char* memory, const Stop&
   Scratch scratch(memory);
   ReduceMemory<E> m(r, scratch);
   const Scaling<E> scaling(p);
-  const int64_t chunks = chunks_of<E>(r), head = r.head0 + task / chunks, c = chunks - 1 - task % chunks;
+  const int64_t chunks = chunks_of<E>(r), head = r.head0 + task / chunks,
+                c = chunks - 1 - task % chunks;
   const int64_t b = head / p.Hq, h = head % p.Hq, kv = h / (p.Hq / p.Hkv);
   const int64_t begin = r.row0 + c * chunk_rows<E>(r);
   const int64_t end = begin + chunk_rows<E>(r) < r.row1 ? begin + chunk_rows<E>(r) : r.row1;
@@ -450,9 +388,11 @@ static void run_reduce(const void* pass, int64_t task, char* memory, const Stop&
   const int64_t first_bin = picture ? bin_of(begin - r.row0, height, r.bins[0]) : 0;
   if (picture) {
     const int64_t count = bin_of(end - 1 - r.row0, height, r.bins[0]) - first_bin + 1;
-    for (int64_t x = 0; x < count * r.bins[1]; ++x) chunk.pooled[x] = r.pooled_mass ? Real(0) : -kInf<Real>;
+    for (int64_t x = 0; x < count * r.bins[1]; ++x)
+      chunk.pooled[x] = r.pooled_mass ? Real(0) : -kInf<Real>;
   }
-  if (columns) for (int64_t j = 0; j < p.Lk; ++j) chunk.received[j] = 0;
+  if (columns)
+    for (int64_t j = 0; j < p.Lk; ++j) chunk.received[j] = 0;
   for (int64_t row = begin; row < end; row += E::rows) {
     if (stopped(stop)) return;
     find(p, m.rows, b, h, row, end);
@@ -474,15 +414,21 @@ static void run_reduce(const void* pass, int64_t task, char* memory, const Stop&
       }
       if (!(reach.plain && scaling.raw && !p.mask && !p.key_ids))
         finish_scores<E>(p, m.rows, reach, scaling, j0, keys, m.scores, nullptr);
-      if (r.k && r.k <= kSortedInLanes) sort_top(r, m, reach, j0);
-      else if (r.k) find_top(r, m, reach, j0);
+      if (r.k && r.k <= kSortedInLanes)
+        sort_top(r, m, reach, j0);
+      else if (r.k)
+        find_top(r, m, reach, j0);
       if (r.n) find_pairs(r, scaling, m, reach, j0);
       if (r.pooled_max) pool_block<E, false>(r, scaling, m, reach, j0, keys, first_bin, &chunk);
       if (!weigh) continue;
-      if (rows && columns) weigh_block<E, true, true>(r, scaling, m, reach, j0, keys, &chunk);
-      else if (rows) weigh_block<E, true, false>(r, scaling, m, reach, j0, keys, &chunk);
-      else if (columns) weigh_block<E, false, true>(r, scaling, m, reach, j0, keys, &chunk);
-      else weigh_block<E, false, false>(r, scaling, m, reach, j0, keys, &chunk);
+      if (rows && columns)
+        weigh_block<E, true, true>(r, scaling, m, reach, j0, keys, &chunk);
+      else if (rows)
+        weigh_block<E, true, false>(r, scaling, m, reach, j0, keys, &chunk);
+      else if (columns)
+        weigh_block<E, false, true>(r, scaling, m, reach, j0, keys, &chunk);
+      else
+        weigh_block<E, false, false>(r, scaling, m, reach, j0, keys, &chunk);
       if (r.pooled_mass) pool_block<E, true>(r, scaling, m, reach, j0, keys, first_bin, &chunk);
       if (r.weights) write_weights(r, m, reach, j0);
     }
@@ -503,142 +449,10 @@ static void run_reduce(const void* pass, int64_t task, char* memory, const Stop&
   }
 }
 
-// Whether any query of a bin sees any key of it; `undefined`: one that does has weights of NaN.
-template <class E>
-static bool bin_sees(const Reduce& r, int64_t head, int64_t row_bin, int64_t column_bin,
-                     bool undefined) {
-  typedef typename E::Real Real;
-  const Problem& p = *r.problem;
-  const int64_t height = r.row1 - r.row0, width = r.column1 - r.column0, b = head / p.Hq;
-  const int64_t j0 = column_bin * width / r.bins[1] + r.column0;
-  const int64_t j1 = (column_bin + 1) * width / r.bins[1] + r.column0;
-  const int64_t i1 = (row_bin + 1) * height / r.bins[0] + r.row0;
-  for (int64_t i = row_bin * height / r.bins[0] + r.row0; i < i1; ++i) {
-    const int64_t first = p.first[b * p.Lq + i], last = p.last[b * p.Lq + i];
-    const int64_t low = first > j0 ? first : j0, high = last < j1 ? last : j1;
-    const Real total = ((const Real*)r.total)[head * p.Lq + i];
-    if (low >= high || (undefined && total == total)) continue;
-    if (!p.mask && !p.key_ids) return true;
-    for (int64_t j = low; j < high; ++j)
-      if ((!p.key_ids || p.query_ids[b * p.Lq + i] == p.key_ids[b * p.Lk + j]) &&
-          (!p.mask || *(p.mask.at(b, head % p.Hq, i) + j * p.mask.strides[3])))
-        return true;
-  }
-  return false;
-}
-
-template <class E>
-static int64_t collect_bytes(const Reduce& r) {
-  const int64_t pairs = chunks_of<E>(r) * r.n * int64_t(sizeof(Pair));
-  return pairs > r.bins[1] ? pairs : r.bins[1];
-}
-
-template <class E>
-static void run_collect(const void* pass, int64_t task, char* memory, const Stop&) {
-  typedef typename E::Real Real;
-  const Reduce& r = *(const Reduce*)pass;
-  const Problem& p = *r.problem;
-  const int64_t head = r.head0 + task, chunks = chunks_of<E>(r);
-  const int64_t height = r.row1 - r.row0, R = r.bins[0], C = r.bins[1];
-  const double nan = std::numeric_limits<double>::quiet_NaN();
-  bool undefined = false;
-  for (int64_t i = r.row0; i < r.row1; ++i) {
-    const Real total = ((const Real*)r.total)[head * p.Lq + i];
-    undefined |= total != total;
-  }
-  if (double* received = r.received ? r.received : r.received_max) {
-    received += head * p.Lk;
-    for (int64_t j = 0; j < p.Lk; ++j) received[j] = 0;
-    for (int64_t c = 0; c < chunks; ++c) {
-      const Real* part = chunk_at<E>(r, head, c).received;
-      for (int64_t j = 0; j < p.Lk; ++j) {
-        const double x = double(part[j]);
-        received[j] = r.received ? received[j] + x : x > received[j] ? x : received[j];
-      }
-    }
-    if (undefined && r.received_max)
-      for (int64_t i = 0; i < p.Lq; ++i) {
-        const Real total = ((const Real*)r.total)[head * p.Lq + i];
-        const int64_t b = head / p.Hq, at = b * p.Lq + i;
-        if (total == total) continue;
-        for (int64_t j = p.first[at]; j < p.last[at]; ++j)
-          if ((!p.key_ids || p.query_ids[at] == p.key_ids[b * p.Lk + j]) &&
-              (!p.mask || *(p.mask.at(b, head % p.Hq, i) + j * p.mask.strides[3])))
-            received[j] = nan;
-      }
-  }
-  if (void* to = r.pooled_max ? r.pooled_max : r.pooled_mass) {
-    Real* pooled = (Real*)to + head * R * C;
-    const bool mass = r.pooled_mass;
-    const Real dark = mass ? Real(0) : -kInf<Real>;
-    for (int64_t x = 0; x < R * C; ++x) pooled[x] = dark;
-    for (int64_t c = 0; c < chunks; ++c) {
-      const int64_t begin = c * chunk_rows<E>(r);
-      const int64_t end = begin + chunk_rows<E>(r) < height ? begin + chunk_rows<E>(r) : height;
-      const int64_t first = bin_of(begin, height, R), count = bin_of(end - 1, height, R) - first + 1;
-      const Real* part = chunk_at<E>(r, head, c).pooled;
-      Real* sum = pooled + first * C;
-      if (mass)
-        for (int64_t x = 0; x < count * C; ++x) sum[x] += part[x];
-      else
-        for (int64_t x = 0; x < count * C; ++x) sum[x] = part[x] > sum[x] ? part[x] : sum[x];
-    }
-    uint8_t* seen = (uint8_t*)memory;  // which bins intervals let be seen
-    for (int64_t y = 0; y < R; ++y) {
-      Real* row = pooled + y * C;
-      const int64_t top = y * height / R, bottom = (y + 1) * height / R;
-      const Real factor = mass ? 1 / Real(bottom - top) : Real(kLn2);
-      for (int64_t x = 0; x < C; ++x) row[x] *= factor;
-      std::memset(seen, 0, size_t(C));
-      for (int64_t i = top + r.row0; i < bottom + r.row0; ++i) {
-        const int64_t at = head / p.Hq * p.Lq + i, width = r.column1 - r.column0;
-        const int64_t low = p.first[at] > r.column0 ? p.first[at] : r.column0;
-        const int64_t high = p.last[at] < r.column1 ? p.last[at] : r.column1;
-        if (low >= high) continue;
-        const int64_t from = bin_of(low - r.column0, width, C);
-        std::memset(seen + from, 1, size_t(bin_of(high - 1 - r.column0, width, C) + 1 - from));
-      }
-      for (int64_t x = 0; x < C; ++x) {
-        const bool hidden = !seen[x] || ((p.mask || p.key_ids) && row[x] == dark &&
-                                         !bin_sees<E>(r, head, y, x, false));
-        if (hidden || (undefined && bin_sees<E>(r, head, y, x, true))) row[x] = Real(nan);
-      }
-    }
-  }
-  if (r.n) {
-    Pair* all = (Pair*)memory;
-    int64_t count = 0;
-    for (int64_t c = 0; c < chunks; ++c) {
-      const Chunk<E> chunk = chunk_at<E>(r, head, c);
-      for (int64_t i = 0; i < *chunk.count; ++i) all[count++] = chunk.pairs[i];
-    }
-    std::sort(all, all + count, Heavier());
-    for (int64_t i = 0; i < r.n; ++i) {
-      const Pair pair = i < count && all[i].weight > 0 ? all[i] : Pair{0, 0, -1, -1};
-      r.pair_query[head * r.n + i] = pair.query;
-      r.pair_key[head * r.n + i] = pair.key;
-      ((Real*)r.pair_weight)[head * r.n + i] = Real(pair.weight);
-    }
-  }
-}
-
 static Job reduce(const Reduce& r) {
   return by_type<Job>(r.problem->type, [&]<class E>(E) -> Job {
     Scratch scratch(nullptr);
     ReduceMemory<E> m(r, scratch);
     return {(r.head1 - r.head0) * chunks_of<E>(r), scratch.taken(), run_reduce<E>, &r};
-  });
-}
-
-static Job collect(const Reduce& r) {
-  return by_type<Job>(r.problem->type, [&]<class E>(E) -> Job {
-    return {of_columns(r) ? r.head1 - r.head0 : 0,
-            collect_bytes<E>(r), run_collect<E>, &r};
-  });
-}
-
-static int64_t chunk_bytes(const Reduce& r) {
-  return by_type<int64_t>(r.problem->type, [&]<class E>(E) -> int64_t {
-    return one_chunk_bytes<E>(r) * chunks_of<E>(r);
   });
 }

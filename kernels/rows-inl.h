@@ -6,10 +6,12 @@
 constexpr int kKeys = 128;  // of a block
 constexpr double kLog2e = 1.44269504088896340736, kLn2 = 0.693147180559945309417;
 
-template <class R> constexpr R kInf = std::numeric_limits<R>::infinity();
+template <class R>
+constexpr R kInf = std::numeric_limits<R>::infinity();
 
 // A stored type and how it is multiplied.
-template <Type t> struct Element {
+template <Type t>
+struct Element {
   static constexpr Type type = t;
   typedef typename Stored<t>::Bits Bits;
   typedef typename Stored<t>::Real Real;
@@ -20,7 +22,8 @@ template <Type t> struct Element {
 #endif
   typedef typename Op::Word Word;
   static constexpr int pack = Op::numbers_a_word;
-  static constexpr bool direct = sizeof(Word) == pack * sizeof(Bits);  // words lie in memory as such
+  static constexpr bool direct =
+      sizeof(Word) == pack * sizeof(Bits);  // words lie in memory as such
   static constexpr int lanes = Simd<Real>::lanes;
   static constexpr int rows = kVectors * lanes;  // of a block of queries
 
@@ -90,8 +93,8 @@ static Matrix along(const char* rows, int64_t stride, int64_t n, int64_t D,
   const int64_t words = E::words(D);
   for (int64_t r = 0; r < n; ++r)
     for (int64_t w = 0; w < words; w += E::lanes) {
-      const Vec<typename E::Word> x = words_at<E>(
-          rows + r * stride + w * E::pack * sizeof(typename E::Bits), D - w * E::pack);
+      const Vec<typename E::Word> x =
+          words_at<E>(rows + r * stride + w * E::pack * sizeof(typename E::Bits), D - w * E::pack);
       const int64_t left = words - w < E::lanes ? words - w : E::lanes;
       __builtin_memcpy(memory + r * words + w, &x, size_t(left) * sizeof(typename E::Word));
     }
@@ -122,23 +125,24 @@ static Matrix across(const char* rows, int64_t stride, int64_t n, int64_t D,
 }
 
 // A block of queries. Its rows are those of some neighbouring heads, one head behind another.
-template <class E> struct Rows {
-  typename E::Word* q;                     // [words(D)][rows]
-  int count, vectors;                      // rows and vectors in use
+template <class E>
+struct Rows {
+  typename E::Word* q;  // [words(D)][rows]
+  int count, vectors;   // rows and vectors in use
   int64_t b;
   const char* query[E::rows];
-  int64_t first[E::rows], last[E::rows];   // the keys that a row may see, before mask and ids
-  int64_t head[E::rows], index[E::rows];   // which query a row is
-  int64_t low, high;                       // the keys that any row may see
-  int64_t all_low, all_high;               // the keys that every row sees, before mask and ids
+  int64_t first[E::rows], last[E::rows];  // the keys that a row may see, before mask and ids
+  int64_t head[E::rows], index[E::rows];  // which query a row is
+  int64_t low, high;                      // the keys that any row may see
+  int64_t all_low, all_high;              // the keys that every row sees, before mask and ids
   int64_t vector_low[kVectors], vector_high[kVectors];  // that any row of a vector may see
-  bool ordered;                            // whether these never decrease
+  bool ordered;                                         // whether these never decrease
 };
 
 // Says which are the rows from row0 on, of `all` rows of the heads from h0 on, and what they see.
 template <class E>
 static void find(const Problem& p, Rows<E>& rows, int64_t b, int64_t h0, int64_t row0,
-                   int64_t all) {
+                 int64_t all) {
   constexpr int n = E::lanes;
   rows.b = b;
   rows.count = int(all - row0 < E::rows ? all - row0 : E::rows);
@@ -187,8 +191,8 @@ static void gather(const Problem& p, Rows<E>& rows, int64_t b, int64_t h0, int64
 // Which vectors see which keys of a block: what lies outside is not computed.
 struct Reach {
   struct Cut {
-    int begin, end;    // keys
-    int from, to;      // vectors
+    int begin, end;  // keys
+    int from, to;    // vectors
   };
   int cuts = 0;
   Cut cut[2 * kVectors + 1];
@@ -209,7 +213,7 @@ static Reach reach_of(const Rows<E>& rows, int64_t j0, int keys) {
   int edges[2 * kVectors + 2] = {0, keys}, count = 2;
   for (int v = 0; v < rows.vectors; ++v) {
     const auto inside = [&](int64_t j) { return int(j < 0 ? 0 : j > keys ? keys : j); };
-    r.low[v] = inside((rows.vector_low[v] - j0) / 4 * 4);   // tiles have four keys
+    r.low[v] = inside((rows.vector_low[v] - j0) / 4 * 4);  // tiles have four keys
     r.high[v] = inside((rows.vector_high[v] - j0 + 3) / 4 * 4);
     edges[count++] = r.low[v], edges[count++] = r.high[v];
   }
@@ -242,13 +246,13 @@ static bool sees(const Problem& p, const Rows<E>& rows, int i, int64_t j) {
 
 // What stands between the products and the exponential. Where it is `raw`, scores are the products
 // and `factor` has the scale in it; else they are computed in place.
-template <class E> struct Scaling {
+template <class E>
+struct Scaling {
   typedef typename E::Real Real;
   bool raw;
   Real factor;  // from a score to the exponent of 2
 
-  explicit Scaling(const Problem& p)
-      : raw(raw_scores(p)), factor(Real(factor_of(p))) {}
+  explicit Scaling(const Problem& p) : raw(raw_scores(p)), factor(Real(factor_of(p))) {}
 
   // The exponent of 2 of a score less that of `base`: first the difference, so that large scores
   // are exact too.
@@ -274,11 +278,21 @@ static void entries(const Array& x, const char* const* rows, int count, int64_t 
     const char* p = rows[i] + j0 * step;
     if (step == size && n == lanes) {
       switch (x.type) {
-        case Type::float32: t[i] = numbers<R, Type::float32>(p); continue;
-        case Type::float64: t[i] = numbers<R, Type::float64>(p); continue;
-        case Type::bfloat16: t[i] = numbers<R, Type::bfloat16>(p); continue;
-        case Type::float16: t[i] = numbers<R, Type::float16>(p); continue;
-        default: t[i] = __builtin_convertvector(read<typename Simd<R>::Byte>(p), Vec<R>); continue;
+        case Type::float32:
+          t[i] = numbers<R, Type::float32>(p);
+          continue;
+        case Type::float64:
+          t[i] = numbers<R, Type::float64>(p);
+          continue;
+        case Type::bfloat16:
+          t[i] = numbers<R, Type::bfloat16>(p);
+          continue;
+        case Type::float16:
+          t[i] = numbers<R, Type::float16>(p);
+          continue;
+        default:
+          t[i] = __builtin_convertvector(read<typename Simd<R>::Byte>(p), Vec<R>);
+          continue;
       }
     }
     for (int j = 0; j < n; ++j) t[i][j] = number<R>(p + j * step, x.type);
@@ -364,9 +378,13 @@ static void finish_scores(const Problem& p, const Rows<E>& rows, const Reach& re
 template <class Result, class What>
 static Result by_type(Type type, What what) {
   switch (type) {
-    case Type::bfloat16: return what(Element<Type::bfloat16>());
-    case Type::float16: return what(Element<Type::float16>());
-    case Type::float64: return what(Element<Type::float64>());
-    default: return what(Element<Type::float32>());
+    case Type::bfloat16:
+      return what(Element<Type::bfloat16>());
+    case Type::float16:
+      return what(Element<Type::float16>());
+    case Type::float64:
+      return what(Element<Type::float64>());
+    default:
+      return what(Element<Type::float32>());
   }
 }

@@ -1,6 +1,7 @@
 // All of one instruction set. Included inside its own namespace, so that nothing that was compiled
 // with its instructions can be linked into another.
-constexpr int kVectors = REGARD_LANES == 16 ? 4 : 3;  // of queries: 4 x 4 sums of 32 registers, 4 x 3 of 16
+// Vectors of queries: with four keys they make 4 x 4 sums in 32 registers, 4 x 3 in 16.
+constexpr int kVectors = REGARD_LANES == 16 ? 4 : 3;
 
 #include "vec-inl.h"
 #include "multiply-inl.h"
@@ -9,13 +10,10 @@ constexpr int kVectors = REGARD_LANES == 16 ? 4 : 3;  // of queries: 4 x 4 sums 
 #include "forward-inl.h"
 #include "decode-inl.h"
 #include "backward-inl.h"
+#include "chunks-inl.h"
 #include "reduce-inl.h"
 
 static constexpr Target target(const char* name, bool (*runs_here)()) {
-#ifdef REGARD_PAIRS
-  constexpr bool pairs = true;
-#else
-  constexpr bool pairs = false;
-#endif
-  return {name, runs_here, pairs, forward, merge, partial_bytes, reduce, collect, chunk_bytes, backward, bias_gradient, row_blocks};
+  return {name,    runs_here,   forward,  merge,         partial_bytes, reduce,
+          collect, chunk_bytes, backward, bias_gradient, row_blocks};
 }

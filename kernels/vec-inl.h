@@ -2,8 +2,10 @@
 // REGARD_LANES says how many floats wide. Written with the compiler's vector types, which turn into
 // the instructions of whatever the file is compiled for.
 
-template <class R> struct Simd;
-template <> struct Simd<float> {
+template <class R>
+struct Simd;
+template <>
+struct Simd<float> {
   static constexpr int lanes = REGARD_LANES;
   typedef float Vec __attribute__((vector_size(REGARD_LANES * 4)));
   typedef int32_t Int __attribute__((vector_size(REGARD_LANES * 4)));
@@ -11,19 +13,24 @@ template <> struct Simd<float> {
   typedef uint16_t Short __attribute__((vector_size(REGARD_LANES * 2)));
   typedef uint8_t Byte __attribute__((vector_size(REGARD_LANES)));
 };
-template <> struct Simd<double> {
+template <>
+struct Simd<double> {
   static constexpr int lanes = REGARD_LANES / 2;
   typedef double Vec __attribute__((vector_size(REGARD_LANES * 4)));
   typedef int64_t Int __attribute__((vector_size(REGARD_LANES * 4)));
   typedef int32_t Int32 __attribute__((vector_size(REGARD_LANES * 2)));
   typedef uint8_t Byte __attribute__((vector_size(REGARD_LANES / 2)));
 };
-template <> struct Simd<int32_t> {
+template <>
+struct Simd<int32_t> {
   typedef int32_t Vec __attribute__((vector_size(REGARD_LANES * 4)));
 };
-template <class R> using Vec = typename Simd<R>::Vec;
-template <class R> using Int = typename Simd<R>::Int;
-template <class R> using Integer = std::remove_cvref_t<decltype(Int<R>{}[0])>;
+template <class R>
+using Vec = typename Simd<R>::Vec;
+template <class R>
+using Int = typename Simd<R>::Int;
+template <class R>
+using Integer = std::remove_cvref_t<decltype(Int<R>{}[0])>;
 typedef Vec<float> F;
 typedef Vec<double> G;
 typedef Int<float> I;
@@ -93,7 +100,9 @@ static inline F larger(F x, F y) { return (F)_mm256_max_ps((__m256)x, (__m256)y)
 static inline G larger(G x, G y) { return (G)_mm256_max_pd((__m256d)x, (__m256d)y); }
 #else
 template <class V>
-static inline V larger(V x, V y) { return x > y ? x : y; }
+static inline V larger(V x, V y) {
+  return x > y ? x : y;
+}
 #endif
 
 // The sum and the maximum of the lanes, in an order of their own.
@@ -227,11 +236,28 @@ static inline void transpose(V (&t)[n]) {
 }
 
 // Numbers as they are stored, and as they are computed with.
-template <Type type> struct Stored;
-template <> struct Stored<Type::float32> { typedef float Bits; typedef float Real; };
-template <> struct Stored<Type::float64> { typedef double Bits; typedef double Real; };
-template <> struct Stored<Type::bfloat16> { typedef uint16_t Bits; typedef float Real; };
-template <> struct Stored<Type::float16> { typedef uint16_t Bits; typedef float Real; };
+template <Type type>
+struct Stored;
+template <>
+struct Stored<Type::float32> {
+  typedef float Bits;
+  typedef float Real;
+};
+template <>
+struct Stored<Type::float64> {
+  typedef double Bits;
+  typedef double Real;
+};
+template <>
+struct Stored<Type::bfloat16> {
+  typedef uint16_t Bits;
+  typedef float Real;
+};
+template <>
+struct Stored<Type::float16> {
+  typedef uint16_t Bits;
+  typedef float Real;
+};
 
 static inline float half_to_float(uint16_t half) {
   uint32_t bits = std::bit_cast<uint32_t>(std::bit_cast<float>((half & 0x7fffu) << 13) * 0x1p112f);
@@ -267,11 +293,16 @@ static inline uint16_t float_to_bfloat16(float x) {
 template <class R>
 static inline R number(const char* p, Type type) {
   switch (type) {
-    case Type::float32: return R(read<float>(p));
-    case Type::float64: return R(read<double>(p));
-    case Type::bfloat16: return R(bfloat16_to_float(read<uint16_t>(p)));
-    case Type::float16: return R(half_to_float(read<uint16_t>(p)));
-    default: return R(read<uint8_t>(p) != 0);
+    case Type::float32:
+      return R(read<float>(p));
+    case Type::float64:
+      return R(read<double>(p));
+    case Type::bfloat16:
+      return R(bfloat16_to_float(read<uint16_t>(p)));
+    case Type::float16:
+      return R(half_to_float(read<uint16_t>(p)));
+    default:
+      return R(read<uint8_t>(p) != 0);
   }
 }
 
@@ -323,7 +354,8 @@ static inline void put(char* p, Vec<R> x, int64_t count) {
   } else {
     uint16_t bits[n];
     for (int i = 0; i < n; ++i)
-      bits[i] = type == Type::bfloat16 ? float_to_bfloat16(float(x[i])) : float_to_half(float(x[i]));
+      bits[i] =
+          type == Type::bfloat16 ? float_to_bfloat16(float(x[i])) : float_to_half(float(x[i]));
     __builtin_memcpy(p, bits, size_t(count) * 2);
   }
 }

@@ -9,11 +9,11 @@ namespace regard {
 struct Rules {
   int64_t B, Lq, Lk;
   bool causal;
-  int64_t left, right;             // the window's sides; -1: open
-  const int64_t* starts;           // (B,) place of query 0 among the keys
-  const int64_t* lengths;          // (B,) valid keys
-  const int64_t* query_ids;        // (B or 1, Lq), or null
-  const int64_t* key_ids;          // (B or 1, Lk)
+  int64_t left, right;       // the window's sides; -1: open
+  const int64_t* starts;     // (B,) place of query 0 among the keys
+  const int64_t* lengths;    // (B,) valid keys
+  const int64_t* query_ids;  // (B or 1, Lq), or null
+  const int64_t* key_ids;    // (B or 1, Lk)
   bool shared_query_ids, shared_key_ids;
 };
 

@@ -2,7 +2,8 @@
 // pairs, and the way round values that are not finite.
 
 // What a block of queries has gathered so far: [.][rows].
-template <class E> struct State {
+template <class E>
+struct State {
   typename E::Real* out;      // [Dv]: weights times values
   typename E::Real* top;      // the largest score
   typename E::Real* total;    // the sum of the weights
@@ -10,7 +11,9 @@ template <class E> struct State {
 };
 
 template <class E>
-static int64_t state_size(const Problem& p) { return (p.Dv + 3) * E::rows; }
+static int64_t state_size(const Problem& p) {
+  return (p.Dv + 3) * E::rows;
+}
 
 template <class E>
 static State<E> state_in(const Problem& p, void* memory) {
@@ -68,7 +71,8 @@ template <class E>
 static bool finite(const char* rows, int64_t stride, int64_t n, int64_t D) {
   typedef typename E::Bits Bits;
   typedef std::conditional_t<sizeof(Bits) == 8, uint64_t,
-                             std::conditional_t<sizeof(Bits) == 4, uint32_t, uint16_t>> Word;
+                             std::conditional_t<sizeof(Bits) == 4, uint32_t, uint16_t>>
+      Word;
   constexpr Word exponent = E::type == Type::float64   ? Word(0x7ff0000000000000u)
                             : E::type == Type::float32 ? Word(0x7f800000u)
                             : E::type == Type::float16 ? Word(0x7c00u)
@@ -96,7 +100,8 @@ static void add_values_carefully(const Problem& p, const Rows<E>& rows, const ch
       if (E::pack > 1) state.rounded[i] += w;
       for (int64_t d = 0; d < p.Dv; ++d)
         state.out[d * E::rows + i] +=
-            w * number<Real>(value + j * p.value.strides[2] + d * int64_t(sizeof(typename E::Bits)), E::type);
+            w * number<Real>(value + j * p.value.strides[2] + d * int64_t(sizeof(typename E::Bits)),
+                             E::type);
     }
 }
 
@@ -105,7 +110,9 @@ static void add_values_carefully(const Problem& p, const Rows<E>& rows, const ch
 static inline I pairs_of(F x, F y) {
   typedef uint16_t S __attribute__((vector_size(64)));
   constexpr auto order = [] {
-    struct { uint16_t at[32]; } o{};
+    struct {
+      uint16_t at[32];
+    } o{};
     for (int i = 0; i < 16; ++i) o.at[2 * i] = uint16_t(i), o.at[2 * i + 1] = uint16_t(16 + i);
     return o;
   }();

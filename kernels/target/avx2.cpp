@@ -8,8 +8,7 @@ namespace regard::avx2 {
 #include "../target-inl.h"
 
 static bool runs_here() {
-  return __builtin_cpu_supports("avx2") &&
-         __builtin_cpu_supports("fma") &&
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
          __builtin_cpu_supports("f16c");
 }
 }  // namespace regard::avx2

@@ -5,9 +5,7 @@
 namespace regard::portable {
 #include "../target-inl.h"
 
-static bool runs_here() {
-  return true;
-}
+static bool runs_here() { return true; }
 }  // namespace regard::portable
 
 namespace regard {

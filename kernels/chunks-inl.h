@@ -1,0 +1,207 @@
+// What columns, bins and heads collect of the weights: by every chunk of rows for itself, and then
+// put together in the order of the rows.
+
+static bool of_columns(const Reduce& r) {
+  return r.received || r.received_max || r.pooled_max || r.pooled_mass || r.n;
+}
+
+// Rows of a chunk: they do not depend on how many heads or threads there are.
+template <class E>
+static int64_t chunk_rows(const Reduce& r) {
+  const int64_t sixteenth = (r.row1 - r.row0 + 15) / 16, rows = sixteenth > 512 ? sixteenth : 512;
+  return (rows + E::rows - 1) / E::rows * E::rows;
+}
+
+template <class E>
+static int64_t chunks_of(const Reduce& r) {
+  return (r.row1 - r.row0 + chunk_rows<E>(r) - 1) / chunk_rows<E>(r);
+}
+
+// The bin of a cell, of n cells in all: bin i has the cells from i * n / bins on.
+static inline int64_t bin_of(int64_t cell, int64_t n, int64_t bins) {
+  return ((cell + 1) * bins - 1) / n;
+}
+
+struct Pair {
+  double log, weight;  // log to base 2: it tells apart what is too small for a weight
+  int64_t query, key;
+};
+
+// Types of this namespace, so that what is made of them is of this target alone.
+struct Stronger {
+  bool operator()(const Pair& x, const Pair& y) const {
+    if (x.log != y.log) return x.log > y.log;
+    return x.query != y.query ? x.query < y.query : x.key < y.key;
+  }
+};
+
+struct Heavier {
+  bool operator()(const Pair& x, const Pair& y) const {
+    return x.weight != y.weight ? x.weight > y.weight : Stronger()(x, y);
+  }
+};
+
+// What one chunk of a head collects.
+template <class E>
+struct Chunk {
+  typedef typename E::Real Real;
+  Real* received;  // [Lk]
+  Real* pooled;    // [bins of rows that it touches][bins[1]]
+  Pair* pairs;     // [n]
+  int64_t* count;  // of the pairs
+
+  Chunk(const Reduce& r, Scratch& scratch) {
+    const int64_t n = r.row1 - r.row0;
+    received = scratch.take<Real>(r.received || r.received_max ? r.problem->Lk : 0);
+    int64_t high = r.pooled_max || r.pooled_mass ? chunk_rows<E>(r) * r.bins[0] / n + 2 : 0;
+    if (high > r.bins[0]) high = r.bins[0];
+    pooled = scratch.take<Real>(high * r.bins[1]);
+    pairs = scratch.take<Pair>(r.n);
+    count = scratch.take<int64_t>(1);
+  }
+};
+
+template <class E>
+static int64_t one_chunk_bytes(const Reduce& r) {
+  Scratch scratch(nullptr);
+  Chunk<E> chunk(r, scratch);
+  return of_columns(r) ? scratch.taken() : 0;
+}
+
+template <class E>
+static Chunk<E> chunk_at(const Reduce& r, int64_t head, int64_t i) {
+  Scratch scratch(r.chunks + ((head - r.head0) * chunks_of<E>(r) + i) * one_chunk_bytes<E>(r));
+  return Chunk<E>(r, scratch);
+}
+
+// Whether any query of a bin sees any key of it; `undefined`: one that does has weights of NaN.
+template <class E>
+static bool bin_sees(const Reduce& r, int64_t head, int64_t row_bin, int64_t column_bin,
+                     bool undefined) {
+  typedef typename E::Real Real;
+  const Problem& p = *r.problem;
+  const int64_t height = r.row1 - r.row0, width = r.column1 - r.column0, b = head / p.Hq;
+  const int64_t j0 = column_bin * width / r.bins[1] + r.column0;
+  const int64_t j1 = (column_bin + 1) * width / r.bins[1] + r.column0;
+  const int64_t i1 = (row_bin + 1) * height / r.bins[0] + r.row0;
+  for (int64_t i = row_bin * height / r.bins[0] + r.row0; i < i1; ++i) {
+    const int64_t first = p.first[b * p.Lq + i], last = p.last[b * p.Lq + i];
+    const int64_t low = first > j0 ? first : j0, high = last < j1 ? last : j1;
+    const Real total = ((const Real*)r.total)[head * p.Lq + i];
+    if (low >= high || (undefined && total == total)) continue;
+    if (!p.mask && !p.key_ids) return true;
+    for (int64_t j = low; j < high; ++j)
+      if ((!p.key_ids || p.query_ids[b * p.Lq + i] == p.key_ids[b * p.Lk + j]) &&
+          (!p.mask || *(p.mask.at(b, head % p.Hq, i) + j * p.mask.strides[3])))
+        return true;
+  }
+  return false;
+}
+
+template <class E>
+static int64_t collect_bytes(const Reduce& r) {
+  const int64_t pairs = chunks_of<E>(r) * r.n * int64_t(sizeof(Pair));
+  return pairs > r.bins[1] ? pairs : r.bins[1];
+}
+
+template <class E>
+static void run_collect(const void* pass, int64_t task, char* memory, const Stop&) {
+  typedef typename E::Real Real;
+  const Reduce& r = *(const Reduce*)pass;
+  const Problem& p = *r.problem;
+  const int64_t head = r.head0 + task, chunks = chunks_of<E>(r);
+  const int64_t height = r.row1 - r.row0, R = r.bins[0], C = r.bins[1];
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  bool undefined = false;
+  for (int64_t i = r.row0; i < r.row1; ++i) {
+    const Real total = ((const Real*)r.total)[head * p.Lq + i];
+    undefined |= total != total;
+  }
+  if (double* received = r.received ? r.received : r.received_max) {
+    received += head * p.Lk;
+    for (int64_t j = 0; j < p.Lk; ++j) received[j] = 0;
+    for (int64_t c = 0; c < chunks; ++c) {
+      const Real* part = chunk_at<E>(r, head, c).received;
+      for (int64_t j = 0; j < p.Lk; ++j) {
+        const double x = double(part[j]);
+        received[j] = r.received ? received[j] + x : x > received[j] ? x : received[j];
+      }
+    }
+    if (undefined && r.received_max)
+      for (int64_t i = 0; i < p.Lq; ++i) {
+        const Real total = ((const Real*)r.total)[head * p.Lq + i];
+        const int64_t b = head / p.Hq, at = b * p.Lq + i;
+        if (total == total) continue;
+        for (int64_t j = p.first[at]; j < p.last[at]; ++j)
+          if ((!p.key_ids || p.query_ids[at] == p.key_ids[b * p.Lk + j]) &&
+              (!p.mask || *(p.mask.at(b, head % p.Hq, i) + j * p.mask.strides[3])))
+            received[j] = nan;
+      }
+  }
+  if (void* to = r.pooled_max ? r.pooled_max : r.pooled_mass) {
+    Real* pooled = (Real*)to + head * R * C;
+    const bool mass = r.pooled_mass;
+    const Real dark = mass ? Real(0) : -kInf<Real>;
+    for (int64_t x = 0; x < R * C; ++x) pooled[x] = dark;
+    for (int64_t c = 0; c < chunks; ++c) {
+      const int64_t begin = c * chunk_rows<E>(r);
+      const int64_t end = begin + chunk_rows<E>(r) < height ? begin + chunk_rows<E>(r) : height;
+      const int64_t first = bin_of(begin, height, R),
+                    count = bin_of(end - 1, height, R) - first + 1;
+      const Real* part = chunk_at<E>(r, head, c).pooled;
+      Real* sum = pooled + first * C;
+      if (mass)
+        for (int64_t x = 0; x < count * C; ++x) sum[x] += part[x];
+      else
+        for (int64_t x = 0; x < count * C; ++x) sum[x] = part[x] > sum[x] ? part[x] : sum[x];
+    }
+    uint8_t* seen = (uint8_t*)memory;  // which bins intervals let be seen
+    for (int64_t y = 0; y < R; ++y) {
+      Real* row = pooled + y * C;
+      const int64_t top = y * height / R, bottom = (y + 1) * height / R;
+      const Real factor = mass ? 1 / Real(bottom - top) : Real(kLn2);
+      for (int64_t x = 0; x < C; ++x) row[x] *= factor;
+      std::memset(seen, 0, size_t(C));
+      for (int64_t i = top + r.row0; i < bottom + r.row0; ++i) {
+        const int64_t at = head / p.Hq * p.Lq + i, width = r.column1 - r.column0;
+        const int64_t low = p.first[at] > r.column0 ? p.first[at] : r.column0;
+        const int64_t high = p.last[at] < r.column1 ? p.last[at] : r.column1;
+        if (low >= high) continue;
+        const int64_t from = bin_of(low - r.column0, width, C);
+        std::memset(seen + from, 1, size_t(bin_of(high - 1 - r.column0, width, C) + 1 - from));
+      }
+      for (int64_t x = 0; x < C; ++x) {
+        const bool hidden = !seen[x] || ((p.mask || p.key_ids) && row[x] == dark &&
+                                         !bin_sees<E>(r, head, y, x, false));
+        if (hidden || (undefined && bin_sees<E>(r, head, y, x, true))) row[x] = Real(nan);
+      }
+    }
+  }
+  if (r.n) {
+    Pair* all = (Pair*)memory;
+    int64_t count = 0;
+    for (int64_t c = 0; c < chunks; ++c) {
+      const Chunk<E> chunk = chunk_at<E>(r, head, c);
+      for (int64_t i = 0; i < *chunk.count; ++i) all[count++] = chunk.pairs[i];
+    }
+    std::sort(all, all + count, Heavier());
+    for (int64_t i = 0; i < r.n; ++i) {
+      const Pair pair = i < count && all[i].weight > 0 ? all[i] : Pair{0, 0, -1, -1};
+      r.pair_query[head * r.n + i] = pair.query;
+      r.pair_key[head * r.n + i] = pair.key;
+      ((Real*)r.pair_weight)[head * r.n + i] = Real(pair.weight);
+    }
+  }
+}
+
+static Job collect(const Reduce& r) {
+  return by_type<Job>(r.problem->type, [&]<class E>(E) -> Job {
+    return {of_columns(r) ? r.head1 - r.head0 : 0, collect_bytes<E>(r), run_collect<E>, &r};
+  });
+}
+
+static int64_t chunk_bytes(const Reduce& r) {
+  return by_type<int64_t>(r.problem->type, [&]<class E>(E) -> int64_t {
+    return one_chunk_bytes<E>(r) * chunks_of<E>(r);
+  });
+}
