@@ -1,0 +1,426 @@
+"""Random calls of attention, its gradient and its weights, compared with float64.
+
+    python tests/fuzz.py --seconds 30 --seed 0
+    python tests/fuzz.py --seed 0 --only 137       one of them again
+
+Each call is asked of the kernels, and of the other backends where these refuse. REGARD_TARGET
+chooses the kernels' instruction set.
+"""
+
+import argparse
+import collections
+import sys
+import time
+import traceback
+import warnings
+
+import numpy as np
+
+import regard
+from bounds import PRECISIONS, Truth, assert_between, assert_within
+from random_calls import Operand, calls, draw
+from regard import _kernel
+
+
+def to_numpy(x):
+    """Any result as float64 or int64."""
+    if hasattr(x, "detach"):
+        x = x.detach()
+        return x.double().numpy() if x.is_floating_point() else x.numpy()
+    return np.asarray(x, np.float64 if np.asarray(x).dtype.kind == "f" else np.int64)
+
+
+def dtype_name(x):
+    return str(x.dtype).removeprefix("torch.")
+
+
+def place(x, library):
+    """An option or array as the caller would pass it."""
+    if isinstance(x, tuple):
+        return tuple(place(part, library) for part in x)
+    return x.place(library) if isinstance(x, Operand) else x
+
+
+def widened(x, library):
+    """The same in float64, contiguous: what the truth is computed from."""
+    if isinstance(x, tuple):
+        return tuple(widened(part, library) for part in x)
+    if not isinstance(x, Operand):
+        return x
+    if library == "numpy":
+        return np.array(x.x)
+    import torch
+
+    return torch.from_numpy(np.array(x.x))
+
+
+def ask(*arrays, backend="kernel", **options):
+    """What attention gives, and whether the kernels gave it."""
+    try:
+        return regard.attention(*arrays, backend=backend, **options), True
+    except regard.UnsupportedError:
+        return regard.attention(*arrays, backend="auto", **options), False
+
+
+class Comparison:
+    """One call, asked in every way that it is meant for."""
+
+    def __init__(self, call):
+        self.call = call
+        self.placed = {name: place(x, call.library) for name, x in self._given().items()}
+        self.arrays = [self.placed[name] for name in ("query", "key", "value")]
+        self.options = {name: self.placed[name] for name in call.options}
+        self.precision = PRECISIONS[call.dtype]
+        self.served = {}  # what was asked: whether the kernels answered
+        self.rng = np.random.default_rng(call.questions)
+
+    def _given(self):
+        return {**self.call.arrays, **self.call.options}
+
+    def run(self):
+        """Raises AssertionError where an answer is wrong."""
+        self._truth()
+        self.output()
+        if self.call.weights:
+            self.weights()
+        if self.call.gradient:
+            self.gradient()
+        self.nothing_was_written()
+
+    def _truth(self):
+        call = self.call
+        bias, sinks, scale = (call.given(name) for name in ("bias", "sinks", "scale"))
+        q, k, self.v = (call.heads(name) for name in ("query", "key", "value"))
+        self.truth = Truth(
+            q, k, call.visible(), call.starts, self.precision,
+            scale=q.shape[-1] ** -0.5 if scale is None else scale,
+            softcap=call.given("softcap"),
+            bias=None if bias is None else call.pairs(bias),
+            sinks=None if sinks is None else np.reshape(sinks, call.sizes[1:2]),
+        )  # fmt: skip
+
+    def _wide(self, backend):
+        """The call in float64, in the library that the backend takes."""
+        library = "torch" if backend == "torch" else "numpy"
+        given = {name: widened(x, library) for name, x in self._given().items()}
+        arrays = [given.pop(name) for name in ("query", "key", "value")]
+        return arrays, given
+
+    def output(self):
+        arrays, options = self._wide("reference")
+        exact = regard.attention(*arrays, backend="reference", **options)
+        found, self.served["output"] = ask(*self.arrays, **self.options)
+        self._compare_output("output", found, exact)
+        self.exact = exact
+
+    def _compare_output(self, what, found, exact):
+        call, query = self.call, self.arrays[0]
+        assert type(found) is type(query), f"{what} is a {type(found)}"
+        assert dtype_name(found) == call.dtype, f"{what} is {dtype_name(found)}"
+        shape = (*call.sizes[:2], *exact.shape[-2:])
+        folded = exact.reshape(shape)
+        bound, unsure = self.truth.output_bound(self.v, folded, call.given("dropout") or 0.0)
+        assert found.shape == exact.shape, f"{what} has shape {tuple(found.shape)}"
+        assert_within(what, to_numpy(found).reshape(shape), folded, bound, unsure)
+
+    def gradient(self):
+        call = self.call
+        arrays, options = self._wide("torch")
+        exact = self._differentiate("torch", arrays, options, widened(call.upstream, "torch"))[1]
+        placed = self.options, place(call.upstream, "torch")
+        out, found, served = self._differentiate("kernel", self.arrays, *placed)
+        self.served["gradient"] = served
+        self._compare_output("output with a gradient", out.detach(), self.exact)
+        upstream = call.upstream.x.reshape(*call.sizes[:2], call.sizes[3], self.v.shape[-1])
+        dropout = call.given("dropout") or 0.0
+        bounds = self.truth.gradient_bounds(self.v, upstream, dropout)
+        for name, mine, right in zip(call.gradient, found, exact):
+            operand = self._given()[name]
+            assert dtype_name(mine) == operand.dtype, f"gradient of {name} is {dtype_name(mine)}"
+            bound, unsure = (self._summed(name, x, operand.x.shape) for x in bounds[name])
+            self._compare_gradient(name, operand.dtype, to_numpy(mine), to_numpy(right), bound,
+                                   unsure > 0)  # fmt: skip
+
+    def _compare_gradient(self, name, dtype, mine, right, bound, unsure):
+        """In the dtype of the array, which may be narrower than the query's."""
+        own, p = PRECISIONS[dtype], self.precision
+        with np.errstate(all="ignore"):
+            size = abs(np.nan_to_num(right))
+            bound = bound + (2 * p.unit + p.stored + own.unit + own.stored) * size
+            bound = bound + 4 * (own.flushed + p.flushed + p.smallest * self._largest())
+            unsure = unsure | ~(size + bound < min(own.stored_largest, p.largest / 8))
+        assert_within(f"gradient of {name}", mine, right, bound, unsure)
+
+    def _largest(self):
+        """The largest number that an underflow may be multiplied by."""
+        given = [self.call.arrays[name].x for name in ("query", "key", "value")]
+        return 1e3 * max(abs(np.nan_to_num(x, posinf=0, neginf=0)).max(initial=1) for x in given)
+
+    def _differentiate(self, backend, arrays, options, upstream):
+        import torch
+
+        given = dict(zip(("query", "key", "value"), arrays)) | options
+        leaves = {name: given[name].detach().requires_grad_() for name in self.call.gradient}
+        given |= leaves
+        arrays = [given.pop(name) for name in ("query", "key", "value")]
+        out, served = ask(*arrays, backend=backend, **given)
+        inputs = list(leaves.values())
+        assert out.requires_grad, "the output carries no gradient"
+        found = torch.autograd.grad(out, inputs, upstream, allow_unused=True)
+        found = [torch.zeros_like(x) if g is None else g for g, x in zip(found, inputs)]
+        return out, found, served
+
+    def _summed(self, name, x, shape):
+        """A bound ``(B, Hq, ...)`` summed to an array that is broadcast or shared by heads."""
+        call = self.call
+        x = x.astype(float)
+        B, Hq, Hkv, _, _ = call.sizes
+        if name == "sinks":
+            return np.broadcast_to(x, call.sizes[:2] + x.shape[2:]).sum((0, 2)).reshape(shape)
+        if name in ("key", "value"):
+            x = x.reshape(B, Hkv, Hq // max(Hkv, 1), *x.shape[2:]).sum(2)
+        two = call.arrays["query"].x.ndim == 2
+        x = x[0, 0] if two else x.reshape(*call.leading, *x.shape[1:])
+        x = x.sum(tuple(range(x.ndim - len(shape)))) if x.ndim > len(shape) else x
+        for axis, n in enumerate(shape):
+            if n == 1 and x.shape[axis] != 1:
+                x = x.sum(axis, keepdims=True)
+        return np.broadcast_to(x, shape)
+
+    def weights(self):
+        call = self.call
+        options = {**self.options, "return_weights": True}
+        (out, weights), self.served["weights"] = ask(*self.arrays, **options)
+        self._compare_output("output with weights", out, self.exact)
+        if self.rng.random() < 0.3:
+            more = {n: x for n, x in self.options.items() if n not in ("dropout", "seed")}
+            weights = regard.AttentionWeights(*self.arrays[:2], **more)
+        public = (*call.leading, *call.sizes[1:2], *call.sizes[3:])
+        self.public = public[-2:] if call.arrays["query"].x.ndim == 2 else public
+        assert weights.shape == self.public, f"weights have shape {weights.shape}"
+        for name in ("matrix", "index", "per_query", "received", "topk", "strongest", "pool",
+                     "summary"):  # fmt: skip
+            getattr(self, f"_{name}")(weights)
+
+    def _folded(self, x):
+        """A result ``(..., Hq, ...)`` as ``(B, Hq, ...)``, its type checked."""
+        same_library = hasattr(x, "detach") == (self.call.library == "torch")
+        wide = "float64" if self.call.dtype == "float64" else "float32"
+        assert same_library, f"weights gave a {type(x)}"
+        assert dtype_name(x) in (wide, "int64"), f"weights gave {dtype_name(x)}"
+        assert x.shape[: len(self.public) - 2] == self.public[:-2], f"weights gave {x.shape}"
+        return to_numpy(x).reshape(*self.call.sizes[:2], *x.shape[len(self.public) - 2 :])
+
+    def _matrix(self, weights):
+        arrays, options = self._wide("reference")
+        options = {n: x for n, x in options.items() if n not in ("dropout", "seed")}
+        wide = np.asarray(regard.AttentionWeights(*arrays[:2], **options))
+        truth, found = self.truth, np.asarray(weights)
+        assert found.shape == self.public, f"the matrix has shape {found.shape}"
+        for what, x in (("matrix", found), ("float64 matrix", wide)):
+            x = x.astype(float).reshape(truth.weights.shape)
+            assert_within(what, x, truth.weights, truth.error, truth.unsure)
+
+    def _index(self, weights):
+        """A random block by ints and slices."""
+        index = tuple(self._pick(n) for n in self.public)
+        if self.rng.random() < 0.3:
+            index = (..., *index[-int(self.rng.integers(1, len(index) + 1)) :])
+        unsure = np.broadcast_to(self.truth.unsure, self.truth.weights.shape)
+        exact = (self.truth.weights, self.truth.error, unsure)
+        right, bound, unsure = (x.reshape(self.public)[index] for x in exact)
+        found = to_numpy(weights[index])
+        right, bound, unsure, found = map(np.asarray, (right, bound, unsure, found))
+        assert_within(f"weights[{index}]", found, right, bound, unsure)
+
+    def _pick(self, n):
+        if n and self.rng.random() < 0.4:
+            return int(self.rng.integers(-n, n))
+        ends = [None, *(int(x) for x in self.rng.integers(-n - 1, n + 2, 2))]
+        start, stop = self.rng.choice(np.array(ends, object), 2)
+        return slice(start, stop, [None, 1, 2, -1, -3][int(self.rng.integers(5))])
+
+    def _per_query(self, weights, summary=None):
+        truth, unsure = self.truth, self.truth.unsure[..., 0]
+        ask_for = summary or weights
+        entropy, distance = (x if summary else x() for x in (ask_for.entropy, ask_for.distance))
+        lse, error = truth.lse[..., 0], truth.lse_error[..., 0]
+        assert_within("lse", self._folded(ask_for.lse), lse, error, unsure)
+        assert_within("entropy", self._folded(entropy), *truth.entropy(), unsure)
+        assert_within("distance", self._folded(distance), *truth.distance(), unsure)
+
+    def _received(self, weights):
+        for how in ("sum", "mean", "max"):
+            self._compare_received(how, weights.received(how))
+
+    def _compare_received(self, how, found):
+        unsure = (self.truth.unsure & self.truth.visible).any(-2)
+        exact, bound = self.truth.received(how)
+        assert_within(f"received({how!r})", self._folded(found), exact, bound, unsure)
+
+    def _known_rows(self):
+        """``(B, Hq, Lq)``: rows that are numbers and not unsure."""
+        return ~self.truth.unsure[..., 0] & ~np.isnan(self.truth.weights).any(-1)
+
+    def _topk(self, weights):
+        k = int(self.rng.integers(0, min(12, self.public[-1]) + 1))
+        self._compare_topk(k, weights.topk(k))
+
+    def _compare_topk(self, k, found):
+        values, indices = (self._folded(x) for x in found)
+        w, e, known = self.truth.weights, self.truth.error, self._known_rows()
+        assert indices.shape == values.shape == (*known.shape, k), f"topk gave {values.shape}"
+        self._compare_largest(f"topk({k})", values[known], indices[known], w[known], e[known])
+
+    def _compare_largest(self, what, values, indices, w, e):
+        """The largest of each row of w, and where they are: ties may come in any order."""
+        right = -np.sort(-w, axis=-1)[:, : values.shape[-1]]
+        assert_within(f"{what} values", values, right, e.max(-1, keepdims=True, initial=0.0))
+        rounding = 4 * self.precision.unit * values[:, 1:]  # two scores may round to either order
+        assert (np.diff(values) <= rounding).all(), f"{what} values are not in order"
+        assert ((indices >= 0) & (indices < w.shape[-1])).all(), f"{what}: index out of range"
+        assert (np.diff(np.sort(indices)) > 0).all(), f"{what}: an index comes twice"
+        at, error = (np.take_along_axis(x, indices, -1) for x in (w, e))
+        assert_within(f"{what} at its indices", values, at, error)
+
+    def _strongest(self, weights):
+        n = int(self.rng.integers(0, 30))
+        self._compare_strongest(n, weights.strongest(n))
+
+    def _compare_strongest(self, n, found):
+        queries, keys, values = (self._folded(x) for x in found)
+        Lq, Lk = self.public[-2:]
+        n = min(n, Lq * Lk)
+        assert queries.shape == keys.shape == values.shape == (*self.call.sizes[:2], n)
+        for at in np.ndindex(*self.call.sizes[:2]):
+            if self.truth.unsure[at].any():
+                continue
+            none = queries[at] == -1
+            assert ((keys[at] == -1) == none).all(), "strongest: a query without a key"
+            assert (values[at][none] == 0).all(), "strongest: a weight without a query"
+            w, e = (
+                np.nan_to_num(x[at]).reshape(1, -1) for x in (self.truth.weights, self.truth.error)
+            )
+            right = -np.sort(-w, axis=-1)[:, :n]
+            assert_within("strongest", values[at][None], right, e.max(initial=0.0))
+            some = ~none
+            indices = (queries[at] * Lk + keys[at])[some][None]
+            assert (keys[at][some] < Lk).all(), "strongest: key out of range"
+            right_there = values[at][some][None]
+            self._compare_largest("strongest", right_there, indices, w, e)
+
+    def _pool(self, weights):
+        for how in ("max", "mass"):
+            size = tuple(int(n) for n in self.rng.integers(1, 40, 2))
+            rows, columns = (self._span(n) for n in self.public[-2:])
+            found = weights.pool(size, how, rows, columns)
+            self._compare_pool(size, how, rows, columns, found)
+
+    def _span(self, n):
+        if self.rng.random() < 0.4:
+            return slice(None)
+        start, stop = sorted(int(x) for x in self.rng.integers(0, n + 1, 2))
+        return slice(start, stop)
+
+    def _compare_pool(self, size, how, rows, columns, found):
+        what = f"pool({size}, {how!r}, {rows}, {columns})"
+        assert_between(what, self._folded(found), *self.truth.pool(size, how, rows, columns))
+
+    def _summary(self, weights):
+        topk, strongest = (int(n) for n in self.rng.integers(0, 12, 2))
+        size = tuple(int(n) for n in self.rng.integers(1, 40, 2))
+        found = weights.summary(topk=topk, strongest=strongest, pool=size)
+        self._per_query(weights, found)
+        self._compare_received("sum", found.received)
+        self._compare_topk(min(topk, self.public[-1]), found.topk)
+        self._compare_strongest(strongest, found.strongest)
+        self._compare_pool(size, "max", slice(None), slice(None), found.pooled)
+
+    def nothing_was_written(self):
+        """Into what the caller passed."""
+        for name, given in self._given().items():
+            pairs = zip(given, self.placed[name]) if isinstance(given, tuple) else None
+            for operand, placed in pairs or [(given, self.placed[name])]:
+                if isinstance(operand, Operand):
+                    same = np.array_equal(to_numpy(placed), operand.x, equal_nan=True)
+                    assert same, f"{name} was written to"
+
+
+def check(call):
+    """Raises where an answer to the call is wrong; tells which the kernels gave."""
+    regard.set_num_threads(call.threads)
+    if "torch" in sys.modules:  # its own threads would wait for each other on small tensors
+        sys.modules["torch"].set_num_threads(1)
+    comparison = Comparison(call)
+    comparison.run()
+    return comparison.served
+
+
+def parse():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seed", type=int, default=0, help="of all calls")
+    parser.add_argument("--seconds", type=float, help="ends after that time")
+    parser.add_argument("--calls", type=int, help="ends after that many")
+    parser.add_argument("--only", type=int, metavar="N", help="call N of the seed alone")
+    parser.add_argument("--library", choices=["numpy", "torch"], help="only its arrays")
+    parser.add_argument("--large", action="store_true", help="calls for which threads start")
+    parser.add_argument("--verbose", action="store_true", help="print each call before it runs")
+    return parser.parse_args()
+
+
+def chosen(options):
+    """``number, call`` for as long as was asked: 30 seconds where nothing was."""
+    seconds = options.seconds or (None if options.calls else 30.0)
+    end = None if seconds is None else time.monotonic() + seconds
+    more = {"library": options.library, "large": options.large}
+    if options.only is not None:
+        yield options.only, draw(options.seed, options.only, **more)
+        return
+    for number, call in calls(options.seed, **more):
+        over = options.calls is not None and number >= options.calls
+        if over or (end is not None and time.monotonic() >= end):
+            return
+        yield number, call
+
+
+def main():
+    """Prints every failure with the words that run it again; 1 where there is one."""
+    options = parse()
+    warnings.simplefilter("error")
+    asked, served, failures, count = collections.Counter(), collections.Counter(), 0, 0
+    started = time.monotonic()
+    for number, call in chosen(options):
+        count += 1
+        if options.verbose:
+            print(f"{number} {call}", flush=True)
+        try:
+            answers = check(call)
+        except Exception as error:
+            failures += 1
+            report(options, number, call, error)
+            continue
+        for what, by_kernels in answers.items():
+            asked[what] += 1
+            served[what] += by_kernels
+    target = _kernel.kernels.target() if _kernel.kernels else "no kernels"
+    parts = ", ".join(f"{served[what]} of {asked[what]} {what}" for what in asked)
+    print(
+        f"{target}: {count} calls in {time.monotonic() - started:.0f} s, {failures} failures; "
+        f"by the kernels: {parts}"
+    )
+    return 1 if failures else 0
+
+
+def report(options, number, call, error):
+    """One failure."""
+    again = [f"--seed {options.seed} --only {number}"]
+    again += [f"--library {options.library}"] * bool(options.library)
+    again += ["--large"] * options.large
+    print(f"FAILED {type(error).__name__}: {error}\n  {call!r}")
+    if not isinstance(error, AssertionError):
+        traceback.print_exception(error, limit=-4, file=sys.stdout)
+    print(f"  python tests/fuzz.py {' '.join(again)}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,496 @@
+"""Random calls of the whole operator: options, memory layouts and special values, from a seed."""
+
+import itertools
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+LENGTHS = [1, 2, 3, 5, 7, 15, 16, 17, 31, 33, 47, 49, 63, 64, 65, 97, 127, 128, 129, 200, 257, 300]
+HEAD_SIZES = [1, 2, 3, 4, 5, 7, 8, 13, 16, 17, 24, 31, 33, 48, 64]
+LARGE = {"float16": 6e4, "bfloat16": 1e30, "float32": 1e30, "float64": 1e30}
+DENORMAL = {"float16": 3e-7, "bfloat16": 1e-39, "float32": 1e-42, "float64": 1e-310}
+MANY_KEYS = [300, 511, 1025, 2049, 4100, 9001]  # for a few queries: pieces of 4096 and more
+MOST_PRODUCTS = 2e6  # of a call, so that a hundred calls take seconds
+THREADED_PRODUCTS = 2.0**22  # from here on the kernels start threads: kernels/dispatch.cpp
+
+
+@dataclass
+class Operand:
+    """An array of a call: what it holds, and how it lies in memory."""
+
+    x: np.ndarray  # float64 that ``dtype`` holds exactly, or bool, or int64
+    dtype: str
+    order: tuple[int, ...] = ()  # the axes in memory, outermost first
+    steps: tuple[int, ...] = ()  # along each axis; negative: from the end
+    around: tuple[int, ...] = ()  # places left out before and behind, along each axis
+    trick: str = ""  # "read-only", "unaligned", "in records", "shared along AXIS"
+
+    def __repr__(self):
+        plain = not self.trick and self.order == tuple(range(self.x.ndim))
+        plain &= set(self.steps) <= {1} and not any(self.around)
+        text = f"{self.dtype}{list(self.x.shape)}"
+        if plain:
+            return text
+        return f"{text}(order {self.order} steps {self.steps} around {self.around} {self.trick})"
+
+    def place(self, library):
+        """It in that library; what lies around it in memory would show if it were read."""
+        torch = library == "torch"
+        dtype = np.float64 if self.dtype == "bfloat16" else np.dtype(self.dtype)
+        with np.errstate(all="ignore"):  # float64 to narrower: it fits
+            x = self.x.astype(dtype)
+        if self.trick.startswith("shared"):
+            axis = int(self.trick.split()[-1])
+            return self._shared(x.take([0], axis), library)
+        memory = self._memory(x)
+        if torch:
+            from torch import from_numpy
+
+            memory = from_numpy(memory)
+            memory = memory.bfloat16() if self.dtype == "bfloat16" else memory
+        view = memory[self._slices]
+        back = tuple(np.argsort(self.order).tolist())
+        view = view.permute(back) if torch else view.transpose(back)
+        return self._with_trick(view)
+
+    def _memory(self, x):
+        fill = {"f": np.nan, "b": True, "i": 12345}[x.dtype.kind]
+        sizes = [x.shape[a] * abs(self.steps[a]) + 2 * self.around[a] for a in self.order]
+        memory = np.full(sizes, fill % 100 if x.dtype.kind == "i" else fill, x.dtype)
+        memory[self._slices] = x.transpose(self.order)
+        return memory
+
+    @property
+    def _slices(self):
+        return (*(self._slice(axis) for axis in self.order), ...)
+
+    def _slice(self, axis):
+        n, step, around = self.x.shape[axis], self.steps[axis], self.around[axis]
+        if n == 0:
+            return slice(0, 0)
+        if step > 0:
+            return slice(around, around + n * step, step)
+        first = around + n * -step - 1
+        stop = first + n * step
+        return slice(first, stop if stop >= 0 else None, step)
+
+    def _shared(self, x, library):
+        if library == "numpy":
+            return np.broadcast_to(x, self.x.shape)
+        from torch import from_numpy
+
+        tensor = from_numpy(x)
+        tensor = tensor.bfloat16() if self.dtype == "bfloat16" else tensor
+        return tensor.expand(self.x.shape)
+
+    def _with_trick(self, x):
+        if self.trick == "read-only":
+            x.flags.writeable = False
+        elif self.trick == "unaligned":
+            moved = np.ndarray(x.shape, x.dtype, bytearray(x.nbytes + 1), 1)
+            moved[...] = x
+            return moved
+        elif self.trick == "in records":
+            records = np.zeros(x.shape, [("tag", "i1"), ("x", x.dtype)])
+            records["x"] = x
+            return records["x"]
+        return x
+
+
+@dataclass
+class Call:
+    """One call of attention and what is asked of it."""
+
+    library: str
+    dtype: str
+    arrays: dict[str, Operand]  # query, key, value
+    options: dict[str, object]  # as passed, with Operand for arrays
+    threads: int = 1
+    gradient: tuple[str, ...] = ()  # the arrays that need one
+    upstream: Operand | None = None
+    weights: bool = False
+    questions: int = 0  # seed of what is asked of the weights
+    notes: list[str] = field(default_factory=list)
+
+    def __repr__(self):
+        given = {**self.arrays, **self.options}
+        text = ", ".join(f"{name}={x!r}" for name, x in given.items())
+        more = f" threads={self.threads}"
+        more += f" gradient={' '.join(self.gradient)} upstream={self.upstream}" * bool(
+            self.gradient
+        )
+        more += " weights" * self.weights
+        notes = f"\n  {'; '.join(self.notes)}" * bool(self.notes)
+        return f"{self.library}: attention({text}){more}{notes}"
+
+    @property
+    def leading(self):
+        """The axes in front of the heads."""
+        return self.arrays["query"].x.shape[:-3]
+
+    @property
+    def sizes(self):
+        """``B, Hq, Hkv, Lq, Lk``."""
+        q, k = self.arrays["query"].x.shape, self.arrays["key"].x.shape
+        heads = (q[-3], k[-3]) if len(q) > 2 else (1, 1)
+        return math.prod(self.leading), *heads, q[-2], k[-2]
+
+    def given(self, name):
+        """An option's value in NumPy, or None."""
+        x = self.options.get(name)
+        if isinstance(x, tuple):
+            return tuple(part.x if isinstance(part, Operand) else part for part in x)
+        return x.x if isinstance(x, Operand) else x
+
+    def heads(self, name):
+        """query, key or value as ``(B, Hq, L, D)``, heads repeated."""
+        x = self.arrays[name].x
+        B, Hq, *_ = self.sizes
+        if x.ndim == 2:
+            return x[None, None]
+        x = np.broadcast_to(x, self.leading + x.shape[-3:]).reshape(B, *x.shape[-3:])
+        return x.repeat(Hq // max(x.shape[1], 1), 1)
+
+    def pairs(self, x):
+        """A mask or bias as ``(B, Hq, Lq, Lk)``."""
+        B, Hq, _, Lq, Lk = self.sizes
+        public = (Lq, Lk) if self.arrays["query"].x.ndim == 2 else (*self.leading, Hq, Lq, Lk)
+        return np.broadcast_to(x, public).reshape(B, Hq, Lq, Lk)
+
+    def per_batch(self, x, *tail):
+        """Integers as ``(B, *tail)``."""
+        return np.broadcast_to(x, (*self.leading, *tail)).reshape(self.sizes[0], *tail)
+
+    @property
+    def starts(self):
+        """``(B,)``: the place of query 0 among the keys."""
+        _, _, _, Lq, Lk = self.sizes
+        start, lengths = self.given("query_start"), self.given("key_lengths")
+        if start is None:
+            start = (Lk if lengths is None else np.asarray(lengths)) - Lq
+        return self.per_batch(start)
+
+    def visible(self):
+        """``(B, Hq, Lq, Lk)``: who sees whom."""
+        B, Hq, _, Lq, Lk = self.sizes
+        p = (self.starts[:, None] + np.arange(Lq))[:, None, :, None]
+        j = np.arange(Lk)
+        visible = np.ones((B, Hq, Lq, Lk), bool)
+        sides = self.options.get("window") or (None, None)
+        left, right = (None if n is None else min(n, 2**50) for n in sides)
+        if self.options.get("causal"):
+            visible &= j <= p
+        if left is not None:
+            visible &= j >= p - left
+        if right is not None:
+            visible &= j <= p + right
+        if (lengths := self.given("key_lengths")) is not None:
+            visible &= j < self.per_batch(lengths)[:, None, None, None]
+        if (segments := self.given("segments")) is not None:
+            pair = segments if isinstance(segments, tuple) else (segments, segments)
+            of_queries, of_keys = (self.per_batch(x, n) for x, n in zip(pair, (Lq, Lk)))
+            visible &= of_queries[:, None, :, None] == of_keys[:, None, None, :]
+        if (mask := self.given("mask")) is not None:
+            visible &= self.pairs(mask)
+        return visible
+
+
+class Draw:
+    """Draws one call."""
+
+    def __init__(self, seed, number, library=None, large=False):
+        self.rng = np.random.default_rng([seed, number])
+        self.library = library or self.pick(["numpy", "torch"])
+        self.large = large or self.chance(0.02)
+
+    def chance(self, p):
+        return bool(self.rng.random() < p)
+
+    def pick(self, options):
+        return options[int(self.rng.integers(len(options)))]
+
+    def between(self, low, high):
+        return int(self.rng.integers(low, high + 1))
+
+    def call(self):
+        """The call."""
+        rare = ["float64", "float16", "bfloat16" if self.library == "torch" else "float16"]
+        self.dtype = "float32" if self.chance(0.7) else self.pick(rare)
+        self._sizes()
+        arrays = {"query": self._vectors((*self.leading, *self.Hq, self.Lq, self.D))}
+        for name, d in (("key", self.D), ("value", self.Dv)):
+            leading = tuple(n if self.chance(0.8) else 1 for n in self.leading)
+            arrays[name] = self._vectors((*leading, *self.Hkv, self.Lk, d))
+        call = Call(self.library, self.dtype, arrays, {})
+        call.options = self._options()
+        self._scale(call)
+        if self.chance(0.3):
+            self._special_values(call)
+        if self.chance(0.35):
+            self._poison_what_is_hidden(call)
+        call.threads = 3 if self.large else self.pick([1, 1, 1, 2])
+        call.weights = self.chance(0.35)
+        call.questions = self.between(0, 2**31)
+        if self.library == "torch" and self.chance(0.4):
+            self._gradient(call)
+        return call
+
+    def _sizes(self):
+        axes = self.pick([2, 3, 4, 4, 4, 5])
+        most, small = 30 * MOST_PRODUCTS, MOST_PRODUCTS
+        while True:
+            self.leading = tuple(self.pick([1, 2, 3]) for _ in range(axes - 3))
+            Hkv, group = self.pick([1, 1, 2, 3]), self.pick([1, 1, 2, 3, 5])
+            self.Hkv, self.Hq = ((), ()) if axes == 2 else ((Hkv,), (Hkv * group,))
+            self.Lq, self.Lk = self.pick(LENGTHS), self.pick(LENGTHS)
+            if self.chance(0.3):
+                self.Lk = self.Lq
+            elif self.chance(0.1):
+                self.Lq, self.Lk = self.pick([1, 1, 2, 5]), self.pick(MANY_KEYS)
+            self.D, self.Dv = self._head_size(), self._head_size()
+            if self.chance(0.4):
+                self.Dv = self.D
+            products = math.prod([*self.leading, *self.Hq, self.Lq, self.Lk, self.D + self.Dv])
+            if self.large and THREADED_PRODUCTS <= products < most:
+                return
+            if not self.large and products < small:
+                break
+        if self.chance(0.06):
+            setattr(self, *self.pick([("Lq", 0), ("Lk", 0), ("Dv", 0), ("Lk", 0), ("Lq", 0)]))
+        if self.leading and self.chance(0.03):
+            self.leading = (0, *self.leading[1:])
+        if axes > 2 and self.chance(0.01):
+            self.Hq = self.Hkv = (0,)
+
+    def _head_size(self):
+        if self.chance(0.02):
+            return 257
+        return self.between(1, 256) if self.chance(0.25) else self.pick(HEAD_SIZES)
+
+    def _rounded(self, x, dtype):
+        with np.errstate(all="ignore"):
+            if dtype == "bfloat16":
+                import ml_dtypes
+
+                return x.astype(ml_dtypes.bfloat16).astype(np.float64)
+            return x.astype(dtype).astype(np.float64)
+
+    def _vectors(self, shape):
+        kind = self.pick(["normal"] * 6 + ["large", "small", "whole", "equal", "aligned"])
+        x = self.rng.standard_normal(shape)
+        if kind == "whole":
+            x = x.round()
+        elif kind == "equal":
+            x = np.full(shape, 0.7)
+        elif kind == "aligned":  # scores that rise with the key, so that the maximum moves
+            x = abs(x) + np.arange(shape[-2])[:, None] / 16
+        x *= {"large": 30.0, "small": 1e-3}.get(kind, 1.0)
+        return self._operand(self._rounded(x, self.dtype), self.dtype)
+
+    def _operand(self, x, dtype):
+        """x in a random layout."""
+        x = np.array(x)
+        axes = tuple(range(x.ndim))
+        ones, zeros = (1,) * x.ndim, (0,) * x.ndim
+        plain = Operand(x, dtype, axes, ones, zeros)
+        kind = self.pick(["plain", "plain", "plain", "heads inside", "any", "any", "trick"])
+        if kind == "heads inside" and x.ndim > 2:  # (B, L, H, D) in memory
+            plain.order = (*axes[:-3], axes[-2], axes[-3], axes[-1])
+        elif kind == "any" and x.size < 2**16:
+            steps = [1, 1, 1, 2, 3] + ([-1, -2] if self.library == "numpy" else [])
+            plain.order = tuple(self.rng.permutation(x.ndim).tolist())
+            plain.steps = tuple(self.pick(steps) for _ in axes)
+            plain.around = tuple(self.pick([0, 0, 1, 2]) for _ in axes)
+        elif kind == "trick" and x.size:
+            tricks = ["shared"]
+            if self.library == "numpy" and dtype != "bfloat16":
+                tricks += ["read-only", "unaligned", "in records"]
+            plain.trick = self.pick(tricks)
+            if plain.trick == "shared":
+                axis = self.between(0, max(x.ndim - 1, 0))
+                if not x.ndim:
+                    plain.trick = ""
+                else:
+                    plain.trick = f"shared along {axis}"
+                    plain.x = np.repeat(x.take([0], axis), x.shape[axis], axis)
+        return plain
+
+    def _integers(self, low, high, shape):
+        dtype = self.pick(["int64", "int64", "int32"])
+        x = self.rng.integers(low, high + 1, shape)
+        return self._operand(x.astype(np.int64), dtype)
+
+    def _pair_shape(self):
+        """A shape that broadcasts to the weights'."""
+        full = (*self.leading, *self.Hq, self.Lq, self.Lk)
+        if self.chance(0.4):
+            return full
+        shape = [n if self.chance(0.6) else 1 for n in full]
+        return tuple(shape[self.between(0, len(shape)) :])
+
+    def _options(self):
+        options = {"causal": True} if self.chance(0.3) else {}
+        for name, p in (
+            ("window", 0.2), ("mask", 0.2), ("bias", 0.25), ("key_lengths", 0.2),
+            ("segments", 0.15), ("query_start", 0.2), ("sinks", 0.2), ("scale", 0.3),
+            ("softcap", 0.15), ("dropout", 0.1),
+        ):  # fmt: skip
+            if self.chance(p):
+                options[name] = getattr(self, f"_draw_{name}")()
+        if "dropout" in options:
+            options["seed"] = self.pick([0, -1, 2**63 - 1, self.between(0, 2**40)])
+        return options
+
+    def _draw_window(self):
+        sides = [None, 0, 1, 3, 9, 40, 130, 2**40, 2**70]
+        return self.pick(sides), self.pick(sides)
+
+    def _draw_mask(self):
+        shape = self._pair_shape()
+        mask = self.rng.random(shape) < self.pick([0.0, 0.1, 0.7, 0.7, 0.95, 1.0])
+        if len(shape) > 1 and self.chance(0.3):
+            mask &= self.rng.random((*shape[:-1], 1)) < 0.8  # rows that see nothing
+        return self._operand(np.asarray(mask), "bool")
+
+    def _draw_bias(self):
+        x = np.asarray(self.rng.standard_normal(self._pair_shape())) * self.pick([1, 1, 30, 1e4])
+        dtype = self._option_dtype()
+        if self.chance(0.2):
+            x = np.where(self.rng.random(x.shape) < 0.3, -np.inf, x)
+        return self._operand(self._rounded(x, dtype), dtype)
+
+    def _option_dtype(self):
+        if self.chance(0.9):
+            return self.dtype
+        return self.pick(["float16", "float32", "float64"])
+
+    def _draw_key_lengths(self):
+        return self._per_batch(0, self.Lk)
+
+    def _draw_query_start(self):
+        if self.chance(0.05):
+            return self.pick([-(2**40), 2**40])
+        return self._per_batch(-self.Lq - 3, self.Lk + 3)
+
+    def _per_batch(self, low, high):
+        if not self.leading or self.chance(0.3):
+            return self.between(low, high)
+        shape = [n if self.chance(0.8) else 1 for n in self.leading]
+        return self._integers(low, high, tuple(shape[self.between(0, len(shape) - 1) :]))
+
+    def _draw_segments(self):
+        few = self.pick([1, 2, 3, 8])
+        sort = self.chance(0.6)
+
+        def ids(n):
+            leading = tuple(m if self.chance(0.7) else 1 for m in self.leading)
+            leading = leading[self.between(0, len(leading)) :]
+            operand = self._integers(-1, few, (*leading, n))
+            if sort:
+                operand.x = np.sort(operand.x, -1)
+            return operand
+
+        if self.Lq == self.Lk and self.chance(0.5):
+            return ids(self.Lq)
+        return ids(self.Lq), ids(self.Lk)
+
+    def _draw_sinks(self):
+        shape = self.Hq or self.pick([(), (1,)])
+        x = np.asarray(self.rng.standard_normal(shape)) * self.pick([1, 1, 10, 100])
+        dtype = self._option_dtype()
+        if self.chance(0.1):
+            x = np.where(self.rng.random(shape) < 0.5, -np.inf, x)
+        return self._operand(self._rounded(x, dtype), dtype)
+
+    def _draw_scale(self):
+        return self.pick([0, 0.0, 1.0, -0.5, 3.0, 1e-3, "to a million"])
+
+    def _draw_softcap(self):
+        return self.pick([0.5, 5.0, 30.0, 1e-3, 1e6])
+
+    def _draw_dropout(self):
+        return self.pick([0.0, 0.1, 0.5, 0.9])
+
+    def _scale(self, call):
+        """The scale that makes a score 1e6 where query and key point the same way, if drawn."""
+        if call.options.get("scale") == "to a million":
+            q, k = (np.linalg.norm(call.arrays[name].x, axis=-1) for name in ("query", "key"))
+            largest = q.max(initial=0) * k.max(initial=0)
+            call.options["scale"] = float(1e6 / largest) if largest > 1e-6 else 1.0
+
+    def _special_values(self, call):
+        """A few NaN, infinities, large or tiny numbers anywhere."""
+        kinds = {
+            "NaN": [np.nan], "inf": [np.inf], "-inf": [-np.inf], "infinities": [np.inf, -np.inf],
+            "large": [LARGE[self.dtype], -LARGE[self.dtype]], "denormal": [DENORMAL[self.dtype]],
+            "zero": [0.0, -0.0],
+        }  # fmt: skip
+        kind = self.pick(list(kinds))
+        named = {**call.arrays, **{n: x for n, x in call.options.items() if n in ("bias", "sinks")}}
+        for name in self.rng.choice(list(named), self.between(1, 2), replace=False):
+            operand = named[name]
+            for _ in range(self.between(1, 3)):
+                self._set(call, name, operand, self.pick(kinds[kind]))
+
+    def _set(self, call, name, operand, value):
+        x = operand.x
+        if not x.size or operand.trick.startswith("shared"):
+            return
+        index = tuple(self.between(0, n - 1) for n in x.shape)
+        x[index] = self._rounded(np.asarray(value), operand.dtype)
+        call.notes.append(f"{name}{list(index)} = {x[index]}")
+
+    def _poison_what_is_hidden(self, call):
+        """NaN, inf or large numbers wherever no visible pair reads them."""
+        visible = call.visible()
+        B, _, Hkv, _, Lk = call.sizes
+        if not visible.size:
+            return
+        seen = visible.any(2).reshape(B, Hkv, -1, Lk).any(2)[..., None]
+        sees = visible.any(-1)[..., None]
+        bias = {"bias": visible} if "bias" in call.options else {}
+        for name, read in {"query": sees, "key": seen, "value": seen, **bias}.items():
+            operand = call.arrays.get(name) or call.options[name]
+            if operand.trick.startswith("shared") or self.chance(0.3):
+                continue
+            hidden = ~self._reduced(call, read, operand.x.shape)
+            value = self.pick([np.nan, np.inf, -np.inf, LARGE[self.dtype]])
+            if hidden.any():
+                operand.x = np.where(
+                    hidden, self._rounded(np.asarray(value), operand.dtype), operand.x
+                )
+                call.notes.append(f"hidden {name} = {value}")
+
+    def _reduced(self, call, read, shape):
+        """Whether any of the pairs, vectors or numbers that broadcast to a place is read."""
+        public = read.reshape((*call.leading, *read.shape[1:]) if len(shape) > 2 else read.shape)
+        while public.ndim > len(shape):
+            public = public.any(0)
+        for axis, n in enumerate(shape):
+            if n == 1 or public.shape[axis] == 1:
+                public = public.any(axis, keepdims=True)
+        return np.broadcast_to(public, shape)
+
+    def _gradient(self, call):
+        names = [*call.arrays, *(n for n in ("bias", "sinks") if n in call.options)]
+        chosen = names if self.chance(0.6) else [n for n in names if self.chance(0.5)]
+        call.gradient = tuple(chosen) or ("query",)
+        shape = (*call.arrays["query"].x.shape[:-1], self.Dv)
+        x = np.ones(shape) if self.chance(0.2) else self.rng.standard_normal(shape)
+        call.upstream = self._operand(self._rounded(x, self.dtype), self.dtype)
+        empty = ~call.visible().any(-1)[..., None].reshape((*shape[:-1], 1))
+        if empty.any() and self.chance(0.4) and not call.upstream.trick:
+            call.upstream.x = np.where(empty, np.nan, call.upstream.x)
+            call.notes.append("upstream = NaN where nothing is seen")
+
+
+def draw(seed, number, library=None, large=False):
+    """Call ``number`` of a seed."""
+    return Draw(seed, number, library, large).call()
+
+
+def calls(seed, library=None, large=False):
+    """``number, call`` without end."""
+    for number in itertools.count():
+        yield number, draw(seed, number, library, large)
