@@ -192,17 +192,14 @@ static void add_to_queries(const Backward& g, const BackwardMemory<E>& m) {
     for (int64_t d = 0; d < p.D; d += n) {
       const int64_t width = p.D - d < n ? p.D - d : n;
       Vec<Real> t[n];
-      for (int i = 0; i < n; ++i)
-        t[i] = i < width ? *(const Vec<Real>*)(m.query_sum + (d + i) * E::rows + v * n) * scale
-                         : Vec<Real>{};
-      transpose(t);
+      load_transposed<Real>(m.query_sum + d * E::rows + v * n, E::rows, width, t);
       for (int i = 0; i < n && v * n + i < m.rows.count; ++i) {
         const int64_t h = m.rows.head[v * n + i], q = m.rows.index[v * n + i];
         Real* to = (Real*)g.query_sum + ((m.rows.b * p.Hq + h) * p.Lq + q) * p.D + d;
         if (width == n)
-          store<Real>(to, load<Real>(to) + t[i]);
+          store<Real>(to, load<Real>(to) + t[i] * scale);
         else
-          for (int64_t x = 0; x < width; ++x) to[x] += t[i][x];
+          for (int64_t x = 0; x < width; ++x) to[x] += t[i][x] * scale;
       }
     }
 }

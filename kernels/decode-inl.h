@@ -59,20 +59,6 @@ struct DecodeMemory {
   }
 };
 
-// The sums of the lanes of each: lane i of the result is that of t[i].
-template <class V, int n>
-static inline V sum_each(V (&t)[n]) {
-  const auto step = [&]<int half>(auto self, std::integral_constant<int, half>) -> void {
-    for (int i = 0; i < half; ++i) {
-      exchange<half>(t[i], t[i + half], std::make_index_sequence<n>());
-      t[i] += t[i + half];
-    }
-    if constexpr (half > 1) self(self, std::integral_constant<int, half / 2>());
-  };
-  step(step, std::integral_constant<int, n / 2>());
-  return t[0];
-}
-
 // The products of R rows of queries with `keys` keys: scores[row][key].
 template <class E, int R>
 __attribute__((noinline)) static void dot_keys(const Problem& p, const typename E::Word* queries,
@@ -101,7 +87,7 @@ __attribute__((noinline)) static void dot_keys(const Problem& p, const typename 
     };
     for (int64_t w = 0; w < whole; w += n) add(w, n * E::pack);
     if (whole < width) add(whole, p.D - whole * E::pack);
-    const Vec<Real> all = sum_each(sum);
+    const Vec<Real> all = fold_each(sum, [](Vec<Real> x, Vec<Real> y) { return x + y; });
     for (int r = 0; r < R; ++r)  // behind the last key too, where there is room
       __builtin_memcpy(scores + r * kKeys + j, (const Real*)&all + r * K, K * sizeof(Real));
   }

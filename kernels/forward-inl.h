@@ -173,16 +173,12 @@ static void write_rows(const Forward& f, const Rows<E>& rows, const State<E>& st
     to[i] = f.out + row * p.Dv * int64_t(sizeof(typename E::Bits));
   }
   for (int v = 0; v < rows.vectors; ++v) {
-    const Vec<Real> by = *(const Vec<Real>*)(factor + v * n);
     for (int64_t d = 0; d < p.Dv; d += n) {
       Vec<Real> t[n];
-      for (int i = 0; i < n; ++i) {
-        t[i] = d + i < p.Dv ? *(const Vec<Real>*)(state.out + (d + i) * E::rows + v * n) * by
-                            : Vec<Real>{};
-      }
-      transpose(t);
+      load_transposed<Real>(state.out + d * E::rows + v * n, E::rows, p.Dv - d, t);
       for (int i = 0; i < n && v * n + i < rows.count; ++i)
-        put<Real, E::type>(to[v * n + i] + d * int64_t(sizeof(typename E::Bits)), t[i], p.Dv - d);
+        put<Real, E::type>(to[v * n + i] + d * int64_t(sizeof(typename E::Bits)),
+                           t[i] * factor[v * n + i], p.Dv - d);
     }
   }
 }

@@ -241,9 +241,8 @@ static void weigh_block(const Reduce& r, const Scaling<E>& scaling, ReduceMemory
           t[i] = largest ? larger(w, t[i]) : t[i] + w;
         }
     }
-    transpose(t);
-    Vec<Real> all = t[0];
-    for (int i = 1; i < n; ++i) all = largest ? larger(t[i], all) : all + t[i];
+    const auto both = [&](Vec<Real> x, Vec<Real> y) { return largest ? larger(x, y) : x + y; };
+    const Vec<Real> all = fold_each(t, both);
     Real* to = chunk->received + j0 + j;
     for (int i = 0; i < width; ++i)
       to[i] = !largest ? to[i] + all[i] : all[i] > to[i] ? all[i] : to[i];
@@ -312,8 +311,7 @@ static void write_weights(const Reduce& r, const ReduceMemory<E>& m, const Reach
     for (int j = reach.low[v]; j < reach.high[v]; j += n) {
       const int width = reach.high[v] - j < n ? reach.high[v] - j : n;
       Vec<Real> t[n];
-      for (int i = 0; i < n; ++i) t[i] = i < width ? m.score(j + i, v) : Vec<Real>{};
-      transpose(t);
+      load_transposed<Real>(m.scores + j * E::rows + v * n, E::rows, width, t);
       for (int i = 0; i < n && v * n + i < m.rows.count; ++i) {
         const int64_t row = (m.rows.b * p.Hq + m.rows.head[v * n + i]) * (r.row1 - r.row0) +
                             m.rows.index[v * n + i] - r.row0;

@@ -67,12 +67,18 @@ static void into_lanes(const char* const* rows, int count, int64_t D, typename E
   for (int v = 0; v * n < count; ++v)
     for (int64_t w = 0; w < words; w += n) {
       Vec<typename E::Word> t[n];
-      for (int i = 0; i < n; ++i) {
-        t[i] = Vec<typename E::Word>{};
-        if (v * n + i < count)
-          t[i] = words_at<E>(rows[v * n + i] + w * E::pack * sizeof(typename E::Bits),
-                             D - w * E::pack);
+      const int64_t skip = w * E::pack * int64_t(sizeof(typename E::Bits)), left = D - w * E::pack;
+      if ((v + 1) * n <= count && left >= n * E::pack) {
+#pragma GCC unroll 16
+        for (int i = 0; i < n; ++i) t[i] = words_at<E>(rows[v * n + i] + skip, n * E::pack);
+        transpose(t);
+#pragma GCC unroll 16
+        for (int i = 0; i < n; ++i) store<typename E::Word>(out + (w + i) * E::rows + v * n, t[i]);
+        continue;
       }
+      for (int i = 0; i < n; ++i)
+        t[i] =
+            v * n + i < count ? words_at<E>(rows[v * n + i] + skip, left) : Vec<typename E::Word>{};
       transpose(t);
       for (int i = 0; i < n && w + i < words; ++i)
         store<typename E::Word>(out + (w + i) * E::rows + v * n, t[i]);

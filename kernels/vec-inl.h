@@ -211,20 +211,46 @@ static inline G tanh(G x) {
 }
 
 // Exchanges the blocks of `half` lanes off the diagonal, of rows that are `half` apart.
+#if REGARD_LANES == 16
+template <int half, class V>
+static inline void exchange(V& x, V& y) {
+  constexpr int bytes = half * int(sizeof(x[0]));  // of a block
+  const __m512 a = (__m512)x, b = (__m512)y;
+  if constexpr (bytes == 32) {
+    x = (V)_mm512_shuffle_f32x4(a, b, 0x44);
+    y = (V)_mm512_shuffle_f32x4(a, b, 0xee);
+  } else if constexpr (bytes == 16) {
+    x = (V)_mm512_mask_shuffle_f32x4(a, 0xf0f0, b, b, 0xa0);
+    y = (V)_mm512_mask_shuffle_f32x4(b, 0x0f0f, a, a, 0xf5);
+  } else if constexpr (bytes == 8) {
+    x = (V)_mm512_unpacklo_pd((__m512d)a, (__m512d)b);
+    y = (V)_mm512_unpackhi_pd((__m512d)a, (__m512d)b);
+  } else {
+    x = (V)_mm512_mask_moveldup_ps(a, 0xaaaa, b);
+    y = (V)_mm512_mask_movehdup_ps(b, 0x5555, a);
+  }
+}
+#else
 template <int half, class V, size_t... i>
-static inline void exchange(V& x, V& y, std::index_sequence<i...>) {
+static inline void exchange_lanes(V& x, V& y, std::index_sequence<i...>) {
   constexpr int n = sizeof...(i);
   const V low = __builtin_shufflevector(x, y, (int(i) & half ? n + int(i) - half : int(i))...);
   y = __builtin_shufflevector(x, y, (int(i) & half ? n + int(i) : int(i) + half)...);
   x = low;
 }
+template <int half, class V>
+static inline void exchange(V& x, V& y) {
+  exchange_lanes<half>(x, y, std::make_index_sequence<sizeof(V) / sizeof(x[0])>());
+}
+#endif
 
 template <int half, class V, int n>
 static inline void exchange_all(V (&t)[n]) {
   if constexpr (half > 0) {
     exchange_all<half / 2>(t);
+#pragma GCC unroll 16
     for (int i = 0; i < n; ++i)
-      if (!(i & half)) exchange<half>(t[i], t[i + half], std::make_index_sequence<n>());
+      if (!(i & half)) exchange<half>(t[i], t[i + half]);
   }
 }
 
@@ -233,6 +259,35 @@ template <class V, int n>
 static inline void transpose(V (&t)[n]) {
   static_assert(sizeof(V) == n * sizeof(t[0][0]));
   exchange_all<n / 2>(t);
+}
+
+// Puts the lanes of each vector together: lane i of the result is all of t[i].
+template <int half, class V, int n, class Both>
+static inline void fold_halves(V (&t)[n], Both both) {
+#pragma GCC unroll 16
+  for (int i = 0; i < half; ++i) {
+    exchange<half>(t[i], t[i + half]);
+    t[i] = both(t[i], t[i + half]);
+  }
+  if constexpr (half > 1) fold_halves<half / 2>(t, both);
+}
+template <class V, int n, class Both>
+static inline V fold_each(V (&t)[n], Both both) {
+  fold_halves<n / 2>(t, both);
+  return t[0];
+}
+
+// Some vectors, `stride` numbers apart, transposed: t[i] has number i of each. Of fewer than n the
+// others are 0.
+template <class R, int n>
+static inline void load_transposed(const R* from, int64_t stride, int64_t count, Vec<R> (&t)[n]) {
+  if (count >= n) {
+#pragma GCC unroll 16
+    for (int i = 0; i < n; ++i) t[i] = *(const Vec<R>*)(from + i * stride);
+  } else {
+    for (int i = 0; i < n; ++i) t[i] = i < count ? *(const Vec<R>*)(from + i * stride) : Vec<R>{};
+  }
+  transpose(t);
 }
 
 // Numbers as they are stored, and as they are computed with.
