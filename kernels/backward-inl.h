@@ -143,7 +143,7 @@ static void weigh(const Problem& p, BackwardMemory<E>& m, const Reach& reach, co
     const Vec<Real> delta = at(m.delta, 0);
     for (int j = reach.low[v]; j < reach.high[v]; ++j) {
       const Vec<Real> s = at(m.weights, j);
-      const Vec<Real> e = exp2(scaling.exponent(s, base)) * inverse;
+      const Vec<Real> e = inverse != 0 ? exp2(scaling.exponent(s, base)) * inverse : Vec<Real>{};
       // What is not seen changes nothing, whatever there is in its row.
       Vec<Real> w = simple ? e : s == -kInf<Real> ? Vec<Real>{} : e, dw = at(m.change, j);
       if (p.threshold) {

@@ -12,8 +12,9 @@ static inline void prefetch(const char* p) { __builtin_prefetch(p, 0, 2); }
 template <class E>
 static bool decodes(const Forward& f) {
   const Problem& p = *f.problem;
-  return !f.maximum && !p.mask && !p.key_ids && !p.threshold && p.Hkv && p.value &&
-         p.Hq / p.Hkv * p.Lq <= kDecodeRows;
+  constexpr int64_t most = E::rows < kDecodeRows ? E::rows : kDecodeRows;
+  return !f.maximum && !p.mask && !p.key_ids && !p.threshold && p.Hkv && p.value && p.Lk >= kKeys &&
+         p.Hq / p.Hkv * p.Lq <= most;
 }
 
 static int64_t decode_pieces(const Problem& p) {

@@ -137,8 +137,8 @@ static typename E::Real settle(const Problem& p, const Scaling<E>& scaling, int6
                                typename E::Real& top, typename E::Real& total,
                                typename E::Real rounded) {
   typedef typename E::Real Real;
-  if (top == -kInf<Real>) {  // the sums are 0, or NaN that a score of -inf let through
-    total = 0;
+  if (top == -kInf<Real>) {  // the sums are 0, or NaN: of the scores, or let through by -inf
+    if (total == total) total = 0;
     return 1;
   }
   Real grown = 1;

@@ -205,7 +205,7 @@ static void weigh_block(const Reduce& r, const Scaling<E>& scaling, ReduceMemory
     const auto weigh = [&](int j, auto plain) {
       const Vec<Real> s = m.score(j, v);
       const Vec<Real> x = scaling.exponent(s, base);
-      Vec<Real> w = exp2(x) * inverse;
+      Vec<Real> w = inverse != 0 ? exp2(x) * inverse : Vec<Real>{};  // also in unused lanes
       if (!plain) w = s == -kInf<Real> ? Vec<Real>{} : w;  // also in a row that is undefined
       m.score(j, v) = w;
       if (rows) {
@@ -227,6 +227,11 @@ static void weigh_block(const Reduce& r, const Scaling<E>& scaling, ReduceMemory
       }
     }
   }
+  if (m.undefined)
+    for (int i = 0; i < m.rows.count; ++i)
+      if (m.inverse[i] != m.inverse[i])
+        for (int j = reach.low[i / n]; j < reach.high[i / n]; ++j)
+          if (sees(*r.problem, m.rows, i, j0 + j)) m.scores[j * E::rows + i] = m.inverse[i];
   if (!columns) return;
   const bool largest = r.received_max;
   for (int j = 0; j < keys; j += n) {
@@ -341,11 +346,11 @@ static void write_top(const Reduce& r, const Scaling<E>& scaling, ReduceMemory<E
     keep_best(r, m, row);
   int64_t n = m.counts[row];
   if (m.inverse[row] != m.inverse[row]) n = 0;  // undefined: what it sees, in order
+  for (int64_t i = 0; i < n; ++i)
+    all[i].score =
+        exp2(broadcast((all[i].score - m.base[row]) * scaling.factor))[0] * m.inverse[row];
   std::sort(all, all + n, Above<Real>());
-  for (int64_t i = 0; i < n; ++i) {
-    values[i] = exp2(broadcast((all[i].score - m.base[row]) * scaling.factor))[0] * m.inverse[row];
-    keys[i] = all[i].key;
-  }
+  for (int64_t i = 0; i < n; ++i) values[i] = all[i].score, keys[i] = all[i].key;
   if (m.inverse[row] != m.inverse[row])
     for (int64_t j = m.rows.first[row]; j < m.rows.last[row] && n < r.k; ++j)
       if (sees(p, m.rows, row, j)) values[n] = m.inverse[row], keys[n++] = j;

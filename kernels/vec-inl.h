@@ -35,6 +35,7 @@ typedef Vec<float> F;
 typedef Vec<double> G;
 typedef Int<float> I;
 typedef uint32_t U __attribute__((vector_size(REGARD_LANES * 4)));
+typedef uint64_t W __attribute__((vector_size(REGARD_LANES * 4)));
 
 static inline F broadcast(float x) { return x - F{}; }  // x - 0 is x, also for NaN and -0
 static inline G broadcast(double x) { return x - G{}; }
@@ -176,14 +177,14 @@ static inline F exp2(F x) {
   const F magic = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
   const F inside = larger(broadcast(-127.0f), x), shifted = inside + magic;
   const F p = exp2_fraction(inside - (shifted - magic));
-  const I scaled = (I)p + ((I)shifted << 23);  // of the integer only the low bits stay
+  const U scaled = (U)p + ((U)shifted << 23);  // of the integer only the low bits stay
   return x < -126.0f ? F{} : (F)scaled;
 }
 static inline G exp2(G x) {
   const G magic = broadcast(6755399441055744.0);  // 1.5 * 2^52
   const G inside = larger(broadcast(-1023.0), x), shifted = inside + magic;
   const G p = exp2_fraction(inside - (shifted - magic));
-  const Int<double> scaled = (Int<double>)p + ((Int<double>)shifted << 52);
+  const W scaled = (W)p + ((W)shifted << 52);
   return x < -1022.0 ? G{} : (G)scaled;
 }
 #endif
@@ -417,7 +418,6 @@ static inline void put(char* p, Vec<R> x, int64_t count) {
 
 // The two halves of x * m, lane by lane.
 static inline void multiply_wide(U x, uint32_t m, U& high, U& low) {
-  typedef uint64_t W __attribute__((vector_size(REGARD_LANES * 4)));
 #if REGARD_LANES == 16
   const W even = (W)_mm512_mul_epu32((__m512i)x, _mm512_set1_epi32(int(m)));
   const W odd = (W)_mm512_mul_epu32((__m512i)((W)x >> 32), _mm512_set1_epi32(int(m)));

@@ -22,10 +22,6 @@ SEED = 2
 SERVED = re.compile(r"(\d+) of (\d+) (output|gradient|weights)")
 
 
-@pytest.mark.xfail(
-    reason="the weights of a row of NaN, and what a large bias adds to lanes without a query: "
-    "python tests/fuzz.py --seed 2 --calls 300"
-)
 @pytest.mark.parametrize("target", _kernel.kernels.targets())
 def test_random_calls_match_float64_and_the_kernels_serve_most(target):
     done = subprocess.run(

@@ -149,6 +149,20 @@ def test_a_forked_process_computes_too():
     assert run("-W", "ignore", "-c", code).returncode == 0
 
 
+class Attended(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, i):
+        x = torch.full((4, 300, 16), float(i))
+        return regard.attention(x, x, x, backend="kernel")
+
+
+def test_workers_of_a_data_loader_compute_too():
+    loader = torch.utils.data.DataLoader(Attended(), num_workers=2)
+    assert [float(x[0, 0, 0, 0]) for x in loader] == [0, 1, 2, 3]
+
+
 def test_a_visible_nan_comes_through_even_with_a_weight_of_zero():
     q, k = np.ones((1, 1), np.float32), np.full((1, 1), -np.inf, np.float32)
     v = np.float32([[np.nan, 1.0]])

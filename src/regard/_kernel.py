@@ -13,6 +13,7 @@ import numpy as np
 from regard._checks import Call, accumulating_name, check_contents, dtype_name, is_tensor
 from regard._settings import get_num_threads
 
+LARGEST_NUMBER = 1e30  # that scores are multiplied with in float32
 LARGEST_HEAD = 256  # one sum over more numbers than these is less exact than the plain formula's
 
 
@@ -34,6 +35,10 @@ def refuses(call: Call) -> str | None:
     sizes = call.query.shape[3], Dv
     if max(sizes) > LARGEST_HEAD:
         return f"its head sizes D and Dv go up to {LARGEST_HEAD}, these are {sizes}"
+    if accumulating_name(call.query) == "float32":
+        for name in ("scale", "softcap"):
+            if abs(getattr(call, name) or 0.0) > LARGEST_NUMBER:
+                return f"{name} is {getattr(call, name)}, and it computes in float32"
     if call.sizes[4] >= 2**31:
         return f"it counts keys up to {2**31 - 1}, these are {call.sizes[4]}"
     return _refuses_tensors(call) if call.is_torch else None
@@ -75,7 +80,7 @@ def _rows(x: Any) -> Any:
 
 def _to_numpy(x: Any, dtype: Any) -> Any:
     x = x.detach().numpy() if is_tensor(x) else x
-    return np.ascontiguousarray(x, dtype)
+    return np.require(x, dtype, ["C", "A"])
 
 
 def _read(call: Call) -> tuple[Any, tuple[Any, ...]]:

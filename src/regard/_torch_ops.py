@@ -59,6 +59,8 @@ def _may_fuse(call: Call) -> bool:
     Lq, Lk = call.query.shape[2], call.key.shape[2]
     if 0 in call.query.shape or 0 in call.key.shape or call.value.shape[3] != call.query.shape[3]:
         return False
+    if call.scale <= 0:
+        return False  # it hides by adding -inf before it scales
     if min(Lq, Lk) < 16 and call.query.device.type == "cpu":
         return False  # one side is short: its error is up to 2.9x the plain formula's
     options = (call.left, call.right, call.query_segments, call.query_start, call.sinks)
