@@ -138,7 +138,8 @@ static typename E::Real settle(const Problem& p, const Scaling<E>& scaling, int6
                                typename E::Real rounded) {
   typedef typename E::Real Real;
   if (top == -kInf<Real>) {  // the sums are 0, or NaN: of the scores, or let through by -inf
-    if (total == total) total = 0;
+    if (total != total) return total;
+    total = 0;
     return 1;
   }
   Real grown = 1;

@@ -196,7 +196,7 @@ def _sinks_gradient(call: Call, grad: Any, out: Any, maximum: Any, total: Any, r
     """``(Hq,)``: the sink's weight takes from every row ``delta = grad · out``."""
     grad, out, maximum, total = (x.double() for x in (grad, out, maximum, total))
     exponent = call.sinks.double()[:, None] * math.log2(math.e) - maximum * read.factor
-    weight = (exponent.exp2() / total).masked_fill(total == 0, 0.0)
+    weight = (exponent.clamp(max=0.0).exp2() / total).masked_fill(total == 0, 0.0)
     return -(weight * (grad * out).sum(-1)).sum((0, 2))
 
 
