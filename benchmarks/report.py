@@ -26,7 +26,7 @@ BEGIN, END = "<!-- benchmarks -->", "<!-- /benchmarks -->"
 BOTH = ["--dtype", "float32", "bfloat16"]
 RUNS = {
     "roofline": [],
-    "forward": ["--dtype", "float32", "bfloat16", "float16", "float64"],
+    "forward": BOTH,
     "backward": BOTH,
     "second_pass": BOTH,
     "decode": BOTH,

@@ -115,20 +115,12 @@ template <class E>
 static void weigh(const Problem& p, BackwardMemory<E>& m, const Reach& reach, const Matrix& k,
                   const Matrix& value, int64_t j0, int keys, bool through) {
   typedef typename E::Real Real;
-  typedef typename E::Op Op;
   constexpr int n = E::lanes;
   const Rows<E>& rows = m.rows;
   const Scaling<E> scaling(p);
   for (int c = 0; c < reach.cuts; ++c) {
-    const Reach::Cut& cut = reach.cut[c];
-    const int first = cut.from * n, vectors = cut.to - cut.from, height = cut.end - cut.begin;
-    const int64_t to = cut.begin * E::rows + first;
-    multiply<Op, false, Into::set>(vectors, rows.q + first, E::rows,
-                                   (const char*)k.data + cut.begin * k.stride, k.stride,
-                                   E::words(p.D), height, m.weights + to, E::rows);
-    multiply<Op, false, Into::set>(vectors, m.grad + first, E::rows,
-                                   (const char*)value.data + cut.begin * value.stride, value.stride,
-                                   E::words(p.Dv), height, m.change + to, E::rows);
+    multiply_cut<E>(reach.cut[c], rows.q, k, p.D, m.weights);
+    multiply_cut<E>(reach.cut[c], m.grad, value, p.Dv, m.change);
   }
   const bool simple = reach.plain && scaling.raw && !p.mask && !p.key_ids;
   Real* slope = through ? m.slope : nullptr;

@@ -47,19 +47,42 @@ static void rescale(const Problem& p, const Scaling<E>& scaling, const State<E>&
   top = highest;
 }
 
-// Turns the scores of V vectors into weights relative to the largest score.
+// Turns the scores of V vectors into weights relative to the largest score, where they stand or as
+// pairs of neighbouring keys.
 template <class E, int V>
 static void softmax(const Scaling<E>& scaling, const State<E>& state, typename E::Real* scores,
-                    int v, int low, int high) {
+                    [[maybe_unused]] typename E::Word* pairs, int v, int low, int high) {
   typedef typename E::Real Real;
   constexpr int n = E::lanes;
   Vec<Real> base[V], sum[V] = {};
   for (int i = 0; i < V; ++i) base[i] = scaling.base(*(const Vec<Real>*)(state.top + (v + i) * n));
+  const auto score = [&](int j, int i) -> Vec<Real>& {
+    return *(Vec<Real>*)(scores + j * E::rows + (v + i) * n);
+  };
+#ifdef REGARD_PAIRS
+  if constexpr (E::pack > 1)
+    if (pairs) {
+      Vec<Real> rounded[V] = {};
+      for (int j = low; j < high; j += 2)
+        for (int i = 0; i < V; ++i) {
+          const F x = exp2(scaling.exponent(score(j, i), base[i]));
+          const F y = j + 1 < high ? exp2(scaling.exponent(score(j + 1, i), base[i])) : F{};
+          const I pair = pairs_of(x, y);
+          *(I*)(pairs + j / 2 * E::rows + (v + i) * n) = pair;
+          sum[i] += x + y;
+          rounded[i] = Pairs::add(rounded[i], pair, I{} + kOnes);
+        }
+      for (int i = 0; i < V; ++i) {
+        *(F*)(state.total + (v + i) * n) += sum[i];
+        *(F*)(state.rounded + (v + i) * n) += rounded[i];
+      }
+      return;
+    }
+#endif
   for (int j = low; j < high; ++j)
     for (int i = 0; i < V; ++i) {
-      Vec<Real>* x = (Vec<Real>*)(scores + j * E::rows + (v + i) * n);
-      *x = exp2(scaling.exponent(*x, base[i]));
-      sum[i] += *x;
+      score(j, i) = exp2(scaling.exponent(score(j, i), base[i]));
+      sum[i] += score(j, i);
     }
   for (int i = 0; i < V; ++i) *(Vec<Real>*)(state.total + (v + i) * n) += sum[i];
 }
@@ -68,6 +91,7 @@ static void softmax(const Scaling<E>& scaling, const State<E>& state, typename E
 template <class E>
 static void add_keys(const Problem& p, ForwardMemory<E>& m, int64_t kv, int64_t low, int64_t high) {
   typedef typename E::Real Real;
+  typedef typename E::Word Word;
   typedef typename E::Op Op;
   constexpr int n = E::lanes;
   const Rows<E>& rows = m.rows;
@@ -82,20 +106,14 @@ static void add_keys(const Problem& p, ForwardMemory<E>& m, int64_t kv, int64_t 
     const bool simple = reach.plain && scaling.raw && !p.mask && !p.key_ids;
     const Matrix k = along<E>(p.key.at(rows.b, kv, j0), key_stride, keys, p.D, m.keys);
     __builtin_memcpy(m.top, state.top, sizeof(Real) * E::rows);
-    for (int c = 0; c < reach.cuts; ++c) {
-      const Reach::Cut& cut = reach.cut[c];
-      const char* from = (const char*)k.data + cut.begin * k.stride;
-      const int first = cut.from * n, vectors = cut.to - cut.from;
-      Real* to = m.scores + cut.begin * E::rows + first;
-      if (simple)
-        multiply<Op, false, Into::set_and_maximum>(vectors, rows.q, E::rows, from, k.stride,
-                                                   E::words(p.D), keys, to, E::rows, m.top);
-      else
-        multiply<Op, false, Into::set>(vectors, rows.q + first, E::rows, from, k.stride,
-                                       E::words(p.D), cut.end - cut.begin, to, E::rows);
-    }
-    if (!simple) {
-      finish_scores<E>(p, rows, reach, scaling, j0, keys, m.scores, nullptr);
+    const bool fused = simple && E::words(p.D) <= kTerms;
+    if (fused)
+      multiply<Op, false, Into::set_and_maximum>(rows.vectors, rows.q, E::rows, k.data, k.stride,
+                                                 E::words(p.D), keys, m.scores, E::rows, m.top);
+    else
+      for (int c = 0; c < reach.cuts; ++c) multiply_cut<E>(reach.cut[c], rows.q, k, p.D, m.scores);
+    if (!simple) finish_scores<E>(p, rows, reach, scaling, j0, keys, m.scores, nullptr);
+    if (!fused) {
       for (int v = 0; v < rows.vectors; ++v) {
         Vec<Real> top = *(const Vec<Real>*)(m.top + v * n);
         for (int j = reach.low[v]; j < reach.high[v]; ++j)
@@ -104,21 +122,25 @@ static void add_keys(const Problem& p, ForwardMemory<E>& m, int64_t kv, int64_t 
       }
     }
     for (int v = 0; v < rows.vectors; ++v) rescale(p, scaling, state, m.top, v);
+    const char* v0 = p.value.at(rows.b, kv, j0);
+    const bool careful = !simple && !finite<E>(v0, value_stride, keys, p.Dv);
+    // Weights that go straight to the values leave as pairs.
+    Word* const pairs = E::pack > 1 && !p.threshold && !careful ? m.weights : nullptr;
     if (reach.plain && rows.vectors == kVectors)
-      softmax<E, kVectors>(scaling, state, m.scores, 0, 0, keys);
+      softmax<E, kVectors>(scaling, state, m.scores, pairs, 0, 0, keys);
     else
       for (int v = 0; v < rows.vectors; ++v)
-        softmax<E, 1>(scaling, state, m.scores, v, reach.low[v], reach.high[v]);
+        softmax<E, 1>(scaling, state, m.scores, pairs, v, reach.low[v], reach.high[v]);
     if (p.threshold) {
       draw(p, rows, j0, keys, m.kept);
       drop(rows, reach, m.kept, m.scores);
     }
-    const char* v0 = p.value.at(rows.b, kv, j0);
-    if (!simple && !finite<E>(v0, value_stride, keys, p.Dv)) {
+    if (careful) {
       add_values_carefully<E>(p, rows, v0, j0, keys, reach, m.scores, state);
       continue;
     }
-    if constexpr (E::pack > 1) pack_weights(rows, reach, keys, m.scores, m.weights, state.rounded);
+    if constexpr (E::pack > 1)
+      if (!pairs) pack_weights(rows, reach, keys, m.scores, m.weights);
     const Matrix v = across<E>(v0, value_stride, keys, p.Dv, m.values);
     for (int c = 0; c < reach.cuts; ++c) {
       const Reach::Cut& cut = reach.cut[c];

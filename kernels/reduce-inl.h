@@ -371,8 +371,6 @@ static void write_top(const Reduce& r, const Scaling<E>& scaling, ReduceMemory<E
 template <class E>
 static void run_reduce(const void* pass, int64_t task, char* memory, const Stop& stop) {
   typedef typename E::Real Real;
-  typedef typename E::Op Op;
-  constexpr int n = E::lanes;
   const Reduce& r = *(const Reduce*)pass;
   const Problem& p = *r.problem;
   Scratch scratch(memory);
@@ -408,13 +406,8 @@ static void run_reduce(const void* pass, int64_t task, char* memory, const Stop&
       const int keys = int(high - j0 < kKeys ? high - j0 : kKeys);
       const Reach reach = reach_of(m.rows, j0, keys);
       const Matrix k = along<E>(p.key.at(b, kv, j0), p.key.strides[2], keys, p.D, m.keys);
-      for (int x = 0; x < reach.cuts; ++x) {
-        const Reach::Cut& cut = reach.cut[x];
-        multiply<Op, false, Into::set>(cut.to - cut.from, m.rows.q + cut.from * n, E::rows,
-                                       (const char*)k.data + cut.begin * k.stride, k.stride,
-                                       E::words(p.D), cut.end - cut.begin,
-                                       m.scores + cut.begin * E::rows + cut.from * n, E::rows);
-      }
+      for (int x = 0; x < reach.cuts; ++x)
+        multiply_cut<E>(reach.cut[x], m.rows.q, k, p.D, m.scores);
       if (!(reach.plain && scaling.raw && !p.mask && !p.key_ids))
         finish_scores<E>(p, m.rows, reach, scaling, j0, keys, m.scores, nullptr);
       if (r.k && r.k <= kSortedInLanes)

@@ -102,32 +102,55 @@ static Matrix along(const char* rows, int64_t stride, int64_t n, int64_t D,
       const Vec<typename E::Word> x =
           words_at<E>(rows + r * stride + w * E::pack * sizeof(typename E::Bits), D - w * E::pack);
       const int64_t left = words - w < E::lanes ? words - w : E::lanes;
-      __builtin_memcpy(memory + r * words + w, &x, size_t(left) * sizeof(typename E::Word));
+      if (left == E::lanes)
+        store<typename E::Word>(memory + r * words + w, x);
+      else
+        __builtin_memcpy(memory + r * words + w, &x, size_t(left) * sizeof(typename E::Word));
     }
   return {memory, words * int64_t(sizeof(typename E::Word))};
 }
+
+#ifdef REGARD_PAIRS
+// Pairs of the numbers of x and y: of their first halves, or of the second.
+template <int half>
+static inline I interleave(I x, I y) {
+  constexpr auto order = [] {
+    struct {
+      uint16_t at[32];
+    } o{};
+    for (int i = 0; i < 16; ++i)
+      o.at[2 * i] = uint16_t(16 * half + i), o.at[2 * i + 1] = uint16_t(32 + 16 * half + i);
+    return o;
+  }();
+  return (I)_mm512_permutex2var_epi16((__m512i)x, read<__m512i>(order.at), (__m512i)y);
+}
+#endif
 
 // The same rows for sums across them: words are pairs of one number in two rows.
 // `memory` holds words(n) * D.
 template <class E>
 static Matrix across(const char* rows, int64_t stride, int64_t n, int64_t D,
                      typename E::Word* memory) {
-  if constexpr (E::pack == 1) {
-    return along<E>(rows, stride, n, D, memory);
-  } else {
+#ifdef REGARD_PAIRS
+  if constexpr (E::pack > 1) {
     for (int64_t r = 0; r < n; r += 2) {
       const char* p = rows + r * stride;
       typename E::Word* to = memory + r / 2 * D;
-      for (int64_t d = 0; d < D; d += E::lanes) {
-        I x = (I)numbers<float, Type::bfloat16>(p + d * 2, D - d);
-        const I y = r + 1 < n ? (I)numbers<float, Type::bfloat16>(p + stride + d * 2, D - d) : I{};
-        x = (I)((U)x >> 16) | y;
-        const int64_t left = D - d < E::lanes ? D - d : E::lanes;
-        __builtin_memcpy(to + d, &x, size_t(left) * 4);
+      int64_t d = 0;
+      for (; r + 1 < n && d + 2 * E::lanes <= D; d += 2 * E::lanes) {
+        const I x = load<int32_t>(p + d * 2), y = load<int32_t>(p + stride + d * 2);
+        store<int32_t>(to + d, interleave<0>(x, y));
+        store<int32_t>(to + d + E::lanes, interleave<1>(x, y));
+      }
+      for (; d < D; ++d) {
+        const uint32_t y = r + 1 < n ? read<uint16_t>(p + stride + d * 2) : 0;
+        to[d] = int32_t(read<uint16_t>(p + d * 2) | y << 16);
       }
     }
     return {memory, D * 4};
   }
+#endif
+  return along<E>(rows, stride, n, D, memory);
 }
 
 // A block of queries. Its rows are those of some neighbouring heads, one head behind another.
@@ -248,6 +271,26 @@ static bool sees(const Problem& p, const Rows<E>& rows, int i, int64_t j) {
   return rows.first[i] <= j && j < rows.last[i] &&
          (!p.key_ids || p.query_ids[b * p.Lq + q] == p.key_ids[b * p.Lk + j]) &&
          (!p.mask || *(p.mask.at(b, h, q) + j * p.mask.strides[3]));
+}
+
+// Sums of more words than these are made in parts: the error grows with the longest.
+constexpr int64_t kTerms = 128;
+
+// to[key][row]: the products of the keys of a cut with its vectors of x, [words(D)][rows].
+template <class E>
+static void multiply_cut(const Reach::Cut& cut, const typename E::Word* x, const Matrix& keys,
+                         int64_t D, typename E::Real* to) {
+  typedef typename E::Op Op;
+  const int vectors = cut.to - cut.from, first = cut.from * E::lanes;
+  for (int64_t w = 0; w == 0 || w < E::words(D); w += kTerms) {  // of nothing the sum is 0
+    const int64_t terms = E::words(D) - w < kTerms ? E::words(D) - w : kTerms;
+    const char* from =
+        (const char*)keys.data + cut.begin * keys.stride + w * int64_t(sizeof(typename E::Word));
+    (w ? multiply<Op, false, Into::add>
+       : multiply<Op, false, Into::set>)(vectors, x + w * E::rows + first, E::rows, from,
+                                         keys.stride, terms, cut.end - cut.begin,
+                                         to + cut.begin * E::rows + first, E::rows, nullptr);
+  }
 }
 
 // What stands between the products and the exponential. Where it is `raw`, scores are the products

@@ -122,21 +122,17 @@ static inline I pairs_of(F x, F y) {
                                      (__m512i)_mm512_cvtne2ps_pbh((__m512)y, (__m512)x));
 }
 
-// Rounds the weights of neighbouring keys to pairs, and adds up what they are then.
+constexpr int32_t kOnes = 0x3f803f80;  // a pair of 1
+
+// Rounds the weights of neighbouring keys to pairs.
 template <class E>
 static void pack_weights(const Rows<E>& rows, const Reach& reach, int keys, const float* weights,
-                         int32_t* pairs, float* rounded) {
-  const I ones = I{} + 0x3f803f80;
-  for (int v = 0; v < rows.vectors; ++v) {
-    F sum = {};
+                         int32_t* pairs) {
+  for (int v = 0; v < rows.vectors; ++v)
     for (int j = reach.low[v]; j < reach.high[v]; j += 2) {
-      const F* x = (const F*)(weights + j * E::rows + v * E::lanes);
+      const F x = *(const F*)(weights + j * E::rows + v * E::lanes);
       const F y = j + 1 < keys ? *(const F*)(weights + (j + 1) * E::rows + v * E::lanes) : F{};
-      const I pair = pairs_of(*x, y);
-      *(I*)(pairs + j / 2 * E::rows + v * E::lanes) = pair;
-      sum = Pairs::add(sum, pair, ones);
+      *(I*)(pairs + j / 2 * E::rows + v * E::lanes) = pairs_of(x, y);
     }
-    *(F*)(rounded + v * E::lanes) += sum;
-  }
 }
 #endif
