@@ -123,7 +123,7 @@ static void add_keys(const Problem& p, ForwardMemory<E>& m, int64_t kv, int64_t 
     }
     for (int v = 0; v < rows.vectors; ++v) rescale(p, scaling, state, m.top, v);
     const char* v0 = p.value.at(rows.b, kv, j0);
-    const bool careful = !simple && !finite<E>(v0, value_stride, keys, p.Dv);
+    const bool careful = !simple && !all_finite<E>(p, rows, scaling, v0, j0, keys);
     // Weights that go straight to the values leave as pairs.
     Word* const pairs = E::pack > 1 && !p.threshold && !careful ? m.weights : nullptr;
     if (reach.plain && rows.vectors == kVectors)

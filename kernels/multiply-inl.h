@@ -47,7 +47,7 @@ static inline void tile(const typename Op::Word* x, int64_t ldx, const char* a, 
   for (int v = 0; v < V; ++v) {
     Vec<Real> top;
     if (into == Into::set_and_maximum) top = *(const Vec<Real>*)(maximum + v * n);
-#pragma GCC unroll 4
+#pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
       Vec<Real>* to = (Vec<Real>*)(out + r * ldo + v * n);
       *to = into == Into::add ? *to + sum[r][v] : sum[r][v];
@@ -63,10 +63,15 @@ __attribute__((noinline)) static void tiles(const typename Op::Word* x, int64_t 
                                             int64_t lda, int64_t terms, int64_t rows,
                                             typename Op::Real* out, int64_t ldo,
                                             typename Op::Real* maximum) {
+  // Few vectors make a tile of more rows: sums enough to hide how long one takes.
+  constexpr int tall = kVectors / V * 4;
   const int64_t step = across ? int64_t(sizeof(typename Op::Word)) : lda;
   int64_t r = 0;
-  for (; r + 4 <= rows; r += 4)
-    tile<Op, across, into, 4, V>(x, ldx, a + r * step, lda, terms, out + r * ldo, ldo, maximum);
+  for (; r + tall <= rows; r += tall)
+    tile<Op, across, into, tall, V>(x, ldx, a + r * step, lda, terms, out + r * ldo, ldo, maximum);
+  if (tall > 4)
+    for (; r + 4 <= rows; r += 4)
+      tile<Op, across, into, 4, V>(x, ldx, a + r * step, lda, terms, out + r * ldo, ldo, maximum);
   for (; r < rows; ++r)
     tile<Op, across, into, 1, V>(x, ldx, a + r * step, lda, terms, out + r * ldo, ldo, maximum);
 }

@@ -389,18 +389,22 @@ static void finish_scores(const Problem& p, const Rows<E>& rows, const Reach& re
     }
     if (!reach.plain) {
       Int<Real> first, last;
-      bool whole = true;
+      int seen_low = low, seen_high = high;  // by every row
       for (int i = 0; i < n; ++i) {
-        const auto inside = [&](int64_t j) { return j < 0 ? 0 : j > keys ? keys : j; };
+        const auto inside = [&](int64_t j) { return int(j < 0 ? 0 : j > keys ? keys : j); };
         first[i] = inside(rows.first[v * n + i] - j0);
         last[i] = inside(rows.last[v * n + i] - j0);
-        whole &= i >= count || (first[i] <= low && last[i] >= high);
+        if (i < count && first[i] > seen_low) seen_low = int(first[i]);
+        if (i < count && last[i] < seen_high) seen_high = int(last[i]);
       }
-      if (!whole)
-        for (int j = low; j < high; ++j) {
+      const auto hide = [&](int from, int to) {
+        for (int j = from; j < to; ++j) {
           const Int<Real> key = Int<Real>{} + j;
           at(j, v) = ((key >= first) & (key < last)) ? at(j, v) : Vec<Real>{} + hidden;
         }
+      };
+      hide(low, seen_low < high ? seen_low : high);
+      hide(seen_high > seen_low ? seen_high : seen_low, high);
     }
     if (p.mask) {
       for (int i = 0; i < count; ++i)

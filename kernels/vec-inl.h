@@ -175,15 +175,15 @@ static inline G exp2(G x) {
 #else
 static inline F exp2(F x) {
   const F magic = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
-  const F inside = larger(broadcast(-127.0f), x), shifted = inside + magic;
-  const F p = exp2_fraction(inside - (shifted - magic));
+  const F shifted = x + magic;
+  const F p = exp2_fraction(x - (shifted - magic));
   const U scaled = (U)p + ((U)shifted << 23);  // of the integer only the low bits stay
   return x < -126.0f ? F{} : (F)scaled;
 }
 static inline G exp2(G x) {
   const G magic = broadcast(6755399441055744.0);  // 1.5 * 2^52
-  const G inside = larger(broadcast(-1023.0), x), shifted = inside + magic;
-  const G p = exp2_fraction(inside - (shifted - magic));
+  const G shifted = x + magic;
+  const G p = exp2_fraction(x - (shifted - magic));
   const W scaled = (W)p + ((W)shifted << 52);
   return x < -1022.0 ? G{} : (G)scaled;
 }

@@ -86,6 +86,19 @@ static bool finite(const char* rows, int64_t stride, int64_t n, int64_t D) {
   return true;
 }
 
+// Whether the values of a block that some row does not see are finite.
+template <class E>
+static bool all_finite(const Problem& p, const Rows<E>& rows, const Scaling<E>& scaling,
+                       const char* value, int64_t j0, int keys) {
+  const int64_t stride = p.value.strides[2];
+  if (!scaling.raw || p.mask || p.key_ids) return finite<E>(value, stride, keys, p.Dv);
+  const auto inside = [&](int64_t j) { return j < j0 ? 0 : j > j0 + keys ? keys : j - j0; };
+  const int64_t low = inside(rows.all_low), high = inside(rows.all_high);
+  if (low >= high) return finite<E>(value, stride, keys, p.Dv);
+  return finite<E>(value, stride, low, p.Dv) &&
+         finite<E>(value + high * stride, stride, keys - high, p.Dv);
+}
+
 // Adds the values of a block in which some are NaN or inf: what a row does not see takes no part.
 template <class E>
 static void add_values_carefully(const Problem& p, const Rows<E>& rows, const char* value,

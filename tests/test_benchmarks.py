@@ -56,7 +56,7 @@ def test_a_smoke_run_writes_the_machine_and_every_row_with_its_error(results):
     assert result["benchmark"] == "forward"
     assert result["machine"]["cpu"]
     assert result["machine"]["threads"] == 1
-    shapes, cases = result["tables"]
+    shapes, cases, _ = result["tables"]
     assert [row["causal"] for row in shapes["rows"]] == [False, True]
     assert cases["rows"][0]["case"] == "full"
     assert [row["visible"] < 1 for row in cases["rows"]] == [False] + 5 * [True]
