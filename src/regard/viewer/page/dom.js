@@ -1,0 +1,47 @@
+// Elements without markup: tokens are hostile, so text is always set as text.
+
+// make("button", {class: "x", text: "y", "aria-label": "z", onclick: f}, child, …)
+export function make(tag, properties = {}, ...children) {
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties)) {
+    if (value === undefined || value === null) continue;
+    if (name === "class") node.className = value;
+    else if (name === "text") node.textContent = value;
+    else if (name.includes("-") || !(name in node)) node.setAttribute(name, value);
+    else node[name] = value;
+  }
+  node.append(...children.filter((child) => child !== null && child !== undefined));
+  return node;
+}
+
+// A row of buttons of which one is pressed: {element, show(value)}.
+export function makeSwitch(label, choices, choose) {
+  const buttons = new Map();
+  for (const [value, text] of Object.entries(choices)) {
+    const button = make("button", { type: "button", text, onclick: () => choose(value) });
+    buttons.set(value, button);
+  }
+  const element = make(
+    "div",
+    { class: "regard-switch", role: "group", "aria-label": label },
+    ...buttons.values(),
+  );
+  const show = (chosen) => {
+    for (const [value, button] of buttons)
+      button.setAttribute("aria-pressed", String(value === chosen));
+  };
+  return { element, show };
+}
+
+// A labelled <select>: {element, fill(options), show(value)}; options: [[value, text], …].
+export function makePicker(label, choose) {
+  const select = make("select", { onchange: () => choose(select.value) });
+  const element = make("label", { class: "regard-picker" }, make("span", { text: label }), select);
+  const fill = (options) => {
+    select.replaceChildren(...options.map(([value, text]) => make("option", { value, text })));
+  };
+  const show = (value) => {
+    select.value = String(value);
+  };
+  return { element, fill, show };
+}
