@@ -12,6 +12,7 @@ const DEFAULTS = {
   side: "to", // what the query attends to; "by": what the key is attended by
   low: null, // the range of colours, log10, where it was edited
   high: null,
+  span: null, // the same of a difference: colours reach from −span to span
   compare: "", // "side" or "difference": with
   other: "", // L2H1, or L2H1@1 in the second recording
   x: null, // the map: the token at its left and top, and device pixels for a token
@@ -20,6 +21,8 @@ const DEFAULTS = {
 };
 // Going back undoes these; the others are replaced where they stand.
 const STEPS = ["view", "recording", "layer", "head", "query", "key", "compare", "other"];
+// Browsers refuse more than some twenty changes of the address a second.
+const ADDRESS_MS = 200;
 
 export class Selection extends EventTarget {
   // `about` is the source's; `address`: whether the page's address follows.
@@ -31,6 +34,7 @@ export class Selection extends EventTarget {
     this.#mend();
     if (address) {
       window.addEventListener("popstate", () => {
+        clearTimeout(this.timer);
         const before = this.#fields();
         Object.assign(this, DEFAULTS, fromHash(location.hash));
         this.#mend();
@@ -40,15 +44,17 @@ export class Selection extends EventTarget {
   }
 
   // Sets some fields to what exists nearest to it, and tells whoever listens to "change":
-  // event.detail is the set of their names.
-  set(fields) {
+  // event.detail is the set of their names. `step`: whether going back may undo it alone.
+  set(fields, { step = true } = {}) {
     const before = this.#fields();
     Object.assign(this, fields);
     this.#mend();
     const changed = this.#tell(before);
     if (!this.address || changed.size === 0) return;
-    const push = STEPS.some((name) => changed.has(name));
-    history[push ? "pushState" : "replaceState"](null, "", toHash(this.#fields()));
+    clearTimeout(this.timer);
+    const write = (how) => history[how](null, "", toHash(this.#fields()));
+    if (step && STEPS.some((name) => changed.has(name))) write("pushState");
+    else this.timer = setTimeout(() => write("replaceState"), ADDRESS_MS);
   }
 
   get recordingFacts() {
