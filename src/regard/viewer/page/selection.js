@@ -34,7 +34,7 @@ export class Selection extends EventTarget {
     this.#mend();
     if (address) {
       window.addEventListener("popstate", () => {
-        clearTimeout(this.timer);
+        this.#stopTimer();
         const before = this.#fields();
         Object.assign(this, DEFAULTS, fromHash(location.hash));
         this.#mend();
@@ -51,10 +51,17 @@ export class Selection extends EventTarget {
     this.#mend();
     const changed = this.#tell(before);
     if (!this.address || changed.size === 0) return;
-    clearTimeout(this.timer);
-    const write = (how) => history[how](null, "", toHash(this.#fields()));
-    if (step && STEPS.some((name) => changed.has(name))) write("pushState");
-    else this.timer = setTimeout(() => write("replaceState"), ADDRESS_MS);
+    const late = this.#stopTimer();
+    const write = (how, fields) => history[how](null, "", toHash(fields));
+    if (step && STEPS.some((name) => changed.has(name))) {
+      if (late) write("replaceState", before);
+      write("pushState", this.#fields());
+    } else {
+      this.timer = setTimeout(() => {
+        this.timer = null;
+        write("replaceState", this.#fields());
+      }, ADDRESS_MS);
+    }
   }
 
   get recordingFacts() {
@@ -82,6 +89,14 @@ export class Selection extends EventTarget {
   // `L5H3`.
   get name() {
     return `L${this.layer}H${this.head}`;
+  }
+
+  // Whether the address was behind.
+  #stopTimer() {
+    const late = this.timer != null;
+    clearTimeout(this.timer);
+    this.timer = null;
+    return late;
   }
 
   #fields() {
