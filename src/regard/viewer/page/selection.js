@@ -21,6 +21,7 @@ const DEFAULTS = {
 };
 // Going back undoes these; the others are replaced where they stand.
 const STEPS = ["view", "recording", "layer", "head", "query", "key", "compare", "other"];
+const REST_MS = 250; // browsers allow a page few changes of its address: those of a drag wait
 // Browsers refuse more than some twenty changes of the address a second.
 const ADDRESS_MS = 200;
 
@@ -30,6 +31,8 @@ export class Selection extends EventTarget {
     super();
     this.about = about;
     this.address = address;
+    this.repeats = false; // while a key is held down: no step back for each of its moves
+    this.waiting = null; // the timer of an address that is not written yet
     Object.assign(this, DEFAULTS, address ? fromHash(location.hash) : {});
     this.#mend();
     if (address) {
@@ -97,6 +100,30 @@ export class Selection extends EventTarget {
     clearTimeout(this.timer);
     this.timer = null;
     return late;
+  }
+
+  #follow() {
+    clearTimeout(this.waiting);
+    this.waiting = null;
+    const before = this.#fields();
+    Object.assign(this, DEFAULTS, fromHash(location.hash));
+    this.#mend();
+    this.#tell(before);
+  }
+
+  #write(before, push) {
+    const waited = this.waiting !== null;
+    clearTimeout(this.waiting);
+    this.waiting = null;
+    if (push) {
+      if (waited) history.replaceState(null, "", toHash(before));
+      history.pushState(null, "", toHash(this.#fields()));
+      return;
+    }
+    this.waiting = setTimeout(() => {
+      this.waiting = null;
+      history.replaceState(null, "", toHash(this.#fields()));
+    }, REST_MS);
   }
 
   #fields() {
