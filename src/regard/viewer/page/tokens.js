@@ -1,0 +1,89 @@
+// Tokens as people read them, and phrases found in them.
+
+// Byte-level vocabularies write a space as Ġ, a line's end as Ċ and a tab as ĉ; others write ▁.
+const SPELLED = { "Ġ": " ", "▁": " ", "Ċ": "\n", "ĉ": "\t" };
+// What would hide, or turn the order of letters around, is written out: ␀, ⟨202E⟩.
+const UNSEEN =
+  /[\0-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]/g;
+const LONGEST = 400; // characters of one token that are shown
+
+// The token's text, with its spaces, and nothing in it that hides.
+export function cleanToken(text) {
+  const cut = text.length > LONGEST ? `${text.slice(0, LONGEST)}…` : text;
+  return cut.replace(/[Ġ▁Ċĉ]/g, (mark) => SPELLED[mark]).replace(UNSEEN, written);
+}
+
+function written(character) {
+  const code = character.codePointAt(0);
+  if (code < 0x20) return String.fromCodePoint(0x2400 + code);
+  if (code === 0x7f) return "␡";
+  return `⟨${code.toString(16).toUpperCase().padStart(4, "0")}⟩`;
+}
+
+// The token in a few letters, on one line and never empty: for labels.
+export function tokenLabel(text, most = 14) {
+  const clean = cleanToken(text).replace(/\n/g, "⏎").replace(/\t/g, "⇥");
+  const letters = [...(clean.trim() || clean.replace(/\s/g, "␣") || "∅")];
+  return letters.length > most ? `${letters.slice(0, most - 1).join("")}…` : letters.join("");
+}
+
+// `«cat»`.
+export function quoted(text) {
+  return `«${tokenLabel(text, 24)}»`;
+}
+
+// A text as its tokens.
+export class TokenText {
+  constructor(tokens) {
+    this.raw = tokens;
+    this.clean = tokens.map(cleanToken);
+    // Words without any space are words of a tokenizer that drops spaces.
+    this.spaced = tokens.length > 1 && !this.clean.some((text) => /\s/.test(text));
+  }
+
+  get length() {
+    return this.raw.length;
+  }
+
+  label(position, most) {
+    return tokenLabel(this.raw[position], most);
+  }
+
+  // Where the phrase stands, upper or lower case, across tokens: [[first, last], …].
+  find(phrase) {
+    const sought = phrase.toLowerCase();
+    if (!sought) return [];
+    const { text, starts } = this.#searched();
+    const hits = [];
+    for (let at = text.indexOf(sought); at >= 0; at = text.indexOf(sought, at + 1))
+      hits.push([tokenAt(starts, at), tokenAt(starts, at + sought.length - 1)]);
+    return hits.filter(([first], n) => n === 0 || hits[n - 1][0] !== first);
+  }
+
+  #searched() {
+    if (this.searched) return this.searched;
+    const starts = new Int32Array(this.length);
+    const parts = [];
+    let length = 0;
+    this.clean.forEach((clean, n) => {
+      starts[n] = length;
+      const part = clean.toLowerCase() + (this.spaced ? " " : "");
+      length += part.length;
+      parts.push(part);
+    });
+    this.searched = { text: parts.join(""), starts };
+    return this.searched;
+  }
+}
+
+// The last token that starts at or before a place in the text.
+function tokenAt(starts, place) {
+  let low = 0;
+  let high = starts.length - 1;
+  while (low < high) {
+    const middle = (low + high + 1) >> 1;
+    if (starts[middle] <= place) low = middle;
+    else high = middle - 1;
+  }
+  return low;
+}
