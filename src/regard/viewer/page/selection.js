@@ -21,7 +21,6 @@ const DEFAULTS = {
 };
 // Going back undoes these; the others are replaced where they stand.
 const STEPS = ["view", "recording", "layer", "head", "query", "key", "compare", "other"];
-const REST_MS = 250; // browsers allow a page few changes of its address: those of a drag wait
 // Browsers refuse more than some twenty changes of the address a second.
 const ADDRESS_MS = 200;
 
@@ -32,23 +31,24 @@ export class Selection extends EventTarget {
     this.about = about;
     this.address = address;
     this.repeats = false; // while a key is held down: no step back for each of its moves
-    this.waiting = null; // the timer of an address that is not written yet
+    this.timer = null; // of an address that is not written yet
     Object.assign(this, DEFAULTS, address ? fromHash(location.hash) : {});
     this.#mend();
     if (address) {
-      window.addEventListener("popstate", () => {
-        this.#stopTimer();
-        const before = this.#fields();
-        Object.assign(this, DEFAULTS, fromHash(location.hash));
-        this.#mend();
-        this.#tell(before);
-      });
+      this.goes = () => this.#follow();
+      window.addEventListener("popstate", this.goes);
     }
+  }
+
+  // Stops following the address.
+  end() {
+    this.#stopTimer();
+    window.removeEventListener("popstate", this.goes);
   }
 
   // Sets some fields to what exists nearest to it, and tells whoever listens to "change":
   // event.detail is the set of their names. `step`: whether going back may undo it alone.
-  set(fields, { step = true } = {}) {
+  set(fields, { step = !this.repeats } = {}) {
     const before = this.#fields();
     Object.assign(this, fields);
     this.#mend();
@@ -65,6 +65,11 @@ export class Selection extends EventTarget {
         write("replaceState", this.#fields());
       }, ADDRESS_MS);
     }
+  }
+
+  // Tells every field anew, as after a failure.
+  again() {
+    this.dispatchEvent(new CustomEvent("change", { detail: new Set(Object.keys(DEFAULTS)) }));
   }
 
   get recordingFacts() {
@@ -96,34 +101,18 @@ export class Selection extends EventTarget {
 
   // Whether the address was behind.
   #stopTimer() {
-    const late = this.timer != null;
+    const late = this.timer !== null;
     clearTimeout(this.timer);
     this.timer = null;
     return late;
   }
 
   #follow() {
-    clearTimeout(this.waiting);
-    this.waiting = null;
+    this.#stopTimer();
     const before = this.#fields();
     Object.assign(this, DEFAULTS, fromHash(location.hash));
     this.#mend();
     this.#tell(before);
-  }
-
-  #write(before, push) {
-    const waited = this.waiting !== null;
-    clearTimeout(this.waiting);
-    this.waiting = null;
-    if (push) {
-      if (waited) history.replaceState(null, "", toHash(before));
-      history.pushState(null, "", toHash(this.#fields()));
-      return;
-    }
-    this.waiting = setTimeout(() => {
-      this.waiting = null;
-      history.replaceState(null, "", toHash(this.#fields()));
-    }, REST_MS);
   }
 
   #fields() {
