@@ -1,4 +1,4 @@
-"""The command line: ``regard show``, ``regard train``, ``regard generate``.
+"""The command line: ``regard show``, ``regard view``, ``regard train``, ``regard generate``.
 
 What a command needs is imported when it runs, so that ``regard --help`` is quick and
 ``regard show`` never loads torch.
@@ -116,6 +116,45 @@ def show(
     from regard.cli._show import show as run
 
     run(source, Wishes(model, layer, head, query, steps, save, json, width, text))
+
+
+@app.command()
+def view(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="TEXT|FILE|-", help="A text, a text file, a recording, or - for input."
+        ),
+    ],
+    other: Annotated[
+        str | None,
+        typer.Option("--with", metavar="TEXT|FILE", help="Another one, to compare it with."),
+    ] = None,
+    layer: Annotated[int | None, typer.Option(help="Layer of the head to open, from 0.")] = None,
+    head: Annotated[int | None, typer.Option(help="The head in it, from 0.")] = None,
+    query: Annotated[
+        str | None, typer.Option(metavar="TOKEN", help="A token or position to open at.")
+    ] = None,
+    export: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write one HTML file that works offline, and stop."),
+    ] = None,
+    no_open: Annotated[
+        bool, typer.Option("--no-open", help="Print the address and open no browser.")
+    ] = False,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port to serve on; 0 takes one that is free.")
+    ] = 0,
+    model: Model = "builtin",
+    text: Annotated[
+        bool, typer.Option("--text", help="Take TEXT as a text even if it looks like a file.")
+    ] = False,
+) -> None:
+    """Look at every weight in the browser, until Ctrl-C. Prints the address."""
+    from regard.cli._view import Wishes
+    from regard.cli._view import view as run
+
+    run(source, Wishes(other, model, text, layer, head, query, port, not no_open, export))
 
 
 @app.command()

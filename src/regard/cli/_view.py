@@ -1,0 +1,126 @@
+"""``regard view``: a recording, or what a model attends to in a text, in the browser."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from regard.cli import _links
+from regard.cli._errors import CommandError, InputError, one_line, reading, writing
+from regard.cli._screen import busy
+from regard.cli._source import read_source
+from regard.recording import Recording
+
+if TYPE_CHECKING:
+    from regard.viewer._server import Viewer
+
+INTERRUPTED = 130  # as a shell has it: 128 + SIGINT
+LONGEST_NAME = 60
+
+
+@dataclasses.dataclass(frozen=True)
+class Wishes:
+    """What was asked for on the command line."""
+
+    other: str | None = None
+    model: str = "builtin"
+    is_text: bool = False
+    layer: int | None = None
+    head: int | None = None
+    query: str | None = None
+    port: int = 0
+    open_browser: bool = True
+    export: Path | None = None
+
+
+def view(argument: str, wishes: Wishes) -> None:
+    """Serves until Ctrl-C, or writes one file.
+
+    Raises:
+        CommandError: with the line to print.
+    """
+    sources = [argument] if wishes.other is None else [argument, wishes.other]
+    recordings = [_recording(source, wishes) for source in sources]
+    if wishes.export is not None:
+        _export(recordings, wishes.export)
+        return
+    place = _place(recordings[0], wishes)
+    from regard.viewer._server import Viewer
+
+    try:
+        viewer = Viewer(recordings, [_name(source) for source in sources], wishes.port)
+    except (OSError, OverflowError) as error:
+        raise CommandError(
+            f"port {wishes.port} cannot be had: {one_line(error)}. Leave --port out to take one"
+            " that is free."
+        ) from error
+    except ValueError as error:
+        raise InputError(one_line(error)) from error
+    _serve(viewer, place, wishes.open_browser)
+
+
+def _recording(argument: str, wishes: Wishes) -> Recording:
+    source = read_source(argument, wishes.is_text)
+    if isinstance(source, Recording):
+        return source
+    from regard.lm import LanguageModel
+
+    with reading(), busy(f"Reading {len(source):,} characters"):
+        return LanguageModel.load(wishes.model).record(source)
+
+
+def _export(recordings: list[Recording], path: Path) -> None:
+    from regard._errors import MaterializeError
+    from regard.viewer.export import export
+
+    try:
+        with writing(), busy("Writing the page"):
+            export(recordings[0], path, other=recordings[1] if recordings[1:] else None)
+    except MaterializeError as error:
+        raise InputError(one_line(error)) from error
+    sys.stdout.write(f"{path}\n")
+
+
+def _place(recording: Recording, wishes: Wishes) -> str:
+    """The end of an address that opens at the head and token that were asked for."""
+    layer, head = wishes.layer or 0, wishes.head or 0
+    for name, number, count in (
+        ("layer", layer, len(recording.layers)),
+        ("head", head, recording.layers[min(layer, len(recording.layers) - 1)].heads),
+    ):
+        if not 0 <= number < count:
+            raise InputError(f"--{name} {number}: there are {count}, 0 to {count - 1}.")
+    parts = [f"L{layer}H{head}"]
+    if wishes.query is not None:
+        parts.append(f"query={_links.find_query(wishes.query, recording).position}")
+    is_asked = any(wish is not None for wish in (wishes.layer, wishes.head, wishes.query))
+    return f"#{'&'.join(parts)}" if is_asked else ""
+
+
+def _name(source: str) -> str:
+    """The name of a file, or the beginning of a text."""
+    with contextlib.suppress(OSError, ValueError):
+        if Path(source).is_file():
+            return Path(source).name
+    line = " ".join(source.split())
+    return line if len(line) <= LONGEST_NAME else f"{line[: LONGEST_NAME - 1]}…"
+
+
+def _serve(viewer: Viewer, place: str, open_browser: bool) -> None:
+    sys.stdout.write(f"{viewer.address}{place}\n")
+    sys.stdout.flush()
+    try:
+        if open_browser:
+            import webbrowser
+
+            webbrowser.open(viewer.address + place)
+        viewer.wait()
+    finally:
+        if not viewer.close():  # an answer under way would hold up the end of Python
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(INTERRUPTED)

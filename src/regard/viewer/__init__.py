@@ -1,0 +1,52 @@
+"""The viewer: a page in the browser on a recording's every weight.
+
+``regard view`` opens it from the command line; docs/viewer.md tells how it is used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from regard.recording import Recording
+
+if TYPE_CHECKING:
+    from regard.viewer._server import Viewer
+
+__all__ = ["view"]
+
+
+def view(
+    recording: Recording,
+    *,
+    other: Recording | None = None,
+    open_browser: bool = True,
+    port: int = 0,
+    names: tuple[str, ...] | None = None,
+) -> Viewer:
+    """Serve a recording on this machine and open it in the browser.
+
+    It serves in the background: nothing waits for it, and each call gives a viewer of its own.
+
+    Args:
+        recording: to look at.
+        other: a second one to compare it with.
+        open_browser: False prints nothing and opens nothing; the address is the result's.
+        port: 0 takes one that is free.
+        names: what to call the recordings; by default their models.
+
+    Returns:
+        The viewer, with ``address`` and ``close()``; at the end of a ``with`` block, and of
+        Python, it closes by itself.
+
+    Raises:
+        ValueError: a recording without queries.
+        OSError: the port is taken.
+    """
+    from regard.viewer._server import Viewer
+
+    viewer = Viewer([recording] if other is None else [recording, other], names, port)
+    if open_browser:
+        import webbrowser
+
+        webbrowser.open(viewer.address)
+    return viewer

@@ -1,0 +1,171 @@
+"""Facts of a recording that take no look at all its weights: sizes, options, who sees how much."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from regard import _reference
+from regard._checks import Call, is_tensor, read_call
+from regard._visible import Visibility
+from regard.recording import Layer, Recording
+
+BLOCK_PAIRS = 2**24  # whose visibility is looked at together: 16 MB
+
+
+def numpy_array(x: Any) -> np.ndarray:
+    """An array of NumPy's; numbers of a tensor that NumPy does not know become float32."""
+    if not is_tensor(x):
+        return np.asarray(x)
+    x = x.detach().cpu()
+    return np.asarray((x.float() if str(x.dtype) == "torch.bfloat16" else x).numpy())
+
+
+def call_of(layer: Layer, head: int | None = None) -> Call:
+    """The call of a layer, or of one head of it as ``(L, D)``, in arrays of NumPy."""
+    query, key, value, options = layer.query, layer.key, layer.value, layer.options
+    if head is not None:
+        shared = head // (layer.heads // layer.key_heads)
+        query, key, options = query[head], key[shared], layer.options_of(head)
+        value = None if value is None else value[shared]
+    arrays = [None if x is None else numpy_array(x) for x in (query, key, value)]
+    return read_call(*arrays, **{name: _plain(option) for name, option in options.items()})
+
+
+def _plain(option: Any) -> Any:
+    if isinstance(option, tuple):
+        return tuple(_plain(part) for part in option)
+    return numpy_array(option) if is_tensor(option) else option
+
+
+def about(recording: Recording, name: str) -> dict[str, Any]:
+    """Sizes and options of a recording."""
+    start = _place(recording)
+    return {
+        "name": name,
+        "model": recording.model,
+        "tokens": len(recording.tokens),
+        "queries": len(recording.query_tokens),
+        "itself": start is not None,
+        "start": start or 0,
+        "boundary": getattr(recording, "boundary", None),
+        "layers": [_layer(layer) for layer in recording.layers],
+    }
+
+
+def _place(recording: Recording) -> int | None:
+    """The position of the first query among the keys, or None where it has none."""
+    count, options = len(recording.query_tokens), recording.layers[0].options
+    tokens = len(recording.tokens)
+    usual = 0 if count == tokens else options.get("key_lengths", tokens) - count
+    start = int(options.get("query_start", usual))
+    is_inside = 0 <= start <= tokens - count
+    if is_inside and recording.tokens[start : start + count] == recording.query_tokens:
+        return start
+    return 0 if recording.tokens == recording.query_tokens else None
+
+
+def _layer(layer: Layer) -> dict[str, Any]:
+    head_size = int(layer.query.shape[-1])
+    return {
+        "heads": layer.heads,
+        "key_heads": layer.key_heads,
+        "head_size": head_size,
+        "value_size": None if layer.value is None else int(layer.value.shape[-1]),
+        "scale": float(layer.options.get("scale", head_size**-0.5)),
+        "softcap": layer.options.get("softcap"),
+        "causal": bool(layer.options.get("causal", False)),
+        "options": list(_options(layer)),
+    }
+
+
+def _options(layer: Layer) -> Iterator[str]:
+    """The options as they were given; arrays by their names."""
+    for name, value in layer.options.items():
+        if isinstance(value, bool):
+            if value:
+                yield name
+        elif name in ("segments", "sinks", "bias", "mask"):
+            yield name
+        else:
+            shown = f"{value:g}" if isinstance(value, float) else f"{value}"
+            yield f"{name}={shown}"
+
+
+def visible(layer: Layer, head: int) -> np.ndarray:
+    """``(Lq,)``: how many keys each query of a head sees."""
+    call = call_of(layer, head)
+    visibility = Visibility(call, _reference.arange)
+    low, high = _intervals(call, visibility)
+    if call.mask is not None:
+        return _counted(call, visibility)
+    if call.query_segments is not None:
+        return _counted_by_segment(call, low, high)
+    return high - low
+
+
+def _intervals(call: Call, visibility: Visibility) -> tuple[np.ndarray, np.ndarray]:
+    """The first key that each query may see, and the one after the last; masks left out."""
+    *_, Lq, _ = call.sizes
+    place = np.arange(Lq) + visibility.starts[0]
+    low, high = np.zeros_like(place), np.full_like(place, visibility.lengths[0])
+    if call.causal:
+        high = np.minimum(high, place + 1)
+    if call.right is not None:
+        high = np.minimum(high, place + 1 + call.right)
+    if call.left is not None:
+        low = np.maximum(low, place - call.left)
+    high = np.maximum(high, 0)
+    return np.minimum(low, high), high
+
+
+def _counted_by_segment(call: Call, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """Of the keys low to high of each query, those of its own segment."""
+    of_queries, of_keys = call.query_segments[0], call.key_segments[0]
+    counts = np.zeros(len(low), np.int64)
+    order = np.argsort(of_keys, kind="stable")
+    ids, starts = np.unique(of_keys[order], return_index=True)
+    for number, positions in zip(ids, np.split(order, starts[1:])):
+        of_it = of_queries == number
+        found = (np.searchsorted(positions, side[of_it]) for side in (low, high))
+        first, last = found
+        counts[of_it] = last - first
+    return counts
+
+
+def _counted(call: Call, visibility: Visibility) -> np.ndarray:
+    """The visible pairs of each row, looked at block by block."""
+    *_, Lq, Lk = call.sizes
+    counts = np.zeros(Lq, np.int64)
+    height, one = max(1, BLOCK_PAIRS // Lk), slice(0, 1)
+    for start in range(0, Lq, height):
+        rows = slice(start, min(start + height, Lq))
+        keys = visibility.keys(0, rows)
+        pairs = visibility.pairs(one, one, rows, keys)
+        shape = (1, 1, rows.stop - rows.start, keys.stop - keys.start)
+        counts[rows] = np.broadcast_to(pairs, shape)[0, 0].sum(-1)
+    return counts
+
+
+def pair(recording: Recording, query: int, key: int) -> np.ndarray:
+    """ln of the weight of a pair in every head, layer after layer; NaN where it is invisible."""
+    found = [_pair(layer, query, key) for layer in recording.layers]
+    return np.concatenate(found)
+
+
+def _pair(layer: Layer, query: int, key: int) -> np.ndarray:
+    """``(Hq,)``."""
+    logs = np.full(layer.heads, np.nan)
+    with np.errstate(all="ignore"):  # NaN and inf are answers here, not accidents
+        for block in _reference.weight_blocks(call_of(layer), slice(query, query + 1)):
+            if not block.keys.start <= key < block.keys.stop:
+                continue
+            column = key - block.keys.start
+            found = block.log_weights[0, :, 0, column]
+            if block.visible is not None:
+                seen = np.broadcast_to(block.visible, block.shifted.shape)[0, :, 0, column]
+                found = np.where(seen, found, np.nan)
+            logs[block.h] = found
+    return logs

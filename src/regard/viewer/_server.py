@@ -1,0 +1,268 @@
+"""The server of ``regard view``: the page and its answers, on this machine, at a secret address."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import gzip
+import hmac
+import queue
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from importlib import resources
+from typing import Any
+
+import uvicorn
+from starlette.requests import Request
+from starlette.responses import Response
+
+from regard.recording import Recording
+from regard.viewer.answer import JSON, TEXT, Answer, Answers
+
+HOST = "127.0.0.1"
+WORKERS = 4
+MOST_WAITING = 512  # questions; a browser asks six at a time
+LEAST_COMPRESSED = 1024  # bytes of JSON
+PATIENCE_SECONDS = 1.0  # for answers under way when the server stops
+
+MEDIA_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+}
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self';"
+    " img-src 'self' blob: data:; connect-src 'self'; base-uri 'none'; form-action 'none';"
+    " frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+}
+
+
+class Viewer:
+    """A viewer that is being served; its ``repr`` is the address to open.
+
+    It serves in the background until :meth:`close`, the end of a ``with`` block, or of Python.
+
+    Attributes:
+        address: ``http://127.0.0.1:PORT/TOKEN/``; who knows it can read the recordings, from this
+            machine alone.
+    """
+
+    def __init__(
+        self, recordings: Sequence[Recording], names: Sequence[str] | None = None, port: int = 0
+    ) -> None:
+        self._answers = Answers(recordings, names)
+        self._socket = _bound(port)
+        self._workers = Workers(WORKERS)
+        port = self._socket.getsockname()[1]
+        token = secrets.token_urlsafe(24)
+        self.address = f"http://{HOST}:{port}/{token}/"
+        app = App(self._answers, token, port, self._workers)
+        self._server = uvicorn.Server(_config(app))
+        self._thread = threading.Thread(target=self._run, name="regard viewer", daemon=True)
+        self._thread.start()
+        atexit.register(self.close)
+
+    def _run(self) -> None:
+        self._server.run(sockets=[self._socket])
+
+    def wait(self) -> None:
+        """Blocks until the viewer is closed."""
+        while self._thread.is_alive():
+            self._thread.join(0.2)  # short, for Ctrl-C waits until the join ends on Windows
+
+    def close(self) -> bool:
+        """Stops serving; whether nothing is left running."""
+        atexit.unregister(self.close)
+        self._server.should_exit = True
+        self._server.force_exit = True
+        end = time.monotonic() + PATIENCE_SECONDS
+        is_idle = self._workers.close(PATIENCE_SECONDS)
+        self._thread.join(max(0.0, end - time.monotonic()))
+        self._socket.close()
+        self._answers.close()
+        return is_idle and not self._thread.is_alive()
+
+    def __enter__(self) -> Viewer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return self.address
+
+
+def _bound(port: int) -> socket.socket:
+    """A socket that listens to this machine alone; port 0 is any that is free."""
+    bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        bound.bind((HOST, port))
+        bound.listen(128)
+    except OSError:
+        bound.close()
+        raise
+    return bound
+
+
+def _config(app: Any) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        loop="asyncio",
+        http="h11",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level="critical",
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=1,
+    )
+
+
+class Workers:
+    """Threads that compute answers; what waits when they close is forgotten.
+
+    They are daemons, unlike those of ``concurrent.futures``: Ctrl-C does not wait for them.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._waiting: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
+        self._waiting = queue.SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._work, name="regard answers", daemon=True)
+            for _ in range(count)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def full(self) -> bool:
+        """Whether no more questions can wait."""
+        return self._waiting.qsize() >= MOST_WAITING
+
+    def submit(self, work: Callable[[], Any]) -> Future[Any]:
+        """The result of ``work``, once a thread had time for it."""
+        future: Future[Any] = Future()
+        self._waiting.put((future, work))
+        return future
+
+    def _work(self) -> None:
+        while (item := self._waiting.get()) is not None:
+            future, work = item
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                future.set_result(work())
+            except BaseException as error:
+                future.set_exception(error)
+            del item, future, work  # an answer is not kept until the next question
+
+    def close(self, patience_seconds: float) -> bool:
+        """Forgets what waits and ends the threads; whether all have ended in that time."""
+        while not self._waiting.empty():
+            item = self._waiting.get()
+            if item is not None:
+                item[0].cancel()
+        for _ in self._threads:
+            self._waiting.put(None)
+        end = time.monotonic() + patience_seconds
+        for thread in self._threads:
+            thread.join(max(0.0, end - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
+
+
+class App:
+    """The ASGI application: read-only, for who knows the token, from this machine's own names."""
+
+    def __init__(self, answers: Answers, token: str, port: int, workers: Workers) -> None:
+        self._answers, self._token, self._workers = answers, token, workers
+        self._hosts = {f"{host}:{port}" for host in (HOST, "localhost", "[::1]")}
+        self._files = page_files()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            response = await self._respond(Request(scope, receive))
+            if response is not None:
+                response.headers.update(HEADERS)
+                await response(scope, receive, send)
+
+    async def _respond(self, request: Request) -> Response | None:
+        if request.headers.get("host", "").lower() not in self._hosts:
+            hosts = ", ".join(sorted(self._hosts))
+            return _said(403, f"This viewer answers to {hosts} alone; open the address it printed.")
+        if request.method not in ("GET", "HEAD"):
+            refused = _said(405, "This viewer can be read, not written to; GET and HEAD work.")
+            refused.headers["Allow"] = "GET, HEAD"
+            return refused
+        token, slash, path = request.scope["path"].removeprefix("/").partition("/")
+        if not hmac.compare_digest(token.encode("utf-8", "surrogatepass"), self._token.encode()):
+            return _said(404, "There is nothing here; open the whole address that was printed.")
+        if not slash:
+            return Response(status_code=307, headers={"Location": f"/{self._token}/"})
+        if path.startswith("data/"):
+            return await self._data(request, path.removeprefix("data/"))
+        return self._file(path)
+
+    def _file(self, path: str) -> Response:
+        found = self._files.get(path or "index.html")
+        if found is None:
+            return _said(404, "The page has no file of that name.")
+        return Response(found[0], media_type=found[1])
+
+    async def _data(self, request: Request, path: str) -> Response | None:
+        if self._workers.full():
+            return _said(503, "Too many questions are waiting; ask again in a second.")
+        query = request.scope["query_string"].decode("latin-1")
+        accepted = request.headers.get("accept-encoding", "")
+        compressed = "gzip" in (name.strip() for name in accepted.lower().split(","))
+        future = self._workers.submit(lambda: self._answer(path, query, compressed))
+        waiting = asyncio.wrap_future(future)
+        gone = asyncio.ensure_future(_hung_up(request))
+        try:
+            await asyncio.wait({waiting, gone}, return_when=asyncio.FIRST_COMPLETED)
+            return waiting.result() if waiting.done() else None
+        finally:
+            gone.cancel()
+            waiting.cancel()  # takes it from the queue, if no thread has begun with it
+
+    def _answer(self, path: str, query: str, compressed: bool) -> Response:
+        try:
+            answer = self._answers.answer(path, query)
+        except MemoryError:
+            answer = Answer(503, TEXT, b"There is too little memory to answer this.")
+        headers = {"Regard-Coverage": f"{answer.coverage:.6g}"}
+        body = answer.body
+        if compressed and answer.media_type == JSON and len(body) >= LEAST_COMPRESSED:
+            body = gzip.compress(body, 5, mtime=0)
+            headers["Content-Encoding"] = "gzip"
+        return Response(body, answer.status, headers, answer.media_type)
+
+
+async def _hung_up(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def page_files() -> dict[str, tuple[bytes, str]]:
+    """The files of the page with their media types, by name: nothing else can be read."""
+    folder = resources.files("regard.viewer") / "page"
+    found = {}
+    for file in folder.iterdir():
+        ending = file.name[file.name.rfind(".") :]
+        if ending in MEDIA_TYPES:
+            found[file.name] = file.read_bytes(), MEDIA_TYPES[ending]
+    return found
+
+
+def _said(status: int, sentence: str) -> Response:
+    return Response(sentence + "\n", status, media_type=TEXT)

@@ -1,0 +1,81 @@
+"""Every step of some queries and keys of one head, in float64, for texts of any length."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from regard import _reference
+from regard._checks import Call
+from regard.recording import Layer
+from regard.viewer._facts import call_of
+
+DIGITS = 9  # more than float32 has
+
+
+def steps(layer: Layer, head: int, queries: Sequence[int], keys: Sequence[int]) -> dict[str, Any]:
+    """The numbers of the formula, by the names of :class:`regard.Steps`; None for −∞ and NaN.
+
+    Weights are those over all keys, and outputs the queries' whole ones.
+
+    Args:
+        layer: of a recording.
+        head: of its query heads.
+        queries: the rows.
+        keys: the columns.
+    """
+    call = _in_float64(call_of(layer, head))
+    i, j = np.asarray(queries), np.asarray(keys)
+    q, k = call.query[0, 0, i], call.key[0, 0, j]
+    with np.errstate(all="ignore"):  # NaN and inf are answers here, not accidents
+        matrices = _scores(call, q, k, i, j)
+        rows = [_row(call, query, j) for query in queries]
+    visible, weights, outputs = (np.array(part) for part in zip(*rows))
+    last = next(x for x in reversed(matrices.values()) if x is not None)
+    found = {"query": q, "key": k, "value": None if call.value is None else call.value[0, 0, j]}
+    found |= {**matrices, "masked": np.where(visible, last, -np.inf), "weights": weights}
+    found["output"] = None if call.value is None else outputs
+    return {"queries": [*queries], "keys": [*keys]} | {n: _numbers(x) for n, x in found.items()}
+
+
+def _in_float64(call: Call) -> Call:
+    arrays = {name: getattr(call, name) for name in ("query", "key", "value")}
+    wide = {name: None if x is None else x.astype(np.float64) for name, x in arrays.items()}
+    return dataclasses.replace(call, **wide)
+
+
+def _scores(call: Call, q: Any, k: Any, i: np.ndarray, j: np.ndarray) -> dict[str, Any]:
+    """``(queries, keys)`` each, before the mask; None for a step that the call does not have."""
+    scores = np.einsum("id,jd->ij", q, k)
+    scaled = last = scores * call.scale
+    capped = biased = None
+    if call.softcap is not None:
+        last = capped = call.softcap * np.tanh(scaled / call.softcap)
+    if call.bias is not None:
+        down, across = (x if n > 1 else 0 * x for x, n in zip((i, j), call.bias.shape[2:]))
+        biased = last + call.bias[0, 0][np.ix_(down, across)].astype(np.float64)
+    return {"scores": scores, "scaled": scaled, "capped": capped, "biased": biased}
+
+
+def _row(call: Call, query: int, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Which of the keys a query sees, what it gives them, and its output."""
+    (block,) = _reference.weight_blocks(call, slice(query, query + 1))
+    *_, Lk = call.sizes
+    visible, weights = np.zeros(Lk, bool), np.zeros(Lk)
+    visible[block.keys] = True if block.visible is None else block.visible[0, 0, 0]
+    weights[block.keys] = block.weights[0, 0, 0]
+    output = np.zeros(0)
+    if call.value is not None:
+        v = call.value[:, :, block.keys]
+        output = _reference.apply(block.weights, block.visible, v)[0, 0, 0]
+    return visible[keys], weights[keys], output
+
+
+def _numbers(array: np.ndarray | None) -> list[Any] | None:
+    """Nested lists; None where a number is no number, or infinite."""
+    if array is None:
+        return None
+    return [[float(f"{x:.{DIGITS}g}") if np.isfinite(x) else None for x in row] for row in array]

@@ -1,0 +1,136 @@
+"""The viewer as a user has it: served from this process, in a real browser."""
+
+import os
+import shutil
+from urllib.parse import urlsplit
+
+import numpy as np
+import pytest
+
+from regard.recording import Layer, Recording
+from regard.viewer._server import Viewer
+
+WORDS = ["the", "cat", "saw", "the", "dog", "and", "the", "bird", "saw", "the", "cat"]
+
+
+def made(tokens=24, layers=2, heads=4, key_heads=2, size=8, seed=0, dtype=np.float32, **options):
+    """A recording of random numbers, with weights that are not all alike."""
+    random = np.random.default_rng(seed)
+
+    def numbers(*shape):
+        return (1.5 * random.standard_normal(shape)).astype(dtype)
+
+    texts = [(" " if n else "") + WORDS[n % len(WORDS)] for n in range(tokens)]
+    made = [
+        Layer(
+            numbers(heads, tokens, size),
+            numbers(key_heads, tokens, size),
+            numbers(key_heads, tokens, size),
+            **{"causal": True, **options},
+        )
+        for _ in range(layers)
+    ]
+    return Recording(texts, made, model="made")
+
+
+@pytest.fixture(scope="session")
+def recording():
+    """24 tokens, 2 layers of 4 heads that share 2 key heads, causal."""
+    return made()
+
+
+@pytest.fixture
+def serve():
+    """Serves recordings, ``serve(recording, another) -> address``, until the test ends."""
+    viewers = []
+
+    def start(*recordings, names=None):
+        viewers.append(Viewer(recordings, names))
+        return viewers[-1].address
+
+    yield start
+    for viewer in viewers:
+        viewer.close()
+
+
+def _chromium():
+    """Path of a Chromium on this machine, or None for Playwright's own."""
+    return shutil.which("chromium") or shutil.which("chromium-browser")
+
+
+@pytest.fixture(scope="session")
+def browsers():
+    """Chromium at a device-pixel ratio, ``browsers(1.25)``: started once for each.
+
+    The ratio is that of the whole browser; emulated ratios hide faults.
+    """
+    playwright_api = pytest.importorskip("playwright.sync_api")
+    started = {}
+    with playwright_api.sync_playwright() as playwright:
+
+        def start(device_scale_factor):
+            if device_scale_factor not in started:
+                arguments = ["--no-sandbox", f"--force-device-scale-factor={device_scale_factor}"]
+                try:
+                    started[device_scale_factor] = playwright.chromium.launch(
+                        executable_path=_chromium(), args=arguments
+                    )
+                except playwright_api.Error as error:
+                    _no_browser(str(error).splitlines()[0])
+            return started[device_scale_factor]
+
+        yield start
+        for browser in started.values():
+            browser.close()
+
+
+def _no_browser(reason):
+    if os.environ.get("CI", "").lower() in ("1", "true"):
+        pytest.fail(f"CI needs a Chromium: {reason}")
+    pytest.skip(f"no Chromium to test in: {reason}; apt-get install chromium")
+
+
+@pytest.fixture(scope="session")
+def browser(browsers):
+    """Chromium at the device-pixel ratio 1."""
+    return browsers(1)
+
+
+@pytest.fixture
+def open_page(browsers):
+    """Opens an address, ``open_page(address, device_scale_factor=1, size=(1280, 720))``.
+
+    When the test ends, the console must be empty and every request must have gone to the server.
+    What a test expects there it takes out of ``page.complaints``; ``page.requests`` has every URL.
+    """
+    opened = []
+
+    def open_one(address, device_scale_factor=1, size=(1280, 720), **options):
+        context = browsers(device_scale_factor).new_context(
+            viewport={"width": size[0], "height": size[1]}, **options
+        )
+        page = context.new_page()
+        page.complaints, page.requests = [], []
+        page.on("console", lambda message: page.complaints.append(message.text))
+        page.on("pageerror", lambda error: page.complaints.append(str(error)))
+        page.on("request", lambda request: page.requests.append(request.url))
+        opened.append((page, context, address))
+        page.goto(address)
+        return page
+
+    yield open_one
+    for page, context, address in opened:
+        complaints, requests = list(page.complaints), list(page.requests)
+        context.close()
+        assert not complaints
+        assert not [url for url in requests if not _is_own(url, address)]
+
+
+def _is_own(url, address):
+    """Whether a request stays with the server, or in the page itself."""
+    if url.startswith(("data:", "blob:")):
+        return True
+    there, here = urlsplit(url), urlsplit(address)
+    if there.scheme == "file":
+        return there.path == here.path
+    return (there.scheme, there.netloc) == (here.scheme, here.netloc)
