@@ -20,6 +20,7 @@ from regard._errors import ShapeError
 if TYPE_CHECKING:
     from regard._weights import AttentionWeights
     from regard.steps import Steps
+    from regard.viewer._server import Viewer
 
 __all__ = ["Layer", "Recording"]
 
@@ -182,6 +183,49 @@ class Recording:
             query_tokens=self.query_tokens,
             **found.options_of(head),
         )
+
+    def view(
+        self, *, other: Recording | None = None, open_browser: bool = True, port: int = 0
+    ) -> Viewer:
+        """Look at every weight in the browser; nothing leaves this machine.
+
+        It is served in the background: the call returns at once, another call serves another
+        viewer, and all of them end with Python.
+
+        Args:
+            other: a second recording, to compare this one with.
+            open_browser: False opens none; the address is the result's ``repr``.
+            port: to serve on; 0 takes one that is free.
+
+        Returns:
+            The viewer, with its ``address`` and ``close()``; usable in a ``with`` block.
+
+        Raises:
+            ValueError: a recording without queries.
+            OSError: the port is taken.
+
+        Source: docs/viewer.md tells what can be seen there.
+        """
+        from regard.viewer import view
+
+        return view(self, other=other, open_browser=open_browser, port=port)
+
+    def export(self, path: str | Path, *, other: Recording | None = None) -> None:
+        """Write the viewer with this recording in it to one HTML file, which works offline.
+
+        The file holds query, key and value, and computes the weights where it is opened.
+
+        Args:
+            path: file to write; one that exists is replaced.
+            other: a second recording, to compare this one with.
+
+        Raises:
+            MaterializeError: too large for one file.
+            OSError: the folder is missing or cannot be written.
+        """
+        from regard.viewer.export import export
+
+        export(self, path, other=other)
 
     def save(self, path: str | Path) -> None:
         """Write the recording to one safetensors file, whole or not at all.

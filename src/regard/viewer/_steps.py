@@ -42,9 +42,9 @@ def steps(layer: Layer, head: int, queries: Sequence[int], keys: Sequence[int]) 
 
 
 def _in_float64(call: Call) -> Call:
-    arrays = {name: getattr(call, name) for name in ("query", "key", "value")}
-    wide = {name: None if x is None else x.astype(np.float64) for name, x in arrays.items()}
-    return dataclasses.replace(call, **wide)
+    value = None if call.value is None else call.value.astype(np.float64)
+    query, key = call.query.astype(np.float64), call.key.astype(np.float64)
+    return dataclasses.replace(call, query=query, key=key, value=value)
 
 
 def _scores(call: Call, q: Any, k: Any, i: np.ndarray, j: np.ndarray) -> dict[str, Any]:
