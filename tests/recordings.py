@@ -40,6 +40,7 @@ def assert_same(found, expected):
     assert found.tokens == expected.tokens
     assert found.query_tokens == expected.query_tokens
     assert found.model == expected.model
+    assert found.boundary == expected.boundary
     assert len(found.layers) == len(expected.layers)
     for a, b in zip(found.layers, expected.layers):
         assert a.options.keys() == b.options.keys()

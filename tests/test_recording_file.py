@@ -70,10 +70,18 @@ def test_any_recording_round_trips(data):
     texts = st.text(st.characters(), max_size=5)
     tokens = draw(st.lists(texts, min_size=Lk, max_size=Lk))
     query_tokens = draw(st.none() | st.lists(texts, min_size=Lq, max_size=Lq))
-    recording = Recording(tokens, layers, model=draw(texts), query_tokens=query_tokens)
+    boundary = draw(st.none() | st.integers(0, Lk - 1))
+    recording = Recording(
+        tokens, layers, model=draw(texts), query_tokens=query_tokens, boundary=boundary
+    )
     with tempfile.TemporaryDirectory() as folder:
         recording.save(Path(folder, "r"))
         assert_same(Recording.load(Path(folder, "r")), recording)
+
+
+def test_a_file_without_a_boundary_has_none(path, saved):
+    assert b'"boundary"' not in saved
+    assert Recording.load(path).boundary is None
 
 
 def test_any_text_is_a_token(path):

@@ -31,6 +31,7 @@ VERSION = 1
 # The safetensors library refuses longer headers too.
 HEADER_LIMIT = 100_000_000
 ALIGNMENT = 64
+MAY_BE_MISSING = ("query_tokens", "boundary")
 
 CODES = {
     "float64": "F64",
@@ -92,6 +93,8 @@ def _header(recording: Recording, named: list[tuple[str, Any]]) -> bytes:
     metadata |= {"tokens": json.dumps(recording.tokens), "options": json.dumps(options)}
     if recording.query_tokens != recording.tokens:
         metadata["query_tokens"] = json.dumps(recording.query_tokens)
+    if recording.boundary is not None:
+        metadata["boundary"] = json.dumps(recording.boundary)
     header: dict[str, Any] = {"__metadata__": metadata}
     end = 0
     for name, array in named:
@@ -212,8 +215,8 @@ def _read_metadata(metadata: Any, path: Path) -> dict[str, str]:
             f"{path} is a recording of version {_quoted(version)}, this regard reads {VERSION};"
             f" {way_out}."
         )
-    for name in ("model", "tokens", "options", "query_tokens"):
-        if not isinstance(found.get(name, "" if name == "query_tokens" else None), str):
+    for name in ("model", "tokens", "options", *MAY_BE_MISSING):
+        if not isinstance(found.get(name, "" if name in MAY_BE_MISSING else None), str):
             raise RecordingError(f"{path} is a damaged recording: its header has no {name}.")
     return found
 
@@ -302,6 +305,7 @@ def _recording(metadata: Mapping[str, str], arrays: dict[str, Any]) -> Recording
         query_tokens=_json(metadata, "query_tokens", list)
         if "query_tokens" in metadata
         else tokens,
+        boundary=_json(metadata, "boundary", int) if "boundary" in metadata else None,
     )
 
 

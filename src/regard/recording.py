@@ -109,16 +109,20 @@ class Recording:
         query_tokens: texts of the ``Lq`` queries where they are not among the keys
             (cross-attention). Left out, the queries are the last ``Lq`` of ``tokens``, or those
             from ``query_start`` on.
+        boundary: position of the first token that a model wrote, where the text is a prompt and
+            its continuation.
 
     Attributes:
         tokens: tuple of ``Lk`` texts.
         query_tokens: tuple of ``Lq`` texts.
         layers: tuple of :class:`Layer`.
         model: str.
+        boundary: int, or None.
 
     Raises:
         ShapeError: nothing to record, or tokens and lengths disagree.
         TypeError: a token that is no text, a layer that is no :class:`Layer`.
+        ValueError: a boundary beyond the tokens.
 
     Example:
         >>> q = k = v = np.eye(3, dtype=np.float32)[None]
@@ -129,7 +133,7 @@ class Recording:
         (1, 3, 3)
     """
 
-    __slots__ = ("_weights", "layers", "model", "query_tokens", "tokens")
+    __slots__ = ("_weights", "boundary", "layers", "model", "query_tokens", "tokens")
 
     def __init__(
         self,
@@ -138,12 +142,14 @@ class Recording:
         *,
         model: str = "",
         query_tokens: Sequence[str] | None = None,
+        boundary: int | None = None,
     ) -> None:
         self.tokens = _checked_tokens("tokens", tokens)
         self.layers = _checked_layers(layers)
         if not isinstance(model, str):
             raise TypeError(f"recording: model is {type(model).__name__}; it must be a str.")
         self.model = model
+        self.boundary = _checked_boundary(boundary, len(self.tokens))
         _check_key_count(self.layers, self.tokens)
         self.query_tokens = _checked_query_tokens(self.layers, self.tokens, query_tokens)
         self._weights = LayerWeights(self.layers)
@@ -384,6 +390,22 @@ def _checked_layers(layers: Sequence[Layer]) -> tuple[Layer, ...]:
     if not layers:
         raise ShapeError("recording: no layers; at least one is needed.")
     return layers
+
+
+def _checked_boundary(boundary: Any, count: int) -> int | None:
+    if boundary is None:
+        return None
+    if isinstance(boundary, bool) or not isinstance(boundary, (int, np.integer)):
+        raise TypeError(
+            f"recording: boundary is {type(boundary).__name__}; an int is needed, the position of"
+            " the first token that a model wrote."
+        )
+    if not 0 <= boundary < count:
+        raise ValueError(
+            f"recording: boundary is {boundary}; there are {count} tokens, 0 to {count - 1}."
+            " Leave it out where no model wrote any of them."
+        )
+    return int(boundary)
 
 
 def _check_key_count(layers: Sequence[Layer], tokens: Sequence[str]) -> None:

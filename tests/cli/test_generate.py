@@ -54,3 +54,19 @@ def test_what_was_attended_to_can_be_kept(regard, model, tmp_path):
     path = tmp_path / "kept.safetensors"
     out = regard("generate", "import", "--tokens", 6, "--model", model, "--record", path).out
     assert Recording.load(path).tokens == LanguageModel.load(model).record(out).tokens
+
+
+def test_what_was_kept_tells_where_the_model_began_to_write(regard, model, tmp_path):
+    path = tmp_path / "kept.safetensors"
+    out = regard("generate", "import", "--tokens", 6, "--model", model, "--record", path).out
+    boundary = Recording.load(path).boundary
+    tokenizer = LanguageModel.load(model).tokenizer
+    spelled = [tokenizer.bytes(i) for i in tokenizer.encode(out, bos=True)]
+    assert len(b"".join(spelled[:boundary])) <= len(b"import")
+    assert len(b"".join(spelled[: boundary + 1])) > len(b"import")
+
+
+def test_where_nothing_was_written_there_is_no_boundary(regard, model, tmp_path):
+    path = tmp_path / "kept.safetensors"
+    regard("generate", "import", "--tokens", 0, "--model", model, "--record", path)
+    assert Recording.load(path).boundary is None

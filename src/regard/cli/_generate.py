@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from regard.cli._errors import reading, writing
 from regard.cli._source import STDIN, given_text, read_input
+from regard.recording import Recording
+
+if TYPE_CHECKING:
+    from regard.lm import LanguageModel
 
 
 def generate(
@@ -27,14 +32,29 @@ def generate(
         sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # what a model can read again
     sys.stdout.write(text)
     sys.stdout.flush()
+    written = ""
     for piece in pieces:
         sys.stdout.write(piece)
         sys.stdout.flush()
-        text += piece
+        written += piece
+    text += written
     if sys.stdout.isatty() and not text.endswith("\n"):
         sys.stdout.write("\n")
     if record is not None:
         with reading():
-            recording = loaded.record(text)
+            recording = _recorded(loaded, text, len(text) - len(written))
         with writing():
             recording.save(record)
+
+
+def _recorded(model: LanguageModel, text: str, prompt: int) -> Recording:
+    """What the whole text attends to; its boundary: the first token that goes beyond the prompt."""
+    recording = model.record(text)
+    end, length = 0, len(text[:prompt].encode())
+    for position, i in enumerate(model.tokenizer.encode(text, bos=True)):
+        end += len(model.tokenizer.bytes(i))
+        if end > length:
+            return Recording(
+                recording.tokens, recording.layers, model=recording.model, boundary=position
+            )
+    return recording

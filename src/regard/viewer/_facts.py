@@ -50,7 +50,7 @@ def about(recording: Recording, name: str) -> dict[str, Any]:
         "queries": len(recording.query_tokens),
         "itself": start is not None,
         "start": start or 0,
-        "boundary": getattr(recording, "boundary", None),
+        "boundary": recording.boundary,
         "layers": [_layer(layer) for layer in recording.layers],
     }
 
