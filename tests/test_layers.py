@@ -34,6 +34,12 @@ LAYERS = [
     ["_checks _settings"],
     ["_errors"],
 ]
+# Imports that point up, each inside the method that shows a recording.
+UPWARDS = {
+    ("recording", "viewer"),  # recording.view()
+    ("recording", "viewer._server"),  # for its type alone
+    ("recording", "viewer.export"),  # recording.export()
+}
 MAY_IMPORT_TORCH = (
     "nn",
     "hf",
@@ -46,7 +52,7 @@ MAY_IMPORT_TORCH = (
 )
 NOT_AT_IMPORT = {
     "torch", "rich", "typer", "tokenizers", "safetensors", "starlette", "uvicorn", "matplotlib",
-    "transformers", "ml_dtypes", "IPython", "jaxtyping",
+    "transformers", "ml_dtypes", "IPython", "jaxtyping", "anywidget",
 }  # fmt: skip
 
 
@@ -90,8 +96,18 @@ def test_imports_point_down_never_up_never_sideways(name):
         if imported.partition(".")[0] != "regard":
             continue
         assert imported != "regard", f"{name} imports from the top of the package; name the module"
+        if (name, imported.removeprefix("regard.")) in UPWARDS:
+            continue
         other_row, other_cell = place(imported.removeprefix("regard."))
         assert other_row > row or other_cell == cell, f"{name} ({cell}) imports {imported}"
+
+
+def test_imports_that_point_up_wait_until_they_are_used():
+    for name in {name for name, _ in UPWARDS}:
+        tree = ast.parse(FILES[name].read_text())
+        at_import = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
+        modules = {f"regard.{imported}" for own, imported in UPWARDS if own == name}
+        assert not modules & {node.module for node in at_import}
 
 
 @pytest.mark.parametrize("name", ["", *MODULES])
@@ -209,7 +225,16 @@ def test_torch_that_is_there_is_not_loaded_for_numpy_arrays():
     )
 
 
-PUBLIC = ["regard", "regard.lm", "regard.nn", "regard.recording", "regard.steps", "regard.testing"]
+PUBLIC = [
+    "regard",
+    "regard.lm",
+    "regard.nn",
+    "regard.recording",
+    "regard.steps",
+    "regard.testing",
+    "regard.viewer",
+    "regard.viewer.answer",
+]
 
 
 def test_all_equals_the_namespace():
