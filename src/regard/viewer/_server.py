@@ -6,7 +6,6 @@ import asyncio
 import atexit
 import gzip
 import hmac
-import queue
 import secrets
 import socket
 import threading
@@ -136,9 +135,11 @@ class Workers:
     They are daemons, unlike those of ``concurrent.futures``: Ctrl-C does not wait for them.
     """
 
-    def __init__(self, count: int) -> None:
-        self._waiting: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
-        self._waiting = queue.SimpleQueue()
+    def __init__(self, count: int, most_waiting: int = MOST_WAITING) -> None:
+        self._most_waiting = most_waiting
+        self._waiting: dict[Future[Any], Callable[[], Any]] = {}  # first come, first served
+        self._changed = threading.Condition()
+        self._closed = False
         self._threads = [
             threading.Thread(target=self._work, name="regard answers", daemon=True)
             for _ in range(count)
@@ -146,35 +147,48 @@ class Workers:
         for thread in self._threads:
             thread.start()
 
-    def full(self) -> bool:
-        """Whether no more questions can wait."""
-        return self._waiting.qsize() >= MOST_WAITING
-
-    def submit(self, work: Callable[[], Any]) -> Future[Any]:
-        """The result of ``work``, once a thread had time for it."""
+    def submit(self, work: Callable[[], Any]) -> Future[Any] | None:
+        """The result of ``work``, once a thread had time for it; None where too much waits."""
         future: Future[Any] = Future()
-        self._waiting.put((future, work))
+        with self._changed:
+            if self._closed or len(self._waiting) >= self._most_waiting:
+                return None
+            self._waiting[future] = work
+            self._changed.notify()
         return future
 
+    def forget(self, future: Future[Any]) -> None:
+        """Nobody waits for this any more; what has begun is not broken off."""
+        with self._changed:
+            self._waiting.pop(future, None)
+        future.cancel()
+
     def _work(self) -> None:
-        while (item := self._waiting.get()) is not None:
+        while (item := self._next()) is not None:
             future, work = item
-            if not future.set_running_or_notify_cancel():
-                continue
-            try:
-                future.set_result(work())
-            except BaseException as error:
-                future.set_exception(error)
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(work())
+                except Exception as error:
+                    future.set_exception(error)
             del item, future, work  # an answer is not kept until the next question
+
+    def _next(self) -> tuple[Future[Any], Callable[[], Any]] | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._waiting)
+            if self._closed:
+                return None
+            future = next(iter(self._waiting))
+            return future, self._waiting.pop(future)
 
     def close(self, patience_seconds: float) -> bool:
         """Forgets what waits and ends the threads; whether all have ended in that time."""
-        while not self._waiting.empty():
-            item = self._waiting.get()
-            if item is not None:
-                item[0].cancel()
-        for _ in self._threads:
-            self._waiting.put(None)
+        with self._changed:
+            self._closed = True
+            forgotten, self._waiting = self._waiting, {}
+            self._changed.notify_all()
+        for future in forgotten:
+            future.cancel()
         end = time.monotonic() + patience_seconds
         for thread in self._threads:
             thread.join(max(0.0, end - time.monotonic()))
@@ -220,12 +234,12 @@ class App:
         return Response(found[0], media_type=found[1])
 
     async def _data(self, request: Request, path: str) -> Response | None:
-        if self._workers.full():
-            return _said(503, "Too many questions are waiting; ask again in a second.")
         query = request.scope["query_string"].decode("latin-1")
         accepted = request.headers.get("accept-encoding", "")
         compressed = "gzip" in (name.strip() for name in accepted.lower().split(","))
         future = self._workers.submit(lambda: self._answer(path, query, compressed))
+        if future is None:
+            return _said(503, "Too many questions are waiting; ask again in a second.")
         waiting = asyncio.wrap_future(future)
         gone = asyncio.ensure_future(_hung_up(request))
         try:
@@ -233,7 +247,8 @@ class App:
             return waiting.result() if waiting.done() else None
         finally:
             gone.cancel()
-            waiting.cancel()  # takes it from the queue, if no thread has begun with it
+            self._workers.forget(future)
+            waiting.cancel()
 
     def _answer(self, path: str, query: str, compressed: bool) -> Response:
         try:
