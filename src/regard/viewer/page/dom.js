@@ -45,3 +45,22 @@ export function makePicker(label, choose) {
   };
   return { element, fill, show };
 }
+
+// Scrolls `scroller`, and nothing around it, until `node` is seen in it.
+export function showInside(scroller, node) {
+  const frame = scroller.getBoundingClientRect();
+  const box = node.getBoundingClientRect();
+  if (box.top < frame.top) scroller.scrollTop -= frame.top - box.top + 8;
+  else if (box.bottom > frame.bottom) scroller.scrollTop += box.bottom - frame.bottom + 8;
+}
+
+// The one of `nodes` that stands nearest to the one at `at` in the line above (−1) or below (1).
+export function nextInLine(nodes, at, way) {
+  const here = nodes[at].getBoundingClientRect();
+  const boxes = nodes.map((node) => node.getBoundingClientRect());
+  const beyond = boxes.map((box) => way * (box.top - here.top));
+  const nearest = Math.min(...beyond.filter((far) => far > 2));
+  const off = (n) => Math.abs(boxes[n].left - here.left);
+  const line = nodes.map((_, n) => n).filter((n) => Math.abs(beyond[n] - nearest) <= 2);
+  return nodes[line.sort((a, b) => off(a) - off(b))[0]];
+}

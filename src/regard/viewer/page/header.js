@@ -1,45 +1,104 @@
 // The header: what is shown, and the switches of how.
 
 import { make, makePicker, makeSwitch } from "./dom.js";
+import { countText } from "./numbers.js";
 
-const counted = new Intl.NumberFormat("en");
+const VIEWS = { map: "Map", steps: "Steps" };
+const PLANES = { max: "strongest link", mass: "mass" };
+const SCALES = [
+  ["weight", "weight (log)"],
+  ["uniform", "× uniform"],
+];
 
-export function makeHeader(context) {
+export function makeHeader(context, parts) {
   const { about, selection } = context;
-  const view = makeSwitch("View", { map: "Map", steps: "Steps" }, (view) => selection.set({ view }));
-  const layer = makePicker("layer", (n) => selection.set({ layer: Number(n) }));
-  const head = makePicker("head", (n) => selection.set({ head: Number(n) }));
-  const scale = makePicker("scale", (scale) => selection.set({ scale }));
-  scale.fill([
-    ["weight", "weight (log)"],
-    ["uniform", "× uniform"],
-  ]);
-  const planes = { max: "strongest link", mass: "mass" };
-  const plane = makeSwitch("Plane", planes, (plane) => selection.set({ plane }));
   const title = make("h1", { class: "regard-title" });
   const facts = make("span", { class: "regard-facts" });
-  const slots = { colourBar: make("div", { class: "regard-slot-bar" }) };
-  slots.compare = make("div", { class: "regard-slot-compare" });
-  slots.menu = make("div", { class: "regard-slot-menu" });
+  const controls = makeControls(selection);
+  const recording = about.recordings.length > 1 ? recordingPicker(context) : null;
+  const slots = make("div", { class: "regard-slots" }, parts.colourBar?.element);
   const element = make(
     "header",
     { class: "regard-header" },
-    title, facts, view.element, layer.element, head.element, scale.element, plane.element,
-    slots.colourBar, slots.compare, slots.menu,
+    make("div", { class: "regard-names" }, title, facts, recording?.element),
+    make("div", { class: "regard-controls" }, ...controls.elements, slots, parts.compare?.element),
+    make("div", { class: "regard-menus" }, exportMenu(context, parts), keysButton(parts)),
   );
   const show = () => {
     const { name, model, tokens, layers } = selection.recordingFacts;
-    title.textContent = model || name;
-    facts.textContent = `${counted.format(tokens)} tokens · ${layers.length} × ${layers[0].heads} heads`;
-    layer.fill(layers.map((_, n) => [n, n]));
-    head.fill(Array.from({ length: selection.layerFacts.heads }, (_, n) => [n, n]));
-    layer.show(selection.layer);
-    head.show(selection.head);
+    title.textContent = title.title = name || model || "recording";
+    facts.textContent = `${countText(tokens)} tokens · ${layers.length} × ${layers[0].heads} heads`;
+    recording?.show(selection.recording);
+    controls.show();
+  };
+  selection.addEventListener("change", show);
+  show();
+  return { element };
+}
+
+function makeControls(selection) {
+  const choose = (name, read = String) => (value) => selection.set({ [name]: read(value) });
+  const view = makeSwitch("View", VIEWS, choose("view"));
+  const layer = makePicker("layer", choose("layer", Number));
+  const head = makePicker("head", choose("head", Number));
+  const scale = makePicker("scale", choose("scale"));
+  const plane = makeSwitch("Plane", PLANES, choose("plane"));
+  scale.fill(SCALES);
+  const numbers = (count) => Array.from({ length: count }, (_, n) => [n, n]);
+  const filled = {};
+  const fill = (name, picker, count) => {
+    if (filled[name] !== count) picker.fill(numbers(count));
+    filled[name] = count;
+    picker.show(selection[name]);
+  };
+  const show = () => {
+    fill("layer", layer, selection.recordingFacts.layers.length);
+    fill("head", head, selection.layerFacts.heads);
     view.show(selection.view);
     scale.show(selection.scale);
     plane.show(selection.plane);
   };
-  selection.addEventListener("change", show);
-  show();
-  return { element, slots };
+  return { elements: [view, layer, head, scale, plane].map(({ element }) => element), show };
+}
+
+function recordingPicker({ about, selection }) {
+  const picker = makePicker("recording", (n) => selection.set({ recording: Number(n) }));
+  picker.fill(about.recordings.map(({ name, model }, n) => [n, name || model || `recording ${n}`]));
+  return picker;
+}
+
+function keysButton({ help }) {
+  const label = { type: "button", class: "regard-button", text: "? keys", "aria-haspopup": "dialog" };
+  const button = make("button", label);
+  button.addEventListener("click", () => help.open());
+  return button;
+}
+
+// A menu that closes when something is chosen in it, or the focus leaves it.
+function exportMenu(context, { savers = {} }) {
+  const menu = make("details", { class: "regard-menu" }, make("summary", { text: "Export" }));
+  const list = make("div", { class: "regard-menu-list" });
+  for (const [name, save] of Object.entries(savers)) {
+    const button = make("button", { type: "button", text: name });
+    button.addEventListener("click", () => {
+      menu.open = false;
+      save();
+      context.say(`saving ${name}`);
+    });
+    list.append(button);
+  }
+  list.append(
+    make("p", { class: "regard-note" }, "The whole page as one file: ", make("code", { text: "regard view … --export page.html" })),
+  );
+  menu.append(list);
+  menu.addEventListener("focusout", (event) => {
+    if (!menu.contains(event.relatedTarget)) menu.open = false;
+  });
+  menu.addEventListener("keydown", (event) => {
+    if (event.key !== "Escape" || !menu.open) return;
+    menu.open = false;
+    menu.firstChild.focus();
+    event.stopPropagation();
+  });
+  return menu;
 }

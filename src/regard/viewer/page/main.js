@@ -1,28 +1,103 @@
 // The page: header, heads, map or steps, text and readout, around one selection.
 
-import { makeHeader } from "./header.js";
+import { chooseFirst } from "./choose.js";
 import { make } from "./dom.js";
+import { makeHeader } from "./header.js";
+import { makeHeads } from "./heads.js";
+import { makeHelp } from "./help.js";
+import { listenToKeys } from "./keyboard.js";
+import { describeChanges, makeReadout } from "./readout.js";
 import { Selection } from "./selection.js";
 import { Source } from "./source.js";
+import { makeSteps } from "./steps.js";
+import { makeText } from "./text.js";
+import { makeTexts } from "./tokens.js";
+import { makeBanner, unlessSaid, watched } from "./watch.js";
 
-// Builds the page inside `root`, from the numbers that `ask` gives. `address`: whether the page's
-// address says what is chosen.
+// Builds the page inside `root` from the numbers that `ask` gives, and returns {context, end()}.
+// `address`: whether it is the whole page, and the page's address says what is chosen.
 export async function start(root, ask, { address = false } = {}) {
-  const source = new Source(ask);
-  const about = await source.about();
+  const banner = makeBanner();
+  root.classList.add("regard");
+  root.classList.toggle("regard-whole", address);
+  root.replaceChildren(banner.element);
+  let retry = () => start(root, ask, { address });
+  const fails = (sentence) => banner.show(sentence, retry);
+  const source = new Source(watched(ask, { fails, works: banner.hide }));
+  let about;
+  try {
+    about = await source.about();
+  } catch (error) {
+    unlessSaid(error);
+    return null;
+  }
   const selection = new Selection(about, address);
-  const readout = make("output", { class: "regard-readout", role: "status" });
+  const readout = makeReadout();
   const say = (text) => {
     readout.textContent = text;
   };
-  const context = { about, source, selection, say, root };
-  const header = makeHeader(context);
-  const heads = make("section", { class: "regard-heads", "aria-label": "Heads" });
-  const centre = make("main", { class: "regard-centre" }, make("p", { text: "The map comes here." }));
-  const text = make("section", { class: "regard-text", "aria-label": "Text" });
-  const frame = make("div", { class: "regard-frame" }, header.element, heads, centre, text, readout);
-  root.classList.add("regard");
-  root.classList.toggle("regard-whole", address);
-  root.replaceChildren(frame);
-  return context;
+  const texts = makeTexts(source, about);
+  const context = { about, source, selection, texts, say, root };
+  retry = () => selection.again();
+  const parts = makeParts(context);
+  root.replaceChildren(banner.element, parts.frame(readout), parts.help.element);
+  const listening = new AbortController();
+  listenToKeys(context, parts, address ? document : root, listening.signal);
+  describeChanges(context);
+  chooses(context);
+  if (address) document.title = [selection.recordingFacts.model, "regard"].filter(Boolean).join(" · ");
+  const end = () => {
+    listening.abort();
+    selection.end();
+    for (const part of Object.values(parts)) part.end?.();
+  };
+  return { context, end };
+}
+
+function makeParts(context) {
+  const help = makeHelp();
+  const parts = { help, heads: makeHeads(context), text: makeText(context) };
+  parts.steps = makeSteps(context);
+  parts.map = { element: make("p", { text: "The map comes here." }), move() {}, zoomBy() {} };
+  parts.header = makeHeader(context, parts);
+  parts.frame = (readout) => layOut(context, parts, readout);
+  return parts;
+}
+
+// The frame of the page; where it is narrow, Heads and Text share one place, and tabs choose.
+function layOut({ selection }, parts, readout) {
+  const { header, heads, map, steps, text } = parts;
+  const centre = make("main", { class: "regard-centre" }, map.element, steps.element);
+  const frame = make("div", { class: "regard-frame" });
+  const tabs = Object.entries({ heads: "Heads", text: "Text" }).map(([name, label]) => {
+    const tab = make("button", { type: "button", text: label });
+    tab.addEventListener("click", () => show(name));
+    return [name, tab];
+  });
+  const show = (shown) => {
+    frame.dataset.panel = shown;
+    for (const [name, tab] of tabs) tab.setAttribute("aria-pressed", String(name === shown));
+  };
+  const group = { class: "regard-tabs regard-switch", role: "group", "aria-label": "Panel" };
+  const buttons = make("div", group, ...tabs.map(([, tab]) => tab));
+  frame.append(header.element, heads.element, centre, buttons, text.element, readout);
+  parts.showPanel = show;
+  show("text");
+  const turn = () => {
+    map.element.hidden = selection.view !== "map";
+    steps.element.hidden = selection.view !== "steps";
+  };
+  selection.addEventListener("change", ({ detail }) => detail.has("view") && turn());
+  turn();
+  return frame;
+}
+
+// Chooses a pair now, and again wherever there is none.
+function chooses(context) {
+  const { selection } = context;
+  const choose = () => chooseFirst(context).catch(unlessSaid);
+  selection.addEventListener("change", () => {
+    if (selection.query === null || selection.key === null) choose();
+  });
+  choose();
 }

@@ -36,13 +36,19 @@ export function quoted(text) {
 export class TokenText {
   constructor(tokens) {
     this.raw = tokens;
-    this.clean = tokens.map(cleanToken);
-    // Words without any space are words of a tokenizer that drops spaces.
-    this.spaced = tokens.length > 1 && !this.clean.some((text) => /\s/.test(text));
+    this.clean = [];
+    // Words without any space are those of a tokenizer that drops spaces.
+    const some = tokens.slice(0, 2000);
+    this.spaced = some.length > 1 && !some.some((text) => /\s/.test(cleanToken(text)));
   }
 
   get length() {
     return this.raw.length;
+  }
+
+  // As it is read in the running text.
+  text(position) {
+    return (this.clean[position] ??= cleanToken(this.raw[position]));
   }
 
   label(position, most) {
@@ -55,9 +61,12 @@ export class TokenText {
     if (!sought) return [];
     const { text, starts } = this.#searched();
     const hits = [];
-    for (let at = text.indexOf(sought); at >= 0; at = text.indexOf(sought, at + 1))
-      hits.push([tokenAt(starts, at), tokenAt(starts, at + sought.length - 1)]);
-    return hits.filter(([first], n) => n === 0 || hits[n - 1][0] !== first);
+    for (let at = text.indexOf(sought); at >= 0; at = text.indexOf(sought, at + 1)) {
+      const first = tokenAt(starts, at);
+      if (hits.at(-1)?.[0] === first) continue;
+      hits.push([first, tokenAt(starts, at + sought.length - 1)]);
+    }
+    return hits;
   }
 
   #searched() {
@@ -65,12 +74,11 @@ export class TokenText {
     const starts = new Int32Array(this.length);
     const parts = [];
     let length = 0;
-    this.clean.forEach((clean, n) => {
+    for (let n = 0; n < this.length; n++) {
       starts[n] = length;
-      const part = clean.toLowerCase() + (this.spaced ? " " : "");
-      length += part.length;
-      parts.push(part);
-    });
+      parts.push(this.text(n).toLowerCase() + (this.spaced ? " " : ""));
+      length += parts[n].length;
+    }
     this.searched = { text: parts.join(""), starts };
     return this.searched;
   }
@@ -86,4 +94,30 @@ function tokenAt(starts, place) {
     else high = middle - 1;
   }
   return low;
+}
+
+// The texts of recordings, each read once: texts(recording) → {keys, queries, offset}. Query i is
+// the token offset + i of `keys`; offset is null where the queries have a text of their own.
+export function makeTexts(source, about) {
+  const read = async (recording) => {
+    const { itself, start, queries } = about.recordings[recording];
+    const keys = new TokenText(await source.tokens(recording, "key"));
+    if (!itself) {
+      const own = new TokenText(await source.tokens(recording, "query"));
+      return { keys, queries: own, offset: null };
+    }
+    const part = keys.raw.slice(start, start + queries);
+    const whole = start === 0 && part.length === keys.length;
+    return { keys, queries: whole ? keys : new TokenText(part), offset: start };
+  };
+  const known = new Map();
+  return async (recording) => {
+    if (!known.has(recording)) known.set(recording, read(recording));
+    try {
+      return await known.get(recording);
+    } catch (error) {
+      known.delete(recording);
+      throw error;
+    }
+  };
 }
