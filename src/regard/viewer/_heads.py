@@ -64,7 +64,8 @@ def _scores(recording: Recording, layer: int) -> dict[str, Any]:
     """Scores by place; None where the queries are no keys."""
     if recording.query_tokens != recording.tokens:
         return dict.fromkeys(SCORES)
-    one = Recording(recording.tokens, [recording.layers[layer]])
+    own = recording.query_tokens
+    one = Recording(recording.tokens, [recording.layers[layer]], query_tokens=own)
     found = head_scores(one, MOST_QUERIES)
     return {name: [_number(x) for x in getattr(found, name)[0]] for name in SCORES}
 

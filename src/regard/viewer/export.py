@@ -1,0 +1,261 @@
+"""The viewer in one HTML file: the page, and the recordings whose weights it computes by itself.
+
+Arrays stand in the file as they were recorded, to the last bit, so it shows the numbers of
+``regard view``. Its size follows from query, key and value, which are linear in the tokens.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import math
+import operator
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from regard import _reference
+from regard._checks import dtype_name
+from regard._errors import MaterializeError
+from regard._recording_file import _bytes, _replaced_when_complete
+from regard._settings import bytes_text
+from regard._visible import Visibility
+from regard.recording import Layer, Recording
+from regard.viewer import _facts
+from regard.viewer._bundle import bundle, page_folder
+from regard.viewer.answer import Answers
+
+__all__ = ["export"]
+
+LIMIT_BYTES = 64_000_000
+LEAST_PACKED = 0.5  # of their bytes, that numbers of a model ever pack to
+FLOATS = ("query", "key", "value")
+SQUARES = ("bias", "mask")  # of queries × keys
+# Nothing is fetched, and no script or style but these two runs.
+POLICY = (
+    "default-src 'none'; script-src '{script}'; style-src '{style}'; img-src data: blob:;"
+    " connect-src 'none'; base-uri 'none'; form-action 'none'"
+)
+BEFORE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta name="referrer" content="no-referrer">
+<title>{title}</title>
+<link rel="icon" href="data:,">
+<style>{style}</style>
+</head>
+<body class="regard-body">
+<div id="regard"></div>
+<noscript>regard draws its maps with JavaScript, which this browser has switched off.</noscript>
+"""
+TEXT = '<script type="application/octet-stream" id="{name}">{text}</script>\n'
+DATA = '<script type="application/json" id="regard-data">{data}</script>\n'
+AFTER = """<script type="module">{script}</script>
+</body>
+</html>
+"""
+
+
+def export(
+    recording: Recording,
+    path: str | Path,
+    *,
+    other: Recording | None = None,
+    layers: Sequence[int] | None = None,
+    limit_bytes: float = LIMIT_BYTES,
+    names: Sequence[str] | None = None,
+) -> None:
+    """Write the viewer with a recording in it to one HTML file, which works offline.
+
+    The file appears under its name when it is complete, or not at all.
+
+    Args:
+        recording: to look at.
+        path: file to write; one that exists is replaced.
+        other: a second recording, to compare the first with.
+        layers: numbers of the layers to write, which keep them; by default all.
+        limit_bytes: of the file.
+        names: what to call the recordings; by default their models.
+
+    Raises:
+        IndexError: no such layer.
+        MaterializeError: the file would be above the limit.
+        OSError: the folder is missing or cannot be written.
+        ValueError: a recording without queries, or no layer is left.
+    """
+    recordings = [recording] if other is None else [recording, other]
+    pack = Pack(recordings, names, layers, limit_bytes)
+    page = _page(pack).encode()
+    if len(page) > limit_bytes:
+        raise pack.too_large()
+    with _replaced_when_complete(Path(path)) as file:
+        file.write(page)
+
+
+class Pack:
+    """Recordings as ``page/local.js`` reads them.
+
+    Attributes:
+        data: what becomes JSON: about, tokens, options, and the name of each array's text.
+        texts: base64 of each array, by name.
+
+    Raises:
+        IndexError, MaterializeError, ValueError: as :func:`export`.
+    """
+
+    def __init__(
+        self,
+        recordings: Sequence[Recording],
+        names: Sequence[str] | None = None,
+        layers: Sequence[int] | None = None,
+        limit_bytes: float = LIMIT_BYTES,
+    ) -> None:
+        answers = Answers(recordings, names)
+        about = json.loads(answers.answer("about").body)
+        answers.close()
+        self.texts: dict[str, str] = {}
+        self._limit_bytes = limit_bytes
+        self._held = [
+            [(number, recording.layers[number]) for number in _chosen(recording, layers)]
+            for recording in recordings
+        ]
+        self._tokens = max(len(recording.tokens) for recording in recordings)
+        if self._bytes_of(FLOATS) * LEAST_PACKED * 4 / 3 > limit_bytes:
+            raise self.too_large()
+        for facts, held in zip(about["recordings"], self._held):
+            facts["layers"] = [{**facts["layers"][number], "number": number} for number, _ in held]
+        packed = [
+            {**_tokens(recording), "layers": [self._packed(layer) for _, layer in held]}
+            for recording, held in zip(recordings, self._held)
+        ]
+        self.data = {"about": about, "recordings": packed}
+
+    def _packed(self, layer: Layer) -> dict[str, Any]:
+        arrays = {}
+        for name, array in _arrays(layer).items():
+            text = f"regard-array-{len(self.texts)}"
+            self.texts[text] = _text(array, name)
+            arrays[name] = {
+                "text": text,
+                "dtype": dtype_name(array),
+                "shape": [int(n) for n in array.shape],
+            }
+            if sum(map(len, self.texts.values())) > self._limit_bytes:
+                raise self.too_large()
+        return {**_options(layer), "arrays": arrays}
+
+    def _bytes_of(self, names: Sequence[str]) -> int:
+        arrays = (_arrays(layer) for held in self._held for _, layer in held)
+        return sum(found[name].nbytes for found in arrays for name in names if name in found)
+
+    def too_large(self) -> MaterializeError:
+        """What was found, what is allowed, and the way out."""
+
+        def counted(count: int, noun: str) -> str:
+            return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+        layers = [layer for held in self._held for _, layer in held]
+        heads = max(layer.heads for layer in layers)
+        size, squares = self._bytes_of(FLOATS), self._bytes_of(SQUARES)
+        also = f" and {' and '.join(SQUARES)} of {bytes_text(squares)}" if squares else ""
+        return MaterializeError(
+            f"export: {counted(len(layers), 'layer')} × {counted(heads, 'head')} ×"
+            f" {counted(self._tokens, 'token')} hold {bytes_text(size)} of query, key and value"
+            f"{also}; packed into one page they are above the limit of"
+            f" {bytes_text(self._limit_bytes)}.\n"
+            "  Choose layers with layers=[0, 5], record fewer tokens, allow more with"
+            " limit_bytes=..., or look at all of it with regard view."
+        )
+
+
+def _chosen(recording: Recording, layers: Sequence[int] | None) -> list[int]:
+    count = len(recording.layers)
+    if layers is None:
+        return list(range(count))
+    chosen = sorted({operator.index(layer) for layer in layers})
+    if not chosen:
+        raise ValueError("export: layers is empty; name at least one, or leave it out for all.")
+    for layer in chosen:
+        if not 0 <= layer < count:
+            raise IndexError(f"export: layers has {layer}; there are {count}, 0 to {count - 1}.")
+    return chosen
+
+
+def _tokens(recording: Recording) -> dict[str, Any]:
+    own = recording.query_tokens
+    return {"tokens": recording.tokens, "query_tokens": None if own == recording.tokens else own}
+
+
+def _options(layer: Layer) -> dict[str, Any]:
+    """What is no array: the rules by which queries see keys, and the scale."""
+    call = _facts.call_of(layer, 0)
+    visibility = Visibility(call, _reference.arange)
+    return {
+        "scale": call.scale,
+        "softcap": call.softcap,
+        "causal": call.causal,
+        "left": call.left,
+        "right": call.right,
+        "start": visibility.starts[0],
+        "length": visibility.lengths[0],
+    }
+
+
+def _arrays(layer: Layer) -> dict[str, Any]:
+    """The arrays of a layer, in the dtype in which they were recorded."""
+    arrays = {"query": layer.query, "key": layer.key, "value": layer.value}
+    arrays |= {name: layer.options.get(name) for name in ("sinks", *SQUARES)}
+    for name in SQUARES:
+        if (array := arrays[name]) is not None:
+            arrays[name] = array.reshape((1,) * (3 - array.ndim) + tuple(array.shape))
+    if (segments := layer.options.get("segments")) is not None:
+        pair = segments if isinstance(segments, tuple) else (segments, segments)
+        ids = [_facts.numpy_array(side) for side in pair]
+        # Only whether ids are equal matters: counted anew, they fit into 32 bits.
+        _, numbers = np.unique(np.concatenate(ids), return_inverse=True)
+        sides = np.split(numbers.astype(np.int32), [len(ids[0])])
+        arrays |= dict(zip(("query_segments", "key_segments"), sides))
+    return {name: array for name, array in arrays.items() if array is not None}
+
+
+def _text(array: Any, name: str) -> str:
+    """base64 of the deflated array, the first bytes of all numbers first, then the second ones.
+
+    Of a model's numbers only signs and exponents pack, and they without any repetition: Huffman's
+    code alone takes 0.83 of float32 at 180 MB/s, where a search for repetitions takes 0.85 at 20.
+    """
+    count = math.prod(array.shape)
+    planes = np.frombuffer(_bytes(array), np.uint8).reshape(max(count, 1), -1).T.tobytes()
+    strategy = zlib.Z_HUFFMAN_ONLY if name in FLOATS else zlib.Z_DEFAULT_STRATEGY
+    deflate = zlib.compressobj(6, zlib.DEFLATED, 15, 9, strategy)
+    return base64.b64encode(deflate.compress(planes) + deflate.flush()).decode()
+
+
+def _page(pack: Pack) -> str:
+    recordings = pack.data["about"]["recordings"]
+    title = " and ".join(facts["model"] or facts["name"] or "regard" for facts in recordings)
+    style = (page_folder() / "style.css").read_text(encoding="utf-8")
+    script = bundle("offline.js")
+    before = BEFORE.format(
+        policy=POLICY.format(script=_hash(script), style=_hash(style)),
+        title=html.escape(title.encode(errors="replace").decode()),
+        style=style,
+    )
+    # In JSON "<" stands in texts alone, where it may be written as an escape.
+    data = json.dumps(pack.data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    texts = "".join(TEXT.format(name=name, text=text) for name, text in pack.texts.items())
+    return before + DATA.format(data=data) + texts + AFTER.format(script=script)
+
+
+def _hash(text: str) -> str:
+    """By which a Content-Security-Policy knows the one script, or style, that may run."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"

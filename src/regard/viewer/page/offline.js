@@ -1,0 +1,9 @@
+// The page of an exported file, which holds its recordings.
+
+import { overLocal } from "./local.js";
+import { start } from "./main.js";
+
+const data = JSON.parse(document.getElementById("regard-data").textContent);
+const textOf = (name) => document.getElementById(name).textContent;
+
+start(document.getElementById("regard"), overLocal(data, textOf), { address: true });

@@ -1,0 +1,285 @@
+"""An exported page computes by itself what the server would have answered."""
+
+import base64
+import json
+from urllib.parse import urlencode
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from regard.recording import Layer, Recording
+from regard.viewer._bundle import bundle
+from regard.viewer.answer import Answers
+from regard.viewer.export import Pack
+
+ASK = """
+const data = JSON.parse(document.getElementById("data").textContent);
+const textOf = (name) => data.texts[name];
+const ask = overLocal(data, textOf);
+window.asked = async (path, parameters) => {
+  let answer = await ask(path, parameters);
+  while (answer.coverage < 1) answer = await ask(path, parameters);
+  let binary = "";
+  for (const byte of new Uint8Array(answer.body)) binary += String.fromCharCode(byte);
+  return btoa(binary);
+};
+window.first = async (path, parameters) => (await ask(path, parameters)).coverage;
+"""
+
+
+@pytest.fixture
+def local(open_page, tmp_path):
+    """Asks a page that holds the recordings: ``local(*recordings)(path, **parameters)``."""
+
+    def start(*recordings):
+        pack = Pack(recordings)
+        data = json.dumps({**pack.data, "texts": pack.texts}).replace("<", "\\u003c")
+        script = bundle("local.js") + ASK
+        path = tmp_path / f"local{len(list(tmp_path.iterdir()))}.html"
+        path.write_text(
+            '<!doctype html><meta charset="utf-8"><link rel="icon" href="data:,">'
+            f'<script type="application/json" id="data">{data}</script>'
+            f'<script type="module">{script}</script>'
+        )
+        page = open_page(path.as_uri())
+
+        def ask(question, **parameters):
+            found = page.evaluate("([path, given]) => asked(path, given)", [question, parameters])
+            return base64.b64decode(found)
+
+        ask.page = page
+        return ask
+
+    return start
+
+
+def numbers(*shape, seed=0, dtype=np.float32, size=1.5):
+    return (size * np.random.default_rng(seed).standard_normal(shape)).astype(dtype)
+
+
+def layer(Lq, Lk=None, heads=4, key_heads=2, size=6, dtype=np.float32, spread=1.5, **options):
+    """Random query, key and value of 5 numbers."""
+    Lk = Lk or Lq
+    query = numbers(heads, Lq, size, seed=1, dtype=dtype, size=spread)
+    key = numbers(key_heads, Lk, size, seed=2, dtype=dtype, size=spread)
+    return Layer(query, key, numbers(key_heads, Lk, 5, seed=3, dtype=dtype), **options)
+
+
+def texts(count):
+    return [("the", " cat", " saw", " that")[n * n % 4] for n in range(count)]
+
+
+def of_one(found, **more):
+    return Recording(texts(found.key.shape[1]), [found], **more)
+
+
+L = 37
+NO_LAST = np.ones((L, L), bool)
+NO_LAST[5] = False  # a query that sees nothing
+NO_LAST[:, 30] = False
+FLOOR = np.where(np.arange(L) % 5 == 1, -np.inf, 0.25).astype(np.float32)
+RECORDINGS = {
+    "nothing asked": of_one(layer(L)),
+    "causal": of_one(layer(L, causal=True)),
+    "one token": of_one(layer(1)),
+    "later queries": of_one(layer(9, L, causal=True)),
+    "fewer keys": of_one(layer(L, 11), query_tokens=texts(L)),
+    "windows": of_one(layer(L, window=(3, 2))),
+    "causal window": of_one(layer(L, causal=True, window=(4, 0), sinks=numbers(4, seed=4))),
+    "padding": of_one(layer(L, causal=True, key_lengths=30, query_start=0)),
+    "query start": of_one(layer(L, causal=True, query_start=-3), query_tokens=texts(L)),
+    "segments": of_one(layer(L, causal=True, segments=np.arange(L) // 9 - 2**62)),
+    "pair of segments": of_one(
+        layer(9, L, segments=(np.arange(9) % 3, np.arange(L) % 4)), query_tokens=texts(9)
+    ),
+    "mask": of_one(layer(L, mask=NO_LAST)),
+    "mask of heads": of_one(layer(L, mask=numbers(4, 1, L, seed=5) > 0)),
+    "bias": of_one(layer(L, bias=numbers(4, L, L, seed=6), causal=True)),
+    "bias of keys": of_one(layer(L, bias=FLOOR, softcap=2.5, scale=0.7)),
+    "all at once": of_one(
+        layer(
+            L, causal=True, window=(9, 0), softcap=4.0, scale=0.3, key_lengths=31,
+            query_start=0, segments=np.arange(L) // 20, sinks=numbers(4), mask=NO_LAST,
+            bias=numbers(1, L, L, seed=7),
+        )
+    ),
+    "no values": of_one(Layer(numbers(2, L, 3), numbers(1, L, 3, seed=1), causal=True)),
+    "float16": of_one(layer(L, dtype=np.float16, causal=True)),
+    "bfloat16": of_one(layer(L, dtype=ml_dtypes.bfloat16, causal=True)),
+    "float64": of_one(layer(L, dtype=np.float64, causal=True)),
+    "several tiles": of_one(layer(530, heads=2, causal=True)),
+    "a wide one": of_one(layer(70, 700, heads=1, key_heads=1, causal=True)),
+    "layers": Recording(
+        texts(20), [layer(20), layer(20, heads=6, key_heads=3, causal=True)], model="two"
+    ),
+}  # fmt: skip
+
+
+def floats(body):
+    return np.frombuffer(body, "<f4")
+
+
+def questions(facts):
+    """Floats that are asked of the last head of every layer."""
+    Lq, Lk = facts["queries"], facts["tokens"]
+    levels = range(max(Lq, Lk).bit_length() + 1)
+    for n, found in enumerate(facts["layers"]):
+        head = {"layer": n, "head": found["heads"] - 1}
+        yield "visible", head
+        for i in {0, Lq // 2, Lq - 1}:
+            yield "row", {**head, "query": i}
+        for j in {0, Lk // 3, Lk - 1}:
+            yield "column", {**head, "key": j}
+        for level in levels:
+            side = 256 << level
+            for row in range(-(-Lq // side)):
+                for column in range(-(-Lk // side)):
+                    at = {"level": level, "row": row, "column": column}
+                    for plane in ("max", "mass"):
+                        yield "tile", {**head, **at, "plane": plane}
+    for i, j in {(0, 0), (Lq - 1, Lk - 1), (Lq // 2, Lk // 3)}:
+        yield "pair", {"query": i, "key": j}
+
+
+@pytest.mark.parametrize("name", RECORDINGS)
+def test_the_page_computes_what_the_server_answers(local, name):
+    recording = RECORDINGS[name]
+    ask, answers = local(recording), Answers([recording])
+    about = json.loads(ask("about"))
+    for facts in about["recordings"]:
+        assert [found.pop("number") for found in facts["layers"]] == list(
+            range(len(recording.layers))
+        )
+    assert about == json.loads(answers.answer("about").body)
+    for side in ("key", "query"):
+        expected = answers.answer("tokens", f"side={side}").body
+        assert json.loads(ask("tokens", side=side)) == json.loads(expected)
+    for path, parameters in questions(about["recordings"][0]):
+        expected = complete(answers, path, parameters)
+        np.testing.assert_allclose(
+            floats(ask(path, **parameters)), floats(expected), rtol=1e-5, atol=1e-5,
+            err_msg=f"{path} {parameters}",
+        )  # fmt: skip
+    compare_heads(ask, answers, len(recording.layers))
+    compare_links(ask, answers, about["recordings"][0])
+    compare_steps(ask, answers, about["recordings"][0])
+    answers.close()
+
+
+def complete(answers, path, parameters):
+    answer = answers.answer(path, urlencode(parameters))
+    assert answer.status == 200, answer.body
+    return answer.body if answer.coverage == 1 else complete(answers, path, parameters)
+
+
+def compare_heads(ask, answers, layers):
+    for n in range(layers):
+        found = json.loads(ask("heads", layer=n))
+        expected = json.loads(complete(answers, "heads", {"layer": n}))
+        assert found.keys() == expected.keys()
+        pictures = [floats(base64.b64decode(x.pop("thumbnails"))) for x in (found, expected)]
+        np.testing.assert_allclose(*pictures, atol=1 / 64 + 1e-4)  # rounded, each by itself
+        for name, value in expected.items():
+            assert (value is None) == (found[name] is None), name
+            if value is not None:
+                value, other = (np.array(x, float) for x in (value, found[name]))
+                np.testing.assert_allclose(other, value, rtol=1e-4, atol=2e-6, err_msg=name)
+
+
+def compare_links(ask, answers, facts):
+    Lq, Lk = facts["queries"], facts["tokens"]
+    part = {"rows": f"{Lq // 3}-{Lq}", "columns": f"0-{max(1, Lk // 2)}"}
+    for more in ({"n": 5}, {"n": 100}, {"n": 7, **part}, {"n": 0}):
+        where = {"layer": 0, "head": 0, **more}
+        found = json.loads(ask("links", **where))["links"]
+        expected = json.loads(complete(answers, "links", where))["links"]
+        assert len(found) == len(expected), where
+        np.testing.assert_allclose(
+            [link[2] for link in found], [link[2] for link in expected], rtol=1e-5, atol=1e-5
+        )
+        # Where two weights are equal but for rounding, either may come first.
+        others = {tuple(link[:2]) for link in found} ^ {tuple(link[:2]) for link in expected}
+        last = expected[-1][2] if expected else 0
+        weights = {tuple(link[:2]): link[2] for link in found + expected}
+        assert all(abs(weights[place] - last) < 1e-4 for place in others)
+
+
+def compare_steps(ask, answers, facts):
+    Lq, Lk = facts["queries"], facts["tokens"]
+    where = {
+        "layer": 0,
+        "head": facts["layers"][0]["heads"] - 1,
+        "queries": ",".join(map(str, dict.fromkeys((Lq - 1, 0, min(5, Lq - 1))))),
+        "keys": ",".join(map(str, dict.fromkeys((Lk - 1, 0, Lk // 2)))),
+    }
+    found = json.loads(ask("steps", **where))
+    expected = json.loads(complete(answers, "steps", where))
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert (value is None) == (found[name] is None), name
+        if value is not None:
+            value, other = (np.array(x, float) for x in (value, found[name]))
+            np.testing.assert_allclose(other, value, rtol=1e-6, atol=1e-6, err_msg=name)
+
+
+def test_scores_of_a_million_keep_every_digit(local):
+    q = np.array([[[1e3, 1.0], [1e3, 2.0]]])
+    k = np.array([[[1e3, 1.0], [1e3, 3.0], [1e3 - 1e-3, 0.0]]])
+    ask = local(Recording(["a", "b", "c"], [Layer(q, k, scale=1.0)], query_tokens=["x", "y"]))
+    scores = q[0].astype(np.longdouble) @ k[0].T.astype(np.longdouble)
+    exact = scores - np.log(np.exp(scores - scores.max(1)[:, None]).sum(1))[:, None]
+    exact -= scores.max(1)[:, None]
+    for i in range(2):
+        found = floats(ask("row", layer=0, head=0, query=i))
+        np.testing.assert_allclose(found, exact[i].astype(float), rtol=1e-6)
+
+
+def test_a_row_with_a_nan_is_no_number_and_its_neighbours_are(local):
+    found = layer(20, causal=True)
+    found.query[0, 7] = np.nan
+    ask, answers = local(of_one(found)), Answers([of_one(found)])
+    for path, more in (("row", {"query": 7}), ("row", {"query": 8}), ("column", {"key": 3})):
+        where = {"layer": 0, "head": 0, **more}
+        expected = floats(complete(answers, path, where))
+        np.testing.assert_allclose(floats(ask(path, **where)), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_what_is_not_there_is_refused_with_a_sentence(local):
+    ask = local(RECORDINGS["causal"])
+    wrong = [
+        ("tiles", {}),
+        ("row", {"layer": 0, "head": 4, "query": 0}),
+        ("row", {"layer": 0, "head": 0, "query": "1e1"}),
+        ("tile", {"layer": 0, "head": 0, "plane": "min", "level": 0, "row": 0, "column": 0}),
+        ("links", {"layer": 0, "head": 0, "n": 5, "rows": "4-4", "columns": "0-1"}),
+    ]
+    for path, parameters in wrong:
+        refused = ask.page.evaluate(
+            "([path, given]) => asked(path, given).then(() => '', (error) => error.message)",
+            [path, parameters],
+        )
+        assert refused.endswith("."), (path, parameters)
+
+
+def test_a_long_text_is_shown_before_it_is_read_and_the_page_stays_awake(local):
+    ask = local(of_one(layer(3000, heads=1, key_heads=1, size=64, causal=True)))
+    tile = {"layer": 0, "head": 0, "plane": "max", "level": 4, "row": 0, "column": 0}
+    longest, coverage = ask.page.evaluate(
+        """async (tile) => {
+          let [last, longest, ended] = [performance.now(), 0, false];
+          const tick = () => {
+            longest = Math.max(longest, performance.now() - last);
+            last = performance.now();
+            if (!ended) setTimeout(tick, 0);
+          };
+          tick();
+          const coverage = await first("tile", tile);
+          await asked("tile", tile);
+          ended = true;
+          return [longest, coverage];
+        }""",
+        tile,
+    )
+    assert 188 / 3000 <= coverage < 1
+    assert longest < 250  # slices are of 10 ms; a busy machine may add to one
