@@ -1,11 +1,15 @@
 // The page: header, heads, map or steps, text and readout, around one selection.
 
+import { makeColourBar } from "./bar.js";
 import { chooseFirst } from "./choose.js";
+import { makeCompare } from "./compare.js";
 import { make } from "./dom.js";
 import { makeHeader } from "./header.js";
 import { makeHeads } from "./heads.js";
 import { makeHelp } from "./help.js";
 import { listenToKeys } from "./keyboard.js";
+import { makeMap } from "./map.js";
+import { savePng, saveSvg } from "./picture.js";
 import { describeChanges, makeReadout } from "./readout.js";
 import { Selection } from "./selection.js";
 import { Source } from "./source.js";
@@ -58,7 +62,13 @@ function makeParts(context) {
   const help = makeHelp();
   const parts = { help, heads: makeHeads(context), text: makeText(context) };
   parts.steps = makeSteps(context);
-  parts.map = { element: make("p", { text: "The map comes here." }), move() {}, zoomBy() {} };
+  parts.map = makeMap(context);
+  parts.colourBar = makeColourBar(context);
+  parts.compare = makeCompare(context);
+  parts.savers = {
+    "PNG picture": () => savePng(context, parts.map),
+    "SVG drawing": () => saveSvg(context, parts.map),
+  };
   parts.header = makeHeader(context, parts);
   parts.frame = (readout) => layOut(context, parts, readout);
   return parts;

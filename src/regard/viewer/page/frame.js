@@ -1,0 +1,266 @@
+// One drawn matrix: the canvas of its cells, the canvas of what is drawn over and around them, and
+// the outline of what the pointer is on.
+
+import { differencePixels, drawCells, tilePixels } from "./cells.js";
+import { colourRange, colourSpan, invisiblePixel, pixelTable } from "./colours.js";
+import { make } from "./dom.js";
+import { binsOf } from "./mapview.js";
+import { TILE } from "./source.js";
+import { Tiles } from "./tiles.js";
+
+export const GUTTER = { left: 104, top: 76 }; // CSS pixels, as in style.css
+
+const RAMP_TABLE = pixelTable(false);
+const SIGNED_TABLE = pixelTable(true);
+
+export class Frame {
+  // `changed()`: a tile has come; `resized()`: the canvases are empty and of another size.
+  constructor(context, changed, resized) {
+    this.context = context;
+    this.changed = changed;
+    this.resized = resized;
+    this.cells = make("canvas", { class: "regard-map-cells", "aria-hidden": "true" });
+    this.marks = make("canvas", { class: "regard-map-marks", "aria-hidden": "true" });
+    this.hover = make("div", { class: "regard-map-hover", hidden: true });
+    this.title = make("div", { class: "regard-map-title", hidden: true });
+    this.element = make("div", { class: "regard-map-frame" }, this.cells, this.marks, this.hover, this.title);
+    this.tiles = new Tiles(context.source, changed);
+    this.otherTiles = new Tiles(context.source, changed);
+    this.coloured = new Map(); // what the last paint coloured, by tile
+    this.seen = new Map(); // by head: sums of how many keys the queries before each see
+    this.size = { width: 0, height: 0, ratio: 1 };
+    this.paints = 0;
+    this.observer = new ResizeObserver((entries) => this.#resized(entries));
+    observePixels(this.observer, this.cells);
+    observePixels(this.observer, this.marks);
+  }
+
+  // Which head is drawn, and against which one (or null).
+  show(where, other) {
+    this.where = where;
+    this.other = other;
+    this.facts = factsOf(this.context.about, where);
+    this.otherFacts = other && factsOf(this.context.about, other);
+    if (!other) this.otherTiles.end();
+  }
+
+  get extent() {
+    const { facts, otherFacts } = this;
+    return {
+      queries: Math.max(facts.queries, otherFacts?.queries ?? 0),
+      keys: Math.max(facts.keys, otherFacts?.keys ?? 0),
+    };
+  }
+
+  // Draws the cells of a view, from the tiles that are known.
+  paint(view, dark) {
+    const { width, height } = this.size;
+    const { queries, keys } = this.extent;
+    this.view = view;
+    this.columns = binsOf(view.x, view.zoom, view.level, width, keys);
+    this.rows = binsOf(view.y, view.zoom, view.level, height, queries);
+    this.#want(view);
+    const started = performance.now();
+    if (this.image?.width !== width || this.image?.height !== height) {
+      this.image = new ImageData(width, height);
+      this.pixels = new Uint32Array(this.image.data.buffer);
+    }
+    const found = this.#finder(view, dark);
+    drawCells(this.pixels, width, this.columns, this.rows, found);
+    this.cells.getContext("2d").putImageData(this.image, 0, 0);
+    this.paints++;
+    const milliseconds = performance.now() - started;
+    const { x, y, zoom, level } = view;
+    Object.assign(this.cells.dataset, { x, y, zoom, level, paints: this.paints, milliseconds });
+  }
+
+  // ln(weight) of a bin at the level shown: NaN is invisible, undefined not known yet.
+  valueAt(row, column) {
+    return this.tiles.valueAt(row, column);
+  }
+
+  otherValueAt(row, column) {
+    return this.other ? this.otherTiles.valueAt(row, column) : undefined;
+  }
+
+  // The mean number of keys that a bin's queries see, or undefined while it is not known.
+  seenBy(row, level) {
+    const sums = this.seen.get(headName(this.where));
+    if (!(sums instanceof Float64Array)) return undefined;
+    return meanSeen(sums, row, 2 ** level);
+  }
+
+  // Asks how many keys the queries see, once for each head.
+  needSeen() {
+    const name = headName(this.where);
+    if (this.seen.has(name)) return;
+    this.seen.set(name, null);
+    this.context.source.visible(this.where).then(
+      ({ values }) => {
+        const sums = new Float64Array(values.length + 1);
+        for (let i = 0; i < values.length; i++) sums[i + 1] = sums[i] + values[i];
+        this.seen.set(name, sums);
+        this.changed();
+      },
+      () => this.seen.delete(name),
+    );
+  }
+
+  // {read, missing, error} of both heads.
+  get progress() {
+    const parts = this.other ? [this.tiles, this.otherTiles] : [this.tiles];
+    const reads = parts.map((tiles) => tiles.progress.read).filter((read) => read !== null);
+    const waits = this.context.selection.scale === "uniform" && !this.other && !this.knowsSeen;
+    return {
+      read: reads.length ? Math.min(...reads) : null,
+      missing: parts.reduce((sum, tiles) => sum + tiles.progress.missing, waits ? 1 : 0),
+      error: parts.map((tiles) => tiles.error).find((error) => error) ?? null,
+    };
+  }
+
+  get knowsSeen() {
+    return this.seen.get(headName(this.where)) instanceof Float64Array;
+  }
+
+  end() {
+    this.observer.disconnect();
+    this.tiles.end();
+    this.otherTiles.end();
+  }
+
+  #want(view) {
+    const { plane, scale } = this.context.selection;
+    const side = 2 ** view.level;
+    const shown = (bins, length) => {
+      const from = Math.max(0, bins[0]);
+      const last = bins.findLast((bin) => bin >= 0) ?? -1;
+      return [from, Math.min(last + 1, Math.ceil(length / side))];
+    };
+    const ask = (tiles, where, facts) => {
+      const [rows, columns] = [shown(this.rows, facts.queries), shown(this.columns, facts.keys)];
+      tiles.want(where, plane, view.level, rows, columns);
+    };
+    ask(this.tiles, this.where, this.facts);
+    if (this.other) ask(this.otherTiles, this.other, this.otherFacts);
+    else if (scale === "uniform") this.needSeen();
+  }
+
+  // The function that gives drawCells the tiles as pixels.
+  #finder(view, dark) {
+    const { selection } = this.context;
+    const colour = this.other ? this.#differenceColour(dark) : this.#weightColour(dark);
+    const [before, used, answers] = [this.coloured, new Map(), new Map()];
+    const deepest = Math.ceil(Math.log2(Math.max(this.extent.queries, this.extent.keys, 2)));
+    const search = (row, column) => {
+      for (let above = 0; view.level + above <= deepest; above++) {
+        const level = view.level + above;
+        const [r, c] = [row >> above, column >> above];
+        const sources = this.#sources(level, r, c);
+        if (!sources) continue;
+        const name = `${level}/${r}/${c}`;
+        const known = used.get(name) ?? before.get(name);
+        const fresh = known?.look === colour.look && known.sources.every((s, i) => s === sources[i]);
+        const entry = fresh ? known : { look: colour.look, sources, pixels: colour.pixels(sources, r, level) };
+        used.set(name, entry);
+        return { pixels: entry.pixels, above };
+      }
+      return null;
+    };
+    this.coloured = used;
+    if (selection.scale === "uniform" && !this.other && !this.knowsSeen) return () => null;
+    return (row, column) => {
+      const name = row * 65536 + column;
+      if (!answers.has(name)) answers.set(name, search(row, column));
+      return answers.get(name);
+    };
+  }
+
+  // The values a tile is coloured from: one list, or two of a difference; null while unknown.
+  #sources(level, row, column) {
+    const one = this.tiles.known(level, row, column)?.values;
+    if (!this.other) return one ? [one] : null;
+    const beyond = (facts) => {
+      const start = TILE * 2 ** level;
+      return row * start >= facts.queries || column * start >= facts.keys;
+    };
+    const other = this.otherTiles.known(level, row, column)?.values;
+    const a = one ?? (beyond(this.facts) ? null : undefined);
+    const b = other ?? (beyond(this.otherFacts) ? null : undefined);
+    return a === undefined || b === undefined ? null : [a, b];
+  }
+
+  #weightColour(dark) {
+    const { selection } = this.context;
+    const { low, high } = colourRange(selection);
+    const range = { low: low * Math.LN10, high: high * Math.LN10 };
+    const look = { table: RAMP_TABLE, invisible: invisiblePixel(dark), ...range };
+    const uniform = selection.scale === "uniform";
+    return {
+      look: `${low} ${high} ${dark} ${uniform} ${selection.plane} ${headName(this.where)}`,
+      pixels: ([values], row, level) =>
+        tilePixels(values, look, uniform ? this.#shifts(row, level) : null),
+    };
+  }
+
+  #differenceColour(dark) {
+    const span = colourSpan(this.context.selection);
+    const look = { table: SIGNED_TABLE, invisible: invisiblePixel(dark), span };
+    return {
+      look: `${span} ${dark} difference`,
+      pixels: ([one, other]) => differencePixels(one, other, look),
+    };
+  }
+
+  // What × uniform adds to ln(weight) in each row of a tile: ln of the keys its queries see, and
+  // in the plane of mass less ln of the keys in a bin, whose mass would be theirs together.
+  #shifts(row, level) {
+    const bin = this.context.selection.plane === "mass" ? level * Math.LN2 : 0;
+    return Float64Array.from({ length: TILE }, (_, r) => {
+      const seen = this.seenBy(row * TILE + r, level);
+      return seen > 0 ? Math.log(seen) - bin : 0;
+    });
+  }
+
+  #resized(entries) {
+    for (const entry of entries) {
+      const css = entry.contentRect;
+      const exact = entry.devicePixelContentBoxSize?.[0];
+      const width = exact?.inlineSize ?? Math.round(css.width * devicePixelRatio);
+      const height = exact?.blockSize ?? Math.round(css.height * devicePixelRatio);
+      const canvas = entry.target;
+      if (canvas.width !== width) canvas.width = width;
+      if (canvas.height !== height) canvas.height = height;
+      if (canvas === this.cells) {
+        const ratio = css.width ? width / css.width : devicePixelRatio;
+        this.size = { width, height, ratio };
+        this.image = null;
+      }
+    }
+    this.resized();
+  }
+}
+
+// {queries, keys, itself, start, boundary, layer, name} of a head's matrix.
+export function factsOf(about, { recording, layer }) {
+  const { queries, tokens, itself, start, boundary, layers, name } = about.recordings[recording];
+  return { queries, keys: tokens, itself, start, boundary, layer: layers[layer], name };
+}
+
+function headName({ recording, layer, head }) {
+  return `${recording}/${layer}/${head}`;
+}
+
+function meanSeen(sums, row, side) {
+  const from = Math.min(row * side, sums.length - 1);
+  const to = Math.min(from + side, sums.length - 1);
+  return to > from ? (sums[to] - sums[from]) / (to - from) : undefined;
+}
+
+// Device pixels where the browser gives them, so that fractional ratios stay exact.
+function observePixels(observer, canvas) {
+  try {
+    observer.observe(canvas, { box: "device-pixel-content-box" });
+  } catch {
+    observer.observe(canvas);
+  }
+}

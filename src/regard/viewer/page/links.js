@@ -1,0 +1,120 @@
+// The strongest links of a head: rings on the map, and a list to go to them.
+
+import { make } from "./dom.js";
+import { positionOf } from "./axes.js";
+import { countText, weightText } from "./numbers.js";
+import { unlessSaid } from "./watch.js";
+
+const LISTED = 8;
+const ASKED = 256;
+const LONG_TEXT = 1000; // tokens from which neighbours are no news
+const NEAR = 0.01; // of the length
+const LINKS_AGAIN_MS = 1000;
+
+// {element, rings(), update(), end()}. `go(query, key)`: a link is chosen; `changed()`: there are
+// other rings to draw.
+export function makeLinks(context, { go, changed }) {
+  const { selection, source } = context;
+  const state = { rings: [], asked: null, timer: null };
+  const heading = make("summary");
+  const list = make("ol");
+  const element = make("details", { class: "regard-map-links" }, heading, list);
+  makeMovable(element, heading);
+  element.addEventListener("toggle", () => changed());
+
+  const show = async ({ links, coverage }, where) => {
+    const facts = context.about.recordings[where.recording];
+    const { kept, isLong } = notableLinks(links, facts);
+    state.rings = kept;
+    heading.textContent = isLong ? "Strongest long links" : "Strongest links";
+    const texts = await context.texts(where.recording);
+    if (state.asked !== nameOfHead(where)) return;
+    list.replaceChildren(...kept.map((link) => make("li", {}, linkButton(link, facts, texts, go))));
+    if (!kept.length) list.replaceChildren(make("li", { text: "no weights" }));
+    markChosen();
+    changed();
+    if (coverage < 1) state.timer = setTimeout(() => ask(where), LINKS_AGAIN_MS);
+  };
+  const ask = async (where) => {
+    const found = await source.links({ ...where, n: ASKED });
+    if (state.asked === nameOfHead(where)) await show(found, where);
+  };
+  const update = () => {
+    const where = selection.where;
+    if (state.asked === nameOfHead(where)) return;
+    clearTimeout(state.timer);
+    state.asked = nameOfHead(where);
+    state.rings = [];
+    state.timer = setTimeout(() => ask(where).catch(unlessSaid), 50);
+  };
+  const markChosen = () => {
+    for (const button of list.querySelectorAll("button")) {
+      const { query, key } = button.dataset;
+      const chosen = Number(query) === selection.query && Number(key) === selection.key;
+      button.setAttribute("aria-current", String(chosen));
+    }
+  };
+  selection.addEventListener("change", markChosen);
+  heading.textContent = "Strongest links";
+  const rings = () => (element.open && !element.hidden ? state.rings : []);
+  return { element, rings, update, end: () => clearTimeout(state.timer) };
+}
+
+function nameOfHead({ recording, layer, head }) {
+  return `${recording}/${layer}/${head}`;
+}
+
+// Those to list: of long texts the ones that reach far, if there are enough of them.
+export function notableLinks(links, { tokens, itself, start }) {
+  if (!itself || tokens < LONG_TEXT) return { kept: links.slice(0, LISTED), isLong: false };
+  const far = links.filter(([query, key]) => Math.abs(query + start - key) >= NEAR * tokens);
+  const isLong = far.length >= Math.min(4, links.length);
+  return { kept: (isLong ? far : links).slice(0, LISTED), isLong };
+}
+
+function linkButton([query, key, logWeight], facts, texts, go) {
+  const named = (position, label) => [
+    make("b", { text: countText(position) }),
+    make("bdi", { text: label }),
+  ];
+  return make(
+    "button",
+    { type: "button", "data-query": query, "data-key": key, onclick: () => go(query, key) },
+    make("span", {}, ...named(positionOf(query, facts), texts.queries.label(query, 12))),
+    make("i", { text: "→", "aria-hidden": "true" }),
+    make("span", {}, ...named(key, texts.keys.label(key, 12))),
+    make("em", { text: weightText(Math.exp(logWeight)) }),
+  );
+}
+
+// Lets a panel be dragged by its heading; a press without a drag is left alone.
+function makeMovable(panel, handle) {
+  let drag = null;
+  let moved = { x: 0, y: 0 };
+  handle.addEventListener("pointerdown", (event) => {
+    if (event.button !== 0) return;
+    drag = { x: event.clientX - moved.x, y: event.clientY - moved.y, far: false };
+    handle.setPointerCapture(event.pointerId);
+  });
+  handle.addEventListener("pointermove", (event) => {
+    if (!drag) return;
+    const to = { x: event.clientX - drag.x, y: event.clientY - drag.y };
+    drag.far ||= Math.hypot(to.x - moved.x, to.y - moved.y) > 4;
+    if (!drag.far) return;
+    moved = heldInside(panel, moved, to);
+    panel.style.translate = `${moved.x}px ${moved.y}px`;
+  });
+  // The click that ends a drag comes before the timer.
+  handle.addEventListener("click", (event) => drag?.far && event.preventDefault());
+  handle.addEventListener("pointerup", () => setTimeout(() => (drag = null)));
+  handle.addEventListener("pointercancel", () => (drag = null));
+}
+
+function heldInside(panel, moved, to) {
+  const [box, room] = [panel.getBoundingClientRect(), panel.parentElement.getBoundingClientRect()];
+  const held = (low, high, n) => Math.max(low, Math.min(high, n));
+  return {
+    x: held(room.left - box.left + moved.x, room.right - box.right + moved.x, to.x),
+    y: held(room.top - box.top + moved.y, room.bottom - box.bottom + moved.y, to.y),
+  };
+}

@@ -1,0 +1,135 @@
+// The map as a picture: a PNG of what is shown, or an SVG with lines and letters that scale.
+
+import { barText } from "./bar.js";
+import { pixelTable, ENTRIES } from "./colours.js";
+import { GUTTER } from "./frame.js";
+import { drawMarks, MARK_FONT, svgNode, writeMarks } from "./marks.js";
+
+const CAPTION = 46; // CSS pixels below
+const FEW_CELLS = 4096; // are written as rectangles
+const BAR_WIDTH = 160;
+
+// Saves what the map shows, with axes and a caption, in the pixels of the screen.
+export async function savePng(context, map) {
+  const ratio = map.frames[0].size.ratio;
+  const { width, height, offsets } = pictureSize(map);
+  const canvas = document.createElement("canvas");
+  canvas.width = Math.round(width * ratio);
+  canvas.height = Math.round(height * ratio);
+  const paint = canvas.getContext("2d");
+  const theme = map.colours;
+  paint.fillStyle = theme.paper;
+  paint.fillRect(0, 0, canvas.width, canvas.height);
+  map.shown.forEach((frame, n) => {
+    const left = Math.round((offsets[n] + GUTTER.left) * ratio);
+    paint.setTransform(1, 0, 0, 1, 0, 0);
+    paint.drawImage(frame.cells, left, Math.round(GUTTER.top * ratio));
+    paint.setTransform(ratio, 0, 0, ratio, left - GUTTER.left * ratio, 0);
+    drawMarks(paint, map.marksOf(frame));
+  });
+  paint.setTransform(ratio, 0, 0, ratio, 0, 0);
+  drawMarks(paint, captionMarks(context, map, height));
+  paint.drawImage(barCanvas(map), GUTTER.left, height - 16, BAR_WIDTH, 8);
+  const blob = await new Promise((done) => canvas.toBlob(done, "image/png"));
+  download(blob, `${fileName(context)}.png`);
+}
+
+// Saves the same as SVG; cells as rectangles where they are few, else as one embedded picture.
+export async function saveSvg(context, map) {
+  const { width, height, offsets } = pictureSize(map);
+  const svg = svgNode("svg", {
+    width, height, viewBox: `0 0 ${width} ${height}`, "font-family": MARK_FONT,
+  });
+  svg.append(svgNode("title", {}, map.caption.textContent));
+  svg.append(svgNode("rect", { width, height, fill: map.colours.paper }));
+  map.shown.forEach((frame, n) => {
+    const group = svgNode("g", { transform: `translate(${offsets[n]} 0)` });
+    group.append(...cellNodes(frame));
+    writeMarks(group, map.marksOf(frame));
+    svg.append(group);
+  });
+  writeMarks(svg, captionMarks(context, map, height));
+  const bar = { x: GUTTER.left, y: height - 16, width: BAR_WIDTH, height: 8 };
+  svg.append(imageNode(barCanvas(map), bar));
+  const text = new XMLSerializer().serializeToString(svg);
+  download(new Blob([text], { type: "image/svg+xml" }), `${fileName(context)}.svg`);
+}
+
+function pictureSize(map) {
+  let width = 0;
+  const offsets = map.shown.map((frame) => {
+    const offset = width;
+    width += Math.ceil(GUTTER.left + frame.size.width / frame.size.ratio) + 8;
+    return offset;
+  });
+  const { height, ratio } = map.frames[0].size;
+  return { width, height: Math.ceil(GUTTER.top + height / ratio) + CAPTION, offsets };
+}
+
+function captionMarks({ selection }, map, height) {
+  const { model, name } = selection.recordingFacts;
+  const look = { kind: "text", x: GUTTER.left, colour: map.colours.soft, size: 11 };
+  const said = [name, name === model ? "" : model, map.caption.textContent];
+  const signed = Boolean(map.frames[0].other);
+  return [
+    { ...look, y: height - 26, text: said.filter((part) => part).join(" · ") },
+    { ...look, y: height - 8, x: GUTTER.left + BAR_WIDTH + 10, text: barText(selection, signed) },
+  ];
+}
+
+function barCanvas(map) {
+  const canvas = document.createElement("canvas");
+  [canvas.width, canvas.height] = [ENTRIES, 1];
+  const image = new ImageData(ENTRIES, 1);
+  new Uint32Array(image.data.buffer).set(pixelTable(Boolean(map.frames[0].other)));
+  canvas.getContext("2d").putImageData(image, 0, 0);
+  return canvas;
+}
+
+function cellNodes(frame) {
+  const { size, view } = frame;
+  const [columns, rows] = [runsOf(frame.columns), runsOf(frame.rows)];
+  if (view.level > 0 || columns.length * rows.length > FEW_CELLS) {
+    const box = { x: GUTTER.left, y: GUTTER.top, width: size.width / size.ratio, height: size.height / size.ratio };
+    return [imageNode(frame.cells, box)];
+  }
+  const edge = (start, bin, from) => Math.max(0, ((bin - start) * view.zoom) / size.ratio) + from;
+  return rows.flatMap((row) =>
+    columns.map((column) => {
+      const pixel = frame.pixels[row.from * size.width + column.from];
+      const [r, g, b] = [pixel & 255, (pixel >> 8) & 255, (pixel >> 16) & 255];
+      const [x, y] = [edge(view.x, column.bin, GUTTER.left), edge(view.y, row.bin, GUTTER.top)];
+      const right = Math.min(edge(view.x, column.bin + 1, GUTTER.left), GUTTER.left + size.width / size.ratio);
+      const bottom = Math.min(edge(view.y, row.bin + 1, GUTTER.top), GUTTER.top + size.height / size.ratio);
+      const box = { x, y, width: right - x, height: bottom - y };
+      return svgNode("rect", { ...box, fill: `rgb(${r},${g},${b})`, "shape-rendering": "crispEdges" });
+    }),
+  );
+}
+
+// [{bin, from}]: each bin, and the first pixel that shows it.
+function runsOf(bins) {
+  const runs = [];
+  bins.forEach((bin, from) => {
+    if (bin >= 0 && runs.at(-1)?.bin !== bin) runs.push({ bin, from });
+  });
+  return runs;
+}
+
+function imageNode(canvas, box) {
+  const href = canvas.toDataURL("image/png");
+  return svgNode("image", { ...box, preserveAspectRatio: "none", "image-rendering": "pixelated", href });
+}
+
+function fileName({ selection }) {
+  const stem = (selection.recordingFacts.name || "map").replace(/\.safetensors$/, "");
+  return `${stem.replace(/[^\p{L}\p{N}_-]+/gu, "_").slice(0, 80)}-${selection.name}`;
+}
+
+function download(blob, name) {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(blob);
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
+}

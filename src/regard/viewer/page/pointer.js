@@ -1,0 +1,80 @@
+// Wheel, drag, pinch and clicks on a frame of the map.
+
+const FAR = 3; // CSS pixels that turn a press into a drag
+const WHEEL = 0.0016; // ln of the zoom for a pixel of the wheel
+const PINCH = 0.01; // and of a trackpad's pinch
+const LINE = 16; // CSS pixels
+
+export function listenToPointer(frame, map) {
+  const canvas = frame.cells;
+  const pressed = new Map(); // by pointer: where it is, in device pixels of the canvas
+  let drag = null;
+
+  const placeOf = (event) => {
+    const box = canvas.getBoundingClientRect();
+    const { width, height } = frame.size;
+    return {
+      x: ((event.clientX - box.left) / box.width) * width,
+      y: ((event.clientY - box.top) / box.height) * height,
+    };
+  };
+  const binAt = ({ x, y }) => {
+    const [row, column] = [frame.rows?.[Math.floor(y)], frame.columns?.[Math.floor(x)]];
+    return row >= 0 && column >= 0 ? { row, column } : null;
+  };
+  const hover = (event) => {
+    const bin = binAt(placeOf(event));
+    map.hover(frame, bin ? bin.row : null, bin ? bin.column : null);
+  };
+
+  canvas.addEventListener("pointerdown", (event) => {
+    if (event.button !== 0) return;
+    canvas.setPointerCapture(event.pointerId);
+    const place = placeOf(event);
+    pressed.set(event.pointerId, place);
+    drag = { start: place, far: pressed.size > 1 || Boolean(drag?.far && pressed.size > 1) };
+  });
+  canvas.addEventListener("pointermove", (event) => {
+    if (!pressed.has(event.pointerId)) return hover(event);
+    const [before, place] = [spanOf(pressed), placeOf(event)];
+    pressed.set(event.pointerId, place);
+    const after = spanOf(pressed);
+    const moved = Math.hypot(place.x - drag.start.x, place.y - drag.start.y);
+    if (!drag.far && moved < FAR * frame.size.ratio) return;
+    if (!drag.far && pressed.size === 1) [before.x, before.y] = [drag.start.x, drag.start.y];
+    drag.far = true;
+    map.hover(frame, null, null);
+    map.panBy(after.x - before.x, after.y - before.y);
+    if (pressed.size > 1 && before.apart > 0) map.zoomAt(after.apart / before.apart, after.x, after.y);
+  });
+  const release = (event) => {
+    if (!pressed.delete(event.pointerId)) return;
+    if (pressed.size) return;
+    const bin = event.type === "pointerup" && !drag.far ? binAt(placeOf(event)) : null;
+    drag = null;
+    if (bin) map.choose(frame, bin.row, bin.column);
+  };
+  canvas.addEventListener("pointerup", release);
+  canvas.addEventListener("pointercancel", release);
+  canvas.addEventListener("pointerleave", () => map.hover(frame, null, null));
+  canvas.addEventListener("dblclick", (event) => {
+    const { x, y } = placeOf(event);
+    map.zoomAt(event.shiftKey ? 0.5 : 2, x, y);
+  });
+  const wheel = (event) => {
+    event.preventDefault();
+    const pixels = event.deltaY * (event.deltaMode === 1 ? LINE : event.deltaMode === 2 ? 400 : 1);
+    const speed = event.ctrlKey && Math.abs(pixels) < 50 ? PINCH : WHEEL;
+    const { x, y } = placeOf(event);
+    map.zoomAt(Math.exp(-pixels * speed), x, y);
+  };
+  canvas.addEventListener("wheel", wheel, { passive: false });
+}
+
+// The middle of the pressed pointers, and how far apart they are.
+function spanOf(pressed) {
+  const places = [...pressed.values()];
+  const mean = (name) => places.reduce((sum, place) => sum + place[name], 0) / places.length;
+  const [a, b = a] = places;
+  return { x: mean("x"), y: mean("y"), apart: Math.hypot(a.x - b.x, a.y - b.y) };
+}
