@@ -13,6 +13,7 @@ from regard._errors import ShapeError
 
 if TYPE_CHECKING:
     from regard._weights import AttentionWeights
+    from regard.recording import Recording
 
 # From paper to ink: weights below 1e-5 are paper, a weight of 1 is ink. Grey is invisible.
 RAMP = np.array(
@@ -24,6 +25,7 @@ RAMP = np.array(
 )  # fmt: skip
 INVISIBLE = np.array([226, 226, 230], float)
 LOG_FLOOR = np.log(1e-5)
+MOST_ROWS = 2048  # behind one picture of a notebook: of 100,000 keys 0.1 s
 
 
 def colours(log_weights: np.ndarray) -> np.ndarray:
@@ -62,22 +64,43 @@ def _to_numpy(x: Any) -> np.ndarray:
 
 def weights_html(weights: "AttentionWeights", pictures: int = 8) -> str:
     """What a notebook shows: shape and size, and the first matrices, pooled."""
-    text = html.escape(repr(weights))
     heads = int(np.prod(weights.shape[:-2]))
     shown = []
     for i in range(min(heads, pictures) if weights.size else 0):
         index = tuple(int(n) for n in np.unravel_index(i, weights.shape[:-2]))
-        pixels = colours(_to_numpy(weights._matrix(index).pool((96, 96))))
-        data = base64.b64encode(_png(pixels)).decode()
         label = "weights" + (str(list(index)) if index else "")
-        shown.append(
-            '<figure style="display:inline-block;margin:0 8px 8px 0">'
-            f'<img width="128" height="128" alt="{label}: queries down, keys across"'
-            f' style="image-rendering:pixelated" src="data:image/png;base64,{data}">'
-            f"<figcaption>{label}</figcaption></figure>"
-        )
-    more = f"<div>and {heads - pictures} more</div>" if heads > pictures else ""
-    return f"<div><code>{text}</code></div>{''.join(shown)}{more}"
+        shown.append(_figure(weights._matrix(index), label, 128))
+    return _html(repr(weights), shown, heads)
+
+
+def recording_html(recording: "Recording", pictures: int = 24) -> str:
+    """The same of a recording: the heads of its first layers."""
+    heads = [(n, h) for n, layer in enumerate(recording.layers) for h in range(layer.heads)]
+    shown = [
+        _figure(recording.weights[layer]._matrix((head,)), f"L{layer}H{head}", 96)
+        for layer, head in heads[:pictures]
+        if recording.weights[layer].size
+    ]
+    return _html(repr(recording), shown, len(heads))
+
+
+def _html(text: str, shown: list[str], heads: int) -> str:
+    more = f"<div>and {heads - len(shown)} more</div>" if shown and heads > len(shown) else ""
+    return f"<div><code>{html.escape(text)}</code></div>{''.join(shown)}{more}"
+
+
+def _figure(matrix: "AttentionWeights", label: str, side: int) -> str:
+    """One matrix of at most 96 × 96 bins; of very many queries evenly spaced ones."""
+    step = -(-matrix.shape[0] // MOST_ROWS)
+    if step > 1:
+        matrix, label = matrix._rows(slice(0, None, step)), f"{label}, 1 of {step} queries"
+    data = base64.b64encode(_png(colours(_to_numpy(matrix.pool((96, 96)))))).decode()
+    return (
+        '<figure style="display:inline-block;margin:0 8px 8px 0">'
+        f'<img width="{side}" height="{side}" alt="{label}: queries down, keys across"'
+        f' style="image-rendering:pixelated" src="data:image/png;base64,{data}">'
+        f"<figcaption>{label}</figcaption></figure>"
+    )
 
 
 def plot_weights(

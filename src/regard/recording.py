@@ -216,7 +216,14 @@ class Recording:
 
         return view(self, other=other, open_browser=open_browser, port=port)
 
-    def export(self, path: str | Path, *, other: Recording | None = None) -> None:
+    def export(
+        self,
+        path: str | Path,
+        *,
+        other: Recording | None = None,
+        layers: Sequence[int] | None = None,
+        limit_bytes: float = 64e6,
+    ) -> None:
         """Write the viewer with this recording in it to one HTML file, which works offline.
 
         The file holds query, key and value, and computes the weights where it is opened.
@@ -224,14 +231,20 @@ class Recording:
         Args:
             path: file to write; one that exists is replaced.
             other: a second recording, to compare this one with.
+            layers: numbers of the layers to write, which keep them; by default all.
+            limit_bytes: of the file.
 
         Raises:
-            MaterializeError: too large for one file.
+            IndexError: no such layer.
+            MaterializeError: the file would be above the limit.
             OSError: the folder is missing or cannot be written.
+            ValueError: a recording without queries, or no layers are left.
+
+        Source: docs/viewer-export.md tells what is in the file.
         """
         from regard.viewer.export import export
 
-        export(self, path, other=other)
+        export(self, path, other=other, layers=layers, limit_bytes=limit_bytes)
 
     def save(self, path: str | Path) -> None:
         """Write the recording to one safetensors file, whole or not at all.
@@ -284,6 +297,16 @@ class Recording:
         if self.model:
             parts.append(f"model={self.model!r}")
         return f"Recording({', '.join(parts)})"
+
+    def _repr_html_(self) -> str:
+        from regard._picture import recording_html
+
+        return recording_html(self)
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+        from regard.viewer._display import recording_bundle
+
+        return recording_bundle(self)
 
 
 class LayerWeights(Sequence["AttentionWeights"]):

@@ -1,0 +1,90 @@
+"""What a notebook shows of a recording or of weights: the viewer, or a picture without it."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from regard import _reference
+from regard._checks import Call
+from regard._picture import recording_html, weights_html
+from regard._visible import Visibility
+from regard._weights import AttentionWeights
+from regard.recording import Layer, Recording
+
+
+def recording_bundle(recording: Recording) -> dict[str, Any]:
+    """By MIME type: the viewer where a kernel can serve it, and a text in any case."""
+    shown = {"text/plain": repr(recording)}
+    widget = _widget(recording)
+    return shown | widget | ({"text/html": recording_html(recording)} if widget else {})
+
+
+def weights_bundle(weights: AttentionWeights) -> dict[str, Any]:
+    """The same for weights of up to three axes, and for the first of a batch."""
+    shown = {"text/plain": repr(weights)}
+    recording = recording_of(weights) if is_in_kernel() else None
+    widget = {} if recording is None else _widget(recording)
+    return shown | widget | ({"text/html": weights_html(weights)} if widget else {})
+
+
+def is_in_kernel() -> bool:
+    """Whether a notebook's kernel runs this code; IPython is not loaded to find out."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    return getattr(shell, "kernel", None) is not None
+
+
+def _widget(recording: Recording) -> dict[str, Any]:
+    """The widget's own MIME types; none outside of a kernel, or where anywidget is missing."""
+    if not is_in_kernel() or not recording.query_tokens:
+        return {}
+    try:
+        from regard.viewer.notebook import RecordingWidget
+    except ModuleNotFoundError:
+        return {}
+    found = RecordingWidget(recording)._repr_mimebundle_()
+    data = found[0] if isinstance(found, tuple) else found or {}
+    return {kind: value for kind, value in data.items() if kind != "text/plain"}
+
+
+def recording_of(weights: AttentionWeights) -> Recording | None:
+    """Weights as a recording whose tokens are positions; None where there is nothing to show.
+
+    Of a batch the first element; None for more axes before the heads.
+    """
+    call = weights._call
+    _, _, _, Lq, Lk = call.sizes
+    if not weights.size or weights.ndim > 4 or call.query_step != 1:
+        return None
+    start = Visibility(call, _reference.arange).starts[0]
+    tokens = [str(n) for n in range(max(Lq, Lk))]
+    own = None if 0 <= start <= Lk - Lq else tokens[:Lq]
+    layer = Layer(call.query[0], call.key[0], None, **_options(call))
+    return Recording(tokens[:Lk], [layer], query_tokens=own or tokens[start : start + Lq])
+
+
+def _options(call: Call) -> dict[str, Any]:
+    """The options of the first batch element, as a layer has them."""
+
+    def first(x: Any) -> Any:
+        return None if x is None else x[0]
+
+    def position(x: Any) -> int | None:
+        return None if x is None else int(x[0])
+
+    segments = None
+    if call.query_segments is not None:
+        segments = (call.query_segments[0], call.key_segments[0])
+    return {
+        "causal": call.causal,
+        "window": None if call.left is call.right is None else (call.left, call.right),
+        "scale": call.scale,
+        "softcap": call.softcap,
+        "query_start": position(call.query_start),
+        "key_lengths": position(call.key_lengths),
+        "segments": segments,
+        "sinks": call.sinks,
+        "bias": first(call.bias),
+        "mask": first(call.mask),
+    }

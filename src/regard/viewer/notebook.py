@@ -1,0 +1,82 @@
+"""The viewer in a notebook: the page as a widget, and its numbers from the kernel.
+
+The page sends ``{"id", "path", "parameters"}`` and gets ``{"id", "coverage"}`` with the answer as
+a buffer beside it, or ``{"id", "error"}`` with a sentence. docs/viewer-protocol.md lists the paths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import urlencode
+
+from regard.recording import Recording
+from regard.viewer._bundle import bundle, page_folder
+from regard.viewer.answer import Answers
+
+try:
+    import anywidget
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "regard.viewer.notebook needs anywidget. Install it with pip install 'regard[jupyter]'."
+    ) from error
+
+__all__ = ["RecordingWidget"]
+
+
+class RecordingWidget(anywidget.AnyWidget):
+    """The viewer as a widget: what a recording shows itself with in a notebook.
+
+    Args:
+        recording: to look at.
+        other: a second recording, to compare the first with.
+        names: what to call them; by default their models.
+
+    Raises:
+        ValueError: a recording without queries.
+
+    Example:
+        ``RecordingWidget(before, other=after, names=["before", "after"])`` as the last line of a
+        cell.
+    """
+
+    _esm = bundle("notebook.js") + "export default { render };\n"
+    _css = (page_folder() / "style.css").read_text(encoding="utf-8")
+
+    def __init__(
+        self,
+        recording: Recording,
+        *,
+        other: Recording | None = None,
+        names: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__()
+        self._answers = Answers([recording] if other is None else [recording, other], names)
+        self.on_msg(self._answer)
+
+    def close(self) -> None:
+        """Takes the widget out of the notebook, and ends what it computes in the background."""
+        if hasattr(self, "_answers"):
+            self._answers.close()
+        super().close()
+
+    def _answer(self, _: Any, content: Any, buffers: Any) -> None:
+        """Answers one message; whatever is no question of the page is left alone."""
+        if not (isinstance(content, dict) and {"id", "path", "parameters"} <= content.keys()):
+            return
+        asked = content["id"]
+        try:
+            answer = self._answers.answer(str(content["path"]), _query(content["parameters"]))
+        except Exception as error:  # the page waits for an answer, whatever went wrong
+            self.send({"id": asked, "error": f"{type(error).__name__}: {error}"})
+            raise
+        if answer.status == 200:
+            self.send({"id": asked, "coverage": answer.coverage}, buffers=[answer.body])
+        else:
+            self.send({"id": asked, "error": answer.body.decode()})
+
+
+def _query(parameters: Any) -> str:
+    """Parameters as in an address; those that are null or undefined are left out."""
+    given = parameters.items() if isinstance(parameters, dict) else ()
+    return urlencode({name: value for name, value in given if value is not None})
