@@ -263,17 +263,21 @@ def test_questions_of_clients_that_hung_up_do_not_pile_up(recording, monkeypatch
     monkeypatch.setattr(Answers, "answer", slowly)
     with Viewer([recording]) as viewer:
         workers = viewer._workers
-        for _ in workers._threads:
-            hang_up(viewer.address, "about?busy")
-            assert begun.acquire(timeout=30)
-        all_at_once(40, lambda n: hang_up(viewer.address, f"about?gone={n}"))
+        clients = [
+            threading.Thread(target=ask, args=(viewer.address, f"data/about?{name}"))
+            for name in [*["busy"] * len(workers._threads), "stays"]
+        ]
         try:
-            patient = threading.Thread(target=ask, args=(viewer.address, "data/about?stays"))
-            patient.start()
+            for client in clients[:-1]:
+                client.start()
+                assert begun.acquire(timeout=30)
+            all_at_once(40, lambda n: hang_up(viewer.address, f"about?gone={n}"))
+            clients[-1].start()
             assert settles(lambda: len(workers._waiting) == 1)
         finally:
             go_on.set()
-        patient.join()
+        for client in clients:
+            client.join()
     assert answered == ["busy"] * len(workers._threads) + ["stays"]
 
 
