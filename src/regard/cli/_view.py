@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from regard.cli import _links
 from regard.cli._errors import CommandError, InputError, one_line, reading, writing
 from regard.cli._screen import busy
-from regard.cli._source import read_source
+from regard.cli._source import STDIN, read_source
 from regard.recording import Recording
 
 if TYPE_CHECKING:
@@ -44,6 +44,8 @@ def view(argument: str, wishes: Wishes) -> None:
         CommandError: with the line to print.
     """
     sources = [argument] if wishes.other is None else [argument, wishes.other]
+    if not wishes.is_text and sources.count(STDIN) > 1:
+        raise InputError("standard input can be read once; give the other text as a file.")
     recordings = [_recording(source, wishes) for source in sources]
     if wishes.export is not None:
         _export(recordings, wishes.export)
@@ -52,7 +54,9 @@ def view(argument: str, wishes: Wishes) -> None:
     from regard.viewer._server import Viewer
 
     try:
-        viewer = Viewer(recordings, [_name(source) for source in sources], wishes.port)
+        viewer = Viewer(
+            recordings, [_name(source, wishes.is_text) for source in sources], wishes.port
+        )
     except (OSError, OverflowError) as error:
         raise CommandError(
             f"port {wishes.port} cannot be had: {one_line(error)}. Leave --port out to take one"
@@ -90,10 +94,11 @@ def _place(recording: Recording, wishes: Wishes) -> str:
     layer, head = wishes.layer or 0, wishes.head or 0
     for name, number, count in (
         ("layer", layer, len(recording.layers)),
-        ("head", head, recording.layers[min(layer, len(recording.layers) - 1)].heads),
+        ("head", head, recording.layers[layer % len(recording.layers)].heads),
     ):
         if not 0 <= number < count:
-            raise InputError(f"--{name} {number}: there are {count}, 0 to {count - 1}.")
+            there = "is 1, number 0" if count == 1 else f"are {count}, 0 to {count - 1}"
+            raise InputError(f"--{name} {number}: there {there}.")
     parts = [f"L{layer}H{head}"]
     if wishes.query is not None:
         parts.append(f"query={_links.find_query(wishes.query, recording).position}")
@@ -101,10 +106,12 @@ def _place(recording: Recording, wishes: Wishes) -> str:
     return f"#{'&'.join(parts)}" if is_asked else ""
 
 
-def _name(source: str) -> str:
+def _name(source: str, is_text: bool) -> str:
     """The name of a file, or the beginning of a text."""
-    with contextlib.suppress(OSError, ValueError):
-        if Path(source).is_file():
+    if source == STDIN and not is_text:
+        return "standard input"
+    with contextlib.suppress(OSError, ValueError):  # a text may be no name of a file at all
+        if not is_text and Path(source).is_file():
             return Path(source).name
     line = " ".join(source.split())
     return line if len(line) <= LONGEST_NAME else f"{line[: LONGEST_NAME - 1]}…"

@@ -1,0 +1,195 @@
+"""``regard view``: one address, the page behind it, and an end when it is asked for."""
+
+import contextlib
+import http.client
+import json
+import signal
+import threading
+import urllib.request
+
+import numpy as np
+import pytest
+
+from cli.conftest import start
+from regard.cli import _view
+from regard.recording import Layer, Recording
+
+
+class Served:
+    """What ``regard view`` would have served."""
+
+    def __init__(self, recordings, names, port):
+        self.recordings, self.names, self.port = recordings, names, port
+        self.address = "http://127.0.0.1:1/token/"
+
+    def wait(self):
+        raise KeyboardInterrupt
+
+    def close(self):
+        return True
+
+
+@pytest.fixture
+def served(monkeypatch):
+    """The viewers that were made, and the addresses that were opened; each ends by Ctrl-C."""
+    made, opened = [], []
+
+    def viewer(*arguments):
+        made.append(Served(*arguments))
+        return made[-1]
+
+    monkeypatch.setattr("regard.viewer._server.Viewer", viewer)
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    return made, opened
+
+
+@pytest.fixture
+def running(request):
+    """A viewer in a process of its own, as ``running(*arguments) -> (process, address)``."""
+    processes = []
+
+    def begin(*arguments):
+        process = start("view", *arguments, "--no-open")
+        processes.append(process)
+        return process, process.stdout.readline().decode().strip()
+
+    yield begin
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def get(address, path):
+    with urllib.request.urlopen(address + path, timeout=60) as answer:
+        return answer.read()
+
+
+def test_it_serves_until_ctrl_c(running, planted_file):
+    process, address = running(planted_file)
+    facts = json.loads(get(address, "data/about"))["recordings"]
+    assert [(found["name"], found["tokens"]) for found in facts] == [("planted.safetensors", 9)]
+    assert b"<html" in get(address, "")
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=60) == (b"", b"")
+    assert process.returncode == 130
+
+
+def test_ctrl_c_ends_it_while_answers_are_under_way(running, tmp_path):
+    path = tmp_path / "long.safetensors"
+    q = np.random.default_rng(0).standard_normal((8, 12_000, 8)).astype(np.float32)
+    Recording(["a"] * q.shape[1], [Layer(q, q, causal=True)]).save(path)
+    process, address = running(path)
+
+    def ask():
+        with contextlib.suppress(OSError, http.client.HTTPException):  # broken off
+            get(address, LONG)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    threading.Event().wait(0.3)
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=60) == (b"", b"")
+    assert process.returncode == 130
+    asking.join()
+
+
+LONG = "data/links?layer=0&head=0&n=9&rows=0-12000"
+
+
+def test_the_address_is_all_that_is_printed_and_it_is_opened(regard, served, planted_file):
+    made, opened = served
+    result = regard("view", planted_file)
+    assert (result.code, result.out, result.err) == (130, f"{made[0].address}\n", "")
+    assert opened == [made[0].address]
+
+
+def test_no_open_opens_nothing(regard, served, planted_file):
+    assert regard("view", planted_file, "--no-open").out == "http://127.0.0.1:1/token/\n"
+    assert served[1] == []
+
+
+def test_it_opens_at_the_head_and_token_that_are_named(regard, served, planted_file):
+    line = ["view", planted_file, "--head", 2, "--query", "a"]
+    assert regard(*line).out == "http://127.0.0.1:1/token/#L0H2&query=5\n"
+    assert served[1] == ["http://127.0.0.1:1/token/#L0H2&query=5"]
+
+
+def test_a_text_is_read_by_the_model(regard, served, model):
+    regard("view", "import os", "--model", model)
+    (viewer,) = served[0]
+    assert "".join(viewer.recordings[0].tokens[1:]) == "import os"
+    assert viewer.names == ["import os"]
+
+
+def test_standard_input_is_a_text(regard, served, model):
+    regard("view", "-", "--model", model, stdin=b"import os")
+    (viewer,) = served[0]
+    assert "".join(viewer.recordings[0].tokens[1:]) == "import os"
+    assert viewer.names == ["standard input"]
+
+
+def test_a_long_text_is_called_by_its_beginning(regard, served, model):
+    regard("view", "import os\n" * 20, "--model", model)
+    (name,) = served[0][0].names
+    assert len(name) == 60
+    assert name.startswith("import os import os")
+    assert name.endswith("…")
+
+
+def test_two_can_be_compared(regard, served, planted_file, model):
+    regard("view", planted_file, "--with", "import", "--model", model, "--port", 8123)
+    (viewer,) = served[0]
+    assert [len(found.layers) for found in viewer.recordings] == [1, 2]
+    assert viewer.names == ["planted.safetensors", "import"]
+    assert viewer.port == 8123
+
+
+def test_a_stroke_may_be_a_text(regard, served, model):
+    regard("view", "-", "--text", "--model", model)
+    assert served[0][0].names == ["-"]
+
+
+def test_standard_input_is_read_once(regard, served, model):
+    result = regard("view", "-", "--with", "-", "--model", model, stdin=b"import os")
+    assert result.code == 2
+    assert "standard input can be read once" in result.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--layer", 1], "--layer 1: there is 1, number 0."),
+        (["--layer", -1], "--layer -1: there is 1, number 0."),
+        (["--head", 4], "--head 4: there are 4, 0 to 3."),
+        (["--query", "9"], "--query 9: the text has 9 tokens"),
+        (["--query", "nothing"], "--query"),
+        (["--port", 70000], "less than or equal to 65535"),
+        (["--with", "missing.safetensors"], "missing.safetensors: no such file"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(regard, served, planted_file, arguments, message):
+    result = regard("view", planted_file, *arguments)
+    assert (result.code, result.out) == (2, "")
+    assert message in result.err
+    assert result.err.count("\n") == 1
+    assert served == ([], [])
+
+
+def test_a_port_that_is_taken_is_said_in_one_line(regard, planted_file, monkeypatch):
+    from regard.viewer import view
+
+    with view(Recording.load(planted_file), open_browser=False) as viewer:
+        port = viewer.address.split(":")[2].split("/")[0]
+        result = regard("view", planted_file, "--no-open", "--port", port)
+    assert (result.code, result.out) == (1, "")
+    assert f"port {port} cannot be had" in result.err
+    assert "Leave --port out" in result.err
+    assert result.err.count("\n") == 1
+
+
+def test_an_answer_that_does_not_end_does_not_hold_it_up(regard, served, planted_file, monkeypatch):
+    ended = []
+    monkeypatch.setattr(Served, "close", lambda self: False)
+    monkeypatch.setattr(_view.os, "_exit", ended.append)
+    regard("view", planted_file)
+    assert ended == [130]
