@@ -1,7 +1,241 @@
-// Every step of one head.
+// Every step of one head: q·kᵀ → scores → scaled → masked → weights → ·v → output.
 
+import { arithmeticLines, scalingText, showArithmetic } from "./arithmetic.js";
+import { watchTheme } from "./colours.js";
 import { make } from "./dom.js";
+import { MatrixView } from "./matrix.js";
+import { countSeen, countText, largest, stepText } from "./numbers.js";
+import { unlessSaid } from "./watch.js";
 
-export function makeSteps() {
-  return { element: make("section", { class: "regard-steps", "aria-label": "Steps" }) };
+const WHOLE = 32; // queries and keys that are shown all
+const STRONGEST = 12; // keys of longer texts
+const FOLLOWED = ["recording", "layer", "head", "query", "key", "view"];
+
+export function makeSteps(context) {
+  const panel = new StepsPanel(context);
+  return { element: panel.element, end: () => panel.end() };
+}
+
+class StepsPanel {
+  constructor(context) {
+    this.context = context;
+    this.selection = context.selection;
+    this.run = 0;
+    this.dim = null; // the chosen column of q and k
+    this.valueDim = null; // of v and the output
+    this.#build();
+    this.dark = watchTheme((dark) => {
+      this.dark = dark;
+      this.#show();
+    });
+    this.selection.addEventListener("change", ({ detail }) => {
+      if (FOLLOWED.some((name) => detail.has(name))) this.#read();
+    });
+    this.#read();
+  }
+
+  #build() {
+    const pair = (row, column) => this.#choosePair(row, column);
+    const view = (name, formula, choose) => new MatrixView(name, formula, choose);
+    this.views = {
+      query: view("q", "", (row, dim) => this.#choose({ row, dim })),
+      key: view("kᵀ", "", (dim, column) => this.#choose({ column, dim })),
+      scores: view("scores", "q·kᵀ", pair),
+      scaled: view("scaled", "", pair),
+      capped: view("capped", "softcap", pair),
+      biased: view("biased", "+ bias", pair),
+      masked: view("masked", "invisible → −∞", pair),
+      weights: view("weights", "softmax of each row", pair),
+      value: view("v", "", (column, valueDim) => this.#choose({ column, valueDim })),
+      output: view("output", "weights·v", (row, valueDim) => this.#choose({ row, valueDim })),
+    };
+    this.signs = {};
+    const flow = make("div", { class: "regard-flow" });
+    for (const [name, matrix] of Object.entries(this.views)) {
+      this.signs[name] = make("span", { class: "regard-sign", "aria-hidden": "true" });
+      flow.append(make("div", { class: "regard-step" }, this.signs[name], matrix.element));
+    }
+    this.title = make("h2", { text: "Steps" });
+    this.note = make("p", { class: "regard-note" });
+    this.arithmetic = make("dl", { class: "regard-arithmetic" });
+    flow.append(this.arithmetic);
+    this.element = make(
+      "section",
+      { class: "regard-steps", "aria-label": "Steps" },
+      this.title,
+      this.note,
+      flow,
+    );
+  }
+
+  end() {
+    this.run++;
+  }
+
+  #read() {
+    const { view, query, key } = this.selection;
+    const run = ++this.run;
+    if (view === "steps" && query !== null && key !== null) this.#ask(run).catch(unlessSaid);
+  }
+
+  async #ask(run) {
+    const { source, texts } = this.context;
+    const { recording, query, key } = this.selection;
+    const where = this.selection.where;
+    const text = await texts(recording);
+    const row = (await source.row({ ...where, query })).values;
+    const all = text.queries.length <= WHOLE && text.keys.length <= WHOLE;
+    const queries = all ? text.queries.raw.map((_, n) => n) : [query];
+    const chosen = all ? text.keys.raw.map((_, n) => n) : strongestWith(row, key);
+    const asked = { ...where, queries: queries.join(), keys: chosen.join() };
+    const steps = await source.steps(asked);
+    if (run !== this.run) return;
+    this.found = { steps, text, all, seen: countSeen(row) };
+    this.#show();
+  }
+
+  #show() {
+    if (!this.found) return;
+    const { steps, text, all } = this.found;
+    const facts = this.selection.layerFacts;
+    const axes = this.#axes();
+    const present = Object.keys(this.views).filter((name) => steps[name]);
+    for (const name of Object.keys(this.views))
+      this.views[name].element.parentNode.hidden = !present.includes(name);
+    for (const name of present) this.#fill(name, axes);
+    this.#signs(facts);
+    const head = this.selection.name;
+    this.title.textContent = `Steps of ${head} · softmax(q·kᵀ ${scalingText(facts)} + mask)·v`;
+    const parts = [];
+    if (!all)
+      parts.push(
+        `The text has ${countText(text.keys.length)} tokens, so this is query ` +
+          `${countText(this.selection.query)} and its ${steps.keys.length} strongest keys; ` +
+          "weights and output are those of all keys.",
+      );
+    if (!steps.value) parts.push("No values were recorded, so the steps end at the weights.");
+    this.note.textContent = parts.join(" ");
+    this.note.hidden = parts.length === 0;
+    this.#mark();
+  }
+
+  // Sizes and labels of what the matrices have along their sides.
+  #axes() {
+    const { steps, text, all } = this.found;
+    const count = Math.max(steps.queries.length, steps.keys.length);
+    const side = count <= 10 ? 20 : count <= 16 ? 17 : count <= 24 ? 13 : 11;
+    const [width, height] = all ? [side, side] : [42, 24];
+    const label = (of) => (n) => (all ? of.label(n, 9) : `${countText(n)} ${of.label(n, 7)}`);
+    const along = (numbers) => Math.max(2, Math.min(side, Math.floor(176 / numbers[0].length)));
+    const axis = (word, labels, size) => ({ word, labels, size });
+    return {
+      query: axis("query", steps.queries.map(label(text.queries)), height),
+      key: axis("key", steps.keys.map(label(text.keys)), width),
+      keyRow: axis("key", steps.keys.map(label(text.keys)), all ? side : 20),
+      dim: axis("column", null, along(steps.query)),
+      dimRow: axis("row", null, all ? along(steps.query) : Math.min(6, along(steps.query))),
+      valueDim: axis("column", null, steps.value ? along(steps.value) : 0),
+    };
+  }
+
+  #fill(name, axes) {
+    const { steps } = this.found;
+    const values = name === "key" ? transposed(steps.key) : steps[name];
+    const [rows, columns] = {
+      query: [axes.query, axes.dim],
+      key: [axes.dimRow, axes.key],
+      value: [axes.keyRow, axes.valueDim],
+      output: [axes.query, axes.valueDim],
+    }[name] ?? [axes.query, axes.key];
+    const weights = name === "weights";
+    const note = weights ? this.#sumText() : undefined;
+    this.views[name].fill({ values, rows, columns, weights, note, dark: this.dark });
+  }
+
+  #sumText() {
+    const { steps, all } = this.found;
+    const sums = steps.weights.map((row) => row.reduce((sum, weight) => sum + (weight ?? 0), 0));
+    const far = Math.max(...sums.map((sum) => Math.abs(sum - 1)));
+    if (!all) return `of all weights, these are ${stepText(sums[0], 4)}`;
+    if (far < 1e-5) return "every row sums to 1";
+    return `rows sum to ${stepText(Math.min(...sums))} … ${stepText(Math.max(...sums))}`;
+  }
+
+  #signs(facts) {
+    const signs = {
+      key: "·",
+      scores: "→",
+      scaled: scalingText(facts),
+      capped: "tanh",
+      biased: "+",
+      masked: "mask",
+      weights: "softmax",
+      value: "·",
+      output: "=",
+    };
+    for (const [name, sign] of Object.entries(this.signs)) sign.textContent = signs[name] ?? "";
+  }
+
+  // Outlines what meets in the chosen cell, and writes its arithmetic.
+  #mark() {
+    const { steps, text, seen } = this.found;
+    const { query, key } = this.selection;
+    const i = steps.queries.indexOf(query);
+    const j = steps.keys.indexOf(key);
+    if (i < 0 || j < 0) return;
+    const { query: q, key: k, value, output, ...matrices } = this.views;
+    q.mark({ row: i, column: this.dim, cell: this.dim !== null });
+    k.mark({ row: this.dim, column: j, cell: this.dim !== null });
+    for (const [name, matrix] of Object.entries(matrices))
+      if (steps[name]) matrix.mark({ row: i, column: j, cell: true });
+    const cell = this.valueDim !== null;
+    if (steps.value) value.mark({ row: j, column: this.valueDim, cell });
+    if (steps.output) output.mark({ row: i, column: this.valueDim, cell });
+    const names = {
+      query: text.queries.label(query, 12),
+      key: text.keys.label(key, 12),
+      keys: steps.keys.map((n) => text.keys.label(n, 12)),
+    };
+    const facts = this.selection.layerFacts;
+    const of = { steps, i, j, names, places: { query, key }, seen, dim: this.valueDim, facts };
+    showArithmetic(this.arithmetic, arithmeticLines(of));
+  }
+
+  #choosePair(row, column) {
+    this.dim = this.valueDim = null;
+    this.#choose({ row, column });
+  }
+
+  #choose({ row, column, dim = null, valueDim = null }) {
+    const { steps } = this.found;
+    this.dim = dim;
+    this.valueDim = valueDim;
+    const query = steps.queries[row] ?? this.selection.query;
+    const key = steps.keys[column] ?? this.selection.key;
+    const same = query === this.selection.query && key === this.selection.key;
+    this.selection.set({ query, key });
+    if (same) this.#mark();
+    this.#sayCell({ row, column, dim, valueDim });
+  }
+
+  // A column of a vector has no other place where it is said.
+  #sayCell({ row, column, dim, valueDim }) {
+    const { query, key, value, output } = this.views;
+    if (dim !== null) {
+      this.context.say(row === undefined ? key.words(dim, column) : query.words(row, dim));
+    } else if (valueDim !== null) {
+      this.context.say(row === undefined ? value.words(column, valueDim) : output.words(row, valueDim));
+    }
+  }
+}
+
+// The strongest keys of a row in the order of the text, with one more that is chosen.
+function strongestWith(row, key) {
+  const found = largest(row, STRONGEST);
+  if (!found.includes(key)) found.push(key);
+  return found.sort((a, b) => a - b);
+}
+
+function transposed(rows) {
+  return rows[0].map((_, d) => rows.map((row) => row[d]));
 }

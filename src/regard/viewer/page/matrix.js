@@ -1,0 +1,215 @@
+// One matrix of a step: cells, labels, shape and range, to point at and to walk through.
+
+import { inkOn } from "./line.js";
+import { INVISIBLE, signedColour, weightColour } from "./colours.js";
+import { make } from "./dom.js";
+import { stepText } from "./numbers.js";
+
+const WEIGHTS_RANGE = { low: -5, high: 0 };
+const WRITTEN = 34; // pixels of a cell's width from which its number is written into it
+let matrixCount = 0;
+
+// `choose(row, column)`: a cell was chosen; `name`: its words, as in "scores".
+export class MatrixView {
+  constructor(name, formula, choose) {
+    this.name = name;
+    this.choose = choose;
+    this.at = [0, 0];
+    this.canvas = make("canvas", { "aria-hidden": "true" });
+    this.cell = make("span", { role: "gridcell", id: `regard-cell-${matrixCount++}` });
+    this.outlines = make("div", { class: "regard-outlines", "aria-hidden": "true" });
+    this.grid = make(
+      "div",
+      { class: "regard-grid", role: "grid", tabIndex: 0, "aria-activedescendant": this.cell.id },
+      this.canvas,
+      this.outlines,
+      make("div", { role: "row", class: "regard-hidden" }, this.cell),
+    );
+    this.rows = make("div", { class: "regard-row-labels", "aria-hidden": "true" });
+    this.columns = make("div", { class: "regard-column-labels", "aria-hidden": "true" });
+    this.shape = make("div", { class: "regard-shape" });
+    const title = make("figcaption", {}, make("b", { text: name }), make("span", { text: formula }));
+    this.element = make(
+      "figure",
+      { class: "regard-matrix" },
+      title,
+      make("div", { class: "regard-matrix-body" }, this.columns, this.rows, this.grid),
+      this.shape,
+    );
+    this.#listen();
+  }
+
+  // `rows`, `columns`: {labels or null, word, size in pixels}; null in `values` is −∞.
+  fill({ values, rows, columns, weights = false, note, dark }) {
+    Object.assign(this, { values, weights, dark, axes: [rows, columns] });
+    const [height, width] = [values.length, values[0]?.length ?? 0];
+    this.grid.setAttribute("aria-label", `${this.name}, ${height} × ${width}`);
+    this.grid.setAttribute("aria-rowcount", height);
+    this.grid.setAttribute("aria-colcount", width);
+    labels(this.rows, rows, "height");
+    labels(this.columns, columns, "width");
+    this.shape.textContent = [shapeText(height, width), note ?? rangeText(values)].join(" ");
+    this.#draw();
+  }
+
+  // Outlines a row, a column or the cell where both meet; null is none.
+  mark({ row = null, column = null, cell = false }) {
+    const [height, width] = this.axes.map((axis) => axis.size);
+    const box = (top, left, tall, wide) => {
+      const node = make("div");
+      Object.assign(node.style, {
+        top: `${top}px`, left: `${left}px`, height: `${tall}px`, width: `${wide}px`,
+      });
+      return node;
+    };
+    const full = [this.values.length * height, (this.values[0]?.length ?? 0) * width];
+    const boxes = [];
+    if (cell && row !== null && column !== null)
+      boxes.push(box(row * height, column * width, height, width));
+    else if (row !== null) boxes.push(box(row * height, 0, height, full[1]));
+    else if (column !== null) boxes.push(box(0, column * width, full[0], width));
+    this.outlines.replaceChildren(...boxes);
+    emphasise(this.rows, row);
+    emphasise(this.columns, column);
+    this.#stand(row ?? this.at[0], column ?? this.at[1]);
+  }
+
+  #stand(row, column) {
+    const rows = this.values.length;
+    const columns = this.values[0]?.length ?? 0;
+    this.at = [Math.max(0, Math.min(row, rows - 1)), Math.max(0, Math.min(column, columns - 1))];
+    this.cell.parentNode.setAttribute("aria-rowindex", this.at[0] + 1);
+    this.cell.setAttribute("aria-colindex", this.at[1] + 1);
+    this.cell.textContent = this.words(...this.at);
+  }
+
+  // `scores, query «it», key «cat»: 5.58`
+  words(row, column) {
+    const places = [row, column].map((place, n) => {
+      const { labels, word } = this.axes[n];
+      return `${word} ${labels ? `«${labels[place]}»` : place}`;
+    });
+    return `${this.name}, ${places.join(", ")}: ${stepText(this.values[row]?.[column] ?? null, 5)}`;
+  }
+
+  #draw() {
+    const [height, width] = this.axes.map((axis) => axis.size);
+    const rows = this.values.length;
+    const columns = this.values[0]?.length ?? 0;
+    const ratio = devicePixelRatio || 1;
+    this.canvas.width = Math.round(columns * width * ratio);
+    this.canvas.height = Math.round(rows * height * ratio);
+    this.canvas.style.width = `${columns * width}px`;
+    this.canvas.style.height = `${rows * height}px`;
+    const pen = this.canvas.getContext("2d");
+    pen.scale(ratio, ratio);
+    const span = largestSize(this.values) || 1;
+    const gap = Math.min(width, height) >= 6 ? 1 : 0;
+    this.values.forEach((line, r) =>
+      line.forEach((value, c) => {
+        const colour = this.#colour(value, span);
+        pen.fillStyle = `rgb(${colour.join(" ")})`;
+        pen.fillRect(c * width, r * height, width - gap, height - gap);
+        this.#write(pen, value, colour, c * width, r * height, width - gap, height - gap);
+      }),
+    );
+  }
+
+  #colour(value, span) {
+    if (value === null) return INVISIBLE[this.dark ? "dark" : "light"];
+    const text = this.weights
+      ? weightColour(Math.log(value), WEIGHTS_RANGE, this.dark)
+      : signedColour(value, span);
+    return text.match(/\d+/g).map(Number);
+  }
+
+  // The number where there is room, a dash for −∞.
+  #write(pen, value, colour, x, y, width, height) {
+    pen.fillStyle = inkOn(colour);
+    if (width >= WRITTEN - 1) {
+      pen.font = "11px system-ui, sans-serif";
+      pen.textAlign = "center";
+      pen.textBaseline = "middle";
+      const text = this.weights && value !== null ? value.toFixed(4) : stepText(value);
+      pen.fillText(text, x + width / 2, y + height / 2 + 1, width - 2);
+    } else if (value === null && width >= 6) {
+      pen.globalAlpha = 0.55;
+      pen.fillRect(x + width * 0.3, y + Math.round(height / 2) - 0.5, width * 0.4, 1);
+      pen.globalAlpha = 1;
+    }
+  }
+
+  #listen() {
+    const under = (event) => {
+      const box = this.canvas.getBoundingClientRect();
+      const row = Math.floor((event.clientY - box.top) / this.axes[0].size);
+      return [row, Math.floor((event.clientX - box.left) / this.axes[1].size)];
+    };
+    this.grid.addEventListener("click", (event) => {
+      const [row, column] = under(event);
+      if (this.values[row]?.[column] !== undefined) this.#choose(row, column);
+    });
+    this.grid.addEventListener("pointermove", (event) => {
+      const [row, column] = under(event);
+      const there = this.values[row]?.[column] !== undefined;
+      this.grid.title = there ? this.words(row, column) : "";
+    });
+    this.grid.addEventListener("keydown", (event) => this.#press(event));
+  }
+
+  #choose(row, column) {
+    this.#stand(row, column);
+    this.choose(row, column, this.words(row, column));
+  }
+
+  #press(event) {
+    const ways = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
+    const way = ways[event.key];
+    const ends = { Home: 0, End: Infinity };
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    if (!way && !(event.key in ends) && event.key !== "Enter" && event.key !== " ") return;
+    event.preventDefault();
+    event.stopPropagation();
+    const by = event.shiftKey ? 10 : 1;
+    const inside = (place, count) => Math.max(0, Math.min(place, count - 1));
+    const row = inside(this.at[0] + (way ? way[0] * by : 0), this.values.length);
+    const column = ends[event.key] ?? this.at[1] + (way ? way[1] * by : 0);
+    this.#choose(row, inside(column, this.values[0].length));
+  }
+}
+
+function labels(element, { labels, size }, side) {
+  const nodes = (labels ?? []).map((text) => {
+    const node = make("span", {}, make("span", { text, dir: "auto" }));
+    node.style[side] = `${size}px`;
+    return node;
+  });
+  element.style.fontSize = `${Math.max(9, Math.min(12, size - 2))}px`;
+  element.replaceChildren(...nodes);
+}
+
+function emphasise(element, place) {
+  [...element.children].forEach((node, n) => node.classList.toggle("regard-met", n === place));
+}
+
+function shapeText(height, width) {
+  return `[${height} × ${width}]`;
+}
+
+function rangeText(values) {
+  let least = Infinity;
+  let most = -Infinity;
+  for (const line of values)
+    for (const value of line) {
+      if (value === null) continue;
+      least = Math.min(least, value);
+      most = Math.max(most, value);
+    }
+  return most < least ? "" : `min ${stepText(least)} max ${stepText(most)}`;
+}
+
+function largestSize(values) {
+  let most = 0;
+  for (const line of values) for (const value of line) most = Math.max(most, Math.abs(value ?? 0));
+  return most;
+}
