@@ -244,7 +244,7 @@ def _page(pack: Pack) -> str:
     recordings = pack.data["about"]["recordings"]
     title = " and ".join(facts["model"] or facts["name"] or "regard" for facts in recordings)
     style = (page_folder() / "style.css").read_text(encoding="utf-8")
-    script = bundle("offline.js")
+    script = bundle("offline")
     before = BEFORE.format(
         policy=POLICY.format(script=_hash(script), style=_hash(style)),
         title=html.escape(title.encode(errors="replace").decode()),

@@ -40,7 +40,7 @@ class RecordingWidget(anywidget.AnyWidget):
         cell.
     """
 
-    _esm = bundle("notebook.js") + "export default { render };\n"
+    _esm = bundle("notebook") + "export default { render };\n"
     _css = (page_folder() / "style.css").read_text(encoding="utf-8")
 
     def __init__(

@@ -2,23 +2,26 @@
 
 import { start } from "./main.js";
 
-// The `ask` of a page whose numbers a kernel computes.
+// The `ask` of a page whose numbers a kernel computes, and what ends it.
 export function overKernel(model) {
   const waiting = new Map();
-  let last = 0;
-  model.on("msg:custom", (message, buffers) => {
+  const page = Math.random(); // a widget may be shown twice, and hears what either asked
+  const hear = (message, buffers) => {
     const asked = waiting.get(message.id);
     if (!asked) return;
     waiting.delete(message.id);
     if (message.error) asked.reject(new Error(message.error));
     else asked.resolve({ body: copyOf(buffers[0]), coverage: message.coverage });
-  });
-  return (path, parameters) =>
+  };
+  let last = 0;
+  const ask = (path, parameters) =>
     new Promise((resolve, reject) => {
-      const id = `${model.model_id ?? ""} ${++last} ${Math.random()}`;
+      const id = `${page} ${++last}`;
       waiting.set(id, { resolve, reject });
       model.send({ id, path, parameters });
     });
+  model.on("msg:custom", hear);
+  return { ask, end: () => model.off("msg:custom", hear) };
 }
 
 // An ArrayBuffer of its own, whichever view of bytes the notebook gives.
@@ -27,9 +30,14 @@ function copyOf(view) {
   return buffer.slice(view.byteOffset ?? 0, (view.byteOffset ?? 0) + view.byteLength);
 }
 
-// What anywidget calls for every place where the widget is shown.
+// What anywidget calls for every place where the widget is shown, and what it calls in the end.
 export async function render({ model, el }) {
   const root = document.createElement("div");
+  const { ask, end } = overKernel(model);
   el.append(root);
-  await start(root, overKernel(model), { address: false });
+  const page = await start(root, ask, { address: false });
+  return () => {
+    page?.end();
+    end();
+  };
 }

@@ -1,0 +1,249 @@
+"""A recording and weights show themselves in a notebook, with anywidget and without."""
+
+import base64
+import json
+import subprocess
+import sys
+from types import SimpleNamespace
+from urllib.parse import urlencode
+
+import numpy as np
+import pytest
+import torch
+
+import regard
+from regard.recording import Layer, Recording
+from regard.viewer import _display
+from regard.viewer.answer import Answers
+
+WIDGET = "application/vnd.jupyter.widget-view+json"
+
+
+def recording(tokens=5, **options):
+    q, k, v = np.random.default_rng(0).standard_normal((3, 2, tokens, 4)).astype(np.float32)
+    return Recording([f"<x-token>{n}" for n in range(tokens)], [Layer(q, k, v, **options)])
+
+
+@pytest.fixture
+def kernel(monkeypatch):
+    """As in a notebook: IPython with a kernel."""
+    pytest.importorskip("regard.viewer.notebook", reason="anywidget is not installed")
+    shell = SimpleNamespace(kernel=object())
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+
+
+class Line:
+    """The line between a widget and its page, from the page's side."""
+
+    def __init__(self, widget):
+        self.sent, self.comm_id = [], "here"
+        widget.comm = self
+
+    def send(self, data=None, metadata=None, buffers=None):
+        self.sent.append((data["content"], buffers))
+
+    def on_msg(self, receive):
+        self.receive = receive
+
+    def close(self, *_, **__):
+        pass
+
+    def ask(self, **content):
+        message = {"content": {"data": {"method": "custom", "content": content}}, "buffers": []}
+        self.receive(message)
+        return self.sent.pop() if self.sent else None
+
+
+@pytest.fixture
+def widget(kernel):
+    from regard.viewer.notebook import RecordingWidget
+
+    made = RecordingWidget(recording(causal=True), names=["a story"])
+    yield made
+    made.close()
+
+
+def test_the_kernel_answers_the_page_as_the_server_does(widget):
+    line, answers = Line(widget), Answers([recording(causal=True)], ["a story"])
+    questions = {
+        "about": {},
+        "tokens": {"side": "key"},
+        "tile": {"layer": 0, "head": 1, "plane": "max", "level": 0, "row": 0, "column": 0},
+        "row": {"layer": 0, "head": 1, "query": 3},
+    }
+    for number, (path, parameters) in enumerate(questions.items()):
+        content, buffers = line.ask(id=f"q{number}", path=path, parameters=parameters)
+        expected = answers.answer(path, urlencode(parameters))
+        assert content == {"id": f"q{number}", "coverage": 1.0}
+        assert bytes(buffers[0]) == expected.body
+
+
+def test_parameters_that_are_null_are_left_out(widget):
+    content, buffers = Line(widget).ask(
+        id="1", path="tokens", parameters={"side": "query", "recording": None}
+    )
+    assert content["coverage"] == 1.0
+    assert json.loads(bytes(buffers[0])) == [f"<x-token>{n}" for n in range(5)]
+
+
+def test_a_bad_question_gets_a_sentence_and_no_numbers(widget):
+    line = Line(widget)
+    wrong = [
+        ("row", {"layer": 7, "head": 0, "query": 0}),
+        ("nothing", {}),
+        ("row", None),
+        (["row"], "layer=0"),
+    ]
+    for path, parameters in wrong:
+        content, buffers = line.ask(id=1, path=path, parameters=parameters)
+        assert content["id"] == 1
+        assert content["error"].endswith(".")
+        assert not buffers
+
+
+def test_what_is_no_question_is_left_alone(widget):
+    line = Line(widget)
+    assert line.ask(kind="anywidget-command", id="1") is None
+    assert line.ask() is None
+
+
+def test_a_failure_is_told_to_the_page_too(widget, monkeypatch):
+    line = Line(widget)
+    monkeypatch.setattr(widget._answers, "answer", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        widget._answer(widget, {"id": 3, "path": "about", "parameters": {}}, [])
+    (content, _), *_ = line.sent
+    assert content == {"id": 3, "error": "ZeroDivisionError: division by zero"}
+
+
+NOTEBOOK = """
+const heard = [];
+const model = {
+  on: (_, listener) => heard.push(listener),
+  off: (_, listener) => heard.splice(heard.indexOf(listener), 1),
+  async send(content) {
+    const [answer, text] = JSON.parse(await window.kernel(JSON.stringify(content)));
+    const bytes = Uint8Array.from(atob(text), (sign) => sign.charCodeAt(0));
+    for (const listener of heard) listener(answer, [new DataView(bytes.buffer)]);
+  },
+};
+const el = document.getElementById("cell");
+const end = await widget.render({ model, el });
+window.ended = () => { end(); return heard.length; };
+"""
+
+
+def test_the_page_in_a_notebook_shows_what_the_kernel_answers(widget, open_page, tmp_path):
+    line = Line(widget)
+
+    def kernel(text):
+        content, buffers = line.ask(**json.loads(text))
+        return json.dumps([content, base64.b64encode(b"".join(buffers or [])).decode()])
+
+    module = widget._esm.replace("export default", "const widget =")
+    path = tmp_path / "notebook.html"
+    path.write_text(
+        f"<!doctype html><meta charset=utf-8><link rel=icon href=data:,><style>{widget._css}"
+        "</style><p>before</p><div id=cell></div>"
+    )
+    page = open_page(path.as_uri())
+    page.expose_function("kernel", kernel)
+    page.add_script_tag(content=module + NOTEBOOK, type="module")
+    page.wait_for_selector("#cell .regard-frame")
+    page.wait_for_timeout(300)
+    assert "a story" in page.inner_text("#cell")
+    assert page.evaluate("location.hash") == ""
+    assert page.evaluate("document.querySelectorAll('x-token').length") == 0
+    assert page.evaluate("ended()") == 0
+
+
+def test_in_a_kernel_a_recording_shows_the_viewer_and_a_picture_for_elsewhere(kernel):
+    shown = recording()._repr_mimebundle_()
+    assert shown.keys() == {"text/plain", "text/html", WIDGET}
+    assert shown["text/plain"] == "Recording(5 tokens, 1 layer, 2 heads, 480 B)"
+    assert shown["text/html"].count("<img") == 2
+    assert "<x-token>" not in shown["text/html"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "heads"), [((7, 3), 1), ((2, 7, 3), 2), ((4, 2, 7, 3), 2), ((5, 4, 2, 7, 3), None)]
+)
+def test_weights_of_up_to_one_batch_axis_show_the_viewer(kernel, shape, heads):
+    q, k = np.random.default_rng(0).standard_normal((2, *shape)).astype(np.float32)
+    weights = regard.AttentionWeights(q, k, causal=True)
+    shown = weights._repr_mimebundle_()
+    assert shown["text/plain"] == repr(weights)
+    assert (WIDGET in shown) == (heads is not None)
+    if heads is not None:
+        assert _display.recording_of(weights).layers[0].heads == heads
+
+
+OPTIONS = {
+    "window": {"window": (2, 1)},
+    "padding": {"key_lengths": np.array([6, 3]), "causal": True, "query_start": np.array([0, 1])},
+    "segments": {"segments": np.arange(14).reshape(2, 7) // 3},
+    "bias and mask": {
+        "bias": np.random.default_rng(1).standard_normal((2, 1, 7, 7)).astype(np.float32),
+        "mask": np.arange(49).reshape(7, 7) % 3 > 0,
+        "sinks": np.float32([0.5, -1, 2, 0]),
+        "scale": 0.3,
+        "softcap": 5.0,
+    },
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("library", [np.asarray, torch.from_numpy], ids=["numpy", "torch"])
+def test_weights_and_the_recording_made_of_them_are_the_same_numbers(options, library):
+    q, k = np.random.default_rng(0).standard_normal((2, 2, 4, 7, 3)).astype(np.float32)
+    arrays = {
+        name: library(value) if isinstance(value, np.ndarray) else value
+        for name, value in options.items()
+    }
+    weights = regard.AttentionWeights(library(q), library(k[:, :2]), **arrays)
+    made = _display.recording_of(weights)
+    assert made.tokens == tuple("0123456")
+    np.testing.assert_array_equal(np.asarray(made.weights[0]), np.asarray(weights)[0])
+
+
+def test_queries_that_are_no_keys_have_positions_of_their_own():
+    x = np.ones((9, 2))
+    assert _display.recording_of(regard.AttentionWeights(x, x[:4])).query_tokens[-1] == "8"
+    assert _display.recording_of(regard.AttentionWeights(x[:4], x)).query_tokens == tuple("5678")
+    assert _display.recording_of(regard.AttentionWeights(x[:0], x)) is None
+
+
+def test_outside_of_a_kernel_there_is_a_picture_and_no_widget(monkeypatch):
+    monkeypatch.delitem(sys.modules, "IPython", raising=False)
+    assert recording()._repr_mimebundle_().keys() == {"text/plain"}
+    assert recording()._repr_html_().count("<img") == 2
+
+
+def test_without_anywidget_there_is_a_picture_and_no_error(kernel, monkeypatch):
+    monkeypatch.delitem(sys.modules, "regard.viewer.notebook", raising=False)
+    monkeypatch.setitem(sys.modules, "anywidget", None)
+    weights = recording().weights[0]
+    assert recording()._repr_mimebundle_() == {"text/plain": repr(recording())}
+    assert weights._repr_mimebundle_() == {"text/plain": repr(weights)}
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'regard\[jupyter\]'"):
+        import regard.viewer.notebook  # noqa: F401
+
+
+def test_a_picture_of_a_long_recording_is_of_some_of_its_queries():
+    html = recording(5000, causal=True)._repr_html_()
+    assert "L0H1, 1 of 3 queries" in html
+    many = Recording(["a"], [Layer(*np.ones((2, 30, 1, 1), np.float32))])
+    assert many._repr_html_().count("<img") == 24
+    assert "and 6 more" in many._repr_html_()
+
+
+def test_showing_nothing_loads_no_widget_and_no_server():
+    code = (
+        "import sys, numpy as np, regard\n"
+        "from regard.recording import Layer, Recording\n"
+        "x = np.ones((1, 2, 2))\n"
+        "Recording(['a', 'b'], [Layer(x, x)])._repr_mimebundle_()\n"
+        "found = {'anywidget', 'ipywidgets', 'IPython', 'uvicorn', 'starlette'} & {*sys.modules}\n"
+        "assert not found, found\n"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=60)
