@@ -54,14 +54,15 @@ struct Call {
   regard::Problem problem{};
   regard::Intervals intervals;
   std::vector<int64_t> starts;
+  int64_t step;
   std::vector<double> sinks;
 
   Call(Told query, Told key, std::optional<Told> value, std::array<int64_t, 7> sizes, double scale,
        double softcap, bool causal, int64_t left, int64_t right, std::vector<int64_t> starts,
-       const std::vector<int64_t>& lengths, uintptr_t query_ids, uintptr_t key_ids,
+       int64_t step, const std::vector<int64_t>& lengths, uintptr_t query_ids, uintptr_t key_ids,
        bool shared_query_ids, bool shared_key_ids, std::optional<Told> mask,
        std::optional<Told> bias, std::vector<double> sinks, double dropout, int64_t seed)
-      : starts(std::move(starts)), sinks(std::move(sinks)) {
+      : starts(std::move(starts)), step(step), sinks(std::move(sinks)) {
     regard::Problem& p = problem;
     p.B = sizes[0], p.Hq = sizes[1], p.Hkv = sizes[2], p.Lq = sizes[3], p.Lk = sizes[4];
     p.D = sizes[5], p.Dv = sizes[6];
@@ -76,7 +77,7 @@ struct Call {
     p.seed[0] = static_cast<uint32_t>(seed);
     p.seed[1] = static_cast<uint32_t>(static_cast<uint64_t>(seed) >> 32);
     intervals =
-        regard::intervals_of({p.B, p.Lq, p.Lk, causal, left, right, this->starts.data(),
+        regard::intervals_of({p.B, p.Lq, p.Lk, causal, left, right, this->starts.data(), step,
                               lengths.data(), at<const int64_t>(query_ids),
                               at<const int64_t>(key_ids), shared_query_ids, shared_key_ids});
     p.first = intervals.first.data(), p.last = intervals.last.data();
@@ -144,7 +145,7 @@ void reduce(const Call& call, uintptr_t maximum, uintptr_t total, std::array<int
   r.problem = &call.problem, r.maximum = at<void>(maximum), r.total = at<void>(total);
   r.row0 = part[0], r.row1 = part[1], r.column0 = part[2], r.column1 = part[3];
   r.weights = at<void>(weights), r.entropy = at<double>(entropy);
-  r.distance = at<double>(distance), r.starts = call.starts.data();
+  r.distance = at<double>(distance), r.starts = call.starts.data(), r.step = call.step;
   r.k = k, r.top_values = at<void>(top_values), r.top_keys = at<int64_t>(top_keys);
   r.received = at<double>(received), r.received_max = at<double>(received_max);
   r.pooled_max = at<void>(pooled_max), r.pooled_mass = at<void>(pooled_mass);
@@ -182,15 +183,15 @@ NB_MODULE(_kernels, m) {
       "The instruction sets that this processor runs, best first.");
   nb::class_<Call>(m, "Call", "One call of attention. Arrays are (address, strides, dtype).")
       .def(nb::init<Told, Told, std::optional<Told>, std::array<int64_t, 7>, double, double, bool,
-                    int64_t, int64_t, std::vector<int64_t>, const std::vector<int64_t>&, uintptr_t,
-                    uintptr_t, bool, bool, std::optional<Told>, std::optional<Told>,
+                    int64_t, int64_t, std::vector<int64_t>, int64_t, const std::vector<int64_t>&,
+                    uintptr_t, uintptr_t, bool, bool, std::optional<Told>, std::optional<Told>,
                     std::vector<double>, double, int64_t>(),
            nb::arg("query"), nb::arg("key"), nb::arg("value").none(), nb::arg("sizes"),
            nb::arg("scale"), nb::arg("softcap"), nb::arg("causal"), nb::arg("left"),
-           nb::arg("right"), nb::arg("starts"), nb::arg("lengths"), nb::arg("query_ids"),
-           nb::arg("key_ids"), nb::arg("shared_query_ids"), nb::arg("shared_key_ids"),
-           nb::arg("mask").none(), nb::arg("bias").none(), nb::arg("sinks"), nb::arg("dropout"),
-           nb::arg("seed"))
+           nb::arg("right"), nb::arg("starts"), nb::arg("step"), nb::arg("lengths"),
+           nb::arg("query_ids"), nb::arg("key_ids"), nb::arg("shared_query_ids"),
+           nb::arg("shared_key_ids"), nb::arg("mask").none(), nb::arg("bias").none(),
+           nb::arg("sinks"), nb::arg("dropout"), nb::arg("seed"))
       .def_prop_ro(
           "factor", [](const Call& call) { return regard::factor_of(call.problem); },
           "What makes the exponent of 2 of a score.");

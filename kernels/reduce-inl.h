@@ -91,7 +91,7 @@ static void start_rows(const Reduce& r, ReduceMemory<E>& m) {
     m.base[i] = top == -kInf<Real> ? 0 : top;
     m.inverse[i] = total == 0 ? 0 : 1 / total;
     m.log_total[i] = total == 0 ? 0 : std::log2(total);
-    m.place[i] = Real(r.starts[m.rows.b] + m.rows.index[i]);
+    m.place[i] = Real(r.starts[m.rows.b] + m.rows.index[i] * r.step);
     m.undefined |= total != total;
   }
 }

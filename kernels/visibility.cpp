@@ -34,7 +34,7 @@ Intervals intervals_of(const Rules& r) {
       for (const auto& [id, seen] : runs) scattered |= seen.count != seen.last - seen.first;
     }
     for (int64_t i = 0; i < r.Lq; ++i) {
-      const int64_t place = r.starts[b] + i;
+      const int64_t place = r.starts[b] + i * r.step;
       int64_t first = 0, last = length;
       if (r.query_ids) {
         const auto run = runs.find(query_ids[i]);

@@ -11,6 +11,7 @@ struct Rules {
   bool causal;
   int64_t left, right;       // the window's sides; -1: open
   const int64_t* starts;     // (B,) place of query 0 among the keys
+  int64_t step;              // from a query to the place of the next
   const int64_t* lengths;    // (B,) valid keys
   const int64_t* query_ids;  // (B or 1, Lq), or null
   const int64_t* key_ids;    // (B or 1, Lk)

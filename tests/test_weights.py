@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 import regard
 from definition import assert_near, define
+from recordings import numbers
 from regard import AttentionWeights
 from strategies import calls, to_torch
 
@@ -369,3 +370,36 @@ class TestPlot:
         monkeypatch.setitem(sys.modules, "matplotlib", None)
         with pytest.raises(ModuleNotFoundError, match=r"pip install 'regard\[plot\]'"):
             AttentionWeights(np.ones((3, 4)), np.ones((3, 4))).plot()
+
+
+OPTIONS = [
+    {},
+    {"causal": True},
+    {"causal": True, "window": (5, 0), "sinks": numbers(4, seed=7)},
+    {"window": (3, 9), "query_start": np.array([4, 11])},
+    {"key_lengths": np.array([40, 23]), "causal": True},
+    {"segments": (np.arange(37)[None] // 9, np.arange(41)[None] // 9), "softcap": 3.0},
+    {"mask": numbers(2, 1, 37, 41, seed=5) > 0, "bias": numbers(1, 4, 37, 41, seed=6)},
+]
+
+
+@pytest.mark.parametrize("backend", ["kernel", "torch", "reference"])
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "+".join(options) or "none")
+@pytest.mark.parametrize("part", [slice(0, 37), slice(7, 8), slice(3, 37, 4), slice(30, 30)])
+def test_some_rows_see_what_they_see_in_the_whole(backend, options, part):
+    q, k = numbers(2, 4, 37, 8), numbers(2, 2, 41, 8, seed=1)
+    if backend == "torch":
+        q, k = torch.from_numpy(q), torch.from_numpy(k)
+        options = to_torch(options)
+    _, weights = regard.attention(q, k, k, **options, return_weights=True, backend=backend)
+    whole, distance = np.asarray(weights), np.asarray(weights.distance())
+    for known in (True, False):  # the statistics of the rows of the output, or their own
+        if not known:
+            weights._known = None
+        some = weights._rows(part)
+        np.testing.assert_allclose(np.asarray(some), whole[:, :, part], rtol=1e-5, atol=1e-7)
+        np.testing.assert_allclose(some.distance(), distance[:, :, part], rtol=1e-5, atol=1e-5)
+    again = weights._rows(part)._rows(slice(1, None, 2))
+    np.testing.assert_allclose(
+        np.asarray(again), whole[:, :, part][:, :, 1::2], rtol=1e-5, atol=1e-7
+    )

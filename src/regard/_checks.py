@@ -36,6 +36,7 @@ class Call:
     query_segments: Any = None  # (B or 1, Lq) integers
     key_segments: Any = None  # (B or 1, Lk) integers
     query_start: Any = None  # (B,) integers
+    query_step: int = 1  # from a query to the place of the next
     sinks: Any = None  # (Hq,) floating
     scale: float = 1.0
     softcap: float | None = None
@@ -76,6 +77,23 @@ class Call:
             fields[name] = None if x is None else x[_at(x, b)]
         fields["sinks"] = None if self.sinks is None else self.sinks[own]
         return replace(self, leading=(), heads=False, **fields)
+
+    def rows(self, part: slice) -> "Call":
+        """Some of the queries, with what they see; ``part`` may have a step."""
+        B, _, _, Lq, Lk = self.sizes
+        start, stop, step = part.indices(Lq)
+        starts = self.query_start
+        if starts is None:
+            lengths = self.key_lengths
+            starts = np.full(B, Lk - Lq, np.int64) if lengths is None else lengths - Lq
+        fields: dict[str, Any] = {"query": self.query[:, :, start:stop:step]}
+        for name in ("mask", "bias"):
+            x = getattr(self, name)
+            fields[name] = x if x is None or x.shape[2] == 1 else x[:, :, start:stop:step]
+        if self.query_segments is not None:
+            fields["query_segments"] = self.query_segments[:, start:stop:step]
+        fields["query_start"] = starts + start * self.query_step
+        return replace(self, query_step=self.query_step * step, **fields)
 
     def without_value(self) -> "Call":
         """The same weights with nothing to apply them to."""

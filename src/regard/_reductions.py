@@ -87,9 +87,10 @@ def entropy(lib: Any, block: WeightBlock) -> Any:
 
 def distance(lib: Any, block: WeightBlock) -> Any:
     """``Σ w · |p − j|``, p the place of the query among the keys."""
-    i = lib.full(block.shifted, (block.rows.stop - block.rows.start,), 1, "int64").cumsum(0)
-    j = lib.full(block.shifted, (block.keys.stop - block.keys.start,), 1, "int64").cumsum(0)
-    gap = (i + (block.start + block.rows.start - block.keys.start))[:, None] - j
+    i = lib.full(block.shifted, (block.rows.stop - block.rows.start,), 1, "int64").cumsum(0) - 1
+    j = lib.full(block.shifted, (block.keys.stop - block.keys.start,), 1, "int64").cumsum(0) - 1
+    place = (block.rows.start + i) * block.step + block.start
+    gap = place[:, None] - (j + block.keys.start)
     return (block.weights * abs(gap)).sum(-1)
 
 

@@ -110,7 +110,7 @@ def weight_blocks(call: Call, rows: slice | None = None) -> Iterator[WeightBlock
             s = np.where(visible, s, -np.inf)
         sinks = None if call.sinks is None else call.sinks[block[1]]
         start = visibility.starts[block[0].start]
-        yield WeightBlock(*block, start, visible, *log_softmax(s, sinks))
+        yield WeightBlock(*block, start, call.query_step, visible, *log_softmax(s, sinks))
 
 
 def attention(call: Call) -> np.ndarray:

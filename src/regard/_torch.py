@@ -102,7 +102,8 @@ def weight_blocks(call: Call, rows: slice | None = None) -> Iterator[WeightBlock
         if visible is not None:
             s = s.masked_fill(~visible, -torch.inf)
         sinks = None if call.sinks is None else call.sinks[h]
-        yield WeightBlock(*block, visibility.starts[b.start], visible, *log_softmax(s, sinks))
+        start = visibility.starts[b.start]
+        yield WeightBlock(*block, start, call.query_step, visible, *log_softmax(s, sinks))
 
 
 def _apply(w: Tensor, visible: Tensor | None, v: Tensor) -> Tensor:

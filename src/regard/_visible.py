@@ -30,6 +30,7 @@ class WeightBlock:
     rows: slice
     keys: slice
     start: int  # the place of query 0 among the keys
+    step: int  # from a query to the place of the next
     visible: Any  # bool, broadcastable to (b, h, rows, keys); None: every pair
     shifted: Any  # (b, h, rows, keys): score − maximum, −inf where invisible
     maximum: Any  # (b, h, rows, 1), of the scores and the sink; −inf where nothing is visible
@@ -72,7 +73,7 @@ class WeightBlock:
 class Visibility:
     """The visible pairs of one call, asked for block by block.
 
-    Query i of batch b stands at place ``p = starts[b] + i`` among the keys.
+    Query i of batch b stands at place ``p = starts[b] + i * query_step`` among the keys.
     """
 
     def __init__(self, call: Call, arange: Callable[[int, int], Any]) -> None:
@@ -97,13 +98,14 @@ class Visibility:
     def keys(self, b: int, rows: slice) -> slice:
         """The smallest interval that holds every key which these queries of batch b may see."""
         call, start = self.call, self.starts[b]
+        first, last = (start + i * call.query_step for i in (rows.start, rows.stop - 1))
         low, high = 0, self.lengths[b]
         if call.causal:
-            high = min(high, start + rows.stop)
+            high = min(high, last + 1)
         if call.right is not None:
-            high = min(high, start + rows.stop + call.right)
+            high = min(high, last + 1 + call.right)
         if call.left is not None:
-            low = max(low, start + rows.start - call.left)
+            low = max(low, first - call.left)
         high = max(high, 0)
         low = min(low, high)
         if self._segments is not None and low < high:
@@ -119,9 +121,9 @@ class Visibility:
         ``keys`` must lie within the key lengths; several batch elements need a uniform call.
         """
         call, start = self.call, self.starts[b.start]
-        i = self._arange(rows.start, rows.stop)[:, None] + start
+        i = self._arange(rows.start, rows.stop)[:, None] * call.query_step + start
         j = self._arange(keys.start, keys.stop)[None, :]
-        first, last = start + rows.start, start + rows.stop - 1
+        first, last = (start + n * call.query_step for n in (rows.start, rows.stop - 1))
         rules = []
         if call.causal and first < keys.stop - 1:
             rules.append((j <= i)[None, None])

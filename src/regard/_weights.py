@@ -388,6 +388,11 @@ class AttentionWeights:
 
         return weights_html(self)
 
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+        from regard.viewer._display import weights_bundle
+
+        return weights_bundle(self)
+
     def plot(
         self, *index: int, how: str = "max", tokens: list[str] | None = None, ax: Any = None
     ) -> Any:
@@ -410,6 +415,14 @@ class AttentionWeights:
         from regard._picture import plot_weights
 
         return plot_weights(self, index, how, tokens, ax)
+
+    def _rows(self, rows: slice) -> AttentionWeights:
+        """The weights of some queries; the slice may have a step."""
+        known = self._known
+        if known is not None:
+            known = tuple(_contiguous(x[:, :, rows]) for x in known)
+        name = "kernel" if self._by_kernel else self._lib.__name__
+        return AttentionWeights._of(self._call.rows(rows), name, known)
 
     def _matrix(self, index: tuple[int, ...]) -> AttentionWeights:
         """One ``(Lq, Lk)`` matrix of several, by ints for the leading axes and the head."""
@@ -454,6 +467,10 @@ def _detached(call: Call) -> Call:
 
 def _detach(x: Any) -> Any:
     return x.detach() if is_tensor(x) else x
+
+
+def _contiguous(x: Any) -> Any:
+    return x.contiguous() if is_tensor(x) else np.ascontiguousarray(x)
 
 
 def _part(name: str, part: slice | None, n: int) -> slice:

@@ -1,0 +1,376 @@
+"""One head as a map: tiles of its weights at every scale, exact, and at once.
+
+A matrix that is small is read when a tile is asked for. Of a large one the coarse tiles come from a
+picture in which a background worker collects all rows, every 32nd first and the others in between:
+it is a whole picture from the first round on, and exact after the last. Fine tiles are read where
+they are asked for, and then need no more than their own rows.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Float
+
+from regard._checks import is_tensor
+from regard._weights import AttentionWeights
+
+if TYPE_CHECKING:
+    from regard.recording import Recording
+
+__all__ = ["TILE", "HeadMap"]
+
+TILE = 256  # bins on a side
+ROUNDS = 32
+AT_ONCE = 2**33  # products of numbers that are read at once: about 0.2 s
+A_TURN = 2**32  # that the worker reads before it looks up: about 0.1 s
+LARGEST_SIDE = 4096  # bins of the collected picture
+ATTENTION_S = 5.0  # the worker rests when nobody has asked for so long
+
+Picture = Float[np.ndarray, "rows columns"]
+
+
+class HeadMap:
+    """Tiles, rows, columns and links of one head, in ln(weight); safe for several threads.
+
+    Args:
+        recording: where the head is.
+        layer, head: which one.
+
+    NaN is invisible, −inf visible with weight 0.
+    """
+
+    def __init__(self, recording: Recording, layer: int, head: int) -> None:
+        found = recording.layers[layer]
+        shared = head // (found.heads // found.key_heads)
+        self._weights = AttentionWeights(
+            found.query[head], found.key[shared], **found.options_of(head)
+        )
+        self.shape = self._weights.shape
+        self._rows = _KnownRows(self._weights)
+        self._collected: _Collected | None = None
+        if self._work(*self.shape) > AT_ONCE:
+            self._collected = _Collected(self)
+
+    def _work(self, rows: int, columns: int) -> int:
+        return rows * columns * int(self._weights._call.query.shape[-1])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are kept."""
+        collected = 0 if self._collected is None else self._collected.nbytes
+        return self._rows.nbytes + collected
+
+    @property
+    def coverage(self) -> float:
+        """The part of the rows that coarse tiles have read."""
+        return 1.0 if self._collected is None else self._collected.coverage
+
+    def stop(self) -> None:
+        """Ends the worker; what it has read stays."""
+        if self._collected is not None:
+            self._collected.stop()
+
+    def tile(
+        self, plane: str, level: int, row: int, column: int
+    ) -> tuple[Float[np.ndarray, "256 256"], float]:
+        """Bins of ``2^level`` queries and keys each, and the part of the rows that is in them.
+
+        Args:
+            plane: ``"max"``, the strongest weight, or ``"mass"``, the mean over the bin's queries
+                of the sum over its keys.
+            level: from 0 on.
+            row, column: of the tile; bins beyond the matrix are NaN.
+        """
+        if self._collected is not None and level >= self._collected.level:
+            return self._collected.tile(plane, level, row, column)
+        out = np.full((TILE, TILE), np.nan, np.float32)
+        rows, columns = (
+            slice(min(n, (at * TILE) << level), min(n, ((at + 1) * TILE) << level))
+            for n, at in zip(self.shape, (row, column))
+        )
+        if rows.start < rows.stop and columns.start < columns.stop:
+            side = 1 << level
+            picture = bins(self._rows.weights(rows), plane, side, side, columns)
+            out[: picture.shape[0], : picture.shape[1]] = picture
+        return out, 1.0
+
+    def row(self, query: int) -> Float[np.ndarray, " Lk"]:
+        """What a query gives every key."""
+        weights = self._rows.weights(slice(query, query + 1))
+        return _numpy(weights.pool((1, self.shape[1])))[0]
+
+    def column(self, key: int) -> tuple[Float[np.ndarray, " Lq"], float]:
+        """What a key gets from every query; NaN also for rows that were not read yet."""
+        out = np.full(self.shape[0], np.nan, np.float32)
+        parts = [slice(0, None)] if self._collected is None else self._collected.parts_read()
+        for part in parts:
+            weights = self._rows.weights(part)
+            columns = slice(key, key + 1)
+            out[part] = _numpy(weights.pool((len(out[part]), 1), columns=columns))[:, 0]
+        return out, self.coverage
+
+    def links(
+        self, n: int, rows: slice | None = None, columns: slice | None = None
+    ) -> tuple[list[tuple[int, int, float]], float]:
+        """The strongest pairs ``(query, key, ln weight)`` of a part, or of the whole.
+
+        Of the whole those with key 0, where heads rest, are left out unless there are no others;
+        and of a large one every other place is for links that span a hundredth of the text.
+        """
+        if rows is None or columns is None:
+            whole = slice(0, self.shape[0])
+            if self._collected is not None:
+                return self._collected.links(n), self.coverage
+            others = self._strongest(n, whole, slice(1, self.shape[1]))
+            return others or self._strongest(n, whole, slice(0, 1)), 1.0
+        return self._strongest(n, rows, columns), 1.0
+
+    def _strongest(self, n: int, rows: slice, columns: slice) -> list[tuple[int, int, float]]:
+        from regard._reductions import Strongest
+
+        if rows.start >= rows.stop or columns.start >= columns.stop:
+            return []
+        weights = self._rows.weights(rows)
+        found = Strongest(weights._lib, weights._call, weights._dtype_name, n)
+        weights._run(found, rows=slice(0, rows.stop - rows.start), columns=columns)
+        pairs = zip(*(_numpy(x).reshape(-1).tolist() for x in found.result()))
+        return [
+            (rows.start + query, key, math.log(weight)) for query, key, weight in pairs if weight
+        ]
+
+
+class _KnownRows:
+    """The weights of some rows, with the row statistics that any of them was computed with."""
+
+    def __init__(self, weights: AttentionWeights) -> None:
+        self._weights = weights
+        count = weights.shape[0]
+        self._known = np.zeros(count, bool)
+        dtype = np.float64 if weights._dtype_name == "float64" else np.float32
+        self._statistics = [np.zeros((1, 1, count), dtype) for _ in range(2)]
+
+    @property
+    def nbytes(self) -> int:
+        return self._known.nbytes + sum(x.nbytes for x in self._statistics)
+
+    def weights(self, part: slice) -> AttentionWeights:
+        """Of ``part``, a slice that may have a step."""
+        weights = self._weights._rows(part)
+        if not weights._by_kernel:
+            return weights
+        if self._known[part].all():
+            known = [np.ascontiguousarray(x[..., part]) for x in self._statistics]
+            if self._weights._call.is_torch:
+                known = [weights._lib.array(weights._call.query, x) for x in known]
+            weights._known = (known[0], known[1])
+            return weights
+        for kept, found in zip(self._statistics, weights._statistics):
+            kept[..., part] = _numpy(found)
+        self._known[part] = True
+        return weights
+
+
+class _Collected:
+    """The coarse picture of a large matrix, and the worker that reads its rows."""
+
+    def __init__(self, whole: HeadMap) -> None:
+        self._whole = whole
+        self._shape = whole.shape
+        largest = max(self._shape)
+        self.level = max(math.ceil(math.log2(ROUNDS)), math.ceil(math.log2(largest / LARGEST_SIDE)))
+        size = tuple(-(-n >> self.level) for n in self._shape)
+        self._max = np.full(size, np.nan, np.float32)
+        self._sum = np.zeros(size, np.float32)  # of the weights that were read
+        self._read = np.zeros(size[0], np.int64)  # rows of every bin
+        self._rounds = [int(f"{r:05b}"[::-1], 2) for r in range(ROUNDS)]  # those between last
+        self._done: list[slice] = []
+        self._levels: dict[tuple[str, int], tuple[int, Picture]] = {}
+        self._lock = threading.Lock()
+        self._first = threading.Event()
+        self._stopped = threading.Event()
+        self._worker: threading.Thread | None = None
+        self._failure: Exception | None = None
+        self._asked = 0.0
+
+    @property
+    def nbytes(self) -> int:
+        kept = sum(picture.nbytes for _, picture in list(self._levels.values()))
+        return self._max.nbytes + self._sum.nbytes + kept
+
+    @property
+    def coverage(self) -> float:
+        return float(self._read.sum()) / self._shape[0]
+
+    def parts_read(self) -> list[slice]:
+        """Slices of rows that were read whole."""
+        self._attend()
+        return list(self._done)
+
+    def tile(self, plane: str, level: int, row: int, column: int) -> tuple[Picture, float]:
+        self._attend()
+        out = np.full((TILE, TILE), np.nan, np.float32)
+        with self._lock:
+            coverage = self.coverage
+            picture = self._picture(plane, level)
+        part = picture[row * TILE : (row + 1) * TILE, column * TILE : (column + 1) * TILE]
+        out[: part.shape[0], : part.shape[1]] = part
+        return out, coverage
+
+    def links(self, n: int) -> list[tuple[int, int, float]]:
+        self._attend()
+        with self._lock:
+            strength = self._max.copy()
+        strength[np.isnan(strength)] = -np.inf
+        if np.isfinite(strength[:, 1:]).any():
+            strength[:, 0] = -np.inf
+        start = self._whole._rows._weights._call.rows(slice(0, 1)).query_start
+        places = (np.arange(len(strength)) << self.level) + int(start[0])
+        gap = abs(places[:, None] - (np.arange(strength.shape[1]) << self.level)[None])
+        far = np.where(gap * 100 > max(self._shape), strength, -np.inf)
+        chosen = [*_largest(far, n // 2), *_largest(strength, n)]
+        found: set[tuple[int, int, float]] = set()
+        for row, column in dict.fromkeys(chosen):
+            if len(found) >= n:
+                break
+            rows, columns = (
+                slice(at << self.level, min(n_all, (at + 1) << self.level))
+                for at, n_all in zip((row, column), self._shape)
+            )
+            found.update(self._whole._strongest(1, rows, columns))
+        return sorted(found, key=lambda link: -link[2])
+
+    def _picture(self, plane: str, level: int) -> Picture:
+        """The whole picture at a level, made once of what has been read."""
+        version = len(self._done)
+        kept = self._levels.get((plane, level))
+        if kept is not None and kept[0] == version:
+            return kept[1]
+        strongest, total, read = self._max, self._sum, self._read
+        for _ in range(level - self.level):
+            strongest = _halved(strongest, np.fmax)
+            total = _halved(total, np.add)
+            read = _halved(read[:, None], np.add)[:, 0]
+        if plane == "max":
+            picture = strongest
+        else:
+            with np.errstate(divide="ignore", invalid="ignore"):
+                picture = np.log(total / read[:, None], dtype=np.float32)
+            picture = np.where(np.isnan(strongest), np.float32(np.nan), picture)
+        if level > self.level or plane == "mass":
+            self._levels[plane, level] = (version, picture)
+        return picture.copy() if picture is self._max else picture
+
+    def _attend(self) -> None:
+        """Says that somebody looks on, and waits for the first round."""
+        self._asked = time.monotonic()
+        with self._lock:
+            alive = self._worker is not None and self._worker.is_alive()
+            if self._rounds and not alive and self._failure is None:
+                self._stopped.clear()
+                self._worker = threading.Thread(target=self._run, daemon=True, name="regard map")
+                self._worker.start()
+        self._first.wait()
+        if self._failure is not None:
+            raise self._failure
+
+    def stop(self) -> None:
+        self._stopped.set()
+        worker = self._worker
+        if worker is not None and worker is not threading.current_thread():
+            worker.join()
+
+    def _run(self) -> None:
+        try:
+            while self._rounds and self._read_round(self._rounds[0]):
+                self._rounds.pop(0)
+                self._first.set()
+                if time.monotonic() - self._asked > ATTENTION_S:
+                    return
+        except Exception as error:  # for whoever asks next: a thread has nobody to tell
+            self._failure = error
+            self._first.set()
+
+    def _read_round(self, start: int) -> bool:
+        """Reads every 32nd row from ``start`` on, in turns; whether it came to the end."""
+        part = slice(start, self._shape[0], ROUNDS)
+        every = 1 << self.level
+        height = max(1, A_TURN // (self._whole._work(every // ROUNDS, self._shape[1]) + 1))
+        pieces = []
+        for low in range(0, self._shape[0], height * every):
+            if self._stopped.is_set():
+                return False
+            rows = slice(low + start, min(low + height * every, self._shape[0]), ROUNDS)
+            if rows.start < rows.stop:
+                pieces.append((low >> self.level, self._pooled(rows)))
+        with self._lock:
+            for at, (strongest, total, read) in pieces:
+                bands = slice(at, at + len(strongest))
+                np.fmax(self._max[bands], strongest, out=self._max[bands])
+                self._sum[bands] += total
+                self._read[bands] += read
+            self._done.append(part)
+        return True
+
+    def _pooled(self, rows: slice) -> tuple[Picture, Picture, np.ndarray]:
+        """Of some rows, by the bins of the picture: strongest, sum, and how many they are."""
+        weights = self._whole._rows.weights(rows)
+        count = len(range(rows.start, rows.stop, rows.step))
+        columns = slice(0, self._shape[1])
+        down = 1 << self.level - int(math.log2(ROUNDS))
+        strongest, mass = (
+            bins(weights, plane, down, 1 << self.level, columns) for plane in ("max", "mass")
+        )
+        read = np.diff(np.minimum(np.arange(len(strongest) + 1) * down, count))
+        with np.errstate(invalid="ignore"):
+            total = np.nan_to_num(np.exp(mass)) * read[:, None]
+        return strongest, total, read
+
+
+def bins(weights: AttentionWeights, plane: str, down: int, across: int, columns: slice) -> Picture:
+    """All rows and some columns of one matrix in bins of ``(down, across)``; the last are rests."""
+    bands = []
+    for rows in _whole_and_rest(slice(0, weights.shape[0]), down):
+        beside = []
+        for part in _whole_and_rest(columns, across):
+            height, width = rows.stop - rows.start, part.stop - part.start
+            size = (max(1, height // down), max(1, width // across))
+            beside.append(_numpy(weights.pool(size, plane, rows, part)))
+        bands.append(np.concatenate(beside, 1))
+    return np.concatenate(bands)
+
+
+def _whole_and_rest(part: slice, side: int) -> list[slice]:
+    middle = part.stop - (part.stop - part.start) % side
+    halves = (slice(part.start, middle), slice(middle, part.stop))
+    return [half for half in halves if half.start < half.stop]
+
+
+def _halved(x: np.ndarray, join: Any) -> np.ndarray:
+    """Neighbours on both axes joined; a last one without a neighbour stays."""
+    for axis in (0, 1):
+        if x.shape[axis] == 1:
+            continue
+        pairs = x.shape[axis] // 2 * 2
+        first, second = (x[(slice(None),) * axis + (slice(at, pairs, 2),)] for at in (0, 1))
+        rest = x[(slice(None),) * axis + (slice(pairs, None),)]
+        x = np.concatenate([join(first, second), rest], axis)
+    return x
+
+
+def _largest(x: Picture, n: int) -> list[tuple[int, int]]:
+    """Places of the n largest numbers, largest first; −inf is none."""
+    flat = x.reshape(-1)
+    places = np.argpartition(flat, -n)[-n:] if 0 < n < len(flat) else np.arange(len(flat))[: n or 0]
+    places = places[np.isfinite(flat[places])]
+    places = places[np.argsort(-flat[places], kind="stable")]
+    rows, columns = np.unravel_index(places, x.shape)
+    return list(zip(rows.tolist(), columns.tolist()))
+
+
+def _numpy(x: Any) -> np.ndarray:
+    return x.cpu().numpy() if is_tensor(x) else np.asarray(x)
