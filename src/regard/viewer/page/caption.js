@@ -1,11 +1,12 @@
 // The line above the map: what is shown, how coarsely, and how much of it has been read.
 
 import { countText } from "./numbers.js";
+import { nameOfPlace } from "./selection.js";
 
 // `L5H3`, with its recording where there are several.
-export function frameName({ about }, { recording, layer, head }) {
-  const name = `L${layer}H${head}`;
-  return about.recordings.length > 1 ? `${name} of ${about.recordings[recording].name}` : name;
+export function frameName({ about }, where) {
+  const name = nameOfPlace(about, where);
+  return about.recordings.length > 1 ? `${name} of ${about.recordings[where.recording].name}` : name;
 }
 
 export function captionOf(context, frame, progress) {
@@ -17,7 +18,8 @@ export function captionOf(context, frame, progress) {
 function headsText(context, frame) {
   const { selection } = context;
   const name = frameName(context, frame.where);
-  if (!selection.otherWhere) return `layer ${selection.layer} head ${selection.head}`;
+  const layer = selection.layerFacts.number ?? selection.layer;
+  if (!selection.otherWhere) return `layer ${layer} head ${selection.head}`;
   const other = frameName(context, selection.otherWhere);
   return selection.compare === "difference" ? `${name} − ${other}` : `${name} beside ${other}`;
 }

@@ -57,9 +57,9 @@ function named(position, index, tokens) {
 
 function differenceWords(frame, row, column) {
   const [one, other] = [frame.valueAt(row, column), frame.otherValueAt(row, column)];
-  const name = ({ layer, head }) => `L${layer}H${head}`;
+  const name = ({ layer, head }, facts) => `L${facts.layer.number ?? layer}H${head}`;
   const words = (value) => (value === undefined ? "…" : Number.isNaN(value) ? "invisible" : weightText(Math.exp(value)));
-  const sides = `${name(frame.where)} ${words(one)} − ${name(frame.other)} ${words(other)}`;
+  const sides = `${name(frame.where, frame.facts)} ${words(one)} − ${name(frame.other, frame.otherFacts)} ${words(other)}`;
   if (one === undefined || other === undefined || (Number.isNaN(one) && Number.isNaN(other))) return sides;
   const weight = (value) => (Number.isNaN(value) ? 0 : Math.exp(value));
   const difference = weight(one) - weight(other);

@@ -96,7 +96,7 @@ export class Selection extends EventTarget {
 
   // `L5H3`.
   get name() {
-    return `L${this.layer}H${this.head}`;
+    return nameOfPlace(this.about, this);
   }
 
   // Whether the address was behind.
@@ -146,6 +146,11 @@ const CHOICES = {
   side: ["to", "by"],
   compare: ["", "side", "difference"],
 };
+
+// `L5H3`. Where only some layers were exported, they keep their numbers.
+export function nameOfPlace(about, { recording, layer, head }) {
+  return `L${about.recordings[recording].layers[layer]?.number ?? layer}H${head}`;
+}
 
 function toHash(fields) {
   const { layer, head, ...rest } = fields;
