@@ -29,6 +29,7 @@ ROUNDS = 32
 AT_ONCE = 2**33  # products of numbers that are read at once: about 0.2 s
 A_TURN = 2**32  # that the worker reads before it looks up: about 0.1 s
 LARGEST_SIDE = 4096  # bins of the collected picture
+LINK_BINS = 512  # on a side, each of which may give a link
 ATTENTION_S = 5.0  # the worker rests when nobody has asked for so long
 
 Picture = Float[np.ndarray, "rows columns"]
@@ -223,26 +224,36 @@ class _Collected:
 
     def links(self, n: int) -> list[tuple[int, int, float]]:
         self._attend()
+        level = self.level + max(0, math.ceil(math.log2(max(self._max.shape) / LINK_BINS)))
         with self._lock:
-            strength = self._max.copy()
+            strength = self._picture("max", level).copy()
+            finest = self._max.copy()
         strength[np.isnan(strength)] = -np.inf
         if np.isfinite(strength[:, 1:]).any():
             strength[:, 0] = -np.inf
-        start = self._whole._rows._weights._call.rows(slice(0, 1)).query_start
-        places = (np.arange(len(strength)) << self.level) + int(start[0])
-        gap = abs(places[:, None] - (np.arange(strength.shape[1]) << self.level)[None])
+        start = int(self._whole._weights._call.rows(slice(0, 1)).query_start[0])
+        queries, keys = ((np.arange(size) << level) for size in strength.shape)
+        gap = abs(queries[:, None] + start - keys)
         far = np.where(gap * 100 > max(self._shape), strength, -np.inf)
-        chosen = [*_largest(far, n // 2), *_largest(strength, n)]
         found: set[tuple[int, int, float]] = set()
-        for row, column in dict.fromkeys(chosen):
-            if len(found) >= n:
-                break
-            rows, columns = (
-                slice(at << self.level, min(n_all, (at + 1) << self.level))
-                for at, n_all in zip((row, column), self._shape)
-            )
-            found.update(self._whole._strongest(1, rows, columns))
+        for bin_ in dict.fromkeys([*_largest(far, n // 2), *_largest(strength, n)]):
+            if len(found) < n:
+                found.update(self._strongest_of(bin_, level, finest))
         return sorted(found, key=lambda link: -link[2])
+
+    def _strongest_of(
+        self, bin_: tuple[int, int], level: int, finest: Picture
+    ) -> list[tuple[int, int, float]]:
+        """The strongest pair of a bin, looked for in the strongest of the finest bins in it."""
+        side = 1 << level - self.level
+        top, left = bin_[0] * side, bin_[1] * side
+        part = finest[top : top + side, left : left + side]
+        row, column = np.unravel_index(np.nanargmax(part), part.shape)
+        rows, columns = (
+            slice(at << self.level, min(n, (at + 1) << self.level))
+            for at, n in zip((int(row) + top, int(column) + left), self._shape)
+        )
+        return self._whole._strongest(1, rows, columns)
 
     def _picture(self, plane: str, level: int) -> Picture:
         """The whole picture at a level, made once of what has been read."""
