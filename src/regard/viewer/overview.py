@@ -218,8 +218,8 @@ class _Collected:
         with self._lock:
             coverage = self.coverage
             picture = self._picture(plane, level)
-        part = picture[row * TILE : (row + 1) * TILE, column * TILE : (column + 1) * TILE]
-        out[: part.shape[0], : part.shape[1]] = part
+            part = picture[row * TILE : (row + 1) * TILE, column * TILE : (column + 1) * TILE]
+            out[: part.shape[0], : part.shape[1]] = part
         return out, coverage
 
     def links(self, n: int) -> list[tuple[int, int, float]]:
@@ -274,7 +274,7 @@ class _Collected:
             picture = np.where(np.isnan(strongest), np.float32(np.nan), picture)
         if level > self.level or plane == "mass":
             self._levels[plane, level] = (version, picture)
-        return picture.copy() if picture is self._max else picture
+        return picture
 
     def _attend(self) -> None:
         """Says that somebody looks on, and waits for the first round."""
