@@ -16,13 +16,14 @@ export function makeHeader(context, parts) {
   const facts = make("span", { class: "regard-facts" });
   const controls = makeControls(selection);
   const recording = about.recordings.length > 1 ? recordingPicker(context) : null;
-  const slots = make("div", { class: "regard-slots" }, parts.colourBar?.element);
+  const [view, layer, head, scale, plane] = controls.elements;
+  const group = (name, ...nodes) => make("div", { class: `regard-group ${name}` }, ...nodes);
   const element = make(
     "header",
     { class: "regard-header" },
-    make("div", { class: "regard-names" }, title, facts, recording?.element),
-    make("div", { class: "regard-controls" }, ...controls.elements, slots, parts.compare?.element),
-    make("div", { class: "regard-menus" }, exportMenu(context, parts), keysButton(parts)),
+    group("regard-names", title, facts, recording?.element, view, layer, head),
+    group("regard-menus", parts.compare.element, exportMenu(context, parts), keysButton(parts)),
+    group("regard-looks", scale, plane, parts.colourBar.element),
   );
   const show = () => {
     const { name, model, tokens, layers } = selection.recordingFacts;
@@ -46,14 +47,15 @@ function makeControls(selection) {
   scale.fill(SCALES);
   const numbers = (count) => Array.from({ length: count }, (_, n) => [n, n]);
   const filled = {};
-  const fill = (name, picker, count) => {
-    if (filled[name] !== count) picker.fill(numbers(count));
-    filled[name] = count;
+  const fill = (name, picker, choices) => {
+    if (filled[name] !== String(choices)) picker.fill(choices);
+    filled[name] = String(choices);
     picker.show(selection[name]);
   };
   const show = () => {
-    fill("layer", layer, selection.recordingFacts.layers.length);
-    fill("head", head, selection.layerFacts.heads);
+    const { layers } = selection.recordingFacts;
+    fill("layer", layer, layers.map(({ number }, n) => [n, number ?? n]));
+    fill("head", head, numbers(selection.layerFacts.heads));
     view.show(selection.view);
     scale.show(selection.scale);
     plane.show(selection.plane);
@@ -75,7 +77,7 @@ function keysButton({ help }) {
 }
 
 // A menu that closes when something is chosen in it, or the focus leaves it.
-function exportMenu(context, { savers = {} }) {
+function exportMenu(context, { savers }) {
   const menu = make("details", { class: "regard-menu" }, make("summary", { text: "Export" }));
   const list = make("div", { class: "regard-menu-list" });
   for (const [name, save] of Object.entries(savers)) {
@@ -87,9 +89,8 @@ function exportMenu(context, { savers = {} }) {
     });
     list.append(button);
   }
-  list.append(
-    make("p", { class: "regard-note" }, "The whole page as one file: ", make("code", { text: "regard view … --export page.html" })),
-  );
+  const command = make("code", { text: "regard view … --export page.html" });
+  list.append(make("p", { class: "regard-note" }, "The whole page as one file: ", command));
   menu.append(list);
   menu.addEventListener("focusout", (event) => {
     if (!menu.contains(event.relatedTarget)) menu.open = false;

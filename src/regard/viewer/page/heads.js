@@ -3,6 +3,7 @@
 import { colourRange, entryOf, invisiblePixel, pixelTable, watchTheme } from "./colours.js";
 import { make, makePicker, nextInLine, showInside } from "./dom.js";
 import { stepText, weightText } from "./numbers.js";
+import { nameOfPlace } from "./selection.js";
 import { unlessSaid } from "./watch.js";
 
 // What heads are ordered by: its name, its words, whether the least comes first, its number.
@@ -123,12 +124,19 @@ class HeadsPanel {
     const canvas = make("canvas", { width: 1, height: 1 });
     const score = make("span", { class: "regard-head-score", hidden: true });
     const button = make("button", { type: "button", class: "regard-head", tabIndex: -1 }, canvas);
-    button.append(make("span", { class: "regard-head-name", text: `L${layer}H${head}` }), score);
+    const name = this.#called({ layer, head });
+    button.append(make("span", { class: "regard-head-name", text: name }), score);
     button.addEventListener("click", () => this.selection.set({ layer, head }));
     button.addEventListener("focus", () => this.#rove(button));
     const cell = { layer, head, button, canvas, score };
     this.#name(cell);
     return cell;
+  }
+
+  // `L5H3`, by the layer's own number.
+  #called(cell) {
+    const { about, recording } = this.selection;
+    return nameOfPlace(about, { ...cell, recording });
   }
 
   #cellsOf(layer) {
@@ -161,7 +169,7 @@ class HeadsPanel {
         const group = { class: "regard-head-group", role: "group", "aria-label": label };
         return make("span", group, ...buttons);
       });
-      const label = make("span", { class: "regard-layer-name", text: String(layer) });
+      const label = make("span", { class: "regard-layer-name", text: String(facts.number ?? layer) });
       const row = make("div", { class: "regard-head-row" }, ...groups);
       return make("div", { class: "regard-layer" }, label, row);
     });
@@ -284,7 +292,7 @@ class HeadsPanel {
       const weight = this.pair[place];
       parts.unshift(Number.isNaN(weight) ? "invisible" : `weight ${weightText(Math.exp(weight))}`);
     }
-    const name = [`L${cell.layer}H${cell.head}`, ...parts].join(", ");
+    const name = [this.#called(cell), ...parts].join(", ");
     cell.button.setAttribute("aria-label", name);
     cell.button.title = name;
   }

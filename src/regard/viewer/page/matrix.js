@@ -11,7 +11,7 @@ let matrixCount = 0;
 
 // `choose(row, column)`: a cell was chosen; `name`: its words, as in "scores".
 export class MatrixView {
-  constructor(name, formula, choose) {
+  constructor(name, choose) {
     this.name = name;
     this.choose = choose;
     this.at = [0, 0];
@@ -28,20 +28,25 @@ export class MatrixView {
     this.rows = make("div", { class: "regard-row-labels", "aria-hidden": "true" });
     this.columns = make("div", { class: "regard-column-labels", "aria-hidden": "true" });
     this.shape = make("div", { class: "regard-shape" });
-    const title = make("figcaption", {}, make("b", { text: name }), make("span", { text: formula }));
+    this.title = make("figcaption", { text: name });
     this.element = make(
       "figure",
       { class: "regard-matrix" },
-      title,
+      this.title,
       make("div", { class: "regard-matrix-body" }, this.columns, this.rows, this.grid),
       this.shape,
     );
     this.#listen();
   }
 
-  // `rows`, `columns`: {labels or null, word, size in pixels}; null in `values` is −∞.
-  fill({ values, rows, columns, weights = false, note, dark }) {
-    Object.assign(this, { values, weights, dark, axes: [rows, columns] });
+  rename(name) {
+    this.name = this.title.textContent = name;
+  }
+
+  // `rows`, `columns`: {labels or null, word, size in pixels}; null in `values` is −∞, and null in
+  // `hidden` is a weight of 0 because nothing is seen there.
+  fill({ values, hidden, rows, columns, weights = false, note, dark }) {
+    Object.assign(this, { values, hidden, weights, dark, axes: [rows, columns] });
     const [height, width] = [values.length, values[0]?.length ?? 0];
     this.grid.setAttribute("aria-label", `${this.name}, ${height} × ${width}`);
     this.grid.setAttribute("aria-rowcount", height);
@@ -89,7 +94,8 @@ export class MatrixView {
       const { labels, word } = this.axes[n];
       return `${word} ${labels ? `«${labels[place]}»` : place}`;
     });
-    return `${this.name}, ${places.join(", ")}: ${stepText(this.values[row]?.[column] ?? null, 5)}`;
+    const hides = this.hidden?.[row][column] === null ? ", invisible" : "";
+    return `${this.name}, ${places.join(", ")}: ${stepText(this.values[row][column], 5)}${hides}`;
   }
 
   #draw() {
@@ -107,10 +113,11 @@ export class MatrixView {
     const gap = Math.min(width, height) >= 6 ? 1 : 0;
     this.values.forEach((line, r) =>
       line.forEach((value, c) => {
-        const colour = this.#colour(value, span);
+        const shown = this.hidden?.[r][c] === null ? null : value;
+        const colour = this.#colour(shown, span);
         pen.fillStyle = `rgb(${colour.join(" ")})`;
         pen.fillRect(c * width, r * height, width - gap, height - gap);
-        this.#write(pen, value, colour, c * width, r * height, width - gap, height - gap);
+        this.#write(pen, shown, colour, c * width, r * height, width - gap, height - gap);
       }),
     );
   }
@@ -126,7 +133,7 @@ export class MatrixView {
   // The number where there is room, a dash for −∞.
   #write(pen, value, colour, x, y, width, height) {
     pen.fillStyle = inkOn(colour);
-    if (width >= WRITTEN - 1) {
+    if (width >= WRITTEN && height >= 16) {
       pen.font = "11px system-ui, sans-serif";
       pen.textAlign = "center";
       pen.textBaseline = "middle";

@@ -9,6 +9,8 @@ import { unlessSaid } from "./watch.js";
 
 const WHOLE = 32; // queries and keys that are shown all
 const STRONGEST = 12; // keys of longer texts
+const WIDE = 176; // pixels of a vector of many numbers
+const NUMBER = 54; // of a number that is written out
 const FOLLOWED = ["recording", "layer", "head", "query", "key", "view"];
 
 export function makeSteps(context) {
@@ -36,18 +38,18 @@ class StepsPanel {
 
   #build() {
     const pair = (row, column) => this.#choosePair(row, column);
-    const view = (name, formula, choose) => new MatrixView(name, formula, choose);
+    const view = (name, choose) => new MatrixView(name, choose);
     this.views = {
-      query: view("q", "", (row, dim) => this.#choose({ row, dim })),
-      key: view("kᵀ", "", (dim, column) => this.#choose({ column, dim })),
-      scores: view("scores", "q·kᵀ", pair),
-      scaled: view("scaled", "", pair),
-      capped: view("capped", "softcap", pair),
-      biased: view("biased", "+ bias", pair),
-      masked: view("masked", "invisible → −∞", pair),
-      weights: view("weights", "softmax of each row", pair),
-      value: view("v", "", (column, valueDim) => this.#choose({ column, valueDim })),
-      output: view("output", "weights·v", (row, valueDim) => this.#choose({ row, valueDim })),
+      query: view("q", (row, dim) => this.#choose({ row, dim })),
+      key: view("k", (row, column) => this.#chooseKey(row, column)),
+      scores: view("scores", pair),
+      scaled: view("scaled", pair),
+      capped: view("capped", pair),
+      biased: view("biased", pair),
+      masked: view("masked", pair),
+      weights: view("weights", pair),
+      value: view("v", (column, valueDim) => this.#choose({ column, valueDim })),
+      output: view("output", (row, valueDim) => this.#choose({ row, valueDim })),
     };
     this.signs = {};
     const flow = make("div", { class: "regard-flow" });
@@ -103,6 +105,8 @@ class StepsPanel {
     for (const name of Object.keys(this.views))
       this.views[name].element.parentNode.hidden = !present.includes(name);
     for (const name of present) this.#fill(name, axes);
+    this.views.key.rename(all ? "kᵀ" : "k");
+    this.element.classList.toggle("regard-one-query", !all);
     this.#signs(facts);
     const head = this.selection.name;
     this.title.textContent = `Steps of ${head} · softmax(q·kᵀ ${scalingText(facts)} + mask)·v`;
@@ -119,44 +123,49 @@ class StepsPanel {
     this.#mark();
   }
 
-  // Sizes and labels of what the matrices have along their sides.
+  // Sizes and labels of what the matrices have along their sides. Of one query and its strongest
+  // keys, the keys go down, so that all that belongs to a key stands in one line.
   #axes() {
     const { steps, text, all } = this.found;
     const count = Math.max(steps.queries.length, steps.keys.length);
-    const side = count <= 10 ? 20 : count <= 16 ? 17 : count <= 24 ? 13 : 11;
-    const [width, height] = all ? [side, side] : [42, 24];
-    const label = (of) => (n) => (all ? of.label(n, 9) : `${countText(n)} ${of.label(n, 7)}`);
-    const along = (numbers) => Math.max(2, Math.min(side, Math.floor(176 / numbers[0].length)));
+    const side = all ? (count <= 10 ? 20 : count <= 16 ? 17 : count <= 24 ? 13 : 11) : 22;
+    const label = (of) => (n) => (all ? of.label(n, 9) : `${countText(n)} ${of.label(n, 8)}`);
+    const along = (numbers) => Math.max(2, Math.min(20, Math.floor(WIDE / numbers[0].length)));
     const axis = (word, labels, size) => ({ word, labels, size });
+    const query = axis("query", steps.queries.map(label(text.queries)), side);
     return {
-      query: axis("query", steps.queries.map(label(text.queries)), height),
-      key: axis("key", steps.keys.map(label(text.keys)), width),
-      keyRow: axis("key", steps.keys.map(label(text.keys)), all ? side : 20),
+      query,
+      key: axis("key", steps.keys.map(label(text.keys)), side),
       dim: axis("column", null, along(steps.query)),
-      dimRow: axis("row", null, all ? along(steps.query) : Math.min(6, along(steps.query))),
       valueDim: axis("column", null, steps.value ? along(steps.value) : 0),
     };
   }
 
   #fill(name, axes) {
-    const { steps } = this.found;
-    const values = name === "key" ? transposed(steps.key) : steps[name];
-    const [rows, columns] = {
-      query: [axes.query, axes.dim],
-      key: [axes.dimRow, axes.key],
-      value: [axes.keyRow, axes.valueDim],
-      output: [axes.query, axes.valueDim],
-    }[name] ?? [axes.query, axes.key];
+    const { steps, all } = this.found;
+    const { query, key, dim, valueDim } = axes;
+    const numbers = { ...query, size: NUMBER, labels: null };
+    const bare = { ...key, labels: null };
+    const [rows, columns, turned] = {
+      query: [query, dim],
+      key: all ? [dim, key, true] : [key, dim],
+      value: [key, valueDim],
+      output: [query, valueDim],
+    }[name] ?? (all ? [query, key] : [bare, numbers, true]);
+    const turn = turned ? transposed : (matrix) => matrix;
     const weights = name === "weights";
+    const hidden = weights ? turn(steps.masked) : null;
     const note = weights ? this.#sumText() : undefined;
-    this.views[name].fill({ values, rows, columns, weights, note, dark: this.dark });
+    this.views[name].fill({
+      values: turn(steps[name]), hidden, rows, columns, weights, note, dark: this.dark,
+    });
   }
 
   #sumText() {
     const { steps, all } = this.found;
     const sums = steps.weights.map((row) => row.reduce((sum, weight) => sum + (weight ?? 0), 0));
     const far = Math.max(...sums.map((sum) => Math.abs(sum - 1)));
-    if (!all) return `of all weights, these are ${stepText(sums[0], 4)}`;
+    if (!all) return `sum ${stepText(sums[0], 4)}`;
     if (far < 1e-5) return "every row sums to 1";
     return `rows sum to ${stepText(Math.min(...sums))} … ${stepText(Math.max(...sums))}`;
   }
@@ -178,16 +187,18 @@ class StepsPanel {
 
   // Outlines what meets in the chosen cell, and writes its arithmetic.
   #mark() {
-    const { steps, text, seen } = this.found;
+    const { steps, text, all, seen } = this.found;
     const { query, key } = this.selection;
     const i = steps.queries.indexOf(query);
     const j = steps.keys.indexOf(key);
     if (i < 0 || j < 0) return;
     const { query: q, key: k, value, output, ...matrices } = this.views;
+    const turned = (row, column) => (all ? { row, column } : { row: column, column: row });
     q.mark({ row: i, column: this.dim, cell: this.dim !== null });
-    k.mark({ row: this.dim, column: j, cell: this.dim !== null });
+    const [row, column] = all ? [this.dim, j] : [j, this.dim];
+    k.mark({ row, column, cell: this.dim !== null });
     for (const [name, matrix] of Object.entries(matrices))
-      if (steps[name]) matrix.mark({ row: i, column: j, cell: true });
+      if (steps[name]) matrix.mark({ ...turned(i, j), cell: true });
     const cell = this.valueDim !== null;
     if (steps.value) value.mark({ row: j, column: this.valueDim, cell });
     if (steps.output) output.mark({ row: i, column: this.valueDim, cell });
@@ -202,8 +213,11 @@ class StepsPanel {
   }
 
   #choosePair(row, column) {
-    this.dim = this.valueDim = null;
-    this.#choose({ row, column });
+    this.#choose(this.found.all ? { row, column } : { row: column, column: row });
+  }
+
+  #chooseKey(row, column) {
+    this.#choose(this.found.all ? { column, dim: row } : { column: row, dim: column });
   }
 
   #choose({ row, column, dim = null, valueDim = null }) {
@@ -221,8 +235,9 @@ class StepsPanel {
   // A column of a vector has no other place where it is said.
   #sayCell({ row, column, dim, valueDim }) {
     const { query, key, value, output } = this.views;
+    const ofKey = this.found.all ? [dim, column] : [column, dim];
     if (dim !== null) {
-      this.context.say(row === undefined ? key.words(dim, column) : query.words(row, dim));
+      this.context.say(row === undefined ? key.words(...ofKey) : query.words(row, dim));
     } else if (valueDim !== null) {
       this.context.say(row === undefined ? value.words(column, valueDim) : output.words(row, valueDim));
     }

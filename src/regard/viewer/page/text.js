@@ -52,18 +52,22 @@ class TextPanel {
       leave: () => this.#leave(),
     };
     this.body = make("div", { class: "regard-text-body" });
-    this.field = new TokenField("The text", this.body, does);
+    this.page = make("div", { class: "regard-text-page" });
+    this.field = new TokenField("The text", this.page, does);
+    this.page.append(this.field.element);
     this.own = make("p", { class: "regard-own" });
     this.mass = make("p", { class: "regard-note" });
     this.bars = make("ol", { class: "regard-bars" });
     this.note = make("p", { class: "regard-note" });
     this.strip = new TextStrip((place) => this.#choose(place));
-    this.body.append(this.own, this.field.element, this.mass, this.bars, this.note);
+    this.body.append(this.mass, this.bars, this.note);
     const tools = make("div", { class: "regard-tools" }, this.sides.element, this.search.element);
     this.element = make(
       "section",
       { class: "regard-text", "aria-label": "Text" },
       make("div", { class: "regard-text-top" }, this.title, tools),
+      this.own,
+      this.page,
       make("div", { class: "regard-text-main" }, this.strip.element, this.body),
     );
   }
@@ -93,7 +97,7 @@ class TextPanel {
     const long = line.text.length > SHORT;
     this.element.classList.toggle("regard-long", long);
     this.strip.element.hidden = !long;
-    this.field.element.hidden = long;
+    this.page.hidden = long;
     this.#paintHeading(long);
     const places = this.#places();
     const tint = (place) => tintOf(line, place, selection, this.dark);
@@ -156,10 +160,11 @@ class TextPanel {
 
   #bars(places) {
     const { line } = this;
+    const most = Math.exp(line.at(places[0]));
     return places.map((place) => {
       const weight = Math.exp(line.at(place));
       const fill = make("span", { class: "regard-bar" });
-      fill.style.setProperty("--part", String(Math.min(1, weight)));
+      fill.style.setProperty("--part", String(most > 0 ? weight / most : 0));
       const times = `${timesText(weight * line.seenAt(place))} ×`;
       const button = make(
         "button",
@@ -226,7 +231,7 @@ class TextPanel {
   }
 
   #enter(place) {
-    if (!this.field.element.hidden) this.field.isolate(place);
+    if (!this.page.hidden) this.field.isolate(place);
     this.#sayPair(place).catch(unlessSaid);
   }
 
