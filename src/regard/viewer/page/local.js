@@ -7,7 +7,8 @@ import { ColumnWork, HeadsWork, LinksWork, TileWork, VisibleWork } from "./work.
 import { unpackedArray } from "./unpack.js";
 
 const SLICE_MS = 10; // of computing, before the page may draw and listen again
-const BUDGET_MS = 250; // of waiting for an answer that can be given in part
+const BUDGET_MS = 250; // of computing for an answer that can be given in part
+const PATIENCE_MS = 1000; // for it, while others compute
 const MOST_WORKS = 48; // kept: 1 MB each
 const MOST_LINKS = 512;
 const MOST_STEPS = 64;
@@ -87,7 +88,7 @@ class LocalAnswers {
   async #visible(asked, signal) {
     const head = await this.#head(...asked.head());
     const work = new VisibleWork(head);
-    await this.#advance(work, SOON, signal, Infinity);
+    while (work.read < work.count) await this.#advance(work, SOON, signal, BUDGET_MS);
     return { value: work.values };
   }
 
@@ -167,12 +168,16 @@ class LocalAnswers {
     return work;
   }
 
+  // Until it is done; or can be shown, and has had its time.
   async #advance(work, patience, signal, budget) {
-    const until = performance.now() + budget;
+    const until = performance.now() + PATIENCE_MS;
+    let left = budget;
     while (work.read < work.count) {
       if (this.turns.isOver) await this.turns.wait(patience, signal);
-      if (work.read >= work.least && performance.now() > until) break;
+      const began = performance.now();
+      if (work.read >= work.least && (left < 0 || began > until)) break;
       if (work.read < work.count) work.step();
+      left -= performance.now() - began;
     }
   }
 

@@ -1,0 +1,258 @@
+"""One HTML file that needs no server, no network and no trust in its tokens."""
+
+import re
+import time
+
+import numpy as np
+import pytest
+
+import regard
+from regard.recording import Layer, Recording
+from regard.viewer._bundle import BundleError, bundle, page_folder
+from regard.viewer.export import export
+
+MODEL = "</title><script>window.run = 5</script>"
+PANELS = {"readout": "[role=status]", "text": ".regard-text", "heads": ".regard-heads"}
+
+
+def numbers(*shape, seed=0):
+    return (1.5 * np.random.default_rng(seed).standard_normal(shape)).astype(np.float32)
+
+
+def recording(tokens=24, layers=2, heads=4, size=8, **more):
+    """Causal heads, two of which share their keys."""
+    texts = [
+        (" " if n else "") + ["the", "cat", "saw", "a", "bird", "and"][n * n % 6]
+        for n in range(tokens)
+    ]
+    made = [
+        Layer(
+            numbers(heads, tokens, size, seed=3 * n),
+            numbers(heads // 2, tokens, size, seed=3 * n + 1),
+            numbers(heads // 2, tokens, size, seed=3 * n + 2),
+            causal=True,
+        )
+        for n in range(layers)
+    ]
+    return Recording(more.pop("texts", texts), made, **{"model": "made", **more})
+
+
+def shown(page):
+    """The texts of the panels, once they stand still."""
+    page.wait_for_selector(".regard-frame")
+    last, since, end = None, 0.0, time.monotonic() + 20
+    while time.monotonic() < end:
+        found = {name: page.inner_text(place) for name, place in PANELS.items()}
+        if found != last:
+            last, since = found, time.monotonic()
+        elif time.monotonic() - since > 0.3 and is_complete(found):
+            return found
+        page.wait_for_timeout(50)
+    raise AssertionError(f"the page does not come to rest: {last}")
+
+
+def is_complete(found):
+    return "weight" in found["readout"] and " read." not in found["heads"]
+
+
+@pytest.fixture
+def exported(tmp_path, open_page):
+    """Exports and opens the file: ``exported(recording, hash, **options) -> page``."""
+
+    def start(found, place="", **options):
+        path = tmp_path / "page.html"
+        export(found, path, **options)
+        page = open_page(path.as_uri() + place, offline=True)
+        page.file = path
+        return page
+
+    return start
+
+
+class TestPage:
+    @pytest.mark.parametrize(
+        ("tokens", "place"),
+        [
+            (24, "#L1H2&query=20&key=7"),
+            (24, "#L0H3&view=steps&query=20&key=7"),
+            (24, "#L0H3&query=20&key=7&side=by&plane=mass&scale=uniform"),
+            (600, "#L1H1&query=599&key=17"),
+            (600, "#L1H1&query=300&key=17&view=steps"),
+        ],
+    )
+    def test_it_shows_the_numbers_of_the_server(self, exported, serve, open_page, tokens, place):
+        found = recording(tokens, heads=4 if tokens < 100 else 2)
+        offline = shown(exported(found, place))
+        assert offline == shown(open_page(serve(found) + place))
+        assert re.search(r"weight \d", offline["readout"])
+
+    def test_it_asks_nobody_for_anything(self, exported):
+        page = exported(recording())
+        shown(page)
+        assert page.requests == [page.file.as_uri()]
+
+    def test_nothing_but_its_own_script_can_run_or_fetch(self, exported):
+        page = exported(recording())
+        shown(page)
+        found = page.evaluate(
+            """async () => {
+              const script = document.createElement("script");
+              script.textContent = "window.run = true";
+              document.body.append(script);
+              const failed = await fetch("https://example.org/").then(() => "", () => "refused");
+              return [window.run ?? null, failed];
+            }"""
+        )
+        assert found == [None, "refused"]
+        assert all("Content Security Policy" in text for text in page.complaints)
+        page.complaints.clear()
+
+    def test_hostile_tokens_stay_text(self, exported):
+        hostile = [
+            "</script><script>window.run = 1</script>",
+            "<!--",
+            "<!-- <script>",
+            "]]>",
+            "<img src=x onerror='window.run = 2'>",
+            "${window.run = 3}",
+            '"};window.run = 4;//',
+            "\u2028\u2029",
+            "\ud800",
+            "\x00",
+            "\u202egnp.exe",
+            "</title><b>",
+        ]
+        found = recording(
+            len(hostile), texts=hostile, model="</title><script>window.run = 5</script>"
+        )
+        page = exported(found, "#L0H0&query=11&key=4", names=["</script>"])
+        texts = shown(page)
+        assert page.evaluate("window.run ?? null") is None
+        assert page.evaluate("document.querySelectorAll('img, body b script').length") == 0
+        assert MODEL in page.title()
+        assert "onerror" in texts["readout"]
+
+    def test_two_recordings_stand_side_by_side(self, exported, serve, open_page):
+        one, other = recording(), recording(30, layers=1, model="another")
+        place = "#L0H1&recording=1&query=28&key=3"
+        offline = shown(exported(one, place, other=other))
+        assert "another" in offline["readout"] or "28" in offline["readout"]
+        assert offline == shown(open_page(serve(one, other) + place))
+
+    def test_chosen_layers_keep_their_numbers(self, exported, serve, open_page):
+        found = recording(layers=4)
+        page = exported(found, "#L1H2&query=20&key=7", layers=[3, 1])
+        offline = shown(page)
+        online = shown(open_page(serve(found) + "#L3H2&query=20&key=7"))
+        assert offline["readout"] == online["readout"]
+        assert offline["text"] == online["text"]
+        rows = page.locator(".regard-layer-name")
+        assert rows.all_inner_texts() == ["1", "3"]
+
+
+class TestFile:
+    def test_its_size_follows_the_tokens_and_not_their_square(self, tmp_path):
+        sizes = []
+        for tokens in (1000, 2000, 4000):
+            found = recording(tokens, layers=1)
+            found.export(tmp_path / "page.html")
+            sizes.append((tmp_path / "page.html").stat().st_size)
+        assert sizes[2] - sizes[1] == pytest.approx(2 * (sizes[1] - sizes[0]), rel=0.05)
+        held = 2000 * 8 * (4 + 2 + 2) * 4
+        assert (sizes[2] - sizes[1]) / held < 1.25  # base64 of 0.83 of it, and the tokens
+
+    def test_above_the_limit_it_says_what_was_found_and_the_way_out(self, tmp_path):
+        found = recording(2000, layers=3)
+        with pytest.raises(regard.MaterializeError) as error:
+            found.export(tmp_path / "page.html", limit_bytes=400_000)
+        assert str(error.value) == (
+            "export: 3 layers × 4 heads × 2,000 tokens hold 1.5 MB of query, key and value; packed"
+            " into one page they are above the limit of 400.0 kB.\n"
+            "  Choose layers with layers=[0, 5], record fewer tokens, allow more with"
+            " limit_bytes=..., or look at all of it with regard view."
+        )
+        assert list(tmp_path.iterdir()) == []
+        found.export(tmp_path / "page.html", layers=[1], limit_bytes=1_200_000)
+
+    def test_a_large_bias_is_named_as_what_is_too_large(self, tmp_path):
+        q, k = numbers(2, 300, 4), numbers(2, 300, 4)
+        found = Recording(["a"] * 300, [Layer(q, k, bias=numbers(2, 300, 300))])
+        with pytest.raises(regard.MaterializeError, match=r"and bias and mask of 720.0 kB"):
+            found.export(tmp_path / "page.html", limit_bytes=500_000)
+
+    @pytest.mark.parametrize("limit", [1_000, 300_000])
+    def test_an_export_that_fails_keeps_the_old_file(self, tmp_path, limit):
+        path = tmp_path / "page.html"
+        path.write_text("the old one")
+        with pytest.raises(regard.MaterializeError):
+            recording(4000).export(path, limit_bytes=limit)
+        assert path.read_text() == "the old one"
+        assert list(tmp_path.iterdir()) == [path]
+
+    def test_a_folder_that_is_missing_is_an_error_of_the_system(self, tmp_path):
+        with pytest.raises(FileNotFoundError):
+            recording().export(tmp_path / "nowhere" / "page.html")
+
+    @pytest.mark.parametrize(
+        ("layers", "error", "text"),
+        [
+            ([2], IndexError, "export: layers has 2; there are 2, 0 to 1."),
+            ([-1], IndexError, "export: layers has -1; there are 2, 0 to 1."),
+            ([], ValueError, "export: layers is empty; name at least one"),
+            (["0"], TypeError, "cannot be interpreted as an integer"),
+        ],
+    )
+    def test_layers_that_are_not_there_are_refused(self, tmp_path, layers, error, text):
+        with pytest.raises(error, match=re.escape(text)):
+            recording().export(tmp_path / "page.html", layers=layers)
+
+
+class TestBundle:
+    def test_every_module_of_the_page_can_be_joined(self):
+        for file in page_folder().iterdir():
+            if file.name.endswith(".js"):
+                assert f"$module_{file.name[:-3]}" in bundle(file.name[:-3])
+
+    def test_every_module_parses_and_its_names_stay_its_own(self, open_page, tmp_path):
+        (tmp_path / "a.js").write_text(
+            'import {\n  b,\n  C,\n} from "./b.js";\nimport { d } from "./d.js";\n'
+            "const own = 1;\nexport function a() {\n  return [own, b(), new C().own, d];\n}\n"
+        )
+        (tmp_path / "b.js").write_text(
+            'import { d } from "./d.js";\nconst own = 2;\n'
+            "export function b() {\n  return own + d;\n}\n"
+            "class C {\n  own = 3;\n}\nexport { C };\n"
+        )
+        (tmp_path / "d.js").write_text("export const d = 40;\n")
+        page = tmp_path / "page.html"
+        page.write_text(
+            "<!doctype html><link rel=icon href=data:,><script type=module>"
+            f"{bundle('a', tmp_path)}window.found = a();</script>"
+        )
+        assert open_page(page.as_uri()).evaluate("found") == [1, 42, 3, 40]
+
+    @pytest.mark.parametrize(
+        ("source", "text"),
+        [
+            ('import x from "./b.js";', "in no form that can be joined"),
+            ('import * as x from "./b.js";', "in no form that can be joined"),
+            ('import "./b.js";', "in no form that can be joined"),
+            ('import { b as x } from "./b.js";', "none of b's exports"),
+            ('import { c } from "./b.js";', "none of b's exports"),
+            ('import { c } from "./c.js";', "there is no c.js"),
+            ('import { a } from "./a.js";', "a imports a; modules cannot stand in a ring"),
+            ("export default 1;", "in no form that can be joined"),
+            ("export let x = 1;", "in no form that can be joined"),
+            ('export { b } from "./b.js";', "in no form that can be joined"),
+            ("const x = import.meta.url;", "in no form that can be joined"),
+            ('const x = await import("./b.js");', "in no form that can be joined"),
+            ("await 1;", "in no form that can be joined"),
+            ('const x = "</script>";', "an inline script cannot hold"),
+            ('const x = "<!--";', "an inline script cannot hold"),
+        ],
+    )
+    def test_what_cannot_be_joined_is_refused(self, tmp_path, source, text):
+        (tmp_path / "a.js").write_text(f"{source}\n")
+        (tmp_path / "b.js").write_text("export function b() {}\n")
+        with pytest.raises(BundleError, match=re.escape(text)):
+            bundle("a", tmp_path)
