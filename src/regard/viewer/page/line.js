@@ -4,8 +4,9 @@ import { colourRange, weightColour } from "./colours.js";
 import { countSeen } from "./numbers.js";
 
 // The line of the selection: {side, text, own, at(place), seenAt(place), values, base, chosen,
-// locked, coverage, total}. Places count along `text`: `chosen` is the token that looks (or is
-// looked at), null where that is of the other text, `own`; `locked` is the other end of the pair.
+// locked, coverage, total, query, key, queries, keys}. Places count along `text`: `chosen` is the
+// token that looks (or is looked at), null where that is of the other text, `own`; `locked` is the
+// other end of the pair.
 export async function readLine({ selection, source, texts }) {
   const { recording, query, key, side } = selection;
   const where = selection.where;
@@ -16,7 +17,7 @@ export async function readLine({ selection, source, texts }) {
     const chosen = offset === null ? null : offset + query;
     const own = offset === null ? { text: queries, place: query } : null;
     const found = { side, text: keys, own, values, base: 0, chosen, locked: key, coverage: 1 };
-    return withPlaces({ ...found, where, query, key, seenAt: () => seen });
+    return withPlaces({ ...found, query, key, keys, queries, seenAt: () => seen });
   }
   const { values, coverage } = await source.column({ ...where, key });
   const counts = (await source.visible(where)).values;
@@ -25,7 +26,8 @@ export async function readLine({ selection, source, texts }) {
   const own = offset === null ? { text: keys, place: key } : null;
   const text = offset === null ? queries : keys;
   const found = { side, text, own, values, base, chosen, locked: base + query, coverage };
-  return withPlaces({ ...found, where, query, key, seenAt: (place) => counts[place - base] });
+  const seenAt = (place) => counts[place - base];
+  return withPlaces({ ...found, query, key, keys, queries, seenAt });
 }
 
 function withPlaces(line) {

@@ -200,7 +200,7 @@ function emphasise(element, place) {
 }
 
 function shapeText(height, width) {
-  return `[${height} × ${width}]`;
+  return `[${height}\u00a0×\u00a0${width}]`;
 }
 
 function rangeText(values) {
@@ -212,7 +212,7 @@ function rangeText(values) {
       least = Math.min(least, value);
       most = Math.max(most, value);
     }
-  return most < least ? "" : `min ${stepText(least)} max ${stepText(most)}`;
+  return most < least ? "" : `min\u00a0${stepText(least)} max\u00a0${stepText(most)}`;
 }
 
 function largestSize(values) {

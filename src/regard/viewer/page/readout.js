@@ -26,6 +26,8 @@ export function describeChanges(context) {
     const parts = Object.keys(WORDS).filter((name) => changed.has(name));
     const said = parts.map((name) => WORDS[name][selection[name]]);
     if (changed.has("layer") || changed.has("head")) said.push(selection.name);
+    if (context.because) said.unshift(context.because);
+    context.because = ""; // what a panel wants to say first of a change that it makes
     const pair = PAIR.some((name) => changed.has(name)) || said.length;
     if (pair && selection.query !== null && selection.key !== null)
       said.push(await pairWords(context));
@@ -35,12 +37,16 @@ export function describeChanges(context) {
   describe(new Set(["query"])).catch(unlessSaid);
 }
 
-// `query 5 «it» → key 2 «cat»   weight 0.6443 (3.87 × uniform)`, of the chosen pair or another.
-export async function pairWords({ selection, source, texts }, pair = selection) {
-  const { query, key } = pair;
-  const { keys, queries } = await texts(selection.recording);
+async function pairWords({ selection, source, texts }) {
+  const { query, key } = selection;
+  const found = await texts(selection.recording);
   const { values } = await source.row({ ...selection.where, query });
+  return pairText(found, { query, key, value: values[key], seen: countSeen(values) });
+}
+
+// `query 5 «it» → key 2 «cat»   weight 0.6443 (3.87 × uniform)`; value: ln weight.
+export function pairText({ keys, queries }, { query, key, value, seen }) {
   const named = (text, n) => `${countText(n)} «${text.label(n, 24)}»`;
-  const words = weightWords(values[key], countSeen(values));
-  return `query ${named(queries, query)} → key ${named(keys, key)}   ${words}`;
+  const pair = `query ${named(queries, query)} → key ${named(keys, key)}`;
+  return `${pair}   ${weightWords(value, seen)}`;
 }

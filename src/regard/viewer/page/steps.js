@@ -10,7 +10,7 @@ import { unlessSaid } from "./watch.js";
 const WHOLE = 32; // queries and keys that are shown all
 const STRONGEST = 12; // keys of longer texts
 const WIDE = 176; // pixels of a vector of many numbers
-const NUMBER = 54; // of a number that is written out
+const NUMBER = 48; // of a number that is written out
 const FOLLOWED = ["recording", "layer", "head", "query", "key", "view"];
 
 export function makeSteps(context) {
@@ -130,7 +130,8 @@ class StepsPanel {
     const count = Math.max(steps.queries.length, steps.keys.length);
     const side = all ? (count <= 10 ? 20 : count <= 16 ? 17 : count <= 24 ? 13 : 11) : 22;
     const label = (of) => (n) => (all ? of.label(n, 9) : `${countText(n)} ${of.label(n, 8)}`);
-    const along = (numbers) => Math.max(2, Math.min(20, Math.floor(WIDE / numbers[0].length)));
+    const wide = all ? WIDE : 0.75 * WIDE;
+    const along = (numbers) => Math.max(2, Math.min(20, Math.floor(wide / numbers[0].length)));
     const axis = (word, labels, size) => ({ word, labels, size });
     const query = axis("query", steps.queries.map(label(text.queries)), side);
     return {
@@ -165,7 +166,7 @@ class StepsPanel {
     const { steps, all } = this.found;
     const sums = steps.weights.map((row) => row.reduce((sum, weight) => sum + (weight ?? 0), 0));
     const far = Math.max(...sums.map((sum) => Math.abs(sum - 1)));
-    if (!all) return `sum ${stepText(sums[0], 4)}`;
+    if (!all) return `sum\u00a0${stepText(sums[0], 4)}`;
     if (far < 1e-5) return "every row sums to 1";
     return `rows sum to ${stepText(Math.min(...sums))} … ${stepText(Math.max(...sums))}`;
   }

@@ -6,7 +6,7 @@ import { make, makeSwitch } from "./dom.js";
 import { readLine, tintOf } from "./line.js";
 import { countText, largest, timesText, weightText } from "./numbers.js";
 import { passageButton, passageOf, TextStrip } from "./passages.js";
-import { pairWords } from "./readout.js";
+import { pairText } from "./readout.js";
 import { makeSearch } from "./search.js";
 import { TokenField } from "./tokenfield.js";
 import { unlessSaid } from "./watch.js";
@@ -114,8 +114,8 @@ class TextPanel {
     const { boundary } = this.selection.recordingFacts;
     this.field.fill(line.text, line.own && line.side === "by" ? null : boundary);
     this.field.paint(tint, line.chosen, line.locked);
-    this.field.mark(this.hits, null);
-    this.field.show(this.hit?.[0] ?? line.chosen ?? line.locked);
+    this.field.mark(this.hits, this.hit);
+    if (!this.hit) this.field.show(line.chosen ?? line.locked);
   }
 
   #paintHeading(long) {
@@ -232,21 +232,23 @@ class TextPanel {
 
   #enter(place) {
     if (!this.page.hidden) this.field.isolate(place);
-    this.#sayPair(place).catch(unlessSaid);
+    this.#sayPair(place);
   }
 
   #leave() {
     this.field.isolate(null);
-    this.#sayPair(this.line.locked).catch(unlessSaid);
+    this.#sayPair(this.line.locked);
   }
 
-  async #sayPair(place) {
+  #sayPair(place) {
     const { line } = this;
     const query = line.side === "to" ? line.query : place - line.base;
     const key = line.side === "to" ? place : line.key;
-    if (query < 0 || query >= this.selection.recordingFacts.queries)
-      this.context.say(`token ${countText(place)} «${line.text.label(place, 24)}» has no query`);
-    else this.context.say(await pairWords(this.context, { query, key }));
+    const value = line.at(place);
+    const seen = line.seenAt(place);
+    if (line.queries.raw[query] === undefined)
+      this.context.say(`token ${countText(place)} «${line.text.label(place, 24)}» is no query`);
+    else this.context.say(pairText(line, { query, key, value, seen }));
   }
 
   // The search found hits, and goes to one of them, or to none.
@@ -261,9 +263,12 @@ class TextPanel {
   }
 
   async #goTo(place) {
+    const { query, key } = this.selection;
+    const text = this.line.text;
+    this.context.because = `${this.search.words()}: ${countText(place)} «${text.label(place, 24)}»`;
     await this.#lookNow(place);
-    const { keys } = await this.context.texts(this.selection.recording);
-    const text = this.line.own ? this.line.text : keys;
-    this.context.say(`${this.search.words()}: ${countText(place)} «${text.label(place, 24)}»`);
+    if (query !== this.selection.query || key !== this.selection.key) return;
+    this.context.say(this.context.because);
+    this.context.because = "";
   }
 }
