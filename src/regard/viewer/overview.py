@@ -167,7 +167,8 @@ class _KnownRows:
         if self._known[part].all():
             known = [np.ascontiguousarray(x[..., part]) for x in self._statistics]
             if self._weights._call.is_torch:
-                known = [weights._lib.array(weights._call.query, x) for x in known]
+                like = weights._lib.full(weights._call.query, (), 0.0, weights._dtype_name)
+                known = [weights._lib.array(like, x) for x in known]
             weights._known = (known[0], known[1])
             return weights
         for kept, found in zip(self._statistics, weights._statistics):
