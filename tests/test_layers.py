@@ -34,11 +34,14 @@ LAYERS = [
     ["_checks _settings"],
     ["_errors"],
 ]
-# Imports that point up, each inside the method that shows a recording.
+# Imports that point up, each inside the method that shows something, or for a type.
 UPWARDS = {
     ("recording", "viewer"),  # recording.view()
     ("recording", "viewer._server"),  # for its type alone
     ("recording", "viewer.export"),  # recording.export()
+    ("recording", "viewer._display"),  # shown in a notebook
+    ("_weights", "viewer._display"),
+    ("_picture", "recording"),  # for its type alone
 }
 MAY_IMPORT_TORCH = (
     "nn",

@@ -10,6 +10,7 @@ import numpy as np
 from regard import _reference
 from regard._checks import Call, is_tensor, read_call
 from regard._visible import Visibility
+from regard._weights import AttentionWeights
 from regard.recording import Layer, Recording
 
 BLOCK_PAIRS = 2**24  # whose visibility is looked at together: 16 MB
@@ -151,21 +152,10 @@ def _counted(call: Call, visibility: Visibility) -> np.ndarray:
 
 def pair(recording: Recording, query: int, key: int) -> np.ndarray:
     """ln of the weight of a pair in every head, layer after layer; NaN where it is invisible."""
-    found = [_pair(layer, query, key) for layer in recording.layers]
-    return np.concatenate(found)
+    return np.concatenate([_pair(weights, query, key) for weights in recording.weights])
 
 
-def _pair(layer: Layer, query: int, key: int) -> np.ndarray:
-    """``(Hq,)``."""
-    logs = np.full(layer.heads, np.nan)
-    with np.errstate(all="ignore"):  # NaN and inf are answers here, not accidents
-        for block in _reference.weight_blocks(call_of(layer), slice(query, query + 1)):
-            if not block.keys.start <= key < block.keys.stop:
-                continue
-            column = key - block.keys.start
-            found = block.log_weights[0, :, 0, column]
-            if block.visible is not None:
-                seen = np.broadcast_to(block.visible, block.shifted.shape)[0, :, 0, column]
-                found = np.where(seen, found, np.nan)
-            logs[block.h] = found
-    return logs
+def _pair(weights: AttentionWeights, query: int, key: int) -> np.ndarray:
+    """``(Hq,)``; no other row is read."""
+    row = weights._rows(slice(query, query + 1))
+    return numpy_array(row.pool((1, 1), columns=slice(key, key + 1)))[:, 0, 0]

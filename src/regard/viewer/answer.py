@@ -155,6 +155,9 @@ class Answers:
         rows = asked.part("rows", len(recording.query_tokens))
         columns = asked.part("columns", len(recording.tokens))
         asked.done()
+        if rows is not None or columns is not None:
+            rows = rows or slice(0, len(recording.query_tokens))
+            columns = columns or slice(0, len(recording.tokens))
         links, coverage = self._maps[where].links(n, rows, columns)
         found = [[int(query), int(key), _number(weight)] for query, key, weight in links]
         return _json({"links": found, "coverage": coverage}, coverage)
@@ -253,7 +256,7 @@ class Parameters:
             raise QueryError(f"{name} are {len(parts)}; ask for at most {most} at a time.")
         return [_number_below(name, part, count) for part in parts]
 
-    def part(self, name: str, count: int) -> tuple[int, int] | None:
+    def part(self, name: str, count: int) -> slice | None:
         """``a-b``, the positions a to b − 1 of ``count``; None where it is not given."""
         if name not in self._left:
             return None
@@ -265,7 +268,7 @@ class Parameters:
                 f"{name} is {_quoted(text)}; a-b is needed, with 0 ≤ a < b ≤ {count}, as in"
                 f" 0-{count}."
             )
-        return low, high
+        return slice(low, high)
 
     def word(self, name: str, known: Sequence[str]) -> str:
         """One of the words that are known."""
