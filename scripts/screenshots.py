@@ -1,0 +1,102 @@
+"""Takes the pictures of the viewer that the documentation shows, in a real Chromium.
+
+    python scripts/screenshots.py [-o docs/pictures] [--only sentence code long]
+
+A sentence and 600 tokens of code are read by the built-in model. The long text has 100,000 tokens
+of the standard library's source, and one head made by rule: a query looks for the places where its
+token came before, and rests on the first token.
+"""
+
+import argparse
+import shutil
+import sys
+import sysconfig
+from pathlib import Path
+
+import numpy as np
+from playwright.sync_api import sync_playwright
+
+from regard.lm import LanguageModel
+from regard.recording import Layer, Recording
+from regard.viewer._server import Viewer
+
+SENTENCE = "The cat slept because it was warm."
+LONG = 100_000
+SIZE = {"width": 1500, "height": 880}
+
+
+def sources():
+    """The standard library's modules, one text."""
+    folder = Path(sysconfig.get_path("stdlib"))
+    return "\n".join(path.read_text("utf-8") for path in sorted(folder.glob("*.py")))
+
+
+def sentence(model):
+    """A sentence as the model reads it."""
+    return model.record(SENTENCE)
+
+
+def code(model):
+    """600 tokens of code."""
+    text = (Path(sysconfig.get_path("stdlib")) / "bisect.py").read_text("utf-8")
+    return model.record(model.tokenizer.decode(model.tokenizer.encode(text)[:600]))
+
+
+def long(model):
+    """100,000 tokens of code, and one head of 64 numbers."""
+    ids = np.array(model.tokenizer.encode(sources()[: 5 * LONG])[:LONG])
+    random = np.random.default_rng(0)
+    of_token = random.standard_normal((ids.max() + 1, 64)).astype(np.float32)
+    of_token /= np.linalg.norm(of_token, axis=1, keepdims=True)
+    place = np.arange(len(ids))[:, None] / 4000 * np.arange(1, 9)
+    rhythm = np.concatenate([np.sin(place), np.cos(place)], 1).astype(np.float32)
+    query = 2.6 * of_token[ids] + 0.5 * random.standard_normal((len(ids), 64), dtype=np.float32)
+    key = 30 * np.roll(of_token[ids], 1, 0)
+    query[:, :16] += 2 * rhythm
+    key[:, :16] += rhythm
+    texts = [model.tokenizer.decode([i]) for i in ids]
+    return Recording(texts, [Layer(query[None], key[None], causal=True)], model="induction by rule")
+
+
+def take(page, recording, path, address, dark):
+    """One picture, when the map is complete."""
+    with Viewer([recording]) as viewer:
+        page.emulate_media(color_scheme="dark" if dark else "light")
+        page.goto(viewer.address + address)
+        if "steps" not in address:
+            page.wait_for_selector("[data-idle=true]", timeout=120_000)
+        page.wait_for_timeout(2000)
+        page.screenshot(path=path)
+    print(path)
+
+
+PICTURES = {
+    "sentence": [("map", "", False), ("steps", "#L1H0&view=steps", False)],
+    "code": [("map", "#L2H3", False), ("dark", "#L2H3", True)],
+    "long": [("map", "", False)],
+}
+
+
+def main():
+    """All pictures, or those that are named."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("-o", "--output", type=Path, default=Path("docs/pictures"), metavar="DIR")
+    parser.add_argument("--only", nargs="+", choices=PICTURES, default=list(PICTURES))
+    options = parser.parse_args()
+    options.output.mkdir(parents=True, exist_ok=True)
+    model = LanguageModel.load("builtin")
+    makers = {"sentence": sentence, "code": code, "long": long}
+    with sync_playwright() as playwright:
+        path = shutil.which("chromium") or shutil.which("chromium-browser")
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        page = browser.new_page(viewport=SIZE)
+        for name in options.only:
+            recording = makers[name](model)
+            for view, address, dark in PICTURES[name]:
+                file = options.output / f"{name}_{view}.png"
+                take(page, recording, file, address, dark)
+        browser.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
