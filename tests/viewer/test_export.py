@@ -12,7 +12,12 @@ from regard.viewer._bundle import BundleError, bundle, page_folder
 from regard.viewer.export import export
 
 MODEL = "</title><script>window.run = 5</script>"
-PANELS = {"readout": "[role=status]", "text": ".regard-text", "heads": ".regard-heads"}
+PANELS = {
+    "readout": "[role=status]",
+    "text": ".regard-text",
+    "heads": ".regard-heads",
+    "centre": ".regard-centre",
+}
 
 
 def numbers(*shape, seed=0):

@@ -9,6 +9,7 @@ import { unpackedArray } from "./unpack.js";
 const SLICE_MS = 10; // of computing, before the page may draw and listen again
 const BUDGET_MS = 250; // of computing for an answer that can be given in part
 const PATIENCE_MS = 1000; // for it, while others compute
+const WANTED_MS = 3000; // after an answer in part, until it is given up
 const MOST_WORKS = 48; // kept: 1 MB each
 const MOST_LINKS = 512;
 const MOST_STEPS = 64;
@@ -165,7 +166,20 @@ class LocalAnswers {
     this.works.set(name, work);
     if (this.works.size > MOST_WORKS) this.works.delete(this.works.keys().next().value);
     await this.#advance(work, patience, signal, BUDGET_MS);
+    this.#goOn(work);
     return work;
+  }
+
+  // Goes on with what was shown in part, as long as somebody asks for it now and then.
+  async #goOn(work) {
+    work.wanted = performance.now() + WANTED_MS;
+    if (work.goesOn) return;
+    work.goesOn = true;
+    while (work.read < work.count && performance.now() < work.wanted) {
+      await this.turns.wait(LATER);
+      while (work.read < work.count && !this.turns.isOver) work.step();
+    }
+    work.goesOn = false;
   }
 
   // Until it is done; or can be shown, and has had its time.

@@ -277,6 +277,7 @@ export class HeadsWork extends RowWork {
       previous: scored("previous", () => this.later),
       induction: scored("induction", ({ induced }) => induced),
       coverage: this.coverage,
+      settled: this.coverage === 1,
     };
   }
 
