@@ -190,7 +190,7 @@ def compare_heads(ask, answers, layers):
 def compare_links(ask, answers, facts):
     Lq, Lk = facts["queries"], facts["tokens"]
     part = {"rows": f"{Lq // 3}-{Lq}", "columns": f"0-{max(1, Lk // 2)}"}
-    for more in ({"n": 5}, {"n": 100}, {"n": 7, **part}, {"n": 0}):
+    for more in ({"n": 5}, {"n": 512}, {"n": 7, **part}, {"n": 0}):
         where = {"layer": 0, "head": 0, **more}
         found = json.loads(ask("links", **where))["links"]
         expected = json.loads(complete(answers, "links", where))["links"]
