@@ -18,6 +18,7 @@ export function makeSteps(context) {
   return { element: panel.element, end: () => panel.end() };
 }
 
+// Its element says through data-shown which pair it shows, `query 5 key 2`.
 class StepsPanel {
   constructor(context) {
     this.context = context;
@@ -211,6 +212,7 @@ class StepsPanel {
     const facts = this.selection.layerFacts;
     const of = { steps, i, j, names, places: { query, key }, seen, dim: this.valueDim, facts };
     showArithmetic(this.arithmetic, arithmeticLines(of));
+    this.element.dataset.shown = `query ${query} key ${key}`;
   }
 
   #choosePair(row, column) {

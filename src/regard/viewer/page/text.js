@@ -22,6 +22,7 @@ export function makeText(context) {
   return { element: panel.element, search: () => panel.search.focus(), end: () => panel.end() };
 }
 
+// Its element says through data-shown which pair and side it shows, `query 5 key 2 to`.
 class TextPanel {
   constructor(context) {
     this.context = context;
@@ -107,6 +108,7 @@ class TextPanel {
     this.bars.replaceChildren(...(long ? this.#passages(places, tint) : this.#bars(places)));
     this.#paintNote(long);
     this.search.look(line.text);
+    this.element.dataset.shown = `query ${line.query} key ${line.key} ${line.side}`;
   }
 
   #paintField(tint) {

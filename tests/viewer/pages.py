@@ -1,0 +1,74 @@
+"""The whole page as the tests of it read it, and what they show in it."""
+
+import re
+
+import numpy as np
+
+from regard.recording import Layer, Recording
+
+SENTENCE = ["The", " tired", " cat", " slept", " because", " it", " was", " warm"]
+STATUS = ".regard-readout"
+BAR = ".regard-bar-row"
+
+
+def spoken(tokens=SENTENCE, layers=2, heads=4, key_heads=4, size=8, seed=0, values=True, **options):
+    """A causal recording of these tokens, with weights that are not all alike."""
+    random = np.random.default_rng(seed)
+
+    def numbers(count):
+        return (1.4 * random.standard_normal((count, len(tokens), size))).astype("f")
+
+    named = {n: options.pop(n) for n in ("boundary", "query_tokens") if n in options}
+    made = [
+        Layer(
+            numbers(heads), numbers(key_heads), numbers(key_heads) if values else None,
+            **{"causal": True, **options},
+        )
+        for _ in range(layers)
+    ]  # fmt: skip
+    return Recording(tokens, made, model="spoken", **named)
+
+
+def crossed(queries=5, keys=7, size=8, seed=1):
+    """Queries with a text of their own."""
+    random = np.random.default_rng(seed)
+
+    def numbers(count):
+        return random.standard_normal((2, count, size)).astype("f")
+
+    layer = Layer(numbers(queries), numbers(keys), numbers(keys))
+    texts = [f" k{n}" for n in range(keys)]
+    return Recording(texts, [layer], query_tokens=[f" q{n}" for n in range(queries)])
+
+
+def is_said(page, pattern):
+    """Waits until the readout says this, and gives all that it says."""
+    page.wait_for_function(
+        "([selector, pattern]) =>"
+        " new RegExp(pattern).test(document.querySelector(selector)?.textContent ?? '')",
+        arg=[STATUS, pattern],
+        timeout=8000,
+    )
+    return page.locator(STATUS).text_content()
+
+
+def is_chosen(page, query, key):
+    """Waits until this pair is chosen, and the panels show it."""
+    page.wait_for_selector(f".regard-text[data-shown^='query {query} key {key} ']")
+    if "view=steps" in page.url:
+        page.wait_for_selector(f".regard-steps[data-shown='query {query} key {key}']")
+    return is_said(page, rf"query {query:,} .* key {key:,} ")
+
+
+def shown_bars(page):
+    """The ranked bars: ``[(position, weight text, × uniform text), …]``."""
+    rows = page.locator(BAR).evaluate_all(
+        "nodes => nodes.map(n => ['place', 'weight', 'times'].map("
+        "part => n.querySelector(`.regard-bar-${part}`).textContent))"
+    )
+    return [(int(place.replace(",", "")), weight, times) for place, weight, times in rows]
+
+
+def shown_number(text):
+    """The float that the page wrote."""
+    return float(re.sub(r"[ ×]+$", "", text).replace("−", "-").replace(",", ""))

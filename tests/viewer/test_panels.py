@@ -1,0 +1,319 @@
+"""Heads, text and steps in a real browser: what they show is what float64 says."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+from regard.viewer.answer import Answers
+from viewer.map_page import log_weights
+from viewer.pages import (
+    BAR,
+    SENTENCE,
+    crossed,
+    is_chosen,
+    is_said,
+    shown_bars,
+    shown_number,
+    spoken,
+)
+
+
+@pytest.fixture
+def show(serve, open_page):
+    """Opens a recording: ``show(recording, "L0H1&query=5", **page options)``."""
+    return lambda recording, hash="", **options: open_page(f"{serve(recording)}#{hash}", **options)
+
+
+def weights_of(recording, head, layer=0):
+    return np.nan_to_num(np.exp(log_weights(recording, head, layer)))
+
+
+def test_bars_are_the_weights_of_the_query(show):
+    recording = spoken()
+    page = show(recording, "L1H2&query=5&key=2")
+    is_chosen(page, 5, 2)
+    exact = weights_of(recording, 2, layer=1)[5]
+    bars = shown_bars(page)
+    assert [place for place, _, _ in bars] == list(np.argsort(-exact)[:6])
+    for place, weight, times in bars:
+        assert weight == f"{exact[place]:.4f}"
+        assert shown_number(times) == pytest.approx(6 * exact[place], rel=6e-3)
+    assert f"weight {exact[2]:.4f}" in is_said(page, "uniform")
+
+
+def test_bars_of_a_key_are_its_column(show):
+    recording = spoken()
+    page = show(recording, "L0H3&query=5&key=1&side=by")
+    is_chosen(page, 5, 1)
+    exact = weights_of(recording, 3)[:, 1]
+    bars = shown_bars(page)
+    assert [place for place, _, _ in bars] == list(np.argsort(-exact)[:7])
+    for place, weight, times in bars:
+        assert weight == f"{exact[place]:.4f}"
+        assert shown_number(times) == pytest.approx((place + 1) * exact[place], rel=6e-3)
+    assert f"of the {exact.sum():.4f} that it gets" in page.locator(".regard-text").text_content()
+
+
+def test_a_click_in_the_text_chooses_the_other_end(show):
+    recording = spoken()
+    page = show(recording, "L0H0&query=5&key=1")
+    is_chosen(page, 5, 1)
+    tokens = page.locator(".regard-token")
+    assert tokens.all_text_contents() == SENTENCE
+    tokens.nth(3).click()
+    is_chosen(page, 5, 3)
+    assert tokens.nth(3).get_attribute("aria-selected") == "true"
+    page.get_by_role("button", name="attended by").click()
+    page.wait_for_selector(".regard-text[data-shown$=by]")
+    tokens.nth(6).click()
+    is_chosen(page, 6, 3)
+
+
+def test_a_click_on_an_unseen_token_looks_from_there(show):
+    recording = spoken()
+    page = show(recording, "L0H0&query=3&key=1")
+    is_chosen(page, 3, 1)
+    page.locator(".regard-token").nth(6).click()
+    is_chosen(page, 6, int(weights_of(recording, 0)[6].argmax()))
+
+
+def test_a_double_click_looks_from_there(show):
+    recording = spoken()
+    page = show(recording, "L0H0&query=6&key=1")
+    is_chosen(page, 6, 1)
+    page.locator(".regard-token").nth(4).dblclick()
+    is_chosen(page, 4, int(weights_of(recording, 0)[4].argmax()))
+
+
+def test_hovering_isolates_a_token_and_names_its_weight(show):
+    recording = spoken()
+    page = show(recording, "L0H0&query=6&key=1")
+    is_chosen(page, 6, 1)
+    page.locator(BAR).nth(2).hover()
+    place = shown_bars(page)[2][0]
+    is_said(page, f"key {place} .*{weights_of(recording, 0)[6, place]:.4f}")
+    assert page.locator(".regard-isolated").count() == 1
+    page.locator(".regard-title").hover()
+    is_chosen(page, 6, 1)
+    assert page.locator(".regard-isolated").count() == 0
+
+
+def test_a_query_that_sees_nothing_says_so(show):
+    recording = spoken(query_start=-3, query_tokens=SENTENCE)
+    page = show(recording, "L0H0&query=1&key=0")
+    is_said(page, "invisible")
+    assert "sees no token: its output is 0" in page.locator(".regard-text").text_content()
+
+
+def test_cross_attention_shows_both_texts(show):
+    recording = crossed()
+    page = show(recording, "L0H1&query=2&key=3")
+    is_chosen(page, 2, 3)
+    assert page.locator(".regard-token").all_text_contents() == list(recording.tokens)
+    assert "q2" in page.locator(".regard-own").text_content()
+    page.keyboard.press("t")
+    page.wait_for_selector(".regard-text[data-shown$=by]")
+    assert page.locator(".regard-token").all_text_contents() == list(recording.query_tokens)
+    exact = weights_of(recording, 1)[:, 3]
+    assert [place for place, _, _ in shown_bars(page)] == list(np.argsort(-exact))
+
+
+def test_the_part_that_a_model_wrote_is_marked(show):
+    page = show(spoken(boundary=5), "L0H0&query=6&key=1")
+    is_chosen(page, 6, 1)
+    assert page.locator(".regard-written").all_text_contents() == SENTENCE[5:]
+    assert "From position 5 on the model wrote" in page.locator(".regard-text").text_content()
+
+
+def test_search_finds_phrases_across_tokens(show):
+    words = ["The", " cat", "ch", "es", " a", " CAT", ".", "\n", "ca", "t"]
+    page = show(spoken(words), "L0H0&query=9&key=0")
+    is_chosen(page, 9, 0)
+    page.keyboard.press("/")
+    page.keyboard.type("cat")
+    is_said(page, "3 found")
+    hits = [int(n) for n in page.locator(".regard-hit").evaluate_all("n => n.map(x => x.place)")]
+    assert hits == [1, 5, 8, 9]
+    for key, at, query in [("Enter", 1, 1), ("Enter", 2, 5), ("Shift+Enter", 1, 1)]:
+        page.keyboard.press(key)
+        is_said(page, rf"{at} of 3: .*query {query} ")
+    page.keyboard.press("Shift+Enter")
+    is_said(page, "3 of 3: .*query 8 ")
+    page.keyboard.press("ControlOrMeta+A")
+    page.keyboard.type("nowhere")
+    is_said(page, "not found")
+    page.keyboard.press("Escape")
+    is_said(page, "search closed")
+    assert page.locator(".regard-hit").count() == 0
+
+
+def test_a_long_text_shows_passages_and_a_strip(show):
+    words = [f" w{n}" for n in range(2100)]
+    recording = spoken(words, layers=1, heads=1, key_heads=1)
+    page = show(recording, "L0H0&query=2000&key=700")
+    is_chosen(page, 2000, 700)
+    exact = weights_of(recording, 0)[2000]
+    page.wait_for_selector(".regard-place")
+    best = int(exact.argmax())
+    first = page.locator(".regard-place", has_text=f"{best:,} ·").first
+    assert first.locator("b").text_content() == f"{exact[best]:.4f}"
+    around = "".join(words[best - 8 : best]) + "w" + str(best)
+    assert around.strip() in re.sub(r"\s+", " ", first.text_content()).replace(" w", " w")
+    top = np.sort(exact)[::-1][:12]
+    said = page.locator(".regard-text").text_content()
+    assert f"{top[top >= 5e-5].sum():.4f} of its mass" in said
+    strip = page.get_by_role("slider", name="The whole text")
+    box = strip.bounding_box()
+    strip.click(position={"x": 8, "y": box["height"] * 0.5})
+    is_said(page, r"query 2,000 .* key 1,0[3-6]\d ")
+    before = int(strip.get_attribute("aria-valuenow"))
+    strip.press("ArrowDown")
+    page.wait_for_function(
+        "n => +document.querySelector('[role=slider]').ariaValueNow > n", arg=before
+    )
+
+
+def cells(page, name):
+    """The number of every cell of a matrix of the steps, walked through by keyboard."""
+    grid = page.get_by_role("grid", name=re.compile(rf"^{name}, "))
+    rows, columns = (int(grid.get_attribute(f"aria-{side}count")) for side in ("row", "col"))
+    found = np.zeros((rows, columns))
+    grid.focus()
+    for _ in range(rows // 10 + 1):
+        grid.press("Shift+ArrowUp")
+    for row in range(rows):
+        grid.press("Home")
+        for column in range(columns):
+            text = grid.locator("[role=gridcell]").text_content()
+            place = [grid.locator(part).get_attribute(index) for part, index in PLACES]
+            assert place == [str(row + 1), str(column + 1)]
+            found[row, column] = cell_number(text)
+            if column < columns - 1:
+                grid.press("ArrowRight")
+        grid.press("ArrowDown")
+    return found
+
+
+PLACES = [("[role=row]", "aria-rowindex"), ("[role=gridcell]", "aria-colindex")]
+
+
+def cell_number(text):
+    number = text.split(": ")[-1].split(",")[0].replace("−", "-")
+    return -np.inf if number == "-∞" else float(number)
+
+
+@pytest.mark.parametrize("options", [{}, {"softcap": 5.0, "sinks": np.ones(4, "f")}])
+def test_steps_are_those_of_regard_steps(show, options):
+    words = SENTENCE[:3]
+    bias = np.linspace(-1, 1, 9, dtype="f").reshape(1, 3, 3)
+    recording = spoken(words, layers=1, size=3, **options, **({"bias": bias} if options else {}))
+    page = show(recording, "L0H2&view=steps&query=0&key=0")
+    is_chosen(page, 0, 0)
+    steps = recording.steps(0, 2)
+    names = {"q": "query", "v": "value", "scores": "scores", "scaled": "scaled"}
+    names |= {"masked": "masked", "weights": "weights", "output": "output"}
+    names |= {"capped": "capped"} if options else {}
+    for shown, name in names.items():
+        np.testing.assert_allclose(cells(page, shown), getattr(steps, name), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(cells(page, "kᵀ"), steps.key.T, rtol=1e-4, atol=1e-5)
+    assert page.get_by_role("grid", name=re.compile("^capped")).count() == bool(options)
+
+
+def test_choosing_a_cell_writes_out_its_arithmetic(show):
+    recording = spoken()
+    page = show(recording, "L0H1&view=steps&query=7&key=0")
+    is_chosen(page, 7, 0)
+    grid = page.get_by_role("grid", name=re.compile("^weights"))
+    box = grid.locator("canvas").bounding_box()
+    grid.click(position={"x": 2.5 * box["width"] / 8, "y": 5.5 * box["height"] / 8})
+    is_chosen(page, 5, 2)
+    steps = recording.steps(0, 1)
+    text = page.locator(".regard-arithmetic").text_content().replace("−", "-")
+    page.wait_for_selector(".regard-arithmetic >> text=q[it]")
+    assert "q[it]·k[cat]" in text
+    for number in (steps.query[5, 0], steps.key[2, 0], steps.scores[5, 2], steps.scaled[5, 2]):
+        assert f"{number:.3g}" in text
+    assert f"{weights_of(recording, 1)[5, 2]:.4f}" in text
+    assert f"uniform would be 1/6 = {1 / 6:.4f}" in text
+    outlined = page.locator(".regard-outlines > div").count()
+    assert outlined == 8  # q, k, scores, scaled, masked, weights, v, output
+
+
+def test_long_texts_show_one_query_and_its_strongest_keys(show):
+    words = [f" w{n}" for n in range(60)]
+    recording = spoken(words, layers=1)
+    page = show(recording, "L0H1&view=steps&query=50")
+    exact = weights_of(recording, 1)[50]
+    strongest = sorted(np.argsort(-exact)[:12])
+    is_chosen(page, 50, int(exact.argmax()))
+    labels = page.locator(".regard-matrix", has_text=re.compile("^k")).first
+    shown = labels.locator(".regard-row-labels > span").all_text_contents()
+    assert [int(label.split()[0]) for label in shown] == strongest
+    assert "query 50 and its 12 strongest keys" in page.locator(".regard-steps").text_content()
+    np.testing.assert_allclose(cells(page, "weights")[:, 0], exact[strongest], rtol=1e-4)
+
+
+def test_steps_without_values_end_at_the_weights(show):
+    page = show(spoken(values=False), "L0H1&view=steps&query=5&key=1")
+    is_chosen(page, 5, 1)
+    page.wait_for_selector("text=No values were recorded")
+    assert page.get_by_role("grid", name=re.compile("^(v|output)")).count() == 0
+    assert page.get_by_role("grid", name=re.compile("^weights")).count() == 1
+
+
+def heads_shown(page):
+    """The heads in their order, as ``(layer, head)``."""
+    names = page.locator(".regard-head").evaluate_all("n => n.map(x => x.ariaLabel)")
+    return [tuple(map(int, re.match(r"L(\d+)H(\d+)", name).groups())) for name in names], names
+
+
+def facts_of(recording):
+    answers = Answers([recording])
+    layers = range(len(recording.layers))
+    found = [json.loads(answers.answer("heads", f"layer={n}").body) for n in layers]
+    answers.close()
+    return found
+
+
+def test_heads_are_named_by_their_scores_and_sorted_by_them(show):
+    recording = spoken([f" w{n % 5}" for n in range(30)])
+    page = show(recording)
+    page.wait_for_function(
+        "() => !document.querySelector('.regard-heads').textContent.includes('read.')"
+    )
+    facts = facts_of(recording)
+    order, names = heads_shown(page)
+    assert order == [(layer, head) for layer in range(2) for head in range(4)]
+    for (layer, head), name in zip(order, names):
+        assert f"first token {facts[layer]['first'][head]:.4f}" in name
+        assert f"previous token {facts[layer]['previous'][head]:.4f}" in name
+    ways = {"entropy": 1, "distance": -1, "first": -1, "previous": -1, "induction": -1}
+    for score, way in ways.items():
+        page.get_by_label("order").select_option(score)
+        found = [way * facts[layer][score][head] for layer, head in heads_shown(page)[0]]
+        assert found == sorted(found)
+    page.get_by_label("order").select_option("layer")
+    page.get_by_role("button", name=re.compile("^L1H2")).click()
+    is_said(page, "L1H2")
+    assert page.locator(".regard-head[aria-pressed=true]").get_attribute("aria-label")[:4] == "L1H2"
+
+
+def test_heads_tell_the_weight_of_the_chosen_pair(show):
+    recording = spoken()
+    page = show(recording, "L0H0&query=6&key=2")
+    is_chosen(page, 6, 2)
+    page.keyboard.press("p")
+    page.wait_for_selector(".regard-head[aria-label*='weight']")
+    order, names = heads_shown(page)
+    for (layer, head), name in zip(order, names):
+        assert f"weight {weights_of(recording, head, layer)[6, 2]:.4f}" in name
+
+
+def test_heads_that_share_keys_are_grouped(show):
+    page = show(spoken(heads=6, key_heads=2))
+    page.wait_for_selector(".regard-head-group")
+    groups = page.locator(".regard-layer").first.locator(".regard-head-group")
+    assert groups.evaluate_all("n => n.map(x => x.querySelectorAll('button').length)") == [3, 3]
+    assert "share their keys" in page.locator(".regard-heads").text_content()
