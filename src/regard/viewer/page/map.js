@@ -1,6 +1,7 @@
 // The map of a head: which part of which matrix is shown, and what pointer and keys do to it.
 //
-// The element says through data-idle ("true" once every tile of the view has come whole), data-paints
+// The element says through data-idle ("true" once every tile of the view has come whole), data-missing
+// how many tiles have not come, data-read which part of the rows they have read, data-paints
 // on its canvas how often the cells were drawn, data-x, -y, -zoom and -level what they show; the
 // class "bare" hides all but the cells.
 
@@ -308,6 +309,7 @@ class HeadMapView {
     if (caption !== this.caption.textContent) this.caption.textContent = caption;
     this.stage.setAttribute("aria-label", `Map of ${caption}`);
     this.element.dataset.idle = String(done && !this.pending);
+    Object.assign(this.element.dataset, { missing: String(missing), read: String(read) });
     const now = performance.now();
     if (!done && read > 0 && read < 1 && now - this.said > SAY_MS && !this.hovered) {
       this.said = now;
