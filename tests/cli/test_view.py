@@ -164,6 +164,8 @@ def test_standard_input_is_read_once(regard, served, model):
         (["--query", "9"], "--query 9: the text has 9 tokens"),
         (["--query", "nothing"], "--query"),
         (["--port", 70000], "less than or equal to 65535"),
+        (["--export", "a.html", "--head", 1], "leave them out with --export"),
+        (["--export", "a.html", "--layer", 1], "--layer 1: there is 1, number 0."),
         (["--with", "missing.safetensors"], "missing.safetensors: no such file"),
     ],
 )
@@ -193,3 +195,32 @@ def test_an_answer_that_does_not_end_does_not_hold_it_up(regard, served, planted
     monkeypatch.setattr(_view.os, "_exit", ended.append)
     regard("view", planted_file)
     assert ended == [130]
+
+
+def test_one_file_is_written_instead(regard, served, model, tmp_path):
+    path = tmp_path / "page.html"
+    result = regard("view", "import os", "--model", model, "--export", path)
+    assert (result.code, result.out, result.err) == (0, f"{path}\n", "")
+    assert served == ([], [])
+    whole = path.read_text(encoding="utf-8")
+    assert "import os" in whole
+    assert regard("view", "import os", "--model", model, "--export", path, "--layer", 1).code == 0
+    assert len(path.read_text(encoding="utf-8")) < len(whole)
+
+
+def test_a_file_that_would_be_too_large_is_refused(regard, model, tmp_path, monkeypatch):
+    from regard._errors import MaterializeError
+
+    def export(*arguments, **options):
+        raise MaterializeError("export: too large.\n  Choose a layer.")
+
+    monkeypatch.setattr("regard.viewer.export.export", export)
+    result = regard("view", "import os", "--model", model, "--export", tmp_path / "a.html")
+    assert (result.code, result.err) == (2, "regard: export: too large. Choose a layer.\n")
+
+
+def test_a_folder_that_is_missing_is_said(regard, model, tmp_path):
+    path = tmp_path / "missing" / "a.html"
+    result = regard("view", "import os", "--model", model, "--export", path)
+    assert result.code == 1
+    assert "No such file or directory" in result.err

@@ -130,7 +130,9 @@ def view(
         str | None,
         typer.Option("--with", metavar="TEXT|FILE", help="Another one, to compare it with."),
     ] = None,
-    layer: Annotated[int | None, typer.Option(help="Layer of the head to open, from 0.")] = None,
+    layer: Annotated[
+        int | None, typer.Option(help="Layer to open, from 0; with --export, alone to write.")
+    ] = None,
     head: Annotated[int | None, typer.Option(help="The head in it, from 0.")] = None,
     query: Annotated[
         str | None, typer.Option(metavar="TOKEN", help="A token or position to open at.")

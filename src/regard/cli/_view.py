@@ -46,17 +46,20 @@ def view(argument: str, wishes: Wishes) -> None:
     sources = [argument] if wishes.other is None else [argument, wishes.other]
     if not wishes.is_text and sources.count(STDIN) > 1:
         raise InputError("standard input can be read once; give the other text as a file.")
+    if wishes.export is not None and (wishes.head is not None or wishes.query is not None):
+        raise InputError(
+            "--head and --query tell where the browser opens; leave them out with --export."
+        )
     recordings = [_recording(source, wishes) for source in sources]
-    if wishes.export is not None:
-        _export(recordings, wishes.export)
-        return
+    names = [_name(source, wishes.is_text) for source in sources]
     place = _place(recordings[0], wishes)
+    if wishes.export is not None:
+        _export(recordings, names, wishes.layer, wishes.export)
+        return
     from regard.viewer._server import Viewer
 
     try:
-        viewer = Viewer(
-            recordings, [_name(source, wishes.is_text) for source in sources], wishes.port
-        )
+        viewer = Viewer(recordings, names, wishes.port)
     except (OSError, OverflowError) as error:
         raise CommandError(
             f"port {wishes.port} cannot be had: {one_line(error)}. Leave --port out to take one"
@@ -77,14 +80,21 @@ def _recording(argument: str, wishes: Wishes) -> Recording:
         return LanguageModel.load(wishes.model).record(source)
 
 
-def _export(recordings: list[Recording], path: Path) -> None:
+def _export(recordings: list[Recording], names: list[str], layer: int | None, path: Path) -> None:
+    """Writes one file: of all layers, or of the one that was named."""
     from regard._errors import MaterializeError
     from regard.viewer.export import export
 
     try:
         with writing(), busy("Writing the page"):
-            export(recordings[0], path, other=recordings[1] if recordings[1:] else None)
-    except MaterializeError as error:
+            export(
+                recordings[0],
+                path,
+                other=recordings[1] if recordings[1:] else None,
+                layers=None if layer is None else [layer],
+                names=names,
+            )
+    except (MaterializeError, IndexError, ValueError) as error:
         raise InputError(one_line(error)) from error
     sys.stdout.write(f"{path}\n")
 
