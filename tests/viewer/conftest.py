@@ -106,10 +106,14 @@ def open_page(browsers):
     opened = []
 
     def open_one(address, device_scale_factor=1, size=(1280, 720), **options):
-        context = browsers(device_scale_factor).new_context(
-            viewport={"width": size[0], "height": size[1]}, **options
-        )
+        viewport = {"width": size[0], "height": size[1]}
+        # A viewport of Playwright's own emulates a ratio of 1: other ratios need a real window.
+        real = device_scale_factor != 1
+        options |= {"no_viewport": True} if real else {"viewport": viewport}
+        context = browsers(device_scale_factor).new_context(**options)
         page = context.new_page()
+        if real:
+            _size_window(page, *size)
         page.complaints, page.requests = [], []
         page.on("console", lambda message: page.complaints.append(message.text))
         page.on("pageerror", lambda error: page.complaints.append(str(error)))
@@ -124,6 +128,16 @@ def open_page(browsers):
         context.close()
         assert not complaints
         assert not [url for url in requests if not _is_own(url, address)]
+
+
+def _size_window(page, width, height):
+    """Gives the page's window the size, in CSS pixels, in which the page has about as much."""
+    session = page.context.new_cdp_session(page)
+    window = session.send("Browser.getWindowForTarget")["windowId"]
+    frame = page.evaluate("() => [outerWidth - innerWidth, outerHeight - innerHeight]")
+    bounds = {"width": width + round(frame[0]), "height": height + round(frame[1])}
+    session.send("Browser.setWindowBounds", {"windowId": window, "bounds": bounds})
+    session.detach()
 
 
 def _is_own(url, address):

@@ -8,8 +8,9 @@ import { countText } from "./numbers.js";
 
 const NAMED_CELL = 13; // CSS pixels a token from which every token is named
 const RULED_CELL = 14; // and from which cells are ruled
-const TICK_ROOM = { x: 64, y: 28 }; // CSS pixels between two positions, at least
+const TICK_ROOM = { x: 64, y: 40 }; // CSS pixels between two positions, at least
 const SMALL_TEXT = 10;
+const LARGE_CELL = 24; // from which tokens are named in larger letters
 
 // The page's own colours, by name.
 export function themeOf(root) {
@@ -138,13 +139,14 @@ function keyMarks(layout, tokens, chosen, theme, taken) {
 function namedKey(layout, tokens, key, chosen, theme) {
   const look = { kind: "text", turn: -90, x: layout.xOf(key + 0.5) + 4 };
   const weight = chosen ? 700 : 400;
+  const size = layout.cell >= LARGE_CELL ? 13 : 11;
   const number = countText(key);
   const width = textWidth(number, SMALL_TEXT);
   const room = GUTTER.top - 18 - width;
-  const text = !tokens ? "" : fitted(tokens.label(key, 24), room, 11, weight);
+  const text = !tokens ? "" : fitted(tokens.label(key, 24), room, size, weight);
   return [
     { ...look, y: GUTTER.top - 6, text: number, size: SMALL_TEXT, colour: chosen ? theme.accent : theme.soft },
-    { ...look, y: GUTTER.top - 12 - width, text: isolated(text), weight, colour: chosen ? theme.accent : theme.ink },
+    { ...look, y: GUTTER.top - 12 - width, text: isolated(text), weight, size, colour: chosen ? theme.accent : theme.ink },
   ];
 }
 
@@ -171,14 +173,15 @@ function queryMarks(layout, tokens, chosen, theme, taken) {
 function namedQuery(layout, tokens, query, chosen, theme) {
   const look = { kind: "text", align: "end", y: layout.yOf(query + 0.5) + 4 };
   const weight = chosen ? 700 : 400;
+  const size = layout.cell >= LARGE_CELL ? 13 : 11;
   const number = countText(positionOf(query, layout.facts));
   const widest = textWidth(countText(positionOf(layout.queries[1], layout.facts)), SMALL_TEXT);
   const room = GUTTER.left - 20 - widest;
-  const text = !tokens ? "" : fitted(tokens.label(query, 24), room, 11, weight);
+  const text = !tokens ? "" : fitted(tokens.label(query, 24), room, size, weight);
   const x = GUTTER.left - 7;
   return [
     { ...look, x, text: number, size: SMALL_TEXT, colour: chosen ? theme.accent : theme.soft },
-    { ...look, x: x - widest - 6, text: isolated(text), weight, colour: chosen ? theme.accent : theme.ink },
+    { ...look, x: x - widest - 6, text: isolated(text), weight, size, colour: chosen ? theme.accent : theme.ink },
   ];
 }
 
@@ -211,7 +214,7 @@ function boundaryMarks(layout, theme) {
 function ringMarks(layout, query, key, theme) {
   const [x, y] = [layout.xOf(key + 0.5), layout.yOf(query + 0.5)];
   if (!layout.sees(x, y)) return [];
-  const ring = { kind: "ring", x, y, radius: Math.max(7, layout.cell * 0.72) };
+  const ring = { kind: "ring", x, y, radius: Math.max(7, Math.min(11, layout.cell * 0.72)) };
   return [
     { ...ring, colour: theme.paper, width: 4.5, alpha: 0.85 },
     { ...ring, colour: theme.focus, width: 2 },
@@ -235,8 +238,8 @@ function chosenMarks(layout, texts, query, key, theme, clear) {
   }
   if (seesKey && cell < NAMED_CELL) {
     marks.push({ ...hair, alpha: 0.4, x1: x, x2: x, y1: top, y2: bottom });
-    const chip = keyChip(layout, texts, key, x, theme);
-    marks.push(...chip);
+    marks.push(...keyChip(layout, texts, key, x, theme));
+    clear.keys.push([x, x]);
   }
   if (seesKey && seesQuery) marks.push(...boxMarks(x, y, Math.max(cell, 9), theme));
   return marks;

@@ -1,19 +1,20 @@
 // Which other head the map is compared with: any layer's, any recording's.
 
-import { make, makePicker, makeSwitch } from "./dom.js";
+import { make, makePicker } from "./dom.js";
 
-const WAYS = { "": "one", side: "side by side", difference: "difference" };
+const WAYS = { "": "nothing", side: "side by side", difference: "difference" };
 
 // {element, toggle()}: toggle goes from one head to two beside each other to their difference.
 export function makeCompare(context) {
   const { about, selection } = context;
-  const way = makeSwitch("Compare", WAYS, (compare) => compareBy(selection, compare));
+  const way = makePicker("compare", (compare) => compareBy(selection, compare));
+  way.fill(Object.entries(WAYS));
   const pick = (field) => (value) => {
     const other = { ...otherOf(selection), [field]: Number(value) };
     selection.set({ other: otherText(mended(about, other)) });
   };
   const recording = makePicker("of", pick("recording"));
-  const layer = makePicker("with layer", pick("layer"));
+  const layer = makePicker("layer", pick("layer"));
   const head = makePicker("head", pick("head"));
   const swap = make("button", { type: "button", class: "regard-button", text: "⇄" });
   swap.title = "Swap both heads";
@@ -31,7 +32,7 @@ export function makeCompare(context) {
     picked.hidden = !selection.compare;
     const other = otherOf(selection);
     const { layers } = about.recordings[other.recording];
-    layer.fill(layers.map((_, n) => [n, n]));
+    layer.fill(layers.map(({ number }, n) => [n, number ?? n]));
     head.fill(Array.from({ length: layers[other.layer].heads }, (_, n) => [n, n]));
     recording.show(other.recording);
     layer.show(other.layer);

@@ -100,7 +100,7 @@ export class Frame {
         const sums = new Float64Array(values.length + 1);
         for (let i = 0; i < values.length; i++) sums[i + 1] = sums[i] + values[i];
         this.seen.set(name, sums);
-        this.changed();
+        if (this.context.selection.scale === "uniform") this.changed();
       },
       () => this.seen.delete(name),
     );
@@ -231,8 +231,7 @@ export class Frame {
       if (canvas.width !== width) canvas.width = width;
       if (canvas.height !== height) canvas.height = height;
       if (canvas === this.cells) {
-        const ratio = css.width ? width / css.width : devicePixelRatio;
-        this.size = { width, height, ratio };
+        this.size = { width, height, ratio: devicePixelRatio };
         this.image = null;
       }
     }

@@ -10,12 +10,13 @@ export function listenToPointer(frame, map) {
   const pressed = new Map(); // by pointer: where it is, in device pixels of the canvas
   let drag = null;
 
+  // The browser draws the canvas from the device pixel that is nearest to its corner.
   const placeOf = (event) => {
     const box = canvas.getBoundingClientRect();
-    const { width, height } = frame.size;
+    const { ratio } = frame.size;
     return {
-      x: ((event.clientX - box.left) / box.width) * width,
-      y: ((event.clientY - box.top) / box.height) * height,
+      x: event.clientX * ratio - Math.round(box.left * ratio),
+      y: event.clientY * ratio - Math.round(box.top * ratio),
     };
   };
   const binAt = ({ x, y }) => {

@@ -1,0 +1,352 @@
+"""The map in a real browser: every pixel against float64, and all that pointer and keys do."""
+
+import re
+
+import numpy as np
+import pytest
+
+from regard._picture import INVISIBLE, RAMP
+from viewer.map_page import (
+    ENTRIES,
+    MapPage,
+    assert_pixels,
+    constant,
+    expected_entries,
+    log_weights,
+    made,
+    pooled,
+)
+
+LINKS = [(4000, 17), (3999, 2100), (1234, 1233), (2777, 640), (4095, 3001)]
+TENS = np.log(10)
+
+
+@pytest.fixture
+def open_map(serve, open_page):
+    """Opens the map of recordings: ``open_map(recording, …, hash="L0H1", **page options)``."""
+
+    def open_one(*recordings, hash="", **options):
+        address = serve(*recordings)
+        page = open_page(f"{address}#{hash}", **options)
+        return MapPage(page, address)
+
+    return open_one
+
+
+@pytest.fixture(scope="module")
+def text():
+    return made(300, heads=2, key_heads=1, causal=True)
+
+
+@pytest.fixture(scope="module")
+def long_text():
+    return made(4096, heads=1, links=LINKS, causal=True)
+
+
+def assert_drawn(page, recording, head=0, ratio=1, plane="max"):
+    view = page.view()
+    pixels = page.screen(ratio)
+    bins = pooled(log_weights(recording, head), int(view["level"]), plane)
+    assert_pixels(pixels, expected_entries(view, pixels.shape, bins, -5 * TENS, 0))
+    return view
+
+
+def test_the_ramp_is_that_of_every_other_picture():
+    assert constant("RAMP") == RAMP.tolist()
+    assert constant("INVISIBLE")["light"] == INVISIBLE.tolist()
+    assert ENTRIES == 1024
+
+
+@pytest.mark.parametrize("ratio", [1, 1.25, 1.5, 2])
+def test_every_device_pixel_is_a_weight_of_float64(open_map, text, ratio):
+    page = open_map(text, hash="L0H1", device_scale_factor=ratio, size=(1280, 720))
+    levels = [assert_drawn(page, text, 1, ratio)["level"]]
+    for view in ("x=31.7&y=12.2&zoom=7.3", "x=100&y=200.5&zoom=33", "x=3&y=4&zoom=2.0625"):
+        page.show(f"L0H1&{view}")
+        levels.append(assert_drawn(page, text, 1, ratio)["level"])
+    assert set(levels) == {0}
+
+
+@pytest.mark.parametrize("ratio", [1, 1.25])
+@pytest.mark.parametrize("plane", ["max", "mass"])
+def test_bins_of_several_cells_are_exact_on_both_planes(open_map, long_text, ratio, plane):
+    page = open_map(long_text, hash=f"L0H0&plane={plane}", device_scale_factor=ratio)
+    levels = [assert_drawn(page, long_text, 0, ratio, plane)["level"]]
+    page.show(f"L0H0&plane={plane}&x=801.3&y=1000.9&zoom=0.37")
+    levels.append(assert_drawn(page, long_text, 0, ratio, plane)["level"])
+    assert levels[0] >= 3
+    assert levels[1] == 2
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"window": (20, 0)},
+        {"causal": False, "window": (10, 30)},
+        {"causal": False, "key_lengths": 170},
+        {"causal": False, "queries": 90},
+        {"heads": 6, "key_heads": 2},
+    ],
+    ids=["windowed", "two-sided", "padded", "cross", "grouped"],
+)
+def test_every_kind_of_recording_is_drawn_right(open_map, options):
+    recording = made(230, seed=3, **options)
+    head = recording.layers[0].heads - 1
+    page = open_map(recording, hash=f"L0H{head}")
+    assert_drawn(page, recording, head)
+    page.show(f"L0H{head}&plane=mass&x=20.2&y=10.7&zoom=5.3")
+    assert_drawn(page, recording, head, plane="mass")
+
+
+def test_times_uniform_shifts_each_row_by_what_it_sees(open_map, text):
+    page = open_map(text, hash="L0H0&scale=uniform")
+    logs = log_weights(text, 0)
+    shifted = logs + np.log((~np.isnan(logs)).sum(1, keepdims=True))
+    view, pixels = page.view(), page.screen(1)
+    assert_pixels(pixels, expected_entries(view, pixels.shape, shifted, -2 * TENS, 2 * TENS))
+
+
+def test_an_edited_range_moves_the_colours_and_only_then(open_map, text):
+    page = open_map(text)
+    page.page.get_by_label("Faintest colour").fill("-3")
+    page.page.keyboard.press("Enter")
+    page.wait()
+    view, pixels = page.view(), page.screen(1)
+    assert_pixels(pixels, expected_entries(view, pixels.shape, log_weights(text, 0), -3 * TENS, 0))
+    assert page.selection()["low"] == "-3"
+    page.page.get_by_role("button", name="fit range").click()
+    page.wait()
+    fitted = {name: float(page.selection()[name]) for name in ("low", "high")}
+    logs = log_weights(text, 0) / TENS
+    assert fitted["high"] == pytest.approx(np.nanmax(logs), abs=0.11)
+    assert fitted["low"] == pytest.approx(np.nanquantile(logs, 0.02), abs=0.2)
+
+
+def test_the_dark_theme_keeps_the_ramp_and_darkens_the_invisible(open_map, text):
+    page = open_map(text, color_scheme="dark", hash="L0H0&zoom=9")
+    view, pixels = page.view(), page.screen(1)
+    wanted = expected_entries(view, pixels.shape, log_weights(text, 0), -5 * TENS, 0)
+    assert (wanted == -1).any()
+    assert_pixels(pixels, wanted, dark=True)
+
+
+def test_a_lone_link_is_seen_at_every_zoom(open_map, long_text):
+    page = open_map(long_text)
+    ink = np.array(constant("RAMP")[-1])
+    weights = np.exp(log_weights(long_text, 0))
+    for query, key in LINKS:
+        assert weights[query, key] > 0.98
+    for zoom in (None, 0.171, 0.25, 0.333, 0.51, 0.77, 1.001, 1.7, 6.3):
+        for query, key in LINKS if zoom in (None, 0.171, 0.77) else LINKS[:1]:
+            if zoom is not None:
+                page.show(f"L0H0&x={key - 150.3 / zoom}&y={query - 100.7 / zoom}&zoom={zoom}")
+            x, y = page.place(query, key)
+            box = page.page.locator(".regard-map-cells").first.bounding_box()
+            pixels = page.canvas()[..., :3].astype(int)
+            row, column = int(y - box["y"]), int(x - box["x"])
+            near = pixels[max(row - 1, 0) : row + 2, max(column - 1, 0) : column + 2]
+            assert (np.abs(near - ink).max(-1) <= 6).any(), (zoom, query, key)
+
+
+def test_the_whole_matrix_is_shown_and_never_less_of_it(open_map, long_text):
+    page = open_map(long_text)
+    fit = page.view()
+    page.show("L0H0&x=-500&y=9999999&zoom=0.0001")
+    assert {name: page.view()[name] for name in ("x", "y", "zoom")} == {
+        "x": 0, "y": 0, "zoom": fit["zoom"],
+    }  # fmt: skip
+    page.show("L0H0&x=1e300&y=-1e300&zoom=1e9")
+    view = page.view()
+    assert view["zoom"] == 64
+    assert 4000 < view["x"] < 4096
+    assert view["y"] == 0
+
+
+def test_the_wheel_zooms_where_the_pointer_is(open_map, long_text):
+    page = open_map(long_text)
+    box = page.page.locator(".regard-map-cells").first.bounding_box()
+    before = page.view()
+    across, down = round(box["x"]) + 300, round(box["y"]) + 200
+    page.page.mouse.move(across, down)
+    for _ in range(4):
+        page.page.mouse.wheel(0, -300)
+    page.wait()
+    after = page.view()
+    assert after["zoom"] > 3 * before["zoom"]
+    for axis, at in (("x", 300), ("y", 200)):
+        stood = before[axis] + at / before["zoom"]
+        assert after[axis] + at / after["zoom"] == pytest.approx(stood, abs=1 / after["zoom"])
+    page.page.mouse.wheel(0, 99999)
+    page.wait()
+    assert page.view()["zoom"] == before["zoom"]
+
+
+def test_a_drag_pans_and_chooses_nothing(open_map, long_text):
+    page = open_map(long_text, hash="L0H0&x=1000&y=2000&zoom=2&query=7&key=5")
+    box = page.page.locator(".regard-map-cells").first.bounding_box()
+    page.page.mouse.move(box["x"] + 200, box["y"] + 150)
+    page.page.mouse.down()
+    page.page.mouse.move(box["x"] + 260, box["y"] + 130, steps=4)
+    page.page.mouse.up()
+    page.wait()
+    view = page.view()
+    assert (view["x"], view["y"]) == (970, 2010)
+    assert page.selection()["query"] == "7"
+
+
+def test_a_double_click_zooms_in(open_map, long_text):
+    page = open_map(long_text, hash="L0H0&x=1000&y=2000&zoom=2")
+    box = page.page.locator(".regard-map-cells").first.bounding_box()
+    page.page.mouse.dblclick(box["x"] + 100, box["y"] + 100)
+    page.wait()
+    assert page.view()["zoom"] == 4
+
+
+def test_the_pointer_names_the_strongest_pair_and_repaints_nothing(open_map, long_text):
+    page = open_map(long_text)
+    query, key = LINKS[3]
+    paints = page.view()["paints"]
+    page.page.mouse.move(*page.place(query, key))
+    page.page.wait_for_function(
+        "() => document.querySelector('.regard-readout').textContent.includes('2,777')"
+    )
+    words = page.readout()
+    assert re.search(r"queries 2,768–2,783 → keys 640–655", words)
+    assert "2,777" in words
+    assert re.search(r"key|640 «", words)
+    exact = np.exp(log_weights(long_text, 0)[query, key])
+    assert f"= {exact:.4f}" in words
+    for step in range(12):
+        page.page.mouse.move(page.place(query, key)[0] + step, page.place(query, key)[1])
+    page.wait()
+    assert page.view()["paints"] == paints
+    page.page.mouse.click(*page.place(query, key))
+    page.page.wait_for_function("() => location.hash.includes('query=2777')")
+    assert page.selection()["key"] == "640"
+
+
+def test_every_pair_is_read_out_with_its_exact_weight(open_map, text):
+    page = open_map(text, hash="L0H1&zoom=20&x=0&y=3")
+    page.page.mouse.move(*page.place(12, 9))
+    words = page.readout()
+    logs = log_weights(text, 1)
+    assert "query 12 «t12» → key 9 «t9»".replace("«", "«") in re.sub("[\u2066-\u2069]", "", words)
+    assert f"weight {np.exp(logs[12, 9]):.4f}" in words
+    page.page.mouse.move(*page.place(9, 12))
+    assert "invisible" in page.readout()
+
+
+def test_keys_do_what_the_pointer_does(open_map, long_text):
+    page = open_map(long_text, hash="L0H0&query=2800&key=600")
+    stage = page.page.locator(".regard-map-stage")
+    stage.focus()
+    side = 2 ** page.view()["level"]
+    press = page.page.keyboard.press
+    press("ArrowDown")
+    press("ArrowRight")
+    assert page.selection()["query"] == str(2800 + int(side))
+    press("Shift+ArrowUp")
+    chosen = page.selection()
+    assert (chosen["query"], chosen["key"]) == (str(2800 - 9 * int(side)), str(600 + int(side)))
+    page.show("L0H0&query=2780&key=644")
+    press("Enter")
+    page.page.wait_for_function("() => location.hash.includes('query=2777')")
+    assert page.selection()["key"] == "640"
+    before = page.view()
+    press("+")
+    page.wait()
+    after = page.view()
+    assert after["zoom"] == pytest.approx(2 * before["zoom"])
+    assert after["x"] < 640 < after["x"] + 600 / after["zoom"]
+    press("-")
+    page.wait()
+    press("0")
+    page.wait()
+    assert page.view()["zoom"] == before["zoom"]
+    press("End")
+    assert page.selection()["key"] == "4095"
+    press("Home")
+    assert page.selection()["key"] == "0"
+
+
+def test_the_chosen_cell_comes_into_sight(open_map, long_text):
+    page = open_map(long_text, hash="L0H0&x=0&y=0&zoom=8&query=10&key=5")
+    page.page.locator(".regard-map-stage").focus()
+    for _ in range(8):
+        page.page.keyboard.press("Shift+ArrowDown")
+    page.wait()
+    view = page.view()
+    height = page.canvas().shape[0]
+    assert view["y"] < 90 < view["y"] + height / view["zoom"]
+
+
+def test_the_strongest_links_are_listed_and_ringed(open_map, long_text):
+    page = open_map(long_text)
+    panel = page.page.locator(".regard-map-links")
+    buttons = panel.locator("button")
+    buttons.first.wait_for()
+    listed = {
+        tuple(int(button.get_attribute(f"data-{name}")) for name in ("query", "key"))
+        for button in buttons.all()
+    }
+    far = {(i, j) for i, j in LINKS if i - j > 41}
+    assert far <= listed
+    assert "long" in panel.locator("summary").inner_text().lower()
+    buttons.first.focus()
+    page.page.keyboard.press("Enter")
+    query = buttons.first.get_attribute("data-query")
+    assert page.selection()["query"] == query
+    assert buttons.first.get_attribute("aria-current") == "true"
+
+
+def test_the_map_says_how_much_it_has_read(open_map, text, serve, open_page):
+    page = open_map(text)
+    rounds = []
+
+    def partly(route):
+        answer = route.fetch()
+        rounds.append(route.request.url)
+        share = "0.28" if len(rounds) < 8 else "1"
+        route.fulfill(response=answer, headers={**answer.headers, "Regard-Coverage": share})
+
+    page.page.route("**/data/tile*", partly)
+    page.page.evaluate("() => { location.hash = 'L0H0&plane=mass'; }")
+    caption = page.page.locator(".regard-map-caption")
+    page.page.wait_for_function(
+        "() => document.querySelector('.regard-map-caption').textContent.includes('28 % of rows')"
+    )
+    page.wait()
+    assert "rows read" not in caption.inner_text()
+    assert_drawn(page, text, plane="mass")
+
+
+def test_only_what_is_seen_is_asked_for_at_most_six_at_once(open_map, long_text):
+    page = open_map(long_text)
+    page.page.requests.clear()
+    page.show("L0H0&x=1000&y=2000&zoom=3")
+    tiles = [url for url in page.page.requests if "/tile?" in url]
+    assert 0 < len(tiles) <= 4
+    assert all("level=0" in url for url in tiles)
+
+
+def test_a_large_map_is_repainted_within_a_frame(open_map, long_text):
+    page = open_map(long_text, size=(2200, 1900))
+    assert min(page.canvas().shape[:2]) >= 1500
+    spent = []
+    for step in range(12):
+        page.page.mouse.move(1000, 900)
+        page.page.mouse.wheel(0, -30 - step)
+        page.wait()
+        spent.append(page.view()["milliseconds"])
+    assert np.median(spent) < 16
+
+
+def test_hostile_tokens_stay_text(open_map):
+    recording = made(12)
+    hostile = ["<img src=x onerror=alert(1)>", "</script>", "\u202eabc", "\u0000", "&lt;", "\ud83d"]
+    tokens = tuple(hostile[n % len(hostile)] for n in range(12))
+    recording.tokens = recording.query_tokens = tokens
+    page = open_map(recording)
+    page.page.mouse.move(*page.place(6, 2))
+    assert page.page.locator(".regard img").count() == 0
+    assert "\u202e" not in page.readout()
