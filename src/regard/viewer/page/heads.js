@@ -109,7 +109,7 @@ class HeadsPanel {
       if (run !== this.run) return;
       this.facts[layer] = facts;
       for (const cell of this.#cellsOf(layer)) this.#paint(cell);
-      if (facts.coverage < 1) left.push(layer);
+      if (facts.coverage < 1 && !facts.settled) left.push(layer);
       if (this.order !== "layer") this.#arrange();
       this.#explain();
     }
