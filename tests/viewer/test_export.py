@@ -1,5 +1,6 @@
 """One HTML file that needs no server, no network and no trust in its tokens."""
 
+import base64
 import re
 import time
 
@@ -74,6 +75,21 @@ def exported(tmp_path, open_page):
     return start
 
 
+def cells(page):
+    """The bytes of the map, once all is drawn."""
+    shown(page)
+    data = page.evaluate(
+        """() => {
+          const canvas = document.querySelector(".regard-map-cells");
+          const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+          let binary = "";
+          for (const byte of data) binary += String.fromCharCode(byte);
+          return btoa(binary);
+        }"""
+    )
+    return np.frombuffer(base64.b64decode(data), np.uint8)
+
+
 class TestPage:
     @pytest.mark.parametrize(
         ("tokens", "place"),
@@ -90,6 +106,23 @@ class TestPage:
         offline = shown(exported(found, place))
         assert offline == shown(open_page(serve(found) + place))
         assert re.search(r"weight \d", offline["readout"])
+
+    @pytest.mark.parametrize(
+        "place",
+        [
+            "#L1H1&query=599&key=17&plane=mass",
+            "#L0H1&query=599&key=17&x=450&y=460&zoom=4",
+            "#L0H1&query=599&key=17&compare=difference&other=L1H0&scale=uniform",
+        ],
+    )
+    def test_it_draws_the_map_of_the_server(self, exported, serve, open_page, place):
+        found = recording(600, heads=2)
+        pages = exported(found, place), open_page(serve(found) + place)
+        offline, online = (cells(page) for page in pages)
+        assert len(np.unique(online)) > 100
+        # A rounding may lie on the other side of the step between two colours.
+        assert np.mean(offline != online) < 1e-3
+        assert np.abs(offline.astype(int) - online).max() <= 2
 
     def test_it_asks_nobody_for_anything(self, exported):
         page = exported(recording())

@@ -239,10 +239,18 @@ def test_a_row_with_a_nan_is_no_number_and_its_neighbours_are(local):
     found = layer(20, causal=True)
     found.query[0, 7] = np.nan
     ask, answers = local(of_one(found)), Answers([of_one(found)])
-    for path, more in (("row", {"query": 7}), ("row", {"query": 8}), ("column", {"key": 3})):
+    tiles = [
+        ("tile", {"plane": plane, "level": level, "row": 0, "column": 0})
+        for plane in ("max", "mass")
+        for level in range(6)
+    ]
+    rows = [("row", {"query": 7}), ("row", {"query": 8}), ("column", {"key": 3})]
+    for path, more in rows + tiles:
         where = {"layer": 0, "head": 0, **more}
         expected = floats(complete(answers, path, where))
-        np.testing.assert_allclose(floats(ask(path, **where)), expected, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(
+            floats(ask(path, **where)), expected, rtol=1e-5, atol=1e-5, err_msg=str(where)
+        )
 
 
 def test_what_is_not_there_is_refused_with_a_sentence(local):
@@ -283,3 +291,17 @@ def test_a_long_text_is_shown_before_it_is_read_and_the_page_stays_awake(local):
     )
     assert 188 / 3000 <= coverage < 1
     assert longest < 250  # slices are of 10 ms; a busy machine may add to one
+
+
+def test_numbers_that_are_damaged_are_told_of(local, tmp_path):
+    ask = local(RECORDINGS["causal"])
+    (path,) = tmp_path.iterdir()
+    whole = path.read_text()
+    text = Pack([RECORDINGS["causal"]]).texts["regard-array-0"]
+    path.write_text(whole.replace(text, text[:40] + text[44:]))
+    ask.page.reload()
+    found = ask.page.evaluate(
+        "asked('row', {layer: 0, head: 0, query: 3}).then(() => '', (error) => error.message)"
+    )
+    assert found.startswith("The numbers in this file are damaged")
+    assert found.endswith("export it again.")

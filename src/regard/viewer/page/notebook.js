@@ -33,6 +33,8 @@ function copyOf(view) {
 // What anywidget calls for every place where the widget is shown, and what it calls in the end.
 export async function render({ model, el }) {
   const root = document.createElement("div");
+  root.setAttribute("data-lm-suppress-shortcuts", "true"); // the notebook's own, of JupyterLab
+  el.addEventListener("keydown", (event) => event.stopPropagation());
   const { ask, end } = overKernel(model);
   el.append(root);
   const page = await start(root, ask, { address: false });

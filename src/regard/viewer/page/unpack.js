@@ -13,10 +13,18 @@ const WIDTHS = { float16: 2, bfloat16: 2, float32: 4, float64: 8, int32: 4, bool
 
 // The numbers of an array of that dtype; those of 16 bits as float32.
 export async function unpackedArray(text, dtype) {
-  const deflated = new Blob([fromBase64(text)]).stream();
-  const stream = deflated.pipeThrough(new DecompressionStream("deflate"));
-  const planes = new Uint8Array(await new Response(stream).arrayBuffer());
-  return ARRAYS[dtype](joinedPlanes(planes, WIDTHS[dtype]));
+  if (typeof DecompressionStream === "undefined")
+    throw new Error("This browser is too old to unpack the numbers in this file; take a newer one.");
+  try {
+    return ARRAYS[dtype](joinedPlanes(await inflated(fromBase64(text)), WIDTHS[dtype]));
+  } catch (error) {
+    throw new Error(`The numbers in this file are damaged (${error.message}); export it again.`);
+  }
+}
+
+async function inflated(bytes) {
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
+  return new Uint8Array(await new Response(stream).arrayBuffer());
 }
 
 function fromBase64(text) {
