@@ -35,7 +35,7 @@ export function makeSwitch(label, choices, choose) {
 
 // A labelled <select>: {element, fill(options), show(value)}; options: [[value, text], …].
 export function makePicker(label, choose) {
-  const select = make("select", { onchange: () => choose(select.value) });
+  const select = make("select", { "aria-label": label, onchange: () => choose(select.value) });
   const element = make("label", { class: "regard-picker" }, make("span", { text: label }), select);
   const fill = (options) => {
     select.replaceChildren(...options.map(([value, text]) => make("option", { value, text })));

@@ -4,7 +4,7 @@ const ARROWS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], Arrow
 const TYPED = "input:not([type=checkbox]), select, textarea, [contenteditable]";
 const PRESSED = "button, a, summary";
 
-// Listens until `signal` ends it. `parts`: {map, text, heads, compare, help, moveSteps}.
+// Listens until `signal` ends it. `parts`: {map, text, heads, compare, help, showPanel(name)}.
 export function listenToKeys(context, parts, target, signal) {
   const { selection, root } = context;
   const down = (event) => {
@@ -40,12 +40,16 @@ function moveBy({ selection }, across, down) {
   selection.set({ query: (selection.query ?? 0) + down, key: (selection.key ?? 0) + across });
 }
 
-function actions({ selection }, { map, text, heads, compare, help }) {
+function actions({ selection }, { map, text, heads, compare, help, showPanel }) {
   const set = (fields) => selection.set(fields);
   const other = (name, one, two) => () => set({ [name]: selection[name] === one ? two : one });
   const layer = (by) => () => set({ layer: Math.max(0, selection.layer + by) });
   const head = (by) => () => set({ head: Math.max(0, selection.head + by) });
   const onMap = (act) => (selection.view === "map" ? act : undefined);
+  const inPanel = (name, act) => () => {
+    showPanel(name);
+    act();
+  };
   return {
     "+": onMap(() => map.zoomBy(2)),
     "=": onMap(() => map.zoomBy(2)),
@@ -55,15 +59,15 @@ function actions({ selection }, { map, text, heads, compare, help }) {
     m: other("plane", "max", "mass"),
     s: other("scale", "weight", "uniform"),
     v: other("view", "map", "steps"),
-    t: other("side", "to", "by"),
+    t: inPanel("text", other("side", "to", "by")),
     "[": head(-1),
     "]": head(1),
     "{": layer(-1),
     "}": layer(1),
-    "/": () => text.search(),
-    p: () => heads.togglePair(),
-    o: () => heads.nextOrder(),
-    c: compare && (() => compare.toggle()),
+    "/": inPanel("text", () => text.search()),
+    p: inPanel("heads", () => heads.togglePair()),
+    o: inPanel("heads", () => heads.nextOrder()),
+    c: () => compare.toggle(),
     "?": () => help.open(),
   };
 }

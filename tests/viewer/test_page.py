@@ -1,0 +1,383 @@
+"""The whole page in a real browser: its keys, its address, its looks, and what may go wrong."""
+
+import re
+
+import numpy as np
+import pytest
+
+from regard.recording import Layer, Recording
+from regard.viewer._server import Viewer
+from viewer.pages import SENTENCE, STATUS, is_chosen, is_said, spoken
+
+HOSTILE = [
+    "<img src=x onerror=document.title='pwned'>",
+    "</script><script>document.title='pwned'</script>",
+    "&amp;", "\u202egnp.exe", "a\0b", "\x1b[31m", "x" * 5000, "\U0001f469\u200d\U0001f467 \U0001f3f3", "\u202e\u200b", "",
+    "\n\n", "javascript:alert(1)", "'\"><svg onload=alert(1)>", "{{constructor}}", "é\u0301\u0301",
+]  # fmt: skip
+CONTROLS = "button, select, input, summary"
+# Elements that show text of their own, with the contrast of each to what is behind it.
+CONTRASTS = """() => {
+  const numbers = (text) => text.match(/[\\d.]+/g).map(Number);
+  const channel = (c) => (c / 255 <= 0.04045 ? c / 3294.6 : ((c / 255 + 0.055) / 1.055) ** 2.4);
+  const luminance = ([r, g, b]) => 0.2126 * channel(r) + 0.7152 * channel(g) + 0.0722 * channel(b);
+  const behind = (node) => {
+    for (let at = node; at; at = at.parentElement) {
+      const [r, g, b, a = 1] = numbers(getComputedStyle(at).backgroundColor);
+      if (a === 1) return [r, g, b];
+    }
+    return [255, 255, 255];
+  };
+  const found = [];
+  for (const node of document.querySelectorAll(".regard *")) {
+    const own = [...node.childNodes].some((n) => n.nodeType === 3 && n.data.trim());
+    if (!own || !node.checkVisibility() || node.closest(".regard-hidden")) continue;
+    const [a, b] = [numbers(getComputedStyle(node).color), behind(node)].map(luminance);
+    const contrast = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    found.push([contrast, `${node.className} ${node.textContent.slice(0, 30)}`]);
+  }
+  return found;
+}"""
+# Every control that can be seen: its name and box, and whether its text is cut off.
+BOXES = """(selector) => [...document.querySelectorAll(selector)]
+  .filter((node) => node.checkVisibility() && !node.closest(".regard-map, .regard-head-list"))
+  .map((node) => {
+    const {left, top, right, bottom} = node.getBoundingClientRect();
+    const name = node.ariaLabel || node.textContent || node.className;
+    const cut = node.scrollWidth > node.clientWidth + 1 && node.localName !== "input";
+    const header = node.closest(".regard-header, .regard-tools, .regard-tabs") !== null;
+    return {name, left, top, right, bottom, cut, header};
+  })"""
+
+
+@pytest.fixture
+def show(serve, open_page):
+    """Opens a recording: ``show(recording, "L0H1&query=5", **page options)``."""
+    return lambda recording, hash="", **options: open_page(f"{serve(recording)}#{hash}", **options)
+
+
+def test_a_fresh_page_looks_from_the_last_query_to_its_strongest_key(show):
+    recording = spoken()
+    page = show(recording)
+    last = len(SENTENCE) - 1
+    best = int(np.argmax(np.asarray(recording.weights[0][0, last])))
+    is_chosen(page, last, best)
+    page.wait_for_function("() => location.hash.includes('query=')")
+    assert page.evaluate("history.length") == 2  # the empty page, and this one
+    assert re.search(rf"#L0H0&query={last}", page.url)
+
+
+def test_a_page_without_a_query_that_sees_anything_opens(show):
+    array = np.ones((1, 3, 2), np.float32)
+    layer = Layer(array, array, array, key_lengths=0)
+    page = show(Recording(["a", "b", "c"], [layer], query_tokens=["a", "b", "c"]))
+    is_said(page, "invisible")
+
+
+def test_the_address_says_what_is_chosen_and_back_undoes_it(show):
+    page = show(spoken(), "L1H2&query=5&key=3&side=by&plane=mass&scale=uniform")
+    is_chosen(page, 5, 3)
+    pressed = "[aria-pressed=true]"
+    for name in ("mass", "attended by", "Map"):
+        assert page.locator(pressed, has_text=re.compile(f"^{name}$")).count() == 1
+    page.keyboard.press("]")
+    is_said(page, "L1H3")
+    page.keyboard.press("v")
+    is_said(page, "Steps")
+    assert "#L1H3&" in page.url
+    assert "view=steps" in page.url
+    again = page.url
+    page.go_back()
+    is_said(page, "Map")
+    page.go_back()
+    is_said(page, "L1H2")
+    assert page.get_by_label("head", exact=True).input_value() == "2"
+    page.go_forward()
+    is_said(page, "L1H3")
+    page.goto("about:blank")
+    page.goto(again)
+    is_said(page, "key 3")
+    assert page.locator(".regard-steps").is_visible()
+
+
+def test_a_nonsense_address_opens_what_exists_nearest_to_it(show):
+    page = show(spoken(), "L99H-3&query=1e9&key=abc&view=%ZZ&plane=<b>&other=L9H9@9&zoom=NaN")
+    is_said(page, "query 7 ")
+    assert page.get_by_label("layer", exact=True).input_value() == "1"
+
+
+def test_every_key_does_what_it_says_and_says_what_it_did(show):
+    page = show(spoken(), "L0H1&query=5&key=3")
+    is_chosen(page, 5, 3)
+    said = {
+        "m": "mass of each bin", "s": "times uniform", "t": "attended by", "]": "L0H2", "}": "L1H2",
+        "{": "L0H2", "[": "L0H1", "p": "selected pair", "o": "entropy", "c": "side by side",
+        "v": "Steps", "ArrowDown": "query 6 ", "ArrowRight": "key 4 ", "Shift+ArrowUp": "query 0 ",
+    }  # fmt: skip
+    for key, words in said.items():
+        page.keyboard.press(key)
+        is_said(page, words)
+    page.keyboard.press("v")
+    is_said(page, "Map")
+    page.keyboard.press("Shift+ArrowDown")
+    is_said(page, "query 7 ")
+    page.keyboard.press("Control+m")  # the browser's, not ours
+    assert page.locator(".regard [aria-pressed=true]", has_text="mass").count() == 1
+
+
+def test_help_lists_the_keys_and_closes(show):
+    page = show(spoken())
+    is_said(page, "query")
+    page.keyboard.press("?")
+    dialog = page.get_by_role("dialog", name="Keys")
+    text = dialog.text_content()
+    assert all(key in text for key in ("← ↑ → ↓", "Enter", "[ ]", "{ }", "Esc"))
+    page.keyboard.press("m")
+    assert page.locator(".regard [aria-pressed=true]", has_text="mass").count() == 0
+    page.keyboard.press("Escape")
+    dialog.wait_for(state="hidden")
+
+
+def test_typing_a_search_presses_no_keys(show):
+    page = show(spoken(), "L0H1&query=5&key=3")
+    is_chosen(page, 5, 3)
+    page.keyboard.press("/")
+    page.keyboard.type("msv[]{}tpo?c+-0")
+    is_said(page, "not found")
+    assert page.evaluate("location.hash") == "#L0H1&query=5&key=3"
+
+
+def test_the_tab_key_reaches_everything(show):
+    page = show(spoken(), "L0H1&query=5&key=3&view=steps")
+    is_chosen(page, 5, 3)
+    page.wait_for_selector(".regard-grid")
+    seen = []
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        seen.append(
+            page.evaluate(
+                "() => { const at = document.activeElement;"
+                " const ring = getComputedStyle(at).outlineStyle;"
+                " return [at.ariaLabel || at.labels?.[0]?.textContent || at.textContent, ring] }"
+            )
+        )
+        if seen[-1] == seen[0] and len(seen) > 1:
+            break
+    names = " | ".join(name for name, _ in seen)
+    for name in (
+        "Map", "Steps", "layer", "head", "scale", "strongest link", "mass", "compare", "Export",
+        "? keys", "order", "colour by selected pair", "L0H1, ", "attends to", "attended by",
+        "Search the text", "scores, 8 × 8", "weights, 8 × 8", "output, 8 × 8", " it",
+    ):  # fmt: skip
+        assert name in names, name
+    assert all(ring != "none" for name, ring in seen if len(name) < 500)
+
+
+def test_arrows_walk_through_heads_and_tokens(show):
+    page = show(spoken(), "L0H1&query=5&key=3")
+    is_chosen(page, 5, 3)
+    page.locator(".regard-head[aria-pressed=true]").focus()
+    for key, words in [("ArrowRight", "^L0H2"), ("ArrowDown", "^L1H2"), ("ArrowLeft", "^L1H1")]:
+        page.keyboard.press(key)
+        is_said(page, words)
+    page.keyboard.press("Enter")
+    is_said(page, "L1H1.*query 5 ")
+    page.locator(".regard-token[tabindex='0']").focus()
+    page.keyboard.press("ArrowLeft")
+    is_said(page, "key 4 ")
+    page.keyboard.press("Enter")
+    is_chosen(page, 5, 4)
+    page.keyboard.press("Home")
+    page.keyboard.press("Shift+Enter")
+    is_said(page, "query 0 .*key 0 ")
+
+
+@pytest.mark.parametrize("hash", ["L0H0&query=14", "L0H0&query=14&view=steps"])
+def test_hostile_tokens_are_text_and_do_nothing(show, hash):
+    page = show(spoken(HOSTILE, layers=1, heads=1, key_heads=1), hash)
+    is_said(page, "query 14 ")
+    page.wait_for_selector(".regard-text[data-shown]")
+    for place in range(len(HOSTILE)):
+        page.locator(".regard-token").nth(place).focus()
+        page.keyboard.press("Enter")
+    is_said(page, "key 14 ")
+    page.wait_for_timeout(200)
+    assert "pwned" not in page.title()
+    assert page.locator(".regard img, .regard script, .regard svg").count() == 0
+    shown = page.locator(".regard-token").all_text_contents()
+    assert shown[:3] == HOSTILE[:3]
+    assert shown[3:6] == ["⟨202E⟩gnp.exe", "a␀b", "␛[31m"]
+    assert shown[7:10] == [HOSTILE[7], "⟨202E⟩⟨200B⟩", "∅"]
+    for text in page.locator("body").all_inner_texts():
+        assert not re.search("[\u202e\0\x1b\u200b]", text)
+    assert page.evaluate("() => document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_a_lone_surrogate_is_shown(show):
+    page = show(spoken(["a", "\ud83d", "b"], layers=1), "L0H0&query=2&key=1")
+    is_said(page, "key 1 «.»")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("hash", ["L0H1&query=6&key=3", "L0H1&query=6&key=3&view=steps"])
+def test_all_text_can_be_read(show, scheme, hash):
+    page = show(spoken(), hash, color_scheme=scheme)
+    is_chosen(page, 6, 3)
+    page.locator(".regard-search input").fill("t")
+    is_said(page, "found")
+    found = page.evaluate(CONTRASTS)
+    assert len(found) > 40
+    assert [text for contrast, text in found if contrast < 4.5] == []
+
+
+def test_light_and_dark_follow_the_system(show):
+    page = show(spoken(), "L0H1&query=6&key=3")
+    is_chosen(page, 6, 3)
+    backgrounds = {}
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        page.wait_for_timeout(100)
+        style = "() => getComputedStyle(document.querySelector('.regard')).backgroundColor"
+        backgrounds[scheme] = [int(c) for c in re.findall(r"\d+", page.evaluate(style))]
+    assert min(backgrounds["light"]) > 230
+    assert max(backgrounds["dark"]) < 40
+    hidden = page.locator(".regard-token").nth(7)
+    assert "44, 43, 54" in hidden.evaluate("n => getComputedStyle(n).backgroundColor")
+
+
+@pytest.mark.parametrize("size", [(1280, 720), (820, 1180), (1180, 820)])
+@pytest.mark.parametrize("view", ["map", "steps"])
+def test_no_control_is_cut_off_or_covered(show, size, view):
+    touch = size != (1280, 720)
+    words = [f" word{n}" for n in range(40)]
+    recording = spoken(words, layers=12, heads=12, key_heads=12)
+    page = show(recording, f"L0H1&query=6&key=3&view={view}", size=size, has_touch=touch)
+    is_chosen(page, 6, 3)
+    width, height = page.evaluate("[document.documentElement.scrollWidth, scrollY]")
+    assert width <= size[0]
+    assert height == 0
+    boxes = page.evaluate(BOXES, CONTROLS)
+    assert len(boxes) > 12
+    for box in boxes:
+        assert not box["cut"], box
+        assert 0 <= box["left"] < box["right"] <= size[0] + 0.5, box
+    header = [box for box in boxes if box["header"]]
+    for n, one in enumerate(header):
+        assert 0 <= one["top"] < one["bottom"] <= size[1], one
+        for other in header[n + 1 :]:
+            apart = (
+                one["right"] <= other["left"] + 1 or other["right"] <= one["left"] + 1
+                or one["bottom"] <= other["top"] + 1 or other["bottom"] <= one["top"] + 1
+            )  # fmt: skip
+            assert apart, (one, other)
+    centre = page.locator(".regard-centre").bounding_box()
+    assert centre["width"] >= 500
+    assert centre["height"] >= 400
+
+
+def test_a_tablet_shows_one_panel_at_a_time(show):
+    page = show(spoken(), "L0H1&query=6&key=3", size=(820, 1180))
+    is_chosen(page, 6, 3)
+    assert page.locator(".regard-text").is_visible()
+    assert not page.locator(".regard-heads").is_visible()
+    page.locator(".regard-tabs").get_by_role("button", name="Heads").click()
+    assert page.locator(".regard-heads").is_visible()
+    assert not page.locator(".regard-text").is_visible()
+    page.keyboard.press("/")
+    page.keyboard.type("cat")
+    is_said(page, "1 found")
+
+
+def test_targets_are_large_enough_for_fingers(show):
+    recording = spoken(layers=12, heads=12, key_heads=12)
+    page = show(recording, size=(820, 1180), has_touch=True, is_mobile=True)
+    is_said(page, "query")
+    page.locator(".regard-tabs").get_by_role("button", name="Heads").click()
+    sizes = page.locator(f".regard-header :is({CONTROLS}), .regard-head").evaluate_all(
+        "nodes => nodes.filter(n => n.checkVisibility() && !n.closest('.regard-colours')"
+        " && !n.closest('.regard-menu-list'))"
+        ".map(n => [n.getBoundingClientRect(), n.textContent])"
+        ".map(([{width, height}, name]) => [width, height, name])"
+    )
+    assert len(sizes) > 150
+    assert [found for found in sizes if min(found[:2]) < 32] == []
+
+
+def test_a_server_that_ended_is_said_and_nothing_is_lost(open_page):
+    viewer = Viewer([spoken()])
+    page = open_page(f"{viewer.address}#L0H1&query=6&key=3")
+    is_chosen(page, 6, 3)
+    viewer.close()
+    page.keyboard.press("]")
+    banner = page.get_by_role("alert")
+    banner.wait_for()
+    assert "The server has ended: run regard view again." in banner.text_content()
+    assert page.locator(".regard-map").is_visible()
+    banner.get_by_role("button", name="Close").click()
+    banner.wait_for(state="hidden")
+    page.wait_for_timeout(300)
+    assert all("ERR_CONNECTION_REFUSED" in text for text in page.complaints)
+    page.complaints.clear()
+
+
+def test_a_server_that_ended_before_it_was_asked_is_said(open_page):
+    viewer = Viewer([spoken()])
+    page = open_page(viewer.address)
+    is_said(page, "query")
+    page.route("**/data/about*", lambda route: route.fulfill(status=400, body="layer is 7."))
+    page.reload()
+    banner = page.get_by_role("alert")
+    banner.wait_for()
+    assert "layer is 7." in banner.text_content()
+    page.unroute("**/data/about*")
+    banner.get_by_role("button", name="Try again").click()
+    is_said(page, "query 7 ")
+    viewer.close()
+    assert all("400" in text for text in page.complaints)
+    page.complaints.clear()
+
+
+def test_two_pages_in_one_document_do_not_meet(show):
+    page = show(spoken(), "L0H1&query=6&key=3")
+    is_chosen(page, 6, 3)
+    page.evaluate("""async () => {
+      const { start } = await import(new URL("main.js", location.href));
+      const { overHttp } = await import(new URL("source.js", location.href));
+      document.body.style.overflow = "auto";
+      document.getElementById("regard").remove();
+      window.parts = [];
+      for (const id of ["one", "two"]) {
+        const root = document.createElement("div");
+        root.id = id;
+        document.body.append(root);
+        window.parts.push(await start(root, overHttp()));
+      }
+    }""")
+    for root in ("#one", "#two"):
+        page.wait_for_function(
+            "(root) => /query 7 /.test("
+            "document.querySelector(`${root} .regard-readout`).textContent)",
+            arg=root,
+        )
+    before = page.evaluate("location.hash")
+    page.locator("#two .regard-map-stage").focus()
+    page.keyboard.press("]")
+    page.wait_for_function(
+        "() => /L0H1/.test(document.querySelector('#two .regard-readout').textContent)"
+    )
+    assert "L0H1" not in page.locator(f"#one {STATUS}").text_content()
+    assert page.evaluate("location.hash") == before
+    page.evaluate("() => window.parts[1].end()")
+    page.keyboard.press("]")
+    page.wait_for_timeout(200)
+    assert "L0H2" not in page.locator(f"#two {STATUS}").text_content()
+
+
+def test_export_offers_pictures(show):
+    page = show(spoken(), "L0H1&query=6&key=3")
+    is_chosen(page, 6, 3)
+    page.locator(".regard-menu summary").click()
+    with page.expect_download() as download:
+        page.get_by_role("button", name="SVG drawing").click()
+    assert download.value.suggested_filename.endswith(".svg")
+    assert not page.locator(".regard-menu-list").is_visible()
