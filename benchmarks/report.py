@@ -34,6 +34,7 @@ RUNS = {
     "memory": [],
     "peers": ["--dtype", "float32"],
     "import_time": [],
+    "viewer": [],
     "forward-threads": [*BOTH, "--threads", str(common.CORES)],
 }
 T2048 = [1, 8, 2048, 64]
