@@ -1,6 +1,7 @@
 """What every head of a layer does: a thumbnail of its weights, and scores to sort heads by.
 
-Of a long text a sample of rows is read, evenly spaced, in about half a second for a layer.
+Of a long text a sample of rows is read, evenly spaced: 1.2 CPU seconds for a layer of 8 heads of
+100,000 tokens.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from regard.viewer._facts import numpy_array
 SIZE = 48  # bins on a side of a thumbnail
 STEP = 64  # thumbnails are rounded to 1/64 nat, which no eye sees and which packs into a third
 MOST_PRODUCTS = 2**33  # of numbers of queries and keys, in one layer
+MOST_WEIGHTS = 2**26  # of one layer: what NumPy gathers the scores from
 FEWEST_ROWS = 2 * SIZE
 BLOCK_WEIGHTS = 2**22  # of one block of rows: 16 MB of float32
 
@@ -65,7 +67,7 @@ def _facts(recording: Recording, layer: int) -> dict[str, Any]:
 def _sample(weights: AttentionWeights, head_size: int) -> range:
     """All rows, or some that are evenly spaced."""
     Hq, Lq, Lk = weights.shape
-    most = max(FEWEST_ROWS, MOST_PRODUCTS // (Hq * Lk * head_size))
+    most = max(FEWEST_ROWS, min(MOST_PRODUCTS // head_size, MOST_WEIGHTS) // (Hq * Lk))
     step = max(1, -(-Lq // most))
     return range(step // 2, Lq, step)
 
