@@ -135,10 +135,10 @@ def test_the_png_is_the_canvas_with_axes(open_map, text, tmp_path):
     picture = page.decode((tmp_path / "map.png").read_bytes())
     canvas = page.canvas()
     height, width = canvas.shape[:2]
-    inside = picture[76 + 1 : 76 + height, 104 + 1 : 104 + width]
+    inside = picture[84 + 1 : 84 + height, 112 + 1 : 112 + width]
     assert np.array_equal(inside, canvas[1:, 1:])
-    assert picture.shape[0] > height + 76
-    assert (picture[:76, 104:, :3] != picture[0, 0, :3]).any()
+    assert picture.shape[0] > height + 84
+    assert (picture[:84, 112:, :3] != picture[0, 0, :3]).any()
 
 
 @pytest.mark.parametrize("zoom", ["8", "64"], ids=["picture", "rectangles"])

@@ -1,11 +1,13 @@
 """The map in a real browser: every pixel against float64, and all that pointer and keys do."""
 
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from regard._picture import INVISIBLE, RAMP
+from regard.recording import Recording
 from viewer.map_page import (
     ENTRIES,
     MapPage,
@@ -350,3 +352,60 @@ def test_hostile_tokens_stay_text(open_map):
     page.page.mouse.move(*page.place(6, 2))
     assert page.page.locator(".regard img").count() == 0
     assert "\u202e" not in page.readout()
+
+
+def test_two_fingers_zoom_where_they_are(open_map, long_text):
+    page = open_map(long_text, hash="L0H0&x=1000&y=2000&zoom=2", has_touch=True)
+    box = page.page.locator(".regard-map-cells").first.bounding_box()
+    left, top = round(box["x"]), round(box["y"])
+    session = page.page.context.new_cdp_session(page.page)
+
+    def touch(kind, *places):
+        points = [{"x": left + x, "y": top + y, "id": n} for n, (x, y) in enumerate(places)]
+        session.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+
+    touch("touchStart", (200, 200), (240, 200))
+    for spread in (10, 20, 30, 40):
+        touch("touchMove", (200 - spread, 200), (240 + spread, 200))
+    touch("touchEnd")
+    page.wait()
+    view = page.view()
+    assert view["zoom"] == pytest.approx(6, rel=0.05)
+    assert view["x"] + 220 / view["zoom"] == pytest.approx(1000 + 220 / 2, abs=2)
+    assert "query=7" not in page.page.url
+
+
+def test_a_coarser_picture_stands_until_the_finer_has_come(open_map, long_text):
+    page = open_map(long_text)
+    held = []
+    page.page.route("**/data/tile*level=0*", lambda route: held.append(route))
+    page.page.evaluate("() => { location.hash = 'L0H0&x=1000&y=2000&zoom=3'; }")
+    page.page.wait_for_function(
+        "() => document.querySelector('.regard-map-cells').dataset.level === '0'"
+    )
+    page.page.wait_for_timeout(100)
+    assert page.page.locator(".regard-map").get_attribute("data-idle") == "false"
+    logs = log_weights(long_text, 0)
+    pixels = page.canvas()[..., :3].astype(int)
+    view = page.view()
+    wanted = expected_entries(view, pixels.shape, logs, -5 * TENS, 0)
+    coarse = pooled(logs, 4, "max").repeat(16, 0).repeat(16, 1)[:4096, :4096]
+    assert_pixels(pixels, expected_entries(view, pixels.shape, coarse, -5 * TENS, 0))
+    for route in held:
+        route.continue_()
+    page.page.unroute("**/data/tile*level=0*")
+    page.wait()
+    assert_pixels(page.canvas()[..., :3].astype(int), wanted)
+
+
+def test_generated_text_is_marked_on_both_axes(open_map):
+    plain = made(64, seed=5)
+    recording = Recording(plain.tokens, plain.layers, boundary=40)
+    page = open_map(recording)
+    with page.page.expect_download() as download:
+        page.page.locator(".regard-menu > summary").first.click()
+        page.page.get_by_role("button", name="SVG").click()
+    drawing = Path(download.value.path()).read_text()
+    assert "written by the model →" in drawing
+    assert "written by the model ↓" in drawing
+    assert drawing.count("stroke-dasharray") == 2

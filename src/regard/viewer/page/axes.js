@@ -199,9 +199,10 @@ function boundaryMarks(layout, theme) {
   const label = { kind: "text", colour: theme.focus, halo: theme.paper, weight: 600, text: "written by the model →" };
   const x = layout.xOf(facts.boundary);
   if (x >= left && x <= right) {
-    marks.push({ ...look, x1: x, x2: x, y1: top - 14, y2: bottom });
+    marks.push({ ...look, x1: x, x2: x, y1: top - 60, y2: bottom });
     const fits = x + 140 < right;
-    marks.push({ ...label, x: fits ? x + 6 : x - 6, y: top + 14, align: fits ? "start" : "end" });
+    const y = layout.cell < NAMED_CELL ? top - 50 : top + 14;
+    marks.push({ ...label, x: fits ? x + 6 : x - 6, y, align: fits ? "start" : "end" });
   }
   const y = layout.yOf(facts.boundary - facts.start);
   if (facts.itself && y >= top && y <= bottom) {

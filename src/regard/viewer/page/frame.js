@@ -8,7 +8,7 @@ import { binsOf } from "./mapview.js";
 import { TILE } from "./source.js";
 import { Tiles } from "./tiles.js";
 
-export const GUTTER = { left: 104, top: 76 }; // CSS pixels, as in style.css
+export const GUTTER = { left: 112, top: 84 }; // CSS pixels, as in style.css
 
 const RAMP_TABLE = pixelTable(false);
 const SIGNED_TABLE = pixelTable(true);
@@ -30,6 +30,7 @@ export class Frame {
     this.seen = new Map(); // by head: sums of how many keys the queries before each see
     this.size = { width: 0, height: 0, ratio: 1 };
     this.paints = 0;
+    this.pointer = null; // where the pointer hovers, in device pixels of the cells
     this.observer = new ResizeObserver((entries) => this.#resized(entries));
     observePixels(this.observer, this.cells);
     observePixels(this.observer, this.marks);
@@ -72,6 +73,12 @@ export class Frame {
     const milliseconds = performance.now() - started;
     const { x, y, zoom, level } = view;
     Object.assign(this.cells.dataset, { x, y, zoom, level, paints: this.paints, milliseconds });
+  }
+
+  // {row, column} of the bin that is drawn at a place, or null.
+  binAt({ x, y }) {
+    const [row, column] = [this.rows?.[Math.floor(y)], this.columns?.[Math.floor(x)]];
+    return row >= 0 && column >= 0 ? { row, column } : null;
   }
 
   // ln(weight) of a bin at the level shown: NaN is invisible, undefined not known yet.
@@ -231,7 +238,8 @@ export class Frame {
       if (canvas.width !== width) canvas.width = width;
       if (canvas.height !== height) canvas.height = height;
       if (canvas === this.cells) {
-        this.size = { width, height, ratio: devicePixelRatio };
+        const isUsual = Math.abs(width - css.width * devicePixelRatio) <= 1;
+        this.size = { width, height, ratio: isUsual ? devicePixelRatio : width / css.width || 1 };
         this.image = null;
       }
     }

@@ -41,7 +41,8 @@ class HeadMapView {
       { class: "regard-map-stage", tabIndex: 0, role: "application" },
       ...this.frames.map((frame) => frame.element),
     );
-    const body = make("div", { class: "regard-map-body" }, this.stage, this.links.element);
+    this.frames[0].element.append(this.links.element);
+    const body = make("div", { class: "regard-map-body" }, this.stage);
     this.element = make("section", { class: "regard-map", "aria-label": "Map" }, this.caption, body);
     this.element.dataset.idle = "false";
     for (const frame of this.frames) listenToPointer(frame, this);
@@ -158,20 +159,23 @@ class HeadMapView {
     return links[0] ?? null;
   }
 
-  // The pointer is on a bin, or has left (row is null): outlined in every frame, and read out.
-  hover(frame, row, column) {
-    const same = this.hovered?.row === row && this.hovered?.column === column;
-    if (same && this.hovered.frame === frame) return;
-    this.hovered = row === null ? null : { frame, row, column };
+  // Outlines the bin under a frame's pointer in every frame, and reads it out.
+  hover(frame) {
+    const before = this.hovered;
+    const bin = frame.pointer && frame.view ? frame.binAt(frame.pointer) : null;
+    if (!bin && before?.frame !== frame) return;
+    const { level } = frame.view;
+    this.hovered = bin && { ...bin, frame, level, value: frame.valueAt(bin.row, bin.column) };
     for (const one of this.shown) outline(one, this.hovered);
+    if (isSameHover(before, this.hovered)) return;
     clearTimeout(this.resting);
-    if (!this.hovered) return;
-    const texts = this.texts.get(frame.where.recording);
+    if (!bin) return;
     frame.needSeen();
-    this.context.say(wordsOfBin(this.context, frame, row, column, texts));
-    if (frame.view.level === 0) return;
+    const texts = this.texts.get(frame.where.recording);
+    this.context.say(wordsOfBin(this.context, frame, bin.row, bin.column, texts));
     const hovered = this.hovered;
-    this.resting = setTimeout(() => this.#sayExact(hovered).catch(unlessSaid), EXACT_MS);
+    const exact = () => this.#sayExact(hovered).catch(unlessSaid);
+    if (level > 0) this.resting = setTimeout(exact, EXACT_MS);
   }
 
   // Fits the range of colours to what is shown.
@@ -230,9 +234,8 @@ class HeadMapView {
   async #sayExact(hovered) {
     const { frame, row, column } = hovered;
     const found = await this.strongestOf(frame, row, column);
-    if (this.hovered !== hovered) return;
     const texts = await this.context.texts(frame.where.recording);
-    if (this.hovered !== hovered) return;
+    if (!isSameHover(this.hovered, hovered)) return;
     const words = wordsOfBin(this.context, frame, row, column, texts);
     this.context.say(words + hintOfBin(frame, found, texts));
   }
@@ -281,7 +284,10 @@ class HeadMapView {
   }
 
   #draw() {
-    if (this.size.width === 0 || this.size.height === 0) return;
+    if (this.size.width === 0 || this.size.height === 0) {
+      this.element.dataset.idle = "true"; // hidden
+      return;
+    }
     const { view } = this;
     for (const frame of this.shown) {
       if (frame.size.width === 0) continue;
@@ -293,8 +299,8 @@ class HeadMapView {
       const scale = width / frame.marks.clientWidth;
       context.setTransform(scale, 0, 0, scale, 0, 0);
       drawMarks(context, this.marksOf(frame));
-      outline(frame, this.hovered);
     }
+    for (const frame of this.shown) if (frame.pointer) this.hover(frame);
     this.#tellProgress();
     this.#placeLinks();
   }
@@ -306,8 +312,10 @@ class HeadMapView {
     const done = missing === 0 && read === 1;
     const progress = progressText(parts, read, missing);
     const caption = captionOf(this.context, this.frames[0], progress);
-    if (caption !== this.caption.textContent) this.caption.textContent = caption;
-    this.stage.setAttribute("aria-label", `Map of ${caption}`);
+    if (caption !== this.caption.textContent) {
+      this.caption.textContent = caption;
+      this.stage.setAttribute("aria-label", `Map of ${caption}`);
+    }
     this.element.dataset.idle = String(done && !this.pending);
     Object.assign(this.element.dataset, { missing: String(missing), read: String(read) });
     const now = performance.now();
@@ -327,6 +335,11 @@ class HeadMapView {
     const open = room >= ROOM_FOR_LINKS || (corner && wide);
     if (this.links.element.open !== open) this.links.element.open = open;
   }
+}
+
+function isSameHover(one, other) {
+  if (!one || !other) return one === other;
+  return ["frame", "row", "column", "level", "value"].every((name) => Object.is(one[name], other[name]));
 }
 
 // Puts the frame's outline around a bin, or hides it.

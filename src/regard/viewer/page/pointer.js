@@ -19,13 +19,9 @@ export function listenToPointer(frame, map) {
       y: event.clientY * ratio - Math.round(box.top * ratio),
     };
   };
-  const binAt = ({ x, y }) => {
-    const [row, column] = [frame.rows?.[Math.floor(y)], frame.columns?.[Math.floor(x)]];
-    return row >= 0 && column >= 0 ? { row, column } : null;
-  };
-  const hover = (event) => {
-    const bin = binAt(placeOf(event));
-    map.hover(frame, bin ? bin.row : null, bin ? bin.column : null);
+  const hover = (place) => {
+    frame.pointer = place;
+    map.hover(frame);
   };
 
   canvas.addEventListener("pointerdown", (event) => {
@@ -36,7 +32,7 @@ export function listenToPointer(frame, map) {
     drag = { start: place, far: pressed.size > 1 || Boolean(drag?.far && pressed.size > 1) };
   });
   canvas.addEventListener("pointermove", (event) => {
-    if (!pressed.has(event.pointerId)) return hover(event);
+    if (!pressed.has(event.pointerId)) return hover(placeOf(event));
     const [before, place] = [spanOf(pressed), placeOf(event)];
     pressed.set(event.pointerId, place);
     const after = spanOf(pressed);
@@ -44,20 +40,20 @@ export function listenToPointer(frame, map) {
     if (!drag.far && moved < FAR * frame.size.ratio) return;
     if (!drag.far && pressed.size === 1) [before.x, before.y] = [drag.start.x, drag.start.y];
     drag.far = true;
-    map.hover(frame, null, null);
+    hover(null);
     map.panBy(after.x - before.x, after.y - before.y);
     if (pressed.size > 1 && before.apart > 0) map.zoomAt(after.apart / before.apart, after.x, after.y);
   });
   const release = (event) => {
     if (!pressed.delete(event.pointerId)) return;
     if (pressed.size) return;
-    const bin = event.type === "pointerup" && !drag.far ? binAt(placeOf(event)) : null;
+    const bin = event.type === "pointerup" && !drag.far ? frame.binAt(placeOf(event)) : null;
     drag = null;
     if (bin) map.choose(frame, bin.row, bin.column);
   };
   canvas.addEventListener("pointerup", release);
   canvas.addEventListener("pointercancel", release);
-  canvas.addEventListener("pointerleave", () => map.hover(frame, null, null));
+  canvas.addEventListener("pointerleave", () => hover(null));
   canvas.addEventListener("dblclick", (event) => {
     const { x, y } = placeOf(event);
     map.zoomAt(event.shiftKey ? 0.5 : 2, x, y);
