@@ -102,7 +102,7 @@ def test_the_address_says_what_is_chosen_and_back_undoes_it(show):
 
 
 def test_a_nonsense_address_opens_what_exists_nearest_to_it(show):
-    page = show(spoken(), "L99H-3&query=1e9&key=abc&view=%ZZ&plane=<b>&other=L9H9@9&zoom=NaN")
+    page = show(spoken(), "L99H3&query=1e9&key=abc&view=%ZZ&plane=<b>&other=L9H9@9&zoom=NaN")
     is_said(page, "query 7 ")
     assert page.locator(".regard-names").get_by_label("layer").input_value() == "1"
 
@@ -242,7 +242,7 @@ def test_light_and_dark_follow_the_system(show):
         backgrounds[scheme] = [int(c) for c in re.findall(r"\d+", page.evaluate(style))]
     assert min(backgrounds["light"]) > 230
     assert max(backgrounds["dark"]) < 40
-    hidden = page.locator(".regard-token").nth(7)
+    hidden = page.locator(".regard-word").nth(7)
     assert "44, 43, 54" in hidden.evaluate("n => getComputedStyle(n).backgroundColor")
 
 

@@ -280,9 +280,7 @@ def facts_of(recording):
 def test_heads_are_named_by_their_scores_and_sorted_by_them(show):
     recording = spoken([f" w{n % 5}" for n in range(30)])
     page = show(recording)
-    page.wait_for_function(
-        "() => !document.querySelector('.regard-heads').textContent.includes('read.')"
-    )
+    page.wait_for_selector(".regard-head[aria-label^='L1H3, entropy']")
     facts = facts_of(recording)
     order, names = heads_shown(page)
     assert order == [(layer, head) for layer in range(2) for head in range(4)]

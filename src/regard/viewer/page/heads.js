@@ -93,7 +93,10 @@ class HeadsPanel {
     this.cells = layers.flatMap((facts, layer) =>
       Array.from({ length: facts.heads }, (_, head) => this.#cell(layer, head)),
     );
-    this.list.style.setProperty("--heads", Math.max(...layers.map(({ heads }) => heads)));
+    const most = (count) => Math.max(...layers.map(count));
+    this.list.style.setProperty("--heads", most(({ heads }) => heads));
+    const groups = ({ heads, key_heads }) => (key_heads < heads ? key_heads : 0);
+    this.list.style.setProperty("--groups", most(groups));
     this.#arrange();
     const run = ++this.run;
     const first = this.selection.layer;

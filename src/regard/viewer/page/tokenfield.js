@@ -29,10 +29,14 @@ export class TokenField {
     this.element.replaceChildren(...this.nodes);
   }
 
+  // A token: the space before its word stands by itself, so that no tint ends a line.
   #node(place, boundary) {
     const shown = this.text.text(place).replace(/\n/g, "⏎\n").replace(/\t/g, "⇥\t") || "∅";
+    const [, space, word] = /^( *)([^]*)$/.exec(shown);
+    const gap = this.text.spaced && place > 0 ? " " : "";
     const node = make("span", { class: "regard-token", role: "option", tabIndex: -1 });
-    node.textContent = (this.text.spaced && place > 0 ? " " : "") + shown;
+    const inner = make("span", { class: "regard-word", text: word || space });
+    node.append(gap + (word ? space : ""), inner);
     node.place = place;
     node.classList.toggle("regard-written", boundary !== null && place >= boundary);
     node.classList.toggle("regard-boundary", boundary !== null && place === boundary);
