@@ -1,11 +1,13 @@
 """The map as the tests read it: its pixels, what it says it shows, and what float64 says."""
 
 import base64
+import io
 import json
 import re
 from pathlib import Path
 
 import numpy as np
+from matplotlib.image import imread
 
 from regard.recording import Layer, Recording
 from regard.viewer import _server
@@ -17,19 +19,12 @@ IDLE = ".regard-map[data-idle=true]"
 CELLS = ".regard-map-cells >> nth=0"
 PAPER = (253, 251, 246)
 
-DECODE = """async (text) => {
-  const bytes = Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
-  const image = await createImageBitmap(new Blob([bytes], {type: "image/png"}));
-  const canvas = new OffscreenCanvas(image.width, image.height);
-  const context = canvas.getContext("2d");
-  context.drawImage(image, 0, 0);
-  const {data} = context.getImageData(0, 0, image.width, image.height);
-  let binary = "";
-  for (let i = 0; i < data.length; i += 32768)
-    binary += String.fromCharCode(...data.subarray(i, i + 32768));
-  return [image.width, image.height, btoa(binary)];
-}"""
 CANVAS = """(n) => document.querySelectorAll(".regard-map-cells")[n].toDataURL().split(",")[1]"""
+
+
+def decoded(png):
+    """(height, width, 3 or 4) uint8 of a PNG."""
+    return np.round(imread(io.BytesIO(png)) * 255).astype(np.uint8)
 
 
 def constant(name):
@@ -127,13 +122,10 @@ def pixel_bins(start, zoom, level, pixels, count):
 
 
 class MapPage:
-    """A page that shows a map, and a helper page that decodes pictures."""
+    """A page that shows a map."""
 
-    def __init__(self, page, address):
+    def __init__(self, page):
         self.page = page
-        self.address = address
-        self.decoder = page.context.new_page()
-        page.bring_to_front()
         self.wait()
 
     def wait(self):
@@ -164,20 +156,14 @@ class MapPage:
     def readout(self):
         return self.page.locator(".regard-readout").inner_text()
 
-    def decode(self, png):
-        """(height, width, 4) of a PNG, by the browser."""
-        text = png if isinstance(png, str) else base64.b64encode(png).decode()
-        width, height, data = self.decoder.evaluate(DECODE, text)
-        return np.frombuffer(base64.b64decode(data), np.uint8).reshape(height, width, 4)
-
     def canvas(self, n=0):
         """(height, width, 4): what the map drew."""
-        return self.decode(self.page.evaluate(CANVAS, n))
+        return decoded(base64.b64decode(self.page.evaluate(CANVAS, n)))
 
     def screen(self, ratio, n=0):
         """(height, width, 3): the device pixels of the screen where the cells lie."""
         self.page.evaluate("() => document.querySelector('.regard-map').classList.add('bare')")
-        picture = self.decode(self.page.screenshot())[..., :3]
+        picture = decoded(self.page.screenshot())[..., :3]
         assert abs(self.page.evaluate("() => devicePixelRatio") - ratio) < 1e-6
         self.page.evaluate("() => document.querySelector('.regard-map').classList.remove('bare')")
         left, top, width, height = self.page.evaluate(

@@ -9,6 +9,7 @@ import pytest
 from viewer.map_page import (
     MapPage,
     assert_pixels,
+    decoded,
     expected_entries,
     log_weights,
     made,
@@ -24,9 +25,7 @@ def open_map(serve, open_page):
     """Opens the map of recordings: ``open_map(recording, …, hash="L0H1", **page options)``."""
 
     def open_one(*recordings, hash="", **options):
-        address = serve(*recordings)
-        page = open_page(f"{address}#{hash}", **options)
-        return MapPage(page, address)
+        return MapPage(open_page(f"{serve(*recordings)}#{hash}", **options))
 
     return open_one
 
@@ -132,7 +131,7 @@ def test_the_png_is_the_canvas_with_axes(open_map, text, tmp_path):
     download = saved(page, "PNG")
     download.save_as(tmp_path / "map.png")
     assert re.fullmatch(r".*L0H1\.png", download.suggested_filename)
-    picture = page.decode((tmp_path / "map.png").read_bytes())
+    picture = decoded((tmp_path / "map.png").read_bytes())
     canvas = page.canvas()
     height, width = canvas.shape[:2]
     inside = picture[84 + 1 : 84 + height, 112 + 1 : 112 + width]

@@ -28,9 +28,7 @@ def open_map(serve, open_page):
     """Opens the map of recordings: ``open_map(recording, …, hash="L0H1", **page options)``."""
 
     def open_one(*recordings, hash="", **options):
-        address = serve(*recordings)
-        page = open_page(f"{address}#{hash}", **options)
-        return MapPage(page, address)
+        return MapPage(open_page(f"{serve(*recordings)}#{hash}", **options))
 
     return open_one
 
