@@ -37,14 +37,12 @@ export async function start(root, ask, { address = false } = {}) {
   }
   const selection = new Selection(about, address);
   const readout = makeReadout();
-  const say = (text) => {
-    readout.textContent = text;
-  };
+  const { say, aside } = readout;
   const texts = makeTexts(source, about);
-  const context = { about, source, selection, texts, say, root };
+  const context = { about, source, selection, texts, say, aside, root };
   retry = () => selection.again();
   const parts = makeParts(context);
-  root.replaceChildren(banner.element, parts.frame(readout), parts.help.element);
+  root.replaceChildren(banner.element, parts.frame(readout.element), parts.help.element);
   const listening = new AbortController();
   listenToKeys(context, parts, address ? document : root, listening.signal);
   describeChanges(context);

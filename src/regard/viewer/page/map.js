@@ -321,8 +321,9 @@ class HeadMapView {
     const now = performance.now();
     if (!done && read > 0 && read < 1 && now - this.said > SAY_MS && !this.hovered) {
       this.said = now;
-      this.context.say(progress);
+      this.context.aside(progress);
     }
+    if (done) this.context.aside("");
   }
 
   // Until someone opens or closes the list, it is open only where it hides nothing that is seen.
