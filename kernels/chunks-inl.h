@@ -45,17 +45,18 @@ struct Heavier {
 template <class E>
 struct Chunk {
   typedef typename E::Real Real;
-  Real* received;  // [Lk]
-  Real* pooled;    // [bins of rows that it touches][bins[1]]
-  Pair* pairs;     // [n]
-  int64_t* count;  // of the pairs
+  Real* received;   // [Lk]
+  Real* pooled[2];  // [bins of rows that it touches][bins[1]]: the strongest, and the mass
+  Pair* pairs;      // [n]
+  int64_t* count;   // of the pairs
 
   Chunk(const Reduce& r, Scratch& scratch) {
     const int64_t n = r.row1 - r.row0;
     received = scratch.take<Real>(r.received || r.received_max ? r.problem->Lk : 0);
     int64_t high = r.pooled_max || r.pooled_mass ? chunk_rows<E>(r) * r.bins[0] / n + 2 : 0;
     if (high > r.bins[0]) high = r.bins[0];
-    pooled = scratch.take<Real>(high * r.bins[1]);
+    pooled[0] = scratch.take<Real>(r.pooled_max ? high * r.bins[1] : 0);
+    pooled[1] = scratch.take<Real>(r.pooled_mass ? high * r.bins[1] : 0);
     pairs = scratch.take<Pair>(r.n);
     count = scratch.take<int64_t>(1);
   }
@@ -104,13 +105,56 @@ static int64_t collect_bytes(const Reduce& r) {
   return pairs > r.bins[1] ? pairs : r.bins[1];
 }
 
+// Puts the pictures of a head's chunks together; `seen` has room for a row of bins.
+template <class E, bool mass>
+static void collect_picture(const Reduce& r, int64_t head, bool undefined, uint8_t* seen) {
+  typedef typename E::Real Real;
+  const Problem& p = *r.problem;
+  const int64_t chunks = chunks_of<E>(r), height = r.row1 - r.row0;
+  const int64_t R = r.bins[0], C = r.bins[1];
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  Real* pooled = (Real*)(mass ? r.pooled_mass : r.pooled_max) + head * R * C;
+  const Real dark = mass ? Real(0) : -kInf<Real>;
+  for (int64_t x = 0; x < R * C; ++x) pooled[x] = dark;
+  for (int64_t c = 0; c < chunks; ++c) {
+    const int64_t begin = c * chunk_rows<E>(r);
+    const int64_t end = begin + chunk_rows<E>(r) < height ? begin + chunk_rows<E>(r) : height;
+    const int64_t first = bin_of(begin, height, R), count = bin_of(end - 1, height, R) - first + 1;
+    const Real* part = chunk_at<E>(r, head, c).pooled[mass];
+    Real* sum = pooled + first * C;
+    if (mass)
+      for (int64_t x = 0; x < count * C; ++x) sum[x] += part[x];
+    else
+      for (int64_t x = 0; x < count * C; ++x) sum[x] = part[x] > sum[x] ? part[x] : sum[x];
+  }
+  for (int64_t y = 0; y < R; ++y) {
+    Real* row = pooled + y * C;
+    const int64_t top = y * height / R, bottom = (y + 1) * height / R;
+    const Real factor = mass ? 1 / Real(bottom - top) : Real(kLn2);
+    for (int64_t x = 0; x < C; ++x) row[x] *= factor;
+    std::memset(seen, 0, size_t(C));  // which bins intervals let be seen
+    for (int64_t i = top + r.row0; i < bottom + r.row0; ++i) {
+      const int64_t at = head / p.Hq * p.Lq + i, width = r.column1 - r.column0;
+      const int64_t low = p.first[at] > r.column0 ? p.first[at] : r.column0;
+      const int64_t high = p.last[at] < r.column1 ? p.last[at] : r.column1;
+      if (low >= high) continue;
+      const int64_t from = bin_of(low - r.column0, width, C);
+      std::memset(seen + from, 1, size_t(bin_of(high - 1 - r.column0, width, C) + 1 - from));
+    }
+    for (int64_t x = 0; x < C; ++x) {
+      const bool hidden = !seen[x] || ((p.mask || p.key_ids) && row[x] == dark &&
+                                       !bin_sees<E>(r, head, y, x, false));
+      if (hidden || (undefined && bin_sees<E>(r, head, y, x, true))) row[x] = Real(nan);
+    }
+  }
+}
+
 template <class E>
 static void run_collect(const void* pass, int64_t task, char* memory, const Stop&) {
   typedef typename E::Real Real;
   const Reduce& r = *(const Reduce*)pass;
   const Problem& p = *r.problem;
   const int64_t head = r.head0 + task, chunks = chunks_of<E>(r);
-  const int64_t height = r.row1 - r.row0, R = r.bins[0], C = r.bins[1];
   const double nan = std::numeric_limits<double>::quiet_NaN();
   bool undefined = false;
   for (int64_t i = r.row0; i < r.row1; ++i) {
@@ -138,45 +182,8 @@ static void run_collect(const void* pass, int64_t task, char* memory, const Stop
             received[j] = nan;
       }
   }
-  if (void* to = r.pooled_max ? r.pooled_max : r.pooled_mass) {
-    Real* pooled = (Real*)to + head * R * C;
-    const bool mass = r.pooled_mass;
-    const Real dark = mass ? Real(0) : -kInf<Real>;
-    for (int64_t x = 0; x < R * C; ++x) pooled[x] = dark;
-    for (int64_t c = 0; c < chunks; ++c) {
-      const int64_t begin = c * chunk_rows<E>(r);
-      const int64_t end = begin + chunk_rows<E>(r) < height ? begin + chunk_rows<E>(r) : height;
-      const int64_t first = bin_of(begin, height, R),
-                    count = bin_of(end - 1, height, R) - first + 1;
-      const Real* part = chunk_at<E>(r, head, c).pooled;
-      Real* sum = pooled + first * C;
-      if (mass)
-        for (int64_t x = 0; x < count * C; ++x) sum[x] += part[x];
-      else
-        for (int64_t x = 0; x < count * C; ++x) sum[x] = part[x] > sum[x] ? part[x] : sum[x];
-    }
-    uint8_t* seen = (uint8_t*)memory;  // which bins intervals let be seen
-    for (int64_t y = 0; y < R; ++y) {
-      Real* row = pooled + y * C;
-      const int64_t top = y * height / R, bottom = (y + 1) * height / R;
-      const Real factor = mass ? 1 / Real(bottom - top) : Real(kLn2);
-      for (int64_t x = 0; x < C; ++x) row[x] *= factor;
-      std::memset(seen, 0, size_t(C));
-      for (int64_t i = top + r.row0; i < bottom + r.row0; ++i) {
-        const int64_t at = head / p.Hq * p.Lq + i, width = r.column1 - r.column0;
-        const int64_t low = p.first[at] > r.column0 ? p.first[at] : r.column0;
-        const int64_t high = p.last[at] < r.column1 ? p.last[at] : r.column1;
-        if (low >= high) continue;
-        const int64_t from = bin_of(low - r.column0, width, C);
-        std::memset(seen + from, 1, size_t(bin_of(high - 1 - r.column0, width, C) + 1 - from));
-      }
-      for (int64_t x = 0; x < C; ++x) {
-        const bool hidden = !seen[x] || ((p.mask || p.key_ids) && row[x] == dark &&
-                                         !bin_sees<E>(r, head, y, x, false));
-        if (hidden || (undefined && bin_sees<E>(r, head, y, x, true))) row[x] = Real(nan);
-      }
-    }
-  }
+  if (r.pooled_max) collect_picture<E, false>(r, head, undefined, (uint8_t*)memory);
+  if (r.pooled_mass) collect_picture<E, true>(r, head, undefined, (uint8_t*)memory);
   if (r.n) {
     Pair* all = (Pair*)memory;
     int64_t count = 0;

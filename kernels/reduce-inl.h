@@ -288,7 +288,7 @@ static void pool_block(const Reduce& r, const Scaling<E>& scaling, ReduceMemory<
       }
       transpose(t);
       for (int i = 0; i < n && v * n + i < m.rows.count; ++i) {
-        Real* to = chunk->pooled + row_bin[v * n + i] * C + bin;
+        Real* to = chunk->pooled[mass] + row_bin[v * n + i] * C + bin;
         Vec<Real> x = mass ? t[i] : larger(t[i], nothing);
         // Rows of one bin are put together before they are written.
         for (; i + 1 < n && v * n + i + 1 < m.rows.count &&
@@ -389,8 +389,10 @@ static void run_reduce(const void* pass, int64_t task, char* memory, const Stop&
   const int64_t first_bin = picture ? bin_of(begin - r.row0, height, r.bins[0]) : 0;
   if (picture) {
     const int64_t count = bin_of(end - 1 - r.row0, height, r.bins[0]) - first_bin + 1;
-    for (int64_t x = 0; x < count * r.bins[1]; ++x)
-      chunk.pooled[x] = r.pooled_mass ? Real(0) : -kInf<Real>;
+    for (int64_t x = 0; x < count * r.bins[1]; ++x) {
+      if (r.pooled_max) chunk.pooled[0][x] = -kInf<Real>;
+      if (r.pooled_mass) chunk.pooled[1][x] = 0;
+    }
   }
   if (columns)
     for (int64_t j = 0; j < p.Lk; ++j) chunk.received[j] = 0;

@@ -403,3 +403,18 @@ def test_some_rows_see_what_they_see_in_the_whole(backend, options, part):
     np.testing.assert_allclose(
         np.asarray(again), whole[:, :, part][:, :, 1::2], rtol=1e-5, atol=1e-7
     )
+
+
+@pytest.mark.parametrize("backend", ["kernel", "reference"])
+def test_one_pass_gives_both_pictures(backend):
+    q, k = numbers(2, 4, 1300, 8), numbers(2, 2, 700, 8, seed=1)
+    _, weights = regard.attention(
+        q, k, k, causal=True, query_start=-200, return_weights=True, backend=backend
+    )
+    pools = [
+        weights._pool((90, 70), how, slice(100, 1250), slice(5, 690)) for how in ("max", "mass")
+    ]
+    weights._run(*pools, rows=slice(100, 1250), columns=slice(5, 690))
+    for pool, how in zip(pools, ("max", "mass")):
+        alone = weights.pool((90, 70), how, slice(100, 1250), slice(5, 690))
+        np.testing.assert_array_equal(weights._give(pool.result()), alone)

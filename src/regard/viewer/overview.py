@@ -96,7 +96,7 @@ class HeadMap:
         )
         if rows.start < rows.stop and columns.start < columns.stop:
             side = 1 << level
-            picture = bins(self._rows.weights(rows), plane, side, side, columns)
+            (picture,) = bins(self._rows.weights(rows), (plane,), side, side, columns)
             out[: picture.shape[0], : picture.shape[1]] = picture
         return out, 1.0
 
@@ -334,16 +334,16 @@ class _Collected:
         count = len(range(rows.start, rows.stop, rows.step))
         columns = slice(0, self._shape[1])
         down = 1 << self.level - int(math.log2(ROUNDS))
-        strongest, mass = (
-            bins(weights, plane, down, 1 << self.level, columns) for plane in ("max", "mass")
-        )
+        strongest, mass = bins(weights, ("max", "mass"), down, 1 << self.level, columns)
         read = np.diff(np.minimum(np.arange(len(strongest) + 1) * down, count))
         with np.errstate(invalid="ignore"):
             total = np.nan_to_num(np.exp(mass)) * read[:, None]
         return strongest, total, read
 
 
-def bins(weights: AttentionWeights, plane: str, down: int, across: int, columns: slice) -> Picture:
+def bins(
+    weights: AttentionWeights, planes: tuple[str, ...], down: int, across: int, columns: slice
+) -> list[Picture]:
     """All rows and some columns of one matrix in bins of ``(down, across)``; the last are rests."""
     bands = []
     for rows in _whole_and_rest(slice(0, weights.shape[0]), down):
@@ -351,9 +351,11 @@ def bins(weights: AttentionWeights, plane: str, down: int, across: int, columns:
         for part in _whole_and_rest(columns, across):
             height, width = rows.stop - rows.start, part.stop - part.start
             size = (max(1, height // down), max(1, width // across))
-            beside.append(_numpy(weights.pool(size, plane, rows, part)))
-        bands.append(np.concatenate(beside, 1))
-    return np.concatenate(bands)
+            pools = [weights._pool(size, plane, rows, part) for plane in planes]
+            weights._run(*pools, rows=rows, columns=part)
+            beside.append([_numpy(weights._give(pool.result())) for pool in pools])
+        bands.append([np.concatenate(pictures, 1) for pictures in zip(*beside)])
+    return [np.concatenate(pictures) for pictures in zip(*bands)]
 
 
 def _whole_and_rest(part: slice, side: int) -> list[slice]:
