@@ -16,7 +16,9 @@ const LARGE_CELL = 24; // from which tokens are named in larger letters
 export function themeOf(root) {
   const style = getComputedStyle(root);
   const names = ["paper", "ink", "soft", "line", "accent", "focus"];
-  return Object.fromEntries(names.map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
+  return Object.fromEntries(
+    names.map((name) => [name, style.getPropertyValue(`--${name}`).trim()]),
+  );
 }
 
 // A frame's geometry in CSS pixels: where tokens lie, and how far the matrix reaches.
@@ -28,8 +30,10 @@ export class Layout {
     this.left = GUTTER.left;
     this.top = GUTTER.top;
     this.right = GUTTER.left + endPixel(view.x, view.zoom, view.level, width, extent.keys) / ratio;
-    this.bottom = GUTTER.top + endPixel(view.y, view.zoom, view.level, height, extent.queries) / ratio;
-    const last = (start, pixels, length) => Math.min(length - 1, Math.floor(start + pixels / view.zoom));
+    this.bottom =
+      GUTTER.top + endPixel(view.y, view.zoom, view.level, height, extent.queries) / ratio;
+    const last = (start, pixels, length) =>
+      Math.min(length - 1, Math.floor(start + pixels / view.zoom));
     this.keys = [Math.floor(view.x), last(view.x, width, extent.keys)];
     this.queries = [Math.floor(view.y), last(view.y, height, extent.queries)];
   }
@@ -125,11 +129,24 @@ function keyMarks(layout, tokens, chosen, theme, taken) {
       if (inside(key)) marks.push(...namedKey(layout, tokens, key, key === chosen, theme));
     return marks;
   }
-  const look = { kind: "text", align: "middle", colour: theme.soft, size: SMALL_TEXT, y: GUTTER.top - 9 };
+  const look = {
+    kind: "text",
+    align: "middle",
+    colour: theme.soft,
+    size: SMALL_TEXT,
+    y: GUTTER.top - 9,
+  };
   for (const key of ticksIn(keys, niceStep(cell, TICK_ROOM.x), 0)) {
     const x = layout.xOf(key + 0.5);
     if (!inside(key)) continue;
-    marks.push({ kind: "line", colour: theme.soft, x1: x, x2: x, y1: GUTTER.top - 5, y2: GUTTER.top });
+    marks.push({
+      kind: "line",
+      colour: theme.soft,
+      x1: x,
+      x2: x,
+      y1: GUTTER.top - 5,
+      y2: GUTTER.top,
+    });
     if (isFree(taken, x, 22)) marks.push({ ...look, x, text: countText(key) });
   }
   return marks;
@@ -145,8 +162,21 @@ function namedKey(layout, tokens, key, chosen, theme) {
   const room = GUTTER.top - 18 - width;
   const text = !tokens ? "" : fitted(tokens.label(key, 24), room, size, weight);
   return [
-    { ...look, y: GUTTER.top - 6, text: number, size: SMALL_TEXT, colour: chosen ? theme.accent : theme.soft },
-    { ...look, y: GUTTER.top - 12 - width, text: isolated(text), weight, size, colour: chosen ? theme.accent : theme.ink },
+    {
+      ...look,
+      y: GUTTER.top - 6,
+      text: number,
+      size: SMALL_TEXT,
+      colour: chosen ? theme.accent : theme.soft,
+    },
+    {
+      ...look,
+      y: GUTTER.top - 12 - width,
+      text: isolated(text),
+      weight,
+      size,
+      colour: chosen ? theme.accent : theme.ink,
+    },
   ];
 }
 
@@ -159,13 +189,27 @@ function queryMarks(layout, tokens, chosen, theme, taken) {
       if (inside(query)) marks.push(...namedQuery(layout, tokens, query, query === chosen, theme));
     return marks;
   }
-  const look = { kind: "text", align: "end", colour: theme.soft, size: SMALL_TEXT, x: GUTTER.left - 9 };
+  const look = {
+    kind: "text",
+    align: "end",
+    colour: theme.soft,
+    size: SMALL_TEXT,
+    x: GUTTER.left - 9,
+  };
   const offset = positionOf(0, facts);
   for (const query of ticksIn(queries, niceStep(cell, TICK_ROOM.y), offset)) {
     const y = layout.yOf(query + 0.5);
     if (!inside(query)) continue;
-    marks.push({ kind: "line", colour: theme.soft, x1: GUTTER.left - 5, x2: GUTTER.left, y1: y, y2: y });
-    if (isFree(taken, y, 7)) marks.push({ ...look, y: y + 3.5, text: countText(positionOf(query, facts)) });
+    marks.push({
+      kind: "line",
+      colour: theme.soft,
+      x1: GUTTER.left - 5,
+      x2: GUTTER.left,
+      y1: y,
+      y2: y,
+    });
+    if (isFree(taken, y, 7))
+      marks.push({ ...look, y: y + 3.5, text: countText(positionOf(query, facts)) });
   }
   return marks;
 }
@@ -181,7 +225,14 @@ function namedQuery(layout, tokens, query, chosen, theme) {
   const x = GUTTER.left - 7;
   return [
     { ...look, x, text: number, size: SMALL_TEXT, colour: chosen ? theme.accent : theme.soft },
-    { ...look, x: x - widest - 6, text: isolated(text), weight, size, colour: chosen ? theme.accent : theme.ink },
+    {
+      ...look,
+      x: x - widest - 6,
+      text: isolated(text),
+      weight,
+      size,
+      colour: chosen ? theme.accent : theme.ink,
+    },
   ];
 }
 
@@ -196,7 +247,13 @@ function boundaryMarks(layout, theme) {
   if (facts.boundary === null || facts.boundary === undefined) return [];
   const marks = [];
   const look = { kind: "line", colour: theme.focus, width: 1.5, dash: [6, 4] };
-  const label = { kind: "text", colour: theme.focus, halo: theme.paper, weight: 600, text: "written by the model →" };
+  const label = {
+    kind: "text",
+    colour: theme.focus,
+    halo: theme.paper,
+    weight: 600,
+    text: "written by the model →",
+  };
   const x = layout.xOf(facts.boundary);
   if (x >= left && x <= right) {
     marks.push({ ...look, x1: x, x2: x, y1: top - 60, y2: bottom });
@@ -271,7 +328,15 @@ function keyChip(layout, texts, key, x, theme) {
   const half = textWidth(text, 11, 700) / 2;
   const middle = Math.max(x, GUTTER.left - 60 + half);
   return [
-    { kind: "text", align: "middle", colour: theme.accent, weight: 700, x: middle, y: GUTTER.top - 32, text },
+    {
+      kind: "text",
+      align: "middle",
+      colour: theme.accent,
+      weight: 700,
+      x: middle,
+      y: GUTTER.top - 32,
+      text,
+    },
     { kind: "line", colour: theme.accent, x1: x, x2: x, y1: GUTTER.top - 27, y2: GUTTER.top },
   ];
 }

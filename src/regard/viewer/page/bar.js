@@ -18,11 +18,20 @@ export function makeColourBar(context) {
   const reset = make("button", { type: "button", class: "regard-button", text: "reset" });
   reset.addEventListener("click", () => selection.set({ low: null, high: null, span: null }));
   const power = (input) => make("label", { class: "regard-colours-power" }, "10", input);
-  const ends = [power(low), power(high), make("label", { class: "regard-colours-span" }, "±", span)];
+  const ends = [
+    power(low),
+    power(high),
+    make("label", { class: "regard-colours-span" }, "±", span),
+  ];
   const element = make(
     "div",
     { class: "regard-colours", role: "group", "aria-label": "Colours" },
-    ends[0], canvas, ends[1], ends[2], fit, reset,
+    ends[0],
+    canvas,
+    ends[1],
+    ends[2],
+    fit,
+    reset,
   );
   const show = () => {
     const signed = selection.compare === "difference" && selection.otherWhere !== null;
@@ -43,14 +52,21 @@ export function makeColourBar(context) {
 function rangeInput(label, change) {
   const input = make("input", { type: "number", step: 0.5, "aria-label": label });
   input.addEventListener("change", () => {
-    change(input.value.trim() !== "" && Number.isFinite(Number(input.value)) ? Number(input.value) : null);
+    change(
+      input.value.trim() !== "" && Number.isFinite(Number(input.value))
+        ? Number(input.value)
+        : null,
+    );
   });
   return input;
 }
 
 function isEdited({ low, high, span, scale }, signed) {
   if (signed) return span !== null;
-  return (low ?? RANGES[scale][0]) !== RANGES[scale][0] || (high ?? RANGES[scale][1]) !== RANGES[scale][1];
+  return (
+    (low ?? RANGES[scale][0]) !== RANGES[scale][0] ||
+    (high ?? RANGES[scale][1]) !== RANGES[scale][1]
+  );
 }
 
 export function barText(selection, signed) {

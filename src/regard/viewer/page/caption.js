@@ -6,12 +6,18 @@ import { nameOfPlace } from "./selection.js";
 // `L5H3`, with its recording where there are several.
 export function frameName({ about }, where) {
   const name = nameOfPlace(about, where);
-  return about.recordings.length > 1 ? `${name} of ${about.recordings[where.recording].name}` : name;
+  return about.recordings.length > 1
+    ? `${name} of ${about.recordings[where.recording].name}`
+    : name;
 }
 
 export function captionOf(context, frame, progress) {
   const { selection } = context;
-  const parts = [headsText(context, frame), binText(frame.view.level, selection.plane), sharedText(selection)];
+  const parts = [
+    headsText(context, frame),
+    binText(frame.view.level, selection.plane),
+    sharedText(selection),
+  ];
   return [...parts, progress].filter((part) => part).join(" · ");
 }
 

@@ -1,4 +1,4 @@
-// From ln(weight) to colour: tables of 1,024 entries, so that every drawing, and every test, agrees.
+// From ln(weight) to colour: tables of 1,024 entries, so that every drawing agrees.
 
 // From paper to ink, as regard/_picture.py has it.
 export const RAMP = [

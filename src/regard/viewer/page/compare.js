@@ -24,7 +24,10 @@ export function makeCompare(context) {
   const picked = make(
     "div",
     { class: "regard-compare-with" },
-    layer.element, head.element, about.recordings.length > 1 ? recording.element : null, swap,
+    layer.element,
+    head.element,
+    about.recordings.length > 1 ? recording.element : null,
+    swap,
   );
   const element = make("div", { class: "regard-compare" }, way.element, picked);
   const show = () => {

@@ -23,7 +23,14 @@ export class Frame {
     this.marks = make("canvas", { class: "regard-map-marks", "aria-hidden": "true" });
     this.hover = make("div", { class: "regard-map-hover", hidden: true });
     this.title = make("div", { class: "regard-map-title", hidden: true });
-    this.element = make("div", { class: "regard-map-frame" }, this.cells, this.marks, this.hover, this.title);
+    this.element = make(
+      "div",
+      { class: "regard-map-frame" },
+      this.cells,
+      this.marks,
+      this.hover,
+      this.title,
+    );
     this.tiles = new Tiles(context.source, changed);
     this.otherTiles = new Tiles(context.source, changed);
     this.coloured = new Map(); // what the last paint coloured, by tile
@@ -61,7 +68,6 @@ export class Frame {
     this.columns = binsOf(view.x, view.zoom, view.level, width, keys);
     this.rows = binsOf(view.y, view.zoom, view.level, height, queries);
     this.#want(view);
-    const started = performance.now();
     if (this.image?.width !== width || this.image?.height !== height) {
       this.image = new ImageData(width, height);
       this.pixels = new Uint32Array(this.image.data.buffer);
@@ -70,9 +76,8 @@ export class Frame {
     drawCells(this.pixels, width, this.columns, this.rows, found);
     this.cells.getContext("2d").putImageData(this.image, 0, 0);
     this.paints++;
-    const milliseconds = performance.now() - started;
     const { x, y, zoom, level } = view;
-    Object.assign(this.cells.dataset, { x, y, zoom, level, paints: this.paints, milliseconds });
+    Object.assign(this.cells.dataset, { x, y, zoom, level, paints: this.paints });
   }
 
   // {row, column} of the bin that is drawn at a place, or null.
@@ -166,8 +171,11 @@ export class Frame {
         if (!sources) continue;
         const name = `${level}/${r}/${c}`;
         const known = used.get(name) ?? before.get(name);
-        const fresh = known?.look === colour.look && known.sources.every((s, i) => s === sources[i]);
-        const entry = fresh ? known : { look: colour.look, sources, pixels: colour.pixels(sources, r, level) };
+        const fresh =
+          known?.look === colour.look && known.sources.every((s, i) => s === sources[i]);
+        const entry = fresh
+          ? known
+          : { look: colour.look, sources, pixels: colour.pixels(sources, r, level) };
         used.set(name, entry);
         return { pixels: entry.pixels, above };
       }

@@ -8,7 +8,8 @@ import { countText, weightText, weightWords } from "./numbers.js";
 export function wordsOfBin({ selection }, frame, row, column, texts) {
   const { level } = frame.view;
   const value = frame.valueAt(row, column);
-  if (frame.other) return `${placeOfBin(frame, row, column, texts)}   ${differenceWords(frame, row, column)}`;
+  if (frame.other)
+    return `${placeOfBin(frame, row, column, texts)}   ${differenceWords(frame, row, column)}`;
   const place = placeOfBin(frame, row, column, texts);
   if (value === undefined) return `${place}   …`;
   if (level === 0) return `${place}   ${pairWeight(value, frame.seenBy(row, 0))}`;
@@ -34,7 +35,8 @@ function pairWeight(value, seen) {
 function placeOfBin(frame, row, column, texts) {
   const side = 2 ** frame.view.level;
   const { queries, keys } = frame.extent;
-  if (side === 1) return `query ${namedQuery(frame, row, texts)} → key ${namedKey(column, texts)}`;
+  if (side === 1)
+    return `query ${namedQuery(frame, row, texts)} → key ${namedKey(column, texts)}`;
   const first = positionOf(row * side, frame.facts);
   const last = positionOf(Math.min((row + 1) * side, queries) - 1, frame.facts);
   const range = (a, b) => `${countText(a)}–${countText(b)}`;
@@ -58,9 +60,12 @@ function named(position, index, tokens) {
 function differenceWords(frame, row, column) {
   const [one, other] = [frame.valueAt(row, column), frame.otherValueAt(row, column)];
   const name = ({ layer, head }, facts) => `L${facts.layer.number ?? layer}H${head}`;
-  const words = (value) => (value === undefined ? "…" : Number.isNaN(value) ? "invisible" : weightText(Math.exp(value)));
-  const sides = `${name(frame.where, frame.facts)} ${words(one)} − ${name(frame.other, frame.otherFacts)} ${words(other)}`;
-  if (one === undefined || other === undefined || (Number.isNaN(one) && Number.isNaN(other))) return sides;
+  const words = (value) =>
+    value === undefined ? "…" : Number.isNaN(value) ? "invisible" : weightText(Math.exp(value));
+  const own = `${name(frame.where, frame.facts)} ${words(one)}`;
+  const sides = `${own} − ${name(frame.other, frame.otherFacts)} ${words(other)}`;
+  if (one === undefined || other === undefined || (Number.isNaN(one) && Number.isNaN(other)))
+    return sides;
   const weight = (value) => (Number.isNaN(value) ? 0 : Math.exp(value));
   const difference = weight(one) - weight(other);
   return `${sides} = ${difference < 0 ? "−" : "+"}${weightText(Math.abs(difference))}`;

@@ -1,9 +1,10 @@
 // The map of a head: which part of which matrix is shown, and what pointer and keys do to it.
 //
-// The element says through data-idle ("true" once every tile of the view has come whole), data-missing
-// how many tiles have not come, data-read which part of the rows they have read, data-paints
-// on its canvas how often the cells were drawn, data-x, -y, -zoom and -level what they show; the
-// class "bare" hides all but the cells.
+// The element says through data-idle ("true" once every tile of the view has come whole),
+// data-missing how many tiles have not come, data-read which part of the rows they have read, and
+// data-milliseconds how long the last picture took. On its canvas data-paints says how often the
+// cells were drawn, data-x, -y, -zoom and -level what they show. The class "bare" hides all but the
+// cells.
 
 import { frameMarks, Layout, themeOf } from "./axes.js";
 import { watchTheme } from "./colours.js";
@@ -43,7 +44,12 @@ class HeadMapView {
     );
     this.frames[0].element.append(this.links.element);
     const body = make("div", { class: "regard-map-body" }, this.stage);
-    this.element = make("section", { class: "regard-map", "aria-label": "Map" }, this.caption, body);
+    this.element = make(
+      "section",
+      { class: "regard-map", "aria-label": "Map" },
+      this.caption,
+      body,
+    );
     this.element.dataset.idle = "false";
     for (const frame of this.frames) listenToPointer(frame, this);
     this.stage.addEventListener("keydown", (event) => this.#homeOrEnd(event));
@@ -127,7 +133,10 @@ class HeadMapView {
   // Chooses a pair and brings it into sight.
   goTo(query, key) {
     const { queries, tokens } = this.selection.recordingFacts;
-    const [q, k] = [Math.max(0, Math.min(queries - 1, query)), Math.max(0, Math.min(tokens - 1, key))];
+    const [q, k] = [
+      Math.max(0, Math.min(queries - 1, query)),
+      Math.max(0, Math.min(tokens - 1, key)),
+    ];
     const { view } = this;
     const there = viewWith(view, q, k, this.size, this.extent);
     const same = there.x === view.x && there.y === view.y;
@@ -288,6 +297,7 @@ class HeadMapView {
       this.element.dataset.idle = "true"; // hidden
       return;
     }
+    const started = performance.now();
     const { view } = this;
     for (const frame of this.shown) {
       if (frame.size.width === 0) continue;
@@ -301,6 +311,7 @@ class HeadMapView {
       drawMarks(context, this.marksOf(frame));
     }
     for (const frame of this.shown) if (frame.pointer) this.hover(frame);
+    this.element.dataset.milliseconds = performance.now() - started;
     this.#tellProgress();
     this.#placeLinks();
   }
@@ -340,7 +351,9 @@ class HeadMapView {
 
 function isSameHover(one, other) {
   if (!one || !other) return one === other;
-  return ["frame", "row", "column", "level", "value"].every((name) => Object.is(one[name], other[name]));
+  return ["frame", "row", "column", "level", "value"].every((name) =>
+    Object.is(one[name], other[name]),
+  );
 }
 
 // Puts the frame's outline around a bin, or hides it.

@@ -1,9 +1,10 @@
-// Lines, texts and rings as a list, drawn on a canvas or written as SVG_NAMES: what is seen is what is
+// Lines, texts and rings as a list, drawn on a canvas or written as SVG: what is seen is what is
 // exported. Units are CSS pixels; `turn` is in degrees.
 
 export const MARK_FONT = 'system-ui, "Segoe UI", "Noto Sans", "DejaVu Sans", sans-serif';
-const SVG_NAMES = "http://www.w3.org/2000/svg";
-const measuringContext = typeof document === "undefined" ? null : document.createElement("canvas").getContext("2d");
+const SVG_NAMESPACE = "http://www.w3.org/2000/svg";
+const measuringContext =
+  typeof document === "undefined" ? null : document.createElement("canvas").getContext("2d");
 
 export function textWidth(text, size = 11, weight = 400) {
   measuringContext.font = fontOf({ size, weight });
@@ -80,7 +81,7 @@ const DRAWN_MARKS = {
   },
 };
 
-// The marks as children of an SVG_NAMES element.
+// The marks as children of an SVG element.
 export function writeMarks(parent, marks) {
   for (const mark of marks) {
     const node = WRITTEN_MARKS[mark.kind](mark);
@@ -90,9 +91,10 @@ export function writeMarks(parent, marks) {
 }
 
 export function svgNode(tag, attributes, text) {
-  const node = document.createElementNS(SVG_NAMES, tag);
+  const node = document.createElementNS(SVG_NAMESPACE, tag);
   for (const [name, value] of Object.entries(attributes))
-    if (value !== undefined) node.setAttribute(name, typeof value === "number" ? shortNumber(value) : value);
+    if (value !== undefined)
+      node.setAttribute(name, typeof value === "number" ? shortNumber(value) : value);
   if (text !== undefined) node.textContent = text;
   return node;
 }
@@ -103,24 +105,58 @@ function shortNumber(n) {
 
 const WRITTEN_MARKS = {
   text({ x, y, text, turn = 0, align = "start", colour, halo, size = 11, weight = 400 }) {
-    const outline = halo && { stroke: halo, "stroke-width": 4, "stroke-linejoin": "round", "paint-order": "stroke" };
-    return svgNode("text", {
-      x, y, fill: colour, "font-size": size, "font-weight": weight, "text-anchor": align,
-      transform: turn ? `rotate(${turn} ${shortNumber(x)} ${shortNumber(y)})` : undefined, ...outline,
-    }, text);
+    const outline = halo && {
+      stroke: halo,
+      "stroke-width": 4,
+      "stroke-linejoin": "round",
+      "paint-order": "stroke",
+    };
+    return svgNode(
+      "text",
+      {
+        x,
+        y,
+        fill: colour,
+        "font-size": size,
+        "font-weight": weight,
+        "text-anchor": align,
+        transform: turn ? `rotate(${turn} ${shortNumber(x)} ${shortNumber(y)})` : undefined,
+        ...outline,
+      },
+      text,
+    );
   },
   line({ x1, y1, x2, y2, colour, width = 1, dash }) {
     return svgNode("line", {
-      x1, y1, x2, y2, stroke: colour, "stroke-width": width, "stroke-dasharray": dash?.join(" "),
+      x1,
+      y1,
+      x2,
+      y2,
+      stroke: colour,
+      "stroke-width": width,
+      "stroke-dasharray": dash?.join(" "),
     });
   },
   box({ x, y, width, height, colour = "none", line, stroke = 1, round = 0 }) {
     return svgNode("rect", {
-      x, y, width, height, rx: round || undefined, fill: colour,
-      stroke: line, "stroke-width": line && stroke,
+      x,
+      y,
+      width,
+      height,
+      rx: round || undefined,
+      fill: colour,
+      stroke: line,
+      "stroke-width": line && stroke,
     });
   },
   ring({ x, y, radius, colour, width = 2 }) {
-    return svgNode("circle", { cx: x, cy: y, r: radius, fill: "none", stroke: colour, "stroke-width": width });
+    return svgNode("circle", {
+      cx: x,
+      cy: y,
+      r: radius,
+      fill: "none",
+      stroke: colour,
+      "stroke-width": width,
+    });
   },
 };

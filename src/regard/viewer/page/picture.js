@@ -38,7 +38,10 @@ export async function savePng(context, map) {
 export async function saveSvg(context, map) {
   const { width, height, offsets } = pictureSize(map);
   const svg = svgNode("svg", {
-    width, height, viewBox: `0 0 ${width} ${height}`, "font-family": MARK_FONT,
+    width,
+    height,
+    viewBox: `0 0 ${width} ${height}`,
+    "font-family": MARK_FONT,
   });
   svg.append(svgNode("title", {}, map.caption.textContent));
   svg.append(svgNode("rect", { width, height, fill: map.colours.paper }));
@@ -90,7 +93,12 @@ function cellNodes(frame) {
   const { size, view } = frame;
   const [columns, rows] = [runsOf(frame.columns), runsOf(frame.rows)];
   if (view.level > 0 || columns.length * rows.length > FEW_CELLS) {
-    const box = { x: GUTTER.left, y: GUTTER.top, width: size.width / size.ratio, height: size.height / size.ratio };
+    const box = {
+      x: GUTTER.left,
+      y: GUTTER.top,
+      width: size.width / size.ratio,
+      height: size.height / size.ratio,
+    };
     return [imageNode(frame.cells, box)];
   }
   const edge = (start, bin, from) => Math.max(0, ((bin - start) * view.zoom) / size.ratio) + from;
@@ -99,10 +107,20 @@ function cellNodes(frame) {
       const pixel = frame.pixels[row.from * size.width + column.from];
       const [r, g, b] = [pixel & 255, (pixel >> 8) & 255, (pixel >> 16) & 255];
       const [x, y] = [edge(view.x, column.bin, GUTTER.left), edge(view.y, row.bin, GUTTER.top)];
-      const right = Math.min(edge(view.x, column.bin + 1, GUTTER.left), GUTTER.left + size.width / size.ratio);
-      const bottom = Math.min(edge(view.y, row.bin + 1, GUTTER.top), GUTTER.top + size.height / size.ratio);
+      const right = Math.min(
+        edge(view.x, column.bin + 1, GUTTER.left),
+        GUTTER.left + size.width / size.ratio,
+      );
+      const bottom = Math.min(
+        edge(view.y, row.bin + 1, GUTTER.top),
+        GUTTER.top + size.height / size.ratio,
+      );
       const box = { x, y, width: right - x, height: bottom - y };
-      return svgNode("rect", { ...box, fill: `rgb(${r},${g},${b})`, "shape-rendering": "crispEdges" });
+      return svgNode("rect", {
+        ...box,
+        fill: `rgb(${r},${g},${b})`,
+        "shape-rendering": "crispEdges",
+      });
     }),
   );
 }
@@ -118,7 +136,12 @@ function runsOf(bins) {
 
 function imageNode(canvas, box) {
   const href = canvas.toDataURL("image/png");
-  return svgNode("image", { ...box, preserveAspectRatio: "none", "image-rendering": "pixelated", href });
+  return svgNode("image", {
+    ...box,
+    preserveAspectRatio: "none",
+    "image-rendering": "pixelated",
+    href,
+  });
 }
 
 function fileName({ selection }) {

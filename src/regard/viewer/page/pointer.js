@@ -42,7 +42,8 @@ export function listenToPointer(frame, map) {
     drag.far = true;
     hover(null);
     map.panBy(after.x - before.x, after.y - before.y);
-    if (pressed.size > 1 && before.apart > 0) map.zoomAt(after.apart / before.apart, after.x, after.y);
+    if (pressed.size > 1 && before.apart > 0)
+      map.zoomAt(after.apart / before.apart, after.x, after.y);
   });
   const release = (event) => {
     if (!pressed.delete(event.pointerId)) return;
