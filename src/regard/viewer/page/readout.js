@@ -16,7 +16,7 @@ const PAIR = ["recording", "layer", "head", "query", "key"];
 // {element, say(text), aside(text)}: what is said last, and beside it what goes on meanwhile.
 export function makeReadout() {
   const [said, beside] = [make("span"), make("span", { class: "regard-aside" })];
-  const element = make("output", { class: "regard-readout", role: "status" }, said, beside);
+  const element = make("output", { class: "regard-readout", role: "status" }, said, " ", beside);
   const write = (node) => (text) => {
     if (node.textContent !== text) node.textContent = text;
   };

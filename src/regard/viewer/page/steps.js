@@ -26,6 +26,7 @@ class StepsPanel {
     this.run = 0;
     this.dim = null; // the chosen column of q and k
     this.valueDim = null; // of v and the output
+    this.width = 700; // CSS pixels, until they are known
     this.#build();
     this.dark = watchTheme((dark) => {
       this.dark = dark;
@@ -34,7 +35,16 @@ class StepsPanel {
     this.selection.addEventListener("change", ({ detail }) => {
       if (FOLLOWED.some((name) => detail.has(name))) this.#read();
     });
+    this.observer = new ResizeObserver(() => this.#resize());
+    this.observer.observe(this.element);
     this.#read();
+  }
+
+  #resize() {
+    const width = this.element.clientWidth;
+    if (!width || width === this.width) return;
+    this.width = width;
+    this.#show();
   }
 
   #build() {
@@ -73,6 +83,7 @@ class StepsPanel {
 
   end() {
     this.run++;
+    this.observer.disconnect();
   }
 
   #read() {
@@ -128,11 +139,10 @@ class StepsPanel {
   // keys, the keys go down, so that all that belongs to a key stands in one line.
   #axes() {
     const { steps, text, all } = this.found;
-    const count = Math.max(steps.queries.length, steps.keys.length);
-    const side = all ? (count <= 10 ? 20 : count <= 16 ? 17 : count <= 24 ? 13 : 11) : 22;
+    const side = all ? this.#side(Math.max(steps.queries.length, steps.keys.length)) : 22;
     const label = (of) => (n) => (all ? of.label(n, 9) : `${countText(n)} ${of.label(n, 8)}`);
-    const wide = all ? WIDE : 0.75 * WIDE;
-    const along = (numbers) => Math.max(2, Math.min(20, Math.floor(wide / numbers[0].length)));
+    const wide = all ? WIDE : 0.75 * WIDE; // so that all steps of one query fit beside each other
+    const along = (numbers) => Math.max(2, Math.min(side, Math.floor(wide / numbers[0].length)));
     const axis = (word, labels, size) => ({ word, labels, size });
     const query = axis("query", steps.queries.map(label(text.queries)), side);
     return {
@@ -141,6 +151,13 @@ class StepsPanel {
       dim: axis("column", null, along(steps.query)),
       valueDim: axis("column", null, steps.value ? along(steps.value) : 0),
     };
+  }
+
+  // Pixels of a cell, so that three matrices stand beside each other, or else two.
+  #side(count) {
+    const three = Math.floor((this.width - 345) / (3 * count));
+    const two = Math.floor((this.width - 220) / (2 * count));
+    return three >= 13 ? Math.min(20, three) : Math.max(11, Math.min(17, two));
   }
 
   #fill(name, axes) {
