@@ -69,6 +69,16 @@ function isEdited({ low, high, span, scale }, signed) {
   );
 }
 
+const RAISED_DIGITS = "⁰¹²³⁴⁵⁶⁷⁸⁹";
+
+// `10⁻⁵`; fractions as they are, 10^0.5.
+function powerText(exponent) {
+  if (!Number.isInteger(exponent)) return `10^${exponent}`;
+  const digits = [...String(Math.abs(exponent))].map((digit) => RAISED_DIGITS[digit]);
+  return `10${exponent < 0 ? "⁻" : ""}${digits.join("")}`;
+}
+
+// What the colours mean, in words.
 export function barText(selection, signed) {
   if (signed) {
     const span = colourSpan(selection);
@@ -76,7 +86,7 @@ export function barText(selection, signed) {
   }
   const { low, high } = colourRange(selection);
   const unit = selection.scale === "uniform" ? "× uniform" : "weight";
-  return `${unit}, logarithmic: pale 10^${low}, dark 10^${high}`;
+  return `${unit}, logarithmic: pale ${powerText(low)}, dark ${powerText(high)}`;
 }
 
 function paintBar(canvas, signed) {

@@ -113,6 +113,7 @@ export class Frame {
         for (let i = 0; i < values.length; i++) sums[i + 1] = sums[i] + values[i];
         this.seen.set(name, sums);
         if (this.context.selection.scale === "uniform") this.changed();
+        if (this.pointer) this.context.map.hover(this);
       },
       () => this.seen.delete(name),
     );

@@ -174,7 +174,8 @@ class HeadMapView {
     const bin = frame.pointer && frame.view ? frame.binAt(frame.pointer) : null;
     if (!bin && before?.frame !== frame) return;
     const { level } = frame.view;
-    this.hovered = bin && { ...bin, frame, level, value: frame.valueAt(bin.row, bin.column) };
+    const known = bin && { value: frame.valueAt(bin.row, bin.column), seen: frame.knowsSeen };
+    this.hovered = bin && { ...bin, ...known, frame, level };
     for (const one of this.shown) outline(one, this.hovered);
     if (isSameHover(before, this.hovered)) return;
     clearTimeout(this.resting);
@@ -328,6 +329,7 @@ class HeadMapView {
       this.stage.setAttribute("aria-label", `Map of ${caption}`);
     }
     this.element.dataset.idle = String(done && !this.pending);
+    if (done) for (const frame of this.shown) frame.needSeen(); // for what the pointer finds
     Object.assign(this.element.dataset, { missing: String(missing), read: String(read) });
     const now = performance.now();
     if (!done && read > 0 && read < 1 && now - this.said > SAY_MS && !this.hovered) {
@@ -351,7 +353,7 @@ class HeadMapView {
 
 function isSameHover(one, other) {
   if (!one || !other) return one === other;
-  return ["frame", "row", "column", "level", "value"].every((name) =>
+  return ["frame", "row", "column", "level", "value", "seen"].every((name) =>
     Object.is(one[name], other[name]),
   );
 }
