@@ -6,6 +6,7 @@ import re
 import numpy as np
 import pytest
 
+from regard.recording import Layer, Recording
 from regard.viewer.answer import Answers
 from viewer.map_page import log_weights
 from viewer.pages import (
@@ -118,6 +119,54 @@ def test_cross_attention_shows_both_texts(show):
     assert page.locator(".regard-token").all_text_contents() == list(recording.query_tokens)
     exact = weights_of(recording, 1)[:, 3]
     assert [place for place, _, _ in shown_bars(page)] == list(np.argsort(-exact))
+
+
+def test_queries_from_the_middle_of_the_text_stand_at_their_tokens(show):
+    words = [f" w{n}" for n in range(10)]
+    full = spoken(words, layers=1)
+    layer = Layer(full.layers[0].query[:, 4:8], full.layers[0].key, causal=True, query_start=4)
+    page = show(Recording(words, [layer]), "L0H1&query=2&key=5")
+    is_chosen(page, 2, 5)
+    assert page.locator(".regard-chosen").text_content() == " w6"
+    assert page.locator(".regard-unseen").all_text_contents() == words[7:]
+    page.locator(".regard-token").nth(3).dblclick()  # a key, and no query
+    is_chosen(page, 2, 3)
+    page.keyboard.press("t")
+    page.wait_for_selector(".regard-text[data-shown$=by]")
+    assert page.locator(".regard-chosen").text_content() == " w3"
+    assert page.locator(".regard-locked").text_content() == " w6"
+    assert page.locator(".regard-unseen").all_text_contents() == words[:4] + words[8:]
+    page.locator(".regard-token").nth(7).click()
+    is_chosen(page, 3, 3)
+
+
+def test_scores_that_are_no_numbers_do_no_harm(show):
+    recording = spoken()
+    recording.layers[0].query[:, 5] = np.nan
+    for view in ("map", "steps"):
+        page = show(recording, f"L0H0&query=5&key=2&view={view}")
+        is_chosen(page, 5, 2)
+        page.locator(".regard-token").nth(3).click()
+        page.wait_for_timeout(200)
+
+
+def test_a_column_that_is_not_all_read_says_so_and_is_asked_again(show):
+    recording = spoken()
+    page = show(recording, "L0H3&query=5&key=1")
+    is_chosen(page, 5, 1)
+    left = ["0.25"]
+
+    def answer(route):
+        found = route.fetch()
+        route.fulfill(
+            response=found, headers={**found.headers, "regard-coverage": (left or ["1"]).pop()}
+        )
+
+    page.route("**/data/column*", answer)
+    page.keyboard.press("t")
+    page.wait_for_selector("text=25 % of the rows read.")
+    page.wait_for_selector("text=25 % of the rows read.", state="detached")
+    assert len(shown_bars(page)) == 7
 
 
 def test_the_part_that_a_model_wrote_is_marked(show):

@@ -77,6 +77,7 @@ function maskedText(masked, { query, key }) {
 function weightParts(steps, i, j, seen) {
   const masked = steps.masked[i][j];
   const weight = steps.weights[i][j];
+  if (weight === null) return ["what the scores give is no number"];
   const uniform = seen ? ` (uniform would be 1/${countText(seen)} = ${weightText(1 / seen)})` : "";
   if (masked === null) return ["nothing is left of e^(−∞): ", bold("0")];
   const most = Math.max(...steps.masked[i].filter((score) => score !== null));
@@ -86,7 +87,8 @@ function weightParts(steps, i, j, seen) {
   const power = Math.exp(masked - off);
   const sum = weight > 0 ? ` = ${stepText(power)} ÷ ${stepText(power / weight)}` : "";
   const shown = off ? `(${stepText(masked)}${shift})` : stepText(masked);
-  return [`e^${shown} ÷ Σⱼ e^${off ? `(sⱼ${shift})` : "sⱼ"}${sum} = `, bold(weightText(weight)), uniform];
+  const others = off ? `(sⱼ${shift})` : "sⱼ";
+  return [`e^${shown} ÷ Σⱼ e^${others}${sum} = `, bold(weightText(weight)), uniform];
 }
 
 // The largest shares; of one column of the output, with its numbers.

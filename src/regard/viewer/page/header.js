@@ -70,8 +70,8 @@ function recordingPicker({ about, selection }) {
 }
 
 function keysButton({ help }) {
-  const label = { type: "button", class: "regard-button", text: "? keys", "aria-haspopup": "dialog" };
-  const button = make("button", label);
+  const button = make("button", { type: "button", class: "regard-button", text: "? keys" });
+  button.setAttribute("aria-haspopup", "dialog");
   button.addEventListener("click", () => help.open());
   return button;
 }

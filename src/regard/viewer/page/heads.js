@@ -172,7 +172,8 @@ class HeadsPanel {
         const group = { class: "regard-head-group", role: "group", "aria-label": label };
         return make("span", group, ...buttons);
       });
-      const label = make("span", { class: "regard-layer-name", text: String(facts.number ?? layer) });
+      const number = String(facts.number ?? layer);
+      const label = make("span", { class: "regard-layer-name", text: number });
       const row = make("div", { class: "regard-head-row" }, ...groups);
       return make("div", { class: "regard-layer" }, label, row);
     });
@@ -318,7 +319,8 @@ class HeadsPanel {
   #moveFocus(event) {
     const buttons = [...this.list.querySelectorAll("button")];
     const at = buttons.indexOf(document.activeElement);
-    const to = { ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: buttons.length - 1 }[event.key];
+    const last = buttons.length - 1;
+    const to = { ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: last }[event.key];
     const line = { ArrowUp: -1, ArrowDown: 1 }[event.key];
     const next = line ? nextInLine(buttons, at, line) : buttons[to];
     if (to === undefined && !line) return;

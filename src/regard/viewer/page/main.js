@@ -47,7 +47,8 @@ export async function start(root, ask, { address = false } = {}) {
   listenToKeys(context, parts, address ? document : root, listening.signal);
   describeChanges(context);
   chooses(context);
-  if (address) document.title = [selection.recordingFacts.model, "regard"].filter(Boolean).join(" · ");
+  const { name, model } = selection.recordingFacts;
+  if (address) document.title = [name || model, "regard"].filter(Boolean).join(" · ");
   const end = () => {
     listening.abort();
     selection.end();

@@ -32,8 +32,8 @@ export function stepText(x, digits = 3) {
   if (x === null) return "−∞";
   if (x === 0) return "0";
   const size = Math.abs(x);
-  const text =
-    size < 0.001 || size >= 1e6 ? x.toExponential(digits - 1) : String(Number(x.toPrecision(digits)));
+  const far = size < 0.001 || size >= 1e6;
+  const text = far ? x.toExponential(digits - 1) : String(Number(x.toPrecision(digits)));
   return text.replace(/-/g, "−");
 }
 

@@ -256,11 +256,10 @@ class StepsPanel {
   #sayCell({ row, column, dim, valueDim }) {
     const { query, key, value, output } = this.views;
     const ofKey = this.found.all ? [dim, column] : [column, dim];
-    if (dim !== null) {
-      this.context.say(row === undefined ? key.words(...ofKey) : query.words(row, dim));
-    } else if (valueDim !== null) {
-      this.context.say(row === undefined ? value.words(column, valueDim) : output.words(row, valueDim));
-    }
+    const say = (words) => this.context.say(words);
+    if (dim !== null) say(row === undefined ? key.words(...ofKey) : query.words(row, dim));
+    if (valueDim === null) return;
+    say(row === undefined ? value.words(column, valueDim) : output.words(row, valueDim));
   }
 }
 

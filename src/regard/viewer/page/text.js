@@ -129,7 +129,7 @@ class TextPanel {
     this.title.textContent = `Text · what ${token} ${does}`;
     this.own.hidden = line.own === null;
     if (line.own === null) return;
-    const label = line.side === "to" ? "The query, in its own text: " : "The key, in its own text: ";
+    const label = `The ${line.side === "to" ? "query" : "key"}, in its own text: `;
     this.own.replaceChildren(label, passageOf({ text }, place, null));
   }
 
