@@ -286,6 +286,13 @@ def test_choosing_a_cell_writes_out_its_arithmetic(show):
         assert f"{number:.3g}" in text
     assert f"{weights_of(recording, 1)[5, 2]:.4f}" in text
     assert f"uniform would be 1/6 = {1 / 6:.4f}" in text
+    is_said(page, "^weights, query «it», key «cat»: .* · query 5 ")
+    grid.press("ArrowLeft")
+    is_said(page, "^weights, query «it», key «tired»: .* · query 5 .* key 1 ")
+    page.get_by_role("grid", name=re.compile("^output")).press("ArrowRight")
+    said = is_said(page, "^output, query «it», column 1: ")
+    assert cell_number(said.split(" · ")[0]) == pytest.approx(steps.output[5, 1], rel=1e-3)
+    assert "o[it], column 1 = " in page.locator(".regard-arithmetic").text_content()
     outlined = page.locator(".regard-outlines > div").count()
     assert outlined == 8  # q, k, scores, scaled, masked, weights, v, output
 

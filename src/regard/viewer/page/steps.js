@@ -48,19 +48,19 @@ class StepsPanel {
   }
 
   #build() {
-    const pair = (row, column) => this.#choosePair(row, column);
+    const pair = (row, column, words) => this.#choosePair(row, column, words);
     const view = (name, choose) => new MatrixView(name, choose);
     this.views = {
-      query: view("q", (row, dim) => this.#choose({ row, dim })),
-      key: view("k", (row, column) => this.#chooseKey(row, column)),
+      query: view("q", (row, dim, words) => this.#choose({ row, dim }, words)),
+      key: view("k", (row, column, words) => this.#chooseKey(row, column, words)),
       scores: view("scores", pair),
       scaled: view("scaled", pair),
       capped: view("capped", pair),
       biased: view("biased", pair),
       masked: view("masked", pair),
       weights: view("weights", pair),
-      value: view("v", (column, valueDim) => this.#choose({ column, valueDim })),
-      output: view("output", (row, valueDim) => this.#choose({ row, valueDim })),
+      value: view("v", (column, valueDim, words) => this.#choose({ column, valueDim }, words)),
+      output: view("output", (row, valueDim, words) => this.#choose({ row, valueDim }, words)),
     };
     this.signs = {};
     const flow = make("div", { class: "regard-flow" });
@@ -232,34 +232,28 @@ class StepsPanel {
     this.element.dataset.shown = `query ${query} key ${key}`;
   }
 
-  #choosePair(row, column) {
-    this.#choose(this.found.all ? { row, column } : { row: column, column: row });
+  #choosePair(row, column, words) {
+    this.#choose(this.found.all ? { row, column } : { row: column, column: row }, words);
   }
 
-  #chooseKey(row, column) {
-    this.#choose(this.found.all ? { column, dim: row } : { column: row, dim: column });
+  #chooseKey(row, column, words) {
+    this.#choose(this.found.all ? { column, dim: row } : { column: row, dim: column }, words);
   }
 
-  #choose({ row, column, dim = null, valueDim = null }) {
+  // `words`: what the cell is and holds.
+  #choose({ row, column, dim = null, valueDim = null }, words) {
     const { steps } = this.found;
     this.dim = dim;
     this.valueDim = valueDim;
     const query = steps.queries[row] ?? this.selection.query;
     const key = steps.keys[column] ?? this.selection.key;
-    const same = query === this.selection.query && key === this.selection.key;
-    this.selection.set({ query, key });
-    if (same) this.#mark();
-    this.#sayCell({ row, column, dim, valueDim });
-  }
-
-  // A column of a vector has no other place where it is said.
-  #sayCell({ row, column, dim, valueDim }) {
-    const { query, key, value, output } = this.views;
-    const ofKey = this.found.all ? [dim, column] : [column, dim];
-    const say = (words) => this.context.say(words);
-    if (dim !== null) say(row === undefined ? key.words(...ofKey) : query.words(row, dim));
-    if (valueDim === null) return;
-    say(row === undefined ? value.words(column, valueDim) : output.words(row, valueDim));
+    if (query === this.selection.query && key === this.selection.key) {
+      this.#mark();
+      this.context.say(words);
+    } else {
+      this.context.because = words;
+      this.selection.set({ query, key });
+    }
   }
 }
 
