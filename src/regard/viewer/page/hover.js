@@ -18,13 +18,18 @@ export function wordsOfBin({ selection }, frame, row, column, texts) {
   return `${place}   ${selection.plane === "mass" ? "mass" : "strongest"} ${weight}`;
 }
 
-// `   77,507 «node» → 55,141 «,» = 0.9991   (click: go there)`, of the exact strongest pair.
-export function hintOfBin(frame, found, texts) {
-  if (!found) return "";
+// The same with the exact strongest pair:
+// `queries … → keys …   strongest: 77,507 «node» → 55,141 «,» = 0.9991   (click: go there)`.
+export function exactWordsOfBin(context, frame, row, column, texts, found) {
+  const words = wordsOfBin(context, frame, row, column, texts);
+  if (!found) return words;
   const [query, key, logWeight] = found;
   const weight = weightText(Math.exp(logWeight));
   const from = namedQuery(frame, query, texts);
-  return `   strongest pair: ${from} → ${namedKey(key, texts)} = ${weight}   (click: go there)`;
+  const pair = `${from} → ${namedKey(key, texts)} = ${weight}   (click: go there)`;
+  const isStrongest = context.selection.plane === "max" && !frame.other;
+  const place = placeOfBin(frame, row, column, texts);
+  return `${isStrongest ? place : words}   strongest: ${pair}`;
 }
 
 function pairWeight(value, seen) {
@@ -35,8 +40,7 @@ function pairWeight(value, seen) {
 function placeOfBin(frame, row, column, texts) {
   const side = 2 ** frame.view.level;
   const { queries, keys } = frame.extent;
-  if (side === 1)
-    return `query ${namedQuery(frame, row, texts)} → key ${namedKey(column, texts)}`;
+  if (side === 1) return `query ${namedQuery(frame, row, texts)} → key ${namedKey(column, texts)}`;
   const first = positionOf(row * side, frame.facts);
   const last = positionOf(Math.min((row + 1) * side, queries) - 1, frame.facts);
   const range = (a, b) => `${countText(a)}–${countText(b)}`;

@@ -10,7 +10,7 @@ import { frameMarks, Layout, themeOf } from "./axes.js";
 import { watchTheme } from "./colours.js";
 import { make } from "./dom.js";
 import { Frame, GUTTER } from "./frame.js";
-import { hintOfBin, wordsOfBin } from "./hover.js";
+import { exactWordsOfBin, wordsOfBin } from "./hover.js";
 import { makeLinks } from "./links.js";
 import { captionOf, frameName, progressText } from "./caption.js";
 import { drawMarks } from "./marks.js";
@@ -22,6 +22,7 @@ import { unlessSaid } from "./watch.js";
 const EXACT_MS = 80; // the pointer rests before the exact pair of a bin is looked for
 const SAY_MS = 2500; // between two words on progress
 const ROOM_FOR_LINKS = 250; // CSS pixels
+const MARKED = ["query", "key", "side"]; // fields that leave the cells as they are
 
 class HeadMapView {
   constructor(context) {
@@ -29,12 +30,18 @@ class HeadMapView {
     this.texts = new Map(); // by recording
     this.next = null; // a view that the next picture shows
     this.pending = 0; // the next picture, where one is due
+    this.stale = true; // whether it needs other cells, not only other marks
     this.hovered = null;
     this.said = 0;
     this.theme = null;
     const changed = () => this.schedule();
-    this.frames = [0, 1].map(() => new Frame(context, changed, () => this.#draw()));
-    this.links = makeLinks(context, { go: (query, key) => this.goTo(query, key), changed });
+    const resized = () => {
+      this.stale = true;
+      this.#draw();
+    };
+    this.frames = [0, 1].map(() => new Frame(context, changed, resized));
+    const go = (query, key) => this.goTo(query, key);
+    this.links = makeLinks(context, { go, changed: () => this.schedule(false) });
     this.links.element.addEventListener("click", () => (this.linksMoved = true), true);
     this.caption = make("p", { class: "regard-map-caption" });
     this.stage = make(
@@ -193,7 +200,9 @@ class HeadMapView {
     this.selection.set(shownRange(this.frames[0], this.selection));
   }
 
-  schedule() {
+  // Draws soon; `cells`: whether not only what lies over them has changed.
+  schedule(cells = true) {
+    this.stale ||= cells;
     this.element.dataset.idle = "false";
     if (!this.pending) this.pending = requestAnimationFrame(() => this.#frame());
   }
@@ -246,8 +255,7 @@ class HeadMapView {
     const found = await this.strongestOf(frame, row, column);
     const texts = await this.context.texts(frame.where.recording);
     if (!isSameHover(this.hovered, hovered)) return;
-    const words = wordsOfBin(this.context, frame, row, column, texts);
-    this.context.say(words + hintOfBin(frame, found, texts));
+    this.context.say(exactWordsOfBin(this.context, frame, row, column, texts, found));
   }
 
   // Shows what the selection says; `changed`: names of its fields, or null for all.
@@ -266,7 +274,7 @@ class HeadMapView {
     for (const frame of this.shown) this.#needTexts(frame.where.recording);
     this.links.element.hidden = Boolean(frames[0].other);
     this.links.update();
-    this.schedule();
+    this.schedule(!changed || [...changed].some((name) => !MARKED.includes(name)));
   }
 
   #needTexts(recording) {
@@ -274,7 +282,7 @@ class HeadMapView {
     this.texts.set(recording, undefined);
     const keep = (texts) => {
       this.texts.set(recording, texts);
-      this.schedule();
+      this.schedule(false);
     };
     this.context.texts(recording).then(keep, () => this.texts.delete(recording));
   }
@@ -302,7 +310,7 @@ class HeadMapView {
     const { view } = this;
     for (const frame of this.shown) {
       if (frame.size.width === 0) continue;
-      frame.paint(view, this.dark);
+      if (this.stale || !frame.view) frame.paint(view, this.dark);
       const context = frame.marks.getContext("2d");
       const { width } = frame.marks;
       context.setTransform(1, 0, 0, 1, 0, 0);
@@ -311,6 +319,7 @@ class HeadMapView {
       context.setTransform(scale, 0, 0, scale, 0, 0);
       drawMarks(context, this.marksOf(frame));
     }
+    this.stale = false;
     for (const frame of this.shown) if (frame.pointer) this.hover(frame);
     this.element.dataset.milliseconds = performance.now() - started;
     this.#tellProgress();
