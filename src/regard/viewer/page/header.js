@@ -26,15 +26,21 @@ export function makeHeader(context, parts) {
     group("regard-looks", scale, plane, parts.colourBar.element),
   );
   const show = () => {
-    const { name, model, tokens, layers } = selection.recordingFacts;
+    const { name, model, layers } = selection.recordingFacts;
     title.textContent = title.title = name || model || "recording";
-    facts.textContent = `${countText(tokens)} tokens · ${layers.length} × ${layers[0].heads} heads`;
+    const size = sizeText(selection.recordingFacts);
+    facts.textContent = `${size} · ${layers.length} × ${layers[0].heads} heads`;
     recording?.show(selection.recording);
     controls.show();
   };
   selection.addEventListener("change", show);
   show();
   return { element };
+}
+
+function sizeText({ itself, tokens, queries }) {
+  if (itself) return `${countText(tokens)} tokens`;
+  return `${countText(queries)} queries · ${countText(tokens)} keys`;
 }
 
 function makeControls(selection) {

@@ -17,11 +17,12 @@ export function passageOf(line, place, tint) {
   const from = Math.max(0, place - AROUND);
   const to = Math.min(line.text.length, place + 1 + AROUND);
   const gap = line.text.spaced ? " " : "";
+  const space = gap || (/^\s/.test(line.text.text(place)) ? " " : "");
   const mark = make("mark", { text: tokenLabel(line.text.raw[place], 60) });
   mark.style.setProperty("--back", tint?.back ?? "transparent");
   mark.style.setProperty("--on", tint?.ink ?? "");
   const before = make("span", { class: "regard-before" });
-  before.textContent = `${from > 0 ? "…" : ""}${words(from, place)}${gap}`;
+  before.textContent = `${from > 0 ? "…" : ""}${words(from, place)}${space}`;
   const after = `${gap}${words(place + 1, to)}${to < line.text.length ? "…" : ""}`;
   return make("span", { class: "regard-passage", dir: "auto" }, before, mark, after);
 }

@@ -120,8 +120,7 @@ class StepsPanel {
     this.views.key.rename(all ? "kᵀ" : "k");
     this.element.classList.toggle("regard-one-query", !all);
     this.#signs(facts);
-    const head = this.selection.name;
-    this.title.textContent = `Steps of ${head} · softmax(q·kᵀ ${scalingText(facts)} + mask)·v`;
+    this.title.textContent = `Steps of ${this.selection.name} · ${formulaText(steps, facts)}`;
     const parts = [];
     if (!all)
       parts.push(
@@ -255,6 +254,13 @@ class StepsPanel {
       this.selection.set({ query, key });
     }
   }
+}
+
+// `softmax(q·kᵀ ÷ √64 + mask)·v`, with what else this head does.
+function formulaText(steps, facts) {
+  const scaled = `q·kᵀ ${scalingText(facts)}`;
+  const capped = steps.capped ? `softcap(${scaled})` : scaled;
+  return `softmax(${capped}${steps.biased ? " + bias" : ""} + mask)${steps.value ? "·v" : ""}`;
 }
 
 // The strongest keys of a row in the order of the text, with one more that is chosen.
