@@ -208,8 +208,8 @@ def test_a_long_text_shows_passages_and_a_strip(show):
     best = int(exact.argmax())
     first = page.locator(".regard-place", has_text=f"{best:,} ·").first
     assert first.locator("b").text_content() == f"{exact[best]:.4f}"
-    around = "".join(words[best - 8 : best]) + "w" + str(best)
-    assert around.strip() in re.sub(r"\s+", " ", first.text_content()).replace(" w", " w")
+    around = "".join(words[best - 8 : best + 9]).strip()
+    assert around in first.text_content()
     top = np.sort(exact)[::-1][:12]
     said = page.locator(".regard-text").text_content()
     assert f"{top[top >= 5e-5].sum():.4f} of its mass" in said
