@@ -8,10 +8,12 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <optional>
 #include <stdexcept>
+#include <thread>
 #include <tuple>
 
 #include "cpu.h"
@@ -86,8 +88,12 @@ struct Call {
   }
 };
 
-// Lets Ctrl-C through, ten times a second at most.
+std::atomic<bool> ending{false};  // Python's end has begun
+std::atomic<int> running{0};      // calls that have not come back to Python
+
+// Lets Ctrl-C through, ten times a second at most, and ends when Python does.
 bool interrupted() {
+  if (ending) return true;
   using Clock = std::chrono::steady_clock;
   static thread_local Clock::time_point last = Clock::now();
   const auto now = Clock::now();
@@ -99,12 +105,28 @@ bool interrupted() {
 
 // Runs the jobs one after another, without Python's lock.
 void run(std::initializer_list<regard::Job> jobs, int threads) {
+  const struct Counted {
+    Counted() { ++running; }
+    ~Counted() { --running; }
+  } counted;
   bool done = true;
   {
     nb::gil_scoped_release released;
     for (const regard::Job& job : jobs) done = done && regard::run(job, threads, interrupted);
   }
-  if (!done) throw nb::python_error();
+  if (done) return;
+  if (!PyErr_Occurred()) PyErr_SetString(PyExc_SystemExit, "Python is ending");
+  throw nb::python_error();
+}
+
+// Stops what daemon threads still compute: when Python is gone they could not come back to it.
+void end() {
+  using Clock = std::chrono::steady_clock;
+  const auto patience = Clock::now() + std::chrono::seconds(5);
+  ending = true;
+  nb::gil_scoped_release released;
+  while (running && Clock::now() < patience)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
 
 void forward(const Call& call, uintptr_t out, uintptr_t maximum, uintptr_t total, int threads) {
@@ -195,6 +217,7 @@ NB_MODULE(_kernels, m) {
       .def_prop_ro(
           "factor", [](const Call& call) { return regard::factor_of(call.problem); },
           "What makes the exponent of 2 of a score.");
+  m.def("end", &end, "Stops every call; none is taken any more.");
   m.def("forward", &forward, nb::arg("call"), nb::arg("out"), nb::arg("maximum"), nb::arg("total"),
         nb::arg("threads"), "Computes the output and, where asked, the row statistics.");
   m.def("reduce", &reduce, nb::arg("call"), nb::arg("maximum"), nb::arg("total"), nb::arg("part"),

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from pathlib import Path
 
@@ -290,3 +291,27 @@ def test_topk_of_any_size_is_that_of_the_matrix(k):
         torch.testing.assert_close(values, weights[:].topk(k).values, rtol=1e-6, atol=0)
         torch.testing.assert_close(values, weights[:].gather(-1, indices), rtol=1e-6, atol=0)
         assert all(len(row.unique()) == k for row in indices.reshape(-1, k))
+
+
+def test_python_ends_while_daemon_threads_compute():
+    code = """
+        import threading, time
+        import numpy as np
+        import regard
+
+        q = np.ones((1, 20_000, 64), np.float32)
+
+        def compute():
+            while True:
+                regard.attention(q, q, q)
+
+        for _ in range(3):
+            threading.Thread(target=compute, daemon=True).start()
+        time.sleep(0.3)
+        print("ending", flush=True)
+    """
+    found = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env={**os.environ, "OMP_NUM_THREADS": "2"}, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert (found.returncode, found.stdout, found.stderr) == (0, "ending\n", "")

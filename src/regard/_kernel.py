@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import math
 import sys
@@ -19,9 +20,11 @@ LARGEST_HEAD = 256  # one sum over more numbers than these is less exact than th
 
 def _load() -> ModuleType | None:
     try:
-        return importlib.import_module("regard._kernels")
+        found = importlib.import_module("regard._kernels")
     except ImportError:  # installed without a C++ compiler
         return None
+    atexit.register(found.end)
+    return found
 
 
 kernels = _load()
