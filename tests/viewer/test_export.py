@@ -160,14 +160,12 @@ class TestPage:
             "\u202egnp.exe",
             "</title><b>",
         ]
-        found = recording(
-            len(hostile), texts=hostile, model="</title><script>window.run = 5</script>"
-        )
+        found = recording(len(hostile), texts=hostile, model=MODEL)
         page = exported(found, "#L0H0&query=11&key=4", names=["</script>"])
         texts = shown(page)
         assert page.evaluate("window.run ?? null") is None
         assert page.evaluate("document.querySelectorAll('img, body b script').length") == 0
-        assert MODEL in page.title()
+        assert page.title() == "</script> · regard"
         assert "onerror" in texts["readout"]
 
     def test_two_recordings_stand_side_by_side(self, exported, serve, open_page):

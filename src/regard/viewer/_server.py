@@ -20,10 +20,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from regard.recording import Recording
+from regard.viewer._bundle import bundle
 from regard.viewer.answer import JSON, TEXT, Answer, Answers
 
 HOST = "127.0.0.1"
-WORKERS = 4
+WORKERS = 8  # more than the tiles that a page asks for at once: those may wait for a first round
 MOST_WAITING = 512  # questions; a browser asks six at a time
 LEAST_COMPRESSED = 1024  # bytes of JSON
 PATIENCE_SECONDS = 1.0  # for answers under way when the server stops
@@ -269,13 +270,17 @@ async def _hung_up(request: Request) -> None:
 
 
 def page_files() -> dict[str, tuple[bytes, str]]:
-    """The files of the page with their media types, by name: nothing else can be read."""
+    """The files of the page with their media types, by name: nothing else can be read.
+
+    All modules come as one: asked for one by one they take half a second.
+    """
     folder = resources.files("regard.viewer") / "page"
     found = {}
     for file in folder.iterdir():
         ending = file.name[file.name.rfind(".") :]
         if ending in MEDIA_TYPES:
             found[file.name] = file.read_bytes(), MEDIA_TYPES[ending]
+    found["boot.js"] = bundle("boot").encode(), MEDIA_TYPES[".js"]
     return found
 
 

@@ -106,6 +106,7 @@ class HeadsPanel {
 
   async #readLayers(layers, run) {
     const left = [];
+    await this.context.drawn;
     for (const layer of layers) {
       const { recording } = this.selection;
       const facts = await this.context.source.heads({ recording, layer });

@@ -18,6 +18,8 @@ import { makeText } from "./text.js";
 import { makeTexts } from "./tokens.js";
 import { makeBanner, unlessSaid, watched } from "./watch.js";
 
+const FIRST_PICTURE_MS = 1500;
+
 // Builds the page inside `root` from the numbers that `ask` gives, and returns {context, end()}.
 // `address`: whether it is the whole page, and the page's address says what is chosen.
 export async function start(root, ask, { address = false } = {}) {
@@ -39,7 +41,7 @@ export async function start(root, ask, { address = false } = {}) {
   const readout = makeReadout();
   const { say, aside } = readout;
   const texts = makeTexts(source, about);
-  const context = { about, source, selection, texts, say, aside, root };
+  const context = { about, source, selection, texts, say, aside, root, ...firstPicture() };
   retry = () => selection.again();
   const parts = makeParts(context);
   root.replaceChildren(banner.element, parts.frame(readout.element), parts.help.element);
@@ -55,6 +57,15 @@ export async function start(root, ask, { address = false } = {}) {
     for (const part of Object.values(parts)) part.end?.();
   };
   return { context, end };
+}
+
+// {drawn, isDrawn()}: a promise that waits for the map's first whole picture, but not for long; what
+// is not needed for it is asked for behind it.
+function firstPicture() {
+  let isDrawn;
+  const drawn = new Promise((resolve) => (isDrawn = resolve));
+  setTimeout(isDrawn, FIRST_PICTURE_MS);
+  return { drawn, isDrawn };
 }
 
 function makeParts(context) {

@@ -304,6 +304,7 @@ class HeadMapView {
   #draw() {
     if (this.size.width === 0 || this.size.height === 0) {
       this.element.dataset.idle = "true"; // hidden
+      this.context.isDrawn();
       return;
     }
     const started = performance.now();
@@ -338,6 +339,7 @@ class HeadMapView {
       this.stage.setAttribute("aria-label", `Map of ${caption}`);
     }
     this.element.dataset.idle = String(done && !this.pending);
+    if (missing === 0 && read > 0) this.context.isDrawn();
     if (done) for (const frame of this.shown) frame.needSeen(); // for what the pointer finds
     Object.assign(this.element.dataset, { missing: String(missing), read: String(read) });
     const now = performance.now();
