@@ -114,9 +114,9 @@ static Matrix along(const char* rows, int64_t stride, int64_t n, int64_t D,
 // Pairs of the numbers of x and y: of their first halves, or of the second.
 template <int half>
 static inline I interleave(I x, I y) {
-  constexpr auto order = [] {
+  static constexpr auto order = [] {
     struct {
-      uint16_t at[32];
+      alignas(64) uint16_t at[32];
     } o{};
     for (int i = 0; i < 16; ++i)
       o.at[2 * i] = uint16_t(16 * half + i), o.at[2 * i + 1] = uint16_t(32 + 16 * half + i);

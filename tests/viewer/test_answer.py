@@ -246,12 +246,19 @@ def test_steps_are_those_of_regard_steps(name):
 
 
 def assert_numbers(found, expected):
-    """Lists with null where a number is infinite or none."""
+    """Lists with null for −∞, and words for what else is no number of JSON."""
     assert [len(row) for row in found] == [expected.shape[1]] * expected.shape[0]
-    told = np.array(found, float)
-    finite = np.isfinite(expected)
-    assert np.array_equal(~np.isnan(told), finite)
-    np.testing.assert_allclose(told[finite], expected[finite], rtol=2e-5, atol=2e-5)
+    told = np.array([[-np.inf if x is None else float(x) for x in row] for row in found])
+    np.testing.assert_allclose(told, expected, rtol=2e-5, atol=2e-5)
+
+
+def test_steps_tell_nan_from_what_is_invisible():
+    q = np.array([[[1.0, 2], [np.nan, 1], [np.inf, 0]]])
+    one = Answers([Recording(["a", "b", "c"], [Layer(q, np.ones((1, 3, 2)), causal=True)])])
+    found = json.loads(one.answer("steps", "layer=0&head=0&queries=1,2&keys=0,2").body)
+    assert found["scores"] == [["NaN", "NaN"], ["Infinity", "Infinity"]]
+    assert found["masked"] == [["NaN", None], ["Infinity", "Infinity"]]
+    assert found["weights"] == [["NaN", 0.0], ["NaN", "NaN"]]
 
 
 def test_steps_without_values_have_no_output():

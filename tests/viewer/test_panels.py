@@ -319,6 +319,19 @@ def test_steps_without_values_end_at_the_weights(show):
     assert page.get_by_role("grid", name=re.compile("^weights")).count() == 1
 
 
+def test_steps_of_nan_say_so(show):
+    recording = spoken(SENTENCE[:3], layers=1, heads=1, key_heads=1, size=2)
+    recording.layers[0].query[0, 1] = np.nan, 1
+    page = show(recording, "L0H0&view=steps&query=1&key=0")
+    page.wait_for_selector(".regard-steps[data-shown='query 1 key 0']")
+    text = page.locator(".regard-arithmetic").text_content()
+    assert "= NaN" in text
+    assert "kept, NaN" in text
+    assert "no number" in text
+    found = np.array(cells(page, "masked"), float)
+    np.testing.assert_array_equal(found[1], [np.nan, np.nan, -np.inf])
+
+
 def heads_shown(page):
     """The heads in their order, as ``(layer, head)``."""
     names = page.locator(".regard-head").evaluate_all("n => n.map(x => x.ariaLabel)")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ DIGITS = 9  # more than float32 has
 
 
 def steps(layer: Layer, head: int, queries: Sequence[int], keys: Sequence[int]) -> dict[str, Any]:
-    """The numbers of the formula, by the names of :class:`regard.Steps`; None for −∞ and NaN.
+    """The numbers of the formula, by the names of :class:`regard.Steps`; None for −∞.
 
     Weights are those over all keys, and outputs the queries' whole ones.
 
@@ -75,7 +76,13 @@ def _row(call: Call, query: int, keys: np.ndarray) -> tuple[np.ndarray, np.ndarr
 
 
 def _numbers(array: np.ndarray | None) -> list[Any] | None:
-    """Nested lists; None where a number is no number, or infinite."""
+    """Nested lists; None for −∞, and words for the other two that JSON has no number for."""
     if array is None:
         return None
-    return [[float(f"{x:.{DIGITS}g}") if np.isfinite(x) else None for x in row] for row in array]
+    return [[_number(float(x)) for x in row] for row in array]
+
+
+def _number(x: float) -> float | str | None:
+    if math.isfinite(x):
+        return float(f"{x:.{DIGITS}g}")
+    return "NaN" if math.isnan(x) else "Infinity" if x > 0 else None

@@ -77,7 +77,7 @@ function maskedText(masked, { query, key }) {
 function weightParts(steps, i, j, seen) {
   const masked = steps.masked[i][j];
   const weight = steps.weights[i][j];
-  if (weight === null) return ["what the scores give is no number"];
+  if (!(weight >= 0)) return ["what the scores give is no number"];
   const uniform = seen ? ` (uniform would be 1/${countText(seen)} = ${weightText(1 / seen)})` : "";
   if (masked === null) return ["nothing is left of e^(−∞): ", bold("0")];
   const most = Math.max(...steps.masked[i].filter((score) => score !== null));
@@ -94,6 +94,7 @@ function weightParts(steps, i, j, seen) {
 // The largest shares; of one column of the output, with its numbers.
 function outputParts(steps, i, names, dim) {
   const weights = steps.weights[i];
+  if (weights.some(Number.isNaN)) return ["what the weights give is no number"];
   const order = weights.map((_, n) => n).sort((a, b) => weights[b] - weights[a]);
   const shown = order.slice(0, TERMS).filter((n) => weights[n] > 0);
   const left = weights.filter((weight) => weight > 0).length - shown.length;

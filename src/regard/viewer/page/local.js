@@ -39,7 +39,7 @@ class LocalAnswers {
     const found = await question(new LocalParameters(parameters, this.data), signal);
     const { value, coverage = 1 } = found;
     const isFloats = value instanceof Float32Array;
-    const body = isFloats ? value.slice() : new TextEncoder().encode(JSON.stringify(value));
+    const body = isFloats ? value.slice() : new TextEncoder().encode(JSON.stringify(value, inWords));
     return { body: body.buffer, coverage };
   }
 
@@ -354,4 +354,9 @@ class LocalTurns {
     if (signal?.aborted) reject(new DOMException("no longer needed", "AbortError"));
     else resolve();
   }
+}
+
+// NaN and +∞ as words, for which JSON has no numbers; −∞ is null.
+function inWords(_, x) {
+  return Number.isNaN(x) || x === Infinity ? String(x) : x;
 }

@@ -123,7 +123,7 @@ export class MatrixView {
   }
 
   #colour(value, span) {
-    if (value === null) return INVISIBLE[this.dark ? "dark" : "light"];
+    if (!Number.isFinite(value)) return INVISIBLE[this.dark ? "dark" : "light"];
     const text = this.weights
       ? weightColour(Math.log(value), WEIGHTS_RANGE, this.dark)
       : signedColour(value, span);
@@ -139,6 +139,8 @@ export class MatrixView {
       pen.textBaseline = "middle";
       const text = this.weights && value !== null ? value.toFixed(4) : stepText(value);
       pen.fillText(text, x + width / 2, y + height / 2 + 1, width - 2);
+    } else if (Number.isNaN(value) && width >= 6) {
+      pen.fillText("?", x + width / 2 - 3, y + height / 2 + 4);
     } else if (value === null && width >= 6) {
       pen.globalAlpha = 0.55;
       pen.fillRect(x + width * 0.3, y + Math.round(height / 2) - 0.5, width * 0.4, 1);
@@ -208,7 +210,7 @@ function rangeText(values) {
   let most = -Infinity;
   for (const line of values)
     for (const value of line) {
-      if (value === null) continue;
+      if (!Number.isFinite(value)) continue;
       least = Math.min(least, value);
       most = Math.max(most, value);
     }
@@ -217,6 +219,7 @@ function rangeText(values) {
 
 function largestSize(values) {
   let most = 0;
-  for (const line of values) for (const value of line) most = Math.max(most, Math.abs(value ?? 0));
+  for (const line of values)
+    for (const value of line) if (Number.isFinite(value)) most = Math.max(most, Math.abs(value));
   return most;
 }

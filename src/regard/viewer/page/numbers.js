@@ -30,6 +30,7 @@ export function timesText(x) {
 // A number of a step, short: −0.24, 17.8, 1.2e−6; null is −∞.
 export function stepText(x, digits = 3) {
   if (x === null) return "−∞";
+  if (!Number.isFinite(x)) return x > 0 ? "∞" : "NaN";
   if (x === 0) return "0";
   const size = Math.abs(x);
   const far = size < 0.001 || size >= 1e6;

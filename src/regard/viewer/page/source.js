@@ -65,11 +65,12 @@ export class Source {
 
   // Every step of some queries and keys of a head, as lists of numbers.
   steps(where, signal) {
-    return this.#json("steps", where, signal);
+    const number = (_, x) => (x === "NaN" || x === "Infinity" ? Number(x) : x);
+    return this.#json("steps", where, signal, number);
   }
 
-  async #json(path, parameters, signal) {
-    const decode = ({ body }) => JSON.parse(new TextDecoder().decode(body));
+  async #json(path, parameters, signal, revive) {
+    const decode = ({ body }) => JSON.parse(new TextDecoder().decode(body), revive);
     return this.#get(path, parameters, signal, decode);
   }
 
