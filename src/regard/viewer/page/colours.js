@@ -83,9 +83,9 @@ export function signedColour(value, span) {
   return `rgb(${DIVERGING_BYTES.subarray(at, at + 3).join(" ")})`;
 }
 
-// Whether the page is dark, and a call whenever that changes.
-export function watchTheme(changed) {
+// Whether the page is dark, and a call whenever that changes, until the signal `ended`.
+export function watchTheme(ended, changed) {
   const query = matchMedia("(prefers-color-scheme: dark)");
-  query.addEventListener("change", () => changed(query.matches));
+  query.addEventListener("change", () => changed(query.matches), { signal: ended });
   return query.matches;
 }

@@ -41,7 +41,7 @@ class HeadsPanel {
     this.coloursPair = false;
     this.run = 0; // counts up with each recording, so that late answers are known
     this.ramp = pixelTable(false);
-    this.dark = watchTheme((dark) => {
+    this.dark = watchTheme(context.ended, (dark) => {
       this.dark = dark;
       this.paintAll();
     });

@@ -7,6 +7,7 @@ const KEY_LIST = [
   ["← ↑ → ↓", "move the chosen pair: query down, key across; with Shift by ten"],
   ["+ −", "zoom the map"],
   ["0", "fit the whole map"],
+  ["Home End", "first and last key of the row, where the map has the focus"],
   ["Enter", "go to the strongest link in the cell"],
   ["v", "Map or Steps"],
   ["m", "plane: strongest link or mass"],

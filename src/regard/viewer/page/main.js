@@ -41,12 +41,13 @@ export async function start(root, ask, { address = false } = {}) {
   const readout = makeReadout();
   const { say, aside } = readout;
   const texts = makeTexts(source, about);
-  const context = { about, source, selection, texts, say, aside, root, ...firstPicture() };
+  const listening = new AbortController();
+  const ended = listening.signal;
+  const context = { about, source, selection, texts, say, aside, root, ended, ...firstPicture() };
   retry = () => selection.again();
   const parts = makeParts(context);
   root.replaceChildren(banner.element, parts.frame(readout.element), parts.help.element);
-  const listening = new AbortController();
-  listenToKeys(context, parts, address ? document : root, listening.signal);
+  listenToKeys(context, parts, address ? document : root, ended);
   describeChanges(context);
   chooses(context);
   const { name, model } = selection.recordingFacts;

@@ -60,7 +60,7 @@ class HeadMapView {
     this.element.dataset.idle = "false";
     for (const frame of this.frames) listenToPointer(frame, this);
     this.stage.addEventListener("keydown", (event) => this.#homeOrEnd(event));
-    this.dark = watchTheme((dark) => {
+    this.dark = watchTheme(context.ended, (dark) => {
       this.dark = dark;
       this.theme = null;
       this.schedule();

@@ -28,7 +28,7 @@ class StepsPanel {
     this.valueDim = null; // of v and the output
     this.width = 700; // CSS pixels, until they are known
     this.#build();
-    this.dark = watchTheme((dark) => {
+    this.dark = watchTheme(context.ended, (dark) => {
       this.dark = dark;
       this.#show();
     });

@@ -31,7 +31,7 @@ class TextPanel {
     this.hits = [];
     this.hit = null;
     this.#build();
-    this.dark = watchTheme((dark) => {
+    this.dark = watchTheme(context.ended, (dark) => {
       this.dark = dark;
       if (this.line) this.#paint();
     });
