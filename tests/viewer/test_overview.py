@@ -1,5 +1,6 @@
 """The map of one head against its definition, small and in rounds."""
 
+import threading
 import time
 
 import numpy as np
@@ -190,3 +191,45 @@ def test_a_failure_of_the_worker_reaches_who_asks(small_is_large, monkeypatch):
     for _ in range(2):
         with pytest.raises(MemoryError, match="no room"):
             head.tile("max", 5, 0, 0)
+
+
+def test_who_waits_for_the_first_round_is_let_go_when_the_map_is_stopped(
+    small_is_large, monkeypatch
+):
+    head, stopped = HeadMap(made(), 0, 0), threading.Event()
+    wait = lambda *_: stopped.wait() and False  # noqa: E731
+    monkeypatch.setattr(overview._Collected, "_read_round", wait)
+    told = []
+    asking = threading.Thread(target=lambda: told.append(head.tile("max", 5, 0, 0)), daemon=True)
+    asking.start()
+    while not head._collected._worker:
+        time.sleep(0.01)
+    stopped.set()
+    head.stop()
+    asking.join(10)
+    assert told[0][1] == 0
+    monkeypatch.undo()
+    assert finished(head).coverage == 1
+
+
+def test_links_of_a_large_head_leave_out_key_0_alone(small_is_large):
+    rng = np.random.default_rng(0)
+    q, k = rng.normal(size=(2, 1, 1000, 8)).astype(np.float32)
+    q[..., 6:], k[..., 6:] = 0, 0
+    q[0, :, 7], k[0, 0, 7] = 5, 5  # where the head rests
+    q[0, 800, 6] = k[0, 5, 6] = 15
+    tokens = [str(i) for i in range(1000)]
+    head = finished(HeadMap(Recording(tokens, [Layer(q, k, causal=True)]), 0, 0))
+    links, coverage = head.links(8)
+    assert coverage == 1
+    assert links[0][:2] == (800, 5)
+    assert all(key for _, key, _ in links)
+
+
+def test_a_column_says_which_rows_it_has_read(small_is_large, monkeypatch):
+    head = HeadMap(made(causal=True), 0, 0)
+    parts = [slice(0, 1000, 32), slice(16, 1000, 32)]
+    finished(head)
+    monkeypatch.setattr(head._collected, "parts_read", lambda: parts)
+    column, coverage = head.column(0)
+    assert coverage == np.isfinite(column).mean() == sum(len(range(1000)[p]) for p in parts) / 1000

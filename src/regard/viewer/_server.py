@@ -6,10 +6,12 @@ import asyncio
 import atexit
 import gzip
 import hmac
+import os
 import secrets
 import socket
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from importlib import resources
@@ -24,6 +26,7 @@ from regard.viewer._bundle import bundle
 from regard.viewer.answer import JSON, TEXT, Answer, Answers
 
 HOST = "127.0.0.1"
+HTTP_PORT = 80
 WORKERS = 8  # more than the tiles that a page asks for at once: those may wait for a first round
 MOST_WAITING = 512  # questions; a browser asks six at a time
 LEAST_COMPRESSED = 1024  # bytes of JSON
@@ -104,6 +107,8 @@ class Viewer:
 def _bound(port: int) -> socket.socket:
     """A socket that listens to this machine alone; port 0 is any that is free."""
     bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    if os.name == "posix":  # elsewhere it would let two share a port
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         bound.bind((HOST, port))
         bound.listen(128)
@@ -202,6 +207,8 @@ class App:
     def __init__(self, answers: Answers, token: str, port: int, workers: Workers) -> None:
         self._answers, self._token, self._workers = answers, token, workers
         self._hosts = {f"{host}:{port}" for host in (HOST, "localhost", "[::1]")}
+        if port == HTTP_PORT:  # which browsers leave out
+            self._hosts |= {HOST, "localhost", "[::1]"}
         self._files = page_files()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -256,6 +263,9 @@ class App:
             answer = self._answers.answer(path, query)
         except MemoryError:
             answer = Answer(503, TEXT, b"There is too little memory to answer this.")
+        except Exception as error:
+            traceback.print_exc()
+            answer = Answer(500, TEXT, f"{type(error).__name__}: {error}".encode())
         headers = {"Regard-Coverage": f"{answer.coverage:.6g}"}
         body = answer.body
         if compressed and answer.media_type == JSON and len(body) >= LEAST_COMPRESSED:

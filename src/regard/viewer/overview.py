@@ -113,20 +113,21 @@ class HeadMap:
             weights = self._rows.weights(part)
             columns = slice(key, key + 1)
             out[part] = _numpy(weights.pool((len(out[part]), 1), columns=columns))[:, 0]
-        return out, self.coverage
+        return out, sum(len(out[part]) for part in parts) / max(1, len(out))
 
     def links(
         self, n: int, rows: slice | None = None, columns: slice | None = None
     ) -> tuple[list[tuple[int, int, float]], float]:
         """The strongest pairs ``(query, key, ln weight)`` of a part, or of the whole.
 
-        Of the whole those with key 0, where heads rest, are left out unless there are no others;
-        and of a large one every other place is for links that span a hundredth of the text.
+        Of the whole those with key 0, where heads rest, are left out unless there are no others.
+        Of a large one they are the strongest of its bins, one of each, and every other place is for
+        a link that spans a hundredth of the text.
         """
         if rows is None or columns is None:
             whole = slice(0, self.shape[0])
             if self._collected is not None:
-                return self._collected.links(n), self.coverage
+                return self._collected.links(n)
             others = self._strongest(n, whole, slice(1, self.shape[1]))
             return others or self._strongest(n, whole, slice(0, 1)), 1.0
         return self._strongest(n, rows, columns), 1.0
@@ -187,6 +188,7 @@ class _Collected:
         self.level = max(math.ceil(math.log2(ROUNDS)), math.ceil(math.log2(largest / LARGEST_SIDE)))
         size = tuple(-(-n >> self.level) for n in self._shape)
         self._max = np.full(size, np.nan, np.float32)
+        self._beside = self._max[:, 0].copy()  # the first column of bins without key 0
         self._sum = np.zeros(size, np.float32)  # of the weights that were read
         self._read = np.zeros(size[0], np.int64)  # rows of every bin
         self._rounds = [int(f"{r:05b}"[::-1], 2) for r in range(ROUNDS)]  # those between last
@@ -223,15 +225,19 @@ class _Collected:
             out[: part.shape[0], : part.shape[1]] = part
         return out, coverage
 
-    def links(self, n: int) -> list[tuple[int, int, float]]:
+    def links(self, n: int) -> tuple[list[tuple[int, int, float]], float]:
         self._attend()
-        level = self.level + max(0, math.ceil(math.log2(max(self._max.shape) / LINK_BINS)))
         with self._lock:
-            strength = self._picture("max", level).copy()
+            coverage, finest = self.coverage, self._max.copy()
+            finest[:, 0] = self._beside
+        rests = not np.isfinite(finest).any()  # on key 0, all of it
+        if rests:
             finest = self._max.copy()
-        strength[np.isnan(strength)] = -np.inf
-        if np.isfinite(strength[:, 1:]).any():
-            strength[:, 0] = -np.inf
+        strength = finest
+        level = self.level + max(0, math.ceil(math.log2(max(finest.shape) / LINK_BINS)))
+        for _ in range(level - self.level):
+            strength = _halved(strength, np.fmax)
+        strength = np.where(np.isnan(strength), -np.inf, strength)
         start = int(self._whole._weights._call.rows(slice(0, 1)).query_start[0])
         queries, keys = ((np.arange(size) << level) for size in strength.shape)
         gap = abs(queries[:, None] + start - keys)
@@ -239,13 +245,13 @@ class _Collected:
         found: set[tuple[int, int, float]] = set()
         for bin_ in dict.fromkeys([*_largest(far, n // 2), *_largest(strength, n)]):
             if len(found) < n:
-                found.update(self._strongest_of(bin_, level, finest))
-        return sorted(found, key=lambda link: -link[2])
+                found.update(self._strongest_of(bin_, level, finest, 0 if rests else 1))
+        return sorted(found, key=lambda link: -link[2]), coverage
 
     def _strongest_of(
-        self, bin_: tuple[int, int], level: int, finest: Picture
+        self, bin_: tuple[int, int], level: int, finest: Picture, first: int
     ) -> list[tuple[int, int, float]]:
-        """The strongest pair of a bin, looked for in the strongest of the finest bins in it."""
+        """The strongest pair of a bin from key ``first`` on, in the strongest finest bin in it."""
         side = 1 << level - self.level
         top, left = bin_[0] * side, bin_[1] * side
         part = finest[top : top + side, left : left + side]
@@ -254,7 +260,7 @@ class _Collected:
             slice(at << self.level, min(n, (at + 1) << self.level))
             for at, n in zip((int(row) + top, int(column) + left), self._shape)
         )
-        return self._whole._strongest(1, rows, columns)
+        return self._whole._strongest(1, rows, slice(max(first, columns.start), columns.stop))
 
     def _picture(self, plane: str, level: int) -> Picture:
         """The whole picture at a level, made once of what has been read."""
@@ -278,21 +284,25 @@ class _Collected:
         return picture
 
     def _attend(self) -> None:
-        """Says that somebody looks on, and waits for the first round."""
+        """Says that somebody looks on, and waits for the first round or the worker's end."""
         self._asked = time.monotonic()
         with self._lock:
             alive = self._worker is not None and self._worker.is_alive()
-            if self._rounds and not alive and self._failure is None:
+            if self._rounds and not alive:
                 self._stopped.clear()
+                if not self._done:
+                    self._first.clear()
                 self._worker = threading.Thread(target=self._run, daemon=True, name="regard map")
                 self._worker.start()
         self._first.wait()
-        if self._failure is not None:
-            raise self._failure
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
 
     def stop(self) -> None:
         self._stopped.set()
-        worker = self._worker
+        with self._lock:  # in which it is made and started
+            worker = self._worker
         if worker is not None and worker is not threading.current_thread():
             worker.join()
 
@@ -305,7 +315,8 @@ class _Collected:
                     return
         except Exception as error:  # for whoever asks next: a thread has nobody to tell
             self._failure = error
-            self._first.set()
+        finally:
+            self._first.set()  # whoever waits is told, or asks again
 
     def _read_round(self, start: int) -> bool:
         """Reads every 32nd row from ``start`` on, in turns; whether it came to the end."""
@@ -320,25 +331,31 @@ class _Collected:
             if rows.start < rows.stop:
                 pieces.append((low >> self.level, self._pooled(rows)))
         with self._lock:
-            for at, (strongest, total, read) in pieces:
+            for at, (strongest, beside, total, read) in pieces:
                 bands = slice(at, at + len(strongest))
                 np.fmax(self._max[bands], strongest, out=self._max[bands])
+                np.fmax(self._beside[bands], beside, out=self._beside[bands])
                 self._sum[bands] += total
                 self._read[bands] += read
             self._done.append(part)
         return True
 
-    def _pooled(self, rows: slice) -> tuple[Picture, Picture, np.ndarray]:
-        """Of some rows, by the bins of the picture: strongest, sum, and how many they are."""
+    def _pooled(self, rows: slice) -> tuple[Picture, np.ndarray, Picture, np.ndarray]:
+        """Of some rows, by bins: strongest, that of the first without key 0, sum, and how many."""
         weights = self._whole._rows.weights(rows)
         count = len(range(rows.start, rows.stop, rows.step))
         columns = slice(0, self._shape[1])
         down = 1 << self.level - int(math.log2(ROUNDS))
-        strongest, mass = bins(weights, ("max", "mass"), down, 1 << self.level, columns)
+        across = 1 << self.level
+        strongest, mass = bins(weights, ("max", "mass"), down, across, columns)
+        beside = np.full(len(strongest), np.nan, np.float32)
+        if columns.stop > 1:
+            first = slice(1, min(across, columns.stop))
+            beside = bins(weights, ("max",), down, across, first)[0][:, 0]
         read = np.diff(np.minimum(np.arange(len(strongest) + 1) * down, count))
         with np.errstate(invalid="ignore"):
             total = np.nan_to_num(np.exp(mass)) * read[:, None]
-        return strongest, total, read
+        return strongest, beside, total, read
 
 
 def bins(
