@@ -52,12 +52,12 @@ def is_said(page, pattern):
     return page.locator(STATUS).text_content()
 
 
-def is_chosen(page, query, key):
-    """Waits until this pair is chosen, and the panels show it."""
+def is_chosen(page, query, key, start=0):
+    """Waits until this pair is chosen, and the panels show it; query 0 is token ``start``."""
     page.wait_for_selector(f".regard-text[data-shown^='query {query} key {key} ']")
     if "view=steps" in page.url:
         page.wait_for_selector(f".regard-steps[data-shown='query {query} key {key}']")
-    return is_said(page, rf"query {query:,} .* key {key:,} ")
+    return is_said(page, rf"query {start + query:,} .* key {key:,} ")
 
 
 def shown_bars(page):

@@ -126,18 +126,36 @@ def test_queries_from_the_middle_of_the_text_stand_at_their_tokens(show):
     full = spoken(words, layers=1)
     layer = Layer(full.layers[0].query[:, 4:8], full.layers[0].key, causal=True, query_start=4)
     page = show(Recording(words, [layer]), "L0H1&query=2&key=5")
-    is_chosen(page, 2, 5)
+    is_chosen(page, 2, 5, start=4)
     assert page.locator(".regard-chosen").text_content() == " w6"
     assert page.locator(".regard-unseen").all_text_contents() == words[7:]
     page.locator(".regard-token").nth(3).dblclick()  # a key, and no query
-    is_chosen(page, 2, 3)
+    is_chosen(page, 2, 3, start=4)
     page.keyboard.press("t")
     page.wait_for_selector(".regard-text[data-shown$=by]")
     assert page.locator(".regard-chosen").text_content() == " w3"
     assert page.locator(".regard-locked").text_content() == " w6"
     assert page.locator(".regard-unseen").all_text_contents() == words[:4] + words[8:]
     page.locator(".regard-token").nth(7).click()
-    is_chosen(page, 3, 3)
+    is_chosen(page, 3, 3, start=4)
+    page.keyboard.press("v")
+    page.wait_for_selector(".regard-steps[data-shown='query 3 key 3']")
+    assert "query 7 sees key 3" in page.locator(".regard-arithmetic").text_content()
+
+
+def test_the_sum_of_a_long_text_counts_every_key(show):
+    recording = spoken([f" w{n}" for n in range(200)], layers=1)
+    page = show(recording, "L0H1&view=steps&query=199&key=3")
+    is_chosen(page, 199, 3)
+    assert "(196 more)" in page.locator(".regard-arithmetic").text_content()
+
+
+def test_a_picture_is_refused_where_no_map_is_shown(show):
+    page = show(spoken(), "L0H1&view=steps&query=5&key=3")
+    is_chosen(page, 5, 3)
+    page.get_by_text("Export", exact=True).click()
+    page.get_by_role("button", name="SVG drawing").click()
+    is_said(page, "pictures are of the map")
 
 
 def test_scores_that_are_no_numbers_do_no_harm(show):

@@ -27,7 +27,7 @@ export function arithmeticLines({ steps, i, j, names, places, seen, dim, facts }
   }
   lines.push(["masked", maskedText(steps.masked[i][j], places)]);
   lines.push(["weight", ...weightParts(steps, i, j, seen)]);
-  if (steps.value) lines.push(["output", ...outputParts(steps, i, names, dim)]);
+  if (steps.value) lines.push(["output", ...outputParts(steps, i, names, dim, seen)]);
   return lines;
 }
 
@@ -92,12 +92,12 @@ function weightParts(steps, i, j, seen) {
 }
 
 // The largest shares; of one column of the output, with its numbers.
-function outputParts(steps, i, names, dim) {
+function outputParts(steps, i, names, dim, seen) {
   const weights = steps.weights[i];
   if (weights.some(Number.isNaN)) return ["what the weights give is no number"];
   const order = weights.map((_, n) => n).sort((a, b) => weights[b] - weights[a]);
   const shown = order.slice(0, TERMS).filter((n) => weights[n] > 0);
-  const left = weights.filter((weight) => weight > 0).length - shown.length;
+  const left = seen - shown.length; // of all keys, also those that are not among the steps
   const terms = shown.flatMap((n, rank) => {
     const value = dim === null ? `v[${names.keys[n]}]` : stepText(steps.value[n][dim]);
     return [rank ? " + " : "", stepText(weights[n]), "·", coloured("value", value)];

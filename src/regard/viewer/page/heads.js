@@ -17,6 +17,7 @@ const ORDERS = {
 };
 const SCORES = Object.keys(ORDERS).slice(1);
 const AGAIN_MS = 1000; // until thumbnails that have not read every row are asked for again
+const LOOKS = ["low", "high", "scale"]; // of the selection, that colours follow
 const FIXED = { low: -5, high: 0 }; // thumbnails keep their colours whatever the map's range is
 
 export function makeHeads(context) {
@@ -75,6 +76,7 @@ class HeadsPanel {
   start() {
     this.selection.addEventListener("change", ({ detail }) => {
       if (detail.has("recording")) this.#read();
+      if (this.coloursPair && LOOKS.some((name) => detail.has(name))) this.paintAll();
       if (detail.has("layer") || detail.has("head")) this.#showChosen();
       if (["recording", "query", "key"].some((name) => detail.has(name))) this.#readPair();
       if (detail.has("view") && detail.has("recording")) this.#readPair();
@@ -90,6 +92,7 @@ class HeadsPanel {
   #read() {
     const { layers } = this.selection.recordingFacts;
     this.facts = layers.map(() => null);
+    this.pair = null;
     this.cells = layers.flatMap((facts, layer) =>
       Array.from({ length: facts.heads }, (_, head) => this.#cell(layer, head)),
     );

@@ -6,7 +6,7 @@ import { countSeen } from "./numbers.js";
 // The line of the selection: {side, text, own, at(place), seenAt(place), values, base, chosen,
 // locked, coverage, total, query, key, queries, keys}. Places count along `text`: `chosen` is the
 // token that looks (or is looked at), null where that is of the other text, `own`; `locked` is the
-// other end of the pair.
+// other end of the pair; `offset` as texts have it.
 export async function readLine({ selection, source, texts }) {
   const { recording, query, key, side } = selection;
   const where = selection.where;
@@ -17,7 +17,7 @@ export async function readLine({ selection, source, texts }) {
     const chosen = offset === null ? null : offset + query;
     const own = offset === null ? { text: queries, place: query } : null;
     const found = { side, text: keys, own, values, base: 0, chosen, locked: key, coverage: 1 };
-    return withPlaces({ ...found, query, key, keys, queries, seenAt: () => seen });
+    return withPlaces({ ...found, query, key, keys, queries, offset, seenAt: () => seen });
   }
   const { values, coverage } = await source.column({ ...where, key });
   const counts = (await source.visible(where)).values;
@@ -27,7 +27,7 @@ export async function readLine({ selection, source, texts }) {
   const text = offset === null ? queries : keys;
   const found = { side, text, own, values, base, chosen, locked: base + query, coverage };
   const seenAt = (place) => counts[place - base];
-  return withPlaces({ ...found, query, key, keys, queries, seenAt });
+  return withPlaces({ ...found, query, key, keys, queries, offset, seenAt });
 }
 
 function withPlaces(line) {

@@ -33,19 +33,25 @@ export function makeLinks(context, { go, changed }) {
     if (!kept.length) list.replaceChildren(make("li", { text: "no weights" }));
     markChosen();
     changed();
-    if (coverage < 1) state.timer = setTimeout(() => ask(where), LINKS_AGAIN_MS);
+    if (coverage < 1) state.timer = setTimeout(() => tried(where), LINKS_AGAIN_MS);
   };
   const ask = async (where) => {
     const found = await source.links({ ...where, n: ASKED });
     if (state.asked === nameOfHead(where)) await show(found, where);
   };
+  // What failed is asked again with the next update.
+  const tried = (where) =>
+    ask(where).catch((error) => {
+      if (state.asked === nameOfHead(where)) state.asked = null;
+      unlessSaid(error);
+    });
   const update = () => {
     const where = selection.where;
     if (state.asked === nameOfHead(where)) return;
     clearTimeout(state.timer);
     state.asked = nameOfHead(where);
     state.rings = [];
-    state.timer = setTimeout(() => ask(where).catch(unlessSaid), 50);
+    state.timer = setTimeout(() => tried(where), 50);
   };
   const markChosen = () => {
     for (const button of list.querySelectorAll("button")) {

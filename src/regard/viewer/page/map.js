@@ -157,7 +157,9 @@ class HeadMapView {
     const middle = (bin) => bin * side + Math.floor(side / 2);
     const go = (found) => {
       const [query, key] = found ?? [middle(row), middle(column)];
-      this.goTo(query, key);
+      const { queries, tokens } = this.selection.recordingFacts;
+      if (query < queries && key < tokens) this.goTo(query, key);
+      else this.context.say(`${frameName(this.context, this.frames[0].where)} has no such pair`);
     };
     this.strongestOf(frame, row, column).then(go).catch(unlessSaid);
   }

@@ -51,8 +51,8 @@ async function pairWords({ selection, source, texts }) {
 }
 
 // `query 5 «it» → key 2 «cat»   weight 0.6443 (3.87 × uniform)`; value: ln weight.
-export function pairText({ keys, queries }, { query, key, value, seen }) {
-  const named = (text, n) => `${countText(n)} «${text.label(n, 24)}»`;
-  const pair = `query ${named(queries, query)} → key ${named(keys, key)}`;
+export function pairText({ keys, queries, offset }, { query, key, value, seen }) {
+  const named = (text, n, from) => `${countText(from + n)} «${text.label(n, 24)}»`;
+  const pair = `query ${named(queries, query, offset ?? 0)} → key ${named(keys, key, 0)}`;
   return `${pair}   ${weightWords(value, seen)}`;
 }

@@ -125,7 +125,7 @@ class StepsPanel {
     if (!all)
       parts.push(
         `The text has ${countText(text.keys.length)} tokens, so this is query ` +
-          `${countText(this.selection.query)} and its ${steps.keys.length} strongest keys; ` +
+          `${countText((text.offset ?? 0) + this.selection.query)} and its ${steps.keys.length} strongest keys; ` +
           "weights and output are those of all keys.",
       );
     if (!steps.value) parts.push("No values were recorded, so the steps end at the weights.");
@@ -139,14 +139,15 @@ class StepsPanel {
   #axes() {
     const { steps, text, all } = this.found;
     const side = all ? this.#side(Math.max(steps.queries.length, steps.keys.length)) : 22;
-    const label = (of) => (n) => (all ? of.label(n, 9) : `${countText(n)} ${of.label(n, 8)}`);
+    const label = (of, from) => (n) =>
+      all ? of.label(n, 9) : `${countText(from + n)} ${of.label(n, 8)}`;
     const wide = all ? WIDE : 0.75 * WIDE; // so that all steps of one query fit beside each other
     const along = (numbers) => Math.max(2, Math.min(side, Math.floor(wide / numbers[0].length)));
     const axis = (word, labels, size) => ({ word, labels, size });
-    const query = axis("query", steps.queries.map(label(text.queries)), side);
+    const query = axis("query", steps.queries.map(label(text.queries, text.offset ?? 0)), side);
     return {
       query,
-      key: axis("key", steps.keys.map(label(text.keys)), side),
+      key: axis("key", steps.keys.map(label(text.keys, 0)), side),
       dim: axis("column", null, along(steps.query)),
       valueDim: axis("column", null, steps.value ? along(steps.value) : 0),
     };
@@ -226,7 +227,8 @@ class StepsPanel {
       keys: steps.keys.map((n) => text.keys.label(n, 12)),
     };
     const facts = this.selection.layerFacts;
-    const of = { steps, i, j, names, places: { query, key }, seen, dim: this.valueDim, facts };
+    const places = { query: (text.offset ?? 0) + query, key };
+    const of = { steps, i, j, names, places, seen, dim: this.valueDim, facts };
     showArithmetic(this.arithmetic, arithmeticLines(of));
     this.element.dataset.shown = `query ${query} key ${key}`;
   }
