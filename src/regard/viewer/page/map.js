@@ -306,7 +306,7 @@ class HeadMapView {
   #draw() {
     if (this.size.width === 0 || this.size.height === 0) {
       this.element.dataset.idle = "true"; // hidden
-      this.context.isDrawn();
+      if (this.selection.view !== "map") this.context.isDrawn();
       return;
     }
     const started = performance.now();
