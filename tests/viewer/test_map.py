@@ -230,14 +230,16 @@ def test_every_pair_is_read_out_with_its_exact_weight(open_map, text):
     page = open_map(text, hash="L0H1&zoom=20&x=0&y=3")
     page.page.mouse.move(*page.place(12, 9))
     page.page.wait_for_function(
-        "() => document.querySelector('.regard-readout').textContent.includes('× uniform')"
+        "() => /query 12 .* × uniform/.test(document.querySelector('.regard-readout').textContent)"
     )
     words = page.readout()
     logs = log_weights(text, 1)
     assert "query 12 «t12» → key 9 «t9»".replace("«", "«") in re.sub("[\u2066-\u2069]", "", words)
     assert f"weight {np.exp(logs[12, 9]):.4f}" in words
     page.page.mouse.move(*page.place(9, 12))
-    assert "invisible" in page.readout()
+    page.page.wait_for_function(
+        "() => document.querySelector('.regard-readout').textContent.includes('invisible')"
+    )
 
 
 def test_keys_do_what_the_pointer_does(open_map, long_text):

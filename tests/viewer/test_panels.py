@@ -1,10 +1,14 @@
 """Heads, text and steps in a real browser: what they show is what float64 says."""
 
+import io
 import json
 import re
+from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from matplotlib import image
 
 from regard.recording import Layer, Recording
 from regard.viewer.answer import Answers
@@ -150,12 +154,32 @@ def test_the_sum_of_a_long_text_counts_every_key(show):
     assert "(196 more)" in page.locator(".regard-arithmetic").text_content()
 
 
-def test_a_picture_is_refused_where_no_map_is_shown(show):
+def saved(page, name):
+    """The file that a button of the menu gives."""
+    page.get_by_text("Export", exact=True).click()
+    with page.expect_download() as download:
+        page.get_by_role("button", name=name).click()
+    is_said(page, f"saved: {name}")
+    return Path(download.value.path()).read_bytes(), download.value.suggested_filename
+
+
+def test_steps_are_saved_as_they_are_shown(show):
     page = show(spoken(), "L0H1&view=steps&query=5&key=3")
     is_chosen(page, 5, 3)
-    page.get_by_text("Export", exact=True).click()
-    page.get_by_role("button", name="SVG drawing").click()
-    is_said(page, "pictures are of the map")
+    svg, name = saved(page, "SVG drawing")
+    assert name == "spoken-L0H1.svg"
+    drawn = ElementTree.fromstring(svg)
+    grids = page.locator(".regard-matrix canvas:visible").count()
+    assert len(drawn.findall(".//{*}image")) == grids == 8
+    words = {node.text for node in drawn.findall(".//{*}text")}
+    assert {"scores", "weights", "output", "softmax", "because", "tired"} <= words
+    assert page.locator(".regard-arithmetic b").first.text_content() in words
+    png, name = saved(page, "PNG picture")
+    assert name == "spoken-L0H1.png"
+    pixels = image.imread(io.BytesIO(png))
+    size = page.locator(".regard-steps").evaluate("n => [n.scrollHeight, n.scrollWidth]")
+    assert list(pixels.shape[:2]) == size
+    assert len(np.unique(pixels.reshape(-1, pixels.shape[-1]), axis=0)) > 50
 
 
 def test_scores_that_are_no_numbers_do_no_harm(show):

@@ -90,11 +90,12 @@ function exportMenu(context, { savers }) {
     const button = make("button", { type: "button", text: name });
     button.addEventListener("click", () => {
       menu.open = false;
-      if (context.selection.view !== "map")
-        return context.say("pictures are of the map; v shows it");
       save().then(
         () => context.say(`saved: ${name}`),
-        () => context.say(`the ${name} could not be made`),
+        (error) => {
+          console.error(error);
+          context.say(`the ${name} could not be made`);
+        },
       );
     });
     list.append(button);

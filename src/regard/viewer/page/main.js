@@ -77,8 +77,8 @@ function makeParts(context) {
   parts.colourBar = makeColourBar(context);
   parts.compare = makeCompare(context);
   parts.savers = {
-    "PNG picture": () => savePng(context, parts.map),
-    "SVG drawing": () => saveSvg(context, parts.map),
+    "PNG picture": () => savePng(context, parts),
+    "SVG drawing": () => saveSvg(context, parts),
   };
   parts.header = makeHeader(context, parts);
   parts.frame = (readout) => layOut(context, parts, readout);

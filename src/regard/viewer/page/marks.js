@@ -73,6 +73,10 @@ const DRAWN_MARKS = {
       context.stroke();
     }
   },
+  image(context, { canvas, x, y, width, height }) {
+    context.imageSmoothingEnabled = false;
+    context.drawImage(canvas, x, y, width, height);
+  },
   ring(context, { x, y, radius, colour, width = 2 }) {
     [context.strokeStyle, context.lineWidth] = [colour, width];
     context.beginPath();
@@ -103,7 +107,20 @@ function shortNumber(n) {
   return String(Math.round(n * 100) / 100);
 }
 
+export function imageNode(canvas, box) {
+  const href = canvas.toDataURL("image/png");
+  return svgNode("image", {
+    ...box,
+    preserveAspectRatio: "none",
+    "image-rendering": "pixelated",
+    href,
+  });
+}
+
 const WRITTEN_MARKS = {
+  image({ canvas, x, y, width, height }) {
+    return imageNode(canvas, { x, y, width, height });
+  },
   text({ x, y, text, turn = 0, align = "start", colour, halo, size = 11, weight = 400 }) {
     const outline = halo && {
       stroke: halo,

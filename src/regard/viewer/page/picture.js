@@ -1,24 +1,67 @@
-// The map as a picture: a PNG of what is shown, or an SVG with lines and letters that scale.
+// What is shown as a picture: a PNG, or an SVG with lines and letters that scale.
 
 import { barText } from "./bar.js";
 import { pixelTable, ENTRIES } from "./colours.js";
 import { GUTTER } from "./frame.js";
-import { drawMarks, MARK_FONT, svgNode, writeMarks } from "./marks.js";
+import { drawMarks, imageNode, MARK_FONT, svgNode, writeMarks } from "./marks.js";
+import { panelMarks } from "./panelmarks.js";
 
 const CAPTION = 46; // CSS pixels below
 const FEW_CELLS = 4096; // are written as rectangles
 const BAR_WIDTH = 160;
 
-// Saves what the map shows, with axes and a caption, in the pixels of the screen.
-export async function savePng(context, map) {
+// Saves what is shown in the pixels of the screen: the map with axes and a caption, or the steps.
+export async function savePng(context, parts) {
+  const isMap = context.selection.view === "map";
+  const canvas = isMap ? mapCanvas(context, parts.map) : stepsCanvas(parts);
+  const blob = await new Promise((done) => canvas.toBlob(done, "image/png"));
+  download(blob, `${fileName(context)}.png`);
+}
+
+// Saves the same as SVG.
+export async function saveSvg(context, parts) {
+  const isMap = context.selection.view === "map";
+  const svg = isMap ? mapSvg(context, parts.map) : stepsSvg(parts);
+  const text = new XMLSerializer().serializeToString(svg);
+  download(new Blob([text], { type: "image/svg+xml" }), `${fileName(context)}.svg`);
+}
+
+function stepsCanvas({ map, steps }) {
+  const { width, height, marks } = panelMarks(steps.element);
+  const ratio = devicePixelRatio || 1;
+  const canvas = document.createElement("canvas");
+  [canvas.width, canvas.height] = [Math.round(width * ratio), Math.round(height * ratio)];
+  const paint = canvas.getContext("2d");
+  paint.scale(ratio, ratio);
+  paint.fillStyle = map.colours.paper;
+  paint.fillRect(0, 0, width, height);
+  drawMarks(paint, marks);
+  return canvas;
+}
+
+function stepsSvg({ map, steps }) {
+  const { width, height, marks } = panelMarks(steps.element);
+  const title = steps.element.querySelector("h2").textContent;
+  const svg = emptySvg(width, height, title, map.colours.paper);
+  writeMarks(svg, marks);
+  return svg;
+}
+
+function emptySvg(width, height, title, paper) {
+  const viewBox = `0 0 ${width} ${height}`;
+  const svg = svgNode("svg", { width, height, viewBox, "font-family": MARK_FONT });
+  svg.append(svgNode("title", {}, title), svgNode("rect", { width, height, fill: paper }));
+  return svg;
+}
+
+function mapCanvas(context, map) {
   const ratio = map.frames[0].size.ratio;
   const { width, height, offsets } = pictureSize(map);
   const canvas = document.createElement("canvas");
   canvas.width = Math.round(width * ratio);
   canvas.height = Math.round(height * ratio);
   const paint = canvas.getContext("2d");
-  const theme = map.colours;
-  paint.fillStyle = theme.paper;
+  paint.fillStyle = map.colours.paper;
   paint.fillRect(0, 0, canvas.width, canvas.height);
   map.shown.forEach((frame, n) => {
     const left = Math.round((offsets[n] + GUTTER.left) * ratio);
@@ -30,21 +73,13 @@ export async function savePng(context, map) {
   paint.setTransform(ratio, 0, 0, ratio, 0, 0);
   drawMarks(paint, captionMarks(context, map, height));
   paint.drawImage(barCanvas(map), GUTTER.left, height - 16, BAR_WIDTH, 8);
-  const blob = await new Promise((done) => canvas.toBlob(done, "image/png"));
-  download(blob, `${fileName(context)}.png`);
+  return canvas;
 }
 
-// Saves the same as SVG; cells as rectangles where they are few, else as one embedded picture.
-export async function saveSvg(context, map) {
+// Cells as rectangles where they are few, else as one embedded picture.
+function mapSvg(context, map) {
   const { width, height, offsets } = pictureSize(map);
-  const svg = svgNode("svg", {
-    width,
-    height,
-    viewBox: `0 0 ${width} ${height}`,
-    "font-family": MARK_FONT,
-  });
-  svg.append(svgNode("title", {}, map.caption.textContent));
-  svg.append(svgNode("rect", { width, height, fill: map.colours.paper }));
+  const svg = emptySvg(width, height, map.caption.textContent, map.colours.paper);
   map.shown.forEach((frame, n) => {
     const group = svgNode("g", { transform: `translate(${offsets[n]} 0)` });
     group.append(...cellNodes(frame));
@@ -54,8 +89,7 @@ export async function saveSvg(context, map) {
   writeMarks(svg, captionMarks(context, map, height));
   const bar = { x: GUTTER.left, y: height - 16, width: BAR_WIDTH, height: 8 };
   svg.append(imageNode(barCanvas(map), bar));
-  const text = new XMLSerializer().serializeToString(svg);
-  download(new Blob([text], { type: "image/svg+xml" }), `${fileName(context)}.svg`);
+  return svg;
 }
 
 function pictureSize(map) {
@@ -132,16 +166,6 @@ function runsOf(bins) {
     if (bin >= 0 && runs.at(-1)?.bin !== bin) runs.push({ bin, from });
   });
   return runs;
-}
-
-function imageNode(canvas, box) {
-  const href = canvas.toDataURL("image/png");
-  return svgNode("image", {
-    ...box,
-    preserveAspectRatio: "none",
-    "image-rendering": "pixelated",
-    href,
-  });
 }
 
 function fileName({ selection }) {
