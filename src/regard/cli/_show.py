@@ -15,9 +15,9 @@ from rich.text import Text
 
 from regard._weights import AttentionWeights
 from regard.cli import _heads, _links, _matrix
-from regard.cli._errors import InputError, reading, writing
+from regard.cli._errors import InputError, writing
 from regard.cli._screen import Screen, busy, label, labels_width
-from regard.cli._source import read_source
+from regard.cli._source import read_recording
 from regard.recording import Recording
 from regard.steps import MATRICES, Steps
 
@@ -74,7 +74,7 @@ def show(argument: str, wishes: Wishes) -> None:
     Raises:
         CommandError: with the line to print.
     """
-    recording = _recording(argument, wishes)
+    recording = read_recording(argument, wishes.model, wishes.is_text)
     if wishes.save is not None:
         with writing():
             recording.save(wishes.save)
@@ -94,16 +94,6 @@ def show(argument: str, wishes: Wishes) -> None:
         _print(Screen(wishes.width), shown, asked, wishes.steps)
     if wishes.save is not None:
         sys.stderr.write(f"Saved; regard show {wishes.save} shows it again.\n")
-
-
-def _recording(argument: str, wishes: Wishes) -> Recording:
-    source = read_source(argument, wishes.is_text)
-    if isinstance(source, Recording):
-        return source
-    from regard.lm import LanguageModel
-
-    with reading(), busy(f"Reading {len(source):,} characters"):
-        return LanguageModel.load(wishes.model).record(source)
 
 
 def _choose(recording: Recording, wishes: Wishes) -> Shown:

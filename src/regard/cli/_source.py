@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from regard.cli._errors import InputError, reading
+from regard.cli._screen import busy
 from regard.recording import Recording
 
 STDIN = "-"
@@ -46,6 +47,21 @@ def read_source(argument: str, is_text: bool = False) -> str | Recording:
             f"{argument}: a folder. Name one file in it; to show the word, add --text."
         )
     return _read_file(Path(argument))
+
+
+def read_recording(argument: str, model: str, is_text: bool) -> Recording:
+    """The recording that an argument stands for; a text is read by a model.
+
+    Raises:
+        CommandError: with the line to print.
+    """
+    source = read_source(argument, is_text)
+    if isinstance(source, Recording):
+        return source
+    from regard.lm import LanguageModel
+
+    with reading(), busy(f"Reading {len(source):,} characters"):
+        return LanguageModel.load(model).record(source)
 
 
 def read_input() -> str:

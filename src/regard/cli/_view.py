@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from regard.cli import _links
-from regard.cli._errors import CommandError, InputError, one_line, reading, writing
+from regard.cli._errors import CommandError, InputError, one_line, writing
 from regard.cli._screen import busy
-from regard.cli._source import STDIN, read_source
+from regard.cli._source import STDIN, read_recording
 from regard.recording import Recording
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def view(argument: str, wishes: Wishes) -> None:
         raise InputError(
             "--head and --query tell where the browser opens; leave them out with --export."
         )
-    recordings = [_recording(source, wishes) for source in sources]
+    recordings = [read_recording(source, wishes.model, wishes.is_text) for source in sources]
     names = [_name(source, wishes.is_text) for source in sources]
     place = _place(recordings[0], wishes)
     if wishes.export is not None:
@@ -68,16 +68,6 @@ def view(argument: str, wishes: Wishes) -> None:
     except ValueError as error:
         raise InputError(one_line(error)) from error
     _serve(viewer, place, wishes.open_browser)
-
-
-def _recording(argument: str, wishes: Wishes) -> Recording:
-    source = read_source(argument, wishes.is_text)
-    if isinstance(source, Recording):
-        return source
-    from regard.lm import LanguageModel
-
-    with reading(), busy(f"Reading {len(source):,} characters"):
-        return LanguageModel.load(wishes.model).record(source)
 
 
 def _export(recordings: list[Recording], names: list[str], layer: int | None, path: Path) -> None:
