@@ -94,16 +94,31 @@ class Report:
             self.path.write_text(json.dumps(self.result, indent=1) + "\n", encoding="utf-8")
 
 
+def target():
+    """The instruction set that the kernels use, or None where they were not compiled."""
+    try:
+        from regard import _kernels
+    except ImportError:
+        return None
+    return _kernels.target()
+
+
 def _machine(threads, packages):
     try:
         from regard import _kernels
     except ImportError:  # installed without a C++ compiler
-        cpu, target = platform.processor() or platform.machine(), None
+        cpu = platform.processor() or platform.machine()
     else:
-        cpu, target = _kernels.cpu_name(), _kernels.target()
+        cpu = _kernels.cpu_name()
     versions = {"python": platform.python_version()} | {name: version(name) for name in packages}
     clock = "process CPU time" if threads == 1 else "wall clock"
-    return {"cpu": cpu, "target": target, "threads": threads, "clock": clock, "versions": versions}
+    return {
+        "cpu": cpu,
+        "target": target(),
+        "threads": threads,
+        "clock": clock,
+        "versions": versions,
+    }
 
 
 def machine_line(machine):

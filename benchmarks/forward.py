@@ -3,6 +3,7 @@
     python benchmarks/forward.py [--threads N] [--dtype float32 bfloat16 float16 float64]
                                  [--quick] [--json FILE]
 
+``REGARD_TARGET=avx2`` in front measures that instruction set, in shares of its own peak.
 FLOPs count visible pairs only: 4 · D a pair. With more than one thread the last column tells how
 many times as fast they are as one. The second table takes windows, padding and packed documents,
 which cost what is visible; torch is given the same as a mask of (T, T).

@@ -19,6 +19,7 @@ import common
 
 SOURCE = Path(__file__).with_name("roofline.cpp")
 FLAGS = ["-O3", "-march=native", "-std=c++20", "-pthread"]
+WIDEST = {"avx2": 256, "portable": 128}  # bits of a register
 MEMORY_MIB = 1024  # the largest level-3 caches hold about as much, those of most machines 1/30
 
 
@@ -57,13 +58,17 @@ def _run(program, threads, *arguments):
 def peaks(options, bandwidth=False):
     """The rate that bounds each dtype, and ``read`` in bytes per second; empty without a compiler.
 
-    float16, and bfloat16 where the processor has no dot product of it, are computed in float32.
+    float16, and bfloat16 where there is no dot product of it, are computed in float32. Registers
+    that the kernels' instruction set lacks do not count.
     """
     try:
         (measured,) = rates(options.threads, quick=options.quick, bandwidth=bandwidth)
     except RuntimeError as error:
         print(f"Shares of peak are left out: {error}")
         return {}
+    target = common.target()
+    lacks = [bits for bits in ("512", "256") if int(bits) > WIDEST.get(target, 512)]
+    measured = {name: rate for name, rate in measured.items() if name.split()[-1] not in lacks}
     best = {
         dtype: max(rate for name, rate in measured.items() if name.startswith(dtype))
         for dtype in ("float32", "float64")
