@@ -262,7 +262,9 @@ def test_questions_of_clients_that_hung_up_do_not_pile_up(recording, monkeypatch
     answer = Answers.answer
     monkeypatch.setattr(Answers, "answer", slowly)
     with Viewer([recording]) as viewer:
-        workers = viewer._workers
+        workers, submitted = viewer._workers, []
+        submit = workers.submit
+        monkeypatch.setattr(workers, "submit", lambda work: submitted.append(1) or submit(work))
         clients = [
             threading.Thread(target=ask, args=(viewer.address, f"data/about?{name}"))
             for name in [*["busy"] * len(workers._threads), "stays"]
@@ -272,6 +274,8 @@ def test_questions_of_clients_that_hung_up_do_not_pile_up(recording, monkeypatch
                 client.start()
                 assert begun.acquire(timeout=30)
             all_at_once(40, lambda n: hang_up(viewer.address, f"about?gone={n}"))
+            asked = len(workers._threads) + 40
+            assert settles(lambda: len(submitted) == asked and not workers._waiting)
             clients[-1].start()
             assert settles(lambda: len(workers._waiting) == 1)
         finally:
