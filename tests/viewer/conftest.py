@@ -9,6 +9,7 @@ import pytest
 
 from regard.recording import Layer, Recording
 from regard.viewer._server import Viewer
+from viewer.map_page import MapPage
 
 WORDS = ["the", "cat", "saw", "the", "dog", "and", "the", "bird", "saw", "the", "cat"]
 
@@ -138,6 +139,16 @@ def _size_window(page, width, height):
     bounds = {"width": width + round(frame[0]), "height": height + round(frame[1])}
     session.send("Browser.setWindowBounds", {"windowId": window, "bounds": bounds})
     session.detach()
+
+
+@pytest.fixture
+def open_map(serve, open_page):
+    """Opens the map of recordings: ``open_map(recording, …, hash="L0H1", **page options)``."""
+
+    def open_one(*recordings, hash="", **options):
+        return MapPage(open_page(f"{serve(*recordings)}#{hash}", **options))
+
+    return open_one
 
 
 def _is_own(url, address):

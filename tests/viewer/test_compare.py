@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from viewer.map_page import (
-    MapPage,
     assert_pixels,
     decoded,
     expected_entries,
@@ -18,16 +17,6 @@ from viewer.map_page import (
 
 TENS = np.log(10)
 SVG = "{http://www.w3.org/2000/svg}"
-
-
-@pytest.fixture
-def open_map(serve, open_page):
-    """Opens the map of recordings: ``open_map(recording, …, hash="L0H1", **page options)``."""
-
-    def open_one(*recordings, hash="", **options):
-        return MapPage(open_page(f"{serve(*recordings)}#{hash}", **options))
-
-    return open_one
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,6 @@ from regard._picture import INVISIBLE, RAMP
 from regard.recording import Recording
 from viewer.map_page import (
     ENTRIES,
-    MapPage,
     assert_pixels,
     constant,
     expected_entries,
@@ -21,16 +20,6 @@ from viewer.map_page import (
 
 LINKS = [(4000, 17), (3999, 2100), (1234, 1233), (2777, 640), (4095, 3001)]
 TENS = np.log(10)
-
-
-@pytest.fixture
-def open_map(serve, open_page):
-    """Opens the map of recordings: ``open_map(recording, …, hash="L0H1", **page options)``."""
-
-    def open_one(*recordings, hash="", **options):
-        return MapPage(open_page(f"{serve(*recordings)}#{hash}", **options))
-
-    return open_one
 
 
 @pytest.fixture(scope="module")

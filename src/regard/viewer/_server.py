@@ -282,7 +282,7 @@ async def _hung_up(request: Request) -> None:
 def page_files() -> dict[str, tuple[bytes, str]]:
     """The files of the page with their media types, by name: nothing else can be read.
 
-    All modules come as one: asked for one by one they take half a second.
+    All modules come as one, so that the page need not ask for one after another.
     """
     folder = resources.files("regard.viewer") / "page"
     found = {}
