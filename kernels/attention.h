@@ -79,7 +79,7 @@ struct Reduce {
   double* received;       // (B, Hq, Lk): the sum, or
   double* received_max;   // the maximum
   void* pooled_max;       // Real (B, Hq, bins[0], bins[1]): ln of the largest weight
-  void* pooled_mass;      // likewise, the mean over the queries; NaN: nothing is visible
+  void* pooled_mass;      // likewise, of the mean over the queries; NaN: nothing is visible
   int64_t bins[2];
   int64_t n;            // of the strongest pairs
   int64_t* pair_query;  // (B, Hq, n)

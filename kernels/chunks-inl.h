@@ -1,8 +1,10 @@
 // What columns, bins and heads collect of the weights: by every chunk of rows for itself, and then
 // put together in the order of the rows.
 
+static bool of_picture(const Reduce& r) { return r.pooled_max || r.pooled_mass; }
+
 static bool of_columns(const Reduce& r) {
-  return r.received || r.received_max || r.pooled_max || r.pooled_mass || r.n;
+  return r.received || r.received_max || of_picture(r) || r.n;
 }
 
 // Rows of a chunk: they do not depend on how many heads or threads there are.
@@ -46,17 +48,14 @@ template <class E>
 struct Chunk {
   typedef typename E::Real Real;
   Real* received;   // [Lk]
-  Real* pooled[2];  // [bins of rows that it touches][bins[1]]: the strongest, and the mass
+  Real* pooled[2];  // [2][bins[1]]: the bins of rows that are not its own alone, by picture
   Pair* pairs;      // [n]
   int64_t* count;   // of the pairs
 
   Chunk(const Reduce& r, Scratch& scratch) {
-    const int64_t n = r.row1 - r.row0;
     received = scratch.take<Real>(r.received || r.received_max ? r.problem->Lk : 0);
-    int64_t high = r.pooled_max || r.pooled_mass ? chunk_rows<E>(r) * r.bins[0] / n + 2 : 0;
-    if (high > r.bins[0]) high = r.bins[0];
-    pooled[0] = scratch.take<Real>(r.pooled_max ? high * r.bins[1] : 0);
-    pooled[1] = scratch.take<Real>(r.pooled_mass ? high * r.bins[1] : 0);
+    pooled[0] = scratch.take<Real>(r.pooled_max ? 2 * r.bins[1] : 0);
+    pooled[1] = scratch.take<Real>(r.pooled_mass ? 2 * r.bins[1] : 0);
     pairs = scratch.take<Pair>(r.n);
     count = scratch.take<int64_t>(1);
   }
@@ -73,6 +72,33 @@ template <class E>
 static Chunk<E> chunk_at(const Reduce& r, int64_t head, int64_t i) {
   Scratch scratch(r.chunks + ((head - r.head0) * chunks_of<E>(r) + i) * one_chunk_bytes<E>(r));
   return Chunk<E>(r, scratch);
+}
+
+// A bin of rows as one chunk sees it: `begin` and `end` are the chunk's rows, counted from row0.
+struct BinRow {
+  int64_t bin;
+  bool earlier, later;  // whether chunks before and behind have rows of it
+
+  BinRow(const Reduce& r, int64_t begin, int64_t end, int64_t bin) : bin(bin) {
+    const int64_t n = r.row1 - r.row0;
+    earlier = bin * n / r.bins[0] < begin;
+    later = (bin + 1) * n / r.bins[0] > end;
+  }
+
+  // Where the chunk gathers it: in the picture itself, if it is its own alone.
+  template <class E>
+  typename E::Real* in(const Reduce& r, int64_t head, const Chunk<E>& chunk, bool mass) const {
+    typedef typename E::Real Real;
+    const int64_t C = r.bins[1];
+    if (earlier || later) return chunk.pooled[mass] + (earlier ? 0 : C);
+    return (Real*)(mass ? r.pooled_mass : r.pooled_max) + (head * r.bins[0] + bin) * C;
+  }
+};
+
+// What a bin in which nothing is visible holds.
+template <class Real>
+constexpr Real dark(bool mass) {
+  return mass ? Real(0) : -kInf<Real>;
 }
 
 // Whether any query of a bin sees any key of it; `undefined`: one that does has weights of NaN.
@@ -114,24 +140,26 @@ static void collect_picture(const Reduce& r, int64_t head, bool undefined, uint8
   const int64_t R = r.bins[0], C = r.bins[1];
   const double nan = std::numeric_limits<double>::quiet_NaN();
   Real* pooled = (Real*)(mass ? r.pooled_mass : r.pooled_max) + head * R * C;
-  const Real dark = mass ? Real(0) : -kInf<Real>;
-  for (int64_t x = 0; x < R * C; ++x) pooled[x] = dark;
   for (int64_t c = 0; c < chunks; ++c) {
     const int64_t begin = c * chunk_rows<E>(r);
     const int64_t end = begin + chunk_rows<E>(r) < height ? begin + chunk_rows<E>(r) : height;
-    const int64_t first = bin_of(begin, height, R), count = bin_of(end - 1, height, R) - first + 1;
-    const Real* part = chunk_at<E>(r, head, c).pooled[mass];
-    Real* sum = pooled + first * C;
-    if (mass)
-      for (int64_t x = 0; x < count * C; ++x) sum[x] += part[x];
-    else
-      for (int64_t x = 0; x < count * C; ++x) sum[x] = part[x] > sum[x] ? part[x] : sum[x];
+    const Chunk<E> chunk = chunk_at<E>(r, head, c);
+    const int64_t first = bin_of(begin, height, R), last = bin_of(end - 1, height, R);
+    for (int64_t bin = first; bin <= last; bin += last > first ? last - first : 1) {
+      const BinRow row(r, begin, end, bin);
+      if (!row.earlier && !row.later) continue;
+      const Real* part = row.in(r, head, chunk, mass);
+      Real* sum = pooled + bin * C;
+      for (int64_t x = 0; x < C; ++x) {
+        const Real before = row.earlier ? sum[x] : dark<Real>(mass);
+        sum[x] = mass ? before + part[x] : part[x] > before ? part[x] : before;
+      }
+    }
   }
   for (int64_t y = 0; y < R; ++y) {
     Real* row = pooled + y * C;
     const int64_t top = y * height / R, bottom = (y + 1) * height / R;
-    const Real factor = mass ? 1 / Real(bottom - top) : Real(kLn2);
-    for (int64_t x = 0; x < C; ++x) row[x] *= factor;
+    int64_t seen_low = C, seen_high = 0;
     std::memset(seen, 0, size_t(C));  // which bins intervals let be seen
     for (int64_t i = top + r.row0; i < bottom + r.row0; ++i) {
       const int64_t at = head / p.Hq * p.Lq + i, width = r.column1 - r.column0;
@@ -139,13 +167,25 @@ static void collect_picture(const Reduce& r, int64_t head, bool undefined, uint8
       const int64_t high = p.last[at] < r.column1 ? p.last[at] : r.column1;
       if (low >= high) continue;
       const int64_t from = bin_of(low - r.column0, width, C);
-      std::memset(seen + from, 1, size_t(bin_of(high - 1 - r.column0, width, C) + 1 - from));
+      const int64_t to = bin_of(high - 1 - r.column0, width, C) + 1;
+      std::memset(seen + from, 1, size_t(to - from));
+      if (from < seen_low) seen_low = from;
+      if (to > seen_high) seen_high = to;
     }
-    for (int64_t x = 0; x < C; ++x) {
-      const bool hidden = !seen[x] || ((p.mask || p.key_ids) && row[x] == dark &&
-                                       !bin_sees<E>(r, head, y, x, false));
-      if (hidden || (undefined && bin_sees<E>(r, head, y, x, true))) row[x] = Real(nan);
+    constexpr int n = E::lanes;
+    for (int64_t x = seen_low; x < seen_high; x += n) {
+      char* const at = (char*)(row + x);
+      const Vec<Real> part = numbers<Real, real_type<Real>>(at, seen_high - x);
+      const Vec<Real> logs = mass ? log(part / Real(bottom - top)) : part * Real(kLn2);
+      put<Real, real_type<Real>>(at, logs, seen_high - x);
     }
+    for (int64_t x = 0; x < C; ++x) row[x] = seen[x] ? row[x] : Real(nan);
+    if (p.mask || p.key_ids)
+      for (int64_t x = 0; x < C; ++x)
+        if (row[x] == -kInf<Real> && !bin_sees<E>(r, head, y, x, false)) row[x] = Real(nan);
+    if (undefined)
+      for (int64_t x = 0; x < C; ++x)
+        if (bin_sees<E>(r, head, y, x, true)) row[x] = Real(nan);
   }
 }
 

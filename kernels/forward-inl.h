@@ -63,15 +63,20 @@ static void softmax(const Scaling<E>& scaling, const State<E>& state, typename E
   if constexpr (E::pack > 1)
     if (pairs) {
       Vec<Real> rounded[V] = {};
-      for (int j = low; j < high; j += 2)
+      for (int j = low; j < high; j += 2) {
+        F x[V], y[V];
+        for (int i = 0; i < V; ++i) x[i] = scaling.exponent(score(j, i), base[i]);
+        for (int i = 0; i < V; ++i)
+          y[i] = j + 1 < high ? scaling.exponent(score(j + 1, i), base[i]) : F{} - kInf<float>;
+        exp2_each(x);
+        exp2_each(y);
         for (int i = 0; i < V; ++i) {
-          const F x = exp2(scaling.exponent(score(j, i), base[i]));
-          const F y = j + 1 < high ? exp2(scaling.exponent(score(j + 1, i), base[i])) : F{};
-          const I pair = pairs_of(x, y);
+          const I pair = pairs_of(x[i], y[i]);
           *(I*)(pairs + j / 2 * E::rows + (v + i) * n) = pair;
-          sum[i] += x + y;
+          sum[i] += x[i] + y[i];
           rounded[i] = Pairs::add(rounded[i], pair, I{} + kOnes);
         }
+      }
       for (int i = 0; i < V; ++i) {
         *(F*)(state.total + (v + i) * n) += sum[i];
         *(F*)(state.rounded + (v + i) * n) += rounded[i];
@@ -79,11 +84,12 @@ static void softmax(const Scaling<E>& scaling, const State<E>& state, typename E
       return;
     }
 #endif
-  for (int j = low; j < high; ++j)
-    for (int i = 0; i < V; ++i) {
-      score(j, i) = exp2(scaling.exponent(score(j, i), base[i]));
-      sum[i] += score(j, i);
-    }
+  for (int j = low; j < high; ++j) {
+    Vec<Real> x[V];
+    for (int i = 0; i < V; ++i) x[i] = scaling.exponent(score(j, i), base[i]);
+    exp2_each(x);
+    for (int i = 0; i < V; ++i) score(j, i) = x[i], sum[i] += x[i];
+  }
   for (int i = 0; i < V; ++i) *(Vec<Real>*)(state.total + (v + i) * n) += sum[i];
 }
 

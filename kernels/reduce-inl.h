@@ -4,7 +4,7 @@
 
 // Few of a row's best scores are kept sorted in the lanes, many as candidates over a threshold that
 // rises.
-constexpr int64_t kSortedInLanes = 16;
+constexpr int64_t kSortedInLanes = 64;
 
 template <class Real>
 struct Candidate {
@@ -36,13 +36,19 @@ struct ReduceMemory {
   Real* inverse;    // 1 / total, 0 where nothing is seen
   Real* log_total;  // of 2
   Real* place;      // among the keys
-  double* sum;      // [rows]: of the weights
+  int64_t* edges;    // [bins + 1]: where the columns of the picture begin, among the keys
+  int64_t* row_bin;  // [rows]
+  Real** bin_row[2];  // [rows]: where its bin is gathered, by picture
+  double* sum;       // [rows]: of the weights
   double* entropy;  // of weight * exponent
   double* distance;
   Real* threshold;  // of top-k
   Real* pair_threshold;
   Real* best;                   // [k][rows]: sorted in the lanes
   Int<Real>* best_key;          // [k][vectors]
+  Vec<Real>* waiting;           // [kKeys]: a block's scores over the k-th best of their rows
+  Int<Real>* waiting_key;
+  int16_t* found;               // [kKeys * lanes]: where in the block they were found
   Candidate<Real>* candidates;  // [rows][2 k + 32]
   int* counts;
   Pair* pairs;
@@ -57,10 +63,16 @@ struct ReduceMemory {
     keys = scratch.take<typename E::Word>(kKeys * E::words(p.D));
     for (Real** x : {&base, &inverse, &log_total, &place, &threshold, &pair_threshold})
       *x = scratch.take<Real>(E::rows);
+    edges = scratch.take<int64_t>(of_picture(r) ? r.bins[1] + 1 : 0);
+    row_bin = scratch.take<int64_t>(of_picture(r) ? E::rows : 0);
+    for (Real**& x : bin_row) x = scratch.take<Real*>(of_picture(r) ? E::rows : 0);
     for (double** x : {&sum, &entropy, &distance}) *x = scratch.take<double>(E::rows);
     const int64_t sorted = r.k <= kSortedInLanes ? r.k : 0;
     best = scratch.take<Real>(sorted * E::rows);
     best_key = scratch.take<Int<Real>>(sorted * kVectors);
+    waiting = scratch.take<Vec<Real>>(sorted ? kKeys : 0);
+    waiting_key = scratch.take<Int<Real>>(sorted ? kKeys : 0);
+    found = scratch.take<int16_t>(sorted ? kKeys * E::lanes + 4 : 0);
     candidates = scratch.take<Candidate<Real>>(r.k ? E::rows * room(r) : 0);
     counts = scratch.take<int>(E::rows);
     pairs = scratch.take<Pair>(r.n ? pair_room(r) : 0);
@@ -96,27 +108,87 @@ static void start_rows(const Reduce& r, ReduceMemory<E>& m) {
   }
 }
 
+// Less than a score that at least k keys of a block reach, in every row: than the k-th of the
+// largest of small groups. -inf where there are too few groups.
+template <class E>
+static Vec<typename E::Real> below_k(const Reduce& r, ReduceMemory<E>& m, int v, int low,
+                                     int high) {
+  typedef typename E::Real Real;
+  const int group = int(kKeys / (2 * r.k));
+  if (group < 2) return Vec<Real>{} - kInf<Real>;
+  Vec<Real>* const best = m.waiting;
+  for (int64_t i = 0; i < r.k; ++i) best[i] = Vec<Real>{} - kInf<Real>;
+  for (int j = low; j + group <= high; j += group) {
+    Vec<Real> x = m.score(j, v);
+    for (int i = 1; i < group; ++i) x = larger(m.score(j + i, v), x);
+    for (int64_t i = 0; i < r.k; ++i) {
+      const Vec<Real> old = best[i];
+      best[i] = larger(x, old);
+      x = x < old ? x : old;
+    }
+  }
+  const Vec<Real> kth = best[r.k - 1];
+  return kth - (kth < 0 ? -kth : kth) * Real(1e-6) - Real(1e-30);
+}
+
+// Puts the first `depth` of the waiting scores of each row among its k best.
+template <class E>
+static void take_waiting(const Reduce& r, ReduceMemory<E>& m, int v,
+                         const Integer<typename E::Real>* depth) {
+  typedef typename E::Real Real;
+  const Int<Real> depths = *(const Int<Real>*)depth;
+  const auto deepest = *std::max_element(depth, depth + E::lanes);
+  for (Integer<Real> d = 0; d < deepest; ++d) {
+    const Vec<Real> x = Int<Real>{} + d < depths ? m.waiting[d] : Vec<Real>{} - kInf<Real>;
+    const Int<Real> key = m.waiting_key[d];
+    for (int64_t i = r.k - 1; i >= 0; --i) {
+      Vec<Real>& best = m.at(m.best + i * E::rows, v);
+      Int<Real>& best_key = m.best_key[i * kVectors + v];
+      if (i > 0) {
+        const Vec<Real> above = m.at(m.best + (i - 1) * E::rows, v);
+        const Int<Real> moved = x > above ? m.best_key[(i - 1) * kVectors + v] : key;
+        best_key = x > best ? moved : best_key;
+        best = larger(x < above ? x : above, best);
+      } else {
+        best_key = x > best ? key : best_key;
+        best = larger(x, best);
+      }
+    }
+  }
+}
+
 // Puts the scores of a block among the k best of their rows. Of equal ones the first stay.
+//
+// A row's scores that are over its k-th best wait in its lane, and are then put in their places
+// together with those of the other rows: alone each would cost as much as all of them.
 template <class E>
 static void sort_top(const Reduce& r, ReduceMemory<E>& m, const Reach& reach, int64_t j0) {
   typedef typename E::Real Real;
+  constexpr int n = E::lanes, keys_a_word = 64 / n;
   for (int v = 0; v < m.rows.vectors; ++v) {
-    Vec<Real>* const worst = &m.at(m.best + (r.k - 1) * E::rows, v);
-    for (int j = reach.low[v]; j < reach.high[v]; ++j) {
-      Vec<Real> x = m.score(j, v);
-      if (!greater(x, *worst)) continue;
-      Int<Real> key = Int<Real>{} + Integer<Real>(j0 + j);
-      for (int64_t i = 0; i < r.k; ++i) {
-        Vec<Real>& best = m.at(m.best + i * E::rows, v);
-        Int<Real>& best_key = m.best_key[i * kVectors + v];
-        const Vec<Real> old = best;
-        const Int<Real> old_key = best_key, above = x > old;
-        best = above ? x : old;
-        best_key = above ? key : old_key;
-        x = above ? old : x;
-        key = above ? old_key : key;
-      }
+    const int low = reach.low[v], high = reach.high[v];
+    Vec<Real> over = m.at(m.best + (r.k - 1) * E::rows, v);
+    if (!greater(over, Vec<Real>{} - kInf<Real>)) over = below_k(r, m, v, low, high);
+    int found = 0;
+    for (int j = low; j < high; j += keys_a_word) {
+      uint64_t bits = 0;  // of each key the rows in which it is found
+      for (int i = 0; i < keys_a_word && j + i < high; ++i)
+        bits |= uint64_t(greater(m.score(j + i, v), over)) << i * n;
+      // Four at once and without a branch: how many there are nobody can foresee.
+      const int count = __builtin_popcountll(bits), first = (j - low) * n;
+      for (int at = found; at == found || at < found + count; at += 4)
+        for (int i = 0; i < 4; ++i, bits &= bits - 1)
+          m.found[at + i] = int16_t(first + __builtin_ctzll(bits | uint64_t{1} << 63));
+      found += count;
     }
+    alignas(64) Integer<Real> depth[n] = {};
+    for (int x = 0; x < found; ++x) {
+      const int j = low + m.found[x] / n, i = m.found[x] % n;
+      const int64_t at = depth[i]++ * n + i;
+      ((Real*)m.waiting)[at] = m.scores[j * E::rows + v * n + i];
+      ((Integer<Real>*)m.waiting_key)[at] = Integer<Real>(j0 + j);
+    }
+    take_waiting(r, m, v, depth);
   }
 }
 
@@ -174,22 +246,52 @@ template <class E>
 static void find_pairs(const Reduce& r, const Scaling<E>& scaling, ReduceMemory<E>& m,
                        const Reach& reach, int64_t j0) {
   typedef typename E::Real Real;
-  for (int v = 0; v < m.rows.vectors; ++v)
-    for (int j = reach.low[v]; j < reach.high[v]; ++j)
-      for (uint32_t bits = greater(m.score(j, v), m.at(m.pair_threshold, v)); bits;
-           bits &= bits - 1) {
-        const int row = v * E::lanes + __builtin_ctz(bits);
-        if (row >= m.rows.count) break;
-        const Real x = (m.scores[j * E::rows + row] - m.base[row]) * scaling.factor;
-        const double log = double(x) - double(m.log_total[row]);
-        if (!(log > m.least)) continue;
-        const double weight = double(exp2(broadcast(x))[0] * m.inverse[row]);
-        m.pairs[m.pair_count++] = {log, weight, m.rows.index[row], j0 + j};
-        if (m.pair_count == m.pair_room(r)) {
-          keep_strongest(r, m);
-          set_pair_threshold(scaling, m);
-        }
+  const auto look = [&](int v, int j) {
+    for (uint32_t bits = greater(m.score(j, v), m.at(m.pair_threshold, v)); bits; bits &= bits - 1) {
+      const int row = v * E::lanes + __builtin_ctz(bits);
+      if (row >= m.rows.count) break;
+      const Real x = (m.scores[j * E::rows + row] - m.base[row]) * scaling.factor;
+      const double log = double(x) - double(m.log_total[row]);
+      if (!(log > m.least)) continue;
+      const double weight = double(exp2(broadcast(x))[0] * m.inverse[row]);
+      m.pairs[m.pair_count++] = {log, weight, m.rows.index[row], j0 + j};
+      if (m.pair_count == m.pair_room(r)) {
+        keep_strongest(r, m);
+        set_pair_threshold(scaling, m);
       }
+    }
+  };
+  for (int v = 0; v < m.rows.vectors; ++v) {
+    int j = reach.low[v];
+    for (; j + 4 <= reach.high[v]; j += 4) {
+      const Vec<Real> x = larger(m.score(j, v), m.score(j + 1, v));
+      const Vec<Real> y = larger(m.score(j + 2, v), m.score(j + 3, v));
+      if (!(greater(x, m.at(m.pair_threshold, v)) | greater(y, m.at(m.pair_threshold, v)))) continue;
+      for (int i = 0; i < 4; ++i) look(v, j + i);
+    }
+    for (; j < reach.high[v]; ++j) look(v, j);
+  }
+}
+
+// Puts the weights of each key of a block together, and with what was received before.
+template <class E, class Both>
+static void add_columns(const ReduceMemory<E>& m, int keys, typename E::Real* received, Both both) {
+  typedef typename E::Real Real;
+  constexpr int n = E::lanes;
+  for (int j = 0; j < keys; j += n) {
+    const int width = keys - j < n ? keys - j : n;
+    Vec<Real> t[n];
+#pragma GCC unroll 16
+    for (int i = 0; i < n; ++i) {  // behind the last key are numbers that are not used
+      t[i] = m.score(j + i, 0);
+      if (m.rows.vectors == kVectors)
+        for (int v = 1; v < kVectors; ++v) t[i] = both(t[i], m.score(j + i, v));
+      else
+        for (int v = 1; v < m.rows.vectors; ++v) t[i] = both(t[i], m.score(j + i, v));
+    }
+    const Vec<Real> all = fold_each(t, both);
+    for (int i = 0; i < width; ++i) received[j + i] = both(received[j + i], all[i]);
+  }
 }
 
 // Makes weights of the scores, and adds up what rows and columns ask for on the way.
@@ -200,25 +302,30 @@ static void weigh_block(const Reduce& r, const Scaling<E>& scaling, ReduceMemory
   constexpr int n = E::lanes;
   for (int v = 0; v < m.rows.vectors; ++v) {
     const Vec<Real> base = m.at(m.base, v), inverse = m.at(m.inverse, v);
-    const Vec<Real> place = m.at(m.place, v);
+    Vec<Real> off = m.at(m.place, v) - Real(j0 + reach.low[v]);  // from the key to the query
     Vec<Real> sum = {}, entropy = {}, distance = {};
-    const auto weigh = [&](int j, auto plain) {
-      const Vec<Real> s = m.score(j, v);
-      const Vec<Real> x = scaling.exponent(s, base);
-      Vec<Real> w = inverse != 0 ? exp2(x) * inverse : Vec<Real>{};  // also in unused lanes
-      if (!plain) w = s == -kInf<Real> ? Vec<Real>{} : w;  // also in a row that is undefined
-      m.score(j, v) = w;
-      if (rows) {
-        sum += w;
-        entropy += w * larger(Vec<Real>{} - 1e4f, x);
-        const Vec<Real> off = place - Real(j0 + j);
-        distance += w * larger(off, -off);
+    const bool plain = reach.plain && !m.undefined;
+    const auto weigh = [&]<int together>(int j, std::integral_constant<int, together>) {
+      Vec<Real> x[together], w[together];
+      for (int i = 0; i < together; ++i) w[i] = x[i] = scaling.exponent(m.score(j + i, v), base);
+      exp2_each(w);
+      for (int i = 0; i < together; ++i) {
+        w[i] = inverse != 0 ? w[i] * inverse : Vec<Real>{};  // also in unused lanes
+        if (!plain)  // also in a row that is undefined
+          w[i] = m.score(j + i, v) == -kInf<Real> ? Vec<Real>{} : w[i];
+        m.score(j + i, v) = w[i];
       }
+      if (rows)
+        for (int i = 0; i < together; ++i) {
+          sum += w[i];
+          entropy += w[i] * larger(Vec<Real>{} - 1e4f, x[i]);
+          distance += w[i] * magnitude(off);
+          off -= 1;
+        }
     };
-    if (reach.plain && !m.undefined)
-      for (int j = reach.low[v]; j < reach.high[v]; ++j) weigh(j, std::true_type());
-    else
-      for (int j = reach.low[v]; j < reach.high[v]; ++j) weigh(j, std::false_type());
+    int j = reach.low[v];
+    for (; j + 4 <= reach.high[v]; j += 4) weigh(j, std::integral_constant<int, 4>());
+    for (; j < reach.high[v]; ++j) weigh(j, std::integral_constant<int, 1>());
     if (rows) {
       for (int i = 0; i < n; ++i) {
         m.sum[v * n + i] += double(sum[i]);
@@ -232,44 +339,32 @@ static void weigh_block(const Reduce& r, const Scaling<E>& scaling, ReduceMemory
       if (m.inverse[i] != m.inverse[i])
         for (int j = reach.low[i / n]; j < reach.high[i / n]; ++j)
           if (sees(*r.problem, m.rows, i, j0 + j)) m.scores[j * E::rows + i] = m.inverse[i];
-  if (!columns) return;
-  const bool largest = r.received_max;
-  for (int j = 0; j < keys; j += n) {
-    const int width = keys - j < n ? keys - j : n;
-    Vec<Real> t[n];
-    for (int i = 0; i < n; ++i) {
-      t[i] = Vec<Real>{};
-      if (i >= width) continue;
-      for (int v = 0; v < m.rows.vectors; ++v)
-        if (reach.low[v] <= j + i && j + i < reach.high[v]) {
-          const Vec<Real> w = m.score(j + i, v);
-          t[i] = largest ? larger(w, t[i]) : t[i] + w;
-        }
+  if (columns) {
+    for (int v = 0; v < m.rows.vectors; ++v) {
+      for (int j = 0; j < reach.low[v]; ++j) m.score(j, v) = Vec<Real>{};
+      for (int j = reach.high[v]; j < keys; ++j) m.score(j, v) = Vec<Real>{};
     }
-    const auto both = [&](Vec<Real> x, Vec<Real> y) { return largest ? larger(x, y) : x + y; };
-    const Vec<Real> all = fold_each(t, both);
-    Real* to = chunk->received + j0 + j;
-    for (int i = 0; i < width; ++i)
-      to[i] = !largest ? to[i] + all[i] : all[i] > to[i] ? all[i] : to[i];
+    Real* received = chunk->received + j0;
+    if (r.received_max)
+      add_columns(m, keys, received, [](auto x, auto y) { return y > x ? y : x; });
+    else
+      add_columns(m, keys, received, [](auto x, auto y) { return x + y; });
   }
 }
 
 // Puts a block of scores, or of weights for their mass, into the bins of a picture.
 template <class E, bool mass>
 static void pool_block(const Reduce& r, const Scaling<E>& scaling, ReduceMemory<E>& m,
-                       const Reach& reach, int64_t j0, int keys, int64_t first_bin,
-                       Chunk<E>* chunk) {
+                       const Reach& reach, int64_t j0, int keys) {
   typedef typename E::Real Real;
   constexpr int n = E::lanes;
-  const int64_t columns = r.column1 - r.column0, height = r.row1 - r.row0, C = r.bins[1];
+  const int64_t columns = r.column1 - r.column0, C = r.bins[1];
+  const int64_t* const row_bin = m.row_bin;
   int64_t low = j0 > r.column0 ? j0 : r.column0,
           high = j0 + keys < r.column1 ? j0 + keys : r.column1;
   if (low >= high) return;
   const int64_t last_bin = bin_of(high - 1 - r.column0, columns, C);
-  const Vec<Real> nothing = Vec<Real>{} + (mass ? Real(0) : -kInf<Real>);
-  int64_t row_bin[E::rows];
-  for (int i = 0; i < m.rows.count; ++i)
-    row_bin[i] = bin_of(m.rows.index[i] - r.row0, height, r.bins[0]) - first_bin;
+  const Vec<Real> nothing = Vec<Real>{} + dark<Real>(mass);
   for (int64_t bin = bin_of(low - r.column0, columns, C); bin <= last_bin; bin += n) {
     const int width = int(last_bin + 1 - bin < n ? last_bin + 1 - bin : n);
     for (int v = 0; v < m.rows.vectors; ++v) {
@@ -278,8 +373,7 @@ static void pool_block(const Reduce& r, const Scaling<E>& scaling, ReduceMemory<
       for (int i = 0; i < n; ++i) {
         t[i] = nothing;
         if (i >= width) continue;
-        int64_t from = (bin + i) * columns / C + r.column0 - j0;
-        int64_t to = (bin + i + 1) * columns / C + r.column0 - j0;
+        int64_t from = m.edges[bin + i] - j0, to = m.edges[bin + i + 1] - j0;
         if (from < reach.low[v]) from = reach.low[v];
         if (to > reach.high[v]) to = reach.high[v];
         for (int64_t j = from; j < to; ++j)
@@ -288,7 +382,7 @@ static void pool_block(const Reduce& r, const Scaling<E>& scaling, ReduceMemory<
       }
       transpose(t);
       for (int i = 0; i < n && v * n + i < m.rows.count; ++i) {
-        Real* to = chunk->pooled[mass] + row_bin[v * n + i] * C + bin;
+        Real* to = m.bin_row[mass][v * n + i] + bin;
         Vec<Real> x = mass ? t[i] : larger(t[i], nothing);
         // Rows of one bin are put together before they are written.
         for (; i + 1 < n && v * n + i + 1 < m.rows.count &&
@@ -320,9 +414,20 @@ static void write_weights(const Reduce& r, const ReduceMemory<E>& m, const Reach
       for (int i = 0; i < n && v * n + i < m.rows.count; ++i) {
         const int64_t row = (m.rows.b * p.Hq + m.rows.head[v * n + i]) * (r.row1 - r.row0) +
                             m.rows.index[v * n + i] - r.row0;
-        put<Real, std::is_same_v<Real, float> ? Type::float32 : Type::float64>(
-            (char*)((Real*)r.weights + row * p.Lk + j0 + j), t[i], width);
+        put<Real, real_type<Real>>((char*)((Real*)r.weights + row * p.Lk + j0 + j), t[i], width);
       }
+    }
+}
+
+// Makes weights of the scores that were sorted in the lanes.
+template <class E>
+static void weigh_best(const Reduce& r, const Scaling<E>& scaling, ReduceMemory<E>& m) {
+  typedef typename E::Real Real;
+  for (int64_t i = 0; i < r.k; ++i)
+    for (int v = 0; v < m.rows.vectors; ++v) {
+      Vec<Real>& best = m.at(m.best + i * E::rows, v);
+      const Vec<Real> w = exp2(scaling.exponent(best, m.at(m.base, v))) * m.at(m.inverse, v);
+      best = best == -kInf<Real> ? best : w;
     }
 }
 
@@ -335,26 +440,24 @@ static void write_top(const Reduce& r, const Scaling<E>& scaling, ReduceMemory<E
   const int64_t at = (m.rows.b * p.Hq + m.rows.head[row]) * p.Lq + m.rows.index[row];
   Real* values = (Real*)r.top_values + at * r.k;
   int64_t* keys = r.top_keys + at * r.k;
-  if (r.k <= kSortedInLanes)
-    for (; m.counts[row] < r.k; ++m.counts[row]) {
-      const int i = m.counts[row];
-      if (m.best[i * E::rows + row] == -kInf<Real>) break;
-      all[i] = {m.best[i * E::rows + row],
-                int32_t(m.best_key[i * kVectors + row / E::lanes][row % E::lanes])};
-    }
-  else
-    keep_best(r, m, row);
-  int64_t n = m.counts[row];
-  if (m.inverse[row] != m.inverse[row]) n = 0;  // undefined: what it sees, in order
-  for (int64_t i = 0; i < n; ++i)
-    all[i].score =
-        exp2(broadcast((all[i].score - m.base[row]) * scaling.factor))[0] * m.inverse[row];
-  std::sort(all, all + n, Above<Real>());
-  for (int64_t i = 0; i < n; ++i) values[i] = all[i].score, keys[i] = all[i].key;
-  if (m.inverse[row] != m.inverse[row])
+  int64_t n = 0;
+  const bool undefined = m.inverse[row] != m.inverse[row];
+  if (undefined) {  // what it sees, in order
     for (int64_t j = m.rows.first[row]; j < m.rows.last[row] && n < r.k; ++j)
-      if (sees(p, m.rows, row, j)) values[n] = m.inverse[row], keys[n++] = j;
-  for (int64_t i = 0; i < n; ++i) all[i].key = int32_t(keys[i]);
+      if (sees(p, m.rows, row, j)) all[n++] = {m.inverse[row], int32_t(j)};
+  } else if (r.k <= kSortedInLanes) {
+    const int v = row / E::lanes, lane = row % E::lanes;
+    for (; n < r.k && m.best[n * E::rows + row] != -kInf<Real>; ++n)
+      all[n] = {m.best[n * E::rows + row], int32_t(m.best_key[n * kVectors + v][lane])};
+  } else {
+    keep_best(r, m, row);
+    for (; n < m.counts[row]; ++n)
+      all[n].score =
+          exp2(broadcast((all[n].score - m.base[row]) * scaling.factor))[0] * m.inverse[row];
+  }
+  if (!undefined) std::sort(all, all + n, Above<Real>());
+  for (int64_t i = 0; i < n; ++i) values[i] = all[i].score, keys[i] = all[i].key;
+  if (n == r.k) return;
   std::sort(all, all + n, Before());
   const Candidate<Real>* used = all;
   const Candidate<Real>* const end = all + n;
@@ -381,17 +484,19 @@ static void run_reduce(const void* pass, int64_t task, char* memory, const Stop&
   const int64_t b = head / p.Hq, h = head % p.Hq, kv = h / (p.Hq / p.Hkv);
   const int64_t begin = r.row0 + c * chunk_rows<E>(r);
   const int64_t end = begin + chunk_rows<E>(r) < r.row1 ? begin + chunk_rows<E>(r) : r.row1;
-  const bool picture = r.pooled_max || r.pooled_mass, columns = r.received || r.received_max;
+  const bool picture = of_picture(r), columns = r.received || r.received_max;
   const bool rows = r.entropy || r.distance, weigh = rows || columns || r.pooled_mass || r.weights;
   Scratch none(nullptr);
   Chunk<E> chunk = of_columns(r) ? chunk_at<E>(r, head, c) : Chunk<E>(r, none);
   const int64_t height = r.row1 - r.row0;
-  const int64_t first_bin = picture ? bin_of(begin - r.row0, height, r.bins[0]) : 0;
   if (picture) {
-    const int64_t count = bin_of(end - 1 - r.row0, height, r.bins[0]) - first_bin + 1;
-    for (int64_t x = 0; x < count * r.bins[1]; ++x) {
-      if (r.pooled_max) chunk.pooled[0][x] = -kInf<Real>;
-      if (r.pooled_mass) chunk.pooled[1][x] = 0;
+    for (int64_t x = 0; x <= r.bins[1]; ++x)
+      m.edges[x] = r.column0 + x * (r.column1 - r.column0) / r.bins[1];
+    const int64_t last = bin_of(end - 1 - r.row0, height, r.bins[0]);
+    for (int64_t x = bin_of(begin - r.row0, height, r.bins[0]); x <= last; ++x) {
+      const BinRow row(r, begin - r.row0, end - r.row0, x);
+      if (r.pooled_max) std::fill_n(row.in(r, head, chunk, false), r.bins[1], dark<Real>(false));
+      if (r.pooled_mass) std::fill_n(row.in(r, head, chunk, true), r.bins[1], dark<Real>(true));
     }
   }
   if (columns)
@@ -401,6 +506,12 @@ static void run_reduce(const void* pass, int64_t task, char* memory, const Stop&
     find(p, m.rows, b, h, row, end);
     into_lanes<E>(m.rows.query, m.rows.count, p.D, m.rows.q);
     start_rows(r, m);
+    for (int i = 0; picture && i < m.rows.count; ++i) {
+      m.row_bin[i] = bin_of(m.rows.index[i] - r.row0, height, r.bins[0]);
+      const BinRow row(r, begin - r.row0, end - r.row0, m.row_bin[i]);
+      if (r.pooled_max) m.bin_row[0][i] = row.in(r, head, chunk, false);
+      if (r.pooled_mass) m.bin_row[1][i] = row.in(r, head, chunk, true);
+    }
     if (r.n) set_pair_threshold(scaling, m);
     const int64_t low = m.rows.low > r.column0 ? m.rows.low : r.column0;
     const int64_t high = m.rows.high < r.column1 ? m.rows.high : r.column1;
@@ -417,7 +528,7 @@ static void run_reduce(const void* pass, int64_t task, char* memory, const Stop&
       else if (r.k)
         find_top(r, m, reach, j0);
       if (r.n) find_pairs(r, scaling, m, reach, j0);
-      if (r.pooled_max) pool_block<E, false>(r, scaling, m, reach, j0, keys, first_bin, &chunk);
+      if (r.pooled_max) pool_block<E, false>(r, scaling, m, reach, j0, keys);
       if (!weigh) continue;
       if (rows && columns)
         weigh_block<E, true, true>(r, scaling, m, reach, j0, keys, &chunk);
@@ -427,9 +538,10 @@ static void run_reduce(const void* pass, int64_t task, char* memory, const Stop&
         weigh_block<E, false, true>(r, scaling, m, reach, j0, keys, &chunk);
       else
         weigh_block<E, false, false>(r, scaling, m, reach, j0, keys, &chunk);
-      if (r.pooled_mass) pool_block<E, true>(r, scaling, m, reach, j0, keys, first_bin, &chunk);
+      if (r.pooled_mass) pool_block<E, true>(r, scaling, m, reach, j0, keys);
       if (r.weights) write_weights(r, m, reach, j0);
     }
+    if (r.k && r.k <= kSortedInLanes) weigh_best(r, scaling, m);
     for (int i = 0; i < m.rows.count; ++i) {
       const int64_t at = head * p.Lq + m.rows.index[i];
       if (r.entropy) {

@@ -106,6 +106,12 @@ static inline V larger(V x, V y) {
 }
 #endif
 
+template <class V>
+static inline V magnitude(V x) {
+  typedef std::conditional_t<sizeof(x[0]) == 4, U, W> Bits;
+  return (V)((Bits)x & (~Bits{} >> 1));
+}
+
 // The sum and the maximum of the lanes, in an order of their own.
 template <class R>
 static inline R sum_lanes(Vec<R> x) {
@@ -123,71 +129,124 @@ static inline R max_lanes(Vec<R> x) {
   return top;
 }
 
+// p[0] f^n + p[1] f^(n - 1) + ... + p[n], of several vectors step by step: alone each would wait for
+// its own last product.
+template <class V, int n, size_t terms>
+static inline void polynomials(const decltype(V{}[0] + 0) (&p)[terms], V (&f)[n]) {
+  V sum[n];
+  for (V& x : sum) x = V{} + p[0];
+  for (size_t k = 1; k < terms; ++k)
+    for (int i = 0; i < n; ++i) sum[i] = sum[i] * f[i] + p[k];
+  for (int i = 0; i < n; ++i) f[i] = sum[i];
+}
+
 // 2^f to 2e-9 and a few roundings, exactly 1 for 0.
-#if REGARD_LANES == 16
-static inline F exp2_fraction(F f) {  // 0 <= f <= 1
-  F p = broadcast(0x1.c54174p-13f);
-  p = p * f + 0x1.46d64cp-10f;
-  p = p * f + 0x1.3d0b92p-7f;
-  p = p * f + 0x1.c68912p-5f;
-  p = p * f + 0x1.ebfd58p-3f;
-  p = p * f + 0x1.62e42cp-1f;
-  return p * f + 1.0f;
-}
-#else
-static inline F exp2_fraction(F f) {  // |f| <= 1/2
-  F p = broadcast(0x1.41fbbcp-13f);
-  p = p * f + 0x1.5f3e52p-10f;
-  p = p * f + 0x1.3b2d4cp-7f;
-  p = p * f + 0x1.c6aee8p-5f;
-  p = p * f + 0x1.ebfbdcp-3f;
-  p = p * f + 0x1.62e430p-1f;
-  return p * f + 1.0f;
-}
+template <int n>
+static inline void exp2_fractions(F (&f)[n]) {
+#if REGARD_LANES == 16  // 0 <= f <= 1
+  polynomials({0x1.c54174p-13f, 0x1.46d64cp-10f, 0x1.3d0b92p-7f, 0x1.c68912p-5f, 0x1.ebfd58p-3f,
+               0x1.62e42cp-1f, 1.0f},
+              f);
+#else  // |f| <= 1/2
+  polynomials({0x1.41fbbcp-13f, 0x1.5f3e52p-10f, 0x1.3b2d4cp-7f, 0x1.c6aee8p-5f, 0x1.ebfbdcp-3f,
+               0x1.62e430p-1f, 1.0f},
+              f);
 #endif
+}
 
 // Likewise for |f| <= 1/2, to 4e-18: Taylor's, ln(2)^k / k!.
-static inline G exp2_fraction(G f) {
+template <int n>
+static inline void exp2_fractions(G (&f)[n]) {
   constexpr double ln2 = 0.693147180559945309417;
-  constexpr struct Terms {
+  static constexpr struct Terms {
     double of[14];
-    constexpr Terms() : of{1.0} {
-      for (int k = 1; k < 14; ++k) of[k] = of[k - 1] * ln2 / k;
+    constexpr Terms() : of{} {
+      double x = 1;
+      for (int k = 0; k < 14; x *= ln2 / ++k) of[13 - k] = x;
     }
   } terms;
-  G p = broadcast(terms.of[13]);
-  for (int k = 12; k >= 0; --k) p = p * f + terms.of[k];
-  return p;
+  polynomials(terms.of, f);
 }
 
-// 2^x; exactly 0 for -inf; NaN stays NaN.
+// x becomes 2^x; exactly 0 for -inf; NaN stays NaN.
 #if REGARD_LANES == 16
-static inline F exp2(F x) {
-  // What is over the whole number below; 0 for -inf, which is left to the scaling.
-  const F over = (F)_mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
-  return (F)_mm512_scalef_ps((__m512)exp2_fraction(over), (__m512)x);
+template <int n>
+static inline void exp2_each(F (&x)[n]) {
+  F over[n];  // the whole number below; 0 for -inf, which is left to the scaling
+  for (int i = 0; i < n; ++i)
+    over[i] = (F)_mm512_reduce_ps((__m512)x[i], _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+  exp2_fractions(over);
+  for (int i = 0; i < n; ++i) x[i] = (F)_mm512_scalef_ps((__m512)over[i], (__m512)x[i]);
 }
-static inline G exp2(G x) {
-  x = larger(broadcast(-1100.0), x);
-  const G whole = (G)_mm512_roundscale_pd((__m512d)x, _MM_FROUND_TO_NEAREST_INT);
-  return (G)_mm512_scalef_pd((__m512d)exp2_fraction(x - whole), (__m512d)whole);
+template <int n>
+static inline void exp2_each(G (&x)[n]) {
+  G whole[n];
+  for (int i = 0; i < n; ++i) {
+    x[i] = larger(broadcast(-1100.0), x[i]);
+    whole[i] = (G)_mm512_roundscale_pd((__m512d)x[i], _MM_FROUND_TO_NEAREST_INT);
+    x[i] -= whole[i];
+  }
+  exp2_fractions(x);
+  for (int i = 0; i < n; ++i) x[i] = (G)_mm512_scalef_pd((__m512d)x[i], (__m512d)whole[i]);
 }
 #else
-static inline F exp2(F x) {
+template <int n>
+static inline void exp2_each(F (&x)[n]) {
   const F magic = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
-  const F shifted = x + magic;
-  const F p = exp2_fraction(x - (shifted - magic));
-  const U scaled = (U)p + ((U)shifted << 23);  // of the integer only the low bits stay
-  return x < -126.0f ? F{} : (F)scaled;
+  F shifted[n], over[n];
+  for (int i = 0; i < n; ++i) shifted[i] = x[i] + magic;
+  for (int i = 0; i < n; ++i) over[i] = x[i] - (shifted[i] - magic);
+  exp2_fractions(over);
+  for (int i = 0; i < n; ++i) {
+    const U scaled = (U)over[i] + ((U)shifted[i] << 23);  // of the integer only the low bits stay
+    x[i] = x[i] < -126.0f ? F{} : (F)scaled;
+  }
 }
-static inline G exp2(G x) {
+template <int n>
+static inline void exp2_each(G (&x)[n]) {
   const G magic = broadcast(6755399441055744.0);  // 1.5 * 2^52
-  const G shifted = x + magic;
-  const G p = exp2_fraction(x - (shifted - magic));
-  const W scaled = (W)p + ((W)shifted << 52);
-  return x < -1022.0 ? G{} : (G)scaled;
+  G shifted[n], over[n];
+  for (int i = 0; i < n; ++i) shifted[i] = x[i] + magic;
+  for (int i = 0; i < n; ++i) over[i] = x[i] - (shifted[i] - magic);
+  exp2_fractions(over);
+  for (int i = 0; i < n; ++i) {
+    const W scaled = (W)over[i] + ((W)shifted[i] << 52);
+    x[i] = x[i] < -1022.0 ? G{} : (G)scaled;
+  }
 }
 #endif
+
+template <class V>
+static inline V exp2(V x) {
+  V one[] = {x};
+  exp2_each(one);
+  return one[0];
+}
+
+// The natural logarithm to a few roundings; -inf for 0. Of numbers that are not negative. Source:
+// Cephes, logf.
+static inline F log(F x) {
+  const auto tiny = x < 0x1p-126f;
+  const F scaled = tiny ? x * 0x1p24f : x;
+  const I over = (I)scaled - 0x3f3504f3;  // as if the numbers from sqrt(1/2) on had exponent 0
+  const F exponent =
+      __builtin_convertvector(over >> 23, F) - (tiny ? broadcast(24.0f) : broadcast(0.0f));
+  const F f = (F)((over & 0x7fffff) + 0x3f3504f3) - 1.0f, z = f * f;
+  F y[] = {f};
+  polynomials({7.0376836292e-2f, -1.1514610310e-1f, 1.1676998740e-1f, -1.2420140846e-1f,
+               1.4249322787e-1f, -1.6668057665e-1f, 2.0000714765e-1f, -2.4999993993e-1f,
+               3.3333331174e-1f},
+              y);
+  F sum = y[0] * f * z - 2.12194440e-4f * exponent;
+  sum = f + (sum - 0.5f * z) + 0.693359375f * exponent;
+  sum = x < std::numeric_limits<float>::infinity() ? sum : x;  // inf and NaN
+  return x > 0.0f ? sum : x == 0.0f ? broadcast(-std::numeric_limits<float>::infinity()) : x;
+}
+
+static inline G log(G x) {
+  for (int i = 0; i < Simd<double>::lanes; ++i) x[i] = std::log(x[i]);
+  return x;
+}
 
 // tanh to a few roundings. Source: Cephes, tanhf.
 static inline F tanh(F x) {
@@ -314,6 +373,9 @@ struct Stored<Type::float16> {
   typedef uint16_t Bits;
   typedef float Real;
 };
+
+template <class R>
+constexpr Type real_type = std::is_same_v<R, float> ? Type::float32 : Type::float64;
 
 static inline float half_to_float(uint16_t half) {
   uint32_t bits = std::bit_cast<uint32_t>(std::bit_cast<float>((half & 0x7fffu) << 13) * 0x1p112f);

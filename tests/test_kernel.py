@@ -281,7 +281,7 @@ def test_documents_that_lie_apart_are_told_by_their_ids():
         torch.testing.assert_close(found[:, ids == i], regard.attention(*own, backend="torch"))
 
 
-@pytest.mark.parametrize("k", [1, 16, 17, 300])
+@pytest.mark.parametrize("k", [1, 8, 17, 64, 65, 300])
 def test_topk_of_any_size_is_that_of_the_matrix(k):
     """Few are kept sorted while the keys go by, many are chosen from candidates."""
     q, keys = torch.randn(2, 70, 8), torch.randn(2, 300, 8)
@@ -291,6 +291,42 @@ def test_topk_of_any_size_is_that_of_the_matrix(k):
         torch.testing.assert_close(values, weights[:].topk(k).values, rtol=1e-6, atol=0)
         torch.testing.assert_close(values, weights[:].gather(-1, indices), rtol=1e-6, atol=0)
         assert all(len(row.unique()) == k for row in indices.reshape(-1, k))
+
+
+@pytest.mark.parametrize("k", [1, 7, 8, 40, 100])
+def test_of_equal_weights_topk_gives_the_first_keys(k):
+    q, key = torch.ones(1, 70, 1), torch.randint(5, (1, 500, 1)).float()
+    weights = regard.AttentionWeights(q, key, query_start=430, causal=True)
+    values, indices = weights.topk(k)
+    exact = torch.sort(weights[:], dim=-1, descending=True, stable=True)
+    torch.testing.assert_close(indices, exact.indices[..., :k])
+    torch.testing.assert_close(values, exact.values[..., :k], rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("how", ["max", "mass"])
+@pytest.mark.parametrize("rows", [1, 3, 7, 512, 700, 1300])
+def test_pictures_of_many_rows_are_those_of_the_matrix(rows, how):
+    """Their bins lie across the chunks of rows that tasks have, or have them to themselves."""
+    q, k = (torch.randn(2, 1300, 4, dtype=torch.float64) for _ in range(2))
+    weights, expected = (
+        regard.attention(q, k, k, causal=True, return_weights=True, backend=backend)[1]
+        for backend in ("kernel", "torch")
+    )
+    for part in ({}, {"rows": slice(5, 1290), "columns": slice(3, 1200)}):
+        picture = weights.pool((rows, 90), how, **part)
+        exact = expected.pool((rows, 90), how, **part)
+        torch.testing.assert_close(picture, exact, equal_nan=True)
+
+
+def test_the_mass_of_a_picture_has_the_logarithm_of_float32():
+    """Next to float64 over the whole range: also of what is close to 1, tiny or 0."""
+    q = torch.ones(1, 4000, 1)
+    key = torch.cat([torch.zeros(1, 1), torch.linspace(0, -110, 3999)[:, None]])[None]
+    found = regard.AttentionWeights(q, key, scale=1.0).pool((1, 4000), "mass")
+    exact = regard.AttentionWeights(q.double(), key.double(), scale=1.0).pool((1, 4000), "mass")
+    seen = exact > -87  # below, float32 has fewer digits
+    torch.testing.assert_close(found[seen], exact[seen].float(), rtol=3e-7, atol=3e-6)
+    assert found.isneginf().any() and not found.isnan().any()
 
 
 def test_python_ends_while_daemon_threads_compute():

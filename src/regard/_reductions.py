@@ -267,11 +267,8 @@ class Pool:
         return x
 
     def result(self) -> Any:
-        if (picture := self._picture) is not None:
-            if self._how == "mass":
-                with np.errstate(divide="ignore"):
-                    np.log(picture, picture) if isinstance(picture, np.ndarray) else picture.log_()
-            return picture
+        if self._picture is not None:
+            return self._picture
         out = self._out
         numpy = isinstance(out, np.ndarray)
         if self._how == "mass":
