@@ -3,10 +3,16 @@
 // of all heads that share a key use it while it is there.
 
 constexpr int64_t kDecodeRows = 8;         // above, queries in the lanes are faster
+constexpr int kDecodeKeys = 128;           // of a block
+constexpr int kDecodeVectors = 4;          // of a tile
 constexpr int64_t kPrefetchBytes = 16384;  // how far ahead of the sums the memory is asked
 
-// Into the second cache: the first has too few lines under way to keep the memory busy.
-static inline void prefetch(const char* p) { __builtin_prefetch(p, 0, 2); }
+// Asks for what comes behind some bytes of a row. Into the second cache: the first has too few
+// lines under way to keep the memory busy.
+static inline void ask_ahead(const char* p, int64_t stride, int64_t bytes) {
+  const int64_t ahead = (kPrefetchBytes / (stride > 0 ? stride : 1) + 1) * stride;
+  for (int64_t x = 0; x < bytes; x += 64) __builtin_prefetch(p + ahead + x, 0, 2);
+}
 
 // Weights need scores with the same roundings in every pass: those of queries in the lanes.
 template <class E>
@@ -29,7 +35,8 @@ struct DecodeState {
 
 template <class E>
 static int64_t decode_width(const Problem& p) {
-  return (p.Dv + E::lanes - 1) / E::lanes * E::lanes;
+  constexpr int64_t n = E::pack * E::lanes;
+  return (p.Dv + n - 1) / n * n;
 }
 
 template <class E>
@@ -47,13 +54,17 @@ static DecodeState<E> decode_state(const Problem& p, char* memory, int64_t i) {
 template <class E>
 struct DecodeMemory {
   Rows<E> rows;
+  // What values are multiplied with: bfloat16 where they are multiplied in pairs.
+  typedef std::conditional_t<(E::pack > 1), uint16_t, typename E::Real> Weight;
   typename E::Word* queries;  // [row][words up to lanes]
-  typename E::Real* scores;   // [row][kKeys]
+  typename E::Real* scores;   // [row][kDecodeKeys]: scores, then weights
+  Weight* weights;            // likewise
 
   DecodeMemory(const Problem& p, Scratch& scratch) {
     rows.q = nullptr;
     queries = scratch.take<typename E::Word>(kDecodeRows * width(p));
-    scores = scratch.take<typename E::Real>(kDecodeRows * kKeys);
+    scores = scratch.take<typename E::Real>(kDecodeRows * kDecodeKeys);
+    weights = E::pack > 1 ? scratch.take<Weight>(kDecodeRows * kDecodeKeys) : (Weight*)scores;
   }
   static int64_t width(const Problem& p) {
     return (E::words(p.D) + E::lanes - 1) / E::lanes * E::lanes;
@@ -69,13 +80,12 @@ __attribute__((noinline)) static void dot_keys(const Problem& p, const typename 
   typedef typename E::Word Word;
   constexpr int n = E::lanes, K = n / R;
   const int64_t stride = p.key.strides[2], bytes = E::pack * int64_t(sizeof(typename E::Bits));
-  const int64_t ahead = (kPrefetchBytes / (stride > 0 ? stride : 1) + 1) * stride;
   const int64_t whole = p.D / (n * E::pack) * n;
   for (int j = 0; j < keys; j += K) {
     const char* row[K];
     for (int i = 0; i < K; ++i) {
       row[i] = key + (j + i < keys ? j + i : keys - 1) * stride;
-      for (int64_t x = 0; x < p.D * bytes / E::pack; x += 64) prefetch(row[i] + ahead + x);
+      ask_ahead(row[i], stride, p.D * bytes / E::pack);
     }
     Vec<Real> sum[n] = {};
     const auto add = [&](int64_t w, int64_t count) {
@@ -90,37 +100,97 @@ __attribute__((noinline)) static void dot_keys(const Problem& p, const typename 
     if (whole < width) add(whole, p.D - whole * E::pack);
     const Vec<Real> all = fold_each(sum, [](Vec<Real> x, Vec<Real> y) { return x + y; });
     for (int r = 0; r < R; ++r)  // behind the last key too, where there is room
-      __builtin_memcpy(scores + r * kKeys + j, (const Real*)&all + r * K, K * sizeof(Real));
+      __builtin_memcpy(scores + r * kDecodeKeys + j, (const Real*)&all + r * K, K * sizeof(Real));
   }
 }
 
-// out[row] += the weights of R rows times some values, in tiles of V vectors that hold `count`
-// numbers.
+// out[row] += the weights of R rows times some values: `count` numbers of each, V vectors of sums.
 template <class E, int R, int V>
-__attribute__((noinline)) static void add_values_of(const Problem& p,
-                                                    const typename E::Real* weights,
-                                                    const char* value, int keys, int64_t d,
-                                                    int64_t count, int64_t width,
-                                                    typename E::Real* out) {
+__attribute__((noinline)) static void add_tile(const typename DecodeMemory<E>::Weight* weights,
+                                               const char* value, int64_t stride, int keys,
+                                               int64_t count, int64_t width,
+                                               typename E::Real* out) {
   typedef typename E::Real Real;
+  typedef typename E::Word Word;
   constexpr int n = E::lanes;
-  const int64_t stride = p.value.strides[2], bytes = sizeof(typename E::Bits);
-  const int64_t ahead = (kPrefetchBytes / (stride > 0 ? stride : 1) + 1) * stride;
+  constexpr int64_t bytes = sizeof(typename E::Bits);
+  alignas(64) static constexpr char nothing[V * n * bytes] = {};
+  const auto words = [&](const char* p, int v) {  // the numbers of E::pack vectors
+    return words_at<E>(p + v * n * bytes, V > E::pack ? E::pack * n : count);
+  };
   Vec<Real> sum[R][V] = {};
-  for (int j = 0; j < keys; ++j) {
-    const char* row = value + j * stride + d * bytes;
-    for (int64_t x = 0; x < V * n * bytes; x += 64) prefetch(row + ahead + x);
-    Vec<Real> y[V];
-    for (int v = 0; v < V; ++v)
-      y[v] =
-          V > 1 ? numbers<Real, E::type>(row + v * n * bytes) : numbers<Real, E::type>(row, count);
-    for (int r = 0; r < R; ++r) {
-      const Vec<Real> w = in_register(broadcast(weights[r * kKeys + j]));
-      for (int v = 0; v < V; ++v) sum[r][v] += w * y[v];
+  for (int j = 0; j < keys; j += E::pack) {
+    const char* row = value + j * stride;
+    [[maybe_unused]] const char* next = j + 1 < keys ? row + stride : nothing;
+    for (int i = 0; i < E::pack; ++i) ask_ahead(row + i * stride, stride, V * n * bytes);
+    Vec<Word> w[R];
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r)
+      w[r] = in_register(broadcast(read<Word>(weights + r * kDecodeKeys + j)));
+#pragma GCC unroll 4
+    for (int v = 0; v < V; v += E::pack) {
+      Vec<Word> y[E::pack] = {words(row, v)};
+#ifdef REGARD_PAIRS
+      if constexpr (E::pack > 1) {
+        const I x = y[0], z = words(next, v);
+        y[0] = interleave<0>(x, z), y[1] = interleave<1>(x, z);
+      }
+#endif
+#pragma GCC unroll 4
+      for (int i = 0; i < E::pack; ++i) {
+        y[i] = in_register(y[i]);
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) sum[r][v + i] = E::Op::add(sum[r][v + i], w[r], y[i]);
+      }
     }
   }
+#pragma GCC unroll 4
   for (int r = 0; r < R; ++r)
-    for (int v = 0; v < V; ++v) *(Vec<Real>*)(out + r * width + d + v * n) += sum[r][v];
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) *(Vec<Real>*)(out + r * width + v * n) += sum[r][v];
+}
+
+// The numbers from d on, in tiles of V vectors and then of fewer.
+template <class E, int R, int V>
+static void add_tiles(const typename DecodeMemory<E>::Weight* weights, const char* value,
+                      int64_t stride, int keys, int64_t d, int64_t Dv, int64_t width,
+                      typename E::Real* out) {
+  constexpr int64_t n = V * E::lanes;
+  const auto add = [&](int64_t count) {
+    add_tile<E, R, V>(weights, value + d * int64_t(sizeof(typename E::Bits)), stride, keys, count,
+                      width, out + d);
+  };
+  for (; d + n <= Dv; d += n) add(n);
+  if constexpr (V > E::pack)
+    add_tiles<E, R, V / 2>(weights, value, stride, keys, d, Dv, width, out);
+  else if (d < Dv)
+    add(Dv - d);
+}
+
+// Makes weights of a row's scores, up to a multiple of the lanes; returns their sum as they are
+// multiplied.
+template <class E>
+static typename E::Real weigh_row(const Scaling<E>& scaling, Vec<typename E::Real> base, int keys,
+                                  typename E::Real* row,
+                                  [[maybe_unused]] typename DecodeMemory<E>::Weight* weights) {
+  typedef typename E::Real Real;
+  constexpr int n = E::lanes;
+  Vec<Real> sum = {};
+  for (int j = 0; j < keys; j += 2 * n) {
+    Vec<Real> x[2];
+    for (int i = 0; i < 2; ++i) x[i] = scaling.exponent(*(const Vec<Real>*)(row + j + i * n), base);
+    exp2_each(x);
+#ifdef REGARD_PAIRS
+    if constexpr (E::pack > 1) {
+      const I rounded = (I)_mm512_cvtne2ps_pbh((__m512)x[1], (__m512)x[0]);
+      *(I*)(weights + j) = rounded;
+      sum = Pairs::add(sum, rounded, I{} + kOnes);
+      continue;
+    }
+#endif
+    for (int i = 0; i < 2; ++i) *(Vec<Real>*)(row + j + i * n) = x[i], sum += x[i];
+  }
+  return sum_lanes<Real>(sum);
 }
 
 template <class E, int R>
@@ -129,15 +199,19 @@ static void decode_block(const Problem& p, DecodeMemory<E>& m, const DecodeState
   typedef typename E::Real Real;
   constexpr int n = E::lanes;
   const Scaling<E> scaling(p);
-  Real* scores = m.scores + r0 * kKeys;
+  Real* scores = m.scores + r0 * kDecodeKeys;
   const int64_t width = m.width(p), out_width = decode_width<E>(p);
   dot_keys<E, R>(p, m.queries + r0 * width, width, p.key.at(m.rows.b, kv, j0), keys, scores);
   bool whole = true;
+  const int even = (keys + 2 * n - 1) / (2 * n) * (2 * n);
   for (int r = r0; r < r0 + R; ++r) {
-    Real* row = m.scores + r * kKeys;
-    for (int j = keys; j < (keys + n - 1) / n * n; ++j) row[j] = -kInf<Real>;
+    Real* row = m.scores + r * kDecodeKeys;
+    const auto hide_rest = [&] {
+      for (int j = keys; j < even; ++j) row[j] = -kInf<Real>;
+    };
+    hide_rest();
     if (r >= m.rows.count) {
-      for (int j = 0; j < keys; ++j) row[j] = 0;
+      std::fill_n(m.weights + r * kDecodeKeys, even, 0);
       continue;
     }
     if (!scaling.raw) {
@@ -152,7 +226,7 @@ static void decode_block(const Problem& p, DecodeMemory<E>& m, const DecodeState
         for (int j = 0; j < keys; ++j)
           row[j] += number<Real>(bias + (j0 + j) * p.bias.strides[3], p.bias.type);
       }
-      for (int j = keys; j < (keys + n - 1) / n * n; ++j) row[j] = -kInf<Real>;
+      hide_rest();
     }
     for (int j = 0; j < keys; ++j)
       if (j0 + j < m.rows.first[r] || j0 + j >= m.rows.last[r]) row[j] = -kInf<Real>, whole = false;
@@ -167,32 +241,22 @@ static void decode_block(const Problem& p, DecodeMemory<E>& m, const DecodeState
         *(Vec<Real>*)(state.out + r * out_width + d) *= factor;
       state.top[r] = top;
     }
-    Vec<Real> sum = {};
-    for (int j = 0; j < keys; j += n) {
-      Vec<Real>& x = *(Vec<Real>*)(row + j);
-      x = exp2(scaling.exponent(x, base));
-      sum += x;
-    }
-    state.total[r] += sum_lanes<Real>(sum);
+    state.total[r] += weigh_row(scaling, base, keys, row, m.weights + r * kDecodeKeys);
   }
   const char* value = p.value.at(m.rows.b, kv, j0);
-  if (!whole && !finite<E>(value, p.value.strides[2], keys, p.Dv)) {
-    for (int r = r0; r < r0 + R && r < m.rows.count; ++r)
-      for (int j = 0; j < keys; ++j)
-        if (sees(p, m.rows, r, j0 + j))
-          for (int64_t d = 0; d < p.Dv; ++d)
-            state.out[r * out_width + d] +=
-                m.scores[r * kKeys + j] *
-                number<Real>(value + j * p.value.strides[2] + d * int64_t(sizeof(typename E::Bits)),
-                             E::type);
-    return;
-  }
-  Real* out = state.out + r0 * out_width;
-  int64_t d = 0;
-  for (; d + 4 * n <= p.Dv; d += 4 * n)
-    add_values_of<E, R, 4>(p, scores, value, keys, d, 4 * n, out_width, out);
-  for (; d < p.Dv; d += n)
-    add_values_of<E, R, 1>(p, scores, value, keys, d, p.Dv - d, out_width, out);
+  if (whole || finite<E>(value, p.value.strides[2], keys, p.Dv))
+    return add_tiles<E, R, kDecodeVectors>(m.weights + r0 * kDecodeKeys, value, p.value.strides[2],
+                                           keys, 0, p.Dv, out_width, state.out + r0 * out_width);
+  for (int r = r0; r < r0 + R && r < m.rows.count; ++r)
+    for (int j = 0; j < keys; ++j) {
+      if (!sees(p, m.rows, r, j0 + j)) continue;
+      const auto w = m.weights[r * kDecodeKeys + j];
+      for (int64_t d = 0; d < p.Dv; ++d)
+        state.out[r * out_width + d] +=
+            number<Real>((const char*)&w, E::pack > 1 ? E::type : real_type<Real>) *
+            number<Real>(value + j * p.value.strides[2] + d * int64_t(sizeof(typename E::Bits)),
+                         E::type);
+    }
 }
 
 template <class E>
@@ -215,8 +279,8 @@ static void run_decode(const void* pass, int64_t task, char* memory, const Stop&
   for (int64_t r = 0; r < kDecodeRows; ++r) state.top[r] = -kInf<Real>;
   const int64_t low = m.rows.low > piece * kPiece ? m.rows.low : piece * kPiece;
   const int64_t high = m.rows.high < (piece + 1) * kPiece ? m.rows.high : (piece + 1) * kPiece;
-  for (int64_t j0 = low; j0 < high; j0 += kKeys) {
-    const int keys = int(high - j0 < kKeys ? high - j0 : kKeys);
+  for (int64_t j0 = low; j0 < high; j0 += kDecodeKeys) {
+    const int keys = int(high - j0 < kDecodeKeys ? high - j0 : kDecodeKeys);
     for (int r = 0; r < m.rows.count;) {
       if (E::lanes >= 4 && m.rows.count - r > 2) {
         constexpr int R = E::lanes >= 4 ? 4 : 1;

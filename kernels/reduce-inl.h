@@ -32,21 +32,21 @@ struct ReduceMemory {
   Rows<E> rows;
   Real* scores;  // [kKeys][rows]
   typename E::Word* keys;
-  Real* base;       // [rows]: of the exponents
-  Real* inverse;    // 1 / total, 0 where nothing is seen
-  Real* log_total;  // of 2
-  Real* place;      // among the keys
-  int64_t* edges;    // [bins + 1]: where the columns of the picture begin, among the keys
-  int64_t* row_bin;  // [rows]
+  Real* base;         // [rows]: of the exponents
+  Real* inverse;      // 1 / total, 0 where nothing is seen
+  Real* log_total;    // of 2
+  Real* place;        // among the keys
+  int64_t* edges;     // [bins + 1]: where the columns of the picture begin, among the keys
+  int64_t* row_bin;   // [rows]
   Real** bin_row[2];  // [rows]: where its bin is gathered, by picture
-  double* sum;       // [rows]: of the weights
-  double* entropy;  // of weight * exponent
+  double* sum;        // [rows]: of the weights
+  double* entropy;    // of weight * exponent
   double* distance;
   Real* threshold;  // of top-k
   Real* pair_threshold;
-  Real* best;                   // [k][rows]: sorted in the lanes
-  Int<Real>* best_key;          // [k][vectors]
-  Vec<Real>* waiting;           // [kKeys]: a block's scores over the k-th best of their rows
+  Real* best;           // [k][rows]: sorted in the lanes
+  Int<Real>* best_key;  // [k][vectors]
+  Vec<Real>* waiting;   // [kKeys]: a block's scores over the k-th best of their rows
   Int<Real>* waiting_key;
   int16_t* found;               // [kKeys * lanes]: where in the block they were found
   Candidate<Real>* candidates;  // [rows][2 k + 32]
@@ -247,7 +247,8 @@ static void find_pairs(const Reduce& r, const Scaling<E>& scaling, ReduceMemory<
                        const Reach& reach, int64_t j0) {
   typedef typename E::Real Real;
   const auto look = [&](int v, int j) {
-    for (uint32_t bits = greater(m.score(j, v), m.at(m.pair_threshold, v)); bits; bits &= bits - 1) {
+    for (uint32_t bits = greater(m.score(j, v), m.at(m.pair_threshold, v)); bits;
+         bits &= bits - 1) {
       const int row = v * E::lanes + __builtin_ctz(bits);
       if (row >= m.rows.count) break;
       const Real x = (m.scores[j * E::rows + row] - m.base[row]) * scaling.factor;
@@ -266,7 +267,8 @@ static void find_pairs(const Reduce& r, const Scaling<E>& scaling, ReduceMemory<
     for (; j + 4 <= reach.high[v]; j += 4) {
       const Vec<Real> x = larger(m.score(j, v), m.score(j + 1, v));
       const Vec<Real> y = larger(m.score(j + 2, v), m.score(j + 3, v));
-      if (!(greater(x, m.at(m.pair_threshold, v)) | greater(y, m.at(m.pair_threshold, v)))) continue;
+      if (!(greater(x, m.at(m.pair_threshold, v)) | greater(y, m.at(m.pair_threshold, v))))
+        continue;
       for (int i = 0; i < 4; ++i) look(v, j + i);
     }
     for (; j < reach.high[v]; ++j) look(v, j);
@@ -311,7 +313,7 @@ static void weigh_block(const Reduce& r, const Scaling<E>& scaling, ReduceMemory
       exp2_each(w);
       for (int i = 0; i < together; ++i) {
         w[i] = inverse != 0 ? w[i] * inverse : Vec<Real>{};  // also in unused lanes
-        if (!plain)  // also in a row that is undefined
+        if (!plain)                                          // also in a row that is undefined
           w[i] = m.score(j + i, v) == -kInf<Real> ? Vec<Real>{} : w[i];
         m.score(j + i, v) = w[i];
       }

@@ -49,14 +49,13 @@ class Scratch {
 // Words of up to `count` numbers; those that are missing are 0.
 template <class E>
 static inline Vec<typename E::Word> words_at(const char* p, int64_t count) {
-  if constexpr (E::pack == 1) {
-    return numbers<typename E::Real, E::type>(p, count);
-  } else {
+#ifdef REGARD_PAIRS
+  if constexpr (E::pack > 1) {
     if (count >= 2 * E::lanes) return load<typename E::Word>(p);
-    Vec<typename E::Word> x = {};
-    __builtin_memcpy(&x, p, size_t(count) * sizeof(typename E::Bits));
-    return x;
-  }
+    return (I)_mm512_maskz_loadu_epi16((uint32_t{1} << count) - 1, p);
+  } else
+#endif
+    return numbers<typename E::Real, E::type>(p, count);
 }
 
 // out[word][row]: some rows of D numbers with the rows in the lanes; zeros after `count`.

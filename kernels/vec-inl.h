@@ -129,8 +129,8 @@ static inline R max_lanes(Vec<R> x) {
   return top;
 }
 
-// p[0] f^n + p[1] f^(n - 1) + ... + p[n], of several vectors step by step: alone each would wait for
-// its own last product.
+// p[0] f^n + p[1] f^(n - 1) + ... + p[n], of several vectors step by step: alone each would wait
+// for its own last product.
 template <class V, int n, size_t terms>
 static inline void polynomials(const decltype(V{}[0] + 0) (&p)[terms], V (&f)[n]) {
   V sum[n];
@@ -233,10 +233,10 @@ static inline F log(F x) {
       __builtin_convertvector(over >> 23, F) - (tiny ? broadcast(24.0f) : broadcast(0.0f));
   const F f = (F)((over & 0x7fffff) + 0x3f3504f3) - 1.0f, z = f * f;
   F y[] = {f};
-  polynomials({7.0376836292e-2f, -1.1514610310e-1f, 1.1676998740e-1f, -1.2420140846e-1f,
-               1.4249322787e-1f, -1.6668057665e-1f, 2.0000714765e-1f, -2.4999993993e-1f,
-               3.3333331174e-1f},
-              y);
+  polynomials(
+      {7.0376836292e-2f, -1.1514610310e-1f, 1.1676998740e-1f, -1.2420140846e-1f, 1.4249322787e-1f,
+       -1.6668057665e-1f, 2.0000714765e-1f, -2.4999993993e-1f, 3.3333331174e-1f},
+      y);
   F sum = y[0] * f * z - 2.12194440e-4f * exponent;
   sum = f + (sum - 0.5f * z) + 0.693359375f * exponent;
   sum = x < std::numeric_limits<float>::infinity() ? sum : x;  // inf and NaN
@@ -456,6 +456,10 @@ template <class R, Type type>
 static inline Vec<R> numbers(const char* p, int64_t count) {
   constexpr int n = Simd<R>::lanes;
   if (count >= n) return numbers<R, type>(p);
+#if REGARD_LANES == 16
+  if constexpr (type == Type::float32 && std::is_same_v<R, float>)
+    return (F)_mm512_maskz_loadu_ps(__mmask16((1u << count) - 1), p);
+#endif
   alignas(64) char part[n * sizeof(typename Stored<type>::Bits)] = {};
   __builtin_memcpy(part, p, size_t(count) * sizeof(typename Stored<type>::Bits));
   return numbers<R, type>(part);

@@ -262,8 +262,10 @@ def test_a_query_against_a_long_cache_matches_the_definition(heads, dtype):
             assert_matches(found, exact, low)
 
 
-def test_what_a_short_query_does_not_see_may_be_nan():
-    q, k, v = torch.randn(1, 2, 2, 16), torch.randn(1, 2, 50, 16), torch.randn(1, 2, 50, 16)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("keys", [50, 301])
+def test_what_a_short_query_does_not_see_may_be_nan(keys, dtype):
+    q, k, v = (torch.randn(1, 2, n, 16).to(dtype) for n in (2, keys, keys))
     clean = regard.attention(q, k, v, causal=True, backend="kernel")
     k[:, :, -1], v[:, :, -1] = torch.nan, torch.inf
     out = regard.attention(q, k, v, causal=True, backend="kernel")
