@@ -58,7 +58,7 @@ def _reference_refuses(call: Call) -> str | None:
     if not call.is_torch:
         return None
     torch = sys.modules["torch"]
-    tensors = [x for x in vars(call).values() if is_tensor(x)]
+    tensors = call.tensors
     if any(x.device.type != "cpu" for x in tensors):
         return "it computes on the CPU; move the tensors with .cpu()"
     if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):

@@ -54,8 +54,19 @@ class Call:
         """Whether the arrays are torch tensors."""
         return not isinstance(self.query, np.ndarray)
 
+    @property
+    def tensors(self) -> list[Any]:
+        """Every torch tensor of the call."""
+        arrays = (
+            self.query, self.key, self.value, self.mask, self.bias, self.key_lengths,
+            self.query_segments, self.key_segments, self.query_start, self.sinks, self.seed,
+        )  # fmt: skip
+        return [x for x in arrays if x is not None and is_tensor(x)]
+
     def restore(self, x: Any) -> Any:
         """``(B, Hq, ...)`` with the caller's own leading axes."""
+        if self.heads and len(self.leading) == 1:
+            return x
         tail = tuple(x.shape[1:]) if self.heads else tuple(x.shape[2:])
         return x.reshape(self.leading + tail)
 
@@ -145,12 +156,15 @@ def _shapes(query: Any, key: Any, value: Any) -> str:
 
 def _check_place(name: str, x: Any, query: Any) -> None:
     """One library and one device for all."""
-    if _kind(name, x) != _kind("query", query):
+    kind = _kind(name, x)
+    if x is query:
+        return
+    if (own := _kind("query", query)) != kind:
         raise TypeError(
-            f"attention: query is of {_kind('query', query)} and {name} of {_kind(name, x)}; "
+            f"attention: query is of {own} and {name} of {kind}; "
             "all must be of one library. Convert with torch.from_numpy or tensor.numpy()."
         )
-    if is_tensor(x) and x.device != query.device:
+    if kind == "torch" and x.device != query.device:
         raise TypeError(
             f"attention: query is on {query.device} and {name} on {x.device}; "
             f"all must be on one device. Move it with {name}.to(query.device)."
@@ -172,8 +186,9 @@ def _check_arrays(query: Any, key: Any, value: Any) -> None:
     named = [("query", query), ("key", key)] + ([] if value is None else [("value", value)])
     for name, x in named:
         _check_place(name, x, query)
-        _check_floating(name, x)
-        if dtype_name(x) != dtype_name(query):
+        if name == "query" or x.dtype != query.dtype:
+            _check_floating(name, x)
+        if x.dtype != query.dtype:
             raise TypeError(
                 f"attention: query is {dtype_name(query)} and {name} is {dtype_name(x)}; "
                 "query, key and value must have one dtype. Convert the narrower one."
@@ -231,6 +246,8 @@ def _fold(x: Any, leading: tuple[int, ...], axes: int) -> Any:
 
     ``axes`` counts those that follow and are kept.
     """
+    if x.ndim == axes + 1 and x.shape[0] in (1, math.prod(leading)):
+        return x
     tail = tuple(x.shape[x.ndim - axes :])
     own = tuple(x.shape[: x.ndim - axes])
     if all(n == 1 for n in own):

@@ -51,7 +51,7 @@ def _refuses_tensors(call: Call) -> str | None:
     torch = sys.modules["torch"]
     if torch._C._are_functorch_transforms_active():
         return "it takes no part in the transforms of torch.func"
-    tensors = [x for x in vars(call).values() if is_tensor(x)]
+    tensors = call.tensors
     if any(x.device.type != "cpu" for x in tensors):
         return "it computes on the CPU; move the tensors with .cpu()"
     if any(type(x) not in (torch.Tensor, torch.nn.Parameter) for x in tensors):
@@ -66,10 +66,10 @@ def _told(x: Any) -> tuple[int, list[int], str] | None:
     if x is None:
         return None
     if is_tensor(x):
-        address, strides = x.data_ptr(), [n * x.element_size() for n in x.stride()]
+        size, strides = x.element_size(), x.stride()
     else:
-        address, strides = x.__array_interface__["data"][0], x.strides
-    return address, [0 if n == 1 else s for n, s in zip(x.shape, strides)], dtype_name(x)
+        size, strides = 1, x.strides
+    return _address(x), [0 if n == 1 else s * size for n, s in zip(x.shape, strides)], dtype_name(x)
 
 
 def _rows(x: Any) -> Any:
@@ -123,7 +123,9 @@ def _empty(call: Call, shape: tuple[int, ...], dtype: str) -> Any:
 
 
 def _address(x: Any) -> int:
-    return 0 if x is None else int(_told(x)[0])  # type: ignore[index]
+    if x is None:
+        return 0
+    return int(x.data_ptr() if is_tensor(x) else x.__array_interface__["data"][0])
 
 
 def forward(call: Call, statistics: bool = True) -> tuple[Any, Any, Any]:
