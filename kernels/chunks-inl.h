@@ -74,6 +74,12 @@ static Chunk<E> chunk_at(const Reduce& r, int64_t head, int64_t i) {
   return Chunk<E>(r, scratch);
 }
 
+// What a bin in which nothing is visible holds.
+template <class Real>
+constexpr Real dark(bool mass) {
+  return mass ? Real(0) : -kInf<Real>;
+}
+
 // A bin of rows as one chunk sees it: `begin` and `end` are the chunk's rows, counted from row0.
 struct BinRow {
   int64_t bin;
@@ -93,13 +99,13 @@ struct BinRow {
     if (earlier || later) return chunk.pooled[mass] + (earlier ? 0 : C);
     return (Real*)(mass ? r.pooled_mass : r.pooled_max) + (head * r.bins[0] + bin) * C;
   }
-};
 
-// What a bin in which nothing is visible holds.
-template <class Real>
-constexpr Real dark(bool mass) {
-  return mass ? Real(0) : -kInf<Real>;
-}
+  template <class E>
+  void darken(const Reduce& r, int64_t head, const Chunk<E>& chunk, bool mass) const {
+    typename E::Real* to = in(r, head, chunk, mass);
+    for (int64_t x = 0; x < r.bins[1]; ++x) to[x] = dark<typename E::Real>(mass);
+  }
+};
 
 // Whether any query of a bin sees any key of it; `undefined`: one that does has weights of NaN.
 template <class E>

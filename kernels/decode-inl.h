@@ -211,7 +211,7 @@ static void decode_block(const Problem& p, DecodeMemory<E>& m, const DecodeState
     };
     hide_rest();
     if (r >= m.rows.count) {
-      std::fill_n(m.weights + r * kDecodeKeys, even, 0);
+      for (int j = 0; j < even; ++j) m.weights[r * kDecodeKeys + j] = 0;
       continue;
     }
     if (!scaling.raw) {

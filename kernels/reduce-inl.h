@@ -137,7 +137,8 @@ static void take_waiting(const Reduce& r, ReduceMemory<E>& m, int v,
                          const Integer<typename E::Real>* depth) {
   typedef typename E::Real Real;
   const Int<Real> depths = *(const Int<Real>*)depth;
-  const auto deepest = *std::max_element(depth, depth + E::lanes);
+  Integer<Real> deepest = 0;
+  for (int i = 0; i < E::lanes; ++i) deepest = depth[i] > deepest ? depth[i] : deepest;
   for (Integer<Real> d = 0; d < deepest; ++d) {
     const Vec<Real> x = Int<Real>{} + d < depths ? m.waiting[d] : Vec<Real>{} - kInf<Real>;
     const Int<Real> key = m.waiting_key[d];
@@ -497,8 +498,8 @@ static void run_reduce(const void* pass, int64_t task, char* memory, const Stop&
     const int64_t last = bin_of(end - 1 - r.row0, height, r.bins[0]);
     for (int64_t x = bin_of(begin - r.row0, height, r.bins[0]); x <= last; ++x) {
       const BinRow row(r, begin - r.row0, end - r.row0, x);
-      if (r.pooled_max) std::fill_n(row.in(r, head, chunk, false), r.bins[1], dark<Real>(false));
-      if (r.pooled_mass) std::fill_n(row.in(r, head, chunk, true), r.bins[1], dark<Real>(true));
+      if (r.pooled_max) row.darken(r, head, chunk, false);
+      if (r.pooled_mass) row.darken(r, head, chunk, true);
     }
   }
   if (columns)
