@@ -187,6 +187,8 @@ def _broadcast_leading(query: Any, key: Any, value: Any, enable_gqa: bool) -> tu
     if any(not hasattr(x, "shape") or x.ndim < kept for x in arrays):
         return query, key, value
     leading = [tuple(x.shape[:-kept]) for x in arrays]
+    if leading[0] == leading[1] == leading[2]:
+        return query, key, value
     try:
         full = np.broadcast_shapes(*leading)
     except ValueError:
