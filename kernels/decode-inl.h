@@ -7,11 +7,15 @@ constexpr int kDecodeKeys = 128;           // of a block
 constexpr int kDecodeVectors = 4;          // of a tile
 constexpr int64_t kPrefetchBytes = 16384;  // how far ahead of the sums the memory is asked
 
-// Asks for what comes behind some bytes of a row. Into the second cache: the first has too few
-// lines under way to keep the memory busy.
-static inline void ask_ahead(const char* p, int64_t stride, int64_t bytes) {
-  const int64_t ahead = (kPrefetchBytes / (stride > 0 ? stride : 1) + 1) * stride;
-  for (int64_t x = 0; x < bytes; x += 64) __builtin_prefetch(p + ahead + x, 0, 2);
+// How far behind a row the one lies that is asked for when it is read.
+static inline int64_t ahead_of(int64_t stride) {
+  return (kPrefetchBytes / (stride > 0 ? stride : 1) + 1) * stride;
+}
+
+// Asks for some bytes. Into the second cache: the first has too few lines under way to keep the
+// memory busy.
+static inline void ask_for(const char* p, int64_t bytes) {
+  for (int64_t x = 0; x < bytes; x += 64) __builtin_prefetch(p + x, 0, 2);
 }
 
 // Weights need scores with the same roundings in every pass: those of queries in the lanes.
@@ -80,12 +84,12 @@ __attribute__((noinline)) static void dot_keys(const Problem& p, const typename 
   typedef typename E::Word Word;
   constexpr int n = E::lanes, K = n / R;
   const int64_t stride = p.key.strides[2], bytes = E::pack * int64_t(sizeof(typename E::Bits));
-  const int64_t whole = p.D / (n * E::pack) * n;
+  const int64_t ahead = ahead_of(stride), whole = p.D / (n * E::pack) * n;
   for (int j = 0; j < keys; j += K) {
     const char* row[K];
     for (int i = 0; i < K; ++i) {
       row[i] = key + (j + i < keys ? j + i : keys - 1) * stride;
-      ask_ahead(row[i], stride, p.D * bytes / E::pack);
+      ask_for(row[i] + ahead, p.D * bytes / E::pack);
     }
     Vec<Real> sum[n] = {};
     const auto add = [&](int64_t w, int64_t count) {
@@ -114,6 +118,7 @@ __attribute__((noinline)) static void add_tile(const typename DecodeMemory<E>::W
   typedef typename E::Word Word;
   constexpr int n = E::lanes;
   constexpr int64_t bytes = sizeof(typename E::Bits);
+  const int64_t ahead = ahead_of(stride);
   alignas(64) static constexpr char nothing[V * n * bytes] = {};
   const auto words = [&](const char* p, int v) {  // the numbers of E::pack vectors
     return words_at<E>(p + v * n * bytes, V > E::pack ? E::pack * n : count);
@@ -122,7 +127,7 @@ __attribute__((noinline)) static void add_tile(const typename DecodeMemory<E>::W
   for (int j = 0; j < keys; j += E::pack) {
     const char* row = value + j * stride;
     [[maybe_unused]] const char* next = j + 1 < keys ? row + stride : nothing;
-    for (int i = 0; i < E::pack; ++i) ask_ahead(row + i * stride, stride, V * n * bytes);
+    for (int i = 0; i < E::pack; ++i) ask_for(row + i * stride + ahead, V * n * bytes);
     Vec<Word> w[R];
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r)
