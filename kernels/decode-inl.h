@@ -3,7 +3,6 @@
 // of all heads that share a key use it while it is there.
 
 constexpr int64_t kDecodeRows = 8;         // above, queries in the lanes are faster
-constexpr int kDecodeKeys = 128;           // of a block
 constexpr int kDecodeVectors = 4;          // of a tile
 constexpr int64_t kPrefetchBytes = 16384;  // how far ahead of the sums the memory is asked
 
@@ -61,14 +60,14 @@ struct DecodeMemory {
   // What values are multiplied with: bfloat16 where they are multiplied in pairs.
   typedef std::conditional_t<(E::pack > 1), uint16_t, typename E::Real> Weight;
   typename E::Word* queries;  // [row][words up to lanes]
-  typename E::Real* scores;   // [row][kDecodeKeys]: scores, then weights
+  typename E::Real* scores;   // [row][kKeys]: scores, then weights
   Weight* weights;            // likewise
 
   DecodeMemory(const Problem& p, Scratch& scratch) {
     rows.q = nullptr;
     queries = scratch.take<typename E::Word>(kDecodeRows * width(p));
-    scores = scratch.take<typename E::Real>(kDecodeRows * kDecodeKeys);
-    weights = E::pack > 1 ? scratch.take<Weight>(kDecodeRows * kDecodeKeys) : (Weight*)scores;
+    scores = scratch.take<typename E::Real>(kDecodeRows * kKeys);
+    weights = E::pack > 1 ? scratch.take<Weight>(kDecodeRows * kKeys) : (Weight*)scores;
   }
   static int64_t width(const Problem& p) {
     return (E::words(p.D) + E::lanes - 1) / E::lanes * E::lanes;
@@ -104,7 +103,7 @@ __attribute__((noinline)) static void dot_keys(const Problem& p, const typename 
     if (whole < width) add(whole, p.D - whole * E::pack);
     const Vec<Real> all = fold_each(sum, [](Vec<Real> x, Vec<Real> y) { return x + y; });
     for (int r = 0; r < R; ++r)  // behind the last key too, where there is room
-      __builtin_memcpy(scores + r * kDecodeKeys + j, (const Real*)&all + r * K, K * sizeof(Real));
+      __builtin_memcpy(scores + r * kKeys + j, (const Real*)&all + r * K, K * sizeof(Real));
   }
 }
 
@@ -130,8 +129,7 @@ __attribute__((noinline)) static void add_tile(const typename DecodeMemory<E>::W
     for (int i = 0; i < E::pack; ++i) ask_for(row + i * stride + ahead, V * n * bytes);
     Vec<Word> w[R];
 #pragma GCC unroll 4
-    for (int r = 0; r < R; ++r)
-      w[r] = in_register(broadcast(read<Word>(weights + r * kDecodeKeys + j)));
+    for (int r = 0; r < R; ++r) w[r] = in_register(broadcast(read<Word>(weights + r * kKeys + j)));
 #pragma GCC unroll 4
     for (int v = 0; v < V; v += E::pack) {
       Vec<Word> y[E::pack] = {words(row, v)};
@@ -172,8 +170,7 @@ static void add_tiles(const typename DecodeMemory<E>::Weight* weights, const cha
     add(Dv - d);
 }
 
-// Makes weights of a row's scores, up to a multiple of the lanes; returns their sum as they are
-// multiplied.
+// Makes weights of a row's scores, two vectors at a time; returns their sum as they are multiplied.
 template <class E>
 static typename E::Real weigh_row(const Scaling<E>& scaling, Vec<typename E::Real> base, int keys,
                                   typename E::Real* row,
@@ -204,19 +201,19 @@ static void decode_block(const Problem& p, DecodeMemory<E>& m, const DecodeState
   typedef typename E::Real Real;
   constexpr int n = E::lanes;
   const Scaling<E> scaling(p);
-  Real* scores = m.scores + r0 * kDecodeKeys;
+  Real* scores = m.scores + r0 * kKeys;
   const int64_t width = m.width(p), out_width = decode_width<E>(p);
   dot_keys<E, R>(p, m.queries + r0 * width, width, p.key.at(m.rows.b, kv, j0), keys, scores);
   bool whole = true;
   const int even = (keys + 2 * n - 1) / (2 * n) * (2 * n);
   for (int r = r0; r < r0 + R; ++r) {
-    Real* row = m.scores + r * kDecodeKeys;
+    Real* row = m.scores + r * kKeys;
     const auto hide_rest = [&] {
       for (int j = keys; j < even; ++j) row[j] = -kInf<Real>;
     };
     hide_rest();
     if (r >= m.rows.count) {
-      for (int j = 0; j < even; ++j) m.weights[r * kDecodeKeys + j] = 0;
+      for (int j = 0; j < even; ++j) m.weights[r * kKeys + j] = 0;
       continue;
     }
     if (!scaling.raw) {
@@ -246,16 +243,16 @@ static void decode_block(const Problem& p, DecodeMemory<E>& m, const DecodeState
         *(Vec<Real>*)(state.out + r * out_width + d) *= factor;
       state.top[r] = top;
     }
-    state.total[r] += weigh_row(scaling, base, keys, row, m.weights + r * kDecodeKeys);
+    state.total[r] += weigh_row(scaling, base, keys, row, m.weights + r * kKeys);
   }
   const char* value = p.value.at(m.rows.b, kv, j0);
   if (whole || finite<E>(value, p.value.strides[2], keys, p.Dv))
-    return add_tiles<E, R, kDecodeVectors>(m.weights + r0 * kDecodeKeys, value, p.value.strides[2],
-                                           keys, 0, p.Dv, out_width, state.out + r0 * out_width);
+    return add_tiles<E, R, kDecodeVectors>(m.weights + r0 * kKeys, value, p.value.strides[2], keys,
+                                           0, p.Dv, out_width, state.out + r0 * out_width);
   for (int r = r0; r < r0 + R && r < m.rows.count; ++r)
     for (int j = 0; j < keys; ++j) {
       if (!sees(p, m.rows, r, j0 + j)) continue;
-      const auto w = m.weights[r * kDecodeKeys + j];
+      const auto w = m.weights[r * kKeys + j];
       for (int64_t d = 0; d < p.Dv; ++d)
         state.out[r * out_width + d] +=
             number<Real>((const char*)&w, E::pack > 1 ? E::type : real_type<Real>) *
@@ -284,8 +281,8 @@ static void run_decode(const void* pass, int64_t task, char* memory, const Stop&
   for (int64_t r = 0; r < kDecodeRows; ++r) state.top[r] = -kInf<Real>;
   const int64_t low = m.rows.low > piece * kPiece ? m.rows.low : piece * kPiece;
   const int64_t high = m.rows.high < (piece + 1) * kPiece ? m.rows.high : (piece + 1) * kPiece;
-  for (int64_t j0 = low; j0 < high; j0 += kDecodeKeys) {
-    const int keys = int(high - j0 < kDecodeKeys ? high - j0 : kDecodeKeys);
+  for (int64_t j0 = low; j0 < high; j0 += kKeys) {
+    const int keys = int(high - j0 < kKeys ? high - j0 : kKeys);
     for (int r = 0; r < m.rows.count;) {
       if (E::lanes >= 4 && m.rows.count - r > 2) {
         constexpr int R = E::lanes >= 4 ? 4 : 1;

@@ -328,8 +328,8 @@ def test_the_mass_of_a_picture_has_the_logarithm_of_float32():
     exact = regard.AttentionWeights(q.double(), key.double(), scale=1.0).pool((1, 4000), "mass")
     seen = exact > -87  # below, float32 has fewer digits
     torch.testing.assert_close(found[seen], exact[seen].float(), rtol=3e-7, atol=3e-6)
+    assert (found[~seen] < -86.9).all()
     assert found.isneginf().any()
-    assert not found.isnan().any()
 
 
 def test_python_ends_while_daemon_threads_compute():

@@ -57,11 +57,8 @@ class Call:
     @property
     def tensors(self) -> list[Any]:
         """Every torch tensor of the call."""
-        arrays = (
-            self.query, self.key, self.value, self.mask, self.bias, self.key_lengths,
-            self.query_segments, self.key_segments, self.query_start, self.sinks, self.seed,
-        )  # fmt: skip
-        return [x for x in arrays if x is not None and is_tensor(x)]
+        torch = sys.modules.get("torch")
+        return [x for x in vars(self).values() if torch is not None and isinstance(x, torch.Tensor)]
 
     def restore(self, x: Any) -> Any:
         """``(B, Hq, ...)`` with the caller's own leading axes."""
