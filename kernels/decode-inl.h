@@ -2,19 +2,30 @@
 // memory gives them. So numbers of a row are in the lanes here, and nothing is transposed; the rows
 // of all heads that share a key use it while it is there.
 
-constexpr int64_t kDecodeRows = 8;         // above, queries in the lanes are faster
-constexpr int kDecodeVectors = 4;          // of a tile
-constexpr int64_t kPrefetchBytes = 16384;  // how far ahead of the sums the memory is asked
-
-// How far behind a row the one lies that is asked for when it is read.
-static inline int64_t ahead_of(int64_t stride) {
-  return (kPrefetchBytes / (stride > 0 ? stride : 1) + 1) * stride;
-}
+constexpr int64_t kDecodeRows = 8;  // above, queries in the lanes are faster
+constexpr int kDecodeKeys = 512;    // of a block, or fewer where they are long
+constexpr int kDecodeVectors = 4;   // of a tile of four rows
+// In bytes:
+constexpr int64_t kDecodeBytes = 256 << 10;  // of the keys of a block
+constexpr int64_t kPage = 4096;
+constexpr int64_t kAhead = 16384;  // how far ahead of the sums the memory is asked
+constexpr int64_t kStart = 1024;   // what is asked for where reading goes on elsewhere
 
 // Asks for some bytes. Into the second cache: the first has too few lines under way to keep the
 // memory busy.
 static inline void ask_for(const char* p, int64_t bytes) {
   for (int64_t x = 0; x < bytes; x += 64) __builtin_prefetch(p + x, 0, 2);
+}
+
+// Asks for a row that comes some rows after this one.
+static inline void ask_ahead(const char* row, int64_t stride, int64_t bytes) {
+  ask_for(row + (kAhead / (stride > 0 ? stride : 1) + 1) * stride, bytes);
+}
+
+// Asks for the page behind that of a row which is the first of its page: the rest of a page the
+// processor fetches by itself, if it is read in its order.
+static inline void ask_page(const char* row, int64_t stride) {
+  if (int64_t(uintptr_t(row) % kPage) < stride) __builtin_prefetch(row + kPage, 0, 2);
 }
 
 // Weights need scores with the same roundings in every pass: those of queries in the lanes.
@@ -60,14 +71,14 @@ struct DecodeMemory {
   // What values are multiplied with: bfloat16 where they are multiplied in pairs.
   typedef std::conditional_t<(E::pack > 1), uint16_t, typename E::Real> Weight;
   typename E::Word* queries;  // [row][words up to lanes]
-  typename E::Real* scores;   // [row][kKeys]: scores, then weights
+  typename E::Real* scores;   // [row][kDecodeKeys]: scores, then weights
   Weight* weights;            // likewise
 
   DecodeMemory(const Problem& p, Scratch& scratch) {
     rows.q = nullptr;
     queries = scratch.take<typename E::Word>(kDecodeRows * width(p));
-    scores = scratch.take<typename E::Real>(kDecodeRows * kKeys);
-    weights = E::pack > 1 ? scratch.take<Weight>(kDecodeRows * kKeys) : (Weight*)scores;
+    scores = scratch.take<typename E::Real>(kDecodeRows * kDecodeKeys);
+    weights = E::pack > 1 ? scratch.take<Weight>(kDecodeRows * kDecodeKeys) : (Weight*)scores;
   }
   static int64_t width(const Problem& p) {
     return (E::words(p.D) + E::lanes - 1) / E::lanes * E::lanes;
@@ -83,12 +94,12 @@ __attribute__((noinline)) static void dot_keys(const Problem& p, const typename 
   typedef typename E::Word Word;
   constexpr int n = E::lanes, K = n / R;
   const int64_t stride = p.key.strides[2], bytes = E::pack * int64_t(sizeof(typename E::Bits));
-  const int64_t ahead = ahead_of(stride), whole = p.D / (n * E::pack) * n;
+  const int64_t whole = p.D / (n * E::pack) * n;
   for (int j = 0; j < keys; j += K) {
     const char* row[K];
     for (int i = 0; i < K; ++i) {
       row[i] = key + (j + i < keys ? j + i : keys - 1) * stride;
-      ask_for(row[i] + ahead, p.D * bytes / E::pack);
+      ask_ahead(row[i], stride, p.D * bytes / E::pack);
     }
     Vec<Real> sum[n] = {};
     const auto add = [&](int64_t w, int64_t count) {
@@ -103,12 +114,13 @@ __attribute__((noinline)) static void dot_keys(const Problem& p, const typename 
     if (whole < width) add(whole, p.D - whole * E::pack);
     const Vec<Real> all = fold_each(sum, [](Vec<Real> x, Vec<Real> y) { return x + y; });
     for (int r = 0; r < R; ++r)  // behind the last key too, where there is room
-      __builtin_memcpy(scores + r * kKeys + j, (const Real*)&all + r * K, K * sizeof(Real));
+      __builtin_memcpy(scores + r * kDecodeKeys + j, (const Real*)&all + r * K, K * sizeof(Real));
   }
 }
 
 // out[row] += the weights of R rows times some values: `count` numbers of each, V vectors of sums.
-template <class E, int R, int V>
+// `ask`: whether the memory is asked for the same numbers further on.
+template <class E, int R, int V, bool ask>
 __attribute__((noinline)) static void add_tile(const typename DecodeMemory<E>::Weight* weights,
                                                const char* value, int64_t stride, int keys,
                                                int64_t count, int64_t width,
@@ -117,7 +129,6 @@ __attribute__((noinline)) static void add_tile(const typename DecodeMemory<E>::W
   typedef typename E::Word Word;
   constexpr int n = E::lanes;
   constexpr int64_t bytes = sizeof(typename E::Bits);
-  const int64_t ahead = ahead_of(stride);
   alignas(64) static constexpr char nothing[V * n * bytes] = {};
   const auto words = [&](const char* p, int v) {  // the numbers of E::pack vectors
     return words_at<E>(p + v * n * bytes, V > E::pack ? E::pack * n : count);
@@ -126,11 +137,13 @@ __attribute__((noinline)) static void add_tile(const typename DecodeMemory<E>::W
   for (int j = 0; j < keys; j += E::pack) {
     const char* row = value + j * stride;
     [[maybe_unused]] const char* next = j + 1 < keys ? row + stride : nothing;
-    for (int i = 0; i < E::pack; ++i) ask_for(row + i * stride + ahead, V * n * bytes);
+    if (ask)
+      for (int i = 0; i < E::pack; ++i) ask_ahead(row + i * stride, stride, V * n * bytes);
     Vec<Word> w[R];
 #pragma GCC unroll 4
-    for (int r = 0; r < R; ++r) w[r] = in_register(broadcast(read<Word>(weights + r * kKeys + j)));
-#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r)
+      w[r] = in_register(broadcast(read<Word>(weights + r * kDecodeKeys + j)));
+#pragma GCC unroll 8
     for (int v = 0; v < V; v += E::pack) {
       Vec<Word> y[E::pack] = {words(row, v)};
 #ifdef REGARD_PAIRS
@@ -149,25 +162,51 @@ __attribute__((noinline)) static void add_tile(const typename DecodeMemory<E>::W
   }
 #pragma GCC unroll 4
   for (int r = 0; r < R; ++r)
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int v = 0; v < V; ++v) *(Vec<Real>*)(out + r * width + v * n) += sum[r][v];
 }
 
-// The numbers from d on, in tiles of V vectors and then of fewer.
-template <class E, int R, int V>
+// The numbers from d on, in tiles of V vectors and then of fewer, of as many rows as fit.
+template <class E, int R, int V, bool ask>
 static void add_tiles(const typename DecodeMemory<E>::Weight* weights, const char* value,
                       int64_t stride, int keys, int64_t d, int64_t Dv, int64_t width,
                       typename E::Real* out) {
   constexpr int64_t n = V * E::lanes;
+  constexpr int fit = 4 * kDecodeVectors / V, T = fit < R ? fit : R;
   const auto add = [&](int64_t count) {
-    add_tile<E, R, V>(weights, value + d * int64_t(sizeof(typename E::Bits)), stride, keys, count,
-                      width, out + d);
+    for (int r = 0; r < R; r += T)
+      add_tile<E, T, V, ask>(weights + r * kDecodeKeys,
+                             value + d * int64_t(sizeof(typename E::Bits)), stride, keys, count,
+                             width, out + r * width + d);
   };
   for (; d + n <= Dv; d += n) add(n);
   if constexpr (V > E::pack)
-    add_tiles<E, R, V / 2>(weights, value, stride, keys, d, Dv, width, out);
+    add_tiles<E, R, V / 2, ask>(weights, value, stride, keys, d, Dv, width, out);
   else if (d < Dv)
     add(Dv - d);
+}
+
+// All numbers of some values: a page after the other where a tile takes whole values, so that they
+// are read strictly in their order.
+template <class E, int R>
+static void add_values(const typename DecodeMemory<E>::Weight* weights, const char* value,
+                       int64_t stride, int keys, int64_t Dv, int64_t width, typename E::Real* out) {
+  constexpr int V = 2 * kDecodeVectors;
+  if (Dv > V * E::lanes)
+    return add_tiles<E, R, kDecodeVectors, true>(weights, value, stride, keys, 0, Dv, width, out);
+  const int64_t bytes = Dv * int64_t(sizeof(typename E::Bits));
+  const int page = int(kPage / (bytes + 1)) / 2 * 2 + 2;  // values
+  for (int j = 0; j < keys; j += page) {
+    const int some = keys - j < page ? keys - j : page;
+    for (int i = j; i < j + some; ++i) {
+      const char* row = value + i * stride;
+      if (stride < 2 * bytes)
+        ask_page(row, stride);
+      else
+        ask_ahead(row, stride, bytes);
+    }
+    add_tiles<E, R, V, false>(weights + j, value + j * stride, stride, some, 0, Dv, width, out);
+  }
 }
 
 // Makes weights of a row's scores, two vectors at a time; returns their sum as they are multiplied.
@@ -201,19 +240,21 @@ static void decode_block(const Problem& p, DecodeMemory<E>& m, const DecodeState
   typedef typename E::Real Real;
   constexpr int n = E::lanes;
   const Scaling<E> scaling(p);
-  Real* scores = m.scores + r0 * kKeys;
+  Real* scores = m.scores + r0 * kDecodeKeys;
   const int64_t width = m.width(p), out_width = decode_width<E>(p);
   dot_keys<E, R>(p, m.queries + r0 * width, width, p.key.at(m.rows.b, kv, j0), keys, scores);
+  const char* const value = p.value.at(m.rows.b, kv, j0);
+  ask_for(value, kStart);
   bool whole = true;
   const int even = (keys + 2 * n - 1) / (2 * n) * (2 * n);
   for (int r = r0; r < r0 + R; ++r) {
-    Real* row = m.scores + r * kKeys;
+    Real* row = m.scores + r * kDecodeKeys;
     const auto hide_rest = [&] {
       for (int j = keys; j < even; ++j) row[j] = -kInf<Real>;
     };
     hide_rest();
     if (r >= m.rows.count) {
-      for (int j = 0; j < even; ++j) m.weights[r * kKeys + j] = 0;
+      for (int j = 0; j < even; ++j) m.weights[r * kDecodeKeys + j] = 0;
       continue;
     }
     if (!scaling.raw) {
@@ -230,8 +271,11 @@ static void decode_block(const Problem& p, DecodeMemory<E>& m, const DecodeState
       }
       hide_rest();
     }
-    for (int j = 0; j < keys; ++j)
-      if (j0 + j < m.rows.first[r] || j0 + j >= m.rows.last[r]) row[j] = -kInf<Real>, whole = false;
+    const auto inside = [&](int64_t j) { return int(j < j0 ? 0 : j - j0 > keys ? keys : j - j0); };
+    const int first = inside(m.rows.first[r]), last = inside(m.rows.last[r]);
+    for (int j = 0; j < first; ++j) row[j] = -kInf<Real>;
+    for (int j = last; j < keys; ++j) row[j] = -kInf<Real>;
+    whole &= first == 0 && last == keys;
     Vec<Real> highest = Vec<Real>{} + state.top[r];
     for (int j = 0; j < keys; j += n) highest = larger(*(const Vec<Real>*)(row + j), highest);
     const Real top = max_lanes<Real>(highest);
@@ -243,16 +287,16 @@ static void decode_block(const Problem& p, DecodeMemory<E>& m, const DecodeState
         *(Vec<Real>*)(state.out + r * out_width + d) *= factor;
       state.top[r] = top;
     }
-    state.total[r] += weigh_row(scaling, base, keys, row, m.weights + r * kKeys);
+    state.total[r] += weigh_row(scaling, base, keys, row, m.weights + r * kDecodeKeys);
   }
-  const char* value = p.value.at(m.rows.b, kv, j0);
+  ask_for(p.key.at(m.rows.b, kv, j0 + keys), kStart);
   if (whole || finite<E>(value, p.value.strides[2], keys, p.Dv))
-    return add_tiles<E, R, kDecodeVectors>(m.weights + r0 * kKeys, value, p.value.strides[2], keys,
-                                           0, p.Dv, out_width, state.out + r0 * out_width);
+    return add_values<E, R>(m.weights + r0 * kDecodeKeys, value, p.value.strides[2], keys, p.Dv,
+                            out_width, state.out + r0 * out_width);
   for (int r = r0; r < r0 + R && r < m.rows.count; ++r)
     for (int j = 0; j < keys; ++j) {
       if (!sees(p, m.rows, r, j0 + j)) continue;
-      const auto w = m.weights[r * kKeys + j];
+      const auto w = m.weights[r * kDecodeKeys + j];
       for (int64_t d = 0; d < p.Dv; ++d)
         state.out[r * out_width + d] +=
             number<Real>((const char*)&w, E::pack > 1 ? E::type : real_type<Real>) *
@@ -281,8 +325,10 @@ static void run_decode(const void* pass, int64_t task, char* memory, const Stop&
   for (int64_t r = 0; r < kDecodeRows; ++r) state.top[r] = -kInf<Real>;
   const int64_t low = m.rows.low > piece * kPiece ? m.rows.low : piece * kPiece;
   const int64_t high = m.rows.high < (piece + 1) * kPiece ? m.rows.high : (piece + 1) * kPiece;
-  for (int64_t j0 = low; j0 < high; j0 += kKeys) {
-    const int keys = int(high - j0 < kKeys ? high - j0 : kKeys);
+  const int64_t bytes = (p.D > p.Dv ? p.D : p.Dv) * int64_t(sizeof(typename E::Bits));
+  const int64_t fit = kDecodeBytes / bytes / 32 * 32, most = fit < kDecodeKeys ? fit : kDecodeKeys;
+  for (int64_t j0 = low; j0 < high; j0 += most) {
+    const int keys = int(high - j0 < most ? high - j0 : most);
     for (int r = 0; r < m.rows.count;) {
       if (E::lanes >= 4 && m.rows.count - r > 2) {
         constexpr int R = E::lanes >= 4 ? 4 : 1;
