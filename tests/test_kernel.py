@@ -242,19 +242,25 @@ def test_one_head_is_computed_alike_by_many_threads():
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
 @pytest.mark.parametrize("heads", [(1, 1), (6, 2), (8, 1), (5, 5)])
-def test_a_query_against_a_long_cache_matches_the_definition(heads, dtype):
-    """One to eight rows that share a key, over several pieces of keys and an odd end."""
-    (Hq, Hkv), D, Dv = heads, 40, 72
+@pytest.mark.parametrize("sizes, apart", [((40, 72), False), ((136, 200), True)])
+def test_a_query_against_a_long_cache_matches_the_definition(heads, sizes, apart, dtype):
+    """One to eight rows that share a key, over several pieces of keys and an odd end.
+
+    Values of up to 128 numbers and more are read in different orders, and ``apart`` is the
+    memory of ``(B, L, H, D)``.
+    """
+    (Hq, Hkv), (D, Dv) = heads, sizes
     q, k, v = torch.randn(2, Hq, 1, D), torch.randn(2, Hkv, 5001, D), torch.randn(2, Hkv, 5001, Dv)
     q, k, v = (x.to(getattr(torch, dtype)) for x in (q, k, v))
+    if apart:
+        k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (k, v))
     options = {"key_lengths": torch.tensor([5001, 3000]), "sinks": torch.randn(Hq)}
-    options["bias"] = torch.randn(Hq, 1, 5001).to(q.dtype)
-    for more in ({}, {"softcap": 3.0}, {"scale": -0.3}, {"window": (700, 0)}):
+    bias = torch.randn(Hq, 1, 5001).to(q.dtype)
+    for more in ({}, {"bias": bias}, {"softcap": 3.0}, {"scale": -0.3}, {"window": (700, 0)}):
         found = regard.attention(q, k, v, backend="kernel", **options, **more)
-        wide = {n: x.double() if n in ("sinks", "bias") else x for n, x in options.items()}
-        exact = regard.attention(
-            q.double(), k.double(), v.double(), backend="torch", **wide, **more
-        )
+        given = options | more
+        wide = {n: x.double() if n in ("sinks", "bias") else x for n, x in given.items()}
+        exact = regard.attention(q.double(), k.double(), v.double(), backend="torch", **wide)
         if dtype == "float64":
             torch.testing.assert_close(found, exact, rtol=1e-12, atol=1e-14)
         else:
