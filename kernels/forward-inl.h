@@ -40,6 +40,10 @@ static void rescale(const Problem& p, const Scaling<E>& scaling, const State<E>&
   Vec<Real>& top = *(Vec<Real>*)(state.top + v * n);
   const Vec<Real> highest = *(const Vec<Real>*)(new_top + v * n);
   if (!greater(highest, top)) return;
+  if (!greater(top, Vec<Real>{} - kInf<Real>)) {  // nothing yet
+    top = highest;
+    return;
+  }
   const Vec<Real> factor = exp2(scaling.exponent(top, scaling.base(highest)));
   *(Vec<Real>*)(state.total + v * n) *= factor;
   if (E::pack > 1) *(Vec<Real>*)(state.rounded + v * n) *= factor;

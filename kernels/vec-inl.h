@@ -465,21 +465,41 @@ static inline Vec<R> numbers(const char* p, int64_t count) {
   return numbers<R, type>(part);
 }
 
+// Lanes as bfloat16 or float16.
+template <Type type>
+static inline Simd<float>::Short rounded(F x) {
+  if constexpr (type == Type::bfloat16) {
+    const U bits = (U)x, up = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+    return __builtin_convertvector(x == x ? up : (bits >> 16) | 0x40u, Simd<float>::Short);
+#if REGARD_LANES == 16
+  } else {
+    return (Simd<float>::Short)_mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT);
+#elif REGARD_LANES == 8
+  } else {
+    return (Simd<float>::Short)_mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT);
+#else
+  } else {
+    Simd<float>::Short bits;
+    for (int i = 0; i < Simd<float>::lanes; ++i) bits[i] = float_to_half(x[i]);
+    return bits;
+#endif
+  }
+}
+
 // Writes the first `count` lanes, rounded to the stored type.
 template <class R, Type type>
 static inline void put(char* p, Vec<R> x, int64_t count) {
-  constexpr int n = Simd<R>::lanes;
-  if (count > n) count = n;
-  if constexpr (std::is_same_v<R, typename Stored<type>::Bits>) {
-    if (count == n) return store<R>(p, x);
-    __builtin_memcpy(p, &x, size_t(count) * sizeof(R));
-  } else {
-    uint16_t bits[n];
-    for (int i = 0; i < n; ++i)
-      bits[i] =
-          type == Type::bfloat16 ? float_to_bfloat16(float(x[i])) : float_to_half(float(x[i]));
-    __builtin_memcpy(p, bits, size_t(count) * 2);
-  }
+  const auto write = [&](const auto& lanes) {
+    constexpr size_t size = sizeof lanes[0];
+    if (count >= Simd<R>::lanes)
+      __builtin_memcpy(p, &lanes, sizeof lanes);
+    else
+      __builtin_memcpy(p, &lanes, size_t(count) * size);
+  };
+  if constexpr (std::is_same_v<R, typename Stored<type>::Bits>)
+    write(x);
+  else
+    write(rounded<type>(x));
 }
 
 // The two halves of x * m, lane by lane.

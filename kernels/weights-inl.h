@@ -66,24 +66,42 @@ static void drop(const Rows<E>& rows, const Reach& reach, const uint32_t* kept,
     }
 }
 
-// Whether every number of these rows is finite.
+// Whether every number of these rows is finite: adding its lowest bit to an exponent that is all
+// ones carries into the sign.
 template <class E>
 static bool finite(const char* rows, int64_t stride, int64_t n, int64_t D) {
   typedef typename E::Bits Bits;
   typedef std::conditional_t<sizeof(Bits) == 8, uint64_t,
                              std::conditional_t<sizeof(Bits) == 4, uint32_t, uint16_t>>
       Word;
+  typedef Word Words __attribute__((vector_size(REGARD_LANES * 4)));
+  constexpr int lanes = sizeof(Words) / sizeof(Word);
+  constexpr Word sign = Word(Word(1) << (sizeof(Word) * 8 - 1));
   constexpr Word exponent = E::type == Type::float64   ? Word(0x7ff0000000000000u)
                             : E::type == Type::float32 ? Word(0x7f800000u)
                             : E::type == Type::float16 ? Word(0x7c00u)
                                                        : Word(0x7f80u);
+  constexpr Word lowest = Word(sign - exponent);
+  Words found = {};
+  const auto add = [&](Words x) { found |= (x & exponent) + lowest; };
   for (int64_t r = 0; r < n; ++r) {
-    Word found = 0;
-    for (int64_t d = 0; d < D; ++d)
-      found |= (read<Word>(rows + r * stride + d * int64_t(sizeof(Word))) & exponent) == exponent;
-    if (found) return false;
+    const char* row = rows + r * stride;
+    int64_t d = 0;
+    for (; d + lanes <= D; d += lanes) add(read<Words>(row + d * int64_t(sizeof(Word))));
+    if (d == D) continue;
+    if (D > lanes) {  // some of them again
+      add(read<Words>(row + (D - lanes) * int64_t(sizeof(Word))));
+    } else {
+      Words rest = {};
+      __builtin_memcpy(&rest, row, size_t(D) * sizeof(Word));
+      add(rest);
+    }
   }
-  return true;
+  found &= sign;
+  const W all = (W)found;
+  uint64_t any = 0;
+  for (size_t i = 0; i < sizeof(W) / 8; ++i) any |= all[i];
+  return any == 0;
 }
 
 // Whether the values of a block that some row does not see are finite.
