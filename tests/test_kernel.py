@@ -242,7 +242,7 @@ def test_one_head_is_computed_alike_by_many_threads():
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
 @pytest.mark.parametrize("heads", [(1, 1), (6, 2), (8, 1), (5, 5)])
-@pytest.mark.parametrize("sizes, apart", [((40, 72), False), ((136, 200), True)])
+@pytest.mark.parametrize(("sizes", "apart"), [((40, 72), False), ((136, 200), True)])
 def test_a_query_against_a_long_cache_matches_the_definition(heads, sizes, apart, dtype):
     """One to eight rows that share a key, over several pieces of keys and an odd end.
 
