@@ -268,6 +268,17 @@ def test_a_query_against_a_long_cache_matches_the_definition(heads, sizes, apart
             assert_matches(found, exact, low)
 
 
+def test_a_scale_of_zero_has_no_gradient_even_of_huge_numbers():
+    """As in the plain formula, which multiplies by the scale before the products overflow."""
+    q, k, v = (torch.randn(1, 2, n, 16) for n in (3, 40, 40))
+    k[..., 7, 5], v[..., 9, 4] = 1e30, -1e30
+    inputs = [x.requires_grad_() for x in (q, k, v)]
+    out = regard.attention(*inputs, scale=0.0, backend="kernel")
+    dq, dk, _ = torch.autograd.grad(out.sum(), inputs)
+    assert (dq == 0).all()
+    assert (dk == 0).all()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("keys", [50, 301])
 def test_what_a_short_query_does_not_see_may_be_nan(keys, dtype):

@@ -194,6 +194,8 @@ def gradients(
             read, _told(grad), _told(out), _address(maximum), _address(total), _address(dq),
             _address(dk), _address(dv), _told(dbias), _threads(call),
         )  # fmt: skip
+    if call.scale == 0.0:  # it comes last in the kernels: products that overflow would make it NaN
+        dq, dk = _zeros(call, tuple(dq.shape), sums), _zeros(call, tuple(dk.shape), own)
     dsinks = None if call.sinks is None else _sinks_gradient(call, grad, out, maximum, total, read)
     return dq, dk, dv, dbias, dsinks
 
