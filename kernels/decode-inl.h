@@ -326,7 +326,8 @@ static void run_decode(const void* pass, int64_t task, char* memory, const Stop&
   const int64_t low = m.rows.low > piece * kPiece ? m.rows.low : piece * kPiece;
   const int64_t high = m.rows.high < (piece + 1) * kPiece ? m.rows.high : (piece + 1) * kPiece;
   const int64_t bytes = (p.D > p.Dv ? p.D : p.Dv) * int64_t(sizeof(typename E::Bits));
-  const int64_t fit = kDecodeBytes / bytes / 32 * 32, most = fit < kDecodeKeys ? fit : kDecodeKeys;
+  const int64_t fit = kDecodeBytes / bytes / 32 * 32;  // whole vectors of scores
+  const int64_t most = fit < kDecodeKeys ? fit : kDecodeKeys;
   for (int64_t j0 = low; j0 < high; j0 += most) {
     const int keys = int(high - j0 < most ? high - j0 : most);
     for (int r = 0; r < m.rows.count;) {

@@ -401,12 +401,6 @@ static inline float bfloat16_to_float(uint16_t x) {
   return std::bit_cast<float>(uint32_t(x) << 16);
 }
 
-static inline uint16_t float_to_bfloat16(float x) {
-  const uint32_t bits = std::bit_cast<uint32_t>(x);
-  if (x != x) return uint16_t(bits >> 16 | 0x40);
-  return uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-
 // One number of any type.
 template <class R>
 static inline R number(const char* p, Type type) {

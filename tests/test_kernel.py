@@ -256,15 +256,21 @@ def test_a_query_against_a_long_cache_matches_the_definition(heads, sizes, apart
         k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (k, v))
     options = {"key_lengths": torch.tensor([5001, 3000]), "sinks": torch.randn(Hq)}
     bias = torch.randn(Hq, 1, 5001).to(q.dtype)
-    for more in ({}, {"bias": bias}, {"softcap": 3.0}, {"scale": -0.3}, {"window": (700, 0)}):
-        found = regard.attention(q, k, v, backend="kernel", **options, **more)
+    for more in (
+        {},
+        {"window": (700, 0)},
+        {"window": (700, 0), "bias": bias},
+        {"softcap": 3.0, "bias": bias},
+        {"scale": -0.3},
+    ):
         given = options | more
+        found = regard.attention(q, k, v, backend="kernel", **given)
         wide = {n: x.double() if n in ("sinks", "bias") else x for n, x in given.items()}
         exact = regard.attention(q.double(), k.double(), v.double(), backend="torch", **wide)
         if dtype == "float64":
             torch.testing.assert_close(found, exact, rtol=1e-12, atol=1e-14)
         else:
-            low = regard.attention(q, k, v, backend="torch", **options, **more)
+            low = regard.attention(q, k, v, backend="torch", **given)
             assert_matches(found, exact, low)
 
 
