@@ -57,6 +57,20 @@ def test_torch_matches_the_definition_with_all_options_together(call, dtype, bac
     check(actual, *(x.double().numpy() for x in tensors), options)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_output_of_the_kernel_is_rounded_to_the_nearest(dtype):
+    """The mean of two values is exact in float32; what rounds it is the output's own dtype."""
+    v = torch.randn(1, 50, 2, 37).to(dtype)
+    v[..., 1] *= 1e-3
+    v[..., 2] = torch.tensor([1.0, 1.0 + torch.finfo(dtype).eps]).to(dtype)  # half way: to even
+    v[..., 3], v[..., 4] = torch.inf, torch.tensor([torch.inf, -torch.inf])
+    v[..., 5] = torch.finfo(dtype).max / 4
+    nothing = torch.zeros(1, 50, 2, 8, dtype=dtype)
+    out = regard.attention(nothing, nothing, v, backend="kernel")
+    mean = (0.5 * v.float()[:, :, :1] + 0.5 * v.float()[:, :, 1:]).to(dtype)
+    torch.testing.assert_close(out, mean.expand_as(out), rtol=0, atol=0, equal_nan=True)
+
+
 def plain(q, k, v, causal):
     """The formula in torch, as anybody would write it."""
     s = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
