@@ -18,6 +18,7 @@
 
 #include "cpu.h"
 #include "dispatch.h"
+#include "threads.h"
 #include "visibility.h"
 
 namespace nb = nanobind;

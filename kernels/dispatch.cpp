@@ -1,10 +1,7 @@
 #include "dispatch.h"
 
-#include <atomic>
 #include <cstdlib>
 #include <stdexcept>
-#include <system_error>
-#include <thread>
 
 namespace regard {
 namespace {
@@ -44,38 +41,6 @@ std::vector<const Target*> targets_here() {
 const Target& target() {
   static const Target* const chosen = choose();
   return *chosen;
-}
-
-Memory allocate(int64_t bytes) {
-  return Memory(
-      static_cast<char*>(::operator new[](static_cast<size_t>(bytes), std::align_val_t(64))));
-}
-
-bool run(const Job& job, int threads, bool (*poll)()) {
-  if (threads > job.tasks) threads = static_cast<int>(job.tasks);
-  std::atomic<int64_t> next{0};
-  std::atomic<bool> stop{false};
-  std::vector<Memory> memory;  // taken before any thread starts: a failure leaves nothing running
-  for (int i = 0; i < threads; ++i) memory.push_back(allocate(job.scratch_bytes));
-  const auto work = [&](int thread) {
-    const Stop end{&stop, thread == 0 ? poll : nullptr};
-    for (;;) {
-      const int64_t task = next.fetch_add(1, std::memory_order_relaxed);
-      if (task >= job.tasks || stopped(end)) return;
-      job.run(job.pass, task, memory[static_cast<size_t>(thread)].get(), end);
-    }
-  };
-  std::vector<std::thread> others;
-  for (int i = 1; i < threads; ++i) {
-    try {
-      others.emplace_back(work, i);
-    } catch (const std::system_error&) {
-      break;  // no more threads to be had: the others do it all
-    }
-  }
-  if (threads) work(0);
-  for (std::thread& other : others) other.join();
-  return !stop.load();
 }
 
 }  // namespace regard

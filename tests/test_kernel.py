@@ -30,6 +30,7 @@ def run(*arguments, **environment):
         capture_output=True,
         text=True,
         check=False,
+        timeout=120,
     )
 
 
@@ -137,17 +138,50 @@ def test_ctrl_c_ends_a_long_call_within_a_second(name):
     assert error.rstrip().endswith("KeyboardInterrupt"), error
 
 
-def test_a_forked_process_computes_too():
-    code = (
-        "import os, numpy as np, regard\n"
-        "x = np.random.default_rng(0).standard_normal((8, 700, 32), 'f')\n"
+FORKED = {
+    "numpy": "import os, regard, numpy as np\n"
+    "x = np.random.default_rng(0).standard_normal((8, 700, 32), 'f')\n",
+    # Its threads are not there in the child, which waits for them forever where it counts on them.
+    "torch": "import os, regard, numpy as np, torch\ntorch.set_num_threads(2)\n"
+    "x = torch.randn(8, 700, 32) + torch.randn(8, 700, 32)\n",
+}
+
+
+@pytest.mark.parametrize("library", FORKED)
+def test_a_forked_process_computes_too(library):
+    code = FORKED[library] + (
         "regard.set_num_threads(2); a = regard.attention(x, x, x, backend='kernel')\n"
         "if os.fork() == 0:\n"
         "    b = regard.attention(x, x, x, backend='kernel')\n"
-        "    os._exit(0 if (a == b).all() else 1)\n"
+        "    os._exit(0 if np.array_equal(a, b) else 1)\n"
         "raise SystemExit(os.waitstatus_to_exitcode(os.wait()[1]))"
     )
     assert run("-W", "ignore", "-c", code).returncode == 0
+
+
+def test_a_process_computes_that_loads_the_kernels_only_when_it_was_forked():
+    code = FORKED["torch"].replace("regard, ", "") + (
+        "if os.fork() == 0:\n"
+        "    import regard; regard.attention(x, x, x, backend='kernel'); os._exit(0)\n"
+        "raise SystemExit(os.waitstatus_to_exitcode(os.wait()[1]))"
+    )
+    assert run("-W", "ignore", "-c", code).returncode == 0
+
+
+def test_beside_torch_it_works_on_the_threads_that_torch_has():
+    """Torch's stay awake after its work: further ones would share the processors with them."""
+    code = FORKED["torch"] + (
+        "import threading\n"
+        "x, started, seen, done = torch.randn(8, 4000, 64), threading.Event(), set(), False\n"
+        "def watch():\n"
+        "    while not done: seen.update(os.listdir('/proc/self/task')); started.set()\n"
+        "watcher = threading.Thread(target=watch); watcher.start(); started.wait()\n"
+        "before = set(os.listdir('/proc/self/task')); seen.clear()\n"
+        "regard.attention(x, x, x, backend='kernel'); done = True; watcher.join()\n"
+        "assert seen and seen <= before, (seen, before)"
+    )
+    found = run("-c", code)
+    assert found.returncode == 0, found.stderr
 
 
 class Attended(torch.utils.data.Dataset):

@@ -1,0 +1,100 @@
+#include "threads.h"
+
+#include <atomic>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#if defined(__linux__) && !defined(__SANITIZE_THREAD__)
+#include <dlfcn.h>
+#include <pthread.h>
+
+#include <cstdio>
+#define REGARD_OPENMP
+#endif
+
+namespace regard {
+namespace {
+
+// Calls `work(data)` on several threads and waits for them: GCC's entry into an OpenMP runtime,
+// which LLVM's and Intel's have too.
+using Parallel = void (*)(void (*work)(void*), void* data, unsigned threads, unsigned flags);
+
+// The threads of the OpenMP runtime that is loaded, torch's for one; null where there is none.
+// After its work they look for more, wide awake, for some milliseconds: threads of our own would
+// have to share the processors with them all that time.
+Parallel openmp() {
+#ifdef REGARD_OPENMP
+  // A process that was forked has no such threads, though the runtime believes it has.
+  static std::atomic<bool> forked{false};
+  static const bool watched = [] {
+    constexpr unsigned kForkedWithoutExec = 0x40;  // PF_FORKNOEXEC, in the kernel's sched.h
+    unsigned flags = kForkedWithoutExec;
+    if (std::FILE* stat = std::fopen("/proc/self/stat", "r")) {
+      // proc(5): the name, in parentheses, may hold anything else.
+      if (std::fscanf(stat, "%*d (%*[^\n)]) %*c %*d %*d %*d %*d %*d %u", &flags) != 1)
+        flags = kForkedWithoutExec;
+      std::fclose(stat);
+    }
+    if (pthread_atfork(nullptr, nullptr, [] { forked = true; }) != 0) return false;
+    return (flags & kForkedWithoutExec) == 0;
+  }();
+  if (!watched || forked) return nullptr;
+  return reinterpret_cast<Parallel>(dlsym(RTLD_DEFAULT, "GOMP_parallel"));
+#else
+  return nullptr;
+#endif
+}
+
+// Lets up to `needed` of `threads` threads do the work, the calling one included.
+template <class Work>
+void together(Work& work, int needed, int threads) {
+  if (const Parallel parallel = needed > 1 ? openmp() : nullptr) {
+    // All of them, though some may find nothing left: the runtime would end those not named, and
+    // start them again for the next who names them.
+    parallel([](void* data) { (*static_cast<Work*>(data))(); }, &work,
+             static_cast<unsigned>(threads), 0);
+    return;
+  }
+  std::vector<std::thread> others;
+  for (int i = 1; i < needed; ++i) {
+    try {
+      others.emplace_back([&] { work(); });
+    } catch (const std::system_error&) {
+      break;  // no more threads to be had: the others do it all
+    }
+  }
+  work();
+  for (std::thread& other : others) other.join();
+}
+
+}  // namespace
+
+Memory allocate(int64_t bytes) {
+  return Memory(
+      static_cast<char*>(::operator new[](static_cast<size_t>(bytes), std::align_val_t(64))));
+}
+
+bool run(const Job& job, int threads, bool (*poll)()) {
+  if (job.tasks == 0) return true;
+  std::atomic<int64_t> next{0};
+  std::atomic<size_t> working{0};
+  std::atomic<bool> stop{false};
+  std::vector<Memory> memory;  // taken before any thread starts: a failure leaves nothing running
+  for (int i = 0; i < threads && i < job.tasks; ++i) memory.push_back(allocate(job.scratch_bytes));
+  const std::thread::id caller = std::this_thread::get_id();
+  auto work = [&] {
+    const Stop end{&stop, std::this_thread::get_id() == caller ? poll : nullptr};
+    char* scratch = nullptr;
+    for (;;) {
+      const int64_t task = next.fetch_add(1, std::memory_order_relaxed);
+      if (task >= job.tasks || stopped(end)) return;
+      if (!scratch) scratch = memory[working++].get();
+      job.run(job.pass, task, scratch, end);
+    }
+  };
+  together(work, static_cast<int>(memory.size()), threads);
+  return !stop.load();
+}
+
+}  // namespace regard
