@@ -55,6 +55,7 @@ struct Forward {
   void* maximum;  // or null, if nobody asks
   void* total;
   char* partial;  // where the parts of rows that are computed in pieces wait for the others
+  int threads;    // that will share the work
 };
 
 // What is asked of the weights; null or 0 where it is not. Rows and columns are those of every

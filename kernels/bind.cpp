@@ -132,7 +132,8 @@ void end() {
 
 void forward(const Call& call, uintptr_t out, uintptr_t maximum, uintptr_t total, int threads) {
   const regard::Target& target = regard::target();
-  regard::Forward f{&call.problem, at<char>(out), at<void>(maximum), at<void>(total), nullptr};
+  regard::Forward f{&call.problem,   at<char>(out), at<void>(maximum),
+                    at<void>(total), nullptr,       threads};
   const regard::Memory partial = regard::allocate(target.partial_bytes(f));
   f.partial = partial.get();
   run({target.forward(f), target.merge(f)}, threads);

@@ -392,7 +392,7 @@ static Job forward(const Forward& f) {
       return {p.B * p.Hkv * decode_pieces(p), scratch.taken(), run_decode<E>, &f};
     }
     ForwardMemory<E> m(p, scratch);
-    return {p.B * p.Hkv * row_blocks_of<E>(p) * pieces<E>(p), scratch.taken(), run_forward<E>, &f};
+    return {forward_tasks<E>(f), scratch.taken(), run_forward<E>, &f};
   });
 }
 

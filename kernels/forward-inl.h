@@ -5,12 +5,14 @@
 // them; pieces are put together in their order. Source: Milakov & Gimelshein 2018; Dao et al. 2022.
 
 constexpr int64_t kPiece = 2048;  // keys
+constexpr int64_t kSoon = 512;    // keys that are left when the memory of what follows is asked for
 
 template <class E>
 struct ForwardMemory {
   typedef typename E::Real Real;
   typedef typename E::Word Word;
-  Rows<E> rows;
+  Rows<E> rows, next;
+  Ahead ahead;
   State<E> state;
   Real* scores;   // [kKeys][rows]: scores, then weights
   Real* top;      // [rows]
@@ -20,7 +22,7 @@ struct ForwardMemory {
   uint32_t* kept;
 
   ForwardMemory(const Problem& p, Scratch& scratch) {
-    rows.q = scratch.take<Word>(E::words(p.D) * E::rows);
+    rows.q = next.q = scratch.take<Word>(E::words(p.D) * E::rows);
     scores = scratch.take<Real>(kKeys * E::rows);
     weights = E::pack == 1 ? (Word*)scores : scratch.take<Word>(kKeys / 2 * E::rows);
     state = state_in<E>(p, scratch.take<Real>(state_size<E>(p)));
@@ -97,9 +99,12 @@ static void softmax(const Scaling<E>& scaling, const State<E>& state, typename E
   for (int i = 0; i < V; ++i) *(Vec<Real>*)(state.total + (v + i) * n) += sum[i];
 }
 
-// Computes the keys from `low` to `high` for a block of queries.
+// Computes the keys from `low` to `high` for a block of queries. Returns whether some keys were
+// hidden from some of them; then their values take no part, even if NaN or inf, only where it is
+// `careful`.
 template <class E>
-static void add_keys(const Problem& p, ForwardMemory<E>& m, int64_t kv, int64_t low, int64_t high) {
+static bool add_keys(const Problem& p, ForwardMemory<E>& m, int64_t kv, int64_t low, int64_t high,
+                     bool careful) {
   typedef typename E::Real Real;
   typedef typename E::Word Word;
   typedef typename E::Op Op;
@@ -110,18 +115,22 @@ static void add_keys(const Problem& p, ForwardMemory<E>& m, int64_t kv, int64_t 
   for (int64_t x = 0; x < state_size<E>(p); ++x) state.out[x] = 0;
   for (int i = 0; i < E::rows; ++i) state.top[i] = -kInf<Real>;
   const int64_t key_stride = p.key.strides[2], value_stride = p.value.strides[2];
+  bool hidden = false;
   for (int64_t j0 = low; j0 < high; j0 += kKeys) {
     const int keys = int(high - j0 < kKeys ? high - j0 : kKeys);
     const Reach reach = reach_of(rows, j0, keys);
+    Ahead* const ahead = high - j0 <= kSoon ? &m.ahead : nullptr;
     const bool simple = reach.plain && scaling.raw && !p.mask && !p.key_ids;
     const Matrix k = along<E>(p.key.at(rows.b, kv, j0), key_stride, keys, p.D, m.keys);
     __builtin_memcpy(m.top, state.top, sizeof(Real) * E::rows);
     const bool fused = simple && E::words(p.D) <= kTerms;
     if (fused)
       multiply<Op, false, Into::set_and_maximum>(rows.vectors, rows.q, E::rows, k.data, k.stride,
-                                                 E::words(p.D), keys, m.scores, E::rows, m.top);
+                                                 E::words(p.D), keys, m.scores, E::rows, m.top,
+                                                 ahead);
     else
-      for (int c = 0; c < reach.cuts; ++c) multiply_cut<E>(reach.cut[c], rows.q, k, p.D, m.scores);
+      for (int c = 0; c < reach.cuts; ++c)
+        multiply_cut<E>(reach.cut[c], rows.q, k, p.D, m.scores, ahead);
     if (!simple) finish_scores<E>(p, rows, reach, scaling, j0, keys, m.scores, nullptr);
     if (!fused) {
       for (int v = 0; v < rows.vectors; ++v) {
@@ -133,9 +142,10 @@ static void add_keys(const Problem& p, ForwardMemory<E>& m, int64_t kv, int64_t 
     }
     for (int v = 0; v < rows.vectors; ++v) rescale(p, scaling, state, m.top, v);
     const char* v0 = p.value.at(rows.b, kv, j0);
-    const bool careful = !simple && !all_finite<E>(p, rows, scaling, v0, j0, keys);
+    const bool one_by_one = careful && !simple && !all_finite<E>(p, rows, scaling, v0, j0, keys);
+    hidden |= !simple;
     // Weights that go straight to the values leave as pairs.
-    Word* const pairs = E::pack > 1 && !p.threshold && !careful ? m.weights : nullptr;
+    Word* const pairs = E::pack > 1 && !p.threshold && !one_by_one ? m.weights : nullptr;
     if (reach.plain && rows.vectors == kVectors)
       softmax<E, kVectors>(scaling, state, m.scores, pairs, 0, 0, keys);
     else
@@ -145,7 +155,7 @@ static void add_keys(const Problem& p, ForwardMemory<E>& m, int64_t kv, int64_t 
       draw(p, rows, j0, keys, m.kept);
       drop(rows, reach, m.kept, m.scores);
     }
-    if (careful) {
+    if (one_by_one) {
       add_values_carefully<E>(p, rows, v0, j0, keys, reach, m.scores, state);
       continue;
     }
@@ -157,10 +167,25 @@ static void add_keys(const Problem& p, ForwardMemory<E>& m, int64_t kv, int64_t 
       const int first = cut.from * n, begin = cut.begin / E::pack;
       multiply<Op, true, Into::add>(cut.to - cut.from, m.weights + begin * E::rows + first, E::rows,
                                     (const char*)v.data + begin * v.stride, v.stride,
-                                    E::words(cut.end - cut.begin), p.Dv, state.out + first,
-                                    E::rows);
+                                    E::words(cut.end - cut.begin), p.Dv, state.out + first, E::rows,
+                                    nullptr, ahead);
     }
   }
+  return hidden;
+}
+
+// Whether all that was summed is finite.
+template <class E>
+static bool finite_sums(const Problem& p, const State<E>& state) {
+  typedef typename E::Real Real;
+  Vec<Real> sum = {};
+  for (int64_t x = 0; x < p.Dv * E::rows; x += E::lanes) {
+    const Vec<Real> out = *(const Vec<Real>*)(state.out + x);
+    sum += out - out;  // 0, or NaN of NaN and inf
+  }
+  for (int i = 0; i < E::lanes; ++i)
+    if (sum[i] != 0) return false;
+  return true;
 }
 
 // Takes the sink of a row in; returns what turns its sum of values into its output.
@@ -226,27 +251,86 @@ static int64_t pieces(const Problem& p) {
   return row_blocks_of<E>(p) > 1 || p.Lk <= kPiece ? 1 : (p.Lk + kPiece - 1) / kPiece;
 }
 
-// A task is a piece of a block of rows; the last rows come first: with a causal mask they are the
-// longest.
+// How many neighbouring blocks of rows one thread takes at once: up to eight, while every thread
+// has eight turns and a turn is short enough to be waited for.
 template <class E>
-static void run_forward(const void* pass, int64_t task, char* memory, const Stop&) {
+static int64_t blocks_at_once(const Forward& f) {
+  const Problem& p = *f.problem;
+  if (pieces<E>(p) > 1) return 1;
+  const double products = double(E::rows) * double(p.Lk) * double(p.D + p.Dv);
+  int64_t most = 8;
+  while (most > 1 && (p.B * p.Hkv * row_blocks_of<E>(p) < most * 8 * f.threads ||
+                      double(most) * products > 4e9))
+    --most;
+  return most;
+}
+
+template <class E>
+static int64_t forward_tasks(const Forward& f) {
+  const Problem& p = *f.problem;
+  const int64_t n = blocks_at_once<E>(f);
+  return (p.B * p.Hkv * row_blocks_of<E>(p) + n - 1) / n * pieces<E>(p);
+}
+
+// Says which rows are those of a block of the batch, and what they see.
+template <class E>
+static void find_block(const Problem& p, Rows<E>& rows, int64_t block) {
+  const int64_t blocks = row_blocks_of<E>(p), head = block / blocks, group = p.Hq / p.Hkv;
+  find(p, rows, head / p.Hkv, head % p.Hkv * group, block % blocks * E::rows, group * p.Lq);
+}
+
+// The memory where the rows of a block will be written, and what the next one, if there is one,
+// reads that this one does not.
+template <class E>
+static void look_ahead(const Forward& f, ForwardMemory<E>& m, bool more) {
+  const Problem& p = *f.problem;
+  constexpr int64_t size = sizeof(typename E::Bits);
+  const auto row = [&](const Rows<E>& rows) {
+    return (rows.b * p.Hq + rows.head[0]) * p.Lq + rows.index[0];
+  };
+  m.ahead.clear();
+  m.ahead.add(f.out + row(m.rows) * p.Dv * size, 0, 1, m.rows.count * p.Dv * size);
+  if (!more) return;
+  const Rows<E>& next = m.next;
+  const int64_t kv = next.head[0] / (p.Hq / p.Hkv), left = p.Lq - next.index[0];
+  const bool same = next.b == m.rows.b && kv == m.rows.head[0] / (p.Hq / p.Hkv);
+  const int64_t low = same && m.rows.high > next.low ? m.rows.high : next.low;
+  const int64_t keys = next.high - low < kKeys ? next.high - low : kKeys;
+  m.ahead.add(next.query[0], p.query.strides[2], next.count < left ? next.count : left, p.D * size);
+  m.ahead.add(p.key.at(next.b, kv, low), p.key.strides[2], keys, p.D * size);
+  m.ahead.add(p.value.at(next.b, kv, low), p.value.strides[2], keys, p.Dv * size);
+}
+
+// A task is some neighbouring blocks of rows, upwards, as memory is read best, or a piece of one
+// block. The last rows come first: with a causal mask they are the longest.
+template <class E>
+static void run_forward(const void* pass, int64_t task, char* memory, const Stop& stop) {
   const Forward& f = *(const Forward*)pass;
   const Problem& p = *f.problem;
   Scratch scratch(memory);
   ForwardMemory<E> m(p, scratch);
-  const int64_t blocks = row_blocks_of<E>(p), n = pieces<E>(p), piece = task % n;
-  const int64_t unit = p.B * p.Hkv * blocks - 1 - task / n, head = unit / blocks;
-  const int64_t b = head / p.Hkv, kv = head % p.Hkv, group = p.Hq / p.Hkv;
-  gather(p, m.rows, b, kv * group, unit % blocks * E::rows, group * p.Lq);
-  int64_t low = m.rows.low, high = m.rows.high;
-  if (n > 1) {
-    if (low < piece * kPiece) low = piece * kPiece;
-    if (high > (piece + 1) * kPiece) high = (piece + 1) * kPiece;
-    m.state = state_in<E>(
-        p, f.partial + (unit * n + piece) * state_size<E>(p) * sizeof(typename E::Real));
+  const int64_t n = pieces<E>(p), piece = task % n, together = blocks_at_once<E>(f);
+  const int64_t end = p.B * p.Hkv * row_blocks_of<E>(p) - task / n * together;
+  int64_t block = end > together ? end - together : 0;
+  find_block(p, m.next, block);
+  for (; block < end; ++block) {
+    if (stopped(stop)) return;
+    m.rows = m.next;
+    into_lanes<E>(m.rows.query, m.rows.count, p.D, m.rows.q);
+    if (block + 1 < end) find_block(p, m.next, block + 1);
+    look_ahead(f, m, block + 1 < end);
+    int64_t low = m.rows.low, high = m.rows.high;
+    if (n > 1) {
+      if (low < piece * kPiece) low = piece * kPiece;
+      if (high > (piece + 1) * kPiece) high = (piece + 1) * kPiece;
+      m.state = state_in<E>(
+          p, f.partial + (block * n + piece) * state_size<E>(p) * sizeof(typename E::Real));
+    }
+    const int64_t kv = m.rows.head[0] / (p.Hq / p.Hkv);
+    if (add_keys(p, m, kv, low, high, false) && !finite_sums(p, m.state))
+      add_keys(p, m, kv, low, high, true);
+    if (n == 1) write_rows(f, m.rows, m.state);
   }
-  add_keys(p, m, kv, low, high);
-  if (n == 1) write_rows(f, m.rows, m.state);
 }
 
 // Puts the pieces of a block of rows together.
@@ -257,8 +341,8 @@ static void run_merge(const void* pass, int64_t unit, char* memory, const Stop&)
   const Problem& p = *f.problem;
   Scratch scratch(memory);
   ForwardMemory<E> m(p, scratch);
-  const int64_t n = pieces<E>(p), size = state_size<E>(p), group = p.Hq / p.Hkv;
-  find(p, m.rows, unit / p.Hkv, unit % p.Hkv * group, 0, group * p.Lq);
+  const int64_t n = pieces<E>(p), size = state_size<E>(p);
+  find_block(p, m.rows, unit);
   const Scaling<E> scaling(p);
   const State<E>& sum = m.state;
   for (int64_t x = 0; x < size; ++x) sum.out[x] = 0;

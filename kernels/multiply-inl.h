@@ -20,6 +20,40 @@ struct Pairs {  // two bfloat16
 };
 #endif
 
+// Memory that will be needed soon. It is asked for a few lines at a time, between products that
+// keep the processor busy until they come; all at once they would only be waited for earlier.
+class Ahead {
+ public:
+  void clear() { parts_ = part_ = 0; }
+
+  // Some rows of `bytes`.
+  void add(const char* row, int64_t stride, int64_t rows, int64_t bytes) {
+    if (rows <= 0 || bytes <= 0) return;
+    if (stride == bytes) bytes *= rows, rows = 1;
+    all_[parts_++] = {row, stride, rows, bytes, 0};
+  }
+
+  void ask() {
+    for (int64_t left = kAtOnce; left > 0 && part_ < parts_;) {
+      Part& part = all_[part_];
+      const int64_t end = part.at + left < part.bytes ? part.at + left : part.bytes;
+      for (; part.at < end; part.at += 64, left -= 64) __builtin_prefetch(part.row + part.at, 0, 3);
+      if (part.at < part.bytes) return;
+      part.at = 0, part.row += part.stride;
+      if (--part.rows == 0) ++part_;
+    }
+  }
+
+ private:
+  static constexpr int64_t kAtOnce = 12 * 64;  // lines of 64 bytes
+  struct Part {
+    const char* row;
+    int64_t stride, rows, bytes, at;
+  };
+  Part all_[4];
+  int parts_ = 0, part_ = 0;
+};
+
 enum class Into { set, set_and_maximum, add };
 
 // out[r] = or += sum of x[t] * a(r, t) over t < terms, for r < R and V vectors. a(r, t) is word t
@@ -62,13 +96,15 @@ template <class Op, bool across, Into into, int V>
 __attribute__((noinline)) static void tiles(const typename Op::Word* x, int64_t ldx, const char* a,
                                             int64_t lda, int64_t terms, int64_t rows,
                                             typename Op::Real* out, int64_t ldo,
-                                            typename Op::Real* maximum) {
+                                            typename Op::Real* maximum, Ahead* ahead) {
   // Few vectors make a tile of more rows: sums enough to hide how long one takes.
   constexpr int tall = kVectors / V * 4;
   const int64_t step = across ? int64_t(sizeof(typename Op::Word)) : lda;
   int64_t r = 0;
-  for (; r + tall <= rows; r += tall)
+  for (; r + tall <= rows; r += tall) {
+    if (ahead) ahead->ask();
     tile<Op, across, into, tall, V>(x, ldx, a + r * step, lda, terms, out + r * ldo, ldo, maximum);
+  }
   if (tall > 4)
     for (; r + 4 <= rows; r += 4)
       tile<Op, across, into, 4, V>(x, ldx, a + r * step, lda, terms, out + r * ldo, ldo, maximum);
@@ -80,23 +116,23 @@ __attribute__((noinline)) static void tiles(const typename Op::Word* x, int64_t 
 template <class Op, bool across, Into into>
 static void multiply(int vectors, const typename Op::Word* x, int64_t ldx, const void* a,
                      int64_t lda, int64_t terms, int64_t rows, typename Op::Real* out, int64_t ldo,
-                     typename Op::Real* maximum = nullptr) {
+                     typename Op::Real* maximum = nullptr, Ahead* ahead = nullptr) {
   constexpr int most = kVectors, n = Simd<typename Op::Real>::lanes;
   for (int passes = (vectors + most - 1) / most; passes > 0; --passes) {
     const int v = (vectors + passes - 1) / passes;  // 5 are 3 and 2, not 4 and 1
     const char* from = (const char*)a;
     switch (v) {
       case 1:
-        tiles<Op, across, into, 1>(x, ldx, from, lda, terms, rows, out, ldo, maximum);
+        tiles<Op, across, into, 1>(x, ldx, from, lda, terms, rows, out, ldo, maximum, ahead);
         break;
       case 2:
-        tiles<Op, across, into, 2>(x, ldx, from, lda, terms, rows, out, ldo, maximum);
+        tiles<Op, across, into, 2>(x, ldx, from, lda, terms, rows, out, ldo, maximum, ahead);
         break;
       case 3:
-        tiles<Op, across, into, 3>(x, ldx, from, lda, terms, rows, out, ldo, maximum);
+        tiles<Op, across, into, 3>(x, ldx, from, lda, terms, rows, out, ldo, maximum, ahead);
         break;
       default:
-        tiles<Op, across, into, most>(x, ldx, from, lda, terms, rows, out, ldo, maximum);
+        tiles<Op, across, into, most>(x, ldx, from, lda, terms, rows, out, ldo, maximum, ahead);
     }
     vectors -= v;
     x += v * n, out += v * n;

@@ -278,7 +278,7 @@ constexpr int64_t kTerms = 128;
 // to[key][row]: the products of the keys of a cut with its vectors of x, [words(D)][rows].
 template <class E>
 static void multiply_cut(const Reach::Cut& cut, const typename E::Word* x, const Matrix& keys,
-                         int64_t D, typename E::Real* to) {
+                         int64_t D, typename E::Real* to, Ahead* ahead = nullptr) {
   typedef typename E::Op Op;
   const int vectors = cut.to - cut.from, first = cut.from * E::lanes;
   for (int64_t w = 0; w == 0 || w < E::words(D); w += kTerms) {  // of nothing the sum is 0
@@ -288,7 +288,7 @@ static void multiply_cut(const Reach::Cut& cut, const typename E::Word* x, const
     (w ? multiply<Op, false, Into::add>
        : multiply<Op, false, Into::set>)(vectors, x + w * E::rows + first, E::rows, from,
                                          keys.stride, terms, cut.end - cut.begin,
-                                         to + cut.begin * E::rows + first, E::rows, nullptr);
+                                         to + cut.begin * E::rows + first, E::rows, nullptr, ahead);
   }
 }
 
