@@ -318,13 +318,16 @@ static void weigh_block(const Reduce& r, const Scaling<E>& scaling, ReduceMemory
           w[i] = m.score(j + i, v) == -kInf<Real> ? Vec<Real>{} : w[i];
         m.score(j + i, v) = w[i];
       }
-      if (rows)
+      if (rows) {
+        Vec<Real> some[3] = {};  // of a few keys first: fewer roundings of the long sums
         for (int i = 0; i < together; ++i) {
-          sum += w[i];
-          entropy += w[i] * larger(Vec<Real>{} - 1e4f, x[i]);
-          distance += w[i] * magnitude(off);
+          some[0] += w[i];
+          some[1] += w[i] * larger(Vec<Real>{} - 1e4f, x[i]);
+          some[2] += w[i] * magnitude(off);
           off -= 1;
         }
+        sum += some[0], entropy += some[1], distance += some[2];
+      }
     };
     int j = reach.low[v];
     for (; j + 4 <= reach.high[v]; j += 4) weigh(j, std::integral_constant<int, 4>());
@@ -368,21 +371,32 @@ static void pool_block(const Reduce& r, const Scaling<E>& scaling, ReduceMemory<
   if (low >= high) return;
   const int64_t last_bin = bin_of(high - 1 - r.column0, columns, C);
   const Vec<Real> nothing = Vec<Real>{} + dark<Real>(mass);
+  const int even = columns % C ? 0 : int(columns / C);  // keys of a bin, where all have as many
+  const auto both = [](Vec<Real> x, Vec<Real> y) { return mass ? x + y : larger(y, x); };
   for (int64_t bin = bin_of(low - r.column0, columns, C); bin <= last_bin; bin += n) {
     const int width = int(last_bin + 1 - bin < n ? last_bin + 1 - bin : n);
     for (int v = 0; v < m.rows.vectors; ++v) {
       const Vec<Real> base = m.at(m.base, v), log_total = m.at(m.log_total, v);
       Vec<Real> t[n];
-      for (int i = 0; i < n; ++i) {
-        t[i] = nothing;
-        if (i >= width) continue;
-        int64_t from = m.edges[bin + i] - j0, to = m.edges[bin + i + 1] - j0;
-        if (from < reach.low[v]) from = reach.low[v];
-        if (to > reach.high[v]) to = reach.high[v];
-        for (int64_t j = from; j < to; ++j)
-          t[i] = mass ? t[i] + m.score(int(j), v) : larger(m.score(int(j), v), t[i]);
-        if (!mass) t[i] = scaling.exponent(t[i], base) - log_total;
+      const int64_t first = m.edges[bin] - j0;
+      if (even && width == n && reach.low[v] <= first && first + n * even <= reach.high[v]) {
+        for (int i = 0; i < n; ++i) {
+          const int j = int(first) + i * even;
+          t[i] = both(nothing, m.score(j, v));
+          for (int x = 1; x < even; ++x) t[i] = both(t[i], m.score(j + x, v));
+        }
+      } else {
+        for (int i = 0; i < n; ++i) {
+          t[i] = nothing;
+          if (i >= width) continue;
+          int64_t from = m.edges[bin + i] - j0, to = m.edges[bin + i + 1] - j0;
+          if (from < reach.low[v]) from = reach.low[v];
+          if (to > reach.high[v]) to = reach.high[v];
+          for (int64_t j = from; j < to; ++j) t[i] = both(t[i], m.score(int(j), v));
+        }
       }
+      if (!mass)
+        for (int i = 0; i < n; ++i) t[i] = scaling.exponent(t[i], base) - log_total;
       transpose(t);
       for (int i = 0; i < n && v * n + i < m.rows.count; ++i) {
         Real* to = m.bin_row[mass][v * n + i] + bin;
@@ -548,8 +562,11 @@ static void run_reduce(const void* pass, int64_t task, char* memory, const Stop&
     for (int i = 0; i < m.rows.count; ++i) {
       const int64_t at = head * p.Lq + m.rows.index[i];
       if (r.entropy) {
-        const double total = double(((const Real*)r.total)[at]);
-        r.entropy[at] = total == 0 ? 0 : kLn2 * (std::log2(total) * m.sum[i] - m.entropy[i]);
+        // Without a sink weights sum to 1; by how much these do not, their total was rounded.
+        const double rounding = p.sinks ? 1 : m.sum[i];
+        const double total = double(((const Real*)r.total)[at]) * rounding;
+        r.entropy[at] =
+            total == 0 ? 0 : kLn2 * (std::log2(total) * m.sum[i] - m.entropy[i]) / rounding;
       }
       if (r.distance) r.distance[at] = m.distance[i];
       if (r.k) write_top(r, scaling, m, i);
