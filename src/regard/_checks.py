@@ -12,6 +12,8 @@ import numpy as np
 from regard._errors import ShapeError
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
+# NumPy takes a few microseconds to tell a name.
+_NUMPY_NAMES = {np.dtype(name): name for name in ("float16", "float32", "float64", "bool")}
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,6 +117,8 @@ def _at(x: Any, b: int) -> slice:
 
 def dtype_name(x: Any) -> str:
     """``float32`` for NumPy's and torch's alike."""
+    if isinstance(x, np.ndarray) and (name := _NUMPY_NAMES.get(x.dtype)):
+        return name
     return str(x.dtype).removeprefix("torch.")
 
 
