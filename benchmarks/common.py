@@ -103,6 +103,15 @@ def target():
     return _kernels.target()
 
 
+def targets():
+    """The instruction sets that can be asked for here; none where the kernels were not compiled."""
+    try:
+        from regard import _kernels
+    except ImportError:
+        return []
+    return _kernels.targets()
+
+
 def _machine(threads, packages):
     try:
         from regard import _kernels

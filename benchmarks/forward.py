@@ -5,9 +5,9 @@
 
 ``REGARD_TARGET=avx2`` in front measures that instruction set, in shares of its own peak.
 FLOPs count visible pairs only: 4 · D a pair. Of the smallest calls most of the time is that of
-Python, which checks the arguments. With more than one thread the last column tells how
-many times as fast they are as one. The second table takes windows, padding and packed documents,
-which cost what is visible; torch is given the same as a mask of (T, T).
+Python, which checks the arguments. The second table takes windows, padding and packed documents,
+which cost what is visible; torch is given the same as a mask of (T, T). With more than one thread
+the last column of both tells how many times as fast they are as one.
 """
 
 import common
@@ -24,20 +24,24 @@ SHAPES = [
 QUICK = [(1, 2, 97, 16)]
 
 
-def runs_of(q, k, v, causal, threads):
+def contestants(ours, theirs, threads):
     """regard and torch with all threads, and regard with one where that is another number."""
 
     def on(n, attend):
-        return lambda: regard.set_num_threads(n), lambda _: attend(q, k, v, causal=causal)
+        return lambda: regard.set_num_threads(n), lambda _: attend()
 
-    runs = {"regard": on(threads, regard.attention), "torch": on(threads, common.torch_attention)}
-    return runs | ({"one thread": on(1, regard.attention)} if threads > 1 else {})
+    runs = {"regard": on(threads, ours), "torch": on(threads, theirs)}
+    return runs | ({"one thread": on(1, ours)} if threads > 1 else {})
 
 
 def measure_shape(report, options, peaks, dtype, shape, causal):
     """One row of the first table."""
     q, k, v = common.draw(shape, shape, shape, dtype=dtype)
-    runs = runs_of(q, k, v, causal, options.threads)
+    runs = contestants(
+        lambda: regard.attention(q, k, v, causal=causal),
+        lambda: common.torch_attention(q, k, v, causal=causal),
+        options.threads,
+    )
     outputs = {name: run(None) for name, (_, run) in runs.items()}
     error = common.errors(outputs, q, k, v, common.lower(shape[2]) if causal else None)
     backend = common.served_by(q, k, v, causal=causal)
@@ -83,26 +87,36 @@ def visible(length, causal=False, window=None, key_lengths=None, segments=None):
 
 def measure_cases(report, options, dtype, shape):
     """The second table: every case in one run."""
-    regard.set_num_threads(options.threads)
     q, k, v = common.draw(shape, shape, shape, dtype=dtype)
-    runs, masks = {}, {}
+    torch_has = {"full": False, "causal": True}  # without a mask
+    runs, masks, error = {}, {}, {}
     for case, allowed in cases(shape[2]).items():
         mask = masks[case] = visible(shape[2], **allowed)
-        runs[case, "regard"] = lambda allowed=allowed: regard.attention(q, k, v, **allowed)
-        runs[case, "torch"] = lambda mask=mask: scaled_dot_product_attention(q, k, v, mask)
-    runs["full", "torch"] = lambda: common.torch_attention(q, k, v)
-    runs["causal", "torch"] = lambda: common.torch_attention(q, k, v, causal=True)
-    error = {}
-    for (case, name), run in runs.items():
-        error |= common.errors({(case, name): run()}, q, k, v, masks[case])
+
+        def ours(allowed=allowed):
+            return regard.attention(q, k, v, **allowed)
+
+        def theirs(case=case, mask=mask):
+            if case in torch_has:
+                return common.torch_attention(q, k, v, causal=torch_has[case])
+            return scaled_dot_product_attention(q, k, v, mask)
+
+        found = contestants(ours, theirs, options.threads)
+        outputs = {(case, name): run(None) for name, (_, run) in found.items()}
+        error |= common.errors(outputs, q, k, v, mask)
+        runs |= {(case, name): run for name, run in found.items()}
     measured = common.interleave(runs, options, seconds=10)
     for case, mask in masks.items():
         ours, theirs = (case, "regard"), (case, "torch")
         cells, figures = common.compared(measured, ours, theirs, error)
         part = float(mask.sum()) / mask.numel()
         per_pair = [x / part for x in measured.ratio(ours, to=("full", "regard"))]
+        cells += [common.times(*per_pair)]
+        if options.threads > 1:
+            speedup = measured.ratio((case, "one thread"), to=ours)
+            cells, figures = [*cells, common.times(*speedup)], figures | {"speedup": speedup[0]}
         report.row(
-            case, f"{part:.3f}", *cells, common.times(*per_pair), **figures,
+            case, f"{part:.3f}", *cells, **figures,
             dtype=dtype, shape=shape, case=case, visible=part, per_pair=per_pair[0],
         )  # fmt: skip
 
@@ -113,7 +127,8 @@ def main():
     peaks = roofline.peaks(options)
     report = common.Report("forward", options, peaks)
     columns = ["B, H, T, D", "mask", "regard", "torch", "torch / regard", "GFLOP/s", "of peak"]
-    columns += ["backend"] + (["1 thread / all"] if options.threads > 1 else [])
+    more = ["1 thread / all"] if options.threads > 1 else []
+    columns += ["backend", *more]
     for dtype in options.dtype:
         report.table(f"Forward, {dtype}", *columns)
         for shape in QUICK if options.quick else SHAPES:
@@ -126,7 +141,7 @@ def main():
             report.table(
                 f"Time of a visible pair, {dtype}, B, H, T, D = {common.shape_name(shape)}",
                 "a query sees", "of all pairs", "regard", "torch", "torch / regard",
-                "a pair / full's",
+                "a pair / full's", *more,
             )  # fmt: skip
             measure_cases(report, options, dtype, shape)
     report.save()

@@ -10,6 +10,7 @@ The README's table stands between the lines ``<!-- benchmarks -->`` and ``<!-- /
 import argparse
 import ast
 import json
+import os
 import re
 import subprocess
 import sys
@@ -36,7 +37,10 @@ RUNS = {
     "import_time": [],
     "viewer": [],
     "forward-threads": [*BOTH, "--threads", str(common.CORES)],
+    "forward-avx2": ["--dtype", "float32"],
 }
+# What a name's end means.
+VARIANTS = {"threads": "with all threads", "avx2": "with AVX2 alone"}
 T2048 = [1, 8, 2048, 64]
 # What the README shows: a name, and the result and row that it stands for in both dtypes.
 HEADLINES = [
@@ -60,10 +64,15 @@ def run_all(folder, quick):
     folder.mkdir(parents=True, exist_ok=True)
     failed = []
     for name, arguments in RUNS.items():
-        script = HERE / f"{name.partition('-')[0]}.py"
+        script, _, variant = name.partition("-")
+        script, environment = HERE / f"{script}.py", dict(os.environ)
+        if variant == "avx2":
+            if variant not in common.targets():
+                continue
+            environment["REGARD_TARGET"] = variant
         command = [sys.executable, str(script), *arguments, "--json", str(folder / f"{name}.json")]
         print(f"== {script.name} {' '.join(arguments)}", flush=True)
-        if subprocess.run(command + ["--quick"] * quick, check=False).returncode:
+        if subprocess.run(command + ["--quick"] * quick, check=False, env=environment).returncode:
             failed.append(name)
     return failed
 
@@ -179,9 +188,9 @@ def documentation(name):
 
 
 def title(name):
-    """The script's first line; with all threads where it is run so."""
-    first = documentation(name)[0].removesuffix(".")
-    return first + ", with all threads" * name.endswith("-threads")
+    """The script's first line, and how it is run."""
+    first, variant = documentation(name)[0].removesuffix("."), name.partition("-")[2]
+    return f"{first}, {VARIANTS[variant]}" if variant else first
 
 
 def explanation(name):
