@@ -112,7 +112,8 @@ static inline bool stopped(const Stop& stop) {
   return stop.asked->load(std::memory_order_relaxed);
 }
 
-// Tasks that any thread may take in their order. `scratch` is one thread's own, 64-byte aligned.
+// Tasks that any thread may take in their order. `scratch` is one thread's own, 64-byte aligned;
+// its first 64 bytes are 0 before the first task, for what a task leaves to the thread's next.
 struct Job {
   int64_t tasks = 0;
   int64_t scratch_bytes = 0;

@@ -391,7 +391,7 @@ static Job forward(const Forward& f) {
       DecodeMemory<E> m(p, scratch);
       return {p.B * p.Hkv * decode_pieces(p), scratch.taken(), run_decode<E>, &f};
     }
-    ForwardMemory<E> m(p, scratch);
+    ForwardMemory<E> m(f, scratch);
     return {forward_tasks<E>(f), scratch.taken(), run_forward<E>, &f};
   });
 }
@@ -404,7 +404,7 @@ static Job merge(const Forward& f) {
       DecodeMemory<E> m(p, scratch);
       return {p.B * p.Hkv, scratch.taken(), run_decode_merge<E>, &f};
     }
-    ForwardMemory<E> m(p, scratch);
+    ForwardMemory<E> m(f, scratch);
     const int64_t units = pieces<E>(p) > 1 ? p.B * p.Hkv : 0;
     return {units, scratch.taken(), run_merge<E>, &f};
   });

@@ -8,6 +8,70 @@ constexpr int64_t kPiece = 2048;  // keys
 constexpr int64_t kSoon = 512;    // keys that are left when the memory of what follows is asked for
 
 template <class E>
+static int64_t row_blocks_of(const Problem& p) {
+  return p.Hkv ? (p.Hq / p.Hkv * p.Lq + E::rows - 1) / E::rows : 0;
+}
+
+template <class E>
+static int64_t pieces(const Problem& p) {
+  return row_blocks_of<E>(p) > 1 || p.Lk <= kPiece ? 1 : (p.Lk + kPiece - 1) / kPiece;
+}
+
+// How many neighbouring blocks of rows one thread takes at once: up to eight, while every thread
+// has eight turns and a turn is short enough to be waited for.
+template <class E>
+static int64_t blocks_at_once(const Forward& f) {
+  const Problem& p = *f.problem;
+  if (pieces<E>(p) > 1) return 1;
+  const double products = double(E::rows) * double(p.Lk) * double(p.D + p.Dv);
+  int64_t most = 8;
+  while (most > 1 && (p.B * p.Hkv * row_blocks_of<E>(p) < most * 8 * f.threads ||
+                      double(most) * products > 4e9))
+    --most;
+  return most;
+}
+
+// Keys and values as words, where they are not multiplied as they lie: those that neighbouring
+// blocks of queries see are brought into them once.
+template <class E>
+struct LaidOut {
+  typedef typename E::Word Word;
+  static constexpr int64_t kMost = 4 << 20;  // bytes of a thread
+  struct Part {
+    int64_t head, low, high;
+  };
+  Part* part;              // what is there; 0, nothing of the first head, when the thread begins
+  Word* keys = nullptr;    // [high - low][words(D)], or null
+  Word* values = nullptr;  // [words(high - low)][Dv], or null: nothing is laid out
+
+  LaidOut(const Forward& f, Scratch& scratch) {
+    const Problem& p = *f.problem;
+    const int64_t key_words = E::direct && p.D % E::pack == 0 ? 0 : p.Lk * E::words(p.D);
+    const int64_t value_words = E::words(p.Lk) * p.Dv;
+    part = scratch.take<Part>(1);  // at the beginning, where a thread's memory is kept
+    if ((E::direct && E::pack == 1) || row_blocks_of<E>(p) < 2 ||
+        (key_words + value_words) * int64_t(sizeof(Word)) > kMost)
+      return;
+    if (key_words) keys = scratch.take<Word>(key_words);
+    values = scratch.take<Word>(value_words);
+  }
+
+  // Adds what is missing of the keys from `from` to `to`.
+  void add(const Problem& p, int64_t b, int64_t kv, int64_t from, int64_t to) const {
+    from -= from % E::pack, to += to < p.Lk ? to % E::pack : 0;
+    const int64_t head = b * p.Hkv + kv;
+    if (part->head != head || from < part->low || from > part->high) *part = {head, from, from};
+    const int64_t high = part->high, there = high - part->low, n = to - high;
+    if (n <= 0) return;
+    if (keys)
+      along<E>(p.key.at(b, kv, high), p.key.strides[2], n, p.D, keys + there * E::words(p.D));
+    across<E>(p.value.at(b, kv, high), p.value.strides[2], n, p.Dv,
+              values + there / E::pack * p.Dv);
+    part->high = to;
+  }
+};
+
+template <class E>
 struct ForwardMemory {
   typedef typename E::Real Real;
   typedef typename E::Word Word;
@@ -20,8 +84,10 @@ struct ForwardMemory {
   Word* keys;
   Word* values;
   uint32_t* kept;
+  LaidOut<E> laid_out;
 
-  ForwardMemory(const Problem& p, Scratch& scratch) {
+  ForwardMemory(const Forward& f, Scratch& scratch) : laid_out(f, scratch) {
+    const Problem& p = *f.problem;
     rows.q = next.q = scratch.take<Word>(E::words(p.D) * E::rows);
     scores = scratch.take<Real>(kKeys * E::rows);
     weights = E::pack == 1 ? (Word*)scores : scratch.take<Word>(kKeys / 2 * E::rows);
@@ -53,43 +119,58 @@ static void rescale(const Problem& p, const Scaling<E>& scaling, const State<E>&
   top = highest;
 }
 
+#ifdef REGARD_PAIRS
+// Turns the scores of V vectors into weights relative to the largest score, as pairs of
+// neighbouring keys. `roughly` is a thousandth of their rounding; it shows in their sum before
+// that.
+template <class E, int V, bool roughly>
+static void softmax_pairs(const Scaling<E>& scaling, const State<E>& state, const float* scores,
+                          int32_t* pairs, int v, int low, int high) {
+  constexpr int n = E::lanes;
+  F base[V], sum[V] = {}, rounded[V] = {};
+  for (int i = 0; i < V; ++i) base[i] = scaling.base(*(const F*)(state.top + (v + i) * n));
+  const auto exponent = [&](int j, int i) {
+    return scaling.exponent(*(const F*)(scores + j * E::rows + (v + i) * n), base[i]);
+  };
+  for (int j = low; j < high; j += 2) {
+    F x[V], y[V];
+    for (int i = 0; i < V; ++i) x[i] = exponent(j, i);
+    for (int i = 0; i < V; ++i) y[i] = j + 1 < high ? exponent(j + 1, i) : F{} - kInf<float>;
+    exp2_each<roughly>(x);
+    exp2_each<roughly>(y);
+    for (int i = 0; i < V; ++i) {
+      const I pair = pairs_of(x[i], y[i]);
+      *(I*)(pairs + j / 2 * E::rows + (v + i) * n) = pair;
+      sum[i] += x[i] + y[i];
+      rounded[i] = Pairs::add(rounded[i], pair, I{} + kOnes);
+    }
+  }
+  for (int i = 0; i < V; ++i) {
+    *(F*)(state.total + (v + i) * n) += sum[i];
+    *(F*)(state.rounded + (v + i) * n) += rounded[i];
+  }
+}
+#endif
+
 // Turns the scores of V vectors into weights relative to the largest score, where they stand or as
-// pairs of neighbouring keys.
+// pairs. Where the sum is `exact` it is one of weights to all digits.
 template <class E, int V>
 static void softmax(const Scaling<E>& scaling, const State<E>& state, typename E::Real* scores,
-                    [[maybe_unused]] typename E::Word* pairs, int v, int low, int high) {
+                    [[maybe_unused]] typename E::Word* pairs, [[maybe_unused]] bool exact, int v,
+                    int low, int high) {
   typedef typename E::Real Real;
   constexpr int n = E::lanes;
+#ifdef REGARD_PAIRS
+  if constexpr (E::pack > 1)
+    if (pairs)
+      return (exact ? softmax_pairs<E, V, false>
+                    : softmax_pairs<E, V, true>)(scaling, state, scores, pairs, v, low, high);
+#endif
   Vec<Real> base[V], sum[V] = {};
   for (int i = 0; i < V; ++i) base[i] = scaling.base(*(const Vec<Real>*)(state.top + (v + i) * n));
   const auto score = [&](int j, int i) -> Vec<Real>& {
     return *(Vec<Real>*)(scores + j * E::rows + (v + i) * n);
   };
-#ifdef REGARD_PAIRS
-  if constexpr (E::pack > 1)
-    if (pairs) {
-      Vec<Real> rounded[V] = {};
-      for (int j = low; j < high; j += 2) {
-        F x[V], y[V];
-        for (int i = 0; i < V; ++i) x[i] = scaling.exponent(score(j, i), base[i]);
-        for (int i = 0; i < V; ++i)
-          y[i] = j + 1 < high ? scaling.exponent(score(j + 1, i), base[i]) : F{} - kInf<float>;
-        exp2_each(x);
-        exp2_each(y);
-        for (int i = 0; i < V; ++i) {
-          const I pair = pairs_of(x[i], y[i]);
-          *(I*)(pairs + j / 2 * E::rows + (v + i) * n) = pair;
-          sum[i] += x[i] + y[i];
-          rounded[i] = Pairs::add(rounded[i], pair, I{} + kOnes);
-        }
-      }
-      for (int i = 0; i < V; ++i) {
-        *(F*)(state.total + (v + i) * n) += sum[i];
-        *(F*)(state.rounded + (v + i) * n) += rounded[i];
-      }
-      return;
-    }
-#endif
   for (int j = low; j < high; ++j) {
     Vec<Real> x[V];
     for (int i = 0; i < V; ++i) x[i] = scaling.exponent(score(j, i), base[i]);
@@ -103,15 +184,18 @@ static void softmax(const Scaling<E>& scaling, const State<E>& state, typename E
 // hidden from some of them; then their values take no part, even if NaN or inf, only where it is
 // `careful`.
 template <class E>
-static bool add_keys(const Problem& p, ForwardMemory<E>& m, int64_t kv, int64_t low, int64_t high,
+static bool add_keys(const Forward& f, ForwardMemory<E>& m, int64_t kv, int64_t low, int64_t high,
                      bool careful) {
   typedef typename E::Real Real;
   typedef typename E::Word Word;
   typedef typename E::Op Op;
   constexpr int n = E::lanes;
+  const Problem& p = *f.problem;
   const Rows<E>& rows = m.rows;
   const State<E>& state = m.state;
   const Scaling<E> scaling(p);
+  const LaidOut<E>& there = m.laid_out;
+  if (there.values && !careful) there.add(p, rows.b, kv, low, high);
   for (int64_t x = 0; x < state_size<E>(p); ++x) state.out[x] = 0;
   for (int i = 0; i < E::rows; ++i) state.top[i] = -kInf<Real>;
   const int64_t key_stride = p.key.strides[2], value_stride = p.value.strides[2];
@@ -121,7 +205,13 @@ static bool add_keys(const Problem& p, ForwardMemory<E>& m, int64_t kv, int64_t 
     const Reach reach = reach_of(rows, j0, keys);
     Ahead* const ahead = high - j0 <= kSoon ? &m.ahead : nullptr;
     const bool simple = reach.plain && scaling.raw && !p.mask && !p.key_ids;
-    const Matrix k = along<E>(p.key.at(rows.b, kv, j0), key_stride, keys, p.D, m.keys);
+    // Of a last pair only the first may be seen; it is laid out as two.
+    const bool laid_out = there.values && !careful && j0 % E::pack == 0;
+    hidden |= laid_out && keys % E::pack;
+    const Matrix k = laid_out && there.keys
+                         ? Matrix{there.keys + (j0 - there.part->low) * E::words(p.D),
+                                  E::words(p.D) * int64_t(sizeof(Word))}
+                         : along<E>(p.key.at(rows.b, kv, j0), key_stride, keys, p.D, m.keys);
     __builtin_memcpy(m.top, state.top, sizeof(Real) * E::rows);
     const bool fused = simple && E::words(p.D) <= kTerms;
     if (fused)
@@ -147,10 +237,10 @@ static bool add_keys(const Problem& p, ForwardMemory<E>& m, int64_t kv, int64_t 
     // Weights that go straight to the values leave as pairs.
     Word* const pairs = E::pack > 1 && !p.threshold && !one_by_one ? m.weights : nullptr;
     if (reach.plain && rows.vectors == kVectors)
-      softmax<E, kVectors>(scaling, state, m.scores, pairs, 0, 0, keys);
+      softmax<E, kVectors>(scaling, state, m.scores, pairs, f.maximum, 0, 0, keys);
     else
       for (int v = 0; v < rows.vectors; ++v)
-        softmax<E, 1>(scaling, state, m.scores, pairs, v, reach.low[v], reach.high[v]);
+        softmax<E, 1>(scaling, state, m.scores, pairs, f.maximum, v, reach.low[v], reach.high[v]);
     if (p.threshold) {
       draw(p, rows, j0, keys, m.kept);
       drop(rows, reach, m.kept, m.scores);
@@ -161,7 +251,9 @@ static bool add_keys(const Problem& p, ForwardMemory<E>& m, int64_t kv, int64_t 
     }
     if constexpr (E::pack > 1)
       if (!pairs) pack_weights(rows, reach, keys, m.scores, m.weights);
-    const Matrix v = across<E>(v0, value_stride, keys, p.Dv, m.values);
+    const Matrix v = laid_out ? Matrix{there.values + (j0 - there.part->low) / E::pack * p.Dv,
+                                       p.Dv * int64_t(sizeof(Word))}
+                              : across<E>(v0, value_stride, keys, p.Dv, m.values);
     for (int c = 0; c < reach.cuts; ++c) {
       const Reach::Cut& cut = reach.cut[c];
       const int first = cut.from * n, begin = cut.begin / E::pack;
@@ -242,30 +334,6 @@ static void write_rows(const Forward& f, const Rows<E>& rows, const State<E>& st
 }
 
 template <class E>
-static int64_t row_blocks_of(const Problem& p) {
-  return p.Hkv ? (p.Hq / p.Hkv * p.Lq + E::rows - 1) / E::rows : 0;
-}
-
-template <class E>
-static int64_t pieces(const Problem& p) {
-  return row_blocks_of<E>(p) > 1 || p.Lk <= kPiece ? 1 : (p.Lk + kPiece - 1) / kPiece;
-}
-
-// How many neighbouring blocks of rows one thread takes at once: up to eight, while every thread
-// has eight turns and a turn is short enough to be waited for.
-template <class E>
-static int64_t blocks_at_once(const Forward& f) {
-  const Problem& p = *f.problem;
-  if (pieces<E>(p) > 1) return 1;
-  const double products = double(E::rows) * double(p.Lk) * double(p.D + p.Dv);
-  int64_t most = 8;
-  while (most > 1 && (p.B * p.Hkv * row_blocks_of<E>(p) < most * 8 * f.threads ||
-                      double(most) * products > 4e9))
-    --most;
-  return most;
-}
-
-template <class E>
 static int64_t forward_tasks(const Forward& f) {
   const Problem& p = *f.problem;
   const int64_t n = blocks_at_once<E>(f);
@@ -308,7 +376,7 @@ static void run_forward(const void* pass, int64_t task, char* memory, const Stop
   const Forward& f = *(const Forward*)pass;
   const Problem& p = *f.problem;
   Scratch scratch(memory);
-  ForwardMemory<E> m(p, scratch);
+  ForwardMemory<E> m(f, scratch);
   const int64_t n = pieces<E>(p), piece = task % n, together = blocks_at_once<E>(f);
   const int64_t end = p.B * p.Hkv * row_blocks_of<E>(p) - task / n * together;
   int64_t block = end > together ? end - together : 0;
@@ -327,8 +395,9 @@ static void run_forward(const void* pass, int64_t task, char* memory, const Stop
           p, f.partial + (block * n + piece) * state_size<E>(p) * sizeof(typename E::Real));
     }
     const int64_t kv = m.rows.head[0] / (p.Hq / p.Hkv);
-    if (add_keys(p, m, kv, low, high, false) && !finite_sums(p, m.state))
-      add_keys(p, m, kv, low, high, true);
+    if (m.laid_out.values && low % E::pack && low < m.rows.all_low) --low;
+    if (add_keys(f, m, kv, low, high, false) && !finite_sums(p, m.state))
+      add_keys(f, m, kv, low, high, true);
     if (n == 1) write_rows(f, m.rows, m.state);
   }
 }
@@ -340,7 +409,7 @@ static void run_merge(const void* pass, int64_t unit, char* memory, const Stop&)
   const Forward& f = *(const Forward*)pass;
   const Problem& p = *f.problem;
   Scratch scratch(memory);
-  ForwardMemory<E> m(p, scratch);
+  ForwardMemory<E> m(f, scratch);
   const int64_t n = pieces<E>(p), size = state_size<E>(p);
   find_block(p, m.rows, unit);
   const Scaling<E> scaling(p);

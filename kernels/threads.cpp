@@ -1,6 +1,8 @@
 #include "threads.h"
 
+#include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <system_error>
 #include <thread>
 #include <vector>
@@ -89,7 +91,10 @@ bool run(const Job& job, int threads, bool (*poll)()) {
     for (;;) {
       const int64_t task = next.fetch_add(1, std::memory_order_relaxed);
       if (task >= job.tasks || stopped(end)) return;
-      if (!scratch) scratch = memory[working++].get();
+      if (!scratch) {
+        scratch = memory[working++].get();
+        std::memset(scratch, 0, static_cast<size_t>(std::min<int64_t>(job.scratch_bytes, 64)));
+      }
       job.run(job.pass, task, scratch, end);
     }
   };

@@ -154,6 +154,14 @@ static inline void exp2_fractions(F (&f)[n]) {
 #endif
 }
 
+#ifdef REGARD_PAIRS
+// To 3e-6, for 0 <= f <= 1.
+template <int n>
+static inline void exp2_fractions_roughly(F (&f)[n]) {
+  polynomials({0x1.b7f756p-7f, 0x1.abf85ap-5f, 0x1.ee2452p-3f, 0x1.62d6c6p-1f, 1.0f}, f);
+}
+#endif
+
 // Likewise for |f| <= 1/2, to 4e-18: Taylor's, ln(2)^k / k!.
 template <int n>
 static inline void exp2_fractions(G (&f)[n]) {
@@ -168,14 +176,20 @@ static inline void exp2_fractions(G (&f)[n]) {
   polynomials(terms.of, f);
 }
 
-// x becomes 2^x; exactly 0 for -inf; NaN stays NaN.
+// x becomes 2^x; exactly 0 for -inf; NaN stays NaN. `roughly` is for what is rounded to bfloat16,
+// which is a thousand times as coarse.
 #if REGARD_LANES == 16
-template <int n>
+template <bool roughly = false, int n>
 static inline void exp2_each(F (&x)[n]) {
   F over[n];  // the whole number below; 0 for -inf, which is left to the scaling
   for (int i = 0; i < n; ++i)
     over[i] = (F)_mm512_reduce_ps((__m512)x[i], _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
-  exp2_fractions(over);
+#ifdef REGARD_PAIRS
+  if constexpr (roughly)
+    exp2_fractions_roughly(over);
+  else
+#endif
+    exp2_fractions(over);
   for (int i = 0; i < n; ++i) x[i] = (F)_mm512_scalef_ps((__m512)over[i], (__m512)x[i]);
 }
 template <int n>

@@ -344,6 +344,21 @@ def test_what_many_queries_do_not_see_may_be_nan(dtype):
     assert out[0, :, 500:].isnan().all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("window", [None, (50, 0)])
+def test_many_queries_see_an_odd_number_of_keys(dtype, window):
+    """Pairs of keys are multiplied together; of a last pair only the first is seen."""
+    q, k, v = (torch.randn(2, 2, 400, 16).to(dtype) for _ in range(3))
+    v[0, :, 333:], v[1, :, 399:] = torch.nan, torch.inf
+    rules = {"causal": True, "window": window, "query_start": 0} if window else {}
+    found = regard.attention(q, k, v, key_lengths=[333, 399], backend="kernel", **rules)
+    for b, n in enumerate((333, 399)):
+        rows = slice(0, n if window else None)
+        seen = (x[b, :, :n] for x in (k, v))
+        right = regard.attention(q[b, :, rows], *seen, backend="kernel", **rules)
+        torch.testing.assert_close(found[b, :, rows], right, rtol=0, atol=2e-3)
+
+
 def test_documents_that_lie_apart_are_told_by_their_ids():
     """Ids in one piece are intervals of keys; these are not."""
     ids = torch.arange(300) % 3
