@@ -297,6 +297,39 @@ static void add_columns(const ReduceMemory<E>& m, int keys, typename E::Real* re
   }
 }
 
+// Adds up what rows ask for, and leaves the scores as they are. Every row sees every key.
+template <class E, bool far>
+static void add_rows(const Scaling<E>& scaling, ReduceMemory<E>& m, int64_t j0, int keys) {
+  typedef typename E::Real Real;
+  constexpr int n = E::lanes;
+  for (int v = 0; v < m.rows.vectors; ++v) {
+    const Vec<Real> base = m.at(m.base, v);
+    Vec<Real> off = m.at(m.place, v) - Real(j0);  // from the key to the query
+    Vec<Real> sum = {}, entropy = {}, distance = {};
+    const auto add = [&]<int together>(int j, std::integral_constant<int, together>) {
+      Vec<Real> x[together], w[together];
+      Vec<Real> some[3] = {};  // of a few keys first: fewer roundings of the long sums
+      for (int i = 0; i < together; ++i) w[i] = x[i] = scaling.exponent(m.score(j + i, v), base);
+      exp2_each(w);
+      for (int i = 0; i < together; ++i) {
+        some[0] += w[i];
+        some[1] += w[i] * larger(Vec<Real>{} - 1e4f, x[i]);
+        if (far) some[2] += w[i] * magnitude(off), off -= 1;
+      }
+      sum += some[0], entropy += some[1], distance += some[2];
+    };
+    int j = 0;
+    for (; j + 8 <= keys; j += 8) add(j, std::integral_constant<int, 8>());
+    for (; j < keys; ++j) add(j, std::integral_constant<int, 1>());
+    for (int i = v * n; i < (v + 1) * n; ++i) {
+      if (m.inverse[i] == 0) continue;
+      m.sum[i] += double(sum[i % n]) * double(m.inverse[i]);
+      m.entropy[i] += double(entropy[i % n]) * double(m.inverse[i]);
+      m.distance[i] += double(distance[i % n]) * double(m.inverse[i]);
+    }
+  }
+}
+
 // Makes weights of the scores, and adds up what rows and columns ask for on the way.
 template <class E, bool rows, bool columns>
 static void weigh_block(const Reduce& r, const Scaling<E>& scaling, ReduceMemory<E>& m,
@@ -415,6 +448,53 @@ static void pool_block(const Reduce& r, const Scaling<E>& scaling, ReduceMemory<
       }
     }
   }
+}
+
+// Puts a block of scores into the bins of a picture of their weights' mass, and leaves them as they
+// are. Every row sees every key, and bins have as many keys each. Returns false where they do not
+// end with the block.
+template <class E>
+static bool pool_mass(const Reduce& r, const Scaling<E>& scaling, ReduceMemory<E>& m, int64_t j0,
+                      int keys) {
+  typedef typename E::Real Real;
+  constexpr int n = E::lanes;
+  const int64_t columns = r.column1 - r.column0;
+  const int width = int(columns / r.bins[1]);  // of a bin
+  if (columns % r.bins[1] || (j0 - r.column0) % width || keys % width || width % 4) return false;
+  const int64_t first_bin = (j0 - r.column0) / width;
+  const int bins = keys / width;
+  for (int from = 0; from < bins; from += n) {
+    const int some = bins - from < n ? bins - from : n;
+    for (int v = 0; v < m.rows.vectors; ++v) {
+      const Vec<Real> base = m.at(m.base, v), inverse = m.at(m.inverse, v);
+      Vec<Real> t[n];
+      for (int i = 0; i < n; ++i) {
+        Vec<Real> sum = {};
+        for (int j = (from + i) * width; i < some && j < (from + i + 1) * width; j += 4) {
+          Vec<Real> w[4];
+          for (int x = 0; x < 4; ++x) w[x] = scaling.exponent(m.score(j + x, v), base);
+          exp2_each(w);
+          sum += (w[0] + w[1]) + (w[2] + w[3]);
+        }
+        t[i] = inverse != 0 ? sum * inverse : Vec<Real>{};  // also in unused lanes
+      }
+      transpose(t);
+      for (int i = 0; i < n && v * n + i < m.rows.count; ++i) {
+        Real* to = m.bin_row[1][v * n + i] + first_bin + from;
+        Vec<Real> x = t[i];
+        // Rows of one bin are put together before they are written.
+        for (; i + 1 < n && v * n + i + 1 < m.rows.count &&
+               m.row_bin[v * n + i + 1] == m.row_bin[v * n + i];
+             ++i)
+          x += t[i + 1];
+        if (some == n)
+          store<Real>(to, load<Real>(to) + x);
+        else
+          for (int c = 0; c < some; ++c) to[c] += x[c];
+      }
+    }
+  }
+  return true;
 }
 
 template <class E>
@@ -547,8 +627,12 @@ static void run_reduce(const void* pass, int64_t task, char* memory, const Stop&
       if (r.n) find_pairs(r, scaling, m, reach, j0);
       if (r.pooled_max) pool_block<E, false>(r, scaling, m, reach, j0, keys);
       if (!weigh) continue;
+      const bool whole = reach.plain && !m.undefined && !columns && !r.weights;
+      if (whole && !rows && pool_mass(r, scaling, m, j0, keys)) continue;
       if (rows && columns)
         weigh_block<E, true, true>(r, scaling, m, reach, j0, keys, &chunk);
+      else if (rows && whole && !r.pooled_mass)
+        (r.distance ? add_rows<E, true> : add_rows<E, false>)(scaling, m, j0, keys);
       else if (rows)
         weigh_block<E, true, false>(r, scaling, m, reach, j0, keys, &chunk);
       else if (columns)

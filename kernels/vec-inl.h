@@ -2,6 +2,9 @@
 // REGARD_LANES says how many floats wide. Written with the compiler's vector types, which turn into
 // the instructions of whatever the file is compiled for.
 
+// What must be part of the loop around it: a call would put its vectors in memory.
+#define REGARD_INLINE __attribute__((always_inline)) inline
+
 template <class R>
 struct Simd;
 template <>
@@ -132,7 +135,7 @@ static inline R max_lanes(Vec<R> x) {
 // p[0] f^n + p[1] f^(n - 1) + ... + p[n], of several vectors step by step: alone each would wait
 // for its own last product.
 template <class V, int n, size_t terms>
-static inline void polynomials(const decltype(V{}[0] + 0) (&p)[terms], V (&f)[n]) {
+REGARD_INLINE static void polynomials(const decltype(V{}[0] + 0) (&p)[terms], V (&f)[n]) {
   V sum[n];
   for (V& x : sum) x = V{} + p[0];
   for (size_t k = 1; k < terms; ++k)
@@ -142,7 +145,7 @@ static inline void polynomials(const decltype(V{}[0] + 0) (&p)[terms], V (&f)[n]
 
 // 2^f to 2e-9 and a few roundings, exactly 1 for 0.
 template <int n>
-static inline void exp2_fractions(F (&f)[n]) {
+REGARD_INLINE static void exp2_fractions(F (&f)[n]) {
 #if REGARD_LANES == 16  // 0 <= f <= 1
   polynomials({0x1.c54174p-13f, 0x1.46d64cp-10f, 0x1.3d0b92p-7f, 0x1.c68912p-5f, 0x1.ebfd58p-3f,
                0x1.62e42cp-1f, 1.0f},
@@ -157,14 +160,14 @@ static inline void exp2_fractions(F (&f)[n]) {
 #ifdef REGARD_PAIRS
 // To 3e-6, for 0 <= f <= 1.
 template <int n>
-static inline void exp2_fractions_roughly(F (&f)[n]) {
+REGARD_INLINE static void exp2_fractions_roughly(F (&f)[n]) {
   polynomials({0x1.b7f756p-7f, 0x1.abf85ap-5f, 0x1.ee2452p-3f, 0x1.62d6c6p-1f, 1.0f}, f);
 }
 #endif
 
 // Likewise for |f| <= 1/2, to 4e-18: Taylor's, ln(2)^k / k!.
 template <int n>
-static inline void exp2_fractions(G (&f)[n]) {
+REGARD_INLINE static void exp2_fractions(G (&f)[n]) {
   constexpr double ln2 = 0.693147180559945309417;
   static constexpr struct Terms {
     double of[14];
@@ -180,7 +183,7 @@ static inline void exp2_fractions(G (&f)[n]) {
 // which is a thousand times as coarse.
 #if REGARD_LANES == 16
 template <bool roughly = false, int n>
-static inline void exp2_each(F (&x)[n]) {
+REGARD_INLINE static void exp2_each(F (&x)[n]) {
   F over[n];  // the whole number below; 0 for -inf, which is left to the scaling
   for (int i = 0; i < n; ++i)
     over[i] = (F)_mm512_reduce_ps((__m512)x[i], _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
@@ -193,7 +196,7 @@ static inline void exp2_each(F (&x)[n]) {
   for (int i = 0; i < n; ++i) x[i] = (F)_mm512_scalef_ps((__m512)over[i], (__m512)x[i]);
 }
 template <int n>
-static inline void exp2_each(G (&x)[n]) {
+REGARD_INLINE static void exp2_each(G (&x)[n]) {
   G whole[n];
   for (int i = 0; i < n; ++i) {
     x[i] = larger(broadcast(-1100.0), x[i]);
@@ -205,7 +208,7 @@ static inline void exp2_each(G (&x)[n]) {
 }
 #else
 template <int n>
-static inline void exp2_each(F (&x)[n]) {
+REGARD_INLINE static void exp2_each(F (&x)[n]) {
   const F magic = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
   F shifted[n], over[n];
   for (int i = 0; i < n; ++i) shifted[i] = x[i] + magic;
@@ -217,7 +220,7 @@ static inline void exp2_each(F (&x)[n]) {
   }
 }
 template <int n>
-static inline void exp2_each(G (&x)[n]) {
+REGARD_INLINE static void exp2_each(G (&x)[n]) {
   const G magic = broadcast(6755399441055744.0);  // 1.5 * 2^52
   G shifted[n], over[n];
   for (int i = 0; i < n; ++i) shifted[i] = x[i] + magic;
