@@ -313,9 +313,22 @@ def times(ratio, spread):
     return f"{ratio:.2f}x ±{spread:.2f}"
 
 
-def share(rate, peak):
-    """Of the peak, in per cent; '-' where no peak was measured."""
-    return f"{rate / peak:.0%}" if peak else "-"
+PEAK = "peak"  # the name of ``roofline.contestant`` among what takes turns
+
+
+def with_peak(runs, peak):
+    """The runs, and the multiply-adds of ``roofline.contestant`` where there are any."""
+    return runs | ({PEAK: peak[0]} if peak else {})
+
+
+def share_of_peak(measured, name, flops, peak):
+    """What name reached of the multiply-adds' rate in the same rounds; None without these."""
+    return flops / peak[1] * measured.ratio(PEAK, to=name)[0] if peak else None
+
+
+def per_cent(share):
+    """``85%``; '-' where there is no figure."""
+    return "-" if share is None else f"{share:.0%}"
 
 
 def shape_name(shape):

@@ -48,7 +48,8 @@ def measure(report, options, peaks, dtype, length):
         f"{dtype}, {length} keys",
         *(common.ms(measured.median(name), error[name]) for name in runs),
         common.times(figures["ratio"], figures["spread"]),
-        f"{rate / 1e9:.1f}", common.share(rate, peaks.get("read")), backend, **figures,
+        f"{rate / 1e9:.1f}", common.per_cent(rate / peaks["read"] if peaks else None), backend,
+        **figures,
         dtype=dtype, length=length, best=best, forms=measured.medians(), bytes_per_second=rate,
         backend=backend,
     )  # fmt: skip
@@ -57,7 +58,7 @@ def measure(report, options, peaks, dtype, length):
 def main():
     """One table."""
     options = common.read_options(__doc__, dtypes=["float32", "bfloat16"])
-    peaks = roofline.peaks(options, bandwidth=True)
+    peaks = roofline.peaks(options)
     report = common.Report("decode", options, peaks)
     report.table(
         f"One query, Hq = {QUERY_HEADS}, Hkv = {KEY_HEADS}, D = {HEAD_SIZE}",

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <ctime>
 #include <thread>
 #include <utility>
@@ -34,6 +35,14 @@ void print(const char* name, double rate) {
   before = ", ";
 }
 
+template <class Work>
+void on_all(int threads, Work work) {
+  std::vector<std::thread> others;
+  for (int i = 1; i < threads; ++i) others.emplace_back(work, i);
+  work(0);
+  for (std::thread& other : others) other.join();
+}
+
 // Returns the shortest time in which every thread has done work(thread), over rounds that take
 // about `seconds` together, and five at least.
 template <class Work>
@@ -41,10 +50,7 @@ double fastest(int threads, double seconds, Work work) {
   double best = 1e30, total = 0;
   for (int round = 0; round < 5 || total < seconds; ++round) {
     const double start = now(threads);
-    std::vector<std::thread> others;
-    for (int i = 1; i < threads; ++i) others.emplace_back(work, i);
-    work(0);
-    for (std::thread& other : others) other.join();
+    on_all(threads, work);
     const double elapsed = now(threads) - start;
     total += elapsed;
     if (elapsed < best) best = elapsed;
@@ -72,14 +78,19 @@ void multiply_add(std::index_sequence<I...>) {
   for (int64_t i = 0; i < kSteps; ++i) ((x[I] = x[I] * factor + term, keep(x[I])), ...);
 }
 
+// A round of one thread, and how many operations it is.
+struct Round {
+  const char* name;
+  void (*work)(int thread);
+  double operations;
+};
+
 template <class T, int kBytes>
-void print_fma(const char* name, int threads, double seconds) {
+constexpr Round fma(const char* name) {
   typedef T V __attribute__((vector_size(kBytes)));
   constexpr int kChains = 12, kLanes = kBytes / static_cast<int>(sizeof(T));
-  const double best = fastest(threads, seconds, [](int) {
-    multiply_add<V>(std::make_index_sequence<kChains>());
-  });
-  print(name, 2.0 * kChains * kLanes * kSteps * threads / best);
+  return {name, [](int) { multiply_add<V>(std::make_index_sequence<kChains>()); },
+          2.0 * kChains * kLanes * kSteps};
 }
 
 #if defined(__AVX512BF16__)
@@ -91,13 +102,22 @@ void dot(std::index_sequence<I...>) {
   for (int64_t i = 0; i < kSteps; ++i) ((x[I] = _mm512_dpbf16_ps(x[I], a, b), keep(x[I])), ...);
 }
 
-void print_dot(int threads, double seconds) {
-  constexpr int kChains = 24;
-  const double best =
-      fastest(threads, seconds, [](int) { dot(std::make_index_sequence<kChains>()); });
-  print("bfloat16 dot 512", 2.0 * kChains * 32 * kSteps * threads / best);
-}
+constexpr int kDots = 24;
 #endif
+
+constexpr Round kRounds[] = {
+#if defined(__AVX512F__)
+    fma<float, 64>("float32 fma 512"), fma<double, 64>("float64 fma 512"),
+#endif
+#if defined(__AVX2__)
+    fma<float, 32>("float32 fma 256"), fma<double, 32>("float64 fma 256"),
+#endif
+    fma<float, 16>("float32 fma 128"), fma<double, 16>("float64 fma 128"),
+#if defined(__AVX512BF16__)
+    {"bfloat16 dot 512", [](int) { dot(std::make_index_sequence<kDots>()); },
+     2.0 * kDots * 32 * kSteps},
+#endif
+};
 
 // Sums n vectors, eight sums at a time, fetching ahead of where it reads.
 typedef int64_t Line __attribute__((vector_size(64)));
@@ -132,6 +152,17 @@ void print_bandwidth(int threads, double seconds, int64_t mib) {
 
 }  // namespace
 
+// For who loads this as a library: one round of what is named, a few milliseconds. Returns how many
+// operations that was, of all threads; 0 where there is no such thing.
+extern "C" double one_round(const char* name, int threads) {
+  for (const Round& round : kRounds)
+    if (std::strcmp(round.name, name) == 0) {
+      on_all(threads, round.work);
+      return round.operations * threads;
+    }
+  return 0;
+}
+
 int main(int argc, char** argv) {
   const int threads = argc > 1 ? std::atoi(argv[1]) : 1;
   const double seconds = argc > 2 ? std::atof(argv[2]) : 0.1;
@@ -139,19 +170,8 @@ int main(int argc, char** argv) {
   if (argc > 3) {
     print_bandwidth(threads, seconds, std::atoll(argv[3]));
   } else {
-#if defined(__AVX512F__)
-    print_fma<float, 64>("float32 fma 512", threads, seconds);
-    print_fma<double, 64>("float64 fma 512", threads, seconds);
-#endif
-#if defined(__AVX2__)
-    print_fma<float, 32>("float32 fma 256", threads, seconds);
-    print_fma<double, 32>("float64 fma 256", threads, seconds);
-#endif
-    print_fma<float, 16>("float32 fma 128", threads, seconds);
-    print_fma<double, 16>("float64 fma 128", threads, seconds);
-#if defined(__AVX512BF16__)
-    print_dot(threads, seconds);
-#endif
+    for (const Round& round : kRounds)
+      print(round.name, round.operations * threads / fastest(threads, seconds, round.work));
   }
   std::printf("}\n");
 }
