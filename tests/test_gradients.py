@@ -328,3 +328,19 @@ def test_a_first_gradient_alone_is_that_of_torchs_fused_operator():
         found.append(torch.autograd.grad(attend(*tensors).square().sum(), tensors))
     for ours, theirs in zip(*found):
         assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [1e5, 1e30])
+def test_of_large_products_the_gradient_is_still_a_number(size, dtype):
+    """torch's fused operator makes weights of their log-sum-exp, which is rounded: even inf."""
+    torch.manual_seed(0)
+    tensors = [torch.randn(3, 4, n, 3, dtype=dtype) for n in (47, 16, 16)]
+    tensors[1][1, 0, 11, 2] = -size
+    found = {}
+    for backend in ("torch", "kernel"):
+        leaves = [x.clone().requires_grad_() for x in tensors]
+        out = regard.attention(*leaves, backend=backend)
+        found[backend] = torch.autograd.grad(out.square().sum(), leaves)
+    for ours, theirs in zip(*found.values()):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)

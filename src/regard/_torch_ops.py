@@ -74,21 +74,27 @@ def _may_fuse(call: Call) -> bool:
     return not given or (len(given) == 1 and (given[0].ndim == 1 or given[0].shape[-1] == Lk))
 
 
-def _fuses_exactly(call: Call) -> Tensor:
-    """``(B,)``: where nothing that a mask hides can reach the fused operator's output.
+def _fuses_exactly(call: Call, *, differentiates: bool = False) -> Tensor:
+    """``(B,)``: where the fused operator, and its gradient where wanted, are what we would compute.
 
     It adds −inf to hidden scores, and NaN or an overflow would come through: so key and value must
-    be finite, and no product of any query and key may overflow. One read of each.
+    be finite, and no product of any query and key may overflow. Its gradient computes the weights
+    again from the log-sum-exp: where a rounding of the largest product is no longer small, they may
+    come out as anything, even as inf. One read of each.
     """
-    causal = call.causal and call.query.shape[2] > 1
-    if not causal and call.mask is None and call.key_lengths is None:
+    hides = call.mask is not None or call.key_lengths is not None
+    hides |= call.causal and call.query.shape[2] > 1
+    if not (hides or differentiates):
         return call.query.new_ones(len(call.query), dtype=torch.bool)
     q, k, v = (
         torch.linalg.vector_norm(x.detach(), torch.inf, dim=(1, 2, 3)).double()
         for x in (call.query, call.key, call.value)
     )
     bound = q * k * (abs(call.scale) * call.query.shape[3])
-    return (bound < torch.finfo(torch.float32).max / 4) & v.isfinite()
+    largest = torch.finfo(torch.float32).max / 4
+    if differentiates:
+        largest = min(largest, 0.01 / torch.finfo(_torch.accumulating(call.query.dtype)).eps)
+    return (bound < largest) & v.isfinite()
 
 
 def _fused(call: Call) -> Tensor | None:
@@ -144,7 +150,11 @@ def attention(call: Call) -> Tensor:
     refuse_forward_mode(*inputs)
     if _is_eager(call) and _may_fuse(call):
         check_contents(call)
-        if _fuses_exactly(call).all() and (out := _fused(call)) is not None:
+        differentiates = torch.is_grad_enabled() and any(
+            x is not None and x.requires_grad for x in inputs
+        )
+        exactly = _fuses_exactly(call, differentiates=differentiates).all()
+        if exactly and (out := _fused(call)) is not None:
             return _Fused.apply(out, *pack(call)) if out.requires_grad else out
     return _attend(*pack(call))
 
