@@ -121,8 +121,8 @@ static void rescale(const Problem& p, const Scaling<E>& scaling, const State<E>&
 
 #ifdef REGARD_PAIRS
 // Turns the scores of V vectors into weights relative to the largest score, as pairs of
-// neighbouring keys. `roughly` is a thousandth of their rounding; it shows in their sum before
-// that.
+// neighbouring keys. `roughly` adds a thousandth of the error of that rounding; it shows only in
+// the sum of the weights before they are rounded.
 template <class E, int V, bool roughly>
 static void softmax_pairs(const Scaling<E>& scaling, const State<E>& state, const float* scores,
                           int32_t* pairs, int v, int low, int high) {
@@ -153,7 +153,7 @@ static void softmax_pairs(const Scaling<E>& scaling, const State<E>& state, cons
 #endif
 
 // Turns the scores of V vectors into weights relative to the largest score, where they stand or as
-// pairs. Where the sum is `exact` it is one of weights to all digits.
+// pairs. `exact` says that the sum of the unrounded weights is asked for.
 template <class E, int V>
 static void softmax(const Scaling<E>& scaling, const State<E>& state, typename E::Real* scores,
                     [[maybe_unused]] typename E::Word* pairs, [[maybe_unused]] bool exact, int v,

@@ -297,7 +297,8 @@ static void add_columns(const ReduceMemory<E>& m, int keys, typename E::Real* re
   }
 }
 
-// Adds up what rows ask for, and leaves the scores as they are. Every row sees every key.
+// Adds up what rows ask for, and leaves the scores as they are. Every row sees every key, before
+// mask and ids.
 template <class E, bool far>
 static void add_rows(const Scaling<E>& scaling, ReduceMemory<E>& m, int64_t j0, int keys) {
   typedef typename E::Real Real;
@@ -391,6 +392,28 @@ static void weigh_block(const Reduce& r, const Scaling<E>& scaling, ReduceMemory
   }
 }
 
+// Puts t[column][row] of a vector of rows into their bins, `width` of them from `bin` on.
+template <class E, bool mass>
+REGARD_INLINE static void add_to_bins(const ReduceMemory<E>& m, Vec<typename E::Real>* t, int v,
+                                      int64_t bin, int width) {
+  typedef typename E::Real Real;
+  constexpr int n = E::lanes;
+  const auto both = [](Vec<Real> x, Vec<Real> y) { return mass ? x + y : larger(y, x); };
+  const int first = v * n, count = m.rows.count - first < n ? m.rows.count - first : n;
+  transpose(*(Vec<Real>(*)[n])t);
+  for (int i = 0; i < count; ++i) {
+    Real* to = m.bin_row[mass][first + i] + bin;
+    Vec<Real> x = mass ? t[i] : larger(t[i], Vec<Real>{} + dark<Real>(mass));
+    // Rows of one bin are put together before they are written.
+    for (; i + 1 < count && m.row_bin[first + i + 1] == m.row_bin[first + i]; ++i)
+      x = both(x, t[i + 1]);
+    if (width == n)
+      store<Real>(to, both(load<Real>(to), x));
+    else
+      for (int c = 0; c < width; ++c) to[c] = mass ? to[c] + x[c] : x[c] > to[c] ? x[c] : to[c];
+  }
+}
+
 // Puts a block of scores, or of weights for their mass, into the bins of a picture.
 template <class E, bool mass>
 static void pool_block(const Reduce& r, const Scaling<E>& scaling, ReduceMemory<E>& m,
@@ -398,7 +421,6 @@ static void pool_block(const Reduce& r, const Scaling<E>& scaling, ReduceMemory<
   typedef typename E::Real Real;
   constexpr int n = E::lanes;
   const int64_t columns = r.column1 - r.column0, C = r.bins[1];
-  const int64_t* const row_bin = m.row_bin;
   int64_t low = j0 > r.column0 ? j0 : r.column0,
           high = j0 + keys < r.column1 ? j0 + keys : r.column1;
   if (low >= high) return;
@@ -430,29 +452,14 @@ static void pool_block(const Reduce& r, const Scaling<E>& scaling, ReduceMemory<
       }
       if (!mass)
         for (int i = 0; i < n; ++i) t[i] = scaling.exponent(t[i], base) - log_total;
-      transpose(t);
-      for (int i = 0; i < n && v * n + i < m.rows.count; ++i) {
-        Real* to = m.bin_row[mass][v * n + i] + bin;
-        Vec<Real> x = mass ? t[i] : larger(t[i], nothing);
-        // Rows of one bin are put together before they are written.
-        for (; i + 1 < n && v * n + i + 1 < m.rows.count &&
-               row_bin[v * n + i + 1] == row_bin[v * n + i];
-             ++i)
-          x = mass ? x + t[i + 1] : larger(t[i + 1], x);
-        if (width == n) {
-          const Vec<Real> old = load<Real>(to);
-          store<Real>(to, mass ? old + x : larger(x, old));
-        } else {
-          for (int c = 0; c < width; ++c) to[c] = mass ? to[c] + x[c] : x[c] > to[c] ? x[c] : to[c];
-        }
-      }
+      add_to_bins<E, mass>(m, t, v, bin, width);
     }
   }
 }
 
 // Puts a block of scores into the bins of a picture of their weights' mass, and leaves them as they
-// are. Every row sees every key, and bins have as many keys each. Returns false where they do not
-// end with the block.
+// are. Every row sees every key, before mask and ids, and bins have as many keys each. Returns
+// false where they do not end with the block.
 template <class E>
 static bool pool_mass(const Reduce& r, const Scaling<E>& scaling, ReduceMemory<E>& m, int64_t j0,
                       int keys) {
@@ -478,20 +485,7 @@ static bool pool_mass(const Reduce& r, const Scaling<E>& scaling, ReduceMemory<E
         }
         t[i] = inverse != 0 ? sum * inverse : Vec<Real>{};  // also in unused lanes
       }
-      transpose(t);
-      for (int i = 0; i < n && v * n + i < m.rows.count; ++i) {
-        Real* to = m.bin_row[1][v * n + i] + first_bin + from;
-        Vec<Real> x = t[i];
-        // Rows of one bin are put together before they are written.
-        for (; i + 1 < n && v * n + i + 1 < m.rows.count &&
-               m.row_bin[v * n + i + 1] == m.row_bin[v * n + i];
-             ++i)
-          x += t[i + 1];
-        if (some == n)
-          store<Real>(to, load<Real>(to) + x);
-        else
-          for (int c = 0; c < some; ++c) to[c] += x[c];
-      }
+      add_to_bins<E, true>(m, t, v, first_bin + from, some);
     }
   }
   return true;

@@ -345,9 +345,10 @@ def test_what_many_queries_do_not_see_may_be_nan(dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("window", [None, (50, 0)])
+@pytest.mark.parametrize("window", [None, (50, 0), (51, 0)])
 def test_many_queries_see_an_odd_number_of_keys(dtype, window):
-    """Pairs of keys are multiplied together; of a last pair only the first is seen."""
+    """Pairs of keys are multiplied together; of the last only the first is seen, and with a window
+    that reaches 51 keys back of the first only the second."""
     q, k, v = (torch.randn(2, 2, 400, 16).to(dtype) for _ in range(3))
     v[0, :, 333:], v[1, :, 399:] = torch.nan, torch.inf
     rules = {"causal": True, "window": window, "query_start": 0} if window else {}
