@@ -10,15 +10,60 @@
 
 namespace regard {
 
+#if defined(__x86_64__) || defined(__i386__)
+// What CPUID says; zeros for a leaf that the processor lacks.
+struct Cpuid {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+
+  explicit Cpuid(unsigned leaf, unsigned subleaf = 0) {
+    if (static_cast<unsigned>(__get_cpuid_max(leaf & 0x80000000u, nullptr)) >= leaf)
+      __cpuid_count(leaf, subleaf, eax, ebx, ecx, edx);
+  }
+};
+inline bool all(unsigned bits, unsigned word) { return (word & bits) == bits; }
+
+// Whether the operating system keeps these registers of a thread: bits of XCR0.
+inline bool kept(unsigned registers) {
+  if (!all(bit_OSXSAVE, Cpuid(1).ecx)) return false;
+  unsigned low, high;
+  asm volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  return all(registers, low);
+}
+
+// Not by __builtin_cpu_supports: compilers differ in the names that it knows ("f16c" is one), and
+// it reads a table of a library that may be older than the compiler.
+inline bool runs_avx2() {
+  return kept(0x6) && all(bit_AVX | bit_FMA | bit_F16C, Cpuid(1).ecx) &&
+         all(bit_AVX2, Cpuid(7).ebx);
+}
+inline bool runs_avx512() {
+  return kept(0xe6) && runs_avx2() &&
+         all(bit_AVX512F | bit_AVX512BW | bit_AVX512VL | bit_AVX512DQ, Cpuid(7).ebx);
+}
+inline bool runs_avx512_bf16() {
+  return runs_avx512() && Cpuid(7).eax >= 1 && all(bit_AVX512BF16, Cpuid(7, 1).eax);
+}
+#endif
+inline bool runs_portable() { return true; }
+
+// "GenuineIntel"; empty where there is no CPUID.
+inline std::string cpu_vendor() {
+#if defined(__x86_64__) || defined(__i386__)
+  const Cpuid first(0);
+  const unsigned words[] = {first.ebx, first.edx, first.ecx};
+  return std::string(reinterpret_cast<const char*>(words), sizeof(words));
+#else
+  return "";
+#endif
+}
+
 // Returns the brand string of CPUID leaves 0x80000002..4 without its padding.
 inline std::string cpu_name() {
 #if defined(__x86_64__) || defined(__i386__)
-  unsigned words[12] = {};
-  if (__get_cpuid_max(0x80000000u, nullptr) >= 0x80000004u) {
-    for (unsigned leaf = 0; leaf < 3; ++leaf) {
-      unsigned* w = words + 4 * leaf;
-      __get_cpuid(0x80000002u + leaf, w, w + 1, w + 2, w + 3);
-    }
+  unsigned words[12];
+  for (unsigned part = 0; part < 3; ++part) {
+    const Cpuid four(0x80000002u + part);
+    std::memcpy(words + 4 * part, &four, sizeof four);
   }
   const char* text = reinterpret_cast<const char*>(words);
   std::string name(text, strnlen(text, sizeof(words)));

@@ -11,8 +11,14 @@ namespace regard {
 // The targets that this processor runs, best first.
 std::vector<const Target*> targets_here();
 
+// The names of those that the compiler could not build.
+std::vector<std::string> targets_left_out();
+
+// The targets of this build in the order in which processors of a vendor would try them.
+std::vector<std::string> preference(const std::string& vendor);
+
 // The target in use: the best, or what REGARD_TARGET names. Throws std::runtime_error where that is
-// unknown or cannot run here.
+// unknown, not in this build, or cannot run here.
 const Target& target();
 
 }  // namespace regard

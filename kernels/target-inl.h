@@ -6,6 +6,7 @@ constexpr int kVectors = REGARD_LANES == 16 ? 4 : 3;
 #include "vec-inl.h"
 #include "multiply-inl.h"
 #include "rows-inl.h"
+#include "scores-inl.h"
 #include "weights-inl.h"
 #include "forward-inl.h"
 #include "decode-inl.h"
@@ -13,7 +14,7 @@ constexpr int kVectors = REGARD_LANES == 16 ? 4 : 3;
 #include "chunks-inl.h"
 #include "reduce-inl.h"
 
-static constexpr Target target(const char* name, bool (*runs_here)()) {
-  return {name,    runs_here,   forward,  merge,         partial_bytes, reduce,
+static constexpr Target target(const char* name) {
+  return {name,    forward,     merge,    partial_bytes, reduce,
           collect, chunk_bytes, backward, bias_gradient, row_blocks};
 }

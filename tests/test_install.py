@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -19,6 +20,10 @@ PACKAGE = ROOT / "src" / "regard"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 BUILD_TOOLS = ("cmake", "ninja", "make", "gmake")
 HAS_COMPILER = any(map(shutil.which, ("c++", "g++", "clang++", os.environ.get("CXX") or "c++")))
+needs_compiler = pytest.mark.skipif(not HAS_COMPILER, reason="this machine has no C++ compiler")
+needs_x86 = pytest.mark.skipif(
+    platform.machine() not in ("x86_64", "AMD64"), reason="only portable is built here"
+)
 
 
 def run(command, **environment):
@@ -75,14 +80,14 @@ def with_compiler(without_compiler, build, tmp_path_factory):
     return build_wheel(build, tmp_path_factory.mktemp("with"))
 
 
-def import_from(wheel, folder, code):
+def import_from(wheel, folder, code, **environment):
     """Run code on the wheel's regard alone: the installed one is out of sight."""
     zipfile.ZipFile(wheel).extractall(folder)
     paths = [folder, *(p for p in sys.path if p.endswith("site-packages"))]
     prologue = f"import sys; sys.meta_path = [f for f in sys.meta_path if 'editable' not in \
 str(type(f)).lower()]; sys.path[:0] = {list(map(str, paths))!r}; import regard; \
 assert regard.__file__.startswith({str(folder)!r}), regard.__file__; "
-    return run([sys.executable, "-W", "error", "-c", prologue + code])
+    return run([sys.executable, "-W", "error", "-c", prologue + code], **environment)
 
 
 def test_an_install_without_a_compiler_succeeds_and_says_so(without_compiler):
@@ -102,8 +107,8 @@ def test_regard_computes_without_its_compiled_module(without_compiler, tmp_path)
 def test_a_compiler_that_came_later_is_found_and_gives_the_compiled_module(with_compiler, tmp_path):
     wheel, said = with_compiler
     assert "no C++ compiler" not in said
-    code = "from regard import _kernels; print(_kernels.cpu_name())"
-    assert import_from(wheel, tmp_path, code)
+    code = "from regard import _kernels; print(_kernels.targets_left_out())"
+    assert import_from(wheel, tmp_path, code) == "[]"
 
 
 def test_the_installed_compiled_module_knows_the_processor():
@@ -116,6 +121,76 @@ def test_the_installed_compiled_module_knows_the_processor():
         assert name == model[1].strip()
 
 
+INSTRUCTIONS = {
+    "avx512_bf16": "avx2 fma f16c avx512f avx512bw avx512vl avx512dq avx512_bf16",
+    "avx512": "avx2 fma f16c avx512f avx512bw avx512vl avx512dq",
+    "avx2": "avx2 fma f16c",
+    "portable": "",
+}
+
+
+@needs_x86
+def test_the_targets_are_those_that_the_processor_has_the_instructions_for():
+    kernels = pytest.importorskip("regard._kernels", reason="installed without a C++ compiler")
+    if not Path("/proc/cpuinfo").exists():
+        pytest.skip("this system has no /proc/cpuinfo")
+    has = set(re.search(r"flags\s*: (.*)", Path("/proc/cpuinfo").read_text())[1].split())
+    runs = {target for target, needs in INSTRUCTIONS.items() if has.issuperset(needs.split())}
+    found = {target for target in kernels.targets() if not target.endswith("_emulated")}
+    assert found == runs - set(kernels.targets_left_out())
+
+
+def compiler_that_fails(folder, *patterns):
+    """A compiler that builds without optimising and fails where a word matches a shell pattern."""
+    file = folder / "c++"
+    compiler = os.environ.get("CXX") or next(filter(shutil.which, ("c++", "g++", "clang++")))
+    file.write_text(
+        f"""#!/bin/sh
+for word in "$@"; do
+  case $word in {"|".join(patterns)}) echo "error: no $word here" >&2; exit 1 ;; esac
+done
+exec {compiler} "$@" -O0
+"""
+    )
+    file.chmod(0o755)
+    return str(file)
+
+
+@needs_compiler
+@needs_x86
+@pytest.mark.slow
+def test_targets_that_the_compiler_cannot_build_are_left_out_one_by_one(tmp_path):
+    cxx = compiler_that_fails(tmp_path, "-mavx512*", "-mavx512bf16")
+    wheel, said = build_wheel(tmp_path / "build", tmp_path / "wheels", CXX=cxx)
+    assert "cannot build the kernels for avx512, avx512_bf16." in said
+    assert "error: no -mavx512f here" in said
+    code = "from regard import _kernels as k; print(k.targets_left_out()); k.target()"
+    with pytest.raises(AssertionError) as refused:
+        import_from(wheel, tmp_path / "wheel", code, REGARD_TARGET="avx512")
+    assert "['avx512_bf16', 'avx512']" in str(refused.value)
+    refusal = "REGARD_TARGET=avx512: this build lacks it, its compiler could not make it; "
+    assert f"{refusal}avx2, portable are there." in str(refused.value)
+    code = "import numpy as np; x = np.eye(3, dtype='f'); print(regard.attention(x, x, x)[0, 0])"
+    assert import_from(wheel, tmp_path / "wheel", code, REGARD_TARGET="portable")
+
+
+@needs_compiler
+def test_a_compiler_that_cannot_build_the_kernels_gives_an_install_without_them(tmp_path):
+    cxx = compiler_that_fails(tmp_path, "*portable.cpp", "-mavx*")
+    wheel, said = build_wheel(tmp_path / "build", tmp_path / "wheels", CXX=cxx)
+    assert re.search(r"regard: \w+ [0-9.]+ cannot build the kernels\.", said)
+    assert "installed without its compiled module" in said
+    assert not [name for name in zipfile.ZipFile(wheel).namelist() if "_kernels" in name]
+
+
+@needs_compiler
+def test_kernels_that_fail_to_build_after_all_give_an_install_without_them(tmp_path):
+    cxx = compiler_that_fails(tmp_path, "*bind.cpp", "-mavx*")
+    wheel, said = build_wheel(tmp_path / "build", tmp_path / "wheels", CXX=cxx)
+    assert "the kernels could not be built; the errors are above" in said
+    assert not [name for name in zipfile.ZipFile(wheel).namelist() if "_kernels" in name]
+
+
 NO_CPP20 = """
 macro(enable_language language)
   _enable_language(${language})
@@ -124,7 +199,7 @@ endmacro()
 """
 
 
-@pytest.mark.skipif(not HAS_COMPILER, reason="this machine has no C++ compiler")
+@needs_compiler
 @pytest.mark.parametrize(
     ("setting", "missing"),
     [
@@ -231,7 +306,7 @@ def test_ci_runs_the_command_that_the_readme_gives():
     assert "set -euo pipefail" in script
 
 
-@pytest.mark.parametrize("script", ["check", ".ci/run"])
+@pytest.mark.parametrize("script", ["check", ".ci/run", "scripts/sanitize", "scripts/compilers"])
 def test_scripts_are_executable_bash(script):
     path = ROOT / script
     assert path.stat().st_mode & 0o111 == 0o111
@@ -239,9 +314,17 @@ def test_scripts_are_executable_bash(script):
     run(["bash", "-n", str(path)])
 
 
-def test_check_names_its_parts_when_one_is_unknown():
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ("check", "no part is called everything; there are format, lint, types, tests and fix"),
+        ("scripts/sanitize", "everything is unknown; there are address, undefined and thread"),
+        ("scripts/compilers", "everything is not here; here are "),
+    ],
+)
+def test_scripts_name_their_parts_when_one_is_unknown(script, message):
     result = subprocess.run(
-        ["bash", ROOT / "check", "everything"], capture_output=True, text=True, check=False
+        ["bash", ROOT / script, "everything"], capture_output=True, text=True, check=False
     )
     assert result.returncode == 2
-    assert "format, lint, types, tests and fix" in result.stderr
+    assert message in result.stderr

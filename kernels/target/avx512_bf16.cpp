@@ -7,14 +7,8 @@
 #define REGARD_PAIRS
 namespace regard::avx512_bf16 {
 #include "../target-inl.h"
-
-static bool runs_here() {
-  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-         __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("fma");
-}
 }  // namespace regard::avx512_bf16
 
 namespace regard {
-const Target avx512_bf16_target = avx512_bf16::target("avx512_bf16", avx512_bf16::runs_here);
+const Target avx512_bf16_target = avx512_bf16::target("avx512_bf16");
 }

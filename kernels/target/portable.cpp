@@ -4,10 +4,8 @@
 #define REGARD_LANES 4
 namespace regard::portable {
 #include "../target-inl.h"
-
-static bool runs_here() { return true; }
 }  // namespace regard::portable
 
 namespace regard {
-const Target portable_target = portable::target("portable", portable::runs_here);
+const Target portable_target = portable::target("portable");
 }

@@ -13,11 +13,13 @@ def version_text() -> str:
         kernels = importlib.import_module("regard._kernels")
         cpu = str(kernels.cpu_name())
         module = f"present, for {kernels.target()}"
+        if left_out := kernels.targets_left_out():
+            module += f"; its compiler could not make {', '.join(left_out)}"
     except ImportError:
         cpu = platform.processor() or platform.machine()
         module = (
-            "missing: no C++20 compiler was found when regard was installed. Everything works in"
-            " NumPy; install a compiler, then regard again, to have it."
+            "missing: no C++ compiler that builds it was found when regard was installed."
+            " Everything works in NumPy; install a newer compiler, then regard again, to have it."
         )
     return (
         f"regard {metadata.version('regard')}\nPython {platform.python_version()}\n"
