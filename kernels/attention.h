@@ -23,7 +23,8 @@ struct Array {
 // One call of attention. Sums are held in float, in double for float64: "Real" below.
 struct Problem {
   int64_t B, Hq, Hkv, Lq, Lk, D, Dv;
-  Type type;                // of query, key, value and all that is written
+  int64_t group_rows;  // queries that share a key head, in the call of which this may be a part
+  Type type;           // of query, key, value and all that is written
   Array query, key, value;  // numbers of a row lie next to each other; value may be absent
   Array mask, bias;         // (B, Hq, Lq, Lk), or absent
   const double* sinks;      // (Hq,), or null
@@ -96,6 +97,7 @@ struct Backward {
   const void* maximum;
   const void* total;
   void* query_sum;   // Real (B, Hq, Lq, D), zeros
+  void* delta;       // Real (B, Hq, Lq), zeros: the sum of P dP of each row; or null
   int64_t* turn;     // (B, Hkv, blocks of rows), zeros: how many chunks have added to query_sum
   char* key_grad;    // (B, Hkv, Lk, D), contiguous
   char* value_grad;  // (B, Hkv, Lk, Dv)
@@ -124,7 +126,6 @@ struct Job {
 // An instruction set.
 struct Target {
   const char* name;
-  bool (*runs_here)();
   Job (*forward)(const Forward&);
   Job (*merge)(const Forward&);  // of what forward left in pieces; maybe no tasks
   int64_t (*partial_bytes)(const Forward&);
@@ -136,6 +137,7 @@ struct Target {
   int64_t (*row_blocks)(const Problem&);  // of one key head
 };
 
-extern const Target avx512_bf16_target, avx512_target, avx2_target, portable_target;
+extern const Target avx512_bf16_target, avx512_target, avx2_target, portable_target,
+    avx512_bf16_emulated_target;
 
 }  // namespace regard

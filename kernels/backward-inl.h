@@ -32,10 +32,11 @@ struct BackwardMemory {
   Real* top;           // [rows]
   Real* inverse;       // 1 / total, 0 where nothing is seen
   Real* delta;
+  Real* sum;  // [rows]: of P dP, without the rounding of the output; or null
 
   BackwardMemory(const Problem& p, Scratch& scratch) {
     const int64_t D = padded(p.D), Dv = padded(p.Dv), block = kKeys * E::rows;
-    rows.q = scratch.take<Word>(E::words(p.D) * E::rows);
+    rows.q = scratch.take<Word>(query_words<E>(p));
     grad = scratch.take<Word>(E::words(p.Dv) * E::rows);
     query_rows = scratch.take<Word>(E::rows / E::pack * D);
     grad_rows = scratch.take<Word>(E::rows / E::pack * Dv);
@@ -55,6 +56,8 @@ struct BackwardMemory {
     top = scratch.take<Real>(E::rows);
     inverse = scratch.take<Real>(E::rows);
     delta = scratch.take<Real>(E::rows);
+    sum =
+        p.sinks && sizeof(typename E::Bits) < sizeof(Real) ? scratch.take<Real>(E::rows) : nullptr;
   }
 
   static int64_t padded(int64_t D) { return (D + E::lanes - 1) / E::lanes * E::lanes; }
@@ -118,10 +121,9 @@ static void weigh(const Problem& p, BackwardMemory<E>& m, const Reach& reach, co
   constexpr int n = E::lanes;
   const Rows<E>& rows = m.rows;
   const Scaling<E> scaling(p);
-  for (int c = 0; c < reach.cuts; ++c) {
-    multiply_cut<E>(reach.cut[c], rows.q, k, p.D, m.weights);
-    multiply_cut<E>(reach.cut[c], m.grad, value, p.Dv, m.change);
-  }
+  const int64_t kv = rows.head[0] / (p.Hq / p.Hkv);
+  multiply_keys<E>(p, rows, reach, kv, j0, keys, k, m.weights);
+  for (int c = 0; c < reach.cuts; ++c) multiply_cut<E>(reach.cut[c], m.grad, value, p.Dv, m.change);
   const bool simple = reach.plain && scaling.raw && !p.mask && !p.key_ids;
   Real* slope = through ? m.slope : nullptr;
   if (!simple) finish_scores<E>(p, rows, reach, scaling, j0, keys, m.weights, slope);
@@ -133,9 +135,12 @@ static void weigh(const Problem& p, BackwardMemory<E>& m, const Reach& reach, co
     };
     const Vec<Real> base = scaling.base(at(m.top, 0)), inverse = at(m.inverse, 0);
     const Vec<Real> delta = at(m.delta, 0);
+    // What would be a denormal weight is 0, as everywhere.
+    const Vec<Real> least = std::numeric_limits<Real>::min() / inverse;
+    const auto nothing = inverse == 0;  // is seen, or the lane is not used
     for (int j = reach.low[v]; j < reach.high[v]; ++j) {
-      const Vec<Real> s = at(m.weights, j);
-      const Vec<Real> e = inverse != 0 ? exp2(scaling.exponent(s, base)) * inverse : Vec<Real>{};
+      const Vec<Real> s = at(m.weights, j), x = exp2(scaling.exponent(s, base));
+      const Vec<Real> e = (((x < least) | nothing) ? Vec<Real>{} : x) * inverse;
       // What is not seen changes nothing, whatever there is in its row.
       Vec<Real> w = simple ? e : s == -kInf<Real> ? Vec<Real>{} : e, dw = at(m.change, j);
       if (p.threshold) {
@@ -145,6 +150,7 @@ static void weigh(const Problem& p, BackwardMemory<E>& m, const Reach& reach, co
       } else {
         at(m.weights, j) = w;
       }
+      if (m.sum) at(m.sum, 0) += w == 0 ? Vec<Real>{} : w * dw;
       Vec<Real> ds = w == 0 ? Vec<Real>{} : w * (dw - delta);
       if (slope) ds *= at(slope, j);
       at(m.change, j) = ds;
@@ -165,21 +171,23 @@ static void pack_changes(BackwardMemory<E>& m, const Reach& reach, int keys) {
       *(I*)(m.change_pairs + j / 2 * E::rows + v * n) = pairs_of(x, y);
       for (int i = j; i < j + 2 && i < keys; ++i) {
         _mm256_store_si256((__m256i*)(m.half_weights + i * E::rows + v * n),
-                           (__m256i)_mm512_cvtneps_pbh((__m512)at(m.weights, i)));
+                           narrow(at(m.weights, i)));
         _mm256_store_si256((__m256i*)(m.half_change + i * E::rows + v * n),
-                           (__m256i)_mm512_cvtneps_pbh((__m512)at(m.change, i)));
+                           narrow(at(m.change, i)));
       }
     }
 }
 #endif
 
-// Adds [D][rows] to the gradient of the queries, transposed and scaled.
+// Adds [D][rows] to the gradient of the queries, transposed and scaled, and the sums of the rows.
 template <class E>
 static void add_to_queries(const Backward& g, const BackwardMemory<E>& m) {
   typedef typename E::Real Real;
   constexpr int n = E::lanes;
   const Problem& p = *g.problem;
   const Real scale = Real(p.scale);
+  for (int i = 0; g.delta && i < m.rows.count; ++i)
+    ((Real*)g.delta)[(m.rows.b * p.Hq + m.rows.head[i]) * p.Lq + m.rows.index[i]] += m.sum[i];
   for (int v = 0; v < m.rows.vectors; ++v)
     for (int64_t d = 0; d < p.D; d += n) {
       const int64_t width = p.D - d < n ? p.D - d : n;
@@ -227,9 +235,10 @@ static void run_backward(const void* pass, int64_t task, char* memory, const Sto
     const int64_t low = m.rows.low > begin ? m.rows.low : begin;
     const int64_t high = m.rows.high < end ? m.rows.high : end;
     if (low >= high) continue;
-    into_lanes<E>(m.rows.query, m.rows.count, p.D, m.rows.q);
+    load_queries<E>(p, m.rows);
     gather_gradients(g, m);
     std::memset((void*)m.query_sum, 0, size_t(p.D * E::rows) * sizeof(Real));
+    if (m.sum) std::memset((void*)m.sum, 0, E::rows * sizeof(Real));
     for (int64_t j0 = low; j0 < high; j0 += kKeys) {
       const int keys = int(high - j0 < kKeys ? high - j0 : kKeys);
       const Reach reach = reach_of(m.rows, j0, keys);
@@ -266,14 +275,14 @@ static void run_backward(const void* pass, int64_t task, char* memory, const Sto
                                       E::rows);
       }
     }
-    // The chunks before this one add first.
-    const std::atomic_ref<int64_t> turn(g.turn[head * blocks + r]);
-    while (turn.load(std::memory_order_acquire) != c - m.rows.low / chunk) {
+    // The chunks before this one add first. Not std::atomic_ref: clang's library has it since 19.
+    int64_t* const turn = g.turn + head * blocks + r;
+    while (__atomic_load_n(turn, __ATOMIC_ACQUIRE) != c - m.rows.low / chunk) {
       if (stopped(stop)) return;
       std::this_thread::yield();
     }
     add_to_queries(g, m);
-    turn.fetch_add(1, std::memory_order_release);
+    __atomic_fetch_add(turn, 1, __ATOMIC_RELEASE);
   }
   const int64_t bytes = int64_t(sizeof(typename E::Bits)), row = head * p.Lk + begin;
   write_keys<E>(m.key_sum, end - begin, p.D, p.scale, g.key_grad + row * p.D * bytes);
@@ -321,7 +330,7 @@ static void run_bias(const void* pass, int64_t task, char* memory, const Stop& s
           if (high > (key_part + 1) * kPiece) high = (key_part + 1) * kPiece;
         }
         if (low >= high) continue;
-        into_lanes<E>(m.rows.query, m.rows.count, p.D, m.rows.q);
+        load_queries<E>(p, m.rows);
         gather_gradients(g, m);
         for (int64_t j0 = low; j0 < high; j0 += kKeys) {
           const int keys = int(high - j0 < kKeys ? high - j0 : kKeys);

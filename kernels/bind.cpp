@@ -60,7 +60,7 @@ struct Call {
   int64_t step;
   std::vector<double> sinks;
 
-  Call(Told query, Told key, std::optional<Told> value, std::array<int64_t, 7> sizes, double scale,
+  Call(Told query, Told key, std::optional<Told> value, std::array<int64_t, 8> sizes, double scale,
        double softcap, bool causal, int64_t left, int64_t right, std::vector<int64_t> starts,
        int64_t step, const std::vector<int64_t>& lengths, uintptr_t query_ids, uintptr_t key_ids,
        bool shared_query_ids, bool shared_key_ids, std::optional<Told> mask,
@@ -68,7 +68,7 @@ struct Call {
       : starts(std::move(starts)), step(step), sinks(std::move(sinks)) {
     regard::Problem& p = problem;
     p.B = sizes[0], p.Hq = sizes[1], p.Hkv = sizes[2], p.Lq = sizes[3], p.Lk = sizes[4];
-    p.D = sizes[5], p.Dv = sizes[6];
+    p.D = sizes[5], p.Dv = sizes[6], p.group_rows = sizes[7];
     p.type = type_of(std::get<2>(query));
     p.query = array(query), p.key = array(key), p.value = array(value);
     p.mask = array(mask), p.bias = array(bias);
@@ -140,7 +140,7 @@ void forward(const Call& call, uintptr_t out, uintptr_t maximum, uintptr_t total
 }
 
 void backward(const Call& call, Told grad, Told out, uintptr_t maximum, uintptr_t total,
-              uintptr_t query_sum, uintptr_t key_grad, uintptr_t value_grad,
+              uintptr_t query_sum, uintptr_t delta, uintptr_t key_grad, uintptr_t value_grad,
               std::optional<Told> bias_grad, int threads) {
   const regard::Target& target = regard::target();
   const regard::Problem& p = call.problem;
@@ -151,6 +151,7 @@ void backward(const Call& call, Told grad, Told out, uintptr_t maximum, uintptr_
                            at<void>(maximum),
                            at<void>(total),
                            at<void>(query_sum),
+                           at<void>(delta),
                            turn.data(),
                            at<char>(key_grad),
                            at<char>(value_grad),
@@ -205,8 +206,12 @@ NB_MODULE(_kernels, m) {
         return names;
       },
       "The instruction sets that this processor runs, best first.");
+  m.def("targets_left_out", &regard::targets_left_out,
+        "The instruction sets that the compiler of this build could not make.");
+  m.def("preference", &regard::preference, nb::arg("vendor"),
+        "The instruction sets of this build, best first on processors of a vendor.");
   nb::class_<Call>(m, "Call", "One call of attention. Arrays are (address, strides, dtype).")
-      .def(nb::init<Told, Told, std::optional<Told>, std::array<int64_t, 7>, double, double, bool,
+      .def(nb::init<Told, Told, std::optional<Told>, std::array<int64_t, 8>, double, double, bool,
                     int64_t, int64_t, std::vector<int64_t>, int64_t, const std::vector<int64_t>&,
                     uintptr_t, uintptr_t, bool, bool, std::optional<Told>, std::optional<Told>,
                     std::vector<double>, double, int64_t>(),
@@ -230,7 +235,7 @@ NB_MODULE(_kernels, m) {
         nb::arg("pair_key") = 0, nb::arg("pair_weight") = 0, nb::arg("threads"),
         "Computes what is asked of the weights in one pass.");
   m.def("backward", &backward, nb::arg("call"), nb::arg("grad"), nb::arg("out"), nb::arg("maximum"),
-        nb::arg("total"), nb::arg("query_sum"), nb::arg("key_grad"), nb::arg("value_grad"),
-        nb::arg("bias_grad").none(), nb::arg("threads"),
+        nb::arg("total"), nb::arg("query_sum"), nb::arg("delta"), nb::arg("key_grad"),
+        nb::arg("value_grad"), nb::arg("bias_grad").none(), nb::arg("threads"),
         "Computes the gradients from the output, its gradient and the row statistics.");
 }

@@ -2,25 +2,11 @@
 // memory gives them. So numbers of a row are in the lanes here, and nothing is transposed; the rows
 // of all heads that share a key use it while it is there.
 
-constexpr int64_t kDecodeRows = 8;  // above, queries in the lanes are faster
-constexpr int kDecodeKeys = 512;    // of a block, or fewer where they are long
-constexpr int kDecodeVectors = 4;   // of a tile of four rows
+constexpr int kDecodeVectors = 4;  // of a tile of four rows
 // In bytes:
 constexpr int64_t kDecodeBytes = 256 << 10;  // of the keys of a block
 constexpr int64_t kPage = 4096;
-constexpr int64_t kAhead = 16384;  // how far ahead of the sums the memory is asked
-constexpr int64_t kStart = 1024;   // what is asked for where reading goes on elsewhere
-
-// Asks for some bytes. Into the second cache: the first has too few lines under way to keep the
-// memory busy.
-static inline void ask_for(const char* p, int64_t bytes) {
-  for (int64_t x = 0; x < bytes; x += 64) __builtin_prefetch(p + x, 0, 2);
-}
-
-// Asks for a row that comes some rows after this one.
-static inline void ask_ahead(const char* row, int64_t stride, int64_t bytes) {
-  ask_for(row + (kAhead / (stride > 0 ? stride : 1) + 1) * stride, bytes);
-}
+constexpr int64_t kStart = 1024;  // what is asked for where reading goes on elsewhere
 
 // Asks for the page behind that of a row which is the first of its page: the rest of a page the
 // processor fetches by itself, if it is read in its order.
@@ -28,24 +14,14 @@ static inline void ask_page(const char* row, int64_t stride) {
   if (int64_t(uintptr_t(row) % kPage) < stride) __builtin_prefetch(row + kPage, 0, 2);
 }
 
-// Weights need scores with the same roundings in every pass: those of queries in the lanes.
 template <class E>
-static bool decodes(const Forward& f) {
-  const Problem& p = *f.problem;
-  constexpr int64_t most = E::rows < kDecodeRows ? E::rows : kDecodeRows;
-  return !f.maximum && !p.mask && !p.key_ids && !p.threshold && p.Hkv && p.value && p.Lk >= kKeys &&
-         p.Hq / p.Hkv * p.Lq <= most;
+static bool decodes(const Problem& p) {
+  return few_queries<E>(p) && !p.mask && !p.key_ids && !p.threshold;
 }
 
 static int64_t decode_pieces(const Problem& p) {
   return p.Lk > kPiece ? (p.Lk + kPiece - 1) / kPiece : 1;
 }
-
-// What a piece has gathered: out [row][Dv up to lanes], top and total [row].
-template <class E>
-struct DecodeState {
-  typename E::Real *out, *top, *total;
-};
 
 template <class E>
 static int64_t decode_width(const Problem& p) {
@@ -53,70 +29,42 @@ static int64_t decode_width(const Problem& p) {
   return (p.Dv + n - 1) / n * n;
 }
 
+// What a piece has gathered.
 template <class E>
-static int64_t decode_state_size(const Problem& p) {
-  return kDecodeRows * (decode_width<E>(p) + 2);
-}
+struct DecodeState {
+  typename E::Real* out;  // [row][decode_width]
+  typename E::Real* top;  // [row]: the largest score
+  double* total;          // the sum of the weights
+  double* rounded;        // the sum of the weights as they were multiplied, and rescaled as `out`
+  int64_t bytes;
 
-template <class E>
-static DecodeState<E> decode_state(const Problem& p, char* memory, int64_t i) {
-  typename E::Real* out = (typename E::Real*)memory + i * decode_state_size<E>(p);
-  typename E::Real* top = out + kDecodeRows * decode_width<E>(p);
-  return {out, top, top + kDecodeRows};
-}
+  DecodeState(const Problem& p, Scratch scratch) {
+    out = scratch.take<typename E::Real>(kDecodeRows * decode_width<E>(p));
+    top = scratch.take<typename E::Real>(kDecodeRows);
+    total = scratch.take<double>(kDecodeRows);
+    rounded = scratch.take<double>(kDecodeRows);
+    bytes = scratch.taken();
+  }
+  static DecodeState at(const Problem& p, char* memory, int64_t i) {
+    const int64_t bytes = DecodeState(p, Scratch(nullptr)).bytes;
+    return DecodeState(p, Scratch(memory + i * bytes));
+  }
+};
 
 template <class E>
 struct DecodeMemory {
   Rows<E> rows;
   // What values are multiplied with: bfloat16 where they are multiplied in pairs.
   typedef std::conditional_t<(E::pack > 1), uint16_t, typename E::Real> Weight;
-  typename E::Word* queries;  // [row][words up to lanes]
-  typename E::Real* scores;   // [row][kDecodeKeys]: scores, then weights
-  Weight* weights;            // likewise
+  typename E::Real* scores;  // [row][kDecodeKeys]: scores, then weights
+  Weight* weights;           // likewise
 
   DecodeMemory(const Problem& p, Scratch& scratch) {
-    rows.q = nullptr;
-    queries = scratch.take<typename E::Word>(kDecodeRows * width(p));
+    rows.q = scratch.take<typename E::Word>(query_words<E>(p));
     scores = scratch.take<typename E::Real>(kDecodeRows * kDecodeKeys);
     weights = E::pack > 1 ? scratch.take<Weight>(kDecodeRows * kDecodeKeys) : (Weight*)scores;
   }
-  static int64_t width(const Problem& p) {
-    return (E::words(p.D) + E::lanes - 1) / E::lanes * E::lanes;
-  }
 };
-
-// The products of R rows of queries with `keys` keys: scores[row][key].
-template <class E, int R>
-__attribute__((noinline)) static void dot_keys(const Problem& p, const typename E::Word* queries,
-                                               int64_t width, const char* key, int keys,
-                                               typename E::Real* scores) {
-  typedef typename E::Real Real;
-  typedef typename E::Word Word;
-  constexpr int n = E::lanes, K = n / R;
-  const int64_t stride = p.key.strides[2], bytes = E::pack * int64_t(sizeof(typename E::Bits));
-  const int64_t whole = p.D / (n * E::pack) * n;
-  for (int j = 0; j < keys; j += K) {
-    const char* row[K];
-    for (int i = 0; i < K; ++i) {
-      row[i] = key + (j + i < keys ? j + i : keys - 1) * stride;
-      ask_ahead(row[i], stride, p.D * bytes / E::pack);
-    }
-    Vec<Real> sum[n] = {};
-    const auto add = [&](int64_t w, int64_t count) {
-      Vec<Word> q[R];
-      for (int r = 0; r < R; ++r) q[r] = *(const Vec<Word>*)(queries + r * width + w);
-      for (int i = 0; i < K; ++i) {
-        const Vec<Word> k = words_at<E>(row[i] + w * bytes, count);
-        for (int r = 0; r < R; ++r) sum[r * K + i] = E::Op::add(sum[r * K + i], q[r], k);
-      }
-    };
-    for (int64_t w = 0; w < whole; w += n) add(w, n * E::pack);
-    if (whole < width) add(whole, p.D - whole * E::pack);
-    const Vec<Real> all = fold_each(sum, [](Vec<Real> x, Vec<Real> y) { return x + y; });
-    for (int r = 0; r < R; ++r)  // behind the last key too, where there is room
-      __builtin_memcpy(scores + r * kDecodeKeys + j, (const Real*)&all + r * K, K * sizeof(Real));
-  }
-}
 
 // out[row] += the weights of R rows times some values: `count` numbers of each, V vectors of sums.
 // `ask`: whether the memory is asked for the same numbers further on.
@@ -209,29 +157,42 @@ static void add_values(const typename DecodeMemory<E>::Weight* weights, const ch
   }
 }
 
-// Makes weights of a row's scores, two vectors at a time; returns their sum as they are multiplied.
+// The sum of the lanes and of what they rounded off.
+template <class R>
+static double sum_exactly(Vec<R> sum, Vec<R> rest) {
+  double all = 0;
+  for (int i = 0; i < Simd<R>::lanes; ++i) all += double(sum[i]) + double(rest[i]);
+  return all;
+}
+
+// Makes weights of a row's scores, two vectors at a time, and adds them to the row's sums.
 template <class E>
-static typename E::Real weigh_row(const Scaling<E>& scaling, Vec<typename E::Real> base, int keys,
-                                  typename E::Real* row,
-                                  [[maybe_unused]] typename DecodeMemory<E>::Weight* weights) {
+static void weigh_row(const Scaling<E>& scaling, const DecodeState<E>& state, int r, int keys,
+                      typename E::Real* row,
+                      [[maybe_unused]] typename DecodeMemory<E>::Weight* weights) {
   typedef typename E::Real Real;
   constexpr int n = E::lanes;
-  Vec<Real> sum = {};
+  const Vec<Real> base = scaling.base(broadcast(state.top[r]));
+  Vec<Real> sum = {}, rest = {};
+  [[maybe_unused]] Vec<Real> rounded = {};
   for (int j = 0; j < keys; j += 2 * n) {
     Vec<Real> x[2];
     for (int i = 0; i < 2; ++i) x[i] = scaling.exponent(*(const Vec<Real>*)(row + j + i * n), base);
     exp2_each(x);
+    add_exactly(sum, rest, x[0] + x[1]);
 #ifdef REGARD_PAIRS
     if constexpr (E::pack > 1) {
-      const I rounded = (I)_mm512_cvtne2ps_pbh((__m512)x[1], (__m512)x[0]);
-      *(I*)(weights + j) = rounded;
-      sum = Pairs::add(sum, rounded, I{} + kOnes);
+      const I pairs = narrow(x[1], x[0]);
+      *(I*)(weights + j) = pairs;
+      rounded = Pairs::add(rounded, pairs, I{} + kOnes);
       continue;
     }
 #endif
-    for (int i = 0; i < 2; ++i) *(Vec<Real>*)(row + j + i * n) = x[i], sum += x[i];
+    for (int i = 0; i < 2; ++i) *(Vec<Real>*)(row + j + i * n) = x[i];
   }
-  return sum_lanes<Real>(sum);
+  const double all = sum_exactly<Real>(sum, rest);
+  state.total[r] += all;
+  state.rounded[r] += E::pack > 1 ? double(sum_lanes<Real>(rounded)) : all;
 }
 
 template <class E, int R>
@@ -241,10 +202,10 @@ static void decode_block(const Problem& p, DecodeMemory<E>& m, const DecodeState
   constexpr int n = E::lanes;
   const Scaling<E> scaling(p);
   Real* scores = m.scores + r0 * kDecodeKeys;
-  const int64_t width = m.width(p), out_width = decode_width<E>(p);
-  dot_keys<E, R>(p, m.queries + r0 * width, width, p.key.at(m.rows.b, kv, j0), keys, scores);
-  const char* const value = p.value.at(m.rows.b, kv, j0);
-  ask_for(value, kStart);
+  const int64_t out_width = decode_width<E>(p);
+  dot_keys<E, R>(p, m.rows.q + r0 * padded_words<E>(p), p.key.at(m.rows.b, kv, j0), keys, scores);
+  const char* const value = p.value ? p.value.at(m.rows.b, kv, j0) : nullptr;
+  if (value) ask_for(value, kStart);
   bool whole = true;
   const int even = (keys + 2 * n - 1) / (2 * n) * (2 * n);
   for (int r = r0; r < r0 + R; ++r) {
@@ -279,17 +240,20 @@ static void decode_block(const Problem& p, DecodeMemory<E>& m, const DecodeState
     Vec<Real> highest = Vec<Real>{} + state.top[r];
     for (int j = 0; j < keys; j += n) highest = larger(*(const Vec<Real>*)(row + j), highest);
     const Real top = max_lanes<Real>(highest);
-    const Vec<Real> base = scaling.base(broadcast(top));
     if (top != state.top[r]) {
+      const Vec<Real> base = scaling.base(broadcast(top));
       const Vec<Real> factor = exp2(scaling.exponent(broadcast(state.top[r]), base));
-      state.total[r] *= factor[0];
+      // As the output is, and with the exact factor.
+      state.rounded[r] *= double(factor[0]);
+      state.total[r] *= std::exp2(double(state.top[r] - top) * double(scaling.factor));
       for (int64_t d = 0; d < out_width; d += n)
         *(Vec<Real>*)(state.out + r * out_width + d) *= factor;
       state.top[r] = top;
     }
-    state.total[r] += weigh_row(scaling, base, keys, row, m.weights + r * kDecodeKeys);
+    weigh_row(scaling, state, r, keys, row, m.weights + r * kDecodeKeys);
   }
   ask_for(p.key.at(m.rows.b, kv, j0 + keys), kStart);
+  if (!value) return;
   if (whole || finite<E>(value, p.value.strides[2], keys, p.Dv))
     return add_values<E, R>(m.weights + r0 * kDecodeKeys, value, p.value.strides[2], keys, p.Dv,
                             out_width, state.out + r0 * out_width);
@@ -315,13 +279,9 @@ static void run_decode(const void* pass, int64_t task, char* memory, const Stop&
   const int64_t n = decode_pieces(p), head = task / n, piece = task % n, kv = head % p.Hkv;
   const int64_t group = p.Hq / p.Hkv;
   find(p, m.rows, head / p.Hkv, kv * group, 0, group * p.Lq);
-  std::memset((void*)m.queries, 0, size_t(kDecodeRows * m.width(p)) * sizeof(typename E::Word));
-  for (int r = 0; r < m.rows.count; ++r)
-    for (int64_t w = 0; w < E::words(p.D); w += E::lanes)
-      *(Vec<typename E::Word>*)(m.queries + r * m.width(p) + w) = words_at<E>(
-          m.rows.query[r] + w * E::pack * int64_t(sizeof(typename E::Bits)), p.D - w * E::pack);
-  const DecodeState<E> state = decode_state<E>(p, f.partial, task);
-  std::memset((void*)state.out, 0, size_t(decode_state_size<E>(p)) * sizeof(Real));
+  load_queries<E>(p, m.rows);
+  const auto state = DecodeState<E>::at(p, f.partial, task);
+  std::memset((void*)state.out, 0, size_t(state.bytes));
   for (int64_t r = 0; r < kDecodeRows; ++r) state.top[r] = -kInf<Real>;
   const int64_t low = m.rows.low > piece * kPiece ? m.rows.low : piece * kPiece;
   const int64_t high = m.rows.high < (piece + 1) * kPiece ? m.rows.high : (piece + 1) * kPiece;
@@ -330,16 +290,9 @@ static void run_decode(const void* pass, int64_t task, char* memory, const Stop&
   const int64_t most = fit < kDecodeKeys ? fit : kDecodeKeys;
   for (int64_t j0 = low; j0 < high; j0 += most) {
     const int keys = int(high - j0 < most ? high - j0 : most);
-    for (int r = 0; r < m.rows.count;) {
-      if (E::lanes >= 4 && m.rows.count - r > 2) {
-        constexpr int R = E::lanes >= 4 ? 4 : 1;
-        decode_block<E, R>(p, m, state, r, kv, j0, keys), r += R;
-      } else if (m.rows.count - r > 1) {
-        decode_block<E, 2>(p, m, state, r, kv, j0, keys), r += 2;
-      } else {
-        decode_block<E, 1>(p, m, state, r, kv, j0, keys), r += 1;
-      }
-    }
+    by_rows<E>(m.rows.count, [&]<int R>(int r, std::integral_constant<int, R>) {
+      decode_block<E, R>(p, m, state, r, kv, j0, keys);
+    });
   }
 }
 
@@ -355,29 +308,28 @@ static void run_decode_merge(const void* pass, int64_t head, char* memory, const
   const int64_t group = p.Hq / p.Hkv, pieces = decode_pieces(p), width = decode_width<E>(p);
   find(p, m.rows, head / p.Hkv, head % p.Hkv * group, 0, group * p.Lq);
   const Scaling<E> scaling(p);
+  const auto part = [&](int64_t i) { return DecodeState<E>::at(p, f.partial, head * pieces + i); };
   for (int r = 0; r < m.rows.count; ++r) {
-    Real top = -kInf<Real>, total = 0;
-    for (int64_t i = 0; i < pieces; ++i) {
-      const Real x = decode_state<E>(p, f.partial, head * pieces + i).top[r];
-      top = x > top ? x : top;
-    }
+    Real top = -kInf<Real>;
+    for (int64_t i = 0; i < pieces; ++i) top = part(i).top[r] > top ? part(i).top[r] : top;
     const Vec<Real> base = scaling.base(broadcast(top));
-    const auto factor = [&](const DecodeState<E>& part) {
-      return exp2(scaling.exponent(broadcast(part.top[r]), base));
+    const auto factor = [&](int64_t i) {
+      return exp2(scaling.exponent(broadcast(part(i).top[r]), base));
     };
+    double sum = 0, rounded = 0;
     for (int64_t i = 0; i < pieces; ++i) {
-      const DecodeState<E> part = decode_state<E>(p, f.partial, head * pieces + i);
-      total += part.total[r] * factor(part)[0];
+      const double by = double(factor(i)[0]);
+      sum += part(i).total[r] * by, rounded += part(i).rounded[r] * by;
     }
-    const Real by = settle(p, scaling, m.rows.head[r], top, total, total);
+    Real total = Real(sum);
+    const Real by = settle(p, scaling, m.rows.head[r], top, total, Real(rounded));
     const int64_t row = (m.rows.b * p.Hq + m.rows.head[r]) * p.Lq + m.rows.index[r];
+    if (f.maximum) ((Real*)f.maximum)[row] = top, ((Real*)f.total)[row] = total;
     for (int64_t d = 0; d < p.Dv; d += n) {
-      Vec<Real> sum = {};
-      for (int64_t i = 0; i < pieces; ++i) {
-        const DecodeState<E> part = decode_state<E>(p, f.partial, head * pieces + i);
-        sum += *(const Vec<Real>*)(part.out + r * width + d) * factor(part);
-      }
-      put<Real, E::type>(f.out + (row * p.Dv + d) * int64_t(sizeof(typename E::Bits)), sum * by,
+      Vec<Real> out = {};
+      for (int64_t i = 0; i < pieces; ++i)
+        out += *(const Vec<Real>*)(part(i).out + r * width + d) * factor(i);
+      put<Real, E::type>(f.out + (row * p.Dv + d) * int64_t(sizeof(typename E::Bits)), out * by,
                          p.Dv - d);
     }
   }
@@ -387,7 +339,7 @@ static Job forward(const Forward& f) {
   return by_type<Job>(f.problem->type, [&]<class E>(E) -> Job {
     const Problem& p = *f.problem;
     Scratch scratch(nullptr);
-    if (decodes<E>(f)) {
+    if (decodes<E>(p)) {
       DecodeMemory<E> m(p, scratch);
       return {p.B * p.Hkv * decode_pieces(p), scratch.taken(), run_decode<E>, &f};
     }
@@ -400,7 +352,7 @@ static Job merge(const Forward& f) {
   return by_type<Job>(f.problem->type, [&]<class E>(E) -> Job {
     const Problem& p = *f.problem;
     Scratch scratch(nullptr);
-    if (decodes<E>(f)) {
+    if (decodes<E>(p)) {
       DecodeMemory<E> m(p, scratch);
       return {p.B * p.Hkv, scratch.taken(), run_decode_merge<E>, &f};
     }
@@ -413,9 +365,8 @@ static Job merge(const Forward& f) {
 static int64_t partial_bytes(const Forward& f) {
   return by_type<int64_t>(f.problem->type, [&]<class E>(E) -> int64_t {
     const Problem& p = *f.problem;
-    if (decodes<E>(f))
-      return p.B * p.Hkv * decode_pieces(p) * decode_state_size<E>(p) *
-             int64_t(sizeof(typename E::Real));
+    if (decodes<E>(p))
+      return p.B * p.Hkv * decode_pieces(p) * DecodeState<E>(p, Scratch(nullptr)).bytes;
     const int64_t n = pieces<E>(p);
     return n > 1 ? p.B * p.Hkv * n * state_size<E>(p) * int64_t(sizeof(typename E::Real)) : 0;
   });

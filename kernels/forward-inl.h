@@ -14,7 +14,7 @@ static int64_t row_blocks_of(const Problem& p) {
 
 template <class E>
 static int64_t pieces(const Problem& p) {
-  return row_blocks_of<E>(p) > 1 || p.Lk <= kPiece ? 1 : (p.Lk + kPiece - 1) / kPiece;
+  return p.group_rows > E::rows || p.Lk <= kPiece ? 1 : (p.Lk + kPiece - 1) / kPiece;
 }
 
 // How many neighbouring blocks of rows one thread takes at once: up to eight, while every thread
@@ -88,7 +88,7 @@ struct ForwardMemory {
 
   ForwardMemory(const Forward& f, Scratch& scratch) : laid_out(f, scratch) {
     const Problem& p = *f.problem;
-    rows.q = next.q = scratch.take<Word>(E::words(p.D) * E::rows);
+    rows.q = next.q = scratch.take<Word>(query_words<E>(p));
     scores = scratch.take<Real>(kKeys * E::rows);
     weights = E::pack == 1 ? (Word*)scores : scratch.take<Word>(kKeys / 2 * E::rows);
     state = state_in<E>(p, scratch.take<Real>(state_size<E>(p)));
@@ -99,85 +99,116 @@ struct ForwardMemory {
   }
 };
 
+// Where the base of weights must rise, it rises by so many powers of two more: rescaling sums
+// rounds them, which adds up where the largest score rises a little with every block.
+constexpr int kMargin = 8;
+
 // Moves what was summed so far to a new largest score.
 template <class E>
 static void rescale(const Problem& p, const Scaling<E>& scaling, const State<E>& state,
                     const typename E::Real* new_top, int v) {
   typedef typename E::Real Real;
   constexpr int n = E::lanes;
-  Vec<Real>& top = *(Vec<Real>*)(state.top + v * n);
-  const Vec<Real> highest = *(const Vec<Real>*)(new_top + v * n);
-  if (!greater(highest, top)) return;
-  if (!greater(top, Vec<Real>{} - kInf<Real>)) {  // nothing yet
-    top = highest;
-    return;
+  const auto at = [&](Real* x) -> Vec<Real>& { return *(Vec<Real>*)(x + v * n); };
+  const Vec<Real> top = *(const Vec<Real>*)(new_top + v * n), old = at(state.base);
+  at(state.top) = top;
+  if (!greater(top, old)) return;
+  const Vec<Real> none = Vec<Real>{} - kInf<Real>;  // of a row that has summed nothing yet
+  const Vec<Real> higher = top + Real(kMargin) / scaling.factor;
+  const Vec<Real> risen = ((old == none) | (higher == kInf<Real>)) ? top : higher;
+  const Vec<Real> base = top > old ? risen : old;
+  at(state.base) = base;
+  if (!greater(old, none)) return;
+  const Vec<Real> factor = exp2(scaling.exponent(old, scaling.base(base)));
+  at(state.total) *= factor, at(state.rest) *= factor;
+  if (E::pack > 1) at(state.rounded) *= factor;
+  for (int64_t d = 0; d < p.Dv; ++d) at(state.out + d * E::rows) *= factor;
+}
+
+// Adds some weights of V vectors to the sums of their rows. A row may have one weight of 1 and a
+// million of 1e-8: the sum of kSummed weights is rounded, and nothing after it is lost.
+constexpr int kSummed = 8;
+static inline int end_of_sum(int j, int high) {  // the same for any rows that are computed together
+  const int end = (j / kSummed + 1) * kSummed;
+  return end < high ? end : high;
+}
+template <class E, int V>
+static void add_to_totals(const State<E>& state, const Vec<typename E::Real> (&sum)[V], int v) {
+  typedef typename E::Real Real;
+  for (int i = 0; i < V; ++i) {
+    const int at = (v + i) * E::lanes;
+    add_exactly(*(Vec<Real>*)(state.total + at), *(Vec<Real>*)(state.rest + at), sum[i]);
   }
-  const Vec<Real> factor = exp2(scaling.exponent(top, scaling.base(highest)));
-  *(Vec<Real>*)(state.total + v * n) *= factor;
-  if (E::pack > 1) *(Vec<Real>*)(state.rounded + v * n) *= factor;
-  for (int64_t d = 0; d < p.Dv; ++d) *(Vec<Real>*)(state.out + d * E::rows + v * n) *= factor;
-  top = highest;
 }
 
 #ifdef REGARD_PAIRS
 // Turns the scores of V vectors into weights relative to the largest score, as pairs of
-// neighbouring keys. `roughly` adds a thousandth of the error of that rounding; it shows only in
-// the sum of the weights before they are rounded.
-template <class E, int V, bool roughly>
+// neighbouring keys.
+template <class E, int V>
 static void softmax_pairs(const Scaling<E>& scaling, const State<E>& state, const float* scores,
                           int32_t* pairs, int v, int low, int high) {
   constexpr int n = E::lanes;
-  F base[V], sum[V] = {}, rounded[V] = {};
-  for (int i = 0; i < V; ++i) base[i] = scaling.base(*(const F*)(state.top + (v + i) * n));
+  F base[V], rounded[V] = {};
+  for (int i = 0; i < V; ++i) base[i] = scaling.base(*(const F*)(state.base + (v + i) * n));
   const auto exponent = [&](int j, int i) {
     return scaling.exponent(*(const F*)(scores + j * E::rows + (v + i) * n), base[i]);
   };
-  for (int j = low; j < high; j += 2) {
-    F x[V], y[V];
-    for (int i = 0; i < V; ++i) x[i] = exponent(j, i);
-    for (int i = 0; i < V; ++i) y[i] = j + 1 < high ? exponent(j + 1, i) : F{} - kInf<float>;
-    exp2_each<roughly>(x);
-    exp2_each<roughly>(y);
-    for (int i = 0; i < V; ++i) {
-      const I pair = pairs_of(x[i], y[i]);
-      *(I*)(pairs + j / 2 * E::rows + (v + i) * n) = pair;
-      sum[i] += x[i] + y[i];
-      rounded[i] = Pairs::add(rounded[i], pair, I{} + kOnes);
+  for (int j = low; j < high;) {
+    F sum[V] = {};
+    for (const int end = end_of_sum(j, high); j < end; j += 2) {
+      F x[V], y[V];
+      for (int i = 0; i < V; ++i) x[i] = exponent(j, i);
+      for (int i = 0; i < V; ++i) y[i] = j + 1 < high ? exponent(j + 1, i) : F{} - kInf<float>;
+      exp2_each(x);
+      exp2_each(y);
+      for (int i = 0; i < V; ++i) {
+        const I pair = pairs_of(x[i], y[i]);
+        *(I*)(pairs + j / 2 * E::rows + (v + i) * n) = pair;
+        sum[i] += x[i] + y[i];
+        rounded[i] = Pairs::add(rounded[i], pair, I{} + kOnes);
+      }
     }
+    add_to_totals<E, V>(state, sum, v);
   }
-  for (int i = 0; i < V; ++i) {
-    *(F*)(state.total + (v + i) * n) += sum[i];
-    *(F*)(state.rounded + (v + i) * n) += rounded[i];
-  }
+  for (int i = 0; i < V; ++i) *(F*)(state.rounded + (v + i) * n) += rounded[i];
 }
 #endif
 
-// Turns the scores of V vectors into weights relative to the largest score, where they stand or as
-// pairs. `exact` says that the sum of the unrounded weights is asked for.
+// Without fused multiply-adds the product of a weight and a value is rounded before it is added,
+// and takes 150 cycles where that makes it denormal. Multiplied by this power of two weights keep
+// clear of it: of scores that spread over hundreds of nats, portable took 3 times as long.
+template <class R>
+constexpr R kLift = REGARD_LANES == 4 ? R(0x1p64f) : R(1);
+
+// Turns the scores of V vectors into weights relative to the largest score, times `lift`, where
+// they stand or as pairs.
 template <class E, int V>
 static void softmax(const Scaling<E>& scaling, const State<E>& state, typename E::Real* scores,
-                    [[maybe_unused]] typename E::Word* pairs, [[maybe_unused]] bool exact, int v,
-                    int low, int high) {
+                    [[maybe_unused]] typename E::Word* pairs, typename E::Real lift, int v, int low,
+                    int high) {
   typedef typename E::Real Real;
   constexpr int n = E::lanes;
 #ifdef REGARD_PAIRS
   if constexpr (E::pack > 1)
-    if (pairs)
-      return (exact ? softmax_pairs<E, V, false>
-                    : softmax_pairs<E, V, true>)(scaling, state, scores, pairs, v, low, high);
+    if (pairs) return softmax_pairs<E, V>(scaling, state, scores, pairs, v, low, high);
 #endif
-  Vec<Real> base[V], sum[V] = {};
-  for (int i = 0; i < V; ++i) base[i] = scaling.base(*(const Vec<Real>*)(state.top + (v + i) * n));
+  Vec<Real> base[V];
+  for (int i = 0; i < V; ++i) base[i] = scaling.base(*(const Vec<Real>*)(state.base + (v + i) * n));
   const auto score = [&](int j, int i) -> Vec<Real>& {
     return *(Vec<Real>*)(scores + j * E::rows + (v + i) * n);
   };
-  for (int j = low; j < high; ++j) {
-    Vec<Real> x[V];
-    for (int i = 0; i < V; ++i) x[i] = scaling.exponent(score(j, i), base[i]);
-    exp2_each(x);
-    for (int i = 0; i < V; ++i) score(j, i) = x[i], sum[i] += x[i];
+  for (int j = low; j < high;) {
+    Vec<Real> sum[V] = {};
+    for (const int end = end_of_sum(j, high); j < end; ++j) {
+      Vec<Real> x[V];
+      for (int i = 0; i < V; ++i) x[i] = scaling.exponent(score(j, i), base[i]);
+      exp2_each(x);
+      if (kLift<Real> != 1)
+        for (int i = 0; i < V; ++i) x[i] *= lift;
+      for (int i = 0; i < V; ++i) score(j, i) = x[i], sum[i] += x[i];
+    }
+    add_to_totals<E, V>(state, sum, v);
   }
-  for (int i = 0; i < V; ++i) *(Vec<Real>*)(state.total + (v + i) * n) += sum[i];
 }
 
 // Computes the keys from `low` to `high` for a block of queries. Returns whether some keys were
@@ -197,8 +228,9 @@ static bool add_keys(const Forward& f, ForwardMemory<E>& m, int64_t kv, int64_t 
   const LaidOut<E>& there = m.laid_out;
   if (there.values && !careful) there.add(p, rows.b, kv, low, high);
   for (int64_t x = 0; x < state_size<E>(p); ++x) state.out[x] = 0;
-  for (int i = 0; i < E::rows; ++i) state.top[i] = -kInf<Real>;
+  for (int i = 0; i < E::rows; ++i) state.top[i] = state.base[i] = -kInf<Real>;
   const int64_t key_stride = p.key.strides[2], value_stride = p.value.strides[2];
+  const Real lift = careful ? 1 : kLift<Real>;
   bool hidden = false;
   for (int64_t j0 = low; j0 < high; j0 += kKeys) {
     const int keys = int(high - j0 < kKeys ? high - j0 : kKeys);
@@ -213,14 +245,13 @@ static bool add_keys(const Forward& f, ForwardMemory<E>& m, int64_t kv, int64_t 
                                   E::words(p.D) * int64_t(sizeof(Word))}
                          : along<E>(p.key.at(rows.b, kv, j0), key_stride, keys, p.D, m.keys);
     __builtin_memcpy(m.top, state.top, sizeof(Real) * E::rows);
-    const bool fused = simple && E::words(p.D) <= kTerms;
+    const bool fused = simple && E::words(p.D) <= kTerms && !few_queries<E>(p);
     if (fused)
       multiply<Op, false, Into::set_and_maximum>(rows.vectors, rows.q, E::rows, k.data, k.stride,
                                                  E::words(p.D), keys, m.scores, E::rows, m.top,
                                                  ahead);
     else
-      for (int c = 0; c < reach.cuts; ++c)
-        multiply_cut<E>(reach.cut[c], rows.q, k, p.D, m.scores, ahead);
+      multiply_keys<E>(p, rows, reach, kv, j0, keys, k, m.scores, ahead);
     if (!simple) finish_scores<E>(p, rows, reach, scaling, j0, keys, m.scores, nullptr);
     if (!fused) {
       for (int v = 0; v < rows.vectors; ++v) {
@@ -237,10 +268,10 @@ static bool add_keys(const Forward& f, ForwardMemory<E>& m, int64_t kv, int64_t 
     // Weights that go straight to the values leave as pairs.
     Word* const pairs = E::pack > 1 && !p.threshold && !one_by_one ? m.weights : nullptr;
     if (reach.plain && rows.vectors == kVectors)
-      softmax<E, kVectors>(scaling, state, m.scores, pairs, f.maximum, 0, 0, keys);
+      softmax<E, kVectors>(scaling, state, m.scores, pairs, lift, 0, 0, keys);
     else
       for (int v = 0; v < rows.vectors; ++v)
-        softmax<E, 1>(scaling, state, m.scores, pairs, f.maximum, v, reach.low[v], reach.high[v]);
+        softmax<E, 1>(scaling, state, m.scores, pairs, lift, v, reach.low[v], reach.high[v]);
     if (p.threshold) {
       draw(p, rows, j0, keys, m.kept);
       drop(rows, reach, m.kept, m.scores);
@@ -262,6 +293,10 @@ static bool add_keys(const Forward& f, ForwardMemory<E>& m, int64_t kv, int64_t 
                                     E::words(cut.end - cut.begin), p.Dv, state.out + first, E::rows,
                                     nullptr, ahead);
     }
+  }
+  if (lift != 1) {
+    for (int64_t x = 0; x < p.Dv * E::rows; ++x) state.out[x] *= 1 / lift;
+    for (int i = 0; i < E::rows; ++i) state.total[i] *= 1 / lift, state.rest[i] *= 1 / lift;
   }
   return hidden;
 }
@@ -311,13 +346,19 @@ static void write_rows(const Forward& f, const Rows<E>& rows, const State<E>& st
   constexpr int n = E::lanes;
   const Problem& p = *f.problem;
   const Scaling<E> scaling(p);
-  alignas(64) Real factor[E::rows] = {};
+  alignas(64) Real factor[E::rows];  // first from weights to those relative to the largest score
+  for (int v = 0; v < rows.vectors; ++v) {
+    const auto at = [&](Real* x) -> Vec<Real>& { return *(Vec<Real>*)(x + v * n); };
+    at(factor) = exp2(scaling.exponent(scaling.base(at(state.base)), scaling.base(at(state.top))));
+  }
   char* to[E::rows];
   for (int i = 0; i < rows.count; ++i) {
-    Real top = state.top[i], total = state.total[i];
+    Real top = state.top[i];
+    const Real sum = state.total[i] + state.rest[i];
     // With dropout the weights that were multiplied are not all of them.
-    const Real rounded = E::pack > 1 && !p.threshold ? state.rounded[i] : total;
-    factor[i] = settle(p, scaling, rows.head[i], top, total, rounded);
+    const Real rounded = E::pack > 1 && !p.threshold ? state.rounded[i] : sum;
+    Real total = sum * factor[i];
+    factor[i] *= settle(p, scaling, rows.head[i], top, total, rounded * factor[i]);
     const int64_t row = (rows.b * p.Hq + rows.head[i]) * p.Lq + rows.index[i];
     if (f.maximum) ((Real*)f.maximum)[row] = top, ((Real*)f.total)[row] = total;
     to[i] = f.out + row * p.Dv * int64_t(sizeof(typename E::Bits));
@@ -384,10 +425,11 @@ static void run_forward(const void* pass, int64_t task, char* memory, const Stop
   for (; block < end; ++block) {
     if (stopped(stop)) return;
     m.rows = m.next;
-    into_lanes<E>(m.rows.query, m.rows.count, p.D, m.rows.q);
+    load_queries<E>(p, m.rows);
     if (block + 1 < end) find_block(p, m.next, block + 1);
     look_ahead(f, m, block + 1 < end);
-    int64_t low = m.rows.low, high = m.rows.high;
+    // Sums begin where they would with any other rows in the block: a row's bits are its own.
+    int64_t low = m.rows.low - m.rows.low % kKeys, high = m.rows.high;
     if (n > 1) {
       if (low < piece * kPiece) low = piece * kPiece;
       if (high > (piece + 1) * kPiece) high = (piece + 1) * kPiece;
@@ -395,8 +437,8 @@ static void run_forward(const void* pass, int64_t task, char* memory, const Stop
           p, f.partial + (block * n + piece) * state_size<E>(p) * sizeof(typename E::Real));
     }
     const int64_t kv = m.rows.head[0] / (p.Hq / p.Hkv);
-    if (m.laid_out.values && low % E::pack && low < m.rows.all_low) --low;
-    if (add_keys(f, m, kv, low, high, false) && !finite_sums(p, m.state))
+    const bool hidden = add_keys(f, m, kv, low, high, false);
+    if ((hidden || kLift<typename E::Real> != 1) && !finite_sums(p, m.state))
       add_keys(f, m, kv, low, high, true);
     if (n == 1) write_rows(f, m.rows, m.state);
   }
@@ -423,11 +465,13 @@ static void run_merge(const void* pass, int64_t unit, char* memory, const Stop&)
       const State<E> part = state_in<E>(p, f.partial + (unit * n + i) * size * sizeof(Real));
       vec(sum.top) = larger(vec(part.top), vec(sum.top));
     }
+    vec(sum.base) = vec(sum.top);
     const auto base = scaling.base(vec(sum.top));
     for (int64_t i = 0; i < n; ++i) {
       const State<E> part = state_in<E>(p, f.partial + (unit * n + i) * size * sizeof(Real));
-      const Vec<Real> factor = exp2(scaling.exponent(vec(part.top), base));
-      vec(sum.total) += vec(part.total) * factor;
+      const Vec<Real> factor = exp2(scaling.exponent(vec(part.base), base));
+      add_exactly(vec(sum.total), vec(sum.rest), vec(part.total) * factor);
+      vec(sum.rest) += vec(part.rest) * factor;
       vec(sum.rounded) += vec(part.rounded) * factor;
       for (int64_t d = 0; d < p.Dv; ++d)
         vec(sum.out + d * E::rows) += vec(part.out + d * E::rows) * factor;

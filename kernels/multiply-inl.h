@@ -14,9 +14,7 @@ struct Pairs {  // two bfloat16
   typedef float Real;
   typedef int32_t Word;
   static constexpr int numbers_a_word = 2;
-  static inline F add(F sum, I x, I y) {
-    return (F)_mm512_dpbf16_ps((__m512)sum, (__m512bh)x, (__m512bh)y);
-  }
+  static inline F add(F sum, I x, I y) { return dot_pairs(sum, x, y); }
 };
 #endif
 

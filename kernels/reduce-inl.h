@@ -58,7 +58,7 @@ struct ReduceMemory {
 
   ReduceMemory(const Reduce& r, Scratch& scratch) {
     const Problem& p = *r.problem;
-    rows.q = scratch.take<typename E::Word>(E::words(p.D) * E::rows);
+    rows.q = scratch.take<typename E::Word>(query_words<E>(p));
     scores = scratch.take<Real>(kKeys * E::rows);
     keys = scratch.take<typename E::Word>(kKeys * E::words(p.D));
     for (Real** x : {&base, &inverse, &log_total, &place, &threshold, &pair_threshold})
@@ -595,7 +595,7 @@ static void run_reduce(const void* pass, int64_t task, char* memory, const Stop&
   for (int64_t row = begin; row < end; row += E::rows) {
     if (stopped(stop)) return;
     find(p, m.rows, b, h, row, end);
-    into_lanes<E>(m.rows.query, m.rows.count, p.D, m.rows.q);
+    load_queries<E>(p, m.rows);
     start_rows(r, m);
     for (int i = 0; picture && i < m.rows.count; ++i) {
       m.row_bin[i] = bin_of(m.rows.index[i] - r.row0, height, r.bins[0]);
@@ -610,8 +610,7 @@ static void run_reduce(const void* pass, int64_t task, char* memory, const Stop&
       const int keys = int(high - j0 < kKeys ? high - j0 : kKeys);
       const Reach reach = reach_of(m.rows, j0, keys);
       const Matrix k = along<E>(p.key.at(b, kv, j0), p.key.strides[2], keys, p.D, m.keys);
-      for (int x = 0; x < reach.cuts; ++x)
-        multiply_cut<E>(reach.cut[x], m.rows.q, k, p.D, m.scores);
+      multiply_keys<E>(p, m.rows, reach, kv, j0, keys, k, m.scores);
       if (!(reach.plain && scaling.raw && !p.mask && !p.key_ids))
         finish_scores<E>(p, m.rows, reach, scaling, j0, keys, m.scores, nullptr);
       if (r.k && r.k <= kSortedInLanes)

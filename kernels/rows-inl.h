@@ -1,4 +1,4 @@
-// A block of queries in the lanes, and its scores S^T = K Q^T: what every pass begins with.
+// A block of queries, and which keys it sees: what every pass begins with.
 //
 // Rows of key and value are read where they are, a number at a time; only the block of queries is
 // transposed. Maximum, sum, exp and masks are lane-wise.
@@ -208,14 +208,6 @@ static void find(const Problem& p, Rows<E>& rows, int64_t b, int64_t h0, int64_t
   }
 }
 
-// The same, with their queries in the lanes.
-template <class E>
-static void gather(const Problem& p, Rows<E>& rows, int64_t b, int64_t h0, int64_t row0,
-                   int64_t all) {
-  find(p, rows, b, h0, row0, all);
-  into_lanes<E>(rows.query, rows.count, p.D, rows.q);
-}
-
 // Which vectors see which keys of a block: what lies outside is not computed.
 struct Reach {
   struct Cut {
@@ -270,160 +262,6 @@ static bool sees(const Problem& p, const Rows<E>& rows, int i, int64_t j) {
   return rows.first[i] <= j && j < rows.last[i] &&
          (!p.key_ids || p.query_ids[b * p.Lq + q] == p.key_ids[b * p.Lk + j]) &&
          (!p.mask || *(p.mask.at(b, h, q) + j * p.mask.strides[3]));
-}
-
-// Sums of more words than these are made in parts: the error grows with the longest.
-constexpr int64_t kTerms = 128;
-
-// to[key][row]: the products of the keys of a cut with its vectors of x, [words(D)][rows].
-template <class E>
-static void multiply_cut(const Reach::Cut& cut, const typename E::Word* x, const Matrix& keys,
-                         int64_t D, typename E::Real* to, Ahead* ahead = nullptr) {
-  typedef typename E::Op Op;
-  const int vectors = cut.to - cut.from, first = cut.from * E::lanes;
-  for (int64_t w = 0; w == 0 || w < E::words(D); w += kTerms) {  // of nothing the sum is 0
-    const int64_t terms = E::words(D) - w < kTerms ? E::words(D) - w : kTerms;
-    const char* from =
-        (const char*)keys.data + cut.begin * keys.stride + w * int64_t(sizeof(typename E::Word));
-    (w ? multiply<Op, false, Into::add>
-       : multiply<Op, false, Into::set>)(vectors, x + w * E::rows + first, E::rows, from,
-                                         keys.stride, terms, cut.end - cut.begin,
-                                         to + cut.begin * E::rows + first, E::rows, nullptr, ahead);
-  }
-}
-
-// What stands between the products and the exponential. Where it is `raw`, scores are the products
-// and `factor` has the scale in it; else they are computed in place.
-template <class E>
-struct Scaling {
-  typedef typename E::Real Real;
-  bool raw;
-  Real factor;  // from a score to the exponent of 2
-
-  explicit Scaling(const Problem& p) : raw(raw_scores(p)), factor(Real(factor_of(p))) {}
-
-  // The exponent of 2 of a score less that of `base`: first the difference, so that large scores
-  // are exact too.
-  static Vec<Real> base(Vec<Real> top) { return top == -kInf<Real> ? Vec<Real>{} : top; }
-  Vec<Real> exponent(Vec<Real> score, Vec<Real> base) const { return (score - base) * factor; }
-};
-
-// The entries (i, j0 + j) of a mask or a bias for the rows of one vector and `n` keys: t[j][i].
-template <class R>
-static void entries(const Array& x, const char* const* rows, int count, int64_t j0, int n,
-                    Vec<R>* t) {
-  constexpr int lanes = Simd<R>::lanes;
-  const int64_t step = x.strides[3], size = bytes_of(x.type);
-  bool same = true;
-  for (int i = 1; i < count; ++i) same &= rows[i] == rows[0];
-  if (same) {
-    for (int j = 0; j < n; ++j) t[j] = broadcast(number<R>(rows[0] + (j0 + j) * step, x.type));
-    return;
-  }
-  for (int i = 0; i < lanes; ++i) {
-    t[i] = Vec<R>{};
-    if (i >= count) continue;
-    const char* p = rows[i] + j0 * step;
-    if (step == size && n == lanes) {
-      switch (x.type) {
-        case Type::float32:
-          t[i] = numbers<R, Type::float32>(p);
-          continue;
-        case Type::float64:
-          t[i] = numbers<R, Type::float64>(p);
-          continue;
-        case Type::bfloat16:
-          t[i] = numbers<R, Type::bfloat16>(p);
-          continue;
-        case Type::float16:
-          t[i] = numbers<R, Type::float16>(p);
-          continue;
-        default:
-          t[i] = __builtin_convertvector(read<typename Simd<R>::Byte>(p), Vec<R>);
-          continue;
-      }
-    }
-    for (int j = 0; j < n; ++j) t[i][j] = number<R>(p + j * step, x.type);
-  }
-  transpose(*(Vec<R>(*)[lanes])t);
-}
-
-// Applies scale, softcap and bias where they are not left for the exponential, and puts -inf where
-// nothing is seen. `slope`, where wanted, is the derivative of the softcap.
-template <class E>
-static void finish_scores(const Problem& p, const Rows<E>& rows, const Reach& reach,
-                          const Scaling<E>& scaling, int64_t j0, int keys, typename E::Real* scores,
-                          typename E::Real* slope) {
-  typedef typename E::Real Real;
-  constexpr int n = E::lanes;
-  const auto at = [&](int j, int v) -> Vec<Real>& {
-    return *(Vec<Real>*)(scores + j * E::rows + v * n);
-  };
-  const Real hidden = -kInf<Real>;
-  for (int v = 0; v < rows.vectors; ++v) {
-    const int low = reach.low[v], high = reach.high[v];
-    const int count = rows.count - v * n < n ? rows.count - v * n : n;
-    if (!scaling.raw) {
-      const Real scale = Real(p.scale), cap = Real(p.softcap);
-      for (int j = low; j < high; ++j) {
-        Vec<Real> s = at(j, v) * scale;
-        if (p.softcap != 0) {
-          s = tanh(s / cap);
-          if (slope) *(Vec<Real>*)(slope + j * E::rows + v * n) = Real(1) - s * s;
-          s *= cap;
-        }
-        at(j, v) = s;
-      }
-    }
-    const char* row[n];
-    Vec<Real> tile[n];
-    if (p.bias) {
-      for (int i = 0; i < count; ++i)
-        row[i] = p.bias.at(rows.b, rows.head[v * n + i], rows.index[v * n + i]);
-      for (int j = low; j < high; j += n) {
-        const int m = high - j < n ? high - j : n;
-        entries<Real>(p.bias, row, count, j0 + j, m, tile);
-        for (int i = 0; i < m; ++i) at(j + i, v) += tile[i];
-      }
-    }
-    if (!reach.plain) {
-      Int<Real> first, last;
-      int seen_low = low, seen_high = high;  // by every row
-      for (int i = 0; i < n; ++i) {
-        const auto inside = [&](int64_t j) { return int(j < 0 ? 0 : j > keys ? keys : j); };
-        first[i] = inside(rows.first[v * n + i] - j0);
-        last[i] = inside(rows.last[v * n + i] - j0);
-        if (i < count && first[i] > seen_low) seen_low = int(first[i]);
-        if (i < count && last[i] < seen_high) seen_high = int(last[i]);
-      }
-      const auto hide = [&](int from, int to) {
-        for (int j = from; j < to; ++j) {
-          const Int<Real> key = Int<Real>{} + j;
-          at(j, v) = ((key >= first) & (key < last)) ? at(j, v) : Vec<Real>{} + hidden;
-        }
-      };
-      hide(low, seen_low < high ? seen_low : high);
-      hide(seen_high > seen_low ? seen_high : seen_low, high);
-    }
-    if (p.mask) {
-      for (int i = 0; i < count; ++i)
-        row[i] = p.mask.at(rows.b, rows.head[v * n + i], rows.index[v * n + i]);
-      for (int j = low; j < high; j += n) {
-        const int m = high - j < n ? high - j : n;
-        entries<Real>(p.mask, row, count, j0 + j, m, tile);
-        for (int i = 0; i < m; ++i)
-          at(j + i, v) = tile[i] != 0 ? at(j + i, v) : Vec<Real>{} + hidden;
-      }
-    }
-  }
-  if (!p.key_ids) return;
-  const int64_t* ids = p.key_ids + rows.b * p.Lk + j0;
-  for (int v = 0; v < rows.vectors; ++v)
-    for (int i = v * n; i < rows.count && i < (v + 1) * n; ++i) {
-      const int64_t id = p.query_ids[rows.b * p.Lq + rows.index[i]];
-      for (int j = reach.low[v]; j < reach.high[v]; ++j)
-        if (ids[j] != id) scores[j * E::rows + i] = hidden;
-    }
 }
 
 // Calls `what` with the element type of a problem.

@@ -52,6 +52,13 @@ static inline T read(const void* p) {
   return x;
 }
 
+// The bits of x as a T, as std::bit_cast, which GCC 10 has not.
+template <class T, class S>
+static inline T bits_as(S x) {
+  static_assert(sizeof(T) == sizeof(S));
+  return read<T>(&x);
+}
+
 template <class R>
 static inline Vec<R> load(const void* p) {
   Vec<R> x;
@@ -132,6 +139,15 @@ static inline R max_lanes(Vec<R> x) {
   return top;
 }
 
+// sum += x; what that rounds off goes to `rest`. Source: Knuth, The Art of Computer Programming 2,
+// 4.2.2, theorem B.
+template <class V>
+static inline void add_exactly(V& sum, V& rest, V x) {
+  const V both = sum + x, added = both - sum;
+  rest += (sum - (both - added)) + (x - added);
+  sum = both;
+}
+
 // p[0] f^n + p[1] f^(n - 1) + ... + p[n], of several vectors step by step: alone each would wait
 // for its own last product.
 template <class V, int n, size_t terms>
@@ -157,14 +173,6 @@ REGARD_INLINE static void exp2_fractions(F (&f)[n]) {
 #endif
 }
 
-#ifdef REGARD_PAIRS
-// To 3e-6, for 0 <= f <= 1.
-template <int n>
-REGARD_INLINE static void exp2_fractions_roughly(F (&f)[n]) {
-  polynomials({0x1.b7f756p-7f, 0x1.abf85ap-5f, 0x1.ee2452p-3f, 0x1.62d6c6p-1f, 1.0f}, f);
-}
-#endif
-
 // Likewise for |f| <= 1/2, to 4e-18: Taylor's, ln(2)^k / k!.
 template <int n>
 REGARD_INLINE static void exp2_fractions(G (&f)[n]) {
@@ -179,21 +187,20 @@ REGARD_INLINE static void exp2_fractions(G (&f)[n]) {
   polynomials(terms.of, f);
 }
 
-// x becomes 2^x; exactly 0 for -inf; NaN stays NaN. `roughly` is for what is rounded to bfloat16,
-// which is a thousand times as coarse.
+// x becomes 2^x: exactly 0 where that is less than the smallest normal number, and for -inf; NaN
+// stays NaN. Intel's processors take 150 cycles to scale to a denormal number or to an underflow.
 #if REGARD_LANES == 16
-template <bool roughly = false, int n>
+template <int n>
 REGARD_INLINE static void exp2_each(F (&x)[n]) {
   F over[n];  // the whole number below; 0 for -inf, which is left to the scaling
   for (int i = 0; i < n; ++i)
     over[i] = (F)_mm512_reduce_ps((__m512)x[i], _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
-#ifdef REGARD_PAIRS
-  if constexpr (roughly)
-    exp2_fractions_roughly(over);
-  else
-#endif
-    exp2_fractions(over);
-  for (int i = 0; i < n; ++i) x[i] = (F)_mm512_scalef_ps((__m512)over[i], (__m512)x[i]);
+  exp2_fractions(over);
+  for (int i = 0; i < n; ++i) {
+    const __m512 y = (__m512)x[i];
+    const __mmask16 normal = _mm512_cmp_ps_mask(y, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
+    x[i] = (F)_mm512_maskz_scalef_ps(normal, (__m512)over[i], y);
+  }
 }
 template <int n>
 REGARD_INLINE static void exp2_each(G (&x)[n]) {
@@ -204,7 +211,11 @@ REGARD_INLINE static void exp2_each(G (&x)[n]) {
     x[i] -= whole[i];
   }
   exp2_fractions(x);
-  for (int i = 0; i < n; ++i) x[i] = (G)_mm512_scalef_pd((__m512d)x[i], (__m512d)whole[i]);
+  for (int i = 0; i < n; ++i) {
+    const __m512d y = (__m512d)whole[i];
+    const __mmask8 normal = _mm512_cmp_pd_mask(y, _mm512_set1_pd(-1022.0), _CMP_NLE_UQ);
+    x[i] = (G)_mm512_maskz_scalef_pd(normal, (__m512d)x[i], y);
+  }
 }
 #else
 template <int n>
@@ -308,11 +319,21 @@ static inline void exchange(V& x, V& y) {
   }
 }
 #else
+// The lanes of x and y with these numbers; those of y come after those of x. GCC has the first way
+// since version 12, clang has no other.
+template <int... lane, class V>
+static inline V pick(V x, V y) {
+#if __has_builtin(__builtin_shufflevector)
+  return __builtin_shufflevector(x, y, lane...);
+#else
+  return __builtin_shuffle(x, y, decltype(x > y){lane...});
+#endif
+}
 template <int half, class V, size_t... i>
 static inline void exchange_lanes(V& x, V& y, std::index_sequence<i...>) {
   constexpr int n = sizeof...(i);
-  const V low = __builtin_shufflevector(x, y, (int(i) & half ? n + int(i) - half : int(i))...);
-  y = __builtin_shufflevector(x, y, (int(i) & half ? n + int(i) : int(i) + half)...);
+  const V low = pick<(int(i) & half ? n + int(i) - half : int(i))...>(x, y);
+  y = pick<(int(i) & half ? n + int(i) : int(i) + half)...>(x, y);
   x = low;
 }
 template <int half, class V>
@@ -395,28 +416,26 @@ template <class R>
 constexpr Type real_type = std::is_same_v<R, float> ? Type::float32 : Type::float64;
 
 static inline float half_to_float(uint16_t half) {
-  uint32_t bits = std::bit_cast<uint32_t>(std::bit_cast<float>((half & 0x7fffu) << 13) * 0x1p112f);
+  uint32_t bits = bits_as<uint32_t>(bits_as<float>((half & 0x7fffu) << 13) * 0x1p112f);
   if ((half & 0x7c00) == 0x7c00) bits |= 0x7f800000;
   bits |= uint32_t(half & 0x8000) << 16;
-  return std::bit_cast<float>(bits);
+  return bits_as<float>(bits);
 }
 
 static inline uint16_t float_to_half(float x) {
-  const uint32_t sign = std::bit_cast<uint32_t>(x) >> 16 & 0x8000;
+  const uint32_t sign = bits_as<uint32_t>(x) >> 16 & 0x8000;
   const float size = x < 0 ? -x : x;
-  uint32_t bits = std::bit_cast<uint32_t>(size);
+  uint32_t bits = bits_as<uint32_t>(size);
   if (x != x) return uint16_t(sign | 0x7e00);
   if (size >= 65520.0f) return uint16_t(sign | 0x7c00);
   if (size < 0x1p-14f) {  // 0.5 counts in steps of the smallest half
-    return uint16_t(sign | (std::bit_cast<uint32_t>(size + 0.5f) - 0x3f000000));
+    return uint16_t(sign | (bits_as<uint32_t>(size + 0.5f) - 0x3f000000));
   }
   bits += 0xc8000fff + (bits >> 13 & 1);  // the exponents' difference, and a half of the last bit
   return uint16_t(sign | bits >> 13);
 }
 
-static inline float bfloat16_to_float(uint16_t x) {
-  return std::bit_cast<float>(uint32_t(x) << 16);
-}
+static inline float bfloat16_to_float(uint16_t x) { return bits_as<float>(uint32_t(x) << 16); }
 
 // One number of any type.
 template <class R>
@@ -496,6 +515,27 @@ static inline Simd<float>::Short rounded(F x) {
 #endif
   }
 }
+
+#ifdef REGARD_PAIRS
+// The processor's instructions for bfloat16: sum + x0 y0 + x1 y1 of pairs, numbers rounded to
+// bfloat16, and those of y before those of x.
+#ifndef REGARD_EMULATED
+static inline F dot_pairs(F sum, I x, I y) {
+  return (F)_mm512_dpbf16_ps((__m512)sum, (__m512bh)x, (__m512bh)y);
+}
+static inline __m256i narrow(F x) { return (__m256i)_mm512_cvtneps_pbh((__m512)x); }
+static inline I narrow(F x, F y) { return (I)_mm512_cvtne2ps_pbh((__m512)x, (__m512)y); }
+#else  // in those of plain AVX-512, for tests: denormal numbers are kept here
+static inline F dot_pairs(F sum, I x, I y) {
+  const F high = (F)(x & ~0xffff) * (F)(y & ~0xffff) + sum;
+  return (F)(x << 16) * (F)(y << 16) + high;
+}
+static inline __m256i narrow(F x) { return (__m256i)rounded<Type::bfloat16>(x); }
+static inline I narrow(F x, F y) {
+  return (I)_mm512_inserti64x4(_mm512_castsi256_si512(narrow(y)), narrow(x), 1);
+}
+#endif
+#endif
 
 // Writes the first `count` lanes, rounded to the stored type.
 template <class R, Type type>

@@ -20,8 +20,9 @@ Intervals intervals_of(const Rules& r) {
   std::unordered_map<int64_t, Run> runs;
   for (int64_t b = 0; b < r.B; ++b) {
     const int64_t length = r.lengths[b];
-    const int64_t* query_ids = r.query_ids + (r.shared_query_ids ? 0 : b * r.Lq);
+    const int64_t* query_ids = nullptr;
     if (r.query_ids) {
+      query_ids = r.query_ids + (r.shared_query_ids ? 0 : b * r.Lq);
       const int64_t* key_ids = r.key_ids + (r.shared_key_ids ? 0 : b * r.Lk);
       runs.clear();
       Run* run = nullptr;
@@ -36,7 +37,7 @@ Intervals intervals_of(const Rules& r) {
     for (int64_t i = 0; i < r.Lq; ++i) {
       const int64_t place = r.starts[b] + i * r.step;
       int64_t first = 0, last = length;
-      if (r.query_ids) {
+      if (query_ids) {
         const auto run = runs.find(query_ids[i]);
         first = run == runs.end() ? 0 : run->second.first;
         last = run == runs.end() ? 0 : run->second.last;

@@ -9,7 +9,7 @@ namespace regard {
 struct Rules {
   int64_t B, Lq, Lk;
   bool causal;
-  int64_t left, right;       // the window's sides; -1: open
+  int64_t left, right;       // the window's sides; -1: open. They and starts are below 2^55
   const int64_t* starts;     // (B,) place of query 0 among the keys
   int64_t step;              // from a query to the place of the next
   const int64_t* lengths;    // (B,) valid keys

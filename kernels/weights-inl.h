@@ -6,20 +6,22 @@ template <class E>
 struct State {
   typename E::Real* out;      // [Dv]: weights times values
   typename E::Real* top;      // the largest score
+  typename E::Real* base;     // the score whose weight is 1: the largest, or somewhat more
   typename E::Real* total;    // the sum of the weights
+  typename E::Real* rest;     // what that rounded off
   typename E::Real* rounded;  // the sum of the weights as they were multiplied
 };
 
 template <class E>
 static int64_t state_size(const Problem& p) {
-  return (p.Dv + 3) * E::rows;
+  return (p.Dv + 5) * E::rows;
 }
 
 template <class E>
 static State<E> state_in(const Problem& p, void* memory) {
   typename E::Real* out = (typename E::Real*)memory;
   typename E::Real* top = out + p.Dv * E::rows;
-  return {out, top, top + E::rows, top + 2 * E::rows};
+  return {out, top, top + E::rows, top + 2 * E::rows, top + 3 * E::rows, top + 4 * E::rows};
 }
 
 template <class E>
@@ -149,8 +151,7 @@ static inline I pairs_of(F x, F y) {
   }();
   S index;
   __builtin_memcpy(&index, order.at, 64);
-  return (I)_mm512_permutexvar_epi16((__m512i)index,
-                                     (__m512i)_mm512_cvtne2ps_pbh((__m512)y, (__m512)x));
+  return (I)_mm512_permutexvar_epi16((__m512i)index, (__m512i)narrow(y, x));
 }
 
 constexpr int32_t kOnes = 0x3f803f80;  // a pair of 1

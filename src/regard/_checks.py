@@ -12,8 +12,15 @@ import numpy as np
 from regard._errors import ShapeError
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
+# Of a query among the keys, either way: exact in float64 and JSON, and with a window within int64.
+LARGEST_POSITION = 2**53
 # NumPy takes a few microseconds to tell a name.
 _NUMPY_NAMES = {np.dtype(name): name for name in ("float16", "float32", "float64", "bool")}
+
+_ARRAYS = (
+    "query", "key", "value", "mask", "bias", "key_lengths", "query_segments", "key_segments",
+    "query_start", "sinks", "seed",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,12 +51,21 @@ class Call:
     softcap: float | None = None
     dropout: float = 0.0
     seed: Any = None  # () int64, given where dropout is
+    part_of: int | None = None  # of a part of a call: the ``group_rows`` of the whole
 
     @property
     def sizes(self) -> tuple[int, int, int, int, int]:
         """``B, Hq, Hkv, Lq, Lk``."""
         B, Hq, Lq, _ = self.query.shape
         return B, Hq, self.key.shape[1], Lq, self.key.shape[2]
+
+    @property
+    def group_rows(self) -> int:
+        """The queries that share a key head, of the whole call: these decide how it is computed."""
+        if self.part_of is not None:
+            return self.part_of
+        _, Hq, Hkv, Lq, _ = self.sizes
+        return Hq // Hkv * Lq if Hkv else 0
 
     @property
     def is_torch(self) -> bool:
@@ -59,8 +75,8 @@ class Call:
     @property
     def tensors(self) -> list[Any]:
         """Every torch tensor of the call."""
-        torch = sys.modules.get("torch")
-        return [x for x in vars(self).values() if torch is not None and isinstance(x, torch.Tensor)]
+        given = (getattr(self, name) for name in _ARRAYS)
+        return [x for x in given if x is not None and is_tensor(x)]
 
     def restore(self, x: Any) -> Any:
         """``(B, Hq, ...)`` with the caller's own leading axes."""
@@ -71,22 +87,28 @@ class Call:
 
     def head(self, b: int, h: int) -> "Call":
         """Query head h of batch element b alone, as if it had been passed as ``(L, D)``."""
-        group = self.sizes[1] // self.sizes[2]
-        own, shared = slice(h, h + 1), slice(h // group, h // group + 1)
-        fields: dict[str, Any] = {"query": self.query[b : b + 1, own]}
+        alone = self.of_heads(range(b, b + 1), range(h, h + 1))
+        return replace(alone, leading=(), heads=False)
+
+    def of_heads(self, b: range, h: range) -> "Call":
+        """Some batch elements and query heads: one, or all that share some of the keys."""
+        group = self.sizes[1] // max(self.sizes[2], 1)
+        batch, own = slice(b.start, b.stop), slice(h.start, h.stop)
+        shared = slice(h.start // group, -(-h.stop // group)) if group else slice(0, 0)
+        fields: dict[str, Any] = {"query": self.query[batch, own]}
         for name in ("key", "value"):
             x = getattr(self, name)
-            fields[name] = None if x is None else x[_at(x, b), shared]
+            fields[name] = None if x is None else x[_at(x, batch), shared]
         for name in ("mask", "bias"):
             x = getattr(self, name)
             fields[name] = (
-                None if x is None else x[_at(x, b), own if x.shape[1] > 1 else slice(None)]
+                None if x is None else x[_at(x, batch), own if x.shape[1] > 1 else slice(None)]
             )
         for name in ("key_lengths", "query_start", "query_segments", "key_segments"):
             x = getattr(self, name)
-            fields[name] = None if x is None else x[_at(x, b)]
+            fields[name] = None if x is None else x[_at(x, batch)]
         fields["sinks"] = None if self.sinks is None else self.sinks[own]
-        return replace(self, leading=(), heads=False, **fields)
+        return replace(self, leading=(len(b),), heads=True, part_of=self.group_rows, **fields)
 
     def rows(self, part: slice) -> "Call":
         """Some of the queries, with what they see; ``part`` may have a step."""
@@ -103,16 +125,32 @@ class Call:
         if self.query_segments is not None:
             fields["query_segments"] = self.query_segments[:, start:stop:step]
         fields["query_start"] = starts + start * self.query_step
-        return replace(self, query_step=self.query_step * step, **fields)
+        step *= self.query_step
+        return replace(self, query_step=step, part_of=self.group_rows, **fields)
+
+    def copy(self) -> "Call":
+        """The same call on arrays of its own."""
+        return Call(**{name: _copied(x) for name, x in vars(self).items()})
 
     def without_value(self) -> "Call":
         """The same weights with nothing to apply them to."""
         return replace(self, value=None, dropout=0.0, seed=None)
 
 
-def _at(x: Any, b: int) -> slice:
-    """Batch element b of x, which may have only one for all."""
-    return slice(b, b + 1) if len(x) > 1 else slice(None)
+def _at(x: Any, batch: slice) -> slice:
+    """Some batch elements of x, which may have only one for all."""
+    return batch if len(x) > 1 else slice(None)
+
+
+def _copied(x: Any) -> Any:
+    """An array of its own; what is broadcast stays so."""
+    if not (isinstance(x, np.ndarray) or is_tensor(x)):
+        return x
+    strides = x.stride() if is_tensor(x) else x.strides
+    cell = x[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in strides)]
+    if is_tensor(x):
+        return cell.clone().expand(x.shape)
+    return np.broadcast_to(cell.copy(), x.shape)
 
 
 def dtype_name(x: Any) -> str:
@@ -284,6 +322,8 @@ def _read_broadcast(name: str, x: Any, query: Any, key: Any, leading: tuple[int,
 
 def _read_integers(name: str, x: Any, query: Any, leading: tuple[int, ...], tail: Any = ()) -> Any:
     """An int or an array of ints as ``(B, *tail)``, or ``(1, *tail)`` where it has a tail."""
+    if isinstance(x, numbers.Integral) and not -(2**63) <= int(x) < 2**63:
+        raise ValueError(f"attention: {name} is {x}; it must fit into 64 bits with a sign.")
     if is_tensor(query):
         torch = sys.modules["torch"]
         x = torch.as_tensor(x, device=query.device)
@@ -295,6 +335,11 @@ def _read_integers(name: str, x: Any, query: Any, leading: tuple[int, ...], tail
         integral = x.dtype.kind in "iu"
     if not integral:
         raise TypeError(f"attention: {name} is {dtype_name(x)}; integers are needed.")
+    if dtype_name(x) == "uint64":
+        way_out = "to(torch.int64)" if is_tensor(x) else "astype(np.int64)"
+        raise TypeError(
+            f"attention: {name} is uint64; integers with a sign are needed, as in {name}.{way_out}."
+        )
     full = leading + tail
     if not leading and x.ndim == len(tail) + 1 and x.shape[0] == 1:
         x = x[0]  # one sequence without a batch axis may be told as a batch of one
@@ -308,6 +353,7 @@ def _read_integers(name: str, x: Any, query: Any, leading: tuple[int, ...], tail
             + ("" if leading else " The arrays have no batch axis in front of (H, L, D).")
         )
     if not tail:
+        x = x.long() if is_tensor(x) else x.astype(np.int64, copy=False)
         return _expand(x, leading).reshape((math.prod(leading),))
     return _fold(x.reshape((1,) * (len(full) - x.ndim) + tuple(x.shape)), leading, 1)
 
@@ -347,7 +393,8 @@ def _read_window(window: Any) -> tuple[int | None, int | None]:
         )
     if any(w is not None and w < 0 for w in sides):
         raise ValueError(f"attention: window is {window!r}; its sides must not be negative.")
-    left, right = (None if w is None or w >= 2**62 else int(w) for w in sides)
+    # A side that reaches past every position is open.
+    left, right = (None if w is None or w >= 2 * LARGEST_POSITION else int(w) for w in sides)
     return left, right
 
 
@@ -457,12 +504,23 @@ def read_call(
 
 
 def check_contents(call: Call) -> None:
-    """What only the numbers in an array can tell: key lengths that exceed the keys."""
-    if call.key_lengths is None or len(call.key_lengths) == 0:
-        return
-    low, high, Lk = int(call.key_lengths.min()), int(call.key_lengths.max()), call.key.shape[2]
-    if low < 0 or high > Lk:
-        raise ShapeError(
-            f"attention: key_lengths are from {low} to {high}; "
-            f"each must be between 0 and the number of keys, {Lk}."
-        )
+    """What only the numbers in an array can tell: key lengths past the keys, queries far off them.
+
+    Raises:
+        ShapeError: key lengths exceed the keys.
+        ValueError: the place of a query exceeds ``LARGEST_POSITION``.
+    """
+    if call.key_lengths is not None and len(call.key_lengths):
+        low, high, Lk = int(call.key_lengths.min()), int(call.key_lengths.max()), call.key.shape[2]
+        if low < 0 or high > Lk:
+            raise ShapeError(
+                f"attention: key_lengths are from {low} to {high}; "
+                f"each must be between 0 and the number of keys, {Lk}."
+            )
+    if call.query_start is not None and len(call.query_start) and call.part_of is None:
+        low, high = int(call.query_start.min()), int(call.query_start.max())
+        if low < -LARGEST_POSITION or high > LARGEST_POSITION:
+            raise ValueError(
+                f"attention: query_start is {low if low < -LARGEST_POSITION else high}; "
+                "the place of a query must be between -2**53 and 2**53."
+            )

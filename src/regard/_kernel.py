@@ -16,12 +16,13 @@ from regard._settings import get_num_threads
 
 LARGEST_NUMBER = 1e30  # that scores are multiplied with in float32
 LARGEST_HEAD = 256  # one sum over more numbers than these is less exact than the plain formula's
+FEW_ROWS = 64  # that share a key: a block of the widest instruction set, computed in other ways
 
 
 def _load() -> ModuleType | None:
     try:
         found = importlib.import_module("regard._kernels")
-    except ImportError:  # installed without a C++ compiler
+    except ImportError:  # installed without a C++ compiler that builds it
         return None
     atexit.register(found.end)
     return found
@@ -33,7 +34,8 @@ kernels = _load()
 def refuses(call: Call) -> str | None:
     """Why the kernels cannot serve a call, or None."""
     if kernels is None:
-        return "it is not in this install, which found no C++ compiler; install g++ and regard anew"
+        found = "it is not in this install, which found no C++ compiler that builds it"
+        return f"{found}; install g++ 11 or newer and regard anew"
     Dv = 0 if call.value is None else call.value.shape[3]
     sizes = call.query.shape[3], Dv
     if max(sizes) > LARGEST_HEAD:
@@ -49,15 +51,19 @@ def refuses(call: Call) -> str | None:
 
 def _refuses_tensors(call: Call) -> str | None:
     torch = sys.modules["torch"]
-    if torch._C._are_functorch_transforms_active():
-        return "it takes no part in the transforms of torch.func"
     tensors = call.tensors
     if any(x.device.type != "cpu" for x in tensors):
         return "it computes on the CPU; move the tensors with .cpu()"
     if any(type(x) not in (torch.Tensor, torch.nn.Parameter) for x in tensors):
         return "it takes plain tensors"
-    if not torch.compiler.is_compiling() and torch.autograd.forward_ad._current_level >= 0:
+    compiles = torch.compiler.is_compiling()
+    if not compiles and torch.autograd.forward_ad._current_level >= 0:
         return "it has no forward-mode derivative"
+    if compiles or torch._C._get_tracing_state() is not None:
+        from regard._torch_state import is_exported_to_onnx
+
+        if is_exported_to_onnx():
+            return "ONNX has no such operator"
     return None
 
 
@@ -100,7 +106,7 @@ def _read(call: Call) -> tuple[Any, tuple[Any, ...]]:
     sinks = [] if call.sinks is None else call.sinks.tolist()
     read = kernels.Call(
         query=_told(q), key=_told(k), value=_told(v),
-        sizes=(B, Hq, Hkv, Lq, Lk, q.shape[-1], 0 if v is None else v.shape[-1]),
+        sizes=(B, Hq, Hkv, Lq, Lk, q.shape[-1], 0 if v is None else v.shape[-1], call.group_rows),
         scale=call.scale, softcap=call.softcap or 0.0,
         causal=call.causal, left=-1 if call.left is None else call.left,
         right=-1 if call.right is None else call.right, starts=starts, step=call.query_step,
@@ -148,13 +154,22 @@ def forward(call: Call, statistics: bool = True) -> tuple[Any, Any, Any]:
     return out, maximum, total
 
 
+def row_statistics(call: Call) -> tuple[Any, Any]:
+    """Maximum and total of each row, as ``forward`` gives them.
+
+    Rows of a part have the bits that they have in the whole, whichever are computed together;
+    where no more than ``FEW_ROWS`` share their keys, only if these are computed together.
+    """
+    return forward(call.without_value())[1:]
+
+
 def reduce(
     call: Call, maximum: Any, total: Any, rows: slice, columns: slice, fields: dict[str, Any]
 ) -> None:
     """Fills arrays with what is asked of the weights, in one pass over some rows and columns.
 
     Args:
-        maximum, total: the row statistics of ``forward``.
+        maximum, total: the row statistics of ``forward``, in NumPy.
         fields: by the names of ``kernels.reduce``; numbers, and the arrays that take the results.
             Besides ``lse``, ``(B, Hq, Lq)``.
     """
@@ -162,9 +177,10 @@ def reduce(
     read, _held = _read(call.without_value())
     if (lse := fields.pop("lse", None)) is not None:
         with np.errstate(divide="ignore"):
-            lse[...] = maximum
-            lse *= read.factor * math.log(2)
-            lse += total.double().log() if call.is_torch else np.log(total.astype(float))
+            into = lse.numpy() if call.is_torch else lse
+            into[...] = maximum
+            into *= read.factor * math.log(2)
+            into += np.log(total.astype(float))
     part = (rows.start, rows.stop, columns.start, columns.stop)
     if fields and 0 not in call.sizes and rows.start < rows.stop and columns.start < columns.stop:
         asked = {k: v if isinstance(v, (int, tuple)) else _address(v) for k, v in fields.items()}
@@ -187,25 +203,29 @@ def gradients(
     dq = _zeros(call, (B, Hq, Lq, D), sums)
     dk, dv = (_zeros(call, (B, Hkv, Lk, n), own) for n in (D, Dv))
     dbias = _zeros(call, tuple(call.bias.shape), sums) if bias else None
+    # The output tells Σ w·dw of a row up to its own rounding, which is too much in a narrow dtype.
+    delta = _zeros(call, (B, Hq, Lq), sums) if call.sinks is not None and own != sums else None
     read, _held = _read(call)
     grad = _rows(grad)
     if 0 not in (B, Hq, Lq, Lk):
         kernels.backward(
             read, _told(grad), _told(out), _address(maximum), _address(total), _address(dq),
-            _address(dk), _address(dv), _told(dbias), _threads(call),
+            _address(delta), _address(dk), _address(dv), _told(dbias), _threads(call),
         )  # fmt: skip
     if call.scale == 0.0:  # it comes last in the kernels: products that overflow would make it NaN
         dq, dk = _zeros(call, tuple(dq.shape), sums), _zeros(call, tuple(dk.shape), own)
-    dsinks = None if call.sinks is None else _sinks_gradient(call, grad, out, maximum, total, read)
-    return dq, dk, dv, dbias, dsinks
+    if call.sinks is None:
+        return dq, dk, dv, dbias, None
+    delta = (grad.double() * out.double()).sum(-1) if delta is None else delta.double()
+    return dq, dk, dv, dbias, _sinks_gradient(call, delta, maximum, total, read)
 
 
-def _sinks_gradient(call: Call, grad: Any, out: Any, maximum: Any, total: Any, read: Any) -> Any:
-    """``(Hq,)``: the sink's weight takes from every row ``delta = grad · out``."""
-    grad, out, maximum, total = (x.double() for x in (grad, out, maximum, total))
+def _sinks_gradient(call: Call, delta: Any, maximum: Any, total: Any, read: Any) -> Any:
+    """``(Hq,)``: the sink's weight takes ``delta`` from every row, the sum of ``w·dw``."""
+    maximum, total = maximum.double(), total.double()
     exponent = call.sinks.double()[:, None] * math.log2(math.e) - maximum * read.factor
     weight = (exponent.clamp(max=0.0).exp2() / total).masked_fill(total == 0, 0.0)
-    return -(weight * (grad * out).sum(-1)).sum((0, 2))
+    return -(weight * delta).sum((0, 2))
 
 
 def _zeros(call: Call, shape: tuple[int, ...], dtype: str) -> Any:

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from regard._checks import check_contents, is_tensor, read_call
+from regard._checks import LARGEST_POSITION, check_contents, is_tensor, read_call
 from regard._errors import ShapeError
 
 if TYPE_CHECKING:
+    from regard._recording_file import MappedFile
     from regard._weights import AttentionWeights
     from regard.steps import Steps
     from regard.viewer._server import Viewer
@@ -26,14 +27,12 @@ __all__ = ["Layer", "Recording"]
 
 SCALAR_OPTIONS = ("causal", "window", "scale", "softcap", "query_start", "key_lengths")
 ARRAY_OPTIONS = ("segments", "sinks", "bias", "mask")
-# Positions stay exact in JSON and float64, and position + window never leaves int64.
-LARGEST_POSITION = 2**53
 
 
 class Layer:
     """Query, key and value of one attention layer, and the options it was called with.
 
-    Arrays are kept as they are, not copied.
+    Arrays are kept as they are, not copied: write into none of them any more.
 
     Args:
         query: ``(Hq, Lq, D)``, float, as it enters the scores: after rotation or normalisation.
@@ -115,7 +114,8 @@ class Recording:
     Attributes:
         tokens: tuple of ``Lk`` texts.
         query_tokens: tuple of ``Lq`` texts.
-        layers: tuple of :class:`Layer`.
+        layers: tuple of :class:`Layer`. RecordingError where they lie in a file that was cut since
+            it was loaded, and so does all that is asked of them.
         model: str.
         boundary: int, or None.
 
@@ -133,7 +133,7 @@ class Recording:
         (1, 3, 3)
     """
 
-    __slots__ = ("_weights", "boundary", "layers", "model", "query_tokens", "tokens")
+    __slots__ = ("_file", "_layers", "_weights", "boundary", "model", "query_tokens", "tokens")
 
     def __init__(
         self,
@@ -145,19 +145,32 @@ class Recording:
         boundary: int | None = None,
     ) -> None:
         self.tokens = _checked_tokens("tokens", tokens)
-        self.layers = _checked_layers(layers)
+        self._file: MappedFile | None = None
+        self._layers = _checked_layers(layers)
         if not isinstance(model, str):
             raise TypeError(f"recording: model is {type(model).__name__}; it must be a str.")
         self.model = model
         self.boundary = _checked_boundary(boundary, len(self.tokens))
-        _check_key_count(self.layers, self.tokens)
-        self.query_tokens = _checked_query_tokens(self.layers, self.tokens, query_tokens)
-        self._weights = LayerWeights(self.layers)
+        _check_key_count(self._layers, self.tokens)
+        self.query_tokens = _checked_query_tokens(self._layers, self.tokens, query_tokens)
+        self._weights = LayerWeights(self._layers)
+
+    @property
+    def layers(self) -> tuple[Layer, ...]:
+        """Query, key, value and options of every layer."""
+        self._check_file()
+        return self._layers
 
     @property
     def weights(self) -> LayerWeights:
         """``weights[layer]``: the layer's :class:`regard.AttentionWeights`, ``(Hq, Lq, Lk)``."""
+        self._check_file()
         return self._weights
+
+    def _check_file(self) -> None:
+        """Raises RecordingError where the file that the arrays lie in was cut."""
+        if self._file is not None:
+            self._file.check()
 
     def steps(self, layer: int, head: int) -> Steps:
         """Every step of one head, written out: see :class:`regard.Steps`.
@@ -229,7 +242,7 @@ class Recording:
         The file holds query, key and value, and computes the weights where it is opened.
 
         Args:
-            path: file to write; one that exists is replaced.
+            path: file to write, ``.html``; one that exists is replaced.
             other: a second recording, to compare this one with.
             layers: numbers of the layers to write, which keep them; by default all.
             limit_bytes: of the file.
@@ -238,7 +251,8 @@ class Recording:
             IndexError: no such layer.
             MaterializeError: the file would be above the limit.
             OSError: the folder is missing or cannot be written.
-            ValueError: a recording without queries, or no layers are left.
+            ValueError: a recording without queries, no layers are left, or a name that says another
+                kind of file.
 
         Source: docs/viewer-export.md tells what is in the file.
         """
@@ -253,10 +267,14 @@ class Recording:
         killed leaves the old file, or none.
 
         Args:
-            path: file to write; one that exists is replaced.
+            path: file to write, ``.safetensors`` or without an ending; one that exists is replaced,
+                and passes on who may read and write it.
 
         Raises:
             OSError: the folder is missing or cannot be written.
+            RecordingError: the name is a link that leads back to itself, or the tokens are more
+                than the header of a file takes.
+            ValueError: a name that says another kind of file.
 
         Source: docs/recording.md describes the file.
         """
@@ -265,13 +283,15 @@ class Recording:
         write(self, Path(path))
 
     @classmethod
-    def load(cls, path: str | Path) -> Recording:
+    def load(cls, path: str | Path, *, mapped: bool = True) -> Recording:
         """Open a recording that :meth:`save` wrote.
 
-        The arrays are mapped from the file, read-only, and come into memory as they are used.
+        The arrays are mapped from the file, read-only, and come into memory as they are used. As
+        long as they are, the file may be replaced or deleted, but not written into.
 
         Args:
             path: file to open.
+            mapped: False reads all of it into memory, whatever becomes of the file.
 
         Returns:
             The recording, with NumPy arrays.
@@ -282,15 +302,15 @@ class Recording:
         """
         from regard._recording_file import read
 
-        return read(Path(path))
+        return read(Path(path), mapped)
 
     def __repr__(self) -> str:
-        heads = sorted({layer.heads for layer in self.layers})
+        heads = sorted({layer.heads for layer in self._layers})
         count = f"{heads[0]}" if len(heads) == 1 else f"{heads[0]} to {heads[-1]}"
-        size = sum(layer.nbytes for layer in self.layers)
+        size = sum(layer.nbytes for layer in self._layers)
         parts = [
             _counted(len(self.tokens), "token"),
-            _counted(len(self.layers), "layer"),
+            _counted(len(self._layers), "layer"),
             f"{count} head{'' if heads == [1] else 's'}",
             _size(size),
         ]

@@ -1,0 +1,110 @@
+"""Looking changes no number: the output has the same bits in every way of asking for it."""
+
+import numpy as np
+import pytest
+import torch
+
+import regard
+
+SHAPES = {  # of query and key
+    "many queries": ((2, 4, 70, 24), (2, 2, 300, 24)),
+    "one query": ((2, 4, 1, 24), (2, 2, 300, 24)),
+    "one query, a long cache": ((1, 8, 1, 64), (1, 2, 5000, 64)),
+    "few queries of two heads": ((1, 4, 3, 40), (1, 2, 150, 40)),
+    "one key": ((1, 2, 1, 8), (1, 2, 1, 8)),
+}
+OPTIONS = {
+    "plain": {},
+    "causal": {"causal": True},
+    "window and cap": {"causal": True, "window": (120, 0), "softcap": 9.0},
+    "sinks": {"sinks": True},
+    "dropout": {"dropout": 0.3, "seed": 5},
+    "mask": {"mask": True},
+}
+DTYPES = ["float32", "bfloat16", "float16", "float64"]
+
+
+def draw(shape, dtype, options):
+    torch.manual_seed(1)
+    of_query, of_key = SHAPES[shape]
+    arrays = [torch.randn(s).to(getattr(torch, dtype)) for s in (of_query, of_key, of_key)]
+    options = dict(OPTIONS[options])
+    if "sinks" in options:
+        options["sinks"] = torch.randn(of_query[1]).to(arrays[0].dtype)
+    if "mask" in options:
+        options["mask"] = torch.rand(of_query[2], of_key[2]) < 0.7
+    return arrays, options
+
+
+def with_weights(arrays, options):
+    return regard.attention(*arrays, return_weights=True, **options)[0]
+
+
+def with_a_gradient(arrays, options):
+    return regard.attention(*(x.clone().requires_grad_() for x in arrays), **options).detach()
+
+
+def with_weights_and_a_gradient(arrays, options):
+    arrays = [x.clone().requires_grad_() for x in arrays]
+    return regard.attention(*arrays, return_weights=True, **options)[0].detach()
+
+
+def compiled(arrays, options):
+    torch._dynamo.reset()
+    return torch.compile(regard.attention, backend="eager", fullgraph=True)(*arrays, **options)
+
+
+WAYS = [with_weights, with_a_gradient, with_weights_and_a_gradient]
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_output_has_the_same_bits_in_every_way_of_asking(shape, dtype, options):
+    arrays, options = draw(shape, dtype, options)
+    plain = regard.attention(*arrays, backend="kernel", **options)
+    for way in WAYS:
+        assert torch.equal(way(arrays, options), plain), way.__name__
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_output_has_the_same_bits_when_it_is_compiled(shape, dtype):
+    arrays, options = draw(shape, dtype, "sinks")
+    plain = regard.attention(*arrays, backend="kernel", **options)
+    assert torch.equal(compiled(arrays, options), plain)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_output_has_the_same_bits_under_vmap(shape, dtype):
+    arrays, _ = draw(shape, dtype, "plain")
+    batch = [torch.stack([x, x.flip(-1), x * 2]) for x in arrays]
+    mapped = torch.vmap(regard.attention)(*batch)
+    for i, found in enumerate(mapped):
+        assert torch.equal(found, regard.attention(*(x[i] for x in batch), backend="kernel"))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_output_has_the_same_bits_for_arrays(shape, dtype):
+    arrays, _ = draw(shape, dtype, "plain")
+    plain = regard.attention(*arrays, backend="kernel").numpy()
+    arrays = [x.numpy() for x in arrays]
+    np.testing.assert_array_equal(regard.attention(*arrays), plain)
+    np.testing.assert_array_equal(regard.attention(*arrays, return_weights=True)[0], plain)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e6])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_parts_of_the_weights_have_the_bits_of_the_whole(shape, dtype, scale):
+    """Few queries add the products of a score in another order; so do parts of their weights."""
+    arrays, options = draw(shape, dtype, "causal")
+    _, weights = regard.attention(*arrays, return_weights=True, scale=scale, **options)
+    whole = weights[...]
+    assert (whole.double().sum(-1) - 1).abs().max() < 1e-6
+    b, h, row = 0, whole.shape[1] - 1, whole.shape[2] - 1
+    assert torch.equal(weights[b, h, row], whole[b, h, row])
+    assert torch.equal(weights[b], whole[b])
+    assert torch.equal(weights[..., ::2, :], whole[..., ::2, :])

@@ -1,0 +1,72 @@
+"""A sink beside scores of −∞, and the gradient of sinks."""
+
+import numpy as np
+import pytest
+import torch
+
+import regard
+
+SERVED = [("numpy", "kernel"), ("numpy", "reference"), ("torch", "kernel"), ("torch", "torch")]
+
+
+@pytest.mark.parametrize("few", [True, False], ids=["few queries", "many queries"])
+@pytest.mark.parametrize("with_sink", [True, False])
+@pytest.mark.parametrize("served", SERVED, ids="-".join)
+def test_where_every_score_is_minus_infinity_there_is_no_weight_with_or_without_a_sink(
+    served, with_sink, few
+):
+    """A row that a bias of −∞ hides whole is as one that a mask hides."""
+    library, backend = served
+    rows, keys = (2, 200) if few else (90, 60)
+    rng = np.random.default_rng(0)
+    query, key, value = (
+        rng.standard_normal((2, n, 4)).astype(np.float32) for n in (rows, keys, keys)
+    )
+    bias = np.zeros((rows, keys), np.float32)
+    bias[1] = -np.inf
+    options = {"bias": bias} | ({"sinks": np.float32([3.0, -2.0])} if with_sink else {})
+    hidden = {"mask": bias == 0} | {n: x for n, x in options.items() if n == "sinks"}
+    found = []
+    for given in (options, hidden):
+        arrays = [query, key, value]
+        if library == "torch":
+            arrays = [torch.from_numpy(x) for x in arrays]
+            given = {n: torch.from_numpy(x) for n, x in given.items()}
+        out, weights = regard.attention(*arrays, backend=backend, return_weights=True, **given)
+        found.append([np.asarray(x) for x in (out, weights.lse, weights[...])])
+    for out, lse, weights in found:
+        assert (out[:, 1] == 0).all()
+        assert (lse[:, 1] == -np.inf).all()
+        assert (weights[:, 1] == 0).all()
+        assert np.isfinite(lse[:, 0]).all()
+    for biased, masked in zip(*found):
+        np.testing.assert_allclose(biased, masked, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", [(4, 2, 90, 130), (8, 2, 2, 300)])
+def test_the_gradient_of_sinks_does_not_feel_the_rounding_of_the_output(shape, dtype, dropout):
+    """Of inputs that are exact in the narrow dtype; the sums of many rows show the rounding."""
+    Hq, Hkv, Lq, Lk = shape
+    torch.manual_seed(0)
+    q, upstream = (torch.randn(1, Hq, Lq, 16).to(dtype) for _ in range(2))
+    k = torch.randn(1, Hkv, Lk, 16).to(dtype)
+    v = (torch.randn(1, Hkv, Lk, 16) + 8).to(dtype)  # large outputs, of which little is left
+    sinks = torch.linspace(-1, 4, Hq)
+    options = {"causal": True, "dropout": dropout, "seed": 3} if dropout else {"causal": True}
+
+    def gradient(kind, backend):
+        leaf = sinks.to(kind).requires_grad_()
+        arrays = [x.to(kind) for x in (q, k, v)]
+        out = regard.attention(*arrays, sinks=leaf, backend=backend, **options)
+        return torch.autograd.grad(out, leaf, upstream.to(kind))[0].double()
+
+    def gradient_of_wide_sinks():
+        leaf = sinks.clone().requires_grad_()
+        out = regard.attention(q, k, v, sinks=leaf, backend="kernel", **options)
+        return torch.autograd.grad(out, leaf, upstream)[0].double()
+
+    exact = gradient(torch.float64, "torch")
+    error = (gradient_of_wide_sinks() - exact).abs() / exact.abs().max()
+    assert error.max() < 3e-5, error
