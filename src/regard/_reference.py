@@ -103,7 +103,7 @@ def weight_blocks(call: Call, rows: slice | None = None) -> Iterator[WeightBlock
     held = None
     for block in blocks(call, visibility, BLOCK_ELEMENTS, rows):
         if held != (held := block[:2]):
-            k = key_heads(call.key, call, *held)
+            k = key_heads(call.key[:, :, : visibility.end(block[0].start, rows)], call, *held)
         visible = visibility.pairs(*block)
         s = scores(call, k, *block)
         if visible is not None:

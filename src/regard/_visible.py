@@ -115,6 +115,10 @@ class Visibility:
             low, high = (low + int(hits[0]), low + int(hits[-1]) + 1) if len(hits) else (low, low)
         return slice(low, high)
 
+    def end(self, b: int, rows: slice | None) -> int:
+        """The key from which on none is seen by any of these queries of batch b."""
+        return self.keys(b, rows or slice(0, self.call.sizes[3])).stop
+
     def pairs(self, b: slice, h: slice, rows: slice, keys: slice) -> Any:
         """Bool, broadcastable to ``(b, h, rows, keys)``; None where every pair is visible.
 

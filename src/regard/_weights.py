@@ -11,6 +11,7 @@ import numpy as np
 
 from regard import _kernel
 from regard._checks import Call, accumulating_name, is_tensor, read_call
+from regard._parts import basic_index, part_of, spaced, span
 from regard._reductions import (
     Links,
     PerQuery,
@@ -23,7 +24,9 @@ from regard._reductions import (
     distance,
     entropy,
 )
+from regard._row_statistics import Place, RowStatistics
 from regard._settings import bytes_text, require_materializable
+from regard._written import require_unwritten, versions
 
 if TYPE_CHECKING:  # what jaxtyping loads would double the time of `import regard`
     from jaxtyping import Float
@@ -47,7 +50,9 @@ class AttentionWeights:
     Rows, blocks, reductions and pictures are recomputed exactly from query and key, in memory
     linear in the lengths. What comes back has the array type and device of the query, and float32,
     or float64 for a float64 query; there is no gradient. The weights are those before dropout.
-    Query and key are held, not copied: what is written into them later changes the weights.
+    Query, key and the other arrays are held, not copied; ``copy`` makes weights that do not follow
+    what is written into them. Tensors that were written to are found out, arrays of NumPy and
+    tensors of ``torch.inference_mode`` are not: copy the weights before you write into these.
 
     Args:
         query: ``(..., Hq, Lq, D)`` or ``(Lq, D)``.
@@ -57,6 +62,7 @@ class AttentionWeights:
 
     Raises:
         ShapeError, TypeError, ValueError: as ``regard.attention``.
+        RuntimeError: by whatever computes weights, when a tensor was written to in the meantime.
 
     Example:
         >>> weights = AttentionWeights(np.eye(2), np.eye(2), scale=1.0, causal=True)
@@ -111,15 +117,42 @@ class AttentionWeights:
         self._by_kernel = backend == "kernel" or (
             backend == "auto" and _kernel.refuses(self._call) is None
         )
-        self._known = None if statistics is None else tuple(_detach(x) for x in statistics)
+        known = None if statistics is None else (_detach(statistics[0]), _detach(statistics[1]))
+        self._statistics = RowStatistics(self._call, known)
+        self._place = Place.whole(self._call)  # in the call of the statistics
+        self._versions = versions(self._call)
 
-    @property
-    def _statistics(self) -> tuple[Any, Any]:
-        """Maximum and total of each row, as the kernels have them."""
-        if self._known is None:
-            _, maximum, total = _kernel.forward(self._call)
-            self._known = maximum, total
-        return self._known[0], self._known[1]
+    def _part(self, call: Call, place: Place) -> AttentionWeights:
+        """The weights of a part of the call, with the statistics of the whole."""
+        part = AttentionWeights.__new__(AttentionWeights)
+        part._call, part._place, part._lse = call, place, None
+        part._by_kernel, part._statistics = self._by_kernel, self._statistics
+        part._versions = self._versions
+        return part
+
+    def copy(self) -> AttentionWeights:
+        """The same weights with arrays of their own, which nobody else writes into.
+
+        Raises:
+            RuntimeError: a tensor of theirs was written to already.
+        """
+        require_unwritten(self._versions)
+        call = self._call.copy()
+        copy = self._part(call, Place.whole(call))
+        copy._statistics = self._statistics.copy(call, self._place)
+        copy._versions = versions(call)
+        return copy
+
+    def __deepcopy__(self, memo: Any) -> AttentionWeights:
+        return self.copy()
+
+    def __getstate__(self) -> dict[str, Any]:
+        require_unwritten(self._versions)
+        return {name: x for name, x in vars(self).items() if name != "_versions"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._versions = versions(self._statistics.call)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -156,8 +189,9 @@ class AttentionWeights:
     @property
     def _lib(self) -> Any:
         if self._call.is_torch:
-            from regard import _torch
+            from regard import _torch, _torch_state
 
+            _torch_state.refuse_recorded(self._by_kernel)
             return _torch
         from regard import _reference
 
@@ -165,9 +199,11 @@ class AttentionWeights:
 
     def _run(self, *reductions: Reduction, rows: slice, columns: slice) -> None:
         """One pass over some rows and columns for all of them."""
+        require_unwritten(self._versions)
         if self._by_kernel:
             fields = {name: x for r in reductions for name, x in r.fields().items()}
-            _kernel.reduce(self._call, *self._statistics, rows, columns, fields)
+            statistics = self._statistics.around(self._place, rows)
+            _kernel.reduce(self._call, *statistics, rows, columns, fields)
             return
         with np.errstate(all="ignore"):
             for block in self._lib.weight_blocks(self._call, rows):
@@ -281,7 +317,7 @@ class AttentionWeights:
         if min(size) < 1:
             raise ValueError(f"pool: size is {tuple(size)}; each side must be at least 1.")
         _, _, _, Lq, Lk = self._call.sizes
-        parts = _part("rows", rows, Lq), _part("columns", columns, Lk)
+        parts = part_of("rows", rows, Lq), part_of("columns", columns, Lk)
         return Pool(self._lib, self._call, (int(size[0]), int(size[1])), how, *parts)
 
     def summary(
@@ -314,7 +350,7 @@ class AttentionWeights:
             IndexError: out of range, or not a basic index.
             MaterializeError: the part asked for is above the limit.
         """
-        picks = _basic_index(index, self.shape)
+        lib, picks = self._lib, basic_index(index, self.shape)
         call, lead = self._call, len(self._call.leading)
         B, Hq, _, Lq, Lk = call.sizes
         batch = np.arange(B).reshape(call.leading)[tuple(picks[:lead])]
@@ -325,37 +361,42 @@ class AttentionWeights:
             "weights", shape, 8 * np.dtype(self._dtype_name).itemsize,
             "Ask for a part: weights[0, head, i], weights.pool(...)",
         )  # fmt: skip
+        require_unwritten(self._versions)
         flat = (batch.size, heads.size, rows.size, columns.size)
-        out = self._lib.full(call.query, flat, 0.0, self._dtype_name)
-        for i, b in enumerate(batch.reshape(-1).tolist()):
-            for j, h in enumerate(heads.reshape(-1).tolist()):
-                self._fill(out[i, j], b, h, rows.reshape(-1), columns.reshape(-1))
+        out = lib.full(call.query, flat, 0.0, self._dtype_name)
+        if 0 not in flat:
+            rows = rows.reshape(-1)
+            if self._by_kernel:  # of all heads together
+                asked = zip(self._place, (span(batch), span(heads), spaced(rows)))
+                self._statistics.learn(Place(*(part[x] for part, x in asked)))
+            for i, b in enumerate(batch.reshape(-1).tolist()):
+                for j, h in enumerate(heads.reshape(-1).tolist()):
+                    self._fill(out[i, j], b, h, rows, columns.reshape(-1))
         return out.reshape(shape) if shape or self._call.is_torch else out.reshape(())[()]
 
     def _fill(self, out: Any, b: int, h: int, rows: np.ndarray, columns: np.ndarray) -> None:
-        """Writes the chosen rows and columns of one head."""
-        span = (int(rows.min()), int(rows.max()) + 1) if rows.size else (0, 0)
-        for low, high, block in self._head(b, h)._row_blocks(*span):
-            (into,) = np.nonzero((rows >= low) & (rows < high))
-            if into.size:
-                out[into] = self._lib.take(block[rows[into] - low], columns)
+        """Writes the chosen rows, evenly spaced ones, and columns of one head."""
+        into = np.argsort(rows)
+        for low, high, block in self._head(b, h)._rows(spaced(rows))._row_blocks():
+            out[into[low:high]] = self._lib.take(block, columns)
 
-    def _row_blocks(self, low: int, high: int) -> Iterator[tuple[int, int, Any]]:
-        """``(low, high, weights)`` of rows of the one matrix that there is: ``(rows, Lk)``."""
-        *_, Lk = self._call.sizes
+    def _row_blocks(self) -> Iterator[tuple[int, int, Any]]:
+        """``(low, high, weights)`` of all rows of the one matrix that there is: ``(rows, Lk)``."""
+        *_, Lq, Lk = self._call.sizes
         if self._by_kernel:
+            maximum_and_total = self._statistics.of(self._place)
             height = max(64, 2**20 // max(Lk, 1))
-            for start in range(low, high, height):
-                rows = slice(start, min(start + height, high))
-                shape = (rows.stop - rows.start, Lk)
+            for low in range(0, Lq, height):
+                rows = slice(low, min(low + height, Lq))
+                shape = (rows.stop - low, Lk)
                 block = self._lib.full(self._call.query, shape, 0.0, self._dtype_name)
                 _kernel.reduce(
-                    self._call, *self._statistics, rows, slice(0, Lk), {"weights": block}
+                    self._call, *maximum_and_total, rows, slice(0, Lk), {"weights": block}
                 )
-                yield rows.start, rows.stop, block
+                yield low, rows.stop, block
             return
         with np.errstate(all="ignore"):
-            for block in self._lib.weight_blocks(self._call, slice(low, high)):
+            for block in self._lib.weight_blocks(self._call):
                 rows = block.rows
                 whole = self._lib.full(
                     self._call.query, (rows.stop - rows.start, Lk), 0.0, self._dtype_name
@@ -418,11 +459,8 @@ class AttentionWeights:
 
     def _rows(self, rows: slice) -> AttentionWeights:
         """The weights of some queries; the slice may have a step."""
-        known = self._known
-        if known is not None:
-            known = tuple(_contiguous(x[:, :, rows]) for x in known)
-        name = "kernel" if self._by_kernel else self._lib.__name__
-        return AttentionWeights._of(self._call.rows(rows), name, known)
+        place = self._place._replace(rows=self._place.rows[rows])
+        return self._part(self._call.rows(rows), place)
 
     def _matrix(self, index: tuple[int, ...]) -> AttentionWeights:
         """One ``(Lq, Lk)`` matrix of several, by ints for the leading axes and the head."""
@@ -430,16 +468,14 @@ class AttentionWeights:
         if len(index) > len(axes):
             raise IndexError(f"weights: {len(index)} indices for {len(axes)} axes before (Lq, Lk).")
         index = (*index, *(0 for _ in axes[len(index) :]))
-        _basic_index(index, axes)
+        basic_index(index, axes)
         at = np.arange(math.prod(axes)).reshape(axes)[index]
         return self._head(*divmod(int(at), self._call.sizes[1]))
 
     def _head(self, b: int, h: int) -> AttentionWeights:
         """The matrix of query head h of batch element b."""
-        if not self._by_kernel:
-            return AttentionWeights._of(self._call.head(b, h), self._lib.__name__)
-        known = tuple(x[b : b + 1, h : h + 1] for x in self._statistics)
-        return AttentionWeights._of(self._call.head(b, h), "kernel", (known[0], known[1]))
+        place = self._place._replace(b=self._place.b[b : b + 1], h=self._place.h[h : h + 1])
+        return self._part(self._call.head(b, h), place)
 
 
 class _LogSumExp:
@@ -467,42 +503,3 @@ def _detached(call: Call) -> Call:
 
 def _detach(x: Any) -> Any:
     return x.detach() if is_tensor(x) else x
-
-
-def _contiguous(x: Any) -> Any:
-    return x.contiguous() if is_tensor(x) else np.ascontiguousarray(x)
-
-
-def _part(name: str, part: slice | None, n: int) -> slice:
-    part = slice(None) if part is None else part
-    if not isinstance(part, slice):
-        raise TypeError(f"pool: {name} is a {type(part).__name__}; a slice is needed.")
-    start, stop, step = part.indices(n)
-    if step != 1:
-        raise ValueError(f"pool: {name} has the step {step}; a part is contiguous, with step 1.")
-    return slice(start, max(start, stop))
-
-
-def _basic_index(index: Any, shape: tuple[int, ...]) -> list[Any]:
-    """One int or slice for each axis, checked."""
-    given = index if isinstance(index, tuple) else (index,)
-    ellipses = sum(x is Ellipsis for x in given)
-    if ellipses > 1 or len(given) - ellipses > len(shape):
-        raise IndexError(f"weights: {len(given)} indices for the {len(shape)} axes of {shape}.")
-    missing = [slice(None)] * (len(shape) - len(given) + ellipses)
-    if ellipses:
-        at = next(i for i, x in enumerate(given) if x is Ellipsis)
-        picks = [*given[:at], *missing, *given[at + 1 :]]
-    else:
-        picks = [*given, *missing]
-    for axis, (pick, n) in enumerate(zip(picks, shape)):
-        if isinstance(pick, slice):
-            continue
-        if isinstance(pick, bool) or not isinstance(pick, (int, np.integer)):
-            raise IndexError(
-                f"weights: index {axis} is a {type(pick).__name__}; ints, slices and ... are "
-                "understood. Take a block first, and choose from it."
-            )
-        if not -n <= pick < n:
-            raise IndexError(f"weights: index {pick} is out of range for axis {axis} of size {n}.")
-    return picks

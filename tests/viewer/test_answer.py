@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from definition import define, visible_pairs
 from regard import _kernel
+from regard._row_statistics import BLOCK
 from regard.heads import head_scores
 from regard.recording import Layer, Recording
 from regard.viewer import _heads, _maps
@@ -550,17 +551,21 @@ def test_scores_of_heads_are_those_of_regard_heads():
             np.testing.assert_allclose(found[name], getattr(expected, name)[index], atol=2e-6)
 
 
-def test_a_pair_reads_no_row_but_its_own(monkeypatch):
+def test_a_pair_reads_no_rows_but_those_computed_with_its_own(monkeypatch):
     read = []
-    forward = _kernel.forward
+    row_statistics = _kernel.row_statistics
 
-    def watched(call, *arguments):
+    def watched(call):
         read.append(call.sizes[3])
-        return forward(call, *arguments)
+        return row_statistics(call)
 
-    monkeypatch.setattr(_kernel, "forward", watched)
-    Answers([made()]).answer("pair", "query=9&key=3")
-    assert read == [1, 1]
+    monkeypatch.setattr(_kernel, "row_statistics", watched)
+    answers = Answers([of(layer(500, 500), layer(500, 500, seed=1))])
+    answers.answer("pair", "query=9&key=3")
+    assert read == [BLOCK, BLOCK]
+    for question in ("pair?query=17&key=3", "row?layer=1&head=2&query=9"):
+        answers.answer(*question.split("?"))
+    assert read == [BLOCK, BLOCK]
 
 
 class Map:

@@ -80,7 +80,8 @@ class KeyValueCache:
         held = []
         for buffer, x in ((self._key, key), (self._value, value)):
             buffer[..., old : old + new, :] = x
-            held.append(buffer[..., : old + new, :])
+            # With a count of writes of its own: what later tokens write lies behind these.
+            held.append(buffer.data[..., : old + new, :])
         return held[0], held[1]
 
     def _count(self, new: int) -> None:

@@ -51,12 +51,13 @@ def _widget(recording: Recording) -> dict[str, Any]:
 def recording_of(weights: AttentionWeights) -> Recording | None:
     """Weights as a recording whose tokens are positions; None where there is nothing to show.
 
-    Of a batch the first element; None for more axes before the heads.
+    Of a batch the first element; None for more axes before the heads. It is looked at for long:
+    its arrays are its own.
     """
-    call = weights._call
-    _, _, _, Lq, Lk = call.sizes
-    if not weights.size or weights.ndim > 4 or call.query_step != 1:
+    if not weights.size or weights.ndim > 4 or weights._call.query_step != 1:
         return None
+    call = weights.copy()._call
+    _, _, _, Lq, Lk = call.sizes
     start = Visibility(call, _reference.arange).starts[0]
     tokens = [str(n) for n in range(max(Lq, Lk))]
     own = None if 0 <= start <= Lk - Lq else tokens[:Lq]

@@ -13,6 +13,7 @@ from urllib.parse import parse_qsl
 
 import numpy as np
 
+from regard._errors import RecordingError
 from regard.recording import Recording
 from regard.viewer import _facts, _steps
 from regard.viewer._heads import Heads
@@ -38,7 +39,8 @@ class Answer(NamedTuple):
     """What a question gets.
 
     Attributes:
-        status: as HTTP has it: 200, 400 for a question that makes no sense, 404 for none.
+        status: as HTTP has it: 200, 400 for a question that makes no sense, 404 for none, 410 where
+            the file that is asked about was cut.
         media_type: of the body.
         body: numbers as float32, JSON in UTF-8, or one sentence that says what is wrong.
         coverage: the part of the rows that it has read, 0 to 1.
@@ -108,6 +110,8 @@ class Answers:
             return ask(self, Parameters(query, self.recordings))
         except QueryError as problem:
             return _sentence(400, str(problem))
+        except RecordingError as problem:
+            return _sentence(410, str(problem))
 
     def close(self) -> None:
         """Ends what is computed in the background."""

@@ -46,25 +46,25 @@ class HeadMap:
     """
 
     def __init__(self, recording: Recording, layer: int, head: int) -> None:
-        found = recording.layers[layer]
-        shared = head // (found.heads // found.key_heads)
-        self._weights = AttentionWeights(
-            found.query[head], found.key[shared], **found.options_of(head)
-        )
+        self._recording = recording
+        self._weights = recording.weights[layer]._matrix((head,))
         self.shape = self._weights.shape
-        self._rows = _KnownRows(self._weights)
         self._collected: _Collected | None = None
         if self._work(*self.shape) > AT_ONCE:
             self._collected = _Collected(self)
+
+    def _weights_of(self, rows: slice) -> AttentionWeights:
+        """The weights of some queries, whose numbers are all there."""
+        self._recording._check_file()
+        return self._weights._rows(rows)
 
     def _work(self, rows: int, columns: int) -> int:
         return rows * columns * int(self._weights._call.query.shape[-1])
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are kept."""
-        collected = 0 if self._collected is None else self._collected.nbytes
-        return self._rows.nbytes + collected
+        """Bytes that are kept, besides what the recording's weights keep."""
+        return 0 if self._collected is None else self._collected.nbytes
 
     @property
     def coverage(self) -> float:
@@ -96,13 +96,13 @@ class HeadMap:
         )
         if rows.start < rows.stop and columns.start < columns.stop:
             side = 1 << level
-            (picture,) = bins(self._rows.weights(rows), (plane,), side, side, columns)
+            (picture,) = bins(self._weights_of(rows), (plane,), side, side, columns)
             out[: picture.shape[0], : picture.shape[1]] = picture
         return out, 1.0
 
     def row(self, query: int) -> Float[np.ndarray, " Lk"]:
         """What a query gives every key."""
-        weights = self._rows.weights(slice(query, query + 1))
+        weights = self._weights_of(slice(query, query + 1))
         return _numpy(weights.pool((1, self.shape[1])))[0]
 
     def column(self, key: int) -> tuple[Float[np.ndarray, " Lq"], float]:
@@ -110,7 +110,7 @@ class HeadMap:
         out = np.full(self.shape[0], np.nan, np.float32)
         parts = [slice(0, None)] if self._collected is None else self._collected.parts_read()
         for part in parts:
-            weights = self._rows.weights(part)
+            weights = self._weights_of(part)
             columns = slice(key, key + 1)
             out[part] = _numpy(weights.pool((len(out[part]), 1), columns=columns))[:, 0]
         return out, sum(len(out[part]) for part in parts) / max(1, len(out))
@@ -137,45 +137,13 @@ class HeadMap:
 
         if rows.start >= rows.stop or columns.start >= columns.stop:
             return []
-        weights = self._rows.weights(rows)
+        weights = self._weights_of(rows)
         found = Strongest(weights._lib, weights._call, weights._dtype_name, n)
         weights._run(found, rows=slice(0, rows.stop - rows.start), columns=columns)
         pairs = zip(*(_numpy(x).reshape(-1).tolist() for x in found.result()))
         return [
             (rows.start + query, key, math.log(weight)) for query, key, weight in pairs if weight
         ]
-
-
-class _KnownRows:
-    """The weights of some rows, with the row statistics that any of them was computed with."""
-
-    def __init__(self, weights: AttentionWeights) -> None:
-        self._weights = weights
-        count = weights.shape[0]
-        self._known = np.zeros(count, bool)
-        dtype = np.float64 if weights._dtype_name == "float64" else np.float32
-        self._statistics = [np.zeros((1, 1, count), dtype) for _ in range(2)]
-
-    @property
-    def nbytes(self) -> int:
-        return self._known.nbytes + sum(x.nbytes for x in self._statistics)
-
-    def weights(self, part: slice) -> AttentionWeights:
-        """Of ``part``, a slice that may have a step."""
-        weights = self._weights._rows(part)
-        if not weights._by_kernel:
-            return weights
-        if self._known[part].all():
-            known = [np.ascontiguousarray(x[..., part]) for x in self._statistics]
-            if self._weights._call.is_torch:
-                like = weights._lib.full(weights._call.query, (), 0.0, weights._dtype_name)
-                known = [weights._lib.array(like, x) for x in known]
-            weights._known = (known[0], known[1])
-            return weights
-        for kept, found in zip(self._statistics, weights._statistics):
-            kept[..., part] = _numpy(found)
-        self._known[part] = True
-        return weights
 
 
 class _Collected:
@@ -342,7 +310,7 @@ class _Collected:
 
     def _pooled(self, rows: slice) -> tuple[Picture, np.ndarray, Picture, np.ndarray]:
         """Of some rows, by bins: strongest, that of the first without key 0, sum, and how many."""
-        weights = self._whole._rows.weights(rows)
+        weights = self._whole._weights_of(rows)
         count = len(range(rows.start, rows.stop, rows.step))
         columns = slice(0, self._shape[1])
         down = 1 << self.level - int(math.log2(ROUNDS))

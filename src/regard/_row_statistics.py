@@ -1,0 +1,137 @@
+"""Maximum and total of the rows of the weights: computed where they are asked for, and kept."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from regard import _kernel
+from regard._checks import Call, accumulating_name, check_contents, is_tensor
+
+BLOCK = 64  # queries beside a few that are asked for: together they take little longer
+# One for all, so that weights can be copied and pickled; held for a moment.
+_lock = threading.Lock()
+
+
+class Place(NamedTuple):
+    """Which heads and queries of a call some weights are those of."""
+
+    b: range
+    h: range
+    rows: range
+
+    @classmethod
+    def whole(cls, call: Call) -> Place:
+        """All of a call."""
+        B, Hq, _, Lq, _ = call.sizes
+        return cls(range(B), range(Hq), range(Lq))
+
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        """Where it stands in an array ``(B, Hq, Lq)``."""
+        return tuple(slice(x.start, x.stop, x.step) for x in self)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """``(B, Hq, Lq)`` of the part."""
+        return tuple(len(x) for x in self)
+
+
+class RowStatistics:
+    """Largest score and sum of the exponentials of each row, as the kernels have them.
+
+    One for all parts of some weights; safe for several threads. A row's bits are the same whatever
+    was asked before.
+
+    Args:
+        call: whose rows.
+        known: maximum and total ``(B, Hq, Lq)`` of all of them; by default none is known.
+    """
+
+    def __init__(self, call: Call, known: tuple[Any, Any] | None = None) -> None:
+        self.call = call
+        self._kept = known
+        # bool (B, Hq, Lq); None before the first question, and when every row is known.
+        self._missing: np.ndarray | None = None
+
+    def of(self, place: Place) -> tuple[np.ndarray, np.ndarray]:
+        """``(b, h, rows)`` of both, contiguous."""
+        return self.around(place, slice(None))
+
+    def around(self, place: Place, rows: slice) -> tuple[np.ndarray, np.ndarray]:
+        """As ``of``; only ``rows`` of the place must be right, and only these are computed."""
+        self.learn(place._replace(rows=place.rows[rows]))
+        assert self._kept is not None
+        maximum, total = (np.ascontiguousarray(_array(x)[place.slices]) for x in self._kept)
+        return maximum, total
+
+    def learn(self, place: Place) -> None:
+        """Computes what is missing of a place, all at once."""
+        with _lock:
+            wanted = self._wanted(place)
+        if wanted is None:
+            return
+        check_contents(self.call)
+        call = self.call
+        if wanted != Place.whole(call):
+            call = call.of_heads(wanted.b, wanted.h).rows(wanted.slices[2])
+        found = _kernel.row_statistics(call)
+        with _lock:
+            self._keep(wanted, found)
+
+    @property
+    def _few(self) -> bool:
+        """Whether the queries that share keys are so few that the kernels have ways for them."""
+        return self.call.group_rows <= _kernel.FEW_ROWS
+
+    def _wanted(self, place: Place) -> Place | None:
+        """What to compute for a place, which holds all that is missing; None where nothing is."""
+        if self._kept is None:
+            shape, dtype = Place.whole(self.call).shape, accumulating_name(self.call.query)
+            self._kept = np.zeros(shape, dtype), np.zeros(shape, dtype)
+            self._missing = np.ones(shape, bool)
+        if self._missing is None:
+            return None
+        (missing,) = np.nonzero(self._missing[place.slices].any((0, 1)))
+        if not missing.size:
+            return None
+        _, Hq, Hkv, Lq, _ = self.call.sizes
+        b, h, rows = place
+        rows = rows[int(missing[0]) : int(missing[-1]) + 1]
+        if self._few or len(h) > 1:
+            group = Hq // Hkv
+            h = range(h.start // group * group, -(-h.stop // group) * group)
+        if self._few:
+            rows = range(Lq)
+        elif len(rows) < BLOCK and rows.step == 1:
+            rows = range(rows.start // BLOCK * BLOCK, min(Lq, -(-rows.stop // BLOCK) * BLOCK))
+        return Place(b, h, rows)
+
+    def _keep(self, place: Place, found: tuple[Any, Any]) -> None:
+        """Takes what was computed; a row that is known is not touched, since it may be read."""
+        if self._missing is None:  # another thread was faster
+            return
+        assert self._kept is not None
+        missing = self._missing[place.slices]
+        for kept, x in zip(self._kept, found):
+            np.copyto(kept[place.slices], _array(x), where=missing)
+        missing[...] = False
+        if not self._missing.any():
+            self._missing = None
+
+    def copy(self, call: Call, place: Place) -> RowStatistics:
+        """Those of a place, for a copy of its call."""
+        copy = RowStatistics(call)
+        with _lock:
+            if self._kept is not None:
+                maximum, total = (_array(x)[place.slices].copy() for x in self._kept)
+                copy._kept = maximum, total
+            if self._missing is not None:
+                copy._missing = self._missing[place.slices].copy()
+        return copy
+
+
+def _array(x: Any) -> np.ndarray:
+    return x.numpy() if is_tensor(x) else x

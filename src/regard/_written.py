@@ -1,0 +1,40 @@
+"""Whether the tensors of a call were written to since: torch counts that, NumPy does not."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, NamedTuple
+
+from regard._checks import Call, is_tensor
+
+
+class Version(NamedTuple):
+    """A tensor, and how often it was written to when this was made."""
+
+    name: str
+    tensor: Any
+    writes: int
+
+
+def versions(call: Call) -> tuple[Version, ...]:
+    """Those of all tensors that can tell: not those of inference mode, nor while torch compiles."""
+    if not call.is_torch or sys.modules["torch"].compiler.is_compiling():
+        return ()
+    told = ((name, x, _writes(x)) for name, x in vars(call).items() if is_tensor(x))
+    return tuple(Version(name, x, writes) for name, x, writes in told if writes is not None)
+
+
+def _writes(x: Any) -> int | None:
+    return None if x.is_inference() else x._version
+
+
+def require_unwritten(known: tuple[Version, ...]) -> None:
+    """Raises a RuntimeError if a tensor was written to."""
+    for name, tensor, writes in known:
+        if tensor._version != writes:
+            name = "segments" if name.endswith("_segments") else name
+            raise RuntimeError(
+                f"weights: {name} was written to after they were made of it, and they are computed "
+                "when asked for.\n  Ask before you write, or keep them: "
+                "kept = weights.copy(), which has its own query and key."
+            )

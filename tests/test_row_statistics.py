@@ -1,0 +1,196 @@
+"""What the rows of the weights need is computed where it is asked for, once, with the same bits."""
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+import regard
+from recordings import numbers
+from regard import AttentionWeights, _kernel
+from regard._checks import read_call
+from regard._row_statistics import BLOCK, Place, RowStatistics
+from strategies import to_torch
+
+
+@pytest.fixture
+def computed(monkeypatch):
+    """``(B, Hq, Lq)`` of every call whose row statistics the kernels were asked for."""
+    shapes = []
+    forward = _kernel.kernels.forward
+
+    def spy(call, out, maximum, total, threads):
+        if maximum:
+            shapes.append(sizes.pop())
+        return forward(call, out, maximum, total, threads)
+
+    sizes, read = [], _kernel._read
+
+    def told(call):
+        sizes[:] = [tuple(call.query.shape[:3])]
+        return read(call)
+
+    monkeypatch.setattr(_kernel, "_read", told)
+    monkeypatch.setattr(_kernel.kernels, "forward", spy)
+    return shapes
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_a_row_costs_a_block_of_rows_of_its_head_and_the_next_question_nothing(library, computed):
+    q, k = numbers(2, 3, 1000, 8), numbers(2, 3, 1000, 8, seed=1)
+    if library == "torch":
+        q, k = torch.from_numpy(q), torch.from_numpy(k)
+    weights = AttentionWeights(q, k, causal=True)
+    weights[1, 2, 5]
+    assert computed == [(1, 1, BLOCK)]
+    weights[1, 2, 7:30:3], weights.pool((2, 9), rows=slice(0, 0)), weights[1, 2, 5]
+    weights._matrix((1, 2)).pool((9, 9), "mass", rows=slice(3, BLOCK))
+    assert computed == [(1, 1, BLOCK)]
+    weights.pool((9, 9), rows=slice(300, 556))
+    assert computed[1:] == [(2, 3, 256)]
+    weights[0, 0, 320], weights[:, :, 400:500:7]
+    assert len(computed) == 2
+
+
+def test_every_nth_row_costs_those_rows(computed):
+    weights = AttentionWeights(*numbers(2, 3, 1000, 8))
+    weights[1, ::10]
+    assert computed == [(1, 1, 100)]
+    weights._rows(slice(0, None, 20)).entropy()
+    assert computed[1:] == [(1, 3, 50)]
+
+
+def test_a_whole_question_computes_all_that_is_missing_at_once(computed):
+    weights = AttentionWeights(*numbers(2, 4, 500, 8), causal=True)
+    weights[3, 100:200]
+    weights.entropy()
+    assert computed == [(1, 1, 100), (1, 4, 500)]
+    weights.received(), weights.summary(), weights[2], np.asarray(weights), weights.copy().lse
+    assert len(computed) == 2
+
+
+def test_the_whole_matrix_takes_one_pass_for_all_heads(computed):
+    np.asarray(AttentionWeights(*numbers(2, 4, 100, 8)))
+    assert computed == [(1, 4, 100)]
+
+
+def test_weights_of_an_output_have_its_statistics(computed):
+    q = numbers(2, 300, 8)
+    _, weights = regard.attention(q, q, q, return_weights=True)
+    assert computed == [(1, 2, 300)]
+    weights[0, 5], weights.entropy(), weights._rows(slice(3, None, 5)).received()
+    assert len(computed) == 1
+
+
+SHAPES = {  # B, Hq, Hkv, Lq, Lk: more keys than a piece, blocks of rows that hold several heads
+    "long": (2, 4, 2, 300, 2500),
+    "few rows": (2, 4, 2, 7, 2500),
+    "few rows of a head": (1, 6, 2, 33, 2500),
+    "one row": (1, 4, 1, 1, 2500),
+}
+OPTIONS = {
+    "none": lambda Lq, Lk: {},
+    "causal": lambda Lq, Lk: {"causal": True},
+    "window": lambda Lq, Lk: {"causal": True, "window": (333, 0)},
+    "segments": lambda Lq, Lk: {"segments": (np.arange(Lq) * 7 // Lq, np.arange(Lk) * 7 // Lk)},
+    "scattered": lambda Lq, Lk: {"segments": (np.arange(Lq) % 3, np.arange(Lk) % 3)},
+    "mask": lambda Lq, Lk: {"mask": numbers(1, 1, Lq, Lk, seed=5) > 0.5},
+    "bias": lambda Lq, Lk: {"bias": numbers(Lq, Lk, seed=6), "softcap": 5.0},
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_row_has_the_same_bits_in_the_kernel_whatever_is_asked_first(name, shape, dtype):
+    B, Hq, Hkv, Lq, Lk = SHAPES[shape]
+    options = OPTIONS[name](Lq, Lk)
+    options["sinks"] = numbers(Hq, seed=7)
+    q, k = 3 * numbers(B, Hq, Lq, 24), numbers(B, Hkv, Lk, 24, seed=1)
+    if B > 1 and "segments" not in options:
+        options["key_lengths"] = np.array([Lk, Lk - 300])
+    q, k = (torch.from_numpy(x).to(getattr(torch, dtype)) for x in (q, k))
+    call = read_call(q, k, None, **to_torch(options))
+    whole = Place.whole(call)
+    expected = RowStatistics(call).of(whole)
+    rng, asked = np.random.default_rng(0), RowStatistics(call)
+    for _ in range(12):
+        b, h, i, n, step = rng.integers((B, Hq, Lq, Lq + 1, 9))
+        place = Place(range(b, b + 1), range(h, h + 1), range(i, min(i + n, Lq), 1 + step))
+        found = asked.of(place)
+        for x, y in zip(found, expected):
+            np.testing.assert_array_equal(x, y[place.slices])
+    for x, y in zip(asked.of(whole), expected):
+        np.testing.assert_array_equal(x, y)
+
+
+@pytest.mark.parametrize("size", [1.0, 2e6])
+def test_rows_that_are_asked_for_alone_sum_to_one_at_any_size_of_the_scores(size):
+    q, k = numbers(2, 300, 16), numbers(2, 2500, 16, seed=1)
+    weights = AttentionWeights(q * np.float32(size), k, scale=1.0)
+    assert abs(weights.copy().lse).max() > size
+    for rows in (5, slice(70, 71), slice(3, None, 50)):
+        np.testing.assert_allclose(weights[1, rows].sum(-1, dtype=np.float64), 1, atol=1e-6)
+    np.testing.assert_allclose(weights[...].sum(-1, dtype=np.float64), 1, atol=1e-6)
+
+
+def test_threads_that_ask_together_get_what_one_gets():
+    q, k = numbers(3, 700, 16), numbers(3, 700, 16, seed=1)
+    alone, shared = (AttentionWeights(q, k, causal=True, window=(99, 0)) for _ in range(2))
+    expected, found = np.asarray(alone), {}
+    orders = [np.random.default_rng(n).permutation(30) for n in range(4)]
+
+    def ask(n):
+        for at in orders[n]:
+            head, start = at % 3, at // 3 * 70
+            found[n, at] = head, start, shared[head, start : start + 70]
+        found[n, "entropy"] = shared.entropy()
+
+    threads = [threading.Thread(target=ask, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 4 * 31
+    entropy = alone.entropy()
+    for (_, at), part in found.items():
+        if at == "entropy":
+            np.testing.assert_array_equal(part, entropy)
+        else:
+            head, start, rows = part
+            np.testing.assert_array_equal(rows, expected[head, start : start + 70])
+
+
+@pytest.mark.parametrize("backend", ["torch", "reference"])
+def test_other_backends_compute_only_the_blocks_that_are_asked_for(backend, monkeypatch):
+    q, k = numbers(2, 3, 1000, 8), numbers(2, 3, 1000, 8, seed=1)
+    if backend == "torch":
+        q, k = torch.from_numpy(q), torch.from_numpy(k)
+    weights = AttentionWeights._of(read_call(q, k, None, causal=True), backend)
+    lib, pairs = weights._lib, []
+    scores = lib.log_softmax
+
+    def spy(s, sinks):
+        pairs.append(tuple(s.shape))
+        return scores(s, sinks)
+
+    monkeypatch.setattr(lib, "log_softmax", spy)
+    weights[1, 2, 5]
+    assert pairs == [(1, 1, 1, 6)]
+    weights[1, 2, 5:900:100]
+    assert sum(b * h * rows for b, h, rows, _ in pairs[1:]) == 9
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_parts_of_what_is_empty_are_empty(library):
+    for B, H, Lq, Lk in [(0, 2, 3, 4), (2, 2, 0, 4), (2, 2, 3, 0), (2, 0, 3, 4)]:
+        q, k = np.ones((B, H, Lq, 4), np.float32), np.ones((B, H, Lk, 4), np.float32)
+        if library == "torch":
+            q, k = torch.from_numpy(q), torch.from_numpy(k)
+        weights = AttentionWeights(q, k)
+        assert tuple(weights[...].shape) == np.asarray(weights).shape == (B, H, Lq, Lk)
+        assert tuple(weights[:, :, 1:2].shape) == (B, H, min(1, Lq), Lk)
+        assert weights._rows(slice(0, None, 2)).entropy().shape == (B, H, -(-Lq // 2))
+        assert weights.copy().lse.shape == (B, H, Lq)
+        assert len(weights) == len(list(weights)) == B
