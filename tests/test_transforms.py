@@ -1,5 +1,7 @@
 """What torch does to a function: compile it, map it, trace it with fake tensors."""
 
+import functools
+
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -60,13 +62,58 @@ def test_compile_with_dropout_draws_anew_each_time(qkv):
     assert not torch.equal(compiled(*qkv), compiled(*qkv))
 
 
-@pytest.mark.parametrize("name", OPTIONS)
-def test_vmap_over_every_tensor(qkv, name):
-    q, k, v = (torch.stack([x, x.flip(0), x * 2]) for x in qkv)
-    options = OPTIONS[name]
+@pytest.mark.parametrize("name", [*OPTIONS, "sinks", "dropout"])
+@pytest.mark.parametrize("differentiates", [False, True])
+def test_vmap_gives_the_bits_of_the_plain_calls(qkv, name, differentiates):
+    options = OPTIONS.get(name, {"sinks": torch.ones(4), "bias": torch.ones(4, 1, 33)})
+    if name == "dropout":
+        options = {"dropout": 0.5, "seed": 3}
+    q, k, v = (torch.stack([x, x.flip(0), x * 2]).requires_grad_(differentiates) for x in qkv)
     mapped = torch.vmap(lambda q, k, v: regard.attention(q, k, v, **options))(q, k, v)
     looped = torch.stack([regard.attention(*each, **options) for each in zip(q, k, v)])
-    torch.testing.assert_close(mapped, looped)
+    torch.testing.assert_close(mapped, looped, rtol=0, atol=0)
+    if differentiates:
+        grads = (torch.autograd.grad(out.square().sum(), (q, k, v)) for out in (mapped, looped))
+        for x, y in zip(*grads):
+            torch.testing.assert_close(x, y, rtol=1e-3, atol=2e-4)
+    nested = torch.vmap(torch.vmap(lambda q, k, v: regard.attention(q, k, v, **options)))
+    twice = nested(*(x[None] for x in (q, k, v)))
+    torch.testing.assert_close(twice[0], looped, rtol=0, atol=0)
+
+
+def test_vmap_is_run_by_the_kernels_where_they_are_named(qkv):
+    attend = functools.partial(regard.attention, backend="kernel")
+    mapped = torch.vmap(attend)(*(x[None] for x in qkv))
+    torch.testing.assert_close(mapped[0], attend(*qkv), rtol=0, atol=0)
+
+
+def test_vmap_over_nothing_and_of_nothing(qkv):
+    q, k, v = qkv
+
+    def of_query(q):
+        return regard.attention(q, k, v, causal=True)
+
+    assert torch.vmap(of_query)(torch.empty(3, 2, 4, 0, 16)).shape == (3, 2, 4, 0, 16)
+    none = torch.vmap(regard.attention)(*(torch.empty(3, 0, 4, 33, 16) for _ in range(3)))
+    assert none.shape == (3, 0, 4, 33, 16)
+    empty = torch.vmap(lambda q, k, v: regard.attention(q, k[..., :0, :], v[..., :0, :]))
+    assert (empty(*(x[None] for x in (q, k, v))) == 0).all()
+
+
+@pytest.mark.parametrize("differentiates", [False, True])
+def test_compile_gives_the_bits_of_the_plain_call(qkv, differentiates):
+    inputs = [x.requires_grad_(differentiates) for x in qkv]
+
+    def attend(q, k, v):
+        return regard.attention(q, k, v, causal=True, window=(20, 0))
+
+    torch._dynamo.reset()
+    compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")(*inputs)
+    torch.testing.assert_close(compiled, attend(*inputs), rtol=0, atol=0)
+    if differentiates:
+        grads = (torch.autograd.grad(f.sum(), inputs) for f in (compiled, attend(*inputs)))
+        for x, y in zip(*grads):
+            torch.testing.assert_close(x, y, rtol=0, atol=0)
 
 
 def test_vmap_over_some_axes_only(qkv):

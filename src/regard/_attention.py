@@ -155,7 +155,8 @@ def scaled_dot_product_attention(
         options["mask" if dtype_name(attn_mask) == "bool" else "bias"] = attn_mask
     if is_causal:
         options |= {"causal": True, "query_start": 0}
-        if query.shape[-2] == key.shape[-2]:
+        square = query.shape[-2] == key.shape[-2]
+        if not is_tensor(square) and square:  # traced lengths are tensors, and may differ later
             del options["query_start"]  # the same, and told so that backends need not look
     return attention(query, key, value, dropout=dropout_p, scale=scale, **options)
 

@@ -57,6 +57,10 @@ def _torch_attention(call: Call, weights: bool) -> tuple[Any, None]:
 def _reference_refuses(call: Call) -> str | None:
     if not call.is_torch:
         return None
+    from regard import _torch_state
+
+    if _torch_state.is_recorded():
+        return "it computes in NumPy, which no graph or transform of torch can hold"
     torch = sys.modules["torch"]
     tensors = call.tensors
     if any(x.device.type != "cpu" for x in tensors):

@@ -13,17 +13,21 @@ from regard._checks import Call, accumulating_name
 from regard._torch_ops import (
     BIAS,
     CALL_SCHEMA,
-    attend_backward,
+    attend_double_backward,
     by_input,
+    differentiable,
     make_operator,
+    map_as_one,
+    map_one_by_one,
     pack,
     refuse_forward_mode,
     tensors_of,
     unpack,
 )
+from regard._torch_state import is_watched
 
 
-@make_operator("kernel_attention", CALL_SCHEMA, "(Tensor, Tensor, Tensor)")
+@make_operator("kernel_attention", CALL_SCHEMA, "(Tensor, Tensor, Tensor)", products=(1, 1))
 def _forward(*values: Any) -> tuple[Tensor, Tensor, Tensor]:
     return _kernel.forward(unpack(*values))
 
@@ -38,6 +42,7 @@ def _(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tenso
     "kernel_attention_backward",
     f"bool bias_needed, Tensor grad, Tensor out, Tensor maximum, Tensor total, {CALL_SCHEMA}",
     "(Tensor, Tensor, Tensor, Tensor, Tensor)",
+    products=(3, 2),
 )
 def _backward(
     bias_needed: bool, grad: Tensor, out: Tensor, maximum: Tensor, total: Tensor, *values: Any
@@ -83,23 +88,39 @@ def _differentiate(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | No
     if grad is None:
         return (None,) * len(ctx.needs_input_grad)
     refuse_forward_mode(grad, *tensors)
-    if torch.is_grad_enabled():  # a graph of the gradient is asked for
-        return by_input(ctx, *attend_backward(grad, *tensors, *ctx.numbers))
-    return by_input(
-        ctx,
-        *_backward(ctx.needs_input_grad[BIAS], grad, out, maximum, total, *tensors, *ctx.numbers),
-    )
+    saved = grad, out, maximum, total, *tensors, *ctx.numbers
+    return by_input(ctx, *_attend_backward(ctx.needs_input_grad[BIAS], *saved))
 
 
-_forward.register_autograd(_differentiate, setup_context=_save)
+def _save_gradient(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    bias_needed, grad, _, _, _, *call = inputs
+    tensors, ctx.numbers = tensors_of(tuple(call))
+    ctx.bias_needed = bias_needed
+    ctx.save_for_backward(grad, *tensors)
+
+
+def _differentiate_twice(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
+    """As if output, maximum and total, which follow from the rest, were computed anew."""
+    grad, *tensors = ctx.saved_tensors
+    refuse_forward_mode(*cotangents, grad, *tensors)
+    dq, dk, dv, dbias, dsinks = cotangents
+    if not ctx.bias_needed and tensors[BIAS] is not None:
+        dbias = torch.zeros_like(tensors[BIAS])
+    dots = dq, dk, dv, dbias, dsinks
+    dgrad, *rest = attend_double_backward(*dots, grad, *tensors, *ctx.numbers)
+    return None, dgrad, None, None, None, *by_input(ctx, *rest)
+
+
+_attend = differentiable(_forward, _differentiate, map_as_one, _save)
+_attend_backward = differentiable(_backward, _differentiate_twice, map_one_by_one, _save_gradient)
 
 
 def forward(call: Call, statistics: bool) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """As ``_kernel.forward``, differentiable and traceable."""
-    differentiable = torch.is_grad_enabled() and any(
+    differentiates = torch.is_grad_enabled() and any(
         x is not None and x.requires_grad
         for x in (call.query, call.key, call.value, call.bias, call.sinks)
     )
-    if differentiable or torch.compiler.is_compiling():
-        return _forward(*pack(call))
+    if differentiates or is_watched():
+        return _attend(*pack(call))
     return _kernel.forward(call, statistics)

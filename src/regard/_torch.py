@@ -15,6 +15,7 @@ from torch import Tensor
 from regard._checks import Call, check_contents
 from regard._dropout import kept
 from regard._settings import pass_threads_to
+from regard._torch_state import product
 from regard._visible import Visibility, WeightBlock, blocks, part
 
 pass_threads_to(torch)
@@ -48,7 +49,7 @@ def matmul(x: Tensor, y: Tensor) -> Tensor:
     """``x @ y`` for ``(b, h, m, n)`` and ``(b or 1, kv, n, o)``: neighbouring heads share one."""
     b, h, m, n = x.shape
     kv = y.shape[1]
-    return (x.reshape(b, kv, h // kv * m, n) @ y).reshape(b, h, m, y.shape[-1])
+    return product(x.reshape(b, kv, h // kv * m, n), y).reshape(b, h, m, y.shape[-1])
 
 
 def products(call: Call, q: Tensor, k: Tensor) -> Tensor:
@@ -65,6 +66,18 @@ def scores(call: Call, s: Tensor, *block: slice) -> Tensor:
     return s
 
 
+def _sum(x: Tensor) -> Tensor:
+    """The sum of each row ``(..., 1)``: one weight of 1 may stand beside a million of 1e-8.
+
+    Stretches in the dtype of x, and these in float64, which alone would take five times as long.
+    """
+    n = x.shape[-1] // 256
+    wide = torch.float64 if x.device.type == "cpu" else x.dtype  # a device adds in trees
+    stretches = x[..., : n * 256].unflatten(-1, (n, 256)).sum(-1)
+    rest = x[..., n * 256 :].sum(-1, keepdim=True)
+    return (stretches.sum(-1, keepdim=True, dtype=wide) + rest).to(x.dtype)
+
+
 def log_softmax(s: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """``s − maximum``, the maximum and the sum of the exponentials of each row ``(..., 1)``.
 
@@ -79,7 +92,7 @@ def log_softmax(s: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor, Tensor
         sink = sinks.to(s.dtype)[:, None, None]
         maximum = torch.where(empty, maximum, torch.maximum(maximum, sink))
     s = s - maximum.masked_fill(empty, 0.0)
-    total = s.exp().sum(-1, keepdim=True)
+    total = _sum(s.exp())
     if sinks is not None:
         total = total + torch.where(empty, 0.0, torch.exp(sink - maximum))
     return s, maximum, total
@@ -95,7 +108,7 @@ def weight_blocks(call: Call, rows: slice | None = None) -> Iterator[WeightBlock
     elements, tallest = (BLOCK_ELEMENTS, 128) if on_cpu else (DEVICE_BLOCK_ELEMENTS, 4096)
     for block in blocks(call, visibility, elements, rows, tallest):
         if held != (held := block[:2]):
-            k = key_heads(call.key, call, *held)
+            k = key_heads(call.key[:, :, : visibility.end(block[0].start, rows)], call, *held)
         b, h, i, j = block
         s = scores(call, products(call, call.query[b, h, i].to(dtype), k[:, :, j]), *block)
         visible = visibility.pairs(*block)
@@ -131,12 +144,8 @@ def _kept(call: Call, block: WeightBlock) -> Tensor | None:
         return None
     B, Hq = call.sizes[:2]
     arange = aranges(block.shifted.device)
-    seed, element = call.seed, arange(0, B)[block.b]
-    if seed.ndim:  # under torch.vmap each batch element has a seed and a place of its own
-        element = seed[block.b, 1]
-        seed = seed[block.b, 0, None, None, None]
-    heads = element[:, None] * Hq + arange(0, Hq)[block.h]
-    return kept(seed, call.dropout, heads, block.rows, block.keys, arange, torch.stack)
+    heads = arange(0, B)[block.b, None] * Hq + arange(0, Hq)[block.h]
+    return kept(call.seed, call.dropout, heads, block.rows, block.keys, arange, torch.stack)
 
 
 def _drop(call: Call, keep: Tensor | None, x: Tensor) -> Tensor:
@@ -177,7 +186,16 @@ def _outer(x: Tensor, y: Tensor, kv: slice) -> Tensor:
     b, h, m, n = x.shape
     heads = kv.stop - kv.start
     rows = h // heads * m
-    return x.reshape(b, heads, rows, n).transpose(-1, -2) @ y.reshape(b, heads, rows, y.shape[-1])
+    x = x.reshape(b, heads, rows, n).transpose(-1, -2)
+    return product(x, y.reshape(b, heads, rows, y.shape[-1]))
+
+
+def _weighted(w: Tensor, visible: Tensor | None, do: Tensor, kv: slice) -> Tensor:
+    """``wᵀ @ do`` of a group: what is no number in do stays with the keys that its query sees."""
+    if visible is None or do.isfinite().all():
+        return _outer(w, do, kv)
+    of_heads = _apply(w.mT, visible.expand_as(w).mT, do)
+    return of_heads.unflatten(1, (kv.stop - kv.start, -1)).sum(2)
 
 
 def _shared(call: Call, h: slice) -> slice:
@@ -249,7 +267,7 @@ def gradients(call: Call, grad: Tensor) -> Gradients:
         ds = ds * call.scale
         dq[rows] = matmul(ds, k[:, :, keys])
         _accumulate(dk, _outer(ds, q, kv), block.b, kv, keys)
-        _accumulate(dv, _outer(_drop(call, keep, w), do, kv), block.b, kv, keys)
+        _accumulate(dv, _weighted(_drop(call, keep, w), visible, do, kv), block.b, kv, keys)
     return _narrow(call, sums)
 
 

@@ -15,10 +15,12 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
+from torch.utils.flop_counter import register_flop_formula
 
 from regard import _torch
 from regard._checks import Call, check_contents
 from regard._errors import UnsupportedError
+from regard._torch_state import exact, is_exported_to_onnx, is_recorded, is_rounded
 
 _TENSORS = (
     "query", "key", "value", "mask", "bias", "key_lengths", "query_segments", "key_segments",
@@ -115,21 +117,22 @@ def _fused(call: Call) -> Tensor | None:
         q, k.expand(B, -1, -1, -1), v.expand(B, -1, -1, -1), mask,
         is_causal=call.causal and Lq > 1, scale=call.scale, enable_gqa=Hq != Hkv,
     )  # fmt: skip
-    if q.device.type == "cpu":
-        out = operator()
-    else:
-        try:
-            with warnings.catch_warnings(), sdpa_kernel(_FUSED_ON_DEVICES):
-                warnings.simplefilter("ignore")  # torch warns of each kernel that it rules out
-                out = operator()
-        except RuntimeError:
-            return None
+    with exact(q.device.type):
+        if q.device.type == "cpu":
+            out = operator()
+        else:
+            try:
+                with warnings.catch_warnings(), sdpa_kernel(_FUSED_ON_DEVICES):
+                    warnings.simplefilter("ignore")  # torch warns of each kernel that it rules out
+                    out = operator()
+            except RuntimeError:
+                return None
     return out if seen is None else torch.where(seen, out, 0.0)
 
 
 def _is_eager(call: Call) -> bool:
-    """Whether tensors may be looked into here: nothing compiles, maps or fakes them."""
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+    """Whether tensors may be looked into here: nothing records, maps, fakes or counts them."""
+    if is_recorded() or torch._C._len_torch_dispatch_stack():
         return False
     tensors = (call.query, call.key, call.value)
     plain = all(type(x) in (Tensor, torch.nn.Parameter) for x in tensors)
@@ -148,6 +151,10 @@ def attention(call: Call) -> Tensor:
     """``(B, Hq, Lq, Dv)`` in the dtype of the query; differentiable twice."""
     inputs = (call.query, call.key, call.value, call.bias, call.sinks)
     refuse_forward_mode(*inputs)
+    if is_recorded() and is_exported_to_onnx():
+        from regard import _onnx  # what it needs takes torch long to load
+
+        return _onnx.attention(call)
     if _is_eager(call) and _may_fuse(call):
         check_contents(call)
         differentiates = torch.is_grad_enabled() and any(
@@ -159,13 +166,31 @@ def attention(call: Call) -> Tensor:
     return _attend(*pack(call))
 
 
-def make_operator(name: str, inputs: str, outputs: str) -> Callable[..., Any]:
-    """Makes a custom operator of a function."""
+def make_operator(
+    name: str, inputs: str, outputs: str, products: tuple[int, int]
+) -> Callable[..., Any]:
+    """Makes a custom operator of a function.
+
+    ``products`` are for torch's counter of operations: how many matrix products with D and with Dv
+    numbers to a query and key it takes. Like torch's own attention it counts every pair, seen or
+    not.
+    """
     schema = f"({inputs}) -> {outputs}"
-    return torch.library.custom_op(f"regard::{name}", mutates_args=(), schema=schema)
+
+    def count(*inputs: Any, **_: Any) -> int:
+        (B, Hq, Lq, D), (_, _, Lk, _), (*_, Dv) = inputs[-len(_TENSORS + _NUMBERS) :][:3]
+        return 2 * B * Hq * Lq * Lk * (products[0] * D + products[1] * Dv)
+
+    def make(function: Callable[..., Any]) -> Any:
+        operator = torch.library.custom_op(f"regard::{name}", mutates_args=(), schema=schema)
+        made = operator(function)
+        register_flop_formula(getattr(torch.ops.regard, name))(count)
+        return made
+
+    return make
 
 
-@make_operator("attention", CALL_SCHEMA, "Tensor")
+@make_operator("attention", CALL_SCHEMA, "Tensor", products=(1, 1))
 def _forward(*values: Any) -> Tensor:
     call = unpack(*values)
     check_contents(call)
@@ -193,7 +218,10 @@ def _(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> Tensor:
 
 
 @make_operator(
-    "attention_backward", f"Tensor grad, {CALL_SCHEMA}", "({})".format(", ".join(5 * ["Tensor"]))
+    "attention_backward",
+    f"Tensor grad, {CALL_SCHEMA}",
+    "({})".format(", ".join(5 * ["Tensor"])),
+    products=(3, 2),
 )
 def _backward(grad: Tensor, *values: Any) -> tuple[Tensor, ...]:
     call = unpack(*values)
@@ -222,6 +250,7 @@ def _(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> tu
     "Tensor query_dot, Tensor key_dot, Tensor value_dot, Tensor bias_dot, Tensor sinks_dot, "
     f"Tensor grad, {CALL_SCHEMA}",
     "({})".format(", ".join(6 * ["Tensor"])),
+    products=(7, 5),
 )
 def _double_backward(
     query_dot: Tensor, key_dot: Tensor, value_dot: Tensor, bias_dot: Tensor, sinks_dot: Tensor,
@@ -281,13 +310,13 @@ def by_input(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
 def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     saved = ctx.saved_tensors
     refuse_forward_mode(grad, *saved)
-    return by_input(ctx, *attend_backward(grad, *saved, *ctx.numbers))
+    return by_input(ctx, *_attend_backward(grad, *saved, *ctx.numbers))
 
 
 def _differentiate_twice(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
     saved = ctx.saved_tensors
     refuse_forward_mode(*cotangents, *saved)
-    dgrad, *rest = _attend_double_backward(*cotangents, *saved, *ctx.numbers)
+    dgrad, *rest = attend_double_backward(*cotangents, *saved, *ctx.numbers)
     return dgrad, *by_input(ctx, *rest)
 
 
@@ -301,7 +330,8 @@ def _refuse_third(ctx: Any, *_: Tensor) -> None:
 class _Fused(torch.autograd.Function):
     """The fused operator's output as it is; torch can differentiate that once and not twice.
 
-    So its gradient is torch's own, unless a graph of the gradient is asked for: then it is that of
+    So its gradient is torch's own, unless a graph of the gradient is asked for, torch would round
+    its products, or what is no number would reach keys that are hidden from it: then it is that of
     ``regard::attention``.
     """
 
@@ -312,7 +342,9 @@ class _Fused(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or (
+            grad.is_cpu and (is_rounded("cpu") or not grad.sum().isfinite())
+        ):
             return None, *_differentiate(ctx, grad)
         return grad, *[None] * len(_TENSORS + _NUMBERS)
 
@@ -323,13 +355,7 @@ def _fold(info: Any, in_dims: tuple[int | None, ...], tensors: tuple[Any, ...]) 
     B = tensors[0].shape[1 if in_dims[0] == 0 else 0]
     for name, x, axis in zip(_TENSORS, tensors, in_dims):
         broadcasts = name not in ("query", "key_lengths", "query_start")
-        if x is None or name == "sinks":
-            folded.append(x)
-        elif name == "seed":
-            folded.append(
-                _fold_seed(x.expand(n, *x.shape) if axis is None else x.movedim(axis, 0), B)
-            )
-        elif axis is None and x.shape[0] == 1 and broadcasts:
+        if x is None or name == "sinks" or (axis is None and x.shape[0] == 1 and broadcasts):
             folded.append(x)
         else:
             x = x.expand(n, *x.shape) if axis is None else x.movedim(axis, 0)
@@ -337,31 +363,25 @@ def _fold(info: Any, in_dims: tuple[int | None, ...], tensors: tuple[Any, ...]) 
     return folded
 
 
-def _fold_seed(seeds: Tensor, B: int) -> Tensor:
-    """Mapped seeds as ``(n·B, 2)``: each batch element's seed, and its place in its own batch."""
-    if seeds.ndim == 1:
-        seeds = torch.stack(
-            [
-                seeds[:, None].expand(-1, B),
-                torch.arange(B, device=seeds.device).expand(len(seeds), B),
-            ],
-            -1,
-        )
-    return seeds.reshape(-1, 2)
-
-
-def _map(
+def map_as_one(
     apply: Callable[..., Any], info: Any, in_dims: tuple[int | None, ...], *values: Any
 ) -> tuple[Any, Any]:
     """The batching rule of attention: one call for all, where they can be one batch."""
-    if in_dims[_TENSORS.index("sinks")] is not None:  # a batch shares its sinks
-        return _map_one_by_one(apply, info, in_dims, *values)
+    # A batch shares its sinks, and its seed drops other weights in each of its elements.
+    if in_dims[_TENSORS.index("sinks")] is not None or values[_TENSORS.index("seed")] is not None:
+        return map_one_by_one(apply, info, in_dims, *values)
     tensors = _fold(info, in_dims, values[: len(_TENSORS)])
     out = apply(*tensors, *values[len(_TENSORS) :])
-    return out.reshape(info.batch_size, -1, *out.shape[1:]), 0
+
+    def unfold(x: Tensor) -> Tensor:
+        return x.reshape(info.batch_size, len(x) // info.batch_size, *x.shape[1:])
+
+    if isinstance(out, Tensor):
+        return unfold(out), 0
+    return tuple(map(unfold, out)), (0,) * len(out)
 
 
-def _map_one_by_one(
+def map_one_by_one(
     apply: Callable[..., Any], info: Any, in_dims: tuple[int | None, ...], *values: Any
 ) -> tuple[Any, Any]:
     """The batching rule of gradients: one batch would add up those of what its elements share."""
@@ -374,8 +394,11 @@ def _map_one_by_one(
     return tuple(torch.stack(parts) for parts in zip(*results)), (0,) * len(results[0])
 
 
-def _differentiable(
-    operator: Any, backward: Callable[..., Any], rule: Callable[..., tuple[Any, Any]]
+def differentiable(
+    operator: Any,
+    backward: Callable[..., Any],
+    rule: Callable[..., tuple[Any, Any]],
+    save: Callable[..., None] = _save,
 ) -> Callable[..., Any]:
     """Gives an operator its gradient and its batching rule; returns what calls it.
 
@@ -385,7 +408,7 @@ def _differentiable(
     """
 
     class Function(torch.autograd.Function):
-        setup_context = staticmethod(_save)
+        setup_context = staticmethod(save)
 
         @staticmethod
         def forward(*values: Any) -> Any:
@@ -415,11 +438,11 @@ def _differentiable(
             comptime(allow)
         return Function.apply(*values)
 
-    operator.register_autograd(backward, setup_context=_save)
+    operator.register_autograd(backward, setup_context=save)
     operator.register_vmap(functools.partial(rule, operator))
     return apply
 
 
-_attend = _differentiable(_forward, _differentiate, _map)
-attend_backward = _differentiable(_backward, _differentiate_twice, _map_one_by_one)
-_attend_double_backward = _differentiable(_double_backward, _refuse_third, _map_one_by_one)
+_attend = differentiable(_forward, _differentiate, map_as_one)
+_attend_backward = differentiable(_backward, _differentiate_twice, map_one_by_one)
+attend_double_backward = differentiable(_double_backward, _refuse_third, map_one_by_one)

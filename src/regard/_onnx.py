@@ -1,0 +1,114 @@
+"""Attention in operations that ONNX has, for ``torch.onnx.export``."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.nn.functional import scaled_dot_product_attention
+
+from regard._checks import Call
+from regard._errors import UnsupportedError
+
+
+def attention(call: Call) -> Tensor:
+    """``(B, Hq, Lq, Dv)``: one node ``Attention`` from opset 23 on, where it knows the options."""
+    if call.dropout:
+        raise UnsupportedError(
+            f"attention: dropout is {call.dropout}, and ONNX has no generator that a seed governs. "
+            "Export the model in eval mode, without dropout."
+        )
+    B, Hq, Hkv, Lq, _ = call.sizes
+    k, v = (
+        x if _always(x.shape[0] == B) else x.expand(B, -1, -1, -1) for x in (call.key, call.value)
+    )
+    added = None if _is_triangle(call) else _added(call)
+    if call.softcap is not None or call.sinks is not None or call.scale <= 0:
+        out = _written_out(call, k, v, added)
+    else:
+        older = isinstance(Lq, Tensor)  # the exporter that traces: it knows no shared heads
+        k, v = _repeat(call, k, v) if older else (k, v)
+        out = scaled_dot_product_attention(
+            call.query, k, v, added, scale=call.scale,
+            is_causal=_is_triangle(call), enable_gqa=not older and Hq != Hkv,
+        )  # fmt: skip
+    if added is None:
+        return out
+    seen = added if added.dtype == torch.bool else added != -torch.inf
+    return torch.where(seen.any(-1, keepdim=True), out, 0.0)
+
+
+def _always(holds: Any) -> bool:
+    """Whether two lengths agree in every run: one that is traced is a tensor, and may change."""
+    return not isinstance(holds, Tensor) and statically_known_true(holds)
+
+
+def _is_triangle(call: Call) -> bool:
+    """Whether ``is_causal``, which has query 0 see key 0 alone, says all of who sees whom."""
+    others = (
+        call.left, call.right, call.mask, call.bias, call.key_lengths, call.query_segments,
+        call.query_start, call.softcap, call.sinks,
+    )  # fmt: skip
+    _, _, _, Lq, Lk = call.sizes
+    alone = call.scale > 0 and all(x is None for x in others)
+    return call.causal and alone and _always(Lq == Lk)
+
+
+def _added(call: Call) -> Tensor | None:
+    """What is added to the scores, ``(B or 1, Hq or 1, Lq, Lk)``; bool where that is who sees."""
+    visible = _visible(call)
+    if call.bias is None:
+        return visible
+    bias = call.bias.to(call.query.dtype)
+    if visible is not None:
+        bias = bias.masked_fill(~visible, -torch.inf)
+    return bias.expand(-1, -1, call.query.shape[2], call.key.shape[2])
+
+
+def _visible(call: Call) -> Tensor | None:
+    """Bool ``(B or 1, Hq or 1, Lq, Lk)``; None where every query sees every key."""
+    Lq, Lk = call.query.shape[2], call.key.shape[2]
+    i = torch.arange(Lq, device=call.query.device)[:, None]
+    j = torch.arange(Lk, device=call.query.device)
+    lengths, start = call.key_lengths, call.query_start
+    lengths = Lk if lengths is None else lengths[:, None, None, None]
+    p = i + (lengths - Lq if start is None else start[:, None, None, None])
+    rules = [call.mask]
+    if call.causal:
+        rules.append(j <= p)
+    if call.right is not None:
+        rules.append(j <= p + call.right)
+    if call.left is not None:
+        rules.append(j >= p - call.left)
+    if call.key_lengths is not None:
+        rules.append(j < lengths)
+    if call.query_segments is not None:
+        rules.append(call.query_segments[:, None, :, None] == call.key_segments[:, None, None])
+    visible = None
+    for rule in rules:
+        if rule is not None:
+            visible = rule if visible is None else visible & rule
+    if visible is None:
+        return None
+    visible = visible if visible.ndim == 4 else visible[None, None]
+    return visible.expand(-1, -1, Lq, Lk)
+
+
+def _repeat(call: Call, *tensors: Tensor) -> list[Tensor]:
+    """Each of key and value with as many heads as the query."""
+    group = int(call.sizes[1]) // int(call.sizes[2])
+    return [x if group == 1 else x.repeat_interleave(group, 1) for x in tensors]
+
+
+def _written_out(call: Call, k: Tensor, v: Tensor, added: Tensor | None) -> Tensor:
+    """The formula: ``Attention`` caps after the mask, takes the root of the scale, has no sink."""
+    k, v = _repeat(call, k, v)
+    s = call.query @ k.transpose(-1, -2) * call.scale
+    if call.softcap is not None:
+        s = call.softcap * torch.tanh(s / call.softcap)
+    if added is not None:
+        s = s.masked_fill(~added, -torch.inf) if added.dtype == torch.bool else s + added
+    if call.sinks is not None:
+        sinks = call.sinks.to(s.dtype)[:, None, None].expand(*s.shape[:3], 1)
+        s = torch.cat([s, sinks], -1)
+    return torch.softmax(s, -1)[..., : k.shape[2]] @ v

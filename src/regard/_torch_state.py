@@ -1,0 +1,135 @@
+"""What torch does around a call: who records or watches it, and what would round its products."""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from regard._errors import UnsupportedError
+
+# Bound once: a plain call asks them all, and looking them up takes longer than what they do.
+_compiles = torch.compiler.is_compiling
+_transforms = torch._C._are_functorch_transforms_active
+_tracing_state = torch._C._get_tracing_state
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_function_modes = torch._C._len_torch_function_stack
+_profiles = torch._C._autograd._profiler_enabled
+
+
+def is_recorded() -> bool:
+    """Whether a graph is made of what runs, or one run stands for many: contents decide nothing."""
+    if _compiles() or _transforms() or _tracing_state() is not None:
+        return True
+    return _dispatch_modes() > 0 and any(
+        mode.is_infra_mode() for mode in _get_current_dispatch_mode_stack()
+    )
+
+
+def is_watched() -> bool:
+    """Whether something sees the operators that run: what is written past torch would be missed."""
+    return (
+        _compiles()
+        or _transforms()
+        or _tracing_state() is not None
+        or _dispatch_modes() > 0
+        or _function_modes() > 0
+        or _profiles()
+    )
+
+
+@torch.compiler.assume_constant_result
+def is_exported_to_onnx() -> bool:
+    """Whether what is recorded becomes an ONNX model."""
+    return torch.onnx.is_in_onnx_export()
+
+
+def refuse_recorded(by_kernel: bool) -> None:
+    """What is asked of weights follows from contents, and the kernels write it past torch."""
+    if torch.compiler.is_dynamo_compiling():
+        return  # it breaks the graph there, and runs as it is
+    if _tracing_state() is not None or _transforms() or (by_kernel and is_recorded()):
+        raise UnsupportedError(
+            "weights: what is asked of them is computed at once, and cannot become part of a graph "
+            "or a transform (torch.jit.trace, make_fx, torch.vmap). Return query and key from "
+            "there, and ask regard.AttentionWeights(query, key) outside; or use torch.compile."
+        )
+
+
+_LOCK = threading.Lock()
+_inside = 0
+_found: tuple[str | None, list[str]] = None, []
+
+
+# Where torch keeps the precision of float32 products: for the CPU and for CUDA.
+_SETTINGS = ("mkldnn", "matmul"), ("cuda", "matmul")
+_precision, _set_precision = (
+    torch._C._get_fp32_precision_getter,  # a tenth of the time of torch.backends' attributes
+    torch._C._set_fp32_precision_setter,
+)
+
+
+def is_rounded(device: str) -> bool:
+    """Whether autocast or a lower precision would round what float32 products are made of."""
+    if torch.is_autocast_enabled(device):
+        return True
+    with _LOCK:
+        return _inside > 0 or any(_precision(*x) not in ("none", "ieee") for x in _SETTINGS)
+
+
+def _raise_precision() -> tuple[str | None, list[str]]:
+    """Sets the highest precision; returns what was set: by the older interface, by the newer."""
+    found = [_precision(*setting) for setting in _SETTINGS]
+    try:
+        older = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("highest")
+    except RuntimeError:  # the newer one was used, and says something else
+        older = None
+    for setting in _SETTINGS:
+        _set_precision(*setting, "ieee")
+    return older, found
+
+
+def _lower_precision(older: str | None, found: list[str]) -> None:
+    """Puts back what ``_raise_precision`` found; what was inherited is inherited again."""
+    if older is not None:
+        torch.set_float32_matmul_precision(older)
+    for setting, value in zip(_SETTINGS, found):
+        _set_precision(*setting, "none")
+        if _precision(*setting) != value:
+            _set_precision(*setting, value)
+
+
+@contextlib.contextmanager
+def exact(device: str) -> Iterator[None]:
+    """Products are of the dtype of their factors here, whatever the process has set.
+
+    Autocast belongs to the thread. The precision of float32 products is one for all threads, so the
+    first that comes here raises it, and the last that leaves puts back what the first found.
+    """
+    global _inside, _found
+    if not is_rounded(device):
+        yield
+        return
+    with _LOCK:
+        if _inside == 0:
+            _found = _raise_precision()
+        _inside += 1
+    try:
+        with torch.autocast(device, enabled=False):
+            yield
+    finally:
+        with _LOCK:
+            _inside -= 1
+            if _inside == 0:
+                _lower_precision(*_found)
+
+
+def product(x: Tensor, y: Tensor) -> Tensor:
+    """``x @ y``, exact in their dtype."""
+    if not is_rounded(x.device.type):
+        return x @ y
+    with exact(x.device.type):
+        return x @ y
