@@ -1,7 +1,10 @@
 """Files that are no recordings, damaged or hostile: each is refused by what is wrong with it."""
 
 import json
+import os
 import pickle
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -13,6 +16,7 @@ from safetensors.numpy import save_file
 
 import regard
 from recordings import assert_same, sample
+from regard import _recording_file
 from regard.recording import Layer, Recording
 
 
@@ -42,7 +46,7 @@ def test_a_missing_file_is_said_to_be_missing(path):
 
 
 def test_a_folder_is_no_recording(tmp_path):
-    with pytest.raises(regard.RecordingError, match="is no ordinary file"):
+    with pytest.raises(regard.RecordingError, match=" is a folder; the name of a file is needed"):
         Recording.load(tmp_path)
 
 
@@ -143,6 +147,19 @@ def test_tensors_neither_overlap_nor_leave_gaps(path, saved, shift):
     header["layers.0.key"]["data_offsets"][0] += shift
     header["layers.0.key"]["data_offsets"][1] += shift
     assert "must start at" in refusal(path, packed(header, data))
+
+
+@pytest.mark.parametrize("first", [0, 1, -1], ids=["before all", "between two", "before the last"])
+@pytest.mark.parametrize("hole", [1, 64])
+def test_no_byte_lies_between_tensors(path, saved, first, hole):
+    """Each tensor is whole and none overlap: bytes that no tensor owns may still say anything."""
+    header, data = parts(saved)
+    spans = [x["data_offsets"] for name, x in header.items() if name != "__metadata__"]
+    begin = sorted(spans)[first][0]
+    for span in spans:
+        span[:] = [n + hole if span[0] >= begin else n for n in span]
+    said = refusal(path, packed(header, data[:begin] + b"?" * hole + data[begin:]))
+    assert f"it must start at {begin}" in said
 
 
 @pytest.mark.parametrize(
@@ -313,3 +330,80 @@ def test_any_header_is_refused_or_read_and_nothing_else(data):
             if not isinstance(metadata[name], str):
                 metadata[name] = json.dumps(metadata[name])
     loads_or_refuses(packed(header, numbers_))
+
+
+# Reading what is no longer there would end this process by a signal, so each question has its own.
+CUT = """
+import os, sys, tracemalloc
+import regard
+from regard.recording import Recording
+from regard.viewer.answer import Answers
+
+path, question = sys.argv[1:]
+found = Recording.load(path)
+answers = Answers([found])
+row = "layer=0&head=0&query=3"
+assert answers.answer("row", row).status == 200
+os.truncate(path, 4096)
+questions = {
+    "layers": lambda: found.layers[0].query.sum(),
+    "weights": lambda: found.weights[0][0, 3],
+    "steps": lambda: found.steps(0, 0),
+    "save": lambda: found.save(path + ".other.safetensors"),
+    "export": lambda: found.export(path + ".html"),
+    "scores": lambda: __import__("regard.heads").heads.head_scores(found),
+}
+if question == "viewer":
+    answer = answers.answer("row", row)
+    print(answer.status, answer.body.decode())
+elif question == "map":
+    print(repr(found))
+    try:
+        answers._maps[0, 0, 0].row(3)
+    except regard.RecordingError as error:
+        print(error)
+else:
+    try:
+        questions[question]()
+    except regard.RecordingError as error:
+        print(error)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows cuts no file that is mapped")
+@pytest.mark.parametrize(
+    "question", ["layers", "weights", "steps", "save", "export", "scores", "viewer", "map"]
+)
+def test_a_file_that_is_cut_while_it_is_open_is_an_error_and_not_the_end_of_python(path, question):
+    q = np.ones((1, 600, 16), np.float32)
+    Recording(["a"] * 600, [Layer(q, q, q, causal=True)]).save(path)
+    size = path.stat().st_size
+    line = [sys.executable, "-W", "error", "-c", CUT, str(path), question]
+    ended = subprocess.run(line, capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    said = f"{path} was cut to 4096 bytes while it was open; {size} are needed. Write it anew and"
+    assert said in ended.stdout
+    assert "Recording.load(path, mapped=False) keeps the numbers" in ended.stdout
+    assert ended.stdout.startswith("410 ") == (question == "viewer")
+
+
+def test_a_file_that_is_replaced_while_it_is_open_goes_on_to_be_read(path, saved):
+    found = Recording.load(path)
+    Recording(["other"], [Layer(*np.ones((2, 1, 1, 1), np.float32))]).save(path)
+    assert_same(found, sample())
+    path.unlink()
+    assert_same(found, sample())
+
+
+def test_a_file_that_is_cut_while_it_is_copied_is_a_recording_error(path, monkeypatch):
+    q = np.ones((1, 600, 600), np.float32)
+    Recording(["a"] * 600, [Layer(q, q)]).save(path)
+    checked = _recording_file._read_spans
+
+    def cut(*arguments):
+        os.truncate(path, 4096)
+        return checked(*arguments)
+
+    monkeypatch.setattr(_recording_file, "_read_spans", cut)
+    with pytest.raises(regard.RecordingError, match="was cut while it was read; load it again"):
+        Recording.load(path, mapped=False)

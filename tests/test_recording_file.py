@@ -1,7 +1,9 @@
 """What is saved is loaded, and the file is whole or not there."""
 
+import copy
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -162,6 +164,7 @@ WRITER = """
 import os, signal, sys
 import numpy as np
 from pathlib import Path
+from regard import _files
 from regard import _recording_file as file
 from regard.recording import Layer, Recording
 
@@ -182,7 +185,7 @@ elif point == "fsync":
 elif point == "replace":
     Path.replace = killed(point)
 elif point == "folder":
-    file._sync_folder = killed(point)
+    _files._sync_folder = killed(point)
 recording.save(path)
 """
 
@@ -221,19 +224,20 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_beside_it(path, saved, m
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_saving_through_a_link_replaces_what_it_points_to(path, saved, tmp_path):
-    link = tmp_path / "link"
-    link.symlink_to(path)
-    Recording(["a"], [layer(Lq=1, Lk=1)]).save(link)
-    assert link.is_symlink()
-    assert Recording.load(path).tokens == ("a",)
+@pytest.mark.parametrize("mapped", [True, False])
+def test_a_recording_can_be_copied_and_sent_to_another_process(path, saved, mapped):
+    found = Recording.load(path, mapped=mapped)
+    for copied in (copy.deepcopy(found), pickle.loads(pickle.dumps(found))):
+        assert_same(copied, sample())
 
 
-def test_a_folder_is_no_place_to_save_under(tmp_path):
-    with pytest.raises(OSError, match="is no ordinary file; a recording needs a file name"):
-        sample().save(tmp_path)
-    with pytest.raises(FileNotFoundError):
-        sample().save(tmp_path / "missing" / "r")
+def test_what_is_not_mapped_stays_whatever_becomes_of_the_file(path, saved):
+    found = Recording.load(path, mapped=False)
+    path.write_bytes(bytes(len(saved)))
+    os.truncate(path, 0)
+    assert_same(found, sample())
+    assert all(layer.query.flags.aligned for layer in found.layers)
+    assert not found.layers[0].query.flags.writeable
 
 
 def test_a_header_beyond_the_limit_is_refused_before_writing(path, monkeypatch):

@@ -9,11 +9,11 @@ library reads what the other writes; a test holds both to it. docs/recording.md 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
 import mmap
 import os
-import secrets
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
@@ -24,10 +24,12 @@ import numpy as np
 
 from regard._checks import dtype_name, is_tensor
 from regard._errors import RecordingError
+from regard._files import check_ending, open_file, replaced_when_complete
 from regard.recording import ARRAY_OPTIONS, SCALAR_OPTIONS, Layer, Recording
 
 FORMAT = "regard-recording"
 VERSION = 1
+ENDING = ".safetensors"
 # The safetensors library refuses longer headers too.
 HEADER_LIMIT = 100_000_000
 ALIGNMENT = 64
@@ -63,14 +65,37 @@ KNOWN = {
 
 def write(recording: Recording, path: Path) -> None:
     """Write ``recording`` to ``path``: the whole file under that name, or nothing."""
+    check_name(path)
     # Wide numbers first, so that every array starts at a multiple of its own item size.
     named = sorted(_arrays(recording), key=lambda pair: -_item_size(pair[1]))
     header = _header(recording, named)
-    with _replaced_when_complete(path) as file:
+    with _no_loop(path), replaced_when_complete(path) as file:
         file.write(len(header).to_bytes(8, "little"))
         file.write(header)
         for _, array in named:
             file.write(_bytes(array))
+
+
+def check_name(path: str | Path) -> None:
+    """Refuses a name that says another kind of file.
+
+    Raises:
+        ValueError: with a name that fits.
+    """
+    check_ending(path, (ENDING,), "a recording")
+
+
+@contextlib.contextmanager
+def _no_loop(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise RecordingError(
+            f"{path} is a link that leads back to itself, so there is no file; remove it, or give"
+            " another name."
+        ) from None
 
 
 def _arrays(recording: Recording) -> Iterator[tuple[str, Any]]:
@@ -128,52 +153,67 @@ def _bytes(array: Any) -> memoryview:
     return flat.astype(flat.dtype.newbyteorder("<"), copy=False).view(np.uint8).data
 
 
-@contextlib.contextmanager
-def _replaced_when_complete(path: Path) -> Iterator[BinaryIO]:
-    """A new file beside ``path`` that takes its name once it is complete and on disk."""
-    path = path.resolve()
-    if path.exists() and not path.is_file():
-        raise OSError(f"{path} is no ordinary file; a recording needs a file name of its own.")
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
-    try:
-        with temporary.open("xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    if os.name == "posix":
-        _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    # Without it a power cut may undo the renaming, though never half of it.
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def read(path: Path) -> Recording:
-    """Open the recording at ``path``; its arrays are read-only views of the mapped file."""
-    if not path.exists():
-        raise FileNotFoundError(f"{path}: no such file; Recording.save writes one.")
-    if not path.is_file():
-        raise RecordingError(f"{path} is no ordinary file; a recording is one .safetensors file.")
-    with path.open("rb") as file:
+def read(path: Path, mapped: bool = True) -> Recording:
+    """Open the recording at ``path``; its arrays are read-only, in the mapped file or in memory."""
+    with _open(path) as file:
         header, start = _read_header(file, path)
         metadata = _read_metadata(header.pop("__metadata__", None), path)
         size = os.fstat(file.fileno()).st_size - start
         spans = _read_spans(header, size, path)
-        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        data: Any = None
+        if mapped:
+            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        else:
+            data, start = _copied(file, size, path), 0
     try:
         arrays = {name: _array(data, start, *span) for name, span in spans.items()}
-        return _recording(metadata, arrays)
+        recording = _recording(metadata, arrays)
     except (TypeError, ValueError, OverflowError) as error:
         raise RecordingError(f"{path} is a damaged recording: {error}") from error
+    if mapped:
+        recording._file = MappedFile(data, path)
+    return recording
+
+
+class MappedFile:
+    """A file that arrays lie in: reading what was cut off it would end Python by a signal."""
+
+    def __init__(self, data: mmap.mmap, path: Path) -> None:
+        self._data, self._path = data, path
+
+    def check(self) -> None:
+        """Whether all of it is still there: one question to the system.
+
+        Raises:
+            RecordingError: it is shorter than when it was loaded.
+        """
+        found = self._data.size()
+        if found < len(self._data):
+            raise RecordingError(
+                f"{self._path} was cut to {found} bytes while it was open; {len(self._data)} are"
+                " needed. Write it anew and load it again; Recording.load(path, mapped=False)"
+                " keeps the numbers of a file that others may change."
+            )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()  # a copy of a recording has its arrays in memory
+
+
+def _open(path: Path) -> BinaryIO:
+    try:
+        with _no_loop(path):
+            return open_file(path)
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{path}: no such file; Recording.save writes one.") from None
+    except ValueError as error:
+        raise RecordingError(str(error)) from None
+
+
+def _copied(file: BinaryIO, size: int, path: Path) -> bytes:
+    data = file.read(size)
+    if len(data) < size:
+        raise RecordingError(f"{path} was cut while it was read; load it again once it is written.")
+    return data
 
 
 def _read_header(file: BinaryIO, path: Path) -> tuple[dict[str, Any], int]:
@@ -266,7 +306,9 @@ def _are_counts(values: Any) -> TypeGuard[list[int]]:
     return isinstance(values, list) and all(type(n) is int and 0 <= n < 2**63 for n in values)
 
 
-def _array(data: mmap.mmap, start: int, code: str, sizes: tuple[int, ...], begin: int) -> Any:
+def _array(
+    data: mmap.mmap | bytes, start: int, code: str, sizes: tuple[int, ...], begin: int
+) -> Any:
     if 0 in sizes:
         array = np.empty(sizes, DTYPES[code])
     else:

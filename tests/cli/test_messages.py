@@ -1,14 +1,13 @@
 """What the command line says of bad input: one line, on standard error, with the way out."""
 
 import errno
-import importlib
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
-from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -70,11 +69,11 @@ def test_a_folder_is_refused(regard, tmp_path):
 
 
 def test_a_file_that_may_not_be_read_is_refused(regard, tmp_path, monkeypatch):
-    def refuse(path):  # what the system answers to anybody but root
+    def refuse(path, flags):  # what the system answers to anybody but root
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
     (tmp_path / "a.txt").write_text("secret")
-    monkeypatch.setattr(Path, "read_bytes", refuse)
+    monkeypatch.setattr("regard._files._without_waiting", refuse)
     assert refusal(regard("show", tmp_path / "a.txt")).endswith("a.txt: Permission denied")
 
 
@@ -179,27 +178,29 @@ def test_help_is_given_without_any_command(regard):
         assert regard(name, "--help").code == 0
 
 
-def test_the_version_comes_with_the_cpu_and_the_compiled_module(regard, monkeypatch):
-    kernels = type(
-        "Kernels", (), {n: staticmethod(lambda n=n: f"some {n}") for n in ("cpu_name", "target")}
+@pytest.mark.parametrize(
+    ("left_out", "said"),
+    [([], ""), (["a", "b"], "; its compiler could not make a, b")],
+)
+def test_the_version_comes_with_the_cpu_and_the_compiled_module(
+    regard, monkeypatch, left_out, said
+):
+    kernels = SimpleNamespace(
+        cpu_name=lambda: "some cpu_name",
+        target=lambda: "some target",
+        targets_left_out=lambda: left_out,
     )
-    real = importlib.import_module
-    monkeypatch.setattr(
-        importlib, "import_module", lambda name: kernels if "_kernels" in name else real(name)
-    )
+    monkeypatch.setitem(sys.modules, "regard._kernels", kernels)
     lines = regard("--version").out.splitlines()
     assert re.match(r"regard \d+\.\d+", lines[0])
-    assert lines[2:] == ["CPU some cpu_name", "compiled module present, for some target"]
+    assert lines[2:] == ["CPU some cpu_name", f"compiled module present, for some target{said}"]
 
 
 def test_the_version_says_what_to_do_without_the_compiled_module(regard, monkeypatch):
-    def missing(name):
-        raise ImportError(name)
-
-    monkeypatch.setattr(importlib, "import_module", missing)
+    monkeypatch.setitem(sys.modules, "regard._kernels", None)  # its import fails
     out = regard("--version").out
-    assert "compiled module missing: no C++20 compiler was found" in out
-    assert "install a compiler, then regard again" in out
+    assert "compiled module missing: no C++ compiler that builds it was found" in out
+    assert "install a newer compiler, then regard again" in out
 
 
 def test_help_loads_neither_torch_nor_a_model():

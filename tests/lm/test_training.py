@@ -207,14 +207,17 @@ def test_settings_that_are_impossible_are_errors(options, message):
 def test_a_half_written_file_is_never_under_its_name(trained, tmp_path, monkeypatch):
     import regard.lm.training as training
 
-    def half(tensors, path, *args):
-        path.write_bytes(b"half")
-        raise StoppedError
+    def half(path, data, write=training._write):
+        if path.name != CHECKPOINT:
+            return write(path, data)
+        with training.replaced_when_complete(path) as file:
+            file.write(data[:9])
+            raise StoppedError
 
-    monkeypatch.setattr(training, "save_file", half)
+    monkeypatch.setattr(training, "_write", half)
     with pytest.raises(StoppedError):
         train_texts(TEXTS, tmp_path, SETTINGS)
-    assert not (tmp_path / CHECKPOINT).exists()
+    assert {file.name for file in tmp_path.iterdir()} == {"run.json", "tokenizer.json"}
     monkeypatch.undo()
     assert train_texts(TEXTS, tmp_path, SETTINGS) == trained[1]
 

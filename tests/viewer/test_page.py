@@ -1,5 +1,6 @@
 """The whole page in a real browser: its keys, its address, its looks, and what may go wrong."""
 
+import os
 import re
 
 import numpy as np
@@ -335,6 +336,21 @@ def test_a_server_that_ended_before_it_was_asked_is_said(open_page):
     is_said(page, "query 7 ")
     viewer.close()
     assert all("400" in text for text in page.complaints)
+    page.complaints.clear()
+
+
+def test_a_file_that_was_cut_while_it_is_looked_at_is_said(open_page, tmp_path):
+    path = tmp_path / "spoken.safetensors"
+    spoken().save(path)
+    with Viewer([Recording.load(path)]) as viewer:
+        page = open_page(f"{viewer.address}#L0H1&query=6&key=3")
+        is_chosen(page, 6, 3)
+        os.truncate(path, 64)
+        page.keyboard.press("]")
+        banner = page.get_by_role("alert")
+        banner.wait_for()
+        assert "spoken.safetensors was cut to 64 bytes while it was open" in banner.text_content()
+    assert all("410" in text or "REFUSED" in text for text in page.complaints)
     page.complaints.clear()
 
 

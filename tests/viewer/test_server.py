@@ -136,7 +136,14 @@ def test_every_answer_forbids_whatever_the_page_does_not_need(address, path, met
     found = ask(address, path, method=method)
     assert found.status == status
     assert {name: found.headers[name] for name in HEADERS} == HEADERS
-    assert found.headers["Cache-Control"] == "no-store"
+    for name, value in (
+        ("Cache-Control", "no-store"),
+        ("Cross-Origin-Opener-Policy", "same-origin"),
+        ("Cross-Origin-Resource-Policy", "same-origin"),
+        ("Referrer-Policy", "no-referrer"),  # the address holds the token
+        ("X-Content-Type-Options", "nosniff"),
+    ):
+        assert found.headers[name] == value
     policy = found.headers["Content-Security-Policy"]
     assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self'")
     assert "unsafe" not in policy

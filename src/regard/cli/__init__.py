@@ -6,6 +6,7 @@ What a command needs is imported when it runs, so that ``regard --help`` is quic
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -13,7 +14,8 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from regard.cli._errors import CommandError
+from regard._errors import RecordingError
+from regard.cli._errors import CommandError, one_line
 
 __all__ = ["main"]
 
@@ -38,29 +40,53 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         arguments: by default those of the process.
     """
     try:
-        code = app(arguments, prog_name="regard", standalone_mode=False) or 0
-        sys.stdout.flush()
+        code, message = _run(arguments)
+    except KeyboardInterrupt:
+        code, message = INTERRUPTED, ""
     except BrokenPipeError:  # who read the output has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 1
+        code, message = _abandoned_output(), ""
+    except OSError as error:
+        where = error.filename or "the output cannot be written"
+        code, message = _abandoned_output(), f"{where}: {error.strerror or error}."
+    if message and sys.stderr is not None:
+        with contextlib.suppress(OSError):  # nobody is left to tell
+            sys.stderr.write(f"regard: {message}\n")
+            sys.stderr.flush()
+    raise SystemExit(code)
+
+
+def _run(arguments: list[str] | None) -> tuple[int, str]:
+    """Exit code, and what is wrong; the output is written, to the last byte."""
+    if sys.stdout is None:
+        return CommandError.code, "standard output is closed; open it, or give it a file."
+    code, message = _carried_out(arguments)
+    sys.stdout.flush()
+    return code, message
+
+
+def _carried_out(arguments: list[str] | None) -> tuple[int, str]:
+    try:
+        return app(arguments, prog_name="regard", standalone_mode=False) or 0, ""
     except (KeyboardInterrupt, typer.Abort):
-        code = INTERRUPTED
+        return INTERRUPTED, ""
     except CommandError as failure:
-        code = _complain(str(failure), failure.code)
+        return failure.code, str(failure)
+    except RecordingError as error:  # cut while it is shown
+        return CommandError.code, one_line(error)
     except MemoryError:
-        code = _complain("out of memory. Give a shorter text.", CommandError.code)
+        return CommandError.code, "out of memory. Give a shorter text."
     except Exception as error:
         # Usage errors; their class is not typer's own, and moved between its versions.
         if not hasattr(error, "format_message"):
             raise
-        code = _complain(error.format_message(), getattr(error, "exit_code", 2))
-    raise SystemExit(code)
+        return getattr(error, "exit_code", 2), error.format_message()
 
 
-def _complain(message: str, code: int) -> int:
-    sys.stdout.flush()
-    sys.stderr.write(f"regard: {message}\n")
-    return code
+def _abandoned_output() -> int:
+    """Sends what is left of the output nowhere, or Python would fail on it once more at its end."""
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return CommandError.code
 
 
 @app.callback(invoke_without_command=True)

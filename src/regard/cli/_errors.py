@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
+from regard._errors import RecordingError
+
 
 class CommandError(Exception):
     """The command cannot be carried out; exit code 1."""
@@ -34,7 +36,7 @@ def writing() -> Iterator[None]:
         yield
     except BrokenPipeError:
         raise
-    except OSError as error:
+    except (OSError, RecordingError) as error:
         raise CommandError(one_line(error)) from error
 
 

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from regard._recording_file import check_name
 from regard.cli._errors import reading, writing
 from regard.cli._source import STDIN, given_text, read_input
 from regard.recording import Recording
@@ -24,6 +25,9 @@ def generate(
     """
     from regard.lm import LanguageModel
 
+    if record is not None:
+        with reading():
+            check_name(record)
     text = read_input() if prompt == STDIN else given_text(prompt, "The prompt")
     with reading():
         loaded = LanguageModel.load(model)

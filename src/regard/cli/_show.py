@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 from rich.text import Text
 
+from regard._recording_file import check_name
 from regard._weights import AttentionWeights
 from regard.cli import _heads, _links, _matrix
-from regard.cli._errors import InputError, writing
+from regard.cli._errors import InputError, reading, writing
 from regard.cli._screen import Screen, busy, label, labels_width
 from regard.cli._source import read_recording
 from regard.recording import Recording
@@ -74,6 +75,9 @@ def show(argument: str, wishes: Wishes) -> None:
     Raises:
         CommandError: with the line to print.
     """
+    if wishes.save is not None:
+        with reading():
+            check_name(wishes.save)
     recording = read_recording(argument, wishes.model, wishes.is_text)
     if wishes.save is not None:
         with writing():

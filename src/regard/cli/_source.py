@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import os
-import stat
+import shlex
 import sys
 from pathlib import Path
 
-from regard.cli._errors import InputError, reading
+from regard._files import LIMIT_BYTES, kind, open_file, read_at_most, read_file
+from regard._settings import bytes_text
+from regard.cli._errors import InputError, one_line, reading
 from regard.cli._screen import busy
 from regard.recording import Recording
 
 STDIN = "-"
 RECORDING = ".safetensors"
+# Of what a name may be that is that of no file.
+NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EINVAL)
 # Endings by which a file that is missing is told from a text.
 TEXT_ENDINGS = (
     ".bin", ".c", ".cpp", ".csv", ".h", ".htm", ".html", ".ipynb", ".js", ".json", ".log", ".md",
@@ -29,7 +34,8 @@ def read_source(argument: str, is_text: bool = False) -> str | Recording:
         is_text: take it as a text, whatever it looks like.
 
     Raises:
-        InputError: a missing or unreadable file, one that is neither text nor recording, no text.
+        InputError: a missing or unreadable file, one that is neither text nor recording, one above
+            the limit, no text.
     """
     if is_text or not argument:
         return given_text(argument, "The text")
@@ -42,11 +48,18 @@ def read_source(argument: str, is_text: bool = False) -> str | Recording:
                 f"{argument}: no such file. To show these words as a text, add --text."
             )
         return given_text(argument, "The text")
-    if stat.S_ISDIR(mode):
-        raise InputError(
-            f"{argument}: a folder. Name one file in it; to show the word, add --text."
-        )
+    if kind(mode):
+        raise InputError(_no_ordinary_file(argument, kind(mode)))
     return _read_file(Path(argument))
+
+
+def _no_ordinary_file(argument: str, found: str) -> str:
+    if found == "a folder":
+        return f"{argument}: a folder. Name one file in it; to show the word, add --text."
+    return (
+        f"{argument}: {found}, no file. Name a file, or pass on what it holds:"
+        f" cat {shlex.quote(argument)} | regard show -"
+    )
 
 
 def read_recording(argument: str, model: str, is_text: bool) -> Recording:
@@ -68,9 +81,18 @@ def read_input() -> str:
     """The text on standard input.
 
     Raises:
-        InputError: none, or no text.
+        InputError: none, no text, or more than the limit: it may have no end.
     """
-    return _not_empty(_decoded(sys.stdin.buffer.read(), "standard input"), "Standard input")
+    if sys.stdin is None:
+        raise InputError("standard input is closed; pass a text to it, or name a file.")
+    with reading():
+        data = read_at_most(sys.stdin.buffer, LIMIT_BYTES + 1)
+    if len(data) > LIMIT_BYTES:
+        raise InputError(
+            f"standard input holds more than {bytes_text(LIMIT_BYTES)}, the limit. Pass on a part"
+            " of it, as head -c 100000 does."
+        )
+    return _not_empty(_decoded(data, "standard input"), "Standard input")
 
 
 def given_text(argument: str, name: str) -> str:
@@ -96,14 +118,19 @@ def _decoded(data: bytes, name: str) -> str:
 
 
 def _read_file(path: Path) -> str | Recording:
+    way_out = f"Show a part of it: head -c 100000 {shlex.quote(str(path))} | regard show -"
     with reading():
-        if path.suffix == RECORDING:
+        if path.suffix == RECORDING or _is_recording(path):
             return Recording.load(path)
-        data = path.read_bytes()
-        # A safetensors file under another name: the length of its header, then JSON.
-        if data[8:9] == b"{" and b"\0" in data[:8]:
-            return Recording.load(path)
+        data = read_file(path, LIMIT_BYTES, way_out)
     return _not_empty(_decoded(data, str(path)), str(path))
+
+
+def _is_recording(path: Path) -> bool:
+    """Whether it is a safetensors file under another name: the length of its header, then JSON."""
+    with open_file(path) as file:
+        data = file.read(9)
+    return data[8:] == b"{" and b"\0" in data[:8]
 
 
 def _not_empty(text: str, name: str) -> str:
@@ -113,10 +140,15 @@ def _not_empty(text: str, name: str) -> str:
 
 
 def _mode(argument: str) -> int | None:
+    """What stands under that name; None where nothing does."""
     try:
         return Path(argument).stat().st_mode
-    except (OSError, ValueError):  # a text may be too long for a name, or hold what none may
+    except ValueError:  # a text may hold what no name may
         return None
+    except OSError as error:
+        if error.errno in NO_FILE:
+            return None
+        raise InputError(one_line(error)) from error
 
 
 def _looks_like_a_file(argument: str) -> bool:

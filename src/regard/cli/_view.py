@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from regard.cli import _links
-from regard.cli._errors import CommandError, InputError, one_line, writing
+from regard.cli._errors import CommandError, InputError, one_line, reading, writing
 from regard.cli._screen import busy
 from regard.cli._source import STDIN, read_recording
 from regard.recording import Recording
@@ -50,6 +50,11 @@ def view(argument: str, wishes: Wishes) -> None:
         raise InputError(
             "--head and --query tell where the browser opens; leave them out with --export."
         )
+    if wishes.export is not None:
+        from regard.viewer.export import check_name
+
+        with reading():
+            check_name(wishes.export)
     recordings = [read_recording(source, wishes.model, wishes.is_text) for source in sources]
     names = [_name(source, wishes.is_text) for source in sources]
     place = _place(recordings[0], wishes)

@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from regard._files import read_file, replaced_when_complete
+
 NORM_EPSILON = 1e-6
 
 
@@ -63,7 +65,8 @@ class Config:
 
     def save(self, path: str | Path) -> None:
         """Writes ``config.json``."""
-        Path(path).write_text(json.dumps(dataclasses.asdict(self), indent=2) + "\n")
+        with replaced_when_complete(path) as file:
+            file.write((json.dumps(dataclasses.asdict(self), indent=2) + "\n").encode())
 
     @classmethod
     def load(cls, path: str | Path) -> Config:
@@ -73,7 +76,7 @@ class Config:
             FileNotFoundError: no such file.
             ValueError: the file does not describe a model.
         """
-        text = Path(path).read_bytes()
+        text = read_file(path)
         try:
             fields = json.loads(text)
             layers = tuple(LayerConfig(**layer) for layer in fields.pop("layers"))

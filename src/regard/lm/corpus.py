@@ -11,8 +11,10 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import UInt16
 
+from regard._files import read_file
 from regard.lm.tokenizer import BytePairTokenizer
 
+LIMIT_BYTES = 1_000_000_000  # of one file
 # Tests, and tables that a program wrote, teach a model nothing about the language.
 LEFT_OUT = {"site-packages", "test", "tests", "idle_test", "__pycache__", "encodings", "lib2to3"}
 TOPICS = "pydoc_data/topics.py"
@@ -23,12 +25,14 @@ def read_texts(files: Iterable[str | Path]) -> dict[str, str]:
 
     Raises:
         FileNotFoundError: a file that is not there.
-        ValueError: a file that is not UTF-8, or no file that holds any text.
+        ValueError: a pipe or device, a file that is not UTF-8 or above the limit, or no file that
+            holds any text.
     """
     texts = {}
     for file in files:
         try:
-            texts[str(file)] = Path(file).read_bytes().decode("utf-8")
+            data = read_file(file, LIMIT_BYTES, "Cut it into several files.")
+            texts[str(file)] = data.decode("utf-8")
         except UnicodeDecodeError as error:
             raise ValueError(
                 f"{file}: not a text; byte {error.start} is no UTF-8. "

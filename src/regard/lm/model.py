@@ -12,6 +12,7 @@ from jaxtyping import Float32
 from safetensors import SafetensorError
 
 from regard._attention import attention
+from regard._files import check_folder, open_file, replaced_when_complete
 from regard.lm.config import NORM_EPSILON, Config, LayerConfig
 from regard.lm.memory import require_memory
 from regard.lm.tokenizer import BytePairTokenizer
@@ -65,6 +66,7 @@ class LanguageModel:
                 f"'{BUILTIN}' is the one in the package, `regard train` makes others."
             )
         try:
+            open_file(path / "model.safetensors").close()  # a pipe would be waited for
             weights = safetensors.numpy.load_file(path / "model.safetensors")
         except SafetensorError as error:
             raise ValueError(
@@ -78,11 +80,18 @@ class LanguageModel:
         )
 
     def save(self, folder: str | Path) -> None:
-        """Writes the model to a folder, weights in float16."""
+        """Writes the model to a folder, weights in float16; each file whole or not at all.
+
+        Raises:
+            OSError: a folder that is missing or cannot be written.
+            ValueError: a file instead of a folder, or a name that says one.
+        """
+        check_folder(folder)
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         half = {name: weight.astype(np.float16) for name, weight in self.weights.items()}
-        safetensors.numpy.save_file(half, folder / "model.safetensors")
+        with replaced_when_complete(folder / "model.safetensors") as file:
+            file.write(safetensors.numpy.save(half))
         self.tokenizer.save(folder / "tokenizer.json")
         self.config.save(folder / "config.json")
 

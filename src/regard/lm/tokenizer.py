@@ -14,6 +14,8 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.trainers import BpeTrainer
 
+from regard._files import read_file, replaced_when_complete
+
 BYTES = 256
 
 
@@ -133,7 +135,7 @@ class BytePairTokenizer:
             FileNotFoundError: no such file.
             ValueError: the file is no tokenizer.
         """
-        text = Path(path).read_bytes()
+        text = read_file(path)
         try:
             return cls(Tokenizer.from_buffer(text))
         except Exception as error:  # the library raises plain Exception
@@ -141,7 +143,8 @@ class BytePairTokenizer:
 
     def save(self, path: str | Path) -> None:
         """Writes a ``tokenizer.json``."""
-        Path(path).write_text(self._tokenizer.to_str(pretty=True), encoding="utf-8")
+        with replaced_when_complete(path) as file:
+            file.write(self._tokenizer.to_str(pretty=True).encode())
 
     def __len__(self) -> int:
         """Number of ids, BOS included."""

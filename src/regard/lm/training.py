@@ -5,18 +5,17 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 
 from regard._errors import UnsupportedError
+from regard._files import check_folder, open_file, read_file, replaced_when_complete
 from regard.lm.config import Config, LayerConfig
 from regard.lm.corpus import Batches, encode_texts, read_texts
 from regard.lm.decoder import Decoder
@@ -116,7 +115,8 @@ def train(
 
     Raises:
         FileNotFoundError: a file that is not there.
-        ValueError: no text, a file that is no text, too little of it, or a folder with another run.
+        ValueError: no text, a file that is no text, too little of it, a folder with another run, or
+            a file instead of a folder.
     """
     return train_texts(read_texts(files), folder, settings, progress)
 
@@ -134,6 +134,7 @@ def train_texts(
             f"{torch.__version__}."
         )
     settings = settings or Settings()
+    check_folder(folder)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     _claim(folder, settings, texts)
@@ -158,7 +159,7 @@ def train_texts(
     run.save(folder / CHECKPOINT)
     run.model.config.save(folder / "config.json")
     weights = {name: w.detach().half() for name, w in run.model.weights().items()}
-    _replace(folder / "model.safetensors", lambda path: save_file(weights, path))
+    _write(folder / "model.safetensors", save(weights))
     return run.losses
 
 
@@ -168,11 +169,11 @@ def _claim(folder: Path, settings: Settings, texts: Mapping[str, str]) -> None:
     text = json.dumps(dataclasses.asdict(settings) | {"texts": digest}, indent=2) + "\n"
     path = folder / "run.json"
     if not path.exists():
-        _replace(path, lambda new: new.write_text(text))
+        _write(path, text.encode())
         return
     run = json.loads(text)
     try:
-        other = dict(json.loads(path.read_bytes()))
+        other = dict(json.loads(read_file(path)))
     except (ValueError, TypeError) as error:
         raise ValueError(
             f"{path}: not the settings of a run ({error}); give another folder."
@@ -193,17 +194,13 @@ def _tokenizer(folder: Path, settings: Settings, texts: Mapping[str, str]) -> By
     path = folder / "tokenizer.json"
     if not path.exists():
         tokenizer = BytePairTokenizer.train(texts.values(), settings.vocab_size)
-        _replace(path, tokenizer.save)
+        tokenizer.save(path)
     return BytePairTokenizer.load(path)
 
 
-def _replace(path: Path, write: Callable[[Path], Any]) -> None:
-    """Writes a file that is there whole or not at all, whenever the writer is killed."""
-    new = path.with_suffix(path.suffix + ".new")
-    write(new)
-    with new.open("r+b") as file:
-        os.fsync(file.fileno())
-    new.replace(path)
+def _write(path: Path, data: bytes) -> None:
+    with replaced_when_complete(path) as file:
+        file.write(data)
 
 
 class _Run:
@@ -239,13 +236,14 @@ class _Run:
     def save(self, path: Path) -> None:
         """Writes the checkpoint, whole or not at all."""
         metadata = {"losses": json.dumps(self.losses)}
-        _replace(path, lambda new: save_file(self._tensors(), new, metadata))
+        _write(path, save(self._tensors(), metadata))
 
     def load(self, path: Path) -> None:
         """Takes the checkpoint up, if there is one."""
         if not path.exists():
             return
         try:
+            open_file(path).close()  # a pipe would be waited for
             with safe_open(path, "pt") as file:
                 stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
                 self.losses = json.loads(file.metadata()["losses"])

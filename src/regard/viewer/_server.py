@@ -23,6 +23,7 @@ from starlette.responses import Response
 
 from regard.recording import Recording
 from regard.viewer._bundle import bundle
+from regard.viewer._connections import QUEUE, TAKEN_AT_ONCE, Connection, Server
 from regard.viewer.answer import JSON, TEXT, Answer, Answers
 
 HOST = "127.0.0.1"
@@ -69,7 +70,7 @@ class Viewer:
         token = secrets.token_urlsafe(24)
         self.address = f"http://{HOST}:{port}/{token}/"
         app = App(self._answers, token, port, self._workers)
-        self._server = uvicorn.Server(_config(app))
+        self._server = Server(_config(app))
         self._thread = threading.Thread(target=self._run, name="regard viewer", daemon=True)
         self._thread.start()
         atexit.register(self.close)
@@ -111,7 +112,7 @@ def _bound(port: int) -> socket.socket:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         bound.bind((HOST, port))
-        bound.listen(128)
+        bound.listen(QUEUE)
     except OSError:
         bound.close()
         raise
@@ -122,7 +123,8 @@ def _config(app: Any) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         loop="asyncio",
-        http="h11",
+        http=Connection,
+        backlog=TAKEN_AT_ONCE,
         ws="none",
         lifespan="off",
         log_config=None,

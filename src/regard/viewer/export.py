@@ -22,7 +22,8 @@ import numpy as np
 from regard import _reference
 from regard._checks import dtype_name
 from regard._errors import MaterializeError
-from regard._recording_file import _bytes, _replaced_when_complete
+from regard._files import check_ending, replaced_when_complete
+from regard._recording_file import _bytes
 from regard._settings import bytes_text
 from regard._visible import Visibility
 from regard.recording import Layer, Recording
@@ -33,6 +34,7 @@ from regard.viewer.answer import Answers
 __all__ = ["export"]
 
 LIMIT_BYTES = 64_000_000
+ENDINGS = (".html", ".htm")
 LEAST_PACKED = 0.5  # of their bytes, that numbers of a model ever pack to
 FLOATS = ("query", "key", "value")
 SQUARES = ("bias", "mask")  # of queries × keys
@@ -80,7 +82,7 @@ def export(
 
     Args:
         recording: to look at.
-        path: file to write; one that exists is replaced.
+        path: file to write, ``.html``; one that exists is replaced.
         other: a second recording, to compare the first with.
         layers: numbers of the layers to write, which keep them; by default all.
         limit_bytes: of the file.
@@ -90,15 +92,26 @@ def export(
         IndexError: no such layer.
         MaterializeError: the file would be above the limit.
         OSError: the folder is missing or cannot be written.
-        ValueError: a recording without queries, or no layer is left.
+        ValueError: a recording without queries, no layer is left, or a name that says another kind
+            of file.
     """
+    check_name(path)
     recordings = [recording] if other is None else [recording, other]
     pack = Pack(recordings, names, layers, limit_bytes)
     page = _page(pack).encode()
     if len(page) > limit_bytes:
         raise pack.too_large()
-    with _replaced_when_complete(Path(path)) as file:
+    with replaced_when_complete(path) as file:
         file.write(page)
+
+
+def check_name(path: str | Path) -> None:
+    """Refuses a name that says another kind of file.
+
+    Raises:
+        ValueError: with a name that fits.
+    """
+    check_ending(path, ENDINGS, "the page")
 
 
 class Pack:

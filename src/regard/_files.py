@@ -1,0 +1,187 @@
+"""Files that a user names: read where they are files at all, replaced whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from regard._settings import bytes_text
+
+LIMIT_BYTES = 64_000_000  # of a text: about 20 million tokens
+CHUNK_BYTES = 1 << 20
+KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+MODEL_ENDINGS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".onnx", ".npz", ".json")
+
+
+def kind(mode: int) -> str:
+    """What stands under a name that is no ordinary file, ``"a pipe"``; empty where one does."""
+    return "" if stat.S_ISREG(mode) else KINDS.get(stat.S_IFMT(mode), "no ordinary file")
+
+
+def open_file(path: str | Path) -> BinaryIO:
+    """Opens an ordinary file to be read; never waits for who writes into a pipe.
+
+    Raises:
+        OSError: there is none, or it may not be read.
+        ValueError: a folder, a pipe, a socket or a device.
+    """
+    _refuse_kind(path, Path(path).stat())
+    file = open(path, "rb", opener=_without_waiting)  # noqa: SIM115
+    try:
+        _refuse_kind(path, os.fstat(file.fileno()))  # whatever took its place meanwhile
+    except ValueError:
+        file.close()
+        raise
+    return file
+
+
+def _refuse_kind(path: str | Path, found: os.stat_result) -> None:
+    if kind(found.st_mode):
+        raise ValueError(f"{path} is {kind(found.st_mode)}; the name of a file is needed.")
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+def read_file(
+    path: str | Path, limit_bytes: int = LIMIT_BYTES, way_out: str = "Give a part of it."
+) -> bytes:
+    """What an ordinary file holds; one that tells no size, as in ``/proc``, is read as well.
+
+    Raises:
+        OSError, ValueError: as :func:`open_file`.
+        ValueError: more than ``limit_bytes``.
+    """
+    with open_file(path) as file:
+        if os.fstat(file.fileno()).st_size <= limit_bytes:
+            data = read_at_most(file, limit_bytes + 1)
+            if len(data) <= limit_bytes:
+                return data
+    raise ValueError(f"{path} holds more than {bytes_text(limit_bytes)}, the limit. {way_out}")
+
+
+def read_at_most(file: BinaryIO, count: int) -> bytes:
+    """The next ``count`` bytes, or those up to the end."""
+    parts = []
+    while count and (part := file.read(min(count, CHUNK_BYTES))):
+        parts.append(part)
+        count -= len(part)
+    return b"".join(parts)
+
+
+def check_ending(path: str | Path, endings: tuple[str, ...], what: str) -> None:
+    """Refuses a name that says another kind of file; one without an ending says none.
+
+    Numbers are no ending: ``gpt-3.5``.
+
+    Raises:
+        ValueError: with a name that fits.
+    """
+    ending = Path(path).suffix
+    if ending.lower() in endings or not any(sign.isalpha() for sign in ending):
+        return
+    raise ValueError(
+        f"{path}: the name ends in {ending}; that of {what} ends in {' or '.join(endings)}."
+        f" Name it {Path(path).with_suffix(endings[0])}."
+    )
+
+
+def check_folder(path: str | Path) -> None:
+    """Refuses a place for a model that is a file, or is called as one.
+
+    Raises:
+        ValueError: with what is needed.
+    """
+    if Path(path).suffix.lower() in MODEL_ENDINGS and not Path(path).is_dir():
+        raise ValueError(
+            f"{path}: the name ends in {Path(path).suffix}, and a model is a folder of files."
+            f" Name it {Path(path).with_suffix('')}."
+        )
+    if Path(path).exists() and not Path(path).is_dir():
+        raise ValueError(f"{path} is a file, and a model is a folder. Give another name.")
+
+
+@contextlib.contextmanager
+def replaced_when_complete(path: str | Path) -> Iterator[BinaryIO]:
+    """A new file that takes the name once it is complete and on disk, and else leaves no trace.
+
+    A link stays, and what it points to is replaced. A file that was there passes on who may read
+    and write it.
+
+    Raises:
+        OSError: about ``path`` as it was given, whatever the new file is called meanwhile.
+    """
+    try:
+        with _beside(path) as file:
+            yield file
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+@contextlib.contextmanager
+def _beside(path: str | Path) -> Iterator[BinaryIO]:
+    place = Path(os.path.realpath(path))
+    old = _replaceable(place, path)
+    mode = 0o666 if old is None else stat.S_IMODE(old.st_mode)
+    # Short, for a name of 255 bytes leaves no room for another sign.
+    temporary = place.with_name(f".regard-{secrets.token_hex(8)}.tmp")
+    try:
+        with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+            if old is not None:
+                _pass_on(old, temporary)
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(place)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+    if os.name == "posix":
+        _sync_folder(place.parent)
+
+
+def _replaceable(place: Path, path: str | Path) -> os.stat_result | None:
+    """The file that is there; None where none is."""
+    try:
+        old = place.stat()
+    except FileNotFoundError:
+        return None
+    if kind(old.st_mode):
+        raise OSError(f"{path} is {kind(old.st_mode)}; saving needs the name of a file.")
+    return old
+
+
+def _pass_on(old: os.stat_result, path: Path) -> None:
+    """Gives a file the permissions of another, and its owner where that is allowed."""
+    new = path.stat()
+    if hasattr(os, "chown") and (old.st_uid, old.st_gid) != (new.st_uid, new.st_gid):
+        with contextlib.suppress(PermissionError):
+            os.chown(path, old.st_uid, old.st_gid)
+    path.chmod(stat.S_IMODE(old.st_mode))
+
+
+def _sync_folder(folder: Path) -> None:
+    # Without it a power cut may undo the renaming, though never half of it.
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except PermissionError:  # one may write into a folder that one may not list
+        return
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,162 @@
+"""What the commands read: files that end, and standard input up to a limit."""
+
+import io
+import os
+
+import pytest
+
+from cli.test_messages import refusal
+
+posix = pytest.mark.skipif(os.name != "posix", reason="pipes, links and devices of POSIX")
+
+
+class Endless(io.RawIOBase):
+    """Input without an end; whoever reads far beyond the limit is stopped."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def readable(self):
+        return True
+
+    def readinto(self, buffer):
+        self.count += len(buffer)
+        assert self.count < 200_000
+        buffer[:] = b"a" * len(buffer)
+        return len(buffer)
+
+
+@pytest.fixture
+def small_limit(monkeypatch):
+    monkeypatch.setattr("regard.cli._source.LIMIT_BYTES", 100_000)
+
+
+@posix
+@pytest.mark.parametrize("line", [["show"], ["view", "--no-open"]])
+def test_a_device_or_pipe_is_refused_with_the_way_to_pass_on_what_it_holds(regard, tmp_path, line):
+    pipe = tmp_path / "a pipe"
+    os.mkfifo(pipe)
+    assert refusal(regard(*line, "/dev/zero")) == (
+        "/dev/zero: a device, no file. Name a file, or pass on what it holds:"
+        " cat /dev/zero | regard show -"
+    )
+    assert refusal(regard(*line, pipe)) == (
+        f"{pipe}: a pipe, no file. Name a file, or pass on what it holds:"
+        f" cat '{pipe}' | regard show -"
+    )
+
+
+@posix
+def test_a_link_that_leads_back_to_itself_is_no_text(regard, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "one").symlink_to("two")
+    (tmp_path / "two").symlink_to("one")
+    assert refusal(regard("show", "one")) == "one: Too many levels of symbolic links"
+
+
+def test_a_file_above_the_limit_is_refused_with_a_part_of_it_as_the_way_out(
+    regard, tmp_path, small_limit
+):
+    path = tmp_path / "a b.txt"
+    path.write_bytes(b"a" * 100_001)
+    assert refusal(regard("show", path)) == (
+        f"{path} holds more than 100.0 kB, the limit. Show a part of it:"
+        f" head -c 100000 '{path}' | regard show -"
+    )
+
+
+@pytest.mark.parametrize("command", ["show", "view", "generate"])
+def test_input_without_an_end_is_refused_once_the_limit_is_passed(
+    regard, monkeypatch, capsys, small_limit, command
+):
+    endless = Endless()
+    monkeypatch.setattr("regard.cli._source.read_at_most", _of(endless))
+    assert refusal(regard(command, "-")) == (
+        "standard input holds more than 100.0 kB, the limit. Pass on a part of it, as"
+        " head -c 100000 does."
+    )
+    assert endless.count > 100_000
+
+
+def _of(endless):
+    from regard._files import read_at_most
+
+    return lambda _, count: read_at_most(endless, count)
+
+
+def test_input_that_is_closed_is_said(regard, monkeypatch):
+    monkeypatch.setattr("io.TextIOWrapper", lambda *_, **__: None)  # what the fixture puts there
+    message = refusal(regard("show", "-"))
+    assert message == "standard input is closed; pass a text to it, or name a file."
+
+
+def test_a_recording_of_any_size_and_name_is_no_text(regard, planted_file, tmp_path, monkeypatch):
+    monkeypatch.setattr("regard.cli._source.LIMIT_BYTES", 10)
+    path = tmp_path / "planted"
+    path.write_bytes(planted_file.read_bytes())
+    assert regard("show", path).out == regard("show", planted_file).out
+
+
+@posix
+def test_pipes_and_devices_are_no_models_and_no_texts_to_train_on(regard, model, tmp_path):
+    pytest.importorskip("torch")
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for source, kind in ((pipe, "a pipe"), ("/dev/zero", "a device")):
+        message = refusal(regard("train", source, "-o", tmp_path / "m"))
+        assert message == f"{source} is {kind}; the name of a file is needed."
+    assert not (tmp_path / "m").exists()
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+        folder = tmp_path / name.partition(".")[0]
+        folder.mkdir()
+        for file in model.iterdir():
+            (folder / file.name).write_bytes(file.read_bytes())
+        (folder / name).unlink()
+        os.mkfifo(folder / name)
+        said = refusal(regard("show", "text", "--model", folder))
+        is_missing = name == "config.json"  # a folder without that file is no model at all
+        assert ("no language model there" if is_missing else f"{name} is a pipe") in said
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (["show", "text", "--save", "own.npz"], "own.npz: the name ends in .npz; that of a"),
+        (["generate", "text", "--record", "own.txt"], "own.txt: the name ends in .txt; that of a"),
+        (["view", "text", "--export", "own.png"], "own.png: the name ends in .png; that of the"),
+    ],
+)
+def test_a_name_that_says_another_kind_of_file_is_refused_before_anything_is_read(
+    regard, monkeypatch, line, message
+):
+    monkeypatch.setattr("regard.lm.LanguageModel.load", None)
+    assert refusal(regard(*line)).startswith(message)
+
+
+def test_a_model_has_the_name_of_a_folder(regard, tmp_path):
+    pytest.importorskip("torch")
+    (tmp_path / "a.txt").write_text("import os\n" * 99)
+    message = refusal(regard("train", tmp_path / "a.txt", "-o", tmp_path / "m.safetensors"))
+    assert message.endswith(f"and a model is a folder of files. Name it {tmp_path / 'm'}.")
+    message = refusal(regard("train", tmp_path / "a.txt", "-o", tmp_path / "a.txt"))
+    assert message.endswith("a.txt is a file, and a model is a folder. Give another name.")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_a_recording_that_is_cut_while_it_is_shown_is_said(regard, planted_file, monkeypatch):
+    from regard import RecordingError
+
+    def cut(*_):
+        raise RecordingError("a.safetensors was cut to 9 bytes while it was open.")
+
+    monkeypatch.setattr("regard.cli._heads.overview", cut)
+    assert refusal(regard("show", planted_file), code=1).startswith("a.safetensors was cut to 9")
+
+
+def test_a_text_too_long_for_a_recording_is_said(regard, model, tmp_path, monkeypatch):
+    monkeypatch.setattr("regard._recording_file.HEADER_LIMIT", 100)
+    message = refusal(
+        regard("show", "text", "--model", model, "--save", tmp_path / "a.safetensors"), code=1
+    )
+    assert "100 fit into a safetensors header; save parts of the text" in message
