@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from plain_formula import to_array
+
 
 @dataclass(frozen=True)
 class Precision:
@@ -21,6 +23,14 @@ class Precision:
     stored: float  # relative error of storing a weight or a result; 0: as the sums
     flushed: float  # a weight below may become zero
     stored_largest: float
+
+    @property
+    def least(self) -> float:
+        """What is below may become zero of a weight, which is relative to more than the largest.
+
+        In kernels/forward-inl.h to 2⁸ times more at most: ``kMargin``.
+        """
+        return 2.0**8 * self.smallest
 
 
 def _precision(unit: float, smallest: float, largest: float, *stored: float) -> Precision:
@@ -81,6 +91,46 @@ def _log_sum_exp(x, *more):
     return top + np.log(np.exp(x - top).sum(-1, keepdims=True))
 
 
+def assert_attends(found, query, key, value, visible=True, **options):
+    """An output to the bound that follows each rounding of its dtype.
+
+    Sound on every processor, where twice the error of another computation is a matter of luck.
+
+    Args:
+        found: ``(B, Hq, Lq, Dv)``.
+        query, key, value: ``(B, H, L, D)``, arrays or tensors, as they were attended.
+        visible: broadcastable to the weights.
+        options: scale, softcap, bias and sinks.
+    """
+    scale, softcap, bias, sinks = (
+        options.get(name) for name in ("scale", "softcap", "bias", "sinks")
+    )
+    found, q, k, v = (to_array(x) for x in (found, query, key, value))
+    precision, pairs = PRECISIONS[found.dtype.name], (*q.shape[:3], k.shape[2])
+    seen = np.broadcast_to(visible, pairs)
+    bias = None if bias is None else np.broadcast_to(to_array(bias), pairs)
+    group, scale = q.shape[1] // k.shape[1], q.shape[-1] ** -0.5 if scale is None else scale
+
+    def rows(x):  # of the heads that share keys, as those of one
+        return (
+            None if x is None else x[b, h * group : (h + 1) * group].reshape(1, 1, -1, x.shape[-1])
+        )
+
+    for b, h in np.ndindex(len(q), k.shape[1]):
+        shared = b if len(k) > 1 else 0
+        keys, values = (x[shared, h][None, None].astype(float) for x in (k, v))
+        per_head = None if sinks is None else to_array(sinks)[None, h * group : (h + 1) * group]
+        truth = Truth(
+            rows(q).astype(float), keys, rows(seen), np.zeros(1), precision, scale=scale,
+            softcap=softcap, bias=None if bias is None else rows(bias).astype(float),
+            sinks=None if sinks is None else per_head.astype(float).repeat(q.shape[2], 1),
+        )  # fmt: skip
+        exact = truth.weights @ values
+        bound, unsure = truth.output_bound(values, exact, 0.0)
+        assert not unsure.any()
+        assert_within(f"output of {b}, key head {h}", rows(found).astype(float), exact, bound)
+
+
 class Truth:
     """Weights ``(B, Hq, Lq, Lk)`` in float64 and their bounds; rows ``(B, Hq, Lq, 1)``.
 
@@ -89,7 +139,7 @@ class Truth:
         visible: ``(B, Hq, Lq, Lk)``.
         starts: ``(B,)``.
         bias: broadcastable to the weights, or None.
-        sinks: ``(Hq,)``, or None.
+        sinks: ``(Hq,)`` or ``(Hq, Lq)``, or None.
         precision: of what is compared.
     """
 
@@ -132,7 +182,9 @@ class Truth:
         self.empty = top == -np.inf
         sink = np.full_like(top, -np.inf)
         if sinks is not None:
-            sink = np.where(self.empty, -np.inf, sinks[:, None, None])
+            sink = np.where(
+                self.empty, -np.inf, sinks.reshape(sinks.shape + (1,) * (3 - sinks.ndim))
+            )
             self.unsure |= np.isfinite(sink) & (abs(sink) > p.largest / 8)
             top = np.maximum(top, sink)
         shift, sink_shift = s - np.where(self.empty, 0.0, top), sink - np.where(self.empty, 0, top)
@@ -161,7 +213,7 @@ class Truth:
         w = np.exp(log_weight)
         grown = w * np.expm1(np.minimum(more, -log_weight))
         grown = np.where(log_weight > -700, grown, np.exp(np.minimum(log_weight + more, 0.0)))
-        error = np.maximum(grown, -w * np.expm1(-less)) + self.precision.smallest
+        error = np.maximum(grown, -w * np.expm1(-less)) + self.precision.least
         return np.where(np.isneginf(log_weight), 0.0, error)
 
     @np.errstate(all="ignore")
@@ -172,12 +224,13 @@ class Truth:
         terms = p.unit * (roundings(v.shape[-2]) + 8) + 2 * p.stored
         bound += terms * grown * (np.nan_to_num(self.weights) @ size)
         bound += (2 * p.unit + p.stored) * abs(_finite(out))
-        bound += p.flushed * (1 + grown * (self.visible @ size))
+        flushed = max(p.flushed, p.least)
+        bound += flushed * (1 + grown * (self.visible @ size))
         unsure = self.unsure | (grown * (np.nan_to_num(self.peak) @ size) > p.largest / 8)
         unsure = unsure | (np.isfinite(out) & (abs(out) + bound > p.stored_largest))
         if dropout:  # a row of NaN whose every key is dropped may give NaN or 0
             unsure = unsure | (np.isnan(self.weights).any(-1, keepdims=True) & (out == 0))
-        vanishing = (self.weights - self.error < 4 * p.flushed) & (self.log_weights > -np.inf)
+        vanishing = (self.weights - self.error < 4 * flushed) & (self.log_weights > -np.inf)
         return bound, unsure | (vanishing.astype(float) @ np.isinf(v) > 0)
 
     @np.errstate(all="ignore")

@@ -9,6 +9,7 @@ chooses the kernels' instruction set.
 
 import argparse
 import collections
+import functools
 import sys
 import time
 import traceback
@@ -18,7 +19,8 @@ import numpy as np
 
 import regard
 from bounds import PRECISIONS, Truth, assert_between, assert_within
-from random_calls import Operand, calls, draw
+from operands import Operand
+from random_calls import calls, draw
 from regard import _kernel
 
 
@@ -86,6 +88,21 @@ class Comparison:
         if self.call.gradient:
             self.gradient()
         self.nothing_was_written()
+
+    def is_refused(self):
+        """By every backend and by the weights, in words and not with wrong numbers."""
+        weights = {n: x for n, x in self.options.items() if n not in ("dropout", "seed")}
+        asked = {
+            name: functools.partial(ask, *self.arrays, backend=name, **self.options)
+            for name in ("kernel", "torch", "reference")
+        }
+        asked["weights"] = lambda: regard.AttentionWeights(*self.arrays[:2], **weights).lse
+        for what, question in asked.items():
+            try:
+                said = f"an answer: {question()}"
+            except ValueError as error:
+                said = str(error)
+            assert said.startswith("attention: query_start is "), f"{what} gave {said}"
 
     def _truth(self):
         call = self.call
@@ -220,6 +237,14 @@ class Comparison:
         for what, x in (("matrix", found), ("float64 matrix", wide)):
             x = x.astype(float).reshape(truth.weights.shape)
             assert_within(what, x, truth.weights, truth.error, truth.unsure)
+        self._row_sums(found.astype(float).reshape(truth.weights.shape))
+
+    def _row_sums(self, weights):
+        """They are 1 within 10⁻⁶, whatever the scores, but for what the sink takes."""
+        truth, known = self.truth, self._known_rows() & ~self.truth.empty[..., 0]
+        sums = weights.sum(-1) + np.where(truth.empty, 0.0, truth.sink_weight)[..., 0]
+        bound = (1e-6 + truth.sink_error)[..., 0]
+        assert_within("row sum", sums[known], np.ones(known.sum()), bound[known])
 
     def _index(self, weights):
         """A random block by ints and slices."""
@@ -352,6 +377,9 @@ def check(call):
     if "torch" in sys.modules:  # its own threads would wait for each other on small tensors
         sys.modules["torch"].set_num_threads(1)
     comparison = Comparison(call)
+    if call.refused:
+        comparison.is_refused()
+        return {}
     comparison.run()
     return comparison.served
 

@@ -6,96 +6,19 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from operands import Operand
+
 LENGTHS = [1, 2, 3, 5, 7, 15, 16, 17, 31, 33, 47, 49, 63, 64, 65, 97, 127, 128, 129, 200, 257, 300]
 HEAD_SIZES = [1, 2, 3, 4, 5, 7, 8, 13, 16, 17, 24, 31, 33, 48, 64]
 LARGE = {"float16": 6e4, "bfloat16": 1e30, "float32": 1e30, "float64": 1e30}
 DENORMAL = {"float16": 3e-7, "bfloat16": 1e-39, "float32": 1e-42, "float64": 1e-310}
 MANY_KEYS = [300, 511, 1025, 2049, 4100, 9001]  # for a few queries: pieces of 4096 and more
 MOST_PRODUCTS = 2e6  # of a call, so that a hundred calls take seconds
+FARTHEST = 2**53  # of a query from the keys
+FAR = [FARTHEST, FARTHEST - 1, 2**40, 2**31, 2**31 - 1]
+TOO_FAR = [FARTHEST + 1, 2**62, 2**63 - 1, 2**63, 2**70]
+ENDS = [-(2**63), 2**63 - 1, 2**62, -(2**62), 2**53, 2**53 + 1, -(2**53) - 1, 0]  # of int64
 THREADED_PRODUCTS = 2.0**22  # from here on the kernels start threads: kernels/dispatch.cpp
-
-
-@dataclass
-class Operand:
-    """An array of a call: what it holds, and how it lies in memory."""
-
-    x: np.ndarray  # float64 that ``dtype`` holds exactly, or bool, or int64
-    dtype: str
-    order: tuple[int, ...] = ()  # the axes in memory, outermost first
-    steps: tuple[int, ...] = ()  # along each axis; negative: from the end
-    around: tuple[int, ...] = ()  # places left out before and behind, along each axis
-    trick: str = ""  # "read-only", "unaligned", "in records", "shared along AXIS"
-
-    def __repr__(self):
-        plain = not self.trick and self.order == tuple(range(self.x.ndim))
-        plain &= set(self.steps) <= {1} and not any(self.around)
-        text = f"{self.dtype}{list(self.x.shape)}"
-        if plain:
-            return text
-        return f"{text}(order {self.order} steps {self.steps} around {self.around} {self.trick})"
-
-    def place(self, library):
-        """It in that library; what lies around it in memory would show if it were read."""
-        torch = library == "torch"
-        dtype = np.float64 if self.dtype == "bfloat16" else np.dtype(self.dtype)
-        with np.errstate(all="ignore"):  # float64 to narrower: it fits
-            x = self.x.astype(dtype)
-        if self.trick.startswith("shared"):
-            axis = int(self.trick.split()[-1])
-            return self._shared(x.take([0], axis), library)
-        memory = self._memory(x)
-        if torch:
-            from torch import from_numpy
-
-            memory = from_numpy(memory)
-            memory = memory.bfloat16() if self.dtype == "bfloat16" else memory
-        view = memory[self._slices]
-        back = tuple(np.argsort(self.order).tolist())
-        view = view.permute(back) if torch else view.transpose(back)
-        return self._with_trick(view)
-
-    def _memory(self, x):
-        fill = {"f": np.nan, "b": True, "i": 12345}[x.dtype.kind]
-        sizes = [x.shape[a] * abs(self.steps[a]) + 2 * self.around[a] for a in self.order]
-        memory = np.full(sizes, fill % 100 if x.dtype.kind == "i" else fill, x.dtype)
-        memory[self._slices] = x.transpose(self.order)
-        return memory
-
-    @property
-    def _slices(self):
-        return (*(self._slice(axis) for axis in self.order), ...)
-
-    def _slice(self, axis):
-        n, step, around = self.x.shape[axis], self.steps[axis], self.around[axis]
-        if n == 0:
-            return slice(0, 0)
-        if step > 0:
-            return slice(around, around + n * step, step)
-        first = around + n * -step - 1
-        stop = first + n * step
-        return slice(first, stop if stop >= 0 else None, step)
-
-    def _shared(self, x, library):
-        if library == "numpy":
-            return np.broadcast_to(x, self.x.shape)
-        from torch import from_numpy
-
-        tensor = from_numpy(x)
-        tensor = tensor.bfloat16() if self.dtype == "bfloat16" else tensor
-        return tensor.expand(self.x.shape)
-
-    def _with_trick(self, x):
-        if self.trick == "read-only":
-            x.flags.writeable = False
-        elif self.trick == "unaligned":
-            moved = np.ndarray(x.shape, x.dtype, bytearray(x.nbytes + 1), 1)
-            moved[...] = x
-            return moved
-        elif self.trick == "in records":
-            records = np.zeros(x.shape, [("tag", "i1"), ("x", x.dtype)])
-            records["x"] = x
-            return records["x"]
-        return x
 
 
 @dataclass
@@ -112,6 +35,7 @@ class Call:
     weights: bool = False
     questions: int = 0  # seed of what is asked of the weights
     notes: list[str] = field(default_factory=list)
+    refused: bool = False  # its query_start is beyond the limit
 
     def __repr__(self):
         given = {**self.arrays, **self.options}
@@ -178,7 +102,7 @@ class Call:
         j = np.arange(Lk)
         visible = np.ones((B, Hq, Lq, Lk), bool)
         sides = self.options.get("window") or (None, None)
-        left, right = (None if n is None else min(n, 2**50) for n in sides)
+        left, right = (None if n is None else min(n, 4 * FARTHEST) for n in sides)
         if self.options.get("causal"):
             visible &= j <= p
         if left is not None:
@@ -225,6 +149,8 @@ class Draw:
         call = Call(self.library, self.dtype, arrays, {})
         call.options = self._options()
         self._scale(call)
+        if self.chance(0.05):
+            self._first_token(call)
         if self.chance(0.3):
             self._special_values(call)
         if self.chance(0.35):
@@ -234,6 +160,9 @@ class Draw:
         call.questions = self.between(0, 2**31)
         if self.library == "torch" and self.chance(0.4):
             self._gradient(call)
+        if self.leading.count(0) == 0 and self.chance(0.02):
+            call.options["query_start"] = self.pick(TOO_FAR) * self.pick([-1, 1])
+            call.refused = True
         return call
 
     def _sizes(self):
@@ -277,7 +206,8 @@ class Draw:
             return x.astype(dtype).astype(np.float64)
 
     def _vectors(self, shape):
-        kind = self.pick(["normal"] * 6 + ["large", "small", "whole", "equal", "aligned"])
+        kinds = ["large", "small", "whole", "equal", "aligned", "spread", "spread"]
+        kind = self.pick(["normal"] * 6 + kinds)
         x = self.rng.standard_normal(shape)
         if kind == "whole":
             x = x.round()
@@ -286,6 +216,9 @@ class Draw:
         elif kind == "aligned":  # scores that rise with the key, so that the maximum moves
             x = abs(x) + np.arange(shape[-2])[:, None] / 16
         x *= {"large": 30.0, "small": 1e-3}.get(kind, 1.0)
+        if kind == "spread":  # scores of that standard deviation, by rows or all
+            rows = (*shape[:-1], 1) if self.chance(0.5) else ()
+            x *= 10 ** self.rng.uniform(0, 4, rows)
         return self._operand(self._rounded(x, self.dtype), self.dtype)
 
     def _operand(self, x, dtype):
@@ -294,9 +227,15 @@ class Draw:
         axes = tuple(range(x.ndim))
         ones, zeros = (1,) * x.ndim, (0,) * x.ndim
         plain = Operand(x, dtype, axes, ones, zeros)
-        kind = self.pick(["plain", "plain", "plain", "heads inside", "any", "any", "trick"])
-        if kind == "heads inside" and x.ndim > 2:  # (B, L, H, D) in memory
+        kind = self.pick(["plain"] * 4 + ["heads inside", "fused", "part", "any", "any", "trick"])
+        if kind in ("heads inside", "fused") and x.ndim > 2:  # (B, L, H, D) in memory
             plain.order = (*axes[:-3], axes[-2], axes[-3], axes[-1])
+            if kind == "fused":  # the middle of three, in (B, L, 3, H, D) or (B, L, H, 3 D)
+                axis = self.pick([-3, -1])
+                plain.around = tuple(x.shape[axis] if a == axes[axis] else 0 for a in axes)
+        elif kind == "part" and x.ndim > 1:  # of longer rows, more rows or more heads
+            axis = self.pick(axes[-3:])
+            plain.around = tuple(self.between(1, 9) if a == axis else 0 for a in axes)
         elif kind == "any" and x.size < 2**16:
             steps = [1, 1, 1, 2, 3] + ([-1, -2] if self.library == "numpy" else [])
             plain.order = tuple(self.rng.permutation(x.ndim).tolist())
@@ -309,6 +248,8 @@ class Draw:
             plain.trick = self.pick(tricks)
             if plain.trick == "shared":
                 axis = self.between(0, max(x.ndim - 1, 0))
+                if x.ndim > 2 and self.chance(0.5):
+                    axis = x.ndim - 3  # heads
                 if not x.ndim:
                     plain.trick = ""
                 else:
@@ -339,11 +280,11 @@ class Draw:
             if self.chance(p):
                 options[name] = getattr(self, f"_draw_{name}")()
         if "dropout" in options:
-            options["seed"] = self.pick([0, -1, 2**63 - 1, self.between(0, 2**40)])
+            options["seed"] = self.pick([*ENDS, -1, self.between(0, 2**40)])
         return options
 
     def _draw_window(self):
-        sides = [None, 0, 1, 3, 9, 40, 130, 2**40, 2**70]
+        sides = [None, 0, 1, 3, 9, 40, 130, *FAR, *TOO_FAR]
         return self.pick(sides), self.pick(sides)
 
     def _draw_mask(self):
@@ -369,9 +310,12 @@ class Draw:
         return self._per_batch(0, self.Lk)
 
     def _draw_query_start(self):
-        if self.chance(0.05):
-            return self.pick([-(2**40), 2**40])
-        return self._per_batch(-self.Lq - 3, self.Lk + 3)
+        if self.chance(0.15):
+            return self.pick(FAR) * self.pick([-1, 1])
+        starts = self._per_batch(-self.Lq - 3, self.Lk + 3)
+        if isinstance(starts, Operand) and starts.dtype == "int64" and self.chance(0.15):
+            starts.x = np.where(starts.x % 2, starts.x, self.pick(FAR) * self.pick([-1, 1]))
+        return starts
 
     def _per_batch(self, low, high):
         if not self.leading or self.chance(0.3):
@@ -381,12 +325,14 @@ class Draw:
 
     def _draw_segments(self):
         few = self.pick([1, 2, 3, 8])
-        sort = self.chance(0.6)
+        sort, far = self.chance(0.6), self.chance(0.3)
 
         def ids(n):
             leading = tuple(m if self.chance(0.7) else 1 for m in self.leading)
             leading = leading[self.between(0, len(leading)) :]
             operand = self._integers(-1, few, (*leading, n))
+            if operand.dtype == "int64" and far:  # the same ids, but at the ends
+                operand.x = np.array(ENDS)[operand.x % len(ENDS)]
             if sort:
                 operand.x = np.sort(operand.x, -1)
             return operand
@@ -418,6 +364,20 @@ class Draw:
             q, k = (np.linalg.norm(call.arrays[name].x, axis=-1) for name in ("query", "key"))
             largest = q.max(initial=0) * k.max(initial=0)
             call.options["scale"] = float(1e6 / largest) if largest > 1e-6 else 1.0
+
+    def _first_token(self, call):
+        """In every row one key takes all, the others next to nothing: e⁻¹⁷ is 4e-8."""
+        q, k = (call.arrays[name] for name in ("query", "key"))
+        if any(operand.trick.startswith("shared") for operand in (q, k)):
+            return
+        q.x = np.zeros_like(q.x)
+        q.x[..., 0] = 1.0
+        least = np.log(self.pick([1e-9, 5e-8, 5.9e-8, 1e-6, 1e-3]))
+        k.x[..., 0] = self._rounded(least + self.rng.uniform(-0.5, 0.5, k.x.shape[:-1]), k.dtype)
+        k.x[..., self.between(0, 3) : 1 + self.between(0, 3), 0] = 0.0
+        call.options["scale"] = 1.0
+        for name in ("bias", "softcap", "sinks"):
+            call.options.pop(name, None)
 
     def _special_values(self, call):
         """A few NaN, infinities, large or tiny numbers anywhere."""

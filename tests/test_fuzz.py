@@ -18,7 +18,7 @@ from random_calls import calls, draw
 from regard import _kernel, _settings
 
 SCRIPT = Path(__file__).parent / "fuzz.py"
-SEED = 2
+SEED = 5  # of many gradients of biases and sinks
 SERVED = re.compile(r"(\d+) of (\d+) (output|gradient|weights)")
 
 

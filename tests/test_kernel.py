@@ -13,8 +13,9 @@ import pytest
 import torch
 
 import regard
+from bounds import assert_attends
+from plain_formula import Errors, add_up, attend
 from regard import _kernel
-from regard.testing import assert_matches
 
 TESTS = Path(__file__).parent
 FIRST_CALL = (
@@ -30,14 +31,18 @@ def run(*arguments, **environment):
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=600,  # a busy machine is no failure
     )
 
 
 @pytest.mark.parametrize("target", _kernel.kernels.targets())
 def test_every_instruction_set_passes_the_tests_of_the_operator(target):
-    files = [str(TESTS / name) for name in ("test_attention.py", "test_promises.py")]
-    done = run("-m", "pytest", "-q", "-k", "kernel or numpy", *files, REGARD_TARGET=target)
+    files = [
+        str(TESTS / f"test_{name}.py")
+        for name in ("attention", "promises", "layouts", "sums", "same_bits", "row_statistics")
+    ]
+    chosen = "(kernel or numpy or bits) and not (torch or reference or compiled or vmap)"
+    done = run("-m", "pytest", "-q", "-k", chosen, *files, REGARD_TARGET=target)
     assert done.returncode == 0, done.stdout[-3000:]
     assert int(done.stdout.split(" passed")[0].split()[-1]) > 50
 
@@ -47,6 +52,20 @@ def test_a_target_that_is_unknown_is_refused_by_name():
     assert done.returncode == 1
     assert "REGARD_TARGET=sse9 is unknown; " in done.stderr
     assert "portable are there." in done.stderr
+
+
+def test_intels_processors_prefer_plain_avx512_to_pairs_of_bfloat16():
+    kernels = _kernel.kernels
+    orders = {v: kernels.preference(v) for v in ("GenuineIntel", "AuthenticAMD", "")}
+    assert len({frozenset(order) for order in orders.values()}) == 1
+    for vendor, order in orders.items():
+        assert order.index("portable") >= len(order) - 2, "only what is named comes after it"
+        if {"avx512", "avx512_bf16"} <= set(order):
+            intel = order.index("avx512") < order.index("avx512_bf16")
+            assert intel == (vendor == "GenuineIntel")
+            assert order.index("avx2") == 2
+    assert any([n for n in order if n in kernels.targets()] == kernels.targets()
+               for order in orders.values())  # fmt: skip
 
 
 def test_an_install_without_the_compiled_module_serves_the_call_all_the_same(monkeypatch):
@@ -94,13 +113,7 @@ def test_odd_sizes_match_the_definition(head_sizes, lengths):
     q = rng.standard_normal((2, 3, Lq, D), dtype=np.float32)
     k = rng.standard_normal((2, 1, Lk, D), dtype=np.float32)
     v = rng.standard_normal((2, 1, Lk, Dv), dtype=np.float32)
-    tensors = [torch.from_numpy(y) for y in (q, k, v)]
-
-    def plain(q, k, v):
-        return (q @ k.transpose(-1, -2) / D**0.5).softmax(-1) @ v
-
-    exact, low = plain(*(y.double() for y in tensors)), plain(*tensors)
-    assert_matches(regard.attention(q, k, v, backend="kernel"), exact, low)
+    assert_attends(regard.attention(q, k, v, backend="kernel"), q, k, v)
 
 
 def test_read_only_and_unaligned_arrays_are_read():
@@ -111,30 +124,36 @@ def test_read_only_and_unaligned_arrays_are_read():
     np.testing.assert_array_equal(found, regard.attention(*[raw.copy()] * 3, causal=True))
 
 
+# One row of memory, many times over: 10¹⁴ operations are minutes on one thread of any processor.
 LONG_CALLS = {
-    "output": "x = np.ones((64, 40000, 64), 'f'); print('ready', flush=True)\n"
-    "regard.attention(x, x, x, backend='kernel')",
-    "gradient": "import torch\nx = torch.ones(1, 1, 200000, 64, requires_grad=True)\n"
-    "call = read_call(x.detach(), x.detach(), x.detach())\n"
-    "row = torch.ones(1, 1, 200000); print('ready', flush=True)\n"
-    "_kernel.gradients(call, x.detach(), x.detach(), row, row, False)",
-    "weights": "x = np.ones((1, 1, 300000, 64), 'f'); row = np.ones((1, 1, 300000), 'f')\n"
+    "output": "x = np.broadcast_to(np.ones(64, 'f'), (1, 600_000, 64))\n"
+    "print('ready', flush=True); regard.attention(x, x, x, backend='kernel')",
+    "gradient": "import torch\nx = torch.ones(64).expand(1, 1, 400_000, 64)\n"
+    "call, row = read_call(x, x, x), torch.ones(1, 1, 400_000); print('ready', flush=True)\n"
+    "_kernel.gradients(call, x, x, row, row, False)",
+    "weights": "x = np.broadcast_to(np.ones(64, 'f'), (1, 1, 900_000, 64))\n"
+    "row = np.ones((1, 1, 900_000), 'f')\n"
     "weights = regard.AttentionWeights._of(read_call(x, x, None), 'kernel', (row, row))\n"
     "print('ready', flush=True); weights.summary()",
 }
 
 
 @pytest.mark.parametrize("name", LONG_CALLS)
-def test_ctrl_c_ends_a_long_call_within_a_second(name):
+def test_ctrl_c_ends_a_long_call(name):
+    """It ends at all, however busy the machine is: the whole call would outlast the test."""
     code = "import numpy as np, regard\nfrom regard import _kernel\n"
     code += "from regard._checks import read_call\n" + LONG_CALLS[name]
     process = subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert process.stdout.readline() == "ready\n"
-    time.sleep(0.5)
-    process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=10)
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    try:
+        assert process.stdout.readline() == "ready\n"
+        time.sleep(0.5)
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=120)
+    finally:
+        process.kill()
     assert error.rstrip().endswith("KeyboardInterrupt"), error
 
 
@@ -289,7 +308,7 @@ def test_a_query_against_a_long_cache_matches_the_definition(heads, sizes, apart
     if apart:
         k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (k, v))
     options = {"key_lengths": torch.tensor([5001, 3000]), "sinks": torch.randn(Hq)}
-    bias = torch.randn(Hq, 1, 5001).to(q.dtype)
+    bias, keys = torch.randn(Hq, 1, 5001).to(q.dtype), torch.arange(5001)
     for more in (
         {},
         {"window": (700, 0)},
@@ -297,21 +316,18 @@ def test_a_query_against_a_long_cache_matches_the_definition(heads, sizes, apart
         {"softcap": 3.0, "bias": bias},
         {"scale": -0.3},
     ):
-        given = options | more
-        found = regard.attention(q, k, v, backend="kernel", **given)
-        wide = {n: x.double() if n in ("sinks", "bias") else x for n, x in given.items()}
-        exact = regard.attention(q.double(), k.double(), v.double(), backend="torch", **wide)
-        if dtype == "float64":
-            torch.testing.assert_close(found, exact, rtol=1e-12, atol=1e-14)
-        else:
-            low = regard.attention(q, k, v, backend="torch", **given)
-            assert_matches(found, exact, low)
+        found = regard.attention(q, k, v, backend="kernel", **options, **more)
+        first = options["key_lengths"] - 701 if more.pop("window", None) else torch.zeros(2)
+        visible = (keys >= first[:, None]) & (keys < options["key_lengths"][:, None])
+        visible = visible[:, None, None].numpy()
+        assert_attends(found, q, k, v, visible, sinks=options["sinks"], **more)
 
 
-def test_a_scale_of_zero_has_no_gradient_even_of_huge_numbers():
+@pytest.mark.parametrize("huge", [0, 1], ids=["query", "key"])
+def test_a_scale_of_zero_has_no_gradient_even_of_huge_numbers(huge):
     """As in the plain formula, which multiplies by the scale before the products overflow."""
     q, k, v = (torch.randn(1, 2, n, 16) for n in (3, 40, 40))
-    k[..., 7, 5], v[..., 9, 4] = 1e30, -1e30
+    (q, k)[huge][..., 2, 5], v[..., 9, 4] = 1e30, -1e30
     inputs = [x.requires_grad_() for x in (q, k, v)]
     out = regard.attention(*inputs, scale=0.0, backend="kernel")
     dq, dk, _ = torch.autograd.grad(out.sum(), inputs)
@@ -425,14 +441,15 @@ def test_the_entropy_of_long_rows_is_no_less_exact_than_that_of_the_matrix(causa
     q = q[:, :, -512:]
     found = regard.attention(q, k, k, causal=causal, backend="kernel", return_weights=True)[1]
 
-    def entropy(q, k):
-        s = q @ k.transpose(-1, -2) / 8
-        if causal:
-            s = s.masked_fill(torch.ones(512, 8192).triu(8192 - 511).bool(), -torch.inf)
-        return torch.special.entr(s.softmax(-1)).sum(-1).double()
+    visible = np.tri(512, 8192, 8192 - 512, bool) if causal else True
 
-    exact = entropy(q.double(), k.double())
-    assert abs(found.entropy() - exact).max() < abs(entropy(q, k) - exact).max()
+    def entropy(q, k):
+        w = attend(q, k, k[..., :1], visible)[1]
+        return add_up(-w * np.log(w, where=w > 0, out=np.zeros_like(w)))
+
+    q, k, errors = q.numpy(), k.numpy(), Errors()
+    errors.add(found.entropy()[..., None], entropy(q.astype(float), k.astype(float)), entropy(q, k))
+    assert errors.ratio < 1
 
 
 def test_python_ends_while_daemon_threads_compute():

@@ -28,9 +28,9 @@ LAYERS = [
     ["steps _explain"],
     ["_attention"],
     ["_backends"],
-    ["_weights _picture _reductions", "_kernel_ops"],
-    ["_kernel _kernels", "_torch _torch_ops", "_reference"],
-    ["_visible _dropout", "_tables"],
+    ["_weights _parts _row_statistics _picture _reductions", "_kernel_ops"],
+    ["_kernel _kernels", "_torch _torch_ops _onnx", "_reference"],
+    ["_visible _dropout _written", "_tables", "_torch_state", "_files"],
     ["_checks _settings"],
     ["_errors"],
 ]
@@ -51,6 +51,8 @@ MAY_IMPORT_TORCH = (
     "lm.decoder",
     "_torch",
     "_torch_ops",
+    "_torch_state",
+    "_onnx",
     "_kernel_ops",
 )
 NOT_AT_IMPORT = {

@@ -9,19 +9,16 @@ from definition import assert_near, define
 from recordings import numbers
 from regard import AttentionWeights
 from strategies import calls, to_torch
+from ways import NAMED
 
 LIBRARIES = ["numpy", "torch"]
+WAYS = st.sampled_from(NAMED)
 
 
-def both(call, library):
-    """The weights of a random call in that library, and the whole matrix in float64."""
-    (q, k, _), options = call
-    if library == "torch":
-        tensors = (torch.from_numpy(x.copy()) for x in (q, k))
-        weights = AttentionWeights(*tensors, **to_torch(options))
-    else:
-        weights = AttentionWeights(q, k, **options)
-    return weights, *define(q, k, **options)
+def both(call, way):
+    """The weights of a random call by that way, and the whole matrix in float64."""
+    (q, k, v), options = call
+    return way.weights(q, k, v, **options), *define(q, k, **options)
 
 
 def close(actual, exact, tolerance=1e-11):
@@ -29,9 +26,9 @@ def close(actual, exact, tolerance=1e-11):
 
 
 @settings(max_examples=60, deadline=None)
-@given(calls(), st.sampled_from(LIBRARIES))
-def test_whole_matrix_and_log_sum_exp(call, library):
-    weights, exact, lse = both(call, library)
+@given(calls(), WAYS)
+def test_whole_matrix_and_log_sum_exp(call, way):
+    weights, exact, lse = both(call, way)
     assert weights.shape == exact.shape
     close(weights, exact)
     close(weights.lse, lse)
@@ -39,9 +36,9 @@ def test_whole_matrix_and_log_sum_exp(call, library):
 
 
 @settings(max_examples=60, deadline=None)
-@given(calls(), st.sampled_from(LIBRARIES))
-def test_entropy_received_and_distance(call, library):
-    weights, exact, _ = both(call, library)
+@given(calls(), WAYS)
+def test_entropy_received_and_distance(call, way):
+    weights, exact, _ = both(call, way)
     B, _, Lq, Lk = exact.shape
     logs = np.log(np.where(exact > 0, exact, 1))
     close(weights.entropy(), -(exact * logs).sum(-1))
@@ -57,9 +54,9 @@ def test_entropy_received_and_distance(call, library):
 
 
 @settings(max_examples=60, deadline=None)
-@given(calls(), st.sampled_from(LIBRARIES), st.integers(0, 9))
-def test_topk_gives_the_strongest_keys_of_every_query(call, library, k):
-    weights, exact, _ = both(call, library)
+@given(calls(), WAYS, st.integers(0, 9))
+def test_topk_gives_the_strongest_keys_of_every_query(call, way, k):
+    weights, exact, _ = both(call, way)
     k = min(k, exact.shape[-1])
     values, indices = (np.asarray(x) for x in weights.topk(k))
     close(values, -np.sort(-exact, -1)[..., :k])
@@ -69,9 +66,9 @@ def test_topk_gives_the_strongest_keys_of_every_query(call, library, k):
 
 
 @settings(max_examples=60, deadline=None)
-@given(calls(), st.sampled_from(LIBRARIES), st.integers(0, 30))
-def test_strongest_gives_the_strongest_pairs_anywhere(call, library, n):
-    weights, exact, _ = both(call, library)
+@given(calls(), WAYS, st.integers(0, 30))
+def test_strongest_gives_the_strongest_pairs_anywhere(call, way, n):
+    weights, exact, _ = both(call, way)
     B, Hq, Lq, Lk = exact.shape
     query, key, weight = (np.asarray(x) for x in weights.strongest(n))
     n = min(n, Lq * Lk)
@@ -104,13 +101,13 @@ def pooled(exact, visible, size, how, rows, columns):
 
 @settings(max_examples=80, deadline=None)
 @given(
-    calls(min_length=1), st.sampled_from(LIBRARIES), st.sampled_from(["max", "mass"]),
+    calls(min_length=1), WAYS, st.sampled_from(["max", "mass"]),
     st.tuples(st.integers(1, 12), st.integers(1, 40)), st.data(),
 )  # fmt: skip
-def test_pool_is_a_picture_of_any_part_at_any_size(call, library, how, size, data):
+def test_pool_is_a_picture_of_any_part_at_any_size(call, way, how, size, data):
     from definition import visible_pairs
 
-    weights, exact, _ = both(call, library)
+    weights, exact, _ = both(call, way)
     B, Hq, Lq, Lk = exact.shape
     cut = [sorted(data.draw(st.tuples(st.integers(0, n), st.integers(0, n)))) for n in (Lq, Lk)]
     rows, columns = (slice(*c) for c in cut)
@@ -393,13 +390,12 @@ def test_some_rows_see_what_they_see_in_the_whole(backend, options, part):
         options = to_torch(options)
     _, weights = regard.attention(q, k, k, **options, return_weights=True, backend=backend)
     whole, distance = np.asarray(weights), np.asarray(weights.distance())
-    for known in (True, False):  # the statistics of the rows of the output, or their own
-        if not known:
-            weights._known = None
-        some = weights._rows(part)
+    alone = AttentionWeights._of(weights._call, backend)
+    for of_all in (weights, alone):  # the statistics of the rows of the output, or their own
+        some = of_all._rows(part)
         np.testing.assert_allclose(np.asarray(some), whole[:, :, part], rtol=1e-5, atol=1e-7)
         np.testing.assert_allclose(some.distance(), distance[:, :, part], rtol=1e-5, atol=1e-5)
-    again = weights._rows(part)._rows(slice(1, None, 2))
+    again = alone._rows(part)._rows(slice(1, None, 2))
     np.testing.assert_allclose(
         np.asarray(again), whole[:, :, part][:, :, 1::2], rtol=1e-5, atol=1e-7
     )
