@@ -31,6 +31,8 @@ RUNS = {
     "backward": BOTH,
     "second_pass": BOTH,
     "decode": BOTH,
+    "looking": BOTH,
+    "spread": [],
     "end_to_end": BOTH,
     "memory": [],
     "peers": ["--dtype", "float32"],

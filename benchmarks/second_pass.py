@@ -6,6 +6,9 @@
 Each is timed alone, on weights that came fresh from ``attention(..., return_weights=True)``. Beside
 the cost is the error, in errors of the same weights written out in float32. The last columns are
 the output and a summary of its weights together, beside torch's output alone: torch has no weights.
+
+The second table is what a part of the weights costs that nothing is known of yet: from query and
+key alone, making the weights included. Pictures are of all heads.
 """
 
 import common
@@ -16,6 +19,8 @@ import regard
 
 SHAPES = [(1, 8, 2048, 64), (1, 4, 8192, 64)]
 QUICK = [(1, 2, 256, 16)]
+LONG, LONG_QUICK = (1, 2, 65_536, 64), (1, 2, 512, 16)
+PICTURE = 256  # rows, and bins on a side
 REDUCTIONS = {
     "received": lambda weights: weights.received(),
     "entropy": lambda weights: weights.entropy(),
@@ -29,11 +34,16 @@ REDUCTIONS = {
 def rows_of_weights(q, k, causal, size):
     """The weights of one head, written out, ``size`` rows at a time, in the dtype of q."""
     for start in range(0, len(q), size):
-        s = q[start : start + size] @ k.T / np.sqrt(q.dtype.type(q.shape[1]))
-        if causal:
-            s[np.arange(len(k)) > np.arange(start, start + len(s))[:, None]] = -np.inf
-        e = np.exp(s - s.max(-1, keepdims=True))
-        yield e / e.sum(-1, keepdims=True)
+        yield some_rows(q, k, causal, slice(start, start + size))
+
+
+def some_rows(q, k, causal, rows):
+    """Some rows of the weights of one head, written out, in the dtype of q."""
+    s = q[rows] @ k.T / np.sqrt(q.dtype.type(q.shape[1]))
+    if causal:
+        s[np.arange(len(k)) > np.arange(rows.start, rows.start + len(s))[:, None]] = -np.inf
+    e = np.exp(s - s.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
 
 
 def written_out(q, k, causal, bins=512, size=512):
@@ -103,8 +113,59 @@ def measure(report, options, dtype, shape, causal):
     )  # fmt: skip
 
 
+def parts_of(length):
+    """Name, rows, and the question, of each part that is asked for."""
+    middle = slice(length // 2, length // 2 + PICTURE)
+    rows = {"row 5": slice(5, 6), "last row": slice(length - 1, length), "256-row picture": middle}
+
+    def ask(weights, rows):
+        if rows is middle:
+            return weights.pool((PICTURE, PICTURE), rows=rows)
+        return weights[:, 0, rows.start]
+
+    return rows, ask
+
+
+def part_errors(found, q, k, parts):
+    """Errors of the parts of the first head, in errors of float32."""
+    one = [x[0, 0].double().numpy() for x in (q, k)]
+    lost = {}
+    for name, rows in parts.items():
+        exact, low = (
+            some_rows(*(x.astype(dtype) for x in one), True, rows) for dtype in ("f8", "f4")
+        )
+        if len(exact) == 1:
+            lost[name] = common.largest_error(found[name][0], exact[0])
+            lost[name] /= common.largest_error(low[0], exact[0])
+            continue
+        with np.errstate(divide="ignore"):  # ln of invisible bins
+            exact, low = (np.log(w.reshape(len(w), PICTURE, -1).max(-1)) for w in (exact, low))
+        seen = np.isfinite(exact)
+        lost[name] = common.largest_error(found[name][0, 0].numpy()[seen], exact[seen])
+        lost[name] /= common.largest_error(low[seen], exact[seen])
+    return lost
+
+
+def measure_parts(report, options, dtype, shape):
+    """One row: parts of causal weights that nothing is known of."""
+    q, k = common.draw(shape, shape, dtype=dtype)
+    parts, ask = parts_of(shape[2])
+
+    def part(rows):
+        return ask(regard.AttentionWeights(q, k, causal=True), rows)
+
+    lost = part_errors({name: part(rows) for name, rows in parts.items()}, q, k, parts)
+    runs = {name: lambda rows=rows: part(rows) for name, rows in parts.items()}
+    measured = common.interleave(runs, options)
+    report.row(
+        common.shape_name(shape),
+        *(common.ms(measured.median(name), lost[name]) for name in parts),
+        dtype=dtype, shape=shape, parts=measured.medians(), part_errors=lost,
+    )  # fmt: skip
+
+
 def main():
-    """A table for each dtype."""
+    """Two tables for each dtype."""
     options = common.read_options(__doc__, dtypes=["float32", "bfloat16"])
     report = common.Report("second_pass", options)
     for dtype in options.dtype:
@@ -116,6 +177,10 @@ def main():
         for shape in QUICK if options.quick else SHAPES:
             for causal in (False, True):
                 measure(report, options, dtype, shape, causal)
+        shape = LONG_QUICK if options.quick else LONG
+        names = parts_of(shape[2])[0]
+        report.table(f"Parts of causal weights alone, {dtype}", "B, H, T, D", *names)
+        measure_parts(report, options, dtype, shape)
     report.save()
 
 
