@@ -35,7 +35,7 @@ def run(command, **environment):
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=300,
+        timeout=1200,  # a busy machine is no failure
     )
     assert result.returncode == 0, result.stdout
     return " ".join(result.stdout.split())  # cmake breaks its lines where it likes
