@@ -141,8 +141,10 @@ LONG_CALLS = {
 @pytest.mark.parametrize("name", LONG_CALLS)
 def test_ctrl_c_ends_a_long_call(name):
     """It ends at all, however busy the machine is: the whole call would outlast the test."""
-    code = "import numpy as np, regard\nfrom regard import _kernel\n"
-    code += "from regard._checks import read_call\n" + LONG_CALLS[name]
+    code = "import signal, numpy as np, regard\nfrom regard import _kernel\n"
+    code += "from regard._checks import read_call\n"
+    # Who starts the tests in the background may have it ignored.
+    code += "signal.signal(signal.SIGINT, signal.default_int_handler)\n" + LONG_CALLS[name]
     process = subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
