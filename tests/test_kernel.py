@@ -156,6 +156,7 @@ def test_ctrl_c_ends_a_long_call(name):
         _, error = process.communicate(timeout=120)
     finally:
         process.kill()
+        process.communicate()
     assert error.rstrip().endswith("KeyboardInterrupt"), error
 
 
