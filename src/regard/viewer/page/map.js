@@ -1,10 +1,9 @@
 // The map of a head: which part of which matrix is shown, and what pointer and keys do to it.
 //
 // The element says through data-idle ("true" once every tile of the view has come whole),
-// data-missing how many tiles have not come, data-read which part of the rows they have read, and
-// data-milliseconds how long the last picture took. On its canvas data-paints says how often the
-// cells were drawn, data-x, -y, -zoom and -level what they show. The class "bare" hides all but the
-// cells.
+// data-missing how many tiles have not come, and data-read which part of the rows they have read.
+// On its canvas data-paints says how often the cells were drawn, data-x, -y, -zoom and -level what
+// they show. The class "bare" hides all but the cells.
 
 import { frameMarks, Layout, themeOf } from "./axes.js";
 import { watchTheme } from "./colours.js";
@@ -309,7 +308,6 @@ class HeadMapView {
       if (this.selection.view !== "map") this.context.isDrawn();
       return;
     }
-    const started = performance.now();
     const { view } = this;
     for (const frame of this.shown) {
       if (frame.size.width === 0) continue;
@@ -324,7 +322,6 @@ class HeadMapView {
     }
     this.stale = false;
     for (const frame of this.shown) if (frame.pointer) this.hover(frame);
-    this.element.dataset.milliseconds = performance.now() - started;
     this.#tellProgress();
     this.#placeLinks();
   }
