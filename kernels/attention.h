@@ -68,9 +68,8 @@ struct Reduce {
   const Problem* problem;
   const void* maximum;
   const void* total;
-  int64_t row0, row1;  // the rows that are read
-  int64_t column0, column1;
-  void* weights;          // Real (B, Hq, row1 - row0, Lk), zeros
+  bool whole_rows;        // whether the call has all keys of its rows
+  void* weights;          // Real (B, Hq, Lq, Lk), zeros
   double* entropy;        // (B, Hq, Lq), nats
   double* distance;       // (B, Hq, Lq), tokens
   const int64_t* starts;  // (B,) place of query 0 among the keys

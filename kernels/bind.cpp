@@ -160,7 +160,7 @@ void backward(const Call& call, Told grad, Told out, uintptr_t maximum, uintptr_
 }
 
 // What is asked of the weights: each is the address of its result, or 0.
-void reduce(const Call& call, uintptr_t maximum, uintptr_t total, std::array<int64_t, 4> part,
+void reduce(const Call& call, uintptr_t maximum, uintptr_t total, bool whole_rows,
             uintptr_t weights, uintptr_t entropy, uintptr_t distance, int64_t k,
             uintptr_t top_values, uintptr_t top_keys, uintptr_t received, uintptr_t received_max,
             uintptr_t pooled_max, uintptr_t pooled_mass, std::array<int64_t, 2> bins, int64_t n,
@@ -168,7 +168,7 @@ void reduce(const Call& call, uintptr_t maximum, uintptr_t total, std::array<int
   const regard::Target& target = regard::target();
   regard::Reduce r{};
   r.problem = &call.problem, r.maximum = at<void>(maximum), r.total = at<void>(total);
-  r.row0 = part[0], r.row1 = part[1], r.column0 = part[2], r.column1 = part[3];
+  r.whole_rows = whole_rows;
   r.weights = at<void>(weights), r.entropy = at<double>(entropy);
   r.distance = at<double>(distance), r.starts = call.starts.data(), r.step = call.step;
   r.k = k, r.top_values = at<void>(top_values), r.top_keys = at<int64_t>(top_keys);
@@ -227,10 +227,11 @@ NB_MODULE(_kernels, m) {
   m.def("end", &end, "Stops every call; none is taken any more.");
   m.def("forward", &forward, nb::arg("call"), nb::arg("out"), nb::arg("maximum"), nb::arg("total"),
         nb::arg("threads"), "Computes the output and, where asked, the row statistics.");
-  m.def("reduce", &reduce, nb::arg("call"), nb::arg("maximum"), nb::arg("total"), nb::arg("part"),
-        nb::arg("weights") = 0, nb::arg("entropy") = 0, nb::arg("distance") = 0, nb::arg("k") = 0,
-        nb::arg("top_values") = 0, nb::arg("top_keys") = 0, nb::arg("received") = 0,
-        nb::arg("received_max") = 0, nb::arg("pooled_max") = 0, nb::arg("pooled_mass") = 0,
+  m.def("reduce", &reduce, nb::arg("call"), nb::arg("maximum"), nb::arg("total"),
+        nb::arg("whole_rows"), nb::arg("weights") = 0, nb::arg("entropy") = 0,
+        nb::arg("distance") = 0, nb::arg("k") = 0, nb::arg("top_values") = 0,
+        nb::arg("top_keys") = 0, nb::arg("received") = 0, nb::arg("received_max") = 0,
+        nb::arg("pooled_max") = 0, nb::arg("pooled_mass") = 0,
         nb::arg("bins") = std::array<int64_t, 2>{1, 1}, nb::arg("n") = 0, nb::arg("pair_query") = 0,
         nb::arg("pair_key") = 0, nb::arg("pair_weight") = 0, nb::arg("threads"),
         "Computes what is asked of the weights in one pass.");

@@ -10,13 +10,13 @@ static bool of_columns(const Reduce& r) {
 // Rows of a chunk: they do not depend on how many heads or threads there are.
 template <class E>
 static int64_t chunk_rows(const Reduce& r) {
-  const int64_t sixteenth = (r.row1 - r.row0 + 15) / 16, rows = sixteenth > 512 ? sixteenth : 512;
+  const int64_t sixteenth = (r.problem->Lq + 15) / 16, rows = sixteenth > 512 ? sixteenth : 512;
   return (rows + E::rows - 1) / E::rows * E::rows;
 }
 
 template <class E>
 static int64_t chunks_of(const Reduce& r) {
-  return (r.row1 - r.row0 + chunk_rows<E>(r) - 1) / chunk_rows<E>(r);
+  return (r.problem->Lq + chunk_rows<E>(r) - 1) / chunk_rows<E>(r);
 }
 
 // The bin of a cell, of n cells in all: bin i has the cells from i * n / bins on.
@@ -80,13 +80,13 @@ constexpr Real dark(bool mass) {
   return mass ? Real(0) : -kInf<Real>;
 }
 
-// A bin of rows as one chunk sees it: `begin` and `end` are the chunk's rows, counted from row0.
+// A bin of rows as one chunk sees it: `begin` and `end` are the chunk's rows.
 struct BinRow {
   int64_t bin;
   bool earlier, later;  // whether chunks before and behind have rows of it
 
   BinRow(const Reduce& r, int64_t begin, int64_t end, int64_t bin) : bin(bin) {
-    const int64_t n = r.row1 - r.row0;
+    const int64_t n = r.problem->Lq;
     earlier = bin * n / r.bins[0] < begin;
     later = (bin + 1) * n / r.bins[0] > end;
   }
@@ -113,11 +113,10 @@ static bool bin_sees(const Reduce& r, int64_t head, int64_t row_bin, int64_t col
                      bool undefined) {
   typedef typename E::Real Real;
   const Problem& p = *r.problem;
-  const int64_t height = r.row1 - r.row0, width = r.column1 - r.column0, b = head / p.Hq;
-  const int64_t j0 = column_bin * width / r.bins[1] + r.column0;
-  const int64_t j1 = (column_bin + 1) * width / r.bins[1] + r.column0;
-  const int64_t i1 = (row_bin + 1) * height / r.bins[0] + r.row0;
-  for (int64_t i = row_bin * height / r.bins[0] + r.row0; i < i1; ++i) {
+  const int64_t j0 = column_bin * p.Lk / r.bins[1], b = head / p.Hq;
+  const int64_t j1 = (column_bin + 1) * p.Lk / r.bins[1];
+  const int64_t i1 = (row_bin + 1) * p.Lq / r.bins[0];
+  for (int64_t i = row_bin * p.Lq / r.bins[0]; i < i1; ++i) {
     const int64_t first = p.first[b * p.Lq + i], last = p.last[b * p.Lq + i];
     const int64_t low = first > j0 ? first : j0, high = last < j1 ? last : j1;
     const Real total = ((const Real*)r.total)[head * p.Lq + i];
@@ -142,7 +141,7 @@ template <class E, bool mass>
 static void collect_picture(const Reduce& r, int64_t head, bool undefined, uint8_t* seen) {
   typedef typename E::Real Real;
   const Problem& p = *r.problem;
-  const int64_t chunks = chunks_of<E>(r), height = r.row1 - r.row0;
+  const int64_t chunks = chunks_of<E>(r), height = p.Lq;
   const int64_t R = r.bins[0], C = r.bins[1];
   const double nan = std::numeric_limits<double>::quiet_NaN();
   Real* pooled = (Real*)(mass ? r.pooled_mass : r.pooled_max) + head * R * C;
@@ -167,13 +166,10 @@ static void collect_picture(const Reduce& r, int64_t head, bool undefined, uint8
     const int64_t top = y * height / R, bottom = (y + 1) * height / R;
     int64_t seen_low = C, seen_high = 0;
     std::memset(seen, 0, size_t(C));  // which bins intervals let be seen
-    for (int64_t i = top + r.row0; i < bottom + r.row0; ++i) {
-      const int64_t at = head / p.Hq * p.Lq + i, width = r.column1 - r.column0;
-      const int64_t low = p.first[at] > r.column0 ? p.first[at] : r.column0;
-      const int64_t high = p.last[at] < r.column1 ? p.last[at] : r.column1;
+    for (int64_t i = top; i < bottom; ++i) {
+      const int64_t at = head / p.Hq * p.Lq + i, low = p.first[at], high = p.last[at];
       if (low >= high) continue;
-      const int64_t from = bin_of(low - r.column0, width, C);
-      const int64_t to = bin_of(high - 1 - r.column0, width, C) + 1;
+      const int64_t from = bin_of(low, p.Lk, C), to = bin_of(high - 1, p.Lk, C) + 1;
       std::memset(seen + from, 1, size_t(to - from));
       if (from < seen_low) seen_low = from;
       if (to > seen_high) seen_high = to;
@@ -203,7 +199,7 @@ static void run_collect(const void* pass, int64_t task, char* memory, const Stop
   const int64_t head = r.head0 + task, chunks = chunks_of<E>(r);
   const double nan = std::numeric_limits<double>::quiet_NaN();
   bool undefined = false;
-  for (int64_t i = r.row0; i < r.row1; ++i) {
+  for (int64_t i = 0; i < p.Lq; ++i) {
     const Real total = ((const Real*)r.total)[head * p.Lq + i];
     undefined |= total != total;
   }

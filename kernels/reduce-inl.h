@@ -420,15 +420,12 @@ static void pool_block(const Reduce& r, const Scaling<E>& scaling, ReduceMemory<
                        const Reach& reach, int64_t j0, int keys) {
   typedef typename E::Real Real;
   constexpr int n = E::lanes;
-  const int64_t columns = r.column1 - r.column0, C = r.bins[1];
-  int64_t low = j0 > r.column0 ? j0 : r.column0,
-          high = j0 + keys < r.column1 ? j0 + keys : r.column1;
-  if (low >= high) return;
-  const int64_t last_bin = bin_of(high - 1 - r.column0, columns, C);
+  const int64_t columns = r.problem->Lk, C = r.bins[1];
+  const int64_t last_bin = bin_of(j0 + keys - 1, columns, C);
   const Vec<Real> nothing = Vec<Real>{} + dark<Real>(mass);
   const int even = columns % C ? 0 : int(columns / C);  // keys of a bin, where all have as many
   const auto both = [](Vec<Real> x, Vec<Real> y) { return mass ? x + y : larger(y, x); };
-  for (int64_t bin = bin_of(low - r.column0, columns, C); bin <= last_bin; bin += n) {
+  for (int64_t bin = bin_of(j0, columns, C); bin <= last_bin; bin += n) {
     const int width = int(last_bin + 1 - bin < n ? last_bin + 1 - bin : n);
     for (int v = 0; v < m.rows.vectors; ++v) {
       const Vec<Real> base = m.at(m.base, v), log_total = m.at(m.log_total, v);
@@ -465,10 +462,10 @@ static bool pool_mass(const Reduce& r, const Scaling<E>& scaling, ReduceMemory<E
                       int keys) {
   typedef typename E::Real Real;
   constexpr int n = E::lanes;
-  const int64_t columns = r.column1 - r.column0;
+  const int64_t columns = r.problem->Lk;
   const int width = int(columns / r.bins[1]);  // of a bin
-  if (columns % r.bins[1] || (j0 - r.column0) % width || keys % width || width % 4) return false;
-  const int64_t first_bin = (j0 - r.column0) / width;
+  if (columns % r.bins[1] || j0 % width || keys % width || width % 4) return false;
+  const int64_t first_bin = j0 / width;
   const int bins = keys / width;
   for (int from = 0; from < bins; from += n) {
     const int some = bins - from < n ? bins - from : n;
@@ -503,8 +500,8 @@ static void write_weights(const Reduce& r, const ReduceMemory<E>& m, const Reach
       Vec<Real> t[n];
       load_transposed<Real>(m.scores + j * E::rows + v * n, E::rows, width, t);
       for (int i = 0; i < n && v * n + i < m.rows.count; ++i) {
-        const int64_t row = (m.rows.b * p.Hq + m.rows.head[v * n + i]) * (r.row1 - r.row0) +
-                            m.rows.index[v * n + i] - r.row0;
+        const int64_t row =
+            (m.rows.b * p.Hq + m.rows.head[v * n + i]) * p.Lq + m.rows.index[v * n + i];
         put<Real, real_type<Real>>((char*)((Real*)r.weights + row * p.Lk + j0 + j), t[i], width);
       }
     }
@@ -573,19 +570,17 @@ static void run_reduce(const void* pass, int64_t task, char* memory, const Stop&
   const int64_t chunks = chunks_of<E>(r), head = r.head0 + task / chunks,
                 c = chunks - 1 - task % chunks;
   const int64_t b = head / p.Hq, h = head % p.Hq, kv = h / (p.Hq / p.Hkv);
-  const int64_t begin = r.row0 + c * chunk_rows<E>(r);
-  const int64_t end = begin + chunk_rows<E>(r) < r.row1 ? begin + chunk_rows<E>(r) : r.row1;
+  const int64_t begin = c * chunk_rows<E>(r);
+  const int64_t end = begin + chunk_rows<E>(r) < p.Lq ? begin + chunk_rows<E>(r) : p.Lq;
   const bool picture = of_picture(r), columns = r.received || r.received_max;
   const bool rows = r.entropy || r.distance, weigh = rows || columns || r.pooled_mass || r.weights;
   Scratch none(nullptr);
   Chunk<E> chunk = of_columns(r) ? chunk_at<E>(r, head, c) : Chunk<E>(r, none);
-  const int64_t height = r.row1 - r.row0;
   if (picture) {
-    for (int64_t x = 0; x <= r.bins[1]; ++x)
-      m.edges[x] = r.column0 + x * (r.column1 - r.column0) / r.bins[1];
-    const int64_t last = bin_of(end - 1 - r.row0, height, r.bins[0]);
-    for (int64_t x = bin_of(begin - r.row0, height, r.bins[0]); x <= last; ++x) {
-      const BinRow row(r, begin - r.row0, end - r.row0, x);
+    for (int64_t x = 0; x <= r.bins[1]; ++x) m.edges[x] = x * p.Lk / r.bins[1];
+    const int64_t last = bin_of(end - 1, p.Lq, r.bins[0]);
+    for (int64_t x = bin_of(begin, p.Lq, r.bins[0]); x <= last; ++x) {
+      const BinRow row(r, begin, end, x);
       if (r.pooled_max) row.darken(r, head, chunk, false);
       if (r.pooled_mass) row.darken(r, head, chunk, true);
     }
@@ -598,16 +593,14 @@ static void run_reduce(const void* pass, int64_t task, char* memory, const Stop&
     load_queries<E>(p, m.rows);
     start_rows(r, m);
     for (int i = 0; picture && i < m.rows.count; ++i) {
-      m.row_bin[i] = bin_of(m.rows.index[i] - r.row0, height, r.bins[0]);
-      const BinRow row(r, begin - r.row0, end - r.row0, m.row_bin[i]);
+      m.row_bin[i] = bin_of(m.rows.index[i], p.Lq, r.bins[0]);
+      const BinRow row(r, begin, end, m.row_bin[i]);
       if (r.pooled_max) m.bin_row[0][i] = row.in(r, head, chunk, false);
       if (r.pooled_mass) m.bin_row[1][i] = row.in(r, head, chunk, true);
     }
     if (r.n) set_pair_threshold(scaling, m);
-    const int64_t low = m.rows.low > r.column0 ? m.rows.low : r.column0;
-    const int64_t high = m.rows.high < r.column1 ? m.rows.high : r.column1;
-    for (int64_t j0 = low; j0 < high; j0 += kKeys) {
-      const int keys = int(high - j0 < kKeys ? high - j0 : kKeys);
+    for (int64_t j0 = m.rows.low; j0 < m.rows.high; j0 += kKeys) {
+      const int keys = int(m.rows.high - j0 < kKeys ? m.rows.high - j0 : kKeys);
       const Reach reach = reach_of(m.rows, j0, keys);
       const Matrix k = along<E>(p.key.at(b, kv, j0), p.key.strides[2], keys, p.D, m.keys);
       multiply_keys<E>(p, m.rows, reach, kv, j0, keys, k, m.scores);
@@ -639,8 +632,8 @@ static void run_reduce(const void* pass, int64_t task, char* memory, const Stop&
     for (int i = 0; i < m.rows.count; ++i) {
       const int64_t at = head * p.Lq + m.rows.index[i];
       if (r.entropy) {
-        // Without a sink weights sum to 1; by how much these do not, their total was rounded.
-        const double rounding = p.sinks ? 1 : m.sum[i];
+        // Without a sink whole rows sum to 1; by how much they do not, their total was rounded.
+        const double rounding = p.sinks || !r.whole_rows ? 1 : m.sum[i];
         const double total = double(((const Real*)r.total)[at]) * rounding;
         r.entropy[at] =
             total == 0 ? 0 : kLn2 * (std::log2(total) * m.sum[i] - m.entropy[i]) / rounding;

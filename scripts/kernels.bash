@@ -32,7 +32,7 @@ with_build() { # FOLDER COMMAND
 
 targets() { # FOLDER: the instruction sets of the build that this processor runs
   with_build "$1" python -c "
-from regard import _kernel
-assert _kernel.kernels.__file__.startswith('$PWD/$1/'), 'regard uses another module'
-print(*_kernel.kernels.targets())"
+from regard._backends import kernel
+assert kernel.kernels.__file__.startswith('$PWD/$1/'), 'regard uses another module'
+print(*kernel.kernels.targets())"
 }

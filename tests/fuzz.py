@@ -21,7 +21,7 @@ import regard
 from bounds import PRECISIONS, Truth, assert_between, assert_within
 from operands import Operand
 from random_calls import calls, draw
-from regard import _kernel
+from regard._backends import kernel
 
 
 def to_numpy(x):
@@ -430,7 +430,7 @@ def main():
         for what, by_kernels in answers.items():
             asked[what] += 1
             served[what] += by_kernels
-    target = _kernel.kernels.target() if _kernel.kernels else "no kernels"
+    target = kernel.kernels.target() if kernel.kernels else "no kernels"
     parts = ", ".join(f"{served[what]} of {asked[what]} {what}" for what in asked)
     print(
         f"{target}: {count} calls in {time.monotonic() - started:.0f} s, {failures} failures; "

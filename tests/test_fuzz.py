@@ -15,14 +15,15 @@ import pytest
 import fuzz
 import regard
 from random_calls import calls, draw
-from regard import _kernel, _settings
+from regard import _settings
+from regard._backends import kernel
 
 SCRIPT = Path(__file__).parent / "fuzz.py"
 SEED = 5  # of many gradients of biases and sinks
 SERVED = re.compile(r"(\d+) of (\d+) (output|gradient|weights)")
 
 
-@pytest.mark.parametrize("target", _kernel.kernels.targets())
+@pytest.mark.parametrize("target", kernel.kernels.targets())
 def test_random_calls_match_float64_and_the_kernels_serve_most(target):
     done = subprocess.run(
         [sys.executable, str(SCRIPT), "--seed", str(SEED), "--calls", "300"],

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 import regard
 from definition import visible_pairs
 from plain_formula import Errors, differentiate, to_array
+from regard._arrays import arrays_of
+from regard._formula import apply
 from strategies import calls, to_torch
 
 pytestmark = pytest.mark.usefixtures("by_both_backends")
@@ -160,13 +162,19 @@ def test_weights_carry_no_gradient():
 
 
 def test_gradients_do_not_depend_on_the_blocks(monkeypatch):
-    from regard import _torch
+    from regard import _torch_arrays
 
     torch.manual_seed(0)
     tensors = [torch.randn(2, 4, 50, 8, dtype=torch.float64, requires_grad=True) for _ in range(3)]
     grads = []
+    own = _torch_arrays.TorchArrays.__init__
     for elements in (2**4, 2**10, 2**20):
-        monkeypatch.setattr(_torch, "BLOCK_ELEMENTS", elements)
+
+        def sized(self, device, dtype, elements=elements):
+            own(self, device, dtype)
+            self.block_elements = elements
+
+        monkeypatch.setattr(_torch_arrays.TorchArrays, "__init__", sized)
         out = regard.attention(*tensors, window=(20, 0), dropout=0.2, seed=1)
         grads.append(torch.autograd.grad(out.square().sum(), tensors))
     for other in grads[1:]:
@@ -310,14 +318,12 @@ def test_a_query_that_sees_nothing_has_second_derivative_zero():
 
 
 def test_derivatives_of_weights_apply_to_infinite_values_by_their_sign():
-    from regard import _torch
-
     torch.manual_seed(0)
     w, v = torch.randn(1, 2, 9, 6).round(decimals=0), torch.randn(1, 2, 6, 40)
     for fill in (torch.inf, -torch.inf, torch.nan):
         v[torch.rand(v.shape) < 0.1] = fill
     visible = torch.rand(9, 6) < 0.7
-    out = _torch._apply(w.masked_fill(~visible, 0.0), visible, v)
+    out = apply(arrays_of(w), w.masked_fill(~visible, 0.0), visible, v)
     for i, seen in enumerate(visible):
         torch.testing.assert_close(
             out[:, :, i], (w[:, :, i, None, seen] @ v[:, :, seen])[:, :, 0], equal_nan=True

@@ -15,7 +15,7 @@ import torch
 import regard
 from bounds import assert_attends
 from plain_formula import Errors, add_up, attend
-from regard import _kernel
+from regard._backends import kernel
 
 TESTS = Path(__file__).parent
 FIRST_CALL = (
@@ -35,7 +35,7 @@ def run(*arguments, **environment):
     )
 
 
-@pytest.mark.parametrize("target", _kernel.kernels.targets())
+@pytest.mark.parametrize("target", kernel.kernels.targets())
 def test_every_instruction_set_passes_the_tests_of_the_operator(target):
     files = [
         str(TESTS / f"test_{name}.py")
@@ -55,7 +55,7 @@ def test_a_target_that_is_unknown_is_refused_by_name():
 
 
 def test_intels_processors_prefer_plain_avx512_to_pairs_of_bfloat16():
-    kernels = _kernel.kernels
+    kernels = kernel.kernels
     orders = {v: kernels.preference(v) for v in ("GenuineIntel", "AuthenticAMD", "")}
     assert len({frozenset(order) for order in orders.values()}) == 1
     for vendor, order in orders.items():
@@ -69,7 +69,7 @@ def test_intels_processors_prefer_plain_avx512_to_pairs_of_bfloat16():
 
 
 def test_an_install_without_the_compiled_module_serves_the_call_all_the_same(monkeypatch):
-    monkeypatch.setattr(_kernel, "kernels", None)
+    monkeypatch.setattr(kernel, "kernels", None)
     x = np.ones((4, 2), np.float32)
     assert (regard.attention(x, x, x) == 1).all()
     with pytest.raises(regard.UnsupportedError, match="kernel: it is not in this install, which"):
@@ -130,10 +130,10 @@ LONG_CALLS = {
     "print('ready', flush=True); regard.attention(x, x, x, backend='kernel')",
     "gradient": "import torch\nx = torch.ones(64).expand(1, 1, 400_000, 64)\n"
     "call, row = read_call(x, x, x), torch.ones(1, 1, 400_000); print('ready', flush=True)\n"
-    "_kernel.gradients(call, x, x, row, row, False)",
+    "kernel.gradients(call, x, x, row, row, False)",
     "weights": "x = np.broadcast_to(np.ones(64, 'f'), (1, 1, 900_000, 64))\n"
     "row = np.ones((1, 1, 900_000), 'f')\n"
-    "weights = regard.AttentionWeights._of(read_call(x, x, None), 'kernel', (row, row))\n"
+    "weights = regard.AttentionWeights._of(read_call(x, x, None), None, (row, row))\n"
     "print('ready', flush=True); weights.summary()",
 }
 
@@ -141,7 +141,7 @@ LONG_CALLS = {
 @pytest.mark.parametrize("name", LONG_CALLS)
 def test_ctrl_c_ends_a_long_call(name):
     """It ends at all, however busy the machine is: the whole call would outlast the test."""
-    code = "import signal, numpy as np, regard\nfrom regard import _kernel\n"
+    code = "import signal, numpy as np, regard\nfrom regard._backends import kernel\n"
     code += "from regard._checks import read_call\n"
     # Who starts the tests in the background may have it ignored.
     code += "signal.signal(signal.SIGINT, signal.default_int_handler)\n" + LONG_CALLS[name]

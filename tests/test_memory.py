@@ -17,7 +17,7 @@ options = {"causal": True}
 if library == "torch":
     import torch
     q, k, v = (torch.from_numpy(x) for x in (q, k, v))
-    import regard._torch_ops  # as the first call would
+    import regard._backends.torch_ops  # as the first call would
 def run(q, k, v):
     if what == "attention":
         regard.attention(q, k, v, **options)

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import regard
-from regard import _torch_ops, _torch_state
+from regard import _torch_state
+from regard._backends import torch_ops
 
 OPTIONS = {
     "fused": {"causal": True},
@@ -78,7 +79,7 @@ def test_nothing_changes(name, setting):
 @every_call
 def test_no_product_runs_below_its_dtype(name, setting, monkeypatch):
     """On every processor, also where torch would not make use of what it is allowed."""
-    products, fused = [], _torch_ops.scaled_dot_product_attention
+    products, fused = [], torch_ops.scaled_dot_product_attention
 
     def look():
         products.append((torch.is_autocast_enabled("cpu"), *(x.fp32_precision for x in MATMUL)))
@@ -92,7 +93,7 @@ def test_no_product_runs_below_its_dtype(name, setting, monkeypatch):
         return fused(*inputs, **options)
 
     monkeypatch.setattr(torch.Tensor, "__matmul__", multiply)
-    monkeypatch.setattr(_torch_ops, "scaled_dot_product_attention", attend)
+    monkeypatch.setattr(torch_ops, "scaled_dot_product_attention", attend)
     inputs = draw(2, 4, 33, 16)
     with settings()[setting]():
         everything(inputs, **OPTIONS[name])
@@ -105,7 +106,7 @@ def test_the_gradient_of_the_fused_operator_is_not_left_to_a_lower_precision(mon
     """torch computes that one in its own time, after any guard: so it is computed by ours."""
     computed = []
     monkeypatch.setattr(
-        _torch_ops, "_differentiate", lambda *x, own=_torch_ops._differentiate: (
+        torch_ops, "_differentiate", lambda *x, own=torch_ops._differentiate: (
             computed.append(1), own(*x))[1],
     )  # fmt: skip
     inputs = draw(1, 2, 33, 16)

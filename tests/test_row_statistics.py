@@ -8,7 +8,9 @@ import torch
 
 import regard
 from recordings import numbers
-from regard import AttentionWeights, _kernel
+from regard import AttentionWeights, _formula
+from regard._backends import kernel
+from regard._backends.kernel import Kernel
 from regard._checks import read_call
 from regard._row_statistics import BLOCK, Place, RowStatistics
 from strategies import to_torch
@@ -18,21 +20,21 @@ from strategies import to_torch
 def computed(monkeypatch):
     """``(B, Hq, Lq)`` of every call whose row statistics the kernels were asked for."""
     shapes = []
-    forward = _kernel.kernels.forward
+    forward = kernel.kernels.forward
 
     def spy(call, out, maximum, total, threads):
         if maximum:
             shapes.append(sizes.pop())
         return forward(call, out, maximum, total, threads)
 
-    sizes, read = [], _kernel._read
+    sizes, read = [], kernel._read
 
     def told(call):
         sizes[:] = [tuple(call.query.shape[:3])]
         return read(call)
 
-    monkeypatch.setattr(_kernel, "_read", told)
-    monkeypatch.setattr(_kernel.kernels, "forward", spy)
+    monkeypatch.setattr(kernel, "_read", told)
+    monkeypatch.setattr(kernel.kernels, "forward", spy)
     return shapes
 
 
@@ -45,7 +47,7 @@ def test_a_row_costs_a_block_of_rows_of_its_head_and_the_next_question_nothing(l
     weights[1, 2, 5]
     assert computed == [(1, 1, BLOCK)]
     weights[1, 2, 7:30:3], weights.pool((2, 9), rows=slice(0, 0)), weights[1, 2, 5]
-    weights._matrix((1, 2)).pool((9, 9), "mass", rows=slice(3, BLOCK))
+    weights.matrix(1, 2).pool((9, 9), "mass", rows=slice(3, BLOCK))
     assert computed == [(1, 1, BLOCK)]
     weights.pool((9, 9), rows=slice(300, 556))
     assert computed[1:] == [(2, 3, 256)]
@@ -57,7 +59,7 @@ def test_every_nth_row_costs_those_rows(computed):
     weights = AttentionWeights(*numbers(2, 3, 1000, 8))
     weights[1, ::10]
     assert computed == [(1, 1, 100)]
-    weights._rows(slice(0, None, 20)).entropy()
+    weights.part(slice(0, None, 20)).entropy()
     assert computed[1:] == [(1, 3, 50)]
 
 
@@ -79,7 +81,7 @@ def test_weights_of_an_output_have_its_statistics(computed):
     q = numbers(2, 300, 8)
     _, weights = regard.attention(q, q, q, return_weights=True)
     assert computed == [(1, 2, 300)]
-    weights[0, 5], weights.entropy(), weights._rows(slice(3, None, 5)).received()
+    weights[0, 5], weights.entropy(), weights.part(slice(3, None, 5)).received()
     assert len(computed) == 1
 
 
@@ -113,8 +115,8 @@ def test_a_row_has_the_same_bits_in_the_kernel_whatever_is_asked_first(name, sha
     q, k = (torch.from_numpy(x).to(getattr(torch, dtype)) for x in (q, k))
     call = read_call(q, k, None, **to_torch(options))
     whole = Place.whole(call)
-    expected = RowStatistics(call).of(whole)
-    rng, asked = np.random.default_rng(0), RowStatistics(call)
+    expected = RowStatistics(call, Kernel()).of(whole)
+    rng, asked = np.random.default_rng(0), RowStatistics(call, Kernel())
     for _ in range(12):
         b, h, i, n, step = rng.integers((B, Hq, Lq, Lq + 1, 9))
         place = Place(range(b, b + 1), range(h, h + 1), range(i, min(i + n, Lq), 1 + step))
@@ -167,15 +169,14 @@ def test_other_backends_compute_only_the_blocks_that_are_asked_for(backend, monk
     q, k = numbers(2, 3, 1000, 8), numbers(2, 3, 1000, 8, seed=1)
     if backend == "torch":
         q, k = torch.from_numpy(q), torch.from_numpy(k)
-    weights = AttentionWeights._of(read_call(q, k, None, causal=True), backend)
-    lib, pairs = weights._lib, []
-    scores = lib.log_softmax
+    weights = AttentionWeights(q, k, causal=True, backend=backend)
+    pairs, log_softmax = [], _formula.log_softmax
 
-    def spy(s, sinks):
+    def spy(xp, s, sinks):
         pairs.append(tuple(s.shape))
-        return scores(s, sinks)
+        return log_softmax(xp, s, sinks)
 
-    monkeypatch.setattr(lib, "log_softmax", spy)
+    monkeypatch.setattr(_formula, "log_softmax", spy)
     weights[1, 2, 5]
     assert pairs == [(1, 1, 1, 6)]
     weights[1, 2, 5:900:100]
@@ -191,6 +192,6 @@ def test_parts_of_what_is_empty_are_empty(library):
         weights = AttentionWeights(q, k)
         assert tuple(weights[...].shape) == np.asarray(weights).shape == (B, H, Lq, Lk)
         assert tuple(weights[:, :, 1:2].shape) == (B, H, min(1, Lq), Lk)
-        assert weights._rows(slice(0, None, 2)).entropy().shape == (B, H, -(-Lq // 2))
+        assert weights.part(slice(0, None, 2)).entropy().shape == (B, H, -(-Lq // 2))
         assert weights.copy().lse.shape == (B, H, Lq)
         assert len(weights) == len(list(weights)) == B

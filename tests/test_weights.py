@@ -390,12 +390,12 @@ def test_some_rows_see_what_they_see_in_the_whole(backend, options, part):
         options = to_torch(options)
     _, weights = regard.attention(q, k, k, **options, return_weights=True, backend=backend)
     whole, distance = np.asarray(weights), np.asarray(weights.distance())
-    alone = AttentionWeights._of(weights._call, backend)
+    alone = AttentionWeights(q, k, **options, backend=backend)
     for of_all in (weights, alone):  # the statistics of the rows of the output, or their own
-        some = of_all._rows(part)
+        some = of_all.part(part)
         np.testing.assert_allclose(np.asarray(some), whole[:, :, part], rtol=1e-5, atol=1e-7)
         np.testing.assert_allclose(some.distance(), distance[:, :, part], rtol=1e-5, atol=1e-5)
-    again = alone._rows(part)._rows(slice(1, None, 2))
+    again = alone.part(part).part(slice(1, None, 2))
     np.testing.assert_allclose(
         np.asarray(again), whole[:, :, part][:, :, 1::2], rtol=1e-5, atol=1e-7
     )
@@ -407,10 +407,7 @@ def test_one_pass_gives_both_pictures(backend):
     _, weights = regard.attention(
         q, k, k, causal=True, query_start=-200, return_weights=True, backend=backend
     )
-    pools = [
-        weights._pool((90, 70), how, slice(100, 1250), slice(5, 690)) for how in ("max", "mass")
-    ]
-    weights._run(*pools, rows=slice(100, 1250), columns=slice(5, 690))
-    for pool, how in zip(pools, ("max", "mass")):
-        alone = weights.pool((90, 70), how, slice(100, 1250), slice(5, 690))
-        np.testing.assert_array_equal(weights._give(pool.result()), alone)
+    part = slice(100, 1250), slice(5, 690)
+    both = weights.pool((90, 70), ("max", "mass"), *part)
+    for picture, how in zip(both, ("max", "mass"), strict=True):
+        np.testing.assert_array_equal(picture, weights.pool((90, 70), how, *part))

@@ -23,7 +23,7 @@ QUESTIONS = {
     "copy": lambda w: w.copy(),
     "deepcopy": copy.deepcopy,
     "pickle": pickle.dumps,
-    "a part": lambda w: w._head(0, 1)._rows(slice(0, None, 2)).entropy(),
+    "a part": lambda w: w.matrix(0, 1).part(slice(0, None, 2)).entropy(),
 }
 
 
@@ -81,7 +81,7 @@ def test_a_part_taken_after_the_write_knows_of_it():
     q = torch.from_numpy(numbers(2, 9, 8))
     weights = AttentionWeights(q, q)
     q.zero_()
-    for part in (weights._matrix((1,)), weights._rows(slice(2, 5))):
+    for part in (weights.matrix(1), weights.part(slice(2, 5))):
         with pytest.raises(RuntimeError, match="query was written to"):
             part.received()
 
@@ -135,7 +135,7 @@ def test_a_copy_has_arrays_of_its_own_and_keeps_what_is_known(library, backend):
     given = {name: x if library == "torch" else x.numpy() for name, x in tensors().items()}
     query, key = given.pop("query"), given.pop("key")
     _, weights = regard.attention(query, key, key, **given, return_weights=True, backend=backend)
-    part = weights._head(1, 1)._rows(slice(1, None, 2))
+    part = weights.matrix(1, 1).part(slice(1, None, 2))
     copies = weights.copy(), part.copy()
     expected = weights[...], part.entropy()
     for x in (query, key, *given.values()):

@@ -99,7 +99,7 @@ def attention(
     output, statistics = chosen.attention(call, return_weights)
     if not return_weights:
         return call.restore(output)
-    return call.restore(output), AttentionWeights._of(call, chosen.name, statistics)
+    return call.restore(output), AttentionWeights._of(call, chosen, statistics)
 
 
 def scaled_dot_product_attention(

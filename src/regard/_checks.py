@@ -52,6 +52,7 @@ class Call:
     dropout: float = 0.0
     seed: Any = None  # () int64, given where dropout is
     part_of: int | None = None  # of a part of a call: the ``group_rows`` of the whole
+    whole_rows: bool = True  # False where the call has only some of the keys
 
     @property
     def sizes(self) -> tuple[int, int, int, int, int]:
@@ -85,10 +86,15 @@ class Call:
         tail = tuple(x.shape[1:]) if self.heads else tuple(x.shape[2:])
         return x.reshape(self.leading + tail)
 
-    def head(self, b: int, h: int) -> "Call":
-        """Query head h of batch element b alone, as if it had been passed as ``(L, D)``."""
-        alone = self.of_heads(range(b, b + 1), range(h, h + 1))
-        return replace(alone, leading=(), heads=False)
+    def head(self, h: int) -> "Call":
+        """Query head h alone, as if it had been passed as ``(..., L, D)``."""
+        alone = self.of_heads(range(len(self.query)), range(h, h + 1))
+        return replace(alone, leading=self.leading, heads=False)
+
+    def element(self, b: int) -> "Call":
+        """Batch element b alone, as if it had been passed as ``(H, L, D)``."""
+        heads = range(self.sizes[1])
+        return replace(self.of_heads(range(b, b + 1), heads), leading=(), heads=True)
 
     def of_heads(self, b: range, h: range) -> "Call":
         """Some batch elements and query heads: one, or all that share some of the keys."""
@@ -127,6 +133,27 @@ class Call:
         fields["query_start"] = starts + start * self.query_step
         step *= self.query_step
         return replace(self, query_step=step, part_of=self.group_rows, **fields)
+
+    def columns(self, part: slice) -> "Call":
+        """Some of the keys, next to each other, and who sees them; its rows are no longer whole."""
+        *_, Lq, Lk = self.sizes
+        start, stop, _ = part.indices(Lk)
+        count = max(0, stop - start)
+        part = slice(start, start + count)
+        if count == Lk:
+            return self
+        whole = self.rows(slice(0, Lq))
+        fields: dict[str, Any] = {"key": self.key[:, :, part]}
+        if self.value is not None:
+            fields["value"] = self.value[:, :, part]
+        for name in ("mask", "bias"):
+            x = getattr(self, name)
+            fields[name] = x if x is None or x.shape[3] == 1 else x[..., part]
+        if self.key_segments is not None:
+            fields["key_segments"] = self.key_segments[:, part]
+        if self.key_lengths is not None:
+            fields["key_lengths"] = (self.key_lengths - start).clip(0, count)
+        return replace(whole, query_start=whole.query_start - start, whole_rows=False, **fields)
 
     def copy(self) -> "Call":
         """The same call on arrays of its own."""

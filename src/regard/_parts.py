@@ -17,15 +17,16 @@ def spaced(x: np.ndarray) -> slice:
     return span(x, abs(int(x[1] - x[0])) if x.size > 1 else 1)
 
 
-def part_of(name: str, part: slice | None, n: int) -> slice:
-    """A part of n rows or columns, by default all."""
+def part_of(name: str, part: slice | None, n: int, *, spaced: bool = False) -> slice:
+    """A part of n rows or columns, by default all; with a step upwards where it may be spaced."""
     part = slice(None) if part is None else part
     if not isinstance(part, slice):
-        raise TypeError(f"pool: {name} is a {type(part).__name__}; a slice is needed.")
+        raise TypeError(f"weights: {name} is a {type(part).__name__}; a slice is needed.")
     start, stop, step = part.indices(n)
-    if step != 1:
-        raise ValueError(f"pool: {name} has the step {step}; a part is contiguous, with step 1.")
-    return slice(start, max(start, stop))
+    if step != 1 and not (spaced and step > 1):
+        needed = "a part goes upwards" if spaced else "a part is contiguous, with step 1"
+        raise ValueError(f"weights: {name} has the step {step}; {needed}.")
+    return slice(start, max(start, stop), step)
 
 
 def basic_index(index: Any, shape: tuple[int, ...]) -> list[Any]:

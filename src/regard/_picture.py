@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from regard._checks import is_tensor
+from regard._arrays import to_numpy
 from regard._errors import ShapeError
 
 if TYPE_CHECKING:
@@ -58,10 +58,6 @@ def _png(pixels: np.ndarray) -> bytes:
     )
 
 
-def _to_numpy(x: Any) -> np.ndarray:
-    return x.cpu().numpy() if is_tensor(x) else np.asarray(x)
-
-
 def weights_html(weights: "AttentionWeights", pictures: int = 8) -> str:
     """What a notebook shows: shape and size, and the first matrices, pooled."""
     heads = int(np.prod(weights.shape[:-2]))
@@ -69,7 +65,7 @@ def weights_html(weights: "AttentionWeights", pictures: int = 8) -> str:
     for i in range(min(heads, pictures) if weights.size else 0):
         index = tuple(int(n) for n in np.unravel_index(i, weights.shape[:-2]))
         label = "weights" + (str(list(index)) if index else "")
-        shown.append(_figure(weights._matrix(index), label, 128))
+        shown.append(_figure(weights.matrix(*index), label, 128))
     return _html(repr(weights), shown, heads)
 
 
@@ -77,7 +73,7 @@ def recording_html(recording: "Recording", pictures: int = 24) -> str:
     """The same of a recording: the heads of its first layers."""
     heads = [(n, h) for n, layer in enumerate(recording.layers) for h in range(layer.heads)]
     shown = [
-        _figure(recording.weights[layer]._matrix((head,)), f"L{layer}H{head}", 96)
+        _figure(recording.weights[layer].head(head), f"L{layer}H{head}", 96)
         for layer, head in heads[:pictures]
         if recording.weights[layer].size
     ]
@@ -93,8 +89,8 @@ def _figure(matrix: "AttentionWeights", label: str, side: int) -> str:
     """One matrix of at most 96 × 96 bins; of very many queries evenly spaced ones."""
     step = -(-matrix.shape[0] // MOST_ROWS)
     if step > 1:
-        matrix, label = matrix._rows(slice(0, None, step)), f"{label}, 1 of {step} queries"
-    data = base64.b64encode(_png(colours(_to_numpy(matrix.pool((96, 96)))))).decode()
+        matrix, label = matrix.part(slice(0, None, step)), f"{label}, 1 of {step} queries"
+    data = base64.b64encode(_png(colours(to_numpy(matrix.pool((96, 96)))))).decode()
     return (
         '<figure style="display:inline-block;margin:0 8px 8px 0">'
         f'<img width="{side}" height="{side}" alt="{label}: queries down, keys across"'
@@ -118,7 +114,7 @@ def plot_weights(
         raise ModuleNotFoundError(
             "weights.plot needs matplotlib. Install it with pip install 'regard[plot]'."
         ) from error
-    matrix = weights._matrix(index)
+    matrix = weights.matrix(*index)
     Lq, Lk = matrix.shape[-2:]
     if not matrix.size:
         raise ShapeError(f"plot: a matrix of shape {(Lq, Lk)} has nothing to draw.")
@@ -126,7 +122,7 @@ def plot_weights(
         raise ShapeError(f"plot: {len(tokens)} tokens for {Lq} queries and {Lk} keys.")
     listed = ListedColormap(colours(np.linspace(LOG_FLOOR, 0, 256)) / 255, "regard")
     ramp = listed.with_extremes(bad=tuple(INVISIBLE / 255))
-    picture = _to_numpy(matrix.pool((512, 512), how)) / np.log(10)
+    picture = to_numpy(matrix.pool((512, 512), how)) / np.log(10)
     if ax is None:
         ax = pyplot.subplots()[1]
     image = ax.imshow(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from regard import _kernel
-from regard._checks import Call, accumulating_name, check_contents, is_tensor
+from regard._arrays import to_numpy
+from regard._backends import Backend, Statistics
+from regard._checks import Call, check_contents
 
 BLOCK = 64  # queries beside a few that are asked for: together they take little longer
 # One for all, so that weights can be copied and pickled; held for a moment.
@@ -40,31 +41,29 @@ class Place(NamedTuple):
 
 
 class RowStatistics:
-    """Largest score and sum of the exponentials of each row, as the kernels have them.
+    """Largest score and sum of the exponentials of each row, as a backend has them.
 
     One for all parts of some weights; safe for several threads. A row's bits are the same whatever
     was asked before.
 
     Args:
         call: whose rows.
+        backend: that computes them.
         known: maximum and total ``(B, Hq, Lq)`` of all of them; by default none is known.
     """
 
-    def __init__(self, call: Call, known: tuple[Any, Any] | None = None) -> None:
-        self.call = call
+    def __init__(self, call: Call, backend: Backend, known: Statistics | None = None) -> None:
+        self.call, self.backend = call, backend
         self._kept = known
-        # bool (B, Hq, Lq); None before the first question, and when every row is known.
+        # bool (B, Hq, Lq); None before the first question, and when every row is kept.
         self._missing: np.ndarray | None = None
 
     def of(self, place: Place) -> tuple[np.ndarray, np.ndarray]:
         """``(b, h, rows)`` of both, contiguous."""
-        return self.around(place, slice(None))
-
-    def around(self, place: Place, rows: slice) -> tuple[np.ndarray, np.ndarray]:
-        """As ``of``; only ``rows`` of the place must be right, and only these are computed."""
-        self.learn(place._replace(rows=place.rows[rows]))
-        assert self._kept is not None
-        maximum, total = (np.ascontiguousarray(_array(x)[place.slices]) for x in self._kept)
+        self.learn(place)
+        if self._kept is None:  # a place without rows
+            return np.zeros(place.shape), np.zeros(place.shape)
+        maximum, total = (np.ascontiguousarray(to_numpy(x)[place.slices]) for x in self._kept)
         return maximum, total
 
     def learn(self, place: Place) -> None:
@@ -77,23 +76,21 @@ class RowStatistics:
         call = self.call
         if wanted != Place.whole(call):
             call = call.of_heads(wanted.b, wanted.h).rows(wanted.slices[2])
-        found = _kernel.row_statistics(call)
+        found = self.backend.row_statistics(call)
         with _lock:
             self._keep(wanted, found)
 
     @property
     def _few(self) -> bool:
-        """Whether the queries that share keys are so few that the kernels have ways for them."""
-        return self.call.group_rows <= _kernel.FEW_ROWS
+        """Whether the queries that share keys are so few that all are computed together."""
+        return self.call.group_rows <= self.backend.few_rows
 
     def _wanted(self, place: Place) -> Place | None:
         """What to compute for a place, which holds all that is missing; None where nothing is."""
-        if self._kept is None:
-            shape, dtype = Place.whole(self.call).shape, accumulating_name(self.call.query)
-            self._kept = np.zeros(shape, dtype), np.zeros(shape, dtype)
-            self._missing = np.ones(shape, bool)
         if self._missing is None:
-            return None
+            if self._kept is not None:
+                return None
+            self._missing = np.ones(Place.whole(self.call).shape, bool)
         (missing,) = np.nonzero(self._missing[place.slices].any((0, 1)))
         if not missing.size:
             return None
@@ -109,29 +106,28 @@ class RowStatistics:
             rows = range(rows.start // BLOCK * BLOCK, min(Lq, -(-rows.stop // BLOCK) * BLOCK))
         return Place(b, h, rows)
 
-    def _keep(self, place: Place, found: tuple[Any, Any]) -> None:
+    def _keep(self, place: Place, found: Statistics) -> None:
         """Takes what was computed; a row that is known is not touched, since it may be read."""
         if self._missing is None:  # another thread was faster
             return
-        assert self._kept is not None
+        maximum, total = map(to_numpy, found)
+        if self._kept is None:
+            shape = self._missing.shape
+            self._kept = np.zeros(shape, maximum.dtype), np.zeros(shape, total.dtype)
         missing = self._missing[place.slices]
-        for kept, x in zip(self._kept, found):
-            np.copyto(kept[place.slices], _array(x), where=missing)
+        for kept, x in zip(self._kept, (maximum, total)):
+            np.copyto(kept[place.slices], x, where=missing)
         missing[...] = False
         if not self._missing.any():
             self._missing = None
 
     def copy(self, call: Call, place: Place) -> RowStatistics:
         """Those of a place, for a copy of its call."""
-        copy = RowStatistics(call)
+        copy = RowStatistics(call, self.backend)
         with _lock:
             if self._kept is not None:
-                maximum, total = (_array(x)[place.slices].copy() for x in self._kept)
+                maximum, total = (to_numpy(x)[place.slices].copy() for x in self._kept)
                 copy._kept = maximum, total
             if self._missing is not None:
                 copy._missing = self._missing[place.slices].copy()
         return copy
-
-
-def _array(x: Any) -> np.ndarray:
-    return x.numpy() if is_tensor(x) else x

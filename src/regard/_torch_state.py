@@ -46,11 +46,11 @@ def is_exported_to_onnx() -> bool:
     return torch.onnx.is_in_onnx_export()
 
 
-def refuse_recorded(by_kernel: bool) -> None:
-    """What is asked of weights follows from contents, and the kernels write it past torch."""
+def refuse_recorded(past_torch: bool) -> None:
+    """What is asked of weights follows from contents, and may be written past torch."""
     if torch.compiler.is_dynamo_compiling():
         return  # it breaks the graph there, and runs as it is
-    if _tracing_state() is not None or _transforms() or (by_kernel and is_recorded()):
+    if _tracing_state() is not None or _transforms() or (past_torch and is_recorded()):
         raise UnsupportedError(
             "weights: what is asked of them is computed at once, and cannot become part of a graph "
             "or a transform (torch.jit.trace, make_fx, torch.vmap). Return query and key from "

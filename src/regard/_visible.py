@@ -1,73 +1,19 @@
 """Who sees whom: intervals of keys that skip whole blocks, and the pairs inside a block."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from regard._arrays import to_numpy
 from regard._checks import Call
 
 ALL = slice(None)
 
 
-def _to_numpy(x: Any) -> np.ndarray:
-    return x if isinstance(x, np.ndarray) else x.cpu().numpy()
-
-
 def part(x: Any, *slices: slice) -> Any:
     """``x[slices]``, with an axis of size 1 left whole, since it is broadcast."""
     return x[tuple(ALL if n == 1 else s for n, s in zip(x.shape, slices))]
-
-
-@dataclass(frozen=True)
-class WeightBlock:
-    """Some whole rows of the weights: the keys outside ``keys`` are invisible to all of them."""
-
-    b: slice
-    h: slice
-    rows: slice
-    keys: slice
-    start: int  # the place of query 0 among the keys
-    step: int  # from a query to the place of the next
-    visible: Any  # bool, broadcastable to (b, h, rows, keys); None: every pair
-    shifted: Any  # (b, h, rows, keys): score − maximum, −inf where invisible
-    maximum: Any  # (b, h, rows, 1), of the scores and the sink; −inf where nothing is visible
-    total: Any  # (b, h, rows, 1), of exp(score − maximum), the sink's included
-
-    @property
-    def index(self) -> tuple[slice, slice, slice]:
-        """Where its rows stand in an array ``(B, Hq, Lq, ...)``."""
-        return self.b, self.h, self.rows
-
-    @cached_property
-    def divisor(self) -> Any:
-        """The total, with 1 where nothing is visible."""
-        return self.total + (self.total == 0)
-
-    @cached_property
-    def weights(self) -> Any:
-        """``(b, h, rows, keys)``; 0 where invisible."""
-        numpy = isinstance(self.shifted, np.ndarray)
-        return self._hidden(
-            (np.exp(self.shifted) if numpy else self.shifted.exp()) / self.divisor, 0
-        )
-
-    @cached_property
-    def log_weights(self) -> Any:
-        """``ln`` of the weights, without underflow; −inf where invisible."""
-        numpy = isinstance(self.shifted, np.ndarray)
-        logs = self.shifted - (np.log(self.divisor) if numpy else self.divisor.log())
-        return self._hidden(logs, -np.inf)
-
-    def _hidden(self, x: Any, fill: float) -> Any:
-        """x with ``fill`` where invisible: a NaN in a row would be there too."""
-        if self.visible is None:
-            return x
-        if isinstance(x, np.ndarray):
-            return np.where(self.visible, x, fill)
-        return x.masked_fill(~self.visible, fill)
 
 
 class Visibility:
@@ -89,7 +35,7 @@ class Visibility:
         self.starts: list[int] = starts
         self._segments: tuple[np.ndarray, np.ndarray] | None = None
         if call.query_segments is not None:
-            self._segments = (_to_numpy(call.query_segments), _to_numpy(call.key_segments))
+            self._segments = (to_numpy(call.query_segments), to_numpy(call.key_segments))
         # Batch elements that see by rules of their own are computed one by one, so that none
         # depends on the batch it is part of.
         given = (call.key_lengths, call.query_start, call.query_segments)
@@ -115,9 +61,9 @@ class Visibility:
             low, high = (low + int(hits[0]), low + int(hits[-1]) + 1) if len(hits) else (low, low)
         return slice(low, high)
 
-    def end(self, b: int, rows: slice | None) -> int:
-        """The key from which on none is seen by any of these queries of batch b."""
-        return self.keys(b, rows or slice(0, self.call.sizes[3])).stop
+    def end(self, b: int) -> int:
+        """The key from which on none is seen by any query of batch b."""
+        return self.keys(b, slice(0, self.call.sizes[3])).stop
 
     def pairs(self, b: slice, h: slice, rows: slice, keys: slice) -> Any:
         """Bool, broadcastable to ``(b, h, rows, keys)``; None where every pair is visible.
@@ -147,35 +93,30 @@ class Visibility:
 
 
 def blocks(
-    call: Call,
-    visibility: Visibility,
-    elements: int,
-    rows: slice | None = None,
-    tallest: int = 128,
+    call: Call, visibility: Visibility, elements: int, tallest: int
 ) -> Iterator[tuple[slice, slice, slice, slice]]:
     """Cuts a call into ``(b, h, rows, keys)`` of about ``elements`` pairs each.
 
     A block holds whole groups of heads that share keys, and every key that its rows see; where
     there are many keys it grows to 8 times ``elements`` before its rows become fewer than
-    ``tallest``. How
-    rows are cut depends on the lengths alone, so no number depends on the batch it is part of.
+    ``tallest``. How rows are cut depends on the lengths alone, so no number depends on the batch it
+    is part of.
     """
     B, Hq, Hkv, Lq, Lk = call.sizes
-    rows = rows or slice(0, Lq)
-    if B == 0 or Hq == 0 or rows.start >= rows.stop:
+    if 0 in (B, Hq, Lq):
         return
     group = Hq // Hkv
-    height = min(max(8 * elements // (group * max(Lk, 1)), 16), tallest, rows.stop - rows.start)
+    height = min(max(8 * elements // (group * max(Lk, 1)), 16), tallest, Lq)
     units = max(1, elements // max(1, group * height * Lk))  # key heads in a block
     heads = min(Hkv, units)
     batch = max(1, units // Hkv) if visibility.uniform else 1
     for b in range(0, B, batch):
         for h in range(0, Hkv, heads):
-            for i in range(rows.start, rows.stop, height):
-                block_rows = slice(i, min(i + height, rows.stop))
+            for i in range(0, Lq, height):
+                rows = slice(i, min(i + height, Lq))
                 yield (
                     slice(b, min(b + batch, B)),
                     slice(h * group, min(h + heads, Hkv) * group),
-                    block_rows,
-                    visibility.keys(b, block_rows),
+                    rows,
+                    visibility.keys(b, rows),
                 )

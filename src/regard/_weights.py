@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from regard import _kernel
+from regard._arrays import arrays_of
+from regard._backends import Backend, Statistics, choose
 from regard._checks import Call, accumulating_name, is_tensor, read_call
 from regard._parts import basic_index, part_of, spaced, span
 from regard._reductions import (
@@ -21,8 +22,6 @@ from regard._reductions import (
     Strongest,
     TopK,
     TopKeys,
-    distance,
-    entropy,
 )
 from regard._row_statistics import Place, RowStatistics
 from regard._settings import bytes_text, require_materializable
@@ -39,8 +38,8 @@ class WeightsSummary(NamedTuple):
     entropy: Any
     received: Any
     distance: Any
-    topk: TopKeys
-    strongest: Links
+    topk: TopKeys | Any
+    strongest: Links | Any
     pooled: Any
 
 
@@ -59,9 +58,10 @@ class AttentionWeights:
         key: ``(..., Hkv, Lk, D)``; ``Hkv`` divides ``Hq``.
         causal, window, mask, bias, key_lengths, segments, query_start, sinks, scale, softcap: as
             ``regard.attention`` has them.
+        backend: that computes them: ``"auto"``, or the name of one.
 
     Raises:
-        ShapeError, TypeError, ValueError: as ``regard.attention``.
+        ShapeError, TypeError, ValueError, UnsupportedError: as ``regard.attention``.
         RuntimeError: by whatever computes weights, when a tensor was written to in the meantime.
 
     Example:
@@ -89,17 +89,18 @@ class AttentionWeights:
         sinks: Any = None,
         scale: float | None = None,
         softcap: float | None = None,
+        backend: str = "auto",
     ) -> None:
         call = read_call(
             query, key, None,
             causal=causal, window=window, mask=mask, bias=bias, key_lengths=key_lengths,
             segments=segments, query_start=query_start, sinks=sinks, scale=scale, softcap=softcap,
         )  # fmt: skip
-        self._start(call)
+        self._start(call, choose(call, backend))
 
     @classmethod
     def _of(
-        cls, call: Call, backend: str = "auto", statistics: tuple[Any, Any] | None = None
+        cls, call: Call, backend: Backend | None = None, statistics: Statistics | None = None
     ) -> AttentionWeights:
         """The weights of a call that was already read, by the backend that gave its output.
 
@@ -110,24 +111,21 @@ class AttentionWeights:
         return weights
 
     def _start(
-        self, call: Call, backend: str = "auto", statistics: tuple[Any, Any] | None = None
+        self, call: Call, backend: Backend | None = None, statistics: Statistics | None = None
     ) -> None:
         self._call = _detached(call)
-        self._lse: Any = None
-        self._by_kernel = backend == "kernel" or (
-            backend == "auto" and _kernel.refuses(self._call) is None
-        )
+        backend = backend or choose(self._call, "auto")
         known = None if statistics is None else (_detach(statistics[0]), _detach(statistics[1]))
-        self._statistics = RowStatistics(self._call, known)
+        self._statistics = RowStatistics(self._call, backend, known)
         self._place = Place.whole(self._call)  # in the call of the statistics
+        self._lse: Any = None
         self._versions = versions(self._call)
 
     def _part(self, call: Call, place: Place) -> AttentionWeights:
         """The weights of a part of the call, with the statistics of the whole."""
         part = AttentionWeights.__new__(AttentionWeights)
         part._call, part._place, part._lse = call, place, None
-        part._by_kernel, part._statistics = self._by_kernel, self._statistics
-        part._versions = self._versions
+        part._statistics, part._versions = self._statistics, self._versions
         return part
 
     def copy(self) -> AttentionWeights:
@@ -137,6 +135,8 @@ class AttentionWeights:
             RuntimeError: a tensor of theirs was written to already.
         """
         require_unwritten(self._versions)
+        if not self._call.whole_rows:  # a copy cannot learn what its rows are
+            self._statistics.learn(self._place)
         call = self._call.copy()
         copy = self._part(call, Place.whole(call))
         copy._statistics = self._statistics.copy(call, self._place)
@@ -186,29 +186,16 @@ class AttentionWeights:
     def _dtype_name(self) -> str:
         return accumulating_name(self._call.query)
 
-    @property
-    def _lib(self) -> Any:
-        if self._call.is_torch:
-            from regard import _torch, _torch_state
-
-            _torch_state.refuse_recorded(self._by_kernel)
-            return _torch
-        from regard import _reference
-
-        return _reference
-
-    def _run(self, *reductions: Reduction, rows: slice, columns: slice) -> None:
-        """One pass over some rows and columns for all of them."""
+    def _ask(self, *reductions: Reduction) -> list[Any]:
+        """The answers of all of them, in one pass."""
         require_unwritten(self._versions)
-        if self._by_kernel:
-            fields = {name: x for r in reductions for name, x in r.fields().items()}
-            statistics = self._statistics.around(self._place, rows)
-            _kernel.reduce(self._call, *statistics, rows, columns, fields)
-            return
-        with np.errstate(all="ignore"):
-            for block in self._lib.weight_blocks(self._call, rows):
-                for reduction in reductions:
-                    reduction.update(block)
+        self._reduce({name: x for r in reductions for name, x in r.fields().items()})
+        return [self._give(reduction.result()) for reduction in reductions]
+
+    def _reduce(self, fields: dict[str, Any]) -> None:
+        backend, call = self._statistics.backend, self._call
+        needs_them = backend.reads_statistics or not call.whole_rows
+        backend.reduce(call, self._statistics.of(self._place) if needs_them else None, fields)
 
     def _give(self, x: Any) -> Any:
         """A result with the caller's axes, and floats in the dtype of the weights."""
@@ -218,18 +205,6 @@ class AttentionWeights:
             x = x.to(self.dtype) if is_tensor(x) else x.astype(self.dtype)
         return self._call.restore(x)
 
-    def _per_query(self, measure: Callable[..., Any]) -> PerQuery:
-        return PerQuery(self._lib, self._call, measure)
-
-    @property
-    def _whole(self) -> dict[str, slice]:
-        *_, Lq, Lk = self._call.sizes
-        return {"rows": slice(0, Lq), "columns": slice(0, Lk)}
-
-    def _ask(self, reduction: Reduction) -> Any:
-        self._run(reduction, **self._whole)
-        return self._give(reduction.result())
-
     @property
     def lse(self) -> Any:
         """``(..., Hq, Lq)``: ln of the sum of exp(score), the sink's included.
@@ -238,19 +213,19 @@ class AttentionWeights:
         ``exp(score − lse)`` loses what the maximum and the sum keep.
         """
         if self._lse is None:
-            self._lse = self._ask(_LogSumExp(self._lib, self._call))
+            (self._lse,) = self._ask(PerQuery(self._call, "lse"))
         return self._lse
 
     def entropy(self) -> Any:
         """``(..., Hq, Lq)``: ``−Σ w · ln w`` of every query, in nats; 0 where it sees nothing."""
-        return self._ask(self._per_query(entropy))
+        return self._ask(PerQuery(self._call, "entropy"))[0]
 
     def distance(self) -> Any:
         """``(..., Hq, Lq)``: the mean ``|query position − key position|``, weighted, in tokens.
 
         The position of query i is ``query_start + i``.
         """
-        return self._ask(self._per_query(distance))
+        return self._ask(PerQuery(self._call, "distance"))[0]
 
     def received(self, how: str = "sum") -> Any:
         """``(..., Hq, Lk)``: what every key gets from all queries together.
@@ -261,7 +236,7 @@ class AttentionWeights:
         Raises:
             ValueError: another ``how``.
         """
-        return self._ask(Received(self._lib, self._call, how))
+        return self._ask(Received(self._call, how))[0]
 
     def topk(self, k: int) -> TopKeys:
         """The k strongest keys of every query: ``(values, indices)``, each ``(..., Hq, Lq, k)``.
@@ -271,7 +246,7 @@ class AttentionWeights:
         Raises:
             ShapeError: k is larger than Lk, or negative.
         """
-        return self._ask(TopK(self._lib, self._call, self._dtype_name, k))
+        return self._ask(TopK(self._call, k))[0]
 
     def strongest(self, n: int = 20) -> Links:
         """The n strongest pairs of each matrix: ``(query, key, weight)``, each ``(..., Hq, n)``.
@@ -281,12 +256,12 @@ class AttentionWeights:
         Raises:
             ValueError: n is negative.
         """
-        return self._ask(Strongest(self._lib, self._call, self._dtype_name, n))
+        return self._ask(Strongest(self._call, n))[0]
 
     def pool(
         self,
         size: tuple[int, int] = (512, 512),
-        how: str = "max",
+        how: str | tuple[str, ...] = "max",
         rows: slice | None = None,
         columns: slice | None = None,
     ) -> Any:
@@ -299,29 +274,26 @@ class AttentionWeights:
             size: ``(R, C)``; a side that exceeds its part becomes one bin for each row or column.
             how: ``"max"``, the strongest link in the bin: no lone link is ever lost; or ``"mass"``,
                 the mean over the bin's queries of the sum over its keys: every row of bins sums
-                to 1.
+                to 1. A tuple of both gives a tuple of pictures, in one pass.
             rows: the part's queries, a slice with step 1; by default all.
             columns: the part's keys, likewise.
 
         Raises:
             ValueError: another ``how``, a size below 1, or a slice with a step.
         """
-        pool = self._pool(size, how, rows, columns)
-        self._run(pool, rows=pool.rows, columns=pool.columns)
-        return self._give(pool.result())
-
-    def _pool(self, size: Any, how: str, rows: slice | None, columns: slice | None) -> Pool:
-        sides = size if isinstance(size, (tuple, list)) else ()
-        if len(sides) != 2 or not all(isinstance(n, (int, np.integer)) for n in sides):
-            raise TypeError(f"pool: size is {size!r}; a pair of ints (rows, columns) is needed.")
-        if min(size) < 1:
-            raise ValueError(f"pool: size is {tuple(size)}; each side must be at least 1.")
-        _, _, _, Lq, Lk = self._call.sizes
-        parts = part_of("rows", rows, Lq), part_of("columns", columns, Lk)
-        return Pool(self._lib, self._call, (int(size[0]), int(size[1])), how, *parts)
+        asked = part_of("rows", rows, self.shape[-2]), part_of("columns", columns, self.shape[-1])
+        part = self.part(*asked)
+        pools = [Pool(part._call, size, one) for one in (how if isinstance(how, tuple) else (how,))]
+        pictures = part._ask(*pools)
+        return tuple(pictures) if isinstance(how, tuple) else pictures[0]
 
     def summary(
-        self, *, topk: int = 8, strongest: int = 20, pool: tuple[int, int] = (512, 512)
+        self,
+        *,
+        topk: int = 8,
+        strongest: int = 20,
+        pool: tuple[int, int] = (512, 512),
+        only: Collection[str] = WeightsSummary._fields,
     ) -> WeightsSummary:
         """Every reduction in one pass over the weights.
 
@@ -329,19 +301,28 @@ class AttentionWeights:
             topk: how many keys of each query; no more than there are.
             strongest: how many links of each matrix.
             pool: the size of the picture, which shows the strongest link of each bin.
+            only: names of those that are wanted, by default all; the others are None.
+
+        Raises:
+            ValueError: a name in ``only`` that none has.
         """
-        lib, call, dtype = self._lib, self._call, self._dtype_name
-        asked: tuple[Reduction, ...] = (
-            _LogSumExp(lib, call),
-            self._per_query(entropy),
-            Received(lib, call, "sum"),
-            self._per_query(distance),
-            TopK(lib, call, dtype, min(topk, call.sizes[4])),
-            Strongest(lib, call, dtype, strongest),
-            self._pool(pool, "max", None, None),
-        )
-        self._run(*asked, **self._whole)
-        return WeightsSummary(*(self._give(reduction.result()) for reduction in asked))
+        call = self._call
+        reductions: dict[str, Callable[[], Reduction]] = {
+            "lse": lambda: PerQuery(call, "lse"),
+            "entropy": lambda: PerQuery(call, "entropy"),
+            "received": lambda: Received(call, "sum"),
+            "distance": lambda: PerQuery(call, "distance"),
+            "topk": lambda: TopK(call, min(topk, call.sizes[4])),
+            "strongest": lambda: Strongest(call, strongest),
+            "pooled": lambda: Pool(call, pool, "max"),
+        }
+        if unknown := [name for name in only if name not in reductions]:
+            raise ValueError(
+                f"summary: there is no {unknown[0]!r}; there are {', '.join(reductions)}."
+            )
+        names = [name for name in reductions if name in only]
+        answers = dict(zip(names, self._ask(*(reductions[name]() for name in names))))
+        return WeightsSummary(**{name: answers.get(name) for name in WeightsSummary._fields})
 
     def __getitem__(self, index: Any) -> Any:
         """Any basic index: ints, slices and ``...``.
@@ -350,7 +331,7 @@ class AttentionWeights:
             IndexError: out of range, or not a basic index.
             MaterializeError: the part asked for is above the limit.
         """
-        lib, picks = self._lib, basic_index(index, self.shape)
+        xp, picks = arrays_of(self._call.query), basic_index(index, self.shape)
         call, lead = self._call, len(self._call.leading)
         B, Hq, _, Lq, Lk = call.sizes
         batch = np.arange(B).reshape(call.leading)[tuple(picks[:lead])]
@@ -363,10 +344,10 @@ class AttentionWeights:
         )  # fmt: skip
         require_unwritten(self._versions)
         flat = (batch.size, heads.size, rows.size, columns.size)
-        out = lib.full(call.query, flat, 0.0, self._dtype_name)
+        out = xp.full(flat, 0.0, self._dtype_name)
         if 0 not in flat:
             rows = rows.reshape(-1)
-            if self._by_kernel:  # of all heads together
+            if self._statistics.backend.reads_statistics:  # of all heads together
                 asked = zip(self._place, (span(batch), span(heads), spaced(rows)))
                 self._statistics.learn(Place(*(part[x] for part, x in asked)))
             for i, b in enumerate(batch.reshape(-1).tolist()):
@@ -376,33 +357,19 @@ class AttentionWeights:
 
     def _fill(self, out: Any, b: int, h: int, rows: np.ndarray, columns: np.ndarray) -> None:
         """Writes the chosen rows, evenly spaced ones, and columns of one head."""
-        into = np.argsort(rows)
-        for low, high, block in self._head(b, h)._rows(spaced(rows))._row_blocks():
-            out[into[low:high]] = self._lib.take(block, columns)
+        xp, into = arrays_of(self._call.query), np.argsort(rows)
+        for low, high, block in self._head(b, h).part(spaced(rows))._row_blocks():
+            out[into[low:high]] = xp.take(block, columns)
 
     def _row_blocks(self) -> Iterator[tuple[int, int, Any]]:
         """``(low, high, weights)`` of all rows of the one matrix that there is: ``(rows, Lk)``."""
-        *_, Lq, Lk = self._call.sizes
-        if self._by_kernel:
-            maximum_and_total = self._statistics.of(self._place)
-            height = max(64, 2**20 // max(Lk, 1))
-            for low in range(0, Lq, height):
-                rows = slice(low, min(low + height, Lq))
-                shape = (rows.stop - low, Lk)
-                block = self._lib.full(self._call.query, shape, 0.0, self._dtype_name)
-                _kernel.reduce(
-                    self._call, *maximum_and_total, rows, slice(0, Lk), {"weights": block}
-                )
-                yield low, rows.stop, block
-            return
-        with np.errstate(all="ignore"):
-            for block in self._lib.weight_blocks(self._call):
-                rows = block.rows
-                whole = self._lib.full(
-                    self._call.query, (rows.stop - rows.start, Lk), 0.0, self._dtype_name
-                )
-                whole[:, block.keys] = self._lib.array(whole, block.weights[0, 0])
-                yield rows.start, rows.stop, whole
+        Lq, Lk = self.shape
+        height = max(64, 2**20 // max(Lk, 1))
+        for low in range(0, Lq, height):
+            rows = slice(low, min(low + height, Lq))
+            block = arrays_of(self._call.query).full((rows.stop - low, Lk), 0.0, self._dtype_name)
+            self.part(rows)._reduce({"weights": block})
+            yield low, rows.stop, block
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         """The whole matrix; refused above the limit that ``regard.limits`` sets."""
@@ -457,13 +424,51 @@ class AttentionWeights:
 
         return plot_weights(self, index, how, tokens, ax)
 
-    def _rows(self, rows: slice) -> AttentionWeights:
-        """The weights of some queries; the slice may have a step."""
-        place = self._place._replace(rows=self._place.rows[rows])
-        return self._part(self._call.rows(rows), place)
+    def part(self, rows: slice | None = None, columns: slice | None = None) -> AttentionWeights:
+        """The weights of some queries and keys: ``(..., Hq, rows, columns)``, computed when asked.
 
-    def _matrix(self, index: tuple[int, ...]) -> AttentionWeights:
-        """One ``(Lq, Lk)`` matrix of several, by ints for the leading axes and the head."""
+        They are those of the whole rows, so that rows of a part need not sum to 1, and every
+        question is about the pairs in it; ``lse`` stays that of the whole rows. What the whole
+        knows of its rows is known to its parts, and the other way round.
+
+        Args:
+            rows: which queries, with any step upwards; by default all.
+            columns: which keys, next to each other; by default all.
+
+        Raises:
+            TypeError: no slices.
+            ValueError: a step that a part cannot have.
+        """
+        *_, Lq, Lk = self._call.sizes
+        rows = part_of("rows", rows, Lq, spaced=True)
+        columns = part_of("columns", columns, Lk)
+        call, place = self._call, self._place
+        if rows != slice(0, Lq, 1):
+            call, place = call.rows(rows), place._replace(rows=place.rows[rows])
+        return self._part(call.columns(columns), place)
+
+    def head(self, h: int) -> AttentionWeights:
+        """The weights of one query head: ``(..., Lq, Lk)``, computed when asked.
+
+        Args:
+            h: which; negative counts from the last.
+
+        Raises:
+            IndexError: no such head, or no axis of heads.
+        """
+        Hq = self._call.sizes[1]
+        if not self._call.heads:
+            raise IndexError(f"weights: {self.shape} has no axis of heads before (Lq, Lk).")
+        h = range(Hq)[basic_index(h, (Hq,))[0]]
+        place = self._place._replace(h=self._place.h[h : h + 1])
+        return self._part(self._call.head(h), place)
+
+    def matrix(self, *index: int) -> AttentionWeights:
+        """One ``(Lq, Lk)`` of several: one int for each axis before, by default the first.
+
+        Raises:
+            IndexError: no such matrix.
+        """
         axes = self.shape[:-2]
         if len(index) > len(axes):
             raise IndexError(f"weights: {len(index)} indices for {len(axes)} axes before (Lq, Lk).")
@@ -475,24 +480,7 @@ class AttentionWeights:
     def _head(self, b: int, h: int) -> AttentionWeights:
         """The matrix of query head h of batch element b."""
         place = self._place._replace(b=self._place.b[b : b + 1], h=self._place.h[h : h + 1])
-        return self._part(self._call.head(b, h), place)
-
-
-class _LogSumExp:
-    def __init__(self, lib: Any, call: Call) -> None:
-        B, Hq, _, Lq, _ = call.sizes
-        self._out = lib.full(call.query, (B, Hq, Lq), -np.inf, "float64")
-
-    def fields(self) -> dict[str, Any]:
-        return {"lse": self._out}
-
-    def update(self, block: Any) -> None:
-        total = block.total
-        log = np.log(total) if isinstance(total, np.ndarray) else total.log()
-        self._out[block.index] = (block.maximum + log)[..., 0]
-
-    def result(self) -> Any:
-        return self._out
+        return self._part(self._call.element(b).head(h), place)
 
 
 def _detached(call: Call) -> Call:

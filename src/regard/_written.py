@@ -1,4 +1,7 @@
-"""Whether the tensors of a call were written to since: torch counts that, NumPy does not."""
+"""Whether weights can still be asked: their tensors are as they were, and no graph is recorded.
+
+torch counts what is written into tensors; NumPy does not.
+"""
 
 from __future__ import annotations
 
@@ -38,3 +41,15 @@ def require_unwritten(known: tuple[Version, ...]) -> None:
                 "when asked for.\n  Ask before you write, or keep them: "
                 "kept = weights.copy(), which has its own query and key."
             )
+
+
+def refuse_recorded(call: Call, past_torch: bool) -> None:
+    """Raises an UnsupportedError where torch makes a graph of what runs.
+
+    Args:
+        past_torch: whether numbers are written where torch does not see it.
+    """
+    if call.is_torch:
+        from regard import _torch_state
+
+        _torch_state.refuse_recorded(past_torch)

@@ -74,20 +74,37 @@ class Layer:
         return len(self.key)
 
     @property
+    def query_start(self) -> int:
+        """The place of the first query among the keys."""
+        *_, Lq, _ = self.query.shape
+        valid = self.options.get("key_lengths", self.key.shape[1])
+        return int(self.options.get("query_start", valid - Lq))
+
+    @property
     def nbytes(self) -> int:
         """Bytes of query, key and value."""
         held = (self.query, self.key, self.value)
         return sum(int(array.nbytes) for array in held if array is not None)
 
-    def options_of(self, head: int) -> dict[str, Any]:
-        """The options for one query head alone: arrays lose their head axis."""
+    def head(self, h: int) -> Layer:
+        """One query head alone, with the key head that it uses: a layer of one head.
+
+        Args:
+            h: which; negative counts from the last.
+
+        Raises:
+            IndexError: no such head.
+        """
+        h = _index("head", h, self.heads)
+        shared = h // (self.heads // self.key_heads)
         options = dict(self.options)
         for name in ("bias", "mask"):
             if name in options and options[name].ndim == 3:
-                options[name] = options[name][head if len(options[name]) > 1 else 0]
+                options[name] = options[name][h if len(options[name]) > 1 else 0]
         if "sinks" in options:
-            options["sinks"] = options["sinks"][head : head + 1]
-        return options
+            options["sinks"] = options["sinks"][h : h + 1]
+        key, value = (None if x is None else x[shared : shared + 1] for x in (self.key, self.value))
+        return Layer(self.query[h : h + 1], key, value, **options)
 
     def __repr__(self) -> str:
         parts = [f"query {_shape(self.query)}", f"key {_shape(self.key)}"]
@@ -190,17 +207,14 @@ class Recording:
         """
         from regard.steps import steps
 
-        found = self.layers[_index("layer", layer, len(self.layers))]
-        head = _index("head", head, found.heads)
-        shared = head // (found.heads // found.key_heads)
-        value = None if found.value is None else found.value[shared]
+        found = self.layers[_index("layer", layer, len(self.layers))].head(head)
         return steps(
-            found.query[head],
-            found.key[shared],
-            value,
+            found.query[0],
+            found.key[0],
+            None if found.value is None else found.value[0],
             tokens=self.tokens,
             query_tokens=self.query_tokens,
-            **found.options_of(head),
+            **found.options,
         )
 
     def view(

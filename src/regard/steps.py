@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from regard import _reference, _tables
+from regard import _formula, _tables
+from regard._arrays import Arrays, arrays_of
 from regard._backends import choose
 from regard._checks import (
     Call,
@@ -20,7 +20,6 @@ from regard._checks import (
     is_tensor,
     read_call,
 )
-from regard._dropout import kept
 from regard._errors import ShapeError
 from regard._explain import arithmetic, numbers, scaling
 from regard._settings import require_materializable
@@ -287,7 +286,7 @@ def _written_out(
     if value is not None:
         chosen = choose(call, "auto")
         output, statistics = chosen.attention(call, True)
-        output, of_output = restored(output), AttentionWeights._of(call, chosen.name, statistics)
+        output, of_output = restored(output), AttentionWeights._of(call, chosen, statistics)
     weights = of_output[:]
     matrices["weights"] = weights[..., 0, :] if is_one else weights
     return Steps(
@@ -304,35 +303,21 @@ def _written_out(
 
 def _scores(call: Call) -> tuple[Any, Any, Any, Any]:
     """``(B, Hq, Lq, Lk)`` each: scores, scaled, capped, masked; what changes nothing is shared."""
-    xp, name = _array_module(call), accumulating_name(call.query)
-    q, k = (_as(name, x) for x in (call.query, call.key))
-    group = q.shape[1] // max(1, k.shape[1])
-    k = k.repeat_interleave(group, 1) if call.is_torch else k.repeat(group, 1)
-    scores = q @ k.swapaxes(-1, -2)
-    scaled = capped = scores * call.scale
-    if call.softcap is not None:
-        capped = call.softcap * xp.tanh(scaled / call.softcap)
-    masked = capped
-    if call.bias is not None:
-        masked = masked + _as(name, call.bias)
-    visible = _visible(call)
-    if visible is not None:
-        masked = xp.where(visible, masked, -math.inf)
+    xp = arrays_of(call.query)
+    scores = xp.matmul(xp.wide(call.query), xp.wide(call.key).swapaxes(-1, -2))
+    scaled = _formula.scaled(call, scores)
+    capped = _formula.capped(xp, call, scaled)
+    masked = _formula.masked(xp, _formula.biased(xp, call, capped), _visible(xp, call))
     return scores, scaled, capped, masked
 
 
-def _as(name: str, x: Any) -> Any:
-    return x.to(getattr(sys.modules["torch"], name)) if is_tensor(x) else x.astype(name, copy=False)
-
-
-def _visible(call: Call) -> Any:
+def _visible(xp: Arrays, call: Call) -> Any:
     """Bool ``(B, Hq, Lq, Lk)``; None where nothing limits what a query sees."""
     if not _rules(call):
         return None
     B, Hq, _, Lq, Lk = call.sizes
-    library, arange = _library(call)
-    visible = library.full(call.query, (B, Hq, Lq, Lk), False, "bool")
-    visibility, rows, heads = Visibility(call, arange), slice(0, Lq), slice(0, Hq)
+    visible = xp.full((B, Hq, Lq, Lk), False, "bool")
+    visibility, rows, heads = Visibility(call, xp.arange), slice(0, Lq), slice(0, Hq)
     for b in range(B if Lq else 0):
         keys = visibility.keys(b, rows)
         pairs = visibility.pairs(slice(b, b + 1), heads, rows, keys)
@@ -341,23 +326,9 @@ def _visible(call: Call) -> Any:
 
 
 def _dropped(call: Call, weights: Any) -> Any:
-    B, Hq, _, Lq, Lk = call.sizes
-    xp, (_, arange) = _array_module(call), _library(call)
-    heads = arange(0, B)[:, None] * Hq + arange(0, Hq)
-    keep = kept(call.seed, call.dropout, heads, slice(0, Lq), slice(0, Lk), arange, xp.stack)
-    return xp.where(keep, weights.reshape(B, Hq, Lq, Lk) / (1 - call.dropout), 0.0)
-
-
-def _library(call: Call) -> tuple[Any, Callable[[int, int], Any]]:
-    if call.is_torch:
-        from regard import _torch
-
-        return _torch, _torch.aranges(call.query.device)
-    return _reference, _reference.arange
-
-
-def _array_module(call: Call) -> Any:
-    return sys.modules["torch"] if call.is_torch else np
+    xp, (B, Hq, _, Lq, Lk) = arrays_of(call.query), call.sizes
+    keep = _formula.kept_weights(xp, call, *(slice(0, n) for n in (B, Hq, Lq, Lk)))
+    return _formula.dropped(xp, call, keep, weights.reshape(B, Hq, Lq, Lk))
 
 
 def _check_size(call: Call) -> None:

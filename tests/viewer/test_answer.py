@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from definition import define, visible_pairs
-from regard import _kernel
+from regard._backends import kernel
 from regard._row_statistics import BLOCK
 from regard.heads import head_scores
 from regard.recording import Layer, Recording
@@ -553,13 +553,13 @@ def test_scores_of_heads_are_those_of_regard_heads():
 
 def test_a_pair_reads_no_rows_but_those_computed_with_its_own(monkeypatch):
     read = []
-    row_statistics = _kernel.row_statistics
+    row_statistics = kernel.Kernel.row_statistics
 
-    def watched(call):
+    def watched(self, call):
         read.append(call.sizes[3])
-        return row_statistics(call)
+        return row_statistics(self, call)
 
-    monkeypatch.setattr(_kernel, "row_statistics", watched)
+    monkeypatch.setattr(kernel.Kernel, "row_statistics", watched)
     answers = Answers([of(layer(500, 500), layer(500, 500, seed=1))])
     answers.answer("pair", "query=9&key=3")
     assert read == [BLOCK, BLOCK]

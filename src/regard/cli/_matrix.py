@@ -28,9 +28,7 @@ Pooled = Float[np.ndarray, "rows columns"]
 
 def weights_of(recording: Recording, layer: int, head: int) -> AttentionWeights:
     """``(Lq, Lk)``: the weights of one head alone."""
-    found = recording.layers[layer]
-    shared = head // (found.heads // found.key_heads)
-    return AttentionWeights(found.query[head], found.key[shared], **found.options_of(head))
+    return recording.weights[layer].head(head)
 
 
 def is_short(screen: Screen, recording: Recording) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from regard import _reference
+from regard._arrays import NumpyArrays
 from regard._checks import Call
 from regard._picture import recording_html, weights_html
 from regard._visible import Visibility
@@ -58,7 +58,7 @@ def recording_of(weights: AttentionWeights) -> Recording | None:
         return None
     call = weights.copy()._call
     _, _, _, Lq, Lk = call.sizes
-    start = Visibility(call, _reference.arange).starts[0]
+    start = Visibility(call, NumpyArrays().arange).starts[0]
     tokens = [str(n) for n in range(max(Lq, Lk))]
     own = None if 0 <= start <= Lk - Lq else tokens[:Lq]
     layer = Layer(call.query[0], call.key[0], None, **_options(call))

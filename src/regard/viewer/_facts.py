@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from regard import _reference
+from regard._arrays import NumpyArrays, to_numpy
 from regard._checks import Call, is_tensor, read_call
 from regard._visible import Visibility
 from regard._weights import AttentionWeights
@@ -16,29 +16,17 @@ from regard.recording import Layer, Recording
 BLOCK_PAIRS = 2**24  # whose visibility is looked at together: 16 MB
 
 
-def numpy_array(x: Any) -> np.ndarray:
-    """An array of NumPy's; numbers of a tensor that NumPy does not know become float32."""
-    if not is_tensor(x):
-        return np.asarray(x)
-    x = x.detach().cpu()
-    return np.asarray((x.float() if str(x.dtype) == "torch.bfloat16" else x).numpy())
-
-
 def call_of(layer: Layer, head: int | None = None) -> Call:
-    """The call of a layer, or of one head of it as ``(L, D)``, in arrays of NumPy."""
-    query, key, value, options = layer.query, layer.key, layer.value, layer.options
-    if head is not None:
-        shared = head // (layer.heads // layer.key_heads)
-        query, key, options = query[head], key[shared], layer.options_of(head)
-        value = None if value is None else value[shared]
-    arrays = [None if x is None else numpy_array(x) for x in (query, key, value)]
-    return read_call(*arrays, **{name: _plain(option) for name, option in options.items()})
+    """The call of a layer, or of one head of it alone, in arrays of NumPy."""
+    found = layer if head is None else layer.head(head)
+    arrays = (None if x is None else to_numpy(x) for x in (found.query, found.key, found.value))
+    return read_call(*arrays, **{name: _plain(option) for name, option in found.options.items()})
 
 
 def _plain(option: Any) -> Any:
     if isinstance(option, tuple):
         return tuple(_plain(part) for part in option)
-    return numpy_array(option) if is_tensor(option) else option
+    return to_numpy(option) if is_tensor(option) else option
 
 
 def about(recording: Recording, name: str) -> dict[str, Any]:
@@ -98,7 +86,7 @@ def _options(layer: Layer) -> Iterator[str]:
 def visible(layer: Layer, head: int) -> np.ndarray:
     """``(Lq,)``: how many keys each query of a head sees."""
     call = call_of(layer, head)
-    visibility = Visibility(call, _reference.arange)
+    visibility = Visibility(call, NumpyArrays().arange)
     low, high = _intervals(call, visibility)
     if call.mask is not None:
         return _counted(call, visibility)
@@ -157,5 +145,5 @@ def pair(recording: Recording, query: int, key: int) -> np.ndarray:
 
 def _pair(weights: AttentionWeights, query: int, key: int) -> np.ndarray:
     """``(Hq,)``; no other row is read."""
-    row = weights._rows(slice(query, query + 1))
-    return numpy_array(row.pool((1, 1), columns=slice(key, key + 1)))[:, 0, 0]
+    one = weights.part(slice(query, query + 1), slice(key, key + 1))
+    return to_numpy(one.pool((1, 1)))[:, 0, 0]

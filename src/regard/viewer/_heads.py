@@ -14,11 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from regard._reductions import distance, entropy
+from regard._arrays import to_numpy
 from regard._weights import AttentionWeights
 from regard.heads import _follows_same
 from regard.recording import Recording
-from regard.viewer._facts import numpy_array
 
 SIZE = 48  # bins on a side of a thumbnail
 STEP = 64  # thumbnails are rounded to 1/64 nat, which no eye sees and which packs into a third
@@ -48,7 +47,7 @@ class Heads:
 
 def _facts(recording: Recording, layer: int) -> dict[str, Any]:
     rows = _sample(recording.weights[layer], int(recording.layers[layer].query.shape[-1]))
-    weights = recording.weights[layer]._rows(slice(rows.start, None, rows.step))
+    weights = recording.weights[layer].part(slice(rows.start, None, rows.step))
     thumbnails, *means = _measured(weights)
     packed = np.ascontiguousarray(np.round(_square(thumbnails) * STEP) / STEP, "<f4")
     scores: dict[str, Any] = dict.fromkeys(SCORES)
@@ -74,11 +73,9 @@ def _sample(weights: AttentionWeights, head_size: int) -> range:
 
 def _measured(weights: AttentionWeights) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """``(H, SIZE, SIZE)`` at most, of ln of the strongest weights; mean entropies; distances."""
-    pool = weights._pool((SIZE, SIZE), "max", None, None)
-    per_query = [weights._per_query(measure) for measure in (entropy, distance)]
-    weights._run(pool, *per_query, **weights._whole)
-    means = [numpy_array(weights._give(x.result())).mean(-1, dtype=float) for x in per_query]
-    return numpy_array(weights._give(pool.result())), means[0], means[1]
+    found = weights.summary(pool=(SIZE, SIZE), only=("pooled", "entropy", "distance"))
+    entropy, distance = (to_numpy(x).mean(-1, dtype=float) for x in (found.entropy, found.distance))
+    return to_numpy(found.pooled), entropy, distance
 
 
 def _square(pictures: np.ndarray) -> np.ndarray:
@@ -117,7 +114,7 @@ def _blocks(weights: AttentionWeights, rows: np.ndarray) -> Iterator[tuple[np.nd
     height = max(1, BLOCK_WEIGHTS // (weights.shape[0] * weights.shape[2]))
     for start in range(0, len(rows), height):
         part = slice(start, start + height)
-        yield rows[part], numpy_array(weights._rows(part)[...])
+        yield rows[part], to_numpy(weights.part(part)[...])
 
 
 def _number(x: float) -> float | None:

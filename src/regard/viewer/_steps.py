@@ -9,12 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from regard import _reference
+from regard._arrays import NumpyArrays
 from regard._checks import Call
+from regard._formula import apply, capped, scaled, weight_blocks
 from regard.recording import Layer
 from regard.viewer._facts import call_of
 
 DIGITS = 9  # more than float32 has
+FLOAT64 = NumpyArrays("float64")
 
 
 def steps(layer: Layer, head: int, queries: Sequence[int], keys: Sequence[int]) -> dict[str, Any]:
@@ -50,20 +52,20 @@ def _in_float64(call: Call) -> Call:
 
 def _scores(call: Call, q: Any, k: Any, i: np.ndarray, j: np.ndarray) -> dict[str, Any]:
     """``(queries, keys)`` each, before the mask; None for a step that the call does not have."""
-    scores = np.einsum("id,jd->ij", q, k)
-    scaled = last = scores * call.scale
-    capped = biased = None
+    found = {"scores": np.einsum("id,jd->ij", q, k), "capped": None, "biased": None}
+    found["scaled"] = scaled(call, found["scores"])
+    last = capped(FLOAT64, call, found["scaled"])
     if call.softcap is not None:
-        last = capped = call.softcap * np.tanh(scaled / call.softcap)
+        found["capped"] = last
     if call.bias is not None:
         down, across = (x if n > 1 else 0 * x for x, n in zip((i, j), call.bias.shape[2:]))
-        biased = last + call.bias[0, 0][np.ix_(down, across)].astype(np.float64)
-    return {"scores": scores, "scaled": scaled, "capped": capped, "biased": biased}
+        found["biased"] = last + call.bias[0, 0][np.ix_(down, across)].astype(np.float64)
+    return {name: found[name] for name in ("scores", "scaled", "capped", "biased")}
 
 
 def _row(call: Call, query: int, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Which of the keys a query sees, what it gives them, and its output."""
-    (block,) = _reference.weight_blocks(call, slice(query, query + 1))
+    (block,) = weight_blocks(FLOAT64, call.rows(slice(query, query + 1)))
     *_, Lk = call.sizes
     visible, weights = np.zeros(Lk, bool), np.zeros(Lk)
     visible[block.keys] = True if block.visible is None else block.visible[0, 0, 0]
@@ -71,7 +73,7 @@ def _row(call: Call, query: int, keys: np.ndarray) -> tuple[np.ndarray, np.ndarr
     output = np.zeros(0)
     if call.value is not None:
         v = call.value[:, :, block.keys]
-        output = _reference.apply(block.weights, block.visible, v)[0, 0, 0]
+        output = apply(FLOAT64, block.weights, block.visible, v)[0, 0, 0]
     return visible[keys], weights[keys], output
 
 

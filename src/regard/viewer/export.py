@@ -19,13 +19,12 @@ from typing import Any
 
 import numpy as np
 
-from regard import _reference
+from regard._arrays import to_numpy
 from regard._checks import dtype_name
 from regard._errors import MaterializeError
 from regard._files import check_ending, replaced_when_complete
 from regard._recording_file import _bytes
 from regard._settings import bytes_text
-from regard._visible import Visibility
 from regard.recording import Layer, Recording
 from regard.viewer import _facts
 from regard.viewer._bundle import bundle, page_folder
@@ -211,15 +210,14 @@ def _tokens(recording: Recording) -> dict[str, Any]:
 def _options(layer: Layer) -> dict[str, Any]:
     """What is no array: the rules by which queries see keys, and the scale."""
     call = _facts.call_of(layer, 0)
-    visibility = Visibility(call, _reference.arange)
     return {
         "scale": call.scale,
         "softcap": call.softcap,
         "causal": call.causal,
         "left": call.left,
         "right": call.right,
-        "start": visibility.starts[0],
-        "length": visibility.lengths[0],
+        "start": layer.query_start,
+        "length": layer.options.get("key_lengths", layer.key.shape[1]),
     }
 
 
@@ -232,7 +230,7 @@ def _arrays(layer: Layer) -> dict[str, Any]:
             arrays[name] = array.reshape((1,) * (3 - array.ndim) + tuple(array.shape))
     if (segments := layer.options.get("segments")) is not None:
         pair = segments if isinstance(segments, tuple) else (segments, segments)
-        ids = [_facts.numpy_array(side) for side in pair]
+        ids = [to_numpy(side) for side in pair]
         # Only whether ids are equal matters: counted anew, they fit into 32 bits.
         _, numbers = np.unique(np.concatenate(ids), return_inverse=True)
         sides = np.split(numbers.astype(np.int32), [len(ids[0])])

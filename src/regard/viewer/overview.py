@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float
 
-from regard._checks import is_tensor
+from regard._arrays import to_numpy
 from regard._weights import AttentionWeights
 
 if TYPE_CHECKING:
@@ -47,7 +47,9 @@ class HeadMap:
 
     def __init__(self, recording: Recording, layer: int, head: int) -> None:
         self._recording = recording
-        self._weights = recording.weights[layer]._matrix((head,))
+        self._weights = recording.weights[layer].head(head)
+        self._head_size = int(recording.layers[layer].query.shape[-1])
+        self.query_start = recording.layers[layer].query_start
         self.shape = self._weights.shape
         self._collected: _Collected | None = None
         if self._work(*self.shape) > AT_ONCE:
@@ -56,10 +58,10 @@ class HeadMap:
     def _weights_of(self, rows: slice) -> AttentionWeights:
         """The weights of some queries, whose numbers are all there."""
         self._recording._check_file()
-        return self._weights._rows(rows)
+        return self._weights.part(rows)
 
     def _work(self, rows: int, columns: int) -> int:
-        return rows * columns * int(self._weights._call.query.shape[-1])
+        return rows * columns * self._head_size
 
     @property
     def nbytes(self) -> int:
@@ -103,7 +105,7 @@ class HeadMap:
     def row(self, query: int) -> Float[np.ndarray, " Lk"]:
         """What a query gives every key."""
         weights = self._weights_of(slice(query, query + 1))
-        return _numpy(weights.pool((1, self.shape[1])))[0]
+        return to_numpy(weights.pool((1, self.shape[1])))[0]
 
     def column(self, key: int) -> tuple[Float[np.ndarray, " Lq"], float]:
         """What a key gets from every query; NaN also for rows that were not read yet."""
@@ -112,7 +114,7 @@ class HeadMap:
         for part in parts:
             weights = self._weights_of(part)
             columns = slice(key, key + 1)
-            out[part] = _numpy(weights.pool((len(out[part]), 1), columns=columns))[:, 0]
+            out[part] = to_numpy(weights.pool((len(out[part]), 1), columns=columns))[:, 0]
         return out, sum(len(out[part]) for part in parts) / max(1, len(out))
 
     def links(
@@ -133,16 +135,14 @@ class HeadMap:
         return self._strongest(n, rows, columns), 1.0
 
     def _strongest(self, n: int, rows: slice, columns: slice) -> list[tuple[int, int, float]]:
-        from regard._reductions import Strongest
-
         if rows.start >= rows.stop or columns.start >= columns.stop:
             return []
-        weights = self._weights_of(rows)
-        found = Strongest(weights._lib, weights._call, weights._dtype_name, n)
-        weights._run(found, rows=slice(0, rows.stop - rows.start), columns=columns)
-        pairs = zip(*(_numpy(x).reshape(-1).tolist() for x in found.result()))
+        found = self._weights_of(rows).part(columns=columns).strongest(n)
+        pairs = zip(*(to_numpy(x).reshape(-1).tolist() for x in found))
         return [
-            (rows.start + query, key, math.log(weight)) for query, key, weight in pairs if weight
+            (rows.start + query, columns.start + key, math.log(weight))
+            for query, key, weight in pairs
+            if weight
         ]
 
 
@@ -206,7 +206,7 @@ class _Collected:
         for _ in range(level - self.level):
             strength = _halved(strength, np.fmax)
         strength = np.where(np.isnan(strength), -np.inf, strength)
-        start = int(self._whole._weights._call.rows(slice(0, 1)).query_start[0])
+        start = self._whole.query_start
         queries, keys = ((np.arange(size) << level) for size in strength.shape)
         gap = abs(queries[:, None] + start - keys)
         far = np.where(gap * 100 > max(self._shape), strength, -np.inf)
@@ -336,9 +336,7 @@ def bins(
         for part in _whole_and_rest(columns, across):
             height, width = rows.stop - rows.start, part.stop - part.start
             size = (max(1, height // down), max(1, width // across))
-            pools = [weights._pool(size, plane, rows, part) for plane in planes]
-            weights._run(*pools, rows=rows, columns=part)
-            beside.append([_numpy(weights._give(pool.result())) for pool in pools])
+            beside.append(list(map(to_numpy, weights.pool(size, planes, rows, part))))
         bands.append([np.concatenate(pictures, 1) for pictures in zip(*beside)])
     return [np.concatenate(pictures) for pictures in zip(*bands)]
 
@@ -369,7 +367,3 @@ def _largest(x: Picture, n: int) -> list[tuple[int, int]]:
     places = places[np.argsort(-flat[places], kind="stable")]
     rows, columns = np.unravel_index(places, x.shape)
     return list(zip(rows.tolist(), columns.tolist()))
-
-
-def _numpy(x: Any) -> np.ndarray:
-    return x.cpu().numpy() if is_tensor(x) else np.asarray(x)

@@ -7,8 +7,10 @@ from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.nn.functional import scaled_dot_product_attention
 
+from regard._arrays import arrays_of
 from regard._checks import Call
 from regard._errors import UnsupportedError
+from regard._formula import capped, scaled
 
 
 def attention(call: Call) -> Tensor:
@@ -103,9 +105,8 @@ def _repeat(call: Call, *tensors: Tensor) -> list[Tensor]:
 def _written_out(call: Call, k: Tensor, v: Tensor, added: Tensor | None) -> Tensor:
     """The formula: ``Attention`` caps after the mask, takes the root of the scale, has no sink."""
     k, v = _repeat(call, k, v)
-    s = call.query @ k.transpose(-1, -2) * call.scale
-    if call.softcap is not None:
-        s = call.softcap * torch.tanh(s / call.softcap)
+    xp = arrays_of(call.query)
+    s: Tensor = capped(xp, call, scaled(call, call.query @ k.transpose(-1, -2)))
     if added is not None:
         s = s.masked_fill(~added, -torch.inf) if added.dtype == torch.bool else s + added
     if call.sinks is not None:

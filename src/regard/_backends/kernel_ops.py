@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard import _kernel, _torch
-from regard._checks import Call, accumulating_name
-from regard._torch_ops import (
+from regard._backends import kernel, torch_gradients
+from regard._backends.torch_ops import (
     BIAS,
     CALL_SCHEMA,
     attend_double_backward,
@@ -24,12 +23,13 @@ from regard._torch_ops import (
     tensors_of,
     unpack,
 )
+from regard._checks import Call, accumulating_name
 from regard._torch_state import is_watched
 
 
 @make_operator("kernel_attention", CALL_SCHEMA, "(Tensor, Tensor, Tensor)", products=(1, 1))
 def _forward(*values: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return _kernel.forward(unpack(*values))
+    return kernel.forward(unpack(*values))
 
 
 @_forward.register_fake
@@ -50,9 +50,9 @@ def _backward(
     call = unpack(*values)
     # What is hidden and not finite must not spread: the other backend sees to that.
     if all(_is_finite(x) for x in (call.query, call.key, call.value, grad)):
-        found = _kernel.gradients(call, grad, out, maximum, total, bias_needed)
+        found = kernel.gradients(call, grad, out, maximum, total, bias_needed)
     else:
-        found = _torch.gradients(call, grad)
+        found = torch_gradients.gradients(call, grad)
     inputs = (call.query, call.key, call.value, call.bias, call.sinks)
     return tuple(
         grad.new_empty(0) if x is None or like is None else x.to(like.dtype)
@@ -116,11 +116,11 @@ _attend_backward = differentiable(_backward, _differentiate_twice, map_one_by_on
 
 
 def forward(call: Call, statistics: bool) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """As ``_kernel.forward``, differentiable and traceable."""
+    """As ``kernel.forward``, differentiable and traceable."""
     differentiates = torch.is_grad_enabled() and any(
         x is not None and x.requires_grad
         for x in (call.query, call.key, call.value, call.bias, call.sinks)
     )
     if differentiates or is_watched():
         return _attend(*pack(call))
-    return _kernel.forward(call, statistics)
+    return kernel.forward(call, statistics)

@@ -1,4 +1,4 @@
-"""Attention on the CPU by the compiled kernels."""
+"""Attention on the CPU by the compiled kernels: the backend, and calls of the compiled module."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from regard._arrays import to_numpy
 from regard._checks import Call, accumulating_name, check_contents, dtype_name, is_tensor
 from regard._settings import get_num_threads
+from regard._written import refuse_recorded
 
 LARGEST_NUMBER = 1e30  # that scores are multiplied with in float32
 LARGEST_HEAD = 256  # one sum over more numbers than these is less exact than the plain formula's
-FEW_ROWS = 64  # that share a key: a block of the widest instruction set, computed in other ways
 
 
 def _load() -> ModuleType | None:
@@ -31,8 +32,43 @@ def _load() -> ModuleType | None:
 kernels = _load()
 
 
-def refuses(call: Call) -> str | None:
-    """Why the kernels cannot serve a call, or None."""
+class Kernel:
+    """See ``regard._backends.Backend``."""
+
+    name = "kernel"
+    reads_statistics = True
+    few_rows = 64  # a block of the widest instruction set
+
+    def refuses(self, call: Call) -> str | None:
+        return _refuses(call)
+
+    def attention(self, call: Call, weights: bool) -> tuple[Any, tuple[Any, Any] | None]:
+        if call.is_torch:
+            from regard._backends import kernel_ops
+
+            out, *statistics = kernel_ops.forward(call, weights)
+        else:
+            out, *statistics = forward(call, weights)
+        return out, (statistics[0], statistics[1]) if weights else None
+
+    def row_statistics(self, call: Call) -> tuple[Any, Any]:
+        """As ``forward`` gives them.
+
+        Rows of a part have the bits that they have in the whole, whichever are computed together;
+        where no more than ``few_rows`` share their keys, only if these are computed together.
+        """
+        refuse_recorded(call, True)
+        return forward(call.without_value())[1:]
+
+    def reduce(
+        self, call: Call, statistics: tuple[Any, Any] | None, fields: dict[str, Any]
+    ) -> None:
+        assert statistics is not None
+        refuse_recorded(call, True)
+        reduce(call, *statistics, fields)
+
+
+def _refuses(call: Call) -> str | None:
     if kernels is None:
         found = "it is not in this install, which found no C++ compiler that builds it"
         return f"{found}; install g++ 11 or newer and regard anew"
@@ -87,11 +123,6 @@ def _rows(x: Any) -> Any:
     return x if x.strides[-1] == x.itemsize else x.copy()
 
 
-def _to_numpy(x: Any, dtype: Any) -> Any:
-    x = x.detach().numpy() if is_tensor(x) else x
-    return np.require(x, dtype, ["C", "A"])
-
-
 def _read(call: Call) -> tuple[Any, tuple[Any, ...]]:
     """The call as the kernels read it, and the arrays that must live as long."""
     assert kernels is not None
@@ -102,7 +133,7 @@ def _read(call: Call) -> tuple[Any, tuple[Any, ...]]:
     starts = call.query_start
     starts = [n - Lq for n in lengths] if starts is None else starts.tolist()
     segments = (call.query_segments, call.key_segments)
-    ids = [None if x is None else _to_numpy(x, np.int64) for x in segments]
+    ids = [None if x is None else np.require(to_numpy(x), np.int64, ["C", "A"]) for x in segments]
     sinks = [] if call.sinks is None else call.sinks.tolist()
     read = kernels.Call(
         query=_told(q), key=_told(k), value=_told(v),
@@ -154,19 +185,8 @@ def forward(call: Call, statistics: bool = True) -> tuple[Any, Any, Any]:
     return out, maximum, total
 
 
-def row_statistics(call: Call) -> tuple[Any, Any]:
-    """Maximum and total of each row, as ``forward`` gives them.
-
-    Rows of a part have the bits that they have in the whole, whichever are computed together;
-    where no more than ``FEW_ROWS`` share their keys, only if these are computed together.
-    """
-    return forward(call.without_value())[1:]
-
-
-def reduce(
-    call: Call, maximum: Any, total: Any, rows: slice, columns: slice, fields: dict[str, Any]
-) -> None:
-    """Fills arrays with what is asked of the weights, in one pass over some rows and columns.
+def reduce(call: Call, maximum: Any, total: Any, fields: dict[str, Any]) -> None:
+    """Fills arrays with what is asked of the weights, in one pass.
 
     Args:
         maximum, total: the row statistics of ``forward``, in NumPy.
@@ -181,12 +201,12 @@ def reduce(
             into[...] = maximum
             into *= read.factor * math.log(2)
             into += np.log(total.astype(float))
-    part = (rows.start, rows.stop, columns.start, columns.stop)
-    if fields and 0 not in call.sizes and rows.start < rows.stop and columns.start < columns.stop:
+    if fields and 0 not in call.sizes:
         asked = {k: v if isinstance(v, (int, tuple)) else _address(v) for k, v in fields.items()}
         kernels.reduce(
-            read, _address(maximum), _address(total), part, threads=_threads(call), **asked
-        )
+            read, _address(maximum), _address(total), call.whole_rows, threads=_threads(call),
+            **asked,
+        )  # fmt: skip
 
 
 def gradients(

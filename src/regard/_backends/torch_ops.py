@@ -17,7 +17,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.flop_counter import register_flop_formula
 
-from regard import _torch
+from regard import _formula
+from regard._arrays import arrays_of
+from regard._backends import torch_gradients
 from regard._checks import Call, check_contents
 from regard._errors import UnsupportedError
 from regard._torch_state import exact, is_exported_to_onnx, is_recorded, is_rounded
@@ -95,7 +97,8 @@ def _fuses_exactly(call: Call, *, differentiates: bool = False) -> Tensor:
     bound = q * k * (abs(call.scale) * call.query.shape[3])
     largest = torch.finfo(torch.float32).max / 4
     if differentiates:
-        largest = min(largest, 0.01 / torch.finfo(_torch.accumulating(call.query.dtype)).eps)
+        dtype = torch_gradients.accumulating(call.query.dtype)
+        largest = min(largest, 0.01 / torch.finfo(dtype).eps)
     return (bound < largest) & v.isfinite()
 
 
@@ -152,9 +155,9 @@ def attention(call: Call) -> Tensor:
     inputs = (call.query, call.key, call.value, call.bias, call.sinks)
     refuse_forward_mode(*inputs)
     if is_recorded() and is_exported_to_onnx():
-        from regard import _onnx  # what it needs takes torch long to load
+        from regard._backends import onnx  # what it needs takes torch long to load
 
-        return _onnx.attention(call)
+        return onnx.attention(call)
     if _is_eager(call) and _may_fuse(call):
         check_contents(call)
         differentiates = torch.is_grad_enabled() and any(
@@ -190,19 +193,27 @@ def make_operator(
     return make
 
 
+def _by_blocks(call: Call) -> Tensor:
+    out: Tensor = _formula.attention(arrays_of(call.query), call)
+    return out
+
+
 @make_operator("attention", CALL_SCHEMA, "Tensor", products=(1, 1))
 def _forward(*values: Any) -> Tensor:
     call = unpack(*values)
     check_contents(call)
     if not _may_fuse(call):
-        return _torch.attention(call)
+        return _by_blocks(call)
     exactly = _fuses_exactly(call)
     if exactly.all():
         out = _fused(call)
-        return _torch.attention(call) if out is None else out
+        return _by_blocks(call) if out is None else out
     # Each batch element is computed in the way that it would be computed in alone.
     q, k, v = (_select(exactly, x) for x in (call.query, call.key, call.value))
-    out, exact = _fused(replace(call, query=q, key=k, value=v)), _torch.attention(call)
+    out, exact = (
+        _fused(replace(call, query=q, key=k, value=v)),
+        _by_blocks(call),
+    )
     return exact if out is None else torch.where(exactly[:, None, None, None], out, exact)
 
 
@@ -225,7 +236,7 @@ def _(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> Tensor:
 )
 def _backward(grad: Tensor, *values: Any) -> tuple[Tensor, ...]:
     call = unpack(*values)
-    dq, dk, dv, dbias, dsinks = _torch.gradients(call, grad)
+    dq, dk, dv, dbias, dsinks = torch_gradients.gradients(call, grad)
     nothing = grad.new_empty(0)
     return (
         dq, dk, dv,
@@ -262,7 +273,7 @@ def _double_backward(
         None if call.bias is None else bias_dot,
         None if call.sinks is None else sinks_dot,
     )  # fmt: skip
-    dgrad, dq, dk, dv, dbias, dsinks = _torch.second_gradients(call, grad, cotangents)
+    dgrad, dq, dk, dv, dbias, dsinks = torch_gradients.second_gradients(call, grad, cotangents)
     nothing = grad.new_empty(0)
     return (
         dgrad, dq, dk, dv,

@@ -1,0 +1,188 @@
+"""NumPy and torch under one set of names: what the formula and what is asked of weights need."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+
+from regard._checks import accumulating_name, is_tensor
+
+
+def to_numpy(x: Any) -> np.ndarray:
+    """x on the CPU, without its gradient; numbers that NumPy lacks become float32."""
+    if not is_tensor(x):
+        return np.asarray(x)
+    x = x.detach().cpu()
+    return np.asarray((x.float() if str(x.dtype) == "torch.bfloat16" else x).numpy())
+
+
+def arrays_of(x: Any) -> Arrays:
+    """The names for the library and device of x, with the dtype that sums over it are held in."""
+    if is_tensor(x):
+        from regard._torch_arrays import TorchArrays
+
+        return TorchArrays(x.device, accumulating_name(x))
+    return NumpyArrays(accumulating_name(x))
+
+
+class Arrays(Protocol):
+    """What ``NumpyArrays`` and ``TorchArrays`` have.
+
+    Attributes:
+        dtype: that sums are held in, by name.
+        block_elements: pairs of a query and a key that are computed together.
+        tallest_block: rows that are.
+    """
+
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def block_elements(self) -> int: ...
+    @property
+    def tallest_block(self) -> int: ...
+
+    # As NumPy has them.
+    def exp(self, x: Any, /) -> Any: ...
+    def log(self, x: Any, /) -> Any: ...
+    def tanh(self, x: Any, /) -> Any: ...
+    def isfinite(self, x: Any, /) -> Any: ...
+    def isnan(self, x: Any, /) -> Any: ...
+    def isinf(self, x: Any, /) -> Any: ...
+    def where(self, condition: Any, x: Any, y: Any, /) -> Any: ...
+    def maximum(self, x: Any, y: Any, /) -> Any: ...
+    def stack(self, arrays: list[Any], axis: int, /) -> Any: ...
+
+    def arange(self, start: int, stop: int) -> Any:
+        """int64 ``(stop − start,)``."""
+
+    def empty(self, shape: tuple[int, ...], dtype: str) -> Any:
+        """A new array that something else fills."""
+
+    def full(self, shape: tuple[int, ...], fill: float, dtype: str) -> Any:
+        """A new array that holds one number."""
+
+    def wide(self, x: Any) -> Any:
+        """x in the dtype that sums are held in."""
+
+    def array(self, like: Any, x: Any) -> Any:
+        """What NumPy or the library holds, in the dtype of ``like``."""
+
+    def matmul(self, x: Any, y: Any) -> Any:
+        """``x @ y`` for ``(b, h, m, n)`` and ``(b or 1, kv, n, o)``: neighbouring heads share y."""
+
+    def any_product(self, x: Any, y: Any) -> Any:
+        """``x @ y`` of bools, as ``matmul`` has it: whether any n is True in both."""
+
+    def row_sum(self, x: Any) -> Any:
+        """``(..., 1)``: the sum of each row."""
+
+    def largest(self, x: Any, axis: int, *, keep: bool = False) -> Any:
+        """The maximum along an axis; −∞ of none."""
+
+    def top(self, x: Any, k: int) -> tuple[Any, Any]:
+        """The k largest along the last axis, largest first, with their indices; first of equals."""
+
+    def take(self, x: Any, indices: Any) -> Any:
+        """``x[..., indices]`` for indices of NumPy."""
+
+    def gather(self, x: Any, indices: Any) -> Any:
+        """An entry of x for each index, along the last axis."""
+
+    def broadcast(self, x: Any, shape: tuple[int, ...]) -> Any:
+        """x in that shape, without a copy."""
+
+    def concatenate(self, arrays: list[Any]) -> Any:
+        """One behind the other along the last axis."""
+
+
+class NumpyArrays:
+    """Arrays of NumPy.
+
+    Args:
+        dtype: that sums are held in, by name.
+    """
+
+    block_elements = 2**16  # 512 KB of float64: a block and its temporaries stay in the cache
+    tallest_block = 128  # rows
+
+    exp, log, tanh = staticmethod(np.exp), staticmethod(np.log), staticmethod(np.tanh)
+    isfinite, isnan, isinf = (
+        staticmethod(np.isfinite), staticmethod(np.isnan), staticmethod(np.isinf),
+    )  # fmt: skip
+    where: Any = staticmethod(np.where)
+    maximum: Any = staticmethod(np.maximum)
+    stack: Any = staticmethod(np.stack)
+
+    def __init__(self, dtype: str = "float64") -> None:
+        self.dtype = dtype
+
+    def arange(self, start: int, stop: int) -> Any:
+        return np.arange(start, stop, dtype=np.int64)
+
+    def empty(self, shape: tuple[int, ...], dtype: str) -> Any:
+        return np.empty(shape, dtype)
+
+    def full(self, shape: tuple[int, ...], fill: float, dtype: str) -> Any:
+        return np.full(shape, fill, dtype)
+
+    def wide(self, x: Any) -> Any:
+        return x.astype(self.dtype, copy=False)
+
+    def array(self, like: Any, x: Any) -> Any:
+        return np.asarray(x).astype(like.dtype, copy=False)
+
+    def matmul(self, x: Any, y: Any) -> Any:
+        """In panels of at most 2**17 products, which a BLAS computes in one thread: larger ones are
+        cut by the number of threads, and the last bits would follow it (15 % slower than one
+        product).
+        """
+        b, h, m, n = x.shape
+        kv, o = y.shape[1], y.shape[-1]
+        x = x.reshape(b, kv, h // kv * m, n)
+        width = max(8, 2**17 // max(1, x.shape[2] * min(n, o)))
+        if x.dtype == bool:
+            out = x @ y
+        elif n > o:  # panels of the sum
+            cut = n // width * width
+            out = x[..., cut:] @ y[:, :, cut:]
+            if cut:
+                panels = x[..., :cut].reshape(*x.shape[:3], -1, width).swapaxes(2, 3)
+                out = out + (panels @ y[:, :, :cut].reshape(*y.shape[:2], -1, width, o)).sum(2)
+        else:  # panels of the columns
+            cut = o // width * width
+            out = np.empty((*x.shape[:3], o), np.result_type(x, y))
+            if cut:
+                panels = y[..., :cut].reshape(*y.shape[:3], -1, width).swapaxes(2, 3)
+                into = out[..., :cut].reshape(*x.shape[:3], -1, width).swapaxes(2, 3)
+                np.matmul(x[:, :, None], panels, out=into)
+            out[..., cut:] = x @ y[..., cut:]
+        return out.reshape(b, h, m, o)
+
+    def any_product(self, x: Any, y: Any) -> Any:
+        return self.matmul(x, y)
+
+    def row_sum(self, x: Any) -> Any:
+        return x.sum(-1, keepdims=True)
+
+    def largest(self, x: Any, axis: int, *, keep: bool = False) -> Any:
+        return x.max(axis, keepdims=keep, initial=-np.inf)
+
+    def top(self, x: Any, k: int) -> tuple[Any, Any]:
+        indices = np.argpartition(-x, k - 1, axis=-1)[..., :k] if k else x[..., :0]
+        indices = np.sort(indices, axis=-1).astype(np.int64)
+        values = np.take_along_axis(x, indices, -1)
+        order = np.argsort(-values, axis=-1, kind="stable")
+        return np.take_along_axis(values, order, -1), np.take_along_axis(indices, order, -1)
+
+    def take(self, x: Any, indices: Any) -> Any:
+        return x[..., indices]
+
+    def gather(self, x: Any, indices: Any) -> Any:
+        return np.take_along_axis(x, indices, -1)
+
+    def broadcast(self, x: Any, shape: tuple[int, ...]) -> Any:
+        return np.broadcast_to(x, shape)
+
+    def concatenate(self, arrays: list[Any]) -> Any:
+        return np.concatenate(arrays, axis=-1)

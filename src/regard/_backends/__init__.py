@@ -1,0 +1,80 @@
+"""The backends in their order of preference; each says why it refuses a call.
+
+A new one is a module here with a class like those below, and a line in ``BACKENDS``.
+"""
+
+from typing import Any, Protocol
+
+from regard._backends.kernel import Kernel
+from regard._backends.reference import Reference
+from regard._backends.torch import Torch
+from regard._checks import Call
+from regard._errors import UnsupportedError
+
+Statistics = tuple[Any, Any]  # maximum and total, (B, Hq, Lq): what the weights are computed from
+
+
+class Backend(Protocol):
+    """One implementation of the operator and of what is asked of its weights.
+
+    Attributes:
+        name: as ``backend=`` has it.
+        reads_statistics: whether ``reduce`` computes weights from the row statistics, and must be
+            given them. Where not, it takes them where a call has only some of the keys.
+        few_rows: queries that share a key head have the same statistics whichever are computed
+            together, but where they are no more than these.
+    """
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def reads_statistics(self) -> bool: ...
+    @property
+    def few_rows(self) -> int: ...
+
+    def refuses(self, call: Call) -> str | None:
+        """Why it cannot serve a call, or None."""
+
+    def attention(self, call: Call, weights: bool) -> tuple[Any, Statistics | None]:
+        """The output ``(B, Hq, Lq, Dv)``, and the row statistics where it has them.
+
+        Args:
+            weights: whether they will be asked for.
+        """
+
+    def row_statistics(self, call: Call) -> Statistics:
+        """Maximum and total of each row, in whatever unit its own ``reduce`` takes them."""
+
+    def reduce(self, call: Call, statistics: Statistics | None, fields: dict[str, Any]) -> None:
+        """Fills arrays with what is asked of the weights, in one pass.
+
+        Args:
+            call: without a value; maybe with some of the queries and keys of the whole.
+            statistics: of its rows in NumPy, contiguous.
+            fields: by the names that ``regard._reductions`` gives them: numbers, and the arrays of
+                the call's library that take the results.
+        """
+
+
+BACKENDS: tuple[Backend, ...] = (Kernel(), Torch(), Reference())
+
+
+def choose(call: Call, name: str) -> Backend:
+    """The backend of that name, or the first that takes the call where it is ``auto``.
+
+    Raises:
+        ValueError: no backend has that name.
+        UnsupportedError: it, or each of them, refuses; the text says why.
+    """
+    if name != "auto" and name not in [backend.name for backend in BACKENDS]:
+        known = ", ".join(repr(backend.name) for backend in BACKENDS)
+        raise ValueError(f"attention: backend is {name!r}; 'auto', {known} are known.")
+    refusals = []
+    for backend in BACKENDS:
+        if name not in ("auto", backend.name):
+            continue
+        reason = backend.refuses(call)
+        if reason is None:
+            return backend
+        refusals.append(f"\n  {backend.name}: {reason}.")
+    raise UnsupportedError("attention: no backend takes this call." + "".join(refusals))

@@ -1,0 +1,63 @@
+"""The definition: the formula in float64, by NumPy. Every other backend is measured against it."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import Any
+
+from regard import _formula
+from regard._arrays import NumpyArrays, to_numpy
+from regard._block_reductions import reduce_blocks, statistics_of
+from regard._checks import Call, is_tensor
+from regard._written import refuse_recorded
+
+FLOAT64 = NumpyArrays("float64")
+
+
+class Reference:
+    """See ``regard._backends.Backend``."""
+
+    name = "reference"
+    reads_statistics = False
+    few_rows = 0
+
+    def refuses(self, call: Call) -> str | None:
+        if not call.is_torch:
+            return None
+        from regard import _torch_state
+
+        if _torch_state.is_recorded():
+            return "it computes in NumPy, which no graph or transform of torch can hold"
+        torch = sys.modules["torch"]
+        tensors = call.tensors
+        if any(x.device.type != "cpu" for x in tensors):
+            return "it computes on the CPU; move the tensors with .cpu()"
+        if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+            return "it has no gradient; detach the tensors, or use torch.no_grad()"
+        return None
+
+    def attention(self, call: Call, weights: bool) -> tuple[Any, None]:
+        out = _formula.attention(FLOAT64, _in_numpy(call))
+        if call.is_torch:
+            out = sys.modules["torch"].from_numpy(out).to(call.query.dtype)
+        return out, None
+
+    def row_statistics(self, call: Call) -> tuple[Any, Any]:
+        refuse_recorded(call, True)
+        return statistics_of(FLOAT64, _in_numpy(call))
+
+    def reduce(
+        self, call: Call, statistics: tuple[Any, Any] | None, fields: dict[str, Any]
+    ) -> None:
+        refuse_recorded(call, True)
+        into = {name: x.numpy() if is_tensor(x) else x for name, x in fields.items()}
+        reduce_blocks(FLOAT64, _in_numpy(call), statistics, into)
+
+
+def _in_numpy(call: Call) -> Call:
+    """The call on NumPy's view of its tensors."""
+    if not call.is_torch:
+        return call
+    tensors: dict[str, Any] = {n: to_numpy(x) for n, x in vars(call).items() if is_tensor(x)}
+    return replace(call, **tensors)

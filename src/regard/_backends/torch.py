@@ -1,0 +1,38 @@
+"""Attention on tensors of any device by torch's own operations: the backend."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from regard._arrays import arrays_of
+from regard._block_reductions import reduce_blocks, statistics_of
+from regard._checks import Call
+from regard._written import refuse_recorded
+
+
+class Torch:
+    """See ``regard._backends.Backend``."""
+
+    name = "torch"
+    reads_statistics = False
+    few_rows = 0
+
+    def refuses(self, call: Call) -> str | None:
+        if not call.is_torch:
+            return "it takes torch tensors; convert with torch.from_numpy"
+        return None
+
+    def attention(self, call: Call, weights: bool) -> tuple[Any, None]:
+        from regard._backends import torch_ops
+
+        return torch_ops.attention(call), None
+
+    def row_statistics(self, call: Call) -> tuple[Any, Any]:
+        refuse_recorded(call, False)
+        return statistics_of(arrays_of(call.query), call)
+
+    def reduce(
+        self, call: Call, statistics: tuple[Any, Any] | None, fields: dict[str, Any]
+    ) -> None:
+        refuse_recorded(call, False)
+        reduce_blocks(arrays_of(call.query), call, statistics, fields)

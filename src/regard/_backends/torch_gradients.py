@@ -1,0 +1,239 @@
+"""First and second gradients of attention on tensors of any device, block by block.
+
+Nothing here is recorded by autograd: ``torch_ops`` makes operators of it.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard._arrays import arrays_of
+from regard._checks import Call
+from regard._formula import (
+    WeightBlock,
+    apply,
+    dropped,
+    kept_weights,
+    key_heads,
+    products,
+    weight_blocks,
+)
+from regard._torch_arrays import TorchArrays
+from regard._torch_state import product
+from regard._visible import part
+
+# Of query, key, value, bias and sinks; None where the last two are absent.
+Gradients = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
+
+
+def accumulating(dtype: torch.dtype) -> torch.dtype:
+    """The dtype that sums are held in: float64 for float64, else float32."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _arrays(call: Call) -> TorchArrays:
+    found = arrays_of(call.query)
+    assert isinstance(found, TorchArrays)
+    return found
+
+
+def _kept(call: Call, block: WeightBlock) -> Any:
+    return kept_weights(_arrays(call), call, *block.index, block.keys)
+
+
+def _drop(call: Call, keep: Any, x: Tensor) -> Tensor:
+    found: Tensor = dropped(_arrays(call), call, keep, x)
+    return found
+
+
+def _accumulate(total: Tensor, x: Tensor, *where: slice) -> None:
+    """Adds x to a part of the total, summed over the axes in which the total has size 1."""
+    own = part(total, *where)
+    axes = [a for a, (n, m) in enumerate(zip(x.shape, own.shape)) if m == 1 and n != 1]
+    own += x.sum(axes, keepdim=True) if axes else x
+
+
+def _finite(x: Tensor) -> Tensor:
+    return x if x.isfinite().all() else torch.where(x.isfinite(), x, 0.0)
+
+
+def _hide(x: Tensor, visible: Tensor | None) -> Tensor:
+    return x if visible is None else x.masked_fill(~visible, 0.0)
+
+
+def _outer(x: Tensor, y: Tensor, kv: slice) -> Tensor:
+    """``xᵀ @ y`` summed over the heads of a group: ``(b, kv, keys, D)``."""
+    b, h, m, n = x.shape
+    heads = kv.stop - kv.start
+    rows = h // heads * m
+    x = x.reshape(b, heads, rows, n).transpose(-1, -2)
+    return product(x, y.reshape(b, heads, rows, y.shape[-1]))
+
+
+def _weighted(call: Call, w: Tensor, visible: Tensor | None, do: Tensor, kv: slice) -> Tensor:
+    """``wᵀ @ do`` of a group: what is no number in do stays with the keys that its query sees."""
+    if visible is None or do.isfinite().all():
+        return _outer(w, do, kv)
+    of_heads = apply(_arrays(call), w.mT, visible.expand_as(w).mT, do)
+    return of_heads.unflatten(1, (kv.stop - kv.start, -1)).sum(2)
+
+
+def _shared(call: Call, h: slice) -> slice:
+    """The key heads that the query heads h share."""
+    group = call.sizes[1] // call.sizes[2]
+    return slice(h.start // group, h.stop // group)
+
+
+def _sink_weight(call: Call, block: WeightBlock) -> Tensor | float:
+    """``(b, h, rows, 1)``: what the sink takes of each row."""
+    if call.sinks is None:
+        return 0.0
+    sinks = call.sinks[block.h].to(block.total.dtype)[:, None, None]
+    empty = block.total == 0
+    return (torch.exp(sinks - block.maximum) / block.divisor).masked_fill(empty, 0.0)
+
+
+def _zeros(call: Call) -> Gradients:
+    """Sums of gradients, in the accumulating dtype."""
+    dtype = accumulating(call.query.dtype)
+    dq, dk, dv = (torch.zeros_like(x, dtype=dtype) for x in (call.query, call.key, call.value))
+    dbias, dsinks = (
+        None if x is None else torch.zeros_like(x, dtype=dtype) for x in (call.bias, call.sinks)
+    )
+    return dq, dk, dv, dbias, dsinks
+
+
+def _narrow(call: Call, sums: Gradients) -> Gradients:
+    """The sums in the dtypes of the inputs."""
+    dq, dk, dv, dbias, dsinks = sums
+    return (
+        dq.to(call.query.dtype),
+        dk.to(call.key.dtype),
+        dv.to(call.value.dtype),
+        None if dbias is None else dbias.to(call.bias.dtype),
+        None if dsinks is None else dsinks.to(call.sinks.dtype),
+    )
+
+
+def gradients(call: Call, grad: Tensor) -> Gradients:
+    """Gradients of query, key, value, bias and sinks (None where absent) for that of the output.
+
+    With ``w`` the weights before and ``w'`` after dropout, row by row:
+    ``dv = w'ᵀ·do``, ``dw = do·vᵀ`` through the dropout, ``ds = w · (dw − Σ w·dw)``.
+    """
+    xp, dtype = _arrays(call), accumulating(call.query.dtype)
+    dq, dk, dv, dbias, dsinks = sums = _zeros(call)
+    # A NaN comes back through ds where it is visible; what is left of it would only spread.
+    query, key = _finite(call.query), _finite(call.key)
+    held = None
+    for block in weight_blocks(xp, call):
+        rows, visible = block.index, block.visible
+        if held != (held := (block.b, block.h)):
+            k, v = (key_heads(xp, call, x, *held) for x in (key, call.value))
+        kv, keys = _shared(call, block.h), block.keys
+        empty = block.total == 0
+        q, do = (x[rows].to(dtype).masked_fill(empty, 0.0) for x in (query, grad))
+        w, keep = block.weights, _kept(call, block)
+        dw = _hide(_drop(call, keep, xp.matmul(do, v[:, :, keys].transpose(-1, -2))), visible)
+        delta = (w * dw).sum(-1, keepdim=True)
+        ds = _hide(w * (dw - delta), visible)
+        if dsinks is not None:
+            dsinks[block.h] -= (_sink_weight(call, block) * delta).sum((0, 2, 3))
+        if dbias is not None:
+            _accumulate(dbias, ds, *rows, keys)
+        if call.softcap is not None:
+            capped = torch.tanh(products(xp, call, q, k[:, :, keys]) / call.softcap)
+            ds = _hide(ds * (1 - capped * capped), visible)
+        ds = ds * call.scale
+        dq[rows] = xp.matmul(ds, k[:, :, keys])
+        _accumulate(dk, _outer(ds, q, kv), block.b, kv, keys)
+        _accumulate(dv, _weighted(call, _drop(call, keep, w), visible, do, kv), block.b, kv, keys)
+    return _narrow(call, sums)
+
+
+def second_gradients(
+    call: Call, grad: Tensor, cotangents: Gradients
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Gradients of ``Σ gradients(call, grad) · cotangents``, which is linear in both.
+
+    That sum is also ``Σ do · ȯ``, where ``ȯ`` is how fast the output moves when query, key, value,
+    bias and sinks move by their cotangents, which are dotted here. Row by row, with ``s`` the
+    scores, and every Σ over the sink too, whose value is 0 and whose ``ṡ`` is its cotangent:
+
+        ṡ = scale · (q̇·kᵀ + q·k̇ᵀ), through the cap, + ḃ      dw = do·vᵀ through the dropout
+        ẇ = w · (ṡ − Σ w·ṡ)                                  p  = w · (dw − Σ w·dw)
+        ddo = ẇ'·v + w'·v̇                                    dv = ẇ'ᵀ·do
+        g  = dw · (ṡ − Σ w·ṡ) − ṡ · Σ w·dw + do·v̇ᵀ through the dropout      the gradient of w
+        ds = w · (g − Σ w·g), and what p·ṡ gives through the bend of the cap
+        dq = scale · (ds·k + p·k̇)                            dk = scale · (dsᵀ·q + pᵀ·q̇)
+
+    Args:
+        grad: ``(B, Hq, Lq, Dv)``, of the output.
+        cotangents: of the gradients of query, key, value, bias and sinks, in their shapes; the last
+            two are None where they are absent.
+
+    Returns:
+        Gradients of grad, query, key, value, bias and sinks, the last two None where absent.
+    """
+    xp, dtype = _arrays(call), accumulating(call.query.dtype)
+    dgrad = torch.zeros_like(grad, dtype=dtype)
+    dq, dk, dv, dbias, dsinks = sums = _zeros(call)
+    query_dot, key_dot, value_dot, bias_dot, sinks_dot = cotangents
+    # As in the first gradient: what is not finite comes back through ṡ and dw where it is visible.
+    query, key = _finite(call.query), _finite(call.key)
+    finite_query_dot, finite_key_dot = _finite(query_dot), _finite(key_dot)
+    held = None
+    for block in weight_blocks(xp, call):
+        rows, keys, visible = block.index, block.keys, block.visible
+        if held != (held := (block.b, block.h)):
+            shared = [
+                key_heads(xp, call, x, *held)
+                for x in (key, call.value, key_dot, value_dot, finite_key_dot)
+            ]
+        k, v, k_dot, v_dot, finite_k_dot = (x[:, :, keys] for x in shared)
+        kv = _shared(call, block.h)
+        empty = block.total == 0
+        q, do, q_dot, finite_q_dot = (
+            x[rows].to(dtype).masked_fill(empty, 0.0)
+            for x in (query, grad, query_dot, finite_query_dot)
+        )
+        w, keep, w_sink = block.weights, _kept(call, block), _sink_weight(call, block)
+
+        s_dot = products(xp, call, q_dot, k) + products(xp, call, q, k_dot)
+        if call.softcap is not None:
+            capped = torch.tanh(products(xp, call, q, k) / call.softcap)
+            slope = 1 - capped * capped
+            bend = -2 / call.softcap * capped * slope * s_dot
+            s_dot = s_dot * slope
+        if bias_dot is not None:
+            s_dot = s_dot + part(bias_dot, *rows, keys).to(dtype)
+        s_dot = _hide(s_dot, visible)
+        dw, dw_dot = (
+            _hide(_drop(call, keep, xp.matmul(do, x.transpose(-1, -2))), visible)
+            for x in (v, v_dot)
+        )
+        sink_dot = 0.0 if sinks_dot is None else sinks_dot[block.h].to(dtype)[:, None, None]
+        s_mean = (w * s_dot).sum(-1, keepdim=True) + w_sink * sink_dot
+        delta = (w * dw).sum(-1, keepdim=True)
+        w_dot = _hide(w * (s_dot - s_mean), visible)
+        p = _hide(w * (dw - delta), visible)
+        g = dw * (s_dot - s_mean) - s_dot * delta + dw_dot
+        g_sink = -sink_dot * delta
+        g_mean = (w * g).sum(-1, keepdim=True) + w_sink * g_sink
+        ds = _hide(w * (g - g_mean), visible)
+
+        if dsinks is not None:
+            dsinks[block.h] += (w_sink * (g_sink - g_mean)).sum((0, 2, 3))
+        if dbias is not None:
+            _accumulate(dbias, ds, *rows, keys)
+        if call.softcap is not None:
+            ds = _hide(ds * slope + p * bend, visible)
+            p = _hide(p * slope, visible)
+        ds, p = ds * call.scale, p * call.scale
+        w_dot = _drop(call, keep, w_dot)
+        dgrad[rows] = apply(xp, w_dot, visible, v) + apply(xp, _drop(call, keep, w), visible, v_dot)
+        dq[rows] = xp.matmul(ds, k) + xp.matmul(p, finite_k_dot)
+        _accumulate(dk, _outer(ds, q, kv) + _outer(p, finite_q_dot, kv), block.b, kv, keys)
+        _accumulate(dv, _outer(w_dot, do, kv), block.b, kv, keys)
+    return dgrad.to(grad.dtype), *_narrow(call, sums)

@@ -1,0 +1,272 @@
+"""What is asked of the weights, answered in one pass over blocks of whole rows, in memory of O(T).
+
+Each question takes every block once, and fills the arrays that it was given, ``(B, Hq, ...)``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+
+from regard._arrays import Arrays
+from regard._checks import Call
+from regard._formula import WeightBlock, weight_blocks
+
+Fields = dict[str, Any]
+
+
+def statistics_of(xp: Arrays, call: Call) -> tuple[Any, Any]:
+    """Maximum and total of each row: ``(B, Hq, Lq)`` each, in the dtype that sums are held in."""
+    B, Hq, _, Lq, _ = call.sizes
+    maximum, total = (xp.full((B, Hq, Lq), fill, xp.dtype) for fill in (-np.inf, 0.0))
+    with np.errstate(all="ignore"):
+        for block in weight_blocks(xp, call):
+            maximum[block.index] = block.maximum[..., 0]
+            total[block.index] = block.total[..., 0]
+    return maximum, total
+
+
+def reduce_blocks(
+    xp: Arrays, call: Call, statistics: tuple[Any, Any] | None, fields: Fields
+) -> None:
+    """Fills arrays with what is asked of the weights; see ``regard._backends.Backend.reduce``."""
+    asked = [question(xp, call, fields) for name, question in QUESTIONS.items() if name in fields]
+    with np.errstate(all="ignore"):  # NaN and inf are answers here, not accidents
+        for block in weight_blocks(xp, call, statistics):
+            for question in asked:
+                question.update(block)
+        for question in asked:
+            question.finish()
+
+
+class Question(Protocol):
+    """One question to the weights."""
+
+    def __init__(self, xp: Arrays, call: Call, fields: Fields) -> None: ...
+
+    def update(self, block: WeightBlock) -> None:
+        """Takes the next rows."""
+
+    def finish(self) -> None:
+        """Every row was taken."""
+
+
+def per_query(name: str, measure: Any) -> Any:
+    """One number for each query, by a function of its block."""
+
+    class PerQuery:
+        def __init__(self, xp: Arrays, call: Call, fields: Fields) -> None:
+            self._out = fields[name]
+
+        def update(self, block: WeightBlock) -> None:
+            self._out[block.index] = measure(block)
+
+        def finish(self) -> None: ...
+
+    return PerQuery
+
+
+def _log_sum_exp(block: WeightBlock) -> Any:
+    return (block.maximum + block.xp.log(block.total))[..., 0]
+
+
+def _entropy(block: WeightBlock) -> Any:
+    """``−Σ w · ln w`` in nats."""
+    w = block.weights
+    return -block.xp.where(w == 0, 0.0, w * block.log_weights).sum(-1) + 0.0  # no negative zero
+
+
+def _distance(block: WeightBlock) -> Any:
+    """``Σ w · |p − j|``, p the place of the query among the keys."""
+    xp = block.xp
+    place = xp.arange(block.rows.start, block.rows.stop) * block.step + block.start
+    gap = place[:, None] - xp.arange(block.keys.start, block.keys.stop)
+    return (block.weights * abs(gap)).sum(-1)
+
+
+class _Weights:
+    """The weights themselves, of the one head that there is: ``(Lq, Lk)``."""
+
+    def __init__(self, xp: Arrays, call: Call, fields: Fields) -> None:
+        self._xp, self._out = xp, fields["weights"]
+
+    def update(self, block: WeightBlock) -> None:
+        part = self._out[block.rows, block.keys]
+        part[...] = self._xp.array(part, block.weights[0, 0])
+
+    def finish(self) -> None: ...
+
+
+class _Received:
+    """For each key the sum over the queries."""
+
+    def __init__(self, xp: Arrays, call: Call, fields: Fields) -> None:
+        self._out = fields["received"]
+
+    def update(self, block: WeightBlock) -> None:
+        self._out[block.b, block.h, block.keys] += block.weights.sum(-2)
+
+    def finish(self) -> None: ...
+
+
+class _ReceivedMax:
+    """For each key the maximum over the queries."""
+
+    def __init__(self, xp: Arrays, call: Call, fields: Fields) -> None:
+        self._xp, self._out = xp, fields["received_max"]
+
+    def update(self, block: WeightBlock) -> None:
+        at = (block.b, block.h, block.keys)
+        self._out[at] = self._xp.maximum(self._out[at], self._xp.largest(block.weights, -2))
+
+    def finish(self) -> None: ...
+
+
+class _TopK:
+    """The k strongest keys of every query."""
+
+    def __init__(self, xp: Arrays, call: Call, fields: Fields) -> None:
+        self._xp, self._k, self._Lk = xp, fields["k"], call.sizes[4]
+        self._values, self._indices = fields["top_values"], fields["top_keys"]
+
+    def update(self, block: WeightBlock) -> None:
+        low, high = block.keys.start, block.keys.stop
+        k = min(self._k, high - low)
+        values, indices = self._xp.top(block.weights, k)
+        self._values[(*block.index, slice(0, k))] = self._xp.array(self._values, values)
+        self._indices[(*block.index, slice(0, k))] = indices + low
+        if k < self._k:  # the block is narrower: any other keys, which weigh 0
+            others = np.concatenate([np.arange(low), np.arange(high, self._Lk)])[: self._k - k]
+            rest = (*block.index, slice(k, None))
+            self._values[rest] = 0
+            self._indices[rest] = self._xp.array(self._indices, others)
+
+    def finish(self) -> None: ...
+
+
+class _Strongest:
+    """The n strongest pairs of each head."""
+
+    def __init__(self, xp: Arrays, call: Call, fields: Fields) -> None:
+        self._xp, self._n = xp, fields["n"]
+        self._weight = fields["pair_weight"]
+        self._query, self._key = fields["pair_query"], fields["pair_key"]
+
+    def update(self, block: WeightBlock) -> None:
+        xp, width, at = self._xp, block.keys.stop - block.keys.start, (block.b, block.h)
+        flat = block.weights.reshape((*block.weights.shape[:2], -1))
+        if not flat.shape[-1]:
+            return
+        flat = xp.where(xp.isnan(flat), 0.0, flat)
+        new, where = xp.top(flat, min(self._n, flat.shape[-1]))
+        both = [self._weight[at], xp.array(self._weight, new)]
+        weight, order = xp.top(xp.concatenate(both), self._n)
+        query = xp.concatenate([self._query[at], where // width + block.rows.start])
+        key = xp.concatenate([self._key[at], where % width + block.keys.start])
+        present = weight > 0
+        self._weight[at] = weight
+        self._query[at] = (xp.gather(query, order) + 1) * present - 1
+        self._key[at] = (xp.gather(key, order) + 1) * present - 1
+
+    def finish(self) -> None: ...
+
+
+class _Pool:
+    """A picture of each matrix in ln(weight): NaN where nothing is visible.
+
+    Bin r of R holds the cells from ``r·n // R`` to ``(r + 1)·n // R``.
+    """
+
+    how = "max"
+
+    def __init__(self, xp: Arrays, call: Call, fields: Fields) -> None:
+        self._xp, self._into = xp, fields[f"pooled_{self.how}"]
+        self._rows, self._columns = call.sizes[3:]
+        fill = -np.inf if self.how == "max" else 0.0
+        self._out = xp.full(tuple(self._into.shape), fill, "float64")
+        self._seen = xp.full(tuple(self._into.shape), 0, "bool")
+
+    def update(self, block: WeightBlock) -> None:
+        if block.keys.start >= block.keys.stop:
+            return
+        R, C = self._out.shape[-2:]
+        down = _bins(block.rows.start, block.rows.stop, R, self._rows)
+        across = _bins(block.keys.start, block.keys.stop, C, self._columns)
+        at = (block.b, block.h, down[0], across[0])
+        if self.how == "max":
+            cells = self._gather(block.log_weights, self._xp.largest, -np.inf, down, across)
+            self._out[at] = self._xp.maximum(self._out[at], cells)
+        else:
+            self._out[at] += self._gather(block.weights, _sum, 0.0, down, across)
+        if block.visible is None:
+            self._seen[at] = True
+        else:
+            visible = self._xp.broadcast(block.visible, block.shifted.shape)
+            self._seen[at] |= self._gather(visible, _any, False, down, across)
+
+    def _gather(self, x: Any, fold: Any, fill: Any, down: Any, across: Any) -> Any:
+        for (_, cells), axis in ((across, -1), (down, -2)):
+            if cells is None:  # one cell a bin
+                continue
+            x = x.swapaxes(axis, -1)
+            pad = self._xp.full((*x.shape[:-1], 1), fill, _name(x))
+            x = fold(self._xp.take(self._xp.concatenate([x, pad]), cells), -1)
+            x = x.swapaxes(-1, axis) if axis == -2 else x
+        return x
+
+    def finish(self) -> None:
+        out = self._out
+        if self.how == "mass":
+            R, n = out.shape[-2], self._rows
+            heights = np.diff(np.arange(R + 1) * n // R) if R else np.ones(0)
+            out = self._xp.log(out / self._xp.array(out, heights)[:, None])
+        self._into[...] = self._xp.array(self._into, self._xp.where(self._seen, out, np.nan))
+
+
+class _PoolMass(_Pool):
+    how = "mass"
+
+
+def _sum(x: Any, axis: int) -> Any:
+    return x.sum(axis)
+
+
+def _any(x: Any, axis: int) -> Any:
+    return x.any(axis)
+
+
+def _name(x: Any) -> str:
+    return str(x.dtype).removeprefix("torch.")
+
+
+def _bins(low: int, high: int, bins: int, n: int) -> tuple[slice, np.ndarray | None]:
+    """The bins that hold cells low to high of n, and a table of the cells in each.
+
+    The table is ``(bins, widest)``: indices counted from low, ``high − low`` standing for no cell.
+    """
+    if bins == n:
+        return slice(low, high), None
+    number = (np.arange(low + 1, high + 1) * bins - 1) // n  # the bin of each cell
+    starts = np.flatnonzero(np.diff(number, prepend=-1))
+    stops = np.append(starts[1:], high - low)
+    table = starts[:, None] + np.arange((stops - starts).max())
+    return (
+        slice(int(number[0]), int(number[-1]) + 1),
+        np.where(table < stops[:, None], table, high - low),
+    )
+
+
+# By the field that asks each.
+QUESTIONS: dict[str, Any] = {
+    "lse": per_query("lse", _log_sum_exp),
+    "entropy": per_query("entropy", _entropy),
+    "distance": per_query("distance", _distance),
+    "weights": _Weights,
+    "received": _Received,
+    "received_max": _ReceivedMax,
+    "k": _TopK,
+    "n": _Strongest,
+    "pooled_max": _Pool,
+    "pooled_mass": _PoolMass,
+}

@@ -1,0 +1,189 @@
+"""Attention, once for NumPy and torch: scores, softmax, weights in blocks of rows, output.
+
+    s = scale · q·kᵀ  →  softcap · tanh(s / softcap)  →  + bias  →  invisible keys to −∞
+    w = softmax(s) over the keys and the sink  →  dropout  →  · v
+
+``xp`` is what ``arrays_of`` gives. Nothing of size Lq × Lk is stored, and every row is whole.
+Source: Vaswani et al. 2017, equation 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from regard._arrays import Arrays
+from regard._checks import Call, check_contents, dtype_name
+from regard._dropout import kept
+from regard._visible import Visibility, blocks, part
+
+
+def scaled(call: Call, products: Any) -> Any:
+    """``q·kᵀ`` times the scale."""
+    return products * call.scale
+
+
+def capped(xp: Arrays, call: Call, s: Any) -> Any:
+    """Scaled scores, held within the softcap where there is one."""
+    return s if call.softcap is None else xp.tanh(s / call.softcap) * call.softcap
+
+
+def biased(xp: Arrays, call: Call, s: Any, *block: slice) -> Any:
+    """Capped scores of a block ``(b, h, rows, keys)``, with the bias where there is one."""
+    return s if call.bias is None else s + xp.wide(part(call.bias, *block))
+
+
+def products(xp: Arrays, call: Call, q: Any, k: Any) -> Any:
+    """``scale · q·kᵀ`` of a block."""
+    return scaled(call, xp.matmul(q, k.swapaxes(-1, -2)))
+
+
+def masked(xp: Arrays, s: Any, visible: Any) -> Any:
+    """Scores with −∞ where nothing is seen; ``visible`` None: every pair."""
+    return s if visible is None else xp.where(visible, s, -np.inf)
+
+
+def key_heads(xp: Arrays, call: Call, x: Any, b: slice, h: slice) -> Any:
+    """The heads of key or value that the query heads h share: ``(b or 1, kv, Lk, D)``, wide."""
+    group = call.sizes[1] // call.sizes[2]
+    return xp.wide(x[b if len(x) > 1 else slice(None), h.start // group : h.stop // group])
+
+
+def log_softmax(xp: Arrays, s: Any, sinks: Any) -> tuple[Any, Any, Any]:
+    """``s − maximum``, the maximum and the sum of the exponentials of each row ``(..., 1)``.
+
+    Where nothing is visible the maximum is −∞ and the sum 0.
+    """
+    maximum = xp.largest(s, -1, keep=True)
+    empty = maximum == -np.inf
+    if sinks is not None:
+        sink = xp.wide(sinks)[:, None, None]
+        maximum = xp.where(empty, maximum, xp.maximum(maximum, sink))
+    s = shifted(xp, s, maximum)
+    total = xp.row_sum(xp.exp(s))
+    if sinks is not None:
+        total = total + xp.where(empty, 0.0, xp.exp(sink - maximum))
+    return s, maximum, total
+
+
+def shifted(xp: Arrays, s: Any, maximum: Any) -> Any:
+    """``s − maximum``; −∞ where nothing is visible."""
+    return s - xp.where(maximum == -np.inf, 0.0, maximum)
+
+
+@dataclass(frozen=True)
+class WeightBlock:
+    """Some whole rows of the weights: the keys outside ``keys`` are invisible to all of them."""
+
+    xp: Arrays
+    b: slice
+    h: slice
+    rows: slice
+    keys: slice
+    start: int  # the place of query 0 among the keys
+    step: int  # from a query to the place of the next
+    visible: Any  # bool, broadcastable to (b, h, rows, keys); None: every pair
+    shifted: Any  # (b, h, rows, keys): score − maximum, −inf where invisible
+    maximum: Any  # (b, h, rows, 1), of the scores and the sink; −inf where nothing is visible
+    total: Any  # (b, h, rows, 1), of exp(score − maximum), the sink's included
+
+    @property
+    def index(self) -> tuple[slice, slice, slice]:
+        """Where its rows stand in an array ``(B, Hq, Lq, ...)``."""
+        return self.b, self.h, self.rows
+
+    @cached_property
+    def divisor(self) -> Any:
+        """The total, with 1 where nothing is visible."""
+        return self.total + (self.total == 0)
+
+    @cached_property
+    def weights(self) -> Any:
+        """``(b, h, rows, keys)``; 0 where invisible."""
+        return self._hidden(self.xp.exp(self.shifted) / self.divisor, 0.0)
+
+    @cached_property
+    def log_weights(self) -> Any:
+        """``ln`` of the weights, without underflow; −inf where invisible."""
+        return self._hidden(self.shifted - self.xp.log(self.divisor), -np.inf)
+
+    def _hidden(self, x: Any, fill: float) -> Any:
+        """x with ``fill`` where invisible: a NaN in a row would be there too."""
+        return x if self.visible is None else self.xp.where(self.visible, x, fill)
+
+
+def weight_blocks(
+    xp: Arrays, call: Call, statistics: tuple[Any, Any] | None = None
+) -> Iterator[WeightBlock]:
+    """The weights in blocks of whole rows, wide; without a gradient.
+
+    ``statistics``, maximum and total ``(B, Hq, Lq)`` of the rows, must be given where the call has
+    only some of their keys.
+    """
+    check_contents(call)
+    visibility = Visibility(call, xp.arange)
+    held = None
+    for block in blocks(call, visibility, xp.block_elements, xp.tallest_block):
+        b, h, rows, keys = block
+        if held != (held := (b, h)):
+            k = key_heads(xp, call, call.key[:, :, : visibility.end(b.start)], b, h)
+        s = capped(xp, call, products(xp, call, xp.wide(call.query[b, h, rows]), k[:, :, keys]))
+        visible = visibility.pairs(*block)
+        s = masked(xp, biased(xp, call, s, *block), visible)
+        if statistics is None:
+            sinks = None if call.sinks is None else call.sinks[h]
+            of_rows = log_softmax(xp, s, sinks)
+        else:
+            maximum, total = (xp.array(s, x[b, h, rows][..., None]) for x in statistics)
+            of_rows = shifted(xp, s, maximum), maximum, total
+        start = visibility.starts[b.start]
+        yield WeightBlock(xp, *block, start, call.query_step, visible, *of_rows)
+
+
+def kept_weights(xp: Arrays, call: Call, b: slice, h: slice, rows: slice, keys: slice) -> Any:
+    """Bool ``(b, h, rows, keys)``: the weights that the seed keeps; None without dropout."""
+    if not call.dropout:
+        return None
+    B, Hq = call.sizes[:2]
+    heads = xp.arange(0, B)[b, None] * Hq + xp.arange(0, Hq)[h]
+    return kept(call.seed, call.dropout, heads, rows, keys, xp.arange, xp.stack)
+
+
+def dropped(xp: Arrays, call: Call, keep: Any, x: Any) -> Any:
+    """x with 0 for what is not kept, and the rest grown by ``1 / (1 − dropout)``."""
+    return x if keep is None else xp.where(keep, x, 0.0) / (1 - call.dropout)
+
+
+def apply(xp: Arrays, w: Any, visible: Any, v: Any) -> Any:
+    """``w @ v`` in which an invisible value takes no part, not even as 0 · NaN or 0 · inf."""
+    finite = xp.isfinite(v)
+    if visible is None or finite.all():
+        return xp.matmul(w, v)
+    visible = xp.broadcast(visible, w.shape)
+    out = xp.matmul(w, xp.where(finite, v, 0.0))
+    up = xp.any_product(w > 0, v == np.inf) | xp.any_product(w < 0, v == -np.inf)
+    down = xp.any_product(w > 0, v == -np.inf) | xp.any_product(w < 0, v == np.inf)
+    undefined = xp.any_product(visible, xp.isnan(v)) | (up & down)
+    undefined = undefined | xp.any_product(visible & (w == 0), xp.isinf(v))
+    undefined = undefined | xp.isnan(w).any(-1)[..., None]
+    out = xp.where(up, np.inf, xp.where(down, -np.inf, out))
+    return xp.where(undefined, np.nan, out)
+
+
+def attention(xp: Arrays, call: Call) -> Any:
+    """``(B, Hq, Lq, Dv)`` in the dtype of the query, block by block."""
+    B, Hq, _, Lq, _ = call.sizes
+    out = xp.full((B, Hq, Lq, call.value.shape[-1]), 0.0, dtype_name(call.query))
+    held = None
+    with np.errstate(all="ignore"):  # NaN and inf are answers here, not accidents
+        for block in weight_blocks(xp, call):
+            if held != (held := (block.b, block.h)):
+                v = key_heads(xp, call, call.value, *held)
+            keep = kept_weights(xp, call, *block.index, block.keys)
+            w = dropped(xp, call, keep, block.weights)
+            out[block.index] = apply(xp, w, block.visible, v[:, :, block.keys])
+    return out

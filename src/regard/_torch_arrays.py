@@ -1,0 +1,107 @@
+"""torch under the names of ``NumpyArrays``, on one device; nothing here is recorded by autograd."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard._settings import pass_threads_to
+from regard._torch_state import product
+
+pass_threads_to(torch)
+
+STRETCH = 256  # numbers of a long sum that are added in their own dtype
+
+
+class TorchArrays:
+    """Tensors on a device.
+
+    Args:
+        device: where new tensors are.
+        dtype: that sums are held in, by name.
+    """
+
+    exp, log, tanh = staticmethod(torch.exp), staticmethod(torch.log), staticmethod(torch.tanh)
+    isfinite, isnan, isinf = (
+        staticmethod(torch.isfinite), staticmethod(torch.isnan), staticmethod(torch.isinf),
+    )  # fmt: skip
+    where: Any = staticmethod(torch.where)
+    stack: Any = staticmethod(torch.stack)
+
+    def __init__(self, device: torch.device, dtype: str = "float32") -> None:
+        self.device, self.dtype = device, dtype
+        on_cpu = device.type == "cpu"
+        # 256 KB of float32: at 512 keys, 1.6 times as fast as blocks of 4 MB. A device wants few
+        # and large launches: up to 16 MB.
+        self.block_elements, self.tallest_block = (2**16, 128) if on_cpu else (2**19, 4096)
+
+    def _dtype(self, name: str) -> torch.dtype:
+        if name == "float64" and self.device.type == "mps":  # it has none
+            name = "float32"
+        found: torch.dtype = getattr(torch, name)
+        return found
+
+    def arange(self, start: int, stop: int) -> Tensor:
+        return torch.arange(start, stop, device=self.device)
+
+    def empty(self, shape: tuple[int, ...], dtype: str) -> Tensor:
+        return torch.empty(shape, dtype=self._dtype(dtype), device=self.device)
+
+    def full(self, shape: tuple[int, ...], fill: float, dtype: str) -> Tensor:
+        return torch.full(shape, fill, dtype=self._dtype(dtype), device=self.device)
+
+    def wide(self, x: Tensor) -> Tensor:
+        return x.to(self._dtype(self.dtype))
+
+    def array(self, like: Tensor, x: Any) -> Tensor:
+        return torch.as_tensor(x, dtype=like.dtype, device=like.device)
+
+    def maximum(self, x: Tensor, y: Tensor) -> Tensor:
+        return x.maximum(y.to(x.dtype))
+
+    def matmul(self, x: Tensor, y: Tensor) -> Tensor:
+        b, h, m, n = x.shape
+        kv = y.shape[1]
+        return product(x.reshape(b, kv, h // kv * m, n), y).reshape(b, h, m, y.shape[-1])
+
+    def any_product(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.matmul(self.wide(x), self.wide(y)) > 0
+
+    def row_sum(self, x: Tensor) -> Tensor:
+        """One weight of 1 may stand beside a million of 1e-8.
+
+        So stretches in the dtype of x, and these in float64, which alone would take five times as
+        long.
+        """
+        n = x.shape[-1] // STRETCH
+        wide = torch.float64 if x.device.type == "cpu" else x.dtype  # a device adds in trees
+        stretches = x[..., : n * STRETCH].unflatten(-1, (n, STRETCH)).sum(-1)
+        rest = x[..., n * STRETCH :].sum(-1, keepdim=True)
+        return (stretches.sum(-1, keepdim=True, dtype=wide) + rest).to(x.dtype)
+
+    def largest(self, x: Tensor, axis: int, *, keep: bool = False) -> Tensor:
+        if x.shape[axis]:
+            return x.amax(axis, keepdim=keep)
+        shape = [n for a, n in enumerate(x.shape) if a != axis % x.ndim]
+        if keep:
+            shape.insert(axis % x.ndim, 1)
+        return x.new_full(shape, -torch.inf)
+
+    def top(self, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        values, indices = x.topk(k, dim=-1)
+        return values, indices
+
+    def take(self, x: Tensor, indices: Any) -> Tensor:
+        return x[..., torch.as_tensor(np.ascontiguousarray(indices), device=x.device)]
+
+    def gather(self, x: Tensor, indices: Tensor) -> Tensor:
+        return x.gather(-1, indices)
+
+    def broadcast(self, x: Tensor, shape: tuple[int, ...]) -> Tensor:
+        return x.expand(shape)
+
+    def concatenate(self, arrays: list[Tensor]) -> Tensor:
+        return torch.cat(arrays, -1)
