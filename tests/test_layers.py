@@ -32,7 +32,7 @@ LAYERS = [
     ["_kernel _kernels", "_torch _torch_ops _onnx", "_reference"],
     ["_visible _dropout _written", "_tables", "_torch_state", "_files"],
     ["_checks _settings"],
-    ["_errors"],
+    ["_errors", "_extras"],
 ]
 # Imports that point up, each inside the method that shows something, or for a type.
 UPWARDS = {

@@ -5,10 +5,10 @@ from __future__ import annotations
 import codecs
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import safetensors.numpy
-from jaxtyping import Float32
 from safetensors import SafetensorError
 
 from regard._attention import attention
@@ -17,6 +17,9 @@ from regard.lm.config import NORM_EPSILON, Config, LayerConfig
 from regard.lm.memory import require_memory
 from regard.lm.tokenizer import BytePairTokenizer
 from regard.recording import Layer, Recording
+
+if TYPE_CHECKING:
+    from jaxtyping import Float32
 
 BUILTIN = "builtin"
 FLOAT_BYTES = 4

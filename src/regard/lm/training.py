@@ -9,17 +9,21 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
-import torch
-import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 
 from regard._errors import UnsupportedError
+from regard._extras import needed_by
 from regard._files import check_folder, open_file, read_file, replaced_when_complete
 from regard.lm.config import Config, LayerConfig
 from regard.lm.corpus import Batches, encode_texts, read_texts
-from regard.lm.decoder import Decoder
 from regard.lm.tokenizer import BytePairTokenizer
+
+with needed_by("Training a model"):
+    import torch
+    import torch.nn.functional as F
+    from safetensors.torch import save
+
+    from regard.lm.decoder import Decoder
 
 CHECKPOINT = "checkpoint.safetensors"
 
