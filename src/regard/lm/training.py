@@ -36,7 +36,7 @@ class Settings:
         steps: optimizer steps; the learning rates fall to zero at the last one.
         batch: pieces of text per step.
         length: tokens per piece.
-        repeats: pieces of every batch that repeat their beginning; see :class:`Batches`.
+        repeats: pieces of every batch that repeat their beginning; see ``Batches``.
         windows: keys before its own that each layer's queries see; None for all of them, without
             positions.
         muon_rate: learning rate of the matrices; ``adam_rate``: of the embedding and the norms.
@@ -131,7 +131,7 @@ def train_texts(
     settings: Settings | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> list[float]:
-    """As :func:`train`, on texts by name."""
+    """As ``train``, on texts by name."""
     if not hasattr(torch.optim, "Muon"):
         raise UnsupportedError(
             f"Training needs torch 2.9 or newer, for its Muon optimizer; this is "

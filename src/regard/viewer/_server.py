@@ -56,7 +56,7 @@ HEADERS = {
 class Viewer:
     """A viewer that is being served; its ``repr`` is the address to open.
 
-    It serves in the background until :meth:`close`, the end of a ``with`` block, or of Python.
+    It serves in the background until ``close``, the end of a ``with`` block, or of Python.
 
     Attributes:
         address: ``http://127.0.0.1:PORT/TOKEN/``; who knows it can read the recordings, from this
