@@ -20,6 +20,7 @@ import regard.viewer
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
+pytestmark = pytest.mark.xdist_group("docs")  # one site serves several of the tests
 
 
 @pytest.mark.parametrize("page", ["index.md", "coming-from.md"])
