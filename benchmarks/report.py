@@ -125,9 +125,10 @@ def readme_table(results):
     return f"{markdown(columns, rows)}\n\n{common.machine_line(machine)}.\n{LEGEND}"
 
 
+SITE = "https://regard-attention.github.io/regard"
 LEGEND = (
     "Beside each time: the error, in errors of the plain formula in the same dtype "
-    "(decoder: of torch's).\nAll: [docs/benchmarks.md](docs/benchmarks.md); "
+    f"(decoder: of torch's).\nAll: [the benchmarks]({SITE}/benchmarks/); "
     "`python benchmarks/report.py` measures anew."
 )
 

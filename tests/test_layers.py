@@ -35,7 +35,7 @@ LAYERS = [
     ["_arrays _torch_arrays", "_written"],
     ["_tables", "_torch_state", "_files"],
     ["_checks _settings"],
-    ["_errors"],
+    ["_errors", "_extras"],
 ]
 # Imports that point up, each inside the method that shows something, or for a type.
 UPWARDS = {

@@ -365,7 +365,7 @@ class TestPlot:
         import sys
 
         monkeypatch.setitem(sys.modules, "matplotlib", None)
-        with pytest.raises(ModuleNotFoundError, match=r"pip install 'regard\[plot\]'"):
+        with pytest.raises(ModuleNotFoundError, match=r'pip install "regard\[plot\]"'):
             AttentionWeights(np.ones((3, 4)), np.ones((3, 4))).plot()
 
 

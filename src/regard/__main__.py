@@ -1,5 +1,21 @@
-"""``python -m regard``: the command line."""
+"""``regard`` and ``python -m regard``: the command line, where its packages are installed."""
 
-from regard.cli import main
+from __future__ import annotations
 
-main()
+import sys
+from typing import NoReturn
+
+from regard._extras import MissingPackageError
+
+
+def main() -> NoReturn:
+    """Runs the command line; where it is not installed, says so and exits with 1."""
+    try:
+        from regard.cli import main as run
+    except MissingPackageError as error:
+        sys.exit(f"regard: {error}")
+    run()
+
+
+if __name__ == "__main__":
+    main()

@@ -61,7 +61,7 @@ def read_file(
     """What an ordinary file holds; one that tells no size, as in ``/proc``, is read as well.
 
     Raises:
-        OSError, ValueError: as :func:`open_file`.
+        OSError, ValueError: as ``open_file``.
         ValueError: more than ``limit_bytes``.
     """
     with open_file(path) as file:

@@ -10,6 +10,7 @@ import numpy as np
 
 from regard._arrays import to_numpy
 from regard._errors import ShapeError
+from regard._extras import needed_by
 
 if TYPE_CHECKING:
     from regard._weights import AttentionWeights
@@ -107,13 +108,10 @@ def plot_weights(
     ax: Any,
 ) -> Any:
     """Draws one matrix into matplotlib Axes, and gives them back."""
-    try:
+    with needed_by("weights.plot"):
         from matplotlib import pyplot
         from matplotlib.colors import ListedColormap
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "weights.plot needs matplotlib. Install it with pip install 'regard[plot]'."
-        ) from error
+
     matrix = weights.matrix(*index)
     Lq, Lk = matrix.shape[-2:]
     if not matrix.size:

@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
 
 if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
+
     from regard.recording import Recording
 
 ROLES = {

@@ -39,7 +39,7 @@ class Layer:
             A NumPy array or torch tensor.
         key: ``(Hkv, Lk, D)``, same type and dtype; ``Hkv`` divides ``Hq``.
         value: ``(Hkv, Lk, Dv)`` or None where only the weights matter.
-        **options: of :func:`regard.attention`, without a batch: ``causal``, ``window``, ``scale``,
+        **options: of ``regard.attention``, without a batch: ``causal``, ``window``, ``scale``,
             ``softcap``, ``query_start`` (int), ``key_lengths`` (one int), ``segments`` (``(L,)``
             ids, or a pair for queries and keys), ``sinks`` (``(Hq,)``), and ``bias`` and
             ``mask``, broadcastable to ``(Hq, Lq, Lk)``.
@@ -120,7 +120,7 @@ class Recording:
 
     Args:
         tokens: texts of the ``Lk`` keys, in order.
-        layers: one :class:`Layer` per attention layer, first layer first.
+        layers: one ``Layer`` per attention layer, first layer first.
         model: name of the model, for people.
         query_tokens: texts of the ``Lq`` queries where they are not among the keys
             (cross-attention). Left out, the queries are the last ``Lq`` of ``tokens``, or those
@@ -131,14 +131,14 @@ class Recording:
     Attributes:
         tokens: tuple of ``Lk`` texts.
         query_tokens: tuple of ``Lq`` texts.
-        layers: tuple of :class:`Layer`. RecordingError where they lie in a file that was cut since
+        layers: tuple of ``Layer``. RecordingError where they lie in a file that was cut since
             it was loaded, and so does all that is asked of them.
         model: str.
         boundary: int, or None.
 
     Raises:
         ShapeError: nothing to record, or tokens and lengths disagree.
-        TypeError: a token that is no text, a layer that is no :class:`Layer`.
+        TypeError: a token that is no text, a layer that is no ``Layer``.
         ValueError: a boundary beyond the tokens.
 
     Example:
@@ -180,7 +180,7 @@ class Recording:
 
     @property
     def weights(self) -> LayerWeights:
-        """``weights[layer]``: the layer's :class:`regard.AttentionWeights`, ``(Hq, Lq, Lk)``."""
+        """``weights[layer]``: the layer's ``regard.AttentionWeights``, ``(Hq, Lq, Lk)``."""
         self._check_file()
         return self._weights
 
@@ -190,7 +190,7 @@ class Recording:
             self._file.check()
 
     def steps(self, layer: int, head: int) -> Steps:
-        """Every step of one head, written out: see :class:`regard.Steps`.
+        """Every step of one head, written out: see ``regard.Steps``.
 
         Args:
             layer: index; negative counts from the last.
@@ -298,7 +298,7 @@ class Recording:
 
     @classmethod
     def load(cls, path: str | Path, *, mapped: bool = True) -> Recording:
-        """Open a recording that :meth:`save` wrote.
+        """Open a recording that ``save`` wrote.
 
         The arrays are mapped from the file, read-only, and come into memory as they are used. As
         long as they are, the file may be replaced or deleted, but not written into.
@@ -344,7 +344,7 @@ class Recording:
 
 
 class LayerWeights(Sequence["AttentionWeights"]):
-    """The :class:`regard.AttentionWeights` of each layer, made when first asked for and kept."""
+    """The ``regard.AttentionWeights`` of each layer, made when first asked for and kept."""
 
     def __init__(self, layers: Sequence[Layer]) -> None:
         self._layers = layers

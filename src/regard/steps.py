@@ -39,9 +39,9 @@ MATRICES = ("scores", "scaled", "capped", "masked", "weights", "dropped")
 class Steps:
     """Attention step by step, for reading: ``print(steps)``, or the last line of a notebook cell.
 
-    Made by :func:`regard.steps` from query, key and value, or by :meth:`from_inputs` from the
+    Made by ``regard.steps`` from query, key and value, or by ``from_inputs`` from the
     vectors they are projected from. Arrays have the type and device of the query. Matrices are in
-    float32, or float64 for a float64 query; weights and output are what :func:`regard.attention`
+    float32, or float64 for a float64 query; weights and output are what ``regard.attention``
     gives. A step that the call does not have is None, but ``capped`` and ``masked`` are then the
     step before them.
 
@@ -112,7 +112,7 @@ class Steps:
             context: ``(..., Lk, d_in)`` for cross-attention: keys and values come from here.
             tokens: texts of the keys.
             query_tokens: texts of the queries, where they are not among ``tokens``.
-            **options: as :func:`regard.attention`, except ``return_weights`` and ``backend``.
+            **options: as ``regard.attention``, except ``return_weights`` and ``backend``.
 
         Returns:
             Steps; for ``x`` of shape ``(d_in,)`` everything of the query has no length axis.
@@ -218,7 +218,7 @@ def steps(
     query_tokens: Sequence[str] | None = None,
     **options: Any,
 ) -> Steps:
-    """Attention step by step: every intermediate of :func:`regard.attention`, for small inputs.
+    """Attention step by step: every intermediate of ``regard.attention``, for small inputs.
 
     Args:
         query: ``(..., Hq, Lq, D)``, ``(Lq, D)``, or ``(D,)`` for one query.
@@ -226,7 +226,7 @@ def steps(
         value: ``(..., Hkv, Lk, Dv)``, or None where only the weights are of interest.
         tokens: texts of the keys, to label rows and columns.
         query_tokens: texts of the queries, where they are not among ``tokens``.
-        **options: as :func:`regard.attention`, except ``return_weights`` and ``backend``.
+        **options: as ``regard.attention``, except ``return_weights`` and ``backend``.
 
     Returns:
         Steps, with arrays of the type and device of ``query``.

@@ -149,4 +149,5 @@ def test_without_torch_training_says_how_to_get_it(regard, tmp_path, monkeypatch
     monkeypatch.setitem(sys.modules, "torch", None)
     result = regard("train", tmp_path / "a.txt", "-o", tmp_path / "m")
     assert result.code == 1
-    assert result.err == "regard: training needs torch: pip install 'regard[torch]'\n"
+    way_out = 'Install it with pip install "regard[torch]".'
+    assert result.err == f"regard: Training a model needs torch. {way_out}\n"

@@ -225,7 +225,7 @@ def test_without_anywidget_there_is_a_picture_and_no_error(kernel, monkeypatch):
     weights = recording().weights[0]
     assert recording()._repr_mimebundle_() == {"text/plain": repr(recording())}
     assert weights._repr_mimebundle_() == {"text/plain": repr(weights)}
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'regard\[jupyter\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r'pip install "regard\[jupyter\]"'):
         import regard.viewer.notebook  # noqa: F401
 
 

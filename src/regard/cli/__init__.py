@@ -12,10 +12,12 @@ import sys
 from pathlib import Path
 from typing import Annotated, NoReturn
 
-import typer
-
 from regard._errors import RecordingError
+from regard._extras import MissingPackageError, needed_by
 from regard.cli._errors import CommandError, one_line
+
+with needed_by("The command line"):
+    import typer
 
 __all__ = ["main"]
 
@@ -71,7 +73,7 @@ def _carried_out(arguments: list[str] | None) -> tuple[int, str]:
         return INTERRUPTED, ""
     except CommandError as failure:
         return failure.code, str(failure)
-    except RecordingError as error:  # cut while it is shown
+    except (MissingPackageError, RecordingError) as error:  # the latter: cut while it is shown
         return CommandError.code, one_line(error)
     except MemoryError:
         return CommandError.code, "out of memory. Give a shorter text."

@@ -34,7 +34,7 @@ CELL = 9
 
 @dataclasses.dataclass(frozen=True)
 class Head:
-    """One head, and its scores as :class:`regard.heads.HeadScores` has them."""
+    """One head, and its scores as ``regard.heads.HeadScores`` has them."""
 
     layer: int
     head: int

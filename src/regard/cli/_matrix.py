@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-from jaxtyping import Float
 from rich.cells import cell_len
 from rich.style import Style
 from rich.text import Text
@@ -15,6 +15,11 @@ from regard._weights import AttentionWeights
 from regard.cli._screen import RGB, Screen, colour, ink_on, label, labels_width, style
 from regard.recording import Recording
 
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+    Pooled = Float[np.ndarray, "rows columns"]
+
 MOST_ROWS = 32  # of a table
 MOST_LINES = 40  # of a picture that names its tokens
 WIDEST_CELL = 8
@@ -22,8 +27,6 @@ NARROWEST_CELL = 4
 MOST_COLUMNS = 80  # of a picture
 DECADES = 4  # of its colours: from 0.01 % to all
 LEVELS = (0.001, 0.01, 0.1, 0.5)  # of its five shades where there are no colours
-
-Pooled = Float[np.ndarray, "rows columns"]
 
 
 def weights_of(recording: Recording, layer: int, head: int) -> AttentionWeights:

@@ -26,13 +26,9 @@ def train(files: Sequence[Path], folder: Path, *, windows: str, **sizes: Any) ->
     Raises:
         CommandError: with the line to print.
     """
-    try:
-        from regard._errors import UnsupportedError
-        from regard.lm import training
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise CommandError("training needs torch: pip install 'regard[torch]'") from error
+    from regard._errors import UnsupportedError
+    from regard.lm import training
+
     for file in files:
         if file.is_dir():
             raise InputError(

@@ -33,7 +33,7 @@ class LayerConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Sizes of a decoder; see :class:`LayerConfig` for its layers."""
+    """Sizes of a decoder; see ``LayerConfig`` for its layers."""
 
     vocab_size: int
     embed_dim: int

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
-import torch
-import torch.nn.functional as F
-from jaxtyping import Float, Int
-from torch import Tensor, nn
-
+from regard._extras import needed_by
 from regard.lm.config import NORM_EPSILON, Config, LayerConfig
 from regard.lm.model import BUILTIN, LanguageModel
-from regard.nn import MultiHeadAttention
+
+with needed_by("regard.lm.decoder"):
+    import torch
+    import torch.nn.functional as F
+    from torch import Tensor, nn
+
+    from regard.nn import MultiHeadAttention
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
 
 
 class Block(nn.Module):

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-from jaxtyping import Int
 
 from regard.lm.model import LanguageModel
+
+if TYPE_CHECKING:
+    from jaxtyping import Int
 
 
 def loss_in_pieces(model: LanguageModel, ids: Int[np.ndarray, " tokens"], length: int) -> float:

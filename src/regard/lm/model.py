@@ -5,10 +5,10 @@ from __future__ import annotations
 import codecs
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import safetensors.numpy
-from jaxtyping import Float32
 from safetensors import SafetensorError
 
 from regard._attention import attention
@@ -17,6 +17,9 @@ from regard.lm.config import NORM_EPSILON, Config, LayerConfig
 from regard.lm.memory import require_memory
 from regard.lm.tokenizer import BytePairTokenizer
 from regard.recording import Layer, Recording
+
+if TYPE_CHECKING:
+    from jaxtyping import Float32
 
 BUILTIN = "builtin"
 FLOAT_BYTES = 4
@@ -105,7 +108,7 @@ class LanguageModel:
         return self.record_ids(self._read(text))
 
     def record_ids(self, ids: Sequence[int]) -> Recording:
-        """As :meth:`record`, of token ids; BOS is not added."""
+        """As ``record``, of token ids; BOS is not added."""
         layers: list[Layer] = []
         self.hidden(ids, record=layers)
         return Recording(self.tokenizer.tokens(ids), layers, model=self.name)
@@ -114,22 +117,22 @@ class LanguageModel:
         """``−ln p(token | BOS and all before it)`` of each token of ``text``, in nats.
 
         Raises:
-            ValueError, MaterializeError: as :meth:`record`.
+            ValueError, MaterializeError: as ``record``.
         """
         return self.losses_ids(self._read(text))
 
     def losses_ids(self, ids: Sequence[int]) -> Float32[Array, " tokens_less_1"]:
-        """As :meth:`losses`, of every token id from the second on; BOS is not added."""
+        """As ``losses``, of every token id from the second on; BOS is not added."""
         hidden, targets = self.hidden(ids[:-1]), np.array(ids[1:])
         blocks = [slice(i, i + ROWS_AT_ONCE) for i in range(0, len(targets), ROWS_AT_ONCE)]
         return np.concatenate([_cross_entropy(self.logits(hidden[b]), targets[b]) for b in blocks])
 
     def loss(self, text: str) -> float:
-        """Mean of :meth:`losses`: nats per token."""
+        """Mean of ``losses``: nats per token."""
         return float(self.losses(text).mean(dtype=np.float64))
 
     def generate(self, text: str, tokens: int, *, temperature: float = 0.0, seed: int = 0) -> str:
-        """Continues ``text``; see :meth:`stream`."""
+        """Continues ``text``; see ``stream``."""
         return "".join(self.stream(text, tokens, temperature=temperature, seed=seed))
 
     def stream(
@@ -147,7 +150,7 @@ class LanguageModel:
 
         Raises:
             ValueError: ``text`` is empty, ``tokens`` or ``temperature`` negative.
-            MaterializeError: as :meth:`record`.
+            MaterializeError: as ``record``.
         """
         if tokens < 0 or not 0 <= temperature < np.inf:
             raise ValueError(
@@ -184,7 +187,7 @@ class LanguageModel:
     def hidden(
         self, ids: Sequence[int], cache: Cache | None = None, record: list[Layer] | None = None
     ) -> Float32[Array, "L embed_dim"]:
-        """The decoder: ids to the vectors that :meth:`logits` reads, after those in the cache."""
+        """The decoder: ids to the vectors that ``logits`` reads, after those in the cache."""
         cache = Cache(self.config) if cache is None else cache
         x = _norm(self.weights["embedding"][list(ids)])
         for i, layer in enumerate(self.config.layers):

@@ -7,14 +7,13 @@ import difflib
 import functools
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from tokenizers import Tokenizer
-from tokenizers.decoders import ByteLevel as ByteLevelDecoder
-from tokenizers.models import BPE
-from tokenizers.pre_tokenizers import ByteLevel
-from tokenizers.trainers import BpeTrainer
-
+from regard._extras import needed_by
 from regard._files import read_file, replaced_when_complete
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 BYTES = 256
 
@@ -117,6 +116,13 @@ class BytePairTokenizer:
                 f"BytePairTokenizer: vocab_size {vocab_size} is too small; "
                 f"{BYTES} bytes and BOS need at least {BYTES + 1}."
             )
+        with needed_by("BytePairTokenizer"):
+            from tokenizers import Tokenizer
+            from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+            from tokenizers.models import BPE
+            from tokenizers.pre_tokenizers import ByteLevel
+            from tokenizers.trainers import BpeTrainer
+
         tokenizer = Tokenizer(BPE())
         tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
         tokenizer.decoder = ByteLevelDecoder()
@@ -135,6 +141,9 @@ class BytePairTokenizer:
             FileNotFoundError: no such file.
             ValueError: the file is no tokenizer.
         """
+        with needed_by("BytePairTokenizer"):
+            from tokenizers import Tokenizer
+
         text = read_file(path)
         try:
             return cls(Tokenizer.from_buffer(text))

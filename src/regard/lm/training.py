@@ -9,17 +9,21 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
-import torch
-import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 
 from regard._errors import UnsupportedError
+from regard._extras import needed_by
 from regard._files import check_folder, open_file, read_file, replaced_when_complete
 from regard.lm.config import Config, LayerConfig
 from regard.lm.corpus import Batches, encode_texts, read_texts
-from regard.lm.decoder import Decoder
 from regard.lm.tokenizer import BytePairTokenizer
+
+with needed_by("Training a model"):
+    import torch
+    import torch.nn.functional as F
+    from safetensors.torch import save
+
+    from regard.lm.decoder import Decoder
 
 CHECKPOINT = "checkpoint.safetensors"
 
@@ -32,7 +36,7 @@ class Settings:
         steps: optimizer steps; the learning rates fall to zero at the last one.
         batch: pieces of text per step.
         length: tokens per piece.
-        repeats: pieces of every batch that repeat their beginning; see :class:`Batches`.
+        repeats: pieces of every batch that repeat their beginning; see ``Batches``.
         windows: keys before its own that each layer's queries see; None for all of them, without
             positions.
         muon_rate: learning rate of the matrices; ``adam_rate``: of the embedding and the norms.
@@ -127,7 +131,7 @@ def train_texts(
     settings: Settings | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> list[float]:
-    """As :func:`train`, on texts by name."""
+    """As ``train``, on texts by name."""
     if not hasattr(torch.optim, "Muon"):
         raise UnsupportedError(
             f"Training needs torch 2.9 or newer, for its Muon optimizer; this is "

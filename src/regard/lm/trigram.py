@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 import numpy as np
-from jaxtyping import Float, Int
 
-Ids = Int[np.ndarray, " tokens"]
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
+    Ids = Int[np.ndarray, " tokens"]
 
 
 @dataclasses.dataclass(frozen=True)

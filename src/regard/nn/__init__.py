@@ -1,7 +1,10 @@
 """Attention layers for PyTorch, computed by ``regard.attention``; every weight can be asked for."""
 
-from regard.nn.cache import KeyValueCache
-from regard.nn.multi_head import MultiHeadAttention
-from regard.nn.self_attention import SelfAttention
+from regard._extras import needed_by
+
+with needed_by("regard.nn"):
+    from regard.nn.cache import KeyValueCache
+    from regard.nn.multi_head import MultiHeadAttention
+    from regard.nn.self_attention import SelfAttention
 
 __all__ = ["KeyValueCache", "MultiHeadAttention", "SelfAttention"]

@@ -1,10 +1,16 @@
 """The keys and values of the tokens so far, so that generation projects every token once."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from regard._errors import ShapeError
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 
 class KeyValueCache:

@@ -1,12 +1,13 @@
 """Several heads of attention with one fused projection: the layer of a transformer."""
 
+from __future__ import annotations
+
 import math
 import numbers
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from regard._attention import attention
@@ -15,6 +16,9 @@ from regard._errors import ShapeError, UnsupportedError
 from regard.nn import conversion
 from regard.nn.cache import KeyValueCache
 from regard.nn.rotary import rotate
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
 
 _DEFAULTS = {
     "window": None, "softcap": None, "rope": None, "dropout": 0.0, "residual_dropout": 0.0,
@@ -212,8 +216,8 @@ class MultiHeadAttention(nn.Module):
         *,
         value: Float[Tensor, "*B Lk {self.vdim}"] | None = None,
         key_lengths: Int[Tensor, "*B"] | None = None,
-        mask: Bool[Tensor, "..."] | None = None,
-        bias: Float[Tensor, "..."] | None = None,
+        mask: Bool[Tensor, "*_mask"] | None = None,
+        bias: Float[Tensor, "*_bias"] | None = None,
         segments: Any = None,
         cache: KeyValueCache | None = None,
         return_weights: bool = False,

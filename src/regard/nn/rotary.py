@@ -1,8 +1,14 @@
 """Rotary positions: query and key turned by angles that grow with their place."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import torch
-from jaxtyping import Float
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 
 def rotate(x: Float[Tensor, "... L D"], start: int, base: float) -> Float[Tensor, "... L D"]:

@@ -1,14 +1,18 @@
 """One head of attention with trainable projections: the layer to learn and teach with."""
 
-from typing import Any, Self
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
-from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from regard._attention import attention
 from regard._errors import ShapeError
 from regard.nn.conversion import copied
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
 
 # What the projections of single-head attention are called: here, and in two common tutorials.
 _NAMES = (("query", "key", "value"), ("W_query", "W_key", "W_value"), ("Q", "K", "V"))
@@ -142,7 +146,7 @@ class SelfAttention(nn.Module):
         context: Float[Tensor, "*B Tk d_in"] | None = None,
         *,
         key_lengths: Int[Tensor, "*B"] | None = None,
-        mask: Bool[Tensor, "..."] | None = None,
+        mask: Bool[Tensor, "*_mask"] | None = None,
         return_weights: bool = False,
     ) -> Any:
         """Attention of x to itself, or to a context.

@@ -87,7 +87,7 @@ def _square(pictures: np.ndarray) -> np.ndarray:
 def _scores(
     weights: AttentionWeights, rows: np.ndarray, tokens: tuple[str, ...]
 ) -> dict[str, np.ndarray]:
-    """As :func:`regard.heads.head_scores` has them, ``(H,)`` each, of the rows that were read."""
+    """As ``regard.heads.head_scores`` has them, ``(H,)`` each, of the rows that were read."""
     sums = {name: np.zeros(weights.shape[0]) for name in SCORES}
     counts = {name: np.zeros(weights.shape[0]) for name in SCORES}
     _, ids = np.unique(tokens, return_inverse=True)

@@ -17,14 +17,17 @@ from concurrent.futures import Future
 from importlib import resources
 from typing import Any
 
-import uvicorn
-from starlette.requests import Request
-from starlette.responses import Response
-
+from regard._extras import needed_by
 from regard.recording import Recording
 from regard.viewer._bundle import bundle
-from regard.viewer._connections import QUEUE, TAKEN_AT_ONCE, Connection, Server
 from regard.viewer.answer import JSON, TEXT, Answer, Answers
+
+with needed_by("The viewer"):
+    import uvicorn
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+    from regard.viewer._connections import QUEUE, TAKEN_AT_ONCE, Connection, Server
 
 HOST = "127.0.0.1"
 HTTP_PORT = 80
@@ -53,7 +56,7 @@ HEADERS = {
 class Viewer:
     """A viewer that is being served; its ``repr`` is the address to open.
 
-    It serves in the background until :meth:`close`, the end of a ``with`` block, or of Python.
+    It serves in the background until ``close``, the end of a ``with`` block, or of Python.
 
     Attributes:
         address: ``http://127.0.0.1:PORT/TOKEN/``; who knows it can read the recordings, from this

@@ -20,7 +20,7 @@ FLOAT64 = NumpyArrays("float64")
 
 
 def steps(layer: Layer, head: int, queries: Sequence[int], keys: Sequence[int]) -> dict[str, Any]:
-    """The numbers of the formula, by the names of :class:`regard.Steps`; None for −∞.
+    """The numbers of the formula, by the names of ``regard.Steps``; None for −∞.
 
     Weights are those over all keys, and outputs the queries' whole ones.
 

@@ -59,7 +59,7 @@ class QueryError(ValueError):
 class Answers:
     """Answers about one recording, or about several side by side.
 
-    May be asked from several threads at once. :meth:`close` ends what it does in the background.
+    May be asked from several threads at once. ``close`` ends what it does in the background.
 
     Args:
         recordings: at least one.

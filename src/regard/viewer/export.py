@@ -121,7 +121,7 @@ class Pack:
         texts: base64 of each array, by name.
 
     Raises:
-        IndexError, MaterializeError, ValueError: as :func:`export`.
+        IndexError, MaterializeError, ValueError: as ``export``.
     """
 
     def __init__(

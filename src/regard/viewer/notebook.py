@@ -10,16 +10,13 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlencode
 
+from regard._extras import needed_by
 from regard.recording import Recording
 from regard.viewer._bundle import bundle, page_folder
 from regard.viewer.answer import Answers
 
-try:
+with needed_by("regard.viewer.notebook"):
     import anywidget
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(
-        "regard.viewer.notebook needs anywidget. Install it with pip install 'regard[jupyter]'."
-    ) from error
 
 __all__ = ["RecordingWidget"]
 

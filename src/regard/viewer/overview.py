@@ -14,13 +14,16 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Float
 
 from regard._arrays import to_numpy
 from regard._weights import AttentionWeights
 
 if TYPE_CHECKING:
+    from jaxtyping import Float
+
     from regard.recording import Recording
+
+    Picture = Float[np.ndarray, "rows columns"]
 
 __all__ = ["TILE", "HeadMap"]
 
@@ -31,8 +34,6 @@ A_TURN = 2**32  # that the worker reads before it looks up: about 0.1 s
 LARGEST_SIDE = 4096  # bins of the collected picture
 LINK_BINS = 512  # on a side, each of which may give a link
 ATTENTION_S = 5.0  # the worker rests when nobody has asked for so long
-
-Picture = Float[np.ndarray, "rows columns"]
 
 
 class HeadMap:

@@ -1,0 +1,40 @@
+"""The extras of regard: what each installs, and the error of what needs one that is missing."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+EXTRA_OF = {
+    "tokenizers": "lm",
+    "rich": "cli",
+    "typer": "cli",
+    "starlette": "viewer",
+    "uvicorn": "viewer",
+    "torch": "torch",
+    "matplotlib": "plot",
+    "anywidget": "jupyter",
+}
+
+
+class MissingPackageError(ModuleNotFoundError):
+    """A package of one of the extras is not installed; the text says which extra brings it."""
+
+
+@contextlib.contextmanager
+def needed_by(what: str) -> Iterator[None]:
+    """Imports in here are of packages that an extra installs.
+
+    Raises:
+        MissingPackageError: one of them is missing.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in EXTRA_OF:
+            raise
+        raise MissingPackageError(
+            f'{what} needs {package}. Install it with pip install "regard[{EXTRA_OF[package]}]".',
+            name=package,
+        ) from error

@@ -1,0 +1,109 @@
+"""The pages of docs/ and the site that `./check docs` builds of them."""
+
+import doctest
+import inspect
+import os
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+import regard
+import regard.lm
+import regard.nn
+import regard.recording
+import regard.testing
+import regard.viewer
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+pytestmark = pytest.mark.xdist_group("docs")  # one site serves several of the tests
+
+
+@pytest.mark.parametrize("page", ["index.md", "coming-from.md"])
+def test_the_examples_of_a_page_give_what_they_show(page):
+    failed, tried = doctest.testfile(str(DOCS / page), module_relative=False)
+    assert tried
+    assert not failed
+
+
+def test_coming_from_elsewhere_has_every_option_of_attention():
+    text = (DOCS / "coming-from.md").read_text(encoding="utf-8")
+    first = " ".join(re.findall(r"^\| (.*?) \|", text, re.MULTILINE))
+    parameters = inspect.signature(regard.attention).parameters.values()
+    options = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
+    assert options <= {*re.findall(r"\w+", " ".join(re.findall(r"`(.*?)`", first)))}
+
+
+def test_the_table_of_extras_is_that_of_the_package():
+    from tomllib import loads
+
+    project = loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    text = (DOCS / "install.md").read_text(encoding="utf-8")
+    named = re.findall(r"^\| `regard\[(\w+)\]`", text, re.MULTILINE)
+    assert sorted(named) == sorted(project["optional-dependencies"])
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The built site; a broken link, a page that is in no menu or a name that is not there fail."""
+    folder = tmp_path_factory.mktemp("site")
+    built = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", folder],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1", **NO_NETWORK},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert built.returncode == 0, built.stderr
+    return folder
+
+
+# A proxy where nothing listens: whatever asks for something elsewhere fails.
+NO_NETWORK = dict.fromkeys(("http_proxy", "https_proxy", "all_proxy"), "http://127.0.0.1:9")
+
+
+class Loaded(HTMLParser):
+    """Addresses that a page loads by itself, and the ids on it."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.addresses, self.ids = [], set()
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        attributes = dict(attributes)
+        self.ids.add(attributes.get("id"))
+        self.addresses.append(attributes.get("src"))
+        if tag == "link" and attributes.get("rel") not in ("canonical", "next", "prev"):
+            self.addresses.append(attributes.get("href"))
+
+
+def test_the_site_loads_nothing_from_elsewhere(site):
+    pages = list(site.rglob("*.html"))
+    assert len(pages) > 20
+    for page in pages:
+        loaded = Loaded(page.read_text(encoding="utf-8")).addresses
+        assert not [a for a in loaded if a and re.match(r"(https?:)?//", a)], page
+    for sheet in site.rglob("*.css"):
+        assert not re.search(r"(url\(|@import )[\"']?(https?:)?//", sheet.read_text()), sheet
+
+
+def test_the_site_has_every_public_name(site):
+    ids = set()
+    for page in (site / "api").rglob("*.html"):
+        ids |= Loaded(page.read_text(encoding="utf-8")).ids
+    names = [f"regard.{name}" for name in regard.__all__ if name != "steps"]  # a module as well
+    for module in (regard.lm, regard.nn, regard.recording, regard.testing, regard.viewer):
+        names += [f"{module.__name__}.{name}" for name in module.__all__]
+    names.remove("regard.recording.Recording")  # under regard.Recording
+    assert not {*names, "regard.steps.steps"} - ids
+
+
+def test_the_search_finds_the_api(site):
+    index = (site / "search" / "search_index.json").read_text(encoding="utf-8")
+    assert "scaled_dot_product_attention" in index
