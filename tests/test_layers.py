@@ -4,6 +4,7 @@ import ast
 import inspect
 import json
 import pkgutil
+import re
 import subprocess
 import sys
 import textwrap
@@ -16,9 +17,9 @@ import regard
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "regard"
 
-# From the top down. A row's cells know nothing of each other; the modules of one cell do. This is
-# the table of CONTRIBUTING.md with each row spread out until every import points down: a model is
-# recorded, a recording shows its steps, and attention() gives AttentionWeights back.
+# From the top down, as CONTRIBUTING.md has it. A row's cells know nothing of each other; the modules
+# of one cell do. A model is recorded, a recording shows its steps, and attention() gives
+# AttentionWeights back.
 LAYERS = [
     ["cli __main__", "testing"],
     ["viewer"],
@@ -96,6 +97,12 @@ def place(name):
             if any(name == part or name.startswith(f"{part}.") for part in cell.split()):
                 return row, cell
     raise AssertionError(f"{name} is in no layer; name its place in LAYERS, or a name it has there")
+
+
+def test_the_table_is_that_of_contributing():
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    table = text.partition("## Layers")[2].split("```")[1].strip()
+    assert [re.split(" {3,}", line) for line in table.splitlines()] == LAYERS
 
 
 @pytest.mark.parametrize("name", MODULES)
