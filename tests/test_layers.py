@@ -17,8 +17,8 @@ import regard
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "regard"
 
-# From the top down, as CONTRIBUTING.md has it. A row's cells know nothing of each other; the modules
-# of one cell do. A model is recorded, a recording shows its steps, and attention() gives
+# From the top down, as CONTRIBUTING.md has it. A row's cells know nothing of each other; modules of
+# one cell do. A model is recorded, a recording shows its steps, and attention() gives
 # AttentionWeights back.
 LAYERS = [
     ["cli __main__", "testing"],
@@ -35,7 +35,7 @@ LAYERS = [
     ["_visible _dropout"],
     ["_arrays _torch_arrays", "_written"],
     ["_tables", "_torch_state", "_files"],
-    ["_checks _settings"],
+    ["_checks _call _options _settings"],
     ["_errors", "_extras"],
 ]
 # Imports that point up, each inside the method that shows something, or for a type.

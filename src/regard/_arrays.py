@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from regard._checks import accumulating_name, is_tensor
+from regard._call import accumulating_name, is_tensor
 
 
 def to_numpy(x: Any) -> np.ndarray:

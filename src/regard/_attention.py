@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from regard._backends import choose
-from regard._checks import dtype_name, is_tensor, read_call
+from regard._call import dtype_name, is_tensor
+from regard._checks import read_call
 from regard._errors import ShapeError
 from regard._weights import AttentionWeights
 

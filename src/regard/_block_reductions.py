@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from regard._arrays import Arrays
-from regard._checks import Call
+from regard._call import Call
 from regard._formula import WeightBlock, weight_blocks
 
 Fields = dict[str, Any]

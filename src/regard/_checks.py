@@ -4,198 +4,26 @@ import math
 import numbers
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from regard._call import Call, dtype_name, is_tensor
 from regard._errors import ShapeError
+from regard._options import OPTIONS
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 # Of a query among the keys, either way: exact in float64 and JSON, and with a window within int64.
 LARGEST_POSITION = 2**53
-# NumPy takes a few microseconds to tell a name.
-_NUMPY_NAMES = {np.dtype(name): name for name in ("float16", "float32", "float64", "bool")}
-
-_ARRAYS = (
-    "query", "key", "value", "mask", "bias", "key_lengths", "query_segments", "key_segments",
-    "query_start", "sinks", "seed",
-)  # fmt: skip
+_OPTIONS = {option.name: option for option in OPTIONS}
 
 
-@dataclass(frozen=True, eq=False)
-class Call:
-    """One checked call. Arrays are of one library, with axes ``(B, H, L, D)``; see DESIGN names.
+class Given(NamedTuple):
+    """What options are checked against."""
 
-    ``key``, ``value``, ``mask``, ``bias`` and the segments keep leading axes of size 1 as they are:
-    they broadcast.
-    """
-
-    query: Any  # (B, Hq, Lq, D)
-    key: Any  # (B or 1, Hkv, Lk, D)
-    value: Any  # (B or 1, Hkv, Lk, Dv), or None where only the weights are asked for
-    leading: tuple[int, ...]  # the axes that B stands for
-    heads: bool  # whether the caller's arrays have a head axis
-    causal: bool = False
-    left: int | None = None  # the window's two sides
-    right: int | None = None
-    mask: Any = None  # (B or 1, Hq or 1, Lq or 1, Lk or 1) bool
-    bias: Any = None  # likewise, floating
-    key_lengths: Any = None  # (B,) integers
-    query_segments: Any = None  # (B or 1, Lq) integers
-    key_segments: Any = None  # (B or 1, Lk) integers
-    query_start: Any = None  # (B,) integers
-    query_step: int = 1  # from a query to the place of the next
-    sinks: Any = None  # (Hq,) floating
-    scale: float = 1.0
-    softcap: float | None = None
-    dropout: float = 0.0
-    seed: Any = None  # () int64, given where dropout is
-    part_of: int | None = None  # of a part of a call: the ``group_rows`` of the whole
-    whole_rows: bool = True  # False where the call has only some of the keys
-
-    @property
-    def sizes(self) -> tuple[int, int, int, int, int]:
-        """``B, Hq, Hkv, Lq, Lk``."""
-        B, Hq, Lq, _ = self.query.shape
-        return B, Hq, self.key.shape[1], Lq, self.key.shape[2]
-
-    @property
-    def group_rows(self) -> int:
-        """The queries that share a key head, of the whole call: these decide how it is computed."""
-        if self.part_of is not None:
-            return self.part_of
-        _, Hq, Hkv, Lq, _ = self.sizes
-        return Hq // Hkv * Lq if Hkv else 0
-
-    @property
-    def is_torch(self) -> bool:
-        """Whether the arrays are torch tensors."""
-        return not isinstance(self.query, np.ndarray)
-
-    @property
-    def tensors(self) -> list[Any]:
-        """Every torch tensor of the call."""
-        given = (getattr(self, name) for name in _ARRAYS)
-        return [x for x in given if x is not None and is_tensor(x)]
-
-    def restore(self, x: Any) -> Any:
-        """``(B, Hq, ...)`` with the caller's own leading axes."""
-        if self.heads and len(self.leading) == 1:
-            return x
-        tail = tuple(x.shape[1:]) if self.heads else tuple(x.shape[2:])
-        return x.reshape(self.leading + tail)
-
-    def head(self, h: int) -> "Call":
-        """Query head h alone, as if it had been passed as ``(..., L, D)``."""
-        alone = self.of_heads(range(len(self.query)), range(h, h + 1))
-        return replace(alone, leading=self.leading, heads=False)
-
-    def element(self, b: int) -> "Call":
-        """Batch element b alone, as if it had been passed as ``(H, L, D)``."""
-        heads = range(self.sizes[1])
-        return replace(self.of_heads(range(b, b + 1), heads), leading=(), heads=True)
-
-    def of_heads(self, b: range, h: range) -> "Call":
-        """Some batch elements and query heads: one, or all that share some of the keys."""
-        group = self.sizes[1] // max(self.sizes[2], 1)
-        batch, own = slice(b.start, b.stop), slice(h.start, h.stop)
-        shared = slice(h.start // group, -(-h.stop // group)) if group else slice(0, 0)
-        fields: dict[str, Any] = {"query": self.query[batch, own]}
-        for name in ("key", "value"):
-            x = getattr(self, name)
-            fields[name] = None if x is None else x[_at(x, batch), shared]
-        for name in ("mask", "bias"):
-            x = getattr(self, name)
-            fields[name] = (
-                None if x is None else x[_at(x, batch), own if x.shape[1] > 1 else slice(None)]
-            )
-        for name in ("key_lengths", "query_start", "query_segments", "key_segments"):
-            x = getattr(self, name)
-            fields[name] = None if x is None else x[_at(x, batch)]
-        fields["sinks"] = None if self.sinks is None else self.sinks[own]
-        return replace(self, leading=(len(b),), heads=True, part_of=self.group_rows, **fields)
-
-    def rows(self, part: slice) -> "Call":
-        """Some of the queries, with what they see; ``part`` may have a step."""
-        B, _, _, Lq, Lk = self.sizes
-        start, stop, step = part.indices(Lq)
-        starts = self.query_start
-        if starts is None:
-            lengths = self.key_lengths
-            starts = np.full(B, Lk - Lq, np.int64) if lengths is None else lengths - Lq
-        fields: dict[str, Any] = {"query": self.query[:, :, start:stop:step]}
-        for name in ("mask", "bias"):
-            x = getattr(self, name)
-            fields[name] = x if x is None or x.shape[2] == 1 else x[:, :, start:stop:step]
-        if self.query_segments is not None:
-            fields["query_segments"] = self.query_segments[:, start:stop:step]
-        fields["query_start"] = starts + start * self.query_step
-        step *= self.query_step
-        return replace(self, query_step=step, part_of=self.group_rows, **fields)
-
-    def columns(self, part: slice) -> "Call":
-        """Some of the keys, next to each other, and who sees them; its rows are no longer whole."""
-        *_, Lq, Lk = self.sizes
-        start, stop, _ = part.indices(Lk)
-        count = max(0, stop - start)
-        part = slice(start, start + count)
-        if count == Lk:
-            return self
-        whole = self.rows(slice(0, Lq))
-        fields: dict[str, Any] = {"key": self.key[:, :, part]}
-        if self.value is not None:
-            fields["value"] = self.value[:, :, part]
-        for name in ("mask", "bias"):
-            x = getattr(self, name)
-            fields[name] = x if x is None or x.shape[3] == 1 else x[..., part]
-        if self.key_segments is not None:
-            fields["key_segments"] = self.key_segments[:, part]
-        if self.key_lengths is not None:
-            fields["key_lengths"] = (self.key_lengths - start).clip(0, count)
-        return replace(whole, query_start=whole.query_start - start, whole_rows=False, **fields)
-
-    def copy(self) -> "Call":
-        """The same call on arrays of its own."""
-        return Call(**{name: _copied(x) for name, x in vars(self).items()})
-
-    def without_value(self) -> "Call":
-        """The same weights with nothing to apply them to."""
-        return replace(self, value=None, dropout=0.0, seed=None)
-
-
-def _at(x: Any, batch: slice) -> slice:
-    """Some batch elements of x, which may have only one for all."""
-    return batch if len(x) > 1 else slice(None)
-
-
-def _copied(x: Any) -> Any:
-    """An array of its own; what is broadcast stays so."""
-    if not (isinstance(x, np.ndarray) or is_tensor(x)):
-        return x
-    strides = x.stride() if is_tensor(x) else x.strides
-    cell = x[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in strides)]
-    if is_tensor(x):
-        return cell.clone().expand(x.shape)
-    return np.broadcast_to(cell.copy(), x.shape)
-
-
-def dtype_name(x: Any) -> str:
-    """``float32`` for NumPy's and torch's alike."""
-    if isinstance(x, np.ndarray) and (name := _NUMPY_NAMES.get(x.dtype)):
-        return name
-    return str(x.dtype).removeprefix("torch.")
-
-
-def accumulating_name(x: Any) -> str:
-    """The dtype that sums over x are held in: float64 for float64, else float32."""
-    return "float64" if dtype_name(x) == "float64" else "float32"
-
-
-def is_tensor(x: object) -> bool:
-    """Whether x is a torch tensor; torch is not loaded to find out."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(x, torch.Tensor)
+    query: Any
+    key: Any
+    leading: tuple[int, ...]
 
 
 def _kind(name: str, x: object) -> str:
@@ -321,8 +149,9 @@ def _fold(x: Any, leading: tuple[int, ...], axes: int) -> Any:
     return _expand(x, leading + tail).reshape((math.prod(leading), *tail))
 
 
-def _read_broadcast(name: str, x: Any, query: Any, key: Any, leading: tuple[int, ...]) -> Any:
+def _read_pairs(name: str, x: Any, given: Given) -> Any:
     """mask or bias as ``(B or 1, Hq or 1, Lq or 1, Lk or 1)``."""
+    query, key, leading = given
     _check_place(name, x, query)
     if name == "bias":
         _check_floating(name, x, " A bool that says who may attend is passed as mask=.")
@@ -347,8 +176,9 @@ def _read_broadcast(name: str, x: Any, query: Any, key: Any, leading: tuple[int,
     return _fold(x, leading, 3)
 
 
-def _read_integers(name: str, x: Any, query: Any, leading: tuple[int, ...], tail: Any = ()) -> Any:
+def _read_integers(name: str, x: Any, given: Given, tail: Any = ()) -> Any:
     """An int or an array of ints as ``(B, *tail)``, or ``(1, *tail)`` where it has a tail."""
+    query, _, leading = given
     if isinstance(x, numbers.Integral) and not -(2**63) <= int(x) < 2**63:
         raise ValueError(f"attention: {name} is {x}; it must fit into 64 bits with a sign.")
     if is_tensor(query):
@@ -385,8 +215,8 @@ def _read_integers(name: str, x: Any, query: Any, leading: tuple[int, ...], tail
     return _fold(x.reshape((1,) * (len(full) - x.ndim) + tuple(x.shape)), leading, 1)
 
 
-def _read_segments(segments: Any, query: Any, key: Any, leading: tuple[int, ...]) -> Any:
-    Lq, Lk = query.shape[-2], key.shape[-2]
+def _read_segments(name: str, segments: Any, given: Given) -> tuple[Any, Any]:
+    Lq, Lk = given.query.shape[-2], given.key.shape[-2]
     if isinstance(segments, tuple):
         if len(segments) != 2:
             raise ShapeError(
@@ -402,14 +232,12 @@ def _read_segments(segments: Any, query: Any, key: Any, leading: tuple[int, ...]
     else:
         of_queries = of_keys = segments
     return (
-        _read_integers("segments", of_queries, query, leading, (Lq,)),
-        _read_integers("segments", of_keys, query, leading, (Lk,)),
+        _read_integers(name, of_queries, given, (Lq,)),
+        _read_integers(name, of_keys, given, (Lk,)),
     )
 
 
-def _read_window(window: Any) -> tuple[int | None, int | None]:
-    if window is None:
-        return None, None
+def _read_window(name: str, window: Any, given: Given) -> tuple[int | None, int | None]:
     sides = tuple(window) if isinstance(window, (tuple, list)) else ()
     if len(sides) != 2 or not all(
         w is None or (isinstance(w, numbers.Integral) and not isinstance(w, bool)) for w in sides
@@ -434,7 +262,8 @@ def _read_number(name: str, x: Any, valid: Callable[[float], bool], needed: str)
     return number
 
 
-def _read_sinks(sinks: Any, query: Any) -> Any:
+def _read_sinks(name: str, sinks: Any, given: Given) -> Any:
+    query = given.query
     heads = query.shape[-3] if query.ndim > 2 else 1
     _check_place("sinks", sinks, query)
     _check_floating("sinks", sinks)
@@ -462,59 +291,51 @@ def _read_seed(seed: Any, query: Any) -> Any:
     return np.int64(seed)
 
 
-def read_call(
-    query: Any,
-    key: Any,
-    value: Any,
-    *,
-    causal: Any = False,
-    window: Any = None,
-    mask: Any = None,
-    bias: Any = None,
-    key_lengths: Any = None,
-    segments: Any = None,
-    query_start: Any = None,
-    sinks: Any = None,
-    scale: Any = None,
-    softcap: Any = None,
-    dropout: Any = 0.0,
-    seed: Any = None,
-) -> Call:
+def _read_flag(name: str, x: Any, given: Given) -> Any:
+    if not isinstance(x, (bool, np.bool_)):
+        raise TypeError(f"attention: {name} is {x!r}; True or False is needed.")
+    return bool(x)
+
+
+# By the kind of an option: its name, what was given and the arrays, to its field or fields.
+READERS: dict[str, Callable[[str, Any, Given], Any]] = {
+    "flag": _read_flag,
+    "window": _read_window,
+    "pairs": _read_pairs,
+    "place": _read_integers,
+    "segments": _read_segments,
+    "sinks": _read_sinks,
+    "scale": lambda name, x, _: _read_number(name, x, math.isfinite, "finite"),
+    "softcap": lambda name, x, _: _read_number(
+        name, x, lambda n: 0 < n < math.inf, "positive and finite"
+    ),
+    "dropout": lambda name, x, _: _read_number(
+        name, x, lambda n: 0 <= n < 1, "at least 0 and less than 1"
+    ),
+}
+
+
+def read_call(query: Any, key: Any, value: Any, *, seed: Any = None, **options: Any) -> Call:
     """Checks every argument and gives them back in one form.
 
     Only shapes, types and plain numbers are looked at, so it can be traced; what needs the contents
     of an array is for ``check_contents``.
     """
     _check_arrays(query, key, value)
-    if not isinstance(causal, (bool, np.bool_)):
-        raise TypeError(f"attention: causal is {causal!r}; True or False is needed.")
     leading = tuple(query.shape[:-3])
-    left, right = _read_window(window)
-    options: dict[str, Any] = {}
-    if mask is not None:
-        options["mask"] = _read_broadcast("mask", mask, query, key, leading)
-    if bias is not None:
-        options["bias"] = _read_broadcast("bias", bias, query, key, leading)
-    if key_lengths is not None:
-        options["key_lengths"] = _read_integers("key_lengths", key_lengths, query, leading)
-    if query_start is not None:
-        options["query_start"] = _read_integers("query_start", query_start, query, leading)
-    if segments is not None:
-        of_queries, of_keys = _read_segments(segments, query, key, leading)
-        options |= {"query_segments": of_queries, "key_segments": of_keys}
-    if sinks is not None:
-        options["sinks"] = _read_sinks(sinks, query)
-    if softcap is not None:
-        softcap = _read_number(
-            "softcap", softcap, lambda x: 0 < x < math.inf, "positive and finite"
-        )
-    if scale is None:
-        scale = 1.0 / math.sqrt(query.shape[-1])
-    else:
-        scale = _read_number("scale", scale, math.isfinite, "finite")
-    dropout = _read_number("dropout", dropout, lambda x: 0 <= x < 1, "at least 0 and less than 1")
-    if dropout:
-        options["seed"] = _read_seed(seed, query)
+    given = Given(query, key, leading)
+    fields: dict[str, Any] = {"scale": 1.0 / math.sqrt(query.shape[-1])}
+    for name, x in options.items():
+        option = _OPTIONS[name]
+        if x is option.default:
+            continue
+        found = READERS[option.kind](name, x, given)
+        if len(option.fields) == 1:
+            fields[name] = found
+        else:
+            fields.update(zip((field.name for field in option.fields), found))
+    if fields.get("dropout"):
+        fields["seed"] = _read_seed(seed, query)
     if query.ndim == 2:
         query, key, value = (x if x is None else x[None, None] for x in (query, key, value))
         heads = False
@@ -524,10 +345,7 @@ def read_call(
     B = math.prod(leading)
     if query.shape[0] != B:
         query = _expand(query, (B, *query.shape[1:]))
-    return Call(
-        query, key, value, leading, heads, bool(causal), left, right,
-        scale=scale, softcap=softcap, dropout=dropout, **options,
-    )  # fmt: skip
+    return Call(query, key, value, leading, heads, **fields)
 
 
 def check_contents(call: Call) -> None:

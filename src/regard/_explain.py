@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from regard._checks import Call, is_tensor
+from regard._call import Call, is_tensor
 
 if TYPE_CHECKING:
     from regard.steps import Steps

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from regard._arrays import Arrays
-from regard._checks import Call, check_contents, dtype_name
+from regard._call import Call, dtype_name
+from regard._checks import check_contents
 from regard._dropout import kept
 from regard._visible import Visibility, blocks, part
 

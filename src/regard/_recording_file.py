@@ -22,10 +22,11 @@ from typing import Any, BinaryIO, TypeGuard
 
 import numpy as np
 
-from regard._checks import dtype_name, is_tensor
+from regard._call import dtype_name, is_tensor
 from regard._errors import RecordingError
 from regard._files import check_ending, open_file, replaced_when_complete
-from regard.recording import ARRAY_OPTIONS, SCALAR_OPTIONS, Layer, Recording
+from regard._options import RECORDED_ARRAYS, RECORDED_NUMBERS
+from regard.recording import Layer, Recording
 
 FORMAT = "regard-recording"
 VERSION = 1
@@ -101,7 +102,7 @@ def _no_loop(path: Path) -> Iterator[None]:
 def _arrays(recording: Recording) -> Iterator[tuple[str, Any]]:
     for index, layer in enumerate(recording.layers):
         held = {"query": layer.query, "key": layer.key, "value": layer.value}
-        held |= {name: layer.options.get(name) for name in ARRAY_OPTIONS}
+        held |= {name: layer.options.get(name) for name in RECORDED_ARRAYS}
         if isinstance(held["segments"], tuple):
             held["query_segments"], held["key_segments"] = held.pop("segments")
         for name, array in held.items():
@@ -111,7 +112,7 @@ def _arrays(recording: Recording) -> Iterator[tuple[str, Any]]:
 
 def _header(recording: Recording, named: list[tuple[str, Any]]) -> bytes:
     options = [
-        {name: layer.options[name] for name in SCALAR_OPTIONS if name in layer.options}
+        {name: layer.options[name] for name in RECORDED_NUMBERS if name in layer.options}
         for layer in recording.layers
     ]
     metadata = {"format": FORMAT, "version": str(VERSION), "model": json.dumps(recording.model)}
@@ -353,11 +354,12 @@ def _recording(metadata: Mapping[str, str], arrays: dict[str, Any]) -> Recording
 
 def _layer(index: int, scalars: Any, arrays: dict[str, Any]) -> Layer:
     """Layer ``index``; its arrays are taken out of ``arrays``."""
-    if not isinstance(scalars, dict) or not set(scalars) <= set(SCALAR_OPTIONS):
+    if not isinstance(scalars, dict) or not set(scalars) <= set(RECORDED_NUMBERS):
         raise ValueError(
-            f"layer {index} has options {_quoted(scalars)}; {', '.join(SCALAR_OPTIONS)} are known."
+            f"layer {index} has options {_quoted(scalars)}; "
+            f"{', '.join(RECORDED_NUMBERS)} are known."
         )
-    names = ("query", "key", "value", *ARRAY_OPTIONS, "query_segments", "key_segments")
+    names = ("query", "key", "value", *RECORDED_ARRAYS, "query_segments", "key_segments")
     found = {name: arrays.pop(f"layers.{index}.{name}", None) for name in names}
     pair = found.pop("query_segments"), found.pop("key_segments")
     if any(ids is not None for ids in pair):

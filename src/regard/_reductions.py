@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from regard._arrays import arrays_of
-from regard._checks import Call, accumulating_name
+from regard._call import Call, accumulating_name
 from regard._errors import ShapeError
 
 

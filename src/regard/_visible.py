@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from regard._arrays import to_numpy
-from regard._checks import Call
+from regard._call import Call
 
 ALL = slice(None)
 
@@ -48,10 +48,10 @@ class Visibility:
         low, high = 0, self.lengths[b]
         if call.causal:
             high = min(high, last + 1)
-        if call.right is not None:
-            high = min(high, last + 1 + call.right)
-        if call.left is not None:
-            low = max(low, first - call.left)
+        if call.window_right is not None:
+            high = min(high, last + 1 + call.window_right)
+        if call.window_left is not None:
+            low = max(low, first - call.window_left)
         high = max(high, 0)
         low = min(low, high)
         if self._segments is not None and low < high:
@@ -77,10 +77,10 @@ class Visibility:
         rules = []
         if call.causal and first < keys.stop - 1:
             rules.append((j <= i)[None, None])
-        if call.right is not None and first + call.right < keys.stop - 1:
-            rules.append((j <= i + call.right)[None, None])
-        if call.left is not None and keys.start < last - call.left:
-            rules.append((j >= i - call.left)[None, None])
+        if call.window_right is not None and first + call.window_right < keys.stop - 1:
+            rules.append((j <= i + call.window_right)[None, None])
+        if call.window_left is not None and keys.start < last - call.window_left:
+            rules.append((j >= i - call.window_left)[None, None])
         if call.query_segments is not None:
             of_queries = part(call.query_segments, b, rows)[:, None, :, None]
             rules.append(of_queries == part(call.key_segments, b, keys)[:, None, None, :])

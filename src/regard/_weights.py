@@ -11,7 +11,8 @@ import numpy as np
 
 from regard._arrays import arrays_of
 from regard._backends import Backend, Statistics, choose
-from regard._checks import Call, accumulating_name, is_tensor, read_call
+from regard._call import Call, accumulating_name, is_tensor
+from regard._checks import read_call
 from regard._parts import basic_index, part_of, spaced, span
 from regard._reductions import (
     Links,

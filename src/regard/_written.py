@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from typing import Any, NamedTuple
 
-from regard._checks import Call, is_tensor
+from regard._call import Call, is_tensor
 
 
 class Version(NamedTuple):

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from regard._checks import LARGEST_POSITION, check_contents, is_tensor, read_call
+from regard._call import is_tensor
+from regard._checks import LARGEST_POSITION, check_contents, read_call
 from regard._errors import ShapeError
+from regard._options import RECORDED_ARRAYS, RECORDED_NUMBERS
 
 if TYPE_CHECKING:
     from regard._recording_file import MappedFile
@@ -24,9 +26,6 @@ if TYPE_CHECKING:
     from regard.viewer._server import Viewer
 
 __all__ = ["Layer", "Recording"]
-
-SCALAR_OPTIONS = ("causal", "window", "scale", "softcap", "query_start", "key_lengths")
-ARRAY_OPTIONS = ("segments", "sinks", "bias", "mask")
 
 
 class Layer:
@@ -111,7 +110,7 @@ class Layer:
         if self.value is not None:
             parts.append(f"value {_shape(self.value)}")
         for name, value in self.options.items():
-            parts.append(name if name in ARRAY_OPTIONS else f"{name}={value!r}")
+            parts.append(name if name in RECORDED_ARRAYS else f"{name}={value!r}")
         return f"Layer({', '.join(parts)})"
 
 
@@ -377,10 +376,10 @@ def _checked_options(options: dict[str, Any]) -> dict[str, Any]:
     """The options that are given, as plain Python values and arrays."""
     checked = {name: value for name, value in options.items() if value is not None}
     for name in checked:
-        if name not in SCALAR_OPTIONS + ARRAY_OPTIONS:
+        if name not in RECORDED_NUMBERS + RECORDED_ARRAYS:
             raise TypeError(
                 f"Layer: there is no option {name!r} to record;"
-                f" there are {', '.join(SCALAR_OPTIONS + ARRAY_OPTIONS)}."
+                f" there are {', '.join(RECORDED_NUMBERS + RECORDED_ARRAYS)}."
             )
     for name in ("query_start", "key_lengths"):
         if name in checked:

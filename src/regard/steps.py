@@ -9,17 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from regard import _formula, _tables
+from regard import _formula, _options, _tables
 from regard._arrays import Arrays, arrays_of
 from regard._backends import choose
-from regard._checks import (
-    Call,
-    accumulating_name,
-    check_contents,
-    dtype_name,
-    is_tensor,
-    read_call,
-)
+from regard._call import Call, accumulating_name, dtype_name, is_tensor
+from regard._checks import check_contents, read_call
 from regard._errors import ShapeError
 from regard._explain import arithmetic, numbers, scaling
 from regard._settings import require_materializable
@@ -28,10 +22,7 @@ from regard._weights import AttentionWeights
 
 __all__ = ["Steps", "steps"]
 
-OPTIONS = (
-    "causal", "window", "mask", "bias", "key_lengths", "segments", "query_start", "sinks", "scale",
-    "softcap", "dropout", "seed",
-)  # fmt: skip
+OPTIONS = tuple(option.name for option in _options.OPTIONS)
 MATRICES = ("scores", "scaled", "capped", "masked", "weights", "dropped")
 
 
@@ -422,10 +413,10 @@ def _projection(name: str, part: str, w: Any, b: Any) -> str:
 
 def _rules(call: Call) -> list[str]:
     """The options that limit what a query sees, as they were given."""
-    window = f"window=({call.left}, {call.right})"
+    window = f"window=({call.window_left}, {call.window_right})"
     given = {
         "causal": call.causal,
-        window: call.left is not None or call.right is not None,
+        window: call.window_left is not None or call.window_right is not None,
         "mask": call.mask is not None,
         "key_lengths": call.key_lengths is not None,
         "segments": call.query_segments is not None,

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from regard._backends.kernel import Kernel
 from regard._backends.reference import Reference
 from regard._backends.torch import Torch
-from regard._checks import Call
+from regard._call import Call
 from regard._errors import UnsupportedError
 
 Statistics = tuple[Any, Any]  # maximum and total, (B, Hq, Lq): what the weights are computed from

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from regard._arrays import to_numpy
-from regard._checks import Call, accumulating_name, check_contents, dtype_name, is_tensor
+from regard._call import Call, accumulating_name, dtype_name, is_tensor
+from regard._checks import check_contents
 from regard._settings import get_num_threads
 from regard._written import refuse_recorded
 
@@ -130,8 +131,7 @@ def _read(call: Call) -> tuple[Any, tuple[Any, ...]]:
     B, Hq, Hkv, Lq, Lk = call.sizes
     q, k, v = (_rows(x) for x in (call.query, call.key, call.value))
     lengths = [Lk] * B if call.key_lengths is None else call.key_lengths.tolist()
-    starts = call.query_start
-    starts = [n - Lq for n in lengths] if starts is None else starts.tolist()
+    starts = call.starts.tolist()
     segments = (call.query_segments, call.key_segments)
     ids = [None if x is None else np.require(to_numpy(x), np.int64, ["C", "A"]) for x in segments]
     sinks = [] if call.sinks is None else call.sinks.tolist()
@@ -139,9 +139,9 @@ def _read(call: Call) -> tuple[Any, tuple[Any, ...]]:
         query=_told(q), key=_told(k), value=_told(v),
         sizes=(B, Hq, Hkv, Lq, Lk, q.shape[-1], 0 if v is None else v.shape[-1], call.group_rows),
         scale=call.scale, softcap=call.softcap or 0.0,
-        causal=call.causal, left=-1 if call.left is None else call.left,
-        right=-1 if call.right is None else call.right, starts=starts, step=call.query_step,
-        lengths=lengths,
+        causal=call.causal, left=-1 if call.window_left is None else call.window_left,
+        right=-1 if call.window_right is None else call.window_right, starts=starts,
+        step=call.query_step, lengths=lengths,
         query_ids=0 if ids[0] is None else ids[0].ctypes.data,
         key_ids=0 if ids[1] is None else ids[1].ctypes.data,
         shared_query_ids=ids[0] is not None and len(ids[0]) == 1,

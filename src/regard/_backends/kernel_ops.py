@@ -23,7 +23,7 @@ from regard._backends.torch_ops import (
     tensors_of,
     unpack,
 )
-from regard._checks import Call, accumulating_name
+from regard._call import Call, accumulating_name
 from regard._torch_state import is_watched
 
 

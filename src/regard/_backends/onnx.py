@@ -8,7 +8,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.nn.functional import scaled_dot_product_attention
 
 from regard._arrays import arrays_of
-from regard._checks import Call
+from regard._call import Call
 from regard._errors import UnsupportedError
 from regard._formula import capped, scaled
 
@@ -48,8 +48,8 @@ def _always(holds: Any) -> bool:
 def _is_triangle(call: Call) -> bool:
     """Whether ``is_causal``, which has query 0 see key 0 alone, says all of who sees whom."""
     others = (
-        call.left, call.right, call.mask, call.bias, call.key_lengths, call.query_segments,
-        call.query_start, call.softcap, call.sinks,
+        call.window_left, call.window_right, call.mask, call.bias, call.key_lengths,
+        call.query_segments, call.query_start, call.softcap, call.sinks,
     )  # fmt: skip
     _, _, _, Lq, Lk = call.sizes
     alone = call.scale > 0 and all(x is None for x in others)
@@ -78,10 +78,10 @@ def _visible(call: Call) -> Tensor | None:
     rules = [call.mask]
     if call.causal:
         rules.append(j <= p)
-    if call.right is not None:
-        rules.append(j <= p + call.right)
-    if call.left is not None:
-        rules.append(j >= p - call.left)
+    if call.window_right is not None:
+        rules.append(j <= p + call.window_right)
+    if call.window_left is not None:
+        rules.append(j >= p - call.window_left)
     if call.key_lengths is not None:
         rules.append(j < lengths)
     if call.query_segments is not None:

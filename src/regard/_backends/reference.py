@@ -9,7 +9,7 @@ from typing import Any
 from regard import _formula
 from regard._arrays import NumpyArrays, to_numpy
 from regard._block_reductions import reduce_blocks, statistics_of
-from regard._checks import Call, is_tensor
+from regard._call import Call, is_tensor
 from regard._written import refuse_recorded
 
 FLOAT64 = NumpyArrays("float64")

@@ -6,7 +6,7 @@ from typing import Any
 
 from regard._arrays import arrays_of
 from regard._block_reductions import reduce_blocks, statistics_of
-from regard._checks import Call
+from regard._call import Call
 from regard._written import refuse_recorded
 
 

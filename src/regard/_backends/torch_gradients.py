@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regard._arrays import arrays_of
-from regard._checks import Call
+from regard._call import Call
 from regard._formula import (
     WeightBlock,
     apply,

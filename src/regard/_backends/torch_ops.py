@@ -20,25 +20,20 @@ from torch.utils.flop_counter import register_flop_formula
 from regard import _formula
 from regard._arrays import arrays_of
 from regard._backends import torch_gradients
-from regard._checks import Call, check_contents
+from regard._call import Call
+from regard._checks import check_contents
 from regard._errors import UnsupportedError
+from regard._options import ARRAYS, NUMBERS
 from regard._torch_state import exact, is_exported_to_onnx, is_recorded, is_rounded
 
-_TENSORS = (
-    "query", "key", "value", "mask", "bias", "key_lengths", "query_segments", "key_segments",
-    "query_start", "sinks", "seed",
-)  # fmt: skip
+_TENSORS = tuple(field.name for field in ARRAYS)
 _FUSED_ON_DEVICES = [
     SDPBackend.CUDNN_ATTENTION,
     SDPBackend.FLASH_ATTENTION,
     SDPBackend.EFFICIENT_ATTENTION,
 ]
-_NUMBERS = ("causal", "left", "right", "scale", "softcap", "dropout")
-CALL_SCHEMA = (
-    "Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor? bias, Tensor? key_lengths, "
-    "Tensor? query_segments, Tensor? key_segments, Tensor? query_start, Tensor? sinks, "
-    "Tensor? seed, bool causal, int? left, int? right, float scale, float? softcap, float dropout"
-)
+_NUMBERS = tuple(field.name for field in NUMBERS)
+CALL_SCHEMA = ", ".join(f"{field.type} {field.name}" for field in (*ARRAYS, *NUMBERS))
 _NO_FORWARD_MODE = (
     "attention: there is no forward-mode derivative (jvp, jacfwd, hessian); use backward mode, "
     "as in torch.autograd.grad, and jacrev(jacrev(f)) for a hessian."
@@ -67,7 +62,13 @@ def _may_fuse(call: Call) -> bool:
         return False  # it hides by adding -inf before it scales
     if min(Lq, Lk) < 16 and call.query.device.type == "cpu":
         return False  # one side is short: its error is up to 2.9x the plain formula's
-    options = (call.left, call.right, call.query_segments, call.query_start, call.sinks)
+    options = (
+        call.window_left,
+        call.window_right,
+        call.query_segments,
+        call.query_start,
+        call.sinks,
+    )
     if any(x is not None for x in options) or call.softcap is not None or call.dropout:
         return False
     given = [x for x in (call.mask, call.bias, call.key_lengths) if x is not None]
@@ -246,14 +247,14 @@ def _backward(grad: Tensor, *values: Any) -> tuple[Tensor, ...]:
 
 
 @_backward.register_fake
-def _(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    bias, sinks = rest[1], rest[6]
-    nothing = query.new_empty(0)
-    return (
-        torch.empty_like(query), torch.empty_like(key), torch.empty_like(value),
-        nothing if bias is None else torch.empty_like(bias),
-        nothing.clone() if sinks is None else torch.empty_like(sinks),
-    )  # fmt: skip
+def _(grad: Tensor, *values: Any) -> tuple[Tensor, ...]:
+    return _empty_gradients(unpack(*values))
+
+
+def _empty_gradients(call: Call) -> tuple[Tensor, ...]:
+    """As gradients of query, key, value, bias and sinks are: empty for what is absent."""
+    inputs = (call.query, call.key, call.value, call.bias, call.sinks)
+    return tuple(call.query.new_empty(0) if x is None else torch.empty_like(x) for x in inputs)
 
 
 @make_operator(
@@ -283,15 +284,11 @@ def _double_backward(
 
 
 @_double_backward.register_fake
-def _(*values: Any) -> tuple[Tensor, ...]:
-    grad, query, key, value, _, bias = values[5:11]
-    sinks = values[15]
-    nothing = query.new_empty(0)
-    return (
-        *(torch.empty_like(x) for x in (grad, query, key, value)),
-        nothing if bias is None else torch.empty_like(bias),
-        nothing.clone() if sinks is None else torch.empty_like(sinks),
-    )
+def _(
+    query_dot: Tensor, key_dot: Tensor, value_dot: Tensor, bias_dot: Tensor, sinks_dot: Tensor,
+    grad: Tensor, *values: Any,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    return torch.empty_like(grad), *_empty_gradients(unpack(*values))
 
 
 def tensors_of(inputs: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
@@ -364,9 +361,9 @@ def _fold(info: Any, in_dims: tuple[int | None, ...], tensors: tuple[Any, ...]) 
     """Moves the mapped axis of every tensor into its batch axis, so that one call serves all."""
     n, folded = info.batch_size, []
     B = tensors[0].shape[1 if in_dims[0] == 0 else 0]
-    for name, x, axis in zip(_TENSORS, tensors, in_dims):
-        broadcasts = name not in ("query", "key_lengths", "query_start")
-        if x is None or name == "sinks" or (axis is None and x.shape[0] == 1 and broadcasts):
+    for (_, _, axes), x, axis in zip(ARRAYS, tensors, in_dims):
+        shared = axis is None and axes[:1] == "b" and x is not None and x.shape[0] == 1
+        if x is None or shared or axes[:1].upper() != "B":
             folded.append(x)
         else:
             x = x.expand(n, *x.shape) if axis is None else x.movedim(axis, 0)

@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from regard._arrays import NumpyArrays
-from regard._checks import Call
+from regard._call import Call
 from regard._picture import recording_html, weights_html
 from regard._visible import Visibility
 from regard._weights import AttentionWeights
@@ -79,7 +79,9 @@ def _options(call: Call) -> dict[str, Any]:
         segments = (call.query_segments[0], call.key_segments[0])
     return {
         "causal": call.causal,
-        "window": None if call.left is call.right is None else (call.left, call.right),
+        "window": None
+        if call.window_left is call.window_right is None
+        else (call.window_left, call.window_right),
         "scale": call.scale,
         "softcap": call.softcap,
         "query_start": position(call.query_start),

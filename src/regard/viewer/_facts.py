@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from regard._arrays import NumpyArrays, to_numpy
-from regard._checks import Call, is_tensor, read_call
+from regard._call import Call, is_tensor
+from regard._checks import read_call
 from regard._visible import Visibility
 from regard._weights import AttentionWeights
 from regard.recording import Layer, Recording
@@ -102,10 +103,10 @@ def _intervals(call: Call, visibility: Visibility) -> tuple[np.ndarray, np.ndarr
     low, high = np.zeros_like(place), np.full_like(place, visibility.lengths[0])
     if call.causal:
         high = np.minimum(high, place + 1)
-    if call.right is not None:
-        high = np.minimum(high, place + 1 + call.right)
-    if call.left is not None:
-        low = np.maximum(low, place - call.left)
+    if call.window_right is not None:
+        high = np.minimum(high, place + 1 + call.window_right)
+    if call.window_left is not None:
+        low = np.maximum(low, place - call.window_left)
     high = np.maximum(high, 0)
     return np.minimum(low, high), high
 

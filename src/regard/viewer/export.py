@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from regard._arrays import to_numpy
-from regard._checks import dtype_name
+from regard._call import dtype_name
 from regard._errors import MaterializeError
 from regard._files import check_ending, replaced_when_complete
 from regard._recording_file import _bytes
@@ -214,8 +214,8 @@ def _options(layer: Layer) -> dict[str, Any]:
         "scale": call.scale,
         "softcap": call.softcap,
         "causal": call.causal,
-        "left": call.left,
-        "right": call.right,
+        "left": call.window_left,
+        "right": call.window_right,
         "start": layer.query_start,
         "length": layer.options.get("key_lengths", layer.key.shape[1]),
     }

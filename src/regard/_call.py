@@ -1,0 +1,182 @@
+"""One call of attention, checked and in one form, and the parts that it has."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from regard._options import ARRAYS
+
+ALL = slice(None)
+# NumPy takes a few microseconds to tell a name.
+_NUMPY_NAMES = {np.dtype(name): name for name in ("float16", "float32", "float64", "bool")}
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """One checked call. Arrays are of one library, with axes ``(B, H, L, D)``; see DESIGN names.
+
+    ``key``, ``value``, ``mask``, ``bias`` and the segments keep leading axes of size 1 as they are:
+    they broadcast.
+    """
+
+    query: Any  # (B, Hq, Lq, D)
+    key: Any  # (B or 1, Hkv, Lk, D)
+    value: Any  # (B or 1, Hkv, Lk, Dv), or None where only the weights are asked for
+    leading: tuple[int, ...]  # the axes that B stands for
+    heads: bool  # whether the caller's arrays have a head axis
+    causal: bool = False
+    window_left: int | None = None
+    window_right: int | None = None
+    mask: Any = None  # (B or 1, Hq or 1, Lq or 1, Lk or 1) bool
+    bias: Any = None  # likewise, floating
+    key_lengths: Any = None  # (B,) integers
+    query_segments: Any = None  # (B or 1, Lq) integers
+    key_segments: Any = None  # (B or 1, Lk) integers
+    query_start: Any = None  # (B,) integers
+    query_step: int = 1  # from a query to the place of the next
+    sinks: Any = None  # (Hq,) floating
+    scale: float = 1.0
+    softcap: float | None = None
+    dropout: float = 0.0
+    seed: Any = None  # () int64, given where dropout is
+    part_of: int | None = None  # of a part of a call: the ``group_rows`` of the whole
+    whole_rows: bool = True  # False where the call has only some of the keys
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int, int]:
+        """``B, Hq, Hkv, Lq, Lk``."""
+        B, Hq, Lq, _ = self.query.shape
+        return B, Hq, self.key.shape[1], Lq, self.key.shape[2]
+
+    @property
+    def group_rows(self) -> int:
+        """The queries that share a key head, of the whole call: these decide how it is computed."""
+        if self.part_of is not None:
+            return self.part_of
+        _, Hq, Hkv, Lq, _ = self.sizes
+        return Hq // Hkv * Lq if Hkv else 0
+
+    @property
+    def is_torch(self) -> bool:
+        """Whether the arrays are torch tensors."""
+        return not isinstance(self.query, np.ndarray)
+
+    @property
+    def tensors(self) -> list[Any]:
+        """Every torch tensor of the call."""
+        given = (getattr(self, field.name) for field in ARRAYS)
+        return [x for x in given if x is not None and is_tensor(x)]
+
+    def restore(self, x: Any) -> Any:
+        """``(B, Hq, ...)`` with the caller's own leading axes."""
+        if self.heads and len(self.leading) == 1:
+            return x
+        tail = tuple(x.shape[1:]) if self.heads else tuple(x.shape[2:])
+        return x.reshape(self.leading + tail)
+
+    def head(self, h: int) -> Call:
+        """Query head h alone, as if it had been passed as ``(..., L, D)``."""
+        alone = self.of_heads(range(len(self.query)), range(h, h + 1))
+        return replace(alone, leading=self.leading, heads=False)
+
+    def element(self, b: int) -> Call:
+        """Batch element b alone, as if it had been passed as ``(H, L, D)``."""
+        heads = range(self.sizes[1])
+        return replace(self.of_heads(range(b, b + 1), heads), leading=(), heads=True)
+
+    def of_heads(self, b: range, h: range) -> Call:
+        """Some batch elements and query heads: one, or all that share some of the keys."""
+        group = self.sizes[1] // max(self.sizes[2], 1)
+        shared = slice(h.start // group, -(-h.stop // group)) if group else slice(0, 0)
+        batch, own = slice(b.start, b.stop), slice(h.start, h.stop)
+        return self._part(B=batch, H=own, G=shared, leading=(len(b),), heads=True)
+
+    def rows(self, part: slice) -> Call:
+        """Some of the queries, with what they see; ``part`` may have a step."""
+        start, _, step = part.indices(self.sizes[3])
+        starts, step = self.starts + start * self.query_step, step * self.query_step
+        return self._part(Q=part, query_start=starts, query_step=step)
+
+    def columns(self, part: slice) -> Call:
+        """Some of the keys, next to each other, and who sees them; its rows are no longer whole."""
+        Lk = self.sizes[4]
+        start, stop, _ = part.indices(Lk)
+        count = max(0, stop - start)
+        if count == Lk:
+            return self
+        lengths = self.key_lengths
+        if lengths is not None:
+            lengths = (lengths - start).clip(0, count)
+        return self._part(
+            K=slice(start, start + count), query_start=self.starts - start, key_lengths=lengths,
+            whole_rows=False,
+        )  # fmt: skip
+
+    @property
+    def starts(self) -> Any:
+        """``(B,)``: the place of the first query among the keys."""
+        if self.query_start is not None:
+            return self.query_start
+        B, _, _, Lq, Lk = self.sizes
+        return np.full(B, Lk - Lq) if self.key_lengths is None else self.key_lengths - Lq
+
+    def _part(
+        self, *, B: slice = ALL, H: slice = ALL, G: slice = ALL, Q: slice = ALL, K: slice = ALL,
+        **changed: Any,
+    ) -> Call:  # fmt: skip
+        """The arrays cut along their axes, by the letters of ``regard._options``."""
+        cut = {"B": B, "H": H, "G": G, "Q": Q, "K": K}
+        cut = {axis: part for axis, part in cut.items() if part != ALL}
+        fields: dict[str, Any] = {"part_of": self.group_rows}
+        for name, _, axes in ARRAYS:
+            x = getattr(self, name)
+            if x is None or cut.keys().isdisjoint(axes.upper()):
+                continue
+            fields[name] = x[
+                tuple(
+                    ALL if axis.islower() and n == 1 else cut.get(axis.upper(), ALL)
+                    for axis, n in zip(axes, x.shape)
+                )
+            ]
+        return replace(self, **fields | changed)
+
+    def copy(self) -> Call:
+        """The same call on arrays of its own."""
+        return Call(**{name: _copied(x) for name, x in vars(self).items()})
+
+    def without_value(self) -> Call:
+        """The same weights with nothing to apply them to."""
+        return replace(self, value=None, dropout=0.0, seed=None)
+
+
+def _copied(x: Any) -> Any:
+    """An array of its own; what is broadcast stays so."""
+    if not (isinstance(x, np.ndarray) or is_tensor(x)):
+        return x
+    strides = x.stride() if is_tensor(x) else x.strides
+    cell = x[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in strides)]
+    if is_tensor(x):
+        return cell.clone().expand(x.shape)
+    return np.broadcast_to(cell.copy(), x.shape)
+
+
+def dtype_name(x: Any) -> str:
+    """``float32`` for NumPy's and torch's alike."""
+    if isinstance(x, np.ndarray) and (name := _NUMPY_NAMES.get(x.dtype)):
+        return name
+    return str(x.dtype).removeprefix("torch.")
+
+
+def accumulating_name(x: Any) -> str:
+    """The dtype that sums over x are held in: float64 for float64, else float32."""
+    return "float64" if dtype_name(x) == "float64" else "float32"
+
+
+def is_tensor(x: object) -> bool:
+    """Whether x is a torch tensor; torch is not loaded to find out."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(x, torch.Tensor)

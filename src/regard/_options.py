@@ -1,0 +1,57 @@
+"""The options of attention, each declared once: for who reads, computes, records or shows them."""
+
+from typing import NamedTuple
+
+
+class Field(NamedTuple):
+    """What a ``Call`` holds under one name, as torch's operators take it."""
+
+    name: str
+    type: str  # in the words of torch's schemas
+    # Of an array, a letter an axis: Batch, Heads of the query, Groups of them that share a key
+    # head, Queries, Keys, Dimensions. In lower case: may be 1, and is broadcast.
+    axes: str = ""
+
+
+class Option(NamedTuple):
+    """One option of ``regard.attention``."""
+
+    name: str
+    kind: str  # how it is read: of ``regard._checks.READERS``
+    fields: tuple[Field, ...]
+    recorded: str | None = None  # in a recording's file: a "number" of its header, or an "array"
+    of_weights: bool = True  # whether the weights follow from it, and not the output alone
+    default: float | None = None
+
+
+INPUTS = (
+    Field("query", "Tensor", "BHQD"),
+    Field("key", "Tensor", "bGKD"),
+    Field("value", "Tensor", "bGKD"),
+)
+OPTIONS = (
+    Option("causal", "flag", (Field("causal", "bool"),), "number", default=False),
+    Option(
+        "window", "window", (Field("window_left", "int?"), Field("window_right", "int?")), "number"
+    ),
+    Option("mask", "pairs", (Field("mask", "Tensor?", "bhqk"),), "array"),
+    Option("bias", "pairs", (Field("bias", "Tensor?", "bhqk"),), "array"),
+    Option("key_lengths", "place", (Field("key_lengths", "Tensor?", "B"),), "number"),
+    Option(
+        "segments", "segments",
+        (Field("query_segments", "Tensor?", "bQ"), Field("key_segments", "Tensor?", "bK")), "array",
+    ),
+    Option("query_start", "place", (Field("query_start", "Tensor?", "B"),), "number"),
+    Option("sinks", "sinks", (Field("sinks", "Tensor?", "H"),), "array"),
+    Option("scale", "scale", (Field("scale", "float"),), "number"),
+    Option("softcap", "softcap", (Field("softcap", "float?"),), "number"),
+    Option("dropout", "dropout", (Field("dropout", "float"),), of_weights=False, default=0.0),
+    Option("seed", "seed", (Field("seed", "Tensor?"),), of_weights=False),
+)  # fmt: skip
+
+FIELDS = (*INPUTS, *(field for option in OPTIONS for field in option.fields))
+ARRAYS = tuple(field for field in FIELDS if field.type.startswith("Tensor"))
+NUMBERS = tuple(field for field in FIELDS if not field.type.startswith("Tensor"))
+# Those of the heads of one text, by how its file has them.
+RECORDED_NUMBERS = tuple(option.name for option in OPTIONS if option.recorded == "number")
+RECORDED_ARRAYS = tuple(option.name for option in OPTIONS if option.recorded == "array")

@@ -1,0 +1,100 @@
+"""The table of options: every list of them that is written out says what it says."""
+
+import dataclasses
+import inspect
+
+import numpy as np
+import pytest
+import torch
+
+import regard
+from regard._attention import attention
+from regard._backends import torch_ops
+from regard._call import Call
+from regard._checks import READERS, read_call
+from regard._options import ARRAYS, FIELDS, INPUTS, NUMBERS, OPTIONS
+
+NAMES = {option.name for option in OPTIONS}
+OF_WEIGHTS = {option.name for option in OPTIONS if option.of_weights}
+
+
+def keywords(function):
+    return {
+        p.name: p
+        for p in inspect.signature(function).parameters.values()
+        if p.kind == p.KEYWORD_ONLY
+    }
+
+
+def test_the_signature_of_attention_has_every_option():
+    written = keywords(attention)
+    assert written.keys() == NAMES | {"return_weights", "backend"}
+    for option in OPTIONS:
+        default = written[option.name].default
+        assert default == option.default
+        assert type(default) is type(option.default)
+
+
+def test_the_signature_of_weights_has_those_that_weights_follow_from():
+    assert keywords(regard.AttentionWeights).keys() == OF_WEIGHTS | {"backend"}
+
+
+def test_a_call_has_a_field_for_each():
+    fields = {field.name: field for field in dataclasses.fields(Call)}
+    assert fields.keys() >= {field.name for field in FIELDS}
+    for option in OPTIONS:
+        for field in option.fields:
+            assert fields[field.name].default == {"float": 1.0}.get(field.type, option.default) or (
+                field.name == "dropout"
+            )
+
+
+def test_every_option_is_read_and_its_kind_is_known():
+    assert {option.kind for option in OPTIONS} - READERS.keys() == {"seed"}  # drawn where it is not
+    with pytest.raises(KeyError):
+        read_call(np.eye(2), np.eye(2), None, causl=True)
+
+
+def test_the_schema_of_the_operators_is_packed_by_name():
+    x = torch.zeros(2, 4, 3, 8)
+    given = {
+        "mask": torch.ones(3, 3, dtype=torch.bool), "bias": torch.zeros(3, 3), "causal": True,
+        "window": (1, 2), "key_lengths": 3, "segments": torch.zeros(2, 3, dtype=torch.long),
+        "query_start": 0, "sinks": torch.zeros(4), "scale": 0.5, "softcap": 2.0, "dropout": 0.1,
+        "seed": 3,
+    }  # fmt: skip
+    assert given.keys() == NAMES
+    call = read_call(x, x, x, **given)
+    packed = torch_ops.pack(call)
+    again = torch_ops.unpack(*packed)
+    for field in FIELDS:
+        assert getattr(again, field.name) is getattr(call, field.name)
+    schema = torch.ops.regard.attention.default._schema
+    assert [a.name for a in schema.arguments] == [f.name for f in (*ARRAYS, *NUMBERS)]
+
+
+@pytest.mark.parametrize("field", [f for f in ARRAYS if f not in INPUTS], ids=lambda f: f.name)
+def test_arrays_are_cut_along_the_axes_that_the_table_gives(field):
+    sizes = {"B": 2, "H": 4, "G": 2, "Q": 6, "K": 9, "D": 8}
+    shape = [sizes[axis.upper()] for axis in field.axes]
+    x = np.arange(np.prod(shape)).reshape(shape)
+    q, k = np.zeros((2, 4, 6, 8)), np.zeros((2, 2, 9, 8))
+    call = Call(q, k, None, (2,), True, **{field.name: x})
+    cut = {
+        "B": slice(1, 2),
+        "H": slice(2, 4),
+        "G": slice(1, 2),
+        "Q": slice(1, 6, 2),
+        "K": slice(3, 8),
+    }
+    part = call.of_heads(range(1, 2), range(2, 4)).rows(cut["Q"]).columns(cut["K"])
+    expected = x[tuple(cut.get(axis.upper(), slice(None)) for axis in field.axes)]
+    if field.name not in ("query_start", "key_lengths"):  # their numbers are told anew
+        np.testing.assert_array_equal(getattr(part, field.name), expected)
+    assert getattr(part, field.name).shape == expected.shape
+    one = x[tuple(slice(0, 1) if axis.islower() else slice(None) for axis in field.axes)]
+    shared = dataclasses.replace(call, **{field.name: one})
+    kept = getattr(shared.rows(cut["Q"]).columns(cut["K"]), field.name)
+    for n, axis in zip(kept.shape, field.axes):
+        if axis.islower():
+            assert n == 1
