@@ -1,6 +1,6 @@
 // The page that a server gave.
 
 import { start } from "./main.js";
-import { overHttp } from "./source.js";
+import { overHttp } from "./data/source.js";
 
 start(document.getElementById("regard"), overHttp(), { address: true });

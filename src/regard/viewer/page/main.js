@@ -1,22 +1,22 @@
 // The page: header, heads, map or steps, text and readout, around one selection.
 
-import { makeColourBar } from "./bar.js";
-import { chooseFirst } from "./choose.js";
-import { makeCompare } from "./compare.js";
-import { make } from "./dom.js";
-import { makeHeader } from "./header.js";
-import { makeHeads } from "./heads.js";
-import { makeHelp } from "./help.js";
-import { listenToKeys } from "./keyboard.js";
-import { makeMap } from "./map.js";
-import { savePng, saveSvg } from "./picture.js";
-import { describeChanges, makeReadout } from "./readout.js";
-import { Selection } from "./selection.js";
-import { Source } from "./source.js";
-import { makeSteps } from "./steps.js";
-import { makeText } from "./text.js";
-import { makeTexts } from "./tokens.js";
-import { makeBanner, unlessSaid, watched } from "./watch.js";
+import { makeColourBar } from "./panels/bar.js";
+import { chooseFirst } from "./data/choose.js";
+import { makeCompare } from "./panels/compare.js";
+import { make } from "./drawing/dom.js";
+import { makeHeader } from "./panels/header.js";
+import { makeHeads } from "./panels/heads.js";
+import { makeHelp } from "./panels/help.js";
+import { listenToKeys } from "./panels/keyboard.js";
+import { makeMap } from "./map/map.js";
+import { savePng, saveSvg } from "./panels/picture.js";
+import { describeChanges, makeReadout } from "./panels/readout.js";
+import { Selection } from "./data/selection.js";
+import { Source } from "./data/source.js";
+import { makeSteps } from "./panels/steps.js";
+import { makeText } from "./panels/text.js";
+import { makeTexts } from "./data/tokens.js";
+import { makeBanner, unlessSaid, watched } from "./data/watch.js";
 
 const FIRST_PICTURE_MS = 1500;
 

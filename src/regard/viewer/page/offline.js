@@ -1,6 +1,6 @@
 // The page of an exported file, which holds its recordings.
 
-import { overLocal } from "./local.js";
+import { overLocal } from "./offline/local.js";
 import { start } from "./main.js";
 
 const data = JSON.parse(document.getElementById("regard-data").textContent);

@@ -1,6 +1,6 @@
 // The range of what a frame shows, for the colours.
 
-import { colourRange } from "./colours.js";
+import { colourRange } from "../drawing/colours.js";
 
 const LOWEST = 0.02; // of the bins may be fainter than the ramp's start
 const LEAST_RANGE = 0.5; // powers of ten

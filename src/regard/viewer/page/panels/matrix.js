@@ -1,9 +1,9 @@
 // One matrix of a step: cells, labels, shape and range, to point at and to walk through.
 
 import { inkOn } from "./line.js";
-import { INVISIBLE, signedColour, weightColour } from "./colours.js";
-import { make } from "./dom.js";
-import { stepText } from "./numbers.js";
+import { INVISIBLE, signedColour, weightColour } from "../drawing/colours.js";
+import { make } from "../drawing/dom.js";
+import { stepText } from "../drawing/numbers.js";
 
 const WEIGHTS_RANGE = { low: -5, high: 0 };
 const WRITTEN = 34; // pixels of a cell's width from which its number is written into it

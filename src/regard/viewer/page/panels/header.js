@@ -1,7 +1,7 @@
 // The header: what is shown, and the switches of how.
 
-import { make, makePicker, makeSwitch } from "./dom.js";
-import { countText } from "./numbers.js";
+import { make, makePicker, makeSwitch } from "../drawing/dom.js";
+import { countText } from "../drawing/numbers.js";
 
 const VIEWS = { map: "Map", steps: "Steps" };
 const PLANES = { max: "strongest link", mass: "mass" };

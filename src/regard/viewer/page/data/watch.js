@@ -1,6 +1,6 @@
 // What goes wrong between the page and its source is said once, and never lost.
 
-import { make } from "./dom.js";
+import { make } from "../drawing/dom.js";
 
 const said = new WeakSet();
 

@@ -1,9 +1,9 @@
 // What is shown as a picture: a PNG, or an SVG with lines and letters that scale.
 
 import { barText } from "./bar.js";
-import { pixelTable, ENTRIES } from "./colours.js";
-import { GUTTER } from "./frame.js";
-import { drawMarks, imageNode, MARK_FONT, svgNode, writeMarks } from "./marks.js";
+import { pixelTable, ENTRIES } from "../drawing/colours.js";
+import { GUTTER } from "../map/frame.js";
+import { drawMarks, imageNode, MARK_FONT, svgNode, writeMarks } from "../drawing/marks.js";
 import { panelMarks } from "./panelmarks.js";
 
 const CAPTION = 46; // CSS pixels below

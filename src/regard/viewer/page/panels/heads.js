@@ -1,10 +1,10 @@
 // Every head of every layer as a small map: the picker of heads.
 
-import { colourRange, entryOf, invisiblePixel, pixelTable, watchTheme } from "./colours.js";
-import { make, makePicker, nextInLine, showInside } from "./dom.js";
-import { stepText, weightText } from "./numbers.js";
-import { nameOfPlace } from "./selection.js";
-import { unlessSaid } from "./watch.js";
+import { colourRange, entryOf, invisiblePixel, pixelTable, watchTheme } from "../drawing/colours.js";
+import { make, makePicker, nextInLine, showInside } from "../drawing/dom.js";
+import { stepText, weightText } from "../drawing/numbers.js";
+import { nameOfPlace } from "../data/selection.js";
+import { unlessSaid } from "../data/watch.js";
 
 // What heads are ordered by: its name, its words, whether the least comes first, its number.
 const ORDERS = {

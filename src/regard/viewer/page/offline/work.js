@@ -1,7 +1,7 @@
 // What is asked of a head, done row by row, so that it can pause and be shown half done: each has
 // `count` rows (of heads), has `read` some of them, and is worth showing from `least` on.
 
-import { TILE } from "./source.js";
+import { TILE } from "../data/source.js";
 
 const THUMBNAIL = 48; // bins on a side
 const THUMBNAIL_STEPS = 64; // to a nat: what regard's server rounds to

@@ -1,7 +1,7 @@
 // The colour bar: what the map's colours mean, and their range to edit.
 
-import { colourRange, colourSpan, ENTRIES, pixelTable, RANGES } from "./colours.js";
-import { make } from "./dom.js";
+import { colourRange, colourSpan, ENTRIES, pixelTable, RANGES } from "../drawing/colours.js";
+import { make } from "../drawing/dom.js";
 
 export function makeColourBar(context) {
   const { selection } = context;

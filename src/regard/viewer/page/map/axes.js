@@ -3,8 +3,8 @@
 
 import { GUTTER } from "./frame.js";
 import { endPixel } from "./mapview.js";
-import { fitted, textWidth } from "./marks.js";
-import { countText } from "./numbers.js";
+import { fitted, textWidth } from "../drawing/marks.js";
+import { countText } from "../drawing/numbers.js";
 
 const NAMED_CELL = 13; // CSS pixels a token from which every token is named
 const RULED_CELL = 14; // and from which cells are ruled

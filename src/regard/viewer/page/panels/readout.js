@@ -1,8 +1,8 @@
 // The line that says what is chosen, and what each change did.
 
-import { make } from "./dom.js";
-import { countText, countSeen, weightWords } from "./numbers.js";
-import { unlessSaid } from "./watch.js";
+import { make } from "../drawing/dom.js";
+import { countText, countSeen, weightWords } from "../drawing/numbers.js";
+import { unlessSaid } from "../data/watch.js";
 
 const WORDS = {
   view: { map: "Map", steps: "Steps" },

@@ -1,11 +1,11 @@
 // Every step of one head: q·kᵀ → scores → scaled → masked → weights → ·v → output.
 
 import { arithmeticLines, scalingText, showArithmetic } from "./arithmetic.js";
-import { watchTheme } from "./colours.js";
-import { make } from "./dom.js";
+import { watchTheme } from "../drawing/colours.js";
+import { make } from "../drawing/dom.js";
 import { MatrixView } from "./matrix.js";
-import { countSeen, countText, largest, stepText } from "./numbers.js";
-import { unlessSaid } from "./watch.js";
+import { countSeen, countText, largest, stepText } from "../drawing/numbers.js";
+import { unlessSaid } from "../data/watch.js";
 
 const WHOLE = 32; // queries and keys that are shown all
 const STRONGEST = 12; // keys of longer texts

@@ -1,6 +1,6 @@
 // Which other head the map is compared with: any layer's, any recording's.
 
-import { make, makePicker } from "./dom.js";
+import { make, makePicker } from "../drawing/dom.js";
 
 const WAYS = { "": "nothing", side: "side by side", difference: "difference" };
 

@@ -1,7 +1,7 @@
 // What one token attends to, or is attended by: a line of weights along a text.
 
-import { colourRange, weightColour } from "./colours.js";
-import { countSeen } from "./numbers.js";
+import { colourRange, weightColour } from "../drawing/colours.js";
+import { countSeen } from "../drawing/numbers.js";
 
 // The line of the selection: {side, text, own, at(place), seenAt(place), values, base, chosen,
 // locked, coverage, total, query, key, queries, keys}. Places count along `text`: `chosen` is the

@@ -1,7 +1,7 @@
 // The arithmetic of one cell, from the two vectors to its share of the output, in real numbers.
 
-import { make } from "./dom.js";
-import { countText, stepText, weightText } from "./numbers.js";
+import { make } from "../drawing/dom.js";
+import { countText, stepText, weightText } from "../drawing/numbers.js";
 
 const TERMS = 4; // of a sum; the others are counted
 

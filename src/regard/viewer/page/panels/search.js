@@ -1,7 +1,7 @@
 // Finding tokens and phrases in the text.
 
-import { make } from "./dom.js";
-import { countText } from "./numbers.js";
+import { make } from "../drawing/dom.js";
+import { countText } from "../drawing/numbers.js";
 
 // `go(hit, hits)`: shows one hit, [first, last], among all; null for none.
 export function makeSearch(context, go) {

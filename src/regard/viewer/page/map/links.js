@@ -1,9 +1,9 @@
 // The strongest links of a head: rings on the map, and a list to go to them.
 
-import { make } from "./dom.js";
+import { make } from "../drawing/dom.js";
 import { positionOf } from "./axes.js";
-import { countText, weightText } from "./numbers.js";
-import { unlessSaid } from "./watch.js";
+import { countText, weightText } from "../drawing/numbers.js";
+import { unlessSaid } from "../data/watch.js";
 
 const LISTED = 8;
 const ASKED = 256;

@@ -1,9 +1,9 @@
 // A long text: its strongest places with their surroundings, and all of it as a strip.
 
-import { pixelTable, colourRange, entryOf, invisiblePixel } from "./colours.js";
-import { make } from "./dom.js";
-import { countText, timesText, weightText } from "./numbers.js";
-import { tokenLabel } from "./tokens.js";
+import { pixelTable, colourRange, entryOf, invisiblePixel } from "../drawing/colours.js";
+import { make } from "../drawing/dom.js";
+import { countText, timesText, weightText } from "../drawing/numbers.js";
+import { tokenLabel } from "../data/tokens.js";
 
 const AROUND = 8; // tokens on both sides
 

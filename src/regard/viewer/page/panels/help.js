@@ -1,6 +1,6 @@
 // The keys, and the dialog that lists them.
 
-import { make } from "./dom.js";
+import { make } from "../drawing/dom.js";
 
 // [keys as they are written, what they do]
 const KEY_LIST = [

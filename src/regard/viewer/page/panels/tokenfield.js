@@ -1,6 +1,6 @@
 // A text as tokens to point at, to choose, and to walk through by keyboard.
 
-import { make, nextInLine, showInside } from "./dom.js";
+import { make, nextInLine, showInside } from "../drawing/dom.js";
 
 const ARROW_STEPS = { ArrowLeft: -1, ArrowRight: 1 };
 

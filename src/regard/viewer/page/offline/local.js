@@ -2,7 +2,7 @@
 // file asks nobody. Answers as docs/viewer-protocol.md has them.
 
 import { AttentionHead } from "./attention.js";
-import { TILE } from "./source.js";
+import { TILE } from "../data/source.js";
 import { ColumnWork, HeadsWork, LinksWork, TileWork, VisibleWork } from "./work.js";
 import { unpackedArray } from "./unpack.js";
 

@@ -1,15 +1,15 @@
 // What the chosen token attends to, or is attended by, in the text itself.
 
-import { watchTheme } from "./colours.js";
-import { lookAt, lookFrom } from "./choose.js";
-import { make, makeSwitch } from "./dom.js";
+import { watchTheme } from "../drawing/colours.js";
+import { lookAt, lookFrom } from "../data/choose.js";
+import { make, makeSwitch } from "../drawing/dom.js";
 import { readLine, tintOf } from "./line.js";
-import { countText, largest, timesText, weightText } from "./numbers.js";
+import { countText, largest, timesText, weightText } from "../drawing/numbers.js";
 import { passageButton, passageOf, TextStrip } from "./passages.js";
 import { pairText } from "./readout.js";
 import { makeSearch } from "./search.js";
 import { TokenField } from "./tokenfield.js";
-import { unlessSaid } from "./watch.js";
+import { unlessSaid } from "../data/watch.js";
 
 const SHORT = 2000; // tokens that are shown whole
 const PLACES = 12;

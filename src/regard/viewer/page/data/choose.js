@@ -1,6 +1,6 @@
 // Choosing where nothing is chosen yet.
 
-import { largest } from "./numbers.js";
+import { largest } from "../drawing/numbers.js";
 
 // The last query that sees something, and its strongest key; going back does not undo it.
 export async function chooseFirst({ selection, source }) {

@@ -2,11 +2,11 @@
 // the outline of what the pointer is on.
 
 import { differencePixels, drawCells, tilePixels } from "./cells.js";
-import { colourRange, colourSpan, invisiblePixel, pixelTable } from "./colours.js";
-import { make } from "./dom.js";
+import { colourRange, colourSpan, invisiblePixel, pixelTable } from "../drawing/colours.js";
+import { make } from "../drawing/dom.js";
 import { binsOf } from "./mapview.js";
-import { TILE } from "./source.js";
-import { Tiles } from "./tiles.js";
+import { TILE } from "../data/source.js";
+import { Tiles } from "../data/tiles.js";
 
 export const GUTTER = { left: 112, top: 84 }; // CSS pixels, as in style.css
 
