@@ -1,6 +1,6 @@
 // The page that a server gave.
 
-import { start } from "./main.js";
 import { overHttp } from "./data/source.js";
+import { start } from "./main.js";
 
 start(document.getElementById("regard"), overHttp(), { address: true });

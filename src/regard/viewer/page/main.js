@@ -1,22 +1,22 @@
 // The page: header, heads, map or steps, text and readout, around one selection.
 
-import { makeColourBar } from "./panels/bar.js";
 import { chooseFirst } from "./data/choose.js";
-import { makeCompare } from "./panels/compare.js";
+import { Selection } from "./data/selection.js";
+import { Source } from "./data/source.js";
+import { makeTexts } from "./data/tokens.js";
+import { makeBanner, unlessSaid, watched } from "./data/watch.js";
 import { make } from "./drawing/dom.js";
+import { makeMap } from "./map/map.js";
+import { makeColourBar } from "./panels/bar.js";
+import { makeCompare } from "./panels/compare.js";
 import { makeHeader } from "./panels/header.js";
 import { makeHeads } from "./panels/heads.js";
 import { makeHelp } from "./panels/help.js";
 import { listenToKeys } from "./panels/keyboard.js";
-import { makeMap } from "./map/map.js";
 import { savePng, saveSvg } from "./panels/picture.js";
 import { describeChanges, makeReadout } from "./panels/readout.js";
-import { Selection } from "./data/selection.js";
-import { Source } from "./data/source.js";
 import { makeSteps } from "./panels/steps.js";
 import { makeText } from "./panels/text.js";
-import { makeTexts } from "./data/tokens.js";
-import { makeBanner, unlessSaid, watched } from "./data/watch.js";
 
 const FIRST_PICTURE_MS = 1500;
 

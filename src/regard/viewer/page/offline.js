@@ -1,7 +1,7 @@
 // The page of an exported file, which holds its recordings.
 
-import { overLocal } from "./offline/local.js";
 import { start } from "./main.js";
+import { overLocal } from "./offline/local.js";
 
 const data = JSON.parse(document.getElementById("regard-data").textContent);
 const textOf = (name) => document.getElementById(name).textContent;

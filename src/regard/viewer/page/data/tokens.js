@@ -1,7 +1,7 @@
 // Tokens as people read them, and phrases found in them.
 
 // Byte-level vocabularies write a space as Ġ, a line's end as Ċ and a tab as ĉ; others write ▁.
-const SPELLED = { "Ġ": " ", "▁": " ", "Ċ": "\n", "ĉ": "\t" };
+const SPELLED = { Ġ: " ", "▁": " ", Ċ: "\n", ĉ: "\t" };
 // What would hide, or turn the order of letters around, is written out: ␀, ⟨202E⟩.
 const CONTROLS = "\\0-\\x08\\x0b-\\x1f\\x7f-\\x9f\\xad\\ufff9-\\ufffb";
 const MARKS = "\\u061c\\u180e\\u200b\\u200e\\u200f\\u2028-\\u202e\\u2060-\\u206f\\ufeff";

@@ -1,10 +1,10 @@
 // What stands around and over the cells: positions and tokens, the matrix's edge, where the text
 // turns from read to written, and what is chosen.
 
-import { GUTTER } from "./frame.js";
-import { endPixel } from "./mapview.js";
 import { fitted, textWidth } from "../drawing/marks.js";
 import { countText } from "../drawing/numbers.js";
+import { GUTTER } from "./frame.js";
+import { endPixel } from "./mapview.js";
 
 const NAMED_CELL = 13; // CSS pixels a token from which every token is named
 const RULED_CELL = 14; // and from which cells are ruled

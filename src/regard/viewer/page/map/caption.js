@@ -1,7 +1,7 @@
 // The line above the map: what is shown, how coarsely, and how much of it has been read.
 
-import { countText } from "../drawing/numbers.js";
 import { nameOfPlace } from "../data/selection.js";
+import { countText } from "../drawing/numbers.js";
 
 // `L5H3`, with its recording where there are several.
 export function frameName({ about }, where) {

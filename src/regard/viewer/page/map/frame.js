@@ -1,12 +1,12 @@
 // One drawn matrix: the canvas of its cells, the canvas of what is drawn over and around them, and
 // the outline of what the pointer is on.
 
-import { differencePixels, drawCells, tilePixels } from "./cells.js";
-import { colourRange, colourSpan, invisiblePixel, pixelTable } from "../drawing/colours.js";
-import { make } from "../drawing/dom.js";
-import { binsOf } from "./mapview.js";
 import { TILE } from "../data/source.js";
 import { Tiles } from "../data/tiles.js";
+import { colourRange, colourSpan, invisiblePixel, pixelTable } from "../drawing/colours.js";
+import { make } from "../drawing/dom.js";
+import { differencePixels, drawCells, tilePixels } from "./cells.js";
+import { binsOf } from "./mapview.js";
 
 export const GUTTER = { left: 112, top: 84 }; // CSS pixels, as in style.css
 

@@ -1,7 +1,7 @@
 // What the map says of the bin that the pointer is on.
 
-import { positionOf } from "./axes.js";
 import { countText, weightText, weightWords } from "../drawing/numbers.js";
+import { positionOf } from "./axes.js";
 
 // `query 5 «it» → key 2 «cat»   weight 0.6443 (3.87 × uniform)` of a pair, of several
 // `queries 77,312–77,567 → keys 55,040–55,295   strongest 0.9991`.

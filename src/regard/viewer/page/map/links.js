@@ -1,9 +1,9 @@
 // The strongest links of a head: rings on the map, and a list to go to them.
 
-import { make } from "../drawing/dom.js";
-import { positionOf } from "./axes.js";
-import { countText, weightText } from "../drawing/numbers.js";
 import { unlessSaid } from "../data/watch.js";
+import { make } from "../drawing/dom.js";
+import { countText, weightText } from "../drawing/numbers.js";
+import { positionOf } from "./axes.js";
 
 const LISTED = 8;
 const ASKED = 256;

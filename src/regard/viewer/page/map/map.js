@@ -5,18 +5,18 @@
 // On its canvas data-paints says how often the cells were drawn, data-x, -y, -zoom and -level what
 // they show. The class "bare" hides all but the cells.
 
-import { frameMarks, Layout, themeOf } from "./axes.js";
+import { unlessSaid } from "../data/watch.js";
 import { watchTheme } from "../drawing/colours.js";
 import { make } from "../drawing/dom.js";
+import { drawMarks } from "../drawing/marks.js";
+import { frameMarks, Layout, themeOf } from "./axes.js";
+import { captionOf, frameName, progressText } from "./caption.js";
 import { Frame, GUTTER } from "./frame.js";
 import { exactWordsOfBin, wordsOfBin } from "./hover.js";
 import { makeLinks } from "./links.js";
-import { captionOf, frameName, progressText } from "./caption.js";
-import { drawMarks } from "../drawing/marks.js";
 import { viewOf, viewWith, zoomedAt } from "./mapview.js";
 import { listenToPointer } from "./pointer.js";
 import { shownRange } from "./shown.js";
-import { unlessSaid } from "../data/watch.js";
 
 const EXACT_MS = 80; // the pointer rests before the exact pair of a bin is looked for
 const SAY_MS = 2500; // between two words on progress

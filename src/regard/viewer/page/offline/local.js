@@ -1,10 +1,10 @@
 // The page's numbers computed in the page, from the query, key and value that it holds: an exported
 // file asks nobody. Answers as docs/viewer-protocol.md has them.
 
-import { AttentionHead } from "./attention.js";
 import { TILE } from "../data/source.js";
-import { ColumnWork, HeadsWork, LinksWork, TileWork, VisibleWork } from "./work.js";
+import { AttentionHead } from "./attention.js";
 import { unpackedArray } from "./unpack.js";
+import { ColumnWork, HeadsWork, LinksWork, TileWork, VisibleWork } from "./work.js";
 
 const SLICE_MS = 10; // of computing, before the page may draw and listen again
 const BUDGET_MS = 250; // of computing for an answer that can be given in part
@@ -39,7 +39,9 @@ class LocalAnswers {
     const found = await question(new LocalParameters(parameters, this.data), signal);
     const { value, coverage = 1 } = found;
     const isFloats = value instanceof Float32Array;
-    const body = isFloats ? value.slice() : new TextEncoder().encode(JSON.stringify(value, inWords));
+    const body = isFloats
+      ? value.slice()
+      : new TextEncoder().encode(JSON.stringify(value, inWords));
     return { body: body.buffer, coverage };
   }
 
@@ -64,7 +66,12 @@ class LocalAnswers {
     const row = asked.number("row", tiles(asked.facts.queries));
     const column = asked.number("column", tiles(asked.facts.tokens));
     const name = `tile ${asked.head()} ${level} ${row} ${column}`;
-    const work = await this.#worked(name, () => new TileWork(head, level, row, column), SOON, signal);
+    const work = await this.#worked(
+      name,
+      () => new TileWork(head, level, row, column),
+      SOON,
+      signal,
+    );
     return { value: work.picture(plane), coverage: work.coverage };
   }
 
@@ -98,7 +105,12 @@ class LocalAnswers {
     const n = asked.number("n", MOST_LINKS + 1);
     const [rows, columns] = [asked.part("rows"), asked.part("columns")];
     const name = `links ${asked.head()} ${n} ${rows} ${columns}`;
-    const work = await this.#worked(name, () => new LinksWork(head, n, rows, columns), SOON, signal);
+    const work = await this.#worked(
+      name,
+      () => new LinksWork(head, n, rows, columns),
+      SOON,
+      signal,
+    );
     return { value: { links: work.links(), coverage: work.coverage }, coverage: work.coverage };
   }
 
@@ -218,13 +230,29 @@ async function readLayer({ arrays, ...options }, textOf) {
     const { text, dtype, shape } = arrays[name];
     return { values: await unpackedArray(textOf(text), dtype), shape };
   };
-  const names = ["query", "key", "value", "sinks", "query_segments", "key_segments", "mask", "bias"];
+  const names = [
+    "query",
+    "key",
+    "value",
+    "sinks",
+    "query_segments",
+    "key_segments",
+    "mask",
+    "bias",
+  ];
   const all = await Promise.all(names.map(read));
   const [query, key, value, sinks, querySegments, keySegments, mask, bias] = all;
   const [heads, queries, size] = query.shape;
   const [keyHeads, keys] = key.shape;
   return {
-    ...options, heads, keyHeads, queries, keys, size, mask, bias,
+    ...options,
+    heads,
+    keyHeads,
+    queries,
+    keys,
+    size,
+    mask,
+    bias,
     valueSize: value?.shape[2] ?? 0,
     query: query.values,
     key: key.values,
@@ -299,7 +327,8 @@ class LocalParameters {
 
   numbers(name, count, most) {
     const parts = String(this.parameters[name]).split(",");
-    if (parts.length > most) throw new Error(`${name} are ${parts.length}; ask for at most ${most}.`);
+    if (parts.length > most)
+      throw new Error(`${name} are ${parts.length}; ask for at most ${most}.`);
     return parts.map((part) => numberBelow(name, part, count));
   }
 

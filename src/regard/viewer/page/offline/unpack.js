@@ -14,7 +14,9 @@ const WIDTHS = { float16: 2, bfloat16: 2, float32: 4, float64: 8, int32: 4, bool
 // The numbers of an array of that dtype; those of 16 bits as float32.
 export async function unpackedArray(text, dtype) {
   if (typeof DecompressionStream === "undefined")
-    throw new Error("This browser is too old to unpack the numbers in this file; take a newer one.");
+    throw new Error(
+      "This browser is too old to unpack the numbers in this file; take a newer one.",
+    );
   try {
     return ARRAYS[dtype](joinedPlanes(await inflated(fromBase64(text)), WIDTHS[dtype]));
   } catch (error) {

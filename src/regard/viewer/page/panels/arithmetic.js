@@ -50,12 +50,14 @@ function coloured(kind, text) {
 
 function scoreParts(steps, i, j, names) {
   const [q, k] = [steps.query[i], steps.key[j]];
-  const terms = q.slice(0, TERMS).flatMap((_, d) => [
-    d ? " + " : "",
-    coloured("query", stepText(q[d])),
-    "·",
-    coloured("key", stepText(k[d])),
-  ]);
+  const terms = q
+    .slice(0, TERMS)
+    .flatMap((_, d) => [
+      d ? " + " : "",
+      coloured("query", stepText(q[d])),
+      "·",
+      coloured("key", stepText(k[d])),
+    ]);
   const left = q.length - TERMS;
   const rest = left > 0 ? ` + … (${left} more)` : "";
   const name = [coloured("query", `q[${names.query}]`), "·", coloured("key", `k[${names.key}]`)];

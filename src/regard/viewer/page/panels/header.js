@@ -44,7 +44,10 @@ function sizeText({ itself, tokens, queries }) {
 }
 
 function makeControls(selection) {
-  const choose = (name, read = String) => (value) => selection.set({ [name]: read(value) });
+  const choose =
+    (name, read = String) =>
+    (value) =>
+      selection.set({ [name]: read(value) });
   const view = makeSwitch("View", VIEWS, choose("view"));
   const layer = makePicker("layer", choose("layer", Number));
   const head = makePicker("head", choose("head", Number));
@@ -60,7 +63,11 @@ function makeControls(selection) {
   };
   const show = () => {
     const { layers } = selection.recordingFacts;
-    fill("layer", layer, layers.map(({ number }, n) => [n, number ?? n]));
+    fill(
+      "layer",
+      layer,
+      layers.map(({ number }, n) => [n, number ?? n]),
+    );
     fill("head", head, numbers(selection.layerFacts.heads));
     view.show(selection.view);
     scale.show(selection.scale);

@@ -1,10 +1,16 @@
 // Every head of every layer as a small map: the picker of heads.
 
-import { colourRange, entryOf, invisiblePixel, pixelTable, watchTheme } from "../drawing/colours.js";
-import { make, makePicker, nextInLine, showInside } from "../drawing/dom.js";
-import { stepText, weightText } from "../drawing/numbers.js";
 import { nameOfPlace } from "../data/selection.js";
 import { unlessSaid } from "../data/watch.js";
+import {
+  colourRange,
+  entryOf,
+  invisiblePixel,
+  pixelTable,
+  watchTheme,
+} from "../drawing/colours.js";
+import { make, makePicker, nextInLine, showInside } from "../drawing/dom.js";
+import { stepText, weightText } from "../drawing/numbers.js";
 
 // What heads are ordered by: its name, its words, whether the least comes first, its number.
 const ORDERS = {
@@ -97,7 +103,10 @@ class HeadsPanel {
       Array.from({ length: facts.heads }, (_, head) => this.#cell(layer, head)),
     );
     const most = (count) => Math.max(...layers.map(count));
-    this.list.style.setProperty("--heads", most(({ heads }) => heads));
+    this.list.style.setProperty(
+      "--heads",
+      most(({ heads }) => heads),
+    );
     const groups = ({ heads, key_heads }) => (key_heads < heads ? key_heads : 0);
     this.list.style.setProperty("--groups", most(groups));
     this.#arrange();
@@ -277,9 +286,8 @@ class HeadsPanel {
   }
 
   #draw({ canvas }, values, size) {
-    const range = this.coloursPair && this.selection.scale === "weight"
-      ? colourRange(this.selection)
-      : FIXED;
+    const range =
+      this.coloursPair && this.selection.scale === "weight" ? colourRange(this.selection) : FIXED;
     canvas.width = canvas.height = size;
     const picture = new ImageData(size, size);
     const pixels = new Uint32Array(picture.data.buffer);

@@ -1,9 +1,9 @@
 // One matrix of a step: cells, labels, shape and range, to point at and to walk through.
 
-import { inkOn } from "./line.js";
 import { INVISIBLE, signedColour, weightColour } from "../drawing/colours.js";
 import { make } from "../drawing/dom.js";
 import { stepText } from "../drawing/numbers.js";
+import { inkOn } from "./line.js";
 
 const WEIGHTS_RANGE = { low: -5, high: 0 };
 const WRITTEN = 34; // pixels of a cell's width from which its number is written into it
@@ -63,7 +63,10 @@ export class MatrixView {
     const box = (top, left, tall, wide) => {
       const node = make("div");
       Object.assign(node.style, {
-        top: `${top}px`, left: `${left}px`, height: `${tall}px`, width: `${wide}px`,
+        top: `${top}px`,
+        left: `${left}px`,
+        height: `${tall}px`,
+        width: `${wide}px`,
       });
       return node;
     };

@@ -1,9 +1,9 @@
 // A long text: its strongest places with their surroundings, and all of it as a strip.
 
-import { pixelTable, colourRange, entryOf, invisiblePixel } from "../drawing/colours.js";
+import { tokenLabel } from "../data/tokens.js";
+import { colourRange, entryOf, invisiblePixel, pixelTable } from "../drawing/colours.js";
 import { make } from "../drawing/dom.js";
 import { countText, timesText, weightText } from "../drawing/numbers.js";
-import { tokenLabel } from "../data/tokens.js";
 
 const AROUND = 8; // tokens on both sides
 

@@ -1,9 +1,9 @@
 // What is shown as a picture: a PNG, or an SVG with lines and letters that scale.
 
-import { barText } from "./bar.js";
-import { pixelTable, ENTRIES } from "../drawing/colours.js";
-import { GUTTER } from "../map/frame.js";
+import { ENTRIES, pixelTable } from "../drawing/colours.js";
 import { drawMarks, imageNode, MARK_FONT, svgNode, writeMarks } from "../drawing/marks.js";
+import { GUTTER } from "../map/frame.js";
+import { barText } from "./bar.js";
 import { panelMarks } from "./panelmarks.js";
 
 const CAPTION = 46; // CSS pixels below

@@ -1,8 +1,8 @@
 // The line that says what is chosen, and what each change did.
 
-import { make } from "../drawing/dom.js";
-import { countText, countSeen, weightWords } from "../drawing/numbers.js";
 import { unlessSaid } from "../data/watch.js";
+import { make } from "../drawing/dom.js";
+import { countSeen, countText, weightWords } from "../drawing/numbers.js";
 
 const WORDS = {
   view: { map: "Map", steps: "Steps" },

@@ -1,11 +1,11 @@
 // Every step of one head: q·kᵀ → scores → scaled → masked → weights → ·v → output.
 
-import { arithmeticLines, scalingText, showArithmetic } from "./arithmetic.js";
+import { unlessSaid } from "../data/watch.js";
 import { watchTheme } from "../drawing/colours.js";
 import { make } from "../drawing/dom.js";
-import { MatrixView } from "./matrix.js";
 import { countSeen, countText, largest, stepText } from "../drawing/numbers.js";
-import { unlessSaid } from "../data/watch.js";
+import { arithmeticLines, scalingText, showArithmetic } from "./arithmetic.js";
+import { MatrixView } from "./matrix.js";
 
 const WHOLE = 32; // queries and keys that are shown all
 const STRONGEST = 12; // keys of longer texts
@@ -165,18 +165,25 @@ class StepsPanel {
     const { query, key, dim, valueDim } = axes;
     const numbers = { ...query, size: NUMBER, labels: null };
     const bare = { ...key, labels: null };
-    const [rows, columns, turned] = {
-      query: [query, dim],
-      key: all ? [dim, key, true] : [key, dim],
-      value: [key, valueDim],
-      output: [query, valueDim],
-    }[name] ?? (all ? [query, key] : [bare, numbers, true]);
+    const [rows, columns, turned] =
+      {
+        query: [query, dim],
+        key: all ? [dim, key, true] : [key, dim],
+        value: [key, valueDim],
+        output: [query, valueDim],
+      }[name] ?? (all ? [query, key] : [bare, numbers, true]);
     const turn = turned ? transposed : (matrix) => matrix;
     const weights = name === "weights";
     const hidden = weights ? turn(steps.masked) : null;
     const note = weights ? this.#sumText() : undefined;
     this.views[name].fill({
-      values: turn(steps[name]), hidden, rows, columns, weights, note, dark: this.dark,
+      values: turn(steps[name]),
+      hidden,
+      rows,
+      columns,
+      weights,
+      note,
+      dark: this.dark,
     });
   }
 

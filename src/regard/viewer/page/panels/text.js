@@ -1,15 +1,15 @@
 // What the chosen token attends to, or is attended by, in the text itself.
 
-import { watchTheme } from "../drawing/colours.js";
 import { lookAt, lookFrom } from "../data/choose.js";
+import { unlessSaid } from "../data/watch.js";
+import { watchTheme } from "../drawing/colours.js";
 import { make, makeSwitch } from "../drawing/dom.js";
-import { readLine, tintOf } from "./line.js";
 import { countText, largest, timesText, weightText } from "../drawing/numbers.js";
+import { readLine, tintOf } from "./line.js";
 import { passageButton, passageOf, TextStrip } from "./passages.js";
 import { pairText } from "./readout.js";
 import { makeSearch } from "./search.js";
 import { TokenField } from "./tokenfield.js";
-import { unlessSaid } from "../data/watch.js";
 
 const SHORT = 2000; // tokens that are shown whole
 const PLACES = 12;
@@ -147,9 +147,7 @@ class TextPanel {
     const shown = places.reduce((sum, place) => sum + Math.exp(line.at(place)), 0);
     const read = line.coverage < 1 ? ` ${Math.round(100 * line.coverage)} % of the rows read.` : "";
     if (!places.length)
-      return line.side === "to"
-        ? "It sees no token: its output is 0."
-        : `No token sees it.${read}`;
+      return line.side === "to" ? "It sees no token: its output is 0." : `No token sees it.${read}`;
     const where = places.length === 1 ? "this place" : `these ${places.length} places`;
     if (line.side === "by") {
       const all = weightText(line.total);
