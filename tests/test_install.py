@@ -317,7 +317,7 @@ def test_scripts_are_executable_bash(script):
 @pytest.mark.parametrize(
     ("script", "message"),
     [
-        ("check", "no part is called everything; there are format, lint, types, tests and fix"),
+        ("check", "no part is called everything; there are format, lint, types, page, tests and fix"),
         ("scripts/sanitize", "everything is unknown; there are address, undefined and thread"),
         ("scripts/compilers", "everything is not here; here are "),
     ],

@@ -1,5 +1,34 @@
 // What is chosen on the page, and the address that says so.
 
+/** @import { About, Place } from "./source.js" */
+/** @import { Source } from "./source.js" */
+/** @import { Texts } from "./tokens.js" */
+
+/** @typedef {"map" | "steps"} View */
+/** @typedef {"max" | "mass"} Plane */
+/** @typedef {"weight" | "uniform"} Scale */
+/** @typedef {"to" | "by"} Side */
+/** @typedef {"" | "side" | "difference"} Compare */
+
+/**
+ * @typedef {{view: View, recording: number, layer: number, head: number, query: number | null,
+ *   key: number | null, plane: Plane, scale: Scale, side: Side, low: number | null,
+ *   high: number | null, span: number | null, compare: Compare, other: string, x: number | null,
+ *   y: number | null, zoom: number | null}} Fields
+ */
+
+/** @typedef {Set<keyof Fields>} Changed the names of the fields that are others now */
+
+/**
+ * What all parts of the page share. `because`: what a panel wants to say first of a change that it
+ * makes; `drawn` waits for the map's first whole picture, which `isDrawn` tells.
+ * @typedef {{about: About, source: Source, selection: Selection,
+ *   texts: (recording: number) => Promise<Texts>, say: (text: string) => void,
+ *   aside: (text: string) => void, because: string, root: HTMLElement, ended: AbortSignal,
+ *   drawn: Promise<void>, isDrawn: () => void}} Context
+ */
+
+/** @type {Readonly<Fields>} */
 const DEFAULTS = {
   view: "map", // or "steps"
   recording: 0,
@@ -20,24 +49,57 @@ const DEFAULTS = {
   zoom: null,
 };
 // Going back undoes these; the others are replaced where they stand.
+/** @type {(keyof Fields)[]} */
 const STEPS = ["view", "recording", "layer", "head", "query", "key", "compare", "other"];
 // Browsers refuse more than some twenty changes of the address a second.
 const ADDRESS_MS = 200;
 
+/** @implements {Fields} */
 export class Selection extends EventTarget {
-  // `about` is the source's; `address`: whether the page's address follows.
+  view = DEFAULTS.view;
+  recording = DEFAULTS.recording;
+  layer = DEFAULTS.layer;
+  head = DEFAULTS.head;
+  query = DEFAULTS.query;
+  key = DEFAULTS.key;
+  plane = DEFAULTS.plane;
+  scale = DEFAULTS.scale;
+  side = DEFAULTS.side;
+  low = DEFAULTS.low;
+  high = DEFAULTS.high;
+  span = DEFAULTS.span;
+  compare = DEFAULTS.compare;
+  other = DEFAULTS.other;
+  x = DEFAULTS.x;
+  y = DEFAULTS.y;
+  zoom = DEFAULTS.zoom;
+
+  /**
+   * `about` is the source's; `address`: whether the page's address follows.
+   * @param {About} about
+   * @param {boolean} address
+   */
   constructor(about, address) {
     super();
     this.about = about;
     this.address = address;
     this.repeats = false; // while a key is held down: no step back for each of its moves
-    this.timer = null; // of an address that is not written yet
-    Object.assign(this, DEFAULTS, address ? fromHash(location.hash) : {});
+    /** @type {number | undefined} of an address that is not written yet */
+    this.timer = undefined;
+    this.goes = () => this.#follow();
+    if (address) Object.assign(this, fromHash(location.hash));
     this.#mend();
-    if (address) {
-      this.goes = () => this.#follow();
-      window.addEventListener("popstate", this.goes);
-    }
+    if (address) window.addEventListener("popstate", this.goes);
+  }
+
+  /**
+   * Calls `hear` whenever something has changed.
+   * @param {(changed: Changed) => void} hear
+   */
+  listen(hear) {
+    this.addEventListener("change", (event) => {
+      hear(/** @type {CustomEvent<Changed>} */ (event).detail);
+    });
   }
 
   // Stops following the address.
@@ -46,8 +108,12 @@ export class Selection extends EventTarget {
     window.removeEventListener("popstate", this.goes);
   }
 
-  // Sets some fields to what exists nearest to it, and tells whoever listens to "change":
-  // event.detail is the set of their names. `step`: whether going back may undo it alone.
+  /**
+   * Sets some fields to what exists nearest to it, and tells whoever listens. `step`: whether going
+   * back may undo it alone.
+   * @param {Partial<Fields>} fields
+   * @param {{step?: boolean}} [how]
+   */
   set(fields, { step = !this.repeats } = {}) {
     const before = this.#fields();
     Object.assign(this, fields);
@@ -55,13 +121,14 @@ export class Selection extends EventTarget {
     const changed = this.#tell(before);
     if (!this.address || changed.size === 0) return;
     const late = this.#stopTimer();
+    /** @type {(how: "pushState" | "replaceState", fields: Fields) => void} */
     const write = (how, fields) => history[how](null, "", toHash(fields));
     if (step && STEPS.some((name) => changed.has(name))) {
       if (late) write("replaceState", before);
       write("pushState", this.#fields());
     } else {
       this.timer = setTimeout(() => {
-        this.timer = null;
+        this.timer = undefined;
         write("replaceState", this.#fields());
       }, ADDRESS_MS);
     }
@@ -69,7 +136,7 @@ export class Selection extends EventTarget {
 
   // Tells every field anew, as after a failure.
   again() {
-    this.dispatchEvent(new CustomEvent("change", { detail: new Set(Object.keys(DEFAULTS)) }));
+    this.dispatchEvent(new CustomEvent("change", { detail: new Set(NAMES) }));
   }
 
   get recordingFacts() {
@@ -80,16 +147,21 @@ export class Selection extends EventTarget {
     return this.recordingFacts.layers[this.layer];
   }
 
-  // {recording, layer, head}: what every question to the source starts with.
+  /**
+   * {recording, layer, head}: what every question to the source starts with.
+   * @returns {Place}
+   */
   get where() {
     return { recording: this.recording, layer: this.layer, head: this.head };
   }
 
-  // The same of what is compared with, or null.
+  /**
+   * The same of what is compared with, or null.
+   * @returns {Place | null}
+   */
   get otherWhere() {
-    const [, layer, head, recording] = /^L(\d+)H(\d+)(?:@(\d+))?$/.exec(this.other) ?? [];
-    if (layer === undefined || !this.compare) return null;
-    const where = { recording: Number(recording ?? 0), layer: Number(layer), head: Number(head) };
+    const where = placeOf(this.other);
+    if (!where || !this.compare) return null;
     const heads = this.about.recordings[where.recording]?.layers[where.layer]?.heads ?? 0;
     return where.head < heads ? where : null;
   }
@@ -101,9 +173,9 @@ export class Selection extends EventTarget {
 
   // Whether the address was behind.
   #stopTimer() {
-    const late = this.timer !== null;
+    const late = this.timer !== undefined;
     clearTimeout(this.timer);
-    this.timer = null;
+    this.timer = undefined;
     return late;
   }
 
@@ -116,10 +188,11 @@ export class Selection extends EventTarget {
   }
 
   #fields() {
-    return Object.fromEntries(Object.keys(DEFAULTS).map((name) => [name, this[name]]));
+    return /** @type {Fields} */ (Object.fromEntries(NAMES.map((name) => [name, this[name]])));
   }
 
   #mend() {
+    /** @type {(n: number, count: number) => number} */
     const inside = (n, count) => Math.max(0, Math.min(Math.round(n) || 0, count - 1));
     this.recording = inside(this.recording, this.about.recordings.length);
     const { tokens, queries, layers } = this.recordingFacts;
@@ -127,18 +200,26 @@ export class Selection extends EventTarget {
     this.head = inside(this.head, layers[this.layer].heads);
     if (this.query !== null) this.query = inside(this.query, queries);
     if (this.key !== null) this.key = inside(this.key, tokens);
-    for (const [name, known] of Object.entries(CHOICES))
-      if (!known.includes(this[name])) this[name] = DEFAULTS[name];
+    for (const [name, known] of Object.entries(CHOICES)) {
+      const field = /** @type {keyof typeof CHOICES} */ (name);
+      if (!known.includes(this[field])) Object.assign(this, { [field]: DEFAULTS[field] });
+    }
   }
 
+  /**
+   * @param {Fields} before
+   * @returns {Changed}
+   */
   #tell(before) {
-    const names = Object.keys(DEFAULTS).filter((name) => this[name] !== before[name]);
-    const changed = new Set(names);
+    const changed = new Set(NAMES.filter((name) => this[name] !== before[name]));
     if (changed.size) this.dispatchEvent(new CustomEvent("change", { detail: changed }));
     return changed;
   }
 }
 
+const NAMES = /** @type {(keyof Fields)[]} */ (Object.keys(DEFAULTS));
+
+/** @type {Record<"view" | "plane" | "scale" | "side" | "compare", string[]>} */
 const CHOICES = {
   view: ["map", "steps"],
   plane: ["max", "mass"],
@@ -147,18 +228,39 @@ const CHOICES = {
   compare: ["", "side", "difference"],
 };
 
-// `L5H3`. Where only some layers were exported, they keep their numbers.
+/**
+ * The head that `L2H1`, or `L2H1@1`, names.
+ * @param {string} name
+ * @returns {Place | null}
+ */
+export function placeOf(name) {
+  const found = /^L(\d+)H(\d+)(?:@(\d+))?$/.exec(name);
+  if (!found) return null;
+  const [, layer, head, recording] = found;
+  return { recording: Number(recording ?? 0), layer: Number(layer), head: Number(head) };
+}
+
+/**
+ * `L5H3`. Where only some layers were exported, they keep their numbers.
+ * @param {About} about
+ * @param {Place} where
+ */
 export function nameOfPlace(about, { recording, layer, head }) {
   return `L${about.recordings[recording].layers[layer]?.number ?? layer}H${head}`;
 }
 
+/** @param {Fields} fields */
 function toHash(fields) {
   const { layer, head, ...rest } = fields;
-  const others = Object.entries(rest).filter(([name, value]) => value !== DEFAULTS[name]);
-  return `#${[`L${layer}H${head}`, ...others.map(([k, v]) => `${k}=${encodeURIComponent(v)}`)].join("&")}`;
+  const names = /** @type {(keyof typeof rest)[]} */ (Object.keys(rest));
+  const others = names.filter((name) => rest[name] !== DEFAULTS[name]);
+  const parts = others.map((name) => `${name}=${encodeURIComponent(String(rest[name]))}`);
+  return `#${[`L${layer}H${head}`, ...parts].join("&")}`;
 }
 
+/** @param {string} hash */
 function fromHash(hash) {
+  /** @type {Partial<Fields>} */
   const fields = {};
   for (const part of hash.slice(1).split("&")) {
     const place = /^L(\d+)H(\d+)$/.exec(part);
@@ -166,13 +268,15 @@ function fromHash(hash) {
     const [name, value] = part.split("=");
     if (value === undefined || !(name in DEFAULTS)) continue;
     const text = decoded(value);
-    const isText = typeof DEFAULTS[name] === "string";
-    if (isText) fields[name] = text;
-    else if (text !== "" && Number.isFinite(Number(text))) fields[name] = Number(text);
+    const isText = typeof DEFAULTS[/** @type {keyof Fields} */ (name)] === "string";
+    if (isText) Object.assign(fields, { [name]: text });
+    else if (text !== "" && Number.isFinite(Number(text)))
+      Object.assign(fields, { [name]: Number(text) });
   }
   return fields;
 }
 
+/** @param {string} text */
 function decoded(text) {
   try {
     return decodeURIComponent(text);

@@ -2,6 +2,9 @@
 
 import { make } from "../drawing/dom.js";
 
+/** @import { Ask } from "./source.js" */
+
+/** @type {WeakSet<object>} */
 const said = new WeakSet();
 
 // A banner over the page: {element, show(sentence, again), hide()}.
@@ -20,6 +23,10 @@ export function makeBanner() {
     element.hidden = true;
   };
   close.addEventListener("click", hide);
+  /**
+   * @param {string} text
+   * @param {() => void} retry
+   */
   const show = (text, retry) => {
     sentence.textContent = text;
     again.onclick = () => {
@@ -31,9 +38,15 @@ export function makeBanner() {
   return { element, show, hide };
 }
 
-// `ask`, which tells `fails` of a failure, and `works` once the same question is answered, or any
-// after the server was away.
+/**
+ * `ask`, which tells `fails` of a failure, and `works` once the same question is answered, or any
+ * after the server was away.
+ * @param {Ask} ask
+ * @param {{fails: (sentence: string) => void, works: () => void}} tell
+ * @returns {Ask}
+ */
 export function watched(ask, { fails, works }) {
+  /** @type {{question: string, away: boolean} | null} */
   let failed = null;
   return async (path, parameters, signal) => {
     const question = JSON.stringify([path, parameters]);
@@ -45,9 +58,9 @@ export function watched(ask, { fails, works }) {
       }
       return answer;
     } catch (error) {
-      if (error.name !== "AbortError") {
+      if (!isAbort(error)) {
         failed = { question, away: error instanceof TypeError };
-        said.add(error);
+        if (error instanceof Error) said.add(error);
         fails(sentenceOf(error));
       }
       throw error;
@@ -55,13 +68,28 @@ export function watched(ask, { fails, works }) {
   };
 }
 
-// For a promise's end: lets pass only what nobody has been told.
+/**
+ * For a promise's end: lets pass only what nobody has been told.
+ * @param {unknown} error
+ */
 export function unlessSaid(error) {
-  if (error?.name !== "AbortError" && !said.has(error)) throw error;
+  if (!isAbort(error) && !(error instanceof Error && said.has(error))) throw error;
 }
 
-// A failed fetch is a TypeError, and its words differ from browser to browser.
+/**
+ * Whether it only says that an answer is no longer needed.
+ * @param {unknown} error
+ */
+export function isAbort(error) {
+  return error instanceof Error && error.name === "AbortError";
+}
+
+/**
+ * A failed fetch is a TypeError, and its words differ from browser to browser.
+ * @param {unknown} error
+ */
 function sentenceOf(error) {
   if (error instanceof TypeError) return "The server has ended: run regard view again.";
-  return error.message || "The source of the numbers gave no answer; try again.";
+  const words = error instanceof Error ? error.message : "";
+  return words || "The source of the numbers gave no answer; try again.";
 }

@@ -4,7 +4,16 @@
 import { fitted, textWidth } from "../drawing/marks.js";
 import { countText } from "../drawing/numbers.js";
 import { GUTTER } from "./frame.js";
-import { endPixel } from "./mapview.js";
+import { positionOf } from "./layout.js";
+
+/** @import { Mark } from "../drawing/marks.js" */
+/** @import { Link } from "../data/source.js" */
+/** @import { TokenText } from "../data/tokens.js" */
+/** @import { Ends, Layout } from "./layout.js" */
+
+/** @typedef {Record<"paper" | "ink" | "soft" | "line" | "accent" | "focus", string>} Theme */
+
+/** @typedef {{keys: TokenText, queries: TokenText}} AxisTexts */
 
 const NAMED_CELL = 13; // CSS pixels a token from which every token is named
 const RULED_CELL = 14; // and from which cells are ruled
@@ -12,54 +21,35 @@ const TICK_ROOM = { x: 64, y: 40 }; // CSS pixels between two positions, at leas
 const SMALL_TEXT = 10;
 const LARGE_CELL = 24; // from which tokens are named in larger letters
 
-// The page's own colours, by name.
+/**
+ * The page's own colours, by name.
+ * @param {HTMLElement} root
+ * @returns {Theme}
+ */
 export function themeOf(root) {
   const style = getComputedStyle(root);
-  const names = ["paper", "ink", "soft", "line", "accent", "focus"];
-  return Object.fromEntries(
-    names.map((name) => [name, style.getPropertyValue(`--${name}`).trim()]),
-  );
+  const colour = (/** @type {keyof Theme} */ name) => style.getPropertyValue(`--${name}`).trim();
+  return {
+    paper: colour("paper"),
+    ink: colour("ink"),
+    soft: colour("soft"),
+    line: colour("line"),
+    accent: colour("accent"),
+    focus: colour("focus"),
+  };
 }
 
-// A frame's geometry in CSS pixels: where tokens lie, and how far the matrix reaches.
-export class Layout {
-  constructor(view, size, extent, facts) {
-    const { width, height, ratio } = size;
-    Object.assign(this, { view, facts, extent });
-    this.cell = view.zoom / ratio;
-    this.left = GUTTER.left;
-    this.top = GUTTER.top;
-    this.right = GUTTER.left + endPixel(view.x, view.zoom, view.level, width, extent.keys) / ratio;
-    this.bottom =
-      GUTTER.top + endPixel(view.y, view.zoom, view.level, height, extent.queries) / ratio;
-    const last = (start, pixels, length) =>
-      Math.min(length - 1, Math.floor(start + pixels / view.zoom));
-    this.keys = [Math.floor(view.x), last(view.x, width, extent.keys)];
-    this.queries = [Math.floor(view.y), last(view.y, height, extent.queries)];
-  }
-
-  // The left edge of a key, and the upper edge of a query.
-  xOf(key) {
-    return this.left + (key - this.view.x) * this.cell;
-  }
-
-  yOf(query) {
-    return this.top + (query - this.view.y) * this.cell;
-  }
-
-  sees(x, y) {
-    return x >= this.left && x <= this.right && y >= this.top && y <= this.bottom;
-  }
-}
-
-// The position by which a query is named: its own in the text where it is one of the keys.
-export function positionOf(query, { itself, start }) {
-  return itself ? query + start : query;
-}
-
-// All marks of a frame. texts: {keys, queries}, or null while they are not known.
+/**
+ * All marks of a frame; `texts` is null while they are not known.
+ * @param {Layout} layout
+ * @param {AxisTexts | null} texts
+ * @param {{query: number | null, key: number | null, rings: Link[]}} chosen
+ * @param {Theme} theme
+ * @returns {Mark[]}
+ */
 export function frameMarks(layout, texts, { query, key, rings }, theme) {
-  const clear = { queries: [], keys: [] }; // where labels stand already
+  /** @type {{queries: Ends[], keys: Ends[]}} */
+  const clear = { queries: [], keys: [] };
   const chosen = chosenMarks(layout, texts, query, key, theme, clear);
   return [
     ...gridMarks(layout, theme),
@@ -73,10 +63,16 @@ export function frameMarks(layout, texts, { query, key, rings }, theme) {
   ];
 }
 
+/**
+ * @param {Layout} layout
+ * @param {Theme} theme
+ * @returns {Mark[]}
+ */
 function gridMarks(layout, theme) {
   if (layout.cell < RULED_CELL) return [];
   const { left, top, right, bottom } = layout;
-  const look = { kind: "line", colour: theme.paper, alpha: 0.75 };
+  const look = /** @type {const} */ ({ kind: "line", colour: theme.paper, alpha: 0.75 });
+  /** @type {Mark[]} */
   const marks = [];
   for (let k = layout.keys[0] + 1; k <= layout.keys[1]; k++) {
     const x = layout.xOf(k);
@@ -89,26 +85,46 @@ function gridMarks(layout, theme) {
   return marks;
 }
 
+/**
+ * @param {Layout} layout
+ * @param {Theme} theme
+ * @returns {Mark[]}
+ */
 function edgeMarks({ left, top, right, bottom }, { line }) {
   const box = { x: left - 0.5, y: top - 0.5, width: right - left + 1, height: bottom - top + 1 };
   return [{ kind: "box", ...box, line }];
 }
 
+/**
+ * @param {Layout} layout
+ * @param {Theme} theme
+ * @returns {Mark[]}
+ */
 function titleMarks({ facts }, { soft }) {
-  const look = { kind: "text", align: "end", colour: soft, size: SMALL_TEXT, x: GUTTER.left - 10 };
+  const look = /** @type {const} */ ({ kind: "text", align: "end", colour: soft });
+  const place = { size: SMALL_TEXT, x: GUTTER.left - 10 };
   return [
-    { ...look, y: GUTTER.top - 22, text: "key →" },
-    { ...look, y: GUTTER.top - 8, text: facts.itself ? "query ↓" : "query (own text) ↓" },
+    { ...look, ...place, y: GUTTER.top - 22, text: "key →" },
+    { ...look, ...place, y: GUTTER.top - 8, text: facts.itself ? "query ↓" : "query (own text) ↓" },
   ];
 }
 
-// Multiples of 1, 2 or 5 times a power of ten, at least `least` pixels apart.
+/**
+ * Multiples of 1, 2 or 5 times a power of ten, at least `least` pixels apart.
+ * @param {number} cell
+ * @param {number} least
+ */
 export function niceStep(cell, least) {
   const needed = Math.max(1, least / cell);
   const power = 10 ** Math.floor(Math.log10(needed));
-  return [1, 2, 5, 10].map((n) => n * power).find((step) => step >= needed * 0.999);
+  return [1, 2, 5].map((n) => n * power).find((step) => step >= needed * 0.999) ?? 10 * power;
 }
 
+/**
+ * @param {Ends} ends
+ * @param {number} step
+ * @param {number} offset
+ */
 function ticksIn([from, to], step, offset) {
   const first = Math.ceil((from + offset) / step) * step - offset;
   const found = [];
@@ -116,26 +132,41 @@ function ticksIn([from, to], step, offset) {
   return found;
 }
 
+/**
+ * @param {Ends[]} taken
+ * @param {number} at
+ * @param {number} room
+ */
 function isFree(taken, at, room) {
   return taken.every(([from, to]) => at + room < from || at - room > to);
 }
 
+/**
+ * @param {Layout} layout
+ * @param {TokenText | undefined} tokens
+ * @param {number | null} chosen
+ * @param {Theme} theme
+ * @param {Ends[]} taken
+ * @returns {Mark[]}
+ */
 function keyMarks(layout, tokens, chosen, theme, taken) {
   const { cell, left, right, keys } = layout;
+  /** @type {Mark[]} */
   const marks = [];
-  const inside = (key) => layout.xOf(key + 0.5) >= left && layout.xOf(key + 0.5) <= right;
+  const inside = (/** @type {number} */ key) =>
+    layout.xOf(key + 0.5) >= left && layout.xOf(key + 0.5) <= right;
   if (cell >= NAMED_CELL) {
     for (let key = keys[0]; key <= keys[1]; key++)
       if (inside(key)) marks.push(...namedKey(layout, tokens, key, key === chosen, theme));
     return marks;
   }
-  const look = {
+  const look = /** @type {const} */ ({
     kind: "text",
     align: "middle",
     colour: theme.soft,
     size: SMALL_TEXT,
     y: GUTTER.top - 9,
-  };
+  });
   for (const key of ticksIn(keys, niceStep(cell, TICK_ROOM.x), 0)) {
     const x = layout.xOf(key + 0.5);
     if (!inside(key)) continue;
@@ -152,9 +183,18 @@ function keyMarks(layout, tokens, chosen, theme, taken) {
   return marks;
 }
 
-// A key's position and text, upright beside one another, read from below.
+/**
+ * A key's position and text, upright beside one another, read from below.
+ * @param {Layout} layout
+ * @param {TokenText | undefined} tokens
+ * @param {number} key
+ * @param {boolean} chosen
+ * @param {Theme} theme
+ * @returns {Mark[]}
+ */
 function namedKey(layout, tokens, key, chosen, theme) {
-  const look = { kind: "text", turn: -90, x: layout.xOf(key + 0.5) + 4 };
+  const x = layout.xOf(key + 0.5) + 4;
+  const look = /** @type {const} */ ({ kind: "text", turn: -90, x });
   const weight = chosen ? 700 : 400;
   const size = layout.cell >= LARGE_CELL ? 13 : 11;
   const number = countText(key);
@@ -180,22 +220,32 @@ function namedKey(layout, tokens, key, chosen, theme) {
   ];
 }
 
+/**
+ * @param {Layout} layout
+ * @param {TokenText | undefined} tokens
+ * @param {number | null} chosen
+ * @param {Theme} theme
+ * @param {Ends[]} taken
+ * @returns {Mark[]}
+ */
 function queryMarks(layout, tokens, chosen, theme, taken) {
   const { cell, top, bottom, queries, facts } = layout;
+  /** @type {Mark[]} */
   const marks = [];
-  const inside = (query) => layout.yOf(query + 0.5) >= top && layout.yOf(query + 0.5) <= bottom;
+  const inside = (/** @type {number} */ query) =>
+    layout.yOf(query + 0.5) >= top && layout.yOf(query + 0.5) <= bottom;
   if (cell >= NAMED_CELL) {
     for (let query = queries[0]; query <= queries[1]; query++)
       if (inside(query)) marks.push(...namedQuery(layout, tokens, query, query === chosen, theme));
     return marks;
   }
-  const look = {
+  const look = /** @type {const} */ ({
     kind: "text",
     align: "end",
     colour: theme.soft,
     size: SMALL_TEXT,
     x: GUTTER.left - 9,
-  };
+  });
   const offset = positionOf(0, facts);
   for (const query of ticksIn(queries, niceStep(cell, TICK_ROOM.y), offset)) {
     const y = layout.yOf(query + 0.5);
@@ -214,8 +264,17 @@ function queryMarks(layout, tokens, chosen, theme, taken) {
   return marks;
 }
 
+/**
+ * @param {Layout} layout
+ * @param {TokenText | undefined} tokens
+ * @param {number} query
+ * @param {boolean} chosen
+ * @param {Theme} theme
+ * @returns {Mark[]}
+ */
 function namedQuery(layout, tokens, query, chosen, theme) {
-  const look = { kind: "text", align: "end", y: layout.yOf(query + 0.5) + 4 };
+  const y = layout.yOf(query + 0.5) + 4;
+  const look = /** @type {const} */ ({ kind: "text", align: "end", y });
   const weight = chosen ? 700 : 400;
   const size = layout.cell >= LARGE_CELL ? 13 : 11;
   const number = countText(positionOf(query, layout.facts));
@@ -236,24 +295,38 @@ function namedQuery(layout, tokens, query, chosen, theme) {
   ];
 }
 
-// Isolated: letters that are read from the right leave what stands beside them in its place.
+/**
+ * Isolated: letters that are read from the right leave what stands beside them in its place.
+ * @param {string} text
+ */
 function isolated(text) {
   return `\u2068${text}\u2069`;
 }
 
-// Dashed lines where a model began to write.
+/**
+ * Dashed lines where a model began to write.
+ * @param {Layout} layout
+ * @param {Theme} theme
+ * @returns {Mark[]}
+ */
 function boundaryMarks(layout, theme) {
   const { facts, left, top, right, bottom } = layout;
   if (facts.boundary === null || facts.boundary === undefined) return [];
+  /** @type {Mark[]} */
   const marks = [];
-  const look = { kind: "line", colour: theme.focus, width: 1.5, dash: [6, 4] };
-  const label = {
+  const look = /** @type {const} */ ({
+    kind: "line",
+    colour: theme.focus,
+    width: 1.5,
+    dash: [6, 4],
+  });
+  const label = /** @type {const} */ ({
     kind: "text",
     colour: theme.focus,
     halo: theme.paper,
     weight: 600,
     text: "written by the model →",
-  };
+  });
   const x = layout.xOf(facts.boundary);
   if (x >= left && x <= right) {
     marks.push({ ...look, x1: x, x2: x, y1: top - 60, y2: bottom });
@@ -269,26 +342,42 @@ function boundaryMarks(layout, theme) {
   return marks;
 }
 
+/**
+ * @param {Layout} layout
+ * @param {number} query
+ * @param {number} key
+ * @param {Theme} theme
+ * @returns {Mark[]}
+ */
 function ringMarks(layout, query, key, theme) {
   const [x, y] = [layout.xOf(key + 0.5), layout.yOf(query + 0.5)];
   if (!layout.sees(x, y)) return [];
-  const ring = { kind: "ring", x, y, radius: Math.max(7, Math.min(11, layout.cell * 0.72)) };
+  const radius = Math.max(7, Math.min(11, layout.cell * 0.72));
+  const ring = /** @type {const} */ ({ kind: "ring", x, y, radius });
   return [
     { ...ring, colour: theme.paper, width: 4.5, alpha: 0.85 },
     { ...ring, colour: theme.focus, width: 2 },
   ];
 }
 
-// Hairlines of the chosen query and key, their names on the axes, and a box where they meet.
+/**
+ * Hairlines of the chosen query and key, their names on the axes, and a box where they meet.
+ * @param {Layout} layout
+ * @param {AxisTexts | null} texts
+ * @param {number | null} query
+ * @param {number | null} key
+ * @param {Theme} theme
+ * @param {{queries: Ends[], keys: Ends[]}} clear
+ * @returns {Mark[]}
+ */
 function chosenMarks(layout, texts, query, key, theme, clear) {
   const { left, top, right, bottom, cell } = layout;
+  /** @type {Mark[]} */
   const marks = [];
   const [x, y] = [layout.xOf((key ?? 0) + 0.5), layout.yOf((query ?? 0) + 0.5)];
-  const [seesKey, seesQuery] = [
-    key !== null && x >= left && x <= right,
-    query !== null && y >= top && y <= bottom,
-  ];
-  const hair = { kind: "line", colour: theme.accent, alpha: 0.6 };
+  const seesKey = key !== null && x >= left && x <= right;
+  const seesQuery = query !== null && y >= top && y <= bottom;
+  const hair = /** @type {const} */ ({ kind: "line", colour: theme.accent, alpha: 0.6 });
   if (seesQuery && cell < NAMED_CELL) {
     marks.push({ ...hair, x1: left, x2: right, y1: y, y2: y });
     marks.push(...queryChip(layout, texts, query, y, theme));
@@ -296,33 +385,57 @@ function chosenMarks(layout, texts, query, key, theme, clear) {
   }
   if (seesKey && cell < NAMED_CELL) {
     marks.push({ ...hair, alpha: 0.4, x1: x, x2: x, y1: top, y2: bottom });
-    marks.push(...keyChip(layout, texts, key, x, theme));
+    marks.push(...keyChip(texts, key, x, theme));
     clear.keys.push([x, x]);
   }
   if (seesKey && seesQuery) marks.push(...boxMarks(x, y, Math.max(cell, 9), theme));
   return marks;
 }
 
+/**
+ * @param {number} x
+ * @param {number} y
+ * @param {number} side
+ * @param {Theme} theme
+ * @returns {Mark[]}
+ */
 function boxMarks(x, y, side, theme) {
-  const box = { kind: "box", x: x - side / 2, y: y - side / 2, width: side, height: side };
+  const corner = { x: x - side / 2, y: y - side / 2 };
+  const box = /** @type {const} */ ({ kind: "box", ...corner, width: side, height: side });
   return [
     { ...box, line: theme.paper, stroke: 4, alpha: 0.9 },
     { ...box, line: theme.accent, stroke: 2 },
   ];
 }
 
+/**
+ * @param {Layout} layout
+ * @param {AxisTexts | null} texts
+ * @param {number} query
+ * @param {number} y
+ * @param {Theme} theme
+ * @returns {Mark[]}
+ */
 function queryChip(layout, texts, query, y, theme) {
   const number = countText(positionOf(query, layout.facts));
   const room = GUTTER.left - 22 - textWidth(number, 11, 700);
   const text = texts ? fitted(texts.queries.label(query, 24), room, 11, 700) : "";
-  const look = { kind: "text", align: "end", colour: theme.accent, weight: 700, y: y + 4 };
+  const style = /** @type {const} */ ({ kind: "text", align: "end", weight: 700 });
+  const look = { ...style, colour: theme.accent, y: y + 4 };
   return [
     { ...look, x: GUTTER.left - 9, text: number },
     { ...look, x: GUTTER.left - 15 - textWidth(number, 11, 700), text: isolated(text) },
   ];
 }
 
-function keyChip(layout, texts, key, x, theme) {
+/**
+ * @param {AxisTexts | null} texts
+ * @param {number} key
+ * @param {number} x
+ * @param {Theme} theme
+ * @returns {Mark[]}
+ */
+function keyChip(texts, key, x, theme) {
   const name = texts ? ` ${isolated(texts.keys.label(key, 24))}` : "";
   const text = `${countText(key)}${name}`;
   const half = textWidth(text, 11, 700) / 2;

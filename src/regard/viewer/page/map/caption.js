@@ -3,7 +3,21 @@
 import { nameOfPlace } from "../data/selection.js";
 import { countText } from "../drawing/numbers.js";
 
-// `L5H3`, with its recording where there are several.
+/** @import { Context, Plane, Selection } from "../data/selection.js" */
+/** @import { Place } from "../data/source.js" */
+/** @import { Frame } from "./frame.js" */
+
+/**
+ * How far tiles have come: the part of the rows that they have read, null where there is none; how
+ * many are missing; and what went wrong.
+ * @typedef {{read: number | null, missing: number, error: unknown}} Progress
+ */
+
+/**
+ * `L5H3`, with its recording where there are several.
+ * @param {Context} context
+ * @param {Place} where
+ */
 export function frameName({ about }, where) {
   const name = nameOfPlace(about, where);
   return about.recordings.length > 1
@@ -11,6 +25,11 @@ export function frameName({ about }, where) {
     : name;
 }
 
+/**
+ * @param {Context} context
+ * @param {Frame} frame
+ * @param {string} progress
+ */
 export function captionOf(context, frame, progress) {
   const { selection } = context;
   const parts = [
@@ -21,6 +40,10 @@ export function captionOf(context, frame, progress) {
   return [...parts, progress].filter((part) => part).join(" · ");
 }
 
+/**
+ * @param {Context} context
+ * @param {Frame} frame
+ */
 function headsText(context, frame) {
   const { selection } = context;
   const name = frameName(context, frame.where);
@@ -30,6 +53,10 @@ function headsText(context, frame) {
   return selection.compare === "difference" ? `${name} − ${other}` : `${name} beside ${other}`;
 }
 
+/**
+ * @param {number} level
+ * @param {Plane} plane
+ */
 function binText(level, plane) {
   if (level === 0) return "every weight";
   const side = countText(2 ** level);
@@ -37,7 +64,10 @@ function binText(level, plane) {
   return `strongest of ${side} × ${side} weights`;
 }
 
-// Which heads use the same keys.
+/**
+ * Which heads use the same keys.
+ * @param {Selection} selection
+ */
 function sharedText({ layerFacts, head }) {
   const { heads, key_heads: keyHeads } = layerFacts;
   const count = heads / keyHeads;
@@ -46,7 +76,12 @@ function sharedText({ layerFacts, head }) {
   return `heads ${first}–${first + count - 1} share keys`;
 }
 
-// `28 % of rows read`, or what is missing.
+/**
+ * `28 % of rows read`, or what is missing.
+ * @param {Progress[]} parts
+ * @param {number} read
+ * @param {number} missing
+ */
 export function progressText(parts, read, missing) {
   if (parts.some((part) => part.error)) return "no answer, trying again";
   if (missing === 0 && read === 1) return "";

@@ -7,41 +7,70 @@
 
 import { unlessSaid } from "../data/watch.js";
 import { watchTheme } from "../drawing/colours.js";
-import { make } from "../drawing/dom.js";
+import { make, penOf } from "../drawing/dom.js";
 import { drawMarks } from "../drawing/marks.js";
-import { frameMarks, Layout, themeOf } from "./axes.js";
+import { frameMarks, themeOf } from "./axes.js";
 import { captionOf, frameName, progressText } from "./caption.js";
 import { Frame, GUTTER } from "./frame.js";
 import { exactWordsOfBin, wordsOfBin } from "./hover.js";
+import { Layout } from "./layout.js";
 import { makeLinks } from "./links.js";
 import { viewOf, viewWith, zoomedAt } from "./mapview.js";
 import { listenToPointer } from "./pointer.js";
 import { shownRange } from "./shown.js";
 
+/** @import { Changed, Context, Fields } from "../data/selection.js" */
+/** @import { Link } from "../data/source.js" */
+/** @import { Texts } from "../data/tokens.js" */
+/** @import { Mark } from "../drawing/marks.js" */
+/** @import { Theme } from "./axes.js" */
+/** @import { Extent, MapView } from "./mapview.js" */
+
+/**
+ * The bin that the pointer is on, and what is known of it.
+ * @typedef {{frame: Frame, row: number, column: number, level: number, value: number | undefined,
+ *   seen: boolean}} Hovered
+ */
+
 const EXACT_MS = 80; // the pointer rests before the exact pair of a bin is looked for
 const SAY_MS = 2500; // between two words on progress
 const ROOM_FOR_LINKS = 250; // CSS pixels
+/** @type {(keyof Fields)[]} */
 const MARKED = ["query", "key", "side"]; // fields that leave the cells as they are
 
-class HeadMapView {
+export class HeadMapView {
+  /** @param {Context} context */
   constructor(context) {
     this.context = context;
-    this.texts = new Map(); // by recording
-    this.next = null; // a view that the next picture shows
+    /** @type {Map<number, Texts | undefined>} by recording */
+    this.texts = new Map();
+    /** @type {MapView | null} that the next picture shows */
+    this.next = null;
     this.pending = 0; // the next picture, where one is due
     this.stale = true; // whether it needs other cells, not only other marks
+    /** @type {Hovered | null} */
     this.hovered = null;
+    /** @type {number | undefined} until the exact pair of a bin is looked for */
+    this.resting = undefined;
     this.said = 0;
+    /** @type {Theme | null} */
     this.theme = null;
+    this.linksMoved = false; // by somebody
     const changed = () => this.schedule();
     const resized = () => {
       this.stale = true;
       this.#draw();
     };
-    this.frames = [0, 1].map(() => new Frame(context, changed, resized));
-    const go = (query, key) => this.goTo(query, key);
-    this.links = makeLinks(context, { go, changed: () => this.schedule(false) });
-    this.links.element.addEventListener("click", () => (this.linksMoved = true), true);
+    const counted = (/** @type {Frame} */ frame) => this.hover(frame);
+    this.frames = [0, 1].map(() => new Frame(context, { changed, resized, counted }));
+    this.links = makeLinks(context, {
+      go: (query, key) => this.goTo(query, key),
+      changed: () => this.schedule(false),
+    });
+    const moved = () => {
+      this.linksMoved = true;
+    };
+    this.links.element.addEventListener("click", moved, true);
     this.caption = make("p", { class: "regard-map-caption" });
     this.stage = make(
       "div",
@@ -64,7 +93,7 @@ class HeadMapView {
       this.theme = null;
       this.schedule();
     });
-    context.selection.addEventListener("change", (event) => this.#follow(event.detail));
+    context.selection.listen((changed) => this.#follow(changed));
     this.#follow(null);
   }
 
@@ -81,9 +110,11 @@ class HeadMapView {
     return this.frames[0].size;
   }
 
+  /** @returns {Extent} */
   get extent() {
     const extents = this.shown.map((frame) => frame.extent);
-    const most = (name) => Math.max(...extents.map((extent) => extent[name]));
+    const most = (/** @type {keyof Extent} */ name) =>
+      Math.max(...extents.map((extent) => extent[name]));
     return { queries: most("queries"), keys: most("keys") };
   }
 
@@ -91,24 +122,40 @@ class HeadMapView {
     return this.next ?? viewOf(this.selection, this.size, this.extent);
   }
 
-  // Shows a view; the whole matrix is no view of its own, so that it follows the window.
+  /**
+   * Shows a view; the whole matrix is no view of its own, so that it follows the window.
+   * @param {MapView} view
+   */
   show(view) {
     this.next = view;
     this.schedule();
   }
 
+  /**
+   * @param {number} factor
+   * @param {number} px
+   * @param {number} py
+   */
   zoomAt(factor, px, py) {
     this.show(zoomedAt(this.view, factor, px, py, this.size, this.extent));
   }
 
+  /**
+   * @param {number} dx
+   * @param {number} dy
+   */
   panBy(dx, dy) {
     const { x, y, zoom } = this.view;
     this.show(viewOf({ x: x - dx / zoom, y: y - dy / zoom, zoom }, this.size, this.extent));
   }
 
-  // Zooms around what is chosen where it is seen, else around the middle.
+  /**
+   * Zooms around what is chosen where it is seen, else around the middle.
+   * @param {number} factor
+   */
   zoomBy(factor) {
     const { view, size, selection } = this;
+    /** @type {(token: number | null, start: number, pixels: number) => number} */
     const place = (token, start, pixels) => {
       const at = token === null ? -1 : (token + 0.5 - start) * view.zoom;
       return at >= 0 && at <= pixels ? at : pixels / 2;
@@ -121,7 +168,11 @@ class HeadMapView {
     this.show(viewOf({ x: null, y: null, zoom: null }, this.size, this.extent));
   }
 
-  // Moves what is chosen by whole bins.
+  /**
+   * Moves what is chosen by whole bins.
+   * @param {number} across
+   * @param {number} down
+   */
   move(across, down) {
     const side = 2 ** this.view.level;
     const { query, key } = this.#cursor();
@@ -136,7 +187,11 @@ class HeadMapView {
     this.choose(this.frames[0], Math.floor(query / side), Math.floor(key / side));
   }
 
-  // Chooses a pair and brings it into sight.
+  /**
+   * Chooses a pair and brings it into sight.
+   * @param {number} query
+   * @param {number} key
+   */
   goTo(query, key) {
     const { queries, tokens } = this.selection.recordingFacts;
     const [q, k] = [
@@ -150,11 +205,16 @@ class HeadMapView {
     this.selection.set({ query: q, key: k });
   }
 
-  // Chooses the strongest pair of a bin.
+  /**
+   * Chooses the strongest pair of a bin.
+   * @param {Frame} frame
+   * @param {number} row
+   * @param {number} column
+   */
   choose(frame, row, column) {
     const side = 2 ** frame.view.level;
-    const middle = (bin) => bin * side + Math.floor(side / 2);
-    const go = (found) => {
+    const middle = (/** @type {number} */ bin) => bin * side + Math.floor(side / 2);
+    const go = (/** @type {Link | null} */ found) => {
       const [query, key] = found ?? [middle(row), middle(column)];
       const { queries, tokens } = this.selection.recordingFacts;
       if (query < queries && key < tokens) this.goTo(query, key);
@@ -163,11 +223,18 @@ class HeadMapView {
     this.strongestOf(frame, row, column).then(go).catch(unlessSaid);
   }
 
-  // [query, key, ln weight] of the strongest pair of a bin at the level shown, or null.
+  /**
+   * [query, key, ln weight] of the strongest pair of a bin at the level shown, or null.
+   * @param {Frame} frame
+   * @param {number} row
+   * @param {number} column
+   * @returns {Promise<Link | null>}
+   */
   async strongestOf(frame, row, column) {
     const { level } = frame.view;
     if (level === 0) return [row, column, frame.valueAt(row, column) ?? NaN];
     const side = 2 ** level;
+    /** @type {(bin: number, length: number) => string} */
     const part = (bin, length) => `${bin * side}-${Math.min((bin + 1) * side, length)}`;
     const { queries, keys } = frame.facts;
     if (row * side >= queries || column * side >= keys) return null;
@@ -176,22 +243,25 @@ class HeadMapView {
     return links[0] ?? null;
   }
 
-  // Outlines the bin under a frame's pointer in every frame, and reads it out.
+  /**
+   * Outlines the bin under a frame's pointer in every frame, and reads it out.
+   * @param {Frame} frame
+   */
   hover(frame) {
     const before = this.hovered;
-    const bin = frame.pointer && frame.view ? frame.binAt(frame.pointer) : null;
+    const bin = frame.pointer && frame.paints ? frame.binAt(frame.pointer) : null;
     if (!bin && before?.frame !== frame) return;
     const { level } = frame.view;
-    const known = bin && { value: frame.valueAt(bin.row, bin.column), seen: frame.knowsSeen };
-    this.hovered = bin && { ...bin, ...known, frame, level };
-    for (const one of this.shown) outline(one, this.hovered);
-    if (isSameHover(before, this.hovered)) return;
+    const value = bin ? frame.valueAt(bin.row, bin.column) : undefined;
+    const hovered = bin && { ...bin, value, seen: frame.knowsSeen, frame, level };
+    this.hovered = hovered;
+    for (const one of this.shown) outline(one, hovered);
+    if (isSameHover(before, hovered)) return;
     clearTimeout(this.resting);
-    if (!bin) return;
+    if (!hovered) return;
     frame.needSeen();
     const texts = this.texts.get(frame.where.recording);
-    this.context.say(wordsOfBin(this.context, frame, bin.row, bin.column, texts));
-    const hovered = this.hovered;
+    this.context.say(wordsOfBin(this.context, frame, hovered.row, hovered.column, texts));
     const exact = () => this.#sayExact(hovered).catch(unlessSaid);
     if (level > 0) this.resting = setTimeout(exact, EXACT_MS);
   }
@@ -201,7 +271,10 @@ class HeadMapView {
     this.selection.set(shownRange(this.frames[0], this.selection));
   }
 
-  // Draws soon; `cells`: whether not only what lies over them has changed.
+  /**
+   * Draws soon; `cells`: whether not only what lies over them has changed.
+   * @param {boolean} [cells]
+   */
   schedule(cells = true) {
     this.stale ||= cells;
     this.element.dataset.idle = "false";
@@ -220,7 +293,11 @@ class HeadMapView {
     return this.theme;
   }
 
-  // What is drawn over and around a frame's cells: also what an exported picture draws.
+  /**
+   * What is drawn over and around a frame's cells: also what an exported picture draws.
+   * @param {Frame} frame
+   * @returns {Mark[]}
+   */
   marksOf(frame) {
     const { selection } = this;
     const layout = new Layout(frame.view, frame.size, frame.extent, frame.facts);
@@ -241,6 +318,7 @@ class HeadMapView {
     };
   }
 
+  /** @param {KeyboardEvent} event */
   #homeOrEnd(event) {
     if (event.key !== "Home" && event.key !== "End") return;
     const { query } = this.#cursor();
@@ -251,6 +329,7 @@ class HeadMapView {
     event.preventDefault();
   }
 
+  /** @param {Hovered} hovered */
   async #sayExact(hovered) {
     const { frame, row, column } = hovered;
     const found = await this.strongestOf(frame, row, column);
@@ -259,7 +338,10 @@ class HeadMapView {
     this.context.say(exactWordsOfBin(this.context, frame, row, column, texts, found));
   }
 
-  // Shows what the selection says; `changed`: names of its fields, or null for all.
+  /**
+   * Shows what the selection says; `changed`: names of its fields, or null for all.
+   * @param {Changed | null} changed
+   */
   #follow(changed) {
     const { selection, frames } = this;
     const { where, otherWhere, compare } = selection;
@@ -278,10 +360,11 @@ class HeadMapView {
     this.schedule(!changed || [...changed].some((name) => !MARKED.includes(name)));
   }
 
+  /** @param {number} recording */
   #needTexts(recording) {
     if (this.texts.has(recording)) return;
     this.texts.set(recording, undefined);
-    const keep = (texts) => {
+    const keep = (/** @type {Texts} */ texts) => {
       this.texts.set(recording, texts);
       this.schedule(false);
     };
@@ -311,14 +394,14 @@ class HeadMapView {
     const { view } = this;
     for (const frame of this.shown) {
       if (frame.size.width === 0) continue;
-      if (this.stale || !frame.view) frame.paint(view, this.dark);
-      const context = frame.marks.getContext("2d");
+      if (this.stale || !frame.paints) frame.paint(view, this.dark);
+      const pen = penOf(frame.marks);
       const { width } = frame.marks;
-      context.setTransform(1, 0, 0, 1, 0, 0);
-      context.clearRect(0, 0, width, frame.marks.height);
+      pen.setTransform(1, 0, 0, 1, 0, 0);
+      pen.clearRect(0, 0, width, frame.marks.height);
       const scale = width / frame.marks.clientWidth;
-      context.setTransform(scale, 0, 0, scale, 0, 0);
-      drawMarks(context, this.marksOf(frame));
+      pen.setTransform(scale, 0, 0, scale, 0, 0);
+      drawMarks(pen, this.marksOf(frame));
     }
     this.stale = false;
     for (const frame of this.shown) if (frame.pointer) this.hover(frame);
@@ -361,19 +444,28 @@ class HeadMapView {
   }
 }
 
+/**
+ * @param {Hovered | null} one
+ * @param {Hovered | null} other
+ */
 function isSameHover(one, other) {
   if (!one || !other) return one === other;
-  return ["frame", "row", "column", "level", "value", "seen"].every((name) =>
-    Object.is(one[name], other[name]),
-  );
+  /** @type {(keyof Hovered)[]} */
+  const names = ["frame", "row", "column", "level", "value", "seen"];
+  return names.every((name) => Object.is(one[name], other[name]));
 }
 
-// Puts the frame's outline around a bin, or hides it.
+/**
+ * Puts the frame's outline around a bin, or hides it.
+ * @param {Frame} frame
+ * @param {Hovered | null} hovered
+ */
 function outline(frame, hovered) {
   frame.hover.hidden = !hovered;
   if (!hovered) return;
   const { view, size } = frame;
   const side = (2 ** view.level * view.zoom) / size.ratio;
+  /** @type {(bin: number, start: number) => number} */
   const at = (bin, start) => bin * side - (start * view.zoom) / size.ratio;
   const grown = Math.max(side, 5);
   const [x, y] = [at(hovered.column, view.x), at(hovered.row, view.y)];
@@ -381,10 +473,4 @@ function outline(frame, hovered) {
   frame.hover.style.width = `${grown}px`;
   frame.hover.style.height = `${grown}px`;
   frame.hover.style.translate = `${GUTTER.left + x - off}px ${GUTTER.top + y - off}px`;
-}
-
-// {element, zoomBy, fit, move, enter, goTo, fitRange, end, …}; also context.map.
-export function makeMap(context) {
-  context.map = new HeadMapView(context);
-  return context.map;
 }

@@ -1,17 +1,28 @@
 // Wheel, drag, pinch and clicks on a frame of the map.
 
+/** @import { Frame } from "./frame.js" */
+/** @import { HeadMapView } from "./map.js" */
+
+/** @typedef {{x: number, y: number}} Point in device pixels of the cells */
+
 const FAR = 3; // CSS pixels that turn a press into a drag
 const WHEEL = 0.0016; // ln of the zoom for a pixel of the wheel
 const PINCH = 0.01; // and of a trackpad's pinch
 const LINE = 16; // CSS pixels
 
+/**
+ * @param {Frame} frame
+ * @param {HeadMapView} map
+ */
 export function listenToPointer(frame, map) {
   const canvas = frame.cells;
-  const pressed = new Map(); // by pointer: where it is, in device pixels of the canvas
+  /** @type {Map<number, Point>} where each pointer is that is pressed */
+  const pressed = new Map();
+  /** @type {{start: Point, far: boolean} | null} */
   let drag = null;
 
   // The browser draws the canvas from the device pixel that is nearest to its corner.
-  const placeOf = (event) => {
+  const placeOf = (/** @type {MouseEvent} */ event) => {
     const box = canvas.getBoundingClientRect();
     const { ratio } = frame.size;
     return {
@@ -19,7 +30,7 @@ export function listenToPointer(frame, map) {
       y: event.clientY * ratio - Math.round(box.top * ratio),
     };
   };
-  const hover = (place) => {
+  const hover = (/** @type {Point | null} */ place) => {
     frame.pointer = place;
     map.hover(frame);
   };
@@ -32,7 +43,7 @@ export function listenToPointer(frame, map) {
     drag = { start: place, far: pressed.size > 1 || Boolean(drag?.far && pressed.size > 1) };
   });
   canvas.addEventListener("pointermove", (event) => {
-    if (!pressed.has(event.pointerId)) return hover(placeOf(event));
+    if (!drag || !pressed.has(event.pointerId)) return hover(placeOf(event));
     const [before, place] = [spanOf(pressed), placeOf(event)];
     pressed.set(event.pointerId, place);
     const after = spanOf(pressed);
@@ -45,10 +56,10 @@ export function listenToPointer(frame, map) {
     if (pressed.size > 1 && before.apart > 0)
       map.zoomAt(after.apart / before.apart, after.x, after.y);
   });
-  const release = (event) => {
+  const release = (/** @type {PointerEvent} */ event) => {
     if (!pressed.delete(event.pointerId)) return;
     if (pressed.size) return;
-    const bin = event.type === "pointerup" && !drag.far ? frame.binAt(placeOf(event)) : null;
+    const bin = event.type === "pointerup" && !drag?.far ? frame.binAt(placeOf(event)) : null;
     drag = null;
     if (bin) map.choose(frame, bin.row, bin.column);
   };
@@ -59,7 +70,7 @@ export function listenToPointer(frame, map) {
     const { x, y } = placeOf(event);
     map.zoomAt(event.shiftKey ? 0.5 : 2, x, y);
   });
-  const wheel = (event) => {
+  const wheel = (/** @type {WheelEvent} */ event) => {
     event.preventDefault();
     const pixels = event.deltaY * (event.deltaMode === 1 ? LINE : event.deltaMode === 2 ? 400 : 1);
     const speed = event.ctrlKey && Math.abs(pixels) < 50 ? PINCH : WHEEL;
@@ -69,10 +80,14 @@ export function listenToPointer(frame, map) {
   canvas.addEventListener("wheel", wheel, { passive: false });
 }
 
-// The middle of the pressed pointers, and how far apart they are.
+/**
+ * The middle of the pressed pointers, and how far apart they are.
+ * @param {Map<number, Point>} pressed
+ */
 function spanOf(pressed) {
   const places = [...pressed.values()];
-  const mean = (name) => places.reduce((sum, place) => sum + place[name], 0) / places.length;
+  const mean = (/** @type {"x" | "y"} */ name) =>
+    places.reduce((sum, place) => sum + place[name], 0) / places.length;
   const [a, b = a] = places;
   return { x: mean("x"), y: mean("y"), apart: Math.hypot(a.x - b.x, a.y - b.y) };
 }

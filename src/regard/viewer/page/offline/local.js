@@ -1,38 +1,81 @@
 // The page's numbers computed in the page, from the query, key and value that it holds: an exported
 // file asks nobody. Answers as docs/viewer-protocol.md has them.
 
-import { TILE } from "../data/source.js";
+import { forgetFirst, TILE } from "../data/source.js";
 import { AttentionHead } from "./attention.js";
+import { LocalParameters } from "./parameters.js";
+import { LATER, LocalTurns, SOON } from "./turns.js";
 import { unpackedArray } from "./unpack.js";
 import { ColumnWork, HeadsWork, LinksWork, TileWork, VisibleWork } from "./work.js";
 
-const SLICE_MS = 10; // of computing, before the page may draw and listen again
+/** @import { About, Ask, Parameters, Reply } from "../data/source.js" */
+/** @import { Numbers, HeldLayer, Pair, Rules } from "./attention.js" */
+/** @import { Patience } from "./turns.js" */
+/** @import { Dtype } from "./unpack.js" */
+/** @import { RowWork } from "./work.js" */
+
+/**
+ * An array of the file: the name of the text that holds it, and what it is.
+ * @typedef {{text: string, dtype: Dtype, shape: number[]}} PackedArray
+ */
+
+/** @typedef {Rules & {arrays: {[name: string]: PackedArray | undefined}}} PackedLayer */
+
+/**
+ * @typedef {{tokens: string[], query_tokens: string[] | null,
+ *   layers: PackedLayer[]}} PackedRecording
+ */
+
+/**
+ * What an exported file holds, as regard/viewer/export.py packs it.
+ * @typedef {{about: About, recordings: PackedRecording[]}} PackedData
+ */
+
+/** @typedef {{value: unknown, coverage?: number}} Found */
+
+/** @typedef {(name: string) => string} TextOf */
+
 const BUDGET_MS = 250; // of computing for an answer that can be given in part
 const PATIENCE_MS = 1000; // for it, while others compute
 const WANTED_MS = 3000; // after an answer in part, until it is given up
 const MOST_WORKS = 48; // kept: 1 MB each
 const MOST_LINKS = 512;
 const MOST_STEPS = 64;
-const SOON = 0; // what the page waits for
-const LATER = 1; // what it can do without for now
 
-// The `ask` of a page that holds its recordings: data is {about, recordings: [{tokens,
-// query_tokens, layers}]}, and `textOf(name)` gives the text of a packed array.
+/**
+ * The `ask` of a page that holds its recordings; `textOf(name)` gives the text of a packed array.
+ * @param {PackedData} data
+ * @param {TextOf} textOf
+ * @returns {Ask}
+ */
 export function overLocal(data, textOf) {
   const local = new LocalAnswers(data, textOf);
   return (path, parameters, signal) => local.answer(path, parameters, signal);
 }
 
 class LocalAnswers {
+  /**
+   * @param {PackedData} data
+   * @param {TextOf} textOf
+   */
   constructor(data, textOf) {
     this.data = data;
     this.textOf = textOf;
     this.turns = new LocalTurns();
+    /** @type {Map<string, Promise<HeldLayer>>} */
     this.layers = new Map();
+    /** @type {Map<string, Promise<AttentionHead>>} */
     this.heads = new Map();
-    this.works = new Map(); // under way or done, the latest asked for last
+    /** @type {Map<string, RowWork>} under way or done, the latest asked for last */
+    this.works = new Map();
   }
 
+  /**
+   * @param {string} path
+   * @param {Parameters} parameters
+   * @param {AbortSignal} [signal]
+   * @returns {Promise<Reply>}
+   */
   async answer(path, parameters, signal) {
     const question = this.#questions[path];
     if (!question) throw new Error(`there is no question of the name ${path}.`);
@@ -45,6 +88,7 @@ class LocalAnswers {
     return { body: body.buffer, coverage };
   }
 
+  /** @type {{[path: string]: (asked: LocalParameters, signal?: AbortSignal) => Promise<Found>}} */
   #questions = {
     about: async () => ({ value: this.data.about }),
     tokens: async (asked) => ({ value: asked.tokens(asked.word("side", ["key", "query"])) }),
@@ -58,11 +102,15 @@ class LocalAnswers {
     steps: (asked, signal) => this.#steps(asked, signal),
   };
 
+  /**
+   * @param {LocalParameters} asked
+   * @param {AbortSignal} [signal]
+   */
   async #tile(asked, signal) {
     const head = await this.#head(...asked.head());
     const plane = asked.word("plane", ["max", "mass"]);
     const level = asked.number("level", 32);
-    const tiles = (count) => Math.ceil(count / (TILE * 2 ** level));
+    const tiles = (/** @type {number} */ count) => Math.ceil(count / (TILE * 2 ** level));
     const row = asked.number("row", tiles(asked.facts.queries));
     const column = asked.number("column", tiles(asked.facts.tokens));
     const name = `tile ${asked.head()} ${level} ${row} ${column}`;
@@ -75,6 +123,10 @@ class LocalAnswers {
     return { value: work.picture(plane), coverage: work.coverage };
   }
 
+  /**
+   * @param {LocalParameters} asked
+   * @param {AbortSignal} [signal]
+   */
   async #row(asked, signal) {
     const head = await this.#head(...asked.head());
     const query = asked.query();
@@ -85,6 +137,10 @@ class LocalAnswers {
     return { value };
   }
 
+  /**
+   * @param {LocalParameters} asked
+   * @param {AbortSignal} [signal]
+   */
   async #column(asked, signal) {
     const head = await this.#head(...asked.head());
     const key = asked.key();
@@ -93,6 +149,10 @@ class LocalAnswers {
     return { value: work.values, coverage: work.coverage };
   }
 
+  /**
+   * @param {LocalParameters} asked
+   * @param {AbortSignal} [signal]
+   */
   async #visible(asked, signal) {
     const head = await this.#head(...asked.head());
     const work = new VisibleWork(head);
@@ -100,6 +160,10 @@ class LocalAnswers {
     return { value: work.values };
   }
 
+  /**
+   * @param {LocalParameters} asked
+   * @param {AbortSignal} [signal]
+   */
   async #links(asked, signal) {
     const head = await this.#head(...asked.head());
     const n = asked.number("n", MOST_LINKS + 1);
@@ -114,6 +178,10 @@ class LocalAnswers {
     return { value: { links: work.links(), coverage: work.coverage }, coverage: work.coverage };
   }
 
+  /**
+   * @param {LocalParameters} asked
+   * @param {AbortSignal} [signal]
+   */
   async #heads(asked, signal) {
     const [recording, layer] = asked.layer();
     const { heads: count } = await this.#layer(recording, layer);
@@ -124,6 +192,10 @@ class LocalAnswers {
     return { value: work.facts(), coverage: work.coverage };
   }
 
+  /**
+   * @param {LocalParameters} asked
+   * @param {AbortSignal} [signal]
+   */
   async #pair(asked, signal) {
     const [query, key, recording] = [asked.query(), asked.key(), asked.recording];
     const found = [];
@@ -138,22 +210,31 @@ class LocalAnswers {
     return { value: Float32Array.from(found) };
   }
 
+  /**
+   * @param {LocalParameters} asked
+   * @param {AbortSignal} [signal]
+   */
   async #steps(asked, signal) {
     const head = await this.#head(...asked.head());
     const queries = asked.numbers("queries", asked.facts.queries, MOST_STEPS);
     const keys = asked.numbers("keys", asked.facts.tokens, MOST_STEPS);
+    /** @type {(array: Numbers | null, size: number, places: number[]) => number[][] | null} */
     const vectors = (array, size, places) =>
       array ? places.map((n) => [...array.subarray(n * size, (n + 1) * size)]) : null;
     const { size, valueSize, softcap } = head.layer;
-    const [weights, output] = [[], []];
+    /** @type {number[][]} */
+    const weights = [];
+    /** @type {number[][]} */
+    const output = [];
     for (const i of queries) {
       await this.turns.wait(SOON, signal);
       const line = rowOfWeights(head, i);
       weights.push(keys.map((j) => line[j]));
-      if (head.value) output.push(outputOf(head, line, i));
+      if (head.value) output.push(outputOf(head, head.value, line, i));
     }
     const pairs = queries.map((i) => keys.map((j) => head.pair(i, j)));
-    const matrix = (name) => pairs.map((row) => row.map((pair) => pair[name]));
+    const matrix = (/** @type {keyof Pair} */ name) =>
+      pairs.map((row) => row.map((pair) => pair[name]));
     const value = {
       queries,
       keys,
@@ -171,18 +252,28 @@ class LocalAnswers {
     return { value };
   }
 
-  // What is asked of some work, done at least as far as it can be shown.
+  /**
+   * What is asked of some work, done at least as far as it can be shown.
+   * @template {RowWork} Work
+   * @param {string} name
+   * @param {() => Work} make
+   * @param {Patience} patience
+   * @param {AbortSignal} [signal]
+   */
   async #worked(name, make, patience, signal) {
-    const work = this.works.get(name) ?? make();
+    const work = /** @type {Work} */ (this.works.get(name) ?? make());
     this.works.delete(name);
     this.works.set(name, work);
-    if (this.works.size > MOST_WORKS) this.works.delete(this.works.keys().next().value);
+    if (this.works.size > MOST_WORKS) forgetFirst(this.works);
     await this.#advance(work, patience, signal, BUDGET_MS);
     this.#goOn(work);
     return work;
   }
 
-  // Goes on with what was shown in part, as long as somebody asks for it now and then.
+  /**
+   * Goes on with what was shown in part, as long as somebody asks for it now and then.
+   * @param {RowWork} work
+   */
   async #goOn(work) {
     work.wanted = performance.now() + WANTED_MS;
     if (work.goesOn) return;
@@ -194,7 +285,13 @@ class LocalAnswers {
     work.goesOn = false;
   }
 
-  // Until it is done; or can be shown, and has had its time.
+  /**
+   * Until it is done; or can be shown, and has had its time.
+   * @param {RowWork} work
+   * @param {Patience} patience
+   * @param {AbortSignal | undefined} signal
+   * @param {number} budget
+   */
   async #advance(work, patience, signal, budget) {
     const until = performance.now() + PATIENCE_MS;
     let left = budget;
@@ -207,27 +304,49 @@ class LocalAnswers {
     }
   }
 
+  /**
+   * @param {number} recording
+   * @param {number} layer
+   */
   #layer(recording, layer) {
     const make = () => readLayer(this.data.recordings[recording].layers[layer], this.textOf);
     return rememberedIn(this.layers, `${recording} ${layer}`, make);
   }
 
+  /**
+   * @param {number} recording
+   * @param {number} layer
+   * @param {number} head
+   */
   #head(recording, layer, head) {
     const make = async () => new AttentionHead(await this.#layer(recording, layer), head);
     return rememberedIn(this.heads, `${recording} ${layer} ${head}`, make);
   }
 }
 
+/**
+ * @template Kept
+ * @param {Map<string, Kept>} map
+ * @param {string} name
+ * @param {() => Kept} make
+ */
 function rememberedIn(map, name, make) {
-  if (!map.has(name)) map.set(name, make());
-  return map.get(name);
+  const known = map.get(name) ?? make();
+  map.set(name, known);
+  return known;
 }
 
-// A layer as AttentionHead wants it, from what the file has of it.
+/**
+ * A layer as AttentionHead wants it, from what the file has of it.
+ * @param {PackedLayer} layer
+ * @param {TextOf} textOf
+ * @returns {Promise<HeldLayer>}
+ */
 async function readLayer({ arrays, ...options }, textOf) {
-  const read = async (name) => {
-    if (!arrays[name]) return null;
-    const { text, dtype, shape } = arrays[name];
+  const read = async (/** @type {string} */ name) => {
+    const array = arrays[name];
+    if (!array) return null;
+    const { text, dtype, shape } = array;
     return { values: await unpackedArray(textOf(text), dtype), shape };
   };
   const names = [
@@ -242,6 +361,7 @@ async function readLayer({ arrays, ...options }, textOf) {
   ];
   const all = await Promise.all(names.map(read));
   const [query, key, value, sinks, querySegments, keySegments, mask, bias] = all;
+  if (!query || !key) throw new Error("This file has no query or no key; export it again.");
   const [heads, queries, size] = query.shape;
   const [keyHeads, keys] = key.shape;
   return {
@@ -263,7 +383,11 @@ async function readLayer({ arrays, ...options }, textOf) {
   };
 }
 
-// The weights of query i, 0 where invisible.
+/**
+ * The weights of query i, 0 where invisible.
+ * @param {AttentionHead} head
+ * @param {number} i
+ */
 function rowOfWeights(head, i) {
   const weights = new Float64Array(head.layer.keys);
   const [low, high] = head.logs(i);
@@ -274,118 +398,30 @@ function rowOfWeights(head, i) {
   return weights;
 }
 
-// Σ w · v over the visible keys: what is invisible takes no part, not even as 0 · NaN.
-function outputOf(head, weights, i) {
+/**
+ * Σ w · v over the visible keys: what is invisible takes no part, not even as 0 · NaN.
+ * @param {AttentionHead} head
+ * @param {Numbers} values
+ * @param {Float64Array} weights
+ * @param {number} i
+ * @returns {number[]}
+ */
+function outputOf(head, values, weights, i) {
   const size = head.layer.valueSize;
   const output = new Array(size).fill(0);
   const [low, high] = head.interval(i);
   for (let j = low; j < high; j++) {
     if (head.hasRules && !head.sees(i, j)) continue;
-    for (let d = 0; d < size; d++) output[d] += weights[j] * head.value[j * size + d];
+    for (let d = 0; d < size; d++) output[d] += weights[j] * values[j * size + d];
   }
   return output;
 }
 
-// Parameters of a question, checked against what there is.
-class LocalParameters {
-  constructor(parameters, data) {
-    this.parameters = parameters;
-    this.data = data;
-    this.recording = parameters.recording === undefined ? 0 : this.#recording();
-    this.facts = data.about.recordings[this.recording];
-  }
-
-  #recording() {
-    return this.number("recording", this.data.recordings.length);
-  }
-
-  layer() {
-    return [this.recording, this.number("layer", this.facts.layers.length)];
-  }
-
-  head() {
-    const [recording, layer] = this.layer();
-    return [recording, layer, this.number("head", this.facts.layers[layer].heads)];
-  }
-
-  query() {
-    return this.number("query", this.facts.queries);
-  }
-
-  key() {
-    return this.number("key", this.facts.tokens);
-  }
-
-  tokens(side) {
-    const { tokens, query_tokens: own } = this.data.recordings[this.recording];
-    return side === "query" ? (own ?? tokens) : tokens;
-  }
-
-  number(name, count) {
-    return numberBelow(name, this.parameters[name], count);
-  }
-
-  numbers(name, count, most) {
-    const parts = String(this.parameters[name]).split(",");
-    if (parts.length > most)
-      throw new Error(`${name} are ${parts.length}; ask for at most ${most}.`);
-    return parts.map((part) => numberBelow(name, part, count));
-  }
-
-  // [a, b] of "a-b", or null where it was left out.
-  part(name) {
-    const given = this.parameters[name];
-    if (given === undefined) return null;
-    const count = name === "rows" ? this.facts.queries : this.facts.tokens;
-    const [low, high] = /^(\d+)-(\d+)$/.exec(given)?.slice(1).map(Number) ?? [0, 0];
-    if (low < high && high <= count) return [low, high];
-    throw new Error(`${name} is ${given}; a-b is needed, with 0 ≤ a < b ≤ ${count}.`);
-  }
-
-  word(name, known) {
-    const given = this.parameters[name];
-    if (known.includes(given)) return given;
-    throw new Error(`${name} is ${given}; there are ${known.join(", ")}.`);
-  }
-}
-
-function numberBelow(name, given, count) {
-  if (!/^\d{1,16}$/.test(String(given)))
-    throw new Error(`${name} is ${given}; a decimal integer is needed.`);
-  if (Number(given) >= count)
-    throw new Error(`${name} is ${given}; there are ${count}, 0 to ${count - 1}.`);
-  return Number(given);
-}
-
-// Slices of computing, one at a time, with time for the page between them; what it waits for first.
-class LocalTurns {
-  constructor() {
-    this.since = -Infinity;
-    this.waiting = [[], []];
-    this.channel = new MessageChannel();
-    this.channel.port1.onmessage = () => this.#next();
-  }
-
-  get isOver() {
-    return performance.now() - this.since > SLICE_MS;
-  }
-
-  wait(patience, signal) {
-    return new Promise((resolve, reject) => {
-      this.waiting[patience].push({ resolve, reject, signal });
-      this.channel.port2.postMessage(null);
-    });
-  }
-
-  #next() {
-    const { resolve, reject, signal } = this.waiting[SOON].shift() ?? this.waiting[LATER].shift();
-    this.since = performance.now();
-    if (signal?.aborted) reject(new DOMException("no longer needed", "AbortError"));
-    else resolve();
-  }
-}
-
-// NaN and +∞ as words, for which JSON has no numbers; −∞ is null.
+/**
+ * NaN and +∞ as words, for which JSON has no numbers; −∞ is null.
+ * @param {string} _
+ * @param {unknown} x
+ */
 function inWords(_, x) {
   return Number.isNaN(x) || x === Infinity ? String(x) : x;
 }

@@ -3,18 +3,36 @@
 import { make } from "../drawing/dom.js";
 import { countText, stepText, weightText } from "../drawing/numbers.js";
 
+/** @import { LayerFacts, Steps } from "../data/source.js" */
+
+/** @typedef {{query: string, key: string, keys: string[]}} Names of tokens, keys of all steps */
+
+/**
+ * What a line is called, and what stands in it.
+ * @typedef {[name: string, ...parts: (Node | string)[]]} ArithmeticLine
+ */
+
+/**
+ * Query i and key j of `steps`, and their places in the text; `seen`: how many keys the query
+ * sees; `dim`: the chosen column of the output, or null.
+ * @typedef {{steps: Steps, i: number, j: number, names: Names,
+ *   places: {query: number, key: number}, seen: number, dim: number | null,
+ *   facts: LayerFacts}} Cell
+ */
+
 const TERMS = 4; // of a sum; the others are counted
 
-// Lines about query i and key j of `steps`. names: {query, key, keys: […]}; seen: how many keys the
-// query sees; dim: the chosen column of the output, or null; facts: the layer's.
-export function arithmeticLines({ steps, i, j, names, places, seen, dim, facts }) {
+/** @param {Cell} cell */
+export function arithmeticLines(cell) {
+  const { steps, i, j, names, places, seen, facts } = cell;
   const score = steps.scores[i][j];
+  /** @type {ArithmeticLine[]} */
   const lines = [
     ["score", ...scoreParts(steps, i, j, names), " = ", bold(stepText(score))],
     ["scaled", `${stepText(score)} ${scalingText(facts)} = `, bold(stepText(steps.scaled[i][j]))],
   ];
   let last = steps.scaled[i][j];
-  if (steps.capped) {
+  if (steps.capped && facts.softcap !== null) {
     const cap = stepText(facts.softcap);
     const capped = steps.capped[i][j];
     lines.push(["capped", `${cap} · tanh(${stepText(last)} ÷ ${cap}) = `, bold(stepText(capped))]);
@@ -27,11 +45,15 @@ export function arithmeticLines({ steps, i, j, names, places, seen, dim, facts }
   }
   lines.push(["masked", maskedText(steps.masked[i][j], places)]);
   lines.push(["weight", ...weightParts(steps, i, j, seen)]);
-  if (steps.value) lines.push(["output", ...outputParts(steps, i, names, dim, seen)]);
+  if (steps.value) lines.push(["output", ...outputParts(steps, steps.value, cell)]);
   return lines;
 }
 
-// The lines as an element.
+/**
+ * The lines as an element.
+ * @param {HTMLElement} element
+ * @param {ArithmeticLine[]} lines
+ */
 export function showArithmetic(element, lines) {
   const shown = lines.map(([name, ...parts]) => [
     make("dt", { text: name }),
@@ -40,14 +62,25 @@ export function showArithmetic(element, lines) {
   element.replaceChildren(...shown.flat());
 }
 
+/** @param {string} text */
 function bold(text) {
   return make("b", { text });
 }
 
+/**
+ * @param {"query" | "key" | "value"} kind
+ * @param {string} text
+ */
 function coloured(kind, text) {
   return make("span", { class: `regard-of-${kind}`, text });
 }
 
+/**
+ * @param {Steps} steps
+ * @param {number} i
+ * @param {number} j
+ * @param {Names} names
+ */
 function scoreParts(steps, i, j, names) {
   const [q, k] = [steps.query[i], steps.key[j]];
   const terms = q
@@ -64,18 +97,31 @@ function scoreParts(steps, i, j, names) {
   return [...name, " = ", ...terms, rest];
 }
 
-// `÷ √32`, or `× 0.2` where another scale was given.
+/**
+ * `÷ √32`, or `× 0.2` where another scale was given.
+ * @param {LayerFacts} facts
+ */
 export function scalingText({ scale, head_size }) {
   const usual = Math.abs(scale * Math.sqrt(head_size) - 1) < 1e-6;
   return usual ? `÷ √${head_size}` : `× ${stepText(scale, 4)}`;
 }
 
+/**
+ * @param {number | null} masked
+ * @param {{query: number, key: number}} places
+ */
 function maskedText(masked, { query, key }) {
   const [i, j] = [countText(query), countText(key)];
   if (masked === null) return make("span", {}, bold("−∞"), `: query ${i} does not see key ${j}`);
   return make("span", {}, `query ${i} sees key ${j}: kept, `, bold(stepText(masked)));
 }
 
+/**
+ * @param {Steps} steps
+ * @param {number} i
+ * @param {number} j
+ * @param {number} seen
+ */
 function weightParts(steps, i, j, seen) {
   const masked = steps.masked[i][j];
   const weight = steps.weights[i][j];
@@ -93,19 +139,25 @@ function weightParts(steps, i, j, seen) {
   return [`e^${shown} ÷ Σⱼ e^${others}${sum} = `, bold(weightText(weight)), uniform];
 }
 
-// The largest shares; of one column of the output, with its numbers.
-function outputParts(steps, i, names, dim, seen) {
+/**
+ * The largest shares; of one column of the output, with its numbers.
+ * @param {Steps} steps
+ * @param {number[][]} values
+ * @param {Cell} cell
+ */
+function outputParts(steps, values, { i, names, dim, seen }) {
   const weights = steps.weights[i];
   if (weights.some(Number.isNaN)) return ["what the weights give is no number"];
   const order = weights.map((_, n) => n).sort((a, b) => weights[b] - weights[a]);
   const shown = order.slice(0, TERMS).filter((n) => weights[n] > 0);
   const left = seen - shown.length; // of all keys, also those that are not among the steps
   const terms = shown.flatMap((n, rank) => {
-    const value = dim === null ? `v[${names.keys[n]}]` : stepText(steps.value[n][dim]);
+    const value = dim === null ? `v[${names.keys[n]}]` : stepText(values[n][dim]);
     return [rank ? " + " : "", stepText(weights[n]), "·", coloured("value", value)];
   });
   const rest = left > 0 ? ` + … (${left} more)` : "";
   const name = `o[${names.query}]${dim === null ? "" : `, column ${dim}`} = `;
-  const result = dim === null ? [] : [" = ", bold(stepText(steps.output[i][dim]))];
+  const sum = dim === null ? undefined : steps.output?.[i][dim];
+  const result = sum === undefined ? [] : [" = ", bold(stepText(sum))];
   return [name, ...(terms.length ? terms : ["0"]), rest, ...result];
 }

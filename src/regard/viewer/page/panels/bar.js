@@ -1,10 +1,16 @@
 // The colour bar: what the map's colours mean, and their range to edit.
 
 import { colourRange, colourSpan, ENTRIES, pixelTable, RANGES } from "../drawing/colours.js";
-import { make } from "../drawing/dom.js";
+import { make, penOf } from "../drawing/dom.js";
 
-export function makeColourBar(context) {
-  const { selection } = context;
+/** @import { HeadMapView } from "../map/map.js" */
+/** @import { Context, Selection } from "../data/selection.js" */
+
+/**
+ * @param {Context} context
+ * @param {HeadMapView} map
+ */
+export function makeColourBar({ selection }, map) {
   const canvas = make("canvas", { width: ENTRIES, height: 1, role: "img" });
   const low = rangeInput("Faintest colour, power of ten", (low) => selection.set({ low }));
   const high = rangeInput("Strongest colour, power of ten", (high) => selection.set({ high }));
@@ -14,10 +20,11 @@ export function makeColourBar(context) {
   Object.assign(span, { step: 0.05, min: 0.001 });
   const fit = make("button", { type: "button", class: "regard-button", text: "fit range" });
   fit.title = "Fit the colours to what the map shows; they never change by themselves";
-  fit.addEventListener("click", () => context.map?.fitRange());
+  fit.addEventListener("click", () => map.fitRange());
   const reset = make("button", { type: "button", class: "regard-button", text: "reset" });
   reset.addEventListener("click", () => selection.set({ low: null, high: null, span: null }));
-  const power = (input) => make("label", { class: "regard-colours-power" }, "10", input);
+  const power = (/** @type {HTMLInputElement} */ input) =>
+    make("label", { class: "regard-colours-power" }, "10", input);
   const ends = [
     power(low),
     power(high),
@@ -37,18 +44,23 @@ export function makeColourBar(context) {
     const signed = selection.compare === "difference" && selection.otherWhere !== null;
     paintBar(canvas, signed);
     const range = colourRange(selection);
-    [low.value, high.value, span.value] = [range.low, range.high, colourSpan(selection)];
+    [low.value, high.value] = [String(range.low), String(range.high)];
+    span.value = String(colourSpan(selection));
     ends[0].hidden = ends[1].hidden = signed;
     ends[2].hidden = !signed;
     reset.hidden = !isEdited(selection, signed);
     canvas.setAttribute("aria-label", barText(selection, signed));
     canvas.title = barText(selection, signed);
   };
-  selection.addEventListener("change", show);
+  selection.listen(show);
   show();
   return { element };
 }
 
+/**
+ * @param {string} label
+ * @param {(value: number | null) => void} change
+ */
 function rangeInput(label, change) {
   const input = make("input", { type: "number", step: 0.5, "aria-label": label });
   input.addEventListener("change", () => {
@@ -61,6 +73,10 @@ function rangeInput(label, change) {
   return input;
 }
 
+/**
+ * @param {Selection} selection
+ * @param {boolean} signed
+ */
 function isEdited({ low, high, span, scale }, signed) {
   if (signed) return span !== null;
   return (
@@ -71,14 +87,21 @@ function isEdited({ low, high, span, scale }, signed) {
 
 const RAISED_DIGITS = "⁰¹²³⁴⁵⁶⁷⁸⁹";
 
-// `10⁻⁵`; fractions as they are, 10^0.5.
+/**
+ * `10⁻⁵`; fractions as they are, 10^0.5.
+ * @param {number} exponent
+ */
 function powerText(exponent) {
   if (!Number.isInteger(exponent)) return `10^${exponent}`;
-  const digits = [...String(Math.abs(exponent))].map((digit) => RAISED_DIGITS[digit]);
+  const digits = [...String(Math.abs(exponent))].map((digit) => RAISED_DIGITS[Number(digit)]);
   return `10${exponent < 0 ? "⁻" : ""}${digits.join("")}`;
 }
 
-// What the colours mean, in words.
+/**
+ * What the colours mean, in words.
+ * @param {Selection} selection
+ * @param {boolean} signed
+ */
 export function barText(selection, signed) {
   if (signed) {
     const span = colourSpan(selection);
@@ -89,8 +112,12 @@ export function barText(selection, signed) {
   return `${unit}, logarithmic: pale ${powerText(low)}, dark ${powerText(high)}`;
 }
 
+/**
+ * @param {HTMLCanvasElement} canvas
+ * @param {boolean} signed
+ */
 function paintBar(canvas, signed) {
   const image = new ImageData(ENTRIES, 1);
   new Uint32Array(image.data.buffer).set(pixelTable(signed));
-  canvas.getContext("2d").putImageData(image, 0, 0);
+  penOf(canvas).putImageData(image, 0, 0);
 }

@@ -1,14 +1,28 @@
 // Which other head the map is compared with: any layer's, any recording's.
 
+import { placeOf } from "../data/selection.js";
 import { make, makePicker } from "../drawing/dom.js";
 
+/** @import { Compare, Context, Fields, Selection } from "../data/selection.js" */
+/** @import { About, Place } from "../data/source.js" */
+
+/** @type {Record<Compare, string>} */
 const WAYS = { "": "nothing", side: "side by side", difference: "difference" };
 
-// {element, toggle()}: toggle goes from one head to two beside each other to their difference.
+/** @type {(keyof Fields)[]} */
+const FOLLOWED = ["compare", "other", "recording", "layer", "head"];
+
+/**
+ * {element, toggle()}: toggle goes from one head to two beside each other to their difference.
+ * @param {Context} context
+ */
 export function makeCompare(context) {
   const { about, selection } = context;
-  const way = makePicker("compare", (compare) => compareBy(selection, compare));
+  const way = makePicker("compare", (compare) => {
+    compareBy(selection, /** @type {Compare} */ (compare));
+  });
   way.fill(Object.entries(WAYS));
+  /** @type {(field: keyof Place) => (value: string) => void} */
   const pick = (field) => (value) => {
     const other = { ...otherOf(selection), [field]: Number(value) };
     selection.set({ other: otherText(mended(about, other)) });
@@ -41,28 +55,33 @@ export function makeCompare(context) {
     layer.show(other.layer);
     head.show(other.head);
   };
-  selection.addEventListener("change", ({ detail }) => {
-    if (["compare", "other", "recording", "layer", "head"].some((name) => detail.has(name))) show();
+  selection.listen((changed) => {
+    if (FOLLOWED.some((name) => changed.has(name))) show();
   });
   show();
   const toggle = () => {
-    const ways = Object.keys(WAYS);
+    const ways = /** @type {Compare[]} */ (Object.keys(WAYS));
     compareBy(selection, ways[(ways.indexOf(selection.compare) + 1) % ways.length]);
   };
   return { element, toggle };
 }
 
+/**
+ * @param {Selection} selection
+ * @param {Compare} compare
+ */
 function compareBy(selection, compare) {
   selection.set({ compare, other: otherText(otherOf(selection)) });
 }
 
-// The other head as it is chosen, else the same one of the next recording, else the next head.
+/**
+ * The other head as it is chosen, else the same one of the next recording, else the next head.
+ * @param {Selection} selection
+ * @returns {Place}
+ */
 function otherOf({ about, other, recording, layer, head }) {
-  const found = /^L(\d+)H(\d+)(?:@(\d+))?$/.exec(other);
-  if (found) {
-    const [, l, h, r] = found;
-    return mended(about, { recording: Number(r ?? 0), layer: Number(l), head: Number(h) });
-  }
+  const found = placeOf(other);
+  if (found) return mended(about, found);
   const count = about.recordings.length;
   if (count > 1) return mended(about, { recording: (recording + 1) % count, layer, head });
   const { layers } = about.recordings[recording];
@@ -72,17 +91,25 @@ function otherOf({ about, other, recording, layer, head }) {
     : { recording, layer: (layer + 1) % layers.length, head: 0 };
 }
 
+/**
+ * @param {About} about
+ * @param {Place} where
+ * @returns {Place}
+ */
 function mended({ recordings }, { recording, layer, head }) {
+  /** @type {(n: number, count: number) => number} */
   const inside = (n, count) => Math.max(0, Math.min(n, count - 1));
   const r = inside(recording, recordings.length);
   const l = inside(layer, recordings[r].layers.length);
   return { recording: r, layer: l, head: inside(head, recordings[r].layers[l].heads) };
 }
 
+/** @param {Place} where */
 function otherText({ recording, layer, head }) {
   return `L${layer}H${head}${recording ? `@${recording}` : ""}`;
 }
 
+/** @param {Selection} selection */
 function swapHeads(selection) {
   selection.set({ ...otherOf(selection), other: otherText(selection.where) });
 }

@@ -3,13 +3,30 @@
 import { make, makePicker, makeSwitch } from "../drawing/dom.js";
 import { countText } from "../drawing/numbers.js";
 
+/** @import { Context, Plane, Scale, Selection, View } from "../data/selection.js" */
+/** @import { RecordingFacts } from "../data/source.js" */
+/** @import { Option } from "../drawing/dom.js" */
+
+/**
+ * What stands in the header, or is opened from it; `savers` save pictures.
+ * @typedef {{compare: {element: HTMLElement}, colourBar: {element: HTMLElement},
+ *   help: {open: () => void}, savers: Record<string, () => Promise<void>>}} HeaderParts
+ */
+
+/** @type {Record<View, string>} */
 const VIEWS = { map: "Map", steps: "Steps" };
+/** @type {Record<Plane, string>} */
 const PLANES = { max: "strongest link", mass: "mass" };
+/** @type {[Scale, string][]} */
 const SCALES = [
   ["weight", "weight (log)"],
   ["uniform", "× uniform"],
 ];
 
+/**
+ * @param {Context} context
+ * @param {HeaderParts} parts
+ */
 export function makeHeader(context, parts) {
   const { about, selection } = context;
   const title = make("h1", { class: "regard-title" });
@@ -17,6 +34,7 @@ export function makeHeader(context, parts) {
   const controls = makeControls(selection);
   const recording = about.recordings.length > 1 ? recordingPicker(context) : null;
   const [view, layer, head, scale, plane] = controls.elements;
+  /** @type {(name: string, ...nodes: (Node | undefined)[]) => HTMLElement} */
   const group = (name, ...nodes) => make("div", { class: `regard-group ${name}` }, ...nodes);
   const element = make(
     "header",
@@ -27,35 +45,38 @@ export function makeHeader(context, parts) {
   );
   const show = () => {
     const { name, model, layers } = selection.recordingFacts;
-    title.textContent = title.title = name || model || "recording";
+    title.title = name || model || "recording";
+    title.textContent = title.title;
     const size = sizeText(selection.recordingFacts);
     facts.textContent = `${size} · ${layers.length} × ${layers[0].heads} heads`;
     recording?.show(selection.recording);
     controls.show();
   };
-  selection.addEventListener("change", show);
+  selection.listen(show);
   show();
   return { element };
 }
 
+/** @param {RecordingFacts} facts */
 function sizeText({ itself, tokens, queries }) {
   if (itself) return `${countText(tokens)} tokens`;
   return `${countText(queries)} queries · ${countText(tokens)} keys`;
 }
 
+/** @param {Selection} selection */
 function makeControls(selection) {
-  const choose =
-    (name, read = String) =>
-    (value) =>
-      selection.set({ [name]: read(value) });
-  const view = makeSwitch("View", VIEWS, choose("view"));
-  const layer = makePicker("layer", choose("layer", Number));
-  const head = makePicker("head", choose("head", Number));
-  const scale = makePicker("scale", choose("scale"));
-  const plane = makeSwitch("Plane", PLANES, choose("plane"));
+  const view = makeSwitch("View", VIEWS, (view) => selection.set({ view }));
+  const layer = makePicker("layer", (layer) => selection.set({ layer: Number(layer) }));
+  const head = makePicker("head", (head) => selection.set({ head: Number(head) }));
+  const scale = makePicker("scale", (scale) => {
+    selection.set({ scale: /** @type {Scale} */ (scale) });
+  });
+  const plane = makeSwitch("Plane", PLANES, (plane) => selection.set({ plane }));
   scale.fill(SCALES);
-  const numbers = (count) => Array.from({ length: count }, (_, n) => [n, n]);
-  const filled = {};
+  const numbers = (/** @type {number} */ count) =>
+    Array.from({ length: count }, (_, n) => /** @type {Option} */ ([n, n]));
+  const filled = { layer: "", head: "" };
+  /** @type {(name: "layer" | "head", picker: typeof layer, choices: Option[]) => void} */
   const fill = (name, picker, choices) => {
     if (filled[name] !== String(choices)) picker.fill(choices);
     filled[name] = String(choices);
@@ -76,12 +97,14 @@ function makeControls(selection) {
   return { elements: [view, layer, head, scale, plane].map(({ element }) => element), show };
 }
 
+/** @param {Context} context */
 function recordingPicker({ about, selection }) {
   const picker = makePicker("recording", (n) => selection.set({ recording: Number(n) }));
   picker.fill(about.recordings.map(({ name, model }, n) => [n, name || model || `recording ${n}`]));
   return picker;
 }
 
+/** @param {HeaderParts} parts */
 function keysButton({ help }) {
   const button = make("button", { type: "button", class: "regard-button", text: "? keys" });
   button.setAttribute("aria-haspopup", "dialog");
@@ -89,9 +112,14 @@ function keysButton({ help }) {
   return button;
 }
 
-// A menu that closes when something is chosen in it, or the focus leaves it.
+/**
+ * A menu that closes when something is chosen in it, or the focus leaves it.
+ * @param {Context} context
+ * @param {HeaderParts} parts
+ */
 function exportMenu(context, { savers }) {
-  const menu = make("details", { class: "regard-menu" }, make("summary", { text: "Export" }));
+  const summary = make("summary", { text: "Export" });
+  const menu = make("details", { class: "regard-menu" }, summary);
   const list = make("div", { class: "regard-menu-list" });
   for (const [name, save] of Object.entries(savers)) {
     const button = make("button", { type: "button", text: name });
@@ -111,12 +139,13 @@ function exportMenu(context, { savers }) {
   list.append(make("p", { class: "regard-note" }, "The whole page as one file: ", command));
   menu.append(list);
   menu.addEventListener("focusout", (event) => {
-    if (!menu.contains(event.relatedTarget)) menu.open = false;
+    const to = event.relatedTarget;
+    if (!(to instanceof Node && menu.contains(to))) menu.open = false;
   });
   menu.addEventListener("keydown", (event) => {
     if (event.key !== "Escape" || !menu.open) return;
     menu.open = false;
-    menu.firstChild.focus();
+    summary.focus();
     event.stopPropagation();
   });
   return menu;

@@ -9,23 +9,44 @@ import {
   pixelTable,
   watchTheme,
 } from "../drawing/colours.js";
-import { make, makePicker, nextInLine, showInside } from "../drawing/dom.js";
+import { lineStep, make, makePicker, nextInLine, penOf, showInside } from "../drawing/dom.js";
 import { stepText, weightText } from "../drawing/numbers.js";
 
-// What heads are ordered by: its name, its words, whether the least comes first, its number.
-const ORDERS = {
-  layer: { words: "layer" },
-  entropy: { words: "entropy, low first", name: "entropy", least: true, number: stepText },
-  distance: { words: "distance, far first", name: "distance", number: stepText },
-  first: { words: "first token", name: "first token", number: weightText },
-  previous: { words: "previous token", name: "previous token", number: weightText },
-  induction: { words: "induction", name: "induction", number: weightText },
+/** @import { Context, Fields } from "../data/selection.js" */
+/** @import { HeadsFacts } from "../data/source.js" */
+
+/** @typedef {"entropy" | "distance" | "first" | "previous" | "induction"} Score */
+
+/**
+ * A head's place in the list; its score is that which heads are ordered by.
+ * @typedef {{layer: number, head: number, button: HTMLButtonElement, canvas: HTMLCanvasElement,
+ *   score: HTMLElement}} HeadCell
+ */
+
+/**
+ * A number that heads are ordered by: its words, its name, whether the least comes first.
+ * @typedef {{words: string, name: string, least?: boolean, text: (x: number) => string}} ScoreOrder
+ */
+
+/** @type {Record<Score, ScoreOrder>} */
+const SCORES = {
+  entropy: { words: "entropy, low first", name: "entropy", least: true, text: stepText },
+  distance: { words: "distance, far first", name: "distance", text: stepText },
+  first: { words: "first token", name: "first token", text: weightText },
+  previous: { words: "previous token", name: "previous token", text: weightText },
+  induction: { words: "induction", name: "induction", text: weightText },
 };
-const SCORES = Object.keys(ORDERS).slice(1);
+const SCORE_NAMES = /** @type {Score[]} */ (Object.keys(SCORES));
+/** @type {("layer" | Score)[]} */
+const ORDERS = ["layer", ...SCORE_NAMES];
 const AGAIN_MS = 1000; // until thumbnails that have not read every row are asked for again
+/** @type {(keyof Fields)[]} */
 const LOOKS = ["low", "high", "scale"]; // of the selection, that colours follow
+/** @type {(keyof Fields)[]} */
+const PAIR = ["recording", "query", "key"];
 const FIXED = { low: -5, high: 0 }; // thumbnails keep their colours whatever the map's range is
 
+/** @param {Context} context */
 export function makeHeads(context) {
   const panel = new HeadsPanel(context);
   panel.start();
@@ -37,13 +58,23 @@ export function makeHeads(context) {
   };
 }
 
+/** @param {"layer" | Score} order */
+function orderWords(order) {
+  return order === "layer" ? "layer" : SCORES[order].words;
+}
+
 class HeadsPanel {
+  /** @param {Context} context */
   constructor(context) {
     this.context = context;
     this.selection = context.selection;
-    this.cells = []; // {layer, head, button, canvas, score}, layer after layer
-    this.facts = []; // of each layer, where they are known
-    this.pair = null; // ln of the chosen pair's weight in every head
+    /** @type {HeadCell[]} layer after layer */
+    this.cells = [];
+    /** @type {(HeadsFacts | null)[]} of each layer, where they are known */
+    this.facts = [];
+    /** @type {Float32Array | null} ln of the chosen pair's weight in every head */
+    this.pair = null;
+    /** @type {"layer" | Score} */
     this.order = "layer";
     this.coloursPair = false;
     this.run = 0; // counts up with each recording, so that late answers are known
@@ -52,13 +83,11 @@ class HeadsPanel {
       this.dark = dark;
       this.paintAll();
     });
-    this.#build();
-  }
-
-  #build() {
     this.title = make("h2", { text: "Heads" });
-    this.picker = makePicker("order", (order) => this.orderBy(order));
-    this.picker.fill(Object.entries(ORDERS).map(([value, { words }]) => [value, words]));
+    this.picker = makePicker("order", (order) => {
+      this.orderBy(ORDERS.find((name) => name === order) ?? "layer");
+    });
+    this.picker.fill(ORDERS.map((order) => [order, orderWords(order)]));
     this.pairButton = make("button", {
       type: "button",
       class: "regard-button",
@@ -80,12 +109,12 @@ class HeadsPanel {
   }
 
   start() {
-    this.selection.addEventListener("change", ({ detail }) => {
-      if (detail.has("recording")) this.#read();
-      if (this.coloursPair && LOOKS.some((name) => detail.has(name))) this.paintAll();
-      if (detail.has("layer") || detail.has("head")) this.#showChosen();
-      if (["recording", "query", "key"].some((name) => detail.has(name))) this.#readPair();
-      if (detail.has("view") && detail.has("recording")) this.#readPair();
+    this.selection.listen((changed) => {
+      if (changed.has("recording")) this.#read();
+      if (this.coloursPair && LOOKS.some((name) => changed.has(name))) this.paintAll();
+      if (changed.has("layer") || changed.has("head")) this.#showChosen();
+      if (PAIR.some((name) => changed.has(name))) this.#readPair();
+      if (changed.has("view") && changed.has("recording")) this.#readPair();
     });
     this.#read();
   }
@@ -102,21 +131,25 @@ class HeadsPanel {
     this.cells = layers.flatMap((facts, layer) =>
       Array.from({ length: facts.heads }, (_, head) => this.#cell(layer, head)),
     );
-    const most = (count) => Math.max(...layers.map(count));
-    this.list.style.setProperty(
-      "--heads",
-      most(({ heads }) => heads),
-    );
-    const groups = ({ heads, key_heads }) => (key_heads < heads ? key_heads : 0);
-    this.list.style.setProperty("--groups", most(groups));
+    const most = Math.max(...layers.map(({ heads }) => heads));
+    const groups = layers.map(({ heads, key_heads }) => (key_heads < heads ? key_heads : 0));
+    this.list.style.setProperty("--heads", String(most));
+    this.list.style.setProperty("--groups", String(Math.max(...groups)));
     this.#arrange();
     const run = ++this.run;
     const first = this.selection.layer;
-    const order = layers.map((_, n) => n).sort((a, b) => (b === first) - (a === first) || a - b);
+    const order = layers
+      .map((_, n) => n)
+      .sort((a, b) => Number(b === first) - Number(a === first) || a - b);
     this.#readLayers(order, run).catch(unlessSaid);
   }
 
+  /**
+   * @param {number[]} layers
+   * @param {number} run
+   */
   async #readLayers(layers, run) {
+    /** @type {number[]} */
     const left = [];
     await this.context.drawn;
     for (const layer of layers) {
@@ -132,10 +165,19 @@ class HeadsPanel {
     if (left.length) setTimeout(() => this.#continue(left, run), AGAIN_MS);
   }
 
+  /**
+   * @param {number[]} layers
+   * @param {number} run
+   */
   #continue(layers, run) {
     if (run === this.run) this.#readLayers(layers, run).catch(unlessSaid);
   }
 
+  /**
+   * @param {number} layer
+   * @param {number} head
+   * @returns {HeadCell}
+   */
   #cell(layer, head) {
     const canvas = make("canvas", { width: 1, height: 1 });
     const score = make("span", { class: "regard-head-score", hidden: true });
@@ -149,25 +191,30 @@ class HeadsPanel {
     return cell;
   }
 
-  // `L5H3`, by the layer's own number.
+  /**
+   * `L5H3`, by the layer's own number.
+   * @param {{layer: number, head: number}} cell
+   */
   #called(cell) {
     const { about, recording } = this.selection;
     return nameOfPlace(about, { ...cell, recording });
   }
 
+  /** @param {number} layer */
   #cellsOf(layer) {
     return this.cells.filter((cell) => cell.layer === layer);
   }
 
   // Puts the buttons in their order: in rows of layers, or in one list with the number.
   #arrange() {
-    const focused = this.list.contains(document.activeElement) ? document.activeElement : null;
-    const flat = this.order !== "layer";
-    this.list.classList.toggle("regard-flat", flat);
-    this.list.replaceChildren(...(flat ? this.#sorted() : this.#rows()));
+    const active = document.activeElement;
+    const { order } = this;
+    this.list.classList.toggle("regard-flat", order !== "layer");
+    const focused = this.list.contains(active) && active instanceof HTMLElement ? active : null;
+    this.list.replaceChildren(...(order === "layer" ? this.#rows() : this.#sorted(order)));
     for (const cell of this.cells) {
-      cell.score.hidden = !flat;
-      if (flat) cell.score.textContent = this.#scoreText(cell, this.order);
+      cell.score.hidden = order === "layer";
+      if (order !== "layer") cell.score.textContent = this.#scoreText(cell, order);
     }
     this.#showChosen();
     this.#explain();
@@ -192,32 +239,42 @@ class HeadsPanel {
     });
   }
 
-  #sorted() {
-    const { least } = ORDERS[this.order];
-    const number = (cell) => this.#score(cell, this.order) ?? (least ? Infinity : -Infinity);
+  /** @param {Score} order */
+  #sorted(order) {
+    const { least } = SCORES[order];
+    const number = (/** @type {HeadCell} */ cell) =>
+      this.#score(cell, order) ?? (least ? Infinity : -Infinity);
     const way = least ? 1 : -1;
     const known = this.cells.toSorted((a, b) => way * (number(a) - number(b)) || 0);
     return known.map((cell) => cell.button);
   }
 
+  /**
+   * @param {{layer: number, head: number}} cell
+   * @param {Score} name
+   */
   #score({ layer, head }, name) {
     return this.facts[layer]?.[name]?.[head] ?? null;
   }
 
+  /**
+   * @param {HeadCell} cell
+   * @param {Score} name
+   */
   #scoreText(cell, name) {
     const score = this.#score(cell, name);
-    return score === null ? "–" : ORDERS[name].number(score);
+    return score === null ? "–" : SCORES[name].text(score);
   }
 
   #explain() {
-    const known = this.facts.filter(Boolean);
+    const known = this.facts.filter((facts) => facts !== null);
     const least = Math.min(1, ...known.map(({ coverage }) => coverage));
     const parts = [];
     if (known.length < this.facts.length)
       parts.push(`${known.length} of ${this.facts.length} layers read.`);
     else if (least < 1) parts.push(`${Math.round(100 * least)} % of the rows read.`);
-    if (this.order !== "layer" && known.length && !this.#anyScore())
-      parts.push(`There is no ${ORDERS[this.order].name} here: the queries are another text.`);
+    if (this.order !== "layer" && known.length && !this.#anyScore(this.order))
+      parts.push(`There is no ${SCORES[this.order].name} here: the queries are another text.`);
     if (this.coloursPair) parts.push("Each square: the weight of the chosen pair in that head.");
     else parts.push("Each square: the head's own map, strongest links.");
     if (this.selection.recordingFacts.layers.some((l) => l.key_heads < l.heads))
@@ -227,20 +284,21 @@ class HeadsPanel {
     this.title.textContent = `Heads · ${layers.length} × ${layers[0].heads}`;
   }
 
-  #anyScore() {
-    return this.cells.some((cell) => this.#score(cell, this.order) !== null);
+  /** @param {Score} order */
+  #anyScore(order) {
+    return this.cells.some((cell) => this.#score(cell, order) !== null);
   }
 
+  /** @param {"layer" | Score} order */
   orderBy(order) {
     this.order = order;
     this.picker.show(order);
     this.#arrange();
-    this.context.say(`heads in order of ${ORDERS[order].words}`);
+    this.context.say(`heads in order of ${orderWords(order)}`);
   }
 
   nextOrder() {
-    const names = Object.keys(ORDERS);
-    this.orderBy(names[(names.indexOf(this.order) + 1) % names.length]);
+    this.orderBy(ORDERS[(ORDERS.indexOf(this.order) + 1) % ORDERS.length]);
   }
 
   togglePair() {
@@ -271,6 +329,7 @@ class HeadsPanel {
     for (const cell of this.cells) this.#paint(cell);
   }
 
+  /** @param {HeadCell} cell */
   #paint(cell) {
     this.#name(cell);
     const place = this.cells.indexOf(cell);
@@ -285,10 +344,15 @@ class HeadsPanel {
     this.#draw(cell, own, facts.size);
   }
 
+  /**
+   * @param {HeadCell} cell
+   * @param {Float32Array} values
+   * @param {number} size
+   */
   #draw({ canvas }, values, size) {
     const range =
       this.coloursPair && this.selection.scale === "weight" ? colourRange(this.selection) : FIXED;
-    canvas.width = canvas.height = size;
+    [canvas.width, canvas.height] = [size, size];
     const picture = new ImageData(size, size);
     const pixels = new Uint32Array(picture.data.buffer);
     const grey = invisiblePixel(this.dark);
@@ -296,13 +360,16 @@ class HeadsPanel {
       const at = values[n] / Math.LN10;
       pixels[n] = Number.isNaN(at) ? grey : this.ramp[entryOf(at, range.low, range.high)];
     }
-    canvas.getContext("2d").putImageData(picture, 0, 0);
+    penOf(canvas).putImageData(picture, 0, 0);
   }
 
-  // What a head is called: `L5H3, entropy 2.31, …`.
+  /**
+   * What a head is called: `L5H3, entropy 2.31, …`.
+   * @param {HeadCell} cell
+   */
   #name(cell) {
-    const scores = SCORES.filter((name) => this.#score(cell, name) !== null);
-    const parts = scores.map((name) => `${ORDERS[name].name} ${this.#scoreText(cell, name)}`);
+    const scores = SCORE_NAMES.filter((name) => this.#score(cell, name) !== null);
+    const parts = scores.map((name) => `${SCORES[name].name} ${this.#scoreText(cell, name)}`);
     const place = this.cells.indexOf(cell);
     if (this.coloursPair && this.pair && place >= 0) {
       const weight = this.pair[place];
@@ -323,22 +390,27 @@ class HeadsPanel {
     }
   }
 
-  // One button of the list is in the tab order: the one where the focus was last.
+  /**
+   * One button of the list is in the tab order: the one where the focus was last.
+   * @param {HTMLElement} button
+   */
   #rove(button) {
     for (const cell of this.cells) cell.button.tabIndex = cell.button === button ? 0 : -1;
   }
 
+  /** @param {KeyboardEvent} event */
   #moveFocus(event) {
     const buttons = [...this.list.querySelectorAll("button")];
-    const at = buttons.indexOf(document.activeElement);
-    const last = buttons.length - 1;
-    const to = { ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: last }[event.key];
-    const line = { ArrowUp: -1, ArrowDown: 1 }[event.key];
-    const next = line ? nextInLine(buttons, at, line) : buttons[to];
+    const active = document.activeElement;
+    const at = active instanceof HTMLButtonElement ? buttons.indexOf(active) : -1;
+    /** @type {{[key: string]: number | undefined}} */
+    const ends = { ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: buttons.length - 1 };
+    const [to, line] = [ends[event.key], lineStep(event.key)];
     if (to === undefined && !line) return;
+    const next = line ? nextInLine(buttons, at, line) : buttons[to ?? at];
     event.preventDefault();
     event.stopPropagation();
     next?.focus();
-    if (next) this.context.say(next.getAttribute("aria-label"));
+    if (next) this.context.say(next.getAttribute("aria-label") ?? "");
   }
 }

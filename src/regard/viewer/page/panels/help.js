@@ -2,7 +2,7 @@
 
 import { make } from "../drawing/dom.js";
 
-// [keys as they are written, what they do]
+/** @type {[keys: string, does: string][]} as they are written */
 const KEY_LIST = [
   ["← ↑ → ↓", "move the chosen pair: query down, key across; with Shift by ten"],
   ["+ −", "zoom the map"],
@@ -22,6 +22,7 @@ const KEY_LIST = [
   ["?", "this list"],
   ["Esc", "close, or leave the search"],
 ];
+/** @type {[keys: string, does: string][]} */
 const MOUSE_LIST = [
   ["wheel, pinch", "zoom the map where the pointer is"],
   ["drag", "move the map"],
@@ -49,6 +50,10 @@ export function makeHelp() {
   return { element, open };
 }
 
+/**
+ * @param {[keys: string, does: string][]} list
+ * @param {"kbd" | "span"} tag
+ */
 function listed(list, tag) {
   const rows = list.map(([keys, does]) => [
     make("dt", {}, make(tag, { text: keys })),

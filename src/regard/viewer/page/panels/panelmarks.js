@@ -1,16 +1,25 @@
 // A panel of the page as marks: its words, canvases and boxes, also those that are scrolled away.
 
-// {width, height, marks}, in CSS pixels of the panel's whole content.
+/** @import { Box, Mark } from "../drawing/marks.js" */
+
+/** @typedef {(box: DOMRect) => Box} Placed in the panel */
+
+/**
+ * {width, height, marks}, in CSS pixels of the panel's whole content.
+ * @param {HTMLElement} element
+ */
 export function panelMarks(element) {
   element.classList.add("regard-pictured"); // nothing floats over the rest
   const origin = element.getBoundingClientRect();
   const [left, top] = [element.scrollLeft - origin.left, element.scrollTop - origin.top];
+  /** @type {Placed} */
   const placed = ({ x, y, width, height }) => ({ x: x + left, y: y + top, width, height });
+  /** @type {Mark[]} */
   const marks = [];
-  const add = (parent) => {
+  const add = (/** @type {Element} */ parent) => {
     for (const node of parent.childNodes) {
-      if (node.nodeType === Node.TEXT_NODE) marks.push(...wordMarks(node, placed));
-      else if (isShown(node)) {
+      if (node instanceof Text) marks.push(...wordMarks(node, parent, placed));
+      else if (node instanceof Element && isShown(node)) {
         marks.push(...boxMarks(node, placed));
         add(node);
       }
@@ -21,14 +30,16 @@ export function panelMarks(element) {
   return { width: element.scrollWidth, height: element.scrollHeight, marks };
 }
 
+/** @param {Element} node */
 function isShown(node) {
-  return (
-    node.nodeType === Node.ELEMENT_NODE &&
-    !node.classList.contains("regard-hidden") &&
-    node.checkVisibility()
-  );
+  return !node.classList.contains("regard-hidden") && node.checkVisibility();
 }
 
+/**
+ * @param {Element} node
+ * @param {Placed} placed
+ * @returns {Mark[]}
+ */
 function boxMarks(node, placed) {
   const box = placed(node.getBoundingClientRect());
   if (node instanceof HTMLCanvasElement)
@@ -42,16 +53,24 @@ function boxMarks(node, placed) {
   return [{ kind: "box", ...box, colour, line, stroke, round }];
 }
 
+/** @param {string} colour */
 function isClear(colour) {
   return colour === "transparent" || /, 0\)$/.test(colour);
 }
 
-// Each word by itself, where the page has put it; the labels of columns run upwards.
-function wordMarks(node, placed) {
-  const style = getComputedStyle(node.parentElement);
+/**
+ * Each word by itself, where the page has put it; the labels of columns run upwards.
+ * @param {Text} node
+ * @param {Element} parent
+ * @param {Placed} placed
+ * @returns {Mark[]}
+ */
+function wordMarks(node, parent, placed) {
+  const style = getComputedStyle(parent);
   const size = parseFloat(style.fontSize);
-  const look = { kind: "text", colour: style.color, size, weight: Number(style.fontWeight) };
-  const isUpright = node.parentElement.closest(".regard-column-labels") !== null;
+  const weight = Number(style.fontWeight);
+  const look = /** @type {const} */ ({ kind: "text", colour: style.color, size, weight });
+  const isUpright = parent.closest(".regard-column-labels") !== null;
   const range = document.createRange();
   return [...node.data.matchAll(/\S+/g)].flatMap(({ index, 0: text }) => {
     range.setStart(node, index);

@@ -2,13 +2,25 @@
 
 import { tokenLabel } from "../data/tokens.js";
 import { colourRange, entryOf, invisiblePixel, pixelTable } from "../drawing/colours.js";
-import { make } from "../drawing/dom.js";
+import { make, penOf } from "../drawing/dom.js";
 import { countText, timesText, weightText } from "../drawing/numbers.js";
+
+/** @import { Selection } from "../data/selection.js" */
+/** @import { Hit, TokenText } from "../data/tokens.js" */
+/** @import { Line, Tint } from "./line.js" */
+
+/** @typedef {{line: Line, selection: Selection, dark: boolean, hits: Hit[]}} StripState */
 
 const AROUND = 8; // tokens on both sides
 
-// A passage around a place: its text, with the token itself marked.
+/**
+ * A passage around a place: its text, with the token itself marked.
+ * @param {{text: TokenText}} line
+ * @param {number} place
+ * @param {Tint | null} tint
+ */
 export function passageOf(line, place, tint) {
+  /** @type {(from: number, to: number) => string} */
   const words = (from, to) => {
     const parts = [];
     for (let n = from; n < to; n++) parts.push(line.text.text(n).replace(/\s+/g, " "));
@@ -27,7 +39,13 @@ export function passageOf(line, place, tint) {
   return make("span", { class: "regard-passage", dir: "auto" }, before, mark, after);
 }
 
-// A place's button: position, weight, × uniform, and the passage.
+/**
+ * A place's button: position, weight, × uniform, and the passage.
+ * @param {Line} line
+ * @param {number} place
+ * @param {Tint | null} tint
+ * @param {string} label
+ */
 export function passageButton(line, place, tint, label) {
   const weight = Math.exp(line.at(place));
   const hidden = Number.isNaN(weight);
@@ -44,9 +62,11 @@ export function passageButton(line, place, tint, label) {
 
 // The whole text from top to bottom: {element, paint(line, …)}. `go(place)` goes there.
 export class TextStrip {
-  constructor(go, say) {
+  /** @param {(place: number) => void} go */
+  constructor(go) {
     this.go = go;
-    this.say = say;
+    /** @type {StripState | null} */
+    this.state = null;
     this.ramp = pixelTable(false);
     this.canvas = make("canvas", {
       class: "regard-strip",
@@ -62,12 +82,13 @@ export class TextStrip {
     new ResizeObserver(() => this.#draw()).observe(this.canvas);
   }
 
+  /** @param {StripState} state */
   paint(state) {
     this.state = state;
     const { line } = state;
-    this.canvas.setAttribute("aria-valuemin", 0);
-    this.canvas.setAttribute("aria-valuemax", line.text.length - 1);
-    this.canvas.setAttribute("aria-valuenow", line.locked);
+    this.canvas.setAttribute("aria-valuemin", "0");
+    this.canvas.setAttribute("aria-valuemax", String(line.text.length - 1));
+    this.canvas.setAttribute("aria-valuenow", String(line.locked));
     const words = `position ${countText(line.locked)}, ${line.text.label(line.locked)}`;
     this.canvas.setAttribute("aria-valuetext", words);
     this.#draw();
@@ -87,41 +108,31 @@ export class TextStrip {
     const pixels = new Uint32Array(picture.data.buffer);
     const range = colourRange(selection);
     for (let y = 0; y < height; y++) {
-      const place = this.#strongest(y, height);
-      const hidden = place === null;
-      const shift = !hidden && selection.scale === "uniform" ? Math.log(line.seenAt(place)) : 0;
-      const at = hidden ? 0 : (line.at(place) + shift) / Math.LN10;
-      const colour = hidden ? invisiblePixel(dark) : this.ramp[entryOf(at, range.low, range.high)];
+      const place = strongestPlace(line, y, height);
+      let colour = invisiblePixel(dark);
+      if (place !== null) {
+        const shift = selection.scale === "uniform" ? Math.log(line.seenAt(place)) : 0;
+        const at = (line.at(place) + shift) / Math.LN10;
+        colour = this.ramp[entryOf(at, range.low, range.high)];
+      }
       pixels.fill(colour, y * width, (y + 1) * width);
     }
-    const pen = this.canvas.getContext("2d");
+    const pen = penOf(this.canvas);
     pen.putImageData(picture, 0, 0);
-    this.#ticks(pen, width, height, hits);
+    this.#ticks(pen, line, width, height, hits);
   }
 
-  // The strongest place of the pixels' row y, or null where nothing is visible in it.
-  #strongest(y, height) {
-    const { line } = this.state;
-    const [from, to] = this.#places(y, height);
-    let best = null;
-    for (let place = from; place < to; place++) {
-      const value = line.at(place);
-      if (!Number.isNaN(value) && (best === null || value > line.at(best))) best = place;
-    }
-    return best;
-  }
-
-  #places(y, height) {
-    const length = this.state.line.text.length;
-    const from = Math.floor((y * length) / height);
-    return [from, Math.max(from + 1, Math.floor(((y + 1) * length) / height))];
-  }
-
-  // The chosen token as a wide line, the other end of the pair as two notches, hits as short ticks.
-  #ticks(pen, width, height, hits) {
-    const { line } = this.state;
+  /**
+   * The chosen token as a wide line, the other end of the pair as two notches, hits as short ticks.
+   * @param {CanvasRenderingContext2D} pen
+   * @param {Line} line
+   * @param {number} width
+   * @param {number} height
+   * @param {Hit[]} hits
+   */
+  #ticks(pen, line, width, height, hits) {
     const style = getComputedStyle(this.canvas);
-    const y = (place) => Math.floor((place / line.text.length) * height);
+    const y = (/** @type {number} */ place) => Math.floor((place / line.text.length) * height);
     const thick = Math.max(2, Math.round(2 * devicePixelRatio));
     pen.fillStyle = style.getPropertyValue("--focus");
     for (const [first] of hits) pen.fillRect(width * 0.7, y(first), width * 0.3, thick);
@@ -131,40 +142,83 @@ export class TextStrip {
     pen.fillRect(width * 0.7, y(line.locked) - thick, width * 0.3, 2 * thick);
   }
 
+  /** @param {MouseEvent} event */
   #click(event) {
     const y = (event.offsetY / this.canvas.clientHeight) * this.#pixels;
     this.#goTo(Math.floor(y));
   }
 
-  // To the strongest place within three pixels.
+  /**
+   * To the strongest place within three pixels.
+   * @param {number} y
+   */
   #goTo(y) {
+    if (!this.state) return;
+    const { line } = this.state;
     const height = this.#pixels;
     const near = [0, -1, 1, -2, 2, -3, 3].map((off) => y + off);
     const rows = near.filter((row) => row >= 0 && row < height);
-    const places = rows.map((row) => this.#strongest(row, height)).filter((p) => p !== null);
-    const { line } = this.state;
+    const places = rows.map((row) => strongestPlace(line, row, height)).filter((p) => p !== null);
     places.sort((a, b) => line.at(b) - line.at(a));
-    this.go(places[0] ?? this.#places(Math.min(Math.max(0, y), height - 1), height)[0]);
+    const [nearest] = placesOfRow(line.text, Math.min(Math.max(0, y), height - 1), height);
+    this.go(places[0] ?? nearest);
   }
 
+  /** @param {KeyboardEvent} event */
   #press(event) {
+    if (!this.state) return;
     const { line } = this.state;
     const step = Math.max(1, Math.round(line.text.length / this.#pixels));
+    /** @type {{[key: string]: number | undefined}} */
     const by = { ArrowUp: -step, ArrowDown: step, PageUp: -10 * step, PageDown: 10 * step };
+    /** @type {{[key: string]: number | undefined}} */
     const ends = { Home: 0, End: line.text.length - 1 };
     const to = ends[event.key] ?? line.locked + (by[event.key] ?? NaN);
     if (Number.isNaN(to)) return;
     event.preventDefault();
     event.stopPropagation();
     const way = to < line.locked ? -1 : 1;
-    this.go(this.#seenFrom(Math.max(0, Math.min(line.text.length - 1, to)), way));
+    this.go(seenFrom(line, Math.max(0, Math.min(line.text.length - 1, to)), way));
   }
+}
 
-  // The first place from `place` on that is visible, or the pair's own.
-  #seenFrom(place, way) {
-    const { line } = this.state;
-    for (let n = place; n >= 0 && n < line.text.length; n += way)
-      if (!Number.isNaN(line.at(n))) return n;
-    return line.locked;
+/**
+ * The strongest place of the pixels' row y, or null where nothing is visible in it.
+ * @param {Line} line
+ * @param {number} y
+ * @param {number} height
+ */
+function strongestPlace(line, y, height) {
+  const [from, to] = placesOfRow(line.text, y, height);
+  /** @type {number | null} */
+  let best = null;
+  for (let place = from; place < to; place++) {
+    const value = line.at(place);
+    if (!Number.isNaN(value) && (best === null || value > line.at(best))) best = place;
   }
+  return best;
+}
+
+/**
+ * The places from one to another, which the pixels' row y stands for.
+ * @param {TokenText} text
+ * @param {number} y
+ * @param {number} height
+ * @returns {[from: number, to: number]}
+ */
+function placesOfRow(text, y, height) {
+  const from = Math.floor((y * text.length) / height);
+  return [from, Math.max(from + 1, Math.floor(((y + 1) * text.length) / height))];
+}
+
+/**
+ * The first place from `place` on that is visible, or the pair's own.
+ * @param {Line} line
+ * @param {number} place
+ * @param {-1 | 1} way
+ */
+function seenFrom(line, place, way) {
+  for (let n = place; n >= 0 && n < line.text.length; n += way)
+    if (!Number.isNaN(line.at(n))) return n;
+  return line.locked;
 }

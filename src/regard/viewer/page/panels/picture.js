@@ -1,24 +1,42 @@
 // What is shown as a picture: a PNG, or an SVG with lines and letters that scale.
 
 import { ENTRIES, pixelTable } from "../drawing/colours.js";
+import { penOf } from "../drawing/dom.js";
 import { drawMarks, imageNode, MARK_FONT, svgNode, writeMarks } from "../drawing/marks.js";
 import { GUTTER } from "../map/frame.js";
 import { barText } from "./bar.js";
 import { panelMarks } from "./panelmarks.js";
 
+/** @import { Context } from "../data/selection.js" */
+/** @import { Mark } from "../drawing/marks.js" */
+/** @import { Frame } from "../map/frame.js" */
+/** @import { HeadMapView } from "../map/map.js" */
+
+/** @typedef {{map: HeadMapView, steps: {element: HTMLElement}}} PictureParts */
+
 const CAPTION = 46; // CSS pixels below
 const FEW_CELLS = 4096; // are written as rectangles
 const BAR_WIDTH = 160;
 
-// Saves what is shown in the pixels of the screen: the map with axes and a caption, or the steps.
+/**
+ * Saves what is shown in the pixels of the screen: the map with axes and a caption, or the steps.
+ * @param {Context} context
+ * @param {PictureParts} parts
+ */
 export async function savePng(context, parts) {
   const isMap = context.selection.view === "map";
   const canvas = isMap ? mapCanvas(context, parts.map) : stepsCanvas(parts);
+  /** @type {Blob | null} */
   const blob = await new Promise((done) => canvas.toBlob(done, "image/png"));
+  if (!blob) throw new Error("The picture is too large for this browser.");
   download(blob, `${fileName(context)}.png`);
 }
 
-// Saves the same as SVG.
+/**
+ * Saves the same as SVG.
+ * @param {Context} context
+ * @param {PictureParts} parts
+ */
 export async function saveSvg(context, parts) {
   const isMap = context.selection.view === "map";
   const svg = isMap ? mapSvg(context, parts.map) : stepsSvg(parts);
@@ -26,12 +44,13 @@ export async function saveSvg(context, parts) {
   download(new Blob([text], { type: "image/svg+xml" }), `${fileName(context)}.svg`);
 }
 
+/** @param {PictureParts} parts */
 function stepsCanvas({ map, steps }) {
   const { width, height, marks } = panelMarks(steps.element);
   const ratio = devicePixelRatio || 1;
   const canvas = document.createElement("canvas");
   [canvas.width, canvas.height] = [Math.round(width * ratio), Math.round(height * ratio)];
-  const paint = canvas.getContext("2d");
+  const paint = penOf(canvas);
   paint.scale(ratio, ratio);
   paint.fillStyle = map.colours.paper;
   paint.fillRect(0, 0, width, height);
@@ -39,14 +58,21 @@ function stepsCanvas({ map, steps }) {
   return canvas;
 }
 
+/** @param {PictureParts} parts */
 function stepsSvg({ map, steps }) {
   const { width, height, marks } = panelMarks(steps.element);
-  const title = steps.element.querySelector("h2").textContent;
+  const title = steps.element.querySelector("h2")?.textContent ?? "Steps";
   const svg = emptySvg(width, height, title, map.colours.paper);
   writeMarks(svg, marks);
   return svg;
 }
 
+/**
+ * @param {number} width
+ * @param {number} height
+ * @param {string} title
+ * @param {string} paper
+ */
 function emptySvg(width, height, title, paper) {
   const viewBox = `0 0 ${width} ${height}`;
   const svg = svgNode("svg", { width, height, viewBox, "font-family": MARK_FONT });
@@ -54,13 +80,17 @@ function emptySvg(width, height, title, paper) {
   return svg;
 }
 
+/**
+ * @param {Context} context
+ * @param {HeadMapView} map
+ */
 function mapCanvas(context, map) {
   const ratio = map.frames[0].size.ratio;
   const { width, height, offsets } = pictureSize(map);
   const canvas = document.createElement("canvas");
   canvas.width = Math.round(width * ratio);
   canvas.height = Math.round(height * ratio);
-  const paint = canvas.getContext("2d");
+  const paint = penOf(canvas);
   paint.fillStyle = map.colours.paper;
   paint.fillRect(0, 0, canvas.width, canvas.height);
   map.shown.forEach((frame, n) => {
@@ -76,10 +106,14 @@ function mapCanvas(context, map) {
   return canvas;
 }
 
-// Cells as rectangles where they are few, else as one embedded picture.
+/**
+ * Cells as rectangles where they are few, else as one embedded picture.
+ * @param {Context} context
+ * @param {HeadMapView} map
+ */
 function mapSvg(context, map) {
   const { width, height, offsets } = pictureSize(map);
-  const svg = emptySvg(width, height, map.caption.textContent, map.colours.paper);
+  const svg = emptySvg(width, height, map.caption.textContent ?? "", map.colours.paper);
   map.shown.forEach((frame, n) => {
     const group = svgNode("g", { transform: `translate(${offsets[n]} 0)` });
     group.append(...cellNodes(frame));
@@ -92,6 +126,7 @@ function mapSvg(context, map) {
   return svg;
 }
 
+/** @param {HeadMapView} map */
 function pictureSize(map) {
   let width = 0;
   const offsets = map.shown.map((frame) => {
@@ -103,9 +138,16 @@ function pictureSize(map) {
   return { width, height: Math.ceil(GUTTER.top + height / ratio) + CAPTION, offsets };
 }
 
+/**
+ * @param {Context} context
+ * @param {HeadMapView} map
+ * @param {number} height
+ * @returns {Mark[]}
+ */
 function captionMarks({ selection }, map, height) {
   const { model, name } = selection.recordingFacts;
-  const look = { kind: "text", x: GUTTER.left, colour: map.colours.soft, size: 11 };
+  const style = /** @type {const} */ ({ kind: "text", size: 11 });
+  const look = { ...style, x: GUTTER.left, colour: map.colours.soft };
   const said = [name, name === model ? "" : model, map.caption.textContent];
   const signed = Boolean(map.frames[0].other);
   return [
@@ -114,15 +156,17 @@ function captionMarks({ selection }, map, height) {
   ];
 }
 
+/** @param {HeadMapView} map */
 function barCanvas(map) {
   const canvas = document.createElement("canvas");
   [canvas.width, canvas.height] = [ENTRIES, 1];
   const image = new ImageData(ENTRIES, 1);
   new Uint32Array(image.data.buffer).set(pixelTable(Boolean(map.frames[0].other)));
-  canvas.getContext("2d").putImageData(image, 0, 0);
+  penOf(canvas).putImageData(image, 0, 0);
   return canvas;
 }
 
+/** @param {Frame} frame */
 function cellNodes(frame) {
   const { size, view } = frame;
   const [columns, rows] = [runsOf(frame.columns), runsOf(frame.rows)];
@@ -135,6 +179,7 @@ function cellNodes(frame) {
     };
     return [imageNode(frame.cells, box)];
   }
+  /** @type {(start: number, bin: number, from: number) => number} */
   const edge = (start, bin, from) => Math.max(0, ((bin - start) * view.zoom) / size.ratio) + from;
   return rows.flatMap((row) =>
     columns.map((column) => {
@@ -159,8 +204,12 @@ function cellNodes(frame) {
   );
 }
 
-// [{bin, from}]: each bin, and the first pixel that shows it.
+/**
+ * [{bin, from}]: each bin, and the first pixel that shows it.
+ * @param {Int32Array} bins
+ */
 function runsOf(bins) {
+  /** @type {{bin: number, from: number}[]} */
   const runs = [];
   bins.forEach((bin, from) => {
     if (bin >= 0 && runs.at(-1)?.bin !== bin) runs.push({ bin, from });
@@ -168,11 +217,16 @@ function runsOf(bins) {
   return runs;
 }
 
+/** @param {Context} context */
 function fileName({ selection }) {
   const stem = (selection.recordingFacts.name || "map").replace(/\.safetensors$/, "");
   return `${stem.replace(/[^\p{L}\p{N}_-]+/gu, "_").slice(0, 80)}-${selection.name}`;
 }
 
+/**
+ * @param {Blob} blob
+ * @param {string} name
+ */
 function download(blob, name) {
   const link = document.createElement("a");
   link.href = URL.createObjectURL(blob);

@@ -3,7 +3,14 @@
 import { make } from "../drawing/dom.js";
 import { countText } from "../drawing/numbers.js";
 
-// `go(hit, hits)`: shows one hit, [first, last], among all; null for none.
+/** @import { Context } from "../data/selection.js" */
+/** @import { Hit, TokenText } from "../data/tokens.js" */
+
+/**
+ * `go(hit, hits)`: shows one hit among all; null for none.
+ * @param {Context} context
+ * @param {(hit: Hit | null, hits: Hit[]) => void} go
+ */
 export function makeSearch(context, go) {
   const input = make("input", {
     type: "search",
@@ -23,6 +30,7 @@ export function makeSearch(context, go) {
     before,
     after,
   );
+  /** @type {{text: TokenText | null, hits: Hit[], now: number}} */
   const state = { text: null, hits: [], now: -1 };
 
   const show = () => {
@@ -30,7 +38,7 @@ export function makeSearch(context, go) {
     const found = hits.length ? `${countText(hits.length)} found` : "not found";
     const at = now >= 0 ? `${countText(now + 1)} of ${countText(hits.length)}` : found;
     count.textContent = input.value ? at : "";
-    before.disabled = after.disabled = hits.length === 0;
+    for (const button of [before, after]) button.disabled = hits.length === 0;
   };
   const find = () => {
     state.hits = state.text && input.value ? state.text.find(input.value) : [];
@@ -39,7 +47,7 @@ export function makeSearch(context, go) {
     go(null, state.hits);
     if (input.value) context.say(`search «${input.value}»: ${count.textContent}`);
   };
-  const move = (by) => {
+  const move = (/** @type {-1 | 1} */ by) => {
     const { hits } = state;
     if (!hits.length) return;
     state.now = (state.now < 0 ? (by > 0 ? 0 : -1) : state.now + by) % hits.length;
@@ -47,7 +55,7 @@ export function makeSearch(context, go) {
     show();
     go(hits[state.now], hits);
   };
-  const press = (event) => {
+  const press = (/** @type {KeyboardEvent} */ event) => {
     if (event.key === "Enter") move(event.shiftKey ? -1 : 1);
     else if (event.key === "Escape") clear();
     else return;
@@ -67,7 +75,7 @@ export function makeSearch(context, go) {
   show();
 
   // Searches another text from now on.
-  const look = (text) => {
+  const look = (/** @type {TokenText} */ text) => {
     if (state.text === text) return;
     state.text = text;
     find();
@@ -76,5 +84,5 @@ export function makeSearch(context, go) {
     input.focus();
     input.select();
   };
-  return { element, look, focus, words: () => (state.now >= 0 ? count.textContent : "") };
+  return { element, look, focus, words: () => (state.now >= 0 ? (count.textContent ?? "") : "") };
 }
