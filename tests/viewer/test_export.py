@@ -3,13 +3,14 @@
 import base64
 import re
 import time
+from posixpath import join, normpath
 
 import numpy as np
 import pytest
 
 import regard
 from regard.recording import Layer, Recording
-from regard.viewer._bundle import BundleError, bundle, page_paths
+from regard.viewer._bundle import IMPORT, BundleError, bundle, page_paths
 from regard.viewer.export import export
 
 MODEL = "</title><script>window.run = 5</script>"
@@ -249,6 +250,21 @@ class TestBundle:
         assert {"boot", "map/map", "panels/text", "data/source", "offline/local"} <= set(modules)
         for module in modules:
             assert f"$module_{module.replace('/', '$')} = " in bundle(module)
+
+    def test_the_folders_of_the_page_import_downwards(self):
+        below = {
+            "drawing": {"drawing"},
+            "data": {"data", "drawing"},
+            "offline": {"offline", "data"},
+            "map": {"map", "data", "drawing"},
+            "panels": {"panels", "map", "data", "drawing"},
+        }
+        for path, file in page_paths().items():
+            folder, _, _ = path.rpartition("/")
+            if folder:
+                imported = IMPORT.findall(file.read_text(encoding="utf-8"))
+                others = {normpath(join(folder, other)).partition("/")[0] for _, other in imported}
+                assert others <= below[folder], path
 
     def test_modules_of_folders_are_joined(self, tmp_path):
         (tmp_path / "one").mkdir()
