@@ -1,6 +1,7 @@
 """What an install gives, with a C++ compiler and without, and what .ci/run does."""
 
 import importlib.metadata
+import json
 import os
 import platform
 import re
@@ -276,6 +277,16 @@ def test_constraints_pin_every_distribution_that_the_tests_pull_in():
     assert not required("regard[test]") - names - {"regard"}
 
 
+def test_the_tools_of_the_page_are_pinned_without_addresses():
+    wanted = json.loads((ROOT / "package.json").read_text())["devDependencies"]
+    lock = json.loads((ROOT / "package-lock.json").read_text())["packages"]
+    assert lock.pop("")["devDependencies"] == wanted
+    for name, version in wanted.items():
+        assert lock[f"node_modules/{name}"]["version"] == version
+    assert all(package["integrity"].startswith("sha512-") for package in lock.values())
+    assert not [name for name, package in lock.items() if "resolved" in package]
+
+
 def required(requirement, seen=None):
     """The names that a requirement brings in, by what the installed distributions say."""
     from packaging.requirements import Requirement
@@ -315,7 +326,7 @@ def test_scripts_are_executable_bash(script):
     [
         (
             "check",
-            "no part is called everything; there are format, lint, types, docs, tests and fix",
+            "no part is called everything; there are format, lint, types, page, docs, tests and fix",
         ),
         ("scripts/sanitize", "everything is unknown; there are address, undefined and thread"),
         ("scripts/compilers", "everything is not here; here are "),

@@ -13,7 +13,7 @@ from regard.recording import Layer, Recording
 from regard.viewer import _server
 
 PAGE = Path(_server.__file__).parent / "page"
-COLOURS = (PAGE / "colours.js").read_text()
+COLOURS = (PAGE / "drawing" / "colours.js").read_text()
 ENTRIES = int(re.search(r"ENTRIES = (\d+)", COLOURS)[1])
 IDLE = ".regard-map[data-idle=true]"
 CELLS = ".regard-map-cells >> nth=0"

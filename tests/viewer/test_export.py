@@ -3,13 +3,14 @@
 import base64
 import re
 import time
+from posixpath import join, normpath
 
 import numpy as np
 import pytest
 
 import regard
 from regard.recording import Layer, Recording
-from regard.viewer._bundle import BundleError, bundle, page_folder
+from regard.viewer._bundle import IMPORT, BundleError, bundle, page_paths
 from regard.viewer.export import export
 
 MODEL = "</title><script>window.run = 5</script>"
@@ -245,9 +246,41 @@ class TestFile:
 
 class TestBundle:
     def test_every_module_of_the_page_can_be_joined(self):
-        for file in page_folder().iterdir():
-            if file.name.endswith(".js"):
-                assert f"$module_{file.name[:-3]}" in bundle(file.name[:-3])
+        modules = [path[:-3] for path in page_paths() if path.endswith(".js")]
+        assert {"boot", "map/map", "panels/text", "data/source", "offline/local"} <= set(modules)
+        for module in modules:
+            assert f"$module_{module.replace('/', '$')} = " in bundle(module)
+
+    def test_the_folders_of_the_page_import_downwards(self):
+        below = {
+            "drawing": {"drawing"},
+            "data": {"data", "drawing"},
+            "offline": {"offline", "data"},
+            "map": {"map", "data", "drawing"},
+            "panels": {"panels", "map", "data", "drawing"},
+        }
+        for path, file in page_paths().items():
+            folder, _, _ = path.rpartition("/")
+            if folder:
+                imported = IMPORT.findall(file.read_text(encoding="utf-8"))
+                others = {normpath(join(folder, other)).partition("/")[0] for _, other in imported}
+                assert others <= below[folder], path
+
+    def test_modules_of_folders_are_joined(self, tmp_path):
+        (tmp_path / "one").mkdir()
+        (tmp_path / "two").mkdir()
+        (tmp_path / "a.js").write_text('import { b } from "./one/b.js";\nconst a = b;\n')
+        (tmp_path / "one" / "b.js").write_text(
+            'import { c } from "../two/b.js";\nimport { d } from "../d.js";\n'
+            "export const b = c + d;\n"
+        )
+        (tmp_path / "two" / "b.js").write_text("export const c = 1;\n")
+        (tmp_path / "d.js").write_text("export const d = 2;\n")
+        found = bundle("a", tmp_path)
+        names = [f"$module_{name} = " for name in ("two$b", "d", "one$b", "a")]
+        places = [found.index(name) for name in names]
+        assert places == sorted(places)
+        assert "const { c } = $module_two$b;" in found
 
     def test_every_module_parses_and_its_names_stay_its_own(self, open_page, tmp_path):
         (tmp_path / "a.js").write_text(
@@ -277,6 +310,8 @@ class TestBundle:
             ('import { c } from "./b.js";', "none of b's exports"),
             ('import { c } from "./c.js";', "there is no c.js"),
             ('import { a } from "./a.js";', "a imports a; modules cannot stand in a ring"),
+            ('import { b } from "../b.js";', "a imports ../b.js, which is outside of the page"),
+            ('import { b } from "./c/b.js";', "there is no c/b.js"),
             ("export default 1;", "in no form that can be joined"),
             ("export let x = 1;", "in no form that can be joined"),
             ('export { b } from "./b.js";', "in no form that can be joined"),

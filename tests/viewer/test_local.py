@@ -35,7 +35,7 @@ def local(open_page, tmp_path):
     def start(*recordings):
         pack = Pack(recordings)
         data = json.dumps({**pack.data, "texts": pack.texts}).replace("<", "\\u003c")
-        script = bundle("local") + ASK
+        script = bundle("offline/local") + ASK
         path = tmp_path / f"local{len(list(tmp_path.iterdir()))}.html"
         path.write_text(
             '<!doctype html><meta charset="utf-8"><link rel="icon" href="data:,">'

@@ -359,7 +359,7 @@ def test_two_pages_in_one_document_do_not_meet(show):
     is_chosen(page, 6, 3)
     page.evaluate("""async () => {
       const { start } = await import(new URL("main.js", location.href));
-      const { overHttp } = await import(new URL("source.js", location.href));
+      const { overHttp } = await import(new URL("data/source.js", location.href));
       document.body.style.overflow = "auto";
       document.getElementById("regard").remove();
       window.parts = [];

@@ -225,7 +225,8 @@ def test_search_finds_phrases_across_tokens(show):
     page.keyboard.press("/")
     page.keyboard.type("cat")
     is_said(page, "3 found")
-    hits = [int(n) for n in page.locator(".regard-hit").evaluate_all("n => n.map(x => x.place)")]
+    places = page.locator(".regard-hit").evaluate_all("n => n.map(x => x.dataset.place)")
+    hits = [int(n) for n in places]
     assert hits == [1, 5, 8, 9]
     for key, at, query in [("Enter", 1, 1), ("Enter", 2, 5), ("Shift+Enter", 1, 1)]:
         page.keyboard.press(key)

@@ -167,6 +167,14 @@ def test_only_files_of_the_page_are_served():
     assert {name.rpartition(".")[2] for name in page_files()} == {"html", "js", "css"}
 
 
+def test_modules_in_folders_are_served_and_answers_too(address):
+    module = ask(address, "data/source.js")
+    assert module.headers["Content-Type"] == "text/javascript; charset=utf-8"
+    assert b"export class Source" in module.body
+    assert ask(address, "data/about").headers["Content-Type"] == "application/json"
+    assert ask(address, "data").status == ask(address, "map/").status == 404
+
+
 def test_long_json_is_compressed_for_who_can_read_it(address):
     plain = ask(address, "data/heads?layer=0")
     packed = ask(address, "data/heads?layer=0", Accept_Encoding="br, gzip")

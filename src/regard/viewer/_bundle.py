@@ -7,13 +7,17 @@ exports; so its names stay its own. Whatever this does not understand, it refuse
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from importlib.resources import files
 from importlib.resources.abc import Traversable
+from posixpath import dirname, join, normpath
 from typing import NamedTuple
 
-__all__ = ["BundleError", "bundle", "page_folder"]
+__all__ = ["BundleError", "bundle", "page_folder", "page_paths"]
 
-IMPORT = re.compile(r'^import\s*\{([\w$,\s]*)\}\s*from\s*"\./([\w-]+)\.js";[ \t]*$', re.MULTILINE)
+IMPORT = re.compile(
+    r'^import\s*\{([\w$,\s]*)\}\s*from\s*"(\.\.?/[\w./-]+)\.js";[ \t]*$', re.MULTILINE
+)
 # No `let`: others would not see what is assigned to it later.
 EXPORT = re.compile(
     r"^export (?=(?:async function|function|class|const)\*? ([\w$]+))", re.MULTILINE
@@ -39,17 +43,30 @@ def page_folder() -> Traversable:
     return files("regard.viewer") / "page"
 
 
+def page_paths() -> dict[str, Traversable]:
+    """The page's files, those in its folders too, by their paths: ``map/frame.js``."""
+
+    def found(folder: Traversable, above: str) -> Iterator[tuple[str, Traversable]]:
+        for file in folder.iterdir():
+            if file.is_dir():
+                yield from found(file, f"{above}{file.name}/")
+            else:
+                yield above + file.name, file
+
+    return dict(found(page_folder(), ""))
+
+
 def bundle(entry: str, folder: Traversable | None = None) -> str:
     """One module of everything that ``entry`` needs; what it exports is declared in the end.
 
     Args:
-        entry: name of a module, ``main``.
+        entry: path of a module, ``main`` or ``map/frame``.
         folder: where the modules are; by default the page.
 
     Raises:
         BundleError: a ring of modules, a name that none exports, or an import or export of another
-            form than ``import { a } from "./x.js";``, ``export`` in front of a function, class or
-            constant, and a last ``export { a };``.
+            form than ``import { a } from "../map/x.js";``, ``export`` in front of a function, class
+            or constant, and a last ``export { a };``.
     """
     modules: dict[str, _Module] = {}
     _add(entry, (), page_folder() if folder is None else folder, modules)
@@ -72,7 +89,10 @@ def _add(
     except FileNotFoundError:
         raise BundleError(f"page: there is no {name}.js, which {above[-1:]} imports.") from None
     lines = []
-    for names, other in IMPORT.findall(source):
+    for names, path in IMPORT.findall(source):
+        other = normpath(join(dirname(name), path))
+        if other.startswith("../"):
+            raise BundleError(f"page: {name} imports {path}.js, which is outside of the page.")
         _add(other, (*above, name), folder, modules)
         wanted = _names(names)
         if missing := set(wanted) - set(modules[other].exported):
@@ -91,7 +111,7 @@ def _add(
 
 
 def _variable(name: str) -> str:
-    return f"$module_{name.replace('-', '_')}"
+    return f"$module_{name.replace('-', '_').replace('/', '$')}"
 
 
 def _names(text: str) -> list[str]:

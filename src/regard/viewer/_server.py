@@ -14,12 +14,11 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from importlib import resources
 from typing import Any
 
 from regard._extras import needed_by
 from regard.recording import Recording
-from regard.viewer._bundle import bundle
+from regard.viewer._bundle import bundle, page_paths
 from regard.viewer.answer import JSON, TEXT, Answer, Answers
 
 with needed_by("The viewer"):
@@ -236,15 +235,12 @@ class App:
             return _said(404, "There is nothing here; open the whole address that was printed.")
         if not slash:
             return Response(status_code=307, headers={"Location": f"/{self._token}/"})
+        file = self._files.get(path or "index.html")
+        if file is not None:  # before answers: the page has modules in data/, which end in .js
+            return Response(file[0], media_type=file[1])
         if path.startswith("data/"):
             return await self._data(request, path.removeprefix("data/"))
-        return self._file(path)
-
-    def _file(self, path: str) -> Response:
-        found = self._files.get(path or "index.html")
-        if found is None:
-            return _said(404, "The page has no file of that name.")
-        return Response(found[0], media_type=found[1])
+        return _said(404, "The page has no file of that name.")
 
     async def _data(self, request: Request, path: str) -> Response | None:
         query = request.scope["query_string"].decode("latin-1")
@@ -285,16 +281,15 @@ async def _hung_up(request: Request) -> None:
 
 
 def page_files() -> dict[str, tuple[bytes, str]]:
-    """The files of the page with their media types, by name: nothing else can be read.
+    """The files of the page with their media types, by path: nothing else can be read.
 
     All modules come as one, so that the page need not ask for one after another.
     """
-    folder = resources.files("regard.viewer") / "page"
     found = {}
-    for file in folder.iterdir():
-        ending = file.name[file.name.rfind(".") :]
+    for path, file in page_paths().items():
+        ending = path[path.rfind(".") :]
         if ending in MEDIA_TYPES:
-            found[file.name] = file.read_bytes(), MEDIA_TYPES[ending]
+            found[path] = file.read_bytes(), MEDIA_TYPES[ending]
     found["boot.js"] = bundle("boot").encode(), MEDIA_TYPES[".js"]
     return found
 

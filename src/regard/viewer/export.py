@@ -114,7 +114,7 @@ def check_name(path: str | Path) -> None:
 
 
 class Pack:
-    """Recordings as ``page/local.js`` reads them.
+    """Recordings as ``page/offline/local.js`` reads them.
 
     Attributes:
         data: what becomes JSON: about, tokens, options, and the name of each array's text.

@@ -1,6 +1,7 @@
 // The page that a server gave.
 
+import { overHttp } from "./data/source.js";
+import { elementOf } from "./drawing/dom.js";
 import { start } from "./main.js";
-import { overHttp } from "./source.js";
 
-start(document.getElementById("regard"), overHttp(), { address: true });
+start(elementOf("regard"), overHttp(), { address: true });

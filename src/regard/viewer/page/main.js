@@ -1,35 +1,50 @@
 // The page: header, heads, map or steps, text and readout, around one selection.
 
-import { makeColourBar } from "./bar.js";
-import { chooseFirst } from "./choose.js";
-import { makeCompare } from "./compare.js";
-import { make } from "./dom.js";
-import { makeHeader } from "./header.js";
-import { makeHeads } from "./heads.js";
-import { makeHelp } from "./help.js";
-import { listenToKeys } from "./keyboard.js";
-import { makeMap } from "./map.js";
-import { savePng, saveSvg } from "./picture.js";
-import { describeChanges, makeReadout } from "./readout.js";
-import { Selection } from "./selection.js";
-import { Source } from "./source.js";
-import { makeSteps } from "./steps.js";
-import { makeText } from "./text.js";
-import { makeTexts } from "./tokens.js";
-import { makeBanner, unlessSaid, watched } from "./watch.js";
+import { chooseFirst } from "./data/choose.js";
+import { Selection } from "./data/selection.js";
+import { Source } from "./data/source.js";
+import { makeTexts } from "./data/tokens.js";
+import { makeBanner, unlessSaid, watched } from "./data/watch.js";
+import { make, makeSwitch } from "./drawing/dom.js";
+import { HeadMapView } from "./map/map.js";
+import { makeColourBar } from "./panels/bar.js";
+import { makeCompare } from "./panels/compare.js";
+import { makeHeader } from "./panels/header.js";
+import { makeHeads } from "./panels/heads.js";
+import { makeHelp } from "./panels/help.js";
+import { listenToKeys } from "./panels/keyboard.js";
+import { savePng, saveSvg } from "./panels/picture.js";
+import { describeChanges, makeReadout } from "./panels/readout.js";
+import { makeSteps } from "./panels/steps.js";
+import { makeText } from "./panels/text.js";
+
+/** @import { Context } from "./data/selection.js" */
+/** @import { About, Ask } from "./data/source.js" */
+
+/** @typedef {"heads" | "text"} PanelName of what shares one place where the page is narrow */
+
+/** @typedef {ReturnType<typeof makeParts>} Parts */
 
 const FIRST_PICTURE_MS = 1500;
 
-// Builds the page inside `root` from the numbers that `ask` gives, and returns {context, end()}.
-// `address`: whether it is the whole page, and the page's address says what is chosen.
+/**
+ * Builds the page inside `root` from the numbers that `ask` gives; null where it gives none.
+ * `address`: whether it is the whole page, and the page's address says what is chosen.
+ * @param {HTMLElement} root
+ * @param {Ask} ask
+ * @param {{address?: boolean}} [options]
+ * @returns {Promise<{context: Context, end: () => void} | null>}
+ */
 export async function start(root, ask, { address = false } = {}) {
   const banner = makeBanner();
   root.classList.add("regard");
   root.classList.toggle("regard-whole", address);
   root.replaceChildren(banner.element);
+  /** @type {() => void} */
   let retry = () => start(root, ask, { address });
-  const fails = (sentence) => banner.show(sentence, retry);
+  const fails = (/** @type {string} */ sentence) => banner.show(sentence, retry);
   const source = new Source(watched(ask, { fails, works: banner.hide }));
+  /** @type {About} */
   let about;
   try {
     about = await source.about();
@@ -43,11 +58,13 @@ export async function start(root, ask, { address = false } = {}) {
   const texts = makeTexts(source, about);
   const listening = new AbortController();
   const ended = listening.signal;
-  const context = { about, source, selection, texts, say, aside, root, ended, ...firstPicture() };
+  const shared = { about, source, selection, texts, say, aside, because: "", root, ended };
+  const context = { ...shared, ...firstPicture() };
   retry = () => selection.again();
   const parts = makeParts(context);
-  root.replaceChildren(banner.element, parts.frame(readout.element), parts.help.element);
-  listenToKeys(context, parts, address ? document : root, ended);
+  const { frame, showPanel } = layOut(context, parts, readout.element);
+  root.replaceChildren(banner.element, frame, parts.help.element);
+  listenToKeys(context, { ...parts, showPanel }, address ? document : root, ended);
   describeChanges(context);
   chooses(context);
   const { name, model } = selection.recordingFacts;
@@ -55,69 +72,75 @@ export async function start(root, ask, { address = false } = {}) {
   const end = () => {
     listening.abort();
     selection.end();
-    for (const part of Object.values(parts)) part.end?.();
+    for (const part of [parts.heads, parts.text, parts.steps, parts.map]) part.end();
   };
   return { context, end };
 }
 
-// {drawn, isDrawn()}: a promise that waits for the map's first whole picture, but not for long; what
-// is not needed for it is asked for behind it.
+// {drawn, isDrawn()}: a promise that waits for the map's first whole picture, but not for long;
+// what is not needed for it is asked for behind it.
 function firstPicture() {
-  let isDrawn;
-  const drawn = new Promise((resolve) => (isDrawn = resolve));
+  let isDrawn = () => {};
+  /** @type {Promise<void>} */
+  const drawn = new Promise((resolve) => {
+    isDrawn = resolve;
+  });
   setTimeout(isDrawn, FIRST_PICTURE_MS);
   return { drawn, isDrawn };
 }
 
+/** @param {Context} context */
 function makeParts(context) {
   const help = makeHelp();
-  const parts = { help, heads: makeHeads(context), text: makeText(context) };
-  parts.steps = makeSteps(context);
-  parts.map = makeMap(context);
-  parts.colourBar = makeColourBar(context);
-  parts.compare = makeCompare(context);
-  parts.savers = {
-    "PNG picture": () => savePng(context, parts),
-    "SVG drawing": () => saveSvg(context, parts),
+  const heads = makeHeads(context);
+  const text = makeText(context);
+  const steps = makeSteps(context);
+  const map = new HeadMapView(context);
+  const colourBar = makeColourBar(context, map);
+  const compare = makeCompare(context);
+  const savers = {
+    "PNG picture": () => savePng(context, { map, steps }),
+    "SVG drawing": () => saveSvg(context, { map, steps }),
   };
-  parts.header = makeHeader(context, parts);
-  parts.frame = (readout) => layOut(context, parts, readout);
-  return parts;
+  const header = makeHeader(context, { compare, colourBar, help, savers });
+  return { help, heads, text, steps, map, compare, header };
 }
 
-// The frame of the page; where it is narrow, Heads and Text share one place, and tabs choose.
+/**
+ * The frame of the page; where it is narrow, Heads and Text share one place, and tabs choose.
+ * @param {Context} context
+ * @param {Parts} parts
+ * @param {HTMLElement} readout
+ */
 function layOut({ selection }, parts, readout) {
   const { header, heads, map, steps, text } = parts;
   const centre = make("main", { class: "regard-centre" }, map.element, steps.element);
   const frame = make("div", { class: "regard-frame" });
-  const tabs = Object.entries({ heads: "Heads", text: "Text" }).map(([name, label]) => {
-    const tab = make("button", { type: "button", text: label });
-    tab.addEventListener("click", () => show(name));
-    return [name, tab];
-  });
-  const show = (shown) => {
+  const showPanel = (/** @type {PanelName} */ shown) => {
     frame.dataset.panel = shown;
-    for (const [name, tab] of tabs) tab.setAttribute("aria-pressed", String(name === shown));
+    tabs.show(shown);
   };
-  const group = { class: "regard-tabs regard-switch", role: "group", "aria-label": "Panel" };
-  const buttons = make("div", group, ...tabs.map(([, tab]) => tab));
-  frame.append(header.element, heads.element, centre, buttons, text.element, readout);
-  parts.showPanel = show;
-  show("text");
+  const tabs = makeSwitch("Panel", { heads: "Heads", text: "Text" }, showPanel);
+  tabs.element.className = "regard-tabs regard-switch";
+  frame.append(header.element, heads.element, centre, tabs.element, text.element, readout);
+  showPanel("text");
   const turn = () => {
     map.element.hidden = selection.view !== "map";
     steps.element.hidden = selection.view !== "steps";
   };
-  selection.addEventListener("change", ({ detail }) => detail.has("view") && turn());
+  selection.listen((changed) => changed.has("view") && turn());
   turn();
-  return frame;
+  return { frame, showPanel };
 }
 
-// Chooses a pair now, and again wherever there is none.
+/**
+ * Chooses a pair now, and again wherever there is none.
+ * @param {Context} context
+ */
 function chooses(context) {
   const { selection } = context;
   const choose = () => chooseFirst(context).catch(unlessSaid);
-  selection.addEventListener("change", () => {
+  selection.listen(() => {
     if (selection.query === null || selection.key === null) choose();
   });
   choose();

@@ -1,9 +1,13 @@
 // The page of an exported file, which holds its recordings.
 
-import { overLocal } from "./local.js";
+import { elementOf } from "./drawing/dom.js";
 import { start } from "./main.js";
+import { overLocal } from "./offline/local.js";
 
-const data = JSON.parse(document.getElementById("regard-data").textContent);
-const textOf = (name) => document.getElementById(name).textContent;
+/** @import { PackedData } from "./offline/local.js" */
 
-start(document.getElementById("regard"), overLocal(data, textOf), { address: true });
+const textOf = (/** @type {string} */ name) => elementOf(name).textContent ?? "";
+/** @type {PackedData} */
+const data = JSON.parse(textOf("regard-data"));
+
+start(elementOf("regard"), overLocal(data, textOf), { address: true });

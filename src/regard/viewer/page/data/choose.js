@@ -1,0 +1,63 @@
+// Choosing where nothing is chosen yet.
+
+import { largest } from "../drawing/numbers.js";
+
+/** @import { Context, Selection } from "./selection.js" */
+/** @import { Place } from "./source.js" */
+
+/**
+ * The last query that sees something, and its strongest key; going back does not undo it.
+ * @param {Context} context
+ * @returns {Promise<void>}
+ */
+export async function chooseFirst(context) {
+  const { selection, source } = context;
+  if (selection.query !== null && selection.key !== null) return;
+  const where = selection.where;
+  const query = selection.query ?? lastSeeing((await source.visible(where)).values);
+  const { values } = await source.row({ ...where, query });
+  if (!isStill(selection, where)) return chooseFirst(context);
+  if (selection.query !== null && selection.key !== null) return;
+  selection.set({ query, key: selection.key ?? largest(values, 1)[0] ?? 0 }, { step: false });
+}
+
+/**
+ * Looks from a query at its strongest key.
+ * @param {Context} context
+ * @param {number} query
+ */
+export async function lookFrom({ selection, source }, query) {
+  const where = selection.where;
+  const { values } = await source.row({ ...where, query });
+  if (!isStill(selection, where)) return;
+  selection.set({ query, key: largest(values, 1)[0] ?? selection.key ?? 0 });
+}
+
+/**
+ * Looks at a key from the query that gives it most.
+ * @param {Context} context
+ * @param {number} key
+ */
+export async function lookAt(context, key) {
+  const { selection, source } = context;
+  const where = selection.where;
+  const { values, coverage } = await source.column({ ...where, key });
+  if (!isStill(selection, where)) return;
+  if (coverage < 1) context.because = "the strongest of the rows read so far";
+  selection.set({ key, query: largest(values, 1)[0] ?? selection.query ?? 0 });
+}
+
+/**
+ * @param {Selection} selection
+ * @param {Place} where
+ */
+function isStill(selection, where) {
+  const { recording, layer, head } = selection.where;
+  return recording === where.recording && layer === where.layer && head === where.head;
+}
+
+/** @param {Float32Array} counts */
+function lastSeeing(counts) {
+  const last = counts.findLastIndex((count) => count > 0);
+  return last < 0 ? counts.length - 1 : last;
+}

@@ -1,0 +1,286 @@
+// What is chosen on the page, and the address that says so.
+
+/** @import { About, Place } from "./source.js" */
+/** @import { Source } from "./source.js" */
+/** @import { Texts } from "./tokens.js" */
+
+/** @typedef {"map" | "steps"} View */
+/** @typedef {"max" | "mass"} Plane */
+/** @typedef {"weight" | "uniform"} Scale */
+/** @typedef {"to" | "by"} Side */
+/** @typedef {"" | "side" | "difference"} Compare */
+
+/**
+ * @typedef {{view: View, recording: number, layer: number, head: number, query: number | null,
+ *   key: number | null, plane: Plane, scale: Scale, side: Side, low: number | null,
+ *   high: number | null, span: number | null, compare: Compare, other: string, x: number | null,
+ *   y: number | null, zoom: number | null}} Fields
+ */
+
+/** @typedef {Set<keyof Fields>} Changed the names of the fields that are others now */
+
+/**
+ * What all parts of the page share. `because`: what a panel wants to say first of a change that it
+ * makes; `drawn` waits for the map's first whole picture, which `isDrawn` tells.
+ * @typedef {{about: About, source: Source, selection: Selection,
+ *   texts: (recording: number) => Promise<Texts>, say: (text: string) => void,
+ *   aside: (text: string) => void, because: string, root: HTMLElement, ended: AbortSignal,
+ *   drawn: Promise<void>, isDrawn: () => void}} Context
+ */
+
+/** @type {Readonly<Fields>} */
+const DEFAULTS = {
+  view: "map", // or "steps"
+  recording: 0,
+  layer: 0,
+  head: 0,
+  query: null, // a position, or none
+  key: null,
+  plane: "max", // or "mass"
+  scale: "weight", // or "uniform"
+  side: "to", // what the query attends to; "by": what the key is attended by
+  low: null, // the range of colours, log10, where it was edited
+  high: null,
+  span: null, // the same of a difference: colours reach from −span to span
+  compare: "", // "side" or "difference": with
+  other: "", // L2H1, or L2H1@1 in the second recording
+  x: null, // the map: the token at its left and top, and device pixels for a token
+  y: null,
+  zoom: null,
+};
+// Going back undoes these; the others are replaced where they stand.
+/** @type {(keyof Fields)[]} */
+const STEPS = ["view", "recording", "layer", "head", "query", "key", "compare", "other"];
+// Browsers refuse more than some twenty changes of the address a second.
+const ADDRESS_MS = 200;
+
+/** @implements {Fields} */
+export class Selection extends EventTarget {
+  view = DEFAULTS.view;
+  recording = DEFAULTS.recording;
+  layer = DEFAULTS.layer;
+  head = DEFAULTS.head;
+  query = DEFAULTS.query;
+  key = DEFAULTS.key;
+  plane = DEFAULTS.plane;
+  scale = DEFAULTS.scale;
+  side = DEFAULTS.side;
+  low = DEFAULTS.low;
+  high = DEFAULTS.high;
+  span = DEFAULTS.span;
+  compare = DEFAULTS.compare;
+  other = DEFAULTS.other;
+  x = DEFAULTS.x;
+  y = DEFAULTS.y;
+  zoom = DEFAULTS.zoom;
+
+  /**
+   * `about` is the source's; `address`: whether the page's address follows.
+   * @param {About} about
+   * @param {boolean} address
+   */
+  constructor(about, address) {
+    super();
+    this.about = about;
+    this.address = address;
+    this.repeats = false; // while a key is held down: no step back for each of its moves
+    /** @type {number | undefined} of an address that is not written yet */
+    this.timer = undefined;
+    this.goes = () => this.#follow();
+    if (address) Object.assign(this, fromHash(location.hash));
+    this.#mend();
+    if (address) window.addEventListener("popstate", this.goes);
+  }
+
+  /**
+   * Calls `hear` whenever something has changed.
+   * @param {(changed: Changed) => void} hear
+   */
+  listen(hear) {
+    this.addEventListener("change", (event) => {
+      hear(/** @type {CustomEvent<Changed>} */ (event).detail);
+    });
+  }
+
+  // Stops following the address.
+  end() {
+    this.#stopTimer();
+    window.removeEventListener("popstate", this.goes);
+  }
+
+  /**
+   * Sets some fields to what exists nearest to it, and tells whoever listens. `step`: whether going
+   * back may undo it alone.
+   * @param {Partial<Fields>} fields
+   * @param {{step?: boolean}} [how]
+   */
+  set(fields, { step = !this.repeats } = {}) {
+    const before = this.#fields();
+    Object.assign(this, fields);
+    this.#mend();
+    const changed = this.#tell(before);
+    if (!this.address || changed.size === 0) return;
+    const late = this.#stopTimer();
+    /** @type {(how: "pushState" | "replaceState", fields: Fields) => void} */
+    const write = (how, fields) => history[how](null, "", toHash(fields));
+    if (step && STEPS.some((name) => changed.has(name))) {
+      if (late) write("replaceState", before);
+      write("pushState", this.#fields());
+    } else {
+      this.timer = setTimeout(() => {
+        this.timer = undefined;
+        write("replaceState", this.#fields());
+      }, ADDRESS_MS);
+    }
+  }
+
+  // Tells every field anew, as after a failure.
+  again() {
+    this.dispatchEvent(new CustomEvent("change", { detail: new Set(NAMES) }));
+  }
+
+  get recordingFacts() {
+    return this.about.recordings[this.recording];
+  }
+
+  get layerFacts() {
+    return this.recordingFacts.layers[this.layer];
+  }
+
+  /**
+   * {recording, layer, head}: what every question to the source starts with.
+   * @returns {Place}
+   */
+  get where() {
+    return { recording: this.recording, layer: this.layer, head: this.head };
+  }
+
+  /**
+   * The same of what is compared with, or null.
+   * @returns {Place | null}
+   */
+  get otherWhere() {
+    const where = placeOf(this.other);
+    if (!where || !this.compare) return null;
+    const heads = this.about.recordings[where.recording]?.layers[where.layer]?.heads ?? 0;
+    return where.head < heads ? where : null;
+  }
+
+  // `L5H3`.
+  get name() {
+    return nameOfPlace(this.about, this);
+  }
+
+  // Whether the address was behind.
+  #stopTimer() {
+    const late = this.timer !== undefined;
+    clearTimeout(this.timer);
+    this.timer = undefined;
+    return late;
+  }
+
+  #follow() {
+    this.#stopTimer();
+    const before = this.#fields();
+    Object.assign(this, DEFAULTS, fromHash(location.hash));
+    this.#mend();
+    this.#tell(before);
+  }
+
+  #fields() {
+    return /** @type {Fields} */ (Object.fromEntries(NAMES.map((name) => [name, this[name]])));
+  }
+
+  #mend() {
+    /** @type {(n: number, count: number) => number} */
+    const inside = (n, count) => Math.max(0, Math.min(Math.round(n) || 0, count - 1));
+    this.recording = inside(this.recording, this.about.recordings.length);
+    const { tokens, queries, layers } = this.recordingFacts;
+    this.layer = inside(this.layer, layers.length);
+    this.head = inside(this.head, layers[this.layer].heads);
+    if (this.query !== null) this.query = inside(this.query, queries);
+    if (this.key !== null) this.key = inside(this.key, tokens);
+    for (const [name, known] of Object.entries(CHOICES)) {
+      const field = /** @type {keyof typeof CHOICES} */ (name);
+      if (!known.includes(this[field])) Object.assign(this, { [field]: DEFAULTS[field] });
+    }
+  }
+
+  /**
+   * @param {Fields} before
+   * @returns {Changed}
+   */
+  #tell(before) {
+    const changed = new Set(NAMES.filter((name) => this[name] !== before[name]));
+    if (changed.size) this.dispatchEvent(new CustomEvent("change", { detail: changed }));
+    return changed;
+  }
+}
+
+const NAMES = /** @type {(keyof Fields)[]} */ (Object.keys(DEFAULTS));
+
+/** @type {Record<"view" | "plane" | "scale" | "side" | "compare", string[]>} */
+const CHOICES = {
+  view: ["map", "steps"],
+  plane: ["max", "mass"],
+  scale: ["weight", "uniform"],
+  side: ["to", "by"],
+  compare: ["", "side", "difference"],
+};
+
+/**
+ * The head that `L2H1`, or `L2H1@1`, names.
+ * @param {string} name
+ * @returns {Place | null}
+ */
+export function placeOf(name) {
+  const found = /^L(\d+)H(\d+)(?:@(\d+))?$/.exec(name);
+  if (!found) return null;
+  const [, layer, head, recording] = found;
+  return { recording: Number(recording ?? 0), layer: Number(layer), head: Number(head) };
+}
+
+/**
+ * `L5H3`. Where only some layers were exported, they keep their numbers.
+ * @param {About} about
+ * @param {Place} where
+ */
+export function nameOfPlace(about, { recording, layer, head }) {
+  return `L${about.recordings[recording].layers[layer]?.number ?? layer}H${head}`;
+}
+
+/** @param {Fields} fields */
+function toHash(fields) {
+  const { layer, head, ...rest } = fields;
+  const names = /** @type {(keyof typeof rest)[]} */ (Object.keys(rest));
+  const others = names.filter((name) => rest[name] !== DEFAULTS[name]);
+  const parts = others.map((name) => `${name}=${encodeURIComponent(String(rest[name]))}`);
+  return `#${[`L${layer}H${head}`, ...parts].join("&")}`;
+}
+
+/** @param {string} hash */
+function fromHash(hash) {
+  /** @type {Partial<Fields>} */
+  const fields = {};
+  for (const part of hash.slice(1).split("&")) {
+    const place = /^L(\d+)H(\d+)$/.exec(part);
+    if (place) [fields.layer, fields.head] = [Number(place[1]), Number(place[2])];
+    const [name, value] = part.split("=");
+    if (value === undefined || !(name in DEFAULTS)) continue;
+    const text = decoded(value);
+    const isText = typeof DEFAULTS[/** @type {keyof Fields} */ (name)] === "string";
+    if (isText) Object.assign(fields, { [name]: text });
+    else if (text !== "" && Number.isFinite(Number(text)))
+      Object.assign(fields, { [name]: Number(text) });
+  }
+  return fields;
+}
+
+/** @param {string} text */
+function decoded(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return "";
+  }
+}

@@ -1,0 +1,280 @@
+// Where the page's numbers come from. `ask(path, parameters, signal)` gives {body: ArrayBuffer,
+// coverage: number}: over HTTP, from a notebook's kernel, or computed here (offline/local.js).
+
+/** @typedef {{[name: string]: string | number | undefined}} Parameters of a question */
+
+/** @typedef {{body: ArrayBuffer, coverage: number}} Reply */
+
+/**
+ * Gives the answer to a question of docs/viewer-protocol.md.
+ * @callback Ask
+ * @param {string} path
+ * @param {Parameters} parameters
+ * @param {AbortSignal} [signal]
+ * @returns {Promise<Reply>}
+ */
+
+/**
+ * What is known of a layer; `number` where only some layers were exported.
+ * @typedef {{heads: number, key_heads: number, head_size: number, value_size: number | null,
+ *   scale: number, softcap: number | null, causal: boolean, options: string[],
+ *   number?: number}} LayerFacts
+ */
+
+/**
+ * What is known of a recording.
+ * @typedef {{name: string, model: string | null, tokens: number, queries: number, itself: boolean,
+ *   start: number, boundary: number | null, layers: LayerFacts[]}} RecordingFacts
+ */
+
+/** @typedef {{version: number, recordings: RecordingFacts[]}} About */
+
+/** @typedef {{recording: number, layer: number}} LayerPlace */
+
+/**
+ * A head: by the numbers that questions are asked with.
+ * @typedef {LayerPlace & {head: number}} Place
+ */
+
+/**
+ * Logarithms of weights, NaN where invisible, or counts.
+ * @typedef {{values: Float32Array, coverage: number}} Floats
+ */
+
+/**
+ * 256 × 256 bins of 2^level tokens.
+ * @typedef {Place & {plane: "max" | "mass", level: number, row: number, column: number}} TilePlace
+ */
+
+/** @typedef {[query: number, key: number, logWeight: number]} Link */
+
+/** @typedef {{links: Link[], coverage: number}} Links */
+
+/** @typedef {(number | null)[]} Scores of each head, null where there is no number */
+
+/**
+ * @typedef {{size: number, entropy: Scores, distance: Scores, first: Scores | null,
+ *   previous: Scores | null, induction: Scores | null, coverage: number,
+ *   settled: boolean}} HeadScores
+ */
+
+/**
+ * What every head of a layer does; a thumbnail is size × size logarithms.
+ * @typedef {HeadScores & {thumbnails: Float32Array}} HeadsFacts
+ */
+
+/**
+ * Rows are queries, columns keys; null is −∞, and a step that the head does not have.
+ * @typedef {{queries: number[], keys: number[], query: number[][], key: number[][],
+ *   value: number[][] | null, scores: number[][], scaled: number[][], capped: number[][] | null,
+ *   biased: (number | null)[][] | null, masked: (number | null)[][], weights: number[][],
+ *   output: number[][] | null}} Steps
+ */
+
+export const TILE = 256; // bins on a side
+const MOST_TILES = 512; // kept: 128 MB
+
+export class Source {
+  /** @param {Ask} ask */
+  constructor(ask) {
+    this.ask = ask;
+    /** @type {Map<string, unknown>} exact answers by their address, the latest used last */
+    this.kept = new Map();
+    /** @type {Map<string, Promise<unknown>>} under way */
+    this.asked = new Map();
+  }
+
+  /** @returns {Promise<About>} */
+  about() {
+    return this.#json("about", {});
+  }
+
+  /**
+   * The texts of a recording's keys, or of its queries.
+   * @param {number} recording
+   * @param {"key" | "query"} [side]
+   * @returns {Promise<string[]>}
+   */
+  tokens(recording, side = "key") {
+    return this.#json("tokens", { recording, side });
+  }
+
+  /**
+   * ln of the weights of 256 × 256 bins of 2^level tokens: {values, coverage}. NaN: invisible.
+   * @param {TilePlace} where
+   * @param {AbortSignal} [signal]
+   */
+  tile(where, signal) {
+    return this.#floats("tile", where, signal);
+  }
+
+  /**
+   * The tile where it is known already, else undefined.
+   * @param {TilePlace} where
+   */
+  knownTile(where) {
+    return /** @type {Floats | undefined} */ (this.kept.get(address("tile", where)));
+  }
+
+  /**
+   * ln of the weights that a query gives to every key: {values, coverage}.
+   * @param {Place & {query: number}} where
+   * @param {AbortSignal} [signal]
+   */
+  row(where, signal) {
+    return this.#floats("row", where, signal);
+  }
+
+  /**
+   * ln of the weights that a key gets from every query.
+   * @param {Place & {key: number}} where
+   * @param {AbortSignal} [signal]
+   */
+  column(where, signal) {
+    return this.#floats("column", where, signal);
+  }
+
+  /**
+   * How many keys each query sees.
+   * @param {Place} where
+   */
+  visible(where) {
+    return this.#floats("visible", where);
+  }
+
+  /**
+   * ln of the weight of one pair in every head of every layer, layer after layer.
+   * @param {{recording: number, query: number, key: number}} where
+   * @param {AbortSignal} [signal]
+   */
+  pair(where, signal) {
+    return this.#floats("pair", where, signal);
+  }
+
+  /**
+   * Strongest first; of a part where `rows` and `columns` are given, as "from-to".
+   * @param {Place & {n: number, rows?: string, columns?: string}} where
+   * @param {AbortSignal} [signal]
+   * @returns {Promise<Links>}
+   */
+  links(where, signal) {
+    return this.#json("links", where, signal);
+  }
+
+  /**
+   * What every head of a layer does: thumbnails and scores.
+   * @param {LayerPlace} where
+   * @returns {Promise<HeadsFacts>}
+   */
+  async heads(where) {
+    /** @type {HeadScores & {thumbnails: string}} */
+    const found = await this.#json("heads", where);
+    const bytes = Uint8Array.from(atob(found.thumbnails), (c) => c.charCodeAt(0));
+    return { ...found, thumbnails: new Float32Array(bytes.buffer) };
+  }
+
+  /**
+   * Every step of some queries and keys of a head, as lists of numbers.
+   * @param {Place & {queries: string, keys: string}} where
+   * @param {AbortSignal} [signal]
+   * @returns {Promise<Steps>}
+   */
+  steps(where, signal) {
+    const number = (/** @type {string} */ _, /** @type {unknown} */ x) =>
+      x === "NaN" || x === "Infinity" ? Number(x) : x;
+    return this.#json("steps", where, signal, number);
+  }
+
+  /**
+   * @param {string} path
+   * @param {Parameters} parameters
+   * @param {AbortSignal} [signal]
+   * @param {(name: string, value: unknown) => unknown} [revive]
+   */
+  async #json(path, parameters, signal, revive) {
+    const decode = (/** @type {Reply} */ { body }) =>
+      JSON.parse(new TextDecoder().decode(body), revive);
+    return this.#get(path, parameters, signal, decode);
+  }
+
+  /**
+   * @param {string} path
+   * @param {Parameters} parameters
+   * @param {AbortSignal} [signal]
+   * @returns {Promise<Floats>}
+   */
+  async #floats(path, parameters, signal) {
+    const decode = (/** @type {Reply} */ { body, coverage }) => ({
+      values: new Float32Array(body),
+      coverage,
+    });
+    return this.#get(path, parameters, signal, decode);
+  }
+
+  /**
+   * @template {{coverage?: number}} Answer
+   * @param {string} path
+   * @param {Parameters} parameters
+   * @param {AbortSignal | undefined} signal
+   * @param {(reply: Reply) => Answer} decode
+   * @returns {Promise<Answer>}
+   */
+  async #get(path, parameters, signal, decode) {
+    const name = address(path, parameters);
+    const known = /** @type {Answer | undefined} */ (this.kept.get(name));
+    if (known !== undefined) {
+      this.kept.delete(name);
+      this.kept.set(name, known);
+      return known;
+    }
+    const asked = /** @type {Promise<Answer> | undefined} */ (this.asked.get(name));
+    if (asked) return asked;
+    const promise = this.ask(path, parameters, signal).then(decode);
+    this.asked.set(name, promise);
+    try {
+      const answer = await promise;
+      if ((answer.coverage ?? 1) === 1) this.kept.set(name, answer);
+      if (this.kept.size > MOST_TILES) forgetFirst(this.kept);
+      return answer;
+    } finally {
+      this.asked.delete(name);
+    }
+  }
+}
+
+/**
+ * Takes away what stands in a map for the longest time.
+ * @param {Map<string, unknown>} map
+ */
+export function forgetFirst(map) {
+  for (const name of map.keys()) {
+    map.delete(name);
+    return;
+  }
+}
+
+/**
+ * @param {string} path
+ * @param {Parameters} parameters
+ */
+function address(path, parameters) {
+  const given = Object.entries(parameters).flatMap(([name, value]) =>
+    value === undefined ? [] : [[name, String(value)]],
+  );
+  return `${path}?${new URLSearchParams(given)}`;
+}
+
+/**
+ * The `ask` of a page that a server gave.
+ * @returns {Ask}
+ */
+export function overHttp() {
+  return async (path, parameters, signal) => {
+    const answer = await fetch(`data/${address(path, parameters)}`, { signal });
+    if (!answer.ok) throw new Error(await answer.text());
+    return {
+      body: await answer.arrayBuffer(),
+      coverage: Number(answer.headers.get("Regard-Coverage") ?? 1),
+    };
+  };
+}

@@ -1,0 +1,165 @@
+// Tokens as people read them, and phrases found in them.
+
+/** @import { About, Source } from "./source.js" */
+
+/** @typedef {[first: number, last: number]} Hit the places of a phrase that was found */
+
+/**
+ * The texts of a recording. Query i is the token offset + i of `keys`; offset is null where the
+ * queries have a text of their own.
+ * @typedef {{keys: TokenText, queries: TokenText, offset: number | null}} Texts
+ */
+
+// Byte-level vocabularies write a space as Ġ, a line's end as Ċ and a tab as ĉ; others write ▁.
+/** @type {Record<string, string>} */
+const SPELLED = { Ġ: " ", "▁": " ", Ċ: "\n", ĉ: "\t" };
+// What would hide, or turn the order of letters around, is written out: ␀, ⟨202E⟩.
+const CONTROLS = "\\0-\\x08\\x0b-\\x1f\\x7f-\\x9f\\xad\\ufff9-\\ufffb";
+const MARKS = "\\u061c\\u180e\\u200b\\u200e\\u200f\\u2028-\\u202e\\u2060-\\u206f\\ufeff";
+const UNSEEN = new RegExp(`[${CONTROLS}${MARKS}]`, "g");
+const LONGEST = 400; // characters of one token that are shown
+
+/**
+ * The token's text, with its spaces, and nothing in it that hides.
+ * @param {string} text
+ */
+export function cleanToken(text) {
+  const cut = text.length > LONGEST ? `${text.slice(0, LONGEST)}…` : text;
+  return cut.replace(/[Ġ▁Ċĉ]/g, (mark) => SPELLED[mark]).replace(UNSEEN, written);
+}
+
+/** @param {string} character */
+function written(character) {
+  const code = character.codePointAt(0) ?? 0;
+  if (code < 0x20) return String.fromCodePoint(0x2400 + code);
+  if (code === 0x7f) return "␡";
+  return `⟨${code.toString(16).toUpperCase().padStart(4, "0")}⟩`;
+}
+
+/**
+ * The token in a few letters, on one line and never empty: for labels.
+ * @param {string} text
+ * @param {number} [most]
+ */
+export function tokenLabel(text, most = 14) {
+  const clean = cleanToken(text).replace(/\n/g, "⏎").replace(/\t/g, "⇥");
+  const letters = [...(clean.trim() || clean.replace(/\s/g, "␣") || "∅")];
+  return letters.length > most ? `${letters.slice(0, most - 1).join("")}…` : letters.join("");
+}
+
+// A text as its tokens.
+export class TokenText {
+  /** @param {string[]} tokens */
+  constructor(tokens) {
+    this.raw = tokens;
+    /** @type {(string | undefined)[]} */
+    this.clean = [];
+    /** @type {{text: string, starts: Int32Array} | null} what phrases are looked for in */
+    this.searched = null;
+    // Words without any space are those of a tokenizer that drops spaces.
+    const some = tokens.slice(0, 2000);
+    this.spaced = some.length > 1 && !some.some((text) => /\s/.test(cleanToken(text)));
+  }
+
+  get length() {
+    return this.raw.length;
+  }
+
+  /**
+   * As it is read in the running text.
+   * @param {number} position
+   */
+  text(position) {
+    const clean = this.clean[position] ?? cleanToken(this.raw[position]);
+    this.clean[position] = clean;
+    return clean;
+  }
+
+  /**
+   * @param {number} position
+   * @param {number} [most]
+   */
+  label(position, most) {
+    return tokenLabel(this.raw[position], most);
+  }
+
+  /**
+   * Where the phrase stands, upper or lower case, across tokens: [[first, last], …].
+   * @param {string} phrase
+   */
+  find(phrase) {
+    const sought = phrase.toLowerCase();
+    if (!sought) return [];
+    const { text, starts } = this.#searched();
+    /** @type {Hit[]} */
+    const hits = [];
+    for (let at = text.indexOf(sought); at >= 0; at = text.indexOf(sought, at + 1)) {
+      const first = tokenAt(starts, at);
+      if (hits.at(-1)?.[0] === first) continue;
+      hits.push([first, tokenAt(starts, at + sought.length - 1)]);
+    }
+    return hits;
+  }
+
+  #searched() {
+    if (this.searched) return this.searched;
+    const starts = new Int32Array(this.length);
+    const parts = [];
+    let length = 0;
+    for (let n = 0; n < this.length; n++) {
+      starts[n] = length;
+      parts.push(this.text(n).toLowerCase() + (this.spaced ? " " : ""));
+      length += parts[n].length;
+    }
+    this.searched = { text: parts.join(""), starts };
+    return this.searched;
+  }
+}
+
+/**
+ * The last token that starts at or before a place in the text.
+ * @param {Int32Array} starts
+ * @param {number} place
+ */
+function tokenAt(starts, place) {
+  let low = 0;
+  let high = starts.length - 1;
+  while (low < high) {
+    const middle = (low + high + 1) >> 1;
+    if (starts[middle] <= place) low = middle;
+    else high = middle - 1;
+  }
+  return low;
+}
+
+/**
+ * The texts of recordings, each read once: texts(recording).
+ * @param {Source} source
+ * @param {About} about
+ */
+export function makeTexts(source, about) {
+  /** @type {(recording: number) => Promise<Texts>} */
+  const read = async (recording) => {
+    const { itself, start, queries } = about.recordings[recording];
+    const keys = new TokenText(await source.tokens(recording, "key"));
+    if (!itself) {
+      const own = new TokenText(await source.tokens(recording, "query"));
+      return { keys, queries: own, offset: null };
+    }
+    const part = keys.raw.slice(start, start + queries);
+    const whole = start === 0 && part.length === keys.length;
+    return { keys, queries: whole ? keys : new TokenText(part), offset: start };
+  };
+  /** @type {Map<number, Promise<Texts>>} */
+  const known = new Map();
+  return async (/** @type {number} */ recording) => {
+    const texts = known.get(recording) ?? read(recording);
+    known.set(recording, texts);
+    try {
+      return await texts;
+    } catch (error) {
+      known.delete(recording);
+      throw error;
+    }
+  };
+}

@@ -1,0 +1,86 @@
+// Numbers as people read them.
+
+const COUNT = new Intl.NumberFormat("en");
+
+/**
+ * 77,507
+ * @param {number} n
+ */
+export function countText(n) {
+  return COUNT.format(n);
+}
+
+/**
+ * A weight with four decimals; one that four decimals cannot show, as 3.1e−7.
+ * @param {number} weight
+ */
+export function weightText(weight) {
+  if (weight === 0 || weight >= 0.00005) return weight === 0 ? "0" : weight.toFixed(4);
+  return weight.toExponential(1).replace("-", "−");
+}
+
+/**
+ * `weight 0.6443 (3.87 × uniform)`, of ln weight, where a query sees `seen` keys.
+ * @param {number} lnWeight
+ * @param {number} seen
+ */
+export function weightWords(lnWeight, seen) {
+  if (Number.isNaN(lnWeight)) return "invisible";
+  const weight = Math.exp(lnWeight);
+  return `weight ${weightText(weight)} (${timesText(weight * seen)} × uniform)`;
+}
+
+/**
+ * Three digits of any size: 3.87, 0.0012, 1.2e+5.
+ * @param {number} x
+ */
+export function timesText(x) {
+  if (x === 0) return "0";
+  const far = Math.abs(x) < 0.001 || Math.abs(x) >= 1e5;
+  return (far ? x.toExponential(1) : String(Number(x.toPrecision(3)))).replace(/-/g, "−");
+}
+
+/**
+ * A number of a step, short: −0.24, 17.8, 1.2e−6; null is −∞.
+ * @param {number | null} x
+ * @param {number} [digits]
+ */
+export function stepText(x, digits = 3) {
+  if (x === null) return "−∞";
+  if (!Number.isFinite(x)) return x > 0 ? "∞" : "NaN";
+  if (x === 0) return "0";
+  const size = Math.abs(x);
+  const far = size < 0.001 || size >= 1e6;
+  const text = far ? x.toExponential(digits - 1) : String(Number(x.toPrecision(digits)));
+  return text.replace(/-/g, "−");
+}
+
+/**
+ * The places of the n largest, largest first; NaN is none.
+ * @param {Float32Array} values
+ * @param {number} n
+ */
+export function largest(values, n) {
+  /** @type {number[]} */
+  const found = [];
+  for (let place = 0; place < values.length; place++) {
+    const value = values[place];
+    if (!(value >= -Infinity)) continue;
+    if (found.length === n && value <= values[found[n - 1]]) continue;
+    let at = found.length;
+    while (at > 0 && values[found[at - 1]] < value) at--;
+    found.splice(at, 0, place);
+    if (found.length > n) found.pop();
+  }
+  return found;
+}
+
+/**
+ * How many are no NaN.
+ * @param {Float32Array} values
+ */
+export function countSeen(values) {
+  let seen = 0;
+  for (const value of values) if (!Number.isNaN(value)) seen++;
+  return seen;
+}

@@ -1,0 +1,455 @@
+// What stands around and over the cells: positions and tokens, the matrix's edge, where the text
+// turns from read to written, and what is chosen.
+
+import { fitted, textWidth } from "../drawing/marks.js";
+import { countText } from "../drawing/numbers.js";
+import { GUTTER } from "./frame.js";
+import { positionOf } from "./layout.js";
+
+/** @import { Mark } from "../drawing/marks.js" */
+/** @import { Link } from "../data/source.js" */
+/** @import { TokenText } from "../data/tokens.js" */
+/** @import { Ends, Layout } from "./layout.js" */
+
+/** @typedef {Record<"paper" | "ink" | "soft" | "line" | "accent" | "focus", string>} Theme */
+
+/** @typedef {{keys: TokenText, queries: TokenText}} AxisTexts */
+
+const NAMED_CELL = 13; // CSS pixels a token from which every token is named
+const RULED_CELL = 14; // and from which cells are ruled
+const TICK_ROOM = { x: 64, y: 40 }; // CSS pixels between two positions, at least
+const SMALL_TEXT = 10;
+const LARGE_CELL = 24; // from which tokens are named in larger letters
+
+/**
+ * The page's own colours, by name.
+ * @param {HTMLElement} root
+ * @returns {Theme}
+ */
+export function themeOf(root) {
+  const style = getComputedStyle(root);
+  const colour = (/** @type {keyof Theme} */ name) => style.getPropertyValue(`--${name}`).trim();
+  return {
+    paper: colour("paper"),
+    ink: colour("ink"),
+    soft: colour("soft"),
+    line: colour("line"),
+    accent: colour("accent"),
+    focus: colour("focus"),
+  };
+}
+
+/**
+ * All marks of a frame; `texts` is null while they are not known.
+ * @param {Layout} layout
+ * @param {AxisTexts | null} texts
+ * @param {{query: number | null, key: number | null, rings: Link[]}} chosen
+ * @param {Theme} theme
+ * @returns {Mark[]}
+ */
+export function frameMarks(layout, texts, { query, key, rings }, theme) {
+  /** @type {{queries: Ends[], keys: Ends[]}} */
+  const clear = { queries: [], keys: [] };
+  const chosen = chosenMarks(layout, texts, query, key, theme, clear);
+  return [
+    ...gridMarks(layout, theme),
+    ...edgeMarks(layout, theme),
+    ...keyMarks(layout, texts?.keys, key, theme, clear.keys),
+    ...queryMarks(layout, texts?.queries, query, theme, clear.queries),
+    ...titleMarks(layout, theme),
+    ...boundaryMarks(layout, theme),
+    ...rings.flatMap(([q, k]) => ringMarks(layout, q, k, theme)),
+    ...chosen,
+  ];
+}
+
+/**
+ * @param {Layout} layout
+ * @param {Theme} theme
+ * @returns {Mark[]}
+ */
+function gridMarks(layout, theme) {
+  if (layout.cell < RULED_CELL) return [];
+  const { left, top, right, bottom } = layout;
+  const look = /** @type {const} */ ({ kind: "line", colour: theme.paper, alpha: 0.75 });
+  /** @type {Mark[]} */
+  const marks = [];
+  for (let k = layout.keys[0] + 1; k <= layout.keys[1]; k++) {
+    const x = layout.xOf(k);
+    if (x > left) marks.push({ ...look, x1: x, x2: x, y1: top, y2: bottom });
+  }
+  for (let q = layout.queries[0] + 1; q <= layout.queries[1]; q++) {
+    const y = layout.yOf(q);
+    if (y > top) marks.push({ ...look, x1: left, x2: right, y1: y, y2: y });
+  }
+  return marks;
+}
+
+/**
+ * @param {Layout} layout
+ * @param {Theme} theme
+ * @returns {Mark[]}
+ */
+function edgeMarks({ left, top, right, bottom }, { line }) {
+  const box = { x: left - 0.5, y: top - 0.5, width: right - left + 1, height: bottom - top + 1 };
+  return [{ kind: "box", ...box, line }];
+}
+
+/**
+ * @param {Layout} layout
+ * @param {Theme} theme
+ * @returns {Mark[]}
+ */
+function titleMarks({ facts }, { soft }) {
+  const look = /** @type {const} */ ({ kind: "text", align: "end", colour: soft });
+  const place = { size: SMALL_TEXT, x: GUTTER.left - 10 };
+  return [
+    { ...look, ...place, y: GUTTER.top - 22, text: "key →" },
+    { ...look, ...place, y: GUTTER.top - 8, text: facts.itself ? "query ↓" : "query (own text) ↓" },
+  ];
+}
+
+/**
+ * Multiples of 1, 2 or 5 times a power of ten, at least `least` pixels apart.
+ * @param {number} cell
+ * @param {number} least
+ */
+export function niceStep(cell, least) {
+  const needed = Math.max(1, least / cell);
+  const power = 10 ** Math.floor(Math.log10(needed));
+  return [1, 2, 5].map((n) => n * power).find((step) => step >= needed * 0.999) ?? 10 * power;
+}
+
+/**
+ * @param {Ends} ends
+ * @param {number} step
+ * @param {number} offset
+ */
+function ticksIn([from, to], step, offset) {
+  const first = Math.ceil((from + offset) / step) * step - offset;
+  const found = [];
+  for (let token = first; token <= to; token += step) found.push(token);
+  return found;
+}
+
+/**
+ * @param {Ends[]} taken
+ * @param {number} at
+ * @param {number} room
+ */
+function isFree(taken, at, room) {
+  return taken.every(([from, to]) => at + room < from || at - room > to);
+}
+
+/**
+ * @param {Layout} layout
+ * @param {TokenText | undefined} tokens
+ * @param {number | null} chosen
+ * @param {Theme} theme
+ * @param {Ends[]} taken
+ * @returns {Mark[]}
+ */
+function keyMarks(layout, tokens, chosen, theme, taken) {
+  const { cell, left, right, keys } = layout;
+  /** @type {Mark[]} */
+  const marks = [];
+  const inside = (/** @type {number} */ key) =>
+    layout.xOf(key + 0.5) >= left && layout.xOf(key + 0.5) <= right;
+  if (cell >= NAMED_CELL) {
+    for (let key = keys[0]; key <= keys[1]; key++)
+      if (inside(key)) marks.push(...namedKey(layout, tokens, key, key === chosen, theme));
+    return marks;
+  }
+  const look = /** @type {const} */ ({
+    kind: "text",
+    align: "middle",
+    colour: theme.soft,
+    size: SMALL_TEXT,
+    y: GUTTER.top - 9,
+  });
+  for (const key of ticksIn(keys, niceStep(cell, TICK_ROOM.x), 0)) {
+    const x = layout.xOf(key + 0.5);
+    if (!inside(key)) continue;
+    marks.push({
+      kind: "line",
+      colour: theme.soft,
+      x1: x,
+      x2: x,
+      y1: GUTTER.top - 5,
+      y2: GUTTER.top,
+    });
+    if (isFree(taken, x, 22)) marks.push({ ...look, x, text: countText(key) });
+  }
+  return marks;
+}
+
+/**
+ * A key's position and text, upright beside one another, read from below.
+ * @param {Layout} layout
+ * @param {TokenText | undefined} tokens
+ * @param {number} key
+ * @param {boolean} chosen
+ * @param {Theme} theme
+ * @returns {Mark[]}
+ */
+function namedKey(layout, tokens, key, chosen, theme) {
+  const x = layout.xOf(key + 0.5) + 4;
+  const look = /** @type {const} */ ({ kind: "text", turn: -90, x });
+  const weight = chosen ? 700 : 400;
+  const size = layout.cell >= LARGE_CELL ? 13 : 11;
+  const number = countText(key);
+  const width = textWidth(number, SMALL_TEXT);
+  const room = GUTTER.top - 18 - width;
+  const text = !tokens ? "" : fitted(tokens.label(key, 24), room, size, weight);
+  return [
+    {
+      ...look,
+      y: GUTTER.top - 6,
+      text: number,
+      size: SMALL_TEXT,
+      colour: chosen ? theme.accent : theme.soft,
+    },
+    {
+      ...look,
+      y: GUTTER.top - 12 - width,
+      text: isolated(text),
+      weight,
+      size,
+      colour: chosen ? theme.accent : theme.ink,
+    },
+  ];
+}
+
+/**
+ * @param {Layout} layout
+ * @param {TokenText | undefined} tokens
+ * @param {number | null} chosen
+ * @param {Theme} theme
+ * @param {Ends[]} taken
+ * @returns {Mark[]}
+ */
+function queryMarks(layout, tokens, chosen, theme, taken) {
+  const { cell, top, bottom, queries, facts } = layout;
+  /** @type {Mark[]} */
+  const marks = [];
+  const inside = (/** @type {number} */ query) =>
+    layout.yOf(query + 0.5) >= top && layout.yOf(query + 0.5) <= bottom;
+  if (cell >= NAMED_CELL) {
+    for (let query = queries[0]; query <= queries[1]; query++)
+      if (inside(query)) marks.push(...namedQuery(layout, tokens, query, query === chosen, theme));
+    return marks;
+  }
+  const look = /** @type {const} */ ({
+    kind: "text",
+    align: "end",
+    colour: theme.soft,
+    size: SMALL_TEXT,
+    x: GUTTER.left - 9,
+  });
+  const offset = positionOf(0, facts);
+  for (const query of ticksIn(queries, niceStep(cell, TICK_ROOM.y), offset)) {
+    const y = layout.yOf(query + 0.5);
+    if (!inside(query)) continue;
+    marks.push({
+      kind: "line",
+      colour: theme.soft,
+      x1: GUTTER.left - 5,
+      x2: GUTTER.left,
+      y1: y,
+      y2: y,
+    });
+    if (isFree(taken, y, 7))
+      marks.push({ ...look, y: y + 3.5, text: countText(positionOf(query, facts)) });
+  }
+  return marks;
+}
+
+/**
+ * @param {Layout} layout
+ * @param {TokenText | undefined} tokens
+ * @param {number} query
+ * @param {boolean} chosen
+ * @param {Theme} theme
+ * @returns {Mark[]}
+ */
+function namedQuery(layout, tokens, query, chosen, theme) {
+  const y = layout.yOf(query + 0.5) + 4;
+  const look = /** @type {const} */ ({ kind: "text", align: "end", y });
+  const weight = chosen ? 700 : 400;
+  const size = layout.cell >= LARGE_CELL ? 13 : 11;
+  const number = countText(positionOf(query, layout.facts));
+  const widest = textWidth(countText(positionOf(layout.queries[1], layout.facts)), SMALL_TEXT);
+  const room = GUTTER.left - 20 - widest;
+  const text = !tokens ? "" : fitted(tokens.label(query, 24), room, size, weight);
+  const x = GUTTER.left - 7;
+  return [
+    { ...look, x, text: number, size: SMALL_TEXT, colour: chosen ? theme.accent : theme.soft },
+    {
+      ...look,
+      x: x - widest - 6,
+      text: isolated(text),
+      weight,
+      size,
+      colour: chosen ? theme.accent : theme.ink,
+    },
+  ];
+}
+
+/**
+ * Isolated: letters that are read from the right leave what stands beside them in its place.
+ * @param {string} text
+ */
+function isolated(text) {
+  return `\u2068${text}\u2069`;
+}
+
+/**
+ * Dashed lines where a model began to write.
+ * @param {Layout} layout
+ * @param {Theme} theme
+ * @returns {Mark[]}
+ */
+function boundaryMarks(layout, theme) {
+  const { facts, left, top, right, bottom } = layout;
+  if (facts.boundary === null || facts.boundary === undefined) return [];
+  /** @type {Mark[]} */
+  const marks = [];
+  const look = /** @type {const} */ ({
+    kind: "line",
+    colour: theme.focus,
+    width: 1.5,
+    dash: [6, 4],
+  });
+  const label = /** @type {const} */ ({
+    kind: "text",
+    colour: theme.focus,
+    halo: theme.paper,
+    weight: 600,
+    text: "written by the model →",
+  });
+  const x = layout.xOf(facts.boundary);
+  if (x >= left && x <= right) {
+    marks.push({ ...look, x1: x, x2: x, y1: top - 60, y2: bottom });
+    const fits = x + 140 < right;
+    const y = layout.cell < NAMED_CELL ? top - 50 : top + 14;
+    marks.push({ ...label, x: fits ? x + 6 : x - 6, y, align: fits ? "start" : "end" });
+  }
+  const y = layout.yOf(facts.boundary - facts.start);
+  if (facts.itself && y >= top && y <= bottom) {
+    marks.push({ ...look, x1: left - 14, x2: right, y1: y, y2: y });
+    marks.push({ ...label, x: left + 6, y: y + 14, text: "written by the model ↓" });
+  }
+  return marks;
+}
+
+/**
+ * @param {Layout} layout
+ * @param {number} query
+ * @param {number} key
+ * @param {Theme} theme
+ * @returns {Mark[]}
+ */
+function ringMarks(layout, query, key, theme) {
+  const [x, y] = [layout.xOf(key + 0.5), layout.yOf(query + 0.5)];
+  if (!layout.sees(x, y)) return [];
+  const radius = Math.max(7, Math.min(11, layout.cell * 0.72));
+  const ring = /** @type {const} */ ({ kind: "ring", x, y, radius });
+  return [
+    { ...ring, colour: theme.paper, width: 4.5, alpha: 0.85 },
+    { ...ring, colour: theme.focus, width: 2 },
+  ];
+}
+
+/**
+ * Hairlines of the chosen query and key, their names on the axes, and a box where they meet.
+ * @param {Layout} layout
+ * @param {AxisTexts | null} texts
+ * @param {number | null} query
+ * @param {number | null} key
+ * @param {Theme} theme
+ * @param {{queries: Ends[], keys: Ends[]}} clear
+ * @returns {Mark[]}
+ */
+function chosenMarks(layout, texts, query, key, theme, clear) {
+  const { left, top, right, bottom, cell } = layout;
+  /** @type {Mark[]} */
+  const marks = [];
+  const [x, y] = [layout.xOf((key ?? 0) + 0.5), layout.yOf((query ?? 0) + 0.5)];
+  const seesKey = key !== null && x >= left && x <= right;
+  const seesQuery = query !== null && y >= top && y <= bottom;
+  const hair = /** @type {const} */ ({ kind: "line", colour: theme.accent, alpha: 0.6 });
+  if (seesQuery && cell < NAMED_CELL) {
+    marks.push({ ...hair, x1: left, x2: right, y1: y, y2: y });
+    marks.push(...queryChip(layout, texts, query, y, theme));
+    clear.queries.push([y - 8, y + 8]);
+  }
+  if (seesKey && cell < NAMED_CELL) {
+    marks.push({ ...hair, alpha: 0.4, x1: x, x2: x, y1: top, y2: bottom });
+    marks.push(...keyChip(texts, key, x, theme));
+    clear.keys.push([x, x]);
+  }
+  if (seesKey && seesQuery) marks.push(...boxMarks(x, y, Math.max(cell, 9), theme));
+  return marks;
+}
+
+/**
+ * @param {number} x
+ * @param {number} y
+ * @param {number} side
+ * @param {Theme} theme
+ * @returns {Mark[]}
+ */
+function boxMarks(x, y, side, theme) {
+  const corner = { x: x - side / 2, y: y - side / 2 };
+  const box = /** @type {const} */ ({ kind: "box", ...corner, width: side, height: side });
+  return [
+    { ...box, line: theme.paper, stroke: 4, alpha: 0.9 },
+    { ...box, line: theme.accent, stroke: 2 },
+  ];
+}
+
+/**
+ * @param {Layout} layout
+ * @param {AxisTexts | null} texts
+ * @param {number} query
+ * @param {number} y
+ * @param {Theme} theme
+ * @returns {Mark[]}
+ */
+function queryChip(layout, texts, query, y, theme) {
+  const number = countText(positionOf(query, layout.facts));
+  const room = GUTTER.left - 22 - textWidth(number, 11, 700);
+  const text = texts ? fitted(texts.queries.label(query, 24), room, 11, 700) : "";
+  const style = /** @type {const} */ ({ kind: "text", align: "end", weight: 700 });
+  const look = { ...style, colour: theme.accent, y: y + 4 };
+  return [
+    { ...look, x: GUTTER.left - 9, text: number },
+    { ...look, x: GUTTER.left - 15 - textWidth(number, 11, 700), text: isolated(text) },
+  ];
+}
+
+/**
+ * @param {AxisTexts | null} texts
+ * @param {number} key
+ * @param {number} x
+ * @param {Theme} theme
+ * @returns {Mark[]}
+ */
+function keyChip(texts, key, x, theme) {
+  const name = texts ? ` ${isolated(texts.keys.label(key, 24))}` : "";
+  const text = `${countText(key)}${name}`;
+  const half = textWidth(text, 11, 700) / 2;
+  const middle = Math.max(x, GUTTER.left - 60 + half);
+  return [
+    {
+      kind: "text",
+      align: "middle",
+      colour: theme.accent,
+      weight: 700,
+      x: middle,
+      y: GUTTER.top - 32,
+      text,
+    },
+    { kind: "line", colour: theme.accent, x1: x, x2: x, y1: GUTTER.top - 27, y2: GUTTER.top },
+  ];
+}

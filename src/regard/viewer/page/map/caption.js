@@ -1,0 +1,90 @@
+// The line above the map: what is shown, how coarsely, and how much of it has been read.
+
+import { nameOfPlace } from "../data/selection.js";
+import { countText } from "../drawing/numbers.js";
+
+/** @import { Context, Plane, Selection } from "../data/selection.js" */
+/** @import { Place } from "../data/source.js" */
+/** @import { Frame } from "./frame.js" */
+
+/**
+ * How far tiles have come: the part of the rows that they have read, null where there is none; how
+ * many are missing; and what went wrong.
+ * @typedef {{read: number | null, missing: number, error: unknown}} Progress
+ */
+
+/**
+ * `L5H3`, with its recording where there are several.
+ * @param {Context} context
+ * @param {Place} where
+ */
+export function frameName({ about }, where) {
+  const name = nameOfPlace(about, where);
+  return about.recordings.length > 1
+    ? `${name} of ${about.recordings[where.recording].name}`
+    : name;
+}
+
+/**
+ * @param {Context} context
+ * @param {Frame} frame
+ * @param {string} progress
+ */
+export function captionOf(context, frame, progress) {
+  const { selection } = context;
+  const parts = [
+    headsText(context, frame),
+    binText(frame.view.level, selection.plane),
+    sharedText(selection),
+  ];
+  return [...parts, progress].filter((part) => part).join(" · ");
+}
+
+/**
+ * @param {Context} context
+ * @param {Frame} frame
+ */
+function headsText(context, frame) {
+  const { selection } = context;
+  const name = frameName(context, frame.where);
+  const layer = selection.layerFacts.number ?? selection.layer;
+  if (!selection.otherWhere) return `layer ${layer} head ${selection.head}`;
+  const other = frameName(context, selection.otherWhere);
+  return selection.compare === "difference" ? `${name} − ${other}` : `${name} beside ${other}`;
+}
+
+/**
+ * @param {number} level
+ * @param {Plane} plane
+ */
+function binText(level, plane) {
+  if (level === 0) return "every weight";
+  const side = countText(2 ** level);
+  if (plane === "mass") return `mass on ${side} keys, mean of ${side} queries`;
+  return `strongest of ${side} × ${side} weights`;
+}
+
+/**
+ * Which heads use the same keys.
+ * @param {Selection} selection
+ */
+function sharedText({ layerFacts, head }) {
+  const { heads, key_heads: keyHeads } = layerFacts;
+  const count = heads / keyHeads;
+  if (count === 1) return "";
+  const first = Math.floor(head / count) * count;
+  return `heads ${first}–${first + count - 1} share keys`;
+}
+
+/**
+ * `28 % of rows read`, or what is missing.
+ * @param {Progress[]} parts
+ * @param {number} read
+ * @param {number} missing
+ */
+export function progressText(parts, read, missing) {
+  if (parts.some((part) => part.error)) return "no answer, trying again";
+  if (missing === 0 && read === 1) return "";
+  if (read > 0 && read < 1) return `${Math.max(1, Math.floor(100 * read))} % of rows read`;
+  return "loading";
+}

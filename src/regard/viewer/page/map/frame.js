@@ -1,0 +1,416 @@
+// One drawn matrix: the canvas of its cells, the canvas of what is drawn over and around them, and
+// the outline of what the pointer is on.
+
+import { TILE } from "../data/source.js";
+import { Tiles } from "../data/tiles.js";
+import { colourRange, colourSpan, invisiblePixel, pixelTable } from "../drawing/colours.js";
+import { make, penOf } from "../drawing/dom.js";
+import { differencePixels, drawCells, tilePixels } from "./cells.js";
+import { binsOf } from "./mapview.js";
+
+/** @import { About, LayerFacts, Place } from "../data/source.js" */
+/** @import { Context } from "../data/selection.js" */
+/** @import { Progress } from "./caption.js" */
+/** @import { DrawnTile } from "./cells.js" */
+/** @import { Extent, MapView } from "./mapview.js" */
+/** @import { Span } from "../data/tiles.js" */
+/** @import { Point } from "./pointer.js" */
+
+/**
+ * What is known of a head's matrix.
+ * @typedef {Extent & {itself: boolean, start: number, boundary: number | null, layer: LayerFacts,
+ *   name: string}} FrameFacts
+ */
+
+/** @typedef {{width: number, height: number, ratio: number}} FrameSize in device pixels */
+
+/**
+ * Whom a frame tells that a tile has come; that its canvases are empty and of another size; that it
+ * knows now how many keys the queries see.
+ * @typedef {{changed: () => void, resized: () => void, counted: (frame: Frame) => void}} Listeners
+ */
+
+/** @typedef {(Float32Array | null)[]} Sources what a tile is coloured from: one list, or two */
+
+/**
+ * How tiles become pixels; `look` is another where pixels would be.
+ * @typedef {{look: string,
+ *   pixels: (sources: Sources, row: number, level: number) => Uint32Array}} Colouring
+ */
+
+/** @typedef {{look: string, sources: Sources, pixels: Uint32Array}} ColouredTile */
+
+/** @type {MapView} of a frame that nothing was drawn in */
+const NOWHERE = { x: 0, y: 0, zoom: 1, level: 0, fit: 1, nearest: 1 };
+
+export const GUTTER = { left: 112, top: 84 }; // CSS pixels, as in style.css
+
+const RAMP_TABLE = pixelTable(false);
+const SIGNED_TABLE = pixelTable(true);
+
+export class Frame {
+  /**
+   * @param {Context} context
+   * @param {Listeners} tell
+   */
+  constructor(context, tell) {
+    this.context = context;
+    this.tell = tell;
+    this.cells = make("canvas", { class: "regard-map-cells", "aria-hidden": "true" });
+    this.marks = make("canvas", { class: "regard-map-marks", "aria-hidden": "true" });
+    this.hover = make("div", { class: "regard-map-hover", hidden: true });
+    this.title = make("div", { class: "regard-map-title", hidden: true });
+    this.element = make(
+      "div",
+      { class: "regard-map-frame" },
+      this.cells,
+      this.marks,
+      this.hover,
+      this.title,
+    );
+    this.where = context.selection.where;
+    this.facts = factsOf(context.about, this.where);
+    /** @type {Place | null} */
+    this.other = null;
+    /** @type {FrameFacts | null} */
+    this.otherFacts = null;
+    this.tiles = new Tiles(context.source, tell.changed);
+    this.otherTiles = new Tiles(context.source, tell.changed);
+    /** @type {Map<string, ColouredTile>} what the last paint coloured */
+    this.coloured = new Map();
+    /** @type {Map<string, Float64Array | null>} by head: keys that the queries before each see */
+    this.seen = new Map();
+    /** @type {FrameSize} */
+    this.size = { width: 0, height: 0, ratio: 1 };
+    this.view = NOWHERE;
+    this.columns = new Int32Array(0);
+    this.rows = new Int32Array(0);
+    /** @type {ImageData | null} */
+    this.image = null;
+    this.pixels = new Uint32Array(0);
+    this.paints = 0;
+    /** @type {Point | null} where the pointer hovers */
+    this.pointer = null;
+    this.observer = new ResizeObserver((entries) => this.#resized(entries));
+    observePixels(this.observer, this.cells);
+    observePixels(this.observer, this.marks);
+  }
+
+  /**
+   * Which head is drawn, and against which one (or null).
+   * @param {Place} where
+   * @param {Place | null} other
+   */
+  show(where, other) {
+    this.where = where;
+    this.other = other;
+    this.facts = factsOf(this.context.about, where);
+    this.otherFacts = other && factsOf(this.context.about, other);
+    if (!other) this.otherTiles.end();
+  }
+
+  /** @returns {Extent} */
+  get extent() {
+    const { facts, otherFacts } = this;
+    return {
+      queries: Math.max(facts.queries, otherFacts?.queries ?? 0),
+      keys: Math.max(facts.keys, otherFacts?.keys ?? 0),
+    };
+  }
+
+  /**
+   * Draws the cells of a view, from the tiles that are known.
+   * @param {MapView} view
+   * @param {boolean} dark
+   */
+  paint(view, dark) {
+    const { width, height } = this.size;
+    const { queries, keys } = this.extent;
+    this.view = view;
+    this.columns = binsOf(view.x, view.zoom, view.level, width, keys);
+    this.rows = binsOf(view.y, view.zoom, view.level, height, queries);
+    this.#want(view);
+    let { image } = this;
+    if (image?.width !== width || image.height !== height) {
+      image = new ImageData(width, height);
+      this.image = image;
+      this.pixels = new Uint32Array(image.data.buffer);
+    }
+    const found = this.#finder(view, dark);
+    drawCells(this.pixels, width, this.columns, this.rows, found);
+    penOf(this.cells).putImageData(image, 0, 0);
+    this.paints++;
+    const { x, y, zoom, level } = view;
+    Object.assign(this.cells.dataset, { x, y, zoom, level, paints: this.paints });
+  }
+
+  /**
+   * {row, column} of the bin that is drawn at a place, or null.
+   * @param {Point} point
+   */
+  binAt({ x, y }) {
+    const [row, column] = [this.rows[Math.floor(y)], this.columns[Math.floor(x)]];
+    return row >= 0 && column >= 0 ? { row, column } : null;
+  }
+
+  /**
+   * ln(weight) of a bin at the level shown: NaN is invisible, undefined not known yet.
+   * @param {number} row
+   * @param {number} column
+   */
+  valueAt(row, column) {
+    return this.tiles.valueAt(row, column);
+  }
+
+  /**
+   * @param {number} row
+   * @param {number} column
+   */
+  otherValueAt(row, column) {
+    return this.other ? this.otherTiles.valueAt(row, column) : undefined;
+  }
+
+  /**
+   * The mean number of keys that a bin's queries see, or undefined while it is not known.
+   * @param {number} row
+   * @param {number} level
+   */
+  seenBy(row, level) {
+    const sums = this.seen.get(headName(this.where));
+    if (!sums) return undefined;
+    return meanSeen(sums, row, 2 ** level);
+  }
+
+  // Asks how many keys the queries see, once for each head.
+  needSeen() {
+    const name = headName(this.where);
+    if (this.seen.has(name)) return;
+    this.seen.set(name, null);
+    this.context.source.visible(this.where).then(
+      ({ values }) => {
+        const sums = new Float64Array(values.length + 1);
+        for (let i = 0; i < values.length; i++) sums[i + 1] = sums[i] + values[i];
+        this.seen.set(name, sums);
+        if (this.context.selection.scale === "uniform") this.tell.changed();
+        if (this.pointer) this.tell.counted(this);
+      },
+      () => this.seen.delete(name),
+    );
+  }
+
+  /**
+   * Of both heads.
+   * @returns {Progress}
+   */
+  get progress() {
+    const parts = this.other ? [this.tiles, this.otherTiles] : [this.tiles];
+    const reads = parts.map((tiles) => tiles.progress.read).filter((read) => read !== null);
+    const waits = this.context.selection.scale === "uniform" && !this.other && !this.knowsSeen;
+    return {
+      read: reads.length ? Math.min(...reads) : null,
+      missing: parts.reduce((sum, tiles) => sum + tiles.progress.missing, waits ? 1 : 0),
+      error: parts.map((tiles) => tiles.error).find((error) => error) ?? null,
+    };
+  }
+
+  get knowsSeen() {
+    return Boolean(this.seen.get(headName(this.where)));
+  }
+
+  end() {
+    this.observer.disconnect();
+    this.tiles.end();
+    this.otherTiles.end();
+  }
+
+  /** @param {MapView} view */
+  #want(view) {
+    const { plane, scale } = this.context.selection;
+    const side = 2 ** view.level;
+    /** @type {(bins: Int32Array, length: number) => Span} */
+    const shown = (bins, length) => {
+      const from = Math.max(0, bins[0]);
+      const last = bins.findLast((bin) => bin >= 0) ?? -1;
+      return [from, Math.min(last + 1, Math.ceil(length / side))];
+    };
+    /** @type {(tiles: Tiles, where: Place, facts: FrameFacts) => void} */
+    const ask = (tiles, where, facts) => {
+      const [rows, columns] = [shown(this.rows, facts.queries), shown(this.columns, facts.keys)];
+      tiles.want(where, plane, view.level, rows, columns);
+    };
+    ask(this.tiles, this.where, this.facts);
+    if (this.other && this.otherFacts) ask(this.otherTiles, this.other, this.otherFacts);
+    else if (scale === "uniform") this.needSeen();
+  }
+
+  /**
+   * The function that gives drawCells the tiles as pixels.
+   * @param {MapView} view
+   * @param {boolean} dark
+   * @returns {(row: number, column: number) => DrawnTile | null}
+   */
+  #finder(view, dark) {
+    const { selection } = this.context;
+    const colour = this.other ? this.#differenceColour(dark) : this.#weightColour(dark);
+    const before = this.coloured;
+    /** @type {typeof before} */
+    const used = new Map();
+    /** @type {Map<number, DrawnTile | null>} */
+    const answers = new Map();
+    const deepest = Math.ceil(Math.log2(Math.max(this.extent.queries, this.extent.keys, 2)));
+    /** @type {(row: number, column: number) => DrawnTile | null} */
+    const search = (row, column) => {
+      for (let above = 0; view.level + above <= deepest; above++) {
+        const level = view.level + above;
+        const [r, c] = [row >> above, column >> above];
+        const sources = this.#sources(level, r, c);
+        if (!sources) continue;
+        const name = `${level}/${r}/${c}`;
+        const known = used.get(name) ?? before.get(name);
+        const fresh =
+          known?.look === colour.look && known.sources.every((s, i) => s === sources[i]);
+        const entry = fresh
+          ? known
+          : { look: colour.look, sources, pixels: colour.pixels(sources, r, level) };
+        used.set(name, entry);
+        return { pixels: entry.pixels, above };
+      }
+      return null;
+    };
+    this.coloured = used;
+    if (selection.scale === "uniform" && !this.other && !this.knowsSeen) return () => null;
+    return (row, column) => {
+      const name = row * 65536 + column;
+      const known = answers.get(name);
+      if (known !== undefined) return known;
+      const answer = search(row, column);
+      answers.set(name, answer);
+      return answer;
+    };
+  }
+
+  /**
+   * The values a tile is coloured from: one list, or two of a difference; null while unknown.
+   * @param {number} level
+   * @param {number} row
+   * @param {number} column
+   * @returns {Sources | null}
+   */
+  #sources(level, row, column) {
+    const one = this.tiles.known(level, row, column)?.values;
+    const { otherFacts } = this;
+    if (!otherFacts) return one ? [one] : null;
+    const beyond = (/** @type {FrameFacts} */ facts) => {
+      const start = TILE * 2 ** level;
+      return row * start >= facts.queries || column * start >= facts.keys;
+    };
+    const other = this.otherTiles.known(level, row, column)?.values;
+    const a = one ?? (beyond(this.facts) ? null : undefined);
+    const b = other ?? (beyond(otherFacts) ? null : undefined);
+    return a === undefined || b === undefined ? null : [a, b];
+  }
+
+  /**
+   * @param {boolean} dark
+   * @returns {Colouring}
+   */
+  #weightColour(dark) {
+    const { selection } = this.context;
+    const { low, high } = colourRange(selection);
+    const range = { low: low * Math.LN10, high: high * Math.LN10 };
+    const look = { table: RAMP_TABLE, invisible: invisiblePixel(dark), ...range };
+    const uniform = selection.scale === "uniform";
+    return {
+      look: `${low} ${high} ${dark} ${uniform} ${selection.plane} ${headName(this.where)}`,
+      pixels: (sources, row, level) => {
+        const [values] = /** @type {[Float32Array]} */ (sources);
+        return tilePixels(values, look, uniform ? this.#shifts(row, level) : null);
+      },
+    };
+  }
+
+  /**
+   * @param {boolean} dark
+   * @returns {Colouring}
+   */
+  #differenceColour(dark) {
+    const span = colourSpan(this.context.selection);
+    const look = { table: SIGNED_TABLE, invisible: invisiblePixel(dark), span };
+    return {
+      look: `${span} ${dark} difference`,
+      pixels: ([one, other]) => differencePixels(one, other, look),
+    };
+  }
+
+  /**
+   * What × uniform adds to ln(weight) in each row of a tile: ln of the keys its queries see, and
+   * in the plane of mass less ln of the keys in a bin, whose mass would be theirs together.
+   * @param {number} row
+   * @param {number} level
+   */
+  #shifts(row, level) {
+    const bin = this.context.selection.plane === "mass" ? level * Math.LN2 : 0;
+    return Float64Array.from({ length: TILE }, (_, r) => {
+      const seen = this.seenBy(row * TILE + r, level);
+      return seen !== undefined && seen > 0 ? Math.log(seen) - bin : 0;
+    });
+  }
+
+  /** @param {ResizeObserverEntry[]} entries */
+  #resized(entries) {
+    for (const entry of entries) {
+      const css = entry.contentRect;
+      const exact = entry.devicePixelContentBoxSize?.[0];
+      const width = exact?.inlineSize ?? Math.round(css.width * devicePixelRatio);
+      const height = exact?.blockSize ?? Math.round(css.height * devicePixelRatio);
+      const canvas = entry.target === this.cells ? this.cells : this.marks;
+      if (canvas.width !== width) canvas.width = width;
+      if (canvas.height !== height) canvas.height = height;
+      if (canvas === this.cells) {
+        const isUsual = Math.abs(width - css.width * devicePixelRatio) <= 1;
+        this.size = { width, height, ratio: isUsual ? devicePixelRatio : width / css.width || 1 };
+        this.image = null;
+      }
+    }
+    this.tell.resized();
+  }
+}
+
+/**
+ * @param {About} about
+ * @param {Place} where
+ * @returns {FrameFacts}
+ */
+export function factsOf(about, { recording, layer }) {
+  const { queries, tokens, itself, start, boundary, layers, name } = about.recordings[recording];
+  return { queries, keys: tokens, itself, start, boundary, layer: layers[layer], name };
+}
+
+/** @param {Place} where */
+export function headName({ recording, layer, head }) {
+  return `${recording}/${layer}/${head}`;
+}
+
+/**
+ * @param {Float64Array} sums
+ * @param {number} row
+ * @param {number} side
+ */
+function meanSeen(sums, row, side) {
+  const from = Math.min(row * side, sums.length - 1);
+  const to = Math.min(from + side, sums.length - 1);
+  return to > from ? (sums[to] - sums[from]) / (to - from) : undefined;
+}
+
+/**
+ * Device pixels where the browser gives them, so that fractional ratios stay exact.
+ * @param {ResizeObserver} observer
+ * @param {HTMLCanvasElement} canvas
+ */
+function observePixels(observer, canvas) {
+  try {
+    observer.observe(canvas, { box: "device-pixel-content-box" });
+  } catch {
+    observer.observe(canvas);
+  }
+}

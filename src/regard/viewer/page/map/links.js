@@ -1,0 +1,162 @@
+// The strongest links of a head: rings on the map, and a list to go to them.
+
+import { unlessSaid } from "../data/watch.js";
+import { make } from "../drawing/dom.js";
+import { countText, weightText } from "../drawing/numbers.js";
+import { headName } from "./frame.js";
+import { positionOf } from "./layout.js";
+
+/** @import { Context } from "../data/selection.js" */
+/** @import { Link, Links, Place, RecordingFacts } from "../data/source.js" */
+/** @import { Texts } from "../data/tokens.js" */
+/** @import { Point } from "./pointer.js" */
+
+/** @typedef {(query: number, key: number) => void} GoTo */
+
+const LISTED = 8;
+const ASKED = 256;
+const LONG_TEXT = 1000; // tokens from which neighbours are no news
+const NEAR = 0.01; // of the length
+const LINKS_AGAIN_MS = 1000;
+
+/**
+ * {element, rings(), update(), end()}. `go(query, key)`: a link is chosen; `changed()`: there are
+ * other rings to draw.
+ * @param {Context} context
+ * @param {{go: GoTo, changed: () => void}} does
+ */
+export function makeLinks(context, { go, changed }) {
+  const { selection, source } = context;
+  /** @type {{rings: Link[], asked: string | null, timer: number | undefined}} */
+  const state = { rings: [], asked: null, timer: undefined };
+  const heading = make("summary");
+  const list = make("ol");
+  const element = make("details", { class: "regard-map-links" }, heading, list);
+  makeMovable(element, heading);
+  element.addEventListener("toggle", () => changed());
+
+  /** @type {(found: Links, where: Place) => Promise<void>} */
+  const show = async ({ links, coverage }, where) => {
+    const facts = context.about.recordings[where.recording];
+    const { kept, isLong } = notableLinks(links, facts);
+    state.rings = kept;
+    heading.textContent = isLong ? "Strongest long links" : "Strongest links";
+    const texts = await context.texts(where.recording);
+    if (state.asked !== headName(where)) return;
+    list.replaceChildren(...kept.map((link) => make("li", {}, linkButton(link, facts, texts, go))));
+    if (!kept.length) list.replaceChildren(make("li", { text: "no weights" }));
+    markChosen();
+    changed();
+    if (coverage < 1) state.timer = setTimeout(() => tried(where), LINKS_AGAIN_MS);
+  };
+  const ask = async (/** @type {Place} */ where) => {
+    const found = await source.links({ ...where, n: ASKED });
+    if (state.asked === headName(where)) await show(found, where);
+  };
+  // What failed is asked again with the next update.
+  const tried = (/** @type {Place} */ where) =>
+    ask(where).catch((error) => {
+      if (state.asked === headName(where)) state.asked = null;
+      unlessSaid(error);
+    });
+  const update = () => {
+    const where = selection.where;
+    if (state.asked === headName(where)) return;
+    clearTimeout(state.timer);
+    state.asked = headName(where);
+    state.rings = [];
+    state.timer = setTimeout(() => tried(where), 50);
+  };
+  const markChosen = () => {
+    for (const button of list.querySelectorAll("button")) {
+      const { query, key } = button.dataset;
+      const chosen = Number(query) === selection.query && Number(key) === selection.key;
+      button.setAttribute("aria-current", String(chosen));
+    }
+  };
+  selection.listen(markChosen);
+  heading.textContent = "Strongest links";
+  const rings = () => (element.open && !element.hidden ? state.rings : []);
+  return { element, rings, update, end: () => clearTimeout(state.timer) };
+}
+
+/**
+ * Those to list: of long texts the ones that reach far, if there are enough of them.
+ * @param {Link[]} links
+ * @param {Pick<RecordingFacts, "tokens" | "itself" | "start">} facts
+ */
+export function notableLinks(links, { tokens, itself, start }) {
+  if (!itself || tokens < LONG_TEXT) return { kept: links.slice(0, LISTED), isLong: false };
+  const far = links.filter(([query, key]) => Math.abs(query + start - key) >= NEAR * tokens);
+  const isLong = far.length >= Math.min(4, links.length);
+  return { kept: (isLong ? far : links).slice(0, LISTED), isLong };
+}
+
+/**
+ * @param {Link} link
+ * @param {RecordingFacts} facts
+ * @param {Texts} texts
+ * @param {GoTo} go
+ */
+function linkButton([query, key, logWeight], facts, texts, go) {
+  /** @type {(position: number, label: string) => HTMLElement[]} */
+  const named = (position, label) => [
+    make("b", { text: countText(position) }),
+    make("bdi", { text: label }),
+  ];
+  return make(
+    "button",
+    { type: "button", "data-query": query, "data-key": key, onclick: () => go(query, key) },
+    make("span", {}, ...named(positionOf(query, facts), texts.queries.label(query, 12))),
+    make("i", { text: "→", "aria-hidden": "true" }),
+    make("span", {}, ...named(key, texts.keys.label(key, 12))),
+    make("em", { text: weightText(Math.exp(logWeight)) }),
+  );
+}
+
+/**
+ * Lets a panel be dragged by its heading; a press without a drag is left alone.
+ * @param {HTMLElement} panel
+ * @param {HTMLElement} handle
+ */
+function makeMovable(panel, handle) {
+  /** @type {Point & {far: boolean} | null} */
+  let drag = null;
+  let moved = { x: 0, y: 0 };
+  handle.addEventListener("pointerdown", (event) => {
+    if (event.button !== 0) return;
+    drag = { x: event.clientX - moved.x, y: event.clientY - moved.y, far: false };
+    handle.setPointerCapture(event.pointerId);
+  });
+  handle.addEventListener("pointermove", (event) => {
+    if (!drag) return;
+    const to = { x: event.clientX - drag.x, y: event.clientY - drag.y };
+    drag.far ||= Math.hypot(to.x - moved.x, to.y - moved.y) > 4;
+    if (!drag.far) return;
+    moved = heldInside(panel, moved, to);
+    panel.style.translate = `${moved.x}px ${moved.y}px`;
+  });
+  // The click that ends a drag comes before the timer.
+  handle.addEventListener("click", (event) => drag?.far && event.preventDefault());
+  const drop = () => {
+    drag = null;
+  };
+  handle.addEventListener("pointerup", () => setTimeout(drop));
+  handle.addEventListener("pointercancel", drop);
+}
+
+/**
+ * @param {HTMLElement} panel
+ * @param {Point} moved
+ * @param {Point} to
+ */
+function heldInside(panel, moved, to) {
+  const box = panel.getBoundingClientRect();
+  const room = (panel.parentElement ?? panel).getBoundingClientRect();
+  /** @type {(low: number, high: number, n: number) => number} */
+  const held = (low, high, n) => Math.max(low, Math.min(high, n));
+  return {
+    x: held(room.left - box.left + moved.x, room.right - box.right + moved.x, to.x),
+    y: held(room.top - box.top + moved.y, room.bottom - box.bottom + moved.y, to.y),
+  };
+}

@@ -1,0 +1,476 @@
+// The map of a head: which part of which matrix is shown, and what pointer and keys do to it.
+//
+// The element says through data-idle ("true" once every tile of the view has come whole),
+// data-missing how many tiles have not come, and data-read which part of the rows they have read.
+// On its canvas data-paints says how often the cells were drawn, data-x, -y, -zoom and -level what
+// they show. The class "bare" hides all but the cells.
+
+import { unlessSaid } from "../data/watch.js";
+import { watchTheme } from "../drawing/colours.js";
+import { make, penOf } from "../drawing/dom.js";
+import { drawMarks } from "../drawing/marks.js";
+import { frameMarks, themeOf } from "./axes.js";
+import { captionOf, frameName, progressText } from "./caption.js";
+import { Frame, GUTTER } from "./frame.js";
+import { exactWordsOfBin, wordsOfBin } from "./hover.js";
+import { Layout } from "./layout.js";
+import { makeLinks } from "./links.js";
+import { viewOf, viewWith, zoomedAt } from "./mapview.js";
+import { listenToPointer } from "./pointer.js";
+import { shownRange } from "./shown.js";
+
+/** @import { Changed, Context, Fields } from "../data/selection.js" */
+/** @import { Link } from "../data/source.js" */
+/** @import { Texts } from "../data/tokens.js" */
+/** @import { Mark } from "../drawing/marks.js" */
+/** @import { Theme } from "./axes.js" */
+/** @import { Extent, MapView } from "./mapview.js" */
+
+/**
+ * The bin that the pointer is on, and what is known of it.
+ * @typedef {{frame: Frame, row: number, column: number, level: number, value: number | undefined,
+ *   seen: boolean}} Hovered
+ */
+
+const EXACT_MS = 80; // the pointer rests before the exact pair of a bin is looked for
+const SAY_MS = 2500; // between two words on progress
+const ROOM_FOR_LINKS = 250; // CSS pixels
+/** @type {(keyof Fields)[]} */
+const MARKED = ["query", "key", "side"]; // fields that leave the cells as they are
+
+export class HeadMapView {
+  /** @param {Context} context */
+  constructor(context) {
+    this.context = context;
+    /** @type {Map<number, Texts | undefined>} by recording */
+    this.texts = new Map();
+    /** @type {MapView | null} that the next picture shows */
+    this.next = null;
+    this.pending = 0; // the next picture, where one is due
+    this.stale = true; // whether it needs other cells, not only other marks
+    /** @type {Hovered | null} */
+    this.hovered = null;
+    /** @type {number | undefined} until the exact pair of a bin is looked for */
+    this.resting = undefined;
+    this.said = 0;
+    /** @type {Theme | null} */
+    this.theme = null;
+    this.linksMoved = false; // by somebody
+    const changed = () => this.schedule();
+    const resized = () => {
+      this.stale = true;
+      this.#draw();
+    };
+    const counted = (/** @type {Frame} */ frame) => this.hover(frame);
+    this.frames = [0, 1].map(() => new Frame(context, { changed, resized, counted }));
+    this.links = makeLinks(context, {
+      go: (query, key) => this.goTo(query, key),
+      changed: () => this.schedule(false),
+    });
+    const moved = () => {
+      this.linksMoved = true;
+    };
+    this.links.element.addEventListener("click", moved, true);
+    this.caption = make("p", { class: "regard-map-caption" });
+    this.stage = make(
+      "div",
+      { class: "regard-map-stage", tabIndex: 0, role: "application" },
+      ...this.frames.map((frame) => frame.element),
+    );
+    this.frames[0].element.append(this.links.element);
+    const body = make("div", { class: "regard-map-body" }, this.stage);
+    this.element = make(
+      "section",
+      { class: "regard-map", "aria-label": "Map" },
+      this.caption,
+      body,
+    );
+    this.element.dataset.idle = "false";
+    for (const frame of this.frames) listenToPointer(frame, this);
+    this.stage.addEventListener("keydown", (event) => this.#homeOrEnd(event));
+    this.dark = watchTheme(context.ended, (dark) => {
+      this.dark = dark;
+      this.theme = null;
+      this.schedule();
+    });
+    context.selection.listen((changed) => this.#follow(changed));
+    this.#follow(null);
+  }
+
+  get selection() {
+    return this.context.selection;
+  }
+
+  // The frames that are shown: two when heads are compared side by side.
+  get shown() {
+    return this.frames.filter((frame) => !frame.element.hidden);
+  }
+
+  get size() {
+    return this.frames[0].size;
+  }
+
+  /** @returns {Extent} */
+  get extent() {
+    const extents = this.shown.map((frame) => frame.extent);
+    const most = (/** @type {keyof Extent} */ name) =>
+      Math.max(...extents.map((extent) => extent[name]));
+    return { queries: most("queries"), keys: most("keys") };
+  }
+
+  get view() {
+    return this.next ?? viewOf(this.selection, this.size, this.extent);
+  }
+
+  /**
+   * Shows a view; the whole matrix is no view of its own, so that it follows the window.
+   * @param {MapView} view
+   */
+  show(view) {
+    this.next = view;
+    this.schedule();
+  }
+
+  /**
+   * @param {number} factor
+   * @param {number} px
+   * @param {number} py
+   */
+  zoomAt(factor, px, py) {
+    this.show(zoomedAt(this.view, factor, px, py, this.size, this.extent));
+  }
+
+  /**
+   * @param {number} dx
+   * @param {number} dy
+   */
+  panBy(dx, dy) {
+    const { x, y, zoom } = this.view;
+    this.show(viewOf({ x: x - dx / zoom, y: y - dy / zoom, zoom }, this.size, this.extent));
+  }
+
+  /**
+   * Zooms around what is chosen where it is seen, else around the middle.
+   * @param {number} factor
+   */
+  zoomBy(factor) {
+    const { view, size, selection } = this;
+    /** @type {(token: number | null, start: number, pixels: number) => number} */
+    const place = (token, start, pixels) => {
+      const at = token === null ? -1 : (token + 0.5 - start) * view.zoom;
+      return at >= 0 && at <= pixels ? at : pixels / 2;
+    };
+    const px = place(selection.key, view.x, size.width);
+    this.zoomAt(factor, px, place(selection.query, view.y, size.height));
+  }
+
+  fit() {
+    this.show(viewOf({ x: null, y: null, zoom: null }, this.size, this.extent));
+  }
+
+  /**
+   * Moves what is chosen by whole bins.
+   * @param {number} across
+   * @param {number} down
+   */
+  move(across, down) {
+    const side = 2 ** this.view.level;
+    const { query, key } = this.#cursor();
+    this.goTo(query + down * side, key + across * side);
+  }
+
+  // Goes to the strongest link of the chosen bin.
+  enter() {
+    const { view } = this;
+    const { query, key } = this.#cursor();
+    const side = 2 ** view.level;
+    this.choose(this.frames[0], Math.floor(query / side), Math.floor(key / side));
+  }
+
+  /**
+   * Chooses a pair and brings it into sight.
+   * @param {number} query
+   * @param {number} key
+   */
+  goTo(query, key) {
+    const { queries, tokens } = this.selection.recordingFacts;
+    const [q, k] = [
+      Math.max(0, Math.min(queries - 1, query)),
+      Math.max(0, Math.min(tokens - 1, key)),
+    ];
+    const { view } = this;
+    const there = viewWith(view, q, k, this.size, this.extent);
+    const same = there.x === view.x && there.y === view.y;
+    if (!same) this.show(there);
+    this.selection.set({ query: q, key: k });
+  }
+
+  /**
+   * Chooses the strongest pair of a bin.
+   * @param {Frame} frame
+   * @param {number} row
+   * @param {number} column
+   */
+  choose(frame, row, column) {
+    const side = 2 ** frame.view.level;
+    const middle = (/** @type {number} */ bin) => bin * side + Math.floor(side / 2);
+    const go = (/** @type {Link | null} */ found) => {
+      const [query, key] = found ?? [middle(row), middle(column)];
+      const { queries, tokens } = this.selection.recordingFacts;
+      if (query < queries && key < tokens) this.goTo(query, key);
+      else this.context.say(`${frameName(this.context, this.frames[0].where)} has no such pair`);
+    };
+    this.strongestOf(frame, row, column).then(go).catch(unlessSaid);
+  }
+
+  /**
+   * [query, key, ln weight] of the strongest pair of a bin at the level shown, or null.
+   * @param {Frame} frame
+   * @param {number} row
+   * @param {number} column
+   * @returns {Promise<Link | null>}
+   */
+  async strongestOf(frame, row, column) {
+    const { level } = frame.view;
+    if (level === 0) return [row, column, frame.valueAt(row, column) ?? NaN];
+    const side = 2 ** level;
+    /** @type {(bin: number, length: number) => string} */
+    const part = (bin, length) => `${bin * side}-${Math.min((bin + 1) * side, length)}`;
+    const { queries, keys } = frame.facts;
+    if (row * side >= queries || column * side >= keys) return null;
+    const where = { ...frame.where, n: 1, rows: part(row, queries), columns: part(column, keys) };
+    const { links } = await this.context.source.links(where);
+    return links[0] ?? null;
+  }
+
+  /**
+   * Outlines the bin under a frame's pointer in every frame, and reads it out.
+   * @param {Frame} frame
+   */
+  hover(frame) {
+    const before = this.hovered;
+    const bin = frame.pointer && frame.paints ? frame.binAt(frame.pointer) : null;
+    if (!bin && before?.frame !== frame) return;
+    const { level } = frame.view;
+    const value = bin ? frame.valueAt(bin.row, bin.column) : undefined;
+    const hovered = bin && { ...bin, value, seen: frame.knowsSeen, frame, level };
+    this.hovered = hovered;
+    for (const one of this.shown) outline(one, hovered);
+    if (isSameHover(before, hovered)) return;
+    clearTimeout(this.resting);
+    if (!hovered) return;
+    frame.needSeen();
+    const texts = this.texts.get(frame.where.recording);
+    this.context.say(wordsOfBin(this.context, frame, hovered.row, hovered.column, texts));
+    const exact = () => this.#sayExact(hovered).catch(unlessSaid);
+    if (level > 0) this.resting = setTimeout(exact, EXACT_MS);
+  }
+
+  // Fits the range of colours to what is shown.
+  fitRange() {
+    this.selection.set(shownRange(this.frames[0], this.selection));
+  }
+
+  /**
+   * Draws soon; `cells`: whether not only what lies over them has changed.
+   * @param {boolean} [cells]
+   */
+  schedule(cells = true) {
+    this.stale ||= cells;
+    this.element.dataset.idle = "false";
+    if (!this.pending) this.pending = requestAnimationFrame(() => this.#frame());
+  }
+
+  end() {
+    cancelAnimationFrame(this.pending);
+    this.links.end();
+    for (const frame of this.frames) frame.end();
+  }
+
+  // The page's own colours, by name.
+  get colours() {
+    this.theme ??= themeOf(this.context.root);
+    return this.theme;
+  }
+
+  /**
+   * What is drawn over and around a frame's cells: also what an exported picture draws.
+   * @param {Frame} frame
+   * @returns {Mark[]}
+   */
+  marksOf(frame) {
+    const { selection } = this;
+    const layout = new Layout(frame.view, frame.size, frame.extent, frame.facts);
+    const rings = frame === this.frames[0] && !frame.other ? this.links.rings() : [];
+    const texts = this.texts.get(frame.where.recording) ?? null;
+    const { queries, keys } = frame.extent;
+    const query = selection.query !== null && selection.query < queries ? selection.query : null;
+    const key = selection.key !== null && selection.key < keys ? selection.key : null;
+    return frameMarks(layout, texts, { query, key, rings }, this.colours);
+  }
+
+  // The chosen pair, or the middle of what is seen.
+  #cursor() {
+    const { view, size, selection } = this;
+    return {
+      query: selection.query ?? Math.floor(view.y + size.height / 2 / view.zoom),
+      key: selection.key ?? Math.floor(view.x + size.width / 2 / view.zoom),
+    };
+  }
+
+  /** @param {KeyboardEvent} event */
+  #homeOrEnd(event) {
+    if (event.key !== "Home" && event.key !== "End") return;
+    const { query } = this.#cursor();
+    const { tokens } = this.selection.recordingFacts;
+    const end = event.key === "Home" ? 0 : tokens - 1;
+    if (event.shiftKey) this.goTo(end, end);
+    else this.goTo(query, end);
+    event.preventDefault();
+  }
+
+  /** @param {Hovered} hovered */
+  async #sayExact(hovered) {
+    const { frame, row, column } = hovered;
+    const found = await this.strongestOf(frame, row, column);
+    const texts = await this.context.texts(frame.where.recording);
+    if (!isSameHover(this.hovered, hovered)) return;
+    this.context.say(exactWordsOfBin(this.context, frame, row, column, texts, found));
+  }
+
+  /**
+   * Shows what the selection says; `changed`: names of its fields, or null for all.
+   * @param {Changed | null} changed
+   */
+  #follow(changed) {
+    const { selection, frames } = this;
+    const { where, otherWhere, compare } = selection;
+    if (changed?.has("x") || changed?.has("y") || changed?.has("zoom")) this.next = null;
+    frames[0].show(where, compare === "difference" ? otherWhere : null);
+    const beside = compare === "side" && otherWhere !== null;
+    frames[1].element.hidden = !beside;
+    frames[1].show(otherWhere ?? where, null);
+    if (!beside) frames[1].tiles.end();
+    for (const frame of frames) frame.title.hidden = !beside;
+    frames[0].title.textContent = frameName(this.context, frames[0].where);
+    frames[1].title.textContent = frameName(this.context, frames[1].where);
+    for (const frame of this.shown) this.#needTexts(frame.where.recording);
+    this.links.element.hidden = Boolean(frames[0].other);
+    this.links.update();
+    this.schedule(!changed || [...changed].some((name) => !MARKED.includes(name)));
+  }
+
+  /** @param {number} recording */
+  #needTexts(recording) {
+    if (this.texts.has(recording)) return;
+    this.texts.set(recording, undefined);
+    const keep = (/** @type {Texts} */ texts) => {
+      this.texts.set(recording, texts);
+      this.schedule(false);
+    };
+    this.context.texts(recording).then(keep, () => this.texts.delete(recording));
+  }
+
+  #frame() {
+    this.pending = 0;
+    const { next } = this;
+    if (next) {
+      const whole = next.zoom <= next.fit;
+      const { x, y, zoom } = whole ? { x: null, y: null, zoom: null } : next;
+      this.selection.set({ x, y, zoom });
+      cancelAnimationFrame(this.pending);
+      this.pending = 0;
+      this.next = null;
+    }
+    this.#draw();
+  }
+
+  #draw() {
+    if (this.size.width === 0 || this.size.height === 0) {
+      this.element.dataset.idle = "true"; // hidden
+      if (this.selection.view !== "map") this.context.isDrawn();
+      return;
+    }
+    const { view } = this;
+    for (const frame of this.shown) {
+      if (frame.size.width === 0) continue;
+      if (this.stale || !frame.paints) frame.paint(view, this.dark);
+      const pen = penOf(frame.marks);
+      const { width } = frame.marks;
+      pen.setTransform(1, 0, 0, 1, 0, 0);
+      pen.clearRect(0, 0, width, frame.marks.height);
+      const scale = width / frame.marks.clientWidth;
+      pen.setTransform(scale, 0, 0, scale, 0, 0);
+      drawMarks(pen, this.marksOf(frame));
+    }
+    this.stale = false;
+    for (const frame of this.shown) if (frame.pointer) this.hover(frame);
+    this.#tellProgress();
+    this.#placeLinks();
+  }
+
+  #tellProgress() {
+    const parts = this.shown.map((frame) => frame.progress);
+    const read = parts.reduce((least, part) => Math.min(least, part.read ?? 0), 1);
+    const missing = parts.reduce((sum, part) => sum + part.missing, 0);
+    const done = missing === 0 && read === 1;
+    const progress = progressText(parts, read, missing);
+    const caption = captionOf(this.context, this.frames[0], progress);
+    if (caption !== this.caption.textContent) {
+      this.caption.textContent = caption;
+      this.stage.setAttribute("aria-label", `Map of ${caption}`);
+    }
+    this.element.dataset.idle = String(done && !this.pending);
+    if (missing === 0 && read > 0) this.context.isDrawn();
+    if (done) for (const frame of this.shown) frame.needSeen(); // for what the pointer finds
+    Object.assign(this.element.dataset, { missing: String(missing), read: String(read) });
+    const now = performance.now();
+    if (!done && read > 0 && read < 1 && now - this.said > SAY_MS && !this.hovered) {
+      this.said = now;
+      this.context.aside(progress);
+    }
+    if (done) this.context.aside("");
+  }
+
+  // Until someone opens or closes the list, it is open only where it hides nothing that is seen.
+  #placeLinks() {
+    if (this.linksMoved || this.selection.compare) return;
+    const { view, size, extent } = this;
+    const room = size.width / size.ratio - (extent.keys * view.zoom) / size.ratio;
+    const corner = this.selection.layerFacts.causal && view.zoom === view.fit;
+    const wide = size.width / size.ratio > 2 * ROOM_FOR_LINKS;
+    const open = room >= ROOM_FOR_LINKS || (corner && wide);
+    if (this.links.element.open !== open) this.links.element.open = open;
+  }
+}
+
+/**
+ * @param {Hovered | null} one
+ * @param {Hovered | null} other
+ */
+function isSameHover(one, other) {
+  if (!one || !other) return one === other;
+  /** @type {(keyof Hovered)[]} */
+  const names = ["frame", "row", "column", "level", "value", "seen"];
+  return names.every((name) => Object.is(one[name], other[name]));
+}
+
+/**
+ * Puts the frame's outline around a bin, or hides it.
+ * @param {Frame} frame
+ * @param {Hovered | null} hovered
+ */
+function outline(frame, hovered) {
+  frame.hover.hidden = !hovered;
+  if (!hovered) return;
+  const { view, size } = frame;
+  const side = (2 ** view.level * view.zoom) / size.ratio;
+  /** @type {(bin: number, start: number) => number} */
+  const at = (bin, start) => bin * side - (start * view.zoom) / size.ratio;
+  const grown = Math.max(side, 5);
+  const [x, y] = [at(hovered.column, view.x), at(hovered.row, view.y)];
+  const off = (grown - side) / 2;
+  frame.hover.style.width = `${grown}px`;
+  frame.hover.style.height = `${grown}px`;
+  frame.hover.style.translate = `${GUTTER.left + x - off}px ${GUTTER.top + y - off}px`;
+}

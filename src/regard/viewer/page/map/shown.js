@@ -1,0 +1,53 @@
+// The range of what a frame shows, for the colours.
+
+import { colourRange } from "../drawing/colours.js";
+import { differenceOf } from "./cells.js";
+
+/** @import { Fields, Selection } from "../data/selection.js" */
+/** @import { Frame } from "./frame.js" */
+
+const LOWEST = 0.02; // of the bins may be fainter than the ramp's start
+const LEAST_RANGE = 0.5; // powers of ten
+
+/**
+ * The selection's fields that fit the colours to the bins in a frame.
+ * @param {Frame} frame
+ * @param {Selection} selection
+ * @returns {Partial<Fields>}
+ */
+export function shownRange(frame, selection) {
+  if (frame.other) return { span: spanShown(frame) };
+  /** @type {number[]} */
+  const values = [];
+  const { level } = frame.view;
+  for (const row of distinctBins(frame.rows)) {
+    const seen = selection.scale === "uniform" ? (frame.seenBy(row, level) ?? 1) : 1;
+    const bin = selection.scale === "uniform" && selection.plane === "mass" ? 2 ** level : 1;
+    const shift = Math.log(seen / bin);
+    for (const column of distinctBins(frame.columns)) {
+      const value = frame.valueAt(row, column);
+      if (value !== undefined && value > -Infinity) values.push((value + shift) / Math.LN10);
+    }
+  }
+  if (!values.length) return colourRange(selection);
+  const sorted = Float64Array.from(values).sort();
+  const high = Math.ceil(sorted[sorted.length - 1] * 10 - 1e-4) / 10;
+  const low = Math.floor(sorted[Math.floor(LOWEST * sorted.length)] * 10) / 10;
+  return { low: Math.min(low, Math.round(10 * (high - LEAST_RANGE)) / 10), high };
+}
+
+/** @param {Frame} frame */
+function spanShown(frame) {
+  let most = 0;
+  for (const row of distinctBins(frame.rows))
+    for (const column of distinctBins(frame.columns)) {
+      const [one, other] = [frame.valueAt(row, column), frame.otherValueAt(row, column)];
+      most = Math.max(most, Math.abs(differenceOf(one ?? NaN, other ?? NaN)));
+    }
+  return most > 0 ? Number(most.toPrecision(2)) : null;
+}
+
+/** @param {Int32Array} bins */
+function distinctBins(bins) {
+  return [...new Set(bins)].filter((bin) => bin >= 0);
+}

@@ -1,0 +1,107 @@
+// What a question gives, checked against what there is.
+
+/** @import { Parameters } from "../data/source.js" */
+/** @import { PackedData } from "./local.js" */
+/** @import { Part } from "./work.js" */
+
+// Parameters of a question, checked against what there is.
+export class LocalParameters {
+  /**
+   * @param {Parameters} parameters
+   * @param {PackedData} data
+   */
+  constructor(parameters, data) {
+    this.parameters = parameters;
+    this.data = data;
+    this.recording = parameters.recording === undefined ? 0 : this.#recording();
+    this.facts = data.about.recordings[this.recording];
+  }
+
+  #recording() {
+    return this.number("recording", this.data.recordings.length);
+  }
+
+  /** @returns {[recording: number, layer: number]} */
+  layer() {
+    return [this.recording, this.number("layer", this.facts.layers.length)];
+  }
+
+  /** @returns {[recording: number, layer: number, head: number]} */
+  head() {
+    const [recording, layer] = this.layer();
+    return [recording, layer, this.number("head", this.facts.layers[layer].heads)];
+  }
+
+  query() {
+    return this.number("query", this.facts.queries);
+  }
+
+  key() {
+    return this.number("key", this.facts.tokens);
+  }
+
+  /** @param {"key" | "query"} side */
+  tokens(side) {
+    const { tokens, query_tokens: own } = this.data.recordings[this.recording];
+    return side === "query" ? (own ?? tokens) : tokens;
+  }
+
+  /**
+   * @param {string} name
+   * @param {number} count
+   */
+  number(name, count) {
+    return numberBelow(name, this.parameters[name], count);
+  }
+
+  /**
+   * @param {string} name
+   * @param {number} count
+   * @param {number} most
+   */
+  numbers(name, count, most) {
+    const parts = String(this.parameters[name]).split(",");
+    if (parts.length > most)
+      throw new Error(`${name} are ${parts.length}; ask for at most ${most}.`);
+    return parts.map((part) => numberBelow(name, part, count));
+  }
+
+  /**
+   * [a, b] of "a-b", or null where it was left out.
+   * @param {"rows" | "columns"} name
+   * @returns {Part | null}
+   */
+  part(name) {
+    const given = this.parameters[name];
+    if (given === undefined) return null;
+    const count = name === "rows" ? this.facts.queries : this.facts.tokens;
+    const [low, high] = /^(\d+)-(\d+)$/.exec(String(given))?.slice(1).map(Number) ?? [0, 0];
+    if (low < high && high <= count) return [low, high];
+    throw new Error(`${name} is ${given}; a-b is needed, with 0 ≤ a < b ≤ ${count}.`);
+  }
+
+  /**
+   * @template {string} Word
+   * @param {string} name
+   * @param {readonly Word[]} known
+   */
+  word(name, known) {
+    const given = this.parameters[name];
+    const found = known.find((word) => word === given);
+    if (found !== undefined) return found;
+    throw new Error(`${name} is ${given}; there are ${known.join(", ")}.`);
+  }
+}
+
+/**
+ * @param {string} name
+ * @param {string | number | undefined} given
+ * @param {number} count
+ */
+function numberBelow(name, given, count) {
+  if (!/^\d{1,16}$/.test(String(given)))
+    throw new Error(`${name} is ${given}; a decimal integer is needed.`);
+  if (Number(given) >= count)
+    throw new Error(`${name} is ${given}; there are ${count}, 0 to ${count - 1}.`);
+  return Number(given);
+}

@@ -1,0 +1,115 @@
+// Which other head the map is compared with: any layer's, any recording's.
+
+import { placeOf } from "../data/selection.js";
+import { make, makePicker } from "../drawing/dom.js";
+
+/** @import { Compare, Context, Fields, Selection } from "../data/selection.js" */
+/** @import { About, Place } from "../data/source.js" */
+
+/** @type {Record<Compare, string>} */
+const WAYS = { "": "nothing", side: "side by side", difference: "difference" };
+
+/** @type {(keyof Fields)[]} */
+const FOLLOWED = ["compare", "other", "recording", "layer", "head"];
+
+/**
+ * {element, toggle()}: toggle goes from one head to two beside each other to their difference.
+ * @param {Context} context
+ */
+export function makeCompare(context) {
+  const { about, selection } = context;
+  const way = makePicker("compare", (compare) => {
+    compareBy(selection, /** @type {Compare} */ (compare));
+  });
+  way.fill(Object.entries(WAYS));
+  /** @type {(field: keyof Place) => (value: string) => void} */
+  const pick = (field) => (value) => {
+    const other = { ...otherOf(selection), [field]: Number(value) };
+    selection.set({ other: otherText(mended(about, other)) });
+  };
+  const recording = makePicker("of", pick("recording"));
+  const layer = makePicker("layer", pick("layer"));
+  const head = makePicker("head", pick("head"));
+  const swap = make("button", { type: "button", class: "regard-button", text: "⇄" });
+  swap.title = "Swap both heads";
+  swap.setAttribute("aria-label", "Swap both heads");
+  swap.addEventListener("click", () => swapHeads(selection));
+  recording.fill(about.recordings.map(({ name }, n) => [n, name]));
+  const picked = make(
+    "div",
+    { class: "regard-compare-with" },
+    layer.element,
+    head.element,
+    about.recordings.length > 1 ? recording.element : null,
+    swap,
+  );
+  const element = make("div", { class: "regard-compare" }, way.element, picked);
+  const show = () => {
+    way.show(selection.compare);
+    picked.hidden = !selection.compare;
+    const other = otherOf(selection);
+    const { layers } = about.recordings[other.recording];
+    layer.fill(layers.map(({ number }, n) => [n, number ?? n]));
+    head.fill(Array.from({ length: layers[other.layer].heads }, (_, n) => [n, n]));
+    recording.show(other.recording);
+    layer.show(other.layer);
+    head.show(other.head);
+  };
+  selection.listen((changed) => {
+    if (FOLLOWED.some((name) => changed.has(name))) show();
+  });
+  show();
+  const toggle = () => {
+    const ways = /** @type {Compare[]} */ (Object.keys(WAYS));
+    compareBy(selection, ways[(ways.indexOf(selection.compare) + 1) % ways.length]);
+  };
+  return { element, toggle };
+}
+
+/**
+ * @param {Selection} selection
+ * @param {Compare} compare
+ */
+function compareBy(selection, compare) {
+  selection.set({ compare, other: otherText(otherOf(selection)) });
+}
+
+/**
+ * The other head as it is chosen, else the same one of the next recording, else the next head.
+ * @param {Selection} selection
+ * @returns {Place}
+ */
+function otherOf({ about, other, recording, layer, head }) {
+  const found = placeOf(other);
+  if (found) return mended(about, found);
+  const count = about.recordings.length;
+  if (count > 1) return mended(about, { recording: (recording + 1) % count, layer, head });
+  const { layers } = about.recordings[recording];
+  const next = (head + 1) % layers[layer].heads;
+  return next || layers.length === 1
+    ? { recording, layer, head: next }
+    : { recording, layer: (layer + 1) % layers.length, head: 0 };
+}
+
+/**
+ * @param {About} about
+ * @param {Place} where
+ * @returns {Place}
+ */
+function mended({ recordings }, { recording, layer, head }) {
+  /** @type {(n: number, count: number) => number} */
+  const inside = (n, count) => Math.max(0, Math.min(n, count - 1));
+  const r = inside(recording, recordings.length);
+  const l = inside(layer, recordings[r].layers.length);
+  return { recording: r, layer: l, head: inside(head, recordings[r].layers[l].heads) };
+}
+
+/** @param {Place} where */
+function otherText({ recording, layer, head }) {
+  return `L${layer}H${head}${recording ? `@${recording}` : ""}`;
+}
+
+/** @param {Selection} selection */
+function swapHeads(selection) {
+  selection.set({ ...otherOf(selection), other: otherText(selection.where) });
+}

@@ -1,0 +1,152 @@
+// The header: what is shown, and the switches of how.
+
+import { make, makePicker, makeSwitch } from "../drawing/dom.js";
+import { countText } from "../drawing/numbers.js";
+
+/** @import { Context, Plane, Scale, Selection, View } from "../data/selection.js" */
+/** @import { RecordingFacts } from "../data/source.js" */
+/** @import { Option } from "../drawing/dom.js" */
+
+/**
+ * What stands in the header, or is opened from it; `savers` save pictures.
+ * @typedef {{compare: {element: HTMLElement}, colourBar: {element: HTMLElement},
+ *   help: {open: () => void}, savers: Record<string, () => Promise<void>>}} HeaderParts
+ */
+
+/** @type {Record<View, string>} */
+const VIEWS = { map: "Map", steps: "Steps" };
+/** @type {Record<Plane, string>} */
+const PLANES = { max: "strongest link", mass: "mass" };
+/** @type {[Scale, string][]} */
+const SCALES = [
+  ["weight", "weight (log)"],
+  ["uniform", "× uniform"],
+];
+
+/**
+ * @param {Context} context
+ * @param {HeaderParts} parts
+ */
+export function makeHeader(context, parts) {
+  const { about, selection } = context;
+  const title = make("h1", { class: "regard-title" });
+  const facts = make("span", { class: "regard-facts" });
+  const controls = makeControls(selection);
+  const recording = about.recordings.length > 1 ? recordingPicker(context) : null;
+  const [view, layer, head, scale, plane] = controls.elements;
+  /** @type {(name: string, ...nodes: (Node | undefined)[]) => HTMLElement} */
+  const group = (name, ...nodes) => make("div", { class: `regard-group ${name}` }, ...nodes);
+  const element = make(
+    "header",
+    { class: "regard-header" },
+    group("regard-names", title, facts, recording?.element, view, layer, head),
+    group("regard-menus", parts.compare.element, exportMenu(context, parts), keysButton(parts)),
+    group("regard-looks", scale, plane, parts.colourBar.element),
+  );
+  const show = () => {
+    const { name, model, layers } = selection.recordingFacts;
+    title.title = name || model || "recording";
+    title.textContent = title.title;
+    const size = sizeText(selection.recordingFacts);
+    facts.textContent = `${size} · ${layers.length} × ${layers[0].heads} heads`;
+    recording?.show(selection.recording);
+    controls.show();
+  };
+  selection.listen(show);
+  show();
+  return { element };
+}
+
+/** @param {RecordingFacts} facts */
+function sizeText({ itself, tokens, queries }) {
+  if (itself) return `${countText(tokens)} tokens`;
+  return `${countText(queries)} queries · ${countText(tokens)} keys`;
+}
+
+/** @param {Selection} selection */
+function makeControls(selection) {
+  const view = makeSwitch("View", VIEWS, (view) => selection.set({ view }));
+  const layer = makePicker("layer", (layer) => selection.set({ layer: Number(layer) }));
+  const head = makePicker("head", (head) => selection.set({ head: Number(head) }));
+  const scale = makePicker("scale", (scale) => {
+    selection.set({ scale: /** @type {Scale} */ (scale) });
+  });
+  const plane = makeSwitch("Plane", PLANES, (plane) => selection.set({ plane }));
+  scale.fill(SCALES);
+  const numbers = (/** @type {number} */ count) =>
+    Array.from({ length: count }, (_, n) => /** @type {Option} */ ([n, n]));
+  const filled = { layer: "", head: "" };
+  /** @type {(name: "layer" | "head", picker: typeof layer, choices: Option[]) => void} */
+  const fill = (name, picker, choices) => {
+    if (filled[name] !== String(choices)) picker.fill(choices);
+    filled[name] = String(choices);
+    picker.show(selection[name]);
+  };
+  const show = () => {
+    const { layers } = selection.recordingFacts;
+    fill(
+      "layer",
+      layer,
+      layers.map(({ number }, n) => [n, number ?? n]),
+    );
+    fill("head", head, numbers(selection.layerFacts.heads));
+    view.show(selection.view);
+    scale.show(selection.scale);
+    plane.show(selection.plane);
+  };
+  return { elements: [view, layer, head, scale, plane].map(({ element }) => element), show };
+}
+
+/** @param {Context} context */
+function recordingPicker({ about, selection }) {
+  const picker = makePicker("recording", (n) => selection.set({ recording: Number(n) }));
+  picker.fill(about.recordings.map(({ name, model }, n) => [n, name || model || `recording ${n}`]));
+  return picker;
+}
+
+/** @param {HeaderParts} parts */
+function keysButton({ help }) {
+  const button = make("button", { type: "button", class: "regard-button", text: "? keys" });
+  button.setAttribute("aria-haspopup", "dialog");
+  button.addEventListener("click", () => help.open());
+  return button;
+}
+
+/**
+ * A menu that closes when something is chosen in it, or the focus leaves it.
+ * @param {Context} context
+ * @param {HeaderParts} parts
+ */
+function exportMenu(context, { savers }) {
+  const summary = make("summary", { text: "Export" });
+  const menu = make("details", { class: "regard-menu" }, summary);
+  const list = make("div", { class: "regard-menu-list" });
+  for (const [name, save] of Object.entries(savers)) {
+    const button = make("button", { type: "button", text: name });
+    button.addEventListener("click", () => {
+      menu.open = false;
+      save().then(
+        () => context.say(`saved: ${name}`),
+        (error) => {
+          console.error(error);
+          context.say(`the ${name} could not be made`);
+        },
+      );
+    });
+    list.append(button);
+  }
+  const command = make("code", { text: "regard view … --export page.html" });
+  list.append(make("p", { class: "regard-note" }, "The whole page as one file: ", command));
+  menu.append(list);
+  menu.addEventListener("focusout", (event) => {
+    const to = event.relatedTarget;
+    if (!(to instanceof Node && menu.contains(to))) menu.open = false;
+  });
+  menu.addEventListener("keydown", (event) => {
+    if (event.key !== "Escape" || !menu.open) return;
+    menu.open = false;
+    summary.focus();
+    event.stopPropagation();
+  });
+  return menu;
+}

@@ -1,0 +1,416 @@
+// Every head of every layer as a small map: the picker of heads.
+
+import { nameOfPlace } from "../data/selection.js";
+import { unlessSaid } from "../data/watch.js";
+import {
+  colourRange,
+  entryOf,
+  invisiblePixel,
+  pixelTable,
+  watchTheme,
+} from "../drawing/colours.js";
+import { lineStep, make, makePicker, nextInLine, penOf, showInside } from "../drawing/dom.js";
+import { stepText, weightText } from "../drawing/numbers.js";
+
+/** @import { Context, Fields } from "../data/selection.js" */
+/** @import { HeadsFacts } from "../data/source.js" */
+
+/** @typedef {"entropy" | "distance" | "first" | "previous" | "induction"} Score */
+
+/**
+ * A head's place in the list; its score is that which heads are ordered by.
+ * @typedef {{layer: number, head: number, button: HTMLButtonElement, canvas: HTMLCanvasElement,
+ *   score: HTMLElement}} HeadCell
+ */
+
+/**
+ * A number that heads are ordered by: its words, its name, whether the least comes first.
+ * @typedef {{words: string, name: string, least?: boolean, text: (x: number) => string}} ScoreOrder
+ */
+
+/** @type {Record<Score, ScoreOrder>} */
+const SCORES = {
+  entropy: { words: "entropy, low first", name: "entropy", least: true, text: stepText },
+  distance: { words: "distance, far first", name: "distance", text: stepText },
+  first: { words: "first token", name: "first token", text: weightText },
+  previous: { words: "previous token", name: "previous token", text: weightText },
+  induction: { words: "induction", name: "induction", text: weightText },
+};
+const SCORE_NAMES = /** @type {Score[]} */ (Object.keys(SCORES));
+/** @type {("layer" | Score)[]} */
+const ORDERS = ["layer", ...SCORE_NAMES];
+const AGAIN_MS = 1000; // until thumbnails that have not read every row are asked for again
+/** @type {(keyof Fields)[]} */
+const LOOKS = ["low", "high", "scale"]; // of the selection, that colours follow
+/** @type {(keyof Fields)[]} */
+const PAIR = ["recording", "query", "key"];
+const FIXED = { low: -5, high: 0 }; // thumbnails keep their colours whatever the map's range is
+
+/** @param {Context} context */
+export function makeHeads(context) {
+  const panel = new HeadsPanel(context);
+  panel.start();
+  return {
+    element: panel.element,
+    nextOrder: () => panel.nextOrder(),
+    togglePair: () => panel.togglePair(),
+    end: () => panel.end(),
+  };
+}
+
+/** @param {"layer" | Score} order */
+function orderWords(order) {
+  return order === "layer" ? "layer" : SCORES[order].words;
+}
+
+class HeadsPanel {
+  /** @param {Context} context */
+  constructor(context) {
+    this.context = context;
+    this.selection = context.selection;
+    /** @type {HeadCell[]} layer after layer */
+    this.cells = [];
+    /** @type {(HeadsFacts | null)[]} of each layer, where they are known */
+    this.facts = [];
+    /** @type {Float32Array | null} ln of the chosen pair's weight in every head */
+    this.pair = null;
+    /** @type {"layer" | Score} */
+    this.order = "layer";
+    this.coloursPair = false;
+    this.run = 0; // counts up with each recording, so that late answers are known
+    this.ramp = pixelTable(false);
+    this.dark = watchTheme(context.ended, (dark) => {
+      this.dark = dark;
+      this.paintAll();
+    });
+    this.title = make("h2", { text: "Heads" });
+    this.picker = makePicker("order", (order) => {
+      this.orderBy(ORDERS.find((name) => name === order) ?? "layer");
+    });
+    this.picker.fill(ORDERS.map((order) => [order, orderWords(order)]));
+    this.pairButton = make("button", {
+      type: "button",
+      class: "regard-button",
+      text: "colour by selected pair",
+      "aria-pressed": "false",
+      onclick: () => this.togglePair(),
+    });
+    this.list = make("div", { class: "regard-head-list", role: "group", "aria-label": "Heads" });
+    this.list.addEventListener("keydown", (event) => this.#moveFocus(event));
+    this.note = make("p", { class: "regard-note" });
+    this.element = make(
+      "section",
+      { class: "regard-heads", "aria-label": "Heads" },
+      this.title,
+      make("div", { class: "regard-tools" }, this.picker.element, this.pairButton),
+      this.list,
+      this.note,
+    );
+  }
+
+  start() {
+    this.selection.listen((changed) => {
+      if (changed.has("recording")) this.#read();
+      if (this.coloursPair && LOOKS.some((name) => changed.has(name))) this.paintAll();
+      if (changed.has("layer") || changed.has("head")) this.#showChosen();
+      if (PAIR.some((name) => changed.has(name))) this.#readPair();
+      if (changed.has("view") && changed.has("recording")) this.#readPair();
+    });
+    this.#read();
+  }
+
+  end() {
+    this.run++;
+  }
+
+  // Makes the buttons of a recording, and fills them layer by layer, the chosen layer first.
+  #read() {
+    const { layers } = this.selection.recordingFacts;
+    this.facts = layers.map(() => null);
+    this.pair = null;
+    this.cells = layers.flatMap((facts, layer) =>
+      Array.from({ length: facts.heads }, (_, head) => this.#cell(layer, head)),
+    );
+    const most = Math.max(...layers.map(({ heads }) => heads));
+    const groups = layers.map(({ heads, key_heads }) => (key_heads < heads ? key_heads : 0));
+    this.list.style.setProperty("--heads", String(most));
+    this.list.style.setProperty("--groups", String(Math.max(...groups)));
+    this.#arrange();
+    const run = ++this.run;
+    const first = this.selection.layer;
+    const order = layers
+      .map((_, n) => n)
+      .sort((a, b) => Number(b === first) - Number(a === first) || a - b);
+    this.#readLayers(order, run).catch(unlessSaid);
+  }
+
+  /**
+   * @param {number[]} layers
+   * @param {number} run
+   */
+  async #readLayers(layers, run) {
+    /** @type {number[]} */
+    const left = [];
+    await this.context.drawn;
+    for (const layer of layers) {
+      const { recording } = this.selection;
+      const facts = await this.context.source.heads({ recording, layer });
+      if (run !== this.run) return;
+      this.facts[layer] = facts;
+      for (const cell of this.#cellsOf(layer)) this.#paint(cell);
+      if (facts.coverage < 1 && !facts.settled) left.push(layer);
+      if (this.order !== "layer") this.#arrange();
+      this.#explain();
+    }
+    if (left.length) setTimeout(() => this.#continue(left, run), AGAIN_MS);
+  }
+
+  /**
+   * @param {number[]} layers
+   * @param {number} run
+   */
+  #continue(layers, run) {
+    if (run === this.run) this.#readLayers(layers, run).catch(unlessSaid);
+  }
+
+  /**
+   * @param {number} layer
+   * @param {number} head
+   * @returns {HeadCell}
+   */
+  #cell(layer, head) {
+    const canvas = make("canvas", { width: 1, height: 1 });
+    const score = make("span", { class: "regard-head-score", hidden: true });
+    const button = make("button", { type: "button", class: "regard-head", tabIndex: -1 }, canvas);
+    const name = this.#called({ layer, head });
+    button.append(make("span", { class: "regard-head-name", text: name }), score);
+    button.addEventListener("click", () => this.selection.set({ layer, head }));
+    button.addEventListener("focus", () => this.#rove(button));
+    const cell = { layer, head, button, canvas, score };
+    this.#name(cell);
+    return cell;
+  }
+
+  /**
+   * `L5H3`, by the layer's own number.
+   * @param {{layer: number, head: number}} cell
+   */
+  #called(cell) {
+    const { about, recording } = this.selection;
+    return nameOfPlace(about, { ...cell, recording });
+  }
+
+  /** @param {number} layer */
+  #cellsOf(layer) {
+    return this.cells.filter((cell) => cell.layer === layer);
+  }
+
+  // Puts the buttons in their order: in rows of layers, or in one list with the number.
+  #arrange() {
+    const active = document.activeElement;
+    const { order } = this;
+    this.list.classList.toggle("regard-flat", order !== "layer");
+    const focused = this.list.contains(active) && active instanceof HTMLElement ? active : null;
+    this.list.replaceChildren(...(order === "layer" ? this.#rows() : this.#sorted(order)));
+    for (const cell of this.cells) {
+      cell.score.hidden = order === "layer";
+      if (order !== "layer") cell.score.textContent = this.#scoreText(cell, order);
+    }
+    this.#showChosen();
+    this.#explain();
+    focused?.focus();
+  }
+
+  #rows() {
+    return this.selection.recordingFacts.layers.map((facts, layer) => {
+      const cells = this.#cellsOf(layer);
+      const shared = facts.heads / facts.key_heads;
+      const groups = Array.from({ length: facts.key_heads }, (_, n) => {
+        const buttons = cells.slice(n * shared, (n + 1) * shared).map((cell) => cell.button);
+        if (shared === 1) return buttons[0];
+        const label = `heads that share the keys of key head ${n}`;
+        const group = { class: "regard-head-group", role: "group", "aria-label": label };
+        return make("span", group, ...buttons);
+      });
+      const number = String(facts.number ?? layer);
+      const label = make("span", { class: "regard-layer-name", text: number });
+      const row = make("div", { class: "regard-head-row" }, ...groups);
+      return make("div", { class: "regard-layer" }, label, row);
+    });
+  }
+
+  /** @param {Score} order */
+  #sorted(order) {
+    const { least } = SCORES[order];
+    const number = (/** @type {HeadCell} */ cell) =>
+      this.#score(cell, order) ?? (least ? Infinity : -Infinity);
+    const way = least ? 1 : -1;
+    const known = this.cells.toSorted((a, b) => way * (number(a) - number(b)) || 0);
+    return known.map((cell) => cell.button);
+  }
+
+  /**
+   * @param {{layer: number, head: number}} cell
+   * @param {Score} name
+   */
+  #score({ layer, head }, name) {
+    return this.facts[layer]?.[name]?.[head] ?? null;
+  }
+
+  /**
+   * @param {HeadCell} cell
+   * @param {Score} name
+   */
+  #scoreText(cell, name) {
+    const score = this.#score(cell, name);
+    return score === null ? "–" : SCORES[name].text(score);
+  }
+
+  #explain() {
+    const known = this.facts.filter((facts) => facts !== null);
+    const least = Math.min(1, ...known.map(({ coverage }) => coverage));
+    const parts = [];
+    if (known.length < this.facts.length)
+      parts.push(`${known.length} of ${this.facts.length} layers read.`);
+    else if (least < 1) parts.push(`${Math.round(100 * least)} % of the rows read.`);
+    if (this.order !== "layer" && known.length && !this.#anyScore(this.order))
+      parts.push(`There is no ${SCORES[this.order].name} here: the queries are another text.`);
+    if (this.coloursPair) parts.push("Each square: the weight of the chosen pair in that head.");
+    else parts.push("Each square: the head's own map, strongest links.");
+    if (this.selection.recordingFacts.layers.some((l) => l.key_heads < l.heads))
+      parts.push("Heads over one line share their keys.");
+    this.note.textContent = parts.join(" ");
+    const { layers } = this.selection.recordingFacts;
+    this.title.textContent = `Heads · ${layers.length} × ${layers[0].heads}`;
+  }
+
+  /** @param {Score} order */
+  #anyScore(order) {
+    return this.cells.some((cell) => this.#score(cell, order) !== null);
+  }
+
+  /** @param {"layer" | Score} order */
+  orderBy(order) {
+    this.order = order;
+    this.picker.show(order);
+    this.#arrange();
+    this.context.say(`heads in order of ${orderWords(order)}`);
+  }
+
+  nextOrder() {
+    this.orderBy(ORDERS[(ORDERS.indexOf(this.order) + 1) % ORDERS.length]);
+  }
+
+  togglePair() {
+    this.coloursPair = !this.coloursPair;
+    this.pairButton.setAttribute("aria-pressed", String(this.coloursPair));
+    const words = this.coloursPair ? "the selected pair's weight" : "their own maps";
+    this.context.say(`heads show ${words}`);
+    this.#explain();
+    this.paintAll();
+    this.#readPair();
+  }
+
+  #readPair() {
+    if (this.coloursPair) this.#askPair().catch(unlessSaid);
+  }
+
+  async #askPair() {
+    const { recording, query, key } = this.selection;
+    if (query === null || key === null) return;
+    const { values } = await this.context.source.pair({ recording, query, key });
+    const now = this.selection;
+    if (now.recording !== recording || now.query !== query || now.key !== key) return;
+    this.pair = values;
+    this.paintAll();
+  }
+
+  paintAll() {
+    for (const cell of this.cells) this.#paint(cell);
+  }
+
+  /** @param {HeadCell} cell */
+  #paint(cell) {
+    this.#name(cell);
+    const place = this.cells.indexOf(cell);
+    if (this.coloursPair) {
+      if (this.pair) this.#draw(cell, this.pair.subarray(place, place + 1), 1);
+      return;
+    }
+    const facts = this.facts[cell.layer];
+    if (!facts) return;
+    const bins = facts.size ** 2;
+    const own = facts.thumbnails.subarray(cell.head * bins, (cell.head + 1) * bins);
+    this.#draw(cell, own, facts.size);
+  }
+
+  /**
+   * @param {HeadCell} cell
+   * @param {Float32Array} values
+   * @param {number} size
+   */
+  #draw({ canvas }, values, size) {
+    const range =
+      this.coloursPair && this.selection.scale === "weight" ? colourRange(this.selection) : FIXED;
+    [canvas.width, canvas.height] = [size, size];
+    const picture = new ImageData(size, size);
+    const pixels = new Uint32Array(picture.data.buffer);
+    const grey = invisiblePixel(this.dark);
+    for (let n = 0; n < pixels.length; n++) {
+      const at = values[n] / Math.LN10;
+      pixels[n] = Number.isNaN(at) ? grey : this.ramp[entryOf(at, range.low, range.high)];
+    }
+    penOf(canvas).putImageData(picture, 0, 0);
+  }
+
+  /**
+   * What a head is called: `L5H3, entropy 2.31, …`.
+   * @param {HeadCell} cell
+   */
+  #name(cell) {
+    const scores = SCORE_NAMES.filter((name) => this.#score(cell, name) !== null);
+    const parts = scores.map((name) => `${SCORES[name].name} ${this.#scoreText(cell, name)}`);
+    const place = this.cells.indexOf(cell);
+    if (this.coloursPair && this.pair && place >= 0) {
+      const weight = this.pair[place];
+      parts.unshift(Number.isNaN(weight) ? "invisible" : `weight ${weightText(Math.exp(weight))}`);
+    }
+    const name = [this.#called(cell), ...parts].join(", ");
+    cell.button.setAttribute("aria-label", name);
+    cell.button.title = name;
+  }
+
+  #showChosen() {
+    const { layer, head } = this.selection;
+    for (const cell of this.cells) {
+      const chosen = cell.layer === layer && cell.head === head;
+      cell.button.setAttribute("aria-pressed", String(chosen));
+      if (chosen && !this.list.contains(document.activeElement)) this.#rove(cell.button);
+      if (chosen) showInside(this.element, cell.button);
+    }
+  }
+
+  /**
+   * One button of the list is in the tab order: the one where the focus was last.
+   * @param {HTMLElement} button
+   */
+  #rove(button) {
+    for (const cell of this.cells) cell.button.tabIndex = cell.button === button ? 0 : -1;
+  }
+
+  /** @param {KeyboardEvent} event */
+  #moveFocus(event) {
+    const buttons = [...this.list.querySelectorAll("button")];
+    const active = document.activeElement;
+    const at = active instanceof HTMLButtonElement ? buttons.indexOf(active) : -1;
+    /** @type {{[key: string]: number | undefined}} */
+    const ends = { ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: buttons.length - 1 };
+    const [to, line] = [ends[event.key], lineStep(event.key)];
+    if (to === undefined && !line) return;
+    const next = line ? nextInLine(buttons, at, line) : buttons[to ?? at];
+    event.preventDefault();
+    event.stopPropagation();
+    next?.focus();
+    if (next) this.context.say(next.getAttribute("aria-label") ?? "");
+  }
+}

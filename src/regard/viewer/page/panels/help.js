@@ -1,0 +1,63 @@
+// The keys, and the dialog that lists them.
+
+import { make } from "../drawing/dom.js";
+
+/** @type {[keys: string, does: string][]} as they are written */
+const KEY_LIST = [
+  ["← ↑ → ↓", "move the chosen pair: query down, key across; with Shift by ten"],
+  ["+ −", "zoom the map"],
+  ["0", "fit the whole map"],
+  ["Home End", "first and last key of the row, where the map has the focus"],
+  ["Enter", "go to the strongest link in the cell"],
+  ["v", "Map or Steps"],
+  ["m", "plane: strongest link or mass"],
+  ["s", "scale: weight or × uniform"],
+  ["[ ]", "head before, head after"],
+  ["{ }", "layer before, layer after"],
+  ["t", "text: attends to or attended by"],
+  ["/", "search the text; Enter next, Shift+Enter previous"],
+  ["p", "colour the heads by the selected pair"],
+  ["o", "order of the heads"],
+  ["c", "compare with another head"],
+  ["?", "this list"],
+  ["Esc", "close, or leave the search"],
+];
+/** @type {[keys: string, does: string][]} */
+const MOUSE_LIST = [
+  ["wheel, pinch", "zoom the map where the pointer is"],
+  ["drag", "move the map"],
+  ["click in the text", "choose the other end of the link; a double click looks from there"],
+];
+
+export function makeHelp() {
+  const close = make("button", { type: "button", text: "Close", class: "regard-button" });
+  const element = make(
+    "dialog",
+    { class: "regard-help", "aria-label": "Keys" },
+    make("h2", { text: "Keys" }),
+    listed(KEY_LIST, "kbd"),
+    make("h2", { text: "Pointer" }),
+    listed(MOUSE_LIST, "span"),
+    close,
+  );
+  close.addEventListener("click", () => element.close());
+  element.addEventListener("click", (event) => {
+    if (event.target === element) element.close();
+  });
+  const open = () => {
+    if (!element.open) element.showModal();
+  };
+  return { element, open };
+}
+
+/**
+ * @param {[keys: string, does: string][]} list
+ * @param {"kbd" | "span"} tag
+ */
+function listed(list, tag) {
+  const rows = list.map(([keys, does]) => [
+    make("dt", {}, make(tag, { text: keys })),
+    make("dd", { text: does }),
+  ]);
+  return make("dl", {}, ...rows.flat());
+}

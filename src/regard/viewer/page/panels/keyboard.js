@@ -1,0 +1,108 @@
+// What each key does, wherever the focus is, unless something is being typed.
+
+/** @import { Context, Fields } from "../data/selection.js" */
+/** @import { HeadMapView } from "../map/map.js" */
+
+/**
+ * What keys act on.
+ * @typedef {{map: HeadMapView, text: {search: () => void},
+ *   heads: {togglePair: () => void, nextOrder: () => void}, compare: {toggle: () => void},
+ *   help: {open: () => void}, showPanel: (name: "heads" | "text") => void}} KeyParts
+ */
+
+/** @type {{[key: string]: [across: number, down: number] | undefined}} */
+const ARROWS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
+const TYPED = "input:not([type=checkbox]), select, textarea, [contenteditable]";
+const PRESSED = "button, a, summary";
+
+/**
+ * Listens until `signal` ends it.
+ * @param {Context} context
+ * @param {KeyParts} parts
+ * @param {Document | HTMLElement} target
+ * @param {AbortSignal} signal
+ */
+export function listenToKeys(context, parts, target, signal) {
+  const { selection, root } = context;
+  const down = (/** @type {KeyboardEvent} */ event) => {
+    if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey) return;
+    const at = event.composedPath()[0];
+    if (at instanceof Element && (at.closest(TYPED) || at.closest("dialog"))) return;
+    const presses = at instanceof Element && at.closest(PRESSED);
+    if (event.key === "Enter" && presses) return;
+    selection.repeats = event.repeat;
+    if (acts(event, context, parts)) event.preventDefault();
+    selection.repeats = false;
+  };
+  target.addEventListener("keydown", (event) => down(/** @type {KeyboardEvent} */ (event)), {
+    signal,
+  });
+  if (target === root && !root.hasAttribute("tabindex")) root.tabIndex = -1;
+}
+
+/**
+ * Does what the key says: whether it says anything.
+ * @param {KeyboardEvent} event
+ * @param {Context} context
+ * @param {KeyParts} parts
+ */
+function acts(event, context, parts) {
+  const arrow = ARROWS[event.key];
+  const { selection } = context;
+  if (arrow) {
+    const [across, down] = arrow.map((way) => way * (event.shiftKey ? 10 : 1));
+    if (selection.view === "map") parts.map.move(across, down);
+    else moveBy(context, across, down);
+    return true;
+  }
+  const act = actions(context, parts)[event.key];
+  act?.();
+  return act !== undefined;
+}
+
+/**
+ * @param {Context} context
+ * @param {number} across
+ * @param {number} down
+ */
+function moveBy({ selection }, across, down) {
+  selection.set({ query: (selection.query ?? 0) + down, key: (selection.key ?? 0) + across });
+}
+
+/**
+ * @param {Context} context
+ * @param {KeyParts} parts
+ * @returns {{[key: string]: (() => void) | undefined}}
+ */
+function actions({ selection }, { map, text, heads, compare, help, showPanel }) {
+  const set = (/** @type {Partial<Fields>} */ fields) => selection.set(fields);
+  const layer = (/** @type {number} */ by) => () =>
+    set({ layer: Math.max(0, selection.layer + by) });
+  const head = (/** @type {number} */ by) => () => set({ head: Math.max(0, selection.head + by) });
+  const onMap = (/** @type {() => void} */ act) => (selection.view === "map" ? act : undefined);
+  /** @type {(name: "heads" | "text", act: () => void) => () => void} */
+  const inPanel = (name, act) => () => {
+    showPanel(name);
+    act();
+  };
+  return {
+    "+": onMap(() => map.zoomBy(2)),
+    "=": onMap(() => map.zoomBy(2)),
+    "-": onMap(() => map.zoomBy(0.5)),
+    0: onMap(() => map.fit()),
+    Enter: onMap(() => map.enter()),
+    m: () => set({ plane: selection.plane === "max" ? "mass" : "max" }),
+    s: () => set({ scale: selection.scale === "weight" ? "uniform" : "weight" }),
+    v: () => set({ view: selection.view === "map" ? "steps" : "map" }),
+    t: inPanel("text", () => set({ side: selection.side === "to" ? "by" : "to" })),
+    "[": head(-1),
+    "]": head(1),
+    "{": layer(-1),
+    "}": layer(1),
+    "/": inPanel("text", () => text.search()),
+    p: inPanel("heads", () => heads.togglePair()),
+    o: inPanel("heads", () => heads.nextOrder()),
+    c: () => compare.toggle(),
+    "?": () => help.open(),
+  };
+}

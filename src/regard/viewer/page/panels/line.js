@@ -1,0 +1,94 @@
+// What one token attends to, or is attended by: a line of weights along a text.
+
+import { colourRange, weightColour } from "../drawing/colours.js";
+import { countSeen } from "../drawing/numbers.js";
+
+/** @import { Context, Selection, Side } from "../data/selection.js" */
+/** @import { Texts, TokenText } from "../data/tokens.js" */
+
+/**
+ * A line of weights. Places count along `text`: `values` start at `base`, `chosen` is the token
+ * that looks (or is looked at), null where that is of the other text, `own`; `locked` is the other
+ * end of the pair. `at(place)` is ln of its weight, `seenAt(place)` how many keys its query sees.
+ * @typedef {Texts & {side: Side, text: TokenText, own: {text: TokenText, place: number} | null,
+ *   values: Float32Array, base: number, chosen: number | null, locked: number, coverage: number,
+ *   query: number, key: number, seenAt: (place: number) => number, total: number,
+ *   at: (place: number) => number}} Line
+ */
+
+/** @typedef {{back: string, ink: string}} Tint */
+
+/**
+ * The line of a selection that has a pair.
+ * @param {Context} context
+ * @param {{query: number, key: number}} pair
+ * @returns {Promise<Line>}
+ */
+export async function readLine({ selection, source, texts }, { query, key }) {
+  const { recording, side } = selection;
+  const where = selection.where;
+  const { keys, queries, offset } = await texts(recording);
+  if (side === "to") {
+    const { values } = await source.row({ ...where, query });
+    const seen = countSeen(values);
+    const chosen = offset === null ? null : offset + query;
+    const own = offset === null ? { text: queries, place: query } : null;
+    const found = { side, text: keys, own, values, base: 0, chosen, locked: key, coverage: 1 };
+    return withPlaces({ ...found, query, key, keys, queries, offset, seenAt: () => seen });
+  }
+  const { values, coverage } = await source.column({ ...where, key });
+  const counts = (await source.visible(where)).values;
+  const base = offset ?? 0;
+  const chosen = offset === null ? null : key;
+  const own = offset === null ? { text: keys, place: key } : null;
+  const text = offset === null ? queries : keys;
+  const found = { side, text, own, values, base, chosen, locked: base + query, coverage };
+  const seenAt = (/** @type {number} */ place) => counts[place - base];
+  return withPlaces({ ...found, query, key, keys, queries, offset, seenAt });
+}
+
+/**
+ * @param {Omit<Line, "total" | "at">} line
+ * @returns {Line}
+ */
+function withPlaces(line) {
+  let total = 0;
+  for (const value of line.values) if (value > -Infinity) total += Math.exp(value);
+  const at = (/** @type {number} */ place) => line.values[place - line.base] ?? NaN;
+  return { ...line, total, at };
+}
+
+/**
+ * What colours a token, readable on each other, or null where it is invisible.
+ * @param {Line} line
+ * @param {number} place
+ * @param {Selection} selection
+ * @param {boolean} dark
+ * @returns {Tint | null}
+ */
+export function tintOf(line, place, selection, dark) {
+  const value = line.at(place);
+  if (Number.isNaN(value)) return null;
+  const range = colourRange(selection);
+  const shown = selection.scale === "uniform" ? value + Math.log(line.seenAt(place)) : value;
+  const colour = weightColour(shown, range, dark);
+  const where = (shown / Math.LN10 - range.low) / (range.high - range.low);
+  // On dark paper the light end of the ramp fades, so that little weight does not glare.
+  const part = dark ? Math.max(0, Math.min(1, 2 * where)) : 1;
+  const back = colour.map((c, n) => Math.round(part * c + (1 - part) * DARK_PAPER[n]));
+  return { back: `rgb(${back.join(" ")})`, ink: inkOn(back) };
+}
+
+const DARK_PAPER = [22, 21, 29];
+
+/**
+ * Black or white, whichever is read better: at least 4.58 to 1.
+ * @param {readonly number[]} colour
+ */
+export function inkOn(colour) {
+  const [r, g, b] = colour.map((c) => {
+    const s = c / 255;
+    return s <= 0.04045 ? s / 12.92 : ((s + 0.055) / 1.055) ** 2.4;
+  });
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.1791 ? "#000" : "#fff";
+}

@@ -1,0 +1,84 @@
+// A panel of the page as marks: its words, canvases and boxes, also those that are scrolled away.
+
+/** @import { Box, Mark } from "../drawing/marks.js" */
+
+/** @typedef {(box: DOMRect) => Box} Placed in the panel */
+
+/**
+ * {width, height, marks}, in CSS pixels of the panel's whole content.
+ * @param {HTMLElement} element
+ */
+export function panelMarks(element) {
+  element.classList.add("regard-pictured"); // nothing floats over the rest
+  const origin = element.getBoundingClientRect();
+  const [left, top] = [element.scrollLeft - origin.left, element.scrollTop - origin.top];
+  /** @type {Placed} */
+  const placed = ({ x, y, width, height }) => ({ x: x + left, y: y + top, width, height });
+  /** @type {Mark[]} */
+  const marks = [];
+  const add = (/** @type {Element} */ parent) => {
+    for (const node of parent.childNodes) {
+      if (node instanceof Text) marks.push(...wordMarks(node, parent, placed));
+      else if (node instanceof Element && isShown(node)) {
+        marks.push(...boxMarks(node, placed));
+        add(node);
+      }
+    }
+  };
+  add(element);
+  element.classList.remove("regard-pictured");
+  return { width: element.scrollWidth, height: element.scrollHeight, marks };
+}
+
+/** @param {Element} node */
+function isShown(node) {
+  return !node.classList.contains("regard-hidden") && node.checkVisibility();
+}
+
+/**
+ * @param {Element} node
+ * @param {Placed} placed
+ * @returns {Mark[]}
+ */
+function boxMarks(node, placed) {
+  const box = placed(node.getBoundingClientRect());
+  if (node instanceof HTMLCanvasElement)
+    return node.width && node.height ? [{ kind: "image", canvas: node, ...box }] : [];
+  const style = getComputedStyle(node);
+  const stroke = parseFloat(style.borderTopWidth);
+  const colour = isClear(style.backgroundColor) ? undefined : style.backgroundColor;
+  if (!colour && !stroke) return [];
+  const line = stroke ? style.borderTopColor : undefined;
+  const round = parseFloat(style.borderTopLeftRadius) || 0;
+  return [{ kind: "box", ...box, colour, line, stroke, round }];
+}
+
+/** @param {string} colour */
+function isClear(colour) {
+  return colour === "transparent" || /, 0\)$/.test(colour);
+}
+
+/**
+ * Each word by itself, where the page has put it; the labels of columns run upwards.
+ * @param {Text} node
+ * @param {Element} parent
+ * @param {Placed} placed
+ * @returns {Mark[]}
+ */
+function wordMarks(node, parent, placed) {
+  const style = getComputedStyle(parent);
+  const size = parseFloat(style.fontSize);
+  const weight = Number(style.fontWeight);
+  const look = /** @type {const} */ ({ kind: "text", colour: style.color, size, weight });
+  const isUpright = parent.closest(".regard-column-labels") !== null;
+  const range = document.createRange();
+  return [...node.data.matchAll(/\S+/g)].flatMap(({ index, 0: text }) => {
+    range.setStart(node, index);
+    range.setEnd(node, index + text.length);
+    const { x, y, width, height } = placed(range.getBoundingClientRect());
+    if (!width || !height) return [];
+    const middle = 0.35 * size; // from the middle of a line to the foot of its letters
+    if (isUpright) return [{ ...look, x: x + width / 2 + middle, y: y + height, text, turn: -90 }];
+    return [{ ...look, x, y: y + height / 2 + middle, text }];
+  });
+}

@@ -1,0 +1,224 @@
+// A long text: its strongest places with their surroundings, and all of it as a strip.
+
+import { tokenLabel } from "../data/tokens.js";
+import { colourRange, entryOf, invisiblePixel, pixelTable } from "../drawing/colours.js";
+import { make, penOf } from "../drawing/dom.js";
+import { countText, timesText, weightText } from "../drawing/numbers.js";
+
+/** @import { Selection } from "../data/selection.js" */
+/** @import { Hit, TokenText } from "../data/tokens.js" */
+/** @import { Line, Tint } from "./line.js" */
+
+/** @typedef {{line: Line, selection: Selection, dark: boolean, hits: Hit[]}} StripState */
+
+const AROUND = 8; // tokens on both sides
+
+/**
+ * A passage around a place: its text, with the token itself marked.
+ * @param {{text: TokenText}} line
+ * @param {number} place
+ * @param {Tint | null} tint
+ */
+export function passageOf(line, place, tint) {
+  /** @type {(from: number, to: number) => string} */
+  const words = (from, to) => {
+    const parts = [];
+    for (let n = from; n < to; n++) parts.push(line.text.text(n).replace(/\s+/g, " "));
+    return parts.join(line.text.spaced ? " " : "");
+  };
+  const from = Math.max(0, place - AROUND);
+  const to = Math.min(line.text.length, place + 1 + AROUND);
+  const gap = line.text.spaced ? " " : "";
+  const space = gap || (/^\s/.test(line.text.text(place)) ? " " : "");
+  const mark = make("mark", { text: tokenLabel(line.text.raw[place], 60) });
+  mark.style.setProperty("--back", tint?.back ?? "transparent");
+  mark.style.setProperty("--on", tint?.ink ?? "");
+  const before = make("span", { class: "regard-before" });
+  before.textContent = `${from > 0 ? "…" : ""}${words(from, place)}${space}`;
+  const after = `${gap}${words(place + 1, to)}${to < line.text.length ? "…" : ""}`;
+  return make("span", { class: "regard-passage", dir: "auto" }, before, mark, after);
+}
+
+/**
+ * A place's button: position, weight, × uniform, and the passage.
+ * @param {Line} line
+ * @param {number} place
+ * @param {Tint | null} tint
+ * @param {string} label
+ */
+export function passageButton(line, place, tint, label) {
+  const weight = Math.exp(line.at(place));
+  const hidden = Number.isNaN(weight);
+  const times = hidden ? "" : `${timesText(weight * line.seenAt(place))} × uniform`;
+  const head = make(
+    "span",
+    { class: "regard-passage-head" },
+    make("span", { text: [countText(place), label, times].filter(Boolean).join(" · ") }),
+    make("b", { text: hidden ? "" : weightText(weight) }),
+  );
+  const passage = passageOf(line, place, tint);
+  return make("button", { type: "button", class: "regard-place" }, head, passage);
+}
+
+// The whole text from top to bottom: {element, paint(line, …)}. `go(place)` goes there.
+export class TextStrip {
+  /** @param {(place: number) => void} go */
+  constructor(go) {
+    this.go = go;
+    /** @type {StripState | null} */
+    this.state = null;
+    this.ramp = pixelTable(false);
+    this.canvas = make("canvas", {
+      class: "regard-strip",
+      role: "slider",
+      tabIndex: 0,
+      "aria-label": "The whole text",
+      "aria-orientation": "vertical",
+      title: "The whole text: click to read there",
+    });
+    this.element = this.canvas;
+    this.canvas.addEventListener("click", (event) => this.#click(event));
+    this.canvas.addEventListener("keydown", (event) => this.#press(event));
+    new ResizeObserver(() => this.#draw()).observe(this.canvas);
+  }
+
+  /** @param {StripState} state */
+  paint(state) {
+    this.state = state;
+    const { line } = state;
+    this.canvas.setAttribute("aria-valuemin", "0");
+    this.canvas.setAttribute("aria-valuemax", String(line.text.length - 1));
+    this.canvas.setAttribute("aria-valuenow", String(line.locked));
+    const words = `position ${countText(line.locked)}, ${line.text.label(line.locked)}`;
+    this.canvas.setAttribute("aria-valuetext", words);
+    this.#draw();
+  }
+
+  get #pixels() {
+    return Math.max(1, Math.round(this.canvas.clientHeight * devicePixelRatio));
+  }
+
+  #draw() {
+    if (!this.state || !this.canvas.clientHeight) return;
+    const { line, selection, dark, hits } = this.state;
+    const height = this.#pixels;
+    const width = Math.max(1, Math.round(this.canvas.clientWidth * devicePixelRatio));
+    Object.assign(this.canvas, { width, height });
+    const picture = new ImageData(width, height);
+    const pixels = new Uint32Array(picture.data.buffer);
+    const range = colourRange(selection);
+    for (let y = 0; y < height; y++) {
+      const place = strongestPlace(line, y, height);
+      let colour = invisiblePixel(dark);
+      if (place !== null) {
+        const shift = selection.scale === "uniform" ? Math.log(line.seenAt(place)) : 0;
+        const at = (line.at(place) + shift) / Math.LN10;
+        colour = this.ramp[entryOf(at, range.low, range.high)];
+      }
+      pixels.fill(colour, y * width, (y + 1) * width);
+    }
+    const pen = penOf(this.canvas);
+    pen.putImageData(picture, 0, 0);
+    this.#ticks(pen, line, width, height, hits);
+  }
+
+  /**
+   * The chosen token as a wide line, the other end of the pair as two notches, hits as short ticks.
+   * @param {CanvasRenderingContext2D} pen
+   * @param {Line} line
+   * @param {number} width
+   * @param {number} height
+   * @param {Hit[]} hits
+   */
+  #ticks(pen, line, width, height, hits) {
+    const style = getComputedStyle(this.canvas);
+    const y = (/** @type {number} */ place) => Math.floor((place / line.text.length) * height);
+    const thick = Math.max(2, Math.round(2 * devicePixelRatio));
+    pen.fillStyle = style.getPropertyValue("--focus");
+    for (const [first] of hits) pen.fillRect(width * 0.7, y(first), width * 0.3, thick);
+    pen.fillStyle = style.getPropertyValue("--accent");
+    if (line.chosen !== null) pen.fillRect(0, y(line.chosen) - thick / 2, width, thick * 1.5);
+    pen.fillRect(0, y(line.locked) - thick, width * 0.3, 2 * thick);
+    pen.fillRect(width * 0.7, y(line.locked) - thick, width * 0.3, 2 * thick);
+  }
+
+  /** @param {MouseEvent} event */
+  #click(event) {
+    const y = (event.offsetY / this.canvas.clientHeight) * this.#pixels;
+    this.#goTo(Math.floor(y));
+  }
+
+  /**
+   * To the strongest place within three pixels.
+   * @param {number} y
+   */
+  #goTo(y) {
+    if (!this.state) return;
+    const { line } = this.state;
+    const height = this.#pixels;
+    const near = [0, -1, 1, -2, 2, -3, 3].map((off) => y + off);
+    const rows = near.filter((row) => row >= 0 && row < height);
+    const places = rows.map((row) => strongestPlace(line, row, height)).filter((p) => p !== null);
+    places.sort((a, b) => line.at(b) - line.at(a));
+    const [nearest] = placesOfRow(line.text, Math.min(Math.max(0, y), height - 1), height);
+    this.go(places[0] ?? nearest);
+  }
+
+  /** @param {KeyboardEvent} event */
+  #press(event) {
+    if (!this.state) return;
+    const { line } = this.state;
+    const step = Math.max(1, Math.round(line.text.length / this.#pixels));
+    /** @type {{[key: string]: number | undefined}} */
+    const by = { ArrowUp: -step, ArrowDown: step, PageUp: -10 * step, PageDown: 10 * step };
+    /** @type {{[key: string]: number | undefined}} */
+    const ends = { Home: 0, End: line.text.length - 1 };
+    const to = ends[event.key] ?? line.locked + (by[event.key] ?? NaN);
+    if (Number.isNaN(to)) return;
+    event.preventDefault();
+    event.stopPropagation();
+    const way = to < line.locked ? -1 : 1;
+    this.go(seenFrom(line, Math.max(0, Math.min(line.text.length - 1, to)), way));
+  }
+}
+
+/**
+ * The strongest place of the pixels' row y, or null where nothing is visible in it.
+ * @param {Line} line
+ * @param {number} y
+ * @param {number} height
+ */
+function strongestPlace(line, y, height) {
+  const [from, to] = placesOfRow(line.text, y, height);
+  /** @type {number | null} */
+  let best = null;
+  for (let place = from; place < to; place++) {
+    const value = line.at(place);
+    if (!Number.isNaN(value) && (best === null || value > line.at(best))) best = place;
+  }
+  return best;
+}
+
+/**
+ * The places from one to another, which the pixels' row y stands for.
+ * @param {TokenText} text
+ * @param {number} y
+ * @param {number} height
+ * @returns {[from: number, to: number]}
+ */
+function placesOfRow(text, y, height) {
+  const from = Math.floor((y * text.length) / height);
+  return [from, Math.max(from + 1, Math.floor(((y + 1) * text.length) / height))];
+}
+
+/**
+ * The first place from `place` on that is visible, or the pair's own.
+ * @param {Line} line
+ * @param {number} place
+ * @param {-1 | 1} way
+ */
+function seenFrom(line, place, way) {
+  for (let n = place; n >= 0 && n < line.text.length; n += way)
+    if (!Number.isNaN(line.at(n))) return n;
+  return line.locked;
+}

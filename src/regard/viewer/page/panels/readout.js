@@ -1,0 +1,93 @@
+// The line that says what is chosen, and what each change did.
+
+import { unlessSaid } from "../data/watch.js";
+import { make } from "../drawing/dom.js";
+import { countSeen, countText, weightWords } from "../drawing/numbers.js";
+
+/** @import { Changed, Compare, Context, Fields } from "../data/selection.js" */
+/** @import { Plane, Scale, Side, View } from "../data/selection.js" */
+/** @import { Texts, TokenText } from "../data/tokens.js" */
+
+/**
+ * `value`: ln of the weight; `seen`: how many keys the query sees.
+ * @typedef {{query: number, key: number, value: number, seen: number}} ReadPair
+ */
+
+/**
+ * @typedef {{view: Record<View, string>, plane: Record<Plane, string>,
+ *   scale: Record<Scale, string>, side: Record<Side, string>,
+ *   compare: Record<Compare, string>}} Words
+ */
+
+/** @type {Words} */
+const WORDS = {
+  view: { map: "Map", steps: "Steps" },
+  plane: { max: "strongest link of each bin", mass: "mass of each bin" },
+  scale: { weight: "scale: weight, logarithmic", uniform: "scale: times uniform" },
+  side: { to: "text: what the query attends to", by: "text: what the key is attended by" },
+  compare: { "": "no comparison", side: "side by side", difference: "difference" },
+};
+/** @type {(keyof Fields)[]} */
+const PAIR = ["recording", "layer", "head", "query", "key"];
+
+// {element, say(text), aside(text)}: what is said last, and beside it what goes on meanwhile.
+export function makeReadout() {
+  const [said, beside] = [make("span"), make("span", { class: "regard-aside" })];
+  const element = make("output", { class: "regard-readout", role: "status" }, said, " ", beside);
+  /** @type {(node: HTMLElement) => (text: string) => void} */
+  const write = (node) => (text) => {
+    if (node.textContent !== text) node.textContent = text;
+  };
+  return { element, say: write(said), aside: write(beside) };
+}
+
+/**
+ * Says every change of the selection.
+ * @param {Context} context
+ */
+export function describeChanges(context) {
+  const { selection, say } = context;
+  let latest = 0;
+  const describe = async (/** @type {Changed} */ changed) => {
+    const own = ++latest;
+    const { view, plane, scale, side, compare } = selection;
+    const said = [];
+    if (changed.has("view")) said.push(WORDS.view[view]);
+    if (changed.has("plane")) said.push(WORDS.plane[plane]);
+    if (changed.has("scale")) said.push(WORDS.scale[scale]);
+    if (changed.has("side")) said.push(WORDS.side[side]);
+    if (changed.has("compare")) said.push(WORDS.compare[compare]);
+    if (changed.has("layer") || changed.has("head")) said.push(selection.name);
+    if (context.because) said.unshift(context.because);
+    context.because = "";
+    const pair = PAIR.some((name) => changed.has(name)) || said.length;
+    const { query, key } = selection;
+    if (pair && query !== null && key !== null) said.push(await pairWords(context, query, key));
+    if (own === latest && said.length) say(said.join(" · "));
+  };
+  selection.listen((changed) => describe(changed).catch(unlessSaid));
+  describe(new Set(["query"])).catch(unlessSaid);
+}
+
+/**
+ * @param {Context} context
+ * @param {number} query
+ * @param {number} key
+ */
+async function pairWords({ selection, source, texts }, query, key) {
+  const found = await texts(selection.recording);
+  const { values } = await source.row({ ...selection.where, query });
+  return pairText(found, { query, key, value: values[key], seen: countSeen(values) });
+}
+
+/**
+ * `query 5 «it» → key 2 «cat»   weight 0.6443 (3.87 × uniform)`.
+ * @param {Texts} texts
+ * @param {ReadPair} pair
+ */
+export function pairText({ keys, queries, offset }, { query, key, value, seen }) {
+  /** @type {(text: TokenText, n: number, from: number) => string} */
+  const named = (text, n, from) => `${countText(from + n)} «${text.label(n, 24)}»`;
+  const pair = `query ${named(queries, query, offset ?? 0)} → key ${named(keys, key, 0)}`;
+  return `${pair}   ${weightWords(value, seen)}`;
+}

@@ -1,0 +1,384 @@
+// Every step of one head: q·kᵀ → scores → scaled → masked → weights → ·v → output.
+
+import { unlessSaid } from "../data/watch.js";
+import { watchTheme } from "../drawing/colours.js";
+import { make } from "../drawing/dom.js";
+import { countSeen, countText, largest, stepText } from "../drawing/numbers.js";
+import { arithmeticLines, scalingText, showArithmetic } from "./arithmetic.js";
+import { MatrixView } from "./matrix.js";
+
+/** @import { Context, Fields } from "../data/selection.js" */
+/** @import { LayerFacts, Steps } from "../data/source.js" */
+/** @import { Texts, TokenText } from "../data/tokens.js" */
+/** @import { Axis, ChooseCell, Values } from "./matrix.js" */
+
+/**
+ * What is shown: of all queries and keys, or of one query and its strongest keys.
+ * @typedef {{steps: Steps, text: Texts, all: boolean, seen: number}} FoundSteps
+ */
+
+/** @typedef {Exclude<keyof Steps, "queries" | "keys">} StepName */
+
+/** @typedef {{query: Axis, key: Axis, dim: Axis, valueDim: Axis}} StepAxes */
+
+/**
+ * A cell of a matrix: places among the steps, and columns of vectors.
+ * @typedef {{row?: number, column?: number, dim?: number | null,
+ *   valueDim?: number | null}} CellPlace
+ */
+
+/** @type {StepName[]} what has a cell for every query and key */
+const MATRICES = ["scores", "scaled", "capped", "biased", "masked", "weights"];
+/** @type {StepName[]} in their order */
+const STEP_NAMES = ["query", "key", ...MATRICES, "value", "output"];
+const WHOLE = 32; // queries and keys that are shown all
+const STRONGEST = 12; // keys of longer texts
+const WIDE = 176; // pixels of a vector of many numbers
+const NUMBER = 48; // of a number that is written out
+/** @type {(keyof Fields)[]} */
+const FOLLOWED = ["recording", "layer", "head", "query", "key", "view"];
+
+/** @param {Context} context */
+export function makeSteps(context) {
+  const panel = new StepsPanel(context);
+  return { element: panel.element, end: () => panel.end() };
+}
+
+function makeSign() {
+  return make("span", { class: "regard-sign", "aria-hidden": "true" });
+}
+
+// Its element says through data-shown which pair it shows, `query 5 key 2`.
+class StepsPanel {
+  /** @param {Context} context */
+  constructor(context) {
+    this.context = context;
+    this.selection = context.selection;
+    this.run = 0;
+    /** @type {number | null} the chosen column of q and k */
+    this.dim = null;
+    /** @type {number | null} of v and the output */
+    this.valueDim = null;
+    this.width = 700; // CSS pixels, until they are known
+    /** @type {FoundSteps | null} */
+    this.found = null;
+    this.views = this.#matrices();
+    this.signs = new Map(STEP_NAMES.map((name) => [name, makeSign()]));
+    const steps = STEP_NAMES.map((name) => {
+      return make("div", { class: "regard-step" }, this.signs.get(name), this.views[name].element);
+    });
+    this.title = make("h2", { text: "Steps" });
+    this.note = make("p", { class: "regard-note" });
+    this.arithmetic = make("dl", { class: "regard-arithmetic" });
+    this.element = make(
+      "section",
+      { class: "regard-steps", "aria-label": "Steps" },
+      this.title,
+      this.note,
+      make("div", { class: "regard-flow" }, ...steps, this.arithmetic),
+    );
+    this.dark = watchTheme(context.ended, (dark) => {
+      this.dark = dark;
+      this.#show();
+    });
+    this.selection.listen((changed) => {
+      if (FOLLOWED.some((name) => changed.has(name))) this.#read();
+    });
+    this.observer = new ResizeObserver(() => this.#resize());
+    this.observer.observe(this.element);
+    this.#read();
+  }
+
+  #resize() {
+    const width = this.element.clientWidth;
+    if (!width || width === this.width) return;
+    this.width = width;
+    this.#show();
+  }
+
+  /** @returns {Record<StepName, MatrixView>} */
+  #matrices() {
+    /** @type {ChooseCell} */
+    const pair = (row, column, words) => this.#choosePair(row, column, words);
+    /** @type {(name: string, choose: ChooseCell) => MatrixView} */
+    const view = (name, choose) => new MatrixView(name, choose);
+    return {
+      query: view("q", (row, dim, words) => this.#choose({ row, dim }, words)),
+      key: view("k", (row, column, words) => this.#chooseKey(row, column, words)),
+      scores: view("scores", pair),
+      scaled: view("scaled", pair),
+      capped: view("capped", pair),
+      biased: view("biased", pair),
+      masked: view("masked", pair),
+      weights: view("weights", pair),
+      value: view("v", (column, valueDim, words) => this.#choose({ column, valueDim }, words)),
+      output: view("output", (row, valueDim, words) => this.#choose({ row, valueDim }, words)),
+    };
+  }
+
+  end() {
+    this.run++;
+    this.observer.disconnect();
+  }
+
+  #read() {
+    const { view, query, key } = this.selection;
+    const run = ++this.run;
+    if (view === "steps" && query !== null && key !== null)
+      this.#ask(run, query, key).catch(unlessSaid);
+  }
+
+  /**
+   * @param {number} run
+   * @param {number} query
+   * @param {number} key
+   */
+  async #ask(run, query, key) {
+    const { source, texts } = this.context;
+    const { recording } = this.selection;
+    const where = this.selection.where;
+    const text = await texts(recording);
+    const row = (await source.row({ ...where, query })).values;
+    const all = text.queries.length <= WHOLE && text.keys.length <= WHOLE;
+    const queries = all ? text.queries.raw.map((_, n) => n) : [query];
+    const chosen = all ? text.keys.raw.map((_, n) => n) : strongestWith(row, key);
+    const asked = { ...where, queries: queries.join(), keys: chosen.join() };
+    const steps = await source.steps(asked);
+    if (run !== this.run) return;
+    this.found = { steps, text, all, seen: countSeen(row) };
+    this.#show();
+  }
+
+  #show() {
+    if (!this.found) return;
+    const { steps, text, all } = this.found;
+    const facts = this.selection.layerFacts;
+    const axes = this.#axes(this.found);
+    for (const name of STEP_NAMES) {
+      const values = steps[name];
+      const { parentElement } = this.views[name].element;
+      if (parentElement) parentElement.hidden = !values;
+      if (values) this.#fill(name, values, this.found, axes);
+    }
+    this.views.key.rename(all ? "kᵀ" : "k");
+    this.element.classList.toggle("regard-one-query", !all);
+    this.#signs(facts);
+    this.title.textContent = `Steps of ${this.selection.name} · ${formulaText(steps, facts)}`;
+    const parts = [];
+    if (!all)
+      parts.push(
+        `The text has ${countText(text.keys.length)} tokens, so this is query ` +
+          `${countText((text.offset ?? 0) + steps.queries[0])} and its ` +
+          `${steps.keys.length} strongest keys; ` +
+          "weights and output are those of all keys.",
+      );
+    if (!steps.value) parts.push("No values were recorded, so the steps end at the weights.");
+    this.note.textContent = parts.join(" ");
+    this.note.hidden = parts.length === 0;
+    this.#mark();
+  }
+
+  /**
+   * Sizes and labels of what the matrices have along their sides. Of one query and its strongest
+   * keys, the keys go down, so that all that belongs to a key stands in one line.
+   * @param {FoundSteps} found
+   * @returns {StepAxes}
+   */
+  #axes({ steps, text, all }) {
+    const side = all ? this.#side(Math.max(steps.queries.length, steps.keys.length)) : 22;
+    /** @type {(of: TokenText, from: number) => (n: number) => string} */
+    const label = (of, from) => (n) =>
+      all ? of.label(n, 9) : `${countText(from + n)} ${of.label(n, 8)}`;
+    const wide = all ? WIDE : 0.75 * WIDE; // so that all steps of one query fit beside each other
+    const along = (/** @type {number[][]} */ numbers) =>
+      Math.max(2, Math.min(side, Math.floor(wide / numbers[0].length)));
+    /** @type {(word: string, labels: string[] | null, size: number) => Axis} */
+    const axis = (word, labels, size) => ({ word, labels, size });
+    const query = axis("query", steps.queries.map(label(text.queries, text.offset ?? 0)), side);
+    return {
+      query,
+      key: axis("key", steps.keys.map(label(text.keys, 0)), side),
+      dim: axis("column", null, along(steps.query)),
+      valueDim: axis("column", null, steps.value ? along(steps.value) : 0),
+    };
+  }
+
+  /**
+   * Pixels of a cell, so that three matrices stand beside each other, or else two.
+   * @param {number} count
+   */
+  #side(count) {
+    const three = Math.floor((this.width - 345) / (3 * count));
+    const two = Math.floor((this.width - 220) / (2 * count));
+    return three >= 13 ? Math.min(20, three) : Math.max(11, Math.min(17, two));
+  }
+
+  /**
+   * @param {StepName} name
+   * @param {Values} values
+   * @param {FoundSteps} found
+   * @param {StepAxes} axes
+   */
+  #fill(name, values, found, axes) {
+    const { rows, columns, turned } = sidesOf(name, found.all, axes);
+    const turn = turned ? transposed : (/** @type {Values} */ matrix) => matrix;
+    const weights = name === "weights";
+    const hidden = weights ? turn(found.steps.masked) : null;
+    const note = weights ? sumText(found) : undefined;
+    this.views[name].fill({
+      values: turn(values),
+      hidden,
+      rows,
+      columns,
+      weights,
+      note,
+      dark: this.dark,
+    });
+  }
+
+  /** @param {LayerFacts} facts */
+  #signs(facts) {
+    /** @type {Partial<Record<StepName, string>>} */
+    const signs = {
+      key: "·",
+      scores: "→",
+      scaled: scalingText(facts),
+      capped: "tanh",
+      biased: "+",
+      masked: "mask",
+      weights: "softmax",
+      value: "·",
+      output: "=",
+    };
+    for (const [name, sign] of this.signs) sign.textContent = signs[name] ?? "";
+  }
+
+  // Outlines what meets in the chosen cell, and writes its arithmetic.
+  #mark() {
+    if (!this.found) return;
+    const { steps, text, all, seen } = this.found;
+    const { query, key } = this.selection;
+    if (query === null || key === null) return;
+    const i = steps.queries.indexOf(query);
+    const j = steps.keys.indexOf(key);
+    if (i < 0 || j < 0) return;
+    const { query: q, key: k, value, output } = this.views;
+    const dims = this.dim !== null;
+    q.mark({ row: i, column: this.dim, cell: dims });
+    k.mark({ row: all ? this.dim : j, column: all ? j : this.dim, cell: dims });
+    for (const name of MATRICES)
+      if (steps[name]) this.views[name].mark({ row: all ? i : j, column: all ? j : i, cell: true });
+    const cell = this.valueDim !== null;
+    if (steps.value) value.mark({ row: j, column: this.valueDim, cell });
+    if (steps.output) output.mark({ row: i, column: this.valueDim, cell });
+    const names = {
+      query: text.queries.label(query, 12),
+      key: text.keys.label(key, 12),
+      keys: steps.keys.map((n) => text.keys.label(n, 12)),
+    };
+    const facts = this.selection.layerFacts;
+    const places = { query: (text.offset ?? 0) + query, key };
+    const of = { steps, i, j, names, places, seen, dim: this.valueDim, facts };
+    showArithmetic(this.arithmetic, arithmeticLines(of));
+    this.element.dataset.shown = `query ${query} key ${key}`;
+  }
+
+  /**
+   * @param {number} row
+   * @param {number} column
+   * @param {string} words
+   */
+  #choosePair(row, column, words) {
+    this.#choose(this.found?.all ? { row, column } : { row: column, column: row }, words);
+  }
+
+  /**
+   * @param {number} row
+   * @param {number} column
+   * @param {string} words
+   */
+  #chooseKey(row, column, words) {
+    this.#choose(this.found?.all ? { column, dim: row } : { column: row, dim: column }, words);
+  }
+
+  /**
+   * `words`: what the cell is and holds.
+   * @param {CellPlace} place
+   * @param {string} words
+   */
+  #choose({ row, column, dim = null, valueDim = null }, words) {
+    if (!this.found) return;
+    const { steps } = this.found;
+    this.dim = dim;
+    this.valueDim = valueDim;
+    const query = steps.queries[row ?? -1] ?? this.selection.query;
+    const key = steps.keys[column ?? -1] ?? this.selection.key;
+    if (query === this.selection.query && key === this.selection.key) {
+      this.#mark();
+      this.context.say(words);
+    } else {
+      this.context.because = words;
+      this.selection.set({ query, key });
+    }
+  }
+}
+
+/**
+ * What the rows of weights sum to.
+ * @param {FoundSteps} found
+ */
+function sumText({ steps, all }) {
+  const sums = steps.weights.map((row) => row.reduce((sum, weight) => sum + (weight ?? 0), 0));
+  const far = Math.max(...sums.map((sum) => Math.abs(sum - 1)));
+  if (!all) return `sum\u00a0${stepText(sums[0], 4)}`;
+  if (far < 1e-5) return "every row sums to 1";
+  return `rows sum to ${stepText(Math.min(...sums))} … ${stepText(Math.max(...sums))}`;
+}
+
+/**
+ * The sides of a matrix, and whether it lies on its side.
+ * @param {StepName} name
+ * @param {boolean} all
+ * @param {StepAxes} axes
+ */
+function sidesOf(name, all, { query, key, dim, valueDim }) {
+  const numbers = { ...query, size: NUMBER, labels: null };
+  const bare = { ...key, labels: null };
+  if (name === "query") return { rows: query, columns: dim, turned: false };
+  if (name === "key" && all) return { rows: dim, columns: key, turned: true };
+  if (name === "key") return { rows: key, columns: dim, turned: false };
+  if (name === "value") return { rows: key, columns: valueDim, turned: false };
+  if (name === "output") return { rows: query, columns: valueDim, turned: false };
+  if (all) return { rows: query, columns: key, turned: false };
+  return { rows: bare, columns: numbers, turned: true };
+}
+
+/**
+ * `softmax(q·kᵀ ÷ √64 + mask)·v`, with what else this head does.
+ * @param {Steps} steps
+ * @param {LayerFacts} facts
+ */
+function formulaText(steps, facts) {
+  const scaled = `q·kᵀ ${scalingText(facts)}`;
+  const capped = steps.capped ? `softcap(${scaled})` : scaled;
+  return `softmax(${capped}${steps.biased ? " + bias" : ""} + mask)${steps.value ? "·v" : ""}`;
+}
+
+/**
+ * The strongest keys of a row in the order of the text, with one more that is chosen.
+ * @param {Float32Array} row
+ * @param {number} key
+ */
+function strongestWith(row, key) {
+  const found = largest(row, STRONGEST);
+  if (!found.includes(key)) found.push(key);
+  return found.sort((a, b) => a - b);
+}
+
+/**
+ * @param {Values} rows
+ * @returns {Values}
+ */
+function transposed(rows) {
+  return rows[0].map((_, d) => rows.map((row) => row[d]));
+}

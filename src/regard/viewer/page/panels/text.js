@@ -1,0 +1,340 @@
+// What the chosen token attends to, or is attended by, in the text itself.
+
+import { lookAt, lookFrom } from "../data/choose.js";
+import { unlessSaid } from "../data/watch.js";
+import { watchTheme } from "../drawing/colours.js";
+import { make, makeSwitch } from "../drawing/dom.js";
+import { countText, largest, timesText, weightText } from "../drawing/numbers.js";
+import { readLine, tintOf } from "./line.js";
+import { passageButton, passageOf, TextStrip } from "./passages.js";
+import { pairText } from "./readout.js";
+import { makeSearch } from "./search.js";
+import { TokenField } from "./tokenfield.js";
+
+/** @import { Context, Fields } from "../data/selection.js" */
+/** @import { Hit } from "../data/tokens.js" */
+/** @import { Line, Tint } from "./line.js" */
+
+/** @typedef {(place: number) => Tint | null} TintAt */
+
+const SHORT = 2000; // tokens that are shown whole
+const PLACES = 12;
+const LEAST = 0.00005; // shown as 0.0001
+const AGAIN_MS_TEXT = 700; // until a column that has not every row is asked for again
+/** @type {(keyof Fields)[]} */
+const CHANGES = ["recording", "layer", "head", "query", "key", "side", "scale", "low", "high"];
+
+/** @param {Context} context */
+export function makeText(context) {
+  const panel = new TextPanel(context);
+  return { element: panel.element, search: () => panel.search.focus(), end: () => panel.end() };
+}
+
+// Its element says through data-shown which pair and side it shows, `query 5 key 2 to`.
+class TextPanel {
+  /** @param {Context} context */
+  constructor(context) {
+    this.context = context;
+    this.selection = context.selection;
+    this.run = 0;
+    /** @type {Hit[]} */
+    this.hits = [];
+    /** @type {Hit | null} */
+    this.hit = null;
+    /** @type {Line | null} */
+    this.line = null;
+    this.title = make("h2", { text: "Text" });
+    const sides = { to: "attends to", by: "attended by" };
+    this.sides = makeSwitch("Side", sides, (side) => this.selection.set({ side }));
+    this.search = makeSearch(this.context, (hit, hits) => this.#found(hit, hits));
+    const does = {
+      choose: (/** @type {number} */ place) => this.#choose(place),
+      look: (/** @type {number} */ place) => this.#look(place),
+      enter: (/** @type {number} */ place) => this.#enter(place),
+      leave: () => this.#leave(),
+    };
+    this.body = make("div", { class: "regard-text-body" });
+    this.page = make("div", { class: "regard-text-page" });
+    this.field = new TokenField("The text", this.page, does);
+    this.page.append(this.field.element);
+    this.own = make("p", { class: "regard-own" });
+    this.mass = make("p", { class: "regard-note" });
+    this.bars = make("ol", { class: "regard-bars" });
+    this.note = make("p", { class: "regard-note" });
+    this.strip = new TextStrip((place) => this.#choose(place));
+    this.body.append(this.mass, this.bars, this.note);
+    const tools = make("div", { class: "regard-tools" }, this.sides.element, this.search.element);
+    this.element = make(
+      "section",
+      { class: "regard-text", "aria-label": "Text" },
+      make("div", { class: "regard-text-top" }, this.title, tools),
+      this.own,
+      this.page,
+      make("div", { class: "regard-text-main" }, this.strip.element, this.body),
+    );
+    this.dark = watchTheme(context.ended, (dark) => {
+      this.dark = dark;
+      if (this.line) this.#paint(this.line);
+    });
+    this.selection.listen((changed) => {
+      if (CHANGES.some((name) => changed.has(name))) this.#read();
+    });
+    this.#read();
+  }
+
+  end() {
+    this.run++;
+  }
+
+  #read() {
+    this.sides.show(this.selection.side);
+    const { query, key } = this.selection;
+    if (query === null || key === null) return;
+    this.#readNow(++this.run, { query, key }).catch(unlessSaid);
+  }
+
+  /**
+   * @param {number} run
+   * @param {{query: number, key: number}} pair
+   */
+  async #readNow(run, pair) {
+    const line = await readLine(this.context, pair);
+    if (run !== this.run) return;
+    this.line = line;
+    this.#paint(line);
+    if (line.coverage === 1) return;
+    setTimeout(() => run === this.run && this.#readNow(run, pair).catch(unlessSaid), AGAIN_MS_TEXT);
+  }
+
+  /** @param {Line} line */
+  #paint(line) {
+    const { selection } = this;
+    const long = line.text.length > SHORT;
+    this.element.classList.toggle("regard-long", long);
+    this.strip.element.hidden = !long;
+    this.page.hidden = long;
+    this.#paintHeading(line, long);
+    const places = placesOf(line);
+    const tint = (/** @type {number} */ place) => tintOf(line, place, selection, this.dark);
+    if (long) this.strip.paint({ line, selection, dark: this.dark, hits: this.hits });
+    else this.#paintField(line, tint);
+    this.mass.textContent = massWords(line, places);
+    this.bars.replaceChildren(
+      ...(long ? this.#passages(line, places, tint) : this.#bars(line, places)),
+    );
+    this.#paintNote(line, long);
+    this.search.look(line.text);
+    this.element.dataset.shown = `query ${line.query} key ${line.key} ${line.side}`;
+  }
+
+  /**
+   * @param {Line} line
+   * @param {TintAt} tint
+   */
+  #paintField(line, tint) {
+    const { boundary } = this.selection.recordingFacts;
+    this.field.fill(line.text, line.own && line.side === "by" ? null : boundary);
+    this.field.paint(tint, line.chosen, line.locked);
+    this.field.mark(this.hits, this.hit);
+    if (!this.hit) this.field.show(line.chosen ?? line.locked);
+  }
+
+  /**
+   * @param {Line} line
+   * @param {boolean} long
+   */
+  #paintHeading(line, long) {
+    const { text, place } = line.own ?? { text: line.text, place: line.chosen ?? 0 };
+    const named = `“${text.label(place, 24)}”`;
+    const token = long ? `token ${countText(place)} ${named}` : named;
+    const does = line.side === "to" ? "attends to" : "is attended by";
+    this.title.textContent = `Text · what ${token} ${does}`;
+    this.own.hidden = line.own === null;
+    if (line.own === null) return;
+    const label = `The ${line.side === "to" ? "query" : "key"}, in its own text: `;
+    this.own.replaceChildren(label, passageOf({ text }, place, null));
+  }
+
+  /**
+   * @param {Line} line
+   * @param {number[]} places
+   */
+  #bars(line, places) {
+    const most = Math.exp(line.at(places[0]));
+    return places.map((place) => {
+      const weight = Math.exp(line.at(place));
+      const fill = make("span", { class: "regard-bar" });
+      fill.style.setProperty("--part", String(most > 0 ? weight / most : 0));
+      const times = `${timesText(weight * line.seenAt(place))} ×`;
+      const button = make(
+        "button",
+        { type: "button", class: "regard-bar-row" },
+        make("span", { class: "regard-bar-token", text: line.text.label(place, 18), dir: "auto" }),
+        make("span", { class: "regard-bar-place", text: countText(place) }),
+        fill,
+        make("span", { class: "regard-bar-weight", text: weightText(weight) }),
+        make("span", { class: "regard-bar-times", text: times, title: "times uniform" }),
+      );
+      return this.#listed(line, button, place);
+    });
+  }
+
+  /**
+   * @param {Line} line
+   * @param {number[]} places
+   * @param {TintAt} tint
+   */
+  #passages(line, places, tint) {
+    const ends = [line.chosen, line.locked].filter((p) => p !== null);
+    const rest = ends.filter((p) => !places.includes(p));
+    const label = (/** @type {number} */ place) =>
+      place === line.chosen ? "the token itself" : "";
+    const shown = [...new Set(rest.filter((p) => p !== line.chosen || line.own === null))];
+    return [...shown, ...places].map((place) =>
+      this.#listed(line, passageButton(line, place, tint(place), label(place)), place),
+    );
+  }
+
+  /**
+   * @param {Line} line
+   * @param {HTMLButtonElement} button
+   * @param {number} place
+   */
+  #listed(line, button, place) {
+    button.setAttribute("aria-pressed", String(place === line.locked));
+    button.addEventListener("click", () => this.#choose(place));
+    button.addEventListener("pointerenter", () => this.#enter(place));
+    button.addEventListener("pointerleave", () => this.#leave());
+    return make("li", {}, button);
+  }
+
+  /**
+   * @param {Line} line
+   * @param {boolean} long
+   */
+  #paintNote(line, long) {
+    const { boundary } = this.selection.recordingFacts;
+    const parts = [];
+    const other = line.side === "to" ? "key" : "query";
+    if (long) parts.push(`The strip is the whole text: click it to read there.`);
+    else parts.push(`Click a token to choose the ${other}; double click to look from there.`);
+    if (boundary !== null)
+      parts.push(`From position ${countText(boundary)} on the model wrote: underlined.`);
+    this.note.textContent = parts.join(" ");
+  }
+
+  /**
+   * A token was chosen: the other end of the link, or, where it is invisible, the one that looks.
+   * @param {number} place
+   */
+  #choose(place) {
+    const { line } = this;
+    if (!line) return;
+    if (Number.isNaN(line.at(place))) this.#look(place);
+    else if (line.side === "to") this.selection.set({ key: place });
+    else this.selection.set({ query: place - line.base });
+  }
+
+  /** @param {number} place */
+  #look(place) {
+    if (this.line) this.#lookNow(this.line, place).catch(unlessSaid);
+  }
+
+  /**
+   * @param {Line} line
+   * @param {number} place
+   */
+  async #lookNow(line, place) {
+    const { context } = this;
+    const query = place - ((await context.texts(this.selection.recording)).offset ?? 0);
+    const isQuery = query >= 0 && query < this.selection.recordingFacts.queries;
+    if (line.own) this.selection.set(line.side === "to" ? { key: place } : { query: place });
+    else if (line.side === "by") await lookAt(context, place);
+    else if (isQuery) await lookFrom(context, query);
+    else this.selection.set({ key: place });
+  }
+
+  /** @param {number} place */
+  #enter(place) {
+    if (!this.page.hidden) this.field.isolate(place);
+    this.#sayPair(place);
+  }
+
+  #leave() {
+    this.field.isolate(null);
+    if (this.line) this.#sayPair(this.line.locked);
+  }
+
+  /** @param {number} place */
+  #sayPair(place) {
+    const { line } = this;
+    if (!line) return;
+    const query = line.side === "to" ? line.query : place - line.base;
+    const key = line.side === "to" ? place : line.key;
+    const value = line.at(place);
+    const seen = line.seenAt(place);
+    if (line.queries.raw[query] === undefined)
+      this.context.say(`token ${countText(place)} «${line.text.label(place, 24)}» is no query`);
+    else this.context.say(pairText(line, { query, key, value, seen }));
+  }
+
+  /**
+   * The search found hits, and goes to one of them, or to none.
+   * @param {Hit | null} hit
+   * @param {Hit[]} hits
+   */
+  #found(hit, hits) {
+    this.hits = hits;
+    this.hit = hit;
+    if (!this.line) return;
+    const { line, selection } = this;
+    if (line.text.length <= SHORT) this.field.mark(hits, hit);
+    else this.strip.paint({ line, selection, dark: this.dark, hits });
+    if (hit) this.#goTo(line, hit[0]).catch(unlessSaid);
+  }
+
+  /**
+   * @param {Line} line
+   * @param {number} place
+   */
+  async #goTo(line, place) {
+    const { query, key } = this.selection;
+    const named = `${countText(place)} «${line.text.label(place, 24)}»`;
+    this.context.because = `${this.search.words()}: ${named}`;
+    await this.#lookNow(line, place);
+    if (query !== this.selection.query || key !== this.selection.key) return;
+    this.context.say(this.context.because);
+    this.context.because = "";
+  }
+}
+
+/**
+ * The strongest places, strongest first, as far as four decimals show them.
+ * @param {Line} line
+ */
+function placesOf(line) {
+  const found = largest(line.values, PLACES).filter((n, rank) => {
+    return rank === 0 || Math.exp(line.values[n]) >= LEAST;
+  });
+  return found.map((n) => n + line.base);
+}
+
+/**
+ * How much of all the mass the places have.
+ * @param {Line} line
+ * @param {number[]} places
+ */
+function massWords(line, places) {
+  const shown = places.reduce((sum, place) => sum + Math.exp(line.at(place)), 0);
+  const read = line.coverage < 1 ? ` ${Math.round(100 * line.coverage)} % of the rows read.` : "";
+  if (!places.length)
+    return line.side === "to" ? "It sees no token: its output is 0." : `No token sees it.${read}`;
+  const where = places.length === 1 ? "this place" : `these ${places.length} places`;
+  if (line.side === "by") {
+    const all = weightText(line.total);
+    return `${weightText(shown)} of the ${all} that it gets comes from ${where}.${read}`;
+  }
+  const rest = 1 - line.total;
+  const sink = rest > 0.0005 ? ` The sink takes ${weightText(rest)}.` : "";
+  return `${weightText(shown)} of its mass is in ${where}.${sink}`;
+}

@@ -1,0 +1,196 @@
+// A text as tokens to point at, to choose, and to walk through by keyboard.
+
+import { lineStep, make, nextInLine, showInside } from "../drawing/dom.js";
+
+/** @import { Hit, TokenText } from "../data/tokens.js" */
+/** @import { Tint } from "./line.js" */
+
+/**
+ * What pointing at a token, or walking there, does.
+ * @typedef {{choose: (place: number) => void, look: (place: number) => void,
+ *   enter: (place: number) => void, leave: () => void}} TokenActs
+ */
+
+/** @type {{[key: string]: number | undefined}} */
+const ARROW_STEPS = { ArrowLeft: -1, ArrowRight: 1 };
+
+// `scroller`: what is scrolled to show a token.
+export class TokenField {
+  /**
+   * @param {string} label
+   * @param {HTMLElement} scroller
+   * @param {TokenActs} does
+   */
+  constructor(label, scroller, does) {
+    this.does = does;
+    this.scroller = scroller;
+    /** @type {HTMLElement[]} */
+    this.nodes = [];
+    /** @type {TokenText | null} */
+    this.text = null;
+    /** @type {HTMLElement | undefined} the token that is in the tab order */
+    this.walker = undefined;
+    this.element = make("div", {
+      class: "regard-tokens",
+      role: "listbox",
+      "aria-label": label,
+      dir: "auto",
+    });
+    this.#listen();
+  }
+
+  /**
+   * Shows a text; `boundary`: the first place that a model wrote, or null.
+   * @param {TokenText} text
+   * @param {number | null} boundary
+   */
+  fill(text, boundary) {
+    if (this.text === text) return;
+    this.text = text;
+    this.nodes = Array.from({ length: text.length }, (_, place) =>
+      this.#node(text, place, boundary),
+    );
+    this.element.replaceChildren(...this.nodes);
+  }
+
+  /**
+   * A token: the space before its word stands by itself, so that no tint ends a line.
+   * @param {TokenText} text
+   * @param {number} place
+   * @param {number | null} boundary
+   */
+  #node(text, place, boundary) {
+    const shown = text.text(place).replace(/\n/g, "⏎\n").replace(/\t/g, "⇥\t") || "∅";
+    const word = shown.replace(/^ +/, "");
+    const space = shown.slice(0, shown.length - word.length);
+    const gap = text.spaced && place > 0 ? " " : "";
+    const node = make("span", { class: "regard-token", role: "option", tabIndex: -1 });
+    const inner = make("span", { class: "regard-word", text: word || space });
+    node.append(gap + (word ? space : ""), inner);
+    node.dataset.place = String(place);
+    node.classList.toggle("regard-written", boundary !== null && place >= boundary);
+    node.classList.toggle("regard-boundary", boundary !== null && place === boundary);
+    return node;
+  }
+
+  /**
+   * Colours each token by tint(place) → {back, ink} or null, and marks both ends of the pair.
+   * @param {(place: number) => Tint | null} tint
+   * @param {number | null} chosen
+   * @param {number} locked
+   */
+  paint(tint, chosen, locked) {
+    this.nodes.forEach((node, place) => {
+      const found = tint(place);
+      node.classList.toggle("regard-unseen", found === null);
+      node.style.setProperty("--back", found?.back ?? "transparent");
+      node.style.setProperty("--on", found?.ink ?? "");
+      node.classList.toggle("regard-chosen", place === chosen);
+      node.classList.toggle("regard-locked", place === locked);
+      node.setAttribute("aria-selected", String(place === locked));
+    });
+    if (!this.element.contains(document.activeElement)) this.#rove(chosen ?? locked);
+  }
+
+  /**
+   * Marks the places found by a search, and the one that is gone to.
+   * @param {Hit[]} hits
+   * @param {Hit | null} current
+   */
+  mark(hits, current) {
+    const marked = new Set(hits.flatMap(([first, last]) => range(first, last)));
+    const now = new Set(current ? range(...current) : []);
+    this.nodes.forEach((node, place) => {
+      node.classList.toggle("regard-hit", marked.has(place));
+      node.classList.toggle("regard-hit-now", now.has(place));
+    });
+    if (current) this.show(current[0]);
+  }
+
+  /**
+   * Shows one token alone; null shows all again.
+   * @param {number | null} place
+   */
+  isolate(place) {
+    this.element.classList.toggle("regard-isolating", place !== null);
+    for (const node of this.element.querySelectorAll(".regard-isolated"))
+      node.classList.remove("regard-isolated");
+    if (place !== null) this.nodes[place]?.classList.add("regard-isolated");
+  }
+
+  /** @param {number} place */
+  show(place) {
+    if (this.nodes[place]) showInside(this.scroller, this.nodes[place]);
+  }
+
+  #listen() {
+    const { element, does } = this;
+    /** @type {(name: keyof HTMLElementEventMap, act: (place: number) => void) => void} */
+    const on = (name, act) =>
+      element.addEventListener(name, (event) => {
+        const place = placeAt(event.target);
+        if (place !== undefined) act(place);
+      });
+    on("click", does.choose);
+    on("dblclick", does.look);
+    on("pointerover", does.enter);
+    on("focusin", (place) => this.#rove(place));
+    element.addEventListener("pointerleave", () => does.leave());
+    element.addEventListener("keydown", (event) => this.#press(event, placeAt(event.target)));
+  }
+
+  /**
+   * @param {KeyboardEvent} event
+   * @param {number | undefined} place
+   */
+  #press(event, place) {
+    if (place === undefined || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.key === "Enter" || event.key === " ")
+      this.does[event.shiftKey ? "look" : "choose"](place);
+    else if (!this.#walk(event, place)) return;
+    event.preventDefault();
+    event.stopPropagation();
+  }
+
+  /**
+   * @param {KeyboardEvent} event
+   * @param {number} place
+   */
+  #walk(event, place) {
+    const step = ARROW_STEPS[event.key];
+    const line = lineStep(event.key);
+    const last = this.nodes.length - 1;
+    let to = event.key === "Home" ? 0 : event.key === "End" ? last : undefined;
+    if (step) to = Math.max(0, Math.min(last, place + step * (event.shiftKey ? 10 : 1)));
+    if (line) to = placeAt(nextInLine(this.nodes, place, line) ?? null) ?? place;
+    if (to === undefined) return false;
+    this.nodes[to].focus({ preventScroll: true });
+    this.show(to);
+    this.does.enter(to);
+    return true;
+  }
+
+  /** @param {number} place */
+  #rove(place) {
+    if (this.walker) this.walker.tabIndex = -1;
+    this.walker = this.nodes[place] ?? this.nodes[0];
+    if (this.walker) this.walker.tabIndex = 0;
+  }
+}
+
+/**
+ * The place of the token that an event meets.
+ * @param {EventTarget | null} target
+ */
+function placeAt(target) {
+  const token = target instanceof Element ? target.closest(".regard-token") : null;
+  return token instanceof HTMLElement ? Number(token.dataset.place) : undefined;
+}
+
+/**
+ * @param {number} first
+ * @param {number} last
+ */
+function range(first, last) {
+  return Array.from({ length: last - first + 1 }, (_, n) => first + n);
+}
