@@ -326,7 +326,8 @@ def test_scripts_are_executable_bash(script):
     [
         (
             "check",
-            "no part is called everything; there are format, lint, types, page, docs, tests and fix",
+            "no part is called everything; there are format, lint, types, page, docs, tests and"
+            " fix",
         ),
         ("scripts/sanitize", "everything is unknown; there are address, undefined and thread"),
         ("scripts/compilers", "everything is not here; here are "),

@@ -46,6 +46,13 @@ class Call:
     part_of: int | None = None  # of a part of a call: the ``group_rows`` of the whole
     whole_rows: bool = True  # False where the call has only some of the keys
 
+    @classmethod
+    def of(cls, **fields: Any) -> Call:
+        """A call of these fields and the others' defaults, in a fifth of the constructor's time."""
+        call = cls.__new__(cls)
+        vars(call).update(fields)
+        return call
+
     @property
     def sizes(self) -> tuple[int, int, int, int, int]:
         """``B, Hq, Hkv, Lq, Lk``."""

@@ -345,7 +345,7 @@ def read_call(query: Any, key: Any, value: Any, *, seed: Any = None, **options: 
     B = math.prod(leading)
     if query.shape[0] != B:
         query = _expand(query, (B, *query.shape[1:]))
-    return Call(query, key, value, leading, heads, **fields)
+    return Call.of(query=query, key=key, value=value, leading=leading, heads=heads, **fields)
 
 
 def check_contents(call: Call) -> None:

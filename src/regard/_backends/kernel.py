@@ -131,7 +131,7 @@ def _read(call: Call) -> tuple[Any, tuple[Any, ...]]:
     B, Hq, Hkv, Lq, Lk = call.sizes
     q, k, v = (_rows(x) for x in (call.query, call.key, call.value))
     lengths = [Lk] * B if call.key_lengths is None else call.key_lengths.tolist()
-    starts = call.starts.tolist()
+    starts = [n - Lq for n in lengths] if call.query_start is None else call.query_start.tolist()
     segments = (call.query_segments, call.key_segments)
     ids = [None if x is None else np.require(to_numpy(x), np.int64, ["C", "A"]) for x in segments]
     sinks = [] if call.sinks is None else call.sinks.tolist()
