@@ -41,19 +41,26 @@ class Visibility:
         given = (call.key_lengths, call.query_start, call.query_segments)
         self.uniform = all(option is None for option in given)
 
-    def keys(self, b: int, rows: slice) -> slice:
-        """The smallest interval that holds every key which these queries of batch b may see."""
-        call, start = self.call, self.starts[b]
-        first, last = (start + i * call.query_step for i in (rows.start, rows.stop - 1))
+    def interval(self, b: int, query: Any) -> tuple[Any, Any]:
+        """The first key that queries of batch b may see and the one after the last: who sees more.
+
+        Of an int or an array of them, by lengths, order and window; segments and masks see less.
+        """
+        call, place = self.call, self.starts[b] + query * self.call.query_step
         low, high = 0, self.lengths[b]
         if call.causal:
-            high = min(high, last + 1)
+            high = np.minimum(high, place + 1)
         if call.window_right is not None:
-            high = min(high, last + 1 + call.window_right)
+            high = np.minimum(high, place + 1 + call.window_right)
         if call.window_left is not None:
-            low = max(low, first - call.window_left)
-        high = max(high, 0)
-        low = min(low, high)
+            low = np.maximum(low, place - call.window_left)
+        high = np.maximum(high, 0 * place)
+        return np.minimum(low, high), high
+
+    def keys(self, b: int, rows: slice) -> slice:
+        """The smallest interval that holds every key which these queries of batch b may see."""
+        first, last = (self.interval(b, i) for i in (rows.start, rows.stop - 1))
+        low, high = int(min(first[0], last[1])), int(last[1])
         if self._segments is not None and low < high:
             of_queries, of_keys = (s[b if len(s) > 1 else 0] for s in self._segments)
             ids, others = of_queries[rows], of_keys[low:high]
@@ -73,14 +80,10 @@ class Visibility:
         call, start = self.call, self.starts[b.start]
         i = self._arange(rows.start, rows.stop)[:, None] * call.query_step + start
         j = self._arange(keys.start, keys.stop)[None, :]
-        first, last = (start + n * call.query_step for n in (rows.start, rows.stop - 1))
+        first, last = (self.interval(b.start, n) for n in (rows.start, rows.stop - 1))
         rules = []
-        if call.causal and first < keys.stop - 1:
-            rules.append((j <= i)[None, None])
-        if call.window_right is not None and first + call.window_right < keys.stop - 1:
-            rules.append((j <= i + call.window_right)[None, None])
-        if call.window_left is not None and keys.start < last - call.window_left:
-            rules.append((j >= i - call.window_left)[None, None])
+        if first[1] < keys.stop or keys.start < last[0]:
+            rules = [rule[None, None] for rule in window_rules(call, i, j)]
         if call.query_segments is not None:
             of_queries = part(call.query_segments, b, rows)[:, None, :, None]
             rules.append(of_queries == part(call.key_segments, b, keys)[:, None, None, :])
@@ -90,6 +93,18 @@ class Visibility:
         for rule in rules:
             visible = rule if visible is None else visible & rule
         return visible
+
+
+def window_rules(call: Call, place: Any, j: Any) -> list[Any]:
+    """Bool, for queries at some places and keys j: what order and window each allow."""
+    rules = []
+    if call.causal:
+        rules.append(j <= place)
+    if call.window_right is not None:
+        rules.append(j <= place + call.window_right)
+    if call.window_left is not None:
+        rules.append(j >= place - call.window_left)
+    return rules
 
 
 def blocks(

@@ -11,6 +11,7 @@ from regard._arrays import arrays_of
 from regard._call import Call
 from regard._errors import UnsupportedError
 from regard._formula import capped, scaled
+from regard._visible import window_rules
 
 
 def attention(call: Call) -> Tensor:
@@ -75,13 +76,7 @@ def _visible(call: Call) -> Tensor | None:
     lengths, start = call.key_lengths, call.query_start
     lengths = Lk if lengths is None else lengths[:, None, None, None]
     p = i + (lengths - Lq if start is None else start[:, None, None, None])
-    rules = [call.mask]
-    if call.causal:
-        rules.append(j <= p)
-    if call.window_right is not None:
-        rules.append(j <= p + call.window_right)
-    if call.window_left is not None:
-        rules.append(j >= p - call.window_left)
+    rules = [call.mask, *window_rules(call, p, j)]
     if call.key_lengths is not None:
         rules.append(j < lengths)
     if call.query_segments is not None:

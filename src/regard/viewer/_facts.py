@@ -88,27 +88,12 @@ def visible(layer: Layer, head: int) -> np.ndarray:
     """``(Lq,)``: how many keys each query of a head sees."""
     call = call_of(layer, head)
     visibility = Visibility(call, NumpyArrays().arange)
-    low, high = _intervals(call, visibility)
+    low, high = visibility.interval(0, np.arange(call.sizes[3]))
     if call.mask is not None:
         return _counted(call, visibility)
     if call.query_segments is not None:
         return _counted_by_segment(call, low, high)
     return high - low
-
-
-def _intervals(call: Call, visibility: Visibility) -> tuple[np.ndarray, np.ndarray]:
-    """The first key that each query may see, and the one after the last; masks left out."""
-    *_, Lq, _ = call.sizes
-    place = np.arange(Lq) + visibility.starts[0]
-    low, high = np.zeros_like(place), np.full_like(place, visibility.lengths[0])
-    if call.causal:
-        high = np.minimum(high, place + 1)
-    if call.window_right is not None:
-        high = np.minimum(high, place + 1 + call.window_right)
-    if call.window_left is not None:
-        low = np.maximum(low, place - call.window_left)
-    high = np.maximum(high, 0)
-    return np.minimum(low, high), high
 
 
 def _counted_by_segment(call: Call, low: np.ndarray, high: np.ndarray) -> np.ndarray:
