@@ -13,6 +13,7 @@ class Toy:
     """The definition for one matrix after the other, and nothing but plain NumPy."""
 
     name = "toy"
+    past_torch = False
     reads_statistics = True
     few_rows = 0
 

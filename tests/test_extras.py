@@ -115,7 +115,8 @@ def test_works_with_numpy_and_safetensors_alone(use):
 NEED_AN_EXTRA = {"cli", "nn", "lm.decoder", "lm.training", "viewer._server", "viewer.notebook"}
 # Imported by others alone, where what they need is there.
 NEED_WHAT_IS_THERE = {
-    "_kernel_ops", "_onnx", "_torch", "_torch_ops", "_torch_state", "viewer._connections",
+    "_backends.kernel_ops", "_backends.onnx", "_backends.torch_gradients", "_backends.torch_ops",
+    "_torch_arrays", "_torch_state", "viewer._connections",
 }  # fmt: skip
 
 

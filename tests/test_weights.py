@@ -327,10 +327,11 @@ class TestPlot:
     @pytest.fixture(autouse=True)
     def without_a_screen(self):
         import matplotlib
+        from matplotlib import pyplot
 
         matplotlib.use("agg")
         yield
-        matplotlib.pyplot.close("all")
+        pyplot.close("all")
 
     def test_draws_the_asked_matrix(self):
         q, k = np.random.default_rng(0).standard_normal((2, 2, 3, 5, 4))

@@ -26,7 +26,7 @@ from regard._reductions import (
 )
 from regard._row_statistics import Place, RowStatistics
 from regard._settings import bytes_text, require_materializable
-from regard._written import require_unwritten, versions
+from regard._written import refuse_recorded, require_unwritten, versions
 
 if TYPE_CHECKING:  # what jaxtyping loads would double the time of `import regard`
     from jaxtyping import Float
@@ -189,9 +189,14 @@ class AttentionWeights:
 
     def _ask(self, *reductions: Reduction) -> list[Any]:
         """The answers of all of them, in one pass."""
-        require_unwritten(self._versions)
+        self._require_now()
         self._reduce({name: x for r in reductions for name, x in r.fields().items()})
         return [self._give(reduction.result()) for reduction in reductions]
+
+    def _require_now(self) -> None:
+        """That weights can be computed here and now."""
+        require_unwritten(self._versions)
+        refuse_recorded(self._call, self._statistics.backend.past_torch)
 
     def _reduce(self, fields: dict[str, Any]) -> None:
         backend, call = self._statistics.backend, self._call
@@ -332,6 +337,7 @@ class AttentionWeights:
             IndexError: out of range, or not a basic index.
             MaterializeError: the part asked for is above the limit.
         """
+        self._require_now()
         xp, picks = arrays_of(self._call.query), basic_index(index, self.shape)
         call, lead = self._call, len(self._call.leading)
         B, Hq, _, Lq, Lk = call.sizes
@@ -343,7 +349,6 @@ class AttentionWeights:
             "weights", shape, 8 * np.dtype(self._dtype_name).itemsize,
             "Ask for a part: weights[0, head, i], weights.pool(...)",
         )  # fmt: skip
-        require_unwritten(self._versions)
         flat = (batch.size, heads.size, rows.size, columns.size)
         out = xp.full(flat, 0.0, self._dtype_name)
         if 0 not in flat:

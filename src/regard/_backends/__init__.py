@@ -19,6 +19,7 @@ class Backend(Protocol):
 
     Attributes:
         name: as ``backend=`` has it.
+        past_torch: whether it writes numbers of tensors where torch does not see it.
         reads_statistics: whether ``reduce`` computes weights from the row statistics, and must be
             given them. Where not, it takes them where a call has only some of the keys.
         few_rows: queries that share a key head have the same statistics whichever are computed
@@ -27,6 +28,8 @@ class Backend(Protocol):
 
     @property
     def name(self) -> str: ...
+    @property
+    def past_torch(self) -> bool: ...
     @property
     def reads_statistics(self) -> bool: ...
     @property

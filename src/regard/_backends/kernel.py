@@ -15,7 +15,6 @@ from regard._arrays import to_numpy
 from regard._call import Call, accumulating_name, dtype_name, is_tensor
 from regard._checks import check_contents
 from regard._settings import get_num_threads
-from regard._written import refuse_recorded
 
 LARGEST_NUMBER = 1e30  # that scores are multiplied with in float32
 LARGEST_HEAD = 256  # one sum over more numbers than these is less exact than the plain formula's
@@ -37,6 +36,7 @@ class Kernel:
     """See ``regard._backends.Backend``."""
 
     name = "kernel"
+    past_torch = True
     reads_statistics = True
     few_rows = 64  # a block of the widest instruction set
 
@@ -58,14 +58,12 @@ class Kernel:
         Rows of a part have the bits that they have in the whole, whichever are computed together;
         where no more than ``few_rows`` share their keys, only if these are computed together.
         """
-        refuse_recorded(call, True)
         return forward(call.without_value())[1:]
 
     def reduce(
         self, call: Call, statistics: tuple[Any, Any] | None, fields: dict[str, Any]
     ) -> None:
         assert statistics is not None
-        refuse_recorded(call, True)
         reduce(call, *statistics, fields)
 
 
