@@ -9,6 +9,10 @@ namespace regard {
 
 enum class Type : int { float32, bfloat16, float16, float64, boolean };
 
+static inline int64_t bytes_of(Type type) {
+  return type == Type::float64 ? 8 : type == Type::float32 ? 4 : type == Type::boolean ? 1 : 2;
+}
+
 struct Array {
   const char* data = nullptr;
   int64_t strides[4] = {};

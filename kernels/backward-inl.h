@@ -5,6 +5,16 @@
 // A task has a chunk of keys and goes through all queries. It alone adds to its part of dK and dV;
 // to dQ the chunks add in their order, so that no sum depends on the threads. Source: Dao et al.
 // 2022.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <thread>
+
+#include "forward-inl.h"
+
+namespace regard::REGARD_NAMESPACE {
 
 static int64_t chunk_of(const Problem& p) { return p.Lk > 1024 ? 512 : 256; }
 
@@ -214,70 +224,89 @@ static void write_keys(const typename E::Real* sum, int64_t n, int64_t D, double
                          *(const Vec<Real>*)(sum + j * width + d) * Real(scale), D - d);
 }
 
+// A task: a chunk of the keys of a head.
+struct KeyChunk {
+  int64_t b, kv, begin, end;
+};
+
+// Adds what the keys from j0 on and a block of queries give each other.
 template <class E>
-static void run_backward(const void* pass, int64_t task, char* memory, const Stop& stop) {
+static void add_gradients(const Problem& p, BackwardMemory<E>& m, const KeyChunk& chunk, int64_t j0,
+                          int keys) {
   typedef typename E::Real Real;
   typedef typename E::Op Op;
   constexpr int n = E::lanes;
+  const Reach reach = reach_of(m.rows, j0, keys);
+  const int64_t D = m.padded(p.D), Dv = m.padded(p.Dv), stride = p.key.strides[2];
+  const char* key = p.key.at(chunk.b, chunk.kv, j0);
+  const Matrix k = along<E>(key, stride, keys, p.D, m.key_along);
+  const Matrix value =
+      along<E>(p.value.at(chunk.b, chunk.kv, j0), p.value.strides[2], keys, p.Dv, m.value_along);
+  weigh(p, m, reach, k, value, j0, keys, true);
+  const Matrix key_across = E::pack > 1 ? across<E>(key, stride, keys, p.D, m.key_across) : k;
+  const void* weights = m.weights;
+  const void* change = m.change;
+  const typename E::Word* changes = (const typename E::Word*)m.change;
+  int64_t size = sizeof(Real);
+  if constexpr (E::pack > 1) {
+    pack_changes(m, reach, keys);
+    weights = m.half_weights, change = m.half_change, changes = m.change_pairs, size = 2;
+  }
+  for (int x = 0; x < reach.cuts; ++x) {
+    const Reach::Cut& cut = reach.cut[x];
+    const int first = cut.from * n, height = cut.end - cut.begin, lead = cut.begin / E::pack;
+    const int64_t terms = (cut.to - cut.from) * n / E::pack;
+    const int64_t at = (cut.begin * E::rows + first) * size, to = j0 - chunk.begin + cut.begin;
+    multiply<Op, false, Into::add>(int(Dv / n), m.grad_rows + first / E::pack * Dv, Dv,
+                                   (const char*)weights + at, E::rows * size, terms, height,
+                                   m.value_sum + to * Dv, Dv);
+    multiply<Op, false, Into::add>(int(D / n), m.query_rows + first / E::pack * D, D,
+                                   (const char*)change + at, E::rows * size, terms, height,
+                                   m.key_sum + to * D, D);
+    multiply<Op, true, Into::add>(cut.to - cut.from, changes + lead * E::rows + first, E::rows,
+                                  (const char*)key_across.data + lead * key_across.stride,
+                                  key_across.stride, E::words(height), p.D, m.query_sum + first,
+                                  E::rows);
+  }
+}
+
+// Goes through the keys of a chunk from `low` to `high` for a block of queries.
+template <class E>
+static void add_block(const Backward& g, BackwardMemory<E>& m, const KeyChunk& chunk, int64_t low,
+                      int64_t high) {
+  typedef typename E::Real Real;
+  const Problem& p = *g.problem;
+  load_queries<E>(p, m.rows);
+  gather_gradients(g, m);
+  std::memset((void*)m.query_sum, 0, size_t(p.D * E::rows) * sizeof(Real));
+  if (m.sum) std::memset((void*)m.sum, 0, E::rows * sizeof(Real));
+  for (int64_t j0 = low; j0 < high; j0 += kKeys)
+    add_gradients(p, m, chunk, j0, int(high - j0 < kKeys ? high - j0 : kKeys));
+}
+
+template <class E>
+static void run_backward(const void* pass, int64_t task, char* memory, const Stop& stop) {
+  typedef typename E::Real Real;
   const Backward& g = *(const Backward*)pass;
   const Problem& p = *g.problem;
   Scratch scratch(memory);
   BackwardMemory<E> m(p, scratch);
   // One chunk of every head, then the next: so that few wait for another.
-  const int64_t chunk = chunk_of(p), heads = p.B * p.Hkv, c = task / heads, head = task % heads;
-  const int64_t b = head / p.Hkv, kv = head % p.Hkv, group = p.Hq / p.Hkv;
-  const int64_t begin = c * chunk, end = begin + chunk < p.Lk ? begin + chunk : p.Lk;
-  const int64_t D = m.padded(p.D), Dv = m.padded(p.Dv), blocks = row_blocks_of<E>(p);
-  std::memset((void*)m.key_sum, 0, size_t(chunk * D) * sizeof(Real));
-  std::memset((void*)m.value_sum, 0, size_t(chunk * Dv) * sizeof(Real));
+  const int64_t size = chunk_of(p), heads = p.B * p.Hkv, c = task / heads, head = task % heads;
+  const int64_t begin = c * size, end = begin + size < p.Lk ? begin + size : p.Lk;
+  const KeyChunk chunk{head / p.Hkv, head % p.Hkv, begin, end};
+  const int64_t group = p.Hq / p.Hkv, blocks = row_blocks_of<E>(p);
+  std::memset((void*)m.key_sum, 0, size_t(size * m.padded(p.D)) * sizeof(Real));
+  std::memset((void*)m.value_sum, 0, size_t(size * m.padded(p.Dv)) * sizeof(Real));
   for (int64_t r = 0; r < blocks; ++r) {
-    find(p, m.rows, b, kv * group, r * E::rows, group * p.Lq);
+    find(p, m.rows, chunk.b, chunk.kv * group, r * E::rows, group * p.Lq);
     const int64_t low = m.rows.low > begin ? m.rows.low : begin;
     const int64_t high = m.rows.high < end ? m.rows.high : end;
     if (low >= high) continue;
-    load_queries<E>(p, m.rows);
-    gather_gradients(g, m);
-    std::memset((void*)m.query_sum, 0, size_t(p.D * E::rows) * sizeof(Real));
-    if (m.sum) std::memset((void*)m.sum, 0, E::rows * sizeof(Real));
-    for (int64_t j0 = low; j0 < high; j0 += kKeys) {
-      const int keys = int(high - j0 < kKeys ? high - j0 : kKeys);
-      const Reach reach = reach_of(m.rows, j0, keys);
-      const int64_t key_stride = p.key.strides[2];
-      const char* key = p.key.at(b, kv, j0);
-      const Matrix k = along<E>(key, key_stride, keys, p.D, m.key_along);
-      const Matrix value =
-          along<E>(p.value.at(b, kv, j0), p.value.strides[2], keys, p.Dv, m.value_along);
-      weigh(p, m, reach, k, value, j0, keys, true);
-      const Matrix key_across =
-          E::pack > 1 ? across<E>(key, key_stride, keys, p.D, m.key_across) : k;
-      const void* weights = m.weights;
-      const void* change = m.change;
-      const typename E::Word* changes = (const typename E::Word*)m.change;
-      int64_t size = sizeof(Real);
-      if constexpr (E::pack > 1) {
-        pack_changes(m, reach, keys);
-        weights = m.half_weights, change = m.half_change, changes = m.change_pairs, size = 2;
-      }
-      for (int x = 0; x < reach.cuts; ++x) {
-        const Reach::Cut& cut = reach.cut[x];
-        const int first = cut.from * n, height = cut.end - cut.begin, lead = cut.begin / E::pack;
-        const int64_t terms = (cut.to - cut.from) * n / E::pack;
-        const int64_t at = (cut.begin * E::rows + first) * size, to = j0 - begin + cut.begin;
-        multiply<Op, false, Into::add>(int(Dv / n), m.grad_rows + first / E::pack * Dv, Dv,
-                                       (const char*)weights + at, E::rows * size, terms, height,
-                                       m.value_sum + to * Dv, Dv);
-        multiply<Op, false, Into::add>(int(D / n), m.query_rows + first / E::pack * D, D,
-                                       (const char*)change + at, E::rows * size, terms, height,
-                                       m.key_sum + to * D, D);
-        multiply<Op, true, Into::add>(cut.to - cut.from, changes + lead * E::rows + first, E::rows,
-                                      (const char*)key_across.data + lead * key_across.stride,
-                                      key_across.stride, E::words(height), p.D, m.query_sum + first,
-                                      E::rows);
-      }
-    }
+    add_block(g, m, chunk, low, high);
     // The chunks before this one add first. Not std::atomic_ref: clang's library has it since 19.
     int64_t* const turn = g.turn + head * blocks + r;
-    while (__atomic_load_n(turn, __ATOMIC_ACQUIRE) != c - m.rows.low / chunk) {
+    while (__atomic_load_n(turn, __ATOMIC_ACQUIRE) != c - m.rows.low / size) {
       if (stopped(stop)) return;
       std::this_thread::yield();
     }
@@ -378,3 +407,5 @@ static Job bias_gradient(const Backward& g) {
 static int64_t row_blocks(const Problem& p) {
   return by_type<int64_t>(p.type, [&]<class E>(E) { return row_blocks_of<E>(p); });
 }
+
+}  // namespace regard::REGARD_NAMESPACE

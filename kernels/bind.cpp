@@ -16,6 +16,7 @@
 #include <thread>
 #include <tuple>
 
+#include "bounds.h"
 #include "cpu.h"
 #include "dispatch.h"
 #include "threads.h"
@@ -25,10 +26,17 @@ namespace nb = nanobind;
 
 namespace {
 
-// An array as Python tells it: where it starts, its strides in bytes, the name of its dtype.
-using Told = std::tuple<uintptr_t, std::vector<int64_t>, std::string>;
+// An array as Python tells it: where it starts, its shape, its strides and how many bytes their
+// unit has, the name of its dtype; in a build with checks where its memory begins and how long that
+// is.
+using Shape = std::array<int64_t, 4>;
+using Buffer = std::tuple<uintptr_t, int64_t>;
+using Told = std::tuple<uintptr_t, Shape, Shape, int64_t, std::string, std::optional<Buffer>>;
 
-regard::Type type_of(const std::string& name) {
+const Shape& shape_of(const Told& told) { return std::get<1>(told); }
+
+regard::Type type_of(const Told& told) {
+  const std::string& name = std::get<4>(told);
   if (name == "float32") return regard::Type::float32;
   if (name == "bfloat16") return regard::Type::bfloat16;
   if (name == "float16") return regard::Type::float16;
@@ -37,14 +45,27 @@ regard::Type type_of(const std::string& name) {
   throw std::invalid_argument("no kernel reads " + name);
 }
 
-regard::Array array(const std::optional<Told>& told) {
+// The array as one of a shape to which its own is broadcast.
+regard::Array array(const char* name, const Told& told, const Shape& shape) {
+  const auto& [address, own, strides, unit, dtype, buffer] = told;
   regard::Array x;
-  if (!told) return x;
-  const auto& [address, strides, dtype] = *told;
   x.data = reinterpret_cast<const char*>(address);
-  x.type = type_of(dtype);
-  for (size_t i = 0; i < 4; ++i) x.strides[i] = strides.at(i);
+  x.type = type_of(told);
+  for (size_t i = 0; i < 4; ++i) {
+    if (own[i] != 1 && own[i] != shape[i])
+      throw std::invalid_argument(std::string(name) + " has another shape than the call");
+    x.strides[i] = own[i] == 1 ? 0 : strides[i] * unit;
+  }
+  if (buffer) {
+    const auto& [begin, bytes] = *buffer;
+    if (!regard::lies_within(x, shape, regard::bytes_of(x.type), begin, bytes))
+      throw std::out_of_range(std::string(name) + " reaches beyond its memory");
+  }
   return x;
+}
+
+regard::Array array(const char* name, const std::optional<Told>& told, const Shape& shape) {
+  return told ? array(name, *told, shape) : regard::Array{};
 }
 
 template <class T>
@@ -52,37 +73,69 @@ T* at(uintptr_t address) {
   return reinterpret_cast<T*>(address);
 }
 
-// One call, with what it owns. The arrays are the caller's, who keeps them alive.
+// One call, as Python tells it. The arrays are the caller's, who keeps them alive.
 struct Call {
-  regard::Problem problem{};
-  regard::Intervals intervals;
-  std::vector<int64_t> starts;
-  int64_t step;
+  Told query, key;
+  std::optional<Told> value, mask, bias;
+  int64_t group_rows = 0;
+  double scale = 1, softcap = 0;
+  bool causal = false;
+  int64_t window_left = -1, window_right = -1;
+  std::vector<int64_t> starts, lengths;
+  int64_t step = 1;
+  uintptr_t query_ids = 0, key_ids = 0;
+  bool shared_query_ids = false, shared_key_ids = false;
   std::vector<double> sinks;
+  double dropout = 0;
+  int64_t seed = 0;
+};
 
-  Call(Told query, Told key, std::optional<Told> value, std::array<int64_t, 8> sizes, double scale,
-       double softcap, bool causal, int64_t left, int64_t right, std::vector<int64_t> starts,
-       int64_t step, const std::vector<int64_t>& lengths, uintptr_t query_ids, uintptr_t key_ids,
-       bool shared_query_ids, bool shared_key_ids, std::optional<Told> mask,
-       std::optional<Told> bias, std::vector<double> sinks, double dropout, int64_t seed)
-      : starts(std::move(starts)), step(step), sinks(std::move(sinks)) {
+// The call as the kernels read it, but for who sees whom.
+regard::Problem problem_of(const Call& call) {
+  const Shape &q = shape_of(call.query), &k = shape_of(call.key);
+  regard::Problem p{};
+  p.B = q[0], p.Hq = q[1], p.Hkv = k[1], p.Lq = q[2], p.Lk = k[2];
+  p.D = q[3], p.Dv = call.value ? shape_of(*call.value)[3] : 0;
+  p.group_rows = call.group_rows;
+  p.type = type_of(call.query);
+  p.query = array("query", call.query, q);
+  p.key = array("key", call.key, {p.B, p.Hkv, p.Lk, p.D});
+  p.value = array("value", call.value, {p.B, p.Hkv, p.Lk, p.Dv});
+  p.mask = array("mask", call.mask, {p.B, p.Hq, p.Lq, p.Lk});
+  p.bias = array("bias", call.bias, {p.B, p.Hq, p.Lq, p.Lk});
+  p.sinks = call.sinks.empty() ? nullptr : call.sinks.data();
+  p.scale = call.scale, p.softcap = call.softcap;
+  p.dropout = call.dropout;
+  // Half to even, as Python rounds.
+  p.threshold = static_cast<uint64_t>(std::nearbyint(call.dropout * 4294967296.0));
+  p.seed[0] = static_cast<uint32_t>(call.seed);
+  p.seed[1] = static_cast<uint32_t>(static_cast<uint64_t>(call.seed) >> 32);
+  return p;
+}
+
+// A call with all that the kernels read.
+struct Read {
+  regard::Problem problem;
+  regard::Intervals intervals;
+
+  explicit Read(const Call& call) : problem(problem_of(call)) {
     regard::Problem& p = problem;
-    p.B = sizes[0], p.Hq = sizes[1], p.Hkv = sizes[2], p.Lq = sizes[3], p.Lk = sizes[4];
-    p.D = sizes[5], p.Dv = sizes[6], p.group_rows = sizes[7];
-    p.type = type_of(std::get<2>(query));
-    p.query = array(query), p.key = array(key), p.value = array(value);
-    p.mask = array(mask), p.bias = array(bias);
-    p.sinks = this->sinks.empty() ? nullptr : this->sinks.data();
-    p.scale = scale, p.softcap = softcap;
-    p.dropout = dropout;
-    // Half to even, as Python rounds.
-    p.threshold = static_cast<uint64_t>(std::nearbyint(dropout * 4294967296.0));
-    p.seed[0] = static_cast<uint32_t>(seed);
-    p.seed[1] = static_cast<uint32_t>(static_cast<uint64_t>(seed) >> 32);
-    intervals =
-        regard::intervals_of({p.B, p.Lq, p.Lk, causal, left, right, this->starts.data(), step,
-                              lengths.data(), at<const int64_t>(query_ids),
-                              at<const int64_t>(key_ids), shared_query_ids, shared_key_ids});
+    const auto enough = static_cast<size_t>(p.B);
+    if (call.starts.size() != enough || call.lengths.size() != enough)
+      throw std::invalid_argument("starts and lengths have one number for each of the batch");
+    intervals = regard::intervals_of({.B = p.B,
+                                      .Lq = p.Lq,
+                                      .Lk = p.Lk,
+                                      .causal = call.causal,
+                                      .left = call.window_left,
+                                      .right = call.window_right,
+                                      .starts = call.starts.data(),
+                                      .step = call.step,
+                                      .lengths = call.lengths.data(),
+                                      .query_ids = at<const int64_t>(call.query_ids),
+                                      .key_ids = at<const int64_t>(call.key_ids),
+                                      .shared_query_ids = call.shared_query_ids,
+                                      .shared_key_ids = call.shared_key_ids});
     p.first = intervals.first.data(), p.last = intervals.last.data();
     p.query_ids = intervals.query_ids.empty() ? nullptr : intervals.query_ids.data();
     p.key_ids = intervals.key_ids.empty() ? nullptr : intervals.key_ids.data();
@@ -132,54 +185,89 @@ void end() {
 
 void forward(const Call& call, uintptr_t out, uintptr_t maximum, uintptr_t total, int threads) {
   const regard::Target& target = regard::target();
-  regard::Forward f{&call.problem,   at<char>(out), at<void>(maximum),
-                    at<void>(total), nullptr,       threads};
+  const Read read(call);
+  regard::Forward f{.problem = &read.problem,
+                    .out = at<char>(out),
+                    .maximum = at<void>(maximum),
+                    .total = at<void>(total),
+                    .partial = nullptr,
+                    .threads = threads};
   const regard::Memory partial = regard::allocate(target.partial_bytes(f));
   f.partial = partial.get();
   run({target.forward(f), target.merge(f)}, threads);
 }
 
-void backward(const Call& call, Told grad, Told out, uintptr_t maximum, uintptr_t total,
-              uintptr_t query_sum, uintptr_t delta, uintptr_t key_grad, uintptr_t value_grad,
-              std::optional<Told> bias_grad, int threads) {
+// The arrays of a gradient: the addresses of those that have no strides, or 0.
+struct Gradients {
+  Told grad, out;
+  std::optional<Told> bias_grad;
+  uintptr_t maximum = 0, total = 0, query_sum = 0, delta = 0, key_grad = 0, value_grad = 0;
+};
+
+void backward(const Call& call, const Gradients& told, int threads) {
   const regard::Target& target = regard::target();
-  const regard::Problem& p = call.problem;
+  const Read read(call);
+  const regard::Problem& p = read.problem;
+  const Shape out{p.B, p.Hq, p.Lq, p.Dv};
   std::vector<int64_t> turn(static_cast<size_t>(p.B * p.Hkv * target.row_blocks(p)));
-  const regard::Backward g{&p,
-                           array(grad),
-                           array(out),
-                           at<void>(maximum),
-                           at<void>(total),
-                           at<void>(query_sum),
-                           at<void>(delta),
-                           turn.data(),
-                           at<char>(key_grad),
-                           at<char>(value_grad),
-                           array(bias_grad)};
+  const regard::Backward g{
+      .problem = &p,
+      .grad = array("grad", told.grad, out),
+      .out = array("out", told.out, out),
+      .maximum = at<void>(told.maximum),
+      .total = at<void>(told.total),
+      .query_sum = at<void>(told.query_sum),
+      .delta = at<void>(told.delta),
+      .turn = turn.data(),
+      .key_grad = at<char>(told.key_grad),
+      .value_grad = at<char>(told.value_grad),
+      .bias_grad = array("bias_grad", told.bias_grad, {p.B, p.Hq, p.Lq, p.Lk})};
   run({target.backward(g), target.bias_gradient(g)}, threads);
 }
 
 // What is asked of the weights: each is the address of its result, or 0.
-void reduce(const Call& call, uintptr_t maximum, uintptr_t total, bool whole_rows,
-            uintptr_t weights, uintptr_t entropy, uintptr_t distance, int64_t k,
-            uintptr_t top_values, uintptr_t top_keys, uintptr_t received, uintptr_t received_max,
-            uintptr_t pooled_max, uintptr_t pooled_mass, std::array<int64_t, 2> bins, int64_t n,
-            uintptr_t pair_query, uintptr_t pair_key, uintptr_t pair_weight, int threads) {
+struct Asked {
+  uintptr_t maximum = 0, total = 0;
+  bool whole_rows = true;
+  uintptr_t weights = 0, entropy = 0, distance = 0;
+  int64_t k = 0;
+  uintptr_t top_values = 0, top_keys = 0, received = 0, received_max = 0;
+  uintptr_t pooled_max = 0, pooled_mass = 0;
+  std::array<int64_t, 2> bins{1, 1};
+  int64_t n = 0;
+  uintptr_t pair_query = 0, pair_key = 0, pair_weight = 0;
+};
+
+void reduce(const Call& call, const Asked& asked, int threads) {
   const regard::Target& target = regard::target();
-  regard::Reduce r{};
-  r.problem = &call.problem, r.maximum = at<void>(maximum), r.total = at<void>(total);
-  r.whole_rows = whole_rows;
-  r.weights = at<void>(weights), r.entropy = at<double>(entropy);
-  r.distance = at<double>(distance), r.starts = call.starts.data(), r.step = call.step;
-  r.k = k, r.top_values = at<void>(top_values), r.top_keys = at<int64_t>(top_keys);
-  r.received = at<double>(received), r.received_max = at<double>(received_max);
-  r.pooled_max = at<void>(pooled_max), r.pooled_mass = at<void>(pooled_mass);
-  r.bins[0] = bins[0], r.bins[1] = bins[1];
-  r.n = n, r.pair_query = at<int64_t>(pair_query), r.pair_key = at<int64_t>(pair_key);
-  r.pair_weight = at<void>(pair_weight);
+  const Read read(call);
+  regard::Reduce r{.problem = &read.problem,
+                   .maximum = at<void>(asked.maximum),
+                   .total = at<void>(asked.total),
+                   .whole_rows = asked.whole_rows,
+                   .weights = at<void>(asked.weights),
+                   .entropy = at<double>(asked.entropy),
+                   .distance = at<double>(asked.distance),
+                   .starts = call.starts.data(),
+                   .step = call.step,
+                   .k = asked.k,
+                   .top_values = at<void>(asked.top_values),
+                   .top_keys = at<int64_t>(asked.top_keys),
+                   .received = at<double>(asked.received),
+                   .received_max = at<double>(asked.received_max),
+                   .pooled_max = at<void>(asked.pooled_max),
+                   .pooled_mass = at<void>(asked.pooled_mass),
+                   .bins = {asked.bins[0], asked.bins[1]},
+                   .n = asked.n,
+                   .pair_query = at<int64_t>(asked.pair_query),
+                   .pair_key = at<int64_t>(asked.pair_key),
+                   .pair_weight = at<void>(asked.pair_weight),
+                   .head0 = 0,
+                   .head1 = 0,
+                   .chunks = nullptr};
   // Heads in waves, so that what their chunks hold is written over while it is in the caches.
   constexpr int64_t kWaveBytes = int64_t{4} << 20;
-  const int64_t heads = call.problem.B * call.problem.Hq, bytes = target.chunk_bytes(r);
+  const int64_t heads = read.problem.B * read.problem.Hq, bytes = target.chunk_bytes(r);
   const int64_t wave = bytes ? std::max<int64_t>(1, kWaveBytes / bytes) : heads;
   const regard::Memory chunks = regard::allocate(bytes * std::min(wave, heads));
   r.chunks = chunks.get();
@@ -187,6 +275,69 @@ void reduce(const Call& call, uintptr_t maximum, uintptr_t total, bool whole_row
     r.head1 = std::min(heads, r.head0 + wave);
     run({target.reduce(r), target.collect(r)}, threads);
   }
+}
+
+void bind_call(nb::module_& m) {
+  nb::class_<Call>(m, "Call", "One call of attention; what is not set is not there.")
+      .def(nb::init<>())
+      .def_rw("query", &Call::query)
+      .def_rw("key", &Call::key)
+      .def_rw("value", &Call::value, nb::arg().none())
+      .def_rw("mask", &Call::mask, nb::arg().none())
+      .def_rw("bias", &Call::bias, nb::arg().none())
+      .def_rw("group_rows", &Call::group_rows)
+      .def_rw("scale", &Call::scale)
+      .def_rw("softcap", &Call::softcap)
+      .def_rw("causal", &Call::causal)
+      .def_rw("window_left", &Call::window_left)
+      .def_rw("window_right", &Call::window_right)
+      .def_rw("starts", &Call::starts)
+      .def_rw("lengths", &Call::lengths)
+      .def_rw("step", &Call::step)
+      .def_rw("query_ids", &Call::query_ids)
+      .def_rw("key_ids", &Call::key_ids)
+      .def_rw("shared_query_ids", &Call::shared_query_ids)
+      .def_rw("shared_key_ids", &Call::shared_key_ids)
+      .def_rw("sinks", &Call::sinks)
+      .def_rw("dropout", &Call::dropout)
+      .def_rw("seed", &Call::seed)
+      .def_prop_ro(
+          "factor", [](const Call& call) { return regard::factor_of(problem_of(call)); },
+          "What makes the exponent of 2 of a score.");
+  nb::class_<Gradients>(m, "Gradients", "The arrays of a gradient, without its call's.")
+      .def(nb::init<>())
+      .def_rw("grad", &Gradients::grad)
+      .def_rw("out", &Gradients::out)
+      .def_rw("bias_grad", &Gradients::bias_grad, nb::arg().none())
+      .def_rw("maximum", &Gradients::maximum)
+      .def_rw("total", &Gradients::total)
+      .def_rw("query_sum", &Gradients::query_sum)
+      .def_rw("delta", &Gradients::delta)
+      .def_rw("key_grad", &Gradients::key_grad)
+      .def_rw("value_grad", &Gradients::value_grad);
+}
+
+void bind_asked(nb::module_& m) {
+  nb::class_<Asked>(m, "Asked", "What is asked of the weights: addresses of the results, or 0.")
+      .def(nb::init<>())
+      .def_rw("maximum", &Asked::maximum)
+      .def_rw("total", &Asked::total)
+      .def_rw("whole_rows", &Asked::whole_rows)
+      .def_rw("weights", &Asked::weights)
+      .def_rw("entropy", &Asked::entropy)
+      .def_rw("distance", &Asked::distance)
+      .def_rw("k", &Asked::k)
+      .def_rw("top_values", &Asked::top_values)
+      .def_rw("top_keys", &Asked::top_keys)
+      .def_rw("received", &Asked::received)
+      .def_rw("received_max", &Asked::received_max)
+      .def_rw("pooled_max", &Asked::pooled_max)
+      .def_rw("pooled_mass", &Asked::pooled_mass)
+      .def_rw("bins", &Asked::bins)
+      .def_rw("n", &Asked::n)
+      .def_rw("pair_query", &Asked::pair_query)
+      .def_rw("pair_key", &Asked::pair_key)
+      .def_rw("pair_weight", &Asked::pair_weight);
 }
 
 }  // namespace
@@ -210,33 +361,19 @@ NB_MODULE(_kernels, m) {
         "The instruction sets that the compiler of this build could not make.");
   m.def("preference", &regard::preference, nb::arg("vendor"),
         "The instruction sets of this build, best first on processors of a vendor.");
-  nb::class_<Call>(m, "Call", "One call of attention. Arrays are (address, strides, dtype).")
-      .def(nb::init<Told, Told, std::optional<Told>, std::array<int64_t, 8>, double, double, bool,
-                    int64_t, int64_t, std::vector<int64_t>, int64_t, const std::vector<int64_t>&,
-                    uintptr_t, uintptr_t, bool, bool, std::optional<Told>, std::optional<Told>,
-                    std::vector<double>, double, int64_t>(),
-           nb::arg("query"), nb::arg("key"), nb::arg("value").none(), nb::arg("sizes"),
-           nb::arg("scale"), nb::arg("softcap"), nb::arg("causal"), nb::arg("left"),
-           nb::arg("right"), nb::arg("starts"), nb::arg("step"), nb::arg("lengths"),
-           nb::arg("query_ids"), nb::arg("key_ids"), nb::arg("shared_query_ids"),
-           nb::arg("shared_key_ids"), nb::arg("mask").none(), nb::arg("bias").none(),
-           nb::arg("sinks"), nb::arg("dropout"), nb::arg("seed"))
-      .def_prop_ro(
-          "factor", [](const Call& call) { return regard::factor_of(call.problem); },
-          "What makes the exponent of 2 of a score.");
+  // Whether each array is told with its memory, and must lie in it.
+#ifdef REGARD_CHECKS
+  m.attr("checks") = true;
+#else
+  m.attr("checks") = false;
+#endif
+  bind_call(m);
+  bind_asked(m);
   m.def("end", &end, "Stops every call; none is taken any more.");
   m.def("forward", &forward, nb::arg("call"), nb::arg("out"), nb::arg("maximum"), nb::arg("total"),
         nb::arg("threads"), "Computes the output and, where asked, the row statistics.");
-  m.def("reduce", &reduce, nb::arg("call"), nb::arg("maximum"), nb::arg("total"),
-        nb::arg("whole_rows"), nb::arg("weights") = 0, nb::arg("entropy") = 0,
-        nb::arg("distance") = 0, nb::arg("k") = 0, nb::arg("top_values") = 0,
-        nb::arg("top_keys") = 0, nb::arg("received") = 0, nb::arg("received_max") = 0,
-        nb::arg("pooled_max") = 0, nb::arg("pooled_mass") = 0,
-        nb::arg("bins") = std::array<int64_t, 2>{1, 1}, nb::arg("n") = 0, nb::arg("pair_query") = 0,
-        nb::arg("pair_key") = 0, nb::arg("pair_weight") = 0, nb::arg("threads"),
+  m.def("reduce", &reduce, nb::arg("call"), nb::arg("asked"), nb::arg("threads"),
         "Computes what is asked of the weights in one pass.");
-  m.def("backward", &backward, nb::arg("call"), nb::arg("grad"), nb::arg("out"), nb::arg("maximum"),
-        nb::arg("total"), nb::arg("query_sum"), nb::arg("delta"), nb::arg("key_grad"),
-        nb::arg("value_grad"), nb::arg("bias_grad").none(), nb::arg("threads"),
+  m.def("backward", &backward, nb::arg("call"), nb::arg("gradients"), nb::arg("threads"),
         "Computes the gradients from the output, its gradient and the row statistics.");
 }

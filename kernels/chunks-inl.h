@@ -1,5 +1,16 @@
 // What columns, bins and heads collect of the weights: by every chunk of rows for itself, and then
 // put together in the order of the rows.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+#include "mathematics-inl.h"
+#include "rows-inl.h"
+
+namespace regard::REGARD_NAMESPACE {
 
 static bool of_picture(const Reduce& r) { return r.pooled_max || r.pooled_mass; }
 
@@ -254,3 +265,5 @@ static int64_t chunk_bytes(const Reduce& r) {
     return one_chunk_bytes<E>(r) * chunks_of<E>(r);
   });
 }
+
+}  // namespace regard::REGARD_NAMESPACE

@@ -1,6 +1,16 @@
 // A few queries against many keys: what counts is to read every key and value once, as fast as the
 // memory gives them. So numbers of a row are in the lanes here, and nothing is transposed; the rows
 // of all heads that share a key use it while it is there.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "forward-inl.h"
+
+namespace regard::REGARD_NAMESPACE {
 
 constexpr int kDecodeVectors = 4;  // of a tile of four rows
 // In bytes:
@@ -195,78 +205,108 @@ static void weigh_row(const Scaling<E>& scaling, const DecodeState<E>& state, in
   state.rounded[r] += E::pack > 1 ? double(sum_lanes<Real>(rounded)) : all;
 }
 
+// Applies scale, softcap and bias to a row of scores where they are not left for the exponential.
+template <class E>
+static void finish_row(const Problem& p, const DecodeMemory<E>& m, int r, int64_t j0, int keys,
+                       typename E::Real* row) {
+  typedef typename E::Real Real;
+  const Real cap = Real(p.softcap);
+  for (int j = 0; j < keys; j += E::lanes) {
+    Vec<Real>& s = *(Vec<Real>*)(row + j);
+    s *= Real(p.scale);
+    if (p.softcap != 0) s = tanh(s / cap) * cap;
+  }
+  if (!p.bias) return;
+  const char* bias = p.bias.at(m.rows.b, m.rows.head[r], m.rows.index[r]);
+  for (int j = 0; j < keys; ++j)
+    row[j] += number<Real>(bias + (j0 + j) * p.bias.strides[3], p.bias.type);
+}
+
+// Raises the largest score of a row to that of some more, and rescales what it has summed.
+template <class E>
+static void raise_top(const Problem& p, const Scaling<E>& scaling, const DecodeState<E>& state,
+                      int r, int keys, const typename E::Real* row) {
+  typedef typename E::Real Real;
+  constexpr int n = E::lanes;
+  const int64_t width = decode_width<E>(p);
+  Vec<Real> highest = Vec<Real>{} + state.top[r];
+  for (int j = 0; j < keys; j += n) highest = larger(*(const Vec<Real>*)(row + j), highest);
+  const Real top = max_lanes<Real>(highest);
+  if (top == state.top[r]) return;
+  const Vec<Real> base = scaling.base(broadcast(top));
+  const Vec<Real> factor = exp2(scaling.exponent(broadcast(state.top[r]), base));
+  // As the output is, and with the exact factor.
+  state.rounded[r] *= double(factor[0]);
+  state.total[r] *= std::exp2(double(state.top[r] - top) * double(scaling.factor));
+  for (int64_t d = 0; d < width; d += n) *(Vec<Real>*)(state.out + r * width + d) *= factor;
+  state.top[r] = top;
+}
+
+// Makes weights of a row's scores, and adds them to its sums. Returns whether it sees every key.
+template <class E>
+static bool weigh_keys(const Problem& p, const Scaling<E>& scaling, DecodeMemory<E>& m,
+                       const DecodeState<E>& state, int r, int64_t j0, int keys) {
+  typedef typename E::Real Real;
+  constexpr int n = E::lanes;
+  Real* const row = m.scores + r * kDecodeKeys;
+  const auto weights = m.weights + r * kDecodeKeys;
+  const int even = (keys + 2 * n - 1) / (2 * n) * (2 * n);
+  const auto hide = [&](int from, int to) {
+    for (int j = from; j < to; ++j) row[j] = -kInf<Real>;
+  };
+  hide(keys, even);
+  if (r >= m.rows.count) {
+    for (int j = 0; j < even; ++j) weights[j] = 0;
+    return true;
+  }
+  if (!scaling.raw) {
+    finish_row(p, m, r, j0, keys, row);
+    hide(keys, even);
+  }
+  const auto inside = [&](int64_t j) { return int(j < j0 ? 0 : j - j0 > keys ? keys : j - j0); };
+  const int first = inside(m.rows.first[r]), last = inside(m.rows.last[r]);
+  hide(0, first);
+  hide(last, keys);
+  raise_top(p, scaling, state, r, keys, row);
+  weigh_row(scaling, state, r, keys, row, weights);
+  return first == 0 && last == keys;
+}
+
+// Adds values of which some are NaN or inf to row r: what it does not see takes no part.
+template <class E>
+static void add_seen_values(const Problem& p, const DecodeMemory<E>& m, const DecodeState<E>& state,
+                            int r, const char* value, int64_t j0, int keys) {
+  typedef typename E::Real Real;
+  for (int j = 0; j < keys; ++j) {
+    if (!sees(p, m.rows, r, j0 + j)) continue;
+    const auto w = m.weights[r * kDecodeKeys + j];
+    for (int64_t d = 0; d < p.Dv; ++d)
+      state.out[r * decode_width<E>(p) + d] +=
+          number<Real>((const char*)&w, E::pack > 1 ? E::type : real_type<Real>) *
+          number<Real>(value + j * p.value.strides[2] + d * int64_t(sizeof(typename E::Bits)),
+                       E::type);
+  }
+}
+
+// Computes the keys from j0 on for R rows from r0 on.
 template <class E, int R>
 static void decode_block(const Problem& p, DecodeMemory<E>& m, const DecodeState<E>& state, int r0,
                          int64_t kv, int64_t j0, int keys) {
-  typedef typename E::Real Real;
-  constexpr int n = E::lanes;
   const Scaling<E> scaling(p);
-  Real* scores = m.scores + r0 * kDecodeKeys;
-  const int64_t out_width = decode_width<E>(p);
-  dot_keys<E, R>(p, m.rows.q + r0 * padded_words<E>(p), p.key.at(m.rows.b, kv, j0), keys, scores);
+  const int64_t width = decode_width<E>(p);
+  dot_keys<E, R>(p, m.rows.q + r0 * padded_words<E>(p), p.key.at(m.rows.b, kv, j0), keys,
+                 m.scores + r0 * kDecodeKeys);
   const char* const value = p.value ? p.value.at(m.rows.b, kv, j0) : nullptr;
   if (value) ask_for(value, kStart);
   bool whole = true;
-  const int even = (keys + 2 * n - 1) / (2 * n) * (2 * n);
-  for (int r = r0; r < r0 + R; ++r) {
-    Real* row = m.scores + r * kDecodeKeys;
-    const auto hide_rest = [&] {
-      for (int j = keys; j < even; ++j) row[j] = -kInf<Real>;
-    };
-    hide_rest();
-    if (r >= m.rows.count) {
-      for (int j = 0; j < even; ++j) m.weights[r * kDecodeKeys + j] = 0;
-      continue;
-    }
-    if (!scaling.raw) {
-      const Real cap = Real(p.softcap);
-      for (int j = 0; j < keys; j += n) {
-        Vec<Real>& s = *(Vec<Real>*)(row + j);
-        s *= Real(p.scale);
-        if (p.softcap != 0) s = tanh(s / cap) * cap;
-      }
-      if (p.bias) {
-        const char* bias = p.bias.at(m.rows.b, m.rows.head[r], m.rows.index[r]);
-        for (int j = 0; j < keys; ++j)
-          row[j] += number<Real>(bias + (j0 + j) * p.bias.strides[3], p.bias.type);
-      }
-      hide_rest();
-    }
-    const auto inside = [&](int64_t j) { return int(j < j0 ? 0 : j - j0 > keys ? keys : j - j0); };
-    const int first = inside(m.rows.first[r]), last = inside(m.rows.last[r]);
-    for (int j = 0; j < first; ++j) row[j] = -kInf<Real>;
-    for (int j = last; j < keys; ++j) row[j] = -kInf<Real>;
-    whole &= first == 0 && last == keys;
-    Vec<Real> highest = Vec<Real>{} + state.top[r];
-    for (int j = 0; j < keys; j += n) highest = larger(*(const Vec<Real>*)(row + j), highest);
-    const Real top = max_lanes<Real>(highest);
-    if (top != state.top[r]) {
-      const Vec<Real> base = scaling.base(broadcast(top));
-      const Vec<Real> factor = exp2(scaling.exponent(broadcast(state.top[r]), base));
-      // As the output is, and with the exact factor.
-      state.rounded[r] *= double(factor[0]);
-      state.total[r] *= std::exp2(double(state.top[r] - top) * double(scaling.factor));
-      for (int64_t d = 0; d < out_width; d += n)
-        *(Vec<Real>*)(state.out + r * out_width + d) *= factor;
-      state.top[r] = top;
-    }
-    weigh_row(scaling, state, r, keys, row, m.weights + r * kDecodeKeys);
-  }
+  for (int r = r0; r < r0 + R; ++r) whole &= weigh_keys(p, scaling, m, state, r, j0, keys);
   ask_for(p.key.at(m.rows.b, kv, j0 + keys), kStart);
   if (!value) return;
   if (whole || finite<E>(value, p.value.strides[2], keys, p.Dv))
     return add_values<E, R>(m.weights + r0 * kDecodeKeys, value, p.value.strides[2], keys, p.Dv,
-                            out_width, state.out + r0 * out_width);
+                            width, state.out + r0 * width);
   for (int r = r0; r < r0 + R && r < m.rows.count; ++r)
-    for (int j = 0; j < keys; ++j) {
-      if (!sees(p, m.rows, r, j0 + j)) continue;
-      const auto w = m.weights[r * kDecodeKeys + j];
-      for (int64_t d = 0; d < p.Dv; ++d)
-        state.out[r * out_width + d] +=
-            number<Real>((const char*)&w, E::pack > 1 ? E::type : real_type<Real>) *
-            number<Real>(value + j * p.value.strides[2] + d * int64_t(sizeof(typename E::Bits)),
-                         E::type);
-    }
+    add_seen_values(p, m, state, r, value, j0, keys);
 }
 
 template <class E>
@@ -371,3 +411,5 @@ static int64_t partial_bytes(const Forward& f) {
     return n > 1 ? p.B * p.Hkv * n * state_size<E>(p) * int64_t(sizeof(typename E::Real)) : 0;
   });
 }
+
+}  // namespace regard::REGARD_NAMESPACE

@@ -3,6 +3,13 @@
 //
 // Where there is one block of queries the keys are computed in pieces, so that threads can share
 // them; pieces are put together in their order. Source: Milakov & Gimelshein 2018; Dao et al. 2022.
+#pragma once
+
+#include <cstdint>
+
+#include "weights-inl.h"
+
+namespace regard::REGARD_NAMESPACE {
 
 constexpr int64_t kPiece = 2048;  // keys
 constexpr int64_t kSoon = 512;    // keys that are left when the memory of what follows is asked for
@@ -211,6 +218,95 @@ static void softmax(const Scaling<E>& scaling, const State<E>& state, typename E
   }
 }
 
+// Some neighbouring keys of a head, and which of the queries see them.
+struct Block {
+  int64_t kv, j0;
+  int keys;
+  Reach reach;
+  bool simple;    // every query sees every key, and scores are the products
+  bool laid_out;  // keys and values are there as words
+};
+
+template <class E>
+static Block block_of(const Problem& p, const ForwardMemory<E>& m, int64_t kv, int64_t j0,
+                      int64_t high, bool careful) {
+  const int keys = int(high - j0 < kKeys ? high - j0 : kKeys);
+  const Reach reach = reach_of(m.rows, j0, keys);
+  return {kv,
+          j0,
+          keys,
+          reach,
+          reach.plain && raw_scores(p) && !p.mask && !p.key_ids,
+          m.laid_out.values && !careful && j0 % E::pack == 0};
+}
+
+// Computes the scores of a block and raises the largest ones of the rows, and the base of their
+// weights.
+template <class E>
+static void score_block(const Problem& p, const Scaling<E>& scaling, ForwardMemory<E>& m,
+                        const Block& block, Ahead* ahead) {
+  typedef typename E::Real Real;
+  const Rows<E>& rows = m.rows;
+  const Reach& reach = block.reach;
+  const int64_t kv = block.kv, j0 = block.j0, words = E::words(p.D);
+  const LaidOut<E>& there = m.laid_out;
+  const Matrix k =
+      block.laid_out && there.keys
+          ? Matrix{there.keys + (j0 - there.part->low) * words,
+                   words * int64_t(sizeof(typename E::Word))}
+          : along<E>(p.key.at(rows.b, kv, j0), p.key.strides[2], block.keys, p.D, m.keys);
+  __builtin_memcpy(m.top, m.state.top, sizeof(Real) * E::rows);
+  if (block.simple && words <= kTerms && !few_queries<E>(p)) {
+    multiply<typename E::Op, false, Into::set_and_maximum>(rows.vectors, rows.q, E::rows, k.data,
+                                                           k.stride, words, block.keys, m.scores,
+                                                           E::rows, m.top, ahead);
+  } else {
+    multiply_keys<E>(p, rows, reach, kv, j0, block.keys, k, m.scores, ahead);
+    if (!block.simple) finish_scores<E>(p, rows, reach, scaling, j0, block.keys, m.scores, nullptr);
+    for (int v = 0; v < rows.vectors; ++v) {
+      Vec<Real> top = vector_at<E>(m.top, 0, v);
+      for (int j = reach.low[v]; j < reach.high[v]; ++j)
+        top = larger(vector_at<E>(m.scores, j, v), top);
+      vector_at<E>(m.top, 0, v) = top;
+    }
+  }
+  for (int v = 0; v < rows.vectors; ++v) rescale(p, scaling, m.state, m.top, v);
+}
+
+// Makes weights of the scores of a block; `pairs`, where they go straight to the values.
+template <class E>
+static void softmax_block(const Problem& p, const Scaling<E>& scaling, ForwardMemory<E>& m,
+                          const Block& block, typename E::Word* pairs, typename E::Real lift) {
+  const Reach& reach = block.reach;
+  if (reach.plain && m.rows.vectors == kVectors)
+    softmax<E, kVectors>(scaling, m.state, m.scores, pairs, lift, 0, 0, block.keys);
+  else
+    for (int v = 0; v < m.rows.vectors; ++v)
+      softmax<E, 1>(scaling, m.state, m.scores, pairs, lift, v, reach.low[v], reach.high[v]);
+  if (!p.threshold) return;
+  draw(p, m.rows, block.j0, block.keys, m.kept);
+  drop(m.rows, reach, m.kept, m.scores);
+}
+
+// Adds the values of a block, which begin at `value`, times their weights.
+template <class E>
+static void multiply_values(const Problem& p, ForwardMemory<E>& m, const Block& block,
+                            const char* value, Ahead* ahead) {
+  const LaidOut<E>& there = m.laid_out;
+  const Matrix v = block.laid_out
+                       ? Matrix{there.values + (block.j0 - there.part->low) / E::pack * p.Dv,
+                                p.Dv * int64_t(sizeof(typename E::Word))}
+                       : across<E>(value, p.value.strides[2], block.keys, p.Dv, m.values);
+  for (int c = 0; c < block.reach.cuts; ++c) {
+    const Reach::Cut& cut = block.reach.cut[c];
+    const int first = cut.from * E::lanes, begin = cut.begin / E::pack;
+    multiply<typename E::Op, true, Into::add>(
+        cut.to - cut.from, m.weights + begin * E::rows + first, E::rows,
+        (const char*)v.data + begin * v.stride, v.stride, E::words(cut.end - cut.begin), p.Dv,
+        m.state.out + first, E::rows, nullptr, ahead);
+  }
+}
+
 // Computes the keys from `low` to `high` for a block of queries. Returns whether some keys were
 // hidden from some of them; then their values take no part, even if NaN or inf, only where it is
 // `careful`.
@@ -218,81 +314,32 @@ template <class E>
 static bool add_keys(const Forward& f, ForwardMemory<E>& m, int64_t kv, int64_t low, int64_t high,
                      bool careful) {
   typedef typename E::Real Real;
-  typedef typename E::Word Word;
-  typedef typename E::Op Op;
-  constexpr int n = E::lanes;
   const Problem& p = *f.problem;
-  const Rows<E>& rows = m.rows;
   const State<E>& state = m.state;
   const Scaling<E> scaling(p);
-  const LaidOut<E>& there = m.laid_out;
-  if (there.values && !careful) there.add(p, rows.b, kv, low, high);
+  if (m.laid_out.values && !careful) m.laid_out.add(p, m.rows.b, kv, low, high);
   for (int64_t x = 0; x < state_size<E>(p); ++x) state.out[x] = 0;
   for (int i = 0; i < E::rows; ++i) state.top[i] = state.base[i] = -kInf<Real>;
-  const int64_t key_stride = p.key.strides[2], value_stride = p.value.strides[2];
   const Real lift = careful ? 1 : kLift<Real>;
   bool hidden = false;
   for (int64_t j0 = low; j0 < high; j0 += kKeys) {
-    const int keys = int(high - j0 < kKeys ? high - j0 : kKeys);
-    const Reach reach = reach_of(rows, j0, keys);
-    Ahead* const ahead = high - j0 <= kSoon ? &m.ahead : nullptr;
-    const bool simple = reach.plain && scaling.raw && !p.mask && !p.key_ids;
+    const Block block = block_of(p, m, kv, j0, high, careful);
     // Of a last pair only the first may be seen; it is laid out as two.
-    const bool laid_out = there.values && !careful && j0 % E::pack == 0;
-    hidden |= laid_out && keys % E::pack;
-    const Matrix k = laid_out && there.keys
-                         ? Matrix{there.keys + (j0 - there.part->low) * E::words(p.D),
-                                  E::words(p.D) * int64_t(sizeof(Word))}
-                         : along<E>(p.key.at(rows.b, kv, j0), key_stride, keys, p.D, m.keys);
-    __builtin_memcpy(m.top, state.top, sizeof(Real) * E::rows);
-    const bool fused = simple && E::words(p.D) <= kTerms && !few_queries<E>(p);
-    if (fused)
-      multiply<Op, false, Into::set_and_maximum>(rows.vectors, rows.q, E::rows, k.data, k.stride,
-                                                 E::words(p.D), keys, m.scores, E::rows, m.top,
-                                                 ahead);
-    else
-      multiply_keys<E>(p, rows, reach, kv, j0, keys, k, m.scores, ahead);
-    if (!simple) finish_scores<E>(p, rows, reach, scaling, j0, keys, m.scores, nullptr);
-    if (!fused) {
-      for (int v = 0; v < rows.vectors; ++v) {
-        Vec<Real> top = *(const Vec<Real>*)(m.top + v * n);
-        for (int j = reach.low[v]; j < reach.high[v]; ++j)
-          top = larger(*(const Vec<Real>*)(m.scores + j * E::rows + v * n), top);
-        *(Vec<Real>*)(m.top + v * n) = top;
-      }
-    }
-    for (int v = 0; v < rows.vectors; ++v) rescale(p, scaling, state, m.top, v);
-    const char* v0 = p.value.at(rows.b, kv, j0);
-    const bool one_by_one = careful && !simple && !all_finite<E>(p, rows, scaling, v0, j0, keys);
-    hidden |= !simple;
-    // Weights that go straight to the values leave as pairs.
-    Word* const pairs = E::pack > 1 && !p.threshold && !one_by_one ? m.weights : nullptr;
-    if (reach.plain && rows.vectors == kVectors)
-      softmax<E, kVectors>(scaling, state, m.scores, pairs, lift, 0, 0, keys);
-    else
-      for (int v = 0; v < rows.vectors; ++v)
-        softmax<E, 1>(scaling, state, m.scores, pairs, lift, v, reach.low[v], reach.high[v]);
-    if (p.threshold) {
-      draw(p, rows, j0, keys, m.kept);
-      drop(rows, reach, m.kept, m.scores);
-    }
+    hidden |= !block.simple || (block.laid_out && block.keys % E::pack);
+    Ahead* const ahead = high - j0 <= kSoon ? &m.ahead : nullptr;
+    score_block(p, scaling, m, block, ahead);
+    const char* const value = p.value.at(m.rows.b, kv, j0);
+    const bool one_by_one =
+        careful && !block.simple && !all_finite<E>(p, m.rows, scaling, value, j0, block.keys);
+    const bool straight = E::pack > 1 && !p.threshold && !one_by_one;
+    softmax_block(p, scaling, m, block, straight ? m.weights : nullptr, lift);
     if (one_by_one) {
-      add_values_carefully<E>(p, rows, v0, j0, keys, reach, m.scores, state);
+      add_values_carefully<E>(p, m.rows, value, j0, block.keys, block.reach, m.scores, state);
       continue;
     }
     if constexpr (E::pack > 1)
-      if (!pairs) pack_weights(rows, reach, keys, m.scores, m.weights);
-    const Matrix v = laid_out ? Matrix{there.values + (j0 - there.part->low) / E::pack * p.Dv,
-                                       p.Dv * int64_t(sizeof(Word))}
-                              : across<E>(v0, value_stride, keys, p.Dv, m.values);
-    for (int c = 0; c < reach.cuts; ++c) {
-      const Reach::Cut& cut = reach.cut[c];
-      const int first = cut.from * n, begin = cut.begin / E::pack;
-      multiply<Op, true, Into::add>(cut.to - cut.from, m.weights + begin * E::rows + first, E::rows,
-                                    (const char*)v.data + begin * v.stride, v.stride,
-                                    E::words(cut.end - cut.begin), p.Dv, state.out + first, E::rows,
-                                    nullptr, ahead);
-    }
+      if (!straight) pack_weights(m.rows, block.reach, block.keys, m.scores, m.weights);
+    multiply_values(p, m, block, value, ahead);
   }
   if (lift != 1) {
     for (int64_t x = 0; x < p.Dv * E::rows; ++x) state.out[x] *= 1 / lift;
@@ -479,3 +526,5 @@ static void run_merge(const void* pass, int64_t unit, char* memory, const Stop&)
   }
   write_rows(f, m.rows, sum);
 }
+
+}  // namespace regard::REGARD_NAMESPACE

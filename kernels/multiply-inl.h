@@ -1,4 +1,15 @@
 // The products that everything is made of: sums over t of a vector x[t] times a number a(r, t).
+#pragma once
+
+#include <cstdint>
+
+#include "pairs-inl.h"
+#include "vectors-inl.h"
+
+namespace regard::REGARD_NAMESPACE {
+
+// Vectors of queries: with four keys they make 4 x 4 sums in 32 registers, 4 x 3 in 16.
+constexpr int kVectors = REGARD_LANES == 16 ? 4 : 3;
 
 // How two words are multiplied and added.
 template <class R>
@@ -137,3 +148,5 @@ static void multiply(int vectors, const typename Op::Word* x, int64_t ldx, const
     if (maximum) maximum += v * n;
   }
 }
+
+}  // namespace regard::REGARD_NAMESPACE

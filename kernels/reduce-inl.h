@@ -1,6 +1,17 @@
 // What is asked of the weights, computed again from query, key and the row statistics. A block of
 // queries of one head goes through its keys once, and every question looks at each block of scores.
 // What only compares does so before the exponential.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <type_traits>
+
+#include "chunks-inl.h"
+#include "scores-inl.h"
+
+namespace regard::REGARD_NAMESPACE {
 
 // Few of a row's best scores are kept sorted in the lanes, many as candidates over a threshold that
 // rises.
@@ -559,94 +570,137 @@ static void write_top(const Reduce& r, const Scaling<E>& scaling, ReduceMemory<E
   }
 }
 
+// A task: a chunk of the rows of a head, and what it collects.
+template <class E>
+struct RowChunk {
+  int64_t head, begin, end;
+  Chunk<E> found;
+};
+
+template <class E>
+static RowChunk<E> chunk_of_task(const Reduce& r, int64_t task) {
+  const int64_t chunks = chunks_of<E>(r), head = r.head0 + task / chunks,
+                c = chunks - 1 - task % chunks, Lq = r.problem->Lq;
+  const int64_t begin = c * chunk_rows<E>(r), end = begin + chunk_rows<E>(r);
+  Scratch none(nullptr);
+  return {head, begin, end < Lq ? end : Lq,
+          of_columns(r) ? chunk_at<E>(r, head, c) : Chunk<E>(r, none)};
+}
+
+// Makes what a chunk collects empty.
+template <class E>
+static void start_chunk(const Reduce& r, ReduceMemory<E>& m, const RowChunk<E>& chunk) {
+  const Problem& p = *r.problem;
+  if (r.received || r.received_max)
+    for (int64_t j = 0; j < p.Lk; ++j) chunk.found.received[j] = 0;
+  if (!of_picture(r)) return;
+  for (int64_t x = 0; x <= r.bins[1]; ++x) m.edges[x] = x * p.Lk / r.bins[1];
+  const int64_t last = bin_of(chunk.end - 1, p.Lq, r.bins[0]);
+  for (int64_t x = bin_of(chunk.begin, p.Lq, r.bins[0]); x <= last; ++x) {
+    const BinRow row(r, chunk.begin, chunk.end, x);
+    if (r.pooled_max) row.darken(r, chunk.head, chunk.found, false);
+    if (r.pooled_mass) row.darken(r, chunk.head, chunk.found, true);
+  }
+}
+
+// Finds the bins of a block of rows.
+template <class E>
+static void find_bins(const Reduce& r, ReduceMemory<E>& m, const RowChunk<E>& chunk) {
+  for (int i = 0; i < m.rows.count; ++i) {
+    m.row_bin[i] = bin_of(m.rows.index[i], r.problem->Lq, r.bins[0]);
+    const BinRow row(r, chunk.begin, chunk.end, m.row_bin[i]);
+    if (r.pooled_max) m.bin_row[0][i] = row.in(r, chunk.head, chunk.found, false);
+    if (r.pooled_mass) m.bin_row[1][i] = row.in(r, chunk.head, chunk.found, true);
+  }
+}
+
+// Makes weights of a block of scores, and adds up what is asked of them.
+template <class E>
+static void weigh(const Reduce& r, const Scaling<E>& scaling, ReduceMemory<E>& m,
+                  const Reach& reach, int64_t j0, int keys, Chunk<E>* found) {
+  const bool rows = r.entropy || r.distance, columns = r.received || r.received_max;
+  const bool whole = reach.plain && !m.undefined && !columns && !r.weights;
+  if (whole && !rows && pool_mass(r, scaling, m, j0, keys)) return;
+  if (rows && columns)
+    weigh_block<E, true, true>(r, scaling, m, reach, j0, keys, found);
+  else if (rows && whole && !r.pooled_mass)
+    (r.distance ? add_rows<E, true> : add_rows<E, false>)(scaling, m, j0, keys);
+  else if (rows)
+    weigh_block<E, true, false>(r, scaling, m, reach, j0, keys, found);
+  else if (columns)
+    weigh_block<E, false, true>(r, scaling, m, reach, j0, keys, found);
+  else
+    weigh_block<E, false, false>(r, scaling, m, reach, j0, keys, found);
+  if (r.pooled_mass) pool_block<E, true>(r, scaling, m, reach, j0, keys);
+  if (r.weights) write_weights(r, m, reach, j0);
+}
+
+// Computes the scores of a block of keys, and has every question look at them.
+template <class E>
+static void reduce_block(const Reduce& r, const Scaling<E>& scaling, ReduceMemory<E>& m, int64_t j0,
+                         Chunk<E>* found) {
+  const Problem& p = *r.problem;
+  const int64_t kv = m.rows.head[0] / (p.Hq / p.Hkv);
+  const int keys = int(m.rows.high - j0 < kKeys ? m.rows.high - j0 : kKeys);
+  const Reach reach = reach_of(m.rows, j0, keys);
+  const Matrix k = along<E>(p.key.at(m.rows.b, kv, j0), p.key.strides[2], keys, p.D, m.keys);
+  multiply_keys<E>(p, m.rows, reach, kv, j0, keys, k, m.scores);
+  if (!(reach.plain && scaling.raw && !p.mask && !p.key_ids))
+    finish_scores<E>(p, m.rows, reach, scaling, j0, keys, m.scores, nullptr);
+  if (r.k && r.k <= kSortedInLanes)
+    sort_top(r, m, reach, j0);
+  else if (r.k)
+    find_top(r, m, reach, j0);
+  if (r.n) find_pairs(r, scaling, m, reach, j0);
+  if (r.pooled_max) pool_block<E, false>(r, scaling, m, reach, j0, keys);
+  if (r.entropy || r.distance || r.received || r.received_max || r.pooled_mass || r.weights)
+    weigh(r, scaling, m, reach, j0, keys, found);
+}
+
+// Writes what is asked of a block of rows.
+template <class E>
+static void write_rows(const Reduce& r, const Scaling<E>& scaling, ReduceMemory<E>& m) {
+  typedef typename E::Real Real;
+  const Problem& p = *r.problem;
+  if (r.k && r.k <= kSortedInLanes) weigh_best(r, scaling, m);
+  for (int i = 0; i < m.rows.count; ++i) {
+    const int64_t at = (m.rows.b * p.Hq + m.rows.head[i]) * p.Lq + m.rows.index[i];
+    if (r.entropy) {
+      // Without a sink whole rows sum to 1; by how much they do not, their total was rounded.
+      const double rounding = p.sinks || !r.whole_rows ? 1 : m.sum[i];
+      const double total = double(((const Real*)r.total)[at]) * rounding;
+      r.entropy[at] =
+          total == 0 ? 0 : kLn2 * (std::log2(total) * m.sum[i] - m.entropy[i]) / rounding;
+    }
+    if (r.distance) r.distance[at] = m.distance[i];
+    if (r.k) write_top(r, scaling, m, i);
+  }
+}
+
 template <class E>
 static void run_reduce(const void* pass, int64_t task, char* memory, const Stop& stop) {
-  typedef typename E::Real Real;
   const Reduce& r = *(const Reduce*)pass;
   const Problem& p = *r.problem;
   Scratch scratch(memory);
   ReduceMemory<E> m(r, scratch);
   const Scaling<E> scaling(p);
-  const int64_t chunks = chunks_of<E>(r), head = r.head0 + task / chunks,
-                c = chunks - 1 - task % chunks;
-  const int64_t b = head / p.Hq, h = head % p.Hq, kv = h / (p.Hq / p.Hkv);
-  const int64_t begin = c * chunk_rows<E>(r);
-  const int64_t end = begin + chunk_rows<E>(r) < p.Lq ? begin + chunk_rows<E>(r) : p.Lq;
-  const bool picture = of_picture(r), columns = r.received || r.received_max;
-  const bool rows = r.entropy || r.distance, weigh = rows || columns || r.pooled_mass || r.weights;
-  Scratch none(nullptr);
-  Chunk<E> chunk = of_columns(r) ? chunk_at<E>(r, head, c) : Chunk<E>(r, none);
-  if (picture) {
-    for (int64_t x = 0; x <= r.bins[1]; ++x) m.edges[x] = x * p.Lk / r.bins[1];
-    const int64_t last = bin_of(end - 1, p.Lq, r.bins[0]);
-    for (int64_t x = bin_of(begin, p.Lq, r.bins[0]); x <= last; ++x) {
-      const BinRow row(r, begin, end, x);
-      if (r.pooled_max) row.darken(r, head, chunk, false);
-      if (r.pooled_mass) row.darken(r, head, chunk, true);
-    }
-  }
-  if (columns)
-    for (int64_t j = 0; j < p.Lk; ++j) chunk.received[j] = 0;
-  for (int64_t row = begin; row < end; row += E::rows) {
+  RowChunk<E> chunk = chunk_of_task<E>(r, task);
+  start_chunk(r, m, chunk);
+  for (int64_t row = chunk.begin; row < chunk.end; row += E::rows) {
     if (stopped(stop)) return;
-    find(p, m.rows, b, h, row, end);
+    find(p, m.rows, chunk.head / p.Hq, chunk.head % p.Hq, row, chunk.end);
     load_queries<E>(p, m.rows);
     start_rows(r, m);
-    for (int i = 0; picture && i < m.rows.count; ++i) {
-      m.row_bin[i] = bin_of(m.rows.index[i], p.Lq, r.bins[0]);
-      const BinRow row(r, begin, end, m.row_bin[i]);
-      if (r.pooled_max) m.bin_row[0][i] = row.in(r, head, chunk, false);
-      if (r.pooled_mass) m.bin_row[1][i] = row.in(r, head, chunk, true);
-    }
+    if (of_picture(r)) find_bins(r, m, chunk);
     if (r.n) set_pair_threshold(scaling, m);
-    for (int64_t j0 = m.rows.low; j0 < m.rows.high; j0 += kKeys) {
-      const int keys = int(m.rows.high - j0 < kKeys ? m.rows.high - j0 : kKeys);
-      const Reach reach = reach_of(m.rows, j0, keys);
-      const Matrix k = along<E>(p.key.at(b, kv, j0), p.key.strides[2], keys, p.D, m.keys);
-      multiply_keys<E>(p, m.rows, reach, kv, j0, keys, k, m.scores);
-      if (!(reach.plain && scaling.raw && !p.mask && !p.key_ids))
-        finish_scores<E>(p, m.rows, reach, scaling, j0, keys, m.scores, nullptr);
-      if (r.k && r.k <= kSortedInLanes)
-        sort_top(r, m, reach, j0);
-      else if (r.k)
-        find_top(r, m, reach, j0);
-      if (r.n) find_pairs(r, scaling, m, reach, j0);
-      if (r.pooled_max) pool_block<E, false>(r, scaling, m, reach, j0, keys);
-      if (!weigh) continue;
-      const bool whole = reach.plain && !m.undefined && !columns && !r.weights;
-      if (whole && !rows && pool_mass(r, scaling, m, j0, keys)) continue;
-      if (rows && columns)
-        weigh_block<E, true, true>(r, scaling, m, reach, j0, keys, &chunk);
-      else if (rows && whole && !r.pooled_mass)
-        (r.distance ? add_rows<E, true> : add_rows<E, false>)(scaling, m, j0, keys);
-      else if (rows)
-        weigh_block<E, true, false>(r, scaling, m, reach, j0, keys, &chunk);
-      else if (columns)
-        weigh_block<E, false, true>(r, scaling, m, reach, j0, keys, &chunk);
-      else
-        weigh_block<E, false, false>(r, scaling, m, reach, j0, keys, &chunk);
-      if (r.pooled_mass) pool_block<E, true>(r, scaling, m, reach, j0, keys);
-      if (r.weights) write_weights(r, m, reach, j0);
-    }
-    if (r.k && r.k <= kSortedInLanes) weigh_best(r, scaling, m);
-    for (int i = 0; i < m.rows.count; ++i) {
-      const int64_t at = head * p.Lq + m.rows.index[i];
-      if (r.entropy) {
-        // Without a sink whole rows sum to 1; by how much they do not, their total was rounded.
-        const double rounding = p.sinks || !r.whole_rows ? 1 : m.sum[i];
-        const double total = double(((const Real*)r.total)[at]) * rounding;
-        r.entropy[at] =
-            total == 0 ? 0 : kLn2 * (std::log2(total) * m.sum[i] - m.entropy[i]) / rounding;
-      }
-      if (r.distance) r.distance[at] = m.distance[i];
-      if (r.k) write_top(r, scaling, m, i);
-    }
+    for (int64_t j0 = m.rows.low; j0 < m.rows.high; j0 += kKeys)
+      reduce_block(r, scaling, m, j0, &chunk.found);
+    write_rows(r, scaling, m);
   }
-  if (r.n) {
-    keep_strongest(r, m);
-    *chunk.count = m.pair_count;
-    for (int64_t i = 0; i < m.pair_count; ++i) chunk.pairs[i] = m.pairs[i];
-  }
+  if (!r.n) return;
+  keep_strongest(r, m);
+  *chunk.found.count = m.pair_count;
+  for (int64_t i = 0; i < m.pair_count; ++i) chunk.found.pairs[i] = m.pairs[i];
 }
 
 static Job reduce(const Reduce& r) {
@@ -656,3 +710,5 @@ static Job reduce(const Reduce& r) {
     return {(r.head1 - r.head0) * chunks_of<E>(r), scratch.taken(), run_reduce<E>, &r};
   });
 }
+
+}  // namespace regard::REGARD_NAMESPACE

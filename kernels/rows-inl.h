@@ -2,6 +2,18 @@
 //
 // Rows of key and value are read where they are, a number at a time; only the block of queries is
 // transposed. Maximum, sum, exp and masks are lane-wise.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <type_traits>
+
+#include "attention.h"
+#include "conversions-inl.h"
+#include "multiply-inl.h"
+
+namespace regard::REGARD_NAMESPACE {
 
 constexpr int kKeys = 128;  // of a block
 constexpr double kLog2e = 1.44269504088896340736, kLn2 = 0.693147180559945309417;
@@ -109,22 +121,6 @@ static Matrix along(const char* rows, int64_t stride, int64_t n, int64_t D,
   return {memory, words * int64_t(sizeof(typename E::Word))};
 }
 
-#ifdef REGARD_PAIRS
-// Pairs of the numbers of x and y: of their first halves, or of the second.
-template <int half>
-static inline I interleave(I x, I y) {
-  static constexpr auto order = [] {
-    struct {
-      alignas(64) uint16_t at[32];
-    } o{};
-    for (int i = 0; i < 16; ++i)
-      o.at[2 * i] = uint16_t(16 * half + i), o.at[2 * i + 1] = uint16_t(32 + 16 * half + i);
-    return o;
-  }();
-  return (I)_mm512_permutex2var_epi16((__m512i)x, read<__m512i>(order.at), (__m512i)y);
-}
-#endif
-
 // The same rows for sums across them: words are pairs of one number in two rows.
 // `memory` holds words(n) * D.
 template <class E>
@@ -166,6 +162,12 @@ struct Rows {
   int64_t vector_low[kVectors], vector_high[kVectors];  // that any row of a vector may see
   bool ordered;                                         // whether these never decrease
 };
+
+// Vector v of row j of [.][rows].
+template <class E>
+static inline Vec<typename E::Real>& vector_at(typename E::Real* x, int j, int v) {
+  return *(Vec<typename E::Real>*)(x + j * E::rows + v * E::lanes);
+}
 
 // Says which are the rows from row0 on, of `all` rows of the heads from h0 on, and what they see.
 template <class E>
@@ -278,3 +280,5 @@ static Result by_type(Type type, What what) {
       return what(Element<Type::float32>());
   }
 }
+
+}  // namespace regard::REGARD_NAMESPACE

@@ -1,5 +1,15 @@
 // The scores of a block of queries and a block of keys: S^T = K Q^T with the queries in the lanes,
 // or Q K^T with the numbers of a key in the lanes where there are few queries.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "mathematics-inl.h"
+#include "rows-inl.h"
+
+namespace regard::REGARD_NAMESPACE {
 
 // Sums of more words than these are made in parts: the error grows with the longest.
 constexpr int64_t kTerms = 128;
@@ -201,73 +211,90 @@ static void entries(const Array& x, const char* const* rows, int count, int64_t 
   transpose(*(Vec<R>(*)[lanes])t);
 }
 
+// Applies scale and softcap to the scores of vector v. `slope`, where wanted, is the derivative of
+// the softcap.
+template <class E>
+static void scale_scores(const Problem& p, const Reach& reach, int v, typename E::Real* scores,
+                         typename E::Real* slope) {
+  typedef typename E::Real Real;
+  const Real scale = Real(p.scale), cap = Real(p.softcap);
+  for (int j = reach.low[v]; j < reach.high[v]; ++j) {
+    Vec<Real> s = vector_at<E>(scores, j, v) * scale;
+    if (p.softcap != 0) {
+      s = tanh(s / cap);
+      if (slope) vector_at<E>(slope, j, v) = Real(1) - s * s;
+      s *= cap;
+    }
+    vector_at<E>(scores, j, v) = s;
+  }
+}
+
+// Makes `both(score, entry)` of the scores of vector v and the entries of a mask or a bias.
+template <class E, class Both>
+static void apply_entries(const Array& x, const Rows<E>& rows, const Reach& reach, int v,
+                          int64_t j0, typename E::Real* scores, Both both) {
+  typedef typename E::Real Real;
+  constexpr int n = E::lanes;
+  const int count = rows.count - v * n < n ? rows.count - v * n : n, high = reach.high[v];
+  const char* row[n];
+  Vec<Real> tile[n];
+  for (int i = 0; i < count; ++i)
+    row[i] = x.at(rows.b, rows.head[v * n + i], rows.index[v * n + i]);
+  for (int j = reach.low[v]; j < high; j += n) {
+    const int m = high - j < n ? high - j : n;
+    entries<Real>(x, row, count, j0 + j, m, tile);
+    for (int i = 0; i < m; ++i) {
+      Vec<Real>& score = vector_at<E>(scores, j + i, v);
+      score = both(score, tile[i]);
+    }
+  }
+}
+
+// Puts -inf where the rows of vector v do not see the key, before mask and ids.
+template <class E>
+static void hide_outside(const Rows<E>& rows, const Reach& reach, int v, int64_t j0, int keys,
+                         typename E::Real* scores) {
+  typedef typename E::Real Real;
+  constexpr int n = E::lanes;
+  const int low = reach.low[v], high = reach.high[v];
+  const int count = rows.count - v * n < n ? rows.count - v * n : n;
+  Int<Real> first, last;
+  int seen_low = low, seen_high = high;  // by every row
+  for (int i = 0; i < n; ++i) {
+    const auto inside = [&](int64_t j) { return int(j < 0 ? 0 : j > keys ? keys : j); };
+    first[i] = inside(rows.first[v * n + i] - j0);
+    last[i] = inside(rows.last[v * n + i] - j0);
+    if (i < count && first[i] > seen_low) seen_low = int(first[i]);
+    if (i < count && last[i] < seen_high) seen_high = int(last[i]);
+  }
+  const auto hide = [&](int from, int to) {
+    for (int j = from; j < to; ++j) {
+      const Int<Real> key = Int<Real>{} + j;
+      Vec<Real>& score = vector_at<E>(scores, j, v);
+      score = ((key >= first) & (key < last)) ? score : Vec<Real>{} - kInf<Real>;
+    }
+  };
+  hide(low, seen_low < high ? seen_low : high);
+  hide(seen_high > seen_low ? seen_high : seen_low, high);
+}
+
 // Applies scale, softcap and bias where they are not left for the exponential, and puts -inf where
 // nothing is seen. `slope`, where wanted, is the derivative of the softcap.
 template <class E>
 static void finish_scores(const Problem& p, const Rows<E>& rows, const Reach& reach,
                           const Scaling<E>& scaling, int64_t j0, int keys, typename E::Real* scores,
                           typename E::Real* slope) {
-  typedef typename E::Real Real;
+  typedef Vec<typename E::Real> V;
   constexpr int n = E::lanes;
-  const auto at = [&](int j, int v) -> Vec<Real>& {
-    return *(Vec<Real>*)(scores + j * E::rows + v * n);
-  };
-  const Real hidden = -kInf<Real>;
+  const V hidden = V{} - kInf<typename E::Real>;
   for (int v = 0; v < rows.vectors; ++v) {
-    const int low = reach.low[v], high = reach.high[v];
-    const int count = rows.count - v * n < n ? rows.count - v * n : n;
-    if (!scaling.raw) {
-      const Real scale = Real(p.scale), cap = Real(p.softcap);
-      for (int j = low; j < high; ++j) {
-        Vec<Real> s = at(j, v) * scale;
-        if (p.softcap != 0) {
-          s = tanh(s / cap);
-          if (slope) *(Vec<Real>*)(slope + j * E::rows + v * n) = Real(1) - s * s;
-          s *= cap;
-        }
-        at(j, v) = s;
-      }
-    }
-    const char* row[n];
-    Vec<Real> tile[n];
-    if (p.bias) {
-      for (int i = 0; i < count; ++i)
-        row[i] = p.bias.at(rows.b, rows.head[v * n + i], rows.index[v * n + i]);
-      for (int j = low; j < high; j += n) {
-        const int m = high - j < n ? high - j : n;
-        entries<Real>(p.bias, row, count, j0 + j, m, tile);
-        for (int i = 0; i < m; ++i) at(j + i, v) += tile[i];
-      }
-    }
-    if (!reach.plain) {
-      Int<Real> first, last;
-      int seen_low = low, seen_high = high;  // by every row
-      for (int i = 0; i < n; ++i) {
-        const auto inside = [&](int64_t j) { return int(j < 0 ? 0 : j > keys ? keys : j); };
-        first[i] = inside(rows.first[v * n + i] - j0);
-        last[i] = inside(rows.last[v * n + i] - j0);
-        if (i < count && first[i] > seen_low) seen_low = int(first[i]);
-        if (i < count && last[i] < seen_high) seen_high = int(last[i]);
-      }
-      const auto hide = [&](int from, int to) {
-        for (int j = from; j < to; ++j) {
-          const Int<Real> key = Int<Real>{} + j;
-          at(j, v) = ((key >= first) & (key < last)) ? at(j, v) : Vec<Real>{} + hidden;
-        }
-      };
-      hide(low, seen_low < high ? seen_low : high);
-      hide(seen_high > seen_low ? seen_high : seen_low, high);
-    }
-    if (p.mask) {
-      for (int i = 0; i < count; ++i)
-        row[i] = p.mask.at(rows.b, rows.head[v * n + i], rows.index[v * n + i]);
-      for (int j = low; j < high; j += n) {
-        const int m = high - j < n ? high - j : n;
-        entries<Real>(p.mask, row, count, j0 + j, m, tile);
-        for (int i = 0; i < m; ++i)
-          at(j + i, v) = tile[i] != 0 ? at(j + i, v) : Vec<Real>{} + hidden;
-      }
-    }
+    if (!scaling.raw) scale_scores<E>(p, reach, v, scores, slope);
+    if (p.bias)
+      apply_entries<E>(p.bias, rows, reach, v, j0, scores, [](V s, V bias) { return s + bias; });
+    if (!reach.plain) hide_outside<E>(rows, reach, v, j0, keys, scores);
+    if (p.mask)
+      apply_entries<E>(p.mask, rows, reach, v, j0, scores,
+                       [&](V s, V seen) { return seen != 0 ? s : hidden; });
   }
   if (!p.key_ids) return;
   const int64_t* ids = p.key_ids + rows.b * p.Lk + j0;
@@ -275,6 +302,8 @@ static void finish_scores(const Problem& p, const Rows<E>& rows, const Reach& re
     for (int i = v * n; i < rows.count && i < (v + 1) * n; ++i) {
       const int64_t id = p.query_ids[rows.b * p.Lq + rows.index[i]];
       for (int j = reach.low[v]; j < reach.high[v]; ++j)
-        if (ids[j] != id) scores[j * E::rows + i] = hidden;
+        if (ids[j] != id) scores[j * E::rows + i] = hidden[0];
     }
 }
+
+}  // namespace regard::REGARD_NAMESPACE

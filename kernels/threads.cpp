@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
-#include <system_error>
+#include <exception>
 #include <thread>
 #include <vector>
 
@@ -59,11 +59,12 @@ void together(Work& work, int needed, int threads) {
     return;
   }
   std::vector<std::thread> others;
+  others.reserve(static_cast<size_t>(needed));  // may throw: before any thread has started
   for (int i = 1; i < needed; ++i) {
     try {
       others.emplace_back([&] { work(); });
-    } catch (const std::system_error&) {
-      break;  // no more threads to be had: the others do it all
+    } catch (const std::exception&) {
+      break;  // no more threads to be had, or no memory for one: the others do it all
     }
   }
   work();
@@ -83,7 +84,9 @@ bool run(const Job& job, int threads, bool (*poll)()) {
   std::atomic<size_t> working{0};
   std::atomic<bool> stop{false};
   std::vector<Memory> memory;  // taken before any thread starts: a failure leaves nothing running
-  for (int i = 0; i < threads && i < job.tasks; ++i) memory.push_back(allocate(job.scratch_bytes));
+  const int64_t most = std::min<int64_t>(threads, job.tasks);
+  memory.reserve(static_cast<size_t>(most));
+  for (int64_t i = 0; i < most; ++i) memory.push_back(allocate(job.scratch_bytes));
   const std::thread::id caller = std::this_thread::get_id();
   auto work = [&] {
     const Stop end{&stop, std::this_thread::get_id() == caller ? poll : nullptr};

@@ -1,5 +1,14 @@
 // What happens to a block of weights between the softmax and the values: dropout, rounding to
 // pairs, and the way round values that are not finite.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "random-inl.h"
+#include "scores-inl.h"
+
+namespace regard::REGARD_NAMESPACE {
 
 // What a block of queries has gathered so far: [.][rows].
 template <class E>
@@ -139,23 +148,6 @@ static void add_values_carefully(const Problem& p, const Rows<E>& rows, const ch
 }
 
 #ifdef REGARD_PAIRS
-// Two floats to a pair of bfloat16: x in the lower half.
-static inline I pairs_of(F x, F y) {
-  typedef uint16_t S __attribute__((vector_size(64)));
-  constexpr auto order = [] {
-    struct {
-      uint16_t at[32];
-    } o{};
-    for (int i = 0; i < 16; ++i) o.at[2 * i] = uint16_t(i), o.at[2 * i + 1] = uint16_t(16 + i);
-    return o;
-  }();
-  S index;
-  __builtin_memcpy(&index, order.at, 64);
-  return (I)_mm512_permutexvar_epi16((__m512i)index, (__m512i)narrow(y, x));
-}
-
-constexpr int32_t kOnes = 0x3f803f80;  // a pair of 1
-
 // Rounds the weights of neighbouring keys to pairs.
 template <class E>
 static void pack_weights(const Rows<E>& rows, const Reach& reach, int keys, const float* weights,
@@ -168,3 +160,5 @@ static void pack_weights(const Rows<E>& rows, const Reach& reach, int keys, cons
     }
 }
 #endif
+
+}  // namespace regard::REGARD_NAMESPACE

@@ -1,14 +1,9 @@
 // The code of avx512_bf16 on any processor with AVX-512, for tests: its instructions in others.
-#include <immintrin.h>
-
-#include "../target-includes.h"
-
+#define REGARD_NAMESPACE avx512_bf16_emulated
 #define REGARD_LANES 16
 #define REGARD_PAIRS
 #define REGARD_EMULATED
-namespace regard::avx512_bf16_emulated {
 #include "../target-inl.h"
-}  // namespace regard::avx512_bf16_emulated
 
 namespace regard {
 const Target avx512_bf16_emulated_target = avx512_bf16_emulated::target("avx512_bf16_emulated");

@@ -30,6 +30,7 @@ def _load() -> ModuleType | None:
 
 
 kernels = _load()
+checks = kernels is not None and kernels.checks  # whether arrays are told with their memory
 
 
 class Kernel:
@@ -102,15 +103,25 @@ def _refuses_tensors(call: Call) -> str | None:
     return None
 
 
-def _told(x: Any) -> tuple[int, list[int], str] | None:
-    """``(address, strides in bytes, dtype)``; stride 0 for an axis of size 1: it is broadcast."""
+def _told(x: Any) -> tuple[Any, ...] | None:
+    """``(address, shape, strides, bytes of their unit, dtype, memory)``, as the kernels take it."""
     if x is None:
         return None
+    memory = _memory(x) if checks else None
     if is_tensor(x):
-        size, strides = x.element_size(), x.stride()
-    else:
-        size, strides = 1, x.strides
-    return _address(x), [0 if n == 1 else s * size for n, s in zip(x.shape, strides)], dtype_name(x)
+        return x.data_ptr(), x.shape, x.stride(), x.element_size(), dtype_name(x), memory
+    return _address(x), x.shape, x.strides, 1, dtype_name(x), memory
+
+
+def _memory(x: Any) -> tuple[int, int]:
+    """Where the memory that x is a view of begins, and its bytes."""
+    if is_tensor(x):
+        storage = x.untyped_storage()
+        return storage.data_ptr(), storage.nbytes()
+    while isinstance(x.base, np.ndarray):
+        x = x.base
+    begin, end = np.lib.array_utils.byte_bounds(x)
+    return begin, end - begin
 
 
 def _rows(x: Any) -> Any:
@@ -129,25 +140,30 @@ def _read(call: Call) -> tuple[Any, tuple[Any, ...]]:
     B, Hq, Hkv, Lq, Lk = call.sizes
     q, k, v = (_rows(x) for x in (call.query, call.key, call.value))
     lengths = [Lk] * B if call.key_lengths is None else call.key_lengths.tolist()
-    starts = [n - Lq for n in lengths] if call.query_start is None else call.query_start.tolist()
-    segments = (call.query_segments, call.key_segments)
-    ids = [None if x is None else np.require(to_numpy(x), np.int64, ["C", "A"]) for x in segments]
-    sinks = [] if call.sinks is None else call.sinks.tolist()
-    read = kernels.Call(
-        query=_told(q), key=_told(k), value=_told(v),
-        sizes=(B, Hq, Hkv, Lq, Lk, q.shape[-1], 0 if v is None else v.shape[-1], call.group_rows),
-        scale=call.scale, softcap=call.softcap or 0.0,
-        causal=call.causal, left=-1 if call.window_left is None else call.window_left,
-        right=-1 if call.window_right is None else call.window_right, starts=starts,
-        step=call.query_step, lengths=lengths,
-        query_ids=0 if ids[0] is None else ids[0].ctypes.data,
-        key_ids=0 if ids[1] is None else ids[1].ctypes.data,
-        shared_query_ids=ids[0] is not None and len(ids[0]) == 1,
-        shared_key_ids=ids[1] is not None and len(ids[1]) == 1,
-        mask=_told(call.mask), bias=_told(call.bias), sinks=sinks,
-        dropout=call.dropout, seed=int(call.seed) if call.dropout else 0,
-    )  # fmt: skip
-    return read, (q, k, v, call)
+    starts = call.query_start
+    starts = [n - Lq for n in lengths] if starts is None else starts.tolist()
+    read = kernels.Call()
+    read.query, read.key, read.value = _told(q), _told(k), _told(v)
+    read.group_rows, read.scale, read.causal = call.group_rows, call.scale, call.causal
+    read.starts, read.lengths, read.step = starts, lengths, call.query_step
+    read.mask, read.bias = _told(call.mask), _told(call.bias)
+    for name in ("softcap", "window_left", "window_right"):
+        if (x := getattr(call, name)) is not None:
+            setattr(read, name, x)
+    if call.sinks is not None:
+        read.sinks = call.sinks.tolist()
+    if call.dropout:
+        read.dropout, read.seed = call.dropout, int(call.seed)
+    ids = ()
+    if call.query_segments is not None:
+        ids = tuple(_ids(x) for x in (call.query_segments, call.key_segments))
+        read.query_ids, read.key_ids = (x.ctypes.data for x in ids)
+        read.shared_query_ids, read.shared_key_ids = (len(x) == 1 for x in ids)
+    return read, (q, k, v, ids, call)
+
+
+def _ids(segments: Any) -> np.ndarray:
+    return np.require(to_numpy(segments), np.int64, ["C", "A"])
 
 
 def _empty(call: Call, shape: tuple[int, ...], dtype: str) -> Any:
@@ -188,7 +204,7 @@ def reduce(call: Call, maximum: Any, total: Any, fields: dict[str, Any]) -> None
 
     Args:
         maximum, total: the row statistics of ``forward``, in NumPy.
-        fields: by the names of ``kernels.reduce``; numbers, and the arrays that take the results.
+        fields: by the names of ``kernels.Asked``; numbers, and the arrays that take the results.
             Besides ``lse``, ``(B, Hq, Lq)``.
     """
     assert kernels is not None
@@ -200,11 +216,12 @@ def reduce(call: Call, maximum: Any, total: Any, fields: dict[str, Any]) -> None
             into *= read.factor * math.log(2)
             into += np.log(total.astype(float))
     if fields and 0 not in call.sizes:
-        asked = {k: v if isinstance(v, (int, tuple)) else _address(v) for k, v in fields.items()}
-        kernels.reduce(
-            read, _address(maximum), _address(total), call.whole_rows, threads=_threads(call),
-            **asked,
-        )  # fmt: skip
+        asked = kernels.Asked()
+        asked.maximum, asked.total = _address(maximum), _address(total)
+        asked.whole_rows = call.whole_rows
+        for name, x in fields.items():
+            setattr(asked, name, x if isinstance(x, (int, tuple)) else _address(x))
+        kernels.reduce(read, asked, _threads(call))
 
 
 def gradients(
@@ -226,10 +243,12 @@ def gradients(
     read, _held = _read(call)
     grad = _rows(grad)
     if 0 not in (B, Hq, Lq, Lk):
-        kernels.backward(
-            read, _told(grad), _told(out), _address(maximum), _address(total), _address(dq),
-            _address(delta), _address(dk), _address(dv), _told(dbias), _threads(call),
-        )  # fmt: skip
+        told = kernels.Gradients()
+        told.grad, told.out, told.bias_grad = _told(grad), _told(out), _told(dbias)
+        told.maximum, told.total = _address(maximum), _address(total)
+        told.query_sum, told.delta = _address(dq), _address(delta)
+        told.key_grad, told.value_grad = _address(dk), _address(dv)
+        kernels.backward(read, told, _threads(call))
     if call.scale == 0.0:  # it comes last in the kernels: products that overflow would make it NaN
         dq, dk = _zeros(call, tuple(dq.shape), sums), _zeros(call, tuple(dk.shape), own)
     if call.sinks is None:

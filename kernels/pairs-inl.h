@@ -1,0 +1,65 @@
+// Pairs of bfloat16 in 32 bits, which the processor multiplies and adds at once.
+#pragma once
+
+#include <cstdint>
+
+#include "conversions-inl.h"
+#include "vectors-inl.h"
+
+namespace regard::REGARD_NAMESPACE {
+
+#ifdef REGARD_PAIRS
+
+// The processor's instructions for bfloat16: sum + x0 y0 + x1 y1 of pairs, numbers rounded to
+// bfloat16, and those of y before those of x.
+#ifndef REGARD_EMULATED
+static inline F dot_pairs(F sum, I x, I y) {
+  return (F)_mm512_dpbf16_ps((__m512)sum, (__m512bh)x, (__m512bh)y);
+}
+static inline __m256i narrow(F x) { return (__m256i)_mm512_cvtneps_pbh((__m512)x); }
+static inline I narrow(F x, F y) { return (I)_mm512_cvtne2ps_pbh((__m512)x, (__m512)y); }
+#else  // in those of plain AVX-512, for tests: denormal numbers are kept here
+static inline F dot_pairs(F sum, I x, I y) {
+  const F high = (F)(x & ~0xffff) * (F)(y & ~0xffff) + sum;
+  return (F)(x << 16) * (F)(y << 16) + high;
+}
+static inline __m256i narrow(F x) { return (__m256i)rounded<Type::bfloat16>(x); }
+static inline I narrow(F x, F y) {
+  return (I)_mm512_inserti64x4(_mm512_castsi256_si512(narrow(y)), narrow(x), 1);
+}
+#endif
+
+// Pairs of the numbers of x and y: of their first halves, or of the second.
+template <int half>
+static inline I interleave(I x, I y) {
+  static constexpr auto order = [] {
+    struct {
+      alignas(64) uint16_t at[32];
+    } o{};
+    for (int i = 0; i < 16; ++i)
+      o.at[2 * i] = uint16_t(16 * half + i), o.at[2 * i + 1] = uint16_t(32 + 16 * half + i);
+    return o;
+  }();
+  return (I)_mm512_permutex2var_epi16((__m512i)x, read<__m512i>(order.at), (__m512i)y);
+}
+
+// Two floats to a pair of bfloat16: x in the lower half.
+static inline I pairs_of(F x, F y) {
+  typedef uint16_t S __attribute__((vector_size(64)));
+  constexpr auto order = [] {
+    struct {
+      uint16_t at[32];
+    } o{};
+    for (int i = 0; i < 16; ++i) o.at[2 * i] = uint16_t(i), o.at[2 * i + 1] = uint16_t(16 + i);
+    return o;
+  }();
+  S index;
+  __builtin_memcpy(&index, order.at, 64);
+  return (I)_mm512_permutexvar_epi16((__m512i)index, (__m512i)narrow(y, x));
+}
+
+constexpr int32_t kOnes = 0x3f803f80;  // a pair of 1
+
+#endif
+
+}  // namespace regard::REGARD_NAMESPACE
