@@ -7,10 +7,12 @@ length takes memory for one block.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from regard._arrays import to_numpy
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -99,29 +101,41 @@ def _blocks(length: int, queries: int) -> Iterator[range]:
 def _layer_scores(
     weights: Any, ids: Int[np.ndarray, " L"], blocks: list[range]
 ) -> dict[str, Float[np.ndarray, " heads"]]:
-    heads = weights.shape[0]
-    names = ("previous", "first", "induction", "entropy")
-    sums = {name: np.zeros(heads) for name in names}
-    counts = {name: np.zeros(heads) for name in names}
-    for block in blocks:
-        rows = np.arange(block.start, block.stop)
+    parts = [weights.part(slice(block.start, block.stop)) for block in blocks]
+    rows = ((np.array(block), to_numpy(part[...])) for block, part in zip(blocks, parts))
+    entropy = np.concatenate([to_numpy(part.entropy()) for part in parts], -1)
+    return {**mean_weights(rows, ids), "entropy": entropy.mean(-1, dtype=np.float64)}
+
+
+def mean_weights(
+    blocks: Iterable[tuple[Int[np.ndarray, " R"], Float[np.ndarray, "heads R L"]]],
+    ids: Int[np.ndarray, " L"],
+) -> dict[str, Float[np.ndarray, " heads"]]:
+    """``previous``, ``first`` and ``induction`` of ``HeadScores``: ``(heads,)`` each.
+
+    Args:
+        blocks: places of some queries, and their weights.
+        ids: of the tokens; equal ones are the same token.
+    """
+    sums: dict[str, Any] = dict.fromkeys(("previous", "first", "induction"), 0.0)
+    counts: dict[str, Any] = dict.fromkeys(sums, 0)
+    for rows, weights in blocks:
         query, key = np.nonzero(_follows_same(ids, rows))
         later = rows > 0
-        for head in range(heads):
-            w = np.asarray(weights[head, block.start : block.stop])
+        for head, w in enumerate(weights):
             looked_up = np.bincount(query, w[query, key], minlength=len(rows))
             sees_one = np.bincount(query, w[query, key] > 0, minlength=len(rows)) > 0
             found = {
                 "previous": w[later, rows[later] - 1],
                 "first": w[later, 0],
                 "induction": looked_up[sees_one],
-                "entropy": -np.einsum("ij,ij->i", w, np.log(np.where(w > 0, w, 1))),
             }
+            one = np.arange(len(weights)) == head
             for name, values in found.items():
-                sums[name][head] += values.sum(dtype=np.float64)
-                counts[name][head] += len(values)
+                sums[name] = sums[name] + one * values.sum(dtype=np.float64)
+                counts[name] = counts[name] + one * len(values)
     with np.errstate(invalid="ignore"):
-        return {name: sums[name] / counts[name] for name in names}
+        return {name: sums[name] / counts[name] for name in sums}
 
 
 def _follows_same(

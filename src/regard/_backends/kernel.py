@@ -137,7 +137,7 @@ def _read(call: Call) -> tuple[Any, tuple[Any, ...]]:
     """The call as the kernels read it, and the arrays that must live as long."""
     assert kernels is not None
     check_contents(call)
-    B, Hq, Hkv, Lq, Lk = call.sizes
+    B, _, _, Lq, Lk = call.sizes
     q, k, v = (_rows(x) for x in (call.query, call.key, call.value))
     lengths = [Lk] * B if call.key_lengths is None else call.key_lengths.tolist()
     starts = call.query_start
@@ -154,7 +154,7 @@ def _read(call: Call) -> tuple[Any, tuple[Any, ...]]:
         read.sinks = call.sinks.tolist()
     if call.dropout:
         read.dropout, read.seed = call.dropout, int(call.seed)
-    ids = ()
+    ids: tuple[np.ndarray, ...] = ()
     if call.query_segments is not None:
         ids = tuple(_ids(x) for x in (call.query_segments, call.key_segments))
         read.query_ids, read.key_ids = (x.ctypes.data for x in ids)

@@ -16,7 +16,7 @@ import numpy as np
 
 from regard._arrays import to_numpy
 from regard._weights import AttentionWeights
-from regard.heads import _follows_same
+from regard.heads import mean_weights
 from regard.recording import Recording
 
 SIZE = 48  # bins on a side of a thumbnail
@@ -52,7 +52,8 @@ def _facts(recording: Recording, layer: int) -> dict[str, Any]:
     packed = np.ascontiguousarray(np.round(_square(thumbnails) * STEP) / STEP, "<f4")
     scores: dict[str, Any] = dict.fromkeys(SCORES)
     if recording.query_tokens == recording.tokens:
-        scores = _scores(weights, np.asarray(rows), recording.tokens)
+        _, ids = np.unique(recording.tokens, return_inverse=True)
+        scores = mean_weights(_blocks(weights, np.asarray(rows)), ids)
     numbers = {"entropy": means[0], "distance": means[1], **scores}
     return {
         "size": SIZE,
@@ -82,31 +83,6 @@ def _square(pictures: np.ndarray) -> np.ndarray:
     """``(H, SIZE, SIZE)``: where there are fewer bins, each stands several times."""
     down, across = (np.arange(SIZE) * n // SIZE for n in pictures.shape[1:])
     return pictures[:, down][:, :, across]
-
-
-def _scores(
-    weights: AttentionWeights, rows: np.ndarray, tokens: tuple[str, ...]
-) -> dict[str, np.ndarray]:
-    """As ``regard.heads.head_scores`` has them, ``(H,)`` each, of the rows that were read."""
-    sums = {name: np.zeros(weights.shape[0]) for name in SCORES}
-    counts = {name: np.zeros(weights.shape[0]) for name in SCORES}
-    _, ids = np.unique(tokens, return_inverse=True)
-    for positions, w in _blocks(weights, rows):
-        later = positions > 0
-        query, key = np.nonzero(_follows_same(ids, positions))
-        for head, own in enumerate(w):
-            looked_up = np.bincount(query, own[query, key], minlength=len(own))
-            sees_one = np.bincount(query, own[query, key] > 0, minlength=len(own)) > 0
-            found = {
-                "first": own[later, 0],
-                "previous": own[later, positions[later] - 1],
-                "induction": looked_up[sees_one],
-            }
-            for name, values in found.items():
-                sums[name][head] += values.sum(dtype=np.float64)
-                counts[name][head] += len(values)
-    with np.errstate(invalid="ignore"):
-        return {name: sums[name] / counts[name] for name in SCORES}
 
 
 def _blocks(weights: AttentionWeights, rows: np.ndarray) -> Iterator[tuple[np.ndarray, Any]]:
