@@ -138,7 +138,7 @@ def _read(call: Call) -> tuple[Any, tuple[Any, ...]]:
     """The call as the kernels read it, and the arrays that must live as long."""
     assert kernels is not None
     check_contents(call)
-    B, Hq, Hkv, Lq, Lk = call.sizes
+    B, _, _, Lq, Lk = call.sizes
     q, k, v = (_rows(x) for x in (call.query, call.key, call.value))
     lengths = [Lk] * B if call.key_lengths is None else call.key_lengths.tolist()
     starts = call.query_start
