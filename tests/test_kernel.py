@@ -477,3 +477,69 @@ def test_python_ends_while_daemon_threads_compute():
         env={**os.environ, "OMP_NUM_THREADS": "2"}, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert (found.returncode, found.stdout, found.stderr) == (0, "ending\n", "")
+
+
+@pytest.fixture
+def checks(monkeypatch):
+    """As in a build with -DREGARD_CHECKS=ON."""
+    monkeypatch.setattr(kernel, "checks", True)
+
+
+ARRAYS = {
+    "query": {},
+    "key": {},
+    "value": {},
+    "mask": {"mask": np.ones((3, 5), bool)},
+    "bias": {"bias": np.ones((2, 1, 5), np.float32)},
+}
+
+
+@pytest.mark.parametrize("library", [np.asarray, torch.asarray])
+@pytest.mark.parametrize("name", ARRAYS)
+def test_with_checks_an_array_that_reaches_beyond_its_memory_is_named(
+    name, library, checks, monkeypatch
+):
+    arrays = [library(np.ones((2, n, 4), np.float32)) for n in (3, 5, 5)]
+    options = {key: library(x) for key, x in ARRAYS[name].items()}
+    regard.attention(*arrays, **options, backend="kernel")
+    short = [*arrays, *options.values()][min(list(ARRAYS).index(name), 3)]
+    memory = kernel._memory
+
+    def told_short(x):
+        begin, size = memory(x)
+        return begin, size - (kernel._address(x) == kernel._address(short))
+
+    monkeypatch.setattr(kernel, "_memory", told_short)
+    with pytest.raises(IndexError, match=f"{name} reaches beyond its memory"):
+        regard.attention(*arrays, **options, backend="kernel")
+
+
+numbers = np.random.default_rng(0).standard_normal((3, 9, 4, 6), dtype=np.float32)
+VIEWS = {
+    "part": numbers[1:, 2:7, :, :5],
+    "transposed": numbers.swapaxes(1, 2)[:1],
+    "broadcast": np.broadcast_to(numbers[:1], numbers.shape)[1:],
+    "backwards": numbers[::-1, :, ::-1],
+    "empty": numbers[:, :0],
+    "torch": torch.asarray(numbers)[1:, 2:7, :, :5],
+    "torch, expanded": torch.asarray(numbers)[:1].expand(5, 9, 4, 6)[3:],
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_with_checks_every_view_lies_within_its_memory(name, checks):
+    x = VIEWS[name]
+    alone = x.clone() if torch.is_tensor(x) else x.copy()
+    exact = regard.attention(alone, alone, alone, causal=True, backend="kernel")
+    found = regard.attention(x, x, x, causal=True, backend="kernel")
+    np.testing.assert_array_equal(found, exact)
+
+
+def test_arrays_of_another_shape_than_the_calls_are_not_read():
+    from regard._checks import read_call
+
+    call = read_call(*(np.ones((1, 2, n, 4), np.float32) for n in (3, 5, 5)))
+    read, _held = kernel._read(call)
+    read.value = kernel._told(np.ones((1, 2, 4, 4), np.float32))
+    with pytest.raises(ValueError, match="value has another shape than the call"):
+        kernel.kernels.forward(read, 0, 0, 0, 1)
