@@ -114,12 +114,12 @@ def readme_table(results):
     """The headlines: time and error of regard, of torch, and how many times as fast regard is."""
     columns = [""]
     for dtype in DTYPES:
-        columns += [f"regard, {dtype}", "torch", ""]
+        columns += [f"regard, {dtype}", "error", "torch", "error", "faster"]
     rows = []
     for name, by_dtype in headlines(results):
         cells = [name]
         for row in by_dtype.values():
-            cells += comparison(row) if row else ["-"] * 3
+            cells += comparison(row) if row else ["-"] * 5
         rows.append(cells)
     machine = next(results[run]["machine"] for _, run, _ in HEADLINES if run in results)
     return f"{markdown(columns, rows)}\n\n{common.machine_line(machine)}.\n{LEGEND}"
@@ -127,24 +127,24 @@ def readme_table(results):
 
 SITE = "https://regard-attention.github.io/regard"
 LEGEND = (
-    "Beside each time: the error, in errors of the plain formula in the same dtype "
-    f"(decoder: of torch's).\nAll: [the benchmarks]({SITE}/benchmarks/); "
+    "Errors are in those of the plain formula in the same dtype (decoder: of torch's); less is "
+    f"better.\nAll: [the benchmarks]({SITE}/benchmarks/); "
     "`python benchmarks/report.py` measures anew."
 )
 
 
 def comparison(row):
-    """Three cells of one comparison; of the errors of gradients the largest."""
+    """Five cells of one comparison; of the errors of gradients the largest."""
     if "found" in row:  # memory: bytes, or the limit that torch met
         ours, theirs = row["found"]["regard"], row["found"][memory.PLAIN]
         met = isinstance(ours, str) or isinstance(theirs, str)
         less = "" if met else factor(theirs["bytes"] / ours["bytes"])
-        return [memory.cell(ours), memory.cell(theirs), less]
+        return [memory.cell(ours), "", memory.cell(theirs), "", less]
     cells = []
     for name in ("regard", "torch"):
         error = row["error"][name]
         largest = max(error) if isinstance(error, list) else error
-        cells.append(common.ms(row["seconds"][name], largest))
+        cells += [common.ms(row["seconds"][name]), f"{largest:.2f}"]
     return [*cells, factor(row["ratio"])]
 
 
