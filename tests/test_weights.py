@@ -412,3 +412,6 @@ def test_one_pass_gives_both_pictures(backend):
     both = weights.pool((90, 70), ("max", "mass"), *part)
     for picture, how in zip(both, ("max", "mass"), strict=True):
         np.testing.assert_array_equal(picture, weights.pool((90, 70), how, *part))
+    for picture in weights.pool((90, 70), ("mass", "mass"), *part):
+        np.testing.assert_array_equal(picture, both[1])
+    assert weights.pool((90, 70), ()) == ()

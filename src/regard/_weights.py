@@ -289,9 +289,10 @@ class AttentionWeights:
         """
         asked = part_of("rows", rows, self.shape[-2]), part_of("columns", columns, self.shape[-1])
         part = self.part(*asked)
-        pools = [Pool(part._call, size, one) for one in (how if isinstance(how, tuple) else (how,))]
-        pictures = part._ask(*pools)
-        return tuple(pictures) if isinstance(how, tuple) else pictures[0]
+        planes = how if isinstance(how, tuple) else (how,)
+        pools = {plane: Pool(part._call, size, plane) for plane in planes}
+        pictures = dict(zip(pools, part._ask(*pools.values())))
+        return tuple(pictures[plane] for plane in how) if isinstance(how, tuple) else pictures[how]
 
     def summary(
         self,
