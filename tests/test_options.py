@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import regard
+from recordings import numbers
 from regard._attention import attention
 from regard._backends import torch_ops
 from regard._call import Call
@@ -98,3 +99,38 @@ def test_arrays_are_cut_along_the_axes_that_the_table_gives(field):
     for n, axis in zip(kept.shape, field.axes):
         if axis.islower():
             assert n == 1
+
+
+def test_what_is_given_is_named():
+    x = np.zeros((2, 4, 3, 8))
+    assert read_call(x, x, x).given == {"scale"}
+    some = read_call(x, x, x, causal=True, dropout=0.0, window=(None, 2), bias=np.zeros(3))
+    assert some.given == {"scale", "causal", "window_right", "bias"}
+
+
+def test_torchs_operator_is_not_asked_for_what_it_does_not_know():
+    x = torch.zeros(2, 4, 32, 8)
+    arrays = {
+        "mask": torch.ones(32, 32, dtype=torch.bool), "bias": torch.zeros(32, 32), "key_lengths": 3,
+        "segments": torch.zeros(2, 32, dtype=torch.long), "query_start": 0, "sinks": torch.zeros(4),
+    }  # fmt: skip
+    others = {"window": (1, 2), "softcap": 2.0, "dropout": 0.1}
+    for name, value in (arrays | others).items():
+        call = read_call(x, x, x, **{name: value})
+        assert torch_ops._may_fuse(call) == (name in ("mask", "bias", "key_lengths")), name
+
+
+def test_options_of_an_element_are_those_of_a_layer():
+    q, k = numbers(2, 4, 6, 8), numbers(2, 2, 9, 8, seed=1)
+    given = {
+        "causal": True, "window": (4, None), "key_lengths": np.array([9, 7]), "softcap": 3.0,
+        "segments": (np.arange(6) // 2, np.arange(9) // 3), "sinks": numbers(4, seed=2),
+        "bias": numbers(2, 4, 6, 9, seed=3), "mask": np.arange(54).reshape(1, 1, 6, 9) % 7 > 0,
+    }  # fmt: skip
+    call = read_call(q, k, None, **given)
+    whole = np.asarray(regard.AttentionWeights(q, k, **given))
+    for b in range(2):
+        options = call.options_of(b)
+        layer = regard.recording.Layer(q[b], k[b], **options)
+        found = regard.AttentionWeights(layer.query, layer.key, **layer.options)
+        np.testing.assert_allclose(np.asarray(found), whole[b], rtol=1e-6)

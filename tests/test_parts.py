@@ -176,3 +176,14 @@ def test_the_statistics_of_a_whole_and_its_parts_are_shared():
     assert not missing[:, :, 100:200].any()
     assert missing[:, :, 256:].all()
     assert regard.AttentionWeights(q, q, causal=True)._statistics._missing is None
+
+
+def test_a_part_of_the_keys_is_not_shown_as_if_it_were_whole():
+    from regard.viewer._display import recording_of
+
+    q = numbers(2, 30, 8)
+    weights = AttentionWeights(q, q, causal=True)
+    assert recording_of(weights.part(slice(3, 20))) is not None
+    for part in (weights.part(columns=slice(0, 12)), weights.part(slice(0, None, 2))):
+        assert recording_of(part) is None
+        assert "<img" in part._repr_html_()

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from regard._options import ARRAYS
+from regard._options import ARRAYS, OPTIONS
 
 ALL = slice(None)
 # NumPy takes a few microseconds to tell a name.
@@ -77,6 +77,31 @@ class Call:
         """Every torch tensor of the call."""
         given = (getattr(self, field.name) for field in ARRAYS)
         return [x for x in given if x is not None and is_tensor(x)]
+
+    @property
+    def given(self) -> frozenset[str]:
+        """Names of the options' fields that are not as they are by default; the scale is one."""
+        fields = ((option, field) for option in OPTIONS for field in option.fields)
+        return frozenset(
+            field.name
+            for option, field in fields
+            if (x := getattr(self, field.name)) is not None
+            and (field in ARRAYS or x != option.default)
+        )
+
+    def options_of(self, b: int) -> dict[str, Any]:
+        """The options of one batch element, as ``regard.recording.Layer`` takes them."""
+        found: dict[str, Any] = {}
+        for option in OPTIONS:
+            parts = []
+            for name, _, axes in option.fields:
+                x = getattr(self, name)
+                if x is not None and axes[:1].upper() == "B":
+                    x = x[b if len(x) > 1 else 0]
+                parts.append(int(x) if x is not None and axes == "B" else x)
+            if option.recorded and any(x is not None for x in parts):
+                found[option.name] = parts[0] if len(parts) == 1 else tuple(parts)
+        return found
 
     def restore(self, x: Any) -> Any:
         """``(B, Hq, ...)`` with the caller's own leading axes."""

@@ -305,11 +305,11 @@ READERS: dict[str, Callable[[str, Any, Given], Any]] = {
     "place": _read_integers,
     "segments": _read_segments,
     "sinks": _read_sinks,
-    "scale": lambda name, x, _: _read_number(name, x, math.isfinite, "finite"),
-    "softcap": lambda name, x, _: _read_number(
+    "finite": lambda name, x, _: _read_number(name, x, math.isfinite, "finite"),
+    "positive": lambda name, x, _: _read_number(
         name, x, lambda n: 0 < n < math.inf, "positive and finite"
     ),
-    "dropout": lambda name, x, _: _read_number(
+    "probability": lambda name, x, _: _read_number(
         name, x, lambda n: 0 <= n < 1, "at least 0 and less than 1"
     ),
 }

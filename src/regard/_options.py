@@ -43,9 +43,9 @@ OPTIONS = (
     ),
     Option("query_start", "place", (Field("query_start", "Tensor?", "B"),), "number"),
     Option("sinks", "sinks", (Field("sinks", "Tensor?", "H"),), "array"),
-    Option("scale", "scale", (Field("scale", "float"),), "number"),
-    Option("softcap", "softcap", (Field("softcap", "float?"),), "number"),
-    Option("dropout", "dropout", (Field("dropout", "float"),), of_weights=False, default=0.0),
+    Option("scale", "finite", (Field("scale", "float"),), "number"),
+    Option("softcap", "positive", (Field("softcap", "float?"),), "number"),
+    Option("dropout", "probability", (Field("dropout", "float"),), of_weights=False, default=0.0),
     Option("seed", "seed", (Field("seed", "Tensor?"),), of_weights=False),
 )  # fmt: skip
 

@@ -14,6 +14,7 @@ import numpy as np
 from regard._arrays import to_numpy
 from regard._call import Call, accumulating_name, dtype_name, is_tensor
 from regard._checks import check_contents
+from regard._options import NUMBERS
 from regard._settings import get_num_threads
 
 LARGEST_NUMBER = 1e30  # that scores are multiplied with in float32
@@ -77,7 +78,7 @@ def _refuses(call: Call) -> str | None:
     if max(sizes) > LARGEST_HEAD:
         return f"its head sizes D and Dv go up to {LARGEST_HEAD}, these are {sizes}"
     if accumulating_name(call.query) == "float32":
-        for name in ("scale", "softcap"):
+        for name in (field.name for field in NUMBERS if field.type.startswith("float")):
             if abs(getattr(call, name) or 0.0) > LARGEST_NUMBER:
                 return f"{name} is {getattr(call, name)}, and it computes in float32"
     if call.sizes[4] >= 2**31:
@@ -144,16 +145,16 @@ def _read(call: Call) -> tuple[Any, tuple[Any, ...]]:
     starts = [n - Lq for n in lengths] if starts is None else starts.tolist()
     read = kernels.Call()
     read.query, read.key, read.value = _told(q), _told(k), _told(v)
-    read.group_rows, read.scale, read.causal = call.group_rows, call.scale, call.causal
-    read.starts, read.lengths, read.step = starts, lengths, call.query_step
+    read.group_rows, read.step = call.group_rows, call.query_step
+    read.starts, read.lengths = starts, lengths
+    for field in NUMBERS:
+        if (x := getattr(call, field.name)) is not None:
+            setattr(read, field.name, x)
     read.mask, read.bias = _told(call.mask), _told(call.bias)
-    for name in ("softcap", "window_left", "window_right"):
-        if (x := getattr(call, name)) is not None:
-            setattr(read, name, x)
     if call.sinks is not None:
         read.sinks = call.sinks.tolist()
     if call.dropout:
-        read.dropout, read.seed = call.dropout, int(call.seed)
+        read.seed = int(call.seed)
     ids: tuple[np.ndarray, ...] = ()
     if call.query_segments is not None:
         ids = tuple(_ids(x) for x in (call.query_segments, call.key_segments))

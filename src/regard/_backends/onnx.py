@@ -48,12 +48,8 @@ def _always(holds: Any) -> bool:
 
 def _is_triangle(call: Call) -> bool:
     """Whether ``is_causal``, which has query 0 see key 0 alone, says all of who sees whom."""
-    others = (
-        call.window_left, call.window_right, call.mask, call.bias, call.key_lengths,
-        call.query_segments, call.query_start, call.softcap, call.sinks,
-    )  # fmt: skip
     _, _, _, Lq, Lk = call.sizes
-    alone = call.scale > 0 and all(x is None for x in others)
+    alone = call.scale > 0 and call.given <= {"causal", "scale"}
     return call.causal and alone and _always(Lq == Lk)
 
 

@@ -27,6 +27,7 @@ from regard._options import ARRAYS, NUMBERS
 from regard._torch_state import exact, is_exported_to_onnx, is_recorded, is_rounded
 
 _TENSORS = tuple(field.name for field in ARRAYS)
+_FUSED = {"scale", "causal", "mask", "bias", "key_lengths"}  # what it can be told
 _FUSED_ON_DEVICES = [
     SDPBackend.CUDNN_ATTENTION,
     SDPBackend.FLASH_ATTENTION,
@@ -62,14 +63,7 @@ def _may_fuse(call: Call) -> bool:
         return False  # it hides by adding -inf before it scales
     if min(Lq, Lk) < 16 and call.query.device.type == "cpu":
         return False  # one side is short: its error is up to 2.9x the plain formula's
-    options = (
-        call.window_left,
-        call.window_right,
-        call.query_segments,
-        call.query_start,
-        call.sinks,
-    )
-    if any(x is not None for x in options) or call.softcap is not None or call.dropout:
+    if call.given - _FUSED:
         return False
     given = [x for x in (call.mask, call.bias, call.key_lengths) if x is not None]
     if call.causal and Lq > 1:

@@ -5,10 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from regard._arrays import NumpyArrays
-from regard._call import Call
 from regard._picture import recording_html, weights_html
-from regard._visible import Visibility
 from regard._weights import AttentionWeights
 from regard.recording import Layer, Recording
 
@@ -51,43 +48,16 @@ def _widget(recording: Recording) -> dict[str, Any]:
 def recording_of(weights: AttentionWeights) -> Recording | None:
     """Weights as a recording whose tokens are positions; None where there is nothing to show.
 
-    Of a batch the first element; None for more axes before the heads. It is looked at for long:
-    its arrays are its own.
+    Of a batch the first element; None for more axes before the heads, and for a part of the keys or
+    every nth query, which no recording has. It is looked at for long: its arrays are its own.
     """
-    if not weights.size or weights.ndim > 4 or weights._call.query_step != 1:
+    call = weights._call
+    if not weights.size or weights.ndim > 4 or call.query_step != 1 or not call.whole_rows:
         return None
     call = weights.copy()._call
     _, _, _, Lq, Lk = call.sizes
-    start = Visibility(call, NumpyArrays().arange).starts[0]
+    start = int(call.starts[0])
     tokens = [str(n) for n in range(max(Lq, Lk))]
     own = None if 0 <= start <= Lk - Lq else tokens[:Lq]
-    layer = Layer(call.query[0], call.key[0], None, **_options(call))
+    layer = Layer(call.query[0], call.key[0], None, **call.options_of(0))
     return Recording(tokens[:Lk], [layer], query_tokens=own or tokens[start : start + Lq])
-
-
-def _options(call: Call) -> dict[str, Any]:
-    """The options of the first batch element, as a layer has them."""
-
-    def first(x: Any) -> Any:
-        return None if x is None else x[0]
-
-    def position(x: Any) -> int | None:
-        return None if x is None else int(x[0])
-
-    segments = None
-    if call.query_segments is not None:
-        segments = (call.query_segments[0], call.key_segments[0])
-    return {
-        "causal": call.causal,
-        "window": None
-        if call.window_left is call.window_right is None
-        else (call.window_left, call.window_right),
-        "scale": call.scale,
-        "softcap": call.softcap,
-        "query_start": position(call.query_start),
-        "key_lengths": position(call.key_lengths),
-        "segments": segments,
-        "sinks": call.sinks,
-        "bias": first(call.bias),
-        "mask": first(call.mask),
-    }
