@@ -10,17 +10,6 @@ from regard._steps import Steps, steps
 from regard._weights import AttentionWeights, WeightsSummary
 from regard.recording import Layer, Recording
 
-if TYPE_CHECKING:
-    from regard import heads as heads
-    from regard import lm as lm
-    from regard import nn as nn
-    from regard import testing as testing
-    from regard import viewer as viewer
-    from regard.heads import HeadScores as HeadScores
-    from regard.viewer import Viewer as Viewer
-
-    __version__: str
-
 __all__ = [
     "AttentionWeights",
     "Layer",
@@ -41,25 +30,36 @@ __all__ = [
     "steps",
 ]
 
-# Loaded when they are first used: each part of the package, and what it shows at the top.
+# Loaded when they are first used: the parts of the package, and two of their names.
 _PARTS = {
-    "heads": "heads", "lm": "lm", "nn": "nn", "testing": "testing", "viewer": "viewer",
-    "HeadScores": "heads", "Viewer": "viewer",
+    "heads": "heads", "lm": "lm", "nn": "nn", "recording": "recording", "testing": "testing",
+    "viewer": "viewer", "HeadScores": "heads", "Viewer": "viewer",
 }  # fmt: skip
 
+if TYPE_CHECKING:
+    from regard import heads as heads
+    from regard import lm as lm
+    from regard import nn as nn
+    from regard import testing as testing
+    from regard import viewer as viewer
+    from regard.heads import HeadScores as HeadScores
+    from regard.viewer import Viewer as Viewer
 
-def __getattr__(name: str) -> object:
-    if name in _PARTS:
-        from importlib import import_module
+    __version__: str
+else:  # a checker that saw __getattr__ would take any name for one of these
 
-        part = import_module(f"regard.{_PARTS[name]}")
-        return part if name == _PARTS[name] else getattr(part, name)
-    if name == "__version__":
-        from importlib.metadata import version
+    def __getattr__(name):
+        if name in _PARTS:
+            from importlib import import_module
 
-        return version("regard")
-    raise AttributeError(f"module 'regard' has no attribute {name!r}")
+            part = import_module(f"regard.{_PARTS[name]}")
+            return part if name == _PARTS[name] else getattr(part, name)
+        if name == "__version__":
+            from importlib.metadata import version
+
+            return version("regard")
+        raise AttributeError(f"module 'regard' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_PARTS, "__version__"})
+    return sorted([*__all__, *_PARTS, "__version__"])

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     import numpy as np
 
 __all__ = [
-    "Array", "ArrayT", "BackendName", "Bool", "Float", "Float32", "FloatingT", "IndexT", "InputT", "Int",
-    "Integers", "Options", "OutputT", "PoolHow", "ReceivedHow", "Segments", "UInt16",
+    "Array", "ArrayT", "BackendName", "Bool", "Float", "Float32", "FloatingT", "IndexT", "InputT",
+    "Int", "Integers", "Options", "OutputT", "PoolHow", "ReceivedHow", "Segments", "UInt16",
     "WeightsOptions", "Window",
 ]  # fmt: skip
 

@@ -317,7 +317,7 @@ class MultiHeadAttention(nn.Module):
             return_weights: bool,
             **options: Unpack[_Options],
         ) -> Tensor | tuple[Tensor, AttentionWeights[Tensor]]: ...
-        def __call__(self, *given: Any, **options: Any) -> Any: ...
+        def __call__(self, *given: Any, **options: Any) -> Any: ...  # noqa: D102
 
     def _project(
         self, x: Tensor, context: Tensor | None, value: Tensor | None

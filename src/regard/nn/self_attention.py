@@ -223,7 +223,7 @@ class SelfAttention(nn.Module):
             return_weights: bool,
             **options: Unpack[_Options],
         ) -> Tensor | tuple[Tensor, AttentionWeights[Tensor]]: ...
-        def __call__(self, *given: Any, **options: Any) -> Any: ...
+        def __call__(self, *given: Any, **options: Any) -> Any: ...  # noqa: D102
 
     def extra_repr(self) -> str:
         """``causal`` is what the projections below do not show."""

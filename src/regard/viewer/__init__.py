@@ -11,17 +11,18 @@ from regard.recording import Recording
 
 if TYPE_CHECKING:
     from regard.viewer._server import Viewer as Viewer
+else:
+
+    def __getattr__(name):
+        """``Viewer`` is loaded when it is first used, with what it serves by."""
+        if name == "Viewer":
+            from regard.viewer._server import Viewer
+
+            return Viewer
+        raise AttributeError(f"module 'regard.viewer' has no attribute {name!r}")
+
 
 __all__ = ["view"]
-
-
-def __getattr__(name: str) -> object:
-    """``Viewer`` is loaded when it is first used, with what it serves by."""
-    if name == "Viewer":
-        from regard.viewer._server import Viewer
-
-        return Viewer
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def view(
