@@ -62,7 +62,7 @@ BackendName: TypeAlias = Literal["auto", "kernel", "torch", "reference"]
 PoolHow: TypeAlias = Literal["max", "mass"]
 ReceivedHow: TypeAlias = Literal["sum", "mean", "max"]
 
-Window: TypeAlias = "tuple[int | None, int | None]"
+Window: TypeAlias = tuple[int | None, int | None]
 Integers: TypeAlias = SupportsIndex | Array[object] | list[int]
 _Ids: TypeAlias = Array[object] | list[int]
 Segments: TypeAlias = _Ids | tuple[_Ids, _Ids]

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from numpy.typing import DTypeLike, NDArray
 
-Pick: TypeAlias = "int | np.integer[Any] | slice | EllipsisType"
+Pick: TypeAlias = int | np.integer[Any] | slice | EllipsisType
 Reduced: TypeAlias = Literal[
     "lse", "entropy", "received", "distance", "topk", "strongest", "pooled"
 ]
