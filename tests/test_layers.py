@@ -1,6 +1,8 @@
 """What may import what, and what `import regard` brings in."""
 
 import ast
+import importlib
+import importlib.metadata
 import inspect
 import json
 import pkgutil
@@ -26,7 +28,7 @@ LAYERS = [
     ["lm"],
     ["heads"],
     ["nn", "hf", "distributed", "recording _recording_file _layer"],
-    ["steps _explain"],
+    ["_steps _explain"],
     ["_attention"],
     ["_weights _parts _row_statistics _picture _reductions"],
     ["_backends _kernels"],
@@ -36,7 +38,7 @@ LAYERS = [
     ["_arrays _torch_arrays", "_written"],
     ["_tables", "_torch_state", "_files"],
     ["_checks _call _options _settings"],
-    ["_errors", "_extras"],
+    ["_errors", "_extras", "_types"],
 ]
 # Imports that point up, each inside the method that shows something, or for a type.
 UPWARDS = {
@@ -243,10 +245,10 @@ def test_torch_that_is_there_is_not_loaded_for_numpy_arrays():
 
 PUBLIC = [
     "regard",
+    "regard.heads",
     "regard.lm",
     "regard.nn",
     "regard.recording",
-    "regard.steps",
     "regard.testing",
     "regard.viewer",
     "regard.viewer.answer",
@@ -256,9 +258,32 @@ PUBLIC = [
 def test_all_equals_the_namespace():
     names = run_python("import regard; print(*(n for n in vars(regard) if n[0] != '_'))").split()
     submodules = {module.name for module in pkgutil.iter_modules(regard.__path__)}
-    callables = {name for name in regard.__all__ if name in submodules}  # steps: both
-    assert sorted(regard.__all__) == sorted(set(names) - submodules | callables)
-    assert not [name for name in regard.__all__ if inspect.ismodule(getattr(regard, name))]
+    assert sorted(regard.__all__) == sorted(set(names) - submodules - {"TYPE_CHECKING"})
+    assert not submodules & {*regard.__all__}
+
+
+def test_dir_has_the_public_names_and_the_parts_that_are_loaded_when_they_are_used():
+    more = {"HeadScores", "Viewer", "__version__"}
+    parts = {"heads", "lm", "nn", "recording", "testing", "viewer"}
+    assert {*dir(regard)} == {*regard.__all__, *more, *parts}
+    for name in dir(regard):
+        assert inspect.ismodule(getattr(regard, name)) == (name in parts)
+    code = "import regard, sys; dir(regard); print(*sys.modules)"
+    loaded = {*run_python(code).split()}
+    assert not loaded & {
+        *(f"regard.{name}" for name in parts - {"recording"}),
+        "importlib.metadata",
+    }
+
+
+def test_the_version_is_that_of_the_distribution():
+    assert regard.__version__ == importlib.metadata.version("regard")
+
+
+def test_steps_is_the_function_and_no_module():
+    assert inspect.isfunction(regard.steps)
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("regard.steps")
 
 
 @pytest.mark.parametrize("module", PUBLIC)

@@ -16,8 +16,8 @@ from rich.console import Console
 
 import regard
 from regard import _tables
+from regard._steps import Steps, steps
 from regard.recording import Layer, Recording
-from regard.steps import Steps, steps
 
 WORDS = ["Your", "journey", "starts", "with", "one", "step"]
 

@@ -1,20 +1,27 @@
 """Exact self-attention that you can see, at full speed."""
 
+from typing import TYPE_CHECKING
+
 from regard._attention import attention, scaled_dot_product_attention
 from regard._errors import MaterializeError, RecordingError, ShapeError, UnsupportedError
+from regard._reductions import Links, TopKeys
 from regard._settings import get_num_threads, limits, set_num_threads
-from regard._weights import AttentionWeights
-from regard.recording import Recording
-from regard.steps import Steps, steps
+from regard._steps import Steps, steps
+from regard._weights import AttentionWeights, WeightsSummary
+from regard.recording import Layer, Recording
 
 __all__ = [
     "AttentionWeights",
+    "Layer",
+    "Links",
     "MaterializeError",
     "Recording",
     "RecordingError",
     "ShapeError",
     "Steps",
+    "TopKeys",
     "UnsupportedError",
+    "WeightsSummary",
     "attention",
     "get_num_threads",
     "limits",
@@ -23,11 +30,36 @@ __all__ = [
     "steps",
 ]
 
+# Loaded when they are first used: the parts of the package, and two of their names.
+_PARTS = {
+    "heads": "heads", "lm": "lm", "nn": "nn", "recording": "recording", "testing": "testing",
+    "viewer": "viewer", "HeadScores": "heads", "Viewer": "viewer",
+}  # fmt: skip
 
-def __getattr__(name: str) -> object:
-    """``regard.lm``, ``regard.nn`` and ``regard.testing`` are loaded when they are first used."""
-    if name in ("lm", "nn", "testing"):
-        from importlib import import_module
+if TYPE_CHECKING:
+    from regard import heads as heads
+    from regard import lm as lm
+    from regard import nn as nn
+    from regard import testing as testing
+    from regard import viewer as viewer
+    from regard.heads import HeadScores as HeadScores
+    from regard.viewer import Viewer as Viewer
 
-        return import_module(f"regard.{name}")
-    raise AttributeError(f"module 'regard' has no attribute {name!r}")
+    __version__: str
+else:  # a checker that saw __getattr__ would take any name for one of these
+
+    def __getattr__(name):
+        if name in _PARTS:
+            from importlib import import_module
+
+            part = import_module(f"regard.{_PARTS[name]}")
+            return part if name == _PARTS[name] else getattr(part, name)
+        if name == "__version__":
+            from importlib.metadata import version
+
+            return version("regard")
+        raise AttributeError(f"module 'regard' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, *_PARTS, "__version__"])

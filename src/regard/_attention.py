@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal, Unpack, overload
 
 import numpy as np
 
@@ -11,32 +11,70 @@ from regard._backends import choose
 from regard._call import dtype_name, is_tensor
 from regard._checks import read_call
 from regard._errors import ShapeError
+from regard._types import (
+    Array,
+    ArrayT,
+    BackendName,
+    Bool,
+    Float,
+    Integers,
+    Options,
+    Segments,
+    Window,
+)
 from regard._weights import AttentionWeights
 
-if TYPE_CHECKING:  # what jaxtyping loads would double the time of `import regard`
-    from jaxtyping import Bool, Float
 
-
+@overload
 def attention(
-    query: Float[Any, "*B_Hq Lq D"],
-    key: Float[Any, "*B_Hkv Lk D"],
-    value: Float[Any, "*B_Hkv Lk Dv"],
+    query: Array[ArrayT],
+    key: Array[ArrayT],
+    value: Array[ArrayT],
+    *,
+    return_weights: Literal[False] = False,
+    backend: BackendName = "auto",
+    **options: Unpack[Options],
+) -> ArrayT: ...
+@overload
+def attention(
+    query: Array[ArrayT],
+    key: Array[ArrayT],
+    value: Array[ArrayT],
+    *,
+    return_weights: Literal[True],
+    backend: BackendName = "auto",
+    **options: Unpack[Options],
+) -> tuple[ArrayT, AttentionWeights[ArrayT]]: ...
+@overload
+def attention(
+    query: Array[ArrayT],
+    key: Array[ArrayT],
+    value: Array[ArrayT],
+    *,
+    return_weights: bool,
+    backend: BackendName = "auto",
+    **options: Unpack[Options],
+) -> ArrayT | tuple[ArrayT, AttentionWeights[ArrayT]]: ...
+def attention(
+    query: Float[Array[ArrayT], "*B_Hq Lq D"],
+    key: Float[Array[ArrayT], "*B_Hkv Lk D"],
+    value: Float[Array[ArrayT], "*B_Hkv Lk Dv"],
     *,
     causal: bool = False,
-    window: tuple[int | None, int | None] | None = None,
-    mask: Bool[Any, "*_mask"] | None = None,
-    bias: Float[Any, "*_bias"] | None = None,
-    key_lengths: Any = None,
-    segments: Any = None,
-    query_start: Any = None,
-    sinks: Float[Any, " Hq"] | None = None,
+    window: Window | None = None,
+    mask: Bool[Array[object], "*_mask"] | None = None,
+    bias: Float[Array[object], "*_bias"] | None = None,
+    key_lengths: Integers | None = None,
+    segments: Segments | None = None,
+    query_start: Integers | None = None,
+    sinks: Float[Array[object], " Hq"] | None = None,
     scale: float | None = None,
     softcap: float | None = None,
     dropout: float = 0.0,
     seed: int | None = None,
     return_weights: bool = False,
-    backend: str = "auto",
-) -> Any:
+    backend: BackendName = "auto",
+) -> ArrayT | tuple[ArrayT, AttentionWeights[ArrayT]]:
     """Exact attention: ``softmax(scale * query @ key.T + bias) @ value``, in linear memory.
 
     In this order: scores, scale, softcap, bias, invisible keys to −∞, softmax over the keys and
@@ -98,22 +136,23 @@ def attention(
     )  # fmt: skip
     chosen = choose(call, backend)
     output, statistics = chosen.attention(call, return_weights)
+    restored: ArrayT = call.restore(output)
     if not return_weights:
-        return call.restore(output)
-    return call.restore(output), AttentionWeights._of(call, chosen, statistics)
+        return restored
+    return restored, AttentionWeights._of(call, chosen, statistics)
 
 
 def scaled_dot_product_attention(
-    query: Any,
-    key: Any,
-    value: Any,
-    attn_mask: Any = None,
+    query: Array[ArrayT],
+    key: Array[ArrayT],
+    value: Array[ArrayT],
+    attn_mask: Array[object] | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
     *,
     scale: float | None = None,
     enable_gqa: bool = False,
-) -> Any:
+) -> ArrayT:
     """``torch.nn.functional.scaled_dot_product_attention``, computed by ``regard.attention``.
 
     For code that is moved over by changing one import. It differs from ``attention`` where torch
@@ -146,20 +185,21 @@ def scaled_dot_product_attention(
             "scaled_dot_product_attention: attn_mask and is_causal=True were both given; torch "
             "allows one. regard.attention(..., mask=..., causal=True) takes both."
         )
-    query, key, value = _autocast(*_broadcast_leading(query, key, value, enable_gqa))
-    if enable_gqa and query.ndim > 2 and key.shape[-3] != value.shape[-3]:
-        key, value = (_repeat_heads(x, query.shape[-3]) for x in (key, value))
+    q, k, v = _autocast(*_broadcast_leading(query, key, value, enable_gqa))
+    if enable_gqa and q.ndim > 2 and k.shape[-3] != v.shape[-3]:
+        k, v = (_repeat_heads(x, q.shape[-3]) for x in (k, v))
     if dropout_p == 1.0:  # every weight is dropped
-        value, dropout_p = 0.0 * value, 0.0
+        v, dropout_p = 0.0 * v, 0.0
     options: dict[str, Any] = {}
     if attn_mask is not None:
         options["mask" if dtype_name(attn_mask) == "bool" else "bias"] = attn_mask
     if is_causal:
         options |= {"causal": True, "query_start": 0}
-        square = query.shape[-2] == key.shape[-2]
+        square = q.shape[-2] == k.shape[-2]
         if not is_tensor(square) and square:  # traced lengths are tensors, and may differ later
             del options["query_start"]  # the same, and told so that backends need not look
-    return attention(query, key, value, dropout=dropout_p, scale=scale, **options)
+    output: ArrayT = attention(q, k, v, dropout=dropout_p, scale=scale, **options)
+    return output
 
 
 def _repeat_heads(x: Any, heads: int) -> Any:

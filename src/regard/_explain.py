@@ -11,7 +11,7 @@ import numpy as np
 from regard._call import Call, is_tensor
 
 if TYPE_CHECKING:
-    from regard.steps import Steps
+    from regard._steps import Steps
 
 # More terms than this are left out in the middle of a sum.
 LONGEST_SUM = 6

@@ -13,6 +13,7 @@ from regard._errors import ShapeError
 from regard._extras import needed_by
 
 if TYPE_CHECKING:
+    from regard._types import PoolHow
     from regard._weights import AttentionWeights
     from regard.recording import Recording
 
@@ -103,7 +104,7 @@ def _figure(matrix: "AttentionWeights", label: str, side: int) -> str:
 def plot_weights(
     weights: "AttentionWeights",
     index: tuple[int, ...],
-    how: str,
+    how: "PoolHow",
     tokens: list[str] | None,
     ax: Any,
 ) -> Any:

@@ -3,35 +3,36 @@
 Each names its fields, numbers and arrays ``(B, Hq, ...)``, and makes the answer of what came back.
 """
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple, Protocol
 
 import numpy as np
 
 from regard._arrays import arrays_of
 from regard._call import Call, accumulating_name
 from regard._errors import ShapeError
+from regard._types import ArrayT, IndexT
 
 
-class TopKeys(NamedTuple):
+class TopKeys(NamedTuple, Generic[ArrayT, IndexT]):
     """The strongest keys of every query, strongest first."""
 
-    values: Any
+    values: ArrayT
     """``(..., Hq, Lq, k)`` weights; 0 once the visible keys are used up."""
-    indices: Any
+    indices: IndexT
     """``(..., Hq, Lq, k)`` key indices, int64."""
 
 
-class Links(NamedTuple):
+class Links(NamedTuple, Generic[ArrayT, IndexT]):
     """The strongest pairs of a matrix, strongest first; -1, -1, 0.0 once there are no more.
 
     Rows of NaN are left out.
     """
 
-    query: Any
+    query: IndexT
     """``(..., Hq, n)`` query indices, int64."""
-    key: Any
+    key: IndexT
     """``(..., Hq, n)`` key indices, int64."""
-    weight: Any
+    weight: ArrayT
     """``(..., Hq, n)`` weights."""
 
 
@@ -97,7 +98,7 @@ class TopK:
             return {}
         return {"k": self._k, "top_values": self._values, "top_keys": self._indices}
 
-    def result(self) -> TopKeys:
+    def result(self) -> TopKeys[Any, Any]:
         return TopKeys(self._values, self._indices)
 
 
@@ -121,7 +122,7 @@ class Strongest:
         arrays = {"pair_query": self._query, "pair_key": self._key, "pair_weight": self._weight}
         return {"n": self._n, **arrays}
 
-    def result(self) -> Links:
+    def result(self) -> Links[Any, Any]:
         return Links(self._query, self._key, self._weight)
 
 

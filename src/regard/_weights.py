@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Collection, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from types import EllipsisType
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeAlias, overload
 
 import numpy as np
 
@@ -26,25 +27,44 @@ from regard._reductions import (
 )
 from regard._row_statistics import Place, RowStatistics
 from regard._settings import bytes_text, require_materializable
+from regard._types import (
+    Array,
+    ArrayT,
+    BackendName,
+    Float,
+    FloatingT,
+    IndexT,
+    Integers,
+    PoolHow,
+    ReceivedHow,
+    Segments,
+    Window,
+)
 from regard._written import refuse_recorded, require_unwritten, versions
 
-if TYPE_CHECKING:  # what jaxtyping loads would double the time of `import regard`
-    from jaxtyping import Float
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from numpy.typing import DTypeLike, NDArray
+
+Pick: TypeAlias = int | np.integer[Any] | slice | EllipsisType
+Reduced: TypeAlias = Literal[
+    "lse", "entropy", "received", "distance", "topk", "strongest", "pooled"
+]
 
 
-class WeightsSummary(NamedTuple):
+class WeightsSummary(NamedTuple, Generic[ArrayT, IndexT]):
     """Several reductions of one pass over the weights; each as its own method gives it."""
 
-    lse: Any
-    entropy: Any
-    received: Any
-    distance: Any
-    topk: TopKeys | Any
-    strongest: Links | Any
-    pooled: Any
+    lse: ArrayT
+    entropy: ArrayT
+    received: ArrayT
+    distance: ArrayT
+    topk: TopKeys[ArrayT, IndexT]
+    strongest: Links[ArrayT, IndexT]
+    pooled: ArrayT
 
 
-class AttentionWeights:
+class AttentionWeights(Generic[ArrayT]):
     """The weights ``(..., Hq, Lq, Lk)`` of an attention, computed where they are asked for.
 
     Rows, blocks, reductions and pictures are recomputed exactly from query and key, in memory
@@ -77,20 +97,20 @@ class AttentionWeights:
 
     def __init__(
         self,
-        query: Float[Any, "*_B_Hq Lq D"],
-        key: Float[Any, "*_B_Hkv Lk D"],
+        query: Float[Array[ArrayT], "*_B_Hq Lq D"],
+        key: Float[Array[ArrayT], "*_B_Hkv Lk D"],
         *,
         causal: bool = False,
-        window: tuple[int | None, int | None] | None = None,
-        mask: Any = None,
-        bias: Any = None,
-        key_lengths: Any = None,
-        segments: Any = None,
-        query_start: Any = None,
-        sinks: Any = None,
+        window: Window | None = None,
+        mask: Array[object] | None = None,
+        bias: Array[object] | None = None,
+        key_lengths: Integers | None = None,
+        segments: Segments | None = None,
+        query_start: Integers | None = None,
+        sinks: Array[object] | None = None,
         scale: float | None = None,
         softcap: float | None = None,
-        backend: str = "auto",
+        backend: BackendName = "auto",
     ) -> None:
         call = read_call(
             query, key, None,
@@ -102,7 +122,7 @@ class AttentionWeights:
     @classmethod
     def _of(
         cls, call: Call, backend: Backend | None = None, statistics: Statistics | None = None
-    ) -> AttentionWeights:
+    ) -> AttentionWeights[Any]:
         """The weights of a call that was already read, by the backend that gave its output.
 
         ``statistics`` are that output's: maximum and total of each row, ``(B, Hq, Lq)``.
@@ -122,14 +142,14 @@ class AttentionWeights:
         self._lse: Any = None
         self._versions = versions(self._call)
 
-    def _part(self, call: Call, place: Place) -> AttentionWeights:
+    def _part(self, call: Call, place: Place) -> AttentionWeights[ArrayT]:
         """The weights of a part of the call, with the statistics of the whole."""
         part = AttentionWeights.__new__(AttentionWeights)
         part._call, part._place, part._lse = call, place, None
         part._statistics, part._versions = self._statistics, self._versions
         return part
 
-    def copy(self) -> AttentionWeights:
+    def copy(self) -> AttentionWeights[ArrayT]:
         """The same weights with arrays of their own, which nobody else writes into.
 
         Raises:
@@ -144,7 +164,7 @@ class AttentionWeights:
         copy._versions = versions(call)
         return copy
 
-    def __deepcopy__(self, memo: Any) -> AttentionWeights:
+    def __deepcopy__(self, memo: Any) -> AttentionWeights[ArrayT]:
         return self.copy()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -212,7 +232,7 @@ class AttentionWeights:
         return self._call.restore(x)
 
     @property
-    def lse(self) -> Any:
+    def lse(self) -> ArrayT:
         """``(..., Hq, Lq)``: ln of the sum of exp(score), the sink's included.
 
         −inf where a query sees nothing. Weights are not computed from it: for large scores
@@ -220,20 +240,23 @@ class AttentionWeights:
         """
         if self._lse is None:
             (self._lse,) = self._ask(PerQuery(self._call, "lse"))
-        return self._lse
+        found: ArrayT = self._lse
+        return found
 
-    def entropy(self) -> Any:
+    def entropy(self) -> ArrayT:
         """``(..., Hq, Lq)``: ``−Σ w · ln w`` of every query, in nats; 0 where it sees nothing."""
-        return self._ask(PerQuery(self._call, "entropy"))[0]
+        (found,) = self._ask(PerQuery(self._call, "entropy"))
+        return found
 
-    def distance(self) -> Any:
+    def distance(self) -> ArrayT:
         """``(..., Hq, Lq)``: the mean ``|query position − key position|``, weighted, in tokens.
 
         The position of query i is ``query_start + i``.
         """
-        return self._ask(PerQuery(self._call, "distance"))[0]
+        (found,) = self._ask(PerQuery(self._call, "distance"))
+        return found
 
-    def received(self, how: str = "sum") -> Any:
+    def received(self, how: ReceivedHow = "sum") -> ArrayT:
         """``(..., Hq, Lk)``: what every key gets from all queries together.
 
         Args:
@@ -242,9 +265,16 @@ class AttentionWeights:
         Raises:
             ValueError: another ``how``.
         """
-        return self._ask(Received(self._call, how))[0]
+        (found,) = self._ask(Received(self._call, how))
+        return found
 
-    def topk(self, k: int) -> TopKeys:
+    @overload
+    def topk(
+        self: AttentionWeights[NDArray[FloatingT]], k: int
+    ) -> TopKeys[NDArray[FloatingT], NDArray[np.int64]]: ...
+    @overload
+    def topk(self, k: int) -> TopKeys[ArrayT, ArrayT]: ...
+    def topk(self, k: int) -> TopKeys[Any, Any]:
         """The k strongest keys of every query: ``(values, indices)``, each ``(..., Hq, Lq, k)``.
 
         Strongest first. Where fewer than k keys are visible, others follow with weight 0.
@@ -252,9 +282,16 @@ class AttentionWeights:
         Raises:
             ShapeError: k is larger than Lk, or negative.
         """
-        return self._ask(TopK(self._call, k))[0]
+        (found,) = self._ask(TopK(self._call, k))
+        return found
 
-    def strongest(self, n: int = 20) -> Links:
+    @overload
+    def strongest(
+        self: AttentionWeights[NDArray[FloatingT]], n: int = 20
+    ) -> Links[NDArray[FloatingT], NDArray[np.int64]]: ...
+    @overload
+    def strongest(self, n: int = 20) -> Links[ArrayT, ArrayT]: ...
+    def strongest(self, n: int = 20) -> Links[Any, Any]:
         """The n strongest pairs of each matrix: ``(query, key, weight)``, each ``(..., Hq, n)``.
 
         Strongest first, at most ``Lq · Lk``; −1, −1, 0.0 where no pair with a weight is left.
@@ -262,15 +299,41 @@ class AttentionWeights:
         Raises:
             ValueError: n is negative.
         """
-        return self._ask(Strongest(self._call, n))[0]
+        (found,) = self._ask(Strongest(self._call, n))
+        return found
 
+    @overload
     def pool(
         self,
         size: tuple[int, int] = (512, 512),
-        how: str | tuple[str, ...] = "max",
+        how: PoolHow = "max",
         rows: slice | None = None,
         columns: slice | None = None,
-    ) -> Any:
+    ) -> ArrayT: ...
+    @overload
+    def pool(
+        self,
+        size: tuple[int, int],
+        how: tuple[PoolHow, ...],
+        rows: slice | None = None,
+        columns: slice | None = None,
+    ) -> tuple[ArrayT, ...]: ...
+    @overload
+    def pool(
+        self,
+        size: tuple[int, int] = (512, 512),
+        *,
+        how: tuple[PoolHow, ...],
+        rows: slice | None = None,
+        columns: slice | None = None,
+    ) -> tuple[ArrayT, ...]: ...
+    def pool(
+        self,
+        size: tuple[int, int] = (512, 512),
+        how: PoolHow | tuple[PoolHow, ...] = "max",
+        rows: slice | None = None,
+        columns: slice | None = None,
+    ) -> ArrayT | tuple[ArrayT, ...]:
         """A picture of the matrix, or a part of it, in ln(weight): ``(..., Hq, R, C)``.
 
         Bin r holds the rows from ``r·n // R`` to ``(r + 1)·n // R`` of the n rows, and likewise for
@@ -294,6 +357,24 @@ class AttentionWeights:
         pictures = dict(zip(pools, part._ask(*pools.values())))
         return tuple(pictures[plane] for plane in how) if isinstance(how, tuple) else pictures[how]
 
+    @overload
+    def summary(
+        self: AttentionWeights[NDArray[FloatingT]],
+        *,
+        topk: int = 8,
+        strongest: int = 20,
+        pool: tuple[int, int] = (512, 512),
+        only: Collection[Reduced] = ...,
+    ) -> WeightsSummary[NDArray[FloatingT], NDArray[np.int64]]: ...
+    @overload
+    def summary(
+        self,
+        *,
+        topk: int = 8,
+        strongest: int = 20,
+        pool: tuple[int, int] = (512, 512),
+        only: Collection[Reduced] = ...,
+    ) -> WeightsSummary[ArrayT, ArrayT]: ...
     def summary(
         self,
         *,
@@ -301,7 +382,7 @@ class AttentionWeights:
         strongest: int = 20,
         pool: tuple[int, int] = (512, 512),
         only: Collection[str] = WeightsSummary._fields,
-    ) -> WeightsSummary:
+    ) -> WeightsSummary[Any, Any]:
         """Every reduction in one pass over the weights.
 
         Args:
@@ -329,9 +410,10 @@ class AttentionWeights:
             )
         names = [name for name in reductions if name in only]
         answers = dict(zip(names, self._ask(*(reductions[name]() for name in names))))
-        return WeightsSummary(**{name: answers.get(name) for name in WeightsSummary._fields})
+        every: list[Any] = [answers.get(name) for name in WeightsSummary._fields]
+        return WeightsSummary(*every)
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: Pick | tuple[Pick, ...]) -> ArrayT:
         """Any basic index: ints, slices and ``...``.
 
         Raises:
@@ -360,7 +442,8 @@ class AttentionWeights:
             for i, b in enumerate(batch.reshape(-1).tolist()):
                 for j, h in enumerate(heads.reshape(-1).tolist()):
                     self._fill(out[i, j], b, h, rows, columns.reshape(-1))
-        return out.reshape(shape) if shape or self._call.is_torch else out.reshape(())[()]
+        found: ArrayT = out.reshape(shape) if shape or self._call.is_torch else out.reshape(())[()]
+        return found
 
     def _fill(self, out: Any, b: int, h: int, rows: np.ndarray, columns: np.ndarray) -> None:
         """Writes the chosen rows, evenly spaced ones, and columns of one head."""
@@ -378,18 +461,20 @@ class AttentionWeights:
             self.part(rows)._reduce({"weights": block})
             yield low, rows.stop, block
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+    def __array__(
+        self, dtype: DTypeLike | None = None, copy: bool | None = None
+    ) -> NDArray[np.floating[Any]]:
         """The whole matrix; refused above the limit that ``regard.limits`` sets."""
         if copy is False:
             raise ValueError("weights: they are computed when asked for, so an array is a copy.")
-        whole = self[...]
+        whole: Any = self[...]
         whole = whole.cpu().numpy() if is_tensor(whole) else np.asarray(whole)
         return whole if dtype is None else whole.astype(dtype)
 
     def __len__(self) -> int:
         return self.shape[0]
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[ArrayT]:
         return (self[i] for i in range(len(self)))
 
     def __repr__(self) -> str:
@@ -409,8 +494,12 @@ class AttentionWeights:
         return weights_bundle(self)
 
     def plot(
-        self, *index: int, how: str = "max", tokens: list[str] | None = None, ax: Any = None
-    ) -> Any:
+        self,
+        *index: int,
+        how: PoolHow = "max",
+        tokens: list[str] | None = None,
+        ax: Axes | None = None,
+    ) -> Axes:
         """Draws one matrix with matplotlib, pooled to at most 512 × 512 bins.
 
         Args:
@@ -431,7 +520,9 @@ class AttentionWeights:
 
         return plot_weights(self, index, how, tokens, ax)
 
-    def part(self, rows: slice | None = None, columns: slice | None = None) -> AttentionWeights:
+    def part(
+        self, rows: slice | None = None, columns: slice | None = None
+    ) -> AttentionWeights[ArrayT]:
         """The weights of some queries and keys: ``(..., Hq, rows, columns)``, computed when asked.
 
         They are those of the whole rows, so that rows of a part need not sum to 1, and every
@@ -454,7 +545,7 @@ class AttentionWeights:
             call, place = call.rows(rows), place._replace(rows=place.rows[rows])
         return self._part(call.columns(columns), place)
 
-    def head(self, h: int) -> AttentionWeights:
+    def head(self, h: int) -> AttentionWeights[ArrayT]:
         """The weights of one query head: ``(..., Lq, Lk)``, computed when asked.
 
         Args:
@@ -470,7 +561,7 @@ class AttentionWeights:
         place = self._place._replace(h=self._place.h[h : h + 1])
         return self._part(self._call.head(h), place)
 
-    def matrix(self, *index: int) -> AttentionWeights:
+    def matrix(self, *index: int) -> AttentionWeights[ArrayT]:
         """One ``(Lq, Lk)`` of several: one int for each axis before, by default the first.
 
         Raises:
@@ -484,7 +575,7 @@ class AttentionWeights:
         at = np.arange(math.prod(axes)).reshape(axes)[index]
         return self._head(*divmod(int(at), self._call.sizes[1]))
 
-    def _head(self, b: int, h: int) -> AttentionWeights:
+    def _head(self, b: int, h: int) -> AttentionWeights[ArrayT]:
         """The matrix of query head h of batch element b."""
         place = self._place._replace(b=self._place.b[b : b + 1], h=self._place.h[h : h + 1])
         return self._part(self._call.element(b).head(h), place)

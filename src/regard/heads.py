@@ -13,11 +13,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from regard._arrays import to_numpy
+from regard._types import Float
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int
+    from numpy.typing import NDArray
 
+    from regard._types import Bool, Int
     from regard.recording import Recording
+
+__all__ = ["HeadScores", "head_scores"]
 
 ROLES = {
     "previous": "previous token",
@@ -41,10 +45,10 @@ class HeadScores:
         queries: how many queries the means are over.
     """
 
-    previous: Float[np.ndarray, "layers heads"]
-    first: Float[np.ndarray, "layers heads"]
-    induction: Float[np.ndarray, "layers heads"]
-    entropy: Float[np.ndarray, "layers heads"]
+    previous: Float[NDArray[np.float64], "layers heads"]
+    first: Float[NDArray[np.float64], "layers heads"]
+    induction: Float[NDArray[np.float64], "layers heads"]
+    entropy: Float[NDArray[np.float64], "layers heads"]
     queries: int
 
     def role(self, layer: int, head: int) -> str:
@@ -60,7 +64,7 @@ class HeadScores:
         return ROLES[name] if scores[name] >= LEAST_SCORE else ""
 
 
-def head_scores(recording: Recording, queries: int = 2048) -> HeadScores:
+def head_scores(recording: Recording[Any], queries: int = 2048) -> HeadScores:
     """Scores every head of a recording.
 
     Args:

@@ -10,7 +10,7 @@ import numbers
 import operator
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, Unpack
 
 import numpy as np
 
@@ -18,17 +18,20 @@ from regard._call import is_tensor
 from regard._checks import LARGEST_POSITION, check_contents, read_call
 from regard._errors import ShapeError
 from regard._options import RECORDED_ARRAYS, RECORDED_NUMBERS
+from regard._types import Array, ArrayT, WeightsOptions
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from regard._recording_file import MappedFile
+    from regard._steps import Steps
     from regard._weights import AttentionWeights
-    from regard.steps import Steps
     from regard.viewer._server import Viewer
 
 __all__ = ["Layer", "Recording"]
 
 
-class Layer:
+class Layer(Generic[ArrayT]):
     """Query, key and value of one attention layer, and the options it was called with.
 
     Arrays are kept as they are, not copied: write into none of them any more.
@@ -51,9 +54,21 @@ class Layer:
 
     __slots__ = ("key", "options", "query", "value")
 
-    def __init__(self, query: Any, key: Any, value: Any = None, **options: Any) -> None:
-        self.query, self.key, self.value = query, key, value
-        self.options = _checked_options(options)
+    query: ArrayT
+    key: ArrayT
+    value: ArrayT | None
+    options: dict[str, Any]
+
+    def __init__(
+        self,
+        query: Array[ArrayT],
+        key: Array[ArrayT],
+        value: Array[ArrayT] | None = None,
+        **options: Unpack[WeightsOptions],
+    ) -> None:
+        given: Any = query, key, value
+        self.query, self.key, self.value = given
+        self.options = _checked_options({**options})
         call = read_call(query, key, value, **self.options)
         check_contents(call)
         if query.ndim != 3 or len(query) == 0:
@@ -82,10 +97,13 @@ class Layer:
     @property
     def nbytes(self) -> int:
         """Bytes of query, key and value."""
-        held = (self.query, self.key, self.value)
-        return sum(int(array.nbytes) for array in held if array is not None)
+        return sum(int(array.nbytes) for array in self._held if array is not None)
 
-    def head(self, h: int) -> Layer:
+    @property
+    def _held(self) -> tuple[Any, Any, Any]:
+        return self.query, self.key, self.value
+
+    def head(self, h: int) -> Layer[ArrayT]:
         """One query head alone, with the key head that it uses: a layer of one head.
 
         Args:
@@ -102,8 +120,9 @@ class Layer:
                 options[name] = options[name][h if len(options[name]) > 1 else 0]
         if "sinks" in options:
             options["sinks"] = options["sinks"][h : h + 1]
-        key, value = (None if x is None else x[shared : shared + 1] for x in (self.key, self.value))
-        return Layer(self.query[h : h + 1], key, value, **options)
+        query, key, value = self._held
+        own, used = slice(h, h + 1), slice(shared, shared + 1)
+        return Layer(query[own], key[used], None if value is None else value[used], **options)
 
     def __repr__(self) -> str:
         parts = [f"query {_shape(self.query)}", f"key {_shape(self.key)}"]
@@ -114,7 +133,7 @@ class Layer:
         return f"Layer({', '.join(parts)})"
 
 
-class Recording:
+class Recording(Generic[ArrayT]):
     """Tokens, and query, key and value of every layer of one forward pass.
 
     Args:
@@ -154,7 +173,7 @@ class Recording:
     def __init__(
         self,
         tokens: Sequence[str],
-        layers: Sequence[Layer],
+        layers: Sequence[Layer[ArrayT]],
         *,
         model: str = "",
         query_tokens: Sequence[str] | None = None,
@@ -172,13 +191,13 @@ class Recording:
         self._weights = LayerWeights(self._layers)
 
     @property
-    def layers(self) -> tuple[Layer, ...]:
+    def layers(self) -> tuple[Layer[ArrayT], ...]:
         """Query, key, value and options of every layer."""
         self._check_file()
         return self._layers
 
     @property
-    def weights(self) -> LayerWeights:
+    def weights(self) -> LayerWeights[ArrayT]:
         """``weights[layer]``: the layer's ``regard.AttentionWeights``, ``(Hq, Lq, Lk)``."""
         self._check_file()
         return self._weights
@@ -188,7 +207,7 @@ class Recording:
         if self._file is not None:
             self._file.check()
 
-    def steps(self, layer: int, head: int) -> Steps:
+    def steps(self, layer: int, head: int) -> Steps[ArrayT, ArrayT | None]:
         """Every step of one head, written out: see ``regard.Steps``.
 
         Args:
@@ -204,20 +223,21 @@ class Recording:
             IndexError: no such layer or head.
             MaterializeError: too large to be written out.
         """
-        from regard.steps import steps
+        from regard._steps import steps
 
         found = self.layers[_index("layer", layer, len(self.layers))].head(head)
+        query, key, value = found._held
         return steps(
-            found.query[0],
-            found.key[0],
-            None if found.value is None else found.value[0],
+            query[0],
+            key[0],
+            None if value is None else value[0],
             tokens=self.tokens,
             query_tokens=self.query_tokens,
             **found.options,
         )
 
     def view(
-        self, *, other: Recording | None = None, open_browser: bool = True, port: int = 0
+        self, *, other: Recording[Any] | None = None, open_browser: bool = True, port: int = 0
     ) -> Viewer:
         """Look at every weight in the browser; nothing leaves this machine.
 
@@ -246,7 +266,7 @@ class Recording:
         self,
         path: str | Path,
         *,
-        other: Recording | None = None,
+        other: Recording[Any] | None = None,
         layers: Sequence[int] | None = None,
         limit_bytes: float = 64e6,
     ) -> None:
@@ -296,7 +316,7 @@ class Recording:
         write(self, Path(path))
 
     @classmethod
-    def load(cls, path: str | Path, *, mapped: bool = True) -> Recording:
+    def load(cls, path: str | Path, *, mapped: bool = True) -> Recording[NDArray[np.floating[Any]]]:
         """Open a recording that ``save`` wrote.
 
         The arrays are mapped from the file, read-only, and come into memory as they are used. As
@@ -342,26 +362,27 @@ class Recording:
         return recording_bundle(self)
 
 
-class LayerWeights(Sequence["AttentionWeights"]):
+class LayerWeights(Sequence["AttentionWeights[ArrayT]"]):
     """The ``regard.AttentionWeights`` of each layer, made when first asked for and kept."""
 
-    def __init__(self, layers: Sequence[Layer]) -> None:
+    def __init__(self, layers: Sequence[Layer[ArrayT]]) -> None:
         self._layers = layers
-        self._made: dict[int, AttentionWeights] = {}
+        self._made: dict[int, AttentionWeights[ArrayT]] = {}
 
     def __len__(self) -> int:
         return len(self._layers)
 
-    def __getitem__(self, layer: Any) -> Any:
+    def __getitem__(self, layer: int) -> AttentionWeights[ArrayT]:  # type: ignore[override]
         index = _index("layer", layer, len(self._layers))
         if index not in self._made:
             from regard._weights import AttentionWeights
 
             found = self._layers[index]
-            self._made[index] = AttentionWeights(found.query, found.key, **found.options)
+            query, key, _ = found._held
+            self._made[index] = AttentionWeights(query, key, **found.options)
         return self._made[index]
 
-    def __iter__(self) -> Iterator[AttentionWeights]:
+    def __iter__(self) -> Iterator[AttentionWeights[ArrayT]]:
         return (self[index] for index in range(len(self)))
 
     def __repr__(self) -> str:
@@ -435,7 +456,7 @@ def _checked_tokens(name: str, tokens: Sequence[str]) -> tuple[str, ...]:
     return tokens
 
 
-def _checked_layers(layers: Sequence[Layer]) -> tuple[Layer, ...]:
+def _checked_layers(layers: Sequence[Layer[ArrayT]]) -> tuple[Layer[ArrayT], ...]:
     layers = tuple(layers)
     for index, layer in enumerate(layers):
         if not isinstance(layer, Layer):

@@ -16,7 +16,7 @@ from regard.cli._screen import RGB, Screen, colour, ink_on, label, labels_width,
 from regard.recording import Recording
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
+    from regard._types import Float
 
     Pooled = Float[np.ndarray, "rows columns"]
 

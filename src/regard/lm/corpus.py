@@ -15,7 +15,7 @@ from regard._files import read_file
 from regard.lm.tokenizer import BytePairTokenizer
 
 if TYPE_CHECKING:
-    from jaxtyping import UInt16
+    from regard._types import UInt16
 
 LIMIT_BYTES = 1_000_000_000  # of one file
 # Tests, and tables that a program wrote, teach a model nothing about the language.

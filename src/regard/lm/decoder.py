@@ -17,7 +17,7 @@ with needed_by("regard.lm.decoder"):
     from regard.nn import MultiHeadAttention
 
 if TYPE_CHECKING:
-    from jaxtyping import Float, Int
+    from regard._types import Float, Int
 
 
 class Block(nn.Module):

@@ -19,13 +19,15 @@ from regard.lm.tokenizer import BytePairTokenizer
 from regard.recording import Layer, Recording
 
 if TYPE_CHECKING:
-    from jaxtyping import Float32
+    from numpy.typing import NDArray
+
+    from regard._types import Float32
+
+    Array = NDArray[np.float32]
 
 BUILTIN = "builtin"
 FLOAT_BYTES = 4
 ROWS_AT_ONCE = 1024  # of logits: 2048 x 1024 x 4 bytes are 8 MB
-
-Array = np.ndarray
 
 
 class LanguageModel:
@@ -98,7 +100,7 @@ class LanguageModel:
         self.tokenizer.save(folder / "tokenizer.json")
         self.config.save(folder / "config.json")
 
-    def record(self, text: str) -> Recording:
+    def record(self, text: str) -> Recording[Array]:
         """What every head attends with while the model reads ``text``, BOS before it.
 
         Raises:
@@ -107,9 +109,9 @@ class LanguageModel:
         """
         return self.record_ids(self._read(text))
 
-    def record_ids(self, ids: Sequence[int]) -> Recording:
+    def record_ids(self, ids: Sequence[int]) -> Recording[Array]:
         """As ``record``, of token ids; BOS is not added."""
-        layers: list[Layer] = []
+        layers: list[Layer[Array]] = []
         self.hidden(ids, record=layers)
         return Recording(self.tokenizer.tokens(ids), layers, model=self.name)
 
@@ -185,7 +187,10 @@ class LanguageModel:
         return ids, self.tokenizer.bytes(last)
 
     def hidden(
-        self, ids: Sequence[int], cache: Cache | None = None, record: list[Layer] | None = None
+        self,
+        ids: Sequence[int],
+        cache: Cache | None = None,
+        record: list[Layer[Array]] | None = None,
     ) -> Float32[Array, "L embed_dim"]:
         """The decoder: ids to the vectors that ``logits`` reads, after those in the cache."""
         cache = Cache(self.config) if cache is None else cache
@@ -207,7 +212,7 @@ class LanguageModel:
         """Scores of the next token: ``hidden @ embedding.T``."""
         return hidden @ self.weights["embedding"].T
 
-    def _heads(self, qkv: Float32[Array, "L qkv"]) -> Float32[Array, "3 H L D"]:
+    def _heads(self, qkv: Float32[np.ndarray, "L qkv"]) -> Float32[Array, "3 H L D"]:
         return qkv.reshape(len(qkv), 3, self.config.num_heads, -1).transpose(1, 2, 0, 3)
 
     def _read(self, text: str, more: int = 0) -> list[int]:

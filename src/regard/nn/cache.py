@@ -10,7 +10,7 @@ from torch import Tensor
 from regard._errors import ShapeError
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
+    from regard._types import Float
 
 
 class KeyValueCache:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, Unpack, overload
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +18,17 @@ from regard.nn.cache import KeyValueCache
 from regard.nn.rotary import rotate
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int
+    from regard._types import Bool, Float, Int, Segments
+    from regard._weights import AttentionWeights
+
+    class _Options(TypedDict, total=False):
+        value: Tensor | None
+        key_lengths: Tensor | None
+        mask: Tensor | None
+        bias: Tensor | None
+        segments: Segments | None
+        cache: KeyValueCache | None
+
 
 _DEFAULTS = {
     "window": None, "softcap": None, "rope": None, "dropout": 0.0, "residual_dropout": 0.0,
@@ -218,10 +228,10 @@ class MultiHeadAttention(nn.Module):
         key_lengths: Int[Tensor, "*B"] | None = None,
         mask: Bool[Tensor, "*_mask"] | None = None,
         bias: Float[Tensor, "*_bias"] | None = None,
-        segments: Any = None,
+        segments: Segments | None = None,
         cache: KeyValueCache | None = None,
         return_weights: bool = False,
-    ) -> Any:
+    ) -> Tensor | tuple[Tensor, AttentionWeights[Tensor]]:
         """Attention of x to itself, or to a context.
 
         Args:
@@ -255,7 +265,7 @@ class MultiHeadAttention(nn.Module):
         if cache is not None:
             k, v = cache._joined(k, v)
             mask, bias, segments = _covering(cache.start, k.shape[-2], mask, bias, segments)
-        attended = attention(
+        attended: Any = attention(
             q,
             k,
             v,
@@ -273,10 +283,41 @@ class MultiHeadAttention(nn.Module):
         )
         if cache is not None:
             cache._count(x.shape[-2])
-        heads, weights = attended if return_weights else (attended, None)
+        heads = attended[0] if return_weights else attended
         output = self.out_proj(heads.transpose(-3, -2).flatten(-2))  # (..., L, Hq · D) projected
         output = F.dropout(output, self.residual_dropout, self.training)
-        return (output, weights) if return_weights else output
+        return (output, attended[1]) if return_weights else output
+
+    if TYPE_CHECKING:  # torch's own takes and gives anything
+
+        @overload
+        def __call__(
+            self,
+            x: Tensor,
+            context: Tensor | None = None,
+            *,
+            return_weights: Literal[False] = False,
+            **options: Unpack[_Options],
+        ) -> Tensor: ...
+        @overload
+        def __call__(
+            self,
+            x: Tensor,
+            context: Tensor | None = None,
+            *,
+            return_weights: Literal[True],
+            **options: Unpack[_Options],
+        ) -> tuple[Tensor, AttentionWeights[Tensor]]: ...
+        @overload
+        def __call__(
+            self,
+            x: Tensor,
+            context: Tensor | None = None,
+            *,
+            return_weights: bool,
+            **options: Unpack[_Options],
+        ) -> Tensor | tuple[Tensor, AttentionWeights[Tensor]]: ...
+        def __call__(self, *given: Any, **options: Any) -> Any: ...  # noqa: D102
 
     def _project(
         self, x: Tensor, context: Tensor | None, value: Tensor | None

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
+    from regard._types import Float
 
 
 def rotate(x: Float[Tensor, "... L D"], start: int, base: float) -> Float[Tensor, "... L D"]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, Unpack, overload
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,13 @@ from regard._errors import ShapeError
 from regard.nn.conversion import copied
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int
+    from regard._types import Bool, Float, Int
+    from regard._weights import AttentionWeights
+
+    class _Options(TypedDict, total=False):
+        key_lengths: Tensor | None
+        mask: Tensor | None
+
 
 # What the projections of single-head attention are called: here, and in two common tutorials.
 _NAMES = (("query", "key", "value"), ("W_query", "W_key", "W_value"), ("Q", "K", "V"))
@@ -148,7 +154,7 @@ class SelfAttention(nn.Module):
         key_lengths: Int[Tensor, "*B"] | None = None,
         mask: Bool[Tensor, "*_mask"] | None = None,
         return_weights: bool = False,
-    ) -> Any:
+    ) -> Tensor | tuple[Tensor, AttentionWeights[Tensor]]:
         """Attention of x to itself, or to a context.
 
         Args:
@@ -172,7 +178,7 @@ class SelfAttention(nn.Module):
                     f"SelfAttention: {name} has shape {tuple(tensor.shape)}; "
                     f"(..., T, d_in) with d_in = {self.d_in} is needed."
                 )
-        attended = attention(
+        attended: Any = attention(
             self.query(x).unsqueeze(-3),  # (..., 1, T, d_out)
             self.key(source).unsqueeze(-3),
             self.value(source).unsqueeze(-3),
@@ -187,6 +193,37 @@ class SelfAttention(nn.Module):
             output, weights = attended
             return output.squeeze(-3), weights
         return attended.squeeze(-3)
+
+    if TYPE_CHECKING:  # torch's own takes and gives anything
+
+        @overload
+        def __call__(
+            self,
+            x: Tensor,
+            context: Tensor | None = None,
+            *,
+            return_weights: Literal[False] = False,
+            **options: Unpack[_Options],
+        ) -> Tensor: ...
+        @overload
+        def __call__(
+            self,
+            x: Tensor,
+            context: Tensor | None = None,
+            *,
+            return_weights: Literal[True],
+            **options: Unpack[_Options],
+        ) -> tuple[Tensor, AttentionWeights[Tensor]]: ...
+        @overload
+        def __call__(
+            self,
+            x: Tensor,
+            context: Tensor | None = None,
+            *,
+            return_weights: bool,
+            **options: Unpack[_Options],
+        ) -> Tensor | tuple[Tensor, AttentionWeights[Tensor]]: ...
+        def __call__(self, *given: Any, **options: Any) -> Any: ...  # noqa: D102
 
     def extra_repr(self) -> str:
         """``causal`` is what the projections below do not show."""

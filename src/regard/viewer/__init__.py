@@ -5,20 +5,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from regard.recording import Recording
 
 if TYPE_CHECKING:
-    from regard.viewer._server import Viewer
+    from regard.viewer._server import Viewer as Viewer
+else:
+
+    def __getattr__(name):
+        """``Viewer`` is loaded when it is first used, with what it serves by."""
+        if name == "Viewer":
+            from regard.viewer._server import Viewer
+
+            return Viewer
+        raise AttributeError(f"module 'regard.viewer' has no attribute {name!r}")
+
 
 __all__ = ["view"]
 
 
 def view(
-    recording: Recording,
+    recording: Recording[Any],
     *,
-    other: Recording | None = None,
+    other: Recording[Any] | None = None,
     open_browser: bool = True,
     port: int = 0,
     names: tuple[str, ...] | None = None,

@@ -63,7 +63,10 @@ class Viewer:
     """
 
     def __init__(
-        self, recordings: Sequence[Recording], names: Sequence[str] | None = None, port: int = 0
+        self,
+        recordings: Sequence[Recording[Any]],
+        names: Sequence[str] | None = None,
+        port: int = 0,
     ) -> None:
         self._answers = Answers(recordings, names)
         self._socket = _bound(port)

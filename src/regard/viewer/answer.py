@@ -8,12 +8,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 from urllib.parse import parse_qsl
 
 import numpy as np
 
 from regard._errors import RecordingError
+from regard._types import PoolHow
 from regard.recording import Recording
 from regard.viewer import _facts, _steps
 from regard.viewer._heads import Heads
@@ -31,8 +32,9 @@ LONGEST_QUERY = 4096
 # One more than the largest position, 2**53, has digits.
 INTEGER = re.compile(r"[0-9]{1,16}")
 PART = re.compile(r"([0-9]{1,16})-([0-9]{1,16})")
-PLANES = ("max", "mass")
+PLANES: tuple[PoolHow, ...] = ("max", "mass")
 SIDES = ("key", "query")
+WordT = TypeVar("WordT", bound=str)
 
 
 class Answer(NamedTuple):
@@ -79,7 +81,9 @@ class Answers:
         'head is 7; there is 1, number 0.'
     """
 
-    def __init__(self, recordings: Sequence[Recording], names: Sequence[str] | None = None) -> None:
+    def __init__(
+        self, recordings: Sequence[Recording[Any]], names: Sequence[str] | None = None
+    ) -> None:
         self.recordings = tuple(recordings)
         if not self.recordings:
             raise ValueError("viewer: there is no recording to show; give at least one.")
@@ -274,12 +278,13 @@ class Parameters:
             )
         return slice(low, high)
 
-    def word(self, name: str, known: Sequence[str]) -> str:
+    def word(self, name: str, known: Sequence[WordT]) -> WordT:
         """One of the words that are known."""
         text = self._text(name)
-        if text not in known:
-            raise QueryError(f"{name} is {_quoted(text)}; {_one_of(known)}.")
-        return text
+        for word in known:
+            if word == text:
+                return word
+        raise QueryError(f"{name} is {_quoted(text)}; {_one_of(known)}.")
 
     def _text(self, name: str) -> str:
         if name not in self._left:

@@ -67,10 +67,10 @@ AFTER = """<script type="module">{script}</script>
 
 
 def export(
-    recording: Recording,
+    recording: Recording[Any],
     path: str | Path,
     *,
-    other: Recording | None = None,
+    other: Recording[Any] | None = None,
     layers: Sequence[int] | None = None,
     limit_bytes: float = LIMIT_BYTES,
     names: Sequence[str] | None = None,

@@ -42,9 +42,9 @@ class RecordingWidget(anywidget.AnyWidget):
 
     def __init__(
         self,
-        recording: Recording,
+        recording: Recording[Any],
         *,
-        other: Recording | None = None,
+        other: Recording[Any] | None = None,
         names: Sequence[str] | None = None,
     ) -> None:
         super().__init__()

@@ -19,8 +19,7 @@ from regard._arrays import to_numpy
 from regard._weights import AttentionWeights
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
-
+    from regard._types import Float, PoolHow
     from regard.recording import Recording
 
     Picture = Float[np.ndarray, "rows columns"]
@@ -80,7 +79,7 @@ class HeadMap:
             self._collected.stop()
 
     def tile(
-        self, plane: str, level: int, row: int, column: int
+        self, plane: PoolHow, level: int, row: int, column: int
     ) -> tuple[Float[np.ndarray, "256 256"], float]:
         """Bins of ``2^level`` queries and keys each, and the part of the rows that is in them.
 
@@ -184,7 +183,7 @@ class _Collected:
         self._attend()
         return list(self._done)
 
-    def tile(self, plane: str, level: int, row: int, column: int) -> tuple[Picture, float]:
+    def tile(self, plane: PoolHow, level: int, row: int, column: int) -> tuple[Picture, float]:
         self._attend()
         out = np.full((TILE, TILE), np.nan, np.float32)
         with self._lock:
@@ -231,7 +230,7 @@ class _Collected:
         )
         return self._whole._strongest(1, rows, slice(max(first, columns.start), columns.stop))
 
-    def _picture(self, plane: str, level: int) -> Picture:
+    def _picture(self, plane: PoolHow, level: int) -> Picture:
         """The whole picture at a level, made once of what has been read."""
         version = len(self._done)
         kept = self._levels.get((plane, level))
@@ -328,7 +327,7 @@ class _Collected:
 
 
 def bins(
-    weights: AttentionWeights, planes: tuple[str, ...], down: int, across: int, columns: slice
+    weights: AttentionWeights, planes: tuple[PoolHow, ...], down: int, across: int, columns: slice
 ) -> list[Picture]:
     """All rows and some columns of one matrix in bins of ``(down, across)``; the last are rests."""
     bands = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Generic, Unpack, overload
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from regard._checks import check_contents, read_call
 from regard._errors import ShapeError
 from regard._explain import arithmetic, numbers, scaling
 from regard._settings import require_materializable
+from regard._types import Array, ArrayT, InputT, Options, OutputT
 from regard._visible import Visibility
 from regard._weights import AttentionWeights
 
@@ -27,7 +28,7 @@ MATRICES = ("scores", "scaled", "capped", "masked", "weights", "dropped")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Steps:
+class Steps(Generic[ArrayT, OutputT]):
     """Attention step by step, for reading: ``print(steps)``, or the last line of a notebook cell.
 
     Made by ``regard.steps`` from query, key and value, or by ``from_inputs`` from the
@@ -54,18 +55,18 @@ class Steps:
         query_tokens: texts of the queries, or None.
     """
 
-    inputs: Any
-    context: Any
-    query: Any
-    key: Any
-    value: Any
-    scores: Any
-    scaled: Any
-    capped: Any
-    masked: Any
-    weights: Any
-    dropped: Any
-    output: Any
+    inputs: ArrayT | None
+    context: ArrayT | None
+    query: ArrayT
+    key: ArrayT
+    value: OutputT
+    scores: ArrayT
+    scaled: ArrayT
+    capped: ArrayT
+    masked: ArrayT
+    weights: ArrayT
+    dropped: ArrayT | None
+    output: OutputT
     tokens: tuple[str, ...] | None
     query_tokens: tuple[str, ...] | None
     _call: Call
@@ -74,19 +75,19 @@ class Steps:
     @classmethod
     def from_inputs(
         cls,
-        x: Any,
-        w_query: Any = None,
-        w_key: Any = None,
-        w_value: Any = None,
-        b_query: Any = None,
-        b_key: Any = None,
-        b_value: Any = None,
-        context: Any = None,
+        x: Array[InputT],
+        w_query: Array[InputT] | None = None,
+        w_key: Array[InputT] | None = None,
+        w_value: Array[InputT] | None = None,
+        b_query: Array[InputT] | None = None,
+        b_key: Array[InputT] | None = None,
+        b_value: Array[InputT] | None = None,
+        context: Array[InputT] | None = None,
         *,
         tokens: Sequence[str] | None = None,
         query_tokens: Sequence[str] | None = None,
-        **options: Any,
-    ) -> Steps:
+        **options: Unpack[Options],
+    ) -> Steps[InputT, InputT]:
         """Project inputs to query, key and value, then attend, step by step.
 
         Args:
@@ -121,13 +122,14 @@ class Steps:
 
         Source: Vaswani et al. 2017, section 3.2; Phuong & Hutter 2022, algorithms 3 and 4.
         """
-        projections = {
+        projections: dict[str, tuple[Any, Any]] = {
             "query": (w_query, b_query), "key": (w_key, b_key), "value": (w_value, b_value)
         }  # fmt: skip
         _check_inputs(x, context, projections)
-        is_one = x.ndim == 1
-        rows = x[None] if is_one else x
-        seen = rows if context is None else context
+        rows: Any = x
+        if is_one := x.ndim == 1:
+            rows = rows[None]
+        seen: Any = rows if context is None else context
         if any(w is not None and w.ndim == 3 for w, _ in projections.values()):
             rows, seen = rows[..., None, :, :], seen[..., None, :, :]
         name = "inputs" if context is None else "context"
@@ -200,15 +202,35 @@ class Steps:
             )
 
 
+@overload
 def steps(
-    query: Any,
-    key: Any,
-    value: Any = None,
+    query: Array[ArrayT],
+    key: Array[ArrayT],
+    value: Array[ArrayT],
     *,
     tokens: Sequence[str] | None = None,
     query_tokens: Sequence[str] | None = None,
-    **options: Any,
-) -> Steps:
+    **options: Unpack[Options],
+) -> Steps[ArrayT, ArrayT]: ...
+@overload
+def steps(
+    query: Array[ArrayT],
+    key: Array[ArrayT],
+    value: Array[ArrayT] | None = None,
+    *,
+    tokens: Sequence[str] | None = None,
+    query_tokens: Sequence[str] | None = None,
+    **options: Unpack[Options],
+) -> Steps[ArrayT, ArrayT | None]: ...
+def steps(
+    query: Array[ArrayT],
+    key: Array[ArrayT],
+    value: Array[ArrayT] | None = None,
+    *,
+    tokens: Sequence[str] | None = None,
+    query_tokens: Sequence[str] | None = None,
+    **options: Unpack[Options],
+) -> Steps[ArrayT, Any]:
     """Attention step by step: every intermediate of ``regard.attention``, for small inputs.
 
     Args:
@@ -240,10 +262,10 @@ def steps(
 
     Source: Vaswani et al. 2017, equation 1.
     """
-    is_one = getattr(query, "ndim", 2) == 1
-    return _written_out(
-        query[None] if is_one else query, key, value, tokens, query_tokens, is_one, options
-    )
+    rows: Any = query
+    if is_one := getattr(query, "ndim", 2) == 1:
+        rows = rows[None]
+    return _written_out(rows, key, value, tokens, query_tokens, is_one, options)
 
 
 def _written_out(
@@ -253,8 +275,8 @@ def _written_out(
     tokens: Sequence[str] | None,
     query_tokens: Sequence[str] | None,
     is_one: bool,
-    options: dict[str, Any],
-) -> Steps:
+    options: Options,
+) -> Steps[Any, Any]:
     """Every step; ``is_one`` takes the length axis of one query off again."""
     for name in options:
         if name not in OPTIONS:

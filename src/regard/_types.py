@@ -1,0 +1,90 @@
+"""What the public names take and give, for type checkers and for editors.
+
+``Float[Array[X], "H L D"]`` is ``Array[X]`` to them, and says the shape to people; jaxtyping's
+names of the same spelling hold it to that (tests/test_attention.py).
+"""
+
+from __future__ import annotations
+
+from typing import (
+    TYPE_CHECKING,
+    Literal,
+    Protocol,
+    SupportsIndex,
+    TypeAlias,
+    TypedDict,
+    TypeVar,
+    runtime_checkable,
+)
+from typing import Annotated as Bool
+from typing import Annotated as Float
+from typing import Annotated as Float32
+from typing import Annotated as Int
+from typing import Annotated as UInt16
+
+if TYPE_CHECKING:
+    import numpy as np
+
+__all__ = [
+    "Array", "ArrayT", "BackendName", "Bool", "Float", "Float32", "FloatingT", "IndexT", "InputT",
+    "Int", "Integers", "Options", "OutputT", "PoolHow", "ReceivedHow", "Segments", "UInt16",
+    "WeightsOptions", "Window",
+]  # fmt: skip
+
+PartT_co = TypeVar("PartT_co", covariant=True)
+
+
+@runtime_checkable
+class Array(Protocol[PartT_co]):
+    """An array of NumPy or a tensor of torch; ``PartT_co`` is what its parts are.
+
+    That is the kind of array in which answers come, ``NDArray[np.float32]`` or ``Tensor``: of any
+    shape, and not of a subclass such as ``torch.nn.Parameter``.
+    """
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def ndim(self) -> int: ...
+    @property
+    def dtype(self) -> object: ...
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: slice | tuple[slice, ...], /) -> PartT_co: ...
+
+
+ArrayT = TypeVar("ArrayT", bound=Array[object])
+IndexT = TypeVar("IndexT", bound=Array[object])  # arrays of int64 of the same library
+InputT = TypeVar("InputT", bound=Array[object])  # of a classmethod, beside the ArrayT of its class
+OutputT = TypeVar("OutputT")  # ArrayT, or None without a value
+FloatingT = TypeVar("FloatingT", bound="np.floating")
+
+BackendName: TypeAlias = Literal["auto", "kernel", "torch", "reference"]
+PoolHow: TypeAlias = Literal["max", "mass"]
+ReceivedHow: TypeAlias = Literal["sum", "mean", "max"]
+
+Window: TypeAlias = tuple[int | None, int | None]
+Integers: TypeAlias = SupportsIndex | Array[object] | list[int]
+_Ids: TypeAlias = Array[object] | list[int]
+Segments: TypeAlias = _Ids | tuple[_Ids, _Ids]
+
+
+class WeightsOptions(TypedDict, total=False):
+    """The options of ``regard.attention`` that the weights follow from."""
+
+    causal: bool
+    window: Window | None
+    mask: Array[object] | None
+    bias: Array[object] | None
+    key_lengths: Integers | None
+    segments: Segments | None
+    query_start: Integers | None
+    sinks: Array[object] | None
+    scale: float | None
+    softcap: float | None
+
+
+class Options(WeightsOptions, total=False):
+    """Those that the output follows from."""
+
+    dropout: float
+    seed: int | None

@@ -1,0 +1,109 @@
+"""What a user's checker knows of regard: `./check types` reads it with mypy and pyright, strictly.
+
+Nothing here runs.
+"""
+
+from typing import assert_type
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+import regard
+from regard.lm import LanguageModel
+from regard.nn import KeyValueCache, MultiHeadAttention, SelfAttention
+
+Float32 = NDArray[np.float32]
+Int64 = NDArray[np.int64]
+
+
+def operator(x: Float32, t: Tensor, asked: bool) -> None:
+    assert_type(regard.attention(x, x, x, causal=True, window=(3, None), scale=0.5), Float32)
+    assert_type(regard.attention(t, t, t, mask=t > 0, key_lengths=[3, 2], backend="torch"), Tensor)
+    pair = regard.attention(x, x, x, segments=np.arange(3), return_weights=True)
+    assert_type(pair, tuple[Float32, regard.AttentionWeights[Float32]])
+    either = regard.attention(t, t, t, return_weights=asked)
+    assert_type(either, Tensor | tuple[Tensor, regard.AttentionWeights[Tensor]])
+    assert_type(regard.scaled_dot_product_attention(t, t, t, is_causal=True), Tensor)
+    assert_type(regard.attention(np.ones((3, 2)), np.eye(2), np.eye(2)), NDArray[np.float64])
+    parameter = torch.nn.Parameter(t)
+    assert_type(regard.attention(parameter, parameter, parameter), Tensor)
+
+
+def weights_of_numpy(weights: regard.AttentionWeights[Float32]) -> None:
+    assert_type(weights[0, 2], Float32)
+    assert_type(weights[..., 1:3, np.int64(2)], Float32)
+    assert_type(list(weights), list[Float32])
+    assert_type(weights.lse, Float32)
+    assert_type(weights.entropy(), Float32)
+    assert_type(weights.distance(), Float32)
+    assert_type(weights.received("mean"), Float32)
+    assert_type(weights.topk(3), regard.TopKeys[Float32, Int64])
+    assert_type(weights.topk(3).values, Float32)
+    assert_type(weights.topk(3).indices, Int64)
+    assert_type(weights.strongest(), regard.Links[Float32, Int64])
+    assert_type(weights.strongest().key, Int64)
+    assert_type(weights.strongest().weight, Float32)
+    assert_type(weights.pool((8, 8)), Float32)
+    assert_type(weights.pool((8, 8), ("max", "mass")), tuple[Float32, ...])
+    assert_type(weights.pool(how=("max", "mass"), rows=slice(3)), tuple[Float32, ...])
+    assert_type(weights.summary(), regard.WeightsSummary[Float32, Int64])
+    assert_type(weights.summary(only=["topk"]).topk.indices, Int64)
+    part = weights.head(0).part(slice(3)).matrix(1).copy()
+    assert_type(part, regard.AttentionWeights[Float32])
+    assert_type(weights.shape, tuple[int, ...])
+
+
+def weights_of_torch(t: Tensor) -> None:
+    weights = regard.AttentionWeights(t, t, causal=True, sinks=t)
+    assert_type(weights, regard.AttentionWeights[Tensor])
+    assert_type(weights[0], Tensor)
+    assert_type(weights.topk(2), regard.TopKeys[Tensor, Tensor])
+    assert_type(weights.strongest(2), regard.Links[Tensor, Tensor])
+    assert_type(weights.summary().received, Tensor)
+
+
+def steps(x: Float32, t: Tensor) -> None:
+    assert_type(regard.steps(x, x, x, causal=True), regard.Steps[Float32, Float32])
+    assert_type(regard.steps(x, x, x).output, Float32)
+    assert_type(regard.steps(t, t).masked, Tensor)
+    assert_type(regard.steps(t, t).output, Tensor | None)
+    made = regard.Steps.from_inputs(x, x, x, x, tokens=["a", "b"], dropout=0.1, seed=3)
+    assert_type(made, regard.Steps[Float32, Float32])
+    assert_type(made.explain(0, 1), str)
+
+
+def recordings(x: Float32, t: Tensor) -> None:
+    layer = regard.Layer(x, x, x, causal=True)
+    assert_type(layer, regard.Layer[Float32])
+    assert_type(layer.value, Float32 | None)
+    recording = regard.Recording(["a", "b"], [layer])
+    assert_type(recording, regard.Recording[Float32])
+    assert_type(recording.weights[0], regard.AttentionWeights[Float32])
+    assert_type(recording.steps(0, 1).weights, Float32)
+    assert_type(recording.view(), regard.Viewer)
+    assert_type(regard.heads.head_scores(recording), regard.HeadScores)
+    assert_type(regard.heads.head_scores(recording).first, NDArray[np.float64])
+    assert_type(regard.Recording(["a"], [regard.Layer(t, t)]).weights[0][0], Tensor)
+    assert_type(LanguageModel.load("builtin").record("some text"), regard.Recording[Float32])
+    regard.viewer.view(recording, other=regard.Recording.load("one.safetensors"))
+
+
+def layers(t: Tensor) -> None:
+    layer = MultiHeadAttention(32, 4, causal=True)
+    assert_type(layer(t), Tensor)
+    assert_type(layer(t, t, mask=t > 0), Tensor)
+    assert_type(layer(t, return_weights=True)[1], regard.AttentionWeights[Tensor])
+    assert_type(layer.new_cache(), KeyValueCache)
+    assert_type(layer(t, cache=layer.new_cache()), Tensor)
+    single = SelfAttention(32, 32)
+    assert_type(single(t, return_weights=True), tuple[Tensor, regard.AttentionWeights[Tensor]])
+
+
+def package() -> None:
+    assert_type(regard.__version__, str)
+    assert_type(regard.lm.LanguageModel.load(), LanguageModel)
+    assert_type(regard.nn.SelfAttention(3, 3), SelfAttention)
+    assert_type(regard.get_num_threads(), int)
+    regard.testing.assert_matches(np.eye(2), np.eye(2), np.eye(2))
