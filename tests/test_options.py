@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import typing
 
 import numpy as np
 import pytest
@@ -9,8 +10,9 @@ import torch
 
 import regard
 from recordings import numbers
+from regard import _types
 from regard._attention import attention
-from regard._backends import torch_ops
+from regard._backends import BACKENDS, torch_ops
 from regard._call import Call
 from regard._checks import READERS, read_call
 from regard._options import ARRAYS, FIELDS, INPUTS, NUMBERS, OPTIONS
@@ -38,6 +40,13 @@ def test_the_signature_of_attention_has_every_option():
 
 def test_the_signature_of_weights_has_those_that_weights_follow_from():
     assert keywords(regard.AttentionWeights).keys() == OF_WEIGHTS | {"backend"}
+
+
+def test_the_names_that_type_checkers_know_are_these():
+    assert _types.WeightsOptions.__annotations__.keys() == OF_WEIGHTS
+    assert _types.Options.__annotations__.keys() == NAMES
+    known = {backend.name for backend in BACKENDS}
+    assert set(typing.get_args(_types.BackendName)) == known | {"auto"}
 
 
 def test_a_call_has_a_field_for_each():
