@@ -1,4 +1,4 @@
-// What the passes read and write: pointers, strides in bytes, sizes. Axes are (B, H, L, D); an axis
+// The contract of the kernels: pointers, strides in bytes, sizes. Axes are (B, H, L, D); an axis
 // that is broadcast has stride 0.
 #pragma once
 
@@ -29,14 +29,14 @@ struct Problem {
   int64_t B, Hq, Hkv, Lq, Lk, D, Dv;
   int64_t group_rows;  // queries that share a key head, in the call of which this may be a part
   Type type;           // of query, key, value and all that is written
-  Array query, key, value;  // numbers of a row lie next to each other; value may be absent
-  Array mask, bias;         // (B, Hq, Lq, Lk), or absent
-  const double* sinks;      // (Hq,), or null
+  Array query, key, value;  // rows are contiguous; value is optional
+  Array mask, bias;         // (B, Hq, Lq, Lk), optional
+  const double* sinks;      // attention sinks: (Hq,), optional
   double scale, softcap;    // softcap 0: none
-  // The keys that a query may see, before mask and ids: (B, Lq).
+  // The interval of keys visible to a query, before mask and ids: (B, Lq).
   const int64_t* first;
   const int64_t* last;
-  // Only equal ids see each other: (B, Lq) and (B, Lk), or null where the intervals say it all.
+  // Queries attend to keys of equal id: (B, Lq) and (B, Lk), or null where intervals suffice.
   const int64_t* query_ids;
   const int64_t* key_ids;
   double dropout;
@@ -44,30 +44,31 @@ struct Problem {
   uint32_t seed[2];
 };
 
-// Whether scores are left as the products of query and key, with the scale in `factor_of`: from a
-// score to the exponent of 2.
+// Whether scores are the plain products of query and key. `factor_of` takes a score to the exponent
+// of 2; for plain products it includes the scale.
 static inline bool raw_scores(const Problem& p) { return !p.bias && p.softcap == 0 && p.scale > 0; }
 static inline double factor_of(const Problem& p) {
   constexpr double log2e = 1.44269504088896340736;
   return raw_scores(p) ? p.scale * log2e : log2e;
 }
 
-// Row statistics are (B, Hq, Lq) in Real: the largest score, and the sum of
-// 2^((score - maximum) * factor_of), the sink's included. -inf and 0 where a row sees nothing.
+// Row statistics are (B, Hq, Lq) in Real: `maximum`, the largest score, and `total`, the softmax
+// denominator: the sum of 2^((score - maximum) * factor_of), with the sink's term. Log-sum-exp is
+// maximum * factor_of * ln 2 + ln total. -inf and 0 where nothing is visible.
 struct Forward {
   const Problem* problem;
   char* out;      // (B, Hq, Lq, Dv), contiguous
-  void* maximum;  // or null, if nobody asks
+  void* maximum;  // optional
   void* total;
-  char* partial;  // where the parts of rows that are computed in pieces wait for the others
+  char* partial;  // partial results of a split-K, until `merge`
   int threads;    // that will share the work
 };
 
-// What is asked of the weights; null or 0 where it is not. Rows and columns are those of every
-// head.
+// Reductions of the weights; each is optional: null or 0. Rows and columns are those of every head.
 //
-// What columns, bins and heads collect is kept apart for each chunk of rows, and put together in
-// their order when all chunks of some heads, a wave, are there: no sum depends on the threads.
+// Reductions over columns, bins and heads have partial results for each chunk of rows, merged in
+// their order when all chunks of some heads, a wave, are done: sums are deterministic for any
+// number of threads.
 struct Reduce {
   const Problem* problem;
   const void* maximum;
@@ -76,17 +77,17 @@ struct Reduce {
   void* weights;          // Real (B, Hq, Lq, Lk), zeros
   double* entropy;        // (B, Hq, Lq), nats
   double* distance;       // (B, Hq, Lq), tokens
-  const int64_t* starts;  // (B,) place of query 0 among the keys
-  int64_t step;           // from a query to the place of the next
+  const int64_t* starts;  // (B,) position of query 0 among the keys
+  int64_t step;           // from a query to the position of the next
   int64_t k;              // of top-k
   void* top_values;       // Real (B, Hq, Lq, k)
   int64_t* top_keys;      // (B, Hq, Lq, k)
   double* received;       // (B, Hq, Lk): the sum, or
   double* received_max;   // the maximum
   void* pooled_max;       // Real (B, Hq, bins[0], bins[1]): ln of the largest weight
-  void* pooled_mass;      // likewise, of the mean over the queries; NaN: nothing is visible
+  void* pooled_mass;      // likewise, of the mean over the queries; NaN in both: no visible pair
   int64_t bins[2];
-  int64_t n;            // of the strongest pairs
+  int64_t n;            // number of strongest pairs
   int64_t* pair_query;  // (B, Hq, n)
   int64_t* pair_key;
   void* pair_weight;     // Real
@@ -96,29 +97,29 @@ struct Reduce {
 
 struct Backward {
   const Problem* problem;
-  Array grad, out;  // (B, Hq, Lq, Dv): of the output, and the output
+  Array grad, out;  // (B, Hq, Lq, Dv): dO and O
   const void* maximum;
   const void* total;
   void* query_sum;   // Real (B, Hq, Lq, D), zeros
-  void* delta;       // Real (B, Hq, Lq), zeros: the sum of P dP of each row; or null
-  int64_t* turn;     // (B, Hkv, blocks of rows), zeros: how many chunks have added to query_sum
+  void* delta;       // Real (B, Hq, Lq), zeros: the sum of P dP of each row; optional
+  int64_t* ticket;   // (B, Hkv, tiles of queries), zeros: chunks that have added to query_sum
   char* key_grad;    // (B, Hkv, Lk, D), contiguous
   char* value_grad;  // (B, Hkv, Lk, Dv)
-  Array bias_grad;   // Real, with the strides of the bias: 0 where it is broadcast; or absent
+  Array bias_grad;   // Real, optional, with the strides of the bias: 0 where it is broadcast
 };
 
-// Whether a thread shall end early. The calling thread asks as well, and tells the others.
+// The cancellation flag of a job, which the calling thread sets when its `poll` returns true.
 struct Stop {
-  std::atomic<bool>* asked;
+  std::atomic<bool>* requested;
   bool (*poll)();  // null in the other threads
 };
 static inline bool stopped(const Stop& stop) {
-  if (stop.poll && stop.poll()) stop.asked->store(true, std::memory_order_relaxed);
-  return stop.asked->load(std::memory_order_relaxed);
+  if (stop.poll && stop.poll()) stop.requested->store(true, std::memory_order_relaxed);
+  return stop.requested->load(std::memory_order_relaxed);
 }
 
-// Tasks that any thread may take in their order. `scratch` is one thread's own, 64-byte aligned;
-// its first 64 bytes are 0 before the first task, for what a task leaves to the thread's next.
+// Tasks that threads take in their order. `scratch` belongs to one thread and is 64-byte aligned;
+// its first 64 bytes are 0 before the first task: per-thread state kept between tasks.
 struct Job {
   int64_t tasks = 0;
   int64_t scratch_bytes = 0;
@@ -130,14 +131,14 @@ struct Job {
 struct Target {
   const char* name;
   Job (*forward)(const Forward&);
-  Job (*merge)(const Forward&);  // of what forward left in pieces; maybe no tasks
+  Job (*merge)(const Forward&);  // of the parts of a split-K; maybe no tasks
   int64_t (*partial_bytes)(const Forward&);
   Job (*reduce)(const Reduce&);
-  Job (*collect)(const Reduce&);          // what the chunks hold; no tasks where nothing is
+  Job (*collect)(const Reduce&);          // merges the chunks; maybe no tasks
   int64_t (*chunk_bytes)(const Reduce&);  // of all chunks of a head
   Job (*backward)(const Backward&);
   Job (*bias_gradient)(const Backward&);
-  int64_t (*row_blocks)(const Problem&);  // of one key head
+  int64_t (*row_tiles)(const Problem&);  // tiles of queries of one key head
 };
 
 extern const Target avx512_bf16_target, avx512_target, avx2_target, portable_target,

@@ -1,10 +1,10 @@
-// The gradients: with P the weights, dP^T = V dO^T and dS = P (dP - delta) they are dV = P^T dO,
-// dK = dS^T Q and dQ^T = K^T dS, where delta is dO . O of each row. S^T and dP^T have the queries
-// in the lanes; dV and dK have the numbers of a value and a key there.
+// The gradients, as in FlashAttention: P is recomputed from the row statistics, and with
+// dP^T = V dO^T, delta = dO . O of each row and dS = P (dP - delta) they are dV = P^T dO,
+// dK = dS^T Q and dQ^T = K^T dS. S^T and dP^T have the queries in the lanes; dV and dK have the
+// numbers of a value and a key there.
 //
-// A task has a chunk of keys and goes through all queries. It alone adds to its part of dK and dV;
-// to dQ the chunks add in their order, so that no sum depends on the threads. Source: Dao et al.
-// 2022.
+// A task has a chunk of keys and goes through all queries. It alone adds to its part of dK and dV.
+// To dQ the chunks add in ticket order, which makes the sum deterministic. Source: Dao et al. 2022.
 #pragma once
 
 #include <cstdint>
@@ -23,47 +23,47 @@ struct BackwardMemory {
   typedef typename E::Real Real;
   typedef typename E::Word Word;
   Rows<E> rows;
-  Word* grad;        // [words(Dv)][rows]: of the output, transposed as the queries are
+  Word* grad;        // [words(Dv)][rows]: dO, transposed as the queries are
   Word* query_rows;  // [words(rows)][D up to lanes]
   Word* grad_rows;   // [words(rows)][Dv up to lanes]
   Real* weights;     // [kKeys][rows]: scores, then weights
-  Real* change;      // [kKeys][rows]: dP, then dS
-  Real* slope;       // [kKeys][rows]: of the softcap, or null
-  uint32_t* kept;
-  Word* key_along;
-  Word* key_across;
-  Word* value_along;
+  Real* dscores;     // [kKeys][rows]: dP, then dS
+  Real* slope;       // [kKeys][rows]: derivative of the softcap, or null
+  uint32_t* keep_mask;
+  Word* key_rows;
+  Word* key_pairs;
+  Word* value_rows;
   uint16_t* half_weights;  // [kKeys][rows] of bfloat16, where they are multiplied in pairs
-  uint16_t* half_change;
-  Word* change_pairs;  // [kKeys / 2][rows]
-  Real* query_sum;     // [D][rows]
-  Real* key_sum;       // [chunk][D up to lanes]
-  Real* value_sum;     // [chunk][Dv up to lanes]
-  Real* top;           // [rows]
-  Real* inverse;       // 1 / total, 0 where nothing is seen
+  uint16_t* half_dscores;
+  Word* dscores_pairs;  // [kKeys / 2][rows]
+  Real* query_sum;      // [D][rows]
+  Real* key_sum;        // [chunk][D up to lanes]
+  Real* value_sum;      // [chunk][Dv up to lanes]
+  Real* maximum;        // [rows]
+  Real* inverse;        // the normaliser, 1 / total; 0 where nothing is visible
   Real* delta;
-  Real* sum;  // [rows]: of P dP, without the rounding of the output; or null
+  Real* sum;  // [rows]: delta as the sum of P dP, without the rounding of the output; or null
 
   BackwardMemory(const Problem& p, Scratch& scratch) {
-    const int64_t D = padded(p.D), Dv = padded(p.Dv), block = kKeys * E::rows;
+    const int64_t D = padded(p.D), Dv = padded(p.Dv), tile = kKeys * E::rows;
     rows.q = scratch.take<Word>(query_words<E>(p));
     grad = scratch.take<Word>(E::words(p.Dv) * E::rows);
     query_rows = scratch.take<Word>(E::rows / E::pack * D);
     grad_rows = scratch.take<Word>(E::rows / E::pack * Dv);
-    weights = scratch.take<Real>(block);
-    change = scratch.take<Real>(block);
-    slope = p.softcap != 0 ? scratch.take<Real>(block) : nullptr;
-    kept = p.threshold ? scratch.take<uint32_t>(kKeys * kKeptRows<E>) : nullptr;
-    key_along = scratch.take<Word>(kKeys * E::words(p.D));
-    key_across = E::pack > 1 ? scratch.take<Word>(kKeys / 2 * p.D) : key_along;
-    value_along = scratch.take<Word>(kKeys * E::words(p.Dv));
-    half_weights = scratch.take<uint16_t>(E::pack > 1 ? block : 0);
-    half_change = scratch.take<uint16_t>(E::pack > 1 ? block : 0);
-    change_pairs = scratch.take<Word>(E::pack > 1 ? block / 2 : 0);
+    weights = scratch.take<Real>(tile);
+    dscores = scratch.take<Real>(tile);
+    slope = p.softcap != 0 ? scratch.take<Real>(tile) : nullptr;
+    keep_mask = p.threshold ? scratch.take<uint32_t>(kKeys * kKeepMaskRows<E>) : nullptr;
+    key_rows = scratch.take<Word>(kKeys * E::words(p.D));
+    key_pairs = E::pack > 1 ? scratch.take<Word>(kKeys / 2 * p.D) : key_rows;
+    value_rows = scratch.take<Word>(kKeys * E::words(p.Dv));
+    half_weights = scratch.take<uint16_t>(E::pack > 1 ? tile : 0);
+    half_dscores = scratch.take<uint16_t>(E::pack > 1 ? tile : 0);
+    dscores_pairs = scratch.take<Word>(E::pack > 1 ? tile / 2 : 0);
     query_sum = scratch.take<Real>(p.D * E::rows);
     key_sum = scratch.take<Real>(chunk_of(p) * D);
     value_sum = scratch.take<Real>(chunk_of(p) * Dv);
-    top = scratch.take<Real>(E::rows);
+    maximum = scratch.take<Real>(E::rows);
     inverse = scratch.take<Real>(E::rows);
     delta = scratch.take<Real>(E::rows);
     sum =
@@ -73,9 +73,9 @@ struct BackwardMemory {
   static int64_t padded(int64_t D) { return (D + E::lanes - 1) / E::lanes * E::lanes; }
 };
 
-// Rows of D numbers for sums across them, whole vectors wide.
+// Packs rows of D numbers for sums over the rows, padded to whole vectors.
 template <class E>
-static void into_rows(const char* const* rows, int count, int64_t D, typename E::Word* out) {
+static void pad_rows(const char* const* rows, int count, int64_t D, typename E::Word* out) {
   const int64_t width = BackwardMemory<E>::padded(D);
   for (int i = 0; i < E::rows; i += E::pack)
     for (int64_t d = 0; d < D; d += E::lanes) {
@@ -94,20 +94,20 @@ static void into_rows(const char* const* rows, int count, int64_t D, typename E:
     }
 }
 
-// What a block of queries needs besides itself.
+// Reads statistics and output gradient of a tile of queries, and computes delta.
 template <class E>
 static void gather_gradients(const Backward& g, BackwardMemory<E>& m) {
   typedef typename E::Real Real;
   const Problem& p = *g.problem;
   const char* grad[E::rows];
   for (int i = 0; i < E::rows; ++i) {
-    m.top[i] = m.inverse[i] = m.delta[i] = 0;
+    m.maximum[i] = m.inverse[i] = m.delta[i] = 0;
     if (i >= m.rows.count) continue;
     const int64_t h = m.rows.head[i], q = m.rows.index[i], at = (m.rows.b * p.Hq + h) * p.Lq + q;
     grad[i] = g.grad.at(m.rows.b, h, q);
     const char* out = g.out.at(m.rows.b, h, q);
     const Real total = ((const Real*)g.total)[at];
-    m.top[i] = ((const Real*)g.maximum)[at];
+    m.maximum[i] = ((const Real*)g.maximum)[at];
     if (total == 0) continue;
     m.inverse[i] = 1 / total;
     Vec<Real> sum = {};
@@ -118,78 +118,80 @@ static void gather_gradients(const Backward& g, BackwardMemory<E>& m) {
     }
     m.delta[i] = sum_lanes<Real>(sum);
   }
-  into_lanes<E>(grad, m.rows.count, p.Dv, m.grad);
-  into_rows<E>(grad, m.rows.count, p.Dv, m.grad_rows);
-  into_rows<E>(m.rows.query, m.rows.count, p.D, m.query_rows);
+  transpose_rows<E>(grad, m.rows.count, p.Dv, m.grad);
+  pad_rows<E>(grad, m.rows.count, p.Dv, m.grad_rows);
+  pad_rows<E>(m.rows.query, m.rows.count, p.D, m.query_rows);
 }
 
-// Computes P and dS of a block of keys. `slope` says whether dS goes on through the softcap.
+// Recomputes P and computes dS of a tile of keys; `through`: dS through the softcap too.
 template <class E>
-static void weigh(const Problem& p, BackwardMemory<E>& m, const Reach& reach, const Matrix& k,
-                  const Matrix& value, int64_t j0, int keys, bool through) {
+static void recompute_weights(const Problem& p, BackwardMemory<E>& m, const TileMask& tile_mask,
+                              const Matrix& k, const Matrix& value, int64_t j0, int keys,
+                              bool through) {
   typedef typename E::Real Real;
   constexpr int n = E::lanes;
   const Rows<E>& rows = m.rows;
   const Scaling<E> scaling(p);
   const int64_t kv = rows.head[0] / (p.Hq / p.Hkv);
-  multiply_keys<E>(p, rows, reach, kv, j0, keys, k, m.weights);
-  for (int c = 0; c < reach.cuts; ++c) multiply_cut<E>(reach.cut[c], m.grad, value, p.Dv, m.change);
-  const bool simple = reach.plain && scaling.raw && !p.mask && !p.key_ids;
+  multiply_keys<E>(p, rows, tile_mask, kv, j0, keys, k, m.weights);
+  for (int c = 0; c < tile_mask.spans; ++c)
+    multiply_span<E>(tile_mask.span[c], m.grad, value, p.Dv, m.dscores);
+  const bool unmasked = tile_mask.fully_visible && scaling.raw && !p.mask && !p.key_ids;
   Real* slope = through ? m.slope : nullptr;
-  if (!simple) finish_scores<E>(p, rows, reach, scaling, j0, keys, m.weights, slope);
-  if (p.threshold) draw(p, rows, j0, keys, m.kept);
-  const Real grown = Real(1 / (1 - p.dropout));
+  if (!unmasked) finish_scores<E>(p, rows, tile_mask, scaling, j0, keys, m.weights, slope);
+  if (p.threshold) draw_keep_mask(p, rows, j0, keys, m.keep_mask);
+  const Real dropout_scale = Real(1 / (1 - p.dropout));
   for (int v = 0; v < rows.vectors; ++v) {
     const auto at = [&](Real* x, int j) -> Vec<Real>& {
       return *(Vec<Real>*)(x + j * E::rows + v * n);
     };
-    const Vec<Real> base = scaling.base(at(m.top, 0)), inverse = at(m.inverse, 0);
+    const Vec<Real> base = scaling.base(at(m.maximum, 0)), inverse = at(m.inverse, 0);
     const Vec<Real> delta = at(m.delta, 0);
-    // What would be a denormal weight is 0, as everywhere.
+    // Denormal weights are flushed to 0, as in every pass.
     const Vec<Real> least = std::numeric_limits<Real>::min() / inverse;
-    const auto nothing = inverse == 0;  // is seen, or the lane is not used
-    for (int j = reach.low[v]; j < reach.high[v]; ++j) {
+    const auto nothing = inverse == 0;  // is visible, or the lane is not used
+    for (int j = tile_mask.low[v]; j < tile_mask.high[v]; ++j) {
       const Vec<Real> s = at(m.weights, j), x = exp2(scaling.exponent(s, base));
       const Vec<Real> e = (((x < least) | nothing) ? Vec<Real>{} : x) * inverse;
-      // What is not seen changes nothing, whatever there is in its row.
-      Vec<Real> w = simple ? e : s == -kInf<Real> ? Vec<Real>{} : e, dw = at(m.change, j);
+      // A masked key gets no gradient, even in a row of NaN.
+      Vec<Real> w = unmasked ? e : s == -kInf<Real> ? Vec<Real>{} : e, dw = at(m.dscores, j);
       if (p.threshold) {
-        const uint32_t* kept = m.kept + j * kKeptRows<E> + v * n;
-        dw = keep<Real>(kept, dw) * grown;
-        at(m.weights, j) = keep<Real>(kept, w) * grown;
+        const uint32_t* keep_mask = m.keep_mask + j * kKeepMaskRows<E> + v * n;
+        dw = keep<Real>(keep_mask, dw) * dropout_scale;
+        at(m.weights, j) = keep<Real>(keep_mask, w) * dropout_scale;
       } else {
         at(m.weights, j) = w;
       }
       if (m.sum) at(m.sum, 0) += w == 0 ? Vec<Real>{} : w * dw;
       Vec<Real> ds = w == 0 ? Vec<Real>{} : w * (dw - delta);
       if (slope) ds *= at(slope, j);
-      at(m.change, j) = ds;
+      at(m.dscores, j) = ds;
     }
   }
 }
 
 #ifdef REGARD_PAIRS
 template <class E>
-static void pack_changes(BackwardMemory<E>& m, const Reach& reach, int keys) {
+static void pack_dscores(BackwardMemory<E>& m, const TileMask& tile_mask, int keys) {
   constexpr int n = E::lanes;
   for (int v = 0; v < m.rows.vectors; ++v)
-    for (int j = reach.low[v]; j < reach.high[v]; j += 2) {
+    for (int j = tile_mask.low[v]; j < tile_mask.high[v]; j += 2) {
       const auto at = [&](const float* x, int i) {
         return i < keys ? *(const F*)(x + i * E::rows + v * n) : F{};
       };
-      const F x = at(m.change, j), y = at(m.change, j + 1);
-      *(I*)(m.change_pairs + j / 2 * E::rows + v * n) = pairs_of(x, y);
+      const F x = at(m.dscores, j), y = at(m.dscores, j + 1);
+      *(I*)(m.dscores_pairs + j / 2 * E::rows + v * n) = pairs_of(x, y);
       for (int i = j; i < j + 2 && i < keys; ++i) {
         _mm256_store_si256((__m256i*)(m.half_weights + i * E::rows + v * n),
                            narrow(at(m.weights, i)));
-        _mm256_store_si256((__m256i*)(m.half_change + i * E::rows + v * n),
-                           narrow(at(m.change, i)));
+        _mm256_store_si256((__m256i*)(m.half_dscores + i * E::rows + v * n),
+                           narrow(at(m.dscores, i)));
       }
     }
 }
 #endif
 
-// Adds [D][rows] to the gradient of the queries, transposed and scaled, and the sums of the rows.
+// Adds the tile's [D][rows] to dQ, transposed and scaled, and its part of the rows' sums of P dP.
 template <class E>
 static void add_to_queries(const Backward& g, const BackwardMemory<E>& m) {
   typedef typename E::Real Real;
@@ -229,51 +231,51 @@ struct KeyChunk {
   int64_t b, kv, begin, end;
 };
 
-// Adds what the keys from j0 on and a block of queries give each other.
+// Adds the gradients of a tile of queries and the keys from j0 on.
 template <class E>
 static void add_gradients(const Problem& p, BackwardMemory<E>& m, const KeyChunk& chunk, int64_t j0,
                           int keys) {
   typedef typename E::Real Real;
   typedef typename E::Op Op;
   constexpr int n = E::lanes;
-  const Reach reach = reach_of(m.rows, j0, keys);
+  const TileMask tile_mask = tile_mask_of(m.rows, j0, keys);
   const int64_t D = m.padded(p.D), Dv = m.padded(p.Dv), stride = p.key.strides[2];
   const char* key = p.key.at(chunk.b, chunk.kv, j0);
-  const Matrix k = along<E>(key, stride, keys, p.D, m.key_along);
+  const Matrix k = as_rows<E>(key, stride, keys, p.D, m.key_rows);
   const Matrix value =
-      along<E>(p.value.at(chunk.b, chunk.kv, j0), p.value.strides[2], keys, p.Dv, m.value_along);
-  weigh(p, m, reach, k, value, j0, keys, true);
-  const Matrix key_across = E::pack > 1 ? across<E>(key, stride, keys, p.D, m.key_across) : k;
+      as_rows<E>(p.value.at(chunk.b, chunk.kv, j0), p.value.strides[2], keys, p.Dv, m.value_rows);
+  recompute_weights(p, m, tile_mask, k, value, j0, keys, true);
+  const Matrix key_pairs = E::pack > 1 ? as_pairs<E>(key, stride, keys, p.D, m.key_pairs) : k;
   const void* weights = m.weights;
-  const void* change = m.change;
-  const typename E::Word* changes = (const typename E::Word*)m.change;
+  const void* dscores = m.dscores;
+  const typename E::Word* dscores_words = (const typename E::Word*)m.dscores;
   int64_t size = sizeof(Real);
   if constexpr (E::pack > 1) {
-    pack_changes(m, reach, keys);
-    weights = m.half_weights, change = m.half_change, changes = m.change_pairs, size = 2;
+    pack_dscores(m, tile_mask, keys);
+    weights = m.half_weights, dscores = m.half_dscores, dscores_words = m.dscores_pairs, size = 2;
   }
-  for (int x = 0; x < reach.cuts; ++x) {
-    const Reach::Cut& cut = reach.cut[x];
-    const int first = cut.from * n, height = cut.end - cut.begin, lead = cut.begin / E::pack;
-    const int64_t terms = (cut.to - cut.from) * n / E::pack;
-    const int64_t at = (cut.begin * E::rows + first) * size, to = j0 - chunk.begin + cut.begin;
-    multiply<Op, false, Into::add>(int(Dv / n), m.grad_rows + first / E::pack * Dv, Dv,
-                                   (const char*)weights + at, E::rows * size, terms, height,
-                                   m.value_sum + to * Dv, Dv);
-    multiply<Op, false, Into::add>(int(D / n), m.query_rows + first / E::pack * D, D,
-                                   (const char*)change + at, E::rows * size, terms, height,
-                                   m.key_sum + to * D, D);
-    multiply<Op, true, Into::add>(cut.to - cut.from, changes + lead * E::rows + first, E::rows,
-                                  (const char*)key_across.data + lead * key_across.stride,
-                                  key_across.stride, E::words(height), p.D, m.query_sum + first,
-                                  E::rows);
+  for (int x = 0; x < tile_mask.spans; ++x) {
+    const TileMask::Span& span = tile_mask.span[x];
+    const int first = span.from * n, height = span.end - span.begin, lead = span.begin / E::pack;
+    const int64_t terms = (span.to - span.from) * n / E::pack;
+    const int64_t at = (span.begin * E::rows + first) * size, to = j0 - chunk.begin + span.begin;
+    multiply<Op, false, Epilogue::add>(int(Dv / n), m.grad_rows + first / E::pack * Dv, Dv,
+                                       (const char*)weights + at, E::rows * size, terms, height,
+                                       m.value_sum + to * Dv, Dv);
+    multiply<Op, false, Epilogue::add>(int(D / n), m.query_rows + first / E::pack * D, D,
+                                       (const char*)dscores + at, E::rows * size, terms, height,
+                                       m.key_sum + to * D, D);
+    multiply<Op, true, Epilogue::add>(
+        span.to - span.from, dscores_words + lead * E::rows + first, E::rows,
+        (const char*)key_pairs.data + lead * key_pairs.stride, key_pairs.stride, E::words(height),
+        p.D, m.query_sum + first, E::rows);
   }
 }
 
-// Goes through the keys of a chunk from `low` to `high` for a block of queries.
+// Adds the gradients of a tile of queries and the keys from `low` to `high` of a chunk.
 template <class E>
-static void add_block(const Backward& g, BackwardMemory<E>& m, const KeyChunk& chunk, int64_t low,
-                      int64_t high) {
+static void add_tile(const Backward& g, BackwardMemory<E>& m, const KeyChunk& chunk, int64_t low,
+                     int64_t high) {
   typedef typename E::Real Real;
   const Problem& p = *g.problem;
   load_queries<E>(p, m.rows);
@@ -291,43 +293,43 @@ static void run_backward(const void* pass, int64_t task, char* memory, const Sto
   const Problem& p = *g.problem;
   Scratch scratch(memory);
   BackwardMemory<E> m(p, scratch);
-  // One chunk of every head, then the next: so that few wait for another.
+  // One chunk of every head, then the next: few tasks then wait for a ticket.
   const int64_t size = chunk_of(p), heads = p.B * p.Hkv, c = task / heads, head = task % heads;
   const int64_t begin = c * size, end = begin + size < p.Lk ? begin + size : p.Lk;
   const KeyChunk chunk{head / p.Hkv, head % p.Hkv, begin, end};
-  const int64_t group = p.Hq / p.Hkv, blocks = row_blocks_of<E>(p);
+  const int64_t group = p.Hq / p.Hkv, tiles = row_tiles_of<E>(p);
   std::memset((void*)m.key_sum, 0, size_t(size * m.padded(p.D)) * sizeof(Real));
   std::memset((void*)m.value_sum, 0, size_t(size * m.padded(p.Dv)) * sizeof(Real));
-  for (int64_t r = 0; r < blocks; ++r) {
-    find(p, m.rows, chunk.b, chunk.kv * group, r * E::rows, group * p.Lq);
+  for (int64_t r = 0; r < tiles; ++r) {
+    describe_rows(p, m.rows, chunk.b, chunk.kv * group, r * E::rows, group * p.Lq);
     const int64_t low = m.rows.low > begin ? m.rows.low : begin;
     const int64_t high = m.rows.high < end ? m.rows.high : end;
     if (low >= high) continue;
-    add_block(g, m, chunk, low, high);
-    // The chunks before this one add first. Not std::atomic_ref: clang's library has it since 19.
-    int64_t* const turn = g.turn + head * blocks + r;
-    while (__atomic_load_n(turn, __ATOMIC_ACQUIRE) != c - m.rows.low / size) {
+    add_tile(g, m, chunk, low, high);
+    // Ticket order: earlier chunks add first. Not std::atomic_ref: clang's library has it since 19.
+    int64_t* const ticket = g.ticket + head * tiles + r;
+    while (__atomic_load_n(ticket, __ATOMIC_ACQUIRE) != c - m.rows.low / size) {
       if (stopped(stop)) return;
       std::this_thread::yield();
     }
     add_to_queries(g, m);
-    __atomic_fetch_add(turn, 1, __ATOMIC_RELEASE);
+    __atomic_fetch_add(ticket, 1, __ATOMIC_RELEASE);
   }
   const int64_t bytes = int64_t(sizeof(typename E::Bits)), row = head * p.Lk + begin;
   write_keys<E>(m.key_sum, end - begin, p.D, p.scale, g.key_grad + row * p.D * bytes);
   write_keys<E>(m.value_sum, end - begin, p.Dv, 1.0, g.value_grad + row * p.Dv * bytes);
 }
 
-// The gradient of the bias: a task has a part of it, and goes through all that this is broadcast
-// to.
+// The gradient of the bias: a task has a part of it, and sums over the axes along which the bias is
+// broadcast.
 struct BiasParts {
-  int64_t batch, heads, rows, keys;  // in how many parts each axis is cut
+  int64_t batch, heads, rows, keys;  // number of parts of each axis
 
   template <class E>
   static BiasParts of(const Problem& p, const Array& bias, E) {
     const int64_t* s = bias.strides;
     return {s[0] ? p.B : 1, s[1] ? p.Hq : 1, s[2] ? (p.Lq + E::rows - 1) / E::rows : 1,
-            s[3] ? (p.Lk + kPiece - 1) / kPiece : 1};
+            s[3] ? (p.Lk + kSplitKeys - 1) / kSplitKeys : 1};
   }
 };
 
@@ -344,34 +346,34 @@ static void run_bias(const void* pass, int64_t task, char* memory, const Stop& s
   const int64_t key_part = task % parts.keys, row_part = task / parts.keys % parts.rows;
   const int64_t h_part = task / parts.keys / parts.rows % parts.heads;
   const int64_t b_part = task / parts.keys / parts.rows / parts.heads;
-  const int64_t blocks = (p.Lq + E::rows - 1) / E::rows, group = p.Hq / p.Hkv;
+  const int64_t tiles = (p.Lq + E::rows - 1) / E::rows, group = p.Hq / p.Hkv;
   const int64_t b0 = parts.batch > 1 ? b_part : 0, b1 = parts.batch > 1 ? b_part + 1 : p.B;
   const int64_t h0 = parts.heads > 1 ? h_part : 0, h1 = parts.heads > 1 ? h_part + 1 : p.Hq;
-  const int64_t r0 = parts.rows > 1 ? row_part : 0, r1 = parts.rows > 1 ? row_part + 1 : blocks;
+  const int64_t r0 = parts.rows > 1 ? row_part : 0, r1 = parts.rows > 1 ? row_part + 1 : tiles;
   for (int64_t b = b0; b < b1; ++b)
     for (int64_t h = h0; h < h1; ++h)
       for (int64_t r = r0; r < r1; ++r) {
         if (stopped(stop)) return;
-        find(p, m.rows, b, h, r * E::rows, p.Lq);
+        describe_rows(p, m.rows, b, h, r * E::rows, p.Lq);
         int64_t low = m.rows.low, high = m.rows.high;
         if (parts.keys > 1) {
-          if (low < key_part * kPiece) low = key_part * kPiece;
-          if (high > (key_part + 1) * kPiece) high = (key_part + 1) * kPiece;
+          if (low < key_part * kSplitKeys) low = key_part * kSplitKeys;
+          if (high > (key_part + 1) * kSplitKeys) high = (key_part + 1) * kSplitKeys;
         }
         if (low >= high) continue;
         load_queries<E>(p, m.rows);
         gather_gradients(g, m);
         for (int64_t j0 = low; j0 < high; j0 += kKeys) {
           const int keys = int(high - j0 < kKeys ? high - j0 : kKeys);
-          const Reach reach = reach_of(m.rows, j0, keys);
+          const TileMask tile_mask = tile_mask_of(m.rows, j0, keys);
           const int64_t kv = h / group;
-          const Matrix k = along<E>(p.key.at(b, kv, j0), p.key.strides[2], keys, p.D, m.key_along);
+          const Matrix k = as_rows<E>(p.key.at(b, kv, j0), p.key.strides[2], keys, p.D, m.key_rows);
           const Matrix value =
-              along<E>(p.value.at(b, kv, j0), p.value.strides[2], keys, p.Dv, m.value_along);
-          weigh(p, m, reach, k, value, j0, keys, false);
+              as_rows<E>(p.value.at(b, kv, j0), p.value.strides[2], keys, p.Dv, m.value_rows);
+          recompute_weights(p, m, tile_mask, k, value, j0, keys, false);
           for (int v = 0; v < m.rows.vectors; ++v)
-            for (int j = reach.low[v]; j < reach.high[v]; ++j) {
-              const Vec<Real> ds = *(const Vec<Real>*)(m.change + j * E::rows + v * n);
+            for (int j = tile_mask.low[v]; j < tile_mask.high[v]; ++j) {
+              const Vec<Real> ds = *(const Vec<Real>*)(m.dscores + j * E::rows + v * n);
               char* to = const_cast<char*>(bias.at(b, h, 0)) + (j0 + j) * bias.strides[3];
               if (!bias.strides[2]) {
                 *(Real*)to += sum_lanes<Real>(ds);
@@ -404,8 +406,8 @@ static Job bias_gradient(const Backward& g) {
   });
 }
 
-static int64_t row_blocks(const Problem& p) {
-  return by_type<int64_t>(p.type, [&]<class E>(E) { return row_blocks_of<E>(p); });
+static int64_t row_tiles(const Problem& p) {
+  return by_type<int64_t>(p.type, [&]<class E>(E) { return row_tiles_of<E>(p); });
 }
 
 }  // namespace regard::REGARD_NAMESPACE

@@ -26,17 +26,16 @@ namespace nb = nanobind;
 
 namespace {
 
-// An array as Python tells it: where it starts, its shape, its strides and how many bytes their
-// unit has, the name of its dtype; in a build with checks where its memory begins and how long that
-// is.
+// A reference to a caller's array: address, shape, strides, bytes of a unit of strides, name of the
+// dtype; in a build with checks also address and bytes of the buffer.
 using Shape = std::array<int64_t, 4>;
 using Buffer = std::tuple<uintptr_t, int64_t>;
-using Told = std::tuple<uintptr_t, Shape, Shape, int64_t, std::string, std::optional<Buffer>>;
+using ArrayRef = std::tuple<uintptr_t, Shape, Shape, int64_t, std::string, std::optional<Buffer>>;
 
-const Shape& shape_of(const Told& told) { return std::get<1>(told); }
+const Shape& shape_of(const ArrayRef& ref) { return std::get<1>(ref); }
 
-regard::Type type_of(const Told& told) {
-  const std::string& name = std::get<4>(told);
+regard::Type type_of(const ArrayRef& ref) {
+  const std::string& name = std::get<4>(ref);
   if (name == "float32") return regard::Type::float32;
   if (name == "bfloat16") return regard::Type::bfloat16;
   if (name == "float16") return regard::Type::float16;
@@ -45,12 +44,12 @@ regard::Type type_of(const Told& told) {
   throw std::invalid_argument("no kernel reads " + name);
 }
 
-// The array as one of a shape to which its own is broadcast.
-regard::Array array(const char* name, const Told& told, const Shape& shape) {
-  const auto& [address, own, strides, unit, dtype, buffer] = told;
+// The array broadcast to a shape.
+regard::Array array(const char* name, const ArrayRef& ref, const Shape& shape) {
+  const auto& [address, own, strides, unit, dtype, buffer] = ref;
   regard::Array x;
   x.data = reinterpret_cast<const char*>(address);
-  x.type = type_of(told);
+  x.type = type_of(ref);
   for (size_t i = 0; i < 4; ++i) {
     if (own[i] != 1 && own[i] != shape[i])
       throw std::invalid_argument(std::string(name) + " has another shape than the call");
@@ -64,8 +63,8 @@ regard::Array array(const char* name, const Told& told, const Shape& shape) {
   return x;
 }
 
-regard::Array array(const char* name, const std::optional<Told>& told, const Shape& shape) {
-  return told ? array(name, *told, shape) : regard::Array{};
+regard::Array array(const char* name, const std::optional<ArrayRef>& ref, const Shape& shape) {
+  return ref ? array(name, *ref, shape) : regard::Array{};
 }
 
 template <class T>
@@ -73,10 +72,10 @@ T* at(uintptr_t address) {
   return reinterpret_cast<T*>(address);
 }
 
-// One call, as Python tells it. The arrays are the caller's, who keeps them alive.
+// The arguments of a call. The arrays are the caller's, who keeps them alive.
 struct Call {
-  Told query, key;
-  std::optional<Told> value, mask, bias;
+  ArrayRef query, key;
+  std::optional<ArrayRef> value, mask, bias;
   int64_t group_rows = 0;
   double scale = 1, softcap = 0;
   bool causal = false;
@@ -90,7 +89,7 @@ struct Call {
   int64_t seed = 0;
 };
 
-// The call as the kernels read it, but for who sees whom.
+// The call as the kernels read it, without the intervals of visible keys.
 regard::Problem problem_of(const Call& call) {
   const Shape &q = shape_of(call.query), &k = shape_of(call.key);
   regard::Problem p{};
@@ -113,7 +112,7 @@ regard::Problem problem_of(const Call& call) {
   return p;
 }
 
-// A call with all that the kernels read.
+// A call as the kernels read it, and the intervals that it points to.
 struct Read {
   regard::Problem problem;
   regard::Intervals intervals;
@@ -145,7 +144,7 @@ struct Read {
 std::atomic<bool> ending{false};  // Python's end has begun
 std::atomic<int> running{0};      // calls that have not come back to Python
 
-// Lets Ctrl-C through, ten times a second at most, and ends when Python does.
+// The poll of a job: checks for Ctrl-C at most ten times a second, and for Python's end.
 bool interrupted() {
   if (ending) return true;
   using Clock = std::chrono::steady_clock;
@@ -173,13 +172,13 @@ void run(std::initializer_list<regard::Job> jobs, int threads) {
   throw nb::python_error();
 }
 
-// Stops what daemon threads still compute: when Python is gone they could not come back to it.
+// Cancels the calls of daemon threads, which could not return to a Python that is gone.
 void end() {
   using Clock = std::chrono::steady_clock;
-  const auto patience = Clock::now() + std::chrono::seconds(5);
+  const auto deadline = Clock::now() + std::chrono::seconds(5);
   ending = true;
   nb::gil_scoped_release released;
-  while (running && Clock::now() < patience)
+  while (running && Clock::now() < deadline)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
 
@@ -199,33 +198,33 @@ void forward(const Call& call, uintptr_t out, uintptr_t maximum, uintptr_t total
 
 // The arrays of a gradient: the addresses of those that have no strides, or 0.
 struct Gradients {
-  Told grad, out;
-  std::optional<Told> bias_grad;
+  ArrayRef grad, out;
+  std::optional<ArrayRef> bias_grad;
   uintptr_t maximum = 0, total = 0, query_sum = 0, delta = 0, key_grad = 0, value_grad = 0;
 };
 
-void backward(const Call& call, const Gradients& told, int threads) {
+void backward(const Call& call, const Gradients& arrays, int threads) {
   const regard::Target& target = regard::target();
   const Read read(call);
   const regard::Problem& p = read.problem;
   const Shape out{p.B, p.Hq, p.Lq, p.Dv};
-  std::vector<int64_t> turn(static_cast<size_t>(p.B * p.Hkv * target.row_blocks(p)));
+  std::vector<int64_t> ticket(static_cast<size_t>(p.B * p.Hkv * target.row_tiles(p)));
   const regard::Backward g{
       .problem = &p,
-      .grad = array("grad", told.grad, out),
-      .out = array("out", told.out, out),
-      .maximum = at<void>(told.maximum),
-      .total = at<void>(told.total),
-      .query_sum = at<void>(told.query_sum),
-      .delta = at<void>(told.delta),
-      .turn = turn.data(),
-      .key_grad = at<char>(told.key_grad),
-      .value_grad = at<char>(told.value_grad),
-      .bias_grad = array("bias_grad", told.bias_grad, {p.B, p.Hq, p.Lq, p.Lk})};
+      .grad = array("grad", arrays.grad, out),
+      .out = array("out", arrays.out, out),
+      .maximum = at<void>(arrays.maximum),
+      .total = at<void>(arrays.total),
+      .query_sum = at<void>(arrays.query_sum),
+      .delta = at<void>(arrays.delta),
+      .ticket = ticket.data(),
+      .key_grad = at<char>(arrays.key_grad),
+      .value_grad = at<char>(arrays.value_grad),
+      .bias_grad = array("bias_grad", arrays.bias_grad, {p.B, p.Hq, p.Lq, p.Lk})};
   run({target.backward(g), target.bias_gradient(g)}, threads);
 }
 
-// What is asked of the weights: each is the address of its result, or 0.
+// Reductions of the weights: each is the address of its result, or 0.
 struct Asked {
   uintptr_t maximum = 0, total = 0;
   bool whole_rows = true;
@@ -265,7 +264,7 @@ void reduce(const Call& call, const Asked& asked, int threads) {
                    .head0 = 0,
                    .head1 = 0,
                    .chunks = nullptr};
-  // Heads in waves, so that what their chunks hold is written over while it is in the caches.
+  // Heads go in waves, so that the partial results of their chunks stay in the cache.
   constexpr int64_t kWaveBytes = int64_t{4} << 20;
   const int64_t heads = read.problem.B * read.problem.Hq, bytes = target.chunk_bytes(r);
   const int64_t wave = bytes ? std::max<int64_t>(1, kWaveBytes / bytes) : heads;
@@ -361,7 +360,7 @@ NB_MODULE(_kernels, m) {
         "The instruction sets that the compiler of this build could not make.");
   m.def("preference", &regard::preference, nb::arg("vendor"),
         "The instruction sets of this build, best first on processors of a vendor.");
-  // Whether each array is told with its memory, and must lie in it.
+  // Whether references carry their buffer, and arrays are checked to lie in it.
 #ifdef REGARD_CHECKS
   m.attr("checks") = true;
 #else

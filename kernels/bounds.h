@@ -1,4 +1,4 @@
-// Whether an array lies within its memory: what builds with checks ask of each one.
+// Bounds checks of arrays against their memory, for builds with checks.
 #pragma once
 
 #include <array>
@@ -8,8 +8,8 @@
 
 namespace regard {
 
-// Whether all that a shape reaches with the strides of an array, of numbers of `size` bytes, lies
-// within `bytes` from `memory` on.
+// Whether every element of an array of a shape, of `size` bytes each, lies within `bytes` from
+// `memory` on.
 inline bool lies_within(const Array& x, const std::array<int64_t, 4>& shape, int64_t size,
                         uintptr_t memory, int64_t bytes) {
   __int128 low = static_cast<__int128>(reinterpret_cast<uintptr_t>(x.data)) - memory;

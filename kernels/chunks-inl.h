@@ -1,5 +1,5 @@
-// What columns, bins and heads collect of the weights: by every chunk of rows for itself, and then
-// put together in the order of the rows.
+// Reductions over columns, heatmap bins and heads: partial results of each chunk of rows, merged in
+// the order of the rows.
 #pragma once
 
 #include <algorithm>
@@ -12,13 +12,13 @@
 
 namespace regard::REGARD_NAMESPACE {
 
-static bool of_picture(const Reduce& r) { return r.pooled_max || r.pooled_mass; }
+static bool has_heatmap(const Reduce& r) { return r.pooled_max || r.pooled_mass; }
 
-static bool of_columns(const Reduce& r) {
-  return r.received || r.received_max || of_picture(r) || r.n;
+static bool has_columns(const Reduce& r) {
+  return r.received || r.received_max || has_heatmap(r) || r.n;
 }
 
-// Rows of a chunk: they do not depend on how many heads or threads there are.
+// Rows of a chunk, whatever the number of heads and threads.
 template <class E>
 static int64_t chunk_rows(const Reduce& r) {
   const int64_t sixteenth = (r.problem->Lq + 15) / 16, rows = sixteenth > 512 ? sixteenth : 512;
@@ -36,11 +36,11 @@ static inline int64_t bin_of(int64_t cell, int64_t n, int64_t bins) {
 }
 
 struct Pair {
-  double log, weight;  // log to base 2: it tells apart what is too small for a weight
+  double log, weight;  // log to base 2: it orders weights that underflow
   int64_t query, key;
 };
 
-// Types of this namespace, so that what is made of them is of this target alone.
+// Comparators are types of this namespace: instances of std::sort are then of this target alone.
 struct Stronger {
   bool operator()(const Pair& x, const Pair& y) const {
     if (x.log != y.log) return x.log > y.log;
@@ -54,12 +54,12 @@ struct Heavier {
   }
 };
 
-// What one chunk of a head collects.
+// The partial results of one chunk of a head.
 template <class E>
 struct Chunk {
   typedef typename E::Real Real;
   Real* received;   // [Lk]
-  Real* pooled[2];  // [2][bins[1]]: the bins of rows that are not its own alone, by picture
+  Real* pooled[2];  // [2][bins[1]]: rows of bins shared with other chunks; by heatmap: max, mass
   Pair* pairs;      // [n]
   int64_t* count;   // of the pairs
 
@@ -76,7 +76,7 @@ template <class E>
 static int64_t one_chunk_bytes(const Reduce& r) {
   Scratch scratch(nullptr);
   Chunk<E> chunk(r, scratch);
-  return of_columns(r) ? scratch.taken() : 0;
+  return has_columns(r) ? scratch.taken() : 0;
 }
 
 template <class E>
@@ -85,16 +85,16 @@ static Chunk<E> chunk_at(const Reduce& r, int64_t head, int64_t i) {
   return Chunk<E>(r, scratch);
 }
 
-// What a bin in which nothing is visible holds.
+// The initial value of a bin: the identity of sum or max.
 template <class Real>
-constexpr Real dark(bool mass) {
+constexpr Real empty_bin_value(bool mass) {
   return mass ? Real(0) : -kInf<Real>;
 }
 
-// A bin of rows as one chunk sees it: `begin` and `end` are the chunk's rows.
+// A row of bins in one chunk, whose rows are `begin` to `end`.
 struct BinRow {
   int64_t bin;
-  bool earlier, later;  // whether chunks before and behind have rows of it
+  bool earlier, later;  // whether chunks before and after share it
 
   BinRow(const Reduce& r, int64_t begin, int64_t end, int64_t bin) : bin(bin) {
     const int64_t n = r.problem->Lq;
@@ -102,7 +102,7 @@ struct BinRow {
     later = (bin + 1) * n / r.bins[0] > end;
   }
 
-  // Where the chunk gathers it: in the picture itself, if it is its own alone.
+  // Where the chunk accumulates it: in the heatmap itself, unless it is shared.
   template <class E>
   typename E::Real* in(const Reduce& r, int64_t head, const Chunk<E>& chunk, bool mass) const {
     typedef typename E::Real Real;
@@ -112,16 +112,16 @@ struct BinRow {
   }
 
   template <class E>
-  void darken(const Reduce& r, int64_t head, const Chunk<E>& chunk, bool mass) const {
+  void clear_bins(const Reduce& r, int64_t head, const Chunk<E>& chunk, bool mass) const {
     typename E::Real* to = in(r, head, chunk, mass);
-    for (int64_t x = 0; x < r.bins[1]; ++x) to[x] = dark<typename E::Real>(mass);
+    for (int64_t x = 0; x < r.bins[1]; ++x) to[x] = empty_bin_value<typename E::Real>(mass);
   }
 };
 
-// Whether any query of a bin sees any key of it; `undefined`: one that does has weights of NaN.
+// Whether any query of a bin attends to any key of it; `has_nan`: one whose weights are NaN.
 template <class E>
-static bool bin_sees(const Reduce& r, int64_t head, int64_t row_bin, int64_t column_bin,
-                     bool undefined) {
+static bool bin_attends(const Reduce& r, int64_t head, int64_t row_bin, int64_t column_bin,
+                        bool has_nan) {
   typedef typename E::Real Real;
   const Problem& p = *r.problem;
   const int64_t j0 = column_bin * p.Lk / r.bins[1], b = head / p.Hq;
@@ -131,7 +131,7 @@ static bool bin_sees(const Reduce& r, int64_t head, int64_t row_bin, int64_t col
     const int64_t first = p.first[b * p.Lq + i], last = p.last[b * p.Lq + i];
     const int64_t low = first > j0 ? first : j0, high = last < j1 ? last : j1;
     const Real total = ((const Real*)r.total)[head * p.Lq + i];
-    if (low >= high || (undefined && total == total)) continue;
+    if (low >= high || (has_nan && total == total)) continue;
     if (!p.mask && !p.key_ids) return true;
     for (int64_t j = low; j < high; ++j)
       if ((!p.key_ids || p.query_ids[b * p.Lq + i] == p.key_ids[b * p.Lk + j]) &&
@@ -147,9 +147,10 @@ static int64_t collect_bytes(const Reduce& r) {
   return pairs > r.bins[1] ? pairs : r.bins[1];
 }
 
-// Puts the pictures of a head's chunks together; `seen` has room for a row of bins.
+// Merges the heatmaps of a head's chunks, takes logarithms, and sets bins without a visible pair to
+// NaN; `seen` has room for a row of bins.
 template <class E, bool mass>
-static void collect_picture(const Reduce& r, int64_t head, bool undefined, uint8_t* seen) {
+static void collect_heatmap(const Reduce& r, int64_t head, bool has_nan, uint8_t* seen) {
   typedef typename E::Real Real;
   const Problem& p = *r.problem;
   const int64_t chunks = chunks_of<E>(r), height = p.Lq;
@@ -167,7 +168,7 @@ static void collect_picture(const Reduce& r, int64_t head, bool undefined, uint8
       const Real* part = row.in(r, head, chunk, mass);
       Real* sum = pooled + bin * C;
       for (int64_t x = 0; x < C; ++x) {
-        const Real before = row.earlier ? sum[x] : dark<Real>(mass);
+        const Real before = row.earlier ? sum[x] : empty_bin_value<Real>(mass);
         sum[x] = mass ? before + part[x] : part[x] > before ? part[x] : before;
       }
     }
@@ -176,7 +177,7 @@ static void collect_picture(const Reduce& r, int64_t head, bool undefined, uint8
     Real* row = pooled + y * C;
     const int64_t top = y * height / R, bottom = (y + 1) * height / R;
     int64_t seen_low = C, seen_high = 0;
-    std::memset(seen, 0, size_t(C));  // which bins intervals let be seen
+    std::memset(seen, 0, size_t(C));  // which bins the intervals reach
     for (int64_t i = top; i < bottom; ++i) {
       const int64_t at = head / p.Hq * p.Lq + i, low = p.first[at], high = p.last[at];
       if (low >= high) continue;
@@ -195,10 +196,10 @@ static void collect_picture(const Reduce& r, int64_t head, bool undefined, uint8
     for (int64_t x = 0; x < C; ++x) row[x] = seen[x] ? row[x] : Real(nan);
     if (p.mask || p.key_ids)
       for (int64_t x = 0; x < C; ++x)
-        if (row[x] == -kInf<Real> && !bin_sees<E>(r, head, y, x, false)) row[x] = Real(nan);
-    if (undefined)
+        if (row[x] == -kInf<Real> && !bin_attends<E>(r, head, y, x, false)) row[x] = Real(nan);
+    if (has_nan)
       for (int64_t x = 0; x < C; ++x)
-        if (bin_sees<E>(r, head, y, x, true)) row[x] = Real(nan);
+        if (bin_attends<E>(r, head, y, x, true)) row[x] = Real(nan);
   }
 }
 
@@ -209,10 +210,10 @@ static void run_collect(const void* pass, int64_t task, char* memory, const Stop
   const Problem& p = *r.problem;
   const int64_t head = r.head0 + task, chunks = chunks_of<E>(r);
   const double nan = std::numeric_limits<double>::quiet_NaN();
-  bool undefined = false;
+  bool has_nan = false;
   for (int64_t i = 0; i < p.Lq; ++i) {
     const Real total = ((const Real*)r.total)[head * p.Lq + i];
-    undefined |= total != total;
+    has_nan |= total != total;
   }
   if (double* received = r.received ? r.received : r.received_max) {
     received += head * p.Lk;
@@ -224,7 +225,7 @@ static void run_collect(const void* pass, int64_t task, char* memory, const Stop
         received[j] = r.received ? received[j] + x : x > received[j] ? x : received[j];
       }
     }
-    if (undefined && r.received_max)
+    if (has_nan && r.received_max)
       for (int64_t i = 0; i < p.Lq; ++i) {
         const Real total = ((const Real*)r.total)[head * p.Lq + i];
         const int64_t b = head / p.Hq, at = b * p.Lq + i;
@@ -235,8 +236,8 @@ static void run_collect(const void* pass, int64_t task, char* memory, const Stop
             received[j] = nan;
       }
   }
-  if (r.pooled_max) collect_picture<E, false>(r, head, undefined, (uint8_t*)memory);
-  if (r.pooled_mass) collect_picture<E, true>(r, head, undefined, (uint8_t*)memory);
+  if (r.pooled_max) collect_heatmap<E, false>(r, head, has_nan, (uint8_t*)memory);
+  if (r.pooled_mass) collect_heatmap<E, true>(r, head, has_nan, (uint8_t*)memory);
   if (r.n) {
     Pair* all = (Pair*)memory;
     int64_t count = 0;
@@ -256,7 +257,7 @@ static void run_collect(const void* pass, int64_t task, char* memory, const Stop
 
 static Job collect(const Reduce& r) {
   return by_type<Job>(r.problem->type, [&]<class E>(E) -> Job {
-    return {of_columns(r) ? r.head1 - r.head0 : 0, collect_bytes<E>(r), run_collect<E>, &r};
+    return {has_columns(r) ? r.head1 - r.head0 : 0, collect_bytes<E>(r), run_collect<E>, &r};
   });
 }
 

@@ -1,4 +1,4 @@
-// Numbers as they lie in memory, and as they are computed with.
+// Conversions between the types that arrays store and those that the kernels compute in.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace regard::REGARD_NAMESPACE {
 
-// Numbers as they are stored, and as they are computed with.
+// The bits that a type is stored in, and the type that it is computed in.
 template <Type type>
 struct Stored;
 template <>
@@ -76,7 +76,7 @@ static inline R number(const char* p, Type type) {
   }
 }
 
-// The numbers at p and after it, one for each lane.
+// A vector of the numbers from p on, converted.
 template <class R, Type type>
 static inline Vec<R> numbers(const char* p) {
   constexpr int n = Simd<R>::lanes;
@@ -99,7 +99,7 @@ static inline Vec<R> numbers(const char* p) {
   }
 }
 
-// Of the first `count`; the other lanes are 0.
+// A masked load: the first `count` numbers; the other lanes are 0.
 template <class R, Type type>
 static inline Vec<R> numbers(const char* p, int64_t count) {
   constexpr int n = Simd<R>::lanes;
@@ -113,7 +113,7 @@ static inline Vec<R> numbers(const char* p, int64_t count) {
   return numbers<R, type>(part);
 }
 
-// Lanes as bfloat16 or float16.
+// Lanes rounded to nearest even, as bfloat16 or float16.
 template <Type type>
 static inline Simd<float>::Short rounded(F x) {
   if constexpr (type == Type::bfloat16) {
@@ -134,7 +134,7 @@ static inline Simd<float>::Short rounded(F x) {
   }
 }
 
-// Writes the first `count` lanes, rounded to the stored type.
+// A masked store of the first `count` lanes, rounded to the stored type.
 template <class R, Type type>
 static inline void put(char* p, Vec<R> x, int64_t count) {
   const auto write = [&](const auto& lanes) {

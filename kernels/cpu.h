@@ -1,4 +1,4 @@
-// What the processor says of itself.
+// CPU features and names, from CPUID.
 #pragma once
 
 #include <cstring>
@@ -11,7 +11,7 @@
 namespace regard {
 
 #if defined(__x86_64__) || defined(__i386__)
-// What CPUID says; zeros for a leaf that the processor lacks.
+// The registers that CPUID fills; zeros for a leaf that the processor lacks.
 struct Cpuid {
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
 
@@ -22,7 +22,7 @@ struct Cpuid {
 };
 inline bool all(unsigned bits, unsigned word) { return (word & bits) == bits; }
 
-// Whether the operating system keeps these registers of a thread: bits of XCR0.
+// Whether the operating system saves these registers on a context switch: bits of XCR0.
 inline bool kept(unsigned registers) {
   if (!all(bit_OSXSAVE, Cpuid(1).ecx)) return false;
   unsigned low, high;

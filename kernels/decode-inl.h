@@ -1,6 +1,7 @@
-// A few queries against many keys: what counts is to read every key and value once, as fast as the
-// memory gives them. So numbers of a row are in the lanes here, and nothing is transposed; the rows
-// of all heads that share a key use it while it is there.
+// Decoding, a few queries against many keys: flash-decoding, a split-K over the keys. It is bound
+// by memory bandwidth, so each key and value is read once: the numbers of a row are in the lanes,
+// nothing is transposed, and all query heads that share a key head (GQA) use a row while it is in
+// the cache.
 #pragma once
 
 #include <cmath>
@@ -12,25 +13,25 @@
 
 namespace regard::REGARD_NAMESPACE {
 
-constexpr int kDecodeVectors = 4;  // of a tile of four rows
+constexpr int kDecodeVectors = 4;  // of a register block of four rows
 // In bytes:
-constexpr int64_t kDecodeBytes = 256 << 10;  // of the keys of a block
+constexpr int64_t kDecodeBytes = 256 << 10;  // of the keys of a tile
 constexpr int64_t kPage = 4096;
-constexpr int64_t kStart = 1024;  // what is asked for where reading goes on elsewhere
+constexpr int64_t kPrefetchStart = 1024;  // prefetched where reading goes on elsewhere
 
-// Asks for the page behind that of a row which is the first of its page: the rest of a page the
-// processor fetches by itself, if it is read in its order.
-static inline void ask_page(const char* row, int64_t stride) {
+// Prefetches the page after that of a row which is the first of its page. The hardware prefetcher
+// fetches the rest of a page that is read in order, but does not cross into the next.
+static inline void prefetch_next_page(const char* row, int64_t stride) {
   if (int64_t(uintptr_t(row) % kPage) < stride) __builtin_prefetch(row + kPage, 0, 2);
 }
 
 template <class E>
-static bool decodes(const Problem& p) {
+static bool is_decode(const Problem& p) {
   return few_queries<E>(p) && !p.mask && !p.key_ids && !p.threshold;
 }
 
-static int64_t decode_pieces(const Problem& p) {
-  return p.Lk > kPiece ? (p.Lk + kPiece - 1) / kPiece : 1;
+static int64_t decode_splits(const Problem& p) {
+  return p.Lk > kSplitKeys ? (p.Lk + kSplitKeys - 1) / kSplitKeys : 1;
 }
 
 template <class E>
@@ -39,18 +40,18 @@ static int64_t decode_width(const Problem& p) {
   return (p.Dv + n - 1) / n * n;
 }
 
-// What a piece has gathered.
+// The partial result of one part of a split.
 template <class E>
 struct DecodeState {
-  typename E::Real* out;  // [row][decode_width]
-  typename E::Real* top;  // [row]: the largest score
-  double* total;          // the sum of the weights
-  double* rounded;        // the sum of the weights as they were multiplied, and rescaled as `out`
+  typename E::Real* out;      // [row][decode_width]
+  typename E::Real* maximum;  // [row]: the largest score
+  double* total;              // the denominator: the sum of the weights
+  double* rounded;            // that of the weights as rounded to pairs, rescaled as `out` is
   int64_t bytes;
 
   DecodeState(const Problem& p, Scratch scratch) {
     out = scratch.take<typename E::Real>(kDecodeRows * decode_width<E>(p));
-    top = scratch.take<typename E::Real>(kDecodeRows);
+    maximum = scratch.take<typename E::Real>(kDecodeRows);
     total = scratch.take<double>(kDecodeRows);
     rounded = scratch.take<double>(kDecodeRows);
     bytes = scratch.taken();
@@ -64,7 +65,7 @@ struct DecodeState {
 template <class E>
 struct DecodeMemory {
   Rows<E> rows;
-  // What values are multiplied with: bfloat16 where they are multiplied in pairs.
+  // Weights as the values are multiplied with them: bfloat16 where these are pairs.
   typedef std::conditional_t<(E::pack > 1), uint16_t, typename E::Real> Weight;
   typename E::Real* scores;  // [row][kDecodeKeys]: scores, then weights
   Weight* weights;           // likewise
@@ -76,27 +77,26 @@ struct DecodeMemory {
   }
 };
 
-// out[row] += the weights of R rows times some values: `count` numbers of each, V vectors of sums.
-// `ask`: whether the memory is asked for the same numbers further on.
-template <class E, int R, int V, bool ask>
-__attribute__((noinline)) static void add_tile(const typename DecodeMemory<E>::Weight* weights,
-                                               const char* value, int64_t stride, int keys,
-                                               int64_t count, int64_t width,
-                                               typename E::Real* out) {
+// A register block of R x V sums: out[row] += the weights of R rows times values, `count` numbers
+// of each. `prefetches`: the same numbers of later values.
+template <class E, int R, int V, bool prefetches>
+__attribute__((noinline)) static void add_register_block(
+    const typename DecodeMemory<E>::Weight* weights, const char* value, int64_t stride, int keys,
+    int64_t count, int64_t width, typename E::Real* out) {
   typedef typename E::Real Real;
   typedef typename E::Word Word;
   constexpr int n = E::lanes;
   constexpr int64_t bytes = sizeof(typename E::Bits);
   alignas(64) static constexpr char nothing[V * n * bytes] = {};
-  const auto words = [&](const char* p, int v) {  // the numbers of E::pack vectors
+  const auto words = [&](const char* p, int v) {  // one load for E::pack vectors
     return words_at<E>(p + v * n * bytes, V > E::pack ? E::pack * n : count);
   };
   Vec<Real> sum[R][V] = {};
   for (int j = 0; j < keys; j += E::pack) {
     const char* row = value + j * stride;
     [[maybe_unused]] const char* next = j + 1 < keys ? row + stride : nothing;
-    if (ask)
-      for (int i = 0; i < E::pack; ++i) ask_ahead(row + i * stride, stride, V * n * bytes);
+    if (prefetches)
+      for (int i = 0; i < E::pack; ++i) prefetch_ahead(row + i * stride, stride, V * n * bytes);
     Vec<Word> w[R];
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r)
@@ -124,34 +124,35 @@ __attribute__((noinline)) static void add_tile(const typename DecodeMemory<E>::W
     for (int v = 0; v < V; ++v) *(Vec<Real>*)(out + r * width + v * n) += sum[r][v];
 }
 
-// The numbers from d on, in tiles of V vectors and then of fewer, of as many rows as fit.
-template <class E, int R, int V, bool ask>
-static void add_tiles(const typename DecodeMemory<E>::Weight* weights, const char* value,
-                      int64_t stride, int keys, int64_t d, int64_t Dv, int64_t width,
-                      typename E::Real* out) {
+// The numbers from d on, in register blocks of V vectors, then of fewer, and as many rows as fit.
+template <class E, int R, int V, bool prefetches>
+static void add_register_blocks(const typename DecodeMemory<E>::Weight* weights, const char* value,
+                                int64_t stride, int keys, int64_t d, int64_t Dv, int64_t width,
+                                typename E::Real* out) {
   constexpr int64_t n = V * E::lanes;
   constexpr int fit = 4 * kDecodeVectors / V, T = fit < R ? fit : R;
   const auto add = [&](int64_t count) {
     for (int r = 0; r < R; r += T)
-      add_tile<E, T, V, ask>(weights + r * kDecodeKeys,
-                             value + d * int64_t(sizeof(typename E::Bits)), stride, keys, count,
-                             width, out + r * width + d);
+      add_register_block<E, T, V, prefetches>(weights + r * kDecodeKeys,
+                                              value + d * int64_t(sizeof(typename E::Bits)), stride,
+                                              keys, count, width, out + r * width + d);
   };
   for (; d + n <= Dv; d += n) add(n);
   if constexpr (V > E::pack)
-    add_tiles<E, R, V / 2, ask>(weights, value, stride, keys, d, Dv, width, out);
+    add_register_blocks<E, R, V / 2, prefetches>(weights, value, stride, keys, d, Dv, width, out);
   else if (d < Dv)
     add(Dv - d);
 }
 
-// All numbers of some values: a page after the other where a tile takes whole values, so that they
-// are read strictly in their order.
+// All numbers of some values: page by page where a register block takes whole values, so that they
+// are read strictly in order.
 template <class E, int R>
 static void add_values(const typename DecodeMemory<E>::Weight* weights, const char* value,
                        int64_t stride, int keys, int64_t Dv, int64_t width, typename E::Real* out) {
   constexpr int V = 2 * kDecodeVectors;
   if (Dv > V * E::lanes)
-    return add_tiles<E, R, kDecodeVectors, true>(weights, value, stride, keys, 0, Dv, width, out);
+    return add_register_blocks<E, R, kDecodeVectors, true>(weights, value, stride, keys, 0, Dv,
+                                                           width, out);
   const int64_t bytes = Dv * int64_t(sizeof(typename E::Bits));
   const int page = int(kPage / (bytes + 1)) / 2 * 2 + 2;  // values
   for (int j = 0; j < keys; j += page) {
@@ -159,37 +160,38 @@ static void add_values(const typename DecodeMemory<E>::Weight* weights, const ch
     for (int i = j; i < j + some; ++i) {
       const char* row = value + i * stride;
       if (stride < 2 * bytes)
-        ask_page(row, stride);
+        prefetch_next_page(row, stride);
       else
-        ask_ahead(row, stride, bytes);
+        prefetch_ahead(row, stride, bytes);
     }
-    add_tiles<E, R, V, false>(weights + j, value + j * stride, stride, some, 0, Dv, width, out);
+    add_register_blocks<E, R, V, false>(weights + j, value + j * stride, stride, some, 0, Dv, width,
+                                        out);
   }
 }
 
-// The sum of the lanes and of what they rounded off.
+// The horizontal sum of a compensated sum.
 template <class R>
-static double sum_exactly(Vec<R> sum, Vec<R> rest) {
+static double sum_compensated(Vec<R> sum, Vec<R> compensation) {
   double all = 0;
-  for (int i = 0; i < Simd<R>::lanes; ++i) all += double(sum[i]) + double(rest[i]);
+  for (int i = 0; i < Simd<R>::lanes; ++i) all += double(sum[i]) + double(compensation[i]);
   return all;
 }
 
-// Makes weights of a row's scores, two vectors at a time, and adds them to the row's sums.
+// Turns the scores of a row into weights, two vectors at a time, and adds these to its denominator.
 template <class E>
-static void weigh_row(const Scaling<E>& scaling, const DecodeState<E>& state, int r, int keys,
-                      typename E::Real* row,
-                      [[maybe_unused]] typename DecodeMemory<E>::Weight* weights) {
+static void softmax_row(const Scaling<E>& scaling, const DecodeState<E>& state, int r, int keys,
+                        typename E::Real* row,
+                        [[maybe_unused]] typename DecodeMemory<E>::Weight* weights) {
   typedef typename E::Real Real;
   constexpr int n = E::lanes;
-  const Vec<Real> base = scaling.base(broadcast(state.top[r]));
-  Vec<Real> sum = {}, rest = {};
+  const Vec<Real> base = scaling.base(broadcast(state.maximum[r]));
+  Vec<Real> sum = {}, compensation = {};
   [[maybe_unused]] Vec<Real> rounded = {};
   for (int j = 0; j < keys; j += 2 * n) {
     Vec<Real> x[2];
     for (int i = 0; i < 2; ++i) x[i] = scaling.exponent(*(const Vec<Real>*)(row + j + i * n), base);
     exp2_each(x);
-    add_exactly(sum, rest, x[0] + x[1]);
+    add_compensated(sum, compensation, x[0] + x[1]);
 #ifdef REGARD_PAIRS
     if constexpr (E::pack > 1) {
       const I pairs = narrow(x[1], x[0]);
@@ -200,12 +202,12 @@ static void weigh_row(const Scaling<E>& scaling, const DecodeState<E>& state, in
 #endif
     for (int i = 0; i < 2; ++i) *(Vec<Real>*)(row + j + i * n) = x[i];
   }
-  const double all = sum_exactly<Real>(sum, rest);
+  const double all = sum_compensated<Real>(sum, compensation);
   state.total[r] += all;
   state.rounded[r] += E::pack > 1 ? double(sum_lanes<Real>(rounded)) : all;
 }
 
-// Applies scale, softcap and bias to a row of scores where they are not left for the exponential.
+// Applies scale, softcap and bias to a row of scores that are not `raw`.
 template <class E>
 static void finish_row(const Problem& p, const DecodeMemory<E>& m, int r, int64_t j0, int keys,
                        typename E::Real* row) {
@@ -222,63 +224,64 @@ static void finish_row(const Problem& p, const DecodeMemory<E>& m, int r, int64_
     row[j] += number<Real>(bias + (j0 + j) * p.bias.strides[3], p.bias.type);
 }
 
-// Raises the largest score of a row to that of some more, and rescales what it has summed.
+// Updates the maximum of a row, and rescales its sums.
 template <class E>
-static void raise_top(const Problem& p, const Scaling<E>& scaling, const DecodeState<E>& state,
-                      int r, int keys, const typename E::Real* row) {
+static void raise_maximum(const Problem& p, const Scaling<E>& scaling, const DecodeState<E>& state,
+                          int r, int keys, const typename E::Real* row) {
   typedef typename E::Real Real;
   constexpr int n = E::lanes;
   const int64_t width = decode_width<E>(p);
-  Vec<Real> highest = Vec<Real>{} + state.top[r];
+  Vec<Real> highest = Vec<Real>{} + state.maximum[r];
   for (int j = 0; j < keys; j += n) highest = larger(*(const Vec<Real>*)(row + j), highest);
-  const Real top = max_lanes<Real>(highest);
-  if (top == state.top[r]) return;
-  const Vec<Real> base = scaling.base(broadcast(top));
-  const Vec<Real> factor = exp2(scaling.exponent(broadcast(state.top[r]), base));
-  // As the output is, and with the exact factor.
+  const Real maximum = max_lanes<Real>(highest);
+  if (maximum == state.maximum[r]) return;
+  const Vec<Real> base = scaling.base(broadcast(maximum));
+  const Vec<Real> factor = exp2(scaling.exponent(broadcast(state.maximum[r]), base));
+  // `rounded` with the factor of the output, `total` with the exact one.
   state.rounded[r] *= double(factor[0]);
-  state.total[r] *= std::exp2(double(state.top[r] - top) * double(scaling.factor));
+  state.total[r] *= std::exp2(double(state.maximum[r] - maximum) * double(scaling.factor));
   for (int64_t d = 0; d < width; d += n) *(Vec<Real>*)(state.out + r * width + d) *= factor;
-  state.top[r] = top;
+  state.maximum[r] = maximum;
 }
 
-// Makes weights of a row's scores, and adds them to its sums. Returns whether it sees every key.
+// The weights of a row from its scores. Returns whether every key is visible to it.
 template <class E>
-static bool weigh_keys(const Problem& p, const Scaling<E>& scaling, DecodeMemory<E>& m,
-                       const DecodeState<E>& state, int r, int64_t j0, int keys) {
+static bool softmax_keys(const Problem& p, const Scaling<E>& scaling, DecodeMemory<E>& m,
+                         const DecodeState<E>& state, int r, int64_t j0, int keys) {
   typedef typename E::Real Real;
   constexpr int n = E::lanes;
   Real* const row = m.scores + r * kDecodeKeys;
   const auto weights = m.weights + r * kDecodeKeys;
   const int even = (keys + 2 * n - 1) / (2 * n) * (2 * n);
-  const auto hide = [&](int from, int to) {
+  const auto mask_range = [&](int from, int to) {
     for (int j = from; j < to; ++j) row[j] = -kInf<Real>;
   };
-  hide(keys, even);
+  mask_range(keys, even);
   if (r >= m.rows.count) {
     for (int j = 0; j < even; ++j) weights[j] = 0;
     return true;
   }
   if (!scaling.raw) {
     finish_row(p, m, r, j0, keys, row);
-    hide(keys, even);
+    mask_range(keys, even);
   }
   const auto inside = [&](int64_t j) { return int(j < j0 ? 0 : j - j0 > keys ? keys : j - j0); };
   const int first = inside(m.rows.first[r]), last = inside(m.rows.last[r]);
-  hide(0, first);
-  hide(last, keys);
-  raise_top(p, scaling, state, r, keys, row);
-  weigh_row(scaling, state, r, keys, row, weights);
+  mask_range(0, first);
+  mask_range(last, keys);
+  raise_maximum(p, scaling, state, r, keys, row);
+  softmax_row(scaling, state, r, keys, row, weights);
   return first == 0 && last == keys;
 }
 
-// Adds values of which some are NaN or inf to row r: what it does not see takes no part.
+// The slow path of add_values, for a tile with NaN or inf: skips masked keys.
 template <class E>
-static void add_seen_values(const Problem& p, const DecodeMemory<E>& m, const DecodeState<E>& state,
-                            int r, const char* value, int64_t j0, int keys) {
+static void add_visible_values(const Problem& p, const DecodeMemory<E>& m,
+                               const DecodeState<E>& state, int r, const char* value, int64_t j0,
+                               int keys) {
   typedef typename E::Real Real;
   for (int j = 0; j < keys; ++j) {
-    if (!sees(p, m.rows, r, j0 + j)) continue;
+    if (!attends(p, m.rows, r, j0 + j)) continue;
     const auto w = m.weights[r * kDecodeKeys + j];
     for (int64_t d = 0; d < p.Dv; ++d)
       state.out[r * decode_width<E>(p) + d] +=
@@ -288,25 +291,25 @@ static void add_seen_values(const Problem& p, const DecodeMemory<E>& m, const De
   }
 }
 
-// Computes the keys from j0 on for R rows from r0 on.
+// Attends R rows, from r0 on, to the keys from j0 on.
 template <class E, int R>
-static void decode_block(const Problem& p, DecodeMemory<E>& m, const DecodeState<E>& state, int r0,
-                         int64_t kv, int64_t j0, int keys) {
+static void decode_tile(const Problem& p, DecodeMemory<E>& m, const DecodeState<E>& state, int r0,
+                        int64_t kv, int64_t j0, int keys) {
   const Scaling<E> scaling(p);
   const int64_t width = decode_width<E>(p);
   dot_keys<E, R>(p, m.rows.q + r0 * padded_words<E>(p), p.key.at(m.rows.b, kv, j0), keys,
                  m.scores + r0 * kDecodeKeys);
   const char* const value = p.value ? p.value.at(m.rows.b, kv, j0) : nullptr;
-  if (value) ask_for(value, kStart);
+  if (value) prefetch(value, kPrefetchStart);
   bool whole = true;
-  for (int r = r0; r < r0 + R; ++r) whole &= weigh_keys(p, scaling, m, state, r, j0, keys);
-  ask_for(p.key.at(m.rows.b, kv, j0 + keys), kStart);
+  for (int r = r0; r < r0 + R; ++r) whole &= softmax_keys(p, scaling, m, state, r, j0, keys);
+  prefetch(p.key.at(m.rows.b, kv, j0 + keys), kPrefetchStart);
   if (!value) return;
   if (whole || finite<E>(value, p.value.strides[2], keys, p.Dv))
     return add_values<E, R>(m.weights + r0 * kDecodeKeys, value, p.value.strides[2], keys, p.Dv,
                             width, state.out + r0 * width);
   for (int r = r0; r < r0 + R && r < m.rows.count; ++r)
-    add_seen_values(p, m, state, r, value, j0, keys);
+    add_visible_values(p, m, state, r, value, j0, keys);
 }
 
 template <class E>
@@ -316,27 +319,28 @@ static void run_decode(const void* pass, int64_t task, char* memory, const Stop&
   const Problem& p = *f.problem;
   Scratch scratch(memory);
   DecodeMemory<E> m(p, scratch);
-  const int64_t n = decode_pieces(p), head = task / n, piece = task % n, kv = head % p.Hkv;
+  const int64_t n = decode_splits(p), head = task / n, split = task % n, kv = head % p.Hkv;
   const int64_t group = p.Hq / p.Hkv;
-  find(p, m.rows, head / p.Hkv, kv * group, 0, group * p.Lq);
+  describe_rows(p, m.rows, head / p.Hkv, kv * group, 0, group * p.Lq);
   load_queries<E>(p, m.rows);
   const auto state = DecodeState<E>::at(p, f.partial, task);
   std::memset((void*)state.out, 0, size_t(state.bytes));
-  for (int64_t r = 0; r < kDecodeRows; ++r) state.top[r] = -kInf<Real>;
-  const int64_t low = m.rows.low > piece * kPiece ? m.rows.low : piece * kPiece;
-  const int64_t high = m.rows.high < (piece + 1) * kPiece ? m.rows.high : (piece + 1) * kPiece;
+  for (int64_t r = 0; r < kDecodeRows; ++r) state.maximum[r] = -kInf<Real>;
+  const int64_t low = m.rows.low > split * kSplitKeys ? m.rows.low : split * kSplitKeys;
+  const int64_t high =
+      m.rows.high < (split + 1) * kSplitKeys ? m.rows.high : (split + 1) * kSplitKeys;
   const int64_t bytes = (p.D > p.Dv ? p.D : p.Dv) * int64_t(sizeof(typename E::Bits));
   const int64_t fit = kDecodeBytes / bytes / 32 * 32;  // whole vectors of scores
   const int64_t most = fit < kDecodeKeys ? fit : kDecodeKeys;
   for (int64_t j0 = low; j0 < high; j0 += most) {
     const int keys = int(high - j0 < most ? high - j0 : most);
     by_rows<E>(m.rows.count, [&]<int R>(int r, std::integral_constant<int, R>) {
-      decode_block<E, R>(p, m, state, r, kv, j0, keys);
+      decode_tile<E, R>(p, m, state, r, kv, j0, keys);
     });
   }
 }
 
-// Puts the pieces of the rows of a key head together, and writes them.
+// Merges the partial results of the rows of a key head in their order, and writes the rows.
 template <class E>
 static void run_decode_merge(const void* pass, int64_t head, char* memory, const Stop&) {
   typedef typename E::Real Real;
@@ -345,29 +349,30 @@ static void run_decode_merge(const void* pass, int64_t head, char* memory, const
   const Problem& p = *f.problem;
   Scratch scratch(memory);
   DecodeMemory<E> m(p, scratch);
-  const int64_t group = p.Hq / p.Hkv, pieces = decode_pieces(p), width = decode_width<E>(p);
-  find(p, m.rows, head / p.Hkv, head % p.Hkv * group, 0, group * p.Lq);
+  const int64_t group = p.Hq / p.Hkv, splits = decode_splits(p), width = decode_width<E>(p);
+  describe_rows(p, m.rows, head / p.Hkv, head % p.Hkv * group, 0, group * p.Lq);
   const Scaling<E> scaling(p);
-  const auto part = [&](int64_t i) { return DecodeState<E>::at(p, f.partial, head * pieces + i); };
+  const auto part = [&](int64_t i) { return DecodeState<E>::at(p, f.partial, head * splits + i); };
   for (int r = 0; r < m.rows.count; ++r) {
-    Real top = -kInf<Real>;
-    for (int64_t i = 0; i < pieces; ++i) top = part(i).top[r] > top ? part(i).top[r] : top;
-    const Vec<Real> base = scaling.base(broadcast(top));
+    Real maximum = -kInf<Real>;
+    for (int64_t i = 0; i < splits; ++i)
+      maximum = part(i).maximum[r] > maximum ? part(i).maximum[r] : maximum;
+    const Vec<Real> base = scaling.base(broadcast(maximum));
     const auto factor = [&](int64_t i) {
-      return exp2(scaling.exponent(broadcast(part(i).top[r]), base));
+      return exp2(scaling.exponent(broadcast(part(i).maximum[r]), base));
     };
     double sum = 0, rounded = 0;
-    for (int64_t i = 0; i < pieces; ++i) {
+    for (int64_t i = 0; i < splits; ++i) {
       const double by = double(factor(i)[0]);
       sum += part(i).total[r] * by, rounded += part(i).rounded[r] * by;
     }
     Real total = Real(sum);
-    const Real by = settle(p, scaling, m.rows.head[r], top, total, Real(rounded));
+    const Real by = finish_denominator(p, scaling, m.rows.head[r], maximum, total, Real(rounded));
     const int64_t row = (m.rows.b * p.Hq + m.rows.head[r]) * p.Lq + m.rows.index[r];
-    if (f.maximum) ((Real*)f.maximum)[row] = top, ((Real*)f.total)[row] = total;
+    if (f.maximum) ((Real*)f.maximum)[row] = maximum, ((Real*)f.total)[row] = total;
     for (int64_t d = 0; d < p.Dv; d += n) {
       Vec<Real> out = {};
-      for (int64_t i = 0; i < pieces; ++i)
+      for (int64_t i = 0; i < splits; ++i)
         out += *(const Vec<Real>*)(part(i).out + r * width + d) * factor(i);
       put<Real, E::type>(f.out + (row * p.Dv + d) * int64_t(sizeof(typename E::Bits)), out * by,
                          p.Dv - d);
@@ -379,9 +384,9 @@ static Job forward(const Forward& f) {
   return by_type<Job>(f.problem->type, [&]<class E>(E) -> Job {
     const Problem& p = *f.problem;
     Scratch scratch(nullptr);
-    if (decodes<E>(p)) {
+    if (is_decode<E>(p)) {
       DecodeMemory<E> m(p, scratch);
-      return {p.B * p.Hkv * decode_pieces(p), scratch.taken(), run_decode<E>, &f};
+      return {p.B * p.Hkv * decode_splits(p), scratch.taken(), run_decode<E>, &f};
     }
     ForwardMemory<E> m(f, scratch);
     return {forward_tasks<E>(f), scratch.taken(), run_forward<E>, &f};
@@ -392,12 +397,12 @@ static Job merge(const Forward& f) {
   return by_type<Job>(f.problem->type, [&]<class E>(E) -> Job {
     const Problem& p = *f.problem;
     Scratch scratch(nullptr);
-    if (decodes<E>(p)) {
+    if (is_decode<E>(p)) {
       DecodeMemory<E> m(p, scratch);
       return {p.B * p.Hkv, scratch.taken(), run_decode_merge<E>, &f};
     }
     ForwardMemory<E> m(f, scratch);
-    const int64_t units = pieces<E>(p) > 1 ? p.B * p.Hkv : 0;
+    const int64_t units = splits<E>(p) > 1 ? p.B * p.Hkv : 0;
     return {units, scratch.taken(), run_merge<E>, &f};
   });
 }
@@ -405,9 +410,9 @@ static Job merge(const Forward& f) {
 static int64_t partial_bytes(const Forward& f) {
   return by_type<int64_t>(f.problem->type, [&]<class E>(E) -> int64_t {
     const Problem& p = *f.problem;
-    if (decodes<E>(p))
-      return p.B * p.Hkv * decode_pieces(p) * DecodeState<E>(p, Scratch(nullptr)).bytes;
-    const int64_t n = pieces<E>(p);
+    if (is_decode<E>(p))
+      return p.B * p.Hkv * decode_splits(p) * DecodeState<E>(p, Scratch(nullptr)).bytes;
+    const int64_t n = splits<E>(p);
     return n > 1 ? p.B * p.Hkv * n * state_size<E>(p) * int64_t(sizeof(typename E::Real)) : 0;
   });
 }

@@ -9,7 +9,8 @@
 namespace regard {
 namespace {
 
-// An instruction set. Asked here whether it runs: the targets are compiled with its instructions.
+// An instruction set. Whether it runs is probed in this unit: the targets are compiled with its
+// instructions.
 struct Known {
   const char* name;
   bool (*runs_here)();

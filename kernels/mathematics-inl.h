@@ -9,17 +9,17 @@
 
 namespace regard::REGARD_NAMESPACE {
 
-// sum += x; what that rounds off goes to `rest`. Source: Knuth, The Art of Computer Programming 2,
-// 4.2.2, theorem B.
+// Compensated sum: sum += x by two-sum, whose rounding error is added to `compensation`. Source:
+// Knuth, The Art of Computer Programming 2, 4.2.2, theorem B.
 template <class V>
-static inline void add_exactly(V& sum, V& rest, V x) {
+static inline void add_compensated(V& sum, V& compensation, V x) {
   const V both = sum + x, added = both - sum;
-  rest += (sum - (both - added)) + (x - added);
+  compensation += (sum - (both - added)) + (x - added);
   sum = both;
 }
 
-// p[0] f^n + p[1] f^(n - 1) + ... + p[n], of several vectors step by step: alone each would wait
-// for its own last product.
+// p[0] f^n + p[1] f^(n - 1) + ... + p[n] by Horner's scheme, of several vectors in step: their
+// independent chains hide the latency of a multiply-add.
 template <class V, int n, size_t terms>
 REGARD_INLINE static void polynomials(const decltype(V{}[0] + 0) (&p)[terms], V (&f)[n]) {
   V sum[n];
@@ -29,7 +29,7 @@ REGARD_INLINE static void polynomials(const decltype(V{}[0] + 0) (&p)[terms], V 
   for (int i = 0; i < n; ++i) f[i] = sum[i];
 }
 
-// 2^f to 2e-9 and a few roundings, exactly 1 for 0.
+// 2^f by a polynomial, to 2e-9 and a few roundings, exactly 1 for 0.
 template <int n>
 REGARD_INLINE static void exp2_fractions(F (&f)[n]) {
 #if REGARD_LANES == 16  // 0 <= f <= 1
@@ -57,12 +57,12 @@ REGARD_INLINE static void exp2_fractions(G (&f)[n]) {
   polynomials(terms.of, f);
 }
 
-// x becomes 2^x: exactly 0 where that is less than the smallest normal number, and for -inf; NaN
-// stays NaN. Intel's processors take 150 cycles to scale to a denormal number or to an underflow.
+// x becomes 2^x: flushed to 0 below the smallest normal number, and for -inf; NaN stays NaN.
+// Intel's processors take 150 cycles to scale to a denormal number or to an underflow.
 #if REGARD_LANES == 16
 template <int n>
 REGARD_INLINE static void exp2_each(F (&x)[n]) {
-  F over[n];  // the whole number below; 0 for -inf, which is left to the scaling
+  F over[n];  // x - floor(x); 0 for -inf, which is left to the scaling
   for (int i = 0; i < n; ++i)
     over[i] = (F)_mm512_reduce_ps((__m512)x[i], _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
   exp2_fractions(over);

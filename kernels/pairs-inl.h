@@ -1,4 +1,4 @@
-// Pairs of bfloat16 in 32 bits, which the processor multiplies and adds at once.
+// Pairs of bfloat16 in words of 32 bits (the VNNI layout), whose dot product is one instruction.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ namespace regard::REGARD_NAMESPACE {
 #ifdef REGARD_PAIRS
 
 // The processor's instructions for bfloat16: sum + x0 y0 + x1 y1 of pairs, numbers rounded to
-// bfloat16, and those of y before those of x.
+// bfloat16, those of y before those of x.
 #ifndef REGARD_EMULATED
 static inline F dot_pairs(F sum, I x, I y) {
   return (F)_mm512_dpbf16_ps((__m512)sum, (__m512bh)x, (__m512bh)y);
@@ -29,7 +29,8 @@ static inline I narrow(F x, F y) {
 }
 #endif
 
-// Pairs of the numbers of x and y: of their first halves, or of the second.
+// Interleaves two rows into the VNNI layout: pairs of numbers of x and y, from their first halves
+// or their second.
 template <int half>
 static inline I interleave(I x, I y) {
   static constexpr auto order = [] {
@@ -43,7 +44,7 @@ static inline I interleave(I x, I y) {
   return (I)_mm512_permutex2var_epi16((__m512i)x, read<__m512i>(order.at), (__m512i)y);
 }
 
-// Two floats to a pair of bfloat16: x in the lower half.
+// Two floats rounded to a pair of bfloat16: x in the lower half.
 static inline I pairs_of(F x, F y) {
   typedef uint16_t S __attribute__((vector_size(64)));
   constexpr auto order = [] {

@@ -1,4 +1,4 @@
-// Random numbers by counter.
+// Philox: counter-based random numbers, which need no state, so that any pass draws the same.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
-// What is asked of the weights, computed again from query, key and the row statistics. A block of
-// queries of one head goes through its keys once, and every question looks at each block of scores.
-// What only compares does so before the exponential.
+// Reductions of the weights, recomputed from query, key and the row statistics. A tile of queries
+// of one head goes through its keys once, and all reductions are fused over each tile of scores.
+// Those that only compare do so before the exponential.
 #pragma once
 
 #include <algorithm>
@@ -13,8 +13,7 @@
 
 namespace regard::REGARD_NAMESPACE {
 
-// Few of a row's best scores are kept sorted in the lanes, many as candidates over a threshold that
-// rises.
+// Top-k up to this k is kept sorted in the lanes; above it, as candidates over a rising threshold.
 constexpr int64_t kSortedInLanes = 64;
 
 template <class Real>
@@ -24,13 +23,13 @@ struct Candidate {
 };
 
 template <class Real>
-struct Above {
+struct ByScore {
   bool operator()(const Candidate<Real>& x, const Candidate<Real>& y) const {
     return x.score != y.score ? x.score > y.score : x.key < y.key;
   }
 };
 
-struct Before {
+struct ByKey {
   template <class C>
   bool operator()(const C& x, const C& y) const {
     return x.key < y.key;
@@ -44,12 +43,12 @@ struct ReduceMemory {
   Real* scores;  // [kKeys][rows]
   typename E::Word* keys;
   Real* base;         // [rows]: of the exponents
-  Real* inverse;      // 1 / total, 0 where nothing is seen
-  Real* log_total;    // of 2
-  Real* place;        // among the keys
-  int64_t* edges;     // [bins + 1]: where the columns of the picture begin, among the keys
+  Real* inverse;      // the normaliser, 1 / total; 0 where nothing is visible
+  Real* log_total;    // log2 of the denominator
+  Real* position;     // of the query, among the keys
+  int64_t* edges;     // [bins + 1]: the first key of each bin of the heatmap
   int64_t* row_bin;   // [rows]
-  Real** bin_row[2];  // [rows]: where its bin is gathered, by picture
+  Real** bin_row[2];  // [rows]: where its row of bins is accumulated, by heatmap: max, mass
   double* sum;        // [rows]: of the weights
   double* entropy;    // of weight * exponent
   double* distance;
@@ -57,32 +56,32 @@ struct ReduceMemory {
   Real* pair_threshold;
   Real* best;           // [k][rows]: sorted in the lanes
   Int<Real>* best_key;  // [k][vectors]
-  Vec<Real>* waiting;   // [kKeys]: a block's scores over the k-th best of their rows
-  Int<Real>* waiting_key;
-  int16_t* found;               // [kKeys * lanes]: where in the block they were found
+  Vec<Real>* pending;   // [kKeys]: a tile's scores over the k-th best of their rows
+  Int<Real>* pending_key;
+  int16_t* found;               // [kKeys * lanes]: their places in the tile
   Candidate<Real>* candidates;  // [rows][2 k + 32]
   int* counts;
   Pair* pairs;
   int64_t pair_count = 0;
   double least = -kInf<double>;  // the log of the weakest pair that counts
-  bool undefined;                // whether a row's weights are NaN
+  bool has_nan;                  // whether the weights of a row are NaN
 
   ReduceMemory(const Reduce& r, Scratch& scratch) {
     const Problem& p = *r.problem;
     rows.q = scratch.take<typename E::Word>(query_words<E>(p));
     scores = scratch.take<Real>(kKeys * E::rows);
     keys = scratch.take<typename E::Word>(kKeys * E::words(p.D));
-    for (Real** x : {&base, &inverse, &log_total, &place, &threshold, &pair_threshold})
+    for (Real** x : {&base, &inverse, &log_total, &position, &threshold, &pair_threshold})
       *x = scratch.take<Real>(E::rows);
-    edges = scratch.take<int64_t>(of_picture(r) ? r.bins[1] + 1 : 0);
-    row_bin = scratch.take<int64_t>(of_picture(r) ? E::rows : 0);
-    for (Real**& x : bin_row) x = scratch.take<Real*>(of_picture(r) ? E::rows : 0);
+    edges = scratch.take<int64_t>(has_heatmap(r) ? r.bins[1] + 1 : 0);
+    row_bin = scratch.take<int64_t>(has_heatmap(r) ? E::rows : 0);
+    for (Real**& x : bin_row) x = scratch.take<Real*>(has_heatmap(r) ? E::rows : 0);
     for (double** x : {&sum, &entropy, &distance}) *x = scratch.take<double>(E::rows);
     const int64_t sorted = r.k <= kSortedInLanes ? r.k : 0;
     best = scratch.take<Real>(sorted * E::rows);
     best_key = scratch.take<Int<Real>>(sorted * kVectors);
-    waiting = scratch.take<Vec<Real>>(sorted ? kKeys : 0);
-    waiting_key = scratch.take<Int<Real>>(sorted ? kKeys : 0);
+    pending = scratch.take<Vec<Real>>(sorted ? kKeys : 0);
+    pending_key = scratch.take<Int<Real>>(sorted ? kKeys : 0);
     found = scratch.take<int16_t>(sorted ? kKeys * E::lanes + 4 : 0);
     candidates = scratch.take<Candidate<Real>>(r.k ? E::rows * room(r) : 0);
     counts = scratch.take<int>(E::rows);
@@ -100,34 +99,34 @@ template <class E>
 static void start_rows(const Reduce& r, ReduceMemory<E>& m) {
   typedef typename E::Real Real;
   const Problem& p = *r.problem;
-  m.undefined = false;
+  m.has_nan = false;
   if (r.k <= kSortedInLanes)
     for (int64_t x = 0; x < r.k * E::rows; ++x) m.best[x] = -kInf<Real>;
   for (int i = 0; i < E::rows; ++i) {
-    m.base[i] = m.inverse[i] = m.log_total[i] = m.place[i] = 0;
+    m.base[i] = m.inverse[i] = m.log_total[i] = m.position[i] = 0;
     m.sum[i] = m.entropy[i] = m.distance[i] = 0;
     m.threshold[i] = -kInf<Real>;
     m.counts[i] = 0;
     if (i >= m.rows.count) continue;
     const int64_t at = (m.rows.b * p.Hq + m.rows.head[i]) * p.Lq + m.rows.index[i];
-    const Real top = ((const Real*)r.maximum)[at], total = ((const Real*)r.total)[at];
-    m.base[i] = top == -kInf<Real> ? 0 : top;
+    const Real maximum = ((const Real*)r.maximum)[at], total = ((const Real*)r.total)[at];
+    m.base[i] = maximum == -kInf<Real> ? 0 : maximum;
     m.inverse[i] = total == 0 ? 0 : 1 / total;
     m.log_total[i] = total == 0 ? 0 : std::log2(total);
-    m.place[i] = Real(r.starts[m.rows.b] + m.rows.index[i] * r.step);
-    m.undefined |= total != total;
+    m.position[i] = Real(r.starts[m.rows.b] + m.rows.index[i] * r.step);
+    m.has_nan |= total != total;
   }
 }
 
-// Less than a score that at least k keys of a block reach, in every row: than the k-th of the
-// largest of small groups. -inf where there are too few groups.
+// A lower bound of the k-th best score of a tile, for every row: the k-th best of the maxima of
+// small groups, and a little less. -inf where there are too few groups.
 template <class E>
-static Vec<typename E::Real> below_k(const Reduce& r, ReduceMemory<E>& m, int v, int low,
-                                     int high) {
+static Vec<typename E::Real> kth_lower_bound(const Reduce& r, ReduceMemory<E>& m, int v, int low,
+                                             int high) {
   typedef typename E::Real Real;
   const int group = int(kKeys / (2 * r.k));
   if (group < 2) return Vec<Real>{} - kInf<Real>;
-  Vec<Real>* const best = m.waiting;
+  Vec<Real>* const best = m.pending;
   for (int64_t i = 0; i < r.k; ++i) best[i] = Vec<Real>{} - kInf<Real>;
   for (int j = low; j + group <= high; j += group) {
     Vec<Real> x = m.score(j, v);
@@ -142,17 +141,17 @@ static Vec<typename E::Real> below_k(const Reduce& r, ReduceMemory<E>& m, int v,
   return kth - (kth < 0 ? -kth : kth) * Real(1e-6) - Real(1e-30);
 }
 
-// Puts the first `depth` of the waiting scores of each row among its k best.
+// Inserts the first `depth` pending scores of each row among its k best.
 template <class E>
-static void take_waiting(const Reduce& r, ReduceMemory<E>& m, int v,
-                         const Integer<typename E::Real>* depth) {
+static void insert_pending(const Reduce& r, ReduceMemory<E>& m, int v,
+                           const Integer<typename E::Real>* depth) {
   typedef typename E::Real Real;
   const Int<Real> depths = *(const Int<Real>*)depth;
   Integer<Real> deepest = 0;
   for (int i = 0; i < E::lanes; ++i) deepest = depth[i] > deepest ? depth[i] : deepest;
   for (Integer<Real> d = 0; d < deepest; ++d) {
-    const Vec<Real> x = Int<Real>{} + d < depths ? m.waiting[d] : Vec<Real>{} - kInf<Real>;
-    const Int<Real> key = m.waiting_key[d];
+    const Vec<Real> x = Int<Real>{} + d < depths ? m.pending[d] : Vec<Real>{} - kInf<Real>;
+    const Int<Real> key = m.pending_key[d];
     for (int64_t i = r.k - 1; i >= 0; --i) {
       Vec<Real>& best = m.at(m.best + i * E::rows, v);
       Int<Real>& best_key = m.best_key[i * kVectors + v];
@@ -169,24 +168,24 @@ static void take_waiting(const Reduce& r, ReduceMemory<E>& m, int v,
   }
 }
 
-// Puts the scores of a block among the k best of their rows. Of equal ones the first stay.
+// Updates the top-k of the rows with a tile of scores. Ties keep the first key.
 //
-// A row's scores that are over its k-th best wait in its lane, and are then put in their places
-// together with those of the other rows: alone each would cost as much as all of them.
+// Scores over the k-th best of their row are compacted into its lane, and inserted together with
+// those of the other rows: one insertion alone would cost as much as one for every lane.
 template <class E>
-static void sort_top(const Reduce& r, ReduceMemory<E>& m, const Reach& reach, int64_t j0) {
+static void sort_top(const Reduce& r, ReduceMemory<E>& m, const TileMask& tile_mask, int64_t j0) {
   typedef typename E::Real Real;
   constexpr int n = E::lanes, keys_a_word = 64 / n;
   for (int v = 0; v < m.rows.vectors; ++v) {
-    const int low = reach.low[v], high = reach.high[v];
+    const int low = tile_mask.low[v], high = tile_mask.high[v];
     Vec<Real> over = m.at(m.best + (r.k - 1) * E::rows, v);
-    if (!greater(over, Vec<Real>{} - kInf<Real>)) over = below_k(r, m, v, low, high);
+    if (!greater(over, Vec<Real>{} - kInf<Real>)) over = kth_lower_bound(r, m, v, low, high);
     int found = 0;
     for (int j = low; j < high; j += keys_a_word) {
-      uint64_t bits = 0;  // of each key the rows in which it is found
+      uint64_t bits = 0;  // lane masks of the keys, one behind another
       for (int i = 0; i < keys_a_word && j + i < high; ++i)
         bits |= uint64_t(greater(m.score(j + i, v), over)) << i * n;
-      // Four at once and without a branch: how many there are nobody can foresee.
+      // Four at a time: the count is unpredictable, so no branch on each.
       const int count = __builtin_popcountll(bits), first = (j - low) * n;
       for (int at = found; at == found || at < found + count; at += 4)
         for (int i = 0; i < 4; ++i, bits &= bits - 1)
@@ -197,10 +196,10 @@ static void sort_top(const Reduce& r, ReduceMemory<E>& m, const Reach& reach, in
     for (int x = 0; x < found; ++x) {
       const int j = low + m.found[x] / n, i = m.found[x] % n;
       const int64_t at = depth[i]++ * n + i;
-      ((Real*)m.waiting)[at] = m.scores[j * E::rows + v * n + i];
-      ((Integer<Real>*)m.waiting_key)[at] = Integer<Real>(j0 + j);
+      ((Real*)m.pending)[at] = m.scores[j * E::rows + v * n + i];
+      ((Integer<Real>*)m.pending_key)[at] = Integer<Real>(j0 + j);
     }
-    take_waiting(r, m, v, depth);
+    insert_pending(r, m, v, depth);
   }
 }
 
@@ -210,18 +209,18 @@ static void keep_best(const Reduce& r, ReduceMemory<E>& m, int row) {
   typedef typename E::Real Real;
   Candidate<Real>* all = m.candidates + row * m.room(r);
   if (m.counts[row] < r.k) return;
-  std::nth_element(all, all + r.k - 1, all + m.counts[row], Above<Real>());
+  std::nth_element(all, all + r.k - 1, all + m.counts[row], ByScore<Real>());
   m.counts[row] = int(r.k);
   m.threshold[row] = all[r.k - 1].score;
 }
 
-// Appends the scores of a block that may be among the k best of their rows. Keys come in rising
-// order, so that of equal scores the first stay.
+// Appends the scores of a tile that may be among the k best of their rows. Keys come in rising
+// order, so that ties keep the first.
 template <class E>
-static void find_top(const Reduce& r, ReduceMemory<E>& m, const Reach& reach, int64_t j0) {
+static void find_top(const Reduce& r, ReduceMemory<E>& m, const TileMask& tile_mask, int64_t j0) {
   for (int v = 0; v < m.rows.vectors; ++v) {
     auto threshold = m.at(m.threshold, v);
-    for (int j = reach.low[v]; j < reach.high[v]; ++j)
+    for (int j = tile_mask.low[v]; j < tile_mask.high[v]; ++j)
       for (uint32_t bits = greater(m.score(j, v), threshold); bits; bits &= bits - 1) {
         const int row = v * E::lanes + __builtin_ctz(bits);
         m.candidates[row * m.room(r) + m.counts[row]++] = {m.scores[j * E::rows + row],
@@ -244,7 +243,8 @@ static void keep_strongest(const Reduce& r, ReduceMemory<E>& m) {
   m.least = m.pairs[r.n - 1].log;
 }
 
-// The scores that the rows must exceed for their pairs to count, and a little less.
+// The score that a pair of each row must exceed to be among the strongest, less a margin for
+// rounding.
 template <class E>
 static void set_pair_threshold(const Scaling<E>& scaling, ReduceMemory<E>& m) {
   typedef typename E::Real Real;
@@ -256,7 +256,7 @@ static void set_pair_threshold(const Scaling<E>& scaling, ReduceMemory<E>& m) {
 
 template <class E>
 static void find_pairs(const Reduce& r, const Scaling<E>& scaling, ReduceMemory<E>& m,
-                       const Reach& reach, int64_t j0) {
+                       const TileMask& tile_mask, int64_t j0) {
   typedef typename E::Real Real;
   const auto look = [&](int v, int j) {
     for (uint32_t bits = greater(m.score(j, v), m.at(m.pair_threshold, v)); bits;
@@ -275,19 +275,19 @@ static void find_pairs(const Reduce& r, const Scaling<E>& scaling, ReduceMemory<
     }
   };
   for (int v = 0; v < m.rows.vectors; ++v) {
-    int j = reach.low[v];
-    for (; j + 4 <= reach.high[v]; j += 4) {
+    int j = tile_mask.low[v];
+    for (; j + 4 <= tile_mask.high[v]; j += 4) {
       const Vec<Real> x = larger(m.score(j, v), m.score(j + 1, v));
       const Vec<Real> y = larger(m.score(j + 2, v), m.score(j + 3, v));
       if (!(greater(x, m.at(m.pair_threshold, v)) | greater(y, m.at(m.pair_threshold, v))))
         continue;
       for (int i = 0; i < 4; ++i) look(v, j + i);
     }
-    for (; j < reach.high[v]; ++j) look(v, j);
+    for (; j < tile_mask.high[v]; ++j) look(v, j);
   }
 }
 
-// Puts the weights of each key of a block together, and with what was received before.
+// Reduces the weights of each key of a tile over the rows, into what the key has received.
 template <class E, class Both>
 static void add_columns(const ReduceMemory<E>& m, int keys, typename E::Real* received, Both both) {
   typedef typename E::Real Real;
@@ -296,7 +296,7 @@ static void add_columns(const ReduceMemory<E>& m, int keys, typename E::Real* re
     const int width = keys - j < n ? keys - j : n;
     Vec<Real> t[n];
 #pragma GCC unroll 16
-    for (int i = 0; i < n; ++i) {  // behind the last key are numbers that are not used
+    for (int i = 0; i < n; ++i) {  // past the last key: not used
       t[i] = m.score(j + i, 0);
       if (m.rows.vectors == kVectors)
         for (int v = 1; v < kVectors; ++v) t[i] = both(t[i], m.score(j + i, v));
@@ -308,25 +308,25 @@ static void add_columns(const ReduceMemory<E>& m, int keys, typename E::Real* re
   }
 }
 
-// Adds up what rows ask for, and leaves the scores as they are. Every row sees every key, before
-// mask and ids.
-template <class E, bool far>
+// The reductions over rows alone, which leave the scores. Every key is visible, before mask and
+// ids.
+template <class E, bool with_distance>
 static void add_rows(const Scaling<E>& scaling, ReduceMemory<E>& m, int64_t j0, int keys) {
   typedef typename E::Real Real;
   constexpr int n = E::lanes;
   for (int v = 0; v < m.rows.vectors; ++v) {
     const Vec<Real> base = m.at(m.base, v);
-    Vec<Real> off = m.at(m.place, v) - Real(j0);  // from the key to the query
+    Vec<Real> off = m.at(m.position, v) - Real(j0);  // from the key to the query
     Vec<Real> sum = {}, entropy = {}, distance = {};
-    const auto add = [&]<int together>(int j, std::integral_constant<int, together>) {
-      Vec<Real> x[together], w[together];
+    const auto add = [&]<int unroll>(int j, std::integral_constant<int, unroll>) {
+      Vec<Real> x[unroll], w[unroll];
       Vec<Real> some[3] = {};  // of a few keys first: fewer roundings of the long sums
-      for (int i = 0; i < together; ++i) w[i] = x[i] = scaling.exponent(m.score(j + i, v), base);
+      for (int i = 0; i < unroll; ++i) w[i] = x[i] = scaling.exponent(m.score(j + i, v), base);
       exp2_each(w);
-      for (int i = 0; i < together; ++i) {
+      for (int i = 0; i < unroll; ++i) {
         some[0] += w[i];
         some[1] += w[i] * larger(Vec<Real>{} - 1e4f, x[i]);
-        if (far) some[2] += w[i] * magnitude(off), off -= 1;
+        if (with_distance) some[2] += w[i] * magnitude(off), off -= 1;
       }
       sum += some[0], entropy += some[1], distance += some[2];
     };
@@ -342,30 +342,30 @@ static void add_rows(const Scaling<E>& scaling, ReduceMemory<E>& m, int64_t j0, 
   }
 }
 
-// Makes weights of the scores, and adds up what rows and columns ask for on the way.
+// Turns the scores into weights, in place, fused with the reductions over rows and columns.
 template <class E, bool rows, bool columns>
-static void weigh_block(const Reduce& r, const Scaling<E>& scaling, ReduceMemory<E>& m,
-                        const Reach& reach, int64_t j0, int keys, Chunk<E>* chunk) {
+static void weights_of_tile(const Reduce& r, const Scaling<E>& scaling, ReduceMemory<E>& m,
+                            const TileMask& tile_mask, int64_t j0, int keys, Chunk<E>* chunk) {
   typedef typename E::Real Real;
   constexpr int n = E::lanes;
   for (int v = 0; v < m.rows.vectors; ++v) {
     const Vec<Real> base = m.at(m.base, v), inverse = m.at(m.inverse, v);
-    Vec<Real> off = m.at(m.place, v) - Real(j0 + reach.low[v]);  // from the key to the query
+    Vec<Real> off = m.at(m.position, v) - Real(j0 + tile_mask.low[v]);  // from the key to the query
     Vec<Real> sum = {}, entropy = {}, distance = {};
-    const bool plain = reach.plain && !m.undefined;
-    const auto weigh = [&]<int together>(int j, std::integral_constant<int, together>) {
-      Vec<Real> x[together], w[together];
-      for (int i = 0; i < together; ++i) w[i] = x[i] = scaling.exponent(m.score(j + i, v), base);
+    const bool fully_visible = tile_mask.fully_visible && !m.has_nan;
+    const auto to_weights = [&]<int unroll>(int j, std::integral_constant<int, unroll>) {
+      Vec<Real> x[unroll], w[unroll];
+      for (int i = 0; i < unroll; ++i) w[i] = x[i] = scaling.exponent(m.score(j + i, v), base);
       exp2_each(w);
-      for (int i = 0; i < together; ++i) {
+      for (int i = 0; i < unroll; ++i) {
         w[i] = inverse != 0 ? w[i] * inverse : Vec<Real>{};  // also in unused lanes
-        if (!plain)                                          // also in a row that is undefined
+        if (!fully_visible)                                  // also in a row of NaN
           w[i] = m.score(j + i, v) == -kInf<Real> ? Vec<Real>{} : w[i];
         m.score(j + i, v) = w[i];
       }
       if (rows) {
         Vec<Real> some[3] = {};  // of a few keys first: fewer roundings of the long sums
-        for (int i = 0; i < together; ++i) {
+        for (int i = 0; i < unroll; ++i) {
           some[0] += w[i];
           some[1] += w[i] * larger(Vec<Real>{} - 1e4f, x[i]);
           some[2] += w[i] * magnitude(off);
@@ -374,9 +374,9 @@ static void weigh_block(const Reduce& r, const Scaling<E>& scaling, ReduceMemory
         sum += some[0], entropy += some[1], distance += some[2];
       }
     };
-    int j = reach.low[v];
-    for (; j + 4 <= reach.high[v]; j += 4) weigh(j, std::integral_constant<int, 4>());
-    for (; j < reach.high[v]; ++j) weigh(j, std::integral_constant<int, 1>());
+    int j = tile_mask.low[v];
+    for (; j + 4 <= tile_mask.high[v]; j += 4) to_weights(j, std::integral_constant<int, 4>());
+    for (; j < tile_mask.high[v]; ++j) to_weights(j, std::integral_constant<int, 1>());
     if (rows) {
       for (int i = 0; i < n; ++i) {
         m.sum[v * n + i] += double(sum[i]);
@@ -385,15 +385,15 @@ static void weigh_block(const Reduce& r, const Scaling<E>& scaling, ReduceMemory
       }
     }
   }
-  if (m.undefined)
+  if (m.has_nan)
     for (int i = 0; i < m.rows.count; ++i)
       if (m.inverse[i] != m.inverse[i])
-        for (int j = reach.low[i / n]; j < reach.high[i / n]; ++j)
-          if (sees(*r.problem, m.rows, i, j0 + j)) m.scores[j * E::rows + i] = m.inverse[i];
+        for (int j = tile_mask.low[i / n]; j < tile_mask.high[i / n]; ++j)
+          if (attends(*r.problem, m.rows, i, j0 + j)) m.scores[j * E::rows + i] = m.inverse[i];
   if (columns) {
     for (int v = 0; v < m.rows.vectors; ++v) {
-      for (int j = 0; j < reach.low[v]; ++j) m.score(j, v) = Vec<Real>{};
-      for (int j = reach.high[v]; j < keys; ++j) m.score(j, v) = Vec<Real>{};
+      for (int j = 0; j < tile_mask.low[v]; ++j) m.score(j, v) = Vec<Real>{};
+      for (int j = tile_mask.high[v]; j < keys; ++j) m.score(j, v) = Vec<Real>{};
     }
     Real* received = chunk->received + j0;
     if (r.received_max)
@@ -403,7 +403,7 @@ static void weigh_block(const Reduce& r, const Scaling<E>& scaling, ReduceMemory
   }
 }
 
-// Puts t[column][row] of a vector of rows into their bins, `width` of them from `bin` on.
+// Accumulates t[column][row] of a vector of rows into `width` bins from `bin` on.
 template <class E, bool mass>
 REGARD_INLINE static void add_to_bins(const ReduceMemory<E>& m, Vec<typename E::Real>* t, int v,
                                       int64_t bin, int width) {
@@ -414,8 +414,8 @@ REGARD_INLINE static void add_to_bins(const ReduceMemory<E>& m, Vec<typename E::
   transpose(*(Vec<Real>(*)[n])t);
   for (int i = 0; i < count; ++i) {
     Real* to = m.bin_row[mass][first + i] + bin;
-    Vec<Real> x = mass ? t[i] : larger(t[i], Vec<Real>{} + dark<Real>(mass));
-    // Rows of one bin are put together before they are written.
+    Vec<Real> x = mass ? t[i] : larger(t[i], Vec<Real>{} + empty_bin_value<Real>(mass));
+    // Rows of one bin are reduced before they are written.
     for (; i + 1 < count && m.row_bin[first + i + 1] == m.row_bin[first + i]; ++i)
       x = both(x, t[i + 1]);
     if (width == n)
@@ -425,15 +425,15 @@ REGARD_INLINE static void add_to_bins(const ReduceMemory<E>& m, Vec<typename E::
   }
 }
 
-// Puts a block of scores, or of weights for their mass, into the bins of a picture.
+// Pools a tile into the bins of a heatmap: the maximum of scores, or the mass of weights.
 template <class E, bool mass>
-static void pool_block(const Reduce& r, const Scaling<E>& scaling, ReduceMemory<E>& m,
-                       const Reach& reach, int64_t j0, int keys) {
+static void pool_tile(const Reduce& r, const Scaling<E>& scaling, ReduceMemory<E>& m,
+                      const TileMask& tile_mask, int64_t j0, int keys) {
   typedef typename E::Real Real;
   constexpr int n = E::lanes;
   const int64_t columns = r.problem->Lk, C = r.bins[1];
   const int64_t last_bin = bin_of(j0 + keys - 1, columns, C);
-  const Vec<Real> nothing = Vec<Real>{} + dark<Real>(mass);
+  const Vec<Real> nothing = Vec<Real>{} + empty_bin_value<Real>(mass);
   const int even = columns % C ? 0 : int(columns / C);  // keys of a bin, where all have as many
   const auto both = [](Vec<Real> x, Vec<Real> y) { return mass ? x + y : larger(y, x); };
   for (int64_t bin = bin_of(j0, columns, C); bin <= last_bin; bin += n) {
@@ -442,7 +442,8 @@ static void pool_block(const Reduce& r, const Scaling<E>& scaling, ReduceMemory<
       const Vec<Real> base = m.at(m.base, v), log_total = m.at(m.log_total, v);
       Vec<Real> t[n];
       const int64_t first = m.edges[bin] - j0;
-      if (even && width == n && reach.low[v] <= first && first + n * even <= reach.high[v]) {
+      if (even && width == n && tile_mask.low[v] <= first &&
+          first + n * even <= tile_mask.high[v]) {
         for (int i = 0; i < n; ++i) {
           const int j = int(first) + i * even;
           t[i] = both(nothing, m.score(j, v));
@@ -453,8 +454,8 @@ static void pool_block(const Reduce& r, const Scaling<E>& scaling, ReduceMemory<
           t[i] = nothing;
           if (i >= width) continue;
           int64_t from = m.edges[bin + i] - j0, to = m.edges[bin + i + 1] - j0;
-          if (from < reach.low[v]) from = reach.low[v];
-          if (to > reach.high[v]) to = reach.high[v];
+          if (from < tile_mask.low[v]) from = tile_mask.low[v];
+          if (to > tile_mask.high[v]) to = tile_mask.high[v];
           for (int64_t j = from; j < to; ++j) t[i] = both(t[i], m.score(int(j), v));
         }
       }
@@ -465,9 +466,9 @@ static void pool_block(const Reduce& r, const Scaling<E>& scaling, ReduceMemory<
   }
 }
 
-// Puts a block of scores into the bins of a picture of their weights' mass, and leaves them as they
-// are. Every row sees every key, before mask and ids, and bins have as many keys each. Returns
-// false where they do not end with the block.
+// Pools the mass of a tile straight from its scores, which it leaves. Every key is visible, before
+// mask and ids, and bins have as many keys each. Returns false where a bin crosses the end of the
+// tile.
 template <class E>
 static bool pool_mass(const Reduce& r, const Scaling<E>& scaling, ReduceMemory<E>& m, int64_t j0,
                       int keys) {
@@ -500,14 +501,14 @@ static bool pool_mass(const Reduce& r, const Scaling<E>& scaling, ReduceMemory<E
 }
 
 template <class E>
-static void write_weights(const Reduce& r, const ReduceMemory<E>& m, const Reach& reach,
+static void write_weights(const Reduce& r, const ReduceMemory<E>& m, const TileMask& tile_mask,
                           int64_t j0) {
   typedef typename E::Real Real;
   constexpr int n = E::lanes;
   const Problem& p = *r.problem;
   for (int v = 0; v < m.rows.vectors; ++v)
-    for (int j = reach.low[v]; j < reach.high[v]; j += n) {
-      const int width = reach.high[v] - j < n ? reach.high[v] - j : n;
+    for (int j = tile_mask.low[v]; j < tile_mask.high[v]; j += n) {
+      const int width = tile_mask.high[v] - j < n ? tile_mask.high[v] - j : n;
       Vec<Real> t[n];
       load_transposed<Real>(m.scores + j * E::rows + v * n, E::rows, width, t);
       for (int i = 0; i < n && v * n + i < m.rows.count; ++i) {
@@ -518,9 +519,9 @@ static void write_weights(const Reduce& r, const ReduceMemory<E>& m, const Reach
     }
 }
 
-// Makes weights of the scores that were sorted in the lanes.
+// Turns the top-k scores, sorted in the lanes, into weights.
 template <class E>
-static void weigh_best(const Reduce& r, const Scaling<E>& scaling, ReduceMemory<E>& m) {
+static void weights_of_best(const Reduce& r, const Scaling<E>& scaling, ReduceMemory<E>& m) {
   typedef typename E::Real Real;
   for (int64_t i = 0; i < r.k; ++i)
     for (int v = 0; v < m.rows.vectors; ++v) {
@@ -530,7 +531,7 @@ static void weigh_best(const Reduce& r, const Scaling<E>& scaling, ReduceMemory<
     }
 }
 
-// Writes the k best of a row: strongest first, then keys that weigh nothing.
+// Writes the top-k of a row: strongest first, then keys of weight 0.
 template <class E>
 static void write_top(const Reduce& r, const Scaling<E>& scaling, ReduceMemory<E>& m, int row) {
   typedef typename E::Real Real;
@@ -540,10 +541,10 @@ static void write_top(const Reduce& r, const Scaling<E>& scaling, ReduceMemory<E
   Real* values = (Real*)r.top_values + at * r.k;
   int64_t* keys = r.top_keys + at * r.k;
   int64_t n = 0;
-  const bool undefined = m.inverse[row] != m.inverse[row];
-  if (undefined) {  // what it sees, in order
+  const bool has_nan = m.inverse[row] != m.inverse[row];
+  if (has_nan) {  // its visible keys, in order
     for (int64_t j = m.rows.first[row]; j < m.rows.last[row] && n < r.k; ++j)
-      if (sees(p, m.rows, row, j)) all[n++] = {m.inverse[row], int32_t(j)};
+      if (attends(p, m.rows, row, j)) all[n++] = {m.inverse[row], int32_t(j)};
   } else if (r.k <= kSortedInLanes) {
     const int v = row / E::lanes, lane = row % E::lanes;
     for (; n < r.k && m.best[n * E::rows + row] != -kInf<Real>; ++n)
@@ -554,10 +555,10 @@ static void write_top(const Reduce& r, const Scaling<E>& scaling, ReduceMemory<E
       all[n].score =
           exp2(broadcast((all[n].score - m.base[row]) * scaling.factor))[0] * m.inverse[row];
   }
-  if (!undefined) std::sort(all, all + n, Above<Real>());
+  if (!has_nan) std::sort(all, all + n, ByScore<Real>());
   for (int64_t i = 0; i < n; ++i) values[i] = all[i].score, keys[i] = all[i].key;
   if (n == r.k) return;
-  std::sort(all, all + n, Before());
+  std::sort(all, all + n, ByKey());
   const Candidate<Real>* used = all;
   const Candidate<Real>* const end = all + n;
   for (int64_t j = 0; n < r.k; ++j) {
@@ -570,7 +571,7 @@ static void write_top(const Reduce& r, const Scaling<E>& scaling, ReduceMemory<E
   }
 }
 
-// A task: a chunk of the rows of a head, and what it collects.
+// A task: a chunk of the rows of a head, and its partial results.
 template <class E>
 struct RowChunk {
   int64_t head, begin, end;
@@ -584,26 +585,26 @@ static RowChunk<E> chunk_of_task(const Reduce& r, int64_t task) {
   const int64_t begin = c * chunk_rows<E>(r), end = begin + chunk_rows<E>(r);
   Scratch none(nullptr);
   return {head, begin, end < Lq ? end : Lq,
-          of_columns(r) ? chunk_at<E>(r, head, c) : Chunk<E>(r, none)};
+          has_columns(r) ? chunk_at<E>(r, head, c) : Chunk<E>(r, none)};
 }
 
-// Makes what a chunk collects empty.
+// Initialises the partial results of a chunk.
 template <class E>
 static void start_chunk(const Reduce& r, ReduceMemory<E>& m, const RowChunk<E>& chunk) {
   const Problem& p = *r.problem;
   if (r.received || r.received_max)
     for (int64_t j = 0; j < p.Lk; ++j) chunk.found.received[j] = 0;
-  if (!of_picture(r)) return;
+  if (!has_heatmap(r)) return;
   for (int64_t x = 0; x <= r.bins[1]; ++x) m.edges[x] = x * p.Lk / r.bins[1];
   const int64_t last = bin_of(chunk.end - 1, p.Lq, r.bins[0]);
   for (int64_t x = bin_of(chunk.begin, p.Lq, r.bins[0]); x <= last; ++x) {
     const BinRow row(r, chunk.begin, chunk.end, x);
-    if (r.pooled_max) row.darken(r, chunk.head, chunk.found, false);
-    if (r.pooled_mass) row.darken(r, chunk.head, chunk.found, true);
+    if (r.pooled_max) row.clear_bins(r, chunk.head, chunk.found, false);
+    if (r.pooled_mass) row.clear_bins(r, chunk.head, chunk.found, true);
   }
 }
 
-// Finds the bins of a block of rows.
+// Finds the bins of a tile of queries.
 template <class E>
 static void find_bins(const Reduce& r, ReduceMemory<E>& m, const RowChunk<E>& chunk) {
   for (int i = 0; i < m.rows.count; ++i) {
@@ -614,59 +615,59 @@ static void find_bins(const Reduce& r, ReduceMemory<E>& m, const RowChunk<E>& ch
   }
 }
 
-// Makes weights of a block of scores, and adds up what is asked of them.
+// Turns a tile of scores into weights where a reduction needs them, and reduces.
 template <class E>
-static void weigh(const Reduce& r, const Scaling<E>& scaling, ReduceMemory<E>& m,
-                  const Reach& reach, int64_t j0, int keys, Chunk<E>* found) {
+static void reduce_weights(const Reduce& r, const Scaling<E>& scaling, ReduceMemory<E>& m,
+                           const TileMask& tile_mask, int64_t j0, int keys, Chunk<E>* found) {
   const bool rows = r.entropy || r.distance, columns = r.received || r.received_max;
-  const bool whole = reach.plain && !m.undefined && !columns && !r.weights;
+  const bool whole = tile_mask.fully_visible && !m.has_nan && !columns && !r.weights;
   if (whole && !rows && pool_mass(r, scaling, m, j0, keys)) return;
   if (rows && columns)
-    weigh_block<E, true, true>(r, scaling, m, reach, j0, keys, found);
+    weights_of_tile<E, true, true>(r, scaling, m, tile_mask, j0, keys, found);
   else if (rows && whole && !r.pooled_mass)
     (r.distance ? add_rows<E, true> : add_rows<E, false>)(scaling, m, j0, keys);
   else if (rows)
-    weigh_block<E, true, false>(r, scaling, m, reach, j0, keys, found);
+    weights_of_tile<E, true, false>(r, scaling, m, tile_mask, j0, keys, found);
   else if (columns)
-    weigh_block<E, false, true>(r, scaling, m, reach, j0, keys, found);
+    weights_of_tile<E, false, true>(r, scaling, m, tile_mask, j0, keys, found);
   else
-    weigh_block<E, false, false>(r, scaling, m, reach, j0, keys, found);
-  if (r.pooled_mass) pool_block<E, true>(r, scaling, m, reach, j0, keys);
-  if (r.weights) write_weights(r, m, reach, j0);
+    weights_of_tile<E, false, false>(r, scaling, m, tile_mask, j0, keys, found);
+  if (r.pooled_mass) pool_tile<E, true>(r, scaling, m, tile_mask, j0, keys);
+  if (r.weights) write_weights(r, m, tile_mask, j0);
 }
 
-// Computes the scores of a block of keys, and has every question look at them.
+// Computes the scores of a tile, and runs all reductions over it.
 template <class E>
-static void reduce_block(const Reduce& r, const Scaling<E>& scaling, ReduceMemory<E>& m, int64_t j0,
-                         Chunk<E>* found) {
+static void reduce_tile(const Reduce& r, const Scaling<E>& scaling, ReduceMemory<E>& m, int64_t j0,
+                        Chunk<E>* found) {
   const Problem& p = *r.problem;
   const int64_t kv = m.rows.head[0] / (p.Hq / p.Hkv);
   const int keys = int(m.rows.high - j0 < kKeys ? m.rows.high - j0 : kKeys);
-  const Reach reach = reach_of(m.rows, j0, keys);
-  const Matrix k = along<E>(p.key.at(m.rows.b, kv, j0), p.key.strides[2], keys, p.D, m.keys);
-  multiply_keys<E>(p, m.rows, reach, kv, j0, keys, k, m.scores);
-  if (!(reach.plain && scaling.raw && !p.mask && !p.key_ids))
-    finish_scores<E>(p, m.rows, reach, scaling, j0, keys, m.scores, nullptr);
+  const TileMask tile_mask = tile_mask_of(m.rows, j0, keys);
+  const Matrix k = as_rows<E>(p.key.at(m.rows.b, kv, j0), p.key.strides[2], keys, p.D, m.keys);
+  multiply_keys<E>(p, m.rows, tile_mask, kv, j0, keys, k, m.scores);
+  if (!(tile_mask.fully_visible && scaling.raw && !p.mask && !p.key_ids))
+    finish_scores<E>(p, m.rows, tile_mask, scaling, j0, keys, m.scores, nullptr);
   if (r.k && r.k <= kSortedInLanes)
-    sort_top(r, m, reach, j0);
+    sort_top(r, m, tile_mask, j0);
   else if (r.k)
-    find_top(r, m, reach, j0);
-  if (r.n) find_pairs(r, scaling, m, reach, j0);
-  if (r.pooled_max) pool_block<E, false>(r, scaling, m, reach, j0, keys);
+    find_top(r, m, tile_mask, j0);
+  if (r.n) find_pairs(r, scaling, m, tile_mask, j0);
+  if (r.pooled_max) pool_tile<E, false>(r, scaling, m, tile_mask, j0, keys);
   if (r.entropy || r.distance || r.received || r.received_max || r.pooled_mass || r.weights)
-    weigh(r, scaling, m, reach, j0, keys, found);
+    reduce_weights(r, scaling, m, tile_mask, j0, keys, found);
 }
 
-// Writes what is asked of a block of rows.
+// Writes the reductions over the rows of a tile.
 template <class E>
 static void write_rows(const Reduce& r, const Scaling<E>& scaling, ReduceMemory<E>& m) {
   typedef typename E::Real Real;
   const Problem& p = *r.problem;
-  if (r.k && r.k <= kSortedInLanes) weigh_best(r, scaling, m);
+  if (r.k && r.k <= kSortedInLanes) weights_of_best(r, scaling, m);
   for (int i = 0; i < m.rows.count; ++i) {
     const int64_t at = (m.rows.b * p.Hq + m.rows.head[i]) * p.Lq + m.rows.index[i];
     if (r.entropy) {
-      // Without a sink whole rows sum to 1; by how much they do not, their total was rounded.
+      // Without a sink whole rows sum to 1, up to the rounding of their total.
       const double rounding = p.sinks || !r.whole_rows ? 1 : m.sum[i];
       const double total = double(((const Real*)r.total)[at]) * rounding;
       r.entropy[at] =
@@ -688,13 +689,13 @@ static void run_reduce(const void* pass, int64_t task, char* memory, const Stop&
   start_chunk(r, m, chunk);
   for (int64_t row = chunk.begin; row < chunk.end; row += E::rows) {
     if (stopped(stop)) return;
-    find(p, m.rows, chunk.head / p.Hq, chunk.head % p.Hq, row, chunk.end);
+    describe_rows(p, m.rows, chunk.head / p.Hq, chunk.head % p.Hq, row, chunk.end);
     load_queries<E>(p, m.rows);
     start_rows(r, m);
-    if (of_picture(r)) find_bins(r, m, chunk);
+    if (has_heatmap(r)) find_bins(r, m, chunk);
     if (r.n) set_pair_threshold(scaling, m);
     for (int64_t j0 = m.rows.low; j0 < m.rows.high; j0 += kKeys)
-      reduce_block(r, scaling, m, j0, &chunk.found);
+      reduce_tile(r, scaling, m, j0, &chunk.found);
     write_rows(r, scaling, m);
   }
   if (!r.n) return;

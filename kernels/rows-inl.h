@@ -1,7 +1,7 @@
-// A block of queries, and which keys it sees: what every pass begins with.
+// A tile of queries, and which keys are visible to it: every pass begins with it.
 //
-// Rows of key and value are read where they are, a number at a time; only the block of queries is
-// transposed. Maximum, sum, exp and masks are lane-wise.
+// Queries are in the SIMD lanes. Rows of key and value are read in place, one number at a time, and
+// broadcast; only the tile of queries is transposed. Maximum, sum, exp and masks are lane-wise.
 #pragma once
 
 #include <cstddef>
@@ -15,13 +15,13 @@
 
 namespace regard::REGARD_NAMESPACE {
 
-constexpr int kKeys = 128;  // of a block
+constexpr int kKeys = 128;  // of a tile
 constexpr double kLog2e = 1.44269504088896340736, kLn2 = 0.693147180559945309417;
 
 template <class R>
 constexpr R kInf = std::numeric_limits<R>::infinity();
 
-// A stored type and how it is multiplied.
+// A stored type, and how it is packed and multiplied.
 template <Type t>
 struct Element {
   static constexpr Type type = t;
@@ -33,16 +33,16 @@ struct Element {
   typedef Plain<Real> Op;
 #endif
   typedef typename Op::Word Word;
-  static constexpr int pack = Op::numbers_a_word;
+  static constexpr int pack = Op::numbers_per_word;
   static constexpr bool direct =
-      sizeof(Word) == pack * sizeof(Bits);  // words lie in memory as such
+      sizeof(Word) == pack * sizeof(Bits);  // words are read in place, without packing
   static constexpr int lanes = Simd<Real>::lanes;
-  static constexpr int rows = kVectors * lanes;  // of a block of queries
+  static constexpr int rows = kVectors * lanes;  // of a tile of queries
 
   static int64_t words(int64_t numbers) { return (numbers + pack - 1) / pack; }
 };
 
-// Memory of one thread, dealt out piece by piece. From a base of 0 it only counts.
+// Bump allocator over one thread's scratch memory; with base 0 it only measures.
 class Scratch {
  public:
   explicit Scratch(char* base) : base_(uintptr_t(base)), at_(base_) {}
@@ -58,7 +58,7 @@ class Scratch {
   uintptr_t base_, at_;
 };
 
-// Words of up to `count` numbers; those that are missing are 0.
+// A masked load of up to `count` numbers as words; the others are 0.
 template <class E>
 static inline Vec<typename E::Word> words_at(const char* p, int64_t count) {
 #ifdef REGARD_PAIRS
@@ -70,9 +70,9 @@ static inline Vec<typename E::Word> words_at(const char* p, int64_t count) {
     return numbers<typename E::Real, E::type>(p, count);
 }
 
-// out[word][row]: some rows of D numbers with the rows in the lanes; zeros after `count`.
+// Transposes `count` rows of D numbers into the lanes: out[word][row], zeros after `count`.
 template <class E>
-static void into_lanes(const char* const* rows, int count, int64_t D, typename E::Word* out) {
+static void transpose_rows(const char* const* rows, int count, int64_t D, typename E::Word* out) {
   constexpr int n = E::lanes;
   const int64_t words = E::words(D);
   for (int v = 0; v * n < count; ++v)
@@ -96,16 +96,17 @@ static void into_lanes(const char* const* rows, int count, int64_t D, typename E
     }
 }
 
-// Rows to be multiplied along their numbers, or across them.
+// A row-major operand of a matrix product, in place or packed.
 struct Matrix {
   const void* data;
   int64_t stride;  // in bytes
 };
 
-// n rows of D numbers as words; `memory` of n * words(D) is used where they do not lie so.
+// n rows of D numbers as words, for sums along a row (scores): in place where they can be read so,
+// else packed into `memory` of n * words(D).
 template <class E>
-static Matrix along(const char* rows, int64_t stride, int64_t n, int64_t D,
-                    typename E::Word* memory) {
+static Matrix as_rows(const char* rows, int64_t stride, int64_t n, int64_t D,
+                      typename E::Word* memory) {
   if (E::direct && D % E::pack == 0) return {rows, stride};
   const int64_t words = E::words(D);
   for (int64_t r = 0; r < n; ++r)
@@ -121,11 +122,11 @@ static Matrix along(const char* rows, int64_t stride, int64_t n, int64_t D,
   return {memory, words * int64_t(sizeof(typename E::Word))};
 }
 
-// The same rows for sums across them: words are pairs of one number in two rows.
-// `memory` holds words(n) * D.
+// n rows of D numbers for sums over the rows (outputs): pairs of bfloat16 are packed into the VNNI
+// layout, a word is one number of two neighbouring rows. `memory` holds words(n) * D.
 template <class E>
-static Matrix across(const char* rows, int64_t stride, int64_t n, int64_t D,
-                     typename E::Word* memory) {
+static Matrix as_pairs(const char* rows, int64_t stride, int64_t n, int64_t D,
+                       typename E::Word* memory) {
 #ifdef REGARD_PAIRS
   if constexpr (E::pack > 1) {
     for (int64_t r = 0; r < n; r += 2) {
@@ -145,21 +146,22 @@ static Matrix across(const char* rows, int64_t stride, int64_t n, int64_t D,
     return {memory, D * 4};
   }
 #endif
-  return along<E>(rows, stride, n, D, memory);
+  return as_rows<E>(rows, stride, n, D, memory);
 }
 
-// A block of queries. Its rows are those of some neighbouring heads, one head behind another.
+// A tile of queries. With grouped-query attention (GQA) the rows of all query heads that share a
+// key head follow one another, so that one read of a key serves them all.
 template <class E>
 struct Rows {
   typename E::Word* q;  // [words(D)][rows]
   int count, vectors;   // rows and vectors in use
   int64_t b;
   const char* query[E::rows];
-  int64_t first[E::rows], last[E::rows];  // the keys that a row may see, before mask and ids
-  int64_t head[E::rows], index[E::rows];  // which query a row is
-  int64_t low, high;                      // the keys that any row may see
-  int64_t all_low, all_high;              // the keys that every row sees, before mask and ids
-  int64_t vector_low[kVectors], vector_high[kVectors];  // that any row of a vector may see
+  int64_t first[E::rows], last[E::rows];  // interval of visible keys, before mask and ids
+  int64_t head[E::rows], index[E::rows];  // query head and query index of a row
+  int64_t low, high;                      // the union of the intervals
+  int64_t all_low, all_high;              // their intersection
+  int64_t vector_low[kVectors], vector_high[kVectors];  // the union over the rows of a vector
   bool ordered;                                         // whether these never decrease
 };
 
@@ -169,10 +171,11 @@ static inline Vec<typename E::Real>& vector_at(typename E::Real* x, int j, int v
   return *(Vec<typename E::Real>*)(x + j * E::rows + v * E::lanes);
 }
 
-// Says which are the rows from row0 on, of `all` rows of the heads from h0 on, and what they see.
+// Fills query pointers, indices and visible key intervals of up to E::rows rows: those from row0
+// on, of `all` rows of the heads from h0 on.
 template <class E>
-static void find(const Problem& p, Rows<E>& rows, int64_t b, int64_t h0, int64_t row0,
-                 int64_t all) {
+static void describe_rows(const Problem& p, Rows<E>& rows, int64_t b, int64_t h0, int64_t row0,
+                          int64_t all) {
   constexpr int n = E::lanes;
   rows.b = b;
   rows.count = int(all - row0 < E::rows ? all - row0 : E::rows);
@@ -210,32 +213,33 @@ static void find(const Problem& p, Rows<E>& rows, int64_t b, int64_t h0, int64_t
   }
 }
 
-// Which vectors see which keys of a block: what lies outside is not computed.
-struct Reach {
-  struct Cut {
+// The visible part of a tile of queries and keys, as spans of keys x vectors of queries; nothing
+// outside is computed.
+struct TileMask {
+  struct Span {
     int begin, end;  // keys
     int from, to;    // vectors
   };
-  int cuts = 0;
-  Cut cut[2 * kVectors + 1];
-  int low[kVectors], high[kVectors];  // keys of a vector
-  bool plain;                         // every row sees every key, before mask and ids
+  int spans = 0;
+  Span span[2 * kVectors + 1];
+  int low[kVectors], high[kVectors];  // visible keys of a vector, in steps of 4
+  bool fully_visible;                 // every key is visible to every row, before mask and ids
 };
 
 template <class E>
-static Reach reach_of(const Rows<E>& rows, int64_t j0, int keys) {
-  Reach r;
-  r.plain = rows.all_low <= j0 && j0 + keys <= rows.all_high;
-  if (r.plain || !rows.ordered) {
-    r.cuts = 1;
-    r.cut[0] = {0, keys, 0, rows.vectors};
+static TileMask tile_mask_of(const Rows<E>& rows, int64_t j0, int keys) {
+  TileMask r;
+  r.fully_visible = rows.all_low <= j0 && j0 + keys <= rows.all_high;
+  if (r.fully_visible || !rows.ordered) {
+    r.spans = 1;
+    r.span[0] = {0, keys, 0, rows.vectors};
     for (int v = 0; v < rows.vectors; ++v) r.low[v] = 0, r.high[v] = keys;
     return r;
   }
   int edges[2 * kVectors + 2] = {0, keys}, count = 2;
   for (int v = 0; v < rows.vectors; ++v) {
     const auto inside = [&](int64_t j) { return int(j < 0 ? 0 : j > keys ? keys : j); };
-    r.low[v] = inside((rows.vector_low[v] - j0) / 4 * 4);  // tiles have four keys
+    r.low[v] = inside((rows.vector_low[v] - j0) / 4 * 4);  // register blocks have four keys
     r.high[v] = inside((rows.vector_high[v] - j0 + 3) / 4 * 4);
     edges[count++] = r.low[v], edges[count++] = r.high[v];
   }
@@ -252,14 +256,14 @@ static Reach reach_of(const Rows<E>& rows, int64_t j0, int keys) {
         if (v < from) from = v;
         to = v + 1;
       }
-    if (from < to) r.cut[r.cuts++] = {edges[e], edges[e + 1], from, to};
+    if (from < to) r.span[r.spans++] = {edges[e], edges[e + 1], from, to};
   }
   return r;
 }
 
-// Whether query i of head h sees key j, by every rule.
+// Whether row i attends to key j: interval, mask and ids.
 template <class E>
-static bool sees(const Problem& p, const Rows<E>& rows, int i, int64_t j) {
+static bool attends(const Problem& p, const Rows<E>& rows, int i, int64_t j) {
   const int64_t b = rows.b, h = rows.head[i], q = rows.index[i];
   return rows.first[i] <= j && j < rows.last[i] &&
          (!p.key_ids || p.query_ids[b * p.Lq + q] == p.key_ids[b * p.Lk + j]) &&

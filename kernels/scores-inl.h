@@ -1,5 +1,5 @@
-// The scores of a block of queries and a block of keys: S^T = K Q^T with the queries in the lanes,
-// or Q K^T with the numbers of a key in the lanes where there are few queries.
+// The scores of a tile of queries and keys: S^T = K Q^T with the queries in the lanes, or, for few
+// queries, Q K^T with the numbers of a key in the lanes.
 #pragma once
 
 #include <cstdint>
@@ -11,40 +11,42 @@
 
 namespace regard::REGARD_NAMESPACE {
 
-// Sums of more words than these are made in parts: the error grows with the longest.
+// Longer sums are blocked: the rounding error grows with the longest sum.
 constexpr int64_t kTerms = 128;
 
-// to[key][row]: the products of the keys of a cut with its vectors of x, [words(D)][rows].
+// to[key][row]: the products of the keys of a span with its vectors of x, [words(D)][rows].
 template <class E>
-static void multiply_cut(const Reach::Cut& cut, const typename E::Word* x, const Matrix& keys,
-                         int64_t D, typename E::Real* to, Ahead* ahead = nullptr) {
+static void multiply_span(const TileMask::Span& span, const typename E::Word* x, const Matrix& keys,
+                          int64_t D, typename E::Real* to, Prefetcher* prefetcher = nullptr) {
   typedef typename E::Op Op;
-  const int vectors = cut.to - cut.from, first = cut.from * E::lanes;
-  for (int64_t w = 0; w == 0 || w < E::words(D); w += kTerms) {  // of nothing the sum is 0
+  const int vectors = span.to - span.from, first = span.from * E::lanes;
+  for (int64_t w = 0; w == 0 || w < E::words(D); w += kTerms) {  // D = 0: the sum is 0
     const int64_t terms = E::words(D) - w < kTerms ? E::words(D) - w : kTerms;
     const char* from =
-        (const char*)keys.data + cut.begin * keys.stride + w * int64_t(sizeof(typename E::Word));
-    (w ? multiply<Op, false, Into::add>
-       : multiply<Op, false, Into::set>)(vectors, x + w * E::rows + first, E::rows, from,
-                                         keys.stride, terms, cut.end - cut.begin,
-                                         to + cut.begin * E::rows + first, E::rows, nullptr, ahead);
+        (const char*)keys.data + span.begin * keys.stride + w * int64_t(sizeof(typename E::Word));
+    (w ? multiply<Op, false, Epilogue::add>
+       : multiply<Op, false, Epilogue::set>)(vectors, x + w * E::rows + first, E::rows, from,
+                                             keys.stride, terms, span.end - span.begin,
+                                             to + span.begin * E::rows + first, E::rows, nullptr,
+                                             prefetcher);
   }
 }
 
 // Few queries are multiplied with the numbers of a key in the lanes.
-constexpr int64_t kDecodeRows = 8;  // above, queries in the lanes are faster
-constexpr int kDecodeKeys = 512;    // of a block, or fewer where they are long
-constexpr int64_t kAhead = 16384;   // how many bytes ahead of the sums the memory is asked
+constexpr int64_t kDecodeRows = 8;         // above, queries in the lanes are faster
+constexpr int kDecodeKeys = 512;           // of a tile, or fewer where they are long
+constexpr int64_t kPrefetchAhead = 16384;  // prefetch distance in bytes
 
-// Whether a call, or the call of which this is a part, has so few queries. It decides in which
-// order the products of a score are added, so every pass must find the same.
+// Whether a call, or the call of which this is a part, is decoding: so few queries that the numbers
+// of a key go into the lanes. This sets the order in which the products of a score are added, so
+// every pass must decide alike.
 template <class E>
 static bool few_queries(const Problem& p) {
   constexpr int64_t most = E::rows < kDecodeRows ? E::rows : kDecodeRows;
   return p.group_rows <= most && p.Lk >= kKeys;
 }
 
-// Words of a query that lies with its numbers next to each other, up to whole vectors.
+// Words of a query that is stored row-major, padded to whole vectors.
 template <class E>
 static int64_t padded_words(const Problem& p) {
   return (E::words(p.D) + E::lanes - 1) / E::lanes * E::lanes;
@@ -55,11 +57,11 @@ static int64_t query_words(const Problem& p) {
   return few_queries<E>(p) ? kDecodeRows * padded_words<E>(p) : E::words(p.D) * E::rows;
 }
 
-// Brings the queries of a block into rows.q: [words(D)][rows], or [kDecodeRows][padded_words].
+// Packs the queries of a tile into rows.q: [words(D)][rows], or [kDecodeRows][padded_words].
 template <class E>
 static void load_queries(const Problem& p, const Rows<E>& rows) {
   typedef typename E::Word Word;
-  if (!few_queries<E>(p)) return into_lanes<E>(rows.query, rows.count, p.D, rows.q);
+  if (!few_queries<E>(p)) return transpose_rows<E>(rows.query, rows.count, p.D, rows.q);
   const int64_t width = padded_words<E>(p);
   std::memset((void*)rows.q, 0, size_t(kDecodeRows * width) * sizeof(Word));
   for (int r = 0; r < rows.count; ++r)
@@ -69,18 +71,18 @@ static void load_queries(const Problem& p, const Rows<E>& rows) {
                               p.D - w * E::pack));
 }
 
-// Asks for some bytes. Into the second cache: the first has too few lines under way to keep the
-// memory busy.
-static inline void ask_for(const char* p, int64_t bytes) {
+// Software prefetch of the cache lines of some bytes. Into L2: L1 has too few line fill buffers to
+// saturate the memory bandwidth.
+static inline void prefetch(const char* p, int64_t bytes) {
   for (int64_t x = 0; x < bytes; x += 64) __builtin_prefetch(p + x, 0, 2);
 }
 
-// Asks for a row that comes some rows after this one.
-static inline void ask_ahead(const char* row, int64_t stride, int64_t bytes) {
-  ask_for(row + (kAhead / (stride > 0 ? stride : 1) + 1) * stride, bytes);
+// Prefetches the row that lies kPrefetchAhead bytes after this one.
+static inline void prefetch_ahead(const char* row, int64_t stride, int64_t bytes) {
+  prefetch(row + (kPrefetchAhead / (stride > 0 ? stride : 1) + 1) * stride, bytes);
 }
 
-// The products of R rows of queries with `keys` keys: scores[row][kDecodeKeys]. A score has the
+// The dot products of R rows of queries with `keys` keys: scores[row][kDecodeKeys]. A score has the
 // same bits for any R.
 template <class E, int R>
 __attribute__((noinline)) static void dot_keys(const Problem& p, const typename E::Word* queries,
@@ -95,7 +97,7 @@ __attribute__((noinline)) static void dot_keys(const Problem& p, const typename 
     const char* row[K];
     for (int i = 0; i < K; ++i) {
       row[i] = key + (j + i < keys ? j + i : keys - 1) * stride;
-      ask_ahead(row[i], stride, p.D * bytes / E::pack);
+      prefetch_ahead(row[i], stride, p.D * bytes / E::pack);
     }
     Vec<Real> sum[n] = {};
     const auto add = [&](int64_t w, int64_t count) {
@@ -109,12 +111,12 @@ __attribute__((noinline)) static void dot_keys(const Problem& p, const typename 
     for (int64_t w = 0; w < whole; w += n) add(w, n * E::pack);
     if (whole < width) add(whole, p.D - whole * E::pack);
     const Vec<Real> all = fold_each(sum, [](Vec<Real> x, Vec<Real> y) { return x + y; });
-    for (int r = 0; r < R; ++r)  // behind the last key too, where there is room
+    for (int r = 0; r < R; ++r)  // past the last key too, where there is room
       __builtin_memcpy(scores + r * kDecodeKeys + j, (const Real*)&all + r * K, K * sizeof(Real));
   }
 }
 
-// Calls `work(r, R)` for all of some rows, in groups of R = 4, 2 or 1.
+// Calls `work(r, R)` for `count` rows, in groups of R = 4, 2 or 1.
 template <class E, class Work>
 static void by_rows(int count, Work work) {
   for (int r = 0; r < count;) {
@@ -129,7 +131,7 @@ static void by_rows(int count, Work work) {
   }
 }
 
-// scores[key][row]: the products of a block of keys and the queries, where they are `few_queries`.
+// scores[key][row]: the products of a tile of keys and queries, where there are `few_queries`.
 template <class E>
 static void multiply_few(const Problem& p, const Rows<E>& rows, const char* key, int keys,
                          typename E::Real* scores) {
@@ -145,18 +147,19 @@ static void multiply_few(const Problem& p, const Rows<E>& rows, const char* key,
   });
 }
 
-// scores[key][row]: the products of the keys from j0 on, which are `k`, and the queries that may
-// see them.
+// scores[key][row]: the products of the keys from j0 on, packed as `k`, and the queries to which
+// they are visible.
 template <class E>
-static void multiply_keys(const Problem& p, const Rows<E>& rows, const Reach& reach, int64_t kv,
-                          int64_t j0, int keys, const Matrix& k, typename E::Real* scores,
-                          Ahead* ahead = nullptr) {
+static void multiply_keys(const Problem& p, const Rows<E>& rows, const TileMask& tile_mask,
+                          int64_t kv, int64_t j0, int keys, const Matrix& k,
+                          typename E::Real* scores, Prefetcher* prefetcher = nullptr) {
   if (few_queries<E>(p)) return multiply_few(p, rows, p.key.at(rows.b, kv, j0), keys, scores);
-  for (int c = 0; c < reach.cuts; ++c) multiply_cut<E>(reach.cut[c], rows.q, k, p.D, scores, ahead);
+  for (int c = 0; c < tile_mask.spans; ++c)
+    multiply_span<E>(tile_mask.span[c], rows.q, k, p.D, scores, prefetcher);
 }
 
-// What stands between the products and the exponential. Where it is `raw`, scores are the products
-// and `factor` has the scale in it; else they are computed in place.
+// From products to exponents. Where it is `raw`, scores are the products and `factor` includes the
+// scale; else finish_scores computes them in place.
 template <class E>
 struct Scaling {
   typedef typename E::Real Real;
@@ -165,9 +168,11 @@ struct Scaling {
 
   explicit Scaling(const Problem& p) : raw(raw_scores(p)), factor(Real(factor_of(p))) {}
 
-  // The exponent of 2 of a score less that of `base`: first the difference, so that large scores
-  // are exact too.
-  static Vec<Real> base(Vec<Real> top) { return top == -kInf<Real> ? Vec<Real>{} : top; }
+  // The exponent of 2 of a score, relative to `base`. The difference comes first: it is exact for
+  // large scores too.
+  static Vec<Real> base(Vec<Real> maximum) {
+    return maximum == -kInf<Real> ? Vec<Real>{} : maximum;
+  }
   Vec<Real> exponent(Vec<Real> score, Vec<Real> base) const { return (score - base) * factor; }
 };
 
@@ -211,14 +216,14 @@ static void entries(const Array& x, const char* const* rows, int count, int64_t 
   transpose(*(Vec<R>(*)[lanes])t);
 }
 
-// Applies scale and softcap to the scores of vector v. `slope`, where wanted, is the derivative of
+// Applies scale and softcap to the scores of vector v. `slope`, optional, takes the derivative of
 // the softcap.
 template <class E>
-static void scale_scores(const Problem& p, const Reach& reach, int v, typename E::Real* scores,
-                         typename E::Real* slope) {
+static void scale_scores(const Problem& p, const TileMask& tile_mask, int v,
+                         typename E::Real* scores, typename E::Real* slope) {
   typedef typename E::Real Real;
   const Real scale = Real(p.scale), cap = Real(p.softcap);
-  for (int j = reach.low[v]; j < reach.high[v]; ++j) {
+  for (int j = tile_mask.low[v]; j < tile_mask.high[v]; ++j) {
     Vec<Real> s = vector_at<E>(scores, j, v) * scale;
     if (p.softcap != 0) {
       s = tanh(s / cap);
@@ -229,18 +234,18 @@ static void scale_scores(const Problem& p, const Reach& reach, int v, typename E
   }
 }
 
-// Makes `both(score, entry)` of the scores of vector v and the entries of a mask or a bias.
+// Applies score = both(score, entry) to vector v and the entries of a mask or a bias.
 template <class E, class Both>
-static void apply_entries(const Array& x, const Rows<E>& rows, const Reach& reach, int v,
+static void apply_entries(const Array& x, const Rows<E>& rows, const TileMask& tile_mask, int v,
                           int64_t j0, typename E::Real* scores, Both both) {
   typedef typename E::Real Real;
   constexpr int n = E::lanes;
-  const int count = rows.count - v * n < n ? rows.count - v * n : n, high = reach.high[v];
+  const int count = rows.count - v * n < n ? rows.count - v * n : n, high = tile_mask.high[v];
   const char* row[n];
   Vec<Real> tile[n];
   for (int i = 0; i < count; ++i)
     row[i] = x.at(rows.b, rows.head[v * n + i], rows.index[v * n + i]);
-  for (int j = reach.low[v]; j < high; j += n) {
+  for (int j = tile_mask.low[v]; j < high; j += n) {
     const int m = high - j < n ? high - j : n;
     entries<Real>(x, row, count, j0 + j, m, tile);
     for (int i = 0; i < m; ++i) {
@@ -250,16 +255,16 @@ static void apply_entries(const Array& x, const Rows<E>& rows, const Reach& reac
   }
 }
 
-// Puts -inf where the rows of vector v do not see the key, before mask and ids.
+// Masks with -inf the keys outside the intervals of the rows of vector v.
 template <class E>
-static void hide_outside(const Rows<E>& rows, const Reach& reach, int v, int64_t j0, int keys,
-                         typename E::Real* scores) {
+static void mask_outside(const Rows<E>& rows, const TileMask& tile_mask, int v, int64_t j0,
+                         int keys, typename E::Real* scores) {
   typedef typename E::Real Real;
   constexpr int n = E::lanes;
-  const int low = reach.low[v], high = reach.high[v];
+  const int low = tile_mask.low[v], high = tile_mask.high[v];
   const int count = rows.count - v * n < n ? rows.count - v * n : n;
   Int<Real> first, last;
-  int seen_low = low, seen_high = high;  // by every row
+  int seen_low = low, seen_high = high;  // visible to every row
   for (int i = 0; i < n; ++i) {
     const auto inside = [&](int64_t j) { return int(j < 0 ? 0 : j > keys ? keys : j); };
     first[i] = inside(rows.first[v * n + i] - j0);
@@ -267,42 +272,43 @@ static void hide_outside(const Rows<E>& rows, const Reach& reach, int v, int64_t
     if (i < count && first[i] > seen_low) seen_low = int(first[i]);
     if (i < count && last[i] < seen_high) seen_high = int(last[i]);
   }
-  const auto hide = [&](int from, int to) {
+  const auto mask_range = [&](int from, int to) {
     for (int j = from; j < to; ++j) {
       const Int<Real> key = Int<Real>{} + j;
       Vec<Real>& score = vector_at<E>(scores, j, v);
       score = ((key >= first) & (key < last)) ? score : Vec<Real>{} - kInf<Real>;
     }
   };
-  hide(low, seen_low < high ? seen_low : high);
-  hide(seen_high > seen_low ? seen_high : seen_low, high);
+  mask_range(low, seen_low < high ? seen_low : high);
+  mask_range(seen_high > seen_low ? seen_high : seen_low, high);
 }
 
-// Applies scale, softcap and bias where they are not left for the exponential, and puts -inf where
-// nothing is seen. `slope`, where wanted, is the derivative of the softcap.
+// Applies scale, softcap and bias where scores are not `raw`, and masks with -inf. `slope`,
+// optional, takes the derivative of the softcap.
 template <class E>
-static void finish_scores(const Problem& p, const Rows<E>& rows, const Reach& reach,
+static void finish_scores(const Problem& p, const Rows<E>& rows, const TileMask& tile_mask,
                           const Scaling<E>& scaling, int64_t j0, int keys, typename E::Real* scores,
                           typename E::Real* slope) {
   typedef Vec<typename E::Real> V;
   constexpr int n = E::lanes;
-  const V hidden = V{} - kInf<typename E::Real>;
+  const V masked = V{} - kInf<typename E::Real>;
   for (int v = 0; v < rows.vectors; ++v) {
-    if (!scaling.raw) scale_scores<E>(p, reach, v, scores, slope);
+    if (!scaling.raw) scale_scores<E>(p, tile_mask, v, scores, slope);
     if (p.bias)
-      apply_entries<E>(p.bias, rows, reach, v, j0, scores, [](V s, V bias) { return s + bias; });
-    if (!reach.plain) hide_outside<E>(rows, reach, v, j0, keys, scores);
+      apply_entries<E>(p.bias, rows, tile_mask, v, j0, scores,
+                       [](V s, V bias) { return s + bias; });
+    if (!tile_mask.fully_visible) mask_outside<E>(rows, tile_mask, v, j0, keys, scores);
     if (p.mask)
-      apply_entries<E>(p.mask, rows, reach, v, j0, scores,
-                       [&](V s, V seen) { return seen != 0 ? s : hidden; });
+      apply_entries<E>(p.mask, rows, tile_mask, v, j0, scores,
+                       [&](V s, V seen) { return seen != 0 ? s : masked; });
   }
   if (!p.key_ids) return;
   const int64_t* ids = p.key_ids + rows.b * p.Lk + j0;
   for (int v = 0; v < rows.vectors; ++v)
     for (int i = v * n; i < rows.count && i < (v + 1) * n; ++i) {
       const int64_t id = p.query_ids[rows.b * p.Lq + rows.index[i]];
-      for (int j = reach.low[v]; j < reach.high[v]; ++j)
-        if (ids[j] != id) scores[j * E::rows + i] = hidden[0];
+      for (int j = tile_mask.low[v]; j < tile_mask.high[v]; ++j)
+        if (ids[j] != id) scores[j * E::rows + i] = masked[0];
     }
 }
 

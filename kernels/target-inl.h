@@ -11,7 +11,7 @@ namespace regard::REGARD_NAMESPACE {
 
 static constexpr Target target(const char* name) {
   return {name,    forward,     merge,    partial_bytes, reduce,
-          collect, chunk_bytes, backward, bias_gradient, row_blocks};
+          collect, chunk_bytes, backward, bias_gradient, row_tiles};
 }
 
 }  // namespace regard::REGARD_NAMESPACE

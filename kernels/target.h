@@ -1,12 +1,10 @@
 // The instruction set that a file is compiled for; target/*.cpp define it. What is read by itself,
 // as editors and tests read a header, is read for `portable`.
 //
-//   REGARD_NAMESPACE  its own, so that nothing that was compiled with its instructions can be
-//   linked
-//                     into another
-//   REGARD_LANES      floats of a vector
-//   REGARD_PAIRS      it has products of bfloat16 pairs; with REGARD_EMULATED, in other
-//   instructions
+//   REGARD_NAMESPACE  its own, so that its instructions are not linked into another target
+//   REGARD_LANES      SIMD lanes: floats of a vector
+//   REGARD_PAIRS      has dot products of bfloat16 pairs
+//   REGARD_EMULATED   emulates them in plain AVX-512
 #pragma once
 
 #ifndef REGARD_NAMESPACE

@@ -22,12 +22,12 @@ namespace {
 // which LLVM's and Intel's have too.
 using Parallel = void (*)(void (*work)(void*), void* data, unsigned threads, unsigned flags);
 
-// The threads of the OpenMP runtime that is loaded, torch's for one; null where there is none.
-// After its work they look for more, wide awake, for some milliseconds: threads of our own would
-// have to share the processors with them all that time.
+// The threads of an OpenMP runtime that is loaded, such as torch's; null where there is none.
+// OpenMP workers busy-wait for some milliseconds after a region: threads of our own would
+// oversubscribe the processors until then.
 Parallel openmp() {
 #ifdef REGARD_OPENMP
-  // A process that was forked has no such threads, though the runtime believes it has.
+  // A forked process has none of these threads, but its copy of the runtime counts on them.
   static std::atomic<bool> forked{false};
   static const bool watched = [] {
     constexpr unsigned kForkedWithoutExec = 0x40;  // PF_FORKNOEXEC, in the kernel's sched.h
@@ -48,12 +48,12 @@ Parallel openmp() {
 #endif
 }
 
-// Lets up to `needed` of `threads` threads do the work, the calling one included.
+// A parallel region: up to `needed` of `threads` threads do the work, with the calling one.
 template <class Work>
-void together(Work& work, int needed, int threads) {
+void run_parallel(Work& work, int needed, int threads) {
   if (const Parallel parallel = needed > 1 ? openmp() : nullptr) {
-    // All of them, though some may find nothing left: the runtime would end those not named, and
-    // start them again for the next who names them.
+    // All threads, though some may find no task: with fewer, the runtime would end the others and
+    // start them again in the next region.
     parallel([](void* data) { (*static_cast<Work*>(data))(); }, &work,
              static_cast<unsigned>(threads), 0);
     return;
@@ -64,7 +64,7 @@ void together(Work& work, int needed, int threads) {
     try {
       others.emplace_back([&] { work(); });
     } catch (const std::exception&) {
-      break;  // no more threads to be had, or no memory for one: the others do it all
+      break;  // the system has no thread or memory left: those that run do all tasks
     }
   }
   work();
@@ -101,7 +101,7 @@ bool run(const Job& job, int threads, bool (*poll)()) {
       job.run(job.pass, task, scratch, end);
     }
   };
-  together(work, static_cast<int>(memory.size()), threads);
+  run_parallel(work, static_cast<int>(memory.size()), threads);
   return !stop.load();
 }
 

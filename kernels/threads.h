@@ -16,9 +16,9 @@ using Memory = std::unique_ptr<char[], Free>;
 // Uninitialised memory, 64-byte aligned. Throws std::bad_alloc.
 Memory allocate(int64_t bytes);
 
-// Runs the tasks of a job on up to `threads` threads, the calling one included, which calls `poll`
-// now and then; where that returns true the job ends early. Returns whether it ran to its end.
-// Threads take tasks in their order, so that a task may wait for one before it.
+// Runs the tasks of a job on up to `threads` threads, the calling one included. That one calls
+// `poll` between tasks, and cancels the job where it returns true. Returns whether the job was
+// completed. Threads take tasks in their order, so that a task may wait for one before it.
 bool run(const Job& job, int threads, bool (*poll)());
 
 }  // namespace regard

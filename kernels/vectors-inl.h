@@ -1,5 +1,5 @@
-// Vectors and what the loops need of them, written with the compiler's vector types, which turn
-// into the instructions of whatever the file is compiled for.
+// SIMD vectors and their operations, in the compiler's vector types, which become the instructions
+// of the target that the file is compiled for.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 #include "target.h"
 
-// What must be part of the loop around it: a call would put its vectors in memory.
+// For functions that a loop must inline: a call would spill its vectors.
 #define REGARD_INLINE __attribute__((always_inline)) inline
 
 namespace regard::REGARD_NAMESPACE {
@@ -53,7 +53,7 @@ static inline F broadcast(float x) { return x - F{}; }  // x - 0 is x, also for 
 static inline G broadcast(double x) { return x - G{}; }
 static inline I broadcast(int32_t x) { return x - I{}; }
 
-// Reads a T that may lie anywhere.
+// An unaligned load of a T.
 template <class T>
 static inline T read(const void* p) {
   T x;
@@ -80,8 +80,8 @@ static inline void store(void* p, Vec<R> x) {
   __builtin_memcpy(p, &x, sizeof x);
 }
 
-// Keeps the compiler from folding a broadcast into every product that uses it: loaded once and
-// used four times, the tile is limited by its multiplications and not by its loads.
+// Keeps the compiler from folding a broadcast into every product that uses it: loaded once and used
+// four times, it leaves the tile bound by its multiply-adds and not by the load ports.
 template <class V>
 static inline V in_register(V x) {
 #if defined(__x86_64__)
@@ -90,7 +90,7 @@ static inline V in_register(V x) {
   return x;
 }
 
-// A bit for every lane in which x > y.
+// The lane mask of x > y: one bit for each lane.
 #if REGARD_LANES == 16
 static inline uint32_t greater(F x, F y) {
   return _mm512_cmp_ps_mask((__m512)x, (__m512)y, _CMP_GT_OQ);
@@ -148,7 +148,8 @@ static inline R max_lanes(Vec<R> x) {
   return top;
 }
 
-// Exchanges the blocks of `half` lanes off the diagonal, of rows that are `half` apart.
+// One butterfly step of a transpose: exchanges the off-diagonal blocks of `half` lanes of two rows
+// that are `half` apart.
 #if REGARD_LANES == 16
 template <int half, class V>
 static inline void exchange(V& x, V& y) {
@@ -169,10 +170,10 @@ static inline void exchange(V& x, V& y) {
   }
 }
 #else
-// The lanes of x and y with these numbers; those of y come after those of x. GCC has the first way
-// since version 12, clang has no other.
+// A shuffle of the lanes of x and y; those of y are numbered after those of x. GCC has the first
+// way since version 12, clang has no other.
 template <int... lane, class V>
-static inline V pick(V x, V y) {
+static inline V shuffle(V x, V y) {
 #if __has_builtin(__builtin_shufflevector)
   return __builtin_shufflevector(x, y, lane...);
 #else
@@ -182,8 +183,8 @@ static inline V pick(V x, V y) {
 template <int half, class V, size_t... i>
 static inline void exchange_lanes(V& x, V& y, std::index_sequence<i...>) {
   constexpr int n = sizeof...(i);
-  const V low = pick<(int(i) & half ? n + int(i) - half : int(i))...>(x, y);
-  y = pick<(int(i) & half ? n + int(i) : int(i) + half)...>(x, y);
+  const V low = shuffle<(int(i) & half ? n + int(i) - half : int(i))...>(x, y);
+  y = shuffle<(int(i) & half ? n + int(i) : int(i) + half)...>(x, y);
   x = low;
 }
 template <int half, class V>
@@ -209,7 +210,7 @@ static inline void transpose(V (&t)[n]) {
   exchange_all<n / 2>(t);
 }
 
-// Puts the lanes of each vector together: lane i of the result is all of t[i].
+// Horizontal reductions of n vectors at once: lane i of the result is that of t[i].
 template <int half, class V, int n, class Both>
 static inline void fold_halves(V (&t)[n], Both both) {
 #pragma GCC unroll 16
@@ -225,8 +226,8 @@ static inline V fold_each(V (&t)[n], Both both) {
   return t[0];
 }
 
-// Some vectors, `stride` numbers apart, transposed: t[i] has number i of each. Of fewer than n the
-// others are 0.
+// Vectors that lie `stride` numbers apart, transposed: t[i] has number i of each. Vectors past
+// `count` are 0.
 template <class R, int n>
 static inline void load_transposed(const R* from, int64_t stride, int64_t count, Vec<R> (&t)[n]) {
   if (count >= n) {

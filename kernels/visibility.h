@@ -1,4 +1,4 @@
-// Who sees whom, as an interval of keys for every query.
+// The visible keys of every query as an interval: causal order, windows, lengths, packed documents.
 #pragma once
 
 #include <cstdint>
@@ -10,20 +10,20 @@ struct Rules {
   int64_t B, Lq, Lk;
   bool causal;
   int64_t left, right;       // the window's sides; -1: open. They and starts are below 2^55
-  const int64_t* starts;     // (B,) place of query 0 among the keys
-  int64_t step;              // from a query to the place of the next
+  const int64_t* starts;     // (B,) position of query 0 among the keys
+  int64_t step;              // from a query to the position of the next
   const int64_t* lengths;    // (B,) valid keys
-  const int64_t* query_ids;  // (B or 1, Lq), or null
+  const int64_t* query_ids;  // (B or 1, Lq), optional
   const int64_t* key_ids;    // (B or 1, Lk)
   bool shared_query_ids, shared_key_ids;
 };
 
 struct Intervals {
   std::vector<int64_t> first, last;         // (B, Lq)
-  std::vector<int64_t> query_ids, key_ids;  // (B, Lq) and (B, Lk); empty where intervals say it all
+  std::vector<int64_t> query_ids, key_ids;  // (B, Lq), (B, Lk); empty where intervals suffice
 };
 
-// Documents whose tokens lie next to each other need no ids: they are intervals, which skip blocks.
+// Packed documents with contiguous tokens need no ids: they are intervals, which skip whole tiles.
 Intervals intervals_of(const Rules& rules);
 
 }  // namespace regard

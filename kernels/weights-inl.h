@@ -1,5 +1,5 @@
-// What happens to a block of weights between the softmax and the values: dropout, rounding to
-// pairs, and the way round values that are not finite.
+// A tile of weights between softmax and values: dropout, rounding to pairs, and the slow path for
+// values that are not finite.
 #pragma once
 
 #include <cstdint>
@@ -10,15 +10,15 @@
 
 namespace regard::REGARD_NAMESPACE {
 
-// What a block of queries has gathered so far: [.][rows].
+// The running state of the online softmax of a tile of queries: [.][rows].
 template <class E>
-struct State {
-  typename E::Real* out;      // [Dv]: weights times values
-  typename E::Real* top;      // the largest score
-  typename E::Real* base;     // the score whose weight is 1: the largest, or somewhat more
-  typename E::Real* total;    // the sum of the weights
-  typename E::Real* rest;     // what that rounded off
-  typename E::Real* rounded;  // the sum of the weights as they were multiplied
+struct SoftmaxState {
+  typename E::Real* out;      // [Dv]: weights times values, not yet normalised
+  typename E::Real* maximum;  // the largest score so far
+  typename E::Real* base;     // the score whose weight is 1: the maximum, or up to kMargin above
+  typename E::Real* total;    // the denominator: the sum of the weights
+  typename E::Real* compensation;  // its two-sum rounding error
+  typename E::Real* rounded;       // the denominator of the weights as rounded to pairs
 };
 
 template <class E>
@@ -27,19 +27,25 @@ static int64_t state_size(const Problem& p) {
 }
 
 template <class E>
-static State<E> state_in(const Problem& p, void* memory) {
+static SoftmaxState<E> state_in(const Problem& p, void* memory) {
   typename E::Real* out = (typename E::Real*)memory;
-  typename E::Real* top = out + p.Dv * E::rows;
-  return {out, top, top + E::rows, top + 2 * E::rows, top + 3 * E::rows, top + 4 * E::rows};
+  typename E::Real* maximum = out + p.Dv * E::rows;
+  return {out,
+          maximum,
+          maximum + E::rows,
+          maximum + 2 * E::rows,
+          maximum + 3 * E::rows,
+          maximum + 4 * E::rows};
 }
 
 template <class E>
-constexpr int kKeptRows = (E::rows + REGARD_LANES - 1) / REGARD_LANES * REGARD_LANES;
+constexpr int kKeepMaskRows = (E::rows + REGARD_LANES - 1) / REGARD_LANES * REGARD_LANES;
 
-// kept[key][row]: all bits set where the weight is kept. Which are is decided by the counter
-// (j / 4, i, head through the batch), whose word j % 4 says so.
+// Fills keep_mask[key][row], the dropout mask: all bits set where the weight is kept. Word j % 4 of
+// Philox's counter (j / 4, i, b * Hq + h) decides, so that every pass draws the same mask.
 template <class E>
-static void draw(const Problem& p, const Rows<E>& rows, int64_t j0, int keys, uint32_t* kept) {
+static void draw_keep_mask(const Problem& p, const Rows<E>& rows, int64_t j0, int keys,
+                           uint32_t* keep_mask) {
   const bool none = p.threshold > 0xffffffffu;
   const U threshold = U{} + uint32_t(p.threshold);
   for (int at = 0; at < rows.count; at += REGARD_LANES) {
@@ -54,26 +60,27 @@ static void draw(const Problem& p, const Rows<E>& rows, int64_t j0, int keys, ui
       for (int w = 0; w < 4; ++w) {
         const int64_t j = four * 4 + w - j0;
         if (j < 0 || j >= keys) continue;
-        *(U*)(kept + j * kKeptRows<E> + at) = none ? U{} : (U)(words[w] >= threshold);
+        *(U*)(keep_mask + j * kKeepMaskRows<E> + at) = none ? U{} : (U)(words[w] >= threshold);
       }
     }
   }
 }
 
-// x where it is kept, else 0.
+// x where the dropout mask keeps it, else 0.
 template <class R>
-static inline Vec<R> keep(const uint32_t* kept, Vec<R> x) {
-  return __builtin_convertvector(read<typename Simd<R>::Int32>(kept), Int<R>) != 0 ? x : Vec<R>{};
+static inline Vec<R> keep(const uint32_t* keep_mask, Vec<R> x) {
+  return __builtin_convertvector(read<typename Simd<R>::Int32>(keep_mask), Int<R>) != 0 ? x
+                                                                                        : Vec<R>{};
 }
 
 template <class E>
-static void drop(const Rows<E>& rows, const Reach& reach, const uint32_t* kept,
-                 typename E::Real* weights) {
+static void apply_dropout(const Rows<E>& rows, const TileMask& tile_mask, const uint32_t* keep_mask,
+                          typename E::Real* weights) {
   typedef typename E::Real Real;
   for (int v = 0; v < rows.vectors; ++v)
-    for (int j = reach.low[v]; j < reach.high[v]; ++j) {
+    for (int j = tile_mask.low[v]; j < tile_mask.high[v]; ++j) {
       Vec<Real>* x = (Vec<Real>*)(weights + j * E::rows + v * E::lanes);
-      *x = keep<Real>(kept + j * kKeptRows<E> + v * E::lanes, *x);
+      *x = keep<Real>(keep_mask + j * kKeepMaskRows<E> + v * E::lanes, *x);
     }
 }
 
@@ -100,7 +107,7 @@ static bool finite(const char* rows, int64_t stride, int64_t n, int64_t D) {
     int64_t d = 0;
     for (; d + lanes <= D; d += lanes) add(read<Words>(row + d * int64_t(sizeof(Word))));
     if (d == D) continue;
-    if (D > lanes) {  // some of them again
+    if (D > lanes) {  // overlaps the last
       add(read<Words>(row + (D - lanes) * int64_t(sizeof(Word))));
     } else {
       Words rest = {};
@@ -115,7 +122,7 @@ static bool finite(const char* rows, int64_t stride, int64_t n, int64_t D) {
   return any == 0;
 }
 
-// Whether the values of a block that some row does not see are finite.
+// Whether all values of a tile that are masked for some row are finite.
 template <class E>
 static bool all_finite(const Problem& p, const Rows<E>& rows, const Scaling<E>& scaling,
                        const char* value, int64_t j0, int keys) {
@@ -128,16 +135,17 @@ static bool all_finite(const Problem& p, const Rows<E>& rows, const Scaling<E>& 
          finite<E>(value + high * stride, stride, keys - high, p.Dv);
 }
 
-// Adds the values of a block in which some are NaN or inf: what a row does not see takes no part.
+// The slow path of multiply_values, for a tile with NaN or inf: skips masked keys, since 0 * NaN is
+// NaN.
 template <class E>
-static void add_values_carefully(const Problem& p, const Rows<E>& rows, const char* value,
-                                 int64_t j0, int keys, const Reach& reach,
-                                 const typename E::Real* weights, const State<E>& state) {
+static void add_values_nan_safe(const Problem& p, const Rows<E>& rows, const char* value,
+                                int64_t j0, int keys, const TileMask& tile_mask,
+                                const typename E::Real* weights, const SoftmaxState<E>& state) {
   typedef typename E::Real Real;
   for (int j = 0; j < keys; ++j)
     for (int i = 0; i < rows.count; ++i) {
       const int v = i / E::lanes;
-      if (j < reach.low[v] || j >= reach.high[v] || !sees(p, rows, i, j0 + j)) continue;
+      if (j < tile_mask.low[v] || j >= tile_mask.high[v] || !attends(p, rows, i, j0 + j)) continue;
       const Real w = weights[j * E::rows + i];
       if (E::pack > 1) state.rounded[i] += w;
       for (int64_t d = 0; d < p.Dv; ++d)
@@ -148,12 +156,12 @@ static void add_values_carefully(const Problem& p, const Rows<E>& rows, const ch
 }
 
 #ifdef REGARD_PAIRS
-// Rounds the weights of neighbouring keys to pairs.
+// Packs the weights of neighbouring keys into pairs of bfloat16.
 template <class E>
-static void pack_weights(const Rows<E>& rows, const Reach& reach, int keys, const float* weights,
-                         int32_t* pairs) {
+static void pack_weights(const Rows<E>& rows, const TileMask& tile_mask, int keys,
+                         const float* weights, int32_t* pairs) {
   for (int v = 0; v < rows.vectors; ++v)
-    for (int j = reach.low[v]; j < reach.high[v]; j += 2) {
+    for (int j = tile_mask.low[v]; j < tile_mask.high[v]; j += 2) {
       const F x = *(const F*)(weights + j * E::rows + v * E::lanes);
       const F y = j + 1 < keys ? *(const F*)(weights + (j + 1) * E::rows + v * E::lanes) : F{};
       *(I*)(pairs + j / 2 * E::rows + v * E::lanes) = pairs_of(x, y);

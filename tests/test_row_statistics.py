@@ -85,7 +85,7 @@ def test_weights_of_an_output_have_its_statistics(computed):
     assert len(computed) == 1
 
 
-SHAPES = {  # B, Hq, Hkv, Lq, Lk: more keys than a piece, blocks of rows that hold several heads
+SHAPES = {  # B, Hq, Hkv, Lq, Lk: keys to split, tiles of rows with several heads
     "long": (2, 4, 2, 300, 2500),
     "few rows": (2, 4, 2, 7, 2500),
     "few rows of a head": (1, 6, 2, 33, 2500),

@@ -31,7 +31,7 @@ def _load() -> ModuleType | None:
 
 
 kernels = _load()
-checks = kernels is not None and kernels.checks  # whether arrays are told with their memory
+checks = kernels is not None and kernels.checks  # whether references carry their memory
 
 
 class Kernel:
@@ -104,8 +104,8 @@ def _refuses_tensors(call: Call) -> str | None:
     return None
 
 
-def _told(x: Any) -> tuple[Any, ...] | None:
-    """``(address, shape, strides, bytes of their unit, dtype, memory)``, as the kernels take it."""
+def _array_ref(x: Any) -> tuple[Any, ...] | None:
+    """``(address, shape, strides, bytes of their unit, dtype, memory)``, as ``ArrayRef``."""
     if x is None:
         return None
     memory = _memory(x) if checks else None
@@ -144,13 +144,13 @@ def _read(call: Call) -> tuple[Any, tuple[Any, ...]]:
     starts = call.query_start
     starts = [n - Lq for n in lengths] if starts is None else starts.tolist()
     read = kernels.Call()
-    read.query, read.key, read.value = _told(q), _told(k), _told(v)
+    read.query, read.key, read.value = _array_ref(q), _array_ref(k), _array_ref(v)
     read.group_rows, read.step = call.group_rows, call.query_step
     read.starts, read.lengths = starts, lengths
     for field in NUMBERS:
         if (x := getattr(call, field.name)) is not None:
             setattr(read, field.name, x)
-    read.mask, read.bias = _told(call.mask), _told(call.bias)
+    read.mask, read.bias = _array_ref(call.mask), _array_ref(call.bias)
     if call.sinks is not None:
         read.sinks = call.sinks.tolist()
     if call.dropout:
@@ -244,12 +244,13 @@ def gradients(
     read, _held = _read(call)
     grad = _rows(grad)
     if 0 not in (B, Hq, Lq, Lk):
-        told = kernels.Gradients()
-        told.grad, told.out, told.bias_grad = _told(grad), _told(out), _told(dbias)
-        told.maximum, told.total = _address(maximum), _address(total)
-        told.query_sum, told.delta = _address(dq), _address(delta)
-        told.key_grad, told.value_grad = _address(dk), _address(dv)
-        kernels.backward(read, told, _threads(call))
+        arrays = kernels.Gradients()
+        arrays.grad, arrays.out = _array_ref(grad), _array_ref(out)
+        arrays.bias_grad = _array_ref(dbias)
+        arrays.maximum, arrays.total = _address(maximum), _address(total)
+        arrays.query_sum, arrays.delta = _address(dq), _address(delta)
+        arrays.key_grad, arrays.value_grad = _address(dk), _address(dv)
+        kernels.backward(read, arrays, _threads(call))
     if call.scale == 0.0:  # it comes last in the kernels: products that overflow would make it NaN
         dq, dk = _zeros(call, tuple(dq.shape), sums), _zeros(call, tuple(dk.shape), own)
     if call.sinks is None:
