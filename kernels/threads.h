@@ -17,7 +17,7 @@ using Memory = std::unique_ptr<char[], Free>;
 Memory allocate(int64_t bytes);
 
 // Runs the tasks of a job on up to `threads` threads, the calling one included. That one calls
-// `poll` between tasks, and cancels the job where it returns true. Returns whether the job was
+// `poll` now and then, and cancels the job where it returns true. Returns whether the job was
 // completed. Threads take tasks in their order, so that a task may wait for one before it.
 bool run(const Job& job, int threads, bool (*poll)());
 
