@@ -68,6 +68,9 @@ class Arrays(Protocol):
     def array(self, like: Any, x: Any) -> Any:
         """What NumPy or the library holds, in the dtype of ``like``."""
 
+    def hide(self, x: Any, visible: Any, fill: float) -> Any:
+        """x, and ``fill`` where nothing is visible."""
+
     def matmul(self, x: Any, y: Any) -> Any:
         """``x @ y`` for ``(b, h, m, n)`` and ``(b or 1, kv, n, o)``: neighbouring heads share y."""
 
@@ -131,6 +134,9 @@ class NumpyArrays:
 
     def array(self, like: Any, x: Any) -> Any:
         return np.asarray(x).astype(like.dtype, copy=False)
+
+    def hide(self, x: Any, visible: Any, fill: float) -> Any:
+        return np.where(visible, x, fill)
 
     def matmul(self, x: Any, y: Any) -> Any:
         """In panels of at most 2**17 products, which a BLAS computes in one thread: larger ones are

@@ -113,12 +113,12 @@ class Call:
     def head(self, h: int) -> Call:
         """Query head h alone, as if it had been passed as ``(..., L, D)``."""
         alone = self.of_heads(range(len(self.query)), range(h, h + 1))
-        return replace(alone, leading=self.leading, heads=False)
+        return Call.of(**vars(alone) | {"leading": self.leading, "heads": False})
 
-    def element(self, b: int) -> Call:
-        """Batch element b alone, as if it had been passed as ``(H, L, D)``."""
-        heads = range(self.sizes[1])
-        return replace(self.of_heads(range(b, b + 1), heads), leading=(), heads=True)
+    def matrix(self, b: int, h: int) -> Call:
+        """Query head h of batch element b alone, as if it had been passed as ``(L, D)``."""
+        alone = self.of_heads(range(b, b + 1), range(h, h + 1))
+        return Call.of(**vars(alone) | {"leading": (), "heads": False})
 
     def of_heads(self, b: range, h: range) -> Call:
         """Some batch elements and query heads: one, or all that share some of the keys."""
@@ -174,7 +174,7 @@ class Call:
                     for axis, n in zip(axes, x.shape)
                 )
             ]
-        return replace(self, **fields | changed)
+        return Call.of(**vars(self) | fields | changed)
 
     def copy(self) -> Call:
         """The same call on arrays of its own."""

@@ -45,7 +45,7 @@ def products(xp: Arrays, call: Call, q: Any, k: Any) -> Any:
 
 def masked(xp: Arrays, s: Any, visible: Any) -> Any:
     """Scores with −∞ where nothing is seen; ``visible`` None: every pair."""
-    return s if visible is None else xp.where(visible, s, -np.inf)
+    return s if visible is None else xp.hide(s, visible, -np.inf)
 
 
 def key_heads(xp: Arrays, call: Call, x: Any, b: slice, h: slice) -> Any:
@@ -114,7 +114,7 @@ class WeightBlock:
 
     def _hidden(self, x: Any, fill: float) -> Any:
         """x with ``fill`` where invisible: a NaN in a row would be there too."""
-        return x if self.visible is None else self.xp.where(self.visible, x, fill)
+        return x if self.visible is None else self.xp.hide(x, self.visible, fill)
 
 
 def weight_blocks(
@@ -156,7 +156,7 @@ def kept_weights(xp: Arrays, call: Call, b: slice, h: slice, rows: slice, keys: 
 
 def dropped(xp: Arrays, call: Call, keep: Any, x: Any) -> Any:
     """x with 0 for what is not kept, and the rest grown by ``1 / (1 − dropout)``."""
-    return x if keep is None else xp.where(keep, x, 0.0) / (1 - call.dropout)
+    return x if keep is None else xp.hide(x, keep, 0.0) / (1 - call.dropout)
 
 
 def apply(xp: Arrays, w: Any, visible: Any, v: Any) -> Any:

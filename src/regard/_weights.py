@@ -456,7 +456,7 @@ class AttentionWeights(Generic[ArrayT]):
         Lq, Lk = self.shape
         height = max(64, 2**20 // max(Lk, 1))
         for low in range(0, Lq, height):
-            rows = slice(low, min(low + height, Lq))
+            rows = slice(low, min(low + height, Lq), 1)
             block = arrays_of(self._call.query).full((rows.stop - low, Lk), 0.0, self._dtype_name)
             self.part(rows)._reduce({"weights": block})
             yield low, rows.stop, block
@@ -578,7 +578,7 @@ class AttentionWeights(Generic[ArrayT]):
     def _head(self, b: int, h: int) -> AttentionWeights[ArrayT]:
         """The matrix of query head h of batch element b."""
         place = self._place._replace(b=self._place.b[b : b + 1], h=self._place.h[h : h + 1])
-        return self._part(self._call.element(b).head(h), place)
+        return self._part(self._call.matrix(b, h), place)
 
 
 def _detached(call: Call) -> Call:
