@@ -273,24 +273,23 @@ def test_what_is_not_there_is_refused_with_a_sentence(local):
 def test_a_long_text_is_shown_before_it_is_read_and_the_page_stays_awake(local):
     ask = local(of_one(layer(3000, heads=1, key_heads=1, size=64, causal=True)))
     tile = {"layer": 0, "head": 0, "plane": "max", "level": 4, "row": 0, "column": 0}
-    longest, coverage = ask.page.evaluate(
+    turns, coverage = ask.page.evaluate(
         """async (tile) => {
-          let [last, longest, ended] = [performance.now(), 0, false];
+          let [turns, ended] = [0, false];
           const tick = () => {
-            longest = Math.max(longest, performance.now() - last);
-            last = performance.now();
+            turns++;
             if (!ended) setTimeout(tick, 0);
           };
           tick();
           const coverage = await first("tile", tile);
           await asked("tile", tile);
           ended = true;
-          return [longest, coverage];
+          return [turns, coverage];
         }""",
         tile,
     )
     assert 188 / 3000 <= coverage < 1
-    assert longest < 250  # slices are of 10 ms; a busy machine may add to one
+    assert turns > 10  # it is read in slices of 10 ms; read at once, there would be a few
 
 
 def test_numbers_that_are_damaged_are_told_of(local, tmp_path):

@@ -196,17 +196,16 @@ def test_a_column_that_is_not_all_read_says_so_and_is_asked_again(show):
     recording = spoken()
     page = show(recording, "L0H3&query=5&key=1")
     is_chosen(page, 5, 1)
-    left = ["0.25"]
+    read = ["0.25"]
 
     def answer(route):
         found = route.fetch()
-        route.fulfill(
-            response=found, headers={**found.headers, "regard-coverage": (left or ["1"]).pop()}
-        )
+        route.fulfill(response=found, headers={**found.headers, "regard-coverage": read[0]})
 
     page.route("**/data/column*", answer)
     page.keyboard.press("t")
     page.wait_for_selector("text=25 % of the rows read.")
+    read[0] = "1"
     page.wait_for_selector("text=25 % of the rows read.", state="detached")
     assert len(shown_bars(page)) == 7
 
