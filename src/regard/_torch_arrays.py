@@ -63,7 +63,7 @@ class TorchArrays:
         return x.maximum(y.to(x.dtype))
 
     def hide(self, x: Tensor, visible: Tensor, fill: float) -> Tensor:
-        return x.masked_fill(~visible, fill)  # 1.1 times as fast as torch.where
+        return x.masked_fill(~visible, fill)
 
     def matmul(self, x: Tensor, y: Tensor) -> Tensor:
         b, h, m, n = x.shape
