@@ -48,7 +48,7 @@ class Call:
 
     @classmethod
     def of(cls, **fields: Any) -> Call:
-        """A call of these fields and the others' defaults, quicker than the constructor makes it."""
+        """A call of these fields and the others' defaults; quicker than the constructor."""
         call = cls.__new__(cls)
         vars(call).update(fields)
         return call
