@@ -116,10 +116,14 @@ def measure(report, options, dtype, shape, causal):
 def parts_of(length):
     """Name, rows, and the question, of each part that is asked for."""
     middle = slice(length // 2, length // 2 + PICTURE)
-    rows = {"row 5": slice(5, 6), "last row": slice(length - 1, length), "256-row picture": middle}
+    last = slice(length - PICTURE, length)
+    rows = {
+        "row 5": slice(5, 6), "last row": slice(length - 1, length), "256-row picture": middle,
+        "of the last rows": last,
+    }  # fmt: skip
 
     def ask(weights, rows):
-        if rows is middle:
+        if rows in (middle, last):
             return weights.pool((PICTURE, PICTURE), rows=rows)
         return weights[:, 0, rows.start]
 

@@ -71,8 +71,9 @@ struct Forward {
 // number of threads.
 struct Reduce {
   const Problem* problem;
-  const void* maximum;
-  const void* total;
+  void* maximum;
+  void* total;
+  bool finds_statistics;  // writes these two; for pooled_max alone, of more rows than are split
   bool whole_rows;        // whether the call has all keys of its rows
   void* weights;          // Real (B, Hq, Lq, Lk), zeros
   double* entropy;        // (B, Hq, Lq), nats

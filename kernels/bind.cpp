@@ -227,7 +227,7 @@ void backward(const Call& call, const Gradients& arrays, int threads) {
 // Reductions of the weights: each is the address of its result, or 0.
 struct Asked {
   uintptr_t maximum = 0, total = 0;
-  bool whole_rows = true;
+  bool finds_statistics = false, whole_rows = true;
   uintptr_t weights = 0, entropy = 0, distance = 0;
   int64_t k = 0;
   uintptr_t top_values = 0, top_keys = 0, received = 0, received_max = 0;
@@ -243,6 +243,7 @@ void reduce(const Call& call, const Asked& asked, int threads) {
   regard::Reduce r{.problem = &read.problem,
                    .maximum = at<void>(asked.maximum),
                    .total = at<void>(asked.total),
+                   .finds_statistics = asked.finds_statistics,
                    .whole_rows = asked.whole_rows,
                    .weights = at<void>(asked.weights),
                    .entropy = at<double>(asked.entropy),
@@ -321,6 +322,7 @@ void bind_asked(nb::module_& m) {
       .def(nb::init<>())
       .def_rw("maximum", &Asked::maximum)
       .def_rw("total", &Asked::total)
+      .def_rw("finds_statistics", &Asked::finds_statistics)
       .def_rw("whole_rows", &Asked::whole_rows)
       .def_rw("weights", &Asked::weights)
       .def_rw("entropy", &Asked::entropy)

@@ -18,10 +18,11 @@ static bool has_columns(const Reduce& r) {
   return r.received || r.received_max || has_heatmap(r) || r.n;
 }
 
-// Rows of a chunk, whatever the number of heads and threads.
+// Rows of a chunk, whatever the number of heads and threads: 512 where all of them must be merged.
 template <class E>
 static int64_t chunk_rows(const Reduce& r) {
-  const int64_t sixteenth = (r.problem->Lq + 15) / 16, rows = sixteenth > 512 ? sixteenth : 512;
+  const int64_t least = r.received || r.received_max || r.pooled_mass || r.n ? 512 : E::rows;
+  const int64_t sixteenth = (r.problem->Lq + 15) / 16, rows = sixteenth > least ? sixteenth : least;
   return (rows + E::rows - 1) / E::rows * E::rows;
 }
 
@@ -83,6 +84,23 @@ template <class E>
 static Chunk<E> chunk_at(const Reduce& r, int64_t head, int64_t i) {
   Scratch scratch(r.chunks + ((head - r.head0) * chunks_of<E>(r) + i) * one_chunk_bytes<E>(r));
   return Chunk<E>(r, scratch);
+}
+
+// A task: a chunk of the rows of a head, and its partial results.
+template <class E>
+struct RowChunk {
+  int64_t head, begin, end;
+  Chunk<E> found;
+};
+
+template <class E>
+static RowChunk<E> chunk_of_task(const Reduce& r, int64_t task) {
+  const int64_t chunks = chunks_of<E>(r), head = r.head0 + task / chunks,
+                c = chunks - 1 - task % chunks, Lq = r.problem->Lq;
+  const int64_t begin = c * chunk_rows<E>(r), end = begin + chunk_rows<E>(r);
+  Scratch none(nullptr);
+  return {head, begin, end < Lq ? end : Lq,
+          has_columns(r) ? chunk_at<E>(r, head, c) : Chunk<E>(r, none)};
 }
 
 // The initial value of a bin: the identity of sum or max.

@@ -311,11 +311,12 @@ static void multiply_values(const Problem& p, ForwardMemory<E>& m, const KeyTile
   }
 }
 
-// Attends a tile of queries to the keys from `low` to `high`. Returns whether some keys were masked
-// for some rows: the product 0 * value is then NaN for values of NaN or inf, unless `nan_safe`.
-template <class E>
+// Attends a tile of queries to the keys from `low` to `high`; `look` sees the scores of each tile
+// before they become weights. Returns whether some keys were masked for some rows: the product
+// 0 * value is then NaN for values of NaN or inf, unless `nan_safe`.
+template <class E, class Look>
 static bool add_keys(const Forward& f, ForwardMemory<E>& m, int64_t kv, int64_t low, int64_t high,
-                     bool nan_safe) {
+                     bool nan_safe, Look look) {
   typedef typename E::Real Real;
   const Problem& p = *f.problem;
   const SoftmaxState<E>& state = m.state;
@@ -331,6 +332,7 @@ static bool add_keys(const Forward& f, ForwardMemory<E>& m, int64_t kv, int64_t 
     masked |= !tile.unmasked || (tile.packed && tile.keys % E::pack);
     Prefetcher* const prefetcher = high - j0 <= kPrefetchDistance ? &m.prefetcher : nullptr;
     score_tile(p, scaling, m, tile, prefetcher);
+    look(tile);
     const char* const value = p.value.at(m.rows.b, kv, j0);
     const bool scalar =
         nan_safe && !tile.unmasked && !all_finite<E>(p, m.rows, scaling, value, j0, tile.keys);
@@ -491,9 +493,10 @@ static void run_forward(const void* pass, int64_t task, char* memory, const Stop
           p, f.partial + (tile * n + split) * state_size<E>(p) * sizeof(typename E::Real));
     }
     const int64_t kv = m.rows.head[0] / (p.Hq / p.Hkv);
-    const bool masked = add_keys(f, m, kv, low, high, false);
+    const auto none = [](const KeyTile&) {};
+    const bool masked = add_keys(f, m, kv, low, high, false, none);
     if ((masked || kWeightScale<typename E::Real> != 1) && !finite_sums(p, m.state))
-      add_keys(f, m, kv, low, high, true);
+      add_keys(f, m, kv, low, high, true, none);
     if (n == 1) write_rows(f, m.rows, m.state);
   }
 }

@@ -8,7 +8,8 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "chunks-inl.h"
+#include "first_look-inl.h"
+#include "heatmap-inl.h"
 #include "scores-inl.h"
 
 namespace regard::REGARD_NAMESPACE {
@@ -42,15 +43,11 @@ struct ReduceMemory {
   Rows<E> rows;
   Real* scores;  // [kKeys][rows]
   typename E::Word* keys;
-  Real* base;         // [rows]: of the exponents
-  Real* inverse;      // the normaliser, 1 / total; 0 where nothing is visible
-  Real* log_total;    // log2 of the denominator
-  Real* position;     // of the query, among the keys
-  int64_t* edges;     // [bins + 1]: the first key of each bin of the heatmap
-  int64_t* row_bin;   // [rows]
-  Real** bin_row[2];  // [rows]: where its row of bins is accumulated, by heatmap: max, mass
-  double* sum;        // [rows]: of the weights
-  double* entropy;    // of weight * exponent
+  Normalisers<E> normalisers;
+  Real* position;  // [rows]: of the query, among the keys
+  Bins<E> bins;
+  double* sum;      // [rows]: of the weights
+  double* entropy;  // of weight * exponent
   double* distance;
   Real* threshold;  // of top-k
   Real* pair_threshold;
@@ -66,16 +63,12 @@ struct ReduceMemory {
   double least = -kInf<double>;  // the log of the weakest pair that counts
   bool has_nan;                  // whether the weights of a row are NaN
 
-  ReduceMemory(const Reduce& r, Scratch& scratch) {
+  ReduceMemory(const Reduce& r, Scratch& scratch) : normalisers(scratch), bins(r, scratch) {
     const Problem& p = *r.problem;
     rows.q = scratch.take<typename E::Word>(query_words<E>(p));
     scores = scratch.take<Real>(kKeys * E::rows);
     keys = scratch.take<typename E::Word>(kKeys * E::words(p.D));
-    for (Real** x : {&base, &inverse, &log_total, &position, &threshold, &pair_threshold})
-      *x = scratch.take<Real>(E::rows);
-    edges = scratch.take<int64_t>(has_heatmap(r) ? r.bins[1] + 1 : 0);
-    row_bin = scratch.take<int64_t>(has_heatmap(r) ? E::rows : 0);
-    for (Real**& x : bin_row) x = scratch.take<Real*>(has_heatmap(r) ? E::rows : 0);
+    for (Real** x : {&position, &threshold, &pair_threshold}) *x = scratch.take<Real>(E::rows);
     for (double** x : {&sum, &entropy, &distance}) *x = scratch.take<double>(E::rows);
     const int64_t sorted = r.k <= kSortedInLanes ? r.k : 0;
     best = scratch.take<Real>(sorted * E::rows);
@@ -103,16 +96,15 @@ static void start_rows(const Reduce& r, ReduceMemory<E>& m) {
   if (r.k <= kSortedInLanes)
     for (int64_t x = 0; x < r.k * E::rows; ++x) m.best[x] = -kInf<Real>;
   for (int i = 0; i < E::rows; ++i) {
-    m.base[i] = m.inverse[i] = m.log_total[i] = m.position[i] = 0;
+    m.normalisers.clear(i);
+    m.position[i] = 0;
     m.sum[i] = m.entropy[i] = m.distance[i] = 0;
     m.threshold[i] = -kInf<Real>;
     m.counts[i] = 0;
     if (i >= m.rows.count) continue;
     const int64_t at = (m.rows.b * p.Hq + m.rows.head[i]) * p.Lq + m.rows.index[i];
     const Real maximum = ((const Real*)r.maximum)[at], total = ((const Real*)r.total)[at];
-    m.base[i] = maximum == -kInf<Real> ? 0 : maximum;
-    m.inverse[i] = total == 0 ? 0 : 1 / total;
-    m.log_total[i] = total == 0 ? 0 : std::log2(total);
+    m.normalisers.set(i, maximum, total);
     m.position[i] = Real(r.starts[m.rows.b] + m.rows.index[i] * r.step);
     m.has_nan |= total != total;
   }
@@ -249,7 +241,8 @@ template <class E>
 static void set_pair_threshold(const Scaling<E>& scaling, ReduceMemory<E>& m) {
   typedef typename E::Real Real;
   for (int i = 0; i < E::rows; ++i) {
-    const Real at = m.base[i] + (Real(m.least) + m.log_total[i]) / scaling.factor;
+    const Real at =
+        m.normalisers.base[i] + (Real(m.least) + m.normalisers.log_total[i]) / scaling.factor;
     m.pair_threshold[i] = at - (at < 0 ? -at : at) * Real(1e-6);
   }
 }
@@ -263,10 +256,10 @@ static void find_pairs(const Reduce& r, const Scaling<E>& scaling, ReduceMemory<
          bits &= bits - 1) {
       const int row = v * E::lanes + __builtin_ctz(bits);
       if (row >= m.rows.count) break;
-      const Real x = (m.scores[j * E::rows + row] - m.base[row]) * scaling.factor;
-      const double log = double(x) - double(m.log_total[row]);
+      const Real x = (m.scores[j * E::rows + row] - m.normalisers.base[row]) * scaling.factor;
+      const double log = double(x) - double(m.normalisers.log_total[row]);
       if (!(log > m.least)) continue;
-      const double weight = double(exp2(broadcast(x))[0] * m.inverse[row]);
+      const double weight = double(exp2(broadcast(x))[0] * m.normalisers.inverse[row]);
       m.pairs[m.pair_count++] = {log, weight, m.rows.index[row], j0 + j};
       if (m.pair_count == m.pair_room(r)) {
         keep_strongest(r, m);
@@ -315,7 +308,7 @@ static void add_rows(const Scaling<E>& scaling, ReduceMemory<E>& m, int64_t j0, 
   typedef typename E::Real Real;
   constexpr int n = E::lanes;
   for (int v = 0; v < m.rows.vectors; ++v) {
-    const Vec<Real> base = m.at(m.base, v);
+    const Vec<Real> base = m.at(m.normalisers.base, v);
     Vec<Real> off = m.at(m.position, v) - Real(j0);  // from the key to the query
     Vec<Real> sum = {}, entropy = {}, distance = {};
     const auto add = [&]<int unroll>(int j, std::integral_constant<int, unroll>) {
@@ -334,10 +327,10 @@ static void add_rows(const Scaling<E>& scaling, ReduceMemory<E>& m, int64_t j0, 
     for (; j + 8 <= keys; j += 8) add(j, std::integral_constant<int, 8>());
     for (; j < keys; ++j) add(j, std::integral_constant<int, 1>());
     for (int i = v * n; i < (v + 1) * n; ++i) {
-      if (m.inverse[i] == 0) continue;
-      m.sum[i] += double(sum[i % n]) * double(m.inverse[i]);
-      m.entropy[i] += double(entropy[i % n]) * double(m.inverse[i]);
-      m.distance[i] += double(distance[i % n]) * double(m.inverse[i]);
+      if (m.normalisers.inverse[i] == 0) continue;
+      m.sum[i] += double(sum[i % n]) * double(m.normalisers.inverse[i]);
+      m.entropy[i] += double(entropy[i % n]) * double(m.normalisers.inverse[i]);
+      m.distance[i] += double(distance[i % n]) * double(m.normalisers.inverse[i]);
     }
   }
 }
@@ -349,7 +342,7 @@ static void weights_of_tile(const Reduce& r, const Scaling<E>& scaling, ReduceMe
   typedef typename E::Real Real;
   constexpr int n = E::lanes;
   for (int v = 0; v < m.rows.vectors; ++v) {
-    const Vec<Real> base = m.at(m.base, v), inverse = m.at(m.inverse, v);
+    const Vec<Real> base = m.at(m.normalisers.base, v), inverse = m.at(m.normalisers.inverse, v);
     Vec<Real> off = m.at(m.position, v) - Real(j0 + tile_mask.low[v]);  // from the key to the query
     Vec<Real> sum = {}, entropy = {}, distance = {};
     const bool fully_visible = tile_mask.fully_visible && !m.has_nan;
@@ -387,9 +380,10 @@ static void weights_of_tile(const Reduce& r, const Scaling<E>& scaling, ReduceMe
   }
   if (m.has_nan)
     for (int i = 0; i < m.rows.count; ++i)
-      if (m.inverse[i] != m.inverse[i])
+      if (m.normalisers.inverse[i] != m.normalisers.inverse[i])
         for (int j = tile_mask.low[i / n]; j < tile_mask.high[i / n]; ++j)
-          if (attends(*r.problem, m.rows, i, j0 + j)) m.scores[j * E::rows + i] = m.inverse[i];
+          if (attends(*r.problem, m.rows, i, j0 + j))
+            m.scores[j * E::rows + i] = m.normalisers.inverse[i];
   if (columns) {
     for (int v = 0; v < m.rows.vectors; ++v) {
       for (int j = 0; j < tile_mask.low[v]; ++j) m.score(j, v) = Vec<Real>{};
@@ -401,103 +395,6 @@ static void weights_of_tile(const Reduce& r, const Scaling<E>& scaling, ReduceMe
     else
       add_columns(m, keys, received, [](auto x, auto y) { return x + y; });
   }
-}
-
-// Accumulates t[column][row] of a vector of rows into `width` bins from `bin` on.
-template <class E, bool mass>
-REGARD_INLINE static void add_to_bins(const ReduceMemory<E>& m, Vec<typename E::Real>* t, int v,
-                                      int64_t bin, int width) {
-  typedef typename E::Real Real;
-  constexpr int n = E::lanes;
-  const auto both = [](Vec<Real> x, Vec<Real> y) { return mass ? x + y : larger(y, x); };
-  const int first = v * n, count = m.rows.count - first < n ? m.rows.count - first : n;
-  transpose(*(Vec<Real>(*)[n])t);
-  for (int i = 0; i < count; ++i) {
-    Real* to = m.bin_row[mass][first + i] + bin;
-    Vec<Real> x = mass ? t[i] : larger(t[i], Vec<Real>{} + empty_bin_value<Real>(mass));
-    // Rows of one bin are reduced before they are written.
-    for (; i + 1 < count && m.row_bin[first + i + 1] == m.row_bin[first + i]; ++i)
-      x = both(x, t[i + 1]);
-    if (width == n)
-      store<Real>(to, both(load<Real>(to), x));
-    else
-      for (int c = 0; c < width; ++c) to[c] = mass ? to[c] + x[c] : x[c] > to[c] ? x[c] : to[c];
-  }
-}
-
-// Pools a tile into the bins of a heatmap: the maximum of scores, or the mass of weights.
-template <class E, bool mass>
-static void pool_tile(const Reduce& r, const Scaling<E>& scaling, ReduceMemory<E>& m,
-                      const TileMask& tile_mask, int64_t j0, int keys) {
-  typedef typename E::Real Real;
-  constexpr int n = E::lanes;
-  const int64_t columns = r.problem->Lk, C = r.bins[1];
-  const int64_t last_bin = bin_of(j0 + keys - 1, columns, C);
-  const Vec<Real> nothing = Vec<Real>{} + empty_bin_value<Real>(mass);
-  const int even = columns % C ? 0 : int(columns / C);  // keys of a bin, where all have as many
-  const auto both = [](Vec<Real> x, Vec<Real> y) { return mass ? x + y : larger(y, x); };
-  for (int64_t bin = bin_of(j0, columns, C); bin <= last_bin; bin += n) {
-    const int width = int(last_bin + 1 - bin < n ? last_bin + 1 - bin : n);
-    for (int v = 0; v < m.rows.vectors; ++v) {
-      const Vec<Real> base = m.at(m.base, v), log_total = m.at(m.log_total, v);
-      Vec<Real> t[n];
-      const int64_t first = m.edges[bin] - j0;
-      if (even && width == n && tile_mask.low[v] <= first &&
-          first + n * even <= tile_mask.high[v]) {
-        for (int i = 0; i < n; ++i) {
-          const int j = int(first) + i * even;
-          t[i] = both(nothing, m.score(j, v));
-          for (int x = 1; x < even; ++x) t[i] = both(t[i], m.score(j + x, v));
-        }
-      } else {
-        for (int i = 0; i < n; ++i) {
-          t[i] = nothing;
-          if (i >= width) continue;
-          int64_t from = m.edges[bin + i] - j0, to = m.edges[bin + i + 1] - j0;
-          if (from < tile_mask.low[v]) from = tile_mask.low[v];
-          if (to > tile_mask.high[v]) to = tile_mask.high[v];
-          for (int64_t j = from; j < to; ++j) t[i] = both(t[i], m.score(int(j), v));
-        }
-      }
-      if (!mass)
-        for (int i = 0; i < n; ++i) t[i] = scaling.exponent(t[i], base) - log_total;
-      add_to_bins<E, mass>(m, t, v, bin, width);
-    }
-  }
-}
-
-// Pools the mass of a tile straight from its scores, which it leaves. Every key is visible, before
-// mask and ids, and bins have as many keys each. Returns false where a bin crosses the end of the
-// tile.
-template <class E>
-static bool pool_mass(const Reduce& r, const Scaling<E>& scaling, ReduceMemory<E>& m, int64_t j0,
-                      int keys) {
-  typedef typename E::Real Real;
-  constexpr int n = E::lanes;
-  const int64_t columns = r.problem->Lk;
-  const int width = int(columns / r.bins[1]);  // of a bin
-  if (columns % r.bins[1] || j0 % width || keys % width || width % 4) return false;
-  const int64_t first_bin = j0 / width;
-  const int bins = keys / width;
-  for (int from = 0; from < bins; from += n) {
-    const int some = bins - from < n ? bins - from : n;
-    for (int v = 0; v < m.rows.vectors; ++v) {
-      const Vec<Real> base = m.at(m.base, v), inverse = m.at(m.inverse, v);
-      Vec<Real> t[n];
-      for (int i = 0; i < n; ++i) {
-        Vec<Real> sum = {};
-        for (int j = (from + i) * width; i < some && j < (from + i + 1) * width; j += 4) {
-          Vec<Real> w[4];
-          for (int x = 0; x < 4; ++x) w[x] = scaling.exponent(m.score(j + x, v), base);
-          exp2_each(w);
-          sum += (w[0] + w[1]) + (w[2] + w[3]);
-        }
-        t[i] = inverse != 0 ? sum * inverse : Vec<Real>{};  // also in unused lanes
-      }
-      add_to_bins<E, true>(m, t, v, first_bin + from, some);
-    }
-  }
-  return true;
 }
 
 template <class E>
@@ -526,7 +423,8 @@ static void weights_of_best(const Reduce& r, const Scaling<E>& scaling, ReduceMe
   for (int64_t i = 0; i < r.k; ++i)
     for (int v = 0; v < m.rows.vectors; ++v) {
       Vec<Real>& best = m.at(m.best + i * E::rows, v);
-      const Vec<Real> w = exp2(scaling.exponent(best, m.at(m.base, v))) * m.at(m.inverse, v);
+      const Vec<Real> w = exp2(scaling.exponent(best, m.at(m.normalisers.base, v))) *
+                          m.at(m.normalisers.inverse, v);
       best = best == -kInf<Real> ? best : w;
     }
 }
@@ -541,10 +439,10 @@ static void write_top(const Reduce& r, const Scaling<E>& scaling, ReduceMemory<E
   Real* values = (Real*)r.top_values + at * r.k;
   int64_t* keys = r.top_keys + at * r.k;
   int64_t n = 0;
-  const bool has_nan = m.inverse[row] != m.inverse[row];
+  const bool has_nan = m.normalisers.inverse[row] != m.normalisers.inverse[row];
   if (has_nan) {  // its visible keys, in order
     for (int64_t j = m.rows.first[row]; j < m.rows.last[row] && n < r.k; ++j)
-      if (attends(p, m.rows, row, j)) all[n++] = {m.inverse[row], int32_t(j)};
+      if (attends(p, m.rows, row, j)) all[n++] = {m.normalisers.inverse[row], int32_t(j)};
   } else if (r.k <= kSortedInLanes) {
     const int v = row / E::lanes, lane = row % E::lanes;
     for (; n < r.k && m.best[n * E::rows + row] != -kInf<Real>; ++n)
@@ -552,8 +450,8 @@ static void write_top(const Reduce& r, const Scaling<E>& scaling, ReduceMemory<E
   } else {
     keep_best(r, m, row);
     for (; n < m.counts[row]; ++n)
-      all[n].score =
-          exp2(broadcast((all[n].score - m.base[row]) * scaling.factor))[0] * m.inverse[row];
+      all[n].score = exp2(broadcast((all[n].score - m.normalisers.base[row]) * scaling.factor))[0] *
+                     m.normalisers.inverse[row];
   }
   if (!has_nan) std::sort(all, all + n, ByScore<Real>());
   for (int64_t i = 0; i < n; ++i) values[i] = all[i].score, keys[i] = all[i].key;
@@ -571,48 +469,12 @@ static void write_top(const Reduce& r, const Scaling<E>& scaling, ReduceMemory<E
   }
 }
 
-// A task: a chunk of the rows of a head, and its partial results.
-template <class E>
-struct RowChunk {
-  int64_t head, begin, end;
-  Chunk<E> found;
-};
-
-template <class E>
-static RowChunk<E> chunk_of_task(const Reduce& r, int64_t task) {
-  const int64_t chunks = chunks_of<E>(r), head = r.head0 + task / chunks,
-                c = chunks - 1 - task % chunks, Lq = r.problem->Lq;
-  const int64_t begin = c * chunk_rows<E>(r), end = begin + chunk_rows<E>(r);
-  Scratch none(nullptr);
-  return {head, begin, end < Lq ? end : Lq,
-          has_columns(r) ? chunk_at<E>(r, head, c) : Chunk<E>(r, none)};
-}
-
 // Initialises the partial results of a chunk.
 template <class E>
 static void start_chunk(const Reduce& r, ReduceMemory<E>& m, const RowChunk<E>& chunk) {
-  const Problem& p = *r.problem;
   if (r.received || r.received_max)
-    for (int64_t j = 0; j < p.Lk; ++j) chunk.found.received[j] = 0;
-  if (!has_heatmap(r)) return;
-  for (int64_t x = 0; x <= r.bins[1]; ++x) m.edges[x] = x * p.Lk / r.bins[1];
-  const int64_t last = bin_of(chunk.end - 1, p.Lq, r.bins[0]);
-  for (int64_t x = bin_of(chunk.begin, p.Lq, r.bins[0]); x <= last; ++x) {
-    const BinRow row(r, chunk.begin, chunk.end, x);
-    if (r.pooled_max) row.clear_bins(r, chunk.head, chunk.found, false);
-    if (r.pooled_mass) row.clear_bins(r, chunk.head, chunk.found, true);
-  }
-}
-
-// Finds the bins of a tile of queries.
-template <class E>
-static void find_bins(const Reduce& r, ReduceMemory<E>& m, const RowChunk<E>& chunk) {
-  for (int i = 0; i < m.rows.count; ++i) {
-    m.row_bin[i] = bin_of(m.rows.index[i], r.problem->Lq, r.bins[0]);
-    const BinRow row(r, chunk.begin, chunk.end, m.row_bin[i]);
-    if (r.pooled_max) m.bin_row[0][i] = row.in(r, chunk.head, chunk.found, false);
-    if (r.pooled_mass) m.bin_row[1][i] = row.in(r, chunk.head, chunk.found, true);
-  }
+    for (int64_t j = 0; j < r.problem->Lk; ++j) chunk.found.received[j] = 0;
+  if (has_heatmap(r)) start_bins(r, m.bins, chunk);
 }
 
 // Turns a tile of scores into weights where a reduction needs them, and reduces.
@@ -621,7 +483,8 @@ static void reduce_weights(const Reduce& r, const Scaling<E>& scaling, ReduceMem
                            const TileMask& tile_mask, int64_t j0, int keys, Chunk<E>* found) {
   const bool rows = r.entropy || r.distance, columns = r.received || r.received_max;
   const bool whole = tile_mask.fully_visible && !m.has_nan && !columns && !r.weights;
-  if (whole && !rows && pool_mass(r, scaling, m, j0, keys)) return;
+  if (whole && !rows && pool_mass(r, m.rows, m.bins, scaling, m.normalisers, m.scores, j0, keys))
+    return;
   if (rows && columns)
     weights_of_tile<E, true, true>(r, scaling, m, tile_mask, j0, keys, found);
   else if (rows && whole && !r.pooled_mass)
@@ -632,7 +495,7 @@ static void reduce_weights(const Reduce& r, const Scaling<E>& scaling, ReduceMem
     weights_of_tile<E, false, true>(r, scaling, m, tile_mask, j0, keys, found);
   else
     weights_of_tile<E, false, false>(r, scaling, m, tile_mask, j0, keys, found);
-  if (r.pooled_mass) pool_tile<E, true>(r, scaling, m, tile_mask, j0, keys);
+  if (r.pooled_mass) pool_tile<E, true>(r, m.rows, m.bins, m.scores, tile_mask, j0, keys);
   if (r.weights) write_weights(r, m, tile_mask, j0);
 }
 
@@ -653,7 +516,11 @@ static void reduce_tile(const Reduce& r, const Scaling<E>& scaling, ReduceMemory
   else if (r.k)
     find_top(r, m, tile_mask, j0);
   if (r.n) find_pairs(r, scaling, m, tile_mask, j0);
-  if (r.pooled_max) pool_tile<E, false>(r, scaling, m, tile_mask, j0, keys);
+  if (r.pooled_max)
+    pool_tile<E, false>(r, m.rows, m.bins, m.scores, tile_mask, j0, keys,
+                        [&](Vec<typename E::Real> score, int v) {
+                          return m.normalisers.log2_weight(scaling, score, v);
+                        });
   if (r.entropy || r.distance || r.received || r.received_max || r.pooled_mass || r.weights)
     reduce_weights(r, scaling, m, tile_mask, j0, keys, found);
 }
@@ -692,7 +559,7 @@ static void run_reduce(const void* pass, int64_t task, char* memory, const Stop&
     describe_rows(p, m.rows, chunk.head / p.Hq, chunk.head % p.Hq, row, chunk.end);
     load_queries<E>(p, m.rows);
     start_rows(r, m);
-    if (has_heatmap(r)) find_bins(r, m, chunk);
+    if (has_heatmap(r)) find_bins(r, m.rows, m.bins, chunk);
     if (r.n) set_pair_threshold(scaling, m);
     for (int64_t j0 = m.rows.low; j0 < m.rows.high; j0 += kKeys)
       reduce_tile(r, scaling, m, j0, &chunk.found);
@@ -706,6 +573,7 @@ static void run_reduce(const void* pass, int64_t task, char* memory, const Stop&
 
 static Job reduce(const Reduce& r) {
   return by_type<Job>(r.problem->type, [&]<class E>(E) -> Job {
+    if (r.finds_statistics) return first_look<E>(r);
     Scratch scratch(nullptr);
     ReduceMemory<E> m(r, scratch);
     return {(r.head1 - r.head0) * chunks_of<E>(r), scratch.taken(), run_reduce<E>, &r};

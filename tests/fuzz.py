@@ -209,9 +209,10 @@ class Comparison:
         options = {**self.options, "return_weights": True}
         (out, weights), self.served["weights"] = ask(*self.arrays, **options)
         self._compare_output("output with weights", out, self.exact)
+        more = {n: x for n, x in self.options.items() if n not in ("dropout", "seed")}
+        self.alone = lambda: regard.AttentionWeights(*self.arrays[:2], **more)
         if self.rng.random() < 0.3:
-            more = {n: x for n, x in self.options.items() if n not in ("dropout", "seed")}
-            weights = regard.AttentionWeights(*self.arrays[:2], **more)
+            weights = self.alone()
         public = (*call.leading, *call.sizes[1:2], *call.sizes[3:])
         self.public = public[-2:] if call.arrays["query"].x.ndim == 2 else public
         assert weights.shape == self.public, f"weights have shape {weights.shape}"
@@ -340,6 +341,9 @@ class Comparison:
             rows, columns = (self._span(n) for n in self.public[-2:])
             found = weights.pool(size, how, rows, columns)
             self._compare_pool(size, how, rows, columns, found)
+        if self.rng.random() < 0.3:  # of rows that nothing is known of
+            found = self.alone().pool(size, "max", rows)
+            self._compare_pool(size, "max", rows, slice(None), found)
 
     def _span(self, n):
         if self.rng.random() < 0.4:

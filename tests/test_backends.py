@@ -37,6 +37,9 @@ class Toy:
         s = self._scores(call)
         return s.max(-1), np.exp(s - s.max(-1, keepdims=True)).sum(-1)
 
+    def finds_statistics(self, call, fields):
+        return False
+
     def reduce(self, call, statistics, fields):
         maximum, total = (x[..., None] for x in statistics)
         w = np.exp(self._scores(call) - maximum) / total

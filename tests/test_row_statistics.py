@@ -9,6 +9,7 @@ import torch
 import regard
 from recordings import numbers
 from regard import AttentionWeights, _formula
+from regard._arrays import to_numpy
 from regard._backends import kernel
 from regard._backends.kernel import Kernel
 from regard._checks import read_call
@@ -20,12 +21,17 @@ from strategies import to_torch
 def computed(monkeypatch):
     """``(B, Hq, Lq)`` of every call whose row statistics the kernels were asked for."""
     shapes = []
-    forward = kernel.kernels.forward
+    forward, reduce = kernel.kernels.forward, kernel.kernels.reduce
 
-    def spy(call, out, maximum, total, threads):
+    def forward_spy(call, out, maximum, total, threads):
         if maximum:
             shapes.append(sizes.pop())
         return forward(call, out, maximum, total, threads)
+
+    def reduce_spy(call, asked, threads):
+        if asked.finds_statistics:
+            shapes.append(sizes.pop())
+        return reduce(call, asked, threads)
 
     sizes, read = [], kernel._read
 
@@ -34,7 +40,8 @@ def computed(monkeypatch):
         return read(call)
 
     monkeypatch.setattr(kernel, "_read", told)
-    monkeypatch.setattr(kernel.kernels, "forward", spy)
+    monkeypatch.setattr(kernel.kernels, "forward", forward_spy)
+    monkeypatch.setattr(kernel.kernels, "reduce", reduce_spy)
     return shapes
 
 
@@ -125,6 +132,49 @@ def test_a_row_has_the_same_bits_in_the_kernel_whatever_is_asked_first(name, sha
             np.testing.assert_array_equal(x, y[place.slices])
     for x, y in zip(asked.of(whole), expected):
         np.testing.assert_array_equal(x, y)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_picture_has_the_same_bits_whether_its_rows_were_known(name, dtype, computed):
+    rng = np.random.default_rng(3)
+    for shape in ("long", "few rows of a head", "few rows"):
+        B, Hq, Hkv, Lq, Lk = SHAPES[shape]
+        options = OPTIONS[name](Lq, Lk)
+        options["sinks"] = numbers(Hq, seed=7)
+        q, k = 3 * numbers(B, Hq, Lq, 24), numbers(B, Hkv, Lk, 24, seed=1)
+        q[0, 0, Lq // 2] = np.nan
+        q, k = (torch.from_numpy(x).to(getattr(torch, dtype)) for x in (q, k))
+        fresh, known = (AttentionWeights(q, k, **to_torch(options)) for _ in range(2))
+        assert known.lse is not None
+        for R, C in ((1, 1), (Lq, 64), (17, 100), (40, 2500), (Lq, 625)):
+            low = rng.integers(Lq)
+            high = rng.integers(low, Lq) + 1
+            step = int(rng.integers(1, 4))
+            fresh._statistics = RowStatistics(fresh._call, Kernel())
+            asked = (x.part(slice(low, high, step)).pool((R, C)) for x in (fresh, known))
+            np.testing.assert_array_equal(*(to_numpy(x) for x in asked))
+            place = fresh.part(slice(low, high, step))._place
+            for x, y in zip(*(w._statistics.of(place) for w in (fresh, known))):
+                np.testing.assert_array_equal(x, y)
+            assert fresh._statistics.known(place)
+    assert len(computed) == 3 + 15  # and no question twice
+
+
+def test_a_picture_of_very_many_bins_and_one_of_a_part_of_the_keys_know_the_rows_first(computed):
+    q, k = numbers(200, 4), numbers(5000, 4, seed=1)
+    for ask in (
+        lambda weights: weights.pool((200, 5000)),
+        lambda weights: weights.pool((9, 9), columns=slice(7, 70)),
+        lambda weights: weights.pool((9, 9), ("max", "mass")),
+    ):
+        weights = AttentionWeights(q, k)
+        picture = ask(weights)
+        np.testing.assert_array_equal(ask(weights), picture)
+    assert computed == 3 * [(1, 1, 200)]
+    empty = AttentionWeights(q, k[:0])
+    assert empty.pool((3, 3)).shape == (3, 0)
+    assert (empty.lse == -np.inf).all()
 
 
 @pytest.mark.parametrize("size", [1.0, 2e6])

@@ -78,21 +78,50 @@ class RowStatistics:
         if wanted != Place.whole(call):
             call = call.of_heads(wanted.b, wanted.h).rows(wanted.slices[2])
         found = self.backend.row_statistics(call)
+        self.keep(wanted, found)
+
+    def keep(self, place: Place, found: Statistics) -> None:
+        """Takes what was computed; a row that is known is not touched, since it may be read."""
+        maximum, total = map(to_numpy, found)
         with _lock:
-            self._keep(wanted, found)
+            table = self._not_kept()
+            if table is None:  # another thread was faster
+                return
+            if self._kept is None:
+                self._kept = (
+                    np.zeros_like(maximum, shape=table.shape),
+                    np.zeros_like(total, shape=table.shape),
+                )
+            missing = table[place.slices]
+            for kept, x in zip(self._kept, (maximum, total)):
+                np.copyto(kept[place.slices], x, where=missing)
+            missing[...] = False
+            if not table.any():
+                self._missing = None
+
+    def known(self, place: Place) -> bool:
+        """Whether those of any row of a place are kept, or there is none."""
+        with _lock:
+            missing = self._not_kept()
+            return missing is None or not missing[place.slices].all() or 0 in place.shape
 
     @property
     def _few(self) -> bool:
         """Whether the queries that share keys are so few that all are computed together."""
         return self.call.group_rows <= self.backend.few_rows
 
+    def _not_kept(self) -> np.ndarray | None:
+        """Bool ``(B, Hq, Lq)``: which rows are missing; None where every one is kept."""
+        if self._missing is None and self._kept is None:
+            self._missing = np.ones(Place.whole(self.call).shape, bool)
+        return self._missing
+
     def _wanted(self, place: Place) -> Place | None:
         """What to compute for a place, which holds all that is missing; None where nothing is."""
-        if self._missing is None:
-            if self._kept is not None:
-                return None
-            self._missing = np.ones(Place.whole(self.call).shape, bool)
-        (missing,) = np.nonzero(self._missing[place.slices].any((0, 1)))
+        table = self._not_kept()
+        if table is None:
+            return None
+        (missing,) = np.nonzero(table[place.slices].any((0, 1)))
         if not missing.size:
             return None
         _, Hq, Hkv, Lq, _ = self.call.sizes
@@ -106,21 +135,6 @@ class RowStatistics:
         elif len(rows) < BLOCK and rows.step == 1:
             rows = range(rows.start // BLOCK * BLOCK, min(Lq, -(-rows.stop // BLOCK) * BLOCK))
         return Place(b, h, rows)
-
-    def _keep(self, place: Place, found: Statistics) -> None:
-        """Takes what was computed; a row that is known is not touched, since it may be read."""
-        if self._missing is None:  # another thread was faster
-            return
-        maximum, total = map(to_numpy, found)
-        if self._kept is None:
-            shape = self._missing.shape
-            self._kept = np.zeros(shape, maximum.dtype), np.zeros(shape, total.dtype)
-        missing = self._missing[place.slices]
-        for kept, x in zip(self._kept, (maximum, total)):
-            np.copyto(kept[place.slices], x, where=missing)
-        missing[...] = False
-        if not self._missing.any():
-            self._missing = None
 
     def copy(self, call: Call, place: Place) -> RowStatistics:
         """Those of a place, for a copy of its call."""

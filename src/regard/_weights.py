@@ -219,9 +219,14 @@ class AttentionWeights(Generic[ArrayT]):
         refuse_recorded(self._call, self._statistics.backend.past_torch)
 
     def _reduce(self, fields: dict[str, Any]) -> None:
-        backend, call = self._statistics.backend, self._call
+        rows, place, call = self._statistics, self._place, self._call
+        backend = rows.backend
+        if call.whole_rows and backend.finds_statistics(call, fields) and not rows.known(place):
+            if (found := backend.reduce(call, None, fields)) is not None:
+                rows.keep(place, found)
+            return
         needs_them = backend.reads_statistics or not call.whole_rows
-        backend.reduce(call, self._statistics.of(self._place) if needs_them else None, fields)
+        backend.reduce(call, rows.of(place) if needs_them else None, fields)
 
     def _give(self, x: Any) -> Any:
         """A result with the caller's axes, and floats in the dtype of the weights."""

@@ -48,14 +48,22 @@ class Backend(Protocol):
     def row_statistics(self, call: Call) -> Statistics:
         """Maximum and total of each row, in whatever unit its own ``reduce`` takes them."""
 
-    def reduce(self, call: Call, statistics: Statistics | None, fields: dict[str, Any]) -> None:
+    def finds_statistics(self, call: Call, fields: dict[str, Any]) -> bool:
+        """Whether ``reduce`` finds the row statistics itself, in the pass that needs them."""
+
+    def reduce(
+        self, call: Call, statistics: Statistics | None, fields: dict[str, Any]
+    ) -> Statistics | None:
         """Fills arrays with what is asked of the weights, in one pass.
 
         Args:
             call: without a value; maybe with some of the queries and keys of the whole.
-            statistics: of its rows in NumPy, contiguous.
+            statistics: of its rows in NumPy, contiguous; None where it finds or does not read them.
             fields: by the names that ``regard._reductions`` gives them: numbers, and the arrays of
                 the call's library that take the results.
+
+        Returns:
+            The row statistics, where it found them.
         """
 
 

@@ -19,6 +19,7 @@ from regard._settings import get_num_threads
 
 LARGEST_NUMBER = 1e30  # that scores are multiplied with in float32
 LARGEST_HEAD = 256  # one sum over more numbers than these is less exact than the plain formula's
+MOST_BINS = 4096  # of a row of a picture that finds the row statistics too: for each row its own
 
 
 def _load() -> ModuleType | None:
@@ -62,11 +63,24 @@ class Kernel:
         """
         return forward(call.without_value())[1:]
 
+    def finds_statistics(self, call: Call, fields: dict[str, Any]) -> bool:
+        """For the picture of the largest weights: scores are compared before they are weights."""
+        return (
+            fields.keys() == {"pooled_max", "bins"}
+            and 0 < fields["bins"][1] <= MOST_BINS
+            and call.group_rows > self.few_rows
+        )
+
     def reduce(
         self, call: Call, statistics: tuple[Any, Any] | None, fields: dict[str, Any]
-    ) -> None:
-        assert statistics is not None
-        reduce(call, *statistics, fields)
+    ) -> tuple[Any, Any] | None:
+        if statistics is not None:
+            reduce(call, *statistics, fields)
+            return None
+        shape = call.query.shape[:3]
+        maximum, total = (np.empty(shape, accumulating_name(call.query)) for _ in range(2))
+        reduce(call, maximum, total, fields, finds_statistics=True)
+        return maximum, total
 
 
 def _refuses(call: Call) -> str | None:
@@ -200,13 +214,16 @@ def forward(call: Call, statistics: bool = True) -> tuple[Any, Any, Any]:
     return out, maximum, total
 
 
-def reduce(call: Call, maximum: Any, total: Any, fields: dict[str, Any]) -> None:
+def reduce(
+    call: Call, maximum: Any, total: Any, fields: dict[str, Any], finds_statistics: bool = False
+) -> None:
     """Fills arrays with what is asked of the weights, in one pass.
 
     Args:
         maximum, total: the row statistics of ``forward``, in NumPy.
         fields: by the names of ``kernels.Asked``; numbers, and the arrays that take the results.
             Besides ``lse``, ``(B, Hq, Lq)``.
+        finds_statistics: whether it writes them; for ``pooled_max`` alone.
     """
     assert kernels is not None
     read, _held = _read(call.without_value())
@@ -219,7 +236,7 @@ def reduce(call: Call, maximum: Any, total: Any, fields: dict[str, Any]) -> None
     if fields and 0 not in call.sizes:
         asked = kernels.Asked()
         asked.maximum, asked.total = _address(maximum), _address(total)
-        asked.whole_rows = call.whole_rows
+        asked.finds_statistics, asked.whole_rows = finds_statistics, call.whole_rows
         for name, x in fields.items():
             setattr(asked, name, x if isinstance(x, (int, tuple)) else _address(x))
         kernels.reduce(read, asked, _threads(call))

@@ -46,6 +46,9 @@ class Reference:
     def row_statistics(self, call: Call) -> tuple[Any, Any]:
         return statistics_of(FLOAT64, _in_numpy(call))
 
+    def finds_statistics(self, call: Call, fields: dict[str, Any]) -> bool:
+        return False
+
     def reduce(
         self, call: Call, statistics: tuple[Any, Any] | None, fields: dict[str, Any]
     ) -> None:

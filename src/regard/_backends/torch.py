@@ -30,6 +30,9 @@ class Torch:
     def row_statistics(self, call: Call) -> tuple[Any, Any]:
         return statistics_of(arrays_of(call.query), call)
 
+    def finds_statistics(self, call: Call, fields: dict[str, Any]) -> bool:
+        return False
+
     def reduce(
         self, call: Call, statistics: tuple[Any, Any] | None, fields: dict[str, Any]
     ) -> None:
