@@ -215,6 +215,7 @@ class Attended(torch.utils.data.Dataset):
         return regard.attention(x, x, x, backend="kernel")
 
 
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # on a single core
 def test_workers_of_a_data_loader_compute_too():
     loader = torch.utils.data.DataLoader(Attended(), num_workers=2)
     assert [float(x[0, 0, 0, 0]) for x in loader] == [0, 1, 2, 3]

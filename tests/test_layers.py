@@ -30,7 +30,7 @@ LAYERS = [
     ["nn", "hf", "distributed", "recording _recording_file _layer"],
     ["_steps _explain"],
     ["_attention"],
-    ["_weights _parts _row_statistics _picture _reductions"],
+    ["_weights _parts _row_statistics _picture _reductions", "_plans"],
     ["_backends _kernels"],
     ["_block_reductions"],
     ["_formula"],

@@ -7,9 +7,10 @@ from typing import Any, Literal, Unpack, overload
 
 import numpy as np
 
+from regard import _plans
 from regard._backends import choose
 from regard._call import dtype_name, is_tensor
-from regard._checks import read_call
+from regard._checks import given, read_call
 from regard._errors import ShapeError
 from regard._types import (
     Array,
@@ -128,18 +129,29 @@ def attention(
 
     Source: Vaswani et al. 2017, equation 1; Milakov & Gimelshein 2018.
     """
-    call = read_call(
-        query, key, value,
+    options = given(
         causal=causal, window=window, mask=mask, bias=bias, key_lengths=key_lengths,
         segments=segments, query_start=query_start, sinks=sinks, scale=scale, softcap=softcap,
         dropout=dropout, seed=seed,
     )  # fmt: skip
+    known = None if return_weights else _plans.key_of(query, key, value, options, backend)
+    output: ArrayT
+    if plan := _plans.find(known):
+        output = plan.output(query, key, value)
+        return output
+    if value is None:
+        raise TypeError(
+            "attention: value is None; an array is needed. The weights alone, of query and key, "
+            "are regard.AttentionWeights(query, key)."
+        )
+    call = read_call(query, key, value, **options)
     chosen = choose(call, backend)
-    output, statistics = chosen.attention(call, return_weights)
-    restored: ArrayT = call.restore(output)
-    if not return_weights:
-        return restored
-    return restored, AttentionWeights._of(call, chosen, statistics)
+    found, statistics = chosen.attention(call, return_weights)
+    output = call.restore(found)
+    if return_weights:
+        return output, AttentionWeights._of(call, chosen, statistics)
+    _plans.keep(known, chosen, call, query, key, value)
+    return output
 
 
 def scaled_dot_product_attention(

@@ -315,6 +315,16 @@ READERS: dict[str, Callable[[str, Any, Given], Any]] = {
 }
 
 
+def given(**options: Any) -> dict[str, Any]:
+    """The options that are not as they are by default."""
+    found = {}
+    for name, x in options.items():
+        default = _OPTIONS[name].default
+        if x is not default and not (default == 0.0 and type(x) is float and x == default):
+            found[name] = x
+    return found
+
+
 def read_call(query: Any, key: Any, value: Any, *, seed: Any = None, **options: Any) -> Call:
     """Checks every argument and gives them back in one form.
 
@@ -323,13 +333,11 @@ def read_call(query: Any, key: Any, value: Any, *, seed: Any = None, **options: 
     """
     _check_arrays(query, key, value)
     leading = tuple(query.shape[:-3])
-    given = Given(query, key, leading)
+    arrays = Given(query, key, leading)
     fields: dict[str, Any] = {"scale": 1.0 / math.sqrt(query.shape[-1])}
-    for name, x in options.items():
+    for name, x in given(**options).items():
         option = _OPTIONS[name]
-        if x is option.default:
-            continue
-        found = READERS[option.kind](name, x, given)
+        found = READERS[option.kind](name, x, arrays)
         if len(option.fields) == 1:
             fields[name] = found
         else:

@@ -17,6 +17,7 @@ _tracing_state = torch._C._get_tracing_state
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _function_modes = torch._C._len_torch_function_stack
 _profiles = torch._C._autograd._profiler_enabled
+_forward_mode = torch.autograd.forward_ad
 
 
 def is_recorded() -> bool:
@@ -37,6 +38,21 @@ def is_watched() -> bool:
         or _dispatch_modes() > 0
         or _function_modes() > 0
         or _profiles()
+    )
+
+
+def is_plain(*tensors: object) -> bool:
+    """Whether all are tensors in the CPU's memory that nothing watches or differentiates."""
+    if is_watched() or _forward_mode._current_level >= 0:
+        return False
+    grad = torch.is_grad_enabled()
+    return all(
+        type(x) is Tensor
+        and x.layout is torch.strided
+        and x.is_cpu
+        and not x.is_neg()
+        and not (grad and x.requires_grad)
+        for x in tensors
     )
 
 

@@ -7,7 +7,7 @@ import importlib
 import math
 import sys
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -141,11 +141,17 @@ def _memory(x: Any) -> tuple[int, int]:
 
 def _rows(x: Any) -> Any:
     """x with the numbers of a row next to each other."""
+    x = _resolved(x)
     if x is None or x.shape[-1] == 1:
         return x
     if is_tensor(x):
         return x if x.stride(-1) == 1 else x.contiguous()
     return x if x.strides[-1] == x.itemsize else x.copy()
+
+
+def _resolved(x: Any) -> Any:
+    """x with its numbers in memory: torch gives the imaginary part of a conjugate by a flag."""
+    return x.resolve_neg() if is_tensor(x) and x.is_neg() else x
 
 
 def _read(call: Call) -> tuple[Any, tuple[Any, ...]]:
@@ -154,6 +160,7 @@ def _read(call: Call) -> tuple[Any, tuple[Any, ...]]:
     check_contents(call)
     B, _, _, Lq, Lk = call.sizes
     q, k, v = (_rows(x) for x in (call.query, call.key, call.value))
+    bias = _resolved(call.bias)
     lengths = [Lk] * B if call.key_lengths is None else call.key_lengths.tolist()
     starts = call.query_start
     starts = [n - Lq for n in lengths] if starts is None else starts.tolist()
@@ -164,7 +171,7 @@ def _read(call: Call) -> tuple[Any, tuple[Any, ...]]:
     for field in NUMBERS:
         if (x := getattr(call, field.name)) is not None:
             setattr(read, field.name, x)
-    read.mask, read.bias = _array_ref(call.mask), _array_ref(call.bias)
+    read.mask, read.bias = _array_ref(call.mask), _array_ref(bias)
     if call.sinks is not None:
         read.sinks = call.sinks.tolist()
     if call.dropout:
@@ -174,7 +181,7 @@ def _read(call: Call) -> tuple[Any, tuple[Any, ...]]:
         ids = tuple(_ids(x) for x in (call.query_segments, call.key_segments))
         read.query_ids, read.key_ids = (x.ctypes.data for x in ids)
         read.shared_query_ids, read.shared_key_ids = (len(x) == 1 for x in ids)
-    return read, (q, k, v, ids, call)
+    return read, (q, k, v, bias, ids, call)
 
 
 def _ids(segments: Any) -> np.ndarray:
@@ -212,6 +219,35 @@ def forward(call: Call, statistics: bool = True) -> tuple[Any, Any, Any]:
     if 0 not in shape:
         kernels.forward(read, _address(out), _address(maximum), _address(total), _threads(call))
     return out, maximum, total
+
+
+class Plan(NamedTuple):
+    """How to compute the output of one more call of some shapes."""
+
+    read: Any  # the call as the kernels read it
+    shape: tuple[int, ...]  # of the output
+    dtype: str
+
+    def output(self, query: Any, key: Any, value: Any) -> Any:
+        """The output ``(..., Hq, Lq, Dv)`` of arrays that have the plan's shapes and strides."""
+        assert kernels is not None
+        if isinstance(query, np.ndarray):
+            out = np.empty(self.shape, self.dtype)
+        else:
+            out = query.new_empty(self.shape)
+        addresses = [_address(x) for x in (query, key, value, out)]
+        kernels.forward_at(self.read, *addresses, 1)
+        return out
+
+
+def plan_of(call: Call, query: Any, key: Any, value: Any) -> Plan | None:
+    """The plan of a call of these arrays; None where it is not small, or reads copies of them."""
+    if checks or 0 in call.sizes or not _is_small(call):
+        return None
+    read, (*arrays, _, _, _) = _read(call)
+    if any(_address(x) != _address(y) for x, y in zip(arrays, (query, key, value))):
+        return None
+    return Plan(read, (*query.shape[:-1], value.shape[-1]), dtype_name(query))
 
 
 def reduce(
@@ -289,8 +325,11 @@ def _zeros(call: Call, shape: tuple[int, ...], dtype: str) -> Any:
     return x.zero_() if call.is_torch else np.zeros_like(x)
 
 
-def _threads(call: Call) -> int:
-    """One for small calls: starting another costs as much as some four million products."""
+def _is_small(call: Call) -> bool:
+    """Whether starting another thread would take longer: as long as some four million products."""
     B, Hq, _, Lq, Lk = call.sizes
-    size = B * Hq * Lq * Lk * (call.query.shape[-1] + 1)
-    return get_num_threads() if size >= 2**21 else 1
+    return bool(B * Hq * Lq * Lk * (call.query.shape[-1] + 1) < 2**21)
+
+
+def _threads(call: Call) -> int:
+    return 1 if _is_small(call) else get_num_threads()

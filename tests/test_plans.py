@@ -1,0 +1,194 @@
+"""A small call that came before is computed without being checked anew, and nothing else is."""
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+import regard
+from recordings import numbers
+from regard import _backends, _plans
+from regard._backends import kernel
+from strategies import to_torch
+
+OPTIONS = [{}, {"causal": True}, {"scale": 0.3, "softcap": 2.0}]
+LAYOUTS = {
+    "contiguous": lambda B, H, L, D, seed: numbers(B, H, L, D, seed=seed),
+    "(B, L, H, D)": lambda B, H, L, D, seed: numbers(B, L, H, D, seed=seed).swapaxes(1, 2),
+    "every other row": lambda B, H, L, D, seed: numbers(B, H, 2 * L, D, seed=seed)[:, :, ::2],
+    "columns": lambda B, H, L, D, seed: numbers(B, H, D, L, seed=seed).swapaxes(2, 3),
+    "backwards": lambda B, H, L, D, seed: numbers(B, H, L, D, seed=seed)[:, :, ::-1],
+    "one row": lambda B, H, L, D, seed: np.broadcast_to(numbers(D, seed=seed), (B, H, L, D)),
+}
+
+
+@pytest.fixture(autouse=True)
+def planned(monkeypatch):
+    """Calls that a plan computed; none is known before."""
+    monkeypatch.setattr(_plans, "_plans", {})
+    seen, output = [], kernel.Plan.output
+
+    def spy(self, *arrays):
+        seen.append(tuple(arrays[0].shape))
+        return output(self, *arrays)
+
+    monkeypatch.setattr(kernel.Plan, "output", spy)
+    return seen
+
+
+def drawn(layout, library, dtype="float32"):
+    for seed in (0, 5):
+        arrays = [LAYOUTS[layout](2, h, n, 8, seed + h + n) for h, n in ((4, 5), (2, 7), (2, 7))]
+        if library == "torch":
+            arrays = [torch.from_numpy(x if min(x.strides) > 0 else x.copy()) for x in arrays]
+            yield [x.to(getattr(torch, dtype)) for x in arrays]
+        else:
+            yield [x.astype(dtype, order="K") for x in arrays]
+
+
+@pytest.mark.skipif(kernel.kernels is None or kernel.checks, reason="there are no plans")
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_second_call_has_the_bits_of_the_first(layout, library, options, planned):
+    for dtype in ("float32", "float64", "float16") + ("bfloat16",) * (library == "torch"):
+        first, other = drawn(layout, library, dtype)
+        expected = [regard.attention(*first, **options)]
+        _plans._plans.clear()
+        expected.append(regard.attention(*other, **options))
+        for arrays, right in zip((first, other), expected):
+            found = regard.attention(*arrays, **options)
+            assert type(found) is type(right)
+            assert found.dtype == right.dtype
+            np.testing.assert_array_equal(
+                *(x if library == "numpy" else x.float() for x in (found, right))
+            )
+    if layout == "columns":  # its rows are copied
+        assert not planned
+    elif layout != "one row":
+        assert planned
+
+
+@pytest.mark.parametrize("shape", [(5, 4), (3, 5, 4), (2, 3, 5, 4), (1, 2, 3, 5, 4)])
+def test_the_output_has_the_axes_of_the_query(shape, planned):
+    x = numbers(*shape)
+    first, second = regard.attention(x, x, x), regard.attention(x, x, x)
+    assert first.shape == second.shape == shape
+    np.testing.assert_array_equal(first, second)
+    assert planned == [shape]
+    tall = numbers(*shape[:-1], 3, seed=2)
+    assert regard.attention(x, x, tall).shape == regard.attention(x, x, tall).shape == tall.shape
+
+
+def test_what_was_refused_is_refused_again(planned):
+    x = numbers(2, 5, 4)
+    for options in ({}, {"causal": True}, {"scale": 1.0}):
+        regard.attention(x, x, x, **options)
+    t = torch.from_numpy(x)
+    regard.attention(t, t, t)
+    for error, arrays, options in [
+        (TypeError, (x, x, x), {"causal": 1}),
+        (TypeError, (x, x, x), {"scale": True}),
+        (ValueError, (x, x, x), {"scale": float("nan")}),
+        (ValueError, (x, x, x), {"backend": "kernle"}),
+        (ValueError, (x, x, x), {"backend": ["auto"]}),
+        (TypeError, (x, t, x), {}),
+        (TypeError, (x, x.astype(">f4"), x), {}),
+        (TypeError, (np.ma.array(x),) * 3, {}),
+        (TypeError, (t.to_sparse(), t, t), {}),
+        (TypeError, (x, x, None), {}),
+    ]:  # fmt: skip
+        for _ in range(2):
+            with pytest.raises(error):
+                regard.attention(*arrays, **options)
+    assert not planned
+
+
+def test_who_watches_or_differentiates_sees_the_operator(planned):
+    x = torch.from_numpy(numbers(1, 2, 5, 4))
+    expected = regard.attention(x, x, x)
+    assert not planned
+    y = x.clone().requires_grad_()
+    out = regard.attention(y, y, y)
+    out.sum().backward()
+    assert y.grad is not None
+    with torch.profiler.profile() as profile:
+        regard.attention(x, x, x)
+    assert any("regard" in event.name for event in profile.events())
+    batch = x[None].expand(3, -1, -1, -1, -1)
+    mapped = torch.vmap(lambda x: regard.attention(x, x, x))(batch)
+    torch.testing.assert_close(mapped[1], expected, rtol=0, atol=0)
+    with warnings.catch_warnings(), torch.autograd.forward_ad.dual_level():
+        warnings.simplefilter("ignore")  # torch's own, of what it will drop
+        dual = torch.autograd.forward_ad.make_dual(x, torch.ones_like(x))
+        with pytest.raises((RuntimeError, NotImplementedError, regard.UnsupportedError)):
+            regard.attention(dual, dual, dual, backend="kernel")
+    assert not planned
+    with torch.no_grad():
+        torch.testing.assert_close(regard.attention(y, y, y), expected, rtol=0, atol=0)
+    assert planned == [(1, 2, 5, 4)]
+
+
+def test_backends_and_options_with_arrays_are_chosen_anew(monkeypatch, planned):
+    x = numbers(1, 2, 5, 4)
+    regard.attention(x, x, x), regard.attention(x, x, x, backend="reference")
+    monkeypatch.setattr(_backends, "BACKENDS", _backends.BACKENDS[1:])
+    with pytest.raises(ValueError, match="'torch', 'reference' are known"):
+        regard.attention(x, x, x, backend="kernel")
+    regard.attention(x, x, x)  # by the reference: the kernels are gone
+    monkeypatch.undo()
+    regard.attention(x, x, x, backend="reference")
+    mask = np.tril(np.ones((5, 5), bool))
+    for _ in range(2):
+        regard.attention(x, x, x, mask=mask), regard.attention(x, x, x, window=(1, 0))
+        regard.attention(x, x, x, dropout=0.5, seed=1)
+    assert not planned
+
+
+def test_long_calls_and_empty_ones_have_no_plan_and_plans_are_few(planned):
+    for shape in ((1, 2, 700, 64), (1, 2, 0, 4), (0, 2, 3, 4)):
+        x = numbers(*shape)
+        for _ in range(3):
+            regard.attention(x, x, x)
+    assert not planned
+    for n in range(1, _plans.MOST + 50):
+        x = numbers(n, 2)
+        regard.attention(x, x, x)
+        assert len(_plans._plans) <= _plans.MOST
+    regard.attention(x, x, x)
+    assert planned == [(n, 2)]
+
+
+@pytest.mark.parametrize("backend", ["kernel", "torch"])
+def test_tensors_that_are_negated_by_a_flag(backend):
+    D, options = 4, {"backend": backend, "scale": 0.7}
+    x = [torch.from_numpy(numbers(1, 2, 5, D, seed=n)) for n in range(3)]
+    regard.attention(*x, **options)
+    flagged = [torch._neg_view(y) for y in x]
+    right = regard.attention(*(-y for y in x), **options)
+    torch.testing.assert_close(regard.attention(*flagged, **options), right, rtol=0, atol=0)
+    bias = torch.from_numpy(numbers(5, 5))
+    right = regard.attention(*x, bias=-bias, **options)
+    found = regard.attention(*x, bias=torch._neg_view(bias), **options)
+    torch.testing.assert_close(found, right, rtol=0, atol=0)
+    thin = torch.randn(1, 1, 5, 1, dtype=torch.complex64).conj().imag
+    right = regard.attention(thin.clone(), thin.clone(), thin.clone(), **options)
+    torch.testing.assert_close(regard.attention(thin, thin, thin, **options), right)
+    y = [torch._neg_view(y).requires_grad_() for y in x]
+    z = [(-y).requires_grad_() for y in x]
+    grad = torch.from_numpy(numbers(1, 2, 5, D, seed=9))
+    found = torch.autograd.grad(regard.attention(*y, **options), y, torch._neg_view(grad))
+    right = torch.autograd.grad(regard.attention(*z, **options), z, -grad)
+    for a, b in zip(found, right):
+        torch.testing.assert_close(a, b)
+    weights = [regard.AttentionWeights(*w[:2], backend=backend) for w in (flagged, [-y for y in x])]
+    torch.testing.assert_close(weights[0][0, 1], weights[1][0, 1])
+    torch.testing.assert_close(weights[0].entropy(), weights[1].entropy())
+
+
+def test_weights_are_those_of_a_call_that_had_a_plan():
+    q, k, v = to_torch({n: numbers(2, 5, 4, seed=i) for i, n in enumerate("qkv")}).values()
+    regard.attention(q, k, v), regard.attention(q, k, v)
+    out, weights = regard.attention(q, k, v, return_weights=True)
+    torch.testing.assert_close(weights[...] @ v, out)
