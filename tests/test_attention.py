@@ -263,7 +263,7 @@ def test_threads_are_set_and_read_back():
         regard.set_num_threads(before)
     code = (
         "import regard; regard.set_num_threads(1)\n"
-        "import torch, regard._torch_arrays; print(torch.get_num_threads())"
+        "import torch, regard._base.torch_arrays; print(torch.get_num_threads())"
     )
     fresh = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert fresh.stdout == "1\n"

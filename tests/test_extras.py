@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from regard._extras import EXTRA_OF, needed_by
+from regard._base.extras import EXTRA_OF, needed_by
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -116,7 +116,7 @@ NEED_AN_EXTRA = {"cli", "nn", "lm.decoder", "lm.training", "viewer._server", "vi
 # Imported by others alone, where what they need is there.
 NEED_WHAT_IS_THERE = {
     "_backends.kernel_ops", "_backends.onnx", "_backends.torch_gradients", "_backends.torch_ops",
-    "_torch_arrays", "_torch_state", "viewer._connections",
+    "_base.torch_arrays", "_base.torch_state", "viewer._connections",
 }  # fmt: skip
 
 

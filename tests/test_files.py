@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import regard
-from regard import _files
+from regard._base import files
 from regard.lm.config import Config, LayerConfig
 from regard.recording import Layer, Recording
 
@@ -55,7 +55,7 @@ def test_a_secret_file_is_secret_before_the_first_number_is_written(tmp_path):
     path = tmp_path / "a"
     path.touch()
     path.chmod(0o600)
-    with _files.replaced_when_complete(path):
+    with files.replaced_when_complete(path):
         (new,) = [found for found in tmp_path.iterdir() if found != path]
         assert mode(new) == 0o600
 
@@ -180,7 +180,7 @@ def test_what_is_no_file_is_told_what_it_is_and_neither_read_nor_written(
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "a.safetensors"
     make(path)
-    for read in (_files.read_file, _files.open_file, Recording.load):
+    for read in (files.read_file, files.open_file, Recording.load):
         with pytest.raises(ValueError, match=f"{path} is {kind}; the name of a file is needed."):
             read(path)
     with pytest.raises(OSError, match=f"{path} is {kind}; saving needs the name of a file."):
@@ -192,40 +192,40 @@ def test_what_is_no_file_is_told_what_it_is_and_neither_read_nor_written(
 def test_a_pipe_that_takes_the_place_of_a_file_is_not_waited_for(tmp_path, monkeypatch):
     path = tmp_path / "a"
     path.touch()
-    real = _files._without_waiting
+    real = files._without_waiting
 
     def replaced(name, flags):
         path.unlink()
         os.mkfifo(path)
         return real(name, flags)
 
-    monkeypatch.setattr(_files, "_without_waiting", replaced)
+    monkeypatch.setattr(files, "_without_waiting", replaced)
     with pytest.raises(ValueError, match="is a pipe"):
-        _files.read_file(path)
+        files.read_file(path)
 
 
 def test_a_file_is_read_up_to_the_limit(tmp_path):
     path = tmp_path / "a"
     path.write_bytes(b"12345")
-    assert _files.read_file(path, 5) == b"12345"
+    assert files.read_file(path, 5) == b"12345"
     with pytest.raises(ValueError, match=r"a holds more than 4 B, the limit\. Give a part of it\."):
-        _files.read_file(path, 4)
+        files.read_file(path, 4)
 
 
 @pytest.mark.skipif(not STATUS.exists(), reason="needs /proc of Linux")
 def test_a_file_that_tells_no_size_is_read_and_limited_too():
     assert STATUS.stat().st_size == 0
-    assert b"Name:" in _files.read_file(STATUS)
+    assert b"Name:" in files.read_file(STATUS)
     with pytest.raises(ValueError, match="holds more than 9 B"):
-        _files.read_file(STATUS, 9)
+        files.read_file(STATUS, 9)
 
 
 def test_a_large_file_is_refused_before_it_is_read(tmp_path, monkeypatch):
     with (tmp_path / "a").open("wb") as file:
-        file.truncate(_files.LIMIT_BYTES + 1)
-    monkeypatch.setattr(_files, "read_at_most", None)
+        file.truncate(files.LIMIT_BYTES + 1)
+    monkeypatch.setattr(files, "read_at_most", None)
     with pytest.raises(ValueError, match=r"holds more than 64\.0 MB, the limit\."):
-        _files.read_file(tmp_path / "a")
+        files.read_file(tmp_path / "a")
 
 
 @pytest.mark.parametrize(
@@ -273,13 +273,13 @@ def test_names_of_pages_are_taken_as_they_are(tmp_path):
 def test_a_model_is_not_written_over_a_file_or_to_the_name_of_one(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=r"own\.safetensors: .*, and a model is a folder of files"):
-        _files.check_folder("own.safetensors")
+        files.check_folder("own.safetensors")
     (tmp_path / "notes").touch()
     with pytest.raises(ValueError, match=r"notes is a file, and a model is a folder\."):
-        _files.check_folder("notes")
+        files.check_folder("notes")
     (tmp_path / "there.bin").mkdir()
     for name in ("there.bin", "model-1.5", "new/one", "."):
-        _files.check_folder(name)
+        files.check_folder(name)
 
 
 @posix

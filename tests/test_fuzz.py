@@ -15,8 +15,8 @@ import pytest
 import fuzz
 import regard
 from random_calls import calls, draw
-from regard import _settings
 from regard._backends import kernel
+from regard._base import settings
 
 SCRIPT = Path(__file__).parent / "fuzz.py"
 SEED = 5  # of many gradients of biases and sinks
@@ -47,7 +47,7 @@ def right():
     """The first calls that pass: what is found wrong with them afterwards is the fault."""
     found = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_settings, "_num_threads", None)  # which each call sets
+        patch.setattr(settings, "_num_threads", None)  # which each call sets
         for _, call in itertools.islice(calls(SEED), 120):
             with contextlib.suppress(AssertionError):
                 fuzz.check(call)
@@ -59,7 +59,7 @@ def right():
 @pytest.fixture
 def compare(right, monkeypatch):
     """Compares them, attention replaced by a fault where it is not asked for the truth."""
-    monkeypatch.setattr(_settings, "_num_threads", None)
+    monkeypatch.setattr(settings, "_num_threads", None)
     attend = regard.attention
 
     def run(fault, **changes):

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 import regard
 from definition import visible_pairs
 from plain_formula import Errors, differentiate, to_array
-from regard._arrays import arrays_of
-from regard._formula import apply
+from regard._backends.formula import apply
+from regard._base.arrays import arrays_of
 from strategies import calls, to_torch
 
 pytestmark = pytest.mark.usefixtures("by_both_backends")
@@ -162,19 +162,19 @@ def test_weights_carry_no_gradient():
 
 
 def test_gradients_do_not_depend_on_the_blocks(monkeypatch):
-    from regard import _torch_arrays
+    from regard._base import torch_arrays
 
     torch.manual_seed(0)
     tensors = [torch.randn(2, 4, 50, 8, dtype=torch.float64, requires_grad=True) for _ in range(3)]
     grads = []
-    own = _torch_arrays.TorchArrays.__init__
+    own = torch_arrays.TorchArrays.__init__
     for elements in (2**4, 2**10, 2**20):
 
         def sized(self, device, dtype, elements=elements):
             own(self, device, dtype)
             self.block_elements = elements
 
-        monkeypatch.setattr(_torch_arrays.TorchArrays, "__init__", sized)
+        monkeypatch.setattr(torch_arrays.TorchArrays, "__init__", sized)
         out = regard.attention(*tensors, window=(20, 0), dropout=0.2, seed=1)
         grads.append(torch.autograd.grad(out.square().sum(), tensors))
     for other in grads[1:]:

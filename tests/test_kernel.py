@@ -94,7 +94,7 @@ def test_what_it_refuses_it_says(name):
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 def test_it_is_the_default_on_the_cpu(dtype):
     from regard._backends import choose
-    from regard._checks import read_call
+    from regard._call.checks import read_call
 
     y = t.to(getattr(torch, dtype))
     assert choose(read_call(y, y, y), "auto").name == "kernel"
@@ -142,7 +142,7 @@ LONG_CALLS = {
 def test_ctrl_c_ends_a_long_call(name):
     """It ends at all, however busy the machine is: the whole call would outlast the test."""
     code = "import signal, numpy as np, regard\nfrom regard._backends import kernel\n"
-    code += "from regard._checks import read_call\n"
+    code += "from regard._call.checks import read_call\n"
     # Who starts the tests in the background may have it ignored.
     code += "signal.signal(signal.SIGINT, signal.default_int_handler)\n" + LONG_CALLS[name]
     process = subprocess.Popen(
@@ -537,7 +537,7 @@ def test_with_checks_every_view_lies_within_its_memory(name, checks):
 
 
 def test_arrays_of_another_shape_than_the_calls_are_not_read():
-    from regard._checks import read_call
+    from regard._call.checks import read_call
 
     call = read_call(*(np.ones((1, 2, n, 4), np.float32) for n in (3, 5, 5)))
     read, _held = kernel._read(call)

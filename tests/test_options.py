@@ -10,12 +10,12 @@ import torch
 
 import regard
 from recordings import numbers
-from regard import _types
-from regard._attention import attention
 from regard._backends import BACKENDS, torch_ops
-from regard._call import Call
-from regard._checks import READERS, read_call
-from regard._options import ARRAYS, FIELDS, INPUTS, NUMBERS, OPTIONS
+from regard._base import types
+from regard._call.call import Call
+from regard._call.checks import READERS, read_call
+from regard._call.options import ARRAYS, FIELDS, INPUTS, NUMBERS, OPTIONS
+from regard._operator.attention import attention
 
 NAMES = {option.name for option in OPTIONS}
 OF_WEIGHTS = {option.name for option in OPTIONS if option.of_weights}
@@ -43,10 +43,10 @@ def test_the_signature_of_weights_has_those_that_weights_follow_from():
 
 
 def test_the_names_that_type_checkers_know_are_these():
-    assert _types.WeightsOptions.__annotations__.keys() == OF_WEIGHTS
-    assert _types.Options.__annotations__.keys() == NAMES
+    assert types.WeightsOptions.__annotations__.keys() == OF_WEIGHTS
+    assert types.Options.__annotations__.keys() == NAMES
     known = {backend.name for backend in BACKENDS}
-    assert set(typing.get_args(_types.BackendName)) == known | {"auto"}
+    assert set(typing.get_args(types.BackendName)) == known | {"auto"}
 
 
 def test_a_call_has_a_field_for_each():

@@ -8,8 +8,9 @@ import torch
 
 import regard
 from recordings import numbers
-from regard import _backends, _plans
+from regard import _backends
 from regard._backends import kernel
+from regard._operator import plans
 from strategies import to_torch
 
 OPTIONS = [{}, {"causal": True}, {"scale": 0.3, "softcap": 2.0}]
@@ -26,7 +27,7 @@ LAYOUTS = {
 @pytest.fixture(autouse=True)
 def planned(monkeypatch):
     """Calls that a plan computed; none is known before."""
-    monkeypatch.setattr(_plans, "_plans", {})
+    monkeypatch.setattr(plans, "_plans", {})
     seen, output = [], kernel.Plan.output
 
     def spy(self, *arrays):
@@ -55,7 +56,7 @@ def test_the_second_call_has_the_bits_of_the_first(layout, library, options, pla
     for dtype in ("float32", "float64", "float16") + ("bfloat16",) * (library == "torch"):
         first, other = drawn(layout, library, dtype)
         expected = [regard.attention(*first, **options)]
-        _plans._plans.clear()
+        plans._plans.clear()
         expected.append(regard.attention(*other, **options))
         for arrays, right in zip((first, other), expected):
             found = regard.attention(*arrays, **options)
@@ -152,10 +153,10 @@ def test_long_calls_and_empty_ones_have_no_plan_and_plans_are_few(planned):
         for _ in range(3):
             regard.attention(x, x, x)
     assert not planned
-    for n in range(1, _plans.MOST + 50):
+    for n in range(1, plans.MOST + 50):
         x = numbers(n, 2)
         regard.attention(x, x, x)
-        assert len(_plans._plans) <= _plans.MOST
+        assert len(plans._plans) <= plans.MOST
     regard.attention(x, x, x)
     assert planned == [(n, 2)]
 

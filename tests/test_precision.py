@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import regard
-from regard import _torch_state
 from regard._backends import torch_ops
+from regard._base import torch_state
 
 OPTIONS = {
     "fused": {"causal": True},
@@ -166,10 +166,10 @@ def told():
 def test_what_the_process_has_set_is_put_back(name):
     SET[name]()
     before = told()
-    with _torch_state.exact("cpu"), _torch_state.exact("cpu"):
+    with torch_state.exact("cpu"), torch_state.exact("cpu"):
         assert {x.fp32_precision for x in MATMUL} == {"ieee"}
     assert told() == before
-    with pytest.raises(ZeroDivisionError), _torch_state.exact("cpu"):
+    with pytest.raises(ZeroDivisionError), torch_state.exact("cpu"):
         raise ZeroDivisionError
     assert told() == before
 
@@ -181,14 +181,14 @@ def test_threads_that_overlap_leave_what_the_first_found():
 
     def second():
         first_is_in.wait()
-        with _torch_state.exact("cpu"):
+        with torch_state.exact("cpu"):
             second_is_in.set()
             first_is_out.wait()
             seen.append(MATMUL[0].fp32_precision)
 
     thread = threading.Thread(target=second)
     thread.start()
-    with _torch_state.exact("cpu"):
+    with torch_state.exact("cpu"):
         first_is_in.set()
         second_is_in.wait()
     first_is_out.set()

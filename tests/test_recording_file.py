@@ -164,8 +164,8 @@ WRITER = """
 import os, signal, sys
 import numpy as np
 from pathlib import Path
-from regard import _files
-from regard import _recording_file as file
+from regard._base import files
+from regard.recording import _file as file
 from regard.recording import Layer, Recording
 
 def killed(where):
@@ -185,7 +185,7 @@ elif point == "fsync":
 elif point == "replace":
     Path.replace = killed(point)
 elif point == "folder":
-    _files._sync_folder = killed(point)
+    files._sync_folder = killed(point)
 recording.save(path)
 """
 
@@ -241,7 +241,7 @@ def test_what_is_not_mapped_stays_whatever_becomes_of_the_file(path, saved):
 
 
 def test_a_header_beyond_the_limit_is_refused_before_writing(path, monkeypatch):
-    monkeypatch.setattr("regard._recording_file.HEADER_LIMIT", 1000)
+    monkeypatch.setattr("regard.recording._file.HEADER_LIMIT", 1000)
     with pytest.raises(
         regard.RecordingError, match="1000 fit into a safetensors header; save parts"
     ):

@@ -8,12 +8,12 @@ import torch
 
 import regard
 from recordings import numbers
-from regard import AttentionWeights, _formula
-from regard._arrays import to_numpy
-from regard._backends import kernel
+from regard import AttentionWeights
+from regard._backends import formula, kernel
 from regard._backends.kernel import Kernel
-from regard._checks import read_call
-from regard._row_statistics import BLOCK, Place, RowStatistics
+from regard._base.arrays import to_numpy
+from regard._call.checks import read_call
+from regard._weights.row_statistics import BLOCK, Place, RowStatistics
 from strategies import to_torch
 
 
@@ -220,13 +220,13 @@ def test_other_backends_compute_only_the_blocks_that_are_asked_for(backend, monk
     if backend == "torch":
         q, k = torch.from_numpy(q), torch.from_numpy(k)
     weights = AttentionWeights(q, k, causal=True, backend=backend)
-    pairs, log_softmax = [], _formula.log_softmax
+    pairs, log_softmax = [], formula.log_softmax
 
     def spy(xp, s, sinks):
         pairs.append(tuple(s.shape))
         return log_softmax(xp, s, sinks)
 
-    monkeypatch.setattr(_formula, "log_softmax", spy)
+    monkeypatch.setattr(formula, "log_softmax", spy)
     weights[1, 2, 5]
     assert pairs == [(1, 1, 1, 6)]
     weights[1, 2, 5:900:100]

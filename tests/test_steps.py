@@ -15,8 +15,8 @@ from rich.cells import cell_len
 from rich.console import Console
 
 import regard
-from regard import _tables
-from regard._steps import Steps, steps
+from regard._base import tables
+from regard._showing.steps import Steps, steps
 from regard.recording import Layer, Recording
 
 WORDS = ["Your", "journey", "starts", "with", "one", "step"]
@@ -381,7 +381,7 @@ def test_labels_are_the_tokens_of_queries_and_keys():
 def test_large_matrices_are_cut_in_the_middle():
     q, k, v = qkv(Hq=7, Hkv=7, Lq=300, Lk=300, D=2)
     text = str(steps(q, k, v, causal=True))
-    assert max(map(len, text.split("\n"))) <= _tables.TEXT_WIDTH
+    assert max(map(len, text.split("\n"))) <= tables.TEXT_WIDTH
     assert text.count("\n") < 700
     assert "... and 3 more" in text
     assert re.search(r"\n +0 +1 +2 .*\.\.\. .* 298 +299\n", text)
@@ -402,7 +402,7 @@ def test_large_matrices_are_cut_in_the_middle():
     ],
 )
 def test_numbers_of_one_matrix_have_the_same_number_of_digits(values, written):
-    write = _tables._writer(_tables.Table("x", "", np.array(values), None, None))
+    write = tables._writer(tables.Table("x", "", np.array(values), None, None))
     assert [write(x) for x in values] == written
 
 
@@ -426,7 +426,7 @@ def test_printing_ends_at_ascii_unless_the_tokens_do_not():
     ],
 )
 def test_tokens_are_shown_on_one_short_line(token, shown):
-    assert _tables.printable(token) == shown
+    assert tables.printable(token) == shown
 
 
 HOSTILE = [
@@ -459,7 +459,7 @@ def test_html_never_interprets_a_token():
     parser.feed(page)
     assert parser.tags == {"div", "p", "b", "code", "br", "small", "table", "tr", "th", "td"}
     for token in HOSTILE:
-        assert html.escape(_tables.printable(token)) in page
+        assert html.escape(tables.printable(token)) in page
     assert "\x1b" not in page
 
 
@@ -469,7 +469,7 @@ def test_html_writes_every_number_and_greys_what_is_hidden():
     weights = page[page.index("<b>weights</b>") : page.index("<b>output</b>")]
     cells = re.findall(r'<td style="([^"]*)">([^<]*)</td>', weights)
     assert [text for _, text in cells] == ["1.0000", "0.0000", "0.2689", "0.7311"]
-    assert [style.startswith(_tables.INVISIBLE) for style, _ in cells] == [
+    assert [style.startswith(tables.INVISIBLE) for style, _ in cells] == [
         False,
         True,
         False,

@@ -313,7 +313,7 @@ def test_html_picture_is_a_png_that_a_reader_opens():
 
     from matplotlib import image
 
-    from regard._picture import INVISIBLE, RAMP
+    from regard._showing.picture import INVISIBLE, RAMP
 
     weights = AttentionWeights(np.zeros((2, 1)), np.zeros((2, 1)), causal=True)
     data = re.search(r"base64,([^\"]+)", weights._repr_html_()).group(1)

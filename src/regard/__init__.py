@@ -2,12 +2,12 @@
 
 from typing import TYPE_CHECKING
 
-from regard._attention import attention, scaled_dot_product_attention
-from regard._errors import MaterializeError, RecordingError, ShapeError, UnsupportedError
-from regard._reductions import Links, TopKeys
-from regard._settings import get_num_threads, limits, set_num_threads
-from regard._steps import Steps, steps
-from regard._weights import AttentionWeights, WeightsSummary
+from regard._base.errors import MaterializeError, RecordingError, ShapeError, UnsupportedError
+from regard._base.settings import get_num_threads, limits, set_num_threads
+from regard._operator.attention import attention, scaled_dot_product_attention
+from regard._showing.steps import Steps, steps
+from regard._weights.attention_weights import AttentionWeights, WeightsSummary
+from regard._weights.reductions import Links, TopKeys
 from regard.recording import Layer, Recording
 
 __all__ = [

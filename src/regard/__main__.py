@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import NoReturn
 
-from regard._extras import MissingPackageError
+from regard._base.extras import MissingPackageError
 
 
 def main() -> NoReturn:

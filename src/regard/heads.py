@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from regard._arrays import to_numpy
-from regard._types import Float
+from regard._base.arrays import to_numpy
+from regard._base.types import Float
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from regard._types import Bool, Int
+    from regard._base.types import Bool, Int
     from regard.recording import Recording
 
 __all__ = ["HeadScores", "head_scores"]

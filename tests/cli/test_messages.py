@@ -73,7 +73,7 @@ def test_a_file_that_may_not_be_read_is_refused(regard, tmp_path, monkeypatch):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
     (tmp_path / "a.txt").write_text("secret")
-    monkeypatch.setattr("regard._files._without_waiting", refuse)
+    monkeypatch.setattr("regard._base.files._without_waiting", refuse)
     assert refusal(regard("show", tmp_path / "a.txt")).endswith("a.txt: Permission denied")
 
 

@@ -80,7 +80,7 @@ def test_input_without_an_end_is_refused_once_the_limit_is_passed(
 
 
 def _of(endless):
-    from regard._files import read_at_most
+    from regard._base.files import read_at_most
 
     return lambda _, count: read_at_most(endless, count)
 
@@ -155,7 +155,7 @@ def test_a_recording_that_is_cut_while_it_is_shown_is_said(regard, planted_file,
 
 
 def test_a_text_too_long_for_a_recording_is_said(regard, model, tmp_path, monkeypatch):
-    monkeypatch.setattr("regard._recording_file.HEADER_LIMIT", 100)
+    monkeypatch.setattr("regard.recording._file.HEADER_LIMIT", 100)
     message = refusal(
         regard("show", "text", "--model", model, "--save", tmp_path / "a.safetensors"), code=1
     )

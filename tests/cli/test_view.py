@@ -209,7 +209,7 @@ def test_one_file_is_written_instead(regard, served, model, tmp_path):
 
 
 def test_a_file_that_would_be_too_large_is_refused(regard, model, tmp_path, monkeypatch):
-    from regard._errors import MaterializeError
+    from regard._base.errors import MaterializeError
 
     def export(*arguments, **options):
         raise MaterializeError("export: too large.\n  Choose a layer.")

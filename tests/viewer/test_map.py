@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from regard._picture import INVISIBLE, RAMP
+from regard._showing.picture import INVISIBLE, RAMP
 from regard.recording import Recording
 from viewer.map_page import (
     ENTRIES,

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 from regard._backends.kernel import Kernel
 from regard._backends.reference import Reference
 from regard._backends.torch import Torch
-from regard._call import Call
-from regard._errors import UnsupportedError
+from regard._base.errors import UnsupportedError
+from regard._call.call import Call
 
 Statistics = tuple[Any, Any]  # maximum and total, (B, Hq, Lq): what the weights are computed from
 
@@ -59,8 +59,8 @@ class Backend(Protocol):
         Args:
             call: without a value; maybe with some of the queries and keys of the whole.
             statistics: of its rows in NumPy, contiguous; None where it finds or does not read them.
-            fields: by the names that ``regard._reductions`` gives them: numbers, and the arrays of
-                the call's library that take the results.
+            fields: by the names that ``regard._weights.reductions`` gives them: numbers, and the
+                arrays of the call's library that take the results.
 
         Returns:
             The row statistics, where it found them.

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from regard._arrays import to_numpy
-from regard._call import Call, accumulating_name, dtype_name, is_tensor
-from regard._checks import check_contents
-from regard._options import NUMBERS
-from regard._settings import get_num_threads
+from regard._base.arrays import accumulating_name, dtype_name, is_tensor, to_numpy
+from regard._base.settings import get_num_threads
+from regard._call.call import Call
+from regard._call.checks import check_contents
+from regard._call.options import NUMBERS
 
 LARGEST_NUMBER = 1e30  # that scores are multiplied with in float32
 LARGEST_HEAD = 256  # one sum over more numbers than these is less exact than the plain formula's
@@ -111,7 +111,7 @@ def _refuses_tensors(call: Call) -> str | None:
     if not compiles and torch.autograd.forward_ad._current_level >= 0:
         return "it has no forward-mode derivative"
     if compiles or torch._C._get_tracing_state() is not None:
-        from regard._torch_state import is_exported_to_onnx
+        from regard._base.torch_state import is_exported_to_onnx
 
         if is_exported_to_onnx():
             return "ONNX has no such operator"

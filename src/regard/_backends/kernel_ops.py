@@ -23,8 +23,9 @@ from regard._backends.torch_ops import (
     tensors_of,
     unpack,
 )
-from regard._call import Call, accumulating_name
-from regard._torch_state import is_watched
+from regard._base.arrays import accumulating_name
+from regard._base.torch_state import is_watched
+from regard._call.call import Call
 
 
 @make_operator("kernel_attention", CALL_SCHEMA, "(Tensor, Tensor, Tensor)", products=(1, 1))

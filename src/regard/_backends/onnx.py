@@ -7,11 +7,11 @@ from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.nn.functional import scaled_dot_product_attention
 
-from regard._arrays import arrays_of
-from regard._call import Call
-from regard._errors import UnsupportedError
-from regard._formula import capped, scaled
-from regard._visible import window_rules
+from regard._backends.formula import capped, scaled
+from regard._base.arrays import arrays_of
+from regard._base.errors import UnsupportedError
+from regard._call.call import Call
+from regard._call.visible import window_rules
 
 
 def attention(call: Call) -> Tensor:

@@ -6,10 +6,10 @@ import sys
 from dataclasses import replace
 from typing import Any
 
-from regard import _formula
-from regard._arrays import NumpyArrays, to_numpy
-from regard._block_reductions import reduce_blocks, statistics_of
-from regard._call import Call, is_tensor
+from regard._backends import formula
+from regard._backends.block_reductions import reduce_blocks, statistics_of
+from regard._base.arrays import NumpyArrays, is_tensor, to_numpy
+from regard._call.call import Call
 
 FLOAT64 = NumpyArrays("float64")
 
@@ -25,9 +25,9 @@ class Reference:
     def refuses(self, call: Call) -> str | None:
         if not call.is_torch:
             return None
-        from regard import _torch_state
+        from regard._base import torch_state
 
-        if _torch_state.is_recorded():
+        if torch_state.is_recorded():
             return "it computes in NumPy, which no graph or transform of torch can hold"
         torch = sys.modules["torch"]
         tensors = call.tensors
@@ -38,7 +38,7 @@ class Reference:
         return None
 
     def attention(self, call: Call, weights: bool) -> tuple[Any, None]:
-        out = _formula.attention(FLOAT64, _in_numpy(call))
+        out = formula.attention(FLOAT64, _in_numpy(call))
         if call.is_torch:
             out = sys.modules["torch"].from_numpy(out).to(call.query.dtype)
         return out, None

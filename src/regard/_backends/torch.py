@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from regard._arrays import arrays_of
-from regard._block_reductions import reduce_blocks, statistics_of
-from regard._call import Call
+from regard._backends.block_reductions import reduce_blocks, statistics_of
+from regard._base.arrays import arrays_of
+from regard._call.call import Call
 
 
 class Torch:

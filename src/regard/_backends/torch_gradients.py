@@ -8,9 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard._arrays import arrays_of
-from regard._call import Call
-from regard._formula import (
+from regard._backends.formula import (
     WeightBlock,
     apply,
     dropped,
@@ -19,9 +17,11 @@ from regard._formula import (
     products,
     weight_blocks,
 )
-from regard._torch_arrays import TorchArrays
-from regard._torch_state import product
-from regard._visible import part
+from regard._base.arrays import arrays_of
+from regard._base.torch_arrays import TorchArrays
+from regard._base.torch_state import product
+from regard._call.call import Call
+from regard._call.visible import part
 
 # Of query, key, value, bias and sinks; None where the last two are absent.
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]

@@ -17,14 +17,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.flop_counter import register_flop_formula
 
-from regard import _formula
-from regard._arrays import arrays_of
-from regard._backends import torch_gradients
-from regard._call import Call
-from regard._checks import check_contents
-from regard._errors import UnsupportedError
-from regard._options import ARRAYS, NUMBERS
-from regard._torch_state import exact, is_exported_to_onnx, is_recorded, is_rounded
+from regard._backends import formula, torch_gradients
+from regard._base.arrays import arrays_of
+from regard._base.errors import UnsupportedError
+from regard._base.torch_state import exact, is_exported_to_onnx, is_recorded, is_rounded
+from regard._call.call import Call
+from regard._call.checks import check_contents
+from regard._call.options import ARRAYS, NUMBERS
 
 _TENSORS = tuple(field.name for field in ARRAYS)
 _FUSED = {"scale", "causal", "mask", "bias", "key_lengths"}  # what it can be told
@@ -189,7 +188,7 @@ def make_operator(
 
 
 def _by_blocks(call: Call) -> Tensor:
-    out: Tensor = _formula.attention(arrays_of(call.query), call)
+    out: Tensor = formula.attention(arrays_of(call.query), call)
     return out
 
 

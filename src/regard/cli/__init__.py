@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 from typing import Annotated, NoReturn
 
-from regard._errors import RecordingError
-from regard._extras import MissingPackageError, needed_by
+from regard._base.errors import RecordingError
+from regard._base.extras import MissingPackageError, needed_by
 from regard.cli._errors import CommandError, one_line
 
 with needed_by("The command line"):

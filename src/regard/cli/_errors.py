@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from regard._errors import RecordingError
+from regard._base.errors import RecordingError
 
 
 class CommandError(Exception):

@@ -12,7 +12,7 @@ import numpy as np
 from rich.cells import cell_len
 from rich.text import Text
 
-from regard._weights import AttentionWeights
+from regard._weights.attention_weights import AttentionWeights
 from regard.cli._errors import InputError
 from regard.cli._screen import Screen, label, labels_width
 from regard.recording import Recording

@@ -11,12 +11,12 @@ from rich.cells import cell_len
 from rich.style import Style
 from rich.text import Text
 
-from regard._weights import AttentionWeights
+from regard._weights.attention_weights import AttentionWeights
 from regard.cli._screen import RGB, Screen, colour, ink_on, label, labels_width, style
 from regard.recording import Recording
 
 if TYPE_CHECKING:
-    from regard._types import Float
+    from regard._base.types import Float
 
     Pooled = Float[np.ndarray, "rows columns"]
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
-from regard._tables import printable
+from regard._base.tables import printable
 
 NARROWEST = 60
 # From no weight to all of it, dark to bright: told apart with any colour vision, and in grey.

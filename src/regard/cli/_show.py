@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 from rich.text import Text
 
-from regard._recording_file import check_name
-from regard._steps import MATRICES, Steps
-from regard._weights import AttentionWeights
+from regard._showing.steps import MATRICES, Steps
+from regard._weights.attention_weights import AttentionWeights
 from regard.cli import _heads, _links, _matrix
 from regard.cli._errors import InputError, reading, writing
 from regard.cli._screen import Screen, busy, label, labels_width
 from regard.cli._source import read_recording
 from regard.recording import Recording
+from regard.recording._file import check_name
 
 MOST_STEPS = 64  # tokens whose steps can be followed
 MOST_WEIGHTS = 64  # tokens whose weights stand in the JSON

@@ -8,8 +8,8 @@ import shlex
 import sys
 from pathlib import Path
 
-from regard._files import LIMIT_BYTES, kind, open_file, read_at_most, read_file
-from regard._settings import bytes_text
+from regard._base.files import LIMIT_BYTES, kind, open_file, read_at_most, read_file
+from regard._base.settings import bytes_text
 from regard.cli._errors import InputError, one_line, reading
 from regard.cli._screen import busy
 from regard.recording import Recording

@@ -26,7 +26,7 @@ def train(files: Sequence[Path], folder: Path, *, windows: str, **sizes: Any) ->
     Raises:
         CommandError: with the line to print.
     """
-    from regard._errors import UnsupportedError
+    from regard._base.errors import UnsupportedError
     from regard.lm import training
 
     for file in files:

@@ -77,7 +77,7 @@ def view(argument: str, wishes: Wishes) -> None:
 
 def _export(recordings: list[Recording], names: list[str], layer: int | None, path: Path) -> None:
     """Writes one file: of all layers, or of the one that was named."""
-    from regard._errors import MaterializeError
+    from regard._base.errors import MaterializeError
     from regard.viewer.export import export
 
     try:

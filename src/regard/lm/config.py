@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from regard._files import read_file, replaced_when_complete
+from regard._base.files import read_file, replaced_when_complete
 
 NORM_EPSILON = 1e-6
 

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from regard._files import read_file
+from regard._base.files import read_file
 from regard.lm.tokenizer import BytePairTokenizer
 
 if TYPE_CHECKING:
-    from regard._types import UInt16
+    from regard._base.types import UInt16
 
 LIMIT_BYTES = 1_000_000_000  # of one file
 # Tests, and tables that a program wrote, teach a model nothing about the language.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from regard._extras import needed_by
+from regard._base.extras import needed_by
 from regard.lm.config import NORM_EPSILON, Config, LayerConfig
 from regard.lm.model import BUILTIN, LanguageModel
 
@@ -17,7 +17,7 @@ with needed_by("regard.lm.decoder"):
     from regard.nn import MultiHeadAttention
 
 if TYPE_CHECKING:
-    from regard._types import Float, Int
+    from regard._base.types import Float, Int
 
 
 class Block(nn.Module):

@@ -9,7 +9,7 @@ import numpy as np
 from regard.lm.model import LanguageModel
 
 if TYPE_CHECKING:
-    from regard._types import Int
+    from regard._base.types import Int
 
 
 def loss_in_pieces(model: LanguageModel, ids: Int[np.ndarray, " tokens"], length: int) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from regard._errors import MaterializeError
+from regard._base.errors import MaterializeError
 
 
 def free_bytes() -> int | None:

@@ -11,8 +11,8 @@ import numpy as np
 import safetensors.numpy
 from safetensors import SafetensorError
 
-from regard._attention import attention
-from regard._files import check_folder, open_file, replaced_when_complete
+from regard._base.files import check_folder, open_file, replaced_when_complete
+from regard._operator.attention import attention
 from regard.lm.config import NORM_EPSILON, Config, LayerConfig
 from regard.lm.memory import require_memory
 from regard.lm.tokenizer import BytePairTokenizer
@@ -21,7 +21,7 @@ from regard.recording import Layer, Recording
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from regard._types import Float32
+    from regard._base.types import Float32
 
     Array = NDArray[np.float32]
 

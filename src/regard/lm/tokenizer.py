@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from regard._extras import needed_by
-from regard._files import read_file, replaced_when_complete
+from regard._base.extras import needed_by
+from regard._base.files import read_file, replaced_when_complete
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from regard._errors import UnsupportedError
-from regard._extras import needed_by
-from regard._files import check_folder, open_file, read_file, replaced_when_complete
+from regard._base.errors import UnsupportedError
+from regard._base.extras import needed_by
+from regard._base.files import check_folder, open_file, read_file, replaced_when_complete
 from regard.lm.config import Config, LayerConfig
 from regard.lm.corpus import Batches, encode_texts, read_texts
 from regard.lm.tokenizer import BytePairTokenizer

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from regard._types import Float, Int
+    from regard._base.types import Float, Int
 
     Ids = Int[np.ndarray, " tokens"]
 

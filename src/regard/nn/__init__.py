@@ -1,6 +1,6 @@
 """Attention layers for PyTorch, computed by ``regard.attention``; every weight can be asked for."""
 
-from regard._extras import needed_by
+from regard._base.extras import needed_by
 
 with needed_by("regard.nn"):
     from regard.nn.cache import KeyValueCache

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from regard._errors import ShapeError
+from regard._base.errors import ShapeError
 
 if TYPE_CHECKING:
-    from regard._types import Float
+    from regard._base.types import Float
 
 
 class KeyValueCache:

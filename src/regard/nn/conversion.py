@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard._errors import ShapeError, UnsupportedError
+from regard._base.errors import ShapeError, UnsupportedError
 
 Reading = tuple[dict[str, Any], dict[str, Tensor], bool]
 

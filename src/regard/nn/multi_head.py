@@ -10,16 +10,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard._attention import attention
-from regard._checks import read_call
-from regard._errors import ShapeError, UnsupportedError
+from regard._base.errors import ShapeError, UnsupportedError
+from regard._call.checks import read_call
+from regard._operator.attention import attention
 from regard.nn import conversion
 from regard.nn.cache import KeyValueCache
 from regard.nn.rotary import rotate
 
 if TYPE_CHECKING:
-    from regard._types import Bool, Float, Int, Segments
-    from regard._weights import AttentionWeights
+    from regard._base.types import Bool, Float, Int, Segments
+    from regard._weights.attention_weights import AttentionWeights
 
     class _Options(TypedDict, total=False):
         value: Tensor | None

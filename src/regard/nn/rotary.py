@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from regard._types import Float
+    from regard._base.types import Float
 
 
 def rotate(x: Float[Tensor, "... L D"], start: int, base: float) -> Float[Tensor, "... L D"]:

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, Unpack, overloa
 import torch
 from torch import Tensor, nn
 
-from regard._attention import attention
-from regard._errors import ShapeError
+from regard._base.errors import ShapeError
+from regard._operator.attention import attention
 from regard.nn.conversion import copied
 
 if TYPE_CHECKING:
-    from regard._types import Bool, Float, Int
-    from regard._weights import AttentionWeights
+    from regard._base.types import Bool, Float, Int
+    from regard._weights.attention_weights import AttentionWeights
 
     class _Options(TypedDict, total=False):
         key_lengths: Tensor | None

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from regard._picture import recording_html, weights_html
-from regard._weights import AttentionWeights
+from regard._showing.picture import recording_html, weights_html
+from regard._weights.attention_weights import AttentionWeights
 from regard.recording import Layer, Recording
 
 

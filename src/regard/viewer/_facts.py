@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from regard._arrays import NumpyArrays, to_numpy
-from regard._call import Call, is_tensor
-from regard._checks import read_call
-from regard._visible import Visibility
-from regard._weights import AttentionWeights
+from regard._base.arrays import NumpyArrays, is_tensor, to_numpy
+from regard._call.call import Call
+from regard._call.checks import read_call
+from regard._call.visible import Visibility
+from regard._weights.attention_weights import AttentionWeights
 from regard.recording import Layer, Recording
 
 BLOCK_PAIRS = 2**24  # whose visibility is looked at together: 16 MB

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from regard._arrays import to_numpy
-from regard._weights import AttentionWeights
+from regard._base.arrays import to_numpy
+from regard._weights.attention_weights import AttentionWeights
 from regard.heads import mean_weights
 from regard.recording import Recording
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from regard._extras import needed_by
+from regard._base.extras import needed_by
 from regard.recording import Recording
 from regard.viewer._bundle import bundle, page_paths
 from regard.viewer.answer import JSON, TEXT, Answer, Answers

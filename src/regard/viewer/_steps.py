@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from regard._arrays import NumpyArrays
-from regard._call import Call
-from regard._formula import apply, capped, scaled, weight_blocks
+from regard._backends.formula import apply, capped, scaled, weight_blocks
+from regard._base.arrays import NumpyArrays
+from regard._call.call import Call
 from regard.recording import Layer
 from regard.viewer._facts import call_of
 

@@ -13,8 +13,8 @@ from urllib.parse import parse_qsl
 
 import numpy as np
 
-from regard._errors import RecordingError
-from regard._types import PoolHow
+from regard._base.errors import RecordingError
+from regard._base.types import PoolHow
 from regard.recording import Recording
 from regard.viewer import _facts, _steps
 from regard.viewer._heads import Heads

@@ -19,13 +19,12 @@ from typing import Any
 
 import numpy as np
 
-from regard._arrays import to_numpy
-from regard._call import dtype_name
-from regard._errors import MaterializeError
-from regard._files import check_ending, replaced_when_complete
-from regard._recording_file import _bytes
-from regard._settings import bytes_text
+from regard._base.arrays import dtype_name, to_numpy
+from regard._base.errors import MaterializeError
+from regard._base.files import check_ending, replaced_when_complete
+from regard._base.settings import bytes_text
 from regard.recording import Layer, Recording
+from regard.recording._file import _bytes
 from regard.viewer import _facts
 from regard.viewer._bundle import bundle, page_folder
 from regard.viewer.answer import Answers

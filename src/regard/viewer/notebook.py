@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlencode
 
-from regard._extras import needed_by
+from regard._base.extras import needed_by
 from regard.recording import Recording
 from regard.viewer._bundle import bundle, page_folder
 from regard.viewer.answer import Answers

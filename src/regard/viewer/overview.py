@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from regard._arrays import to_numpy
-from regard._weights import AttentionWeights
+from regard._base.arrays import to_numpy
+from regard._weights.attention_weights import AttentionWeights
 
 if TYPE_CHECKING:
-    from regard._types import Float, PoolHow
+    from regard._base.types import Float, PoolHow
     from regard.recording import Recording
 
     Picture = Float[np.ndarray, "rows columns"]

@@ -13,7 +13,7 @@
  */
 
 /**
- * From paper to ink, as regard/_picture.py has it.
+ * From paper to ink, as regard/_showing/picture.py has it.
  * @type {Colour[]}
  */
 export const RAMP = [

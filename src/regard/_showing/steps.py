@@ -9,21 +9,22 @@ from typing import Any, Generic, Unpack, overload
 
 import numpy as np
 
-from regard import _formula, _options, _tables
-from regard._arrays import Arrays, arrays_of
-from regard._backends import choose
-from regard._call import Call, accumulating_name, dtype_name, is_tensor
-from regard._checks import check_contents, read_call
-from regard._errors import ShapeError
-from regard._explain import arithmetic, numbers, scaling
-from regard._settings import require_materializable
-from regard._types import Array, ArrayT, InputT, Options, OutputT
-from regard._visible import Visibility
-from regard._weights import AttentionWeights
+from regard._backends import choose, formula
+from regard._base import tables
+from regard._base.arrays import Arrays, accumulating_name, arrays_of, dtype_name, is_tensor
+from regard._base.errors import ShapeError
+from regard._base.settings import require_materializable
+from regard._base.types import Array, ArrayT, InputT, Options, OutputT
+from regard._call.call import Call
+from regard._call.checks import check_contents, read_call
+from regard._call.options import OPTIONS
+from regard._call.visible import Visibility
+from regard._showing.explain import arithmetic, numbers, scaling
+from regard._weights.attention_weights import AttentionWeights
 
 __all__ = ["Steps", "steps"]
 
-OPTIONS = tuple(option.name for option in _options.OPTIONS)
+NAMES = tuple(option.name for option in OPTIONS)
 MATRICES = ("scores", "scaled", "capped", "masked", "weights", "dropped")
 
 
@@ -167,15 +168,15 @@ class Steps(Generic[ArrayT, OutputT]):
         return f"Steps({heads}{Lq} x {Lk}, head size {call.query.shape[-1]}{rules})"
 
     def __str__(self) -> str:
-        return _tables.text(self._tables())
+        return tables.text(self._tables())
 
     def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
-        return _tables.rich(self._tables(), options.max_width)
+        return tables.rich(self._tables(), options.max_width)
 
     def _repr_html_(self) -> str:
-        return _tables.html(self._tables())
+        return tables.html(self._tables())
 
-    def _tables(self) -> Iterator[_tables.Table]:
+    def _tables(self) -> Iterator[tables.Table]:
         """The steps that this call has, in order."""
         keys, queries = self.tokens, self.query_tokens
         labels: dict[str, Any] = {
@@ -192,7 +193,7 @@ class Steps(Generic[ArrayT, OutputT]):
                 continue
             shown.add(id(array))
             rows, columns = labels.get(name, (queries, None))
-            yield _tables.Table(
+            yield tables.Table(
                 name,
                 self._formulas.get(name, ""),
                 numbers(array),
@@ -279,8 +280,8 @@ def _written_out(
 ) -> Steps[Any, Any]:
     """Every step; ``is_one`` takes the length axis of one query off again."""
     for name in options:
-        if name not in OPTIONS:
-            raise TypeError(f"steps: there is no option {name!r}; there are {', '.join(OPTIONS)}.")
+        if name not in NAMES:
+            raise TypeError(f"steps: there is no option {name!r}; there are {', '.join(NAMES)}.")
     call = read_call(query, key, value, **options)
     check_contents(call)
     _check_size(call)
@@ -318,9 +319,9 @@ def _scores(call: Call) -> tuple[Any, Any, Any, Any]:
     """``(B, Hq, Lq, Lk)`` each: scores, scaled, capped, masked; what changes nothing is shared."""
     xp = arrays_of(call.query)
     scores = xp.matmul(xp.wide(call.query), xp.wide(call.key).swapaxes(-1, -2))
-    scaled = _formula.scaled(call, scores)
-    capped = _formula.capped(xp, call, scaled)
-    masked = _formula.masked(xp, _formula.biased(xp, call, capped), _visible(xp, call))
+    scaled = formula.scaled(call, scores)
+    capped = formula.capped(xp, call, scaled)
+    masked = formula.masked(xp, formula.biased(xp, call, capped), _visible(xp, call))
     return scores, scaled, capped, masked
 
 
@@ -340,8 +341,8 @@ def _visible(xp: Arrays, call: Call) -> Any:
 
 def _dropped(call: Call, weights: Any) -> Any:
     xp, (B, Hq, _, Lq, Lk) = arrays_of(call.query), call.sizes
-    keep = _formula.kept_weights(xp, call, *(slice(0, n) for n in (B, Hq, Lq, Lk)))
-    return _formula.dropped(xp, call, keep, weights.reshape(B, Hq, Lq, Lk))
+    keep = formula.kept_weights(xp, call, *(slice(0, n) for n in (B, Hq, Lq, Lk)))
+    return formula.dropped(xp, call, keep, weights.reshape(B, Hq, Lq, Lk))
 
 
 def _check_size(call: Call) -> None:

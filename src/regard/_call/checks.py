@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from regard._call import Call, dtype_name, is_tensor
-from regard._errors import ShapeError
-from regard._options import OPTIONS
+from regard._base.arrays import dtype_name, is_tensor
+from regard._base.errors import ShapeError
+from regard._call.call import Call
+from regard._call.options import OPTIONS
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 # Of a query among the keys, either way: exact in float64 and JSON, and with a window within int64.

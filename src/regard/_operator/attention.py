@@ -7,12 +7,10 @@ from typing import Any, Literal, Unpack, overload
 
 import numpy as np
 
-from regard import _plans
 from regard._backends import choose
-from regard._call import dtype_name, is_tensor
-from regard._checks import given, read_call
-from regard._errors import ShapeError
-from regard._types import (
+from regard._base.arrays import dtype_name, is_tensor
+from regard._base.errors import ShapeError
+from regard._base.types import (
     Array,
     ArrayT,
     BackendName,
@@ -23,7 +21,9 @@ from regard._types import (
     Segments,
     Window,
 )
-from regard._weights import AttentionWeights
+from regard._call.checks import given, read_call
+from regard._operator import plans
+from regard._weights.attention_weights import AttentionWeights
 
 
 @overload
@@ -134,9 +134,9 @@ def attention(
         segments=segments, query_start=query_start, sinks=sinks, scale=scale, softcap=softcap,
         dropout=dropout, seed=seed,
     )  # fmt: skip
-    known = None if return_weights else _plans.key_of(query, key, value, options, backend)
+    known = None if return_weights else plans.key_of(query, key, value, options, backend)
     output: ArrayT
-    if plan := _plans.find(known):
+    if plan := plans.find(known):
         output = plan.output(query, key, value)
         return output
     if value is None:
@@ -150,7 +150,7 @@ def attention(
     output = call.restore(found)
     if return_weights:
         return output, AttentionWeights._of(call, chosen, statistics)
-    _plans.keep(known, chosen, call, query, key, value)
+    plans.keep(known, chosen, call, query, key, value)
     return output
 
 

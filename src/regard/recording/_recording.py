@@ -6,131 +6,23 @@ weight is computed from it when it is asked for.
 
 from __future__ import annotations
 
-import numbers
-import operator
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Unpack
+from typing import TYPE_CHECKING, Any, Generic
 
 import numpy as np
 
-from regard._call import is_tensor
-from regard._checks import LARGEST_POSITION, check_contents, read_call
-from regard._errors import ShapeError
-from regard._options import RECORDED_ARRAYS, RECORDED_NUMBERS
-from regard._types import Array, ArrayT, WeightsOptions
+from regard._base.errors import ShapeError
+from regard._base.types import ArrayT
+from regard.recording._layer import Layer, index_of, shape_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from regard._recording_file import MappedFile
-    from regard._steps import Steps
-    from regard._weights import AttentionWeights
+    from regard._showing.steps import Steps
+    from regard._weights.attention_weights import AttentionWeights
+    from regard.recording._file import MappedFile
     from regard.viewer._server import Viewer
-
-__all__ = ["Layer", "Recording"]
-
-
-class Layer(Generic[ArrayT]):
-    """Query, key and value of one attention layer, and the options it was called with.
-
-    Arrays are kept as they are, not copied: write into none of them any more.
-
-    Args:
-        query: ``(Hq, Lq, D)``, float, as it enters the scores: after rotation or normalisation.
-            A NumPy array or torch tensor.
-        key: ``(Hkv, Lk, D)``, same type and dtype; ``Hkv`` divides ``Hq``.
-        value: ``(Hkv, Lk, Dv)`` or None where only the weights matter.
-        **options: of ``regard.attention``, without a batch: ``causal``, ``window``, ``scale``,
-            ``softcap``, ``query_start`` (int), ``key_lengths`` (one int), ``segments`` (``(L,)``
-            ids, or a pair for queries and keys), ``sinks`` (``(Hq,)``), and ``bias`` and
-            ``mask``, broadcastable to ``(Hq, Lq, Lk)``.
-
-    Raises:
-        ShapeError: axes, heads, head sizes or lengths disagree.
-        TypeError: not a float array, or an unknown option or one of a wrong type.
-        ValueError: an option out of its range.
-    """
-
-    __slots__ = ("key", "options", "query", "value")
-
-    query: ArrayT
-    key: ArrayT
-    value: ArrayT | None
-    options: dict[str, Any]
-
-    def __init__(
-        self,
-        query: Array[ArrayT],
-        key: Array[ArrayT],
-        value: Array[ArrayT] | None = None,
-        **options: Unpack[WeightsOptions],
-    ) -> None:
-        given: Any = query, key, value
-        self.query, self.key, self.value = given
-        self.options = _checked_options({**options})
-        call = read_call(query, key, value, **self.options)
-        check_contents(call)
-        if query.ndim != 3 or len(query) == 0:
-            raise ShapeError(
-                f"Layer: query {_shape(query)} is not read as (H, L, D) with at least one head;"
-                " record one text at a time, with its heads, as in query[0]."
-            )
-
-    @property
-    def heads(self) -> int:
-        """Number of query heads, ``Hq``."""
-        return len(self.query)
-
-    @property
-    def key_heads(self) -> int:
-        """Number of key heads, ``Hkv``; query head h uses key head ``h // (Hq // Hkv)``."""
-        return len(self.key)
-
-    @property
-    def query_start(self) -> int:
-        """The place of the first query among the keys."""
-        *_, Lq, _ = self.query.shape
-        valid = self.options.get("key_lengths", self.key.shape[1])
-        return int(self.options.get("query_start", valid - Lq))
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of query, key and value."""
-        return sum(int(array.nbytes) for array in self._held if array is not None)
-
-    @property
-    def _held(self) -> tuple[Any, Any, Any]:
-        return self.query, self.key, self.value
-
-    def head(self, h: int) -> Layer[ArrayT]:
-        """One query head alone, with the key head that it uses: a layer of one head.
-
-        Args:
-            h: which; negative counts from the last.
-
-        Raises:
-            IndexError: no such head.
-        """
-        h = _index("head", h, self.heads)
-        shared = h // (self.heads // self.key_heads)
-        options = dict(self.options)
-        for name in ("bias", "mask"):
-            if name in options and options[name].ndim == 3:
-                options[name] = options[name][h if len(options[name]) > 1 else 0]
-        if "sinks" in options:
-            options["sinks"] = options["sinks"][h : h + 1]
-        query, key, value = self._held
-        own, used = slice(h, h + 1), slice(shared, shared + 1)
-        return Layer(query[own], key[used], None if value is None else value[used], **options)
-
-    def __repr__(self) -> str:
-        parts = [f"query {_shape(self.query)}", f"key {_shape(self.key)}"]
-        if self.value is not None:
-            parts.append(f"value {_shape(self.value)}")
-        for name, value in self.options.items():
-            parts.append(name if name in RECORDED_ARRAYS else f"{name}={value!r}")
-        return f"Layer({', '.join(parts)})"
 
 
 class Recording(Generic[ArrayT]):
@@ -223,9 +115,9 @@ class Recording(Generic[ArrayT]):
             IndexError: no such layer or head.
             MaterializeError: too large to be written out.
         """
-        from regard._steps import steps
+        from regard._showing.steps import steps
 
-        found = self.layers[_index("layer", layer, len(self.layers))].head(head)
+        found = self.layers[index_of("layer", layer, len(self.layers))].head(head)
         query, key, value = found._held
         return steps(
             query[0],
@@ -311,7 +203,7 @@ class Recording(Generic[ArrayT]):
 
         Source: docs/recording.md describes the file.
         """
-        from regard._recording_file import write
+        from regard.recording._file import write
 
         write(self, Path(path))
 
@@ -333,7 +225,7 @@ class Recording(Generic[ArrayT]):
             FileNotFoundError: no file there.
             RecordingError: the file is no recording, a damaged one, or of a newer version.
         """
-        from regard._recording_file import read
+        from regard.recording._file import read
 
         return read(Path(path), mapped)
 
@@ -352,7 +244,7 @@ class Recording(Generic[ArrayT]):
         return f"Recording({', '.join(parts)})"
 
     def _repr_html_(self) -> str:
-        from regard._picture import recording_html
+        from regard._showing.picture import recording_html
 
         return recording_html(self)
 
@@ -373,9 +265,9 @@ class LayerWeights(Sequence["AttentionWeights[ArrayT]"]):
         return len(self._layers)
 
     def __getitem__(self, layer: int) -> AttentionWeights[ArrayT]:  # type: ignore[override]
-        index = _index("layer", layer, len(self._layers))
+        index = index_of("layer", layer, len(self._layers))
         if index not in self._made:
-            from regard._weights import AttentionWeights
+            from regard._weights.attention_weights import AttentionWeights
 
             found = self._layers[index]
             query, key, _ = found._held
@@ -387,58 +279,6 @@ class LayerWeights(Sequence["AttentionWeights[ArrayT]"]):
 
     def __repr__(self) -> str:
         return f"<weights of {_counted(len(self), 'layer')}>"
-
-
-def _shape(array: Any) -> tuple[int, ...]:
-    return tuple(int(size) for size in array.shape)
-
-
-def _checked_options(options: dict[str, Any]) -> dict[str, Any]:
-    """The options that are given, as plain Python values and arrays."""
-    checked = {name: value for name, value in options.items() if value is not None}
-    for name in checked:
-        if name not in RECORDED_NUMBERS + RECORDED_ARRAYS:
-            raise TypeError(
-                f"Layer: there is no option {name!r} to record;"
-                f" there are {', '.join(RECORDED_NUMBERS + RECORDED_ARRAYS)}."
-            )
-    for name in ("query_start", "key_lengths"):
-        if name in checked:
-            checked[name] = _position(name, checked[name])
-    if isinstance(checked.get("window"), (tuple, list)):
-        sides = [None if side is None else _position("window", side) for side in checked["window"]]
-        checked["window"] = tuple(sides)
-    if "segments" in checked:
-        pair = checked["segments"]
-        is_pair = isinstance(pair, tuple)
-        checked["segments"] = tuple(map(_ids, pair)) if is_pair else _ids(pair)
-    for name in ("scale", "softcap"):
-        if isinstance(checked.get(name), numbers.Real) and not isinstance(checked[name], bool):
-            checked[name] = float(checked[name])
-    if isinstance(checked.get("causal"), np.bool_):
-        checked["causal"] = bool(checked["causal"])
-    return checked
-
-
-def _ids(values: Any) -> Any:
-    ids = values if is_tensor(values) else np.asarray(values)
-    if isinstance(ids, np.ndarray):
-        ids = ids.astype(ids.dtype.newbyteorder("="), copy=False)
-    if ids.ndim != 1:
-        raise ShapeError(f"Layer: segments have shape {_shape(ids)}; (L,) is needed, one id each.")
-    return ids
-
-
-def _position(name: str, value: Any) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or isinstance(value, bool):
-        raise TypeError(f"Layer: {name} is {value!r}; an int is needed, for there is no batch.")
-    if abs(number) > LARGEST_POSITION:
-        raise ValueError(f"Layer: {name} lies beyond 2**53; no text is that long.")
-    return number
 
 
 def _checked_tokens(name: str, tokens: Sequence[str]) -> tuple[str, ...]:
@@ -487,10 +327,10 @@ def _checked_boundary(boundary: Any, count: int) -> int | None:
 
 def _check_key_count(layers: Sequence[Layer], tokens: Sequence[str]) -> None:
     for index, layer in enumerate(layers):
-        if _shape(layer.key)[1] != len(tokens):
+        if shape_of(layer.key)[1] != len(tokens):
             raise ShapeError(
-                f"recording: {len(tokens)} tokens, but layer {index} has {_shape(layer.key)[1]}"
-                f" keys; one token per key is needed.\n  key {_shape(layer.key)}"
+                f"recording: {len(tokens)} tokens, but layer {index} has {shape_of(layer.key)[1]}"
+                f" keys; one token per key is needed.\n  key {shape_of(layer.key)}"
                 " read as (Hkv, Lk, D)"
             )
 
@@ -498,11 +338,11 @@ def _check_key_count(layers: Sequence[Layer], tokens: Sequence[str]) -> None:
 def _checked_query_tokens(
     layers: Sequence[Layer], tokens: tuple[str, ...], query_tokens: Sequence[str] | None
 ) -> tuple[str, ...]:
-    count = _shape(layers[0].query)[1]
+    count = shape_of(layers[0].query)[1]
     for index, layer in enumerate(layers):
-        if _shape(layer.query)[1] != count:
+        if shape_of(layer.query)[1] != count:
             raise ShapeError(
-                f"recording: layer {index} has {_shape(layer.query)[1]} queries and layer 0 has"
+                f"recording: layer {index} has {shape_of(layer.query)[1]} queries and layer 0 has"
                 f" {count}; make one recording for each."
             )
     if query_tokens is not None:
@@ -510,7 +350,7 @@ def _checked_query_tokens(
         if len(named) != count:
             raise ShapeError(
                 f"recording: {len(named)} query_tokens, but {count} queries;"
-                f" one token per query is needed.\n  query {_shape(layers[0].query)}"
+                f" one token per query is needed.\n  query {shape_of(layers[0].query)}"
                 " read as (Hq, Lq, D)"
             )
         return named
@@ -523,13 +363,6 @@ def _checked_query_tokens(
             " queries with tokens of their own (cross-attention) need query_tokens."
         )
     return tokens[start : start + count]
-
-
-def _index(name: str, index: Any, count: int) -> int:
-    found = operator.index(index)
-    if not -count <= found < count:
-        raise IndexError(f"recording: {name} {found}; there are {count}, 0 to {count - 1}.")
-    return found % count
 
 
 def _counted(count: int, noun: str) -> str:

@@ -22,10 +22,10 @@ from typing import Any, BinaryIO, TypeGuard
 
 import numpy as np
 
-from regard._call import dtype_name, is_tensor
-from regard._errors import RecordingError
-from regard._files import check_ending, open_file, replaced_when_complete
-from regard._options import RECORDED_ARRAYS, RECORDED_NUMBERS
+from regard._base.arrays import dtype_name, is_tensor
+from regard._base.errors import RecordingError
+from regard._base.files import check_ending, open_file, replaced_when_complete
+from regard._call.options import RECORDED_ARRAYS, RECORDED_NUMBERS
 from regard.recording import Layer, Recording
 
 FORMAT = "regard-recording"

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, Protocol
 
 import numpy as np
 
-from regard._call import accumulating_name, is_tensor
+# NumPy takes a few microseconds to tell a name.
+_NUMPY_NAMES = {np.dtype(name): name for name in ("float16", "float32", "float64", "bool")}
 
 
 def to_numpy(x: Any) -> np.ndarray:
     """x on the CPU, without its gradient; numbers that NumPy lacks become float32."""
     if not is_tensor(x):
         return np.asarray(x)
-    x = x.detach().cpu()
+    x = x.detach().cpu().resolve_neg()
     return np.asarray((x.float() if str(x.dtype) == "torch.bfloat16" else x).numpy())
 
 
 def arrays_of(x: Any) -> Arrays:
     """The names for the library and device of x, with the dtype that sums over it are held in."""
     if is_tensor(x):
-        from regard._torch_arrays import TorchArrays
+        from regard._base.torch_arrays import TorchArrays
 
         return TorchArrays(x.device, accumulating_name(x))
     return NumpyArrays(accumulating_name(x))
@@ -192,3 +194,21 @@ class NumpyArrays:
 
     def concatenate(self, arrays: list[Any]) -> Any:
         return np.concatenate(arrays, axis=-1)
+
+
+def dtype_name(x: Any) -> str:
+    """``float32`` for NumPy's and torch's alike."""
+    if isinstance(x, np.ndarray) and (name := _NUMPY_NAMES.get(x.dtype)):
+        return name
+    return str(x.dtype).removeprefix("torch.")
+
+
+def accumulating_name(x: Any) -> str:
+    """The dtype that sums over x are held in: float64 for float64, else float32."""
+    return "float64" if dtype_name(x) == "float64" else "float32"
+
+
+def is_tensor(x: object) -> bool:
+    """Whether x is a torch tensor; torch is not loaded to find out."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(x, torch.Tensor)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from regard._options import ARRAYS, OPTIONS
+from regard._base.arrays import is_tensor
+from regard._call.options import ARRAYS, OPTIONS
 
 ALL = slice(None)
-# NumPy takes a few microseconds to tell a name.
-_NUMPY_NAMES = {np.dtype(name): name for name in ("float16", "float32", "float64", "bool")}
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,7 +158,7 @@ class Call:
         self, *, B: slice = ALL, H: slice = ALL, G: slice = ALL, Q: slice = ALL, K: slice = ALL,
         **changed: Any,
     ) -> Call:  # fmt: skip
-        """The arrays cut along their axes, by the letters of ``regard._options``."""
+        """The arrays cut along their axes, by the letters of ``regard._call.options``."""
         cut = {"B": B, "H": H, "G": G, "Q": Q, "K": K}
         cut = {axis: part for axis, part in cut.items() if part != ALL}
         fields: dict[str, Any] = {"part_of": self.group_rows}
@@ -194,21 +192,3 @@ def _copied(x: Any) -> Any:
     if is_tensor(x):
         return cell.clone().expand(x.shape)
     return np.broadcast_to(cell.copy(), x.shape)
-
-
-def dtype_name(x: Any) -> str:
-    """``float32`` for NumPy's and torch's alike."""
-    if isinstance(x, np.ndarray) and (name := _NUMPY_NAMES.get(x.dtype)):
-        return name
-    return str(x.dtype).removeprefix("torch.")
-
-
-def accumulating_name(x: Any) -> str:
-    """The dtype that sums over x are held in: float64 for float64, else float32."""
-    return "float64" if dtype_name(x) == "float64" else "float32"
-
-
-def is_tensor(x: object) -> bool:
-    """Whether x is a torch tensor; torch is not loaded to find out."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(x, torch.Tensor)

@@ -7,10 +7,10 @@ from typing import Any, Generic, NamedTuple, Protocol
 
 import numpy as np
 
-from regard._arrays import arrays_of
-from regard._call import Call, accumulating_name
-from regard._errors import ShapeError
-from regard._types import ArrayT, IndexT
+from regard._base.arrays import accumulating_name, arrays_of
+from regard._base.errors import ShapeError
+from regard._base.types import ArrayT, IndexT
+from regard._call.call import Call
 
 
 class TopKeys(NamedTuple, Generic[ArrayT, IndexT]):

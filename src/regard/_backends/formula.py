@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from regard._arrays import Arrays
-from regard._call import Call, dtype_name
-from regard._checks import check_contents
-from regard._dropout import kept
-from regard._visible import Visibility, blocks, part
+from regard._backends.dropout import kept
+from regard._base.arrays import Arrays, dtype_name
+from regard._call.call import Call
+from regard._call.checks import check_contents
+from regard._call.visible import Visibility, blocks, part
 
 
 def scaled(call: Call, products: Any) -> Any:

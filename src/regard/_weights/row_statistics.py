@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from regard._arrays import to_numpy
 from regard._backends import Backend, Statistics
-from regard._call import Call
-from regard._checks import check_contents
+from regard._base.arrays import to_numpy
+from regard._call.call import Call
+from regard._call.checks import check_contents
 
 BLOCK = 64  # queries beside a few that are asked for: together they take little longer
 # One for all, so that weights can be copied and pickled; held for a moment.

@@ -17,7 +17,7 @@ class Option(NamedTuple):
     """One option of ``regard.attention``."""
 
     name: str
-    kind: str  # how it is read: of ``regard._checks.READERS``
+    kind: str  # how it is read: of ``regard._call.checks.READERS``
     fields: tuple[Field, ...]
     recorded: str | None = None  # in a recording's file: a "number" of its header, or an "array"
     of_weights: bool = True  # whether the weights follow from it, and not the output alone

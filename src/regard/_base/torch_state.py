@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from regard._errors import UnsupportedError
+from regard._base.errors import UnsupportedError
 
 # Bound once: a plain call asks them all, and looking them up takes longer than what they do.
 _compiles = torch.compiler.is_compiling

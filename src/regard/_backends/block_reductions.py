@@ -9,9 +9,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from regard._arrays import Arrays
-from regard._call import Call
-from regard._formula import WeightBlock, weight_blocks
+from regard._backends.formula import WeightBlock, weight_blocks
+from regard._base.arrays import Arrays
+from regard._call.call import Call
 
 Fields = dict[str, Any]
 

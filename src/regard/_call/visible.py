@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from regard._arrays import to_numpy
-from regard._call import Call
+from regard._base.arrays import to_numpy
+from regard._call.call import Call
 
 ALL = slice(None)
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import sys
 from typing import Any, NamedTuple
 
-from regard._call import Call, is_tensor
+from regard._base.arrays import is_tensor
+from regard._call.call import Call
 
 
 class Version(NamedTuple):
@@ -50,6 +51,6 @@ def refuse_recorded(call: Call, past_torch: bool) -> None:
         past_torch: whether numbers are written where torch does not see it.
     """
     if call.is_torch:
-        from regard import _torch_state
+        from regard._base import torch_state
 
-        _torch_state.refuse_recorded(past_torch)
+        torch_state.refuse_recorded(past_torch)

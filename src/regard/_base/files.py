@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from regard._settings import bytes_text
+from regard._base.settings import bytes_text
 
 LIMIT_BYTES = 64_000_000  # of a text: about 20 million tokens
 CHUNK_BYTES = 1 << 20

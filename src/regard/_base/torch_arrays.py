@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard._settings import pass_threads_to
-from regard._torch_state import product
+from regard._base.settings import pass_threads_to
+from regard._base.torch_state import product
 
 pass_threads_to(torch)
 

@@ -13,8 +13,8 @@ import numpy as np
 
 from regard import _backends
 from regard._backends.kernel import Plan, plan_of
-from regard._call import Call
-from regard._options import OPTIONS
+from regard._call.call import Call
+from regard._call.options import OPTIONS
 
 MOST = 256  # plans; then all are forgotten
 # The exact type of what is given under a name: 1 and True are equal, and not both allowed.
@@ -31,7 +31,9 @@ def key_of(
         return None
     if type(query) is type(key) is type(value) is np.ndarray:
         strides: Any = query.strides, key.strides, value.strides
-    elif (state := sys.modules.get("regard._torch_state")) and state.is_plain(query, key, value):
+    elif (torch := sys.modules.get("regard._base.torch_state")) and torch.is_plain(
+        query, key, value
+    ):
         strides = query.stride(), key.stride(), value.stride()
     else:
         return None

@@ -10,24 +10,10 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeAlias, 
 
 import numpy as np
 
-from regard._arrays import arrays_of
 from regard._backends import Backend, Statistics, choose
-from regard._call import Call, accumulating_name, is_tensor
-from regard._checks import read_call
-from regard._parts import basic_index, part_of, spaced, span
-from regard._reductions import (
-    Links,
-    PerQuery,
-    Pool,
-    Received,
-    Reduction,
-    Strongest,
-    TopK,
-    TopKeys,
-)
-from regard._row_statistics import Place, RowStatistics
-from regard._settings import bytes_text, require_materializable
-from regard._types import (
+from regard._base.arrays import accumulating_name, arrays_of, is_tensor
+from regard._base.settings import bytes_text, require_materializable
+from regard._base.types import (
     Array,
     ArrayT,
     BackendName,
@@ -40,7 +26,21 @@ from regard._types import (
     Segments,
     Window,
 )
-from regard._written import refuse_recorded, require_unwritten, versions
+from regard._call.call import Call
+from regard._call.checks import read_call
+from regard._weights.parts import basic_index, part_of, spaced, span
+from regard._weights.reductions import (
+    Links,
+    PerQuery,
+    Pool,
+    Received,
+    Reduction,
+    Strongest,
+    TopK,
+    TopKeys,
+)
+from regard._weights.row_statistics import Place, RowStatistics
+from regard._weights.written import refuse_recorded, require_unwritten, versions
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -489,7 +489,7 @@ class AttentionWeights(Generic[ArrayT]):
         )
 
     def _repr_html_(self) -> str:
-        from regard._picture import weights_html
+        from regard._showing.picture import weights_html
 
         return weights_html(self)
 
@@ -521,7 +521,7 @@ class AttentionWeights(Generic[ArrayT]):
             IndexError: no such matrix.
             ShapeError: as many tokens as there are neither keys nor queries.
         """
-        from regard._picture import plot_weights
+        from regard._showing.picture import plot_weights
 
         return plot_weights(self, index, how, tokens, ax)
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from regard._arrays import to_numpy
-from regard._errors import ShapeError
-from regard._extras import needed_by
+from regard._base.arrays import to_numpy
+from regard._base.errors import ShapeError
+from regard._base.extras import needed_by
 
 if TYPE_CHECKING:
-    from regard._types import PoolHow
-    from regard._weights import AttentionWeights
+    from regard._base.types import PoolHow
+    from regard._weights.attention_weights import AttentionWeights
     from regard.recording import Recording
 
 # From paper to ink: weights below 1e-5 are paper, a weight of 1 is ink. Grey is invisible.

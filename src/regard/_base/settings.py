@@ -5,7 +5,7 @@ import os
 import sys
 from types import ModuleType
 
-from regard._errors import MaterializeError
+from regard._base.errors import MaterializeError
 
 _weights_bytes: float = 2e9
 _num_threads: int | None = None

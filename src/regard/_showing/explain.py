@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from regard._call import Call, is_tensor
+from regard._base.arrays import is_tensor
+from regard._call.call import Call
 
 if TYPE_CHECKING:
-    from regard._steps import Steps
+    from regard._showing.steps import Steps
 
 # More terms than this are left out in the middle of a sum.
 LONGEST_SUM = 6

@@ -1,0 +1,1 @@
+"""What is shown of a small attention: its steps, and its weights as a picture."""

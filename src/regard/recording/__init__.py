@@ -1,0 +1,6 @@
+"""What one forward pass attended with: its tokens, and query, key and value of every layer."""
+
+from regard.recording._layer import Layer
+from regard.recording._recording import Recording
+
+__all__ = ["Layer", "Recording"]
