@@ -13,11 +13,11 @@ import functools
 import common
 import torch
 import torch.nn.functional as F
+from regard.nn.rotary import rotate
 from torch import nn
 
 from regard.lm.config import Config, LayerConfig
 from regard.lm.decoder import Decoder
-from regard.nn.rotary import rotate
 
 LENGTHS = [512, 2048, 8192]
 

@@ -8,8 +8,8 @@ token, on the first token, and on the token after the earlier occurrence.
 
 import argparse
 
+from probe import probe
 from regard.lm import LanguageModel
-from regard.lm.probe import probe
 
 
 def main() -> None:

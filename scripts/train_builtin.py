@@ -17,12 +17,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from evaluation import loss_in_pieces
+from probe import probe
 from regard.lm.corpus import encode_texts, is_held_out, standard_library
-from regard.lm.evaluation import loss_in_pieces
 from regard.lm.model import LanguageModel
-from regard.lm.probe import probe
 from regard.lm.training import Progress, Settings, train_texts
-from regard.lm.trigram import Trigram
+from trigram import Trigram
 
 ROOT = Path(__file__).parent.parent
 BUILTIN = ROOT / "src" / "regard" / "lm" / "builtin"

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from evaluation import loss_in_pieces
+from probe import probe
 from regard.lm.corpus import encode_texts, is_held_out, standard_library
-from regard.lm.evaluation import loss_in_pieces
-from regard.lm.probe import probe
-from regard.lm.trigram import Trigram
+from trigram import Trigram
 
 FOLDER = Path(sys.modules["regard"].__file__).parent / "lm" / "builtin"
 DOCS = Path(__file__).parents[2] / "docs" / "model.md"

@@ -8,7 +8,8 @@ import pytest
 
 import regard.lm.memory
 from regard import MaterializeError
-from regard.lm.model import Cache, LanguageModel
+from regard._base.rotary import rotate
+from regard.lm.model import LanguageModel
 
 PROMPT = "def run(self):\n    return "
 
@@ -17,10 +18,10 @@ def test_reading_with_a_cache_is_reading_without(tiny):
     ids = tiny.tokenizer.encode("def run(self): import os, sys  # and more of it", bos=True)
     whole = tiny.hidden(ids)
     for cuts in ([1], [1, 2, 3], [9], [5, 20]):
-        cache = Cache(tiny.config)
+        caches = tiny.new_caches()
         edges = [0, *cuts, len(ids)]
-        parts = [tiny.hidden(ids[a:b], cache) for a, b in itertools.pairwise(edges)]
-        assert cache.length == len(ids)
+        parts = [tiny.hidden(ids[a:b], caches) for a, b in itertools.pairwise(edges)]
+        assert [cache.length for cache in caches] == [len(ids)] * len(caches)
         np.testing.assert_allclose(np.concatenate(parts), whole, atol=2e-5)
 
 
@@ -98,12 +99,10 @@ def test_recorded_weights_see_only_the_window(tiny):
 
 
 def test_rotary_scores_depend_on_distance_alone(tiny):
-    from regard.lm.model import _rotate
-
-    layer = tiny.config.layers[0]
+    base = tiny.config.layers[0].rope
     q, k = np.random.default_rng(0).normal(size=(2, 1, 1, 8))
-    near = _rotate(q, layer, 5) @ _rotate(k, layer, 2).swapaxes(-1, -2)
-    far = _rotate(q, layer, 100_005) @ _rotate(k, layer, 100_002).swapaxes(-1, -2)
+    near = rotate(q, 5, base) @ rotate(k, 2, base).swapaxes(-1, -2)
+    far = rotate(q, 100_005, base) @ rotate(k, 100_002, base).swapaxes(-1, -2)
     np.testing.assert_allclose(near, far, rtol=1e-9)
     assert abs(near - q @ k.swapaxes(-1, -2)).item() > 1e-3
 

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from regard.lm.trigram import Trigram
+from trigram import Trigram
 
 IDS = np.random.default_rng(0).choice(6, 400, p=[0.4, 0.3, 0.1, 0.1, 0.08, 0.02])
 

@@ -187,7 +187,7 @@ def test_a_window_longer_than_the_text_changes_nothing():
 
 def test_rotary_outputs_do_not_depend_on_where_the_text_starts():
     # Angles in float32 alone would be wrong by 0.06 at place 1,000,000.
-    from regard.nn.rotary import rotate
+    from regard._base.rotary import rotate
 
     q, k = torch.randn(5, 16), torch.randn(5, 16)
     near = rotate(q, 0, 10000.0) @ rotate(k, 0, 10000.0).mT

@@ -48,6 +48,8 @@ class Arrays(Protocol):
     def exp(self, x: Any, /) -> Any: ...
     def log(self, x: Any, /) -> Any: ...
     def tanh(self, x: Any, /) -> Any: ...
+    def cos(self, x: Any, /) -> Any: ...
+    def sin(self, x: Any, /) -> Any: ...
     def isfinite(self, x: Any, /) -> Any: ...
     def isnan(self, x: Any, /) -> Any: ...
     def isinf(self, x: Any, /) -> Any: ...
@@ -63,6 +65,9 @@ class Arrays(Protocol):
 
     def full(self, shape: tuple[int, ...], fill: float, dtype: str) -> Any:
         """A new array that holds one number."""
+
+    def cast(self, x: Any, dtype: str) -> Any:
+        """x in a dtype; float32 for float64 on a device that has none."""
 
     def wide(self, x: Any) -> Any:
         """x in the dtype that sums are held in."""
@@ -112,6 +117,7 @@ class NumpyArrays:
     tallest_block = 128  # rows
 
     exp, log, tanh = staticmethod(np.exp), staticmethod(np.log), staticmethod(np.tanh)
+    cos, sin = staticmethod(np.cos), staticmethod(np.sin)
     isfinite, isnan, isinf = (
         staticmethod(np.isfinite), staticmethod(np.isnan), staticmethod(np.isinf),
     )  # fmt: skip
@@ -131,8 +137,11 @@ class NumpyArrays:
     def full(self, shape: tuple[int, ...], fill: float, dtype: str) -> Any:
         return np.full(shape, fill, dtype)
 
+    def cast(self, x: Any, dtype: str) -> Any:
+        return x.astype(dtype, copy=False)
+
     def wide(self, x: Any) -> Any:
-        return x.astype(self.dtype, copy=False)
+        return self.cast(x, self.dtype)
 
     def array(self, like: Any, x: Any) -> Any:
         return np.asarray(x).astype(like.dtype, copy=False)

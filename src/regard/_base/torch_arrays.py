@@ -25,6 +25,7 @@ class TorchArrays:
     """
 
     exp, log, tanh = staticmethod(torch.exp), staticmethod(torch.log), staticmethod(torch.tanh)
+    cos, sin = staticmethod(torch.cos), staticmethod(torch.sin)
     isfinite, isnan, isinf = (
         staticmethod(torch.isfinite), staticmethod(torch.isnan), staticmethod(torch.isinf),
     )  # fmt: skip
@@ -53,8 +54,11 @@ class TorchArrays:
     def full(self, shape: tuple[int, ...], fill: float, dtype: str) -> Tensor:
         return torch.full(shape, fill, dtype=self._dtype(dtype), device=self.device)
 
+    def cast(self, x: Tensor, dtype: str) -> Tensor:
+        return x.to(self._dtype(dtype))
+
     def wide(self, x: Tensor) -> Tensor:
-        return x.to(self._dtype(self.dtype))
+        return self.cast(x, self.dtype)
 
     def array(self, like: Tensor, x: Any) -> Tensor:
         return torch.as_tensor(x, dtype=like.dtype, device=like.device)

@@ -11,9 +11,11 @@ import numpy as np
 import safetensors.numpy
 from safetensors import SafetensorError
 
+from regard._base.cache import KeyValueCache
 from regard._base.files import check_folder, open_file, replaced_when_complete
+from regard._base.rotary import rotate
 from regard._operator.attention import attention
-from regard.lm.config import NORM_EPSILON, Config, LayerConfig
+from regard.lm.config import NORM_EPSILON, Config
 from regard.lm.memory import require_memory
 from regard.lm.tokenizer import BytePairTokenizer
 from regard.recording import Layer, Recording
@@ -166,11 +168,11 @@ class LanguageModel:
         self, text: str, tokens: int, temperature: float, random: np.random.Generator
     ) -> Iterator[str]:
         utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        cache = Cache(self.config)
+        caches = self.new_caches()
         ids, written = self._open_end(text)
         fits = [self.tokenizer.bytes(i).startswith(written) for i in range(len(self.tokenizer))]
         for n in range(tokens + 1 if tokens else 0):
-            logits = self.logits(self.hidden(ids, cache)[-1])
+            logits = self.logits(self.hidden(ids, caches)[-1])
             if n == 0:
                 logits[~np.array(fits)] = -np.inf
             ids = [_choose(logits, temperature, random)]
@@ -189,24 +191,30 @@ class LanguageModel:
     def hidden(
         self,
         ids: Sequence[int],
-        cache: Cache | None = None,
+        caches: Sequence[KeyValueCache] | None = None,
         record: list[Layer[Array]] | None = None,
     ) -> Float32[Array, "L embed_dim"]:
-        """The decoder: ids to the vectors that ``logits`` reads, after those in the cache."""
-        cache = Cache(self.config) if cache is None else cache
+        """The decoder: ids to the vectors that ``logits`` reads, after those in the caches."""
+        start = caches[0].length if caches else 0
         x = _norm(self.weights["embedding"][list(ids)])
         for i, layer in enumerate(self.config.layers):
             w = {name: self.weights[f"layers.{i}.{name}"] for name in LAYER_WEIGHTS}
             q, k, v = self._heads(_norm(x) * w["attention_norm"] @ w["qkv"].T)
-            q, k = (_rotate(t, layer, cache.length) for t in (q, k))
+            if layer.rope is not None:
+                q, k = (rotate(x, start, layer.rope) for x in (q, k))
             if record is not None:
                 record.append(Layer(q, k, v, **layer.visible))
-            out = attention(q, *cache.extended(i, k, v), **layer.visible)
+            if caches:
+                k, v = caches[i].append(k, v)
+            out = attention(q, k, v, **layer.visible)
             x = x + out.swapaxes(0, 1).reshape(x.shape) @ w["out"].T
             up = np.maximum(_norm(x) * w["mlp_norm"] @ w["up"].T, 0)
             x = x + np.square(up) @ w["down"].T
-        cache.length += len(ids)
         return _norm(x) * self.weights["norm"]
+
+    def new_caches(self) -> list[KeyValueCache]:
+        """Empty caches, one for each layer, for ``hidden`` to read a text in parts."""
+        return [KeyValueCache(layer.window) for layer in self.config.layers]
 
     def logits(self, hidden: Float32[Array, "*L embed_dim"]) -> Float32[Array, "*L vocab_size"]:
         """Scores of the next token: ``hidden @ embedding.T``."""
@@ -228,44 +236,9 @@ class LanguageModel:
 LAYER_WEIGHTS = ("attention_norm", "qkv", "out", "mlp_norm", "up", "down")
 
 
-class Cache:
-    """Keys and values of the tokens that were read, for every layer.
-
-    Attributes:
-        length: how many tokens those are.
-    """
-
-    def __init__(self, config: Config) -> None:
-        self.length = 0
-        shape = (2, config.num_heads, 0, config.head_dim)
-        self._stored = [np.empty(shape, dtype=np.float32) for _ in config.layers]
-
-    def extended(self, layer: int, key: Array, value: Array) -> Float32[Array, "2 H length D"]:
-        """Keys and values with these after them; the room doubles when it is used up."""
-        end = self.length + key.shape[1]
-        stored = self._stored[layer]
-        if end > stored.shape[2]:
-            room = ((0, 0), (0, 0), (0, max(end, 2 * self.length) - stored.shape[2]), (0, 0))
-            stored = self._stored[layer] = np.pad(stored, room)
-        stored[0, :, self.length : end] = key
-        stored[1, :, self.length : end] = value
-        return stored[:, :, :end]
-
-
 def _norm(x: Float32[Array, "*L d"]) -> Float32[Array, "*L d"]:
     mean_square = np.square(x).mean(-1, keepdims=True)
     return x / np.sqrt(mean_square + np.float32(NORM_EPSILON))
-
-
-def _rotate(x: Float32[Array, "H L D"], layer: LayerConfig, start: int) -> Float32[Array, "H L D"]:
-    if layer.rope is None:
-        return x
-    half = x.shape[-1] // 2
-    position = np.arange(start, start + x.shape[1])
-    angle = position[:, None] * layer.rope ** (-np.arange(half) / half)  # float64: exact far out
-    cos, sin = np.cos(angle).astype(x.dtype), np.sin(angle).astype(x.dtype)
-    a, b = x[..., :half], x[..., half:]
-    return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
 
 
 def _cross_entropy(logits: Float32[Array, "L vocab_size"], targets: Array) -> Float32[Array, " L"]:

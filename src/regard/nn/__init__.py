@@ -3,7 +3,7 @@
 from regard._base.extras import needed_by
 
 with needed_by("regard.nn"):
-    from regard.nn.cache import KeyValueCache
+    from regard._base.cache import KeyValueCache
     from regard.nn.multi_head import MultiHeadAttention
     from regard.nn.self_attention import SelfAttention
 

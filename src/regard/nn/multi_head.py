@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard._base.cache import KeyValueCache
 from regard._base.errors import ShapeError, UnsupportedError
+from regard._base.rotary import rotate
 from regard._call.checks import read_call
 from regard._operator.attention import attention
 from regard.nn import conversion
-from regard.nn.cache import KeyValueCache
-from regard.nn.rotary import rotate
 
 if TYPE_CHECKING:
     from regard._base.types import Bool, Float, Int, Segments

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import sys
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
+from regard._base.arrays import arrays_of, dtype_name, is_tensor
 from regard._base.errors import ShapeError
+from regard._base.types import ArrayT
 
 if TYPE_CHECKING:
-    from regard._base.types import Float
+    from regard._base.types import Array, Float
 
 
 class KeyValueCache:
     """Keys and values of one layer's earlier tokens; ``layer.new_cache()`` makes one.
 
-    Memory is taken at the first append and grows by doubling. What was given out is never written
-    over, so weights of earlier steps stay true. There is no gradient.
+    Arrays of NumPy or tensors. Memory is taken at the first append and grows by doubling. What was
+    given out is never written over, so weights of earlier steps stay true. There is no gradient.
 
     Args:
         keep: earlier tokens that a new one can still see, where a window limits them; older ones
@@ -28,10 +28,11 @@ class KeyValueCache:
         ValueError: ``keep`` or ``capacity`` is negative.
 
     Example:
+        >>> import numpy as np
         >>> cache = KeyValueCache()
-        >>> key, value = cache.append(torch.ones(2, 3, 4), torch.ones(2, 3, 4))
-        >>> key, value = cache.append(torch.ones(2, 1, 4), torch.ones(2, 1, 4))
-        >>> cache.length, tuple(key.shape)
+        >>> key, value = cache.append(np.ones((2, 3, 4)), np.ones((2, 3, 4)))
+        >>> key, value = cache.append(np.ones((2, 1, 4)), np.ones((2, 1, 4)))
+        >>> cache.length, key.shape
         (4, (2, 4, 4))
     """
 
@@ -41,8 +42,8 @@ class KeyValueCache:
                 f"cache: keep is {keep} and capacity {capacity}; neither may be negative."
             )
         self._keep, self._capacity = keep, capacity
-        self._key = self._value = torch.empty(0)
-        self._empty = True
+        self._key: Any = None
+        self._value: Any = None
         self._start, self._length = 0, 0
 
     @property
@@ -56,8 +57,8 @@ class KeyValueCache:
         return self._start
 
     def append(
-        self, key: Float[Tensor, "*B Hkv L D"], value: Float[Tensor, "*B Hkv L Dv"]
-    ) -> tuple[Float[Tensor, "*B Hkv Lk D"], Float[Tensor, "*B Hkv Lk Dv"]]:
+        self, key: Float[Array[ArrayT], "*B Hkv L D"], value: Float[Array[ArrayT], "*B Hkv L Dv"]
+    ) -> tuple[Float[ArrayT, "*B Hkv Lk D"], Float[ArrayT, "*B Hkv Lk Dv"]]:
         """Adds the keys and values of L tokens.
 
         Args:
@@ -76,41 +77,41 @@ class KeyValueCache:
         self._count(key.shape[-2])
         return held
 
-    def _joined(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    def _joined(self, key: Any, value: Any) -> tuple[Any, Any]:
         """What append gives; the new tokens are only kept once they are counted."""
         self._check(key, value)
         new, old = key.shape[-2], self._length - self._start
-        if self._empty or old + new > self._key.shape[-2]:
+        if self._key is None or old + new > self._key.shape[-2]:
             self._move(key, value)
             old = self._length - self._start
         held = []
         for buffer, x in ((self._key, key), (self._value, value)):
             buffer[..., old : old + new, :] = x
             # With a count of writes of its own: what later tokens write lies behind these.
-            held.append(buffer.data[..., : old + new, :])
+            held.append((buffer.data if is_tensor(buffer) else buffer)[..., : old + new, :])
         return held[0], held[1]
 
     def _count(self, new: int) -> None:
         self._length += new
 
-    def _move(self, key: Tensor, value: Tensor) -> None:
+    def _move(self, key: Any, value: Any) -> None:
         """Into twice the memory that is needed, without the tokens that no later one can see."""
         old = self._length - self._start
         kept = old if self._keep is None else min(old, self._keep)
         size = 2 * (kept + key.shape[-2])
-        if self._empty:
+        if self._key is None:
             size = max(self._capacity, size)
         moved = []
         for buffer, x in ((self._key, key), (self._value, value)):
-            larger = x.new_empty((*x.shape[:-2], size, x.shape[-1]))
+            larger = arrays_of(x).empty((*x.shape[:-2], size, x.shape[-1]), dtype_name(x))
             if kept:
                 larger[..., :kept, :] = buffer[..., old - kept : old, :]
             moved.append(larger)
         self._key, self._value = moved
-        self._empty, self._start = False, self._length - kept
+        self._start = self._length - kept
 
-    def _check(self, key: Tensor, value: Tensor) -> None:
-        if torch.is_grad_enabled() and (key.requires_grad or value.requires_grad):
+    def _check(self, key: Any, value: Any) -> None:
+        if _needs_gradient(key, value):
             raise RuntimeError(
                 "cache: these keys or values need a gradient, and a cache keeps none. "
                 "Generate under torch.inference_mode() or torch.no_grad()."
@@ -120,7 +121,7 @@ class KeyValueCache:
                 f"cache: key {tuple(key.shape)} and value {tuple(value.shape)} differ before the "
                 "last axis; every key needs its own value."
             )
-        if self._empty:
+        if self._key is None:
             return
         for name, x, buffer in (("key", key, self._key), ("value", value, self._value)):
             found, needed = ((*t.shape[:-2], t.shape[-1]) for t in (x, buffer))
@@ -130,14 +131,23 @@ class KeyValueCache:
                     f"{tuple(buffer.shape[:-2])} of vectors of {buffer.shape[-1]} numbers. "
                     "Each layer and each batch needs a cache of its own: layer.new_cache()."
                 )
-            if (x.dtype, x.device) != (buffer.dtype, buffer.device):
+            if _kind(x) != _kind(buffer):
                 raise TypeError(
-                    f"cache: {name} is {x.dtype} on {x.device}, what is held {buffer.dtype} on "
-                    f"{buffer.device}; a new dtype or device needs a new cache."
+                    f"cache: {name} is {_kind(x)}, what is held {_kind(buffer)}; "
+                    "a new dtype or device needs a new cache."
                 )
 
     def __repr__(self) -> str:
-        if self._empty:
+        if self._key is None:
             return "KeyValueCache(empty)"
         held = self._key[..., : self._length - self._start, :]
         return f"KeyValueCache(length={self._length}, key {tuple(held.shape)}, {held.dtype})"
+
+
+def _needs_gradient(*arrays: Any) -> bool:
+    tensors = [x for x in arrays if is_tensor(x)]
+    return any(x.requires_grad for x in tensors) and sys.modules["torch"].is_grad_enabled()
+
+
+def _kind(x: Any) -> str:
+    return f"{x.dtype} on {x.device}" if is_tensor(x) else f"{x.dtype} of NumPy"
