@@ -44,9 +44,11 @@ struct Problem {
   uint32_t seed[2];
 };
 
+// Whether scores are bent after the scale: their derivative by the scaled ones is not 1.
+static inline bool has_slope(const Problem& p) { return p.softcap != 0; }
 // Whether scores are the plain products of query and key. `factor_of` takes a score to the exponent
 // of 2; for plain products it includes the scale.
-static inline bool raw_scores(const Problem& p) { return !p.bias && p.softcap == 0 && p.scale > 0; }
+static inline bool raw_scores(const Problem& p) { return !p.bias && !has_slope(p) && p.scale > 0; }
 static inline double factor_of(const Problem& p) {
   constexpr double log2e = 1.44269504088896340736;
   return raw_scores(p) ? p.scale * log2e : log2e;

@@ -52,7 +52,7 @@ struct BackwardMemory {
     grad_rows = scratch.take<Word>(E::rows / E::pack * Dv);
     weights = scratch.take<Real>(tile);
     dscores = scratch.take<Real>(tile);
-    slope = p.softcap != 0 ? scratch.take<Real>(tile) : nullptr;
+    slope = has_slope(p) ? scratch.take<Real>(tile) : nullptr;
     keep_mask = p.threshold ? scratch.take<uint32_t>(kKeys * kKeepMaskRows<E>) : nullptr;
     key_rows = scratch.take<Word>(kKeys * E::words(p.D));
     key_pairs = E::pack > 1 ? scratch.take<Word>(kKeys / 2 * p.D) : key_rows;

@@ -212,11 +212,9 @@ template <class E>
 static void finish_row(const Problem& p, const DecodeMemory<E>& m, int r, int64_t j0, int keys,
                        typename E::Real* row) {
   typedef typename E::Real Real;
-  const Real cap = Real(p.softcap);
   for (int j = 0; j < keys; j += E::lanes) {
     Vec<Real>& s = *(Vec<Real>*)(row + j);
-    s *= Real(p.scale);
-    if (p.softcap != 0) s = tanh(s / cap) * cap;
+    s = cap_scores<Real>(p, s * Real(p.scale), nullptr);
   }
   if (!p.bias) return;
   const char* bias = p.bias.at(m.rows.b, m.rows.head[r], m.rows.index[r]);

@@ -216,21 +216,26 @@ static void entries(const Array& x, const char* const* rows, int count, int64_t 
   transpose(*(Vec<R>(*)[lanes])t);
 }
 
+// What the softcap makes of scaled scores. `slope`, optional, takes its derivative.
+template <class Real>
+static inline Vec<Real> cap_scores(const Problem& p, Vec<Real> s, Vec<Real>* slope) {
+  if (p.softcap == 0) return s;
+  const Real cap = Real(p.softcap);
+  s = tanh(s / cap);
+  if (slope) *slope = Real(1) - s * s;
+  return s * cap;
+}
+
 // Applies scale and softcap to the scores of vector v. `slope`, optional, takes the derivative of
 // the softcap.
 template <class E>
 static void scale_scores(const Problem& p, const TileMask& tile_mask, int v,
                          typename E::Real* scores, typename E::Real* slope) {
   typedef typename E::Real Real;
-  const Real scale = Real(p.scale), cap = Real(p.softcap);
+  const Real scale = Real(p.scale);
   for (int j = tile_mask.low[v]; j < tile_mask.high[v]; ++j) {
-    Vec<Real> s = vector_at<E>(scores, j, v) * scale;
-    if (p.softcap != 0) {
-      s = tanh(s / cap);
-      if (slope) vector_at<E>(slope, j, v) = Real(1) - s * s;
-      s *= cap;
-    }
-    vector_at<E>(scores, j, v) = s;
+    Vec<Real>& s = vector_at<E>(scores, j, v);
+    s = cap_scores<Real>(p, s * scale, slope ? &vector_at<E>(slope, j, v) : nullptr);
   }
 }
 

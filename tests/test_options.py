@@ -14,7 +14,7 @@ from regard._backends import BACKENDS, torch_ops
 from regard._base import types
 from regard._call.call import Call
 from regard._call.checks import READERS, read_call
-from regard._call.options import ARRAYS, FIELDS, INPUTS, NUMBERS, OPTIONS
+from regard._call.options import ARRAYS, FIELDS, INPUTS, NUMBERS, OPTIONS, Options, WeightsOptions
 from regard._operator.attention import attention
 
 NAMES = {option.name for option in OPTIONS}
@@ -43,8 +43,8 @@ def test_the_signature_of_weights_has_those_that_weights_follow_from():
 
 
 def test_the_names_that_type_checkers_know_are_these():
-    assert types.WeightsOptions.__annotations__.keys() == OF_WEIGHTS
-    assert types.Options.__annotations__.keys() == NAMES
+    assert WeightsOptions.__annotations__.keys() == OF_WEIGHTS
+    assert Options.__annotations__.keys() == NAMES
     known = {backend.name for backend in BACKENDS}
     assert set(typing.get_args(types.BackendName)) == known | {"auto"}
 
@@ -89,7 +89,7 @@ def test_arrays_are_cut_along_the_axes_that_the_table_gives(field):
     shape = [sizes[axis.upper()] for axis in field.axes]
     x = np.arange(np.prod(shape)).reshape(shape)
     q, k = np.zeros((2, 4, 6, 8)), np.zeros((2, 2, 9, 8))
-    call = Call(q, k, None, (2,), True, **{field.name: x})
+    call = Call(query=q, key=k, value=None, leading=(2,), heads=True, **{field.name: x})
     cut = {
         "B": slice(1, 2),
         "H": slice(2, 4),

@@ -315,7 +315,7 @@ def test_about_tells_sizes_options_and_places():
     first, second = found["layers"]
     assert first == {
         "heads": 4, "key_heads": 2, "head_size": 6, "value_size": 3,
-        "scale": pytest.approx(6**-0.5), "softcap": None, "causal": True,
+        "scale": pytest.approx(6**-0.5), "capped": None, "causal": True,
         "options": ["causal", "window=(9, 0)"],
     }  # fmt: skip
     assert second["options"] == ["window=(3, 5)"]

@@ -33,6 +33,24 @@ def capped(xp: Arrays, call: Call, s: Any) -> Any:
     return s if call.softcap is None else xp.tanh(s / call.softcap) * call.softcap
 
 
+def is_capped(call: Call) -> bool:
+    """Whether anything but the scale is done to scores before the bias."""
+    return call.softcap is not None
+
+
+def capped_text(call: Call, x: str) -> str:
+    """``capped`` in words, for scaled scores that are called x."""
+    return x if call.softcap is None else f"{call.softcap:g} * tanh({x} / {call.softcap:g})"
+
+
+def cap_derivatives(xp: Arrays, call: Call, s: Any) -> tuple[Any, Any]:
+    """First and second derivative of ``capped`` at scaled scores, where it ``is_capped``."""
+    cap: Any = call.softcap
+    t = xp.tanh(s / cap)
+    slope = 1 - t * t
+    return slope, -2 / cap * t * slope
+
+
 def biased(xp: Arrays, call: Call, s: Any, *block: slice) -> Any:
     """Capped scores of a block ``(b, h, rows, keys)``, with the bias where there is one."""
     return s if call.bias is None else s + xp.wide(part(call.bias, *block))

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.nn.functional import scaled_dot_product_attention
 
-from regard._backends.formula import capped, scaled
+from regard._backends.formula import capped, is_capped, scaled
 from regard._base.arrays import arrays_of
 from regard._base.errors import UnsupportedError
 from regard._call.call import Call
@@ -26,7 +26,7 @@ def attention(call: Call) -> Tensor:
         x if _always(x.shape[0] == B) else x.expand(B, -1, -1, -1) for x in (call.key, call.value)
     )
     added = None if _is_triangle(call) else _added(call)
-    if call.softcap is not None or call.sinks is not None or call.scale <= 0:
+    if is_capped(call) or call.sinks is not None or call.scale <= 0:
         out = _written_out(call, k, v, added)
     else:
         older = isinstance(Lq, Tensor)  # the exporter that traces: it knows no shared heads

@@ -11,7 +11,9 @@ from torch import Tensor
 from regard._backends.formula import (
     WeightBlock,
     apply,
+    cap_derivatives,
     dropped,
+    is_capped,
     kept_weights,
     key_heads,
     products,
@@ -142,9 +144,9 @@ def gradients(call: Call, grad: Tensor) -> Gradients:
             dsinks[block.h] -= (_sink_weight(call, block) * delta).sum((0, 2, 3))
         if dbias is not None:
             _accumulate(dbias, ds, *rows, keys)
-        if call.softcap is not None:
-            capped = torch.tanh(products(xp, call, q, k[:, :, keys]) / call.softcap)
-            ds = _hide(ds * (1 - capped * capped), visible)
+        if is_capped(call):
+            slope, _ = cap_derivatives(xp, call, products(xp, call, q, k[:, :, keys]))
+            ds = _hide(ds * slope, visible)
         ds = ds * call.scale
         dq[rows] = xp.matmul(ds, k[:, :, keys])
         _accumulate(dk, _outer(ds, q, kv), block.b, kv, keys)
@@ -201,10 +203,9 @@ def second_gradients(
         w, keep, w_sink = block.weights, _kept(call, block), _sink_weight(call, block)
 
         s_dot = products(xp, call, q_dot, k) + products(xp, call, q, k_dot)
-        if call.softcap is not None:
-            capped = torch.tanh(products(xp, call, q, k) / call.softcap)
-            slope = 1 - capped * capped
-            bend = -2 / call.softcap * capped * slope * s_dot
+        if is_capped(call):
+            slope, curvature = cap_derivatives(xp, call, products(xp, call, q, k))
+            bend = curvature * s_dot
             s_dot = s_dot * slope
         if bias_dot is not None:
             s_dot = s_dot + part(bias_dot, *rows, keys).to(dtype)
@@ -227,7 +228,7 @@ def second_gradients(
             dsinks[block.h] += (w_sink * (g_sink - g_mean)).sum((0, 2, 3))
         if dbias is not None:
             _accumulate(dbias, ds, *rows, keys)
-        if call.softcap is not None:
+        if is_capped(call):
             ds = _hide(ds * slope + p * bend, visible)
             p = _hide(p * slope, visible)
         ds, p = ds * call.scale, p * call.scale

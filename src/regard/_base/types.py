@@ -12,7 +12,6 @@ from typing import (
     Protocol,
     SupportsIndex,
     TypeAlias,
-    TypedDict,
     TypeVar,
     runtime_checkable,
 )
@@ -27,8 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Array", "ArrayT", "BackendName", "Bool", "Float", "Float32", "FloatingT", "IndexT", "InputT",
-    "Int", "Integers", "Options", "OutputT", "PoolHow", "ReceivedHow", "Segments", "UInt16",
-    "WeightsOptions", "Window",
+    "Int", "Integers", "OutputT", "PoolHow", "ReceivedHow", "Segments", "UInt16",
+    "Window",
 ]  # fmt: skip
 
 PartT_co = TypeVar("PartT_co", covariant=True)
@@ -66,25 +65,3 @@ Window: TypeAlias = tuple[int | None, int | None]
 Integers: TypeAlias = SupportsIndex | Array[object] | list[int]
 _Ids: TypeAlias = Array[object] | list[int]
 Segments: TypeAlias = _Ids | tuple[_Ids, _Ids]
-
-
-class WeightsOptions(TypedDict, total=False):
-    """The options of ``regard.attention`` that the weights follow from."""
-
-    causal: bool
-    window: Window | None
-    mask: Array[object] | None
-    bias: Array[object] | None
-    key_lengths: Integers | None
-    segments: Segments | None
-    query_start: Integers | None
-    sinks: Array[object] | None
-    scale: float | None
-    softcap: float | None
-
-
-class Options(WeightsOptions, total=False):
-    """Those that the output follows from."""
-
-    dropout: float
-    seed: int | None

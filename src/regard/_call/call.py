@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from regard._base.arrays import is_tensor
-from regard._call.options import ARRAYS, OPTIONS
+from regard._call.options import ARRAYS, OPTIONS, Given
 
 ALL = slice(None)
 
 
-@dataclass(frozen=True, eq=False)
-class Call:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Call(Given):
     """One checked call. Arrays are of one library, with axes ``(B, H, L, D)``; see DESIGN names.
 
     ``key``, ``value``, ``mask``, ``bias`` and the segments keep leading axes of size 1 as they are:
@@ -26,21 +26,7 @@ class Call:
     value: Any  # (B or 1, Hkv, Lk, Dv), or None where only the weights are asked for
     leading: tuple[int, ...]  # the axes that B stands for
     heads: bool  # whether the caller's arrays have a head axis
-    causal: bool = False
-    window_left: int | None = None
-    window_right: int | None = None
-    mask: Any = None  # (B or 1, Hq or 1, Lq or 1, Lk or 1) bool
-    bias: Any = None  # likewise, floating
-    key_lengths: Any = None  # (B,) integers
-    query_segments: Any = None  # (B or 1, Lq) integers
-    key_segments: Any = None  # (B or 1, Lk) integers
-    query_start: Any = None  # (B,) integers
     query_step: int = 1  # from a query to the place of the next
-    sinks: Any = None  # (Hq,) floating
-    scale: float = 1.0
-    softcap: float | None = None
-    dropout: float = 0.0
-    seed: Any = None  # () int64, given where dropout is
     part_of: int | None = None  # of a part of a call: the ``group_rows`` of the whole
     whole_rows: bool = True  # False where the call has only some of the keys
 

@@ -1,6 +1,9 @@
 """The options of attention, each declared once: for who reads, computes, records or shows them."""
 
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypedDict
+
+from regard._base.types import Array, Integers, Segments, Window
 
 
 class Field(NamedTuple):
@@ -49,9 +52,53 @@ OPTIONS = (
     Option("seed", "seed", (Field("seed", "Tensor?"),), of_weights=False),
 )  # fmt: skip
 
+
+class WeightsOptions(TypedDict, total=False):
+    """The options of ``regard.attention`` that the weights follow from."""
+
+    causal: bool
+    window: Window | None
+    mask: Array[object] | None
+    bias: Array[object] | None
+    key_lengths: Integers | None
+    segments: Segments | None
+    query_start: Integers | None
+    sinks: Array[object] | None
+    scale: float | None
+    softcap: float | None
+
+
+class Options(WeightsOptions, total=False):
+    """Those that the output follows from."""
+
+    dropout: float
+    seed: int | None
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Given:
+    """The options' fields of a call, and what they are where nothing is given."""
+
+    causal: bool = False
+    window_left: int | None = None
+    window_right: int | None = None
+    mask: Any = None  # (B or 1, Hq or 1, Lq or 1, Lk or 1) bool
+    bias: Any = None  # likewise, floating
+    key_lengths: Any = None  # (B,) integers
+    query_segments: Any = None  # (B or 1, Lq) integers
+    key_segments: Any = None  # (B or 1, Lk) integers
+    query_start: Any = None  # (B,) integers
+    sinks: Any = None  # (Hq,) floating
+    scale: float = 1.0
+    softcap: float | None = None
+    dropout: float = 0.0
+    seed: Any = None  # () int64, given where dropout is
+
+
 FIELDS = (*INPUTS, *(field for option in OPTIONS for field in option.fields))
 ARRAYS = tuple(field for field in FIELDS if field.type.startswith("Tensor"))
 NUMBERS = tuple(field for field in FIELDS if not field.type.startswith("Tensor"))
 # Those of the heads of one text, by how its file has them.
 RECORDED_NUMBERS = tuple(option.name for option in OPTIONS if option.recorded == "number")
 RECORDED_ARRAYS = tuple(option.name for option in OPTIONS if option.recorded == "array")
+REAL_NUMBERS = tuple(option.name for option in OPTIONS if option.kind in ("finite", "positive"))

@@ -17,11 +17,11 @@ from regard._base.types import (
     Bool,
     Float,
     Integers,
-    Options,
     Segments,
     Window,
 )
 from regard._call.checks import given, read_call
+from regard._call.options import Options
 from regard._operator import plans
 from regard._weights.attention_weights import AttentionWeights
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from regard._backends.formula import capped_text, is_capped
 from regard._base.arrays import is_tensor
 from regard._call.call import Call
 
@@ -29,9 +30,8 @@ def arithmetic(steps: Steps, i: int, j: int, head: tuple[int, ...]) -> Iterator[
     yield f"query {_named(i, steps.query_tokens)}, key {_named(j, steps.tokens)}"
     yield f"scores   {_sum(f'{_n(a)}*{_n(b)}' for a, b in zip(q, k))} = {_n(score)}"
     yield f"scaled   {_n(score)} {scaling(call)} = {_n(scaled)}"
-    if call.softcap is not None:
-        cap = _n(call.softcap)
-        yield f"capped   {cap} * tanh({_n(scaled)} / {cap}) = {_n(capped)}"
+    if is_capped(call):
+        yield f"capped   {capped_text(call, _n(scaled))} = {_n(capped)}"
     if last == -math.inf:
         yield f"masked   -inf: query {i} does not see key {j}"
     elif call.bias is not None:

@@ -14,10 +14,10 @@ from regard._base import tables
 from regard._base.arrays import Arrays, accumulating_name, arrays_of, dtype_name, is_tensor
 from regard._base.errors import ShapeError
 from regard._base.settings import require_materializable
-from regard._base.types import Array, ArrayT, InputT, Options, OutputT
+from regard._base.types import Array, ArrayT, InputT, OutputT
 from regard._call.call import Call
 from regard._call.checks import check_contents, read_call
-from regard._call.options import OPTIONS
+from regard._call.options import OPTIONS, Options
 from regard._call.visible import Visibility
 from regard._showing.explain import arithmetic, numbers, scaling
 from regard._weights.attention_weights import AttentionWeights
@@ -347,7 +347,7 @@ def _dropped(call: Call, weights: Any) -> Any:
 
 def _check_size(call: Call) -> None:
     B, Hq, _, Lq, Lk = call.sizes
-    kept = 3 + (call.softcap is not None) + bool(_rules(call) or call.bias is not None)
+    kept = 3 + formula.is_capped(call) + bool(_rules(call) or call.bias is not None)
     require_materializable(
         "steps: scores, weights and what lies between them",
         (kept + bool(call.dropout), B, Hq, Lq, Lk),
@@ -448,7 +448,7 @@ def _rules(call: Call) -> list[str]:
 
 
 def _formulas(call: Call) -> dict[str, str]:
-    before = "scaled" if call.softcap is None else "capped"
+    before = "capped" if formula.is_capped(call) else "scaled"
     masked = before + (" + bias" if call.bias is not None else "")
     rules = _rules(call)
     if rules:
@@ -458,7 +458,7 @@ def _formulas(call: Call) -> dict[str, str]:
     return {
         "scores": "query @ key.T",
         "scaled": f"scores {scaling(call)}",
-        "capped": f"{call.softcap or 0:g} * tanh(scaled / {call.softcap or 0:g})",
+        "capped": formula.capped_text(call, "scaled"),
         "masked": masked,
         "weights": f"softmax of each row of {last}"
         + (", with a sink that takes a share" if call.sinks is not None else ""),

@@ -10,9 +10,14 @@ import numpy as np
 
 from regard._base.arrays import is_tensor
 from regard._base.errors import ShapeError
-from regard._base.types import Array, ArrayT, WeightsOptions
+from regard._base.types import Array, ArrayT
 from regard._call.checks import LARGEST_POSITION, check_contents, read_call
-from regard._call.options import RECORDED_ARRAYS, RECORDED_NUMBERS
+from regard._call.options import (
+    REAL_NUMBERS,
+    RECORDED_ARRAYS,
+    RECORDED_NUMBERS,
+    WeightsOptions,
+)
 
 
 class Layer(Generic[ArrayT]):
@@ -147,7 +152,7 @@ def _checked_options(options: dict[str, Any]) -> dict[str, Any]:
         pair = checked["segments"]
         is_pair = isinstance(pair, tuple)
         checked["segments"] = tuple(map(_ids, pair)) if is_pair else _ids(pair)
-    for name in ("scale", "softcap"):
+    for name in REAL_NUMBERS:
         if isinstance(checked.get(name), numbers.Real) and not isinstance(checked[name], bool):
             checked[name] = float(checked[name])
     if isinstance(checked.get("causal"), np.bool_):

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from regard._backends.formula import capped_text, is_capped
 from regard._base.arrays import NumpyArrays, is_tensor, to_numpy
 from regard._call.call import Call
 from regard._call.checks import read_call
@@ -58,14 +59,14 @@ def _place(recording: Recording) -> int | None:
 
 
 def _layer(layer: Layer) -> dict[str, Any]:
-    head_size = int(layer.query.shape[-1])
+    head_size, call = int(layer.query.shape[-1]), call_of(layer, 0)
     return {
         "heads": layer.heads,
         "key_heads": layer.key_heads,
         "head_size": head_size,
         "value_size": None if layer.value is None else int(layer.value.shape[-1]),
         "scale": float(layer.options.get("scale", head_size**-0.5)),
-        "softcap": layer.options.get("softcap"),
+        "capped": capped_text(call, "{}") if is_capped(call) else None,
         "causal": bool(layer.options.get("causal", False)),
         "options": list(_options(layer)),
     }

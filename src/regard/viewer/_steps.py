@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from regard._backends.formula import apply, capped, scaled, weight_blocks
+from regard._backends.formula import apply, capped, is_capped, scaled, weight_blocks
 from regard._base.arrays import NumpyArrays
 from regard._call.call import Call
 from regard.recording import Layer
@@ -55,7 +55,7 @@ def _scores(call: Call, q: Any, k: Any, i: np.ndarray, j: np.ndarray) -> dict[st
     found = {"scores": np.einsum("id,jd->ij", q, k), "capped": None, "biased": None}
     found["scaled"] = scaled(call, found["scores"])
     last = capped(FLOAT64, call, found["scaled"])
-    if call.softcap is not None:
+    if is_capped(call):
         found["capped"] = last
     if call.bias is not None:
         down, across = (x if n > 1 else 0 * x for x, n in zip((i, j), call.bias.shape[2:]))

@@ -23,6 +23,7 @@ from regard._base.arrays import dtype_name, to_numpy
 from regard._base.errors import MaterializeError
 from regard._base.files import check_ending, replaced_when_complete
 from regard._base.settings import bytes_text
+from regard._call.options import REAL_NUMBERS
 from regard.recording import Layer, Recording
 from regard.recording._file import _bytes
 from regard.viewer import _facts
@@ -210,8 +211,7 @@ def _options(layer: Layer) -> dict[str, Any]:
     """What is no array: the rules by which queries see keys, and the scale."""
     call = _facts.call_of(layer, 0)
     return {
-        "scale": call.scale,
-        "softcap": call.softcap,
+        **{name: getattr(call, name) for name in REAL_NUMBERS},
         "causal": call.causal,
         "left": call.window_left,
         "right": call.window_right,

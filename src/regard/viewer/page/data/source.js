@@ -17,7 +17,7 @@
 /**
  * What is known of a layer; `number` where only some layers were exported.
  * @typedef {{heads: number, key_heads: number, head_size: number, value_size: number | null,
- *   scale: number, softcap: number | null, causal: boolean, options: string[],
+ *   scale: number, capped: string | null, causal: boolean, options: string[],
  *   number?: number}} LayerFacts
  */
 

@@ -174,6 +174,11 @@ export class AttentionHead {
     for (let j = low; j < high; j++) line[j] *= scale;
   }
 
+  /** Whether anything but the scale is done to scores before the bias. */
+  get isCapped() {
+    return this.layer.softcap !== null;
+  }
+
   /**
    * @param {number} low
    * @param {number} high

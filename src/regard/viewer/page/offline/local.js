@@ -221,7 +221,7 @@ class LocalAnswers {
     /** @type {(array: Numbers | null, size: number, places: number[]) => number[][] | null} */
     const vectors = (array, size, places) =>
       array ? places.map((n) => [...array.subarray(n * size, (n + 1) * size)]) : null;
-    const { size, valueSize, softcap } = head.layer;
+    const { size, valueSize } = head.layer;
     /** @type {number[][]} */
     const weights = [];
     /** @type {number[][]} */
@@ -243,7 +243,7 @@ class LocalAnswers {
       value: vectors(head.value, valueSize, keys),
       scores: matrix("score"),
       scaled: matrix("scaled"),
-      capped: softcap === null ? null : matrix("capped"),
+      capped: head.isCapped ? matrix("capped") : null,
       biased: head.biasAt ? matrix("biased") : null,
       masked: matrix("masked"),
       weights,

@@ -32,10 +32,10 @@ export function arithmeticLines(cell) {
     ["scaled", `${stepText(score)} ${scalingText(facts)} = `, bold(stepText(steps.scaled[i][j]))],
   ];
   let last = steps.scaled[i][j];
-  if (steps.capped && facts.softcap !== null) {
-    const cap = stepText(facts.softcap);
+  if (steps.capped && facts.capped !== null) {
+    const formula = facts.capped.replaceAll("*", "·").replaceAll("/", "÷");
     const capped = steps.capped[i][j];
-    lines.push(["capped", `${cap} · tanh(${stepText(last)} ÷ ${cap}) = `, bold(stepText(capped))]);
+    lines.push(["capped", `${formula.replace("{}", stepText(last))} = `, bold(stepText(capped))]);
     last = capped;
   }
   if (steps.biased) {

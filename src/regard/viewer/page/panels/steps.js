@@ -360,7 +360,7 @@ function sidesOf(name, all, { query, key, dim, valueDim }) {
  */
 function formulaText(steps, facts) {
   const scaled = `q·kᵀ ${scalingText(facts)}`;
-  const capped = steps.capped ? `softcap(${scaled})` : scaled;
+  const capped = steps.capped ? `capped(${scaled})` : scaled;
   return `softmax(${capped}${steps.biased ? " + bias" : ""} + mask)${steps.value ? "·v" : ""}`;
 }
 
