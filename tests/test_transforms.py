@@ -308,7 +308,7 @@ def test_fake_tensors_get_shapes_without_computing():
 def test_the_operators_are_registered_soundly(qkv):
     q, k, v = (x[:, :, :6].contiguous().requires_grad_() for x in qkv)
     from regard._backends import kernel_ops, torch_ops  # noqa: F401
-    from regard._call.call import checks
+    from regard._call import checks
 
     bias, sinks = torch.randn(6, 6, requires_grad=True), torch.randn(4, requires_grad=True)
     call = checks.read_call(q, k, v, causal=True, softcap=4.0, bias=bias, sinks=sinks)
