@@ -105,14 +105,14 @@ def pooled(logs, level, plane):
     padded[: logs.shape[0], : logs.shape[1]] = logs
     bins = padded.reshape(rows, side, columns, side)
     seen = ~np.isnan(bins)
-    weights = np.where(seen, np.exp(np.where(seen, bins, 0)), 0)
+    hidden = np.where(seen, bins, -np.inf)
     if plane == "max":
-        result = weights.max((1, 3))
+        result = hidden.max((1, 3))
     else:
         there = np.minimum(side, logs.shape[0] - np.arange(rows) * side)
-        result = weights.sum((1, 3)) / there[:, None]
-    with np.errstate(divide="ignore"):
-        return np.where(seen.any((1, 3)), np.log(result), np.nan)
+        with np.errstate(divide="ignore"):
+            result = np.log(np.exp(hidden).sum((1, 3)) / there[:, None])
+    return np.where(seen.any((1, 3)), result, np.nan)
 
 
 def pixel_bins(start, zoom, level, pixels, count):
