@@ -102,7 +102,7 @@ def browser(browsers):
 def idle_pages():
     """Pages that tests are done with, by how they were opened.
 
-    In one of them the viewer is there with a third of the work that a new one takes.
+    Opening the viewer in one of them takes less than half the work of a new one.
     """
     return collections.defaultdict(list)
 
