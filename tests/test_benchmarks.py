@@ -12,6 +12,7 @@ import pytest
 
 FOLDER = Path(__file__).parent.parent / "benchmarks"
 SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "common")
+pytestmark = pytest.mark.xdist_group("benchmarks")  # one smoke run serves several of the tests
 
 
 @pytest.fixture

@@ -147,6 +147,19 @@ def test_import_regard_brings_in_neither_torch_nor_anything_for_the_screen():
     assert not NOT_AT_IMPORT & {name.partition(".")[0] for name in json.loads(loaded)}
 
 
+def test_a_call_with_tensors_loads_no_compiler():
+    loaded = run_python(
+        """
+        import sys, torch
+        import regard
+        x = torch.ones(1, 5, 4)
+        regard.attention(x, x, x, backend="kernel", return_weights=True)[1].entropy()
+        print("torch._dynamo" in sys.modules)
+        """
+    )
+    assert loaded == "False\n"
+
+
 def test_import_regard_loads_few_modules_beyond_numpy():
     # Time is what matters, and benchmarks/import_time.py measures it; the count cannot flicker.
     more = run_python(

@@ -63,3 +63,28 @@ def test_32768_tokens_stay_within_200_megabytes(library, what):
         [sys.executable, "-c", PROBE, library, what], capture_output=True, text=True, check=True
     )
     assert float(done.stdout) < 200
+
+
+# The same of derivatives of derivatives.
+SECOND = """
+import resource
+import torch
+import regard
+def run(length):
+    inputs = [torch.randn(1, length, 64, requires_grad=True) for _ in range(3)]
+    out = regard.attention(*inputs, causal=True, softcap=20.0)
+    first = torch.autograd.grad(out.square().sum(), inputs, create_graph=True)
+    torch.autograd.grad(sum(x.square().sum() for x in first), inputs)
+run(64)  # what a first call loads is not its memory
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+run(6144)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+"""
+
+
+def test_second_derivatives_of_6144_tokens_stay_within_140_megabytes():
+    """One matrix would be 151 MB, and the plain formula keeps many."""
+    done = subprocess.run(
+        [sys.executable, "-c", SECOND], capture_output=True, text=True, check=True
+    )
+    assert float(done.stdout) < 140

@@ -11,6 +11,8 @@ from cli.conftest import TEXT, command, start
 
 torch = pytest.importorskip("torch")
 
+pytestmark = pytest.mark.xdist_group("train")  # one run serves several of the tests
+
 SIZES = [
     "--steps", 40, "--batch", 2, "--length", 48, "--vocab-size", 300, "--embed-dim", 32,
     "--num-heads", 2, "--windows", "15,all", "--save-every", 4,

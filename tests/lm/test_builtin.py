@@ -18,6 +18,7 @@ FOLDER = Path(sys.modules["regard"].__file__).parent / "lm" / "builtin"
 DOCS = Path(__file__).parents[2] / "docs" / "model.md"
 TRAINING = json.loads((FOLDER / "training.json").read_text())
 SAMPLE = 3 * 4096
+pytestmark = pytest.mark.xdist_group("builtin")  # what is measured serves several of the tests
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,6 @@
 """The viewer as a user has it: served from this process, in a real browser."""
 
+import collections
 import os
 import shutil
 from urllib.parse import urlsplit
@@ -97,38 +98,73 @@ def browser(browsers):
     return browsers(1)
 
 
+@pytest.fixture(scope="session")
+def idle_pages():
+    """Pages that tests are done with, by how they were opened.
+
+    Opening the viewer in one of them takes less than half the work of a new one.
+    """
+    return collections.defaultdict(list)
+
+
 @pytest.fixture
-def open_page(browsers):
+def open_page(browsers, idle_pages):
     """Opens an address, ``open_page(address, device_scale_factor=1, size=(1280, 720))``.
 
     When the test ends, the console must be empty and every request must have gone to the server.
     What a test expects there it takes out of ``page.complaints``; ``page.requests`` has every URL.
+    With ``shared=False`` no other test has the page before or after.
     """
     opened = []
 
-    def open_one(address, device_scale_factor=1, size=(1280, 720), **options):
-        viewport = {"width": size[0], "height": size[1]}
-        # A viewport of Playwright's own emulates a ratio of 1: other ratios need a real window.
-        real = device_scale_factor != 1
-        options |= {"no_viewport": True} if real else {"viewport": viewport}
-        context = browsers(device_scale_factor).new_context(**options)
-        page = context.new_page()
-        if real:
-            _size_window(page, *size)
+    def open_one(address, device_scale_factor=1, size=(1280, 720), shared=True, **options):
+        idle = idle_pages[device_scale_factor, size, *sorted(options.items())] if shared else []
+        page = idle.pop() if idle else _new_page(browsers, device_scale_factor, size, options)
         page.complaints, page.requests = [], []
-        page.on("console", lambda message: page.complaints.append(message.text))
-        page.on("pageerror", lambda error: page.complaints.append(str(error)))
-        page.on("request", lambda request: page.requests.append(request.url))
-        opened.append((page, context, address))
+        listeners = {
+            "console": lambda message: page.complaints.append(message.text),
+            "pageerror": lambda error: page.complaints.append(str(error)),
+            "request": lambda request: page.requests.append(request.url),
+        }
+        for event, listener in listeners.items():
+            page.on(event, listener)
+        opened.append((page, address, listeners, idle if shared else None))
         page.goto(address)
         return page
 
     yield open_one
-    for page, context, address in opened:
+    for page, address, listeners, idle in opened:
         complaints, requests = list(page.complaints), list(page.requests)
-        context.close()
+        for event, listener in listeners.items():
+            page.remove_listener(event, listener)
+        if idle is None:
+            page.context.close()
+        else:
+            _leave(page)
+            idle.append(page)
         assert not complaints
         assert not [url for url in requests if not _is_own(url, address)]
+
+
+def _new_page(browsers, device_scale_factor, size, options):
+    # A viewport of Playwright's own emulates a ratio of 1: other ratios need a real window.
+    real = device_scale_factor != 1
+    viewport = {"no_viewport": True} if real else {"viewport": dict(zip(("width", "height"), size))}
+    page = browsers(device_scale_factor).new_context(**options, **viewport).new_page()
+    if real:
+        _size_window(page, *size)
+    return page
+
+
+def _leave(page):
+    """Takes what a test did to the page back: its routes, its media, the pointer, the history."""
+    page.unroute_all(behavior="ignoreErrors")
+    page.goto("about:blank")
+    page.emulate_media(color_scheme="null")
+    page.mouse.move(-1, -1)
+    session = page.context.new_cdp_session(page)
+    session.send("Page.resetNavigationHistory")
+    session.detach()
 
 
 def _size_window(page, width, height):

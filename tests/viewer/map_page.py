@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import numpy as np
-from matplotlib.image import imread
+from PIL import Image
 
 from regard.recording import Layer, Recording
 from regard.viewer import _server
@@ -24,7 +24,7 @@ CANVAS = """(n) => document.querySelectorAll(".regard-map-cells")[n].toDataURL()
 
 def decoded(png):
     """(height, width, 3 or 4) uint8 of a PNG."""
-    return np.round(imread(io.BytesIO(png)) * 255).astype(np.uint8)
+    return np.array(Image.open(io.BytesIO(png)))
 
 
 def constant(name):
@@ -105,14 +105,14 @@ def pooled(logs, level, plane):
     padded[: logs.shape[0], : logs.shape[1]] = logs
     bins = padded.reshape(rows, side, columns, side)
     seen = ~np.isnan(bins)
-    weights = np.where(seen, np.exp(np.where(seen, bins, 0)), 0)
+    hidden = np.where(seen, bins, -np.inf)
     if plane == "max":
-        result = weights.max((1, 3))
+        result = hidden.max((1, 3))
     else:
         there = np.minimum(side, logs.shape[0] - np.arange(rows) * side)
-        result = weights.sum((1, 3)) / there[:, None]
-    with np.errstate(divide="ignore"):
-        return np.where(seen.any((1, 3)), np.log(result), np.nan)
+        with np.errstate(divide="ignore"):
+            result = np.log(np.exp(hidden).sum((1, 3)) / there[:, None])
+    return np.where(seen.any((1, 3)), result, np.nan)
 
 
 def pixel_bins(start, zoom, level, pixels, count):
@@ -205,16 +205,20 @@ def expected_entries(view, shape, values, low, high):
     return np.where((rows < 0)[:, None] | (columns < 0)[None], -2, found)
 
 
+def as_numbers(colours):
+    """One number for each (..., 3) of 0 to 255."""
+    return np.asarray(colours, np.int32) @ np.int32([1 << 16, 1 << 8, 1])
+
+
 def assert_pixels(pixels, wanted, colours="RAMP", dark=False):
     """Each pixel has its entry's colour, or that of the entry beside it."""
-    lut = table(colours)
+    lut = as_numbers(table(colours))
     invisible = constant("INVISIBLE")["dark" if dark else "light"]
-    special = np.where(wanted[..., None] == -1, invisible, PAPER)
-    right = np.zeros(wanted.shape, bool)
+    invisible, paper, found = (as_numbers(x) for x in (invisible, PAPER, pixels))
+    right = found == np.where(wanted == -1, invisible, paper)
+    right &= wanted < 0
     for step in (-1, 0, 1):
-        beside = lut[np.clip(wanted + step, 0, ENTRIES - 1)]
-        right |= (wanted >= 0) & (pixels == beside).all(-1)
-    right |= (wanted < 0) & (pixels == special).all(-1)
+        right |= (wanted >= 0) & (found == lut[np.clip(wanted + step, 0, ENTRIES - 1)])
     wrong = np.argwhere(~right)
     assert not len(wrong), (
         f"{len(wrong)} of {right.size} pixels are wrong, first {wrong[0]}:"

@@ -1,5 +1,6 @@
 """The map in a real browser: every pixel against float64, and all that pointer and keys do."""
 
+import functools
 import re
 from pathlib import Path
 
@@ -32,10 +33,16 @@ def long_text():
     return made(4096, heads=1, links=LINKS, causal=True)
 
 
+@functools.lru_cache(maxsize=3)
+def logs_of(recording, head):
+    """``log_weights``, which of a long text take a second."""
+    return log_weights(recording, head)
+
+
 def assert_drawn(page, recording, head=0, ratio=1, plane="max"):
     view = page.view()
     pixels = page.screen(ratio)
-    bins = pooled(log_weights(recording, head), int(view["level"]), plane)
+    bins = pooled(logs_of(recording, head), int(view["level"]), plane)
     assert_pixels(pixels, expected_entries(view, pixels.shape, bins, -5 * TENS, 0))
     return view
 
@@ -89,7 +96,7 @@ def test_every_kind_of_recording_is_drawn_right(open_map, options):
 
 def test_times_uniform_shifts_each_row_by_what_it_sees(open_map, text):
     page = open_map(text, hash="L0H0&scale=uniform")
-    logs = log_weights(text, 0)
+    logs = logs_of(text, 0)
     shifted = logs + np.log((~np.isnan(logs)).sum(1, keepdims=True))
     view, pixels = page.view(), page.screen(1)
     assert_pixels(pixels, expected_entries(view, pixels.shape, shifted, -2 * TENS, 2 * TENS))
@@ -101,12 +108,12 @@ def test_an_edited_range_moves_the_colours_and_only_then(open_map, text):
     page.page.keyboard.press("Enter")
     page.wait()
     view, pixels = page.view(), page.screen(1)
-    assert_pixels(pixels, expected_entries(view, pixels.shape, log_weights(text, 0), -3 * TENS, 0))
+    assert_pixels(pixels, expected_entries(view, pixels.shape, logs_of(text, 0), -3 * TENS, 0))
     assert page.selection()["low"] == "-3"
     page.page.get_by_role("button", name="fit range").click()
     page.wait()
     fitted = {name: float(page.selection()[name]) for name in ("low", "high")}
-    logs = log_weights(text, 0) / TENS
+    logs = logs_of(text, 0) / TENS
     assert fitted["high"] == pytest.approx(np.nanmax(logs), abs=0.11)
     assert fitted["low"] == pytest.approx(np.nanquantile(logs, 0.02), abs=0.2)
 
@@ -114,7 +121,7 @@ def test_an_edited_range_moves_the_colours_and_only_then(open_map, text):
 def test_the_dark_theme_keeps_the_ramp_and_darkens_the_invisible(open_map, text):
     page = open_map(text, color_scheme="dark", hash="L0H0&zoom=9")
     view, pixels = page.view(), page.screen(1)
-    wanted = expected_entries(view, pixels.shape, log_weights(text, 0), -5 * TENS, 0)
+    wanted = expected_entries(view, pixels.shape, logs_of(text, 0), -5 * TENS, 0)
     assert (wanted == -1).any()
     assert_pixels(pixels, wanted, dark=True)
 
@@ -122,7 +129,7 @@ def test_the_dark_theme_keeps_the_ramp_and_darkens_the_invisible(open_map, text)
 def test_a_lone_link_is_seen_at_every_zoom(open_map, long_text):
     page = open_map(long_text)
     ink = np.array(constant("RAMP")[-1])
-    weights = np.exp(log_weights(long_text, 0))
+    weights = np.exp(logs_of(long_text, 0))
     for query, key in LINKS:
         assert weights[query, key] > 0.98
     for zoom in (None, 0.171, 0.25, 0.333, 0.51, 0.77, 1.001, 1.7, 6.3):
@@ -202,7 +209,7 @@ def test_the_pointer_names_the_strongest_pair_and_repaints_nothing(open_map, lon
     words = page.readout()
     assert re.search(r"queries 2,768–2,783 → keys 640–655", words)
     assert re.search("2,777 «.?t2777.?» → 640 «.?t640.?»", words)
-    exact = np.exp(log_weights(long_text, 0)[query, key])
+    exact = np.exp(logs_of(long_text, 0)[query, key])
     assert f"= {exact:.4f}" in words
     for step in range(12):
         page.page.mouse.move(page.place(query, key)[0] + step, page.place(query, key)[1])
@@ -222,7 +229,7 @@ def test_every_pair_is_read_out_with_its_exact_weight(open_map, text):
         "() => /query 12 .* × uniform/.test(document.querySelector('.regard-readout').textContent)"
     )
     words = page.readout()
-    logs = log_weights(text, 1)
+    logs = logs_of(text, 1)
     assert "query 12 «t12» → key 9 «t9»".replace("«", "«") in re.sub("[\u2066-\u2069]", "", words)
     assert f"weight {np.exp(logs[12, 9]):.4f}" in words
     page.page.mouse.move(*page.place(9, 12))
@@ -387,7 +394,7 @@ def test_a_coarser_picture_stands_until_the_finer_has_come(open_map, long_text):
     )
     page.page.wait_for_timeout(100)
     assert page.page.locator(".regard-map").get_attribute("data-idle") == "false"
-    logs = log_weights(long_text, 0)
+    logs = logs_of(long_text, 0)
     pixels = page.canvas()[..., :3].astype(int)
     view = page.view()
     wanted = expected_entries(view, pixels.shape, logs, -5 * TENS, 0)

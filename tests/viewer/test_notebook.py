@@ -146,7 +146,7 @@ def test_the_page_in_a_notebook_shows_what_the_kernel_answers(widget, open_page,
         f"<!doctype html><meta charset=utf-8><link rel=icon href=data:,><style>{widget._css}"
         "</style><p>before</p><div id=cell></div>"
     )
-    page = open_page(path.as_uri())
+    page = open_page(path.as_uri(), shared=False)
     page.expose_function("kernel", kernel)
     page.add_script_tag(content=module + NOTEBOOK, type="module")
     page.wait_for_selector("#cell .regard-frame")

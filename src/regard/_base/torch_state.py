@@ -56,10 +56,13 @@ def is_plain(*tensors: object) -> bool:
     )
 
 
-@torch.compiler.assume_constant_result
 def is_exported_to_onnx() -> bool:
     """Whether what is recorded becomes an ONNX model."""
     return torch.onnx.is_in_onnx_export()
+
+
+# What torch.compiler.assume_constant_result sets, which loads the compiler: two seconds.
+is_exported_to_onnx._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def refuse_recorded(past_torch: bool) -> None:
