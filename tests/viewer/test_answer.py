@@ -580,7 +580,7 @@ class Map:
 
 def test_maps_asked_for_longest_ago_make_room(monkeypatch):
     monkeypatch.setattr(_maps, "HeadMap", Map)
-    maps = Maps([made()], most_bytes=50)
+    maps = Maps([made()], max_bytes=50)
     first, second, third = (maps[0, 0, head] for head in range(3))
     assert maps[0, 0, 0] is first
     third.nbytes = 30

@@ -52,7 +52,7 @@ def read_on(connection, data):
 @pytest.fixture
 def impatient(recording, monkeypatch):
     """A viewer that waits a tenth of a second for a question."""
-    monkeypatch.setattr(_connections, "READING_SECONDS", 0.1)
+    monkeypatch.setattr(_connections, "REQUEST_TIMEOUT_S", 0.1)
     with Viewer([recording]) as viewer:
         yield viewer.address
 
@@ -107,7 +107,7 @@ def test_several_questions_go_over_one_connection(recording):
 
 
 def test_the_connection_that_was_idle_longest_makes_room(recording, monkeypatch):
-    monkeypatch.setattr(_connections, "MOST_CONNECTIONS", 4)
+    monkeypatch.setattr(_connections, "MAX_CONNECTIONS", 4)
     with Viewer([recording]) as viewer, contextlib.ExitStack() as open_ones:
         idle = [open_ones.enter_context(connected(viewer.address)) for _ in range(20)]
         assert ask(viewer.address, "data/about").status == 200

@@ -311,12 +311,12 @@ def settles(is_so):
 
 def test_more_questions_than_can_wait_are_refused():
     go_on = threading.Event()
-    workers = Workers(1, most_waiting=2)
+    workers = Workers(1, max_queued=2)
     first = workers.submit(lambda: go_on.wait(30))
     assert settles(first.running)
     second, third = workers.submit(lambda: 2), workers.submit(lambda: 3)
     assert workers.submit(lambda: 4) is None
-    workers.forget(second)
+    workers.cancel(second)
     fourth = workers.submit(lambda: 4)
     go_on.set()
     assert (third.result(30), fourth.result(30)) == (3, 4)
@@ -329,7 +329,7 @@ def test_a_server_without_time_says_so(recording, monkeypatch):
     with Viewer([recording]) as viewer:
         found = ask(viewer.address, "data/about")
     assert found.status == 503
-    assert "ask again" in found.sentence
+    assert "try again" in found.sentence
 
 
 def test_too_little_memory_is_said_and_survived(recording, monkeypatch):
