@@ -264,7 +264,7 @@ def test_64_clients_get_what_they_ask_for_while_others_hang_up(serve):
         tracemalloc.stop()
 
 
-def test_questions_of_clients_that_hung_up_do_not_pile_up(recording, monkeypatch):
+def test_requests_of_clients_that_hung_up_do_not_pile_up(recording, monkeypatch):
     begun, go_on = threading.Semaphore(0), threading.Event()
     answered = []
 
@@ -309,7 +309,7 @@ def settles(is_so):
     return False
 
 
-def test_more_questions_than_can_wait_are_refused():
+def test_more_requests_than_can_wait_are_refused():
     go_on = threading.Event()
     workers = Workers(1, max_queued=2)
     first = workers.submit(lambda: go_on.wait(30))

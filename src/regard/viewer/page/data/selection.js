@@ -148,7 +148,7 @@ export class Selection extends EventTarget {
   }
 
   /**
-   * {recording, layer, head}: what every question to the source starts with.
+   * {recording, layer, head}: the first parameters of every request.
    * @returns {Place}
    */
   get where() {

@@ -181,7 +181,7 @@ export class Frame {
     return meanSeen(sums, row, 2 ** level);
   }
 
-  // Asks how many keys the queries see, once for each head.
+  // Requests the number of unmasked keys of each query, once for each head.
   needSeen() {
     const name = headName(this.where);
     if (this.seen.has(name)) return;
@@ -234,12 +234,12 @@ export class Frame {
       return [from, Math.min(last + 1, Math.ceil(length / side))];
     };
     /** @type {(tiles: Tiles, where: Place, facts: FrameFacts) => void} */
-    const ask = (tiles, where, facts) => {
+    const request = (tiles, where, facts) => {
       const [rows, columns] = [shown(this.rows, facts.queries), shown(this.columns, facts.keys)];
       tiles.want(where, plane, view.level, rows, columns);
     };
-    ask(this.tiles, this.where, this.facts);
-    if (this.other && this.otherFacts) ask(this.otherTiles, this.other, this.otherFacts);
+    request(this.tiles, this.where, this.facts);
+    if (this.other && this.otherFacts) request(this.otherTiles, this.other, this.otherFacts);
     else if (scale === "uniform") this.needSeen();
   }
 

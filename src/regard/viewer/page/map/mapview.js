@@ -12,8 +12,8 @@
  */
 
 /**
- * What is asked for; null follows the window.
- * @typedef {{x: number | null, y: number | null, zoom: number | null}} Wish
+ * A wanted view; null follows the window.
+ * @typedef {{x: number | null, y: number | null, zoom: number | null}} WantedView
  */
 
 const NEAREST = 64; // device pixels for a token
@@ -32,8 +32,8 @@ export function zoomLimits({ width, height }, { queries, keys }) {
 }
 
 /**
- * {x, y, zoom, level, fit, nearest}: what is asked for, held inside the matrix.
- * @param {Wish} wish
+ * {x, y, zoom, level, fit, nearest}: the wanted view, clamped to the matrix.
+ * @param {WantedView} wanted
  * @param {Pixels} size
  * @param {Extent} extent
  * @returns {MapView}

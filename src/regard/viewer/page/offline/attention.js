@@ -48,7 +48,7 @@ export class AttentionHead {
     this.biasAt = layer.bias ? repeatedArray(layer.bias, head) : null;
     this.maskAt = layer.mask ? repeatedArray(layer.mask, head) : null;
     this.hasRules = Boolean(layer.querySegments || layer.mask);
-    this.line = new Float64Array(keys); // of the row that was asked for last
+    this.line = new Float64Array(keys); // of the last row computed
     this.known = new Uint8Array(queries);
     this.maximum = new Float64Array(queries);
     this.logSum = new Float64Array(queries); // NaN where the weights are no numbers
@@ -134,7 +134,7 @@ export class AttentionHead {
   }
 
   /**
-   * Whether the weights of query i, whose logs were asked for, are no numbers.
+   * Whether the weights of query i, whose logs were computed, are NaN.
    * @param {number} i
    */
   isBroken(i) {

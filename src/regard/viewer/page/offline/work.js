@@ -1,4 +1,4 @@
-// What is asked of a head, done row by row, so that it can pause and be shown half done: each has
+// Requests to a head, worked off row by row, so that one can pause and be shown half done: each has
 // `count` rows (of heads), has `read` some of them, and is worth showing from `least` on.
 
 import { TILE } from "../data/source.js";

@@ -39,7 +39,7 @@ const SCORES = {
 const SCORE_NAMES = /** @type {Score[]} */ (Object.keys(SCORES));
 /** @type {("layer" | Score)[]} */
 const ORDERS = ["layer", ...SCORE_NAMES];
-const AGAIN_MS = 1000; // until thumbnails that have not read every row are asked for again
+const AGAIN_MS = 1000; // until thumbnails without all rows are requested again
 /** @type {(keyof Fields)[]} */
 const LOOKS = ["low", "high", "scale"]; // of the selection, that colours follow
 /** @type {(keyof Fields)[]} */
@@ -312,10 +312,10 @@ class HeadsPanel {
   }
 
   #readPair() {
-    if (this.coloursPair) this.#askPair().catch(unlessSaid);
+    if (this.coloursPair) this.#requestPair().catch(unlessSaid);
   }
 
-  async #askPair() {
+  async #requestPair() {
     const { recording, query, key } = this.selection;
     if (query === null || key === null) return;
     const { values } = await this.context.source.pair({ recording, query, key });

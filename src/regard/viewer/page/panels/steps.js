@@ -125,7 +125,7 @@ class StepsPanel {
     const { view, query, key } = this.selection;
     const run = ++this.run;
     if (view === "steps" && query !== null && key !== null)
-      this.#ask(run, query, key).catch(unlessSaid);
+      this.#request(run, query, key).catch(unlessSaid);
   }
 
   /**
@@ -133,7 +133,7 @@ class StepsPanel {
    * @param {number} query
    * @param {number} key
    */
-  async #ask(run, query, key) {
+  async #request(run, query, key) {
     const { source, texts } = this.context;
     const { recording } = this.selection;
     const where = this.selection.where;
@@ -142,8 +142,8 @@ class StepsPanel {
     const all = text.queries.length <= WHOLE && text.keys.length <= WHOLE;
     const queries = all ? text.queries.raw.map((_, n) => n) : [query];
     const chosen = all ? text.keys.raw.map((_, n) => n) : strongestWith(row, key);
-    const asked = { ...where, queries: queries.join(), keys: chosen.join() };
-    const steps = await source.steps(asked);
+    const parameters = { ...where, queries: queries.join(), keys: chosen.join() };
+    const steps = await source.steps(parameters);
     if (run !== this.run) return;
     this.found = { steps, text, all, seen: countSeen(row) };
     this.#show();

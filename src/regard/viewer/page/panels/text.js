@@ -20,7 +20,7 @@ import { TokenField } from "./tokenfield.js";
 const SHORT = 2000; // tokens that are shown whole
 const PLACES = 12;
 const LEAST = 0.00005; // shown as 0.0001
-const AGAIN_MS_TEXT = 700; // until a column that has not every row is asked for again
+const AGAIN_MS_TEXT = 700; // until a column without all rows is requested again
 /** @type {(keyof Fields)[]} */
 const CHANGES = ["recording", "layer", "head", "query", "key", "side", "scale", "low", "high"];
 
