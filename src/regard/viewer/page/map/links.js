@@ -1,4 +1,4 @@
-// The strongest links of a head: rings on the map, and a list to go to them.
+// The strongest links (token pairs) of a head: rings on the map, and a list to go to them.
 
 import { unlessSaid } from "../data/watch.js";
 import { make } from "../drawing/dom.js";
@@ -15,13 +15,13 @@ import { positionOf } from "./layout.js";
 
 const LISTED = 8;
 const REQUESTED = 256;
-const LONG_TEXT = 1000; // tokens from which neighbours are no news
+const LONG_TEXT = 1000; // tokens; in longer texts links between neighbours are left out
 const NEAR = 0.01; // of the length
 const LINKS_AGAIN_MS = 1000;
 
 /**
- * {element, rings(), update(), end()}. `go(query, key)`: a link is chosen; `changed()`: there are
- * other rings to draw.
+ * {element, rings(), update(), end()}. `go(query, key)`: a link is chosen; `changed()`: the rings
+ * have changed.
  * @param {Context} context
  * @param {{go: GoTo, changed: () => void}} does
  */
@@ -81,7 +81,7 @@ export function makeLinks(context, { go, changed }) {
 }
 
 /**
- * Those to list: of long texts the ones that reach far, if there are enough of them.
+ * The links to list: in long texts those between distant tokens, if there are enough of them.
  * @param {Link[]} links
  * @param {Pick<RecordingFacts, "tokens" | "itself" | "start">} facts
  */

@@ -88,7 +88,10 @@ class LocalAnswers {
     return { body: body.buffer, coverage };
   }
 
-  /** @type {{[path: string]: (parameters: LocalParameters, signal?: AbortSignal) => Promise<Found>}} */
+  /**
+   * @type {{[path: string]:
+   *   (parameters: LocalParameters, signal?: AbortSignal) => Promise<Found>}}
+   */
   #endpoints = {
     about: async () => ({ value: this.data.about }),
     tokens: async (parameters) => ({
