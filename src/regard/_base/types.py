@@ -1,4 +1,4 @@
-"""What the public names take and give, for type checkers and for editors.
+"""Types of the public names, for type checkers and editors.
 
 ``Float[Array[X], "H L D"]`` is ``Array[X]`` to them, and says the shape to people; jaxtyping's
 names of the same spelling hold it to that (tests/test_attention.py).
@@ -69,7 +69,7 @@ Segments: TypeAlias = _Ids | tuple[_Ids, _Ids]
 
 
 class WeightsOptions(TypedDict, total=False):
-    """The options of ``regard.attention`` that the weights follow from."""
+    """The options of ``regard.attention`` that decide the weights."""
 
     causal: bool
     window: Window | None
@@ -84,7 +84,7 @@ class WeightsOptions(TypedDict, total=False):
 
 
 class Options(WeightsOptions, total=False):
-    """Those that the output follows from."""
+    """The options that decide the output."""
 
     dropout: float
     seed: int | None

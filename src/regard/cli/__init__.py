@@ -123,9 +123,7 @@ def show(
     head: Annotated[int | None, typer.Option(help="Head in that layer, from 0.")] = None,
     query: Annotated[
         str | None,
-        typer.Option(
-            metavar="TOKEN", help="A token or position whose attention to show."
-        ),
+        typer.Option(metavar="TOKEN", help="A token or position whose attention to show."),
     ] = None,
     steps: Annotated[
         bool, typer.Option("--steps", help="Write out the formula, every step with its numbers.")

@@ -85,10 +85,7 @@ def show(argument: str, options: ShowOptions) -> None:
     with busy("Looking at what every head does"):
         shown = _choose(recording, options)
     chosen = None if options.query is None else _links.find_query(options.query, recording)
-    if (
-        options.steps
-        and max(map(len, (recording.tokens, recording.query_tokens))) > MAX_STEPS
-    ):
+    if options.steps and max(map(len, (recording.tokens, recording.query_tokens))) > MAX_STEPS:
         raise InputError(
             f"--steps writes out every number, for up to {MAX_STEPS} tokens; these are"
             f" {len(recording.tokens):,}. Give a part of the text, or use --query instead."
