@@ -23,7 +23,7 @@ from regard._base.torch_state import product
 from regard._call.call import Call
 from regard._call.visible import part
 
-# Of query, key, value, bias and sinks; None where the last two are absent.
+# Gradients of query, key, value, bias and sinks; None where the last two are absent.
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
 
 

@@ -29,7 +29,7 @@ def arrays_of(x: Any) -> Arrays:
 
 
 class Arrays(Protocol):
-    """What ``NumpyArrays`` and ``TorchArrays`` have.
+    """The interface of ``NumpyArrays`` and ``TorchArrays``.
 
     Attributes:
         dtype: that sums are held in, by name.
@@ -68,7 +68,7 @@ class Arrays(Protocol):
         """x in the accumulating dtype."""
 
     def array(self, like: Any, x: Any) -> Any:
-        """What NumPy or the library holds, in the dtype of ``like``."""
+        """An array of NumPy or the library, in the dtype of ``like``."""
 
     def hide(self, x: Any, visible: Any, fill: float) -> Any:
         """x, and ``fill`` where masked."""

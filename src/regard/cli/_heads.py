@@ -13,7 +13,7 @@ from regard.cli._screen import Screen, percent
 from regard.heads import LEAST_SCORE, ROLES, head_scores
 from regard.recording import Recording
 
-# Of a long text: these rows of weights are read in seconds.
+# Read from a long text; so many rows take seconds.
 MOST_QUERIES = 1024
 MIXED = "mixed"
 SCORES = ("previous", "first", "induction", "entropy")

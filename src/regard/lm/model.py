@@ -71,7 +71,7 @@ class LanguageModel:
                 f"'{BUILTIN}' is the one in the package, `regard train` makes others."
             )
         try:
-            open_file(path / "model.safetensors").close()  # a pipe would be waited for
+            open_file(path / "model.safetensors").close()  # fails for a pipe instead of waiting
             weights = safetensors.numpy.load_file(path / "model.safetensors")
         except SafetensorError as error:
             raise ValueError(
@@ -101,7 +101,7 @@ class LanguageModel:
         self.config.save(folder / "config.json")
 
     def record(self, text: str) -> Recording[Array]:
-        """What every head attends with while the model reads ``text``, BOS before it.
+        """Records query, key and value of every head while the model reads ``text``, after BOS.
 
         Raises:
             ValueError: ``text`` is empty.
@@ -174,7 +174,7 @@ class LanguageModel:
             if n == 0:
                 logits[~np.array(fits)] = -np.inf
             ids = [_choose(logits, temperature, random)]
-            if ids[0] == self.tokenizer.bos:  # another text would begin: this one ends
+            if ids[0] == self.tokenizer.bos:  # BOS begins another text, so this one ends
                 break
             yield utf8.decode(self.tokenizer.bytes(ids[0])[len(written) if n == 0 else 0 :])
         yield utf8.decode(b"", final=True)
@@ -241,7 +241,7 @@ class Cache:
         self._stored = [np.empty(shape, dtype=np.float32) for _ in config.layers]
 
     def extended(self, layer: int, key: Array, value: Array) -> Float32[Array, "2 H length D"]:
-        """Keys and values with these after them; the room doubles when it is used up."""
+        """Appends keys and values; the capacity doubles when it is used up."""
         end = self.length + key.shape[1]
         stored = self._stored[layer]
         if end > stored.shape[2]:

@@ -1,4 +1,4 @@
-"""Rotary positions: query and key turned by angles that grow with their place."""
+"""Rotary positions: query and key rotated by angles that grow with their position."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def rotate(x: Float[Tensor, "... L D"], start: int, base: float) -> Float[Tensor, "... L D"]:
-    """Rotary positions: numbers i and ``i + D/2`` of the vector at place p, turned as a pair.
+    """Rotary positions: numbers i and ``i + D/2`` of the vector at position p, rotated as a pair.
 
     The angle is ``p · base^(−2i/D)``, so the product of a rotated query and a rotated key
     depends on the distance of their places alone.
@@ -28,7 +28,7 @@ def rotate(x: Float[Tensor, "... L D"], start: int, base: float) -> Float[Tensor
     Source: Su et al. 2021, https://arxiv.org/abs/2104.09864, with the halves paired as in GPT-NeoX.
     """
     half = x.shape[-1] // 2
-    # Angles in float64: at place 100,000 those of float32 are wrong by 0.006.
+    # Angles in float64: at position 100,000 those of float32 are wrong by 0.006.
     exact = torch.float32 if x.device.type == "mps" else torch.float64
     places = torch.arange(start, start + x.shape[-2], dtype=exact, device=x.device)
     speeds = base ** (-torch.arange(half, dtype=exact, device=x.device) / half)

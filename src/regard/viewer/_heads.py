@@ -1,4 +1,4 @@
-"""What every head of a layer does: a thumbnail of its weights, and scores to sort heads by.
+"""Thumbnails of the weights of a layer's heads, and scores to sort heads by.
 
 A long text is read by a sample of evenly spaced rows: 1.2 CPU seconds for a layer of 8 heads and
 100,000 tokens.

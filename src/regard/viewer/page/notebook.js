@@ -9,7 +9,7 @@ import { start } from "./main.js";
 /** @typedef {(message: Message, buffers: (ArrayBuffer | ArrayBufferView)[]) => void} Hear */
 
 /**
- * What anywidget gives, as far as it is used.
+ * The part of anywidget's model that is used.
  * @typedef {{send: (content: object) => void, on: (event: "msg:custom", hear: Hear) => void,
  *   off: (event: "msg:custom", hear: Hear) => void}} WidgetModel
  */

@@ -15,14 +15,14 @@
  */
 
 /**
- * What is known of a layer; `number` where only some layers were exported.
+ * Facts of a layer; `number` where only some layers were exported.
  * @typedef {{heads: number, key_heads: number, head_size: number, value_size: number | null,
  *   scale: number, softcap: number | null, causal: boolean, options: string[],
  *   number?: number}} LayerFacts
  */
 
 /**
- * What is known of a recording.
+ * Facts of a recording.
  * @typedef {{name: string, model: string | null, tokens: number, queries: number, itself: boolean,
  *   start: number, boundary: number | null, layers: LayerFacts[]}} RecordingFacts
  */
@@ -59,7 +59,7 @@
  */
 
 /**
- * What every head of a layer does; a thumbnail is size × size logarithms.
+ * Thumbnails and scores of a layer's heads; a thumbnail is size × size logarithms.
  * @typedef {HeadScores & {thumbnails: Float32Array}} HeadsFacts
  */
 
@@ -162,7 +162,7 @@ export class Source {
   }
 
   /**
-   * What every head of a layer does: thumbnails and scores.
+   * Thumbnails and scores of every head of a layer.
    * @param {LayerPlace} where
    * @returns {Promise<HeadsFacts>}
    */

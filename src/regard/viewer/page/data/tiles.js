@@ -41,7 +41,7 @@ export class Tiles {
   }
 
   /**
-   * What the map shows from now on: bins of 2^level tokens, [from, to) of each side.
+   * Sets the tiles that the map shows: bins of 2^level tokens, [from, to) of each side.
    * @param {Place} where
    * @param {Plane} plane
    * @param {number} level

@@ -199,7 +199,7 @@ export class Frame {
   }
 
   /**
-   * Of both heads.
+   * The progress of both heads.
    * @returns {Progress}
    */
   get progress() {

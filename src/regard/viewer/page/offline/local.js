@@ -27,7 +27,7 @@ import { ColumnWork, HeadsWork, LinksWork, TileWork, VisibleWork } from "./work.
  */
 
 /**
- * What an exported file holds, as regard/viewer/export.py packs it.
+ * The content of an exported file, as regard/viewer/export.py packs it.
  * @typedef {{about: About, recordings: PackedRecording[]}} PackedData
  */
 

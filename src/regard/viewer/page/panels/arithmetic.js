@@ -8,7 +8,7 @@ import { countText, stepText, weightText } from "../drawing/numbers.js";
 /** @typedef {{query: string, key: string, keys: string[]}} Names of tokens, keys of all steps */
 
 /**
- * What a line is called, and what stands in it.
+ * The name of a line, and its content.
  * @typedef {[name: string, ...parts: (Node | string)[]]} ArithmeticLine
  */
 
