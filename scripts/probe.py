@@ -1,4 +1,4 @@
-"""Random tokens, said twice: what shows whether a head looks for earlier occurrences."""
+"""Random tokens, repeated once: they show whether a head is an induction head."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from regard.lm.model import LanguageModel
 
 
 def probe(model: LanguageModel, length: int = 60, samples: int = 4, seed: int = 0) -> HeadScores:
-    """Scores of every head on ``length`` different random tokens that are said twice.
+    """Scores of every head on ``length`` different random tokens that are repeated once.
 
     Nothing in such a text can be guessed from the language: a head that finds the token after the
     earlier occurrence does so by looking it up. The induction score counts the second half only.

@@ -1,4 +1,4 @@
-"""The baseline that a language model must beat: a trigram model, smoothed as well as is known."""
+"""The baseline that a language model must beat: a trigram model with the best known smoothing."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class _Level:
 
     @property
     def discount(self) -> float:
-        """What every count loses (Ney, Essen & Kneser 1994); 1/2 where no n-gram is rare."""
+        """The discount of every count (Ney, Essen & Kneser 1994); 1/2 where no n-gram is rare."""
         ones, twos = (int((self.counts == n).sum()) for n in (1, 2))
         return (ones + 1) / (ones + 2 * twos + 2)
 
     def mixed(
         self, grams: Ids, vocab_size: int, lower: Float[np.ndarray, " tokens"]
     ) -> Float[np.ndarray, " tokens"]:
-        """Probability of each n-gram's last token, what the discount frees given to ``lower``."""
+        """Probability of each n-gram's last token; ``lower`` gets the discounted mass."""
         contexts, first = np.unique(self.packed // vocab_size, return_index=True)
         totals = np.add.reduceat(self.counts, first)
         kinds = np.diff(np.append(first, len(self.packed)))
@@ -60,7 +60,7 @@ class Trigram:
     def __init__(self, ids: Ids, vocab_size: int) -> None:
         self.vocab_size = vocab_size
         trigrams = np.unique(_pack(ids, 3, vocab_size), return_counts=True)
-        # Lower orders count in how many different contexts an n-gram stands, not how often.
+        # Lower orders count the different contexts of an n-gram, not its occurrences.
         bigrams = np.unique(trigrams[0] % vocab_size**2, return_counts=True)
         unigrams = np.unique(bigrams[0] % vocab_size, return_counts=True)
         self._levels = [_Level(*grams) for grams in (unigrams, bigrams, trigrams)]

@@ -528,11 +528,11 @@ def test_explain_writes_the_arithmetic_of_one_weight():
         "output   0.76603 * value 0 + 0.23397 * value 1 = [0.76603, 0.23397]",
     ]
     assert found.explain(0, 1).split("\n")[4:] == [
-        "masked   -inf: query 0 does not see key 1",
+        "masked   -inf: query 0 does not attend to key 1",
         "weights  nothing is left of exp(-inf) = 0",
         "output   1 * value 0 = [1, 0]",
     ]
-    assert "masked   1.4334: query 1 sees key 0" in steps(
+    assert "masked   1.4334: query 1 attends to key 0" in steps(
         q, k, v, scale=0.5, softcap=4.0, causal=True
     ).explain(-1, 0)
 

@@ -1,4 +1,4 @@
-"""What every head of a recording does: looks at the previous token, the first, or what came before.
+"""The role of every head of a recording: previous token, first token (attention sink), induction.
 
 Scores are means of weights over queries, computed from blocks of rows, so that a text of any
 length takes memory for one block.
@@ -55,7 +55,7 @@ class HeadScores:
         """``"previous token"``, ``"first token"`` or ``"induction"``: the highest score.
 
         Empty where no score reaches 0.3. Where induction does, the first token is left out: it is
-        where such a head rests while nothing is said again.
+        such a head's attention sink while no token repeats.
         """
         scores = {name: np.nan_to_num(float(getattr(self, name)[layer, head])) for name in ROLES}
         if scores["induction"] >= LEAST_SCORE:
@@ -68,9 +68,9 @@ def head_scores(recording: Recording[Any], queries: int = 2048) -> HeadScores:
     """Scores every head of a recording.
 
     Args:
-        recording: of a text read by itself: queries and keys are the same tokens.
-        queries: how many queries to look at, at most: blocks of them, evenly spaced. A text of
-            that length or less is scored whole.
+        recording: of self-attention: queries and keys are the same tokens.
+        queries: the most queries to read, in evenly spaced blocks. A text of that length or less
+            is scored whole.
 
     Raises:
         ValueError: a cross-attention recording, or ``queries`` below 1.
@@ -118,7 +118,7 @@ def mean_weights(
     """``previous``, ``first`` and ``induction`` of ``HeadScores``: ``(heads,)`` each.
 
     Args:
-        blocks: places of some queries, and their weights.
+        blocks: positions of some queries, and their weights.
         ids: of the tokens; equal ones are the same token.
     """
     sums: dict[str, Any] = dict.fromkeys(("previous", "first", "induction"), 0.0)
@@ -147,7 +147,7 @@ def _follows_same(
 ) -> Bool[np.ndarray, "R L"]:
     """Whether key j follows an earlier occurrence of query i's token: ``ids[j - 1] == ids[i]``.
 
-    Not where j is i − 1 or i: a head that looks at the previous token, or its own, looks there too.
+    Not where j is i − 1 or i, to which a head for the previous token, or its own, attends too.
     """
     before = np.concatenate([[-1], ids[:-1]])
     return (before == ids[rows][:, None]) & (np.arange(len(ids)) < rows[:, None] - 1)

@@ -17,17 +17,17 @@ _FORMATS = {
 
 
 def assert_matches(actual: Any, exact: Any, low_precision: Any) -> None:
-    """Check a result against the truth, with the plain computation's own error as the measure.
+    """Check a result against the exact one, with the plain computation's error as the measure.
 
-    First NaN and both infinities must stand in the same places of ``actual`` and ``exact``. Then,
-    in every place, ``|actual - exact|`` may be twice the largest error of ``low_precision`` plus
+    First, NaN and both infinities must be in the same places of ``actual`` and ``exact``. Then, in
+    every place, ``|actual - exact|`` may be twice the largest error of ``low_precision`` plus
     one rounding: the distance to the next number of ``actual``'s dtype at the exact value.
 
     Args:
-        actual: what is tested, any shape; NumPy or torch, floating.
-        exact: the truth, same shape; float64 or wider where ``actual`` is narrower.
+        actual: the result to test, any shape; NumPy or torch, floating.
+        exact: the exact result, same shape; float64 or wider where ``actual`` is narrower.
         low_precision: the plain formula computed in ``actual``'s dtype, same shape. Places where it
-            is NaN or infinite say nothing about its error and are left out of it.
+            is NaN or infinite are left out of its error.
 
     Raises:
         AssertionError: they differ; the text names the worst place, the error there, what was

@@ -151,7 +151,7 @@ def test_the_strongest_links_are_listed_with_positions_tokens_and_weight(regard,
         ["75.0%", "50", "·50", "→", "20", "·20"],
         ["50.0%", "90", "·90", "→", "60", "·60"],
     ]
-    assert "Links to token 0, where heads rest, are left out." in " ".join(out.split())
+    assert "Pairs with token 0, the attention sink, are left out." in " ".join(out.split())
 
 
 def test_links_to_the_first_token_are_listed_where_there_are_no_others(regard, tmp_path):
@@ -191,13 +191,13 @@ def test_of_several_occurrences_of_a_query_the_last_is_taken_and_the_others_name
 ):
     out = " ".join(regard("show", planted_file, "--query", "b").out.split())
     assert "'b' occurs 2 times; the last is taken (others: 2)." in out
-    assert "Where token 6 ·b looks" in out
+    assert "The keys of query 6 ·b" in out
 
 
 def test_a_word_of_several_tokens_stands_for_its_last_token(regard, planted_file):
     out = " ".join(regard("show", planted_file, "--query", "d a").out.split())
     assert "'d a' is tokens 4 to 5; the last of them is shown." in out
-    assert "Where token 5 ·a looks" in out
+    assert "The keys of query 5 ·a" in out
 
 
 def test_steps_are_written_out_under_their_names(regard, planted_file):

@@ -184,7 +184,7 @@ def test_a_port_that_is_taken_is_said_in_one_line(regard, planted_file, monkeypa
         port = viewer.address.split(":")[2].split("/")[0]
         result = regard("view", planted_file, "--no-open", "--port", port)
     assert (result.code, result.out) == (1, "")
-    assert f"port {port} cannot be had" in result.err
+    assert f"port {port} cannot be used" in result.err
     assert "Leave --port out" in result.err
     assert result.err.count("\n") == 1
 

@@ -1,4 +1,4 @@
-"""Whatever the page asks gets the right numbers, and whatever else is asked gets a sentence."""
+"""Each request of the page gets the right numbers, and any other request gets a sentence."""
 
 import base64
 import functools
@@ -406,13 +406,13 @@ def test_many_threads_get_the_same_answers():
 @pytest.mark.parametrize(
     ("path", "query", "sentence"),
     [
-        ("row", "", "layer is missing; this question needs it."),
+        ("row", "", "layer is missing; this endpoint needs it."),
         ("row", "layer=2&head=0&query=0", "layer is 2; there are 2, 0 to 1."),
         ("row", "layer=-1&head=0&query=0", "layer is '-1'; a decimal integer is needed."),
         ("row", "layer=1e0&head=0&query=0", "layer is '1e0'; a decimal integer is needed."),
         ("row", "layer=%D9%A1&head=0&query=0", "layer is '\\u0661'; a decimal integer is needed."),
         ("row", "layer=0&layer=0&head=0&query=0", "'layer' is given twice; give it once."),
-        ("row", "layer=0&head=0&query=0&a=1", "'a' is no parameter of this question."),
+        ("row", "layer=0&head=0&query=0&a=1", "'a' is not a parameter of this endpoint."),
         ("row", "recording=1&layer=0&head=0&query=0", "recording is 1; there is 1, number 0."),
         ("column", "layer=0&head=0&key=24", "key is 24; there are 24, 0 to 23."),
         ("tokens", "side=left", "side is 'left'; there are key, query."),
@@ -435,17 +435,17 @@ def test_many_threads_get_the_same_answers():
         (
             "steps",
             f"layer=0&head=0&keys=1&queries={'1,' * 64}1",
-            "queries are 65; ask for at most 64 at a time.",
+            "queries are 65; request at most 64 at a time.",
         ),
-        ("row", "a" * 5000, "the question is longer than 4096 signs; ask a shorter one."),
+        ("row", "a" * 5000, "the query string is longer than 4096 characters; send a shorter one."),
     ],
 )
-def test_a_question_that_makes_no_sense_gets_a_sentence(path, query, sentence):
+def test_a_bad_request_gets_a_sentence(path, query, sentence):
     found = shared().answer(path, query)
     assert (found.status, found.body.decode()) == (400, sentence)
 
 
-def test_a_question_of_no_name_gets_the_names_there_are():
+def test_an_unknown_endpoint_gets_the_names_there_are():
     found = shared().answer("../secret", "")
     assert found.status == 404
     assert all(name in found.body.decode() for name in VALID)
@@ -476,7 +476,7 @@ def escaped(text):
 
 
 @st.composite
-def questions(draw):
+def requests(draw):
     path = draw(st.sampled_from(sorted(VALID)) | st.text(max_size=8))
     if draw(st.integers(0, 9)) == 0:
         return path, draw(st.text(max_size=60))
@@ -491,9 +491,9 @@ def questions(draw):
 
 
 @settings(max_examples=2000)
-@given(question=questions())
-def test_whatever_is_asked_is_answered_or_refused_in_a_sentence(question):
-    path, query = question
+@given(request=requests())
+def test_any_request_is_answered_or_refused_in_a_sentence(request):
+    path, query = request
     found = shared().answer(path, query)
     assert found.status in ((200, 400) if path in VALID else (404,))
     if found.status == 200:
@@ -582,7 +582,7 @@ class Map:
 
 def test_maps_asked_for_longest_ago_make_room(monkeypatch):
     monkeypatch.setattr(_maps, "HeadMap", Map)
-    maps = Maps([made()], most_bytes=50)
+    maps = Maps([made()], max_bytes=50)
     first, second, third = (maps[0, 0, head] for head in range(3))
     assert maps[0, 0, 0] is first
     third.nbytes = 30

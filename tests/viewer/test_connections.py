@@ -1,4 +1,4 @@
-"""Connections that ask nothing, or never to the end, keep nobody out."""
+"""Connections that send no request, or never a whole one, keep nobody out."""
 
 import contextlib
 import socket
@@ -51,20 +51,20 @@ def read_on(connection, data):
 
 @pytest.fixture
 def impatient(recording, monkeypatch):
-    """A viewer that waits a tenth of a second for a question."""
-    monkeypatch.setattr(_connections, "READING_SECONDS", 0.1)
+    """A viewer that waits a tenth of a second for a request."""
+    monkeypatch.setattr(_connections, "REQUEST_TIMEOUT_S", 0.1)
     with Viewer([recording]) as viewer:
         yield viewer.address
 
 
 @pytest.mark.parametrize("sent", [b"", b"G", b"GET / HTTP/1.1\r\n", b"GET / HTTP/1.1\r\nHost: x"])
-def test_a_question_that_is_never_finished_is_not_waited_for(impatient, sent):
+def test_a_request_that_is_never_finished_is_not_waited_for(impatient, sent):
     with connected(impatient, sent) as connection:
         assert connection.recv(100) == b""
     assert ask(impatient, "data/about").status == 200
 
 
-def test_a_question_that_comes_byte_by_byte_has_no_more_time(impatient):
+def test_a_request_that_comes_byte_by_byte_has_no_more_time(impatient):
     with connected(impatient, b"GET / HTTP/1.1\r\n") as connection:
         connection.settimeout(0.02)
         for _ in range(1500):  # half a minute
@@ -84,7 +84,7 @@ def test_what_is_half_sent_after_an_answer_is_not_waited_for(impatient, more):
         assert connection.recv(100) == b""
 
 
-def test_an_answer_may_take_longer_than_a_question(recording, impatient, monkeypatch):
+def test_an_answer_may_take_longer_than_a_request(recording, impatient, monkeypatch):
     import threading
 
     from regard.viewer.answer import Answers
@@ -99,7 +99,7 @@ def test_an_answer_may_take_longer_than_a_question(recording, impatient, monkeyp
     assert ask(impatient, "data/about").status == 200
 
 
-def test_several_questions_go_over_one_connection(recording):
+def test_several_requests_go_over_one_connection(recording):
     with Viewer([recording]) as viewer, connected(viewer.address) as connection:
         for _ in range(3):
             connection.sendall(request(viewer.address))
@@ -107,7 +107,7 @@ def test_several_questions_go_over_one_connection(recording):
 
 
 def test_the_connection_that_was_idle_longest_makes_room(recording, monkeypatch):
-    monkeypatch.setattr(_connections, "MOST_CONNECTIONS", 4)
+    monkeypatch.setattr(_connections, "MAX_CONNECTIONS", 4)
     with Viewer([recording]) as viewer, contextlib.ExitStack() as open_ones:
         idle = [open_ones.enter_context(connected(viewer.address)) for _ in range(20)]
         assert ask(viewer.address, "data/about").status == 200

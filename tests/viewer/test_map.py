@@ -234,7 +234,7 @@ def test_every_pair_is_read_out_with_its_exact_weight(open_map, text):
     assert f"weight {np.exp(logs[12, 9]):.4f}" in words
     page.page.mouse.move(*page.place(9, 12))
     page.page.wait_for_function(
-        "() => document.querySelector('.regard-readout').textContent.includes('invisible')"
+        "() => document.querySelector('.regard-readout').textContent.includes('masked')"
     )
 
 

@@ -65,13 +65,13 @@ def widget(kernel):
 
 def test_the_kernel_answers_the_page_as_the_server_does(widget):
     line, answers = Line(widget), Answers([recording(causal=True)], ["a story"])
-    questions = {
+    requests = {
         "about": {},
         "tokens": {"side": "key"},
         "tile": {"layer": 0, "head": 1, "plane": "max", "level": 0, "row": 0, "column": 0},
         "row": {"layer": 0, "head": 1, "query": 3},
     }
-    for number, (path, parameters) in enumerate(questions.items()):
+    for number, (path, parameters) in enumerate(requests.items()):
         content, buffers = line.ask(id=f"q{number}", path=path, parameters=parameters)
         expected = answers.answer(path, urlencode(parameters))
         assert content == {"id": f"q{number}", "coverage": 1.0}
@@ -86,7 +86,7 @@ def test_parameters_that_are_null_are_left_out(widget):
     assert json.loads(bytes(buffers[0])) == [f"<x-token>{n}" for n in range(5)]
 
 
-def test_a_bad_question_gets_a_sentence_and_no_numbers(widget):
+def test_a_bad_request_gets_a_sentence_and_no_numbers(widget):
     line = Line(widget)
     wrong = [
         ("row", {"layer": 7, "head": 0, "query": 0}),
@@ -101,7 +101,7 @@ def test_a_bad_question_gets_a_sentence_and_no_numbers(widget):
         assert not buffers
 
 
-def test_what_is_no_question_is_left_alone(widget):
+def test_what_is_no_request_is_left_alone(widget):
     line = Line(widget)
     assert line.ask(kind="anywidget-command", id="1") is None
     assert line.ask() is None

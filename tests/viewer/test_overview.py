@@ -76,8 +76,8 @@ def finished(head):
 @pytest.fixture
 def small_is_large(monkeypatch):
     """Matrices of these tests are read in rounds."""
-    monkeypatch.setattr(overview, "AT_ONCE", 1000)
-    monkeypatch.setattr(overview, "A_TURN", 2**20)
+    monkeypatch.setattr(overview, "DIRECT_WORK", 1000)
+    monkeypatch.setattr(overview, "WORK_SLICE", 2**20)
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
@@ -117,7 +117,7 @@ def test_more_queries_than_keys_and_fewer(library, small_is_large):
 def test_a_picture_is_whole_after_the_first_round_and_says_what_it_has_read(
     small_is_large, monkeypatch
 ):
-    monkeypatch.setattr(overview, "ATTENTION_S", 0.0)  # rests after every round
+    monkeypatch.setattr(overview, "IDLE_TIMEOUT_S", 0.0)  # rests after every round
     recording = made(causal=True)
     logs = whole_logs(recording, 0)
     head = HeadMap(recording, 0, 0)
@@ -138,7 +138,7 @@ def test_a_picture_is_whole_after_the_first_round_and_says_what_it_has_read(
 @pytest.mark.parametrize("large", [False, True])
 def test_rows_columns_and_links_are_those_of_the_matrix(large, monkeypatch):
     if large:
-        monkeypatch.setattr(overview, "AT_ONCE", 1000)
+        monkeypatch.setattr(overview, "DIRECT_WORK", 1000)
     recording = made(causal=True, window=(200, 0))
     logs = whole_logs(recording, 1)
     head = HeadMap(recording, 0, 1)
@@ -159,7 +159,7 @@ def test_rows_columns_and_links_are_those_of_the_matrix(large, monkeypatch):
 @pytest.mark.parametrize("large", [False, True])
 def test_the_strongest_links_leave_the_first_key_out_unless_there_is_no_other(large, monkeypatch):
     if large:
-        monkeypatch.setattr(overview, "AT_ONCE", 1000)
+        monkeypatch.setattr(overview, "DIRECT_WORK", 1000)
     rng = np.random.default_rng(0)
     q, k = rng.normal(size=(2, 1, 1000, 8)).astype(np.float32)
     q[..., 6], q[..., 7], k[..., 6], k[..., 7] = 0, 5, 0, 0

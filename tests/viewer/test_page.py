@@ -73,7 +73,7 @@ def test_a_page_without_a_query_that_sees_anything_opens(show):
     array = np.ones((1, 3, 2), np.float32)
     layer = Layer(array, array, array, key_lengths=0)
     page = show(Recording(["a", "b", "c"], [layer], query_tokens=["a", "b", "c"]))
-    is_said(page, "invisible")
+    is_said(page, "masked")
 
 
 def test_the_address_says_what_is_chosen_and_back_undoes_it(show):

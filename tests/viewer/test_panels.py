@@ -58,7 +58,9 @@ def test_bars_of_a_key_are_its_column(show):
     for place, weight, times in bars:
         assert weight == f"{exact[place]:.4f}"
         assert shown_number(times) == pytest.approx((place + 1) * exact[place], rel=6e-3)
-    assert f"of the {exact.sum():.4f} that it gets" in page.locator(".regard-text").text_content()
+    assert (
+        f"of the {exact.sum():.4f} that it receives" in page.locator(".regard-text").text_content()
+    )
 
 
 def test_a_click_in_the_text_chooses_the_other_end(show):
@@ -108,8 +110,8 @@ def test_hovering_isolates_a_token_and_names_its_weight(show):
 def test_a_query_that_sees_nothing_says_so(show):
     recording = spoken(query_start=-3, query_tokens=SENTENCE)
     page = show(recording, "L0H0&query=1&key=0")
-    is_said(page, "invisible")
-    assert "sees no token: its output is 0" in page.locator(".regard-text").text_content()
+    is_said(page, "masked")
+    assert "All keys are masked: the output is 0" in page.locator(".regard-text").text_content()
 
 
 def test_cross_attention_shows_both_texts(show):
@@ -144,7 +146,7 @@ def test_queries_from_the_middle_of_the_text_stand_at_their_tokens(show):
     is_chosen(page, 3, 3, start=4)
     page.keyboard.press("v")
     page.wait_for_selector(".regard-steps[data-shown='query 3 key 3']")
-    assert "query 7 sees key 3" in page.locator(".regard-arithmetic").text_content()
+    assert "query 7 attends to key 3" in page.locator(".regard-arithmetic").text_content()
 
 
 def test_the_sum_of_a_long_text_counts_every_key(show):
@@ -214,7 +216,7 @@ def test_the_part_that_a_model_wrote_is_marked(show):
     page = show(spoken(boundary=5), "L0H0&query=6&key=1")
     is_chosen(page, 6, 1)
     assert page.locator(".regard-written").all_text_contents() == SENTENCE[5:]
-    assert "From position 5 on the model wrote" in page.locator(".regard-text").text_content()
+    assert "The model wrote from position 5 on" in page.locator(".regard-text").text_content()
 
 
 def test_search_finds_phrases_across_tokens(show):
@@ -254,7 +256,7 @@ def test_a_long_text_shows_passages_and_a_strip(show):
     assert around in first.text_content()
     top = np.sort(exact)[::-1][:12]
     said = page.locator(".regard-text").text_content()
-    assert f"{top[top >= 5e-5].sum():.4f} of its mass" in said
+    assert f"{top[top >= 5e-5].sum():.4f} of its attention" in said
     strip = page.get_by_role("slider", name="The whole text")
     box = strip.bounding_box()
     strip.click(position={"x": 8, "y": box["height"] * 0.5})
@@ -369,7 +371,7 @@ def test_steps_of_nan_say_so(show):
     text = page.locator(".regard-arithmetic").text_content()
     assert "= NaN" in text
     assert "kept, NaN" in text
-    assert "no number" in text
+    assert "NaN" in text
     found = np.array(cells(page, "masked"), float)
     np.testing.assert_array_equal(found[1], [np.nan, np.nan, -np.inf])
 

@@ -264,7 +264,7 @@ def test_64_clients_get_what_they_ask_for_while_others_hang_up(serve):
         tracemalloc.stop()
 
 
-def test_questions_of_clients_that_hung_up_do_not_pile_up(recording, monkeypatch):
+def test_requests_of_clients_that_hung_up_do_not_pile_up(recording, monkeypatch):
     begun, go_on = threading.Semaphore(0), threading.Event()
     answered = []
 
@@ -309,14 +309,14 @@ def settles(is_so):
     return False
 
 
-def test_more_questions_than_can_wait_are_refused():
+def test_more_requests_than_can_wait_are_refused():
     go_on = threading.Event()
-    workers = Workers(1, most_waiting=2)
+    workers = Workers(1, max_queued=2)
     first = workers.submit(lambda: go_on.wait(30))
     assert settles(first.running)
     second, third = workers.submit(lambda: 2), workers.submit(lambda: 3)
     assert workers.submit(lambda: 4) is None
-    workers.forget(second)
+    workers.cancel(second)
     fourth = workers.submit(lambda: 4)
     go_on.set()
     assert (third.result(30), fourth.result(30)) == (3, 4)
@@ -329,7 +329,7 @@ def test_a_server_without_time_says_so(recording, monkeypatch):
     with Viewer([recording]) as viewer:
         found = ask(viewer.address, "data/about")
     assert found.status == 503
-    assert "ask again" in found.sentence
+    assert "try again" in found.sentence
 
 
 def test_too_little_memory_is_said_and_survived(recording, monkeypatch):

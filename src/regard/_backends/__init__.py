@@ -11,19 +11,19 @@ from regard._backends.torch import Torch
 from regard._base.errors import UnsupportedError
 from regard._call.call import Call
 
-Statistics = tuple[Any, Any]  # maximum and total, (B, Hq, Lq): what the weights are computed from
+Statistics = tuple[Any, Any]  # maximum and total, (B, Hq, Lq), from which weights are computed
 
 
 class Backend(Protocol):
-    """One implementation of the operator and of what is asked of its weights.
+    """One implementation of the operator and of the reductions of its weights.
 
     Attributes:
-        name: as ``backend=`` has it.
-        past_torch: whether it writes numbers of tensors where torch does not see it.
-        reads_statistics: whether ``reduce`` computes weights from the row statistics, and must be
-            given them. Where not, it takes them where a call has only some of the keys.
-        few_rows: queries that share a key head have the same statistics whichever are computed
-            together, but where they are no more than these.
+        name: the value of ``backend=``.
+        past_torch: whether it writes into tensors where torch does not see it.
+        reads_statistics: whether ``reduce`` must be given the row statistics; if not, it needs them
+            only where a call has some of the keys.
+        few_rows: above this number of queries that share a key head, a row's statistics do not
+            depend on the rows computed with it.
     """
 
     @property
@@ -42,11 +42,11 @@ class Backend(Protocol):
         """The output ``(B, Hq, Lq, Dv)``, and the row statistics where it has them.
 
         Args:
-            weights: whether they will be asked for.
+            weights: whether they will be needed.
         """
 
     def row_statistics(self, call: Call) -> Statistics:
-        """Maximum and total of each row, in whatever unit its own ``reduce`` takes them."""
+        """Maximum and total of each row, in the unit of its own ``reduce``."""
 
     def finds_statistics(self, call: Call, fields: dict[str, Any]) -> bool:
         """Whether ``reduce`` finds the row statistics itself, in the pass that needs them."""
@@ -54,13 +54,13 @@ class Backend(Protocol):
     def reduce(
         self, call: Call, statistics: Statistics | None, fields: dict[str, Any]
     ) -> Statistics | None:
-        """Fills arrays with what is asked of the weights, in one pass.
+        """Fills arrays with reductions of the weights, in one pass.
 
         Args:
             call: without a value; maybe with some of the queries and keys of the whole.
             statistics: of its rows in NumPy, contiguous; None where it finds or does not read them.
-            fields: by the names that ``regard._weights.reductions`` gives them: numbers, and the
-                arrays of the call's library that take the results.
+            fields: numbers and result arrays of the call's library, by their names in
+                ``regard._weights.reductions``.
 
         Returns:
             The row statistics, where it found them.
@@ -71,7 +71,7 @@ BACKENDS: tuple[Backend, ...] = (Kernel(), Torch(), Reference())
 
 
 def choose(call: Call, name: str) -> Backend:
-    """The backend of that name, or the first that takes the call where it is ``auto``.
+    """The backend of that name; for ``auto`` the first that takes the call.
 
     Raises:
         ValueError: no backend has that name.

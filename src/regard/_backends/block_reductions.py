@@ -1,6 +1,6 @@
-"""What is asked of the weights, answered in one pass over blocks of whole rows, in memory of O(T).
+"""Reductions of the weights in one pass over blocks of whole rows, in memory of O(T).
 
-Each question takes every block once, and fills the arrays that it was given, ``(B, Hq, ...)``.
+Each reduction takes every block once, and fills the arrays that it was given, ``(B, Hq, ...)``.
 """
 
 from __future__ import annotations
@@ -30,18 +30,20 @@ def statistics_of(xp: Arrays, call: Call) -> tuple[Any, Any]:
 def reduce_blocks(
     xp: Arrays, call: Call, statistics: tuple[Any, Any] | None, fields: Fields
 ) -> None:
-    """Fills arrays with what is asked of the weights; see ``regard._backends.Backend.reduce``."""
-    asked = [question(xp, call, fields) for name, question in QUESTIONS.items() if name in fields]
-    with np.errstate(all="ignore"):  # NaN and inf are answers here, not accidents
+    """Fills arrays with reductions of the weights; see ``regard._backends.Backend.reduce``."""
+    wanted = [
+        reduction(xp, call, fields) for name, reduction in REDUCTIONS.items() if name in fields
+    ]
+    with np.errstate(all="ignore"):  # NaN and inf are valid results here
         for block in weight_blocks(xp, call, statistics):
-            for question in asked:
-                question.update(block)
-        for question in asked:
-            question.finish()
+            for reduction in wanted:
+                reduction.update(block)
+        for reduction in wanted:
+            reduction.finish()
 
 
-class Question(Protocol):
-    """One question to the weights."""
+class BlockReduction(Protocol):
+    """One reduction of the weights."""
 
     def __init__(self, xp: Arrays, call: Call, fields: Fields) -> None: ...
 
@@ -49,7 +51,7 @@ class Question(Protocol):
         """Takes the next rows."""
 
     def finish(self) -> None:
-        """Every row was taken."""
+        """Ends the reduction, after the last rows."""
 
 
 def per_query(name: str, measure: Any) -> Any:
@@ -78,7 +80,7 @@ def _entropy(block: WeightBlock) -> Any:
 
 
 def _distance(block: WeightBlock) -> Any:
-    """``Σ w · |p − j|``, p the place of the query among the keys."""
+    """``Σ w · |p − j|``, p the position of the query among the keys."""
     xp = block.xp
     place = xp.arange(block.rows.start, block.rows.stop) * block.step + block.start
     gap = place[:, None] - xp.arange(block.keys.start, block.keys.stop)
@@ -86,7 +88,7 @@ def _distance(block: WeightBlock) -> Any:
 
 
 class _Weights:
-    """The weights themselves, of the one head that there is: ``(Lq, Lk)``."""
+    """The weights themselves, of a single head: ``(Lq, Lk)``."""
 
     def __init__(self, xp: Arrays, call: Call, fields: Fields) -> None:
         self._xp, self._out = xp, fields["weights"]
@@ -136,7 +138,7 @@ class _TopK:
         values, indices = self._xp.top(block.weights, k)
         self._values[(*block.index, slice(0, k))] = self._xp.array(self._values, values)
         self._indices[(*block.index, slice(0, k))] = indices + low
-        if k < self._k:  # the block is narrower: any other keys, which weigh 0
+        if k < self._k:  # the block is narrower: fill up with any other keys, of weight 0
             others = np.concatenate([np.arange(low), np.arange(high, self._Lk)])[: self._k - k]
             rest = (*block.index, slice(k, None))
             self._values[rest] = 0
@@ -146,7 +148,7 @@ class _TopK:
 
 
 class _Strongest:
-    """The n strongest pairs of each head."""
+    """The n strongest token pairs of each head."""
 
     def __init__(self, xp: Arrays, call: Call, fields: Fields) -> None:
         self._xp, self._n = xp, fields["n"]
@@ -173,7 +175,7 @@ class _Strongest:
 
 
 class _Pool:
-    """A picture of each matrix in ln(weight): NaN where nothing is visible.
+    """A heatmap of each matrix in ln(weight): NaN where all is masked.
 
     Bin r of R holds the cells from ``r·n // R`` to ``(r + 1)·n // R``.
     """
@@ -243,7 +245,7 @@ def _name(x: Any) -> str:
 def _bins(low: int, high: int, bins: int, n: int) -> tuple[slice, np.ndarray | None]:
     """The bins that hold cells low to high of n, and a table of the cells in each.
 
-    The table is ``(bins, widest)``: indices counted from low, ``high − low`` standing for no cell.
+    The table is ``(bins, widest)``: indices counted from low, ``high − low`` stands for no cell.
     """
     if bins == n:
         return slice(low, high), None
@@ -257,8 +259,8 @@ def _bins(low: int, high: int, bins: int, n: int) -> tuple[slice, np.ndarray | N
     )
 
 
-# By the field that asks each.
-QUESTIONS: dict[str, Any] = {
+# By the field that requests each.
+REDUCTIONS: dict[str, Any] = {
     "lse": per_query("lse", _log_sum_exp),
     "entropy": per_query("entropy", _entropy),
     "distance": per_query("distance", _distance),

@@ -1,6 +1,6 @@
-"""Which weights a seed keeps: the same for every backend, block and thread.
+"""The dropout mask of a seed: the same for every backend, block and thread.
 
-The place in the batch counts, so that the elements of a batch drop different weights.
+It depends on the index in the batch, so that the elements of a batch drop different weights.
 """
 
 from collections.abc import Callable

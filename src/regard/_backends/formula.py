@@ -3,7 +3,7 @@
     s = scale · q·kᵀ  →  softcap · tanh(s / softcap)  →  + bias  →  invisible keys to −∞
     w = softmax(s) over the keys and the sink  →  dropout  →  · v
 
-``xp`` is what ``arrays_of`` gives. Nothing of size Lq × Lk is stored, and every row is whole.
+``xp`` is the result of ``arrays_of``. Nothing of size Lq × Lk is stored, and every row is whole.
 Source: Vaswani et al. 2017, equation 1.
 """
 
@@ -29,7 +29,7 @@ def scaled(call: Call, products: Any) -> Any:
 
 
 def capped(xp: Arrays, call: Call, s: Any) -> Any:
-    """Scaled scores, held within the softcap where there is one."""
+    """Scaled scores, bounded by the softcap where there is one."""
     return s if call.softcap is None else xp.tanh(s / call.softcap) * call.softcap
 
 
@@ -62,7 +62,7 @@ def products(xp: Arrays, call: Call, q: Any, k: Any) -> Any:
 
 
 def masked(xp: Arrays, s: Any, visible: Any) -> Any:
-    """Scores with −∞ where nothing is seen; ``visible`` None: every pair."""
+    """Scores with −∞ where masked; ``visible`` None: no pair is."""
     return s if visible is None else xp.hide(s, visible, -np.inf)
 
 
@@ -75,7 +75,7 @@ def key_heads(xp: Arrays, call: Call, x: Any, b: slice, h: slice) -> Any:
 def log_softmax(xp: Arrays, s: Any, sinks: Any) -> tuple[Any, Any, Any]:
     """``s − maximum``, the maximum and the sum of the exponentials of each row ``(..., 1)``.
 
-    Where nothing is visible the maximum is −∞ and the sum 0.
+    Where all is masked the maximum is −∞ and the sum 0.
     """
     maximum = xp.largest(s, -1, keep=True)
     empty = maximum == -np.inf
@@ -90,48 +90,48 @@ def log_softmax(xp: Arrays, s: Any, sinks: Any) -> tuple[Any, Any, Any]:
 
 
 def shifted(xp: Arrays, s: Any, maximum: Any) -> Any:
-    """``s − maximum``; −∞ where nothing is visible."""
+    """``s − maximum``; −∞ where all is masked."""
     return s - xp.where(maximum == -np.inf, 0.0, maximum)
 
 
 @dataclass(frozen=True)
 class WeightBlock:
-    """Some whole rows of the weights: the keys outside ``keys`` are invisible to all of them."""
+    """Some whole rows of the weights, all of which mask the keys outside ``keys``."""
 
     xp: Arrays
     b: slice
     h: slice
     rows: slice
     keys: slice
-    start: int  # the place of query 0 among the keys
-    step: int  # from a query to the place of the next
+    start: int  # the position of query 0 among the keys
+    step: int  # from a query's position to the next
     visible: Any  # bool, broadcastable to (b, h, rows, keys); None: every pair
-    shifted: Any  # (b, h, rows, keys): score − maximum, −inf where invisible
-    maximum: Any  # (b, h, rows, 1), of the scores and the sink; −inf where nothing is visible
+    shifted: Any  # (b, h, rows, keys): score − maximum, −inf where masked
+    maximum: Any  # (b, h, rows, 1), of the scores and the sink; −inf where all is masked
     total: Any  # (b, h, rows, 1), of exp(score − maximum), the sink's included
 
     @property
     def index(self) -> tuple[slice, slice, slice]:
-        """Where its rows stand in an array ``(B, Hq, Lq, ...)``."""
+        """Index of its rows in an array ``(B, Hq, Lq, ...)``."""
         return self.b, self.h, self.rows
 
     @cached_property
     def divisor(self) -> Any:
-        """The total, with 1 where nothing is visible."""
+        """The total, with 1 where all is masked."""
         return self.total + (self.total == 0)
 
     @cached_property
     def weights(self) -> Any:
-        """``(b, h, rows, keys)``; 0 where invisible."""
+        """``(b, h, rows, keys)``; 0 where masked."""
         return self._hidden(self.xp.exp(self.shifted) / self.divisor, 0.0)
 
     @cached_property
     def log_weights(self) -> Any:
-        """``ln`` of the weights, without underflow; −inf where invisible."""
+        """``ln`` of the weights, without underflow; −inf where masked."""
         return self._hidden(self.shifted - self.xp.log(self.divisor), -np.inf)
 
     def _hidden(self, x: Any, fill: float) -> Any:
-        """x with ``fill`` where invisible: a NaN in a row would be there too."""
+        """x with ``fill`` where masked, where a NaN of the row would be otherwise."""
         return x if self.visible is None else self.xp.hide(x, self.visible, fill)
 
 
@@ -148,7 +148,8 @@ def weight_blocks(
     held = None
     for block in blocks(call, visibility, xp.block_elements, xp.tallest_block):
         b, h, rows, keys = block
-        if held != (held := (b, h)):
+        if held != (b, h):
+            held = b, h
             k = key_heads(xp, call, call.key[:, :, : visibility.end(b.start)], b, h)
         s = capped(xp, call, products(xp, call, xp.wide(call.query[b, h, rows]), k[:, :, keys]))
         visible = visibility.pairs(*block)
@@ -173,12 +174,12 @@ def kept_weights(xp: Arrays, call: Call, b: slice, h: slice, rows: slice, keys: 
 
 
 def dropped(xp: Arrays, call: Call, keep: Any, x: Any) -> Any:
-    """x with 0 for what is not kept, and the rest grown by ``1 / (1 − dropout)``."""
+    """x with 0 for dropped weights, and the others scaled by ``1 / (1 − dropout)``."""
     return x if keep is None else xp.hide(x, keep, 0.0) / (1 - call.dropout)
 
 
 def apply(xp: Arrays, w: Any, visible: Any, v: Any) -> Any:
-    """``w @ v`` in which an invisible value takes no part, not even as 0 · NaN or 0 · inf."""
+    """``w @ v`` without the masked values, which do not count even as 0 · NaN or 0 · inf."""
     finite = xp.isfinite(v)
     if visible is None or finite.all():
         return xp.matmul(w, v)
@@ -198,9 +199,10 @@ def attention(xp: Arrays, call: Call) -> Any:
     B, Hq, _, Lq, _ = call.sizes
     out = xp.full((B, Hq, Lq, call.value.shape[-1]), 0.0, dtype_name(call.query))
     held = None
-    with np.errstate(all="ignore"):  # NaN and inf are answers here, not accidents
+    with np.errstate(all="ignore"):  # NaN and inf are valid results here
         for block in weight_blocks(xp, call):
-            if held != (held := (block.b, block.h)):
+            if held != (block.b, block.h):
+                held = block.b, block.h
                 v = key_heads(xp, call, call.value, *held)
             keep = kept_weights(xp, call, *block.index, block.keys)
             w = dropped(xp, call, keep, block.weights)

@@ -17,9 +17,9 @@ from regard._call.call import Call
 from regard._call.checks import check_contents
 from regard._call.options import NUMBERS
 
-LARGEST_NUMBER = 1e30  # that scores are multiplied with in float32
+LARGEST_NUMBER = 1e30  # largest factor of scores in float32
 LARGEST_HEAD = 256  # one sum over more numbers than these is less exact than the plain formula's
-MOST_BINS = 4096  # of a row of a picture that finds the row statistics too: for each row its own
+MOST_BINS = 4096  # of a row of a heatmap that finds the row statistics too: each row has its own
 
 
 def _load() -> ModuleType | None:
@@ -64,7 +64,7 @@ class Kernel:
         return forward(call.without_value())[1:]
 
     def finds_statistics(self, call: Call, fields: dict[str, Any]) -> bool:
-        """For the picture of the largest weights: scores are compared before they are weights."""
+        """For the heatmap of the largest weights: scores are compared before they are weights."""
         return (
             fields.keys() == {"pooled_max", "bins"}
             and 0 < fields["bins"][1] <= MOST_BINS
@@ -129,7 +129,7 @@ def _array_ref(x: Any) -> tuple[Any, ...] | None:
 
 
 def _memory(x: Any) -> tuple[int, int]:
-    """Where the memory that x is a view of begins, and its bytes."""
+    """Address and size of the memory that x is a view of."""
     if is_tensor(x):
         storage = x.untyped_storage()
         return storage.data_ptr(), storage.nbytes()
@@ -140,7 +140,7 @@ def _memory(x: Any) -> tuple[int, int]:
 
 
 def _rows(x: Any) -> Any:
-    """x with the numbers of a row next to each other."""
+    """x with contiguous rows."""
     x = _resolved(x)
     if x is None or x.shape[-1] == 1:
         return x
@@ -150,7 +150,7 @@ def _rows(x: Any) -> Any:
 
 
 def _resolved(x: Any) -> Any:
-    """x with its numbers in memory: torch gives the imaginary part of a conjugate by a flag."""
+    """x with its numbers in memory: torch may keep their sign as a flag."""
     return x.resolve_neg() if is_tensor(x) and x.is_neg() else x
 
 
@@ -202,7 +202,7 @@ def _address(x: Any) -> int:
 
 
 def forward(call: Call, statistics: bool = True) -> tuple[Any, Any, Any]:
-    """``(output, maximum, total)``: the output and, where asked, what the weights need.
+    """``(output, maximum, total)``: the output and, where requested, the row statistics.
 
     The row statistics ``maximum`` and ``total`` are ``(B, Hq, Lq)`` in the accumulating dtype: the
     largest score, and the sum of the exponentials relative to it. A call without a value has them
@@ -241,7 +241,7 @@ class Plan(NamedTuple):
 
 
 def plan_of(call: Call, query: Any, key: Any, value: Any) -> Plan | None:
-    """The plan of a call of these arrays; None where it is not small, or reads copies of them."""
+    """The plan of a call of these arrays; None where it is large, or reads copies of them."""
     if checks or 0 in call.sizes or not _is_small(call):
         return None
     read, (*arrays, _, _, _) = _read(call)
@@ -253,7 +253,7 @@ def plan_of(call: Call, query: Any, key: Any, value: Any) -> Plan | None:
 def reduce(
     call: Call, maximum: Any, total: Any, fields: dict[str, Any], finds_statistics: bool = False
 ) -> None:
-    """Fills arrays with what is asked of the weights, in one pass.
+    """Fills arrays with reductions of the weights, in one pass.
 
     Args:
         maximum, total: the row statistics of ``forward``, in NumPy.
@@ -281,7 +281,7 @@ def reduce(
 def gradients(
     call: Call, grad: Any, out: Any, maximum: Any, total: Any, bias: bool
 ) -> tuple[Any, Any, Any, Any, Any]:
-    """Gradients of query, key, value, bias (where asked) and sinks for that of the output.
+    """Gradients of query, key, value, bias (where requested) and sinks for that of the output.
 
     ``out``, ``maximum`` and ``total`` are what ``forward`` gave. Everything must be finite.
     """
@@ -292,7 +292,7 @@ def gradients(
     dq = _zeros(call, (B, Hq, Lq, D), sums)
     dk, dv = (_zeros(call, (B, Hkv, Lk, n), own) for n in (D, Dv))
     dbias = _zeros(call, tuple(call.bias.shape), sums) if bias else None
-    # The output tells Σ w·dw of a row up to its own rounding, which is too much in a narrow dtype.
+    # Σ w·dw of a row from the output has its rounding, which is too much in a narrow dtype.
     delta = _zeros(call, (B, Hq, Lq), sums) if call.sinks is not None and own != sums else None
     read, _held = _read(call)
     grad = _rows(grad)
@@ -304,7 +304,7 @@ def gradients(
         arrays.query_sum, arrays.delta = _address(dq), _address(delta)
         arrays.key_grad, arrays.value_grad = _address(dk), _address(dv)
         kernels.backward(read, arrays, _threads(call))
-    if call.scale == 0.0:  # it comes last in the kernels: products that overflow would make it NaN
+    if call.scale == 0.0:  # the kernels scale last, and an overflow before that would give NaN
         dq, dk = _zeros(call, tuple(dq.shape), sums), _zeros(call, tuple(dk.shape), own)
     if call.sinks is None:
         return dq, dk, dv, dbias, None
@@ -326,7 +326,7 @@ def _zeros(call: Call, shape: tuple[int, ...], dtype: str) -> Any:
 
 
 def _is_small(call: Call) -> bool:
-    """Whether starting another thread would take longer: as long as some four million products."""
+    """Whether starting another thread would take longer: it takes some four million products."""
     B, Hq, _, Lq, Lk = call.sizes
     return bool(B * Hq * Lq * Lk * (call.query.shape[-1] + 1) < 2**21)
 

@@ -49,7 +49,7 @@ def _backward(
     bias_needed: bool, grad: Tensor, out: Tensor, maximum: Tensor, total: Tensor, *values: Any
 ) -> tuple[Tensor, ...]:
     call = unpack(*values)
-    # What is hidden and not finite must not spread: the other backend sees to that.
+    # Masked values that are not finite must not spread: the torch backend takes care of that.
     if all(_is_finite(x) for x in (call.query, call.key, call.value, grad)):
         found = kernel.gradients(call, grad, out, maximum, total, bias_needed)
     else:
@@ -101,7 +101,7 @@ def _save_gradient(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
 
 
 def _differentiate_twice(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
-    """As if output, maximum and total, which follow from the rest, were computed anew."""
+    """Treats output, maximum and total as functions of the other inputs."""
     grad, *tensors = ctx.saved_tensors
     refuse_forward_mode(*cotangents, grad, *tensors)
     dq, dk, dv, dbias, dsinks = cotangents

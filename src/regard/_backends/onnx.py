@@ -29,7 +29,7 @@ def attention(call: Call) -> Tensor:
     if is_capped(call) or call.sinks is not None or call.scale <= 0:
         out = _written_out(call, k, v, added)
     else:
-        older = isinstance(Lq, Tensor)  # the exporter that traces: it knows no shared heads
+        older = isinstance(Lq, Tensor)  # the tracing exporter, which has no shared heads
         k, v = _repeat(call, k, v) if older else (k, v)
         out = scaled_dot_product_attention(
             call.query, k, v, added, scale=call.scale,
@@ -42,19 +42,19 @@ def attention(call: Call) -> Tensor:
 
 
 def _always(holds: Any) -> bool:
-    """Whether two lengths agree in every run: one that is traced is a tensor, and may change."""
+    """Whether two lengths agree in every run: a traced one is a tensor, and may change."""
     return not isinstance(holds, Tensor) and statically_known_true(holds)
 
 
 def _is_triangle(call: Call) -> bool:
-    """Whether ``is_causal``, which has query 0 see key 0 alone, says all of who sees whom."""
+    """Whether ``is_causal``, in which query 0 sees key 0 alone, is the whole mask."""
     _, _, _, Lq, Lk = call.sizes
     alone = call.scale > 0 and call.given <= {"causal", "scale"}
     return call.causal and alone and _always(Lq == Lk)
 
 
 def _added(call: Call) -> Tensor | None:
-    """What is added to the scores, ``(B or 1, Hq or 1, Lq, Lk)``; bool where that is who sees."""
+    """The mask ``(B or 1, Hq or 1, Lq, Lk)``: floats to add to the scores, or bools."""
     visible = _visible(call)
     if call.bias is None:
         return visible
@@ -94,7 +94,7 @@ def _repeat(call: Call, *tensors: Tensor) -> list[Tensor]:
 
 
 def _written_out(call: Call, k: Tensor, v: Tensor, added: Tensor | None) -> Tensor:
-    """The formula: ``Attention`` caps after the mask, takes the root of the scale, has no sink."""
+    """The formula written out: ``Attention`` caps after the mask, and has no sink."""
     k, v = _repeat(call, k, v)
     xp = arrays_of(call.query)
     s: Tensor = capped(xp, call, scaled(call, call.query @ k.transpose(-1, -2)))

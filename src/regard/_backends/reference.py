@@ -1,4 +1,4 @@
-"""The definition: the formula in float64, by NumPy. Every other backend is measured against it."""
+"""The definition: the formula in float64, in NumPy. Every other backend is tested against it."""
 
 from __future__ import annotations
 

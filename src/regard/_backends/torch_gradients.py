@@ -1,6 +1,6 @@
 """First and second gradients of attention on tensors of any device, block by block.
 
-Nothing here is recorded by autograd: ``torch_ops`` makes operators of it.
+Autograd records nothing here: ``torch_ops`` makes operators of it.
 """
 
 from typing import Any
@@ -25,7 +25,7 @@ from regard._base.torch_state import product
 from regard._call.call import Call
 from regard._call.visible import part
 
-# Of query, key, value, bias and sinks; None where the last two are absent.
+# Gradients of query, key, value, bias and sinks; None where the last two are absent.
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
 
 
@@ -74,7 +74,7 @@ def _outer(x: Tensor, y: Tensor, kv: slice) -> Tensor:
 
 
 def _weighted(call: Call, w: Tensor, visible: Tensor | None, do: Tensor, kv: slice) -> Tensor:
-    """``wᵀ @ do`` of a group: what is no number in do stays with the keys that its query sees."""
+    """``wᵀ @ do`` of a group: NaN and inf in do reach only the keys that its query sees."""
     if visible is None or do.isfinite().all():
         return _outer(w, do, kv)
     of_heads = apply(_arrays(call), w.mT, visible.expand_as(w).mT, do)
@@ -88,7 +88,7 @@ def _shared(call: Call, h: slice) -> slice:
 
 
 def _sink_weight(call: Call, block: WeightBlock) -> Tensor | float:
-    """``(b, h, rows, 1)``: what the sink takes of each row."""
+    """``(b, h, rows, 1)``: the sink's weight in each row."""
     if call.sinks is None:
         return 0.0
     sinks = call.sinks[block.h].to(block.total.dtype)[:, None, None]
@@ -126,12 +126,13 @@ def gradients(call: Call, grad: Tensor) -> Gradients:
     """
     xp, dtype = _arrays(call), accumulating(call.query.dtype)
     dq, dk, dv, dbias, dsinks = sums = _zeros(call)
-    # A NaN comes back through ds where it is visible; what is left of it would only spread.
+    # An unmasked NaN comes back through ds; elsewhere it would only spread.
     query, key = _finite(call.query), _finite(call.key)
     held = None
     for block in weight_blocks(xp, call):
         rows, visible = block.index, block.visible
-        if held != (held := (block.b, block.h)):
+        if held != (block.b, block.h):
+            held = block.b, block.h
             k, v = (key_heads(xp, call, x, *held) for x in (key, call.value))
         kv, keys = _shared(call, block.h), block.keys
         empty = block.total == 0
@@ -182,13 +183,14 @@ def second_gradients(
     dgrad = torch.zeros_like(grad, dtype=dtype)
     dq, dk, dv, dbias, dsinks = sums = _zeros(call)
     query_dot, key_dot, value_dot, bias_dot, sinks_dot = cotangents
-    # As in the first gradient: what is not finite comes back through ṡ and dw where it is visible.
+    # As in the first gradient: unmasked NaN and inf come back through ṡ and dw.
     query, key = _finite(call.query), _finite(call.key)
     finite_query_dot, finite_key_dot = _finite(query_dot), _finite(key_dot)
     held = None
     for block in weight_blocks(xp, call):
         rows, keys, visible = block.index, block.keys, block.visible
-        if held != (held := (block.b, block.h)):
+        if held != (block.b, block.h):
+            held = block.b, block.h
             shared = [
                 key_heads(xp, call, x, *held)
                 for x in (key, call.value, key_dot, value_dot, finite_key_dot)

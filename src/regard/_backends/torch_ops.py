@@ -1,6 +1,6 @@
-"""The three custom operators through which torch sees attention, and when torch's own one serves.
+"""The three custom operators of attention in torch, and when torch's own operator serves.
 
-Inside an operator tensors are real, so a rule may depend on what they hold; outside it they may be
+Inside an operator tensors are real, so a rule may depend on their values; outside they may be
 traced. Source: Dao et al. 2022 for what the fused operator does.
 """
 
@@ -26,7 +26,7 @@ from regard._call.checks import check_contents
 from regard._call.options import ARRAYS, NUMBERS
 
 _TENSORS = tuple(field.name for field in ARRAYS)
-_FUSED = {"scale", "causal", "mask", "bias", "key_lengths"}  # what it can be told
+_FUSED = {"scale", "causal", "mask", "bias", "key_lengths"}  # its options
 _FUSED_ON_DEVICES = [
     SDPBackend.CUDNN_ATTENTION,
     SDPBackend.FLASH_ATTENTION,
@@ -40,7 +40,7 @@ _NO_FORWARD_MODE = (
 )
 
 
-BIAS = _TENSORS.index("bias")  # its place among the inputs
+BIAS = _TENSORS.index("bias")  # its index among the inputs
 
 
 def pack(call: Call) -> list[Any]:
@@ -59,7 +59,7 @@ def _may_fuse(call: Call) -> bool:
     if 0 in call.query.shape or 0 in call.key.shape or call.value.shape[3] != call.query.shape[3]:
         return False
     if call.scale <= 0:
-        return False  # it hides by adding -inf before it scales
+        return False  # it masks by adding -inf before it scales
     if min(Lq, Lk) < 16 and call.query.device.type == "cpu":
         return False  # one side is short: its error is up to 2.9x the plain formula's
     if call.given - _FUSED:
@@ -73,12 +73,12 @@ def _may_fuse(call: Call) -> bool:
 
 
 def _fuses_exactly(call: Call, *, differentiates: bool = False) -> Tensor:
-    """``(B,)``: where the fused operator, and its gradient where wanted, are what we would compute.
+    """``(B,)``: where the fused operator, and its gradient where wanted, gives our result.
 
-    It adds −inf to hidden scores, and NaN or an overflow would come through: so key and value must
-    be finite, and no product of any query and key may overflow. Its gradient computes the weights
-    again from the log-sum-exp: where a rounding of the largest product is no longer small, they may
-    come out as anything, even as inf. One read of each.
+    It adds −inf to masked scores, which lets NaN or an overflow through: so key and value must be
+    finite, and no product of any query and key may overflow. Its gradient recomputes the weights
+    from the log-sum-exp: where a rounding of the largest product is not small, they may be
+    anything, even inf. Reads each once.
     """
     hides = call.mask is not None or call.key_lengths is not None
     hides |= call.causal and call.query.shape[2] > 1
@@ -128,7 +128,7 @@ def _fused(call: Call) -> Tensor | None:
 
 
 def _is_eager(call: Call) -> bool:
-    """Whether tensors may be looked into here: nothing records, maps, fakes or counts them."""
+    """Whether tensors may be read here: nothing records, maps, fakes or counts them."""
     if is_recorded() or torch._C._len_torch_dispatch_stack():
         return False
     tensors = (call.query, call.key, call.value)
@@ -202,7 +202,7 @@ def _forward(*values: Any) -> Tensor:
     if exactly.all():
         out = _fused(call)
         return _by_blocks(call) if out is None else out
-    # Each batch element is computed in the way that it would be computed in alone.
+    # Each batch element is computed as it would be alone.
     q, k, v = (_select(exactly, x) for x in (call.query, call.key, call.value))
     out, exact = (
         _fused(replace(call, query=q, key=k, value=v)),
@@ -212,7 +212,7 @@ def _forward(*values: Any) -> Tensor:
 
 
 def _select(chosen: Tensor, x: Tensor) -> Tensor:
-    """x with zeros in the batch elements that are not chosen; one for all goes with any."""
+    """x with zeros in the batch elements that are not chosen; an axis of size 1 stays."""
     chosen = chosen if len(x) > 1 else chosen.any(0, keepdim=True)
     return torch.where(chosen[:, None, None, None], x, 0.0)
 
@@ -245,7 +245,7 @@ def _(grad: Tensor, *values: Any) -> tuple[Tensor, ...]:
 
 
 def _empty_gradients(call: Call) -> tuple[Tensor, ...]:
-    """As gradients of query, key, value, bias and sinks are: empty for what is absent."""
+    """Like the gradients of query, key, value, bias and sinks; empty for those absent."""
     inputs = (call.query, call.key, call.value, call.bias, call.sinks)
     return tuple(call.query.new_empty(0) if x is None else torch.empty_like(x) for x in inputs)
 
@@ -290,13 +290,13 @@ def tensors_of(inputs: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    """Keeps what an operator was called with: tensors, and then the numbers of the call."""
+    """Keeps the inputs of an operator: tensors, and then the numbers of the call."""
     tensors, ctx.numbers = tensors_of(inputs)
     ctx.save_for_backward(*tensors)
 
 
 def by_input(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-    """Gradients of query, key, value, bias and sinks in the places of an operator's inputs.
+    """Gradients of query, key, value, bias and sinks in the order of an operator's inputs.
 
     None for a bias and sinks that need none, whose gradients may hold nothing.
     """
@@ -331,9 +331,8 @@ def _refuse_third(ctx: Any, *_: Tensor) -> None:
 class _Fused(torch.autograd.Function):
     """The fused operator's output as it is; torch can differentiate that once and not twice.
 
-    So its gradient is torch's own, unless a graph of the gradient is asked for, torch would round
-    its products, or what is no number would reach keys that are hidden from it: then it is that of
-    ``regard::attention``.
+    Its gradient is torch's own, or that of ``regard::attention`` where the gradient itself is to be
+    differentiated, where torch would round its products, or where NaN would reach masked keys.
     """
 
     @staticmethod
@@ -368,7 +367,7 @@ def map_as_one(
     apply: Callable[..., Any], info: Any, in_dims: tuple[int | None, ...], *values: Any
 ) -> tuple[Any, Any]:
     """The batching rule of attention: one call for all, where they can be one batch."""
-    # A batch shares its sinks, and its seed drops other weights in each of its elements.
+    # A batch shares its sinks, and its seed drops different weights in each element.
     if in_dims[_TENSORS.index("sinks")] is not None or values[_TENSORS.index("seed")] is not None:
         return map_one_by_one(apply, info, in_dims, *values)
     tensors = _fold(info, in_dims, values[: len(_TENSORS)])
@@ -385,7 +384,7 @@ def map_as_one(
 def map_one_by_one(
     apply: Callable[..., Any], info: Any, in_dims: tuple[int | None, ...], *values: Any
 ) -> tuple[Any, Any]:
-    """The batching rule of gradients: one batch would add up those of what its elements share."""
+    """The batching rule of gradients: one batch would sum those of arrays that it shares."""
     results = [
         apply(*(x if axis is None else x.select(axis, n) for x, axis in zip(values, in_dims)))
         for n in range(info.batch_size)

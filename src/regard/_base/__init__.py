@@ -1,1 +1,1 @@
-"""What everything stands on: errors, types, settings, files, and one view of both libraries."""
+"""The base of all modules: errors, types, settings, files, and one view of both libraries."""

@@ -1,4 +1,4 @@
-"""NumPy and torch under one set of names: what the formula and what is asked of weights need."""
+"""NumPy and torch under one set of names, for the formula and the reductions of weights."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-# NumPy takes a few microseconds to tell a name.
+# NumPy takes a few microseconds to build a name.
 _NUMPY_NAMES = {np.dtype(name): name for name in ("float16", "float32", "float64", "bool")}
 
 
@@ -20,7 +20,7 @@ def to_numpy(x: Any) -> np.ndarray:
 
 
 def arrays_of(x: Any) -> Arrays:
-    """The names for the library and device of x, with the dtype that sums over it are held in."""
+    """The names for the library and device of x, with the dtype of sums over it."""
     if is_tensor(x):
         from regard._base.torch_arrays import TorchArrays
 
@@ -29,7 +29,7 @@ def arrays_of(x: Any) -> Arrays:
 
 
 class Arrays(Protocol):
-    """What ``NumpyArrays`` and ``TorchArrays`` have.
+    """The interface of ``NumpyArrays`` and ``TorchArrays``.
 
     Attributes:
         dtype: that sums are held in, by name.
@@ -70,13 +70,13 @@ class Arrays(Protocol):
         """x in a dtype; float32 for float64 on a device that has none."""
 
     def wide(self, x: Any) -> Any:
-        """x in the dtype that sums are held in."""
+        """x in the accumulating dtype."""
 
     def array(self, like: Any, x: Any) -> Any:
-        """What NumPy or the library holds, in the dtype of ``like``."""
+        """An array of NumPy or the library, in the dtype of ``like``."""
 
     def hide(self, x: Any, visible: Any, fill: float) -> Any:
-        """x, and ``fill`` where nothing is visible."""
+        """x, and ``fill`` where masked."""
 
     def matmul(self, x: Any, y: Any) -> Any:
         """``x @ y`` for ``(b, h, m, n)`` and ``(b or 1, kv, n, o)``: neighbouring heads share y."""
@@ -213,7 +213,7 @@ def dtype_name(x: Any) -> str:
 
 
 def accumulating_name(x: Any) -> str:
-    """The dtype that sums over x are held in: float64 for float64, else float32."""
+    """The dtype of sums over x: float64 for float64, else float32."""
     return "float64" if dtype_name(x) == "float64" else "float32"
 
 

@@ -48,12 +48,12 @@ class KeyValueCache:
 
     @property
     def length(self) -> int:
-        """Tokens appended so far, dropped ones included: the place of the next token."""
+        """Tokens appended so far, dropped ones included: the position of the next token."""
         return self._length
 
     @property
     def start(self) -> int:
-        """The place of the oldest token that is still held; above 0 only with ``keep``."""
+        """The position of the oldest token that is still held; above 0 only with ``keep``."""
         return self._start
 
     def append(
@@ -78,7 +78,7 @@ class KeyValueCache:
         return held
 
     def _joined(self, key: Any, value: Any) -> tuple[Any, Any]:
-        """What append gives; the new tokens are only kept once they are counted."""
+        """The result of ``append``; new tokens are only kept once they are counted."""
         self._check(key, value)
         new, old = key.shape[-2], self._length - self._start
         if self._key is None or old + new > self._key.shape[-2]:
@@ -87,7 +87,7 @@ class KeyValueCache:
         held = []
         for buffer, x in ((self._key, key), (self._value, value)):
             buffer[..., old : old + new, :] = x
-            # With a count of writes of its own: what later tokens write lies behind these.
+            # With its own count of writes: later tokens write behind these.
             held.append((buffer.data if is_tensor(buffer) else buffer)[..., : old + new, :])
         return held[0], held[1]
 
@@ -95,7 +95,7 @@ class KeyValueCache:
         self._length += new
 
     def _move(self, key: Any, value: Any) -> None:
-        """Into twice the memory that is needed, without the tokens that no later one can see."""
+        """Moves into twice the needed memory, without tokens that no later one can attend to."""
         old = self._length - self._start
         kept = old if self._keep is None else min(old, self._keep)
         size = 2 * (kept + key.shape[-2])

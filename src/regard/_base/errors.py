@@ -10,7 +10,7 @@ class UnsupportedError(NotImplementedError):
 
 
 class MaterializeError(ValueError):
-    """What was asked for would be stored whole and is larger than the limit."""
+    """A result would be stored whole and is larger than the limit."""
 
 
 class RecordingError(ValueError):

@@ -1,4 +1,4 @@
-"""The extras of regard: what each installs, and the error of what needs one that is missing."""
+"""The extras of regard: what each installs, and the error where one is missing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class MissingPackageError(ModuleNotFoundError):
 
 @contextlib.contextmanager
 def needed_by(what: str) -> Iterator[None]:
-    """Imports in here are of packages that an extra installs.
+    """Imports in this block are of packages that an extra installs.
 
     Raises:
         MissingPackageError: one of them is missing.

@@ -1,4 +1,4 @@
-"""Files that a user names: read where they are files at all, replaced whole or not at all."""
+"""Files that a user names: only ordinary files are read, and files are replaced whole or not."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ MODEL_ENDINGS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".onnx
 
 
 def kind(mode: int) -> str:
-    """What stands under a name that is no ordinary file, ``"a pipe"``; empty where one does."""
+    """The kind of anything but an ordinary file, ``"a pipe"``; empty for an ordinary file."""
     return "" if stat.S_ISREG(mode) else KINDS.get(stat.S_IFMT(mode), "no ordinary file")
 
 
 def open_file(path: str | Path) -> BinaryIO:
-    """Opens an ordinary file to be read; never waits for who writes into a pipe.
+    """Opens an ordinary file to be read; never waits for a pipe's writer.
 
     Raises:
         OSError: there is none, or it may not be read.
@@ -39,7 +39,7 @@ def open_file(path: str | Path) -> BinaryIO:
     _refuse_kind(path, Path(path).stat())
     file = open(path, "rb", opener=_without_waiting)  # noqa: SIM115
     try:
-        _refuse_kind(path, os.fstat(file.fileno()))  # whatever took its place meanwhile
+        _refuse_kind(path, os.fstat(file.fileno()))  # it may have been replaced meanwhile
     except ValueError:
         file.close()
         raise
@@ -58,7 +58,7 @@ def _without_waiting(path: str, flags: int) -> int:
 def read_file(
     path: str | Path, limit_bytes: int = LIMIT_BYTES, way_out: str = "Give a part of it."
 ) -> bytes:
-    """What an ordinary file holds; one that tells no size, as in ``/proc``, is read as well.
+    """The content of an ordinary file, also of one without a size, as in ``/proc``.
 
     Raises:
         OSError, ValueError: as ``open_file``.
@@ -82,7 +82,7 @@ def read_at_most(file: BinaryIO, count: int) -> bytes:
 
 
 def check_ending(path: str | Path, endings: tuple[str, ...], what: str) -> None:
-    """Refuses a name that says another kind of file; one without an ending says none.
+    """Refuses a name of another kind of file; one without an ending is any kind.
 
     Numbers are no ending: ``gpt-3.5``.
 
@@ -99,7 +99,7 @@ def check_ending(path: str | Path, endings: tuple[str, ...], what: str) -> None:
 
 
 def check_folder(path: str | Path) -> None:
-    """Refuses a place for a model that is a file, or is called as one.
+    """Refuses a folder for a model that is a file, or has a file's name.
 
     Raises:
         ValueError: with what is needed.
@@ -137,7 +137,7 @@ def _beside(path: str | Path) -> Iterator[BinaryIO]:
     place = Path(os.path.realpath(path))
     old = _replaceable(place, path)
     mode = 0o666 if old is None else stat.S_IMODE(old.st_mode)
-    # Short, for a name of 255 bytes leaves no room for another sign.
+    # Short, since a name of 255 bytes leaves no room for another character.
     temporary = place.with_name(f".regard-{secrets.token_hex(8)}.tmp")
     try:
         with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
@@ -156,7 +156,7 @@ def _beside(path: str | Path) -> Iterator[BinaryIO]:
 
 
 def _replaceable(place: Path, path: str | Path) -> os.stat_result | None:
-    """The file that is there; None where none is."""
+    """The status of an existing file; None where there is none."""
     try:
         old = place.stat()
     except FileNotFoundError:
@@ -176,10 +176,10 @@ def _pass_on(old: os.stat_result, path: Path) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    # Without it a power cut may undo the renaming, though never half of it.
+    # Without it a power cut may undo the renaming, as a whole.
     try:
         handle = os.open(folder, os.O_RDONLY)
-    except PermissionError:  # one may write into a folder that one may not list
+    except PermissionError:  # a folder may be writable but not listable
         return
     try:
         os.fsync(handle)

@@ -1,4 +1,4 @@
-"""Rotary positions: query and key turned by angles that grow with their position."""
+"""Rotary positions: query and key rotated by angles that grow with their position."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def rotate(x: Float[Array[ArrayT], "... L D"], start: int, base: float) -> Float[ArrayT, "... L D"]:
-    """Rotary positions: numbers i and ``i + D/2`` of the vector at position p, turned as a pair.
+    """Rotary positions: numbers i and ``i + D/2`` of the vector at position p, rotated as a pair.
 
     The angle is ``p · base^(−2i/D)``, so the product of a rotated query and a rotated key
     depends on the distance of their positions alone.

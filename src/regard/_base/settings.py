@@ -1,4 +1,4 @@
-"""What a process may set for itself: the size limit and the number of threads."""
+"""Settings of the process: the size limit and the number of threads."""
 
 import numbers
 import os
@@ -12,7 +12,7 @@ _num_threads: int | None = None
 
 
 class limits:  # noqa: N801 - used like a function, and as a context manager
-    """Moves the size above which whole matrices are refused.
+    """Sets the size above which whole matrices are refused.
 
     Takes effect at once and stays; as a context manager it is taken back at the end:
     ``with regard.limits(weights_bytes=8e9): np.asarray(weights)``.

@@ -38,7 +38,7 @@ class Table:
     numbers: np.ndarray  # float64, at least one axis
     rows: Sequence[str] | None  # None: numbered
     columns: Sequence[str] | None  # None: no header; empty: numbered
-    hidden: np.ndarray | None = None  # bool, of the numbers' shape: greyed, for they mean nothing
+    hidden: np.ndarray | None = None  # bool, of the numbers' shape: shown grey, as masked
 
     @cached_property
     def finite(self) -> np.ndarray:
@@ -63,14 +63,14 @@ class Table:
 
 
 class Cell(NamedTuple):
-    """A number as it is written, and its colour; None where it is hidden, or no number."""
+    """The text of a number and its colour; None where it is hidden, or NaN."""
 
     text: str
     colour: RGB | None
 
 
 class Grid(NamedTuple):
-    """What is shown of one matrix; left-out rows and columns are marked by ``...``."""
+    """The shown part of one matrix; ``...`` marks left-out rows and columns."""
 
     title: str
     header: list[str] | None

@@ -1,4 +1,4 @@
-"""torch under the names of ``NumpyArrays``, on one device; nothing here is recorded by autograd."""
+"""torch under the names of ``NumpyArrays``, on one device; autograd records nothing here."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class TorchArrays:
     def __init__(self, device: torch.device, dtype: str = "float32") -> None:
         self.device, self.dtype = device, dtype
         on_cpu = device.type == "cpu"
-        # 256 KB of float32: at 512 keys, 1.6 times as fast as blocks of 4 MB. A device wants few
+        # 256 KB of float32: at 512 keys, 1.6 times as fast as blocks of 4 MB. A device needs few
         # and large launches: up to 16 MB.
         self.block_elements, self.tallest_block = (2**16, 128) if on_cpu else (2**19, 4096)
 

@@ -1,4 +1,4 @@
-"""What torch does around a call: who records or watches it, and what would round its products."""
+"""The state of torch around a call: who records or watches it, what would round its products."""
 
 import contextlib
 import threading
@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from regard._base.errors import UnsupportedError
 
-# Bound once: a plain call asks them all, and looking them up takes longer than what they do.
+# Bound once: a plain call calls them all, and looking them up takes longer than the calls.
 _compiles = torch.compiler.is_compiling
 _transforms = torch._C._are_functorch_transforms_active
 _tracing_state = torch._C._get_tracing_state
@@ -21,7 +21,7 @@ _forward_mode = torch.autograd.forward_ad
 
 
 def is_recorded() -> bool:
-    """Whether a graph is made of what runs, or one run stands for many: contents decide nothing."""
+    """Whether torch records a graph, or one run stands for many: values must decide nothing."""
     if _compiles() or _transforms() or _tracing_state() is not None:
         return True
     return _dispatch_modes() > 0 and any(
@@ -30,7 +30,7 @@ def is_recorded() -> bool:
 
 
 def is_watched() -> bool:
-    """Whether something sees the operators that run: what is written past torch would be missed."""
+    """Whether something watches the operators: it would miss writes past torch."""
     return (
         _compiles()
         or _transforms()
@@ -42,7 +42,7 @@ def is_watched() -> bool:
 
 
 def is_plain(*tensors: object) -> bool:
-    """Whether all are tensors in the CPU's memory that nothing watches or differentiates."""
+    """Whether all are tensors in CPU memory that nothing watches or differentiates."""
     if is_watched() or _forward_mode._current_level >= 0:
         return False
     grad = torch.is_grad_enabled()
@@ -57,7 +57,7 @@ def is_plain(*tensors: object) -> bool:
 
 
 def is_exported_to_onnx() -> bool:
-    """Whether what is recorded becomes an ONNX model."""
+    """Whether the recorded graph becomes an ONNX model."""
     return torch.onnx.is_in_onnx_export()
 
 
@@ -66,7 +66,7 @@ is_exported_to_onnx._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def refuse_recorded(past_torch: bool) -> None:
-    """What is asked of weights follows from contents, and may be written past torch."""
+    """Refuses a graph: weights depend on values, and may be written past torch."""
     if torch.compiler.is_dynamo_compiling():
         return  # it breaks the graph there, and runs as it is
     if _tracing_state() is not None or _transforms() or (past_torch and is_recorded()):
@@ -91,7 +91,7 @@ _precision, _set_precision = (
 
 
 def is_rounded(device: str) -> bool:
-    """Whether autocast or a lower precision would round what float32 products are made of."""
+    """Whether autocast or a lower precision would round the factors of float32 products."""
     if torch.is_autocast_enabled(device):
         return True
     with _LOCK:
@@ -112,7 +112,7 @@ def _raise_precision() -> tuple[str | None, list[str]]:
 
 
 def _lower_precision(older: str | None, found: list[str]) -> None:
-    """Puts back what ``_raise_precision`` found; what was inherited is inherited again."""
+    """Restores the settings that ``_raise_precision`` found; inherited ones are inherited again."""
     if older is not None:
         torch.set_float32_matmul_precision(older)
     for setting, value in zip(_SETTINGS, found):
@@ -123,7 +123,7 @@ def _lower_precision(older: str | None, found: list[str]) -> None:
 
 @contextlib.contextmanager
 def exact(device: str) -> Iterator[None]:
-    """Products are of the dtype of their factors here, whatever the process has set.
+    """Computes products in the dtype of their factors, whatever the process has set.
 
     Autocast belongs to the thread. The precision of float32 products is one for all threads, so the
     first that comes here raises it, and the last that leaves puts back what the first found.

@@ -1,4 +1,4 @@
-"""What the public names take and give, for type checkers and for editors.
+"""Types of the public names, for type checkers and editors.
 
 ``Float[Array[X], "H L D"]`` is ``Array[X]`` to them, and says the shape to people; jaxtyping's
 names of the same spelling hold it to that (tests/test_attention.py).

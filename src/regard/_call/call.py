@@ -23,11 +23,11 @@ class Call(Given):
 
     query: Any  # (B, Hq, Lq, D)
     key: Any  # (B or 1, Hkv, Lk, D)
-    value: Any  # (B or 1, Hkv, Lk, Dv), or None where only the weights are asked for
+    value: Any  # (B or 1, Hkv, Lk, Dv), or None where only the weights are wanted
     leading: tuple[int, ...]  # the axes that B stands for
     heads: bool  # whether the caller's arrays have a head axis
-    query_step: int = 1  # from a query to the place of the next
-    part_of: int | None = None  # of a part of a call: the ``group_rows`` of the whole
+    query_step: int = 1  # from a query's position to the next
+    part_of: int | None = None  # for a part of a call: the ``group_rows`` of the whole
     whole_rows: bool = True  # False where the call has only some of the keys
 
     @classmethod
@@ -45,7 +45,7 @@ class Call(Given):
 
     @property
     def group_rows(self) -> int:
-        """The queries that share a key head, of the whole call: these decide how it is computed."""
+        """The queries that share a key head, in the whole call: they decide how it is computed."""
         if self.part_of is not None:
             return self.part_of
         _, Hq, Hkv, Lq, _ = self.sizes
@@ -118,7 +118,7 @@ class Call(Given):
         return self._part(Q=part, query_start=starts, query_step=step)
 
     def columns(self, part: slice) -> Call:
-        """Some of the keys, next to each other, and who sees them; its rows are no longer whole."""
+        """Some neighbouring keys, and the queries that see them; its rows are no longer whole."""
         Lk = self.sizes[4]
         start, stop, _ = part.indices(Lk)
         count = max(0, stop - start)
@@ -134,7 +134,7 @@ class Call(Given):
 
     @property
     def starts(self) -> Any:
-        """``(B,)``: the place of the first query among the keys."""
+        """``(B,)``: the position of the first query among the keys."""
         if self.query_start is not None:
             return self.query_start
         B, _, _, Lq, Lk = self.sizes
@@ -161,16 +161,16 @@ class Call(Given):
         return Call.of(**vars(self) | fields | changed)
 
     def copy(self) -> Call:
-        """The same call on arrays of its own."""
+        """The same call on copies of its arrays."""
         return Call(**{name: _copied(x) for name, x in vars(self).items()})
 
     def without_value(self) -> Call:
-        """The same weights with nothing to apply them to."""
+        """The same call without its value."""
         return replace(self, value=None, dropout=0.0, seed=None)
 
 
 def _copied(x: Any) -> Any:
-    """An array of its own; what is broadcast stays so."""
+    """A copy; broadcast axes stay broadcast."""
     if not (isinstance(x, np.ndarray) or is_tensor(x)):
         return x
     strides = x.stride() if is_tensor(x) else x.strides

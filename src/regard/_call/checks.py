@@ -1,4 +1,4 @@
-"""Reads a call of attention: what was passed becomes one Call, or an error that says why not."""
+"""Reads a call of attention: arguments become one Call, or an error that says why not."""
 
 import math
 import numbers
@@ -14,13 +14,13 @@ from regard._call.call import Call
 from regard._call.options import OPTIONS
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
-# Of a query among the keys, either way: exact in float64 and JSON, and with a window within int64.
+# Largest position of a query, either way: exact in float64 and JSON; with a window, within int64.
 LARGEST_POSITION = 2**53
 _OPTIONS = {option.name: option for option in OPTIONS}
 
 
 class Given(NamedTuple):
-    """What options are checked against."""
+    """The shapes and kinds that options are checked against."""
 
     query: Any
     key: Any
@@ -200,7 +200,7 @@ def _read_integers(name: str, x: Any, given: Given, tail: Any = ()) -> Any:
         )
     full = leading + tail
     if not leading and x.ndim == len(tail) + 1 and x.shape[0] == 1:
-        x = x[0]  # one sequence without a batch axis may be told as a batch of one
+        x = x[0]  # one sequence without a batch axis may be given as a batch of one
     fits = x.ndim <= len(full) and all(
         m in (n, 1) for n, m in zip(reversed(full), reversed(x.shape))
     )
@@ -298,7 +298,7 @@ def _read_flag(name: str, x: Any, given: Given) -> Any:
     return bool(x)
 
 
-# By the kind of an option: its name, what was given and the arrays, to its field or fields.
+# By the kind of an option: a function of its name, value and the arrays, to its field or fields.
 READERS: dict[str, Callable[[str, Any, Given], Any]] = {
     "flag": _read_flag,
     "window": _read_window,
@@ -317,7 +317,7 @@ READERS: dict[str, Callable[[str, Any, Given], Any]] = {
 
 
 def given(**options: Any) -> dict[str, Any]:
-    """The options that are not as they are by default."""
+    """The options that differ from their defaults."""
     found = {}
     for name, x in options.items():
         default = _OPTIONS[name].default
@@ -358,11 +358,11 @@ def read_call(query: Any, key: Any, value: Any, *, seed: Any = None, **options: 
 
 
 def check_contents(call: Call) -> None:
-    """What only the numbers in an array can tell: key lengths past the keys, queries far off them.
+    """Checks the numbers in arrays: key lengths past the keys, query positions far off.
 
     Raises:
         ShapeError: key lengths exceed the keys.
-        ValueError: the place of a query exceeds ``LARGEST_POSITION``.
+        ValueError: the position of a query exceeds ``LARGEST_POSITION``.
     """
     if call.key_lengths is not None and len(call.key_lengths):
         low, high, Lk = int(call.key_lengths.min()), int(call.key_lengths.max()), call.key.shape[2]

@@ -1,4 +1,4 @@
-"""The options of attention, each declared once: for who reads, computes, records or shows them."""
+"""The options of attention, each declared once, for reading, computing, recording and showing."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypedDict
@@ -7,12 +7,12 @@ from regard._base.types import Array, Integers, Segments, Window
 
 
 class Field(NamedTuple):
-    """What a ``Call`` holds under one name, as torch's operators take it."""
+    """One field of a ``Call``, as torch's operators take it."""
 
     name: str
-    type: str  # in the words of torch's schemas
-    # Of an array, a letter an axis: Batch, Heads of the query, Groups of them that share a key
-    # head, Queries, Keys, Dimensions. In lower case: may be 1, and is broadcast.
+    type: str  # in torch's schemas
+    # The axes of an array, a letter each: Batch, Heads of the query, Groups of them that share a
+    # key head, Queries, Keys, Dimensions. In lower case: may be 1, and is broadcast.
     axes: str = ""
 
 
@@ -23,7 +23,7 @@ class Option(NamedTuple):
     kind: str  # how it is read: of ``regard._call.checks.READERS``
     fields: tuple[Field, ...]
     recorded: str | None = None  # in a recording's file: a "number" of its header, or an "array"
-    of_weights: bool = True  # whether the weights follow from it, and not the output alone
+    of_weights: bool = True  # False where it changes the output alone
     default: float | None = None
 
 
@@ -98,7 +98,7 @@ class Given:
 FIELDS = (*INPUTS, *(field for option in OPTIONS for field in option.fields))
 ARRAYS = tuple(field for field in FIELDS if field.type.startswith("Tensor"))
 NUMBERS = tuple(field for field in FIELDS if not field.type.startswith("Tensor"))
-# Those of the heads of one text, by how its file has them.
+# The options of the heads of one text, by their form in its file.
 RECORDED_NUMBERS = tuple(option.name for option in OPTIONS if option.recorded == "number")
 RECORDED_ARRAYS = tuple(option.name for option in OPTIONS if option.recorded == "array")
 REAL_NUMBERS = tuple(option.name for option in OPTIONS if option.kind in ("finite", "positive"))

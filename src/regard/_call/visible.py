@@ -1,4 +1,4 @@
-"""Who sees whom: intervals of keys that skip whole blocks, and the pairs inside a block."""
+"""The attention mask: intervals of keys that skip whole blocks, and the pairs inside a block."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,9 +17,9 @@ def part(x: Any, *slices: slice) -> Any:
 
 
 class Visibility:
-    """The visible pairs of one call, asked for block by block.
+    """The visible (unmasked) pairs of one call, block by block.
 
-    Query i of batch b stands at place ``p = starts[b] + i * query_step`` among the keys.
+    Query i of batch b stands at position ``p = starts[b] + i * query_step`` among the keys.
     """
 
     def __init__(self, call: Call, arange: Callable[[int, int], Any]) -> None:
@@ -36,15 +36,15 @@ class Visibility:
         self._segments: tuple[np.ndarray, np.ndarray] | None = None
         if call.query_segments is not None:
             self._segments = (to_numpy(call.query_segments), to_numpy(call.key_segments))
-        # Batch elements that see by rules of their own are computed one by one, so that none
-        # depends on the batch it is part of.
+        # Batch elements with rules of their own are computed one by one, so that none depends on
+        # the rest of its batch.
         given = (call.key_lengths, call.query_start, call.query_segments)
         self.uniform = all(option is None for option in given)
 
     def interval(self, b: int, query: Any) -> tuple[Any, Any]:
-        """The first key that queries of batch b may see and the one after the last: who sees more.
+        """The first key that queries of batch b may see, and the one after the last.
 
-        Of an int or an array of them, by lengths, order and window; segments and masks see less.
+        For an int or an array of them, by lengths, order and window; segments and masks hide more.
         """
         call, place = self.call, self.starts[b] + query * self.call.query_step
         low, high = 0, self.lengths[b]
@@ -58,7 +58,7 @@ class Visibility:
         return np.minimum(low, high), high
 
     def keys(self, b: int, rows: slice) -> slice:
-        """The smallest interval that holds every key which these queries of batch b may see."""
+        """The smallest interval with every key that these queries of batch b may see."""
         first, last = (self.interval(b, i) for i in (rows.start, rows.stop - 1))
         low, high = int(min(first[0], last[1])), int(last[1])
         if self._segments is not None and low < high:
@@ -69,7 +69,7 @@ class Visibility:
         return slice(low, high)
 
     def end(self, b: int) -> int:
-        """The key from which on none is seen by any query of batch b."""
+        """The end of the keys that any query of batch b may see."""
         return self.keys(b, slice(0, self.call.sizes[3])).stop
 
     def pairs(self, b: slice, h: slice, rows: slice, keys: slice) -> Any:
@@ -96,7 +96,7 @@ class Visibility:
 
 
 def window_rules(call: Call, place: Any, j: Any) -> list[Any]:
-    """Bool, for queries at some places and keys j: what order and window each allow."""
+    """Bool, for queries at some positions and keys j: what order and window allow."""
     rules = []
     if call.causal:
         rules.append(j <= place)
@@ -114,8 +114,8 @@ def blocks(
 
     A block holds whole groups of heads that share keys, and every key that its rows see; where
     there are many keys it grows to 8 times ``elements`` before its rows become fewer than
-    ``tallest``. How rows are cut depends on the lengths alone, so no number depends on the batch it
-    is part of.
+    ``tallest``. Only the lengths decide how rows are cut, so no number depends on the rest of its
+    batch.
     """
     B, Hq, Hkv, Lq, Lk = call.sizes
     if 0 in (B, Hq, Lq):

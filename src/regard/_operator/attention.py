@@ -1,4 +1,4 @@
-"""The operator: read the call, choose a backend, give its answer the caller's axes."""
+"""The operator: reads the call, chooses a backend, gives the result the caller's axes."""
 
 from __future__ import annotations
 
@@ -78,10 +78,10 @@ def attention(
 ) -> ArrayT | tuple[ArrayT, AttentionWeights[ArrayT]]:
     """Exact attention: ``softmax(scale * query @ key.T + bias) @ value``, in linear memory.
 
-    In this order: scores, scale, softcap, bias, invisible keys to −∞, softmax over the keys and
-    the sink, dropout, values. A query sees a key only if all that is given allows it; one that
-    sees none gives zeros. NaN and inf in an invisible key or value never reach the output. (A bias
-    of −∞ gives a weight of 0, but hides nothing.) In torch it is differentiable in backward mode.
+    In this order: scores, scale, softcap, bias, masked keys to −∞, softmax over the keys and the
+    sink, dropout, values. A query sees (attends to) a key only if every option allows it; one that
+    sees none gives zeros. NaN and inf in a masked key or value never reach the output. (A bias of
+    −∞ gives a weight of 0, but masks nothing.) In torch it is differentiable in backward mode.
 
     Args:
         query: ``(..., Hq, Lq, D)``; also ``(Lq, D)``. A NumPy array or torch tensor of float16,
@@ -91,15 +91,16 @@ def attention(
         value: ``(..., Hkv, Lk, Dv)``.
         causal: query i sees key j when ``j <= query_start + i``.   Lq=2, Lk=4:  1 1 1 0
                                                                                  1 1 1 1
-        window: ``(left, right)``: key within ``[p − left, p + right]`` of the query's place
+        window: ``(left, right)``: keys ``[p − left, p + right]`` around the query's position
             ``p = query_start + i``; None leaves a side open.
         mask: bool, True = may attend, broadcastable to ``(..., Hq, Lq, Lk)``.
         bias: floating, added to the scores, broadcastable likewise; differentiable.
         key_lengths: int or ``(B,)``; keys past the length do not exist.
         segments: int ids ``(B, L)``, or a pair for queries and keys; only equal ids see each other.
-        query_start: int or ``(B,)``, the place of the first query among the keys. By default the
+        query_start: int or ``(B,)``, the position of the first query among the keys. By default the
             queries are the last of the valid keys.
-        sinks: ``(Hq,)`` logits that take part in the softmax and give no value; differentiable.
+        sinks: ``(Hq,)`` logits of attention sinks: they take weight and give no value;
+            differentiable.
         scale: factor of the scores, by default ``1 / sqrt(D)``.
         softcap: scores become ``softcap * tanh(scores / softcap)``.
         dropout: probability with which a weight is dropped; the others grow by ``1 / (1 − p)``.
@@ -209,7 +210,7 @@ def scaled_dot_product_attention(
         options |= {"causal": True, "query_start": 0}
         square = q.shape[-2] == k.shape[-2]
         if not is_tensor(square) and square:  # traced lengths are tensors, and may differ later
-            del options["query_start"]  # the same, and told so that backends need not look
+            del options["query_start"]  # the default, which backends need not check
     output: ArrayT = attention(q, k, v, dropout=dropout_p, scale=scale, **options)
     return output
 
@@ -223,7 +224,7 @@ def _repeat_heads(x: Any, heads: int) -> Any:
 
 
 def _autocast(*arrays: Any) -> tuple[Any, ...]:
-    """Tensors in the dtype that ``torch.autocast`` asks for, where it is on, as torch's own."""
+    """Tensors in the dtype of ``torch.autocast`` where it is on, as torch's own operator does."""
     if not all(is_tensor(x) for x in arrays):
         return arrays
     torch = sys.modules["torch"]

@@ -1,7 +1,7 @@
-"""Small calls that come again: what was found out once for some shapes is not found out anew.
+"""A cache of plans for repeated small calls.
 
-Checking what was passed takes longer than computing a few tokens. It follows from types, dtypes,
-shapes, strides and plain numbers alone where no option is an array, so its result is kept for them.
+Checking arguments takes longer than computing a few tokens. Where no option is an array, the result
+depends on types, dtypes, shapes, strides and plain numbers alone, so it is cached by these.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from regard._backends.kernel import Plan, plan_of
 from regard._call.call import Call
 from regard._call.options import OPTIONS
 
-MOST = 256  # plans; then all are forgotten
-# The exact type of what is given under a name: 1 and True are equal, and not both allowed.
+MOST = 256  # plans; then the cache is cleared
+# The exact type of an option's value: 1 and True are equal, but not both allowed.
 _TYPES = {"flag": bool, "finite": float, "positive": float}
 _PLAIN = {option.name: _TYPES[option.kind] for option in OPTIONS if option.kind in _TYPES}
 _plans: dict[tuple[Any, ...], Plan | None] = {}  # None: there can be no plan
@@ -26,7 +26,7 @@ _plans: dict[tuple[Any, ...], Plan | None] = {}  # None: there can be no plan
 def key_of(
     query: Any, key: Any, value: Any, options: dict[str, Any], backend: str
 ) -> tuple[Any, ...] | None:
-    """What decides everything about a call but its numbers; None where that is more."""
+    """The cache key of a call, which decides its plan; None where the call can have none."""
     if type(backend) is not str or any(type(x) is not _PLAIN.get(n) for n, x in options.items()):
         return None
     if type(query) is type(key) is type(value) is np.ndarray:
@@ -42,7 +42,7 @@ def key_of(
 
 
 def find(key: tuple[Any, ...] | None) -> Plan | None:
-    """The plan of a call that came before."""
+    """The cached plan of a call."""
     return None if key is None else _plans.get(key)
 
 

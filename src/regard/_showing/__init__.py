@@ -1,1 +1,1 @@
-"""What is shown of a small attention: its steps, and its weights as a picture."""
+"""Displays of attention: the steps of a small one, and weights as a heatmap."""

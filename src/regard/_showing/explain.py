@@ -15,7 +15,7 @@ from regard._call.call import Call
 if TYPE_CHECKING:
     from regard._showing.steps import Steps
 
-# More terms than this are left out in the middle of a sum.
+# Longer sums leave out terms in the middle.
 LONGEST_SUM = 6
 
 
@@ -33,11 +33,11 @@ def arithmetic(steps: Steps, i: int, j: int, head: tuple[int, ...]) -> Iterator[
     if is_capped(call):
         yield f"capped   {capped_text(call, _n(scaled))} = {_n(capped)}"
     if last == -math.inf:
-        yield f"masked   -inf: query {i} does not see key {j}"
+        yield f"masked   -inf: query {i} does not attend to key {j}"
     elif call.bias is not None:
         yield f"masked   {_n(capped)} + {_n(last - capped)} of the bias = {_n(last)}"
     elif steps.masked is not steps.capped:
-        yield f"masked   {_n(last)}: query {i} sees key {j}"
+        yield f"masked   {_n(last)}: query {i} attends to key {j}"
     yield f"weights  {_softmax(masked[i], j, _sink(call, head))} = {_n(weights[i, j])}"
     if steps.dropped is not None:
         weights = _head(steps, "dropped", head)
@@ -53,20 +53,20 @@ _MATRICES = ("scores", "scaled", "capped", "masked", "weights")
 
 
 def scaling(call: Call) -> str:
-    """What is done to the scores: by default they are divided by the root of the head size."""
+    """The scaling of the scores: by default they are divided by the root of the head size."""
     D = call.query.shape[-1]
     return f"/ sqrt({D})" if call.scale == 1 / math.sqrt(D) else f"* {call.scale:g}"
 
 
 def numbers(x: Any) -> np.ndarray:
-    """What x holds, to be read by people: float64 on the CPU."""
+    """The numbers of x for people to read: float64 on the CPU."""
     if is_tensor(x):
         x = x.detach().cpu().double().numpy()
     return np.asarray(x, np.float64)
 
 
 def _softmax(row: np.ndarray, j: int, sink: float | None) -> str:
-    """The quotient of exponentials; the row's maximum is taken off, so that none overflows."""
+    """The quotient of exponentials; the row's maximum is subtracted, so that none overflows."""
     if row[j] == -math.inf:
         return "nothing is left of exp(-inf)"
     logits = [*row[row > -math.inf], *([] if sink is None else [sink])]

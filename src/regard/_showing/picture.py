@@ -1,4 +1,4 @@
-"""Weights as a picture: for a notebook without matplotlib, and with it."""
+"""Weights as a heatmap: for a notebook without matplotlib, and with it."""
 
 import base64
 import html
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from regard._weights.attention_weights import AttentionWeights
     from regard.recording import Recording
 
-# From paper to ink: weights below 1e-5 are paper, a weight of 1 is ink. Grey is invisible.
+# From paper to ink: weights below 1e-5 are paper, a weight of 1 is ink. Masked pairs are grey.
 RAMP = np.array(
     [
         [255, 249, 236], [254, 219, 163], [253, 174, 97], [244, 109, 67], [213, 62, 96],
@@ -27,7 +27,7 @@ RAMP = np.array(
 )  # fmt: skip
 INVISIBLE = np.array([226, 226, 230], float)
 LOG_FLOOR = np.log(1e-5)
-MOST_ROWS = 2048  # behind one picture of a notebook: of 100,000 keys 0.1 s
+MOST_ROWS = 2048  # of one picture in a notebook: 0.1 s for 100,000 keys
 
 
 def colours(log_weights: np.ndarray) -> np.ndarray:
@@ -61,7 +61,7 @@ def _png(pixels: np.ndarray) -> bytes:
 
 
 def weights_html(weights: "AttentionWeights", pictures: int = 8) -> str:
-    """What a notebook shows: shape and size, and the first matrices, pooled."""
+    """HTML for a notebook: shape and size, and heatmaps of the first matrices."""
     heads = int(np.prod(weights.shape[:-2]))
     shown = []
     for i in range(min(heads, pictures) if weights.size else 0):
@@ -88,7 +88,7 @@ def _html(text: str, shown: list[str], heads: int) -> str:
 
 
 def _figure(matrix: "AttentionWeights", label: str, side: int) -> str:
-    """One matrix of at most 96 × 96 bins; of very many queries evenly spaced ones."""
+    """One matrix in at most 96 × 96 bins; for very many queries, evenly spaced ones."""
     step = -(-matrix.shape[0] // MOST_ROWS)
     if step > 1:
         matrix, label = matrix.part(slice(0, None, step)), f"{label}, 1 of {step} queries"

@@ -39,7 +39,7 @@ class Steps(Generic[ArrayT, OutputT]):
     step before them.
 
     Attributes:
-        inputs: ``(..., Lq, d_in)``, what the queries are projected from, or None.
+        inputs: ``(..., Lq, d_in)``, from which the queries are projected, or None.
         context: ``(..., Lk, d_in)``, what keys and values are projected from where that is not
             ``inputs``, or None.
         query: ``(..., Hq, Lq, D)``.
@@ -48,8 +48,8 @@ class Steps(Generic[ArrayT, OutputT]):
         scores: ``(..., Hq, Lq, Lk)``, ``query @ key.T``.
         scaled: scores times the scale, by default ``1 / sqrt(D)``.
         capped: ``softcap * tanh(scaled / softcap)``.
-        masked: with the bias, and −inf where a query must not look.
-        weights: softmax of each row of ``masked``; 0 in a row that sees nothing.
+        masked: with the bias, and −inf where a query may not attend.
+        weights: softmax of each row of ``masked``; 0 in a fully masked row.
         dropped: the weights after dropout, or None without it.
         output: ``(..., Hq, Lq, Dv)``, weights times value, or None without a value.
         tokens: texts of the keys, or None.
@@ -108,7 +108,7 @@ class Steps(Generic[ArrayT, OutputT]):
             **options: as ``regard.attention``, except ``return_weights`` and ``backend``.
 
         Returns:
-            Steps; for ``x`` of shape ``(d_in,)`` everything of the query has no length axis.
+            Steps; for ``x`` of shape ``(d_in,)`` the query's arrays have no length axis.
 
         Raises:
             ShapeError: shapes, lengths or numbers of tokens do not fit together.
@@ -291,7 +291,7 @@ def _written_out(
         x = call.restore(x)
         return x[..., 0, :] if is_one else x
 
-    with np.errstate(all="ignore"):  # NaN and inf are answers here, not accidents
+    with np.errstate(all="ignore"):  # NaN and inf are valid results here
         scores, scaled, capped, masked = _scores(call)
     matrices = {"scores": restored(scores), "scaled": restored(scaled)}
     matrices["capped"] = matrices["scaled"] if capped is scaled else restored(capped)
@@ -316,7 +316,7 @@ def _written_out(
 
 
 def _scores(call: Call) -> tuple[Any, Any, Any, Any]:
-    """``(B, Hq, Lq, Lk)`` each: scores, scaled, capped, masked; what changes nothing is shared."""
+    """``(B, Hq, Lq, Lk)`` each: scores, scaled, capped, masked; equal ones are one array."""
     xp = arrays_of(call.query)
     scores = xp.matmul(xp.wide(call.query), xp.wide(call.key).swapaxes(-1, -2))
     scaled = formula.scaled(call, scores)
@@ -326,7 +326,7 @@ def _scores(call: Call) -> tuple[Any, Any, Any, Any]:
 
 
 def _visible(xp: Arrays, call: Call) -> Any:
-    """Bool ``(B, Hq, Lq, Lk)``; None where nothing limits what a query sees."""
+    """Bool ``(B, Hq, Lq, Lk)``; None where nothing is masked."""
     if not _rules(call):
         return None
     B, Hq, _, Lq, Lk = call.sizes

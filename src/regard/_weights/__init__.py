@@ -1,1 +1,1 @@
-"""AttentionWeights, and what can be asked of them."""
+"""AttentionWeights and their reductions."""

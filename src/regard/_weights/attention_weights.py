@@ -65,20 +65,20 @@ class WeightsSummary(NamedTuple, Generic[ArrayT, IndexT]):
 
 
 class AttentionWeights(Generic[ArrayT]):
-    """The weights ``(..., Hq, Lq, Lk)`` of an attention, computed where they are asked for.
+    """The weights ``(..., Hq, Lq, Lk)`` of an attention, computed on request.
 
-    Rows, blocks, reductions and pictures are recomputed exactly from query and key, in memory
-    linear in the lengths. What comes back has the array type and device of the query, and float32,
-    or float64 for a float64 query; there is no gradient. The weights are those before dropout.
-    Query, key and the other arrays are held, not copied; ``copy`` makes weights that do not follow
-    what is written into them. Tensors that were written to are found out, arrays of NumPy and
-    tensors of ``torch.inference_mode`` are not: copy the weights before you write into these.
+    Rows, blocks, reductions and heatmaps are recomputed exactly from query and key, in memory
+    linear in the lengths. Results have the array type and device of the query, and float32, or
+    float64 for a float64 query; there is no gradient. The weights are those before dropout.
+    Query, key and the other arrays are held, not copied; ``copy`` makes weights with arrays of
+    their own. Writes into tensors are detected, writes into NumPy arrays and tensors of
+    ``torch.inference_mode`` are not: copy the weights before you write into these.
 
     Args:
         query: ``(..., Hq, Lq, D)`` or ``(Lq, D)``.
         key: ``(..., Hkv, Lk, D)``; ``Hkv`` divides ``Hq``.
         causal, window, mask, bias, key_lengths, segments, query_start, sinks, scale, softcap: as
-            ``regard.attention`` has them.
+            in ``regard.attention``.
         backend: that computes them: ``"auto"``, or the name of one.
 
     Raises:
@@ -123,7 +123,7 @@ class AttentionWeights(Generic[ArrayT]):
     def _of(
         cls, call: Call, backend: Backend | None = None, statistics: Statistics | None = None
     ) -> AttentionWeights[Any]:
-        """The weights of a call that was already read, by the backend that gave its output.
+        """The weights of a call that was read already, by the backend of its output.
 
         ``statistics`` are that output's: maximum and total of each row, ``(B, Hq, Lq)``.
         """
@@ -156,7 +156,7 @@ class AttentionWeights(Generic[ArrayT]):
             RuntimeError: a tensor of theirs was written to already.
         """
         require_unwritten(self._versions)
-        if not self._call.whole_rows:  # a copy cannot learn what its rows are
+        if not self._call.whole_rows:  # a copy has no other keys to compute its rows from
             self._statistics.learn(self._place)
         call = self._call.copy()
         copy = self._part(call, Place.whole(call))
@@ -208,13 +208,13 @@ class AttentionWeights(Generic[ArrayT]):
         return accumulating_name(self._call.query)
 
     def _ask(self, *reductions: Reduction) -> list[Any]:
-        """The answers of all of them, in one pass."""
+        """The results of all of them, in one pass."""
         self._require_now()
         self._reduce({name: x for r in reductions for name, x in r.fields().items()})
         return [self._give(reduction.result()) for reduction in reductions]
 
     def _require_now(self) -> None:
-        """That weights can be computed here and now."""
+        """Raises where weights cannot be computed here and now."""
         require_unwritten(self._versions)
         refuse_recorded(self._call, self._statistics.backend.past_torch)
 
@@ -240,8 +240,8 @@ class AttentionWeights(Generic[ArrayT]):
     def lse(self) -> ArrayT:
         """``(..., Hq, Lq)``: ln of the sum of exp(score), the sink's included.
 
-        −inf where a query sees nothing. Weights are not computed from it: for large scores
-        ``exp(score − lse)`` loses what the maximum and the sum keep.
+        −inf where all keys are masked. Weights are not computed from it: for large scores
+        ``exp(score − lse)`` is less exact than maximum and sum apart.
         """
         if self._lse is None:
             (self._lse,) = self._ask(PerQuery(self._call, "lse"))
@@ -249,7 +249,7 @@ class AttentionWeights(Generic[ArrayT]):
         return found
 
     def entropy(self) -> ArrayT:
-        """``(..., Hq, Lq)``: ``−Σ w · ln w`` of every query, in nats; 0 where it sees nothing."""
+        """``(..., Hq, Lq)``: ``−Σ w · ln w`` of every query, in nats; 0 where all is masked."""
         (found,) = self._ask(PerQuery(self._call, "entropy"))
         return found
 
@@ -262,7 +262,7 @@ class AttentionWeights(Generic[ArrayT]):
         return found
 
     def received(self, how: ReceivedHow = "sum") -> ArrayT:
-        """``(..., Hq, Lk)``: what every key gets from all queries together.
+        """``(..., Hq, Lk)``: the weights that every key receives from all queries.
 
         Args:
             how: ``"sum"``, ``"mean"`` over the Lq queries, or ``"max"``.
@@ -297,7 +297,7 @@ class AttentionWeights(Generic[ArrayT]):
     @overload
     def strongest(self, n: int = 20) -> Links[ArrayT, ArrayT]: ...
     def strongest(self, n: int = 20) -> Links[Any, Any]:
-        """The n strongest pairs of each matrix: ``(query, key, weight)``, each ``(..., Hq, n)``.
+        """The n strongest token pairs of each matrix: ``(query, key, weight)``, ``(..., Hq, n)``.
 
         Strongest first, at most ``Lq · Lk``; −1, −1, 0.0 where no pair with a weight is left.
 
@@ -339,16 +339,16 @@ class AttentionWeights(Generic[ArrayT]):
         rows: slice | None = None,
         columns: slice | None = None,
     ) -> ArrayT | tuple[ArrayT, ...]:
-        """A picture of the matrix, or a part of it, in ln(weight): ``(..., Hq, R, C)``.
+        """A heatmap of the matrix, or a part of it, in ln(weight): ``(..., Hq, R, C)``.
 
         Bin r holds the rows from ``r·n // R`` to ``(r + 1)·n // R`` of the n rows, and likewise for
-        columns. NaN: no pair in the bin is visible. −inf: visible, with weight 0.
+        columns. NaN: all pairs of the bin are masked. −inf: unmasked, with weight 0.
 
         Args:
             size: ``(R, C)``; a side that exceeds its part becomes one bin for each row or column.
-            how: ``"max"``, the strongest link in the bin: no lone link is ever lost; or ``"mass"``,
+            how: ``"max"``, the strongest link in the bin, so no lone link is lost; or ``"mass"``,
                 the mean over the bin's queries of the sum over its keys: every row of bins sums
-                to 1. A tuple of both gives a tuple of pictures, in one pass.
+                to 1. A tuple of both gives a tuple of heatmaps, in one pass.
             rows: the part's queries, a slice with step 1; by default all.
             columns: the part's keys, likewise.
 
@@ -393,11 +393,11 @@ class AttentionWeights(Generic[ArrayT]):
         Args:
             topk: how many keys of each query; no more than there are.
             strongest: how many links of each matrix.
-            pool: the size of the picture, which shows the strongest link of each bin.
-            only: names of those that are wanted, by default all; the others are None.
+            pool: the size of the heatmap, which shows the strongest link of each bin.
+            only: names of the reductions to compute, by default all; the others are None.
 
         Raises:
-            ValueError: a name in ``only`` that none has.
+            ValueError: an unknown name in ``only``.
         """
         call = self._call
         reductions: dict[str, Callable[[], Reduction]] = {
@@ -423,7 +423,7 @@ class AttentionWeights(Generic[ArrayT]):
 
         Raises:
             IndexError: out of range, or not a basic index.
-            MaterializeError: the part asked for is above the limit.
+            MaterializeError: the part is above the limit.
         """
         self._require_now()
         xp, picks = arrays_of(self._call.query), basic_index(index, self.shape)
@@ -457,7 +457,7 @@ class AttentionWeights(Generic[ArrayT]):
             out[into[low:high]] = xp.take(block, columns)
 
     def _row_blocks(self) -> Iterator[tuple[int, int, Any]]:
-        """``(low, high, weights)`` of all rows of the one matrix that there is: ``(rows, Lk)``."""
+        """``(low, high, weights)`` of all rows of a single matrix: ``(rows, Lk)``."""
         Lq, Lk = self.shape
         height = max(64, 2**20 // max(Lk, 1))
         for low in range(0, Lq, height):
@@ -519,7 +519,7 @@ class AttentionWeights(Generic[ArrayT]):
         Raises:
             ModuleNotFoundError: matplotlib is not installed.
             IndexError: no such matrix.
-            ShapeError: as many tokens as there are neither keys nor queries.
+            ShapeError: the tokens are neither as many as the keys nor as the queries.
         """
         from regard._showing.picture import plot_weights
 
@@ -530,12 +530,12 @@ class AttentionWeights(Generic[ArrayT]):
     ) -> AttentionWeights[ArrayT]:
         """The weights of some queries and keys: ``(..., Hq, rows, columns)``, computed when asked.
 
-        They are those of the whole rows, so that rows of a part need not sum to 1, and every
-        question is about the pairs in it; ``lse`` stays that of the whole rows. What the whole
-        knows of its rows is known to its parts, and the other way round.
+        They are those of the whole rows, so rows of a part need not sum to 1; reductions are over
+        the pairs in it, but ``lse`` stays that of the whole rows. A part and the whole share the
+        row statistics that they compute.
 
         Args:
-            rows: which queries, with any step upwards; by default all.
+            rows: which queries, with any positive step; by default all.
             columns: which keys, next to each other; by default all.
 
         Raises:

@@ -1,4 +1,4 @@
-"""Which part of the weights is asked for: indices, slices, and the rows that they reach."""
+"""A requested part of the weights: indices, slices, and the rows that they reach."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What can be asked of the weights: for each question the arrays that a backend fills.
+"""Reductions of the weights: for each the arrays that a backend fills.
 
-Each names its fields, numbers and arrays ``(B, Hq, ...)``, and makes the answer of what came back.
+Each names its fields, numbers and arrays ``(B, Hq, ...)``, and makes its result of them.
 """
 
 from typing import Any, Generic, NamedTuple, Protocol
@@ -23,7 +23,7 @@ class TopKeys(NamedTuple, Generic[ArrayT, IndexT]):
 
 
 class Links(NamedTuple, Generic[ArrayT, IndexT]):
-    """The strongest pairs of a matrix, strongest first; -1, -1, 0.0 once there are no more.
+    """The strongest token pairs of a matrix, strongest first; -1, -1, 0.0 once there are no more.
 
     Rows of NaN are left out.
     """
@@ -37,13 +37,13 @@ class Links(NamedTuple, Generic[ArrayT, IndexT]):
 
 
 class Reduction(Protocol):
-    """One question to the weights of a call."""
+    """One reduction of the weights of a call."""
 
     def fields(self) -> dict[str, Any]:
-        """What a backend is asked, by name: numbers, and the arrays that it fills."""
+        """A backend's fields, by name: numbers, and the arrays that it fills."""
 
     def result(self) -> Any:
-        """The answer, once they are filled."""
+        """The result, once they are filled."""
 
 
 class PerQuery:
@@ -127,7 +127,7 @@ class Strongest:
 
 
 class Pool:
-    """A picture of each matrix, in ln(weight): NaN where nothing is visible.
+    """A heatmap of each matrix, in ln(weight): NaN where all is masked.
 
     Bin r of R holds the cells from ``r·n // R`` to ``(r + 1)·n // R``.
     """

@@ -1,4 +1,4 @@
-"""Maximum and total of the rows of the weights: computed where they are asked for, and kept."""
+"""Row statistics of the weights, maximum and total: computed on request, and cached."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from regard._base.arrays import to_numpy
 from regard._call.call import Call
 from regard._call.checks import check_contents
 
-BLOCK = 64  # queries beside a few that are asked for: together they take little longer
+BLOCK = 64  # queries are computed together where a few are requested: it takes little longer
 # One for all, so that weights can be copied and pickled; held for a moment.
 _lock = threading.Lock()
 
 
 class Place(NamedTuple):
-    """Which heads and queries of a call some weights are those of."""
+    """The heads and queries of a call that some weights are of."""
 
     b: range
     h: range
@@ -32,7 +32,7 @@ class Place(NamedTuple):
 
     @property
     def slices(self) -> tuple[slice, ...]:
-        """Where it stands in an array ``(B, Hq, Lq)``."""
+        """Its index in an array ``(B, Hq, Lq)``."""
         return tuple(slice(x.start, x.stop, x.step) for x in self)
 
     @property
@@ -44,8 +44,8 @@ class Place(NamedTuple):
 class RowStatistics:
     """Largest score and sum of the exponentials of each row, as a backend has them.
 
-    One for all parts of some weights; safe for several threads. A row's bits are the same whatever
-    was asked before.
+    All parts of some weights share one; safe for several threads. A row's bits are the same
+    whatever was requested before.
 
     Args:
         call: whose rows.
@@ -56,7 +56,7 @@ class RowStatistics:
     def __init__(self, call: Call, backend: Backend, known: Statistics | None = None) -> None:
         self.call, self.backend = call, backend
         self._kept = known
-        # bool (B, Hq, Lq); None before the first question, and when every row is kept.
+        # bool (B, Hq, Lq); None before the first request, and when every row is kept.
         self._missing: np.ndarray | None = None
 
     def of(self, place: Place) -> tuple[np.ndarray, np.ndarray]:
@@ -68,7 +68,7 @@ class RowStatistics:
         return maximum, total
 
     def learn(self, place: Place) -> None:
-        """Computes what is missing of a place, all at once."""
+        """Computes the missing rows of a place, all at once."""
         with _lock:
             wanted = self._wanted(place)
         if wanted is None:
@@ -81,7 +81,7 @@ class RowStatistics:
         self.keep(wanted, found)
 
     def keep(self, place: Place, found: Statistics) -> None:
-        """Takes what was computed; a row that is known is not touched, since it may be read."""
+        """Stores computed rows; known rows are not touched, since others may read them."""
         maximum, total = map(to_numpy, found)
         with _lock:
             table = self._not_kept()
@@ -100,14 +100,14 @@ class RowStatistics:
                 self._missing = None
 
     def known(self, place: Place) -> bool:
-        """Whether those of any row of a place are kept, or there is none."""
+        """Whether any row of a place is kept, or the place has no rows."""
         with _lock:
             missing = self._not_kept()
             return missing is None or not missing[place.slices].all() or 0 in place.shape
 
     @property
     def _few(self) -> bool:
-        """Whether the queries that share keys are so few that all are computed together."""
+        """Whether the queries that share keys are few enough to be computed together."""
         return self.call.group_rows <= self.backend.few_rows
 
     def _not_kept(self) -> np.ndarray | None:
@@ -117,7 +117,7 @@ class RowStatistics:
         return self._missing
 
     def _wanted(self, place: Place) -> Place | None:
-        """What to compute for a place, which holds all that is missing; None where nothing is."""
+        """The place to compute for another: all its missing rows; None where none is missing."""
         table = self._not_kept()
         if table is None:
             return None

@@ -1,6 +1,6 @@
-"""Whether weights can still be asked: their tensors are as they were, and no graph is recorded.
+"""Whether weights can still be computed: no tensor was written to, and no graph is recorded.
 
-torch counts what is written into tensors; NumPy does not.
+torch counts writes into tensors; NumPy does not.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Version(NamedTuple):
 
 
 def versions(call: Call) -> tuple[Version, ...]:
-    """Those of all tensors that can tell: not those of inference mode, nor while torch compiles."""
+    """Those of all tensors that count writes: not in inference mode, nor while torch compiles."""
     if not call.is_torch or sys.modules["torch"].compiler.is_compiling():
         return ()
     told = ((name, x, _writes(x)) for name, x in vars(call).items() if is_tensor(x))
@@ -45,10 +45,10 @@ def require_unwritten(known: tuple[Version, ...]) -> None:
 
 
 def refuse_recorded(call: Call, past_torch: bool) -> None:
-    """Raises an UnsupportedError where torch makes a graph of what runs.
+    """Raises an UnsupportedError where torch records a graph.
 
     Args:
-        past_torch: whether numbers are written where torch does not see it.
+        past_torch: whether the backend writes where torch does not see it.
     """
     if call.is_torch:
         from regard._base import torch_state

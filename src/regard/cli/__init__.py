@@ -45,20 +45,20 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         code, message = _run(arguments)
     except KeyboardInterrupt:
         code, message = INTERRUPTED, ""
-    except BrokenPipeError:  # who read the output has seen enough
+    except BrokenPipeError:  # the reader has closed the pipe
         code, message = _abandoned_output(), ""
     except OSError as error:
         where = error.filename or "the output cannot be written"
         code, message = _abandoned_output(), f"{where}: {error.strerror or error}."
     if message and sys.stderr is not None:
-        with contextlib.suppress(OSError):  # nobody is left to tell
+        with contextlib.suppress(OSError):  # standard error is closed too
             sys.stderr.write(f"regard: {message}\n")
             sys.stderr.flush()
     raise SystemExit(code)
 
 
 def _run(arguments: list[str] | None) -> tuple[int, str]:
-    """Exit code, and what is wrong; the output is written, to the last byte."""
+    """Exit code and error message; flushes the output."""
     if sys.stdout is None:
         return CommandError.code, "standard output is closed; open it, or give it a file."
     code, message = _carried_out(arguments)
@@ -73,7 +73,10 @@ def _carried_out(arguments: list[str] | None) -> tuple[int, str]:
         return INTERRUPTED, ""
     except CommandError as failure:
         return failure.code, str(failure)
-    except (MissingPackageError, RecordingError) as error:  # the latter: cut while it is shown
+    except (
+        MissingPackageError,
+        RecordingError,
+    ) as error:  # the latter: a file cut while shown
         return CommandError.code, one_line(error)
     except MemoryError:
         return CommandError.code, "out of memory. Give a shorter text."
@@ -85,7 +88,7 @@ def _carried_out(arguments: list[str] | None) -> tuple[int, str]:
 
 
 def _abandoned_output() -> int:
-    """Sends what is left of the output nowhere, or Python would fail on it once more at its end."""
+    """Sends the rest of the output to the null device, or Python would fail on it again at exit."""
     with contextlib.suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return CommandError.code
@@ -117,12 +120,10 @@ def show(
         ),
     ],
     layer: Annotated[int | None, typer.Option(help="Layer of the head to show, from 0.")] = None,
-    head: Annotated[int | None, typer.Option(help="The head in it, from 0.")] = None,
+    head: Annotated[int | None, typer.Option(help="Head in that layer, from 0.")] = None,
     query: Annotated[
         str | None,
-        typer.Option(
-            metavar="TOKEN", help="A token or position: what it attends to, and who to it."
-        ),
+        typer.Option(metavar="TOKEN", help="A token or position whose attention to show."),
     ] = None,
     steps: Annotated[
         bool, typer.Option("--steps", help="Write out the formula, every step with its numbers.")
@@ -140,10 +141,10 @@ def show(
     ] = False,
 ) -> None:
     """Show what a model attends to in a text: tokens, heads and weights."""
-    from regard.cli._show import Wishes
+    from regard.cli._show import ShowOptions
     from regard.cli._show import show as run
 
-    run(source, Wishes(model, layer, head, query, steps, save, json, width, text))
+    run(source, ShowOptions(model, layer, head, query, steps, save, json, width, text))
 
 
 @app.command()
@@ -156,12 +157,12 @@ def view(
     ],
     other: Annotated[
         str | None,
-        typer.Option("--with", metavar="TEXT|FILE", help="Another one, to compare it with."),
+        typer.Option("--with", metavar="TEXT|FILE", help="A second one, to compare with."),
     ] = None,
     layer: Annotated[
-        int | None, typer.Option(help="Layer to open, from 0; with --export, alone to write.")
+        int | None, typer.Option(help="Layer to open, from 0; with --export, the only one written.")
     ] = None,
-    head: Annotated[int | None, typer.Option(help="The head in it, from 0.")] = None,
+    head: Annotated[int | None, typer.Option(help="Head in that layer, from 0.")] = None,
     query: Annotated[
         str | None, typer.Option(metavar="TOKEN", help="A token or position to open at.")
     ] = None,
@@ -181,10 +182,10 @@ def view(
     ] = False,
 ) -> None:
     """Look at every weight in the browser, until Ctrl-C. Prints the address."""
-    from regard.cli._view import Wishes
+    from regard.cli._view import ViewOptions
     from regard.cli._view import view as run
 
-    run(source, Wishes(other, model, text, layer, head, query, port, not no_open, export))
+    run(source, ViewOptions(other, model, text, layer, head, query, port, not no_open, export))
 
 
 @app.command()
@@ -196,23 +197,23 @@ def train(
     steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 400,
     batch: Annotated[int, typer.Option(help="Pieces of text in a step.")] = 8,
     length: Annotated[int, typer.Option(help="Tokens in a piece.")] = 256,
-    vocab_size: Annotated[int, typer.Option(help="Different tokens, 257 or more.")] = 1024,
-    embed_dim: Annotated[int, typer.Option(help="Numbers in the vector of a token.")] = 128,
+    vocab_size: Annotated[int, typer.Option(help="Tokens in the vocabulary, 257 or more.")] = 1024,
+    embed_dim: Annotated[int, typer.Option(help="Size of a token's vector.")] = 128,
     num_heads: Annotated[int, typer.Option(help="Heads in a layer.")] = 4,
     windows: Annotated[
         str,
-        typer.Option(help="For each layer, how many tokens before its own a token sees, or all."),
+        typer.Option(help="For each layer, how many previous tokens a token attends to, or all."),
     ] = "63,127,all,127",
     repeats: Annotated[
         int, typer.Option(help="Pieces in a step that repeat themselves, for induction.")
     ] = 1,
     bfloat16: Annotated[
-        bool, typer.Option("--bfloat16", help="Multiply in bfloat16, where the CPU is good at it.")
+        bool, typer.Option("--bfloat16", help="Multiply in bfloat16, where the CPU is fast at it.")
     ] = False,
     save_every: Annotated[int, typer.Option(help="Steps between two checkpoints.")] = 50,
     seed: Annotated[int, typer.Option(help="The same seed gives the same model.")] = 0,
 ) -> None:
-    """Train a model on text files. A run that was stopped goes on where it was."""
+    """Train a model on text files. A run that was stopped resumes."""
     from regard.cli._train import train as run
 
     run(
@@ -228,9 +229,10 @@ def generate(
     prompt: Annotated[str, typer.Argument(metavar="PROMPT|-", help="A text, or - for input.")],
     tokens: Annotated[int, typer.Option(min=0, help="How many tokens to add, at most.")] = 100,
     temperature: Annotated[
-        float, typer.Option(min=0, help="0: always the likeliest; 1: as the model has learned.")
+        float,
+        typer.Option(min=0, help="0: always the likeliest token; 1: as the model learned."),
     ] = 0.0,
-    seed: Annotated[int, typer.Option(min=0, help="Of the draws, above temperature 0.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the draws, above temperature 0.")] = 0,
     model: Model = "builtin",
     record: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Save what the whole text attends to.")

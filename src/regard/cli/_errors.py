@@ -1,4 +1,4 @@
-"""What a command says when it cannot go on: one line for people, and an exit code."""
+"""Errors of a command: one line for people, and an exit code."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ class CommandError(Exception):
 
 
 class InputError(CommandError):
-    """What was given has to be changed; exit code 2."""
+    """The input has to be changed; exit code 2."""
 
     code = 2
 
 
 @contextlib.contextmanager
 def reading() -> Iterator[None]:
-    """Errors in here are about what the user gave."""
+    """Errors in this block are those of the user's input."""
     try:
         yield
     except (OSError, ValueError, IndexError) as error:
@@ -31,7 +31,7 @@ def reading() -> Iterator[None]:
 
 @contextlib.contextmanager
 def writing() -> Iterator[None]:
-    """Errors of the disk in here are no fault of the input."""
+    """Errors of the disk in this block are no fault of the input."""
     try:
         yield
     except BrokenPipeError:

@@ -1,4 +1,4 @@
-"""``regard generate``: a text and its continuation, as it comes."""
+"""``regard generate``: a text and its continuation, printed as it is generated."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def generate(
     prompt: str, tokens: int, temperature: float, seed: int, model: str, record: Path | None
 ) -> None:
-    """Prints the prompt and what the model continues it with.
+    """Prints the prompt and the model's continuation.
 
     Raises:
         CommandError: with the line to print.
@@ -33,7 +33,7 @@ def generate(
         loaded = LanguageModel.load(model)
         pieces = loaded.stream(text, tokens, temperature=temperature, seed=seed)
     if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # what a model can read again
+        sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # the bytes of the text itself
     sys.stdout.write(text)
     sys.stdout.flush()
     written = ""
@@ -52,7 +52,7 @@ def generate(
 
 
 def _recorded(model: LanguageModel, text: str, prompt: int) -> Recording:
-    """What the whole text attends to; its boundary: the first token that goes beyond the prompt."""
+    """The recording of the whole text; its boundary is the first token beyond the prompt."""
     recording = model.record(text)
     end, length = 0, len(text[:prompt].encode())
     for position, i in enumerate(model.tokenizer.encode(text, bos=True)):

@@ -13,7 +13,7 @@ from regard.cli._screen import Screen, percent
 from regard.heads import LEAST_SCORE, ROLES, head_scores
 from regard.recording import Recording
 
-# Of a long text; as many rows of weights as are read in seconds.
+# Read from a long text; so many rows take seconds.
 MOST_QUERIES = 1024
 MIXED = "mixed"
 SCORES = ("previous", "first", "induction", "entropy")
@@ -56,7 +56,7 @@ class Head:
 
 
 def overview(recording: Recording) -> list[list[Head]]:
-    """Every head by layer; roles only where a text was read by itself."""
+    """Every head by layer; roles only for self-attention."""
     rows = []
     for index, layer in enumerate(recording.layers):
         one = Recording(recording.tokens, [layer], query_tokens=recording.query_tokens)
@@ -90,7 +90,7 @@ def clearest(rows: Sequence[Sequence[Head]]) -> dict[str, Head]:
 def most_telling(rows: Sequence[Sequence[Head]]) -> tuple[Head, str]:
     """The head to show where none is named, and why that one.
 
-    Induction tells more than the token before, if it is clear, and the first token tells least.
+    A clear induction head tells more than one of the previous token; the first token tells least.
     """
     found = clearest(rows)
     ranked = sorted(found, key=lambda name: (name != "first", found[name].score), reverse=True)

@@ -1,4 +1,4 @@
-"""Links between tokens: the strongest of a head, and those of one token."""
+"""Links, which are token pairs: the strongest of a head, and those of one token."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from regard.cli._screen import Screen, label, labels_width
 from regard.recording import Recording
 
 MOST_LINKS = 12
-LOOKED_THROUGH = 512
+CANDIDATES = 512
 LEAST = 0.001
 BAR = 20
 WIDEST_LABEL = 12
@@ -26,7 +26,7 @@ WIDEST_CONTEXT = 60
 
 
 class Link(NamedTuple):
-    """A query, a key, and the weight that the query gives the key."""
+    """A token pair: a query, a key, and its weight."""
 
     query: int
     key: int
@@ -34,11 +34,11 @@ class Link(NamedTuple):
 
 
 def strongest_links(weights: AttentionWeights, most: int = MOST_LINKS) -> list[Link]:
-    """The strongest pairs, without those to the first key: heads rest there.
+    """The strongest token pairs, without those of the first key, the usual attention sink.
 
-    Where no others are among the strongest, they are not left out.
+    Those stay where there are no others among the strongest.
     """
-    found = weights.strongest(LOOKED_THROUGH)
+    found = weights.strongest(CANDIDATES)
     links = [Link(int(q), int(k), float(w)) for q, k, w in zip(*map(np.asarray, found)) if w > 0]
     return ([link for link in links if link.key] or links)[:most]
 
@@ -57,36 +57,36 @@ def show_links(screen: Screen, links: Sequence[Link], recording: Recording) -> N
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
+class ChosenToken:
     """The token that ``--query`` stands for, and what to say about the choice."""
 
     position: int
     remark: str
 
 
-def find_query(asked: str, recording: Recording) -> Asked:
+def find_query(written: str, recording: Recording) -> ChosenToken:
     """A token by its position, by its text, or by a word or passage that ends in it.
 
-    Of several places the last is taken: it has seen most.
+    The last of several is taken: it attends to most tokens.
 
     Raises:
         InputError: no such position or text.
     """
     tokens = recording.query_tokens
-    if asked.strip().isdecimal():
-        position = int(asked)
+    if written.strip().isdecimal():
+        position = int(written)
         if position >= len(tokens):
             raise InputError(
                 f"--query {position}: the text has {len(tokens):,} tokens, 0 to {len(tokens) - 1}."
             )
-        return Asked(position, "")
-    wanted = asked.strip() or asked
+        return ChosenToken(position, "")
+    wanted = written.strip() or written
     places = [i for i, token in enumerate(tokens) if wanted in (token, token.strip())]
     first = places[-1] if places else -1
     if not places:
         places, first = _passages(tokens, wanted)
     if not places:
-        raise InputError(f"--query {asked!r}: not in the text. {_nearest(tokens, wanted)}")
+        raise InputError(f"--query {written!r}: not in the text. {_nearest(tokens, wanted)}")
     last, remarks = places[-1], []
     if len(places) > 1:
         others = ", ".join(map(str, places[-5:-1]))
@@ -95,7 +95,7 @@ def find_query(asked: str, recording: Recording) -> Asked:
         )
     if first < last:
         remarks.append(f"{wanted!r} is tokens {first} to {last}; the last of them is shown.")
-    return Asked(last, " ".join(remarks))
+    return ChosenToken(last, " ".join(remarks))
 
 
 def show_query(
@@ -109,10 +109,10 @@ def show_query(
     to, by = query_links(weights, recording, position)
     tokens = recording.query_tokens
     name = f"{position} {label(tokens[position], WIDEST_LABEL).strip()}"
-    screen.title("Attends to", f"Where token {name} looks, strongest first.")
+    screen.title("Attends to", f"The keys of query {name}, strongest first.")
     _show_ranked(screen, [(link.key, link.weight) for link in to], recording.tokens)
     if recording.query_tokens == recording.tokens:
-        screen.title("Attended by", f"Which tokens look at {name}, strongest first.")
+        screen.title("Attended by", f"The queries of key {name}, strongest first.")
         _show_ranked(screen, [(link.query, link.weight) for link in by], tokens)
     return to, by
 
@@ -168,7 +168,7 @@ def _one_line(text: str) -> str:
 
 
 def _passages(tokens: Sequence[str], wanted: str) -> tuple[list[int], int]:
-    """Last tokens of every place of a passage, and the first token of its last place."""
+    """The last token of each occurrence of a passage, and the first token of the last one."""
     ends = np.cumsum([len(token) for token in tokens])
     text = "".join(tokens)
     places, first, at = [], 0, text.find(wanted)

@@ -1,4 +1,4 @@
-"""The weights of one head: a table of numbers for a short text, a picture for a long one."""
+"""The weights of one head: a table of numbers for a short text, a heatmap for a long one."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     Pooled = Float[np.ndarray, "rows columns"]
 
 MOST_ROWS = 32  # of a table
-MOST_LINES = 40  # of a picture that names its tokens
+MOST_LINES = 40  # of a heatmap that names its tokens
 WIDEST_CELL = 8
 NARROWEST_CELL = 4
-MOST_COLUMNS = 80  # of a picture
+MOST_COLUMNS = 80  # of a heatmap
 DECADES = 4  # of its colours: from 0.01 % to all
 LEVELS = (0.001, 0.01, 0.1, 0.5)  # of its five shades where there are no colours
 
@@ -42,7 +42,7 @@ def is_short(screen: Screen, recording: Recording) -> bool:
 
 
 def show_table(screen: Screen, weights: AttentionWeights, recording: Recording) -> None:
-    """Prints every weight in per cent; what a query does not see stays blank."""
+    """Prints every weight in per cent; masked pairs stay blank."""
     queries, keys = recording.query_tokens, recording.tokens
     margin = _margin(queries)
     cell = min(WIDEST_CELL, (screen.width - margin) // len(keys))
@@ -52,20 +52,20 @@ def show_table(screen: Screen, weights: AttentionWeights, recording: Recording) 
     screen.line(" " * margin, numbers)
     screen.line(" " * margin, names)
     table = np.asarray(weights, np.float64)
-    is_seen = ~np.isnan(np.asarray(weights.pool((len(queries), len(keys)))))
+    is_unmasked = ~np.isnan(np.asarray(weights.pool((len(queries), len(keys)))))
     digits = len(str(len(queries) - 1))
     for i, row in enumerate(table):
         text = (
             Text().append(f"  {i:>{digits}} ", "dim").append(label(queries[i], margin - digits - 4))
         )
         text.append(" ")
-        for weight, is_shown in zip(row, is_seen[i] | np.isnan(row)):
+        for weight, is_shown in zip(row, is_unmasked[i] | np.isnan(row)):
             text.append(*(_cell(screen, weight, cell) if is_shown else (" " * cell, None)))
         screen.line(text)
 
 
 def show_picture(screen: Screen, weights: AttentionWeights, recording: Recording) -> None:
-    """Prints the strongest link of every bin, one for each pair of tokens where they have room."""
+    """Prints a heatmap: the strongest weight of each bin, or every weight where there is room."""
     queries, keys = weights.shape
     margin = _margin(recording.query_tokens)
     if queries <= MOST_LINES and 2 * keys <= screen.width - margin:
@@ -106,11 +106,11 @@ def _show_blocks(
 
 
 def explain_picture(recording: Recording) -> str:
-    """One sentence that says what the picture shows."""
+    """One sentence that says what the heatmap shows."""
     return (
-        f"Down: the {len(recording.query_tokens):,} tokens that look; across: the"
-        f" {len(recording.tokens):,} they look at. Each spot shows its strongest link; blank is out"
-        " of sight."
+        f"Heatmap. Down: the {len(recording.query_tokens):,} queries; across: the"
+        f" {len(recording.tokens):,} keys. Each spot shows the strongest weight in it; blank is"
+        " masked."
     )
 
 
@@ -131,7 +131,7 @@ def _cell(screen: Screen, weight: float, width: int) -> tuple[str, Style | None]
 
 
 def _share(log_weight: float) -> float:
-    """Where a weight lies on the ramp: 0 for 0.01 % or less, 1 for all."""
+    """The position of a weight on the colour ramp: 0 for 0.01 % or less, 1 for all."""
     return 1 + log_weight / (DECADES * math.log(10))
 
 

@@ -1,4 +1,4 @@
-"""Where a command prints: its width, whether it has colours, and how things look there."""
+"""The terminal: its width and colours, and how labels, bars and titles look there."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rich.text import Text
 from regard._base.tables import printable
 
 NARROWEST = 60
-# From no weight to all of it, dark to bright: told apart with any colour vision, and in grey.
+# From weight 0 to 1, dark to bright: readable with any colour vision, and in grey.
 RAMP = ((34, 28, 70), (96, 32, 118), (182, 54, 108), (244, 124, 84), (254, 236, 168))
 EIGHTHS = "▏▎▍▌▋▊▉█"
 SHADES, ASCII_SHADES = "·░▒▓█", ".-+#@"
@@ -32,7 +32,7 @@ class Screen:
 
     def __init__(self, width: int | None = None) -> None:
         if hasattr(sys.stdout, "reconfigure"):
-            sys.stdout.reconfigure(errors="replace")  # a terminal that knows no such sign
+            sys.stdout.reconfigure(errors="replace")  # the terminal may lack a character
         self.console = Console(width=width, highlight=False, markup=False, emoji=False)
         self.width = max(NARROWEST, self.console.width)
         self.height = self.console.height
@@ -82,7 +82,7 @@ class Screen:
 
 @contextlib.contextmanager
 def busy(what: str) -> Iterator[None]:
-    """Says on a terminal what takes its time, until it is done."""
+    """Shows on a terminal what it is busy with, until that is done."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield
@@ -126,7 +126,7 @@ def ink_on(paper: RGB) -> RGB:
 
 
 def percent(share: float) -> str:
-    """``67%``; ``-`` for a number that is not there."""
+    """``67%``; ``-`` for NaN."""
     return "-" if math.isnan(share) else f"{100 * share:.0f}%"
 
 

@@ -22,15 +22,15 @@ from regard.cli._source import read_recording
 from regard.recording import Recording
 from regard.recording._file import check_name
 
-MOST_STEPS = 64  # tokens whose steps can be followed
-MOST_WEIGHTS = 64  # tokens whose weights stand in the JSON
+MAX_STEPS = 64  # of a text whose steps are written out
+MAX_WEIGHTS = 64  # of a text whose weights are in the JSON
 MOST_TOKEN_LINES = 4
 WIDEST_TOKEN = 8
 
 
 @dataclasses.dataclass(frozen=True)
-class Wishes:
-    """What was asked for on the command line."""
+class ShowOptions:
+    """The options of ``regard show``."""
 
     model: str = "builtin"
     layer: int | None = None
@@ -45,7 +45,7 @@ class Wishes:
 
 @dataclasses.dataclass(frozen=True)
 class Shown:
-    """One head of a recording, chosen by the user or for what it does."""
+    """One head of a recording, named by the user or chosen for what it does."""
 
     recording: Recording
     rows: list[list[_heads.Head]]
@@ -65,52 +65,52 @@ class Shown:
 
     @property
     def is_itself(self) -> bool:
-        """Whether the text was read by itself."""
+        """Whether it is self-attention: queries and keys are the same tokens."""
         return self.recording.query_tokens == self.recording.tokens
 
 
-def show(argument: str, wishes: Wishes) -> None:
-    """Prints what was asked for.
+def show(argument: str, options: ShowOptions) -> None:
+    """Prints tokens, heads and weights, as the options say.
 
     Raises:
         CommandError: with the line to print.
     """
-    if wishes.save is not None:
+    if options.save is not None:
         with reading():
-            check_name(wishes.save)
-    recording = read_recording(argument, wishes.model, wishes.is_text)
-    if wishes.save is not None:
+            check_name(options.save)
+    recording = read_recording(argument, options.model, options.is_text)
+    if options.save is not None:
         with writing():
-            recording.save(wishes.save)
+            recording.save(options.save)
     with busy("Looking at what every head does"):
-        shown = _choose(recording, wishes)
-    asked = None if wishes.query is None else _links.find_query(wishes.query, recording)
-    if wishes.steps and max(map(len, (recording.tokens, recording.query_tokens))) > MOST_STEPS:
+        shown = _choose(recording, options)
+    chosen = None if options.query is None else _links.find_query(options.query, recording)
+    if options.steps and max(map(len, (recording.tokens, recording.query_tokens))) > MAX_STEPS:
         raise InputError(
-            f"--steps writes out every number, for up to {MOST_STEPS} tokens; these are"
+            f"--steps writes out every number, for up to {MAX_STEPS} tokens; these are"
             f" {len(recording.tokens):,}. Give a part of the text, or use --query instead."
         )
-    if wishes.json:
+    if options.json:
         sys.stdout.write(
-            json.dumps(_document(shown, asked, wishes.steps), allow_nan=False, indent=1) + "\n"
+            json.dumps(_document(shown, chosen, options.steps), allow_nan=False, indent=1) + "\n"
         )
     else:
-        _print(Screen(wishes.width), shown, asked, wishes.steps)
-    if wishes.save is not None:
-        sys.stderr.write(f"Saved; regard show {wishes.save} shows it again.\n")
+        _print(Screen(options.width), shown, chosen, options.steps)
+    if options.save is not None:
+        sys.stderr.write(f"Saved; regard show {options.save} shows it again.\n")
 
 
-def _choose(recording: Recording, wishes: Wishes) -> Shown:
-    """The head that was named; what is left open falls to the most telling one."""
+def _choose(recording: Recording, options: ShowOptions) -> Shown:
+    """The head that was named; by default the most telling one."""
     counts = [layer.heads for layer in recording.layers]
-    _check_index("--layer", wishes.layer, len(counts), "layers")
+    _check_index("--layer", options.layer, len(counts), "layers")
     rows = _heads.overview(recording)
-    open_rows = rows if wishes.layer is None else [rows[wishes.layer]]
-    _check_index("--head", wishes.head, min(map(len, open_rows)), "heads")
-    if wishes.head is not None:
-        open_rows = [[row[wishes.head]] for row in open_rows]
+    open_rows = rows if options.layer is None else [rows[options.layer]]
+    _check_index("--head", options.head, min(map(len, open_rows)), "heads")
+    if options.head is not None:
+        open_rows = [[row[options.head]] for row in open_rows]
     head, why = _heads.most_telling(open_rows)
-    if wishes.layer is not None and wishes.head is not None:
+    if options.layer is not None and options.head is not None:
         why = "the one you chose"
     return Shown(recording, rows, head.layer, head.head, why)
 
@@ -120,23 +120,23 @@ def _check_index(option: str, index: int | None, count: int, what: str) -> None:
         raise InputError(f"{option} {index}: there are {count} {what}, 0 to {count - 1}.")
 
 
-def _print(screen: Screen, shown: Shown, asked: _links.Asked | None, steps: bool) -> None:
+def _print(screen: Screen, shown: Shown, chosen: _links.ChosenToken | None, steps: bool) -> None:
     recording = shown.recording
     counts = {len(row) for row in shown.rows}
     heading = Text().append(f"{len(recording.tokens):,} tokens", "bold")
     heading.append(f", {len(shown.rows)} layers of {' or '.join(map(str, sorted(counts)))} heads")
     heading.append(f", model {recording.model}" if recording.model else "")
     screen.lines(screen.wrapped(heading))
-    if asked is None and not steps:
+    if chosen is None and not steps:
         _show_tokens(screen, recording)
         _heads.show_overview(screen, shown.rows, len(recording.tokens))
         _show_weights(screen, shown)
         return
-    remark = asked.remark if asked else ""
+    remark = chosen.remark if chosen else ""
     screen.title(shown.name, f"{shown.why.capitalize()}. {remark}".strip())
     links: list[_links.Link] = []
-    if asked is not None:
-        links, _ = _links.show_query(screen, shown.weights, recording, asked.position)
+    if chosen is not None:
+        links, _ = _links.show_query(screen, shown.weights, recording, chosen.position)
     if steps:
         written_out = recording.steps(shown.layer, shown.head)
         screen.title("Steps", "From the vectors of the tokens to the weights and the output.")
@@ -144,7 +144,7 @@ def _print(screen: Screen, shown: Shown, asked: _links.Asked | None, steps: bool
         screen.console.print(written_out)
     if steps and links:
         which, *lines = written_out.explain(*links[0][:2]).splitlines()
-        screen.title("Arithmetic", f"Of the strongest link: {which}.")
+        screen.title("Arithmetic", f"The strongest link: {which}.")
         for line in lines:
             name, formula = line.split(maxsplit=1)
             screen.beside(f"  {name:8}", Text(formula))
@@ -175,8 +175,8 @@ def _show_weights(screen: Screen, shown: Shown) -> None:
     if _matrix.is_short(screen, recording):
         screen.title(
             shown.name,
-            f"{choice} Each row is a token, and how many per cent of its attention go to which"
-            " token; blank is out of its sight.",
+            f"{choice} Down: queries; across: keys; each number: per cent of the query's"
+            " attention on that key; blank is masked.",
         )
         screen.line()
         _matrix.show_table(screen, shown.weights, recording)
@@ -189,14 +189,14 @@ def _show_weights(screen: Screen, shown: Shown) -> None:
     _matrix.show_picture(screen, weights, recording)
     screen.title(
         "Strongest links",
-        "The token that looks, the token it looks at, and the words up to there."
-        + (" Links to token 0, where heads rest, are left out." if links[0].key else ""),
+        "Token pairs: the query, the key it attends to, and the words up to the key."
+        + (" Pairs with token 0, the attention sink, are left out." if links[0].key else ""),
     )
     _links.show_links(screen, links, recording)
 
 
-def _document(shown: Shown, asked: _links.Asked | None, steps: bool) -> dict[str, Any]:
-    """All that is shown, for programs; docs/cli.md describes it."""
+def _document(shown: Shown, chosen: _links.ChosenToken | None, steps: bool) -> dict[str, Any]:
+    """All of it, for programs; docs/cli.md describes it."""
     recording, weights = shown.recording, shown.weights
     document: dict[str, Any] = {
         "model": recording.model,
@@ -209,13 +209,13 @@ def _document(shown: Shown, asked: _links.Asked | None, steps: bool) -> dict[str
         "query": None,
         "steps": _step_facts(recording.steps(shown.layer, shown.head)) if steps else None,
     }
-    if max(weights.shape) <= MOST_WEIGHTS:
+    if max(weights.shape) <= MAX_WEIGHTS:
         document["weights"] = _numbers(weights)
-    if asked is not None:
-        to, by = _links.query_links(weights, recording, asked.position)
+    if chosen is not None:
+        to, by = _links.query_links(weights, recording, chosen.position)
         document["query"] = {
-            "position": asked.position,
-            "remark": asked.remark,
+            "position": chosen.position,
+            "remark": chosen.remark,
             "attends_to": list(_link_facts(to, recording)),
             "attended_by": list(_link_facts(by, recording)),
         }
@@ -237,7 +237,7 @@ def _step_facts(steps: Steps) -> dict[str, Any]:
 
 
 def _numbers(array: Any) -> list[Any]:
-    """Nested lists; None where a number is no number, or infinite."""
+    """Nested lists; None for NaN and infinity."""
     numbers = np.asarray(array, np.float64).round(6)
     found = numbers.astype(object)
     found[~np.isfinite(numbers)] = None

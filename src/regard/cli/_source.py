@@ -1,4 +1,4 @@
-"""What ``regard show`` was given: a text, a file, standard input, or a recording."""
+"""The input of a command: a text, a file, standard input, or a recording."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from regard.recording import Recording
 
 STDIN = "-"
 RECORDING = ".safetensors"
-# Of what a name may be that is that of no file.
+# Errors of ``stat`` for a name that is no file's.
 NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EINVAL)
-# Endings by which a file that is missing is told from a text.
+# An argument with one of these endings is a missing file, not a text.
 TEXT_ENDINGS = (
     ".bin", ".c", ".cpp", ".csv", ".h", ".htm", ".html", ".ipynb", ".js", ".json", ".log", ".md",
     ".pdf", ".png", ".py", ".rs", ".rst", ".sh", ".tex", ".toml", ".ts", ".tsv", ".txt", ".xml",
@@ -63,7 +63,7 @@ def _no_ordinary_file(argument: str, found: str) -> str:
 
 
 def read_recording(argument: str, model: str, is_text: bool) -> Recording:
-    """The recording that an argument stands for; a text is read by a model.
+    """The recording of an argument; a model reads a text.
 
     Raises:
         CommandError: with the line to print.
@@ -96,7 +96,7 @@ def read_input() -> str:
 
 
 def given_text(argument: str, name: str) -> str:
-    """A text that is itself the argument; a command line may hold bytes that are none.
+    """The argument as a text; the bytes of a command line may not be UTF-8.
 
     Raises:
         InputError: it is empty, or no text.
@@ -127,7 +127,7 @@ def _read_file(path: Path) -> str | Recording:
 
 
 def _is_recording(path: Path) -> bool:
-    """Whether it is a safetensors file under another name: the length of its header, then JSON."""
+    """Whether it is a safetensors file of another ending: the header's length, then JSON."""
     with open_file(path) as file:
         data = file.read(9)
     return data[8:] == b"{" and b"\0" in data[:8]
@@ -140,10 +140,10 @@ def _not_empty(text: str, name: str) -> str:
 
 
 def _mode(argument: str) -> int | None:
-    """What stands under that name; None where nothing does."""
+    """The mode of the file of that name; None where there is none."""
     try:
         return Path(argument).stat().st_mode
-    except ValueError:  # a text may hold what no name may
+    except ValueError:  # a text may hold characters that no name may
         return None
     except OSError as error:
         if error.errno in NO_FILE:

@@ -1,4 +1,4 @@
-"""``regard train``: a model from text files, with progress that can be watched."""
+"""``regard train``: trains a model on text files, with a progress bar."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PLAIN_LINES = 20
 
 
 def train(files: Sequence[Path], folder: Path, *, windows: str, **sizes: Any) -> None:
-    """Trains, and says how it goes on standard error.
+    """Trains, with progress on standard error.
 
     Raises:
         CommandError: with the line to print.
@@ -105,7 +105,7 @@ class _Report:
         self._console.print(line, soft_wrap=True, markup=False)
 
     def _per_second(self, step: int) -> float:
-        """Steps per second; the first one, which the clock does not hold, left out."""
+        """Steps per second, without the first, which is not timed."""
         taken = step - (self.first or 0)
         return taken / max(1e-9, time.monotonic() - self._began)
 

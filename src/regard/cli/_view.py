@@ -23,8 +23,8 @@ LONGEST_NAME = 60
 
 
 @dataclasses.dataclass(frozen=True)
-class Wishes:
-    """What was asked for on the command line."""
+class ViewOptions:
+    """The options of ``regard view``."""
 
     other: str | None = None
     model: str = "builtin"
@@ -37,42 +37,42 @@ class Wishes:
     export: Path | None = None
 
 
-def view(argument: str, wishes: Wishes) -> None:
+def view(argument: str, options: ViewOptions) -> None:
     """Serves until Ctrl-C, or writes one file.
 
     Raises:
         CommandError: with the line to print.
     """
-    sources = [argument] if wishes.other is None else [argument, wishes.other]
-    if not wishes.is_text and sources.count(STDIN) > 1:
+    sources = [argument] if options.other is None else [argument, options.other]
+    if not options.is_text and sources.count(STDIN) > 1:
         raise InputError("standard input can be read once; give the other text as a file.")
-    if wishes.export is not None and (wishes.head is not None or wishes.query is not None):
+    if options.export is not None and (options.head is not None or options.query is not None):
         raise InputError(
             "--head and --query tell where the browser opens; leave them out with --export."
         )
-    if wishes.export is not None:
+    if options.export is not None:
         from regard.viewer.export import check_name
 
         with reading():
-            check_name(wishes.export)
-    recordings = [read_recording(source, wishes.model, wishes.is_text) for source in sources]
-    names = [_name(source, wishes.is_text) for source in sources]
-    place = _place(recordings[0], wishes)
-    if wishes.export is not None:
-        _export(recordings, names, wishes.layer, wishes.export)
+            check_name(options.export)
+    recordings = [read_recording(source, options.model, options.is_text) for source in sources]
+    names = [_name(source, options.is_text) for source in sources]
+    place = _place(recordings[0], options)
+    if options.export is not None:
+        _export(recordings, names, options.layer, options.export)
         return
     from regard.viewer._server import Viewer
 
     try:
-        viewer = Viewer(recordings, names, wishes.port)
+        viewer = Viewer(recordings, names, options.port)
     except (OSError, OverflowError) as error:
         raise CommandError(
-            f"port {wishes.port} cannot be had: {one_line(error)}. Leave --port out to take one"
-            " that is free."
+            f"port {options.port} cannot be used: {one_line(error)}. Leave --port out to take a"
+            " free one."
         ) from error
     except ValueError as error:
         raise InputError(one_line(error)) from error
-    _serve(viewer, place, wishes.open_browser)
+    _serve(viewer, place, options.open_browser)
 
 
 def _export(recordings: list[Recording], names: list[str], layer: int | None, path: Path) -> None:
@@ -94,9 +94,9 @@ def _export(recordings: list[Recording], names: list[str], layer: int | None, pa
     sys.stdout.write(f"{path}\n")
 
 
-def _place(recording: Recording, wishes: Wishes) -> str:
-    """The end of an address that opens at the head and token that were asked for."""
-    layer, head = wishes.layer or 0, wishes.head or 0
+def _place(recording: Recording, options: ViewOptions) -> str:
+    """The fragment of an address that opens the chosen head and token."""
+    layer, head = options.layer or 0, options.head or 0
     for name, number, count in (
         ("layer", layer, len(recording.layers)),
         ("head", head, recording.layers[layer % len(recording.layers)].heads),
@@ -105,10 +105,10 @@ def _place(recording: Recording, wishes: Wishes) -> str:
             there = "is 1, number 0" if count == 1 else f"are {count}, 0 to {count - 1}"
             raise InputError(f"--{name} {number}: there {there}.")
     parts = [f"L{layer}H{head}"]
-    if wishes.query is not None:
-        parts.append(f"query={_links.find_query(wishes.query, recording).position}")
-    is_asked = any(wish is not None for wish in (wishes.layer, wishes.head, wishes.query))
-    return f"#{'&'.join(parts)}" if is_asked else ""
+    if options.query is not None:
+        parts.append(f"query={_links.find_query(options.query, recording).position}")
+    is_chosen = any(option is not None for option in (options.layer, options.head, options.query))
+    return f"#{'&'.join(parts)}" if is_chosen else ""
 
 
 def _name(source: str, is_text: bool) -> str:
@@ -132,7 +132,7 @@ def _serve(viewer: Viewer, place: str, open_browser: bool) -> None:
             webbrowser.open(viewer.address + place)
         viewer.wait()
     finally:
-        if not viewer.close():  # an answer under way would hold up the end of Python
+        if not viewer.close():  # a response in progress would keep Python from ending
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(INTERRUPTED)

@@ -1,4 +1,4 @@
-"""The shape of a language model: what its folder's ``config.json`` says."""
+"""The shape of a language model: the content of its folder's ``config.json``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NORM_EPSILON = 1e-6
 
 @dataclasses.dataclass(frozen=True)
 class LayerConfig:
-    """How one layer attends: always to the past, ``window`` keys of it, with or without positions.
+    """The attention of one layer: causal, over ``window`` keys, with or without positions.
 
     Attributes:
         window: how many keys before its own a query sees; None for all.
@@ -26,7 +26,7 @@ class LayerConfig:
 
     @property
     def visible(self) -> dict[str, Any]:
-        """The options of ``regard.attention`` that say which keys a query sees."""
+        """The options of ``regard.attention`` that mask keys."""
         window = None if self.window is None else (self.window, 0)
         return {"causal": True, "window": window}
 

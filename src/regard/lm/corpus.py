@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from regard._base.types import UInt16
 
 LIMIT_BYTES = 1_000_000_000  # of one file
-# Tests, and tables that a program wrote, teach a model nothing about the language.
+# Tests and generated tables teach a model nothing about the language.
 LEFT_OUT = {"site-packages", "test", "tests", "idle_test", "__pycache__", "encodings", "lib2to3"}
 TOPICS = "pydoc_data/topics.py"
 
@@ -69,7 +69,7 @@ def _topics(source: str) -> Iterator[tuple[str, str]]:
 
 
 def is_held_out(name: str, share: float = 0.05) -> bool:
-    """Whether the text of this name is kept from training: by its hash, so always the same."""
+    """Whether the text of this name is kept from training: by its hash, so the choice is fixed."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") < share * 2**32
 
 
@@ -84,7 +84,7 @@ def encode_texts(
 class Batches:
     """Batch number ``step`` of a run: a pure function of the corpus, the seed and the step.
 
-    Every epoch cuts the corpus at another place into pieces of ``length`` and shuffles them.
+    Every epoch cuts the corpus into pieces of ``length`` at another offset and shuffles them.
 
     Args:
         ids: ``(tokens,)``, the corpus.

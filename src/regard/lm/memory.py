@@ -9,7 +9,7 @@ from regard._base.errors import MaterializeError
 
 
 def free_bytes() -> int | None:
-    """Memory that can be used without swapping; None where the system does not tell."""
+    """Memory that can be used without swapping; None where it is unknown."""
     limits = [limit for limit in (_machine_bytes(), _group_bytes()) if limit is not None]
     return min(limits, default=None)
 
@@ -43,7 +43,7 @@ def _free_pages() -> int | None:
 
 
 def _group_bytes() -> int | None:
-    """What a container still allows: Linux control groups, version 2."""
+    """The memory that a container still allows: Linux control groups, version 2."""
     group = Path("/sys/fs/cgroup")
     try:
         limit, used = ((group / name).read_text() for name in ("memory.max", "memory.current"))

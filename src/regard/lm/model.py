@@ -73,7 +73,7 @@ class LanguageModel:
                 f"'{BUILTIN}' is the one in the package, `regard train` makes others."
             )
         try:
-            open_file(path / "model.safetensors").close()  # a pipe would be waited for
+            open_file(path / "model.safetensors").close()  # fails for a pipe instead of waiting
             weights = safetensors.numpy.load_file(path / "model.safetensors")
         except SafetensorError as error:
             raise ValueError(
@@ -103,7 +103,7 @@ class LanguageModel:
         self.config.save(folder / "config.json")
 
     def record(self, text: str) -> Recording[Array]:
-        """What every head attends with while the model reads ``text``, BOS before it.
+        """Records query, key and value of every head while the model reads ``text``, after BOS.
 
         Raises:
             ValueError: ``text`` is empty.
@@ -176,7 +176,7 @@ class LanguageModel:
             if n == 0:
                 logits[~np.array(fits)] = -np.inf
             ids = [_choose(logits, temperature, random)]
-            if ids[0] == self.tokenizer.bos:  # another text would begin: this one ends
+            if ids[0] == self.tokenizer.bos:  # BOS begins another text, so this one ends
                 break
             yield utf8.decode(self.tokenizer.bytes(ids[0])[len(written) if n == 0 else 0 :])
         yield utf8.decode(b"", final=True)

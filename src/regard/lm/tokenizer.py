@@ -175,7 +175,7 @@ class BytePairTokenizer:
         return [self.bos] * bos + self._tokenizer.encode(text).ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text; BOS is left out, bytes that are no UTF-8 become U+FFFD."""
+        """The text without BOS; bytes that are not UTF-8 become U+FFFD."""
         return b"".join(self.bytes(i) for i in ids).decode("utf-8", errors="replace")
 
     def bytes(self, i: int) -> builtins.bytes:
@@ -191,7 +191,7 @@ class BytePairTokenizer:
         return self._spelled[i]
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
-        """What to show for each id: its text, or ``<bos>``.
+        """The label of each id: its text, or ``<bos>``.
 
         Bytes that are no whole character become ``\\xNN``.
         """
@@ -208,7 +208,7 @@ class BytePairTokenizer:
 
 
 def _byte_of_sign() -> dict[str, int]:
-    """The byte that each of the 256 signs of a byte-level vocabulary stands for.
+    """The byte of each of the 256 characters of a byte-level vocabulary.
 
     Printable bytes stand for themselves; the others take the code points from 256 on, in order.
     """

@@ -30,7 +30,7 @@ CHECKPOINT = "checkpoint.safetensors"
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """All that decides, with the texts, what a training run gives.
+    """The settings that, with the texts, decide the result of a training run.
 
     Attributes:
         steps: optimizer steps; the learning rates fall to zero at the last one.
@@ -99,7 +99,7 @@ class Settings:
 
 @dataclasses.dataclass(frozen=True)
 class Progress:
-    """What ``train`` reports after every step: ``loss`` in nats per token."""
+    """The report of ``train`` after every step: ``loss`` in nats per token."""
 
     step: int
     steps: int
@@ -112,7 +112,7 @@ def train(
     settings: Settings | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> list[float]:
-    """Trains a model on files and writes it to ``folder``; goes on where a killed run stopped.
+    """Trains a model on files and writes it to ``folder``; resumes a killed run.
 
     Returns:
         The loss of every step, in nats per token.
@@ -168,7 +168,7 @@ def train_texts(
 
 
 def _claim(folder: Path, settings: Settings, texts: Mapping[str, str]) -> None:
-    """Writes down which run the folder is for, or checks that it is for this one."""
+    """Records the run of a folder, or checks that it is this one."""
     digest = hashlib.sha256(json.dumps(list(texts.values())).encode()).hexdigest()
     text = json.dumps(dataclasses.asdict(settings) | {"texts": digest}, indent=2) + "\n"
     path = folder / "run.json"
@@ -243,11 +243,11 @@ class _Run:
         _write(path, save(self._tensors(), metadata))
 
     def load(self, path: Path) -> None:
-        """Takes the checkpoint up, if there is one."""
+        """Loads the checkpoint, if there is one."""
         if not path.exists():
             return
         try:
-            open_file(path).close()  # a pipe would be waited for
+            open_file(path).close()  # fails for a pipe instead of waiting
             with safe_open(path, "pt") as file:
                 stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
                 self.losses = json.loads(file.metadata()["losses"])

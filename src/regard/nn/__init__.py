@@ -1,4 +1,4 @@
-"""Attention layers for PyTorch, computed by ``regard.attention``; every weight can be asked for."""
+"""Attention layers for PyTorch, computed by ``regard.attention``, which gives every weight back."""
 
 from regard._base.extras import needed_by
 

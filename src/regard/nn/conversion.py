@@ -1,4 +1,4 @@
-"""Other people's layers read as ``MultiHeadAttention``: its arguments, its state dict, its mode."""
+"""Layers of other libraries read as ``MultiHeadAttention``: arguments, state dict and mode."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ Reading = tuple[dict[str, Any], dict[str, Tensor], bool]
 
 
 def from_torch(module: nn.MultiheadAttention) -> Reading:
-    """Of ``torch.nn.MultiheadAttention``, whose parameters have the same names and layout."""
+    """Reads ``torch.nn.MultiheadAttention``, whose parameters have the same names and layout."""
     if not isinstance(module, nn.MultiheadAttention):
         raise TypeError(
             f"MultiHeadAttention.from_torch: got a {type(module).__name__}; "
@@ -36,7 +36,7 @@ def from_torch(module: nn.MultiheadAttention) -> Reading:
 
 
 def from_gpt2(c_attn: nn.Module, c_proj: nn.Module, num_heads: int) -> Reading:
-    """Of the fused projection and the output's one of GPT-2's attention."""
+    """Reads the fused projection and the output's projection of GPT-2's attention."""
     in_weight, in_bias = _read_linear("c_attn", c_attn)
     out_weight, out_bias = _read_linear("c_proj", c_proj)
     embed_dim = in_weight.shape[1]
@@ -55,7 +55,7 @@ def from_gpt2(c_attn: nn.Module, c_proj: nn.Module, num_heads: int) -> Reading:
             )
     state = {"in_proj_weight": in_weight, "out_proj.weight": out_weight}
     biased = in_bias is not None or out_bias is not None
-    if biased:  # one of them may have none: a bias of 0 is the same
+    if biased:  # one of them may have none, which equals a bias of 0
         state["in_proj_bias"] = in_weight.new_zeros(3 * embed_dim) if in_bias is None else in_bias
         state["out_proj.bias"] = out_weight.new_zeros(embed_dim) if out_bias is None else out_bias
     options = {"embed_dim": embed_dim, "num_heads": num_heads, "bias": biased}

@@ -274,7 +274,7 @@ class MultiHeadAttention(nn.Module):
             mask=mask,
             bias=bias,
             key_lengths=key_lengths,
-            # Padding follows the tokens, so token i is at place i whatever the length.
+            # Padding follows the tokens, so token i has position i whatever the length.
             query_start=0 if context is None and key_lengths is not None else None,
             segments=segments,
             softcap=self.softcap,
@@ -462,7 +462,7 @@ def _check_vectors(name: str, x: Tensor, size_name: str, size: int) -> None:
 
 
 def _covering(start: int, held: int, mask: Any, bias: Any, segments: Any) -> tuple[Any, Any, Any]:
-    """What of a mask, a bias and segments over all keys covers the ``held`` last of them."""
+    """The part of a mask, a bias and segments over all keys for the last ``held`` of them."""
 
     def cover(x: Any) -> Any:
         whole = isinstance(x, Tensor) and x.ndim > 0 and x.shape[-1] == start + held

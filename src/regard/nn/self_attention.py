@@ -20,7 +20,7 @@ if TYPE_CHECKING:
         mask: Tensor | None
 
 
-# What the projections of single-head attention are called: here, and in two common tutorials.
+# Names of the projections of single-head attention: here, and in two common tutorials.
 _NAMES = (("query", "key", "value"), ("W_query", "W_key", "W_value"), ("Q", "K", "V"))
 
 
@@ -112,7 +112,7 @@ class SelfAttention(nn.Module):
         d_out, d_in = weights["query"].shape
         state = {f"{name}.weight": weight for name, weight in weights.items()}
         biased = any(bias is not None for bias in biases.values())
-        if biased:  # one that has none gets a bias of 0, which is the same
+        if biased:  # a missing bias equals a bias of 0
             for name, bias in biases.items():
                 zeros = weights[name].new_zeros(d_out)
                 state[f"{name}.bias"] = zeros if bias is None else bias
@@ -184,7 +184,7 @@ class SelfAttention(nn.Module):
             self.value(source).unsqueeze(-3),
             causal=self.causal,
             key_lengths=key_lengths,
-            # Padding follows the tokens, so token i is at place i whatever the length.
+            # Padding follows the tokens, so token i has position i whatever the length.
             query_start=0 if context is None and key_lengths is not None else None,
             mask=mask if mask is None or mask.ndim < 2 else mask.unsqueeze(-3),
             return_weights=return_weights,
@@ -226,5 +226,5 @@ class SelfAttention(nn.Module):
         def __call__(self, *given: Any, **options: Any) -> Any: ...  # noqa: D102
 
     def extra_repr(self) -> str:
-        """``causal`` is what the projections below do not show."""
+        """Only ``causal``: torch shows the projections below."""
         return f"causal={self.causal}"

@@ -1,4 +1,4 @@
-"""What one forward pass attended with: its tokens, and query, key and value of every layer."""
+"""The recording of one forward pass: its tokens, and query, key and value of every layer."""
 
 from regard.recording._layer import Layer
 from regard.recording._recording import Recording

@@ -2,8 +2,8 @@
 
 Written and read here rather than by the safetensors library, for two reasons: arrays of any strides
 are written one at a time, so that saving never holds a second copy of the recording; and a file is
-opened once, so that what was checked is what is read, whoever replaces the file meanwhile. Each
-library reads what the other writes; a test holds both to it. docs/recording.md describes the file.
+opened once, so that the checked bytes are the ones read, even if the file is replaced meanwhile.
+Each library reads what the other writes; a test checks both. docs/recording.md describes the file.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ DTYPES = {
     code: np.dtype(np.uint16 if name == "bfloat16" else name).newbyteorder("<")
     for name, code in CODES.items()
 }
-# Only to say what a file is that is no safetensors file.
+# To name a file that is not safetensors.
 KNOWN = {
     b"\x89PNG": "a PNG picture",
     b"\x93NUMPY": "a NumPy array",
@@ -78,7 +78,7 @@ def write(recording: Recording, path: Path) -> None:
 
 
 def check_name(path: str | Path) -> None:
-    """Refuses a name that says another kind of file.
+    """Refuses a name of another kind of file.
 
     Raises:
         ValueError: with a name that fits.
@@ -177,13 +177,13 @@ def read(path: Path, mapped: bool = True) -> Recording:
 
 
 class MappedFile:
-    """A file that arrays lie in: reading what was cut off it would end Python by a signal."""
+    """The mapped file of arrays: reading beyond its cut end would end Python by a signal."""
 
     def __init__(self, data: mmap.mmap, path: Path) -> None:
         self._data, self._path = data, path
 
     def check(self) -> None:
-        """Whether all of it is still there: one question to the system.
+        """Checks that all of it is still there, with one system call.
 
         Raises:
             RecordingError: it is shorter than when it was loaded.
@@ -266,7 +266,7 @@ Span = tuple[str, tuple[int, ...], int]  # safetensors dtype, shape, offset in t
 
 
 def _read_spans(header: Mapping[str, Any], size: int, path: Path) -> dict[str, Span]:
-    """Where each tensor lies. Together they must fill the data: no gap, no overlap, no rest."""
+    """The span of each tensor. Together they must fill the data: no gap, no overlap, no rest."""
     spans: dict[str, Span] = {}
     entries = {name: _entry(name, entry, path) for name, entry in header.items()}
     end = 0

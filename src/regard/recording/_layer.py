@@ -23,7 +23,7 @@ from regard._call.options import (
 class Layer(Generic[ArrayT]):
     """Query, key and value of one attention layer, and the options it was called with.
 
-    Arrays are kept as they are, not copied: write into none of them any more.
+    Arrays are kept, not copied: do not write into them afterwards.
 
     Args:
         query: ``(Hq, Lq, D)``, float, as it enters the scores: after rotation or normalisation.
@@ -78,7 +78,7 @@ class Layer(Generic[ArrayT]):
 
     @property
     def query_start(self) -> int:
-        """The place of the first query among the keys."""
+        """The position of the first query among the keys."""
         *_, Lq, _ = self.query.shape
         valid = self.options.get("key_lengths", self.key.shape[1])
         return int(self.options.get("query_start", valid - Lq))

@@ -1,7 +1,7 @@
-"""What one forward pass attended with: its tokens, and query, key and value of every layer.
+"""The recording of one forward pass: its tokens, and query, key and value of every layer.
 
-A recording is linear in the number of tokens where the weights it stands for are quadratic: every
-weight is computed from it when it is asked for.
+A recording is linear in the number of tokens, the weights are quadratic: each is computed from the
+recording on request.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Recording(Generic[ArrayT]):
     Attributes:
         tokens: tuple of ``Lk`` texts.
         query_tokens: tuple of ``Lq`` texts.
-        layers: tuple of ``Layer``. RecordingError where they lie in a file that was cut since
-            it was loaded, and so does all that is asked of them.
+        layers: tuple of ``Layer``. They, and everything computed from them, raise RecordingError
+            where their file was cut since it was loaded.
         model: str.
         boundary: int, or None.
 
@@ -95,7 +95,7 @@ class Recording(Generic[ArrayT]):
         return self._weights
 
     def _check_file(self) -> None:
-        """Raises RecordingError where the file that the arrays lie in was cut."""
+        """Raises RecordingError where the file of the arrays was cut."""
         if self._file is not None:
             self._file.check()
 
@@ -133,8 +133,8 @@ class Recording(Generic[ArrayT]):
     ) -> Viewer:
         """Look at every weight in the browser; nothing leaves this machine.
 
-        It is served in the background: the call returns at once, another call serves another
-        viewer, and all of them end with Python.
+        It serves in the background: the call returns at once, each call starts another viewer, and
+        all of them end with Python.
 
         Args:
             other: a second recording, to compare this one with.
@@ -148,7 +148,7 @@ class Recording(Generic[ArrayT]):
             ValueError: a recording without queries.
             OSError: the port is taken.
 
-        Source: docs/viewer.md tells what can be seen there.
+        Source: docs/viewer.md describes the page.
         """
         from regard.viewer import view
 
@@ -176,10 +176,10 @@ class Recording(Generic[ArrayT]):
             IndexError: no such layer.
             MaterializeError: the file would be above the limit.
             OSError: the folder is missing or cannot be written.
-            ValueError: a recording without queries, no layers are left, or a name that says another
+            ValueError: a recording without queries, no layers are left, or a name of another
                 kind of file.
 
-        Source: docs/viewer-export.md tells what is in the file.
+        Source: docs/viewer-export.md describes the file.
         """
         from regard.viewer.export import export
 
@@ -193,13 +193,13 @@ class Recording(Generic[ArrayT]):
 
         Args:
             path: file to write, ``.safetensors`` or without an ending; one that exists is replaced,
-                and passes on who may read and write it.
+                and passes on its permissions.
 
         Raises:
             OSError: the folder is missing or cannot be written.
             RecordingError: the name is a link that leads back to itself, or the tokens are more
                 than the header of a file takes.
-            ValueError: a name that says another kind of file.
+            ValueError: a name of another kind of file.
 
         Source: docs/recording.md describes the file.
         """
@@ -211,12 +211,12 @@ class Recording(Generic[ArrayT]):
     def load(cls, path: str | Path, *, mapped: bool = True) -> Recording[NDArray[np.floating[Any]]]:
         """Open a recording that ``save`` wrote.
 
-        The arrays are mapped from the file, read-only, and come into memory as they are used. As
-        long as they are, the file may be replaced or deleted, but not written into.
+        The arrays are mapped from the file, read-only, and come into memory as they are used.
+        Meanwhile the file may be replaced or deleted, but not written into.
 
         Args:
             path: file to open.
-            mapped: False reads all of it into memory, whatever becomes of the file.
+            mapped: False reads all of it into memory, so that the file may change.
 
         Returns:
             The recording, with NumPy arrays.
@@ -255,7 +255,7 @@ class Recording(Generic[ArrayT]):
 
 
 class LayerWeights(Sequence["AttentionWeights[ArrayT]"]):
-    """The ``regard.AttentionWeights`` of each layer, made when first asked for and kept."""
+    """The ``regard.AttentionWeights`` of each layer, made at the first request and kept."""
 
     def __init__(self, layers: Sequence[Layer[ArrayT]]) -> None:
         self._layers = layers

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name):
-        """``Viewer`` is loaded when it is first used, with what it serves by."""
+        """``Viewer`` is loaded when it is first used, with the packages that it needs."""
         if name == "Viewer":
             from regard.viewer._server import Viewer
 
@@ -35,12 +35,12 @@ def view(
 ) -> Viewer:
     """Serve a recording on this machine and open it in the browser.
 
-    It serves in the background: nothing waits for it, and each call gives a viewer of its own.
+    It serves in the background; each call starts another viewer.
 
     Args:
         recording: to look at.
         other: a second one to compare it with.
-        open_browser: False prints nothing and opens nothing; the address is the result's.
+        open_browser: False opens none; the result has the address.
         port: 0 takes one that is free.
         names: what to call the recordings; by default their models.
 

@@ -1,7 +1,7 @@
 """The page's modules as one: for a file that is opened offline, and for a notebook.
 
-Each module becomes a function that is called once, behind those it imports, and gives back what it
-exports; so its names stay its own. Whatever this does not understand, it refuses.
+Each module becomes a function that is called once, after those it imports, and returns its exports;
+so its names stay its own. Syntax that this does not understand is refused.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ __all__ = ["BundleError", "bundle", "page_folder", "page_paths"]
 IMPORT = re.compile(
     r'^import\s*\{([\w$,\s]*)\}\s*from\s*"(\.\.?/[\w./-]+)\.js";[ \t]*$', re.MULTILINE
 )
-# No `let`: others would not see what is assigned to it later.
+# No `let`: importers would not see later assignments.
 EXPORT = re.compile(
     r"^export (?=(?:async function|function|class|const)\*? ([\w$]+))", re.MULTILINE
 )
 EXPORT_LIST = re.compile(r"^export \{([\w$,\s]*)\};[ \t]*$", re.MULTILINE)
-# `import` and `export` at the start of a line, and what only a module by itself has.
+# `import` and `export` at the start of a line, and syntax that only a module has.
 REFUSED = re.compile(r"^\s*(?:import|export)\b.*|\bimport\s*[(.].*|^await\b.*", re.MULTILINE)
-# What would end a <script> element, or hide its end.
+# Text that would end a <script> element, or hide its end.
 MARKUP = re.compile(r"</?script|<!--", re.IGNORECASE)
 
 
@@ -57,7 +57,7 @@ def page_paths() -> dict[str, Traversable]:
 
 
 def bundle(entry: str, folder: Traversable | None = None) -> str:
-    """One module of everything that ``entry`` needs; what it exports is declared in the end.
+    """One module of ``entry`` and its imports; its exports are declared at the end.
 
     Args:
         entry: path of a module, ``main`` or ``map/frame``.

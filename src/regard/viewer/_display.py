@@ -1,4 +1,4 @@
-"""What a notebook shows of a recording or of weights: the viewer, or a picture without it."""
+"""The display of a recording or of weights in a notebook: the viewer, or a heatmap without it."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def _widget(recording: Recording) -> dict[str, Any]:
 def recording_of(weights: AttentionWeights) -> Recording | None:
     """Weights as a recording whose tokens are positions; None where there is nothing to show.
 
-    Of a batch the first element; None for more axes before the heads, and for a part of the keys or
-    every nth query, which no recording has. It is looked at for long: its arrays are its own.
+    A batch gives its first element. None for more axes before the heads, for a part of the keys,
+    and for every nth query, which no recording has. The arrays are copied: the view stays open.
     """
     call = weights._call
     if not weights.size or weights.ndim > 4 or call.query_step != 1 or not call.whole_rows:

@@ -1,4 +1,4 @@
-"""Facts of a recording that take no look at all its weights: sizes, options, who sees how much."""
+"""Facts of a recording that need few of its weights: sizes, options, unmasked keys."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from regard._call.visible import Visibility
 from regard._weights.attention_weights import AttentionWeights
 from regard.recording import Layer, Recording
 
-BLOCK_PAIRS = 2**24  # whose visibility is looked at together: 16 MB
+BLOCK_PAIRS = 2**24  # of one block of the mask: 16 MB
 
 
 def call_of(layer: Layer, head: int | None = None) -> Call:
@@ -47,7 +47,7 @@ def about(recording: Recording, name: str) -> dict[str, Any]:
 
 
 def _place(recording: Recording) -> int | None:
-    """The position of the first query among the keys, or None where it has none."""
+    """The position of the first query among the keys, or None for cross-attention."""
     count, options = len(recording.query_tokens), recording.layers[0].options
     tokens = len(recording.tokens)
     usual = 0 if count == tokens else options.get("key_lengths", tokens) - count
@@ -86,7 +86,7 @@ def _options(layer: Layer) -> Iterator[str]:
 
 
 def visible(layer: Layer, head: int) -> np.ndarray:
-    """``(Lq,)``: how many keys each query of a head sees."""
+    """``(Lq,)``: the number of unmasked keys of each query of a head."""
     call = call_of(layer, head)
     visibility = Visibility(call, NumpyArrays().arange)
     low, high = visibility.interval(0, np.arange(call.sizes[3]))
@@ -98,7 +98,7 @@ def visible(layer: Layer, head: int) -> np.ndarray:
 
 
 def _counted_by_segment(call: Call, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """Of the keys low to high of each query, those of its own segment."""
+    """The number of keys from low to high that are of the query's own segment."""
     of_queries, of_keys = call.query_segments[0], call.key_segments[0]
     counts = np.zeros(len(low), np.int64)
     order = np.argsort(of_keys, kind="stable")
@@ -112,7 +112,7 @@ def _counted_by_segment(call: Call, low: np.ndarray, high: np.ndarray) -> np.nda
 
 
 def _counted(call: Call, visibility: Visibility) -> np.ndarray:
-    """The visible pairs of each row, looked at block by block."""
+    """The number of unmasked pairs of each row, counted block by block."""
     *_, Lq, Lk = call.sizes
     counts = np.zeros(Lq, np.int64)
     height, one = max(1, BLOCK_PAIRS // Lk), slice(0, 1)
@@ -126,7 +126,7 @@ def _counted(call: Call, visibility: Visibility) -> np.ndarray:
 
 
 def pair(recording: Recording, query: int, key: int) -> np.ndarray:
-    """ln of the weight of a pair in every head, layer after layer; NaN where it is invisible."""
+    """ln of the weight of a pair in every head, layer after layer; NaN where it is masked."""
     return np.concatenate([_pair(weights, query, key) for weights in recording.weights])
 
 

@@ -1,6 +1,6 @@
-"""What every head of a layer does: a thumbnail of its weights, and scores to sort heads by.
+"""Thumbnails of the weights of a layer's heads, and scores to sort heads by.
 
-Of a long text a sample of rows is read, evenly spaced: 1.2 CPU seconds for a layer of 8 heads of
+A long text is read by a sample of evenly spaced rows: 1.2 CPU seconds for a layer of 8 heads and
 100,000 tokens.
 """
 
@@ -21,7 +21,7 @@ from regard.recording import Recording
 
 SIZE = 48  # bins on a side of a thumbnail
 STEP = 64  # thumbnails are rounded to 1/64 nat, which no eye sees and which packs into a third
-MOST_PRODUCTS = 2**33  # of numbers of queries and keys, in one layer
+MOST_PRODUCTS = 2**33  # multiplications in q · k of one layer
 MOST_WEIGHTS = 2**26  # of one layer: what NumPy gathers the scores from
 FEWEST_ROWS = 2 * SIZE
 BLOCK_WEIGHTS = 2**22  # of one block of rows: 16 MB of float32
@@ -30,7 +30,7 @@ SCORES = ("first", "previous", "induction")
 
 
 class Heads:
-    """The facts of each layer's heads, computed when they are first asked for, and kept."""
+    """The facts of each layer's heads, computed at the first request, and kept."""
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
@@ -38,7 +38,7 @@ class Heads:
         self._locks = [threading.Lock() for _ in recording.layers]
 
     def of(self, layer: int) -> dict[str, Any]:
-        """What docs/viewer-protocol.md calls ``heads``."""
+        """The response ``heads`` of docs/viewer-protocol.md."""
         with self._locks[layer]:
             if layer not in self._known:
                 self._known[layer] = _facts(self._recording, layer)
@@ -80,7 +80,7 @@ def _measured(weights: AttentionWeights) -> tuple[np.ndarray, np.ndarray, np.nda
 
 
 def _square(pictures: np.ndarray) -> np.ndarray:
-    """``(H, SIZE, SIZE)``: where there are fewer bins, each stands several times."""
+    """``(H, SIZE, SIZE)``: where there are fewer bins, each is repeated."""
     down, across = (np.arange(SIZE) * n // SIZE for n in pictures.shape[1:])
     return pictures[:, down][:, :, across]
 

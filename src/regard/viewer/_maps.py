@@ -1,4 +1,4 @@
-"""The maps of the heads that were looked at last, as many as fit into the memory for them."""
+"""An LRU cache of the heads' maps, bounded in bytes."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from collections.abc import Sequence
 from regard.recording import Recording
 from regard.viewer.overview import HeadMap
 
-MOST_BYTES = 512_000_000
+MAX_BYTES = 512_000_000
 
 
 class Maps:
-    """``maps[recording, layer, head]``, made when it is first asked for.
+    """``maps[recording, layer, head]``, made on the first request.
 
-    The map that was asked for last is kept, whatever it takes.
+    The most recently used map is kept, whatever its size.
     """
 
-    def __init__(self, recordings: Sequence[Recording], most_bytes: int = MOST_BYTES) -> None:
-        self._recordings, self._most_bytes = recordings, most_bytes
+    def __init__(self, recordings: Sequence[Recording], max_bytes: int = MAX_BYTES) -> None:
+        self._recordings, self._max_bytes = recordings, max_bytes
         self._made: OrderedDict[tuple[int, int, int], HeadMap] = OrderedDict()  # the latest last
         self._lock = threading.Lock()
 
@@ -29,25 +29,25 @@ class Maps:
             if where not in self._made:
                 self._made[where] = HeadMap(self._recordings[recording], layer, head)
             self._made.move_to_end(where)
-            found, left_over = self._made[where], self._taken_out()
-        for other in left_over:  # outside the lock: a worker may take its time to end
+            found, evicted = self._made[where], self._evict()
+        for other in evicted:  # outside the lock: a worker may take its time to end
             other.stop()
         return found
 
-    def _taken_out(self) -> list[HeadMap]:
-        """The maps asked for longest ago, until the others fit."""
+    def _evict(self) -> list[HeadMap]:
+        """The least recently used maps, removed until the others fit."""
         # Maps grow while they are read, so all are measured anew.
         total = sum(found.nbytes for found in self._made.values())
-        left_over = []
-        while total > self._most_bytes and len(self._made) > 1:
-            left_over.append(self._made.popitem(last=False)[1])
-            total -= left_over[-1].nbytes
-        return left_over
+        evicted = []
+        while total > self._max_bytes and len(self._made) > 1:
+            evicted.append(self._made.popitem(last=False)[1])
+            total -= evicted[-1].nbytes
+        return evicted
 
     def close(self) -> None:
-        """Forgets every map, and ends their workers."""
+        """Drops every map, and ends their workers."""
         with self._lock:
-            forgotten = list(self._made.values())
+            dropped = list(self._made.values())
             self._made.clear()
-        for found in forgotten:
+        for found in dropped:
             found.stop()

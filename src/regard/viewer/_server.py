@@ -1,4 +1,4 @@
-"""The server of ``regard view``: the page and its answers, on this machine, at a secret address."""
+"""The server of ``regard view``: page and data, on this machine, at a secret address."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ with needed_by("The viewer"):
     from starlette.requests import Request
     from starlette.responses import Response
 
-    from regard.viewer._connections import QUEUE, TAKEN_AT_ONCE, Connection, Server
+    from regard.viewer._connections import ACCEPT_BATCH, BACKLOG, Connection, Server
 
 HOST = "127.0.0.1"
 HTTP_PORT = 80
-WORKERS = 8  # more than the tiles that a page asks for at once: those may wait for a first round
-MOST_WAITING = 512  # questions; a browser asks six at a time
-LEAST_COMPRESSED = 1024  # bytes of JSON
-PATIENCE_SECONDS = 1.0  # for answers under way when the server stops
+WORKERS = 8  # more than the tiles a page requests at once, which may all wait for a first round
+MAX_QUEUED = 512  # requests; a browser sends six at a time
+MIN_COMPRESSED_BYTES = 1024  # bytes of JSON
+SHUTDOWN_TIMEOUT_S = 1.0  # for responses in progress
 
 MEDIA_TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -58,8 +58,8 @@ class Viewer:
     It serves in the background until ``close``, the end of a ``with`` block, or of Python.
 
     Attributes:
-        address: ``http://127.0.0.1:PORT/TOKEN/``; who knows it can read the recordings, from this
-            machine alone.
+        address: ``http://127.0.0.1:PORT/TOKEN/``; whoever knows it can read the recordings, from
+            this machine alone.
     """
 
     def __init__(
@@ -89,12 +89,12 @@ class Viewer:
             self._thread.join(0.2)  # short, for Ctrl-C waits until the join ends on Windows
 
     def close(self) -> bool:
-        """Stops serving; whether nothing is left running."""
+        """Stops serving; True if nothing is left running."""
         atexit.unregister(self.close)
         self._server.should_exit = True
         self._server.force_exit = True
-        end = time.monotonic() + PATIENCE_SECONDS
-        is_idle = self._workers.close(PATIENCE_SECONDS)
+        end = time.monotonic() + SHUTDOWN_TIMEOUT_S
+        is_idle = self._workers.close(SHUTDOWN_TIMEOUT_S)
         self._thread.join(max(0.0, end - time.monotonic()))
         self._socket.close()
         self._answers.close()
@@ -111,13 +111,13 @@ class Viewer:
 
 
 def _bound(port: int) -> socket.socket:
-    """A socket that listens to this machine alone; port 0 is any that is free."""
+    """A socket that listens to this machine alone; port 0 takes a free one."""
     bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     if os.name == "posix":  # elsewhere it would let two share a port
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         bound.bind((HOST, port))
-        bound.listen(QUEUE)
+        bound.listen(BACKLOG)
     except OSError:
         bound.close()
         raise
@@ -129,7 +129,7 @@ def _config(app: Any) -> uvicorn.Config:
         app,
         loop="asyncio",
         http=Connection,
-        backlog=TAKEN_AT_ONCE,
+        backlog=ACCEPT_BATCH,
         ws="none",
         lifespan="off",
         log_config=None,
@@ -143,14 +143,14 @@ def _config(app: Any) -> uvicorn.Config:
 
 
 class Workers:
-    """Threads that compute answers; what waits when they close is forgotten.
+    """Threads that compute responses; closing cancels what is queued.
 
     They are daemons, unlike those of ``concurrent.futures``: Ctrl-C does not wait for them.
     """
 
-    def __init__(self, count: int, most_waiting: int = MOST_WAITING) -> None:
-        self._most_waiting = most_waiting
-        self._waiting: dict[Future[Any], Callable[[], Any]] = {}  # first come, first served
+    def __init__(self, count: int, max_queued: int = MAX_QUEUED) -> None:
+        self._max_queued = max_queued
+        self._waiting: dict[Future[Any], Callable[[], Any]] = {}  # FIFO queue
         self._changed = threading.Condition()
         self._closed = False
         self._threads = [
@@ -161,17 +161,17 @@ class Workers:
             thread.start()
 
     def submit(self, work: Callable[[], Any]) -> Future[Any] | None:
-        """The result of ``work``, once a thread had time for it; None where too much waits."""
+        """A future of ``work``'s result; None where the queue is full."""
         future: Future[Any] = Future()
         with self._changed:
-            if self._closed or len(self._waiting) >= self._most_waiting:
+            if self._closed or len(self._waiting) >= self._max_queued:
                 return None
             self._waiting[future] = work
             self._changed.notify()
         return future
 
-    def forget(self, future: Future[Any]) -> None:
-        """Nobody waits for this any more; what has begun is not broken off."""
+    def cancel(self, future: Future[Any]) -> None:
+        """Takes it out of the queue; work that has begun goes on."""
         with self._changed:
             self._waiting.pop(future, None)
         future.cancel()
@@ -184,7 +184,7 @@ class Workers:
                     future.set_result(work())
                 except Exception as error:
                     future.set_exception(error)
-            del item, future, work  # an answer is not kept until the next question
+            del item, future, work  # no response is kept until the next request
 
     def _next(self) -> tuple[Future[Any], Callable[[], Any]] | None:
         with self._changed:
@@ -194,22 +194,22 @@ class Workers:
             future = next(iter(self._waiting))
             return future, self._waiting.pop(future)
 
-    def close(self, patience_seconds: float) -> bool:
-        """Forgets what waits and ends the threads; whether all have ended in that time."""
+    def close(self, timeout_s: float) -> bool:
+        """Cancels what is queued and ends the threads; True if all ended in time."""
         with self._changed:
             self._closed = True
-            forgotten, self._waiting = self._waiting, {}
+            cancelled, self._waiting = self._waiting, {}
             self._changed.notify_all()
-        for future in forgotten:
+        for future in cancelled:
             future.cancel()
-        end = time.monotonic() + patience_seconds
+        end = time.monotonic() + timeout_s
         for thread in self._threads:
             thread.join(max(0.0, end - time.monotonic()))
         return not any(thread.is_alive() for thread in self._threads)
 
 
 class App:
-    """The ASGI application: read-only, for who knows the token, from this machine's own names."""
+    """The ASGI application: read-only, only with the token, only under this machine's names."""
 
     def __init__(self, answers: Answers, token: str, port: int, workers: Workers) -> None:
         self._answers, self._token, self._workers = answers, token, workers
@@ -228,22 +228,22 @@ class App:
     async def _respond(self, request: Request) -> Response | None:
         if request.headers.get("host", "").lower() not in self._hosts:
             hosts = ", ".join(sorted(self._hosts))
-            return _said(403, f"This viewer answers to {hosts} alone; open the address it printed.")
+            return _text(403, f"This viewer answers to {hosts} alone; open the address it printed.")
         if request.method not in ("GET", "HEAD"):
-            refused = _said(405, "This viewer can be read, not written to; GET and HEAD work.")
+            refused = _text(405, "This viewer can be read, not written to; GET and HEAD work.")
             refused.headers["Allow"] = "GET, HEAD"
             return refused
         token, slash, path = request.scope["path"].removeprefix("/").partition("/")
         if not hmac.compare_digest(token.encode("utf-8", "surrogatepass"), self._token.encode()):
-            return _said(404, "There is nothing here; open the whole address that was printed.")
+            return _text(404, "There is nothing here; open the whole address that was printed.")
         if not slash:
             return Response(status_code=307, headers={"Location": f"/{self._token}/"})
         file = self._files.get(path or "index.html")
-        if file is not None:  # before answers: the page has modules in data/, which end in .js
+        if file is not None:  # before the endpoints: the page has modules in data/ too
             return Response(file[0], media_type=file[1])
         if path.startswith("data/"):
             return await self._data(request, path.removeprefix("data/"))
-        return _said(404, "The page has no file of that name.")
+        return _text(404, "The page has no file of that name.")
 
     async def _data(self, request: Request, path: str) -> Response | None:
         query = request.scope["query_string"].decode("latin-1")
@@ -251,15 +251,15 @@ class App:
         compressed = "gzip" in (name.strip() for name in accepted.lower().split(","))
         future = self._workers.submit(lambda: self._answer(path, query, compressed))
         if future is None:
-            return _said(503, "Too many questions are waiting; ask again in a second.")
+            return _text(503, "Too many requests are waiting; try again in a second.")
         waiting = asyncio.wrap_future(future)
-        gone = asyncio.ensure_future(_hung_up(request))
+        gone = asyncio.ensure_future(_disconnected(request))
         try:
             await asyncio.wait({waiting, gone}, return_when=asyncio.FIRST_COMPLETED)
             return waiting.result() if waiting.done() else None
         finally:
             gone.cancel()
-            self._workers.forget(future)
+            self._workers.cancel(future)
             waiting.cancel()
 
     def _answer(self, path: str, query: str, compressed: bool) -> Response:
@@ -272,13 +272,13 @@ class App:
             answer = Answer(500, TEXT, f"{type(error).__name__}: {error}".encode())
         headers = {"Regard-Coverage": f"{answer.coverage:.6g}"}
         body = answer.body
-        if compressed and answer.media_type == JSON and len(body) >= LEAST_COMPRESSED:
+        if compressed and answer.media_type == JSON and len(body) >= MIN_COMPRESSED_BYTES:
             body = gzip.compress(body, 5, mtime=0)
             headers["Content-Encoding"] = "gzip"
         return Response(body, answer.status, headers, answer.media_type)
 
 
-async def _hung_up(request: Request) -> None:
+async def _disconnected(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
@@ -286,7 +286,7 @@ async def _hung_up(request: Request) -> None:
 def page_files() -> dict[str, tuple[bytes, str]]:
     """The files of the page with their media types, by path: nothing else can be read.
 
-    All modules come as one, so that the page need not ask for one after another.
+    All modules come as one, so that the page loads them in one request.
     """
     found = {}
     for path, file in page_paths().items():
@@ -297,5 +297,5 @@ def page_files() -> dict[str, tuple[bytes, str]]:
     return found
 
 
-def _said(status: int, sentence: str) -> Response:
+def _text(status: int, sentence: str) -> Response:
     return Response(sentence + "\n", status, media_type=TEXT)

@@ -22,7 +22,7 @@ FLOAT64 = NumpyArrays("float64")
 def steps(layer: Layer, head: int, queries: Sequence[int], keys: Sequence[int]) -> dict[str, Any]:
     """The numbers of the formula, by the names of ``regard.Steps``; None for −∞.
 
-    Weights are those over all keys, and outputs the queries' whole ones.
+    Weights and outputs are those over all keys.
 
     Args:
         layer: of a recording.
@@ -33,7 +33,7 @@ def steps(layer: Layer, head: int, queries: Sequence[int], keys: Sequence[int]) 
     call = _in_float64(call_of(layer, head))
     i, j = np.asarray(queries), np.asarray(keys)
     q, k = call.query[0, 0, i], call.key[0, 0, j]
-    with np.errstate(all="ignore"):  # NaN and inf are answers here, not accidents
+    with np.errstate(all="ignore"):  # NaN and inf are valid results here
         matrices = _scores(call, q, k, i, j)
         rows = [_row(call, query, j) for query in queries]
     visible, weights, outputs = (np.array(part) for part in zip(*rows))
@@ -64,7 +64,7 @@ def _scores(call: Call, q: Any, k: Any, i: np.ndarray, j: np.ndarray) -> dict[st
 
 
 def _row(call: Call, query: int, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Which of the keys a query sees, what it gives them, and its output."""
+    """Which of the keys are unmasked for a query, their weights, and its output."""
     (block,) = weight_blocks(FLOAT64, call.rows(slice(query, query + 1)))
     *_, Lk = call.sizes
     visible, weights = np.zeros(Lk, bool), np.zeros(Lk)
@@ -78,7 +78,7 @@ def _row(call: Call, query: int, keys: np.ndarray) -> tuple[np.ndarray, np.ndarr
 
 
 def _numbers(array: np.ndarray | None) -> list[Any] | None:
-    """Nested lists; None for −∞, and words for the other two that JSON has no number for."""
+    """Nested lists; None for −∞, and words for NaN and ∞, which JSON lacks."""
     if array is None:
         return None
     return [[_number(float(x)) for x in row] for row in array]

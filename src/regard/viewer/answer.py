@@ -1,6 +1,6 @@
-"""What the viewer's page asks of recordings, answered by one function that touches nothing else.
+"""The data endpoints of the viewer: one function from a request to its response, without I/O.
 
-docs/viewer-protocol.md lists the questions; the server, a notebook and the tests ask them here.
+docs/viewer-protocol.md lists them; the server, a notebook and the tests call them here.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ JSON = "application/json"
 FLOATS = "application/octet-stream"
 TEXT = "text/plain; charset=utf-8"
 SIDE = 256  # bins of a tile
-MOST_LINKS = 512
-MOST_STEPS = 64  # queries, and keys
-LONGEST_QUERY = 4096
+MAX_LINKS = 512
+MAX_STEPS = 64  # queries, and keys
+MAX_QUERY_LENGTH = 4096
 # One more than the largest position, 2**53, has digits.
 INTEGER = re.compile(r"[0-9]{1,16}")
 PART = re.compile(r"([0-9]{1,16})-([0-9]{1,16})")
@@ -38,14 +38,14 @@ WordT = TypeVar("WordT", bound=str)
 
 
 class Answer(NamedTuple):
-    """What a question gets.
+    """The response to a request.
 
     Attributes:
-        status: as HTTP has it: 200, 400 for a question that makes no sense, 404 for none, 410 where
-            the file that is asked about was cut.
+        status: as in HTTP: 200, 400 for bad parameters, 404 for an unknown endpoint, 410 where the
+            recording's file was cut.
         media_type: of the body.
         body: numbers as float32, JSON in UTF-8, or one sentence that says what is wrong.
-        coverage: the part of the rows that it has read, 0 to 1.
+        coverage: the fraction of rows that it has read, 0 to 1.
     """
 
     status: int
@@ -54,14 +54,14 @@ class Answer(NamedTuple):
     coverage: float = 1.0
 
 
-class QueryError(ValueError):
-    """A question that cannot be answered; the message says why."""
+class RequestError(ValueError):
+    """A request that cannot be answered; the message says why."""
 
 
 class Answers:
     """Answers about one recording, or about several side by side.
 
-    May be asked from several threads at once. ``close`` ends what it does in the background.
+    Threads may share one. ``close`` ends what it does in the background.
 
     Args:
         recordings: at least one.
@@ -101,18 +101,18 @@ class Answers:
         self._heads = [Heads(found) for found in self.recordings]
 
     def answer(self, path: str, query: str = "") -> Answer:
-        """The answer to ``path?query``; a question that makes no sense gets a sentence.
+        """The response to ``path?query``; a bad request gets a sentence.
 
         Args:
-            path: one of those that docs/viewer-protocol.md lists.
-            query: its parameters as in an address, ``layer=0&head=3``.
+            path: an endpoint of docs/viewer-protocol.md.
+            query: its parameters as a query string, ``layer=0&head=3``.
         """
-        ask = self._questions.get(path)
-        if ask is None:
-            return _sentence(404, f"there is no question of that name; {_one_of(self._questions)}.")
+        endpoint = self._endpoints.get(path)
+        if endpoint is None:
+            return _sentence(404, f"there is no endpoint of that name; {_one_of(self._endpoints)}.")
         try:
-            return ask(self, Parameters(query, self.recordings))
-        except QueryError as problem:
+            return endpoint(self, Parameters(query, self.recordings))
+        except RequestError as problem:
             return _sentence(400, str(problem))
         except RecordingError as problem:
             return _sentence(410, str(problem))
@@ -121,48 +121,48 @@ class Answers:
         """Ends what is computed in the background."""
         self._maps.close()
 
-    def _about(self, asked: Parameters) -> Answer:
-        asked.done()
+    def _about(self, parameters: Parameters) -> Answer:
+        parameters.done()
         named = zip(self.recordings, self.names)
         facts = [_facts.about(recording, name) for recording, name in named]
         return _json({"version": 1, "recordings": facts})
 
-    def _tokens(self, asked: Parameters) -> Answer:
-        recording, side = self.recordings[asked.recording()], asked.word("side", SIDES)
-        asked.done()
+    def _tokens(self, parameters: Parameters) -> Answer:
+        recording, side = self.recordings[parameters.recording()], parameters.word("side", SIDES)
+        parameters.done()
         return _json(recording.tokens if side == "key" else recording.query_tokens)
 
-    def _tile(self, asked: Parameters) -> Answer:
-        where = asked.head()
-        plane, level = asked.word("plane", PLANES), asked.number("level", 32)
+    def _tile(self, parameters: Parameters) -> Answer:
+        where = parameters.head()
+        plane, level = parameters.word("plane", PLANES), parameters.number("level", 32)
         recording = self.recordings[where[0]]
         counts = len(recording.query_tokens), len(recording.tokens)
         rows, columns = (-(-count // (SIDE << level)) for count in counts)
-        row, column = asked.number("row", rows), asked.number("column", columns)
-        asked.done()
+        row, column = parameters.number("row", rows), parameters.number("column", columns)
+        parameters.done()
         return _floats(*self._maps[where].tile(plane, level, row, column))
 
-    def _row(self, asked: Parameters) -> Answer:
-        where, query = asked.head(), asked.query()
-        asked.done()
+    def _row(self, parameters: Parameters) -> Answer:
+        where, query = parameters.head(), parameters.query()
+        parameters.done()
         return _floats(self._maps[where].row(query))
 
-    def _column(self, asked: Parameters) -> Answer:
-        where, key = asked.head(), asked.key()
-        asked.done()
+    def _column(self, parameters: Parameters) -> Answer:
+        where, key = parameters.head(), parameters.key()
+        parameters.done()
         return _floats(*self._maps[where].column(key))
 
-    def _visible(self, asked: Parameters) -> Answer:
-        recording, layer, head = asked.head()
-        asked.done()
+    def _visible(self, parameters: Parameters) -> Answer:
+        recording, layer, head = parameters.head()
+        parameters.done()
         return _floats(_facts.visible(self.recordings[recording].layers[layer], head))
 
-    def _links(self, asked: Parameters) -> Answer:
-        where, n = asked.head(), asked.number("n", MOST_LINKS + 1)
+    def _links(self, parameters: Parameters) -> Answer:
+        where, n = parameters.head(), parameters.number("n", MAX_LINKS + 1)
         recording = self.recordings[where[0]]
-        rows = asked.part("rows", len(recording.query_tokens))
-        columns = asked.part("columns", len(recording.tokens))
-        asked.done()
+        rows = parameters.part("rows", len(recording.query_tokens))
+        columns = parameters.part("columns", len(recording.tokens))
+        parameters.done()
         if rows is not None or columns is not None:
             rows = rows or slice(0, len(recording.query_tokens))
             columns = columns or slice(0, len(recording.tokens))
@@ -170,26 +170,26 @@ class Answers:
         found = [[int(query), int(key), _number(weight)] for query, key, weight in links]
         return _json({"links": found, "coverage": coverage}, coverage)
 
-    def _head_facts(self, asked: Parameters) -> Answer:
-        recording, layer = asked.recording(), asked.layer()
-        asked.done()
+    def _head_facts(self, parameters: Parameters) -> Answer:
+        recording, layer = parameters.recording(), parameters.layer()
+        parameters.done()
         facts = self._heads[recording].of(layer)
         return _json(facts, facts["coverage"])
 
-    def _pair(self, asked: Parameters) -> Answer:
-        recording, query, key = asked.recording(), asked.query(), asked.key()
-        asked.done()
+    def _pair(self, parameters: Parameters) -> Answer:
+        recording, query, key = parameters.recording(), parameters.query(), parameters.key()
+        parameters.done()
         return _floats(_facts.pair(self.recordings[recording], query, key))
 
-    def _written_out(self, asked: Parameters) -> Answer:
-        recording, layer, head = asked.head()
+    def _written_out(self, parameters: Parameters) -> Answer:
+        recording, layer, head = parameters.head()
         tokens = self.recordings[recording].tokens, self.recordings[recording].query_tokens
-        queries = asked.numbers("queries", len(tokens[1]), MOST_STEPS)
-        keys = asked.numbers("keys", len(tokens[0]), MOST_STEPS)
-        asked.done()
+        queries = parameters.numbers("queries", len(tokens[1]), MAX_STEPS)
+        keys = parameters.numbers("keys", len(tokens[0]), MAX_STEPS)
+        parameters.done()
         return _json(_steps.steps(self.recordings[recording].layers[layer], head, queries, keys))
 
-    _questions: ClassVar[dict[str, Callable[[Answers, Parameters], Answer]]] = {
+    _endpoints: ClassVar[dict[str, Callable[[Answers, Parameters], Answer]]] = {
         "about": _about,
         "tokens": _tokens,
         "tile": _tile,
@@ -204,18 +204,19 @@ class Answers:
 
 
 class Parameters:
-    """The parameters of one question, each taken once and checked where it is taken."""
+    """The parameters of one request, each taken once and checked where it is taken."""
 
     def __init__(self, query: str, recordings: Sequence[Recording]) -> None:
-        if len(query) > LONGEST_QUERY:
-            raise QueryError(
-                f"the question is longer than {LONGEST_QUERY} signs; ask a shorter one."
+        if len(query) > MAX_QUERY_LENGTH:
+            raise RequestError(
+                f"the query string is longer than {MAX_QUERY_LENGTH} characters;"
+                " send a shorter one."
             )
         pairs = parse_qsl(query, keep_blank_values=True)
         self._left = dict(pairs)
         if len(self._left) < len(pairs):
             twice = next(name for n, (name, _) in enumerate(pairs) if name in dict(pairs[:n]))
-            raise QueryError(f"{_quoted(twice)} is given twice; give it once.")
+            raise RequestError(f"{_quoted(twice)} is given twice; give it once.")
         self._recordings = recordings
         self._recording = 0
         self._layer = 0
@@ -223,7 +224,9 @@ class Parameters:
     def done(self) -> None:
         """Refuses whatever was not taken."""
         if self._left:
-            raise QueryError(f"{_quoted(next(iter(self._left)))} is no parameter of this question.")
+            raise RequestError(
+                f"{_quoted(next(iter(self._left)))} is not a parameter of this endpoint."
+            )
 
     def recording(self) -> int:
         """The number of a recording, by default the first."""
@@ -261,7 +264,7 @@ class Parameters:
         """One to ``most`` integers from 0 to ``count − 1``, with commas between them."""
         parts = self._text(name).split(",")
         if len(parts) > most:
-            raise QueryError(f"{name} are {len(parts)}; ask for at most {most} at a time.")
+            raise RequestError(f"{name} are {len(parts)}; request at most {most} at a time.")
         return [_number_below(name, part, count) for part in parts]
 
     def part(self, name: str, count: int) -> slice | None:
@@ -272,7 +275,7 @@ class Parameters:
         found = PART.fullmatch(text)
         low, high = (int(side) for side in found.groups()) if found else (0, 0)
         if not low < high <= count:
-            raise QueryError(
+            raise RequestError(
                 f"{name} is {_quoted(text)}; a-b is needed, with 0 ≤ a < b ≤ {count}, as in"
                 f" 0-{count}."
             )
@@ -284,21 +287,21 @@ class Parameters:
         for word in known:
             if word == text:
                 return word
-        raise QueryError(f"{name} is {_quoted(text)}; {_one_of(known)}.")
+        raise RequestError(f"{name} is {_quoted(text)}; {_one_of(known)}.")
 
     def _text(self, name: str) -> str:
         if name not in self._left:
-            raise QueryError(f"{name} is missing; this question needs it.")
+            raise RequestError(f"{name} is missing; this endpoint needs it.")
         return self._left.pop(name)
 
 
 def _number_below(name: str, text: str, count: int) -> int:
     if not INTEGER.fullmatch(text):
-        raise QueryError(f"{name} is {_quoted(text)}; a decimal integer is needed.")
+        raise RequestError(f"{name} is {_quoted(text)}; a decimal integer is needed.")
     number = int(text)
     if number >= count:
         there = "is 1, number 0" if count == 1 else f"are {count}, 0 to {count - 1}"
-        raise QueryError(f"{name} is {number}; there {there}.")
+        raise RequestError(f"{name} is {number}; there {there}.")
     return number
 
 
@@ -307,7 +310,7 @@ def _one_of(names: Any) -> str:
 
 
 def _quoted(text: str) -> str:
-    """At most 40 signs, escaped: what is asked is shown, never interpreted."""
+    """At most 40 characters, escaped: input is shown, never interpreted."""
     shown = ascii(text)
     return shown if len(shown) <= 40 else f"{shown[:36]}...'"
 

@@ -34,10 +34,10 @@ __all__ = ["export"]
 
 LIMIT_BYTES = 64_000_000
 ENDINGS = (".html", ".htm")
-LEAST_PACKED = 0.5  # of their bytes, that numbers of a model ever pack to
+LEAST_PACKED = 0.5  # the least fraction of their bytes that a model's numbers pack to
 FLOATS = ("query", "key", "value")
 SQUARES = ("bias", "mask")  # of queries × keys
-# Nothing is fetched, and no script or style but these two runs.
+# Nothing is fetched, and only this script and this style run.
 POLICY = (
     "default-src 'none'; script-src '{script}'; style-src '{style}'; img-src data: blob:;"
     " connect-src 'none'; base-uri 'none'; form-action 'none'"
@@ -170,7 +170,7 @@ class Pack:
         return sum(found[name].nbytes for found in arrays for name in names if name in found)
 
     def too_large(self) -> MaterializeError:
-        """What was found, what is allowed, and the way out."""
+        """The size found, the limit, and the way out."""
 
         def counted(count: int, noun: str) -> str:
             return f"{count:,} {noun}{'' if count == 1 else 's'}"
@@ -208,7 +208,7 @@ def _tokens(recording: Recording) -> dict[str, Any]:
 
 
 def _options(layer: Layer) -> dict[str, Any]:
-    """What is no array: the rules by which queries see keys, and the scale."""
+    """The options that are no arrays: the scale, and the rules that mask keys."""
     call = _facts.call_of(layer, 0)
     return {
         **{name: getattr(call, name) for name in REAL_NUMBERS},
@@ -230,7 +230,7 @@ def _arrays(layer: Layer) -> dict[str, Any]:
     if (segments := layer.options.get("segments")) is not None:
         pair = segments if isinstance(segments, tuple) else (segments, segments)
         ids = [to_numpy(side) for side in pair]
-        # Only whether ids are equal matters: counted anew, they fit into 32 bits.
+        # Only the equality of ids matters: renumbered, they fit into 32 bits.
         _, numbers = np.unique(np.concatenate(ids), return_inverse=True)
         sides = np.split(numbers.astype(np.int32), [len(ids[0])])
         arrays |= dict(zip(("query_segments", "key_segments"), sides))
@@ -240,8 +240,8 @@ def _arrays(layer: Layer) -> dict[str, Any]:
 def _text(array: Any, name: str) -> str:
     """base64 of the deflated array, the first bytes of all numbers first, then the second ones.
 
-    Of a model's numbers only signs and exponents pack, and they without any repetition: Huffman's
-    code alone takes 0.83 of float32 at 180 MB/s, where a search for repetitions takes 0.85 at 20.
+    Only the signs and exponents of a model's numbers pack, and nothing repeats: Huffman coding
+    alone gives 0.83 of float32 at 180 MB/s, a search for repetitions 0.85 at 20.
     """
     count = math.prod(array.shape)
     planes = np.frombuffer(_bytes(array), np.uint8).reshape(max(count, 1), -1).T.tobytes()
@@ -267,5 +267,5 @@ def _page(pack: Pack) -> str:
 
 
 def _hash(text: str) -> str:
-    """By which a Content-Security-Policy knows the one script, or style, that may run."""
+    """The hash that lets a script or style run under the Content-Security-Policy."""
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"

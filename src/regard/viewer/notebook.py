@@ -1,7 +1,7 @@
 """The viewer in a notebook: the page as a widget, and its numbers from the kernel.
 
-The page sends ``{"id", "path", "parameters"}`` and gets ``{"id", "coverage"}`` with the answer as
-a buffer beside it, or ``{"id", "error"}`` with a sentence. docs/viewer-protocol.md lists the paths.
+A request is ``{"id", "path", "parameters"}``; its response ``{"id", "coverage"}`` with the body in
+a buffer, or ``{"id", "error"}`` with a sentence. docs/viewer-protocol.md lists the paths.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["RecordingWidget"]
 
 
 class RecordingWidget(anywidget.AnyWidget):
-    """The viewer as a widget: what a recording shows itself with in a notebook.
+    """The viewer as a widget, which shows a recording in a notebook.
 
     Args:
         recording: to look at.
@@ -58,22 +58,22 @@ class RecordingWidget(anywidget.AnyWidget):
         super().close()
 
     def _answer(self, _: Any, content: Any, buffers: Any) -> None:
-        """Answers one message; whatever is no question of the page is left alone."""
+        """Answers one message; any that is no request of the page is ignored."""
         if not (isinstance(content, dict) and {"id", "path", "parameters"} <= content.keys()):
             return
-        asked = content["id"]
+        request_id = content["id"]
         try:
             answer = self._answers.answer(str(content["path"]), _query(content["parameters"]))
-        except Exception as error:  # the page waits for an answer, whatever went wrong
-            self.send({"id": asked, "error": f"{type(error).__name__}: {error}"})
+        except Exception as error:  # the page waits for a response, whatever went wrong
+            self.send({"id": request_id, "error": f"{type(error).__name__}: {error}"})
             raise
         if answer.status == 200:
-            self.send({"id": asked, "coverage": answer.coverage}, buffers=[answer.body])
+            self.send({"id": request_id, "coverage": answer.coverage}, buffers=[answer.body])
         else:
-            self.send({"id": asked, "error": answer.body.decode()})
+            self.send({"id": request_id, "error": answer.body.decode()})
 
 
 def _query(parameters: Any) -> str:
-    """Parameters as in an address; those that are null or undefined are left out."""
+    """Parameters as a query string, without those that are null or undefined."""
     given = parameters.items() if isinstance(parameters, dict) else ()
     return urlencode({name: value for name, value in given if value is not None})

@@ -1,9 +1,9 @@
 """One head as a map: tiles of its weights at every scale, exact, and at once.
 
-A matrix that is small is read when a tile is asked for. Of a large one the coarse tiles come from a
-picture in which a background worker collects all rows, every 32nd first and the others in between:
-it is a whole picture from the first round on, and exact after the last. Fine tiles are read where
-they are asked for, and then need no more than their own rows.
+A small matrix is read when a tile is requested. For a large one a background worker pools all rows
+into a coarse heatmap, from which the coarse tiles come: it reads every 32nd row first, then those
+in between, so the heatmap is whole after the first round and exact after the last. A fine tile is
+read when it is requested, from its own rows alone.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ __all__ = ["TILE", "HeadMap"]
 
 TILE = 256  # bins on a side
 ROUNDS = 32
-AT_ONCE = 2**33  # products of numbers that are read at once: about 0.2 s
-A_TURN = 2**32  # that the worker reads before it looks up: about 0.1 s
-LARGEST_SIDE = 4096  # bins of the collected picture
+DIRECT_WORK = 2**33  # multiplications; a matrix of fewer has no worker: about 0.2 s
+WORK_SLICE = 2**32  # multiplications between two looks at the stop flag: about 0.1 s
+LARGEST_SIDE = 4096  # bins of the coarse heatmap
 LINK_BINS = 512  # on a side, each of which may give a link
-ATTENTION_S = 5.0  # the worker rests when nobody has asked for so long
+IDLE_TIMEOUT_S = 5.0  # the worker ends when no request came for so long
 
 
 class HeadMap:
@@ -42,7 +42,7 @@ class HeadMap:
         recording: where the head is.
         layer, head: which one.
 
-    NaN is invisible, −inf visible with weight 0.
+    NaN is masked; −inf is unmasked with weight 0.
     """
 
     def __init__(self, recording: Recording, layer: int, head: int) -> None:
@@ -52,11 +52,11 @@ class HeadMap:
         self.query_start = recording.layers[layer].query_start
         self.shape = self._weights.shape
         self._collected: _Collected | None = None
-        if self._work(*self.shape) > AT_ONCE:
+        if self._work(*self.shape) > DIRECT_WORK:
             self._collected = _Collected(self)
 
     def _weights_of(self, rows: slice) -> AttentionWeights:
-        """The weights of some queries, whose numbers are all there."""
+        """The weights of some queries, if the file still holds the whole recording."""
         self._recording._check_file()
         return self._weights.part(rows)
 
@@ -65,12 +65,12 @@ class HeadMap:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are kept, besides what the recording's weights keep."""
+        """Bytes kept, without those that the recording's weights keep."""
         return 0 if self._collected is None else self._collected.nbytes
 
     @property
     def coverage(self) -> float:
-        """The part of the rows that coarse tiles have read."""
+        """The fraction of rows that is in the coarse tiles."""
         return 1.0 if self._collected is None else self._collected.coverage
 
     def stop(self) -> None:
@@ -81,7 +81,7 @@ class HeadMap:
     def tile(
         self, plane: PoolHow, level: int, row: int, column: int
     ) -> tuple[Float[np.ndarray, "256 256"], float]:
-        """Bins of ``2^level`` queries and keys each, and the part of the rows that is in them.
+        """Bins of ``2^level`` queries and keys each, and the fraction of rows that is in them.
 
         Args:
             plane: ``"max"``, the strongest weight, or ``"mass"``, the mean over the bin's queries
@@ -103,12 +103,12 @@ class HeadMap:
         return out, 1.0
 
     def row(self, query: int) -> Float[np.ndarray, " Lk"]:
-        """What a query gives every key."""
+        """The weights of one query over all keys."""
         weights = self._weights_of(slice(query, query + 1))
         return to_numpy(weights.pool((1, self.shape[1])))[0]
 
     def column(self, key: int) -> tuple[Float[np.ndarray, " Lq"], float]:
-        """What a key gets from every query; NaN also for rows that were not read yet."""
+        """The weights of one key from all queries; NaN also for rows that were not read yet."""
         out = np.full(self.shape[0], np.nan, np.float32)
         parts = [slice(0, None)] if self._collected is None else self._collected.parts_read()
         for part in parts:
@@ -120,11 +120,11 @@ class HeadMap:
     def links(
         self, n: int, rows: slice | None = None, columns: slice | None = None
     ) -> tuple[list[tuple[int, int, float]], float]:
-        """The strongest pairs ``(query, key, ln weight)`` of a part, or of the whole.
+        """The strongest token pairs ``(query, key, ln weight)`` of a part, or of the whole.
 
-        Of the whole those with key 0, where heads rest, are left out unless there are no others.
-        Of a large one they are the strongest of its bins, one of each, and every other place is for
-        a link that spans a hundredth of the text.
+        The whole leaves out pairs with key 0, the usual attention sink, unless there are no others.
+        A large matrix gives at most one pair per bin, and keeps half of the n for pairs that are
+        more than a hundredth of the text apart.
         """
         if rows is None or columns is None:
             whole = slice(0, self.shape[0])
@@ -147,7 +147,7 @@ class HeadMap:
 
 
 class _Collected:
-    """The coarse picture of a large matrix, and the worker that reads its rows."""
+    """The coarse heatmap of a large matrix, and the worker that reads its rows."""
 
     def __init__(self, whole: HeadMap) -> None:
         self._whole = whole
@@ -156,7 +156,7 @@ class _Collected:
         self.level = max(math.ceil(math.log2(ROUNDS)), math.ceil(math.log2(largest / LARGEST_SIDE)))
         size = tuple(-(-n >> self.level) for n in self._shape)
         self._max = np.full(size, np.nan, np.float32)
-        self._beside = self._max[:, 0].copy()  # the first column of bins without key 0
+        self._beside = self._max[:, 0].copy()  # column 0 of bins, without key 0
         self._sum = np.zeros(size, np.float32)  # of the weights that were read
         self._read = np.zeros(size[0], np.int64)  # rows of every bin
         self._rounds = [int(f"{r:05b}"[::-1], 2) for r in range(ROUNDS)]  # those between last
@@ -167,7 +167,7 @@ class _Collected:
         self._stopped = threading.Event()
         self._worker: threading.Thread | None = None
         self._failure: Exception | None = None
-        self._asked = 0.0
+        self._last_request = 0.0
 
     @property
     def nbytes(self) -> int:
@@ -180,11 +180,11 @@ class _Collected:
 
     def parts_read(self) -> list[slice]:
         """Slices of rows that were read whole."""
-        self._attend()
+        self._keep_alive()
         return list(self._done)
 
     def tile(self, plane: PoolHow, level: int, row: int, column: int) -> tuple[Picture, float]:
-        self._attend()
+        self._keep_alive()
         out = np.full((TILE, TILE), np.nan, np.float32)
         with self._lock:
             coverage = self.coverage
@@ -194,12 +194,12 @@ class _Collected:
         return out, coverage
 
     def links(self, n: int) -> tuple[list[tuple[int, int, float]], float]:
-        self._attend()
+        self._keep_alive()
         with self._lock:
             coverage, finest = self.coverage, self._max.copy()
             finest[:, 0] = self._beside
-        rests = not np.isfinite(finest).any()  # on key 0, all of it
-        if rests:
+        only_sink = not np.isfinite(finest).any()  # all weight is on key 0
+        if only_sink:
             finest = self._max.copy()
         strength = finest
         level = self.level + max(0, math.ceil(math.log2(max(finest.shape) / LINK_BINS)))
@@ -213,13 +213,13 @@ class _Collected:
         found: set[tuple[int, int, float]] = set()
         for bin_ in dict.fromkeys([*_largest(far, n // 2), *_largest(strength, n)]):
             if len(found) < n:
-                found.update(self._strongest_of(bin_, level, finest, 0 if rests else 1))
+                found.update(self._strongest_of(bin_, level, finest, 0 if only_sink else 1))
         return sorted(found, key=lambda link: -link[2]), coverage
 
     def _strongest_of(
         self, bin_: tuple[int, int], level: int, finest: Picture, first: int
     ) -> list[tuple[int, int, float]]:
-        """The strongest pair of a bin from key ``first`` on, in the strongest finest bin in it."""
+        """The strongest pair of a bin from key ``first`` on: that of its strongest finest bin."""
         side = 1 << level - self.level
         top, left = bin_[0] * side, bin_[1] * side
         part = finest[top : top + side, left : left + side]
@@ -231,7 +231,7 @@ class _Collected:
         return self._whole._strongest(1, rows, slice(max(first, columns.start), columns.stop))
 
     def _picture(self, plane: PoolHow, level: int) -> Picture:
-        """The whole picture at a level, made once of what has been read."""
+        """The whole heatmap at a level, cached until the next round is read."""
         version = len(self._done)
         kept = self._levels.get((plane, level))
         if kept is not None and kept[0] == version:
@@ -251,9 +251,9 @@ class _Collected:
             self._levels[plane, level] = (version, picture)
         return picture
 
-    def _attend(self) -> None:
-        """Says that somebody looks on, and waits for the first round or the worker's end."""
-        self._asked = time.monotonic()
+    def _keep_alive(self) -> None:
+        """Keeps the worker running, and waits for its first round or its end."""
+        self._last_request = time.monotonic()
         with self._lock:
             alive = self._worker is not None and self._worker.is_alive()
             if self._rounds and not alive:
@@ -279,18 +279,18 @@ class _Collected:
             while self._rounds and self._read_round(self._rounds[0]):
                 self._rounds.pop(0)
                 self._first.set()
-                if time.monotonic() - self._asked > ATTENTION_S:
+                if time.monotonic() - self._last_request > IDLE_TIMEOUT_S:
                     return
-        except Exception as error:  # for whoever asks next: a thread has nobody to tell
+        except Exception as error:  # the next request raises it
             self._failure = error
         finally:
-            self._first.set()  # whoever waits is told, or asks again
+            self._first.set()  # wakes the requests that wait
 
     def _read_round(self, start: int) -> bool:
-        """Reads every 32nd row from ``start`` on, in turns; whether it came to the end."""
+        """Reads every 32nd row from ``start`` on, slice by slice; False where it was stopped."""
         part = slice(start, self._shape[0], ROUNDS)
         every = 1 << self.level
-        height = max(1, A_TURN // (self._whole._work(every // ROUNDS, self._shape[1]) + 1))
+        height = max(1, WORK_SLICE // (self._whole._work(every // ROUNDS, self._shape[1]) + 1))
         pieces = []
         for low in range(0, self._shape[0], height * every):
             if self._stopped.is_set():
@@ -309,7 +309,7 @@ class _Collected:
         return True
 
     def _pooled(self, rows: slice) -> tuple[Picture, np.ndarray, Picture, np.ndarray]:
-        """Of some rows, by bins: strongest, that of the first without key 0, sum, and how many."""
+        """Per bin of some rows: maximum, maximum of column 0 without key 0, sum, number of rows."""
         weights = self._whole._weights_of(rows)
         count = len(range(rows.start, rows.stop, rows.step))
         columns = slice(0, self._shape[1])
@@ -329,7 +329,7 @@ class _Collected:
 def bins(
     weights: AttentionWeights, planes: tuple[PoolHow, ...], down: int, across: int, columns: slice
 ) -> list[Picture]:
-    """All rows and some columns of one matrix in bins of ``(down, across)``; the last are rests."""
+    """All rows and some columns of a matrix in bins of ``(down, across)``; the last are smaller."""
     bands = []
     for rows in _whole_and_rest(slice(0, weights.shape[0]), down):
         beside = []
@@ -360,7 +360,7 @@ def _halved(x: np.ndarray, join: Any) -> np.ndarray:
 
 
 def _largest(x: Picture, n: int) -> list[tuple[int, int]]:
-    """Places of the n largest numbers, largest first; −inf is none."""
+    """Indices of the n largest numbers, largest first, without −inf."""
     flat = x.reshape(-1)
     places = np.argpartition(flat, -n)[-n:] if 0 < n < len(flat) else np.arange(len(flat))[: n or 0]
     places = places[np.isfinite(flat[places])]

@@ -19,7 +19,7 @@ import { makeSteps } from "./panels/steps.js";
 import { makeText } from "./panels/text.js";
 
 /** @import { Context } from "./data/selection.js" */
-/** @import { About, Ask } from "./data/source.js" */
+/** @import { About, SendRequest } from "./data/source.js" */
 
 /** @typedef {"heads" | "text"} PanelName of what shares one place where the page is narrow */
 
@@ -28,22 +28,22 @@ import { makeText } from "./panels/text.js";
 const FIRST_PICTURE_MS = 1500;
 
 /**
- * Builds the page inside `root` from the numbers that `ask` gives; null where it gives none.
- * `address`: whether it is the whole page, and the page's address says what is chosen.
+ * Builds the page inside `root` with data from `request`; null where that fails.
+ * `address`: whether it is the whole page, whose address follows the selection.
  * @param {HTMLElement} root
- * @param {Ask} ask
+ * @param {SendRequest} request
  * @param {{address?: boolean}} [options]
  * @returns {Promise<{context: Context, end: () => void} | null>}
  */
-export async function start(root, ask, { address = false } = {}) {
+export async function start(root, request, { address = false } = {}) {
   const banner = makeBanner();
   root.classList.add("regard");
   root.classList.toggle("regard-whole", address);
   root.replaceChildren(banner.element);
   /** @type {() => void} */
-  let retry = () => start(root, ask, { address });
+  let retry = () => start(root, request, { address });
   const fails = (/** @type {string} */ sentence) => banner.show(sentence, retry);
-  const source = new Source(watched(ask, { fails, works: banner.hide }));
+  const source = new Source(watched(request, { fails, works: banner.hide }));
   /** @type {About} */
   let about;
   try {
@@ -78,7 +78,7 @@ export async function start(root, ask, { address = false } = {}) {
 }
 
 // {drawn, isDrawn()}: a promise that waits for the map's first whole picture, but not for long;
-// what is not needed for it is asked for behind it.
+// requests that it does not need come after it.
 function firstPicture() {
   let isDrawn = () => {};
   /** @type {Promise<void>} */

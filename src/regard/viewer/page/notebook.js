@@ -1,15 +1,15 @@
-// The page in a notebook: the kernel answers, in messages with numbers beside them.
+// The page in a notebook: the kernel responds, in messages with buffers.
 
 import { start } from "./main.js";
 
-/** @import { Ask, Reply } from "./data/source.js" */
+/** @import { SendRequest, Reply } from "./data/source.js" */
 
 /** @typedef {{id: string, error?: string, coverage: number}} Message */
 
 /** @typedef {(message: Message, buffers: (ArrayBuffer | ArrayBufferView)[]) => void} Hear */
 
 /**
- * What anywidget gives, as far as it is used.
+ * The part of anywidget's model that is used.
  * @typedef {{send: (content: object) => void, on: (event: "msg:custom", hear: Hear) => void,
  *   off: (event: "msg:custom", hear: Hear) => void}} WidgetModel
  */
@@ -17,35 +17,35 @@ import { start } from "./main.js";
 /** @typedef {{resolve: (reply: Reply) => void, reject: (why: Error) => void}} Waiting */
 
 /**
- * The `ask` of a page whose numbers a kernel computes, and what ends it.
+ * Requests to a notebook's kernel, and a function that ends them.
  * @param {WidgetModel} model
  */
 export function overKernel(model) {
-  /** @type {Map<string, Waiting>} by the question's id */
+  /** @type {Map<string, Waiting>} by the request's id */
   const waiting = new Map();
-  const page = Math.random(); // a widget may be shown twice, and hears what either asked
+  const page = Math.random(); // a widget may be shown twice, and hears the responses to both
   /** @type {Hear} */
   const hear = (message, buffers) => {
-    const asked = waiting.get(message.id);
-    if (!asked) return;
+    const pending = waiting.get(message.id);
+    if (!pending) return;
     waiting.delete(message.id);
-    if (message.error) asked.reject(new Error(message.error));
-    else asked.resolve({ body: copyOf(buffers[0]), coverage: message.coverage });
+    if (message.error) pending.reject(new Error(message.error));
+    else pending.resolve({ body: copyOf(buffers[0]), coverage: message.coverage });
   };
   let last = 0;
-  /** @type {Ask} */
-  const ask = (path, parameters) =>
+  /** @type {SendRequest} */
+  const request = (path, parameters) =>
     new Promise((resolve, reject) => {
       const id = `${page} ${++last}`;
       waiting.set(id, { resolve, reject });
       model.send({ id, path, parameters });
     });
   model.on("msg:custom", hear);
-  return { ask, end: () => model.off("msg:custom", hear) };
+  return { request, end: () => model.off("msg:custom", hear) };
 }
 
 /**
- * An ArrayBuffer of its own, whichever view of bytes the notebook gives.
+ * Copies any view of bytes into an ArrayBuffer.
  * @param {ArrayBuffer | ArrayBufferView} view
  */
 function copyOf(view) {
@@ -56,16 +56,16 @@ function copyOf(view) {
 }
 
 /**
- * What anywidget calls for every place where the widget is shown, and what it calls in the end.
+ * anywidget calls this wherever the widget is shown, and the returned function at the end.
  * @param {{model: WidgetModel, el: HTMLElement}} widget
  */
 export async function render({ model, el }) {
   const root = document.createElement("div");
   root.setAttribute("data-lm-suppress-shortcuts", "true"); // the notebook's own, of JupyterLab
   el.addEventListener("keydown", (event) => event.stopPropagation());
-  const { ask, end } = overKernel(model);
+  const { request, end } = overKernel(model);
   el.append(root);
-  const page = await start(root, ask, { address: false });
+  const page = await start(root, request, { address: false });
   return () => {
     page?.end();
     end();

@@ -1,4 +1,4 @@
-// Choosing where nothing is chosen yet.
+// Chooses a pair where none is chosen yet.
 
 import { largest } from "../drawing/numbers.js";
 
@@ -6,7 +6,7 @@ import { largest } from "../drawing/numbers.js";
 /** @import { Place } from "./source.js" */
 
 /**
- * The last query that sees something, and its strongest key; going back does not undo it.
+ * Chooses the last query with an unmasked key, and its strongest key; Back does not undo it.
  * @param {Context} context
  * @returns {Promise<void>}
  */
@@ -22,7 +22,7 @@ export async function chooseFirst(context) {
 }
 
 /**
- * Looks from a query at its strongest key.
+ * Chooses a query and its strongest key.
  * @param {Context} context
  * @param {number} query
  */
@@ -34,7 +34,7 @@ export async function lookFrom({ selection, source }, query) {
 }
 
 /**
- * Looks at a key from the query that gives it most.
+ * Chooses a key and the query that attends to it most.
  * @param {Context} context
  * @param {number} key
  */

@@ -1,4 +1,4 @@
-// What is chosen on the page, and the address that says so.
+// The selection on the page, and the address that follows it.
 
 /** @import { About, Place } from "./source.js" */
 /** @import { Source } from "./source.js" */
@@ -17,11 +17,11 @@
  *   y: number | null, zoom: number | null}} Fields
  */
 
-/** @typedef {Set<keyof Fields>} Changed the names of the fields that are others now */
+/** @typedef {Set<keyof Fields>} Changed the names of the fields that changed */
 
 /**
- * What all parts of the page share. `because`: what a panel wants to say first of a change that it
- * makes; `drawn` waits for the map's first whole picture, which `isDrawn` tells.
+ * Shared by all parts of the page. `because`: a panel's words that come first in the status line of
+ * its change; `drawn` waits for the map's first whole picture, which `isDrawn` announces.
  * @typedef {{about: About, source: Source, selection: Selection,
  *   texts: (recording: number) => Promise<Texts>, say: (text: string) => void,
  *   aside: (text: string) => void, because: string, root: HTMLElement, ended: AbortSignal,
@@ -48,7 +48,7 @@ const DEFAULTS = {
   y: null,
   zoom: null,
 };
-// Going back undoes these; the others are replaced where they stand.
+// Back undoes these; the others are replaced in the address.
 /** @type {(keyof Fields)[]} */
 const STEPS = ["view", "recording", "layer", "head", "query", "key", "compare", "other"];
 // Browsers refuse more than some twenty changes of the address a second.
@@ -109,8 +109,8 @@ export class Selection extends EventTarget {
   }
 
   /**
-   * Sets some fields to what exists nearest to it, and tells whoever listens. `step`: whether going
-   * back may undo it alone.
+   * Sets some fields, each to the nearest value that exists, and notifies the listeners. `step`:
+   * whether Back may undo it alone.
    * @param {Partial<Fields>} fields
    * @param {{step?: boolean}} [how]
    */
@@ -134,7 +134,7 @@ export class Selection extends EventTarget {
     }
   }
 
-  // Tells every field anew, as after a failure.
+  // Notifies of every field again, as after a failure.
   again() {
     this.dispatchEvent(new CustomEvent("change", { detail: new Set(NAMES) }));
   }
@@ -148,7 +148,7 @@ export class Selection extends EventTarget {
   }
 
   /**
-   * {recording, layer, head}: what every question to the source starts with.
+   * {recording, layer, head}: the first parameters of every request.
    * @returns {Place}
    */
   get where() {
@@ -156,7 +156,7 @@ export class Selection extends EventTarget {
   }
 
   /**
-   * The same of what is compared with, or null.
+   * The same of the head to compare with, or null.
    * @returns {Place | null}
    */
   get otherWhere() {
@@ -229,7 +229,7 @@ const CHOICES = {
 };
 
 /**
- * The head that `L2H1`, or `L2H1@1`, names.
+ * The head of the name `L2H1`, or `L2H1@1`.
  * @param {string} name
  * @returns {Place | null}
  */

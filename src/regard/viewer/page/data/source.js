@@ -1,13 +1,13 @@
-// Where the page's numbers come from. `ask(path, parameters, signal)` gives {body: ArrayBuffer,
+// The data source of the page. `request(path, parameters, signal)` gives {body: ArrayBuffer,
 // coverage: number}: over HTTP, from a notebook's kernel, or computed here (offline/local.js).
 
-/** @typedef {{[name: string]: string | number | undefined}} Parameters of a question */
+/** @typedef {{[name: string]: string | number | undefined}} Parameters of a request */
 
 /** @typedef {{body: ArrayBuffer, coverage: number}} Reply */
 
 /**
- * Gives the answer to a question of docs/viewer-protocol.md.
- * @callback Ask
+ * Sends a request to an endpoint of docs/viewer-protocol.md.
+ * @callback SendRequest
  * @param {string} path
  * @param {Parameters} parameters
  * @param {AbortSignal} [signal]
@@ -15,14 +15,14 @@
  */
 
 /**
- * What is known of a layer; `number` where only some layers were exported.
+ * Facts of a layer; `number` where only some layers were exported.
  * @typedef {{heads: number, key_heads: number, head_size: number, value_size: number | null,
  *   scale: number, capped: string | null, causal: boolean, options: string[],
  *   number?: number}} LayerFacts
  */
 
 /**
- * What is known of a recording.
+ * Facts of a recording.
  * @typedef {{name: string, model: string | null, tokens: number, queries: number, itself: boolean,
  *   start: number, boundary: number | null, layers: LayerFacts[]}} RecordingFacts
  */
@@ -32,12 +32,12 @@
 /** @typedef {{recording: number, layer: number}} LayerPlace */
 
 /**
- * A head: by the numbers that questions are asked with.
+ * A head, as the parameters of a request name it.
  * @typedef {LayerPlace & {head: number}} Place
  */
 
 /**
- * Logarithms of weights, NaN where invisible, or counts.
+ * Logarithms of weights, NaN where masked, or counts.
  * @typedef {{values: Float32Array, coverage: number}} Floats
  */
 
@@ -59,7 +59,7 @@
  */
 
 /**
- * What every head of a layer does; a thumbnail is size × size logarithms.
+ * Thumbnails and scores of a layer's heads; a thumbnail is size × size logarithms.
  * @typedef {HeadScores & {thumbnails: Float32Array}} HeadsFacts
  */
 
@@ -72,16 +72,16 @@
  */
 
 export const TILE = 256; // bins on a side
-const MOST_TILES = 512; // kept: 128 MB
+const MAX_CACHED = 512; // responses; as tiles they take 128 MB
 
 export class Source {
-  /** @param {Ask} ask */
-  constructor(ask) {
-    this.ask = ask;
-    /** @type {Map<string, unknown>} exact answers by their address, the latest used last */
+  /** @param {SendRequest} request */
+  constructor(request) {
+    this.request = request;
+    /** @type {Map<string, unknown>} LRU cache of the exact responses, the latest used last */
     this.kept = new Map();
-    /** @type {Map<string, Promise<unknown>>} under way */
-    this.asked = new Map();
+    /** @type {Map<string, Promise<unknown>>} requests in flight */
+    this.pending = new Map();
   }
 
   /** @returns {Promise<About>} */
@@ -100,7 +100,7 @@ export class Source {
   }
 
   /**
-   * ln of the weights of 256 × 256 bins of 2^level tokens: {values, coverage}. NaN: invisible.
+   * ln of the weights of 256 × 256 bins of 2^level tokens: {values, coverage}. NaN: masked.
    * @param {TilePlace} where
    * @param {AbortSignal} [signal]
    */
@@ -117,7 +117,7 @@ export class Source {
   }
 
   /**
-   * ln of the weights that a query gives to every key: {values, coverage}.
+   * ln of the weights of one query over all keys: {values, coverage}.
    * @param {Place & {query: number}} where
    * @param {AbortSignal} [signal]
    */
@@ -126,7 +126,7 @@ export class Source {
   }
 
   /**
-   * ln of the weights that a key gets from every query.
+   * ln of the weights of one key from all queries.
    * @param {Place & {key: number}} where
    * @param {AbortSignal} [signal]
    */
@@ -135,7 +135,7 @@ export class Source {
   }
 
   /**
-   * How many keys each query sees.
+   * The number of unmasked keys of each query.
    * @param {Place} where
    */
   visible(where) {
@@ -162,7 +162,7 @@ export class Source {
   }
 
   /**
-   * What every head of a layer does: thumbnails and scores.
+   * Thumbnails and scores of every head of a layer.
    * @param {LayerPlace} where
    * @returns {Promise<HeadsFacts>}
    */
@@ -227,26 +227,26 @@ export class Source {
       this.kept.set(name, known);
       return known;
     }
-    const asked = /** @type {Promise<Answer> | undefined} */ (this.asked.get(name));
-    if (asked) return asked;
-    const promise = this.ask(path, parameters, signal).then(decode);
-    this.asked.set(name, promise);
+    const pending = /** @type {Promise<Answer> | undefined} */ (this.pending.get(name));
+    if (pending) return pending;
+    const promise = this.request(path, parameters, signal).then(decode);
+    this.pending.set(name, promise);
     try {
       const answer = await promise;
       if ((answer.coverage ?? 1) === 1) this.kept.set(name, answer);
-      if (this.kept.size > MOST_TILES) forgetFirst(this.kept);
+      if (this.kept.size > MAX_CACHED) dropOldest(this.kept);
       return answer;
     } finally {
-      this.asked.delete(name);
+      this.pending.delete(name);
     }
   }
 }
 
 /**
- * Takes away what stands in a map for the longest time.
+ * Drops the oldest entry of a map: the least recently used one of an LRU cache.
  * @param {Map<string, unknown>} map
  */
-export function forgetFirst(map) {
+export function dropOldest(map) {
   for (const name of map.keys()) {
     map.delete(name);
     return;
@@ -265,16 +265,16 @@ function address(path, parameters) {
 }
 
 /**
- * The `ask` of a page that a server gave.
- * @returns {Ask}
+ * Requests over HTTP, for a page that a server gave.
+ * @returns {SendRequest}
  */
 export function overHttp() {
   return async (path, parameters, signal) => {
-    const answer = await fetch(`data/${address(path, parameters)}`, { signal });
-    if (!answer.ok) throw new Error(await answer.text());
+    const response = await fetch(`data/${address(path, parameters)}`, { signal });
+    if (!response.ok) throw new Error(await response.text());
     return {
-      body: await answer.arrayBuffer(),
-      coverage: Number(answer.headers.get("Regard-Coverage") ?? 1),
+      body: await response.arrayBuffer(),
+      coverage: Number(response.headers.get("Regard-Coverage") ?? 1),
     };
   };
 }

@@ -1,5 +1,5 @@
-// The tiles of one head that a map shows: asked for from the middle outwards, again while the
-// answer has not read all rows, and no longer once the map has moved on.
+// The tiles of one head that a map shows: requested from the middle outwards, again while the
+// response has not read all rows, and aborted once the map has moved on.
 
 import { TILE } from "./source.js";
 import { isAbort } from "./watch.js";
@@ -30,18 +30,18 @@ export class Tiles {
     this.wanted = new Map();
     /** @type {Map<string, AbortController>} */
     this.flying = new Map();
-    /** @type {Map<string, Floats>} the latest answers that have not read all */
+    /** @type {Map<string, Floats>} the latest responses that have not read all rows */
     this.partial = new Map();
-    /** @type {Map<string, Floats>} the exact answers among those wanted */
+    /** @type {Map<string, Floats>} the exact responses among those wanted */
     this.shown = new Map();
-    /** @type {Set<string>} not to be asked again before the next round */
+    /** @type {Set<string>} not to be requested again before the next round */
     this.resting = new Set();
     /** @type {unknown} */
     this.error = null;
   }
 
   /**
-   * What the map shows from now on: bins of 2^level tokens, [from, to) of each side.
+   * Sets the tiles that the map shows: bins of 2^level tokens, [from, to) of each side.
    * @param {Place} where
    * @param {Plane} plane
    * @param {number} level
@@ -53,7 +53,7 @@ export class Tiles {
     this.where = whole;
     this.level = level;
     const head = Object.values(whole).join();
-    if (head !== this.head) this.#forget();
+    if (head !== this.head) this.#clear();
     this.head = head;
     /** @type {typeof this.wanted} */
     const wanted = new Map();
@@ -67,7 +67,7 @@ export class Tiles {
     this.wanted = wanted;
     for (const name of this.shown.keys()) if (!wanted.has(name)) this.shown.delete(name);
     for (const [name, flight] of this.flying) if (!wanted.has(name)) flight.abort();
-    this.#ask();
+    this.#request();
   }
 
   /**
@@ -97,8 +97,8 @@ export class Tiles {
     return answer?.values[(row % TILE) * TILE + (column % TILE)];
   }
 
-  // {read, missing}: the part of the rows that the known tiles have read, null where there is
-  // none, and how many tiles have not come.
+  // {read, missing}: the fraction of rows that the known tiles have read, null where there is
+  // none, and how many tiles are missing.
   get progress() {
     /** @type {number | null} */
     let read = null;
@@ -113,10 +113,10 @@ export class Tiles {
 
   end() {
     this.wanted.clear();
-    this.#forget();
+    this.#clear();
   }
 
-  #ask() {
+  #request() {
     const open = [...this.wanted]
       .filter(([name, { where }]) => {
         if (this.flying.has(name) || this.resting.has(name)) return false;
@@ -158,7 +158,7 @@ export class Tiles {
     } finally {
       if (this.flying.get(name) === flight) this.flying.delete(name);
       if (rest) this.#rest(name, rest);
-      this.#ask();
+      this.#request();
     }
   }
 
@@ -170,11 +170,11 @@ export class Tiles {
     this.resting.add(name);
     setTimeout(() => {
       this.resting.delete(name);
-      this.#ask();
+      this.#request();
     }, milliseconds);
   }
 
-  #forget() {
+  #clear() {
     for (const flight of this.flying.values()) flight.abort();
     this.flying.clear();
     this.partial.clear();

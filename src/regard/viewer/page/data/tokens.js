@@ -13,14 +13,14 @@
 // Byte-level vocabularies write a space as Ġ, a line's end as Ċ and a tab as ĉ; others write ▁.
 /** @type {Record<string, string>} */
 const SPELLED = { Ġ: " ", "▁": " ", Ċ: "\n", ĉ: "\t" };
-// What would hide, or turn the order of letters around, is written out: ␀, ⟨202E⟩.
+// Characters that hide, or turn the order of letters around, are written out: ␀, ⟨202E⟩.
 const CONTROLS = "\\0-\\x08\\x0b-\\x1f\\x7f-\\x9f\\xad\\ufff9-\\ufffb";
 const MARKS = "\\u061c\\u180e\\u200b\\u200e\\u200f\\u2028-\\u202e\\u2060-\\u206f\\ufeff";
 const UNSEEN = new RegExp(`[${CONTROLS}${MARKS}]`, "g");
 const LONGEST = 400; // characters of one token that are shown
 
 /**
- * The token's text, with its spaces, and nothing in it that hides.
+ * The token's text with its spaces, and without hidden characters.
  * @param {string} text
  */
 export function cleanToken(text) {
@@ -37,7 +37,7 @@ function written(character) {
 }
 
 /**
- * The token in a few letters, on one line and never empty: for labels.
+ * A label: the token in a few letters, on one line and never empty.
  * @param {string} text
  * @param {number} [most]
  */
@@ -56,7 +56,7 @@ export class TokenText {
     this.clean = [];
     /** @type {{text: string, starts: Int32Array} | null} what phrases are looked for in */
     this.searched = null;
-    // Words without any space are those of a tokenizer that drops spaces.
+    // Tokens without any space come from a tokenizer that drops spaces.
     const some = tokens.slice(0, 2000);
     this.spaced = some.length > 1 && !some.some((text) => /\s/.test(cleanToken(text)));
   }
@@ -66,7 +66,7 @@ export class TokenText {
   }
 
   /**
-   * As it is read in the running text.
+   * A token in the running text.
    * @param {number} position
    */
   text(position) {
@@ -84,7 +84,7 @@ export class TokenText {
   }
 
   /**
-   * Where the phrase stands, upper or lower case, across tokens: [[first, last], …].
+   * The places of a phrase, upper or lower case, across tokens: [[first, last], …].
    * @param {string} phrase
    */
   find(phrase) {

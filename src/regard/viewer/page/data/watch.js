@@ -1,8 +1,8 @@
-// What goes wrong between the page and its source is said once, and never lost.
+// Failed requests: each is shown once, and none is lost.
 
 import { make } from "../drawing/dom.js";
 
-/** @import { Ask } from "./source.js" */
+/** @import { SendRequest } from "./source.js" */
 
 /** @type {WeakSet<object>} */
 const said = new WeakSet();
@@ -39,27 +39,27 @@ export function makeBanner() {
 }
 
 /**
- * `ask`, which tells `fails` of a failure, and `works` once the same question is answered, or any
+ * Wraps `request`: calls `fails` on a failure, and `works` once the same request succeeds, or any
  * after the server was away.
- * @param {Ask} ask
+ * @param {SendRequest} request
  * @param {{fails: (sentence: string) => void, works: () => void}} tell
- * @returns {Ask}
+ * @returns {SendRequest}
  */
-export function watched(ask, { fails, works }) {
-  /** @type {{question: string, away: boolean} | null} */
+export function watched(request, { fails, works }) {
+  /** @type {{name: string, away: boolean} | null} */
   let failed = null;
   return async (path, parameters, signal) => {
-    const question = JSON.stringify([path, parameters]);
+    const name = JSON.stringify([path, parameters]);
     try {
-      const answer = await ask(path, parameters, signal);
-      if (failed !== null && (failed.away || failed.question === question)) {
+      const answer = await request(path, parameters, signal);
+      if (failed !== null && (failed.away || failed.name === name)) {
         failed = null;
         works();
       }
       return answer;
     } catch (error) {
       if (!isAbort(error)) {
-        failed = { question, away: error instanceof TypeError };
+        failed = { name, away: error instanceof TypeError };
         if (error instanceof Error) said.add(error);
         fails(sentenceOf(error));
       }
@@ -69,7 +69,7 @@ export function watched(ask, { fails, works }) {
 }
 
 /**
- * For a promise's end: lets pass only what nobody has been told.
+ * For the end of a promise: throws the error again unless it was shown already.
  * @param {unknown} error
  */
 export function unlessSaid(error) {
@@ -77,7 +77,7 @@ export function unlessSaid(error) {
 }
 
 /**
- * Whether it only says that an answer is no longer needed.
+ * Whether it only says that a response is no longer needed.
  * @param {unknown} error
  */
 export function isAbort(error) {
@@ -85,11 +85,11 @@ export function isAbort(error) {
 }
 
 /**
- * A failed fetch is a TypeError, and its words differ from browser to browser.
+ * A failed fetch is a TypeError, whose message differs between browsers.
  * @param {unknown} error
  */
 function sentenceOf(error) {
   if (error instanceof TypeError) return "The server has ended: run regard view again.";
   const words = error instanceof Error ? error.message : "";
-  return words || "The source of the numbers gave no answer; try again.";
+  return words || "The data source did not respond; try again.";
 }

@@ -3,12 +3,12 @@
 /** @typedef {[r: number, g: number, b: number]} Colour */
 
 /**
- * Of a colour range: log10 at both ends of the ramp.
+ * A colour range: log10 at both ends of the ramp.
  * @typedef {{low: number, high: number}} Range
  */
 
 /**
- * What of the selection makes the range of colours; null where nobody edited it.
+ * The fields of the selection that set the range of colours; null where it was not edited.
  * @typedef {{scale: "weight" | "uniform", low: number | null, high: number | null}} Scaled
  */
 
@@ -45,7 +45,7 @@ export const ENTRIES = 1024;
 /** @type {Record<"light" | "dark", Colour>} */
 export const INVISIBLE = { light: [226, 226, 230], dark: [44, 43, 54] };
 /**
- * log10 where nobody edited the range.
+ * log10 of the default range.
  * @type {Record<"weight" | "uniform", [low: number, high: number]>}
  */
 export const RANGES = { weight: [-5, 0], uniform: [-2, 2] };
@@ -109,7 +109,7 @@ export function colourRange(selection) {
 }
 
 /**
- * How far a difference goes before its colour is the last one.
+ * The difference that has the last colour.
  * @param {{span: number | null}} selection
  */
 export function colourSpan(selection) {
@@ -128,7 +128,7 @@ export function entryOf(value, low, high) {
 }
 
 /**
- * Of ln(weight) in a range of log10; NaN is invisible.
+ * The colour of ln(weight) in a range of log10; NaN is masked.
  * @param {number} logWeight
  * @param {Range} range
  * @param {boolean} dark
@@ -139,7 +139,7 @@ export function weightColour(logWeight, { low, high }, dark) {
 }
 
 /**
- * Of a number between −span and span.
+ * The colour of a number between −span and span.
  * @param {number} value
  * @param {number} span
  */
@@ -157,7 +157,7 @@ function colourAt(bytes, entry) {
 }
 
 /**
- * Whether the page is dark, and a call whenever that changes, until the signal `ended`.
+ * Whether the page is dark; calls `changed` whenever that changes, until the signal `ended`.
  * @param {AbortSignal} ended
  * @param {(dark: boolean) => void} changed
  */

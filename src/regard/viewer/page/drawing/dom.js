@@ -1,7 +1,7 @@
-// Elements without markup: tokens are hostile, so text is always set as text.
+// Elements without markup: tokens may be hostile, so text is always set as text.
 
 /**
- * Of an element: properties, attributes, `class` and `text`; those that are null are left out.
+ * Properties of an element: attributes, `class` and `text`; those that are null are left out.
  * @typedef {{[name: string]: string | number | boolean | (() => void) | null | undefined}}
  *   Properties
  */
@@ -77,7 +77,7 @@ export function makePicker(label, choose) {
 }
 
 /**
- * Scrolls `scroller`, and nothing around it, until `node` is seen in it.
+ * Scrolls `scroller`, and nothing around it, until `node` is in view.
  * @param {HTMLElement} scroller
  * @param {HTMLElement} node
  */
@@ -89,7 +89,7 @@ export function showInside(scroller, node) {
 }
 
 /**
- * The one of `nodes` that stands nearest to the one at `at` in the line above (−1) or below (1).
+ * The nearest of `nodes` to the one at `at`, in the line above (−1) or below (1).
  * @template {HTMLElement} Node
  * @param {Node[]} nodes
  * @param {number} at
@@ -107,7 +107,7 @@ export function nextInLine(nodes, at, way) {
 }
 
 /**
- * Where an arrow leads in lines: above (−1) or below (1).
+ * The line that an arrow key leads to: above (−1) or below (1).
  * @param {string} key
  * @returns {-1 | 1 | undefined}
  */
@@ -117,17 +117,17 @@ export function lineStep(key) {
 }
 
 /**
- * What draws on a canvas.
+ * The drawing context of a canvas.
  * @param {HTMLCanvasElement} canvas
  */
 export function penOf(canvas) {
   const pen = canvas.getContext("2d");
-  if (!pen) throw new Error("This browser gives no canvas to draw on; take another one.");
+  if (!pen) throw new Error("This browser cannot draw on a canvas; use another one.");
   return pen;
 }
 
 /**
- * The element of a page that has one of that id.
+ * The element of that id, which the page must have.
  * @param {string} id
  */
 export function elementOf(id) {

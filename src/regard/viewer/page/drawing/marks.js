@@ -1,5 +1,5 @@
-// Lines, texts and rings as a list, drawn on a canvas or written as SVG: what is seen is what is
-// exported. Units are CSS pixels; `turn` is in degrees.
+// Lines, texts and rings as a list, drawn on a canvas or written as SVG: the export equals the
+// screen. Units are CSS pixels; `turn` is in degrees.
 
 import { penOf } from "./dom.js";
 

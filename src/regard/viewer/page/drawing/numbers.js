@@ -1,4 +1,4 @@
-// Numbers as people read them.
+// Numbers as text.
 
 const COUNT = new Intl.NumberFormat("en");
 
@@ -11,7 +11,7 @@ export function countText(n) {
 }
 
 /**
- * A weight with four decimals; one that four decimals cannot show, as 3.1e−7.
+ * A weight with four decimals; a smaller one as 3.1e−7.
  * @param {number} weight
  */
 export function weightText(weight) {
@@ -20,12 +20,12 @@ export function weightText(weight) {
 }
 
 /**
- * `weight 0.6443 (3.87 × uniform)`, of ln weight, where a query sees `seen` keys.
+ * `weight 0.6443 (3.87 × uniform)`, of ln weight, where the query has `seen` unmasked keys.
  * @param {number} lnWeight
  * @param {number} seen
  */
 export function weightWords(lnWeight, seen) {
-  if (Number.isNaN(lnWeight)) return "invisible";
+  if (Number.isNaN(lnWeight)) return "masked";
   const weight = Math.exp(lnWeight);
   return `weight ${weightText(weight)} (${timesText(weight * seen)} × uniform)`;
 }
@@ -56,7 +56,7 @@ export function stepText(x, digits = 3) {
 }
 
 /**
- * The places of the n largest, largest first; NaN is none.
+ * The indices of the n largest numbers, largest first, without NaN.
  * @param {Float32Array} values
  * @param {number} n
  */
@@ -76,7 +76,7 @@ export function largest(values, n) {
 }
 
 /**
- * How many are no NaN.
+ * How many are not NaN.
  * @param {Float32Array} values
  */
 export function countSeen(values) {

@@ -1,5 +1,5 @@
-// What stands around and over the cells: positions and tokens, the matrix's edge, where the text
-// turns from read to written, and what is chosen.
+// The marks around and over the cells: positions and tokens, the matrix's edge, the boundary
+// between read and written text, and the chosen pair.
 
 import { fitted, textWidth } from "../drawing/marks.js";
 import { countText } from "../drawing/numbers.js";
@@ -296,7 +296,7 @@ function namedQuery(layout, tokens, query, chosen, theme) {
 }
 
 /**
- * Isolated: letters that are read from the right leave what stands beside them in its place.
+ * Isolated: right-to-left letters do not move the text beside them.
  * @param {string} text
  */
 function isolated(text) {
@@ -351,7 +351,7 @@ function boundaryMarks(layout, theme) {
  */
 function ringMarks(layout, query, key, theme) {
   const [x, y] = [layout.xOf(key + 0.5), layout.yOf(query + 0.5)];
-  if (!layout.sees(x, y)) return [];
+  if (!layout.shows(x, y)) return [];
   const radius = Math.max(7, Math.min(11, layout.cell * 0.72));
   const ring = /** @type {const} */ ({ kind: "ring", x, y, radius });
   return [

@@ -1,4 +1,4 @@
-// The line above the map: what is shown, how coarsely, and how much of it has been read.
+// The line above the map: the head, the size of bins, and how many rows have been read.
 
 import { nameOfPlace } from "../data/selection.js";
 import { countText } from "../drawing/numbers.js";
@@ -8,8 +8,8 @@ import { countText } from "../drawing/numbers.js";
 /** @import { Frame } from "./frame.js" */
 
 /**
- * How far tiles have come: the part of the rows that they have read, null where there is none; how
- * many are missing; and what went wrong.
+ * Progress of tiles: the fraction of rows that they have read, null where there is none; how many
+ * are missing; and the error.
  * @typedef {{read: number | null, missing: number, error: unknown}} Progress
  */
 
@@ -65,7 +65,7 @@ function binText(level, plane) {
 }
 
 /**
- * Which heads use the same keys.
+ * The heads that share keys (grouped-query attention).
  * @param {Selection} selection
  */
 function sharedText({ layerFacts, head }) {
@@ -77,13 +77,13 @@ function sharedText({ layerFacts, head }) {
 }
 
 /**
- * `28 % of rows read`, or what is missing.
+ * `28 % of rows read`, `loading`, or nothing.
  * @param {Progress[]} parts
  * @param {number} read
  * @param {number} missing
  */
 export function progressText(parts, read, missing) {
-  if (parts.some((part) => part.error)) return "no answer, trying again";
+  if (parts.some((part) => part.error)) return "no response, trying again";
   if (missing === 0 && read === 1) return "";
   if (read > 0 && read < 1) return `${Math.max(1, Math.floor(100 * read))} % of rows read`;
   return "loading";

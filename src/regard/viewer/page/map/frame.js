@@ -1,5 +1,5 @@
-// One drawn matrix: the canvas of its cells, the canvas of what is drawn over and around them, and
-// the outline of what the pointer is on.
+// One drawn matrix: the canvas of its cells, the canvas of the marks over and around them, and the
+// outline of the bin under the pointer.
 
 import { TILE } from "../data/source.js";
 import { Tiles } from "../data/tiles.js";
@@ -17,7 +17,7 @@ import { binsOf } from "./mapview.js";
 /** @import { Point } from "./pointer.js" */
 
 /**
- * What is known of a head's matrix.
+ * Facts of a head's matrix.
  * @typedef {Extent & {itself: boolean, start: number, boundary: number | null, layer: LayerFacts,
  *   name: string}} FrameFacts
  */
@@ -25,8 +25,8 @@ import { binsOf } from "./mapview.js";
 /** @typedef {{width: number, height: number, ratio: number}} FrameSize in device pixels */
 
 /**
- * Whom a frame tells that a tile has come; that its canvases are empty and of another size; that it
- * knows now how many keys the queries see.
+ * Callbacks of a frame: a tile has come; its canvases are empty and of another size; the numbers of
+ * unmasked keys have come.
  * @typedef {{changed: () => void, resized: () => void, counted: (frame: Frame) => void}} Listeners
  */
 
@@ -78,7 +78,7 @@ export class Frame {
     this.otherTiles = new Tiles(context.source, tell.changed);
     /** @type {Map<string, ColouredTile>} what the last paint coloured */
     this.coloured = new Map();
-    /** @type {Map<string, Float64Array | null>} by head: keys that the queries before each see */
+    /** @type {Map<string, Float64Array | null>} by head: running sums of unmasked keys */
     this.seen = new Map();
     /** @type {FrameSize} */
     this.size = { width: 0, height: 0, ratio: 1 };
@@ -145,7 +145,7 @@ export class Frame {
   }
 
   /**
-   * {row, column} of the bin that is drawn at a place, or null.
+   * {row, column} of the bin drawn at a point, or null.
    * @param {Point} point
    */
   binAt({ x, y }) {
@@ -154,7 +154,7 @@ export class Frame {
   }
 
   /**
-   * ln(weight) of a bin at the level shown: NaN is invisible, undefined not known yet.
+   * ln(weight) of a bin at the level shown: NaN is masked, undefined not known yet.
    * @param {number} row
    * @param {number} column
    */
@@ -171,7 +171,7 @@ export class Frame {
   }
 
   /**
-   * The mean number of keys that a bin's queries see, or undefined while it is not known.
+   * The mean number of unmasked keys of a bin's queries, or undefined while it is not known.
    * @param {number} row
    * @param {number} level
    */
@@ -181,7 +181,7 @@ export class Frame {
     return meanSeen(sums, row, 2 ** level);
   }
 
-  // Asks how many keys the queries see, once for each head.
+  // Requests the number of unmasked keys of each query, once for each head.
   needSeen() {
     const name = headName(this.where);
     if (this.seen.has(name)) return;
@@ -199,7 +199,7 @@ export class Frame {
   }
 
   /**
-   * Of both heads.
+   * The progress of both heads.
    * @returns {Progress}
    */
   get progress() {
@@ -234,12 +234,12 @@ export class Frame {
       return [from, Math.min(last + 1, Math.ceil(length / side))];
     };
     /** @type {(tiles: Tiles, where: Place, facts: FrameFacts) => void} */
-    const ask = (tiles, where, facts) => {
+    const request = (tiles, where, facts) => {
       const [rows, columns] = [shown(this.rows, facts.queries), shown(this.columns, facts.keys)];
       tiles.want(where, plane, view.level, rows, columns);
     };
-    ask(this.tiles, this.where, this.facts);
-    if (this.other && this.otherFacts) ask(this.otherTiles, this.other, this.otherFacts);
+    request(this.tiles, this.where, this.facts);
+    if (this.other && this.otherFacts) request(this.otherTiles, this.other, this.otherFacts);
     else if (scale === "uniform") this.needSeen();
   }
 
@@ -343,8 +343,8 @@ export class Frame {
   }
 
   /**
-   * What × uniform adds to ln(weight) in each row of a tile: ln of the keys its queries see, and
-   * in the plane of mass less ln of the keys in a bin, whose mass would be theirs together.
+   * The shift of ln(weight) in each row of a tile for × uniform: ln of the unmasked keys of its
+   * queries, less ln of the keys in a bin in the plane of mass, which sums over them.
    * @param {number} row
    * @param {number} level
    */

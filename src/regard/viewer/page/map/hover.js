@@ -1,4 +1,4 @@
-// What the map says of the bin that the pointer is on.
+// The readout of the bin under the pointer.
 
 import { countText, weightText, weightWords } from "../drawing/numbers.js";
 import { differenceOf } from "./cells.js";
@@ -11,7 +11,7 @@ import { positionOf } from "./layout.js";
 /** @import { Frame, FrameFacts } from "./frame.js" */
 
 /**
- * `query 5 «it» → key 2 «cat»   weight 0.6443 (3.87 × uniform)` of a pair, of several
+ * `query 5 «it» → key 2 «cat»   weight 0.6443 (3.87 × uniform)` of a pair, of a bin
  * `queries 77,312–77,567 → keys 55,040–55,295   strongest 0.9991`.
  * @param {Context} context
  * @param {Frame} frame
@@ -29,7 +29,7 @@ export function wordsOfBin({ selection }, frame, row, column, texts) {
   }
   if (value === undefined) return `${place}   …`;
   if (level === 0) return `${place}   ${pairWeight(value, frame.seenBy(row, 0))}`;
-  if (Number.isNaN(value)) return `${place}   invisible`;
+  if (Number.isNaN(value)) return `${place}   masked`;
   const weight = weightText(Math.exp(value));
   return `${place}   ${selection.plane === "mass" ? "mass" : "strongest"} ${weight}`;
 }
@@ -121,7 +121,7 @@ function differenceWords(frame, other, row, column) {
   /** @type {(where: Place, facts: FrameFacts) => string} */
   const name = ({ layer, head }, facts) => `L${facts.layer.number ?? layer}H${head}`;
   const words = (/** @type {number | undefined} */ value) =>
-    value === undefined ? "…" : Number.isNaN(value) ? "invisible" : weightText(Math.exp(value));
+    value === undefined ? "…" : Number.isNaN(value) ? "masked" : weightText(Math.exp(value));
   const own = `${name(frame.where, frame.facts)} ${words(one)}`;
   const sides = `${own} − ${name(other.where, other.facts)} ${words(compared)}`;
   if (one === undefined || compared === undefined) return sides;

@@ -29,7 +29,7 @@ export class Layout {
     /** @type {(start: number, pixels: number, length: number) => number} */
     const last = (start, pixels, length) =>
       Math.min(length - 1, Math.floor(start + pixels / view.zoom));
-    /** @type {Ends} the first and the last that are seen */
+    /** @type {Ends} the first and the last in view */
     this.keys = [Math.floor(view.x), last(view.x, width, extent.keys)];
     /** @type {Ends} */
     this.queries = [Math.floor(view.y), last(view.y, height, extent.queries)];
@@ -52,13 +52,13 @@ export class Layout {
    * @param {number} x
    * @param {number} y
    */
-  sees(x, y) {
+  shows(x, y) {
     return x >= this.left && x <= this.right && y >= this.top && y <= this.bottom;
   }
 }
 
 /**
- * The position by which a query is named: its own in the text where it is one of the keys.
+ * The position of a query: that in the text where it is one of the keys.
  * @param {number} query
  * @param {{itself: boolean, start: number}} facts
  */

@@ -1,4 +1,4 @@
-// The strongest links of a head: rings on the map, and a list to go to them.
+// The strongest links (token pairs) of a head: rings on the map, and a list to go to them.
 
 import { unlessSaid } from "../data/watch.js";
 import { make } from "../drawing/dom.js";
@@ -14,21 +14,21 @@ import { positionOf } from "./layout.js";
 /** @typedef {(query: number, key: number) => void} GoTo */
 
 const LISTED = 8;
-const ASKED = 256;
-const LONG_TEXT = 1000; // tokens from which neighbours are no news
+const REQUESTED = 256;
+const LONG_TEXT = 1000; // tokens; in longer texts links between neighbours are left out
 const NEAR = 0.01; // of the length
 const LINKS_AGAIN_MS = 1000;
 
 /**
- * {element, rings(), update(), end()}. `go(query, key)`: a link is chosen; `changed()`: there are
- * other rings to draw.
+ * {element, rings(), update(), end()}. `go(query, key)`: a link is chosen; `changed()`: the rings
+ * have changed.
  * @param {Context} context
  * @param {{go: GoTo, changed: () => void}} does
  */
 export function makeLinks(context, { go, changed }) {
   const { selection, source } = context;
-  /** @type {{rings: Link[], asked: string | null, timer: number | undefined}} */
-  const state = { rings: [], asked: null, timer: undefined };
+  /** @type {{rings: Link[], requested: string | null, timer: number | undefined}} */
+  const state = { rings: [], requested: null, timer: undefined };
   const heading = make("summary");
   const list = make("ol");
   const element = make("details", { class: "regard-map-links" }, heading, list);
@@ -42,28 +42,28 @@ export function makeLinks(context, { go, changed }) {
     state.rings = kept;
     heading.textContent = isLong ? "Strongest long links" : "Strongest links";
     const texts = await context.texts(where.recording);
-    if (state.asked !== headName(where)) return;
+    if (state.requested !== headName(where)) return;
     list.replaceChildren(...kept.map((link) => make("li", {}, linkButton(link, facts, texts, go))));
     if (!kept.length) list.replaceChildren(make("li", { text: "no weights" }));
     markChosen();
     changed();
     if (coverage < 1) state.timer = setTimeout(() => tried(where), LINKS_AGAIN_MS);
   };
-  const ask = async (/** @type {Place} */ where) => {
-    const found = await source.links({ ...where, n: ASKED });
-    if (state.asked === headName(where)) await show(found, where);
+  const request = async (/** @type {Place} */ where) => {
+    const found = await source.links({ ...where, n: REQUESTED });
+    if (state.requested === headName(where)) await show(found, where);
   };
-  // What failed is asked again with the next update.
+  // The next update repeats a failed request.
   const tried = (/** @type {Place} */ where) =>
-    ask(where).catch((error) => {
-      if (state.asked === headName(where)) state.asked = null;
+    request(where).catch((error) => {
+      if (state.requested === headName(where)) state.requested = null;
       unlessSaid(error);
     });
   const update = () => {
     const where = selection.where;
-    if (state.asked === headName(where)) return;
+    if (state.requested === headName(where)) return;
     clearTimeout(state.timer);
-    state.asked = headName(where);
+    state.requested = headName(where);
     state.rings = [];
     state.timer = setTimeout(() => tried(where), 50);
   };
@@ -81,7 +81,7 @@ export function makeLinks(context, { go, changed }) {
 }
 
 /**
- * Those to list: of long texts the ones that reach far, if there are enough of them.
+ * The links to list: in long texts those between distant tokens, if there are enough of them.
  * @param {Link[]} links
  * @param {Pick<RecordingFacts, "tokens" | "itself" | "start">} facts
  */

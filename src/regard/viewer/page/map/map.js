@@ -1,9 +1,9 @@
-// The map of a head: which part of which matrix is shown, and what pointer and keys do to it.
+// The attention map of a head: a heatmap of its weights to zoom and to move with pointer and keys.
 //
-// The element says through data-idle ("true" once every tile of the view has come whole),
-// data-missing how many tiles have not come, and data-read which part of the rows they have read.
-// On its canvas data-paints says how often the cells were drawn, data-x, -y, -zoom and -level what
-// they show. The class "bare" hides all but the cells.
+// On the element, data-idle is "true" once every tile of the view is exact, data-missing is how
+// many tiles are missing, and data-read is the fraction of rows that they have read. On its canvas,
+// data-paints counts how often the cells were drawn; data-x, -y, -zoom and -level are their view.
+// The class "bare" hides all but the cells.
 
 import { unlessSaid } from "../data/watch.js";
 import { watchTheme } from "../drawing/colours.js";
@@ -27,7 +27,7 @@ import { shownRange } from "./shown.js";
 /** @import { Extent, MapView } from "./mapview.js" */
 
 /**
- * The bin that the pointer is on, and what is known of it.
+ * The bin under the pointer, and what is known of it.
  * @typedef {{frame: Frame, row: number, column: number, level: number, value: number | undefined,
  *   seen: boolean}} Hovered
  */
@@ -150,7 +150,7 @@ export class HeadMapView {
   }
 
   /**
-   * Zooms around what is chosen where it is seen, else around the middle.
+   * Zooms around the chosen pair where it is in view, else around the middle.
    * @param {number} factor
    */
   zoomBy(factor) {
@@ -169,7 +169,7 @@ export class HeadMapView {
   }
 
   /**
-   * Moves what is chosen by whole bins.
+   * Moves the chosen pair by whole bins.
    * @param {number} across
    * @param {number} down
    */
@@ -188,7 +188,7 @@ export class HeadMapView {
   }
 
   /**
-   * Chooses a pair and brings it into sight.
+   * Chooses a pair and scrolls it into view.
    * @param {number} query
    * @param {number} key
    */
@@ -266,13 +266,13 @@ export class HeadMapView {
     if (level > 0) this.resting = setTimeout(exact, EXACT_MS);
   }
 
-  // Fits the range of colours to what is shown.
+  // Fits the range of colours to the values in view.
   fitRange() {
     this.selection.set(shownRange(this.frames[0], this.selection));
   }
 
   /**
-   * Draws soon; `cells`: whether not only what lies over them has changed.
+   * Draws soon; `cells`: whether cells changed too, not only the marks over them.
    * @param {boolean} [cells]
    */
   schedule(cells = true) {
@@ -294,7 +294,7 @@ export class HeadMapView {
   }
 
   /**
-   * What is drawn over and around a frame's cells: also what an exported picture draws.
+   * The marks over and around a frame's cells, also for an exported picture.
    * @param {Frame} frame
    * @returns {Mark[]}
    */
@@ -309,7 +309,7 @@ export class HeadMapView {
     return frameMarks(layout, texts, { query, key, rings }, this.colours);
   }
 
-  // The chosen pair, or the middle of what is seen.
+  // The chosen pair, or the middle of the view.
   #cursor() {
     const { view, size, selection } = this;
     return {
@@ -339,7 +339,7 @@ export class HeadMapView {
   }
 
   /**
-   * Shows what the selection says; `changed`: names of its fields, or null for all.
+   * Shows the selection; `changed`: names of its fields, or null for all.
    * @param {Changed | null} changed
    */
   #follow(changed) {
@@ -418,7 +418,7 @@ export class HeadMapView {
     const caption = captionOf(this.context, this.frames[0], progress);
     if (caption !== this.caption.textContent) {
       this.caption.textContent = caption;
-      this.stage.setAttribute("aria-label", `Map of ${caption}`);
+      this.stage.setAttribute("aria-label", `Attention map of ${caption}`);
     }
     this.element.dataset.idle = String(done && !this.pending);
     if (missing === 0 && read > 0) this.context.isDrawn();
@@ -432,7 +432,7 @@ export class HeadMapView {
     if (done) this.context.aside("");
   }
 
-  // Until someone opens or closes the list, it is open only where it hides nothing that is seen.
+  // Until someone opens or closes the list, it is open only where it covers no cells in view.
   #placeLinks() {
     if (this.linksMoved || this.selection.compare) return;
     const { view, size, extent } = this;

@@ -5,15 +5,15 @@
 /** @typedef {{queries: number, keys: number}} Extent of a matrix, in tokens */
 
 /**
- * The token at the left and the top, device pixels for a token, the level of bins, and how far and
- * how near one may go.
+ * The token at the left and the top, device pixels per token, the level of bins, and the least and
+ * the largest zoom.
  * @typedef {{x: number, y: number, zoom: number, level: number, fit: number,
  *   nearest: number}} MapView
  */
 
 /**
- * What is asked for; null follows the window.
- * @typedef {{x: number | null, y: number | null, zoom: number | null}} Wish
+ * A wanted view; null follows the window.
+ * @typedef {{x: number | null, y: number | null, zoom: number | null}} WantedView
  */
 
 const NEAREST = 64; // device pixels for a token
@@ -21,7 +21,7 @@ const LARGEST_FIT = 160; // of a text of a few tokens
 const MARGIN = 2; // pixels beyond the last token, so that its bin is never cut off
 
 /**
- * How near the whole matrix is, and how near one may go.
+ * The zoom that fits the whole matrix, and the largest zoom.
  * @param {Pixels} size
  * @param {Extent} extent
  */
@@ -32,8 +32,8 @@ export function zoomLimits({ width, height }, { queries, keys }) {
 }
 
 /**
- * {x, y, zoom, level, fit, nearest}: what is asked for, held inside the matrix.
- * @param {Wish} wish
+ * {x, y, zoom, level, fit, nearest}: the wanted view, clamped to the matrix.
+ * @param {WantedView} wanted
  * @param {Pixels} size
  * @param {Extent} extent
  * @returns {MapView}
@@ -78,7 +78,7 @@ export function zoomedAt(view, factor, px, py, size, extent) {
 }
 
 /**
- * The view nearest to this one in which the bin of the token pair lies, some pixels inside.
+ * The view nearest to this one that contains the bin of the token pair, some pixels inside.
  * @param {MapView} view
  * @param {number} query
  * @param {number} key

@@ -1,4 +1,4 @@
-// The range of what a frame shows, for the colours.
+// The range of the values in a frame, for the colours.
 
 import { colourRange } from "../drawing/colours.js";
 import { differenceOf } from "./cells.js";
@@ -6,7 +6,7 @@ import { differenceOf } from "./cells.js";
 /** @import { Fields, Selection } from "../data/selection.js" */
 /** @import { Frame } from "./frame.js" */
 
-const LOWEST = 0.02; // of the bins may be fainter than the ramp's start
+const LOWEST = 0.02; // fraction of bins that may be fainter than the ramp's start
 const LEAST_RANGE = 0.5; // powers of ten
 
 /**

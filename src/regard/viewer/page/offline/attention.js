@@ -1,19 +1,19 @@
 // Attention of one head in float64, row by row, so that nothing of size Lq × Lk is stored:
 //
-//   s = scale · q·kᵀ → softcap · tanh(s / softcap) → + bias → invisible keys to −∞
+//   s = scale · q·kᵀ → softcap · tanh(s / softcap) → + bias → masked keys to −∞
 //   ln w = s − maximum − ln Σ exp(s − maximum), the sink among the exponents
 //
-// Maximum and sum stay apart: scores of 10⁶ lose nothing. The same as regard's _reference.py.
+// Maximum and sum stay apart: scores of 10⁶ lose nothing. As in regard's _backends/formula.py.
 
 /** @typedef {Float32Array | Float64Array | Int32Array | Uint8Array} Numbers */
 
 /**
- * Of three axes; those of size 1 are repeated.
+ * An array of three axes; those of size 1 are broadcast.
  * @typedef {{values: Numbers, shape: number[]}} Repeated
  */
 
 /**
- * The rules by which the queries of a layer see keys by place, and what becomes of scores.
+ * The rules that mask keys by position in a layer, and the options of its scores.
  * @typedef {{scale: number, softcap: number | null, causal: boolean, left: number | null,
  *   right: number | null, start: number, length: number}} Rules
  */
@@ -48,14 +48,14 @@ export class AttentionHead {
     this.biasAt = layer.bias ? repeatedArray(layer.bias, head) : null;
     this.maskAt = layer.mask ? repeatedArray(layer.mask, head) : null;
     this.hasRules = Boolean(layer.querySegments || layer.mask);
-    this.line = new Float64Array(keys); // of the row that was asked for last
+    this.line = new Float64Array(keys); // of the last row computed
     this.known = new Uint8Array(queries);
     this.maximum = new Float64Array(queries);
-    this.logSum = new Float64Array(queries); // NaN where the weights are no numbers
+    this.logSum = new Float64Array(queries); // NaN where the weights are NaN
   }
 
   /**
-   * The keys, from low to high − 1, that query i may see by place alone.
+   * The keys, low to high − 1, that query i may attend to by position alone.
    * @param {number} i
    * @returns {[low: number, high: number]}
    */
@@ -70,7 +70,7 @@ export class AttentionHead {
   }
 
   /**
-   * Whether query i sees key j of its interval, by segments and mask.
+   * Whether key j of query i's interval is unmasked, by segments and mask.
    * @param {number} i
    * @param {number} j
    */
@@ -81,7 +81,7 @@ export class AttentionHead {
   }
 
   /**
-   * How many keys query i sees.
+   * The number of unmasked keys of query i.
    * @param {number} i
    */
   visible(i) {
@@ -93,7 +93,7 @@ export class AttentionHead {
   }
 
   /**
-   * q·k of one pair, and what becomes of it up to the softmax.
+   * q·k of one pair, and every step from it up to the softmax.
    * @param {number} i
    * @param {number} j
    * @returns {Pair}
@@ -115,7 +115,7 @@ export class AttentionHead {
 
   /**
    * Writes ln w of query i into this.line, for the keys of its interval from `from` to `to` − 1,
-   * and gives their bounds, [low, high]. NaN: invisible, or the row is of NaN.
+   * and gives their bounds, [low, high]. NaN: masked, or the row is NaN.
    * @param {number} i
    * @param {number} [from]
    * @param {number} [to]
@@ -134,7 +134,7 @@ export class AttentionHead {
   }
 
   /**
-   * Whether the weights of query i, whose logs were asked for, are no numbers.
+   * Whether the weights of query i, whose logs were computed, are NaN.
    * @param {number} i
    */
   isBroken(i) {
@@ -142,7 +142,7 @@ export class AttentionHead {
   }
 
   /**
-   * ln of one weight, NaN where it is invisible.
+   * ln of one weight, NaN where it is masked.
    * @param {number} i
    * @param {number} j
    */
@@ -164,7 +164,7 @@ export class AttentionHead {
   }
 
   /**
-   * What becomes of the scores in this.line.
+   * Turns the scores in this.line into logits.
    * @param {number} low
    * @param {number} high
    */
@@ -201,7 +201,7 @@ export class AttentionHead {
   }
 
   /**
-   * Logits of query i into this.line, NaN where invisible; whether one that is visible is NaN.
+   * Logits of query i into this.line, NaN where masked; whether an unmasked one is NaN.
    * @param {number} i
    * @param {number} low
    * @param {number} high
@@ -278,7 +278,7 @@ function fillProducts(line, x, y, size, low, high) {
 }
 
 /**
- * The entry for query i and key j of an array that is repeated along its axes of size 1.
+ * The entry for query i and key j of an array, broadcast along its axes of size 1.
  * @param {Repeated} array
  * @param {number} head
  * @returns {(i: number, j: number) => number}

@@ -1,16 +1,16 @@
-// The page's numbers computed in the page, from the query, key and value that it holds: an exported
-// file asks nobody. Answers as docs/viewer-protocol.md has them.
+// The endpoints of docs/viewer-protocol.md computed in the page, from the query, key and value that
+// it holds: an exported file sends no requests.
 
-import { forgetFirst, TILE } from "../data/source.js";
+import { dropOldest, TILE } from "../data/source.js";
 import { AttentionHead } from "./attention.js";
 import { LocalParameters } from "./parameters.js";
 import { LATER, LocalTurns, SOON } from "./turns.js";
 import { unpackedArray } from "./unpack.js";
 import { ColumnWork, HeadsWork, LinksWork, TileWork, VisibleWork } from "./work.js";
 
-/** @import { About, Ask, Parameters, Reply } from "../data/source.js" */
+/** @import { About, SendRequest, Parameters, Reply } from "../data/source.js" */
 /** @import { Numbers, HeldLayer, Pair, Rules } from "./attention.js" */
-/** @import { Patience } from "./turns.js" */
+/** @import { Priority } from "./turns.js" */
 /** @import { Dtype } from "./unpack.js" */
 /** @import { RowWork } from "./work.js" */
 
@@ -27,7 +27,7 @@ import { ColumnWork, HeadsWork, LinksWork, TileWork, VisibleWork } from "./work.
  */
 
 /**
- * What an exported file holds, as regard/viewer/export.py packs it.
+ * The content of an exported file, as regard/viewer/export.py packs it.
  * @typedef {{about: About, recordings: PackedRecording[]}} PackedData
  */
 
@@ -35,18 +35,18 @@ import { ColumnWork, HeadsWork, LinksWork, TileWork, VisibleWork } from "./work.
 
 /** @typedef {(name: string) => string} TextOf */
 
-const BUDGET_MS = 250; // of computing for an answer that can be given in part
-const PATIENCE_MS = 1000; // for it, while others compute
-const WANTED_MS = 3000; // after an answer in part, until it is given up
-const MOST_WORKS = 48; // kept: 1 MB each
+const BUDGET_MS = 250; // of computing, for a response that can be partial
+const WAIT_MS = 1000; // for it, while others compute
+const WANTED_MS = 3000; // after a partial response, until its work is dropped
+const MAX_WORKS = 48; // in the LRU cache: 1 MB each
 const MOST_LINKS = 512;
 const MOST_STEPS = 64;
 
 /**
- * The `ask` of a page that holds its recordings; `textOf(name)` gives the text of a packed array.
+ * Requests to the recordings in the page; `textOf(name)` gives the text of a packed array.
  * @param {PackedData} data
  * @param {TextOf} textOf
- * @returns {Ask}
+ * @returns {SendRequest}
  */
 export function overLocal(data, textOf) {
   const local = new LocalAnswers(data, textOf);
@@ -66,7 +66,7 @@ class LocalAnswers {
     this.layers = new Map();
     /** @type {Map<string, Promise<AttentionHead>>} */
     this.heads = new Map();
-    /** @type {Map<string, RowWork>} under way or done, the latest asked for last */
+    /** @type {Map<string, RowWork>} LRU cache of work in progress or done */
     this.works = new Map();
   }
 
@@ -77,9 +77,9 @@ class LocalAnswers {
    * @returns {Promise<Reply>}
    */
   async answer(path, parameters, signal) {
-    const question = this.#questions[path];
-    if (!question) throw new Error(`there is no question of the name ${path}.`);
-    const found = await question(new LocalParameters(parameters, this.data), signal);
+    const endpoint = this.#endpoints[path];
+    if (!endpoint) throw new Error(`there is no endpoint of the name ${path}.`);
+    const found = await endpoint(new LocalParameters(parameters, this.data), signal);
     const { value, coverage = 1 } = found;
     const isFloats = value instanceof Float32Array;
     const body = isFloats
@@ -88,32 +88,37 @@ class LocalAnswers {
     return { body: body.buffer, coverage };
   }
 
-  /** @type {{[path: string]: (asked: LocalParameters, signal?: AbortSignal) => Promise<Found>}} */
-  #questions = {
+  /**
+   * @type {{[path: string]:
+   *   (parameters: LocalParameters, signal?: AbortSignal) => Promise<Found>}}
+   */
+  #endpoints = {
     about: async () => ({ value: this.data.about }),
-    tokens: async (asked) => ({ value: asked.tokens(asked.word("side", ["key", "query"])) }),
-    tile: (asked, signal) => this.#tile(asked, signal),
-    row: (asked, signal) => this.#row(asked, signal),
-    column: (asked, signal) => this.#column(asked, signal),
-    visible: (asked, signal) => this.#visible(asked, signal),
-    links: (asked, signal) => this.#links(asked, signal),
-    heads: (asked, signal) => this.#heads(asked, signal),
-    pair: (asked, signal) => this.#pair(asked, signal),
-    steps: (asked, signal) => this.#steps(asked, signal),
+    tokens: async (parameters) => ({
+      value: parameters.tokens(parameters.word("side", ["key", "query"])),
+    }),
+    tile: (parameters, signal) => this.#tile(parameters, signal),
+    row: (parameters, signal) => this.#row(parameters, signal),
+    column: (parameters, signal) => this.#column(parameters, signal),
+    visible: (parameters, signal) => this.#visible(parameters, signal),
+    links: (parameters, signal) => this.#links(parameters, signal),
+    heads: (parameters, signal) => this.#heads(parameters, signal),
+    pair: (parameters, signal) => this.#pair(parameters, signal),
+    steps: (parameters, signal) => this.#steps(parameters, signal),
   };
 
   /**
-   * @param {LocalParameters} asked
+   * @param {LocalParameters} parameters
    * @param {AbortSignal} [signal]
    */
-  async #tile(asked, signal) {
-    const head = await this.#head(...asked.head());
-    const plane = asked.word("plane", ["max", "mass"]);
-    const level = asked.number("level", 32);
+  async #tile(parameters, signal) {
+    const head = await this.#head(...parameters.head());
+    const plane = parameters.word("plane", ["max", "mass"]);
+    const level = parameters.number("level", 32);
     const tiles = (/** @type {number} */ count) => Math.ceil(count / (TILE * 2 ** level));
-    const row = asked.number("row", tiles(asked.facts.queries));
-    const column = asked.number("column", tiles(asked.facts.tokens));
-    const name = `tile ${asked.head()} ${level} ${row} ${column}`;
+    const row = parameters.number("row", tiles(parameters.facts.queries));
+    const column = parameters.number("column", tiles(parameters.facts.tokens));
+    const name = `tile ${parameters.head()} ${level} ${row} ${column}`;
     const work = await this.#worked(
       name,
       () => new TileWork(head, level, row, column),
@@ -124,12 +129,12 @@ class LocalAnswers {
   }
 
   /**
-   * @param {LocalParameters} asked
+   * @param {LocalParameters} parameters
    * @param {AbortSignal} [signal]
    */
-  async #row(asked, signal) {
-    const head = await this.#head(...asked.head());
-    const query = asked.query();
+  async #row(parameters, signal) {
+    const head = await this.#head(...parameters.head());
+    const query = parameters.query();
     await this.turns.wait(SOON, signal);
     const [low, high] = head.logs(query);
     const value = new Float32Array(head.layer.keys).fill(NaN);
@@ -138,37 +143,37 @@ class LocalAnswers {
   }
 
   /**
-   * @param {LocalParameters} asked
+   * @param {LocalParameters} parameters
    * @param {AbortSignal} [signal]
    */
-  async #column(asked, signal) {
-    const head = await this.#head(...asked.head());
-    const key = asked.key();
-    const name = `column ${asked.head()} ${key}`;
+  async #column(parameters, signal) {
+    const head = await this.#head(...parameters.head());
+    const key = parameters.key();
+    const name = `column ${parameters.head()} ${key}`;
     const work = await this.#worked(name, () => new ColumnWork(head, key), SOON, signal);
     return { value: work.values, coverage: work.coverage };
   }
 
   /**
-   * @param {LocalParameters} asked
+   * @param {LocalParameters} parameters
    * @param {AbortSignal} [signal]
    */
-  async #visible(asked, signal) {
-    const head = await this.#head(...asked.head());
+  async #visible(parameters, signal) {
+    const head = await this.#head(...parameters.head());
     const work = new VisibleWork(head);
     while (work.read < work.count) await this.#advance(work, SOON, signal, BUDGET_MS);
     return { value: work.values };
   }
 
   /**
-   * @param {LocalParameters} asked
+   * @param {LocalParameters} parameters
    * @param {AbortSignal} [signal]
    */
-  async #links(asked, signal) {
-    const head = await this.#head(...asked.head());
-    const n = asked.number("n", MOST_LINKS + 1);
-    const [rows, columns] = [asked.part("rows"), asked.part("columns")];
-    const name = `links ${asked.head()} ${n} ${rows} ${columns}`;
+  async #links(parameters, signal) {
+    const head = await this.#head(...parameters.head());
+    const n = parameters.number("n", MOST_LINKS + 1);
+    const [rows, columns] = [parameters.part("rows"), parameters.part("columns")];
+    const name = `links ${parameters.head()} ${n} ${rows} ${columns}`;
     const work = await this.#worked(
       name,
       () => new LinksWork(head, n, rows, columns),
@@ -179,25 +184,26 @@ class LocalAnswers {
   }
 
   /**
-   * @param {LocalParameters} asked
+   * @param {LocalParameters} parameters
    * @param {AbortSignal} [signal]
    */
-  async #heads(asked, signal) {
-    const [recording, layer] = asked.layer();
+  async #heads(parameters, signal) {
+    const [recording, layer] = parameters.layer();
     const { heads: count } = await this.#layer(recording, layer);
     const numbers = Array.from({ length: count }, (_, head) => head);
     const heads = await Promise.all(numbers.map((head) => this.#head(recording, layer, head)));
-    const make = () => new HeadsWork(heads, asked.facts.itself ? asked.tokens("key") : null);
+    const make = () =>
+      new HeadsWork(heads, parameters.facts.itself ? parameters.tokens("key") : null);
     const work = await this.#worked(`heads ${recording} ${layer}`, make, LATER, signal);
     return { value: work.facts(), coverage: work.coverage };
   }
 
   /**
-   * @param {LocalParameters} asked
+   * @param {LocalParameters} parameters
    * @param {AbortSignal} [signal]
    */
-  async #pair(asked, signal) {
-    const [query, key, recording] = [asked.query(), asked.key(), asked.recording];
+  async #pair(parameters, signal) {
+    const [query, key, recording] = [parameters.query(), parameters.key(), parameters.recording];
     const found = [];
     for (const layer of this.data.recordings[recording].layers.keys()) {
       const { heads } = await this.#layer(recording, layer);
@@ -211,13 +217,13 @@ class LocalAnswers {
   }
 
   /**
-   * @param {LocalParameters} asked
+   * @param {LocalParameters} parameters
    * @param {AbortSignal} [signal]
    */
-  async #steps(asked, signal) {
-    const head = await this.#head(...asked.head());
-    const queries = asked.numbers("queries", asked.facts.queries, MOST_STEPS);
-    const keys = asked.numbers("keys", asked.facts.tokens, MOST_STEPS);
+  async #steps(parameters, signal) {
+    const head = await this.#head(...parameters.head());
+    const queries = parameters.numbers("queries", parameters.facts.queries, MOST_STEPS);
+    const keys = parameters.numbers("keys", parameters.facts.tokens, MOST_STEPS);
     /** @type {(array: Numbers | null, size: number, places: number[]) => number[][] | null} */
     const vectors = (array, size, places) =>
       array ? places.map((n) => [...array.subarray(n * size, (n + 1) * size)]) : null;
@@ -253,25 +259,25 @@ class LocalAnswers {
   }
 
   /**
-   * What is asked of some work, done at least as far as it can be shown.
+   * Some work from the cache, done at least as far as it can be shown.
    * @template {RowWork} Work
    * @param {string} name
    * @param {() => Work} make
-   * @param {Patience} patience
+   * @param {Priority} priority
    * @param {AbortSignal} [signal]
    */
-  async #worked(name, make, patience, signal) {
+  async #worked(name, make, priority, signal) {
     const work = /** @type {Work} */ (this.works.get(name) ?? make());
     this.works.delete(name);
     this.works.set(name, work);
-    if (this.works.size > MOST_WORKS) forgetFirst(this.works);
-    await this.#advance(work, patience, signal, BUDGET_MS);
+    if (this.works.size > MAX_WORKS) dropOldest(this.works);
+    await this.#advance(work, priority, signal, BUDGET_MS);
     this.#goOn(work);
     return work;
   }
 
   /**
-   * Goes on with what was shown in part, as long as somebody asks for it now and then.
+   * Continues partial work in the background, as long as requests for it come now and then.
    * @param {RowWork} work
    */
   async #goOn(work) {
@@ -286,17 +292,17 @@ class LocalAnswers {
   }
 
   /**
-   * Until it is done; or can be shown, and has had its time.
+   * Works until it is done, or until it can be shown and its time is over.
    * @param {RowWork} work
-   * @param {Patience} patience
+   * @param {Priority} priority
    * @param {AbortSignal | undefined} signal
    * @param {number} budget
    */
-  async #advance(work, patience, signal, budget) {
-    const until = performance.now() + PATIENCE_MS;
+  async #advance(work, priority, signal, budget) {
+    const until = performance.now() + WAIT_MS;
     let left = budget;
     while (work.read < work.count) {
-      if (this.turns.isOver) await this.turns.wait(patience, signal);
+      if (this.turns.isOver) await this.turns.wait(priority, signal);
       const began = performance.now();
       if (work.read >= work.least && (left < 0 || began > until)) break;
       if (work.read < work.count) work.step();
@@ -310,7 +316,7 @@ class LocalAnswers {
    */
   #layer(recording, layer) {
     const make = () => readLayer(this.data.recordings[recording].layers[layer], this.textOf);
-    return rememberedIn(this.layers, `${recording} ${layer}`, make);
+    return cached(this.layers, `${recording} ${layer}`, make);
   }
 
   /**
@@ -320,7 +326,7 @@ class LocalAnswers {
    */
   #head(recording, layer, head) {
     const make = async () => new AttentionHead(await this.#layer(recording, layer), head);
-    return rememberedIn(this.heads, `${recording} ${layer} ${head}`, make);
+    return cached(this.heads, `${recording} ${layer} ${head}`, make);
   }
 }
 
@@ -330,7 +336,7 @@ class LocalAnswers {
  * @param {string} name
  * @param {() => Kept} make
  */
-function rememberedIn(map, name, make) {
+function cached(map, name, make) {
   const known = map.get(name) ?? make();
   map.set(name, known);
   return known;
@@ -384,7 +390,7 @@ async function readLayer({ arrays, ...options }, textOf) {
 }
 
 /**
- * The weights of query i, 0 where invisible.
+ * The weights of query i, 0 where masked.
  * @param {AttentionHead} head
  * @param {number} i
  */
@@ -399,7 +405,7 @@ function rowOfWeights(head, i) {
 }
 
 /**
- * Σ w · v over the visible keys: what is invisible takes no part, not even as 0 · NaN.
+ * Σ w · v over the unmasked keys; masked ones are skipped, so that 0 · NaN never counts.
  * @param {AttentionHead} head
  * @param {Numbers} values
  * @param {Float64Array} weights

@@ -1,10 +1,9 @@
-// What a question gives, checked against what there is.
+// The parameters of a request, checked against the recordings.
 
 /** @import { Parameters } from "../data/source.js" */
 /** @import { PackedData } from "./local.js" */
 /** @import { Part } from "./work.js" */
 
-// Parameters of a question, checked against what there is.
 export class LocalParameters {
   /**
    * @param {Parameters} parameters
@@ -62,7 +61,7 @@ export class LocalParameters {
   numbers(name, count, most) {
     const parts = String(this.parameters[name]).split(",");
     if (parts.length > most)
-      throw new Error(`${name} are ${parts.length}; ask for at most ${most}.`);
+      throw new Error(`${name} are ${parts.length}; request at most ${most}.`);
     return parts.map((part) => numberBelow(name, part, count));
   }
 

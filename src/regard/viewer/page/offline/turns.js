@@ -1,16 +1,16 @@
-// Slices of computing, one at a time, with time for the page between them.
+// A cooperative scheduler: time slices of computing, with time for the page between them.
 
-/** @typedef {0 | 1} Patience SOON or LATER */
+/** @typedef {0 | 1} Priority SOON or LATER */
 
 const SLICE_MS = 10; // of computing, before the page may draw and listen again
-/** @type {Patience} */
+/** @type {Priority} */
 export const SOON = 0; // what the page waits for
-/** @type {Patience} */
+/** @type {Priority} */
 export const LATER = 1; // what it can do without for now
 
 /** @typedef {{resolve: () => void, reject: (why: Error) => void, signal?: AbortSignal}} Waiting */
 
-// What it waits for comes first.
+// Two queues; SOON comes first.
 export class LocalTurns {
   constructor() {
     this.since = -Infinity;
@@ -25,13 +25,13 @@ export class LocalTurns {
   }
 
   /**
-   * @param {Patience} patience
+   * @param {Priority} priority
    * @param {AbortSignal} [signal]
    * @returns {Promise<void>}
    */
-  wait(patience, signal) {
+  wait(priority, signal) {
     return new Promise((resolve, reject) => {
-      this.waiting[patience].push({ resolve, reject, signal });
+      this.waiting[priority].push({ resolve, reject, signal });
       this.channel.port2.postMessage(null);
     });
   }

@@ -1,5 +1,5 @@
 // Arrays as an exported file holds them: base64 of deflated bytes, the first byte of every number
-// first, then every second one, and so on, which deflates better by a fifth.
+// first, then every second one, and so on, which deflates a fifth better.
 
 /** @import { Numbers } from "./attention.js" */
 
@@ -20,15 +20,13 @@ const ARRAYS = {
 const WIDTHS = { float16: 2, bfloat16: 2, float32: 4, float64: 8, int32: 4, bool: 1 };
 
 /**
- * The numbers of an array of that dtype; those of 16 bits as float32.
+ * The numbers of an array; those of 16 bits as float32.
  * @param {string} text
  * @param {Dtype} dtype
  */
 export async function unpackedArray(text, dtype) {
   if (typeof DecompressionStream === "undefined")
-    throw new Error(
-      "This browser is too old to unpack the numbers in this file; take a newer one.",
-    );
+    throw new Error("This browser is too old to unpack the numbers in this file; use a newer one.");
   try {
     return ARRAYS[dtype](joinedPlanes(await inflated(fromBase64(text)), WIDTHS[dtype]));
   } catch (error) {

@@ -1,4 +1,4 @@
-// What is asked of a head, done row by row, so that it can pause and be shown half done: each has
+// Requests to a head, worked off row by row, so that one can pause and be shown half done: each has
 // `count` rows (of heads), has `read` some of them, and is worth showing from `least` on.
 
 import { TILE } from "../data/source.js";
@@ -24,8 +24,8 @@ export class RowWork {
     this.count = bounds[bounds.length - 1] - bounds[0];
     this.least = Math.min(least, this.count);
     this.read = 0;
-    this.wanted = 0; // until when somebody waits for all of it, in milliseconds
-    this.goesOn = false; // behind what was shown
+    this.wanted = 0; // until when its rest is wanted, in milliseconds
+    this.goesOn = false; // in the background
   }
 
   get coverage() {
@@ -41,7 +41,7 @@ export class RowWork {
   }
 
   /**
-   * What a row tells.
+   * Takes one row.
    * @param {number} _row
    * @param {number} _bin
    */
@@ -99,7 +99,7 @@ export class TileWork extends RowWork {
    */
   constructor(head, level, row, column) {
     const { queries, keys } = head.layer;
-    // Beyond the level at which all is one bin, nothing changes.
+    // Levels above the one with a single bin are equal to it.
     const side = 2 ** Math.min(level, Math.ceil(Math.log2(Math.max(queries, keys, 1))));
     /** @type {(n: number, at: number) => Part} */
     const part = (n, at) => [Math.min(n, at * TILE * side), Math.min(n, (at + 1) * TILE * side)];
@@ -114,7 +114,7 @@ export class TileWork extends RowWork {
     this.strongest = new Float64Array((bounds.length - 1) * this.across).fill(NaN);
     this.sums = new Float64Array(this.strongest.length);
     this.taken = new Uint32Array(bounds.length - 1);
-    /** @type {Set<number>} bins with weights that are no numbers */
+    /** @type {Set<number>} bins with weights of NaN */
     this.broken = new Set();
   }
 
@@ -153,7 +153,7 @@ export class TileWork extends RowWork {
   }
 }
 
-// What a key gets from every query.
+// The weights of one key from all queries.
 export class ColumnWork extends RowWork {
   /**
    * @param {AttentionHead} head
@@ -176,7 +176,7 @@ export class ColumnWork extends RowWork {
   }
 }
 
-// How many keys each query sees.
+// The number of unmasked keys of each query.
 export class VisibleWork extends RowWork {
   /** @param {AttentionHead} head */
   constructor(head) {
@@ -194,8 +194,8 @@ export class VisibleWork extends RowWork {
   }
 }
 
-// The n strongest links, of a part where one is given. Of the whole those to key 0, where heads
-// rest, are kept apart.
+// The n strongest links, of a part where one is given. For the whole, those to key 0, the usual
+// attention sink, are kept apart.
 export class LinksWork extends RowWork {
   /**
    * @param {AttentionHead} head
@@ -236,15 +236,15 @@ export class LinksWork extends RowWork {
 
 /** @typedef {{query: number, key: number, log: number, weight: number}} HeapLink */
 
-// A heap of at most n links with the weakest on top. Weights are compared as float32, equal ones by
-// their place: the order in which regard gives them.
+// A heap of at most n links with the weakest on top. Weights are compared as float32, ties by their
+// position, as the server orders them.
 class StrongestLinks {
   /** @param {number} n */
   constructor(n) {
     this.n = n;
     /** @type {HeapLink[]} */
     this.heap = [];
-    this.floor = n > 0 ? -104 : Infinity; // ln of what float32 still tells from 0
+    this.floor = n > 0 ? -104 : Infinity; // ln of the smallest float32 above 0
   }
 
   /**
@@ -304,7 +304,7 @@ function isWeaker(a, b) {
 }
 
 /**
- * Over the rows that were read; `induced` is how many of them a token came before.
+ * Sums over the rows that were read; `induced` counts those whose token occurred before.
  * @typedef {{entropy: number, distance: number, first: number, previous: number,
  *   induction: number, induced: number}} Sums
  */
@@ -401,7 +401,7 @@ export class HeadsWork extends RowWork {
     };
   }
 
-  // Where there are fewer bins than a thumbnail has, each stands several times.
+  // Where there are fewer bins than a thumbnail has, each is repeated.
   #packed() {
     const packed = new Float32Array(this.heads.length * THUMBNAIL * THUMBNAIL);
     let at = 0;
@@ -420,8 +420,8 @@ export class HeadsWork extends RowWork {
 }
 
 /**
- * {after(row)}: the places that come next after earlier occurrences of a row's token, those of the
- * row itself and of the one before it left out.
+ * {after(row)}: the places just after earlier occurrences of a row's token, without the row itself
+ * and the one before it.
  * @param {string[]} tokens
  */
 function placesOfTokens(tokens) {

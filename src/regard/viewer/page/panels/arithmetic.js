@@ -8,13 +8,13 @@ import { countText, stepText, weightText } from "../drawing/numbers.js";
 /** @typedef {{query: string, key: string, keys: string[]}} Names of tokens, keys of all steps */
 
 /**
- * What a line is called, and what stands in it.
+ * The name of a line, and its content.
  * @typedef {[name: string, ...parts: (Node | string)[]]} ArithmeticLine
  */
 
 /**
- * Query i and key j of `steps`, and their places in the text; `seen`: how many keys the query
- * sees; `dim`: the chosen column of the output, or null.
+ * Query i and key j of `steps`, and their places in the text; `seen`: how many keys the
+ * query attends to; `dim`: the chosen column of the output, or null.
  * @typedef {{steps: Steps, i: number, j: number, names: Names,
  *   places: {query: number, key: number}, seen: number, dim: number | null,
  *   facts: LayerFacts}} Cell
@@ -112,8 +112,9 @@ export function scalingText({ scale, head_size }) {
  */
 function maskedText(masked, { query, key }) {
   const [i, j] = [countText(query), countText(key)];
-  if (masked === null) return make("span", {}, bold("−∞"), `: query ${i} does not see key ${j}`);
-  return make("span", {}, `query ${i} sees key ${j}: kept, `, bold(stepText(masked)));
+  if (masked === null)
+    return make("span", {}, bold("−∞"), `: query ${i} does not attend to key ${j}`);
+  return make("span", {}, `query ${i} attends to key ${j}: kept, `, bold(stepText(masked)));
 }
 
 /**
@@ -125,11 +126,11 @@ function maskedText(masked, { query, key }) {
 function weightParts(steps, i, j, seen) {
   const masked = steps.masked[i][j];
   const weight = steps.weights[i][j];
-  if (!(weight >= 0)) return ["what the scores give is no number"];
+  if (!(weight >= 0)) return ["the scores give NaN"];
   const uniform = seen ? ` (uniform would be 1/${countText(seen)} = ${weightText(1 / seen)})` : "";
   if (masked === null) return ["nothing is left of e^(−∞): ", bold("0")];
   const most = Math.max(...steps.masked[i].filter((score) => score !== null));
-  // Large scores overflow; the row's largest is taken off above and below.
+  // Large scores overflow; the row's maximum is subtracted above and below.
   const off = most < 30 ? 0 : most;
   const shift = off ? ` − ${stepText(off)}` : "";
   const power = Math.exp(masked - off);
@@ -140,14 +141,14 @@ function weightParts(steps, i, j, seen) {
 }
 
 /**
- * The largest shares; of one column of the output, with its numbers.
+ * The terms with the largest weights; for one column of the output, its numbers.
  * @param {Steps} steps
  * @param {number[][]} values
  * @param {Cell} cell
  */
 function outputParts(steps, values, { i, names, dim, seen }) {
   const weights = steps.weights[i];
-  if (weights.some(Number.isNaN)) return ["what the weights give is no number"];
+  if (weights.some(Number.isNaN)) return ["the weights give NaN"];
   const order = weights.map((_, n) => n).sort((a, b) => weights[b] - weights[a]);
   const shown = order.slice(0, TERMS).filter((n) => weights[n] > 0);
   const left = seen - shown.length; // of all keys, also those that are not among the steps

@@ -1,4 +1,4 @@
-// The colour bar: what the map's colours mean, and their range to edit.
+// The colour bar: the meaning of the map's colours, and their range to edit.
 
 import { colourRange, colourSpan, ENTRIES, pixelTable, RANGES } from "../drawing/colours.js";
 import { make, penOf } from "../drawing/dom.js";
@@ -19,7 +19,7 @@ export function makeColourBar({ selection }, map) {
   );
   Object.assign(span, { step: 0.05, min: 0.001 });
   const fit = make("button", { type: "button", class: "regard-button", text: "fit range" });
-  fit.title = "Fit the colours to what the map shows; they never change by themselves";
+  fit.title = "Fit the colours to the values on the map; they never change by themselves";
   fit.addEventListener("click", () => map.fitRange());
   const reset = make("button", { type: "button", class: "regard-button", text: "reset" });
   reset.addEventListener("click", () => selection.set({ low: null, high: null, span: null }));
@@ -98,7 +98,7 @@ function powerText(exponent) {
 }
 
 /**
- * What the colours mean, in words.
+ * The meaning of the colours, in words.
  * @param {Selection} selection
  * @param {boolean} signed
  */

@@ -1,4 +1,4 @@
-// Which other head the map is compared with: any layer's, any recording's.
+// The head to compare with: of any layer, of any recording.
 
 import { placeOf } from "../data/selection.js";
 import { make, makePicker } from "../drawing/dom.js";
@@ -13,7 +13,7 @@ const WAYS = { "": "nothing", side: "side by side", difference: "difference" };
 const FOLLOWED = ["compare", "other", "recording", "layer", "head"];
 
 /**
- * {element, toggle()}: toggle goes from one head to two beside each other to their difference.
+ * {element, toggle()}: toggle cycles through one head, two side by side, and their difference.
  * @param {Context} context
  */
 export function makeCompare(context) {
@@ -75,7 +75,7 @@ function compareBy(selection, compare) {
 }
 
 /**
- * The other head as it is chosen, else the same one of the next recording, else the next head.
+ * The chosen other head, else the same one of the next recording, else the next head.
  * @param {Selection} selection
  * @returns {Place}
  */

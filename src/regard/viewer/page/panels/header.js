@@ -1,4 +1,4 @@
-// The header: what is shown, and the switches of how.
+// The header: the recording, and the switches of the view.
 
 import { make, makePicker, makeSwitch } from "../drawing/dom.js";
 import { countText } from "../drawing/numbers.js";
@@ -8,7 +8,7 @@ import { countText } from "../drawing/numbers.js";
 /** @import { Option } from "../drawing/dom.js" */
 
 /**
- * What stands in the header, or is opened from it; `savers` save pictures.
+ * The parts in the header, or opened from it; `savers` save pictures.
  * @typedef {{compare: {element: HTMLElement}, colourBar: {element: HTMLElement},
  *   help: {open: () => void}, savers: Record<string, () => Promise<void>>}} HeaderParts
  */

@@ -1,4 +1,4 @@
-// Every head of every layer as a small map: the picker of heads.
+// Every head of every layer as a small attention map: the picker of heads.
 
 import { nameOfPlace } from "../data/selection.js";
 import { unlessSaid } from "../data/watch.js";
@@ -18,13 +18,13 @@ import { stepText, weightText } from "../drawing/numbers.js";
 /** @typedef {"entropy" | "distance" | "first" | "previous" | "induction"} Score */
 
 /**
- * A head's place in the list; its score is that which heads are ordered by.
+ * A head's place in the list, with the score that orders the heads.
  * @typedef {{layer: number, head: number, button: HTMLButtonElement, canvas: HTMLCanvasElement,
  *   score: HTMLElement}} HeadCell
  */
 
 /**
- * A number that heads are ordered by: its words, its name, whether the least comes first.
+ * A score that orders heads: its words, its name, whether the least comes first.
  * @typedef {{words: string, name: string, least?: boolean, text: (x: number) => string}} ScoreOrder
  */
 
@@ -39,9 +39,9 @@ const SCORES = {
 const SCORE_NAMES = /** @type {Score[]} */ (Object.keys(SCORES));
 /** @type {("layer" | Score)[]} */
 const ORDERS = ["layer", ...SCORE_NAMES];
-const AGAIN_MS = 1000; // until thumbnails that have not read every row are asked for again
+const AGAIN_MS = 1000; // until thumbnails without all rows are requested again
 /** @type {(keyof Fields)[]} */
-const LOOKS = ["low", "high", "scale"]; // of the selection, that colours follow
+const LOOKS = ["low", "high", "scale"]; // fields of the selection that change the colours
 /** @type {(keyof Fields)[]} */
 const PAIR = ["recording", "query", "key"];
 const FIXED = { low: -5, high: 0 }; // thumbnails keep their colours whatever the map's range is
@@ -77,7 +77,7 @@ class HeadsPanel {
     /** @type {"layer" | Score} */
     this.order = "layer";
     this.coloursPair = false;
-    this.run = 0; // counts up with each recording, so that late answers are known
+    this.run = 0; // counts up with each recording, to drop late responses
     this.ramp = pixelTable(false);
     this.dark = watchTheme(context.ended, (dark) => {
       this.dark = dark;
@@ -274,9 +274,9 @@ class HeadsPanel {
       parts.push(`${known.length} of ${this.facts.length} layers read.`);
     else if (least < 1) parts.push(`${Math.round(100 * least)} % of the rows read.`);
     if (this.order !== "layer" && known.length && !this.#anyScore(this.order))
-      parts.push(`There is no ${SCORES[this.order].name} here: the queries are another text.`);
+      parts.push(`There is no ${SCORES[this.order].name} here: this is cross-attention.`);
     if (this.coloursPair) parts.push("Each square: the weight of the chosen pair in that head.");
-    else parts.push("Each square: the head's own map, strongest links.");
+    else parts.push("Each square: the head's attention map, strongest links.");
     if (this.selection.recordingFacts.layers.some((l) => l.key_heads < l.heads))
       parts.push("Heads over one line share their keys.");
     this.note.textContent = parts.join(" ");
@@ -312,10 +312,10 @@ class HeadsPanel {
   }
 
   #readPair() {
-    if (this.coloursPair) this.#askPair().catch(unlessSaid);
+    if (this.coloursPair) this.#requestPair().catch(unlessSaid);
   }
 
-  async #askPair() {
+  async #requestPair() {
     const { recording, query, key } = this.selection;
     if (query === null || key === null) return;
     const { values } = await this.context.source.pair({ recording, query, key });
@@ -364,7 +364,7 @@ class HeadsPanel {
   }
 
   /**
-   * What a head is called: `L5H3, entropy 2.31, …`.
+   * A head's label: `L5H3, entropy 2.31, …`.
    * @param {HeadCell} cell
    */
   #name(cell) {
@@ -373,7 +373,7 @@ class HeadsPanel {
     const place = this.cells.indexOf(cell);
     if (this.coloursPair && this.pair && place >= 0) {
       const weight = this.pair[place];
-      parts.unshift(Number.isNaN(weight) ? "invisible" : `weight ${weightText(Math.exp(weight))}`);
+      parts.unshift(Number.isNaN(weight) ? "masked" : `weight ${weightText(Math.exp(weight))}`);
     }
     const name = [this.#called(cell), ...parts].join(", ");
     cell.button.setAttribute("aria-label", name);

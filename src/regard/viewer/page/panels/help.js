@@ -1,4 +1,4 @@
-// The keys, and the dialog that lists them.
+// The help dialog: keys, pointer, and the page's words.
 
 import { make } from "../drawing/dom.js";
 
@@ -12,8 +12,8 @@ const KEY_LIST = [
   ["v", "Map or Steps"],
   ["m", "plane: strongest link or mass"],
   ["s", "scale: weight or × uniform"],
-  ["[ ]", "head before, head after"],
-  ["{ }", "layer before, layer after"],
+  ["[ ]", "previous, next head"],
+  ["{ }", "previous, next layer"],
   ["t", "text: attends to or attended by"],
   ["/", "search the text; Enter next, Shift+Enter previous"],
   ["p", "colour the heads by the selected pair"],
@@ -26,7 +26,16 @@ const KEY_LIST = [
 const MOUSE_LIST = [
   ["wheel, pinch", "zoom the map where the pointer is"],
   ["drag", "move the map"],
-  ["click in the text", "choose the other end of the link; a double click looks from there"],
+  ["click in the text", "choose the other token of the pair; a double click starts from it"],
+];
+/** @type {[word: string, means: string][]} in the field's terms */
+const WORD_LIST = [
+  ["map", "attention map: a heatmap of a head's weights"],
+  ["link", "a token pair, query and key, with its weight"],
+  ["mass", "the sum of the weights over the keys of a bin"],
+  ["masked", "grey: the query may not attend to the key"],
+  ["× uniform", "the weight ÷ that of equal weights over all unmasked keys"],
+  ["first token", "often the attention sink: it takes weight that is needed nowhere else"],
 ];
 
 export function makeHelp() {
@@ -38,6 +47,8 @@ export function makeHelp() {
     listed(KEY_LIST, "kbd"),
     make("h2", { text: "Pointer" }),
     listed(MOUSE_LIST, "span"),
+    make("h2", { text: "Words" }),
+    listed(WORD_LIST, "span"),
     close,
   );
   close.addEventListener("click", () => element.close());

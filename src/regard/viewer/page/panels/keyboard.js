@@ -1,10 +1,10 @@
-// What each key does, wherever the focus is, unless something is being typed.
+// Keyboard shortcuts, wherever the focus is, unless something is being typed.
 
 /** @import { Context, Fields } from "../data/selection.js" */
 /** @import { HeadMapView } from "../map/map.js" */
 
 /**
- * What keys act on.
+ * The parts that keys act on.
  * @typedef {{map: HeadMapView, text: {search: () => void},
  *   heads: {togglePair: () => void, nextOrder: () => void}, compare: {toggle: () => void},
  *   help: {open: () => void}, showPanel: (name: "heads" | "text") => void}} KeyParts
@@ -41,7 +41,7 @@ export function listenToKeys(context, parts, target, signal) {
 }
 
 /**
- * Does what the key says: whether it says anything.
+ * Runs a key's action; false where it has none.
  * @param {KeyboardEvent} event
  * @param {Context} context
  * @param {KeyParts} parts

@@ -1,4 +1,4 @@
-// What one token attends to, or is attended by: a line of weights along a text.
+// A line of weights along a text: those of one query, or of one key.
 
 import { colourRange, weightColour } from "../drawing/colours.js";
 import { countSeen } from "../drawing/numbers.js";
@@ -7,9 +7,9 @@ import { countSeen } from "../drawing/numbers.js";
 /** @import { Texts, TokenText } from "../data/tokens.js" */
 
 /**
- * A line of weights. Places count along `text`: `values` start at `base`, `chosen` is the token
- * that looks (or is looked at), null where that is of the other text, `own`; `locked` is the other
- * end of the pair. `at(place)` is ln of its weight, `seenAt(place)` how many keys its query sees.
+ * A line of weights. Places count along `text`: `values` start at `base`, `chosen` is the query (or
+ * key) whose weights these are, null where it is of the other text, `own`; `locked` is the other
+ * token of the pair. `at(place)` is ln of a weight, `seenAt(place)` its query's unmasked keys.
  * @typedef {Texts & {side: Side, text: TokenText, own: {text: TokenText, place: number} | null,
  *   values: Float32Array, base: number, chosen: number | null, locked: number, coverage: number,
  *   query: number, key: number, seenAt: (place: number) => number, total: number,
@@ -59,7 +59,7 @@ function withPlaces(line) {
 }
 
 /**
- * What colours a token, readable on each other, or null where it is invisible.
+ * Background and ink of a token, readable on each other, or null where it is masked.
  * @param {Line} line
  * @param {number} place
  * @param {Selection} selection
@@ -73,7 +73,7 @@ export function tintOf(line, place, selection, dark) {
   const shown = selection.scale === "uniform" ? value + Math.log(line.seenAt(place)) : value;
   const colour = weightColour(shown, range, dark);
   const where = (shown / Math.LN10 - range.low) / (range.high - range.low);
-  // On dark paper the light end of the ramp fades, so that little weight does not glare.
+  // On dark paper the light end of the ramp fades, so that small weights do not glare.
   const part = dark ? Math.max(0, Math.min(1, 2 * where)) : 1;
   const back = colour.map((c, n) => Math.round(part * c + (1 - part) * DARK_PAPER[n]));
   return { back: `rgb(${back.join(" ")})`, ink: inkOn(back) };
@@ -82,7 +82,7 @@ export function tintOf(line, place, selection, dark) {
 const DARK_PAPER = [22, 21, 29];
 
 /**
- * Black or white, whichever is read better: at least 4.58 to 1.
+ * Black or white, whichever has more contrast: at least 4.58 to 1.
  * @param {readonly number[]} colour
  */
 export function inkOn(colour) {

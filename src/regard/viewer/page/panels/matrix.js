@@ -16,7 +16,7 @@ import { inkOn } from "./line.js";
  */
 
 /**
- * What a matrix shows; null in `hidden` is a weight of 0 because nothing is seen there.
+ * The content of a matrix; null in `hidden` is a weight of 0 because the pair is masked.
  * @typedef {{values: Values, hidden?: Values | null, rows: Axis, columns: Axis, weights?: boolean,
  *   note?: string, dark: boolean}} Filling
  */
@@ -148,7 +148,7 @@ export class MatrixView {
       const { labels, word } = this.axes[n];
       return `${word} ${labels ? `«${labels[place]}»` : place}`;
     });
-    const hides = this.hidden?.[row][column] === null ? ", invisible" : "";
+    const hides = this.hidden?.[row][column] === null ? ", masked" : "";
     return `${this.name}, ${places.join(", ")}: ${stepText(this.values[row][column], 5)}${hides}`;
   }
 

@@ -1,4 +1,4 @@
-// A panel of the page as marks: its words, canvases and boxes, also those that are scrolled away.
+// A panel of the page as marks: its words, canvases and boxes, also those scrolled out of view.
 
 /** @import { Box, Mark } from "../drawing/marks.js" */
 
@@ -59,7 +59,7 @@ function isClear(colour) {
 }
 
 /**
- * Each word by itself, where the page has put it; the labels of columns run upwards.
+ * Each word at its place on the page; the labels of columns run upwards.
  * @param {Text} node
  * @param {Element} parent
  * @param {Placed} placed

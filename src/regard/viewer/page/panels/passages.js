@@ -1,4 +1,4 @@
-// A long text: its strongest places with their surroundings, and all of it as a strip.
+// A long text: its strongest places in context, and the whole text as a strip.
 
 import { tokenLabel } from "../data/tokens.js";
 import { colourRange, entryOf, invisiblePixel, pixelTable } from "../drawing/colours.js";
@@ -183,7 +183,7 @@ export class TextStrip {
 }
 
 /**
- * The strongest place of the pixels' row y, or null where nothing is visible in it.
+ * The strongest place of the pixels' row y, or null where all of it is masked.
  * @param {Line} line
  * @param {number} y
  * @param {number} height
@@ -200,7 +200,7 @@ function strongestPlace(line, y, height) {
 }
 
 /**
- * The places from one to another, which the pixels' row y stands for.
+ * The range of places that the pixels' row y shows.
  * @param {TokenText} text
  * @param {number} y
  * @param {number} height
@@ -212,7 +212,7 @@ function placesOfRow(text, y, height) {
 }
 
 /**
- * The first place from `place` on that is visible, or the pair's own.
+ * The first unmasked place from `place` on, or the pair's own.
  * @param {Line} line
  * @param {number} place
  * @param {-1 | 1} way

@@ -1,4 +1,4 @@
-// What is shown as a picture: a PNG, or an SVG with lines and letters that scale.
+// The view as a picture: a PNG, or an SVG with lines and letters that scale.
 
 import { ENTRIES, pixelTable } from "../drawing/colours.js";
 import { penOf } from "../drawing/dom.js";
@@ -19,7 +19,7 @@ const FEW_CELLS = 4096; // are written as rectangles
 const BAR_WIDTH = 160;
 
 /**
- * Saves what is shown in the pixels of the screen: the map with axes and a caption, or the steps.
+ * Saves the view at the screen's resolution: the map with axes and a caption, or the steps.
  * @param {Context} context
  * @param {PictureParts} parts
  */

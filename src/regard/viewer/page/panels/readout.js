@@ -1,4 +1,4 @@
-// The line that says what is chosen, and what each change did.
+// The status line: the chosen pair, and what each change did.
 
 import { unlessSaid } from "../data/watch.js";
 import { make } from "../drawing/dom.js";
@@ -9,7 +9,7 @@ import { countSeen, countText, weightWords } from "../drawing/numbers.js";
 /** @import { Texts, TokenText } from "../data/tokens.js" */
 
 /**
- * `value`: ln of the weight; `seen`: how many keys the query sees.
+ * `value`: ln of the weight; `seen`: the number of the query's unmasked keys.
  * @typedef {{query: number, key: number, value: number, seen: number}} ReadPair
  */
 
@@ -30,7 +30,7 @@ const WORDS = {
 /** @type {(keyof Fields)[]} */
 const PAIR = ["recording", "layer", "head", "query", "key"];
 
-// {element, say(text), aside(text)}: what is said last, and beside it what goes on meanwhile.
+// {element, say(text), aside(text)}: the last message, and beside it the progress.
 export function makeReadout() {
   const [said, beside] = [make("span"), make("span", { class: "regard-aside" })];
   const element = make("output", { class: "regard-readout", role: "status" }, said, " ", beside);

@@ -13,7 +13,7 @@ import { MatrixView } from "./matrix.js";
 /** @import { Axis, ChooseCell, Values } from "./matrix.js" */
 
 /**
- * What is shown: of all queries and keys, or of one query and its strongest keys.
+ * The steps shown: of all queries and keys, or of one query and its strongest keys.
  * @typedef {{steps: Steps, text: Texts, all: boolean, seen: number}} FoundSteps
  */
 
@@ -27,11 +27,11 @@ import { MatrixView } from "./matrix.js";
  *   valueDim?: number | null}} CellPlace
  */
 
-/** @type {StepName[]} what has a cell for every query and key */
+/** @type {StepName[]} with a cell for every query and key */
 const MATRICES = ["scores", "scaled", "capped", "biased", "masked", "weights"];
 /** @type {StepName[]} in their order */
 const STEP_NAMES = ["query", "key", ...MATRICES, "value", "output"];
-const WHOLE = 32; // queries and keys that are shown all
+const WHOLE = 32; // queries and keys that are all shown
 const STRONGEST = 12; // keys of longer texts
 const WIDE = 176; // pixels of a vector of many numbers
 const NUMBER = 48; // of a number that is written out
@@ -48,7 +48,7 @@ function makeSign() {
   return make("span", { class: "regard-sign", "aria-hidden": "true" });
 }
 
-// Its element says through data-shown which pair it shows, `query 5 key 2`.
+// Its element's data-shown names the pair it shows, `query 5 key 2`.
 class StepsPanel {
   /** @param {Context} context */
   constructor(context) {
@@ -125,7 +125,7 @@ class StepsPanel {
     const { view, query, key } = this.selection;
     const run = ++this.run;
     if (view === "steps" && query !== null && key !== null)
-      this.#ask(run, query, key).catch(unlessSaid);
+      this.#request(run, query, key).catch(unlessSaid);
   }
 
   /**
@@ -133,7 +133,7 @@ class StepsPanel {
    * @param {number} query
    * @param {number} key
    */
-  async #ask(run, query, key) {
+  async #request(run, query, key) {
     const { source, texts } = this.context;
     const { recording } = this.selection;
     const where = this.selection.where;
@@ -142,8 +142,8 @@ class StepsPanel {
     const all = text.queries.length <= WHOLE && text.keys.length <= WHOLE;
     const queries = all ? text.queries.raw.map((_, n) => n) : [query];
     const chosen = all ? text.keys.raw.map((_, n) => n) : strongestWith(row, key);
-    const asked = { ...where, queries: queries.join(), keys: chosen.join() };
-    const steps = await source.steps(asked);
+    const parameters = { ...where, queries: queries.join(), keys: chosen.join() };
+    const steps = await source.steps(parameters);
     if (run !== this.run) return;
     this.found = { steps, text, all, seen: countSeen(row) };
     this.#show();
@@ -179,8 +179,8 @@ class StepsPanel {
   }
 
   /**
-   * Sizes and labels of what the matrices have along their sides. Of one query and its strongest
-   * keys, the keys go down, so that all that belongs to a key stands in one line.
+   * Sizes and labels of the matrices' sides. With one query and its strongest keys, the keys run
+   * down, so that one line has everything of a key.
    * @param {FoundSteps} found
    * @returns {StepAxes}
    */
@@ -253,7 +253,7 @@ class StepsPanel {
     for (const [name, sign] of this.signs) sign.textContent = signs[name] ?? "";
   }
 
-  // Outlines what meets in the chosen cell, and writes its arithmetic.
+  // Outlines the row and column of the chosen cell, and writes its arithmetic.
   #mark() {
     if (!this.found) return;
     const { steps, text, all, seen } = this.found;
@@ -302,7 +302,7 @@ class StepsPanel {
   }
 
   /**
-   * `words`: what the cell is and holds.
+   * `words`: the cell's name and value.
    * @param {CellPlace} place
    * @param {string} words
    */
@@ -324,7 +324,7 @@ class StepsPanel {
 }
 
 /**
- * What the rows of weights sum to.
+ * The sums of the rows of weights.
  * @param {FoundSteps} found
  */
 function sumText({ steps, all }) {
@@ -354,7 +354,7 @@ function sidesOf(name, all, { query, key, dim, valueDim }) {
 }
 
 /**
- * `softmax(q·kᵀ ÷ √64 + mask)·v`, with what else this head does.
+ * `softmax(q·kᵀ ÷ √64 + mask)·v`, with softcap and bias where the head has them.
  * @param {Steps} steps
  * @param {LayerFacts} facts
  */
@@ -365,7 +365,7 @@ function formulaText(steps, facts) {
 }
 
 /**
- * The strongest keys of a row in the order of the text, with one more that is chosen.
+ * The strongest keys of a row and the chosen one, in the order of the text.
  * @param {Float32Array} row
  * @param {number} key
  */

@@ -1,4 +1,4 @@
-// What the chosen token attends to, or is attended by, in the text itself.
+// The tokens that the chosen one attends to, or is attended by, in the text itself.
 
 import { lookAt, lookFrom } from "../data/choose.js";
 import { unlessSaid } from "../data/watch.js";
@@ -17,10 +17,10 @@ import { TokenField } from "./tokenfield.js";
 
 /** @typedef {(place: number) => Tint | null} TintAt */
 
-const SHORT = 2000; // tokens that are shown whole
+const SHORT = 2000; // tokens of a text that is shown whole
 const PLACES = 12;
 const LEAST = 0.00005; // shown as 0.0001
-const AGAIN_MS_TEXT = 700; // until a column that has not every row is asked for again
+const AGAIN_MS_TEXT = 700; // until a column without all rows is requested again
 /** @type {(keyof Fields)[]} */
 const CHANGES = ["recording", "layer", "head", "query", "key", "side", "scale", "low", "high"];
 
@@ -30,7 +30,7 @@ export function makeText(context) {
   return { element: panel.element, search: () => panel.search.focus(), end: () => panel.end() };
 }
 
-// Its element says through data-shown which pair and side it shows, `query 5 key 2 to`.
+// Its element's data-shown names the pair and side it shows, `query 5 key 2 to`.
 class TextPanel {
   /** @param {Context} context */
   constructor(context) {
@@ -217,14 +217,14 @@ class TextPanel {
     const parts = [];
     const other = line.side === "to" ? "key" : "query";
     if (long) parts.push(`The strip is the whole text: click it to read there.`);
-    else parts.push(`Click a token to choose the ${other}; double click to look from there.`);
+    else parts.push(`Click a token to choose the ${other}; double click to start from it.`);
     if (boundary !== null)
-      parts.push(`From position ${countText(boundary)} on the model wrote: underlined.`);
+      parts.push(`The model wrote from position ${countText(boundary)} on: underlined.`);
     this.note.textContent = parts.join(" ");
   }
 
   /**
-   * A token was chosen: the other end of the link, or, where it is invisible, the one that looks.
+   * A token was chosen: the other one of the pair, or, where that is masked, the new query or key.
    * @param {number} place
    */
   #choose(place) {
@@ -274,7 +274,7 @@ class TextPanel {
     const value = line.at(place);
     const seen = line.seenAt(place);
     if (line.queries.raw[query] === undefined)
-      this.context.say(`token ${countText(place)} «${line.text.label(place, 24)}» is no query`);
+      this.context.say(`token ${countText(place)} «${line.text.label(place, 24)}» is not a query`);
     else this.context.say(pairText(line, { query, key, value, seen }));
   }
 
@@ -309,7 +309,7 @@ class TextPanel {
 }
 
 /**
- * The strongest places, strongest first, as far as four decimals show them.
+ * The strongest places whose weight four decimals can show, strongest first.
  * @param {Line} line
  */
 function placesOf(line) {
@@ -320,7 +320,7 @@ function placesOf(line) {
 }
 
 /**
- * How much of all the mass the places have.
+ * The share of the weight that the places have.
  * @param {Line} line
  * @param {number[]} places
  */
@@ -328,13 +328,15 @@ function massWords(line, places) {
   const shown = places.reduce((sum, place) => sum + Math.exp(line.at(place)), 0);
   const read = line.coverage < 1 ? ` ${Math.round(100 * line.coverage)} % of the rows read.` : "";
   if (!places.length)
-    return line.side === "to" ? "It sees no token: its output is 0." : `No token sees it.${read}`;
-  const where = places.length === 1 ? "this place" : `these ${places.length} places`;
+    return line.side === "to"
+      ? "All keys are masked: the output is 0."
+      : `Masked for every query.${read}`;
+  const where = places.length === 1 ? "this position" : `these ${places.length} positions`;
   if (line.side === "by") {
     const all = weightText(line.total);
-    return `${weightText(shown)} of the ${all} that it gets comes from ${where}.${read}`;
+    return `${weightText(shown)} of the ${all} that it receives comes from ${where}.${read}`;
   }
   const rest = 1 - line.total;
   const sink = rest > 0.0005 ? ` The sink takes ${weightText(rest)}.` : "";
-  return `${weightText(shown)} of its mass is in ${where}.${sink}`;
+  return `${weightText(shown)} of its attention is on ${where}.${sink}`;
 }

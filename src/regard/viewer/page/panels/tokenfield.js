@@ -1,4 +1,4 @@
-// A text as tokens to point at, to choose, and to walk through by keyboard.
+// A text as tokens to point at, choose, and walk through by keyboard.
 
 import { lineStep, make, nextInLine, showInside } from "../drawing/dom.js";
 
@@ -6,7 +6,7 @@ import { lineStep, make, nextInLine, showInside } from "../drawing/dom.js";
 /** @import { Tint } from "./line.js" */
 
 /**
- * What pointing at a token, or walking there, does.
+ * Actions of the pointer or the keyboard on a token.
  * @typedef {{choose: (place: number) => void, look: (place: number) => void,
  *   enter: (place: number) => void, leave: () => void}} TokenActs
  */
@@ -54,7 +54,7 @@ export class TokenField {
   }
 
   /**
-   * A token: the space before its word stands by itself, so that no tint ends a line.
+   * A token: the space before its word is apart, so that no tint ends a line.
    * @param {TokenText} text
    * @param {number} place
    * @param {number | null} boundary
@@ -93,7 +93,7 @@ export class TokenField {
   }
 
   /**
-   * Marks the places found by a search, and the one that is gone to.
+   * Marks the hits of a search, and the current one.
    * @param {Hit[]} hits
    * @param {Hit | null} current
    */
@@ -179,7 +179,7 @@ export class TokenField {
 }
 
 /**
- * The place of the token that an event meets.
+ * The place of an event's token.
  * @param {EventTarget | null} target
  */
 function placeAt(target) {
