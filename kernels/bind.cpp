@@ -53,7 +53,8 @@ regard::Array array(const char* name, const ArrayRef& ref, const Shape& shape) {
   for (size_t i = 0; i < 4; ++i) {
     if (own[i] != 1 && own[i] != shape[i])
       throw std::invalid_argument(std::string(name) + " has another shape than the call");
-    x.strides[i] = own[i] == 1 ? 0 : strides[i] * unit;
+    // An array without numbers may have no address, which must not be moved.
+    x.strides[i] = own[i] == 1 || !x.data ? 0 : strides[i] * unit;
   }
   if (buffer) {
     const auto& [begin, bytes] = *buffer;
