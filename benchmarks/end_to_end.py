@@ -13,9 +13,9 @@ import functools
 import common
 import torch
 import torch.nn.functional as F
-from regard.nn.rotary import rotate
 from torch import nn
 
+from regard._base.rotary import rotate
 from regard.lm.config import Config, LayerConfig
 from regard.lm.decoder import Decoder
 
