@@ -35,7 +35,11 @@ export function arithmeticLines(cell) {
   if (steps.capped && facts.capped !== null) {
     const formula = facts.capped.replaceAll("*", "·").replaceAll("/", "÷");
     const capped = steps.capped[i][j];
-    lines.push(["capped", `${formula.replaceAll("{}", stepText(last))} = `, bold(stepText(capped))]);
+    lines.push([
+      "capped",
+      `${formula.replaceAll("{}", stepText(last))} = `,
+      bold(stepText(capped)),
+    ]);
     last = capped;
   }
   if (steps.biased) {
