@@ -30,8 +30,8 @@ with_build() { # FOLDER COMMAND
   env PYTHONPATH="$PWD/$1/path" "${@:2}"
 }
 
-targets() { # FOLDER: the instruction sets of the build that this processor runs
-  with_build "$1" python -c "
+targets() { # FOLDER BEFORE: the instruction sets of the build that this processor runs
+  with_build "$1" "${@:2}" python -c "
 from regard._backends import kernel
 assert kernel.kernels.__file__.startswith('$PWD/$1/'), 'regard uses another module'
 print(*kernel.kernels.targets())"
