@@ -4,8 +4,8 @@
                                  [--quick] [--json FILE]
 
 ``REGARD_TARGET=avx2`` in front measures that instruction set, in shares of its own peak.
-FLOPs count visible pairs only: 4 · D a pair. Of the smallest calls most of the time is that of
-Python, which checks the arguments. The second table takes windows, padding and packed documents,
+FLOPs count visible pairs only: 4 · D a pair. Of the smallest calls much of the time is that of
+Python and of making the output. The second table takes windows, padding and packed documents,
 which cost what is visible; torch is given the same as a mask of (T, T). With more than one thread
 the last column of both tells how many times as fast they are as one.
 """

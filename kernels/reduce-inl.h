@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "first_look-inl.h"
+#include "fused_heatmap-inl.h"
 #include "heatmap-inl.h"
 #include "scores-inl.h"
 
@@ -573,7 +573,7 @@ static void run_reduce(const void* pass, int64_t task, char* memory, const Stop&
 
 static Job reduce(const Reduce& r) {
   return by_type<Job>(r.problem->type, [&]<class E>(E) -> Job {
-    if (r.finds_statistics) return first_look<E>(r);
+    if (r.finds_statistics) return fused_heatmap<E>(r);
     Scratch scratch(nullptr);
     ReduceMemory<E> m(r, scratch);
     return {(r.head1 - r.head0) * chunks_of<E>(r), scratch.taken(), run_reduce<E>, &r};

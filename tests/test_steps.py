@@ -1,9 +1,6 @@
-"""Every step of a small attention, equal to the operator's, printed so that it can be followed."""
+"""Every step of a small attention, equal to the operator's."""
 
-import html
-import math
 import re
-from html.parser import HTMLParser
 
 import ml_dtypes
 import numpy as np
@@ -11,46 +8,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rich.cells import cell_len
-from rich.console import Console
 
 import regard
-from regard._base import tables
 from regard._showing.steps import Steps, steps
 from regard.recording import Layer, Recording
-
-WORDS = ["Your", "journey", "starts", "with", "one", "step"]
-
-
-def numbers(*shape, dtype=np.float64, seed=0):
-    return np.random.default_rng(seed).normal(size=shape).astype(dtype)
-
-
-def qkv(Hq=4, Hkv=2, Lq=3, Lk=5, D=6, Dv=2, dtype=np.float64):
-    return (
-        numbers(Hq, Lq, D, dtype=dtype),
-        numbers(Hkv, Lk, D, dtype=dtype, seed=1),
-        numbers(Hkv, Lk, Dv, dtype=dtype, seed=2),
-    )
+from small import OPTIONS, WORDS, journey, numbers, qkv
 
 
 def softmax(x):
     e = np.exp(x - x.max(-1, keepdims=True))
     return e / e.sum(-1, keepdims=True)
-
-
-OPTIONS = {
-    "causal": True,
-    "window": (1, 0),
-    "mask": np.array([[1, 0, 1, 1, 1], [0, 1, 1, 0, 1], [1, 1, 1, 1, 1]], bool),
-    "bias": numbers(4, 3, 5, seed=3),
-    "key_lengths": 3,
-    "segments": (np.array([0, 1, 1]), np.array([0, 0, 1, 1, 1])),
-    "query_start": 1,
-    "sinks": numbers(4, seed=4),
-    "scale": 0.25,
-    "softcap": 2.0,
-}
 
 
 @pytest.mark.parametrize("option", OPTIONS)
@@ -316,13 +283,6 @@ def test_variances_of_seed_000_show_why_the_scores_are_divided():
     assert "variance 0.6815" in text  # of the scaled scores
 
 
-def journey():
-    return torch.tensor([
-        [0.43, 0.15, 0.89], [0.55, 0.87, 0.66], [0.57, 0.85, 0.64],
-        [0.22, 0.58, 0.33], [0.77, 0.25, 0.10], [0.05, 0.80, 0.55],
-    ])  # fmt: skip
-
-
 def test_figures_of_seed_001_are_printed_as_it_prints_them():
     found = Steps.from_inputs(journey(), scale=1.0, tokens=WORDS)
     text = str(found)
@@ -336,234 +296,6 @@ def test_figures_of_seed_001_are_printed_as_it_prints_them():
         "1.2544", "1.8284", "1.7877", "1.0654", "0.5508", "1.5238",
     ]  # fmt: skip
     assert [f"{x:.4f}" for x in second.output] == ["0.3058", "0.8203"]
-
-
-# Printing.
-
-
-def test_the_printed_text_names_every_step_its_formula_and_shape():
-    found = steps(
-        *qkv(), causal=True, window=(2, None), mask=OPTIONS["mask"], bias=OPTIONS["bias"],
-        key_lengths=5, segments=OPTIONS["segments"], sinks=OPTIONS["sinks"], softcap=2.5,
-        dropout=0.25, seed=1, scale=0.5,
-    )  # fmt: skip
-    headings = [line for line in str(found).split("\n") if line and not line.startswith(" ")]
-    assert headings == [
-        "query",
-        "key",
-        "value",
-        "scores = query @ key.T",
-        "scaled = scores * 0.5",
-        "capped = 2.5 * tanh(scaled / 2.5)",
-        "masked = capped + bias, -inf where a query must not look: causal, window=(2, None), mask,"
-        " key_lengths, segments",
-        "weights = softmax of each row of masked, with a sink that takes a share",
-        "dropped = weights, each set to 0 with probability 0.25, the others / 0.75",
-        "output = dropped @ value",
-    ]
-    assert str(found).count("shape (4, 3, 5)") == 6
-    assert repr(found) == (
-        "Steps(4 heads, 3 x 5, head size 6, causal, window=(2, None), mask, key_lengths, segments)"
-    )
-    assert "scaled = scores / sqrt(6)" in str(steps(*qkv()))
-
-
-def test_labels_are_the_tokens_of_queries_and_keys():
-    q, k, v = (x[0] for x in qkv(Lq=2, Lk=3))
-    found = steps(q, k, v, tokens=["aa", "bb", "cc"])
-    assert (found.query_tokens, found.tokens) == (("bb", "cc"), ("aa", "bb", "cc"))
-    assert re.search(r"\n +aa +bb +cc\n  bb +-?\d.*\n  cc +-?\d", str(found))
-    assert steps(q, k, v, tokens=["aa", "bb", "cc"], query_start=0).query_tokens is None
-    crossed = steps(q, k, v, tokens=["aa", "bb", "cc"], query_tokens=["x", "y"])
-    assert crossed.query_tokens == ("x", "y")
-
-
-def test_large_matrices_are_cut_in_the_middle():
-    q, k, v = qkv(Hq=7, Hkv=7, Lq=300, Lk=300, D=2)
-    text = str(steps(q, k, v, causal=True))
-    assert max(map(len, text.split("\n"))) <= tables.TEXT_WIDTH
-    assert text.count("\n") < 700
-    assert "... and 3 more" in text
-    assert re.search(r"\n +0 +1 +2 .*\.\.\. .* 298 +299\n", text)
-    assert re.search(r"\n  5 .*\n  \.\.\. .*\n  295 ", text)
-
-
-@pytest.mark.parametrize(
-    ("values", "written"),
-    [
-        ([0.0, 1.0, -2.0], ["0", "1", "-2"]),
-        ([0.5, -0.00001], ["0.5000", "-0.0000"]),
-        ([1234.5, 0.25], ["1234.5", "0.2"]),
-        ([12.3456, 1.0], ["12.346", "1.000"]),
-        ([2e7, 0.5], ["2.000e+07", "5.000e-01"]),
-        ([1e-5, 0.0], ["1.000e-05", "0.000e+00"]),
-        ([-0.0, 3.0], ["0", "3"]),
-        ([math.inf, -math.inf, math.nan, 0.5], ["inf", "-inf", "nan", "0.5000"]),
-    ],
-)
-def test_numbers_of_one_matrix_have_the_same_number_of_digits(values, written):
-    write = tables._writer(tables.Table("x", "", np.array(values), None, None))
-    assert [write(x) for x in values] == written
-
-
-def test_printing_ends_at_ascii_unless_the_tokens_do_not():
-    assert str(steps(*qkv(), causal=True, softcap=2.0)).isascii()
-
-
-@pytest.mark.parametrize(
-    ("token", "shown"),
-    [
-        (" the", "·the"),
-        ("end ", "end·"),
-        ("  ", "··"),
-        ("a b", "a b"),
-        ("\n", r"\n"),
-        ("\x1b[31m", r"\x1b[31m"),
-        ("\u202eabc", r"\u202eabc"),
-        ("\ud800", r"\ud800"),
-        ("a" * 20, "a" * 10 + ".."),
-        ("", ""),
-    ],
-)
-def test_tokens_are_shown_on_one_short_line(token, shown):
-    assert tables.printable(token) == shown
-
-
-HOSTILE = [
-    "<script>alert(1)</script>"[:12],
-    "\x1b[31mred",
-    '"><img src=x>',
-    "[bold]x",
-    "&amp;",
-    "\n",
-]
-
-
-class Tags(HTMLParser):
-    def __init__(self):
-        super().__init__()
-        self.tags, self.text = set(), []
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.add(tag)
-        assert {name for name, _ in attrs} <= {"style", "class", "scope"}
-
-    def handle_data(self, data):
-        self.text.append(data)
-
-
-def test_html_never_interprets_a_token():
-    x = journey().numpy()
-    page = Steps.from_inputs(x, tokens=HOSTILE, causal=True)._repr_html_()
-    parser = Tags()
-    parser.feed(page)
-    assert parser.tags == {"div", "p", "b", "code", "br", "small", "table", "tr", "th", "td"}
-    for token in HOSTILE:
-        assert html.escape(tables.printable(token)) in page
-    assert "\x1b" not in page
-
-
-def test_html_writes_every_number_and_greys_what_is_hidden():
-    found = steps(np.eye(2), np.eye(2), np.array([[2.0, -2.0], [0.5, 1.0]]), causal=True, scale=1.0)
-    page = found._repr_html_()
-    weights = page[page.index("<b>weights</b>") : page.index("<b>output</b>")]
-    cells = re.findall(r'<td style="([^"]*)">([^<]*)</td>', weights)
-    assert [text for _, text in cells] == ["1.0000", "0.0000", "0.2689", "0.7311"]
-    assert [style.startswith(tables.INVISIBLE) for style, _ in cells] == [
-        False,
-        True,
-        False,
-        False,
-    ]
-    values = page[page.index("<b>value</b>") : page.index("<b>scores")]
-    styles = re.findall(r'<td style="background:(#\w+);color:(#\w+)', values)
-    assert styles[0] == ("#2166ac", "#ffffff")  # the largest positive
-    assert styles[1] == ("#b35806", "#ffffff")  # the largest negative
-    assert styles[2][1] == "#000000"  # a light colour has black ink
-
-
-def test_a_terminal_gets_colours_and_the_same_numbers():
-    found = steps(*(x[0] for x in qkv()), causal=True, tokens=HOSTILE[:5])
-    coloured = Console(
-        width=80, force_terminal=True, color_system="truecolor", legacy_windows=False
-    )
-    with coloured.capture() as capture:
-        coloured.print(found)
-    text = capture.get()
-    assert "\x1b[" in text
-    assert "\x1b[31mred" not in text
-    plain = Console(width=80, color_system=None, force_terminal=False)
-    with plain.capture() as capture:
-        plain.print(found)
-    text = capture.get()
-    assert "\x1b" not in text
-    assert "[bold]x" in text
-    assert max(map(len, text.split("\n"))) <= 80
-    for number in found.output.ravel():
-        assert f"{number:.4f}" in text
-
-
-def test_wide_characters_keep_columns_aligned():
-    text = str(steps(*(x[0] for x in qkv(Lq=3, Lk=3)), tokens=["猫", "ab", "e\u0301"]))
-    block = text[text.index("weights =") :].split("\n")[3:6]
-    assert len({cell_len(line) for line in block}) == 1
-
-
-# One cell.
-
-
-def test_explain_writes_the_arithmetic_of_one_weight():
-    q = np.array([[1.0, 2.0], [3.0, -1.0]])
-    k = np.array([[1.0, 0.0], [0.5, 0.5]])
-    v = np.array([[1.0, 0.0], [0.0, 1.0]])
-    bias = np.array([[0.0, 0.0], [0.25, 0.0]])
-    found = steps(q, k, v, scale=0.5, softcap=4.0, bias=bias, causal=True, tokens=["a", " b"])
-    assert found.explain(1, 0).split("\n") == [
-        "query 1 ' b', key 0 'a'",
-        "scores   3*1 + -1*0 = 3",
-        "scaled   3 * 0.5 = 1.5",
-        "capped   4 * tanh(1.5 / 4) = 1.4334",
-        "masked   1.4334 + 0.25 of the bias = 1.6834",
-        "weights  exp(1.6834 - 1.6834) / (exp(1.6834 - 1.6834) + exp(0.49741 - 1.6834)) = 0.76603",
-        "output   0.76603 * value 0 + 0.23397 * value 1 = [0.76603, 0.23397]",
-    ]
-    assert found.explain(0, 1).split("\n")[4:] == [
-        "masked   -inf: query 0 does not attend to key 1",
-        "weights  nothing is left of exp(-inf) = 0",
-        "output   1 * value 0 = [1, 0]",
-    ]
-    assert "masked   1.4334: query 1 attends to key 0" in steps(
-        q, k, v, scale=0.5, softcap=4.0, causal=True
-    ).explain(-1, 0)
-
-
-def test_explain_is_right_about_sinks_dropout_heads_and_long_sums():
-    q, k, v = (x[None].repeat(2, 0) for x in qkv(D=20, Lk=30))
-    found = steps(q, k, v, sinks=np.array([0.0, 1.0, 2.0, 9.0]), dropout=0.5, seed=3)
-    lines = found.explain(2, 29, head=(1, 3)).split("\n")
-    weight = found.weights[1, 3, 2, 29]
-    assert lines[1].count("*") == 5
-    assert f"{found.scores[1, 3, 2, 29]:.5g}" in lines[1]
-    assert "exp(9 - 9)" in lines[3]
-    assert lines[3].endswith(f"= {weight:.5g}")
-    assert lines[4] == f"dropped  {found.dropped[1, 3, 2, 29]:.5g}"
-    shared = steps(q, k[:1], v[:1]).explain(0, 0, head=(1, 3))
-    assert f"*{k[0, 1, 0, 0]:.5g}" in shared
-    assert f"*{k[0, 0, 0, 0]:.5g}" in steps(q, k[:1], v[:1]).explain(0, 0, head=(1, 1))
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda s: s.explain(3, 0, head=0), "query 3; there are 3"),
-        (lambda s: s.explain(0, -6, head=0), "key -6; there are 5"),
-        (lambda s: s.explain(0, 0, head=4), "head 4; there are 4"),
-        (lambda s: s.explain(0, 0), r"head \(\); one index is needed for each of .* \(4,\)"),
-    ],
-)
-def test_explain_says_which_cells_there_are(call, message):
-    with pytest.raises(IndexError, match=message):
-        call(steps(*qkv()))
 
 
 # Errors.

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 
@@ -117,6 +118,35 @@ def test_memory_grows_by_doubling_unless_its_size_is_told():
 
     assert places(KeyValueCache(), 1000) <= 10
     assert places(KeyValueCache(capacity=1000), 1000) == 1
+
+
+def test_memory_is_what_was_told_where_the_first_tokens_fit():
+    for told, first, taken in ((9, 5, 9), (5, 5, 5), (4, 5, 10), (0, 5, 10)):
+        cache = KeyValueCache(capacity=told)
+        cache.append(torch.ones(1, first, 2), torch.ones(1, first, 3))
+        assert (cache._key.shape[1], cache._value.shape[1]) == (taken, taken)
+
+
+@pytest.mark.parametrize("keep", [None, 3])
+def test_arrays_of_numpy_are_held_as_tensors_are(keep):
+    x = np.random.default_rng(0).standard_normal((2, 40, 4)).astype(np.float32)
+    caches, held = (KeyValueCache(keep), KeyValueCache(keep)), []
+    for rows in np.split(x, [7, 8, 9, 20, 21], axis=1):
+        key, value = caches[0].append(rows, rows[..., :3])
+        like = caches[1].append(*(torch.from_numpy(y.copy()) for y in (rows, rows[..., :3])))
+        for y, z in zip((key, value), like):
+            assert isinstance(y, np.ndarray)
+            np.testing.assert_array_equal(y, z.numpy())
+        held.append((key, key.copy(), caches[0].start))
+    assert (caches[0].start, caches[0].length) == (caches[1].start, 40)
+    for key, then, start in held:  # never written over
+        np.testing.assert_array_equal(key, then)
+        np.testing.assert_array_equal(key, x[:, start : start + key.shape[1]])
+    assert str(caches[0]).endswith("float32)")
+    with pytest.raises(TypeError, match="is float64 of NumPy, what is held float32 of NumPy"):
+        caches[0].append(x.astype(float), x[..., :3].astype(float))
+    with pytest.raises(TypeError, match="both must be of one library"):
+        KeyValueCache().append(x, torch.from_numpy(x))
 
 
 def test_append_gives_all_that_is_held():

@@ -77,6 +77,7 @@ class Kernel:
         if statistics is not None:
             reduce(call, *statistics, fields)
             return None
+        assert self.finds_statistics(call, fields)
         shape = call.query.shape[:3]
         maximum, total = (np.empty(shape, accumulating_name(call.query)) for _ in range(2))
         reduce(call, maximum, total, fields, finds_statistics=True)

@@ -70,7 +70,7 @@ class KeyValueCache:
 
         Raises:
             ShapeError: the batch, the heads or their size are not those of the tokens before.
-            TypeError: another dtype or device than the tokens before.
+            TypeError: two libraries, or another dtype or device than the tokens before.
             RuntimeError: the keys or values need a gradient.
         """
         held = self._joined(key, value)
@@ -95,12 +95,11 @@ class KeyValueCache:
         self._length += new
 
     def _move(self, key: Any, value: Any) -> None:
-        """Moves into twice the needed memory, without tokens that no later one can attend to."""
+        """Moves into larger memory, without tokens that no later one can attend to."""
         old = self._length - self._start
         kept = old if self._keep is None else min(old, self._keep)
-        size = 2 * (kept + key.shape[-2])
-        if self._key is None:
-            size = max(self._capacity, size)
+        needed = kept + key.shape[-2]
+        size = self._capacity if self._key is None and self._capacity >= needed else 2 * needed
         moved = []
         for buffer, x in ((self._key, key), (self._value, value)):
             larger = arrays_of(x).empty((*x.shape[:-2], size, x.shape[-1]), dtype_name(x))
@@ -115,6 +114,10 @@ class KeyValueCache:
             raise RuntimeError(
                 "cache: these keys or values need a gradient, and a cache keeps none. "
                 "Generate under torch.inference_mode() or torch.no_grad()."
+            )
+        if is_tensor(key) != is_tensor(value):
+            raise TypeError(
+                f"cache: key is {_kind(key)} and value {_kind(value)}; both must be of one library."
             )
         if key.shape[:-1] != value.shape[:-1]:
             raise ShapeError(

@@ -168,8 +168,8 @@ class LanguageModel:
         self, text: str, tokens: int, temperature: float, random: np.random.Generator
     ) -> Iterator[str]:
         utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        caches = self.new_caches()
         ids, written = self._open_end(text)
+        caches = self.new_caches(len(ids) + tokens)
         fits = [self.tokenizer.bytes(i).startswith(written) for i in range(len(self.tokenizer))]
         for n in range(tokens + 1 if tokens else 0):
             logits = self.logits(self.hidden(ids, caches)[-1])
@@ -212,9 +212,13 @@ class LanguageModel:
             x = x + np.square(up) @ w["down"].T
         return _norm(x) * self.weights["norm"]
 
-    def new_caches(self) -> list[KeyValueCache]:
-        """Empty caches, one for each layer, for ``hidden`` to read a text in parts."""
-        return [KeyValueCache(layer.window) for layer in self.config.layers]
+    def new_caches(self, capacity: int = 0) -> list[KeyValueCache]:
+        """Empty caches, one for each layer, for ``hidden`` to read a text in parts.
+
+        Args:
+            capacity: tokens to take memory for at once, where their number is known.
+        """
+        return [KeyValueCache(layer.window, capacity) for layer in self.config.layers]
 
     def logits(self, hidden: Float32[Array, "*L embed_dim"]) -> Float32[Array, "*L vocab_size"]:
         """Scores of the next token: ``hidden @ embedding.T``."""

@@ -11,6 +11,7 @@ from regard._backends.formula import capped_text, is_capped
 from regard._base.arrays import NumpyArrays, is_tensor, to_numpy
 from regard._call.call import Call
 from regard._call.checks import read_call
+from regard._call.options import REAL_NUMBERS
 from regard._call.visible import Visibility
 from regard._weights.attention_weights import AttentionWeights
 from regard.recording import Layer, Recording
@@ -59,7 +60,9 @@ def _place(recording: Recording) -> int | None:
 
 
 def _layer(layer: Layer) -> dict[str, Any]:
-    head_size, call = int(layer.query.shape[-1]), call_of(layer, 0)
+    head_size = int(layer.query.shape[-1])
+    numbers = {name: layer.options[name] for name in REAL_NUMBERS if name in layer.options}
+    call = Call.of(**numbers)  # without arrays: reading those of a layer may convert all of them
     return {
         "heads": layer.heads,
         "key_heads": layer.key_heads,

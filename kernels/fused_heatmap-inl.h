@@ -15,14 +15,14 @@ static Forward statistics_of(const Reduce& r) {
 }
 
 template <class E>
-struct FirstLookMemory {
+struct FusedHeatmapMemory {
   typedef typename E::Real Real;
   ForwardMemory<E> forward;
   Normalisers<E> normalisers;
   Bins<E> own, shared;  // own: of each row by itself
   Real* largest;        // [rows][bins]: scores
 
-  FirstLookMemory(const Reduce& r, Scratch& scratch)
+  FusedHeatmapMemory(const Reduce& r, Scratch& scratch)
       : forward(statistics_of(r), scratch),
         normalisers(scratch),
         own(r, scratch),
@@ -32,7 +32,7 @@ struct FirstLookMemory {
 
 // Adds the rows of a tile to the heatmap, now that their statistics are known.
 template <class E>
-static void add_largest(const Reduce& r, const Scaling<E>& scaling, FirstLookMemory<E>& m) {
+static void add_largest(const Reduce& r, const Scaling<E>& scaling, FusedHeatmapMemory<E>& m) {
   typedef typename E::Real Real;
   const Rows<E>& rows = m.forward.rows;
   const int64_t C = r.bins[1];
@@ -52,14 +52,14 @@ static void add_largest(const Reduce& r, const Scaling<E>& scaling, FirstLookMem
 }
 
 template <class E>
-static void run_first_look(const void* pass, int64_t task, char* memory, const Stop& stop) {
+static void run_fused_heatmap(const void* pass, int64_t task, char* memory, const Stop& stop) {
   typedef typename E::Real Real;
   const Reduce& r = *(const Reduce*)pass;
   const Problem& p = *r.problem;
   const Forward f = statistics_of(r);
   const Scaling<E> scaling(p);
   Scratch scratch(memory);
-  FirstLookMemory<E> m(r, scratch);
+  FusedHeatmapMemory<E> m(r, scratch);
   Rows<E>& rows = m.forward.rows;
   const RowChunk<E> chunk = chunk_of_task<E>(r, task);
   start_bins(r, m.shared, chunk);
@@ -83,10 +83,10 @@ static void run_first_look(const void* pass, int64_t task, char* memory, const S
 }
 
 template <class E>
-static Job first_look(const Reduce& r) {
+static Job fused_heatmap(const Reduce& r) {
   Scratch scratch(nullptr);
-  FirstLookMemory<E> m(r, scratch);
-  return {(r.head1 - r.head0) * chunks_of<E>(r), scratch.taken(), run_first_look<E>, &r};
+  FusedHeatmapMemory<E> m(r, scratch);
+  return {(r.head1 - r.head0) * chunks_of<E>(r), scratch.taken(), run_fused_heatmap<E>, &r};
 }
 
 }  // namespace regard::REGARD_NAMESPACE
