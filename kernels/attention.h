@@ -81,7 +81,8 @@ struct Reduce {
   double* entropy;        // (B, Hq, Lq), nats
   double* distance;       // (B, Hq, Lq), tokens
   const int64_t* starts;  // (B,) position of query 0 among the keys
-  int64_t step;           // from a query to the position of the next
+  int64_t query_step;     // from a query to the position of the next
+  int64_t key_step;       // likewise
   int64_t k;              // of top-k
   void* top_values;       // Real (B, Hq, Lq, k)
   int64_t* top_keys;      // (B, Hq, Lq, k)

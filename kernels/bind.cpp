@@ -82,7 +82,7 @@ struct Call {
   bool causal = false;
   int64_t window_left = -1, window_right = -1;
   std::vector<int64_t> starts, lengths;
-  int64_t step = 1;
+  int64_t query_step = 1, key_step = 1;
   uintptr_t query_ids = 0, key_ids = 0;
   bool shared_query_ids = false, shared_key_ids = false;
   std::vector<double> sinks;
@@ -130,7 +130,8 @@ struct Read {
                                       .left = call.window_left,
                                       .right = call.window_right,
                                       .starts = call.starts.data(),
-                                      .step = call.step,
+                                      .query_step = call.query_step,
+                                      .key_step = call.key_step,
                                       .lengths = call.lengths.data(),
                                       .query_ids = at<const int64_t>(call.query_ids),
                                       .key_ids = at<const int64_t>(call.key_ids),
@@ -259,7 +260,8 @@ void reduce(const Call& call, const Asked& asked, int threads) {
                    .entropy = at<double>(asked.entropy),
                    .distance = at<double>(asked.distance),
                    .starts = call.starts.data(),
-                   .step = call.step,
+                   .query_step = call.query_step,
+                   .key_step = call.key_step,
                    .k = asked.k,
                    .top_values = at<void>(asked.top_values),
                    .top_keys = at<int64_t>(asked.top_keys),
@@ -303,7 +305,8 @@ void bind_call(nb::module_& m) {
       .def_rw("window_right", &Call::window_right)
       .def_rw("starts", &Call::starts)
       .def_rw("lengths", &Call::lengths)
-      .def_rw("step", &Call::step)
+      .def_rw("query_step", &Call::query_step)
+      .def_rw("key_step", &Call::key_step)
       .def_rw("query_ids", &Call::query_ids)
       .def_rw("key_ids", &Call::key_ids)
       .def_rw("shared_query_ids", &Call::shared_query_ids)

@@ -105,7 +105,7 @@ static void start_rows(const Reduce& r, ReduceMemory<E>& m) {
     const int64_t at = (m.rows.b * p.Hq + m.rows.head[i]) * p.Lq + m.rows.index[i];
     const Real maximum = ((const Real*)r.maximum)[at], total = ((const Real*)r.total)[at];
     m.normalisers.set(i, maximum, total);
-    m.position[i] = Real(r.starts[m.rows.b] + m.rows.index[i] * r.step);
+    m.position[i] = Real(r.starts[m.rows.b] + m.rows.index[i] * r.query_step);
     m.has_nan |= total != total;
   }
 }
@@ -304,12 +304,14 @@ static void add_columns(const ReduceMemory<E>& m, int keys, typename E::Real* re
 // The reductions over rows alone, which leave the scores. Every key is visible, before mask and
 // ids.
 template <class E, bool with_distance>
-static void add_rows(const Scaling<E>& scaling, ReduceMemory<E>& m, int64_t j0, int keys) {
+static void add_rows(const Reduce& r, const Scaling<E>& scaling, ReduceMemory<E>& m, int64_t j0,
+                     int keys) {
   typedef typename E::Real Real;
+  const Real apart = Real(r.key_step);
   constexpr int n = E::lanes;
   for (int v = 0; v < m.rows.vectors; ++v) {
     const Vec<Real> base = m.at(m.normalisers.base, v);
-    Vec<Real> off = m.at(m.position, v) - Real(j0);  // from the key to the query
+    Vec<Real> off = m.at(m.position, v) - Real(j0 * r.key_step);  // from the key to the query
     Vec<Real> sum = {}, entropy = {}, distance = {};
     const auto add = [&]<int unroll>(int j, std::integral_constant<int, unroll>) {
       Vec<Real> x[unroll], w[unroll];
@@ -319,7 +321,7 @@ static void add_rows(const Scaling<E>& scaling, ReduceMemory<E>& m, int64_t j0, 
       for (int i = 0; i < unroll; ++i) {
         some[0] += w[i];
         some[1] += w[i] * larger(Vec<Real>{} - 1e4f, x[i]);
-        if (with_distance) some[2] += w[i] * magnitude(off), off -= 1;
+        if (with_distance) some[2] += w[i] * magnitude(off), off -= apart;
       }
       sum += some[0], entropy += some[1], distance += some[2];
     };
@@ -340,10 +342,12 @@ template <class E, bool rows, bool columns>
 static void weights_of_tile(const Reduce& r, const Scaling<E>& scaling, ReduceMemory<E>& m,
                             const TileMask& tile_mask, int64_t j0, int keys, Chunk<E>* chunk) {
   typedef typename E::Real Real;
+  const Real apart = Real(r.key_step);
   constexpr int n = E::lanes;
   for (int v = 0; v < m.rows.vectors; ++v) {
     const Vec<Real> base = m.at(m.normalisers.base, v), inverse = m.at(m.normalisers.inverse, v);
-    Vec<Real> off = m.at(m.position, v) - Real(j0 + tile_mask.low[v]);  // from the key to the query
+    // From the key to the query.
+    Vec<Real> off = m.at(m.position, v) - Real((j0 + tile_mask.low[v]) * r.key_step);
     Vec<Real> sum = {}, entropy = {}, distance = {};
     const bool fully_visible = tile_mask.fully_visible && !m.has_nan;
     const auto to_weights = [&]<int unroll>(int j, std::integral_constant<int, unroll>) {
@@ -362,7 +366,7 @@ static void weights_of_tile(const Reduce& r, const Scaling<E>& scaling, ReduceMe
           some[0] += w[i];
           some[1] += w[i] * larger(Vec<Real>{} - 1e4f, x[i]);
           some[2] += w[i] * magnitude(off);
-          off -= 1;
+          off -= apart;
         }
         sum += some[0], entropy += some[1], distance += some[2];
       }
@@ -488,7 +492,7 @@ static void reduce_weights(const Reduce& r, const Scaling<E>& scaling, ReduceMem
   if (rows && columns)
     weights_of_tile<E, true, true>(r, scaling, m, tile_mask, j0, keys, found);
   else if (rows && whole && !r.pooled_mass)
-    (r.distance ? add_rows<E, true> : add_rows<E, false>)(scaling, m, j0, keys);
+    (r.distance ? add_rows<E, true> : add_rows<E, false>)(r, scaling, m, j0, keys);
   else if (rows)
     weights_of_tile<E, true, false>(r, scaling, m, tile_mask, j0, keys, found);
   else if (columns)

@@ -10,6 +10,8 @@ struct Run {
   int64_t first, last, count;
 };
 
+int64_t floor_div(int64_t x, int64_t by) { return x / by - (x % by < 0); }
+
 }  // namespace
 
 Intervals intervals_of(const Rules& r) {
@@ -35,16 +37,17 @@ Intervals intervals_of(const Rules& r) {
       for (const auto& [id, seen] : runs) scattered |= seen.count != seen.last - seen.first;
     }
     for (int64_t i = 0; i < r.Lq; ++i) {
-      const int64_t position = r.starts[b] + i * r.step;
+      const int64_t position = r.starts[b] + i * r.query_step;
       int64_t first = 0, last = length;
       if (query_ids) {
         const auto run = runs.find(query_ids[i]);
         first = run == runs.end() ? 0 : run->second.first;
         last = run == runs.end() ? 0 : run->second.last;
       }
-      if (r.left >= 0) first = std::max(first, position - r.left);
-      if (r.causal) last = std::min(last, position + 1);
-      if (r.right >= 0) last = std::min(last, position + r.right + 1);
+      const auto key = [&](int64_t at) { return floor_div(at, r.key_step); };
+      if (r.left >= 0) first = std::max(first, -key(r.left - position));
+      if (r.causal) last = std::min(last, key(position) + 1);
+      if (r.right >= 0) last = std::min(last, key(position + r.right) + 1);
       found.first[size_t(b * r.Lq + i)] = first;
       found.last[size_t(b * r.Lq + i)] = std::max(first, last);
     }

@@ -11,7 +11,8 @@ struct Rules {
   bool causal;
   int64_t left, right;       // the window's sides; -1: open. They and starts are below 2^55
   const int64_t* starts;     // (B,) position of query 0 among the keys
-  int64_t step;              // from a query to the position of the next
+  int64_t query_step;        // from a query to the position of the next
+  int64_t key_step;          // likewise; key 0 is at 0
   const int64_t* lengths;    // (B,) valid keys
   const int64_t* query_ids;  // (B or 1, Lq), optional
   const int64_t* key_ids;    // (B or 1, Lk)

@@ -349,7 +349,8 @@ class Comparison:
         if self.rng.random() < 0.4:
             return slice(None)
         start, stop = sorted(int(x) for x in self.rng.integers(0, n + 1, 2))
-        return slice(start, stop)
+        step = int(self.rng.integers(2, 9)) if self.rng.random() < 0.3 else None
+        return slice(start, stop, step)
 
     def _compare_pool(self, size, how, rows, columns, found):
         what = f"pool({size}, {how!r}, {rows}, {columns})"

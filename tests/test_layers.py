@@ -42,6 +42,7 @@ UPWARDS = {
     ("recording._recording", "viewer.export"),  # recording.export()
     ("recording._recording", "viewer._display"),  # shown in a notebook
     ("_weights.attention_weights", "viewer._display"),
+    ("_weights.attention_weights", "recording"),  # weights.layer()
     ("_weights.attention_weights", "_showing.picture"),  # weights.plot(), and in a notebook
     ("_showing.picture", "recording"),  # for its type alone
 }

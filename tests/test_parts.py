@@ -13,7 +13,10 @@ from ways import NAMED, by_ways
 
 Lq, Lk = 150, 170
 ROWS = [None, slice(3, 140), slice(20, 21), slice(2, None, 7), slice(150, 150), slice(-9, None)]
-COLUMNS = [None, slice(0, 60), slice(33, 169), slice(5, 6), slice(40, 40)]
+COLUMNS = [
+    None, slice(0, 60), slice(33, 169), slice(5, 6), slice(40, 40),
+    slice(1, None, 3), slice(7, 99, 40),
+]  # fmt: skip
 OPTIONS = {
     "causal": {"causal": True},
     "window": {"window": (30, 20), "causal": False},
@@ -49,9 +52,10 @@ def test_a_part_has_the_numbers_of_the_whole(name, way):
 
 @by_ways(*NAMED)
 @pytest.mark.parametrize("name", OPTIONS)
-def test_questions_to_a_part_are_about_its_pairs(name, way):
+@pytest.mark.parametrize("columns", [slice(30, 165), slice(11, 170, 4)], ids=["some", "each 4th"])
+def test_questions_to_a_part_are_about_its_pairs(name, way, columns):
     weights = weights_by(way, **OPTIONS[name])
-    rows, columns = slice(4, 140, 3), slice(30, 165)
+    rows = slice(4, 140, 3)
     part, whole = weights.part(rows, columns), cut(np.asarray(weights, float), rows, columns)
     found = part.summary(topk=3, strongest=4, pool=(7, 9))
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -71,7 +75,8 @@ def test_questions_to_a_part_are_about_its_pairs(name, way):
     of_part = part.pool((7, 9), ("max", "mass"))
     np.testing.assert_array_equal(found.pooled, of_part[0])
     assert of_part[0].shape == of_part[1].shape == (2, 4, 7, 9)
-    one = np.asarray(part.pool((46, 135)))
+    one = np.asarray(weights.pool((99, 199), rows=rows, columns=columns))
+    assert one.shape == whole.shape
     seen = ~np.isnan(one)
     np.testing.assert_allclose(np.exp(one[seen]), whole[seen], rtol=1e-5, atol=1e-9)
 
@@ -79,16 +84,22 @@ def test_questions_to_a_part_are_about_its_pairs(name, way):
 def test_distances_in_a_part_are_those_of_the_places_in_the_whole():
     q = numbers(2, 60, 8)
     weights, i, j = AttentionWeights(q, q, causal=True), np.arange(60)[:, None], np.arange(60)
-    part = weights.part(slice(10, 50, 2), slice(5, 40))
-    expected = (np.asarray(weights, float) * abs(i - j))[:, 10:50:2, 5:40].sum(-1)
-    np.testing.assert_allclose(part.distance(), expected, rtol=1e-5)
+    for columns in (slice(5, 40), slice(5, 52, 3)):
+        part = weights.part(slice(10, 50, 2), columns)
+        expected = (np.asarray(weights, float) * abs(i - j))[:, 10:50:2, columns].sum(-1)
+        np.testing.assert_allclose(part.distance(), expected, rtol=1e-5)
+        reference = AttentionWeights(q, q, causal=True, backend="reference")
+        of_reference = reference.part(slice(10, 50, 2), columns).distance()
+        np.testing.assert_allclose(of_reference, expected, rtol=1e-5)
 
 
 @by_ways(*NAMED)
 def test_parts_of_parts(way):
     weights = weights_by(way, causal=True)
-    part = weights.part(slice(10, 140, 2), slice(8, 120)).part(slice(3, None, 4), slice(5, 50))
-    expected = np.asarray(weights)[..., 10:140:2, 8:120][..., 3::4, 5:50]
+    part = weights.part(slice(10, 140, 2), slice(8, 160, 2)).part(
+        slice(3, None, 4), slice(5, 50, 3)
+    )
+    expected = np.asarray(weights)[..., 10:140:2, 8:160:2][..., 3::4, 5:50:3]
     np.testing.assert_allclose(np.asarray(part), expected, rtol=1e-6, atol=1e-9)
     one = part.head(-1)
     np.testing.assert_allclose(np.asarray(one), expected[:, 3], rtol=1e-6, atol=1e-9)
@@ -133,8 +144,8 @@ def test_parts_that_cannot_be_are_refused():
     weights = AttentionWeights(np.eye(5), np.eye(5))
     with pytest.raises(ValueError, match=r"rows has the step -1; a part goes upwards"):
         weights.part(slice(None, None, -1))
-    with pytest.raises(ValueError, match=r"columns has the step 2; a part is contiguous"):
-        weights.part(columns=slice(None, None, 2))
+    with pytest.raises(ValueError, match=r"columns has the step -2; a part goes upwards"):
+        weights.part(columns=slice(None, None, -2))
     with pytest.raises(TypeError, match="rows is a int; a slice is needed"):
         weights.part(3)
     with pytest.raises(ValueError, match="there is no 'lses'; there are lse, entropy"):
@@ -185,5 +196,22 @@ def test_a_part_of_the_keys_is_not_shown_as_if_it_were_whole():
     weights = AttentionWeights(q, q, causal=True)
     assert recording_of(weights.part(slice(3, 20))) is not None
     for part in (weights.part(columns=slice(0, 12)), weights.part(slice(0, None, 2))):
+        with pytest.raises(ValueError, match="a layer has whole rows and neighbouring queries"):
+            part.layer()
         assert recording_of(part) is None
         assert "<img" in part._repr_html_()
+
+
+def test_the_layer_of_some_weights_gives_the_same_weights():
+    q, k = numbers(2, 3, 4, 9, 8), numbers(2, 3, 2, 9, 8, seed=1)
+    weights = AttentionWeights(q, k, causal=True, key_lengths=np.arange(2, 8).reshape(2, 3))
+    recording = regard.Recording(list("abcdefghi"), [weights.layer(1, 2), weights.layer()])
+    np.testing.assert_array_equal(np.asarray(recording.weights[0]), np.asarray(weights)[1, 2])
+    np.testing.assert_array_equal(np.asarray(recording.weights[1]), np.asarray(weights)[0, 0])
+    part = weights.part(slice(4, 7)).layer(1)
+    assert part.query_start == weights.layer(1).query_start + 4
+    q[...] = 0  # the layer has copies
+    assert recording.layers[0].query.any()
+    for asked in (lambda: weights.layer(0, 0, 0), lambda: weights.layer(2)):
+        with pytest.raises(IndexError, match="weights: "):
+            asked()

@@ -80,11 +80,9 @@ def _entropy(block: WeightBlock) -> Any:
 
 
 def _distance(block: WeightBlock) -> Any:
-    """``Σ w · |p − j|``, p the position of the query among the keys."""
-    xp = block.xp
-    place = xp.arange(block.rows.start, block.rows.stop) * block.step + block.start
-    gap = place[:, None] - xp.arange(block.keys.start, block.keys.stop)
-    return (block.weights * abs(gap)).sum(-1)
+    """``Σ w · |p − j|`` of the positions p of the query and j of the key."""
+    of_queries, of_keys = block.positions
+    return (block.weights * abs(of_queries[:, None] - of_keys)).sum(-1)
 
 
 class _Weights:

@@ -103,8 +103,7 @@ class WeightBlock:
     h: slice
     rows: slice
     keys: slice
-    start: int  # the position of query 0 among the keys
-    step: int  # from a query's position to the next
+    positions: tuple[Any, Any]  # of its queries and keys
     visible: Any  # bool, broadcastable to (b, h, rows, keys); None: every pair
     shifted: Any  # (b, h, rows, keys): score − maximum, −inf where masked
     maximum: Any  # (b, h, rows, 1), of the scores and the sink; −inf where all is masked
@@ -160,8 +159,8 @@ def weight_blocks(
         else:
             maximum, total = (xp.array(s, x[b, h, rows][..., None]) for x in statistics)
             of_rows = shifted(xp, s, maximum), maximum, total
-        start = visibility.starts[b.start]
-        yield WeightBlock(xp, *block, start, call.query_step, visible, *of_rows)
+        positions = visibility.positions(b.start, rows, keys)
+        yield WeightBlock(xp, *block, positions, visible, *of_rows)
 
 
 def kept_weights(xp: Arrays, call: Call, b: slice, h: slice, rows: slice, keys: slice) -> Any:

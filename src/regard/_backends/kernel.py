@@ -167,7 +167,8 @@ def _read(call: Call) -> tuple[Any, tuple[Any, ...]]:
     starts = [n - Lq for n in lengths] if starts is None else starts.tolist()
     read = kernels.Call()
     read.query, read.key, read.value = _array_ref(q), _array_ref(k), _array_ref(v)
-    read.group_rows, read.step = call.group_rows, call.query_step
+    read.group_rows = call.group_rows
+    read.query_step, read.key_step = call.query_step, call.key_step
     read.starts, read.lengths = starts, lengths
     for field in NUMBERS:
         if (x := getattr(call, field.name)) is not None:

@@ -27,6 +27,7 @@ class Call(Given):
     leading: tuple[int, ...]  # the axes that B stands for
     heads: bool  # whether the caller's arrays have a head axis
     query_step: int = 1  # from a query's position to the next
+    key_step: int = 1  # from a key's position to the next; the first is at 0
     part_of: int | None = None  # for a part of a call: the ``group_rows`` of the whole
     whole_rows: bool = True  # False where the call has only some of the keys
 
@@ -118,18 +119,17 @@ class Call(Given):
         return self._part(Q=part, query_start=starts, query_step=step)
 
     def columns(self, part: slice) -> Call:
-        """Some neighbouring keys, and the queries that see them; its rows are no longer whole."""
-        Lk = self.sizes[4]
-        start, stop, _ = part.indices(Lk)
-        count = max(0, stop - start)
-        if count == Lk:
+        """Some of the keys, and who sees them; ``part`` may have a step. Rows are not whole."""
+        keys = range(*part.indices(self.sizes[4]))
+        if len(keys) == self.sizes[4]:
             return self
         lengths = self.key_lengths
         if lengths is not None:
-            lengths = (lengths - start).clip(0, count)
+            lengths = ((lengths - keys.start + keys.step - 1) // keys.step).clip(0, len(keys))
         return self._part(
-            K=slice(start, start + count), query_start=self.starts - start, key_lengths=lengths,
-            whole_rows=False,
+            K=slice(keys.start, max(keys.start, keys.stop), keys.step), key_lengths=lengths,
+            query_start=self.starts - keys.start * self.key_step,
+            key_step=keys.step * self.key_step, whole_rows=False,
         )  # fmt: skip
 
     @property

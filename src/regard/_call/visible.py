@@ -19,7 +19,8 @@ def part(x: Any, *slices: slice) -> Any:
 class Visibility:
     """The visible (unmasked) pairs of one call, block by block.
 
-    Query i of batch b stands at position ``p = starts[b] + i * query_step`` among the keys.
+    Query i of batch b stands at position ``p = starts[b] + i * query_step``, key j at
+    ``j * key_step``.
     """
 
     def __init__(self, call: Call, arange: Callable[[int, int], Any]) -> None:
@@ -47,13 +48,13 @@ class Visibility:
         For an int or an array of them, by lengths, order and window; segments and masks hide more.
         """
         call, place = self.call, self.starts[b] + query * self.call.query_step
-        low, high = 0, self.lengths[b]
+        low, high, step = 0, self.lengths[b], call.key_step
         if call.causal:
-            high = np.minimum(high, place + 1)
+            high = np.minimum(high, place // step + 1)
         if call.window_right is not None:
-            high = np.minimum(high, place + 1 + call.window_right)
+            high = np.minimum(high, (place + call.window_right) // step + 1)
         if call.window_left is not None:
-            low = np.maximum(low, place - call.window_left)
+            low = np.maximum(low, -((call.window_left - place) // step))
         high = np.maximum(high, 0 * place)
         return np.minimum(low, high), high
 
@@ -72,18 +73,23 @@ class Visibility:
         """The end of the keys that any query of batch b may see."""
         return self.keys(b, slice(0, self.call.sizes[3])).stop
 
+    def positions(self, b: int, rows: slice, keys: slice) -> tuple[Any, Any]:
+        """``(rows,)`` and ``(keys,)``: the positions of some queries of batch b and some keys."""
+        of_queries = self._arange(rows.start, rows.stop) * self.call.query_step + self.starts[b]
+        return of_queries, self._arange(keys.start, keys.stop) * self.call.key_step
+
     def pairs(self, b: slice, h: slice, rows: slice, keys: slice) -> Any:
         """Bool, broadcastable to ``(b, h, rows, keys)``; None where every pair is visible.
 
         ``keys`` must lie within the key lengths; several batch elements need a uniform call.
         """
-        call, start = self.call, self.starts[b.start]
-        i = self._arange(rows.start, rows.stop)[:, None] * call.query_step + start
-        j = self._arange(keys.start, keys.stop)[None, :]
+        call = self.call
         first, last = (self.interval(b.start, n) for n in (rows.start, rows.stop - 1))
         rules = []
         if first[1] < keys.stop or keys.start < last[0]:
-            rules = [rule[None, None] for rule in window_rules(call, i, j)]
+            of_queries, of_keys = self.positions(b.start, rows, keys)
+            of_pairs = window_rules(call, of_queries[:, None], of_keys)
+            rules = [rule[None, None] for rule in of_pairs]
         if call.query_segments is not None:
             of_queries = part(call.query_segments, b, rows)[:, None, :, None]
             rules.append(of_queries == part(call.key_segments, b, keys)[:, None, None, :])
@@ -95,15 +101,15 @@ class Visibility:
         return visible
 
 
-def window_rules(call: Call, place: Any, j: Any) -> list[Any]:
-    """Bool, for queries at some positions and keys j: what order and window allow."""
+def window_rules(call: Call, place: Any, of_key: Any) -> list[Any]:
+    """Bool, for positions of queries and keys: what order and window allow."""
     rules = []
     if call.causal:
-        rules.append(j <= place)
+        rules.append(of_key <= place)
     if call.window_right is not None:
-        rules.append(j <= place + call.window_right)
+        rules.append(of_key <= place + call.window_right)
     if call.window_left is not None:
-        rules.append(j >= place - call.window_left)
+        rules.append(of_key >= place - call.window_left)
     return rules
 
 

@@ -28,7 +28,7 @@ from regard._base.types import (
 )
 from regard._call.call import Call
 from regard._call.checks import read_call
-from regard._weights.parts import basic_index, part_of, spaced, span
+from regard._weights.parts import basic_index, element, part_of, spaced, span
 from regard._weights.reductions import (
     Links,
     PerQuery,
@@ -45,6 +45,8 @@ from regard._weights.written import refuse_recorded, require_unwritten, versions
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from numpy.typing import DTypeLike, NDArray
+
+    from regard.recording import Layer
 
 Pick: TypeAlias = int | np.integer[Any] | slice | EllipsisType
 Reduced: TypeAlias = Literal[
@@ -349,14 +351,12 @@ class AttentionWeights(Generic[ArrayT]):
             how: ``"max"``, the strongest link in the bin, so no lone link is lost; or ``"mass"``,
                 the mean over the bin's queries of the sum over its keys: every row of bins sums
                 to 1. A tuple of both gives a tuple of heatmaps, in one pass.
-            rows: the part's queries, a slice with step 1; by default all.
-            columns: the part's keys, likewise.
+            rows, columns: the part's queries and keys, as in ``part``; by default all.
 
         Raises:
-            ValueError: another ``how``, a size below 1, or a slice with a step.
+            ValueError: another ``how``, a size below 1, or a negative step.
         """
-        asked = part_of("rows", rows, self.shape[-2]), part_of("columns", columns, self.shape[-1])
-        part = self.part(*asked)
+        part = self.part(rows, columns)
         planes = how if isinstance(how, tuple) else (how,)
         pools = {plane: Pool(part._call, size, plane) for plane in planes}
         pictures = dict(zip(pools, part._ask(*pools.values())))
@@ -536,14 +536,14 @@ class AttentionWeights(Generic[ArrayT]):
 
         Args:
             rows: which queries, with any positive step; by default all.
-            columns: which keys, next to each other; by default all.
+            columns: which keys, likewise.
 
         Raises:
             TypeError: no slices.
-            ValueError: a step that a part cannot have.
+            ValueError: a negative step.
         """
         *_, Lq, Lk = self._call.sizes
-        rows = part_of("rows", rows, Lq, spaced=True)
+        rows = part_of("rows", rows, Lq)
         columns = part_of("columns", columns, Lk)
         call, place = self._call, self._place
         if rows != slice(0, Lq, 1):
@@ -573,12 +573,32 @@ class AttentionWeights(Generic[ArrayT]):
             IndexError: no such matrix.
         """
         axes = self.shape[:-2]
-        if len(index) > len(axes):
-            raise IndexError(f"weights: {len(index)} indices for {len(axes)} axes before (Lq, Lk).")
-        index = (*index, *(0 for _ in axes[len(index) :]))
-        basic_index(index, axes)
-        at = np.arange(math.prod(axes)).reshape(axes)[index]
-        return self._head(*divmod(int(at), self._call.sizes[1]))
+        return self._head(*divmod(element(index, axes, "(Lq, Lk)"), self._call.sizes[1]))
+
+    def layer(self, *index: int) -> Layer[ArrayT]:
+        """What these weights are computed from, copied: a layer for ``regard.Recording``.
+
+        Args:
+            index: which element of the batch: one int for each axis before the heads; by default
+                the first.
+
+        Raises:
+            IndexError: no such element.
+            ValueError: a part with a step, or of some keys only; no layer has such weights.
+        """
+        from regard.recording import Layer
+
+        call, axes = self._call, self._call.leading
+        if call.query_step != 1 or not call.whole_rows:
+            raise ValueError(
+                f"weights: {self.shape} are a part with a step, or of some keys; a layer has whole "
+                "rows and neighbouring queries. Take the layer of the whole."
+            )
+        b = element(index, axes, "the heads")
+        place = self._place._replace(b=self._place.b[b : b + 1])
+        one = call.of_heads(range(b, b + 1), range(call.sizes[1]))
+        one = self._part(one, place).copy()._call
+        return Layer(one.query[0], one.key[0], None, **one.options_of(0))
 
     def _head(self, b: int, h: int) -> AttentionWeights[ArrayT]:
         """The matrix of query head h of batch element b."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -17,15 +18,14 @@ def spaced(x: np.ndarray) -> slice:
     return span(x, abs(int(x[1] - x[0])) if x.size > 1 else 1)
 
 
-def part_of(name: str, part: slice | None, n: int, *, spaced: bool = False) -> slice:
-    """A part of n rows or columns, by default all; with a step upwards where it may be spaced."""
+def part_of(name: str, part: slice | None, n: int) -> slice:
+    """A part of n rows or columns, by default all."""
     part = slice(None) if part is None else part
     if not isinstance(part, slice):
         raise TypeError(f"weights: {name} is a {type(part).__name__}; a slice is needed.")
     start, stop, step = part.indices(n)
-    if step != 1 and not (spaced and step > 1):
-        needed = "a part goes upwards" if spaced else "a part is contiguous, with step 1"
-        raise ValueError(f"weights: {name} has the step {step}; {needed}.")
+    if step < 0:
+        raise ValueError(f"weights: {name} has the step {step}; a part goes upwards.")
     return slice(start, max(start, stop), step)
 
 
@@ -52,3 +52,12 @@ def basic_index(index: Any, shape: tuple[int, ...]) -> list[Any]:
         if not -n <= pick < n:
             raise IndexError(f"weights: index {pick} is out of range for axis {axis} of size {n}.")
     return picks
+
+
+def element(index: tuple[int, ...], axes: tuple[int, ...], before: str) -> int:
+    """The number of one element of some axes, by an int for each; those left out are 0."""
+    if len(index) > len(axes):
+        raise IndexError(f"weights: {len(index)} indices for {len(axes)} axes before {before}.")
+    index = (*index, *(0 for _ in axes[len(index) :]))
+    basic_index(index, axes)
+    return int(np.arange(math.prod(axes)).reshape(axes)[index])

@@ -7,7 +7,7 @@ from typing import Any
 
 from regard._showing.picture import recording_html, weights_html
 from regard._weights.attention_weights import AttentionWeights
-from regard.recording import Layer, Recording
+from regard.recording import Recording
 
 
 def recording_bundle(recording: Recording) -> dict[str, Any]:
@@ -51,13 +51,14 @@ def recording_of(weights: AttentionWeights) -> Recording | None:
     A batch gives its first element. None for more axes before the heads, for a part of the keys,
     and for every nth query, which no recording has. The arrays are copied: the view stays open.
     """
-    call = weights._call
-    if not weights.size or weights.ndim > 4 or call.query_step != 1 or not call.whole_rows:
+    if not weights.size or weights.ndim > 4:
         return None
-    call = weights.copy()._call
-    _, _, _, Lq, Lk = call.sizes
-    start = int(call.starts[0])
+    try:
+        layer = weights.layer()
+    except ValueError:
+        return None
+    *_, Lq, Lk = weights.shape
+    start = layer.query_start
     tokens = [str(n) for n in range(max(Lq, Lk))]
     own = None if 0 <= start <= Lk - Lq else tokens[:Lq]
-    layer = Layer(call.query[0], call.key[0], None, **call.options_of(0))
     return Recording(tokens[:Lk], [layer], query_tokens=own or tokens[start : start + Lq])
