@@ -38,8 +38,10 @@ static int64_t tiles_per_task(const Forward& f) {
   return most;
 }
 
-// Keys and values that cannot be multiplied in place, packed into words: once for all tiles of
-// queries of a head that a thread takes one after another.
+// Keys and values that are packed before they are multiplied, once for all tiles of queries of a
+// head that a thread takes one after another: where words cannot be read in place, and where rows
+// lie apart, as those of a head between other heads: they fall into few sets of the caches, each
+// into a page of its own.
 template <class E>
 struct PackedKV {
   typedef typename E::Word Word;
@@ -49,19 +51,24 @@ struct PackedKV {
   };
   Range* held;             // which keys are packed; zeros, none, when the thread begins
   Word* keys = nullptr;    // [high - low][words(D)], or null
-  Word* values = nullptr;  // [words(high - low)][Dv], or null: nothing is packed
+  Word* values = nullptr;  // [words(high - low)][Dv], or null
 
   PackedKV(const Forward& f, Scratch& scratch) {
     const Problem& p = *f.problem;
-    const int64_t key_words = E::direct && p.D % E::pack == 0 ? 0 : p.Lk * E::words(p.D);
-    const int64_t value_words = E::words(p.Lk) * p.Dv;
+    const int64_t key_words = are_packed(p.key, p.D) ? p.Lk * E::words(p.D) : 0;
+    const int64_t value_words =
+        are_packed(p.value, p.Dv) || E::pack > 1 ? E::words(p.Lk) * p.Dv : 0;
     held = scratch.take<Range>(1);  // first: these bytes of a thread's scratch stay
-    if ((E::direct && E::pack == 1) || row_tiles_of<E>(p) < 2 ||
-        (key_words + value_words) * int64_t(sizeof(Word)) > kMost)
-      return;
+    if (row_tiles_of<E>(p) < 2 || (key_words + value_words) * int64_t(sizeof(Word)) > kMost) return;
     if (key_words) keys = scratch.take<Word>(key_words);
-    values = scratch.take<Word>(value_words);
+    if (value_words) values = scratch.take<Word>(value_words);
   }
+
+  static bool are_packed(const Array& x, int64_t D) {
+    return !in_place<E>(D) || x.strides[2] != D * int64_t(sizeof(typename E::Bits));
+  }
+
+  explicit operator bool() const { return keys || values; }
 
   // Packs those keys from `from` to `to` that are missing.
   void add(const Problem& p, int64_t b, int64_t kv, int64_t from, int64_t to) const {
@@ -71,9 +78,10 @@ struct PackedKV {
     const int64_t high = held->high, count = high - held->low, n = to - high;
     if (n <= 0) return;
     if (keys)
-      as_rows<E>(p.key.at(b, kv, high), p.key.strides[2], n, p.D, keys + count * E::words(p.D));
-    as_pairs<E>(p.value.at(b, kv, high), p.value.strides[2], n, p.Dv,
-                values + count / E::pack * p.Dv);
+      pack_rows<E>(p.key.at(b, kv, high), p.key.strides[2], n, p.D, keys + count * E::words(p.D));
+    if (values)
+      pack_values<E>(p.value.at(b, kv, high), p.value.strides[2], n, p.Dv,
+                     values + count / E::pack * p.Dv);
     held->high = to;
   }
 };
@@ -239,7 +247,30 @@ static KeyTile key_tile_of(const Problem& p, const ForwardMemory<E>& m, int64_t 
           keys,
           tile_mask,
           tile_mask.fully_visible && raw_scores(p) && !p.mask && !p.key_ids,
-          m.packed.values && !nan_safe && j0 % E::pack == 0};
+          m.packed && !nan_safe && j0 % E::pack == 0};
+}
+
+// The keys of a tile as words, packed or in place.
+template <class E>
+static Matrix keys_of(const Problem& p, const ForwardMemory<E>& m, const KeyTile& tile) {
+  const char* const key = p.key.at(m.rows.b, tile.kv, tile.j0);
+  const int64_t stride = p.key.strides[2], words = E::words(p.D);
+  if (few_queries<E>(p) || !PackedKV<E>::are_packed(p.key, p.D)) return {key, stride};
+  if (!tile.packed || !m.packed.keys) return pack_rows<E>(key, stride, tile.keys, p.D, m.keys);
+  return {m.packed.keys + (tile.j0 - m.packed.held->low) * words,
+          words * int64_t(sizeof(typename E::Word))};
+}
+
+// The values of a tile, likewise; two rows of numbers are one of pairs.
+template <class E>
+static Matrix values_of(const Problem& p, const ForwardMemory<E>& m, const KeyTile& tile) {
+  const char* const value = p.value.at(m.rows.b, tile.kv, tile.j0);
+  const int64_t stride = p.value.strides[2];
+  if (E::pack == 1 && !PackedKV<E>::are_packed(p.value, p.Dv)) return {value, stride};
+  if (!tile.packed || !m.packed.values)
+    return pack_values<E>(value, stride, tile.keys, p.Dv, m.values);
+  return {m.packed.values + (tile.j0 - m.packed.held->low) / E::pack * p.Dv,
+          p.Dv * int64_t(sizeof(typename E::Word))};
 }
 
 // Computes the scores of a tile, updates the maxima of its rows and rescales their sums.
@@ -250,12 +281,7 @@ static void score_tile(const Problem& p, const Scaling<E>& scaling, ForwardMemor
   const Rows<E>& rows = m.rows;
   const TileMask& tile_mask = tile.tile_mask;
   const int64_t kv = tile.kv, j0 = tile.j0, words = E::words(p.D);
-  const PackedKV<E>& packed = m.packed;
-  const Matrix k =
-      tile.packed && packed.keys
-          ? Matrix{packed.keys + (j0 - packed.held->low) * words,
-                   words * int64_t(sizeof(typename E::Word))}
-          : as_rows<E>(p.key.at(rows.b, kv, j0), p.key.strides[2], tile.keys, p.D, m.keys);
+  const Matrix k = keys_of(p, m, tile);
   __builtin_memcpy(m.new_maximum, m.state.maximum, sizeof(Real) * E::rows);
   if (tile.unmasked && words <= kTerms && !few_queries<E>(p)) {
     multiply<typename E::Op, false, Epilogue::set_and_maximum>(
@@ -292,15 +318,11 @@ static void softmax_tile(const Problem& p, const Scaling<E>& scaling, ForwardMem
   apply_dropout(m.rows, tile_mask, m.keep_mask, m.scores);
 }
 
-// O^T += V^T P^T for the values of a tile, which begin at `value`.
+// O^T += V^T P^T for the values of a tile.
 template <class E>
 static void multiply_values(const Problem& p, ForwardMemory<E>& m, const KeyTile& tile,
-                            const char* value, Prefetcher* prefetcher) {
-  const PackedKV<E>& packed = m.packed;
-  const Matrix v = tile.packed
-                       ? Matrix{packed.values + (tile.j0 - packed.held->low) / E::pack * p.Dv,
-                                p.Dv * int64_t(sizeof(typename E::Word))}
-                       : as_pairs<E>(value, p.value.strides[2], tile.keys, p.Dv, m.values);
+                            Prefetcher* prefetcher) {
+  const Matrix v = values_of(p, m, tile);
   for (int c = 0; c < tile.tile_mask.spans; ++c) {
     const TileMask::Span& span = tile.tile_mask.span[c];
     const int first = span.from * E::lanes, begin = span.begin / E::pack;
@@ -321,7 +343,7 @@ static bool add_keys(const Forward& f, ForwardMemory<E>& m, int64_t kv, int64_t 
   const Problem& p = *f.problem;
   const SoftmaxState<E>& state = m.state;
   const Scaling<E> scaling(p);
-  if (m.packed.values && !nan_safe) m.packed.add(p, m.rows.b, kv, low, high);
+  if (m.packed && !nan_safe) m.packed.add(p, m.rows.b, kv, low, high);
   for (int64_t x = 0; x < state_size<E>(p); ++x) state.out[x] = 0;
   for (int i = 0; i < E::rows; ++i) state.maximum[i] = state.base[i] = -kInf<Real>;
   const Real weight_scale = nan_safe ? 1 : kWeightScale<Real>;
@@ -344,7 +366,7 @@ static bool add_keys(const Forward& f, ForwardMemory<E>& m, int64_t kv, int64_t 
     }
     if constexpr (E::pack > 1)
       if (!fused_packing) pack_weights(m.rows, tile.tile_mask, tile.keys, m.scores, m.weights);
-    multiply_values(p, m, tile, value, prefetcher);
+    multiply_values(p, m, tile, prefetcher);
   }
   if (weight_scale != 1) {
     for (int64_t x = 0; x < p.Dv * E::rows; ++x) state.out[x] *= 1 / weight_scale;

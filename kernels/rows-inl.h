@@ -102,12 +102,10 @@ struct Matrix {
   int64_t stride;  // in bytes
 };
 
-// n rows of D numbers as words, for sums along a row (scores): in place where they can be read so,
-// else packed into `memory` of n * words(D).
+// n rows of D numbers as words, packed into `memory` of n * words(D).
 template <class E>
-static Matrix as_rows(const char* rows, int64_t stride, int64_t n, int64_t D,
-                      typename E::Word* memory) {
-  if (E::direct && D % E::pack == 0) return {rows, stride};
+static Matrix pack_rows(const char* rows, int64_t stride, int64_t n, int64_t D,
+                        typename E::Word* memory) {
   const int64_t words = E::words(D);
   for (int64_t r = 0; r < n; ++r)
     for (int64_t w = 0; w < words; w += E::lanes) {
@@ -120,6 +118,20 @@ static Matrix as_rows(const char* rows, int64_t stride, int64_t n, int64_t D,
         __builtin_memcpy(memory + r * words + w, &x, size_t(left) * sizeof(typename E::Word));
     }
   return {memory, words * int64_t(sizeof(typename E::Word))};
+}
+
+// Whether words can be read where the numbers are.
+template <class E>
+static bool in_place(int64_t D) {
+  return E::direct && D % E::pack == 0;
+}
+
+// n rows of D numbers as words, for sums along a row (scores): in place where they can be read so.
+template <class E>
+static Matrix as_rows(const char* rows, int64_t stride, int64_t n, int64_t D,
+                      typename E::Word* memory) {
+  if (in_place<E>(D)) return {rows, stride};
+  return pack_rows<E>(rows, stride, n, D, memory);
 }
 
 // n rows of D numbers for sums over the rows (outputs): pairs of bfloat16 are packed into the VNNI
@@ -147,6 +159,14 @@ static Matrix as_pairs(const char* rows, int64_t stride, int64_t n, int64_t D,
   }
 #endif
   return as_rows<E>(rows, stride, n, D, memory);
+}
+
+// as_pairs, packed into `memory` in any case.
+template <class E>
+static Matrix pack_values(const char* rows, int64_t stride, int64_t n, int64_t D,
+                          typename E::Word* memory) {
+  return E::pack > 1 ? as_pairs<E>(rows, stride, n, D, memory)
+                     : pack_rows<E>(rows, stride, n, D, memory);
 }
 
 // A tile of queries. With grouped-query attention (GQA) the rows of all query heads that share a
