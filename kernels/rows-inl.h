@@ -106,8 +106,12 @@ struct Matrix {
 template <class E>
 static Matrix pack_rows(const char* rows, int64_t stride, int64_t n, int64_t D,
                         typename E::Word* memory) {
-  const int64_t words = E::words(D);
-  for (int64_t r = 0; r < n; ++r)
+  const int64_t words = E::words(D), bytes = D * int64_t(sizeof(typename E::Bits));
+  constexpr int64_t kAhead = 16;  // rows: hardware prefetchers do not follow from page to page
+  for (int64_t r = 0; r < n; ++r) {
+    if (stride != bytes && r + kAhead < n)
+      for (int64_t x = 0; x < bytes; x += 64)
+        __builtin_prefetch(rows + (r + kAhead) * stride + x, 0, 3);
     for (int64_t w = 0; w < words; w += E::lanes) {
       const Vec<typename E::Word> x =
           words_at<E>(rows + r * stride + w * E::pack * sizeof(typename E::Bits), D - w * E::pack);
@@ -117,6 +121,7 @@ static Matrix pack_rows(const char* rows, int64_t stride, int64_t n, int64_t D,
       else
         __builtin_memcpy(memory + r * words + w, &x, size_t(left) * sizeof(typename E::Word));
     }
+  }
   return {memory, words * int64_t(sizeof(typename E::Word))};
 }
 
