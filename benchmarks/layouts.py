@@ -70,7 +70,6 @@ def measure(report, options, shape, dtype):
     )  # fmt: skip
 
 
-
 def main():
     """One table."""
     options = common.read_options(__doc__, dtypes=("float32",))

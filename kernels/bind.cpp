@@ -85,6 +85,8 @@ struct Call {
   int64_t query_step = 1, key_step = 1;
   uintptr_t query_ids = 0, key_ids = 0;
   bool shared_query_ids = false, shared_key_ids = false;
+  uintptr_t interval_first = 0, interval_last = 0;
+  bool shared_interval_first = false, shared_interval_last = false;
   std::vector<double> sinks;
   double dropout = 0;
   int64_t seed = 0;
@@ -136,7 +138,11 @@ struct Read {
                                       .query_ids = at<const int64_t>(call.query_ids),
                                       .key_ids = at<const int64_t>(call.key_ids),
                                       .shared_query_ids = call.shared_query_ids,
-                                      .shared_key_ids = call.shared_key_ids});
+                                      .shared_key_ids = call.shared_key_ids,
+                                      .interval_first = at<const int64_t>(call.interval_first),
+                                      .interval_last = at<const int64_t>(call.interval_last),
+                                      .shared_interval_first = call.shared_interval_first,
+                                      .shared_interval_last = call.shared_interval_last});
     p.first = intervals.first.data(), p.last = intervals.last.data();
     p.query_ids = intervals.query_ids.empty() ? nullptr : intervals.query_ids.data();
     p.key_ids = intervals.key_ids.empty() ? nullptr : intervals.key_ids.data();
@@ -311,6 +317,10 @@ void bind_call(nb::module_& m) {
       .def_rw("key_ids", &Call::key_ids)
       .def_rw("shared_query_ids", &Call::shared_query_ids)
       .def_rw("shared_key_ids", &Call::shared_key_ids)
+      .def_rw("interval_first", &Call::interval_first)
+      .def_rw("interval_last", &Call::interval_last)
+      .def_rw("shared_interval_first", &Call::shared_interval_first)
+      .def_rw("shared_interval_last", &Call::shared_interval_last)
       .def_rw("sinks", &Call::sinks)
       .def_rw("dropout", &Call::dropout)
       .def_rw("seed", &Call::seed)

@@ -48,6 +48,10 @@ Intervals intervals_of(const Rules& r) {
       if (r.left >= 0) first = std::max(first, -key(r.left - position));
       if (r.causal) last = std::min(last, key(position) + 1);
       if (r.right >= 0) last = std::min(last, key(position + r.right) + 1);
+      if (r.interval_first) {
+        first = std::max(first, r.interval_first[(r.shared_interval_first ? 0 : b * r.Lq) + i]);
+        last = std::min(last, r.interval_last[(r.shared_interval_last ? 0 : b * r.Lq) + i]);
+      }
       found.first[size_t(b * r.Lq + i)] = first;
       found.last[size_t(b * r.Lq + i)] = std::max(first, last);
     }

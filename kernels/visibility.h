@@ -17,6 +17,9 @@ struct Rules {
   const int64_t* query_ids;  // (B or 1, Lq), optional
   const int64_t* key_ids;    // (B or 1, Lk)
   bool shared_query_ids, shared_key_ids;
+  const int64_t* interval_first;  // (B or 1, Lq), optional
+  const int64_t* interval_last;
+  bool shared_interval_first, shared_interval_last;
 };
 
 struct Intervals {

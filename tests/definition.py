@@ -8,7 +8,7 @@ import numpy as np
 
 def visible_pairs(
     B, Hq, Lq, Lk, *, causal=False, window=None, mask=None, key_lengths=None, segments=None,
-    query_start=None,
+    intervals=None, query_start=None,
 ):  # fmt: skip
     visible = np.ones((B, Hq, Lq, Lk), bool)
     lengths = np.broadcast_to(Lk if key_lengths is None else key_lengths, (B,))
@@ -18,6 +18,7 @@ def visible_pairs(
         of_queries, of_keys = segments if isinstance(segments, tuple) else (segments, segments)
         of_queries = np.broadcast_to(of_queries, (B, Lq))
         of_keys = np.broadcast_to(of_keys, (B, Lk))
+    first, last = (np.broadcast_to(x, (B, Lq)) for x in intervals or (0, Lk))
     for b in range(B):
         for i in range(Lq):
             p = starts[b] + i
@@ -27,6 +28,7 @@ def visible_pairs(
                 sees &= left is None or j >= p - left
                 sees &= right is None or j <= p + right
                 sees &= segments is None or of_queries[b, i] == of_keys[b, j]
+                sees &= first[b, i] <= j < last[b, i]
                 visible[b, :, i, j] = sees
     if mask is not None:
         visible &= np.broadcast_to(mask, visible.shape)

@@ -115,6 +115,9 @@ class Call:
             pair = segments if isinstance(segments, tuple) else (segments, segments)
             of_queries, of_keys = (self.per_batch(x, n) for x, n in zip(pair, (Lq, Lk)))
             visible &= of_queries[:, None, :, None] == of_keys[:, None, None, :]
+        if (intervals := self.given("intervals")) is not None:
+            first, last = (self.per_batch(x, Lq)[:, None, :, None] for x in intervals)
+            visible &= (first <= j) & (j < last)
         if (mask := self.given("mask")) is not None:
             visible &= self.pairs(mask)
         return visible
@@ -274,8 +277,8 @@ class Draw:
         options = {"causal": True} if self.chance(0.3) else {}
         for name, p in (
             ("window", 0.2), ("mask", 0.2), ("bias", 0.25), ("key_lengths", 0.2),
-            ("segments", 0.15), ("query_start", 0.2), ("sinks", 0.2), ("scale", 0.3),
-            ("softcap", 0.15), ("dropout", 0.1),
+            ("segments", 0.15), ("intervals", 0.15), ("query_start", 0.2), ("sinks", 0.2),
+            ("scale", 0.3), ("softcap", 0.15), ("dropout", 0.1),
         ):  # fmt: skip
             if self.chance(p):
                 options[name] = getattr(self, f"_draw_{name}")()
@@ -340,6 +343,23 @@ class Draw:
         if self.Lq == self.Lk and self.chance(0.5):
             return ids(self.Lq)
         return ids(self.Lq), ids(self.Lk)
+
+    def _draw_intervals(self):
+        kind = self.pick(["any", "a prefix", "chunks", "far"])
+
+        def ends(of):
+            leading = tuple(m if self.chance(0.7) else 1 for m in self.leading)
+            size, i = self.between(1, 40), np.arange(self.Lq)
+            x = {
+                "any": self.rng.integers(-3, self.Lk + 4, (*leading, self.Lq)),
+                "a prefix": of * np.maximum(i, size),
+                "chunks": i // size * size + of * size,
+                "far": ENDS[of],
+            }[kind]
+            x = np.broadcast_to(x, (*leading, self.Lq)).astype(np.int64)
+            return self._operand(x, "int64" if kind == "far" else self.pick(["int64", "int32"]))
+
+        return ends(0), ends(1)
 
     def _draw_sinks(self):
         shape = self.Hq or self.pick([(), (1,)])

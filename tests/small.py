@@ -33,6 +33,7 @@ OPTIONS = {
     "bias": numbers(4, 3, 5, seed=3),
     "key_lengths": 3,
     "segments": (np.array([0, 1, 1]), np.array([0, 0, 1, 1, 1])),
+    "intervals": (np.array([0, 1, 2]), np.array([3, 5, 4])),
     "query_start": 1,
     "sinks": numbers(4, seed=4),
     "scale": 0.25,

@@ -34,7 +34,7 @@ def calls(draw, options=True, min_length=0):
     v = strided(rng, (shared, Hkv, Lk, Dv), float, draw(layouts))
     chosen = {}
     if options:
-        sides = st.one_of(st.none(), st.integers(0, 9))
+        sides, some = st.one_of(st.none(), st.integers(0, 9)), st.sampled_from([1, B])
         weights_shape = (B, Hkv * group, Lq, Lk)
 
         def broadcast_shape():
@@ -53,6 +53,8 @@ def calls(draw, options=True, min_length=0):
             chosen["key_lengths"] = rng.integers(0, Lk + 1, B)
         if draw(st.booleans()):
             chosen["segments"] = (rng.integers(0, 3, (B, Lq)), rng.integers(0, 3, (B, Lk)))
+        if draw(st.booleans()):
+            chosen["intervals"] = tuple(rng.integers(-2, Lk + 3, (draw(some), Lq)) for _ in "12")
         if draw(st.booleans()):
             chosen["query_start"] = rng.integers(-3, Lk + 3, B)
         if draw(st.booleans()):

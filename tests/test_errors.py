@@ -59,6 +59,11 @@ BAD_SHAPES = {
         {"segments": [0] * 6},
         "there are 3 queries and 6 keys. Pass a pair",
     ),
+    "intervals of keys": (
+        (x, x, x),
+        {"intervals": ([0] * 6, [1] * 5)},
+        "intervals has shape (5,); (2, 6) is needed",
+    ),
     "three segments": (
         (x, x, x),
         {"segments": ([0], [1], [2])},
@@ -126,6 +131,16 @@ BAD_TYPES = {
         (x, x, x),
         {"segments": ones(6, bool)},
         "segments is bool; integers are needed",
+    ),
+    "one interval": (
+        (x, x, x),
+        {"intervals": np.zeros((2, 6), int)},
+        "intervals is a ndarray; a pair is needed: the first key that each query sees",
+    ),
+    "three ends of intervals": (
+        (x, x, x),
+        {"intervals": ([0] * 6, [1] * 6, [2] * 6)},
+        "intervals is a tuple of 3; a pair is needed",
     ),
     "integer sinks": ((x, x, x), {"sinks": ones(4, int)}, "sinks is int64; floating numbers are"),
     "a window of one int": (

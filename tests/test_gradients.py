@@ -23,6 +23,7 @@ GRADCHECK_OPTIONS = [
     {"mask": torch.rand(4, 5, 7, generator=torch.Generator().manual_seed(0)) < 0.6},
     {"segments": (torch.arange(5) // 2, torch.arange(7) // 3), "softcap": 0.7, "dropout": 0.2,
      "seed": 3, "query_start": torch.tensor([1, -2]), "causal": True},
+    {"intervals": (torch.tensor([[0, 1, 3, 0, 2]]), torch.arange(10).reshape(2, 5))},
 ]  # fmt: skip
 
 

@@ -73,6 +73,7 @@ OPTIONS = {
     "window": ({"Hkv": 1}, {"window": (2, 1)}),
     "lengths": ({}, {"key_lengths": torch.tensor([7, 4]), "causal": True}),
     "segments": ({}, {"segments": ids, "causal": True}),
+    "intervals": ({}, {"intervals": (torch.arange(7) - 2, torch.arange(7) // 3 * 3)}),
     "start": ({"Lq": 3}, {"causal": True, "query_start": torch.tensor([1, 3])}),
     "softcap": ({"Hkv": 2}, {"softcap": 2.0, "causal": True}),
     "sinks": ({}, {"sinks": torch.tensor([0.5, 3.0, -1.0, 0.0]), "causal": True}),

@@ -70,6 +70,7 @@ def test_the_schema_of_the_operators_is_packed_by_name():
     given = {
         "mask": torch.ones(3, 3, dtype=torch.bool), "bias": torch.zeros(3, 3), "causal": True,
         "window": (1, 2), "key_lengths": 3, "segments": torch.zeros(2, 3, dtype=torch.long),
+        "intervals": (torch.zeros(3, dtype=torch.long), torch.ones(2, 3, dtype=torch.long)),
         "query_start": 0, "sinks": torch.zeros(4), "scale": 0.5, "softcap": 2.0, "dropout": 0.1,
         "seed": 3,
     }  # fmt: skip
@@ -99,7 +100,8 @@ def test_arrays_are_cut_along_the_axes_that_the_table_gives(field):
     }
     part = call.of_heads(range(1, 2), range(2, 4)).rows(cut["Q"]).columns(cut["K"])
     expected = x[tuple(cut.get(axis.upper(), slice(None)) for axis in field.axes)]
-    if field.name not in ("query_start", "key_lengths"):  # their numbers are told anew
+    told_anew = ("query_start", "key_lengths", "interval_first", "interval_last")
+    if field.name not in told_anew:
         np.testing.assert_array_equal(getattr(part, field.name), expected)
     assert getattr(part, field.name).shape == expected.shape
     one = x[tuple(slice(0, 1) if axis.islower() else slice(None) for axis in field.axes)]

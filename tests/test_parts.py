@@ -23,6 +23,7 @@ OPTIONS = {
     "ends inside": {"causal": True, "key_lengths": np.array([170, 90])},
     "places": {"causal": True, "query_start": np.array([-3, 40])},
     "segments": {"segments": (np.arange(Lq) // 40, np.arange(Lk) // 40)},
+    "intervals": {"intervals": (np.arange(Lq) % 70, 171 - np.arange(2 * Lq).reshape(2, Lq) // 3)},
     "mask": {"mask": np.random.default_rng(5).random((4, Lq, Lk)) < 0.6},
     "bias and sinks": {"bias": numbers(1, Lk, seed=6), "sinks": numbers(4, seed=7)},
 }

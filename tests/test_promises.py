@@ -79,6 +79,7 @@ MASKS = {
     "key_lengths": {"key_lengths": 30},
     "mask": {"mask": np.tri(40, dtype=bool)},
     "segments": {"segments": np.arange(40) // 13},
+    "intervals": {"intervals": (np.arange(40) // 10 * 10, np.arange(40) + 5)},
     "all": {"causal": True, "window": (9, None), "key_lengths": 33, "query_start": -2},
 }
 

@@ -104,7 +104,7 @@ def test_repr_tells_tokens_layers_heads_and_bytes():
         (lambda: layer(causal=1), TypeError, "causal is 1; True or False"),
         (lambda: layer(window=(1, True)), TypeError, "window is True; an int is needed"),
         (lambda: layer(scale=float("nan")), ValueError, "scale is nan; it must be finite"),
-        (lambda: layer(segments=np.zeros((2, 4), int)), regard.ShapeError, "one id each"),
+        (lambda: layer(segments=np.zeros((2, 4), int)), regard.ShapeError, "one number each"),
         (lambda: layer(mask=numbers(4, 4)), TypeError, "mask is float32; a mask is bool"),
     ],
 )  # fmt: skip

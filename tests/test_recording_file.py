@@ -57,6 +57,7 @@ def test_any_recording_round_trips(data):
         "key_lengths": st.integers(Lq, Lk),
         "query_start": st.integers(0, Lk - Lq),
         "segments": st.just(pair),
+        "intervals": st.just((np.arange(Lq), np.full(Lq, Lk, np.int32))),
         "sinks": st.just(numbers(Hq)),
         "mask": st.just(np.ones((Lq, 1), bool)),
         "bias": st.just(numbers(Hq, 1, Lk, dtype=np.float16)),

@@ -22,6 +22,7 @@ OPTIONS = {
     "causal": {"causal": True},
     "window": {"window": (5, None), "softcap": 30.0, "key_lengths": torch.tensor([33, 20])},
     "segments": {"segments": torch.arange(33) // 10, "causal": True},
+    "intervals": {"intervals": (torch.arange(33) // 2, torch.arange(33) + 4)},
     "mask": {"mask": torch.ones(33, 33, dtype=torch.bool).tril()},
 }
 

@@ -38,6 +38,7 @@ def tensors():
         "key_lengths": torch.tensor([9, 7]),
         "query_start": torch.tensor([0, 1]),
         "segments": torch.arange(9) // 4,
+        "intervals": torch.stack([torch.arange(9) - 5, torch.arange(9) + 5]),
     }
 
 
@@ -60,7 +61,8 @@ def test_a_question_after_a_write_is_an_error_that_names_the_tensor_and_the_way_
 def test_a_write_into_any_tensor_is_found_out(name, backend):
     given = tensors()
     query, key = given.pop("query"), given.pop("key")
-    _, weights = regard.attention(query, key, key, **given, return_weights=True, backend=backend)
+    options = given | {"intervals": tuple(given["intervals"])}
+    _, weights = regard.attention(query, key, key, **options, return_weights=True, backend=backend)
     weights[0, 1, 3]
     {"query": query, "key": key, **given}[name][..., -1:].zero_()
     with pytest.raises(RuntimeError, match=f"weights: {name} was written to"):
@@ -134,7 +136,8 @@ def test_inside_a_transform_nothing_is_asked_of_weights(transform):
 def test_a_copy_has_arrays_of_its_own_and_keeps_what_is_known(library, backend):
     given = {name: x if library == "torch" else x.numpy() for name, x in tensors().items()}
     query, key = given.pop("query"), given.pop("key")
-    _, weights = regard.attention(query, key, key, **given, return_weights=True, backend=backend)
+    options = given | {"intervals": tuple(given["intervals"])}
+    _, weights = regard.attention(query, key, key, **options, return_weights=True, backend=backend)
     part = weights.matrix(1, 1).part(slice(1, None, 2))
     copies = weights.copy(), part.copy()
     expected = weights[...], part.entropy()

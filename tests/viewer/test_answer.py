@@ -24,7 +24,7 @@ from regard.viewer.answer import Answers
 from viewer.conftest import made
 
 SIDE = 256
-VISIBILITY = ("causal", "window", "mask", "key_lengths", "segments", "query_start")
+VISIBILITY = ("causal", "window", "mask", "key_lengths", "segments", "intervals", "query_start")
 
 
 def layer(Lq=70, Lk=70, heads=4, key_heads=2, seed=0, **options):
@@ -67,6 +67,9 @@ def recordings():
         "cross": of(cross, query_tokens=[f"q{n}" for n in range(37)]),
         "last queries": of(layer(5, causal=True), layer(5, causal=True, window=(6, 0))),
         "segments": of(layer(segments=ids), layer(segments=(ids, ids[::-1].copy()), causal=True)),
+        "intervals": of(
+            layer(intervals=(ids * 10, 60 - ids)), layer(intervals=(ids * 9, ids * 30), causal=True)
+        ),
         "mask": of(layer(mask=hidden, causal=True), layer(mask=hidden[:1], segments=ids)),
         "everything": of(
             layer(

@@ -178,16 +178,22 @@ def _read(call: Call) -> tuple[Any, tuple[Any, ...]]:
         read.sinks = call.sinks.tolist()
     if call.dropout:
         read.seed = int(call.seed)
-    ids: tuple[np.ndarray, ...] = ()
+    integers: tuple[np.ndarray, ...] = ()
     if call.query_segments is not None:
-        ids = tuple(_ids(x) for x in (call.query_segments, call.key_segments))
+        ids = tuple(_integers(x) for x in (call.query_segments, call.key_segments))
         read.query_ids, read.key_ids = (x.ctypes.data for x in ids)
         read.shared_query_ids, read.shared_key_ids = (len(x) == 1 for x in ids)
-    return read, (q, k, v, bias, ids, call)
+        integers += ids
+    if call.interval_first is not None:
+        ends = tuple(_integers(x) for x in (call.interval_first, call.interval_last))
+        read.interval_first, read.interval_last = (x.ctypes.data for x in ends)
+        read.shared_interval_first, read.shared_interval_last = (len(x) == 1 for x in ends)
+        integers += ends
+    return read, (q, k, v, bias, integers, call)
 
 
-def _ids(segments: Any) -> np.ndarray:
-    return np.require(to_numpy(segments), np.int64, ["C", "A"])
+def _integers(x: Any) -> np.ndarray:
+    return np.require(to_numpy(x), np.int64, ["C", "A"])
 
 
 def _empty(call: Call, shape: tuple[int, ...], dtype: str) -> Any:

@@ -77,6 +77,9 @@ def _visible(call: Call) -> Tensor | None:
         rules.append(j < lengths)
     if call.query_segments is not None:
         rules.append(call.query_segments[:, None, :, None] == call.key_segments[:, None, None])
+    if call.interval_first is not None:
+        rules.append(call.interval_first[:, None, :, None] <= j)
+        rules.append(j < call.interval_last[:, None, :, None])
     visible = None
     for rule in rules:
         if rule is not None:

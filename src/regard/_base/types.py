@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Array", "ArrayT", "BackendName", "Bool", "Float", "Float32", "FloatingT", "IndexT", "InputT",
-    "Int", "Integers", "OutputT", "PoolHow", "ReceivedHow", "Segments", "UInt16",
+    "Int", "Integers", "Intervals", "OutputT", "PoolHow", "ReceivedHow", "Segments", "UInt16",
     "Window",
 ]  # fmt: skip
 
@@ -65,3 +65,4 @@ Window: TypeAlias = tuple[int | None, int | None]
 Integers: TypeAlias = SupportsIndex | Array[object] | list[int]
 _Ids: TypeAlias = Array[object] | list[int]
 Segments: TypeAlias = _Ids | tuple[_Ids, _Ids]
+Intervals: TypeAlias = tuple[_Ids, _Ids]

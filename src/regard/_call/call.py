@@ -17,8 +17,8 @@ ALL = slice(None)
 class Call(Given):
     """One checked call. Arrays are of one library, with axes ``(B, H, L, D)``; see DESIGN names.
 
-    ``key``, ``value``, ``mask``, ``bias`` and the segments keep leading axes of size 1 as they are:
-    they broadcast.
+    ``key``, ``value``, ``mask``, ``bias``, the segments and the intervals keep leading axes of size
+    1 as they are: they broadcast.
     """
 
     query: Any  # (B, Hq, Lq, D)
@@ -123,14 +123,19 @@ class Call(Given):
         keys = range(*part.indices(self.sizes[4]))
         if len(keys) == self.sizes[4]:
             return self
-        lengths = self.key_lengths
-        if lengths is not None:
-            lengths = ((lengths - keys.start + keys.step - 1) // keys.step).clip(0, len(keys))
-        return self._part(
-            K=slice(keys.start, max(keys.start, keys.stop), keys.step), key_lengths=lengths,
+
+        def before(x: Any) -> Any:  # how many of the part's keys come before some keys
+            ahead = x.clip(keys.start, max(keys.start, keys.stop)) - keys.start
+            return (ahead + keys.step - 1) // keys.step
+
+        ends = ("key_lengths", "interval_first", "interval_last")
+        told = {name: before(x) for name in ends if (x := getattr(self, name)) is not None}
+        part = self._part(
+            K=slice(keys.start, max(keys.start, keys.stop), keys.step),
             query_start=self.starts - keys.start * self.key_step,
             key_step=keys.step * self.key_step, whole_rows=False,
         )  # fmt: skip
+        return Call.of(**vars(part) | told)
 
     @property
     def starts(self) -> Any:

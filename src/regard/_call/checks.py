@@ -238,6 +238,21 @@ def _read_segments(name: str, segments: Any, given: Given) -> tuple[Any, Any]:
     )
 
 
+def _read_intervals(name: str, intervals: Any, given: Given) -> tuple[Any, Any]:
+    if not isinstance(intervals, (tuple, list)) or len(intervals) != 2:
+        found = type(intervals).__name__
+        found += f" of {len(intervals)}" if isinstance(intervals, (tuple, list)) else ""
+        raise TypeError(
+            f"attention: intervals is a {found}; a pair is needed: the first key that each query "
+            "sees, and the one after its last, as in intervals=(first, last)."
+        )
+    Lq = given.query.shape[-2]
+    first, last = (_read_integers(name, x, given, (Lq,)) for x in intervals)
+    if is_tensor(first):
+        return first.long(), last.long()
+    return first.astype(np.int64, copy=False), last.astype(np.int64, copy=False)
+
+
 def _read_window(name: str, window: Any, given: Given) -> tuple[int | None, int | None]:
     sides = tuple(window) if isinstance(window, (tuple, list)) else ()
     if len(sides) != 2 or not all(
@@ -305,6 +320,7 @@ READERS: dict[str, Callable[[str, Any, Given], Any]] = {
     "pairs": _read_pairs,
     "place": _read_integers,
     "segments": _read_segments,
+    "intervals": _read_intervals,
     "sinks": _read_sinks,
     "finite": lambda name, x, _: _read_number(name, x, math.isfinite, "finite"),
     "positive": lambda name, x, _: _read_number(

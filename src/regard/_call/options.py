@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypedDict
 
-from regard._base.types import Array, Integers, Segments, Window
+from regard._base.types import Array, Integers, Intervals, Segments, Window
 
 
 class Field(NamedTuple):
@@ -44,6 +44,11 @@ OPTIONS = (
         "segments", "segments",
         (Field("query_segments", "Tensor?", "bQ"), Field("key_segments", "Tensor?", "bK")), "array",
     ),
+    Option(
+        "intervals", "intervals",
+        (Field("interval_first", "Tensor?", "bQ"), Field("interval_last", "Tensor?", "bQ")),
+        "array",
+    ),
     Option("query_start", "place", (Field("query_start", "Tensor?", "B"),), "number"),
     Option("sinks", "sinks", (Field("sinks", "Tensor?", "H"),), "array"),
     Option("scale", "finite", (Field("scale", "float"),), "number"),
@@ -62,6 +67,7 @@ class WeightsOptions(TypedDict, total=False):
     bias: Array[object] | None
     key_lengths: Integers | None
     segments: Segments | None
+    intervals: Intervals | None
     query_start: Integers | None
     sinks: Array[object] | None
     scale: float | None
@@ -87,6 +93,8 @@ class Given:
     key_lengths: Any = None  # (B,) integers
     query_segments: Any = None  # (B or 1, Lq) integers
     key_segments: Any = None  # (B or 1, Lk) integers
+    interval_first: Any = None  # (B or 1, Lq) int64
+    interval_last: Any = None  # likewise: the key after the last
     query_start: Any = None  # (B,) integers
     sinks: Any = None  # (Hq,) floating
     scale: float = 1.0
@@ -101,4 +109,11 @@ NUMBERS = tuple(field for field in FIELDS if not field.type.startswith("Tensor")
 # The options of the heads of one text, by their form in its file.
 RECORDED_NUMBERS = tuple(option.name for option in OPTIONS if option.recorded == "number")
 RECORDED_ARRAYS = tuple(option.name for option in OPTIONS if option.recorded == "array")
+# Those that are two arrays, each under its field's name in a file.
+RECORDED_PAIRS = {
+    option.name: tuple(field.name for field in option.fields)
+    for option in OPTIONS
+    if option.recorded == "array" and len(option.fields) == 2
+}
+OPTION_OF = {field.name: option.name for option in OPTIONS for field in option.fields}
 REAL_NUMBERS = tuple(option.name for option in OPTIONS if option.kind in ("finite", "positive"))

@@ -37,15 +37,19 @@ class Visibility:
         self._segments: tuple[np.ndarray, np.ndarray] | None = None
         if call.query_segments is not None:
             self._segments = (to_numpy(call.query_segments), to_numpy(call.key_segments))
+        self._intervals: tuple[np.ndarray, np.ndarray] | None = None
+        if call.interval_first is not None:
+            self._intervals = (to_numpy(call.interval_first), to_numpy(call.interval_last))
         # Batch elements with rules of their own are computed one by one, so that none depends on
         # the rest of its batch.
-        given = (call.key_lengths, call.query_start, call.query_segments)
+        given = (call.key_lengths, call.query_start, call.query_segments, call.interval_first)
         self.uniform = all(option is None for option in given)
 
     def interval(self, b: int, query: Any) -> tuple[Any, Any]:
         """The first key that queries of batch b may see, and the one after the last.
 
-        For an int or an array of them, by lengths, order and window; segments and masks hide more.
+        For an int or an array of them, by lengths, order, window and intervals; segments and masks
+        hide more.
         """
         call, place = self.call, self.starts[b] + query * self.call.query_step
         low, high, step = 0, self.lengths[b], call.key_step
@@ -55,19 +59,32 @@ class Visibility:
             high = np.minimum(high, (place + call.window_right) // step + 1)
         if call.window_left is not None:
             low = np.maximum(low, -((call.window_left - place) // step))
+        if self._intervals is not None:
+            first, last = (x[b if len(x) > 1 else 0][query] for x in self._intervals)
+            low, high = np.maximum(low, first), np.minimum(high, last)
         high = np.maximum(high, 0 * place)
         return np.minimum(low, high), high
 
     def keys(self, b: int, rows: slice) -> slice:
         """The smallest interval with every key that these queries of batch b may see."""
-        first, last = (self.interval(b, i) for i in (rows.start, rows.stop - 1))
-        low, high = int(min(first[0], last[1])), int(last[1])
+        starts, ends = self.interval(b, self._telling(rows))
+        if self._intervals is not None:
+            seen = starts < ends
+            starts, ends = (starts[seen], ends[seen]) if seen.any() else (ends[:1], ends[:1])
+        high = int(ends.max())
+        low = min(int(starts.min()), high)
         if self._segments is not None and low < high:
             of_queries, of_keys = (s[b if len(s) > 1 else 0] for s in self._segments)
             ids, others = of_queries[rows], of_keys[low:high]
             hits = np.flatnonzero((others >= ids.min()) & (others <= ids.max()))
             low, high = (low + int(hits[0]), low + int(hits[-1]) + 1) if len(hits) else (low, low)
         return slice(low, high)
+
+    def _telling(self, rows: slice) -> np.ndarray:
+        """Queries whose intervals tell the extent of all of theirs."""
+        if self._intervals is None:  # they rise
+            return np.array([rows.start, rows.stop - 1])
+        return np.arange(rows.start, rows.stop)
 
     def end(self, b: int) -> int:
         """The end of the keys that any query of batch b may see."""
@@ -84,12 +101,19 @@ class Visibility:
         ``keys`` must lie within the key lengths; several batch elements need a uniform call.
         """
         call = self.call
-        first, last = (self.interval(b.start, n) for n in (rows.start, rows.stop - 1))
+        starts, ends = self.interval(b.start, self._telling(rows))
         rules = []
-        if first[1] < keys.stop or keys.start < last[0]:
+        if (ends < keys.stop).any() or (keys.start < starts).any():
             of_queries, of_keys = self.positions(b.start, rows, keys)
             of_pairs = window_rules(call, of_queries[:, None], of_keys)
             rules = [rule[None, None] for rule in of_pairs]
+            if self._intervals is not None:
+                j = self._arange(keys.start, keys.stop)
+                first, last = (
+                    part(x, b, rows)[:, None, :, None]
+                    for x in (call.interval_first, call.interval_last)
+                )
+                rules += [first <= j, j < last]
         if call.query_segments is not None:
             of_queries = part(call.query_segments, b, rows)[:, None, :, None]
             rules.append(of_queries == part(call.key_segments, b, keys)[:, None, None, :])

@@ -17,6 +17,7 @@ from regard._base.types import (
     Bool,
     Float,
     Integers,
+    Intervals,
     Segments,
     Window,
 )
@@ -67,6 +68,7 @@ def attention(
     bias: Float[Array[object], "*_bias"] | None = None,
     key_lengths: Integers | None = None,
     segments: Segments | None = None,
+    intervals: Intervals | None = None,
     query_start: Integers | None = None,
     sinks: Float[Array[object], " Hq"] | None = None,
     scale: float | None = None,
@@ -97,6 +99,8 @@ def attention(
         bias: floating, added to the scores, broadcastable likewise; differentiable.
         key_lengths: int or ``(B,)``; keys past the length do not exist.
         segments: int ids ``(B, L)``, or a pair for queries and keys; only equal ids see each other.
+        intervals: ``(first, last)``, ints ``(Lq,)`` or ``(B, Lq)``: query i sees the keys
+            ``first[i] <= j < last[i]``.
         query_start: int or ``(B,)``, the position of the first query among the keys. By default the
             queries are the last of the valid keys.
         sinks: ``(Hq,)`` logits of attention sinks: they take weight and give no value;
@@ -132,8 +136,9 @@ def attention(
     """
     options = given(
         causal=causal, window=window, mask=mask, bias=bias, key_lengths=key_lengths,
-        segments=segments, query_start=query_start, sinks=sinks, scale=scale, softcap=softcap,
-        dropout=dropout, seed=seed,
+        segments=segments, intervals=intervals, query_start=query_start,
+        sinks=sinks, scale=scale, softcap=softcap, dropout=dropout,
+        seed=seed,
     )  # fmt: skip
     known = None if return_weights else plans.key_of(query, key, value, options, backend)
     output: ArrayT

@@ -443,6 +443,7 @@ def _rules(call: Call) -> list[str]:
         "mask": call.mask is not None,
         "key_lengths": call.key_lengths is not None,
         "segments": call.query_segments is not None,
+        "intervals": call.interval_first is not None,
     }
     return [name for name, is_given in given.items() if is_given]
 

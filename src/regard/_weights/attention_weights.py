@@ -21,6 +21,7 @@ from regard._base.types import (
     FloatingT,
     IndexT,
     Integers,
+    Intervals,
     PoolHow,
     ReceivedHow,
     Segments,
@@ -79,8 +80,9 @@ class AttentionWeights(Generic[ArrayT]):
     Args:
         query: ``(..., Hq, Lq, D)`` or ``(Lq, D)``.
         key: ``(..., Hkv, Lk, D)``; ``Hkv`` divides ``Hq``.
-        causal, window, mask, bias, key_lengths, segments, query_start, sinks, scale, softcap: as
-            in ``regard.attention``.
+        causal, window, mask, bias, key_lengths, segments, intervals, query_start: as in
+            ``regard.attention``.
+        sinks, scale, softcap: as in ``regard.attention``.
         backend: that computes them: ``"auto"``, or the name of one.
 
     Raises:
@@ -108,6 +110,7 @@ class AttentionWeights(Generic[ArrayT]):
         bias: Array[object] | None = None,
         key_lengths: Integers | None = None,
         segments: Segments | None = None,
+        intervals: Intervals | None = None,
         query_start: Integers | None = None,
         sinks: Array[object] | None = None,
         scale: float | None = None,
@@ -117,7 +120,8 @@ class AttentionWeights(Generic[ArrayT]):
         call = read_call(
             query, key, None,
             causal=causal, window=window, mask=mask, bias=bias, key_lengths=key_lengths,
-            segments=segments, query_start=query_start, sinks=sinks, scale=scale, softcap=softcap,
+            segments=segments, intervals=intervals, query_start=query_start,
+            sinks=sinks, scale=scale, softcap=softcap,
         )  # fmt: skip
         self._start(call, choose(call, backend))
 

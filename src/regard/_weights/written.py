@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from regard._base.arrays import is_tensor
 from regard._call.call import Call
+from regard._call.options import OPTION_OF
 
 
 class Version(NamedTuple):
@@ -36,7 +37,7 @@ def require_unwritten(known: tuple[Version, ...]) -> None:
     """Raises a RuntimeError if a tensor was written to."""
     for name, tensor, writes in known:
         if tensor._version != writes:
-            name = "segments" if name.endswith("_segments") else name
+            name = OPTION_OF.get(name, name)
             raise RuntimeError(
                 f"weights: {name} was written to after they were made of it, and they are computed "
                 "when asked for.\n  Ask before you write, or keep them: "

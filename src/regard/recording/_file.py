@@ -25,7 +25,7 @@ import numpy as np
 from regard._base.arrays import dtype_name, is_tensor
 from regard._base.errors import RecordingError
 from regard._base.files import check_ending, open_file, replaced_when_complete
-from regard._call.options import RECORDED_ARRAYS, RECORDED_NUMBERS
+from regard._call.options import RECORDED_ARRAYS, RECORDED_NUMBERS, RECORDED_PAIRS
 from regard.recording import Layer, Recording
 
 FORMAT = "regard-recording"
@@ -103,8 +103,9 @@ def _arrays(recording: Recording) -> Iterator[tuple[str, Any]]:
     for index, layer in enumerate(recording.layers):
         held = {"query": layer.query, "key": layer.key, "value": layer.value}
         held |= {name: layer.options.get(name) for name in RECORDED_ARRAYS}
-        if isinstance(held["segments"], tuple):
-            held["query_segments"], held["key_segments"] = held.pop("segments")
+        for name, fields in RECORDED_PAIRS.items():
+            if isinstance(held[name], tuple):
+                held |= zip(fields, held.pop(name))
         for name, array in held.items():
             if array is not None:
                 yield f"layers.{index}.{name}", array
@@ -359,11 +360,13 @@ def _layer(index: int, scalars: Any, arrays: dict[str, Any]) -> Layer:
             f"layer {index} has options {_quoted(scalars)}; "
             f"{', '.join(RECORDED_NUMBERS)} are known."
         )
-    names = ("query", "key", "value", *RECORDED_ARRAYS, "query_segments", "key_segments")
+    fields = [field for pair in RECORDED_PAIRS.values() for field in pair]
+    names = ("query", "key", "value", *RECORDED_ARRAYS, *fields)
     found = {name: arrays.pop(f"layers.{index}.{name}", None) for name in names}
-    pair = found.pop("query_segments"), found.pop("key_segments")
-    if any(ids is not None for ids in pair):
-        found["segments"] = pair
+    for name, pair in RECORDED_PAIRS.items():
+        both = tuple(found.pop(field) for field in pair)
+        if any(x is not None for x in both):
+            found[name] = both
     for name in ("query", "key"):
         if found[name] is None:
             raise ValueError(f"layer {index} has no {name}.")

@@ -16,6 +16,7 @@ from regard._call.options import (
     REAL_NUMBERS,
     RECORDED_ARRAYS,
     RECORDED_NUMBERS,
+    RECORDED_PAIRS,
     WeightsOptions,
 )
 
@@ -32,8 +33,8 @@ class Layer(Generic[ArrayT]):
         value: ``(Hkv, Lk, Dv)`` or None where only the weights matter.
         **options: of ``regard.attention``, without a batch: ``causal``, ``window``, ``scale``,
             ``softcap``, ``query_start`` (int), ``key_lengths`` (one int), ``segments`` (``(L,)``
-            ids, or a pair for queries and keys), ``sinks`` (``(Hq,)``), and ``bias`` and
-            ``mask``, broadcastable to ``(Hq, Lq, Lk)``.
+            ids, or a pair for queries and keys), ``intervals`` (a pair of ``(Lq,)``), ``sinks``
+            (``(Hq,)``), and ``bias`` and ``mask``, broadcastable to ``(Hq, Lq, Lk)``.
 
     Raises:
         ShapeError: axes, heads, head sizes or lengths disagree.
@@ -148,10 +149,14 @@ def _checked_options(options: dict[str, Any]) -> dict[str, Any]:
     if isinstance(checked.get("window"), (tuple, list)):
         sides = [None if side is None else _position("window", side) for side in checked["window"]]
         checked["window"] = tuple(sides)
-    if "segments" in checked:
-        pair = checked["segments"]
-        is_pair = isinstance(pair, tuple)
-        checked["segments"] = tuple(map(_ids, pair)) if is_pair else _ids(pair)
+    for name in RECORDED_PAIRS:
+        if name in checked:
+            pair = checked[name]
+            checked[name] = (
+                tuple(_integers(name, x) for x in pair)
+                if isinstance(pair, (tuple, list)) and len(pair) == 2
+                else _integers(name, pair)
+            )
     for name in REAL_NUMBERS:
         if isinstance(checked.get(name), numbers.Real) and not isinstance(checked[name], bool):
             checked[name] = float(checked[name])
@@ -160,13 +165,13 @@ def _checked_options(options: dict[str, Any]) -> dict[str, Any]:
     return checked
 
 
-def _ids(values: Any) -> Any:
+def _integers(name: str, values: Any) -> Any:
     ids = values if is_tensor(values) else np.asarray(values)
     if isinstance(ids, np.ndarray):
         ids = ids.astype(ids.dtype.newbyteorder("="), copy=False)
     if ids.ndim != 1:
         raise ShapeError(
-            f"Layer: segments have shape {shape_of(ids)}; (L,) is needed, one id each."
+            f"Layer: {name} have shape {shape_of(ids)}; (L,) is needed, one number each."
         )
     return ids
 

@@ -11,7 +11,7 @@ from regard._backends.formula import capped_text, is_capped
 from regard._base.arrays import NumpyArrays, is_tensor, to_numpy
 from regard._call.call import Call
 from regard._call.checks import read_call
-from regard._call.options import REAL_NUMBERS
+from regard._call.options import REAL_NUMBERS, RECORDED_ARRAYS
 from regard._call.visible import Visibility
 from regard._weights.attention_weights import AttentionWeights
 from regard.recording import Layer, Recording
@@ -81,7 +81,7 @@ def _options(layer: Layer) -> Iterator[str]:
         if isinstance(value, bool):
             if value:
                 yield name
-        elif name in ("segments", "sinks", "bias", "mask"):
+        elif name in RECORDED_ARRAYS:
             yield name
         else:
             shown = f"{value:g}" if isinstance(value, float) else f"{value}"

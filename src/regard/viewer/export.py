@@ -234,6 +234,10 @@ def _arrays(layer: Layer) -> dict[str, Any]:
         _, numbers = np.unique(np.concatenate(ids), return_inverse=True)
         sides = np.split(numbers.astype(np.int32), [len(ids[0])])
         arrays |= dict(zip(("query_segments", "key_segments"), sides))
+    if (intervals := layer.options.get("intervals")) is not None:
+        count = layer.key.shape[1]
+        ends = (to_numpy(x).clip(0, count).astype(np.int32) for x in intervals)
+        arrays |= zip(("interval_first", "interval_last"), ends)
     return {name: array for name, array in arrays.items() if array is not None}
 
 

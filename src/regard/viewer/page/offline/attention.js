@@ -23,6 +23,7 @@
  * @typedef {Rules & {heads: number, keyHeads: number, queries: number, keys: number, size: number,
  *   valueSize: number, query: Numbers, key: Numbers, value: Numbers | null,
  *   sinks: Numbers | null, querySegments: Numbers | null, keySegments: Numbers | null,
+ *   intervalFirst: Numbers | null, intervalLast: Numbers | null,
  *   mask: Repeated | null, bias: Repeated | null}} HeldLayer
  */
 
@@ -55,13 +56,13 @@ export class AttentionHead {
   }
 
   /**
-   * The keys, low to high − 1, that query i may attend to by position alone.
+   * The keys, low to high − 1, that query i may attend to by position and its interval.
    * @param {number} i
    * @returns {[low: number, high: number]}
    */
   interval(i) {
-    const { start, length, causal, left, right } = this.layer;
-    let [low, high] = [0, length];
+    const { start, length, causal, left, right, intervalFirst, intervalLast } = this.layer;
+    let [low, high] = [intervalFirst?.[i] ?? 0, Math.min(length, intervalLast?.[i] ?? length)];
     if (causal) high = Math.min(high, start + i + 1);
     if (right !== null) high = Math.min(high, start + i + right + 1);
     if (left !== null) low = Math.max(low, start + i - left);

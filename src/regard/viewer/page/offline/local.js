@@ -362,11 +362,13 @@ async function readLayer({ arrays, ...options }, textOf) {
     "sinks",
     "query_segments",
     "key_segments",
+    "interval_first",
+    "interval_last",
     "mask",
     "bias",
   ];
   const all = await Promise.all(names.map(read));
-  const [query, key, value, sinks, querySegments, keySegments, mask, bias] = all;
+  const [query, key, value, sinks, querySegments, keySegments, first, last, mask, bias] = all;
   if (!query || !key) throw new Error("This file has no query or no key; export it again.");
   const [heads, queries, size] = query.shape;
   const [keyHeads, keys] = key.shape;
@@ -386,6 +388,8 @@ async function readLayer({ arrays, ...options }, textOf) {
     sinks: sinks?.values ?? null,
     querySegments: querySegments?.values ?? null,
     keySegments: keySegments?.values ?? null,
+    intervalFirst: first?.values ?? null,
+    intervalLast: last?.values ?? null,
   };
 }
 
