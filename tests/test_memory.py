@@ -12,7 +12,7 @@ import numpy as np
 import regard
 library, what = sys.argv[1:]
 rng = np.random.default_rng(0)
-q, k, v = (rng.standard_normal((1, 32768, 64), dtype=np.float32) for _ in range(3))
+q, k, v = (rng.standard_normal((1, 32768, 32), dtype=np.float32) for _ in range(3))
 options = {"causal": True}
 if library == "torch":
     import torch
@@ -32,9 +32,9 @@ def run(q, k, v):
         if library == "torch":
             extra["segments"] = torch.from_numpy(extra["segments"])
             extra["sinks"] = torch.zeros(1, requires_grad=True)
-            regard.attention(q, k, v[..., :32], **extra).sum().backward()
+            regard.attention(q, k, v[..., :16], **extra).sum().backward()
         else:
-            regard.attention(q, k, v[..., :32], **extra)
+            regard.attention(q, k, v[..., :16], **extra)
     else:
         weights = regard.AttentionWeights(q, k, **options)
         weights.summary()

@@ -71,7 +71,7 @@ def test_a_killed_run_goes_on_to_the_same_bytes(whole_run, text_file, tmp_path):
 
 
 def test_ctrl_c_says_how_to_go_on(text_file, tmp_path):
-    process = start("train", text_file, "-o", tmp_path, *SIZES, "--steps", 4000)
+    process = start("train", text_file, "-o", tmp_path, *SIZES, "--steps", 400)
     for line in process.stderr:
         if line.startswith(b"step"):
             break

@@ -130,12 +130,12 @@ class Call(Given):
 
         ends = ("key_lengths", "interval_first", "interval_last")
         told = {name: before(x) for name in ends if (x := getattr(self, name)) is not None}
-        part = self._part(
+        cut = self._part(
             K=slice(keys.start, max(keys.start, keys.stop), keys.step),
             query_start=self.starts - keys.start * self.key_step,
             key_step=keys.step * self.key_step, whole_rows=False,
         )  # fmt: skip
-        return Call.of(**vars(part) | told)
+        return Call.of(**vars(cut) | told)
 
     @property
     def starts(self) -> Any:
