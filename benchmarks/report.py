@@ -33,6 +33,8 @@ RUNS = {
     "decode": BOTH,
     "looking": BOTH,
     "spread": [],
+    "layouts": [],
+    "masks": [],
     "end_to_end": BOTH,
     "memory": [],
     "peers": ["--dtype", "float32"],

@@ -33,9 +33,14 @@ struct Problem {
   Array mask, bias;         // (B, Hq, Lq, Lk), optional
   const double* sinks;      // attention sinks: (Hq,), optional
   double scale, softcap;    // softcap 0: none
-  // The interval of keys visible to a query, before mask and ids: (B, Lq).
+  // The interval of keys visible to a query, before mask and ids: (B, interval_heads, Lq).
   const int64_t* first;
   const int64_t* last;
+  int64_t interval_heads;  // 1, or Hq
+  // Whether the mask shows a query any key of a block of kMaskKeys, with the strides of batch
+  // element, head and query; optional.
+  const uint8_t* mask_blocks;
+  int64_t mask_block_strides[3];
   // Queries attend to keys of equal id: (B, Lq) and (B, Lk), or null where intervals suffice.
   const int64_t* query_ids;
   const int64_t* key_ids;
@@ -43,6 +48,14 @@ struct Problem {
   uint64_t threshold;  // a weight is kept if its random word is not below it
   uint32_t seed[2];
 };
+
+constexpr int64_t kMaskKeys = 128;
+constexpr int64_t kFewRows = 8;  // queries that share a key head and may be few (decode-inl.h)
+
+// The index of a query in `first` and `last`.
+static inline int64_t interval_at(const Problem& p, int64_t b, int64_t h, int64_t q) {
+  return (p.interval_heads == 1 ? b : b * p.Hq + h) * p.Lq + q;
+}
 
 // Whether scores are bent after the scale: their derivative by the scaled ones is not 1.
 static inline bool has_slope(const Problem& p) { return p.softcap != 0; }

@@ -238,6 +238,7 @@ static void add_gradients(const Problem& p, BackwardMemory<E>& m, const KeyChunk
   typedef typename E::Real Real;
   typedef typename E::Op Op;
   constexpr int n = E::lanes;
+  if (!mask_shows(p, m.rows, j0, keys)) return;
   const TileMask tile_mask = tile_mask_of(m.rows, j0, keys);
   const int64_t D = m.padded(p.D), Dv = m.padded(p.Dv), stride = p.key.strides[2];
   const char* key = p.key.at(chunk.b, chunk.kv, j0);
@@ -365,6 +366,7 @@ static void run_bias(const void* pass, int64_t task, char* memory, const Stop& s
         gather_gradients(g, m);
         for (int64_t j0 = low; j0 < high; j0 += kKeys) {
           const int keys = int(high - j0 < kKeys ? high - j0 : kKeys);
+          if (!mask_shows(p, m.rows, j0, keys)) continue;
           const TileMask tile_mask = tile_mask_of(m.rows, j0, keys);
           const int64_t kv = h / group;
           const Matrix k = as_rows<E>(p.key.at(b, kv, j0), p.key.strides[2], keys, p.D, m.key_rows);

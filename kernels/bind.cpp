@@ -19,6 +19,7 @@
 #include "bounds.h"
 #include "cpu.h"
 #include "dispatch.h"
+#include "mask.h"
 #include "threads.h"
 #include "visibility.h"
 
@@ -119,8 +120,9 @@ regard::Problem problem_of(const Call& call) {
 struct Read {
   regard::Problem problem;
   regard::Intervals intervals;
+  regard::MaskBlocks blocks;
 
-  explicit Read(const Call& call) : problem(problem_of(call)) {
+  Read(const Call& call, int threads) : problem(problem_of(call)) {
     regard::Problem& p = problem;
     const auto enough = static_cast<size_t>(p.B);
     if (call.starts.size() != enough || call.lengths.size() != enough)
@@ -143,9 +145,25 @@ struct Read {
                                       .interval_last = at<const int64_t>(call.interval_last),
                                       .shared_interval_first = call.shared_interval_first,
                                       .shared_interval_last = call.shared_interval_last});
+    if (p.mask) read_mask(threads);
     p.first = intervals.first.data(), p.last = intervals.last.data();
+    p.interval_heads = intervals.heads;
     p.query_ids = intervals.query_ids.empty() ? nullptr : intervals.query_ids.data();
     p.key_ids = intervals.key_ids.empty() ? nullptr : intervals.key_ids.data();
+  }
+
+ private:
+  void read_mask(int threads) {
+    regard::Problem& p = problem;
+    // Few queries are computed in another way where there is no mask, and one that is in no way
+    // special must not decide for its batch.
+    const bool kept = p.group_rows <= regard::kFewRows;
+    if (regard::narrow(p, intervals, blocks, threads, nullptr) && !kept) {
+      p.mask = {};
+      return;
+    }
+    p.mask_blocks = blocks.seen.data();
+    std::copy(blocks.strides, blocks.strides + 3, p.mask_block_strides);
   }
 };
 
@@ -192,7 +210,7 @@ void end() {
 
 void forward(const Call& call, uintptr_t out, uintptr_t maximum, uintptr_t total, int threads) {
   const regard::Target& target = regard::target();
-  const Read read(call);
+  const Read read(call, threads);
   regard::Forward f{.problem = &read.problem,
                     .out = at<char>(out),
                     .maximum = at<void>(maximum),
@@ -222,7 +240,7 @@ struct Gradients {
 
 void backward(const Call& call, const Gradients& arrays, int threads) {
   const regard::Target& target = regard::target();
-  const Read read(call);
+  const Read read(call, threads);
   const regard::Problem& p = read.problem;
   const Shape out{p.B, p.Hq, p.Lq, p.Dv};
   std::vector<int64_t> ticket(static_cast<size_t>(p.B * p.Hkv * target.row_tiles(p)));
@@ -256,7 +274,7 @@ struct Asked {
 
 void reduce(const Call& call, const Asked& asked, int threads) {
   const regard::Target& target = regard::target();
-  const Read read(call);
+  const Read read(call, threads);
   regard::Reduce r{.problem = &read.problem,
                    .maximum = at<void>(asked.maximum),
                    .total = at<void>(asked.total),

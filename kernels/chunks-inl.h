@@ -146,7 +146,7 @@ static bool bin_attends(const Reduce& r, int64_t head, int64_t row_bin, int64_t 
   const int64_t j1 = (column_bin + 1) * p.Lk / r.bins[1];
   const int64_t i1 = (row_bin + 1) * p.Lq / r.bins[0];
   for (int64_t i = row_bin * p.Lq / r.bins[0]; i < i1; ++i) {
-    const int64_t first = p.first[b * p.Lq + i], last = p.last[b * p.Lq + i];
+    const int64_t at = interval_at(p, b, head % p.Hq, i), first = p.first[at], last = p.last[at];
     const int64_t low = first > j0 ? first : j0, high = last < j1 ? last : j1;
     const Real total = ((const Real*)r.total)[head * p.Lq + i];
     if (low >= high || (has_nan && total == total)) continue;
@@ -197,7 +197,8 @@ static void collect_heatmap(const Reduce& r, int64_t head, bool has_nan, uint8_t
     int64_t seen_low = C, seen_high = 0;
     std::memset(seen, 0, size_t(C));  // which bins the intervals reach
     for (int64_t i = top; i < bottom; ++i) {
-      const int64_t at = head / p.Hq * p.Lq + i, low = p.first[at], high = p.last[at];
+      const int64_t at = interval_at(p, head / p.Hq, head % p.Hq, i);
+      const int64_t low = p.first[at], high = p.last[at];
       if (low >= high) continue;
       const int64_t from = bin_of(low, p.Lk, C), to = bin_of(high - 1, p.Lk, C) + 1;
       std::memset(seen + from, 1, size_t(to - from));
@@ -246,10 +247,10 @@ static void run_collect(const void* pass, int64_t task, char* memory, const Stop
     if (has_nan && r.received_max)
       for (int64_t i = 0; i < p.Lq; ++i) {
         const Real total = ((const Real*)r.total)[head * p.Lq + i];
-        const int64_t b = head / p.Hq, at = b * p.Lq + i;
+        const int64_t b = head / p.Hq, at = interval_at(p, b, head % p.Hq, i);
         if (total == total) continue;
         for (int64_t j = p.first[at]; j < p.last[at]; ++j)
-          if ((!p.key_ids || p.query_ids[at] == p.key_ids[b * p.Lk + j]) &&
+          if ((!p.key_ids || p.query_ids[b * p.Lq + i] == p.key_ids[b * p.Lk + j]) &&
               (!p.mask || *(p.mask.at(b, head % p.Hq, i) + j * p.mask.strides[3])))
             received[j] = nan;
       }

@@ -350,6 +350,7 @@ static bool add_keys(const Forward& f, ForwardMemory<E>& m, int64_t kv, int64_t 
   bool masked = false;
   for (int64_t j0 = low; j0 < high; j0 += kKeys) {
     const KeyTile tile = key_tile_of(p, m, kv, j0, high, nan_safe);
+    if (!mask_shows(p, m.rows, j0, tile.keys)) continue;
     // The second key of a last pair may be masked, but is packed with the first.
     masked |= !tile.unmasked || (tile.packed && tile.keys % E::pack);
     Prefetcher* const prefetcher = high - j0 <= kPrefetchDistance ? &m.prefetcher : nullptr;

@@ -510,6 +510,7 @@ static void reduce_tile(const Reduce& r, const Scaling<E>& scaling, ReduceMemory
   const Problem& p = *r.problem;
   const int64_t kv = m.rows.head[0] / (p.Hq / p.Hkv);
   const int keys = int(m.rows.high - j0 < kKeys ? m.rows.high - j0 : kKeys);
+  if (!mask_shows(p, m.rows, j0, keys)) return;
   const TileMask tile_mask = tile_mask_of(m.rows, j0, keys);
   const Matrix k = as_rows<E>(p.key.at(m.rows.b, kv, j0), p.key.strides[2], keys, p.D, m.keys);
   multiply_keys<E>(p, m.rows, tile_mask, kv, j0, keys, k, m.scores);

@@ -214,7 +214,7 @@ static void describe_rows(const Problem& p, Rows<E>& rows, int64_t b, int64_t h0
       rows.first[i] = rows.last[i] = 0;
       continue;
     }
-    const int64_t first = p.first[b * p.Lq + q], last = p.last[b * p.Lq + q];
+    const int64_t at = interval_at(p, b, h, q), first = p.first[at], last = p.last[at];
     rows.head[i] = h, rows.index[i] = q, rows.first[i] = first, rows.last[i] = last;
     rows.query[i] = p.query.at(b, h, q);
     if (first < last) {
@@ -284,6 +284,21 @@ static TileMask tile_mask_of(const Rows<E>& rows, int64_t j0, int keys) {
     if (from < to) r.span[r.spans++] = {edges[e], edges[e + 1], from, to};
   }
   return r;
+}
+
+// Whether the mask shows any of some keys to any row; neighbouring keys are asked for together.
+template <class E>
+static bool mask_shows(const Problem& p, const Rows<E>& rows, int64_t j0, int64_t keys) {
+  if (!p.mask_blocks) return true;
+  const int64_t* strides = p.mask_block_strides;
+  const int64_t from = j0 / kMaskKeys, to = (j0 + keys - 1) / kMaskKeys;
+  for (int i = 0; i < rows.count; ++i) {
+    const uint8_t* const row = p.mask_blocks + rows.b * strides[0] + rows.head[i] * strides[1] +
+                               rows.index[i] * strides[2];
+    for (int64_t block = from; block <= to; ++block)
+      if (row[block]) return true;
+  }
+  return false;
 }
 
 // Whether row i attends to key j: interval, mask and ids.

@@ -33,7 +33,7 @@ static void multiply_span(const TileMask::Span& span, const typename E::Word* x,
 }
 
 // Few queries are multiplied with the numbers of a key in the lanes.
-constexpr int64_t kDecodeRows = 8;         // above, queries in the lanes are faster
+constexpr int64_t kDecodeRows = kFewRows;  // above, queries in the lanes are faster
 constexpr int kDecodeKeys = 512;           // of a tile, or fewer where they are long
 constexpr int64_t kPrefetchAhead = 16384;  // prefetch distance in bytes
 

@@ -43,8 +43,8 @@ static double error(Type type, int64_t L, int64_t D) {
   const auto q = numbers<R>(L * D, 0), k = numbers<R>(L * D, 10000), v = numbers<R>(L * D, 20000);
   std::vector<R> out(size_t(L * D)), maximum(static_cast<size_t>(L)), total(maximum);
   const int64_t start = 0, length = L, size = sizeof(R);
-  const Intervals seen =
-      intervals_of({1, L, L, true, -1, -1, &start, 1, &length, nullptr, nullptr, false, false});
+  const Intervals seen = intervals_of(
+      {.B = 1, .Lq = L, .Lk = L, .causal = true, .starts = &start, .lengths = &length});
   const auto array = [&](const std::vector<R>& x) {
     return Array{reinterpret_cast<const char*>(x.data()), {0, 0, D * size, size}, type};
   };
@@ -54,6 +54,7 @@ static double error(Type type, int64_t L, int64_t D) {
   p.type = type, p.query = array(q), p.key = array(k), p.value = array(v);
   p.scale = 1 / std::sqrt(double(D));
   p.first = seen.first.data(), p.last = seen.last.data();
+  p.interval_heads = 1;
   Forward f{&p, reinterpret_cast<char*>(out.data()), maximum.data(), total.data(), nullptr, 2};
   const Memory partial = allocate(target().partial_bytes(f));
   f.partial = partial.get();

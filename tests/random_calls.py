@@ -293,6 +293,12 @@ class Draw:
     def _draw_mask(self):
         shape = self._pair_shape()
         mask = self.rng.random(shape) < self.pick([0.0, 0.1, 0.7, 0.7, 0.95, 1.0])
+        if len(shape) > 1 and self.chance(0.5):  # intervals and blocks, whole or with holes
+            i, j = np.arange(shape[-2])[:, None], np.arange(shape[-1])
+            size, sees = self.between(1, 140), np.zeros(shape, bool) if self.chance(0.3) else ~mask
+            chunks, diagonals = i // size == j // size, (i + j) // size % 3 < 1
+            kinds = (j <= i + size, abs(i - j) < size, chunks, diagonals)
+            mask = self.pick(kinds) & (mask | sees)
         if len(shape) > 1 and self.chance(0.3):
             mask &= self.rng.random((*shape[:-1], 1)) < 0.8  # rows that see nothing
         return self._operand(np.asarray(mask), "bool")
