@@ -198,6 +198,8 @@ class Draw:
     def _head_size(self):
         if self.chance(0.02):
             return 257
+        if self.chance(0.05):
+            return self.between(257, 576)
         return self.between(1, 256) if self.chance(0.25) else self.pick(HEAD_SIZES)
 
     def _rounded(self, x, dtype):

@@ -18,7 +18,7 @@ from regard._call.checks import check_contents
 from regard._call.options import NUMBERS
 
 LARGEST_NUMBER = 1e30  # largest factor of scores in float32
-LARGEST_HEAD = 256  # one sum over more numbers than these is less exact than the plain formula's
+LARGEST_HEAD = 576  # the largest that models have: MLA of DeepSeek
 MOST_BINS = 4096  # of a row of a heatmap that finds the row statistics too: each row has its own
 
 
