@@ -222,13 +222,17 @@ void forward(const Call& call, uintptr_t out, uintptr_t maximum, uintptr_t total
   run({target.forward(f), target.merge(f)}, threads);
 }
 
-// The output of a call like this one, whose arrays lie elsewhere.
-void forward_at(const Call& call, uintptr_t query, uintptr_t key, uintptr_t value, uintptr_t out,
-                int threads) {
-  Call moved = call;
-  std::get<0>(moved.query) = query, std::get<0>(moved.key) = key;
-  if (moved.value) std::get<0>(*moved.value) = value;
-  forward(moved, out, 0, 0, threads);
+// The output of a call with these options and other arrays: every key is valid, and the queries are
+// the last of them.
+void forward_of(const Call& options, const ArrayRef& query, const ArrayRef& key,
+                const ArrayRef& value, uintptr_t out, int threads) {
+  Call call = options;
+  call.query = query, call.key = key, call.value = value;
+  const Shape &q = shape_of(query), &k = shape_of(key);
+  call.group_rows = q[1] / k[1] * q[2];
+  call.lengths.assign(size_t(q[0]), k[2]);
+  call.starts.assign(size_t(q[0]), k[2] - q[2]);
+  forward(call, out, 0, 0, threads);
 }
 
 // The arrays of a gradient: the addresses of those that have no strides, or 0.
@@ -414,9 +418,10 @@ NB_MODULE(_kernels, m) {
   m.def("end", &end, "Stops every call; none is taken any more.");
   m.def("forward", &forward, nb::arg("call"), nb::arg("out"), nb::arg("maximum"), nb::arg("total"),
         nb::arg("threads"), "Computes the output and, where asked, the row statistics.");
-  m.def("forward_at", &forward_at, nb::arg("call"), nb::arg("query"), nb::arg("key"),
+  m.def("forward_of", &forward_of, nb::arg("options"), nb::arg("query"), nb::arg("key"),
         nb::arg("value"), nb::arg("out"), nb::arg("threads"),
-        "Computes the output of a call like this one, whose arrays lie elsewhere.");
+        "Computes the output of a call with the options of another: every key is valid, and the "
+        "queries are the last of them.");
   m.def("reduce", &reduce, nb::arg("call"), nb::arg("asked"), nb::arg("threads"),
         "Computes what is asked of the weights in one pass.");
   m.def("backward", &backward, nb::arg("call"), nb::arg("gradients"), nb::arg("threads"),

@@ -43,7 +43,7 @@ constexpr int64_t kPrefetchAhead = 16384;  // prefetch distance in bytes
 template <class E>
 static bool few_queries(const Problem& p) {
   constexpr int64_t most = E::rows < kDecodeRows ? E::rows : kDecodeRows;
-  return p.group_rows <= most && p.Lk >= kKeys;
+  return p.group_rows <= most;
 }
 
 // Words of a query that is stored row-major, padded to whole vectors.

@@ -19,6 +19,7 @@ from regard._call.options import NUMBERS
 
 LARGEST_NUMBER = 1e30  # largest factor of scores in float32
 LARGEST_HEAD = 576  # the largest that models have: MLA of DeepSeek
+FEW_PRODUCTS = 2**21  # below, starting another thread would take longer
 MOST_BINS = 4096  # of a row of a heatmap that finds the row statistics too: each row has its own
 
 
@@ -230,32 +231,42 @@ def forward(call: Call, statistics: bool = True) -> tuple[Any, Any, Any]:
 
 
 class Plan(NamedTuple):
-    """How to compute the output of one more call of some shapes."""
+    """How to compute the output of calls that differ from a known one in lengths and strides."""
 
-    read: Any  # the call as the kernels read it
-    shape: tuple[int, ...]  # of the output
+    read: Any  # the known call as the kernels read it
     dtype: str
+    unit: int  # bytes of a stride's unit
+    row_stride: int  # the last stride of arrays that are read where they are
 
     def output(self, query: Any, key: Any, value: Any) -> Any:
-        """The output ``(..., Hq, Lq, Dv)`` of arrays that have the plan's shapes and strides."""
+        """The output ``(..., Hq, Lq, Dv)``; None for arrays whose rows would be copied first."""
         assert kernels is not None
-        if isinstance(query, np.ndarray):
-            out = np.empty(self.shape, self.dtype)
-        else:
-            out = query.new_empty(self.shape)
-        addresses = [_address(x) for x in (query, key, value, out)]
-        kernels.forward_at(self.read, *addresses, 1)
+        read, dtype, unit, row_stride = self
+        refs = []
+        for x in (query, key, value):
+            if unit == 1:
+                address, shape, strides = x.__array_interface__["data"][0], x.shape, x.strides
+            else:
+                address, shape, strides = x.data_ptr(), x.shape, x.stride()
+            if strides[-1] != row_stride and shape[-1] != 1:
+                return None
+            if missing := 4 - len(shape):
+                shape, strides = (1,) * missing + shape, (0,) * missing + strides
+            refs.append((address, shape, strides, unit, dtype, None))
+        like = (*query.shape[:-1], value.shape[-1])
+        out = np.empty(like, query.dtype) if unit == 1 else query.new_empty(like)
+        B, Hq, Lq, D = refs[0][1]
+        small = B * Hq * Lq * refs[1][1][2] * (D + 1) < FEW_PRODUCTS
+        kernels.forward_of(read, *refs, _address(out), 1 if small else get_num_threads())
         return out
 
 
-def plan_of(call: Call, query: Any, key: Any, value: Any) -> Plan | None:
-    """The plan of a call of these arrays; None where it is large, or reads copies of them."""
-    if checks or 0 in call.sizes or not _is_small(call):
+def plan_of(call: Call, query: Any) -> Plan | None:
+    """The plan of calls like one of a query, whose options are plain numbers."""
+    if checks or 0 in call.sizes:
         return None
-    read, (*arrays, _, _, _) = _read(call)
-    if any(_address(x) != _address(y) for x, y in zip(arrays, (query, key, value))):
-        return None
-    return Plan(read, (*query.shape[:-1], value.shape[-1]), dtype_name(query))
+    unit, row_stride = (1, query.itemsize) if isinstance(query, np.ndarray) else (query.itemsize, 1)
+    return Plan(_read(call)[0], dtype_name(query), unit, row_stride)
 
 
 def reduce(
@@ -333,11 +344,7 @@ def _zeros(call: Call, shape: tuple[int, ...], dtype: str) -> Any:
     return x.zero_() if call.is_torch else np.zeros_like(x)
 
 
-def _is_small(call: Call) -> bool:
-    """Whether starting another thread would take longer: it takes some four million products."""
-    B, Hq, _, Lq, Lk = call.sizes
-    return bool(B * Hq * Lq * Lk * (call.query.shape[-1] + 1) < 2**21)
-
-
 def _threads(call: Call) -> int:
-    return 1 if _is_small(call) else get_num_threads()
+    B, Hq, _, Lq, Lk = call.sizes
+    small = B * Hq * Lq * Lk * (call.query.shape[-1] + 1) < FEW_PRODUCTS
+    return 1 if small else get_num_threads()

@@ -45,15 +45,13 @@ def is_plain(*tensors: object) -> bool:
     """Whether all are tensors in CPU memory that nothing watches or differentiates."""
     if is_watched() or _forward_mode._current_level >= 0:
         return False
-    grad = torch.is_grad_enabled()
-    return all(
-        type(x) is Tensor
-        and x.layout is torch.strided
-        and x.is_cpu
-        and not x.is_neg()
-        and not (grad and x.requires_grad)
-        for x in tensors
-    )
+    grad, strided = torch.is_grad_enabled(), torch.strided
+    for x in tensors:  # twice as fast as a generator
+        if type(x) is not Tensor or x.layout is not strided or not x.is_cpu or x.is_neg():
+            return False
+        if grad and x.requires_grad:
+            return False
+    return True
 
 
 def is_exported_to_onnx() -> bool:

@@ -142,8 +142,7 @@ def attention(
     )  # fmt: skip
     known = None if return_weights else plans.key_of(query, key, value, options, backend)
     output: ArrayT
-    if plan := plans.find(known):
-        output = plan.output(query, key, value)
+    if (plan := plans.find(known)) and (output := plan.output(query, key, value)) is not None:
         return output
     if value is None:
         raise TypeError(
@@ -156,7 +155,7 @@ def attention(
     output = call.restore(found)
     if return_weights:
         return output, AttentionWeights._of(call, chosen, statistics)
-    plans.keep(known, chosen, call, query, key, value)
+    plans.keep(known, chosen, call, query)
     return output
 
 

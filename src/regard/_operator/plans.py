@@ -1,7 +1,7 @@
-"""A cache of plans for repeated small calls.
+"""A cache of plans: calls that differ from a known one in lengths and strides alone.
 
-Checking arguments takes longer than computing a few tokens. Where no option is an array, the result
-depends on types, dtypes, shapes, strides and plain numbers alone, so it is cached by these.
+Checking arguments takes longer than computing a few tokens. Where no option is an array, what is
+checked depends on types, dtypes, heads and plain numbers, so a plan is cached by these.
 """
 
 from __future__ import annotations
@@ -27,18 +27,30 @@ def key_of(
     query: Any, key: Any, value: Any, options: dict[str, Any], backend: str
 ) -> tuple[Any, ...] | None:
     """The cache key of a call, which decides its plan; None where the call can have none."""
-    if type(backend) is not str or any(type(x) is not _PLAIN.get(n) for n, x in options.items()):
+    if type(backend) is not str:
         return None
+    for name, x in options.items():
+        if type(x) is not _PLAIN.get(name):
+            return None
     if type(query) is type(key) is type(value) is np.ndarray:
-        strides: Any = query.strides, key.strides, value.strides
-    elif (torch := sys.modules.get("regard._base.torch_state")) and torch.is_plain(
+        pass
+    elif not (torch := sys.modules.get("regard._base.torch_state")) or not torch.is_plain(
         query, key, value
     ):
-        strides = query.stride(), key.stride(), value.stride()
-    else:
         return None
-    dtypes, shapes = (query.dtype, key.dtype, value.dtype), (query.shape, key.shape, value.shape)
-    return _backends.BACKENDS, backend, *options.items(), dtypes, shapes, strides
+    axes = query.ndim
+    if not 2 <= axes <= 4 or axes != key.ndim or axes != value.ndim:
+        return None
+    *heads, Lq, D = query.shape
+    *key_heads, Lk, key_size = key.shape
+    *value_heads, values, Dv = value.shape
+    if values != Lk or not (0 < Lq and 0 < Lk < 2**31):
+        return None
+    dtypes, sizes = (query.dtype, key.dtype, value.dtype), (axes, D, key_size, Dv)
+    return (
+        _backends.BACKENDS, backend, *options.items(), dtypes, sizes,
+        *heads, *key_heads, *value_heads,
+    )  # fmt: skip
 
 
 def find(key: tuple[Any, ...] | None) -> Plan | None:
@@ -46,10 +58,10 @@ def find(key: tuple[Any, ...] | None) -> Plan | None:
     return None if key is None else _plans.get(key)
 
 
-def keep(key: tuple[Any, ...] | None, backend: _backends.Backend, call: Call, *arrays: Any) -> None:
-    """Makes the plan of a call of these arrays, which a backend has served."""
+def keep(key: tuple[Any, ...] | None, backend: _backends.Backend, call: Call, query: Any) -> None:
+    """Makes the plan of calls like one that a backend has served."""
     if key is None or key in _plans:
         return
     if len(_plans) >= MOST:
         _plans.clear()
-    _plans[key] = plan_of(call, *arrays) if backend.name == "kernel" else None
+    _plans[key] = plan_of(call, query) if backend.name == "kernel" else None
