@@ -22,6 +22,7 @@ struct Array {
   const char* at(int64_t i, int64_t j, int64_t k) const {
     return data + i * strides[0] + j * strides[1] + k * strides[2];
   }
+  char* into(int64_t i, int64_t j, int64_t k) const { return const_cast<char*>(at(i, j, k)); }
 };
 
 // One call of attention. Sums are held in float, in double for float64: "Real" below.
@@ -72,7 +73,7 @@ static inline double factor_of(const Problem& p) {
 // maximum * factor_of * ln 2 + ln total. -inf and 0 where nothing is visible.
 struct Forward {
   const Problem* problem;
-  char* out;      // (B, Hq, Lq, Dv), contiguous
+  Array out;      // (B, Hq, Lq, Dv), rows contiguous; optional
   void* maximum;  // optional
   void* total;
   char* partial;  // partial results of a split-K, until `merge`

@@ -208,11 +208,13 @@ void end() {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
 
-void forward(const Call& call, uintptr_t out, uintptr_t maximum, uintptr_t total, int threads) {
+void forward(const Call& call, const std::optional<ArrayRef>& out, uintptr_t maximum,
+             uintptr_t total, int threads) {
   const regard::Target& target = regard::target();
   const Read read(call, threads);
-  regard::Forward f{.problem = &read.problem,
-                    .out = at<char>(out),
+  const regard::Problem& p = read.problem;
+  regard::Forward f{.problem = &p,
+                    .out = array("out", out, {p.B, p.Hq, p.Lq, p.Dv}),
                     .maximum = at<void>(maximum),
                     .total = at<void>(total),
                     .partial = nullptr,
@@ -225,7 +227,7 @@ void forward(const Call& call, uintptr_t out, uintptr_t maximum, uintptr_t total
 // The output of a call with these options and other arrays: every key is valid, and the queries are
 // the last of them.
 void forward_of(const Call& options, const ArrayRef& query, const ArrayRef& key,
-                const ArrayRef& value, uintptr_t out, int threads) {
+                const ArrayRef& value, const ArrayRef& out, int threads) {
   Call call = options;
   call.query = query, call.key = key, call.value = value;
   const Shape &q = shape_of(query), &k = shape_of(key);
@@ -416,8 +418,9 @@ NB_MODULE(_kernels, m) {
   bind_call(m);
   bind_asked(m);
   m.def("end", &end, "Stops every call; none is taken any more.");
-  m.def("forward", &forward, nb::arg("call"), nb::arg("out"), nb::arg("maximum"), nb::arg("total"),
-        nb::arg("threads"), "Computes the output and, where asked, the row statistics.");
+  m.def("forward", &forward, nb::arg("call"), nb::arg("out").none(), nb::arg("maximum"),
+        nb::arg("total"), nb::arg("threads"),
+        "Computes the output and, where asked, the row statistics.");
   m.def("forward_of", &forward_of, nb::arg("options"), nb::arg("query"), nb::arg("key"),
         nb::arg("value"), nb::arg("out"), nb::arg("threads"),
         "Computes the output of a call with the options of another: every key is valid, and the "

@@ -368,12 +368,12 @@ static void run_decode_merge(const void* pass, int64_t head, char* memory, const
     const Real by = finish_denominator(p, scaling, m.rows.head[r], maximum, total, Real(rounded));
     const int64_t row = (m.rows.b * p.Hq + m.rows.head[r]) * p.Lq + m.rows.index[r];
     if (f.maximum) ((Real*)f.maximum)[row] = maximum, ((Real*)f.total)[row] = total;
+    char* const to = f.out.into(m.rows.b, m.rows.head[r], m.rows.index[r]);
     for (int64_t d = 0; d < p.Dv; d += n) {
       Vec<Real> out = {};
       for (int64_t i = 0; i < splits; ++i)
         out += *(const Vec<Real>*)(part(i).out + r * width + d) * factor(i);
-      put<Real, E::type>(f.out + (row * p.Dv + d) * int64_t(sizeof(typename E::Bits)), out * by,
-                         p.Dv - d);
+      put<Real, E::type>(to + d * int64_t(sizeof(typename E::Bits)), out * by, p.Dv - d);
     }
   }
 }

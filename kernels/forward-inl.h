@@ -439,7 +439,7 @@ static void write_rows(const Forward& f, const Rows<E>& rows, const SoftmaxState
     factor[i] *= finish_denominator(p, scaling, rows.head[i], maximum, total, rounded * factor[i]);
     const int64_t row = (rows.b * p.Hq + rows.head[i]) * p.Lq + rows.index[i];
     if (f.maximum) ((Real*)f.maximum)[row] = maximum, ((Real*)f.total)[row] = total;
-    to[i] = f.out + row * p.Dv * int64_t(sizeof(typename E::Bits));
+    to[i] = f.out.into(rows.b, rows.head[i], rows.index[i]);
   }
   for (int v = 0; v < rows.vectors; ++v) {
     for (int64_t d = 0; d < p.Dv; d += n) {
@@ -472,19 +472,20 @@ template <class E>
 static void plan_prefetch(const Forward& f, ForwardMemory<E>& m, bool more) {
   const Problem& p = *f.problem;
   constexpr int64_t size = sizeof(typename E::Bits);
-  const auto row = [&](const Rows<E>& rows) {
-    return (rows.b * p.Hq + rows.head[0]) * p.Lq + rows.index[0];
+  const auto in_head = [&](const Rows<E>& rows) {
+    const int64_t left = p.Lq - rows.index[0];
+    return rows.count < left ? rows.count : left;
   };
   m.prefetcher.clear();
-  m.prefetcher.add(f.out + row(m.rows) * p.Dv * size, 0, 1, m.rows.count * p.Dv * size);
+  m.prefetcher.add(f.out.at(m.rows.b, m.rows.head[0], m.rows.index[0]), f.out.strides[2],
+                   in_head(m.rows), p.Dv * size);
   if (!more) return;
   const Rows<E>& next = m.next;
-  const int64_t kv = next.head[0] / (p.Hq / p.Hkv), left = p.Lq - next.index[0];
+  const int64_t kv = next.head[0] / (p.Hq / p.Hkv);
   const bool same = next.b == m.rows.b && kv == m.rows.head[0] / (p.Hq / p.Hkv);
   const int64_t low = same && m.rows.high > next.low ? m.rows.high : next.low;
   const int64_t keys = next.high - low < kKeys ? next.high - low : kKeys;
-  m.prefetcher.add(next.query[0], p.query.strides[2], next.count < left ? next.count : left,
-                   p.D * size);
+  m.prefetcher.add(next.query[0], p.query.strides[2], in_head(next), p.D * size);
   m.prefetcher.add(p.key.at(next.b, kv, low), p.key.strides[2], keys, p.D * size);
   m.prefetcher.add(p.value.at(next.b, kv, low), p.value.strides[2], keys, p.Dv * size);
 }

@@ -11,7 +11,7 @@
 namespace regard::REGARD_NAMESPACE {
 
 static Forward statistics_of(const Reduce& r) {
-  return {r.problem, nullptr, r.maximum, r.total, nullptr, 1};
+  return {r.problem, {}, r.maximum, r.total, nullptr, 1};
 }
 
 template <class E>

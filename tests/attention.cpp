@@ -55,7 +55,7 @@ static double error(Type type, int64_t L, int64_t D) {
   p.scale = 1 / std::sqrt(double(D));
   p.first = seen.first.data(), p.last = seen.last.data();
   p.interval_heads = 1;
-  Forward f{&p, reinterpret_cast<char*>(out.data()), maximum.data(), total.data(), nullptr, 2};
+  Forward f{&p, array(out), maximum.data(), total.data(), nullptr, 2};
   const Memory partial = allocate(target().partial_bytes(f));
   f.partial = partial.get();
   run(target().forward(f), 2, nullptr);

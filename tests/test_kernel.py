@@ -549,4 +549,4 @@ def test_arrays_of_another_shape_than_the_calls_are_not_read():
     read, _held = kernel._read(call)
     read.value = kernel._array_ref(np.ones((1, 2, 4, 4), np.float32))
     with pytest.raises(ValueError, match="value has another shape than the call"):
-        kernel.kernels.forward(read, 0, 0, 0, 1)
+        kernel.kernels.forward(read, None, 0, 0, 1)

@@ -7,6 +7,8 @@ import torch
 
 import regard
 from plain_formula import to_array
+from regard._backends import kernel_ops, torch_ops  # noqa: F401
+from regard._call.checks import read_call
 from ways import Way, by_ways
 
 B, H, L, D = 2, 3, 37, 8
@@ -189,3 +191,52 @@ def as_laid(mask, like):
     view = np.lib.stride_tricks.as_strided(raw, like.shape, strides)
     view[...] = mask
     return view
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"causal": True}, {"window": (3, 0), "return_weights": True}]
+)
+@pytest.mark.parametrize("lengths", [(9, 9), (1, 200), (300, 300)])
+def test_heads_inside_of_tokens_come_back_so_and_are_merged_without_a_copy(lengths, options):
+    shapes = [(2, L, h, 8) for h, L in zip((4, 2, 2), (lengths[0], lengths[1], lengths[1]))]
+    for library in ("numpy", "torch"):
+        inside = [
+            np.random.default_rng(n).standard_normal(x).astype("f") for n, x in enumerate(shapes)
+        ]
+        inside = [torch.from_numpy(x) for x in inside] if library == "torch" else inside
+        views = [x.swapaxes(1, 2) for x in inside]
+        plain = [x.contiguous() if library == "torch" else x.copy() for x in views]
+        for _ in range(2):  # read in full, and by a plan
+            found, expected = (regard.attention(*x, **options) for x in (views, plain))
+            if "return_weights" in options:
+                found, expected = found[0], expected[0]
+            np.testing.assert_array_equal(found, expected)
+            merged = found.swapaxes(1, 2)
+            if library == "torch":
+                assert merged.is_contiguous()
+                assert expected.is_contiguous()
+            else:
+                assert merged.flags.c_contiguous
+                assert expected.flags.c_contiguous
+        alone, one = (regard.attention(*(x[0] for x in arrays)) for arrays in (views, plain))
+        np.testing.assert_array_equal(alone, one)
+        assert alone.swapaxes(0, 1).reshape(-1).shape == one.reshape(-1).shape
+
+
+def test_the_graph_knows_the_order_of_the_output():
+    def merged(x):
+        q, k, v = (part.view(2, 9, 4, 8).transpose(1, 2) for part in x.chunk(3, -1))
+        return regard.attention(q, k, v, causal=True).transpose(1, 2).view(2, 9, 32) * 2
+
+    x = torch.randn(2, 9, 96, requires_grad=True)
+    expected = merged(x)
+    torch._dynamo.reset()
+    found = torch.compile(merged, fullgraph=True, backend="aot_eager")(x)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    for out in (expected, found):
+        (grad,) = torch.autograd.grad(out.square().sum(), x)
+        assert grad.isfinite().all()
+    q = x.detach().view(2, 9, 3, 4, 8)[:, :, 0].transpose(1, 2)
+    inputs = torch_ops.pack(read_call(q, q, q))
+    tests = ("test_schema", "test_faketensor")
+    torch.library.opcheck(torch.ops.regard.kernel_attention.default, inputs, test_utils=tests)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import importlib
 import math
 import sys
@@ -204,6 +205,22 @@ def _empty(call: Call, shape: tuple[int, ...], dtype: str) -> Any:
     return np.empty(shape, dtype)
 
 
+def new_output(query: Any, Dv: Any) -> Any:
+    """An array ``(..., Hq, Lq, Dv)``, with tokens outside of heads in memory where the query's are.
+
+    Models make ``(B, L, H, D)`` and exchange the axes: what they get back they merge without a
+    copy.
+    """
+    if isinstance(query, np.ndarray):
+        strides, new = query.strides, functools.partial(np.empty, dtype=query.dtype)
+    else:
+        strides, new = query.stride(), query.new_empty
+    *rest, L, _ = query.shape
+    if rest and 0 < strides[-3] < strides[-2]:
+        return new((*rest[:-1], L, rest[-1], Dv)).swapaxes(-3, -2)
+    return new((*rest, L, Dv))
+
+
 def _address(x: Any) -> int:
     if x is None:
         return 0
@@ -221,12 +238,12 @@ def forward(call: Call, statistics: bool = True) -> tuple[Any, Any, Any]:
     B, Hq, _, Lq, _ = call.sizes
     shape, out = (B, Hq, Lq), None
     if call.value is not None:
-        out = _empty(call, (*shape, call.value.shape[-1]), dtype_name(call.query))
+        out = new_output(call.query, call.value.shape[-1])
     dtype = accumulating_name(call.query)
     maximum, total = (_empty(call, shape, dtype) if statistics else None for _ in range(2))
     read, _held = _read(call)
     if 0 not in shape:
-        kernels.forward(read, _address(out), _address(maximum), _address(total), _threads(call))
+        kernels.forward(read, _array_ref(out), _address(maximum), _address(total), _threads(call))
     return out, maximum, total
 
 
@@ -253,11 +270,14 @@ class Plan(NamedTuple):
             if missing := 4 - len(shape):
                 shape, strides = (1,) * missing + shape, (0,) * missing + strides
             refs.append((address, shape, strides, unit, dtype, None))
-        like = (*query.shape[:-1], value.shape[-1])
-        out = np.empty(like, query.dtype) if unit == 1 else query.new_empty(like)
+        out = new_output(query, value.shape[-1])
+        shape, strides = out.shape, out.strides if unit == 1 else out.stride()
+        if missing := 4 - len(shape):
+            shape, strides = (1,) * missing + shape, (0,) * missing + strides
         B, Hq, Lq, D = refs[0][1]
         small = B * Hq * Lq * refs[1][1][2] * (D + 1) < FEW_PRODUCTS
-        kernels.forward_of(read, *refs, _address(out), 1 if small else get_num_threads())
+        refs.append((_address(out), shape, strides, unit, dtype, None))
+        kernels.forward_of(read, *refs, 1 if small else get_num_threads())
         return out
 
 

@@ -36,7 +36,7 @@ def _forward(*values: Any) -> tuple[Tensor, Tensor, Tensor]:
 @_forward.register_fake
 def _(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
     rows = query.new_empty(query.shape[:3], dtype=getattr(torch, accumulating_name(query)))
-    return query.new_empty((*query.shape[:3], value.shape[3])), rows, torch.empty_like(rows)
+    return kernel.new_output(query, value.shape[3]), rows, torch.empty_like(rows)
 
 
 @make_operator(
