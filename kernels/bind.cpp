@@ -224,16 +224,27 @@ void forward(const Call& call, const std::optional<ArrayRef>& out, uintptr_t max
   run({target.forward(f), target.merge(f)}, threads);
 }
 
-// The output of a call with these options and other arrays: every key is valid, and the queries are
-// the last of them.
+// The output of a call with the plain options of another. Where there are none of their own, every
+// key is valid, and the queries are the last of the valid ones. `ends` are those of the intervals:
+// an address, and whether all of the batch share them.
 void forward_of(const Call& options, const ArrayRef& query, const ArrayRef& key,
-                const ArrayRef& value, const ArrayRef& out, int threads) {
+                const ArrayRef& value, const ArrayRef& out, int threads,
+                const std::optional<ArrayRef>& mask, std::vector<int64_t> starts,
+                std::vector<int64_t> lengths,
+                const std::vector<std::tuple<uintptr_t, bool>>& ends) {
   Call call = options;
-  call.query = query, call.key = key, call.value = value;
+  call.query = query, call.key = key, call.value = value, call.mask = mask;
   const Shape &q = shape_of(query), &k = shape_of(key);
   call.group_rows = q[1] / k[1] * q[2];
-  call.lengths.assign(size_t(q[0]), k[2]);
-  call.starts.assign(size_t(q[0]), k[2] - q[2]);
+  if (lengths.empty()) lengths.assign(size_t(q[0]), k[2]);
+  if (starts.empty())
+    for (const int64_t length : lengths) starts.push_back(length - q[2]);
+  call.starts = std::move(starts), call.lengths = std::move(lengths);
+  call.interval_first = call.interval_last = 0;
+  if (!ends.empty()) {
+    std::tie(call.interval_first, call.shared_interval_first) = ends.at(0);
+    std::tie(call.interval_last, call.shared_interval_last) = ends.at(1);
+  }
   forward(call, out, 0, 0, threads);
 }
 
@@ -422,9 +433,10 @@ NB_MODULE(_kernels, m) {
         nb::arg("total"), nb::arg("threads"),
         "Computes the output and, where asked, the row statistics.");
   m.def("forward_of", &forward_of, nb::arg("options"), nb::arg("query"), nb::arg("key"),
-        nb::arg("value"), nb::arg("out"), nb::arg("threads"),
-        "Computes the output of a call with the options of another: every key is valid, and the "
-        "queries are the last of them.");
+        nb::arg("value"), nb::arg("out"), nb::arg("threads"), nb::arg("mask").none() = nb::none(),
+        nb::arg("starts") = std::vector<int64_t>(), nb::arg("lengths") = std::vector<int64_t>(),
+        nb::arg("ends") = std::vector<std::tuple<uintptr_t, bool>>(),
+        "Computes the output of a call with the plain options of another.");
   m.def("reduce", &reduce, nb::arg("call"), nb::arg("asked"), nb::arg("threads"),
         "Computes what is asked of the weights in one pass.");
   m.def("backward", &backward, nb::arg("call"), nb::arg("gradients"), nb::arg("threads"),

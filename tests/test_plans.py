@@ -142,10 +142,10 @@ def test_backends_and_options_with_arrays_are_chosen_anew(monkeypatch, planned):
     regard.attention(x, x, x)  # by the reference: the kernels are gone
     monkeypatch.undo()
     regard.attention(x, x, x, backend="reference")
-    mask = np.tril(np.ones((5, 5), bool))
+    bias = np.ones((5, 5), np.float32)
     for _ in range(2):
-        regard.attention(x, x, x, mask=mask), regard.attention(x, x, x, window=(1, 0))
-        regard.attention(x, x, x, dropout=0.5, seed=1)
+        regard.attention(x, x, x, bias=bias), regard.attention(x, x, x, segments=np.arange(5))
+        regard.attention(x, x, x, dropout=0.5, seed=1), regard.attention(x, x, x, sinks=bias[0, :2])
     assert not planned
 
 
@@ -184,6 +184,80 @@ def test_empty_calls_and_those_of_many_axes_have_no_plan_and_plans_are_few(plann
         assert len(plans._plans) <= plans.MOST
     regard.attention(x, x, x)
     assert planned == [(2, n)]
+
+
+def moving(n, Lq, Lk):
+    """Options that are arrays, for calls of two batch elements and four heads."""
+    rng = np.random.default_rng(n)
+    first = rng.integers(-3, Lk, (2, Lq))
+    return {
+        "mask": {"mask": rng.random((2, 1, Lq, Lk)) < 0.7},
+        "mask of keys": {"mask": rng.random((1, 4, 1, Lk)) < 0.7, "causal": True},
+        "intervals": {"intervals": (first, first[:1] + rng.integers(0, 9, (1, Lq)))},
+        "lengths": {"key_lengths": rng.integers(0, Lk + 1, 2), "causal": True},
+        "one length": {"key_lengths": int(rng.integers(0, Lk + 1))},
+        "places": {"query_start": rng.integers(-3, Lk, 2), "window": (5, None)},
+        "one place": {"query_start": int(rng.integers(-3, Lk)), "causal": True},
+        "all": {
+            "mask": rng.random((2, 4, Lq, Lk)) < 0.9,
+            "intervals": (first, first + 30),
+            "key_lengths": rng.integers(Lk // 2, Lk + 1, 1),
+            "query_start": rng.integers(0, Lk, 1),
+            "window": (40, 3),
+        },
+    }
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+@pytest.mark.parametrize("name", moving(0, 3, 4))
+def test_a_plan_takes_other_arrays_of_the_same_options(name, library, planned):
+    for n, (Lq, Lk) in enumerate([(3, 40), (1, 300), (70, 70), (1, 7), (140, 300)]):
+        arrays = [numbers(2, h, L, 8, seed=n + h) for h, L in ((4, Lq), (2, Lk), (2, Lk))]
+        options = moving(n, Lq, Lk)[name]
+        if library == "torch":
+            arrays, options = [torch.from_numpy(x) for x in arrays], to_torch(options)
+        found = regard.attention(*arrays, **options)
+        assert planned == ([] if n == 0 else [(2, 4, Lq, 8)])
+        planned.clear()
+        expected, _ = regard.attention(*arrays, **options, return_weights=True)
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_arrays_that_a_plan_cannot_read_are_read_in_full(planned):
+    q, k = numbers(2, 4, 3, 8), numbers(2, 2, 40, 8)
+    first = np.zeros((2, 3), np.int64)
+    good = {
+        "mask": np.ones((2, 1, 3, 40), bool),
+        "intervals": (first, first + 20),
+        "key_lengths": np.array([30, 40]),
+        "query_start": np.array([0, 9]),
+    }
+    for name, x in good.items():
+        regard.attention(q, k, k, **{name: x})
+    same = {
+        "mask": good["mask"][0, 0],
+        "intervals": (first[0], (first + 20).astype(np.int32)),
+        "key_lengths": np.array([30, 40], np.int32),
+        "query_start": [0, 9],
+    }
+    for name, x in same.items():
+        found = regard.attention(q, k, k, **{name: x})
+        assert not planned
+        np.testing.assert_array_equal(found, regard.attention(q, k, k, **{name: good[name]}))
+        planned.clear()
+    for error, message, options in [
+        (TypeError, "mask is float32; a mask is bool", {"mask": np.ones((2, 1, 3, 40), "f")}),
+        (regard.ShapeError, "cannot be broadcast", {"mask": np.ones((2, 1, 3, 41), bool)}),
+        (regard.ShapeError, "from 30 to 41; each must", {"key_lengths": np.array([30, 41])}),
+        (regard.ShapeError, "from -1 to -1; each must", {"key_lengths": -1}),
+        (ValueError, "between -2..53 and 2..53", {"query_start": np.array([0, 2**54])}),
+        (regard.ShapeError, "intervals has shape", {"intervals": (first[:, :2], first)}),
+        (TypeError, "a pair is needed", {"intervals": first}),
+        (ValueError, "must not be negative", {"window": (-1, 0)}),
+    ]:
+        with pytest.raises(error, match=message):
+            regard.attention(q, k, k, **options)
+    assert not planned
 
 
 @pytest.mark.parametrize("backend", ["kernel", "torch"])

@@ -7,6 +7,7 @@ import functools
 import importlib
 import math
 import sys
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -247,15 +248,27 @@ def forward(call: Call, statistics: bool = True) -> tuple[Any, Any, Any]:
     return out, maximum, total
 
 
+class Moving(NamedTuple):
+    """The options of a call that are arrays, as ``regard._operator.plans`` has checked them."""
+
+    mask: Any = None  # (B or 1, Hq or 1, Lq or 1, Lk or 1)
+    intervals: Any = None  # a pair of (B or 1, Lq), int64 and contiguous
+    query_start: Sequence[int] = ()  # B numbers, or none
+    key_lengths: Sequence[int] = ()  # likewise
+
+
+NOTHING = Moving()
+
+
 class Plan(NamedTuple):
-    """How to compute the output of calls that differ from a known one in lengths and strides."""
+    """How to compute calls that differ from a known one in lengths, strides and arrays alone."""
 
     read: Any  # the known call as the kernels read it
     dtype: str
     unit: int  # bytes of a stride's unit
     row_stride: int  # the last stride of arrays that are read where they are
 
-    def output(self, query: Any, key: Any, value: Any) -> Any:
+    def output(self, query: Any, key: Any, value: Any, moving: Moving = NOTHING) -> Any:
         """The output ``(..., Hq, Lq, Dv)``; None for arrays whose rows would be copied first."""
         assert kernels is not None
         read, dtype, unit, row_stride = self
@@ -277,7 +290,13 @@ class Plan(NamedTuple):
         B, Hq, Lq, D = refs[0][1]
         small = B * Hq * Lq * refs[1][1][2] * (D + 1) < FEW_PRODUCTS
         refs.append((_address(out), shape, strides, unit, dtype, None))
-        kernels.forward_of(read, *refs, 1 if small else get_num_threads())
+        threads = 1 if small else get_num_threads()
+        if moving is NOTHING:
+            kernels.forward_of(read, *refs, threads)
+            return out
+        mask, intervals, starts, lengths = moving
+        ends = [(_address(x), len(x) == 1) for x in intervals or ()]
+        kernels.forward_of(read, *refs, threads, _array_ref(mask), starts, lengths, ends)
         return out
 
 

@@ -140,9 +140,9 @@ def attention(
         sinks=sinks, scale=scale, softcap=softcap, dropout=dropout,
         seed=seed,
     )  # fmt: skip
-    known = None if return_weights else plans.key_of(query, key, value, options, backend)
+    known = None if return_weights else plans.known(query, key, value, options, backend)
     output: ArrayT
-    if (plan := plans.find(known)) and (output := plan.output(query, key, value)) is not None:
+    if (output := plans.output(known, query, key, value)) is not None:
         return output
     if value is None:
         raise TypeError(

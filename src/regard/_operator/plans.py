@@ -1,19 +1,22 @@
-"""A cache of plans: calls that differ from a known one in lengths and strides alone.
+"""A cache of plans: calls that differ from a known one in lengths, strides and arrays alone.
 
-Checking arguments takes longer than computing a few tokens. Where no option is an array, what is
-checked depends on types, dtypes, heads and plain numbers, so a plan is cached by these.
+Checking arguments takes longer than computing a few tokens. A plan is cached by types, dtypes,
+heads, plain numbers and the names of the options that are arrays; what is left is checked here.
 """
 
 from __future__ import annotations
 
 import sys
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from regard import _backends
-from regard._backends.kernel import Plan, plan_of
+from regard._backends.kernel import NOTHING, Moving, Plan, plan_of
+from regard._base.arrays import dtype_name
 from regard._call.call import Call
+from regard._call.checks import LARGEST_POSITION
 from regard._call.options import OPTIONS
 
 MOST = 256  # plans; then the cache is cleared
@@ -23,20 +26,24 @@ _PLAIN = {option.name: _TYPES[option.kind] for option in OPTIONS if option.kind 
 _plans: dict[tuple[Any, ...], Plan | None] = {}  # None: there can be no plan
 
 
-def key_of(
-    query: Any, key: Any, value: Any, options: dict[str, Any], backend: str
-) -> tuple[Any, ...] | None:
-    """The cache key of a call, which decides its plan; None where the call can have none."""
+class Known(NamedTuple):
+    """What finds the plan of a call, and the arrays among its options."""
+
+    key: tuple[Any, ...]
+    moving: Moving
+
+
+def known(query: Any, key: Any, value: Any, options: dict[str, Any], backend: str) -> Known | None:
+    """What decides the plan of a call; None where the call can have none."""
     if type(backend) is not str:
         return None
-    for name, x in options.items():
-        if type(x) is not _PLAIN.get(name):
-            return None
     if type(query) is type(key) is type(value) is np.ndarray:
-        pass
-    elif not (torch := sys.modules.get("regard._base.torch_state")) or not torch.is_plain(
+        is_plain = _is_array
+    elif (torch := sys.modules.get("regard._base.torch_state")) and torch.is_plain(
         query, key, value
     ):
+        is_plain = torch.is_plain
+    else:
         return None
     axes = query.ndim
     if not 2 <= axes <= 4 or axes != key.ndim or axes != value.ndim:
@@ -46,22 +53,99 @@ def key_of(
     *value_heads, values, Dv = value.shape
     if values != Lk or not (0 < Lq and 0 < Lk < 2**31):
         return None
+    parts: list[Any] = []
+    moving: dict[str, Any] = {}
+    for name, x in options.items():
+        if type(x) is _PLAIN.get(name) or (name == "window" and _is_window(x)):
+            parts.append((name, x))
+        elif axes == 4 and (read := _READ.get(name)):
+            found = read(x, is_plain, (*heads, Lq, Lk))
+            if found is None:
+                return None
+            moving[name] = found
+        else:
+            return None
     dtypes, sizes = (query.dtype, key.dtype, value.dtype), (axes, D, key_size, Dv)
-    return (
-        _backends.BACKENDS, backend, *options.items(), dtypes, sizes,
+    cached = (
+        _backends.BACKENDS, backend, *parts, *moving, dtypes, sizes,
         *heads, *key_heads, *value_heads,
     )  # fmt: skip
+    return Known(cached, Moving(**moving) if moving else NOTHING)
 
 
-def find(key: tuple[Any, ...] | None) -> Plan | None:
-    """The cached plan of a call."""
-    return None if key is None else _plans.get(key)
+def _is_array(*arrays: object) -> bool:
+    return all(type(x) is np.ndarray for x in arrays)
 
 
-def keep(key: tuple[Any, ...] | None, backend: _backends.Backend, call: Call, query: Any) -> None:
+def _is_window(x: Any) -> bool:
+    return (
+        type(x) is tuple
+        and len(x) == 2
+        and all(side is None or (type(side) is int and 0 <= side < LARGEST_POSITION) for side in x)
+    )
+
+
+# Of an option, what tells plain arrays, and (B, Hq, Lq, Lk): the option where it is read as it is.
+Sizes = tuple[int, int, int, int]
+Plain = Callable[..., bool]
+
+
+def _mask(x: Any, is_plain: Plain, sizes: Sizes) -> Any:
+    if not is_plain(x) or dtype_name(x) != "bool" or x.ndim != 4:
+        return None
+    return x if all(n in (1, m) for n, m in zip(x.shape, sizes)) else None
+
+
+def _intervals(x: Any, is_plain: Plain, sizes: Sizes) -> Any:
+    if type(x) is not tuple or len(x) != 2 or not is_plain(*x):
+        return None
+    B, _, Lq, _ = sizes
+    for end in x:
+        fits = end.ndim == 2 and end.shape[1] == Lq and end.shape[0] in (1, B)
+        if not fits or dtype_name(end) != "int64" or not _is_contiguous(end):
+            return None
+    return x
+
+
+def _is_contiguous(x: Any) -> bool:
+    return bool(x.flags.c_contiguous if isinstance(x, np.ndarray) else x.is_contiguous())
+
+
+def _places(x: Any, is_plain: Plain, sizes: Sizes) -> list[int] | None:
+    B = sizes[0]
+    if type(x) is int:
+        found = [x] * B
+    elif is_plain(x) and dtype_name(x) == "int64" and x.ndim == 1 and x.shape[0] in (1, B):
+        found = x.tolist() * (B if x.shape[0] == 1 else 1)
+    else:
+        return None
+    return found if all(-LARGEST_POSITION <= n <= LARGEST_POSITION for n in found) else None
+
+
+def _lengths(x: Any, is_plain: Plain, sizes: Sizes) -> list[int] | None:
+    found = _places(x, is_plain, sizes)
+    return found if found and all(0 <= n <= sizes[3] for n in found) else None
+
+
+_READ: dict[str, Callable[[Any, Plain, Any], Any]] = {
+    "mask": _mask,
+    "intervals": _intervals,
+    "query_start": _places,
+    "key_lengths": _lengths,
+}
+
+
+def output(found: Known | None, query: Any, key: Any, value: Any) -> Any:
+    """The output of a call that has a plan; None where it has none."""
+    if found is None or not (plan := _plans.get(found.key)):
+        return None
+    return plan.output(query, key, value, found.moving)
+
+
+def keep(found: Known | None, backend: _backends.Backend, call: Call, query: Any) -> None:
     """Makes the plan of calls like one that a backend has served."""
-    if key is None or key in _plans:
+    if found is None or found.key in _plans:
         return
     if len(_plans) >= MOST:
         _plans.clear()
-    _plans[key] = plan_of(call, query) if backend.name == "kernel" else None
+    _plans[found.key] = plan_of(call, query) if backend.name == "kernel" else None
