@@ -224,14 +224,14 @@ void forward(const Call& call, const std::optional<ArrayRef>& out, uintptr_t max
   run({target.forward(f), target.merge(f)}, threads);
 }
 
-// The output of a call with the plain options of another. Where there are none of their own, every
-// key is valid, and the queries are the last of the valid ones. `ends` are those of the intervals:
-// an address, and whether all of the batch share them.
-void forward_of(const Call& options, const ArrayRef& query, const ArrayRef& key,
-                const ArrayRef& value, const ArrayRef& out, int threads,
-                const std::optional<ArrayRef>& mask, std::vector<int64_t> starts,
-                std::vector<int64_t> lengths,
-                const std::vector<std::tuple<uintptr_t, bool>>& ends) {
+// The output of a call with the plain options of another. Where none are given, every key is valid,
+// and the queries are the last of the valid ones. `ends` are those of the intervals: an address,
+// and whether all of the batch share them.
+void forward_with(const Call& options, const ArrayRef& query, const ArrayRef& key,
+                  const ArrayRef& value, const ArrayRef& out, int threads,
+                  const std::optional<ArrayRef>& mask, std::vector<int64_t> starts,
+                  std::vector<int64_t> lengths,
+                  const std::vector<std::tuple<uintptr_t, bool>>& ends) {
   Call call = options;
   call.query = query, call.key = key, call.value = value, call.mask = mask;
   const Shape &q = shape_of(query), &k = shape_of(key);
@@ -246,6 +246,11 @@ void forward_of(const Call& options, const ArrayRef& query, const ArrayRef& key,
     std::tie(call.interval_last, call.shared_interval_last) = ends.at(1);
   }
   forward(call, out, 0, 0, threads);
+}
+
+void forward_of(const Call& options, const ArrayRef& query, const ArrayRef& key,
+                const ArrayRef& value, const ArrayRef& out, int threads) {
+  forward_with(options, query, key, value, out, threads, {}, {}, {}, {});
 }
 
 // The arrays of a gradient: the addresses of those that have no strides, or 0.
@@ -433,10 +438,12 @@ NB_MODULE(_kernels, m) {
         nb::arg("total"), nb::arg("threads"),
         "Computes the output and, where asked, the row statistics.");
   m.def("forward_of", &forward_of, nb::arg("options"), nb::arg("query"), nb::arg("key"),
-        nb::arg("value"), nb::arg("out"), nb::arg("threads"), nb::arg("mask").none() = nb::none(),
-        nb::arg("starts") = std::vector<int64_t>(), nb::arg("lengths") = std::vector<int64_t>(),
-        nb::arg("ends") = std::vector<std::tuple<uintptr_t, bool>>(),
+        nb::arg("value"), nb::arg("out"), nb::arg("threads"),
         "Computes the output of a call with the plain options of another.");
+  m.def("forward_with", &forward_with, nb::arg("options"), nb::arg("query"), nb::arg("key"),
+        nb::arg("value"), nb::arg("out"), nb::arg("threads"), nb::arg("mask").none(),
+        nb::arg("starts"), nb::arg("lengths"), nb::arg("ends"),
+        "The same with a mask, positions, lengths and intervals; empty where there are none.");
   m.def("reduce", &reduce, nb::arg("call"), nb::arg("asked"), nb::arg("threads"),
         "Computes what is asked of the weights in one pass.");
   m.def("backward", &backward, nb::arg("call"), nb::arg("gradients"), nb::arg("threads"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import functools
 import importlib
 import math
 import sys
@@ -212,14 +211,13 @@ def new_output(query: Any, Dv: Any) -> Any:
     Models make ``(B, L, H, D)`` and exchange the axes: what they get back they merge without a
     copy.
     """
-    if isinstance(query, np.ndarray):
-        strides, new = query.strides, functools.partial(np.empty, dtype=query.dtype)
-    else:
-        strides, new = query.stride(), query.new_empty
-    *rest, L, _ = query.shape
-    if rest and 0 < strides[-3] < strides[-2]:
-        return new((*rest[:-1], L, rest[-1], Dv)).swapaxes(-3, -2)
-    return new((*rest, L, Dv))
+    *heads, L, _ = query.shape
+    numpy = isinstance(query, np.ndarray)
+    strides = query.strides if numpy else query.stride()
+    inside = len(strides) > 2 and 0 < strides[-3] < strides[-2]
+    shape = (*heads[:-1], L, heads[-1], Dv) if inside else (*heads, L, Dv)
+    out = np.empty(shape, query.dtype) if numpy else query.new_empty(shape)
+    return out.swapaxes(-3, -2) if inside else out
 
 
 def _address(x: Any) -> int:
@@ -274,29 +272,30 @@ class Plan(NamedTuple):
         read, dtype, unit, row_stride = self
         refs = []
         for x in (query, key, value):
+            shape = x.shape
             if unit == 1:
-                address, shape, strides = x.__array_interface__["data"][0], x.shape, x.strides
+                address, strides = x.__array_interface__["data"][0], x.strides
             else:
-                address, shape, strides = x.data_ptr(), x.shape, x.stride()
+                address, strides = x.data_ptr(), x.stride()
             if strides[-1] != row_stride and shape[-1] != 1:
                 return None
             if missing := 4 - len(shape):
                 shape, strides = (1,) * missing + shape, (0,) * missing + strides
             refs.append((address, shape, strides, unit, dtype, None))
         out = new_output(query, value.shape[-1])
+        (_, (B, Hq, Lq, D), _, _, _, _), (_, (_, _, Lk, _), _, _, _, _), _ = refs
         shape, strides = out.shape, out.strides if unit == 1 else out.stride()
         if missing := 4 - len(shape):
             shape, strides = (1,) * missing + shape, (0,) * missing + strides
-        B, Hq, Lq, D = refs[0][1]
-        small = B * Hq * Lq * refs[1][1][2] * (D + 1) < FEW_PRODUCTS
-        refs.append((_address(out), shape, strides, unit, dtype, None))
-        threads = 1 if small else get_num_threads()
+        address = out.__array_interface__["data"][0] if unit == 1 else out.data_ptr()
+        refs.append((address, shape, strides, unit, dtype, None))
+        threads = 1 if B * Hq * Lq * Lk * (D + 1) < FEW_PRODUCTS else get_num_threads()
         if moving is NOTHING:
             kernels.forward_of(read, *refs, threads)
             return out
         mask, intervals, starts, lengths = moving
         ends = [(_address(x), len(x) == 1) for x in intervals or ()]
-        kernels.forward_of(read, *refs, threads, _array_ref(mask), starts, lengths, ends)
+        kernels.forward_with(read, *refs, threads, _array_ref(mask), starts, lengths, ends)
         return out
 
 
