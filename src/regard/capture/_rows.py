@@ -61,12 +61,11 @@ class Step(NamedTuple):
     offset: int  # of its first key among the keys of all calls
 
 
-def joined(steps: Sequence[Step], kept: np.ndarray, heads: int) -> dict[str, Any]:
+def joined(steps: Sequence[Step], kept: np.ndarray) -> dict[str, Any]:
     """The options of a ``Layer`` that show what the kept queries see of the kept keys.
 
     Args:
         kept: bool, one for each key of all calls.
-        heads: query heads, for masks of their own.
     """
     place = np.concatenate(([0], np.cumsum(kept)))
     count = int(place[-1])

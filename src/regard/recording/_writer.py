@@ -122,6 +122,25 @@ class Writer:
         target.write(file._bytes(array))
         self._written.append(_Written(group, name, kind, beside))
 
+    def rename(self, names: Mapping[str, str]) -> None:
+        """Gives groups other names, before ``finish``: names that are known only at the end.
+
+        Args:
+            names: the new name of each group.
+
+        Raises:
+            RuntimeError: as ``add``.
+            ValueError: the groups are not those of the layers, or two get one name.
+        """
+        self._require_open()
+        if names.keys() != self._layers.keys() or len({*names.values()}) < len(names):
+            raise ValueError(
+                f"Writer: names is {dict(names)}, and the groups are {list(self._layers)}; each"
+                " needs a name of its own."
+            )
+        self._layers = {names[group]: layers for group, layers in self._layers.items()}
+        self._written = [one._replace(group=names[one.group]) for one in self._written]
+
     def finish(self, groups: Mapping[str, Mapping[str, Any]], *, model: str = "") -> None:
         """Writes the header, after the last layer.
 
