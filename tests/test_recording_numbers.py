@@ -70,9 +70,8 @@ def test_a_number_that_was_not_recorded_is_an_index_error_that_lists_the_others(
     for ask in (
         lambda: recording.weights[0],
         lambda: recording.steps(0, 3),
-        lambda: recording.picture(0, 3, 0),
     ):
-        with pytest.raises(IndexError, match="layer 0 was not recorded; there are 5, 9|no picture"):
+        with pytest.raises(IndexError, match="layer 0 was not recorded; there are 5, 9"):
             ask()
     with pytest.raises(IndexError, match="head 0 was not recorded; there are 3, 7"):
         recording.steps(5, 0)
@@ -89,7 +88,13 @@ def test_weights_of_chosen_heads_never_give_another_head():
     assert weights.head_numbers == (3, 7)
     assert weights.shape == (2, 4, 4)
     assert repr(weights).startswith("AttentionWeights(2, 4, 4) float32 of heads 3, 7, computed")
-    for every in (weights[:], weights[...], weights[:, :], np.asarray(weights), np.stack([*weights])):
+    for every in (
+        weights[:],
+        weights[...],
+        weights[:, :],
+        np.asarray(weights),
+        np.stack([*weights]),
+    ):
         np.testing.assert_array_equal(every, five)
     np.testing.assert_array_equal(weights[7], five[1])
     np.testing.assert_array_equal(weights[..., 2], five[..., 2])
@@ -109,7 +114,7 @@ def test_weights_of_chosen_heads_never_give_another_head():
         lambda: weights.head(7).layer().head(3),
         lambda: weights.plot(0),
     ):
-        with pytest.raises(IndexError, match="head [013] was not recorded; there are"):
+        with pytest.raises(IndexError, match=r"head [013] was not recorded; there are"):
             ask()
     for part in (slice(0, 2), slice(3, None), slice(None, None, -1), slice(7, 8)):
         with pytest.raises(IndexError, match=r"slice of the heads 3, 7 .* weights\[3\]"):

@@ -88,12 +88,12 @@ def basic_index(
     else:
         picks = [*given, *missing]
     for axis, (pick, n) in enumerate(zip(picks, shape)):
-        is_numbered = axis == heads and numbers is not None
+        own = numbers if axis == heads else None
         if isinstance(pick, slice):
-            if is_numbered and pick != slice(None):
+            if own is not None and pick != slice(None):
                 raise IndexError(
-                    f"weights: a slice of the heads {listed(numbers)} would count them anew. Write"
-                    f" : for all of them, or the number of one, as in weights[{numbers[0]}]."
+                    f"weights: a slice of the heads {listed(own)} would count them anew. Write : for"
+                    f" all of them, or the number of one, as in weights[{own[0]}]."
                 )
             continue
         if isinstance(pick, bool) or not isinstance(pick, (int, np.integer)):
@@ -101,8 +101,8 @@ def basic_index(
                 f"weights: index {axis} is a {type(pick).__name__}; ints, slices and ... are "
                 "understood. Take a block first, and choose from it."
             )
-        if is_numbered:
-            picks[axis] = place_of("weights: head", pick, numbers)
+        if own is not None:
+            picks[axis] = place_of("weights: head", pick, own)
         elif not -n <= pick < n:
             raise IndexError(f"weights: index {pick} is out of range for axis {axis} of size {n}.")
     return picks

@@ -248,7 +248,9 @@ def read(path: Path, mapped: bool = True) -> Recording:
         arrays = {name: _array(data, start, *span) for name, span in spans.items()}
         recording = _recording(metadata, arrays)
     except (TypeError, ValueError, OverflowError) as error:
-        raise RecordingError(f"{path} is a damaged recording: {error}") from error
+        text = str(error)
+        text = text if len(text) <= 500 else f"{text[:497]}..."
+        raise RecordingError(f"{path} is a damaged recording: {text}") from error
     if mapped:
         for group in recording.groups.values():
             group._file = MappedFile(data, path)
@@ -417,25 +419,33 @@ def _bfloat16(bits: Any) -> Any:
 def _recording(metadata: Mapping[str, str], arrays: dict[str, Any]) -> Recording:
     first = {name: _json(name, metadata[name]) for name in FACTS if name in metadata}
     found = _typed("others", _json("others", metadata.get("others", "[]")), list)
-    others: dict[str, Recording] = {}
+    given = [_group(first, arrays, 0)]
     for place, facts in enumerate(found, 1):
-        try:
-            group = _group(_typed("it", facts, dict), arrays, place)
-        except (TypeError, ValueError, OverflowError) as error:
-            raise ValueError(f"others[{place - 1}]: {error}") from error
+        with _in_other(place):
+            given.append(_group(_typed("it", facts, dict), arrays, place))
+    if arrays:
+        raise ValueError(f"tensor {_quoted(min(arrays))} belongs to no layer.")
+    others: dict[str, Recording] = {}
+    for place, facts in enumerate(given[1:], 1):
+        with _in_other(place):
+            group = Recording(**facts)
         if group.group in others:
             raise ValueError(f"there are two groups {_quoted(group.group)}.")
         others[group.group] = group
-    recording = _group(first, arrays, 0, others)
-    if arrays:
-        raise ValueError(f"tensor {_quoted(min(arrays))} belongs to no layer.")
-    return recording
+    return Recording(**given[0], others=others)
 
 
-def _group(
-    facts: dict[str, Any], arrays: dict[str, Any], place: int, others: Any = None
-) -> Recording:
-    """One group of layers; their arrays are taken out of ``arrays``."""
+@contextlib.contextmanager
+def _in_other(place: int) -> Iterator[None]:
+    """Says in which group a fault is."""
+    try:
+        yield
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"others[{place - 1}]: {error}") from error
+
+
+def _group(facts: dict[str, Any], arrays: dict[str, Any], place: int) -> dict[str, Any]:
+    """What a group is made of; the arrays of its layers are taken out of ``arrays``."""
     for name in NEEDED:
         if name not in facts:
             raise ValueError(f"it has no {name}.")
@@ -449,7 +459,7 @@ def _group(
         for own, value in zip(told, values):
             own |= {} if value is None else {argument: value}
     layers = [_layer(n, *own, arrays, prefix(place)) for n, own in enumerate(zip(options, told))]
-    return Recording(layers=layers, others=others, **{"query_tokens": given["tokens"]} | given)
+    return {"query_tokens": given["tokens"], **given, "layers": layers}
 
 
 def _layer(

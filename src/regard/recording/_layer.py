@@ -141,13 +141,14 @@ class Layer(Generic[ArrayT]):
 
     def _outline(self) -> Layer[Any]:
         """Its shapes, numbers and options without arrays: what the header of a file is made of."""
-        outline = copy.copy(self)
+        outline: Any = copy.copy(self)
         outline.query, outline.key = (
             np.broadcast_to(np.float32(0), shape_of(x)) for x in (self.query, self.key)
         )
         outline.value = None
         outline.options = {name: x for name, x in self.options.items() if name in RECORDED_NUMBERS}
-        return outline
+        found: Layer[Any] = outline
+        return found
 
     def __repr__(self) -> str:
         parts = [f"query {shape_of(self.query)}", f"key {shape_of(self.key)}"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
@@ -424,7 +425,7 @@ def _checked_grids(grids: Any, count: int) -> tuple[Grid, ...]:
         raise TypeError(f"recording: grids is {type(grids).__name__}; a list of Grid is needed.")
     found = tuple(_checked_grid(n, grid, count) for n, grid in enumerate(grids))
     ordered = sorted(found)
-    for before, after in zip(ordered, ordered[1:]):
+    for before, after in pairwise(ordered):
         if after.start < before.stop:
             raise ValueError(
                 f"recording: {before} ends before token {before.stop}, and {after} begins at"
@@ -520,7 +521,8 @@ def _checked_query_tokens(
         if shape_of(layer.query)[1] != count:
             raise ShapeError(
                 f"recording: layer {number} has {shape_of(layer.query)[1]} queries and layer"
-                f" {first} has {count}; make one recording for each, which others= takes as groups of one."
+                f" {first} has {count}; make one recording for each, which can be groups of one:"
+                " others={name: recording}."
             )
     if query_tokens is not None:
         named = _checked_tokens("query_tokens", query_tokens)
