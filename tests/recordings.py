@@ -41,8 +41,11 @@ def assert_same(found, expected):
     assert found.query_tokens == expected.query_tokens
     assert found.model == expected.model
     assert found.boundary == expected.boundary
+    assert found.grids == expected.grids
+    assert found.groups.keys() == expected.groups.keys()
     assert len(found.layers) == len(expected.layers)
     for a, b in zip(found.layers, expected.layers):
+        assert (a.name, a.number, a.head_numbers) == (b.name, b.number, b.head_numbers)
         assert a.options.keys() == b.options.keys()
         for name in a.options:
             np.testing.assert_equal(a.options[name], b.options[name])

@@ -140,7 +140,7 @@ def _beside(path: str | Path) -> Iterator[BinaryIO]:
     # Short, since a name of 255 bytes leaves no room for another character.
     temporary = place.with_name(f".regard-{secrets.token_hex(8)}.tmp")
     try:
-        with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+        with open(temporary, "x+b", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             if old is not None:
                 _pass_on(old, temporary)
             yield file

@@ -23,7 +23,7 @@ from regard._base.types import (
 )
 from regard._call.checks import given, read_call
 from regard._call.options import Options
-from regard._operator import plans
+from regard._operator import plans, watching
 from regard._weights.attention_weights import AttentionWeights
 
 
@@ -140,6 +140,8 @@ def attention(
         sinks=sinks, scale=scale, softcap=softcap, dropout=dropout,
         seed=seed,
     )  # fmt: skip
+    if watching.watcher is not None:
+        watching.watcher(query, key, value, options)
     known = None if return_weights else plans.known(query, key, value, options, backend)
     output: ArrayT
     if (output := plans.output(known, query, key, value)) is not None:
@@ -197,6 +199,25 @@ def scaled_dot_product_attention(
 
     Source: torch.nn.functional, 2.13.
     """
+    q, k, v, options = torch_call(
+        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+    )
+    output: ArrayT = attention(q, k, v, **options)
+    return output
+
+
+def torch_call(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> tuple[Any, Any, Any, dict[str, Any]]:
+    """Query, key, value and options of ``attention`` for a call of torch's operator."""
     if attn_mask is not None and is_causal:
         raise RuntimeError(
             "scaled_dot_product_attention: attn_mask and is_causal=True were both given; torch "
@@ -207,7 +228,7 @@ def scaled_dot_product_attention(
         k, v = (_repeat_heads(x, q.shape[-3]) for x in (k, v))
     if dropout_p == 1.0:  # every weight is dropped
         v, dropout_p = 0.0 * v, 0.0
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = {"dropout": dropout_p, "scale": scale}
     if attn_mask is not None:
         options["mask" if dtype_name(attn_mask) == "bool" else "bias"] = attn_mask
     if is_causal:
@@ -215,8 +236,7 @@ def scaled_dot_product_attention(
         square = q.shape[-2] == k.shape[-2]
         if not is_tensor(square) and square:  # traced lengths are tensors, and may differ later
             del options["query_start"]  # the default, which backends need not check
-    output: ArrayT = attention(q, k, v, dropout=dropout_p, scale=scale, **options)
-    return output
+    return q, k, v, options
 
 
 def _repeat_heads(x: Any, heads: int) -> Any:

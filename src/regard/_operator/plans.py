@@ -37,14 +37,17 @@ def known(query: Any, key: Any, value: Any, options: dict[str, Any], backend: st
     """What decides the plan of a call; None where the call can have none."""
     if type(backend) is not str:
         return None
+    is_plain: Plain
     if type(query) is type(key) is type(value) is np.ndarray:
         is_plain = _is_array
-    elif (torch := sys.modules.get("regard._base.torch_state")) and torch.is_plain(
-        query, key, value
-    ):
-        is_plain = torch.is_plain
-    else:
+    elif "torch" not in sys.modules:
         return None
+    else:
+        # Imported here and not looked for: a first call that is compiled must not see it come.
+        from regard._base.torch_state import is_plain
+
+        if not is_plain(query, key, value):
+            return None
     axes = query.ndim
     if not 2 <= axes <= 4 or axes != key.ndim or axes != value.ndim:
         return None

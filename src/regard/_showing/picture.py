@@ -66,6 +66,8 @@ def weights_html(weights: "AttentionWeights", pictures: int = 8) -> str:
     shown = []
     for i in range(min(heads, pictures) if weights.size else 0):
         index = tuple(int(n) for n in np.unravel_index(i, weights.shape[:-2]))
+        if index and weights._call.heads:
+            index = (*index[:-1], weights.head_numbers[index[-1]])
         label = "weights" + (str(list(index)) if index else "")
         shown.append(_figure(weights.matrix(*index), label, 128))
     return _html(repr(weights), shown, heads)
@@ -73,7 +75,8 @@ def weights_html(weights: "AttentionWeights", pictures: int = 8) -> str:
 
 def recording_html(recording: "Recording", pictures: int = 24) -> str:
     """The same of a recording: the heads of its first layers."""
-    heads = [(n, h) for n, layer in enumerate(recording.layers) for h in range(layer.heads)]
+    numbered = zip(recording.layer_numbers, recording.layers)
+    heads = [(number, h) for number, layer in numbered for h in layer.head_numbers]
     shown = [
         _figure(recording.weights[layer].head(head), f"L{layer}H{head}", 96)
         for layer, head in heads[:pictures]

@@ -29,7 +29,15 @@ from regard._base.types import (
 )
 from regard._call.call import Call
 from regard._call.checks import read_call
-from regard._weights.parts import basic_index, element, part_of, spaced, span
+from regard._weights.parts import (
+    basic_index,
+    counts_from_0,
+    element,
+    listed,
+    part_of,
+    spaced,
+    span,
+)
 from regard._weights.reductions import (
     Links,
     PerQuery,
@@ -98,6 +106,7 @@ class AttentionWeights(Generic[ArrayT]):
     """
 
     __array_priority__ = 100
+    _numbers: tuple[int, ...] | None = None  # of the query heads, where they are not 0, 1, 2, ...
 
     def __init__(
         self,
@@ -153,7 +162,13 @@ class AttentionWeights(Generic[ArrayT]):
         part = AttentionWeights.__new__(AttentionWeights)
         part._call, part._place, part._lse = call, place, None
         part._statistics, part._versions = self._statistics, self._versions
+        part._numbers = self._numbers
         return part
+
+    def _numbered(self, numbers: tuple[int, ...]) -> AttentionWeights[ArrayT]:
+        """These weights, with the numbers that their heads have in a model."""
+        self._numbers = None if counts_from_0(numbers) else numbers
+        return self
 
     def copy(self) -> AttentionWeights[ArrayT]:
         """The same weights with arrays of their own, which nobody else writes into.
@@ -186,6 +201,15 @@ class AttentionWeights(Generic[ArrayT]):
         """``(..., Hq, Lq, Lk)``, with the leading axes of the query."""
         _, Hq, _, Lq, Lk = self._call.sizes
         return (*self._call.leading, *((Hq,) if self._call.heads else ()), Lq, Lk)
+
+    @property
+    def head_numbers(self) -> tuple[int, ...]:
+        """``Hq`` numbers by which heads are asked for; the order of the axis of heads.
+
+        0, 1, 2, ... but for the weights of a recording of chosen heads. These are found under their
+        numbers in the model: ``weights[7]`` and ``weights.head(7)`` are head 7.
+        """
+        return tuple(range(self._call.sizes[1])) if self._numbers is None else self._numbers
 
     @property
     def ndim(self) -> int:
@@ -423,14 +447,15 @@ class AttentionWeights(Generic[ArrayT]):
         return WeightsSummary(*every)
 
     def __getitem__(self, index: Pick | tuple[Pick, ...]) -> ArrayT:
-        """Any basic index: ints, slices and ``...``.
+        """Any basic index: ints, slices and ``...``; a head by its number in ``head_numbers``.
 
         Raises:
-            IndexError: out of range, or not a basic index.
+            IndexError: out of range, or not a basic index; no head of that number, or a slice of
+                heads that do not count from 0.
             MaterializeError: the part is above the limit.
         """
         self._require_now()
-        xp, picks = arrays_of(self._call.query), basic_index(index, self.shape)
+        xp, picks = arrays_of(self._call.query), self._picks(index)
         call, lead = self._call, len(self._call.leading)
         B, Hq, _, Lq, Lk = call.sizes
         batch = np.arange(B).reshape(call.leading)[tuple(picks[:lead])]
@@ -453,6 +478,11 @@ class AttentionWeights(Generic[ArrayT]):
                     self._fill(out[i, j], b, h, rows, columns.reshape(-1))
         found: ArrayT = out.reshape(shape) if shape or self._call.is_torch else out.reshape(())[()]
         return found
+
+    def _picks(self, index: Any) -> list[Any]:
+        """One int or slice for each axis; heads by place."""
+        heads = len(self._call.leading) if self._call.heads else -1
+        return basic_index(index, self.shape, heads, self._numbers)
 
     def _fill(self, out: Any, b: int, h: int, rows: np.ndarray, columns: np.ndarray) -> None:
         """Writes the chosen rows, evenly spaced ones, and columns of one head."""
@@ -484,11 +514,13 @@ class AttentionWeights(Generic[ArrayT]):
         return self.shape[0]
 
     def __iter__(self) -> Iterator[ArrayT]:
-        return (self[i] for i in range(len(self)))
+        is_by_head = self._call.heads and not self._call.leading
+        return (self[i] for i in (self.head_numbers if is_by_head else range(len(self))))
 
     def __repr__(self) -> str:
+        heads = "" if self._numbers is None else f" of heads {listed(self._numbers)}"
         return (
-            f"AttentionWeights{self.shape} {self._dtype_name}, computed when asked for; "
+            f"AttentionWeights{self.shape} {self._dtype_name}{heads}, computed when asked for; "
             f"whole: {bytes_text(self.nbytes)}"
         )
 
@@ -558,7 +590,7 @@ class AttentionWeights(Generic[ArrayT]):
         """The weights of one query head: ``(..., Lq, Lk)``, computed when asked.
 
         Args:
-            h: which; negative counts from the last.
+            h: which, of ``head_numbers``; negative counts from the last.
 
         Raises:
             IndexError: no such head, or no axis of heads.
@@ -566,17 +598,22 @@ class AttentionWeights(Generic[ArrayT]):
         Hq = self._call.sizes[1]
         if not self._call.heads:
             raise IndexError(f"weights: {self.shape} has no axis of heads before (Lq, Lk).")
-        h = range(Hq)[basic_index(h, (Hq,))[0]]
+        h = range(Hq)[basic_index(h, (Hq,), 0, self._numbers)[0]]
         place = self._place._replace(h=self._place.h[h : h + 1])
-        return self._part(self._call.head(h), place)
+        return self._of_head(h, self._part(self._call.head(h), place))
 
     def matrix(self, *index: int) -> AttentionWeights[ArrayT]:
         """One ``(Lq, Lk)`` of several: one int for each axis before, by default the first.
+
+        A head is one of ``head_numbers``.
 
         Raises:
             IndexError: no such matrix.
         """
         axes = self.shape[:-2]
+        if self._numbers is not None and len(index) == len(axes) > 0:
+            *before, h = index
+            index = (*before, basic_index(h, axes[-1:], 0, self._numbers)[0])
         return self._head(*divmod(element(index, axes, "(Lq, Lk)"), self._call.sizes[1]))
 
     def layer(self, *index: int) -> Layer[ArrayT]:
@@ -602,12 +639,19 @@ class AttentionWeights(Generic[ArrayT]):
         place = self._place._replace(b=self._place.b[b : b + 1])
         one = call.of_heads(range(b, b + 1), range(call.sizes[1]))
         one = self._part(one, place).copy()._call
-        return Layer(one.query[0], one.key[0], None, **one.options_of(0))
+        found = one.query[0], one.key[0], None
+        return Layer(*found, head_numbers=self._numbers, **one.options_of(0))
 
     def _head(self, b: int, h: int) -> AttentionWeights[ArrayT]:
         """The matrix of query head h of batch element b."""
         place = self._place._replace(b=self._place.b[b : b + 1], h=self._place.h[h : h + 1])
-        return self._part(self._call.matrix(b, h), place)
+        return self._of_head(h, self._part(self._call.matrix(b, h), place))
+
+    def _of_head(self, h: int, part: AttentionWeights[ArrayT]) -> AttentionWeights[ArrayT]:
+        """A part that is head h alone, with its number."""
+        if self._numbers is not None:
+            part._numbers = self._numbers[h : h + 1]
+        return part
 
 
 def _detached(call: Call) -> Call:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import math
+import operator
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+
+MOST_LISTED = 16  # numbers in a message
 
 
 def span(x: np.ndarray, step: int = 1) -> slice:
@@ -29,8 +33,50 @@ def part_of(name: str, part: slice | None, n: int) -> slice:
     return slice(start, max(start, stop), step)
 
 
-def basic_index(index: Any, shape: tuple[int, ...]) -> list[Any]:
-    """One int or slice for each axis, checked."""
+def place_of(what: str, number: Any, numbers: Sequence[int]) -> int:
+    """The place of a number among some that need not be 0, 1, 2, ...
+
+    Args:
+        what: has the numbers, as in ``"recording: layer"``.
+        number: one of them; a negative one counts from the last.
+        numbers: distinct, none negative.
+
+    Raises:
+        IndexError: it is none of them.
+    """
+    found, count = operator.index(number), len(numbers)
+    if -count <= found < 0:
+        return found + count
+    if found in numbers:
+        return numbers.index(found)
+    if counts_from_0(numbers):
+        raise IndexError(f"{what} {found}; there are {count}, 0 to {count - 1}.")
+    raise IndexError(f"{what} {found} was not recorded; there are {listed(numbers)}.")
+
+
+def counts_from_0(numbers: Sequence[int]) -> bool:
+    """Whether they are 0, 1, 2, ...: places and numbers are the same."""
+    return all(place == number for place, number in enumerate(numbers))
+
+
+def listed(numbers: Sequence[int]) -> str:
+    """``3, 7``; of more than 16 numbers the first and the last."""
+    shown = [str(number) for number in numbers]
+    return ", ".join(shown if len(shown) <= MOST_LISTED else [*shown[:8], "...", shown[-1]])
+
+
+def basic_index(
+    index: Any, shape: tuple[int, ...], heads: int = -1, numbers: Sequence[int] | None = None
+) -> list[Any]:
+    """One int or slice for each axis, checked.
+
+    Args:
+        index: of the caller.
+        shape: of what it is an index of.
+        heads: the axis of heads, where they have ``numbers`` of their own: an int is one of these,
+            and all heads together are the only slice.
+        numbers: of the heads.
+    """
     given = index if isinstance(index, tuple) else (index,)
     ellipses = sum(x is Ellipsis for x in given)
     if ellipses > 1 or len(given) - ellipses > len(shape):
@@ -42,14 +88,22 @@ def basic_index(index: Any, shape: tuple[int, ...]) -> list[Any]:
     else:
         picks = [*given, *missing]
     for axis, (pick, n) in enumerate(zip(picks, shape)):
+        own = numbers if axis == heads else None
         if isinstance(pick, slice):
+            if own is not None and pick != slice(None):
+                raise IndexError(
+                    f"weights: a slice of the heads {listed(own)} would count them anew. Write : for"
+                    f" all of them, or the number of one, as in weights[{own[0]}]."
+                )
             continue
         if isinstance(pick, bool) or not isinstance(pick, (int, np.integer)):
             raise IndexError(
                 f"weights: index {axis} is a {type(pick).__name__}; ints, slices and ... are "
                 "understood. Take a block first, and choose from it."
             )
-        if not -n <= pick < n:
+        if own is not None:
+            picks[axis] = place_of("weights: head", pick, own)
+        elif not -n <= pick < n:
             raise IndexError(f"weights: index {pick} is out of range for axis {axis} of size {n}.")
     return picks
 

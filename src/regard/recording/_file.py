@@ -16,9 +16,9 @@ import mmap
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, TypeGuard
+from typing import Any, BinaryIO, NamedTuple, TypeGuard
 
 import numpy as np
 
@@ -26,15 +26,31 @@ from regard._base.arrays import dtype_name, is_tensor
 from regard._base.errors import RecordingError
 from regard._base.files import check_ending, open_file, replaced_when_complete
 from regard._call.options import RECORDED_ARRAYS, RECORDED_NUMBERS, RECORDED_PAIRS
+from regard._weights.parts import counts_from_0
 from regard.recording import Layer, Recording
 
 FORMAT = "regard-recording"
 VERSION = 1
+GROUPS_VERSION = 2  # of a file with several groups of layers
 ENDING = ".safetensors"
 # The safetensors library refuses longer headers too.
 HEADER_LIMIT = 100_000_000
 ALIGNMENT = 64
-MAY_BE_MISSING = ("query_tokens", "boundary")
+# What the header says of a group of layers, as JSON of these types.
+FACTS = {
+    "model": str,
+    "tokens": list,
+    "options": list,
+    "query_tokens": list,
+    "boundary": int,
+    "names": list,
+    "numbers": list,
+    "head_numbers": list,
+    "grids": list,
+    "group": str,
+}
+NEEDED = ("model", "tokens", "options")
+OF_LAYERS = {"names": "name", "numbers": "number", "head_numbers": "head_numbers"}
 
 CODES = {
     "float64": "F64",
@@ -67,12 +83,15 @@ KNOWN = {
 def write(recording: Recording, path: Path) -> None:
     """Write ``recording`` to ``path``: the whole file under that name, or nothing."""
     check_name(path)
-    # Wide numbers first, so that every array starts at a multiple of its own item size.
-    named = sorted(_arrays(recording), key=lambda pair: -_item_size(pair[1]))
-    header = _header(recording, named)
-    with _no_loop(path), replaced_when_complete(path) as file:
-        file.write(len(header).to_bytes(8, "little"))
-        file.write(header)
+    named = wide_first(
+        (f"{prefix(place)}layers.{index}.{name}", array)
+        for place, group in enumerate(recording.groups.values())
+        for index, layer in enumerate(group.layers)
+        for name, array in arrays_of_layer(layer)
+    )
+    header = encoded_header(recording, ((name, *Kind.of(array)) for name, array in named))
+    with no_loop(path), replaced_when_complete(path) as file:
+        write_header(file, header)
         for _, array in named:
             file.write(_bytes(array))
 
@@ -87,7 +106,8 @@ def check_name(path: str | Path) -> None:
 
 
 @contextlib.contextmanager
-def _no_loop(path: Path) -> Iterator[None]:
+def no_loop(path: Path) -> Iterator[None]:
+    """Says in words that a link leads back to itself."""
     try:
         yield
     except OSError as error:
@@ -99,38 +119,66 @@ def _no_loop(path: Path) -> Iterator[None]:
         ) from None
 
 
-def _arrays(recording: Recording) -> Iterator[tuple[str, Any]]:
-    for index, layer in enumerate(recording.layers):
-        held = {"query": layer.query, "key": layer.key, "value": layer.value}
-        held |= {name: layer.options.get(name) for name in RECORDED_ARRAYS}
-        for name, fields in RECORDED_PAIRS.items():
-            if isinstance(held[name], tuple):
-                held |= zip(fields, held.pop(name))
-        for name, array in held.items():
-            if array is not None:
-                yield f"layers.{index}.{name}", array
+class Kind(NamedTuple):
+    """What the header says of an array."""
+
+    code: str
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, array: Any) -> Kind:
+        return cls(CODES[dtype_name(array)], tuple(array.shape))
+
+    @property
+    def item_size(self) -> int:
+        return DTYPES[self.code].itemsize
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.item_size
 
 
-def _header(recording: Recording, named: list[tuple[str, Any]]) -> bytes:
-    options = [
-        {name: layer.options[name] for name in RECORDED_NUMBERS if name in layer.options}
-        for layer in recording.layers
-    ]
-    metadata = {"format": FORMAT, "version": str(VERSION), "model": json.dumps(recording.model)}
-    metadata |= {"tokens": json.dumps(recording.tokens), "options": json.dumps(options)}
-    if recording.query_tokens != recording.tokens:
-        metadata["query_tokens"] = json.dumps(recording.query_tokens)
-    if recording.boundary is not None:
-        metadata["boundary"] = json.dumps(recording.boundary)
+def prefix(place: int) -> str:
+    """What the names of a group's arrays begin with; the first group is at place 0."""
+    return f"others.{place - 1}." if place else ""
+
+
+def arrays_of_layer(layer: Layer) -> Iterator[tuple[str, Any]]:
+    """The arrays of a layer, by their names in the file."""
+    held = {"query": layer.query, "key": layer.key, "value": layer.value}
+    held |= {name: layer.options.get(name) for name in RECORDED_ARRAYS}
+    for name, fields in RECORDED_PAIRS.items():
+        if isinstance(held[name], tuple):
+            held |= zip(fields, held.pop(name))
+    return ((name, array) for name, array in held.items() if array is not None)
+
+
+def wide_first(named: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    """Wide numbers first: then every array starts at a multiple of its own item size."""
+    return sorted(named, key=lambda pair: -Kind.of(pair[1]).item_size)
+
+
+def encoded_header(recording: Recording, named: Iterable[tuple[str, str, Any]]) -> bytes:
+    """The header of a file of a recording, with all groups.
+
+    Args:
+        recording: its arrays are not read.
+        named: name, code and shape of each array, in the order of the data.
+
+    Raises:
+        RecordingError: it is longer than a header may be.
+    """
+    first, *others = (_facts(group) for group in recording.groups.values())
+    version = GROUPS_VERSION if others else VERSION
+    metadata = {"format": FORMAT, "version": str(version)}
+    metadata |= {name: json.dumps(fact) for name, fact in first.items()}
+    if others:
+        metadata["others"] = json.dumps(others)
     header: dict[str, Any] = {"__metadata__": metadata}
     end = 0
-    for name, array in named:
-        begin, end = end, end + math.prod(array.shape) * _item_size(array)
-        header[name] = {
-            "dtype": CODES[dtype_name(array)],
-            "shape": tuple(array.shape),
-            "data_offsets": [begin, end],
-        }
+    for name, *kind in named:
+        begin, end = end, end + Kind(*kind).nbytes
+        header[name] = {"dtype": kind[0], "shape": kind[1], "data_offsets": [begin, end]}
     encoded = json.dumps(header, separators=(",", ":")).encode()
     encoded += b" " * (-(8 + len(encoded)) % ALIGNMENT)
     if len(encoded) > HEADER_LIMIT:
@@ -141,8 +189,37 @@ def _header(recording: Recording, named: list[tuple[str, Any]]) -> bytes:
     return encoded
 
 
-def _item_size(array: Any) -> int:
-    return DTYPES[CODES[dtype_name(array)]].itemsize
+def write_header(file: BinaryIO, header: bytes) -> None:
+    """Writes it and its length to the start of a file."""
+    file.write(len(header).to_bytes(8, "little") + header)
+
+
+def _facts(recording: Recording) -> dict[str, Any]:
+    """What the header says of a group, in JSON's types; what is as usual is left out."""
+    layers = recording.layers
+    facts: dict[str, Any] = {
+        "model": recording.model,
+        "tokens": recording.tokens,
+        "options": [
+            {name: layer.options[name] for name in RECORDED_NUMBERS if name in layer.options}
+            for layer in layers
+        ],
+    }
+    if recording.query_tokens != recording.tokens:
+        facts["query_tokens"] = recording.query_tokens
+    if recording.boundary is not None:
+        facts["boundary"] = recording.boundary
+    if any(layer.name for layer in layers):
+        facts["names"] = [layer.name for layer in layers]
+    if any(layer.number is not None for layer in layers):
+        facts["numbers"] = [layer.number for layer in layers]
+    if not all(counts_from_0(layer.head_numbers) for layer in layers):
+        facts["head_numbers"] = [layer.head_numbers for layer in layers]
+    if recording.grids:
+        facts["grids"] = recording.grids
+    if recording.group:
+        facts["group"] = recording.group
+    return facts
 
 
 def _bytes(array: Any) -> memoryview:
@@ -171,9 +248,12 @@ def read(path: Path, mapped: bool = True) -> Recording:
         arrays = {name: _array(data, start, *span) for name, span in spans.items()}
         recording = _recording(metadata, arrays)
     except (TypeError, ValueError, OverflowError) as error:
-        raise RecordingError(f"{path} is a damaged recording: {error}") from error
+        text = str(error)
+        text = text if len(text) <= 500 else f"{text[:497]}..."
+        raise RecordingError(f"{path} is a damaged recording: {text}") from error
     if mapped:
-        recording._file = MappedFile(data, path)
+        for group in recording.groups.values():
+            group._file = MappedFile(data, path)
     return recording
 
 
@@ -203,7 +283,7 @@ class MappedFile:
 
 def _open(path: Path) -> BinaryIO:
     try:
-        with _no_loop(path):
+        with no_loop(path):
             return open_file(path)
     except FileNotFoundError:
         raise FileNotFoundError(f"{path}: no such file; Recording.save writes one.") from None
@@ -250,15 +330,15 @@ def _read_metadata(metadata: Any, path: Path) -> dict[str, str]:
             f" {_quoted(found.get('format'))}, not {FORMAT!r}; Recording.save writes one."
         )
     version = found.get("version")
-    if version != str(VERSION):
+    if version not in (str(VERSION), str(GROUPS_VERSION)):
         is_newer = isinstance(version, str) and version.isascii() and version.isdigit()
         way_out = "upgrade regard to read it" if is_newer else "the file is damaged"
         raise RecordingError(
-            f"{path} is a recording of version {_quoted(version)}, this regard reads {VERSION};"
-            f" {way_out}."
+            f"{path} is a recording of version {_quoted(version)}, this regard reads {VERSION} and"
+            f" {GROUPS_VERSION}; {way_out}."
         )
-    for name in ("model", "tokens", "options", *MAY_BE_MISSING):
-        if not isinstance(found.get(name, "" if name in MAY_BE_MISSING else None), str):
+    for name in (*FACTS, "others"):
+        if not isinstance(found.get(name, None if name in NEEDED else ""), str):
             raise RecordingError(f"{path} is a damaged recording: its header has no {name}.")
     return found
 
@@ -337,24 +417,55 @@ def _bfloat16(bits: Any) -> Any:
 
 
 def _recording(metadata: Mapping[str, str], arrays: dict[str, Any]) -> Recording:
-    options = _json(metadata, "options", list)
-    layers = [_layer(index, scalars, arrays) for index, scalars in enumerate(options)]
+    first = {name: _json(name, metadata[name]) for name in FACTS if name in metadata}
+    found = _typed("others", _json("others", metadata.get("others", "[]")), list)
+    given = [_group(first, arrays, 0)]
+    for place, facts in enumerate(found, 1):
+        with _in_other(place):
+            given.append(_group(_typed("it", facts, dict), arrays, place))
     if arrays:
         raise ValueError(f"tensor {_quoted(min(arrays))} belongs to no layer.")
-    tokens = _json(metadata, "tokens", list)
-    return Recording(
-        tokens,
-        layers,
-        model=_json(metadata, "model", str),
-        query_tokens=_json(metadata, "query_tokens", list)
-        if "query_tokens" in metadata
-        else tokens,
-        boundary=_json(metadata, "boundary", int) if "boundary" in metadata else None,
-    )
+    others: dict[str, Recording] = {}
+    for place, facts in enumerate(given[1:], 1):
+        with _in_other(place):
+            group = Recording(**facts)
+        if group.group in others:
+            raise ValueError(f"there are two groups {_quoted(group.group)}.")
+        others[group.group] = group
+    return Recording(**given[0], others=others)
 
 
-def _layer(index: int, scalars: Any, arrays: dict[str, Any]) -> Layer:
-    """Layer ``index``; its arrays are taken out of ``arrays``."""
+@contextlib.contextmanager
+def _in_other(place: int) -> Iterator[None]:
+    """Says in which group a fault is."""
+    try:
+        yield
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"others[{place - 1}]: {error}") from error
+
+
+def _group(facts: dict[str, Any], arrays: dict[str, Any], place: int) -> dict[str, Any]:
+    """What a group is made of; the arrays of its layers are taken out of ``arrays``."""
+    for name in NEEDED:
+        if name not in facts:
+            raise ValueError(f"it has no {name}.")
+    given = {name: _typed(name, facts[name], kind) for name, kind in FACTS.items() if name in facts}
+    options = given.pop("options")
+    told: list[dict[str, Any]] = [{} for _ in options]  # of each layer: name, number, head_numbers
+    for name, argument in OF_LAYERS.items():
+        values = given.pop(name, [None] * len(options))
+        if len(values) != len(options):
+            raise ValueError(f"{name} are {len(values)}, and there are {len(options)} layers.")
+        for own, value in zip(told, values):
+            own |= {} if value is None else {argument: value}
+    layers = [_layer(n, *own, arrays, prefix(place)) for n, own in enumerate(zip(options, told))]
+    return {"query_tokens": given["tokens"], **given, "layers": layers}
+
+
+def _layer(
+    index: int, scalars: Any, own: dict[str, Any], arrays: dict[str, Any], before: str
+) -> Layer:
+    """Layer ``index`` of a group; its arrays are taken out of ``arrays``."""
     if not isinstance(scalars, dict) or not set(scalars) <= set(RECORDED_NUMBERS):
         raise ValueError(
             f"layer {index} has options {_quoted(scalars)}; "
@@ -362,7 +473,7 @@ def _layer(index: int, scalars: Any, arrays: dict[str, Any]) -> Layer:
         )
     fields = [field for pair in RECORDED_PAIRS.values() for field in pair]
     names = ("query", "key", "value", *RECORDED_ARRAYS, *fields)
-    found = {name: arrays.pop(f"layers.{index}.{name}", None) for name in names}
+    found = {name: arrays.pop(f"{before}layers.{index}.{name}", None) for name in names}
     for name, pair in RECORDED_PAIRS.items():
         both = tuple(found.pop(field) for field in pair)
         if any(x is not None for x in both):
@@ -371,16 +482,19 @@ def _layer(index: int, scalars: Any, arrays: dict[str, Any]) -> Layer:
         if found[name] is None:
             raise ValueError(f"layer {index} has no {name}.")
     try:
-        return Layer(**scalars, **found)
+        return Layer(**scalars, **found, **own)
     except (TypeError, ValueError) as error:
         raise ValueError(f"layer {index}: {error}") from error
 
 
-def _json(metadata: Mapping[str, str], name: str, kind: type) -> Any:
+def _json(name: str, text: str) -> Any:
     try:
-        value = json.loads(metadata[name])
+        return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{name} is no JSON ({error}).") from error
+
+
+def _typed(name: str, value: Any, kind: type) -> Any:
     if not isinstance(value, kind):
         raise ValueError(f"{name} is {type(value).__name__}; {kind.__name__} is needed.")
     return value

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import numbers
 import operator
+from collections.abc import Sequence
 from typing import Any, Generic, Unpack
 
 import numpy as np
@@ -19,6 +21,7 @@ from regard._call.options import (
     RECORDED_PAIRS,
     WeightsOptions,
 )
+from regard._weights.parts import listed, place_of
 
 
 class Layer(Generic[ArrayT]):
@@ -31,6 +34,11 @@ class Layer(Generic[ArrayT]):
             A NumPy array or torch tensor.
         key: ``(Hkv, Lk, D)``, same type and dtype; ``Hkv`` divides ``Hq``.
         value: ``(Hkv, Lk, Dv)`` or None where only the weights matter.
+        name: of the module that computed it, as in ``"model.layers.5.self_attn"``.
+        number: of the layer in its model; by default its index among the layers of a recording.
+        head_numbers: of the ``Hq`` query heads in the model, by default 0 to Hq − 1. Where they
+            are some of a model's heads, ``key`` has those that they use, with
+            ``Hkv`` dividing ``Hq`` here too.
         **options: of ``regard.attention``, without a batch: ``causal``, ``window``, ``scale``,
             ``softcap``, ``query_start`` (int), ``key_lengths`` (one int), ``segments`` (``(L,)``
             ids, or a pair for queries and keys), ``intervals`` (a pair of ``(Lq,)``), ``sinks``
@@ -39,21 +47,28 @@ class Layer(Generic[ArrayT]):
     Raises:
         ShapeError: axes, heads, head sizes or lengths disagree.
         TypeError: not a float array, or an unknown option or one of a wrong type.
-        ValueError: an option out of its range.
+        ValueError: an option or a number out of its range, or two heads of one number.
     """
 
-    __slots__ = ("key", "options", "query", "value")
+    __slots__ = ("head_numbers", "key", "name", "number", "options", "query", "value")
 
     query: ArrayT
     key: ArrayT
     value: ArrayT | None
     options: dict[str, Any]
+    name: str
+    number: int | None
+    head_numbers: tuple[int, ...]
 
     def __init__(
         self,
         query: Array[ArrayT],
         key: Array[ArrayT],
         value: Array[ArrayT] | None = None,
+        *,
+        name: str = "",
+        number: int | None = None,
+        head_numbers: Sequence[int] | None = None,
         **options: Unpack[WeightsOptions],
     ) -> None:
         given: Any = query, key, value
@@ -66,6 +81,11 @@ class Layer(Generic[ArrayT]):
                 f"Layer: query {shape_of(query)} is not read as (H, L, D) with at least one head;"
                 " record one text at a time, with its heads, as in query[0]."
             )
+        if not isinstance(name, str):
+            raise TypeError(f"Layer: name is {type(name).__name__}; it must be a str.")
+        self.name = name
+        self.number = None if number is None else _natural("number", number)
+        self.head_numbers = _checked_heads(head_numbers, len(query))
 
     @property
     def heads(self) -> int:
@@ -96,13 +116,15 @@ class Layer(Generic[ArrayT]):
     def head(self, h: int) -> Layer[ArrayT]:
         """One query head alone, with the key head that it uses: a layer of one head.
 
+        It keeps the numbers of the layer and of the head.
+
         Args:
-            h: which; negative counts from the last.
+            h: which, of ``head_numbers``; negative counts from the last.
 
         Raises:
             IndexError: no such head.
         """
-        h = index_of("head", h, self.heads)
+        h = place_of("recording: head", h, self.head_numbers)
         shared = h // (self.heads // self.key_heads)
         options = dict(self.options)
         for name in ("bias", "mask"):
@@ -112,12 +134,29 @@ class Layer(Generic[ArrayT]):
             options["sinks"] = options["sinks"][h : h + 1]
         query, key, value = self._held
         own, used = slice(h, h + 1), slice(shared, shared + 1)
-        return Layer(query[own], key[used], None if value is None else value[used], **options)
+        return Layer(
+            query[own], key[used], None if value is None else value[used],
+            name=self.name, number=self.number, head_numbers=self.head_numbers[own], **options,
+        )  # fmt: skip
+
+    def _outline(self) -> Layer[Any]:
+        """Its shapes, numbers and options without arrays: what the header of a file is made of."""
+        outline: Any = copy.copy(self)
+        outline.query, outline.key = (
+            np.broadcast_to(np.float32(0), shape_of(x)) for x in (self.query, self.key)
+        )
+        outline.value = None
+        outline.options = {name: x for name, x in self.options.items() if name in RECORDED_NUMBERS}
+        found: Layer[Any] = outline
+        return found
 
     def __repr__(self) -> str:
         parts = [f"query {shape_of(self.query)}", f"key {shape_of(self.key)}"]
         if self.value is not None:
             parts.append(f"value {shape_of(self.value)}")
+        told = {"name": self.name, "number": self.number, "heads": self.head_numbers}
+        is_usual = {"name": "", "number": None, "heads": tuple(range(self.heads))}
+        parts += [f"{name}={x!r}" for name, x in told.items() if x != is_usual[name]]
         for name, value in self.options.items():
             parts.append(name if name in RECORDED_ARRAYS else f"{name}={value!r}")
         return f"Layer({', '.join(parts)})"
@@ -127,11 +166,29 @@ def shape_of(array: Any) -> tuple[int, ...]:
     return tuple(int(size) for size in array.shape)
 
 
-def index_of(name: str, index: Any, count: int) -> int:
-    found = operator.index(index)
-    if not -count <= found < count:
-        raise IndexError(f"recording: {name} {found}; there are {count}, 0 to {count - 1}.")
-    return found % count
+def _natural(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise TypeError(f"Layer: {name} is {value!r}; an int is needed.")
+    if not 0 <= value <= LARGEST_POSITION:
+        raise ValueError(f"Layer: {name} is {value}; a number from 0 to 2**53 is needed.")
+    return int(value)
+
+
+def _checked_heads(head_numbers: Any, count: int) -> tuple[int, ...]:
+    if head_numbers is None:
+        return tuple(range(count))
+    if isinstance(head_numbers, str) or not hasattr(head_numbers, "__iter__"):
+        raise TypeError(
+            f"Layer: head_numbers is {head_numbers!r}; one int for each query head is needed."
+        )
+    found = tuple(_natural("head_numbers", number) for number in head_numbers)
+    if len(found) != count:
+        raise ShapeError(
+            f"Layer: {len(found)} head_numbers for {count} query heads; one each is needed."
+        )
+    if len(set(found)) < count:
+        raise ValueError(f"Layer: head_numbers are {listed(found)}; each head has its own number.")
+    return found
 
 
 def _checked_options(options: dict[str, Any]) -> dict[str, Any]:

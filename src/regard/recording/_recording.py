@@ -6,15 +6,19 @@ recording on request.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import copy
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
 import numpy as np
 
 from regard._base.errors import ShapeError
 from regard._base.types import ArrayT
-from regard.recording._layer import Layer, index_of, shape_of
+from regard._weights.parts import place_of
+from regard.recording._layer import Layer, shape_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -25,8 +29,25 @@ if TYPE_CHECKING:
     from regard.viewer._server import Viewer
 
 
+class Grid(NamedTuple):
+    """Where the patches of a picture are among the keys: ``rows · columns`` of them, row by row."""
+
+    start: int
+    """Position of the first patch."""
+    rows: int
+    columns: int
+
+    @property
+    def stop(self) -> int:
+        """The position after the last patch."""
+        return self.start + self.rows * self.columns
+
+
 class Recording(Generic[ArrayT]):
     """Tokens, and query, key and value of every layer of one forward pass.
+
+    Layers and heads are found under their own numbers: where layers 5 and 9 were recorded,
+    ``weights[9]`` is layer 9. Negative numbers count from the last recorded.
 
     Args:
         tokens: texts of the ``Lk`` keys, in order.
@@ -37,6 +58,11 @@ class Recording(Generic[ArrayT]):
             from ``query_start`` on.
         boundary: position of the first token that a model wrote, where the text is a prompt and
             its continuation.
+        grids: where the patches of pictures are among the keys, a ``Grid`` or
+            ``(start, rows, columns)`` for each picture.
+        group: name of these layers, where there are others: ``"decoder"``.
+        others: by name, recordings of the same pass whose layers have other tokens or lengths:
+            ``{"encoder": ..., "cross": ...}``. They are saved, loaded and viewed together.
 
     Attributes:
         tokens: tuple of ``Lk`` texts.
@@ -45,11 +71,14 @@ class Recording(Generic[ArrayT]):
             where their file was cut since it was loaded.
         model: str.
         boundary: int, or None.
+        grids: tuple of ``Grid``.
+        group: str, empty where there is no other.
 
     Raises:
         ShapeError: nothing to record, or tokens and lengths disagree.
         TypeError: a token that is no text, a layer that is no ``Layer``.
-        ValueError: a boundary beyond the tokens.
+        ValueError: a boundary or grid beyond the tokens, grids that overlap, two layers of one
+            number, two groups of one name or without one.
 
     Example:
         >>> q = k = v = np.eye(3, dtype=np.float32)[None]
@@ -60,7 +89,10 @@ class Recording(Generic[ArrayT]):
         (1, 3, 3)
     """
 
-    __slots__ = ("_file", "_layers", "_weights", "boundary", "model", "query_tokens", "tokens")
+    __slots__ = (
+        "_file", "_layers", "_others", "_weights", "boundary", "grids", "group", "model",
+        "query_tokens", "tokens",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -70,17 +102,24 @@ class Recording(Generic[ArrayT]):
         model: str = "",
         query_tokens: Sequence[str] | None = None,
         boundary: int | None = None,
+        grids: Sequence[Grid | tuple[int, int, int]] = (),
+        group: str = "",
+        others: Mapping[str, Recording[ArrayT]] | None = None,
     ) -> None:
         self.tokens = _checked_tokens("tokens", tokens)
         self._file: MappedFile | None = None
         self._layers = _checked_layers(layers)
-        if not isinstance(model, str):
-            raise TypeError(f"recording: model is {type(model).__name__}; it must be a str.")
-        self.model = model
+        for what, text in (("model", model), ("group", group)):
+            if not isinstance(text, str):
+                raise TypeError(f"recording: {what} is {type(text).__name__}; it must be a str.")
+        self.model, self.group = model, group
         self.boundary = _checked_boundary(boundary, len(self.tokens))
-        _check_key_count(self._layers, self.tokens)
-        self.query_tokens = _checked_query_tokens(self._layers, self.tokens, query_tokens)
         self._weights = LayerWeights(self._layers)
+        numbered = dict(zip(self.layer_numbers, self._layers))
+        _check_key_count(numbered, self.tokens)
+        self.query_tokens = _checked_query_tokens(numbered, self.tokens, query_tokens)
+        self.grids = _checked_grids(grids, len(self.tokens))
+        self._others = _checked_others(group, others)
 
     @property
     def layers(self) -> tuple[Layer[ArrayT], ...]:
@@ -90,9 +129,22 @@ class Recording(Generic[ArrayT]):
 
     @property
     def weights(self) -> LayerWeights[ArrayT]:
-        """``weights[layer]``: the layer's ``regard.AttentionWeights``, ``(Hq, Lq, Lk)``."""
+        """``weights[layer]``: the layer's ``regard.AttentionWeights``, ``(Hq, Lq, Lk)``.
+
+        Layer and head by their numbers: ``weights[5][3, 17]`` is query 17 of head 3 of layer 5.
+        """
         self._check_file()
         return self._weights
+
+    @property
+    def layer_numbers(self) -> tuple[int, ...]:
+        """The number of each layer: its own, or where it has none its index."""
+        return self._weights.numbers
+
+    @property
+    def groups(self) -> dict[str, Recording[ArrayT]]:
+        """Every group by its name: this recording first, then the others."""
+        return {self.group: self} | self._others
 
     def _check_file(self) -> None:
         """Raises RecordingError where the file of the arrays was cut."""
@@ -103,9 +155,8 @@ class Recording(Generic[ArrayT]):
         """Every step of one head, written out: see ``regard.Steps``.
 
         Args:
-            layer: index; negative counts from the last.
-            head: query head; negative counts from the last. Its key head is
-                ``head // (Hq // Hkv)``.
+            layer: number; negative counts from the last.
+            head: number of the query head; negative counts from the last.
 
         Returns:
             Steps of ``query (Lq, D)``, ``key (Lk, D)``, ``value (Lk, Dv)``, labelled with the
@@ -117,7 +168,7 @@ class Recording(Generic[ArrayT]):
         """
         from regard._showing.steps import steps
 
-        found = self.layers[index_of("layer", layer, len(self.layers))].head(head)
+        found = self.layers[self._weights.place_of(layer)].head(head)
         query, key, value = found._held
         return steps(
             query[0],
@@ -128,10 +179,37 @@ class Recording(Generic[ArrayT]):
             **found.options,
         )
 
+    def picture(self, layer: int, head: int, token: int, *, grid: int = 0) -> ArrayT:
+        """The weights of one query on the patches of a picture.
+
+        Only that row is computed.
+
+        Args:
+            layer, head: numbers; negative ones count from the last.
+            token: position among the queries; negative counts from the last.
+            grid: which of ``grids``.
+
+        Returns:
+            ``(rows, columns)``; their sum is the weight that the picture gets.
+
+        Raises:
+            IndexError: no such layer, head, token or grid.
+        """
+        if not self.grids:
+            raise IndexError(
+                "recording: it has no picture; record one with grids=[Grid(start, rows, columns)],"
+                " the keys that are its patches."
+            )
+        found = self.grids[place_of("recording: grid", grid, range(len(self.grids)))]
+        query = place_of("recording: token", token, range(len(self.query_tokens)))
+        row: Any = self.weights[layer].head(head)[query, found.start : found.stop]
+        picture: ArrayT = row.reshape(found.rows, found.columns)
+        return picture
+
     def view(
         self, *, other: Recording[Any] | None = None, open_browser: bool = True, port: int = 0
     ) -> Viewer:
-        """Look at every weight in the browser; nothing leaves this machine.
+        """Look at every weight, of all groups, in the browser; nothing leaves this machine.
 
         It serves in the background: the call returns at once, each call starts another viewer, and
         all of them end with Python.
@@ -164,7 +242,8 @@ class Recording(Generic[ArrayT]):
     ) -> None:
         """Write the viewer with this recording in it to one HTML file, which works offline.
 
-        The file holds query, key and value, and computes the weights where it is opened.
+        The file holds query, key and value, and computes the weights where it is opened. It is of
+        one group: ``recording.groups[name].export(...)`` writes another.
 
         Args:
             path: file to write, ``.html``; one that exists is replaced.
@@ -186,7 +265,7 @@ class Recording(Generic[ArrayT]):
         export(self, path, other=other, layers=layers, limit_bytes=limit_bytes)
 
     def save(self, path: str | Path) -> None:
-        """Write the recording to one safetensors file, whole or not at all.
+        """Write the recording, with all groups, to one safetensors file, whole or not at all.
 
         The file appears under its name only when it is complete and on disk: a writer that is
         killed leaves the old file, or none.
@@ -230,18 +309,23 @@ class Recording(Generic[ArrayT]):
         return read(Path(path), mapped)
 
     def __repr__(self) -> str:
+        parts = self._told
+        if self.group:
+            parts = "; ".join(f"{name}: {found._told}" for name, found in self.groups.items())
+        model = f", model={self.model!r}" if self.model else ""
+        return f"Recording({parts}{model})"
+
+    @property
+    def _told(self) -> str:
         heads = sorted({layer.heads for layer in self._layers})
         count = f"{heads[0]}" if len(heads) == 1 else f"{heads[0]} to {heads[-1]}"
-        size = sum(layer.nbytes for layer in self._layers)
         parts = [
             _counted(len(self.tokens), "token"),
             _counted(len(self._layers), "layer"),
             f"{count} head{'' if heads == [1] else 's'}",
-            _size(size),
+            _size(sum(layer.nbytes for layer in self._layers)),
         ]
-        if self.model:
-            parts.append(f"model={self.model!r}")
-        return f"Recording({', '.join(parts)})"
+        return ", ".join(parts)
 
     def _repr_html_(self) -> str:
         from regard._showing.picture import recording_html
@@ -254,28 +338,43 @@ class Recording(Generic[ArrayT]):
         return recording_bundle(self)
 
 
-class LayerWeights(Sequence["AttentionWeights[ArrayT]"]):
-    """The ``regard.AttentionWeights`` of each layer, made at the first request and kept."""
+class LayerWeights(Collection["AttentionWeights[ArrayT]"]):
+    """The ``regard.AttentionWeights`` of each layer, made at the first request and kept.
+
+    Asked for by the layers' numbers; in their order where one goes through all of them.
+    """
 
     def __init__(self, layers: Sequence[Layer[ArrayT]]) -> None:
         self._layers = layers
         self._made: dict[int, AttentionWeights[ArrayT]] = {}
+        self.numbers = _checked_numbers(layers)
+
+    def place_of(self, layer: int) -> int:
+        """The place of the layer of that number."""
+        return place_of("recording: layer", layer, self.numbers)
 
     def __len__(self) -> int:
         return len(self._layers)
 
-    def __getitem__(self, layer: int) -> AttentionWeights[ArrayT]:  # type: ignore[override]
-        index = index_of("layer", layer, len(self._layers))
-        if index not in self._made:
+    def __getitem__(self, layer: int) -> AttentionWeights[ArrayT]:
+        place = self.place_of(layer)
+        if place not in self._made:
             from regard._weights.attention_weights import AttentionWeights
 
-            found = self._layers[index]
+            found = self._layers[place]
             query, key, _ = found._held
-            self._made[index] = AttentionWeights(query, key, **found.options)
-        return self._made[index]
+            weights = AttentionWeights(query, key, **found.options)
+            self._made[place] = weights._numbered(found.head_numbers)
+        return self._made[place]
 
     def __iter__(self) -> Iterator[AttentionWeights[ArrayT]]:
-        return (self[index] for index in range(len(self)))
+        return (self[number] for number in self.numbers)
+
+    def __reversed__(self) -> Iterator[AttentionWeights[ArrayT]]:
+        return (self[number] for number in reversed(self.numbers))
+
+    def __contains__(self, weights: object) -> bool:
+        return any(weights is made for made in self._made.values())
 
     def __repr__(self) -> str:
         return f"<weights of {_counted(len(self), 'layer')}>"
@@ -309,6 +408,84 @@ def _checked_layers(layers: Sequence[Layer[ArrayT]]) -> tuple[Layer[ArrayT], ...
     return layers
 
 
+def _checked_numbers(layers: Sequence[Layer]) -> tuple[int, ...]:
+    found = tuple(n if layer.number is None else layer.number for n, layer in enumerate(layers))
+    twice = [number for number, count in Counter(found).items() if count > 1]
+    if twice:
+        first, second, *_ = (n for n, number in enumerate(found) if number == twice[0])
+        raise ValueError(
+            f"recording: layers[{first}] and layers[{second}] both have the number {twice[0]}; each"
+            " layer has its own. Layer(..., number=None) is numbered by its place."
+        )
+    return found
+
+
+def _checked_grids(grids: Any, count: int) -> tuple[Grid, ...]:
+    if not isinstance(grids, (tuple, list)):
+        raise TypeError(f"recording: grids is {type(grids).__name__}; a list of Grid is needed.")
+    found = tuple(_checked_grid(n, grid, count) for n, grid in enumerate(grids))
+    ordered = sorted(found)
+    for before, after in pairwise(ordered):
+        if after.start < before.stop:
+            raise ValueError(
+                f"recording: {before} ends before token {before.stop}, and {after} begins at"
+                f" {after.start}; a token is a patch of one picture."
+            )
+    return found
+
+
+def _checked_grid(n: int, grid: Any, count: int) -> Grid:
+    parts = tuple(grid) if isinstance(grid, (tuple, list)) else ()
+    is_int = [isinstance(x, (int, np.integer)) and not isinstance(x, bool) for x in parts]
+    if len(parts) != 3 or not all(is_int):
+        raise TypeError(
+            f"recording: grids[{n}] is {grid!r}; a Grid(start, rows, columns) of ints is needed."
+        )
+    found = Grid(*map(int, parts))
+    if min(found.rows, found.columns) < 1 or not 0 <= found.start < found.stop <= count:
+        raise ValueError(
+            f"recording: grids[{n}] is {found}, the tokens {found.start} to {found.stop - 1}; there"
+            f" are {count}, and a picture has at least one patch."
+        )
+    return found
+
+
+def _checked_others(group: str, others: Any) -> dict[str, Any]:
+    """The other recordings by name, each with its name as its group."""
+    if others is None:
+        return {}
+    if not isinstance(others, Mapping):
+        raise TypeError(
+            f"recording: others is {type(others).__name__}; a dict of a name and a Recording for"
+            " each group is needed."
+        )
+    if others and not group:
+        raise ValueError(
+            'recording: there are others, so these layers need a name too: group="decoder".'
+        )
+    return {name: _named_other(group, name, found) for name, found in others.items()}
+
+
+def _named_other(group: str, name: Any, found: Any) -> Recording[Any]:
+    if not isinstance(name, str) or not isinstance(found, Recording):
+        raise TypeError(
+            f"recording: others has {type(name).__name__}: {type(found).__name__}; a name and a"
+            " Recording are needed."
+        )
+    if not name or name == group:
+        raise ValueError(f"recording: others has the name {name!r}; a new one is needed.")
+    if found._others:
+        raise ValueError(
+            f"recording: others[{name!r}] has groups of its own; give each of"
+            f" {', '.join(map(repr, found.groups))} by itself."
+        )
+    if found.group == name:
+        return found
+    renamed = copy.copy(found)
+    renamed.group = name
+    return renamed
+
+
 def _checked_boundary(boundary: Any, count: int) -> int | None:
     if boundary is None:
         return None
@@ -325,38 +502,40 @@ def _checked_boundary(boundary: Any, count: int) -> int | None:
     return int(boundary)
 
 
-def _check_key_count(layers: Sequence[Layer], tokens: Sequence[str]) -> None:
-    for index, layer in enumerate(layers):
+def _check_key_count(layers: Mapping[int, Layer], tokens: Sequence[str]) -> None:
+    for number, layer in layers.items():
         if shape_of(layer.key)[1] != len(tokens):
             raise ShapeError(
-                f"recording: {len(tokens)} tokens, but layer {index} has {shape_of(layer.key)[1]}"
+                f"recording: {len(tokens)} tokens, but layer {number} has {shape_of(layer.key)[1]}"
                 f" keys; one token per key is needed.\n  key {shape_of(layer.key)}"
                 " read as (Hkv, Lk, D)"
             )
 
 
 def _checked_query_tokens(
-    layers: Sequence[Layer], tokens: tuple[str, ...], query_tokens: Sequence[str] | None
+    layers: Mapping[int, Layer], tokens: tuple[str, ...], query_tokens: Sequence[str] | None
 ) -> tuple[str, ...]:
-    count = shape_of(layers[0].query)[1]
-    for index, layer in enumerate(layers):
+    (first, one), *_ = layers.items()
+    count = shape_of(one.query)[1]
+    for number, layer in layers.items():
         if shape_of(layer.query)[1] != count:
             raise ShapeError(
-                f"recording: layer {index} has {shape_of(layer.query)[1]} queries and layer 0 has"
-                f" {count}; make one recording for each."
+                f"recording: layer {number} has {shape_of(layer.query)[1]} queries and layer"
+                f" {first} has {count}; make one recording for each, which can be groups of one:"
+                " others={name: recording}."
             )
     if query_tokens is not None:
         named = _checked_tokens("query_tokens", query_tokens)
         if len(named) != count:
             raise ShapeError(
                 f"recording: {len(named)} query_tokens, but {count} queries;"
-                f" one token per query is needed.\n  query {shape_of(layers[0].query)}"
+                f" one token per query is needed.\n  query {shape_of(one.query)}"
                 " read as (Hq, Lq, D)"
             )
         return named
-    valid = layers[0].options.get("key_lengths", len(tokens))
+    valid = one.options.get("key_lengths", len(tokens))
     usual = 0 if count == len(tokens) else valid - count
-    start = layers[0].options.get("query_start", usual)
+    start = one.options.get("query_start", usual)
     if start < 0 or start + count > len(tokens):
         raise ShapeError(
             f"recording: {count} queries from position {start} on, but {len(tokens)} tokens;"

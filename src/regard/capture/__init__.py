@@ -1,0 +1,8 @@
+"""The attention of any torch model: recorded layer by layer, or computed by regard."""
+
+from regard._base.extras import needed_by
+
+with needed_by("regard.record"):
+    from regard.capture._record import Recorded, record
+
+__all__ = ["Recorded", "record"]

@@ -1,0 +1,53 @@
+"""The layers of a model by the names of its modules: numbers of layers, and groups of a kind."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+
+from regard.capture._taken import CROSS
+
+Place = tuple[str, int]
+
+
+def places(names: Iterable[tuple[str, type]]) -> dict[str, Place]:
+    """For each module its pattern and its number as a layer.
+
+    The pattern is the name without numbers; modules of one class and pattern are layers of one
+    kind. A layer's number is the one in its name that is another in each, as 5 in
+    ``"model.layers.5.self_attn"``; where there is none they are counted.
+    """
+    kinds: dict[tuple[str, type], list[str]] = defaultdict(list)
+    for name, kind in names:
+        kinds[re.sub(r"\d+", "*", name), kind].append(name)
+    found = {}
+    for (pattern, _), members in kinds.items():
+        numbers = [[int(n) for n in re.findall(r"\d+", name)] for name in members]
+        own = next((column for column in zip(*numbers) if len(set(column)) == len(members)), None)
+        for name, number in zip(members, own or range(len(members))):
+            found[name] = pattern, number
+    return found
+
+
+def group_names(patterns: list[str]) -> list[str]:
+    """A short name for each group of layers: none where there is one group."""
+    if len(patterns) == 1:
+        return [""]
+    parts = [pattern.split(".") for pattern in patterns]
+    names: list[str] = []
+    for own in parts:
+        told = [word for word in own if any(word not in other for other in parts)]
+        if "decoder" in own or "encoder" in own:
+            side = "decoder" if "decoder" in own else "encoder"
+            name = "cross" if CROSS.search(own[-1]) or CROSS.search(".".join(told)) else side
+        else:
+            name = told[0] if told else ".".join(own)
+        names.append(name)
+    for n, name in enumerate(names):
+        if names.count(name) > 1:
+            names[n] = patterns[n]
+    for n, name in enumerate(names):
+        if name in names[:n]:
+            names[n] = f"{name} {names[:n].count(name) + 1}"
+    return names

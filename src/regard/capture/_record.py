@@ -1,0 +1,166 @@
+"""``regard.record``: the attention of any torch model, layer by layer, as a recording."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from regard._base.errors import RecordingError
+from regard._operator import watching
+from regard._operator.attention import torch_call
+from regard.capture._recorder import Describe, Recorder
+from regard.capture._taken import Described
+from regard.capture._tracking import Running, TorchAttention
+from regard.recording import Recording
+
+
+class Recorded(Recording[Tensor]):
+    """The recording of what runs in a ``with`` block, filled when it ends.
+
+    Attributes:
+        batch: a ``regard.Recording`` for each text of the batch. Of one text, this is it too.
+    """
+
+    batch: tuple[Recording[Tensor], ...]
+
+    def __getattr__(self, name: str) -> Any:  # called for what is not there yet
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if "batch" not in vars(self):
+            raise RecordingError(
+                "record: there is nothing yet; the recording is filled when the with block ends."
+            )
+        raise RecordingError(
+            f"record: a batch of {len(self.batch)} texts was recorded, each of them a recording: "
+            "recording.batch[0]."
+        )
+
+    def __repr__(self) -> str:
+        if "batch" not in vars(self):
+            return "Recorded(nothing yet: the with block runs)"
+        if len(self.batch) > 1:
+            return f"Recorded(batch of {len(self.batch)}: recording.batch[0] is {self.batch[0]!r})"
+        return super().__repr__()
+
+    def _fill(self, recordings: Sequence[Recording[Any]]) -> None:
+        self.batch = tuple(recordings)
+        if len(self.batch) == 1:
+            for name in Recording.__slots__:
+                setattr(self, name, getattr(self.batch[0], name))
+            self.batch = (self,)
+
+
+@contextlib.contextmanager
+def record(
+    tokens: Sequence[str] | None = None,
+    *,
+    layers: Collection[int] | None = None,
+    heads: Collection[int] | None = None,
+    values: bool = False,
+    path: str | Path | None = None,
+) -> Iterator[Recording[Tensor]]:
+    """Records the attention of whatever torch model runs in the ``with`` block.
+
+        with regard.record(tokens=texts) as recording:
+            model(ids)
+        recording.weights[5][3, 17]
+
+    It takes the query and key of every ``torch.nn.functional.scaled_dot_product_attention`` and
+    ``regard.attention`` that this thread calls, layer by layer under the modules' names, and
+    changes no number. Further calls of the model must be the steps of one generation with a cache.
+    Padding that no query sees is left out. Compiled models run uncompiled in it.
+
+    Args:
+        tokens: texts of the keys, padding included; of a batch, a list for each element. By default
+            numbers.
+        layers, heads: numbers of those to record, by default all. They keep their numbers.
+        values: record the values too, for what ``Recording.steps`` and the viewer show of them.
+        path: a ``.safetensors`` file that each layer is written to as it comes, and that is there
+            when the block ends: whole or not at all. A batch gets one for each element, by number.
+
+    Yields:
+        The recording: ``regard.Recording`` when the block has ended. Of a batch,
+        ``recording.batch`` has one for each element. Layers with other tokens, as those of an
+        encoder, are its ``groups``.
+
+    Raises:
+        RecordingError: no attention was computed, or calls that no recording holds together.
+        ShapeError: the tokens are not as many as the keys.
+        TypeError, ValueError: numbers of layers or heads that are none, or a name of another kind
+            of file.
+
+    Source: docs/recording.md.
+    """
+
+    def describe(group: str, b: int) -> Described:
+        if tokens is None or group != main(recorder):
+            return Described()
+        return Described(tokens if isinstance(tokens[0], str) else tokens[b])
+
+    with recording_of(None, describe, layers, heads, values, path) as (recording, recorder):
+        yield recording
+
+
+def main(recorder: Recorder) -> str:
+    """The name of the group that tokens are given for."""
+    return next(iter(recorder.groups()))
+
+
+@contextlib.contextmanager
+def recording_of(
+    model: Module | None,
+    describe: Describe,
+    layers: Collection[int] | None,
+    heads: Collection[int] | None,
+    values: bool,
+    path: str | Path | None,
+    name: str = "",
+) -> Iterator[tuple[Recorded, Recorder]]:
+    """Records what runs in the block; see ``record``.
+
+    Args:
+        model: whose modules are named; by default whatever is called first.
+        describe: gives the tokens, when the block has ended.
+        name: of the model, for people.
+    """
+    if watching.watcher is not None:
+        raise RecordingError("record: another record is open; leave its with block first.")
+    recorder = Recorder(layers=layers, heads=heads, values=values, path=path)
+    running = Running(model, recorder.begin_pass)
+    recording = Recorded.__new__(Recorded)
+
+    def take(query: Any, key: Any, value: Any, options: dict[str, Any]) -> None:
+        recorder.take(running.name, running.places, query, key, value, options)
+
+    def compute(operator: Any, *args: Any, **kwargs: Any) -> Any:
+        *arrays, options = torch_call(*args, **kwargs)
+        take(*arrays, {n: x for n, x in options.items() if n != "dropout"})
+        return operator(*args, **kwargs)
+
+    def weigh(function: Any, named: dict[str, Any], within: Any) -> Any:
+        quiet = {"need_weights": False, "dropout_p": 0.0, "training": False}
+        with torch.no_grad():  # once more, for its query and key
+            within(function, named | quiet)
+        return function(**named)
+
+    with contextlib.ExitStack() as stack:
+        stack.push(lambda kind, error, trace: recorder.close(error))
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        with running.followed(), TorchAttention(compute, weigh), _watched(take):
+            yield recording, recorder
+        recording._fill(recorder.finished(describe, name))
+
+
+@contextlib.contextmanager
+def _watched(take: Any) -> Iterator[None]:
+    watching.watcher = take
+    try:
+        yield
+    finally:
+        watching.watcher = None

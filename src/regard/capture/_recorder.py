@@ -1,0 +1,218 @@
+"""From calls of attention, module by module, to recordings."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from regard._base.arrays import is_tensor
+from regard._base.errors import RecordingError
+from regard._call.call import Call
+from regard._call.checks import read_call
+from regard.capture._files import Files
+from regard.capture._groups import Place, group_names
+from regard.capture._rows import Rows, Span
+from regard.capture._taken import Described, Heads, Taken, copied
+from regard.recording import Recording
+
+SEEN = ("causal", "window", "mask", "key_lengths", "segments", "intervals", "query_start")
+Describe = Callable[[str, int], Described]
+
+
+class Recorder:
+    """Takes the calls of one pass, or of the steps of one generation, and makes recordings.
+
+    Args:
+        layers, heads: numbers of those to take, by default all.
+        values: whether to take the values.
+        path: of a file that layers are written to as they come.
+    """
+
+    def __init__(
+        self,
+        *,
+        layers: Collection[int] | None = None,
+        heads: Collection[int] | None = None,
+        values: bool = False,
+        path: str | Path | None = None,
+    ) -> None:
+        self._layers, self._heads, self._values = _numbers("layers", layers), heads, values
+        _numbers("heads", heads)
+        self._files = None if path is None else Files(path)
+        self._thread = threading.get_ident()
+        self._taken: dict[tuple[str, int], Taken] = {}
+        self._occurrences: Counter[str] = Counter()
+        self._rows: dict[Any, tuple[list[Rows], Any]] = {}
+
+    def begin_pass(self) -> None:
+        """A model is called: the attention of its modules occurs for the first time again."""
+        self._occurrences.clear()
+        self._rows.clear()
+
+    def take(
+        self,
+        name: str,
+        places: Mapping[str, Place],
+        query: Any,
+        key: Any,
+        value: Any,
+        options: dict[str, Any],
+    ) -> None:
+        """Takes a call of attention in the module of that name, where it is wanted."""
+        if threading.get_ident() != self._thread:
+            return
+        occurrence = self._occurrences[name]
+        self._occurrences[name] += 1
+        pattern, number = places.get(name, ("", len(self._taken)))
+        if (known := self._taken.get((name, occurrence))) is not None:
+            number = known.number
+        if self._layers is not None and number not in self._layers:
+            return
+        arrays = (x.detach() if is_tensor(x) else x for x in (query, key, value))
+        given = {name: x for name, x in options.items() if name not in ("dropout", "seed")}
+        call = read_call(*arrays, **given)
+        if min(call.sizes) == 0:
+            return
+        rows = self._rows_of(call, given)
+        if known is not None:
+            if self._files is not None and not known.firsts:
+                self._files.read_back(self._taken.values())
+            known.go_on(call, rows)
+            return
+        pattern = f"{pattern} {occurrence + 1}" if occurrence and name in places else pattern
+        taken = Taken(name, pattern, number, call, rows, self._heads_of(call))
+        taken.spans = self._spans(taken, rows)
+        self._taken[name, occurrence] = taken
+        for b in range(taken.batch):
+            if self._files is None:
+                taken.firsts.append(taken.first(call, b, copied, self._values))
+            else:
+                layer = taken.first(call, b, lambda x: x, self._values)
+                self._files.add(layer, taken.group, b)
+
+    def _rows_of(self, call: Call, options: dict[str, Any]) -> list[Rows]:
+        """What the queries see, found once for layers that are given the same arrays."""
+        given = {name: options[name] for name in SEEN if options.get(name) is not None}
+        B, _, _, Lq, Lk = call.sizes
+        known = (B, Lq, Lk, *((name, _identity(x)) for name, x in given.items()))
+        if known not in self._rows:  # which holds the arrays: their identities stay their own
+            self._rows[known] = Rows.of(call), given
+        return self._rows[known][0]
+
+    def _heads_of(self, call: Call) -> Heads:
+        if self._heads is None:
+            return Heads(slice(None), slice(None), None)
+        _, Hq, Hkv, _, _ = call.sizes
+        numbers = sorted(set(self._heads))
+        if numbers[-1] >= Hq:
+            raise IndexError(
+                f"record: there is no head {numbers[-1]}; the layer has {Hq}, 0 to {Hq - 1}."
+            )
+        return Heads(numbers, [h // (Hq // Hkv) for h in numbers], numbers)
+
+    def _spans(self, taken: Taken, rows: list[Rows]) -> list[tuple[Span, Span]]:
+        spans = []
+        for b, one in enumerate(rows):
+            low, high = one.seen()
+            low, high = min(low, taken.first_keys - 1), min(high, taken.first_keys)
+            if taken.is_cross:
+                queries = self._query_span(taken, b)
+            else:
+                ends = (max(0, min(taken.queries, end - one.start)) for end in (low, high))
+                queries = (next(ends), next(ends))
+            spans.append((queries, (low, high)))
+        return spans
+
+    def _query_span(self, cross: Taken, b: int) -> Span:
+        """The queries of cross-attention that are no padding: those of their self-attention."""
+        for taken in reversed(self._taken.values()):
+            alike = taken.batch == cross.batch and taken.first_queries == cross.queries
+            if alike and not taken.is_cross and taken.first_keys == taken.first_queries:
+                return taken.spans[b][0]
+        return 0, cross.queries
+
+    def finished(self, describe: Describe, model: str = "") -> list[Recording[Any]]:
+        """The recording of each batch element, on disk where there is a path.
+
+        Args:
+            describe: gives the tokens of a group, by its name, and a batch element.
+            model: its name, for people.
+
+        Raises:
+            RecordingError: no attention was computed.
+            ShapeError: tokens are described, and they are not as many as the keys.
+        """
+        groups = self.groups()
+        main, *others = groups
+        batch = groups[main][0].batch
+        for name in others:
+            if (own := groups[name][0].batch) != batch:
+                warnings.warn(
+                    f"record: {len(groups.pop(name))} layers {name!r} are left out: they work on "
+                    f"{own} pieces at once, and {main!r} on {batch} texts.",
+                    stacklevel=5,
+                )
+        facts = [
+            {name: layers[0].facts(b, describe(name, b)) for name, layers in groups.items()}
+            for b in range(batch)
+        ]
+        if self._files is not None and not any(taken.later for taken in self._taken.values()):
+            names = {name: layers[0].group for name, layers in groups.items()}
+            return self._files.finished(facts, names, model)
+        made = []
+        for b, of_groups in enumerate(facts):
+            parts = {
+                name: {"layers": [one.layer(b) for one in layers], "model": model, "group": name}
+                for name, layers in groups.items()
+            }
+            rest = {name: Recording(**parts[name], **of_groups[name]) for name in others if name in groups}
+            made.append(Recording(**parts[main], **of_groups[main], others=rest))
+        return made if self._files is None else self._files.saved(made)
+
+    def groups(self) -> dict[str, list[Taken]]:
+        """Layers of one kind and of the same tokens, by name; the text's own first."""
+        if not self._taken:
+            chosen = "" if self._layers is None else f" in layers {sorted(self._layers)}"
+            raise RecordingError(
+                f"record: no attention was computed{chosen}. What is seen is regard.attention, "
+                "torch.nn.functional.scaled_dot_product_attention, and what is built on them; a "
+                "model that multiplies query and key by itself is not."
+            )
+        found: dict[tuple[Any, ...], list[Taken]] = {}
+        for taken in self._taken.values():
+            found.setdefault(taken.group, []).append(taken)
+        named = dict(zip(group_names([group[0] for group in found]), found.values()))
+        main = max(named, key=lambda name: _rank(named[name][0]))
+        return {main: named[main]} | named
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Removes what is unfinished on disk."""
+        if self._files is not None:
+            self._files.close(error)
+
+
+def _rank(taken: Taken) -> tuple[bool, bool]:
+    """Larger for the layers that are a recording's own: those of a text that is written."""
+    rows, _ = taken.calls[0]
+    is_causal = bool((rows[0].last[:-1] < rows[0].last[1:]).all()) if taken.queries > 1 else True
+    return not taken.is_cross, is_causal or bool(taken.later)
+
+
+def _identity(x: Any) -> Any:
+    if isinstance(x, (bool, int, float)):
+        return x
+    return tuple(_identity(part) for part in x) if isinstance(x, tuple) else id(x)
+
+
+def _numbers(name: str, given: Any) -> frozenset[int] | None:
+    if given is None:
+        return None
+    if isinstance(given, (str, int)) or not all(type(n) is int and n >= 0 for n in given):
+        raise TypeError(f"record: {name} is {given!r}; numbers from 0 on are needed, as in [3, 5].")
+    if not given:
+        raise ValueError(f"record: {name} are none; leave them out to record all.")
+    return frozenset(given)

@@ -1,0 +1,134 @@
+"""What the queries of recorded calls see, on the tokens that a recording keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from regard._base.arrays import to_numpy
+from regard._call.call import Call
+from regard._call.visible import Visibility
+
+Span = tuple[int, int]
+
+
+class Rows(NamedTuple):
+    """The keys that the queries of one call and batch element see."""
+
+    first: np.ndarray  # (Lq,)
+    last: np.ndarray  # (Lq,), the key after the last
+    mask: np.ndarray | None  # (1 or Hq, 1 or Lq, Lk), bool: which of them
+    start: int  # the position of the first query among the keys
+    keys: int  # Lk
+
+    @classmethod
+    def of(cls, call: Call) -> list[Rows]:
+        """Those of every batch element."""
+        visibility, (B, _, _, Lq, Lk) = Visibility(call, np.arange), call.sizes
+        found = []
+        for b in range(B):
+            first, last = visibility.interval(b, np.arange(Lq))
+            first, last = np.broadcast_to(first, (Lq,)), np.broadcast_to(last, (Lq,))
+            masks = [] if call.mask is None else [to_numpy(_element(call.mask, b))]
+            if call.query_segments is not None:
+                pair = (call.query_segments, call.key_segments)
+                queries, keys = (to_numpy(_element(ids, b)) for ids in pair)
+                masks.append((queries[:, None] == keys)[None])
+            mask = masks[0] if len(masks) == 1 else masks[0] & masks[1] if masks else None
+            found.append(cls(first, last, mask, visibility.starts[b], Lk))
+        return found
+
+    def seen(self) -> Span:
+        """The keys from the first to the last that any query sees; all where none sees one."""
+        some = self.first < self.last
+        if not some.any():
+            return 0, self.keys
+        low, high = int(self.first[some].min()), int(self.last[some].max())
+        if self.mask is not None and self.mask.shape[-1] == self.keys:
+            within = np.flatnonzero(self.mask.any((0, 1))[low:high])
+            if len(within):
+                low, high = low + int(within[0]), low + int(within[-1]) + 1
+        return low, high
+
+
+class Step(NamedTuple):
+    """One call: what its queries see, which of them are kept, and where its first key lies."""
+
+    rows: Rows
+    queries: slice
+    offset: int  # of its first key among the keys of all calls
+
+
+def joined(steps: Sequence[Step], kept: np.ndarray) -> dict[str, Any]:
+    """The options of a ``Layer`` that show what the kept queries see of the kept keys.
+
+    Args:
+        kept: bool, one for each key of all calls.
+    """
+    place = np.concatenate(([0], np.cumsum(kept)))
+    count = int(place[-1])
+    firsts, lasts, masks = [], [], []
+    for rows, queries, offset in steps:
+        ends = (np.clip(x[queries] + offset, 0, len(kept)) for x in rows[:2])
+        first, last = (place[x] for x in ends)
+        firsts.append(first)
+        lasts.append(last)
+        masks.append(_kept_mask(rows, queries, offset, kept))
+    first, last = np.concatenate(firsts), np.concatenate(lasts)
+    if all(mask is None for mask in masks):
+        return simplified(first, last, count)
+    per_head = max(mask.shape[0] for mask in masks if mask is not None)
+    mask = np.zeros((per_head, len(first), count), bool)
+    low = 0
+    for (_, queries, _), one, part in zip(steps, masks, firsts):
+        mask[:, low : low + len(part)] = True if one is None else one
+        low += len(part)
+    j = np.arange(count)
+    mask &= (first[:, None] <= j) & (j < last[:, None])
+    if per_head == 1:
+        seen = mask[0].sum(-1)
+        begin, end = mask[0].argmax(-1), count - mask[0, :, ::-1].argmax(-1)
+        end = np.where(seen == 0, begin, end)
+        if (end - begin == seen).all():
+            return simplified(begin, end, count)
+    return {"mask": mask} | _start(len(first), count)
+
+
+def _kept_mask(rows: Rows, queries: slice, offset: int, kept: np.ndarray) -> np.ndarray | None:
+    """Its mask of the kept queries and keys; keys that it has not are not seen."""
+    if rows.mask is None:
+        return None
+    heads, Lq, Lk = rows.mask.shape
+    own = rows.mask if Lq == 1 else rows.mask[:, queries]
+    whole = np.zeros((heads, own.shape[1], len(kept)), bool)
+    there = min(rows.keys, len(kept) - offset)
+    whole[..., offset : offset + there] = own if Lk == 1 else own[..., :there]
+    found = whole[..., kept]
+    return np.broadcast_to(found, (heads, len(rows.first[queries]), found.shape[-1]))
+
+
+def simplified(first: np.ndarray, last: np.ndarray, keys: int) -> dict[str, Any]:
+    """The fewest options that show these intervals: nothing, causal, a window, or themselves."""
+    Lq = len(first)
+    if Lq == 0 or ((first == 0) & (last == keys)).all():
+        return _start(Lq, keys)
+    i = np.arange(Lq)
+    start = int(last[-1]) - Lq
+    if start >= 0 and (last == start + i + 1).all():
+        options: dict[str, Any] = {"causal": True} | _start(Lq, keys, start)
+        if (first == 0).all():
+            return options
+        left = int((start + i - first).max())
+        if (first == np.maximum(0, start + i - left)).all():
+            return options | {"window": (left, 0)}
+    return {"intervals": (first.astype(np.int64), last.astype(np.int64))} | _start(Lq, keys)
+
+
+def _start(Lq: int, keys: int, start: int | None = None) -> dict[str, int]:
+    return {} if start is None or start == keys - Lq else {"query_start": start}
+
+
+def _element(x: Any, b: int) -> Any:
+    return x[b if len(x) > 1 else 0]

@@ -1,0 +1,249 @@
+"""What the attention of one module is called with, over one pass or the steps of a generation."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from regard._base.arrays import is_tensor
+from regard._base.errors import RecordingError, ShapeError
+from regard._call.call import Call
+from regard.capture._rows import Rows, Span, Step, joined
+from regard.recording import Grid, Layer
+
+CROSS = re.compile(r"cross|enc_?dec|encoder_attn|multihead_attn", re.IGNORECASE)
+NUMBERS = ("scale", "softcap")
+
+
+class Heads(NamedTuple):
+    """The heads of a layer that are recorded."""
+
+    own: Any  # of the query: a slice, or numbers
+    shared: Any  # of the key, for them
+    numbers: list[int] | None  # None where they are all
+
+
+class Described(NamedTuple):
+    """What is known of the tokens of a group, padding included; numbers stand for what is not."""
+
+    keys: Sequence[str] | None = None
+    queries: Sequence[str] | None = None  # of cross-attention
+    grids: tuple[Grid, ...] = ()
+
+
+class Part(NamedTuple):
+    """What a further step of a generation adds."""
+
+    query: Any  # (B, H, Lq, D)
+    key: Any  # (B, H, Lq, D), or of no keys in cross-attention
+    value: Any
+
+
+class Taken:
+    """The attention of one module.
+
+    Attributes:
+        name: of the module.
+        pattern: the name without its numbers.
+        number: of the layer in the model.
+        is_cross: whether the queries are not among the keys.
+        keys: how many, of all calls; padding and unused places of a cache at the end left out.
+        queries: how many, of all calls.
+        spans: for each batch element, the queries and keys of the first call that are no padding.
+        calls: what each call's queries see, and where its first key is among all.
+        firsts: the layer of the first call for each batch element; none where a file has them.
+        later: what the further calls added.
+    """
+
+    def __init__(
+        self, name: str, pattern: str, number: int, call: Call, rows: list[Rows], heads: Heads
+    ) -> None:
+        Lq, Lk = call.sizes[3:]
+        self.name, self.pattern, self.number, self.heads = name, pattern, number, heads
+        self.is_cross = bool(CROSS.search(name)) or Lq > Lk
+        self.first_queries = self.queries = Lq
+        self.first_keys = self.keys = Lk if self.is_cross else max(1, min(Lk, rows[0].start + Lq))
+        self.batch = call.sizes[0]
+        self.has_bias = call.bias is not None
+        self.spans: list[tuple[Span, Span]] = []
+        self.calls: list[tuple[list[Rows], int]] = [(rows, 0)]
+        self.firsts: list[Layer[Any]] = []
+        self.later: list[Part] = []
+        self._last_key = copied(call.key[:, :, self.keys - 1])
+
+    @property
+    def group(self) -> tuple[Any, ...]:
+        """What the layers of one group have in common."""
+        return self.pattern, self.batch, self.first_queries, self.first_keys
+
+    def first(self, call: Call, b: int, keep: Any, values: bool) -> Layer[Any]:
+        """The layer of the first call, of batch element b and without its padding.
+
+        Args:
+            keep: what each array becomes.
+            values: whether to take the values.
+        """
+        (low, high), (start, stop) = self.spans[b]
+        queries, keys, heads = slice(low, high), slice(start, stop), self.heads
+        k = b if len(call.key) > 1 else 0
+        value = None
+        if values and call.value is not None:
+            value = keep(call.value[k][heads.shared, keys])
+        every = call.options_of(b)
+        uncut = (high - low, stop - start) == call.sizes[3:] and heads.numbers is None
+        if uncut and {"mask", "segments", "intervals"}.isdisjoint(every):
+            options = every
+        else:
+            options = self._options(every, self._visible(b), call.query)
+            if "bias" in every:
+                whole = every["bias"]
+                whole = whole[heads.own] if len(whole) > 1 else whole
+                whole = whole[:, queries] if whole.shape[1] > 1 else whole
+                options["bias"] = keep(whole[..., keys] if whole.shape[2] > 1 else whole)
+        return Layer(
+            keep(call.query[b][heads.own, queries]), keep(call.key[k][heads.shared, keys]), value,
+            name=self.name, number=self.number, head_numbers=heads.numbers, **options,
+        )  # fmt: skip
+
+    def go_on(self, call: Call, rows: list[Rows]) -> None:
+        """Takes a further step of a generation.
+
+        Raises:
+            RecordingError: it does not continue what was taken.
+        """
+        Lq, Lk = call.sizes[3:]
+        if call.sizes[0] != self.batch or not is_tensor(call.query):
+            raise self._no_step("its batch is another")
+        if self.has_bias or call.bias is not None:
+            raise self._no_step("a bias is added to its scores, which is recorded of one pass only")
+        if self.is_cross:
+            if Lk != self.first_keys:
+                raise self._no_step(f"it has {Lk} keys, and had {self.first_keys}")
+            new, offset = slice(0, 0), 0
+        else:
+            start = rows[0].start
+            new, offset = slice(start, start + Lq), self.keys - start
+            if start < 1 or offset < 0 or start + Lq > Lk:
+                raise self._no_step("its queries are not the next ones")
+            if not bool((call.key[:, :, start - 1] == self._last_key).all()):
+                raise self._no_step("the keys before it are others, as beam search leaves them")
+            self._last_key = copied(call.key[:, :, start + Lq - 1])
+            self.keys += Lq
+        self.queries += Lq
+        self.calls.append((rows, offset))
+        value = None if call.value is None else copied(call.value[:, self.heads.shared, new])
+        query, key = call.query[:, self.heads.own], call.key[:, self.heads.shared, new]
+        self.later.append(Part(copied(query), copied(key), value))
+
+    def _no_step(self, reason: str) -> RecordingError:
+        return RecordingError(
+            f"record: {self.name or 'the model'} computed attention again, and that is no further "
+            f"step of one generation: {reason}. A recording holds one pass, or one generation "
+            "without beams; open another record for the next."
+        )
+
+    def layer(self, b: int) -> Layer[Any]:
+        """The layer of all calls, of batch element b."""
+        first = self.firsts[b]
+        if not self.later:
+            return first
+        import torch
+
+        def whole(start: Any, name: str) -> Any:
+            parts = [getattr(part, name)[b] for part in self.later]
+            start = torch.as_tensor(start)  # a file gives arrays of NumPy
+            return torch.cat([start, *(part.to(start) for part in parts)], 1)
+
+        query, key = whole(first.query, "query"), whole(first.key, "key")
+        return Layer(
+            query, key, None if first.value is None else whole(first.value, "value"),
+            name=first.name, number=first.number, head_numbers=first.head_numbers,
+            **self._options(first.options, self._visible(b), query),
+        )  # fmt: skip
+
+    def kept(self, b: int) -> np.ndarray:
+        """Bool, one for each key of all calls: no padding of the first."""
+        kept = np.ones(self.keys, bool)
+        low, high = self.spans[b][1]
+        kept[:low] = kept[high : self.first_keys] = False
+        return kept
+
+    def kept_queries(self, b: int) -> slice:
+        """The queries of the first call that are no padding."""
+        return slice(*self.spans[b][0])
+
+    def facts(self, b: int, described: Described) -> dict[str, Any]:
+        """Tokens, boundary and grids of the group of these layers, without padding.
+
+        Raises:
+            ShapeError: tokens are described, and they are not as many.
+        """
+        kept, first = self.kept(b), self.first_queries
+        keys = _texts("tokens", described.keys, self.keys, self.name)
+        facts: dict[str, Any] = {"tokens": [text for text, here in zip(keys, kept) if here]}
+        if self.is_cross:
+            asking = _texts("query tokens", described.queries, self.queries, self.name)
+            facts["query_tokens"] = [*asking[:first][self.kept_queries(b)], *asking[first:]]
+        elif self.later:
+            facts["boundary"] = int(kept[: self.first_keys].sum())
+        place = np.concatenate(([0], np.cumsum(kept)))
+        facts["grids"] = [
+            grid._replace(start=int(place[grid.start]))
+            for grid in described.grids
+            if kept[grid.start : grid.stop].all()
+        ]
+        return facts
+
+    def _visible(self, b: int) -> dict[str, Any]:
+        """The options that show what the queries of all calls see."""
+        everything = slice(None)
+        return joined(
+            [
+                Step(rows[b], everything if n else self.kept_queries(b), offset)
+                for n, (rows, offset) in enumerate(self.calls)
+            ],
+            self.kept(b),
+        )
+
+    def _options(
+        self, given: dict[str, Any], visible: dict[str, Any], like: Any
+    ) -> dict[str, Any]:
+        """The options of a layer: numbers as given, and what is seen."""
+        options = {name: given[name] for name in NUMBERS if name in given}
+        if "sinks" in given:
+            whole = len(given["sinks"]) != len(self.heads.numbers or given["sinks"])
+            options["sinks"] = given["sinks"][self.heads.own] if whole else given["sinks"]
+        if "mask" in visible and len(visible["mask"]) > 1:
+            visible["mask"] = visible["mask"][self.heads.own]
+        if is_tensor(like):
+            visible = {name: _as_tensors(x, like.device) for name, x in visible.items()}
+        return options | visible
+
+
+def _texts(what: str, given: Sequence[str] | None, count: int, name: str) -> list[str]:
+    if given is None:
+        return [str(n) for n in range(count)]
+    if len(given) != count:
+        raise ShapeError(
+            f"record: {len(given)} {what} are given, and {name or 'attention'} has {count}; one "
+            "text for each is needed. Without them, they are numbered."
+        )
+    return list(given)
+
+
+def copied(x: Any) -> Any:
+    """A copy that nobody else writes into."""
+    return x.clone() if is_tensor(x) else x.copy()
+
+
+def _as_tensors(x: Any, device: Any) -> Any:
+    if isinstance(x, tuple):
+        return tuple(_as_tensors(part, device) for part in x)
+    if not isinstance(x, np.ndarray):
+        return x
+    import torch
+
+    return torch.from_numpy(x).to(device)

@@ -1,0 +1,132 @@
+"""Which module of a torch model computes attention, and attention that torch's operator computes."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.nn import Module, functional
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
+from torch.overrides import TorchFunctionMode
+
+from regard.capture._groups import Place, places
+
+
+class Running:
+    """The modules that run, from the model to the one that is at work.
+
+    Args:
+        model: whose names are told; by default the module that is called first, each time.
+        begin: called when a model is called.
+    """
+
+    def __init__(self, model: Module | None, begin: Callable[[], None]) -> None:
+        self._begin, self._model = begin, model
+        self._stack: list[Module] = []
+        self._names: dict[int, str] = {}
+        self.places: dict[str, Place] = {}
+        self.names_are_of: Module | None = None
+        if model is not None:
+            self._name(model)
+
+    def _name(self, model: Module) -> None:
+        if self.names_are_of is model:
+            return
+        self.names_are_of = model
+        named = list(model.named_modules())
+        self._names = {id(module): name for name, module in named}
+        self.places = places((name, type(module)) for name, module in named)
+
+    @property
+    def name(self) -> str:
+        """The name of the innermost module that has one."""
+        for module in reversed(self._stack):
+            if id(module) in self._names:
+                return self._names[id(module)]
+        return ""
+
+    @contextlib.contextmanager
+    def followed(self) -> Iterator[None]:
+        """Follows the modules."""
+        before = register_module_forward_pre_hook(self._enter)
+        after = register_module_forward_hook(self._leave, always_call=True)
+        try:
+            yield
+        finally:
+            before.remove()
+            after.remove()
+
+    def _enter(self, module: Module, args: Any) -> None:
+        if not self._stack:
+            if self._model is None:
+                self._name(module)
+            self._begin()
+        self._stack.append(module)
+
+    def _leave(self, module: Module, args: Any, output: Any) -> None:
+        while self._stack and self._stack.pop() is not module:
+            pass
+
+
+class TorchAttention(TorchFunctionMode):
+    """Hands calls of torch's attention in this thread to a function.
+
+    Args:
+        compute: called with torch's operator and the arguments of a call; gives its result.
+        weigh: called for ``torch.nn.MultiheadAttention`` that returns weights, which torch computes
+            past its operator: with the function of torch, its arguments by name, and ``within``,
+            which calls that function so that its operator is handed over.
+    """
+
+    def __init__(self, compute: Callable[..., Any], weigh: Callable[..., Any]) -> None:
+        super().__init__()
+        self._compute, self._weigh = compute, weigh
+        self._thread = threading.get_ident()
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Hands it over, or calls whatever else torch was asked for."""
+        kwargs = kwargs or {}
+        if func is functional.scaled_dot_product_attention:
+            return self._compute(func, *args, **kwargs)
+        if func is functional.multi_head_attention_forward:
+            named = _SIGNATURE.bind(*args, **kwargs).arguments
+            if named.get("need_weights", True):
+                return self._weigh(func, named, self._within)
+            return self._within(func, named)
+        return func(*args, **kwargs)
+
+    def _within(self, func: Any, named: dict[str, Any]) -> Any:
+        """Calls a function of torch that is written in Python: what it calls passes no mode."""
+        operator = functional.scaled_dot_product_attention
+
+        def handed(*args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() != self._thread:
+                return operator(*args, **kwargs)
+            return self._compute(operator, *args, **kwargs)
+
+        functional.scaled_dot_product_attention = handed
+        try:
+            return func(**named)
+        finally:
+            functional.scaled_dot_product_attention = operator
+
+    def __enter__(self) -> Any:
+        self._fast = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)  # it goes past the operator
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        torch.backends.mha.set_fastpath_enabled(self._fast)
+        super().__exit__(*error)
+
+
+_SIGNATURE = inspect.signature(functional.multi_head_attention_forward)

@@ -1,0 +1,233 @@
+"""The attention function that transformers calls for a model of ``"regard"``."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module, functional
+
+from regard._base.errors import ShapeError, UnsupportedError
+from regard._operator.attention import attention
+from regard.hf import _masks, _weights
+from regard.hf._masks import Options
+
+# What eager's functions of transformers take by name and is understood here too.
+UNDERSTOOD = {
+    "module", "query", "key", "value", "attention_mask", "scaling", "dropout", "softcap",
+    "position_bias", "s_aux", "sinks", "indices", "block_indices", "is_causal", "cu_seq_lens_q",
+    "cu_seq_lens_k", "kwargs",
+}  # fmt: skip
+
+
+def attention_function(
+    module: Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    is_causal: bool | None = None,
+    softcap: float | None = None,
+    position_bias: Tensor | None = None,
+    s_aux: Tensor | None = None,
+    sinks: Tensor | None = None,
+    indices: Tensor | None = None,
+    block_indices: Tensor | None = None,
+    cu_seq_lens_q: Tensor | None = None,
+    cu_seq_lens_k: Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Attention as every model of transformers calls it: see ``AttentionInterface``.
+
+    Args:
+        module: the attention layer.
+        query: ``(B, Hq, Lq, D)``, after rotation, any strides.
+        key: ``(B, Hkv, Lk, D)``, the cache's included; heads are not repeated.
+        value: ``(B, Hkv, Lk, Dv)``.
+        attention_mask: from ``_masks.mask_function``, or any 4-D mask; None hides nothing but the
+            later keys of a causal layer, with the first query at the first key.
+
+    Returns:
+        ``(B, Lq, Hq, Dv)``, contiguous, and the weights where the model's caller wants them.
+
+    Raises:
+        UnsupportedError: a keyword of this model changes its numbers and is not understood.
+    """
+    _refuse_unknown(type(module).__module__, kwargs)
+    query, key, value = _of_one_dtype(query, key, value)
+    if len(query) == 1 != len(key):
+        query = query.expand(len(key), -1, -1, -1)
+    options = _visible_keys(module, query, key, attention_mask, is_causal)
+    for selected in (
+        _documents(cu_seq_lens_q, cu_seq_lens_k, query, key),
+        _selected_keys(indices, key),
+        _selected_blocks(module, block_indices, query, key),
+    ):
+        options = _narrowed(options, selected)
+    if position_bias is not None:
+        options["bias"] = options["bias"] + position_bias if "bias" in options else position_bias
+        options["bias"] = options["bias"][..., : key.shape[2]].to(query.dtype)
+    if s_aux is None and isinstance(found := getattr(module, "sinks", None), Tensor):
+        s_aux = found
+    if sinks is not None:
+        key, value, query, options = _with_sinks(query, key, value, sinks, scaling, options)
+    elif s_aux is not None:
+        options["sinks"] = s_aux.reshape(-1).to(query.dtype)
+    if softcap is not None:
+        options["softcap"] = softcap
+    if scaling is not None:
+        options["scale"] = float(scaling)
+    if dropout and module.training:
+        options["dropout"] = dropout
+    wanted = sinks is None and _weights.are_wanted(kwargs)
+    if not wanted:
+        output = attention(query, key, value, **options)
+        return output.transpose(1, 2).contiguous(), None
+    output, weights = attention(query, key, value, return_weights=True, **options)
+    return output.transpose(1, 2).contiguous(), _weights.Attentions(weights, query.dtype)
+
+
+def _of_one_dtype(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """The tensors in the dtype in which eager would multiply them."""
+    device = tensors[0].device.type
+    if torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+        return tuple(x if x.dtype == torch.float64 else x.to(dtype) for x in tensors)
+    query, key, value = tensors
+    if query.dtype == key.dtype == value.dtype:
+        return tensors
+    dtype = value.dtype if query.dtype == key.dtype else query.dtype
+    return tuple(x.to(dtype) for x in tensors)
+
+
+@functools.cache
+def _named(module_name: str) -> frozenset[str]:
+    """The keywords that the model's own attention function takes by name, and which we ignore."""
+    eager = getattr(sys.modules.get(module_name), "eager_attention_forward", None)
+    if eager is None:
+        return frozenset()
+    return frozenset(inspect.signature(eager).parameters) - UNDERSTOOD
+
+
+@torch.compiler.assume_constant_result
+def _unknown(module_name: str, names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(name for name in names if name in _named(module_name))
+
+
+def _refuse_unknown(module_name: str, kwargs: dict[str, Any]) -> None:
+    given = tuple(name for name, x in kwargs.items() if x is not None)
+    if unknown := _unknown(module_name, given):
+        raise UnsupportedError(
+            f"regard: {module_name} gives attention {', '.join(unknown)}, which its own eager "
+            "function computes with and regard does not know. Use "
+            'model.set_attn_implementation("eager") for it, and report the model.'
+        )
+
+
+def _visible_keys(
+    module: Module, query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool | None
+) -> Options:
+    if mask is not None:
+        return dict(_masks.options_of(mask, key.shape[2]))
+    if is_causal is None:
+        is_causal = getattr(module, "is_causal", True)
+    if not is_causal or query.shape[2] == 1:
+        return {}
+    return {"causal": True} if query.shape[2] == key.shape[2] else {"causal": True, "query_start": 0}
+
+
+def _narrowed(options: Options, selected: Tensor | None) -> Options:
+    """The options with a further mask of bools."""
+    if selected is None:
+        return options
+    mask = options.get("mask")
+    return options | {"mask": selected if mask is None else mask & selected}
+
+
+def _documents(
+    query_ends: Tensor | None, key_ends: Tensor | None, query: Tensor, key: Tensor
+) -> Tensor | None:
+    """Packed documents, told by where each begins: none sees another."""
+    if query_ends is None or key_ends is None:
+        return None
+    Lq, Lk = query.shape[2], key.shape[2]
+    if len(query) != 1 or int(query_ends[-1]) != Lq or int(key_ends[-1]) != Lk:
+        raise ShapeError(
+            f"regard: cu_seq_lens end at {int(query_ends[-1])} queries and {int(key_ends[-1])} "
+            f"keys, of a batch of {len(query)} with {Lq} and {Lk}; documents are packed into a "
+            "batch of one, all of them. Leave cu_seq_lens out to let them see each other."
+        )
+    ids = [
+        torch.searchsorted(ends.to(key.device), torch.arange(n, device=key.device), right=True)
+        for ends, n in ((query_ends, Lq), (key_ends, Lk))
+    ]
+    return (ids[0][:, None] == ids[1])[None, None]
+
+
+def _selected_keys(indices: Tensor | None, key: Tensor) -> Tensor | None:
+    """The keys ``(B, Lq, k)`` that a sparse attention chose, −1 for none, as a mask."""
+    if indices is None:
+        return None
+    return _scattered(indices.unsqueeze(1), key.shape[2])
+
+
+def _selected_blocks(
+    module: Any, blocks: Tensor | None, query: Tensor, key: Tensor
+) -> Tensor | None:
+    """The blocks of keys ``(B, H, Lq, k)`` that a sparse attention chose, as a mask."""
+    if blocks is None:
+        return None
+    size, Lk = module.indexer.block_size, key.shape[2]
+    chosen = _scattered(blocks, -(-Lk // size)).repeat_interleave(size, -1)[..., :Lk]
+    return chosen.repeat_interleave(query.shape[1] // blocks.shape[1], 1)
+
+
+def _scattered(indices: Tensor, count: int) -> Tensor:
+    chosen = indices.new_zeros((*indices.shape[:-1], count + 1), dtype=torch.bool)
+    none_there = torch.where(indices < 0, count, indices).long()
+    return chosen.scatter(-1, none_there, torch.ones_like(none_there, dtype=torch.bool))[..., :-1]
+
+
+def _with_sinks(
+    query: Tensor, key: Tensor, value: Tensor, sinks: Tensor, scaling: float | None, options: Options
+) -> tuple[Tensor, Tensor, Tensor, Options]:
+    """Sinks ``(B, Hq, Lq, n)`` of every query: n more keys, without value, with these scores."""
+    n, Lk = sinks.shape[-1], key.shape[2]
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    rows = torch.eye(n, dtype=key.dtype, device=key.device).expand(*key.shape[:2], n, n)
+    longer = functional.pad(key, (0, n)), functional.pad(rows, (key.shape[-1], 0))
+    options = dict(options)
+    bools = visible_bools(options, query, Lk)
+    if bools is not None:
+        options["mask"] = functional.pad(bools, (0, n), value=True)
+    if "bias" in options:
+        options["bias"] = functional.pad(options["bias"], (0, n))
+    options.setdefault("scale", scale)
+    return (
+        torch.cat(longer, 2),
+        functional.pad(value, (0, 0, 0, n)),
+        torch.cat((query, (sinks / scale).to(query.dtype)), -1),
+        options,
+    )
+
+
+def visible_bools(options: Options, query: Tensor, keys: int) -> Tensor | None:
+    """The mask that the options of visible keys make, which it takes out of them."""
+    j = torch.arange(keys, device=query.device)
+    found: Tensor | None = options.pop("mask", None)
+    if options.pop("causal", False):
+        start = options.pop("query_start", keys - query.shape[2])
+        i = torch.arange(query.shape[2], device=query.device) + start
+        causal = j <= i[:, None]
+        found = causal if found is None else found & causal
+    if "intervals" in options:
+        first, last = options.pop("intervals")
+        inside = ((j >= first[..., None]) & (j < last[..., None])).unsqueeze(1)
+        found = inside if found is None else found & inside
+    return found

@@ -1,0 +1,98 @@
+"""Attentions that a model returns: tensors to old code, computed from query and key when read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard._weights.attention_weights import AttentionWeights
+
+
+def are_wanted(kwargs: dict[str, Any]) -> bool:
+    """Whether the caller of the model wants attentions: always where nothing tells."""
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return False
+    if kwargs.get("output_attentions"):
+        return True
+    try:
+        from transformers.utils.output_capturing import _active_collector
+    except ImportError:
+        return True
+    collected = _active_collector.get()
+    return collected is not None and any("attention" in name for name in collected)
+
+
+class Attentions(Tensor):
+    """The weights ``(B, Hq, Lq, Lk)`` of a layer, a tensor whose numbers are computed when read.
+
+    Indexing computes what it gives; everything else computes the whole matrix, once, within the
+    limit of ``regard.limits``. They are the weights before dropout, without a gradient; rows that
+    see no key are zeros.
+
+    Attributes:
+        weights: the ``regard.AttentionWeights``.
+    """
+
+    weights: AttentionWeights[Tensor]
+
+    def __new__(cls, weights: AttentionWeights[Tensor], dtype: torch.dtype) -> Attentions:
+        """The tensor of ``weights`` in a dtype."""
+        device = weights._call.query.device
+        found = Tensor._make_wrapper_subclass(cls, weights.shape, dtype=dtype, device=device)
+        found.weights, found._whole = weights, None
+        return found
+
+    def numbers(self) -> Tensor:
+        """The whole matrix: an ordinary tensor.
+
+        Raises:
+            MaterializeError: it is above the limit.
+            RuntimeError: query or key was written to since, as a static cache is at each step.
+        """
+        if self._whole is None:
+            self._whole = self.weights[...].to(self.dtype)
+        return self._whole
+
+    def __getitem__(self, index: Any) -> Tensor:
+        if self._whole is None and _is_basic(index):
+            return self.weights[index].to(self.dtype)
+        return self.numbers()[index]
+
+    def numpy(self, *, force: bool = False) -> Any:
+        """The whole matrix as a NumPy array."""
+        return self.numbers().numpy(force=force)
+
+    def tolist(self) -> Any:
+        """The whole matrix as lists of floats."""
+        return self.numbers().tolist()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        array = self.numpy(force=True)
+        return array if dtype is None else array.astype(dtype)
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Whatever is computed with them is computed with their numbers."""
+        if func.overloadpacket is torch.ops.aten.detach:
+            return args[0]
+        tree_map = torch.utils._pytree.tree_map_only
+        args, kwargs = tree_map(Attentions, Attentions.numbers, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return Attentions, (self.weights, self.dtype)
+
+    def __deepcopy__(self, memo: Any) -> Attentions:
+        return Attentions(self.weights.copy(), self.dtype)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        return f"Attentions{tuple(self.shape)} {self.dtype}, computed when read"
+
+
+def _is_basic(index: Any) -> bool:
+    parts = index if isinstance(index, tuple) else (index,)
+    return all(type(x) in (int, slice) or x is Ellipsis for x in parts)
