@@ -233,6 +233,7 @@ CORRECTIONS = {
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
     "codegen": {"rotary_dim": 16},
     "gptj": {"rotary_dim": 16},
+    "esm": {"pad_token_id": 1},
     "esmc": {"num_key_value_heads": 4},
     "glm5_next_text": {"num_key_value_heads": 4},
     "sam_vision_model": {"window_size": 2, "global_attn_indexes": [1], "output_channels": 64},

@@ -326,7 +326,7 @@ def attentions(subject, run, seed):
     for key, value in named.items():
         for i, w in enumerate(value if isinstance(value, (list, tuple)) else [value]):
             if w is not None:
-                weights[f"{key}.{i}"] = w if isinstance(w, torch.Tensor) else torch.as_tensor(w)
+                weights[f"{key}.{i}"] = w.clone()  # some are computed when read
     subject.need(weights or run.implementation != "eager", "eager gives none")
     return weights
 
