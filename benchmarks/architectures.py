@@ -67,6 +67,7 @@ def read_options():
     parser.add_argument("--only", help="names of architectures, with commas")
     parser.add_argument("--situations", help=f"of: {', '.join(SITUATIONS)}")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16"))
+    parser.add_argument("--evaluate", action="store_true", help="evaluate masks, as of short texts")
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
     parser.add_argument("--quick", action="store_true", help="six architectures")
     parser.add_argument("--json", type=Path, help="write the results here as well")
@@ -91,7 +92,10 @@ def work(options):
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
     if options.implementation == "regard":
-        import regard.hf  # noqa: F401
+        import regard.hf
+
+        if not options.evaluate:  # so that masks are read as those of long texts are
+            regard.hf._masks.SMALL = 0
     torch.set_num_threads(1)
     lines = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what models print is no result
@@ -107,7 +111,7 @@ def supervise(names, options, report):
     while names:
         command = [sys.executable, __file__, "--worker", "--only", ",".join(names[:CHUNK])]
         command += ["--implementation", options.implementation, "--dtype", options.dtype]
-        command += ["--situations", ",".join(options.chosen)]
+        command += ["--situations", ",".join(options.chosen)] + ["--evaluate"] * options.evaluate
         with subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0
         ) as worker:

@@ -107,6 +107,7 @@ class Subject:
         self.taken = parameters_of(model)
         ids = batch.get("input_ids")
         self.is_text = ids is not None and ids.dim() == 2 and "attention_mask" in self.taken
+        self.length = ids.shape[1] if self.is_text else 0
         self.is_paired = "decoder_input_ids" in batch
         self.is_decoder = self.is_text and not self.is_paired and self._sees_no_future(ids)
 
@@ -220,7 +221,8 @@ def steps(subject, run, batch, real, cache, cuts):
     once = {k: v for k, v in batch.items() if k not in (*TEXTS, "attention_mask")}
     for end in cuts:
         piece = {k: v[:, start:end] for k, v in batch.items() if k in TEXTS}
-        piece["attention_mask"] = batch["attention_mask"][:, :end]
+        if "attention_mask" in batch:
+            piece["attention_mask"] = batch["attention_mask"][:, :end]
         out = run(once | piece, past_key_values=cache, use_cache=True)
         cache, once, start = out.past_key_values, {}, end
         subject.need(cache is not None, "no cache")
@@ -261,31 +263,31 @@ def paired_cache(subject, run):
 
 
 def chunks(subject, run, seed):
-    """A text in pieces of several words, with a cache that grows."""
+    """A text without a mask in pieces of several words, with a cache that grows."""
     cached(subject)
-    batch = subject.batch | {"attention_mask": torch.ones_like(subject.batch["input_ids"])}
-    real, length = batch["attention_mask"].bool(), batch["attention_mask"].shape[1]
-    cache = DynamicCache(config=subject.model.config)
-    return steps(subject, run, batch, real, cache, (length - 6, length - 3, length - 1, length))
+    real, length = torch.ones_like(subject.batch["input_ids"]).bool(), subject.length
+    cache = DynamicCache(config=run.model.config)
+    cuts = (length - 6, length - 3, length - 1, length)
+    return steps(subject, run, subject.batch, real, cache, cuts)
 
 
 def static_cache(subject, run, seed):
-    """A cache with room for more, with padding on the left."""
+    """A cache with room for more, filled in pieces, with padding on the left."""
     cached(subject)
     batch, real = subject.padded("left", seed)
     length = real.shape[1]
     cache = StaticCache(config=run.model.config, max_cache_len=length + 3)
-    return steps(subject, run, batch, real, cache, range(length - 3, length + 1))
+    return steps(subject, run, batch, real, cache, (length - 5, length - 2, length - 1, length))
 
 
 def sliding_cache(subject, run, seed):
-    """A static cache in which some layers keep a window alone, filled beyond it in pieces."""
+    """A static cache in which layers keep a window alone, filled beyond it without a mask."""
     cached(subject)
-    batch = subject.batch | {"attention_mask": torch.ones_like(subject.batch["input_ids"])}
-    real, length = batch["attention_mask"].bool(), batch["attention_mask"].shape[1]
+    real, length = torch.ones_like(subject.batch["input_ids"]).bool(), subject.length
     cache = StaticCache(config=run.model.config, max_cache_len=length + 3)
     subject.need(any(getattr(x, "is_sliding", False) for x in cache.layers), "no window")
-    return steps(subject, run, batch, real, cache, (length - 5, length - 2, length - 1, length))
+    cuts = (length - 5, length - 2, length - 1, length)
+    return steps(subject, run, subject.batch, real, cache, cuts)
 
 
 def generation(subject, run, seed):
@@ -294,9 +296,12 @@ def generation(subject, run, seed):
     subject.need(subject.is_text or subject.is_paired, "no text with a mask")
     batch = subject.padded("left", seed)[0] if subject.is_text else subject.batch
     batch = {k: v for k, v in batch.items() if k != "decoder_input_ids"}
-    words = run.generate(batch, max_new_tokens=6, min_new_tokens=6, pad_token_id=0)
-    subject.need(isinstance(words, torch.Tensor), "generates more than words")
-    return {"words": words.to(run.dtype)}
+    options = {"max_new_tokens": 6, "min_new_tokens": 6, "pad_token_id": 0}
+    if subject.is_paired:
+        options["decoder_start_token_id"] = 1
+    found = run.generate(batch, **options)
+    subject.need(isinstance(found, torch.Tensor), "generates more than words")
+    return {"words": found.to(run.dtype)}
 
 
 def gradients(subject, run, seed):
