@@ -8,7 +8,8 @@ import itertools
 
 import torch
 
-from zoo.models import VOCABULARY, WORDS
+from zoo.corrections import INPUTS
+from zoo.models import WORDS
 
 BATCH, LENGTH, DECODED, FRAMES = 2, 10, 7, 40
 
@@ -59,7 +60,8 @@ def pictures(model, taken):
     patch = patch if isinstance(patch, int) else patch[-1]
     size = sought(config, "image_size", "img_size", "input_size", "resolution", default=32)
     height, width = (size, size) if isinstance(size, int) else tuple(size)[-2:]
-    name = "pixel_values" if "pixel_values" in taken else "pixel_values_videos"
+    names = ("pixel_values", "pixel_values_videos", "hidden_states", "image")
+    name = next(x for x in names if x in taken)
     merge = sought(config, "spatial_merge_size", "merge_size", default=1)
     for key in ("image_grid_thw", "grid_thw"):
         if key in taken:
@@ -116,8 +118,8 @@ def sounds(model, taken):
                         yield values | {mask: ones}
 
 
-def features_count(found, width):
-    """How many vectors of the text's width a picture or sound became."""
+def features_count(found):
+    """How many vectors a picture or sound became."""
     found = getattr(found, "pooler_output", found)
     while isinstance(found, (list, tuple)) and len(found) == 1:
         found = found[0]
@@ -132,7 +134,6 @@ def with_features(model, taken):
         ("get_image_features", pictures, ("image_token_id", "image_token_index")),
         ("get_audio_features", sounds, ("audio_token_id", "audio_token_index")),
     ]
-    width = sought(model.config.get_text_config(), "hidden_size", "d_model", default=64)
     for method, guesses, token_names in kinds:
         token = next(
             (x for n in token_names if (x := getattr(model.config, n, None)) is not None), None
@@ -144,7 +145,7 @@ def with_features(model, taken):
         for values in guesses(model, set(taken) & accepted | accepted & {"pixel_values"}):
             try:
                 with torch.no_grad():
-                    count = features_count(compute(**values), width)
+                    count = features_count(compute(**values))
             except Exception:  # noqa: BLE001 - a guess that this model does not take
                 continue
             each = count // BATCH
@@ -186,6 +187,8 @@ OTHERS = {
     "query_embeds": vectors,
     "noise": lambda model: numbers(BATCH, 16),
     "audio_codes": lambda model: words(BATCH, sought(model.config, "num_quantizers", "num_codebooks", default=4), LENGTH),
+    "qformer_input_ids": lambda model: words(BATCH, 5),
+    "target_sizes": lambda model: torch.tensor([[4, 4]] * BATCH),
     "input_codes": lambda model: words(BATCH, LENGTH),
     "input_points": lambda model: torch.tensor([[[[4.0, 8.0]]]] * BATCH),
 }
@@ -195,17 +198,18 @@ def inputs_of(model):
     """Guesses of a whole input, as dictionaries; the fullest first."""
     taken = parameters_of(model)
     config = model.config
+    if config.model_type in INPUTS:
+        yield INPUTS[config.model_type]()
     extra = {
         name: make
         for name, make in OTHERS.items()
-        if taken.get(name) or (name in ("bbox", "input_points", "decoder_input_ids") and name in taken)
+        if taken.get(name) or (name in ("bbox", "input_points", "decoder_input_ids", "target_sizes") and name in taken)
     }
     if not getattr(config, "is_encoder_decoder", False) and not taken.get("decoder_input_ids"):
         extra.pop("decoder_input_ids", None)
     extra = {name: make(model) for name, make in extra.items()}
     first = model.main_input_name
     first = first if isinstance(first, str) else first[0]
-    two = {"input_ids", "decoder_input_ids"} & set(taken)
     text = {"input_ids": words(BATCH, LENGTH)} if "input_ids" in taken else {}
     if text:
         for values in with_features(model, taken):
@@ -222,10 +226,14 @@ def inputs_of(model):
             yield {"input_ids": words(BATCH * codebooks, LENGTH)} | extra
             yield {"input_ids": words(BATCH, LENGTH, codebooks)} | extra
             yield {"input_ids": words(BATCH, codebooks, LENGTH)} | extra
-    elif "pixel_values" in taken or "pixel_values_videos" in taken:
+    elif {"pixel_values", "pixel_values_videos", "image"} & set(taken) or (
+        {"hidden_states", "grid_thw"} <= set(taken)
+    ):
         for values in pictures(model, taken):
             yield values | extra
     yield from (values | extra for values in sounds(model, taken))
-    if first in ("past_values", "inputs_embeds", "hidden_states") or taken.get(first):
-        yield extra if first in extra else {first: vectors(model)} | extra
-    del two
+    needed = {name for name, needs in taken.items() if needs}
+    if needed and needed <= set(extra):
+        yield extra
+    if needed and needed != set(extra):
+        yield {name: vectors(model) for name in needed} | extra

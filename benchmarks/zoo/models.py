@@ -16,6 +16,8 @@ import torch
 from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto as auto
 
+from zoo.corrections import CORRECTIONS
+
 VOCABULARY = 128  # words; those from 96 on are left to special tokens
 WORDS = range(3, 90)  # what random texts are made of
 WIDTH, HEADS, HEAD = 64, 4, 16
@@ -36,6 +38,9 @@ RULES = [
     (r"heads?$", lambda v: min(v, HEADS)),
     (r"head_dim|head_size|dim_head|d_head|d_kv|qk_.*dim|v_.*head_dim", lambda v: min(v, HEAD)),
     (r"type_vocab", lambda v: v),
+    (r"^vocab_size$", lambda v: VOCABULARY),
+    (r"upsample_groups", lambda v: WIDTH),
+    (r"num_queries", lambda v: min(v, 8)),
     (r"vocab_size$|^vocab|num_embeddings$|codebook_size", lambda v: min(v, VOCABULARY)),
     (r"max_source_positions", lambda v: 20 if v == 1500 else min(v, 512)),
     (r"position|context_length|max_seq|n_ctx", lambda v: min(v, 512)),
@@ -154,7 +159,9 @@ def tiny_fields(config, keep_widths=False):
             fields[name] = [value[i] for i in kept]
         elif name in ("num_hidden_layers", *KEYS_OF_LAYERS) and kept:
             fields[name] = len(kept)
-        elif name == "num_key_value_heads" and default == vars(config).get("num_attention_heads"):
+        elif name == "num_key_value_heads" and (
+            default == vars(config).get("num_attention_heads") or "kv_lora_rank" in vars(config)
+        ):
             fields[name] = shrink("heads", value, keep_widths)
         elif isinstance(value, dict):
             fields[name] = shrink_rope(value)
@@ -191,7 +198,8 @@ def shrink_rope(value):
 def tiny_config(config, keep_widths=False):
     """A config of the same class, its sizes shrunk."""
     fields = tiny_fields(config, keep_widths)
-    if "depths" in fields and isinstance(fields.get("embed_dim"), int):
+    sizes = fields.get("embed_dim"), fields.get("image_size")
+    if "depths" in fields and all(isinstance(x, int) for x in sizes):
         fields |= {"embed_dim": 16, "image_size": 64}  # doubled, and halved, by every stage
     allowed = {field.name for field in dataclasses.fields(config)}
     fields |= CORRECTIONS.get(config.model_type, {})
@@ -221,23 +229,6 @@ def renumber_tokens(config):
                     vars(config)[key] = small(value)
 
     visit(config)
-
-
-GIVEN_HEADS = {"head_dim": HEAD}
-CORRECTIONS = {
-    "hunyuan_v1_dense": GIVEN_HEADS,
-    "hunyuan_v1_moe": GIVEN_HEADS,
-    "hunyuan_vl_text": GIVEN_HEADS,
-    "ministral": GIVEN_HEADS,
-    "nemotron": {"num_key_value_heads": 2},
-    "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
-    "codegen": {"rotary_dim": 16},
-    "gptj": {"rotary_dim": 16},
-    "esm": {"pad_token_id": 1},
-    "esmc": {"num_key_value_heads": 4},
-    "glm5_next_text": {"num_key_value_heads": 4},
-    "sam_vision_model": {"window_size": 2, "global_attn_indexes": [1], "output_channels": 64},
-}
 
 
 def build(name, keep_widths=False):
