@@ -15,7 +15,7 @@ from regard._base.errors import RecordingError
 from regard._operator import watching
 from regard._operator.attention import torch_call
 from regard.capture._recorder import Describe, Recorder
-from regard.capture._taken import Described
+from regard.capture._taken import Described, Taken
 from regard.capture._tracking import Running, TorchAttention
 from regard.recording import Recording
 
@@ -98,18 +98,13 @@ def record(
     Source: docs/recording.md.
     """
 
-    def describe(group: str, b: int) -> Described:
-        if tokens is None or group != main(recorder):
+    def describe(group: str, taken: Taken, b: int) -> Described:
+        if tokens is None or group != next(iter(recorder.groups())):
             return Described()
         return Described(tokens if isinstance(tokens[0], str) else tokens[b])
 
     with recording_of(None, describe, layers, heads, values, path) as (recording, recorder):
         yield recording
-
-
-def main(recorder: Recorder) -> str:
-    """The name of the group that tokens are given for."""
-    return next(iter(recorder.groups()))
 
 
 @contextlib.contextmanager

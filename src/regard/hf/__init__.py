@@ -17,10 +17,12 @@ with needed_by("regard.hf"):
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from regard.hf._attention import attention_function
+from regard.hf._check import Checked, check
 from regard.hf._masks import mask_function
+from regard.hf._record import record
 from regard.hf._weights import Attentions
 
 AttentionInterface.register("regard", attention_function)
 AttentionMaskInterface.register("regard", mask_function)
 
-__all__ = ["Attentions"]
+__all__ = ["Attentions", "Checked", "check", "record"]

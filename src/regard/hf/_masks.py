@@ -43,6 +43,8 @@ def mask_function(
         None where all is seen and the model allows it; a ``Mask (B, 1, Lq, Lk)``; while torch
         records a graph, a tensor of bools.
     """
+    if isinstance(q_offset, Tensor):
+        q_offset = q_offset.clone()  # a static cache counts in it, and the mask is read later
     evaluate = Evaluated(
         batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask,
         use_vmap, device,
@@ -134,17 +136,17 @@ class Content:
         plain = self._plain(keys)
         if plain is not None:
             return plain
-        if self.sizes[0] * self.sizes[1] * self.sizes[2] <= SMALL:
-            return {"mask": self.bools()[..., :keys]}
-        try:
-            found = self._read()
-        except _visible.UnreadableError:
-            found = self._scanned()
+        (B, Lq, Lk), found = self.sizes, None
+        options: Options = {} if self.start == keys - Lq else {"query_start": self.start}
+        if B * Lq * Lk > SMALL:
+            try:
+                found = self._read()
+            except _visible.UnreadableError:
+                found = self._scanned()
         if found is None:
-            return {"mask": self.bools()[..., :keys]}
-        B, Lq, _ = self.sizes
+            return options | {"mask": self.bools()[..., :keys]}
         ends = (x.clamp(max=keys).expand(-1, Lq).contiguous() for x in (found.first, found.last))
-        options: Options = {"intervals": tuple(ends)}
+        options["intervals"] = tuple(ends)
         if found.keys is not None:
             options["mask"] = found.keys[:, None, None, :keys]
         return options
