@@ -34,7 +34,7 @@ CELL = 9
 
 @dataclasses.dataclass(frozen=True)
 class Head:
-    """One head, and its scores as ``regard.heads.HeadScores`` has them."""
+    """One head by its numbers, and its scores as ``regard.heads.HeadScores`` has them."""
 
     layer: int
     head: int
@@ -58,21 +58,19 @@ class Head:
 def overview(recording: Recording) -> list[list[Head]]:
     """Every head by layer; roles only for self-attention."""
     rows = []
-    for index, layer in enumerate(recording.layers):
+    for number, layer in zip(recording.layer_numbers, recording.layers):
         one = Recording(recording.tokens, [layer], query_tokens=recording.query_tokens)
         if recording.query_tokens != recording.tokens:
-            entropies = np.asarray(one.weights[0].entropy()).mean(-1)
-            nan = math.nan
-            rows.append(
-                [Head(index, h, "", nan, nan, nan, float(e)) for h, e in enumerate(entropies)]
-            )
+            entropies = np.asarray(one.weights[-1].entropy()).mean(-1)
+            nan, named = math.nan, zip(layer.head_numbers, entropies)
+            rows.append([Head(number, h, "", nan, nan, nan, float(e)) for h, e in named])
             continue
         scores = head_scores(one, MOST_QUERIES)
         names = {role: name for name, role in ROLES.items()}
         row = []
-        for head in range(layer.heads):
-            found = {name: float(getattr(scores, name)[0, head]) for name in SCORES}
-            row.append(Head(index, head, names.get(scores.role(0, head), ""), *found.values()))
+        for place, head in enumerate(layer.head_numbers):
+            found = [float(getattr(scores, name)[0, place]) for name in SCORES]
+            row.append(Head(number, head, names.get(scores.role(0, place), ""), *found))
         rows.append(row)
     return rows
 
@@ -114,18 +112,28 @@ def show_overview(screen: Screen, rows: Sequence[Sequence[Head]], tokens: int) -
     )
     screen.line()
     most = max(len(row) for row in rows)
-    blocks = math.ceil(most / ((screen.width - 6) // CELL))
-    each = math.ceil(most / blocks)
+    each = math.ceil(most / math.ceil(most / ((screen.width - 6) // CELL)))
     for start in range(0, most, each):
-        numbers = range(start, min(start + each, most))
-        screen.line(Text("      " + "".join(f"H{n}".ljust(CELL) for n in numbers), style="dim"))
-        for row in rows:
-            screen.lines(_cells(row[start : start + each]))
+        blocks = [row[start : start + each] for row in rows]
+        heading: list[int] = []
+        for block in blocks:
+            numbers = [head.head for head in block]
+            if numbers != heading[: len(numbers)]:
+                heading = _heading(numbers, blocks)
+                names = "".join(f"H{n}".ljust(CELL) for n in heading)
+                screen.line(Text("      " + names, style="dim"))
+            screen.lines(_cells(block))
         screen.line()
     best = (
         f"{ROLES[name]} {head.name} {percent(head.score)}" for name, head in clearest(rows).items()
     )
     screen.beside("  Clearest", Text(", ".join(best) or "none of the three"))
+
+
+def _heading(numbers: list[int], blocks: Sequence[Sequence[Head]]) -> list[int]:
+    """The longest row of numbers that begins with these: one heading for all such rows."""
+    every = ([head.head for head in block] for block in blocks)
+    return max((row for row in every if row[: len(numbers)] == numbers), key=len)
 
 
 def _cells(row: Sequence[Head]) -> Iterator[Text]:
