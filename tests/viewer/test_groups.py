@@ -63,9 +63,7 @@ def test_requests_count_the_layers_and_heads_that_are_there():
     steps = json.loads(answers.answer("steps", "layer=0&head=1&queries=2&keys=0,1").body)
     np.testing.assert_allclose(steps["weights"], [recording.weights[5][7, 2, :2]], rtol=1e-5)
     facts = json.loads(answers.answer("heads", "layer=1").body)
-    np.testing.assert_allclose(
-        facts["entropy"], recording.weights[9].entropy().mean(-1), rtol=1e-4
-    )
+    np.testing.assert_allclose(facts["entropy"], recording.weights[9].entropy().mean(-1), rtol=1e-4)
     counts = np.frombuffer(answers.answer("visible", "layer=1&head=1").body, "<f4")
     assert counts.tolist() == [1, 2, 3, 4, 5]
     assert answers.answer("row", "layer=5&head=3&query=4").status == 400

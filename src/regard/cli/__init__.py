@@ -1,4 +1,4 @@
-"""The command line: ``regard show``, ``regard view``, ``regard train``, ``regard generate``.
+"""The command line: ``regard show``, ``heads``, ``view``, ``train`` and ``generate``.
 
 What a command needs is imported when it runs, so that ``regard --help`` is quick and
 ``regard show`` never loads torch.
@@ -150,6 +150,26 @@ def show(
     from regard.cli._show import show as run
 
     run(source, ShowOptions(model, layer, head, query, steps, save, json, width, text, group))
+
+
+@app.command()
+def heads(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="TEXT|FILE|-", help="A text, a text file, a recording, or - for input."
+        ),
+    ],
+    group: Group = None,
+    model: Model = "builtin",
+    text: Annotated[
+        bool, typer.Option("--text", help="Take TEXT as a text even if it looks like a file.")
+    ] = False,
+) -> None:
+    """Measure every head: role, weight by place, entropy, distance, and where most weight goes."""
+    from regard.cli._heads import heads as run
+
+    run(source, model, group, text)
 
 
 @app.command()

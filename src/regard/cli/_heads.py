@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from collections.abc import Iterator, Sequence
 
-import numpy as np
 from rich.text import Text
 
-from regard.cli._screen import Screen, percent
+from regard.cli._errors import InputError
+from regard.cli._screen import Screen, busy, percent
+from regard.cli._source import choose_group, read_recording
 from regard.heads import LEAST_SCORE, ROLES, head_scores
 from regard.recording import Recording
 
@@ -55,24 +57,34 @@ class Head:
         return float(getattr(self, self.role)) if self.role else math.nan
 
 
+def heads(argument: str, model: str, group: str | None, is_text: bool) -> None:
+    """Prints a line for each head: its role, its scores, and the keys that get most weight.
+
+    Raises:
+        CommandError: with the line to print.
+    """
+    recording = choose_group(read_recording(argument, model, is_text), group)
+    if not recording.query_tokens:
+        raise InputError(f"{argument}: a recording without queries has nothing to score.")
+    with busy("Looking at what every head does"):
+        table = recording.heads().table()
+    sys.stdout.write(table + "\n")
+
+
 def overview(recording: Recording) -> list[list[Head]]:
     """Every head by layer; roles only for self-attention."""
-    rows = []
-    for number, layer in zip(recording.layer_numbers, recording.layers):
-        one = Recording(recording.tokens, [layer], query_tokens=recording.query_tokens)
-        if recording.query_tokens != recording.tokens:
-            entropies = np.asarray(one.weights[-1].entropy()).mean(-1)
-            nan, named = math.nan, zip(layer.head_numbers, entropies)
-            rows.append([Head(number, h, "", nan, nan, nan, float(e)) for h, e in named])
-            continue
-        scores = head_scores(one, MOST_QUERIES)
-        names = {role: name for name, role in ROLES.items()}
-        row = []
-        for place, head in enumerate(layer.head_numbers):
-            found = [float(getattr(scores, name)[0, place]) for name in SCORES]
-            row.append(Head(number, head, names.get(scores.role(0, place), ""), *found))
-        rows.append(row)
-    return rows
+    found = head_scores(recording, MOST_QUERIES)
+    names = {role: name for name, role in ROLES.items()}
+    return [
+        [
+            Head(
+                layer, head, names.get(found.role(layer, head), ""),
+                *(float(getattr(found, name)[at, h]) for name in SCORES),
+            )
+            for h, head in enumerate(heads)
+        ]
+        for at, (layer, heads) in enumerate(zip(found.layers, found.head_numbers))
+    ]  # fmt: skip
 
 
 def clearest(rows: Sequence[Sequence[Head]]) -> dict[str, Head]:
