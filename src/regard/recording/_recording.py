@@ -411,8 +411,8 @@ def _checked_tokens(name: str, tokens: Sequence[str]) -> tuple[str, ...]:
                 f"recording: {name}[{index}] is {type(token).__name__}; every token must be a str:"
                 " give texts, not ids."
             )
-    if not tokens:
-        raise ShapeError(f"recording: no {name}; at least one is needed.")
+    if not tokens and name == "tokens":
+        raise ShapeError("recording: no tokens; at least one is needed.")
     return tokens
 
 
