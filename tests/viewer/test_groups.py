@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from regard._showing.picture import recording_html
 from regard.recording import Layer, Recording
 from regard.viewer.answer import Answers
 from viewer.pages import is_said
@@ -67,6 +68,19 @@ def test_requests_count_the_layers_and_heads_that_are_there():
     counts = np.frombuffer(answers.answer("visible", "layer=1&head=1").body, "<f4")
     assert counts.tolist() == [1, 2, 3, 4, 5]
     assert answers.answer("row", "layer=5&head=3&query=4").status == 400
+
+
+def test_a_notebook_has_every_group():
+    notebook = pytest.importorskip("regard.viewer.notebook")
+    widget = notebook.RecordingWidget(whole(), other=chosen())
+    about = json.loads(widget._answers.answer("about").body)
+    groups = [facts["group"] for facts in about["recordings"]]
+    assert groups == ["decoder", "encoder", "cross", ""]
+    widget.close()
+
+
+def test_heatmaps_of_a_recording_are_named_by_number():
+    assert "L9H7: queries down" in recording_html(chosen())
 
 
 def options_of(page, label):
