@@ -37,6 +37,7 @@ LAYERS = [
 ]
 # Imports that point up, each inside the method that shows something, or for a type.
 UPWARDS = {
+    ("recording._recording", "heads"),  # recording.heads()
     ("recording._recording", "viewer"),  # recording.view()
     ("recording._recording", "viewer._server"),  # for its type alone
     ("recording._recording", "viewer.export"),  # recording.export()
