@@ -136,7 +136,7 @@ def _visible_keys(
     if mask is not None:
         return dict(_masks.options_of(mask, key.shape[2]))
     if is_causal is None:
-        is_causal = getattr(module, "is_causal", True)
+        is_causal = getattr(module, "is_causal", False)
     if not is_causal or query.shape[2] == 1:
         return {}
     return (

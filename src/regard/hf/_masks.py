@@ -32,17 +32,16 @@ def mask_function(
     kv_offset: int = 0,
     mask_function: Callable[..., Any] = masking_utils.causal_mask_function,
     attention_mask: Tensor | None = None,
-    allow_is_bidirectional_skip: bool = False,
     use_vmap: bool = False,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
     **kwargs: Any,
-) -> Tensor | None:
+) -> Tensor:
     """What transformers calls for the mask of a forward pass: see ``AttentionMaskInterface``.
 
     Returns:
-        None where all is seen and the model allows it; a ``Mask (B, 1, Lq, Lk)``; while torch
-        records a graph, a tensor of bools.
+        A ``Mask (B, 1, Lq, Lk)``, also where all is seen: without one, a layer has only its own
+        word for whether it is causal. While torch records a graph, a tensor of bools.
     """
     if isinstance(q_offset, Tensor):
         q_offset = q_offset.clone()  # a static cache counts in it, and the mask is read later
@@ -53,13 +52,6 @@ def mask_function(
     if is_recorded():
         return evaluate.rows(0, q_length)
     padding = masking_utils.prepare_padding_mask(attention_mask, kv_length, kv_offset)
-    is_two_way = mask_function is masking_utils.bidirectional_mask_function
-    if (
-        allow_is_bidirectional_skip
-        and is_two_way
-        and (padding is None or bool(padding[:, kv_offset : kv_offset + kv_length].all()))
-    ):
-        return None
     return Mask(Content(evaluate, padding), dtype)
 
 
