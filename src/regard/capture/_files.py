@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import tempfile
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,9 @@ class Files:
             writer.finish({name: one.facts(b, Described()) for name, one in first.items()})
         self._writing.close()
         for b in range(len(self._writers)):
-            groups = Recording.load(self._part(b)).groups
+            with warnings.catch_warnings():  # of bfloat16 without ml_dtypes, which is put back
+                warnings.simplefilter("ignore")
+                groups = Recording.load(self._part(b)).groups
             layers = {name: iter(groups[name].layers) for name in first}
             for one in taken:
                 one.firsts.append(next(layers[repr(one.group)]))
@@ -72,7 +74,7 @@ class Files:
         for b in range(len(facts)):
             if self._place(b, len(facts)).exists():
                 shutil.copymode(self._place(b, len(facts)), self._part(b))
-            os.replace(self._part(b), self._place(b, len(facts)))
+            self._part(b).replace(self._place(b, len(facts)))
         return self._loaded(len(facts))
 
     def saved(self, recordings: list[Recording[Any]]) -> list[Recording[Any]]:

@@ -20,7 +20,7 @@ from regard.capture._taken import Described, Heads, Taken, copied
 from regard.recording import Recording
 
 SEEN = ("causal", "window", "mask", "key_lengths", "segments", "intervals", "query_start")
-Describe = Callable[[str, int], Described]
+Describe = Callable[[str, Taken, int], Described]
 
 
 class Recorder:
@@ -139,7 +139,7 @@ class Recorder:
         """The recording of each batch element, on disk where there is a path.
 
         Args:
-            describe: gives the tokens of a group, by its name, and a batch element.
+            describe: gives the tokens of a group, by its name and first layer, and a batch element.
             model: its name, for people.
 
         Raises:
@@ -157,7 +157,10 @@ class Recorder:
                     stacklevel=5,
                 )
         facts = [
-            {name: layers[0].facts(b, describe(name, b)) for name, layers in groups.items()}
+            {
+                name: layers[0].facts(b, describe(name, layers[0], b))
+                for name, layers in groups.items()
+            }
             for b in range(batch)
         ]
         if self._files is not None and not any(taken.later for taken in self._taken.values()):
@@ -165,11 +168,15 @@ class Recorder:
             return self._files.finished(facts, names, model)
         made = []
         for b, of_groups in enumerate(facts):
-            parts = {
+            parts: dict[str, dict[str, Any]] = {
                 name: {"layers": [one.layer(b) for one in layers], "model": model, "group": name}
                 for name, layers in groups.items()
             }
-            rest = {name: Recording(**parts[name], **of_groups[name]) for name in others if name in groups}
+            rest = {
+                name: Recording(**parts[name], **of_groups[name])
+                for name in others
+                if name in groups
+            }
             made.append(Recording(**parts[main], **of_groups[main], others=rest))
         return made if self._files is None else self._files.saved(made)
 
@@ -198,7 +205,8 @@ class Recorder:
 def _rank(taken: Taken) -> tuple[bool, bool]:
     """Larger for the layers that are a recording's own: those of a text that is written."""
     rows, _ = taken.calls[0]
-    is_causal = bool((rows[0].last[:-1] < rows[0].last[1:]).all()) if taken.queries > 1 else True
+    last = rows[0].last
+    is_causal = bool((last[:-1] <= last[1:]).all() and last[0] < last[-1])
     return not taken.is_cross, is_causal or bool(taken.later)
 
 

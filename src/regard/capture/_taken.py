@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from regard._base.arrays import is_tensor
+from regard._base.arrays import dtype_name, is_tensor
 from regard._base.errors import RecordingError, ShapeError
 from regard._call.call import Call
 from regard.capture._rows import Rows, Span, Step, joined
@@ -154,8 +154,7 @@ class Taken:
 
         def whole(start: Any, name: str) -> Any:
             parts = [getattr(part, name)[b] for part in self.later]
-            start = torch.as_tensor(start)  # a file gives arrays of NumPy
-            return torch.cat([start, *(part.to(start) for part in parts)], 1)
+            return torch.cat([_tensor(start).to(parts[0]), *parts], 1)
 
         query, key = whole(first.query, "query"), whole(first.key, "key")
         return Layer(
@@ -208,9 +207,7 @@ class Taken:
             self.kept(b),
         )
 
-    def _options(
-        self, given: dict[str, Any], visible: dict[str, Any], like: Any
-    ) -> dict[str, Any]:
+    def _options(self, given: dict[str, Any], visible: dict[str, Any], like: Any) -> dict[str, Any]:
         """The options of a layer: numbers as given, and what is seen."""
         options = {name: given[name] for name in NUMBERS if name in given}
         if "sinks" in given:
@@ -237,6 +234,15 @@ def _texts(what: str, given: Sequence[str] | None, count: int, name: str) -> lis
 def copied(x: Any) -> Any:
     """A copy that nobody else writes into."""
     return x.clone() if is_tensor(x) else x.copy()
+
+
+def _tensor(x: Any) -> Any:
+    """x as a tensor of its own, where it is an array of a file; numbers of bfloat16 as float32."""
+    if is_tensor(x):
+        return x
+    import torch
+
+    return torch.from_numpy(x.astype("float32" if dtype_name(x) == "bfloat16" else x.dtype))
 
 
 def _as_tensors(x: Any, device: Any) -> Any:

@@ -6,10 +6,12 @@ import errno
 import os
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from regard._base.files import LIMIT_BYTES, kind, open_file, read_at_most, read_file
 from regard._base.settings import bytes_text
+from regard._weights.parts import counts_from_0, listed
 from regard.cli._errors import InputError, one_line, reading
 from regard.cli._screen import busy
 from regard.recording import Recording
@@ -75,6 +77,38 @@ def read_recording(argument: str, model: str, is_text: bool) -> Recording:
 
     with reading(), busy(f"Reading {len(source):,} characters"):
         return LanguageModel.load(model).record(source)
+
+
+def choose_group(recording: Recording, name: str | None) -> Recording:
+    """The group of that name, by default the first.
+
+    Raises:
+        InputError: there is none.
+    """
+    if name is None:
+        return recording
+    if name not in recording.groups:
+        names = ", ".join(group for group in recording.groups if group)
+        there = f"there are {names}" if names else "it has no groups; leave it out"
+        raise InputError(f"--group {name}: {there}.")
+    return recording.groups[name]
+
+
+def place_of_option(option: str, number: int, numbers: Sequence[int], what: str = "") -> int:
+    """The place of the layer or head of a number.
+
+    Raises:
+        InputError: there is none of that number.
+    """
+    if number not in numbers:
+        count = len(numbers)
+        there = f"are {count}{what}, 0 to {count - 1}"
+        if not counts_from_0(numbers):
+            there = f"are{what} {listed(numbers)}"
+        elif count == 1 and not what:
+            there = "is 1, number 0"
+        raise InputError(f"{option} {number}: there {there}.")
+    return numbers.index(number)
 
 
 def read_input() -> str:

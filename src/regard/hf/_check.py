@@ -1,0 +1,79 @@
+"""``regard.hf.check``: which attention of a model regard computes, and which it does not."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch.nn import Module
+
+
+class Checked(NamedTuple):
+    """The modules of a model that compute attention.
+
+    Attributes:
+        served: names of those whose attention regard computes.
+        own: names of those that compute it by themselves, each with its class.
+    """
+
+    served: tuple[str, ...]
+    own: tuple[tuple[str, str], ...]
+
+    def __bool__(self) -> bool:
+        """Whether regard computes all attention of the model."""
+        return bool(self.served) and not self.own
+
+    def __str__(self) -> str:
+        lines = [f"regard computes the attention of {len(self.served)} modules."]
+        if not self.served and not self.own:
+            return "The model has no attention that transformers knows of."
+        if self.own:
+            lines.append(f"{len(self.own)} compute their own, and nothing of it is seen:")
+            lines += [f"  {name or '(the model)'}  {kind}" for name, kind in self.own]
+        return "\n".join(lines)
+
+
+def check(model: Module) -> Checked:
+    """Tells which attention of a model goes through transformers' interface.
+
+    Args:
+        model: of transformers.
+
+    Returns:
+        A ``Checked``, true where regard computes all of it; ``print`` it.
+
+    Raises:
+        TypeError: no model of transformers.
+    """
+    from transformers import PreTrainedModel
+
+    if not isinstance(model, PreTrainedModel):
+        raise TypeError(
+            f"check: {type(model).__name__} is no model of transformers; regard.patch_torch and "
+            "regard.record serve other models of torch."
+        )
+    served, own = [], []
+    named = dict(model.named_modules())
+    for name, module in named.items():
+        kind = type(module)
+        if _asks_interface(kind):
+            served.append(name)
+        elif "Attention" in kind.__name__ and not _has_attention(module):
+            own.append((name, kind.__name__))
+    return Checked(tuple(served), tuple(own))
+
+
+def _asks_interface(kind: type) -> bool:
+    """Whether a method of the class asks the interface for a function."""
+    for base in kind.__mro__:
+        for method in vars(base).values():
+            code = getattr(method, "__code__", None)
+            if code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names:
+                return True
+    return False
+
+
+def _has_attention(module: Module) -> bool:
+    """Whether another module within it is the one that computes."""
+    return any(
+        "Attention" in type(child).__name__ for child in module.modules() if child is not module
+    )

@@ -1,0 +1,85 @@
+"""``regard.hf.record``: the attention of a model of transformers as a recording."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from regard._base.errors import UnsupportedError
+from regard.capture._record import recording_of
+from regard.hf._tokens import Inputs
+from regard.recording import Recording
+
+
+@contextlib.contextmanager
+def record(
+    model: Any,
+    *,
+    tokenizer: Any = None,
+    layers: Collection[int] | None = None,
+    heads: Collection[int] | None = None,
+    values: bool = False,
+    path: str | Path | None = None,
+) -> Iterator[Recording[Tensor]]:
+    """Records the attention of a model of transformers that runs in the ``with`` block.
+
+        with regard.hf.record(model, tokenizer=tokenizer) as recording:
+            model(**tokenizer(text, return_tensors="pt"))
+        recording.weights[5][3, 17]
+
+    One pass or one generation, of any batch; padding is cut off. Encoder, decoder and
+    cross-attention are ``groups`` of the recording, each with its tokens; pictures are its
+    ``grids``. The model runs on regard in the block, and as it did after it.
+
+    Args:
+        model: of transformers.
+        tokenizer: gives the tokens' texts; by default their ids.
+        layers, heads, values, path: as in ``regard.record``.
+
+    Yields:
+        The recording, as ``regard.record`` does.
+
+    Raises:
+        UnsupportedError: attention of the model goes past transformers' interface; see ``check``.
+        RecordingError, ShapeError, TypeError, ValueError: as ``regard.record``.
+
+    Source: docs/huggingface.md.
+    """
+    inputs = Inputs(model, tokenizer)
+    name = getattr(model.config, "_name_or_path", "") or type(model).__name__
+    with (
+        _on_regard(model),
+        recording_of(model, inputs.describe, layers, heads, values, path, name) as (recording, _),
+        inputs.noted(),
+    ):
+        yield recording
+
+
+@contextlib.contextmanager
+def _on_regard(model: Any) -> Iterator[None]:
+    """The model on regard, and again on what it was."""
+    before = {id(m): m.config._attn_implementation for m in _models(model)}
+    if set(before.values()) == {"regard"}:
+        yield
+        return
+    model.set_attn_implementation("regard")
+    if model.config._attn_implementation != "regard":
+        raise UnsupportedError(
+            f"record: {type(model).__name__} does not let its attention be chosen; "
+            "regard.hf.check(model) tells which of its layers compute their own."
+        )
+    try:
+        yield
+    finally:
+        for one in _models(model):
+            one.config._attn_implementation_internal = before[id(one)]
+
+
+def _models(model: Any) -> list[Any]:
+    from transformers import PreTrainedModel
+
+    return [module for module in model.modules() if isinstance(module, PreTrainedModel)]
