@@ -213,13 +213,13 @@ def inputs_of(model):
     text = {"input_ids": words(BATCH, LENGTH)} if "input_ids" in taken else {}
     if text:
         for values in with_features(model, taken):
-            yield values | extra
+            yield extra | values
         if "pixel_values" in taken:
             for values in pictures(model, taken):
-                yield text | values | extra
+                yield extra | text | values
         if first != "input_ids":
             for values in sounds(model, taken):
-                yield text | values | extra
+                yield extra | text | values
         yield text | extra
         codebooks = sought(config, "num_codebooks", "audio_channels", "n_codes_total")
         if isinstance(codebooks, int):
@@ -230,8 +230,8 @@ def inputs_of(model):
         {"hidden_states", "grid_thw"} <= set(taken)
     ):
         for values in pictures(model, taken):
-            yield values | extra
-    yield from (values | extra for values in sounds(model, taken))
+            yield extra | values
+    yield from (extra | values for values in sounds(model, taken))
     needed = {name for name, needs in taken.items() if needs}
     if needed and needed <= set(extra):
         yield extra

@@ -25,7 +25,7 @@ MOST_PARAMETERS = 60e6  # of a model whose widths are kept
 
 # The first rule that matches the name of a field says what becomes of an integer.
 RULES = [
-    (r"(token|tok)(_id|_ids|_index)?$|_token_.*id$|^(bos|eos|pad|sep|cls|unk)_", lambda v: v),
+    (r"token(_id|_ids|_index)$|_token_.*id$|^(bos|eos|pad|sep|cls|unk)_", lambda v: v),
     (r"experts_per_tok|experts_per_token|top_?k(_experts)?$|moe_k$", lambda v: min(v, 2)),
     (r"index_topk", lambda v: min(v, 4)),
     (r"topk_group", lambda v: 1),
@@ -198,6 +198,8 @@ def shrink_rope(value):
 def tiny_config(config, keep_widths=False):
     """A config of the same class, its sizes shrunk."""
     fields = tiny_fields(config, keep_widths)
+    if "spatial_merge_size" in fields and fields.get("window_size"):
+        fields["window_size"] = 32  # pixels: two by two merged patches
     sizes = fields.get("embed_dim"), fields.get("image_size")
     if "depths" in fields and all(isinstance(x, int) for x in sizes):
         fields |= {"embed_dim": 16, "image_size": 64}  # doubled, and halved, by every stage

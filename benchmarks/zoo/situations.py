@@ -296,7 +296,7 @@ def generation(subject, run, seed):
     subject.need(subject.is_text or subject.is_paired, "no text with a mask")
     batch = subject.padded("left", seed)[0] if subject.is_text else subject.batch
     batch = {k: v for k, v in batch.items() if k != "decoder_input_ids"}
-    options = {"max_new_tokens": 6, "min_new_tokens": 6, "pad_token_id": 0}
+    options = {"max_new_tokens": 4, "min_new_tokens": 4, "pad_token_id": 0}
     if subject.is_paired:
         options["decoder_start_token_id"] = 1
     found = run.generate(batch, **options)
@@ -366,4 +366,5 @@ SITUATIONS = {
     "attentions": attentions,
     "switching": switching,
 }
-LEAKS = ("left padding", "right padding", "future", "packed", "dynamic cache", "static cache")
+LEAKS = ("left padding", "right padding", "future", "packed")
+INEXACT = ("switching",)  # needs no float64
