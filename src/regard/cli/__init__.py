@@ -31,7 +31,11 @@ app = typer.Typer(
 )
 
 Model = Annotated[
-    str, typer.Option(metavar="FOLDER", help="The model: builtin, or a folder that train wrote.")
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="The model: builtin, a folder that train wrote, or a model of Hugging Face.",
+    ),
 ]
 Group = Annotated[
     str | None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from regard.cli._screen import busy
 from regard.recording import Recording
 
 STDIN = "-"
+_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")  # of a model of Hugging Face's hub
 RECORDING = ".safetensors"
 # Errors of ``stat`` for a name that is no file's.
 NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EINVAL)
@@ -73,10 +75,24 @@ def read_recording(argument: str, model: str, is_text: bool) -> Recording:
     source = read_source(argument, is_text)
     if isinstance(source, Recording):
         return source
+    with reading(), busy(f"Reading {len(source):,} characters"):
+        return _recorded(source, model)
+
+
+def _recorded(text: str, model: str) -> Recording:
+    """The recording of a text by a model of regard's own, or one of transformers."""
     from regard.lm import LanguageModel
 
-    with reading(), busy(f"Reading {len(source):,} characters"):
-        return LanguageModel.load(model).record(source)
+    config = Path(model) / "config.json"
+    if config.is_file():
+        is_own = b'"model_type"' not in config.read_bytes()
+    else:
+        is_own = model == "builtin" or Path(model).exists() or not _NAME.fullmatch(model)
+    if is_own:
+        return LanguageModel.load(model).record(text)
+    from regard.hf import read
+
+    return read(model, text)
 
 
 def choose_group(recording: Recording, name: str | None) -> Recording:

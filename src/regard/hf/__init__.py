@@ -19,6 +19,7 @@ with needed_by("regard.hf"):
 
     from regard.hf._attention import attention_function
     from regard.hf._check import Checked, check
+    from regard.hf._load import load, read
     from regard.hf._masks import mask_function
     from regard.hf._record import record
     from regard.hf._weights import Attentions
@@ -35,4 +36,4 @@ if not TESTED[0] <= _version <= TESTED[1]:
 AttentionInterface.register("regard", attention_function)
 AttentionMaskInterface.register("regard", mask_function)
 
-__all__ = ["Attentions", "Checked", "check", "record"]
+__all__ = ["Attentions", "Checked", "check", "load", "read", "record"]
