@@ -245,7 +245,7 @@ def dynamic_cache(subject, run, seed):
     cached(subject)
     batch, real = subject.padded("left", seed)
     length = real.shape[1]
-    return steps(subject, run, batch, real, None, range(length - 4, length + 1))
+    return steps(subject, run, batch, real, None, range(length - 2, length + 1))
 
 
 def paired_cache(subject, run):
@@ -267,7 +267,7 @@ def chunks(subject, run, seed):
     cached(subject)
     real, length = torch.ones_like(subject.batch["input_ids"]).bool(), subject.length
     cache = DynamicCache(config=run.model.config)
-    cuts = (length - 6, length - 3, length - 1, length)
+    cuts = (length - 5, length - 1, length)
     return steps(subject, run, subject.batch, real, cache, cuts)
 
 
@@ -277,7 +277,7 @@ def static_cache(subject, run, seed):
     batch, real = subject.padded("left", seed)
     length = real.shape[1]
     cache = StaticCache(config=run.model.config, max_cache_len=length + 3)
-    return steps(subject, run, batch, real, cache, (length - 5, length - 2, length - 1, length))
+    return steps(subject, run, batch, real, cache, (length - 4, length - 1, length))
 
 
 def sliding_cache(subject, run, seed):
@@ -286,7 +286,7 @@ def sliding_cache(subject, run, seed):
     real, length = torch.ones_like(subject.batch["input_ids"]).bool(), subject.length
     cache = StaticCache(config=run.model.config, max_cache_len=length + 3)
     subject.need(any(getattr(x, "is_sliding", False) for x in cache.layers), "no window")
-    cuts = (length - 5, length - 2, length - 1, length)
+    cuts = (length - 4, length - 1, length)
     return steps(subject, run, subject.batch, real, cache, cuts)
 
 
@@ -296,7 +296,7 @@ def generation(subject, run, seed):
     subject.need(subject.is_text or subject.is_paired, "no text with a mask")
     batch = subject.padded("left", seed)[0] if subject.is_text else subject.batch
     batch = {k: v for k, v in batch.items() if k != "decoder_input_ids"}
-    options = {"max_new_tokens": 4, "min_new_tokens": 4, "pad_token_id": 0}
+    options = {"max_new_tokens": 3, "min_new_tokens": 3, "pad_token_id": 0}
     if subject.is_paired:
         options["decoder_start_token_id"] = 1
     found = run.generate(batch, **options)
@@ -367,4 +367,4 @@ SITUATIONS = {
     "switching": switching,
 }
 LEAKS = ("left padding", "right padding", "future", "packed")
-INEXACT = ("switching",)  # needs no float64
+EXACT = ("plain",)  # compared in float64 also where that is not needed for a pass
