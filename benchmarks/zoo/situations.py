@@ -14,7 +14,7 @@ PADDED = 3  # places
 TEXTS = ("input_ids", "token_type_ids", "mm_token_type_ids", "bbox")
 
 
-class Refused(Exception):
+class RefusedError(Exception):
     """A situation that an architecture does not know; says why."""
 
 
@@ -117,15 +117,13 @@ class Subject:
         other = self.batch | {"input_ids": ids.clone()}
         other["input_ids"][:, -2:] = words(*ids[:, -2:].shape, seed=9)
         with torch.no_grad():
-            first, second = (
-                self.model(**b).logits for b in (self.batch, other)
-            )
+            first, second = (self.model(**b).logits for b in (self.batch, other))
         return first.dim() == 3 and bool((first[:, :-2] - second[:, :-2]).abs().max() < 1e-3)
 
     def need(self, condition, why):
         """Refuses the situation where a condition does not hold."""
         if not condition:
-            raise Refused(why)
+            raise RefusedError(why)
 
     def padded(self, side, seed):
         """Three places more on one side, which are padding in the first element alone."""
@@ -212,7 +210,9 @@ def own_mask(subject, run, seed):
     if subject.is_decoder:
         seen &= torch.ones(length, length, dtype=torch.bool).tril()
     mask = torch.zeros(seen.shape, dtype=run.dtype).masked_fill(~seen, torch.finfo(run.dtype).min)
-    return at(run(subject.batch | {"attention_mask": mask}), torch.ones(ids.shape, dtype=torch.bool))
+    return at(
+        run(subject.batch | {"attention_mask": mask}), torch.ones(ids.shape, dtype=torch.bool)
+    )
 
 
 def steps(subject, run, batch, real, cache, cuts):
@@ -324,7 +324,7 @@ def gradients(subject, run, seed):
 def attentions(subject, run, seed):
     """``output_attentions``."""
     if run.implementation in ("sdpa",):
-        raise Refused("this implementation has none")
+        raise RefusedError("this implementation has none")
     found = run(subject.batch, output_attentions=True)
     named = {k: v for k, v in found.items() if k.endswith("attentions") and v is not None}
     weights = {}
