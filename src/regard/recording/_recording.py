@@ -332,7 +332,7 @@ class Recording(Generic[ArrayT]):
     def __repr__(self) -> str:
         parts = self._told
         if self.group:
-            parts = "; ".join(f"{name}: {found._told}" for name, found in self.groups.items())
+            parts = "; ".join(f"{name!r}: {found._told}" for name, found in self.groups.items())
         model = f", model={self.model!r}" if self.model else ""
         return f"Recording({parts}{model})"
 
