@@ -181,7 +181,7 @@ def test_there_is_no_mask_where_eager_has_none():
     two_way = M.bidirectional_mask_function
     for function, padding, allowed in (
         (two_way, None, True), (two_way, LEFT, True), (two_way, None, False),
-        (two_way, torch.ones(B, L, dtype=torch.bool), True), (M.causal_mask_function, None, True),
+        (two_way, torch.ones(B, L, dtype=torch.bool), True), (M.causal_mask_function, None, False),
     ):  # fmt: skip
         ours, eager = content(function, padding, allow_is_bidirectional_skip=allowed)
         assert (ours is None) == (eager is None)
