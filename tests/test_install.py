@@ -159,8 +159,8 @@ def test_the_targets_are_those_that_the_processor_has_the_instructions_for():
 def compiler_that_fails(folder, objects, *patterns):
     """A compiler that builds without optimising and fails where a word matches a shell pattern.
 
-    A source of the kernels is compiled at the configuration, which tries it, and again by the build;
-    here the second takes the object of the first, if their words for the processor are the same.
+    A source of the kernels is compiled at the configuration, which tries it, and again by the
+    build; here the second takes the object of the first, if both ask for the same instructions.
     """
     file = folder / "c++"
     compiler = os.environ.get("CXX") or next(filter(shutil.which, ("c++", "g++", "clang++")))
