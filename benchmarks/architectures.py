@@ -68,9 +68,9 @@ STATUSES = {
 }
 # Failures that are understood, and why they are none of the implementation's.
 KNOWN = {
-    "granite_swa": "eager returns weights before its sink takes its share; they do not give the output",
+    "granite_swa": "eager returns weights before its sink takes its share",
     "granitemoe_swa": "as granite_swa",
-    "grounding-dino": "eager adds a mask of bools to the scores of BERT as 0 and 1; nothing is hidden",
+    "grounding-dino": "eager adds BERT's mask of bools to its scores as 0 and 1; it hides nothing",
     "mm-grounding-dino": "as grounding-dino",
 }
 
@@ -244,42 +244,39 @@ def page(result):
     """What the page says: the figures, and every architecture by family and status."""
     versions = ", ".join(f"{name} {number}" for name, number in result["versions"].items())
     parts = [f"{versions}; {result['dtype']}.", markdown(summary(result))]
-    shown = counts(result)
-    for family in shown:
+    for family in counts(result):
         parts.append(f"## {family.capitalize()}")
         members = [x for x in result["architectures"] if x.get("family", "not built") == family]
-        for status in STATUSES:
-            rows = [row_of(x) for x in members if x["status"] == status]
-            if rows and status == "pass":
-                titles = ["architecture", "class", "situations", "not run", "error / eager's"]
-                parts.append(markdown([titles, *rows]))
-            elif rows:
-                title = f"{status.capitalize()}: {STATUSES[status]}."
-                named = all(len(row) == 1 for row in rows)
-                text = ", ".join(row[0] for row in rows)
-                parts += [title, text if named else markdown([["architecture", "why"], *rows])]
+        for status, meaning in STATUSES.items():
+            found = [x for x in members if x["status"] == status]
+            if found and status == "pass":
+                parts += passed(found)
+            elif found:
+                parts.append(f"**{status.capitalize()}** ({meaning}):")
+                rows = [[x["name"], in_words(reason_of(x))] for x in found]
+                names = ", ".join(x["name"] for x in found)
+                with_reasons = any(why for _, why in rows)
+                parts.append(markdown([["architecture", "why"], *rows]) if with_reasons else names)
     return "\n\n".join(parts)
 
 
-def row_of(x):
-    """An architecture's cells."""
-    situations = x.get("situations", {})
-    if x["status"] == "pass":
-        ran = [name for name, r in situations.items() if r["result"] == "pass"]
-        not_run = Counter(r["why"] for r in situations.values() if r["result"] == "skip")
-        return [
-            x["name"],
-            x["class"],
-            ", ".join(ran),
-            in_words("; ".join(not_run)),
-            f"{x['worst']:.1f}",
-        ]
-    if situations:
-        why = [
-            f"{k}: {r['why']}" for k, r in situations.items() if r["result"] not in ("pass", "skip")
-        ]
-        return [x["name"], in_words("; ".join(why))]
-    return [x["name"], in_words(x["why"])] if "why" in x else [x["name"]]
+def passed(found):
+    """Paragraphs of architectures that pass, those of the same situations together."""
+    groups = {}
+    for x in found:
+        ran = ", ".join(k for k, r in x["situations"].items() if r["result"] == "pass")
+        groups.setdefault(ran, []).append(f"{x['name']} ({x['worst']:.1f})")
+    for ran, names in sorted(groups.items(), key=lambda item: -len(item[1])):
+        yield f"**Pass** in {ran}:"
+        yield f"{', '.join(names)}."
+
+
+def reason_of(x):
+    """Why an architecture does not pass."""
+    if x["name"] in KNOWN:
+        return KNOWN[x["name"]]
+    bad = {k: r for k, r in x.get("situations", {}).items() if r["result"] not in ("pass", "skip")}
+    return "; ".join(f"{k}: {r['why']}" for k, r in bad.items()) or x.get("why", "")
 
 
 def in_words(text):
