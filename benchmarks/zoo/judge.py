@@ -8,7 +8,7 @@ import time
 import torch
 from transformers import AttentionInterface
 
-from zoo.inputs import inputs_of, parameters_of
+from zoo.inputs import BATCH, LENGTH, inputs_of, parameters_of, words
 from zoo.models import build
 from zoo.situations import EXACT, LEAKS, SITUATIONS, RefusedError, Run, Subject
 
@@ -94,7 +94,23 @@ class Judge:
         self.tried = Run(model, dtype, implementation)
 
     def __call__(self, situation):
-        """The situation's result, as a dictionary: ``result``, ``ratio``, ``why``."""
+        """The situation's result, as a dictionary: ``result``, ``ratio``, ``why``.
+
+        Where eager raises with a picture or a sound, its text is judged alone.
+        """
+        result, whole = self._judged(situation), self.subject
+        if "eager raises" not in result.get("why", "") or not whole.is_text or len(whole.batch) < 2:
+            return result
+        try:
+            self.subject = Subject(whole.model, {"input_ids": words(BATCH, LENGTH)})
+            alone = self._judged(situation)
+        except Exception:  # it needs what it was given
+            return result
+        finally:
+            self.subject = whole
+        return result if alone["result"] == "skip" else alone | {"of": "text alone"}
+
+    def _judged(self, situation):
         with torch.no_grad():
             try:
                 eager = self._found(situation, self.eager)
