@@ -33,7 +33,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 import transformers
-
 from zoo.judge import judged
 from zoo.models import architectures
 from zoo.situations import SITUATIONS
@@ -45,7 +44,16 @@ BEGIN, END = "<!-- architectures -->", "<!-- /architectures -->"
 SECONDS, START, BYTES = 120, 120, 16 << 30  # for one architecture; to load torch; of memory
 CHUNK = 40  # architectures of one process
 QUICK = ("llama", "gpt2", "bert", "t5", "vit", "clip")
-FAMILIES = ("decoder", "encoder", "encoder–decoder", "multimodal", "dual", "vision", "audio", "other")
+FAMILIES = (
+    "decoder",
+    "encoder",
+    "encoder–decoder",
+    "multimodal",
+    "dual",
+    "vision",
+    "audio",
+    "other",
+)
 # What a status says, in the order in which a table has them.
 STATUSES = {
     "pass": "as eager in every situation",
@@ -257,9 +265,17 @@ def row_of(x):
     if x["status"] == "pass":
         ran = [name for name, r in situations.items() if r["result"] == "pass"]
         not_run = Counter(r["why"] for r in situations.values() if r["result"] == "skip")
-        return [x["name"], x["class"], ", ".join(ran), in_words("; ".join(not_run)), f"{x['worst']:.1f}"]
+        return [
+            x["name"],
+            x["class"],
+            ", ".join(ran),
+            in_words("; ".join(not_run)),
+            f"{x['worst']:.1f}",
+        ]
     if situations:
-        why = [f"{k}: {r['why']}" for k, r in situations.items() if r["result"] not in ("pass", "skip")]
+        why = [
+            f"{k}: {r['why']}" for k, r in situations.items() if r["result"] not in ("pass", "skip")
+        ]
         return [x["name"], in_words("; ".join(why))]
     return [x["name"], in_words(x["why"])] if "why" in x else [x["name"]]
 

@@ -19,7 +19,8 @@ BACKBONE = {
     },
 }
 BACKBONE_3 = BACKBONE | {
-    "backbone_config": BACKBONE["backbone_config"] | {"out_features": ["stage2", "stage3", "stage4"]}
+    "backbone_config": BACKBONE["backbone_config"]
+    | {"out_features": ["stage2", "stage3", "stage4"]}
 }
 WINDOWS = {"image_size": 64, "num_windows": 4}
 SERIES = {
@@ -119,11 +120,15 @@ INPUTS = {
         "decoder_input_ids": torch.arange(126).reshape(2, 7, 9) % 50,
     },
     "dia_decoder": lambda: {"input_ids": torch.arange(126).reshape(2, 7, 9) % 50},
-    "lightglue": lambda: {"pixel_values": torch.linspace(0, 1, 2 * 2 * 3 * 64 * 64).reshape(2, 2, 3, 64, 64)},
+    "lightglue": lambda: {
+        "pixel_values": torch.linspace(0, 1, 2 * 2 * 3 * 64 * 64).reshape(2, 2, 3, 64, 64)
+    },
     "patchtst": lambda: {"past_values": torch.arange(64.0).reshape(2, 32, 1).sin()},
     "patchtsmixer": lambda: {"past_values": torch.arange(64.0).reshape(2, 32, 1).sin()},
     "mllama_vision_model": lambda: {
-        "pixel_values": torch.linspace(-1, 1, 2 * 4 * 3 * 32 * 32).reshape(2, 1, 4, 3, 32, 32).sin(),
+        "pixel_values": torch.linspace(-1, 1, 2 * 4 * 3 * 32 * 32)
+        .reshape(2, 1, 4, 3, 32, 32)
+        .sin(),
         "aspect_ratio_ids": torch.tensor([[1], [2]]),
         "aspect_ratio_mask": torch.tensor([[[1, 0, 0, 0]], [[1, 1, 0, 0]]]),
     },

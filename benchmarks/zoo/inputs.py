@@ -146,7 +146,7 @@ def with_features(model, taken):
             try:
                 with torch.no_grad():
                     count = features_count(compute(**values))
-            except Exception:  # noqa: BLE001 - a guess that this model does not take
+            except Exception:
                 continue
             each = count // BATCH
             if not each or count > 2000:
@@ -181,12 +181,23 @@ OTHERS = {
     "inputs_embeds": vectors,
     "hidden_states": vectors,
     "encoder_hidden_states": lambda model: numbers(
-        BATCH, 6, sought(model.config, "encoder_hidden_size", "cross_attention_hidden_size",
-                         "hidden_size", "d_model", default=64), seed=2
+        BATCH,
+        6,
+        sought(
+            model.config,
+            "encoder_hidden_size",
+            "cross_attention_hidden_size",
+            "hidden_size",
+            "d_model",
+            default=64,
+        ),
+        seed=2,
     ),
     "query_embeds": vectors,
     "noise": lambda model: numbers(BATCH, 16),
-    "audio_codes": lambda model: words(BATCH, sought(model.config, "num_quantizers", "num_codebooks", default=4), LENGTH),
+    "audio_codes": lambda model: words(
+        BATCH, sought(model.config, "num_quantizers", "num_codebooks", default=4), LENGTH
+    ),
     "qformer_input_ids": lambda model: words(BATCH, 5),
     "target_sizes": lambda model: torch.tensor([[4, 4]] * BATCH),
     "input_codes": lambda model: words(BATCH, LENGTH),
@@ -203,7 +214,8 @@ def inputs_of(model):
     extra = {
         name: make
         for name, make in OTHERS.items()
-        if taken.get(name) or (name in ("bbox", "input_points", "decoder_input_ids", "target_sizes") and name in taken)
+        if taken.get(name)
+        or (name in ("bbox", "input_points", "decoder_input_ids", "target_sizes") and name in taken)
     }
     if not getattr(config, "is_encoder_decoder", False) and not taken.get("decoder_input_ids"):
         extra.pop("decoder_input_ids", None)

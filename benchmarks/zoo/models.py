@@ -50,8 +50,14 @@ RULES = [
     (r"mm_tokens_per_image", lambda v: 4),
     (r"temporal_patch|num_patches|patches", lambda v: v),
     (r"patch_size|tubelet|patch_stride", lambda v: 8 if v > 8 else v),
-    (r"(image|img|input|crop|pretrain_image)_size|image_resolution|resolution", lambda v: 32 if v > 32 else v),
-    (r"mel_bins|n_mels|mel_dim|sampling_rate|sample_rate|hop_length|ratio|scale|rate$", lambda v: v),
+    (
+        r"(image|img|input|crop|pretrain_image)_size|image_resolution|resolution",
+        lambda v: 32 if v > 32 else v,
+    ),
+    (
+        r"mel_bins|n_mels|mel_dim|sampling_rate|sample_rate|hop_length|ratio|scale|rate$",
+        lambda v: v,
+    ),
     (
         r"size|dim|width|d_model|n_embd|d_ff|ffn|units|channels|filters|features|planes|inner"
         r"|rank$|hidden|embed",
@@ -79,9 +85,7 @@ def classes_of(name, config):
         auto.MODEL_MAPPING_NAMES,
         *(getattr(auto, key) for key in sorted(dir(auto)) if re.match(r"MODEL_FOR_.*_NAMES$", key)),
     ]
-    module = importlib.import_module(
-        type(config).__module__.replace("configuration_", "modeling_")
-    )
+    module = importlib.import_module(type(config).__module__.replace("configuration_", "modeling_"))
     found = []
     for mapping in mappings:
         if name in mapping:
@@ -90,9 +94,12 @@ def classes_of(name, config):
     own = [
         key
         for key, cls in vars(module).items()
-        if inspect.isclass(cls) and issubclass(cls, PreTrainedModel) and key not in found
+        if inspect.isclass(cls)
+        and issubclass(cls, PreTrainedModel)
+        and key not in found
         and getattr(cls, "config_class", None) is type(config)
-        and not key.endswith("PreTrainedModel") and cls.__module__ == module.__name__
+        and not key.endswith("PreTrainedModel")
+        and cls.__module__ == module.__name__
     ]
     own.sort(key=lambda key: not key.endswith("Model"))
     found = [getattr(module, key) for key in [*found, *own] if hasattr(module, key)]

@@ -117,9 +117,7 @@ class Subject:
         other = self.batch | {"input_ids": ids.clone()}
         other["input_ids"][:, -2:] = words(*ids[:, -2:].shape, seed=9)
         with torch.no_grad():
-            first, second = (
-                self.model(**b).logits for b in (self.batch, other)
-            )
+            first, second = (self.model(**b).logits for b in (self.batch, other))
         return first.dim() == 3 and bool((first[:, :-2] - second[:, :-2]).abs().max() < 1e-3)
 
     def need(self, condition, why):
@@ -212,7 +210,9 @@ def own_mask(subject, run, seed):
     if subject.is_decoder:
         seen &= torch.ones(length, length, dtype=torch.bool).tril()
     mask = torch.zeros(seen.shape, dtype=run.dtype).masked_fill(~seen, torch.finfo(run.dtype).min)
-    return at(run(subject.batch | {"attention_mask": mask}), torch.ones(ids.shape, dtype=torch.bool))
+    return at(
+        run(subject.batch | {"attention_mask": mask}), torch.ones(ids.shape, dtype=torch.bool)
+    )
 
 
 def steps(subject, run, batch, real, cache, cuts):
