@@ -37,6 +37,7 @@ RUNS = {
     "masks": [],
     "end_to_end": BOTH,
     "memory": [],
+    "huggingface": [],
     "peers": ["--dtype", "float32"],
     "import_time": [],
     "viewer": [],
