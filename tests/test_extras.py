@@ -66,10 +66,12 @@ def test_the_errors_know_what_each_extra_installs():
     } == EXTRA_OF
 
 
-def test_all_is_every_extra_for_users_but_torch():
+def test_all_is_every_extra_for_users_but_those_that_need_torch():
     (requirement,) = EXTRAS["all"]
     assert requirement == "regard[lm,cli,viewer,plot,jupyter]"
-    assert {*re.findall(r"\w+", requirement)} - {"regard"} == {*EXTRA_OF.values()} - {"torch"}
+    assert {*re.findall(r"\w+", requirement)} - {"regard"} == {*EXTRA_OF.values()} - {
+        "torch", "hf",
+    }  # fmt: skip
 
 
 USES = {

@@ -109,9 +109,12 @@ def test_blocks_are_inside_the_text_apart_and_no_more_than_asked(length, queries
 def test_cross_attention_has_no_places_to_score():
     q = np.ones((1, 2, 3))
     k = np.ones((1, 4, 3))
-    recording = Recording(list("abcd"), [Layer(q, k)], query_tokens=list("xy"))
-    with pytest.raises(ValueError, match="queries of this recording are not its keys"):
-        head_scores(recording)
+    scores = head_scores(Recording(list("abcd"), [Layer(q, k)], query_tokens=list("xy")))
+    for name in ("previous", "first", "induction"):
+        assert np.isnan(getattr(scores, name)).all()
+    assert scores.role(0, 0) == ""
+    np.testing.assert_allclose(scores.entropy, np.log(4))
+    np.testing.assert_allclose(scores.received, 1 / 4)
 
 
 def test_no_queries_are_an_error(scores):

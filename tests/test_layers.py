@@ -25,9 +25,9 @@ PACKAGE = ROOT / "src" / "regard"
 LAYERS = [
     ["cli __main__", "testing"],
     ["viewer"],
-    ["lm"],
-    ["heads"],
-    ["nn", "hf", "distributed", "recording"],
+    ["lm", "hf"],
+    ["heads", "capture"],
+    ["nn", "distributed", "recording"],
     ["_showing"],
     ["_operator"],
     ["_weights"],
@@ -37,6 +37,7 @@ LAYERS = [
 ]
 # Imports that point up, each inside the method that shows something, or for a type.
 UPWARDS = {
+    ("recording._recording", "heads"),  # recording.heads()
     ("recording._recording", "viewer"),  # recording.view()
     ("recording._recording", "viewer._server"),  # for its type alone
     ("recording._recording", "viewer.export"),  # recording.export()
@@ -50,6 +51,8 @@ MAY_IMPORT_TORCH = (
     "nn",
     "hf",
     "distributed",
+    "capture",
+    "_operator.torch_calls",
     "lm.training",
     "lm.decoder",
     "_base.torch_arrays",

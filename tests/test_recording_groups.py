@@ -118,6 +118,13 @@ def test_a_group_of_a_file_that_was_cut_says_so(path):
         cross.weights  # noqa: B018
 
 
+def test_a_recording_without_queries_comes_back(path):
+    recording = Recording(TOKENS, [layer(Lq=0)])
+    recording.save(path)
+    assert Recording.load(path).query_tokens == ()
+    assert_same(Recording.load(path), recording)
+
+
 def test_a_file_with_groups_has_a_version_of_its_own(path):
     whole().save(path)
     metadata = safe_open(path, "np").metadata()

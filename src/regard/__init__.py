@@ -30,19 +30,23 @@ __all__ = [
     "steps",
 ]
 
-# Loaded when they are first used: the parts of the package, and two of their names.
+# Loaded when they are first used: the parts of the package, and some of their names.
 _PARTS = {
-    "heads": "heads", "lm": "lm", "nn": "nn", "recording": "recording", "testing": "testing",
-    "viewer": "viewer", "HeadScores": "heads", "Viewer": "viewer",
+    "heads": "heads", "hf": "hf", "lm": "lm", "nn": "nn", "recording": "recording",
+    "testing": "testing", "viewer": "viewer", "HeadScores": "heads", "Viewer": "viewer",
+    "patch_torch": "nn.replacement", "record": "capture",
 }  # fmt: skip
 
 if TYPE_CHECKING:
     from regard import heads as heads
+    from regard import hf as hf
     from regard import lm as lm
     from regard import nn as nn
     from regard import testing as testing
     from regard import viewer as viewer
+    from regard.capture import record as record
     from regard.heads import HeadScores as HeadScores
+    from regard.nn.replacement import patch_torch as patch_torch
     from regard.viewer import Viewer as Viewer
 
     __version__: str

@@ -21,7 +21,9 @@ def printed(command):
     """What a command prints, in the folder of the project."""
     as_module = command.replace("regard ", f"{sys.executable} -m regard ", 1)
     if "|" in command:
-        as_module = re.sub(r"\bregard (?=show|generate)", f"{sys.executable} -m regard ", command)
+        as_module = re.sub(
+            r"\bregard (?=show|heads|generate)", f"{sys.executable} -m regard ", command
+        )
     surroundings = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
     run = subprocess.run(
         ["bash", "-c", as_module],

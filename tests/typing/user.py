@@ -13,6 +13,7 @@ from torch import Tensor
 import regard
 from regard.lm import LanguageModel
 from regard.nn import KeyValueCache, MultiHeadAttention, SelfAttention
+from regard.recording import Grid, Writer
 
 Float32 = NDArray[np.float32]
 Int64 = NDArray[np.int64]
@@ -85,6 +86,14 @@ def recordings(x: Float32, t: Tensor) -> None:
     assert_type(recording.view(), regard.Viewer)
     assert_type(regard.heads.head_scores(recording), regard.HeadScores)
     assert_type(regard.heads.head_scores(recording).first, NDArray[np.float64])
+    assert_type(recording.heads().receivers, Int64)
+    assert_type(recording.groups["decoder"].picture(5, 3, -1, grid=0), Float32)
+    assert_type(recording.grids, tuple[Grid, ...])
+    assert_type(layer.head_numbers, tuple[int, ...])
+    with Writer("pass.safetensors", tokens=3) as writer:
+        assert_type(writer, Writer)
+        writer.add(layer, group="decoder")
+        writer.finish({"decoder": {"tokens": ["a"], "grids": [Grid(0, 1, 1)]}}, model="small")
     assert_type(regard.Recording(["a"], [regard.Layer(t, t)]).weights[0][0], Tensor)
     assert_type(LanguageModel.load("builtin").record("some text"), regard.Recording[Float32])
     regard.viewer.view(recording, other=regard.Recording.load("one.safetensors"))

@@ -178,7 +178,7 @@ class TestPage:
 
     def test_chosen_layers_keep_their_numbers(self, exported, serve, open_page):
         found = recording(layers=4)
-        page = exported(found, "#L1H2&query=20&key=7", layers=[3, 1])
+        page = exported(found, "#L3H2&query=20&key=7", layers=[3, 1])
         offline = shown(page)
         online = shown(open_page(serve(found) + "#L3H2&query=20&key=7"))
         assert offline["readout"] == online["readout"]

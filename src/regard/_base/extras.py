@@ -14,6 +14,7 @@ EXTRA_OF = {
     "torch": "torch",
     "matplotlib": "plot",
     "anywidget": "jupyter",
+    "transformers": "hf",
 }
 
 

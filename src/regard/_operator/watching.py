@@ -1,4 +1,4 @@
-"""Who looks on at the calls of ``regard.attention``: the recorder of ``regard.record``, or nobody."""
+"""Who looks on at calls of ``regard.attention``: the recorder of ``regard.record``, or nobody."""
 
 from collections.abc import Callable
 from typing import Any

@@ -49,14 +49,20 @@ def place_of(what: str, number: Any, numbers: Sequence[int]) -> int:
         return found + count
     if found in numbers:
         return numbers.index(found)
-    if counts_from_0(numbers):
-        raise IndexError(f"{what} {found}; there are {count}, 0 to {count - 1}.")
-    raise IndexError(f"{what} {found} was not recorded; there are {listed(numbers)}.")
+    missing = "" if counts_from_0(numbers) else " was not recorded"
+    raise IndexError(f"{what} {found}{missing}; {told_numbers(numbers)}.")
 
 
 def counts_from_0(numbers: Sequence[int]) -> bool:
     """Whether they are 0, 1, 2, ...: places and numbers are the same."""
     return all(place == number for place, number in enumerate(numbers))
+
+
+def told_numbers(numbers: Sequence[int]) -> str:
+    """``there are 4, 0 to 3``, or ``there are 3, 7``."""
+    if counts_from_0(numbers):
+        return f"there are {len(numbers)}, 0 to {len(numbers) - 1}"
+    return f"there are {listed(numbers)}"
 
 
 def listed(numbers: Sequence[int]) -> str:
@@ -92,8 +98,8 @@ def basic_index(
         if isinstance(pick, slice):
             if own is not None and pick != slice(None):
                 raise IndexError(
-                    f"weights: a slice of the heads {listed(own)} would count them anew. Write : for"
-                    f" all of them, or the number of one, as in weights[{own[0]}]."
+                    f"weights: a slice of the heads {listed(own)} would count them anew. Write :"
+                    f" for all of them, or the number of one, as in weights[{own[0]}]."
                 )
             continue
         if isinstance(pick, bool) or not isinstance(pick, (int, np.integer)):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import tempfile
 import warnings
@@ -75,7 +74,7 @@ class Files:
         for b in range(len(facts)):
             if self._place(b, len(facts)).exists():
                 shutil.copymode(self._place(b, len(facts)), self._part(b))
-            os.replace(self._part(b), self._place(b, len(facts)))
+            self._part(b).replace(self._place(b, len(facts)))
         return self._loaded(len(facts))
 
     def saved(self, recordings: list[Recording[Any]]) -> list[Recording[Any]]:

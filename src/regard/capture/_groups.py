@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+
+from torch.nn import Module
 
 from regard.capture._taken import CROSS
 
 Place = tuple[str, int]
 
 
-def places(names: Iterable[tuple[str, type]]) -> dict[str, Place]:
-    """For each module its pattern and its number as a layer.
+@functools.lru_cache(maxsize=4)
+def places(model: Module | None) -> dict[str, Place]:
+    """For each module of a model, by its name, its pattern and its number as a layer.
 
     The pattern is the name without numbers; modules of one class and pattern are layers of one
     kind. A layer's number is the one in its name that is another in each, as 5 in
     ``"model.layers.5.self_attn"``; where there is none they are counted.
     """
     kinds: dict[tuple[str, type], list[str]] = defaultdict(list)
-    for name, kind in names:
-        kinds[re.sub(r"\d+", "*", name), kind].append(name)
+    for name, module in () if model is None else model.named_modules():
+        kinds[re.sub(r"\d+", "*", name), type(module)].append(name)
     found = {}
     for (pattern, _), members in kinds.items():
         numbers = [[int(n) for n in re.findall(r"\d+", name)] for name in members]

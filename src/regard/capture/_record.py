@@ -14,9 +14,10 @@ from torch.nn import Module
 from regard._base.errors import RecordingError
 from regard._operator import watching
 from regard._operator.attention import torch_call
+from regard._operator.torch_calls import Running, TorchAttention
+from regard.capture._groups import places
 from regard.capture._recorder import Describe, Recorder
 from regard.capture._taken import Described, Taken
-from regard.capture._tracking import Running, TorchAttention
 from regard.recording import Recording
 
 
@@ -131,11 +132,11 @@ def recording_of(
     recording = Recorded.__new__(Recorded)
 
     def take(query: Any, key: Any, value: Any, options: dict[str, Any]) -> None:
-        recorder.take(running.name, running.places, query, key, value, options)
+        recorder.take(running.name, places(running.model), query, key, value, options)
 
     def compute(operator: Any, *args: Any, **kwargs: Any) -> Any:
-        *arrays, options = torch_call(*args, **kwargs)
-        take(*arrays, {n: x for n, x in options.items() if n != "dropout"})
+        q, k, v, options = torch_call(*args, **kwargs)
+        take(q, k, v, options)
         return operator(*args, **kwargs)
 
     def weigh(function: Any, named: dict[str, Any], within: Any) -> Any:

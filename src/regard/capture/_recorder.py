@@ -157,7 +157,10 @@ class Recorder:
                     stacklevel=5,
                 )
         facts = [
-            {name: layers[0].facts(b, describe(name, layers[0], b)) for name, layers in groups.items()}
+            {
+                name: layers[0].facts(b, describe(name, layers[0], b))
+                for name, layers in groups.items()
+            }
             for b in range(batch)
         ]
         if self._files is not None and not any(taken.later for taken in self._taken.values()):
@@ -165,11 +168,15 @@ class Recorder:
             return self._files.finished(facts, names, model)
         made = []
         for b, of_groups in enumerate(facts):
-            parts = {
+            parts: dict[str, dict[str, Any]] = {
                 name: {"layers": [one.layer(b) for one in layers], "model": model, "group": name}
                 for name, layers in groups.items()
             }
-            rest = {name: Recording(**parts[name], **of_groups[name]) for name in others if name in groups}
+            rest = {
+                name: Recording(**parts[name], **of_groups[name])
+                for name in others
+                if name in groups
+            }
             made.append(Recording(**parts[main], **of_groups[main], others=rest))
         return made if self._files is None else self._files.saved(made)
 

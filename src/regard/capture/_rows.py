@@ -47,7 +47,7 @@ class Rows(NamedTuple):
             return 0, self.keys
         low, high = int(self.first[some].min()), int(self.last[some].max())
         if self.mask is not None and self.mask.shape[-1] == self.keys:
-            within = np.flatnonzero(self.mask.any((0, 1))[low:high])
+            within = np.flatnonzero(np.asarray(self.mask.any((0, 1)))[low:high])
             if len(within):
                 low, high = low + int(within[0]), low + int(within[-1]) + 1
         return low, high
@@ -82,7 +82,7 @@ def joined(steps: Sequence[Step], kept: np.ndarray) -> dict[str, Any]:
     per_head = max(mask.shape[0] for mask in masks if mask is not None)
     mask = np.zeros((per_head, len(first), count), bool)
     low = 0
-    for (_, queries, _), one, part in zip(steps, masks, firsts):
+    for one, part in zip(masks, firsts):
         mask[:, low : low + len(part)] = True if one is None else one
         low += len(part)
     j = np.arange(count)

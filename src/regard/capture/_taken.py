@@ -207,9 +207,7 @@ class Taken:
             self.kept(b),
         )
 
-    def _options(
-        self, given: dict[str, Any], visible: dict[str, Any], like: Any
-    ) -> dict[str, Any]:
+    def _options(self, given: dict[str, Any], visible: dict[str, Any], like: Any) -> dict[str, Any]:
         """The options of a layer: numbers as given, and what is seen."""
         options = {name: given[name] for name in NUMBERS if name in given}
         if "sinks" in given:

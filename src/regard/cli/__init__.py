@@ -1,4 +1,4 @@
-"""The command line: ``regard show``, ``regard view``, ``regard train``, ``regard generate``.
+"""The command line: ``regard show``, ``heads``, ``view``, ``train`` and ``generate``.
 
 What a command needs is imported when it runs, so that ``regard --help`` is quick and
 ``regard show`` never loads torch.
@@ -31,7 +31,15 @@ app = typer.Typer(
 )
 
 Model = Annotated[
-    str, typer.Option(metavar="FOLDER", help="The model: builtin, or a folder that train wrote.")
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="The model: builtin, a folder that train wrote, or a model of Hugging Face.",
+    ),
+]
+Group = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Group of a recording's layers, by default the first."),
 ]
 
 
@@ -121,6 +129,7 @@ def show(
     ],
     layer: Annotated[int | None, typer.Option(help="Layer of the head to show, from 0.")] = None,
     head: Annotated[int | None, typer.Option(help="Head in that layer, from 0.")] = None,
+    group: Group = None,
     query: Annotated[
         str | None,
         typer.Option(metavar="TOKEN", help="A token or position whose attention to show."),
@@ -144,7 +153,27 @@ def show(
     from regard.cli._show import ShowOptions
     from regard.cli._show import show as run
 
-    run(source, ShowOptions(model, layer, head, query, steps, save, json, width, text))
+    run(source, ShowOptions(model, layer, head, query, steps, save, json, width, text, group))
+
+
+@app.command()
+def heads(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="TEXT|FILE|-", help="A text, a text file, a recording, or - for input."
+        ),
+    ],
+    group: Group = None,
+    model: Model = "builtin",
+    text: Annotated[
+        bool, typer.Option("--text", help="Take TEXT as a text even if it looks like a file.")
+    ] = False,
+) -> None:
+    """Measure every head: role, weight by place, entropy, distance, and where most weight goes."""
+    from regard.cli._heads import heads as run
+
+    run(source, model, group, text)
 
 
 @app.command()
@@ -163,6 +192,14 @@ def view(
         int | None, typer.Option(help="Layer to open, from 0; with --export, the only one written.")
     ] = None,
     head: Annotated[int | None, typer.Option(help="Head in that layer, from 0.")] = None,
+    group: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Group of a recording to open, by default the first; with --export, the only one"
+            " written.",
+        ),
+    ] = None,
     query: Annotated[
         str | None, typer.Option(metavar="TOKEN", help="A token or position to open at.")
     ] = None,
@@ -185,7 +222,10 @@ def view(
     from regard.cli._view import ViewOptions
     from regard.cli._view import view as run
 
-    run(source, ViewOptions(other, model, text, layer, head, query, port, not no_open, export))
+    run(
+        source,
+        ViewOptions(other, model, text, layer, head, query, port, not no_open, export, group),
+    )
 
 
 @app.command()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from collections.abc import Iterator, Sequence
 
-import numpy as np
 from rich.text import Text
 
-from regard.cli._screen import Screen, percent
+from regard.cli._errors import InputError
+from regard.cli._screen import Screen, busy, percent
+from regard.cli._source import choose_group, read_recording
 from regard.heads import LEAST_SCORE, ROLES, head_scores
 from regard.recording import Recording
 
@@ -34,7 +36,7 @@ CELL = 9
 
 @dataclasses.dataclass(frozen=True)
 class Head:
-    """One head, and its scores as ``regard.heads.HeadScores`` has them."""
+    """One head by its numbers, and its scores as ``regard.heads.HeadScores`` has them."""
 
     layer: int
     head: int
@@ -55,26 +57,34 @@ class Head:
         return float(getattr(self, self.role)) if self.role else math.nan
 
 
+def heads(argument: str, model: str, group: str | None, is_text: bool) -> None:
+    """Prints a line for each head: its role, its scores, and the keys that get most weight.
+
+    Raises:
+        CommandError: with the line to print.
+    """
+    recording = choose_group(read_recording(argument, model, is_text), group)
+    if not recording.query_tokens:
+        raise InputError(f"{argument}: a recording without queries has nothing to score.")
+    with busy("Looking at what every head does"):
+        table = recording.heads().table()
+    sys.stdout.write(table + "\n")
+
+
 def overview(recording: Recording) -> list[list[Head]]:
     """Every head by layer; roles only for self-attention."""
-    rows = []
-    for index, layer in enumerate(recording.layers):
-        one = Recording(recording.tokens, [layer], query_tokens=recording.query_tokens)
-        if recording.query_tokens != recording.tokens:
-            entropies = np.asarray(one.weights[0].entropy()).mean(-1)
-            nan = math.nan
-            rows.append(
-                [Head(index, h, "", nan, nan, nan, float(e)) for h, e in enumerate(entropies)]
+    found = head_scores(recording, MOST_QUERIES)
+    names = {role: name for name, role in ROLES.items()}
+    return [
+        [
+            Head(
+                layer, head, names.get(found.role(layer, head), ""),
+                *(float(getattr(found, name)[at, h]) for name in SCORES),
             )
-            continue
-        scores = head_scores(one, MOST_QUERIES)
-        names = {role: name for name, role in ROLES.items()}
-        row = []
-        for head in range(layer.heads):
-            found = {name: float(getattr(scores, name)[0, head]) for name in SCORES}
-            row.append(Head(index, head, names.get(scores.role(0, head), ""), *found.values()))
-        rows.append(row)
-    return rows
+            for h, head in enumerate(heads)
+        ]
+        for at, (layer, heads) in enumerate(zip(found.layers, found.head_numbers))
+    ]  # fmt: skip
 
 
 def clearest(rows: Sequence[Sequence[Head]]) -> dict[str, Head]:
@@ -114,18 +124,28 @@ def show_overview(screen: Screen, rows: Sequence[Sequence[Head]], tokens: int) -
     )
     screen.line()
     most = max(len(row) for row in rows)
-    blocks = math.ceil(most / ((screen.width - 6) // CELL))
-    each = math.ceil(most / blocks)
+    each = math.ceil(most / math.ceil(most / ((screen.width - 6) // CELL)))
     for start in range(0, most, each):
-        numbers = range(start, min(start + each, most))
-        screen.line(Text("      " + "".join(f"H{n}".ljust(CELL) for n in numbers), style="dim"))
-        for row in rows:
-            screen.lines(_cells(row[start : start + each]))
+        blocks = [row[start : start + each] for row in rows]
+        heading: list[int] = []
+        for block in blocks:
+            numbers = [head.head for head in block]
+            if numbers != heading[: len(numbers)]:
+                heading = _heading(numbers, blocks)
+                names = "".join(f"H{n}".ljust(CELL) for n in heading)
+                screen.line(Text("      " + names, style="dim"))
+            screen.lines(_cells(block))
         screen.line()
     best = (
         f"{ROLES[name]} {head.name} {percent(head.score)}" for name, head in clearest(rows).items()
     )
     screen.beside("  Clearest", Text(", ".join(best) or "none of the three"))
+
+
+def _heading(numbers: list[int], blocks: Sequence[Sequence[Head]]) -> list[int]:
+    """The longest row of numbers that begins with these: one heading for all such rows."""
+    every = ([head.head for head in block] for block in blocks)
+    return max((row for row in every if row[: len(numbers)] == numbers), key=len)
 
 
 def _cells(row: Sequence[Head]) -> Iterator[Text]:

@@ -18,7 +18,7 @@ from regard._weights.attention_weights import AttentionWeights
 from regard.cli import _heads, _links, _matrix
 from regard.cli._errors import InputError, reading, writing
 from regard.cli._screen import Screen, busy, label, labels_width
-from regard.cli._source import read_recording
+from regard.cli._source import choose_group, place_of_option, read_recording
 from regard.recording import Recording
 from regard.recording._file import check_name
 
@@ -41,6 +41,7 @@ class ShowOptions:
     json: bool = False
     width: int | None = None
     is_text: bool = False
+    group: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,6 +83,7 @@ def show(argument: str, options: ShowOptions) -> None:
     if options.save is not None:
         with writing():
             recording.save(options.save)
+    recording = choose_group(recording, options.group)
     with busy("Looking at what every head does"):
         shown = _choose(recording, options)
     chosen = None if options.query is None else _links.find_query(options.query, recording)
@@ -102,22 +104,22 @@ def show(argument: str, options: ShowOptions) -> None:
 
 def _choose(recording: Recording, options: ShowOptions) -> Shown:
     """The head that was named; by default the most telling one."""
-    counts = [layer.heads for layer in recording.layers]
-    _check_index("--layer", options.layer, len(counts), "layers")
-    rows = _heads.overview(recording)
-    open_rows = rows if options.layer is None else [rows[options.layer]]
-    _check_index("--head", options.head, min(map(len, open_rows)), "heads")
+    numbers = recording.layer_numbers
+    chosen = slice(None)
+    if options.layer is not None:
+        place = place_of_option("--layer", options.layer, numbers, " layers")
+        chosen = slice(place, place + 1)
     if options.head is not None:
-        open_rows = [[row[options.head]] for row in open_rows]
+        heads = {n for layer in recording.layers[chosen] for n in layer.head_numbers}
+        place_of_option("--head", options.head, sorted(heads), " heads")
+    rows = _heads.overview(recording)
+    open_rows = rows[chosen]
+    if options.head is not None:
+        open_rows = [[head for head in row if head.head == options.head] for row in open_rows]
     head, why = _heads.most_telling(open_rows)
     if options.layer is not None and options.head is not None:
         why = "the one you chose"
     return Shown(recording, rows, head.layer, head.head, why)
-
-
-def _check_index(option: str, index: int | None, count: int, what: str) -> None:
-    if index is not None and not 0 <= index < count:
-        raise InputError(f"{option} {index}: there are {count} {what}, 0 to {count - 1}.")
 
 
 def _print(screen: Screen, shown: Shown, chosen: _links.ChosenToken | None, steps: bool) -> None:

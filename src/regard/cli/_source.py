@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from regard._base.files import LIMIT_BYTES, kind, open_file, read_at_most, read_file
 from regard._base.settings import bytes_text
+from regard._weights.parts import counts_from_0, listed
 from regard.cli._errors import InputError, one_line, reading
 from regard.cli._screen import busy
 from regard.recording import Recording
 
 STDIN = "-"
+_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")  # of a model of Hugging Face's hub
 RECORDING = ".safetensors"
 # Errors of ``stat`` for a name that is no file's.
 NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EINVAL)
@@ -71,10 +75,56 @@ def read_recording(argument: str, model: str, is_text: bool) -> Recording:
     source = read_source(argument, is_text)
     if isinstance(source, Recording):
         return source
+    with reading(), busy(f"Reading {len(source):,} characters"):
+        return _recorded(source, model)
+
+
+def _recorded(text: str, model: str) -> Recording:
+    """The recording of a text by a model of regard's own, or one of transformers."""
     from regard.lm import LanguageModel
 
-    with reading(), busy(f"Reading {len(source):,} characters"):
-        return LanguageModel.load(model).record(source)
+    config = Path(model) / "config.json"
+    if config.is_file():
+        is_own = b'"model_type"' not in config.read_bytes()
+    else:
+        is_own = model == "builtin" or Path(model).exists() or not _NAME.fullmatch(model)
+    if is_own:
+        return LanguageModel.load(model).record(text)
+    from regard.hf import read
+
+    return read(model, text)
+
+
+def choose_group(recording: Recording, name: str | None) -> Recording:
+    """The group of that name, by default the first.
+
+    Raises:
+        InputError: there is none.
+    """
+    if name is None:
+        return recording
+    if name not in recording.groups:
+        names = ", ".join(group for group in recording.groups if group)
+        there = f"there are {names}" if names else "it has no groups; leave it out"
+        raise InputError(f"--group {name}: {there}.")
+    return recording.groups[name]
+
+
+def place_of_option(option: str, number: int, numbers: Sequence[int], what: str = "") -> int:
+    """The place of the layer or head of a number.
+
+    Raises:
+        InputError: there is none of that number.
+    """
+    if number not in numbers:
+        count = len(numbers)
+        there = f"are {count}{what}, 0 to {count - 1}"
+        if not counts_from_0(numbers):
+            there = f"are{what} {listed(numbers)}"
+        elif count == 1 and not what:
+            there = "is 1, number 0"
+        raise InputError(f"{option} {number}: there {there}.")
+    return numbers.index(number)
 
 
 def read_input() -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from regard.cli import _links
 from regard.cli._errors import CommandError, InputError, one_line, reading, writing
 from regard.cli._screen import busy
-from regard.cli._source import STDIN, read_recording
+from regard.cli._source import STDIN, choose_group, place_of_option, read_recording
 from regard.recording import Recording
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ class ViewOptions:
     port: int = 0
     open_browser: bool = True
     export: Path | None = None
+    group: str | None = None
 
 
 def view(argument: str, options: ViewOptions) -> None:
@@ -57,9 +58,11 @@ def view(argument: str, options: ViewOptions) -> None:
             check_name(options.export)
     recordings = [read_recording(source, options.model, options.is_text) for source in sources]
     names = [_name(source, options.is_text) for source in sources]
-    place = _place(recordings[0], options)
+    chosen = choose_group(recordings[0], options.group)
+    place = _place(recordings[0], chosen, options)
     if options.export is not None:
-        _export(recordings, names, options.layer, options.export)
+        others = [found.groups.get(chosen.group, found) for found in recordings[1:]]
+        _export([chosen, *others], names, options.layer, options.export)
         return
     from regard.viewer._server import Viewer
 
@@ -94,21 +97,19 @@ def _export(recordings: list[Recording], names: list[str], layer: int | None, pa
     sys.stdout.write(f"{path}\n")
 
 
-def _place(recording: Recording, options: ViewOptions) -> str:
-    """The fragment of an address that opens the chosen head and token."""
-    layer, head = options.layer or 0, options.head or 0
-    for name, number, count in (
-        ("layer", layer, len(recording.layers)),
-        ("head", head, recording.layers[layer % len(recording.layers)].heads),
-    ):
-        if not 0 <= number < count:
-            there = "is 1, number 0" if count == 1 else f"are {count}, 0 to {count - 1}"
-            raise InputError(f"--{name} {number}: there {there}.")
+def _place(recording: Recording, group: Recording, options: ViewOptions) -> str:
+    """The fragment of an address that opens the chosen group, head and token."""
+    layer = group.layer_numbers[0] if options.layer is None else options.layer
+    heads = group.layers[place_of_option("--layer", layer, group.layer_numbers)].head_numbers
+    head = heads[0] if options.head is None else options.head
+    place_of_option("--head", head, heads)
     parts = [f"L{layer}H{head}"]
+    if at := list(recording.groups).index(group.group):
+        parts.append(f"recording={at}")
     if options.query is not None:
-        parts.append(f"query={_links.find_query(options.query, recording).position}")
-    is_chosen = any(option is not None for option in (options.layer, options.head, options.query))
-    return f"#{'&'.join(parts)}" if is_chosen else ""
+        parts.append(f"query={_links.find_query(options.query, group).position}")
+    chosen = (options.group, options.layer, options.head, options.query)
+    return f"#{'&'.join(parts)}" if any(option is not None for option in chosen) else ""
 
 
 def _name(source: str, is_text: bool) -> str:

@@ -8,21 +8,32 @@
 
 from __future__ import annotations
 
+import warnings
+
 from regard._base.extras import needed_by
 
 with needed_by("regard.hf"):
     import torch  # noqa: F401
     import transformers
+    from transformers import AttentionInterface, AttentionMaskInterface
 
-from transformers import AttentionInterface, AttentionMaskInterface
+    from regard.hf._attention import attention_function
+    from regard.hf._check import Checked, check
+    from regard.hf._load import load, read
+    from regard.hf._masks import mask_function
+    from regard.hf._record import record
+    from regard.hf._weights import Attentions
 
-from regard.hf._attention import attention_function
-from regard.hf._check import Checked, check
-from regard.hf._masks import mask_function
-from regard.hf._record import record
-from regard.hf._weights import Attentions
-
+TESTED = (5, 10), (5, 23)  # versions of transformers, both included
+_version = tuple(int(part) for part in transformers.__version__.split(".")[:2])
+if not TESTED[0] <= _version <= TESTED[1]:
+    warnings.warn(
+        f"regard.hf is tested with transformers {TESTED[0][0]}.{TESTED[0][1]} to "
+        f"{TESTED[1][0]}.{TESTED[1][1]}, and this is {transformers.__version__}: compare a model "
+        'with its attn_implementation="eager" before you rely on it.',
+        stacklevel=2,
+    )
 AttentionInterface.register("regard", attention_function)
 AttentionMaskInterface.register("regard", mask_function)
 
-__all__ = ["Attentions", "Checked", "check", "record"]
+__all__ = ["Attentions", "Checked", "check", "load", "read", "record"]

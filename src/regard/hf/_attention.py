@@ -136,10 +136,12 @@ def _visible_keys(
     if mask is not None:
         return dict(_masks.options_of(mask, key.shape[2]))
     if is_causal is None:
-        is_causal = getattr(module, "is_causal", True)
+        is_causal = getattr(module, "is_causal", False)
     if not is_causal or query.shape[2] == 1:
         return {}
-    return {"causal": True} if query.shape[2] == key.shape[2] else {"causal": True, "query_start": 0}
+    return (
+        {"causal": True} if query.shape[2] == key.shape[2] else {"causal": True, "query_start": 0}
+    )
 
 
 def _narrowed(options: Options, selected: Tensor | None) -> Options:
@@ -195,7 +197,12 @@ def _scattered(indices: Tensor, count: int) -> Tensor:
 
 
 def _with_sinks(
-    query: Tensor, key: Tensor, value: Tensor, sinks: Tensor, scaling: float | None, options: Options
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    sinks: Tensor,
+    scaling: float | None,
+    options: Options,
 ) -> tuple[Tensor, Tensor, Tensor, Options]:
     """Sinks ``(B, Hq, Lq, n)`` of every query: n more keys, without value, with these scores."""
     n, Lk = sinks.shape[-1], key.shape[2]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch.nn import Module
 
@@ -74,4 +74,6 @@ def _asks_interface(kind: type) -> bool:
 
 def _has_attention(module: Module) -> bool:
     """Whether another module within it is the one that computes."""
-    return any("Attention" in type(child).__name__ for child in module.modules() if child is not module)
+    return any(
+        "Attention" in type(child).__name__ for child in module.modules() if child is not module
+    )

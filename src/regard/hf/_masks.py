@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from transformers import masking_utils
 
+from regard._base.torch_state import is_recorded
 from regard.hf import _visible
 
 aten: Any = torch.ops.aten
@@ -29,19 +30,18 @@ def mask_function(
     kv_length: int,
     q_offset: int | Tensor = 0,
     kv_offset: int = 0,
-    mask_function: Callable[..., Tensor] = masking_utils.causal_mask_function,
+    mask_function: Callable[..., Any] = masking_utils.causal_mask_function,
     attention_mask: Tensor | None = None,
-    allow_is_bidirectional_skip: bool = False,
     use_vmap: bool = False,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
     **kwargs: Any,
-) -> Tensor | None:
+) -> Tensor:
     """What transformers calls for the mask of a forward pass: see ``AttentionMaskInterface``.
 
     Returns:
-        None where all is seen and the model allows it; a ``Mask (B, 1, Lq, Lk)``; while torch
-        records a graph, a tensor of bools.
+        A ``Mask (B, 1, Lq, Lk)``, also where all is seen: without one, a layer has only its own
+        word for whether it is causal. While torch records a graph, a tensor of bools.
     """
     if isinstance(q_offset, Tensor):
         q_offset = q_offset.clone()  # a static cache counts in it, and the mask is read later
@@ -49,16 +49,9 @@ def mask_function(
         batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask,
         use_vmap, device,
     )  # fmt: skip
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+    if is_recorded():
         return evaluate.rows(0, q_length)
     padding = masking_utils.prepare_padding_mask(attention_mask, kv_length, kv_offset)
-    is_two_way = mask_function is masking_utils.bidirectional_mask_function
-    if (
-        allow_is_bidirectional_skip
-        and is_two_way
-        and (padding is None or bool(padding[:, kv_offset : kv_offset + kv_length].all()))
-    ):
-        return None
     return Mask(Content(evaluate, padding), dtype)
 
 
@@ -84,9 +77,10 @@ class Evaluated:
 
     def rows(self, first: int, count: int) -> Tensor:
         """``(B, 1 or H, count, Lk)``, True = sees."""
+        offset: Any = self.query_offset + first
         found = masking_utils.sdpa_mask(
             batch_size=self.batch, q_length=count, kv_length=self.keys,
-            q_offset=self.query_offset + first, kv_offset=self.key_offset,
+            q_offset=offset, kv_offset=self.key_offset,
             mask_function=self.function, attention_mask=self.padding,
             allow_is_causal_skip=False, allow_is_bidirectional_skip=False,
             use_vmap=self.use_vmap, device=self.device,
@@ -227,7 +221,7 @@ class Mask(Tensor):
         return self.content.additive(self.dtype)[..., : self.shape[-1]]
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         """Whatever is computed with a mask is computed with its numbers."""
@@ -243,7 +237,7 @@ class Mask(Tensor):
     def __deepcopy__(self, memo: Any) -> Tensor:
         return self.numbers().clone()
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"Mask{tuple(self.shape)} {self.dtype}, numbers computed when read"
 
 
@@ -260,7 +254,8 @@ def _kept(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Mask | No
         if not moved and dtype.is_floating_point:
             return Mask(mask.content, dtype, mask.shape[-1]) if dtype == mask.dtype else None
     if name is aten.slice:
-        axis, first, last, step = (*args[1:], *(0, None, None, 1)[len(args) - 1 :])
+        given: list[Any] = [*args[1:], *(0, None, None, 1)[len(args) - 1 :]]
+        axis, first, last, step = given
         size = mask.shape[axis]
         first, last, step = slice(first, last, step).indices(size)
         if first == 0 and step == 1 and (last == size or axis in (3, -1)):
@@ -295,7 +290,7 @@ def options_of(mask: Tensor | None, keys: int) -> Options:
             f"regard: an attention mask of {mask.dtype} reached attention; a bool or floating one "
             "is needed. Give the model a 2-D mask, or a 4-D one of bools: True = sees."
         )
-    if mask.requires_grad or torch.compiler.is_compiling() or torch.jit.is_tracing():
+    if mask.requires_grad or is_recorded():
         return {"bias": mask}
     version = -1 if mask.is_inference() else mask._version
     place = (version, mask.data_ptr(), mask.shape, mask.stride(), mask.dtype)

@@ -8,7 +8,6 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn import Module
 

@@ -65,7 +65,7 @@ class Visible(NamedTuple):
         for part in (one, two):  # what is unknown of the other lies within it
             covers = (part.first <= first) & (part.last >= last)
             known = covers if part.unknown is None else covers & ~part.unknown
-            unknown = unknown & ~known
+            unknown = _both(unknown, ~known, torch.logical_and)
         return Visible(first, last, unknown=unknown)
 
     def settled(self) -> Visible:
@@ -119,7 +119,7 @@ class _Key(NamedTuple):
     The base is the key's own index, or its number in a table.
     """
 
-    count: int
+    keys: int
     table: Tensor | None = None
     sign: int = 1
     add: int | Tensor = 0
@@ -127,7 +127,7 @@ class _Key(NamedTuple):
     absolute: bool = False
 
     def between(self, low: Any, high: Any) -> Visible:
-        """The keys whose number is at least ``low`` and less than ``high``, where they are given."""
+        """The keys with ``low <= number < high``, where these are given."""
         if self.absolute:
             if low is not None or high is None:
                 raise UnreadableError
@@ -138,12 +138,12 @@ class _Key(NamedTuple):
             low, high = None if high is None else 1 - high, None if low is None else 1 - low
         low, high = (None if x is None else _rows(x) for x in (low, high))
         if self.table is not None:
-            everything = _constant(True, self.count, self.table.device)
+            everything = _constant(True, self.keys, self.table.device)
             return everything._replace(among=(Among(self.table, low, high),))
         given = low if low is not None else high
         assert given is not None
-        first = torch.zeros_like(given) if low is None else low.clamp(0, self.count)
-        last = torch.full_like(given, self.count) if high is None else high.clamp(0, self.count)
+        first = torch.zeros_like(given) if low is None else low.clamp(0, self.keys)
+        last = torch.full_like(given, self.keys) if high is None else high.clamp(0, self.keys)
         return Visible(first, last)
 
 
@@ -160,7 +160,7 @@ class Symbol(Tensor):
         return symbol
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         """Notes what is done to the key."""
@@ -253,17 +253,17 @@ def _indexed(table: Any, indices: list[Any]) -> _Key | Visible:
     if isinstance(table, Symbol) or table.ndim != 2 or len(indices) != 2:
         raise UnreadableError
     batch, key = indices[0], _key(indices[1])
-    plain = key == _Key(key.count, add=key.add) and isinstance(key.add, int)
+    plain = key == _Key(key.keys, add=key.add) and isinstance(key.add, int)
     if not plain or isinstance(batch, Symbol) or batch.numel() != batch.shape[0]:
         raise UnreadableError
-    own = table[batch.reshape(-1), key.add : key.add + key.count]
-    if own.shape[-1] != key.count:
+    own = table[batch.reshape(-1), key.add : key.add + key.keys]
+    if own.shape[-1] != key.keys:
         raise UnreadableError
     if own.dtype == torch.bool:
-        return _constant(True, key.count, own.device)._replace(keys=own)
+        return _constant(True, key.keys, own.device)._replace(keys=own)
     if own.is_floating_point():
         raise UnreadableError
-    return _Key(key.count, table=own)
+    return _Key(key.keys, table=own)
 
 
 def _comparison(name: str) -> Callable[[Any, Any], Visible]:
@@ -327,7 +327,7 @@ def _equal(among: Among) -> Visible:
 
 
 def _within(found: Visible, among: Among) -> Visible:
-    """``found`` with the keys of ``among``, whose numbers must rise by one from key to key there."""
+    """``found`` with the keys of ``among``, whose numbers must rise by one there, key by key."""
     table, low, high = among
     count = table.shape[-1]
     if low is not None and high is not None and torch.equal(high - low, torch.ones_like(low)):

@@ -7,12 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard._base.torch_state import is_recorded
 from regard._weights.attention_weights import AttentionWeights
 
 
 def are_wanted(kwargs: dict[str, Any]) -> bool:
     """Whether the caller of the model wants attentions: always where nothing tells."""
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+    if is_recorded():
         return False
     if kwargs.get("output_attentions"):
         return True
@@ -36,6 +37,7 @@ class Attentions(Tensor):
     """
 
     weights: AttentionWeights[Tensor]
+    _whole: Tensor | None
 
     def __new__(cls, weights: AttentionWeights[Tensor], dtype: torch.dtype) -> Attentions:
         """The tensor of ``weights`` in a dtype."""
@@ -73,7 +75,7 @@ class Attentions(Tensor):
         return array if dtype is None else array.astype(dtype)
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         """Whatever is computed with them is computed with their numbers."""
@@ -89,7 +91,7 @@ class Attentions(Tensor):
     def __deepcopy__(self, memo: Any) -> Attentions:
         return Attentions(self.weights.copy(), self.dtype)
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"Attentions{tuple(self.shape)} {self.dtype}, computed when read"
 
 

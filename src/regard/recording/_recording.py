@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from regard._showing.steps import Steps
     from regard._weights.attention_weights import AttentionWeights
+    from regard.heads import HeadScores
     from regard.recording._file import MappedFile
     from regard.viewer._server import Viewer
 
@@ -205,6 +206,26 @@ class Recording(Generic[ArrayT]):
         row: Any = self.weights[layer].head(head)[query, found.start : found.stop]
         picture: ArrayT = row.reshape(found.rows, found.columns)
         return picture
+
+    def heads(self, *, queries: int = 2048, receivers: int = 8) -> HeadScores:
+        """What every head does: its entropy, mean distance, weight by place, and top receivers.
+
+        Printed, it is a table; ``regard heads FILE`` shows the same.
+
+        Args:
+            queries: the most queries to read, in evenly spaced blocks.
+            receivers: how many of the keys that get most weight to name.
+
+        Returns:
+            Scores as arrays ``(layers, heads)``, in the order of ``layer_numbers`` and of each
+            layer's ``head_numbers``.
+
+        Raises:
+            ValueError: a recording without queries, ``queries`` below 1, or ``receivers`` below 0.
+        """
+        from regard.heads import head_scores
+
+        return head_scores(self, queries, receivers)
 
     def view(
         self, *, other: Recording[Any] | None = None, open_browser: bool = True, port: int = 0
@@ -390,8 +411,8 @@ def _checked_tokens(name: str, tokens: Sequence[str]) -> tuple[str, ...]:
                 f"recording: {name}[{index}] is {type(token).__name__}; every token must be a str:"
                 " give texts, not ids."
             )
-    if not tokens:
-        raise ShapeError(f"recording: no {name}; at least one is needed.")
+    if not tokens and name == "tokens":
+        raise ShapeError("recording: no tokens; at least one is needed.")
     return tokens
 
 

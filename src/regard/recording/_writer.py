@@ -47,12 +47,8 @@ class Writer:
         TypeError, ValueError: ``tokens`` is no number, or a name of another kind of file.
 
     Example:
-        >>> q = np.eye(3, dtype=np.float32)[None]
-        >>> with Writer(path, tokens=3) as writer:
-        ...     writer.add(Layer(q, q, causal=True, number=5), group="decoder")
-        ...     writer.finish({"decoder": {"tokens": ["a", "b", "c"]}}, model="small")
-        >>> Recording.load(path).weights[5].shape
-        (1, 3, 3)
+        ``with Writer(path, tokens=3) as writer:``, then ``writer.add(layer, group="decoder")`` for each
+        layer, and ``writer.finish({"decoder": {"tokens": ["a", "b", "c"]}}, model="small")``.
     """
 
     def __init__(self, path: str | Path, *, tokens: int = 0) -> None:

@@ -34,7 +34,8 @@ def is_in_kernel() -> bool:
 
 def _widget(recording: Recording) -> dict[str, Any]:
     """The widget's own MIME types; none outside of a kernel, or where anywidget is missing."""
-    if not is_in_kernel() or not recording.query_tokens:
+    groups = recording.groups.values()
+    if not is_in_kernel() or not all(group.query_tokens for group in groups):
         return {}
     try:
         from regard.viewer.notebook import RecordingWidget

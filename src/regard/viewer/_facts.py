@@ -20,8 +20,8 @@ BLOCK_PAIRS = 2**24  # of one block of the mask: 16 MB
 
 
 def call_of(layer: Layer, head: int | None = None) -> Call:
-    """The call of a layer, or of one head of it alone, in arrays of NumPy."""
-    found = layer if head is None else layer.head(head)
+    """The call of a layer, or of one head of it alone, by its place, in arrays of NumPy."""
+    found = layer if head is None else layer.head(layer.head_numbers[head])
     arrays = (None if x is None else to_numpy(x) for x in (found.query, found.key, found.value))
     return read_call(*arrays, **{name: _plain(option) for name, option in found.options.items()})
 
@@ -38,12 +38,16 @@ def about(recording: Recording, name: str) -> dict[str, Any]:
     return {
         "name": name,
         "model": recording.model,
+        "group": recording.group,
         "tokens": len(recording.tokens),
         "queries": len(recording.query_tokens),
         "itself": start is not None,
         "start": start or 0,
         "boundary": recording.boundary,
-        "layers": [_layer(layer) for layer in recording.layers],
+        "layers": [
+            {"number": number, "name": layer.name, **_layer(layer)}
+            for number, layer in zip(recording.layer_numbers, recording.layers)
+        ],
     }
 
 
@@ -65,6 +69,7 @@ def _layer(layer: Layer) -> dict[str, Any]:
     call = Call.of(**numbers)  # without arrays: reading those of a layer may convert all of them
     return {
         "heads": layer.heads,
+        "head_numbers": layer.head_numbers,
         "key_heads": layer.key_heads,
         "head_size": head_size,
         "value_size": None if layer.value is None else int(layer.value.shape[-1]),

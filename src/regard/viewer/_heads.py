@@ -46,8 +46,9 @@ class Heads:
 
 
 def _facts(recording: Recording, layer: int) -> dict[str, Any]:
-    rows = _sample(recording.weights[layer], int(recording.layers[layer].query.shape[-1]))
-    weights = recording.weights[layer].part(slice(rows.start, None, rows.step))
+    every = recording.weights[recording.layer_numbers[layer]]
+    rows = _sample(every, int(recording.layers[layer].query.shape[-1]))
+    weights = every.part(slice(rows.start, None, rows.step))
     thumbnails, *means = _measured(weights)
     packed = np.ascontiguousarray(np.round(_square(thumbnails) * STEP) / STEP, "<f4")
     scores: dict[str, Any] = dict.fromkeys(SCORES)

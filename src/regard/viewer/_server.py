@@ -55,7 +55,8 @@ HEADERS = {
 class Viewer:
     """A viewer that is being served; its ``repr`` is the address to open.
 
-    It serves in the background until ``close``, the end of a ``with`` block, or of Python.
+    Every group of a recording is served, in the background, until ``close``, the end of a ``with``
+    block, or of Python.
 
     Attributes:
         address: ``http://127.0.0.1:PORT/TOKEN/``; whoever knows it can read the recordings, from
@@ -68,7 +69,7 @@ class Viewer:
         names: Sequence[str] | None = None,
         port: int = 0,
     ) -> None:
-        self._answers = Answers(recordings, names)
+        self._answers = Answers.of_groups(recordings, names)
         self._socket = _bound(port)
         self._workers = Workers(WORKERS)
         port = self._socket.getsockname()[1]

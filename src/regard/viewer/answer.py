@@ -100,6 +100,21 @@ class Answers:
         self._maps = Maps(self.recordings)
         self._heads = [Heads(found) for found in self.recordings]
 
+    @classmethod
+    def of_groups(
+        cls, recordings: Sequence[Recording[Any]], names: Sequence[str] | None = None
+    ) -> Answers:
+        """Answers about every group of some recordings; arguments and errors as the class has."""
+        names = [found.model for found in recordings] if names is None else list(names)
+        if len(names) != len(recordings):
+            return cls(recordings, names)  # raises
+        named = [
+            (group, name)
+            for found, name in zip(recordings, names)
+            for group in found.groups.values()
+        ]
+        return cls([group for group, _ in named], [name for _, name in named])
+
     def answer(self, path: str, query: str = "") -> Answer:
         """The response to ``path?query``; a bad request gets a sentence.
 

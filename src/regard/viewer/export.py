@@ -24,6 +24,7 @@ from regard._base.errors import MaterializeError
 from regard._base.files import check_ending, replaced_when_complete
 from regard._base.settings import bytes_text
 from regard._call.options import REAL_NUMBERS
+from regard._weights.parts import told_numbers
 from regard.recording import Layer, Recording
 from regard.recording._file import _bytes
 from regard.viewer import _facts
@@ -137,14 +138,14 @@ class Pack:
         self.texts: dict[str, str] = {}
         self._limit_bytes = limit_bytes
         self._held = [
-            [(number, recording.layers[number]) for number in _chosen(recording, layers)]
+            [(place, recording.layers[place]) for place in _chosen(recording, layers)]
             for recording in recordings
         ]
         self._tokens = max(len(recording.tokens) for recording in recordings)
         if self._bytes_of(FLOATS) * LEAST_PACKED * 4 / 3 > limit_bytes:
             raise self.too_large()
         for facts, held in zip(about["recordings"], self._held):
-            facts["layers"] = [{**facts["layers"][number], "number": number} for number, _ in held]
+            facts["layers"] = [facts["layers"][place] for place, _ in held]
         packed = [
             {**_tokens(recording), "layers": [self._packed(layer) for _, layer in held]}
             for recording, held in zip(recordings, self._held)
@@ -190,16 +191,17 @@ class Pack:
 
 
 def _chosen(recording: Recording, layers: Sequence[int] | None) -> list[int]:
-    count = len(recording.layers)
+    """The places of the layers of these numbers."""
+    numbers = recording.layer_numbers
     if layers is None:
-        return list(range(count))
-    chosen = sorted({operator.index(layer) for layer in layers})
+        return list(range(len(numbers)))
+    chosen = {operator.index(layer) for layer in layers}
     if not chosen:
         raise ValueError("export: layers is empty; name at least one, or leave it out for all.")
-    for layer in chosen:
-        if not 0 <= layer < count:
-            raise IndexError(f"export: layers has {layer}; there are {count}, 0 to {count - 1}.")
-    return chosen
+    for layer in sorted(chosen):
+        if layer not in numbers:
+            raise IndexError(f"export: layers has {layer}; {told_numbers(numbers)}.")
+    return [place for place, number in enumerate(numbers) if number in chosen]
 
 
 def _tokens(recording: Recording) -> dict[str, Any]:

@@ -48,7 +48,8 @@ class RecordingWidget(anywidget.AnyWidget):
         names: Sequence[str] | None = None,
     ) -> None:
         super().__init__()
-        self._answers = Answers([recording] if other is None else [recording, other], names)
+        recordings = [recording] if other is None else [recording, other]
+        self._answers = Answers.of_groups(recordings, names)
         self.on_msg(self._answer)
 
     def close(self) -> None:

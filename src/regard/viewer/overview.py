@@ -40,16 +40,18 @@ class HeadMap:
 
     Args:
         recording: where the head is.
-        layer, head: which one.
+        layer, head: which one, by their places.
 
     NaN is masked; −inf is unmasked with weight 0.
     """
 
     def __init__(self, recording: Recording, layer: int, head: int) -> None:
         self._recording = recording
-        self._weights = recording.weights[layer].head(head)
-        self._head_size = int(recording.layers[layer].query.shape[-1])
-        self.query_start = recording.layers[layer].query_start
+        found = recording.layers[layer]
+        weights = recording.weights[recording.layer_numbers[layer]]
+        self._weights = weights.head(found.head_numbers[head])
+        self._head_size = int(found.query.shape[-1])
+        self.query_start = found.query_start
         self.shape = self._weights.shape
         self._collected: _Collected | None = None
         if self._work(*self.shape) > DIRECT_WORK:

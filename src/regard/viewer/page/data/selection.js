@@ -1,6 +1,6 @@
 // The selection on the page, and the address that follows it.
 
-/** @import { About, Place } from "./source.js" */
+/** @import { About, LayerFacts, Place } from "./source.js" */
 /** @import { Source } from "./source.js" */
 /** @import { Texts } from "./tokens.js" */
 
@@ -87,7 +87,7 @@ export class Selection extends EventTarget {
     /** @type {number | undefined} of an address that is not written yet */
     this.timer = undefined;
     this.goes = () => this.#follow();
-    if (address) Object.assign(this, fromHash(location.hash));
+    if (address) Object.assign(this, fromHash(about, location.hash));
     this.#mend();
     if (address) window.addEventListener("popstate", this.goes);
   }
@@ -116,13 +116,13 @@ export class Selection extends EventTarget {
    */
   set(fields, { step = !this.repeats } = {}) {
     const before = this.#fields();
-    Object.assign(this, fields);
+    Object.assign(this, this.#moved(fields), fields);
     this.#mend();
     const changed = this.#tell(before);
     if (!this.address || changed.size === 0) return;
     const late = this.#stopTimer();
     /** @type {(how: "pushState" | "replaceState", fields: Fields) => void} */
-    const write = (how, fields) => history[how](null, "", toHash(fields));
+    const write = (how, fields) => history[how](null, "", toHash(this.about, fields));
     if (step && STEPS.some((name) => changed.has(name))) {
       if (late) write("replaceState", before);
       write("pushState", this.#fields());
@@ -160,10 +160,7 @@ export class Selection extends EventTarget {
    * @returns {Place | null}
    */
   get otherWhere() {
-    const where = placeOf(this.other);
-    if (!where || !this.compare) return null;
-    const heads = this.about.recordings[where.recording]?.layers[where.layer]?.heads ?? 0;
-    return where.head < heads ? where : null;
+    return this.compare ? placeOf(this.about, this.other) : null;
   }
 
   // `L5H3`.
@@ -182,9 +179,23 @@ export class Selection extends EventTarget {
   #follow() {
     this.#stopTimer();
     const before = this.#fields();
-    Object.assign(this, DEFAULTS, fromHash(location.hash));
+    Object.assign(this, DEFAULTS, fromHash(this.about, location.hash));
     this.#mend();
     this.#tell(before);
+  }
+
+  /**
+   * In another recording: the head of the same numbers, and in another group, whose text is another,
+   * no pair.
+   * @param {Partial<Fields>} fields
+   * @returns {Partial<Fields>}
+   */
+  #moved({ recording: to }) {
+    if (to === undefined || to === this.recording) return {};
+    const place = nearestPlace(this.about, to, ...numbersOf(this.about, this));
+    if (!place) return {};
+    const isGroup = this.about.recordings[to].group !== this.recordingFacts.group;
+    return isGroup ? { ...place, query: null, key: null, x: null, y: null, zoom: null } : place;
   }
 
   #fields() {
@@ -192,8 +203,6 @@ export class Selection extends EventTarget {
   }
 
   #mend() {
-    /** @type {(n: number, count: number) => number} */
-    const inside = (n, count) => Math.max(0, Math.min(Math.round(n) || 0, count - 1));
     this.recording = inside(this.recording, this.about.recordings.length);
     const { tokens, queries, layers } = this.recordingFacts;
     this.layer = inside(this.layer, layers.length);
@@ -217,6 +226,14 @@ export class Selection extends EventTarget {
   }
 }
 
+/**
+ * @param {number} n
+ * @param {number} count
+ */
+function inside(n, count) {
+  return Math.max(0, Math.min(Math.round(n) || 0, count - 1));
+}
+
 const NAMES = /** @type {(keyof Fields)[]} */ (Object.keys(DEFAULTS));
 
 /** @type {Record<"view" | "plane" | "scale" | "side" | "compare", string[]>} */
@@ -229,42 +246,121 @@ const CHOICES = {
 };
 
 /**
- * The head of the name `L2H1`, or `L2H1@1`.
+ * The head of the name `L2H1`, or `L2H1@1`, by its numbers; null where there is none.
+ * @param {About} about
  * @param {string} name
  * @returns {Place | null}
  */
-export function placeOf(name) {
+export function placeOf(about, name) {
   const found = /^L(\d+)H(\d+)(?:@(\d+))?$/.exec(name);
   if (!found) return null;
   const [, layer, head, recording] = found;
-  return { recording: Number(recording ?? 0), layer: Number(layer), head: Number(head) };
+  const place = nearestPlace(about, Number(recording ?? 0), Number(layer), Number(head));
+  const isThere = place && nameOfPlace(about, place) === `L${Number(layer)}H${Number(head)}`;
+  return isThere ? place : null;
 }
 
 /**
- * `L5H3`. Where only some layers were exported, they keep their numbers.
+ * `L5H3`, by the numbers of the layer and of the head in the model.
  * @param {About} about
  * @param {Place} where
  */
-export function nameOfPlace(about, { recording, layer, head }) {
-  return `L${about.recordings[recording].layers[layer]?.number ?? layer}H${head}`;
+export function nameOfPlace(about, where) {
+  const [layer, head] = numbersOf(about, where);
+  return `L${layer}H${head}`;
 }
 
-/** @param {Fields} fields */
-function toHash(fields) {
-  const { layer, head, ...rest } = fields;
+/**
+ * The numbers of the heads that share a key head, from the first on.
+ * @param {LayerFacts} facts
+ * @param {number} keyHead
+ */
+export function sharing({ heads, key_heads: keyHeads, head_numbers: numbers }, keyHead) {
+  const count = heads / keyHeads;
+  return numbers.slice(keyHead * count, (keyHead + 1) * count);
+}
+
+/**
+ * @param {About} about
+ * @param {Place} where
+ * @returns {[layer: number, head: number]}
+ */
+function numbersOf(about, { recording, layer, head }) {
+  const facts = about.recordings[recording].layers[layer];
+  return [facts?.number ?? layer, facts?.head_numbers[head] ?? head];
+}
+
+/**
+ * The place whose numbers are nearest to these; null where there is no such recording.
+ * @param {About} about
+ * @param {number} recording
+ * @param {number} layerNumber
+ * @param {number} headNumber
+ * @returns {Place | null}
+ */
+export function nearestPlace(about, recording, layerNumber, headNumber) {
+  const layers = about.recordings[recording]?.layers;
+  if (!layers) return null;
+  const numbers = layers.map(({ number }) => number);
+  const layer = nearest(numbers, layerNumber);
+  return { recording, layer, head: nearest(layers[layer].head_numbers, headNumber) };
+}
+
+/**
+ * @param {number[]} numbers
+ * @param {number} number
+ */
+function nearest(numbers, number) {
+  const far = numbers.map((other) => Math.abs(other - number));
+  return far.indexOf(Math.min(...far));
+}
+
+/**
+ * What people call a recording beside the others: its name, its group, or both.
+ * @param {About} about
+ * @param {number} recording
+ */
+export function labelOfRecording(about, recording) {
+  const { name, model, group } = about.recordings[recording];
+  const called = name || model || "";
+  if (group && areGroups(about)) return group;
+  return [called, group].filter(Boolean).join(" · ") || `recording ${recording}`;
+}
+
+/**
+ * Whether the recordings are the groups of one.
+ * @param {About} about
+ */
+export function areGroups({ recordings }) {
+  const groups = new Set(recordings.map(({ group }) => group));
+  const isOne = recordings.every(({ name }) => name === recordings[0].name);
+  return isOne && groups.size === recordings.length && !groups.has("");
+}
+
+/**
+ * @param {About} about
+ * @param {Fields} fields
+ */
+function toHash(about, fields) {
+  const { layer: _, head: __, ...rest } = fields;
   const names = /** @type {(keyof typeof rest)[]} */ (Object.keys(rest));
   const others = names.filter((name) => rest[name] !== DEFAULTS[name]);
   const parts = others.map((name) => `${name}=${encodeURIComponent(String(rest[name]))}`);
-  return `#${[`L${layer}H${head}`, ...parts].join("&")}`;
+  return `#${[nameOfPlace(about, fields), ...parts].join("&")}`;
 }
 
-/** @param {string} hash */
-function fromHash(hash) {
+/**
+ * @param {About} about
+ * @param {string} hash
+ */
+function fromHash(about, hash) {
   /** @type {Partial<Fields>} */
   const fields = {};
+  /** @type {[layer: number, head: number]} */
+  let numbers = [0, 0];
   for (const part of hash.slice(1).split("&")) {
     const place = /^L(\d+)H(\d+)$/.exec(part);
-    if (place) [fields.layer, fields.head] = [Number(place[1]), Number(place[2])];
+    if (place) numbers = [Number(place[1]), Number(place[2])];
     const [name, value] = part.split("=");
     if (value === undefined || !(name in DEFAULTS)) continue;
     const text = decoded(value);
@@ -273,7 +369,8 @@ function fromHash(hash) {
     else if (text !== "" && Number.isFinite(Number(text)))
       Object.assign(fields, { [name]: Number(text) });
   }
-  return fields;
+  const recording = inside(fields.recording ?? 0, about.recordings.length);
+  return { ...fields, ...nearestPlace(about, recording, ...numbers) };
 }
 
 /** @param {string} text */

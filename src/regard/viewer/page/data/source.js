@@ -15,15 +15,16 @@
  */
 
 /**
- * Facts of a layer; `number` where only some layers were exported.
- * @typedef {{heads: number, key_heads: number, head_size: number, value_size: number | null,
- *   scale: number, capped: string | null, causal: boolean, options: string[],
- *   number?: number}} LayerFacts
+ * Facts of a layer. Requests and the selection have layers and heads by their places; people read
+ * `number` and `head_numbers`, which are those of the model.
+ * @typedef {{number: number, name: string, heads: number, head_numbers: number[],
+ *   key_heads: number, head_size: number, value_size: number | null, scale: number,
+ *   capped: string | null, causal: boolean, options: string[]}} LayerFacts
  */
 
 /**
- * Facts of a recording.
- * @typedef {{name: string, model: string | null, tokens: number, queries: number, itself: boolean,
+ * Facts of a recording, or of one of the groups that it has: `group` is empty where there is one.
+ * @typedef {{name: string, model: string | null, group: string, tokens: number, queries: number, itself: boolean,
  *   start: number, boundary: number | null, layers: LayerFacts[]}} RecordingFacts
  */
 

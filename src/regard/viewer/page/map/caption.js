@@ -1,6 +1,6 @@
 // The line above the map: the head, the size of bins, and how many rows have been read.
 
-import { nameOfPlace } from "../data/selection.js";
+import { labelOfRecording, nameOfPlace, sharing } from "../data/selection.js";
 import { countText } from "../drawing/numbers.js";
 
 /** @import { Context, Plane, Selection } from "../data/selection.js" */
@@ -21,7 +21,7 @@ import { countText } from "../drawing/numbers.js";
 export function frameName({ about }, where) {
   const name = nameOfPlace(about, where);
   return about.recordings.length > 1
-    ? `${name} of ${about.recordings[where.recording].name}`
+    ? `${name} of ${labelOfRecording(about, where.recording)}`
     : name;
 }
 
@@ -47,8 +47,8 @@ export function captionOf(context, frame, progress) {
 function headsText(context, frame) {
   const { selection } = context;
   const name = frameName(context, frame.where);
-  const layer = selection.layerFacts.number ?? selection.layer;
-  if (!selection.otherWhere) return `layer ${layer} head ${selection.head}`;
+  const { number, head_numbers: numbers } = selection.layerFacts;
+  if (!selection.otherWhere) return `layer ${number} head ${numbers[selection.head]}`;
   const other = frameName(context, selection.otherWhere);
   return selection.compare === "difference" ? `${name} − ${other}` : `${name} beside ${other}`;
 }
@@ -72,8 +72,10 @@ function sharedText({ layerFacts, head }) {
   const { heads, key_heads: keyHeads } = layerFacts;
   const count = heads / keyHeads;
   if (count === 1) return "";
-  const first = Math.floor(head / count) * count;
-  return `heads ${first}–${first + count - 1} share keys`;
+  const numbers = sharing(layerFacts, Math.floor(head / count));
+  const isRange = numbers.every((number, n) => number === numbers[0] + n);
+  const words = isRange ? `${numbers[0]}–${numbers[count - 1]}` : numbers.join(", ");
+  return `heads ${words} share keys`;
 }
 
 /**

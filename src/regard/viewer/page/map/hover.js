@@ -119,7 +119,7 @@ function named(position, index, tokens) {
 function differenceWords(frame, other, row, column) {
   const [one, compared] = [frame.valueAt(row, column), frame.otherValueAt(row, column)];
   /** @type {(where: Place, facts: FrameFacts) => string} */
-  const name = ({ layer, head }, facts) => `L${facts.layer.number ?? layer}H${head}`;
+  const name = ({ head }, { layer }) => `L${layer.number}H${layer.head_numbers[head]}`;
   const words = (/** @type {number | undefined} */ value) =>
     value === undefined ? "…" : Number.isNaN(value) ? "masked" : weightText(Math.exp(value));
   const own = `${name(frame.where, frame.facts)} ${words(one)}`;

@@ -1,6 +1,6 @@
 // The head to compare with: of any layer, of any recording.
 
-import { placeOf } from "../data/selection.js";
+import { labelOfRecording, nameOfPlace, nearestPlace, placeOf } from "../data/selection.js";
 import { make, makePicker } from "../drawing/dom.js";
 
 /** @import { Compare, Context, Fields, Selection } from "../data/selection.js" */
@@ -25,7 +25,7 @@ export function makeCompare(context) {
   /** @type {(field: keyof Place) => (value: string) => void} */
   const pick = (field) => (value) => {
     const other = { ...otherOf(selection), [field]: Number(value) };
-    selection.set({ other: otherText(mended(about, other)) });
+    selection.set({ other: otherText(about, mended(about, other)) });
   };
   const recording = makePicker("of", pick("recording"));
   const layer = makePicker("layer", pick("layer"));
@@ -34,7 +34,7 @@ export function makeCompare(context) {
   swap.title = "Swap both heads";
   swap.setAttribute("aria-label", "Swap both heads");
   swap.addEventListener("click", () => swapHeads(selection));
-  recording.fill(about.recordings.map(({ name }, n) => [n, name]));
+  recording.fill(about.recordings.map((_, n) => [n, labelOfRecording(about, n)]));
   const picked = make(
     "div",
     { class: "regard-compare-with" },
@@ -49,8 +49,8 @@ export function makeCompare(context) {
     picked.hidden = !selection.compare;
     const other = otherOf(selection);
     const { layers } = about.recordings[other.recording];
-    layer.fill(layers.map(({ number }, n) => [n, number ?? n]));
-    head.fill(Array.from({ length: layers[other.layer].heads }, (_, n) => [n, n]));
+    layer.fill(layers.map(({ number }, n) => [n, number]));
+    head.fill(layers[other.layer].head_numbers.map((number, n) => [n, number]));
     recording.show(other.recording);
     layer.show(other.layer);
     head.show(other.head);
@@ -71,7 +71,7 @@ export function makeCompare(context) {
  * @param {Compare} compare
  */
 function compareBy(selection, compare) {
-  selection.set({ compare, other: otherText(otherOf(selection)) });
+  selection.set({ compare, other: otherText(selection.about, otherOf(selection)) });
 }
 
 /**
@@ -80,10 +80,14 @@ function compareBy(selection, compare) {
  * @returns {Place}
  */
 function otherOf({ about, other, recording, layer, head }) {
-  const found = placeOf(other);
-  if (found) return mended(about, found);
+  const found = placeOf(about, other);
+  if (found) return found;
   const count = about.recordings.length;
-  if (count > 1) return mended(about, { recording: (recording + 1) % count, layer, head });
+  if (count > 1) {
+    const { number, head_numbers: numbers } = about.recordings[recording].layers[layer];
+    const next = (recording + 1) % count;
+    return nearestPlace(about, next, number, numbers[head]) ?? { recording, layer, head };
+  }
   const { layers } = about.recordings[recording];
   const next = (head + 1) % layers[layer].heads;
   return next || layers.length === 1
@@ -104,12 +108,16 @@ function mended({ recordings }, { recording, layer, head }) {
   return { recording: r, layer: l, head: inside(head, recordings[r].layers[l].heads) };
 }
 
-/** @param {Place} where */
-function otherText({ recording, layer, head }) {
-  return `L${layer}H${head}${recording ? `@${recording}` : ""}`;
+/**
+ * @param {About} about
+ * @param {Place} where
+ */
+function otherText(about, where) {
+  return `${nameOfPlace(about, where)}${where.recording ? `@${where.recording}` : ""}`;
 }
 
 /** @param {Selection} selection */
 function swapHeads(selection) {
-  selection.set({ ...otherOf(selection), other: otherText(selection.where) });
+  const other = otherText(selection.about, selection.where);
+  selection.set({ ...otherOf(selection), other });
 }

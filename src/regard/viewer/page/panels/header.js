@@ -1,5 +1,6 @@
 // The header: the recording, and the switches of the view.
 
+import { areGroups, labelOfRecording } from "../data/selection.js";
 import { make, makePicker, makeSwitch } from "../drawing/dom.js";
 import { countText } from "../drawing/numbers.js";
 
@@ -73,8 +74,8 @@ function makeControls(selection) {
   });
   const plane = makeSwitch("Plane", PLANES, (plane) => selection.set({ plane }));
   scale.fill(SCALES);
-  const numbers = (/** @type {number} */ count) =>
-    Array.from({ length: count }, (_, n) => /** @type {Option} */ ([n, n]));
+  const options = (/** @type {number[]} */ numbers) =>
+    numbers.map((number, n) => /** @type {Option} */ ([n, number]));
   const filled = { layer: "", head: "" };
   /** @type {(name: "layer" | "head", picker: typeof layer, choices: Option[]) => void} */
   const fill = (name, picker, choices) => {
@@ -84,12 +85,9 @@ function makeControls(selection) {
   };
   const show = () => {
     const { layers } = selection.recordingFacts;
-    fill(
-      "layer",
-      layer,
-      layers.map(({ number }, n) => [n, number ?? n]),
-    );
-    fill("head", head, numbers(selection.layerFacts.heads));
+    fill("layer", layer, options(layers.map(({ number }) => number)));
+    fill("head", head, options(selection.layerFacts.head_numbers));
+    layer.element.title = selection.layerFacts.name;
     view.show(selection.view);
     scale.show(selection.scale);
     plane.show(selection.plane);
@@ -99,8 +97,9 @@ function makeControls(selection) {
 
 /** @param {Context} context */
 function recordingPicker({ about, selection }) {
-  const picker = makePicker("recording", (n) => selection.set({ recording: Number(n) }));
-  picker.fill(about.recordings.map(({ name, model }, n) => [n, name || model || `recording ${n}`]));
+  const label = areGroups(about) ? "group" : "recording";
+  const picker = makePicker(label, (n) => selection.set({ recording: Number(n) }));
+  picker.fill(about.recordings.map((_, n) => [n, labelOfRecording(about, n)]));
   return picker;
 }
 

@@ -1,6 +1,6 @@
 // Every head of every layer as a small attention map: the picker of heads.
 
-import { nameOfPlace } from "../data/selection.js";
+import { nameOfPlace, sharing } from "../data/selection.js";
 import { unlessSaid } from "../data/watch.js";
 import {
   colourRange,
@@ -228,12 +228,12 @@ class HeadsPanel {
       const groups = Array.from({ length: facts.key_heads }, (_, n) => {
         const buttons = cells.slice(n * shared, (n + 1) * shared).map((cell) => cell.button);
         if (shared === 1) return buttons[0];
-        const label = `heads that share the keys of key head ${n}`;
+        const label = `heads ${sharing(facts, n).join(", ")} share their keys`;
         const group = { class: "regard-head-group", role: "group", "aria-label": label };
         return make("span", group, ...buttons);
       });
-      const number = String(facts.number ?? layer);
-      const label = make("span", { class: "regard-layer-name", text: number });
+      const text = String(facts.number);
+      const label = make("span", { class: "regard-layer-name", text, title: facts.name });
       const row = make("div", { class: "regard-head-row" }, ...groups);
       return make("div", { class: "regard-layer" }, label, row);
     });

@@ -1,4 +1,4 @@
-"""Which module of a torch model computes attention, and attention that torch's operator computes."""
+"""Calls of torch's own attention: the modules that make them, and a function in their place."""
 
 from __future__ import annotations
 
@@ -16,37 +16,34 @@ from torch.nn.modules.module import (
 )
 from torch.overrides import TorchFunctionMode
 
-from regard.capture._groups import Place, places
-
 
 class Running:
     """The modules that run, from the model to the one that is at work.
 
     Args:
-        model: whose names are told; by default the module that is called first, each time.
+        model: whose modules are named; by default whatever is called first, each time.
         begin: called when a model is called.
+
+    Attributes:
+        model: whose modules are named now.
     """
 
-    def __init__(self, model: Module | None, begin: Callable[[], None]) -> None:
-        self._begin, self._model = begin, model
+    def __init__(self, model: Module | None = None, begin: Callable[[], None] = lambda: None):
+        self._begin, self._is_given = begin, model is not None
         self._stack: list[Module] = []
+        self.model: Module | None = None
         self._names: dict[int, str] = {}
-        self.places: dict[str, Place] = {}
-        self.names_are_of: Module | None = None
         if model is not None:
             self._name(model)
 
     def _name(self, model: Module) -> None:
-        if self.names_are_of is model:
-            return
-        self.names_are_of = model
-        named = list(model.named_modules())
-        self._names = {id(module): name for name, module in named}
-        self.places = places((name, type(module)) for name, module in named)
+        if self.model is not model:
+            self.model = model
+            self._names = {id(module): name for name, module in model.named_modules()}
 
     @property
     def name(self) -> str:
-        """The name of the innermost module that has one."""
+        """The name of the innermost module that has one; empty for the model, and outside it."""
         for module in reversed(self._stack):
             if id(module) in self._names:
                 return self._names[id(module)]
@@ -54,7 +51,7 @@ class Running:
 
     @contextlib.contextmanager
     def followed(self) -> Iterator[None]:
-        """Follows the modules."""
+        """Follows the modules that are called in the block."""
         before = register_module_forward_pre_hook(self._enter)
         after = register_module_forward_hook(self._leave, always_call=True)
         try:
@@ -65,7 +62,7 @@ class Running:
 
     def _enter(self, module: Module, args: Any) -> None:
         if not self._stack:
-            if self._model is None:
+            if not self._is_given:
                 self._name(module)
             self._begin()
         self._stack.append(module)
@@ -88,7 +85,7 @@ class TorchAttention(TorchFunctionMode):
     def __init__(self, compute: Callable[..., Any], weigh: Callable[..., Any]) -> None:
         super().__init__()
         self._compute, self._weigh = compute, weigh
-        self._thread = threading.get_ident()
+        self._thread = 0 if torch.compiler.is_compiling() else threading.get_ident()
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -109,7 +106,7 @@ class TorchAttention(TorchFunctionMode):
         operator = functional.scaled_dot_product_attention
 
         def handed(*args: Any, **kwargs: Any) -> Any:
-            if threading.get_ident() != self._thread:
+            if not torch.compiler.is_compiling() and threading.get_ident() != self._thread:
                 return operator(*args, **kwargs)
             return self._compute(operator, *args, **kwargs)
 

@@ -1,0 +1,120 @@
+"""Models of transformers from a folder or the hub's cache, and their recordings of a text."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+from regard.hf._record import record
+from regard.recording import Recording
+
+MOST_WRITTEN = 128  # tokens of an answer
+
+
+def load(name: str | Path, *, trust_remote_code: bool = False) -> tuple[Any, Any]:
+    """A model of transformers on regard, and its tokenizer.
+
+    Args:
+        name: a folder that ``save_pretrained`` wrote, or a name of the hub; what the hub's cache
+            has is not asked for again.
+        trust_remote_code: run Python that comes with the model. Without it such a model is refused.
+
+    Returns:
+        ``(model, tokenizer)``, in evaluation mode; weights from safetensors where there are any.
+
+    Raises:
+        FileNotFoundError: no such folder, and no such name, or the hub is not reachable.
+        ValueError: a model that transformers cannot load, with its reason.
+    """
+    options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+    with _quiet(), _told(name):
+        config, options = _config(name, options)
+        kind: Any = transformers.AutoModel
+        if config.is_encoder_decoder:
+            kind = transformers.AutoModelForSeq2SeqLM
+        tokenizer = transformers.AutoTokenizer.from_pretrained(name, **options)
+        model = kind.from_pretrained(name, attn_implementation="regard", **options)
+    return model.eval(), tokenizer
+
+
+def read(
+    name: str | Path, text: str, *, values: bool = True, trust_remote_code: bool = False
+) -> Recording[Tensor]:
+    """Records a model of transformers that reads a text; an encoder–decoder answers it.
+
+    Args:
+        name, trust_remote_code: as in ``load``.
+        text: to read, all of it at once.
+        values: as in ``regard.record``.
+
+    Raises:
+        FileNotFoundError, ValueError: as ``load``; or the text is longer than the model reads.
+    """
+    model, tokenizer = load(name, trust_remote_code=trust_remote_code)
+    inputs = tokenizer(text, return_tensors="pt")
+    count, most = inputs["input_ids"].shape[1], _longest(model.config, tokenizer)
+    if count > most:
+        raise ValueError(f"The text has {count:,} tokens; {name} reads at most {most:,}: a part.")
+    if count == 0:
+        raise ValueError(f"The text has no token for {name}.")
+    with torch.no_grad(), record(model, tokenizer=tokenizer, values=values) as recording:
+        if model.config.is_encoder_decoder:
+            model.generate(**inputs, num_beams=1, do_sample=False, max_new_tokens=MOST_WRITTEN)
+        else:
+            model(**inputs)
+    return recording
+
+
+def _longest(config: Any, tokenizer: Any) -> int:
+    """The most tokens that have a position; the tokenizer of many a model knows of no limit."""
+    known = getattr(config, "max_position_embeddings", None) or tokenizer.model_max_length
+    return min(int(known), int(tokenizer.model_max_length))
+
+
+def _config(name: str | Path, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The configuration, and the options that find the rest: in the cache, else at the hub."""
+    cached = options | {"local_files_only": True}
+    try:
+        return transformers.AutoConfig.from_pretrained(name, **cached), cached
+    except OSError:
+        return transformers.AutoConfig.from_pretrained(name, **options), options
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what transformers prints while it loads."""
+    before = transformers.logging.get_verbosity()
+    bars = transformers.logging.is_progress_bar_enabled()
+    hub = logging.getLogger("huggingface_hub")
+    of_hub = hub.level
+    hub.setLevel(logging.ERROR)
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers.logging.set_verbosity(before)
+        hub.setLevel(of_hub)
+        if bars:
+            transformers.logging.enable_progress_bar()
+
+
+@contextlib.contextmanager
+def _told(name: str | Path) -> Iterator[None]:
+    """The errors of loading, in a sentence each."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        if Path(name).is_dir():
+            raise ValueError(f"{name}: transformers cannot load it: {reason}") from error
+        raise FileNotFoundError(
+            f"{name}: no such folder, and Hugging Face's hub does not give it: {reason}"
+        ) from error
