@@ -82,10 +82,12 @@ def test_groups_are_whole_recordings_by_name_its_own_first():
 
 def test_repr_tells_the_groups():
     assert repr(whole()) == (
-        "Recording(decoder: 3 tokens, 2 layers, 4 heads, 1.0 kB; encoder: 6 tokens, 2 layers,"
-        " 4 heads, 2.0 kB; cross: 6 tokens, 1 layer, 2 heads, 360 B, model='whole')"
+        "Recording('decoder': 3 tokens, 2 layers, 4 heads, 1.0 kB; 'encoder': 6 tokens, 2 layers,"
+        " 4 heads, 2.0 kB; 'cross': 6 tokens, 1 layer, 2 heads, 360 B, model='whole')"
     )
-    assert repr(whole().groups["cross"]) == ("Recording(cross: 6 tokens, 1 layer, 2 heads, 360 B)")
+    assert repr(whole().groups["cross"]) == (
+        "Recording('cross': 6 tokens, 1 layer, 2 heads, 360 B)"
+    )
 
 
 def test_a_group_does_not_rename_what_it_is_made_of():

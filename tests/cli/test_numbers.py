@@ -118,9 +118,9 @@ def test_export_writes_one_group(regard, path, tmp_path):
         (["view", "--layer", 0], "--layer 0: there are 5, 9."),
         (["view", "--head", 0], "--head 0: there are 3, 7."),
         (["view", "--group", "cross", "--head", 3], "--head 3: there are 7."),
-        (["show", "--group", "x"], "--group x: there are decoder, encoder, cross."),
-        (["view", "--group", "x"], "--group x: there are decoder, encoder, cross."),
-        (["heads", "--group", "x"], "--group x: there are decoder, encoder, cross."),
+        (["show", "--group", "x"], "--group x: there are 'decoder', 'encoder', 'cross'."),
+        (["view", "--group", "x"], "--group x: there are 'decoder', 'encoder', 'cross'."),
+        (["heads", "--group", "x"], "--group x: there are 'decoder', 'encoder', 'cross'."),
     ],
 )
 def test_numbers_and_groups_that_are_not_there_are_said(regard, path, command, message):

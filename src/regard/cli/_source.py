@@ -104,7 +104,7 @@ def choose_group(recording: Recording, name: str | None) -> Recording:
     if name is None:
         return recording
     if name not in recording.groups:
-        names = ", ".join(group for group in recording.groups if group)
+        names = ", ".join(repr(group) for group in recording.groups if group)
         there = f"there are {names}" if names else "it has no groups; leave it out"
         raise InputError(f"--group {name}: {there}.")
     return recording.groups[name]

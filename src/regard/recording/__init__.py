@@ -2,8 +2,9 @@
 
 from typing import TYPE_CHECKING
 
+from regard.recording._grid import Grid
 from regard.recording._layer import Layer
-from regard.recording._recording import Grid, Recording
+from regard.recording._recording import Recording
 
 if TYPE_CHECKING:
     from regard.recording._writer import Writer as Writer

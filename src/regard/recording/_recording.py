@@ -7,18 +7,24 @@ recording on request.
 from __future__ import annotations
 
 import copy
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic
 
 import numpy as np
 
-from regard._base.errors import ShapeError
 from regard._base.types import ArrayT
 from regard._weights.parts import place_of
-from regard.recording._layer import Layer, shape_of
+from regard.recording._checks import (
+    check_key_count,
+    checked_boundary,
+    checked_layers,
+    checked_numbers,
+    checked_query_tokens,
+    checked_tokens,
+)
+from regard.recording._grid import Grid, checked_grids
+from regard.recording._layer import Layer
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -28,20 +34,6 @@ if TYPE_CHECKING:
     from regard.heads import HeadScores
     from regard.recording._file import MappedFile
     from regard.viewer._server import Viewer
-
-
-class Grid(NamedTuple):
-    """Where the patches of a picture are among the keys: ``rows · columns`` of them, row by row."""
-
-    start: int
-    """Position of the first patch."""
-    rows: int
-    columns: int
-
-    @property
-    def stop(self) -> int:
-        """The position after the last patch."""
-        return self.start + self.rows * self.columns
 
 
 class Recording(Generic[ArrayT]):
@@ -107,19 +99,19 @@ class Recording(Generic[ArrayT]):
         group: str = "",
         others: Mapping[str, Recording[ArrayT]] | None = None,
     ) -> None:
-        self.tokens = _checked_tokens("tokens", tokens)
+        self.tokens = checked_tokens("tokens", tokens)
         self._file: MappedFile | None = None
-        self._layers = _checked_layers(layers)
+        self._layers = checked_layers(layers)
         for what, text in (("model", model), ("group", group)):
             if not isinstance(text, str):
                 raise TypeError(f"recording: {what} is {type(text).__name__}; it must be a str.")
         self.model, self.group = model, group
-        self.boundary = _checked_boundary(boundary, len(self.tokens))
+        self.boundary = checked_boundary(boundary, len(self.tokens))
         self._weights = LayerWeights(self._layers)
         numbered = dict(zip(self.layer_numbers, self._layers))
-        _check_key_count(numbered, self.tokens)
-        self.query_tokens = _checked_query_tokens(numbered, self.tokens, query_tokens)
-        self.grids = _checked_grids(grids, len(self.tokens))
+        check_key_count(numbered, self.tokens)
+        self.query_tokens = checked_query_tokens(numbered, self.tokens, query_tokens)
+        self.grids = checked_grids(grids, len(self.tokens))
         self._others = _checked_others(group, others)
 
     @property
@@ -332,7 +324,7 @@ class Recording(Generic[ArrayT]):
     def __repr__(self) -> str:
         parts = self._told
         if self.group:
-            parts = "; ".join(f"{name}: {found._told}" for name, found in self.groups.items())
+            parts = "; ".join(f"{name!r}: {found._told}" for name, found in self.groups.items())
         model = f", model={self.model!r}" if self.model else ""
         return f"Recording({parts}{model})"
 
@@ -368,7 +360,7 @@ class LayerWeights(Collection["AttentionWeights[ArrayT]"]):
     def __init__(self, layers: Sequence[Layer[ArrayT]]) -> None:
         self._layers = layers
         self._made: dict[int, AttentionWeights[ArrayT]] = {}
-        self.numbers = _checked_numbers(layers)
+        self.numbers = checked_numbers(layers)
 
     def place_of(self, layer: int) -> int:
         """The place of the layer of that number."""
@@ -399,76 +391,6 @@ class LayerWeights(Collection["AttentionWeights[ArrayT]"]):
 
     def __repr__(self) -> str:
         return f"<weights of {_counted(len(self), 'layer')}>"
-
-
-def _checked_tokens(name: str, tokens: Sequence[str]) -> tuple[str, ...]:
-    if isinstance(tokens, str):
-        raise TypeError(f"recording: {name} is one str; a list with one str per token is needed.")
-    tokens = tuple(tokens)
-    for index, token in enumerate(tokens):
-        if not isinstance(token, str):
-            raise TypeError(
-                f"recording: {name}[{index}] is {type(token).__name__}; every token must be a str:"
-                " give texts, not ids."
-            )
-    if not tokens and name == "tokens":
-        raise ShapeError("recording: no tokens; at least one is needed.")
-    return tokens
-
-
-def _checked_layers(layers: Sequence[Layer[ArrayT]]) -> tuple[Layer[ArrayT], ...]:
-    layers = tuple(layers)
-    for index, layer in enumerate(layers):
-        if not isinstance(layer, Layer):
-            raise TypeError(
-                f"recording: layers[{index}] is {type(layer).__name__}; every layer must be a"
-                " regard.recording.Layer(query, key, value)."
-            )
-    if not layers:
-        raise ShapeError("recording: no layers; at least one is needed.")
-    return layers
-
-
-def _checked_numbers(layers: Sequence[Layer]) -> tuple[int, ...]:
-    found = tuple(n if layer.number is None else layer.number for n, layer in enumerate(layers))
-    twice = [number for number, count in Counter(found).items() if count > 1]
-    if twice:
-        first, second, *_ = (n for n, number in enumerate(found) if number == twice[0])
-        raise ValueError(
-            f"recording: layers[{first}] and layers[{second}] both have the number {twice[0]}; each"
-            " layer has its own. Layer(..., number=None) is numbered by its place."
-        )
-    return found
-
-
-def _checked_grids(grids: Any, count: int) -> tuple[Grid, ...]:
-    if not isinstance(grids, (tuple, list)):
-        raise TypeError(f"recording: grids is {type(grids).__name__}; a list of Grid is needed.")
-    found = tuple(_checked_grid(n, grid, count) for n, grid in enumerate(grids))
-    ordered = sorted(found)
-    for before, after in pairwise(ordered):
-        if after.start < before.stop:
-            raise ValueError(
-                f"recording: {before} ends before token {before.stop}, and {after} begins at"
-                f" {after.start}; a token is a patch of one picture."
-            )
-    return found
-
-
-def _checked_grid(n: int, grid: Any, count: int) -> Grid:
-    parts = tuple(grid) if isinstance(grid, (tuple, list)) else ()
-    is_int = [isinstance(x, (int, np.integer)) and not isinstance(x, bool) for x in parts]
-    if len(parts) != 3 or not all(is_int):
-        raise TypeError(
-            f"recording: grids[{n}] is {grid!r}; a Grid(start, rows, columns) of ints is needed."
-        )
-    found = Grid(*map(int, parts))
-    if min(found.rows, found.columns) < 1 or not 0 <= found.start < found.stop <= count:
-        raise ValueError(
-            f"recording: grids[{n}] is {found}, the tokens {found.start} to {found.stop - 1}; there"
-            f" are {count}, and a picture has at least one patch."
-        )
-    return found
 
 
 def _checked_others(group: str, others: Any) -> dict[str, Any]:
@@ -505,64 +427,6 @@ def _named_other(group: str, name: Any, found: Any) -> Recording[Any]:
     renamed = copy.copy(found)
     renamed.group = name
     return renamed
-
-
-def _checked_boundary(boundary: Any, count: int) -> int | None:
-    if boundary is None:
-        return None
-    if isinstance(boundary, bool) or not isinstance(boundary, (int, np.integer)):
-        raise TypeError(
-            f"recording: boundary is {type(boundary).__name__}; an int is needed, the position of"
-            " the first token that a model wrote."
-        )
-    if not 0 <= boundary < count:
-        raise ValueError(
-            f"recording: boundary is {boundary}; there are {count} tokens, 0 to {count - 1}."
-            " Leave it out where no model wrote any of them."
-        )
-    return int(boundary)
-
-
-def _check_key_count(layers: Mapping[int, Layer], tokens: Sequence[str]) -> None:
-    for number, layer in layers.items():
-        if shape_of(layer.key)[1] != len(tokens):
-            raise ShapeError(
-                f"recording: {len(tokens)} tokens, but layer {number} has {shape_of(layer.key)[1]}"
-                f" keys; one token per key is needed.\n  key {shape_of(layer.key)}"
-                " read as (Hkv, Lk, D)"
-            )
-
-
-def _checked_query_tokens(
-    layers: Mapping[int, Layer], tokens: tuple[str, ...], query_tokens: Sequence[str] | None
-) -> tuple[str, ...]:
-    (first, one), *_ = layers.items()
-    count = shape_of(one.query)[1]
-    for number, layer in layers.items():
-        if shape_of(layer.query)[1] != count:
-            raise ShapeError(
-                f"recording: layer {number} has {shape_of(layer.query)[1]} queries and layer"
-                f" {first} has {count}; make one recording for each, which can be groups of one:"
-                " others={name: recording}."
-            )
-    if query_tokens is not None:
-        named = _checked_tokens("query_tokens", query_tokens)
-        if len(named) != count:
-            raise ShapeError(
-                f"recording: {len(named)} query_tokens, but {count} queries;"
-                f" one token per query is needed.\n  query {shape_of(one.query)}"
-                " read as (Hq, Lq, D)"
-            )
-        return named
-    valid = one.options.get("key_lengths", len(tokens))
-    usual = 0 if count == len(tokens) else valid - count
-    start = one.options.get("query_start", usual)
-    if start < 0 or start + count > len(tokens):
-        raise ShapeError(
-            f"recording: {count} queries from position {start} on, but {len(tokens)} tokens;"
-            " queries with tokens of their own (cross-attention) need query_tokens."
-        )
-    return tokens[start : start + count]
 
 
 def _counted(count: int, noun: str) -> str:

@@ -47,8 +47,9 @@ class Writer:
         TypeError, ValueError: ``tokens`` is no number, or a name of another kind of file.
 
     Example:
-        ``with Writer(path, tokens=3) as writer:``, then ``writer.add(layer, group="decoder")`` for each
-        layer, and ``writer.finish({"decoder": {"tokens": ["a", "b", "c"]}}, model="small")``.
+        ``with Writer(path, tokens=3) as writer:``, then for each layer
+        ``writer.add(layer, group="decoder")``, and at last
+        ``writer.finish({"decoder": {"tokens": ["a", "b", "c"]}}, model="small")``.
     """
 
     def __init__(self, path: str | Path, *, tokens: int = 0) -> None:

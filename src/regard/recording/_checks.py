@@ -1,0 +1,111 @@
+"""What a recording is made of, checked: tokens, and the layers' numbers and lengths."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from regard._base.errors import ShapeError
+from regard._base.types import ArrayT
+from regard.recording._layer import Layer, shape_of
+
+
+def checked_tokens(name: str, tokens: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(tokens, str):
+        raise TypeError(f"recording: {name} is one str; a list with one str per token is needed.")
+    tokens = tuple(tokens)
+    for index, token in enumerate(tokens):
+        if not isinstance(token, str):
+            raise TypeError(
+                f"recording: {name}[{index}] is {type(token).__name__}; every token must be a str:"
+                " give texts, not ids."
+            )
+    if not tokens and name == "tokens":
+        raise ShapeError("recording: no tokens; at least one is needed.")
+    return tokens
+
+
+def checked_layers(layers: Sequence[Layer[ArrayT]]) -> tuple[Layer[ArrayT], ...]:
+    layers = tuple(layers)
+    for index, layer in enumerate(layers):
+        if not isinstance(layer, Layer):
+            raise TypeError(
+                f"recording: layers[{index}] is {type(layer).__name__}; every layer must be a"
+                " regard.recording.Layer(query, key, value)."
+            )
+    if not layers:
+        raise ShapeError("recording: no layers; at least one is needed.")
+    return layers
+
+
+def checked_numbers(layers: Sequence[Layer]) -> tuple[int, ...]:
+    found = tuple(n if layer.number is None else layer.number for n, layer in enumerate(layers))
+    twice = [number for number, count in Counter(found).items() if count > 1]
+    if twice:
+        first, second, *_ = (n for n, number in enumerate(found) if number == twice[0])
+        raise ValueError(
+            f"recording: layers[{first}] and layers[{second}] both have the number {twice[0]}; each"
+            " layer has its own. Layer(..., number=None) is numbered by its place."
+        )
+    return found
+
+
+def checked_boundary(boundary: Any, count: int) -> int | None:
+    if boundary is None:
+        return None
+    if isinstance(boundary, bool) or not isinstance(boundary, (int, np.integer)):
+        raise TypeError(
+            f"recording: boundary is {type(boundary).__name__}; an int is needed, the position of"
+            " the first token that a model wrote."
+        )
+    if not 0 <= boundary < count:
+        raise ValueError(
+            f"recording: boundary is {boundary}; there are {count} tokens, 0 to {count - 1}."
+            " Leave it out where no model wrote any of them."
+        )
+    return int(boundary)
+
+
+def check_key_count(layers: Mapping[int, Layer], tokens: Sequence[str]) -> None:
+    for number, layer in layers.items():
+        if shape_of(layer.key)[1] != len(tokens):
+            raise ShapeError(
+                f"recording: {len(tokens)} tokens, but layer {number} has {shape_of(layer.key)[1]}"
+                f" keys; one token per key is needed.\n  key {shape_of(layer.key)}"
+                " read as (Hkv, Lk, D)"
+            )
+
+
+def checked_query_tokens(
+    layers: Mapping[int, Layer], tokens: tuple[str, ...], query_tokens: Sequence[str] | None
+) -> tuple[str, ...]:
+    (first, one), *_ = layers.items()
+    count = shape_of(one.query)[1]
+    for number, layer in layers.items():
+        if shape_of(layer.query)[1] != count:
+            raise ShapeError(
+                f"recording: layer {number} has {shape_of(layer.query)[1]} queries and layer"
+                f" {first} has {count}; make one recording for each, which can be groups of one:"
+                " others={name: recording}."
+            )
+    if query_tokens is not None:
+        named = checked_tokens("query_tokens", query_tokens)
+        if len(named) != count:
+            raise ShapeError(
+                f"recording: {len(named)} query_tokens, but {count} queries;"
+                f" one token per query is needed.\n  query {shape_of(one.query)}"
+                " read as (Hq, Lq, D)"
+            )
+        return named
+    valid = one.options.get("key_lengths", len(tokens))
+    usual = 0 if count == len(tokens) else valid - count
+    start = one.options.get("query_start", usual)
+    if start < 0 or start + count > len(tokens):
+        raise ShapeError(
+            f"recording: {count} queries from position {start} on, but {len(tokens)} tokens;"
+            " queries with tokens of their own (cross-attention) need query_tokens."
+        )
+    return tokens[start : start + count]
