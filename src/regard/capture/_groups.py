@@ -39,9 +39,10 @@ def group_names(patterns: list[str]) -> list[str]:
         return [""]
     parts = [pattern.split(".") for pattern in patterns]
     names: list[str] = []
+    has_decoder = any("decoder" in own for own in parts)
     for own in parts:
         told = [word for word in own if any(word not in other for other in parts)]
-        if "decoder" in own or "encoder" in own:
+        if has_decoder and ("decoder" in own or "encoder" in own):
             side = "decoder" if "decoder" in own else "encoder"
             name = "cross" if CROSS.search(own[-1]) or CROSS.search(".".join(told)) else side
         else:

@@ -25,14 +25,20 @@ with needed_by("regard.hf"):
     from regard.hf._weights import Attentions
 
 TESTED = (5, 10), (5, 23)  # versions of transformers, both included
-_version = tuple(int(part) for part in transformers.__version__.split(".")[:2])
-if not TESTED[0] <= _version <= TESTED[1]:
-    warnings.warn(
-        f"regard.hf is tested with transformers {TESTED[0][0]}.{TESTED[0][1]} to "
-        f"{TESTED[1][0]}.{TESTED[1][1]}, and this is {transformers.__version__}: compare a model "
-        'with its attn_implementation="eager" before you rely on it.',
-        stacklevel=2,
-    )
+
+
+def _warn_of(version: str) -> None:
+    """Warns of a version of transformers that no test has seen."""
+    least, most = (".".join(map(str, end)) for end in TESTED)
+    if not TESTED[0] <= tuple(int(part) for part in version.split(".")[:2]) <= TESTED[1]:
+        warnings.warn(
+            f"regard.hf is tested with transformers {least} to {most}, and this is {version}: "
+            'compare a model with its attn_implementation="eager" before you rely on it.',
+            stacklevel=3,
+        )
+
+
+_warn_of(transformers.__version__)
 AttentionInterface.register("regard", attention_function)
 AttentionMaskInterface.register("regard", mask_function)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from torch.nn import Module
+from transformers import PreTrainedModel
 
 
 class Checked(NamedTuple):
@@ -44,8 +45,6 @@ def check(model: Module) -> Checked:
     Raises:
         TypeError: no model of transformers.
     """
-    from transformers import PreTrainedModel
-
     if not isinstance(model, PreTrainedModel):
         raise TypeError(
             f"check: {type(model).__name__} is no model of transformers; regard.patch_torch and "
@@ -65,6 +64,8 @@ def check(model: Module) -> Checked:
 def _asks_interface(kind: type) -> bool:
     """Whether a method of the class asks the interface for a function."""
     for base in kind.__mro__:
+        if base is PreTrainedModel:  # which knows it, and asks for nobody's attention
+            return False
         for method in vars(base).values():
             code = getattr(method, "__code__", None)
             if code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names:

