@@ -165,8 +165,9 @@ def measure_padding(report, options):
         ids, mask = padded(side, (0, tokens // 2, 0, tokens // 2), tokens)
         runs = {}
         for name in ("regard", "sdpa"):
-            runs[name, "none"] = on(model, name, lambda i=ids: model(i))
-            runs[name, side] = on(model, name, lambda i=ids, m=mask: model(i, attention_mask=m))
+            runs[name, "none"] = on(model, name, functools.partial(model, ids))
+            masked = functools.partial(model, ids, attention_mask=mask)
+            runs[name, side] = on(model, name, masked)
         measured = common.interleave(runs, options, seconds=15.0)
         cells, ratios = [], {}
         for name in ("regard", "sdpa"):
@@ -208,7 +209,6 @@ def measure_one_generation(report, options, model, generate, case):
     texts = {}
     for name, (prepare, run) in runs.items():
         texts[name] = run(prepare())
-    new = texts["eager"].shape[1]
     equal = {name: torch.equal(texts[name], texts["eager"]) for name in ("regard", "sdpa")}
     measured = common.interleave(runs, options, seconds=15.0)
     count = BATCH * (NEW if not options.quick else 2)
@@ -220,7 +220,7 @@ def measure_one_generation(report, options, model, generate, case):
         *(common.times(*faster[name]) for name in ("sdpa", "eager")),
         "yes" if all(equal.values()) else f"no: {equal}",
         model=kind, cache=cache, padded=any(lengths), tokens_per_second=rates, faster=faster,
-        equal=equal, length=new, dtype="float32",
+        equal=equal, dtype="float32",
     )  # fmt: skip
 
 

@@ -31,6 +31,7 @@ RUNS = {
     "backward": BOTH,
     "second_pass": BOTH,
     "decode": BOTH,
+    "small": [],
     "looking": BOTH,
     "spread": [],
     "layouts": [],
