@@ -114,11 +114,13 @@ def test_works_with_numpy_and_safetensors_alone(use):
     assert not ran.returncode, ran.stderr
 
 
-NEED_AN_EXTRA = {"cli", "nn", "lm.decoder", "lm.training", "viewer._server", "viewer.notebook"}
+NEED_AN_EXTRA = {
+    "capture", "cli", "hf", "nn", "lm.decoder", "lm.training", "viewer._server", "viewer.notebook",
+}  # fmt: skip
 # Imported by others alone, where what they need is there.
 NEED_WHAT_IS_THERE = {
     "_backends.kernel_ops", "_backends.onnx", "_backends.torch_gradients", "_backends.torch_ops",
-    "_base.torch_arrays", "_base.torch_state", "viewer._connections",
+    "_base.torch_arrays", "_base.torch_state", "_operator.torch_calls", "viewer._connections",
 }  # fmt: skip
 
 

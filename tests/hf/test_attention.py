@@ -138,6 +138,7 @@ def test_what_models_say_by_keywords():
         ({}, {}),
         ({"scaling": 0.3}, {"scale": 0.3}),
         ({"is_causal": True}, {"hidden": later}),
+        ({"is_causal": False}, {}),
         ({"position_bias": bias}, {"bias": bias}),
         ({"position_bias": bias, "is_causal": True}, {"bias": bias, "hidden": later}),
         ({"s_aux": sinks}, {"extra": sinks[:, None, None]}),

@@ -1,4 +1,4 @@
-"""Masks of transformers are read as what queries see, and are eager's to whoever computes with one."""
+"""Masks of transformers are read as what queries see, and are eager's to whoever uses one."""
 
 import copy
 import pickle
@@ -171,6 +171,22 @@ def test_the_first_keys_of_a_mask_are_a_mask():
     assert type(mask[:, :, 3:]) is torch.Tensor
 
 
+def test_a_mask_of_one_query_is_that_of_them_all():
+    mask, eager = content(M.causal_mask_function, LEFT, queries=1, start=9)
+    options = _masks.options_of(mask, 5, L)
+    assert torch.equal(shown(options, 5, L), (eager == 0).expand(B, 1, 5, L))
+
+
+def test_there_is_no_mask_where_eager_has_none():
+    two_way = M.bidirectional_mask_function
+    for function, padding, allowed in (
+        (two_way, None, True), (two_way, LEFT, True), (two_way, None, False),
+        (two_way, torch.ones(B, L, dtype=torch.bool), True), (M.causal_mask_function, None, False),
+    ):  # fmt: skip
+        ours, eager = content(function, padding, allow_is_bidirectional_skip=allowed)
+        assert (ours is None) == (eager is None)
+
+
 def test_a_mask_knows_the_place_of_its_queries_when_it_was_made():
     place = torch.tensor(6)
     mask = _masks.mask_function(B, 4, L, place, 0, M.causal_mask_function)
@@ -181,13 +197,13 @@ def test_a_mask_knows_the_place_of_its_queries_when_it_was_made():
 def test_masks_of_numbers():
     least = torch.finfo(torch.float32).min
     bools = torch.rand(B, 1, L, L) > 0.4
-    assert torch.equal(_masks.options_of(bools, L)["mask"], bools)
+    assert torch.equal(_masks.options_of(bools, L, L)["mask"], bools)
     for hidden in (least, -torch.inf):
         numbers = torch.where(bools, 0.0, hidden)
-        assert torch.equal(_masks.options_of(numbers, L)["mask"], bools)
-        assert torch.equal(_masks.options_of(numbers[..., :9], 9)["mask"], bools[..., :9])
+        assert torch.equal(_masks.options_of(numbers, L, L)["mask"], bools)
+        assert torch.equal(_masks.options_of(numbers[..., :9], L, 9)["mask"], bools[..., :9])
         numbers[0, 0, 0, 0] = 0.5  # the mask that was looked at has changed
-        assert _masks.options_of(numbers, L)["bias"] is numbers
-    assert _masks.options_of(bools[..., :1], L)["mask"].shape[-1] == 1
+        assert _masks.options_of(numbers, L, L)["bias"] is numbers
+    assert _masks.options_of(bools[..., :1], L, L)["mask"].shape[-1] == 1
     with pytest.raises(TypeError, match="int64 reached attention"):
-        _masks.options_of(bools.long(), L)
+        _masks.options_of(bools.long(), L, L)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -55,7 +56,9 @@ class Running:
         before = register_module_forward_pre_hook(self._enter)
         after = register_module_forward_hook(self._leave, always_call=True)
         try:
-            yield
+            with warnings.catch_warnings():  # the hooks see a compiled model and what it compiles
+                warnings.filterwarnings("ignore", r"Using `torch\.compile\(module\)` when")
+                yield
         finally:
             before.remove()
             after.remove()

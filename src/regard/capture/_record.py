@@ -136,6 +136,8 @@ def recording_of(
 
     def compute(operator: Any, *args: Any, **kwargs: Any) -> Any:
         q, k, v, options = torch_call(*args, **kwargs)
+        if "bias" in options:
+            options |= {"bias": None} | mask_or_bias(options["bias"])
         take(q, k, v, options)
         return operator(*args, **kwargs)
 
@@ -151,6 +153,12 @@ def recording_of(
         with running.followed(), TorchAttention(compute, weigh), _watched(take):
             yield recording, recorder
         recording._fill(recorder.finished(describe, name))
+
+
+def mask_or_bias(numbers: Tensor) -> dict[str, Tensor]:
+    """The option that a floating mask is: of bools, where it holds zeros and numbers that hide."""
+    hidden = numbers <= torch.finfo(numbers.dtype).min / 2
+    return {"mask": ~hidden} if bool(((numbers == 0) | hidden).all()) else {"bias": numbers}
 
 
 @contextlib.contextmanager

@@ -121,7 +121,7 @@ def simplified(first: np.ndarray, last: np.ndarray, keys: int) -> dict[str, Any]
         if (first == 0).all():
             return options
         left = int((start + i - first).max())
-        if (first == np.maximum(0, start + i - left)).all():
+        if left >= 0 and (first == np.maximum(0, start + i - left)).all():
             return options | {"window": (left, 0)}
     return {"intervals": (first.astype(np.int64), last.astype(np.int64))} | _start(Lq, keys)
 

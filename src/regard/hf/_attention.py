@@ -50,8 +50,10 @@ def attention_function(
         query: ``(B, Hq, Lq, D)``, after rotation, any strides.
         key: ``(B, Hkv, Lk, D)``, the cache's included; heads are not repeated.
         value: ``(B, Hkv, Lk, Dv)``.
-        attention_mask: from ``_masks.mask_function``, or any 4-D mask; None hides nothing but the
-            later keys of a causal layer, with the first query at the first key.
+        attention_mask: from ``_masks.mask_function``, or any 4-D mask; None hides nothing, as in
+            eager.
+        is_causal: with no mask at all, a caller's own word that later keys are hidden, the first
+            query at the first key.
 
     Returns:
         ``(B, Lq, Hq, Dv)``, contiguous, and the weights where the model's caller wants them.
@@ -63,7 +65,10 @@ def attention_function(
     query, key, value = _of_one_dtype(query, key, value)
     if len(query) == 1 != len(key):
         query = query.expand(len(key), -1, -1, -1)
-    options = _visible_keys(module, query, key, attention_mask, is_causal)
+    Lq, Lk = query.shape[2], key.shape[2]
+    options = dict(_masks.options_of(attention_mask, Lq, Lk))
+    if attention_mask is None and is_causal and Lq > 1:
+        options = {"causal": True} if Lq == Lk else {"causal": True, "query_start": 0}
     for selected in (
         _documents(cu_seq_lens_q, cu_seq_lens_k, query, key),
         _selected_keys(indices, key),
@@ -85,11 +90,11 @@ def attention_function(
         options["scale"] = float(scaling)
     if dropout and module.training:
         options["dropout"] = dropout
-    wanted = sinks is None and _weights.are_wanted(kwargs)
-    if not wanted:
+    if not _weights.are_wanted(kwargs):
         output = attention(query, key, value, **options)
         return output.transpose(1, 2).contiguous(), None
     output, weights = attention(query, key, value, return_weights=True, **options)
+    weights = weights.part(columns=slice(Lk)) if sinks is not None else weights
     return output.transpose(1, 2).contiguous(), _weights.Attentions(weights, query.dtype)
 
 
@@ -128,20 +133,6 @@ def _refuse_unknown(module_name: str, kwargs: dict[str, Any]) -> None:
             "function computes with and regard does not know. Use "
             'model.set_attn_implementation("eager") for it, and report the model.'
         )
-
-
-def _visible_keys(
-    module: Module, query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool | None
-) -> Options:
-    if mask is not None:
-        return dict(_masks.options_of(mask, key.shape[2]))
-    if is_causal is None:
-        is_causal = getattr(module, "is_causal", False)
-    if not is_causal or query.shape[2] == 1:
-        return {}
-    return (
-        {"causal": True} if query.shape[2] == key.shape[2] else {"causal": True, "query_start": 0}
-    )
 
 
 def _narrowed(options: Options, selected: Tensor | None) -> Options:

@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import masking_utils
 
 from regard._base.torch_state import is_recorded
+from regard.capture import mask_or_bias
 from regard.hf import _visible
 
 aten: Any = torch.ops.aten
@@ -32,16 +33,17 @@ def mask_function(
     kv_offset: int = 0,
     mask_function: Callable[..., Any] = masking_utils.causal_mask_function,
     attention_mask: Tensor | None = None,
+    allow_is_bidirectional_skip: bool = False,
     use_vmap: bool = False,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
     **kwargs: Any,
-) -> Tensor:
+) -> Tensor | None:
     """What transformers calls for the mask of a forward pass: see ``AttentionMaskInterface``.
 
     Returns:
-        A ``Mask (B, 1, Lq, Lk)``, also where all is seen: without one, a layer has only its own
-        word for whether it is causal. While torch records a graph, a tensor of bools.
+        A ``Mask (B, 1, Lq, Lk)``; None where eager has none: all is seen, and the model allows it.
+        Layers that are causal always get a mask. While torch records a graph, a tensor of bools.
     """
     if isinstance(q_offset, Tensor):
         q_offset = q_offset.clone()  # a static cache counts in it, and the mask is read later
@@ -52,7 +54,11 @@ def mask_function(
     if is_recorded():
         return evaluate.rows(0, q_length)
     padding = masking_utils.prepare_padding_mask(attention_mask, kv_length, kv_offset)
-    return Mask(Content(evaluate, padding), dtype)
+    content = Content(evaluate, padding)
+    is_two_way = mask_function is masking_utils.bidirectional_mask_function
+    if allow_is_bidirectional_skip and is_two_way and content.options(kv_length) == {}:
+        return None
+    return Mask(content, dtype)
 
 
 class Evaluated:
@@ -267,8 +273,8 @@ def _kept(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Mask | No
 _seen: tuple[weakref.ref[Tensor], tuple[Any, ...], Options] | None = None
 
 
-def options_of(mask: Tensor | None, keys: int) -> Options:
-    """The options of ``regard.attention`` for whatever a model gives as its mask.
+def options_of(mask: Tensor | None, queries: int, keys: int) -> Options:
+    """The options of ``regard.attention`` for a mask that a model gives; None hides nothing.
 
     A floating mask of zeros and of numbers that hide is one of bools; another is a bias.
     """
@@ -276,7 +282,7 @@ def options_of(mask: Tensor | None, keys: int) -> Options:
     if mask is None:
         return {}
     if isinstance(mask, Mask):
-        if mask.shape[-1] == keys:
+        if mask.shape[2:] == (queries, keys):
             return mask.options()
         mask = mask.numbers()
     if mask.ndim < 4:
@@ -297,7 +303,6 @@ def options_of(mask: Tensor | None, keys: int) -> Options:
     owner = mask if mask._base is None else mask._base
     if version >= 0 and _seen is not None and _seen[0]() is owner and _seen[1] == place:
         return _seen[2]
-    hidden = mask <= torch.finfo(mask.dtype).min / 2
-    options = {"mask": ~hidden} if bool(((mask == 0) | hidden).all()) else {"bias": mask}
+    options = mask_or_bias(mask)
     _seen = weakref.ref(owner), place, options
     return options

@@ -1,0 +1,1 @@
+"""Tiny models of every architecture of transformers, their inputs, and what is done to them."""

@@ -1,0 +1,143 @@
+"""regard's operator in models of torch: the same numbers, and a report of what was replaced."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.functional import scaled_dot_product_attention
+
+import regard
+import regard.nn
+
+X = torch.randn(2, 10, 32, generator=torch.Generator().manual_seed(0))
+PADDING = torch.arange(10) >= torch.tensor([10, 7])[:, None]
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv = nn.Linear(32, 96)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).view(2, 10, 3, 4, 8).permute(2, 0, 3, 1, 4)
+        y = scaled_dot_product_attention(q, k, v, is_causal=True)
+        return y.transpose(1, 2).reshape(2, 10, 32)
+
+
+class OwnAttention(nn.Module):
+    def forward(self, x):
+        return (x @ x.mT).softmax(-1) @ x
+
+
+@pytest.fixture
+def encoder():
+    layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """How often regard computes."""
+    from regard.nn import replacement
+
+    made, computed = [], replacement.scaled_dot_product_attention
+
+    def spy(*args, **kwargs):
+        made.append(args[0].shape)
+        return computed(*args, **kwargs)
+
+    monkeypatch.setattr(replacement, "scaled_dot_product_attention", spy)
+    return made
+
+
+def test_a_block_computes_with_regard(encoder, calls):
+    with torch.no_grad():
+        expected = [encoder(X), encoder(X, src_key_padding_mask=PADDING)]
+        with regard.patch_torch() as patched:
+            found = [encoder(X), encoder(X, src_key_padding_mask=PADDING)]
+    assert len(calls) == 4
+    torch.testing.assert_close(found[0], expected[0], atol=2e-6, rtol=0)
+    torch.testing.assert_close(found[1][~PADDING], expected[1][~PADDING], atol=2e-6, rtol=0)
+    assert patched.replaced == {"layers.0.self_attn": 2, "layers.1.self_attn": 2}
+    assert not patched.left
+    assert "2 modules computed by regard" in str(patched)
+    encoder(X)
+    assert len(calls) == 4
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
+def test_what_torch_still_computes_is_said(calls):
+    layer = nn.MultiheadAttention(32, 4, batch_first=True).eval()
+    with regard.patch_torch() as patched:
+        output, weights = layer(X, X, X)
+        assert not calls
+        alone, none = layer(X, X, X, need_weights=False)
+    assert none is None
+    assert weights.shape == (2, 10, 10)
+    torch.testing.assert_close(alone, output, atol=1e-6, rtol=1e-5)
+    assert patched.replaced == {"": 1}
+    assert "need_weights=False" in patched.left[""]
+    assert "(the model)" in str(patched)
+    assert "1 left to torch" in str(patched)
+
+
+def test_a_function_under_another_name_is_found(calls):
+    model = Attention()
+    with regard.patch_torch() as patched:
+        F.scaled_dot_product_attention(X, X, X)
+        compiled = torch.compile(model, backend="eager")
+        compiled(X)
+    assert len(calls) == 2
+    assert sum(patched.replaced.values()) == 2
+
+
+def test_the_modules_of_a_model_are_replaced_and_put_back(encoder, calls):
+    with torch.no_grad():
+        expected = encoder(X)
+        replaced = regard.nn.replace(encoder)
+        assert replaced.replaced == {"layers.0.self_attn": 0, "layers.1.self_attn": 0}
+        assert isinstance(encoder.layers[0].self_attn, nn.MultiheadAttention)
+        torch.testing.assert_close(encoder(X), expected, atol=2e-6, rtol=0)
+        torch.testing.assert_close(copy.deepcopy(encoder)(X), expected, atol=2e-6, rtol=0)
+        assert len(calls) == 4
+        assert replaced.replaced["layers.1.self_attn"] == 1
+        encoder.load_state_dict(encoder.state_dict())
+        replaced.undo()
+        assert type(encoder.layers[0].self_attn) is nn.MultiheadAttention
+        assert torch.equal(encoder(X), expected)
+    assert len(calls) == 4
+    with regard.nn.replace(encoder):
+        pass
+    assert type(encoder.layers[0].self_attn) is nn.MultiheadAttention
+
+
+def test_a_copy_computes_with_its_own_parameters():
+    model = nn.Sequential(Attention(), OwnAttention())
+    replaced = regard.nn.replace(model)
+    assert replaced.left == {"1": "OwnAttention does not call torch's operator"}
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        other[0].qkv.weight.mul_(2.0)
+    assert not torch.allclose(other(X), model(X))
+
+
+def test_gradients_are_those_of_torch():
+    model = Attention()
+
+    def gradient():
+        model.zero_grad()
+        model(X).square().sum().backward()
+        return model.qkv.weight.grad.clone()
+
+    expected = gradient()
+    with regard.nn.replace(model):
+        torch.testing.assert_close(gradient(), expected, atol=1e-5, rtol=1e-4)
+
+
+def test_a_model_without_torchs_operator_is_refused():
+    with pytest.raises(regard.UnsupportedError, match="no module of Linear calls torch"):
+        regard.nn.replace(nn.Linear(2, 2))
+    with pytest.raises(TypeError, match="str is no torch"):
+        regard.nn.replace("model")

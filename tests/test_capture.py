@@ -1,0 +1,252 @@
+"""regard.record: the attention of any torch model, layer by layer."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import regard
+import regard.nn
+from regard.capture._groups import group_names, places
+from regard.capture._rows import Rows, Step, joined, simplified
+
+X = torch.randn(1, 10, 32, generator=torch.Generator().manual_seed(0))
+LETTERS = list("abcdefghij")
+
+
+@pytest.fixture(autouse=True)
+def no_gradients():
+    with torch.no_grad():
+        yield
+
+
+def named(folder):
+    """What lies in a folder."""
+    return {path.name for path in folder.iterdir()}
+
+
+class Attention(nn.Module):
+    """What many a model has, as nanoGPT."""
+
+    def __init__(self, heads=4):
+        super().__init__()
+        self.heads, self.qkv = heads, nn.Linear(32, 96)
+
+    def forward(self, x, **options):
+        B, L, _ = x.shape
+        q, k, v = self.qkv(x).view(B, L, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        return F.scaled_dot_product_attention(q, k, v, **options).transpose(1, 2).reshape(B, L, 32)
+
+
+class Blocks(nn.Module):
+    """Two of them, causal."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Sequential(nn.Identity(), Attention()) for _ in range(2)])
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = x + block[1](block[0](x), is_causal=True)
+        return x
+
+
+def test_a_model_is_recorded_under_the_names_of_its_modules():
+    model = Blocks()
+    plain = model(X)
+    with regard.record(tokens=LETTERS) as recording:
+        assert torch.equal(model(X), plain)
+    assert [layer.name for layer in recording.layers] == ["blocks.0.1", "blocks.1.1"]
+    assert recording.layer_numbers == (0, 1)
+    assert recording.tokens == tuple(LETTERS)
+    assert isinstance(recording, regard.Recording)
+    q, k, _ = model.blocks[0][1].qkv(X).view(10, 3, 4, 8).permute(1, 2, 0, 3)
+    hidden = torch.ones(10, 10, dtype=torch.bool).triu(1)
+    expected = (q @ k.mT / 8**0.5).masked_fill(hidden, -torch.inf).softmax(-1)
+    torch.testing.assert_close(recording.weights[0][:], expected, atol=1e-6, rtol=0)
+    assert recording.batch == (recording,)
+
+
+def test_torchs_own_layers_are_recorded():
+    model = nn.Transformer(32, 4, 2, 3, 64, batch_first=True).eval()
+    target = torch.randn(1, 7, 32)
+    later = nn.Transformer.generate_square_subsequent_mask(7)
+    with regard.record() as recording:
+        model(X, target, tgt_mask=later)
+    assert {name: len(one.layers) for name, one in recording.groups.items()} == {
+        "decoder": 3, "encoder": 2, "cross": 3,
+    }  # fmt: skip
+    assert recording.groups["cross"].weights[2].shape == (4, 7, 10)
+    assert recording.layers[0].options["causal"] is True
+
+
+def test_weights_that_torch_returns_are_those_recorded():
+    layer = nn.MultiheadAttention(32, 4, batch_first=True).eval()
+    state = torch.get_rng_state()
+    with regard.record() as recording:
+        _, weights = layer(X, X, X, average_attn_weights=False)
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.testing.assert_close(recording.weights[0][:], weights[0], atol=1e-6, rtol=0)
+
+
+def test_regards_own_calls_are_recorded():
+    layer = regard.nn.MultiHeadAttention(32, 4, 2, causal=True, window=(3, 0)).eval()
+    with regard.record(values=True) as recording:
+        _, weights = layer(X, return_weights=True)
+    (one,) = recording.layers
+    assert (one.heads, one.key_heads, one.options["window"]) == (4, 2, (3, 0))
+    assert one.value is not None
+    assert torch.equal(recording.weights[0][:], weights[0])
+    x = np.ones((3, 2, 4), np.float32)
+    with regard.record() as recording:
+        regard.attention(x[:, None], x[:, None], x[:, None], causal=True)
+    assert len(recording.batch) == 3
+    assert isinstance(recording.batch[0].layers[0].query, np.ndarray)
+
+
+def test_padding_of_a_batch_is_left_out():
+    model = nn.TransformerEncoder(
+        nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), 2, enable_nested_tensor=False
+    ).eval()
+    padding = torch.zeros(2, 10, dtype=torch.bool)
+    padding[1, 6:] = True
+    with regard.record(tokens=[LETTERS, LETTERS]) as recording:
+        model(X.expand(2, -1, -1), src_key_padding_mask=padding)
+    assert [len(one.tokens) for one in recording.batch] == [10, 6]
+    with pytest.raises(regard.RecordingError, match=r"a batch of 2 texts.*recording\.batch\[0\]"):
+        print(recording.weights)
+    assert "batch of 2" in repr(recording)
+
+
+def test_a_generation_with_a_cache_is_one_recording():
+    layer = regard.nn.MultiHeadAttention(32, 4, causal=True).eval()
+    cache, parts = layer.new_cache(), X.split([6, 1, 3], 1)
+    with regard.record(tokens=LETTERS) as recording:
+        for part in parts:
+            layer(part, cache=cache)
+    whole = layer(X, return_weights=True)[1]
+    assert recording.boundary == 6
+    assert recording.layers[0].options["causal"] is True
+    torch.testing.assert_close(recording.weights[0][:], whole[0], atol=1e-6, rtol=0)
+
+
+def test_layers_go_to_disk_as_they_come(tmp_path):
+    path = tmp_path / "one.safetensors"
+    path.write_bytes(b"before")
+    path.chmod(0o600)
+    with regard.record(path=path, layers=[1], heads=[2, 3]) as recording:
+        Blocks()(X)
+        assert path.read_bytes() == b"before"
+    assert recording.weights[1][2, 5].shape == (10,)
+    assert named(tmp_path) == {path.name}
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert regard.Recording.load(path).layer_numbers == (1,)
+    with regard.record(path=tmp_path / "both") as recording:
+        Blocks()(X.expand(2, -1, -1))
+    assert named(tmp_path) == {path.name, "both-0.safetensors", "both-1.safetensors"}
+
+
+def test_a_compiled_model_runs_uncompiled_and_a_thread_of_others_is_left_alone():
+    import threading
+
+    model = Blocks()
+    compiled = torch.compile(model, backend="eager")
+    with regard.record() as recording:
+        compiled(X)
+        thread = threading.Thread(target=lambda: regard.attention(X, X, X))
+        thread.start()
+        thread.join()
+    assert [layer.name[-10:] for layer in recording.layers] == ["blocks.0.1", "blocks.1.1"]
+
+
+def test_what_is_wrong_is_said():
+    with pytest.raises(regard.RecordingError, match="no attention was computed"), regard.record():
+        nn.Linear(32, 32)(X)
+    with pytest.raises(regard.RecordingError, match="in layers"), regard.record(layers=[7]):
+        Blocks()(X)
+    with pytest.raises(regard.ShapeError, match="3 tokens are given"), regard.record(list("abc")):
+        Blocks()(X)
+    with pytest.raises(IndexError, match="there is no head 4"), regard.record(heads=[4]):
+        Blocks()(X)
+    for given, error in (
+        ({"layers": "1"}, TypeError),
+        ({"heads": [-1]}, TypeError),
+        ({"layers": []}, ValueError),
+        ({"path": "a.json"}, ValueError),
+        ({"path": "no/such/folder/a"}, FileNotFoundError),
+    ):
+        with pytest.raises(error), regard.record(**given):
+            Blocks()(X)
+    with regard.record() as recording:
+        assert "nothing yet" in repr(recording)
+        with pytest.raises(regard.RecordingError, match="there is nothing yet"):
+            print(recording.weights)
+        with pytest.raises(regard.RecordingError, match="another record is open"), regard.record():
+            pass
+        Blocks()(X)
+    with regard.record() as recording:  # nothing is left behind by any of them
+        Blocks()(X)
+    assert len(recording.layers) == 2
+
+
+def test_numbers_and_names_of_layers():
+    def named(*names):
+        root = nn.Module()
+        for name in names:
+            *folders, last = name.split(".")
+            here = root
+            for part in folders:
+                if not hasattr(here, part):
+                    here.add_module(part, nn.Module())
+                here = getattr(here, part)
+            here.add_module(last, nn.Identity())
+        found = places(root)
+        return {name: found[name] for name in names}
+
+    assert named("h.0.a", "h.3.a") == {"h.0.a": ("h.*.a", 0), "h.3.a": ("h.*.a", 3)}
+    t5 = named("b.0.layer.0.A", "b.1.layer.0.A", "b.0.layer.1.B", "b.1.layer.1.B")
+    assert [number for _, number in t5.values()] == [0, 1, 0, 1]
+    swin = named(*(f"s.{i}.b.{j}.a" for i in range(2) for j in range(2)))
+    assert [number for _, number in swin.values()] == [0, 1, 2, 3]
+    assert group_names(["model.layers.*.attn"]) == [""]
+    assert group_names(["e.encoder.*.a", "e.decoder.*.self_attn", "e.decoder.*.encoder_attn"]) == [
+        "encoder", "decoder", "cross",
+    ]  # fmt: skip
+    assert group_names(["m.text.encoder.*.a", "m.vision.encoder.*.a"]) == ["text", "vision"]
+    assert group_names(["a.*", "a.*"]) == ["a.*", "a.* 2"]
+
+
+def test_intervals_are_said_in_the_fewest_words():
+    i = np.arange(6)
+    for first, last, keys, expected in (
+        (0 * i, 0 * i + 6, 6, {}),
+        (0 * i, i + 1, 6, {"causal": True}),
+        (0 * i, i + 3, 8, {"causal": True}),
+        (0 * i, i + 1, 9, {"causal": True, "query_start": 0}),
+        (np.maximum(0, i - 2), i + 1, 6, {"causal": True, "window": (2, 0)}),
+    ):
+        assert simplified(first, last, keys) == expected
+    assert set(simplified(i // 2 * 2, i // 2 * 2 + 2, 6)) == {"intervals"}
+
+
+def test_what_is_kept_of_a_mask_is_what_was_seen():
+    rng = np.random.default_rng(0)
+    for _ in range(40):
+        keys, queries = int(rng.integers(2, 9)), int(rng.integers(1, 7))
+        mask = rng.random((int(rng.choice([1, 3])), queries, keys)) < 0.6
+        first = rng.integers(0, keys, queries)
+        last = np.minimum(keys, first + rng.integers(0, keys + 1, queries))
+        rows = Rows(first, last, None if rng.random() < 0.3 else mask, 0, keys)
+        kept = rng.random(keys + 2) < 0.8
+        kept[0] = True
+        chosen = slice(int(rng.integers(0, queries)), queries)
+        options = joined([Step(rows, chosen, 1)], kept)
+        whole = np.zeros((mask.shape[0], queries, keys + 2), bool)
+        j = np.arange(keys)
+        inside = (first[:, None] <= j) & (j < last[:, None])
+        whole[..., 1 : keys + 1] = inside if rows.mask is None else inside & mask
+        expected = whole[:, chosen][..., kept]
+        x = np.zeros((mask.shape[0], expected.shape[1], 1)), np.zeros((1, expected.shape[2], 1))
+        found = regard.AttentionWeights(*x, **options)[...]
+        assert ((found > 0) == expected).all()
