@@ -23,7 +23,9 @@ CHOSEN = {  # by what is particular to it
     "vit": "a picture",
     "whisper": "a sound, cross-attention",
 }
-pytestmark = pytest.mark.xdist_group("architectures")  # one import of transformers' models serves all
+pytestmark = pytest.mark.xdist_group(
+    "architectures"
+)  # one import of transformers' models serves all
 
 
 @pytest.fixture(scope="module")
@@ -89,8 +91,10 @@ def test_the_committed_results_have_no_unexplained_failure(monkeypatch):
 def test_every_architecture_that_was_not_judged_says_why():
     result = json.loads(RESULTS.read_text(encoding="utf-8"))
     for x in result["architectures"]:
-        assert x["status"] in ("pass", "own attention", "no attention") or x.get("why") or any(
-            r.get("why") for r in x["situations"].values()
+        assert (
+            x["status"] in ("pass", "own attention", "no attention")
+            or x.get("why")
+            or any(r.get("why") for r in x["situations"].values())
         )
         for name, r in x.get("situations", {}).items():
             assert r["result"] == "pass" or r["why"], (x["name"], name)

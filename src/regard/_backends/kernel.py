@@ -215,6 +215,9 @@ def new_output(query: Any, Dv: Any) -> Any:
     numpy = isinstance(query, np.ndarray)
     strides = query.strides if numpy else query.stride()
     inside = len(strides) > 2 and 0 < strides[-3] < strides[-2]
+    if inside and not numpy and len(strides) == 4:  # in one step: it is what models pass
+        (B, H), row = heads, heads[1] * Dv
+        return query.new_empty_strided((B, H, L, Dv), (L * row, Dv, row, 1))
     shape = (*heads[:-1], L, heads[-1], Dv) if inside else (*heads, L, Dv)
     out = np.empty(shape, query.dtype) if numpy else query.new_empty(shape)
     return out.swapaxes(-3, -2) if inside else out

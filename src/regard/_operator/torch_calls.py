@@ -22,20 +22,17 @@ class Running:
     """The modules that run, from the model to the one that is at work.
 
     Args:
-        model: whose modules are named; by default whatever is called first, each time.
         begin: called when a model is called.
 
     Attributes:
-        model: whose modules are named now.
+        model: the module that was called first, whose modules are named.
     """
 
-    def __init__(self, model: Module | None = None, begin: Callable[[], None] = lambda: None):
-        self._begin, self._is_given = begin, model is not None
+    def __init__(self, begin: Callable[[], None] = lambda: None) -> None:
+        self._begin = begin
         self._stack: list[Module] = []
         self.model: Module | None = None
         self._names: dict[int, str] = {}
-        if model is not None:
-            self._name(model)
 
     def _name(self, model: Module) -> None:
         if self.model is not model:
@@ -65,8 +62,7 @@ class Running:
 
     def _enter(self, module: Module, args: Any) -> None:
         if not self._stack:
-            if not self._is_given:
-                self._name(module)
+            self._name(module)
             self._begin()
         self._stack.append(module)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -100,36 +100,47 @@ def record(
     """
 
     def describe(group: str, taken: Taken, b: int) -> Described:
-        if tokens is None or group != next(iter(recorder.groups())):
+        if tokens is None or not taken.is_main:
             return Described()
         return Described(tokens if isinstance(tokens[0], str) else tokens[b])
 
-    with recording_of(None, describe, layers, heads, values, path) as (recording, recorder):
+    with recording_of(describe, layers, heads, values, path, _torch_followed) as recording:
         yield recording
 
 
 @contextlib.contextmanager
 def recording_of(
-    model: Module | None,
     describe: Describe,
     layers: Collection[int] | None,
     heads: Collection[int] | None,
     values: bool,
     path: str | Path | None,
+    following: Callable[[Recorder], contextlib.AbstractContextManager[None]],
     name: str = "",
-) -> Iterator[tuple[Recorded, Recorder]]:
+) -> Iterator[Recorded]:
     """Records what runs in the block; see ``record``.
 
     Args:
-        model: whose modules are named; by default whatever is called first.
         describe: gives the tokens, when the block has ended.
+        following: makes a context in which a recorder is given the calls of attention.
         name: of the model, for people.
     """
     if watching.watcher is not None:
         raise RecordingError("record: another record is open; leave its with block first.")
     recorder = Recorder(layers=layers, heads=heads, values=values, path=path)
-    running = Running(model, recorder.begin_pass)
     recording = Recorded.__new__(Recorded)
+    with contextlib.ExitStack() as stack:
+        stack.push(lambda kind, error, trace: recorder.close(error))
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        with following(recorder):
+            yield recording
+        recording._fill(recorder.finished(describe, name))
+
+
+@contextlib.contextmanager
+def _torch_followed(recorder: Recorder) -> Iterator[None]:
+    """Hands every call of attention to a recorder, under the name of the module that runs."""
+    running = Running(recorder.begin_pass)
 
     def take(query: Any, key: Any, value: Any, options: dict[str, Any]) -> None:
         recorder.take(running.name, places(running.model), query, key, value, options)
@@ -147,12 +158,46 @@ def recording_of(
             within(function, named | quiet)
         return function(**named)
 
-    with contextlib.ExitStack() as stack:
-        stack.push(lambda kind, error, trace: recorder.close(error))
-        stack.enter_context(torch.compiler.set_stance("force_eager"))
-        with running.followed(), TorchAttention(compute, weigh), _watched(take):
-            yield recording, recorder
-        recording._fill(recorder.finished(describe, name))
+    with running.followed(), TorchAttention(compute, weigh), watched(take):
+        yield
+
+
+@contextlib.contextmanager
+def model_followed(model: Module, roots: Sequence[Module], recorder: Recorder) -> Iterator[None]:
+    """Hands the calls of attention to a recorder of which the caller says the module.
+
+    Args:
+        model: whose modules are named.
+        roots: it, and the modules of it that are called by themselves.
+    """
+    names, depth = {id(module): name for name, module in model.named_modules()}, 0
+
+    def take(query: Any, key: Any, value: Any, options: dict[str, Any]) -> None:
+        name = names.get(id(watching.module), "")
+        recorder.take(name, places(model), query, key, value, options)
+
+    def enter(module: Module, args: Any) -> None:
+        nonlocal depth
+        if depth == 0:
+            recorder.begin_pass()
+        depth += 1
+
+    def leave(module: Module, args: Any, output: Any) -> None:
+        nonlocal depth
+        depth -= 1
+
+    hooks = []
+    for root in roots:
+        hooks += [
+            root.register_forward_pre_hook(enter),
+            root.register_forward_hook(leave, always_call=True),
+        ]
+    try:
+        with watched(take):
+            yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def mask_or_bias(numbers: Tensor) -> dict[str, Tensor]:
@@ -162,9 +207,9 @@ def mask_or_bias(numbers: Tensor) -> dict[str, Tensor]:
 
 
 @contextlib.contextmanager
-def _watched(take: Any) -> Iterator[None]:
+def watched(take: Any) -> Iterator[None]:
     watching.watcher = take
     try:
         yield
     finally:
-        watching.watcher = None
+        watching.watcher = watching.module = None

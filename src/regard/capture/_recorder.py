@@ -68,6 +68,10 @@ class Recorder:
         occurrence = self._occurrences[name]
         self._occurrences[name] += 1
         pattern, number = places.get(name, ("", len(self._taken)))
+        if occurrence and "*" not in pattern:  # one module is all the layers, as in ALBERT
+            number = occurrence
+        elif occurrence:
+            pattern = f"{pattern} {occurrence + 1}"
         if (known := self._taken.get((name, occurrence))) is not None:
             number = known.number
         if self._layers is not None and number not in self._layers:
@@ -83,7 +87,6 @@ class Recorder:
                 self._files.read_back(self._taken.values())
             known.go_on(call, rows)
             return
-        pattern = f"{pattern} {occurrence + 1}" if occurrence and name in places else pattern
         taken = Taken(name, pattern, number, call, rows, self._heads_of(call))
         taken.spans = self._spans(taken, rows)
         self._taken[name, occurrence] = taken
@@ -148,6 +151,7 @@ class Recorder:
         """
         groups = self.groups()
         main, *others = groups
+        groups[main][0].is_main = True
         batch = groups[main][0].batch
         for name in others:
             if (own := groups[name][0].batch) != batch:

@@ -49,6 +49,7 @@ class Taken:
         name: of the module.
         pattern: the name without its numbers.
         number: of the layer in the model.
+        is_main: whether its group is the recording itself.
         is_cross: whether the queries are not among the keys.
         keys: how many, of all calls; padding and unused places of a cache at the end left out.
         queries: how many, of all calls.
@@ -67,6 +68,7 @@ class Taken:
         self.first_queries = self.queries = Lq
         self.first_keys = self.keys = Lk if self.is_cross else max(1, min(Lk, rows[0].start + Lq))
         self.batch = call.sizes[0]
+        self.is_main = False
         self.has_bias = call.bias is not None
         self.spans: list[tuple[Span, Span]] = []
         self.calls: list[tuple[list[Rows], int]] = [(rows, 0)]

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import Module, functional
 
 from regard._base.errors import ShapeError, UnsupportedError
+from regard._operator import watching
 from regard._operator.attention import attention
 from regard.hf import _masks, _weights
 from regard.hf._masks import Options
@@ -61,25 +62,27 @@ def attention_function(
     Raises:
         UnsupportedError: a keyword of this model changes its numbers and is not understood.
     """
-    _refuse_unknown(type(module).__module__, kwargs)
-    query, key, value = _of_one_dtype(query, key, value)
-    if len(query) == 1 != len(key):
-        query = query.expand(len(key), -1, -1, -1)
-    Lq, Lk = query.shape[2], key.shape[2]
+    if kwargs:
+        _refuse_unknown(type(module).__module__, kwargs)
+    if not query.dtype is key.dtype is value.dtype or torch.is_autocast_enabled(query.device.type):
+        query, key, value = _of_one_dtype(query, key, value)
+    (B, _, Lq, _), (key_batch, _, Lk, _) = query.shape, key.shape
+    if B == 1 != key_batch:
+        query = query.expand(key_batch, -1, -1, -1)
     options = dict(_masks.options_of(attention_mask, Lq, Lk))
     if attention_mask is None and is_causal and Lq > 1:
         options = {"causal": True} if Lq == Lk else {"causal": True, "query_start": 0}
-    for selected in (
-        _documents(cu_seq_lens_q, cu_seq_lens_k, query, key),
-        _selected_keys(indices, key),
-        _selected_blocks(module, block_indices, query, key),
-    ):
-        options = _narrowed(options, selected)
+    if cu_seq_lens_q is not None and cu_seq_lens_k is not None:
+        options = _narrowed(options, _documents(cu_seq_lens_q, cu_seq_lens_k, query, key))
+    if indices is not None:
+        options = _narrowed(options, _scattered(indices.unsqueeze(1), Lk))
+    if block_indices is not None:
+        options = _narrowed(options, _selected_blocks(module, block_indices, query, key))
     if position_bias is not None:
         options["bias"] = options["bias"] + position_bias if "bias" in options else position_bias
-        options["bias"] = options["bias"][..., : key.shape[2]].to(query.dtype)
-    if s_aux is None and isinstance(found := getattr(module, "sinks", None), Tensor):
-        s_aux = found
+        options["bias"] = options["bias"][..., :Lk].to(query.dtype)
+    if s_aux is None:
+        s_aux = module._parameters.get("sinks")
     if sinks is not None:
         key, value, query, options = _with_sinks(query, key, value, sinks, scaling, options)
     elif s_aux is not None:
@@ -90,6 +93,8 @@ def attention_function(
         options["scale"] = float(scaling)
     if dropout and module.training:
         options["dropout"] = dropout
+    if watching.watcher is not None:
+        watching.module = module
     if not _weights.are_wanted(kwargs):
         output = attention(query, key, value, **options)
         return output.transpose(1, 2).contiguous(), None
@@ -135,20 +140,14 @@ def _refuse_unknown(module_name: str, kwargs: dict[str, Any]) -> None:
         )
 
 
-def _narrowed(options: Options, selected: Tensor | None) -> Options:
+def _narrowed(options: Options, selected: Tensor) -> Options:
     """The options with a further mask of bools."""
-    if selected is None:
-        return options
     mask = options.get("mask")
     return options | {"mask": selected if mask is None else mask & selected}
 
 
-def _documents(
-    query_ends: Tensor | None, key_ends: Tensor | None, query: Tensor, key: Tensor
-) -> Tensor | None:
+def _documents(query_ends: Tensor, key_ends: Tensor, query: Tensor, key: Tensor) -> Tensor:
     """Packed documents, told by where each begins: none sees another."""
-    if query_ends is None or key_ends is None:
-        return None
     Lq, Lk = query.shape[2], key.shape[2]
     if len(query) != 1 or int(query_ends[-1]) != Lq or int(key_ends[-1]) != Lk:
         raise ShapeError(
@@ -163,25 +162,15 @@ def _documents(
     return (ids[0][:, None] == ids[1])[None, None]
 
 
-def _selected_keys(indices: Tensor | None, key: Tensor) -> Tensor | None:
-    """The keys ``(B, Lq, k)`` that a sparse attention chose, −1 for none, as a mask."""
-    if indices is None:
-        return None
-    return _scattered(indices.unsqueeze(1), key.shape[2])
-
-
-def _selected_blocks(
-    module: Any, blocks: Tensor | None, query: Tensor, key: Tensor
-) -> Tensor | None:
+def _selected_blocks(module: Any, blocks: Tensor, query: Tensor, key: Tensor) -> Tensor:
     """The blocks of keys ``(B, H, Lq, k)`` that a sparse attention chose, as a mask."""
-    if blocks is None:
-        return None
     size, Lk = module.indexer.block_size, key.shape[2]
     chosen = _scattered(blocks, -(-Lk // size)).repeat_interleave(size, -1)[..., :Lk]
     return chosen.repeat_interleave(query.shape[1] // blocks.shape[1], 1)
 
 
 def _scattered(indices: Tensor, count: int) -> Tensor:
+    """A mask of the chosen ones of ``count``, by their numbers along the last axis; −1 is none."""
     chosen = indices.new_zeros((*indices.shape[:-1], count + 1), dtype=torch.bool)
     none_there = torch.where(indices < 0, count, indices).long()
     return chosen.scatter(-1, none_there, torch.ones_like(none_there, dtype=torch.bool))[..., :-1]

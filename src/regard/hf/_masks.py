@@ -117,8 +117,18 @@ class Content:
     def bools(self) -> Tensor:
         """``(B, 1 or H, Lq, Lk)``, True = sees."""
         if self._bools is None:
+            self._bools = self._last_query()
+        if self._bools is None:
             self._bools = self._evaluate.rows(0, self._evaluate.queries)
         return self._bools
+
+    def _last_query(self) -> Tensor | None:
+        """Of one query that comes last and sees all but padding, what is no padding."""
+        is_causal = self._evaluate.function is masking_utils.causal_mask_function
+        (_, Lq, Lk), first = self.sizes, self._evaluate.key_offset
+        if self._padding is None or Lq != 1 or not is_causal or self.start != Lk - 1:
+            return None
+        return self._padding[:, None, None, first : first + Lk]
 
     def additive(self, dtype: torch.dtype) -> Tensor:
         """Eager's mask: 0 where a query sees a key, else the least number of the dtype."""
@@ -136,15 +146,16 @@ class Content:
         plain = self._plain(keys)
         if plain is not None:
             return plain
-        (B, Lq, Lk), found = self.sizes, None
+        (B, Lq, Lk) = self.sizes
         options: Options = {} if self.start == keys - Lq else {"query_start": self.start}
-        if B * Lq * Lk > SMALL:
-            try:
-                found = self._read()
-            except _visible.UnreadableError:
-                found = self._scanned()
-        if found is None:
+        try:
+            found = None if B * Lq * Lk <= SMALL else self._read()
+        except _visible.UnreadableError:
+            found = None
+        if found is None and (found := self._scanned()) is None:
             return options | {"mask": self.bools()[..., :keys]}
+        if Lq == 1 and found.keys is None and bool((found.last - found.first >= keys).all()):
+            return options
         ends = (x.clamp(max=keys).expand(-1, Lq).contiguous() for x in (found.first, found.last))
         options["intervals"] = tuple(ends)
         if found.keys is not None:
@@ -183,7 +194,7 @@ class Content:
         height = max(1, BAND // max(1, B * Lk))
         firsts, lasts = [], []
         for low in range(0, Lq, height):
-            band = self._evaluate.rows(low, min(height, Lq - low))
+            band = self.bools() if height >= Lq else self._evaluate.rows(low, min(height, Lq - low))
             if band.shape[1] != 1:
                 return None
             numbers = band[:, 0].to(torch.uint8)

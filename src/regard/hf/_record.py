@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from regard._base.errors import UnsupportedError
-from regard.capture._record import recording_of
+from regard.capture._record import model_followed, recording_of
 from regard.hf._tokens import Inputs
 from regard.recording import Recording
 
@@ -50,10 +51,11 @@ def record(
     Source: docs/huggingface.md.
     """
     inputs = Inputs(model, tokenizer)
+    following = functools.partial(model_followed, model, inputs.roots)
     name = getattr(model.config, "_name_or_path", "") or type(model).__name__
     with (
         _on_regard(model),
-        recording_of(model, inputs.describe, layers, heads, values, path, name) as (recording, _),
+        recording_of(inputs.describe, layers, heads, values, path, following, name) as recording,
         inputs.noted(),
     ):
         yield recording

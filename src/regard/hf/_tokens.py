@@ -32,6 +32,11 @@ class Inputs:
         self._pixels: tuple[int, int] | None = None  # height and width of a picture
         self._patches: Any = None  # (pictures, 3): time, rows and columns of patches
 
+    @property
+    def roots(self) -> list[Module]:
+        """The model, and the modules of it that are called by themselves."""
+        return [*self._modules.values()]
+
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
         """Notes them as the model is called."""
@@ -75,8 +80,11 @@ class Inputs:
         return found._replace(grids=self._picture_of(taken.keys))
 
     def _joined(self, name: str, b: int) -> list[int]:
+        """Empty where the model was called with embeddings, or has made more texts of them."""
+        if any(1 < len(ids) <= b for ids in self._ids[name]):
+            return []
         of_batch = (ids[b if len(ids) > 1 else 0] for ids in self._ids[name])
-        return [int(number) for ids in of_batch for number in ids]
+        return [number for ids in of_batch for number in ids.tolist()]
 
     def _texts(self, name: str, b: int) -> list[str]:
         return texts(self._tokenizer, self._joined(name, b))

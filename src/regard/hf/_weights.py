@@ -10,16 +10,18 @@ from torch import Tensor
 from regard._base.torch_state import is_recorded
 from regard._weights.attention_weights import AttentionWeights
 
+_active_collector: Any
+try:  # a private name of transformers
+    from transformers.utils.output_capturing import _active_collector
+except ImportError:
+    _active_collector = None
+
 
 def are_wanted(kwargs: dict[str, Any]) -> bool:
     """Whether the caller of the model wants attentions: always where nothing tells."""
     if is_recorded():
         return False
-    if kwargs.get("output_attentions"):
-        return True
-    try:
-        from transformers.utils.output_capturing import _active_collector
-    except ImportError:
+    if _active_collector is None or kwargs.get("output_attentions"):
         return True
     collected = _active_collector.get()
     return collected is not None and any("attention" in name for name in collected)
@@ -42,6 +44,8 @@ class Attentions(Tensor):
     def __new__(cls, weights: AttentionWeights[Tensor], dtype: torch.dtype) -> Attentions:
         """The tensor of ``weights`` in a dtype."""
         device = weights._call.query.device
+        if weights._call.key.is_inference():  # whose writes torch does not count
+            weights = weights.copy()
         found = Tensor._make_wrapper_subclass(cls, weights.shape, dtype=dtype, device=device)
         found.weights, found._whole = weights, None
         return found
