@@ -232,7 +232,7 @@ def measure_memory(report, options):
         "pass", "memory", "in times of regard", "in times of eager with attentions",
     )  # fmt: skip
     found = {}
-    for name in ("regard", "sdpa", "eager", SUMMARIES, RECORDED, ATTENTIONS):
+    for name in ("regard", RECORDED, ATTENTIONS) if options.quick else CONTESTANTS:
         command = [sys.executable, __file__, "--child", name, str(tokens), *["-q"] * options.quick]
         out = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
         found[name] = json.loads(out)["bytes"]
