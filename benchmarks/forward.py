@@ -4,8 +4,8 @@
                                  [--quick] [--json FILE]
 
 ``REGARD_TARGET=avx2`` in front measures that instruction set, in shares of its own peak.
-FLOPs count visible pairs only: 4 · D a pair. Of the smallest calls much of the time is that of
-Python and of making the output. The second table takes windows, padding and packed documents,
+FLOPs count visible pairs only: 2 · (D + Dv) a pair. Of the smallest calls much of the time is that
+of Python and of making the output. The second table takes windows, padding and packed documents,
 which cost what is visible; torch is given the same as a mask of (T, T). With more than one thread
 the last column of both tells how many times as fast they are as one.
 """
@@ -21,6 +21,8 @@ SHAPES = [
     (1, 8, 512, 64), (1, 8, 2048, 64), (1, 4, 8192, 64), (1, 8, 2048, 128), (1, 8, 777, 80),
     (1, 8, 1000, 96), (1, 4, 1500, 256), (8, 12, 128, 64), (1, 4, 8, 64),
 ]  # fmt: skip
+# Heads wider than 256, as some models have them; the last is (D, Dv) = (576, 512), latent keys.
+WIDE = [(1, 4, 1024, 320), (1, 4, 1024, 512), (1, 4, 1024, 576, 512)]
 QUICK = [(1, 2, 97, 16)]
 
 
@@ -35,8 +37,9 @@ def contestants(ours, theirs, threads):
 
 
 def measure_shape(report, options, peak, dtype, shape, causal):
-    """One row of the first table."""
-    q, k, v = common.draw(shape, shape, shape, dtype=dtype)
+    """One row of the first table; a shape ``(B, H, T, D)`` or, with other values, with ``Dv``."""
+    held, value_size = shape[:4], shape[-1]
+    q, k, v = common.draw(held, held, (*held[:3], value_size), dtype=dtype)
     runs = contestants(
         lambda: regard.attention(q, k, v, causal=causal),
         lambda: common.torch_attention(q, k, v, causal=causal),
@@ -47,7 +50,7 @@ def measure_shape(report, options, peak, dtype, shape, causal):
     backend = common.served_by(q, k, v, causal=causal)
     measured = common.interleave(common.with_peak(runs, peak), options)
     cells, figures = common.compared(measured, "regard", "torch", error)
-    flops = 4 * shape[3] * common.pairs(shape, causal)
+    flops = 2 * (shape[3] + value_size) * common.pairs(held, causal)
     rate = flops / measured.median("regard")
     share = common.share_of_peak(measured, "regard", flops, peak)
     cells += [f"{rate / 1e9:.0f}", common.per_cent(share), backend]
@@ -133,7 +136,7 @@ def main():
     for dtype in options.dtype:
         peak = roofline.contestant(dtype, options.threads)
         report.table(f"Forward, {dtype}", *columns)
-        for shape in QUICK if options.quick else SHAPES:
+        for shape in QUICK if options.quick else SHAPES + WIDE:
             for causal in (False, True):
                 measure_shape(report, options, peak, dtype, shape, causal)
         # The arrays of one head fit into the caches of most processors, those of four do not: there

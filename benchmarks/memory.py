@@ -115,7 +115,7 @@ def child(job, contestant, length, limit_bytes):
     tensors = inputs(length)
     limit = _status("VmSize") + limit_bytes
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    before = _reset_peak()
+    before = reset_peak()
     start = time.process_time()
     try:
         result = run(*tensors)
@@ -125,7 +125,7 @@ def child(job, contestant, length, limit_bytes):
         raise
     seconds = time.process_time() - start
     del result
-    print(json.dumps({"bytes": _status("VmHWM") - before, "seconds": seconds}))
+    print(json.dumps({"bytes": peak() - before, "seconds": seconds}))
 
 
 def inputs(length):
@@ -139,10 +139,15 @@ def _status(name):
     return 1024 * int(next(line.split()[1] for line in lines if line.startswith(name + ":")))
 
 
-def _reset_peak():
+def peak():
+    """The largest number of bytes that were resident since ``reset_peak``."""
+    return _status("VmHWM")
+
+
+def reset_peak():
     """Lowers the peak to what is resident now, and returns it."""
     Path("/proc/self/clear_refs").write_text("5")
-    return _status("VmHWM")
+    return peak()
 
 
 def measure(job, contestant, length, options):
