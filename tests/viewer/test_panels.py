@@ -268,28 +268,33 @@ def test_a_long_text_shows_passages_and_a_strip(show):
     )
 
 
+# Every cell of a grid, walked through by its keys: its text, its row and its column.
+WALK = """(grid) => {
+  const press = (key, shiftKey = false) =>
+    grid.dispatchEvent(new KeyboardEvent("keydown", { key, shiftKey, bubbles: true }));
+  const [rows, columns] = ["row", "col"].map((side) => +grid.getAttribute(`aria-${side}count`));
+  const found = [];
+  grid.focus();
+  for (let n = 0; n <= rows / 10; n++) press("ArrowUp", true);
+  for (let row = 0; row < rows; row++) {
+    press("Home");
+    for (let column = 0; column < columns; column++) {
+      const [line, cell] = ["row", "gridcell"].map((role) => grid.querySelector(`[role=${role}]`));
+      found.push([cell.textContent, line.ariaRowIndex - 1, cell.ariaColIndex - 1]);
+      if (column < columns - 1) press("ArrowRight");
+    }
+    press("ArrowDown");
+  }
+  return [rows, columns, found];
+}"""
+
+
 def cells(page, name):
-    """The number of every cell of a matrix of the steps, walked through by keyboard."""
+    """The number of every cell of a matrix of the steps."""
     grid = page.get_by_role("grid", name=re.compile(rf"^{name}, "))
-    rows, columns = (int(grid.get_attribute(f"aria-{side}count")) for side in ("row", "col"))
-    found = np.zeros((rows, columns))
-    grid.focus()
-    for _ in range(rows // 10 + 1):
-        grid.press("Shift+ArrowUp")
-    for row in range(rows):
-        grid.press("Home")
-        for column in range(columns):
-            text = grid.locator("[role=gridcell]").text_content()
-            place = [grid.locator(part).get_attribute(index) for part, index in PLACES]
-            assert place == [str(row + 1), str(column + 1)]
-            found[row, column] = cell_number(text)
-            if column < columns - 1:
-                grid.press("ArrowRight")
-        grid.press("ArrowDown")
-    return found
-
-
-PLACES = [("[role=row]", "aria-rowindex"), ("[role=gridcell]", "aria-colindex")]
+    rows, columns, found = grid.evaluate(WALK)
+    assert [place for _, *place in found] == [[i, j] for i in range(rows) for j in range(columns)]
+    return np.reshape([cell_number(text) for text, *_ in found], (rows, columns))
 
 
 def cell_number(text):
