@@ -71,12 +71,18 @@ def build(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def objects(tmp_path_factory):
+    """What was compiled of the kernels, which is not compiled twice for the same instructions."""
+    return tmp_path_factory.mktemp("objects")
+
+
+@pytest.fixture(scope="module")
 def without_compiler(hidden, build, tmp_path_factory):
     return build_wheel(build, tmp_path_factory.mktemp("without"), **hidden)
 
 
 @pytest.fixture(scope="module")
-def with_compiler(without_compiler, build, tmp_path_factory):
+def with_compiler(without_compiler, build, objects, tmp_path_factory):
     """Built after the other, in its folder: a compiler that came later must be found.
 
     It fails at AVX-512, and builds the rest without optimising: that takes half a minute. What is
@@ -85,7 +91,7 @@ def with_compiler(without_compiler, build, tmp_path_factory):
     if not HAS_COMPILER:
         pytest.skip("this machine has no C++ compiler")
     folder = tmp_path_factory.mktemp("with")
-    cxx = compiler_that_fails(folder, "-mavx512*")
+    cxx = compiler_that_fails(folder, objects, "-mavx512*")
     return build_wheel(build, folder, CXX=cxx)
 
 
@@ -150,16 +156,30 @@ def test_the_targets_are_those_that_the_processor_has_the_instructions_for():
     assert found == runs - set(kernels.targets_left_out())
 
 
-def compiler_that_fails(folder, *patterns):
-    """A compiler that builds without optimising and fails where a word matches a shell pattern."""
+def compiler_that_fails(folder, objects, *patterns):
+    """A compiler that builds without optimising and fails where a word matches a shell pattern.
+
+    A source of the kernels is compiled at the configuration, which tries it, and again by the
+    build; here the second takes the object of the first, if both ask for the same instructions.
+    """
     file = folder / "c++"
     compiler = os.environ.get("CXX") or next(filter(shutil.which, ("c++", "g++", "clang++")))
     file.write_text(
         f"""#!/bin/sh
+before= object= source= machine=
 for word in "$@"; do
   case $word in {"|".join(patterns)}) echo "error: no $word here" >&2; exit 1 ;; esac
+  case $before in -o) object=$word ;; esac
+  case $word in
+    */kernels/*.cpp) source=${{word##*/}} ;;
+    -m*) machine=$machine$word ;;
+  esac
+  before=$word
 done
-exec {compiler} "$@" -O0
+kept="{objects}/$source$machine.o"
+if [ -n "$source" ] && [ -e "$kept" ]; then exec cp "$kept" "$object"; fi
+{compiler} "$@" -O0 -fPIC || exit
+if [ -n "$source" ]; then cp "$object" "$kept"; fi
 """
     )
     file.chmod(0o755)
@@ -181,8 +201,8 @@ def test_targets_that_the_compiler_cannot_build_are_left_out_one_by_one(with_com
 
 
 @needs_compiler
-def test_a_compiler_that_cannot_build_the_kernels_gives_an_install_without_them(tmp_path):
-    cxx = compiler_that_fails(tmp_path, "*portable.cpp", "-mavx*")
+def test_a_compiler_that_cannot_build_the_kernels_gives_an_install_without_them(objects, tmp_path):
+    cxx = compiler_that_fails(tmp_path, objects, "*portable.cpp", "-mavx*")
     wheel, said = build_wheel(tmp_path / "build", tmp_path / "wheels", CXX=cxx)
     assert re.search(r"regard: \w+ [0-9.]+ cannot build the kernels\.", said)
     assert "installed without its compiled module" in said
@@ -190,8 +210,8 @@ def test_a_compiler_that_cannot_build_the_kernels_gives_an_install_without_them(
 
 
 @needs_compiler
-def test_kernels_that_fail_to_build_after_all_give_an_install_without_them(tmp_path):
-    cxx = compiler_that_fails(tmp_path, "*bind.cpp", "-mavx*")
+def test_kernels_that_fail_to_build_after_all_give_an_install_without_them(objects, tmp_path):
+    cxx = compiler_that_fails(tmp_path, objects, "*bind.cpp", "-mavx*")
     wheel, said = build_wheel(tmp_path / "build", tmp_path / "wheels", CXX=cxx)
     assert "the kernels could not be built; the errors are above" in said
     assert not [name for name in zipfile.ZipFile(wheel).namelist() if "_kernels" in name]
