@@ -48,6 +48,7 @@ def exact_and_plain(name, length):
 @by_ways()
 @pytest.mark.parametrize("length", [7, 97, 1025])
 @pytest.mark.parametrize("name", EXACT)
+@pytest.mark.xdist_group("exact")  # each way is compared with the same outputs
 def test_exact(way, length, name):
     """By the errors of many draws together: of one, which is larger is luck."""
     errors = Errors()
