@@ -252,7 +252,8 @@ class Mask(Tensor):
             for mask in torch.utils._pytree.tree_leaves((args, kwargs)):
                 if isinstance(mask, Mask) and mask.content.use_vmap:
                     mask.content.bools()
-        return super().__torch_function__(func, types, args, kwargs)
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **kwargs)
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
