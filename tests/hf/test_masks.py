@@ -31,6 +31,9 @@ FUNCTIONS = {
     "packed window": M.packed_sequence_compatibility_function(
         M.sliding_window_causal_mask_function(4), PLACES, PACKED
     ),
+    "packed, twice": M.packed_sequence_compatibility_function(
+        M.or_masks(M.causal_mask_function, M.sliding_window_causal_mask_function(4)), PLACES, PACKED
+    ),
     "prefix": M.or_masks(M.causal_mask_function, lambda b, h, q, k: k < 6),
 }
 

@@ -347,7 +347,7 @@ def _within(found: Visible, among: Among) -> Visible:
         return found  # _equal said it
     rise = table - torch.arange(count, device=table.device)
     runs = torch.nn.functional.pad((rise.diff(dim=-1) != 0).cumsum(-1), (1, 0))
-    shape = torch.broadcast_shapes(found.first.shape, (len(table), 1))
+    shape = torch.broadcast_shapes(found.first.shape, found.last.shape, (len(table), 1))
     first, last = found.first.expand(shape), found.last.expand(shape)
     begin, end = first.clamp(0, count - 1), (last - 1).clamp(0, count - 1)
     broken = (runs.gather(-1, begin) != runs.gather(-1, end)) & (first < last)
