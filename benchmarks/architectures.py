@@ -179,15 +179,16 @@ class Lines:
 
 def run(options):
     """The results of all architectures, printed as they come and written now and then."""
-    found = {}
+    found, reported = {}, []
     if options.merge:
         earlier = json.loads(options.json.read_text("utf-8"))
         found = {x["name"]: x for x in earlier["architectures"]}
 
     def report(result):
         found[result["name"]] = result
+        reported.append(result["name"])
         print(line_of(result), flush=True)
-        if options.json and len(found) % 10 == 0:
+        if options.json and len(reported) % 10 == 0:
             write_results(options.json, results(options, found))
 
     parts = [options.names[i :: options.jobs] for i in range(options.jobs)]
