@@ -71,6 +71,7 @@ EARLY = "reads its mask, made with vmap, where torch refuses vmap"
 # Failures that are understood, and what they come from.
 KNOWN = {
     "bridgetower": NESTED,
+    "pix2struct": NESTED,
     "pix2struct_vision_model": NESTED,
     "gemma4_audio": EARLY,
     "nemotron3_5_asr": EARLY,
