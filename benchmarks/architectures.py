@@ -71,6 +71,7 @@ EARLY = "reads its mask, made with vmap, where torch refuses vmap"
 # Failures that are understood, and what they come from.
 KNOWN = {
     "bridgetower": NESTED,
+    "pix2struct": NESTED,
     "pix2struct_vision_model": NESTED,
     "gemma4_audio": EARLY,
     "nemotron3_5_asr": EARLY,
@@ -179,15 +180,16 @@ class Lines:
 
 def run(options):
     """The results of all architectures, printed as they come and written now and then."""
-    found = {}
+    found, reported = {}, []
     if options.merge:
         earlier = json.loads(options.json.read_text("utf-8"))
         found = {x["name"]: x for x in earlier["architectures"]}
 
     def report(result):
         found[result["name"]] = result
+        reported.append(result["name"])
         print(line_of(result), flush=True)
-        if options.json and len(found) % 10 == 0:
+        if options.json and len(reported) % 10 == 0:
             write_results(options.json, results(options, found))
 
     parts = [options.names[i :: options.jobs] for i in range(options.jobs)]
