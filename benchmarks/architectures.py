@@ -66,24 +66,17 @@ STATUSES = {
     "not built": "its tiny model could not be built or run",
     "crashed": "its process died, or took too long",
 }
-NESTED = "gathers attentions by itself, and nothing tells attention that they are wanted"
-EARLY = "reads its mask, made with vmap, where torch refuses vmap"
-# Failures that are understood, and what they come from.
+# Failures that are understood, and why they are none of the implementation's.
+INVERTED = "its own code takes every mask for one of bools; eager's hides what it shows"
 KNOWN = {
-    "bridgetower": NESTED,
-    "pix2struct": NESTED,
-    "pix2struct_vision_model": NESTED,
-    "gemma4_audio": EARLY,
-    "nemotron3_5_asr": EARLY,
-    "nemotron_asr_streaming": EARLY,
-    "nemotron_asr_streaming_encoder": EARLY,
-    "granite_swa": "eager returns weights before its sink takes its share",
+    "bridgetower": "outputs are right; it gathers attentions by itself, and does not say so",
+    "granite_swa": "outputs are right; eager's weights are those before its sink takes its share",
     "granitemoe_swa": "as granite_swa",
     "grounding-dino": "eager adds BERT's mask of bools to its scores as 0 and 1; it hides nothing",
     "mm-grounding-dino": "as grounding-dino",
-    "modernbert-decoder": "regard refuses sliding_window, which eager names and does not use",
-    "unlimited_ocr": "a mask that compares keys with infinity is read as one that hides all",
-    "unlimited_ocr_text": "as unlimited_ocr",
+    "nemotron3_5_asr": INVERTED,
+    "nemotron_asr_streaming": INVERTED,
+    "nemotron_asr_streaming_encoder": INVERTED,
 }
 
 

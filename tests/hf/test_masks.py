@@ -31,9 +31,6 @@ FUNCTIONS = {
     "packed window": M.packed_sequence_compatibility_function(
         M.sliding_window_causal_mask_function(4), PLACES, PACKED
     ),
-    "packed, twice": M.packed_sequence_compatibility_function(
-        M.or_masks(M.causal_mask_function, M.sliding_window_causal_mask_function(4)), PLACES, PACKED
-    ),
     "prefix": M.or_masks(M.causal_mask_function, lambda b, h, q, k: k < 6),
 }
 
@@ -109,6 +106,14 @@ def test_what_no_interval_says_is_evaluated(function, monkeypatch):
         assert torch.equal(shown(mask.options(), L, L), eager == 0)
     is_interval = bool((shown(mask.options(), L, L).sum(-1) == L).all())
     assert not is_interval
+
+
+def test_a_union_within_packed_documents(monkeypatch):
+    monkeypatch.setattr(_masks, "SMALL", 0)
+    both = M.or_masks(M.causal_mask_function, M.sliding_window_causal_mask_function(4))
+    function = M.packed_sequence_compatibility_function(both, PLACES, PACKED)
+    mask, eager = content(function)
+    assert torch.equal(shown(mask.options(), L, L), eager == 0)
 
 
 def test_numbers_that_keys_are_compared_with():
