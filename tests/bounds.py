@@ -102,11 +102,26 @@ def assert_attends(found, query, key, value, visible=True, **options):
         visible: broadcastable to the weights.
         options: scale, softcap, bias and sinks.
     """
+    found = to_array(found)
+    bounds = output_bounds(query, key, value, PRECISIONS[found.dtype.name], visible, **options)
+    assert_bounded(found, bounds)
+
+
+def assert_bounded(found, bounds):
+    """The same of bounds that are known: ``output_bounds`` of what was attended."""
+    group = found.shape[1] // (1 + max((h for _, h in bounds), default=0))
+    for (b, h), (exact, bound) in bounds.items():
+        rows = found[b, h * group : (h + 1) * group].reshape(exact.shape)
+        assert_within(f"output of {b}, key head {h}", rows.astype(float), exact, bound)
+
+
+def output_bounds(query, key, value, precision, visible=True, **options):
+    """``(b, key head) → (exact, bound)``, each ``(1, 1, rows, Dv)`` of all queries of that head."""
     scale, softcap, bias, sinks = (
         options.get(name) for name in ("scale", "softcap", "bias", "sinks")
     )
-    found, q, k, v = (to_array(x) for x in (found, query, key, value))
-    precision, pairs = PRECISIONS[found.dtype.name], (*q.shape[:3], k.shape[2])
+    q, k, v = (to_array(x) for x in (query, key, value))
+    pairs, found = (*q.shape[:3], k.shape[2]), {}
     seen = np.broadcast_to(visible, pairs)
     bias = None if bias is None else np.broadcast_to(to_array(bias), pairs)
     group, scale = q.shape[1] // k.shape[1], q.shape[-1] ** -0.5 if scale is None else scale
@@ -128,7 +143,8 @@ def assert_attends(found, query, key, value, visible=True, **options):
         exact = truth.weights @ values
         bound, unsure = truth.output_bound(values, exact, 0.0)
         assert not unsure.any()
-        assert_within(f"output of {b}, key head {h}", rows(found).astype(float), exact, bound)
+        found[b, h] = exact, bound
+    return found
 
 
 class Truth:

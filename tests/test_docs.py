@@ -23,7 +23,7 @@ DOCS = ROOT / "docs"
 pytestmark = pytest.mark.xdist_group("docs")  # one site serves several of the tests
 
 
-@pytest.mark.parametrize("page", ["index.md", "coming-from.md", "attention.md"])
+@pytest.mark.parametrize("page", ["index.md", "coming-from.md", "attention.md", "huggingface.md"])
 def test_the_examples_of_a_page_give_what_they_show(page):
     failed, tried = doctest.testfile(str(DOCS / page), module_relative=False)
     assert tried

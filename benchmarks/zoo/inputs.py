@@ -5,6 +5,7 @@
 
 import inspect
 import itertools
+import re
 
 import torch
 
@@ -58,7 +59,7 @@ def pictures(model, taken):
     channels = channels if isinstance(channels, int) else 3
     patch = sought(config, "patch_size", "spatial_patch_size", default=8)
     patch = patch if isinstance(patch, int) else patch[-1]
-    size = sought(config, "image_size", "img_size", "input_size", "resolution", default=32)
+    size = sought(config, "image_size", "img_size", "input_size", "resolution", default=64)
     height, width = (size, size) if isinstance(size, int) else tuple(size)[-2:]
     names = ("pixel_values", "pixel_values_videos", "hidden_states", "image")
     name = next(x for x in names if x in taken)
@@ -111,8 +112,10 @@ def sounds(model, taken):
         for shape in shapes:
             values = {name: numbers(*shape)}
             yield values
-            for mask in ("attention_mask", "input_features_mask", "feature_attention_mask"):
-                if mask in taken:
+            for mask in taken:
+                if mask == "attention_mask" or re.search(
+                    "(audio_mel|features?|padding)_.*mask$", mask
+                ):
                     for axis in (-1, 1):
                         ones = torch.ones(BATCH, shape[axis], dtype=torch.long)
                         yield values | {mask: ones}
@@ -146,7 +149,7 @@ def with_features(model, taken):
             try:
                 with torch.no_grad():
                     count = features_count(compute(**values))
-            except Exception:  # noqa: BLE001 - a guess that this model does not take
+            except Exception:
                 continue
             each = count // BATCH
             if not each or count > 2000:
@@ -181,12 +184,23 @@ OTHERS = {
     "inputs_embeds": vectors,
     "hidden_states": vectors,
     "encoder_hidden_states": lambda model: numbers(
-        BATCH, 6, sought(model.config, "encoder_hidden_size", "cross_attention_hidden_size",
-                         "hidden_size", "d_model", default=64), seed=2
+        BATCH,
+        6,
+        sought(
+            model.config,
+            "encoder_hidden_size",
+            "cross_attention_hidden_size",
+            "hidden_size",
+            "d_model",
+            default=64,
+        ),
+        seed=2,
     ),
     "query_embeds": vectors,
     "noise": lambda model: numbers(BATCH, 16),
-    "audio_codes": lambda model: words(BATCH, sought(model.config, "num_quantizers", "num_codebooks", default=4), LENGTH),
+    "audio_codes": lambda model: words(
+        BATCH, sought(model.config, "num_quantizers", "num_codebooks", default=4), LENGTH
+    ),
     "qformer_input_ids": lambda model: words(BATCH, 5),
     "target_sizes": lambda model: torch.tensor([[4, 4]] * BATCH),
     "input_codes": lambda model: words(BATCH, LENGTH),
@@ -203,7 +217,8 @@ def inputs_of(model):
     extra = {
         name: make
         for name, make in OTHERS.items()
-        if taken.get(name) or (name in ("bbox", "input_points", "decoder_input_ids", "target_sizes") and name in taken)
+        if taken.get(name)
+        or (name in ("bbox", "input_points", "decoder_input_ids", "target_sizes") and name in taken)
     }
     if not getattr(config, "is_encoder_decoder", False) and not taken.get("decoder_input_ids"):
         extra.pop("decoder_input_ids", None)
@@ -217,7 +232,7 @@ def inputs_of(model):
         if "pixel_values" in taken:
             for values in pictures(model, taken):
                 yield extra | text | values
-        if first != "input_ids":
+        if first != "input_ids" or hasattr(model, "get_audio_features"):
             for values in sounds(model, taken):
                 yield extra | text | values
         yield text | extra

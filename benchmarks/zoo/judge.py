@@ -8,9 +8,9 @@ import time
 import torch
 from transformers import AttentionInterface
 
-from zoo.inputs import inputs_of, parameters_of
+from zoo.inputs import BATCH, LENGTH, inputs_of, parameters_of, words
 from zoo.models import build
-from zoo.situations import EXACT, LEAKS, SITUATIONS, Refused, Run, Subject
+from zoo.situations import EXACT, LEAKS, SITUATIONS, RefusedError, Run, Subject
 
 WORST = 20  # times eager's own error
 FLOOR = 4  # rounding steps of the largest value
@@ -70,9 +70,9 @@ def scale(x):
 
 
 def sizes_of(found):
-    """What a tensor's error is measured by: its scale, and a hundredth of the largest's at least."""
+    """What a tensor's error is measured by: its scale, and a tenth of the largest's at least."""
     scales = {name: scale(x) for name, x in found.items()}
-    least = max(scales.values(), default=0.0) / 100 + 1e-30
+    least = max(scales.values(), default=0.0) / 10 + 1e-30
     return {name: max(x, least) for name, x in scales.items()}
 
 
@@ -94,19 +94,35 @@ class Judge:
         self.tried = Run(model, dtype, implementation)
 
     def __call__(self, situation):
-        """The situation's result, as a dictionary: ``result``, ``ratio``, ``why``."""
+        """The situation's result, as a dictionary: ``result``, ``ratio``, ``why``.
+
+        Where eager raises with a picture or a sound, its text is judged alone.
+        """
+        result, whole = self._judged(situation), self.subject
+        if "eager raises" not in result.get("why", "") or not whole.is_text or len(whole.batch) < 2:
+            return result
+        try:
+            self.subject = Subject(whole.model, {"input_ids": words(BATCH, LENGTH)})
+            alone = self._judged(situation)
+        except Exception:  # it needs what it was given
+            return result
+        finally:
+            self.subject = whole
+        return result if alone["result"] == "skip" else alone | {"of": "text alone"}
+
+    def _judged(self, situation):
         with torch.no_grad():
             try:
                 eager = self._found(situation, self.eager)
-            except Refused as refused:
+            except RefusedError as refused:
                 return {"result": "skip", "why": str(refused)}
-            except Exception as error:  # noqa: BLE001 - whatever a model raises
+            except Exception as error:
                 return {"result": "skip", "why": f"eager raises {words_of(error)}"}
             try:
                 tried = self._found(situation, self.tried)
-            except Refused as refused:
+            except RefusedError as refused:
                 return {"result": "skip", "why": str(refused)}
-            except Exception as error:  # noqa: BLE001
+            except Exception as error:
                 return {"result": "fail", "why": f"raises {words_of(error)}"}
             result = self._near(eager, tried) if situation not in EXACT else None
             if result is None:
@@ -133,7 +149,7 @@ class Judge:
     def _exact(self, situation, eager):
         try:
             exact = self._found(situation, self.exact)
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:
             return None, {"measure": f"float32: float64 raises {words_of(error)}"}
         sizes = sizes_of(exact)
         more = 50 if self.dtype.itemsize == 2 else 1
@@ -198,14 +214,16 @@ class Judge:
                 for name, x in self._found(situation, shaken).items():
                     errors[name] = max(errors[name], difference(x, exact[name]))
             return errors
-        except Exception:  # noqa: BLE001 - then eager's own error is what there is
+        except Exception:
             return eager
 
     def _leaked(self, situation, eager, tried):
         """What other hidden words change, against how much they change eager."""
         step = FLOOR * torch.finfo(self.dtype).eps
         other = self._found(situation, self.tried, seed=1)
-        moved = {k: difference(other[k], x) / (step * scale(eager[k]) + 1e-30) for k, x in tried.items()}
+        moved = {
+            k: difference(other[k], x) / (step * scale(eager[k]) + 1e-30) for k, x in tried.items()
+        }
         if max(moved.values(), default=0.0) <= WORST:
             return {}
         other = self._found(situation, self.eager, seed=1)
@@ -251,7 +269,7 @@ def working(name):
     for keep_widths in (False, True):
         try:
             model = build(name, keep_widths)
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:
             reasons.append(words_of(error))
             continue
         refusals = []
@@ -260,8 +278,10 @@ def working(name):
                 with torch.no_grad():
                     torch.manual_seed(0)
                     model(**batch)
-            except Exception as error:  # noqa: BLE001
-                refusals.append(f"{ {k: list(v.shape) for k, v in batch.items()} }: {words_of(error)}")
+            except Exception as error:
+                refusals.append(
+                    f"{ {k: list(v.shape) for k, v in batch.items()} }: {words_of(error)}"
+                )
             else:
                 return model, batch
         reasons.append(f"no input: {refusals[0] if refusals else 'none was guessed'}")
@@ -287,13 +307,15 @@ def judged(name, implementation, dtype, situations):
             with torch.no_grad():
                 judge.tried(batch)
             found["calls"] = calls.count
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:
         why = f"raises {words_of(error)}"
         if "does not support an attention implementation" not in why:
             return found | {"status": "fail", "why": why}
         found |= {"calls": 0, "why": "transformers refuses this implementation"}
     if not found["calls"]:
-        attends = [m for m in model.modules() if re.search("attention|attn", type(m).__name__, re.I)]
+        attends = [
+            m for m in model.modules() if re.search("attention|attn", type(m).__name__, re.I)
+        ]
         status = "refused" if "why" in found else "own attention"
         return found | {"status": status if attends else "no attention"}
     results = {s: judge(s) for s in situations}

@@ -50,14 +50,21 @@ RULES = [
     (r"mm_tokens_per_image", lambda v: 4),
     (r"temporal_patch|num_patches|patches", lambda v: v),
     (r"patch_size|tubelet|patch_stride", lambda v: 8 if v > 8 else v),
-    (r"(image|img|input|crop|pretrain_image)_size|image_resolution|resolution", lambda v: 32 if v > 32 else v),
-    (r"mel_bins|n_mels|mel_dim|sampling_rate|sample_rate|hop_length|ratio|scale|rate$", lambda v: v),
+    (
+        r"(image|img|input|crop|pretrain_image)_size|image_resolution|resolution",
+        lambda v: 32 if v > 32 else v,
+    ),
+    (
+        r"mel_bins|n_mels|mel_dim|sampling_rate|sample_rate|hop_length|ratio|scale|rate$",
+        lambda v: v,
+    ),
     (
         r"size|dim|width|d_model|n_embd|d_ff|ffn|units|channels|filters|features|planes|inner"
         r"|rank$|hidden|embed",
         lambda v: min(v, WIDTH) if v >= WIDTH else v,
     ),
 ]
+TOKENS = re.compile(r"^(?!num|.*tokens).*(token(_id|_ids|_index)?$|_token_.*id$)")
 # Depth, vocabulary and experts alone, for models that must keep their widths.
 DEPTH = re.compile(r"layers?$|depth$|depths|num_blocks|experts|vocab|topk_group|n_group|topk")
 
@@ -79,9 +86,7 @@ def classes_of(name, config):
         auto.MODEL_MAPPING_NAMES,
         *(getattr(auto, key) for key in sorted(dir(auto)) if re.match(r"MODEL_FOR_.*_NAMES$", key)),
     ]
-    module = importlib.import_module(
-        type(config).__module__.replace("configuration_", "modeling_")
-    )
+    module = importlib.import_module(type(config).__module__.replace("configuration_", "modeling_"))
     found = []
     for mapping in mappings:
         if name in mapping:
@@ -90,9 +95,12 @@ def classes_of(name, config):
     own = [
         key
         for key, cls in vars(module).items()
-        if inspect.isclass(cls) and issubclass(cls, PreTrainedModel) and key not in found
+        if inspect.isclass(cls)
+        and issubclass(cls, PreTrainedModel)
+        and key not in found
         and getattr(cls, "config_class", None) is type(config)
-        and not key.endswith("PreTrainedModel") and cls.__module__ == module.__name__
+        and not key.endswith("PreTrainedModel")
+        and cls.__module__ == module.__name__
     ]
     own.sort(key=lambda key: not key.endswith("Model"))
     found = [getattr(module, key) for key in [*found, *own] if hasattr(module, key)]
@@ -116,6 +124,8 @@ def shrink(name, value, keep_widths=False):
         return [min(x, 2) for x in value]
     if re.search(r"image_size|window|patch_size$|crop_size|input_size", name):
         return [shrink(name, x) for x in value]
+    if re.search(r"^stem_|^stage_", name):
+        return value  # convolutions whose widths hang together
     if re.search(r"heads", name):
         return [max(1, x // min(value)) for x in value]  # as wide as the widths below
     if re.search(r"hidden_size|dims?$|channels|embed|filters", name) and min(value) >= 16:
@@ -198,6 +208,8 @@ def shrink_rope(value):
 def tiny_config(config, keep_widths=False):
     """A config of the same class, its sizes shrunk."""
     fields = tiny_fields(config, keep_widths)
+    if "depths" in fields and getattr(config, "out_features", None):
+        fields["out_features"] = list(config.out_features)
     if "spatial_merge_size" in fields and fields.get("window_size"):
         fields["window_size"] = 32  # pixels: two by two merged patches
     sizes = fields.get("embed_dim"), fields.get("image_size")
@@ -206,6 +218,7 @@ def tiny_config(config, keep_widths=False):
     allowed = {field.name for field in dataclasses.fields(config)}
     fields |= CORRECTIONS.get(config.model_type, {})
     private = {k for k in fields if k.startswith("_") and k not in allowed}
+    private |= {"_out_features", "_out_indices"} if "out_features" in fields else set()
     return type(config)(**{k: v for k, v in fields.items() if k not in private})
 
 
@@ -226,9 +239,8 @@ def renumber_tokens(config):
         for key, value in list(vars(config).items()):
             if isinstance(value, PreTrainedConfig):
                 visit(value)
-            elif re.search(r"token(_id|_ids|_index)?$|_token_.*id$", key) and "num" not in key:
-                if "tokens" not in key and value is not None:
-                    vars(config)[key] = small(value)
+            elif TOKENS.search(key) and value is not None:
+                vars(config)[key] = small(value)
 
     visit(config)
 

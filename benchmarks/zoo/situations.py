@@ -6,7 +6,6 @@ import copy
 import torch
 from torch.overrides import TorchFunctionMode
 from transformers import DynamicCache, StaticCache
-from transformers.modeling_outputs import BaseModelOutput
 
 from zoo.inputs import numbers, parameters_of, words
 
@@ -14,7 +13,7 @@ PADDED = 3  # places
 TEXTS = ("input_ids", "token_type_ids", "mm_token_type_ids", "bbox")
 
 
-class Refused(Exception):
+class RefusedError(Exception):
     """A situation that an architecture does not know; says why."""
 
 
@@ -117,15 +116,13 @@ class Subject:
         other = self.batch | {"input_ids": ids.clone()}
         other["input_ids"][:, -2:] = words(*ids[:, -2:].shape, seed=9)
         with torch.no_grad():
-            first, second = (
-                self.model(**b).logits for b in (self.batch, other)
-            )
+            first, second = (self.model(**b).logits for b in (self.batch, other))
         return first.dim() == 3 and bool((first[:, :-2] - second[:, :-2]).abs().max() < 1e-3)
 
     def need(self, condition, why):
         """Refuses the situation where a condition does not hold."""
         if not condition:
-            raise Refused(why)
+            raise RefusedError(why)
 
     def padded(self, side, seed):
         """Three places more on one side, which are padding in the first element alone."""
@@ -212,7 +209,9 @@ def own_mask(subject, run, seed):
     if subject.is_decoder:
         seen &= torch.ones(length, length, dtype=torch.bool).tril()
     mask = torch.zeros(seen.shape, dtype=run.dtype).masked_fill(~seen, torch.finfo(run.dtype).min)
-    return at(run(subject.batch | {"attention_mask": mask}), torch.ones(ids.shape, dtype=torch.bool))
+    return at(
+        run(subject.batch | {"attention_mask": mask}), torch.ones(ids.shape, dtype=torch.bool)
+    )
 
 
 def steps(subject, run, batch, real, cache, cuts):
@@ -249,15 +248,14 @@ def dynamic_cache(subject, run, seed):
 
 
 def paired_cache(subject, run):
-    """The decoder word by word, on what the encoder gave once."""
+    """The decoder word by word."""
     subject.need("past_key_values" in subject.taken, "no cache of keys and values")
-    ids = subject.batch["decoder_input_ids"]
-    out = run(subject.batch | {"decoder_input_ids": ids[:, :3]}, use_cache=True)
-    found, encoded = [out.logits], BaseModelOutput(out.encoder_last_hidden_state)
-    for t in range(3, ids.shape[1]):
+    ids, cache, found = subject.batch["decoder_input_ids"], None, []
+    for start, end in ((0, 3), *((t, t + 1) for t in range(3, ids.shape[1]))):
+        piece = {"decoder_input_ids": ids[:, start:end]}
+        out = run(subject.batch | piece, past_key_values=cache, use_cache=True)
         subject.need(out.past_key_values is not None, "no cache")
-        piece = {"decoder_input_ids": ids[:, t : t + 1], "encoder_outputs": encoded}
-        out = run(piece, past_key_values=out.past_key_values, use_cache=True)
+        cache = out.past_key_values
         found.append(out.logits)
     return {"logits": torch.cat(found, 1)}
 
@@ -324,14 +322,10 @@ def gradients(subject, run, seed):
 def attentions(subject, run, seed):
     """``output_attentions``."""
     if run.implementation in ("sdpa",):
-        raise Refused("this implementation has none")
+        raise RefusedError("this implementation has none")
     found = run(subject.batch, output_attentions=True)
-    named = {k: v for k, v in found.items() if k.endswith("attentions") and v is not None}
-    weights = {}
-    for key, value in named.items():
-        for i, w in enumerate(value if isinstance(value, (list, tuple)) else [value]):
-            if w is not None:
-                weights[f"{key}.{i}"] = w.clone()  # some are computed when read
+    named = {k: v for k, v in found.items() if k.endswith("attentions")}
+    weights = {k: w.clone() for k, w in tensors(named, skip=()).items()}  # some are made when read
     subject.need(weights or run.implementation != "eager", "eager gives none")
     return weights
 

@@ -31,6 +31,9 @@ FUNCTIONS = {
     "packed window": M.packed_sequence_compatibility_function(
         M.sliding_window_causal_mask_function(4), PLACES, PACKED
     ),
+    "packed, twice": M.packed_sequence_compatibility_function(
+        M.or_masks(M.causal_mask_function, M.sliding_window_causal_mask_function(4)), PLACES, PACKED
+    ),
     "prefix": M.or_masks(M.causal_mask_function, lambda b, h, q, k: k < 6),
 }
 
@@ -106,6 +109,24 @@ def test_what_no_interval_says_is_evaluated(function, monkeypatch):
         assert torch.equal(shown(mask.options(), L, L), eager == 0)
     is_interval = bool((shown(mask.options(), L, L).sum(-1) == L).all())
     assert not is_interval
+
+
+def test_numbers_that_keys_are_compared_with():
+    for bound in (7.0, float("inf"), float("-inf"), 7):
+        mask, eager = content(lambda b, h, q, k, n=bound: k < n)
+        found = read(lambda b, h, q, k, n=bound: k < n, torch.arange(B), torch.arange(L), L, 0)
+        ends = tuple(x.expand(B, L) for x in (found.first, found.last))
+        assert torch.equal(shown({"intervals": ends}, L, L), eager == 0)
+        assert torch.equal(shown(mask.options(), L, L), eager == 0)
+    with pytest.raises(UnreadableError):
+        read(lambda b, h, q, k: k < 3.5, torch.arange(B), torch.arange(L), L, 0)
+
+
+def test_a_mask_that_needs_vmap_is_evaluated_where_it_can_be():
+    mask, eager = content(lambda b, h, q, k: (k <= q) & (h >= 0), use_vmap=True)
+    assert torch.equal(mask == 0.0, eager == 0.0)
+    mask, eager = content(lambda b, h, q, k: (k <= q) & (h >= 0), use_vmap=True)
+    assert torch.equal(mask[:, 0, 3], eager[:, 0, 3])
 
 
 def test_random_intervals_are_read_as_they_are():

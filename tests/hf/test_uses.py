@@ -4,7 +4,6 @@ import pytest
 import torch
 import transformers
 
-import regard.hf
 from models import model, padding, texts
 from regard.hf import Attentions
 

@@ -21,7 +21,7 @@ from regard.hf._masks import Options
 UNDERSTOOD = {
     "module", "query", "key", "value", "attention_mask", "scaling", "dropout", "softcap",
     "position_bias", "s_aux", "sinks", "indices", "block_indices", "is_causal", "cu_seq_lens_q",
-    "cu_seq_lens_k", "kwargs",
+    "cu_seq_lens_k", "kwargs", "sliding_window",  # which the mask says
 }  # fmt: skip
 
 
@@ -95,7 +95,7 @@ def attention_function(
         options["dropout"] = dropout
     if watching.watcher is not None:
         watching.module = module
-    if not _weights.are_wanted(kwargs):
+    if not _weights.are_wanted(module, kwargs):
         output = attention(query, key, value, **options)
         return output.transpose(1, 2).contiguous(), None
     output, weights = attention(query, key, value, return_weights=True, **options)

@@ -110,6 +110,11 @@ class Content:
         return self._evaluate.batch, self._evaluate.queries, self._evaluate.keys
 
     @property
+    def use_vmap(self) -> bool:
+        """Whether its function is evaluated by ``torch.vmap``."""
+        return self._evaluate.use_vmap
+
+    @property
     def start(self) -> int:
         """The position of the first query among the keys."""
         return int(self._evaluate.query_offset) - self._evaluate.key_offset
@@ -236,6 +241,19 @@ class Mask(Tensor):
     def numbers(self) -> Tensor:
         """Eager's mask: an ordinary tensor."""
         return self.content.additive(self.dtype)[..., : self.shape[-1]]
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """What must be evaluated by ``torch.vmap`` is so here: below, torch can no more."""
+        kwargs = kwargs or {}
+        if getattr(func, "__name__", "") != "__get__":
+            for mask in torch.utils._pytree.tree_leaves((args, kwargs)):
+                if isinstance(mask, Mask) and mask.content.use_vmap:
+                    mask.content.bools()
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **kwargs)
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]

@@ -8,6 +8,7 @@ for any length. What cannot be read so raises ``UnreadableError``, and is evalua
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 aten: Any = torch.ops.aten
+FAR = 2**40  # no text is that long
 
 
 class UnreadableError(Exception):
@@ -187,6 +189,8 @@ def _rows(x: Any) -> Tensor:
     if isinstance(x, Symbol):
         raise UnreadableError
     x = torch.as_tensor(x)
+    if x.is_floating_point():
+        raise UnreadableError
     if x.ndim == 0:
         return x.reshape(1, 1).long()
     if x.ndim == 2:
@@ -266,6 +270,15 @@ def _indexed(table: Any, indices: list[Any]) -> _Key | Visible:
     return _Key(key.keys, table=own)
 
 
+def _whole(x: Any) -> int:
+    """A number that keys are compared with; infinity lies beyond them all."""
+    if isinstance(x, float) and math.isinf(x):
+        return FAR if x > 0 else -FAR
+    if x != int(x):
+        raise UnreadableError
+    return int(x)
+
+
 def _comparison(name: str) -> Callable[[Any, Any], Visible]:
     mirrored = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "eq": "eq"}
 
@@ -273,7 +286,7 @@ def _comparison(name: str) -> Callable[[Any, Any], Visible]:
         how = name
         if not isinstance(x, Symbol):
             x, y, how = y, x, mirrored[name]
-        key, y = _key(x), _rows(y) if isinstance(y, Tensor) else y
+        key, y = _key(x), _rows(y) if isinstance(y, Tensor) else _whole(y)
         low = {"ge": y, "gt": y + 1, "eq": y}.get(how)
         high = {"lt": y, "le": y + 1, "eq": y + 1}.get(how)
         return key.between(low, high)
@@ -334,7 +347,7 @@ def _within(found: Visible, among: Among) -> Visible:
         return found  # _equal said it
     rise = table - torch.arange(count, device=table.device)
     runs = torch.nn.functional.pad((rise.diff(dim=-1) != 0).cumsum(-1), (1, 0))
-    shape = torch.broadcast_shapes(found.first.shape, (len(table), 1))
+    shape = torch.broadcast_shapes(found.first.shape, found.last.shape, (len(table), 1))
     first, last = found.first.expand(shape), found.last.expand(shape)
     begin, end = first.clamp(0, count - 1), (last - 1).clamp(0, count - 1)
     broken = (runs.gather(-1, begin) != runs.gather(-1, end)) & (first < last)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import sys
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 
 from regard._base.torch_state import is_recorded
 from regard._weights.attention_weights import AttentionWeights
@@ -17,14 +20,23 @@ except ImportError:
     _active_collector = None
 
 
-def are_wanted(kwargs: dict[str, Any]) -> bool:
+def are_wanted(module: Module, kwargs: dict[str, Any]) -> bool:
     """Whether the caller of the model wants attentions: always where nothing tells."""
     if is_recorded():
         return False
     if _active_collector is None or kwargs.get("output_attentions"):
         return True
-    collected = _active_collector.get()
-    return collected is not None and any("attention" in name for name in collected)
+    if (collected := _active_collector.get()) is not None:
+        return any("attention" in name for name in collected)
+    return not _collects(type(module).__module__)
+
+
+@functools.cache
+def _collects(module_name: str) -> bool:
+    """Whether the models of a file of transformers gather attentions by its collector."""
+    if not module_name.startswith("transformers"):  # nor those that come with a model
+        return True
+    return hasattr(sys.modules.get(module_name), "capture_outputs")
 
 
 class Attentions(Tensor):

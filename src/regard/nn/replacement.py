@@ -48,12 +48,18 @@ class Replaced:
         self.undo()
 
     def __str__(self) -> str:
-        lines = [f"{len(self.replaced)} modules computed by regard"]
-        lines += [f"  {name or '(the model)'}  {n} calls" for name, n in self.replaced.items()]
+        lines = [f"{_counted(len(self.replaced), 'module')} computed by regard"]
+        lines += [
+            f"  {name or '(the model)'}  {_counted(n, 'call')}" for name, n in self.replaced.items()
+        ]
         lines += [f"{len(self.left)} left to torch"] if self.left else []
         return "\n".join(
             lines + [f"  {name or '(the model)'}  {x}" for name, x in self.left.items()]
         )
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 @contextlib.contextmanager
