@@ -9,12 +9,14 @@ Mistral of 4 layers, 256 wide, 8 query heads on 2 key heads. Errors are those of
 state against float64, in times of eager's. "All summaries" is a pass with
 ``output_attentions=True`` and ``weights.summary()`` of every layer: each reduction of all heads;
 "recorded" is a pass in ``regard.hf.record(model, path=...)``, its file included. Memory is what a
-process of its own rises by at its peak above the model; Linux only.
+process of its own rises by at its peak above the model, where the C library gives back every array
+of a megabyte at once: what it keeps otherwise differs by tens from run to run. Linux only.
 """
 
 import copy
 import functools
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -234,7 +236,10 @@ def measure_memory(report, options):
     found = {}
     for name in ("regard", RECORDED, ATTENTIONS) if options.quick else CONTESTANTS:
         command = [sys.executable, __file__, "--child", name, str(tokens), *["-q"] * options.quick]
-        out = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+        given_back = os.environ | {"MALLOC_MMAP_THRESHOLD_": "1000000", "OMP_NUM_THREADS": "1"}
+        out = subprocess.run(
+            command, stdout=subprocess.PIPE, text=True, check=True, env=given_back
+        ).stdout
         found[name] = json.loads(out)["bytes"]
     for name, size in found.items():
         report.row(
