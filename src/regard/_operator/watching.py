@@ -5,5 +5,5 @@ from typing import Any
 
 # Called with query, key, value and the options that are given, before the call is checked.
 watcher: Callable[[Any, Any, Any, dict[str, Any]], None] | None = None
-# The module whose attention is called, where the caller knows it.
-module: Any = None
+# Of each thread, the module whose attention is called, where the caller knows it.
+modules: dict[int, Any] = {}

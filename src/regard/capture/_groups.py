@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from collections import defaultdict
 
@@ -13,7 +12,6 @@ from regard.capture._taken import CROSS
 Place = tuple[str, int]
 
 
-@functools.lru_cache(maxsize=4)
 def places(model: Module | None) -> dict[str, Place]:
     """For each module of a model, by its name, its pattern and its number as a layer.
 

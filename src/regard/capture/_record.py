@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -141,9 +143,10 @@ def recording_of(
 def _torch_followed(recorder: Recorder) -> Iterator[None]:
     """Hands every call of attention to a recorder, under the name of the module that runs."""
     running = Running(recorder.begin_pass)
+    places_of = functools.lru_cache(places)  # for this block: a model may change after it
 
     def take(query: Any, key: Any, value: Any, options: dict[str, Any]) -> None:
-        recorder.take(running.name, places(running.model), query, key, value, options)
+        recorder.take(running.name, places_of(running.model), query, key, value, options)
 
     def compute(operator: Any, *args: Any, **kwargs: Any) -> Any:
         q, k, v, options = torch_call(*args, **kwargs)
@@ -170,11 +173,12 @@ def model_followed(model: Module, roots: Sequence[Module], recorder: Recorder) -
         model: whose modules are named.
         roots: it, and the modules of it that are called by themselves.
     """
-    names, depth = {id(module): name for name, module in model.named_modules()}, 0
+    names, numbered = {id(module): name for name, module in model.named_modules()}, places(model)
+    depth = 0
 
     def take(query: Any, key: Any, value: Any, options: dict[str, Any]) -> None:
-        name = names.get(id(watching.module), "")
-        recorder.take(name, places(model), query, key, value, options)
+        module = watching.modules.get(threading.get_ident())
+        recorder.take(names.get(id(module), ""), numbered, query, key, value, options)
 
     def enter(module: Module, args: Any) -> None:
         nonlocal depth
@@ -212,4 +216,5 @@ def watched(take: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        watching.watcher = watching.module = None
+        watching.watcher = None
+        watching.modules.clear()

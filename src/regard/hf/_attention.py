@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
+import threading
 from typing import Any
 
 import torch
@@ -94,7 +95,7 @@ def attention_function(
     if dropout and module.training:
         options["dropout"] = dropout
     if watching.watcher is not None:
-        watching.module = module
+        watching.modules[threading.get_ident()] = module
     if not _weights.are_wanted(module, kwargs):
         output = attention(query, key, value, **options)
         return output.transpose(1, 2).contiguous(), None
