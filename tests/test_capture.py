@@ -175,6 +175,7 @@ def test_what_is_wrong_is_said():
         ({"layers": []}, ValueError),
         ({"path": "a.json"}, ValueError),
         ({"path": "no/such/folder/a"}, FileNotFoundError),
+        ({"path": "."}, IsADirectoryError),
     ):
         with pytest.raises(error), regard.record(**given):
             Blocks()(X)
@@ -250,3 +251,101 @@ def test_what_is_kept_of_a_mask_is_what_was_seen():
         x = np.zeros((mask.shape[0], expected.shape[1], 1)), np.zeros((1, expected.shape[2], 1))
         found = regard.AttentionWeights(*x, **options)[...]
         assert ((found > 0) == expected).all()
+
+
+def test_texts_of_different_lengths_and_places_keep_what_they_see():
+    q = k = v = torch.randn(2, 1, 10, 8)
+    for options in (
+        {"key_lengths": torch.tensor([4, 10]), "causal": True},
+        {"key_lengths": torch.tensor([4, 10])},
+        {"query_start": torch.tensor([2, 7]), "causal": True},
+    ):
+        few = q[:, :, :3] if "query_start" in options else q
+        with regard.record() as recording:
+            regard.attention(few, k, v, **options)
+        whole = regard.AttentionWeights(few, k, **options)
+        for b, one in enumerate(recording.batch):
+            expected = whole[b]
+            seen = torch.nonzero(expected.sum((0, 1)))[:, 0]
+            kept = expected[..., seen[0] : seen[-1] + 1]
+            found = one.weights[0][:]
+            torch.testing.assert_close(found, kept[:, -found.shape[1] :], atol=1e-6, rtol=0)
+
+
+def test_another_thread_is_no_part_of_a_recording():
+    import threading
+
+    model, stop = Blocks(), threading.Event()
+
+    def others():
+        other = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4)))
+        while not stop.is_set():
+            other(torch.ones(1, 4))
+
+    thread = threading.Thread(target=others)
+    thread.start()
+    try:
+        for _ in range(5):
+            with regard.record() as recording:
+                model(X)
+            assert [layer.name for layer in recording.layers] == ["blocks.0.1", "blocks.1.1"]
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_a_module_that_is_every_layer_has_a_number_for_each():
+    class Shared(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.groups = nn.ModuleList([Attention()])
+
+        def forward(self, x):
+            for _ in range(3):
+                x = x + self.groups[0](x)
+            return x
+
+    with regard.record(layers=[0, 2]) as recording:
+        Shared()(X)
+    assert recording.layer_numbers == (0, 2)
+    assert [*recording.groups] == [""]
+
+
+def test_cross_attention_to_other_keys_is_no_step():
+    class Cross(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cross_attn = nn.MultiheadAttention(32, 4, batch_first=True)
+
+        def forward(self, x, y):
+            return self.cross_attn(x, y, y, need_weights=False)[0]
+
+    model = Cross()
+    with regard.record() as recording:
+        model(X[:, :3], X)
+        model(X[:, 3:4], X)
+        with pytest.raises(regard.RecordingError, match="it attends to other keys"):
+            model(X[:, 4:5], X.flip(1))
+    assert recording.layers[0].query.shape == (4, 4, 8)
+
+
+def test_what_checkpoints_compute_again_is_no_layer():
+    from torch.utils.checkpoint import checkpoint
+
+    model = Blocks()
+    with torch.enable_grad(), regard.record() as recording:
+        x = X.clone().requires_grad_()
+        checkpoint(model, x, use_reentrant=False).sum().backward()
+    assert recording.layer_numbers == (0, 1)
+
+
+def test_tokens_are_texts_of_one_or_each():
+    for tokens in (3, "text", [], [1, 2], [["a", 1]]):
+        with pytest.raises(TypeError, match="tokens are texts"), regard.record(tokens=tokens):
+            Blocks()(X)
+    with pytest.raises(regard.ShapeError, match="tokens of 2 texts"):  # noqa: SIM117
+        with regard.record(tokens=[LETTERS, LETTERS]):
+            Blocks()(X)
+    with regard.record(tokens=iter(LETTERS), layers=iter([1])) as recording:
+        Blocks()(X)
+    assert (recording.tokens, recording.layer_numbers) == (tuple(LETTERS), (1,))

@@ -116,6 +116,47 @@ def test_a_union_within_packed_documents(monkeypatch):
     assert torch.equal(shown(mask.options(), L, L), eager == 0)
 
 
+def test_tables_that_fall_are_evaluated(monkeypatch):
+    monkeypatch.setattr(_masks, "SMALL", 0)
+    falling = torch.cat([torch.arange(8, L), torch.arange(8)]).expand(B, L)
+    for function in (
+        lambda b, h, q, k: falling[b, k] < 6,
+        lambda b, h, q, k: (falling[b, k] >= 3) | (k <= q),
+        lambda b, h, q, k: (falling[b, k] <= falling[b, q]) & (k <= q),
+    ):
+        mask, eager = content(function)
+        assert torch.equal(shown(mask.options(), L, L), eager == 0)
+
+
+def test_a_function_of_all_queries_is_evaluated_one_by_one(monkeypatch):
+    monkeypatch.setattr(_masks, "SMALL", 0)
+    table = torch.arange(L).expand(B, L) - 9
+    mask, eager = content(lambda b, h, q, k: (k <= q) & (table[b, q] > 0).any(), use_vmap=True)
+    assert torch.equal(shown(mask.options(), L, L), eager == 0)
+
+
+def test_what_is_written_into_a_mask_is_seen():
+    least = torch.finfo(torch.float32).min
+
+    def cut(mask):
+        mask[:, :, :, :5] = least
+
+    def view(mask):
+        mask[:, 0, 3].fill_(0.0)
+
+    def masked(mask):
+        mask.masked_fill_(torch.eye(L, dtype=torch.bool), least)
+
+    for write in (cut, masked, view):
+        mask, eager = content(FUNCTIONS["causal"], LEFT)
+        mask.options()
+        write(mask)
+        write(eager)
+        assert torch.equal(mask + 0.0, eager)
+        found = _masks.options_of(mask, L, L)
+        assert torch.equal(shown(found, L, L), eager == 0)
+
+
 def test_numbers_that_keys_are_compared_with():
     for bound in (7.0, float("inf"), float("-inf"), 7):
         mask, eager = content(lambda b, h, q, k, n=bound: k < n)

@@ -116,6 +116,65 @@ def test_a_bias_is_recorded_with_one_pass():
     torch.testing.assert_close(found[:], expected[1][0, :, :15, :15], atol=2e-6, rtol=0)
 
 
+def test_a_bias_is_recorded_with_a_generation():
+    ids = texts()
+    settings = {"max_new_tokens": 5, "do_sample": False, "num_beams": 1, "eos_token_id": None}
+    mask = padding().flip(-1)
+    with torch.no_grad(), regard.hf.record(model("t5")) as recording:
+        written = model("t5").generate(ids, attention_mask=mask, **settings)[:, :-1]
+    expected = eager("t5", ids, attention_mask=mask, decoder_input_ids=written)
+    for b, one in enumerate(recording.batch):
+        for name, attentions in (
+            ("decoder", expected.decoder_attentions),
+            ("cross", expected.cross_attentions),
+        ):
+            found = one.groups[name].weights[1]
+            _, Lq, Lk = found.shape
+            right = attentions[1][b, :, :Lq, :Lk]
+            torch.testing.assert_close(found[:], right, atol=2e-6, rtol=0)
+
+
+def test_a_picture_in_several_pieces_leaves_the_text(tmp_path):
+    found, ids = llava(), torch.tensor([[5, *[90] * 16, 6, *[90] * 16, 7]])
+    given = {"input_ids": ids, "pixel_values": torch.randn(2, 3, 32, 32)}
+    for path in (None, tmp_path / "a.safetensors"):
+        for run in (lambda: found(**given), lambda: found.generate(**given, max_new_tokens=3)):
+            with (
+                pytest.warns(UserWarning, match="'vision_tower' are left out"),
+                torch.no_grad(),
+                regard.hf.record(found, path=path) as recording,
+            ):
+                run()
+            assert len(recording.grids) == 2
+    assert [*tmp_path.iterdir()] == [path]
+
+
+def test_other_models_and_parts_are_no_part_of_it():
+    found, other, ids = model("llama"), model("mistral"), texts(1)
+    with torch.no_grad(), regard.hf.record(found) as recording:
+        other(ids)
+        found.model(ids)
+        other(ids)
+        with pytest.raises(regard.RecordingError, match="its queries are not the next"):
+            found.model(ids)
+    assert recording.layer_numbers == (0, 1, 2)
+    with (
+        pytest.raises(TypeError, match="Linear is no model"),
+        regard.hf.record(torch.nn.Linear(1, 1)),
+    ):
+        pass
+
+
+def test_a_refused_model_is_as_it_was(monkeypatch):
+    found = llava()
+    before = [one.config._attn_implementation for one in found.modules() if hasattr(one, "config")]
+    monkeypatch.setattr(type(found), "_can_set_attn_implementation", lambda self: False)
+    with pytest.raises(regard.UnsupportedError, match="does not let"), regard.hf.record(found):
+        pass
+    after = [one.config._attn_implementation for one in found.modules() if hasattr(one, "config")]
+    assert after == before
+
+
 def test_chosen_layers_and_heads_keep_their_numbers(tmp_path):
     ids, path = texts(1), tmp_path / "some"
     given = {"layers": [0, 2], "heads": [3], "path": path}
@@ -139,7 +198,7 @@ def test_the_patches_of_a_picture_are_a_grid():
     torch.testing.assert_close(found.reshape(-1), recording.weights[1][2, 0, 1:])
 
 
-def test_pictures_among_the_tokens_are_grids():
+def llava():
     T = transformers
     text = {
         "vocab_size": 97, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2,
@@ -153,7 +212,11 @@ def test_pictures_among_the_tokens_are_grids():
         text_config=T.LlamaConfig(**text), vision_config=T.CLIPVisionConfig(**vision),
         image_token_id=90, vision_feature_layer=-1,
     )  # fmt: skip
-    found = T.LlavaForConditionalGeneration(config).eval()
+    return T.LlavaForConditionalGeneration(config).eval()
+
+
+def test_pictures_among_the_tokens_are_grids():
+    found = llava()
     ids = torch.tensor([[5, 6, *[90] * 16, 7, 8]])
     with torch.no_grad(), regard.hf.record(found) as recording:
         found.generate(

@@ -41,6 +41,7 @@ def test_old_code_uses_them_as_tensors(attentions):
         lambda a: copy.deepcopy(a[1]) + 0.0,
         lambda a: pickle.loads(pickle.dumps(a[1])) + 0.0,
         lambda a: a[1] * 2.0 + a[0],
+        lambda a: torch.from_dlpack(a[1]),
     ):
         eager, ours = compute(attentions["eager"]), compute(attentions["regard"])
         assert type(ours) is torch.Tensor

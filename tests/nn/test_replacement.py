@@ -141,3 +141,24 @@ def test_a_model_without_torchs_operator_is_refused():
         regard.nn.replace(nn.Linear(2, 2))
     with pytest.raises(TypeError, match="str is no torch"):
         regard.nn.replace("model")
+
+
+def test_threads_leave_torch_as_it_was():
+    import threading
+
+    operator = F.scaled_dot_product_attention
+    layers = [nn.MultiheadAttention(32, 4, batch_first=True).eval() for _ in range(2)]
+    for layer in layers:
+        regard.nn.replace(layer)
+
+    def run(layer):
+        for _ in range(30):
+            layer(X, X, X, need_weights=False)
+
+    threads = [threading.Thread(target=run, args=(layer,)) for layer in layers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert F.scaled_dot_product_attention is operator
+    assert torch.backends.mha.get_fastpath_enabled()

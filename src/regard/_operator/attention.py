@@ -140,8 +140,8 @@ def attention(
         sinks=sinks, scale=scale, softcap=softcap, dropout=dropout,
         seed=seed,
     )  # fmt: skip
-    if watching.watcher is not None:
-        watching.watcher(query, key, value, options)
+    if (watcher := watching.watcher) is not None:
+        watcher(query, key, value, options)
     known = None if return_weights else plans.known(query, key, value, options, backend)
     output: ArrayT
     if (output := plans.output(known, query, key, value)) is not None:

@@ -29,7 +29,7 @@ class Running:
     """
 
     def __init__(self, begin: Callable[[], None] = lambda: None) -> None:
-        self._begin = begin
+        self._begin, self._thread = begin, threading.get_ident()
         self._stack: list[Module] = []
         self.model: Module | None = None
         self._names: dict[int, str] = {}
@@ -61,14 +61,17 @@ class Running:
             after.remove()
 
     def _enter(self, module: Module, args: Any) -> None:
+        if threading.get_ident() != self._thread:
+            return
         if not self._stack:
             self._name(module)
             self._begin()
         self._stack.append(module)
 
     def _leave(self, module: Module, args: Any, output: Any) -> None:
-        while self._stack and self._stack.pop() is not module:
-            pass
+        if threading.get_ident() == self._thread:
+            while self._stack and self._stack.pop() is not module:
+                pass
 
 
 class TorchAttention(TorchFunctionMode):
@@ -84,7 +87,6 @@ class TorchAttention(TorchFunctionMode):
     def __init__(self, compute: Callable[..., Any], weigh: Callable[..., Any]) -> None:
         super().__init__()
         self._compute, self._weigh = compute, weigh
-        self._thread = 0 if torch.compiler.is_compiling() else threading.get_ident()
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -102,27 +104,75 @@ class TorchAttention(TorchFunctionMode):
 
     def _within(self, func: Any, named: dict[str, Any]) -> Any:
         """Calls a function of torch that is written in Python: what it calls passes no mode."""
-        operator = functional.scaled_dot_product_attention
-
-        def handed(*args: Any, **kwargs: Any) -> Any:
-            if not torch.compiler.is_compiling() and threading.get_ident() != self._thread:
-                return operator(*args, **kwargs)
-            return self._compute(operator, *args, **kwargs)
-
-        functional.scaled_dot_product_attention = handed
-        try:
+        with _handed(self._compute):
             return func(**named)
-        finally:
-            functional.scaled_dot_product_attention = operator
 
     def __enter__(self) -> Any:
-        self._fast = torch.backends.mha.get_fastpath_enabled()
-        torch.backends.mha.set_fastpath_enabled(False)  # it goes past the operator
+        _FAST.enter()
         return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
-        torch.backends.mha.set_fastpath_enabled(self._fast)
+        _FAST.leave()
         super().__exit__(*error)
+
+
+class _Shared:
+    """A setting of torch for all threads: the first changes it, the last puts it back."""
+
+    def __init__(self, change: Callable[[], Any], restore: Callable[[Any], None]) -> None:
+        self._change, self._restore = change, restore
+        self._lock, self._inside = threading.Lock(), 0
+
+    def enter(self) -> None:
+        with self._lock:
+            if self._inside == 0:
+                self._before = self._change()
+            self._inside += 1
+
+    def leave(self) -> None:
+        with self._lock:
+            self._inside -= 1
+            if self._inside == 0:
+                self._restore(self._before)
+
+
+def _without_fast_path() -> bool:
+    before: bool = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)  # it goes past the operator
+    return before
+
+
+def _divert() -> Any:
+    operator = functional.scaled_dot_product_attention
+
+    def of_thread(*args: Any, **kwargs: Any) -> Any:
+        compute = getattr(_COMPUTE, "now", None)
+        return operator(*args, **kwargs) if compute is None else compute(operator, *args, **kwargs)
+
+    functional.scaled_dot_product_attention = of_thread
+    return operator
+
+
+def _put_back(operator: Any) -> None:
+    functional.scaled_dot_product_attention = operator
+
+
+_FAST = _Shared(_without_fast_path, torch.backends.mha.set_fastpath_enabled)
+_DIVERTED = _Shared(_divert, _put_back)
+_COMPUTE = threading.local()
+
+
+@contextlib.contextmanager
+def _handed(compute: Callable[..., Any]) -> Iterator[None]:
+    """Hands what functions of torch call to ``compute``, in this thread."""
+    _DIVERTED.enter()
+    before = getattr(_COMPUTE, "now", None)
+    _COMPUTE.now = compute
+    try:
+        yield
+    finally:
+        _COMPUTE.now = before
+        _DIVERTED.leave()
 
 
 _SIGNATURE = inspect.signature(functional.multi_head_attention_forward)

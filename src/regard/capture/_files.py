@@ -31,51 +31,62 @@ class Files:
     def __init__(self, path: str | Path) -> None:
         check_ending(path, (".safetensors",), "a recording")
         self._path = Path(path).resolve()
+        if not self._path.parent.is_dir():
+            raise FileNotFoundError(f"record: {self._path.parent}: no such folder, for {path}.")
+        if self._path.is_dir():
+            raise IsADirectoryError(f"record: {path} is a folder; name a file.")
         self._folder = tempfile.TemporaryDirectory(prefix=".regard-", dir=self._path.parent)
         self._writing = contextlib.ExitStack()
-        self._writers: list[Writer] = []
+        self._writers: dict[tuple[int, int], Writer] = {}  # by batch and element
+        self.was_read = False
 
-    def add(self, layer: Layer[Any], group: tuple[Any, ...], b: int) -> None:
+    def add(self, layer: Layer[Any], taken: Taken, b: int) -> None:
         """Writes the first call's layer of a batch element."""
-        if b == len(self._writers):
-            writer = Writer(self._part(b), tokens=3 * layer.query.shape[1])
-            self._writers.append(self._writing.enter_context(writer))
-        self._writers[b].add(layer, group=repr(group))
+        place = taken.batch, b
+        if place not in self._writers:
+            writer = Writer(self._part(*place), tokens=3 * layer.query.shape[1])
+            self._writers[place] = self._writing.enter_context(writer)
+        self._writers[place].add(layer, group=repr(taken.group))
 
     def read_back(self, taken: Iterable[Taken]) -> None:
         """Gives all that was written to those it is of: a generation goes on with them."""
-        taken = list(taken)
-        first = {repr(one.group): one for one in taken}
-        for b, writer in enumerate(self._writers):
-            writer.finish({name: one.facts(b, Described()) for name, one in first.items()})
+        self.was_read = True
+        taken = [one for one in taken if not one.firsts]
+        for (batch, b), writer in self._writers.items():
+            own = {repr(one.group): one for one in taken if one.batch == batch}
+            writer.finish({name: one.facts(b, Described()) for name, one in own.items()})
         self._writing.close()
-        for b in range(len(self._writers)):
+        for batch, b in self._writers:
             with warnings.catch_warnings():  # of bfloat16 without ml_dtypes, which is put back
                 warnings.simplefilter("ignore")
-                groups = Recording.load(self._part(b)).groups
-            layers = {name: iter(groups[name].layers) for name in first}
+                groups = Recording.load(self._part(batch, b)).groups
+            layers = {name: iter(group.layers) for name, group in groups.items()}
             for one in taken:
-                one.firsts.append(next(layers[repr(one.group)]))
-        self._writers = []
+                if one.batch == batch:
+                    one.firsts.append(next(layers[repr(one.group)]))
+        self._writers = {}
 
     def finished(
         self, facts: list[Facts], names: dict[str, tuple[Any, ...]], model: str
     ) -> list[Recording[Any]]:
-        """Puts the files in their places.
+        """Puts the files in their places; those of other batches are left out.
 
         Args:
             facts: of each batch element, by the names of the groups.
             names: the groups of these names.
         """
-        for writer, of_groups in zip(self._writers, facts):
-            writer.rename({repr(group): name for name, group in names.items()})
-            writer.finish(of_groups, model=model)
+        count = len(facts)
+        for (batch, b), writer in self._writers.items():
+            if batch == count:
+                writer.rename({repr(group): name for name, group in names.items()})
+                writer.finish(facts[b], model=model)
         self._writing.close()
-        for b in range(len(facts)):
-            if self._place(b, len(facts)).exists():
-                shutil.copymode(self._place(b, len(facts)), self._part(b))
-            self._part(b).replace(self._place(b, len(facts)))
-        return self._loaded(len(facts))
+        for b in range(count):
+            part, place = self._part(count, b), self._place(b, count)
+            if place.exists():
+                shutil.copymode(place, part)
+            part.replace(place)
+        return self._loaded(count)
 
     def saved(self, recordings: list[Recording[Any]]) -> list[Recording[Any]]:
         """Writes recordings that were finished in memory."""
@@ -92,8 +103,8 @@ class Files:
     def _loaded(self, count: int) -> list[Recording[Any]]:
         return [Recording.load(self._place(b, count)) for b in range(count)]
 
-    def _part(self, b: int) -> Path:
-        return Path(self._folder.name) / f"{b}.safetensors"
+    def _part(self, batch: int, b: int) -> Path:
+        return Path(self._folder.name) / f"{batch}-{b}.safetensors"
 
     def _place(self, b: int, count: int) -> Path:
         name = self._path.with_suffix(".safetensors")

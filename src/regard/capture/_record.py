@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from regard._base.errors import RecordingError
+from regard._base.errors import RecordingError, ShapeError
 from regard._operator import watching
 from regard._operator.attention import torch_call
 from regard._operator.torch_calls import Running, TorchAttention
@@ -101,13 +101,37 @@ def record(
     Source: docs/recording.md.
     """
 
+    lists = None if tokens is None else _lists(tokens)
+
     def describe(group: str, taken: Taken, b: int) -> Described:
-        if tokens is None or not taken.is_main:
+        if lists is None or not taken.is_main:
             return Described()
-        return Described(tokens if isinstance(tokens[0], str) else tokens[b])
+        if len(lists) not in (1, taken.batch):
+            raise ShapeError(
+                f"record: tokens of {len(lists)} texts are given, and the batch has {taken.batch}."
+            )
+        return Described(lists[b if len(lists) > 1 else 0])
 
     with recording_of(describe, layers, heads, values, path, _torch_followed) as recording:
         yield recording
+
+
+def _lists(tokens: Any) -> list[list[str]]:
+    """The tokens of each text."""
+    given = list(tokens) if _is_several(tokens) else []
+    if given and all(isinstance(text, str) for text in given):
+        return [given]
+    lists: list[list[Any]] = [list(part) if _is_several(part) else [None] for part in given]
+    if not lists or not all(isinstance(text, str) for part in lists for text in part):
+        raise TypeError(
+            "record: tokens are texts, one str for each token, or for a batch a list of them for "
+            "each text; leave them out to have numbers."
+        )
+    return lists
+
+
+def _is_several(x: Any) -> bool:
+    return isinstance(x, Iterable) and not isinstance(x, str)
 
 
 @contextlib.contextmanager
@@ -174,21 +198,25 @@ def model_followed(model: Module, roots: Sequence[Module], recorder: Recorder) -
         roots: it, and the modules of it that are called by themselves.
     """
     names, numbered = {id(module): name for name, module in model.named_modules()}, places(model)
-    depth = 0
+    depth, thread = 0, threading.get_ident()
 
     def take(query: Any, key: Any, value: Any, options: dict[str, Any]) -> None:
-        module = watching.modules.get(threading.get_ident())
-        recorder.take(names.get(id(module), ""), numbered, query, key, value, options)
+        name = names.get(id(watching.modules.get(threading.get_ident())))
+        if name is not None:  # another model's is none of it
+            recorder.take(name, numbered, query, key, value, options)
 
     def enter(module: Module, args: Any) -> None:
         nonlocal depth
+        if threading.get_ident() != thread:
+            return
         if depth == 0:
             recorder.begin_pass()
         depth += 1
 
     def leave(module: Module, args: Any, output: Any) -> None:
         nonlocal depth
-        depth -= 1
+        if threading.get_ident() == thread:
+            depth -= 1
 
     hooks = []
     for root in roots:

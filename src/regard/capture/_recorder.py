@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import warnings
 from collections import Counter
@@ -40,8 +41,8 @@ class Recorder:
         values: bool = False,
         path: str | Path | None = None,
     ) -> None:
-        self._layers, self._heads, self._values = _numbers("layers", layers), heads, values
-        _numbers("heads", heads)
+        self._layers, self._heads = _numbers("layers", layers), _numbers("heads", heads)
+        self._values = values
         self._files = None if path is None else Files(path)
         self._thread = threading.get_ident()
         self._taken: dict[tuple[str, int], Taken] = {}
@@ -63,13 +64,13 @@ class Recorder:
         options: dict[str, Any],
     ) -> None:
         """Takes a call of attention in the module of that name, where it is wanted."""
-        if threading.get_ident() != self._thread:
+        if threading.get_ident() != self._thread or is_in_backward():
             return
         occurrence = self._occurrences[name]
         self._occurrences[name] += 1
         pattern, number = places.get(name, ("", len(self._taken)))
-        if occurrence and "*" not in pattern:  # one module is all the layers, as in ALBERT
-            number = occurrence
+        if occurrence and sum(own == pattern for own, _ in places.values()) == 1:
+            number = occurrence  # one module is all the layers, as in ALBERT
         elif occurrence:
             pattern = f"{pattern} {occurrence + 1}"
         if (known := self._taken.get((name, occurrence))) is not None:
@@ -90,12 +91,13 @@ class Recorder:
         taken = Taken(name, pattern, number, call, rows, self._heads_of(call))
         taken.spans = self._spans(taken, rows)
         self._taken[name, occurrence] = taken
+        to_disk = self._files is not None and not self._files.was_read
         for b in range(taken.batch):
-            if self._files is None:
-                taken.firsts.append(taken.first(call, b, copied, self._values))
+            layer = taken.first(call, b, _same if to_disk else copied, self._values)
+            if self._files is not None and to_disk:
+                self._files.add(layer, taken, b)
             else:
-                layer = taken.first(call, b, lambda x: x, self._values)
-                self._files.add(layer, taken.group, b)
+                taken.firsts.append(layer)
 
     def _rows_of(self, call: Call, options: dict[str, Any]) -> list[Rows]:
         """What the queries see, found once for layers that are given the same arrays."""
@@ -214,17 +216,30 @@ def _rank(taken: Taken) -> tuple[bool, bool]:
     return not taken.is_cross, is_causal or bool(taken.later)
 
 
+def _same(x: Any) -> Any:
+    return x
+
+
 def _identity(x: Any) -> Any:
     if isinstance(x, (bool, int, float)):
         return x
-    return tuple(_identity(part) for part in x) if isinstance(x, tuple) else id(x)
+    if isinstance(x, tuple):
+        return tuple(_identity(part) for part in x)
+    return id(x), (0 if not is_tensor(x) or x.is_inference() else x._version)
 
 
 def _numbers(name: str, given: Any) -> frozenset[int] | None:
     if given is None:
         return None
-    if isinstance(given, (str, int)) or not all(type(n) is int and n >= 0 for n in given):
+    numbers = None if isinstance(given, (str, int)) else frozenset(given)
+    if numbers is None or not all(type(n) is int and n >= 0 for n in numbers):
         raise TypeError(f"record: {name} is {given!r}; numbers from 0 on are needed, as in [3, 5].")
-    if not given:
+    if not numbers:
         raise ValueError(f"record: {name} are none; leave them out to record all.")
-    return frozenset(given)
+    return numbers
+
+
+def is_in_backward() -> bool:
+    """Whether torch computes gradients, where checkpoints compute once more."""
+    torch = sys.modules.get("torch")
+    return torch is not None and torch._C._current_graph_task_id() != -1

@@ -40,6 +40,7 @@ class Part(NamedTuple):
     query: Any  # (B, H, Lq, D)
     key: Any  # (B, H, Lq, D), or of no keys in cross-attention
     value: Any
+    bias: Any  # (B or 1, Hq or 1, Lq or 1, keys of the cache), or None
 
 
 class Taken:
@@ -66,10 +67,10 @@ class Taken:
         self.name, self.pattern, self.number, self.heads = name, pattern, number, heads
         self.is_cross = bool(CROSS.search(name)) or Lq > Lk
         self.first_queries = self.queries = Lq
-        self.first_keys = self.keys = Lk if self.is_cross else max(1, min(Lk, rows[0].start + Lq))
+        last = Lk if self.is_cross else min(Lk, max(one.start for one in rows) + Lq)
+        self.first_keys = self.keys = max(1, last)
         self.batch = call.sizes[0]
         self.is_main = False
-        self.has_bias = call.bias is not None
         self.spans: list[tuple[Span, Span]] = []
         self.calls: list[tuple[list[Rows], int]] = [(rows, 0)]
         self.firsts: list[Layer[Any]] = []
@@ -97,11 +98,11 @@ class Taken:
         every = call.options_of(b)
         uncut = (high - low, stop - start) == call.sizes[3:] and heads.numbers is None
         if uncut and {"mask", "segments", "intervals"}.isdisjoint(every):
-            options = every
+            options = {name: _kept(x, keep) for name, x in every.items()}
         else:
             options = self._options(every, self._visible(b), call.query)
             if "bias" in every:
-                whole = every["bias"]
+                whole = every["bias"].detach() if is_tensor(every["bias"]) else every["bias"]
                 whole = whole[heads.own] if len(whole) > 1 else whole
                 whole = whole[:, queries] if whole.shape[1] > 1 else whole
                 options["bias"] = keep(whole[..., keys] if whole.shape[2] > 1 else whole)
@@ -119,14 +120,14 @@ class Taken:
         Lq, Lk = call.sizes[3:]
         if call.sizes[0] != self.batch or not is_tensor(call.query):
             raise self._no_step("its batch is another")
-        if self.has_bias or call.bias is not None:
-            raise self._no_step("a bias is added to its scores, which is recorded of one pass only")
         if self.is_cross:
-            if Lk != self.first_keys:
-                raise self._no_step(f"it has {Lk} keys, and had {self.first_keys}")
+            if Lk != self.first_keys or not bool((call.key[:, :, -1] == self._last_key).all()):
+                raise self._no_step("it attends to other keys")
             new, offset = slice(0, 0), 0
         else:
             start = rows[0].start
+            if any(one.start != start for one in rows):
+                raise self._no_step("its texts go on at different places")
             new, offset = slice(start, start + Lq), self.keys - start
             if start < 1 or offset < 0 or start + Lq > Lk:
                 raise self._no_step("its queries are not the next ones")
@@ -138,7 +139,8 @@ class Taken:
         self.calls.append((rows, offset))
         value = None if call.value is None else copied(call.value[:, self.heads.shared, new])
         query, key = call.query[:, self.heads.own], call.key[:, self.heads.shared, new]
-        self.later.append(Part(copied(query), copied(key), value))
+        bias = None if call.bias is None else copied(call.bias.detach())
+        self.later.append(Part(copied(query), copied(key), value, bias))
 
     def _no_step(self, reason: str) -> RecordingError:
         return RecordingError(
@@ -159,11 +161,35 @@ class Taken:
             return torch.cat([_tensor(start).to(parts[0]), *parts], 1)
 
         query, key = whole(first.query, "query"), whole(first.key, "key")
+        options = self._options(first.options, self._visible(b), query)
+        if "bias" in first.options or any(part.bias is not None for part in self.later):
+            options["bias"] = self._bias(first, b, key.shape[1]).to(query)
         return Layer(
             query, key, None if first.value is None else whole(first.value, "value"),
-            name=first.name, number=first.number, head_numbers=first.head_numbers,
-            **self._options(first.options, self._visible(b), query),
+            name=first.name, number=first.number, head_numbers=first.head_numbers, **options,
         )  # fmt: skip
+
+    def _bias(self, first: Layer[Any], b: int, count: int) -> Any:
+        """``(Hq, Lq, Lk)``: what all calls add to the scores of kept keys."""
+        import torch
+
+        place = np.concatenate(([0], np.cumsum(self.kept(b))))
+        known, Lq = first.options.get("bias"), first.query.shape[1]
+        rows = torch.zeros(first.heads, Lq, count)
+        if known is not None:
+            rows[..., : first.key.shape[1]] = _tensor(known)
+        parts = [rows]
+        for part, (_, offset) in zip(self.later, self.calls[1:]):
+            rows = torch.zeros(first.heads, part.query.shape[2], count)
+            if part.bias is not None:
+                own = part.bias[b if len(part.bias) > 1 else 0]
+                own = own[self.heads.own] if len(own) > 1 else own
+                there = min(own.shape[-1], self.keys - offset)
+                columns = np.arange(offset, offset + there)
+                columns = columns[self.kept(b)[columns]]
+                rows[..., place[columns]] = own[..., columns - offset].to(rows)
+            parts.append(rows)
+        return torch.cat(parts, 1)
 
     def kept(self, b: int) -> np.ndarray:
         """Bool, one for each key of all calls: no padding of the first."""
@@ -231,6 +257,15 @@ def _texts(what: str, given: Sequence[str] | None, count: int, name: str) -> lis
             "text for each is needed. Without them, they are numbered."
         )
     return list(given)
+
+
+def _kept(x: Any, keep: Any) -> Any:
+    """An option of a layer: arrays kept as the layer's others are."""
+    if isinstance(x, tuple):
+        return tuple(_kept(part, keep) for part in x)
+    if is_tensor(x):
+        return keep(x.detach())
+    return keep(x) if isinstance(x, np.ndarray) else x
 
 
 def copied(x: Any) -> Any:

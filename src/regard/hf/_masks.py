@@ -103,6 +103,8 @@ class Content:
         self._bools: Tensor | None = None
         self._additive: Tensor | None = None
         self._options: dict[int, Options] = {}
+        self._version = 0
+        self.was_written = False  # by a model, which then means its numbers
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -139,10 +141,15 @@ class Content:
         """Eager's mask: 0 where a query sees a key, else the least number of the dtype."""
         if self._additive is None or self._additive.dtype != dtype:
             self._additive = additive(self.bools(), dtype)
+            self._version = _version(self._additive)
         return self._additive
 
     def options(self, keys: int) -> Options:
         """The options of ``regard.attention`` that show it, of the first ``keys`` keys."""
+        if self._additive is not None and (
+            self.was_written or _version(self._additive) != self._version
+        ):
+            return options_of(self._additive[..., :keys], self.sizes[1], keys)
         if keys not in self._options:
             self._options[keys] = self._found(keys)
         return self._options[keys]
@@ -157,11 +164,13 @@ class Content:
             found = None if B * Lq * Lk <= SMALL else self._read()
         except _visible.UnreadableError:
             found = None
+        if found is not None and self.use_vmap and not self._is_seen(found):
+            found = None
         if found is None and (found := self._scanned()) is None:
             return options | {"mask": self.bools()[..., :keys]}
         if Lq == 1 and found.keys is None and bool((found.last - found.first >= keys).all()):
             return options
-        ends = (x.clamp(max=keys).expand(-1, Lq).contiguous() for x in (found.first, found.last))
+        ends = (x.clamp(0, keys).expand(-1, Lq).contiguous() for x in (found.first, found.last))
         options["intervals"] = tuple(ends)
         if found.keys is not None:
             options["mask"] = found.keys[:, None, None, :keys]
@@ -193,6 +202,19 @@ class Content:
         batch = torch.arange(this.batch, device=this.device)
         return _visible.read(function, batch, queries, this.keys, this.key_offset)
 
+    def _is_seen(self, found: _visible.Visible) -> bool:
+        """Whether some rows are as they are evaluated: a function may need ``torch.vmap``."""
+        Lq, Lk = self.sizes[1:]
+        j = torch.arange(Lk, device=self._evaluate.device)
+        for row in {0, Lq // 3, Lq // 2, Lq - 1}:
+            first, last = (x[:, min(row, x.shape[1] - 1), None] for x in found[:2])
+            seen = (first <= j) & (j < last)
+            seen = seen if found.keys is None else seen & found.keys
+            evaluated = self._evaluate.rows(row, 1)
+            if not bool((evaluated == seen[:, None, None]).all()):
+                return False
+        return True
+
     def _scanned(self) -> _visible.Visible | None:
         """The intervals found by evaluating bands of rows; None where there are none."""
         B, Lq, Lk = self.sizes
@@ -211,6 +233,11 @@ class Content:
             firsts.append(first)
             lasts.append(last)
         return _visible.Visible(torch.cat(firsts, 1), torch.cat(lasts, 1))
+
+
+def _version(x: Tensor) -> int:
+    """How often a tensor was written to, where torch counts."""
+    return 0 if x.is_inference() else x._version
 
 
 def additive(bools: Tensor, dtype: torch.dtype) -> Tensor:
@@ -263,11 +290,23 @@ class Mask(Tensor):
         kwargs = kwargs or {}
         if (kept := _kept(func, args, kwargs)) is not None:
             return kept
-        args, kwargs = torch.utils._pytree.tree_map_only(Mask, Mask.numbers, (args, kwargs))
-        return func(*args, **kwargs)
+        written = args[0] if func._schema.is_mutable and args else None
+        plain, kwargs = torch.utils._pytree.tree_map_only(Mask, Mask.numbers, (args, kwargs))
+        found = func(*plain, **kwargs)
+        if isinstance(written, Mask):
+            written.content.was_written = True
+            return written
+        if func.is_view and isinstance(
+            args[0], Mask
+        ):  # which may be written to, and torch does not count that below
+            args[0].content.was_written = True
+        return found
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self.numbers().__reduce_ex__(protocol)
+
+    def __dlpack__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.numbers().__dlpack__(*args, **kwargs)
 
     def __deepcopy__(self, memo: Any) -> Tensor:
         return self.numbers().clone()
@@ -298,8 +337,9 @@ def _kept(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Mask | No
     return None
 
 
-# The last mask of numbers that was looked at, for the next layer: it, its place in memory, options.
-_seen: tuple[weakref.ref[Tensor], tuple[Any, ...], Options] | None = None
+# The last mask of numbers that was looked at, for the next layer: it, its place in memory, and what
+# it hides; None where it is a bias.
+_seen: tuple[weakref.ref[Tensor], tuple[Any, ...], Tensor | None] | None = None
 
 
 def options_of(mask: Tensor | None, queries: int, keys: int) -> Options:
@@ -330,8 +370,9 @@ def options_of(mask: Tensor | None, queries: int, keys: int) -> Options:
     version = -1 if mask.is_inference() else mask._version
     place = (version, mask.data_ptr(), mask.shape, mask.stride(), mask.dtype)
     owner = mask if mask._base is None else mask._base
-    if version >= 0 and _seen is not None and _seen[0]() is owner and _seen[1] == place:
-        return _seen[2]
+    seen = _seen
+    if version >= 0 and seen is not None and seen[0]() is owner and seen[1] == place:
+        return {"bias": mask} if seen[2] is None else {"mask": seen[2]}
     options = mask_or_bias(mask)
-    _seen = weakref.ref(owner), place, options
+    _seen = weakref.ref(owner), place, options.get("mask")
     return options

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from regard._base.errors import UnsupportedError
 from regard.capture._record import model_followed, recording_of
@@ -50,31 +51,34 @@ def record(
 
     Source: docs/huggingface.md.
     """
-    inputs = Inputs(model, tokenizer)
-    following = functools.partial(model_followed, model, inputs.roots)
-    name = getattr(model.config, "_name_or_path", "") or type(model).__name__
-    with (
-        _on_regard(model),
-        recording_of(inputs.describe, layers, heads, values, path, following, name) as recording,
-        inputs.noted(),
-    ):
-        yield recording
+    with _on_regard(model):
+        inputs = Inputs(model, tokenizer)
+        following = functools.partial(model_followed, model, inputs.roots)
+        name = getattr(model.config, "_name_or_path", "") or type(model).__name__
+        choice = layers, heads, values, path
+        with recording_of(inputs.describe, *choice, following, name) as recording, inputs.noted():
+            yield recording
 
 
 @contextlib.contextmanager
 def _on_regard(model: Any) -> Iterator[None]:
     """The model on regard, and again on what it was."""
+    if not isinstance(model, PreTrainedModel):
+        raise TypeError(
+            f"record: {type(model).__name__} is no model of transformers; regard.record takes "
+            "other models of torch."
+        )
     before = {id(m): m.config._attn_implementation for m in _models(model)}
     if set(before.values()) == {"regard"}:
         yield
         return
-    model.set_attn_implementation("regard")
-    if model.config._attn_implementation != "regard":
-        raise UnsupportedError(
-            f"record: {type(model).__name__} does not let its attention be chosen; "
-            "regard.hf.check(model) tells which of its layers compute their own."
-        )
     try:
+        model.set_attn_implementation("regard")
+        if model.config._attn_implementation != "regard":
+            raise UnsupportedError(
+                f"record: {type(model).__name__} does not let its attention be chosen; "
+                "regard.hf.check(model) tells which of its layers compute their own."
+            )
         yield
     finally:
         for one in _models(model):
@@ -82,6 +86,4 @@ def _on_regard(model: Any) -> Iterator[None]:
 
 
 def _models(model: Any) -> list[Any]:
-    from transformers import PreTrainedModel
-
     return [module for module in model.modules() if isinstance(module, PreTrainedModel)]

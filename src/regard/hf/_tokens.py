@@ -6,6 +6,7 @@ import contextlib
 import inspect
 import math
 from collections.abc import Iterator
+from threading import get_ident
 from typing import Any
 
 from torch import Tensor
@@ -35,19 +36,21 @@ class Inputs:
     @property
     def roots(self) -> list[Module]:
         """The model, and the modules of it that are called by themselves."""
-        return [*self._modules.values()]
+        base = getattr(self._modules[""], "base_model", None)
+        return [*self._modules.values()] + ([base] if isinstance(base, Module) else [])
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
         """Notes them as the model is called."""
-        names = {id(module): name for name, module in self._modules.items()}
+        names, thread = {id(module): name for name, module in self._modules.items()}, get_ident()
         model = self._modules[""]
         seeing = [module for module in model.modules() if _takes_pictures(module)]
         with contextlib.ExitStack() as stack:
             for module in {id(x): x for x in (*self._modules.values(), *seeing)}.values():
 
                 def note(module: Module, args: Any, kwargs: Any) -> None:
-                    self._note(names.get(id(module)), module, args, kwargs)
+                    if get_ident() == thread:
+                        self._note(names.get(id(module)), module, args, kwargs)
 
                 hook = module.register_forward_pre_hook(note, with_kwargs=True)
                 stack.callback(hook.remove)

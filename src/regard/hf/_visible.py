@@ -352,9 +352,9 @@ def _within(found: Visible, among: Among) -> Visible:
     begin, end = first.clamp(0, count - 1), (last - 1).clamp(0, count - 1)
     broken = (runs.gather(-1, begin) != runs.gather(-1, end)) & (first < last)
     shift = rise.gather(-1, begin)
-    if low is not None:
-        first = torch.maximum(first, low - shift)
+    if low is not None:  # what is broken stays as it is: unknown, and not empty
+        first = torch.where(broken, first, torch.maximum(first, low - shift))
     if high is not None:
-        last = torch.minimum(last, high - shift)
+        last = torch.where(broken, last, torch.minimum(last, high - shift))
     unknown = _both(found.unknown, broken, torch.logical_or)
     return found._replace(first=first, last=last, unknown=unknown)

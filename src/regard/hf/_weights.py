@@ -86,6 +86,21 @@ class Attentions(Tensor):
         """The whole matrix as lists of floats."""
         return self.numbers().tolist()
 
+    def __dlpack__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.numbers().__dlpack__(*args, **kwargs)
+
+    def share_memory_(self) -> Tensor:
+        """The whole matrix in shared memory."""
+        return self.numbers().share_memory_()
+
+    def untyped_storage(self) -> torch.UntypedStorage:
+        """The memory of the whole matrix."""
+        return self.numbers().untyped_storage()
+
+    def data_ptr(self) -> int:
+        """The address of the whole matrix."""
+        return self.numbers().data_ptr()
+
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         array = self.numpy(force=True)
         return array if dtype is None else array.astype(dtype)
