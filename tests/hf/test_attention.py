@@ -145,6 +145,10 @@ def test_what_models_say_by_keywords():
         ({"sinks": of_queries}, {"extra": of_queries}),
         ({"sinks": of_queries, "is_causal": True}, {"extra": of_queries, "hidden": later}),
         ({"sinks": of_queries, "scaling": 0.3}, {"extra": of_queries, "scale": 0.3}),
+        (
+            {"sinks": of_queries, "position_bias": bias[..., :1]},
+            {"extra": of_queries, "bias": bias[..., :1]},
+        ),
     ):
         torch.testing.assert_close(computed(**given), plain(**expected), **close)
     module = torch.nn.Module()

@@ -331,6 +331,15 @@ def test_the_command_line_reads_with_a_model_of_transformers(folder, capsys):
             assert "6 layers of 12 heads" in out
 
 
+def test_a_damaged_model_is_named(folder, tmp_path):
+    import shutil
+
+    shutil.copytree(folder, tmp_path / "m", ignore=shutil.ignore_patterns("*.safetensors"))
+    (tmp_path / "m" / "model.safetensors").write_bytes(b"x" * 99)
+    with pytest.raises(ValueError, match="transformers cannot load it"):
+        regard.hf.load(tmp_path / "m")
+
+
 def test_a_name_that_the_hub_does_not_give(monkeypatch):
     def unreachable(name, **_):
         raise OSError("We couldn't connect to the hub.\nMore.")

@@ -104,6 +104,10 @@ def test_the_modules_of_a_model_are_replaced_and_put_back(encoder, calls):
         assert len(calls) == 4
         assert replaced.replaced["layers.1.self_attn"] == 1
         encoder.load_state_dict(encoder.state_dict())
+        assert regard.nn.replace(encoder).replaced == {
+            "layers.0.self_attn": 0,
+            "layers.1.self_attn": 0,
+        }
         replaced.undo()
         assert type(encoder.layers[0].self_attn) is nn.MultiheadAttention
         assert torch.equal(encoder(X), expected)

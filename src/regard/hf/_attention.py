@@ -193,9 +193,11 @@ def _with_sinks(
     options = dict(options)
     bools = visible_bools(options, query, Lk)
     if bools is not None:
+        bools = bools.expand(*bools.shape[:-1], Lk)
         options["mask"] = functional.pad(bools, (0, n), value=True)
     if "bias" in options:
-        options["bias"] = functional.pad(options["bias"], (0, n))
+        bias = options["bias"].expand(*options["bias"].shape[:-1], Lk)
+        options["bias"] = functional.pad(bias, (0, n))
     options.setdefault("scale", scale)
     return (
         torch.cat(longer, 2),

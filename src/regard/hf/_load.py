@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors import SafetensorError
 from torch import Tensor
 
 from regard.hf._record import record
@@ -111,7 +112,7 @@ def _told(name: str | Path) -> Iterator[None]:
     """The errors of loading, in a sentence each."""
     try:
         yield
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
         reason = str(error).strip().partition("\n")[0]
         if Path(name).is_dir():
             raise ValueError(f"{name}: transformers cannot load it: {reason}") from error

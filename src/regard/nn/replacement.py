@@ -117,7 +117,9 @@ def replace(model: Module) -> Replaced:
                 value = getattr(module, attribute)
                 undone.append(functools.partial(setattr, module, attribute, value))
                 setattr(module, attribute, type(value)(0))
-        if _calls_operator(type(module)):
+        if "_regard_replaced" in vars(module):  # by an earlier call, which puts it back
+            report.replaced[name] = 0
+        elif _calls_operator(type(module)):
             kind: Any = type(module)
             undone.append(functools.partial(setattr, module, "__class__", kind))
             module.__class__ = _computed_by_regard(kind)
