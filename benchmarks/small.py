@@ -3,10 +3,9 @@
     python benchmarks/small.py [--threads N] [--dtype float32 bfloat16] [--quick] [--json FILE]
 
 What is measured is how long Python takes around the kernels: a model calls them once a layer. The
-cache grows by one key a step; the time is that of a step. Its window is said by a mask that is made
-anew in every step, or by intervals; and a cache of a fixed size, of which a step has filled a part,
-by its causal order and ``query_start``. torch gets the same as a mask. Masks and intervals are made
-beforehand.
+cache grows by one key a step; the time is that of a step. A window is said by another mask in every
+step, or by intervals; what of a cache of fixed size is filled, by causal order and ``query_start``.
+torch gets the same as a mask. Masks and intervals are made beforehand.
 """
 
 import common
