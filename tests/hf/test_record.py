@@ -60,7 +60,7 @@ def test_an_encoder_loses_its_padding_at_the_end():
 
 @pytest.mark.parametrize("to_disk", [False, True])
 @pytest.mark.parametrize("cache", [None, "static"])
-@pytest.mark.parametrize("kind", ["llama", "mistral"])
+@pytest.mark.parametrize("kind", ["llama", "mistral", "gpt_oss"])
 def test_a_generation_is_one_recording(kind, cache, to_disk, tmp_path):
     found, settings = model(kind), {"max_new_tokens": 12, "do_sample": False}
     path = tmp_path / "run.safetensors" if to_disk else None

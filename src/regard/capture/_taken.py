@@ -240,7 +240,10 @@ class Taken:
         options = {name: given[name] for name in NUMBERS if name in given}
         if "sinks" in given:
             whole = len(given["sinks"]) != len(self.heads.numbers or given["sinks"])
-            options["sinks"] = given["sinks"][self.heads.own] if whole else given["sinks"]
+            sinks = given["sinks"][self.heads.own] if whole else given["sinks"]
+            options["sinks"] = (
+                copied(_tensor(sinks).detach().to(like)) if is_tensor(like) else sinks
+            )
         if "mask" in visible and len(visible["mask"]) > 1:
             visible["mask"] = visible["mask"][self.heads.own]
         if is_tensor(like):
