@@ -99,7 +99,7 @@ def test_packed_documents_are_as_if_computed_alone():
     packed = regard.attention(q, k, v, causal=True, segments=[7] * 4 + [3] * 6)
     first = regard.attention(q[:, :4], k[:, :4], v[:, :4], causal=True)
     second = regard.attention(q[:, 4:], k[:, 4:], v[:, 4:], causal=True)
-    np.testing.assert_allclose(packed, np.concatenate([first, second], 1), rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(packed, np.concatenate([first, second], 1), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("leading", [(), (2,), (3, 2), (2, 1, 3)])
