@@ -2,6 +2,7 @@
 
 import functools
 
+import pytest
 import torch
 import transformers as T
 
@@ -56,6 +57,8 @@ def model(kind, implementation="regard"):
     """A model of that kind, the same one each time."""
     found = _made(kind)
     found.set_attn_implementation(implementation)
+    if kind == "t5" and T.__version__.startswith("5.10."):
+        pytest.skip("T5 has an attention of its own in the oldest transformers that is tested")
     return found
 
 

@@ -118,3 +118,10 @@ def test_every_python_of_the_classifiers_is_tested_and_has_wheels():
     assert jobs["pythons"]["strategy"]["matrix"]["python"] == pythons
     tool = tomllib.loads(read("pyproject.toml"))["tool"]["cibuildwheel"]
     assert tool["build"].split() == [f"cp{version.replace('.', '')}-*" for version in pythons]
+
+
+def test_both_ends_of_the_tested_versions_of_transformers_are_tested():
+    hf = pytest.importorskip("regard.hf", reason="needs the hf extra", exc_type=ImportError)
+    ends = [f"{major}.{minor}" for major, minor in hf.TESTED]
+    jobs = yaml.safe_load(read(".github/workflows/test.yml"))["jobs"]
+    assert jobs["transformers"]["strategy"]["matrix"]["version"] == ends

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-pytest.importorskip("transformers", reason="needs the hf extra")
+transformers = pytest.importorskip("transformers", reason="needs the hf extra")
 
 import regard.hf
 
@@ -46,6 +46,9 @@ def judged():
 @pytest.mark.parametrize("name", CHOSEN)
 def test_an_architecture_gives_under_regard_what_eager_gives(name, judged):
     found = judged(name)
+    if name == "t5" and transformers.__version__.startswith("5.10."):
+        assert found["status"] == "own attention", found
+        return
     assert found["status"] == "pass", found
     ran = [s for s, r in found["situations"].items() if r["result"] == "pass"]
     assert {"plain", "gradients", "attentions", "switching"} <= {*ran}

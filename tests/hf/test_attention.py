@@ -6,10 +6,12 @@ import types
 import pytest
 import torch
 import transformers
+from transformers import masking_utils
 
 import regard
 import regard.hf
 from models import model, padding, texts
+from regard.hf import _masks
 from regard.hf._attention import _named, _unknown, attention_function
 
 DECODERS = ["llama", "mistral", "gpt_oss", "gemma2", "gpt2"]
@@ -63,6 +65,34 @@ def test_a_chunk_behind_a_static_cache_is_causal():
     torch.testing.assert_close(ours, eager, atol=2e-5, rtol=0)
 
 
+def test_checkpoints_drop_the_same_weights_again():
+    found, ids = model("gpt2").train(), texts()
+    assert found.config.attn_pdrop == 0.1
+
+    def gradients(checkpoints):
+        chosen = "enable" if checkpoints else "disable"
+        checkpointing(found, chosen)
+        found.zero_grad()
+        torch.manual_seed(7)
+        found(ids, labels=ids, use_cache=False).loss.backward()
+        return [x.grad.clone() for x in found.parameters()]
+
+    try:
+        plain, again, other = gradients(False), gradients(True), gradients(False)
+    finally:
+        checkpointing(found, "disable")
+        found.eval().zero_grad()
+    for ours, recomputed, repeated in zip(plain, again, other):
+        assert torch.equal(ours, recomputed)
+        assert torch.equal(ours, repeated)
+
+
+def checkpointing(found, what):
+    """Enables or disables it, by the name that this transformers has for it."""
+    name = f"activation_checkpointing_{what}"
+    getattr(found, name if hasattr(found, name) else f"gradient_checkpointing_{what}")()
+
+
 def test_gradients_are_eagers_and_checkpoints_change_no_bit():
     ids, mask = texts(), padding()
     labels = torch.where(mask.bool(), ids, -100)
@@ -71,14 +101,13 @@ def test_gradients_are_eagers_and_checkpoints_change_no_bit():
     def gradients(name, checkpoints=False):
         found = model("llama", name).train()
         if checkpoints:
-            found.model.gradient_checkpointing = True
-            found.activation_checkpointing_enable()
+            checkpointing(found, "enable")
         try:
             found.zero_grad()
             found(ids, attention_mask=mask, labels=labels, use_cache=False).loss.backward()
             return [x.grad.clone() for x in found.parameters()]
         finally:
-            found.activation_checkpointing_disable()
+            checkpointing(found, "disable")
             found.eval().zero_grad()
 
     plain = gradients("regard")
@@ -172,10 +201,24 @@ def test_selected_keys_and_blocks():
 
 def test_packed_documents_see_themselves_alone():
     q, k, v = Q[:1], numbers(1, 2, 6, 8, seed=1), numbers(1, 2, 6, 8, seed=2)
-    ends = torch.tensor([0, 2, 6])
-    found = computed(q=q, k=k, v=v, cu_seq_lens_q=ends, cu_seq_lens_k=ends)
+    ends = torch.tensor([0, 2, 6], dtype=torch.int32)
+    given = {"q": q, "k": k, "v": v, "cu_seq_lens_q": ends, "cu_seq_lens_k": ends}
     other = torch.block_diag(torch.ones(2, 2), torch.ones(4, 4)) == 0
-    torch.testing.assert_close(found, plain(q, k, v, hidden=other), atol=1e-6, rtol=1e-5)
+    later, near = torch.ones(6, 6).triu(1) > 0, torch.ones(6, 6).tril(-3) > 0
+    windows = masking_utils.sliding_window_causal_mask_function(3)
+    for mask, hidden in (
+        (None, other),
+        (_masks.mask_function(1, 6, 6), other | later),
+        (_masks.mask_function(1, 6, 6, mask_function=windows), other | later | near),
+        (~later[None, None], other | later),
+    ):
+        found = computed(mask, **given)
+        torch.testing.assert_close(found, plain(q, k, v, hidden=hidden), atol=1e-6, rtol=1e-5)
+    few = torch.tensor([0, 3, 6]), torch.tensor([0, 1, 9])
+    found = computed(q=q, k=K[:1], v=V[:1], cu_seq_lens_q=few[0], cu_seq_lens_k=few[1])
+    other = (torch.arange(6)[:, None] < 3) != (torch.arange(9) < 1)
+    right = plain(q, K[:1], V[:1], hidden=other)
+    torch.testing.assert_close(found, right, atol=1e-6, rtol=1e-5)
     with pytest.raises(regard.ShapeError, match="cu_seq_lens end at 6 queries"):
         computed(cu_seq_lens_q=ends, cu_seq_lens_k=ends)
 

@@ -18,6 +18,16 @@ HOLES = LEFT & (torch.arange(L) % 7 != 3)
 PADDINGS = {"none": None, "left": LEFT, "right": RIGHT, "holes": HOLES}
 PLACES = torch.tensor([[*range(10), *range(5), *range(9)]] * B)
 PACKED = M.find_packed_sequence_indices(PLACES)
+
+
+def packed(function):
+    """The function within each of the documents of ``PLACES``, as transformers 5.23 has it."""
+    return M.and_masks(
+        M.packed_sequence_mask_function(PACKED),
+        lambda b, h, q, k: function(b, h, PLACES[b, q], PLACES[b, k]),
+    )
+
+
 BLOCKS = torch.full((B, L), -1)
 BLOCKS[:, 3:7], BLOCKS[1:, 9:14], BLOCKS[2, 20:] = 0, 1, 2
 FUNCTIONS = {
@@ -27,10 +37,8 @@ FUNCTIONS = {
     "two-way window": M.sliding_window_bidirectional_mask_function(3),
     "chunks": M.chunked_causal_mask_function(5, torch.tensor([5, 2, 0])),
     "blocks": M.or_masks(M.causal_mask_function, M.blockwise_overlay(BLOCKS)),
-    "packed": M.packed_sequence_compatibility_function(M.causal_mask_function, PLACES, PACKED),
-    "packed window": M.packed_sequence_compatibility_function(
-        M.sliding_window_causal_mask_function(4), PLACES, PACKED
-    ),
+    "packed": packed(M.causal_mask_function),
+    "packed window": packed(M.sliding_window_causal_mask_function(4)),
     "prefix": M.or_masks(M.causal_mask_function, lambda b, h, q, k: k < 6),
 }
 
@@ -111,7 +119,7 @@ def test_what_no_interval_says_is_evaluated(function, monkeypatch):
 def test_a_union_within_packed_documents(monkeypatch):
     monkeypatch.setattr(_masks, "SMALL", 0)
     both = M.or_masks(M.causal_mask_function, M.sliding_window_causal_mask_function(4))
-    function = M.packed_sequence_compatibility_function(both, PLACES, PACKED)
+    function = packed(both)
     mask, eager = content(function)
     assert torch.equal(shown(mask.options(), L, L), eager == 0)
 

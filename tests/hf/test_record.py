@@ -255,26 +255,37 @@ def test_a_failed_pass_leaves_no_file(tmp_path):
     assert [*tmp_path.iterdir()] == [path]
 
 
-class Pieces:
-    """As much of a tokenizer as texts are made of."""
+def tokenizer_of(kind):
+    """A tokenizer that was trained on a sentence, whose tokens stand for spaces in their own way."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-    def __init__(self, tokens, of_bytes=False):
-        self.tokens = tokens
-        if of_bytes:
-            self.byte_decoder = {}
+    before, after = {
+        "bytes": (pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()),
+        "underlines": (pre_tokenizers.Metaspace(), decoders.Metaspace()),
+    }[kind]
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer, made.decoder = before, after
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+    )
+    made.train_from_iterator(["the cat sat on the mat\n"] * 9, trainer)
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=made)
 
-    def convert_ids_to_tokens(self, ids):
-        return [self.tokens[number] for number in ids]
 
-    def decode(self, ids, **_):
-        return self.tokens[ids[0]].replace("Ġ", " ").replace("Ċ", "\n").replace("Ã", "\ufffd")
-
-
-def test_the_text_of_a_token_has_the_spaces_that_it_stands_for():
-    assert texts_of(Pieces(["▁the", "cat"]), [0, 1, 0]) == [" the", "cat", " the"]
-    assert texts_of(Pieces(["Ġthe", "Ċ", "Ã"], of_bytes=True), [0, 1, 2]) == [" the", "\n", "Ã"]
-    assert texts_of(Pieces(["[CLS]", "##ing"]), [0, 1]) == ["[CLS]", "##ing"]
+@pytest.mark.parametrize("kind", ["bytes", "underlines"])
+def test_the_texts_of_tokens_join_to_the_text(kind):
+    tokenizer, text = tokenizer_of(kind), "the cat sat on\nthe mat"
+    found = texts_of(tokenizer, tokenizer(text)["input_ids"])
+    assert "".join(found).lstrip(" ") == text
+    assert " cat" in found
     assert texts_of(None, [7, 8]) == ["7", "8"]
+
+
+def test_a_byte_that_is_no_text_keeps_its_token():
+    tokenizer = tokenizer_of("bytes")
+    ids = tokenizer("é")["input_ids"]
+    assert len(ids) == 2
+    assert texts_of(tokenizer, ids) == tokenizer.convert_ids_to_tokens(ids)
 
 
 @pytest.fixture(scope="module")

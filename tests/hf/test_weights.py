@@ -42,6 +42,7 @@ def test_old_code_uses_them_as_tensors(attentions):
         lambda a: pickle.loads(pickle.dumps(a[1])) + 0.0,
         lambda a: a[1] * 2.0 + a[0],
         lambda a: torch.from_dlpack(a[1]),
+        lambda a: torch.stack([layer.squeeze(0) for layer in a]),  # BertViz's format_attention
     ):
         eager, ours = compute(attentions["eager"]), compute(attentions["regard"])
         assert type(ours) is torch.Tensor

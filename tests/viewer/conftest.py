@@ -60,14 +60,6 @@ def _chromium():
     return shutil.which("chromium") or shutil.which("chromium-browser")
 
 
-# One process draws all pages, by software: starting another for each page that is opened, and a GPU
-# of software, cost as much again as the page.
-CHEAP = [
-    "--disable-site-isolation-trials", "--renderer-process-limit=1", "--in-process-gpu",
-    "--disable-gpu", "--disable-gpu-rasterization",
-]  # fmt: skip
-
-
 @pytest.fixture(scope="session")
 def browsers():
     """Chromium at a device-pixel ratio, ``browsers(1.25)``: started once for each.
@@ -81,7 +73,6 @@ def browsers():
         def start(device_scale_factor):
             if device_scale_factor not in started:
                 arguments = ["--no-sandbox", f"--force-device-scale-factor={device_scale_factor}"]
-                arguments += CHEAP
                 try:
                     started[device_scale_factor] = playwright.chromium.launch(
                         executable_path=_chromium(), args=arguments

@@ -344,6 +344,11 @@ def test_choosing_a_cell_writes_out_its_arithmetic(show):
     assert "o[it], column 1 = " in page.locator(".regard-arithmetic").text_content()
     outlined = page.locator(".regard-outlines > div").count()
     assert outlined == 8  # q, k, scores, scaled, masked, weights, v, output
+    for key, place in [
+        ("Home", "query 5 .* key 0 "), ("ArrowDown", "query 6 "), ("Shift+ArrowUp", "query 0 "),
+    ]:  # fmt: skip
+        grid.press(key)
+        is_said(page, f"^weights, .* · {place}")
 
 
 def test_long_texts_show_one_query_and_its_strongest_keys(show):

@@ -74,7 +74,11 @@ def attention_function(
     if attention_mask is None and is_causal and Lq > 1:
         options = {"causal": True} if Lq == Lk else {"causal": True, "query_start": 0}
     if cu_seq_lens_q is not None and cu_seq_lens_k is not None:
-        options = _narrowed(options, _documents(cu_seq_lens_q, cu_seq_lens_k, query, key))
+        first, last = _documents(cu_seq_lens_q, cu_seq_lens_k, query, key)
+        if "intervals" in options:
+            before, after = options["intervals"]
+            first, last = torch.maximum(first, before), torch.minimum(last, after)
+        options["intervals"] = first, torch.maximum(first, last)
     if indices is not None:
         options = _narrowed(options, _scattered(indices.unsqueeze(1), Lk))
     if block_indices is not None:
@@ -147,8 +151,10 @@ def _narrowed(options: Options, selected: Tensor) -> Options:
     return options | {"mask": selected if mask is None else mask & selected}
 
 
-def _documents(query_ends: Tensor, key_ends: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    """Packed documents, told by where each begins: none sees another."""
+def _documents(
+    query_ends: Tensor, key_ends: Tensor, query: Tensor, key: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The intervals ``(1, Lq)`` of packed documents, told by where each begins, as is their end."""
     Lq, Lk = query.shape[2], key.shape[2]
     if len(query) != 1 or int(query_ends[-1]) != Lq or int(key_ends[-1]) != Lk:
         raise ShapeError(
@@ -156,11 +162,10 @@ def _documents(query_ends: Tensor, key_ends: Tensor, query: Tensor, key: Tensor)
             f"keys, of a batch of {len(query)} with {Lq} and {Lk}; documents are packed into a "
             "batch of one, all of them. Leave cu_seq_lens out to let them see each other."
         )
-    ids = [
-        torch.searchsorted(ends.to(key.device), torch.arange(n, device=key.device), right=True)
-        for ends, n in ((query_ends, Lq), (key_ends, Lk))
-    ]
-    return (ids[0][:, None] == ids[1])[None, None]
+    query_ends, key_ends = (ends.to(key.device, torch.int64) for ends in (query_ends, key_ends))
+    queries = torch.arange(Lq, device=key.device)
+    document = torch.searchsorted(query_ends, queries, right=True)
+    return key_ends[document - 1][None], key_ends[document][None]
 
 
 def _selected_blocks(module: Any, blocks: Tensor, query: Tensor, key: Tensor) -> Tensor:

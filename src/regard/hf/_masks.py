@@ -17,6 +17,7 @@ from transformers import masking_utils
 from regard._base.torch_state import is_recorded
 from regard.capture import mask_or_bias
 from regard.hf import _visible
+from regard.hf._computed import Computed
 
 aten: Any = torch.ops.aten
 
@@ -246,7 +247,7 @@ def additive(bools: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.where(bools, zero, torch.finfo(dtype).min)
 
 
-class Mask(Tensor):
+class Mask(Computed):
     """A mask ``(B, 1, Lq, Lk)`` whose numbers are computed if a model reads them."""
 
     content: Content
@@ -288,25 +289,20 @@ class Mask(Tensor):
     ) -> Any:
         """Whatever is computed with a mask is computed with its numbers."""
         kwargs = kwargs or {}
-        if (kept := _kept(func, args, kwargs)) is not None:
+        mask = args[0] if args and isinstance(args[0], Mask) else None
+        if mask is not None and (kept := _kept(mask, func, args, kwargs)) is not None:
             return kept
-        written = args[0] if func._schema.is_mutable and args else None
-        plain, kwargs = torch.utils._pytree.tree_map_only(Mask, Mask.numbers, (args, kwargs))
-        found = func(*plain, **kwargs)
-        if isinstance(written, Mask):
-            written.content.was_written = True
-            return written
-        if func.is_view and isinstance(
-            args[0], Mask
-        ):  # which may be written to, and torch does not count that below
-            args[0].content.was_written = True
-        return found
+        args, kwargs = cls.plain((args, kwargs))
+        found = func(*args, **kwargs)
+        if mask is None:
+            return found
+        writes = func._schema.is_mutable
+        if writes or func.is_view:  # torch does not count here what is written into a view
+            mask.content.was_written = True
+        return mask if writes else found
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self.numbers().__reduce_ex__(protocol)
-
-    def __dlpack__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.numbers().__dlpack__(*args, **kwargs)
 
     def __deepcopy__(self, memo: Any) -> Tensor:
         return self.numbers().clone()
@@ -315,11 +311,9 @@ class Mask(Tensor):
         return f"Mask{tuple(self.shape)} {self.dtype}, numbers computed when read"
 
 
-def _kept(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Mask | None:
+def _kept(mask: Mask, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Mask | None:
     """The mask that a cut, a copy or a view of a mask is; None for anything else."""
-    mask, name = args[0], func.overloadpacket
-    if not isinstance(mask, Mask):
-        return None
+    name = func.overloadpacket
     if name in (aten.detach, aten.alias, aten.contiguous):
         return Mask(mask.content, mask.dtype, mask.shape[-1])
     if name is aten._to_copy:

@@ -12,6 +12,7 @@ from torch.nn import Module
 
 from regard._base.torch_state import is_recorded
 from regard._weights.attention_weights import AttentionWeights
+from regard.hf._computed import Computed
 
 _active_collector: Any
 try:  # a private name of transformers
@@ -39,7 +40,7 @@ def _collects(module_name: str) -> bool:
     return hasattr(sys.modules.get(module_name), "capture_outputs")
 
 
-class Attentions(Tensor):
+class Attentions(Computed):
     """The weights ``(B, Hq, Lq, Lk)`` of a layer, a tensor whose numbers are computed when read.
 
     Indexing computes what it gives; everything else computes the whole matrix, once, within the
@@ -78,33 +79,6 @@ class Attentions(Tensor):
             return self.weights[index].to(self.dtype)
         return self.numbers()[index]
 
-    def numpy(self, *, force: bool = False) -> Any:
-        """The whole matrix as a NumPy array."""
-        return self.numbers().numpy(force=force)
-
-    def tolist(self) -> Any:
-        """The whole matrix as lists of floats."""
-        return self.numbers().tolist()
-
-    def __dlpack__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.numbers().__dlpack__(*args, **kwargs)
-
-    def share_memory_(self) -> Tensor:
-        """The whole matrix in shared memory."""
-        return self.numbers().share_memory_()
-
-    def untyped_storage(self) -> torch.UntypedStorage:
-        """The memory of the whole matrix."""
-        return self.numbers().untyped_storage()
-
-    def data_ptr(self) -> int:
-        """The address of the whole matrix."""
-        return self.numbers().data_ptr()
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        array = self.numpy(force=True)
-        return array if dtype is None else array.astype(dtype)
-
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -112,8 +86,7 @@ class Attentions(Tensor):
         """Whatever is computed with them is computed with their numbers."""
         if func.overloadpacket is torch.ops.aten.detach:
             return args[0]
-        tree_map = torch.utils._pytree.tree_map_only
-        args, kwargs = tree_map(Attentions, Attentions.numbers, (args, kwargs or {}))
+        args, kwargs = cls.plain((args, kwargs or {}))
         return func(*args, **kwargs)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
