@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-transformers = pytest.importorskip("transformers", reason="needs the hf extra")
+pytest.importorskip("transformers", reason="needs the hf extra")
+
+import transformers
 
 import regard.hf
 

@@ -256,7 +256,7 @@ def test_a_failed_pass_leaves_no_file(tmp_path):
 
 
 def tokenizer_of(kind):
-    """A tokenizer that was trained on a sentence, whose tokens stand for spaces in their own way."""
+    """A tokenizer that was trained on a sentence, with spaces in one of two ways."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     before, after = {
