@@ -202,7 +202,7 @@ def test_numbers_and_names_of_layers():
                     here.add_module(part, nn.Module())
                 here = getattr(here, part)
             here.add_module(last, nn.Identity())
-        found = places(root)
+        found = places(dict(root.named_modules()))
         return {name: found[name] for name in names}
 
     assert named("h.0.a", "h.3.a") == {"h.0.a": ("h.*.a", 0), "h.3.a": ("h.*.a", 3)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Mapping
 
 from torch.nn import Module
 
@@ -12,15 +13,15 @@ from regard.capture._taken import CROSS
 Place = tuple[str, int]
 
 
-def places(model: Module | None) -> dict[str, Place]:
-    """For each module of a model, by its name, its pattern and its number as a layer.
+def places(modules: Mapping[str, Module]) -> dict[str, Place]:
+    """For each module of a model, by its name in it, its pattern and its number as a layer.
 
     The pattern is the name without numbers; modules of one class and pattern are layers of one
     kind. A layer's number is the one in its name that is another in each, as 5 in
     ``"model.layers.5.self_attn"``; where there is none they are counted.
     """
     kinds: dict[tuple[str, type], list[str]] = defaultdict(list)
-    for name, module in () if model is None else model.named_modules():
+    for name, module in modules.items():
         kinds[re.sub(r"\d+", "*", name), type(module)].append(name)
     found = {}
     for (pattern, _), members in kinds.items():

@@ -17,7 +17,7 @@ from regard._base.errors import RecordingError, ShapeError
 from regard._operator import watching
 from regard._operator.attention import torch_call
 from regard._operator.torch_calls import Running, TorchAttention
-from regard.capture._groups import places
+from regard.capture._groups import Place, places
 from regard.capture._recorder import Describe, Recorder
 from regard.capture._taken import Described, Taken
 from regard.recording import Recording
@@ -167,7 +167,10 @@ def recording_of(
 def _torch_followed(recorder: Recorder) -> Iterator[None]:
     """Hands every call of attention to a recorder, under the name of the module that runs."""
     running = Running(recorder.begin_pass)
-    places_of = functools.lru_cache(places)  # for this block: a model may change after it
+
+    @functools.cache  # for this block: a model may change after it
+    def places_of(model: Module | None) -> dict[str, Place]:
+        return {} if model is None else places(dict(model.named_modules()))
 
     def take(query: Any, key: Any, value: Any, options: dict[str, Any]) -> None:
         recorder.take(running.name, places_of(running.model), query, key, value, options)
@@ -197,13 +200,17 @@ def model_followed(model: Module, roots: Sequence[Module], recorder: Recorder) -
         model: whose modules are named.
         roots: it, and the modules of it that are called by themselves.
     """
-    names, numbered = {id(module): name for name, module in model.named_modules()}, places(model)
+    names = {module: name for name, module in model.named_modules()}
     depth, thread = 0, threading.get_ident()
 
+    @functools.cache
+    def places_of(kind: type[Module]) -> dict[str, Place]:
+        return places({name: module for module, name in names.items() if type(module) is kind})
+
     def take(query: Any, key: Any, value: Any, options: dict[str, Any]) -> None:
-        name = names.get(id(watching.modules.get(threading.get_ident())))
-        if name is not None:  # another model's is none of it
-            recorder.take(name, numbered, query, key, value, options)
+        module = watching.modules.get(threading.get_ident())
+        if module in names:  # another model's is none of it
+            recorder.take(names[module], places_of(type(module)), query, key, value, options)
 
     def enter(module: Module, args: Any) -> None:
         nonlocal depth

@@ -47,7 +47,7 @@ class Recorder:
         self._thread = threading.get_ident()
         self._taken: dict[tuple[str, int], Taken] = {}
         self._occurrences: Counter[str] = Counter()
-        self._rows: dict[Any, tuple[list[Rows], Any]] = {}
+        self._rows: dict[Any, tuple[list[Rows], list[Span], Any]] = {}
 
     def begin_pass(self) -> None:
         """A model is called: the attention of its modules occurs for the first time again."""
@@ -82,14 +82,14 @@ class Recorder:
         call = read_call(*arrays, **given)
         if min(call.sizes) == 0:
             return
-        rows = self._rows_of(call, given)
+        rows, seen = self._rows_of(call, given)
         if known is not None:
             if self._files is not None and not known.firsts:
                 self._files.read_back(self._taken.values())
             known.go_on(call, rows)
             return
         taken = Taken(name, pattern, number, call, rows, self._heads_of(call))
-        taken.spans = self._spans(taken, rows)
+        taken.spans = self._spans(taken, rows, seen)
         self._taken[name, occurrence] = taken
         to_disk = self._files is not None and not self._files.was_read
         for b in range(taken.batch):
@@ -99,14 +99,18 @@ class Recorder:
             else:
                 taken.firsts.append(layer)
 
-    def _rows_of(self, call: Call, options: dict[str, Any]) -> list[Rows]:
-        """What the queries see, found once for layers that are given the same arrays."""
+    def _rows_of(self, call: Call, options: dict[str, Any]) -> tuple[list[Rows], list[Span]]:
+        """What the queries see, and the keys that any sees.
+
+        Found once for layers that are given the same arrays.
+        """
         given = {name: options[name] for name in SEEN if options.get(name) is not None}
         B, _, _, Lq, Lk = call.sizes
         known = (B, Lq, Lk, *((name, _identity(x)) for name, x in given.items()))
         if known not in self._rows:  # which holds the arrays: their identities stay their own
-            self._rows[known] = Rows.of(call), given
-        return self._rows[known][0]
+            rows = Rows.of(call)
+            self._rows[known] = rows, [one.seen() for one in rows], given
+        return self._rows[known][:2]
 
     def _heads_of(self, call: Call) -> Heads:
         if self._heads is None:
@@ -119,10 +123,9 @@ class Recorder:
             )
         return Heads(numbers, [h // (Hq // Hkv) for h in numbers], numbers)
 
-    def _spans(self, taken: Taken, rows: list[Rows]) -> list[tuple[Span, Span]]:
+    def _spans(self, taken: Taken, rows: list[Rows], seen: list[Span]) -> list[tuple[Span, Span]]:
         spans = []
-        for b, one in enumerate(rows):
-            low, high = one.seen()
+        for b, (one, (low, high)) in enumerate(zip(rows, seen)):
             low, high = min(low, taken.first_keys - 1), min(high, taken.first_keys)
             if taken.is_cross:
                 queries = self._query_span(taken, b)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import math
 from collections.abc import Iterator
@@ -44,7 +45,7 @@ class Inputs:
         """Notes them as the model is called."""
         names, thread = {id(module): name for name, module in self._modules.items()}, get_ident()
         model = self._modules[""]
-        seeing = [module for module in model.modules() if _takes_pictures(module)]
+        seeing = [module for module in model.modules() if _takes_pictures(type(module))]
         with contextlib.ExitStack() as stack:
             for module in {id(x): x for x in (*self._modules.values(), *seeing)}.values():
 
@@ -125,8 +126,9 @@ class Inputs:
         return (Grid(before, rows, columns),) if rows * columns and 0 <= before <= 8 else ()
 
 
-def _takes_pictures(module: Module) -> bool:
-    code = getattr(type(module).forward, "__wrapped__", type(module).forward)
+@functools.cache
+def _takes_pictures(kind: type[Module]) -> bool:
+    code = getattr(kind.forward, "__wrapped__", kind.forward)
     return "pixel_values" in inspect.signature(code).parameters
 
 
