@@ -17,7 +17,7 @@ COLOURS = (PAGE / "drawing" / "colours.js").read_text()
 ENTRIES = int(re.search(r"ENTRIES = (\d+)", COLOURS)[1])
 IDLE = ".regard-map[data-idle=true]"
 CELLS = ".regard-map-cells >> nth=0"
-PAPER = (253, 251, 246)
+PAPER = {False: (253, 251, 246), True: (22, 21, 29)}
 
 CANVAS = """(n) => document.querySelectorAll(".regard-map-cells")[n].toDataURL().split(",")[1]"""
 
@@ -212,9 +212,9 @@ def as_numbers(colours):
 
 def assert_pixels(pixels, wanted, colours="RAMP", dark=False):
     """Each pixel has its entry's colour, or that of the entry beside it."""
-    lut = as_numbers(table(colours))
+    lut = as_numbers(table(f"{colours}_DARK" if dark else colours))
     invisible = constant("INVISIBLE")["dark" if dark else "light"]
-    invisible, paper, found = (as_numbers(x) for x in (invisible, PAPER, pixels))
+    invisible, paper, found = (as_numbers(x) for x in (invisible, PAPER[dark], pixels))
     right = found == np.where(wanted == -1, invisible, paper)
     right &= wanted < 0
     for step in (-1, 0, 1):

@@ -11,12 +11,14 @@ from regard._showing.picture import INVISIBLE, RAMP
 from regard.recording import Recording
 from viewer.map_page import (
     ENTRIES,
+    PAPER,
     assert_pixels,
     constant,
     expected_entries,
     log_weights,
     made,
     pooled,
+    table,
 )
 
 LINKS = [(4000, 17), (3999, 2100), (1234, 1233), (2777, 640), (4095, 3001)]
@@ -104,13 +106,13 @@ def test_times_uniform_shifts_each_row_by_what_it_sees(open_map, text):
 
 def test_an_edited_range_moves_the_colours_and_only_then(open_map, text):
     page = open_map(text)
-    page.page.get_by_label("Faintest colour").fill("-3")
+    page.page.get_by_label("Faintest colour").fill("0.1")  # per cent
     page.page.keyboard.press("Enter")
     page.wait()
     view, pixels = page.view(), page.screen(1)
     assert_pixels(pixels, expected_entries(view, pixels.shape, logs_of(text, 0), -3 * TENS, 0))
     assert page.selection()["low"] == "-3"
-    page.page.get_by_role("button", name="fit range").click()
+    page.page.get_by_role("button", name="auto range").click()
     page.wait()
     fitted = {name: float(page.selection()[name]) for name in ("low", "high")}
     logs = logs_of(text, 0) / TENS
@@ -118,7 +120,37 @@ def test_an_edited_range_moves_the_colours_and_only_then(open_map, text):
     assert fitted["low"] == pytest.approx(np.nanquantile(logs, 0.02), abs=0.2)
 
 
-def test_the_dark_theme_keeps_the_ramp_and_darkens_the_invisible(open_map, text):
+def test_few_keys_are_coloured_in_proportion_to_their_weights(open_map):
+    recording = made(40, heads=1)
+    page = open_map(recording)
+    weights = np.exp(logs_of(recording, 0))
+    view, pixels = page.view(), page.screen(1)
+    assert_pixels(pixels, expected_entries(view, pixels.shape, weights, 0, 1))
+    assert page.page.get_by_label("scale").input_value() == "linear"
+    page.page.get_by_role("button", name="auto range").click()
+    page.wait()
+    highest = float(page.selection()["high"])
+    assert highest == pytest.approx(np.nanmax(weights), rel=1e-5)
+    view, pixels = page.view(), page.screen(1)
+    assert_pixels(pixels, expected_entries(view, pixels.shape, weights, 0, highest))
+    page.page.keyboard.press("s")
+    page.wait()
+    assert page.selection()["scale"] == "log"
+    assert "high" not in page.selection()  # of the other scale
+    assert_drawn(page, recording)
+
+
+@pytest.mark.parametrize("name", ["RAMP", "RAMP_DARK"])
+def test_a_stronger_weight_is_further_from_the_paper(name):
+    light = table(name) / 255
+    light = np.where(light <= 0.04045, light / 12.92, ((light + 0.055) / 1.055) ** 2.4)
+    steps = np.diff(light @ [0.2126, 0.7152, 0.0722])
+    assert (steps <= 1e-3).all() if name == "RAMP" else (steps >= -1e-3).all()
+    paper = PAPER[name == "RAMP_DARK"]
+    assert abs(np.subtract(table(name)[0], paper)).max() <= 12
+
+
+def test_the_dark_theme_turns_the_ramp_and_darkens_the_invisible(open_map, text):
     page = open_map(text, color_scheme="dark", hash="L0H0&zoom=9")
     view, pixels = page.view(), page.screen(1)
     wanted = expected_entries(view, pixels.shape, logs_of(text, 0), -5 * TENS, 0)

@@ -1,18 +1,20 @@
 // The selection on the page, and the address that follows it.
 
+import { usualScale } from "../drawing/colours.js";
+
 /** @import { About, LayerFacts, Place } from "./source.js" */
 /** @import { Source } from "./source.js" */
 /** @import { Texts } from "./tokens.js" */
 
 /** @typedef {"map" | "steps"} View */
 /** @typedef {"max" | "mass"} Plane */
-/** @typedef {"weight" | "uniform"} Scale */
+/** @import { Scale } from "../drawing/colours.js" */
 /** @typedef {"to" | "by"} Side */
 /** @typedef {"" | "side" | "difference"} Compare */
 
 /**
  * @typedef {{view: View, recording: number, layer: number, head: number, query: number | null,
- *   key: number | null, plane: Plane, scale: Scale, side: Side, low: number | null,
+ *   key: number | null, plane: Plane, scale: Scale | "", side: Side, low: number | null,
  *   high: number | null, span: number | null, compare: Compare, other: string, x: number | null,
  *   y: number | null, zoom: number | null}} Fields
  */
@@ -37,9 +39,9 @@ const DEFAULTS = {
   query: null, // a position, or none
   key: null,
   plane: "max", // or "mass"
-  scale: "weight", // or "uniform"
+  scale: "", // "linear", "log" or "uniform"; by itself as many keys need it
   side: "to", // what the query attends to; "by": what the key is attended by
-  low: null, // the range of colours, log10, where it was edited
+  low: null, // the range of colours, where it was edited; see Range
   high: null,
   span: null, // the same of a difference: colours reach from −span to span
   compare: "", // "side" or "difference": with
@@ -115,9 +117,10 @@ export class Selection extends EventTarget {
    * @param {{step?: boolean}} [how]
    */
   set(fields, { step = !this.repeats } = {}) {
-    const before = this.#fields();
+    const [before, scale] = [this.#fields(), this.usedScale];
     Object.assign(this, this.#moved(fields), fields);
     this.#mend();
+    if (this.usedScale !== scale) Object.assign(this, { low: null, high: null, ...fields });
     const changed = this.#tell(before);
     if (!this.address || changed.size === 0) return;
     const late = this.#stopTimer();
@@ -161,6 +164,11 @@ export class Selection extends EventTarget {
    */
   get otherWhere() {
     return this.compare ? placeOf(this.about, this.other) : null;
+  }
+
+  // The scale of the colours.
+  get usedScale() {
+    return this.scale || usualScale(this.recordingFacts.tokens);
   }
 
   // `L5H3`.
@@ -240,7 +248,7 @@ const NAMES = /** @type {(keyof Fields)[]} */ (Object.keys(DEFAULTS));
 const CHOICES = {
   view: ["map", "steps"],
   plane: ["max", "mass"],
-  scale: ["weight", "uniform"],
+  scale: ["", "linear", "log", "uniform"],
   side: ["to", "by"],
   compare: ["", "side", "difference"],
 };

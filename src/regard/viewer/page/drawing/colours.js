@@ -2,14 +2,16 @@
 
 /** @typedef {[r: number, g: number, b: number]} Colour */
 
+/** @typedef {"linear" | "log" | "uniform"} Scale */
+
 /**
- * A colour range: log10 at both ends of the ramp.
- * @typedef {{low: number, high: number}} Range
+ * What the ends of the ramp stand for: weights where it is linear, else log10 of them.
+ * @typedef {{low: number, high: number, linear: boolean}} Range
  */
 
 /**
- * The fields of the selection that set the range of colours; null where it was not edited.
- * @typedef {{scale: "weight" | "uniform", low: number | null, high: number | null}} Scaled
+ * What sets the range of colours; null where it was not edited.
+ * @typedef {{usedScale: Scale, low: number | null, high: number | null}} Scaled
  */
 
 /**
@@ -27,6 +29,20 @@ export const RAMP = [
   [30, 28, 50],
 ];
 /**
+ * The same on dark paper: from its colour to a bright one.
+ * @type {Colour[]}
+ */
+export const RAMP_DARK = [
+  [22, 21, 29],
+  [58, 28, 84],
+  [110, 35, 112],
+  [165, 44, 110],
+  [215, 70, 92],
+  [246, 120, 68],
+  [253, 184, 108],
+  [255, 243, 215],
+];
+/**
  * From blue (less) over white (equal) to red (more).
  * @type {Colour[]}
  */
@@ -41,14 +57,30 @@ export const DIVERGING = [
   [186, 40, 50],
   [110, 8, 34],
 ];
+/**
+ * The same on dark paper, over its colour.
+ * @type {Colour[]}
+ */
+export const DIVERGING_DARK = [
+  [180, 214, 255],
+  [106, 168, 236],
+  [52, 112, 188],
+  [34, 62, 108],
+  [27, 26, 35],
+  [108, 44, 46],
+  [176, 70, 60],
+  [236, 122, 96],
+  [255, 204, 182],
+];
 export const ENTRIES = 1024;
 /** @type {Record<"light" | "dark", Colour>} */
 export const INVISIBLE = { light: [226, 226, 230], dark: [44, 43, 54] };
 /**
- * log10 of the default range.
- * @type {Record<"weight" | "uniform", [low: number, high: number]>}
+ * The range that was not edited.
+ * @type {Record<Scale, [low: number, high: number]>}
  */
-export const RANGES = { weight: [-5, 0], uniform: [-2, 2] };
+export const RANGES = { linear: [0, 1], log: [-5, 0], uniform: [-2, 2] };
+export const FEW_KEYS = 100; // from here on weights are small, and their scale is logarithmic
 export const SPAN = 0.5;
 
 /**
@@ -68,8 +100,18 @@ function sampled(stops) {
   return bytes;
 }
 
-const RAMP_BYTES = sampled(RAMP);
-const DIVERGING_BYTES = sampled(DIVERGING);
+const BYTES = {
+  light: { ramp: sampled(RAMP), diverging: sampled(DIVERGING) },
+  dark: { ramp: sampled(RAMP_DARK), diverging: sampled(DIVERGING_DARK) },
+};
+
+/**
+ * @param {boolean} signed
+ * @param {boolean} dark
+ */
+function bytesOf(signed, dark) {
+  return BYTES[dark ? "dark" : "light"][signed ? "diverging" : "ramp"];
+}
 
 /**
  * One pixel of ImageData, read as a little-endian Uint32.
@@ -84,9 +126,10 @@ function packed(r, g, b) {
 /**
  * Uint32Array(ENTRIES) of pixels.
  * @param {boolean} signed
+ * @param {boolean} dark
  */
-export function pixelTable(signed) {
-  const bytes = signed ? DIVERGING_BYTES : RAMP_BYTES;
+export function pixelTable(signed, dark) {
+  const bytes = bytesOf(signed, dark);
   return Uint32Array.from({ length: ENTRIES }, (_, i) =>
     packed(bytes[3 * i], bytes[3 * i + 1], bytes[3 * i + 2]),
   );
@@ -98,14 +141,31 @@ export function invisiblePixel(dark) {
 }
 
 /**
- * {low, high}: log10 at both ends of the ramp.
  * @param {Scaled} selection
  * @returns {Range}
  */
 export function colourRange(selection) {
-  const [low, high] = RANGES[selection.scale];
-  const range = { low: selection.low ?? low, high: selection.high ?? high };
-  return range.high > range.low ? range : { low: range.low, high: range.low + 1 };
+  const [least, most] = RANGES[selection.usedScale];
+  const [low, high] = [selection.low ?? least, selection.high ?? most];
+  return { low, high: high > low ? high : low + 1, linear: selection.usedScale === "linear" };
+}
+
+/**
+ * The range of pictures with no colour bar beside them.
+ * @param {number} keys
+ * @returns {Range}
+ */
+export function usualRange(keys) {
+  const scale = usualScale(keys);
+  return colourRange({ usedScale: scale, low: null, high: null });
+}
+
+/**
+ * @param {number} keys
+ * @returns {Scale}
+ */
+export function usualScale(keys) {
+  return keys < FEW_KEYS ? "linear" : "log";
 }
 
 /**
@@ -128,23 +188,33 @@ export function entryOf(value, low, high) {
 }
 
 /**
- * The colour of ln(weight) in a range of log10; NaN is masked.
+ * The entry of ln(weight).
+ * @param {number} logWeight
+ * @param {Range} range
+ */
+export function weightEntry(logWeight, { low, high, linear }) {
+  return entryOf(linear ? Math.exp(logWeight) : logWeight / Math.LN10, low, high);
+}
+
+/**
+ * The colour of ln(weight); NaN is masked.
  * @param {number} logWeight
  * @param {Range} range
  * @param {boolean} dark
  */
-export function weightColour(logWeight, { low, high }, dark) {
+export function weightColour(logWeight, range, dark) {
   if (Number.isNaN(logWeight)) return INVISIBLE[dark ? "dark" : "light"];
-  return colourAt(RAMP_BYTES, entryOf(logWeight / Math.LN10, low, high));
+  return colourAt(bytesOf(false, dark), weightEntry(logWeight, range));
 }
 
 /**
  * The colour of a number between −span and span.
  * @param {number} value
  * @param {number} span
+ * @param {boolean} dark
  */
-export function signedColour(value, span) {
-  return colourAt(DIVERGING_BYTES, entryOf(value, -span, span));
+export function signedColour(value, span, dark) {
+  return colourAt(bytesOf(true, dark), entryOf(value, -span, span));
 }
 
 /**

@@ -4,6 +4,8 @@
 import { TILE } from "../data/source.js";
 import { ENTRIES } from "../drawing/colours.js";
 
+/** @import { Range } from "../drawing/colours.js" */
+
 /** @typedef {{table: Uint32Array, invisible: number}} Palette */
 
 /**
@@ -16,19 +18,19 @@ const IN_TILE = TILE - 1; // of a bin in its tile, as a mask
 const TILE_BITS = Math.log2(TILE);
 
 /**
- * The pixels of a tile's bins: ln(weight), plus `shifts` for each of its rows where there are any,
- * linear in the table from `low` to `high`.
+ * The pixels of a tile's bins: ln(weight), plus `shifts` for each of its rows where there are any.
  * @param {Float32Array} values
- * @param {Palette & {low: number, high: number}} look
+ * @param {Palette & Range} look
  * @param {Float64Array | null} shifts
  */
-export function tilePixels(values, { table, invisible, low, high }, shifts) {
+export function tilePixels(values, { table, invisible, low, high, linear }, shifts) {
   const pixels = new Uint32Array(TILE_BINS);
   const slope = (ENTRIES - 1) / (high - low);
+  const unit = linear ? slope : slope / Math.LN10;
   for (let row = 0; row < TILE; row++) {
-    const offset = ((shifts ? shifts[row] : 0) - low) * slope + 0.5;
+    const offset = (shifts ? shifts[row] * unit : 0) - low * slope + 0.5;
     for (let i = row * TILE, end = i + TILE; i < end; i++) {
-      const place = values[i] * slope + offset;
+      const place = (linear ? Math.exp(values[i]) : values[i]) * unit + offset;
       if (Number.isNaN(place)) pixels[i] = invisible;
       else pixels[i] = table[place < 0 ? 0 : place >= ENTRIES ? ENTRIES - 1 : place | 0];
     }

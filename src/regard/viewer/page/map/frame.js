@@ -45,8 +45,10 @@ const NOWHERE = { x: 0, y: 0, zoom: 1, level: 0, fit: 1, nearest: 1 };
 
 export const GUTTER = { left: 112, top: 84 }; // CSS pixels, as in style.css
 
-const RAMP_TABLE = pixelTable(false);
-const SIGNED_TABLE = pixelTable(true);
+const TABLES = {
+  light: { ramp: pixelTable(false, false), signed: pixelTable(true, false) },
+  dark: { ramp: pixelTable(false, true), signed: pixelTable(true, true) },
+};
 
 export class Frame {
   /**
@@ -191,7 +193,7 @@ export class Frame {
         const sums = new Float64Array(values.length + 1);
         for (let i = 0; i < values.length; i++) sums[i + 1] = sums[i] + values[i];
         this.seen.set(name, sums);
-        if (this.context.selection.scale === "uniform") this.tell.changed();
+        if (this.context.selection.usedScale === "uniform") this.tell.changed();
         if (this.pointer) this.tell.counted(this);
       },
       () => this.seen.delete(name),
@@ -205,7 +207,7 @@ export class Frame {
   get progress() {
     const parts = this.other ? [this.tiles, this.otherTiles] : [this.tiles];
     const reads = parts.map((tiles) => tiles.progress.read).filter((read) => read !== null);
-    const waits = this.context.selection.scale === "uniform" && !this.other && !this.knowsSeen;
+    const waits = this.context.selection.usedScale === "uniform" && !this.other && !this.knowsSeen;
     return {
       read: reads.length ? Math.min(...reads) : null,
       missing: parts.reduce((sum, tiles) => sum + tiles.progress.missing, waits ? 1 : 0),
@@ -225,7 +227,7 @@ export class Frame {
 
   /** @param {MapView} view */
   #want(view) {
-    const { plane, scale } = this.context.selection;
+    const { plane, usedScale } = this.context.selection;
     const side = 2 ** view.level;
     /** @type {(bins: Int32Array, length: number) => Span} */
     const shown = (bins, length) => {
@@ -240,7 +242,7 @@ export class Frame {
     };
     request(this.tiles, this.where, this.facts);
     if (this.other && this.otherFacts) request(this.otherTiles, this.other, this.otherFacts);
-    else if (scale === "uniform") this.needSeen();
+    else if (usedScale === "uniform") this.needSeen();
   }
 
   /**
@@ -278,7 +280,7 @@ export class Frame {
       return null;
     };
     this.coloured = used;
-    if (selection.scale === "uniform" && !this.other && !this.knowsSeen) return () => null;
+    if (selection.usedScale === "uniform" && !this.other && !this.knowsSeen) return () => null;
     return (row, column) => {
       const name = row * 65536 + column;
       const known = answers.get(name);
@@ -316,12 +318,12 @@ export class Frame {
    */
   #weightColour(dark) {
     const { selection } = this.context;
-    const { low, high } = colourRange(selection);
-    const range = { low: low * Math.LN10, high: high * Math.LN10 };
-    const look = { table: RAMP_TABLE, invisible: invisiblePixel(dark), ...range };
-    const uniform = selection.scale === "uniform";
+    const range = colourRange(selection);
+    const { ramp: table } = TABLES[dark ? "dark" : "light"];
+    const look = { table, invisible: invisiblePixel(dark), ...range };
+    const uniform = selection.usedScale === "uniform";
     return {
-      look: `${low} ${high} ${dark} ${uniform} ${selection.plane} ${headName(this.where)}`,
+      look: `${range.low} ${range.high} ${dark} ${selection.usedScale} ${selection.plane} ${headName(this.where)}`,
       pixels: (sources, row, level) => {
         const [values] = /** @type {[Float32Array]} */ (sources);
         return tilePixels(values, look, uniform ? this.#shifts(row, level) : null);
@@ -335,7 +337,8 @@ export class Frame {
    */
   #differenceColour(dark) {
     const span = colourSpan(this.context.selection);
-    const look = { table: SIGNED_TABLE, invisible: invisiblePixel(dark), span };
+    const { signed: table } = TABLES[dark ? "dark" : "light"];
+    const look = { table, invisible: invisiblePixel(dark), span };
     return {
       look: `${span} ${dark} difference`,
       pixels: ([one, other]) => differencePixels(one, other, look),

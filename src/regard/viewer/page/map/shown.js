@@ -20,9 +20,10 @@ export function shownRange(frame, selection) {
   /** @type {number[]} */
   const values = [];
   const { level } = frame.view;
+  const uniform = selection.usedScale === "uniform";
   for (const row of distinctBins(frame.rows)) {
-    const seen = selection.scale === "uniform" ? (frame.seenBy(row, level) ?? 1) : 1;
-    const bin = selection.scale === "uniform" && selection.plane === "mass" ? 2 ** level : 1;
+    const seen = uniform ? (frame.seenBy(row, level) ?? 1) : 1;
+    const bin = uniform && selection.plane === "mass" ? 2 ** level : 1;
     const shift = Math.log(seen / bin);
     for (const column of distinctBins(frame.columns)) {
       const value = frame.valueAt(row, column);
@@ -30,6 +31,7 @@ export function shownRange(frame, selection) {
     }
   }
   if (!values.length) return colourRange(selection);
+  if (selection.usedScale === "linear") return { low: 0, high: 10 ** Math.max(...values) };
   const sorted = Float64Array.from(values).sort();
   const high = Math.ceil(sorted[sorted.length - 1] * 10 - 1e-4) / 10;
   const low = Math.floor(sorted[Math.floor(LOWEST * sorted.length)] * 10) / 10;

@@ -1,60 +1,103 @@
 // The colour bar: the meaning of the map's colours, and their range to edit.
 
-import { colourRange, colourSpan, ENTRIES, pixelTable, RANGES } from "../drawing/colours.js";
+import {
+  colourRange,
+  colourSpan,
+  ENTRIES,
+  pixelTable,
+  RANGES,
+  watchTheme,
+} from "../drawing/colours.js";
 import { make, penOf } from "../drawing/dom.js";
+import { timesText } from "../drawing/numbers.js";
 
 /** @import { HeadMapView } from "../map/map.js" */
 /** @import { Context, Selection } from "../data/selection.js" */
+/** @import { Scale } from "../drawing/colours.js" */
 
 /**
  * @param {Context} context
  * @param {HeadMapView} map
  */
-export function makeColourBar({ selection }, map) {
+export function makeColourBar({ selection, ended }, map) {
   const canvas = make("canvas", { width: ENTRIES, height: 1, role: "img" });
-  const low = rangeInput("Faintest colour, power of ten", (low) => selection.set({ low }));
-  const high = rangeInput("Strongest colour, power of ten", (high) => selection.set({ high }));
+  const set = (/** @type {"low" | "high"} */ end) => (/** @type {number | null} */ shown) => {
+    const value = shown === null ? null : endOf(shown, selection.usedScale);
+    selection.set({ [end]: value });
+  };
+  const low = rangeInput("Faintest colour", set("low"));
+  const high = rangeInput("Strongest colour", set("high"));
   const span = rangeInput("Largest difference with a colour of its own", (span) =>
     selection.set({ span }),
   );
   Object.assign(span, { step: 0.05, min: 0.001 });
-  const fit = make("button", { type: "button", class: "regard-button", text: "fit range" });
+  const fit = make("button", { type: "button", class: "regard-button", text: "auto range" });
   fit.title = "Fit the colours to the values on the map; they never change by themselves";
   fit.addEventListener("click", () => map.fitRange());
   const reset = make("button", { type: "button", class: "regard-button", text: "reset" });
   reset.addEventListener("click", () => selection.set({ low: null, high: null, span: null }));
-  const power = (/** @type {HTMLInputElement} */ input) =>
-    make("label", { class: "regard-colours-power" }, "10", input);
-  const ends = [
-    power(low),
-    power(high),
-    make("label", { class: "regard-colours-span" }, "±", span),
-  ];
+  const units = [make("span"), make("span")];
+  const ends = [low, high].map((input, n) =>
+    make("label", { class: "regard-colours-end" }, input, units[n]),
+  );
+  const sides = make("label", { class: "regard-colours-span" }, "±", span);
   const element = make(
     "div",
     { class: "regard-colours", role: "group", "aria-label": "Colours" },
     ends[0],
     canvas,
     ends[1],
-    ends[2],
+    sides,
     fit,
     reset,
   );
+  let dark = false;
   const show = () => {
     const signed = selection.compare === "difference" && selection.otherWhere !== null;
-    paintBar(canvas, signed);
+    paintBar(canvas, signed, dark);
     const range = colourRange(selection);
-    [low.value, high.value] = [String(range.low), String(range.high)];
+    [low.value, high.value] = [range.low, range.high].map((end) =>
+      String(shownEnd(end, selection.usedScale)),
+    );
+    for (const unit of units) unit.textContent = UNITS[selection.usedScale];
     span.value = String(colourSpan(selection));
     ends[0].hidden = ends[1].hidden = signed;
-    ends[2].hidden = !signed;
+    sides.hidden = !signed;
     reset.hidden = !isEdited(selection, signed);
     canvas.setAttribute("aria-label", barText(selection, signed));
     canvas.title = barText(selection, signed);
   };
+  dark = watchTheme(ended, (now) => {
+    dark = now;
+    show();
+  });
   selection.listen(show);
   show();
   return { element };
+}
+
+/** @type {Record<Scale, string>} */
+const UNITS = { linear: "%", log: "%", uniform: "×" };
+
+/**
+ * An end of the range as people read it: per cent, or times uniform.
+ * @param {number} end
+ * @param {Scale} scale
+ */
+function shownEnd(end, scale) {
+  const shown = scale === "linear" ? 100 * end : 10 ** (scale === "log" ? end + 2 : end);
+  return Number(shown.toPrecision(6));
+}
+
+/**
+ * The same the other way; null for what is no end.
+ * @param {number} shown
+ * @param {Scale} scale
+ */
+function endOf(shown, scale) {
+  if (scale === "linear") return shown / 100;
+  const end = Math.log10(scale === "log" ? shown / 100 : shown);
+  return Number.isFinite(end) ? Number(end.toPrecision(6)) : null;
 }
 
 /**
@@ -62,7 +105,7 @@ export function makeColourBar({ selection }, map) {
  * @param {(value: number | null) => void} change
  */
 function rangeInput(label, change) {
-  const input = make("input", { type: "number", step: 0.5, "aria-label": label });
+  const input = make("input", { type: "number", step: "any", "aria-label": label });
   input.addEventListener("change", () => {
     change(
       input.value.trim() !== "" && Number.isFinite(Number(input.value))
@@ -77,24 +120,10 @@ function rangeInput(label, change) {
  * @param {Selection} selection
  * @param {boolean} signed
  */
-function isEdited({ low, high, span, scale }, signed) {
+function isEdited({ low, high, span, usedScale }, signed) {
   if (signed) return span !== null;
-  return (
-    (low ?? RANGES[scale][0]) !== RANGES[scale][0] ||
-    (high ?? RANGES[scale][1]) !== RANGES[scale][1]
-  );
-}
-
-const RAISED_DIGITS = "⁰¹²³⁴⁵⁶⁷⁸⁹";
-
-/**
- * `10⁻⁵`; fractions as they are, 10^0.5.
- * @param {number} exponent
- */
-function powerText(exponent) {
-  if (!Number.isInteger(exponent)) return `10^${exponent}`;
-  const digits = [...String(Math.abs(exponent))].map((digit) => RAISED_DIGITS[Number(digit)]);
-  return `10${exponent < 0 ? "⁻" : ""}${digits.join("")}`;
+  const [least, most] = RANGES[usedScale];
+  return (low ?? least) !== least || (high ?? most) !== most;
 }
 
 /**
@@ -105,19 +134,24 @@ function powerText(exponent) {
 export function barText(selection, signed) {
   if (signed) {
     const span = colourSpan(selection);
-    return `blue: ${span} less, white: equal, red: ${span} more`;
+    return `blue: ${span} less, red: ${span} more`;
   }
+  const { usedScale } = selection;
   const { low, high } = colourRange(selection);
-  const unit = selection.scale === "uniform" ? "× uniform" : "weight";
-  return `${unit}, logarithmic: pale ${powerText(low)}, dark ${powerText(high)}`;
+  const [least, most] = [low, high].map((end) => {
+    return `${timesText(shownEnd(end, usedScale))} ${UNITS[usedScale]}`;
+  });
+  const unit = usedScale === "uniform" ? "times uniform" : "weight";
+  return `${unit}, ${usedScale === "linear" ? "linear" : "logarithmic"}: ${least} to ${most}`;
 }
 
 /**
  * @param {HTMLCanvasElement} canvas
  * @param {boolean} signed
+ * @param {boolean} dark
  */
-function paintBar(canvas, signed) {
+function paintBar(canvas, signed, dark) {
   const image = new ImageData(ENTRIES, 1);
-  new Uint32Array(image.data.buffer).set(pixelTable(signed));
+  new Uint32Array(image.data.buffer).set(pixelTable(signed, dark));
   penOf(canvas).putImageData(image, 0, 0);
 }

@@ -4,8 +4,9 @@ import { areGroups, labelOfRecording } from "../data/selection.js";
 import { make, makePicker, makeSwitch } from "../drawing/dom.js";
 import { countText } from "../drawing/numbers.js";
 
-/** @import { Context, Plane, Scale, Selection, View } from "../data/selection.js" */
+/** @import { Context, Plane, Selection, View } from "../data/selection.js" */
 /** @import { RecordingFacts } from "../data/source.js" */
+/** @import { Scale } from "../drawing/colours.js" */
 /** @import { Option } from "../drawing/dom.js" */
 
 /**
@@ -20,7 +21,8 @@ const VIEWS = { map: "Map", steps: "Steps" };
 const PLANES = { max: "strongest link", mass: "mass" };
 /** @type {[Scale, string][]} */
 const SCALES = [
-  ["weight", "weight (log)"],
+  ["linear", "linear"],
+  ["log", "log"],
   ["uniform", "× uniform"],
 ];
 
@@ -89,7 +91,7 @@ function makeControls(selection) {
     fill("head", head, options(selection.layerFacts.head_numbers));
     layer.element.title = selection.layerFacts.name;
     view.show(selection.view);
-    scale.show(selection.scale);
+    scale.show(selection.usedScale);
     plane.show(selection.plane);
   };
   return { elements: [view, layer, head, scale, plane].map(({ element }) => element), show };

@@ -4,10 +4,11 @@ import { nameOfPlace, sharing } from "../data/selection.js";
 import { unlessSaid } from "../data/watch.js";
 import {
   colourRange,
-  entryOf,
   invisiblePixel,
   pixelTable,
+  usualRange,
   watchTheme,
+  weightEntry,
 } from "../drawing/colours.js";
 import { lineStep, make, makePicker, nextInLine, penOf, showInside } from "../drawing/dom.js";
 import { stepText, weightText } from "../drawing/numbers.js";
@@ -44,7 +45,6 @@ const AGAIN_MS = 1000; // until thumbnails without all rows are requested again
 const LOOKS = ["low", "high", "scale"]; // fields of the selection that change the colours
 /** @type {(keyof Fields)[]} */
 const PAIR = ["recording", "query", "key"];
-const FIXED = { low: -5, high: 0 }; // thumbnails keep their colours whatever the map's range is
 
 /** @param {Context} context */
 export function makeHeads(context) {
@@ -78,7 +78,6 @@ class HeadsPanel {
     this.order = "layer";
     this.coloursPair = false;
     this.run = 0; // counts up with each recording, to drop late responses
-    this.ramp = pixelTable(false);
     this.dark = watchTheme(context.ended, (dark) => {
       this.dark = dark;
       this.paintAll();
@@ -350,16 +349,17 @@ class HeadsPanel {
    * @param {number} size
    */
   #draw({ canvas }, values, size) {
+    const { selection } = this;
     const range =
-      this.coloursPair && this.selection.scale === "weight" ? colourRange(this.selection) : FIXED;
+      this.coloursPair && selection.usedScale !== "uniform"
+        ? colourRange(selection)
+        : usualRange(selection.recordingFacts.tokens);
     [canvas.width, canvas.height] = [size, size];
     const picture = new ImageData(size, size);
     const pixels = new Uint32Array(picture.data.buffer);
-    const grey = invisiblePixel(this.dark);
-    for (let n = 0; n < pixels.length; n++) {
-      const at = values[n] / Math.LN10;
-      pixels[n] = Number.isNaN(at) ? grey : this.ramp[entryOf(at, range.low, range.high)];
-    }
+    const [grey, ramp] = [invisiblePixel(this.dark), pixelTable(false, this.dark)];
+    for (let n = 0; n < pixels.length; n++)
+      pixels[n] = Number.isNaN(values[n]) ? grey : ramp[weightEntry(values[n], range)];
     penOf(canvas).putImageData(picture, 0, 0);
   }
 

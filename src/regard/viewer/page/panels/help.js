@@ -11,7 +11,7 @@ const KEY_LIST = [
   ["Enter", "go to the strongest link in the cell"],
   ["v", "Map or Steps"],
   ["m", "plane: strongest link or mass"],
-  ["s", "scale: weight or × uniform"],
+  ["s", "scale: linear, logarithmic or × uniform"],
   ["[ ]", "previous, next head"],
   ["{ }", "previous, next layer"],
   ["t", "text: attends to or attended by"],

@@ -1,6 +1,7 @@
 // Keyboard shortcuts, wherever the focus is, unless something is being typed.
 
 /** @import { Context, Fields } from "../data/selection.js" */
+/** @import { Scale } from "../drawing/colours.js" */
 /** @import { HeadMapView } from "../map/map.js" */
 
 /**
@@ -12,6 +13,8 @@
 
 /** @type {{[key: string]: [across: number, down: number] | undefined}} */
 const ARROWS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
+/** @type {Record<Scale, Scale>} */
+const NEXT_SCALE = { linear: "log", log: "uniform", uniform: "linear" };
 const TYPED = "input:not([type=checkbox]), select, textarea, [contenteditable]";
 const PRESSED = "button, a, summary";
 
@@ -92,7 +95,7 @@ function actions({ selection }, { map, text, heads, compare, help, showPanel }) 
     0: onMap(() => map.fit()),
     Enter: onMap(() => map.enter()),
     m: () => set({ plane: selection.plane === "max" ? "mass" : "max" }),
-    s: () => set({ scale: selection.scale === "weight" ? "uniform" : "weight" }),
+    s: () => set({ scale: NEXT_SCALE[selection.usedScale] }),
     v: () => set({ view: selection.view === "map" ? "steps" : "map" }),
     t: inPanel("text", () => set({ side: selection.side === "to" ? "by" : "to" })),
     "[": head(-1),

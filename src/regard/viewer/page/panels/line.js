@@ -69,17 +69,21 @@ function withPlaces(line) {
 export function tintOf(line, place, selection, dark) {
   const value = line.at(place);
   if (Number.isNaN(value)) return null;
-  const range = colourRange(selection);
-  const shown = selection.scale === "uniform" ? value + Math.log(line.seenAt(place)) : value;
-  const colour = weightColour(shown, range, dark);
-  const where = (shown / Math.LN10 - range.low) / (range.high - range.low);
-  // On dark paper the light end of the ramp fades, so that small weights do not glare.
-  const part = dark ? Math.max(0, Math.min(1, 2 * where)) : 1;
-  const back = colour.map((c, n) => Math.round(part * c + (1 - part) * DARK_PAPER[n]));
+  const shown = shownAt(line, place, selection);
+  const back = weightColour(shown, colourRange(selection), dark);
   return { back: `rgb(${back.join(" ")})`, ink: inkOn(back) };
 }
 
-const DARK_PAPER = [22, 21, 29];
+/**
+ * ln of what the scale shows of a place: its weight, or that in times of uniform.
+ * @param {Line} line
+ * @param {number} place
+ * @param {Selection} selection
+ */
+export function shownAt(line, place, selection) {
+  const value = line.at(place);
+  return selection.usedScale === "uniform" ? value + Math.log(line.seenAt(place)) : value;
+}
 
 /**
  * Black or white, whichever has more contrast: at least 4.58 to 1.

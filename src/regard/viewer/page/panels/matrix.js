@@ -1,6 +1,6 @@
 // One matrix of a step: cells, labels, shape and range, to point at and to walk through.
 
-import { INVISIBLE, signedColour, weightColour } from "../drawing/colours.js";
+import { INVISIBLE, signedColour, usualRange, weightColour } from "../drawing/colours.js";
 import { make, penOf } from "../drawing/dom.js";
 import { stepText } from "../drawing/numbers.js";
 import { inkOn } from "./line.js";
@@ -23,7 +23,6 @@ import { inkOn } from "./line.js";
 
 /** @typedef {(row: number, column: number, words: string) => void} ChooseCell */
 
-const WEIGHTS_RANGE = { low: -5, high: 0 };
 const WRITTEN = 34; // pixels of a cell's width from which its number is written into it
 /** @type {Axis} */
 const NO_AXIS = { labels: null, word: "", size: 1 };
@@ -183,8 +182,8 @@ export class MatrixView {
    */
   #colour(value, span) {
     if (value === null || !Number.isFinite(value)) return INVISIBLE[this.dark ? "dark" : "light"];
-    if (this.weights) return weightColour(Math.log(value), WEIGHTS_RANGE, this.dark);
-    return signedColour(value, span);
+    if (!this.weights) return signedColour(value, span, this.dark);
+    return weightColour(Math.log(value), usualRange(this.values[0].length), this.dark);
   }
 
   /**

@@ -1,9 +1,10 @@
 // A long text: its strongest places in context, and the whole text as a strip.
 
 import { tokenLabel } from "../data/tokens.js";
-import { colourRange, entryOf, invisiblePixel, pixelTable } from "../drawing/colours.js";
+import { colourRange, invisiblePixel, pixelTable, weightEntry } from "../drawing/colours.js";
 import { make, penOf } from "../drawing/dom.js";
 import { countText, timesText, weightText } from "../drawing/numbers.js";
+import { shownAt } from "./line.js";
 
 /** @import { Selection } from "../data/selection.js" */
 /** @import { Hit, TokenText } from "../data/tokens.js" */
@@ -67,7 +68,6 @@ export class TextStrip {
     this.go = go;
     /** @type {StripState | null} */
     this.state = null;
-    this.ramp = pixelTable(false);
     this.canvas = make("canvas", {
       class: "regard-strip",
       role: "slider",
@@ -107,13 +107,12 @@ export class TextStrip {
     const picture = new ImageData(width, height);
     const pixels = new Uint32Array(picture.data.buffer);
     const range = colourRange(selection);
+    const ramp = pixelTable(false, dark);
     for (let y = 0; y < height; y++) {
       const place = strongestPlace(line, y, height);
       let colour = invisiblePixel(dark);
       if (place !== null) {
-        const shift = selection.scale === "uniform" ? Math.log(line.seenAt(place)) : 0;
-        const at = (line.at(place) + shift) / Math.LN10;
-        colour = this.ramp[entryOf(at, range.low, range.high)];
+        colour = ramp[weightEntry(shownAt(line, place, selection), range)];
       }
       pixels.fill(colour, y * width, (y + 1) * width);
     }

@@ -161,7 +161,7 @@ function barCanvas(map) {
   const canvas = document.createElement("canvas");
   [canvas.width, canvas.height] = [ENTRIES, 1];
   const image = new ImageData(ENTRIES, 1);
-  new Uint32Array(image.data.buffer).set(pixelTable(Boolean(map.frames[0].other)));
+  new Uint32Array(image.data.buffer).set(pixelTable(Boolean(map.frames[0].other), map.dark));
   penOf(canvas).putImageData(image, 0, 0);
   return canvas;
 }

@@ -5,8 +5,9 @@ import { make } from "../drawing/dom.js";
 import { countSeen, countText, weightWords } from "../drawing/numbers.js";
 
 /** @import { Changed, Compare, Context, Fields } from "../data/selection.js" */
-/** @import { Plane, Scale, Side, View } from "../data/selection.js" */
+/** @import { Plane, Side, View } from "../data/selection.js" */
 /** @import { Texts, TokenText } from "../data/tokens.js" */
+/** @import { Scale } from "../drawing/colours.js" */
 
 /**
  * `value`: ln of the weight; `seen`: the number of the query's unmasked keys.
@@ -23,7 +24,7 @@ import { countSeen, countText, weightWords } from "../drawing/numbers.js";
 const WORDS = {
   view: { map: "Map", steps: "Steps" },
   plane: { max: "strongest link of each bin", mass: "mass of each bin" },
-  scale: { weight: "scale: weight, logarithmic", uniform: "scale: times uniform" },
+  scale: { linear: "scale: linear", log: "scale: logarithmic", uniform: "scale: times uniform" },
   side: { to: "text: what the query attends to", by: "text: what the key is attended by" },
   compare: { "": "no comparison", side: "side by side", difference: "difference" },
 };
@@ -50,11 +51,11 @@ export function describeChanges(context) {
   let latest = 0;
   const describe = async (/** @type {Changed} */ changed) => {
     const own = ++latest;
-    const { view, plane, scale, side, compare } = selection;
+    const { view, plane, usedScale, side, compare } = selection;
     const said = [];
     if (changed.has("view")) said.push(WORDS.view[view]);
     if (changed.has("plane")) said.push(WORDS.plane[plane]);
-    if (changed.has("scale")) said.push(WORDS.scale[scale]);
+    if (changed.has("scale")) said.push(WORDS.scale[usedScale]);
     if (changed.has("side")) said.push(WORDS.side[side]);
     if (changed.has("compare")) said.push(WORDS.compare[compare]);
     if (changed.has("layer") || changed.has("head")) said.push(selection.name);
