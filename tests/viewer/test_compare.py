@@ -115,7 +115,7 @@ def saved(page, name):
 
 def test_the_png_is_the_canvas_with_axes(open_map, text, tmp_path):
     page = open_map(text, hash="L0H1&x=20.5&y=30&zoom=8&query=250&key=200")
-    page.page.locator(".regard-map-links").evaluate("(panel) => { panel.open = false; }")
+    page.page.locator(".regard-pairs").evaluate("(panel) => { panel.open = false; }")
     page.wait()
     download = saved(page, "PNG")
     download.save_as(tmp_path / "map.png")

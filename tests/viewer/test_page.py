@@ -80,7 +80,7 @@ def test_the_address_says_what_is_chosen_and_back_undoes_it(show):
     page = show(spoken(), "L1H2&query=5&key=3&side=by&plane=mass&scale=uniform")
     is_chosen(page, 5, 3)
     pressed = "[aria-pressed=true]"
-    for name in ("mass", "attended by", "Map"):
+    for name in ("share", "attended by", "Map"):
         assert page.locator(pressed, has_text=re.compile(f"^{name}$")).count() == 1
     page.keyboard.press("]")
     is_said(page, "L1H3")
@@ -112,8 +112,8 @@ def test_every_key_does_what_it_says_and_says_what_it_did(show):
     page = show(spoken(), "L0H1&query=5&key=3")
     is_chosen(page, 5, 3)
     said = {
-        "m": "mass of each bin", "s": "scale: logarithmic", "t": "attended by", "]": "L0H2", "}": "L1H2",
-        "{": "L0H2", "[": "L0H1", "p": "selected pair", "o": "entropy", "c": "side by side",
+        "m": "share of each cell", "s": "scale: logarithmic", "t": "attended by", "]": "L0H2", "}": "L1H2",
+        "{": "L0H2", "[": "L0H1", "p": "this pair", "o": "entropy", "c": "side by side",
         "v": "Steps", "ArrowDown": "query 6 ", "ArrowRight": "key 4 ", "Shift+ArrowUp": "query 0 ",
     }  # fmt: skip
     for key, words in said.items():
@@ -124,7 +124,7 @@ def test_every_key_does_what_it_says_and_says_what_it_did(show):
     page.keyboard.press("Shift+ArrowDown")
     is_said(page, "query 7 ")
     page.keyboard.press("Control+m")  # the browser's, not ours
-    assert page.locator(".regard [aria-pressed=true]", has_text="mass").count() == 1
+    assert page.locator(".regard [aria-pressed=true]", has_text="share").count() == 1
 
 
 def test_help_lists_the_keys_and_closes(show):
@@ -135,7 +135,7 @@ def test_help_lists_the_keys_and_closes(show):
     text = dialog.text_content()
     assert all(key in text for key in ("← ↑ → ↓", "Enter", "[ ]", "{ }", "Esc"))
     page.keyboard.press("m")
-    assert page.locator(".regard [aria-pressed=true]", has_text="mass").count() == 0
+    assert page.locator(".regard [aria-pressed=true]", has_text="share").count() == 0
     page.keyboard.press("Escape")
     dialog.wait_for(state="hidden")
 
@@ -167,8 +167,8 @@ def test_the_tab_key_reaches_everything(show):
             break
     names = " | ".join(name for name, _ in seen)
     for name in (
-        "Map", "Steps", "layer", "head", "scale", "strongest link", "mass", "compare", "Export",
-        "? keys", "order", "colour by selected pair", "L0H1, ", "attends to", "attended by",
+        "Map", "Steps", "layer", "head", "compare", "Export",
+        "? keys", "order", "this pair in every head", "L0H1, ", "attends to", "attended by",
         "Search the text", "scores, 8 × 8", "weights, 8 × 8", "output, 8 × 8", " it",
     ):  # fmt: skip
         assert name in names, name
@@ -288,6 +288,46 @@ def test_a_tablet_shows_one_panel_at_a_time(show):
     page.keyboard.press("/")
     page.keyboard.type("cat")
     is_said(page, "1 found")
+
+
+@pytest.mark.parametrize("size", [(1280, 720), (820, 1180), (850, 560), (640, 600)])
+def test_nothing_lies_over_the_map(show, size):
+    page = show(spoken(), "L0H1&query=6&key=3", size=size)
+    is_chosen(page, 6, 3)
+    page.wait_for_selector(".regard-pairs button", state="attached")
+    covered = page.evaluate(
+        """() => {
+          const {left, top, width, height} =
+            document.querySelector(".regard-map-cells").getBoundingClientRect();
+          const steps = Array.from({length: 21}, (_, n) => n / 20);
+          const points = steps.flatMap((x) => steps.map((y) => [x, y]));
+          return points
+            .map(([x, y]) => document.elementFromPoint(left + 2 + x * (width - 4),
+                                                       top + 2 + y * (height - 4)))
+            .filter((node) => !node.closest(".regard-map-frame")).map((node) => node.className);
+        }"""
+    )
+    assert covered == []
+
+
+@pytest.mark.parametrize("size", [(850, 560), (640, 600)])
+def test_a_low_page_has_the_heads_above_and_the_text_beside_the_map(show, size):
+    page = show(spoken(), "L0H1&query=6&key=3", size=size)
+    is_chosen(page, 6, 3)
+    heads, centre, text = (
+        page.locator(f".regard-{name}").bounding_box() for name in ("heads", "centre", "text")
+    )
+    assert heads["y"] + heads["height"] <= centre["y"] + 1
+    assert centre["x"] + centre["width"] <= text["x"] + 1
+    assert heads["height"] < 60
+    assert centre["height"] > 0.5 * size[1]
+    assert page.locator(".regard-head").first.is_visible()
+    page.locator(".regard-tabs").get_by_role("button", name="Pairs").click()
+    assert page.locator(".regard-pairs").is_visible()
+    assert not page.locator(".regard-text").is_visible()
+    page.keyboard.press("p")
+    is_said(page, "this pair")
+    assert page.locator(".regard-text").is_visible()
 
 
 def test_targets_are_large_enough_for_fingers(show):

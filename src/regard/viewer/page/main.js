@@ -21,7 +21,7 @@ import { makeText } from "./panels/text.js";
 /** @import { Context } from "./data/selection.js" */
 /** @import { About, SendRequest } from "./data/source.js" */
 
-/** @typedef {"heads" | "text"} PanelName of what shares one place where the page is narrow */
+/** @typedef {"heads" | "pairs" | "text"} PanelName of what shares one place where the page is narrow */
 
 /** @typedef {ReturnType<typeof makeParts>} Parts */
 
@@ -102,7 +102,8 @@ function makeParts(context) {
     "PNG picture": () => savePng(context, { map, steps }),
     "SVG drawing": () => saveSvg(context, { map, steps }),
   };
-  const header = makeHeader(context, { compare, colourBar, help, savers });
+  map.head.append(colourBar.element);
+  const header = makeHeader(context, { compare, help, savers });
   return { help, heads, text, steps, map, compare, header };
 }
 
@@ -120,9 +121,10 @@ function layOut({ selection }, parts, readout) {
     frame.dataset.panel = shown;
     tabs.show(shown);
   };
-  const tabs = makeSwitch("Panel", { heads: "Heads", text: "Text" }, showPanel);
+  const tabs = makeSwitch("Panel", { heads: "Heads", pairs: "Pairs", text: "Text" }, showPanel);
   tabs.element.className = "regard-tabs regard-switch";
-  frame.append(header.element, heads.element, centre, tabs.element, text.element, readout);
+  const panels = [heads.element, map.links.element, centre, tabs.element, text.element];
+  frame.append(header.element, ...panels, readout);
   showPanel("text");
   const turn = () => {
     map.element.hidden = selection.view !== "map";

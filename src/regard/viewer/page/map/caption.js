@@ -60,7 +60,7 @@ function headsText(context, frame) {
 function binText(level, plane) {
   if (level === 0) return "every weight";
   const side = countText(2 ** level);
-  if (plane === "mass") return `mass on ${side} keys, mean of ${side} queries`;
+  if (plane === "mass") return `share on ${side} keys, mean of ${side} queries`;
   return `strongest of ${side} × ${side} weights`;
 }
 

@@ -9,7 +9,6 @@ import { positionOf } from "./layout.js";
 /** @import { Context } from "../data/selection.js" */
 /** @import { Link, Links, Place, RecordingFacts } from "../data/source.js" */
 /** @import { Texts } from "../data/tokens.js" */
-/** @import { Point } from "./pointer.js" */
 
 /** @typedef {(query: number, key: number) => void} GoTo */
 
@@ -31,8 +30,7 @@ export function makeLinks(context, { go, changed }) {
   const state = { rings: [], requested: null, timer: undefined };
   const heading = make("summary");
   const list = make("ol");
-  const element = make("details", { class: "regard-map-links" }, heading, list);
-  makeMovable(element, heading);
+  const element = make("details", { class: "regard-pairs", open: true }, heading, list);
   element.addEventListener("toggle", () => changed());
 
   /** @type {(found: Links, where: Place) => Promise<void>} */
@@ -40,7 +38,7 @@ export function makeLinks(context, { go, changed }) {
     const facts = context.about.recordings[where.recording];
     const { kept, isLong } = notableLinks(links, facts);
     state.rings = kept;
-    heading.textContent = isLong ? "Strongest long links" : "Strongest links";
+    heading.textContent = isLong ? "Strongest distant pairs" : "Strongest pairs";
     const texts = await context.texts(where.recording);
     if (state.requested !== headName(where)) return;
     list.replaceChildren(...kept.map((link) => make("li", {}, linkButton(link, facts, texts, go))));
@@ -75,7 +73,7 @@ export function makeLinks(context, { go, changed }) {
     }
   };
   selection.listen(markChosen);
-  heading.textContent = "Strongest links";
+  heading.textContent = "Strongest pairs";
   const rings = () => (element.open && !element.hidden ? state.rings : []);
   return { element, rings, update, end: () => clearTimeout(state.timer) };
 }
@@ -112,51 +110,4 @@ function linkButton([query, key, logWeight], facts, texts, go) {
     make("span", {}, ...named(key, texts.keys.label(key, 12))),
     make("em", { text: weightText(Math.exp(logWeight)) }),
   );
-}
-
-/**
- * Lets a panel be dragged by its heading; a press without a drag is left alone.
- * @param {HTMLElement} panel
- * @param {HTMLElement} handle
- */
-function makeMovable(panel, handle) {
-  /** @type {Point & {far: boolean} | null} */
-  let drag = null;
-  let moved = { x: 0, y: 0 };
-  handle.addEventListener("pointerdown", (event) => {
-    if (event.button !== 0) return;
-    drag = { x: event.clientX - moved.x, y: event.clientY - moved.y, far: false };
-    handle.setPointerCapture(event.pointerId);
-  });
-  handle.addEventListener("pointermove", (event) => {
-    if (!drag) return;
-    const to = { x: event.clientX - drag.x, y: event.clientY - drag.y };
-    drag.far ||= Math.hypot(to.x - moved.x, to.y - moved.y) > 4;
-    if (!drag.far) return;
-    moved = heldInside(panel, moved, to);
-    panel.style.translate = `${moved.x}px ${moved.y}px`;
-  });
-  // The click that ends a drag comes before the timer.
-  handle.addEventListener("click", (event) => drag?.far && event.preventDefault());
-  const drop = () => {
-    drag = null;
-  };
-  handle.addEventListener("pointerup", () => setTimeout(drop));
-  handle.addEventListener("pointercancel", drop);
-}
-
-/**
- * @param {HTMLElement} panel
- * @param {Point} moved
- * @param {Point} to
- */
-function heldInside(panel, moved, to) {
-  const box = panel.getBoundingClientRect();
-  const room = (panel.parentElement ?? panel).getBoundingClientRect();
-  /** @type {(low: number, high: number, n: number) => number} */
-  const held = (low, high, n) => Math.max(low, Math.min(high, n));
-  return {
-    x: held(room.left - box.left + moved.x, room.right - box.right + moved.x, to.x),
-    y: held(room.top - box.top + moved.y, room.bottom - box.bottom + moved.y, to.y),
-  };
 }

@@ -34,7 +34,6 @@ import { shownRange } from "./shown.js";
 
 const EXACT_MS = 80; // the pointer rests before the exact pair of a bin is looked for
 const SAY_MS = 2500; // between two words on progress
-const ROOM_FOR_LINKS = 250; // CSS pixels
 /** @type {(keyof Fields)[]} */
 const MARKED = ["query", "key", "side"]; // fields that leave the cells as they are
 
@@ -55,7 +54,6 @@ export class HeadMapView {
     this.said = 0;
     /** @type {Theme | null} */
     this.theme = null;
-    this.linksMoved = false; // by somebody
     const changed = () => this.schedule();
     const resized = () => {
       this.stale = true;
@@ -67,24 +65,15 @@ export class HeadMapView {
       go: (query, key) => this.goTo(query, key),
       changed: () => this.schedule(false),
     });
-    const moved = () => {
-      this.linksMoved = true;
-    };
-    this.links.element.addEventListener("click", moved, true);
     this.caption = make("p", { class: "regard-map-caption" });
+    this.head = make("div", { class: "regard-map-head" }, this.caption);
     this.stage = make(
       "div",
       { class: "regard-map-stage", tabIndex: 0, role: "application" },
       ...this.frames.map((frame) => frame.element),
     );
-    this.frames[0].element.append(this.links.element);
     const body = make("div", { class: "regard-map-body" }, this.stage);
-    this.element = make(
-      "section",
-      { class: "regard-map", "aria-label": "Map" },
-      this.caption,
-      body,
-    );
+    this.element = make("section", { class: "regard-map", "aria-label": "Map" }, this.head, body);
     this.element.dataset.idle = "false";
     for (const frame of this.frames) listenToPointer(frame, this);
     this.stage.addEventListener("keydown", (event) => this.#homeOrEnd(event));
@@ -406,7 +395,6 @@ export class HeadMapView {
     this.stale = false;
     for (const frame of this.shown) if (frame.pointer) this.hover(frame);
     this.#tellProgress();
-    this.#placeLinks();
   }
 
   #tellProgress() {
@@ -430,17 +418,6 @@ export class HeadMapView {
       this.context.aside(progress);
     }
     if (done) this.context.aside("");
-  }
-
-  // Until someone opens or closes the list, it is open only where it covers no cells in view.
-  #placeLinks() {
-    if (this.linksMoved || this.selection.compare) return;
-    const { view, size, extent } = this;
-    const room = size.width / size.ratio - (extent.keys * view.zoom) / size.ratio;
-    const corner = this.selection.layerFacts.causal && view.zoom === view.fit;
-    const wide = size.width / size.ratio > 2 * ROOM_FOR_LINKS;
-    const open = room >= ROOM_FOR_LINKS || (corner && wide);
-    if (this.links.element.open !== open) this.links.element.open = open;
   }
 }
 

@@ -7,7 +7,7 @@ import { make, makePicker } from "../drawing/dom.js";
 /** @import { About, Place } from "../data/source.js" */
 
 /** @type {Record<Compare, string>} */
-const WAYS = { "": "nothing", side: "side by side", difference: "difference" };
+const WAYS = { "": "Compare…", side: "side by side", difference: "difference" };
 
 /** @type {(keyof Fields)[]} */
 const FOLLOWED = ["compare", "other", "recording", "layer", "head"];
@@ -21,6 +21,7 @@ export function makeCompare(context) {
   const way = makePicker("compare", (compare) => {
     compareBy(selection, /** @type {Compare} */ (compare));
   });
+  way.element.classList.add("regard-unnamed");
   way.fill(Object.entries(WAYS));
   /** @type {(field: keyof Place) => (value: string) => void} */
   const pick = (field) => (value) => {

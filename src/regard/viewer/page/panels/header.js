@@ -11,14 +11,13 @@ import { countText } from "../drawing/numbers.js";
 
 /**
  * The parts in the header, or opened from it; `savers` save pictures.
- * @typedef {{compare: {element: HTMLElement}, colourBar: {element: HTMLElement},
- *   help: {open: () => void}, savers: Record<string, () => Promise<void>>}} HeaderParts
+ * @typedef {{compare: {element: HTMLElement}, help: {open: () => void}, savers: Record<string, () => Promise<void>>}} HeaderParts
  */
 
 /** @type {Record<View, string>} */
 const VIEWS = { map: "Map", steps: "Steps" };
 /** @type {Record<Plane, string>} */
-const PLANES = { max: "strongest link", mass: "mass" };
+const PLANES = { max: "strongest", mass: "share" };
 /** @type {[Scale, string][]} */
 const SCALES = [
   ["linear", "linear"],
@@ -39,12 +38,14 @@ export function makeHeader(context, parts) {
   const [view, layer, head, scale, plane] = controls.elements;
   /** @type {(name: string, ...nodes: (Node | undefined)[]) => HTMLElement} */
   const group = (name, ...nodes) => make("div", { class: `regard-group ${name}` }, ...nodes);
+  const looks = group("regard-looks", scale, plane);
+  plane.title = "What a cell of several weights shows: the strongest, or their share of a row";
   const element = make(
     "header",
     { class: "regard-header" },
     group("regard-names", title, facts, recording?.element, view, layer, head),
+    looks,
     group("regard-menus", parts.compare.element, exportMenu(context, parts), keysButton(parts)),
-    group("regard-looks", scale, plane, parts.colourBar.element),
   );
   const show = () => {
     const { name, model, layers } = selection.recordingFacts;
@@ -53,6 +54,7 @@ export function makeHeader(context, parts) {
     const size = sizeText(selection.recordingFacts);
     facts.textContent = `${size} · ${layers.length} × ${layers[0].heads} heads`;
     recording?.show(selection.recording);
+    looks.hidden = selection.view !== "map";
     controls.show();
   };
   selection.listen(show);

@@ -90,7 +90,7 @@ class HeadsPanel {
     this.pairButton = make("button", {
       type: "button",
       class: "regard-button",
-      text: "colour by selected pair",
+      text: "this pair in every head",
       "aria-pressed": "false",
       onclick: () => this.togglePair(),
     });
@@ -275,7 +275,7 @@ class HeadsPanel {
     if (this.order !== "layer" && known.length && !this.#anyScore(this.order))
       parts.push(`There is no ${SCORES[this.order].name} here: this is cross-attention.`);
     if (this.coloursPair) parts.push("Each square: the weight of the chosen pair in that head.");
-    else parts.push("Each square: the head's attention map, strongest links.");
+    else parts.push("Each square: the head's attention map.");
     if (this.selection.recordingFacts.layers.some((l) => l.key_heads < l.heads))
       parts.push("Heads over one line share their keys.");
     this.note.textContent = parts.join(" ");
@@ -303,7 +303,7 @@ class HeadsPanel {
   togglePair() {
     this.coloursPair = !this.coloursPair;
     this.pairButton.setAttribute("aria-pressed", String(this.coloursPair));
-    const words = this.coloursPair ? "the selected pair's weight" : "their own maps";
+    const words = this.coloursPair ? "this pair in every head" : "their own maps";
     this.context.say(`heads show ${words}`);
     this.#explain();
     this.paintAll();

@@ -23,7 +23,7 @@ import { countSeen, countText, weightWords } from "../drawing/numbers.js";
 /** @type {Words} */
 const WORDS = {
   view: { map: "Map", steps: "Steps" },
-  plane: { max: "strongest link of each bin", mass: "mass of each bin" },
+  plane: { max: "strongest weight of each cell", mass: "share of each cell" },
   scale: { linear: "scale: linear", log: "scale: logarithmic", uniform: "scale: times uniform" },
   side: { to: "text: what the query attends to", by: "text: what the key is attended by" },
   compare: { "": "no comparison", side: "side by side", difference: "difference" },
