@@ -112,9 +112,10 @@ def test_every_key_does_what_it_says_and_says_what_it_did(show):
     page = show(spoken(), "L0H1&query=5&key=3")
     is_chosen(page, 5, 3)
     said = {
-        "m": "share of each cell", "s": "scale: logarithmic", "t": "attended by", "]": "L0H2", "}": "L1H2",
-        "{": "L0H2", "[": "L0H1", "p": "this pair", "o": "entropy", "c": "side by side",
-        "v": "Steps", "ArrowDown": "query 6 ", "ArrowRight": "key 4 ", "Shift+ArrowUp": "query 0 ",
+        "m": "share of each cell", "s": "scale: logarithmic", "t": "attended by", "]": "L0H2",
+        "}": "L1H2", "{": "L0H2", "[": "L0H1", "p": "this pair", "o": "entropy",
+        "c": "side by side", "v": "Steps", "ArrowDown": "query 6 ", "ArrowRight": "key 4 ",
+        "Shift+ArrowUp": "query 0 ",
     }  # fmt: skip
     for key, words in said.items():
         page.keyboard.press(key)

@@ -179,9 +179,24 @@ def test_steps_are_saved_as_they_are_shown(show):
     png, name = saved(page, "PNG picture")
     assert name == "spoken-L0H1.png"
     pixels = image.imread(io.BytesIO(png))
-    size = page.locator(".regard-steps").evaluate("n => [n.scrollHeight, n.scrollWidth]")
-    assert list(pixels.shape[:2]) == size
+    flow, below = (
+        page.locator(f".regard-{part}").evaluate("n => n.scrollHeight")
+        for part in ("flow", "arithmetic")
+    )
+    assert pixels.shape[0] >= flow + below
+    assert pixels.shape[1] == page.locator(".regard-steps").evaluate("n => n.clientWidth")
     assert len(np.unique(pixels.reshape(-1, pixels.shape[-1]), axis=0)) > 50
+
+
+def test_the_arithmetic_lies_over_no_matrix(show):
+    page = show(spoken(), "L0H1&view=steps&query=5&key=3")
+    is_chosen(page, 5, 3)
+    flow, below = (
+        page.locator(f".regard-{part}").bounding_box() for part in ("flow", "arithmetic")
+    )
+    assert flow["height"] > 200
+    assert flow["y"] + flow["height"] <= below["y"] + 1
+    assert below["y"] + below["height"] <= 720
 
 
 def test_scores_that_are_no_numbers_do_no_harm(show):

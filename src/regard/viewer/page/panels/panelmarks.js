@@ -9,9 +9,9 @@
  * @param {HTMLElement} element
  */
 export function panelMarks(element) {
-  element.classList.add("regard-pictured"); // nothing floats over the rest
+  element.classList.add("regard-pictured"); // nothing scrolls
   const origin = element.getBoundingClientRect();
-  const [left, top] = [element.scrollLeft - origin.left, element.scrollTop - origin.top];
+  const [left, top] = [-origin.left, -origin.top];
   /** @type {Placed} */
   const placed = ({ x, y, width, height }) => ({ x: x + left, y: y + top, width, height });
   /** @type {Mark[]} */
@@ -26,8 +26,9 @@ export function panelMarks(element) {
     }
   };
   add(element);
+  const { scrollWidth: width, scrollHeight: height } = element;
   element.classList.remove("regard-pictured");
-  return { width: element.scrollWidth, height: element.scrollHeight, marks };
+  return { width, height, marks };
 }
 
 /** @param {Element} node */

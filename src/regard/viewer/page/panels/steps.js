@@ -75,7 +75,8 @@ class StepsPanel {
       { class: "regard-steps", "aria-label": "Steps" },
       this.title,
       this.note,
-      make("div", { class: "regard-flow" }, ...steps, this.arithmetic),
+      make("div", { class: "regard-flow" }, ...steps),
+      this.arithmetic,
     );
     this.dark = watchTheme(context.ended, (dark) => {
       this.dark = dark;
