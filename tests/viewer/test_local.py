@@ -152,6 +152,12 @@ def questions(facts):
                         yield "tile", {**head, **at, "plane": plane}
     for i, j in {(0, 0), (Lq - 1, Lk - 1), (Lq // 2, Lk // 3)}:
         yield "pair", {"query": i, "key": j}
+        yield "pair", {"query": i, "key": j, "first": "hidden"}
+    hidden = {"layer": 0, "head": 0, "first": "hidden"}
+    yield "tile", {**hidden, "plane": "mass", "level": 1, "row": 0, "column": 0}
+    yield "row", {**hidden, "query": Lq - 1}
+    yield "column", {**hidden, "key": 0}
+    yield "visible", hidden
 
 
 @pytest.mark.parametrize("name", RECORDINGS)

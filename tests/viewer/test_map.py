@@ -104,6 +104,34 @@ def test_times_uniform_shifts_each_row_by_what_it_sees(open_map, text):
     assert_pixels(pixels, expected_entries(view, pixels.shape, shifted, -2 * TENS, 2 * TENS))
 
 
+def test_a_hidden_first_token_is_grey_and_the_others_share_its_weight(open_map, text):
+    page = open_map(text, hash="L0H1&query=200&key=7")
+    heads = "() => [...document.querySelectorAll('.regard-head canvas')].map(c => c.toDataURL())"
+    page.page.wait_for_timeout(300)
+    before = page.page.evaluate(heads)
+    page.page.keyboard.press("h")
+    page.wait()
+    assert page.selection()["first"] == "hidden"
+    assert "first token hidden" in page.page.locator(".regard-map-caption").inner_text()
+    logs = logs_of(text, 1)
+    with np.errstate(divide="ignore"):
+        others = logs - np.log1p(-np.exp(logs[:, :1]))
+    others[:, 0] = np.nan
+    view, pixels = page.view(), page.screen(1)
+    assert_pixels(pixels, expected_entries(view, pixels.shape, others, -5 * TENS, 0))
+    page.page.wait_for_function(
+        "(text) => document.querySelector('.regard-text').textContent.includes(text)",
+        arg=f"{np.exp(np.nanmax(others[200])):.4f}",
+    )
+    page.page.wait_for_timeout(300)
+    assert page.page.evaluate(heads) != before
+    page.page.get_by_role("button", name="hide first").click()
+    page.wait()
+    assert_drawn(page, text, 1)
+    page.page.wait_for_timeout(300)
+    assert page.page.evaluate(heads) == before
+
+
 def test_an_edited_range_moves_the_colours_and_only_then(open_map, text):
     page = open_map(text)
     page.page.get_by_label("Faintest colour").fill("0.1")  # per cent

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -30,6 +31,27 @@ def _plain(option: Any) -> Any:
     if isinstance(option, tuple):
         return tuple(_plain(part) for part in option)
     return to_numpy(option) if is_tensor(option) else option
+
+
+def without_first_token(recording: Recording) -> Recording:
+    """The recording with its first key hidden: each row's weights are shared by the others."""
+    Lq, Lk = len(recording.query_tokens), len(recording.tokens)
+    ends = np.ones(Lq, np.int64), np.full(Lq, max(1, Lk))
+    layers = [_without_first_key(layer, ends) for layer in recording.layers]
+    return Recording(
+        recording.tokens, layers, query_tokens=recording.query_tokens, model=recording.model,
+        boundary=recording.boundary, group=recording.group, grids=recording.grids,
+    )  # fmt: skip
+
+
+def _without_first_key(layer: Layer, ends: tuple[np.ndarray, np.ndarray]) -> Layer:
+    first, last = ends
+    if "intervals" in layer.options:
+        before, after = (to_numpy(x) for x in layer.options["intervals"])
+        first, last = np.maximum(first, before), np.maximum(1, after)
+    found = copy.copy(layer)
+    found.options = {**layer.options, "intervals": (first, last)}
+    return found
 
 
 def about(recording: Recording, name: str) -> dict[str, Any]:

@@ -34,6 +34,7 @@ INTEGER = re.compile(r"[0-9]{1,16}")
 PART = re.compile(r"([0-9]{1,16})-([0-9]{1,16})")
 PLANES: tuple[PoolHow, ...] = ("max", "mass")
 SIDES = ("key", "query")
+FIRST = ("shown", "hidden")
 WordT = TypeVar("WordT", bound=str)
 
 
@@ -97,8 +98,10 @@ class Answers:
             if not found.query_tokens:
                 raise ValueError(f"viewer: {name or 'the recording'} has no queries to show.")
         self.names = tuple(names)
-        self._maps = Maps(self.recordings)
-        self._heads = [Heads(found) for found in self.recordings]
+        hidden = (_facts.without_first_token(found) for found in self.recordings)
+        self._shown = (*self.recordings, *hidden)
+        self._maps = Maps(self._shown)
+        self._heads = [Heads(found) for found in self._shown]
 
     @classmethod
     def of_groups(
@@ -126,7 +129,7 @@ class Answers:
         if endpoint is None:
             return _sentence(404, f"there is no endpoint of that name; {_one_of(self._endpoints)}.")
         try:
-            return endpoint(self, Parameters(query, self.recordings))
+            return endpoint(self, Parameters(query, self._shown))
         except RequestError as problem:
             return _sentence(400, str(problem))
         except RecordingError as problem:
@@ -143,14 +146,14 @@ class Answers:
         return _json({"version": 1, "recordings": facts})
 
     def _tokens(self, parameters: Parameters) -> Answer:
-        recording, side = self.recordings[parameters.recording()], parameters.word("side", SIDES)
+        recording, side = self._shown[parameters.recording()], parameters.word("side", SIDES)
         parameters.done()
         return _json(recording.tokens if side == "key" else recording.query_tokens)
 
     def _tile(self, parameters: Parameters) -> Answer:
         where = parameters.head()
         plane, level = parameters.word("plane", PLANES), parameters.number("level", 32)
-        recording = self.recordings[where[0]]
+        recording = self._shown[where[0]]
         counts = len(recording.query_tokens), len(recording.tokens)
         rows, columns = (-(-count // (SIDE << level)) for count in counts)
         row, column = parameters.number("row", rows), parameters.number("column", columns)
@@ -170,11 +173,11 @@ class Answers:
     def _visible(self, parameters: Parameters) -> Answer:
         recording, layer, head = parameters.head()
         parameters.done()
-        return _floats(_facts.visible(self.recordings[recording].layers[layer], head))
+        return _floats(_facts.visible(self._shown[recording].layers[layer], head))
 
     def _links(self, parameters: Parameters) -> Answer:
         where, n = parameters.head(), parameters.number("n", MAX_LINKS + 1)
-        recording = self.recordings[where[0]]
+        recording = self._shown[where[0]]
         rows = parameters.part("rows", len(recording.query_tokens))
         columns = parameters.part("columns", len(recording.tokens))
         parameters.done()
@@ -194,15 +197,15 @@ class Answers:
     def _pair(self, parameters: Parameters) -> Answer:
         recording, query, key = parameters.recording(), parameters.query(), parameters.key()
         parameters.done()
-        return _floats(_facts.pair(self.recordings[recording], query, key))
+        return _floats(_facts.pair(self._shown[recording], query, key))
 
     def _written_out(self, parameters: Parameters) -> Answer:
         recording, layer, head = parameters.head()
-        tokens = self.recordings[recording].tokens, self.recordings[recording].query_tokens
+        tokens = self._shown[recording].tokens, self._shown[recording].query_tokens
         queries = parameters.numbers("queries", len(tokens[1]), MAX_STEPS)
         keys = parameters.numbers("keys", len(tokens[0]), MAX_STEPS)
         parameters.done()
-        return _json(_steps.steps(self.recordings[recording].layers[layer], head, queries, keys))
+        return _json(_steps.steps(self._shown[recording].layers[layer], head, queries, keys))
 
     _endpoints: ClassVar[dict[str, Callable[[Answers, Parameters], Answer]]] = {
         "about": _about,
@@ -232,7 +235,7 @@ class Parameters:
         if len(self._left) < len(pairs):
             twice = next(name for n, (name, _) in enumerate(pairs) if name in dict(pairs[:n]))
             raise RequestError(f"{_quoted(twice)} is given twice; give it once.")
-        self._recordings = recordings
+        self._recordings = recordings  # as they are, then without their first tokens
         self._recording = 0
         self._layer = 0
 
@@ -244,9 +247,12 @@ class Parameters:
             )
 
     def recording(self) -> int:
-        """The number of a recording, by default the first."""
+        """The number of a recording, by default the first; of it without its first token."""
+        count = len(self._recordings) // 2
         if "recording" in self._left:
-            self._recording = self.number("recording", len(self._recordings))
+            self._recording = self.number("recording", count)
+        if "first" in self._left and self.word("first", FIRST) == "hidden":
+            self._recording += count
         return self._recording
 
     def layer(self) -> int:

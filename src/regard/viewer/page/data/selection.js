@@ -14,7 +14,7 @@ import { usualScale } from "../drawing/colours.js";
 
 /**
  * @typedef {{view: View, recording: number, layer: number, head: number, query: number | null,
- *   key: number | null, plane: Plane, scale: Scale | "", side: Side, low: number | null,
+ *   key: number | null, plane: Plane, scale: Scale | "", first: "" | "hidden", side: Side, low: number | null,
  *   high: number | null, span: number | null, compare: Compare, other: string, x: number | null,
  *   y: number | null, zoom: number | null}} Fields
  */
@@ -40,6 +40,7 @@ const DEFAULTS = {
   key: null,
   plane: "max", // or "mass"
   scale: "", // "linear", "log" or "uniform"; by itself as many keys need it
+  first: "", // or "hidden": the first token, and the others share its weight
   side: "to", // what the query attends to; "by": what the key is attended by
   low: null, // the range of colours, where it was edited; see Range
   high: null,
@@ -66,6 +67,7 @@ export class Selection extends EventTarget {
   key = DEFAULTS.key;
   plane = DEFAULTS.plane;
   scale = DEFAULTS.scale;
+  first = DEFAULTS.first;
   side = DEFAULTS.side;
   low = DEFAULTS.low;
   high = DEFAULTS.high;
@@ -151,11 +153,12 @@ export class Selection extends EventTarget {
   }
 
   /**
-   * {recording, layer, head}: the first parameters of every request.
+   * {recording, layer, head, first}: the first parameters of every request.
    * @returns {Place}
    */
   get where() {
-    return { recording: this.recording, layer: this.layer, head: this.head };
+    const { recording, layer, head } = this;
+    return { recording, layer, head, first: this.first || undefined };
   }
 
   /**
@@ -163,7 +166,8 @@ export class Selection extends EventTarget {
    * @returns {Place | null}
    */
   get otherWhere() {
-    return this.compare ? placeOf(this.about, this.other) : null;
+    const place = this.compare ? placeOf(this.about, this.other) : null;
+    return place && { ...place, first: this.first || undefined };
   }
 
   // The scale of the colours.
@@ -244,11 +248,12 @@ function inside(n, count) {
 
 const NAMES = /** @type {(keyof Fields)[]} */ (Object.keys(DEFAULTS));
 
-/** @type {Record<"view" | "plane" | "scale" | "side" | "compare", string[]>} */
+/** @type {Record<"view" | "plane" | "scale" | "first" | "side" | "compare", string[]>} */
 const CHOICES = {
   view: ["map", "steps"],
   plane: ["max", "mass"],
   scale: ["", "linear", "log", "uniform"],
+  first: ["", "hidden"],
   side: ["to", "by"],
   compare: ["", "side", "difference"],
 };
@@ -271,7 +276,7 @@ export function placeOf(about, name) {
 /**
  * `L5H3`, by the numbers of the layer and of the head in the model.
  * @param {About} about
- * @param {Place} where
+ * @param {Omit<Place, "first">} where
  */
 export function nameOfPlace(about, where) {
   const [layer, head] = numbersOf(about, where);
@@ -290,7 +295,7 @@ export function sharing({ heads, key_heads: keyHeads, head_numbers: numbers }, k
 
 /**
  * @param {About} about
- * @param {Place} where
+ * @param {Omit<Place, "first">} where
  * @returns {[layer: number, head: number]}
  */
 function numbersOf(about, { recording, layer, head }) {

@@ -30,7 +30,12 @@
 
 /** @typedef {{version: number, recordings: RecordingFacts[]}} About */
 
-/** @typedef {{recording: number, layer: number}} LayerPlace */
+/**
+ * A layer; `first` is "hidden" for its weights without those of the first token.
+ * @typedef {{recording: number, layer: number, first?: First}} LayerPlace
+ */
+
+/** @typedef {"hidden" | undefined} First */
 
 /**
  * A head, as the parameters of a request name it.
@@ -145,7 +150,7 @@ export class Source {
 
   /**
    * ln of the weight of one pair in every head of every layer, layer after layer.
-   * @param {{recording: number, query: number, key: number}} where
+   * @param {{recording: number, query: number, key: number, first?: First}} where
    * @param {AbortSignal} [signal]
    */
   pair(where, signal) {

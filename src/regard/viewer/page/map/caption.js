@@ -36,6 +36,7 @@ export function captionOf(context, frame, progress) {
     headsText(context, frame),
     binText(frame.view.level, selection.plane),
     sharedText(selection),
+    selection.first ? "first token hidden" : "",
   ];
   return [...parts, progress].filter((part) => part).join(" · ");
 }

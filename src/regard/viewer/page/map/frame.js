@@ -390,8 +390,8 @@ export function factsOf(about, { recording, layer }) {
 }
 
 /** @param {Place} where */
-export function headName({ recording, layer, head }) {
-  return `${recording}/${layer}/${head}`;
+export function headName({ recording, layer, head, first }) {
+  return `${recording}/${layer}/${head}/${first ?? ""}`;
 }
 
 /**

@@ -189,12 +189,15 @@ class LocalAnswers {
    */
   async #heads(parameters, signal) {
     const [recording, layer] = parameters.layer();
-    const { heads: count } = await this.#layer(recording, layer);
+    const { first } = parameters;
+    const { heads: count } = await this.#layer(recording, layer, first);
     const numbers = Array.from({ length: count }, (_, head) => head);
-    const heads = await Promise.all(numbers.map((head) => this.#head(recording, layer, head)));
+    const heads = await Promise.all(
+      numbers.map((head) => this.#head(recording, layer, head, first)),
+    );
     const make = () =>
       new HeadsWork(heads, parameters.facts.itself ? parameters.tokens("key") : null);
-    const work = await this.#worked(`heads ${recording} ${layer}`, make, LATER, signal);
+    const work = await this.#worked(`heads ${recording} ${layer} ${first}`, make, LATER, signal);
     return { value: work.facts(), coverage: work.coverage };
   }
 
@@ -203,12 +206,13 @@ class LocalAnswers {
    * @param {AbortSignal} [signal]
    */
   async #pair(parameters, signal) {
-    const [query, key, recording] = [parameters.query(), parameters.key(), parameters.recording];
+    const [query, key] = [parameters.query(), parameters.key()];
+    const { recording, first } = parameters;
     const found = [];
     for (const layer of this.data.recordings[recording].layers.keys()) {
-      const { heads } = await this.#layer(recording, layer);
+      const { heads } = await this.#layer(recording, layer, first);
       for (let n = 0; n < heads; n++) {
-        const head = await this.#head(recording, layer, n);
+        const head = await this.#head(recording, layer, n, first);
         if (this.turns.isOver) await this.turns.wait(SOON, signal);
         found.push(head.log(query, key));
       }
@@ -313,20 +317,26 @@ class LocalAnswers {
   /**
    * @param {number} recording
    * @param {number} layer
+   * @param {LocalParameters["first"]} first
+   * @returns {Promise<HeldLayer>}
    */
-  #layer(recording, layer) {
-    const make = () => readLayer(this.data.recordings[recording].layers[layer], this.textOf);
-    return cached(this.layers, `${recording} ${layer}`, make);
+  #layer(recording, layer, first) {
+    const make = async () => {
+      if (first === "hidden") return withoutFirst(await this.#layer(recording, layer, "shown"));
+      return readLayer(this.data.recordings[recording].layers[layer], this.textOf);
+    };
+    return cached(this.layers, `${recording} ${layer} ${first}`, make);
   }
 
   /**
    * @param {number} recording
    * @param {number} layer
    * @param {number} head
+   * @param {LocalParameters["first"]} first
    */
-  #head(recording, layer, head) {
-    const make = async () => new AttentionHead(await this.#layer(recording, layer), head);
-    return cached(this.heads, `${recording} ${layer} ${head}`, make);
+  #head(recording, layer, head, first) {
+    const make = async () => new AttentionHead(await this.#layer(recording, layer, first), head);
+    return cached(this.heads, `${recording} ${layer} ${head} ${first}`, make);
   }
 }
 
@@ -390,6 +400,22 @@ async function readLayer({ arrays, ...options }, textOf) {
     keySegments: keySegments?.values ?? null,
     intervalFirst: first?.values ?? null,
     intervalLast: last?.values ?? null,
+  };
+}
+
+/**
+ * The layer with its first key hidden.
+ * @param {HeldLayer} layer
+ * @returns {HeldLayer}
+ */
+function withoutFirst(layer) {
+  const { queries, keys, intervalFirst, intervalLast } = layer;
+  const from = (/** @type {number} */ i) => Math.max(1, intervalFirst?.[i] ?? 0);
+  const to = (/** @type {number} */ i) => Math.max(1, intervalLast?.[i] ?? keys);
+  return {
+    ...layer,
+    intervalFirst: Float64Array.from({ length: queries }, (_, i) => from(i)),
+    intervalLast: Float64Array.from({ length: queries }, (_, i) => to(i)),
   };
 }
 

@@ -4,6 +4,8 @@
 /** @import { PackedData } from "./local.js" */
 /** @import { Part } from "./work.js" */
 
+const FIRST = /** @type {const} */ (["shown", "hidden"]);
+
 export class LocalParameters {
   /**
    * @param {Parameters} parameters
@@ -14,6 +16,7 @@ export class LocalParameters {
     this.data = data;
     this.recording = parameters.recording === undefined ? 0 : this.#recording();
     this.facts = data.about.recordings[this.recording];
+    this.first = parameters.first === undefined ? "shown" : this.word("first", FIRST);
   }
 
   #recording() {
@@ -25,10 +28,10 @@ export class LocalParameters {
     return [this.recording, this.number("layer", this.facts.layers.length)];
   }
 
-  /** @returns {[recording: number, layer: number, head: number]} */
+  /** @returns {[recording: number, layer: number, head: number, first: LocalParameters["first"]]} */
   head() {
     const [recording, layer] = this.layer();
-    return [recording, layer, this.number("head", this.facts.layers[layer].heads)];
+    return [recording, layer, this.number("head", this.facts.layers[layer].heads), this.first];
   }
 
   query() {

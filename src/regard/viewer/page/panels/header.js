@@ -35,10 +35,10 @@ export function makeHeader(context, parts) {
   const facts = make("span", { class: "regard-facts" });
   const controls = makeControls(selection);
   const recording = about.recordings.length > 1 ? recordingPicker(context) : null;
-  const [view, layer, head, scale, plane] = controls.elements;
+  const [view, layer, head, scale, plane, first] = controls.elements;
   /** @type {(name: string, ...nodes: (Node | undefined)[]) => HTMLElement} */
   const group = (name, ...nodes) => make("div", { class: `regard-group ${name}` }, ...nodes);
-  const looks = group("regard-looks", scale, plane);
+  const looks = group("regard-looks", scale, plane, first);
   plane.title = "What a cell of several weights shows: the strongest, or their share of a row";
   const element = make(
     "header",
@@ -77,6 +77,9 @@ function makeControls(selection) {
     selection.set({ scale: /** @type {Scale} */ (scale) });
   });
   const plane = makeSwitch("Plane", PLANES, (plane) => selection.set({ plane }));
+  const first = make("button", { type: "button", class: "regard-button", text: "hide first" });
+  first.title = "Hide the first token, often an attention sink: the others share its weight";
+  first.addEventListener("click", () => selection.set({ first: selection.first ? "" : "hidden" }));
   scale.fill(SCALES);
   const options = (/** @type {number[]} */ numbers) =>
     numbers.map((number, n) => /** @type {Option} */ ([n, number]));
@@ -95,8 +98,10 @@ function makeControls(selection) {
     view.show(selection.view);
     scale.show(selection.usedScale);
     plane.show(selection.plane);
+    first.setAttribute("aria-pressed", String(selection.first === "hidden"));
   };
-  return { elements: [view, layer, head, scale, plane].map(({ element }) => element), show };
+  const elements = [view, layer, head, scale, plane].map(({ element }) => element);
+  return { elements: [...elements, first], show };
 }
 
 /** @param {Context} context */

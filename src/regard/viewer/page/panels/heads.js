@@ -44,7 +44,7 @@ const AGAIN_MS = 1000; // until thumbnails without all rows are requested again
 /** @type {(keyof Fields)[]} */
 const LOOKS = ["low", "high", "scale"]; // fields of the selection that change the colours
 /** @type {(keyof Fields)[]} */
-const PAIR = ["recording", "query", "key"];
+const PAIR = ["recording", "query", "key", "first"];
 
 /** @param {Context} context */
 export function makeHeads(context) {
@@ -109,7 +109,7 @@ class HeadsPanel {
 
   start() {
     this.selection.listen((changed) => {
-      if (changed.has("recording")) this.#read();
+      if (changed.has("recording") || changed.has("first")) this.#read();
       if (this.coloursPair && LOOKS.some((name) => changed.has(name))) this.paintAll();
       if (changed.has("layer") || changed.has("head")) this.#showChosen();
       if (PAIR.some((name) => changed.has(name))) this.#readPair();
@@ -152,8 +152,8 @@ class HeadsPanel {
     const left = [];
     await this.context.drawn;
     for (const layer of layers) {
-      const { recording } = this.selection;
-      const facts = await this.context.source.heads({ recording, layer });
+      const { recording, first } = this.selection.where;
+      const facts = await this.context.source.heads({ recording, layer, first });
       if (run !== this.run) return;
       this.facts[layer] = facts;
       for (const cell of this.#cellsOf(layer)) this.#paint(cell);
@@ -315,9 +315,14 @@ class HeadsPanel {
   }
 
   async #requestPair() {
-    const { recording, query, key } = this.selection;
+    const { recording, query, key, where } = this.selection;
     if (query === null || key === null) return;
-    const { values } = await this.context.source.pair({ recording, query, key });
+    const { values } = await this.context.source.pair({
+      recording,
+      query,
+      key,
+      first: where.first,
+    });
     const now = this.selection;
     if (now.recording !== recording || now.query !== query || now.key !== key) return;
     this.pair = values;

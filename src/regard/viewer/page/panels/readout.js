@@ -16,7 +16,7 @@ import { countSeen, countText, weightWords } from "../drawing/numbers.js";
 
 /**
  * @typedef {{view: Record<View, string>, plane: Record<Plane, string>,
- *   scale: Record<Scale, string>, side: Record<Side, string>,
+ *   scale: Record<Scale, string>, first: Record<"" | "hidden", string>, side: Record<Side, string>,
  *   compare: Record<Compare, string>}} Words
  */
 
@@ -25,11 +25,12 @@ const WORDS = {
   view: { map: "Map", steps: "Steps" },
   plane: { max: "strongest weight of each cell", mass: "share of each cell" },
   scale: { linear: "scale: linear", log: "scale: logarithmic", uniform: "scale: times uniform" },
+  first: { "": "first token shown", hidden: "first token hidden: the others share its weight" },
   side: { to: "text: what the query attends to", by: "text: what the key is attended by" },
   compare: { "": "no comparison", side: "side by side", difference: "difference" },
 };
 /** @type {(keyof Fields)[]} */
-const PAIR = ["recording", "layer", "head", "query", "key"];
+const PAIR = ["recording", "layer", "head", "query", "key", "first"];
 
 // {element, say(text), aside(text)}: the last message, and beside it the progress.
 export function makeReadout() {
@@ -51,11 +52,12 @@ export function describeChanges(context) {
   let latest = 0;
   const describe = async (/** @type {Changed} */ changed) => {
     const own = ++latest;
-    const { view, plane, usedScale, side, compare } = selection;
+    const { view, plane, usedScale, first, side, compare } = selection;
     const said = [];
     if (changed.has("view")) said.push(WORDS.view[view]);
     if (changed.has("plane")) said.push(WORDS.plane[plane]);
     if (changed.has("scale")) said.push(WORDS.scale[usedScale]);
+    if (changed.has("first")) said.push(WORDS.first[first]);
     if (changed.has("side")) said.push(WORDS.side[side]);
     if (changed.has("compare")) said.push(WORDS.compare[compare]);
     if (changed.has("layer") || changed.has("head")) said.push(selection.name);

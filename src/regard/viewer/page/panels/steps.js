@@ -36,7 +36,7 @@ const STRONGEST = 12; // keys of longer texts
 const WIDE = 176; // pixels of a vector of many numbers
 const NUMBER = 48; // of a number that is written out
 /** @type {(keyof Fields)[]} */
-const FOLLOWED = ["recording", "layer", "head", "query", "key", "view"];
+const FOLLOWED = ["recording", "layer", "head", "query", "key", "first", "view"];
 
 /** @param {Context} context */
 export function makeSteps(context) {

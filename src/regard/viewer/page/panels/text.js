@@ -22,7 +22,18 @@ const PLACES = 12;
 const LEAST = 0.00005; // shown as 0.0001
 const AGAIN_MS_TEXT = 700; // until a column without all rows is requested again
 /** @type {(keyof Fields)[]} */
-const CHANGES = ["recording", "layer", "head", "query", "key", "side", "scale", "low", "high"];
+const CHANGES = [
+  "recording",
+  "layer",
+  "head",
+  "query",
+  "key",
+  "first",
+  "side",
+  "scale",
+  "low",
+  "high",
+];
 
 /** @param {Context} context */
 export function makeText(context) {
