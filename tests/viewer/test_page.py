@@ -69,6 +69,13 @@ def test_a_fresh_page_looks_from_the_last_query_to_its_strongest_key(show):
     assert re.search(rf"#L0H0&query={last}", page.url)
 
 
+def test_a_comparison_without_its_other_head_takes_the_next(show):
+    page = show(spoken(), "L0H1&query=5&key=3&compare=side")
+    is_chosen(page, 5, 3)
+    page.wait_for_function("() => location.hash.includes('other=L0H2')")
+    assert page.locator(".regard-map-title:visible").count() == 2
+
+
 def test_a_page_without_a_query_that_sees_anything_opens(show):
     array = np.ones((1, 3, 2), np.float32)
     layer = Layer(array, array, array, key_lengths=0)

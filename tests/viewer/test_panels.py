@@ -107,6 +107,17 @@ def test_hovering_isolates_a_token_and_names_its_weight(show):
     assert page.locator(".regard-isolated").count() == 0
 
 
+def test_what_a_causal_query_sees_is_in_view_above_it(show):
+    words = [f" word{n}" for n in range(600)]
+    page = show(spoken(words), "L0H1&query=302&key=3")
+    is_chosen(page, 302, 3)
+    field = page.locator(".regard-text-page")
+    token = field.locator(".regard-token").nth(302).bounding_box()
+    frame = field.bounding_box()
+    assert token["y"] > frame["y"] + 0.6 * frame["height"]
+    assert token["y"] + token["height"] <= frame["y"] + frame["height"] + 1
+
+
 def test_a_query_that_sees_nothing_says_so(show):
     recording = spoken(query_start=-3, query_tokens=SENTENCE)
     page = show(recording, "L0H0&query=1&key=0")

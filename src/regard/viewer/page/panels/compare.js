@@ -60,6 +60,8 @@ export function makeCompare(context) {
     if (FOLLOWED.some((name) => changed.has(name))) show();
   });
   show();
+  // An address may say to compare, and not with what.
+  if (selection.compare && !selection.otherWhere) compareBy(selection, selection.compare);
   const toggle = () => {
     const ways = /** @type {Compare[]} */ (Object.keys(WAYS));
     compareBy(selection, ways[(ways.indexOf(selection.compare) + 1) % ways.length]);

@@ -147,7 +147,8 @@ class TextPanel {
     this.field.fill(line.text, line.own && line.side === "by" ? null : boundary);
     this.field.paint(tint, line.chosen, line.locked);
     this.field.mark(this.hits, this.hit);
-    if (!this.hit) this.field.show(line.chosen ?? line.locked);
+    const low = line.side === "to" && this.selection.layerFacts.causal;
+    if (!this.hit) this.field.show(line.chosen ?? line.locked, low);
   }
 
   /**

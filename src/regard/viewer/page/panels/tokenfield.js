@@ -118,9 +118,16 @@ export class TokenField {
     if (place !== null) this.nodes[place]?.classList.add("regard-isolated");
   }
 
-  /** @param {number} place */
-  show(place) {
-    if (this.nodes[place]) showInside(this.scroller, this.nodes[place]);
+  /**
+   * Scrolls a token into view; `low`: to the foot, so that what comes before it is in view.
+   * @param {number} place
+   * @param {boolean} [low]
+   */
+  show(place, low = false) {
+    const node = this.nodes[place];
+    if (!node) return;
+    if (low) this.scroller.scrollTop = 0;
+    showInside(this.scroller, node);
   }
 
   #listen() {
