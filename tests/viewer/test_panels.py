@@ -118,6 +118,21 @@ def test_what_a_causal_query_sees_is_in_view_above_it(show):
     assert token["y"] + token["height"] <= frame["y"] + frame["height"] + 1
 
 
+@pytest.mark.parametrize(
+    ("text", "is_code"),
+    [
+        ("def f(x):\n    if x:\n        return 1\n    return [\n        2,\n    ]\n", True),
+        ("A first line.\nA second, which is longer,\nand the last of the three.\n", False),
+        ("def f(x): return x", False),
+    ],
+)
+def test_a_program_is_set_in_one_width(show, text, is_code):
+    page = show(spoken(re.findall(r"\s*\S+|\s+", text)), "L0H1&query=2&key=1")
+    is_chosen(page, 2, 1)
+    field = page.locator(".regard-tokens")
+    assert ("mono" in field.evaluate("n => getComputedStyle(n).fontFamily").lower()) == is_code
+
+
 def test_a_query_that_sees_nothing_says_so(show):
     recording = spoken(query_start=-3, query_tokens=SENTENCE)
     page = show(recording, "L0H0&query=1&key=0")

@@ -59,6 +59,7 @@ export class TokenText {
     // Tokens without any space come from a tokenizer that drops spaces.
     const some = tokens.slice(0, 2000);
     this.spaced = some.length > 1 && !some.some((text) => /\s/.test(cleanToken(text)));
+    this.isCode = isCode(some.map(cleanToken).join(""));
   }
 
   get length() {
@@ -114,6 +115,16 @@ export class TokenText {
     this.searched = { text: parts.join(""), starts };
     return this.searched;
   }
+}
+
+/**
+ * Whether many lines of a text are indented, or end as lines of programs do.
+ * @param {string} text
+ */
+function isCode(text) {
+  const lines = text.split("\n").filter((line) => line.trim());
+  const like = lines.filter((line) => /^(\t| {2,})\S|[({[:;,]\s*$/.test(line));
+  return lines.length >= 3 && like.length >= 0.4 * lines.length;
 }
 
 /**

@@ -51,6 +51,7 @@ export class TokenField {
       this.#node(text, place, boundary),
     );
     this.element.replaceChildren(...this.nodes);
+    this.element.classList.toggle("regard-code", text.isCode);
   }
 
   /**
