@@ -7,13 +7,13 @@ recording on request.
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic
 
 import numpy as np
 
-from regard._base.types import ArrayT
+from regard._base.types import Array, ArrayT
 from regard._weights.parts import place_of
 from regard.recording._checks import (
     check_key_count,
@@ -114,6 +114,77 @@ class Recording(Generic[ArrayT]):
         self.grids = checked_grids(grids, len(self.tokens))
         self._others = _checked_others(group, others)
 
+    @classmethod
+    def from_weights(
+        cls,
+        tokens: Sequence[str],
+        weights: Iterable[Array[object]] | Mapping[int, Array[object]],
+        *,
+        query_tokens: Sequence[str] | None = None,
+        names: Sequence[str] | None = None,
+        model: str = "",
+        sinks: bool = False,
+        boundary: int | None = None,
+        grids: Sequence[Grid | tuple[int, int, int]] = (),
+    ) -> Recording[NDArray[np.floating[Any]]]:
+        """A recording of weights that exist already, without query and key.
+
+        All that weights are enough for works: ``weights``, ``heads``, ``figure``, ``view``,
+        ``save``; ``steps`` and ``weights[layer].lse`` raise an UnsupportedError. Each row is
+        divided by its sum, and weights come back within 1e-6 of that (1e-14 for float64).
+
+        Args:
+            tokens: texts of the ``Lk`` keys.
+            weights: for each layer ``(H, Lq, Lk)`` or ``(1, H, Lq, Lk)``, NumPy arrays or torch
+                tensors of any floating dtype: the ``attentions`` of transformers,
+                ``[cache["pattern", n] for n in range(layers)]`` of TransformerLens, one array
+                ``(layers, H, Lq, Lk)``; or a dict of layer numbers and such arrays. A layer whose
+                weights after a query's position are all 0 is causal: they are masked.
+            query_tokens: as of any recording; with them no layer is causal.
+            names: of each layer's module.
+            model: name of the model, for people.
+            sinks: whether rows may sum to less than 1, the rest being that of an attention sink.
+            boundary, grids: as of any recording.
+
+        Returns:
+            The recording, with NumPy arrays of its own: float32, or float64 of float64.
+
+        Raises:
+            MaterializeError: together above the limit that ``regard.limits`` sets.
+            ShapeError: axes or lengths that do not fit, or more than one text.
+            TypeError: no float arrays.
+            ValueError: a weight that is not finite or below 0, or a row that does not sum to 1
+                within the rounding of its dtype, nor to 0.
+
+        Example:
+            >>> halves = np.array([[[1.0, 0.0], [0.5, 0.5]]])
+            >>> recording = Recording.from_weights(["a", "b"], [halves])
+            >>> recording
+            Recording(2 tokens, 1 layer, 1 head, 32 B)
+            >>> recording.weights[0].head(0).entropy().round(4)
+            array([0.    , 0.6931])
+        """
+        from regard.recording import _dense
+
+        given = _dense.listed(weights)
+        tokens = checked_tokens("tokens", tokens)
+        for _, what, x in given:
+            _dense.check_lengths(
+                what, x, len(tokens), None if query_tokens is None else len(query_tokens)
+            )
+        _dense.check_size([x for *_, x in given])
+        causal = None if query_tokens is None else False
+        layers: list[Layer[NDArray[np.floating[Any]]]] = [
+            Layer(
+                **_dense.arguments(what, x, causal, sinks), name=name, number=number,
+                weights_only=True,
+            )
+            for (number, what, x), name in zip(given, _dense.names_of(names, len(given)))
+        ]  # fmt: skip
+        return Recording(
+            tokens, layers, model=model, query_tokens=query_tokens, boundary=boundary, grids=grids
+        )
+
     @property
     def layers(self) -> tuple[Layer[ArrayT], ...]:
         """Query, key, value and options of every layer."""
@@ -158,10 +229,12 @@ class Recording(Generic[ArrayT]):
         Raises:
             IndexError: no such layer or head.
             MaterializeError: too large to be written out.
+            UnsupportedError: weights alone are known.
         """
         from regard._showing.steps import steps
 
         found = self.layers[self._weights.place_of(layer)].head(head)
+        found.require_vectors("steps")
         query, key, value = found._held
         return steps(
             query[0],
@@ -377,7 +450,7 @@ class LayerWeights(Collection["AttentionWeights[ArrayT]"]):
             found = self._layers[place]
             query, key, _ = found._held
             weights = AttentionWeights(query, key, **found.options)
-            self._made[place] = weights._numbered(found.head_numbers)
+            self._made[place] = weights._recorded(found.head_numbers, found.weights_only)
         return self._made[place]
 
     def __iter__(self) -> Iterator[AttentionWeights[ArrayT]]:
