@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeAlias, overload
 
@@ -552,15 +552,19 @@ class AttentionWeights(Generic[ArrayT]):
         self,
         *index: int,
         how: PoolHow = "max",
-        tokens: list[str] | None = None,
+        tokens: Sequence[str] | None = None,
         ax: Axes | None = None,
     ) -> Axes:
         """Draws one matrix with matplotlib, pooled to at most 512 × 512 bins.
 
+        Colours are linear below 100 keys and logarithmic from there on, in per cent; cells of up to
+        12 × 12 show their numbers.
+
         Args:
             index: which matrix: one int for each axis before ``Lq``; by default the first.
             how: as in ``pool``.
-            tokens: labels of the keys, and of the queries where they are as many.
+            tokens: labels of the keys, and of the queries where they are as many; positions where
+                they have no room.
             ax: the matplotlib Axes to draw into; by default a new figure's.
 
         Returns:
@@ -571,7 +575,7 @@ class AttentionWeights(Generic[ArrayT]):
             IndexError: no such matrix.
             ShapeError: the tokens are neither as many as the keys nor as the queries.
         """
-        from regard._showing.picture import plot_weights
+        from regard._showing.figure import plot_weights
 
         return plot_weights(self, index, how, tokens, ax)
 

@@ -29,6 +29,7 @@ from regard.recording._layer import Layer
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from regard._showing.figure import Figure, Scale
     from regard._showing.steps import Steps
     from regard._weights.attention_weights import AttentionWeights
     from regard.heads import HeadScores
@@ -291,6 +292,82 @@ class Recording(Generic[ArrayT]):
         from regard.heads import head_scores
 
         return head_scores(self, queries, receivers)
+
+    def figure(
+        self,
+        layer: int | None = None,
+        head: int | None = None,
+        *,
+        heads: Sequence[tuple[int, int]] | None = None,
+        rows: slice | None = None,
+        columns: slice | None = None,
+        scale: Scale = "auto",
+        dpi: float = 300,
+        size: tuple[float, float] | None = None,
+        transparent: bool = False,
+    ) -> Figure:
+        """Draw heads as a figure for a paper, in memory linear in the length.
+
+        Args:
+            layer, head: numbers of one head; negative ones count from the last. Of a layer alone
+                all heads are drawn.
+            heads: several instead, ``(layer, head)`` each, as small multiples with one colour bar.
+            rows, columns: which queries and keys; by default all.
+            scale: colours of the weights: ``"linear"``, from 0 to the largest; ``"log"``, from
+                0.001 % to 100 %; ``"uniform"``, a weight divided by that of equal weights on all
+                unmasked keys; ``"auto"``, linear below 100 keys and log from there on.
+            dpi: pixels per inch, of a PNG and of the heatmaps in PDF and SVG.
+            size: width and height in inches; by default as large as the tokens need.
+            transparent: no white behind it.
+
+        Returns:
+            The figure: ``figure(...).save("head.pdf")``, or ``.svg`` or ``.png``; in a notebook it
+            is shown. Where there are more cells than pixels, each shows its strongest weight.
+
+        Raises:
+            IndexError: no such layer or head.
+            ModuleNotFoundError: matplotlib is not installed: ``pip install "regard[plot]"``.
+            ShapeError: nothing to draw.
+            TypeError: no head is named, or one in two ways.
+            ValueError: an unknown scale, a step other than 1, or a size or dpi that is not
+                positive, or too large together.
+        """
+        from regard._showing.figure import Figure, Panel
+
+        chosen = [
+            (self.layer_numbers[place], self._layers[place].head_numbers[h])
+            for place, h in self._places(layer, head, heads)
+        ]
+        panels = [Panel(f"L{n}H{h}", self.weights[n].head(h)) for n, h in chosen]
+        return Figure(
+            panels, (self.query_tokens, self.tokens), rows=rows, columns=columns, scale=scale,
+            dpi=dpi, size=size, transparent=transparent,
+        )  # fmt: skip
+
+    def _places(
+        self, layer: int | None, head: int | None, heads: Sequence[tuple[int, int]] | None
+    ) -> list[tuple[int, int]]:
+        """Places of the layers and heads that are named."""
+        if (layer is None) == (heads is None) or (heads is not None and head is not None):
+            raise TypeError(
+                "figure: name one head, figure(layer, head), all of a layer, figure(layer), or"
+                " several, figure(heads=[(layer, head), ...])."
+            )
+        if heads is None:
+            if head is None:
+                place = self._weights.place_of(layer)
+                return [(place, h) for h in range(self._layers[place].heads)]
+            heads = [(layer, head)]
+        found = []
+        for pair in heads:
+            if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+                raise TypeError(f"figure: heads has {pair!r}; a pair (layer, head) is needed.")
+            place = self._weights.place_of(pair[0])
+            numbers = self._layers[place].head_numbers
+            found.append((place, place_of("recording: head", pair[1], numbers)))
+        if not found:
+            raise TypeError("figure: heads is empty; name at least one (layer, head).")
+        return found
 
     def view(
         self, *, other: Recording[Any] | None = None, open_browser: bool = True, port: int = 0
