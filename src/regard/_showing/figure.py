@@ -56,6 +56,12 @@ STYLE = {
     "xtick.major.width": 0.6,
     "ytick.major.width": 0.6,
 }
+# For tokens in scripts that matplotlib's own font has no signs for, where they are installed.
+FALLBACKS = (
+    "Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans", "Noto Sans Arabic", "Noto Sans Hebrew",
+    "Noto Sans Devanagari", "Noto Emoji", "Arial Unicode MS", "Hiragino Sans", "PingFang SC",
+    "Microsoft YaHei", "Segoe UI Symbol", "WenQuanYi Zen Hei", "Unifont",
+)  # fmt: skip
 METADATA: dict[str, dict[str, None]] = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
 
 
@@ -223,7 +229,8 @@ def plot_weights(
     of_queries = tokens if tokens is not None and len(tokens) == Lq else None
     of_keys = tokens if tokens is not None and len(tokens) == Lk else None
     part = Part.of((Lq, Lk), None, None, (of_queries, of_keys))
-    ax = pyplot.subplots(layout="constrained")[1] if ax is None else ax
+    if ax is None:
+        ax = pyplot.subplots(layout=_layout(part))[1]
     scale = _chosen("auto", Lk)
     picture = _picture(matrix, part, 512, scale, how)
     image = _draw(ax, picture, part, _norm(scale, [picture]))
@@ -235,20 +242,13 @@ def plot_weights(
 
 
 def _style() -> dict[str, Any]:
-    """The style, with fonts for tokens that matplotlib's own one has no signs for."""
+    """The style, and fonts after those that are set."""
     import matplotlib
     from matplotlib import font_manager
 
     families = list(matplotlib.rcParams["font.family"])
     there = {font.name for font in font_manager.fontManager.ttflist}
     return STYLE | {"font.family": families + [name for name in FALLBACKS if name in there]}
-
-
-FALLBACKS = (
-    "Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans", "Noto Sans Arabic", "Noto Sans Hebrew",
-    "Noto Sans Devanagari", "Noto Emoji", "Arial Unicode MS", "Hiragino Sans", "PingFang SC",
-    "Microsoft YaHei", "Segoe UI Symbol", "WenQuanYi Zen Hei", "Unifont",
-)  # fmt: skip
 
 
 def _check_format(scale: Any, dpi: Any, size: Any) -> None:
@@ -296,15 +296,16 @@ def _drawn(
 
     across = 1 if len(panels) == 1 else min(len(panels), 4, math.ceil(math.sqrt(1.5 * len(panels))))
     down = -(-len(panels) // across)
-    width, height = _panel(part, len(panels)) if size is None else (size[0] / across, size[1] / down)
+    width, height = (
+        _panel(part, len(panels)) if size is None else (size[0] / across, size[1] / down)
+    )
     bins = min(MOST_BINS, max(64, round(dpi * max(width, height))))
     pictures = [_picture(panel.weights, part, bins, scale, "max") for panel in panels]
     norm = _norm(scale, pictures)
     if size is None:
         left, below = (_room(names) for names in part.names)
         size = across * (width + 0.12) + left + 1.1, down * (height + 0.3) + below + 0.4
-    # Panels of cells that are squares are narrower than their room: "compressed" closes the gaps.
-    figure = Figure(figsize=size, dpi=dpi, layout="compressed" if _is_square(part) else "constrained")
+    figure = Figure(figsize=size, dpi=dpi, layout=_layout(part))
     grid = figure.subplots(down, across, squeeze=False)
     every = list(grid.flat)
     for ax, panel, picture in zip(every, panels, pictures):
@@ -359,6 +360,11 @@ def _is_square(part: Part) -> bool:
     return min(part.shape) >= NARROWEST * max(part.shape)
 
 
+def _layout(part: Part) -> str:
+    """Maps of square cells are narrower than their room: "compressed" closes the gaps."""
+    return "compressed" if _is_square(part) else "constrained"
+
+
 def _picture(
     weights: AttentionWeights[Any], part: Part, bins: int, scale: str, how: PoolHow
 ) -> Picture:
@@ -382,7 +388,9 @@ def _norm(scale: str, pictures: Sequence[Picture]) -> Any:
         return LogNorm(math.exp(LOG_FLOOR), 1, clip=True)
     if scale == "uniform":
         return LogNorm(0.01, 100, clip=True)
-    return Normalize(0, _rounded_up(max(_largest(picture.values) for picture in pictures)), clip=True)
+    return Normalize(
+        0, _rounded_up(max(_largest(picture.values) for picture in pictures)), clip=True
+    )
 
 
 def _largest(values: np.ndarray) -> float:
@@ -429,7 +437,8 @@ def _label(ax: Any, part: Part, cell: float, left: bool = True, below: bool = Tr
         _set_ticks(axis, side, names, cell if _is_square(part) else _along(ax, axis, side), on)
     for text in [*ax.texts]:
         text.remove()
-    if max(part.shape) <= NUMBERED and cell >= 2.4 * SMALLEST:
+    is_linear = ax.images[0].norm.vmin == 0
+    if is_linear and max(part.shape) <= NUMBERED and cell >= 2.4 * SMALLEST:
         _write_numbers(ax, part, cell)
 
 
@@ -446,7 +455,8 @@ def _set_ticks(axis: Any, side: range, names: Sequence[str] | None, cell: float,
     is_down = axis.axis_name == "x"
     if font >= SMALLEST and (names is not None or len(side) <= NUMBERED):
         labels = [str(n) for n in side] if names is None else [shown_token(name) for name in names]
-        turned: Any = {"rotation": 90} if is_down and names is not None else {}
+        is_wide = max(map(len, labels)) * 0.65 * font > cell
+        turned: Any = {"rotation": 90} if is_down and is_wide else {}
         if on:
             axis.set_ticks([*side], labels, parse_math=False, fontsize=font, **turned)
         else:
@@ -460,11 +470,10 @@ def _set_ticks(axis: Any, side: range, names: Sequence[str] | None, cell: float,
 
 
 def _write_numbers(ax: Any, part: Part, cell: float) -> None:
-    """The number of each cell, in per cent or × uniform."""
+    """The number of each cell, in per cent."""
     (image,) = ax.images
     values = image.get_array()
     digits = 1 if cell >= 26 else 0
-    is_share = image.norm.vmax <= 1
     for r, i in enumerate(part.rows):
         for c, j in enumerate(part.columns):
             if values.mask is not np.ma.nomask and values.mask[r, c]:
@@ -473,7 +482,7 @@ def _write_numbers(ax: Any, part: Part, cell: float) -> None:
             red, green, blue, _ = image.cmap(image.norm(x))
             is_light = 0.299 * red + 0.587 * green + 0.114 * blue > 0.55
             ax.text(
-                j, i, f"{100 * x:.{digits}f}" if is_share else f"{x:.2g}",
+                j, i, f"{100 * x:.{digits}f}",
                 ha="center", va="center", fontsize=min(LARGEST, cell / 2.6),
                 color=INK if is_light else "white",
             )  # fmt: skip
@@ -486,10 +495,9 @@ def _label_bar(bar: Any, scale: str, pictures: Sequence[Picture], how: PoolHow) 
     is_uniform = scale == "uniform"
     name = "weight ÷ uniform weight" if is_uniform else "weight"
     down, across = (max(sides) for sides in zip(*(picture.bins for picture in pictures)))
-    if how == "mass":
-        name = f"{name}, summed over keys and averaged over queries"
-    elif (down, across) != (1, 1):
-        name = f"{name}, strongest of up to {down} × {across}"
+    if (down, across) != (1, 1):
+        rule = f"strongest of up to {down} × {across} pairs"
+        name = f"{name}, {'mean over queries, sum over keys' if how == 'mass' else rule}"
     bar.set_label(name)
     bar.locator = MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]) if scale == "linear" else LogLocator(10)
     bar.minorlocator = NullLocator()

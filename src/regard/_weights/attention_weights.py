@@ -659,9 +659,7 @@ class AttentionWeights(Generic[ArrayT]):
         one = self._part(one, place).copy()._call
         found = one.query[0], one.key[0], None
         options = one.options_of(0)
-        return Layer(
-            *found, head_numbers=self._numbers, weights_only=self._weights_only, **options
-        )
+        return Layer(*found, head_numbers=self._numbers, weights_only=self._weights_only, **options)
 
     def _head(self, b: int, h: int) -> AttentionWeights[ArrayT]:
         """The matrix of query head h of batch element b."""

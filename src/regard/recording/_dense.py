@@ -155,16 +155,16 @@ def _rests(what: str, w: np.ndarray, sinks: bool) -> np.ndarray:
     slack = 2 * _rounding(w) + (8 + w.shape[-1]) * 2**-24  # and that of the sum it was divided by
     for i in np.flatnonzero(sums > 1 + slack)[:1]:
         raise ValueError(
-            f"from_weights: {what} query {i} sums to {sums[i]:.6g}; the weights of a query sum to 1."
-            " Take them without dropout (model.eval()), or as w / w.sum(-1, keepdims=True)."
+            f"from_weights: {what} query {i} sums to {sums[i]:.6g}; the weights of a query sum to"
+            " 1. Take them without dropout (model.eval()), or as w / w.sum(-1, keepdims=True)."
         )
     if sinks:
         return (1 - sums).clip(0)
     for i in np.flatnonzero((sums > 0) & (sums < 1 - slack))[:1]:
         raise ValueError(
-            f"from_weights: {what} query {i} sums to {sums[i]:.6g}; the weights of a query sum to 1,"
-            " or to 0 where it sees nothing. If an attention sink takes the rest, say sinks=True;"
-            " if keys are missing, give all of them."
+            f"from_weights: {what} query {i} sums to {sums[i]:.6g}; the weights of a query sum to"
+            " 1, or to 0 where it sees nothing. If an attention sink takes the rest, say"
+            " sinks=True; if keys are missing, give all of them."
         )
     return np.zeros(len(w))
 
