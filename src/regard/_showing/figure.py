@@ -181,8 +181,8 @@ class Figure:
         tight: Any = {"bbox_inches": "tight", "pad_inches": 0.04} if self._is_tight else {}
         with matplotlib.rc_context(_style()):
             self.figure.savefig(
-                file, format=kind, dpi=self._dpi, facecolor="white", transparent=self._transparent,
-                metadata=METADATA.get(kind), **tight,
+                file, format=kind, dpi=self._dpi, metadata=METADATA.get(kind),
+                facecolor="none" if self._transparent else "white", **tight,
             )  # fmt: skip
         return file.getvalue()
 
@@ -449,7 +449,7 @@ def _along(ax: Any, axis: Any, side: range) -> float:
 
 
 def _set_ticks(axis: Any, side: range, names: Sequence[str] | None, cell: float, on: bool) -> None:
-    from matplotlib.ticker import MaxNLocator, ScalarFormatter
+    from matplotlib.ticker import MaxNLocator
 
     font = min(LARGEST, 0.9 * cell)
     is_down = axis.axis_name == "x"
@@ -464,9 +464,10 @@ def _set_ticks(axis: Any, side: range, names: Sequence[str] | None, cell: float,
         axis.set_tick_params(length=0)
         return
     most = max(2, min(8, int(cell * len(side) / (30 if is_down else 18))))
-    axis.set_major_locator(MaxNLocator(most, integer=True, steps=[1, 2, 5, 10]))
-    axis.set_major_formatter(ScalarFormatter(useOffset=False))
-    axis.set_tick_params(length=2, labelleft=on, labelbottom=on)
+    ticks = MaxNLocator(most, integer=True, steps=[1, 2, 5, 10]).tick_values(side[0], side[-1])
+    inside = [int(n) for n in ticks if n in side]
+    axis.set_ticks(inside, [f"{n:,}" for n in inside] if on else [""] * len(inside))
+    axis.set_tick_params(length=2)
 
 
 def _write_numbers(ax: Any, part: Part, cell: float) -> None:

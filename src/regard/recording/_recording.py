@@ -168,11 +168,12 @@ class Recording(Generic[ArrayT]):
         from regard.recording import _dense
 
         given = _dense.listed(weights)
-        tokens = checked_tokens("tokens", tokens)
+        tokens, queries = checked_tokens("tokens", tokens), None
+        if query_tokens is not None:
+            query_tokens = checked_tokens("query_tokens", query_tokens)
+            queries = len(query_tokens)
         for _, what, x in given:
-            _dense.check_lengths(
-                what, x, len(tokens), None if query_tokens is None else len(query_tokens)
-            )
+            _dense.check_lengths(what, x, len(tokens), queries)
         _dense.check_size([x for *_, x in given])
         causal = None if query_tokens is None else False
         layers: list[Layer[NDArray[np.floating[Any]]]] = [
