@@ -125,12 +125,14 @@ def _draw(recording: Recording, options: ViewOptions) -> None:
 
     if not recording.query_tokens:
         raise InputError("a recording without queries has nothing to draw.")
-    sides = {name: _side(name, getattr(options, name)) for name in SIDES}
+    rows, columns = (_side(name, getattr(options, name)) for name in SIDES)
     scale: Any = options.scale or "auto"
     try:
         with writing(), busy("Drawing the figure"):
             shown = _show._choose(recording, _show.ShowOptions("", options.layer, options.head))
-            figure = recording.figure(shown.layer, shown.head, scale=scale, **sides)
+            figure = recording.figure(
+                shown.layer, shown.head, rows=rows, columns=columns, scale=scale
+            )
             figure.save(cast("Path", options.export))
     except (ShapeError, ValueError) as error:
         raise InputError(one_line(error)) from error

@@ -335,37 +335,33 @@ class Recording(Generic[ArrayT]):
         """
         from regard._showing.figure import Figure, Panel
 
-        chosen = [
-            (self.layer_numbers[place], self._layers[place].head_numbers[h])
-            for place, h in self._places(layer, head, heads)
-        ]
+        chosen = self._heads_of(layer, head, heads)
         panels = [Panel(f"L{n}H{h}", self.weights[n].head(h)) for n, h in chosen]
         return Figure(
             panels, (self.query_tokens, self.tokens), rows=rows, columns=columns, scale=scale,
             dpi=dpi, size=size, transparent=transparent,
         )  # fmt: skip
 
-    def _places(
+    def _heads_of(
         self, layer: int | None, head: int | None, heads: Sequence[tuple[int, int]] | None
     ) -> list[tuple[int, int]]:
-        """Places of the layers and heads that are named."""
-        if (layer is None) == (heads is None) or (heads is not None and head is not None):
+        """Numbers of the layers and heads that are named."""
+        if heads is None and layer is not None:
+            of_layer = self._layers[self._weights.place_of(layer)].head_numbers
+            heads = [(layer, h) for h in (of_layer if head is None else (head,))]
+        elif heads is None or layer is not None or head is not None:
             raise TypeError(
                 "figure: name one head, figure(layer, head), all of a layer, figure(layer), or"
                 " several, figure(heads=[(layer, head), ...])."
             )
-        if heads is None:
-            if head is None:
-                place = self._weights.place_of(layer)
-                return [(place, h) for h in range(self._layers[place].heads)]
-            heads = [(layer, head)]
         found = []
         for pair in heads:
             if not isinstance(pair, (tuple, list)) or len(pair) != 2:
                 raise TypeError(f"figure: heads has {pair!r}; a pair (layer, head) is needed.")
             place = self._weights.place_of(pair[0])
             numbers = self._layers[place].head_numbers
-            found.append((place, place_of("recording: head", pair[1], numbers)))
+            h = numbers[place_of("recording: head", pair[1], numbers)]
+            found.append((self.layer_numbers[place], h))
         if not found:
             raise TypeError("figure: heads is empty; name at least one (layer, head).")
         return found
