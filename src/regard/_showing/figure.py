@@ -90,12 +90,15 @@ class Part(NamedTuple):
         columns: slice | None,
         names: tuple[Sequence[str] | None, Sequence[str] | None],
     ) -> Part:
-        sides = [
-            _neighbours(name, side, n)
-            for name, side, n in zip(("rows", "columns"), (rows, columns), shape)
-        ]
-        own = (None if x is None else x[s.start : s.stop] for x, s in zip(names, sides))
-        return cls(*sides, tuple(own))  # type: ignore[arg-type]
+        down, across = (
+            _neighbours("rows", rows, shape[0]),
+            _neighbours("columns", columns, shape[1]),
+        )
+        of_rows, of_columns = (
+            None if x is None else x[side.start : side.stop]
+            for x, side in zip(names, (down, across))
+        )
+        return cls(down, across, (of_rows, of_columns))
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -241,7 +244,7 @@ def plot_weights(
     return ax
 
 
-def _style() -> dict[str, Any]:
+def _style() -> Any:
     """The style, and fonts after those that are set."""
     import matplotlib
     from matplotlib import font_manager
@@ -269,7 +272,7 @@ def _check_format(scale: Any, dpi: Any, size: Any) -> None:
 
 
 def _is_positive(x: Any) -> bool:
-    return isinstance(x, numbers.Real) and not isinstance(x, bool) and 0 < x < math.inf
+    return isinstance(x, numbers.Real) and not isinstance(x, bool) and 0 < float(x) < math.inf
 
 
 def _neighbours(name: str, side: slice | None, n: int) -> range:
@@ -326,10 +329,11 @@ def _drawn(
         if at + across >= len(every):
             ax.set_xlabel("key")
     cell = min(width / part.shape[1], height / part.shape[0]) * INCH
+    engine: Any = figure.get_layout_engine()
     for _ in range(2):  # labels take room, which changes what fits
         for at, ax in enumerate(every):
             _label(ax, part, cell, at % across == 0, at + across >= len(every))
-        figure.get_layout_engine().execute(figure)
+        engine.execute(figure)
         for ax in every:
             ax.apply_aspect()
         found = _cell(every[0], part)
@@ -360,7 +364,7 @@ def _is_square(part: Part) -> bool:
     return min(part.shape) >= NARROWEST * max(part.shape)
 
 
-def _layout(part: Part) -> str:
+def _layout(part: Part) -> Literal["compressed", "constrained"]:
     """Maps of square cells are narrower than their room: "compressed" closes the gaps."""
     return "compressed" if _is_square(part) else "constrained"
 
