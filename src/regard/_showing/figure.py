@@ -90,10 +90,8 @@ class Part(NamedTuple):
         columns: slice | None,
         names: tuple[Sequence[str] | None, Sequence[str] | None],
     ) -> Part:
-        down, across = (
-            _neighbours("rows", rows, shape[0]),
-            _neighbours("columns", columns, shape[1]),
-        )
+        down = _neighbours("rows", rows, shape[0])
+        across = _neighbours("columns", columns, shape[1])
         of_rows, of_columns = (
             None if x is None else x[side.start : side.stop]
             for x, side in zip(names, (down, across))
@@ -299,6 +297,7 @@ def _drawn(
 
     across = 1 if len(panels) == 1 else min(len(panels), 4, math.ceil(math.sqrt(1.5 * len(panels))))
     down = -(-len(panels) // across)
+    across = -(-len(panels) // down)  # of four, two and two
     width, height = (
         _panel(part, len(panels)) if size is None else (size[0] / across, size[1] / down)
     )
