@@ -152,6 +152,18 @@ def test_what_needs_query_and_key_says_so():
             _ = one.lse
 
 
+def test_attentions_of_transformers_are_taken_as_they_are():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(
+        n_layer=2, n_head=3, n_embd=12, vocab_size=9, bos_token_id=0, eos_token_id=0
+    )
+    model = transformers.GPT2Model._from_config(config, attn_implementation="eager").eval()
+    given = model(torch.arange(9)[None], output_attentions=True).attentions
+    found = Recording.from_weights([str(n) for n in range(9)], given)
+    assert found.layers[0].options["causal"]
+    np.testing.assert_allclose(all_of(found), torch.cat(given).detach(), rtol=1e-5, atol=1e-7)
+
+
 def test_names_and_numbers_are_kept():
     found = Recording.from_weights(TOKENS, {5: W[0], 9: W[1]}, names=["x.5", "x.9"], model="m")
     assert (found.layer_numbers, found.model) == ((5, 9), "m")
@@ -250,7 +262,7 @@ def changed(i, j, x):
         ([B[:0]], regard.ShapeError, "with at least one head"),
         ([np.eye(3)[None]], regard.ShapeError, "there are 2 tokens; one for each key is needed"),
         ([np.eye(3)[None, :, :2]], regard.ShapeError, "queries that are not among .* query_tokens"),
-        ([], regard.ShapeError, "no layers; at least one is needed"),
+        ([], regard.ShapeError, "weights is empty; one array .*attn_implementation=.eager"),
         ([B, None], TypeError, r"weights\[1\] is None; .*attn_implementation=.eager"),
         ({3: B.tolist()}, TypeError, r"weights\[3\] is list; a NumPy array or torch tensor"),
         ([B > 0], TypeError, r"weights\[0\] is of bool; float16, bfloat16"),

@@ -26,6 +26,11 @@ WAY_OUT = (
     " length (regard.record)"
 )
 
+EAGER = (
+    'A model of transformers gives its attentions with attn_implementation="eager" and'
+    " output_attentions=True."
+)
+
 
 def listed(weights: Any) -> list[tuple[int | None, str, Any]]:
     """Number, name for messages and array ``(H, Lq, Lk)`` of each layer."""
@@ -41,6 +46,10 @@ def listed(weights: Any) -> list[tuple[int | None, str, Any]]:
         )
     numbered = weights.items() if isinstance(weights, Mapping) else enumerate(weights)
     found = [(n, f"weights[{n!r}]", x) for n, x in numbered]
+    if not found:
+        raise ShapeError(
+            f"from_weights: weights is empty; one array for each layer is needed. {EAGER}"
+        )
     is_usual = not isinstance(weights, Mapping)
     return [(None if is_usual else n, what, of_one_text(what, x)) for n, what, x in found]
 
@@ -52,10 +61,7 @@ def is_array(x: Any) -> bool:
 def of_one_text(what: str, weights: Any) -> Any:
     """``(H, Lq, Lk)``, without the axis of a batch of one."""
     if weights is None:
-        raise TypeError(
-            f"from_weights: {what} is None; an array (H, Lq, Lk) is needed. A model of transformers"
-            ' gives its attentions with attn_implementation="eager" and output_attentions=True.'
-        )
+        raise TypeError(f"from_weights: {what} is None; an array (H, Lq, Lk) is needed. {EAGER}")
     if not is_array(weights):
         raise TypeError(
             f"from_weights: {what} is {type(weights).__name__}; a NumPy array or torch tensor"
@@ -96,7 +102,7 @@ def check_lengths(what: str, weights: Any, keys: int, queries: int | None) -> No
 def check_size(layers: Sequence[Any]) -> None:
     """Refuses weights ``(H, Lq, Lk)`` that take too much memory, all layers together."""
     is_wide = any(dtype_name(x) == "float64" for x in layers)
-    shape = (sum(map(len, layers)), *_shape(layers[0])[1:]) if layers else (0,)
+    shape = (sum(map(len, layers)), *_shape(layers[0])[1:])
     require_materializable("from_weights", shape, 64 if is_wide else 32, WAY_OUT)
 
 
