@@ -134,6 +134,8 @@ def test_several_heads_share_a_colour_bar_and_the_labels_at_the_edges():
     assert len({ax.images[0].norm for ax in axes}) == 1
     assert [any(labels(ax.yaxis)) for ax in axes] == [True, False, False, True, False]
     assert [any(labels(ax.xaxis)) for ax in axes] == [False, False, True, True, True]
+    four = maps(found.figure(heads=[(0, 0), (0, 1), (1, 0), (1, 1)]))
+    assert len({round(ax.get_position().x0, 3) for ax in four}) == 2  # two and two
     whole = found.figure(1)
     assert [ax.get_title() for ax in maps(whole)] == ["L1H0", "L1H1", "L1H2"]
 

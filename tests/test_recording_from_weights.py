@@ -97,6 +97,14 @@ def test_a_row_that_sees_nothing_stays_0():
         assert found.weights[0].head(1).entropy()[3] == 0
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_heads_with_and_without_a_sink_share_a_layer(dtype):
+    with_rest = np.tri(4) / np.arange(2, 6)[:, None]
+    given = np.stack([np.eye(4), with_rest, np.zeros((4, 4))]).astype(dtype)
+    found = Recording.from_weights(list("abcd"), [given], sinks=True)
+    np.testing.assert_allclose(all_of(found)[0], given, rtol=1e-6 if dtype == "float32" else 1e-15)
+
+
 def test_zeros_after_the_queries_are_masked_and_others_are_not():
     causal, open_ = weights(1, 2, 5, 5), weights(1, 2, 5, 5, causal=False)
     open_[..., 0, 4] = 0
