@@ -151,6 +151,7 @@ def test_every_module_imports_with_the_core_or_names_its_extra():
         ("uvicorn", "recording.view(open_browser=False)", "The viewer"),
         ("starlette", "recording.view(open_browser=False)", "The viewer"),
         ("matplotlib", "recording.weights[0].plot()", "weights.plot"),
+        ("matplotlib", "recording.figure(0, 0)", "recording.figure"),
         ("anywidget", "import regard.viewer.notebook", "regard.viewer.notebook"),
         ("torch", "regard.nn", "regard.nn"),
         ("torch", "import regard.lm.training", "Training a model"),

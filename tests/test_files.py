@@ -29,6 +29,7 @@ def config():
 SAVERS = {
     "a.safetensors": lambda path: recording().save(path),
     "a.html": lambda path: recording().export(path),
+    "a.svg": lambda path: recording().figure(0, 0).save(path),
     "config.json": lambda path: config().save(path),
 }
 savers = pytest.mark.parametrize(("name", "save"), SAVERS.items(), ids=SAVERS)
@@ -253,7 +254,32 @@ def test_a_page_is_not_exported_under_a_name_that_says_another_kind(tmp_path, mo
         recording().export("own.png")
     assert str(caught.value) == (
         "own.png: the name ends in .png; that of the page ends in .html or .htm. Name it own.html."
+        " The picture is recording.figure(layer, head).save('own.png')."
     )
+    with pytest.raises(ValueError, match=r"a\.bmp: .*Name it a\.html\.$"):
+        recording().export("a.bmp")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "own.html",
+            "ends in .html; that of a figure ends in .pdf or .svg or .png. Name it own.pdf.",
+        ),
+        ("own", "the name has no ending; that of a figure is .pdf, .svg or .png."),
+        ("own.5", "the name does not end in .pdf, .svg or .png."),
+    ],
+)
+def test_a_figure_is_not_saved_under_a_name_that_says_another_kind(
+    tmp_path, monkeypatch, name, message
+):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError) as caught:  # noqa: PT011
+        recording().figure(0, 0).save(name)
+    assert str(caught.value).startswith(f"{name}: ")
+    assert str(caught.value).endswith(message)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -44,7 +44,8 @@ UPWARDS = {
     ("recording._recording", "viewer._display"),  # shown in a notebook
     ("_weights.attention_weights", "viewer._display"),
     ("_weights.attention_weights", "recording"),  # weights.layer()
-    ("_weights.attention_weights", "_showing.picture"),  # weights.plot(), and in a notebook
+    ("_weights.attention_weights", "_showing.picture"),  # in a notebook
+    ("_weights.attention_weights", "_showing.figure"),  # weights.plot()
     ("_showing.picture", "recording"),  # for its type alone
 }
 MAY_IMPORT_TORCH = (

@@ -39,6 +39,8 @@ REFUSED = [
     'weights.received("median")',
     'weights.summary(only=["entropi"])',
     'weights["a"]',
+    'regard.Recording.from_weights(["a"], 3)',
+    'regard.Recording.from_weights(["a"], x).figure(0, 0, scale="ln")',
     "weights.entropi()",
     "regard.atention",
 ]

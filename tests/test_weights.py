@@ -338,10 +338,28 @@ class TestPlot:
         weights = AttentionWeights(q, k, causal=True)
         ax = weights.plot(1, 2, tokens=list("a$_$\\"))
         drawn = ax.images[0].get_array()
-        expected = np.asarray(weights.pool()[1, 2]) / np.log(10)
-        np.testing.assert_allclose(drawn.filled(np.nan), expected)
+        expected = np.where(np.tri(5), weights[1, 2], np.nan)
+        np.testing.assert_allclose(drawn.filled(np.nan), expected, rtol=1e-6)
         assert [label.get_text() for label in ax.get_xticklabels()] == list("a$_$\\")
+        assert [label.get_text() for label in ax.get_yticklabels()] == list("a$_$\\")
+        numbers = [f"{100 * x:.1f}" for x in expected[np.tri(5, dtype=bool)]]
+        assert [text.get_text() for text in ax.texts] == numbers
+        assert ax.images[0].colorbar.ax.get_yticklabels()[-1].get_text() == "100%"
         ax.figure.canvas.draw()
+
+    def test_positions_are_whole_and_long_rows_are_logarithmic(self):
+        short = AttentionWeights(np.eye(4), np.eye(4)).plot()
+        assert [label.get_text() for label in short.get_xticklabels()] == ["0", "1", "2", "3"]
+        long = AttentionWeights(np.eye(120), np.eye(120)).plot()
+        assert all(tick == int(tick) for tick in long.get_xticks())
+        assert not long.texts
+        assert (long.images[0].norm.vmin, long.images[0].norm.vmax) == (pytest.approx(1e-5), 1)
+        labels = [text.get_text() for text in long.images[0].colorbar.ax.get_yticklabels()]
+        assert [label for label in labels if label in ("0.1%", "1%", "10%")] == [
+            "0.1%",
+            "1%",
+            "10%",
+        ]
 
     def test_draws_into_given_axes_and_by_mass(self):
         from matplotlib import pyplot

@@ -404,3 +404,16 @@ def test_a_long_text_read_by_the_model_fits_too(regard, model):
     result = regard("show", "-", "--model", model, "--width", 80, stdin=TEXT.encode())
     assert result.code == 0
     assert max(map(cell_len, result.out.splitlines())) <= 80
+
+
+def test_weights_that_exist_are_shown_and_have_no_steps(regard, tmp_path):
+    halves = np.tril(np.ones((1, 3, 3))) / np.arange(1, 4)[:, None]
+    Recording.from_weights(["a", "b", "c"], [halves]).save(tmp_path / "a.safetensors")
+    result = regard("show", tmp_path / "a.safetensors", "--width", 100)
+    assert (result.code, result.err) == (0, "")
+    assert re.search(r"2 c +33 +33 +33", result.out)
+    assert regard("show", tmp_path / "a.safetensors", "--json").code == 0
+    assert regard("heads", tmp_path / "a.safetensors").code == 0
+    result = regard("show", tmp_path / "a.safetensors", "--steps")
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith("regard: --steps: query and key are not known")

@@ -124,7 +124,21 @@ def test_pipes_and_devices_are_no_models_and_no_texts_to_train_on(regard, model,
     [
         (["show", "text", "--save", "own.npz"], "own.npz: the name ends in .npz; that of a"),
         (["generate", "text", "--record", "own.txt"], "own.txt: the name ends in .txt; that of a"),
-        (["view", "text", "--export", "own.png"], "own.png: the name ends in .png; that of the"),
+        (["view", "text", "--export", "own.bmp"], "own.bmp: the name ends in .bmp; that of a page"),
+        (["view", "text", "--export", "a.png", "--rows", "1-2"], "--rows 1-2: A:B is needed"),
+        (
+            ["view", "text", "--export", "a.png", "--scale", "ln"],
+            "--scale ln: there are auto, linear",
+        ),
+        (["view", "text", "--export", "a.svg", "--query", "2"], "a figure is of one recording"),
+        (
+            ["view", "text", "--export", "a.html", "--scale", "log"],
+            "--scale is of a figure; name one",
+        ),
+        (
+            ["view", "text", "--columns", "1:2"],
+            "--columns is of a figure; name one: --export fig.pdf",
+        ),
     ],
 )
 def test_a_name_that_says_another_kind_of_file_is_refused_before_anything_is_read(

@@ -208,6 +208,27 @@ def test_one_file_is_written_instead(regard, served, model, tmp_path):
     assert len(path.read_text(encoding="utf-8")) < len(whole)
 
 
+def test_a_figure_is_written_of_the_head_that_show_tells_of(regard, served, model, tmp_path):
+    from regard.cli._show import ShowOptions, _choose
+
+    text = "the cat saw the cat"
+    path = tmp_path / "head.svg"
+    result = regard("view", text, "--model", model, "--export", path)
+    assert (result.code, result.out, result.err) == (0, f"{path}\n", "")
+    assert served == ([], [])
+    assert regard("show", text, "--model", model, "--save", tmp_path / "a.safetensors").code == 0
+    recording = Recording.load(tmp_path / "a.safetensors")
+    shown = _choose(recording, ShowOptions())
+    assert path.read_text() == recording.figure(shown.layer, shown.head)._repr_svg_()
+    line = ("--layer", 1, "--head", 2, "--rows", "1:", "--columns", ":4", "--scale", "log")
+    assert regard("view", tmp_path / "a.safetensors", "--export", path, *line).code == 0
+    of_part = recording.figure(1, 2, rows=slice(1, None), columns=slice(4), scale="log")
+    assert path.read_text() == of_part._repr_svg_()
+    result = regard("view", text, "--model", model, "--export", path, "--rows", "900:")
+    assert result.code == 2
+    assert result.err.startswith("regard: figure: 0 queries and ")
+
+
 def test_a_file_that_would_be_too_large_is_refused(regard, model, tmp_path, monkeypatch):
     from regard._base.errors import MaterializeError
 

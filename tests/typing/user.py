@@ -3,7 +3,7 @@
 Nothing here runs.
 """
 
-from typing import assert_type
+from typing import Any, assert_type
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 import regard
 from regard.lm import LanguageModel
 from regard.nn import KeyValueCache, MultiHeadAttention, SelfAttention
-from regard.recording import Grid, Writer
+from regard.recording import Figure, Grid, Writer
 
 Float32 = NDArray[np.float32]
 Int64 = NDArray[np.int64]
@@ -84,6 +84,13 @@ def recordings(x: Float32, t: Tensor) -> None:
     assert_type(recording.weights[0], regard.AttentionWeights[Float32])
     assert_type(recording.steps(0, 1).weights, Float32)
     assert_type(recording.view(), regard.Viewer)
+    assert_type(recording.figure(0, 1, rows=slice(9), scale="log", size=(3.3, 3)), Figure)
+    recording.figure(heads=[(0, 1), (1, 0)], transparent=True).save("heads.pdf")
+    dense = regard.Recording.from_weights(["a", "b"], [x, t], sinks=True)
+    assert_type(dense, regard.Recording[NDArray[np.floating[Any]]])
+    assert_type(dense.weights[0].head(0)[1], NDArray[np.floating[Any]])
+    regard.Recording.from_weights(["a", "b"], {3: t}, names=["a"])
+    assert_type(regard.Layer.from_weights(t), regard.Layer[NDArray[np.floating[Any]]])
     assert_type(regard.heads.head_scores(recording), regard.HeadScores)
     assert_type(regard.heads.head_scores(recording).first, NDArray[np.float64])
     assert_type(recording.heads().receivers, Int64)

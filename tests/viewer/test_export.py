@@ -130,6 +130,24 @@ class TestPage:
         assert np.mean(offline != online) < 1e-3
         assert np.abs(offline.astype(int) - online).max() <= 2
 
+    @pytest.mark.parametrize("sinks", [False, True])
+    def test_weights_that_exist_are_shown_and_have_no_steps(
+        self, exported, serve, open_page, sinks
+    ):
+        made = recording(24)
+        given = [np.asarray(weights) * (0.75 if sinks else 1) for weights in made.weights]
+        dense = Recording.from_weights(made.tokens, given, sinks=sinks)
+        place = "#L1H2&query=20&key=7"
+        page = exported(dense, place)
+        offline = shown(page)
+        assert offline == shown(open_page(serve(dense) + place))
+        assert f"weight {given[1][2, 20, 7]:.4f}" in offline["readout"]
+        for one in (page, open_page(serve(dense) + place)):
+            one.evaluate("location.hash = '#L1H2&query=20&key=7&view=steps'")
+            told = one.get_by_text("This recording was made of weights alone")
+            told.wait_for()
+            assert one.locator(".regard-flow").is_hidden()
+
     def test_it_asks_nobody_for_anything(self, exported):
         page = exported(recording())
         shown(page)

@@ -5,10 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from regard._base.arrays import to_numpy
+from regard._base.arrays import is_tensor, to_numpy
 from regard._call.call import Call
 
 ALL = slice(None)
+BLOCK_PAIRS = 2**24  # of one block of the mask: 16 MB
 
 
 def part(x: Any, *slices: slice) -> Any:
@@ -165,3 +166,42 @@ def blocks(
                     rows,
                     visibility.keys(b, rows),
                 )
+
+
+def seen(call: Call) -> np.ndarray:
+    """``(Lq,)``: the number of unmasked keys of each query, of a call of one head."""
+    call = Call.of(**{n: to_numpy(x) if is_tensor(x) else x for n, x in vars(call).items()})
+    visibility = Visibility(call, np.arange)
+    low, high = visibility.interval(0, np.arange(call.sizes[3]))
+    if call.mask is not None:
+        return _counted(call, visibility)
+    if call.query_segments is not None:
+        return _counted_by_segment(call, low, high)
+    return np.asarray(high - low)
+
+
+def _counted_by_segment(call: Call, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """The number of keys from low to high that are of the query's own segment."""
+    of_queries, of_keys = call.query_segments[0], call.key_segments[0]
+    counts = np.zeros(len(low), np.int64)
+    order = np.argsort(of_keys, kind="stable")
+    ids, starts = np.unique(of_keys[order], return_index=True)
+    for number, positions in zip(ids, np.split(order, starts[1:])):
+        of_it = of_queries == number
+        first, last = (np.searchsorted(positions, side[of_it]) for side in (low, high))
+        counts[of_it] = last - first
+    return counts
+
+
+def _counted(call: Call, visibility: Visibility) -> np.ndarray:
+    """The number of unmasked pairs of each row, counted block by block."""
+    *_, Lq, Lk = call.sizes
+    counts = np.zeros(Lq, np.int64)
+    height, one = max(1, BLOCK_PAIRS // Lk), slice(0, 1)
+    for start in range(0, Lq, height):
+        rows = slice(start, min(start + height, Lq))
+        keys = visibility.keys(0, rows)
+        pairs = visibility.pairs(one, one, rows, keys)
+        shape = (1, 1, rows.stop - rows.start, keys.stop - keys.start)
+        counts[rows] = np.broadcast_to(pairs, shape)[0, 0].sum(-1)
+    return counts

@@ -1,19 +1,16 @@
-"""Weights as a heatmap: for a notebook without matplotlib, and with it."""
+"""Weights as a heatmap for a notebook, without matplotlib; ``figure`` draws with it."""
 
 import base64
 import html
 import struct
 import zlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from regard._base.arrays import to_numpy
-from regard._base.errors import ShapeError
-from regard._base.extras import needed_by
 
 if TYPE_CHECKING:
-    from regard._base.types import PoolHow
     from regard._weights.attention_weights import AttentionWeights
     from regard.recording import Recording
 
@@ -102,41 +99,3 @@ def _figure(matrix: "AttentionWeights", label: str, side: int) -> str:
         f' style="image-rendering:pixelated" src="data:image/png;base64,{data}">'
         f"<figcaption>{label}</figcaption></figure>"
     )
-
-
-def plot_weights(
-    weights: "AttentionWeights",
-    index: tuple[int, ...],
-    how: "PoolHow",
-    tokens: list[str] | None,
-    ax: Any,
-) -> Any:
-    """Draws one matrix into matplotlib Axes, and gives them back."""
-    with needed_by("weights.plot"):
-        from matplotlib import pyplot
-        from matplotlib.colors import ListedColormap
-
-    matrix = weights.matrix(*index)
-    Lq, Lk = matrix.shape[-2:]
-    if not matrix.size:
-        raise ShapeError(f"plot: a matrix of shape {(Lq, Lk)} has nothing to draw.")
-    if tokens is not None and len(tokens) not in (Lq, Lk):
-        raise ShapeError(f"plot: {len(tokens)} tokens for {Lq} queries and {Lk} keys.")
-    listed = ListedColormap(colours(np.linspace(LOG_FLOOR, 0, 256)) / 255, "regard")
-    ramp = listed.with_extremes(bad=tuple(INVISIBLE / 255))
-    picture = to_numpy(matrix.pool((512, 512), how)) / np.log(10)
-    if ax is None:
-        ax = pyplot.subplots()[1]
-    image = ax.imshow(
-        picture, ramp, vmin=-5, vmax=0, aspect="equal" if Lq == Lk else "auto",
-        interpolation="nearest", extent=(-0.5, Lk - 0.5, Lq - 0.5, -0.5),
-    )  # fmt: skip
-    ax.figure.colorbar(image, ax=ax, label="log₁₀ weight" + (" (mass)" if how == "mass" else ""))
-    ax.set_xlabel("key")
-    ax.set_ylabel("query")
-    if tokens is not None and len(tokens) <= 64:
-        if len(tokens) == Lk:
-            ax.set_xticks(range(Lk), tokens, rotation=90, parse_math=False)
-        if len(tokens) == Lq:
-            ax.set_yticks(range(Lq), tokens, parse_math=False)
-    return ax

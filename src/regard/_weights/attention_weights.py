@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeAlias, overload
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from regard._backends import Backend, Statistics, choose
 from regard._base.arrays import accumulating_name, arrays_of, is_tensor
+from regard._base.errors import UnsupportedError
 from regard._base.settings import bytes_text, require_materializable
 from regard._base.types import (
     Array,
@@ -107,6 +108,7 @@ class AttentionWeights(Generic[ArrayT]):
 
     __array_priority__ = 100
     _numbers: tuple[int, ...] | None = None  # of the query heads, where they are not 0, 1, 2, ...
+    _weights_only = False  # True where query and key are not known, and scores stand for weights
 
     def __init__(
         self,
@@ -162,12 +164,13 @@ class AttentionWeights(Generic[ArrayT]):
         part = AttentionWeights.__new__(AttentionWeights)
         part._call, part._place, part._lse = call, place, None
         part._statistics, part._versions = self._statistics, self._versions
-        part._numbers = self._numbers
+        part._numbers, part._weights_only = self._numbers, self._weights_only
         return part
 
-    def _numbered(self, numbers: tuple[int, ...]) -> AttentionWeights[ArrayT]:
-        """These weights, with the numbers that their heads have in a model."""
+    def _recorded(self, numbers: tuple[int, ...], weights_only: bool) -> AttentionWeights[ArrayT]:
+        """These weights, with what a recording knows of their layer."""
         self._numbers = None if counts_from_0(numbers) else numbers
+        self._weights_only = weights_only
         return self
 
     def copy(self) -> AttentionWeights[ArrayT]:
@@ -272,7 +275,15 @@ class AttentionWeights(Generic[ArrayT]):
 
         −inf where all keys are masked. Weights are not computed from it: for large scores
         ``exp(score − lse)`` is less exact than maximum and sum apart.
+
+        Raises:
+            UnsupportedError: weights alone are known (``Recording.from_weights``).
         """
+        if self._weights_only:
+            raise UnsupportedError(
+                "lse: the scores are not known, for these weights were given as they are"
+                " (from_weights); record the model's pass itself, with regard.record."
+            )
         if self._lse is None:
             (self._lse,) = self._ask(PerQuery(self._call, "lse"))
         found: ArrayT = self._lse
@@ -422,7 +433,8 @@ class AttentionWeights(Generic[ArrayT]):
             topk: how many keys of each query; no more than there are.
             strongest: how many links of each matrix.
             pool: the size of the heatmap, which shows the strongest link of each bin.
-            only: names of the reductions to compute, by default all; the others are None.
+            only: names of the reductions to compute, by default all; the others are None, and so
+                is ``lse`` where weights alone are known.
 
         Raises:
             ValueError: an unknown name in ``only``.
@@ -441,6 +453,8 @@ class AttentionWeights(Generic[ArrayT]):
             raise ValueError(
                 f"summary: there is no {unknown[0]!r}; there are {', '.join(reductions)}."
             )
+        if self._weights_only:
+            del reductions["lse"]
         names = [name for name in reductions if name in only]
         answers = dict(zip(names, self._ask(*(reductions[name]() for name in names))))
         every: list[Any] = [answers.get(name) for name in WeightsSummary._fields]
@@ -538,15 +552,19 @@ class AttentionWeights(Generic[ArrayT]):
         self,
         *index: int,
         how: PoolHow = "max",
-        tokens: list[str] | None = None,
+        tokens: Sequence[str] | None = None,
         ax: Axes | None = None,
     ) -> Axes:
         """Draws one matrix with matplotlib, pooled to at most 512 × 512 bins.
 
+        Colours are linear below 100 keys and logarithmic from there on, in per cent; cells of up to
+        12 × 12 show their numbers.
+
         Args:
             index: which matrix: one int for each axis before ``Lq``; by default the first.
             how: as in ``pool``.
-            tokens: labels of the keys, and of the queries where they are as many.
+            tokens: labels of the keys, and of the queries where they are as many; positions where
+                they have no room.
             ax: the matplotlib Axes to draw into; by default a new figure's.
 
         Returns:
@@ -557,7 +575,7 @@ class AttentionWeights(Generic[ArrayT]):
             IndexError: no such matrix.
             ShapeError: the tokens are neither as many as the keys nor as the queries.
         """
-        from regard._showing.picture import plot_weights
+        from regard._showing.figure import plot_weights
 
         return plot_weights(self, index, how, tokens, ax)
 
@@ -640,7 +658,8 @@ class AttentionWeights(Generic[ArrayT]):
         one = call.of_heads(range(b, b + 1), range(call.sizes[1]))
         one = self._part(one, place).copy()._call
         found = one.query[0], one.key[0], None
-        return Layer(*found, head_numbers=self._numbers, **one.options_of(0))
+        options = one.options_of(0)
+        return Layer(*found, head_numbers=self._numbers, weights_only=self._weights_only, **options)
 
     def _head(self, b: int, h: int) -> AttentionWeights[ArrayT]:
         """The matrix of query head h of batch element b."""

@@ -205,7 +205,21 @@ def view(
     ] = None,
     export: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write one HTML file that works offline, and stop."),
+        typer.Option(
+            metavar="FILE",
+            help="Write one file, and stop: an .html page that works offline; or the figure of one"
+            " head as .pdf, .svg or .png.",
+        ),
+    ] = None,
+    rows: Annotated[
+        str | None, typer.Option(metavar="A:B", help="Queries of the figure, by position.")
+    ] = None,
+    columns: Annotated[
+        str | None, typer.Option(metavar="A:B", help="Keys of the figure, likewise.")
+    ] = None,
+    scale: Annotated[
+        str | None,
+        typer.Option(help="Colours of the figure: auto, linear, log or uniform."),
     ] = None,
     no_open: Annotated[
         bool, typer.Option("--no-open", help="Print the address and open no browser.")
@@ -224,7 +238,21 @@ def view(
 
     run(
         source,
-        ViewOptions(other, model, text, layer, head, query, port, not no_open, export, group),
+        ViewOptions(
+            other,
+            model,
+            text,
+            layer,
+            head,
+            query,
+            port,
+            not no_open,
+            export,
+            group,
+            rows,
+            columns,
+            scale,
+        ),
     )
 
 

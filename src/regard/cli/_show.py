@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 from rich.text import Text
 
+from regard._base.errors import UnsupportedError
 from regard._showing.steps import MATRICES, Steps
 from regard._weights.attention_weights import AttentionWeights
 from regard.cli import _heads, _links, _matrix
-from regard.cli._errors import InputError, reading, writing
+from regard.cli._errors import InputError, one_line, reading, writing
 from regard.cli._screen import Screen, busy, label, labels_width
 from regard.cli._source import choose_group, place_of_option, read_recording
 from regard.recording import Recording
@@ -92,6 +93,11 @@ def show(argument: str, options: ShowOptions) -> None:
             f"--steps writes out every number, for up to {MAX_STEPS} tokens; these are"
             f" {len(recording.tokens):,}. Give a part of the text, or use --query instead."
         )
+    if options.steps:
+        try:
+            recording.layers[recording.layer_numbers.index(shown.layer)].require_vectors("--steps")
+        except UnsupportedError as error:
+            raise InputError(one_line(error)) from error
     if options.json:
         sys.stdout.write(
             json.dumps(_document(shown, chosen, options.steps), allow_nan=False, indent=1) + "\n"

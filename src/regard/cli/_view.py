@@ -5,10 +5,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
+from regard._base.files import check_ending
+from regard._showing.figure import ENDINGS as FIGURE_ENDINGS
+from regard._showing.figure import SCALES
 from regard.cli import _links
 from regard.cli._errors import CommandError, InputError, one_line, reading, writing
 from regard.cli._screen import busy
@@ -20,6 +24,9 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130  # as a shell has it: 128 + SIGINT
 LONGEST_NAME = 60
+PAGE_ENDINGS = (".html", ".htm")
+SIDES = ("rows", "columns")  # of a figure
+SIDE = re.compile(r"([0-9]{1,16})?:([0-9]{1,16})?")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,10 +43,18 @@ class ViewOptions:
     open_browser: bool = True
     export: Path | None = None
     group: str | None = None
+    rows: str | None = None
+    columns: str | None = None
+    scale: str | None = None
+
+    @property
+    def is_figure(self) -> bool:
+        """Whether a figure is written, and not a page."""
+        return self.export is not None and self.export.suffix.lower() in FIGURE_ENDINGS
 
 
 def view(argument: str, options: ViewOptions) -> None:
-    """Serves until Ctrl-C, or writes one file.
+    """Serves until Ctrl-C, or writes one file: a page, or a figure of one head.
 
     Raises:
         CommandError: with the line to print.
@@ -47,19 +62,14 @@ def view(argument: str, options: ViewOptions) -> None:
     sources = [argument] if options.other is None else [argument, options.other]
     if not options.is_text and sources.count(STDIN) > 1:
         raise InputError("standard input can be read once; give the other text as a file.")
-    if options.export is not None and (options.head is not None or options.query is not None):
-        raise InputError(
-            "--head and --query tell where the browser opens; leave them out with --export."
-        )
-    if options.export is not None:
-        from regard.viewer.export import check_name
-
-        with reading():
-            check_name(options.export)
+    _check_export(options)
     recordings = [read_recording(source, options.model, options.is_text) for source in sources]
     names = [_name(source, options.is_text) for source in sources]
     chosen = choose_group(recordings[0], options.group)
     place = _place(recordings[0], chosen, options)
+    if options.is_figure:
+        _draw(chosen, options)
+        return
     if options.export is not None:
         others = [found.groups.get(chosen.group, found) for found in recordings[1:]]
         _export([chosen, *others], names, options.layer, options.export)
@@ -76,6 +86,68 @@ def view(argument: str, options: ViewOptions) -> None:
     except ValueError as error:
         raise InputError(one_line(error)) from error
     _serve(viewer, place, options.open_browser)
+
+
+def _check_export(options: ViewOptions) -> None:
+    """Refuses a name of another kind of file, and what is not for the kind that it has.
+
+    Raises:
+        InputError: with the way out.
+    """
+    told = {name: getattr(options, name) for name in ("rows", "columns", "scale")}
+    if options.is_figure:
+        for name in SIDES:
+            _side(name, told[name])
+        if options.scale not in (None, *SCALES):
+            raise InputError(f"--scale {options.scale}: there are {', '.join(SCALES)}.")
+        if options.other is not None or options.query is not None:
+            raise InputError("a figure is of one recording: leave out --with and --query.")
+        return
+    if given := [name for name, x in told.items() if x is not None]:
+        raise InputError(
+            f"--{given[0]} is of a figure; name one: --export fig.pdf, fig.svg or fig.png."
+        )
+    if options.export is None:
+        return
+    if options.head is not None or options.query is not None:
+        raise InputError(
+            "--head and --query tell where the browser opens; leave them out with --export, or"
+            " name a figure: fig.pdf, fig.svg or fig.png."
+        )
+    with reading():
+        check_ending(options.export, (*PAGE_ENDINGS, *FIGURE_ENDINGS), "a page or a figure")
+
+
+def _draw(recording: Recording, options: ViewOptions) -> None:
+    """Writes the figure of the head that was named, or of the most telling one."""
+    from regard._base.errors import ShapeError
+    from regard.cli import _show
+
+    if not recording.query_tokens:
+        raise InputError("a recording without queries has nothing to draw.")
+    rows, columns = (_side(name, getattr(options, name)) for name in SIDES)
+    scale: Any = options.scale or "auto"
+    try:
+        with writing(), busy("Drawing the figure"):
+            shown = _show._choose(recording, _show.ShowOptions("", options.layer, options.head))
+            figure = recording.figure(
+                shown.layer, shown.head, rows=rows, columns=columns, scale=scale
+            )
+            figure.save(cast("Path", options.export))
+    except (ShapeError, ValueError) as error:
+        raise InputError(one_line(error)) from error
+    sys.stdout.write(f"{options.export}\n")
+
+
+def _side(name: str, text: str | None) -> slice | None:
+    """``A:B``, the positions A to B − 1."""
+    if text is None:
+        return None
+    found = SIDE.fullmatch(text)
+    if not found:
+        raise InputError(f"--{name} {text}: A:B is needed, from A up to before B, as in 10:40.")
+    start, stop = (int(side) if side else None for side in found.groups())
+    return slice(start, stop)
 
 
 def _export(recordings: list[Recording], names: list[str], layer: int | None, path: Path) -> None:

@@ -7,11 +7,16 @@ from regard.recording._layer import Layer
 from regard.recording._recording import Recording
 
 if TYPE_CHECKING:
+    from regard._showing.figure import Figure as Figure
     from regard.recording._writer import Writer as Writer
 else:
 
     def __getattr__(name):
-        """``Writer`` is loaded when it is first used, with what reads and writes files."""
+        """``Figure`` and ``Writer`` are loaded when they are first used, with what they need."""
+        if name == "Figure":
+            from regard._showing.figure import Figure
+
+            return Figure
         if name == "Writer":
             from regard.recording._writer import Writer
 
@@ -19,4 +24,4 @@ else:
         raise AttributeError(f"module 'regard.recording' has no attribute {name!r}")
 
 
-__all__ = ["Grid", "Layer", "Recording", "Writer"]
+__all__ = ["Figure", "Grid", "Layer", "Recording", "Writer"]

@@ -46,11 +46,17 @@ FACTS = {
     "names": list,
     "numbers": list,
     "head_numbers": list,
+    "weights_only": list,
     "grids": list,
     "group": str,
 }
 NEEDED = ("model", "tokens", "options")
-OF_LAYERS = {"names": "name", "numbers": "number", "head_numbers": "head_numbers"}
+OF_LAYERS = {
+    "names": "name",
+    "numbers": "number",
+    "head_numbers": "head_numbers",
+    "weights_only": "weights_only",
+}
 
 CODES = {
     "float64": "F64",
@@ -215,6 +221,8 @@ def _facts(recording: Recording) -> dict[str, Any]:
         facts["numbers"] = [layer.number for layer in layers]
     if not all(counts_from_0(layer.head_numbers) for layer in layers):
         facts["head_numbers"] = [layer.head_numbers for layer in layers]
+    if any(layer.weights_only for layer in layers):
+        facts["weights_only"] = [layer.weights_only for layer in layers]
     if recording.grids:
         facts["grids"] = recording.grids
     if recording.group:

@@ -6,12 +6,12 @@ import copy
 import numbers
 import operator
 from collections.abc import Sequence
-from typing import Any, Generic, Unpack
+from typing import TYPE_CHECKING, Any, Generic, Unpack
 
 import numpy as np
 
 from regard._base.arrays import is_tensor
-from regard._base.errors import ShapeError
+from regard._base.errors import ShapeError, UnsupportedError
 from regard._base.types import Array, ArrayT
 from regard._call.checks import LARGEST_POSITION, check_contents, read_call
 from regard._call.options import (
@@ -22,6 +22,9 @@ from regard._call.options import (
     WeightsOptions,
 )
 from regard._weights.parts import listed, place_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 class Layer(Generic[ArrayT]):
@@ -39,6 +42,7 @@ class Layer(Generic[ArrayT]):
         head_numbers: of the ``Hq`` query heads in the model, by default 0 to Hq − 1. Where they
             are some of a model's heads, ``key`` has those that they use, with
             ``Hkv`` dividing ``Hq`` here too.
+        weights_only: True where query and key are not known: ``from_weights`` makes such layers.
         **options: of ``regard.attention``, without a batch: ``causal``, ``window``, ``scale``,
             ``softcap``, ``query_start`` (int), ``key_lengths`` (one int), ``segments`` (``(L,)``
             ids, or a pair for queries and keys), ``intervals`` (a pair of ``(Lq,)``), ``sinks``
@@ -50,7 +54,9 @@ class Layer(Generic[ArrayT]):
         ValueError: an option or a number out of its range, or two heads of one number.
     """
 
-    __slots__ = ("head_numbers", "key", "name", "number", "options", "query", "value")
+    __slots__ = (
+        "head_numbers", "key", "name", "number", "options", "query", "value", "weights_only",
+    )  # fmt: skip
 
     query: ArrayT
     key: ArrayT
@@ -59,6 +65,7 @@ class Layer(Generic[ArrayT]):
     name: str
     number: int | None
     head_numbers: tuple[int, ...]
+    weights_only: bool
 
     def __init__(
         self,
@@ -69,6 +76,7 @@ class Layer(Generic[ArrayT]):
         name: str = "",
         number: int | None = None,
         head_numbers: Sequence[int] | None = None,
+        weights_only: bool = False,
         **options: Unpack[WeightsOptions],
     ) -> None:
         given: Any = query, key, value
@@ -86,6 +94,50 @@ class Layer(Generic[ArrayT]):
         self.name = name
         self.number = None if number is None else _natural("number", number)
         self.head_numbers = _checked_heads(head_numbers, len(query))
+        if not isinstance(weights_only, bool):
+            raise TypeError(f"Layer: weights_only is {weights_only!r}; True or False is needed.")
+        if weights_only and "bias" not in self.options:
+            raise ValueError("Layer: weights_only without a bias; Layer.from_weights makes it.")
+        self.weights_only = weights_only
+
+    @classmethod
+    def from_weights(
+        cls,
+        weights: Array[object],
+        *,
+        name: str = "",
+        number: int | None = None,
+        head_numbers: Sequence[int] | None = None,
+        causal: bool | None = None,
+        sinks: bool = False,
+    ) -> Layer[NDArray[np.floating[Any]]]:
+        """A layer of weights that exist, as ``Recording.from_weights`` makes of each.
+
+        Args:
+            weights: ``(H, Lq, Lk)`` or ``(1, H, Lq, Lk)``, float: a NumPy array or torch tensor.
+            name, number, head_numbers: as of any layer.
+            causal: whether keys after a query's position are masked; by default, whether all their
+                weights are 0.
+            sinks: whether rows may sum to less than 1, the rest being that of an attention sink.
+
+        Returns:
+            A layer whose ``bias`` is the logarithm of the weights, and whose query and key are 0.
+
+        Raises:
+            MaterializeError: above the limit that ``regard.limits`` sets.
+            ShapeError: other axes, more than one text, or no head.
+            TypeError: no float array.
+            ValueError: a weight that is not finite or below 0, or a row that does not sum to 1.
+        """
+        from regard.recording import _dense
+
+        found = _dense.of_one_text("weights", weights)
+        _dense.check_size([found])
+        made: Any = cls(
+            **_dense.arguments("weights", found, causal, sinks),
+            name=name, number=number, head_numbers=head_numbers, weights_only=True,
+        )  # fmt: skip
+        return made
 
     @property
     def heads(self) -> int:
@@ -106,8 +158,9 @@ class Layer(Generic[ArrayT]):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of query, key and value."""
-        return sum(int(array.nbytes) for array in self._held if array is not None)
+        """Bytes of query, key and value; where weights alone are known, those of these."""
+        held = (self.options.get("bias"),) if self.weights_only else self._held
+        return sum(int(array.nbytes) for array in held if array is not None)
 
     @property
     def _held(self) -> tuple[Any, Any, Any]:
@@ -136,8 +189,21 @@ class Layer(Generic[ArrayT]):
         own, used = slice(h, h + 1), slice(shared, shared + 1)
         return Layer(
             query[own], key[used], None if value is None else value[used],
-            name=self.name, number=self.number, head_numbers=self.head_numbers[own], **options,
+            name=self.name, number=self.number, head_numbers=self.head_numbers[own],
+            weights_only=self.weights_only, **options,
         )  # fmt: skip
+
+    def require_vectors(self, what: str) -> None:
+        """Refuses to show what query and key are needed for, where weights alone are known.
+
+        Raises:
+            UnsupportedError: with the way out.
+        """
+        if self.weights_only:
+            raise UnsupportedError(
+                f"{what}: query and key are not known, for this recording was made of weights"
+                " (from_weights); record the model's pass itself, with regard.record."
+            )
 
     def _outline(self) -> Layer[Any]:
         """Its shapes, numbers and options without arrays: what the header of a file is made of."""
@@ -152,13 +218,16 @@ class Layer(Generic[ArrayT]):
 
     def __repr__(self) -> str:
         parts = [f"query {shape_of(self.query)}", f"key {shape_of(self.key)}"]
+        if self.weights_only:
+            parts = [f"weights {(self.heads, self.query.shape[1], self.key.shape[1])}"]
         if self.value is not None:
             parts.append(f"value {shape_of(self.value)}")
         told = {"name": self.name, "number": self.number, "heads": self.head_numbers}
         is_usual = {"name": "", "number": None, "heads": tuple(range(self.heads))}
         parts += [f"{name}={x!r}" for name, x in told.items() if x != is_usual[name]]
         for name, value in self.options.items():
-            parts.append(name if name in RECORDED_ARRAYS else f"{name}={value!r}")
+            if not self.weights_only or name not in ("bias", "scale"):
+                parts.append(name if name in RECORDED_ARRAYS else f"{name}={value!r}")
         return f"Layer({', '.join(parts)})"
 
 

@@ -7,13 +7,13 @@ recording on request.
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic
 
 import numpy as np
 
-from regard._base.types import ArrayT
+from regard._base.types import Array, ArrayT
 from regard._weights.parts import place_of
 from regard.recording._checks import (
     check_key_count,
@@ -29,6 +29,7 @@ from regard.recording._layer import Layer
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from regard._showing.figure import Figure, Scale
     from regard._showing.steps import Steps
     from regard._weights.attention_weights import AttentionWeights
     from regard.heads import HeadScores
@@ -114,6 +115,78 @@ class Recording(Generic[ArrayT]):
         self.grids = checked_grids(grids, len(self.tokens))
         self._others = _checked_others(group, others)
 
+    @classmethod
+    def from_weights(
+        cls,
+        tokens: Sequence[str],
+        weights: Iterable[Array[object]] | Mapping[int, Array[object]],
+        *,
+        query_tokens: Sequence[str] | None = None,
+        names: Sequence[str] | None = None,
+        model: str = "",
+        sinks: bool = False,
+        boundary: int | None = None,
+        grids: Sequence[Grid | tuple[int, int, int]] = (),
+    ) -> Recording[NDArray[np.floating[Any]]]:
+        """A recording of weights that exist already, without query and key.
+
+        All that weights are enough for works: ``weights``, ``heads``, ``figure``, ``view``,
+        ``save``; ``steps`` and ``weights[layer].lse`` raise an UnsupportedError. Each row is
+        divided by its sum, and weights come back within 1e-6 of that (1e-14 for float64).
+
+        Args:
+            tokens: texts of the ``Lk`` keys.
+            weights: for each layer ``(H, Lq, Lk)`` or ``(1, H, Lq, Lk)``, NumPy arrays or torch
+                tensors of any floating dtype: the ``attentions`` of transformers,
+                ``[cache["pattern", n] for n in range(layers)]`` of TransformerLens, one array
+                ``(layers, H, Lq, Lk)``; or a dict of layer numbers and such arrays. A layer whose
+                weights after a query's position are all 0 is causal: they are masked.
+            query_tokens: as of any recording; with them no layer is causal.
+            names: of each layer's module.
+            model: name of the model, for people.
+            sinks: whether rows may sum to less than 1, the rest being that of an attention sink.
+            boundary, grids: as of any recording.
+
+        Returns:
+            The recording, with NumPy arrays of its own: float32, or float64 of float64.
+
+        Raises:
+            MaterializeError: together above the limit that ``regard.limits`` sets.
+            ShapeError: axes or lengths that do not fit, or more than one text.
+            TypeError: no float arrays.
+            ValueError: a weight that is not finite or below 0, or a row that does not sum to 1
+                within the rounding of its dtype, nor to 0.
+
+        Example:
+            >>> halves = np.array([[[1.0, 0.0], [0.5, 0.5]]])
+            >>> recording = Recording.from_weights(["a", "b"], [halves])
+            >>> recording
+            Recording(2 tokens, 1 layer, 1 head, 32 B)
+            >>> recording.weights[0].head(0).entropy().round(4)
+            array([0.    , 0.6931])
+        """
+        from regard.recording import _dense
+
+        given = _dense.listed(weights)
+        tokens, queries = checked_tokens("tokens", tokens), None
+        if query_tokens is not None:
+            query_tokens = checked_tokens("query_tokens", query_tokens)
+            queries = len(query_tokens)
+        for _, what, x in given:
+            _dense.check_lengths(what, x, len(tokens), queries)
+        _dense.check_size([x for *_, x in given])
+        causal = None if query_tokens is None else False
+        layers: list[Layer[NDArray[np.floating[Any]]]] = [
+            Layer(
+                **_dense.arguments(what, x, causal, sinks), name=name, number=number,
+                weights_only=True,
+            )
+            for (number, what, x), name in zip(given, _dense.names_of(names, len(given)))
+        ]  # fmt: skip
+        return Recording(
+            tokens, layers, model=model, query_tokens=query_tokens, boundary=boundary, grids=grids
+        )
+
     @property
     def layers(self) -> tuple[Layer[ArrayT], ...]:
         """Query, key, value and options of every layer."""
@@ -158,10 +231,12 @@ class Recording(Generic[ArrayT]):
         Raises:
             IndexError: no such layer or head.
             MaterializeError: too large to be written out.
+            UnsupportedError: weights alone are known.
         """
         from regard._showing.steps import steps
 
         found = self.layers[self._weights.place_of(layer)].head(head)
+        found.require_vectors("steps")
         query, key, value = found._held
         return steps(
             query[0],
@@ -218,6 +293,78 @@ class Recording(Generic[ArrayT]):
         from regard.heads import head_scores
 
         return head_scores(self, queries, receivers)
+
+    def figure(
+        self,
+        layer: int | None = None,
+        head: int | None = None,
+        *,
+        heads: Sequence[tuple[int, int]] | None = None,
+        rows: slice | None = None,
+        columns: slice | None = None,
+        scale: Scale = "auto",
+        dpi: float = 300,
+        size: tuple[float, float] | None = None,
+        transparent: bool = False,
+    ) -> Figure:
+        """Draw heads as a figure for a paper, in memory linear in the length.
+
+        Args:
+            layer, head: numbers of one head; negative ones count from the last. Of a layer alone
+                all heads are drawn.
+            heads: several instead, ``(layer, head)`` each, as small multiples with one colour bar.
+            rows, columns: which queries and keys; by default all.
+            scale: colours of the weights: ``"linear"``, from 0 to the largest; ``"log"``, from
+                0.001 % to 100 %; ``"uniform"``, a weight divided by that of equal weights on all
+                unmasked keys; ``"auto"``, linear below 100 keys and log from there on.
+            dpi: pixels per inch, of a PNG and of the heatmaps in PDF and SVG.
+            size: width and height in inches; by default as large as the tokens need.
+            transparent: no white behind it.
+
+        Returns:
+            The figure: ``figure(...).save("head.pdf")``, or ``.svg`` or ``.png``; in a notebook it
+            is shown. Where there are more cells than pixels, each shows its strongest weight.
+
+        Raises:
+            IndexError: no such layer or head.
+            ModuleNotFoundError: matplotlib is not installed: ``pip install "regard[plot]"``.
+            ShapeError: nothing to draw.
+            TypeError: no head is named, or one in two ways.
+            ValueError: an unknown scale, a step other than 1, or a size or dpi that is not
+                positive, or too large together.
+        """
+        from regard._showing.figure import Figure, Panel
+
+        chosen = self._heads_of(layer, head, heads)
+        panels = [Panel(f"L{n}H{h}", self.weights[n].head(h)) for n, h in chosen]
+        return Figure(
+            panels, (self.query_tokens, self.tokens), rows=rows, columns=columns, scale=scale,
+            dpi=dpi, size=size, transparent=transparent,
+        )  # fmt: skip
+
+    def _heads_of(
+        self, layer: int | None, head: int | None, heads: Sequence[tuple[int, int]] | None
+    ) -> list[tuple[int, int]]:
+        """Numbers of the layers and heads that are named."""
+        if heads is None and layer is not None:
+            of_layer = self._layers[self._weights.place_of(layer)].head_numbers
+            heads = [(layer, h) for h in (of_layer if head is None else (head,))]
+        elif heads is None or layer is not None or head is not None:
+            raise TypeError(
+                "figure: name one head, figure(layer, head), all of a layer, figure(layer), or"
+                " several, figure(heads=[(layer, head), ...])."
+            )
+        found = []
+        for pair in heads:
+            if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+                raise TypeError(f"figure: heads has {pair!r}; a pair (layer, head) is needed.")
+            place = self._weights.place_of(pair[0])
+            numbers = self._layers[place].head_numbers
+            h = numbers[place_of("recording: head", pair[1], numbers)]
+            found.append((self.layer_numbers[place], h))
+        if not found:
+            raise TypeError("figure: heads is empty; name at least one (layer, head).")
+        return found
 
     def view(
         self, *, other: Recording[Any] | None = None, open_browser: bool = True, port: int = 0
@@ -377,7 +524,7 @@ class LayerWeights(Collection["AttentionWeights[ArrayT]"]):
             found = self._layers[place]
             query, key, _ = found._held
             weights = AttentionWeights(query, key, **found.options)
-            self._made[place] = weights._numbered(found.head_numbers)
+            self._made[place] = weights._recorded(found.head_numbers, found.weights_only)
         return self._made[place]
 
     def __iter__(self) -> Iterator[AttentionWeights[ArrayT]]:

@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 
 from regard._backends.formula import capped_text, is_capped
-from regard._base.arrays import NumpyArrays, is_tensor, to_numpy
+from regard._base.arrays import is_tensor, to_numpy
 from regard._call.call import Call
 from regard._call.checks import read_call
 from regard._call.options import REAL_NUMBERS, RECORDED_ARRAYS
-from regard._call.visible import Visibility
+from regard._call.visible import seen
 from regard._weights.attention_weights import AttentionWeights
 from regard.recording import Layer, Recording
 
-BLOCK_PAIRS = 2**24  # of one block of the mask: 16 MB
+OF_WEIGHTS = ("bias", "scale")  # options that stand for weights that were given
 
 
 def call_of(layer: Layer, head: int | None = None) -> Call:
@@ -98,6 +98,7 @@ def _layer(layer: Layer) -> dict[str, Any]:
         "scale": float(layer.options.get("scale", head_size**-0.5)),
         "capped": capped_text(call, "{}") if is_capped(call) else None,
         "causal": bool(layer.options.get("causal", False)),
+        "weights_only": layer.weights_only,
         "options": list(_options(layer)),
     }
 
@@ -105,6 +106,8 @@ def _layer(layer: Layer) -> dict[str, Any]:
 def _options(layer: Layer) -> Iterator[str]:
     """The options as they were given; arrays by their names."""
     for name, value in layer.options.items():
+        if layer.weights_only and name in OF_WEIGHTS:
+            continue
         if isinstance(value, bool):
             if value:
                 yield name
@@ -117,42 +120,7 @@ def _options(layer: Layer) -> Iterator[str]:
 
 def visible(layer: Layer, head: int) -> np.ndarray:
     """``(Lq,)``: the number of unmasked keys of each query of a head."""
-    call = call_of(layer, head)
-    visibility = Visibility(call, NumpyArrays().arange)
-    low, high = visibility.interval(0, np.arange(call.sizes[3]))
-    if call.mask is not None:
-        return _counted(call, visibility)
-    if call.query_segments is not None:
-        return _counted_by_segment(call, low, high)
-    return high - low
-
-
-def _counted_by_segment(call: Call, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """The number of keys from low to high that are of the query's own segment."""
-    of_queries, of_keys = call.query_segments[0], call.key_segments[0]
-    counts = np.zeros(len(low), np.int64)
-    order = np.argsort(of_keys, kind="stable")
-    ids, starts = np.unique(of_keys[order], return_index=True)
-    for number, positions in zip(ids, np.split(order, starts[1:])):
-        of_it = of_queries == number
-        found = (np.searchsorted(positions, side[of_it]) for side in (low, high))
-        first, last = found
-        counts[of_it] = last - first
-    return counts
-
-
-def _counted(call: Call, visibility: Visibility) -> np.ndarray:
-    """The number of unmasked pairs of each row, counted block by block."""
-    *_, Lq, Lk = call.sizes
-    counts = np.zeros(Lq, np.int64)
-    height, one = max(1, BLOCK_PAIRS // Lk), slice(0, 1)
-    for start in range(0, Lq, height):
-        rows = slice(start, min(start + height, Lq))
-        keys = visibility.keys(0, rows)
-        pairs = visibility.pairs(one, one, rows, keys)
-        shape = (1, 1, rows.stop - rows.start, keys.stop - keys.start)
-        counts[rows] = np.broadcast_to(pairs, shape)[0, 0].sum(-1)
-    return counts
+    return seen(call_of(layer, head))
 
 
 def pair(recording: Recording, query: int, key: int) -> np.ndarray:

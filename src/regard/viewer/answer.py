@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl
 
 import numpy as np
 
-from regard._base.errors import RecordingError
+from regard._base.errors import RecordingError, UnsupportedError
 from regard._base.types import PoolHow
 from regard.recording import Recording
 from regard.viewer import _facts, _steps
@@ -130,7 +130,7 @@ class Answers:
             return _sentence(404, f"there is no endpoint of that name; {_one_of(self._endpoints)}.")
         try:
             return endpoint(self, Parameters(query, self._shown))
-        except RequestError as problem:
+        except (RequestError, UnsupportedError) as problem:
             return _sentence(400, str(problem))
         except RecordingError as problem:
             return _sentence(410, str(problem))
@@ -205,7 +205,9 @@ class Answers:
         queries = parameters.numbers("queries", len(tokens[1]), MAX_STEPS)
         keys = parameters.numbers("keys", len(tokens[0]), MAX_STEPS)
         parameters.done()
-        return _json(_steps.steps(self._shown[recording].layers[layer], head, queries, keys))
+        found = self._shown[recording].layers[layer]
+        found.require_vectors("steps")
+        return _json(_steps.steps(found, head, queries, keys))
 
     _endpoints: ClassVar[dict[str, Callable[[Answers, Parameters], Answer]]] = {
         "about": _about,

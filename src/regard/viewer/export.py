@@ -24,6 +24,7 @@ from regard._base.errors import MaterializeError
 from regard._base.files import check_ending, replaced_when_complete
 from regard._base.settings import bytes_text
 from regard._call.options import REAL_NUMBERS
+from regard._showing.figure import ENDINGS as FIGURE_ENDINGS
 from regard._weights.parts import told_numbers
 from regard.recording import Layer, Recording
 from regard.recording._file import _bytes
@@ -111,7 +112,13 @@ def check_name(path: str | Path) -> None:
     Raises:
         ValueError: with a name that fits.
     """
-    check_ending(path, ENDINGS, "the page")
+    try:
+        check_ending(path, ENDINGS, "the page")
+    except ValueError as error:
+        if Path(path).suffix.lower() not in FIGURE_ENDINGS:
+            raise
+        way_out = f"The picture is recording.figure(layer, head).save({str(path)!r})."
+        raise ValueError(f"{error} {way_out}") from None
 
 
 class Pack:

@@ -70,12 +70,13 @@ class StepsPanel {
     this.title = make("h2", { text: "Steps" });
     this.note = make("p", { class: "regard-note" });
     this.arithmetic = make("dl", { class: "regard-arithmetic" });
+    this.flow = make("div", { class: "regard-flow" }, ...steps);
     this.element = make(
       "section",
       { class: "regard-steps", "aria-label": "Steps" },
       this.title,
       this.note,
-      make("div", { class: "regard-flow" }, ...steps),
+      this.flow,
       this.arithmetic,
     );
     this.dark = watchTheme(context.ended, (dark) => {
@@ -125,7 +126,10 @@ class StepsPanel {
   #read() {
     const { view, query, key } = this.selection;
     const run = ++this.run;
-    if (view === "steps" && query !== null && key !== null)
+    const { weights_only: alone } = this.selection.layerFacts;
+    this.flow.hidden = this.arithmetic.hidden = alone;
+    if (alone) this.#showNone();
+    else if (view === "steps" && query !== null && key !== null)
       this.#request(run, query, key).catch(unlessSaid);
   }
 
@@ -148,6 +152,14 @@ class StepsPanel {
     if (run !== this.run) return;
     this.found = { steps, text, all, seen: countSeen(row) };
     this.#show();
+  }
+
+  #showNone() {
+    this.found = null;
+    this.title.textContent = `Steps of ${this.selection.name}`;
+    this.note.textContent =
+      "This recording was made of weights alone: there is no query and key to compute them from.";
+    this.note.hidden = false;
   }
 
   #show() {

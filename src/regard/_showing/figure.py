@@ -1,0 +1,519 @@
+"""Figures of weights for papers and notebooks, drawn with matplotlib and without pyplot's state."""
+
+from __future__ import annotations
+
+import io
+import math
+import numbers
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+
+from regard._base.arrays import to_numpy
+from regard._base.errors import ShapeError
+from regard._base.extras import needed_by
+from regard._base.files import check_ending, replaced_when_complete
+from regard._call.visible import seen
+from regard._showing.picture import INVISIBLE, LOG_FLOOR, colours
+from regard._weights.parts import part_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as MatplotlibFigure
+
+    from regard._base.types import PoolHow
+    from regard._weights.attention_weights import AttentionWeights
+
+Scale: TypeAlias = Literal["auto", "linear", "log", "uniform"]
+SCALES = ("auto", "linear", "log", "uniform")
+ENDINGS = (".pdf", ".svg", ".png")
+LINEAR_KEYS = 100  # "auto" is linear below, where a row's weights are of one order
+NUMBERED = 12  # queries and keys up to which the cells have room for their numbers
+MOST_BINS = 1024  # on a side of a heatmap
+MOST_PIXELS = 2**15  # on a side of a picture
+INCH = 72  # points
+LONGEST = 14  # characters of a token
+SMALLEST, LARGEST = 5.0, 8.0  # points of a label
+NARROWEST = 0.2  # of a panel: its shorter side, of the longer one
+INK = "#1e1c32"
+# Of the drawing alone: text stays text, and equal figures are equal files.
+STYLE = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "regard",
+    "pdf.fonttype": 42,
+    "text.usetex": False,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": INK,
+    "axes.linewidth": 0.6,
+    "axes.titlesize": 9,
+    "axes.labelsize": 8,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+}
+# For tokens in scripts that matplotlib's own font has no signs for, where they are installed.
+FALLBACKS = (
+    "Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans", "Noto Sans Arabic", "Noto Sans Hebrew",
+    "Noto Sans Devanagari", "Noto Emoji", "Arial Unicode MS", "Hiragino Sans", "PingFang SC",
+    "Microsoft YaHei", "Segoe UI Symbol", "WenQuanYi Zen Hei", "Unifont",
+)  # fmt: skip
+METADATA: dict[str, dict[str, None]] = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
+
+
+class Panel(NamedTuple):
+    """One heatmap of a figure."""
+
+    title: str
+    weights: AttentionWeights[Any]  # (Lq, Lk)
+
+
+class Part(NamedTuple):
+    """The queries and keys that are drawn: their positions, and their tokens where they are known.
+
+    ``names`` are None, or as many as there are positions.
+    """
+
+    rows: range
+    columns: range
+    names: tuple[Sequence[str] | None, Sequence[str] | None]
+
+    @classmethod
+    def of(
+        cls,
+        shape: tuple[int, int],
+        rows: slice | None,
+        columns: slice | None,
+        names: tuple[Sequence[str] | None, Sequence[str] | None],
+    ) -> Part:
+        down = _neighbours("rows", rows, shape[0])
+        across = _neighbours("columns", columns, shape[1])
+        of_rows, of_columns = (
+            None if x is None else x[side.start : side.stop]
+            for x, side in zip(names, (down, across))
+        )
+        return cls(down, across, (of_rows, of_columns))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.rows), len(self.columns)
+
+    @property
+    def extent(self) -> tuple[float, float, float, float]:
+        """Left, right, bottom and top: positions are the middles of cells."""
+        rows, columns = self.rows, self.columns
+        return columns.start - 0.5, columns.stop - 0.5, rows.stop - 0.5, rows.start - 0.5
+
+
+class Picture(NamedTuple):
+    """What the colours of one heatmap stand for."""
+
+    values: np.ndarray  # (R, C): weights, or × uniform; NaN where all is masked
+    bins: tuple[int, int]  # queries and keys in one value, at most
+
+
+class Figure:
+    """Heatmaps of some heads, which ``Recording.figure`` draws.
+
+    ``save`` writes them to a file; as the last line of a notebook's cell it is shown. There is one
+    colour bar for all of them.
+
+    Attributes:
+        figure: the figure of matplotlib, to change anything in it before it is saved.
+
+    Example:
+        ``recording.figure(2, 4, scale="log").save("head.pdf")``
+    """
+
+    figure: MatplotlibFigure
+
+    def __init__(
+        self,
+        panels: Sequence[Panel],
+        tokens: tuple[Sequence[str], Sequence[str]],
+        *,
+        rows: slice | None,
+        columns: slice | None,
+        scale: Scale,
+        dpi: float,
+        size: tuple[float, float] | None,
+        transparent: bool,
+    ) -> None:
+        with needed_by("recording.figure"):
+            import matplotlib
+
+        _check_format(scale, dpi, size)
+        shape: Any = panels[0].weights.shape
+        part = Part.of(shape, rows, columns, tokens)
+        if 0 in part.shape:
+            raise ShapeError(
+                f"figure: {part.shape[0]} queries and {part.shape[1]} keys have nothing to draw;"
+                f" there are {shape[0]} and {shape[1]}."
+            )
+        self._dpi, self._is_tight, self._transparent = float(dpi), size is None, bool(transparent)
+        with matplotlib.rc_context(_style()):
+            self.figure = _drawn(panels, part, _chosen(scale, part.shape[1]), self._dpi, size)
+
+    def save(self, path: str | Path) -> None:
+        """Write the figure, with text as text in PDF and SVG.
+
+        The file appears under its name when it is complete, or not at all.
+
+        Args:
+            path: file to write, ``.pdf``, ``.svg`` or ``.png``; one that exists is replaced.
+
+        Raises:
+            OSError: the folder is missing or cannot be written.
+            ValueError: a name that ends in anything else.
+        """
+        check_name(path)
+        data = self._written(Path(path).suffix[1:].lower())
+        with replaced_when_complete(path) as file:
+            file.write(data)
+
+    def _written(self, kind: str) -> bytes:
+        import matplotlib
+
+        file = io.BytesIO()
+        tight: Any = {"bbox_inches": "tight", "pad_inches": 0.04} if self._is_tight else {}
+        with matplotlib.rc_context(_style()):
+            self.figure.savefig(
+                file, format=kind, dpi=self._dpi, metadata=METADATA.get(kind),
+                facecolor="none" if self._transparent else "white", **tight,
+            )  # fmt: skip
+        return file.getvalue()
+
+    def _repr_png_(self) -> tuple[bytes, dict[str, int]]:
+        data = self._written("png")
+        width, height = (int.from_bytes(data[n : n + 4], "big") for n in (16, 20))
+        shown = {"width": round(width * 96 / self._dpi), "height": round(height * 96 / self._dpi)}
+        return data, shown
+
+    def _repr_svg_(self) -> str:
+        return self._written("svg").decode()
+
+
+def check_name(path: str | Path) -> None:
+    """Refuses a name that is not of a figure.
+
+    Raises:
+        ValueError: with the endings that there are.
+    """
+    if not Path(path).suffix:
+        raise ValueError(f"{path}: the name has no ending; that of a figure is .pdf, .svg or .png.")
+    check_ending(path, ENDINGS, "a figure")
+    if Path(path).suffix.lower() not in ENDINGS:  # of digits, as in v1.5
+        raise ValueError(f"{path}: the name does not end in .pdf, .svg or .png.")
+
+
+def plot_weights(
+    weights: AttentionWeights[Any],
+    index: tuple[int, ...],
+    how: PoolHow,
+    tokens: Sequence[str] | None,
+    ax: Any,
+) -> Any:
+    """Draws one matrix into matplotlib Axes, and gives them back."""
+    with needed_by("weights.plot"):
+        from matplotlib import pyplot
+
+    matrix = weights.matrix(*index)
+    Lq, Lk = matrix.shape
+    if not matrix.size:
+        raise ShapeError(f"plot: a matrix of shape {(Lq, Lk)} has nothing to draw.")
+    if tokens is not None and len(tokens) not in (Lq, Lk):
+        raise ShapeError(f"plot: {len(tokens)} tokens for {Lq} queries and {Lk} keys.")
+    of_queries = tokens if tokens is not None and len(tokens) == Lq else None
+    of_keys = tokens if tokens is not None and len(tokens) == Lk else None
+    part = Part.of((Lq, Lk), None, None, (of_queries, of_keys))
+    if ax is None:
+        ax = pyplot.subplots(layout=_layout(part))[1]
+    scale = _chosen("auto", Lk)
+    picture = _picture(matrix, part, 512, scale, how)
+    image = _draw(ax, picture, part, _norm(scale, [picture]))
+    _label(ax, part, _cell(ax, part))
+    _label_bar(ax.figure.colorbar(image, ax=ax), scale, [picture], how)
+    ax.set_xlabel("key")
+    ax.set_ylabel("query")
+    return ax
+
+
+def _style() -> Any:
+    """The style, and fonts after those that are set."""
+    import matplotlib
+    from matplotlib import font_manager
+
+    families = list(matplotlib.rcParams["font.family"])
+    there = {font.name for font in font_manager.fontManager.ttflist}
+    return STYLE | {"font.family": families + [name for name in FALLBACKS if name in there]}
+
+
+def _check_format(scale: Any, dpi: Any, size: Any) -> None:
+    if scale not in SCALES:
+        raise ValueError(f"figure: scale is {scale!r}; there are {', '.join(map(repr, SCALES))}.")
+    if not _is_positive(dpi):
+        raise ValueError(f"figure: dpi is {dpi!r}; a positive number of pixels per inch is needed.")
+    if size is None:
+        return
+    sides = size if isinstance(size, (tuple, list)) else ()
+    if len(sides) != 2 or not all(map(_is_positive, sides)):
+        raise ValueError(f"figure: size is {size!r}; (width, height) in inches is needed.")
+    if max(sides) * dpi > MOST_PIXELS:
+        raise ValueError(
+            f"figure: {sides[0]:g} × {sides[1]:g} inches of {dpi:g} dpi are more than"
+            f" {MOST_PIXELS} pixels on a side; give a smaller size or dpi."
+        )
+
+
+def _is_positive(x: Any) -> bool:
+    return isinstance(x, numbers.Real) and not isinstance(x, bool) and 0 < float(x) < math.inf
+
+
+def _neighbours(name: str, side: slice | None, n: int) -> range:
+    found = part_of(name, side, n)
+    if found.step != 1:
+        raise ValueError(f"figure: {name} has the step {found.step}; neighbours alone are drawn.")
+    return range(found.start, found.stop)
+
+
+def _chosen(scale: Scale, keys: int) -> str:
+    if scale != "auto":
+        return scale
+    return "linear" if keys < LINEAR_KEYS else "log"
+
+
+def _drawn(
+    panels: Sequence[Panel],
+    part: Part,
+    scale: str,
+    dpi: float,
+    size: tuple[float, float] | None,
+) -> MatplotlibFigure:
+    from matplotlib.figure import Figure
+
+    across = 1 if len(panels) == 1 else min(len(panels), 4, math.ceil(math.sqrt(1.5 * len(panels))))
+    down = -(-len(panels) // across)
+    across = -(-len(panels) // down)  # of four, two and two
+    width, height = (
+        _panel(part, len(panels)) if size is None else (size[0] / across, size[1] / down)
+    )
+    bins = min(MOST_BINS, max(64, round(dpi * max(width, height))))
+    pictures = [_picture(panel.weights, part, bins, scale, "max") for panel in panels]
+    norm = _norm(scale, pictures)
+    if size is None:
+        left, below = (_room(names) for names in part.names)
+        size = across * (width + 0.12) + left + 1.1, down * (height + 0.3) + below + 0.4
+    figure = Figure(figsize=size, dpi=dpi, layout=_layout(part))
+    grid = figure.subplots(down, across, squeeze=False)
+    every = list(grid.flat)
+    for ax, panel, picture in zip(every, panels, pictures):
+        image = _draw(ax, picture, part, norm)
+        if panel.title:
+            ax.set_title(panel.title)
+    for ax in every[len(panels) :]:
+        ax.remove()
+    every = every[: len(panels)]
+    bar = figure.colorbar(
+        image, ax=every, shrink=min(1.0, max(0.4, 1.6 / down)) if down > 1 else 1.0,
+        aspect=24, pad=0.02, fraction=0.05,
+    )  # fmt: skip
+    _label_bar(bar, scale, pictures, "max")
+    for at, ax in enumerate(every):
+        if at % across == 0:
+            ax.set_ylabel("query")
+        if at + across >= len(every):
+            ax.set_xlabel("key")
+    cell = min(width / part.shape[1], height / part.shape[0]) * INCH
+    engine: Any = figure.get_layout_engine()
+    for _ in range(2):  # labels take room, which changes what fits
+        for at, ax in enumerate(every):
+            _label(ax, part, cell, at % across == 0, at + across >= len(every))
+        engine.execute(figure)
+        for ax in every:
+            ax.apply_aspect()
+        found = _cell(every[0], part)
+        if found > 0.9 * cell:
+            break
+        cell = found
+    figure.set_layout_engine("none")  # it is laid out; each drawing would do it again
+    return figure
+
+
+def _panel(part: Part, count: int) -> tuple[float, float]:
+    """Inches of a heatmap: its cells have room for labels, where that is not too large."""
+    most = max(part.shape)
+    side = min(max(0.165 * most, 2.4), 4.5) if count == 1 else min(max(0.13 * most, 1.5), 2.2)
+    if count == 1 and most <= 64:
+        side = max(side, 0.094 * most)
+    rows, columns = (max(n / most, NARROWEST) for n in part.shape)
+    return side * columns, side * rows
+
+
+def _room(names: Sequence[str] | None) -> float:
+    """Inches for the longest label."""
+    return 0.3 + 0.055 * max((len(shown_token(name)) for name in (names or ())[:200]), default=4)
+
+
+def _is_square(part: Part) -> bool:
+    """Whether cells are squares: not where that leaves a thread."""
+    return min(part.shape) >= NARROWEST * max(part.shape)
+
+
+def _layout(part: Part) -> Literal["compressed", "constrained"]:
+    """Maps of square cells are narrower than their room: "compressed" closes the gaps."""
+    return "compressed" if _is_square(part) else "constrained"
+
+
+def _picture(
+    weights: AttentionWeights[Any], part: Part, bins: int, scale: str, how: PoolHow
+) -> Picture:
+    """Reads the weights of a part in at most ``bins`` bins on a side; memory is linear."""
+    rows, columns = (slice(side.start, side.stop) for side in (part.rows, part.columns))
+    with np.errstate(divide="ignore"):
+        values = np.exp(to_numpy(weights.pool((bins, bins), how, rows, columns)).astype(float))
+    if scale == "uniform":
+        counts = seen(weights._call)[rows]
+        edges = np.arange(len(values)) * len(counts) // len(values)
+        means = np.add.reduceat(counts, edges) / np.diff([*edges, len(counts)])
+        values = values * means[:, None]
+    return Picture(values, (-(-part.shape[0] // bins), -(-part.shape[1] // bins)))
+
+
+def _norm(scale: str, pictures: Sequence[Picture]) -> Any:
+    """From values to places on the ramp."""
+    from matplotlib.colors import LogNorm, Normalize
+
+    if scale == "log":
+        return LogNorm(math.exp(LOG_FLOOR), 1, clip=True)
+    if scale == "uniform":
+        return LogNorm(0.01, 100, clip=True)
+    return Normalize(
+        0, _rounded_up(max(_largest(picture.values) for picture in pictures)), clip=True
+    )
+
+
+def _largest(values: np.ndarray) -> float:
+    finite = values[np.isfinite(values)]
+    return float(finite.max()) if finite.size else 0.0
+
+
+def _rounded_up(x: float) -> float:
+    """The next of 1, 2, 4, 5, 6, 8 in front of zeros, at most 1."""
+    if not 0 < x < 1:
+        return 1.0
+    power = 10.0 ** math.floor(math.log10(x))
+    return next((n * power for n in (1, 2, 3, 4, 5, 6, 8) if x <= n * power * 1.0001), 10 * power)
+
+
+def _draw(ax: Any, picture: Picture, part: Part, norm: Any) -> Any:
+    """One heatmap, without labels."""
+    from matplotlib.colors import ListedColormap
+
+    listed = ListedColormap(colours(np.linspace(LOG_FLOOR, 0, 256)) / 255, "regard")
+    ramp = listed.with_extremes(bad=tuple(INVISIBLE / 255))
+    values = np.maximum(picture.values, norm.vmin)  # a logarithm has no 0; NaN stays
+    image = ax.imshow(
+        values, ramp, norm, extent=part.extent, interpolation="nearest",
+        aspect="equal" if _is_square(part) else "auto",
+    )  # fmt: skip
+    ax.tick_params(length=2, pad=2)
+    return image
+
+
+def _cell(ax: Any, part: Part) -> float:
+    """Points of the shorter side of a cell, as the axes are now."""
+    box = ax.get_window_extent()
+    sides = [x / n for x, n in zip((box.height, box.width), part.shape)]
+    return float(min(sides) / ax.figure.dpi * INCH)
+
+
+def _label(ax: Any, part: Part, cell: float, left: bool = True, below: bool = True) -> None:
+    """Ticks: every token where there is room, else whole positions; numbers in large cells."""
+    for axis, side, names, on in (
+        (ax.yaxis, part.rows, part.names[0], left),
+        (ax.xaxis, part.columns, part.names[1], below),
+    ):
+        _set_ticks(axis, side, names, cell if _is_square(part) else _along(ax, axis, side), on)
+    for text in [*ax.texts]:
+        text.remove()
+    is_linear = ax.images[0].norm.vmin == 0
+    if is_linear and max(part.shape) <= NUMBERED and cell >= 2.4 * SMALLEST:
+        _write_numbers(ax, part, cell)
+
+
+def _along(ax: Any, axis: Any, side: range) -> float:
+    box = ax.get_window_extent()
+    inches = (box.width if axis is ax.xaxis else box.height) / ax.figure.dpi
+    return float(inches * INCH / len(side))
+
+
+def _set_ticks(axis: Any, side: range, names: Sequence[str] | None, cell: float, on: bool) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    font = min(LARGEST, 0.9 * cell)
+    is_down = axis.axis_name == "x"
+    if font >= SMALLEST and (names is not None or len(side) <= NUMBERED):
+        labels = [str(n) for n in side] if names is None else [shown_token(name) for name in names]
+        is_wide = max(map(len, labels)) * 0.65 * font > cell
+        turned: Any = {"rotation": 90} if is_down and is_wide else {}
+        if on:
+            axis.set_ticks([*side], labels, parse_math=False, fontsize=font, **turned)
+        else:
+            axis.set_ticks([])
+        axis.set_tick_params(length=0)
+        return
+    most = max(2, min(8, int(cell * len(side) / (30 if is_down else 18))))
+    ticks = MaxNLocator(most, integer=True, steps=[1, 2, 5, 10]).tick_values(side[0], side[-1])
+    inside = [int(n) for n in ticks if n in side]
+    axis.set_ticks(inside, [f"{n:,}" for n in inside] if on else [""] * len(inside))
+    axis.set_tick_params(length=2)
+
+
+def _write_numbers(ax: Any, part: Part, cell: float) -> None:
+    """The number of each cell, in per cent."""
+    (image,) = ax.images
+    values = image.get_array()
+    digits = 1 if cell >= 26 else 0
+    for r, i in enumerate(part.rows):
+        for c, j in enumerate(part.columns):
+            if values.mask is not np.ma.nomask and values.mask[r, c]:
+                continue
+            x = float(values[r, c])
+            red, green, blue, _ = image.cmap(image.norm(x))
+            is_light = 0.299 * red + 0.587 * green + 0.114 * blue > 0.55
+            ax.text(
+                j, i, f"{100 * x:.{digits}f}",
+                ha="center", va="center", fontsize=min(LARGEST, cell / 2.6),
+                color=INK if is_light else "white",
+            )  # fmt: skip
+
+
+def _label_bar(bar: Any, scale: str, pictures: Sequence[Picture], how: PoolHow) -> None:
+    """Ticks in per cent, or × uniform, and what a colour stands for."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+
+    is_uniform = scale == "uniform"
+    name = "weight ÷ uniform weight" if is_uniform else "weight"
+    down, across = (max(sides) for sides in zip(*(picture.bins for picture in pictures)))
+    if (down, across) != (1, 1):
+        rule = f"strongest of up to {down} × {across} pairs"
+        name = f"{name}, {'mean over queries, sum over keys' if how == 'mass' else rule}"
+    bar.set_label(name)
+    bar.locator = MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]) if scale == "linear" else LogLocator(10)
+    bar.minorlocator = NullLocator()
+    bar.formatter = FuncFormatter(
+        lambda x, _: f"{x:g}×" if is_uniform else f"{float(f'{100 * x:.6g}'):g}%"
+    )
+    bar.outline.set_linewidth(0.4)
+    bar.update_ticks()
+
+
+def shown_token(token: str) -> str:
+    """A token as a label: one line of at most 14 signs, with a dot for a space."""
+    text = token.replace(" ", "·").replace("\n", "⏎").replace("\t", "→")
+    text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
