@@ -19,6 +19,7 @@ from regard.cli import _heads, _links, _matrix
 from regard.cli._errors import InputError, reading, writing
 from regard.cli._screen import Screen, busy, label, labels_width
 from regard.cli._source import choose_group, place_of_option, read_recording
+from regard.heads import HeadScores, Telling
 from regard.recording import Recording
 from regard.recording._file import check_name
 
@@ -49,15 +50,18 @@ class Shown:
     """One head of a recording, named by the user or chosen for what it does."""
 
     recording: Recording
-    rows: list[list[_heads.Head]]
-    layer: int
-    head: int
-    why: str
+    scores: HeadScores
+    telling: Telling
 
     @property
-    def name(self) -> str:
-        """``L1H4``."""
-        return f"L{self.layer}H{self.head}"
+    def layer(self) -> int:
+        """Its number."""
+        return self.telling.layer
+
+    @property
+    def head(self) -> int:
+        """Its number."""
+        return self.telling.head
 
     @property
     def weights(self) -> AttentionWeights:
@@ -112,30 +116,32 @@ def _choose(recording: Recording, options: ShowOptions) -> Shown:
     if options.head is not None:
         heads = {n for layer in recording.layers[chosen] for n in layer.head_numbers}
         place_of_option("--head", options.head, sorted(heads), " heads")
-    rows = _heads.overview(recording)
-    open_rows = rows[chosen]
-    if options.head is not None:
-        open_rows = [[head for head in row if head.head == options.head] for row in open_rows]
-    head, why = _heads.most_telling(open_rows)
-    if options.layer is not None and options.head is not None:
-        why = "the one you chose"
-    return Shown(recording, rows, head.layer, head.head, why)
+    scores = recording.heads()
+    among = [
+        (layer, head)
+        for layer, heads in zip(scores.layers[chosen], scores.head_numbers[chosen])
+        for head in heads
+        if options.head in (None, head)
+    ]
+    return Shown(recording, scores, scores.telling(among))
 
 
 def _print(screen: Screen, shown: Shown, chosen: _links.ChosenToken | None, steps: bool) -> None:
     recording = shown.recording
-    counts = {len(row) for row in shown.rows}
+    counts = {*map(len, shown.scores.head_numbers)}
     heading = Text().append(f"{len(recording.tokens):,} tokens", "bold")
-    heading.append(f", {len(shown.rows)} layers of {' or '.join(map(str, sorted(counts)))} heads")
+    heading.append(
+        f", {len(shown.scores.layers)} layers of {' or '.join(map(str, sorted(counts)))} heads"
+    )
     heading.append(f", model {recording.model}" if recording.model else "")
     screen.lines(screen.wrapped(heading))
     if chosen is None and not steps:
         _show_tokens(screen, recording)
-        _heads.show_overview(screen, shown.rows, len(recording.tokens))
+        _heads.show_overview(screen, shown.scores)
         _show_weights(screen, shown)
         return
     remark = chosen.remark if chosen else ""
-    screen.title(shown.name, f"{shown.why.capitalize()}. {remark}".strip())
+    screen.headline(shown.telling.says, remark)
     links: list[_links.Link] = []
     if chosen is not None:
         links, _ = _links.show_query(screen, shown.weights, recording, chosen.position)
@@ -173,17 +179,17 @@ def _show_tokens(screen: Screen, recording: Recording) -> None:
 
 def _show_weights(screen: Screen, shown: Shown) -> None:
     recording = shown.recording
-    choice = f"{shown.why.capitalize()}. --layer and --head choose another."
+    choice = "--layer and --head choose another."
     if _matrix.is_short(screen, recording):
-        screen.title(
-            shown.name,
+        screen.headline(
+            shown.telling.says,
             f"{choice} Down: queries; across: keys; each number: per cent of the query's"
             " attention on that key; blank is masked.",
         )
         screen.line()
         _matrix.show_table(screen, shown.weights, recording)
         return
-    screen.title(shown.name, f"{choice} {_matrix.explain_picture(recording)}")
+    screen.headline(shown.telling.says, f"{choice} {_matrix.explain_picture(recording)}")
     screen.line()
     with busy("Reading every weight of the head"):
         weights = shown.weights
@@ -204,8 +210,8 @@ def _document(shown: Shown, chosen: _links.ChosenToken | None, steps: bool) -> d
         "model": recording.model,
         "tokens": list(recording.tokens),
         "query_tokens": None if shown.is_itself else list(recording.query_tokens),
-        "heads": [_head_facts(head) for row in shown.rows for head in row],
-        "shown": {"layer": shown.layer, "head": shown.head, "why": shown.why},
+        "heads": list(_head_facts(shown.scores)),
+        "shown": dataclasses.asdict(shown.telling),
         "weights": None,
         "links": list(_link_facts(_links.strongest_links(weights), recording)),
         "query": None,
@@ -224,12 +230,19 @@ def _document(shown: Shown, chosen: _links.ChosenToken | None, steps: bool) -> d
     return document
 
 
-def _head_facts(head: _heads.Head) -> dict[str, Any]:
-    facts = dataclasses.asdict(head)
-    return {
-        name: (None if math.isnan(fact) else round(fact, 6)) if isinstance(fact, float) else fact
-        for name, fact in facts.items()
-    }
+def _head_facts(scores: HeadScores) -> Iterator[dict[str, Any]]:
+    columns = scores.columns()
+    for n, (layer, head, role) in enumerate(zip(*(columns[x] for x in ("layer", "head", "role")))):
+        facts: dict[str, Any] = {"layer": layer, "head": head, "role": role}
+        yield (
+            facts
+            | {name: _number(columns[name][n]) for name in ("entropy", "distance")}
+            | {"scores": {name: _number(columns[name][n]) for name in scores.roles}}
+        )
+
+
+def _number(x: float) -> float | None:
+    return round(x, 6) if math.isfinite(x) else None
 
 
 def _step_facts(steps: Steps) -> dict[str, Any]:

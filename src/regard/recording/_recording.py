@@ -199,7 +199,7 @@ class Recording(Generic[ArrayT]):
         picture: ArrayT = row.reshape(found.rows, found.columns)
         return picture
 
-    def heads(self, *, queries: int = 2048, receivers: int = 8) -> HeadScores:
+    def heads(self, *, queries: int | None = None, receivers: int = 8) -> HeadScores:
         """What every head does: its entropy, mean distance, weight by place, and top receivers.
 
         Printed, it is a table; ``regard heads FILE`` shows the same.
