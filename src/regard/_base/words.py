@@ -19,13 +19,14 @@ END = "</w>"  # of a word, in tokenizers that mark the last piece
 INNER = "##"  # of a piece that begins no word, in WordPiece
 # Scripts without spaces between words: each piece is taken as one.
 UNSPACED = re.compile("[\u0e00-\u0eff\u1780-\u17ff\u2e80-\u30ff\u3400-\u9fff\uf900-\ufaff]")
-FUNCTION_WORDS = frozenset(
-    "a about after all also an and any are as at be because been before but by can could did do does"
-    " each for from had has have he her his how i if in into is it its may me more most my no nor not"
-    " of on only or other our over shall she should so some such than that the their them then there"
-    " these they this those through to too under up us was we were what when where which while who"
-    " whom whose why will with would you your".split()
-)
+ENGLISH = """
+    a about after all also an and any are as at be because been before but by can could did do does
+    each for from had has have he her his how i if in into is it its may me more most my no nor not
+    of on only or other our over shall she should so some such than that the their them then there
+    these they this those through to too under up us was we were what when where which while who
+    whom whose why will with would you your
+"""
+FUNCTION_WORDS = frozenset(ENGLISH.split())
 
 
 def word_starts(tokens: Sequence[str]) -> Int[np.ndarray, " words"]:

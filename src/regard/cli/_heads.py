@@ -10,8 +10,9 @@ from rich.text import Text
 
 from regard.cli._errors import InputError
 from regard.cli._screen import Screen, busy, percent
-from regard.cli._source import choose_group, read_recording
-from regard.heads import HeadScores
+from regard.cli._source import choose_group, place_of_option, read_recording
+from regard.heads import HeadScores, Telling
+from regard.recording import Recording
 
 MIXED = "mixed"
 INKS = ("yellow", "cyan", "green", "magenta")  # of a role, by how much it tells
@@ -30,6 +31,29 @@ def heads(argument: str, model: str, group: str | None, is_text: bool) -> None:
     with busy("Looking at what every head does"):
         table = recording.heads().table()
     sys.stdout.write(table + "\n")
+
+
+def choose_head(
+    recording: Recording, layer: int | None, head: int | None
+) -> tuple[HeadScores, Telling]:
+    """The scores of all heads, and the head to show: the most telling one, of those named.
+
+    Raises:
+        InputError: no such layer or head, or nothing to score.
+    """
+    numbers, chosen = recording.layer_numbers, slice(None)
+    if layer is not None:
+        place = place_of_option("--layer", layer, numbers, " layers")
+        chosen = slice(place, place + 1)
+    if head is not None:
+        heads = {n for found in recording.layers[chosen] for n in found.head_numbers}
+        place_of_option("--head", head, sorted(heads), " heads")
+    if not recording.query_tokens:
+        raise InputError("a recording without queries has nothing to score.")
+    with busy("Looking at what every head does"):
+        scores = recording.heads()
+    among = [(n, h) for n, h in _every(scores) if n in numbers[chosen] and head in (None, h)]
+    return scores, scores.telling(among)
 
 
 def show_overview(screen: Screen, scores: HeadScores) -> None:

@@ -18,7 +18,7 @@ from regard._weights.attention_weights import AttentionWeights
 from regard.cli import _heads, _links, _matrix
 from regard.cli._errors import InputError, reading, writing
 from regard.cli._screen import Screen, busy, label, labels_width
-from regard.cli._source import choose_group, place_of_option, read_recording
+from regard.cli._source import choose_group, read_recording
 from regard.heads import HeadScores, Telling
 from regard.recording import Recording
 from regard.recording._file import check_name
@@ -88,8 +88,7 @@ def show(argument: str, options: ShowOptions) -> None:
         with writing():
             recording.save(options.save)
     recording = choose_group(recording, options.group)
-    with busy("Looking at what every head does"):
-        shown = _choose(recording, options)
+    shown = Shown(recording, *_heads.choose_head(recording, options.layer, options.head))
     chosen = None if options.query is None else _links.find_query(options.query, recording)
     if options.steps and max(map(len, (recording.tokens, recording.query_tokens))) > MAX_STEPS:
         raise InputError(
@@ -104,26 +103,6 @@ def show(argument: str, options: ShowOptions) -> None:
         _print(Screen(options.width), shown, chosen, options.steps)
     if options.save is not None:
         sys.stderr.write(f"Saved; regard show {options.save} shows it again.\n")
-
-
-def _choose(recording: Recording, options: ShowOptions) -> Shown:
-    """The head that was named; by default the most telling one."""
-    numbers = recording.layer_numbers
-    chosen = slice(None)
-    if options.layer is not None:
-        place = place_of_option("--layer", options.layer, numbers, " layers")
-        chosen = slice(place, place + 1)
-    if options.head is not None:
-        heads = {n for layer in recording.layers[chosen] for n in layer.head_numbers}
-        place_of_option("--head", options.head, sorted(heads), " heads")
-    scores = recording.heads()
-    among = [
-        (layer, head)
-        for layer, heads in zip(scores.layers[chosen], scores.head_numbers[chosen])
-        for head in heads
-        if options.head in (None, head)
-    ]
-    return Shown(recording, scores, scores.telling(among))
 
 
 def _print(screen: Screen, shown: Shown, chosen: _links.ChosenToken | None, steps: bool) -> None:

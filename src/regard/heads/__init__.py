@@ -26,7 +26,6 @@ from regard.heads._roles import (
     LEAST_PART,
     PLACE,
     PREVIOUS,
-    ROLES,
     Named,
     roles_of,
     sentence,
@@ -246,7 +245,7 @@ class HeadScores:
         return found
 
     def to_pandas(self) -> pandas.DataFrame:
-        """A DataFrame with a row for each head, in the table's order, and the columns of ``columns``.
+        """A DataFrame of ``columns``: a row for each head, in the table's order.
 
         Raises:
             ModuleNotFoundError: pandas is not installed; ``columns()`` needs nothing.

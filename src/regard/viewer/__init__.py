@@ -58,5 +58,6 @@ def view(
     if open_browser:
         import webbrowser
 
-        webbrowser.open(viewer.address)
+        told = recording.heads().telling()
+        webbrowser.open(f"{viewer.address}#L{told.layer}H{told.head}")
     return viewer
