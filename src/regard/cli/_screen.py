@@ -67,8 +67,9 @@ class Screen:
         self.line()
         for n, part in enumerate(self.wrapped(Text(name, style="bold"), self.width - 2)):
             self.line("  " if n else "", part)
-        for part in self.wrapped(Text(explanation, style="dim"), self.width - 2):
-            self.line("  ", part)
+        if explanation:
+            for part in self.wrapped(Text(explanation, style="dim"), self.width - 2):
+                self.line("  ", part)
 
     def beside(self, name: str, text: Text) -> None:
         """Prints a name, and a text wrapped beside it."""

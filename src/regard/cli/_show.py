@@ -20,10 +20,11 @@ from regard.cli._errors import InputError, reading, writing
 from regard.cli._screen import Screen, busy, label, labels_width
 from regard.cli._source import choose_group, read_recording
 from regard.heads import HeadScores, Telling
-from regard.recording import Recording
+from regard.recording import Recording, Words, WordWeights
 from regard.recording._file import check_name
 
 MAX_STEPS = 64  # of a text whose steps are written out
+MAX_WORDS = 200  # tokens of a text that is shown in words by default
 MAX_WEIGHTS = 64  # of a text whose weights are in the JSON
 MOST_TOKEN_LINES = 4
 WIDEST_TOKEN = 8
@@ -43,6 +44,7 @@ class ShowOptions:
     width: int | None = None
     is_text: bool = False
     group: str | None = None
+    words: bool | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +52,7 @@ class Shown:
     """One head of a recording, named by the user or chosen for what it does."""
 
     recording: Recording
+    text: Recording | Words  # whose tokens and weights are shown
     scores: HeadScores
     telling: Telling
 
@@ -64,9 +67,14 @@ class Shown:
         return self.telling.head
 
     @property
-    def weights(self) -> AttentionWeights:
-        """``(Lq, Lk)``."""
-        return _matrix.weights_of(self.recording, self.layer, self.head)
+    def weights(self) -> AttentionWeights | WordWeights:
+        """``(Lq, Lk)``, in tokens or in words."""
+        return self.text.weights[self.layer].head(self.head)
+
+    @property
+    def unit(self) -> str:
+        """What is a row of the weights."""
+        return "words" if isinstance(self.text, Words) else "tokens"
 
     @property
     def is_itself(self) -> bool:
@@ -88,8 +96,9 @@ def show(argument: str, options: ShowOptions) -> None:
         with writing():
             recording.save(options.save)
     recording = choose_group(recording, options.group)
-    shown = Shown(recording, *_heads.choose_head(recording, options.layer, options.head))
-    chosen = None if options.query is None else _links.find_query(options.query, recording)
+    scored = _heads.choose_head(recording, options.layer, options.head)
+    shown = Shown(recording, _text(recording, options), *scored)
+    chosen = None if options.query is None else _links.find_query(options.query, shown.text)
     if options.steps and max(map(len, (recording.tokens, recording.query_tokens))) > MAX_STEPS:
         raise InputError(
             f"--steps writes out every number, for up to {MAX_STEPS} tokens; these are"
@@ -105,17 +114,35 @@ def show(argument: str, options: ShowOptions) -> None:
         sys.stderr.write(f"Saved; regard show {options.save} shows it again.\n")
 
 
+def _text(recording: Recording, options: ShowOptions) -> Recording | Words:
+    """The recording, or its words: where they are asked for, or it is short and has some.
+
+    Raises:
+        InputError: steps are asked for too.
+    """
+    if options.words and options.steps:
+        raise InputError("--steps writes out the pieces of words; leave --words out.")
+    is_short = len(recording.tokens) < MAX_WORDS and not (options.json or options.steps)
+    if not (is_short if options.words is None else options.words):
+        return recording
+    words = recording.in_words()
+    is_same = len(words.tokens) == len(recording.tokens)
+    return recording if is_same and not options.words else words
+
+
 def _print(screen: Screen, shown: Shown, chosen: _links.ChosenToken | None, steps: bool) -> None:
     recording = shown.recording
     counts = {*map(len, shown.scores.head_numbers)}
     heading = Text().append(f"{len(recording.tokens):,} tokens", "bold")
+    if shown.unit == "words":
+        heading.append(f" in {len(shown.text.tokens):,} words")
     heading.append(
         f", {len(shown.scores.layers)} layers of {' or '.join(map(str, sorted(counts)))} heads"
     )
     heading.append(f", model {recording.model}" if recording.model else "")
     screen.lines(screen.wrapped(heading))
     if chosen is None and not steps:
-        _show_tokens(screen, recording)
+        _show_tokens(screen, shown)
         _heads.show_overview(screen, shown.scores)
         _show_weights(screen, shown)
         return
@@ -123,7 +150,7 @@ def _print(screen: Screen, shown: Shown, chosen: _links.ChosenToken | None, step
     screen.headline(shown.telling.says, remark)
     links: list[_links.Link] = []
     if chosen is not None:
-        links, _ = _links.show_query(screen, shown.weights, recording, chosen.position)
+        links, _ = _links.show_query(screen, shown.weights, shown.text, chosen.position)
     if steps:
         written_out = recording.steps(shown.layer, shown.head)
         screen.title("Steps", "From the vectors of the tokens to the weights and the output.")
@@ -137,9 +164,12 @@ def _print(screen: Screen, shown: Shown, chosen: _links.ChosenToken | None, step
             screen.beside(f"  {name:8}", Text(formula))
 
 
-def _show_tokens(screen: Screen, recording: Recording) -> None:
-    tokens = recording.tokens
-    screen.title("Tokens", "The pieces the text was cut into, by position; · is a space.")
+def _show_tokens(screen: Screen, shown: Shown) -> None:
+    tokens = shown.text.tokens
+    if shown.unit == "words":
+        screen.title("Words", "By position; · is a space. --pieces shows what they were cut into.")
+    else:
+        screen.title("Tokens", "The pieces the text was cut into, by position; · is a space.")
     digits = len(str(len(tokens) - 1))
     width = labels_width(tokens, WIDEST_TOKEN)
     each = max(1, (screen.width - 2) // (digits + width + 3))
@@ -157,7 +187,7 @@ def _show_tokens(screen: Screen, recording: Recording) -> None:
 
 
 def _show_weights(screen: Screen, shown: Shown) -> None:
-    recording = shown.recording
+    recording = shown.text
     choice = "--layer and --head choose another."
     if _matrix.is_short(screen, recording):
         screen.headline(
@@ -184,17 +214,20 @@ def _show_weights(screen: Screen, shown: Shown) -> None:
 
 def _document(shown: Shown, chosen: _links.ChosenToken | None, steps: bool) -> dict[str, Any]:
     """All of it, for programs; docs/cli.md describes it."""
-    recording, weights = shown.recording, shown.weights
+    recording, weights = shown.text, shown.weights
+    starts = recording.starts.tolist() if isinstance(recording, Words) else None
     document: dict[str, Any] = {
-        "model": recording.model,
+        "model": shown.recording.model,
         "tokens": list(recording.tokens),
+        "words": starts
+        and [[a, b] for a, b in zip(starts, [*starts[1:], len(shown.recording.tokens)])],
         "query_tokens": None if shown.is_itself else list(recording.query_tokens),
         "heads": list(_head_facts(shown.scores)),
         "shown": dataclasses.asdict(shown.telling),
         "weights": None,
         "links": list(_link_facts(_links.strongest_links(weights), recording)),
         "query": None,
-        "steps": _step_facts(recording.steps(shown.layer, shown.head)) if steps else None,
+        "steps": _step_facts(shown.recording.steps(shown.layer, shown.head)) if steps else None,
     }
     if max(weights.shape) <= MAX_WEIGHTS:
         document["weights"] = _numbers(weights)
@@ -238,7 +271,7 @@ def _numbers(array: Any) -> list[Any]:
     return list(found.tolist())
 
 
-def _link_facts(links: list[_links.Link], recording: Recording) -> Iterator[dict[str, Any]]:
+def _link_facts(links: list[_links.Link], recording: Recording | Words) -> Iterator[dict[str, Any]]:
     for query, key, weight in links:
         yield {
             "query": query,

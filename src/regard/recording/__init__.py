@@ -7,16 +7,22 @@ from regard.recording._layer import Layer
 from regard.recording._recording import Recording
 
 if TYPE_CHECKING:
+    from regard.recording._words import Words as Words
+    from regard.recording._words import WordWeights as WordWeights
     from regard.recording._writer import Writer as Writer
 else:
 
     def __getattr__(name):
-        """``Writer`` is loaded when it is first used, with what reads and writes files."""
+        """``Writer`` and words are loaded when first used, with what they need."""
         if name == "Writer":
             from regard.recording._writer import Writer
 
             return Writer
+        if name in ("Words", "WordWeights"):
+            from regard.recording import _words
+
+            return getattr(_words, name)
         raise AttributeError(f"module 'regard.recording' has no attribute {name!r}")
 
 
-__all__ = ["Grid", "Layer", "Recording", "Writer"]
+__all__ = ["Grid", "Layer", "Recording", "WordWeights", "Words", "Writer"]
