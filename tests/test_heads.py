@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from regard.heads import HeadScores, head_scores
+from regard.heads import HeadScores, Reader, head_scores
 from regard.recording import Layer, Recording
 
 BIG = 1e4  # a score that leaves nothing to the others
@@ -56,7 +56,7 @@ def test_entropy_is_in_nats(scores):
 
 def test_roles_are_the_highest_score_from_0_3_on(scores):
     roles = [scores.role(0, head) for head in range(4)]
-    assert roles == ["previous token", "first token", "induction", ""]
+    assert roles == ["previous token", "first token", "induction", "spread evenly"]
 
 
 def test_without_repetition_there_is_no_induction_score_and_no_such_role():
@@ -81,29 +81,38 @@ def test_only_queries_that_see_an_earlier_occurrence_are_counted():
     assert np.isnan(narrow.induction).all()
 
 
-def test_a_long_text_is_scored_on_evenly_spaced_blocks():
+def test_a_long_text_is_scored_on_evenly_spaced_queries():
     random = np.random.default_rng(0)
     q, k = random.normal(size=(2, 3, 1500, 8)).astype(np.float32)
     tokens = [str(n % 97) for n in range(1500)]
     recording = Recording(tokens, [Layer(q, k, causal=True)])
-    whole, part = head_scores(recording), head_scores(recording, queries=500)
+    whole, part = head_scores(recording, queries=1500), head_scores(recording)
     assert whole.queries == 1500
-    assert 400 <= part.queries <= 500
+    assert 400 <= part.queries <= 512
     np.testing.assert_allclose(part.entropy, whole.entropy, rtol=0.05)
     np.testing.assert_allclose(whole.entropy[0], recording.weights[0].entropy().mean(-1), rtol=1e-5)
 
 
 @pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 129, 1000])
-@pytest.mark.parametrize("queries", [1, 2, 64, 100, 5000])
-def test_blocks_are_inside_the_text_apart_and_no_more_than_asked(length, queries):
-    from regard.heads import _blocks
+@pytest.mark.parametrize("queries", [1, 2, 64, 100, 5000, None])
+def test_queries_that_are_read_are_evenly_spaced_and_no_more_than_asked(length, queries):
+    from regard.heads._measure import sampled
 
-    rows = [row for block in _blocks(length, queries) for row in block]
-    assert len(rows) == len(set(rows)) <= max(queries, 1)
-    assert min(rows) >= 0
-    assert max(rows) == length - 1 or len(rows) < length
-    if length <= queries:
-        assert rows == list(range(length))
+    rows = sampled(length, length, queries)
+    assert 1 <= len(rows) <= (queries or 512)
+    assert rows[-1] < length
+    assert length - rows[-1] <= rows.step
+    if length <= (queries or 512):
+        assert rows == range(length)
+
+
+def test_longer_texts_are_read_at_fewer_queries_at_a_step_that_is_a_prime():
+    from regard.heads._measure import sampled
+
+    for length in (2048, 16_384, 100_000):
+        rows = sampled(length, length, None)
+        assert 200 < len(rows) <= 512
+        assert all(rows.step % n for n in range(2, rows.step))
 
 
 def test_cross_attention_has_no_places_to_score():
@@ -112,7 +121,7 @@ def test_cross_attention_has_no_places_to_score():
     scores = head_scores(Recording(list("abcd"), [Layer(q, k)], query_tokens=list("xy")))
     for name in ("previous", "first", "induction"):
         assert np.isnan(getattr(scores, name)).all()
-    assert scores.role(0, 0) == ""
+    assert scores.role(0, 0) == "spread evenly"
     np.testing.assert_allclose(scores.entropy, np.log(4))
     np.testing.assert_allclose(scores.received, 1 / 4)
 

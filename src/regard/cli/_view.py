@@ -62,7 +62,7 @@ def view(argument: str, options: ViewOptions) -> None:
     chosen = choose_group(recordings[0], options.group)
     if options.export is not None:
         if options.layer is not None:
-            place_of_option("--layer", options.layer, chosen.layer_numbers)
+            place_of_option("--layer", options.layer, chosen.layer_numbers, " layers")
         others = [found.groups.get(chosen.group, found) for found in recordings[1:]]
         _export([chosen, *others], names, options.layer, options.export)
         return

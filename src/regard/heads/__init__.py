@@ -33,7 +33,6 @@ from regard.heads._roles import (
 )
 
 if TYPE_CHECKING:
-    import pandas
     from numpy.typing import NDArray
 
     from regard.recording import Recording
@@ -244,7 +243,7 @@ class HeadScores:
             found["received most"] = [int(self.receivers[place][0]) for place in self.order]
         return found
 
-    def to_pandas(self) -> pandas.DataFrame:
+    def to_pandas(self) -> Any:
         """A DataFrame of ``columns``: a row for each head, in the table's order.
 
         Raises:

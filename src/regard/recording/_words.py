@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from types import EllipsisType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from regard.recording._recording import Recording
 
 BLOCK_WEIGHTS = 2**20  # of the pieces of one block of rows
-Pick = int | np.integer[Any] | slice
+Pick = int | np.integer[Any] | slice | EllipsisType
 
 
 class Words:
@@ -330,7 +331,7 @@ class WordWeights:
         counts = np.diff(self._rows[low : high + 1])[:, None]
         joined = np.add.reduceat(np.add.reduceat(wide, columns, 1), within, 0) / counts
         if seen:
-            is_seen = ~np.isnan(to_numpy(part.pool(part.shape)))
+            is_seen = ~np.isnan(to_numpy(part.pool((last - first, int(self._columns[-1])))))
             any_ = np.logical_or.reduceat(np.logical_or.reduceat(is_seen, columns, 1), within, 0)
             joined = np.where(any_, joined, np.nan)
         return joined.astype(self.dtype)
