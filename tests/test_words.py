@@ -16,7 +16,7 @@ from regard.recording import Layer, Recording, Words, WordWeights
 TEXTS = {
     "a word goes on until white space": ["<bos>", "The", " an", "im", "al", " sat"],
     "signs stand alone": ["it", "'", "s", " (", "new", "er", ")", ".", "\n", "Now"],
-    "names are words": ["head", "_", "scores", "(", "x2", ")"],
+    "names are words": ["def", " head", "_", "scores", "(", "x2", ")"],
     "white space stands alone": ["if", " x", ":", "\n    ", "return", " x"],
     "a space may come last": ["the ", "cat", "s ", "sat"],
     "sentencepiece": ["<s>", "▁jour", "ney", "▁with", "<0x0A>", "ne", "xt"],
@@ -28,20 +28,15 @@ TEXTS = {
     "special": ["a", " b", "<|endoftext|>", "c"],
 }
 STARTS = [
-    [0, 1, 2, 5], [0, 1, 2, 3, 4, 6, 7, 8, 9], [0, 3, 4, 5], [0, 1, 2, 3, 4, 5], [0, 1, 3],
+    [0, 1, 2, 5], [0, 1, 2, 3, 4, 6, 7, 8, 9], [0, 1, 4, 5, 6], [0, 1, 2, 3, 4, 5], [0, 1, 3],
     [0, 1, 3, 4, 5], [0, 2, 3], [0, 1, 3, 4, 5], [0, 2, 3], [0, 1, 2], [0, 1, 2, 3, 4],
     [0, 1, 2, 3],
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("tokens", "starts"), zip(TEXTS.values(), STARTS), ids=TEXTS)
+@pytest.mark.parametrize(("tokens", "starts"), [*zip(TEXTS.values(), STARTS)], ids=TEXTS)
 def test_words_are_runs_of_pieces(tokens, starts):
-    expected = {"names are words": [0, 1, 2, 3, 4, 5], "no spaces between words": starts}
-    assert word_starts(tokens).tolist() in (starts, expected.get("names are words"))
-
-
-def test_identifiers_are_words_where_the_text_has_spaces():
-    assert word_starts(["def", " head", "_", "scores", "("]).tolist() == [0, 1, 4]
+    assert word_starts(tokens).tolist() == starts
 
 
 def test_kinds_of_tokens():
@@ -132,7 +127,9 @@ def test_topk_strongest_and_pool_are_those_of_the_matrix_of_words(monkeypatch):
             if np.isnan(words.pool((4, 5))[0, r, c]):
                 assert not part.any()
                 continue
-            np.testing.assert_allclose(np.exp(words.pool((4, 5))[:, r, c]), part.max((1, 2)))
+            np.testing.assert_allclose(
+                np.exp(words.pool((4, 5))[:, r, c]), part.max((1, 2)), rtol=1e-5
+            )
             mass = np.exp(words.pool((4, 5), "mass")[:, r, c])
             np.testing.assert_allclose(mass, part.sum(-1).mean(-1), rtol=1e-5)
 
@@ -198,7 +195,10 @@ def test_what_cannot_be_given_is_said():
         words.pool((0, 1))
     with pytest.raises(IndexError, match="index 99 is out of range"):
         words[0, 99]
-    with regard.limits(weights_bytes=8), pytest.raises(regard.MaterializeError, match="weights.*of"):
+    with (
+        regard.limits(weights_bytes=8),
+        pytest.raises(regard.MaterializeError, match="weights of words"),
+    ):
         np.asarray(words)
 
 

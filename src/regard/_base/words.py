@@ -81,9 +81,9 @@ def _begins(tokens: Sequence[str]) -> Bool[np.ndarray, " L"]:
         ends = {token: token.endswith(END) or not _is_word_piece(token) for token in texts}
         found = np.array([True, *(ends[token] for token in tokens[:-1])])
     elif any(_opens(token) or token[-1].isspace() for token in texts if token):
-        piece = {token: _is_word_piece(token) for token in texts}
-        opens = {token: not piece[token] or _opens(token) or _is_alone(token) for token in texts}
-        closes = {token: not piece[token] or token[-1].isspace() for token in texts}
+        alone = {token: UNSPACED.match(token) or not _is_word_piece(token) for token in texts}
+        opens = {token: bool(alone[token]) or _opens(token) for token in texts}
+        closes = {token: bool(alone[token]) or token[-1].isspace() for token in texts}
         before = [True, *(closes[token] for token in tokens[:-1])]
         found = np.array([opens[token] for token in tokens]) | before
     else:
@@ -95,10 +95,6 @@ def _begins(tokens: Sequence[str]) -> Bool[np.ndarray, " L"]:
 def _opens(token: str) -> bool:
     """Whether it begins with white space."""
     return token[:1].isspace() or token[:1] in ("▁", "Ġ")
-
-
-def _is_alone(token: str) -> bool:
-    return UNSPACED.match(token) is not None
 
 
 def _is_word_piece(token: str) -> bool:

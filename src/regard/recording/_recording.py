@@ -240,8 +240,8 @@ class Recording(Generic[ArrayT]):
     ) -> Viewer:
         """Look at every weight, of all groups, in the browser; nothing leaves this machine.
 
-        It serves in the background: the call returns at once, each call starts another viewer, and
-        all of them end with Python.
+        It serves in the background: each call starts another viewer, and all of them end with
+        Python. The browser opens at the head that tells most.
 
         Args:
             other: a second recording, to compare this one with.
