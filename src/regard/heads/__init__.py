@@ -250,7 +250,7 @@ class HeadScores:
             ModuleNotFoundError: pandas is not installed; ``columns()`` needs nothing.
         """
         try:
-            import pandas
+            import pandas  # type: ignore[import-untyped,unused-ignore]
         except ModuleNotFoundError as error:
             if error.name != "pandas":
                 raise

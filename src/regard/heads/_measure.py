@@ -50,7 +50,7 @@ def measured(
     """
     part = weights.part(slice(rows.start, rows.stop, rows.step))
     summary = part.summary(only=READ)
-    found = {name: to_numpy(getattr(summary, name)) for name in READ}
+    found: dict[str, Any] = {name: to_numpy(getattr(summary, name)) for name in READ}
     received = found["received"].astype(np.float64) / len(rows)
     order = np.argsort(-received, -1, kind="stable")[:, :receivers].astype(np.int64)
     means = {name: found[name].mean(-1, dtype=np.float64) for name in ("entropy", "distance")}

@@ -25,7 +25,7 @@ MOST_PRODUCTS = 2**33  # multiplications in q · k of one layer
 MOST_WEIGHTS = 2**26  # of one layer
 FEWEST_ROWS = 2 * SIZE
 
-SCORES = ("entropy", "distance", "first", "previous", "induction")
+SCORES = ("first", "previous", "induction")
 
 
 class Heads:
@@ -75,14 +75,19 @@ def _facts(recording: Recording, layer: int, scores: HeadScores) -> dict[str, An
     every = recording.weights[recording.layer_numbers[layer]]
     rows = _sample(every, int(recording.layers[layer].query.shape[-1]))
     weights = every.part(slice(rows.start, None, rows.step))
-    pictures = to_numpy(weights.pool((SIZE, SIZE)))  # ln of the strongest weights
-    packed = np.ascontiguousarray(np.round(_square(pictures) * STEP) / STEP, "<f4")
-    numbers: dict[str, Any] = {name: [_number(x) for x in scores[name][0]] for name in SCORES}
+    found = weights.summary(pool=(SIZE, SIZE), only=("pooled", "entropy", "distance"))
+    packed = np.round(_square(to_numpy(found.pooled)) * STEP) / STEP
+    means: dict[str, Any] = {
+        "entropy": to_numpy(found.entropy).mean(-1, dtype=float),
+        "distance": to_numpy(found.distance).mean(-1, dtype=float),
+        **{name: scores[name][0] for name in SCORES},
+    }
+    numbers: dict[str, Any] = {name: [_number(x) for x in of] for name, of in means.items()}
     if recording.query_tokens != recording.tokens:
-        numbers |= dict.fromkeys(SCORES[2:])
+        numbers |= dict.fromkeys(SCORES)
     return {
         "size": SIZE,
-        "thumbnails": base64.b64encode(packed.tobytes()).decode(),
+        "thumbnails": base64.b64encode(packed.astype("<f4").tobytes()).decode(),
         **numbers,
         "coverage": len(rows) / len(recording.query_tokens),
         "settled": True,
