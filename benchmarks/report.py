@@ -33,6 +33,7 @@ RUNS = {
     "decode": BOTH,
     "small": [],
     "looking": BOTH,
+    "heads": [],
     "spread": [],
     "layouts": [],
     "masks": [],

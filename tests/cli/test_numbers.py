@@ -21,7 +21,7 @@ def test_show_names_the_heads_of_the_model(regard, path):
     assert "2 layers of 2 heads" in out
     assert re.search(r"^ +H3 +H7$", out, re.MULTILINE)
     assert re.findall(r"^  (L\d)", out, re.MULTILINE) == ["L5", "L9"]
-    assert "L9H7  The one you chose" in out
+    assert "\nL9H7 · " in out
     weights = whole().weights[9][7]
     assert f"{100 * weights[4, 2]:.0f}" in out.split("L9H7")[-1]
 
@@ -85,10 +85,10 @@ def served(monkeypatch):
 @pytest.mark.parametrize(
     ("options", "place"),
     [
-        ([], ""),
-        (["--layer", 9], "#L9H3"),
+        ([], "#L5H7"),
+        (["--layer", 9], "#L9H7"),
         (["--layer", 9, "--head", 7], "#L9H7"),
-        (["--group", "decoder"], "#L5H3"),
+        (["--group", "decoder"], "#L5H7"),
         (["--group", "cross"], "#L9H7&recording=2"),
         (["--group", "cross", "--query", "Weg"], "#L9H7&recording=2&query=2"),
         (["--group", "encoder", "--layer", 1], "#L1H0&recording=1"),
@@ -115,9 +115,9 @@ def test_export_writes_one_group(regard, path, tmp_path):
         (["show", "--layer", 0], "--layer 0: there are layers 5, 9."),
         (["show", "--head", 4], "--head 4: there are heads 3, 7."),
         (["show", "--layer", 9, "--head", 0], "--head 0: there are heads 3, 7."),
-        (["view", "--layer", 0], "--layer 0: there are 5, 9."),
-        (["view", "--head", 0], "--head 0: there are 3, 7."),
-        (["view", "--group", "cross", "--head", 3], "--head 3: there are 7."),
+        (["view", "--layer", 0], "--layer 0: there are layers 5, 9."),
+        (["view", "--head", 0], "--head 0: there are heads 3, 7."),
+        (["view", "--group", "cross", "--head", 3], "--head 3: there are heads 7."),
         (["show", "--group", "x"], "--group x: there are 'decoder', 'encoder', 'cross'."),
         (["view", "--group", "x"], "--group x: there are 'decoder', 'encoder', 'cross'."),
         (["heads", "--group", "x"], "--group x: there are 'decoder', 'encoder', 'cross'."),

@@ -20,7 +20,7 @@ ESCAPE = "\x1b"
 
 def section(out, name):
     """The lines of a section, its title and the blank lines left out."""
-    after = out.split(f"\n{name}  ", 1)[1]
+    after = re.split(rf"\n{name} [ ·]", out, maxsplit=1)[1]
     lines = after.split("\n")
     end = next((n for n, line in enumerate(lines) if re.match(r"\S", line) and n), len(lines))
     return [line for line in lines[:end] if line.strip()]
@@ -48,30 +48,32 @@ def test_the_roles_of_planted_heads_are_named_with_their_scores_and_entropies(re
         for a, b in zip(out.splitlines(), out.splitlines()[1:])
         if a.startswith("  L0")
     )
-    assert roles == ["L0", "prev", "first", "induct", "mixed"]
+    assert roles == ["L0", "prev", "first", "induct", "even"]
     entropy = np.mean(np.log(np.arange(1, len(TOKENS) + 1)))
-    assert numbers == ["100%", "0.0", "100%", "0.0", "100%", "0.0", f"{entropy:.1f}"]
-    assert "Clearest  induction L0H2 100%, previous token L0H0 100%, first token L0H1 100%" in out
+    assert numbers == ["100%", "0.0", "100%", "0.0", "100%", "0.0", "100%", f"{entropy:.1f}"]
+    clearest = " ".join(out.split("Clearest")[1].split())
+    others = "previous token L0H0 100%, first token L0H1 100%, spread evenly L0H3 100%"
+    assert clearest.startswith(f"induction L0H2 100%, {others}")
 
 
 def test_a_clear_induction_head_is_shown_and_the_reason_given(regard, planted_file):
-    title = " ".join(regard("show", planted_file).out.split("\nL0H2  ")[1].split())
-    assert title.startswith("The clearest induction head: where a token occurred before, 100% of")
+    said = "L0H2 · induction 100 %: looks at what followed the same token before"
+    assert f"\n{said}\n" in regard("show", planted_file).out
 
 
 @pytest.mark.parametrize(
-    ("kept", "name", "why"),
+    ("kept", "said"),
     [
-        ([0, 1, 3], "L0H0", "The clearest previous token head"),
-        ([1, 3], "L0H0", "The clearest first token head"),
-        ([3], "L0H0", "The sharpest head: its entropy is the lowest"),
+        ([0, 1, 3], "L0H0 · previous token 100 %: looks at the token just before"),
+        ([1, 3], "L0H0 · first token 100 %: looks at the first token, its attention sink"),
+        ([3], "L0H0 · spread evenly 100 %: looks at all that it sees, about evenly"),
     ],
 )
-def test_without_an_induction_head_the_next_best_is_shown(regard, tmp_path, kept, name, why):
+def test_without_an_induction_head_the_next_best_is_shown(regard, tmp_path, kept, said):
     whole = planted().layers[0]
     layer = Layer(whole.query[kept], whole.key[kept], whole.value[kept], **whole.options)
     Recording(TOKENS, [layer]).save(tmp_path / "some.safetensors")
-    assert f"\n{name}  {why}" in regard("show", tmp_path / "some.safetensors").out
+    assert f"\n{said}\n" in regard("show", tmp_path / "some.safetensors").out
 
 
 def table_of(out, name):
@@ -252,14 +254,18 @@ def test_what_does_not_look_like_a_file_is_a_text(regard, model, text):
 def test_json_holds_the_tokens_the_heads_the_weights_and_the_links(regard, planted_file):
     found = json.loads(regard("show", planted_file, "--json", "--query", "6", "--head", 2).out)
     assert list(found) == [
-        "model", "tokens", "query_tokens", "heads", "shown", "weights", "links", "query", "steps",
+        "model", "tokens", "words", "query_tokens", "heads", "shown", "weights", "links", "query",
+        "steps",
     ]  # fmt: skip
     assert found["tokens"] == TOKENS
     assert found["model"] == "made"
     assert found["query_tokens"] is None
-    names = ["layer", "head", "role", "previous", "first", "induction", "entropy"]
+    names = ["layer", "head", "role", "entropy", "distance", "scores"]
     assert [list(head) for head in found["heads"]] == [names] * 4
-    assert [head["role"] for head in found["heads"]] == ["previous", "first", "induction", ""]
+    roles = ["previous token", "first token", "induction", "spread evenly"]
+    assert [head["role"] for head in found["heads"]] == roles
+    assert [head["scores"][role] for head, role in zip(found["heads"], roles)] == [1, 1, 1, 1]
+    assert found["words"] is None
     assert (found["shown"]["layer"], found["shown"]["head"]) == (0, 2)
     np.testing.assert_allclose(found["weights"], np.asarray(planted().weights[0])[2], atol=1e-6)
     link = {"query": 6, "key": 3, "weight": 1.0, "query_token": " b", "key_token": " c"}
@@ -273,7 +279,7 @@ def test_json_holds_the_tokens_the_heads_the_weights_and_the_links(regard, plant
 def test_json_has_null_where_there_is_no_number(regard, tmp_path):
     recording_of(looks_at([0, 1, 2])[None], list("abc")).save(tmp_path / "a.safetensors")
     found = json.loads(regard("show", tmp_path / "a.safetensors", "--json", "--steps").out)
-    assert found["heads"][0]["induction"] is None
+    assert found["heads"][0]["scores"]["induction"] is None
     assert found["steps"]["masked"][0][1:] == [None, None]
     assert found["steps"]["weights"] == [[1, 0, 0], [0, 1, 0], [0, 0, 1]]
 
@@ -302,8 +308,8 @@ def test_cross_attention_is_shown_without_roles(regard, tmp_path):
     layer = Layer(*(random.standard_normal((2, n, 4)) for n in (3, 5, 5)))
     Recording(list("abcde"), [layer], query_tokens=list("xyz")).save(tmp_path / "a.safetensors")
     out = regard("show", tmp_path / "a.safetensors").out
-    assert "Clearest  none of the three" in out
-    assert len(table_of(out, re.search(r"\n(L0H\d)", out)[1])) == 3
+    assert {*re.findall(r"^  L0 +(.+)$", out, re.MULTILINE)[0].split()} <= {"even", "mixed"}
+    assert len(table_of(out, re.search(r"\n(L0H\d) ·", out)[1])) == 3
     out = regard("show", tmp_path / "a.safetensors", "--query", "z").out
     assert "Attended by" not in out
 
@@ -341,11 +347,12 @@ def test_every_line_fits_the_width_whatever_the_tokens_are(regard, any_file, wid
     assert not [line for line in lines if line != line.rstrip()]
 
 
-def test_tokens_are_text_never_commands_or_markup(regard, any_file):
-    out = regard("show", any_file).out
+@pytest.mark.parametrize("unit", ["--words", "--pieces"])
+def test_tokens_are_text_never_commands_or_markup(regard, any_file, unit):
+    out = regard("show", any_file, unit, "--width", 163).out
     assert ESCAPE not in out
     assert "\u202e" not in out
-    assert "[bold]x[/]" in out
+    assert unit == "--words" or "[bold]x[/]" in out
 
 
 def test_output_that_is_no_terminal_is_plain_text(regard, planted_file):
@@ -365,7 +372,7 @@ def test_colours_repeat_what_numbers_and_words_say(regard, planted_file, colours
     coloured = regard("show", planted_file, "--width", 80).out
     plain = re.sub(r"\x1b\[[0-9;]*m", "", coloured)
     assert ESCAPE in coloured
-    for word in ("induct", "prev", "first", "mixed", "100%"):
+    for word in ("induct", "prev", "first", "even", "100%"):
         assert word in plain
     assert table_of(plain, "L0H2")[6] == [0, 0, 0, 100, 0, 0, 0]
 
@@ -417,3 +424,59 @@ def test_weights_that_exist_are_shown_and_have_no_steps(regard, tmp_path):
     result = regard("show", tmp_path / "a.safetensors", "--steps")
     assert (result.code, result.out) == (2, "")
     assert result.err.startswith("regard: --steps: query and key are not known")
+
+
+def pieces_file(tmp_path, length=8):
+    """Words of two pieces each, after <bos>; the head looks at random places."""
+    tokens = ["<bos>", *[piece for n in range(length) for piece in (f" w{n}", "x")]]
+    weights = np.random.default_rng(0).dirichlet(np.ones(len(tokens)), len(tokens))
+    recording_of(weights[None], tokens).save(tmp_path / "pieces.safetensors")
+    return tmp_path / "pieces.safetensors"
+
+
+def test_a_short_text_is_shown_by_words_and_pieces_bring_it_back(regard, tmp_path):
+    path = pieces_file(tmp_path)
+    out = regard("show", path).out
+    assert out.startswith("17 tokens in 9 words, 1 layers of 1 heads")
+    assert section(out, "Words")[1].split()[:6] == ["0", "<bos>", "1", "·w0x", "2", "·w1x"]
+    rows = table_of(out, "L0H0")
+    expected = np.asarray(Recording.load(path).in_words().weights[0].head(0))
+    assert len(rows) == 9
+    for i, row in enumerate(rows):
+        np.testing.assert_allclose(row, 100 * expected[i, : i + 1], atol=0.5001)
+    pieces = regard("show", path, "--pieces").out
+    assert pieces.startswith("17 tokens, 1 layers")
+    assert len(table_of(pieces, "L0H0")) == 17
+
+
+def test_a_text_of_200_tokens_is_shown_by_pieces_unless_words_are_asked_for(regard, tmp_path):
+    path = pieces_file(tmp_path, 110)
+    assert regard("show", path).out.startswith("221 tokens, ")
+    out = regard("show", path, "--words").out
+    assert out.startswith("221 tokens in 111 words, ")
+    assert "the 111 queries; across: the 111 keys" in " ".join(out.split())
+    links = [line.split() for line in section(out, "Strongest links") if "→" in line]
+    assert all(re.fullmatch(r"·w\d+x", link[2]) for link in links)
+
+
+def test_a_query_may_be_a_word(regard, tmp_path):
+    path = pieces_file(tmp_path)
+    out = regard("show", path, "--query", "w3x").out
+    assert "The keys of query 4 ·w3x" in out
+    expected = Recording.load(path).in_words().weights[0].head(0)[4]
+    shares = {line.split()[0]: line.split()[2] for line in section(out, "Attends to")[1:]}
+    assert shares["4"] == f"{expected[4]:.1%}"
+
+
+def test_json_and_steps_are_of_pieces_unless_words_are_asked_for(regard, tmp_path):
+    path = pieces_file(tmp_path)
+    assert len(json.loads(regard("show", path, "--json").out)["tokens"]) == 17
+    found = json.loads(regard("show", path, "--json", "--words").out)
+    assert found["tokens"][:2] == ["<bos>", " w0x"]
+    assert found["words"][:2] == [[0, 1], [1, 3]]
+    assert found["words"][-1] == [15, 17]
+    np.testing.assert_allclose(np.sum(found["weights"], -1), 1, atol=1e-4)
+    assert "Arithmetic" in regard("show", path, "--steps", "--query", 4).out
+    result = regard("show", path, "--steps", "--words")
+    assert (result.code, result.out) == (2, "")
+    assert "--steps writes out the pieces of words; leave --words out." in result.err

@@ -164,7 +164,7 @@ def test_a_recording_that_is_cut_while_it_is_shown_is_said(regard, planted_file,
     def cut(*_):
         raise RecordingError("a.safetensors was cut to 9 bytes while it was open.")
 
-    monkeypatch.setattr("regard.cli._heads.overview", cut)
+    monkeypatch.setattr("regard.recording.Recording.heads", cut)
     assert refusal(regard("show", planted_file), code=1).startswith("a.safetensors was cut to 9")
 
 

@@ -51,7 +51,8 @@ def running(request):
     def begin(*arguments):
         process = start("view", *arguments, "--no-open")
         processes.append(process)
-        return process, process.stdout.readline().decode().strip()
+        address = process.stdout.readline().decode().strip()
+        return process, address.partition("#")[0]
 
     yield begin
     for process in processes:
@@ -99,12 +100,12 @@ LONG = "data/links?layer=0&head=0&n=9&rows=0-12000"
 def test_the_address_is_all_that_is_printed_and_it_is_opened(regard, served, planted_file):
     made, opened = served
     result = regard("view", planted_file)
-    assert (result.code, result.out, result.err) == (130, f"{made[0].address}\n", "")
-    assert opened == [made[0].address]
+    assert (result.code, result.out, result.err) == (130, f"{made[0].address}#L0H2\n", "")
+    assert opened == [f"{made[0].address}#L0H2"]
 
 
 def test_no_open_opens_nothing(regard, served, planted_file):
-    assert regard("view", planted_file, "--no-open").out == "http://127.0.0.1:1/token/\n"
+    assert regard("view", planted_file, "--no-open").out == "http://127.0.0.1:1/token/#L0H2\n"
     assert served[1] == []
 
 
@@ -158,14 +159,14 @@ def test_standard_input_is_read_once(regard, served, model):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--layer", 1], "--layer 1: there is 1, number 0."),
-        (["--layer", -1], "--layer -1: there is 1, number 0."),
-        (["--head", 4], "--head 4: there are 4, 0 to 3."),
+        (["--layer", 1], "--layer 1: there is 1 layer, number 0."),
+        (["--layer", -1], "--layer -1: there is 1 layer, number 0."),
+        (["--head", 4], "--head 4: there are 4 heads, 0 to 3."),
         (["--query", "9"], "--query 9: the text has 9 tokens"),
         (["--query", "nothing"], "--query"),
         (["--port", 70000], "less than or equal to 65535"),
         (["--export", "a.html", "--head", 1], "leave them out with --export"),
-        (["--export", "a.html", "--layer", 1], "--layer 1: there is 1, number 0."),
+        (["--export", "a.html", "--layer", 1], "--layer 1: there is 1 layer, number 0."),
         (["--with", "missing.safetensors"], "missing.safetensors: no such file"),
     ],
 )

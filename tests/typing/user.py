@@ -13,7 +13,7 @@ from torch import Tensor
 import regard
 from regard.lm import LanguageModel
 from regard.nn import KeyValueCache, MultiHeadAttention, SelfAttention
-from regard.recording import Figure, Grid, Writer
+from regard.recording import Figure, Grid, WordWeights, Writer
 
 Float32 = NDArray[np.float32]
 Int64 = NDArray[np.int64]
@@ -94,6 +94,10 @@ def recordings(x: Float32, t: Tensor) -> None:
     assert_type(regard.heads.head_scores(recording), regard.HeadScores)
     assert_type(regard.heads.head_scores(recording).first, NDArray[np.float64])
     assert_type(recording.heads().receivers, Int64)
+    assert_type(recording.heads().sort("induction")["same token"], NDArray[np.float64])
+    assert_type(recording.heads().telling().says, str)
+    assert_type(recording.in_words().weights[0], WordWeights)
+    assert_type(recording.in_words().weights[0].head(3)[0], NDArray[np.floating[Any]])
     assert_type(recording.groups["decoder"].picture(5, 3, -1, grid=0), Float32)
     assert_type(recording.grids, tuple[Grid, ...])
     assert_type(layer.head_numbers, tuple[int, ...])

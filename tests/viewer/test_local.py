@@ -175,7 +175,7 @@ def test_the_page_computes_what_the_server_answers(local, name):
         np.testing.assert_allclose(
             floats(found), floats(expected), rtol=1e-5, atol=1e-5, err_msg=f"{path} {parameters}"
         )
-    compare_heads(ask, answers, len(recording.layers))
+    compare_heads(ask, answers, len(recording.layers), len(recording.query_tokens))
     compare_links(ask, answers, about["recordings"][0])
     compare_steps(ask, answers, about["recordings"][0])
     answers.close()
@@ -187,7 +187,7 @@ def complete(answers, path, parameters):
     return answer.body if answer.coverage == 1 else complete(answers, path, parameters)
 
 
-def compare_heads(ask, answers, layers):
+def compare_heads(ask, answers, layers, queries):
     for n in range(layers):
         found = json.loads(ask("heads", layer=n))
         expected = json.loads(complete(answers, "heads", {"layer": n}))
@@ -198,7 +198,10 @@ def compare_heads(ask, answers, layers):
             assert (value is None) == (found[name] is None), name
             if value is not None:
                 value, other = (np.array(x, float) for x in (value, found[name]))
-                np.testing.assert_allclose(other, value, rtol=1e-4, atol=2e-6, err_msg=name)
+                # The server reads 512 queries for the roles, a file all of them.
+                is_sampled = name in ("first", "previous", "induction") and queries > 512
+                bound = {"atol": 0.03} if is_sampled else {"rtol": 1e-4, "atol": 2e-6}
+                np.testing.assert_allclose(other, value, **bound, err_msg=name)
 
 
 def compare_links(ask, answers, facts):

@@ -137,6 +137,14 @@ def show(
     steps: Annotated[
         bool, typer.Option("--steps", help="Write out the formula, every step with its numbers.")
     ] = False,
+    words: Annotated[
+        bool | None,
+        typer.Option(
+            "--words/--pieces",
+            help="Join the pieces of a word; by default below 200 tokens.",
+            show_default=False,
+        ),
+    ] = None,
     save: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Save the recording, a .safetensors file.")
     ] = None,
@@ -153,7 +161,9 @@ def show(
     from regard.cli._show import ShowOptions
     from regard.cli._show import show as run
 
-    run(source, ShowOptions(model, layer, head, query, steps, save, json, width, text, group))
+    run(
+        source, ShowOptions(model, layer, head, query, steps, save, json, width, text, group, words)
+    )
 
 
 @app.command()

@@ -1,8 +1,7 @@
-"""The overview: what every head does, and which one tells most."""
+"""The overview: what every head does."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import sys
 from collections.abc import Iterator, Sequence
@@ -11,50 +10,13 @@ from rich.text import Text
 
 from regard.cli._errors import InputError
 from regard.cli._screen import Screen, busy, percent
-from regard.cli._source import choose_group, read_recording
-from regard.heads import LEAST_SCORE, ROLES, head_scores
+from regard.cli._source import choose_group, place_of_option, read_recording
+from regard.heads import HeadScores, Telling
 from regard.recording import Recording
 
-# Read from a long text; so many rows take seconds.
-MOST_QUERIES = 1024
 MIXED = "mixed"
-SCORES = ("previous", "first", "induction", "entropy")
-# The short word of a role, its colour, and what such a head does.
-WORDS = {
-    "induction": ("induct", "magenta", "what came after the same token before"),
-    "previous": ("prev", "cyan", "the previous token"),
-    "first": ("first", "yellow", "the first token"),
-}
-WHY = {
-    "induction": "where a token occurred before, {} of its weight goes to what came next then",
-    "previous": "{} of a token's weight goes to the one before it",
-    "first": "{} of a token's weight goes to the first one",
-}
-CLEAR = 0.4
+INKS = ("yellow", "cyan", "green", "magenta")  # of a role, by how much it tells
 CELL = 9
-
-
-@dataclasses.dataclass(frozen=True)
-class Head:
-    """One head by its numbers, and its scores as ``regard.heads.HeadScores`` has them."""
-
-    layer: int
-    head: int
-    role: str  # a name of ROLES, or empty
-    previous: float
-    first: float
-    induction: float
-    entropy: float
-
-    @property
-    def name(self) -> str:
-        """``L1H4``."""
-        return f"L{self.layer}H{self.head}"
-
-    @property
-    def score(self) -> float:
-        """The share of the weight that its role stands for."""
-        return float(getattr(self, self.role)) if self.role else math.nan
 
 
 def heads(argument: str, model: str, group: str | None, is_text: bool) -> None:
@@ -71,91 +33,91 @@ def heads(argument: str, model: str, group: str | None, is_text: bool) -> None:
     sys.stdout.write(table + "\n")
 
 
-def overview(recording: Recording) -> list[list[Head]]:
-    """Every head by layer; roles only for self-attention."""
-    found = head_scores(recording, MOST_QUERIES)
-    names = {role: name for name, role in ROLES.items()}
-    return [
-        [
-            Head(
-                layer, head, names.get(found.role(layer, head), ""),
-                *(float(getattr(found, name)[at, h]) for name in SCORES),
-            )
-            for h, head in enumerate(heads)
-        ]
-        for at, (layer, heads) in enumerate(zip(found.layers, found.head_numbers))
-    ]  # fmt: skip
+def choose_head(
+    recording: Recording, layer: int | None, head: int | None
+) -> tuple[HeadScores, Telling]:
+    """The scores of all heads, and the head to show: the most telling one, of those named.
 
-
-def clearest(rows: Sequence[Sequence[Head]]) -> dict[str, Head]:
-    """The head with the highest score of each role that any head has."""
-    found: dict[str, Head] = {}
-    for name in WORDS:
-        heads = [head for row in rows for head in row if head.role == name]
-        if heads:
-            found[name] = max(heads, key=lambda head: head.score)
-    return found
-
-
-def most_telling(rows: Sequence[Sequence[Head]]) -> tuple[Head, str]:
-    """The head to show where none is named, and why that one.
-
-    A clear induction head tells more than one of the previous token; the first token tells least.
+    Raises:
+        InputError: no such layer or head, or nothing to score.
     """
-    found = clearest(rows)
-    ranked = sorted(found, key=lambda name: (name != "first", found[name].score), reverse=True)
-    if "induction" in found and found["induction"].score >= CLEAR:
-        ranked = ["induction"]
-    if ranked:
-        name, head = ranked[0], found[ranked[0]]
-        return head, f"the clearest {ROLES[name]} head: {WHY[name].format(percent(head.score))}"
-    sharpest = min((head for row in rows for head in row), key=lambda head: head.entropy)
-    return sharpest, f"the sharpest head: its entropy is the lowest, {sharpest.entropy:.2f} nats"
+    numbers, chosen = recording.layer_numbers, slice(None)
+    if layer is not None:
+        place = place_of_option("--layer", layer, numbers, " layers")
+        chosen = slice(place, place + 1)
+    if head is not None:
+        heads = {n for found in recording.layers[chosen] for n in found.head_numbers}
+        place_of_option("--head", head, sorted(heads), " heads")
+    if not recording.query_tokens:
+        raise InputError("a recording without queries has nothing to score.")
+    with busy("Looking at what every head does"):
+        scores = recording.heads()
+    among = [(n, h) for n, h in _every(scores) if n in numbers[chosen] and head in (None, h)]
+    return scores, scores.telling(among)
 
 
-def show_overview(screen: Screen, rows: Sequence[Sequence[Head]], tokens: int) -> None:
+def show_overview(screen: Screen, scores: HeadScores) -> None:
     """Prints layers x heads."""
-    words = "; ".join(f"{word}: {meaning}" for word, _, meaning in WORDS.values())
+    found = {named.role for at in _every(scores) for named in scores.named(*at)}
+    ordered = sorted(found, key=lambda role: (-role.tells, role.name))
+    words = "".join(f" {role.short}: {role.keys};" for role in ordered)
+    tokens = len(scores.tokens)
     screen.title(
         "Heads",
-        f"What each head looks at most, the share of its weight that goes there, and its entropy"
-        f" in nats (0: one token only; {math.log(tokens):.1f}: all {tokens:,} alike). {words};"
-        f" {MIXED}: none of the three gets {LEAST_SCORE:.0%}.",
+        "What each head looks at most, the share of its weight that goes there, and its entropy"
+        f" in nats (0: one token only; {math.log(tokens):.1f}: all {tokens:,} alike).{words}"
+        f" {MIXED}: no one kind of token; +: a second kind too, which regard heads names.",
     )
     screen.line()
-    most = max(len(row) for row in rows)
+    most = max(map(len, scores.head_numbers))
     each = math.ceil(most / math.ceil(most / ((screen.width - 6) // CELL)))
     for start in range(0, most, each):
-        blocks = [row[start : start + each] for row in rows]
-        heading: list[int] = []
-        for block in blocks:
-            numbers = [head.head for head in block]
+        blocks = [heads[start : start + each] for heads in scores.head_numbers]
+        heading: Sequence[int] = ()
+        for layer, numbers in zip(scores.layers, blocks):
             if numbers != heading[: len(numbers)]:
                 heading = _heading(numbers, blocks)
                 names = "".join(f"H{n}".ljust(CELL) for n in heading)
                 screen.line(Text("      " + names, style="dim"))
-            screen.lines(_cells(block))
+            screen.lines(_cells(scores, layer, numbers))
         screen.line()
-    best = (
-        f"{ROLES[name]} {head.name} {percent(head.score)}" for name, head in clearest(rows).items()
-    )
-    screen.beside("  Clearest", Text(", ".join(best) or "none of the three"))
+    screen.beside("  Clearest", Text(", ".join(_clearest(scores)) or "none has a role"))
 
 
-def _heading(numbers: list[int], blocks: Sequence[Sequence[Head]]) -> list[int]:
+def _clearest(scores: HeadScores) -> Iterator[str]:
+    """For each role that any head has, the head with the highest share."""
+    best: dict[str, tuple[int, float, str]] = {}
+    for layer, head in _every(scores):
+        for role, share in scores.named(layer, head):
+            text = f"{role.name} L{layer}H{head} {percent(share)}"
+            best[role.name] = max(best.get(role.name, (0, 0.0, "")), (role.tells, share, text))
+    return (text for _, _, text in sorted(best.values(), reverse=True))
+
+
+def _every(scores: HeadScores) -> Iterator[tuple[int, int]]:
+    """Numbers of every layer and head."""
+    numbers = zip(scores.layers, scores.head_numbers)
+    return ((layer, head) for layer, heads in numbers for head in heads)
+
+
+def _heading(numbers: Sequence[int], blocks: Sequence[Sequence[int]]) -> Sequence[int]:
     """The longest row of numbers that begins with these: one heading for all such rows."""
-    every = ([head.head for head in block] for block in blocks)
-    return max((row for row in every if row[: len(numbers)] == numbers), key=len)
+    return max((row for row in blocks if row[: len(numbers)] == numbers), key=len)
 
 
-def _cells(row: Sequence[Head]) -> Iterator[Text]:
-    if not row:
+def _cells(scores: HeadScores, layer: int, heads: Sequence[int]) -> Iterator[Text]:
+    if not heads:
         return
-    roles, numbers = Text().append(f"  L{row[0].layer}".ljust(6), "dim"), Text(" " * 6)
-    for head in row:
-        word, ink, _ = WORDS.get(head.role, (MIXED, "dim", ""))
+    roles, numbers = Text().append(f"  L{layer}".ljust(6), "dim"), Text(" " * 6)
+    for head in heads:
+        found = scores.named(layer, head)
+        word, ink, share = MIXED, "dim", ""
+        if found:
+            role = found[0].role
+            word = role.short + ("+" if len(found) > 1 else "")
+            ink, share = INKS[role.tells], percent(found[0].share)
+        entropy = scores.entropy[scores.place(layer, head)]
         roles.append(word.ljust(CELL), ink)
-        share = percent(head.score) if head.role else ""
-        numbers.append(f"{share:4} {head.entropy:.1f}".ljust(CELL), style="dim")
+        numbers.append(f"{share:4} {entropy:.1f}".ljust(CELL), style="dim")
     yield roles
     yield numbers

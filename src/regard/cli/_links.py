@@ -15,7 +15,7 @@ from rich.text import Text
 from regard._weights.attention_weights import AttentionWeights
 from regard.cli._errors import InputError
 from regard.cli._screen import Screen, label, labels_width
-from regard.recording import Recording
+from regard.recording import Recording, Words, WordWeights
 
 MOST_LINKS = 12
 CANDIDATES = 512
@@ -33,7 +33,7 @@ class Link(NamedTuple):
     weight: float
 
 
-def strongest_links(weights: AttentionWeights, most: int = MOST_LINKS) -> list[Link]:
+def strongest_links(weights: AttentionWeights | WordWeights, most: int = MOST_LINKS) -> list[Link]:
     """The strongest token pairs, without those of the first key, the usual attention sink.
 
     Those stay where there are no others among the strongest.
@@ -43,7 +43,7 @@ def strongest_links(weights: AttentionWeights, most: int = MOST_LINKS) -> list[L
     return ([link for link in links if link.key] or links)[:most]
 
 
-def show_links(screen: Screen, links: Sequence[Link], recording: Recording) -> None:
+def show_links(screen: Screen, links: Sequence[Link], recording: Recording | Words) -> None:
     """Prints a line for each link, with the words that lead up to the key."""
     queries, keys = recording.query_tokens, recording.tokens
     digits = len(str(max(len(queries), len(keys)) - 1))
@@ -64,7 +64,7 @@ class ChosenToken:
     remark: str
 
 
-def find_query(written: str, recording: Recording) -> ChosenToken:
+def find_query(written: str, recording: Recording | Words) -> ChosenToken:
     """A token by its position, by its text, or by a word or passage that ends in it.
 
     The last of several is taken: it attends to most tokens.
@@ -99,7 +99,10 @@ def find_query(written: str, recording: Recording) -> ChosenToken:
 
 
 def show_query(
-    screen: Screen, weights: AttentionWeights, recording: Recording, position: int
+    screen: Screen,
+    weights: AttentionWeights | WordWeights,
+    recording: Recording | Words,
+    position: int,
 ) -> tuple[list[Link], list[Link]]:
     """Prints what a token attends to and what attends to it, as ranked bars.
 
@@ -118,7 +121,7 @@ def show_query(
 
 
 def query_links(
-    weights: AttentionWeights, recording: Recording, position: int
+    weights: AttentionWeights | WordWeights, recording: Recording | Words, position: int
 ) -> tuple[list[Link], list[Link]]:
     """The strongest links from a token, and to it where the queries are the keys."""
     row = np.asarray(weights[position])

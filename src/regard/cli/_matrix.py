@@ -13,7 +13,7 @@ from rich.text import Text
 
 from regard._weights.attention_weights import AttentionWeights
 from regard.cli._screen import RGB, Screen, colour, ink_on, label, labels_width, style
-from regard.recording import Recording
+from regard.recording import Recording, Words, WordWeights
 
 if TYPE_CHECKING:
     from regard._base.types import Float
@@ -29,19 +29,16 @@ DECADES = 4  # of its colours: from 0.01 % to all
 LEVELS = (0.001, 0.01, 0.1, 0.5)  # of its five shades where there are no colours
 
 
-def weights_of(recording: Recording, layer: int, head: int) -> AttentionWeights:
-    """``(Lq, Lk)``: the weights of one head alone."""
-    return recording.weights[layer].head(head)
-
-
-def is_short(screen: Screen, recording: Recording) -> bool:
+def is_short(screen: Screen, recording: Recording | Words) -> bool:
     """Whether every weight can be written out as a number."""
     queries, keys = recording.query_tokens, recording.tokens
     room = screen.width - _margin(queries)
     return max(len(queries), len(keys)) <= min(MOST_ROWS, room // NARROWEST_CELL)
 
 
-def show_table(screen: Screen, weights: AttentionWeights, recording: Recording) -> None:
+def show_table(
+    screen: Screen, weights: AttentionWeights | WordWeights, recording: Recording | Words
+) -> None:
     """Prints every weight in per cent; masked pairs stay blank."""
     queries, keys = recording.query_tokens, recording.tokens
     margin = _margin(queries)
@@ -64,7 +61,9 @@ def show_table(screen: Screen, weights: AttentionWeights, recording: Recording) 
         screen.line(text)
 
 
-def show_picture(screen: Screen, weights: AttentionWeights, recording: Recording) -> None:
+def show_picture(
+    screen: Screen, weights: AttentionWeights | WordWeights, recording: Recording | Words
+) -> None:
     """Prints a heatmap: the strongest weight of each bin, or every weight where there is room."""
     queries, keys = weights.shape
     margin = _margin(recording.query_tokens)
@@ -85,7 +84,7 @@ def show_picture(screen: Screen, weights: AttentionWeights, recording: Recording
 
 
 def _show_blocks(
-    screen: Screen, weights: AttentionWeights, queries: Sequence[str], margin: int
+    screen: Screen, weights: AttentionWeights | WordWeights, queries: Sequence[str], margin: int
 ) -> None:
     """A line for each query, two columns for each key."""
     keys = weights.shape[1]
@@ -105,7 +104,7 @@ def _show_blocks(
     _show_legend(screen, _axis(keys, 2 * keys), margin)
 
 
-def explain_picture(recording: Recording) -> str:
+def explain_picture(recording: Recording | Words) -> str:
     """One sentence that says what the heatmap shows."""
     return (
         f"Heatmap. Down: the {len(recording.query_tokens):,} queries; across: the"

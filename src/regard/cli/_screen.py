@@ -62,6 +62,15 @@ class Screen:
         self.line()
         self.beside(name, Text(explanation, style="dim"))
 
+    def headline(self, name: str, explanation: str) -> None:
+        """Begins a section with a sentence, and under it what is shown, set in."""
+        self.line()
+        for n, part in enumerate(self.wrapped(Text(name, style="bold"), self.width - 2)):
+            self.line("  " if n else "", part)
+        if explanation:
+            for part in self.wrapped(Text(explanation, style="dim"), self.width - 2):
+                self.line("  ", part)
+
     def beside(self, name: str, text: Text) -> None:
         """Prints a name, and a text wrapped beside it."""
         indent = cell_len(name) + 2

@@ -19,11 +19,13 @@ from regard._weights.attention_weights import AttentionWeights
 from regard.cli import _heads, _links, _matrix
 from regard.cli._errors import InputError, one_line, reading, writing
 from regard.cli._screen import Screen, busy, label, labels_width
-from regard.cli._source import choose_group, place_of_option, read_recording
-from regard.recording import Recording
+from regard.cli._source import choose_group, read_recording
+from regard.heads import HeadScores, Telling
+from regard.recording import Recording, Words, WordWeights
 from regard.recording._file import check_name
 
 MAX_STEPS = 64  # of a text whose steps are written out
+MAX_WORDS = 200  # tokens of a text that is shown in words by default
 MAX_WEIGHTS = 64  # of a text whose weights are in the JSON
 MOST_TOKEN_LINES = 4
 WIDEST_TOKEN = 8
@@ -43,6 +45,7 @@ class ShowOptions:
     width: int | None = None
     is_text: bool = False
     group: str | None = None
+    words: bool | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,20 +53,29 @@ class Shown:
     """One head of a recording, named by the user or chosen for what it does."""
 
     recording: Recording
-    rows: list[list[_heads.Head]]
-    layer: int
-    head: int
-    why: str
+    text: Recording | Words  # whose tokens and weights are shown
+    scores: HeadScores
+    telling: Telling
 
     @property
-    def name(self) -> str:
-        """``L1H4``."""
-        return f"L{self.layer}H{self.head}"
+    def layer(self) -> int:
+        """Its number."""
+        return self.telling.layer
 
     @property
-    def weights(self) -> AttentionWeights:
-        """``(Lq, Lk)``."""
-        return _matrix.weights_of(self.recording, self.layer, self.head)
+    def head(self) -> int:
+        """Its number."""
+        return self.telling.head
+
+    @property
+    def weights(self) -> AttentionWeights | WordWeights:
+        """``(Lq, Lk)``, in tokens or in words."""
+        return self.text.weights[self.layer].head(self.head)
+
+    @property
+    def unit(self) -> str:
+        """What is a row of the weights."""
+        return "words" if isinstance(self.text, Words) else "tokens"
 
     @property
     def is_itself(self) -> bool:
@@ -85,9 +97,9 @@ def show(argument: str, options: ShowOptions) -> None:
         with writing():
             recording.save(options.save)
     recording = choose_group(recording, options.group)
-    with busy("Looking at what every head does"):
-        shown = _choose(recording, options)
-    chosen = None if options.query is None else _links.find_query(options.query, recording)
+    scored = _heads.choose_head(recording, options.layer, options.head)
+    shown = Shown(recording, _text(recording, options), *scored)
+    chosen = None if options.query is None else _links.find_query(options.query, shown.text)
     if options.steps and max(map(len, (recording.tokens, recording.query_tokens))) > MAX_STEPS:
         raise InputError(
             f"--steps writes out every number, for up to {MAX_STEPS} tokens; these are"
@@ -108,43 +120,43 @@ def show(argument: str, options: ShowOptions) -> None:
         sys.stderr.write(f"Saved; regard show {options.save} shows it again.\n")
 
 
-def _choose(recording: Recording, options: ShowOptions) -> Shown:
-    """The head that was named; by default the most telling one."""
-    numbers = recording.layer_numbers
-    chosen = slice(None)
-    if options.layer is not None:
-        place = place_of_option("--layer", options.layer, numbers, " layers")
-        chosen = slice(place, place + 1)
-    if options.head is not None:
-        heads = {n for layer in recording.layers[chosen] for n in layer.head_numbers}
-        place_of_option("--head", options.head, sorted(heads), " heads")
-    rows = _heads.overview(recording)
-    open_rows = rows[chosen]
-    if options.head is not None:
-        open_rows = [[head for head in row if head.head == options.head] for row in open_rows]
-    head, why = _heads.most_telling(open_rows)
-    if options.layer is not None and options.head is not None:
-        why = "the one you chose"
-    return Shown(recording, rows, head.layer, head.head, why)
+def _text(recording: Recording, options: ShowOptions) -> Recording | Words:
+    """The recording, or its words: where they are asked for, or it is short and has some.
+
+    Raises:
+        InputError: steps are asked for too.
+    """
+    if options.words and options.steps:
+        raise InputError("--steps writes out the pieces of words; leave --words out.")
+    is_short = len(recording.tokens) < MAX_WORDS and not (options.json or options.steps)
+    if not (is_short if options.words is None else options.words):
+        return recording
+    words = recording.in_words()
+    is_same = len(words.tokens) == len(recording.tokens)
+    return recording if is_same and not options.words else words
 
 
 def _print(screen: Screen, shown: Shown, chosen: _links.ChosenToken | None, steps: bool) -> None:
     recording = shown.recording
-    counts = {len(row) for row in shown.rows}
+    counts = {*map(len, shown.scores.head_numbers)}
     heading = Text().append(f"{len(recording.tokens):,} tokens", "bold")
-    heading.append(f", {len(shown.rows)} layers of {' or '.join(map(str, sorted(counts)))} heads")
+    if shown.unit == "words":
+        heading.append(f" in {len(shown.text.tokens):,} words")
+    heading.append(
+        f", {len(shown.scores.layers)} layers of {' or '.join(map(str, sorted(counts)))} heads"
+    )
     heading.append(f", model {recording.model}" if recording.model else "")
     screen.lines(screen.wrapped(heading))
     if chosen is None and not steps:
-        _show_tokens(screen, recording)
-        _heads.show_overview(screen, shown.rows, len(recording.tokens))
+        _show_tokens(screen, shown)
+        _heads.show_overview(screen, shown.scores)
         _show_weights(screen, shown)
         return
     remark = chosen.remark if chosen else ""
-    screen.title(shown.name, f"{shown.why.capitalize()}. {remark}".strip())
+    screen.headline(shown.telling.says, remark)
     links: list[_links.Link] = []
     if chosen is not None:
-        links, _ = _links.show_query(screen, shown.weights, recording, chosen.position)
+        links, _ = _links.show_query(screen, shown.weights, shown.text, chosen.position)
     if steps:
         written_out = recording.steps(shown.layer, shown.head)
         screen.title("Steps", "From the vectors of the tokens to the weights and the output.")
@@ -158,9 +170,12 @@ def _print(screen: Screen, shown: Shown, chosen: _links.ChosenToken | None, step
             screen.beside(f"  {name:8}", Text(formula))
 
 
-def _show_tokens(screen: Screen, recording: Recording) -> None:
-    tokens = recording.tokens
-    screen.title("Tokens", "The pieces the text was cut into, by position; · is a space.")
+def _show_tokens(screen: Screen, shown: Shown) -> None:
+    tokens = shown.text.tokens
+    if shown.unit == "words":
+        screen.title("Words", "By position; · is a space. --pieces shows what they were cut into.")
+    else:
+        screen.title("Tokens", "The pieces the text was cut into, by position; · is a space.")
     digits = len(str(len(tokens) - 1))
     width = labels_width(tokens, WIDEST_TOKEN)
     each = max(1, (screen.width - 2) // (digits + width + 3))
@@ -178,18 +193,18 @@ def _show_tokens(screen: Screen, recording: Recording) -> None:
 
 
 def _show_weights(screen: Screen, shown: Shown) -> None:
-    recording = shown.recording
-    choice = f"{shown.why.capitalize()}. --layer and --head choose another."
+    recording = shown.text
+    choice = "--layer and --head choose another."
     if _matrix.is_short(screen, recording):
-        screen.title(
-            shown.name,
+        screen.headline(
+            shown.telling.says,
             f"{choice} Down: queries; across: keys; each number: per cent of the query's"
             " attention on that key; blank is masked.",
         )
         screen.line()
         _matrix.show_table(screen, shown.weights, recording)
         return
-    screen.title(shown.name, f"{choice} {_matrix.explain_picture(recording)}")
+    screen.headline(shown.telling.says, f"{choice} {_matrix.explain_picture(recording)}")
     screen.line()
     with busy("Reading every weight of the head"):
         weights = shown.weights
@@ -205,17 +220,20 @@ def _show_weights(screen: Screen, shown: Shown) -> None:
 
 def _document(shown: Shown, chosen: _links.ChosenToken | None, steps: bool) -> dict[str, Any]:
     """All of it, for programs; docs/cli.md describes it."""
-    recording, weights = shown.recording, shown.weights
+    recording, weights = shown.text, shown.weights
+    starts = recording.starts.tolist() if isinstance(recording, Words) else None
     document: dict[str, Any] = {
-        "model": recording.model,
+        "model": shown.recording.model,
         "tokens": list(recording.tokens),
+        "words": starts
+        and [[a, b] for a, b in zip(starts, [*starts[1:], len(shown.recording.tokens)])],
         "query_tokens": None if shown.is_itself else list(recording.query_tokens),
-        "heads": [_head_facts(head) for row in shown.rows for head in row],
-        "shown": {"layer": shown.layer, "head": shown.head, "why": shown.why},
+        "heads": list(_head_facts(shown.scores)),
+        "shown": dataclasses.asdict(shown.telling),
         "weights": None,
         "links": list(_link_facts(_links.strongest_links(weights), recording)),
         "query": None,
-        "steps": _step_facts(recording.steps(shown.layer, shown.head)) if steps else None,
+        "steps": _step_facts(shown.recording.steps(shown.layer, shown.head)) if steps else None,
     }
     if max(weights.shape) <= MAX_WEIGHTS:
         document["weights"] = _numbers(weights)
@@ -230,12 +248,19 @@ def _document(shown: Shown, chosen: _links.ChosenToken | None, steps: bool) -> d
     return document
 
 
-def _head_facts(head: _heads.Head) -> dict[str, Any]:
-    facts = dataclasses.asdict(head)
-    return {
-        name: (None if math.isnan(fact) else round(fact, 6)) if isinstance(fact, float) else fact
-        for name, fact in facts.items()
-    }
+def _head_facts(scores: HeadScores) -> Iterator[dict[str, Any]]:
+    columns = scores.columns()
+    for n, (layer, head, role) in enumerate(zip(*(columns[x] for x in ("layer", "head", "role")))):
+        facts: dict[str, Any] = {"layer": layer, "head": head, "role": role}
+        yield (
+            facts
+            | {name: _number(columns[name][n]) for name in ("entropy", "distance")}
+            | {"scores": {name: _number(columns[name][n]) for name in scores.roles}}
+        )
+
+
+def _number(x: float) -> float | None:
+    return round(x, 6) if math.isfinite(x) else None
 
 
 def _step_facts(steps: Steps) -> dict[str, Any]:
@@ -252,7 +277,7 @@ def _numbers(array: Any) -> list[Any]:
     return list(found.tolist())
 
 
-def _link_facts(links: list[_links.Link], recording: Recording) -> Iterator[dict[str, Any]]:
+def _link_facts(links: list[_links.Link], recording: Recording | Words) -> Iterator[dict[str, Any]]:
     for query, key, weight in links:
         yield {
             "query": query,

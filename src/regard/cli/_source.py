@@ -121,8 +121,8 @@ def place_of_option(option: str, number: int, numbers: Sequence[int], what: str 
         there = f"are {count}{what}, 0 to {count - 1}"
         if not counts_from_0(numbers):
             there = f"are{what} {listed(numbers)}"
-        elif count == 1 and not what:
-            there = "is 1, number 0"
+        elif count == 1:
+            there = f"is 1{what.removesuffix('s')}, number 0"
         raise InputError(f"{option} {number}: there {there}.")
     return numbers.index(number)
 

@@ -15,6 +15,7 @@ from regard._showing.figure import ENDINGS as FIGURE_ENDINGS
 from regard._showing.figure import SCALES
 from regard.cli import _links
 from regard.cli._errors import CommandError, InputError, one_line, reading, writing
+from regard.cli._heads import choose_head
 from regard.cli._screen import busy
 from regard.cli._source import STDIN, choose_group, place_of_option, read_recording
 from regard.recording import Recording
@@ -66,14 +67,16 @@ def view(argument: str, options: ViewOptions) -> None:
     recordings = [read_recording(source, options.model, options.is_text) for source in sources]
     names = [_name(source, options.is_text) for source in sources]
     chosen = choose_group(recordings[0], options.group)
-    place = _place(recordings[0], chosen, options)
     if options.is_figure:
         _draw(chosen, options)
         return
     if options.export is not None:
+        if options.layer is not None:
+            place_of_option("--layer", options.layer, chosen.layer_numbers, " layers")
         others = [found.groups.get(chosen.group, found) for found in recordings[1:]]
         _export([chosen, *others], names, options.layer, options.export)
         return
+    place = _place(recordings[0], chosen, options)
     from regard.viewer._server import Viewer
 
     try:
@@ -121,7 +124,6 @@ def _check_export(options: ViewOptions) -> None:
 def _draw(recording: Recording, options: ViewOptions) -> None:
     """Writes the figure of the head that was named, or of the most telling one."""
     from regard._base.errors import ShapeError
-    from regard.cli import _show
 
     if not recording.query_tokens:
         raise InputError("a recording without queries has nothing to draw.")
@@ -129,9 +131,9 @@ def _draw(recording: Recording, options: ViewOptions) -> None:
     scale: Any = options.scale or "auto"
     try:
         with writing(), busy("Drawing the figure"):
-            shown = _show._choose(recording, _show.ShowOptions("", options.layer, options.head))
+            _, told = choose_head(recording, options.layer, options.head)
             figure = recording.figure(
-                shown.layer, shown.head, rows=rows, columns=columns, scale=scale
+                told.layer, told.head, rows=rows, columns=columns, scale=scale
             )
             figure.save(cast("Path", options.export))
     except (ShapeError, ValueError) as error:
@@ -170,18 +172,16 @@ def _export(recordings: list[Recording], names: list[str], layer: int | None, pa
 
 
 def _place(recording: Recording, group: Recording, options: ViewOptions) -> str:
-    """The fragment of an address that opens the chosen group, head and token."""
-    layer = group.layer_numbers[0] if options.layer is None else options.layer
-    heads = group.layers[place_of_option("--layer", layer, group.layer_numbers)].head_numbers
-    head = heads[0] if options.head is None else options.head
-    place_of_option("--head", head, heads)
-    parts = [f"L{layer}H{head}"]
+    """The fragment of an address that opens the chosen group and token, and the telling head."""
+    _, told = choose_head(group, options.layer, options.head)
+    parts = [f"L{told.layer}H{told.head}"]
     if at := list(recording.groups).index(group.group):
         parts.append(f"recording={at}")
+    if options.other is not None:
+        parts.append("compare=side")
     if options.query is not None:
         parts.append(f"query={_links.find_query(options.query, group).position}")
-    chosen = (options.group, options.layer, options.head, options.query)
-    return f"#{'&'.join(parts)}" if any(option is not None for option in chosen) else ""
+    return f"#{'&'.join(parts)}"
 
 
 def _name(source: str, is_text: bool) -> str:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from regard._weights.attention_weights import AttentionWeights
     from regard.heads import HeadScores
     from regard.recording._file import MappedFile
+    from regard.recording._words import Words
     from regard.viewer._server import Viewer
 
 
@@ -274,13 +275,15 @@ class Recording(Generic[ArrayT]):
         picture: ArrayT = row.reshape(found.rows, found.columns)
         return picture
 
-    def heads(self, *, queries: int = 2048, receivers: int = 8) -> HeadScores:
-        """What every head does: its entropy, mean distance, weight by place, and top receivers.
+    def heads(self, *, queries: int | None = None, receivers: int = 8) -> HeadScores:
+        """What every head does: its role, entropy, mean distance, and top receivers.
 
-        Printed, it is a table; ``regard heads FILE`` shows the same.
+        Printed, it is a table; ``sort("induction")`` orders it, ``to_pandas()`` makes a DataFrame
+        of it, and ``regard heads FILE`` shows the same. docs/heads.md has the roles.
 
         Args:
-            queries: the most queries to read, in evenly spaced blocks.
+            queries: the most queries to read, evenly spaced; by default 512, and down to 256 of a
+                text of more than 16,384 tokens.
             receivers: how many of the keys that get most weight to name.
 
         Returns:
@@ -366,13 +369,26 @@ class Recording(Generic[ArrayT]):
             raise TypeError("figure: heads is empty; name at least one (layer, head).")
         return found
 
+    def in_words(self) -> Words:
+        """The same weights by words: keys summed, and queries averaged, over a word's pieces.
+
+        A view: weights are computed when they are asked for, exactly. ``recording.in_words()
+        .weights[5].head(3)`` has rows, ``topk``, ``strongest`` and ``pool`` as weights of tokens.
+
+        Raises:
+            RecordingError: the file was cut since it was loaded.
+        """
+        from regard.recording._words import Words
+
+        return Words(self)
+
     def view(
         self, *, other: Recording[Any] | None = None, open_browser: bool = True, port: int = 0
     ) -> Viewer:
         """Look at every weight, of all groups, in the browser; nothing leaves this machine.
 
-        It serves in the background: the call returns at once, each call starts another viewer, and
-        all of them end with Python.
+        It serves in the background: each call starts another viewer, and all of them end with
+        Python. The browser opens at the head that tells most.
 
         Args:
             other: a second recording, to compare this one with.

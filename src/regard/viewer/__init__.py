@@ -35,7 +35,8 @@ def view(
 ) -> Viewer:
     """Serve a recording on this machine and open it in the browser.
 
-    It serves in the background; each call starts another viewer.
+    It serves in the background; each call starts another viewer. The browser opens at the head that
+    tells most.
 
     Args:
         recording: to look at.
@@ -58,5 +59,6 @@ def view(
     if open_browser:
         import webbrowser
 
-        webbrowser.open(viewer.address)
+        told = recording.heads().telling()
+        webbrowser.open(f"{viewer.address}#L{told.layer}H{told.head}")
     return viewer

@@ -194,6 +194,11 @@ class Answers:
         facts = self._heads[recording].of(layer)
         return _json(facts, facts["coverage"])
 
+    def _roles(self, parameters: Parameters) -> Answer:
+        recording = parameters.recording()
+        parameters.done()
+        return _json(self._heads[recording].roles())
+
     def _pair(self, parameters: Parameters) -> Answer:
         recording, query, key = parameters.recording(), parameters.query(), parameters.key()
         parameters.done()
@@ -218,6 +223,7 @@ class Answers:
         "visible": _visible,
         "links": _links,
         "heads": _head_facts,
+        "roles": _roles,
         "pair": _pair,
         "steps": _written_out,
     }

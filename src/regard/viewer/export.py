@@ -26,10 +26,12 @@ from regard._base.settings import bytes_text
 from regard._call.options import REAL_NUMBERS
 from regard._showing.figure import ENDINGS as FIGURE_ENDINGS
 from regard._weights.parts import told_numbers
+from regard.heads import Reader
 from regard.recording import Layer, Recording
 from regard.recording._file import _bytes
 from regard.viewer import _facts
 from regard.viewer._bundle import bundle, page_folder
+from regard.viewer._heads import roles_of
 from regard.viewer.answer import Answers
 
 __all__ = ["export"]
@@ -154,7 +156,11 @@ class Pack:
         for facts, held in zip(about["recordings"], self._held):
             facts["layers"] = [facts["layers"][place] for place, _ in held]
         packed = [
-            {**_tokens(recording), "layers": [self._packed(layer) for _, layer in held]}
+            {
+                **_tokens(recording),
+                "layers": [self._packed(layer) for _, layer in held],
+                "roles": _roles(recording, [place for place, _ in held]),
+            }
             for recording, held in zip(recordings, self._held)
         ]
         self.data = {"about": about, "recordings": packed}
@@ -214,6 +220,12 @@ def _chosen(recording: Recording, layers: Sequence[int] | None) -> list[int]:
 def _tokens(recording: Recording) -> dict[str, Any]:
     own = recording.query_tokens
     return {"tokens": recording.tokens, "query_tokens": None if own == recording.tokens else own}
+
+
+def _roles(recording: Recording, places: list[int]) -> dict[str, Any]:
+    """The response ``roles``, of the layers at some places."""
+    numbers = (recording.layer_numbers[place] for place in places)
+    return roles_of(Reader(recording, receivers=0).layers(*numbers))
 
 
 def _options(layer: Layer) -> dict[str, Any]:

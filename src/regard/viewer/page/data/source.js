@@ -65,6 +65,11 @@
  */
 
 /**
+ * What each head of each layer is called, by places, its sentence, and the head to open at.
+ * @typedef {{opens: {layer: number, head: number}, roles: string[][], says: string[][]}} HeadRoles
+ */
+
+/**
  * Thumbnails and scores of a layer's heads; a thumbnail is size × size logarithms.
  * @typedef {HeadScores & {thumbnails: Float32Array}} HeadsFacts
  */
@@ -177,6 +182,15 @@ export class Source {
     const found = await this.#json("heads", where);
     const bytes = Uint8Array.from(atob(found.thumbnails), (c) => c.charCodeAt(0));
     return { ...found, thumbnails: new Float32Array(bytes.buffer) };
+  }
+
+  /**
+   * The roles of all heads of a recording.
+   * @param {number} recording
+   * @returns {Promise<HeadRoles>}
+   */
+  roles(recording) {
+    return this.#json("roles", { recording });
   }
 
   /**

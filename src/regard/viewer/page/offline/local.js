@@ -8,7 +8,7 @@ import { LATER, LocalTurns, SOON } from "./turns.js";
 import { unpackedArray } from "./unpack.js";
 import { ColumnWork, HeadsWork, LinksWork, TileWork, VisibleWork } from "./work.js";
 
-/** @import { About, SendRequest, Parameters, Reply } from "../data/source.js" */
+/** @import { About, HeadRoles, SendRequest, Parameters, Reply } from "../data/source.js" */
 /** @import { Numbers, HeldLayer, Pair, Rules } from "./attention.js" */
 /** @import { Priority } from "./turns.js" */
 /** @import { Dtype } from "./unpack.js" */
@@ -23,7 +23,7 @@ import { ColumnWork, HeadsWork, LinksWork, TileWork, VisibleWork } from "./work.
 
 /**
  * @typedef {{tokens: string[], query_tokens: string[] | null,
- *   layers: PackedLayer[]}} PackedRecording
+ *   layers: PackedLayer[], roles: HeadRoles}} PackedRecording
  */
 
 /**
@@ -103,6 +103,7 @@ class LocalAnswers {
     visible: (parameters, signal) => this.#visible(parameters, signal),
     links: (parameters, signal) => this.#links(parameters, signal),
     heads: (parameters, signal) => this.#heads(parameters, signal),
+    roles: async ({ recording }) => ({ value: this.data.recordings[recording].roles }),
     pair: (parameters, signal) => this.#pair(parameters, signal),
     steps: (parameters, signal) => this.#steps(parameters, signal),
   };

@@ -303,10 +303,12 @@ function isWeaker(a, b) {
   return a.query !== b.query ? a.query > b.query : a.key > b.key;
 }
 
+/** @typedef {"first" | "previous" | "induction"} Role */
+
 /**
- * Sums over the rows that were read; `induced` counts those whose token occurred before.
+ * Sums over the rows that were read, and for each role the number of those that see such a key.
  * @typedef {{entropy: number, distance: number, first: number, previous: number,
- *   induction: number, induced: number}} Sums
+ *   induction: number, counts: Record<Role, number>}} Sums
  */
 
 // Thumbnails and scores of all heads of a layer. `tokens`: of keys that are the queries too, or
@@ -330,10 +332,9 @@ export class HeadsWork extends RowWork {
     for (let j = 0; j < keys; j++) this.bins[j] = Math.floor(((j + 1) * this.across - 1) / keys);
     this.places = tokens && tokens.length === queries ? placesOfTokens(tokens) : null;
     this.strongest = heads.map(() => new Float64Array(this.down * this.across).fill(NaN));
-    /** @type {Sums} */
-    const zero = { entropy: 0, distance: 0, first: 0, previous: 0, induction: 0, induced: 0 };
-    this.sums = heads.map(() => ({ ...zero }));
-    this.later = 0; // rows after the first
+    const zero = { first: 0, previous: 0, induction: 0 };
+    /** @type {Sums[]} */
+    this.sums = heads.map(() => ({ entropy: 0, distance: 0, ...zero, counts: { ...zero } }));
   }
 
   /**
@@ -342,7 +343,6 @@ export class HeadsWork extends RowWork {
    * @override
    */
   take(row, bin) {
-    if (row > 0) this.later++;
     for (const [n, head] of this.heads.entries()) {
       const [low, high] = head.logs(row);
       this.#measure(head, this.sums[n], row, low, high);
@@ -365,37 +365,42 @@ export class HeadsWork extends RowWork {
   #measure(head, sums, row, low, high) {
     const { line } = head;
     const place = head.layer.start + row;
-    const weight = (/** @type {number} */ j) =>
-      low <= j && j < high && !Number.isNaN(line[j]) ? Math.exp(line[j]) : 0;
+    const isSeen = (/** @type {number} */ j) => low <= j && j < high && !Number.isNaN(line[j]);
+    let seen = 0;
     for (let j = low; j < high; j++) {
+      if (isSeen(j)) seen++;
       const w = Math.exp(line[j]);
       if (!(w > 0)) continue;
       sums.entropy -= w * line[j];
       sums.distance += w * Math.abs(place - j);
     }
     if (head.isBroken(row)) sums.entropy = sums.distance = NaN;
-    if (!this.places || row === 0) return;
-    sums.first += weight(0);
-    sums.previous += weight(row - 1);
-    let looked = 0;
-    for (const j of this.places.after(row)) looked += weight(j);
-    if (Math.fround(looked) > 0) sums.induced++;
-    sums.induction += looked;
+    if (!this.places || row === 0 || seen < 2) return;
+    /** @type {(name: Role, keys: Iterable<number>) => void} */
+    const add = (name, keys) => {
+      const found = [...keys].filter(isSeen);
+      if (found.length > 0) sums.counts[name]++;
+      for (const j of found) sums[name] += Math.exp(line[j]);
+    };
+    add("first", [0]);
+    add("previous", [row - 1]);
+    add("induction", this.places.after(row));
   }
 
   facts() {
-    /** @type {(name: keyof Sums, count: (sums: Sums) => number) => Scores} */
-    const mean = (name, count) => this.sums.map((sums) => finiteOrNull(sums[name] / count(sums)));
-    /** @type {(name: keyof Sums, count: (sums: Sums) => number) => Scores | null} */
-    const scored = (name, count) => (this.places ? mean(name, count) : null);
+    /** @type {(name: "entropy" | "distance") => Scores} */
+    const mean = (name) => this.sums.map((sums) => finiteOrNull(sums[name] / this.read));
+    /** @type {(name: Role) => Scores | null} */
+    const scored = (name) =>
+      this.places ? this.sums.map((sums) => finiteOrNull(sums[name] / sums.counts[name])) : null;
     return {
       size: THUMBNAIL,
       thumbnails: this.#packed(),
-      entropy: mean("entropy", () => this.read),
-      distance: mean("distance", () => this.read),
-      first: scored("first", () => this.later),
-      previous: scored("previous", () => this.later),
-      induction: scored("induction", ({ induced }) => induced),
+      entropy: mean("entropy"),
+      distance: mean("distance"),
+      first: scored("first"),
+      previous: scored("previous"),
+      induction: scored("induction"),
       coverage: this.coverage,
       settled: this.coverage === 1,
     };

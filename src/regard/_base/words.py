@@ -1,0 +1,108 @@
+"""Words of a text that was cut into pieces (tokens): which pieces make a word.
+
+One rule for the roles of heads, for weights by words and for the command line.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from regard._base.types import Bool, Int
+
+SPACES = " ▁Ġ"  # a space, and how SentencePiece and byte-level tokenizers write it
+NEWLINES = "\nĊ\r"
+SPECIAL = re.compile(r"<[^<>\s]+>|\[[A-Z_]+[0-9]*\]")  # <bos>, <|endoftext|>, [CLS]
+END = "</w>"  # of a word, in tokenizers that mark the last piece
+INNER = "##"  # of a piece that begins no word, in WordPiece
+# Scripts without spaces between words: each piece is taken as one.
+UNSPACED = re.compile("[\u0e00-\u0eff\u1780-\u17ff\u2e80-\u30ff\u3400-\u9fff\uf900-\ufaff]")
+ENGLISH = """
+    a about after all also an and any are as at be because been before but by can could did do does
+    each for from had has have he her his how i if in into is it its may me more most my no nor not
+    of on only or other our over shall she should so some such than that the their them then there
+    these they this those through to too under up us was we were what when where which while who
+    whom whose why will with would you your
+"""
+FUNCTION_WORDS = frozenset(ENGLISH.split())
+
+
+def word_starts(tokens: Sequence[str]) -> Int[np.ndarray, " words"]:
+    """The position of the first piece of each word; the first is 0.
+
+    A word is a run of pieces of which none after the first begins with white space. Punctuation,
+    white space, newlines and special tokens such as ``<bos>`` stand alone; so does each piece of a
+    script that has no spaces. ``##ing`` and ``ing</w>`` are read as their tokenizers mean them.
+    Where no token has white space or such a mark, tokens are words already.
+    """
+    return np.flatnonzero(_begins(tokens))
+
+
+def word_texts(tokens: Sequence[str], starts: Int[np.ndarray, " words"]) -> tuple[str, ...]:
+    """The text of each word: its pieces joined."""
+    ends = [*starts[1:].tolist(), len(tokens)]
+    return tuple("".join(_joined(tokens[a:b])) for a, b in zip(starts.tolist(), ends))
+
+
+def is_special(token: str) -> bool:
+    """Whether it is a token such as ``<bos>`` or ``[CLS]``, which stands for no text."""
+    return SPECIAL.fullmatch(token) is not None
+
+
+def is_newline(token: str) -> bool:
+    """Whether it has a line break in it, and no letters."""
+    return any(c in token for c in NEWLINES) and not _is_word_piece(token)
+
+
+def is_punctuation(token: str) -> bool:
+    """Whether it is of signs alone: neither letters and digits, nor white space, nor special."""
+    stripped = token.strip(SPACES).strip()
+    return bool(stripped) and not (is_special(token) or is_newline(token) or _is_word_piece(token))
+
+
+def plain(word: str) -> str:
+    """A word without white space and marks, in lower case."""
+    return word.removesuffix(END).strip(SPACES).strip().lower()
+
+
+def are_function_words(words: Iterable[str]) -> Bool[np.ndarray, " words"]:
+    """Whether each is one of the small words of English that hold sentences together."""
+    return np.array([plain(word) in FUNCTION_WORDS for word in words], bool)
+
+
+def _begins(tokens: Sequence[str]) -> Bool[np.ndarray, " L"]:
+    """Whether each token begins a word."""
+    texts = set(tokens)
+    if any(token.startswith(INNER) and token != INNER for token in texts):
+        found = np.array([not token.startswith(INNER) for token in tokens])
+    elif any(token.endswith(END) for token in texts):
+        ends = {token: token.endswith(END) or not _is_word_piece(token) for token in texts}
+        found = np.array([True, *(ends[token] for token in tokens[:-1])])
+    elif any(_opens(token) or token[-1].isspace() for token in texts if token):
+        alone = {token: UNSPACED.match(token) or not _is_word_piece(token) for token in texts}
+        opens = {token: bool(alone[token]) or _opens(token) for token in texts}
+        closes = {token: bool(alone[token]) or token[-1].isspace() for token in texts}
+        before = [True, *(closes[token] for token in tokens[:-1])]
+        found = np.array([opens[token] for token in tokens]) | before
+    else:
+        found = np.ones(len(tokens), bool)
+    found[:1] = True
+    return found
+
+
+def _opens(token: str) -> bool:
+    """Whether it begins with white space."""
+    return token[:1].isspace() or token[:1] in ("▁", "Ġ")
+
+
+def _is_word_piece(token: str) -> bool:
+    """Whether it has a letter, digit, underscore, or a part of a character, and is not special."""
+    signs = token.strip(SPACES + NEWLINES)
+    return any(c.isalnum() or c in "_\ufffd" for c in signs) and not is_special(token)
+
+
+def _joined(pieces: Sequence[str]) -> Iterable[str]:
+    for n, piece in enumerate(pieces):
+        yield (piece.removeprefix(INNER) if n else piece).removesuffix(END)

@@ -1,0 +1,122 @@
+"""The scores of a layer's heads: one pass over the weights of some rows, and a gather of pairs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from regard._base.arrays import to_numpy
+from regard._base.types import Float, Int
+from regard._weights.pairs import Seen, weights_at
+from regard.heads._patterns import Patterns
+from regard.heads._roles import BY_KEY, EVEN, PLACE, ROLES
+
+if TYPE_CHECKING:
+    from regard._weights.attention_weights import AttentionWeights, Reduced
+
+MOST_QUERIES, FEWEST_QUERIES = 512, 256
+MOST_WEIGHTS = 2**23  # of one head, from which on the queries become fewer
+EVEN_AT = PLACE[EVEN.name]  # the last
+READ: tuple[Reduced, ...] = ("lse", "entropy", "distance", "received")
+
+
+def sampled(length: int, keys: int, queries: int | None) -> range:
+    """The queries to read: all, or evenly spaced ones.
+
+    The step is a prime, so that in a text of lines of one length every place of a line is met.
+    """
+    most = min(MOST_QUERIES, max(FEWEST_QUERIES, MOST_WEIGHTS // max(1, keys)))
+    step = -(-length // (most if queries is None else queries))
+    if step > 1:
+        step = next(n for n in range(max(3, step), 2 * step + 3) if _is_prime(n))
+    return range(step // 2, length, step)
+
+
+def _is_prime(n: int) -> bool:
+    return all(n % divisor for divisor in range(2, int(n**0.5) + 1))
+
+
+def measured(
+    weights: AttentionWeights[Any], rows: range, patterns: Patterns | None, receivers: int
+) -> dict[str, Any]:
+    """Each score of a layer's heads: ``(heads,)``, ``(heads, roles)``, ``(heads, receivers)``.
+
+    Args:
+        weights: of the layer.
+        rows: the queries to read.
+        patterns: of the text; None in cross-attention, which has no roles by place.
+        receivers: how many of the keys with most weight to name.
+    """
+    part = weights.part(slice(rows.start, rows.stop, rows.step))
+    summary = part.summary(only=READ)
+    found: dict[str, Any] = {name: to_numpy(getattr(summary, name)) for name in READ}
+    received = found["received"].astype(np.float64) / len(rows)
+    order = np.argsort(-received, -1, kind="stable")[:, :receivers].astype(np.int64)
+    means = {name: found[name].mean(-1, dtype=np.float64) for name in ("entropy", "distance")}
+    seen = Seen(part._call)
+    of_roles = _roles(part, found, received, patterns, seen)
+    # A window, a mask or documents hide some of what stands before the last query, or after it.
+    causal_end = rows[-1] + 1 if seen.high[-1] < part.shape[-1] else part.shape[-1]
+    sees_all = np.broadcast_to(seen.count[:, -1] >= causal_end, len(means["entropy"]))
+    return {
+        **means, **of_roles,
+        "sees_all": sees_all.astype(np.float64),
+        "receivers": order, "received": np.take_along_axis(received, order, -1),
+    }  # fmt: skip
+
+
+def _roles(
+    part: AttentionWeights[Any],
+    found: dict[str, Any],
+    received: Float[np.ndarray, "heads Lk"],
+    patterns: Patterns | None,
+    seen: Seen,
+) -> dict[str, Any]:
+    """``scores``, ``even``, ``counted`` and ``overlap`` of ``HeadScores``, of a layer."""
+    heads, rows = found["entropy"].shape
+    scores, even = np.full((2, heads, len(ROLES)), np.nan)
+    overlap = np.zeros((heads, len(ROLES), len(ROLES)))
+    counted = np.zeros((heads, len(ROLES)))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        some = seen.count > 1
+        spread = np.where(some, np.exp(found["entropy"], dtype=np.float64) / seen.count, 0)
+        scores[:, EVEN_AT] = spread.sum(-1) / some.sum(-1)
+    even[:, EVEN_AT], counted[:, EVEN_AT] = 0, some.sum(-1)
+    out = {"scores": scores, "even": even, "counted": counted, "overlap": overlap}
+    if patterns is None:
+        return out
+    pairs = patterns.queries, patterns.keys
+    is_seen = seen.pairs(*pairs) & some[:, pairs[0]]
+    w = weights_at(part._call, found["lse"], *pairs, is_seen)
+    by_kind = np.add.reduceat(w, patterns.starts, -1, dtype=np.float64)
+    counts = _counts(seen, is_seen, patterns)  # (heads or 1, rows, roles)
+    sums = by_kind @ patterns.kinds
+    for role, keys in zip(BY_KEY, patterns.sets):
+        sums[:, PLACE[role.name]] = (received @ keys) * rows
+    with np.errstate(invalid="ignore", divide="ignore"):
+        told = counts > 0
+        n = told.sum(1)
+        counted[:, :EVEN_AT] = n[:, :EVEN_AT]
+        scores[:, :EVEN_AT] = (sums / n)[:, :EVEN_AT]
+        shares = np.where(told, counts / seen.count[..., None], 0).sum(1) / n
+        even[:, :EVEN_AT] = shares[:, :EVEN_AT]
+        both = np.einsum("hk,ka,kb->hab", by_kind, patterns.kinds, patterns.kinds, optimize=True)
+        overlap[...] = np.nan_to_num(both / n[:, None])
+    return out
+
+
+def _counts(
+    seen: Seen, is_seen: np.ndarray, patterns: Patterns
+) -> Int[np.ndarray, "heads rows roles"]:
+    """How many keys of each role each query sees."""
+    counts = np.zeros((len(is_seen), len(patterns.rows), len(ROLES)), np.int64)
+    ends = [*patterns.starts[1:], len(patterns.queries)]
+    for kind, start, end in zip(patterns.kinds, patterns.starts, ends):
+        queries, of_kind = patterns.queries[start:end], np.flatnonzero(kind)
+        for h, seen_by in enumerate(is_seen[:, start:end]):
+            found = np.bincount(queries[seen_by], minlength=len(patterns.rows))
+            counts[h][:, of_kind] += found[:, None]
+    at = [PLACE[role.name] for role in BY_KEY]
+    counts[..., at] = seen.of(patterns.sets)
+    return counts
