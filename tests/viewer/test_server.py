@@ -374,7 +374,7 @@ def test_a_recording_opens_itself_in_the_browser(recording, monkeypatch):
     opened = []
     monkeypatch.setattr("webbrowser.open", opened.append)
     with recording.view() as viewer:
-        assert opened == [viewer.address]
+        assert opened == [f"{viewer.address}#L0H2"]
     with recording.view(other=made(seed=1), open_browser=False) as viewer:
         assert len(json.loads(ask(viewer.address, "data/about").body)["recordings"]) == 2
     assert len(opened) == 1
