@@ -143,6 +143,7 @@ def test_two_can_be_compared(regard, served, planted_file, model):
     assert [len(found.layers) for found in viewer.recordings] == [1, 2]
     assert viewer.names == ["planted.safetensors", "import"]
     assert viewer.port == 8123
+    assert served[1][0].endswith("&compare=side")
 
 
 def test_a_stroke_may_be_a_text(regard, served, model):
@@ -210,8 +211,6 @@ def test_one_file_is_written_instead(regard, served, model, tmp_path):
 
 
 def test_a_figure_is_written_of_the_head_that_show_tells_of(regard, served, model, tmp_path):
-    from regard.cli._show import ShowOptions, _choose
-
     text = "the cat saw the cat"
     path = tmp_path / "head.svg"
     result = regard("view", text, "--model", model, "--export", path)
@@ -219,7 +218,7 @@ def test_a_figure_is_written_of_the_head_that_show_tells_of(regard, served, mode
     assert served == ([], [])
     assert regard("show", text, "--model", model, "--save", tmp_path / "a.safetensors").code == 0
     recording = Recording.load(tmp_path / "a.safetensors")
-    shown = _choose(recording, ShowOptions())
+    shown = recording.heads().telling()
     assert path.read_text() == recording.figure(shown.layer, shown.head)._repr_svg_()
     line = ("--layer", 1, "--head", 2, "--rows", "1:", "--columns", ":4", "--scale", "log")
     assert regard("view", tmp_path / "a.safetensors", "--export", path, *line).code == 0

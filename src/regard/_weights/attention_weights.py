@@ -284,6 +284,10 @@ class AttentionWeights(Generic[ArrayT]):
                 "lse: the scores are not known, for these weights were given as they are"
                 " (from_weights); record the model's pass itself, with regard.record."
             )
+        return self._lse_of_scores()
+
+    def _lse_of_scores(self) -> ArrayT:
+        """``lse`` of the scores that the weights are computed from, whatever those are."""
         if self._lse is None:
             (self._lse,) = self._ask(PerQuery(self._call, "lse"))
         found: ArrayT = self._lse

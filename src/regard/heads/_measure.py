@@ -50,7 +50,10 @@ def measured(
     """
     part = weights.part(slice(rows.start, rows.stop, rows.step))
     summary = part.summary(only=READ)
-    found: dict[str, Any] = {name: to_numpy(getattr(summary, name)) for name in READ}
+    found: dict[str, Any] = {
+        name: to_numpy(part._lse_of_scores() if x is None else x)
+        for name, x in ((name, getattr(summary, name)) for name in READ)
+    }
     received = found["received"].astype(np.float64) / len(rows)
     order = np.argsort(-received, -1, kind="stable")[:, :receivers].astype(np.int64)
     means = {name: found[name].mean(-1, dtype=np.float64) for name in ("entropy", "distance")}
