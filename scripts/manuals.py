@@ -51,18 +51,17 @@ SOURCES = (
     Source(
         "python3.11-doc",
         "Python Software Foundation License Version 2",
-        ("usr/share/doc/python3.11/html/**/*.html",),
-        r"/(genindex|py-modindex|search|contents|copyright|license|changelog|_static)",
+        tuple(
+            f"usr/share/doc/python3.11/html/{part}/**/*.html"
+            for part in ("tutorial", "library", "reference", "howto", "faq", "using")
+        ),
     ),
-    Source(
+    Source(  # the embedded-book's prose is under CC-BY-SA
         "rust-doc",
         "Apache License 2.0 or MIT",
-        tuple(
-            f"usr/share/doc/rust-doc/html/{book}/**/*.html"
-            for book in ("book", "nomicon", "edition-guide", "reference", "rustc")
-        ),
+        ("usr/share/doc/rust-doc/html/book/**/*.html",),
         r"/print\.html",
-    ),  # not the embedded-book, whose prose is under CC-BY-SA
+    ),
     Source("jargon-text", "public domain", ("usr/share/doc/jargon-text/jargon.txt.gz",)),
     Source("sword-text-web", "public domain", ("usr/share/sword/modules/texts/ztext/*/*.bzz",)),
 )
