@@ -32,9 +32,10 @@ BUILTIN = ROOT / "src" / "regard" / "lm" / "builtin"
 SENTENCES = ROOT / "tests" / "lm" / "sentences.txt"
 # The book whose words are those of ordinary life has three says in what is one token.
 PLAIN = "sword-text-web"
+# After 410,000 tokens steps of 8 pieces have 1.335 nats a character of code, of 16 pieces 1.411.
 SETTINGS = Settings(
-    steps=3600,
-    batch=16,
+    steps=7200,
+    batch=8,
     length=512,
     vocab_size=6144,
     embed_dim=256,
@@ -89,7 +90,7 @@ def plot(losses: list[float], held_out: dict, path: Path) -> None:
     import matplotlib.pyplot as plt
 
     figure, ax = plt.subplots(figsize=(8, 4.5), layout="constrained")
-    window = 25
+    window = min(25, len(losses))
     smooth = np.convolve(losses, np.ones(window) / window, mode="valid")
     ax.plot(losses, color="0.8", linewidth=0.7, label="training, each step")
     ax.plot(np.arange(window - 1, len(losses)), smooth, label=f"training, mean of {window} steps")
