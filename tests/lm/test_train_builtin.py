@@ -8,9 +8,9 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
 
-import train_builtin  # noqa: E402
-from regard.lm import LanguageModel  # noqa: E402
-from regard.lm.training import Settings  # noqa: E402
+import train_builtin
+from regard.lm import LanguageModel
+from regard.lm.training import Settings
 
 CODE = "def run(self):\n    return self.value\n\n"
 PROSE = "The old man went home. He was tired, and the door was open.\n"
