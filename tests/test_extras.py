@@ -115,7 +115,8 @@ def test_works_with_numpy_and_safetensors_alone(use):
 
 
 NEED_AN_EXTRA = {
-    "capture", "cli", "hf", "nn", "lm.decoder", "lm.training", "viewer._server", "viewer.notebook",
+    "capture", "cli", "hf", "nn", "lm.decoder", "lm.muon", "lm.training", "viewer._server",
+    "viewer.notebook",
 }  # fmt: skip
 # Imported by others alone, where what they need is there.
 NEED_WHAT_IS_THERE = {

@@ -56,6 +56,7 @@ MAY_IMPORT_TORCH = (
     "_operator.torch_calls",
     "lm.training",
     "lm.decoder",
+    "lm.muon",
     "_base.torch_arrays",
     "_base.torch_state",
     "_backends.torch_gradients",

@@ -40,3 +40,37 @@ def test_every_parameter_has_a_stored_name_and_a_gradient():
     assert {id(w) for w in weights.values()} == {id(p) for p in decoder.parameters()}
     decoder(torch.arange(40)[None]).square().sum().backward()
     assert all(w.grad is not None for w in weights.values())
+
+
+@pytest.fixture
+def small():
+    torch.manual_seed(1)
+    decoder = Decoder(Config(300, 32, 4, 64, 32, (LayerConfig(7, 10_000.0), LayerConfig())))
+    for weight in decoder.weights().values():
+        torch.nn.init.normal_(weight, std=0.3)
+    return decoder
+
+
+@pytest.mark.parametrize("rows", [1, 9, 64])
+def test_the_loss_and_its_gradients_are_those_of_the_logits(small, monkeypatch, rows):
+    monkeypatch.setattr("regard.lm.decoder.ROWS_AT_ONCE", rows)
+    ids = torch.randint(300, (2, 21))
+    loss = 3 * small.loss(ids)
+    loss.backward()
+    own = {name: weight.grad.clone() for name, weight in small.weights().items()}
+    small.zero_grad()
+    logits = small(ids[:, :-1]).flatten(0, 1)
+    plain = 3 * torch.nn.functional.cross_entropy(logits, ids[:, 1:].flatten())
+    plain.backward()
+    assert loss.item() == pytest.approx(plain.item(), rel=1e-6)
+    for name, weight in small.weights().items():
+        np.testing.assert_allclose(own[name], weight.grad, rtol=0, atol=2e-6, err_msg=name)
+
+
+def test_the_loss_of_scores_far_apart_is_finite(small):
+    with torch.no_grad():
+        small.embedding.weight.mul_(1e4)
+    loss = small.loss(torch.randint(300, (2, 21)))
+    loss.backward()
+    assert torch.isfinite(loss)
+    assert torch.isfinite(small.embedding.weight.grad).all()

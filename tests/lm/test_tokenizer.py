@@ -159,3 +159,18 @@ def test_a_lone_surrogate_is_told():
     pairs = BytePairTokenizer.train(["some text"], 257)
     with pytest.raises(ValueError, match=r"character 1 is '\\ud800', half of a surrogate pair"):
         pairs.encode("a\ud800")
+
+
+def test_no_piece_is_of_two_words():
+    text = "the end of the day, and the end of the road. " * 50
+    trained = BytePairTokenizer.train([text], 300)
+    pieces = trained.tokens(range(256, len(trained) - 1))
+    assert " the" in pieces
+    assert not [piece for piece in pieces if " " in piece.strip() or piece != piece.rstrip(" ")]
+
+
+def test_indentation_is_one_piece_and_the_word_after_it_the_same_as_in_a_line():
+    text = "def run(self):\n        return self\n    x = 1; return x\n" * 50
+    trained = BytePairTokenizer.train([text], 320)
+    indented = trained.tokens(trained.encode(":\n        return self"))
+    assert indented == [":", "\n       ", " return", " self"]

@@ -12,7 +12,6 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from regard import UnsupportedError  # noqa: E402
 from regard.lm import LanguageModel  # noqa: E402
 from regard.lm.training import CHECKPOINT, Settings, train, train_texts  # noqa: E402
 
@@ -179,12 +178,6 @@ def test_a_file_that_is_no_text_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"x.bin: not a text"):
         train([tmp_path / "x.bin"], tmp_path / "run", SETTINGS)
     assert not (tmp_path / "run").exists()
-
-
-def test_torch_without_muon_is_told(tmp_path, monkeypatch):
-    monkeypatch.delattr(torch.optim, "Muon")
-    with pytest.raises(UnsupportedError, match=r"needs torch 2.9 or newer"):
-        train_texts(TEXTS, tmp_path, SETTINGS)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from regard._base.extras import needed_by
 from regard.lm.config import NORM_EPSILON, Config, LayerConfig
@@ -18,6 +18,9 @@ with needed_by("regard.lm.decoder"):
 
 if TYPE_CHECKING:
     from regard._base.types import Float, Int
+
+
+ROWS_AT_ONCE = 512  # of logits, in the loss
 
 
 class Block(nn.Module):
@@ -37,7 +40,7 @@ class Block(nn.Module):
     def forward(self, x: Float[Tensor, "*B L d"]) -> Float[Tensor, "*B L d"]:
         """One layer of the decoder."""
         x = x + self.attention(self.attention_norm(x))
-        return x + self.down(F.relu(self.up(self.mlp_norm(x))).square())
+        return x + self.down(_SquaredReLU.apply(self.up(self.mlp_norm(x))))
 
     def weights(self) -> dict[str, Tensor]:
         """Its parameters by the names that they are stored under."""
@@ -51,6 +54,56 @@ class Block(nn.Module):
             "up": self.up.weight,
             "down": self.down.weight,
         }
+
+
+class _SquaredReLU(torch.autograd.Function):
+    """``relu(x)²``, which keeps one array for its derivative instead of two."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        positive = F.relu(x)
+        ctx.save_for_backward(positive)
+        return positive.square()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (positive,) = ctx.saved_tensors
+        return (gradient * positive).mul_(2)
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """Mean of ``logsumexp(logits) - logits[target]``, ``logits = hidden @ embedding.T``.
+
+    The derivative is computed with the loss, from a block of rows while it is in the cache: the
+    logits of 16 x 512 tokens are 200 MB, and were written and read seven times.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, embedding: Tensor, targets: Tensor) -> Tensor:
+        total = hidden.new_zeros((), dtype=torch.float32)
+        by_hidden = torch.empty_like(hidden)
+        by_embedding = torch.zeros_like(embedding)
+        for start in range(0, len(hidden), ROWS_AT_ONCE):
+            rows = slice(start, start + ROWS_AT_ONCE)
+            h, target = hidden[rows], targets[rows, None]
+            logits = F.linear(h, embedding).float()
+            highest = logits.amax(-1, keepdim=True)
+            found = logits.gather(-1, target)
+            weights = logits.sub_(highest).exp_()
+            sums = weights.sum(-1, keepdim=True)
+            total += (highest + sums.log() - found).sum()
+            weights.div_(sums).scatter_add_(-1, target, -torch.ones_like(sums))
+            by_hidden[rows] = weights @ embedding
+            by_embedding += weights.T @ h
+        ctx.save_for_backward(by_hidden, by_embedding)
+        ctx.count = len(hidden)
+        return total / len(hidden)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+        by_hidden, by_embedding = ctx.saved_tensors
+        factor = gradient / ctx.count
+        return by_hidden * factor, by_embedding * factor, None
 
 
 class Decoder(nn.Module):
@@ -96,11 +149,20 @@ class Decoder(nn.Module):
 
     def forward(self, ids: Int[Tensor, "*B L"]) -> Float[Tensor, "*B L vocab_size"]:
         """Logits of the next token."""
+        return F.linear(self.hidden(ids), self.embedding.weight)
+
+    def hidden(self, ids: Int[Tensor, "*B L"]) -> Float[Tensor, "*B L d"]:
+        """The vectors that the logits are read from."""
         x = self.embedding(ids)
         x = F.rms_norm(x, x.shape[-1:], eps=NORM_EPSILON)
         for block in self.blocks:
             x = block(x)
-        return F.linear(self.norm(x), self.embedding.weight)
+        return self.norm(x)
+
+    def loss(self, ids: Int[Tensor, "B L"]) -> Float[Tensor, ""]:
+        """Mean nats of every id after the first of its row, without holding all logits at once."""
+        hidden = self.hidden(ids[:, :-1]).flatten(0, 1)
+        return _CrossEntropy.apply(hidden, self.embedding.weight, ids[:, 1:].flatten())
 
     def weights(self) -> dict[str, Tensor]:
         """Every parameter by the name that it is stored under."""

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from regard._base.errors import UnsupportedError
 from regard._base.extras import needed_by
 from regard._base.files import check_folder, open_file, read_file, replaced_when_complete
 from regard.lm.config import Config, LayerConfig
@@ -20,10 +19,10 @@ from regard.lm.tokenizer import BytePairTokenizer
 
 with needed_by("Training a model"):
     import torch
-    import torch.nn.functional as F
     from safetensors.torch import save
 
     from regard.lm.decoder import Decoder
+    from regard.lm.muon import Muon
 
 CHECKPOINT = "checkpoint.safetensors"
 
@@ -130,19 +129,20 @@ def train_texts(
     folder: str | Path,
     settings: Settings | None = None,
     progress: Callable[[Progress], None] | None = None,
+    vocabulary: Iterable[str] | None = None,
 ) -> list[float]:
-    """As ``train``, on texts by name."""
-    if not hasattr(torch.optim, "Muon"):
-        raise UnsupportedError(
-            f"Training needs torch 2.9 or newer, for its Muon optimizer; this is "
-            f"{torch.__version__}."
-        )
+    """As ``train``, on texts by name.
+
+    Args:
+        vocabulary: texts that the tokenizer is made of, where these are not the ones trained on:
+            a text that comes twice has twice the say in which words are one token.
+    """
     settings = settings or Settings()
     check_folder(folder)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     _claim(folder, settings, texts)
-    tokenizer = _tokenizer(folder, settings, texts)
+    tokenizer = _tokenizer(folder, settings, texts.values() if vocabulary is None else vocabulary)
     ids = encode_texts(texts, tokenizer)
     batches = Batches(
         ids,
@@ -194,10 +194,10 @@ def _claim(folder: Path, settings: Settings, texts: Mapping[str, str]) -> None:
         )
 
 
-def _tokenizer(folder: Path, settings: Settings, texts: Mapping[str, str]) -> BytePairTokenizer:
+def _tokenizer(folder: Path, settings: Settings, texts: Iterable[str]) -> BytePairTokenizer:
     path = folder / "tokenizer.json"
     if not path.exists():
-        tokenizer = BytePairTokenizer.train(texts.values(), settings.vocab_size)
+        tokenizer = BytePairTokenizer.train(texts, settings.vocab_size)
         tokenizer.save(path)
     return BytePairTokenizer.load(path)
 
@@ -218,7 +218,7 @@ class _Run:
         hidden = [p for p in self.model.layers.parameters() if p.ndim == 2]
         others = [p for p in self.model.parameters() if all(p is not h for h in hidden)]
         self.optimizers: list[tuple[torch.optim.Optimizer, float]] = [
-            (torch.optim.Muon(hidden, weight_decay=settings.weight_decay), settings.muon_rate),
+            (Muon(hidden, weight_decay=settings.weight_decay), settings.muon_rate),
             (torch.optim.AdamW(others, betas=(0.9, 0.95), weight_decay=0.0), settings.adam_rate),
         ]
 
@@ -227,8 +227,7 @@ class _Run:
         step = len(self.losses)
         ids = torch.from_numpy(batches[step].astype(np.int64))
         with torch.autocast("cpu", torch.bfloat16, enabled=self.settings.bfloat16):
-            logits = self.model(ids[:, :-1])
-        loss = F.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten())
+            loss = self.model.loss(ids)
         loss.backward()
         for optimizer, rate in self.optimizers:
             for group in optimizer.param_groups:
