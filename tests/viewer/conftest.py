@@ -153,19 +153,21 @@ def open_page(browsers, idle_pages, empty_page):
         }
         for event, listener in listeners.items():
             page.on(event, listener)
-        opened.append((page, address, listeners, idle if shared else None))
+        scheme = options.get("color_scheme", "null")
+        opened.append((page, address, listeners, idle if shared else None, scheme))
         page.goto(address)
         return page
 
     yield open_one
-    for page, address, listeners, idle in opened:
+    for page, address, listeners, idle, scheme in opened:
         complaints, requests = list(page.complaints), list(page.requests)
         for event, listener in listeners.items():
             page.remove_listener(event, listener)
         if idle is None:
             page.context.close()
         else:
-            _leave(page, empty_page if address.startswith("http") else "about:blank")
+            place = empty_page if address.startswith("http") else "about:blank"
+            _leave(page, place, scheme)
             idle.append(page)
         assert not complaints
         assert not [url for url in requests if not _is_own(url, address)]
@@ -181,11 +183,11 @@ def _new_page(browsers, device_scale_factor, size, options):
     return page
 
 
-def _leave(page, place):
+def _leave(page, place, scheme):
     """Takes what a test did to the page back: its routes, its media, the pointer, the history."""
     page.unroute_all(behavior="ignoreErrors")
     page.goto(place)
-    page.emulate_media(color_scheme="null")
+    page.emulate_media(color_scheme=scheme)
     page.mouse.move(-1, -1)
     session = page.context.new_cdp_session(page)
     session.send("Page.resetNavigationHistory")

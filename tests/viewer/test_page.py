@@ -69,6 +69,21 @@ def test_a_fresh_page_looks_from_the_last_query_to_its_strongest_key(show):
     assert re.search(rf"#L0H0&query={last}", page.url)
 
 
+def test_the_page_says_what_the_head_does(show):
+    recording = spoken()
+    page = show(recording, "L1H2&query=5&key=3")
+    scores = recording.heads()
+    for key, head in (("", 2), ("]", 3)):
+        if key:
+            page.keyboard.press(key)
+        page.wait_for_function(
+            "(text) => document.querySelector('.regard-map-says').textContent === text",
+            arg=scores.says(1, head),
+        )
+    page.keyboard.press("h")  # of what is left without the first token nothing is said
+    page.wait_for_function("() => document.querySelector('.regard-map-says').textContent === ''")
+
+
 def test_a_comparison_without_its_other_head_takes_the_next(show):
     page = show(spoken(), "L0H1&query=5&key=3&compare=side")
     is_chosen(page, 5, 3)

@@ -1,6 +1,7 @@
 // Chooses a pair where none is chosen yet.
 
 import { largest } from "../drawing/numbers.js";
+import { headName } from "../map/frame.js";
 
 /** @import { Context, Selection } from "./selection.js" */
 /** @import { Place } from "./source.js" */
@@ -52,8 +53,7 @@ export async function lookAt(context, key) {
  * @param {Place} where
  */
 function isStill(selection, where) {
-  const { recording, layer, head } = selection.where;
-  return recording === where.recording && layer === where.layer && head === where.head;
+  return headName(selection.where) === headName(where);
 }
 
 /** @param {Float32Array} counts */

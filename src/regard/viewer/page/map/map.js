@@ -11,7 +11,7 @@ import { make, penOf } from "../drawing/dom.js";
 import { drawMarks } from "../drawing/marks.js";
 import { frameMarks, themeOf } from "./axes.js";
 import { captionOf, frameName, progressText } from "./caption.js";
-import { Frame, GUTTER } from "./frame.js";
+import { Frame, GUTTER, headName } from "./frame.js";
 import { exactWordsOfBin, wordsOfBin } from "./hover.js";
 import { Layout } from "./layout.js";
 import { makeLinks } from "./links.js";
@@ -66,6 +66,7 @@ export class HeadMapView {
       changed: () => this.schedule(false),
     });
     this.caption = make("p", { class: "regard-map-caption" });
+    this.says = make("p", { class: "regard-map-says" });
     this.head = make("div", { class: "regard-map-head" }, this.caption);
     this.stage = make(
       "div",
@@ -73,7 +74,13 @@ export class HeadMapView {
       ...this.frames.map((frame) => frame.element),
     );
     const body = make("div", { class: "regard-map-body" }, this.stage);
-    this.element = make("section", { class: "regard-map", "aria-label": "Map" }, this.head, body);
+    this.element = make(
+      "section",
+      { class: "regard-map", "aria-label": "Map" },
+      this.says,
+      this.head,
+      body,
+    );
     this.element.dataset.idle = "false";
     for (const frame of this.frames) listenToPointer(frame, this);
     this.stage.addEventListener("keydown", (event) => this.#homeOrEnd(event));
@@ -346,7 +353,22 @@ export class HeadMapView {
     for (const frame of this.shown) this.#needTexts(frame.where.recording);
     this.links.element.hidden = Boolean(frames[0].other);
     this.links.update();
+    this.#tellRole().catch(unlessSaid);
     this.schedule(!changed || [...changed].some((name) => !MARKED.includes(name)));
+  }
+
+  // What the head does, once that is known; of heads that are compared, or changed, nothing.
+  async #tellRole() {
+    const { where, compare, first } = this.selection;
+    const name = headName(where);
+    if (this.says.dataset.of !== name || compare) this.says.textContent = this.says.title = "";
+    this.says.dataset.of = name;
+    if (compare || first) return;
+    await this.context.drawn;
+    const { says } = await this.context.source.roles(where.recording);
+    const { selection } = this;
+    if (headName(selection.where) !== name || selection.compare) return;
+    this.says.textContent = this.says.title = says[where.layer][where.head];
   }
 
   /** @param {number} recording */
