@@ -72,6 +72,7 @@ def test_a_fresh_page_looks_from_the_last_query_to_its_strongest_key(show):
 def test_the_page_says_what_the_head_does(show):
     recording = spoken()
     page = show(recording, "L1H2&query=5&key=3")
+    is_chosen(page, 5, 3)
     scores = recording.heads()
     for key, head in (("", 2), ("]", 3)):
         if key:

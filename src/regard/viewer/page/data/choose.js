@@ -1,7 +1,7 @@
 // Chooses a pair where none is chosen yet.
 
 import { largest } from "../drawing/numbers.js";
-import { headName } from "../map/frame.js";
+import { headName } from "./source.js";
 
 /** @import { Context, Selection } from "./selection.js" */
 /** @import { Place } from "./source.js" */

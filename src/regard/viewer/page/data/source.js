@@ -263,6 +263,14 @@ export class Source {
 }
 
 /**
+ * The same text for the same head.
+ * @param {Place} where
+ */
+export function headName({ recording, layer, head, first }) {
+  return `${recording}/${layer}/${head}/${first ?? ""}`;
+}
+
+/**
  * Drops the oldest entry of a map: the least recently used one of an LRU cache.
  * @param {Map<string, unknown>} map
  */

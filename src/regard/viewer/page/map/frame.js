@@ -1,7 +1,7 @@
 // One drawn matrix: the canvas of its cells, the canvas of the marks over and around them, and the
 // outline of the bin under the pointer.
 
-import { TILE } from "../data/source.js";
+import { headName, TILE } from "../data/source.js";
 import { Tiles } from "../data/tiles.js";
 import { colourRange, colourSpan, invisiblePixel, pixelTable } from "../drawing/colours.js";
 import { make, penOf } from "../drawing/dom.js";
@@ -387,11 +387,6 @@ export class Frame {
 export function factsOf(about, { recording, layer }) {
   const { queries, tokens, itself, start, boundary, layers, name } = about.recordings[recording];
   return { queries, keys: tokens, itself, start, boundary, layer: layers[layer], name };
-}
-
-/** @param {Place} where */
-export function headName({ recording, layer, head, first }) {
-  return `${recording}/${layer}/${head}/${first ?? ""}`;
 }
 
 /**

@@ -1,9 +1,9 @@
 // The strongest links (token pairs) of a head: rings on the map, and a list to go to them.
 
+import { headName } from "../data/source.js";
 import { unlessSaid } from "../data/watch.js";
 import { make } from "../drawing/dom.js";
 import { countText, weightText } from "../drawing/numbers.js";
-import { headName } from "./frame.js";
 import { positionOf } from "./layout.js";
 
 /** @import { Context } from "../data/selection.js" */

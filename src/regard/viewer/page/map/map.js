@@ -5,13 +5,14 @@
 // data-paints counts how often the cells were drawn; data-x, -y, -zoom and -level are their view.
 // The class "bare" hides all but the cells.
 
+import { headName } from "../data/source.js";
 import { unlessSaid } from "../data/watch.js";
 import { watchTheme } from "../drawing/colours.js";
 import { make, penOf } from "../drawing/dom.js";
 import { drawMarks } from "../drawing/marks.js";
 import { frameMarks, themeOf } from "./axes.js";
 import { captionOf, frameName, progressText } from "./caption.js";
-import { Frame, GUTTER, headName } from "./frame.js";
+import { Frame, GUTTER } from "./frame.js";
 import { exactWordsOfBin, wordsOfBin } from "./hover.js";
 import { Layout } from "./layout.js";
 import { makeLinks } from "./links.js";

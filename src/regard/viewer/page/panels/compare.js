@@ -61,7 +61,7 @@ export function makeCompare(context) {
   });
   show();
   // An address may say to compare, and not with what.
-  if (selection.compare && !selection.otherWhere) compareBy(selection, selection.compare);
+  if (selection.compare && !selection.other) compareBy(selection, selection.compare);
   const toggle = () => {
     const ways = /** @type {Compare[]} */ (Object.keys(WAYS));
     compareBy(selection, ways[(ways.indexOf(selection.compare) + 1) % ways.length]);
