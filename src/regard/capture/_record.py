@@ -204,7 +204,7 @@ def model_followed(model: Module, roots: Sequence[Module], recorder: Recorder) -
     depth, thread = 0, threading.get_ident()
 
     @functools.cache
-    def places_of(kind: type[Module]) -> dict[str, Place]:
+    def places_of(kind: Any) -> dict[str, Place]:  # of modules
         return places({name: module for module, name in names.items() if type(module) is kind})
 
     def take(query: Any, key: Any, value: Any, options: dict[str, Any]) -> None:
