@@ -209,8 +209,9 @@ def model_followed(model: Module, roots: Sequence[Module], recorder: Recorder) -
 
     def take(query: Any, key: Any, value: Any, options: dict[str, Any]) -> None:
         module = watching.modules.get(threading.get_ident())
+        kind: Any = type(module)
         if module in names:  # another model's is none of it
-            recorder.take(names[module], places_of(type(module)), query, key, value, options)
+            recorder.take(names[module], places_of(kind), query, key, value, options)
 
     def enter(module: Module, args: Any) -> None:
         nonlocal depth

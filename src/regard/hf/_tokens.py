@@ -45,7 +45,7 @@ class Inputs:
         """Notes them as the model is called."""
         names, thread = {id(module): name for name, module in self._modules.items()}, get_ident()
         model = self._modules[""]
-        seeing = [module for module in model.modules() if _takes_pictures(type(module))]
+        seeing = [module for module in model.modules() if _takes_pictures(_code_of(module))]
         with contextlib.ExitStack() as stack:
             for module in {id(x): x for x in (*self._modules.values(), *seeing)}.values():
 
@@ -126,9 +126,13 @@ class Inputs:
         return (Grid(before, rows, columns),) if rows * columns and 0 <= before <= 8 else ()
 
 
+def _code_of(module: Module) -> Any:
+    code = type(module).forward
+    return getattr(code, "__wrapped__", code)
+
+
 @functools.cache
-def _takes_pictures(kind: Any) -> bool:  # of modules
-    code = getattr(kind.forward, "__wrapped__", kind.forward)
+def _takes_pictures(code: Any) -> bool:
     return "pixel_values" in inspect.signature(code).parameters
 
 
