@@ -33,7 +33,7 @@ BUILTIN = ROOT / "src" / "regard" / "lm" / "builtin"
 SENTENCES = ROOT / "tests" / "lm" / "sentences.txt"
 # The book whose words are those of ordinary life has three says in what is one token.
 PLAIN = "sword-text-web"
-# After 410,000 tokens steps of 8 pieces have 1.335 nats a character of code, of 16 pieces 1.411.
+# Steps of 8 pieces learn faster, a token, than steps of 16.
 SETTINGS = Settings(
     steps=7200,
     batch=8,

@@ -223,7 +223,10 @@ class HeadScores:
             return dataclasses.replace(self, order=tuple(self._places()))
         values = self[by]
         sign = 1 if (by == "entropy" if ascending is None else ascending) else -1
-        key = lambda place: np.nan_to_num(sign * values[place], nan=np.inf)  # noqa: E731
+
+        def key(place: tuple[int, int]) -> float:
+            return float(np.nan_to_num(sign * values[place], nan=np.inf))
+
         return dataclasses.replace(self, order=tuple(sorted(self._places(), key=key)))
 
     def columns(self) -> dict[str, list[Any]]:
@@ -355,7 +358,7 @@ class Reader:
 def head_scores(
     recording: Recording[Any], queries: int | None = None, receivers: int = 8
 ) -> HeadScores:
-    """Scores every head of a recording, in at most the time of one forward pass.
+    """Scores every head of a recording; from 2,048 tokens on in less than its attention takes.
 
     Args:
         recording: places are scored where queries and keys are the same tokens.
