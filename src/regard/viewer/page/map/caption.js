@@ -3,7 +3,7 @@
 import { labelOfRecording, nameOfPlace, sharing } from "../data/selection.js";
 import { countText } from "../drawing/numbers.js";
 
-/** @import { Context, Plane, Selection } from "../data/selection.js" */
+/** @import { Context, Selection } from "../data/selection.js" */
 /** @import { Place } from "../data/source.js" */
 /** @import { Frame } from "./frame.js" */
 
@@ -34,7 +34,7 @@ export function captionOf(context, frame, progress) {
   const { selection } = context;
   const parts = [
     headsText(context, frame),
-    binText(frame.view.level, selection.plane),
+    binText(frame.view.level, selection),
     sharedText(selection),
     selection.first ? "first token hidden" : "",
   ];
@@ -56,13 +56,14 @@ function headsText(context, frame) {
 
 /**
  * @param {number} level
- * @param {Plane} plane
+ * @param {Selection} selection
  */
-function binText(level, plane) {
-  if (level === 0) return "every weight";
+function binText(level, { plane, usedUnit }) {
+  const words = usedUnit === "word" ? " of words" : "";
+  if (level === 0) return `every weight${words}`;
   const side = countText(2 ** level);
   if (plane === "mass") return `share on ${side} keys, mean of ${side} queries`;
-  return `strongest of ${side} × ${side} weights`;
+  return `strongest of ${side} × ${side} weights${words}`;
 }
 
 /**

@@ -4,7 +4,7 @@ import { countText, weightText, weightWords } from "../drawing/numbers.js";
 import { differenceOf } from "./cells.js";
 import { positionOf } from "./layout.js";
 
-/** @import { Context } from "../data/selection.js" */
+/** @import { Context, Unit } from "../data/selection.js" */
 /** @import { Link, Place } from "../data/source.js" */
 /** @import { TokenText } from "../data/tokens.js" */
 /** @import { AxisTexts } from "./axes.js" */
@@ -57,6 +57,25 @@ export function exactWordsOfBin(context, frame, row, column, texts, found) {
 }
 
 /**
+ * The same of a pair of words, with the two tokens under the pointer.
+ * @param {Context} context
+ * @param {Frame} frame
+ * @param {number} query
+ * @param {number} key
+ * @param {AxisTexts | undefined} texts
+ */
+export async function wordsOfTokens(context, frame, query, key, texts) {
+  const words = wordsOfBin(context, frame, query, key, texts);
+  if (!texts || frame.other) return words;
+  const spans = [texts.queries.span(query, "word"), texts.keys.span(key, "word")];
+  if (spans.every(([from, to]) => from === to)) return words;
+  const { values } = await context.source.row({ ...frame.where, unit: undefined, query });
+  const pair = `${texts.queries.label(query, 24)} → ${texts.keys.label(key, 24)}`;
+  const weight = Number.isNaN(values[key]) ? "masked" : weightText(Math.exp(values[key]));
+  return `${words}   its tokens ${pair}: ${weight}`;
+}
+
+/**
  * @param {number} value
  * @param {number | undefined} seen
  */
@@ -89,7 +108,7 @@ function placeOfBin(frame, row, column, texts) {
  * @param {AxisTexts | undefined} texts
  */
 function namedQuery({ facts }, query, texts) {
-  return named(positionOf(query, facts), query, texts?.queries);
+  return named(positionOf(query, facts), query, texts?.queries, texts?.unit);
 }
 
 /**
@@ -97,17 +116,18 @@ function namedQuery({ facts }, query, texts) {
  * @param {AxisTexts | undefined} texts
  */
 function namedKey(key, texts) {
-  return named(key, key, texts?.keys);
+  return named(key, key, texts?.keys, texts?.unit);
 }
 
 /**
  * @param {number} position
  * @param {number} index
  * @param {TokenText | undefined} tokens
+ * @param {Unit | undefined} unit
  */
-function named(position, index, tokens) {
+function named(position, index, tokens, unit) {
   const known = tokens && index < tokens.length;
-  return countText(position) + (known ? ` «\u2068${tokens.label(index, 24)}\u2069»` : "");
+  return countText(position) + (known ? ` «\u2068${tokens.label(index, 24, unit)}\u2069»` : "");
 }
 
 /**

@@ -316,13 +316,9 @@ class HeadsPanel {
 
   async #requestPair() {
     const { recording, query, key, where } = this.selection;
+    const { first, unit } = where;
     if (query === null || key === null) return;
-    const { values } = await this.context.source.pair({
-      recording,
-      query,
-      key,
-      first: where.first,
-    });
+    const { values } = await this.context.source.pair({ recording, query, key, first, unit });
     const now = this.selection;
     if (now.recording !== recording || now.query !== query || now.key !== key) return;
     this.pair = values;
