@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from regard._base.arrays import to_numpy
 from regard._call.visible import Visibility
 from regard._weights.reductions import Links
 
@@ -82,11 +81,11 @@ class WordBlocks:
         whole = (slice(words[0], words[-1] + 1) for words in (self._down, self._across))
         found = self._words.part(*whole).strongest(n)
         kept = found.weight > 0
-        at = (
+        query, key = (
             np.searchsorted(words, words[0] + places[kept])
             for words, places in ((self._down, found.query), (self._across, found.key))
         )
-        return Links(*at, found.weight[kept])
+        return Links(query, key, found.weight[kept])
 
     def _pooled(self, R: int, C: int) -> Float[np.ndarray, "R C"]:
         """The strongest weight of each of ``R × C`` bins, NaN where all of it is masked."""
