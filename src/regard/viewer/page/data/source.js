@@ -67,8 +67,8 @@
  */
 
 /**
- * What each head of each layer is called, by places, its sentence, and the head to open at.
- * @typedef {{opens: {layer: number, head: number}, roles: string[][], says: string[][]}} HeadRoles
+ * What each head of each layer is called, by places, its main role in a few letters, its sentence, and the head to open at.
+ * @typedef {{opens: {layer: number, head: number}, roles: string[][], tags: string[][], says: string[][]}} HeadRoles
  */
 
 /**

@@ -48,8 +48,7 @@ export function captionOf(context, frame, progress) {
 function headsText(context, frame) {
   const { selection } = context;
   const name = frameName(context, frame.where);
-  const { number, head_numbers: numbers } = selection.layerFacts;
-  if (!selection.otherWhere) return `layer ${number} head ${numbers[selection.head]}`;
+  if (!selection.otherWhere) return name;
   const other = frameName(context, selection.otherWhere);
   return selection.compare === "difference" ? `${name} − ${other}` : `${name} beside ${other}`;
 }

@@ -1,6 +1,6 @@
 // The readout of the bin under the pointer.
 
-import { countText, weightText, weightWords } from "../drawing/numbers.js";
+import { countText, percentText, weightText, weightWords } from "../drawing/numbers.js";
 import { differenceOf } from "./cells.js";
 import { positionOf } from "./layout.js";
 
@@ -32,6 +32,48 @@ export function wordsOfBin({ selection }, frame, row, column, texts) {
   if (Number.isNaN(value)) return `${place}   masked`;
   const weight = weightText(Math.exp(value));
   return `${place}   ${selection.plane === "mass" ? "mass" : "strongest"} ${weight}`;
+}
+
+/**
+ * What stands beside the pointer: `it → cat 64.43 %`, of a bin `strongest 99.91 %`.
+ * @param {Context} context
+ * @param {Frame} frame
+ * @param {{row: number, column: number}} bin
+ * @param {AxisTexts | undefined} texts
+ */
+export function labelOfBin({ selection }, frame, { row, column }, texts) {
+  const value = shownValue(frame, row, column);
+  const weight = value === undefined ? "…" : Number.isNaN(value) ? "masked" : percentText(value);
+  if (frame.view.level > 0)
+    return Number.isNaN(value) ? weight : `${planeWords(selection, frame)} ${weight}`;
+  /** @type {(tokens: TokenText | undefined, place: number) => string} */
+  const name = (tokens, place) =>
+    tokens && place < tokens.length
+      ? `\u2068${tokens.label(place, 16, texts?.unit)}\u2069`
+      : countText(place);
+  return `${name(texts?.queries, row)} → ${name(texts?.keys, column)}  ${weight}`;
+}
+
+/**
+ * The weight of a bin, or the difference of two; undefined while it is not known.
+ * @param {Frame} frame
+ * @param {number} row
+ * @param {number} column
+ */
+function shownValue(frame, row, column) {
+  const value = frame.valueAt(row, column);
+  if (!frame.other) return value === undefined ? value : Math.exp(value);
+  const other = frame.otherValueAt(row, column);
+  if (value === undefined || other === undefined) return undefined;
+  return Number.isNaN(value) && Number.isNaN(other) ? NaN : differenceOf(value, other);
+}
+
+/**
+ * @param {Context["selection"]} selection
+ * @param {Frame} frame
+ */
+function planeWords({ plane }, { other }) {
+  return other ? "difference" : plane === "mass" ? "share" : "strongest";
 }
 
 /**

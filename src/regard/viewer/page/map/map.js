@@ -13,7 +13,7 @@ import { drawMarks } from "../drawing/marks.js";
 import { frameMarks, spanOf, themeOf } from "./axes.js";
 import { captionOf, frameName, progressText } from "./caption.js";
 import { Frame, GUTTER } from "./frame.js";
-import { exactWordsOfBin, wordsOfBin, wordsOfTokens } from "./hover.js";
+import { exactWordsOfBin, labelOfBin, wordsOfBin, wordsOfTokens } from "./hover.js";
 import { Layout } from "./layout.js";
 import { makeLinks } from "./links.js";
 import { viewOf, viewWith, zoomedAt } from "./mapview.js";
@@ -252,7 +252,11 @@ export class HeadMapView {
     const value = bin ? frame.valueAt(bin.row, bin.column) : undefined;
     const hovered = bin && { ...bin, value, seen: frame.knowsSeen, frame, level };
     this.hovered = hovered;
-    for (const one of this.shown) outline(one, hovered, this.#axisTexts(one));
+    for (const one of this.shown) {
+      const texts = this.#axisTexts(one);
+      outline(one, hovered, texts);
+      if (bin) one.point.textContent = labelOfBin(this.context, one, bin, texts ?? undefined);
+    }
     if (isSameHover(before, hovered)) return;
     clearTimeout(this.resting);
     if (!hovered) return;
@@ -490,4 +494,5 @@ function outline(frame, hovered, texts) {
   const [y, height] = reach("queries", hovered.row, view.y);
   Object.assign(frame.hover.style, { width: `${width}px`, height: `${height}px` });
   frame.hover.style.translate = `${GUTTER.left + x}px ${GUTTER.top + y}px`;
+  frame.point.classList.toggle("regard-before-it", 2 * x > size.width / size.ratio);
 }
