@@ -55,6 +55,7 @@ export function frameMarks(layout, texts, { query, key, rings }, theme) {
   return [
     ...gridMarks(layout, texts, theme),
     ...edgeMarks(layout, theme),
+    ...wordMarks(layout, texts, theme),
     ...keyMarks(layout, texts, key, theme, clear.keys),
     ...queryMarks(layout, texts, query, theme, clear.queries),
     ...titleMarks(layout, theme),
@@ -108,6 +109,43 @@ function gridMarks(layout, texts, theme) {
 function edgeMarks({ left, top, right, bottom }, { line }) {
   const box = { x: left - 0.5, y: top - 0.5, width: right - left + 1, height: bottom - top + 1 };
   return [{ kind: "box", ...box, line }];
+}
+
+/**
+ * Lines beside the tokens of one word, where each token is named: " our" is no "our".
+ * @param {Layout} layout
+ * @param {AxisTexts | null} texts
+ * @param {Theme} theme
+ * @returns {Mark[]}
+ */
+function wordMarks(layout, texts, { soft }) {
+  if (!texts || texts.unit === "word" || layout.cell < NAMED_CELL) return [];
+  const { left, top, right, bottom, keys, queries } = layout;
+  const look = /** @type {const} */ ({ kind: "line", colour: soft, width: 1.5 });
+  const words = { ...texts, unit: /** @type {const} */ ("word") };
+  /** @type {Mark[]} */
+  const across = joined(keys, words, "keys").map(([from, to]) => {
+    const [x1, x2] = [Math.max(left, layout.xOf(from) + 2), Math.min(right, layout.xOf(to) - 2)];
+    return { ...look, x1, x2, y1: top - 3, y2: top - 3 };
+  });
+  /** @type {Mark[]} */
+  const down = joined(queries, words, "queries").map(([from, to]) => {
+    const [y1, y2] = [Math.max(top, layout.yOf(from) + 2), Math.min(bottom, layout.yOf(to) - 2)];
+    return { ...look, x1: left - 3, x2: left - 3, y1, y2 };
+  });
+  return [...across, ...down];
+}
+
+/**
+ * The words of several tokens in view: from the first to the one after the last.
+ * @param {Ends} shown
+ * @param {AxisTexts} words
+ * @param {"keys" | "queries"} side
+ * @returns {Ends[]}
+ */
+function joined(shown, words, side) {
+  const spans = spansIn(shown, words, side).filter(([from, to]) => from < to);
+  return spans.map(([from, to]) => [from, to + 1]);
 }
 
 /**
