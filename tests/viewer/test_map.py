@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from regard._base.tables import DIVERGING
 from regard._showing.picture import INVISIBLE, RAMP
 from regard.recording import Recording
 from viewer.map_page import (
@@ -51,6 +52,7 @@ def assert_drawn(page, recording, head=0, ratio=1, plane="max"):
 
 def test_the_ramp_is_that_of_every_other_picture():
     assert constant("RAMP") == RAMP.tolist()
+    assert constant("DIVERGING") == DIVERGING.tolist()
     assert constant("INVISIBLE")["light"] == INVISIBLE.tolist()
     assert ENTRIES == 1024
 
@@ -361,6 +363,14 @@ def test_the_strongest_links_are_listed_and_ringed(open_map, long_text):
     query = buttons.first.get_attribute("data-query")
     assert page.selection()["query"] == query
     assert buttons.first.get_attribute("aria-current") == "true"
+
+
+def test_the_list_says_which_queries_it_leaves_out(open_map):
+    panel = open_map(made(40, causal=True)).page.locator(".regard-pairs")
+    panel.locator("button").first.wait_for()
+    assert panel.locator(".regard-note").inner_text() == "Of queries that see at least 8 keys."
+    queries = panel.locator("button").evaluate_all("all => all.map((b) => Number(b.dataset.query))")
+    assert min(queries) >= 7
 
 
 def test_the_map_says_how_much_it_has_read(open_map, text, serve, open_page):

@@ -66,6 +66,8 @@ class LocalAnswers {
     this.layers = new Map();
     /** @type {Map<string, Promise<AttentionHead>>} */
     this.heads = new Map();
+    /** @type {WeakMap<AttentionHead, Float32Array>} the number of unmasked keys of each query */
+    this.seen = new WeakMap();
     /** @type {Map<string, RowWork>} LRU cache of work in progress or done */
     this.works = new Map();
   }
@@ -161,9 +163,21 @@ class LocalAnswers {
    */
   async #visible(parameters, signal) {
     const head = await this.#head(...parameters.head());
+    return { value: await this.#seenBy(head, signal) };
+  }
+
+  /**
+   * The number of unmasked keys of each query of a head.
+   * @param {AttentionHead} head
+   * @param {AbortSignal} [signal]
+   */
+  async #seenBy(head, signal) {
+    const known = this.seen.get(head);
+    if (known) return known;
     const work = new VisibleWork(head);
     while (work.read < work.count) await this.#advance(work, SOON, signal, BUDGET_MS);
-    return { value: work.values };
+    this.seen.set(head, work.values);
+    return work.values;
   }
 
   /**
@@ -175,13 +189,11 @@ class LocalAnswers {
     const n = parameters.number("n", MOST_LINKS + 1);
     const [rows, columns] = [parameters.part("rows"), parameters.part("columns")];
     const name = `links ${parameters.head()} ${n} ${rows} ${columns}`;
-    const work = await this.#worked(
-      name,
-      () => new LinksWork(head, n, rows, columns),
-      SOON,
-      signal,
-    );
-    return { value: { links: work.links(), coverage: work.coverage }, coverage: work.coverage };
+    const seen = await this.#seenBy(head, signal);
+    const make = () => new LinksWork(head, n, rows, columns, seen);
+    const work = await this.#worked(name, make, SOON, signal);
+    const { fewest, coverage } = work;
+    return { value: { links: work.links(), fewest, coverage }, coverage };
   }
 
   /**
