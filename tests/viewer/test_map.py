@@ -2,7 +2,6 @@
 
 import functools
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,6 +20,7 @@ from viewer.map_page import (
     pooled,
     table,
 )
+from viewer.pages import saved
 
 LINKS = [(4000, 17), (3999, 2100), (1234, 1233), (2777, 640), (4095, 3001)]
 TENS = np.log(10)
@@ -484,10 +484,7 @@ def test_generated_text_is_marked_on_both_axes(open_map):
     plain = made(64, seed=5)
     recording = Recording(plain.tokens, plain.layers, boundary=40)
     page = open_map(recording)
-    with page.page.expect_download() as download:
-        page.page.locator(".regard-menu > summary").first.click()
-        page.page.get_by_role("button", name="SVG").click()
-    drawing = Path(download.value.path()).read_text()
+    drawing = saved(page.page, "SVG")[0].decode()
     assert "written by the model →" in drawing
     assert "written by the model ↓" in drawing
     assert drawing.count("stroke-dasharray") == 2

@@ -22,8 +22,8 @@ MOST_GRIDS = 4
 LONGEST_LABEL = 12
 TEXT_WIDTH = 100
 
-# From blue (negative) over white (0) to red (positive), as the viewer's page has it: told apart with
-# any colour vision.
+# From blue (negative) over white (0) to red (positive), as the viewer's page has it. They are told
+# apart with any colour vision.
 DIVERGING = np.array(
     [
         [13, 52, 120], [33, 102, 172], [84, 151, 201], [166, 206, 227], [255, 255, 255],
