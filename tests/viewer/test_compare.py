@@ -14,6 +14,7 @@ from viewer.map_page import (
     made,
     pooled,
 )
+from viewer.pages import saved
 
 TENS = np.log(10)
 SVG = "{http://www.w3.org/2000/svg}"
@@ -106,21 +107,13 @@ def test_the_other_head_is_chosen_and_swapped(open_map, text, another):
     assert_differs(page, log_weights(text, 1), log_weights(text, 2))
 
 
-def saved(page, name):
-    page.page.locator(".regard-menu > summary").first.click()
-    with page.page.expect_download() as download:
-        page.page.get_by_role("button", name=name).click()
-    return download.value
-
-
 def test_the_png_is_the_canvas_with_axes(open_map, text, tmp_path):
     page = open_map(text, hash="L0H1&x=20.5&y=30&zoom=8&query=250&key=200")
     page.page.locator(".regard-pairs").evaluate("(panel) => { panel.open = false; }")
     page.wait()
-    download = saved(page, "PNG")
-    download.save_as(tmp_path / "map.png")
-    assert re.fullmatch(r".*L0H1\.png", download.suggested_filename)
-    picture = decoded((tmp_path / "map.png").read_bytes())
+    data, name = saved(page.page, "PNG", dpi=96)
+    assert re.fullmatch(r".*L0H1\.png", name)
+    picture = decoded(data)
     canvas = page.canvas()
     height, width = canvas.shape[:2]
     inside = picture[84 + 1 : 84 + height, 112 + 1 : 112 + width]
@@ -132,9 +125,7 @@ def test_the_png_is_the_canvas_with_axes(open_map, text, tmp_path):
 @pytest.mark.parametrize("zoom", ["8", "64"], ids=["picture", "rectangles"])
 def test_the_svg_has_vector_axes_and_every_cell(open_map, text, tmp_path, zoom):
     page = open_map(text, hash=f"L0H1&zoom={zoom}")
-    download = saved(page, "SVG")
-    download.save_as(tmp_path / "map.svg")
-    root = ET.parse(tmp_path / "map.svg").getroot()
+    root = ET.fromstring(saved(page.page, "SVG")[0])
     texts = [node.text for node in root.iter(f"{SVG}text")]
     assert any("L0H1" in text for text in texts)
     if zoom == "8":

@@ -217,8 +217,10 @@ def compare_links(ask, answers, facts):
     words = {"n": 6, "unit": "word"}
     for more in ({"n": 5}, {"n": 512}, {"n": 7, **part}, {"n": 0}, words, {**words, **part}):
         where = {"layer": 0, "head": 0, **more}
-        found = json.loads(ask("links", **where))["links"]
-        expected = json.loads(complete(answers, "links", where))["links"]
+        told = json.loads(ask("links", **where))
+        wanted = json.loads(complete(answers, "links", where))
+        found, expected = told["links"], wanted["links"]
+        assert told["fewest"] == wanted["fewest"]
         assert len(found) == len(expected), where
         np.testing.assert_allclose(
             [link[2] for link in found], [link[2] for link in expected], rtol=1e-5, atol=1e-5

@@ -197,9 +197,11 @@ class Answers:
         if rows is not None or columns is not None:
             rows = rows or slice(0, len(recording.query_tokens))
             columns = columns or slice(0, len(recording.tokens))
-        links, coverage = self._maps[where].links(n, rows, columns)
+        head = self._maps[where]
+        links, coverage = head.links(n, rows, columns)
         found = [[int(query), int(key), _number(weight)] for query, key, weight in links]
-        return _json({"links": found, "coverage": coverage}, coverage)
+        fewest = head.fewest if rows is None else 0
+        return _json({"links": found, "fewest": fewest, "coverage": coverage}, coverage)
 
     def _head_facts(self, parameters: Parameters) -> Answer:
         recording, layer = parameters.recording(), parameters.layer()

@@ -83,19 +83,22 @@ export class Selection extends EventTarget {
   zoom = DEFAULTS.zoom;
 
   /**
-   * `about` is the source's; `address`: whether the page's address follows.
+   * `about` is the source's; `address`: whether the page's address follows; `opens`: the head of an
+   * address that names none.
    * @param {About} about
    * @param {boolean} address
+   * @param {Place} opens
    */
-  constructor(about, address) {
+  constructor(about, address, opens) {
     super();
     this.about = about;
     this.address = address;
+    this.opens = opens;
     this.repeats = false; // while a key is held down: no step back for each of its moves
     /** @type {number | undefined} of an address that is not written yet */
     this.timer = undefined;
     this.goes = () => this.#follow();
-    if (address) Object.assign(this, fromHash(about, location.hash));
+    Object.assign(this, opens, address ? fromHash(about, location.hash, opens) : {});
     this.#mend();
     if (address) window.addEventListener("popstate", this.goes);
   }
@@ -212,7 +215,7 @@ export class Selection extends EventTarget {
   #follow() {
     this.#stopTimer();
     const before = this.#fields();
-    Object.assign(this, DEFAULTS, fromHash(this.about, location.hash));
+    Object.assign(this, DEFAULTS, fromHash(this.about, location.hash, this.opens));
     this.#mend();
     this.#tell(before);
   }
@@ -385,16 +388,39 @@ function toHash(about, fields) {
 }
 
 /**
+ * Whether an address names a head.
+ * @param {string} hash
+ */
+export function namesHead(hash) {
+  return hash
+    .slice(1)
+    .split("&")
+    .some((part) => PLACE.test(part));
+}
+
+/**
+ * The recording that an address names, by default the first.
  * @param {About} about
  * @param {string} hash
  */
-function fromHash(about, hash) {
+export function recordingIn(about, hash) {
+  const named = new URLSearchParams(hash.slice(1)).get("recording");
+  return inside(Number(named), about.recordings.length);
+}
+
+const PLACE = /^L(\d+)H(\d+)$/;
+
+/**
+ * @param {About} about
+ * @param {string} hash
+ * @param {Place} opens
+ */
+function fromHash(about, hash, opens) {
   /** @type {Partial<Fields>} */
   const fields = {};
-  /** @type {[layer: number, head: number]} */
-  let numbers = [0, 0];
+  let numbers = numbersOf(about, opens);
   for (const part of hash.slice(1).split("&")) {
-    const place = /^L(\d+)H(\d+)$/.exec(part);
+    const place = PLACE.exec(part);
     if (place) numbers = [Number(place[1]), Number(place[2])];
     const [name, value] = part.split("=");
     if (value === undefined || !(name in DEFAULTS)) continue;

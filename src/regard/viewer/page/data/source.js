@@ -56,7 +56,10 @@
 
 /** @typedef {[query: number, key: number, logWeight: number]} Link */
 
-/** @typedef {{links: Link[], coverage: number}} Links */
+/**
+ * Strongest first; queries that see fewer than `fewest` keys are left out.
+ * @typedef {{links: Link[], fewest: number, coverage: number}} Links
+ */
 
 /** @typedef {(number | null)[]} Scores of each head, null where there is no number */
 

@@ -16,6 +16,16 @@ import { positionOf } from "./layout.js";
 
 /** @typedef {{keys: TokenText, queries: TokenText, unit: Unit}} AxisTexts */
 
+/** @type {Theme} of a picture on white paper */
+export const PRINTED = {
+  paper: "#ffffff",
+  ink: "#1e1c32",
+  soft: "#5d596b",
+  line: "#c9c7d0",
+  accent: "#a8123a",
+  focus: "#1458b8",
+};
+
 const NAMED_CELL = 13; // CSS pixels a token from which every token is named
 const RULED_CELL = 14; // and from which cells are ruled
 const TICK_ROOM = { x: 64, y: 40 }; // CSS pixels between two positions, at least

@@ -30,15 +30,17 @@ export function makeLinks(context, { go, changed }) {
   const state = { rings: [], requested: null, timer: undefined };
   const heading = make("summary");
   const list = make("ol");
-  const element = make("details", { class: "regard-pairs", open: true }, heading, list);
+  const note = make("p", { class: "regard-note" });
+  const element = make("details", { class: "regard-pairs", open: true }, heading, list, note);
   element.addEventListener("toggle", () => changed());
 
   /** @type {(found: Links, where: Place) => Promise<void>} */
-  const show = async ({ links, coverage }, where) => {
+  const show = async ({ links, fewest, coverage }, where) => {
     const facts = context.about.recordings[where.recording];
     const { kept, isLong } = notableLinks(links, facts);
     state.rings = kept;
     heading.textContent = isLong ? "Strongest distant pairs" : "Strongest pairs";
+    note.textContent = fewest ? `Of queries that see at least ${fewest} keys.` : "";
     const texts = await context.texts(where.recording);
     if (state.requested !== headName(where)) return;
     const named = { ...texts, unit: selection.usedUnit };

@@ -296,11 +296,33 @@ export class HeadMapView {
   }
 
   /**
-   * The marks over and around a frame's cells, also for an exported picture.
+   * Draws the cells light or dark for `read`, which copies them, and then as they were.
+   * @template Found
+   * @param {boolean} dark
+   * @param {() => Found} read
+   */
+  inColours(dark, read) {
+    const paint = (/** @type {boolean} */ dark) => {
+      for (const frame of this.shown) frame.paint(frame.view, dark);
+    };
+    if (dark === this.dark) return read();
+    paint(dark);
+    try {
+      return read();
+    } finally {
+      paint(this.dark);
+    }
+  }
+
+  /**
+   * The marks over and around a frame's cells, also for an exported picture: in other colours, or
+   * without what is chosen.
    * @param {Frame} frame
+   * @param {Theme} [theme]
+   * @param {boolean} [chosen]
    * @returns {Mark[]}
    */
-  marksOf(frame) {
+  marksOf(frame, theme = this.colours, chosen = true) {
     const { selection } = this;
     const layout = new Layout(frame.view, frame.size, frame.extent, frame.facts);
     const rings = frame === this.frames[0] && !frame.other ? this.links.rings() : [];
@@ -308,7 +330,8 @@ export class HeadMapView {
     const { queries, keys } = frame.extent;
     const query = selection.query !== null && selection.query < queries ? selection.query : null;
     const key = selection.key !== null && selection.key < keys ? selection.key : null;
-    return frameMarks(layout, texts, { query, key, rings }, this.colours);
+    const marked = chosen ? { query, key, rings } : { query: null, key: null, rings: [] };
+    return frameMarks(layout, texts, marked, theme);
   }
 
   /**

@@ -68,6 +68,10 @@ class LocalAnswers {
     this.layers = new Map();
     /** @type {Map<string, Promise<AttentionHead>>} */
     this.heads = new Map();
+    /** @type {WeakMap<Head, Float32Array>} the number of unmasked keys of each query */
+    this.seen = new WeakMap();
+    /** @type {Map<string, WordHead>} */
+    this.words = new Map();
     /** @type {Map<string, RowWork>} LRU cache of work in progress or done */
     this.works = new Map();
   }
@@ -167,9 +171,21 @@ class LocalAnswers {
    */
   async #visible(parameters, signal) {
     const head = await this.#headOf(parameters);
+    return { value: await this.#seenBy(head, signal) };
+  }
+
+  /**
+   * The number of unmasked keys of each query of a head.
+   * @param {Head} head
+   * @param {AbortSignal} [signal]
+   */
+  async #seenBy(head, signal) {
+    const known = this.seen.get(head);
+    if (known) return known;
     const work = new VisibleWork(head);
     while (work.read < work.count) await this.#advance(work, SOON, signal, BUDGET_MS);
-    return { value: work.values };
+    this.seen.set(head, work.values);
+    return work.values;
   }
 
   /**
@@ -181,13 +197,11 @@ class LocalAnswers {
     const n = parameters.number("n", MOST_LINKS + 1);
     const [rows, columns] = [parameters.part("rows"), parameters.part("columns")];
     const name = `links ${parameters.head()} ${parameters.unit} ${n} ${rows} ${columns}`;
-    const work = await this.#worked(
-      name,
-      () => new LinksWork(head, n, rows, columns),
-      SOON,
-      signal,
-    );
-    return { value: { links: work.links(), coverage: work.coverage }, coverage: work.coverage };
+    const seen = await this.#seenBy(head, signal);
+    const make = () => new LinksWork(head, n, rows, columns, seen);
+    const work = await this.#worked(name, make, SOON, signal);
+    const { fewest, coverage } = work;
+    return { value: { links: work.links(), fewest, coverage }, coverage };
   }
 
   /**
@@ -354,8 +368,9 @@ class LocalAnswers {
    */
   async #read(recording, layer, head, first, unit) {
     const pieces = await this.#head(recording, layer, head, first);
-    const { words } = this.data.recordings[recording];
-    return unit === "word" ? new WordHead(pieces, words) : pieces;
+    if (unit !== "word") return pieces;
+    const make = () => new WordHead(pieces, this.data.recordings[recording].words);
+    return cached(this.words, `${recording} ${layer} ${head} ${first}`, make);
   }
 
   /**
