@@ -17,10 +17,12 @@ import numpy as np
 
 from regard._base.arrays import to_numpy
 from regard._weights.attention_weights import AttentionWeights
+from regard.viewer._aligned import AlignedWeights
 
 if TYPE_CHECKING:
     from regard._base.types import Float, PoolHow
     from regard.recording import Recording
+    from regard.viewer._alignment import Places
 
     Picture = Float[np.ndarray, "rows columns"]
 
@@ -41,15 +43,23 @@ class HeadMap:
     Args:
         recording: where the head is.
         layer, head: which one, by their places.
+        places: the query of each row and the key of each column, −1 for none; by default all.
 
     NaN is masked; −inf is unmasked with weight 0.
     """
 
-    def __init__(self, recording: Recording, layer: int, head: int) -> None:
+    def __init__(
+        self,
+        recording: Recording,
+        layer: int,
+        head: int,
+        places: tuple[Places, Places] | None = None,
+    ) -> None:
         self._recording = recording
         found = recording.layers[layer]
         weights = recording.weights[recording.layer_numbers[layer]]
-        self._weights = weights.head(found.head_numbers[head])
+        weights = weights.head(found.head_numbers[head])
+        self._weights = weights if places is None else AlignedWeights(weights, *places)
         self._head_size = int(found.query.shape[-1])
         self.query_start = found.query_start
         self.shape = self._weights.shape
@@ -57,7 +67,7 @@ class HeadMap:
         if self._work(*self.shape) > DIRECT_WORK:
             self._collected = _Collected(self)
 
-    def _weights_of(self, rows: slice) -> AttentionWeights:
+    def _weights_of(self, rows: slice) -> AttentionWeights | AlignedWeights:
         """The weights of some queries, if the file still holds the whole recording."""
         self._recording._check_file()
         return self._weights.part(rows)
@@ -329,7 +339,11 @@ class _Collected:
 
 
 def bins(
-    weights: AttentionWeights, planes: tuple[PoolHow, ...], down: int, across: int, columns: slice
+    weights: AttentionWeights | AlignedWeights,
+    planes: tuple[PoolHow, ...],
+    down: int,
+    across: int,
+    columns: slice,
 ) -> list[Picture]:
     """All rows and some columns of a matrix in bins of ``(down, across)``; the last are smaller."""
     bands = []
