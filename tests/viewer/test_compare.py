@@ -6,8 +6,12 @@ import xml.etree.ElementTree as ET
 import numpy as np
 import pytest
 
+from regard.recording import Recording
+from regard.viewer._alignment import align, places
 from viewer.map_page import (
+    PAPER,
     assert_pixels,
+    constant,
     decoded,
     expected_entries,
     log_weights,
@@ -30,23 +34,27 @@ def another():
 
 
 def difference(one, other):
-    """exp(one) - exp(other) of the larger matrix; what only one sees is its weight."""
-    shape = np.maximum(one.shape, other.shape)
-    weights = []
-    for logs in (one, other):
-        whole = np.full(shape, np.nan)
-        whole[: logs.shape[0], : logs.shape[1]] = logs
-        weights.append(whole)
-    hidden = np.isnan(weights[0]) & np.isnan(weights[1])
-    found = [np.where(np.isnan(logs), 0, np.exp(logs)) for logs in weights]
+    """exp(one) - exp(other); what only one sees is its weight."""
+    hidden = np.isnan(one) & np.isnan(other)
+    found = [np.where(np.isnan(logs), 0, np.exp(logs)) for logs in (one, other)]
     return np.where(hidden, np.nan, found[0] - found[1])
 
 
-def assert_differs(page, one, other, span=0.5, plane="max"):
+def assert_differs(page, one, other, span=0.5, plane="max", lacks=((), ())):
+    """The map shows one − other; bins of ``lacks``, rows and columns, are hatched."""
     view, pixels = page.view(), page.screen(1)
     level = int(view["level"])
     wanted = difference(pooled(one, level, plane), pooled(other, level, plane))
-    assert_pixels(pixels, expected_entries(view, pixels.shape, wanted, -span, span), "DIVERGING")
+    entries = expected_entries(view, pixels.shape, wanted, -span, span)
+    hatched = np.zeros(wanted.shape)
+    hatched[list(lacks[0])] = hatched[:, list(lacks[1])] = 1
+    hatched = expected_entries(view, pixels.shape, hatched, 0, 1) > 0
+    stripes = {tuple(colour) for colour in constant("HATCH")["light"]}
+    assert {tuple(colour) for colour in pixels[hatched].tolist()} == (
+        stripes if hatched.any() else set()
+    )
+    pixels = np.where(hatched[..., None], PAPER[False], pixels)
+    assert_pixels(pixels, np.where(hatched, -2, entries), "DIVERGING")
 
 
 def test_the_difference_is_that_of_float64(open_map, text):
@@ -57,9 +65,60 @@ def test_the_difference_is_that_of_float64(open_map, text):
     assert_differs(page, one, other, 0.1, "mass")
 
 
-def test_recordings_of_other_lengths_are_compared(open_map, text, another):
+def test_what_has_no_counterpart_in_a_shorter_text_is_hatched(open_map, text, another):
     page = open_map(text, another, hash="L0H0&compare=difference&other=L0H1@1")
-    assert_differs(page, log_weights(text, 0), log_weights(another, 1))
+    one, other = log_weights(text, 0), np.full((300, 300), np.nan)
+    one[210:] = one[:, 210:] = np.nan
+    other[:210, :210] = log_weights(another, 1)
+    assert_differs(page, one, other, lacks=[range(210, 300)] * 2)
+    assert page.page.locator(".regard-map-says").inner_text() == "90 tokens have no counterpart"
+    page.page.get_by_role("button", name="Swap both heads").click()
+    page.wait()
+    assert_differs(page, log_weights(another, 1), one_of(text, 210))
+    said = "90 tokens of the other text have no counterpart"
+    assert page.page.locator(".regard-map-says").inner_text() == said
+
+
+def one_of(recording, count):
+    """The head 0 of the first tokens, with the weights of the whole."""
+    return log_weights(recording, 0)[:count, :count]
+
+
+def changed(text, seed=0):
+    """The text with some tokens left out, replaced and added."""
+    random = np.random.default_rng(seed)
+    fates = random.choice(4, len(text), p=[0.1, 0.1, 0.1, 0.7])
+    return [
+        token
+        for n, (token, fate) in enumerate(zip(text, fates))
+        for token in ([], [f" x{n}"], [token, " new"], [token])[fate]
+    ]
+
+
+@pytest.mark.parametrize("plane", ["max", "mass"])
+def test_the_difference_of_two_texts_is_that_of_gathered_weights(open_map, plane):
+    texts = [f" w{n % 90}" for n in range(700)]
+    others = changed(texts)
+    recordings = [
+        Recording(tokens, made(len(tokens), seed=seed).layers)
+        for seed, tokens in enumerate((texts, others))
+    ]
+    found = align(*recordings)
+    queries, keys = places(found.queries, len(texts)), places(found.keys, len(texts))
+    lacks = (queries < 0)[:, None] | (keys < 0)
+    one, other = (log_weights(recording, 1) for recording in recordings)
+    other = other[np.ix_(np.maximum(queries, 0), np.maximum(keys, 0))]
+    one, other = (np.where(lacks, np.nan, logs) for logs in (one, other))
+    where = f"L0H1&compare=difference&other=L0H1@1&span=0.05&plane={plane}"
+    page = open_map(*recordings, hash=where)
+    assert page.view()["level"] == 1
+    has = [np.add.reduceat(side >= 0, np.arange(0, 700, 2)) > 0 for side in (queries, keys)]
+    none = [np.flatnonzero(~side) for side in has]
+    assert_differs(page, one, other, 0.05, plane, none)
+    page.show(f"{where}&x=300&y=310&zoom=3")
+    assert page.view()["level"] == 0
+    lacking = [np.flatnonzero(side < 0) for side in (queries, keys)]
+    assert_differs(page, one, other, 0.05, plane, lacking)
 
 
 def test_a_difference_is_read_out(open_map, text):

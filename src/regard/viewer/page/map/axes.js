@@ -15,11 +15,16 @@ import { positionOf } from "./layout.js";
 
 /** @typedef {{keys: TokenText, queries: TokenText}} AxisTexts */
 
-const NAMED_CELL = 13; // CSS pixels a token from which every token is named
+const NAMED_CELL = 11; // CSS pixels a token from which every token is named
 const RULED_CELL = 14; // and from which cells are ruled
 const TICK_ROOM = { x: 64, y: 40 }; // CSS pixels between two positions, at least
 const SMALL_TEXT = 10;
-const LARGE_CELL = 24; // from which tokens are named in larger letters
+/** @type {[cell: number, size: number][]} letters of the names, by the size of cells */
+const NAMES = [
+  [24, 13],
+  [13, 11],
+  [0, SMALL_TEXT],
+];
 
 /**
  * The page's own colours, by name.
@@ -183,6 +188,11 @@ function keyMarks(layout, tokens, chosen, theme, taken) {
   return marks;
 }
 
+/** @param {number} cell */
+function nameSize(cell) {
+  return NAMES.find(([least]) => cell >= least)?.[1] ?? SMALL_TEXT;
+}
+
 /**
  * A key's position and text, upright beside one another, read from below.
  * @param {Layout} layout
@@ -196,7 +206,7 @@ function namedKey(layout, tokens, key, chosen, theme) {
   const x = layout.xOf(key + 0.5) + 4;
   const look = /** @type {const} */ ({ kind: "text", turn: -90, x });
   const weight = chosen ? 700 : 400;
-  const size = layout.cell >= LARGE_CELL ? 13 : 11;
+  const size = nameSize(layout.cell);
   const number = countText(key);
   const width = textWidth(number, SMALL_TEXT);
   const room = GUTTER.top - 18 - width;
@@ -276,7 +286,7 @@ function namedQuery(layout, tokens, query, chosen, theme) {
   const y = layout.yOf(query + 0.5) + 4;
   const look = /** @type {const} */ ({ kind: "text", align: "end", y });
   const weight = chosen ? 700 : 400;
-  const size = layout.cell >= LARGE_CELL ? 13 : 11;
+  const size = nameSize(layout.cell);
   const number = countText(positionOf(query, layout.facts));
   const widest = textWidth(countText(positionOf(layout.queries[1], layout.facts)), SMALL_TEXT);
   const room = GUTTER.left - 20 - widest;

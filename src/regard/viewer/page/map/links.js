@@ -1,4 +1,5 @@
-// The strongest links (token pairs) of a head: rings on the map, and a list to go to them.
+// The strongest links (token pairs) of a head, or those that differ most from another head: rings
+// on the map, and a list to go to them.
 
 import { headName } from "../data/source.js";
 import { unlessSaid } from "../data/watch.js";
@@ -7,10 +8,16 @@ import { countText, weightText } from "../drawing/numbers.js";
 import { positionOf } from "./layout.js";
 
 /** @import { Context } from "../data/selection.js" */
-/** @import { Link, Links, Place, RecordingFacts } from "../data/source.js" */
+/** @import { Changed, Link, Links, RecordingFacts } from "../data/source.js" */
 /** @import { Texts } from "../data/tokens.js" */
 
 /** @typedef {(query: number, key: number) => void} GoTo */
+
+/**
+ * What is listed: a number for each pair, which `text` writes.
+ * @typedef {{heading: string, pairs: Link[], text: (x: number) => string, none: string,
+ *   isDone: boolean}} Listed
+ */
 
 const LISTED = 8;
 const REQUESTED = 256;
@@ -33,37 +40,47 @@ export function makeLinks(context, { go, changed }) {
   const element = make("details", { class: "regard-pairs", open: true }, heading, list);
   element.addEventListener("toggle", () => changed());
 
-  /** @type {(found: Links, where: Place) => Promise<void>} */
-  const show = async ({ links, coverage }, where) => {
-    const facts = context.about.recordings[where.recording];
-    const { kept, isLong } = notableLinks(links, facts);
-    state.rings = kept;
-    heading.textContent = isLong ? "Strongest distant pairs" : "Strongest pairs";
-    const texts = await context.texts(where.recording);
-    if (state.requested !== headName(where)) return;
-    list.replaceChildren(...kept.map((link) => make("li", {}, linkButton(link, facts, texts, go))));
-    if (!kept.length) list.replaceChildren(make("li", { text: "no weights" }));
+  const name = () => {
+    const { where, otherWhere, compare } = selection;
+    const isDifference = compare === "difference" && otherWhere;
+    return headName(where) + (isDifference ? ` − ${headName(otherWhere)}` : "");
+  };
+  /** @type {() => Promise<Listed>} */
+  const read = async () => {
+    const { where, otherWhere, compare } = selection;
+    if (compare === "difference" && otherWhere)
+      return differing(await source.changed(where, otherWhere, LISTED));
+    const found = await source.links({ ...where, n: REQUESTED });
+    return notable(found, context.about.recordings[where.recording]);
+  };
+  const request = async (/** @type {string} */ wanted) => {
+    const { recording } = selection;
+    const { heading: words, pairs, text, none, isDone } = await read();
+    const texts = await context.texts(recording);
+    if (state.requested !== wanted) return;
+    state.rings = pairs;
+    heading.textContent = words;
+    const facts = context.about.recordings[recording];
+    const button = (/** @type {Link} */ pair) => linkButton(pair, text(pair[2]), facts, texts, go);
+    list.replaceChildren(...pairs.map((pair) => make("li", {}, button(pair))));
+    if (!pairs.length) list.replaceChildren(make("li", { text: none }));
     markChosen();
     changed();
-    if (coverage < 1) state.timer = setTimeout(() => tried(where), LINKS_AGAIN_MS);
-  };
-  const request = async (/** @type {Place} */ where) => {
-    const found = await source.links({ ...where, n: REQUESTED });
-    if (state.requested === headName(where)) await show(found, where);
+    if (!isDone) state.timer = setTimeout(() => tried(wanted), LINKS_AGAIN_MS);
   };
   // The next update repeats a failed request.
-  const tried = (/** @type {Place} */ where) =>
-    request(where).catch((error) => {
-      if (state.requested === headName(where)) state.requested = null;
+  const tried = (/** @type {string} */ wanted) =>
+    request(wanted).catch((error) => {
+      if (state.requested === wanted) state.requested = null;
       unlessSaid(error);
     });
   const update = () => {
-    const where = selection.where;
-    if (state.requested === headName(where)) return;
+    const wanted = name();
+    if (state.requested === wanted) return;
     clearTimeout(state.timer);
-    state.requested = headName(where);
+    state.requested = wanted;
     state.rings = [];
-    state.timer = setTimeout(() => tried(where), 50);
+    state.timer = setTimeout(() => tried(wanted), 50);
   };
   const markChosen = () => {
     for (const button of list.querySelectorAll("button")) {
@@ -79,6 +96,29 @@ export function makeLinks(context, { go, changed }) {
 }
 
 /**
+ * @param {Links} found
+ * @param {RecordingFacts} facts
+ * @returns {Listed}
+ */
+function notable({ links, coverage }, facts) {
+  const { kept: pairs, isLong } = notableLinks(links, facts);
+  const heading = isLong ? "Strongest distant pairs" : "Strongest pairs";
+  const text = (/** @type {number} */ x) => weightText(Math.exp(x));
+  return { heading, pairs, text, none: "no weights", isDone: coverage === 1 };
+}
+
+/**
+ * @param {Changed} found
+ * @returns {Listed}
+ */
+function differing({ links: pairs, coverage, settled }) {
+  const part = coverage < 1 ? ` · ${Math.max(1, Math.round(100 * coverage))} % of queries` : "";
+  const heading = `Largest differences${part}`;
+  const text = (/** @type {number} */ x) => (x < 0 ? "−" : "+") + weightText(Math.abs(x));
+  return { heading, pairs, text, none: "no difference", isDone: coverage === 1 || settled };
+}
+
+/**
  * The links to list: in long texts those between distant tokens, if there are enough of them.
  * @param {Link[]} links
  * @param {Pick<RecordingFacts, "tokens" | "itself" | "start">} facts
@@ -91,12 +131,13 @@ export function notableLinks(links, { tokens, itself, start }) {
 }
 
 /**
- * @param {Link} link
+ * @param {Link} pair
+ * @param {string} words its number
  * @param {RecordingFacts} facts
  * @param {Texts} texts
  * @param {GoTo} go
  */
-function linkButton([query, key, logWeight], facts, texts, go) {
+function linkButton([query, key], words, facts, texts, go) {
   /** @type {(position: number, label: string) => HTMLElement[]} */
   const named = (position, label) => [
     make("b", { text: countText(position) }),
@@ -108,6 +149,6 @@ function linkButton([query, key, logWeight], facts, texts, go) {
     make("span", {}, ...named(positionOf(query, facts), texts.queries.label(query, 12))),
     make("i", { text: "→", "aria-hidden": "true" }),
     make("span", {}, ...named(key, texts.keys.label(key, 12))),
-    make("em", { text: weightText(Math.exp(logWeight)) }),
+    make("em", { text: words }),
   );
 }

@@ -148,7 +148,8 @@ function captionMarks({ selection }, map, height) {
   const { model, name } = selection.recordingFacts;
   const style = /** @type {const} */ ({ kind: "text", size: 11 });
   const look = { ...style, x: GUTTER.left, colour: map.colours.soft };
-  const said = [name, name === model ? "" : model, map.caption.textContent];
+  const lacking = selection.compare ? map.says.textContent : "";
+  const said = [name, name === model ? "" : model, map.caption.textContent, lacking];
   const signed = Boolean(map.frames[0].other);
   return [
     { ...look, y: height - 26, text: said.filter((part) => part).join(" · ") },
