@@ -4,6 +4,7 @@
 import { TILE } from "../data/source.js";
 
 /** @import { Link, Scores } from "../data/source.js" */
+/** @import { AlignedHead } from "./aligned.js" */
 /** @import { AttentionHead } from "./attention.js" */
 /** @import { Plane } from "../data/selection.js" */
 
@@ -92,7 +93,7 @@ function evenBounds(low, high, side) {
 // 256 × 256 bins, on both planes.
 export class TileWork extends RowWork {
   /**
-   * @param {AttentionHead} head
+   * @param {AttentionHead | AlignedHead} head
    * @param {number} level
    * @param {number} row
    * @param {number} column
@@ -156,7 +157,7 @@ export class TileWork extends RowWork {
 // The weights of one key from all queries.
 export class ColumnWork extends RowWork {
   /**
-   * @param {AttentionHead} head
+   * @param {AttentionHead | AlignedHead} head
    * @param {number} key
    */
   constructor(head, key) {
@@ -198,7 +199,7 @@ export class VisibleWork extends RowWork {
 // attention sink, are kept apart.
 export class LinksWork extends RowWork {
   /**
-   * @param {AttentionHead} head
+   * @param {AttentionHead | AlignedHead} head
    * @param {number} n
    * @param {Part | null} rows
    * @param {Part | null} columns
