@@ -1,7 +1,7 @@
 // The readout of the bin under the pointer.
 
 import { nameOfPlace } from "../data/selection.js";
-import { countText, weightText, weightWords } from "../drawing/numbers.js";
+import { countText, signedText, weightText, weightWords } from "../drawing/numbers.js";
 import { differenceOf } from "./cells.js";
 import { positionOf } from "./layout.js";
 
@@ -128,7 +128,7 @@ function differenceWords(about, frame, other, row, column) {
   if (one === undefined || compared === undefined) return sides;
   if (Number.isNaN(one) && Number.isNaN(compared)) return sides;
   const difference = differenceOf(one, compared);
-  return `${sides} = ${difference < 0 ? "−" : "+"}${weightText(Math.abs(difference))}`;
+  return `${sides} = ${signedText(difference)}`;
 }
 
 /**

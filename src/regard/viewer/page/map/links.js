@@ -4,7 +4,7 @@
 import { headName } from "../data/source.js";
 import { unlessSaid } from "../data/watch.js";
 import { make } from "../drawing/dom.js";
-import { countText, weightText } from "../drawing/numbers.js";
+import { countText, signedText, weightText } from "../drawing/numbers.js";
 import { positionOf } from "./layout.js";
 
 /** @import { Context } from "../data/selection.js" */
@@ -114,8 +114,13 @@ function notable({ links, coverage }, facts) {
 function differing({ links: pairs, coverage, settled }) {
   const part = coverage < 1 ? ` · ${Math.max(1, Math.round(100 * coverage))} % of queries` : "";
   const heading = `Largest differences${part}`;
-  const text = (/** @type {number} */ x) => (x < 0 ? "−" : "+") + weightText(Math.abs(x));
-  return { heading, pairs, text, none: "no difference", isDone: coverage === 1 || settled };
+  return {
+    heading,
+    pairs,
+    text: signedText,
+    none: "no difference",
+    isDone: coverage === 1 || settled,
+  };
 }
 
 /**

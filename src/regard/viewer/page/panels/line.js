@@ -2,18 +2,21 @@
 
 import { colourRange, weightColour } from "../drawing/colours.js";
 import { countSeen } from "../drawing/numbers.js";
+import { differenceColour, readCompared } from "./compared.js";
 
 /** @import { Context, Selection, Side } from "../data/selection.js" */
 /** @import { Texts, TokenText } from "../data/tokens.js" */
+/** @import { Compared } from "./compared.js" */
 
 /**
  * A line of weights. Places count along `text`: `values` start at `base`, `chosen` is the query (or
  * key) whose weights these are, null where it is of the other text, `own`; `locked` is the other
- * token of the pair. `at(place)` is ln of a weight, `seenAt(place)` its query's unmasked keys.
+ * token of the pair. `at(place)` is ln of a weight, `seenAt(place)` its query's unmasked keys,
+ * `compared` the same line of the other head, where a difference is shown.
  * @typedef {Texts & {side: Side, text: TokenText, own: {text: TokenText, place: number} | null,
  *   values: Float32Array, base: number, chosen: number | null, locked: number, coverage: number,
  *   query: number, key: number, seenAt: (place: number) => number, total: number,
- *   at: (place: number) => number}} Line
+ *   at: (place: number) => number, compared: Compared | null}} Line
  */
 
 /** @typedef {{back: string, ink: string}} Tint */
@@ -24,7 +27,8 @@ import { countSeen } from "../drawing/numbers.js";
  * @param {{query: number, key: number}} pair
  * @returns {Promise<Line>}
  */
-export async function readLine({ selection, source, texts }, { query, key }) {
+export async function readLine(context, { query, key }) {
+  const { selection, source, texts } = context;
   const { recording, side } = selection;
   const where = selection.where;
   const { keys, queries, offset } = await texts(recording);
@@ -34,7 +38,9 @@ export async function readLine({ selection, source, texts }, { query, key }) {
     const chosen = offset === null ? null : offset + query;
     const own = offset === null ? { text: queries, place: query } : null;
     const found = { side, text: keys, own, values, base: 0, chosen, locked: key, coverage: 1 };
-    return withPlaces({ ...found, query, key, keys, queries, offset, seenAt: () => seen });
+    const compared = await readCompared(context, { ...found, query, key });
+    const line = { ...found, query, key, keys, queries, offset, seenAt: () => seen, compared };
+    return withPlaces(line);
   }
   const { values, coverage } = await source.column({ ...where, key });
   const counts = (await source.visible(where)).values;
@@ -44,7 +50,8 @@ export async function readLine({ selection, source, texts }, { query, key }) {
   const text = offset === null ? queries : keys;
   const found = { side, text, own, values, base, chosen, locked: base + query, coverage };
   const seenAt = (/** @type {number} */ place) => counts[place - base];
-  return withPlaces({ ...found, query, key, keys, queries, offset, seenAt });
+  const compared = await readCompared(context, { ...found, query, key });
+  return withPlaces({ ...found, query, key, keys, queries, offset, seenAt, compared });
 }
 
 /**
@@ -67,11 +74,24 @@ function withPlaces(line) {
  * @returns {Tint | null}
  */
 export function tintOf(line, place, selection, dark) {
+  if (line.compared) return differenceTint(line.compared, place - line.base, selection, dark);
   const value = line.at(place);
   if (Number.isNaN(value)) return null;
   const shown = shownAt(line, place, selection);
   const back = weightColour(shown, colourRange(selection), dark);
   return { back: `rgb(${back.join(" ")})`, ink: inkOn(back) };
+}
+
+/**
+ * @param {Compared} compared
+ * @param {number} n
+ * @param {Selection} selection
+ * @param {boolean} dark
+ * @returns {Tint | null}
+ */
+function differenceTint(compared, n, selection, dark) {
+  const back = differenceColour(compared, n, selection, dark);
+  return back && { back: `rgb(${back.join(" ")})`, ink: inkOn(back) };
 }
 
 /**

@@ -3,6 +3,7 @@
 import { unlessSaid } from "../data/watch.js";
 import { make } from "../drawing/dom.js";
 import { countSeen, countText, weightWords } from "../drawing/numbers.js";
+import { otherPairWords } from "./compared.js";
 
 /** @import { Changed, Compare, Context, Fields } from "../data/selection.js" */
 /** @import { Plane, Side, View } from "../data/selection.js" */
@@ -30,7 +31,7 @@ const WORDS = {
   compare: { "": "no comparison", side: "side by side", difference: "difference" },
 };
 /** @type {(keyof Fields)[]} */
-const PAIR = ["recording", "layer", "head", "query", "key", "first"];
+const PAIR = ["recording", "layer", "head", "query", "key", "first", "compare", "other"];
 
 // {element, say(text), aside(text)}: the last message, and beside it the progress.
 export function makeReadout() {
@@ -77,10 +78,12 @@ export function describeChanges(context) {
  * @param {number} query
  * @param {number} key
  */
-async function pairWords({ selection, source, texts }, query, key) {
+async function pairWords(context, query, key) {
+  const { selection, source, texts } = context;
   const found = await texts(selection.recording);
   const { values } = await source.row({ ...selection.where, query });
-  return pairText(found, { query, key, value: values[key], seen: countSeen(values) });
+  const pair = { query, key, value: values[key], seen: countSeen(values) };
+  return pairText(found, pair) + (await otherPairWords(context, query, key));
 }
 
 /**
