@@ -97,7 +97,7 @@ export function makeAlignments(source, selection) {
 }
 
 /**
- * `3 tokens and 2 tokens of the other text have no counterpart`, or nothing.
+ * `3 tokens here and 2 in the other text have no counterpart`, or nothing.
  * @param {Aligned} alignment
  * @param {boolean} itself whether queries and keys are of one text
  */
@@ -111,14 +111,12 @@ export function lackingText(alignment, itself) {
         ["query", "queries", queries],
         ["key", "keys", keys],
       ];
-  /** @type {(count: number, one: string, more: string) => string} */
-  const counted = (count, one, more) => `${countText(count)} ${count === 1 ? one : more}`;
-  const here = sides.map(([one, more, side]) => ({ count: side.lacking, one, more, of: "" }));
-  const there = sides.map(([one, more, side]) => {
-    return { count: side.lackingThere, one, more, of: " of the other text" };
+  const parts = sides.map(([noun, nouns, { lacking: here, lackingThere: there }]) => {
+    const counted = `${countText(here || there)} ${(here || there) === 1 ? noun : nouns}`;
+    if (here && there) return `${counted} here and ${countText(there)} in the other text`;
+    return here + there ? counted + (here ? "" : " of the other text") : "";
   });
-  const lacking = [...here, ...there].filter(({ count }) => count);
-  const words = lacking.map(({ count, one, more, of }) => counted(count, one, more) + of);
-  const isOne = lacking.length === 1 && lacking[0].count === 1;
-  return words.length ? `${words.join(" and ")} ${isOne ? "has" : "have"} no counterpart` : "";
+  const total = sides.reduce((sum, [, , side]) => sum + side.lacking + side.lackingThere, 0);
+  const words = parts.filter(Boolean).join(", ");
+  return words && `${words} ${total === 1 ? "has" : "have"} no counterpart`;
 }

@@ -10,6 +10,8 @@ import { differenceOf } from "../map/cells.js";
 /** @import { Floats } from "../data/source.js" */
 /** @import { Line } from "./line.js" */
 
+const SIGN = 0.6; // of the range of colours
+
 /**
  * The other head's weights at the places of a line, and the difference: NaN where both are masked,
  * and where there is no counterpart, which `lacks`.
@@ -66,6 +68,15 @@ export function placesThatDiffer({ difference }, most, least) {
 export function differenceColour({ difference }, n, selection, dark) {
   const value = difference[n];
   return Number.isNaN(value) ? null : signedColour(value, colourSpan(selection), dark);
+}
+
+/**
+ * The colour that stands for more, or for less.
+ * @param {number} difference
+ * @param {boolean} dark
+ */
+export function signColour(difference, dark) {
+  return `rgb(${signedColour(Math.sign(difference) * SIGN, 1, dark).join(" ")})`;
 }
 
 /**

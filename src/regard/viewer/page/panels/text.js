@@ -5,7 +5,7 @@ import { unlessSaid } from "../data/watch.js";
 import { watchTheme } from "../drawing/colours.js";
 import { make, makeSwitch } from "../drawing/dom.js";
 import { countText, largest, signedText, timesText, weightText } from "../drawing/numbers.js";
-import { placesThatDiffer, sidesText } from "./compared.js";
+import { placesThatDiffer, sidesText, signColour } from "./compared.js";
 import { readLine, tintOf } from "./line.js";
 import { passageButton, passageOf, TextStrip } from "./passages.js";
 import { pairText } from "./readout.js";
@@ -184,6 +184,7 @@ class TextPanel {
       const weight = numberOf(line, place);
       const fill = make("span", { class: "regard-bar" });
       fill.style.setProperty("--part", String(most > 0 ? sizeOf(place) / most : 0));
+      if (line.compared) fill.style.setProperty("--bar", signColour(weight, this.dark));
       const [text, times, title] = line.compared
         ? [signedText(weight), sidesText(line, place), "this head − the other"]
         : [weightText(weight), `${timesText(weight * line.seenAt(place))} ×`, "times uniform"];
