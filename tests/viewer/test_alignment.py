@@ -30,7 +30,7 @@ def common(one, other):
 
 
 def paired(runs):
-    return [(run.start + n, run.there + n) for run in runs for n in range(run.count)]
+    return [(run.start + n, run.there + n) for run in runs for n in range(run.length)]
 
 
 @settings(max_examples=400, deadline=None)
@@ -41,7 +41,7 @@ def test_as_many_equal_tokens_are_paired_as_can_be_in_their_order(one, other):
     assert sum(one[i] == other[j] for i, j in pairs) == common(one, other)
     assert all(a < c and b < d for (a, b), (c, d) in itertools.pairwise(pairs))
     assert all(0 <= i < len(one) and 0 <= j < len(other) for i, j in pairs)
-    ends = [(run.start + run.count, run.there + run.count) for run in runs]
+    ends = [(run.start + run.length, run.there + run.length) for run in runs]
     assert all(end != tuple(run[:2]) for end, run in zip(ends, runs[1:]))  # runs are whole
 
 

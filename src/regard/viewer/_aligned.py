@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     Picture = Float[np.ndarray, "rows columns"]
 
-__all__ = ["AlignedWeights", "chosen", "largest_of"]
+__all__ = ["AlignedWeights", "chosen", "largest_of", "weights_of"]
 
 BLOCK_WEIGHTS = 2**21  # of rows that are read together
 
@@ -57,6 +57,9 @@ class AlignedWeights:
         for low in range(0, self.shape[0], height):
             part = self._rows[low : low + height]
             rows = part >= 0
+            if rows.all() and columns.all() and len(columns):
+                yield low, self._logs(part, self._columns)
+                continue
             logs = np.full((len(part), self.shape[1]), np.nan, np.float32)
             if rows.any() and columns.any():
                 logs[np.ix_(rows, columns)] = self._logs(part[rows], self._columns[columns])
@@ -65,9 +68,10 @@ class AlignedWeights:
     def _logs(self, queries: np.ndarray, keys: np.ndarray) -> Picture:
         """``(queries, keys)`` of the head itself."""
         columns = slice(int(keys[0]), int(keys[-1]) + 1)
+        width = columns.stop - columns.start
         parts = [self._weights.part(rows, columns) for rows in _evenly(queries)]
-        found = np.concatenate([to_numpy(part.pool(part.shape)) for part in parts])
-        return found if found.shape[1] == len(keys) else found[:, keys - columns.start]
+        found = np.concatenate([to_numpy(part.pool((len(queries), width))) for part in parts])
+        return found if width == len(keys) else np.take(found, keys - columns.start, 1)
 
     @overload
     def pool(
@@ -110,8 +114,7 @@ class AlignedWeights:
         for _, logs in self.blocks():
             strongest.append(np.fmax.reduceat(logs, across[:-1], 1))
             if "mass" in planes:
-                weights = np.nan_to_num(np.exp(logs))
-                sums.append(np.add.reduceat(weights, across[:-1], 1, dtype=np.float64))
+                sums.append(np.add.reduceat(weights_of(logs), across[:-1], 1, dtype=np.float64))
         largest = np.fmax.reduceat(np.concatenate(strongest), down[:-1], 0)
         if "mass" not in planes:
             return [largest for _ in planes]
@@ -124,6 +127,11 @@ class AlignedWeights:
         """The n strongest pairs, or fewer, strongest first."""
         found = largest_of(((low, np.exp(logs)) for low, logs in self.blocks()), n)
         return Links(*found)
+
+
+def weights_of(logs: Picture) -> Picture:
+    """Weights of their logarithms; 0 where these are NaN."""
+    return np.exp(np.where(np.isnan(logs), np.float32(-np.inf), logs))
 
 
 def largest_of(

@@ -37,11 +37,11 @@ SPELLED = str.maketrans({"Ġ": " ", "▁": " ", "Ċ": "\n", "ĉ": "\t"})
 
 
 class Run(NamedTuple):
-    """``count`` tokens from ``start`` on, and their counterparts from ``there`` on."""
+    """``length`` tokens from ``start`` on, and their counterparts from ``there`` on."""
 
     start: int
     there: int
-    count: int
+    length: int
 
 
 class Alignment(NamedTuple):
@@ -101,7 +101,7 @@ def _part(runs: Sequence[Run], *spans: tuple[int, int]) -> list[Run]:
     for run in runs:
         skipped = max(0, start - run.start, there - run.there)
         a, b = run.start - start + skipped, run.there - there + skipped
-        if (left := min(run.count - skipped, count - a, others - b)) > 0:
+        if (left := min(run.length - skipped, count - a, others - b)) > 0:
             found.append(Run(a, b, left))
     return found
 
@@ -195,7 +195,7 @@ def _with_replaced(runs: Sequence[Run], length: int, other: int) -> list[Run]:
         if run.start - a == run.there - b <= MOST_REPLACED:
             found.append(Run(a, b, run.start - a))
         found.append(run)
-        a, b = run.start + run.count, run.there + run.count
+        a, b = run.start + run.length, run.there + run.length
     return found
 
 
@@ -204,9 +204,9 @@ def _joined(runs: Sequence[Run]) -> list[Run]:
     found: list[Run] = []
     for run in runs:
         before = found[-1] if found else Run(-1, -1, 0)
-        ends = before.start + before.count, before.there + before.count
+        ends = before.start + before.length, before.there + before.length
         if found and (run.start, run.there) == ends:
-            found[-1] = before._replace(count=before.count + run.count)
-        elif run.count:
+            found[-1] = before._replace(length=before.length + run.length)
+        elif run.length:
             found.append(run)
     return found

@@ -20,10 +20,10 @@ import numpy as np
 from regard._base.types import Float
 from regard._weights.attention_weights import AttentionWeights
 from regard.recording import Recording
-from regard.viewer._aligned import BLOCK_WEIGHTS, AlignedWeights, largest_of
+from regard.viewer._aligned import BLOCK_WEIGHTS, AlignedWeights, largest_of, weights_of
 from regard.viewer._alignment import Alignments
 
-MOST_WEIGHTS = 2**25  # of a layer, or of one head: about half a second
+MOST_WEIGHTS = 2**24  # of a layer, or of one head: about half a second
 FEWEST_QUERIES = 96
 
 
@@ -74,16 +74,24 @@ class Differences:
         counterparts = self._counterparts(recording, other)
         rows, columns = counterparts[0]
         taken = _sample(len(rows), len(columns), found.heads)
-        changes: list[float | None] = []
-        for head in range(found.heads):
-            there = self._same(recording, layer, head, other)
-            one, is_there = Place(recording, layer, head), there is not None and len(rows)
-            total = 0.0
-            for _, block in self._blocks(one, there, taken, counterparts) if is_there else ():
-                total += float(np.abs(block).sum(dtype=np.float64))
-            mean = total / 2 / len(rows[taken]) if is_there else math.nan
-            changes.append(round(mean, 6) if math.isfinite(mean) else None)
+        heads = (self._same(recording, layer, head, other) for head in range(found.heads))
+        changes = [
+            self._mean(Place(recording, layer, head), there, taken, counterparts)
+            for head, there in enumerate(heads)
+        ]
         return {"change": changes, "coverage": _coverage(taken, len(rows)), "settled": True}
+
+    def _mean(
+        self, one: Place, other: Place | None, taken: slice, counterparts: Any
+    ) -> float | None:
+        """How much a head changed; None without another, or without queries to compare."""
+        count = len(counterparts[0][0][taken])
+        if other is None or not count:
+            return None
+        blocks = self._blocks(one, other, taken, counterparts)
+        total = sum(float(np.abs(block).sum(dtype=np.float64)) for _, block in blocks)
+        mean = total / 2 / count
+        return round(mean, 6) if math.isfinite(mean) else None
 
     def _same(self, recording: int, layer: int, head: int, other: int) -> Place | None:
         """The place of the head of the same numbers."""
@@ -115,18 +123,13 @@ class Differences:
         widest = max(self._weights(place).shape[1] for place in (one, other))
         height = max(1, BLOCK_WEIGHTS // widest)
         for (low, a), (_, b) in zip(*(side.blocks(height) for side in sides)):
-            yield low, _weights_of(a) - _weights_of(b)
+            yield low, weights_of(a) - weights_of(b)
 
     def _weights(self, place: Place) -> AttentionWeights:
         recording = self._recordings[place.recording]
         recording._check_file()
         number = recording.layers[place.layer].head_numbers[place.head]
         return recording.weights[recording.layer_numbers[place.layer]].head(number)
-
-
-def _weights_of(logs: Float[np.ndarray, "rows columns"]) -> Float[np.ndarray, "rows columns"]:
-    """Weights; 0 where they are masked."""
-    return np.exp(np.where(np.isnan(logs), np.float32(-np.inf), logs))
 
 
 def _sample(rows: int, columns: int, heads: int) -> slice:

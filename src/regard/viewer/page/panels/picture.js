@@ -171,7 +171,7 @@ function barCanvas(map) {
 function cellNodes(frame) {
   const { size, view } = frame;
   const [columns, rows] = [runsOf(frame.columns), runsOf(frame.rows)];
-  if (view.level > 0 || columns.length * rows.length > FEW_CELLS) {
+  if (view.level > 0 || frame.alignment || columns.length * rows.length > FEW_CELLS) {
     const box = {
       x: GUTTER.left,
       y: GUTTER.top,
