@@ -10,6 +10,7 @@ from regard.recording import Recording
 from regard.viewer._alignment import align, places
 from viewer.map_page import (
     PAPER,
+    MapPage,
     assert_pixels,
     constant,
     decoded,
@@ -18,8 +19,11 @@ from viewer.map_page import (
     made,
     pooled,
 )
+from viewer.pages import is_said, shown_bars
 
 TENS = np.log(10)
+BOTH = ["<bos>", "The", " c", "at", " s", "at", " on", " the", " m", "at", " because", " it", " was"]
+TIRED, SOFT = [*BOTH, " t", "i", "red", "."], [*BOTH, " so", "ft", "."]
 SVG = "{http://www.w3.org/2000/svg}"
 
 
@@ -42,9 +46,13 @@ def difference(one, other):
 
 def assert_differs(page, one, other, span=0.5, plane="max", lacks=((), ())):
     """The map shows one − other; bins of ``lacks``, rows and columns, are hatched."""
-    view, pixels = page.view(), page.screen(1)
-    level = int(view["level"])
+    level = int(page.view()["level"])
     wanted = difference(pooled(one, level, plane), pooled(other, level, plane))
+    assert_shown(page, wanted, lacks, span)
+
+
+def assert_shown(page, wanted, lacks, span=0.5):
+    view, pixels = page.view(), page.screen(1)
     entries = expected_entries(view, pixels.shape, wanted, -span, span)
     hatched = np.zeros(wanted.shape)
     hatched[list(lacks[0])] = hatched[:, list(lacks[1])] = 1
@@ -163,6 +171,112 @@ def test_the_other_head_is_chosen_and_swapped(open_map, text, another):
     assert page.page.evaluate("() => location.hash").startswith("#L0H1")
     assert page.selection()["other"] == "L0H2"
     assert_differs(page, log_weights(text, 1), log_weights(text, 2))
+
+
+def resting(tokens, shares=(0.01,)):
+    """Heads of which every query leaves such a share on each token, and the rest on the first."""
+    weights = np.stack([np.tril(np.full([len(tokens)] * 2, share)) for share in shares])
+    weights[:, :, 0] += 1 - weights.sum(-1)
+    return Recording.from_weights(tokens, [weights.astype("f")], model="resting")
+
+
+COMPARED = "L0H0&compare=difference&other=L0H0@1&query=12&key=1"
+LISTED = """() => [...document.querySelectorAll(".regard-pairs button")]
+  .map((node) => [node.dataset.query, node.dataset.key, node.querySelector("em").textContent])"""
+
+
+def assert_compared(page):
+    """What the page says of TIRED − SOFT is of counterparts alone."""
+    said = "3 tokens here and 2 in the other text have no counterpart"
+    assert page.page.locator(".regard-map-says").inner_text() == said
+    # By position, the last query would have no counterpart, and differ by its 0.84.
+    page.page.wait_for_function(f"() => ({LISTED})().length === 1")
+    assert page.page.evaluate(LISTED) == [["16", "0", "−0.0100"]]
+    wanted = np.zeros((17, 17))
+    wanted[16, 0] = -0.01
+    wanted = np.where(np.tri(17) > 0, wanted, np.nan)
+    assert_shown(page, wanted, [range(13, 16)] * 2)
+
+
+def test_what_has_no_counterpart_makes_no_difference(open_map):
+    page = open_map(resting(TIRED), resting(SOFT), hash=COMPARED)
+    assert_compared(page)
+    page.page.mouse.move(*page.place(14, 0))
+    assert "no counterpart" in page.readout()
+    page.page.mouse.move(*page.place(16, 0))
+    assert "L0H0 0.8400 − L0H0 0.8500 = −0.0100   (there: query 15 → key 0)" in page.readout()
+    page.page.mouse.move(2, 2)
+    page.page.get_by_role("button", name="auto range").click()
+    assert page.selection()["span"] == "0.01"
+
+
+def test_the_text_says_what_differs_and_what_has_no_counterpart(open_map):
+    page = open_map(resting(TIRED), resting(SOFT), hash=COMPARED.replace("query=12", "query=16"))
+    page.page.wait_for_selector(".regard-text[data-shown^='query 16 key 1 ']")
+    assert shown_bars(page.page) == [(0, "−0.0100", "0.8400 − 0.8500")]
+    lacking = page.page.locator(".regard-lacking").all_inner_texts()
+    assert [text.strip() for text in lacking] == ["t", "i", "red"]
+    assert "3 tokens have no counterpart" in page.page.locator(".regard-text").inner_text()
+    assert "L0H0 of the other: 0.0100" in is_said(page.page, "of the other")
+    page.page.locator(".regard-token").nth(14).dblclick()
+    is_said(page.page, "no counterpart")
+    assert "It has no counterpart" in page.page.locator(".regard-text").inner_text()
+
+
+def test_an_exported_file_compares_at_counterparts(open_page, tmp_path):
+    path = tmp_path / "compared.html"
+    resting(TIRED).export(path, other=resting(SOFT))
+    page = MapPage(open_page(f"{path.as_uri()}#{COMPARED}"))
+    assert_compared(page)
+    words = page.page.locator(".regard-change p").inner_text()
+    assert words == "Change of each head, most: L0H0 0.0004."
+
+
+def test_the_counterpart_of_a_pair_is_marked_on_the_other_map(open_map):
+    place = "L0H0&compare=side&other=L0H0@1&query=16&key=12"
+    page = open_map(resting(TIRED), resting(SOFT), hash=place)
+    titles = page.page.locator(".regard-map-title").all_inner_texts()
+    assert titles[0] == titles[1] == "L0H0 of resting"
+    page.page.mouse.click(*page.place(15, 3, 1))
+    assert (page.selection()["query"], page.selection()["key"]) == ("16", "3")
+    page.page.mouse.move(*page.place(16, 12))
+    outlines = [page.page.locator(".regard-map-hover").nth(n).bounding_box() for n in (0, 1)]
+    for outline, where in zip(outlines, (page.place(16, 12), page.place(15, 12, 1))):
+        middle = outline["x"] + outline["width"] / 2, outline["y"] + outline["height"] / 2
+        assert np.allclose(middle, where, atol=1)
+    page.page.mouse.click(*page.place(13, 3, 1))
+    assert "no such pair" in page.readout()
+    page.show(place.replace("query=16", "query=14"))
+    title = page.page.locator(".regard-map-title").nth(1)
+    assert title.inner_text().endswith("the pair has no counterpart")
+    for frame in page.page.locator(".regard-map-frame").all():
+        above = frame.locator(".regard-map-title").bounding_box()
+        plot = frame.locator(".regard-map-plot").bounding_box()
+        assert above["y"] + above["height"] <= plot["y"]
+
+
+def test_the_heads_say_how_much_they_changed(open_map):
+    shares = (0.0, 0.02, 0.01)
+    page = open_map(resting(TIRED, shares), resting(SOFT, shares), hash="L0H0")
+    assert not page.page.locator(".regard-change").is_visible()
+    choices = page.page.locator(".regard-compare select")
+    choices.first.select_option("difference")
+    page.wait()
+    page.page.wait_for_function(
+        "() => document.querySelector('.regard-change p').textContent.endsWith('L0H1 0.0007.')"
+    )
+    order = page.page.get_by_label("order")
+    order.select_option("change")
+    names = page.page.locator(".regard-head-name").all_inner_texts()
+    scores = page.page.locator(".regard-head-score").all_inner_texts()
+    assert list(zip(names, scores)) == [("L0H1", "0.0007"), ("L0H2", "0.0004"), ("L0H0", "0")]
+    box = page.page.locator(".regard-change-grid").bounding_box()
+    page.page.mouse.click(box["x"] + 2.5 * 13, box["y"] + 5)
+    page.page.wait_for_function("() => location.hash.startsWith('#L0H2')")
+    choices.first.select_option("")
+    page.wait()
+    assert not page.page.locator(".regard-change").is_visible()
+    assert "change" not in order.inner_text()
 
 
 def saved(page, name):

@@ -24,6 +24,7 @@ const REQUESTED = 256;
 const LONG_TEXT = 1000; // tokens; in longer texts links between neighbours are left out
 const NEAR = 0.01; // of the length
 const LINKS_AGAIN_MS = 1000;
+const LEAST = 0.00005; // of a difference that four decimals show
 
 /**
  * {element, rings(), update(), end()}. `go(query, key)`: a link is chosen; `changed()`: the rings
@@ -111,7 +112,8 @@ function notable({ links, coverage }, facts) {
  * @param {Changed} found
  * @returns {Listed}
  */
-function differing({ links: pairs, coverage, settled }) {
+function differing({ links, coverage, settled }) {
+  const pairs = links.filter(([, , difference]) => Math.abs(difference) >= LEAST);
   const part = coverage < 1 ? ` · ${Math.max(1, Math.round(100 * coverage))} % of queries` : "";
   const heading = `Largest differences${part}`;
   return {
