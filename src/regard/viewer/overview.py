@@ -20,13 +20,15 @@ import numpy as np
 from regard._base.arrays import to_numpy
 from regard._call.visible import seen
 from regard._weights.attention_weights import AttentionWeights
+from regard.viewer._aligned import AlignedWeights
 from regard.viewer._words import WordBlocks, seen_words
 
 if TYPE_CHECKING:
     from regard._base.types import Float, PoolHow
     from regard.recording import Recording, Words
+    from regard.viewer._alignment import Places
 
-    HeadWeights = AttentionWeights[Any] | WordBlocks
+    HeadWeights = AttentionWeights[Any] | WordBlocks | AlignedWeights
     Picture = Float[np.ndarray, "rows columns"]
 
 __all__ = ["TILE", "HeadMap"]
@@ -47,22 +49,28 @@ class HeadMap:
     Args:
         recording: where the head is.
         layer, head: which one, by their places.
+        places: the query of each row and the key of each column, −1 for none; by default all.
         words: the recording by words, where each pair of pieces has the weight of its words.
 
     NaN is masked; −inf is unmasked with weight 0.
     """
 
     def __init__(
-        self, recording: Recording, layer: int, head: int, words: Words | None = None
+        self,
+        recording: Recording,
+        layer: int,
+        head: int,
+        places: tuple[Places, Places] | None = None,
+        words: Words | None = None,
     ) -> None:
         self._recording = recording
         found = recording.layers[layer]
         numbers = recording.layer_numbers[layer], found.head_numbers[head]
-        weights = recording.weights[numbers[0]].head(numbers[1])
-        self._call, self._words, self._numbers = weights._call, words, numbers
-        self._weights: HeadWeights = (
-            weights if words is None else WordBlocks.of(words, weights, *numbers)
-        )
+        of_head = recording.weights[numbers[0]].head(numbers[1])
+        self._call, self._words, self._numbers = of_head._call, words, numbers
+        self._places = places
+        weights = of_head if words is None else WordBlocks.of(words, of_head, *numbers)
+        self._weights: HeadWeights = weights if places is None else AlignedWeights(weights, *places)
         self._head_size = int(found.query.shape[-1])
         self.query_start = found.query_start
         self.shape = self._weights.shape
@@ -159,8 +167,13 @@ class HeadMap:
     @cached_property
     def _seen(self) -> np.ndarray:
         if self._words is None:
-            return seen(self._call)
-        return seen_words(self._words, self._call, *self._numbers)
+            counts = seen(self._call)
+        else:
+            counts = seen_words(self._words, self._call, *self._numbers)
+        if self._places is None:
+            return counts
+        queries, _ = self._places
+        return np.where(queries >= 0, counts[queries], 0)
 
     def _notable(self, n: int, rows: slice, columns: slice) -> list[tuple[int, int, float]]:
         """The strongest pairs of the queries that see enough keys."""

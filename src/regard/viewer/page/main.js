@@ -1,5 +1,6 @@
 // The page: header, heads, map or steps, text and readout, around one selection.
 
+import { makeAlignments } from "./data/alignment.js";
 import { chooseFirst, chooseHead } from "./data/choose.js";
 import { Selection } from "./data/selection.js";
 import { Source } from "./data/source.js";
@@ -59,9 +60,11 @@ export async function start(root, request, { address = false } = {}) {
   const readout = makeReadout();
   const { say, aside } = readout;
   const texts = makeTexts(source, about);
+  const aligned = makeAlignments(source, selection);
   const listening = new AbortController();
   const ended = listening.signal;
-  const shared = { about, source, selection, texts, say, aside, because: "", root, ended };
+  const data = { about, source, selection, texts, ...aligned };
+  const shared = { ...data, say, aside, because: "", root, ended };
   const context = { ...shared, ...firstPicture() };
   retry = () => selection.again();
   const parts = makeParts(context);

@@ -4,6 +4,7 @@ import { usualScale } from "../drawing/colours.js";
 
 /** @import { About, LayerFacts, Place } from "./source.js" */
 /** @import { Source } from "./source.js" */
+/** @import { Aligned } from "./alignment.js" */
 /** @import { Texts } from "./tokens.js" */
 
 /** @typedef {"map" | "steps"} View */
@@ -26,7 +27,8 @@ import { usualScale } from "../drawing/colours.js";
  * Shared by all parts of the page. `because`: a panel's words that come first in the status line of
  * its change; `drawn` waits for the map's first whole picture, which `isDrawn` announces.
  * @typedef {{about: About, source: Source, selection: Selection,
- *   texts: (recording: number) => Promise<Texts>, say: (text: string) => void,
+ *   texts: (recording: number) => Promise<Texts>, aligned: () => Aligned,
+ *   align: () => Promise<Aligned>, say: (text: string) => void,
  *   aside: (text: string) => void, because: string, root: HTMLElement, ended: AbortSignal,
  *   drawn: Promise<void>, isDrawn: () => void}} Context
  */
@@ -195,7 +197,7 @@ export class Selection extends EventTarget {
   /** @returns {Unit} */
   get usedUnit() {
     const { tokens, words } = this.recordingFacts;
-    if (words === tokens) return "token";
+    if (words === tokens || this.compare === "difference") return "token";
     return this.unit || (tokens < SHORT_TEXT ? "word" : "token");
   }
 

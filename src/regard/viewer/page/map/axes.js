@@ -26,11 +26,16 @@ export const PRINTED = {
   focus: "#1458b8",
 };
 
-const NAMED_CELL = 13; // CSS pixels a token from which every token is named
+const NAMED_CELL = 11; // CSS pixels a token from which every token is named
 const RULED_CELL = 14; // and from which cells are ruled
 const TICK_ROOM = { x: 64, y: 40 }; // CSS pixels between two positions, at least
 const SMALL_TEXT = 10;
-const LARGE_CELL = 24; // from which tokens are named in larger letters
+/** @type {[cell: number, size: number][]} letters of the names, by the size of cells */
+const NAMES = [
+  [24, 13],
+  [13, 11],
+  [0, SMALL_TEXT],
+];
 
 /**
  * The page's own colours, by name.
@@ -273,6 +278,11 @@ function keyMarks(layout, texts, chosen, theme, taken) {
   return marks;
 }
 
+/** @param {number} cell */
+function nameSize(cell) {
+  return NAMES.find(([least]) => cell >= least)?.[1] ?? SMALL_TEXT;
+}
+
 /**
  * A key's position and text, upright beside one another, read from below; of a word its first.
  * @param {Layout} layout
@@ -286,7 +296,7 @@ function namedKey(layout, texts, [key, last], chosen, theme) {
   const x = layout.xOf((key + last + 1) / 2) + 4;
   const look = /** @type {const} */ ({ kind: "text", turn: -90, x });
   const weight = chosen ? 700 : 400;
-  const size = layout.cell >= LARGE_CELL ? 13 : 11;
+  const size = nameSize(layout.cell);
   const number = countText(key);
   const width = textWidth(number, SMALL_TEXT);
   const room = GUTTER.top - 18 - width;
@@ -368,7 +378,7 @@ function namedQuery(layout, texts, [query, last], chosen, theme) {
   const y = layout.yOf((query + last + 1) / 2) + 4;
   const look = /** @type {const} */ ({ kind: "text", align: "end", y });
   const weight = chosen ? 700 : 400;
-  const size = layout.cell >= LARGE_CELL ? 13 : 11;
+  const size = nameSize(layout.cell);
   const number = countText(positionOf(query, layout.facts));
   const widest = textWidth(countText(positionOf(layout.queries[1], layout.facts)), SMALL_TEXT);
   const room = GUTTER.left - 20 - widest;

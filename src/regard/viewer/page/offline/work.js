@@ -4,13 +4,14 @@
 import { TILE } from "../data/source.js";
 
 /** @import { Link, Scores } from "../data/source.js" */
+/** @import { AlignedHead } from "./aligned.js" */
 /** @import { AttentionHead } from "./attention.js" */
 /** @import { WordHead } from "./words.js" */
 /** @import { Plane } from "../data/selection.js" */
 
 /** @typedef {readonly [from: number, to: number]} Part */
 
-/** @typedef {AttentionHead | WordHead} Head */
+/** @typedef {AttentionHead | WordHead | AlignedHead} Head */
 
 const FEW_KEYS = 8; // of fewer, one has a large weight in any case
 const THUMBNAIL = 48; // bins on a side

@@ -106,10 +106,11 @@ function makeControls(selection) {
     plane.show(selection.plane);
     const { tokens, words: count } = selection.recordingFacts;
     words.setAttribute("aria-pressed", String(selection.usedUnit === "word"));
-    words.disabled = count === tokens;
-    words.title = words.disabled
-      ? "Each token is a word"
-      : "The tokens of a word as one: keys summed, queries averaged";
+    const isDifference = selection.compare === "difference";
+    words.disabled = count === tokens || isDifference;
+    words.title = "The tokens of a word as one: keys summed, queries averaged";
+    if (isDifference) words.title = "A difference is one of tokens";
+    if (count === tokens) words.title = "Each token is a word";
     first.setAttribute("aria-pressed", String(selection.first === "hidden"));
   };
   const elements = [view, layer, head, scale, plane].map(({ element }) => element);

@@ -169,7 +169,8 @@ function moved(mark, by) {
  */
 function captionMarks({ selection }, map, theme, height) {
   const { model, name } = selection.recordingFacts;
-  const said = [name, name === model ? "" : model, map.caption.textContent];
+  const lacking = selection.compare ? map.says.textContent : "";
+  const said = [name, name === model ? "" : model, map.caption.textContent, lacking];
   const text = said.filter((part) => part).join(" · ");
   const y = height - CAPTION + 20;
   return [{ kind: "text", size: 11, x: GUTTER.left, y, colour: theme.soft, text }];
@@ -227,7 +228,8 @@ function cellMarks(frame, kind) {
   const { size, view } = frame;
   const [columns, rows] = [runsOf(frame.columns), runsOf(frame.rows)];
   const [right, bottom] = [size.width / size.ratio, size.height / size.ratio];
-  if (kind === "png" || view.level > 0 || columns.length * rows.length > FEW_CELLS) {
+  const isPicture = kind === "png" || view.level > 0 || frame.alignment !== null;
+  if (isPicture || columns.length * rows.length > FEW_CELLS) {
     const box = { x: GUTTER.left, y: GUTTER.top, width: right, height: bottom };
     return [{ kind: "image", ...box, canvas: copied(frame.cells) }];
   }

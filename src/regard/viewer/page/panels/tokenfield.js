@@ -79,10 +79,12 @@ export class TokenField {
    * @param {(place: number) => Tint | null} tint
    * @param {number | null} chosen
    * @param {number} locked
+   * @param {(place: number) => boolean} lacks tokens without a counterpart
    */
-  paint(tint, chosen, locked) {
+  paint(tint, chosen, locked, lacks) {
     this.nodes.forEach((node, place) => {
       const found = tint(place);
+      node.classList.toggle("regard-lacking", lacks(place));
       node.classList.toggle("regard-unseen", found === null);
       node.style.setProperty("--back", found?.back ?? "transparent");
       node.style.setProperty("--on", found?.ink ?? "");
