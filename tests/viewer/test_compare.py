@@ -22,7 +22,21 @@ from viewer.map_page import (
 from viewer.pages import is_said, shown_bars
 
 TENS = np.log(10)
-BOTH = ["<bos>", "The", " c", "at", " s", "at", " on", " the", " m", "at", " because", " it", " was"]
+BOTH = [
+    "<bos>",
+    "The",
+    " c",
+    "at",
+    " s",
+    "at",
+    " on",
+    " the",
+    " m",
+    "at",
+    " because",
+    " it",
+    " was",
+]
 TIRED, SOFT = [*BOTH, " t", "i", "red", "."], [*BOTH, " so", "ft", "."]
 SVG = "{http://www.w3.org/2000/svg}"
 
