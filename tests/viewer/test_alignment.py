@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 
 from regard.recording import Layer, Recording
 from regard.viewer import _differences, overview
-from regard.viewer._alignment import MOST_REPLACED, Run, align, places, runs_of
+from regard.viewer._alignment import (
+    MOST_REPLACED,
+    Run,
+    _common,
+    _numbered,
+    align,
+    places,
+    runs_of,
+)
 from regard.viewer.answer import Answers
 from viewer.map_page import log_weights, made, pooled
 
@@ -38,7 +46,8 @@ def paired(runs):
 def test_as_many_equal_tokens_are_paired_as_can_be_in_their_order(one, other):
     runs = runs_of(one, other)
     pairs = paired(runs)
-    assert sum(one[i] == other[j] for i, j in pairs) == common(one, other)
+    assert sum(run.length for run in _common(*_numbered(one, other))) == common(one, other)
+    assert sum(one[i] == other[j] for i, j in pairs) <= common(one, other)
     assert all(a < c and b < d for (a, b), (c, d) in itertools.pairwise(pairs))
     assert all(0 <= i < len(one) and 0 <= j < len(other) for i, j in pairs)
     ends = [(run.start + run.length, run.there + run.length) for run in runs]
@@ -67,6 +76,21 @@ def test_a_replaced_phrase_is_paired_and_a_replaced_passage_is_not():
         one, other = (["x", *side[:count], "y"] for side in long)
         assert len(paired(runs_of(one, other))) == pairs
     assert runs_of(TIRED, SOFT) == (Run(0, 0, 9), Run(12, 11, 1))
+
+
+def test_a_token_that_two_passages_share_by_chance_is_not_paired():
+    here, there = ([*(f"{x}{n}" for n in range(40))] for x in "ab")
+    one, other = (["x", *side[:20], ",", *side[20:], "y"] for side in (here, there))
+    assert paired(runs_of(one, other)) == [(0, 0), (42, 42)]
+    few = [["x", *side[:3], ",", *side[3:5], "y"] for side in (here, there[1:])]
+    assert len(paired(runs_of(*few))) == 8
+    assert paired(runs_of(few[0][:3] + few[0][4:], few[1])) == [
+        (0, 0),
+        (3, 4),
+        (4, 5),
+        (5, 6),
+        (6, 7),
+    ]
 
 
 def test_spaces_are_equal_however_tokenizers_write_them():

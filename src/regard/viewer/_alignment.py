@@ -1,8 +1,9 @@
 """The tokens of two recordings beside one another: which token of one is which of the other.
 
-A longest common subsequence (LCS) pairs equal tokens in their order, as diff does. Between two of
-its pairs, as many tokens of one text as of the other have replaced each other, and are paired too,
-if they are few: *cat* and *dog*. Any other token has no counterpart.
+A longest common subsequence (LCS) pairs equal tokens in their order, as diff does; a token that two
+passages without anything else in common share is chance, and not paired. Between two of its pairs,
+as many tokens of one text as of the other have replaced each other, and are paired too, if they are
+few: *cat* and *dog*. Any other token has no counterpart.
 
 Source: Hyyrö 2004, Bit-parallel LCS-length computation revisited: a row of the table of lengths is
 one integer, and takes four operations on it. Two texts of 20,000 tokens without a common beginning
@@ -120,8 +121,9 @@ def runs_of(one: Sequence[str], other: Sequence[str]) -> tuple[Run, ...]:
     Args:
         one, other: texts of the tokens; spaces may be written as tokenizers write them.
     """
-    pairs = _common(*_numbered(one, other))
-    return tuple(_joined(_with_replaced(pairs, len(one), len(other))))
+    lengths = len(one), len(other)
+    equal = _without_chance(_joined(_common(*_numbered(one, other))), *lengths)
+    return tuple(_joined(_with_replaced(equal, *lengths)))
 
 
 def _numbered(*texts: Sequence[str]) -> list[Int[np.ndarray, " L"]]:
@@ -186,6 +188,27 @@ def _subsequence(a: np.ndarray, b: np.ndarray) -> list[tuple[int, int]]:
                 j -= 1
                 pairs.append((n * kept_step + i - 1, j))
     return pairs[::-1]
+
+
+def _without_chance(runs: list[Run], *lengths: int) -> list[Run]:
+    """The runs that are no chance: not much shorter than what differs on both of their sides."""
+    while True:
+        gaps = [max(gap) for gap in _gaps(runs, *lengths)]
+        kept = [
+            run
+            for run, before, after in zip(runs, gaps, gaps[1:])
+            if run.length * MOST_REPLACED >= min(before, after)
+        ]
+        if len(kept) == len(runs):
+            return runs
+        runs = kept
+
+
+def _gaps(runs: list[Run], *lengths: int) -> list[tuple[int, int]]:
+    """How many tokens of either text are before the first run, between two, and after the last."""
+    ends = [(0, 0), *((at + n, there + n) for at, there, n in runs)]
+    starts = [*((at, there) for at, there, _ in runs), lengths]
+    return [(b[0] - a[0], b[1] - a[1]) for a, b in zip(ends, starts)]
 
 
 def _with_replaced(runs: Sequence[Run], length: int, other: int) -> list[Run]:
