@@ -33,7 +33,8 @@ export function panelMarks(element) {
 
 /** @param {Element} node */
 function isShown(node) {
-  return !node.classList.contains("regard-hidden") && node.checkVisibility();
+  const isOpen = getComputedStyle(node).display === "contents"; // has no box, but what is in it
+  return !node.classList.contains("regard-hidden") && (isOpen || node.checkVisibility());
 }
 
 /**
