@@ -29,10 +29,10 @@ EVERYTHING = {"softcap": 5.0, "sinks": np.ones(4, "f"), "window": (7, 0)}
 def show(serve, open_page):
     """Opens the steps of a text of so many tokens, at its last query."""
 
-    def start(tokens, size=(1280, 720), scheme="light", **options):
+    def start(tokens, screen=(1280, 720), scheme="light", **options):
         recording = spoken([f" word{n}" for n in range(tokens)], layers=1, **options)
         address = f"{serve(recording)}#L0H1&view=steps&query={tokens - 1}&key={tokens - 1}"
-        page = open_page(address, size=size, color_scheme=scheme)
+        page = open_page(address, size=screen, color_scheme=scheme)
         is_chosen(page, tokens - 1, tokens - 1)
         return page, recording
 
@@ -43,12 +43,12 @@ def boxes(page, selector):
     return np.reshape(page.evaluate(BOXES, selector), (-1, 4))
 
 
-@pytest.mark.parametrize("size", [(1280, 720), (820, 1180)])
+@pytest.mark.parametrize("screen", [(1280, 720), (820, 1180)])
 @pytest.mark.parametrize("tokens", [1, 3, 8, 9, 16])
 @pytest.mark.parametrize("options", [{}, {"size": 128}, EVERYTHING])
-def test_all_steps_of_a_small_text_are_in_sight(show, size, tokens, options):
+def test_all_steps_of_a_small_text_are_in_sight(show, screen, tokens, options):
     bias = np.linspace(-1, 1, tokens**2, dtype="f").reshape(1, tokens, tokens)
-    page, _ = show(tokens, size, **options, **({"bias": bias} if "softcap" in options else {}))
+    page, _ = show(tokens, screen, **options, **({"bias": bias} if "softcap" in options else {}))
     page.wait_for_selector(".regard-band")
     room = page.locator(".regard-flow").bounding_box()
     left, top = room["x"], room["y"]
@@ -113,12 +113,12 @@ def test_cells_of_up_to_eight_tokens_have_their_numbers(show, scheme):
     page.locator("[data-stage=scaled]").click()
     written = page.evaluate("() => window.written")
     numbers = np.array([float(text.replace("−", "-")) for text, *_ in written])
-    assert len(numbers) == 2 * 64  # those of q, k, v and the output find no room
+    assert len(numbers) == 3 * 64  # kᵀ, scores and weights; the others find no room
     steps = recording.steps(0, 1)
     weights = np.asarray(steps.weights).ravel()
-    np.testing.assert_allclose(numbers[64:], weights, atol=0.006)
+    np.testing.assert_allclose(numbers[128:], weights, atol=0.006)
     scaled = np.asarray(steps.scaled).ravel()
-    np.testing.assert_allclose(numbers[:64], scaled, rtol=0.06, atol=0.5)
+    np.testing.assert_allclose(numbers[64:128], scaled, rtol=0.06, atol=0.5)
     for _, ink, paper in written:
         light, dark = sorted(map(luminance, (ink, paper)), reverse=True)
         assert (light + 0.05) / (dark + 0.05) >= 4.5

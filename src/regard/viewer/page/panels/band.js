@@ -4,9 +4,10 @@
 /** @typedef {{width: number, height: number}} Room in CSS pixels */
 
 /**
- * How many there are of each, without v 0 of its columns; `labels`: CSS pixels of the rows' labels.
- * @typedef {{queries: number, keys: number, dims: number, valueDims: number,
- *   labels: number}} BandContent
+ * How many there are of each, without v 0 of its columns; CSS pixels of the labels of rows and of
+ * columns, and of the switch under the scores.
+ * @typedef {{queries: number, keys: number, dims: number, valueDims: number, rowLabels: number,
+ *   columnLabels: number, switched: number}} BandContent
  */
 
 /**
@@ -14,9 +15,8 @@
  * @typedef {{tall: number, wide: number, dim: number, keyDim: number, valueDim: number}} BandSizes
  */
 
-export const LABELS = 60; // CSS pixels of the rows' labels, at most
-const SIGNS = 112; // between the matrices
-const WORDS = 108; // above and below them
+const SIGNS = 112; // CSS pixels between the matrices
+const WORDS = 78; // above and below them
 const NUMBERED = 8; // tokens whose cells are as large as fits: with their numbers
 const LEAST = 11;
 const USUAL = 12;
@@ -31,9 +31,10 @@ const DIGITS = 28; // of a number that is written into a vector
  * @param {BandContent} content
  * @returns {BandSizes | null}
  */
-export function bandSizes({ width, height }, { queries, keys, dims, valueDims, labels }) {
+export function bandSizes({ width, height }, content) {
+  const { queries, keys, dims, valueDims } = content;
   const few = Math.max(queries, keys) <= NUMBERED;
-  const across = width - labels - SIGNS;
+  const across = width - content.rowLabels - SIGNS;
   /** @type {(vector: number) => number} a cell's width beside vectors of that many pixels */
   const beside = (vector) => {
     const vectors = Math.min(dims * DIGITS, vector) + Math.min(valueDims * DIGITS, vector);
@@ -43,11 +44,13 @@ export function bandSizes({ width, height }, { queries, keys, dims, valueDims, l
   const fitting = Math.max(usual, Math.min(USUAL, beside(VECTOR.least)));
   if (fitting < LEAST) return null;
   const above = valueDims ? keys : Math.min(keys, 6); // rows of cells; kᵀ alone needs few
-  const down = Math.max(LEAST, (height - WORDS) / (queries + above));
+  const cells = height - WORDS - content.columnLabels;
+  const down = Math.max(LEAST, cells / (queries + above));
   const most = Math.min(fitting, few ? MOST.few : MOST.many);
   const wide = Math.floor(Math.min(most, few ? 1.6 * down : down));
   const tall = Math.floor(Math.min(down, few ? TALLEST : wide));
-  const left = (across - 2 * keys * wide) / (valueDims ? 2 : 1);
+  const matrices = keys * wide + Math.max(keys * wide, content.switched);
+  const left = (across - matrices) / (valueDims ? 2 : 1);
   return {
     tall,
     wide,

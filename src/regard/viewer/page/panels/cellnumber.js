@@ -1,9 +1,9 @@
-// The number of a cell, with as many digits as the cell has room for.
+// The number of a cell, with as many digits as the cell has room for: in the end rounded to 1.
 
 import { textWidth } from "../drawing/marks.js";
 import { stepText } from "../drawing/numbers.js";
 
-const DIGITS = [4, 3, 2, 1];
+const DIGITS = [4, 3, 2, 1, 0];
 const SIZES = { least: 9, most: 11 }; // CSS pixels of the letters
 const LETTERS = 2.7; // of which a cell shall have that many
 const LEAST = { width: 20, height: 12 }; // CSS pixels of a cell that has a number
@@ -29,6 +29,7 @@ export function numberIn(value, { width, height }, isWeight) {
  * @param {boolean} isWeight
  */
 function written(value, digits, isWeight) {
-  if (!isWeight || Number.isNaN(value)) return stepText(value, digits);
-  return value !== null && value >= 0.5 * 0.1 ** digits ? value.toFixed(digits) : "0";
+  if (value === null) return isWeight ? "0" : stepText(value);
+  if (isWeight && value >= 0.5 * 0.1 ** digits) return value.toFixed(digits);
+  return digits && !isWeight ? stepText(value, digits) : stepText(Number(value.toFixed(digits)));
 }

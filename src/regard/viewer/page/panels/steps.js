@@ -6,7 +6,7 @@ import { make } from "../drawing/dom.js";
 import { textWidth } from "../drawing/marks.js";
 import { countSeen, countText, largest, stepText } from "../drawing/numbers.js";
 import { arithmeticLines, scalingText, showArithmetic } from "./arithmetic.js";
-import { bandSizes, LABELS } from "./band.js";
+import { bandSizes } from "./band.js";
 import { MatrixView } from "./matrix.js";
 import { makeStages, STAGES, stageSigns, stagesOf } from "./stages.js";
 
@@ -47,6 +47,8 @@ const WHOLE = 32; // queries and keys that are all shown
 const STRONGEST = 12; // keys of longer texts
 const WIDE = 176; // pixels of a vector of many numbers
 const SHORT = 7; // letters of a label in the band
+const LABELS = 60; // pixels of it, at most: style.css
+const BESIDE = 48; // pixels beside the scores that the switch may have: style.css
 const NUMBER = 48; // of a number that is written out
 /** @type {(keyof Fields)[]} */
 const FOLLOWED = ["recording", "layer", "head", "query", "key", "first", "view"];
@@ -192,10 +194,12 @@ class StepsPanel {
     if (!this.found) return;
     const { steps, text, all } = this.found;
     const facts = this.selection.layerFacts;
-    this.sizes = all ? this.#bandSizes(this.found) : null;
-    const axes = this.#axes(this.found);
     const stages = stagesOf(steps);
     const stage = stages.find((name) => name === this.stage) ?? stages[stages.length - 1];
+    this.stages.element.hidden = !all;
+    this.stages.show(stages, stage, facts);
+    this.sizes = all ? this.#bandSizes(this.found) : null;
+    const axes = this.#axes(this.found);
     const shown = all ? { ...steps, ...NO_STAGES, scores: steps[stage] } : steps;
     this.views.scores.rename(all ? stage : "scores");
     for (const name of STEP_NAMES) {
@@ -205,8 +209,6 @@ class StepsPanel {
       if (values) this.#fill(name, values, this.found, axes);
     }
     this.views.scores.title.hidden = all;
-    this.stages.element.hidden = !all;
-    this.stages.show(stages, stage, facts);
     this.views.key.rename(all ? "kᵀ" : "k");
     this.element.classList.toggle("regard-one-query", !all);
     this.element.classList.toggle("regard-band", this.sizes !== null);
@@ -230,9 +232,13 @@ class StepsPanel {
   #bandSizes({ steps, text }) {
     const padding = 32; // as in style.css, or with a scroll bar
     const room = { width: this.width - padding, height: this.flow.offsetHeight };
-    const labels = steps.queries.map((n) => textWidth(text.queries.label(n, SHORT), 12) + 8);
+    /** @type {(of: TokenText, places: number[]) => number} */
+    const widest = (of, places) =>
+      Math.min(LABELS, 8 + Math.max(...places.map((n) => textWidth(of.label(n, SHORT), 12))));
     return bandSizes(room, {
-      labels: Math.min(LABELS, Math.max(...labels)),
+      rowLabels: widest(text.queries, steps.queries),
+      columnLabels: widest(text.keys, steps.keys),
+      switched: this.stages.element.offsetWidth - BESIDE,
       queries: steps.queries.length,
       keys: steps.keys.length,
       dims: steps.query[0].length,
