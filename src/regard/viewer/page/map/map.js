@@ -85,6 +85,8 @@ export class HeadMapView {
     this.element.dataset.idle = "false";
     for (const frame of this.frames) listenToPointer(frame, this);
     this.stage.addEventListener("keydown", (event) => this.#homeOrEnd(event));
+    // A click on it takes the focus anew: without the frame that the keyboard left.
+    this.stage.addEventListener("pointerdown", () => this.stage.blur());
     this.dark = watchTheme(context.ended, (dark) => {
       this.dark = dark;
       this.theme = null;
