@@ -19,7 +19,7 @@ from regard.heads import head_scores
 from regard.recording import Layer, Recording
 from regard.viewer import _heads, _maps
 from regard.viewer._heads import Heads
-from regard.viewer._maps import Maps
+from regard.viewer._maps import HeadPlace, Maps
 from regard.viewer.answer import Answers
 from viewer.conftest import made
 
@@ -590,7 +590,7 @@ def test_a_pair_reads_no_rows_but_those_computed_with_its_own(monkeypatch):
 class Map:
     """A map of 10 bytes that grows to 30."""
 
-    def __init__(self, recording, layer, head):
+    def __init__(self, recording, layer, head, words=None):
         self.where, self.nbytes, self.stopped = (layer, head), 10, False
 
     def stop(self):
@@ -600,10 +600,10 @@ class Map:
 def test_maps_asked_for_longest_ago_make_room(monkeypatch):
     monkeypatch.setattr(_maps, "HeadMap", Map)
     maps = Maps([made()], max_bytes=50)
-    first, second, third = (maps[0, 0, head] for head in range(3))
-    assert maps[0, 0, 0] is first
+    first, second, third = (maps[HeadPlace(0, 0, head)] for head in range(3))
+    assert maps[HeadPlace(0, 0, 0)] is first
     third.nbytes = 30
-    fourth = maps[0, 0, 3]
+    fourth = maps[HeadPlace(0, 0, 3)]
     assert [found.stopped for found in (first, second, third, fourth)] == [
         False,
         True,
@@ -611,7 +611,7 @@ def test_maps_asked_for_longest_ago_make_room(monkeypatch):
         False,
     ]
     fourth.nbytes = 100
-    assert maps[0, 0, 3] is fourth
+    assert maps[HeadPlace(0, 0, 3)] is fourth
     assert [first.stopped, third.stopped, fourth.stopped] == [True, True, False]
     maps.close()
     assert fourth.stopped

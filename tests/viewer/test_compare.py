@@ -136,7 +136,7 @@ def test_the_svg_has_vector_axes_and_every_cell(open_map, text, tmp_path, zoom):
     download.save_as(tmp_path / "map.svg")
     root = ET.parse(tmp_path / "map.svg").getroot()
     texts = [node.text for node in root.iter(f"{SVG}text")]
-    assert any("layer 0 head 1" in text for text in texts)
+    assert any("L0H1" in text for text in texts)
     if zoom == "8":
         assert "50" in texts
     else:

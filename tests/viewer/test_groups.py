@@ -98,7 +98,7 @@ def test_the_page_shows_the_numbers_of_the_model(serve, open_page):
         "model.layers.5.self_attn"
     )
     assert page.locator(".regard-head-name").all_inner_texts() == ["L5H3", "L5H7", "L9H3", "L9H7"]
-    page.get_by_text("layer 9 head 7").wait_for()
+    page.locator(".regard-map-caption", has_text="L9H7").wait_for()
     page.get_by_text("heads 3, 7 share keys").wait_for()
     page.keyboard.press("[")
     is_said(page, "L9H3")
@@ -116,7 +116,7 @@ def test_an_address_of_no_layer_opens_the_nearest(serve, open_page):
     page = open_page(f"{serve(chosen())}#L8H4&query=4&key=2&compare=difference&other=L0H0")
     is_said(page, "key 2")
     assert page.locator("[aria-pressed=true] .regard-head-name").inner_text() == "L9H3"
-    assert page.get_by_text("layer 9 head 3").is_visible()
+    assert page.locator(".regard-map-caption", has_text="L9H3").is_visible()
 
 
 def test_a_chooser_of_groups_is_there_where_there_are_several(serve, open_page):

@@ -133,7 +133,13 @@ def floats(body):
 
 
 def questions(facts):
-    """Floats that are asked of the last head of every layer."""
+    """Floats that are asked of the last head of every layer, by tokens and by words."""
+    for path, parameters in questions_of_tokens(facts):
+        yield path, parameters
+        yield path, {**parameters, "unit": "word"}
+
+
+def questions_of_tokens(facts):
     Lq, Lk = facts["queries"], facts["tokens"]
     levels = range(max(Lq, Lk).bit_length() + 1)
     for n, found in enumerate(facts["layers"]):
@@ -166,6 +172,7 @@ def test_the_page_computes_what_the_server_answers(local, name):
     ask, answers = local(recording), Answers([recording])
     about = json.loads(ask("about"))
     assert about == json.loads(answers.answer("about").body)
+    assert json.loads(ask("words")) == json.loads(answers.answer("words").body)
     for side in ("key", "query"):
         expected = answers.answer("tokens", f"side={side}").body
         assert json.loads(ask("tokens", side=side)) == json.loads(expected)
@@ -207,7 +214,8 @@ def compare_heads(ask, answers, layers, queries):
 def compare_links(ask, answers, facts):
     Lq, Lk = facts["queries"], facts["tokens"]
     part = {"rows": f"{Lq // 3}-{Lq}", "columns": f"0-{max(1, Lk // 2)}"}
-    for more in ({"n": 5}, {"n": 512}, {"n": 7, **part}, {"n": 0}):
+    words = {"n": 6, "unit": "word"}
+    for more in ({"n": 5}, {"n": 512}, {"n": 7, **part}, {"n": 0}, words, {**words, **part}):
         where = {"layer": 0, "head": 0, **more}
         found = json.loads(ask("links", **where))["links"]
         expected = json.loads(complete(answers, "links", where))["links"]

@@ -170,7 +170,7 @@ def test_the_tab_key_reaches_everything(show):
     names = " | ".join(name for name, _ in seen)
     for name in (
         "Map", "Steps", "layer", "head", "compare", "Export",
-        "? keys", "order", "this pair in every head", "L0H1, ", "attends to", "attended by",
+        "Keys", "order", "this pair in every head", "L0H1, ", "attends to", "attended by",
         "Search the text", "scores, 8 × 8", "weights, 8 × 8", "output, 8 × 8", " it",
     ):  # fmt: skip
         assert name in names, name

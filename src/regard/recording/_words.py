@@ -150,6 +150,29 @@ class WordWeights:
         """
         return WordWeights(self._pieces.head(h), self._rows[:-1], self._columns[:-1])
 
+    def part(self, rows: slice | None = None, columns: slice | None = None) -> WordWeights:
+        """The weights of some neighbouring words, computed when asked for.
+
+        Raises:
+            TypeError: no slices.
+            ValueError: a step other than 1.
+        """
+        Wq, Wk = self.shape[-2:]
+        rows, columns = part_of("rows", rows, Wq), part_of("columns", columns, Wk)
+        if rows.step != 1 or columns.step != 1:
+            raise ValueError("weights of words: a part is of neighbours; its step must be 1.")
+        down = self._rows[rows.start : rows.stop + 1]
+        across = self._columns[columns.start : columns.stop + 1]
+        pieces = self._pieces.part(slice(down[0], down[-1]), slice(across[0], across[-1]))
+        return WordWeights(pieces, down[:-1] - down[0], across[:-1] - across[0])
+
+    def rows(
+        self, words: Int[np.ndarray, " n"]
+    ) -> Iterator[tuple[int, Float[np.ndarray, " keys"]]]:
+        """Each of some words of one head, and its row; NaN is masked."""
+        for at, block in self._chosen(words, seen=True):
+            yield from zip(words[at].tolist(), block)
+
     def __getitem__(self, index: Pick | tuple[Pick, ...]) -> NDArray[np.floating[Any]]:
         """Any basic index: ints, slices and ``...``; a head by its number.
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from regard._backends.formula import capped_text, is_capped
 from regard._base.arrays import is_tensor, to_numpy
+from regard._base.words import word_starts
 from regard._call.call import Call
 from regard._call.checks import read_call
 from regard._call.options import REAL_NUMBERS, RECORDED_ARRAYS
@@ -63,6 +64,7 @@ def about(recording: Recording, name: str) -> dict[str, Any]:
         "group": recording.group,
         "tokens": len(recording.tokens),
         "queries": len(recording.query_tokens),
+        "words": len(word_starts(recording.tokens)),
         "itself": start is not None,
         "start": start or 0,
         "boundary": recording.boundary,

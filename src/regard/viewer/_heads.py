@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import math
 import threading
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -16,7 +17,7 @@ import numpy as np
 
 from regard._base.arrays import to_numpy
 from regard._weights.attention_weights import AttentionWeights
-from regard.heads import HeadScores, Reader
+from regard.heads import HeadScores, Named, Reader
 from regard.recording import Recording
 
 SIZE = 48  # bins on a side of a thumbnail
@@ -67,8 +68,14 @@ def roles_of(scores: HeadScores) -> dict[str, Any]:
     return {
         "opens": {"layer": layer, "head": head},
         "roles": [[scores.role(n, h) for h in heads] for n, heads in numbers],
+        "tags": [[_tag(scores.named(n, h)) for h in heads] for n, heads in numbers],
         "says": [[scores.says(n, h) for h in heads] for n, heads in numbers],
     }
+
+
+def _tag(named: Sequence[Named]) -> str:
+    """A head's main role in at most 8 letters, empty where it has none."""
+    return named[0].role.short if named else ""
 
 
 def _facts(recording: Recording, layer: int, scores: HeadScores) -> dict[str, Any]:

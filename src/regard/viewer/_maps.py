@@ -1,33 +1,50 @@
-"""An LRU cache of the heads' maps, bounded in bytes."""
+"""An LRU cache of the heads' maps, by tokens and by words, bounded in bytes."""
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import cache
+from typing import NamedTuple
 
-from regard.recording import Recording
+from regard.recording import Recording, Words
 from regard.viewer.overview import HeadMap
 
 MAX_BYTES = 512_000_000
 
 
+class HeadPlace(NamedTuple):
+    """A head, by the places of recording, layer and head, and whether it is read by words."""
+
+    recording: int
+    layer: int
+    head: int
+    by_words: bool = False
+
+
 class Maps:
-    """``maps[recording, layer, head]``, made on the first request.
+    """``maps[place]``, made on the first request.
 
     The most recently used map is kept, whatever its size.
     """
 
     def __init__(self, recordings: Sequence[Recording], max_bytes: int = MAX_BYTES) -> None:
         self._recordings, self._max_bytes = recordings, max_bytes
-        self._made: OrderedDict[tuple[int, int, int], HeadMap] = OrderedDict()  # the latest last
+        self._made: OrderedDict[HeadPlace, HeadMap] = OrderedDict()  # the latest last
         self._lock = threading.Lock()
+        self.words = cache(self._words)
 
-    def __getitem__(self, where: tuple[int, int, int]) -> HeadMap:
-        recording, layer, head = where
+    def _words(self, recording: int) -> Words:
+        """A recording by words."""
+        return self._recordings[recording].in_words()
+
+    def __getitem__(self, where: HeadPlace) -> HeadMap:
+        recording, layer, head, by_words = where
         with self._lock:
             if where not in self._made:
-                self._made[where] = HeadMap(self._recordings[recording], layer, head)
+                words = self.words(recording) if by_words else None
+                self._made[where] = HeadMap(self._recordings[recording], layer, head, words)
             self._made.move_to_end(where)
             found, evicted = self._made[where], self._evict()
         for other in evicted:  # outside the lock: a worker may take its time to end

@@ -18,7 +18,8 @@ from regard._base.types import PoolHow
 from regard.recording import Recording
 from regard.viewer import _facts, _steps
 from regard.viewer._heads import Heads
-from regard.viewer._maps import Maps
+from regard.viewer._maps import HeadPlace, Maps
+from regard.viewer._words import pair_of_words, seen_words
 
 __all__ = ["Answer", "Answers"]
 
@@ -35,6 +36,7 @@ PART = re.compile(r"([0-9]{1,16})-([0-9]{1,16})")
 PLANES: tuple[PoolHow, ...] = ("max", "mass")
 SIDES = ("key", "query")
 FIRST = ("shown", "hidden")
+UNITS = ("token", "word")
 WordT = TypeVar("WordT", bound=str)
 
 
@@ -150,10 +152,16 @@ class Answers:
         parameters.done()
         return _json(recording.tokens if side == "key" else recording.query_tokens)
 
+    def _words(self, parameters: Parameters) -> Answer:
+        recording = parameters.recording()
+        parameters.done()
+        words = self._maps.words(recording)
+        return _json({"key": words.starts.tolist(), "query": words.query_starts.tolist()})
+
     def _tile(self, parameters: Parameters) -> Answer:
-        where = parameters.head()
+        where = parameters.place()
         plane, level = parameters.word("plane", PLANES), parameters.number("level", 32)
-        recording = self._shown[where[0]]
+        recording = self._shown[where.recording]
         counts = len(recording.query_tokens), len(recording.tokens)
         rows, columns = (-(-count // (SIDE << level)) for count in counts)
         row, column = parameters.number("row", rows), parameters.number("column", columns)
@@ -161,23 +169,28 @@ class Answers:
         return _floats(*self._maps[where].tile(plane, level, row, column))
 
     def _row(self, parameters: Parameters) -> Answer:
-        where, query = parameters.head(), parameters.query()
+        where, query = parameters.place(), parameters.query()
         parameters.done()
         return _floats(self._maps[where].row(query))
 
     def _column(self, parameters: Parameters) -> Answer:
-        where, key = parameters.head(), parameters.key()
+        where, key = parameters.place(), parameters.key()
         parameters.done()
         return _floats(*self._maps[where].column(key))
 
     def _visible(self, parameters: Parameters) -> Answer:
-        recording, layer, head = parameters.head()
+        recording, layer, head, by_words = parameters.place()
         parameters.done()
-        return _floats(_facts.visible(self._shown[recording].layers[layer], head))
+        found = self._shown[recording]
+        if not by_words:
+            return _floats(_facts.visible(found.layers[layer], head))
+        call, words = _facts.call_of(found.layers[layer], head), self._maps.words(recording)
+        numbers = found.layer_numbers[layer], found.layers[layer].head_numbers[head]
+        return _floats(seen_words(words, call, *numbers))
 
     def _links(self, parameters: Parameters) -> Answer:
-        where, n = parameters.head(), parameters.number("n", MAX_LINKS + 1)
-        recording = self._shown[where[0]]
+        where, n = parameters.place(), parameters.number("n", MAX_LINKS + 1)
+        recording = self._shown[where.recording]
         rows = parameters.part("rows", len(recording.query_tokens))
         columns = parameters.part("columns", len(recording.tokens))
         parameters.done()
@@ -201,7 +214,10 @@ class Answers:
 
     def _pair(self, parameters: Parameters) -> Answer:
         recording, query, key = parameters.recording(), parameters.query(), parameters.key()
+        by_words = parameters.by_words()
         parameters.done()
+        if by_words:
+            return _floats(pair_of_words(self._maps.words(recording), query, key))
         return _floats(_facts.pair(self._shown[recording], query, key))
 
     def _written_out(self, parameters: Parameters) -> Answer:
@@ -217,6 +233,7 @@ class Answers:
     _endpoints: ClassVar[dict[str, Callable[[Answers, Parameters], Answer]]] = {
         "about": _about,
         "tokens": _tokens,
+        "words": _words,
         "tile": _tile,
         "row": _row,
         "column": _column,
@@ -272,6 +289,14 @@ class Parameters:
         """Recording, layer and head."""
         recording, layer = self.recording(), self.layer()
         return recording, layer, self.number("head", self._found.layers[layer].heads)
+
+    def place(self) -> HeadPlace:
+        """A head whose weights are asked for, of tokens or of words."""
+        return HeadPlace(*self.head(), self.by_words())
+
+    def by_words(self) -> bool:
+        """Whether weights of words are asked for."""
+        return "unit" in self._left and self.word("unit", UNITS) == "word"
 
     def query(self) -> int:
         """The position of a query in the recording that was taken."""

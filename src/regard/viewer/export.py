@@ -218,8 +218,12 @@ def _chosen(recording: Recording, layers: Sequence[int] | None) -> list[int]:
 
 
 def _tokens(recording: Recording) -> dict[str, Any]:
-    own = recording.query_tokens
-    return {"tokens": recording.tokens, "query_tokens": None if own == recording.tokens else own}
+    own, words = recording.query_tokens, recording.in_words()
+    return {
+        "tokens": recording.tokens,
+        "query_tokens": None if own == recording.tokens else own,
+        "words": {"key": words.starts.tolist(), "query": words.query_starts.tolist()},
+    }
 
 
 def _roles(recording: Recording, places: list[int]) -> dict[str, Any]:

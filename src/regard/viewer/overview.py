@@ -17,11 +17,13 @@ import numpy as np
 
 from regard._base.arrays import to_numpy
 from regard._weights.attention_weights import AttentionWeights
+from regard.viewer._words import WordBlocks
 
 if TYPE_CHECKING:
     from regard._base.types import Float, PoolHow
-    from regard.recording import Recording
+    from regard.recording import Recording, Words
 
+    HeadWeights = AttentionWeights[Any] | WordBlocks
     Picture = Float[np.ndarray, "rows columns"]
 
 __all__ = ["TILE", "HeadMap"]
@@ -41,15 +43,21 @@ class HeadMap:
     Args:
         recording: where the head is.
         layer, head: which one, by their places.
+        words: the recording by words, where each pair of pieces has the weight of its words.
 
     NaN is masked; −inf is unmasked with weight 0.
     """
 
-    def __init__(self, recording: Recording, layer: int, head: int) -> None:
+    def __init__(
+        self, recording: Recording, layer: int, head: int, words: Words | None = None
+    ) -> None:
         self._recording = recording
         found = recording.layers[layer]
-        weights = recording.weights[recording.layer_numbers[layer]]
-        self._weights = weights.head(found.head_numbers[head])
+        numbers = recording.layer_numbers[layer], found.head_numbers[head]
+        weights = recording.weights[numbers[0]].head(numbers[1])
+        self._weights: HeadWeights = (
+            weights if words is None else WordBlocks.of(words, weights, *numbers)
+        )
         self._head_size = int(found.query.shape[-1])
         self.query_start = found.query_start
         self.shape = self._weights.shape
@@ -57,7 +65,7 @@ class HeadMap:
         if self._work(*self.shape) > DIRECT_WORK:
             self._collected = _Collected(self)
 
-    def _weights_of(self, rows: slice) -> AttentionWeights:
+    def _weights_of(self, rows: slice) -> HeadWeights:
         """The weights of some queries, if the file still holds the whole recording."""
         self._recording._check_file()
         return self._weights.part(rows)
@@ -100,7 +108,8 @@ class HeadMap:
         )
         if rows.start < rows.stop and columns.start < columns.stop:
             side = 1 << level
-            (picture,) = bins(self._weights_of(rows), (plane,), side, side, columns)
+            shown: PoolHow = plane if level else "max"  # the share of one weight is itself
+            (picture,) = bins(self._weights_of(rows), (shown,), side, side, columns)
             out[: picture.shape[0], : picture.shape[1]] = picture
         return out, 1.0
 
@@ -329,7 +338,7 @@ class _Collected:
 
 
 def bins(
-    weights: AttentionWeights, planes: tuple[PoolHow, ...], down: int, across: int, columns: slice
+    weights: HeadWeights, planes: tuple[PoolHow, ...], down: int, across: int, columns: slice
 ) -> list[Picture]:
     """All rows and some columns of a matrix in bins of ``(down, across)``; the last are smaller."""
     bands = []

@@ -8,13 +8,14 @@ import { usualScale } from "../drawing/colours.js";
 
 /** @typedef {"map" | "steps"} View */
 /** @typedef {"max" | "mass"} Plane */
+/** @typedef {"token" | "word"} Unit */
 /** @import { Scale } from "../drawing/colours.js" */
 /** @typedef {"to" | "by"} Side */
 /** @typedef {"" | "side" | "difference"} Compare */
 
 /**
  * @typedef {{view: View, recording: number, layer: number, head: number, query: number | null,
- *   key: number | null, plane: Plane, scale: Scale | "", first: "" | "hidden", side: Side, low: number | null,
+ *   key: number | null, plane: Plane, scale: Scale | "", first: "" | "hidden", unit: Unit | "", side: Side, low: number | null,
  *   high: number | null, span: number | null, compare: Compare, other: string, x: number | null,
  *   y: number | null, zoom: number | null}} Fields
  */
@@ -41,6 +42,7 @@ const DEFAULTS = {
   plane: "max", // or "mass"
   scale: "", // "linear", "log" or "uniform"; by itself as many keys need it
   first: "", // or "hidden": the first token, and the others share its weight
+  unit: "", // "token" or "word"; by itself words in short texts
   side: "to", // what the query attends to; "by": what the key is attended by
   low: null, // the range of colours, where it was edited; see Range
   high: null,
@@ -54,6 +56,7 @@ const DEFAULTS = {
 // Back undoes these; the others are replaced in the address.
 /** @type {(keyof Fields)[]} */
 const STEPS = ["view", "recording", "layer", "head", "query", "key", "compare", "other"];
+const SHORT_TEXT = 200; // tokens; shorter ones are shown by words
 // Browsers refuse more than some twenty changes of the address a second.
 const ADDRESS_MS = 200;
 
@@ -68,6 +71,7 @@ export class Selection extends EventTarget {
   plane = DEFAULTS.plane;
   scale = DEFAULTS.scale;
   first = DEFAULTS.first;
+  unit = DEFAULTS.unit;
   side = DEFAULTS.side;
   low = DEFAULTS.low;
   high = DEFAULTS.high;
@@ -153,10 +157,18 @@ export class Selection extends EventTarget {
   }
 
   /**
-   * {recording, layer, head, first}: the first parameters of every request.
+   * {recording, layer, head, first, unit}: the first parameters of requests for weights.
    * @returns {Place}
    */
   get where() {
+    return { ...this.whereOfTokens, unit: this.usedUnit === "word" ? "word" : undefined };
+  }
+
+  /**
+   * The same by tokens, whatever the page shows.
+   * @returns {Place}
+   */
+  get whereOfTokens() {
     const { recording, layer, head } = this;
     return { recording, layer, head, first: this.first || undefined };
   }
@@ -167,12 +179,21 @@ export class Selection extends EventTarget {
    */
   get otherWhere() {
     const place = this.compare ? placeOf(this.about, this.other) : null;
-    return place && { ...place, first: this.first || undefined };
+    const { first, unit } = this.where;
+    return place && { ...place, first, unit };
   }
 
   // The scale of the colours.
   get usedScale() {
     return this.scale || usualScale(this.recordingFacts.tokens);
+  }
+
+  // Whether weights are shown by words: where some have several tokens.
+  /** @returns {Unit} */
+  get usedUnit() {
+    const { tokens, words } = this.recordingFacts;
+    if (words === tokens) return "token";
+    return this.unit || (tokens < SHORT_TEXT ? "word" : "token");
   }
 
   // `L5H3`.
@@ -248,12 +269,13 @@ function inside(n, count) {
 
 const NAMES = /** @type {(keyof Fields)[]} */ (Object.keys(DEFAULTS));
 
-/** @type {Record<"view" | "plane" | "scale" | "first" | "side" | "compare", string[]>} */
+/** @type {Record<"view" | "plane" | "scale" | "first" | "unit" | "side" | "compare", string[]>} */
 const CHOICES = {
   view: ["map", "steps"],
   plane: ["max", "mass"],
   scale: ["", "linear", "log", "uniform"],
   first: ["", "hidden"],
+  unit: ["", "token", "word"],
   side: ["to", "by"],
   compare: ["", "side", "difference"],
 };
@@ -276,7 +298,7 @@ export function placeOf(about, name) {
 /**
  * `L5H3`, by the numbers of the layer and of the head in the model.
  * @param {About} about
- * @param {Omit<Place, "first">} where
+ * @param {Omit<Place, "first" | "unit">} where
  */
 export function nameOfPlace(about, where) {
   const [layer, head] = numbersOf(about, where);
@@ -295,7 +317,7 @@ export function sharing({ heads, key_heads: keyHeads, head_numbers: numbers }, k
 
 /**
  * @param {About} about
- * @param {Omit<Place, "first">} where
+ * @param {Omit<Place, "first" | "unit">} where
  * @returns {[layer: number, head: number]}
  */
 function numbersOf(about, { recording, layer, head }) {

@@ -25,7 +25,7 @@
 /**
  * Facts of a recording, or of one of the groups that it has: `group` is empty where there is one.
  * @typedef {{name: string, model: string | null, group: string, tokens: number, queries: number, itself: boolean,
- *   start: number, boundary: number | null, layers: LayerFacts[]}} RecordingFacts
+ *   start: number, boundary: number | null, words: number, layers: LayerFacts[]}} RecordingFacts
  */
 
 /** @typedef {{version: number, recordings: RecordingFacts[]}} About */
@@ -38,9 +38,11 @@
 /** @typedef {"hidden" | undefined} First */
 
 /**
- * A head, as the parameters of a request name it.
- * @typedef {LayerPlace & {head: number}} Place
+ * A head, as the parameters of a request name it; `unit` is "word" for its weights by words.
+ * @typedef {LayerPlace & {head: number, unit?: Unit}} Place
  */
+
+/** @typedef {"token" | "word" | undefined} Unit */
 
 /**
  * Logarithms of weights, NaN where masked, or counts.
@@ -65,8 +67,8 @@
  */
 
 /**
- * What each head of each layer is called, by places, its sentence, and the head to open at.
- * @typedef {{opens: {layer: number, head: number}, roles: string[][], says: string[][]}} HeadRoles
+ * What each head of each layer is called, by places, its main role in a few letters, its sentence, and the head to open at.
+ * @typedef {{opens: {layer: number, head: number}, roles: string[][], tags: string[][], says: string[][]}} HeadRoles
  */
 
 /**
@@ -108,6 +110,15 @@ export class Source {
    */
   tokens(recording, side = "key") {
     return this.#json("tokens", { recording, side });
+  }
+
+  /**
+   * The position of the first piece of each word.
+   * @param {number} recording
+   * @returns {Promise<{key: number[], query: number[]}>}
+   */
+  words(recording) {
+    return this.#json("words", { recording });
   }
 
   /**
@@ -155,7 +166,7 @@ export class Source {
 
   /**
    * ln of the weight of one pair in every head of every layer, layer after layer.
-   * @param {{recording: number, query: number, key: number, first?: First}} where
+   * @param {{recording: number, query: number, key: number, first?: First, unit?: Unit}} where
    * @param {AbortSignal} [signal]
    */
   pair(where, signal) {
@@ -266,8 +277,8 @@ export class Source {
  * The same text for the same head.
  * @param {Place} where
  */
-export function headName({ recording, layer, head, first }) {
-  return `${recording}/${layer}/${head}/${first ?? ""}`;
+export function headName({ recording, layer, head, first, unit }) {
+  return `${recording}/${layer}/${head}/${first ?? ""}/${unit ?? ""}`;
 }
 
 /**

@@ -2,6 +2,8 @@
 
 /** @import { About, Source } from "./source.js" */
 
+/** @import { Unit } from "./selection.js" */
+
 /** @typedef {[first: number, last: number]} Hit the places of a phrase that was found */
 
 /**
@@ -49,9 +51,14 @@ export function tokenLabel(text, most = 14) {
 
 // A text as its tokens.
 export class TokenText {
-  /** @param {string[]} tokens */
-  constructor(tokens) {
+  /**
+   * `starts`: the first token of each word, where some have several.
+   * @param {string[]} tokens
+   * @param {number[] | null} [starts]
+   */
+  constructor(tokens, starts = null) {
     this.raw = tokens;
+    this.starts = starts;
     /** @type {(string | undefined)[]} */
     this.clean = [];
     /** @type {{text: string, starts: Int32Array} | null} what phrases are looked for in */
@@ -77,11 +84,37 @@ export class TokenText {
   }
 
   /**
+   * The first and the last token of the one at a position, or of its word.
+   * @param {number} position
+   * @param {Unit} unit
+   * @returns {Hit}
+   */
+  span(position, unit) {
+    const { starts } = this;
+    if (!starts || unit === "token") return [position, position];
+    const word = tokenAt(starts, position);
+    return [starts[word], (starts[word + 1] ?? this.length) - 1];
+  }
+
+  /**
+   * Whether no token of its word comes before it.
+   * @param {number} position
+   * @param {Unit} unit
+   */
+  isFirst(position, unit) {
+    return this.span(position, unit)[0] === position;
+  }
+
+  /**
    * @param {number} position
    * @param {number} [most]
+   * @param {Unit} [unit]
    */
-  label(position, most) {
-    return tokenLabel(this.raw[position], most);
+  label(position, most, unit = "token") {
+    const [first, last] = this.span(position, unit);
+    const pieces = this.raw.slice(first, last + 1);
+    const joined = pieces.map((piece, n) => (n ? piece.replace(/^##/, "") : piece)).join("");
+    return tokenLabel(last > first ? joined.replaceAll("</w>", "") : joined, most);
   }
 
   /**
@@ -129,7 +162,7 @@ function isCode(text) {
 
 /**
  * The last token that starts at or before a place in the text.
- * @param {Int32Array} starts
+ * @param {ArrayLike<number>} starts
  * @param {number} place
  */
 function tokenAt(starts, place) {
@@ -151,15 +184,16 @@ function tokenAt(starts, place) {
 export function makeTexts(source, about) {
   /** @type {(recording: number) => Promise<Texts>} */
   const read = async (recording) => {
-    const { itself, start, queries } = about.recordings[recording];
-    const keys = new TokenText(await source.tokens(recording, "key"));
+    const { itself, start, queries, tokens, words } = about.recordings[recording];
+    const starts = words < tokens ? await source.words(recording) : null;
+    const keys = new TokenText(await source.tokens(recording, "key"), starts?.key);
     if (!itself) {
-      const own = new TokenText(await source.tokens(recording, "query"));
+      const own = new TokenText(await source.tokens(recording, "query"), starts?.query);
       return { keys, queries: own, offset: null };
     }
     const part = keys.raw.slice(start, start + queries);
     const whole = start === 0 && part.length === keys.length;
-    return { keys, queries: whole ? keys : new TokenText(part), offset: start };
+    return { keys, queries: whole ? keys : new TokenText(part, starts?.query), offset: start };
   };
   /** @type {Map<number, Promise<Texts>>} */
   const known = new Map();

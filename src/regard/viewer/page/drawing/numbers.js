@@ -20,6 +20,17 @@ export function weightText(weight) {
 }
 
 /**
+ * A weight, or a difference of two, in per cent: 64.43 %, −3.10 %, 3.1e−5 %.
+ * @param {number} weight
+ */
+export function percentText(weight) {
+  const share = 100 * weight;
+  const isSmall = weight !== 0 && Math.abs(share) < 0.005;
+  const text = weight === 0 ? "0" : isSmall ? share.toExponential(1) : share.toFixed(2);
+  return `${text.replaceAll("-", "−")} %`;
+}
+
+/**
  * `weight 0.6443 (3.87 × uniform)`, of ln weight, where the query has `seen` unmasked keys.
  * @param {number} lnWeight
  * @param {number} seen

@@ -8,12 +8,13 @@ import { positionOf } from "./layout.js";
 
 /** @import { Mark } from "../drawing/marks.js" */
 /** @import { Link } from "../data/source.js" */
+/** @import { Unit } from "../data/selection.js" */
 /** @import { TokenText } from "../data/tokens.js" */
 /** @import { Ends, Layout } from "./layout.js" */
 
 /** @typedef {Record<"paper" | "ink" | "soft" | "line" | "accent" | "focus", string>} Theme */
 
-/** @typedef {{keys: TokenText, queries: TokenText}} AxisTexts */
+/** @typedef {{keys: TokenText, queries: TokenText, unit: Unit}} AxisTexts */
 
 const NAMED_CELL = 13; // CSS pixels a token from which every token is named
 const RULED_CELL = 14; // and from which cells are ruled
@@ -52,23 +53,35 @@ export function frameMarks(layout, texts, { query, key, rings }, theme) {
   const clear = { queries: [], keys: [] };
   const chosen = chosenMarks(layout, texts, query, key, theme, clear);
   return [
-    ...gridMarks(layout, theme),
+    ...gridMarks(layout, texts, theme),
     ...edgeMarks(layout, theme),
-    ...keyMarks(layout, texts?.keys, key, theme, clear.keys),
-    ...queryMarks(layout, texts?.queries, query, theme, clear.queries),
+    ...keyMarks(layout, texts, key, theme, clear.keys),
+    ...queryMarks(layout, texts, query, theme, clear.queries),
     ...titleMarks(layout, theme),
     ...boundaryMarks(layout, theme),
-    ...rings.flatMap(([q, k]) => ringMarks(layout, q, k, theme)),
+    ...rings.flatMap(([q, k]) => ringMarks(layout, texts, q, k, theme)),
     ...chosen,
   ];
 }
 
 /**
+ * The tokens of the word at a place, or the token there.
+ * @param {AxisTexts | null} texts
+ * @param {"keys" | "queries"} side
+ * @param {number} place
+ * @returns {Ends}
+ */
+export function spanOf(texts, side, place) {
+  return texts && place < texts[side].length ? texts[side].span(place, texts.unit) : [place, place];
+}
+
+/**
  * @param {Layout} layout
+ * @param {AxisTexts | null} texts
  * @param {Theme} theme
  * @returns {Mark[]}
  */
-function gridMarks(layout, theme) {
+function gridMarks(layout, texts, theme) {
   if (layout.cell < RULED_CELL) return [];
   const { left, top, right, bottom } = layout;
   const look = /** @type {const} */ ({ kind: "line", colour: theme.paper, alpha: 0.75 });
@@ -76,11 +89,13 @@ function gridMarks(layout, theme) {
   const marks = [];
   for (let k = layout.keys[0] + 1; k <= layout.keys[1]; k++) {
     const x = layout.xOf(k);
-    if (x > left) marks.push({ ...look, x1: x, x2: x, y1: top, y2: bottom });
+    if (x > left && spanOf(texts, "keys", k)[0] === k)
+      marks.push({ ...look, x1: x, x2: x, y1: top, y2: bottom });
   }
   for (let q = layout.queries[0] + 1; q <= layout.queries[1]; q++) {
     const y = layout.yOf(q);
-    if (y > top) marks.push({ ...look, x1: left, x2: right, y1: y, y2: y });
+    if (y > top && spanOf(texts, "queries", q)[0] === q)
+      marks.push({ ...look, x1: left, x2: right, y1: y, y2: y });
   }
   return marks;
 }
@@ -142,22 +157,49 @@ function isFree(taken, at, room) {
 }
 
 /**
+ * The words of an axis that are in view, as their tokens there.
+ * @param {Ends} shown
+ * @param {AxisTexts | null} texts
+ * @param {"keys" | "queries"} side
+ * @returns {Ends[]}
+ */
+function spansIn([from, to], texts, side) {
+  /** @type {Ends[]} */
+  const spans = [];
+  for (let at = from; at <= to; ) {
+    const last = Math.min(to, spanOf(texts, side, at)[1]);
+    spans.push([at, last]);
+    at = last + 1;
+  }
+  return spans;
+}
+
+/**
+ * @param {number | null} place
+ * @param {Ends} span
+ */
+function isIn(place, [from, to]) {
+  return place !== null && from <= place && place <= to;
+}
+
+/**
  * @param {Layout} layout
- * @param {TokenText | undefined} tokens
+ * @param {AxisTexts | null} texts
  * @param {number | null} chosen
  * @param {Theme} theme
  * @param {Ends[]} taken
  * @returns {Mark[]}
  */
-function keyMarks(layout, tokens, chosen, theme, taken) {
+function keyMarks(layout, texts, chosen, theme, taken) {
   const { cell, left, right, keys } = layout;
   /** @type {Mark[]} */
   const marks = [];
   const inside = (/** @type {number} */ key) =>
     layout.xOf(key + 0.5) >= left && layout.xOf(key + 0.5) <= right;
   if (cell >= NAMED_CELL) {
-    for (let key = keys[0]; key <= keys[1]; key++)
-      if (inside(key)) marks.push(...namedKey(layout, tokens, key, key === chosen, theme));
+    for (const span of spansIn(keys, texts, "keys"))
+      if (inside((span[0] + span[1]) / 2))
+        marks.push(...namedKey(layout, texts, span, isIn(chosen, span), theme));
     return marks;
   }
   const look = /** @type {const} */ ({
@@ -184,23 +226,24 @@ function keyMarks(layout, tokens, chosen, theme, taken) {
 }
 
 /**
- * A key's position and text, upright beside one another, read from below.
+ * A key's position and text, upright beside one another, read from below; of a word its first.
  * @param {Layout} layout
- * @param {TokenText | undefined} tokens
- * @param {number} key
+ * @param {AxisTexts | null} texts
+ * @param {Ends} span
  * @param {boolean} chosen
  * @param {Theme} theme
  * @returns {Mark[]}
  */
-function namedKey(layout, tokens, key, chosen, theme) {
-  const x = layout.xOf(key + 0.5) + 4;
+function namedKey(layout, texts, [key, last], chosen, theme) {
+  const x = layout.xOf((key + last + 1) / 2) + 4;
   const look = /** @type {const} */ ({ kind: "text", turn: -90, x });
   const weight = chosen ? 700 : 400;
   const size = layout.cell >= LARGE_CELL ? 13 : 11;
   const number = countText(key);
   const width = textWidth(number, SMALL_TEXT);
   const room = GUTTER.top - 18 - width;
-  const text = !tokens ? "" : fitted(tokens.label(key, 24), room, size, weight);
+  const label = texts?.keys.label(key, 24, texts.unit) ?? "";
+  const text = fitted(label, room, size, weight);
   return [
     {
       ...look,
@@ -222,21 +265,22 @@ function namedKey(layout, tokens, key, chosen, theme) {
 
 /**
  * @param {Layout} layout
- * @param {TokenText | undefined} tokens
+ * @param {AxisTexts | null} texts
  * @param {number | null} chosen
  * @param {Theme} theme
  * @param {Ends[]} taken
  * @returns {Mark[]}
  */
-function queryMarks(layout, tokens, chosen, theme, taken) {
+function queryMarks(layout, texts, chosen, theme, taken) {
   const { cell, top, bottom, queries, facts } = layout;
   /** @type {Mark[]} */
   const marks = [];
   const inside = (/** @type {number} */ query) =>
     layout.yOf(query + 0.5) >= top && layout.yOf(query + 0.5) <= bottom;
   if (cell >= NAMED_CELL) {
-    for (let query = queries[0]; query <= queries[1]; query++)
-      if (inside(query)) marks.push(...namedQuery(layout, tokens, query, query === chosen, theme));
+    for (const span of spansIn(queries, texts, "queries"))
+      if (inside((span[0] + span[1]) / 2))
+        marks.push(...namedQuery(layout, texts, span, isIn(chosen, span), theme));
     return marks;
   }
   const look = /** @type {const} */ ({
@@ -266,21 +310,22 @@ function queryMarks(layout, tokens, chosen, theme, taken) {
 
 /**
  * @param {Layout} layout
- * @param {TokenText | undefined} tokens
- * @param {number} query
+ * @param {AxisTexts | null} texts
+ * @param {Ends} span
  * @param {boolean} chosen
  * @param {Theme} theme
  * @returns {Mark[]}
  */
-function namedQuery(layout, tokens, query, chosen, theme) {
-  const y = layout.yOf(query + 0.5) + 4;
+function namedQuery(layout, texts, [query, last], chosen, theme) {
+  const y = layout.yOf((query + last + 1) / 2) + 4;
   const look = /** @type {const} */ ({ kind: "text", align: "end", y });
   const weight = chosen ? 700 : 400;
   const size = layout.cell >= LARGE_CELL ? 13 : 11;
   const number = countText(positionOf(query, layout.facts));
   const widest = textWidth(countText(positionOf(layout.queries[1], layout.facts)), SMALL_TEXT);
   const room = GUTTER.left - 20 - widest;
-  const text = !tokens ? "" : fitted(tokens.label(query, 24), room, size, weight);
+  const label = texts?.queries.label(query, 24, texts.unit) ?? "";
+  const text = fitted(label, room, size, weight);
   const x = GUTTER.left - 7;
   return [
     { ...look, x, text: number, size: SMALL_TEXT, colour: chosen ? theme.accent : theme.soft },
@@ -344,13 +389,16 @@ function boundaryMarks(layout, theme) {
 
 /**
  * @param {Layout} layout
+ * @param {AxisTexts | null} texts
  * @param {number} query
  * @param {number} key
  * @param {Theme} theme
  * @returns {Mark[]}
  */
-function ringMarks(layout, query, key, theme) {
-  const [x, y] = [layout.xOf(key + 0.5), layout.yOf(query + 0.5)];
+function ringMarks(layout, texts, query, key, theme) {
+  const middle = ([from, to] = [0, 0]) => (from + to + 1) / 2;
+  const x = layout.xOf(middle(spanOf(texts, "keys", key)));
+  const y = layout.yOf(middle(spanOf(texts, "queries", query)));
   if (!layout.shows(x, y)) return [];
   const radius = Math.max(7, Math.min(11, layout.cell * 0.72));
   const ring = /** @type {const} */ ({ kind: "ring", x, y, radius });
@@ -388,20 +436,25 @@ function chosenMarks(layout, texts, query, key, theme, clear) {
     marks.push(...keyChip(texts, key, x, theme));
     clear.keys.push([x, x]);
   }
-  if (seesKey && seesQuery) marks.push(...boxMarks(x, y, Math.max(cell, 9), theme));
+  const spans = [spanOf(texts, "keys", key ?? 0), spanOf(texts, "queries", query ?? 0)];
+  if (seesKey && seesQuery) marks.push(...boxMarks(layout, spans, theme));
   return marks;
 }
 
 /**
- * @param {number} x
- * @param {number} y
- * @param {number} side
+ * The box around a pair of tokens, or of words.
+ * @param {Layout} layout
+ * @param {Ends[]} spans
  * @param {Theme} theme
  * @returns {Mark[]}
  */
-function boxMarks(x, y, side, theme) {
-  const corner = { x: x - side / 2, y: y - side / 2 };
-  const box = /** @type {const} */ ({ kind: "box", ...corner, width: side, height: side });
+function boxMarks(layout, [keys, queries], theme) {
+  const [width, height] = [keys, queries].map(([from, to]) =>
+    Math.max((to - from + 1) * layout.cell, 9),
+  );
+  const x = layout.xOf((keys[0] + keys[1] + 1) / 2) - width / 2;
+  const y = layout.yOf((queries[0] + queries[1] + 1) / 2) - height / 2;
+  const box = /** @type {const} */ ({ kind: "box", x, y, width, height });
   return [
     { ...box, line: theme.paper, stroke: 4, alpha: 0.9 },
     { ...box, line: theme.accent, stroke: 2 },
@@ -419,7 +472,8 @@ function boxMarks(x, y, side, theme) {
 function queryChip(layout, texts, query, y, theme) {
   const number = countText(positionOf(query, layout.facts));
   const room = GUTTER.left - 22 - textWidth(number, 11, 700);
-  const text = texts ? fitted(texts.queries.label(query, 24), room, 11, 700) : "";
+  const label = texts?.queries.label(query, 24, texts.unit) ?? "";
+  const text = fitted(label, room, 11, 700);
   const style = /** @type {const} */ ({ kind: "text", align: "end", weight: 700 });
   const look = { ...style, colour: theme.accent, y: y + 4 };
   return [
@@ -436,7 +490,7 @@ function queryChip(layout, texts, query, y, theme) {
  * @returns {Mark[]}
  */
 function keyChip(texts, key, x, theme) {
-  const name = texts ? ` ${isolated(texts.keys.label(key, 24))}` : "";
+  const name = texts ? ` ${isolated(texts.keys.label(key, 24, texts.unit))}` : "";
   const text = `${countText(key)}${name}`;
   const half = textWidth(text, 11, 700) / 2;
   const middle = Math.max(x, GUTTER.left - 60 + half);

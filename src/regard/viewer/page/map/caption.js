@@ -3,7 +3,7 @@
 import { labelOfRecording, nameOfPlace, sharing } from "../data/selection.js";
 import { countText } from "../drawing/numbers.js";
 
-/** @import { Context, Plane, Selection } from "../data/selection.js" */
+/** @import { Context, Selection } from "../data/selection.js" */
 /** @import { Place } from "../data/source.js" */
 /** @import { Frame } from "./frame.js" */
 
@@ -34,7 +34,7 @@ export function captionOf(context, frame, progress) {
   const { selection } = context;
   const parts = [
     headsText(context, frame),
-    binText(frame.view.level, selection.plane),
+    binText(frame.view.level, selection),
     sharedText(selection),
     selection.first ? "first token hidden" : "",
   ];
@@ -48,21 +48,21 @@ export function captionOf(context, frame, progress) {
 function headsText(context, frame) {
   const { selection } = context;
   const name = frameName(context, frame.where);
-  const { number, head_numbers: numbers } = selection.layerFacts;
-  if (!selection.otherWhere) return `layer ${number} head ${numbers[selection.head]}`;
+  if (!selection.otherWhere) return name;
   const other = frameName(context, selection.otherWhere);
   return selection.compare === "difference" ? `${name} − ${other}` : `${name} beside ${other}`;
 }
 
 /**
  * @param {number} level
- * @param {Plane} plane
+ * @param {Selection} selection
  */
-function binText(level, plane) {
-  if (level === 0) return "every weight";
+function binText(level, { plane, usedUnit }) {
+  const words = usedUnit === "word" ? " of words" : "";
+  if (level === 0) return `every weight${words}`;
   const side = countText(2 ** level);
   if (plane === "mass") return `share on ${side} keys, mean of ${side} queries`;
-  return `strongest of ${side} × ${side} weights`;
+  return `strongest of ${side} × ${side} weights${words}`;
 }
 
 /**

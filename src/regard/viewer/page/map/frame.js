@@ -60,7 +60,8 @@ export class Frame {
     this.tell = tell;
     this.cells = make("canvas", { class: "regard-map-cells", "aria-hidden": "true" });
     this.marks = make("canvas", { class: "regard-map-marks", "aria-hidden": "true" });
-    this.hover = make("div", { class: "regard-map-hover", hidden: true });
+    this.point = make("span", { class: "regard-map-point", "aria-hidden": "true" });
+    this.hover = make("div", { class: "regard-map-hover", hidden: true }, this.point);
     this.title = make("div", { class: "regard-map-title", hidden: true });
     this.element = make(
       "div",

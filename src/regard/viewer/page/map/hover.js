@@ -1,10 +1,10 @@
 // The readout of the bin under the pointer.
 
-import { countText, weightText, weightWords } from "../drawing/numbers.js";
+import { countText, percentText, weightText, weightWords } from "../drawing/numbers.js";
 import { differenceOf } from "./cells.js";
 import { positionOf } from "./layout.js";
 
-/** @import { Context } from "../data/selection.js" */
+/** @import { Context, Unit } from "../data/selection.js" */
 /** @import { Link, Place } from "../data/source.js" */
 /** @import { TokenText } from "../data/tokens.js" */
 /** @import { AxisTexts } from "./axes.js" */
@@ -35,6 +35,48 @@ export function wordsOfBin({ selection }, frame, row, column, texts) {
 }
 
 /**
+ * What stands beside the pointer: `it → cat 64.43 %`, of a bin `strongest 99.91 %`.
+ * @param {Context} context
+ * @param {Frame} frame
+ * @param {{row: number, column: number}} bin
+ * @param {AxisTexts | undefined} texts
+ */
+export function labelOfBin({ selection }, frame, { row, column }, texts) {
+  const value = shownValue(frame, row, column);
+  const weight = value === undefined ? "…" : Number.isNaN(value) ? "masked" : percentText(value);
+  if (frame.view.level > 0)
+    return Number.isNaN(value) ? weight : `${planeWords(selection, frame)} ${weight}`;
+  /** @type {(tokens: TokenText | undefined, place: number) => string} */
+  const name = (tokens, place) =>
+    tokens && place < tokens.length
+      ? `\u2068${tokens.label(place, 16, texts?.unit)}\u2069`
+      : countText(place);
+  return `${name(texts?.queries, row)} → ${name(texts?.keys, column)}  ${weight}`;
+}
+
+/**
+ * The weight of a bin, or the difference of two; undefined while it is not known.
+ * @param {Frame} frame
+ * @param {number} row
+ * @param {number} column
+ */
+function shownValue(frame, row, column) {
+  const value = frame.valueAt(row, column);
+  if (!frame.other) return value === undefined ? value : Math.exp(value);
+  const other = frame.otherValueAt(row, column);
+  if (value === undefined || other === undefined) return undefined;
+  return Number.isNaN(value) && Number.isNaN(other) ? NaN : differenceOf(value, other);
+}
+
+/**
+ * @param {Context["selection"]} selection
+ * @param {Frame} frame
+ */
+function planeWords({ plane }, { other }) {
+  return other ? "difference" : plane === "mass" ? "share" : "strongest";
+}
+
+/**
  * The same with the exact strongest pair:
  * `queries … → keys …   strongest: 77,507 «node» → 55,141 «,» = 0.9991   (click: go there)`.
  * @param {Context} context
@@ -54,6 +96,25 @@ export function exactWordsOfBin(context, frame, row, column, texts, found) {
   const isStrongest = context.selection.plane === "max" && !frame.other;
   const place = placeOfBin(frame, row, column, texts);
   return `${isStrongest ? place : words}   strongest: ${pair}`;
+}
+
+/**
+ * The same of a pair of words, with the two tokens under the pointer.
+ * @param {Context} context
+ * @param {Frame} frame
+ * @param {number} query
+ * @param {number} key
+ * @param {AxisTexts | undefined} texts
+ */
+export async function wordsOfTokens(context, frame, query, key, texts) {
+  const words = wordsOfBin(context, frame, query, key, texts);
+  if (!texts || frame.other) return words;
+  const spans = [texts.queries.span(query, "word"), texts.keys.span(key, "word")];
+  if (spans.every(([from, to]) => from === to)) return words;
+  const { values } = await context.source.row({ ...frame.where, unit: undefined, query });
+  const pair = `${texts.queries.label(query, 24)} → ${texts.keys.label(key, 24)}`;
+  const weight = Number.isNaN(values[key]) ? "masked" : weightText(Math.exp(values[key]));
+  return `${words}   its tokens ${pair}: ${weight}`;
 }
 
 /**
@@ -89,7 +150,7 @@ function placeOfBin(frame, row, column, texts) {
  * @param {AxisTexts | undefined} texts
  */
 function namedQuery({ facts }, query, texts) {
-  return named(positionOf(query, facts), query, texts?.queries);
+  return named(positionOf(query, facts), query, texts?.queries, texts?.unit);
 }
 
 /**
@@ -97,17 +158,18 @@ function namedQuery({ facts }, query, texts) {
  * @param {AxisTexts | undefined} texts
  */
 function namedKey(key, texts) {
-  return named(key, key, texts?.keys);
+  return named(key, key, texts?.keys, texts?.unit);
 }
 
 /**
  * @param {number} position
  * @param {number} index
  * @param {TokenText | undefined} tokens
+ * @param {Unit | undefined} unit
  */
-function named(position, index, tokens) {
+function named(position, index, tokens, unit) {
   const known = tokens && index < tokens.length;
-  return countText(position) + (known ? ` «\u2068${tokens.label(index, 24)}\u2069»` : "");
+  return countText(position) + (known ? ` «\u2068${tokens.label(index, 24, unit)}\u2069»` : "");
 }
 
 /**

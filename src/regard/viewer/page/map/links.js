@@ -6,7 +6,7 @@ import { make } from "../drawing/dom.js";
 import { countText, weightText } from "../drawing/numbers.js";
 import { positionOf } from "./layout.js";
 
-/** @import { Context } from "../data/selection.js" */
+/** @import { Context, Unit } from "../data/selection.js" */
 /** @import { Link, Links, Place, RecordingFacts } from "../data/source.js" */
 /** @import { Texts } from "../data/tokens.js" */
 
@@ -41,9 +41,10 @@ export function makeLinks(context, { go, changed }) {
     heading.textContent = isLong ? "Strongest distant pairs" : "Strongest pairs";
     const texts = await context.texts(where.recording);
     if (state.requested !== headName(where)) return;
-    list.replaceChildren(...kept.map((link) => make("li", {}, linkButton(link, facts, texts, go))));
+    const named = { ...texts, unit: selection.usedUnit };
+    list.replaceChildren(...kept.map((link) => make("li", {}, linkButton(link, facts, named, go))));
     if (!kept.length) list.replaceChildren(make("li", { text: "no weights" }));
-    markChosen();
+    await markChosen();
     changed();
     if (coverage < 1) state.timer = setTimeout(() => tried(where), LINKS_AGAIN_MS);
   };
@@ -65,14 +66,18 @@ export function makeLinks(context, { go, changed }) {
     state.rings = [];
     state.timer = setTimeout(() => tried(where), 50);
   };
-  const markChosen = () => {
+  const markChosen = async () => {
+    const { recording, query, key, usedUnit: unit } = selection;
+    if (query === null || key === null) return;
+    const texts = await context.texts(recording);
+    const chosen = [texts.queries.span(query, unit)[0], texts.keys.span(key, unit)[0]];
     for (const button of list.querySelectorAll("button")) {
       const { query, key } = button.dataset;
-      const chosen = Number(query) === selection.query && Number(key) === selection.key;
-      button.setAttribute("aria-current", String(chosen));
+      const is = Number(query) === chosen[0] && Number(key) === chosen[1];
+      button.setAttribute("aria-current", String(is));
     }
   };
-  selection.listen(markChosen);
+  selection.listen(() => markChosen().catch(unlessSaid));
   heading.textContent = "Strongest pairs";
   const rings = () => (element.open && !element.hidden ? state.rings : []);
   return { element, rings, update, end: () => clearTimeout(state.timer) };
@@ -93,7 +98,7 @@ export function notableLinks(links, { tokens, itself, start }) {
 /**
  * @param {Link} link
  * @param {RecordingFacts} facts
- * @param {Texts} texts
+ * @param {Texts & {unit: Unit}} texts
  * @param {GoTo} go
  */
 function linkButton([query, key, logWeight], facts, texts, go) {
@@ -105,9 +110,13 @@ function linkButton([query, key, logWeight], facts, texts, go) {
   return make(
     "button",
     { type: "button", "data-query": query, "data-key": key, onclick: () => go(query, key) },
-    make("span", {}, ...named(positionOf(query, facts), texts.queries.label(query, 12))),
+    make(
+      "span",
+      {},
+      ...named(positionOf(query, facts), texts.queries.label(query, 12, texts.unit)),
+    ),
     make("i", { text: "→", "aria-hidden": "true" }),
-    make("span", {}, ...named(key, texts.keys.label(key, 12))),
+    make("span", {}, ...named(key, texts.keys.label(key, 12, texts.unit))),
     make("em", { text: weightText(Math.exp(logWeight)) }),
   );
 }

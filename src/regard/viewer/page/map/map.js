@@ -10,10 +10,10 @@ import { unlessSaid } from "../data/watch.js";
 import { watchTheme } from "../drawing/colours.js";
 import { make, penOf } from "../drawing/dom.js";
 import { drawMarks } from "../drawing/marks.js";
-import { frameMarks, themeOf } from "./axes.js";
+import { frameMarks, spanOf, themeOf } from "./axes.js";
 import { captionOf, frameName, progressText } from "./caption.js";
 import { Frame, GUTTER } from "./frame.js";
-import { exactWordsOfBin, wordsOfBin } from "./hover.js";
+import { exactWordsOfBin, labelOfBin, wordsOfBin, wordsOfTokens } from "./hover.js";
 import { Layout } from "./layout.js";
 import { makeLinks } from "./links.js";
 import { viewOf, viewWith, zoomedAt } from "./mapview.js";
@@ -24,7 +24,7 @@ import { shownRange } from "./shown.js";
 /** @import { Link } from "../data/source.js" */
 /** @import { Texts } from "../data/tokens.js" */
 /** @import { Mark } from "../drawing/marks.js" */
-/** @import { Theme } from "./axes.js" */
+/** @import { AxisTexts, Theme } from "./axes.js" */
 /** @import { Extent, MapView } from "./mapview.js" */
 
 /**
@@ -254,15 +254,20 @@ export class HeadMapView {
     const value = bin ? frame.valueAt(bin.row, bin.column) : undefined;
     const hovered = bin && { ...bin, value, seen: frame.knowsSeen, frame, level };
     this.hovered = hovered;
-    for (const one of this.shown) outline(one, hovered);
+    for (const one of this.shown) {
+      const texts = this.#axisTexts(one);
+      outline(one, hovered, texts);
+      if (bin) one.point.textContent = labelOfBin(this.context, one, bin, texts ?? undefined);
+    }
     if (isSameHover(before, hovered)) return;
     clearTimeout(this.resting);
     if (!hovered) return;
     frame.needSeen();
-    const texts = this.texts.get(frame.where.recording);
+    const texts = this.#axisTexts(frame) ?? undefined;
     this.context.say(wordsOfBin(this.context, frame, hovered.row, hovered.column, texts));
     const exact = () => this.#sayExact(hovered).catch(unlessSaid);
-    if (level > 0) this.resting = setTimeout(exact, EXACT_MS);
+    const isWord = this.selection.usedUnit === "word";
+    if (level > 0 || isWord) this.resting = setTimeout(exact, EXACT_MS);
   }
 
   // Fits the range of colours to the values in view.
@@ -301,11 +306,21 @@ export class HeadMapView {
     const { selection } = this;
     const layout = new Layout(frame.view, frame.size, frame.extent, frame.facts);
     const rings = frame === this.frames[0] && !frame.other ? this.links.rings() : [];
-    const texts = this.texts.get(frame.where.recording) ?? null;
+    const texts = this.#axisTexts(frame);
     const { queries, keys } = frame.extent;
     const query = selection.query !== null && selection.query < queries ? selection.query : null;
     const key = selection.key !== null && selection.key < keys ? selection.key : null;
     return frameMarks(layout, texts, { query, key, rings }, this.colours);
+  }
+
+  /**
+   * The texts of a frame, named by tokens or by words.
+   * @param {Frame} frame
+   * @returns {AxisTexts | null}
+   */
+  #axisTexts(frame) {
+    const texts = this.texts.get(frame.where.recording);
+    return texts ? { ...texts, unit: this.selection.usedUnit } : null;
   }
 
   // The chosen pair, or the middle of the view.
@@ -330,11 +345,13 @@ export class HeadMapView {
 
   /** @param {Hovered} hovered */
   async #sayExact(hovered) {
-    const { frame, row, column } = hovered;
-    const found = await this.strongestOf(frame, row, column);
-    const texts = await this.context.texts(frame.where.recording);
-    if (!isSameHover(this.hovered, hovered)) return;
-    this.context.say(exactWordsOfBin(this.context, frame, row, column, texts, found));
+    const { frame, row, column, level } = hovered;
+    await this.context.texts(frame.where.recording);
+    const texts = this.#axisTexts(frame) ?? undefined;
+    const read = level === 0 ? wordsOfTokens : exactWordsOfBin;
+    const found = level === 0 ? null : await this.strongestOf(frame, row, column);
+    const words = await read(this.context, frame, row, column, texts, found);
+    if (isSameHover(this.hovered, hovered)) this.context.say(words);
   }
 
   /**
@@ -458,21 +475,26 @@ function isSameHover(one, other) {
 }
 
 /**
- * Puts the frame's outline around a bin, or hides it.
+ * Puts the frame's outline around a bin, by words around theirs, or hides it.
  * @param {Frame} frame
  * @param {Hovered | null} hovered
+ * @param {AxisTexts | null} texts
  */
-function outline(frame, hovered) {
+function outline(frame, hovered, texts) {
   frame.hover.hidden = !hovered;
   if (!hovered) return;
   const { view, size } = frame;
   const side = (2 ** view.level * view.zoom) / size.ratio;
-  /** @type {(bin: number, start: number) => number} */
-  const at = (bin, start) => bin * side - (start * view.zoom) / size.ratio;
-  const grown = Math.max(side, 5);
-  const [x, y] = [at(hovered.column, view.x), at(hovered.row, view.y)];
-  const off = (grown - side) / 2;
-  frame.hover.style.width = `${grown}px`;
-  frame.hover.style.height = `${grown}px`;
-  frame.hover.style.translate = `${GUTTER.left + x - off}px ${GUTTER.top + y - off}px`;
+  /** @type {(side: "keys" | "queries", bin: number, start: number) => [at: number, length: number]} */
+  const reach = (axis, bin, start) => {
+    const [from, to] = view.level === 0 ? spanOf(texts, axis, bin) : [bin, bin];
+    const length = (to - from + 1) * side;
+    const grown = Math.max(length, 5);
+    return [from * side - (start * view.zoom) / size.ratio - (grown - length) / 2, grown];
+  };
+  const [x, width] = reach("keys", hovered.column, view.x);
+  const [y, height] = reach("queries", hovered.row, view.y);
+  Object.assign(frame.hover.style, { width: `${width}px`, height: `${height}px` });
+  frame.hover.style.translate = `${GUTTER.left + x}px ${GUTTER.top + y}px`;
+  frame.point.classList.toggle("regard-before-it", 2 * x > size.width / size.ratio);
 }

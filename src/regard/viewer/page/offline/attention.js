@@ -142,6 +142,11 @@ export class AttentionHead {
     return Number.isNaN(this.logSum[i]);
   }
 
+  // Whether a pair is one of its own; those of words are many pairs in one.
+  isFirst() {
+    return true;
+  }
+
   /**
    * ln of one weight, NaN where it is masked.
    * @param {number} i

@@ -6,13 +6,15 @@ import { AttentionHead } from "./attention.js";
 import { LocalParameters } from "./parameters.js";
 import { LATER, LocalTurns, SOON } from "./turns.js";
 import { unpackedArray } from "./unpack.js";
+import { WordHead } from "./words.js";
 import { ColumnWork, HeadsWork, LinksWork, TileWork, VisibleWork } from "./work.js";
 
 /** @import { About, HeadRoles, SendRequest, Parameters, Reply } from "../data/source.js" */
 /** @import { Numbers, HeldLayer, Pair, Rules } from "./attention.js" */
 /** @import { Priority } from "./turns.js" */
 /** @import { Dtype } from "./unpack.js" */
-/** @import { RowWork } from "./work.js" */
+/** @import { WordStarts } from "./words.js" */
+/** @import { Head, RowWork } from "./work.js" */
 
 /**
  * An array of the file: the name of the text that holds it, and what it is.
@@ -22,7 +24,7 @@ import { ColumnWork, HeadsWork, LinksWork, TileWork, VisibleWork } from "./work.
 /** @typedef {Rules & {arrays: {[name: string]: PackedArray | undefined}}} PackedLayer */
 
 /**
- * @typedef {{tokens: string[], query_tokens: string[] | null,
+ * @typedef {{tokens: string[], query_tokens: string[] | null, words: WordStarts,
  *   layers: PackedLayer[], roles: HeadRoles}} PackedRecording
  */
 
@@ -97,6 +99,7 @@ class LocalAnswers {
     tokens: async (parameters) => ({
       value: parameters.tokens(parameters.word("side", ["key", "query"])),
     }),
+    words: async ({ recording }) => ({ value: this.data.recordings[recording].words }),
     tile: (parameters, signal) => this.#tile(parameters, signal),
     row: (parameters, signal) => this.#row(parameters, signal),
     column: (parameters, signal) => this.#column(parameters, signal),
@@ -113,13 +116,16 @@ class LocalAnswers {
    * @param {AbortSignal} [signal]
    */
   async #tile(parameters, signal) {
-    const head = await this.#head(...parameters.head());
     const plane = parameters.word("plane", ["max", "mass"]);
     const level = parameters.number("level", 32);
+    // The share of several tokens is what they have, whatever words they are of.
+    const isShare = plane === "mass" && level > 0;
+    const unit = isShare ? "token" : parameters.unit;
+    const head = await this.#headOf(parameters, unit);
     const tiles = (/** @type {number} */ count) => Math.ceil(count / (TILE * 2 ** level));
     const row = parameters.number("row", tiles(parameters.facts.queries));
     const column = parameters.number("column", tiles(parameters.facts.tokens));
-    const name = `tile ${parameters.head()} ${level} ${row} ${column}`;
+    const name = `tile ${parameters.head()} ${unit} ${level} ${row} ${column}`;
     const work = await this.#worked(
       name,
       () => new TileWork(head, level, row, column),
@@ -134,7 +140,7 @@ class LocalAnswers {
    * @param {AbortSignal} [signal]
    */
   async #row(parameters, signal) {
-    const head = await this.#head(...parameters.head());
+    const head = await this.#headOf(parameters);
     const query = parameters.query();
     await this.turns.wait(SOON, signal);
     const [low, high] = head.logs(query);
@@ -148,9 +154,9 @@ class LocalAnswers {
    * @param {AbortSignal} [signal]
    */
   async #column(parameters, signal) {
-    const head = await this.#head(...parameters.head());
+    const head = await this.#headOf(parameters);
     const key = parameters.key();
-    const name = `column ${parameters.head()} ${key}`;
+    const name = `column ${parameters.head()} ${parameters.unit} ${key}`;
     const work = await this.#worked(name, () => new ColumnWork(head, key), SOON, signal);
     return { value: work.values, coverage: work.coverage };
   }
@@ -160,7 +166,7 @@ class LocalAnswers {
    * @param {AbortSignal} [signal]
    */
   async #visible(parameters, signal) {
-    const head = await this.#head(...parameters.head());
+    const head = await this.#headOf(parameters);
     const work = new VisibleWork(head);
     while (work.read < work.count) await this.#advance(work, SOON, signal, BUDGET_MS);
     return { value: work.values };
@@ -171,10 +177,10 @@ class LocalAnswers {
    * @param {AbortSignal} [signal]
    */
   async #links(parameters, signal) {
-    const head = await this.#head(...parameters.head());
+    const head = await this.#headOf(parameters);
     const n = parameters.number("n", MOST_LINKS + 1);
     const [rows, columns] = [parameters.part("rows"), parameters.part("columns")];
-    const name = `links ${parameters.head()} ${n} ${rows} ${columns}`;
+    const name = `links ${parameters.head()} ${parameters.unit} ${n} ${rows} ${columns}`;
     const work = await this.#worked(
       name,
       () => new LinksWork(head, n, rows, columns),
@@ -208,12 +214,12 @@ class LocalAnswers {
    */
   async #pair(parameters, signal) {
     const [query, key] = [parameters.query(), parameters.key()];
-    const { recording, first } = parameters;
+    const { recording, first, unit } = parameters;
     const found = [];
     for (const layer of this.data.recordings[recording].layers.keys()) {
       const { heads } = await this.#layer(recording, layer, first);
       for (let n = 0; n < heads; n++) {
-        const head = await this.#head(recording, layer, n, first);
+        const head = await this.#read(recording, layer, n, first, unit);
         if (this.turns.isOver) await this.turns.wait(SOON, signal);
         found.push(head.log(query, key));
       }
@@ -327,6 +333,29 @@ class LocalAnswers {
       return readLayer(this.data.recordings[recording].layers[layer], this.textOf);
     };
     return cached(this.layers, `${recording} ${layer} ${first}`, make);
+  }
+
+  /**
+   * The head that is asked for, by tokens or by words.
+   * @param {LocalParameters} parameters
+   * @param {LocalParameters["unit"]} [unit]
+   */
+  #headOf(parameters, unit = parameters.unit) {
+    return this.#read(...parameters.head(), unit);
+  }
+
+  /**
+   * @param {number} recording
+   * @param {number} layer
+   * @param {number} head
+   * @param {LocalParameters["first"]} first
+   * @param {LocalParameters["unit"]} unit
+   * @returns {Promise<Head>}
+   */
+  async #read(recording, layer, head, first, unit) {
+    const pieces = await this.#head(recording, layer, head, first);
+    const { words } = this.data.recordings[recording];
+    return unit === "word" ? new WordHead(pieces, words) : pieces;
   }
 
   /**

@@ -5,6 +5,7 @@
 /** @import { Part } from "./work.js" */
 
 const FIRST = /** @type {const} */ (["shown", "hidden"]);
+const UNITS = /** @type {const} */ (["token", "word"]);
 
 export class LocalParameters {
   /**
@@ -17,6 +18,7 @@ export class LocalParameters {
     this.recording = parameters.recording === undefined ? 0 : this.#recording();
     this.facts = data.about.recordings[this.recording];
     this.first = parameters.first === undefined ? "shown" : this.word("first", FIRST);
+    this.unit = parameters.unit === undefined ? "token" : this.word("unit", UNITS);
   }
 
   #recording() {

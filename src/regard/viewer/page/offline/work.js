@@ -5,9 +5,12 @@ import { TILE } from "../data/source.js";
 
 /** @import { Link, Scores } from "../data/source.js" */
 /** @import { AttentionHead } from "./attention.js" */
+/** @import { WordHead } from "./words.js" */
 /** @import { Plane } from "../data/selection.js" */
 
 /** @typedef {readonly [from: number, to: number]} Part */
+
+/** @typedef {AttentionHead | WordHead} Head */
 
 const THUMBNAIL = 48; // bins on a side
 const THUMBNAIL_STEPS = 64; // to a nat: what regard's server rounds to
@@ -92,7 +95,7 @@ function evenBounds(low, high, side) {
 // 256 × 256 bins, on both planes.
 export class TileWork extends RowWork {
   /**
-   * @param {AttentionHead} head
+   * @param {Head} head
    * @param {number} level
    * @param {number} row
    * @param {number} column
@@ -156,7 +159,7 @@ export class TileWork extends RowWork {
 // The weights of one key from all queries.
 export class ColumnWork extends RowWork {
   /**
-   * @param {AttentionHead} head
+   * @param {Head} head
    * @param {number} key
    */
   constructor(head, key) {
@@ -178,7 +181,7 @@ export class ColumnWork extends RowWork {
 
 // The number of unmasked keys of each query.
 export class VisibleWork extends RowWork {
-  /** @param {AttentionHead} head */
+  /** @param {Head} head */
   constructor(head) {
     super([0, head.layer.queries], 0);
     this.head = head;
@@ -198,7 +201,7 @@ export class VisibleWork extends RowWork {
 // attention sink, are kept apart.
 export class LinksWork extends RowWork {
   /**
-   * @param {AttentionHead} head
+   * @param {Head} head
    * @param {number} n
    * @param {Part | null} rows
    * @param {Part | null} columns
@@ -209,6 +212,7 @@ export class LinksWork extends RowWork {
     const [left, right] = columns ?? [0, head.layer.keys];
     this.left = left;
     this.right = right;
+    this.top = rows?.[0] ?? 0;
     this.isWhole = !rows && !columns;
     this.found = new StrongestLinks(n);
     this.resting = new StrongestLinks(n);
@@ -219,10 +223,11 @@ export class LinksWork extends RowWork {
    * @override
    */
   take(row) {
-    const [low, high] = this.head.logs(row, this.left, this.right);
-    const { line } = this.head;
-    const { found, resting } = this;
+    const { head, found, resting, top, left } = this;
+    const [low, high] = head.logs(row, left, this.right);
+    const { line } = head;
     for (let key = low; key < high; key++) {
+      if (!head.isFirst(row, key, top, left)) continue;
       const into = this.isWhole && key === 0 ? resting : found;
       if (line[key] >= into.floor) into.add(row, key, line[key]);
     }

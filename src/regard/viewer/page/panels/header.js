@@ -35,10 +35,10 @@ export function makeHeader(context, parts) {
   const facts = make("span", { class: "regard-facts" });
   const controls = makeControls(selection);
   const recording = about.recordings.length > 1 ? recordingPicker(context) : null;
-  const [view, layer, head, scale, plane, first] = controls.elements;
+  const [view, layer, head, scale, plane, words, first] = controls.elements;
   /** @type {(name: string, ...nodes: (Node | undefined)[]) => HTMLElement} */
   const group = (name, ...nodes) => make("div", { class: `regard-group ${name}` }, ...nodes);
-  const looks = group("regard-looks", scale, plane, first);
+  const looks = group("regard-looks", scale, plane, words, first);
   plane.title = "What a cell of several weights shows: the strongest, or their share of a row";
   const element = make(
     "header",
@@ -80,7 +80,12 @@ function makeControls(selection) {
   const first = make("button", { type: "button", class: "regard-button", text: "hide first" });
   first.title = "Hide the first token, often an attention sink: the others share its weight";
   first.addEventListener("click", () => selection.set({ first: selection.first ? "" : "hidden" }));
+  const words = make("button", { type: "button", class: "regard-button", text: "words" });
+  words.addEventListener("click", () => {
+    selection.set({ unit: selection.usedUnit === "word" ? "token" : "word" });
+  });
   scale.fill(SCALES);
+  scale.element.classList.add("regard-unnamed");
   const options = (/** @type {number[]} */ numbers) =>
     numbers.map((number, n) => /** @type {Option} */ ([n, number]));
   const filled = { layer: "", head: "" };
@@ -98,10 +103,16 @@ function makeControls(selection) {
     view.show(selection.view);
     scale.show(selection.usedScale);
     plane.show(selection.plane);
+    const { tokens, words: count } = selection.recordingFacts;
+    words.setAttribute("aria-pressed", String(selection.usedUnit === "word"));
+    words.disabled = count === tokens;
+    words.title = words.disabled
+      ? "Each token is a word"
+      : "The tokens of a word as one: keys summed, queries averaged";
     first.setAttribute("aria-pressed", String(selection.first === "hidden"));
   };
   const elements = [view, layer, head, scale, plane].map(({ element }) => element);
-  return { elements: [...elements, first], show };
+  return { elements: [...elements, words, first], show };
 }
 
 /** @param {Context} context */
@@ -114,7 +125,9 @@ function recordingPicker({ about, selection }) {
 
 /** @param {HeaderParts} parts */
 function keysButton({ help }) {
-  const button = make("button", { type: "button", class: "regard-button", text: "? keys" });
+  const button = make("button", { type: "button", class: "regard-button", text: "?" });
+  button.setAttribute("aria-label", "Keys");
+  button.title = "Keys and words";
   button.setAttribute("aria-haspopup", "dialog");
   button.addEventListener("click", () => help.open());
   return button;

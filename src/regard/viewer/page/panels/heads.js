@@ -14,14 +14,14 @@ import { lineStep, make, makePicker, nextInLine, penOf, showInside } from "../dr
 import { stepText, weightText } from "../drawing/numbers.js";
 
 /** @import { Context, Fields } from "../data/selection.js" */
-/** @import { HeadsFacts } from "../data/source.js" */
+/** @import { HeadRoles, HeadsFacts } from "../data/source.js" */
 
 /** @typedef {"entropy" | "distance" | "first" | "previous" | "induction"} Score */
 
 /**
- * A head's place in the list, with the score that orders the heads.
+ * A head's place in the list, with its main role and the score that orders the heads.
  * @typedef {{layer: number, head: number, button: HTMLButtonElement, canvas: HTMLCanvasElement,
- *   score: HTMLElement}} HeadCell
+ *   tag: HTMLElement, score: HTMLElement}} HeadCell
  */
 
 /**
@@ -40,6 +40,7 @@ const SCORES = {
 const SCORE_NAMES = /** @type {Score[]} */ (Object.keys(SCORES));
 /** @type {("layer" | Score)[]} */
 const ORDERS = ["layer", ...SCORE_NAMES];
+const ROW_OF_HEADS = 12; // at most, side by side
 const AGAIN_MS = 1000; // until thumbnails without all rows are requested again
 /** @type {(keyof Fields)[]} */
 const LOOKS = ["low", "high", "scale"]; // fields of the selection that change the colours
@@ -77,6 +78,8 @@ class HeadsPanel {
     /** @type {"layer" | Score} */
     this.order = "layer";
     this.coloursPair = false;
+    /** @type {HeadRoles | null} */
+    this.roles = null;
     this.run = 0; // counts up with each recording, to drop late responses
     this.dark = watchTheme(context.ended, (dark) => {
       this.dark = dark;
@@ -140,7 +143,26 @@ class HeadsPanel {
     const order = layers
       .map((_, n) => n)
       .sort((a, b) => Number(b === first) - Number(a === first) || a - b);
+    this.roles = null;
     this.#readLayers(order, run).catch(unlessSaid);
+    this.#readRoles(run).catch(unlessSaid);
+  }
+
+  /**
+   * What each head is called, below its thumbnail; with a token hidden its weights are others.
+   * @param {number} run
+   */
+  async #readRoles(run) {
+    const { recording, first } = this.selection.where;
+    if (first) return;
+    await this.context.drawn;
+    const roles = await this.context.source.roles(recording);
+    if (run !== this.run) return;
+    this.roles = roles;
+    for (const cell of this.cells) {
+      cell.tag.textContent = roles.tags[cell.layer][cell.head];
+      this.#name(cell);
+    }
   }
 
   /**
@@ -182,10 +204,11 @@ class HeadsPanel {
     const score = make("span", { class: "regard-head-score", hidden: true });
     const button = make("button", { type: "button", class: "regard-head", tabIndex: -1 }, canvas);
     const name = this.#called({ layer, head });
-    button.append(make("span", { class: "regard-head-name", text: name }), score);
+    const tag = make("span", { class: "regard-head-tag" });
+    button.append(make("span", { class: "regard-head-name", text: name }), tag, score);
     button.addEventListener("click", () => this.selection.set({ layer, head }));
     button.addEventListener("focus", () => this.#rove(button));
-    const cell = { layer, head, button, canvas, score };
+    const cell = { layer, head, button, canvas, tag, score };
     this.#name(cell);
     return cell;
   }
@@ -221,6 +244,23 @@ class HeadsPanel {
   }
 
   #rows() {
+    return [...this.#numbers(), ...this.#layers()];
+  }
+
+  // The numbers of heads above their columns, where each layer has the same in one row.
+  #numbers() {
+    const { layers } = this.selection.recordingFacts;
+    const [{ heads, key_heads: keyHeads, head_numbers: numbers }] = layers;
+    const isSame = layers.every((facts) => String(facts.head_numbers) === String(numbers));
+    if (!isSame || heads > ROW_OF_HEADS || keyHeads < heads) return [];
+    const named = numbers.map((number) => make("span", { text: String(number) }));
+    const row = make("div", { class: "regard-head-numbers", "aria-hidden": "true" }, ...named);
+    return [
+      make("div", { class: "regard-layer" }, make("span", { class: "regard-layer-name" }), row),
+    ];
+  }
+
+  #layers() {
     return this.selection.recordingFacts.layers.map((facts, layer) => {
       const cells = this.#cellsOf(layer);
       const shared = facts.heads / facts.key_heads;
@@ -316,13 +356,9 @@ class HeadsPanel {
 
   async #requestPair() {
     const { recording, query, key, where } = this.selection;
+    const { first, unit } = where;
     if (query === null || key === null) return;
-    const { values } = await this.context.source.pair({
-      recording,
-      query,
-      key,
-      first: where.first,
-    });
+    const { values } = await this.context.source.pair({ recording, query, key, first, unit });
     const now = this.selection;
     if (now.recording !== recording || now.query !== query || now.key !== key) return;
     this.pair = values;
@@ -380,7 +416,8 @@ class HeadsPanel {
       const weight = this.pair[place];
       parts.unshift(Number.isNaN(weight) ? "masked" : `weight ${weightText(Math.exp(weight))}`);
     }
-    const name = [this.#called(cell), ...parts].join(", ");
+    const role = this.roles?.roles[cell.layer][cell.head];
+    const name = [this.#called(cell), ...(role ? [role] : []), ...parts].join(", ");
     cell.button.setAttribute("aria-label", name);
     cell.button.title = name;
   }

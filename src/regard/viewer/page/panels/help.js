@@ -12,6 +12,7 @@ const KEY_LIST = [
   ["v", "Map or Steps"],
   ["m", "cells of several weights: the strongest, or their share"],
   ["s", "scale: linear, logarithmic or × uniform"],
+  ["w", "words, or the tokens that they are made of"],
   ["h", "hide the first token: the others share its weight"],
   ["[ ]", "previous, next head"],
   ["{ }", "previous, next layer"],

@@ -97,6 +97,7 @@ function actions({ selection }, { map, text, heads, compare, help, showPanel }) 
     m: () => set({ plane: selection.plane === "max" ? "mass" : "max" }),
     s: () => set({ scale: NEXT_SCALE[selection.usedScale] }),
     h: () => set({ first: selection.first ? "" : "hidden" }),
+    w: () => set({ unit: selection.usedUnit === "word" ? "token" : "word" }),
     v: () => set({ view: selection.view === "map" ? "steps" : "map" }),
     t: inPanel("text", () => set({ side: selection.side === "to" ? "by" : "to" })),
     "[": head(-1),

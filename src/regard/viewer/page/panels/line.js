@@ -3,15 +3,16 @@
 import { colourRange, weightColour } from "../drawing/colours.js";
 import { countSeen } from "../drawing/numbers.js";
 
-/** @import { Context, Selection, Side } from "../data/selection.js" */
+/** @import { Context, Selection, Side, Unit } from "../data/selection.js" */
 /** @import { Texts, TokenText } from "../data/tokens.js" */
 
 /**
  * A line of weights. Places count along `text`: `values` start at `base`, `chosen` is the query (or
  * key) whose weights these are, null where it is of the other text, `own`; `locked` is the other
- * token of the pair. `at(place)` is ln of a weight, `seenAt(place)` its query's unmasked keys.
- * @typedef {Texts & {side: Side, text: TokenText, own: {text: TokenText, place: number} | null,
- *   values: Float32Array, base: number, chosen: number | null, locked: number, coverage: number,
+ * token of the pair. By words each piece has its word's weight, and `singles` has it once; else
+ * they are `values`. `at(place)` is ln of a weight, `seenAt(place)` its query's unmasked keys.
+ * @typedef {Texts & {unit: Unit, side: Side, text: TokenText, own: {text: TokenText, place: number} | null,
+ *   values: Float32Array, singles: Float32Array, base: number, chosen: number | null, locked: number, coverage: number,
  *   query: number, key: number, seenAt: (place: number) => number, total: number,
  *   at: (place: number) => number}} Line
  */
@@ -25,16 +26,17 @@ import { countSeen } from "../drawing/numbers.js";
  * @returns {Promise<Line>}
  */
 export async function readLine({ selection, source, texts }, { query, key }) {
-  const { recording, side } = selection;
-  const where = selection.where;
+  const { recording, side, where, usedUnit: unit } = selection;
   const { keys, queries, offset } = await texts(recording);
   if (side === "to") {
     const { values } = await source.row({ ...where, query });
-    const seen = countSeen(values);
     const chosen = offset === null ? null : offset + query;
     const own = offset === null ? { text: queries, place: query } : null;
-    const found = { side, text: keys, own, values, base: 0, chosen, locked: key, coverage: 1 };
-    return withPlaces({ ...found, query, key, keys, queries, offset, seenAt: () => seen });
+    const singles = once(values, keys, unit);
+    const seen = countSeen(singles);
+    const found = { unit, side, text: keys, own, values, singles, base: 0, chosen, locked: key };
+    const rest = { query, key, keys, queries, offset, coverage: 1, seenAt: () => seen };
+    return withPlaces({ ...found, ...rest });
   }
   const { values, coverage } = await source.column({ ...where, key });
   const counts = (await source.visible(where)).values;
@@ -42,9 +44,21 @@ export async function readLine({ selection, source, texts }, { query, key }) {
   const chosen = offset === null ? null : key;
   const own = offset === null ? { text: keys, place: key } : null;
   const text = offset === null ? queries : keys;
-  const found = { side, text, own, values, base, chosen, locked: base + query, coverage };
+  const singles = once(values, queries, unit);
+  const found = { unit, side, text, own, values, singles, base, chosen, locked: base + query };
   const seenAt = (/** @type {number} */ place) => counts[place - base];
-  return withPlaces({ ...found, query, key, keys, queries, offset, seenAt });
+  return withPlaces({ ...found, query, key, keys, queries, offset, coverage, seenAt });
+}
+
+/**
+ * The weights, but of each word only its first piece's; the others are NaN.
+ * @param {Float32Array} values
+ * @param {TokenText} text
+ * @param {Unit} unit
+ */
+export function once(values, text, unit) {
+  if (unit === "token") return values;
+  return values.map((value, n) => (text.isFirst(n, unit) ? value : NaN));
 }
 
 /**
@@ -53,7 +67,7 @@ export async function readLine({ selection, source, texts }, { query, key }) {
  */
 function withPlaces(line) {
   let total = 0;
-  for (const value of line.values) if (value > -Infinity) total += Math.exp(value);
+  for (const value of line.singles) if (value > -Infinity) total += Math.exp(value);
   const at = (/** @type {number} */ place) => line.values[place - line.base] ?? NaN;
   return { ...line, total, at };
 }

@@ -1,12 +1,11 @@
 // A long text: its strongest places in context, and the whole text as a strip.
 
-import { tokenLabel } from "../data/tokens.js";
 import { colourRange, invisiblePixel, pixelTable, weightEntry } from "../drawing/colours.js";
 import { make, penOf } from "../drawing/dom.js";
 import { countText, timesText, weightText } from "../drawing/numbers.js";
 import { shownAt } from "./line.js";
 
-/** @import { Selection } from "../data/selection.js" */
+/** @import { Selection, Unit } from "../data/selection.js" */
 /** @import { Hit, TokenText } from "../data/tokens.js" */
 /** @import { Line, Tint } from "./line.js" */
 
@@ -16,7 +15,7 @@ const AROUND = 8; // tokens on both sides
 
 /**
  * A passage around a place: its text, with the token itself marked.
- * @param {{text: TokenText}} line
+ * @param {{text: TokenText, unit?: Unit}} line
  * @param {number} place
  * @param {Tint | null} tint
  */
@@ -27,16 +26,17 @@ export function passageOf(line, place, tint) {
     for (let n = from; n < to; n++) parts.push(line.text.text(n).replace(/\s+/g, " "));
     return parts.join(line.text.spaced ? " " : "");
   };
-  const from = Math.max(0, place - AROUND);
-  const to = Math.min(line.text.length, place + 1 + AROUND);
+  const [first, last] = line.text.span(place, line.unit ?? "token");
+  const from = Math.max(0, first - AROUND);
+  const to = Math.min(line.text.length, last + 1 + AROUND);
   const gap = line.text.spaced ? " " : "";
-  const space = gap || (/^\s/.test(line.text.text(place)) ? " " : "");
-  const mark = make("mark", { text: tokenLabel(line.text.raw[place], 60) });
+  const space = gap || (/^\s/.test(line.text.text(first)) ? " " : "");
+  const mark = make("mark", { text: line.text.label(place, 60, line.unit) });
   mark.style.setProperty("--back", tint?.back ?? "transparent");
   mark.style.setProperty("--on", tint?.ink ?? "");
   const before = make("span", { class: "regard-before" });
-  before.textContent = `${from > 0 ? "…" : ""}${words(from, place)}${space}`;
-  const after = `${gap}${words(place + 1, to)}${to < line.text.length ? "…" : ""}`;
+  before.textContent = `${from > 0 ? "…" : ""}${words(from, first)}${space}`;
+  const after = `${gap}${words(last + 1, to)}${to < line.text.length ? "…" : ""}`;
   return make("span", { class: "regard-passage", dir: "auto" }, before, mark, after);
 }
 

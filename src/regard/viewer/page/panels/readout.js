@@ -3,9 +3,10 @@
 import { unlessSaid } from "../data/watch.js";
 import { make } from "../drawing/dom.js";
 import { countSeen, countText, weightWords } from "../drawing/numbers.js";
+import { once } from "./line.js";
 
 /** @import { Changed, Compare, Context, Fields } from "../data/selection.js" */
-/** @import { Plane, Side, View } from "../data/selection.js" */
+/** @import { Plane, Side, Unit, View } from "../data/selection.js" */
 /** @import { Texts, TokenText } from "../data/tokens.js" */
 /** @import { Scale } from "../drawing/colours.js" */
 
@@ -16,7 +17,7 @@ import { countSeen, countText, weightWords } from "../drawing/numbers.js";
 
 /**
  * @typedef {{view: Record<View, string>, plane: Record<Plane, string>,
- *   scale: Record<Scale, string>, first: Record<"" | "hidden", string>, side: Record<Side, string>,
+ *   scale: Record<Scale, string>, first: Record<"" | "hidden", string>, unit: Record<Unit, string>, side: Record<Side, string>,
  *   compare: Record<Compare, string>}} Words
  */
 
@@ -26,11 +27,12 @@ const WORDS = {
   plane: { max: "strongest weight of each cell", mass: "share of each cell" },
   scale: { linear: "scale: linear", log: "scale: logarithmic", uniform: "scale: times uniform" },
   first: { "": "first token shown", hidden: "first token hidden: the others share its weight" },
+  unit: { token: "weights of tokens", word: "weights of words: those of their tokens, joined" },
   side: { to: "text: what the query attends to", by: "text: what the key is attended by" },
   compare: { "": "no comparison", side: "side by side", difference: "difference" },
 };
 /** @type {(keyof Fields)[]} */
-const PAIR = ["recording", "layer", "head", "query", "key", "first"];
+const PAIR = ["recording", "layer", "head", "query", "key", "first", "unit"];
 
 // {element, say(text), aside(text)}: the last message, and beside it the progress.
 export function makeReadout() {
@@ -58,6 +60,7 @@ export function describeChanges(context) {
     if (changed.has("plane")) said.push(WORDS.plane[plane]);
     if (changed.has("scale")) said.push(WORDS.scale[usedScale]);
     if (changed.has("first")) said.push(WORDS.first[first]);
+    if (changed.has("unit")) said.push(WORDS.unit[selection.usedUnit]);
     if (changed.has("side")) said.push(WORDS.side[side]);
     if (changed.has("compare")) said.push(WORDS.compare[compare]);
     if (changed.has("layer") || changed.has("head")) said.push(selection.name);
@@ -78,19 +81,21 @@ export function describeChanges(context) {
  * @param {number} key
  */
 async function pairWords({ selection, source, texts }, query, key) {
-  const found = await texts(selection.recording);
-  const { values } = await source.row({ ...selection.where, query });
-  return pairText(found, { query, key, value: values[key], seen: countSeen(values) });
+  const { recording, where, usedUnit: unit } = selection;
+  const found = await texts(recording);
+  const { values } = await source.row({ ...where, query });
+  const seen = countSeen(once(values, found.keys, unit));
+  return pairText({ ...found, unit }, { query, key, value: values[key], seen });
 }
 
 /**
  * `query 5 «it» → key 2 «cat»   weight 0.6443 (3.87 × uniform)`.
- * @param {Texts} texts
+ * @param {Texts & {unit: Unit}} texts
  * @param {ReadPair} pair
  */
-export function pairText({ keys, queries, offset }, { query, key, value, seen }) {
+export function pairText({ keys, queries, offset, unit }, { query, key, value, seen }) {
   /** @type {(text: TokenText, n: number, from: number) => string} */
-  const named = (text, n, from) => `${countText(from + n)} «${text.label(n, 24)}»`;
+  const named = (text, n, from) => `${countText(from + n)} «${text.label(n, 24, unit)}»`;
   const pair = `query ${named(queries, query, offset ?? 0)} → key ${named(keys, key, 0)}`;
   return `${pair}   ${weightWords(value, seen)}`;
 }

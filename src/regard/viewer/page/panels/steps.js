@@ -169,7 +169,7 @@ class StepsPanel {
   async #request(run, query, key) {
     const { source, texts } = this.context;
     const { recording } = this.selection;
-    const where = this.selection.where;
+    const where = this.selection.whereOfTokens;
     const text = await texts(recording);
     const row = (await source.row({ ...where, query })).values;
     const all = text.queries.length <= WHOLE && text.keys.length <= WHOLE;

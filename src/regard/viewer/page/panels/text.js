@@ -29,6 +29,7 @@ const CHANGES = [
   "query",
   "key",
   "first",
+  "unit",
   "side",
   "scale",
   "low",
@@ -157,7 +158,7 @@ class TextPanel {
    */
   #paintHeading(line, long) {
     const { text, place } = line.own ?? { text: line.text, place: line.chosen ?? 0 };
-    const named = `“${text.label(place, 24)}”`;
+    const named = `“${text.label(place, 24, line.unit)}”`;
     const token = long ? `token ${countText(place)} ${named}` : named;
     const does = line.side === "to" ? "attends to" : "is attended by";
     this.title.textContent = `Text · what ${token} ${does}`;
@@ -181,7 +182,11 @@ class TextPanel {
       const button = make(
         "button",
         { type: "button", class: "regard-bar-row" },
-        make("span", { class: "regard-bar-token", text: line.text.label(place, 18), dir: "auto" }),
+        make("span", {
+          class: "regard-bar-token",
+          text: line.text.label(place, 18, line.unit),
+          dir: "auto",
+        }),
         make("span", { class: "regard-bar-place", text: countText(place) }),
         fill,
         make("span", { class: "regard-bar-weight", text: weightText(weight) }),
@@ -325,7 +330,7 @@ class TextPanel {
  * @param {Line} line
  */
 function placesOf(line) {
-  const found = largest(line.values, PLACES).filter((n, rank) => {
+  const found = largest(line.singles, PLACES).filter((n, rank) => {
     return rank === 0 || Math.exp(line.values[n]) >= LEAST;
   });
   return found.map((n) => n + line.base);
@@ -343,7 +348,8 @@ function massWords(line, places) {
     return line.side === "to"
       ? "All keys are masked: the output is 0."
       : `Masked for every query.${read}`;
-  const where = places.length === 1 ? "this position" : `these ${places.length} positions`;
+  const noun = line.unit === "word" ? "word" : "position";
+  const where = places.length === 1 ? `this ${noun}` : `these ${places.length} ${noun}s`;
   if (line.side === "by") {
     const all = weightText(line.total);
     return `${weightText(shown)} of the ${all} that it receives comes from ${where}.${read}`;

@@ -1,0 +1,79 @@
+"""The heads of a recording in the page: numbers, roles, and what lies under the pointer."""
+
+import numpy as np
+import pytest
+
+from regard.recording import Layer, Recording
+from viewer.map_page import log_weights
+from viewer.pages import is_chosen, spoken
+
+REPEATED = [" a", " b", " c", " d"] * 6
+
+
+@pytest.fixture
+def show(serve, open_page):
+    return lambda recording, hash="", **options: open_page(f"{serve(recording)}#{hash}", **options)
+
+
+def looking_back(tokens, distance):
+    """A head whose queries look at the token some positions before them."""
+    L = len(tokens)
+    key = 8 * np.eye(L, dtype="f")
+    query = np.roll(key, distance, 0)
+    return query, key
+
+
+def test_heads_have_their_numbers_and_roles(show):
+    pairs = [looking_back(REPEATED, n) for n in (0, 1, 3)]
+    query, key = (np.stack([pair[side] for pair in pairs]) for side in (0, 1))
+    recording = Recording(REPEATED, [Layer(query, key, causal=True, scale=1.0)])
+    page = show(recording, "L0H1&query=9&key=8")
+    is_chosen(page, 9, 8)
+    assert page.locator(".regard-head-numbers > span").all_text_contents() == ["0", "1", "2"]
+    tags = page.locator(".regard-head-tag")
+    page.wait_for_function(
+        "() => [...document.querySelectorAll('.regard-head-tag')].every((tag) => tag.textContent)"
+    )
+    scores = recording.heads()
+    assert tags.all_text_contents() == [scores.named(0, h)[0].role.short for h in range(3)]
+    assert tags.all_text_contents()[1] == "prev"
+    label = page.locator(".regard-head").nth(1).get_attribute("aria-label")
+    assert label.startswith("L0H1, previous token")
+
+
+def test_numbers_of_heads_that_share_keys_are_not_over_columns(show):
+    page = show(spoken(key_heads=2), "L0H1&query=5&key=3")
+    is_chosen(page, 5, 3)
+    assert page.locator(".regard-head-numbers").count() == 0
+
+
+@pytest.mark.parametrize("side", ["", "&compare=side&other=L1H0"], ids=["one", "two"])
+def test_a_label_at_the_pointer_names_the_pair_and_its_weight(show, side):
+    recording = spoken()
+    page = show(recording, f"L0H1&query=5&key=3{side}")
+    is_chosen(page, 5, 3)
+    page.wait_for_selector(".regard-map[data-idle=true]")
+    canvas = page.locator(".regard-map canvas[data-zoom]").first
+    zoom, box = float(canvas.get_attribute("data-zoom")), canvas.bounding_box()
+    page.mouse.move(box["x"] + 2.5 * zoom, box["y"] + 6.5 * zoom)
+    shown = [0, 1] if side else [0]
+    for frame, (layer, head) in zip(shown, [(0, 1), (1, 0)]):
+        weight = np.exp(log_weights(recording, head, layer)[6, 2])
+        label = page.locator(".regard-map-point").nth(frame)
+        label.filter(has_text=f"{100 * weight:.2f} %").wait_for()
+        assert "was\u2069 → \u2068cat" in label.text_content()
+    page.mouse.move(box["x"] + 6.5 * zoom, box["y"] + 2.5 * zoom)
+    page.locator(".regard-map-point", has_text="masked").first.wait_for()
+
+
+def test_the_label_of_several_weights_says_what_a_cell_shows(show):
+    recording = spoken([f" w{n}" for n in range(900)], heads=1, key_heads=1, layers=1)
+    page = show(recording, "L0H0&query=800&key=3")
+    is_chosen(page, 800, 3)
+    page.wait_for_selector(".regard-map[data-idle=true]")
+    canvas = page.locator(".regard-map canvas[data-zoom]").first
+    box = canvas.bounding_box()
+    page.mouse.move(box["x"] + 20, box["y"] + 300)
+    page.locator(".regard-map-point", has_text="strongest").wait_for()
+    page.keyboard.press("m")
+    page.locator(".regard-map-point", has_text="share").wait_for()
