@@ -146,7 +146,7 @@ class TextPanel {
   #paintField(line, tint) {
     const { boundary } = this.selection.recordingFacts;
     this.field.fill(line.text, line.own && line.side === "by" ? null : boundary);
-    this.field.paint(tint, line.chosen, line.locked);
+    this.field.paint(tint, line.chosen, line.locked, line.unit);
     this.field.mark(this.hits, this.hit);
     const low = line.side === "to" && this.selection.layerFacts.causal;
     if (!this.hit) this.field.show(line.chosen ?? line.locked, low);
