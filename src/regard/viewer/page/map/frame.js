@@ -7,6 +7,7 @@ import { colourRange, colourSpan, invisiblePixel, pixelTable } from "../drawing/
 import { make, penOf } from "../drawing/dom.js";
 import { differencePixels, drawCells, tilePixels } from "./cells.js";
 import { binsOf } from "./mapview.js";
+import { makeWaiting } from "./waiting.js";
 
 /** @import { About, LayerFacts, Place } from "../data/source.js" */
 /** @import { Context } from "../data/selection.js" */
@@ -63,6 +64,7 @@ export class Frame {
     this.point = make("span", { class: "regard-map-point", "aria-hidden": "true" });
     this.hover = make("div", { class: "regard-map-hover", hidden: true }, this.point);
     this.title = make("div", { class: "regard-map-title", hidden: true });
+    this.waiting = makeWaiting();
     this.element = make(
       "div",
       { class: "regard-map-frame" },
@@ -70,6 +72,7 @@ export class Frame {
       this.marks,
       this.hover,
       this.title,
+      this.waiting.element,
     );
     this.where = context.selection.where;
     this.facts = factsOf(context.about, this.where);
@@ -214,6 +217,11 @@ export class Frame {
       missing: parts.reduce((sum, tiles) => sum + tiles.progress.missing, waits ? 1 : 0),
       error: parts.map((tiles) => tiles.error).find((error) => error) ?? null,
     };
+  }
+
+  // Whether there is no tile to draw.
+  get isBlank() {
+    return this.coloured.size === 0;
   }
 
   get knowsSeen() {

@@ -17,6 +17,7 @@ const REQUESTED = 256;
 const LONG_TEXT = 1000; // tokens; in longer texts links between neighbours are left out
 const NEAR = 0.01; // of the length
 const LINKS_AGAIN_MS = 1000;
+const LATE_MS = 300; // until the list of the former head makes way
 
 /**
  * {element, rings(), update(), end()}. `go(query, key)`: a link is chosen; `changed()`: the rings
@@ -26,12 +27,14 @@ const LINKS_AGAIN_MS = 1000;
  */
 export function makeLinks(context, { go, changed }) {
   const { selection, source } = context;
-  /** @type {{rings: Link[], requested: string | null, timer: number | undefined}} */
-  const state = { rings: [], requested: null, timer: undefined };
+  /** @type {{rings: Link[], requested: string | null, timer: number | undefined, late: number | undefined}} */
+  const state = { rings: [], requested: null, timer: undefined, late: undefined };
   const heading = make("summary");
   const list = make("ol");
   const element = make("details", { class: "regard-pairs", open: true }, heading, list);
   element.addEventListener("toggle", () => changed());
+
+  const tell = (/** @type {string} */ text) => list.replaceChildren(make("li", { text }));
 
   /** @type {(found: Links, where: Place) => Promise<void>} */
   const show = async ({ links, coverage }, where) => {
@@ -43,7 +46,8 @@ export function makeLinks(context, { go, changed }) {
     if (state.requested !== headName(where)) return;
     const named = { ...texts, unit: selection.usedUnit };
     list.replaceChildren(...kept.map((link) => make("li", {}, linkButton(link, facts, named, go))));
-    if (!kept.length) list.replaceChildren(make("li", { text: "no weights" }));
+    if (!kept.length) tell("no pair above 0 %: all are masked, or have no weight");
+    clearTimeout(state.late);
     await markChosen();
     changed();
     if (coverage < 1) state.timer = setTimeout(() => tried(where), LINKS_AGAIN_MS);
@@ -55,15 +59,21 @@ export function makeLinks(context, { go, changed }) {
   // The next update repeats a failed request.
   const tried = (/** @type {Place} */ where) =>
     request(where).catch((error) => {
-      if (state.requested === headName(where)) state.requested = null;
+      if (state.requested === headName(where)) {
+        state.requested = null;
+        clearTimeout(state.late);
+        tell("not read");
+      }
       unlessSaid(error);
     });
   const update = () => {
     const where = selection.where;
     if (state.requested === headName(where)) return;
     clearTimeout(state.timer);
+    clearTimeout(state.late);
     state.requested = headName(where);
     state.rings = [];
+    state.late = setTimeout(() => tell("reading …"), LATE_MS);
     state.timer = setTimeout(() => tried(where), 50);
   };
   const markChosen = async () => {
@@ -79,8 +89,12 @@ export function makeLinks(context, { go, changed }) {
   };
   selection.listen(() => markChosen().catch(unlessSaid));
   heading.textContent = "Strongest pairs";
+  const end = () => {
+    clearTimeout(state.timer);
+    clearTimeout(state.late);
+  };
   const rings = () => (element.open && !element.hidden ? state.rings : []);
-  return { element, rings, update, end: () => clearTimeout(state.timer) };
+  return { element, rings, update, end };
 }
 
 /**

@@ -304,13 +304,18 @@ export class HeadMapView {
    */
   marksOf(frame) {
     const { selection } = this;
-    const layout = new Layout(frame.view, frame.size, frame.extent, frame.facts);
+    const layout = this.#layoutOf(frame);
     const rings = frame === this.frames[0] && !frame.other ? this.links.rings() : [];
     const texts = this.#axisTexts(frame);
     const { queries, keys } = frame.extent;
     const query = selection.query !== null && selection.query < queries ? selection.query : null;
     const key = selection.key !== null && selection.key < keys ? selection.key : null;
     return frameMarks(layout, texts, { query, key, rings }, this.colours);
+  }
+
+  /** @param {Frame} frame */
+  #layoutOf(frame) {
+    return new Layout(frame.view, frame.size, frame.extent, frame.facts);
   }
 
   /**
@@ -433,6 +438,7 @@ export class HeadMapView {
       const scale = width / frame.marks.clientWidth;
       pen.setTransform(scale, 0, 0, scale, 0, 0);
       drawMarks(pen, this.marksOf(frame));
+      frame.waiting.show(frame, this.#layoutOf(frame));
     }
     this.stale = false;
     for (const frame of this.shown) if (frame.pointer) this.hover(frame);

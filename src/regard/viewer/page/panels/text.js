@@ -102,7 +102,23 @@ class TextPanel {
     this.sides.show(this.selection.side);
     const { query, key } = this.selection;
     if (query === null || key === null) return;
-    this.#readNow(++this.run, { query, key }).catch(unlessSaid);
+    const run = ++this.run;
+    this.#readNow(run, { query, key }).catch((error) => {
+      if (run === this.run) this.#forget();
+      unlessSaid(error);
+    });
+  }
+
+  // Nothing of the former head stays beside a map that could not be read.
+  #forget() {
+    this.line = null;
+    this.title.textContent = "Text";
+    this.mass.textContent = "not read";
+    this.note.textContent = "";
+    this.own.hidden = this.strip.element.hidden = true;
+    this.bars.replaceChildren();
+    this.field.clear();
+    delete this.element.dataset.shown;
   }
 
   /**

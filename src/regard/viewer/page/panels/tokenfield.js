@@ -102,6 +102,12 @@ export class TokenField {
     if (!this.element.contains(document.activeElement)) this.#rove(chosen ?? locked);
   }
 
+  clear() {
+    this.text = null;
+    this.nodes = [];
+    this.element.replaceChildren();
+  }
+
   /**
    * Marks the hits of a search, and the current one.
    * @param {Hit[]} hits
