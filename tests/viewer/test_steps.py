@@ -9,7 +9,8 @@ from viewer.pages import is_chosen, spoken
 
 BOXES = """(selector) => [...document.querySelectorAll(selector)]
   .filter((node) => node.checkVisibility())
-  .map((node) => node.getBoundingClientRect()).map(({x, y, right, bottom}) => [x, y, right, bottom])"""
+  .map((node) => node.getBoundingClientRect())
+  .map(({x, y, right, bottom}) => [x, y, right, bottom])"""
 # What is written into cells as they are drawn anew: [number, its colour, its cell's colour].
 WRITTEN = """() => {
   window.written = [];
