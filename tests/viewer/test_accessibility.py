@@ -130,6 +130,7 @@ def show(serve, open_page):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 class TestPage:
+    @pytest.mark.slow
     def test_it_can_be_read_and_used_by_everyone(self, show, scheme):
         page = show(spoken(boundary=5), f"L0H1&{PAIR}", color_scheme=scheme)
         for state, (place, act) in STATES.items():
