@@ -14,7 +14,7 @@ import { frameMarks, spanOf, themeOf } from "./axes.js";
 import { captionOf, frameName, progressText } from "./caption.js";
 import { Frame, GUTTER } from "./frame.js";
 import { exactWordsOfBin, labelOfBin, wordsOfBin, wordsOfTokens } from "./hover.js";
-import { Layout } from "./layout.js";
+import { layoutOf } from "./layout.js";
 import { makeLinks } from "./links.js";
 import { viewOf, viewWith, zoomedAt } from "./mapview.js";
 import { listenToPointer } from "./pointer.js";
@@ -85,8 +85,6 @@ export class HeadMapView {
     this.element.dataset.idle = "false";
     for (const frame of this.frames) listenToPointer(frame, this);
     this.stage.addEventListener("keydown", (event) => this.#homeOrEnd(event));
-    // A click on it takes the focus anew: without the frame that the keyboard left.
-    this.stage.addEventListener("pointerdown", () => this.stage.blur());
     this.dark = watchTheme(context.ended, (dark) => {
       this.dark = dark;
       this.theme = null;
@@ -304,18 +302,13 @@ export class HeadMapView {
    */
   marksOf(frame) {
     const { selection } = this;
-    const layout = this.#layoutOf(frame);
+    const layout = layoutOf(frame);
     const rings = frame === this.frames[0] && !frame.other ? this.links.rings() : [];
     const texts = this.#axisTexts(frame);
     const { queries, keys } = frame.extent;
     const query = selection.query !== null && selection.query < queries ? selection.query : null;
     const key = selection.key !== null && selection.key < keys ? selection.key : null;
     return frameMarks(layout, texts, { query, key, rings }, this.colours);
-  }
-
-  /** @param {Frame} frame */
-  #layoutOf(frame) {
-    return new Layout(frame.view, frame.size, frame.extent, frame.facts);
   }
 
   /**
@@ -438,7 +431,7 @@ export class HeadMapView {
       const scale = width / frame.marks.clientWidth;
       pen.setTransform(scale, 0, 0, scale, 0, 0);
       drawMarks(pen, this.marksOf(frame));
-      frame.waiting.show(frame, this.#layoutOf(frame));
+      frame.waiting.show(frame, layoutOf(frame));
     }
     this.stale = false;
     for (const frame of this.shown) if (frame.pointer) this.hover(frame);
