@@ -337,7 +337,8 @@ def test_about_tells_sizes_options_and_places():
     first, second = found["layers"]
     assert first == {
         "number": 0, "name": "", "heads": 4, "head_numbers": [0, 1, 2, 3], "key_heads": 2,
-        "head_size": 6, "value_size": 3, "scale": pytest.approx(6**-0.5), "capped": None,
+        "head_size": 6, "value_size": 3, "samples": 1,
+        "scale": pytest.approx(6**-0.5), "capped": None,
         "causal": True, "weights_only": False, "options": ["causal", "window=(9, 0)"],
     }  # fmt: skip
     assert second["options"] == ["window=(3, 5)"]
@@ -394,12 +395,17 @@ def test_nan_and_infinity_in_a_recording_are_answered():
 VALID = {
     "about": "",
     "tokens": "side=key",
+    "words": "",
     "tile": "layer=0&head=0&plane=mass&level=0&row=0&column=0",
     "row": "layer=0&head=0&query=4",
     "column": "layer=0&head=0&key=4",
     "visible": "layer=0&head=0",
     "links": "layer=0&head=0&n=5",
     "heads": "layer=0",
+    "roles": "",
+    "alignment": "with=0",
+    "change": "layer=0&with=0",
+    "changed": "layer=0&head=0&with=0&with_layer=0&with_head=1&n=3",
     "pair": "query=6&key=4",
     "steps": "layer=0&head=0&queries=4,6,8&keys=0,4",
 }

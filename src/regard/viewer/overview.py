@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     HeadWeights = AttentionWeights[Any] | WordBlocks | AlignedWeights
     Picture = Float[np.ndarray, "rows columns"]
 
-__all__ = ["TILE", "HeadMap"]
+__all__ = ["TILE", "HeadMap", "samples_of"]
 
 TILE = 256  # bins on a side
 ROUNDS = 32
@@ -41,6 +41,11 @@ LARGEST_SIDE = 4096  # bins of the coarse heatmap
 LINK_BINS = 512  # on a side, each of which may give a link
 FEW_KEYS = 8  # of fewer, one has a large weight in any case
 IDLE_TIMEOUT_S = 5.0  # the worker ends when no request came for so long
+
+
+def samples_of(queries: int, keys: int, head_size: int) -> int:
+    """How many samples of its rows a head's map is read in: 1 where that is the whole."""
+    return ROUNDS if queries * keys * head_size > DIRECT_WORK else 1
 
 
 class HeadMap:
@@ -75,7 +80,7 @@ class HeadMap:
         self.query_start = found.query_start
         self.shape = self._weights.shape
         self._collected: _Collected | None = None
-        if self._work(*self.shape) > DIRECT_WORK:
+        if samples_of(*self.shape, self._head_size) > 1:
             self._collected = _Collected(self)
 
     def _weights_of(self, rows: slice) -> HeadWeights:

@@ -19,7 +19,7 @@
  * `number` and `head_numbers`, which are those of the model.
  * @typedef {{number: number, name: string, heads: number, head_numbers: number[],
  *   key_heads: number, head_size: number, value_size: number | null, scale: number,
- *   capped: string | null, causal: boolean, weights_only: boolean, options: string[]}} LayerFacts
+ *   samples: number, capped: string | null, causal: boolean, weights_only: boolean, options: string[]}} LayerFacts
  */
 
 /**

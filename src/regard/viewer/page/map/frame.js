@@ -13,6 +13,7 @@ import {
 import { make, penOf } from "../drawing/dom.js";
 import { differencePixels, drawCells, hatch, tilePixels } from "./cells.js";
 import { binsOf } from "./mapview.js";
+import { makeWaiting } from "./waiting.js";
 
 /** @import { Aligned } from "../data/alignment.js" */
 /** @import { About, LayerFacts, MapPlace, Place } from "../data/source.js" */
@@ -70,7 +71,9 @@ export class Frame {
     this.point = make("span", { class: "regard-map-point", "aria-hidden": "true" });
     this.hover = make("div", { class: "regard-map-hover", hidden: true }, this.point);
     this.title = make("div", { class: "regard-map-title", hidden: true });
-    const plot = make("div", { class: "regard-map-plot" }, this.cells, this.marks, this.hover);
+    this.waiting = makeWaiting();
+    const parts = [this.cells, this.marks, this.hover, this.waiting.element];
+    const plot = make("div", { class: "regard-map-plot" }, ...parts);
     this.element = make("div", { class: "regard-map-frame" }, this.title, plot);
     this.where = context.selection.where;
     this.facts = factsOf(context.about, this.where);
@@ -238,6 +241,11 @@ export class Frame {
       missing: parts.reduce((sum, tiles) => sum + tiles.progress.missing, waits ? 1 : 0),
       error: parts.map((tiles) => tiles.error).find((error) => error) ?? null,
     };
+  }
+
+  // Whether there is no tile to draw.
+  get isBlank() {
+    return this.coloured.size === 0;
   }
 
   get knowsSeen() {

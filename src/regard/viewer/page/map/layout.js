@@ -3,7 +3,7 @@
 import { GUTTER } from "./frame.js";
 import { endPixel } from "./mapview.js";
 
-/** @import { FrameFacts, FrameSize } from "./frame.js" */
+/** @import { Frame, FrameFacts, FrameSize } from "./frame.js" */
 /** @import { Extent, MapView } from "./mapview.js" */
 
 /** @typedef {[from: number, to: number]} Ends of a stretch of tokens, or of CSS pixels */
@@ -55,6 +55,11 @@ export class Layout {
   shows(x, y) {
     return x >= this.left && x <= this.right && y >= this.top && y <= this.bottom;
   }
+}
+
+/** @param {Frame} frame */
+export function layoutOf({ view, size, extent, facts }) {
+  return new Layout(view, size, extent, facts);
 }
 
 /**

@@ -25,6 +25,7 @@ const LONG_TEXT = 1000; // tokens; in longer texts links between neighbours are 
 const NEAR = 0.01; // of the length
 const LINKS_AGAIN_MS = 1000;
 const LEAST = 0.00005; // of a difference that four decimals show
+const LATE_MS = 300; // until the list of the former head makes way
 
 /**
  * {element, rings(), update(), end()}. `go(query, key)`: a link is chosen; `changed()`: the rings
@@ -34,13 +35,15 @@ const LEAST = 0.00005; // of a difference that four decimals show
  */
 export function makeLinks(context, { go, changed }) {
   const { selection, source } = context;
-  /** @type {{rings: Link[], requested: string | null, timer: number | undefined}} */
-  const state = { rings: [], requested: null, timer: undefined };
+  /** @type {{rings: Link[], requested: string | null, timer: number | undefined, late: number | undefined}} */
+  const state = { rings: [], requested: null, timer: undefined, late: undefined };
   const heading = make("summary");
   const list = make("ol");
   const note = make("p", { class: "regard-note" });
   const element = make("details", { class: "regard-pairs", open: true }, heading, list, note);
   element.addEventListener("toggle", () => changed());
+
+  const tell = (/** @type {string} */ text) => list.replaceChildren(make("li", { text }));
 
   const name = () => {
     const { where, otherWhere, compare } = selection;
@@ -67,7 +70,8 @@ export function makeLinks(context, { go, changed }) {
     const button = (/** @type {Link} */ pair) => linkButton(pair, text(pair[2]), facts, named, go);
     const named = { ...texts, unit: selection.usedUnit };
     list.replaceChildren(...pairs.map((pair) => make("li", {}, button(pair))));
-    if (!pairs.length) list.replaceChildren(make("li", { text: none }));
+    if (!pairs.length) tell(none);
+    clearTimeout(state.late);
     await markChosen();
     changed();
     if (!isDone) state.timer = setTimeout(() => tried(wanted), LINKS_AGAIN_MS);
@@ -75,15 +79,21 @@ export function makeLinks(context, { go, changed }) {
   // The next update repeats a failed request.
   const tried = (/** @type {string} */ wanted) =>
     request(wanted).catch((error) => {
-      if (state.requested === wanted) state.requested = null;
+      if (state.requested === wanted) {
+        state.requested = null;
+        clearTimeout(state.late);
+        tell("not read");
+      }
       unlessSaid(error);
     });
   const update = () => {
     const wanted = name();
     if (state.requested === wanted) return;
     clearTimeout(state.timer);
+    clearTimeout(state.late);
     state.requested = wanted;
     state.rings = [];
+    state.late = setTimeout(() => tell("reading …"), LATE_MS);
     state.timer = setTimeout(() => tried(wanted), 50);
   };
   const markChosen = async () => {
@@ -99,8 +109,12 @@ export function makeLinks(context, { go, changed }) {
   };
   selection.listen(() => markChosen().catch(unlessSaid));
   heading.textContent = "Strongest pairs";
+  const end = () => {
+    clearTimeout(state.timer);
+    clearTimeout(state.late);
+  };
   const rings = () => (element.open && !element.hidden ? state.rings : []);
-  return { element, rings, update, end: () => clearTimeout(state.timer) };
+  return { element, rings, update, end };
 }
 
 /**
@@ -112,7 +126,8 @@ function notable({ links, fewest, coverage }, facts) {
   const { kept: pairs, isLong } = notableLinks(links, facts);
   const heading = isLong ? "Strongest distant pairs" : "Strongest pairs";
   const text = (/** @type {number} */ x) => weightText(Math.exp(x));
-  return { heading, pairs, text, none: "no weights", fewest, isDone: coverage === 1 };
+  const none = "no pair above 0 %: all are masked, or have no weight";
+  return { heading, pairs, text, none, fewest, isDone: coverage === 1 };
 }
 
 /**

@@ -15,7 +15,7 @@ import { frameMarks, themeOf } from "./axes.js";
 import { captionOf, frameName, progressText } from "./caption.js";
 import { Frame } from "./frame.js";
 import { exactWordsOfBin, labelOfBin, wordsOfBin, wordsOfTokens } from "./hover.js";
-import { Layout } from "./layout.js";
+import { layoutOf } from "./layout.js";
 import { makeLinks } from "./links.js";
 import { viewOf, viewWith, zoomedAt } from "./mapview.js";
 import { isSameHover, outline } from "./outline.js";
@@ -339,7 +339,7 @@ export class HeadMapView {
    */
   marksOf(frame, theme = this.colours, chosen = true) {
     const { selection } = this;
-    const layout = new Layout(frame.view, frame.size, frame.extent, frame.facts);
+    const layout = layoutOf(frame);
     const rings = frame === this.frames[0] ? this.links.rings() : [];
     const texts = this.#axisTexts(frame);
     const { query, key } = this.#in(frame, selection.query, selection.key);
@@ -504,6 +504,7 @@ export class HeadMapView {
       const scale = width / frame.marks.clientWidth;
       pen.setTransform(scale, 0, 0, scale, 0, 0);
       drawMarks(pen, this.marksOf(frame));
+      frame.waiting.show(frame, layoutOf(frame));
     }
     this.stale = false;
     for (const frame of this.shown) if (frame.pointer) this.hover(frame);

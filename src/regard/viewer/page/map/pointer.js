@@ -37,6 +37,7 @@ export function listenToPointer(frame, map) {
 
   canvas.addEventListener("pointerdown", (event) => {
     if (event.button !== 0) return;
+    map.stage.blur(); // the focus comes anew, without the ring that the keyboard left
     canvas.setPointerCapture(event.pointerId);
     const place = placeOf(event);
     pressed.set(event.pointerId, place);

@@ -20,11 +20,11 @@ import { countText, stepText, weightText } from "../drawing/numbers.js";
  *   facts: LayerFacts}} Cell
  */
 
-const TERMS = 4; // of a sum; the others are counted
+const TERMS = 3; // of a sum; the others are counted, where they are more than one
 
 /** @param {Cell} cell */
 export function arithmeticLines(cell) {
-  const { steps, i, j, names, places, seen, facts } = cell;
+  const { steps, i, j, names, places, facts } = cell;
   const score = steps.scores[i][j];
   /** @type {ArithmeticLine[]} */
   const lines = [
@@ -48,7 +48,7 @@ export function arithmeticLines(cell) {
     lines.push(["biased", `${stepText(last)} + ${bias} = `, bold(stepText(biased))]);
   }
   lines.push(["masked", maskedText(steps.masked[i][j], places)]);
-  lines.push(["weight", ...weightParts(steps, i, j, seen)]);
+  lines.push(["weight", ...weightParts(cell)]);
   if (steps.value) lines.push(["output", ...outputParts(steps, steps.value, cell)]);
   return lines;
 }
@@ -59,11 +59,15 @@ export function arithmeticLines(cell) {
  * @param {ArithmeticLine[]} lines
  */
 export function showArithmetic(element, lines) {
-  const shown = lines.map(([name, ...parts]) => [
-    make("dt", { text: name }),
-    make("dd", {}, ...parts),
-  ]);
-  element.replaceChildren(...shown.flat());
+  const shown = lines.map(([name, ...parts]) =>
+    make("div", { "data-line": name }, make("dt", { text: name }), make("dd", {}, ...parts)),
+  );
+  element.replaceChildren(...shown);
+}
+
+/** @param {number} count */
+function shownTerms(count) {
+  return count <= TERMS + 1 ? count : TERMS;
 }
 
 /** @param {string} text */
@@ -87,15 +91,16 @@ function coloured(kind, text) {
  */
 function scoreParts(steps, i, j, names) {
   const [q, k] = [steps.query[i], steps.key[j]];
+  const shown = shownTerms(q.length);
   const terms = q
-    .slice(0, TERMS)
+    .slice(0, shown)
     .flatMap((_, d) => [
       d ? " + " : "",
       coloured("query", stepText(q[d])),
       "·",
       coloured("key", stepText(k[d])),
     ]);
-  const left = q.length - TERMS;
+  const left = q.length - shown;
   const rest = left > 0 ? ` + … (${left} more)` : "";
   const name = [coloured("query", `q[${names.query}]`), "·", coloured("key", `k[${names.key}]`)];
   return [...name, " = ", ...terms, rest];
@@ -121,13 +126,8 @@ function maskedText(masked, { query, key }) {
   return make("span", {}, `query ${i} attends to key ${j}: kept, `, bold(stepText(masked)));
 }
 
-/**
- * @param {Steps} steps
- * @param {number} i
- * @param {number} j
- * @param {number} seen
- */
-function weightParts(steps, i, j, seen) {
+/** @param {Cell} cell */
+function weightParts({ steps, i, j, seen, facts }) {
   const masked = steps.masked[i][j];
   const weight = steps.weights[i][j];
   if (!(weight >= 0)) return ["the scores give NaN"];
@@ -141,7 +141,11 @@ function weightParts(steps, i, j, seen) {
   const sum = weight > 0 ? ` = ${stepText(power)} ÷ ${stepText(power / weight)}` : "";
   const shown = off ? `(${stepText(masked)}${shift})` : stepText(masked);
   const others = off ? `(sⱼ${shift})` : "sⱼ";
-  return [`e^${shown} ÷ Σⱼ e^${others}${sum} = `, bold(weightText(weight)), uniform];
+  const all = `Σⱼ e^${others}`;
+  const below = facts.options.includes("sinks")
+    ? `(${all} + e^${off ? `(sink${shift})` : "sink"})`
+    : all;
+  return [`e^${shown} ÷ ${below}${sum} = `, bold(weightText(weight)), uniform];
 }
 
 /**
@@ -154,7 +158,7 @@ function outputParts(steps, values, { i, names, dim, seen }) {
   const weights = steps.weights[i];
   if (weights.some(Number.isNaN)) return ["the weights give NaN"];
   const order = weights.map((_, n) => n).sort((a, b) => weights[b] - weights[a]);
-  const shown = order.slice(0, TERMS).filter((n) => weights[n] > 0);
+  const shown = order.slice(0, shownTerms(seen)).filter((n) => weights[n] > 0);
   const left = seen - shown.length; // of all keys, also those that are not among the steps
   const terms = shown.flatMap((n, rank) => {
     const value = dim === null ? `v[${names.keys[n]}]` : stepText(values[n][dim]);

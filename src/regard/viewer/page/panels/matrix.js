@@ -2,7 +2,9 @@
 
 import { INVISIBLE, signedColour, usualRange, weightColour } from "../drawing/colours.js";
 import { make, penOf } from "../drawing/dom.js";
+import { MARK_FONT } from "../drawing/marks.js";
 import { stepText } from "../drawing/numbers.js";
+import { numberIn } from "./cellnumber.js";
 import { inkOn } from "./line.js";
 
 /** @import { Colour } from "../drawing/colours.js" */
@@ -23,7 +25,6 @@ import { inkOn } from "./line.js";
 
 /** @typedef {(row: number, column: number, words: string) => void} ChooseCell */
 
-const WRITTEN = 34; // pixels of a cell's width from which its number is written into it
 /** @type {Axis} */
 const NO_AXIS = { labels: null, word: "", size: 1 };
 let matrixCount = 0;
@@ -168,7 +169,9 @@ export class MatrixView {
       for (const [c, value] of line.entries()) {
         const shown = this.hidden?.[r][c] === null ? null : value;
         const colour = this.#colour(shown, span);
-        const at = { x: c * width, y: r * height, width: width - gap, height: height - gap };
+        const [x, y] = [c * width, r * height];
+        const wide = Math.max(width - gap, 1 / ratio); // narrower ones would be half transparent
+        const at = { x, y, width: wide, height: height - gap };
         pen.fillStyle = `rgb(${colour.join(" ")})`;
         pen.fillRect(at.x, at.y, at.width, at.height);
         this.#write(pen, shown, colour, at);
@@ -195,12 +198,12 @@ export class MatrixView {
    */
   #write(pen, value, colour, { x, y, width, height }) {
     pen.fillStyle = inkOn(colour);
-    if (width >= WRITTEN && height >= 16) {
-      pen.font = "11px system-ui, sans-serif";
+    const number = numberIn(value, { width, height }, this.weights);
+    if (number) {
+      pen.font = `${number.size}px ${MARK_FONT}`;
       pen.textAlign = "center";
       pen.textBaseline = "middle";
-      const text = this.weights && value !== null ? value.toFixed(4) : stepText(value);
-      pen.fillText(text, x + width / 2, y + height / 2 + 1, width - 2);
+      pen.fillText(number.text, x + width / 2, y + height / 2 + 1);
     } else if (Number.isNaN(value) && width >= 6) {
       pen.fillText("?", x + width / 2 - 3, y + height / 2 + 4);
     } else if (value === null && width >= 6) {

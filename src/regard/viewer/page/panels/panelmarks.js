@@ -35,7 +35,8 @@ export function panelMarks(element, without = "") {
 
 /** @param {Element} node */
 function isShown(node) {
-  return !node.classList.contains("regard-hidden") && node.checkVisibility();
+  const isOpen = getComputedStyle(node).display === "contents"; // has no box, but what is in it
+  return !node.classList.contains("regard-hidden") && (isOpen || node.checkVisibility());
 }
 
 /**

@@ -3,14 +3,19 @@
 import { unlessSaid } from "../data/watch.js";
 import { watchTheme } from "../drawing/colours.js";
 import { make } from "../drawing/dom.js";
+import { textWidth } from "../drawing/marks.js";
 import { countSeen, countText, largest, stepText } from "../drawing/numbers.js";
 import { arithmeticLines, scalingText, showArithmetic } from "./arithmetic.js";
+import { bandSizes } from "./band.js";
 import { MatrixView } from "./matrix.js";
+import { makeStages, STAGES, stageSigns, stagesOf } from "./stages.js";
 
 /** @import { Context, Fields } from "../data/selection.js" */
 /** @import { LayerFacts, Steps } from "../data/source.js" */
 /** @import { Texts, TokenText } from "../data/tokens.js" */
+/** @import { BandSizes } from "./band.js" */
 /** @import { Axis, ChooseCell, Values } from "./matrix.js" */
+/** @import { Stage } from "./stages.js" */
 
 /**
  * The steps shown: of all queries and keys, or of one query and its strongest keys.
@@ -19,7 +24,11 @@ import { MatrixView } from "./matrix.js";
 
 /** @typedef {Exclude<keyof Steps, "queries" | "keys">} StepName */
 
-/** @typedef {{query: Axis, key: Axis, dim: Axis, valueDim: Axis}} StepAxes */
+/**
+ * Sides of the matrices; the keys run down in v, and the columns of k down in kᵀ.
+ * @typedef {{query: Axis, key: Axis, valueKey: Axis, dim: Axis, keyDim: Axis,
+ *   valueDim: Axis}} StepAxes
+ */
 
 /**
  * A cell of a matrix: places among the steps, and columns of vectors.
@@ -28,12 +37,18 @@ import { MatrixView } from "./matrix.js";
  */
 
 /** @type {StepName[]} with a cell for every query and key */
-const MATRICES = ["scores", "scaled", "capped", "biased", "masked", "weights"];
+const MATRICES = [...STAGES, "weights"];
+/** @type {StepName[]} of all queries and keys */
+const WHOLE_MATRICES = ["scores", "weights"];
 /** @type {StepName[]} in their order */
 const STEP_NAMES = ["query", "key", ...MATRICES, "value", "output"];
+const NO_STAGES = { scaled: null, capped: null, biased: null, masked: null };
 const WHOLE = 32; // queries and keys that are all shown
 const STRONGEST = 12; // keys of longer texts
 const WIDE = 176; // pixels of a vector of many numbers
+const SHORT = 7; // letters of a label in the band
+const LABELS = 60; // pixels of it, at most: style.css
+const BESIDE = 48; // pixels beside the scores that the switch may have: style.css
 const NUMBER = 48; // of a number that is written out
 /** @type {(keyof Fields)[]} */
 const FOLLOWED = ["recording", "layer", "head", "query", "key", "first", "view"];
@@ -59,13 +74,25 @@ class StepsPanel {
     this.dim = null;
     /** @type {number | null} of v and the output */
     this.valueDim = null;
+    /** @type {Stage | null} of the scores that was chosen; null is their last */
+    this.stage = null;
     this.width = 700; // CSS pixels, until they are known
+    this.height = 0; // for the matrices
+    /** @type {BandSizes | null} */
+    this.sizes = null;
     /** @type {FoundSteps | null} */
     this.found = null;
     this.views = this.#matrices();
+    this.stages = makeStages((stage) => {
+      this.stage = stage;
+      this.#show();
+    });
+    this.views.scores.title.after(this.stages.element);
     this.signs = new Map(STEP_NAMES.map((name) => [name, makeSign()]));
     const steps = STEP_NAMES.map((name) => {
-      return make("div", { class: "regard-step" }, this.signs.get(name), this.views[name].element);
+      const { element } = this.views[name];
+      const properties = { class: "regard-step", "data-step": name };
+      return make("div", properties, this.signs.get(name), element);
     });
     this.title = make("h2", { text: "Steps" });
     this.note = make("p", { class: "regard-note" });
@@ -87,14 +114,15 @@ class StepsPanel {
       if (FOLLOWED.some((name) => changed.has(name))) this.#read();
     });
     this.observer = new ResizeObserver(() => this.#resize());
-    this.observer.observe(this.element);
+    for (const element of [this.element, this.flow]) this.observer.observe(element);
     this.#read();
   }
 
   #resize() {
     const width = this.element.clientWidth;
-    if (!width || width === this.width) return;
-    this.width = width;
+    const height = this.flow.offsetHeight;
+    if (!width || (width === this.width && height === this.height)) return;
+    [this.width, this.height] = [width, height];
     this.#show();
   }
 
@@ -166,15 +194,24 @@ class StepsPanel {
     if (!this.found) return;
     const { steps, text, all } = this.found;
     const facts = this.selection.layerFacts;
+    const stages = stagesOf(steps);
+    const stage = stages.find((name) => name === this.stage) ?? stages[stages.length - 1];
+    this.stages.element.hidden = !all;
+    this.stages.show(stages, stage, facts);
+    this.sizes = all ? this.#bandSizes(this.found) : null;
     const axes = this.#axes(this.found);
+    const shown = all ? { ...steps, ...NO_STAGES, scores: steps[stage] } : steps;
+    this.views.scores.rename(all ? stage : "scores");
     for (const name of STEP_NAMES) {
-      const values = steps[name];
+      const values = shown[name];
       const { parentElement } = this.views[name].element;
       if (parentElement) parentElement.hidden = !values;
       if (values) this.#fill(name, values, this.found, axes);
     }
+    this.views.scores.title.hidden = all;
     this.views.key.rename(all ? "kᵀ" : "k");
     this.element.classList.toggle("regard-one-query", !all);
+    this.element.classList.toggle("regard-band", this.sizes !== null);
     this.#signs(facts);
     this.title.textContent = `Steps of ${this.selection.name} · ${formulaText(steps, facts)}`;
     const parts = [];
@@ -191,6 +228,24 @@ class StepsPanel {
     this.#mark();
   }
 
+  /** @param {FoundSteps} found */
+  #bandSizes({ steps, text }) {
+    const padding = 32; // as in style.css, or with a scroll bar
+    const room = { width: this.width - padding, height: this.flow.offsetHeight };
+    /** @type {(of: TokenText, places: number[]) => number} */
+    const widest = (of, places) =>
+      Math.min(LABELS, 8 + Math.max(...places.map((n) => textWidth(of.label(n, SHORT), 12))));
+    return bandSizes(room, {
+      rowLabels: widest(text.queries, steps.queries),
+      columnLabels: widest(text.keys, steps.keys),
+      switched: this.stages.element.offsetWidth - BESIDE,
+      queries: steps.queries.length,
+      keys: steps.keys.length,
+      dims: steps.query[0].length,
+      valueDims: steps.value?.[0].length ?? 0,
+    });
+  }
+
   /**
    * Sizes and labels of the matrices' sides. With one query and its strongest keys, the keys run
    * down, so that one line has everything of a key.
@@ -198,32 +253,42 @@ class StepsPanel {
    * @returns {StepAxes}
    */
   #axes({ steps, text, all }) {
-    const side = all ? this.#side(Math.max(steps.queries.length, steps.keys.length)) : 22;
+    const sizes = this.sizes ?? this.#flowSizes(steps, all);
+    const most = this.sizes ? SHORT : 9;
     /** @type {(of: TokenText, from: number) => (n: number) => string} */
     const label = (of, from) => (n) =>
-      all ? of.label(n, 9) : `${countText(from + n)} ${of.label(n, 8)}`;
-    const wide = all ? WIDE : 0.75 * WIDE; // so that all steps of one query fit beside each other
-    const along = (/** @type {number[][]} */ numbers) =>
-      Math.max(2, Math.min(side, Math.floor(wide / numbers[0].length)));
+      all ? of.label(n, most) : `${countText(from + n)} ${of.label(n, 8)}`;
     /** @type {(word: string, labels: string[] | null, size: number) => Axis} */
     const axis = (word, labels, size) => ({ word, labels, size });
-    const query = axis("query", steps.queries.map(label(text.queries, text.offset ?? 0)), side);
+    const queries = steps.queries.map(label(text.queries, text.offset ?? 0));
+    const keys = steps.keys.map(label(text.keys, 0));
     return {
-      query,
-      key: axis("key", steps.keys.map(label(text.keys, 0)), side),
-      dim: axis("column", null, along(steps.query)),
-      valueDim: axis("column", null, steps.value ? along(steps.value) : 0),
+      query: axis("query", queries, sizes.tall),
+      key: axis("key", keys, sizes.wide),
+      valueKey: axis("key", keys, sizes.tall),
+      dim: axis("column", null, sizes.dim),
+      keyDim: axis("column", null, sizes.keyDim),
+      valueDim: axis("column", null, sizes.valueDim),
     };
   }
 
   /**
-   * Pixels of a cell, so that three matrices stand beside each other, or else two.
-   * @param {number} count
+   * Of matrices one after another: so that three stand beside each other, or else two.
+   * @param {Steps} steps
+   * @param {boolean} all
+   * @returns {BandSizes}
    */
-  #side(count) {
+  #flowSizes(steps, all) {
+    const count = Math.max(steps.queries.length, steps.keys.length);
     const three = Math.floor((this.width - 345) / (3 * count));
     const two = Math.floor((this.width - 220) / (2 * count));
-    return three >= 13 ? Math.min(20, three) : Math.max(11, Math.min(17, two));
+    const fitting = three >= 13 ? Math.min(20, three) : Math.max(11, Math.min(17, two));
+    const side = all ? fitting : 22;
+    const wide = all ? WIDE : 0.75 * WIDE; // so that all steps of one query fit beside each other
+    /** @type {(numbers: number[][]) => number} */
+    const along = (numbers) => Math.max(2, Math.min(side, Math.floor(wide / numbers[0].length)));
+    const [dim, valueDim] = [along(steps.query), steps.value ? along(steps.value) : 0];
+    return { tall: side, wide: side, dim, keyDim: dim, valueDim };
   }
 
   /**
@@ -237,7 +302,8 @@ class StepsPanel {
     const turn = turned ? transposed : (/** @type {Values} */ matrix) => matrix;
     const weights = name === "weights";
     const hidden = weights ? turn(found.steps.masked) : null;
-    const note = weights ? sumText(found) : undefined;
+    const bare = this.sizes && !weights && name !== "scores"; // no room for the range
+    const note = weights ? sumText(found) : bare ? "" : undefined;
     this.views[name].fill({
       values: turn(values),
       hidden,
@@ -252,17 +318,17 @@ class StepsPanel {
   /** @param {LayerFacts} facts */
   #signs(facts) {
     /** @type {Partial<Record<StepName, string>>} */
-    const signs = {
+    const band = { scores: "· kᵀ\n=", weights: "softmax\n→", output: "· v\n=" };
+    /** @type {Partial<Record<StepName, string>>} */
+    const flow = {
+      ...stageSigns(facts),
       key: "·",
       scores: "→",
-      scaled: scalingText(facts),
-      capped: "tanh",
-      biased: "+",
-      masked: "mask",
       weights: "softmax",
       value: "·",
       output: "=",
     };
+    const signs = this.sizes ? band : flow;
     for (const [name, sign] of this.signs) sign.textContent = signs[name] ?? "";
   }
 
@@ -279,7 +345,7 @@ class StepsPanel {
     const dims = this.dim !== null;
     q.mark({ row: i, column: this.dim, cell: dims });
     k.mark({ row: all ? this.dim : j, column: all ? j : this.dim, cell: dims });
-    for (const name of MATRICES)
+    for (const name of all ? WHOLE_MATRICES : MATRICES)
       if (steps[name]) this.views[name].mark({ row: all ? i : j, column: all ? j : i, cell: true });
     const cell = this.valueDim !== null;
     if (steps.value) value.mark({ row: j, column: this.valueDim, cell });
@@ -345,7 +411,7 @@ function sumText({ steps, all }) {
   const far = Math.max(...sums.map((sum) => Math.abs(sum - 1)));
   if (!all) return `sum\u00a0${stepText(sums[0], 4)}`;
   if (far < 1e-5) return "every row sums to 1";
-  return `rows sum to ${stepText(Math.min(...sums))} … ${stepText(Math.max(...sums))}`;
+  return `sums ${stepText(Math.min(...sums))} … ${stepText(Math.max(...sums))}`;
 }
 
 /**
@@ -354,13 +420,13 @@ function sumText({ steps, all }) {
  * @param {boolean} all
  * @param {StepAxes} axes
  */
-function sidesOf(name, all, { query, key, dim, valueDim }) {
+function sidesOf(name, all, { query, key, valueKey, dim, keyDim, valueDim }) {
   const numbers = { ...query, size: NUMBER, labels: null };
   const bare = { ...key, labels: null };
   if (name === "query") return { rows: query, columns: dim, turned: false };
-  if (name === "key" && all) return { rows: dim, columns: key, turned: true };
+  if (name === "key" && all) return { rows: keyDim, columns: key, turned: true };
   if (name === "key") return { rows: key, columns: dim, turned: false };
-  if (name === "value") return { rows: key, columns: valueDim, turned: false };
+  if (name === "value") return { rows: valueKey, columns: valueDim, turned: false };
   if (name === "output") return { rows: query, columns: valueDim, turned: false };
   if (all) return { rows: query, columns: key, turned: false };
   return { rows: bare, columns: numbers, turned: true };
@@ -374,7 +440,9 @@ function sidesOf(name, all, { query, key, dim, valueDim }) {
 function formulaText(steps, facts) {
   const scaled = `q·kᵀ ${scalingText(facts)}`;
   const capped = steps.capped ? `capped(${scaled})` : scaled;
-  return `softmax(${capped}${steps.biased ? " + bias" : ""} + mask)${steps.value ? "·v" : ""}`;
+  const biased = `${capped}${steps.biased ? " + bias" : ""} + mask`;
+  const sink = facts.options.includes("sinks") ? ", with sink" : "";
+  return `softmax(${biased}${sink})${steps.value ? "·v" : ""}`;
 }
 
 /**

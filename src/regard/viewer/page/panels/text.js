@@ -106,7 +106,23 @@ class TextPanel {
     this.sides.show(this.selection.side);
     const { query, key } = this.selection;
     if (query === null || key === null) return;
-    this.#readNow(++this.run, { query, key }).catch(unlessSaid);
+    const run = ++this.run;
+    this.#readNow(run, { query, key }).catch((error) => {
+      if (run === this.run) this.#forget();
+      unlessSaid(error);
+    });
+  }
+
+  // Nothing of the former head stays beside a map that could not be read.
+  #forget() {
+    this.line = null;
+    this.title.textContent = "Text";
+    this.mass.textContent = "not read";
+    this.note.textContent = "";
+    this.own.hidden = this.strip.element.hidden = true;
+    this.bars.replaceChildren();
+    this.field.clear();
+    delete this.element.dataset.shown;
   }
 
   /**
@@ -151,7 +167,7 @@ class TextPanel {
     const { boundary } = this.selection.recordingFacts;
     this.field.fill(line.text, line.own && line.side === "by" ? null : boundary);
     const lacks = (/** @type {number} */ place) => line.compared?.lacks(place) ?? false;
-    this.field.paint(tint, line.chosen, line.locked, lacks);
+    this.field.paint(tint, line.chosen, line.locked, { unit: line.unit, lacks });
     this.field.mark(this.hits, this.hit);
     const low = line.side === "to" && this.selection.layerFacts.causal;
     if (!this.hit) this.field.show(line.chosen ?? line.locked, low);

@@ -2,6 +2,7 @@
 
 import { lineStep, make, nextInLine, showInside } from "../drawing/dom.js";
 
+/** @import { Unit } from "../data/selection.js" */
 /** @import { Hit, TokenText } from "../data/tokens.js" */
 /** @import { Tint } from "./line.js" */
 
@@ -71,28 +72,42 @@ export class TokenField {
     node.dataset.place = String(place);
     node.classList.toggle("regard-written", boundary !== null && place >= boundary);
     node.classList.toggle("regard-boundary", boundary !== null && place === boundary);
+    const [first, last] = text.span(place, "word");
+    node.classList.toggle("regard-after", first < place);
+    node.classList.toggle("regard-goes-on", place < last);
     return node;
   }
 
   /**
-   * Colours each token by tint(place) → {back, ink} or null, and marks both ends of the pair.
+   * Colours each token by tint(place) → {back, ink} or null, and marks both ends of the pair: its
+   * tokens, or by words all of a word.
    * @param {(place: number) => Tint | null} tint
    * @param {number | null} chosen
    * @param {number} locked
-   * @param {(place: number) => boolean} lacks tokens without a counterpart
+   * @param {{unit: Unit, lacks: (place: number) => boolean}} how by tokens or by words, and which
+   *   tokens have no counterpart
    */
-  paint(tint, chosen, locked, lacks) {
+  paint(tint, chosen, locked, { unit, lacks }) {
+    const [own, other] = [chosen, locked].map((end) =>
+      end === null ? [] : range(...(this.text?.span(end, unit) ?? [end, end])),
+    );
     this.nodes.forEach((node, place) => {
       const found = tint(place);
       node.classList.toggle("regard-lacking", lacks(place));
       node.classList.toggle("regard-unseen", found === null);
       node.style.setProperty("--back", found?.back ?? "transparent");
       node.style.setProperty("--on", found?.ink ?? "");
-      node.classList.toggle("regard-chosen", place === chosen);
-      node.classList.toggle("regard-locked", place === locked);
+      node.classList.toggle("regard-chosen", own.includes(place));
+      node.classList.toggle("regard-locked", other.includes(place));
       node.setAttribute("aria-selected", String(place === locked));
     });
     if (!this.element.contains(document.activeElement)) this.#rove(chosen ?? locked);
+  }
+
+  clear() {
+    this.text = null;
+    this.nodes = [];
+    this.element.replaceChildren();
   }
 
   /**
