@@ -18,8 +18,11 @@ from regard.recording import Layer, Recording
 class Served:
     """What ``regard view`` would have served."""
 
-    def __init__(self, recordings, names, port):
-        self.recordings, self.names, self.port = recordings, names, port
+    def __init__(self, recordings, names, port, readings=None):
+        first = [] if readings is None or readings.first is None else [readings.first]
+        self.recordings = [x.recording for x in first] or recordings
+        self.names = [x.names[0] for x in first] or names
+        self.port, self.readings = port, readings
         self.address = "http://127.0.0.1:1/token/"
 
     def wait(self):

@@ -7,6 +7,7 @@ import dataclasses
 import os
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -17,14 +18,23 @@ from regard.cli import _links
 from regard.cli._errors import CommandError, InputError, one_line, reading, writing
 from regard.cli._heads import choose_head
 from regard.cli._screen import busy
-from regard.cli._source import STDIN, choose_group, place_of_option, read_recording
+from regard.cli._source import (
+    STDIN,
+    choose_group,
+    has_input,
+    is_own_model,
+    place_of_option,
+    read_recording,
+    read_source,
+    recorded,
+)
 from regard.recording import Recording
 
 if TYPE_CHECKING:
+    from regard.viewer._readings import Reading, Readings
     from regard.viewer._server import Viewer
 
 INTERRUPTED = 130  # as a shell has it: 128 + SIGINT
-LONGEST_NAME = 60
 PAGE_ENDINGS = (".html", ".htm")
 SIDES = ("rows", "columns")  # of a figure
 SIDE = re.compile(r"([0-9]{1,16})?:([0-9]{1,16})?")
@@ -54,18 +64,25 @@ class ViewOptions:
         return self.export is not None and self.export.suffix.lower() in FIGURE_ENDINGS
 
 
-def view(argument: str, options: ViewOptions) -> None:
+def view(argument: str | None, options: ViewOptions) -> None:
     """Serves until Ctrl-C, or writes one file: a page, or a figure of one head.
 
     Raises:
         CommandError: with the line to print.
     """
+    if argument is None:
+        _check_nothing_given(options)
+        _serve(_viewer((), None, options, _readings(options)), "", options.open_browser)
+        return
     sources = [argument] if options.other is None else [argument, options.other]
     if not options.is_text and sources.count(STDIN) > 1:
         raise InputError("standard input can be read once; give the other text as a file.")
     _check_export(options)
-    recordings = [read_recording(source, options.model, options.is_text) for source in sources]
     names = [_name(source, options.is_text) for source in sources]
+    if options.other is None and options.export is None:
+        _open(read_source(argument, options.is_text), names[0], options)
+        return
+    recordings = [read_recording(source, options.model, options.is_text) for source in sources]
     chosen = choose_group(recordings[0], options.group)
     if options.is_figure:
         _draw(chosen, options)
@@ -77,10 +94,62 @@ def view(argument: str, options: ViewOptions) -> None:
         _export([chosen, *others], names, options.layer, options.export)
         return
     place = _place(recordings[0], chosen, options)
+    _serve(_viewer(recordings, names, options), place, options.open_browser)
+
+
+def _open(source: str | Recording, name: str, options: ViewOptions) -> None:
+    """Opens one recording, or a text: with an input where that can hold it."""
+    from regard.viewer._readings import MAX_CHARACTERS
+
+    readings = None
+    if isinstance(source, str) and len(source) <= MAX_CHARACTERS:
+        readings = _readings(options, source, name)
+        recording = cast("Reading", readings.first).recording
+    else:
+        recording = recorded(source, options.model)
+    place = _place(recording, choose_group(recording, options.group), options)
+    shown = ([recording], [name]) if readings is None else ((), None)
+    _serve(_viewer(*shown, options, readings), place, options.open_browser)
+
+
+def _readings(options: ViewOptions, text: str = "", name: str = "") -> Readings:
+    """What the page's input reads texts with, and the first of them."""
+    from regard.viewer._readings import Readings, reader_of, transformers_reader
+
+    with reading(), busy(f"Reading {len(text):,} characters" if text else "Loading the model"):
+        if is_own_model(options.model):
+            from regard.lm import LanguageModel
+
+            return Readings(reader_of(LanguageModel.load(options.model)), text, name)
+        return Readings(transformers_reader(options.model), text, name)
+
+
+def _check_nothing_given(options: ViewOptions) -> None:
+    """Refuses what needs a text where there is none.
+
+    Raises:
+        InputError: with the way out.
+    """
+    if has_input():
+        raise InputError("Missing argument 'TEXT|FILE|-'.")
+    usual = ViewOptions(model=options.model, port=options.port, open_browser=options.open_browser)
+    if options != usual:
+        raise InputError(
+            "without a text, only --model, --port and --no-open have a meaning: the page has an"
+            " input to type one. Give a text, or leave the others out."
+        )
+
+
+def _viewer(
+    recordings: Sequence[Recording],
+    names: list[str] | None,
+    options: ViewOptions,
+    readings: Readings | None = None,
+) -> Viewer:
     from regard.viewer._server import Viewer
 
     try:
-        viewer = Viewer(recordings, names, options.port)
+        return Viewer(recordings, names, options.port, readings)
     except (OSError, OverflowError) as error:
         raise CommandError(
             f"port {options.port} cannot be used: {one_line(error)}. Leave --port out to take a"
@@ -88,7 +157,6 @@ def view(argument: str, options: ViewOptions) -> None:
         ) from error
     except ValueError as error:
         raise InputError(one_line(error)) from error
-    _serve(viewer, place, options.open_browser)
 
 
 def _check_export(options: ViewOptions) -> None:
@@ -186,13 +254,14 @@ def _place(recording: Recording, group: Recording, options: ViewOptions) -> str:
 
 def _name(source: str, is_text: bool) -> str:
     """The name of a file, or the beginning of a text."""
+    from regard.viewer._readings import short_name
+
     if source == STDIN and not is_text:
         return "standard input"
     with contextlib.suppress(OSError, ValueError):  # a text may be no name of a file at all
         if not is_text and Path(source).is_file():
             return Path(source).name
-    line = " ".join(source.split())
-    return line if len(line) <= LONGEST_NAME else f"{line[: LONGEST_NAME - 1]}…"
+    return short_name(source)
 
 
 def _serve(viewer: Viewer, place: str, open_browser: bool) -> None:

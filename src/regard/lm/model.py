@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -114,7 +114,7 @@ class LanguageModel:
     def record_ids(self, ids: Sequence[int]) -> Recording[Array]:
         """As ``record``, of token ids; BOS is not added."""
         layers: list[Layer[Array]] = []
-        self.hidden(ids, record=layers)
+        self.hidden(ids, record=layers.append)
         return Recording(self.tokenizer.tokens(ids), layers, model=self.name)
 
     def losses(self, text: str) -> Float32[Array, " tokens"]:
@@ -192,9 +192,12 @@ class LanguageModel:
         self,
         ids: Sequence[int],
         caches: Sequence[KeyValueCache] | None = None,
-        record: list[Layer[Array]] | None = None,
+        record: Callable[[Layer[Array]], object] | None = None,
     ) -> Float32[Array, "L embed_dim"]:
-        """The decoder: ids to the vectors that ``logits`` reads, after those in the caches."""
+        """The decoder: ids to the vectors that ``logits`` reads, after those in the caches.
+
+        ``record`` takes each layer before it is computed; what it raises ends the pass.
+        """
         start = caches[0].length if caches else 0
         x = _norm(self.weights["embedding"][list(ids)])
         for i, layer in enumerate(self.config.layers):
@@ -203,7 +206,7 @@ class LanguageModel:
             if layer.rope is not None:
                 q, k = (rotate(x, start, layer.rope) for x in (q, k))
             if record is not None:
-                record.append(Layer(q, k, v, **layer.visible))
+                record(Layer(q, k, v, **layer.visible))
             if caches:
                 k, v = caches[i].append(k, v)
             out = attention(q, k, v, **layer.visible)
