@@ -260,7 +260,7 @@ def too_long(count: str) -> str:
     """What is said of a text of so many characters."""
     return (
         f"The text has {count} characters; the page reads at most {MAX_CHARACTERS:,}."
-        " Save it as a file, and open that: regard view FILE"
+        " Save it as a file, and open that with regard view FILE."
     )
 
 
