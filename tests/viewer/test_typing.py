@@ -310,6 +310,20 @@ def test_a_text_that_is_no_longer_kept_is_not_answered_with_another(type_in):
     assert ask(address, "data/about?reading=another").status == 410
 
 
+def test_a_language_model_opens_a_page_that_it_reads_texts_of(model, monkeypatch):
+    opened = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    with model.view() as viewer:
+        assert opened == [viewer.address]
+        assert about(viewer.address)["recordings"] == []
+        assert send(viewer.address).status == 200
+    with model.view(TEXT, open_browser=False) as viewer:
+        assert about(viewer.address)["typed"]["text"] == TEXT
+    assert len(opened) == 1
+    with pytest.raises(ValueError, match=r"record\(text\).view\(\) shows it"):
+        model.view("a" * (MAX_CHARACTERS + 1))
+
+
 # In the browser.
 
 

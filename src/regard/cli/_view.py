@@ -12,9 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from regard._base.files import check_ending
-from regard._showing.figure import ENDINGS as FIGURE_ENDINGS
-from regard._showing.figure import SCALES
-from regard.cli import _links
 from regard.cli._errors import CommandError, InputError, one_line, reading, writing
 from regard.cli._heads import choose_head
 from regard.cli._screen import busy
@@ -61,7 +58,11 @@ class ViewOptions:
     @property
     def is_figure(self) -> bool:
         """Whether a figure is written, and not a page."""
-        return self.export is not None and self.export.suffix.lower() in FIGURE_ENDINGS
+        if self.export is None:  # what draws figures takes a while to load
+            return False
+        from regard._showing.figure import ENDINGS
+
+        return self.export.suffix.lower() in ENDINGS
 
 
 def view(argument: str | None, options: ViewOptions) -> None:
@@ -72,7 +73,7 @@ def view(argument: str | None, options: ViewOptions) -> None:
     """
     if argument is None:
         _check_nothing_given(options)
-        _serve(_viewer((), None, options, _readings(options)), "", options.open_browser)
+        _serve(_viewer(options, readings=_readings(options)), "", options.open_browser)
         return
     sources = [argument] if options.other is None else [argument, options.other]
     if not options.is_text and sources.count(STDIN) > 1:
@@ -94,22 +95,22 @@ def view(argument: str | None, options: ViewOptions) -> None:
         _export([chosen, *others], names, options.layer, options.export)
         return
     place = _place(recordings[0], chosen, options)
-    _serve(_viewer(recordings, names, options), place, options.open_browser)
+    _serve(_viewer(options, recordings, names), place, options.open_browser)
 
 
 def _open(source: str | Recording, name: str, options: ViewOptions) -> None:
     """Opens one recording, or a text: with an input where that can hold it."""
     from regard.viewer._readings import MAX_CHARACTERS
 
-    readings = None
     if isinstance(source, str) and len(source) <= MAX_CHARACTERS:
         readings = _readings(options, source, name)
         recording = cast("Reading", readings.first).recording
+        shown: dict[str, Any] = {"readings": readings}
     else:
         recording = recorded(source, options.model)
+        shown = {"recordings": [recording], "names": [name]}
     place = _place(recording, choose_group(recording, options.group), options)
-    shown = ([recording], [name]) if readings is None else ((), None)
-    _serve(_viewer(*shown, options, readings), place, options.open_browser)
+    _serve(_viewer(options, **shown), place, options.open_browser)
 
 
 def _readings(options: ViewOptions, text: str = "", name: str = "") -> Readings:
@@ -141,9 +142,9 @@ def _check_nothing_given(options: ViewOptions) -> None:
 
 
 def _viewer(
-    recordings: Sequence[Recording],
-    names: list[str] | None,
     options: ViewOptions,
+    recordings: Sequence[Recording] = (),
+    names: list[str] | None = None,
     readings: Readings | None = None,
 ) -> Viewer:
     from regard.viewer._server import Viewer
@@ -167,6 +168,8 @@ def _check_export(options: ViewOptions) -> None:
     """
     told = {name: getattr(options, name) for name in ("rows", "columns", "scale")}
     if options.is_figure:
+        from regard._showing.figure import SCALES
+
         for name in SIDES:
             _side(name, told[name])
         if options.scale not in (None, *SCALES):
@@ -185,8 +188,10 @@ def _check_export(options: ViewOptions) -> None:
             "--head and --query tell where the browser opens; leave them out with --export, or"
             " name a figure: fig.pdf, fig.svg or fig.png."
         )
+    from regard._showing.figure import ENDINGS
+
     with reading():
-        check_ending(options.export, (*PAGE_ENDINGS, *FIGURE_ENDINGS), "a page or a figure")
+        check_ending(options.export, (*PAGE_ENDINGS, *ENDINGS), "a page or a figure")
 
 
 def _draw(recording: Recording, options: ViewOptions) -> None:
@@ -248,6 +253,8 @@ def _place(recording: Recording, group: Recording, options: ViewOptions) -> str:
     if options.other is not None:
         parts.append("compare=side")
     if options.query is not None:
+        from regard.cli import _links
+
         parts.append(f"query={_links.find_query(options.query, group).position}")
     return f"#{'&'.join(parts)}"
 

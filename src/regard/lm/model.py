@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from regard._base.types import Float32
+    from regard.viewer._server import Viewer
 
     Array = NDArray[np.float32]
 
@@ -116,6 +117,26 @@ class LanguageModel:
         layers: list[Layer[Array]] = []
         self.hidden(ids, record=layers.append)
         return Recording(self.tokenizer.tokens(ids), layers, model=self.name)
+
+    def view(self, text: str = "", *, open_browser: bool = True, port: int = 0) -> Viewer:
+        """Look at every weight in the browser, in a page with an input: it reads what is typed.
+
+        Args:
+            text: that the page opens with.
+            open_browser, port: as in ``Recording.view``.
+
+        Returns:
+            The viewer, as ``Recording.view`` does.
+
+        Raises:
+            ValueError: ``text`` is longer than the input can hold.
+            OSError: the port is taken.
+
+        Source: docs/viewer.md describes the page.
+        """
+        from regard.viewer import view_texts
+
+        return view_texts(self, text, open_browser=open_browser, port=port)
 
     def losses(self, text: str) -> Float32[Array, " tokens"]:
         """``−ln p(token | BOS and all before it)`` of each token of ``text``, in nats.
