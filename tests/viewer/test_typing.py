@@ -304,7 +304,7 @@ def test_a_text_that_is_no_longer_kept_is_not_answered_with_another(type_in):
     found = ask(address, f"data/row?layer=0&head=0&query=1&reading={old}")
     assert (found.status, found.sentence) == (
         410,
-        "This text is no longer kept: others were read. Type it again.",
+        "This text is no longer kept: press Enter in the input to read it again.",
     )
     assert json.loads(send(address).body)["typed"]["reading"] == old
     assert ask(address, "data/about?reading=another").status == 410

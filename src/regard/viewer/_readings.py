@@ -124,7 +124,9 @@ class Readings:
         if found is not None:
             return found.answer(path, others)
         if reading:
-            return _sentence(410, "This text is no longer kept: others were read. Type it again.")
+            return _sentence(
+                410, "This text is no longer kept: press Enter in the input to read it again."
+            )
         if path == "about":
             return _about([], None, "", False)
         return _sentence(400, "no text is read yet.")
