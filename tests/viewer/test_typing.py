@@ -466,6 +466,11 @@ def test_the_empty_page_offers_texts_to_try(type_in, open_page):
         type_text(page, nothing)
         page.wait_for_selector(".regard-empty")
         assert page.locator(".regard-stage").count() == 0
+    type_text(page, "import sys")
+    is_read(page, "import sys")
+    type_text(page, "")
+    page.wait_for_selector(".regard-empty")
+    assert "text=" not in page.url
     offered = page.locator(".regard-empty button").first.text_content()
     page.locator(".regard-empty button").first.click()
     is_read(page, offered)
@@ -494,7 +499,7 @@ def test_a_text_that_cannot_be_read_is_said_and_the_one_before_is_grey(type_in, 
     type_text(page, TEXT)
     is_read(page, TEXT)
     type_text(page, "fail")
-    assert status(page) == "RuntimeError: out of order Below is the text before."
+    assert status(page) == "RuntimeError: out of order. Below is the text before."
     grey = "() => getComputedStyle(document.querySelector('.regard-stage')).filter"
     assert page.evaluate(grey) == "grayscale(1)"
     page.locator("textarea").evaluate(
@@ -508,6 +513,29 @@ def test_a_text_that_cannot_be_read_is_said_and_the_one_before_is_grey(type_in, 
     is_read(page, "import sys")
     assert page.evaluate(grey) == "none"
     assert len(page.complaints) == 2  # the browser's own, of status 500 and 400
+    page.complaints.clear()
+
+
+def test_a_page_whose_text_is_no_longer_kept_says_so_and_reads_it_again(type_in, open_page):
+    address = type_in()
+    page = open_page(address)
+    type_text(page, TEXT)
+    is_read(page, TEXT)
+    for n in range(MAX_KEPT):  # in other windows
+        send(address, f"import {n}")
+    page.locator("main").click()
+    page.keyboard.press("}")
+    page.keyboard.press("]")
+    banner = page.locator(".regard-banner")
+    banner.wait_for()
+    assert "This text is no longer kept: press Enter in the input" in banner.text_content()
+    page.evaluate("() => { document.querySelector('.regard-stage').dataset.before = 1; }")
+    page.locator("textarea").press("Enter")
+    page.wait_for_selector(".regard-stage:not([data-before])")
+    is_read(page, TEXT)
+    assert not banner.is_visible()
+    assert page.complaints
+    assert all("410" in text for text in page.complaints)
     page.complaints.clear()
 
 

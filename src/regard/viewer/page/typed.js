@@ -79,8 +79,10 @@ class TypedPage {
       if (!signal.aborted) this.#say("read", `read by ${about.recordings[0].model ?? "the model"}`);
     } catch (error) {
       if (signal.aborted || isAbort(error)) return;
-      const before = this.shown ? " Below is the text before." : "";
-      this.#say("failed", `${sentenceOf(error).trim()}${before}`);
+      const sentence = sentenceOf(error)
+        .trim()
+        .replace(/[^.!?]$/, "$&.");
+      this.#say("failed", this.shown ? `${sentence} Below is the text before.` : sentence);
     }
   }
 
@@ -146,6 +148,8 @@ class TypedPage {
   #clear() {
     this.shown?.end();
     this.shown = null;
+    const { hash } = location;
+    if (hash) history.replaceState(null, "", hashOfText(hash, headOfHash(hash), ""));
     const choose = (/** @type {string} */ text) => {
       this.input.fill(text);
       this.input.focus();

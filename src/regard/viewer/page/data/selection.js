@@ -420,7 +420,8 @@ export function headOfHash(hash) {
 export function hashOfText(hash, head, text) {
   const parts = hash.slice(1).split("&");
   const kept = parts.filter((part) => part.includes("=") && !OF_TEXT.includes(part.split("=")[0]));
-  return `#${[head, ...kept, ...(text ? [`text=${encodeURIComponent(text)}`] : [])].join("&")}`;
+  const named = text ? `text=${encodeURIComponent(text)}` : "";
+  return `#${[head, ...kept, named].filter(Boolean).join("&")}`;
 }
 
 /** @param {string} text */
