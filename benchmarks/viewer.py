@@ -8,6 +8,10 @@ when every row has been read. Pans and zooms are made by the wheel and by draggi
 by chance, and are answered when the picture is whole again. A repaint is the work that the page
 does in one frame, a hover all that it does after the pointer has moved.
 
+A sentence is timed from the start of the command, in a browser that runs already: until its address
+is printed, and until its picture is whole; then from a key pressed in the page's input, after which
+the page waits 0.2 s for another, to the picture of the longer text.
+
 BertViz and CircuitsVis are given the weights of the same layers. Both load scripts from a public
 server, without which their pages stay empty: what is timed is making the page and opening it.
 """
@@ -31,6 +35,8 @@ from regard.recording import Layer, Recording
 SIZE = {"width": 1400, "height": 900}
 LARGEST_PAGE = 500e6  # bytes that a peer's page may have to be opened at all
 MOVES = 60
+SENTENCE = "the cat saw the dog and the cat saw the bird"
+STARTS = 7
 
 # Counts what the page does in frames and after the pointer moved, and when its map was what.
 WATCH = """
@@ -83,12 +89,10 @@ def recording(layers, heads, tokens, size=64):
 
 
 class Server:
-    """`regard view` on a recording."""
+    """`regard view` on a recording, or on a text."""
 
-    def __init__(self, folder, made, threads):
-        path = Path(folder) / "recording.safetensors"
-        made.save(path)
-        command = [sys.executable, "-m", "regard", "view", str(path), "--no-open"]
+    def __init__(self, source, threads):
+        command = [sys.executable, "-m", "regard", "view", str(source), "--no-open"]
         environment = {**common.os.environ, "OMP_NUM_THREADS": str(threads)}
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
         line = ""
@@ -169,12 +173,14 @@ def high(numbers):
 
 def measure(report, options, browser, layers, heads, tokens):
     """One row."""
-    made = recording(layers, heads, tokens)
-    with tempfile.TemporaryDirectory() as folder, Server(folder, made, options.threads) as server:
-        whole, exact, taken, page = opened(browser, server)
-        waits, hovers, repaints = moved(page, 2 if options.quick else MOVES)
-        page.context.close()
-        memory = server.largest_bytes
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "recording.safetensors"
+        recording(layers, heads, tokens).save(path)
+        with Server(path, options.threads) as server:
+            whole, exact, taken, page = opened(browser, server)
+            waits, hovers, repaints = moved(page, 2 if options.quick else MOVES)
+            page.context.close()
+            memory = server.largest_bytes
     figures = {
         "whole_ms": whole, "exact_ms": exact, "bytes": taken, "answer_ms": high(waits),
         "hover_ms": high(hovers), "repaint_ms": high(repaints), "server_bytes": memory,
@@ -184,6 +190,38 @@ def measure(report, options, browser, layers, heads, tokens):
         f"{taken / 1e6:.2f} MB", f"{high(waits):.0f} ms", f"{high(hovers):.1f} ms",
         f"{high(repaints):.1f} ms", f"{memory / 1e6:.0f} MB",
         **figures, layers=layers, heads=heads, tokens=tokens,
+    )  # fmt: skip
+
+
+def sentence(browser, threads):
+    """Seconds from the command to its address and a whole picture, and from a key to the next."""
+    start = time.time()
+    with Server(SENTENCE, threads) as server:
+        printed = time.time() - start
+        page, _ = new_page(browser)
+        page.goto(server.address)
+        page.wait_for_function("seen.whole !== null", timeout=60_000)
+        origin = page.evaluate("performance.timeOrigin + seen.whole") / 1000
+        page.wait_for_selector("[data-state=read]")
+        page.locator("textarea").press("End")
+        pressed = time.perf_counter()
+        page.locator("textarea").press("s")
+        page.wait_for_function(
+            f"document.querySelector('.regard-tokens')?.textContent.endsWith('{SENTENCE[-4:]}s')"
+            " && document.querySelector('[data-idle=true]')"
+        )
+        typed = time.perf_counter() - pressed
+        page.context.close()
+    return printed, origin - start, typed
+
+
+def measure_sentence(report, options, browser):
+    """One row: medians of several starts."""
+    runs = [sentence(browser, options.threads) for _ in range(1 if options.quick else STARTS)]
+    printed, whole, typed = (statistics.median(column) for column in zip(*runs))
+    report.row(
+        f"{len(SENTENCE.split())} words", f"{printed:.2f} s", f"{whole:.2f} s", f"{typed:.2f} s",
+        printed_s=printed, whole_s=whole, typed_s=typed, runs=runs,
     )  # fmt: skip
 
 
@@ -235,7 +273,7 @@ def measure_peer(report, browser, name, layers, heads, tokens):
 
 
 def main():
-    """Two tables."""
+    """Three tables."""
     options = common.read_options(__doc__, threads=common.CORES)
     report = common.Report("viewer", options, packages=("starlette", "playwright"))
     with sync_playwright() as playwright:
@@ -248,6 +286,10 @@ def main():
         shapes = [(12, 12, 512), (1, 1, 8192), (1, 1, 100_000)]
         for shape in [(1, 2, 40)] if options.quick else shapes:
             measure(report, options, browser, *shape)
+        report.table(
+            "A sentence", "text", "address printed", "whole picture", "picture after a key"
+        )
+        measure_sentence(report, options, browser)
         report.table(
             "Other viewers' pages", "viewer", "making it", "its size", "opening it",
         )  # fmt: skip

@@ -40,6 +40,8 @@ UPWARDS = {
     ("recording._recording", "heads"),  # recording.heads()
     ("recording._recording", "viewer"),  # recording.view()
     ("recording._recording", "viewer._server"),  # for its type alone
+    ("lm.model", "viewer"),  # model.view()
+    ("lm.model", "viewer._server"),  # for its type alone
     ("recording._recording", "viewer.export"),  # recording.export()
     ("recording._recording", "viewer._display"),  # shown in a notebook
     ("_weights.attention_weights", "viewer._display"),

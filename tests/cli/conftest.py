@@ -11,12 +11,9 @@ import numpy as np
 import pytest
 
 from regard.cli import main
-from regard.lm.config import Config, LayerConfig
-from regard.lm.model import LanguageModel
-from regard.lm.tokenizer import BytePairTokenizer
 from regard.recording import Layer, Recording
+from tiny_model import tiny_model
 
-TEXT = "def run(self):\n    return self.value\n\nimport os\nimport sys\n" * 20
 BIG = 1e4  # a score that leaves nothing to the others
 
 
@@ -76,17 +73,8 @@ def _listen():
 @pytest.fixture(scope="session")
 def model(tmp_path_factory):
     """Folder of a tiny model with random weights: 2 layers of 4 heads."""
-    tokenizer = BytePairTokenizer.train([TEXT], 300)
-    layers = (LayerConfig(7, 10_000.0), LayerConfig(None, None))
-    config = Config(len(tokenizer), 32, 4, 64, 32, layers)
-    random = np.random.default_rng(0)
-    shapes = config.shapes().items()
-    weights = {
-        name: random.normal(0, 0.3, shape).astype(np.float16).astype(np.float32)
-        for name, shape in shapes
-    }
     folder = tmp_path_factory.mktemp("models") / "tiny"
-    LanguageModel(config, tokenizer, weights).save(folder)
+    tiny_model().save(folder)
     return folder
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import http.client
 import json
+import os
 import signal
 import threading
 import urllib.request
@@ -12,14 +13,19 @@ import pytest
 
 from cli.conftest import start
 from regard.cli import _view
+from regard.cli._source import has_input
+from regard.lm import LanguageModel
 from regard.recording import Layer, Recording
 
 
 class Served:
     """What ``regard view`` would have served."""
 
-    def __init__(self, recordings, names, port):
-        self.recordings, self.names, self.port = recordings, names, port
+    def __init__(self, recordings, names, port, readings=None):
+        first = [] if readings is None or readings.first is None else [readings.first]
+        self.recordings = [x.recording for x in first] or recordings
+        self.names = [x.names[0] for x in first] or names
+        self.port, self.readings = port, readings
         self.address = "http://127.0.0.1:1/token/"
 
     def wait(self):
@@ -127,6 +133,86 @@ def test_standard_input_is_a_text(regard, served, model):
     (viewer,) = served[0]
     assert "".join(viewer.recordings[0].tokens[1:]) == "import os"
     assert viewer.names == ["standard input"]
+
+
+def test_without_a_text_the_page_has_an_input(regard, served, model):
+    result = regard("view", "--model", model, "--port", 8123)
+    assert (result.code, result.out) == (130, "http://127.0.0.1:1/token/\n")
+    (viewer,) = served[0]
+    assert viewer.readings.first is None
+    assert viewer.port == 8123
+    assert served[1] == [viewer.address]
+    found = json.loads(viewer.readings.read(b'{"text": "import os"}').body)
+    assert found["recordings"][0]["tokens"] == len(
+        LanguageModel.load(model).record("import os").tokens
+    )
+
+
+def test_the_input_has_the_text_that_was_given(regard, served, model, tmp_path):
+    path = tmp_path / "story.txt"
+    path.write_text("import sys\n")
+    regard("view", "import os", "--model", model)
+    regard("view", path, "--model", model)
+    regard("view", "-", "--model", model, stdin=b"import re")
+    texts = [(viewer.readings.first.text, viewer.names[0]) for viewer in served[0]]
+    assert texts == [
+        ("import os", "import os"), ("import sys\n", "story.txt"), ("import re", "standard input")
+    ]  # fmt: skip
+
+
+def test_no_input_where_it_could_not_hold_the_text_or_there_is_no_model(
+    regard, served, model, planted_file
+):
+    regard("view", "import os\n" * 300, "--model", model)
+    regard("view", "import os", "--with", "import sys", "--model", model)
+    regard("view", planted_file)
+    assert [viewer.readings for viewer in served[0]] == [None] * 3
+
+
+def test_without_a_text_a_pipe_is_not_read(regard, served):
+    process = start("view")
+    out, err = process.communicate(b"import os", timeout=60)
+    assert (process.returncode, out) == (2, b"")
+    assert err == b"regard: Missing argument 'TEXT|FILE|-'.\n"
+
+
+@pytest.mark.parametrize(
+    "options", [["--layer", 1], ["--with", "a text"], ["--export", "a.html"], ["--text"]]
+)
+def test_options_that_need_a_text_are_refused_without_one(regard, served, options):
+    result = regard("view", *options)
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith("regard: without a text, only --model, --port and --no-open ")
+    assert result.err.count("\n") == 1
+    assert served == ([], [])
+
+
+def test_an_unknown_model_is_refused_before_the_page_opens(regard, served, tmp_path):
+    result = regard("view", "--model", tmp_path)
+    assert result.code == 2
+    assert "no language model there" in result.err
+    assert served == ([], [])
+
+
+def test_input_is_a_pipe_or_a_file_that_is_not_empty(monkeypatch, tmp_path):
+    empty, full = tmp_path / "empty", tmp_path / "full"
+    empty.touch()
+    full.write_text("a text")
+    read, write = os.pipe()
+    main, terminal = os.openpty()
+    descriptors = {
+        read: True, terminal: False, os.open(os.devnull, os.O_RDONLY): False,
+        os.open(empty, os.O_RDONLY): False, os.open(full, os.O_RDONLY): True,
+    }  # fmt: skip
+    for descriptor, expected in descriptors.items():
+        with os.fdopen(descriptor) as file:
+            monkeypatch.setattr("sys.stdin", file)
+            assert has_input() == expected
+        assert not has_input()  # it is closed
+    monkeypatch.setattr("sys.stdin", None)
+    assert not has_input()
+    os.close(write)
+    os.close(main)
 
 
 def test_a_long_text_is_called_by_its_beginning(regard, served, model):

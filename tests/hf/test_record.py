@@ -1,6 +1,7 @@
 """What a model of transformers attends to, recorded: eager's weights, without padding."""
 
 import importlib.metadata
+import json
 import os
 
 import numpy as np
@@ -340,6 +341,32 @@ def test_the_command_line_reads_with_a_model_of_transformers(folder, capsys):
             assert "reads at most 512" in err or "no language model there" in err
         else:
             assert "6 layers of 12 heads" in out
+
+
+def test_typed_texts_are_read_by_a_model_of_transformers(folder, tmp_path):
+    from regard.viewer._readings import Readings, transformers_reader
+
+    embeds = Readings(transformers_reader(folder), SENTENCES[0]).first
+    assert embeds.recording.tokens[:4] == ("[CLS]", "the", "cat", "sat")
+    assert embeds.answer("next", "query=3").status == 400
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    config = transformers.LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=32, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2,
+    )  # fmt: skip
+    causal = transformers.LlamaForCausalLM(config).eval()
+    causal.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    readings = Readings(transformers_reader(str(tmp_path)))
+    found = readings.read(json.dumps({"text": SENTENCES[1]}).encode())
+    reading = json.loads(found.body)["typed"]["reading"]
+    assert len(json.loads(found.body)["recordings"][0]["layers"]) == 2
+    inputs = tokenizer(SENTENCES[1], return_tensors="pt")
+    with torch.no_grad():
+        shares, ids = causal(**inputs).logits[0, 4].double().softmax(-1).topk(10)
+    found = json.loads(readings.answer("next", f"reading={reading}&query=4").body)["next"]
+    assert [token for token, _ in found] == tokenizer.convert_ids_to_tokens(ids.tolist())
+    assert [p for _, p in found] == pytest.approx(shares.tolist(), rel=1e-3)
 
 
 def test_a_damaged_model_is_named(folder, tmp_path):

@@ -107,6 +107,7 @@ def recordings(x: Float32, t: Tensor) -> None:
         writer.finish({"decoder": {"tokens": ["a"], "grids": [Grid(0, 1, 1)]}}, model="small")
     assert_type(regard.Recording(["a"], [regard.Layer(t, t)]).weights[0][0], Tensor)
     assert_type(LanguageModel.load("builtin").record("some text"), regard.Recording[Float32])
+    assert_type(LanguageModel.load().view("some text"), regard.Viewer)
     regard.viewer.view(recording, other=regard.Recording.load("one.safetensors"))
 
 

@@ -189,11 +189,14 @@ def heads(
 @app.command()
 def view(
     source: Annotated[
-        str,
+        str | None,
         typer.Argument(
-            metavar="TEXT|FILE|-", help="A text, a text file, a recording, or - for input."
+            metavar="TEXT|FILE|-",
+            help="A text, a text file, a recording, or - for input; without one the page has an"
+            " input to type a text.",
+            show_default=False,
         ),
-    ],
+    ] = None,
     other: Annotated[
         str | None,
         typer.Option("--with", metavar="TEXT|FILE", help="A second one, to compare with."),

@@ -6,6 +6,7 @@ import errno
 import os
 import re
 import shlex
+import stat
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -72,7 +73,15 @@ def read_recording(argument: str, model: str, is_text: bool) -> Recording:
     Raises:
         CommandError: with the line to print.
     """
-    source = read_source(argument, is_text)
+    return recorded(read_source(argument, is_text), model)
+
+
+def recorded(source: str | Recording, model: str) -> Recording:
+    """A recording as it is; a model reads a text.
+
+    Raises:
+        CommandError: with the line to print.
+    """
     if isinstance(source, Recording):
         return source
     with reading(), busy(f"Reading {len(source):,} characters"):
@@ -81,18 +90,21 @@ def read_recording(argument: str, model: str, is_text: bool) -> Recording:
 
 def _recorded(text: str, model: str) -> Recording:
     """The recording of a text by a model of regard's own, or one of transformers."""
-    from regard.lm import LanguageModel
+    if is_own_model(model):
+        from regard.lm import LanguageModel
 
-    config = Path(model) / "config.json"
-    if config.is_file():
-        is_own = b'"model_type"' not in config.read_bytes()
-    else:
-        is_own = model == "builtin" or Path(model).exists() or not _NAME.fullmatch(model)
-    if is_own:
         return LanguageModel.load(model).record(text)
     from regard.hf import read
 
     return read(model, text)
+
+
+def is_own_model(name: str) -> bool:
+    """Whether a model is regard's own, and not one of transformers."""
+    config = Path(name) / "config.json"
+    if config.is_file():
+        return b'"model_type"' not in config.read_bytes()
+    return name == "builtin" or Path(name).exists() or not _NAME.fullmatch(name)
 
 
 def choose_group(recording: Recording, name: str | None) -> Recording:
@@ -125,6 +137,16 @@ def place_of_option(option: str, number: int, numbers: Sequence[int], what: str 
             there = f"is 1{what.removesuffix('s')}, number 0"
         raise InputError(f"{option} {number}: there {there}.")
     return numbers.index(number)
+
+
+def has_input() -> bool:
+    """Whether standard input is a pipe, or a file that is not empty."""
+    try:
+        status = os.fstat(sys.stdin.fileno())
+    except (AttributeError, OSError, ValueError):  # it is closed
+        return False
+    is_pipe = stat.S_ISFIFO(status.st_mode) or stat.S_ISSOCK(status.st_mode)
+    return is_pipe or (stat.S_ISREG(status.st_mode) and status.st_size > 0)
 
 
 def read_input() -> str:

@@ -7,24 +7,31 @@ import dataclasses
 import os
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from regard._base.files import check_ending
-from regard._showing.figure import ENDINGS as FIGURE_ENDINGS
-from regard._showing.figure import SCALES
-from regard.cli import _links
 from regard.cli._errors import CommandError, InputError, one_line, reading, writing
 from regard.cli._heads import choose_head
 from regard.cli._screen import busy
-from regard.cli._source import STDIN, choose_group, place_of_option, read_recording
+from regard.cli._source import (
+    STDIN,
+    choose_group,
+    has_input,
+    is_own_model,
+    place_of_option,
+    read_recording,
+    read_source,
+    recorded,
+)
 from regard.recording import Recording
 
 if TYPE_CHECKING:
+    from regard.viewer._readings import Reading, Readings
     from regard.viewer._server import Viewer
 
 INTERRUPTED = 130  # as a shell has it: 128 + SIGINT
-LONGEST_NAME = 60
 PAGE_ENDINGS = (".html", ".htm")
 SIDES = ("rows", "columns")  # of a figure
 SIDE = re.compile(r"([0-9]{1,16})?:([0-9]{1,16})?")
@@ -51,21 +58,32 @@ class ViewOptions:
     @property
     def is_figure(self) -> bool:
         """Whether a figure is written, and not a page."""
-        return self.export is not None and self.export.suffix.lower() in FIGURE_ENDINGS
+        if self.export is None:  # what draws figures takes a while to load
+            return False
+        from regard._showing.figure import ENDINGS
+
+        return self.export.suffix.lower() in ENDINGS
 
 
-def view(argument: str, options: ViewOptions) -> None:
+def view(argument: str | None, options: ViewOptions) -> None:
     """Serves until Ctrl-C, or writes one file: a page, or a figure of one head.
 
     Raises:
         CommandError: with the line to print.
     """
+    if argument is None:
+        _check_nothing_given(options)
+        _serve(_viewer(options, readings=_readings(options)), "", options.open_browser)
+        return
     sources = [argument] if options.other is None else [argument, options.other]
     if not options.is_text and sources.count(STDIN) > 1:
         raise InputError("standard input can be read once; give the other text as a file.")
     _check_export(options)
-    recordings = [read_recording(source, options.model, options.is_text) for source in sources]
     names = [_name(source, options.is_text) for source in sources]
+    if options.other is None and options.export is None:
+        _open(read_source(argument, options.is_text), names[0], options)
+        return
+    recordings = [read_recording(source, options.model, options.is_text) for source in sources]
     chosen = choose_group(recordings[0], options.group)
     if options.is_figure:
         _draw(chosen, options)
@@ -77,10 +95,62 @@ def view(argument: str, options: ViewOptions) -> None:
         _export([chosen, *others], names, options.layer, options.export)
         return
     place = _place(recordings[0], chosen, options)
+    _serve(_viewer(options, recordings, names), place, options.open_browser)
+
+
+def _open(source: str | Recording, name: str, options: ViewOptions) -> None:
+    """Opens one recording, or a text: with an input where that can hold it."""
+    from regard.viewer._readings import MAX_CHARACTERS
+
+    if isinstance(source, str) and len(source) <= MAX_CHARACTERS:
+        readings = _readings(options, source, name)
+        recording = cast("Reading", readings.first).recording
+        shown: dict[str, Any] = {"readings": readings}
+    else:
+        recording = recorded(source, options.model)
+        shown = {"recordings": [recording], "names": [name]}
+    place = _place(recording, choose_group(recording, options.group), options)
+    _serve(_viewer(options, **shown), place, options.open_browser)
+
+
+def _readings(options: ViewOptions, text: str = "", name: str = "") -> Readings:
+    """What the page's input reads texts with, and the first of them."""
+    from regard.viewer._readings import Readings, reader_of, transformers_reader
+
+    with reading(), busy(f"Reading {len(text):,} characters" if text else "Loading the model"):
+        if is_own_model(options.model):
+            from regard.lm import LanguageModel
+
+            return Readings(reader_of(LanguageModel.load(options.model)), text, name)
+        return Readings(transformers_reader(options.model), text, name)
+
+
+def _check_nothing_given(options: ViewOptions) -> None:
+    """Refuses what needs a text where there is none.
+
+    Raises:
+        InputError: with the way out.
+    """
+    if has_input():
+        raise InputError("Missing argument 'TEXT|FILE|-'.")
+    usual = ViewOptions(model=options.model, port=options.port, open_browser=options.open_browser)
+    if options != usual:
+        raise InputError(
+            "without a text, only --model, --port and --no-open have a meaning: the page has an"
+            " input to type one. Give a text, or leave the others out."
+        )
+
+
+def _viewer(
+    options: ViewOptions,
+    recordings: Sequence[Recording] = (),
+    names: list[str] | None = None,
+    readings: Readings | None = None,
+) -> Viewer:
     from regard.viewer._server import Viewer
 
     try:
-        viewer = Viewer(recordings, names, options.port)
+        return Viewer(recordings, names, options.port, readings)
     except (OSError, OverflowError) as error:
         raise CommandError(
             f"port {options.port} cannot be used: {one_line(error)}. Leave --port out to take a"
@@ -88,7 +158,6 @@ def view(argument: str, options: ViewOptions) -> None:
         ) from error
     except ValueError as error:
         raise InputError(one_line(error)) from error
-    _serve(viewer, place, options.open_browser)
 
 
 def _check_export(options: ViewOptions) -> None:
@@ -99,6 +168,8 @@ def _check_export(options: ViewOptions) -> None:
     """
     told = {name: getattr(options, name) for name in ("rows", "columns", "scale")}
     if options.is_figure:
+        from regard._showing.figure import SCALES
+
         for name in SIDES:
             _side(name, told[name])
         if options.scale not in (None, *SCALES):
@@ -117,8 +188,10 @@ def _check_export(options: ViewOptions) -> None:
             "--head and --query tell where the browser opens; leave them out with --export, or"
             " name a figure: fig.pdf, fig.svg or fig.png."
         )
+    from regard._showing.figure import ENDINGS
+
     with reading():
-        check_ending(options.export, (*PAGE_ENDINGS, *FIGURE_ENDINGS), "a page or a figure")
+        check_ending(options.export, (*PAGE_ENDINGS, *ENDINGS), "a page or a figure")
 
 
 def _draw(recording: Recording, options: ViewOptions) -> None:
@@ -180,19 +253,22 @@ def _place(recording: Recording, group: Recording, options: ViewOptions) -> str:
     if options.other is not None:
         parts.append("compare=side")
     if options.query is not None:
+        from regard.cli import _links
+
         parts.append(f"query={_links.find_query(options.query, group).position}")
     return f"#{'&'.join(parts)}"
 
 
 def _name(source: str, is_text: bool) -> str:
     """The name of a file, or the beginning of a text."""
+    from regard.viewer._readings import short_name
+
     if source == STDIN and not is_text:
         return "standard input"
     with contextlib.suppress(OSError, ValueError):  # a text may be no name of a file at all
         if not is_text and Path(source).is_file():
             return Path(source).name
-    line = " ".join(source.split())
-    return line if len(line) <= LONGEST_NAME else f"{line[: LONGEST_NAME - 1]}…"
+    return short_name(source)
 
 
 def _serve(viewer: Viewer, place: str, open_browser: bool) -> None:

@@ -17,6 +17,7 @@ from regard.hf._record import record
 from regard.recording import Recording
 
 MOST_WRITTEN = 128  # tokens of an answer
+CAUSAL = "ForCausalLM", "LMHeadModel"  # how architectures end that predict the next token
 
 
 def load(name: str | Path, *, trust_remote_code: bool = False) -> tuple[Any, Any]:
@@ -34,12 +35,18 @@ def load(name: str | Path, *, trust_remote_code: bool = False) -> tuple[Any, Any
         FileNotFoundError: no such folder, and no such name, or the hub is not reachable.
         ValueError: a model that transformers cannot load, with its reason.
     """
+    return _loaded(name, trust_remote_code)
+
+
+def _loaded(name: str | Path, trust_remote_code: bool, predicts: bool = False) -> tuple[Any, Any]:
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     with _quiet(), _told(name):
         config, options = _config(name, options)
         kind: Any = transformers.AutoModel
         if config.is_encoder_decoder:
             kind = transformers.AutoModelForSeq2SeqLM
+        elif predicts and any(x.endswith(CAUSAL) for x in config.architectures or ()):
+            kind = transformers.AutoModelForCausalLM
         tokenizer = transformers.AutoTokenizer.from_pretrained(name, **options)
         model = kind.from_pretrained(name, attn_implementation="regard", **options)
     return model.eval(), tokenizer
@@ -58,19 +65,46 @@ def read(
     Raises:
         FileNotFoundError, ValueError: as ``load``; or the text is longer than the model reads.
     """
-    model, tokenizer = load(name, trust_remote_code=trust_remote_code)
-    inputs = tokenizer(text, return_tensors="pt")
-    count, most = inputs["input_ids"].shape[1], _longest(model.config, tokenizer)
-    if count > most:
-        raise ValueError(f"The text has {count:,} tokens; {name} reads at most {most:,}: a part.")
-    if count == 0:
-        raise ValueError(f"The text has no token for {name}.")
-    with torch.no_grad(), record(model, tokenizer=tokenizer, values=values) as recording:
-        if model.config.is_encoder_decoder:
-            model.generate(**inputs, num_beams=1, do_sample=False, max_new_tokens=MOST_WRITTEN)
-        else:
-            model(**inputs)
-    return recording
+    return Reader(name, values=values, trust_remote_code=trust_remote_code).read(text)[0]
+
+
+class Reader:
+    """A model of transformers that reads one text after another.
+
+    Args:
+        name, values, trust_remote_code: as in ``read``.
+        predicts: give a causal model the head that its checkpoint has for the next token.
+    """
+
+    def __init__(
+        self,
+        name: str | Path,
+        *,
+        values: bool = True,
+        trust_remote_code: bool = False,
+        predicts: bool = False,
+    ) -> None:
+        self._name, self._values = name, values
+        self._model, self.tokenizer = _loaded(name, trust_remote_code, predicts)
+
+    def read(self, text: str) -> tuple[Recording[Tensor], Tensor | None]:
+        """The recording of a text, and the logits after each token where the model has them."""
+        model, name = self._model, self._name
+        inputs = self.tokenizer(text, return_tensors="pt")
+        count, most = inputs["input_ids"].shape[1], _longest(model.config, self.tokenizer)
+        if count > most:
+            raise ValueError(
+                f"The text has {count:,} tokens; {name} reads at most {most:,}: a part."
+            )
+        if count == 0:
+            raise ValueError(f"The text has no token for {name}.")
+        given = {"tokenizer": self.tokenizer, "values": self._values}
+        with torch.no_grad(), record(model, **given) as recording:
+            if model.config.is_encoder_decoder:
+                model.generate(**inputs, num_beams=1, do_sample=False, max_new_tokens=MOST_WRITTEN)
+                return recording, None
+            logits = getattr(model(**inputs), "logits", None)
+        return recording, None if logits is None else logits[0]
 
 
 def _longest(config: Any, tokenizer: Any) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from regard._base.types import Float32
+    from regard.viewer._server import Viewer
 
     Array = NDArray[np.float32]
 
@@ -114,8 +115,28 @@ class LanguageModel:
     def record_ids(self, ids: Sequence[int]) -> Recording[Array]:
         """As ``record``, of token ids; BOS is not added."""
         layers: list[Layer[Array]] = []
-        self.hidden(ids, record=layers)
+        self.hidden(ids, record=layers.append)
         return Recording(self.tokenizer.tokens(ids), layers, model=self.name)
+
+    def view(self, text: str = "", *, open_browser: bool = True, port: int = 0) -> Viewer:
+        """Look at every weight in the browser, in a page with an input: it reads what is typed.
+
+        Args:
+            text: that the page opens with.
+            open_browser, port: as in ``Recording.view``.
+
+        Returns:
+            The viewer, as ``Recording.view`` does.
+
+        Raises:
+            ValueError: ``text`` is longer than the input can hold.
+            OSError: the port is taken.
+
+        Source: docs/viewer.md describes the page.
+        """
+        from regard.viewer import view_texts
+
+        return view_texts(self, text, open_browser=open_browser, port=port)
 
     def losses(self, text: str) -> Float32[Array, " tokens"]:
         """``−ln p(token | BOS and all before it)`` of each token of ``text``, in nats.
@@ -192,9 +213,12 @@ class LanguageModel:
         self,
         ids: Sequence[int],
         caches: Sequence[KeyValueCache] | None = None,
-        record: list[Layer[Array]] | None = None,
+        record: Callable[[Layer[Array]], object] | None = None,
     ) -> Float32[Array, "L embed_dim"]:
-        """The decoder: ids to the vectors that ``logits`` reads, after those in the caches."""
+        """The decoder: ids to the vectors that ``logits`` reads, after those in the caches.
+
+        ``record`` takes each layer before it is computed; what it raises ends the pass.
+        """
         start = caches[0].length if caches else 0
         x = _norm(self.weights["embedding"][list(ids)])
         for i, layer in enumerate(self.config.layers):
@@ -203,7 +227,7 @@ class LanguageModel:
             if layer.rope is not None:
                 q, k = (rotate(x, start, layer.rope) for x in (q, k))
             if record is not None:
-                record.append(Layer(q, k, v, **layer.visible))
+                record(Layer(q, k, v, **layer.visible))
             if caches:
                 k, v = caches[i].append(k, v)
             out = attention(q, k, v, **layer.visible)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from regard.recording import Recording
 
 if TYPE_CHECKING:
+    from regard.lm import LanguageModel
     from regard.viewer._server import Viewer as Viewer
 else:
 
@@ -61,4 +62,37 @@ def view(
 
         told = recording.heads().telling()
         webbrowser.open(f"{viewer.address}#L{told.layer}H{told.head}")
+    return viewer
+
+
+def view_texts(
+    model: LanguageModel, text: str = "", *, open_browser: bool = True, port: int = 0
+) -> Viewer:
+    """Serve a page with an input on this machine, and open it: the model reads what is typed.
+
+    Args:
+        model: reads the texts.
+        text: that the page opens with; none opens it empty.
+        open_browser, port: as in ``view``.
+
+    Returns:
+        The viewer, as ``view`` does.
+
+    Raises:
+        ValueError: ``text`` is longer than the input can hold.
+        OSError: the port is taken.
+    """
+    from regard.viewer._readings import MAX_CHARACTERS, Readings, reader_of
+    from regard.viewer._server import Viewer
+
+    if len(text) > MAX_CHARACTERS:
+        raise ValueError(
+            f"view: the text has {len(text):,} characters, and the input holds {MAX_CHARACTERS:,};"
+            " model.record(text).view() shows it without one."
+        )
+    viewer = Viewer((), None, port, Readings(reader_of(model), text))
+    if open_browser:
+        import webbrowser
+
+        webbrowser.open(viewer.address)
     return viewer

@@ -15,16 +15,17 @@ from typing import NamedTuple
 
 __all__ = ["BundleError", "bundle", "page_folder", "page_paths"]
 
-IMPORT = re.compile(
-    r'^import\s*\{([\w$,\s]*)\}\s*from\s*"(\.\.?/[\w./-]+)\.js";[ \t]*$', re.MULTILINE
-)
+# Each begins with the end of a line, not with `^`, which would be tried at every character.
+IMPORT = re.compile(r'\nimport\s*\{([\w$,\s]*)\}\s*from\s*"(\.\.?/[\w./-]+)\.js";[ \t]*(?=\n|\Z)')
 # No `let`: importers would not see later assignments.
-EXPORT = re.compile(
-    r"^export (?=(?:async function|function|class|const)\*? ([\w$]+))", re.MULTILINE
-)
-EXPORT_LIST = re.compile(r"^export \{([\w$,\s]*)\};[ \t]*$", re.MULTILINE)
+EXPORT = re.compile(r"\nexport (?=(?:async function|function|class|const)\*? ([\w$]+))")
+EXPORT_LIST = re.compile(r"\nexport \{([\w$,\s]*)\};[ \t]*(?=\n|\Z)")
 # `import` and `export` at the start of a line, and syntax that only a module has.
-REFUSED = re.compile(r"^\s*(?:import|export)\b.*|\bimport\s*[(.].*|^await\b.*", re.MULTILINE)
+REFUSED = (
+    re.compile(r"\n\s*(?:import|export)\b.*"),
+    re.compile(r"import\s*[(.].*"),
+    re.compile(r"\nawait\b.*"),
+)
 # Text that would end a <script> element, or hide its end.
 MARKUP = re.compile(r"</?script|<!--", re.IGNORECASE)
 
@@ -85,7 +86,7 @@ def _add(
         ring = " imports ".join((*above, name))
         raise BundleError(f"page: {ring}; modules cannot stand in a ring.")
     try:
-        source = (folder / f"{name}.js").read_text(encoding="utf-8")
+        source = "\n" + (folder / f"{name}.js").read_text(encoding="utf-8")
     except FileNotFoundError:
         raise BundleError(f"page: there is no {name}.js, which {above[-1:]} imports.") from None
     lines = []
@@ -101,7 +102,7 @@ def _add(
     exported = EXPORT.findall(source)
     for names in EXPORT_LIST.findall(source):
         exported += _names(names)
-    body = EXPORT_LIST.sub("", EXPORT.sub("", IMPORT.sub("", source))).strip()
+    body = EXPORT_LIST.sub("", EXPORT.sub("\n", IMPORT.sub("", source))).strip()
     _check(name, body)
     code = (
         f"const {_variable(name)} = (() => {{\n{''.join(lines)}{body}\n"
@@ -119,7 +120,10 @@ def _names(text: str) -> list[str]:
 
 
 def _check(name: str, body: str) -> None:
-    if found := REFUSED.search(body):
-        raise BundleError(f"page: {name}: {found[0].strip()!r} is in no form that can be joined.")
+    for pattern in REFUSED:
+        if found := pattern.search(f"\n{body}"):
+            raise BundleError(
+                f"page: {name}: {found[0].strip()!r} is in no form that can be joined."
+            )
     if found := MARKUP.search(body):
         raise BundleError(f"page: {name} has {found[0]!r}, which an inline script cannot hold.")

@@ -19,14 +19,22 @@ from typing import Any
 from regard._base.extras import needed_by
 from regard.recording import Recording
 from regard.viewer._bundle import bundle, page_paths
+from regard.viewer._readings import MAX_BODY_BYTES, Readings, too_long
 from regard.viewer.answer import JSON, TEXT, Answer, Answers
 
 with needed_by("The viewer"):
     import uvicorn
-    from starlette.requests import Request
+    from starlette.datastructures import Headers
+    from starlette.requests import ClientDisconnect, Request
     from starlette.responses import Response
 
-    from regard.viewer._connections import ACCEPT_BATCH, BACKLOG, Connection, Server
+    from regard.viewer._connections import (
+        ACCEPT_BATCH,
+        BACKLOG,
+        REQUEST_TIMEOUT_S,
+        Connection,
+        Server,
+    )
 
 HOST = "127.0.0.1"
 HTTP_PORT = 80
@@ -34,6 +42,7 @@ WORKERS = 8  # more than the tiles a page requests at once, which may all wait f
 MAX_QUEUED = 512  # requests; a browser sends six at a time
 MIN_COMPRESSED_BYTES = 1024  # bytes of JSON
 SHUTDOWN_TIMEOUT_S = 1.0  # for responses in progress
+READ = "data/read"
 
 MEDIA_TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -58,6 +67,11 @@ class Viewer:
     Every group of a recording is served, in the background, until ``close``, the end of a ``with``
     block, or of Python.
 
+    Args:
+        recordings: to look at, and their names, by default those of their models.
+        port: to serve on; 0 takes one that is free.
+        readings: texts instead, of a page with an input; then there are no recordings.
+
     Attributes:
         address: ``http://127.0.0.1:PORT/TOKEN/``; whoever knows it can read the recordings, from
             this machine alone.
@@ -68,8 +82,9 @@ class Viewer:
         recordings: Sequence[Recording[Any]],
         names: Sequence[str] | None = None,
         port: int = 0,
+        readings: Readings | None = None,
     ) -> None:
-        self._answers = Answers.of_groups(recordings, names)
+        self._answers = readings or Answers.of_groups(recordings, names)
         self._socket = _bound(port)
         self._workers = Workers(WORKERS)
         port = self._socket.getsockname()[1]
@@ -210,9 +225,14 @@ class Workers:
 
 
 class App:
-    """The ASGI application: read-only, only with the token, only under this machine's names."""
+    """The ASGI application: only with the token, only under this machine's names.
 
-    def __init__(self, answers: Answers, token: str, port: int, workers: Workers) -> None:
+    It can be read; where the page has an input, a text can be sent to be read by the model.
+    """
+
+    def __init__(
+        self, answers: Answers | Readings, token: str, port: int, workers: Workers
+    ) -> None:
         self._answers, self._token, self._workers = answers, token, workers
         self._hosts = {f"{host}:{port}" for host in (HOST, "localhost", "[::1]")}
         if port == HTTP_PORT:  # which browsers leave out
@@ -230,12 +250,13 @@ class App:
         if request.headers.get("host", "").lower() not in self._hosts:
             hosts = ", ".join(sorted(self._hosts))
             return _text(403, f"This viewer answers to {hosts} alone; open the address it printed.")
-        if request.method not in ("GET", "HEAD"):
-            refused = _text(405, "This viewer can be read, not written to; GET and HEAD work.")
-            refused.headers["Allow"] = "GET, HEAD"
-            return refused
         token, slash, path = request.scope["path"].removeprefix("/").partition("/")
-        if not hmac.compare_digest(token.encode("utf-8", "surrogatepass"), self._token.encode()):
+        is_known = hmac.compare_digest(token.encode("utf-8", "surrogatepass"), self._token.encode())
+        if is_known and path == READ and isinstance(self._answers, Readings):
+            return await self._read(request, self._answers)
+        if request.method not in ("GET", "HEAD"):
+            return _not_allowed("GET, HEAD", "This viewer can be read, not written to")
+        if not is_known:
             return _text(404, "There is nothing here; open the whole address that was printed.")
         if not slash:
             return Response(status_code=307, headers={"Location": f"/{self._token}/"})
@@ -246,11 +267,35 @@ class App:
             return await self._data(request, path.removeprefix("data/"))
         return _text(404, "The page has no file of that name.")
 
+    async def _read(self, request: Request, readings: Readings) -> Response | None:
+        """Reads the text that the page sends, and no other page."""
+        if request.method != "POST":
+            return _not_allowed("POST", "A text is sent to be read")
+        if not _is_of_this_page(request.headers):
+            return _text(403, "A text is taken from this viewer's own page alone.")
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != JSON:
+            return _text(415, f"A text is taken as {JSON} alone.")
+        try:
+            async with asyncio.timeout(REQUEST_TIMEOUT_S):
+                body = await _body(request)
+        except (TimeoutError, ClientDisconnect):
+            return _text(408, "The text did not arrive in time; send it again.")
+        if body is None:
+            return _text(413, too_long("too many"))
+        return await self._worked(request, lambda: self._answered(lambda: readings.read(body)))
+
     async def _data(self, request: Request, path: str) -> Response | None:
         query = request.scope["query_string"].decode("latin-1")
         accepted = request.headers.get("accept-encoding", "")
         compressed = "gzip" in (name.strip() for name in accepted.lower().split(","))
-        future = self._workers.submit(lambda: self._answer(path, query, compressed))
+        return await self._worked(
+            request, lambda: self._answered(lambda: self._answers.answer(path, query), compressed)
+        )
+
+    async def _worked(self, request: Request, work: Callable[[], Response]) -> Response | None:
+        """The result of a worker; None, and no work, once nobody waits for it."""
+        future = self._workers.submit(work)
         if future is None:
             return _text(503, "Too many requests are waiting; try again in a second.")
         waiting = asyncio.wrap_future(future)
@@ -263,9 +308,9 @@ class App:
             self._workers.cancel(future)
             waiting.cancel()
 
-    def _answer(self, path: str, query: str, compressed: bool) -> Response:
+    def _answered(self, ask: Callable[[], Answer], compressed: bool = False) -> Response:
         try:
-            answer = self._answers.answer(path, query)
+            answer = ask()
         except MemoryError:
             answer = Answer(503, TEXT, b"There is too little memory to answer this.")
         except Exception as error:
@@ -277,6 +322,25 @@ class App:
             body = gzip.compress(body, 5, mtime=0)
             headers["Content-Encoding"] = "gzip"
         return Response(body, answer.status, headers, answer.media_type)
+
+
+def _is_of_this_page(headers: Headers) -> bool:
+    """Whether a browser says that the viewer's own page sends this; ``Host`` is checked before."""
+    origin, site = headers.get("origin"), headers.get("sec-fetch-site")
+    own = f"http://{headers['host']}"
+    if site is None:  # an older browser, or a program
+        return origin == own
+    return site == "same-origin" and origin in (None, own)
+
+
+async def _body(request: Request) -> bytes | None:
+    """The body of a request; None where it is too long to hold a text."""
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > MAX_BODY_BYTES:
+            return None
+    return body
 
 
 async def _disconnected(request: Request) -> None:
@@ -296,6 +360,12 @@ def page_files() -> dict[str, tuple[bytes, str]]:
             found[path] = file.read_bytes(), MEDIA_TYPES[ending]
     found["boot.js"] = bundle("boot").encode(), MEDIA_TYPES[".js"]
     return found
+
+
+def _not_allowed(methods: str, sentence: str) -> Response:
+    refused = _text(405, f"{sentence}; {methods.replace(', ', ' and ')} work.")
+    refused.headers["Allow"] = methods
+    return refused
 
 
 def _text(status: int, sentence: str) -> Response:

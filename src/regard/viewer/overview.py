@@ -80,7 +80,8 @@ class HeadMap:
         self.query_start = found.query_start
         self.shape = self._weights.shape
         self._collected: _Collected | None = None
-        if samples_of(*self.shape, self._head_size) > 1:
+        queries, keys = self.shape
+        if samples_of(queries, keys, self._head_size) > 1:
             self._collected = _Collected(self)
 
     def _weights_of(self, rows: slice) -> HeadWeights:

@@ -26,31 +26,46 @@ import { makeText } from "./panels/text.js";
 
 /** @typedef {ReturnType<typeof makeParts>} Parts */
 
+/** @typedef {{context: Context, end: () => void}} Page */
+
+/**
+ * @typedef {{address?: boolean, known?: About, besides?: (context: Context) => HTMLElement,
+ *   withInput?: (root: HTMLElement, about: About) => Promise<Page | null>}} Options
+ */
+
 const FIRST_PICTURE_MS = 1500;
 
 /**
  * Builds the page inside `root` with data from `request`; null where that fails.
- * `address`: whether it is the whole page, whose address follows the selection.
+ * `address`: whether it is the whole page, whose address follows the selection. `known` is what
+ * `about` tells, where that is known. `withInput` takes over where texts can be typed, and `besides`
+ * makes what stands below the text.
  * @param {HTMLElement} root
  * @param {SendRequest} request
- * @param {{address?: boolean}} [options]
- * @returns {Promise<{context: Context, end: () => void} | null>}
+ * @param {Options} [options]
+ * @returns {Promise<Page | null>}
  */
-export async function start(root, request, { address = false } = {}) {
+export async function start(root, request, options = {}) {
+  const { address = false, known, withInput, besides } = options;
   const banner = makeBanner();
   root.classList.add("regard");
   root.classList.toggle("regard-whole", address);
   root.replaceChildren(banner.element);
   /** @type {() => void} */
-  let retry = () => start(root, request, { address });
-  const fails = (/** @type {string} */ sentence) => banner.show(sentence, retry);
+  let retry = () => start(root, request, options);
+  const listening = new AbortController();
+  const ended = listening.signal;
+  const fails = (/** @type {string} */ sentence) => {
+    if (!ended.aborted) banner.show(sentence, retry);
+  };
   const source = new Source(watched(request, { fails, works: banner.hide }));
   /** @type {About} */
   let about;
   /** @type {Place} */
   let opens;
   try {
-    about = await source.about();
+    about = known ?? (await source.about());
+    if (about.typed && withInput) return withInput(root, about);
     opens = await chooseHead(source, about, address ? location.hash : "");
   } catch (error) {
     unlessSaid(error);
@@ -61,13 +76,12 @@ export async function start(root, request, { address = false } = {}) {
   const { say, aside } = readout;
   const texts = makeTexts(source, about);
   const aligned = makeAlignments(source, selection);
-  const listening = new AbortController();
-  const ended = listening.signal;
   const data = { about, source, selection, texts, ...aligned };
   const shared = { ...data, say, aside, because: "", root, ended };
   const context = { ...shared, ...firstPicture() };
   retry = () => selection.again();
   const parts = makeParts(context);
+  if (besides) parts.text.element.append(besides(context));
   const { frame, showPanel } = layOut(context, parts, readout.element);
   root.replaceChildren(banner.element, frame, parts.help.element, parts.pictures.element);
   listenToKeys(context, { ...parts, showPanel }, address ? document : root, ended);

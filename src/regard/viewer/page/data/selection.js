@@ -18,7 +18,7 @@ import { usualScale } from "../drawing/colours.js";
  * @typedef {{view: View, recording: number, layer: number, head: number, query: number | null,
  *   key: number | null, plane: Plane, scale: Scale | "", first: "" | "hidden", unit: Unit | "", side: Side, low: number | null,
  *   high: number | null, span: number | null, compare: Compare, other: string, x: number | null,
- *   y: number | null, zoom: number | null}} Fields
+ *   y: number | null, zoom: number | null, text: string}} Fields
  */
 
 /** @typedef {Set<keyof Fields>} Changed the names of the fields that changed */
@@ -54,6 +54,7 @@ const DEFAULTS = {
   x: null, // the map: the token at its left and top, and device pixels for a token
   y: null,
   zoom: null,
+  text: "", // that was typed; empty for the one that the page opened with
 };
 // Back undoes these; the others are replaced in the address.
 /** @type {(keyof Fields)[]} */
@@ -83,6 +84,7 @@ export class Selection extends EventTarget {
   x = DEFAULTS.x;
   y = DEFAULTS.y;
   zoom = DEFAULTS.zoom;
+  text = DEFAULTS.text;
 
   /**
    * `about` is the source's; `address`: whether the page's address follows; `opens`: the head of an
@@ -434,6 +436,42 @@ function fromHash(about, hash, opens) {
   }
   const recording = inside(fields.recording ?? 0, about.recordings.length);
   return { ...fields, ...nearestPlace(about, recording, ...numbers) };
+}
+
+// What an address says of one text alone.
+const OF_TEXT = ["text", "recording", "query", "key", "low", "high", "span", "x", "y", "zoom"];
+
+/**
+ * The text that an address names; empty where it names none.
+ * @param {string} hash
+ */
+export function textOfHash(hash) {
+  const part = hash
+    .slice(1)
+    .split("&")
+    .find((one) => one.startsWith("text="));
+  return part ? decoded(part.slice(5)) : "";
+}
+
+/**
+ * The head that an address names; empty where it names none.
+ * @param {string} hash
+ */
+export function headOfHash(hash) {
+  return /^#(L\d+H\d+)(?:&|$)/.exec(hash)?.[1] ?? "";
+}
+
+/**
+ * The address of the same view at a head of another text.
+ * @param {string} hash
+ * @param {string} head
+ * @param {string} text
+ */
+export function hashOfText(hash, head, text) {
+  const parts = hash.slice(1).split("&");
+  const kept = parts.filter((part) => part.includes("=") && !OF_TEXT.includes(part.split("=")[0]));
+  const named = text ? `text=${encodeURIComponent(text)}` : "";
+  return `#${[head, ...kept, named].filter(Boolean).join("&")}`;
 }
 
 /** @param {string} text */

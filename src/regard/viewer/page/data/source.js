@@ -28,7 +28,15 @@
  *   start: number, boundary: number | null, words: number, layers: LayerFacts[]}} RecordingFacts
  */
 
-/** @typedef {{version: number, recordings: RecordingFacts[]}} About */
+/**
+ * A text that can be typed: the one of this reading, its id, whether the model predicts next tokens,
+ * and the most characters of another one. `reading` is null where there is no text yet.
+ * @typedef {{reading: string | null, text: string, next: boolean, characters: number}} Typed
+ */
+
+/** @typedef {{version: number, recordings: RecordingFacts[], typed?: Typed}} About */
+
+/** @typedef {{next: [token: string, probability: number][]}} NextTokens likeliest first */
 
 /**
  * A layer; `first` is "hidden" for its weights without those of the first token.
@@ -252,6 +260,15 @@ export class Source {
   }
 
   /**
+   * The likeliest tokens after a query.
+   * @param {number} query
+   * @returns {Promise<NextTokens>}
+   */
+  next(query) {
+    return this.#json("next", { query });
+  }
+
+  /**
    * Every step of some queries and keys of a head, as lists of numbers.
    * @param {Place & {queries: string, keys: string}} where
    * @param {AbortSignal} [signal]
@@ -351,16 +368,31 @@ function address(path, parameters) {
 }
 
 /**
- * Requests over HTTP, for a page that a server gave.
+ * Requests over HTTP, for a page that a server gave; about one reading where it is named.
+ * @param {string} [reading]
  * @returns {SendRequest}
  */
-export function overHttp() {
+export function overHttp(reading) {
   return async (path, parameters, signal) => {
-    const response = await fetch(`data/${address(path, parameters)}`, { signal });
+    const response = await fetch(`data/${address(path, { ...parameters, reading })}`, { signal });
     if (!response.ok) throw new Error(await response.text());
     return {
       body: await response.arrayBuffer(),
       coverage: Number(response.headers.get("Regard-Coverage") ?? 1),
     };
   };
+}
+
+/**
+ * Sends a text to be read by the model, and gives what `about` tells of it.
+ * @param {string} text
+ * @param {AbortSignal} signal
+ * @returns {Promise<About>}
+ */
+export async function sendText(text, signal) {
+  const headers = { "Content-Type": "application/json" };
+  const body = JSON.stringify({ text });
+  const response = await fetch("data/read", { method: "POST", headers, body, signal });
+  if (!response.ok) throw new Error(await response.text());
+  return response.json();
 }

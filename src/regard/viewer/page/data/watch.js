@@ -88,7 +88,7 @@ export function isAbort(error) {
  * A failed fetch is a TypeError, whose message differs between browsers.
  * @param {unknown} error
  */
-function sentenceOf(error) {
+export function sentenceOf(error) {
   if (error instanceof TypeError) return "The server has ended: run regard view again.";
   const words = error instanceof Error ? error.message : "";
   return words || "The data source did not respond; try again.";
