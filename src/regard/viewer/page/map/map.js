@@ -291,25 +291,6 @@ export class HeadMapView {
   }
 
   /**
-   * Draws the cells light or dark for `read`, which copies them, and then as they were.
-   * @template Found
-   * @param {boolean} dark
-   * @param {() => Found} read
-   */
-  inColours(dark, read) {
-    const paint = (/** @type {boolean} */ dark) => {
-      for (const frame of this.shown) frame.paint(frame.view, dark);
-    };
-    if (dark === this.dark) return read();
-    paint(dark);
-    try {
-      return read();
-    } finally {
-      paint(this.dark);
-    }
-  }
-
-  /**
    * The marks over and around a frame's cells, also for an exported picture: in other colours, or
    * without what is chosen.
    * @param {Frame} frame
@@ -319,7 +300,7 @@ export class HeadMapView {
    */
   marksOf(frame, theme = this.colours, chosen = true) {
     const { selection } = this;
-    const layout = new Layout(frame.view, frame.size, frame.extent, frame.facts);
+    const layout = this.layoutOf(frame);
     const rings = frame === this.frames[0] && !frame.other ? this.links.rings() : [];
     const texts = this.texts.get(frame.where.recording) ?? null;
     const { queries, keys } = frame.extent;
@@ -327,6 +308,11 @@ export class HeadMapView {
     const key = selection.key !== null && selection.key < keys ? selection.key : null;
     const marked = chosen ? { query, key, rings } : { query: null, key: null, rings: [] };
     return frameMarks(layout, texts, marked, theme);
+  }
+
+  /** @param {Frame} frame */
+  layoutOf({ view, size, extent, facts }) {
+    return new Layout(view, size, extent, facts);
   }
 
   // The chosen pair, or the middle of the view.
