@@ -35,6 +35,15 @@ class Seen:
         self._mask = None if call.mask is None else to_numpy(call.mask)[0]
         self.count = self.of(np.ones((1, self._Lk), bool))[..., 0]
 
+    def equals(self, other: Seen) -> bool:
+        """Whether they are known to be the same keys; masks and segments are not compared."""
+        return (
+            all(x is None for one in (self, other) for x in (one._segments, one._mask))
+            and self._Lk == other._Lk
+            and np.array_equal(self.low, other.low)
+            and np.array_equal(self.high, other.high)
+        )
+
     def pairs(
         self, queries: Int[np.ndarray, " n"], keys: Int[np.ndarray, " n"]
     ) -> Bool[np.ndarray, "heads n"]:

@@ -90,23 +90,35 @@ def _roles(
     if patterns is None:
         return out
     pairs = patterns.queries, patterns.keys
-    is_seen = seen.pairs(*pairs) & some[:, pairs[0]]
+    is_seen, n, shares = patterns.known(seen, _seen_by)
     w = weights_at(part._call, found["lse"], *pairs, is_seen)
     by_kind = np.add.reduceat(w, patterns.starts, -1, dtype=np.float64)
-    counts = _counts(seen, is_seen, patterns)  # (heads or 1, rows, roles)
-    sums = by_kind @ patterns.kinds
+    kinds = patterns.kinds.astype(np.float64)
+    sums = by_kind @ kinds
     for role, keys in zip(BY_KEY, patterns.sets):
         sums[:, PLACE[role.name]] = (received @ keys) * rows
     with np.errstate(invalid="ignore", divide="ignore"):
-        told = counts > 0
-        n = told.sum(1)
         counted[:, :EVEN_AT] = n[:, :EVEN_AT]
         scores[:, :EVEN_AT] = (sums / n)[:, :EVEN_AT]
-        shares = np.where(told, counts / seen.count[..., None], 0).sum(1) / n
         even[:, :EVEN_AT] = shares[:, :EVEN_AT]
-        both = np.einsum("hk,ka,kb->hab", by_kind, patterns.kinds, patterns.kinds, optimize=True)
+        both = kinds.T @ (by_kind[..., None] * kinds)
         overlap[...] = np.nan_to_num(both / n[:, None])
     return out
+
+
+def _seen_by(seen: Seen, patterns: Patterns) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What of the roles' keys is seen, by heads, or once where they agree.
+
+    Which pairs ``(heads, n)``; how many queries see a key of each role, and what even weights would
+    score there, ``(heads, roles)``.
+    """
+    some = seen.count > 1
+    is_seen = seen.pairs(patterns.queries, patterns.keys) & some[:, patterns.queries]
+    counts = _counts(seen, is_seen, patterns)
+    told = counts > 0
+    n = told.sum(1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return is_seen, n, np.where(told, counts / seen.count[..., None], 0).sum(1) / n
 
 
 def _counts(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from regard._base.words import (
     word_starts,
     word_texts,
 )
+from regard._weights.pairs import Seen
 from regard.heads._roles import (
     BACK,
     BY_KEY,
@@ -36,6 +38,7 @@ PART_OF_PAIRS, FEWEST_PAIRS, MOST_PAIRS = 256, 2**14, 2**18
 
 BY_TEXT = (is_newline, is_punctuation)  # and function words, in the order of BY_KEY
 
+Found = TypeVar("Found")
 Pairs = tuple[Int[np.ndarray, " n"], Int[np.ndarray, " n"]]
 
 
@@ -68,6 +71,14 @@ class Patterns:
         kinds, self.starts = np.unique(bits[order], return_index=True)
         self.kinds = (kinds[:, None] >> np.arange(len(PLACE)) & 1).astype(bool)
         self.queries, self.keys = np.divmod(codes[order], len(tokens))
+        self._last: tuple[Seen, Any] | None = None
+
+    def known(self, seen: Seen, found: Callable[[Seen, Patterns], Found]) -> Found:
+        """``found(seen, self)``, kept for the layers whose queries see the same keys."""
+        if self._last is None or not self._last[0].equals(seen):
+            self._last = seen, found(seen, self)
+        kept: Found = self._last[1]
+        return kept
 
     def _by_key(self, words: Sequence[str]) -> Bool[np.ndarray, "sets Lk"]:
         """The first token is left out: it is a role of its own."""

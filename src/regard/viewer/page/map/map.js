@@ -311,25 +311,6 @@ export class HeadMapView {
   }
 
   /**
-   * Draws the cells light or dark for `read`, which copies them, and then as they were.
-   * @template Found
-   * @param {boolean} dark
-   * @param {() => Found} read
-   */
-  inColours(dark, read) {
-    const paint = (/** @type {boolean} */ dark) => {
-      for (const frame of this.shown) frame.paint(frame.view, dark);
-    };
-    if (dark === this.dark) return read();
-    paint(dark);
-    try {
-      return read();
-    } finally {
-      paint(this.dark);
-    }
-  }
-
-  /**
    * The marks over and around a frame's cells, also for an exported picture: in other colours, or
    * without what is chosen.
    * @param {Frame} frame

@@ -6,6 +6,7 @@ import { drawMarks, FILE_FONT, svgNode, writeMarks } from "../drawing/marks.js";
 import { withDensity } from "../drawing/png.js";
 import { PRINTED } from "../map/axes.js";
 import { GUTTER } from "../map/frame.js";
+import { layoutOf } from "../map/layout.js";
 import { barLabel, barTicks } from "./bar.js";
 import { panelMarks } from "./panelmarks.js";
 
@@ -13,6 +14,7 @@ import { panelMarks } from "./panelmarks.js";
 /** @import { Mark } from "../drawing/marks.js" */
 /** @import { Theme } from "../map/axes.js" */
 /** @import { Frame } from "../map/frame.js" */
+/** @import { Layout } from "../map/layout.js" */
 /** @import { HeadMapView } from "../map/map.js" */
 
 /** @typedef {{map: HeadMapView, steps: {element: HTMLElement}}} PictureParts */
@@ -30,6 +32,7 @@ export const INCH = 96; // CSS pixels
 const CAPTION = 62; // CSS pixels below
 const FEW_CELLS = 4096; // are written as rectangles
 const BAR_WIDTH = 160;
+const LEAST_WIDTH = 460; // CSS pixels, for the bar and what it is
 const MOST_PIXELS = 16384; // on a side, of any browser's canvas
 
 /**
@@ -118,14 +121,34 @@ function mapSheet(context, map, { kind, background, marks: isMarked }) {
   const isPage = background === "page";
   const [theme, dark] = isPage ? [map.colours, map.dark] : [PRINTED, false];
   const ofFrame = (/** @type {Frame} */ frame) => [
-    ...cellMarks(frame, kind),
+    ...cellMarks(frame, layoutOf(frame), kind),
     ...map.marksOf(frame, theme, isMarked),
   ];
-  const marks = map.inColours(dark, () =>
+  const marks = inColours(map, dark, () =>
     map.shown.flatMap((frame, n) => ofFrame(frame).map((mark) => moved(mark, offsets[n]))),
   );
   marks.push(...captionMarks(context, map, theme, height), ...barMarks(context, map, theme, dark));
   return { width, height, title: map.caption.textContent ?? "", marks };
+}
+
+/**
+ * Draws the cells light or dark for `read`, which copies them, and then as they were.
+ * @template Found
+ * @param {HeadMapView} map
+ * @param {boolean} dark
+ * @param {() => Found} read
+ */
+function inColours(map, dark, read) {
+  const paint = (/** @type {boolean} */ dark) => {
+    for (const frame of map.shown) frame.paint(frame.view, dark);
+  };
+  if (dark === map.dark) return read();
+  paint(dark);
+  try {
+    return read();
+  } finally {
+    paint(map.dark);
+  }
 }
 
 /** @param {HeadMapView} map */
@@ -133,19 +156,18 @@ function pictureSize(map) {
   let width = 0;
   const offsets = map.shown.map((frame) => {
     const offset = width;
-    width += Math.ceil(GUTTER.left + frame.size.width / frame.size.ratio) + 8;
+    width += Math.ceil(Math.max(layoutOf(frame).right, LEAST_WIDTH)) + 8;
     return offset;
   });
   return { width, height: foot(map) + CAPTION, offsets };
 }
 
 /**
- * Where the map ends and its caption begins.
+ * Where the matrix ends and its caption begins.
  * @param {HeadMapView} map
  */
 function foot(map) {
-  const { height, ratio } = map.frames[0].size;
-  return Math.ceil(GUTTER.top + height / ratio);
+  return Math.ceil(Math.max(...map.shown.map((frame) => layoutOf(frame).bottom)));
 }
 
 /**
@@ -221,17 +243,19 @@ function barCanvas(signed, dark) {
 /**
  * Cells: in an SVG rectangles where they are few, else one embedded picture.
  * @param {Frame} frame
+ * @param {Layout} layout
  * @param {"png" | "svg"} kind
  * @returns {Mark[]}
  */
-function cellMarks(frame, kind) {
+function cellMarks(frame, layout, kind) {
   const { size, view } = frame;
   const [columns, rows] = [runsOf(frame.columns), runsOf(frame.rows)];
-  const [right, bottom] = [size.width / size.ratio, size.height / size.ratio];
+  const [right, bottom] = [layout.right - GUTTER.left, layout.bottom - GUTTER.top];
   const isPicture = kind === "png" || view.level > 0 || frame.alignment !== null;
   if (isPicture || columns.length * rows.length > FEW_CELLS) {
-    const box = { x: GUTTER.left, y: GUTTER.top, width: right, height: bottom };
-    return [{ kind: "image", ...box, canvas: copied(frame.cells) }];
+    const canvas = copied(frame.cells, right * size.ratio, bottom * size.ratio);
+    const [width, height] = [canvas.width / size.ratio, canvas.height / size.ratio];
+    return [{ kind: "image", x: GUTTER.left, y: GUTTER.top, width, height, canvas }];
   }
   /** @type {(start: number, bin: number, end: number) => number} */
   const edge = (start, bin, end) =>
@@ -249,10 +273,14 @@ function cellMarks(frame, kind) {
   );
 }
 
-/** @param {HTMLCanvasElement} cells */
-function copied(cells) {
+/**
+ * @param {HTMLCanvasElement} cells
+ * @param {number} width
+ * @param {number} height
+ */
+function copied(cells, width, height) {
   const canvas = document.createElement("canvas");
-  [canvas.width, canvas.height] = [cells.width, cells.height];
+  [canvas.width, canvas.height] = [width, height].map(Math.round);
   penOf(canvas).drawImage(cells, 0, 0);
   return canvas;
 }
