@@ -137,6 +137,12 @@ def test_html_never_interprets_a_token():
     assert "\x1b" not in page
 
 
+def test_html_has_no_formula_where_there_is_none():
+    page = steps(np.eye(2), np.eye(2), np.eye(2))._repr_html_()
+    assert "<b>query</b><br>" in page
+    assert "<b>scores</b> <code>= query @ key.T</code><br>" in page
+
+
 def test_html_writes_every_number_and_greys_what_is_hidden():
     found = steps(np.eye(2), np.eye(2), np.array([[2.0, -2.0], [0.5, 1.0]]), causal=True, scale=1.0)
     page = found._repr_html_()
@@ -151,8 +157,8 @@ def test_html_writes_every_number_and_greys_what_is_hidden():
     ]
     values = page[page.index("<b>value</b>") : page.index("<b>scores")]
     styles = re.findall(r'<td style="background:(#\w+);color:(#\w+)', values)
-    assert styles[0] == ("#2166ac", "#ffffff")  # the largest positive
-    assert styles[1] == ("#b35806", "#ffffff")  # the largest negative
+    assert styles[0] == ("#6e0822", "#ffffff")  # the largest positive
+    assert styles[1] == ("#0d3478", "#ffffff")  # the largest negative
     assert styles[2][1] == "#000000"  # a light colour has black ink
 
 

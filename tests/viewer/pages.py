@@ -1,6 +1,7 @@
 """The whole page as the tests of it read it, and what they show in it."""
 
 import re
+from pathlib import Path
 
 import numpy as np
 
@@ -72,3 +73,23 @@ def shown_bars(page):
 def shown_number(text):
     """The float that the page wrote."""
     return float(re.sub(r"[ ×]+$", "", text).replace("−", "-").replace(",", ""))
+
+
+def saved(page, kind, **choices):
+    """Bytes and name of the picture that the dialog saves: ``saved(page, "PNG", dpi=96)``."""
+    page.get_by_role("button", name="Export…").click()
+    dialog = page.get_by_role("dialog", name="Export a picture")
+    dialog.get_by_role("button", name=kind).click()
+    labels = {"width": "width, inches", "dpi": "pixels per inch"}
+    for name, value in choices.items():
+        if name == "marks":
+            dialog.get_by_label("selection, rings").set_checked(value)
+        elif name == "background":
+            dialog.get_by_label("background").select_option(value)
+        else:
+            dialog.get_by_label(labels[name]).fill(str(value))
+    with page.expect_download() as download:
+        dialog.get_by_role("button", name="Save").click()
+    is_said(page, f"saved: {kind}")
+    assert not dialog.is_visible()
+    return Path(download.value.path()).read_bytes(), download.value.suggested_filename

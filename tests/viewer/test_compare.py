@@ -6,16 +6,38 @@ import xml.etree.ElementTree as ET
 import numpy as np
 import pytest
 
+from regard.recording import Recording
+from regard.viewer._alignment import align, places
 from viewer.map_page import (
+    PAPER,
+    MapPage,
     assert_pixels,
+    constant,
     decoded,
     expected_entries,
     log_weights,
     made,
     pooled,
 )
+from viewer.pages import is_said, saved, shown_bars
 
 TENS = np.log(10)
+BOTH = [
+    "<bos>",
+    "The",
+    " c",
+    "at",
+    " s",
+    "at",
+    " on",
+    " the",
+    " m",
+    "at",
+    " because",
+    " it",
+    " was",
+]
+TIRED, SOFT = [*BOTH, " t", "i", "red", "."], [*BOTH, " so", "ft", "."]
 SVG = "{http://www.w3.org/2000/svg}"
 
 
@@ -30,23 +52,31 @@ def another():
 
 
 def difference(one, other):
-    """exp(one) - exp(other) of the larger matrix; what only one sees is its weight."""
-    shape = np.maximum(one.shape, other.shape)
-    weights = []
-    for logs in (one, other):
-        whole = np.full(shape, np.nan)
-        whole[: logs.shape[0], : logs.shape[1]] = logs
-        weights.append(whole)
-    hidden = np.isnan(weights[0]) & np.isnan(weights[1])
-    found = [np.where(np.isnan(logs), 0, np.exp(logs)) for logs in weights]
+    """exp(one) - exp(other); what only one sees is its weight."""
+    hidden = np.isnan(one) & np.isnan(other)
+    found = [np.where(np.isnan(logs), 0, np.exp(logs)) for logs in (one, other)]
     return np.where(hidden, np.nan, found[0] - found[1])
 
 
-def assert_differs(page, one, other, span=0.5, plane="max"):
-    view, pixels = page.view(), page.screen(1)
-    level = int(view["level"])
+def assert_differs(page, one, other, span=0.5, plane="max", lacks=((), ())):
+    """The map shows one − other; bins of ``lacks``, rows and columns, are hatched."""
+    level = int(page.view()["level"])
     wanted = difference(pooled(one, level, plane), pooled(other, level, plane))
-    assert_pixels(pixels, expected_entries(view, pixels.shape, wanted, -span, span), "DIVERGING")
+    assert_shown(page, wanted, lacks, span)
+
+
+def assert_shown(page, wanted, lacks, span=0.5):
+    view, pixels = page.view(), page.screen(1)
+    entries = expected_entries(view, pixels.shape, wanted, -span, span)
+    hatched = np.zeros(wanted.shape)
+    hatched[list(lacks[0])] = hatched[:, list(lacks[1])] = 1
+    hatched = expected_entries(view, pixels.shape, hatched, 0, 1) > 0
+    stripes = {tuple(colour) for colour in constant("HATCH")["light"]}
+    assert {tuple(colour) for colour in pixels[hatched].tolist()} == (
+        stripes if hatched.any() else set()
+    )
+    pixels = np.where(hatched[..., None], PAPER[False], pixels)
+    assert_pixels(pixels, np.where(hatched, -2, entries), "DIVERGING")
 
 
 def test_the_difference_is_that_of_float64(open_map, text):
@@ -57,9 +87,60 @@ def test_the_difference_is_that_of_float64(open_map, text):
     assert_differs(page, one, other, 0.1, "mass")
 
 
-def test_recordings_of_other_lengths_are_compared(open_map, text, another):
+def test_what_has_no_counterpart_in_a_shorter_text_is_hatched(open_map, text, another):
     page = open_map(text, another, hash="L0H0&compare=difference&other=L0H1@1")
-    assert_differs(page, log_weights(text, 0), log_weights(another, 1))
+    one, other = log_weights(text, 0), np.full((300, 300), np.nan)
+    one[210:] = one[:, 210:] = np.nan
+    other[:210, :210] = log_weights(another, 1)
+    assert_differs(page, one, other, lacks=[range(210, 300)] * 2)
+    assert page.page.locator(".regard-map-says").inner_text() == "90 tokens have no counterpart"
+    page.page.get_by_role("button", name="Swap both heads").click()
+    page.wait()
+    assert_differs(page, log_weights(another, 1), one_of(text, 210))
+    said = "90 tokens of the other text have no counterpart"
+    assert page.page.locator(".regard-map-says").inner_text() == said
+
+
+def one_of(recording, count):
+    """The head 0 of the first tokens, with the weights of the whole."""
+    return log_weights(recording, 0)[:count, :count]
+
+
+def changed(text, seed=0):
+    """The text with some tokens left out, replaced and added."""
+    random = np.random.default_rng(seed)
+    fates = random.choice(4, len(text), p=[0.1, 0.1, 0.1, 0.7])
+    return [
+        token
+        for n, (token, fate) in enumerate(zip(text, fates))
+        for token in ([], [f" x{n}"], [token, " new"], [token])[fate]
+    ]
+
+
+@pytest.mark.parametrize("plane", ["max", "mass"])
+def test_the_difference_of_two_texts_is_that_of_gathered_weights(open_map, plane):
+    texts = [f" w{n % 90}" for n in range(700)]
+    others = changed(texts)
+    recordings = [
+        Recording(tokens, made(len(tokens), seed=seed).layers)
+        for seed, tokens in enumerate((texts, others))
+    ]
+    found = align(*recordings)
+    queries, keys = places(found.queries, len(texts)), places(found.keys, len(texts))
+    lacks = (queries < 0)[:, None] | (keys < 0)
+    one, other = (log_weights(recording, 1) for recording in recordings)
+    other = other[np.ix_(np.maximum(queries, 0), np.maximum(keys, 0))]
+    one, other = (np.where(lacks, np.nan, logs) for logs in (one, other))
+    where = f"L0H1&compare=difference&other=L0H1@1&span=0.05&plane={plane}"
+    page = open_map(*recordings, hash=where)
+    assert page.view()["level"] == 1
+    has = [np.add.reduceat(side >= 0, np.arange(0, 700, 2)) > 0 for side in (queries, keys)]
+    none = [np.flatnonzero(~side) for side in has]
+    assert_differs(page, one, other, 0.05, plane, none)
+    page.show(f"{where}&x=300&y=310&zoom=3")
+    assert page.view()["level"] == 0
+    lacking = [np.flatnonzero(side < 0) for side in (queries, keys)]
+    assert_differs(page, one, other, 0.05, plane, lacking)
 
 
 def test_a_difference_is_read_out(open_map, text):
@@ -106,21 +187,119 @@ def test_the_other_head_is_chosen_and_swapped(open_map, text, another):
     assert_differs(page, log_weights(text, 1), log_weights(text, 2))
 
 
-def saved(page, name):
-    page.page.locator(".regard-menu > summary").first.click()
-    with page.page.expect_download() as download:
-        page.page.get_by_role("button", name=name).click()
-    return download.value
+def resting(tokens, shares=(0.01,)):
+    """Heads of which every query leaves such a share on each token, and the rest on the first."""
+    weights = np.stack([np.tril(np.full([len(tokens)] * 2, share)) for share in shares])
+    weights[:, :, 0] += 1 - weights.sum(-1)
+    return Recording.from_weights(tokens, [weights.astype("f")], model="resting")
+
+
+COMPARED = "L0H0&compare=difference&other=L0H0@1&query=12&key=1"
+LISTED = """() => [...document.querySelectorAll(".regard-pairs button")]
+  .map((node) => [node.dataset.query, node.dataset.key, node.querySelector("em").textContent])"""
+
+
+def assert_compared(page):
+    """What the page says of TIRED − SOFT is of counterparts alone."""
+    said = "3 tokens here and 2 in the other text have no counterpart"
+    assert page.page.locator(".regard-map-says").inner_text() == said
+    # By position, the last query would have no counterpart, and differ by its 0.84.
+    page.page.wait_for_function(f"() => ({LISTED})().length === 1")
+    assert page.page.evaluate(LISTED) == [["16", "0", "−0.0100"]]
+    wanted = np.zeros((17, 17))
+    wanted[16, 0] = -0.01
+    wanted = np.where(np.tri(17) > 0, wanted, np.nan)
+    assert_shown(page, wanted, [range(13, 16)] * 2)
+
+
+def test_what_has_no_counterpart_makes_no_difference(open_map):
+    page = open_map(resting(TIRED), resting(SOFT), hash=COMPARED)
+    assert_compared(page)
+    page.page.mouse.move(*page.place(14, 0))
+    assert "no counterpart" in page.readout()
+    page.page.mouse.move(*page.place(16, 0))
+    assert "L0H0 0.8400 − L0H0 0.8500 = −0.0100   (there: query 15 → key 0)" in page.readout()
+    page.page.mouse.move(2, 2)
+    page.page.get_by_role("button", name="auto range").click()
+    assert page.selection()["span"] == "0.01"
+
+
+def test_the_text_says_what_differs_and_what_has_no_counterpart(open_map):
+    page = open_map(resting(TIRED), resting(SOFT), hash=COMPARED.replace("query=12", "query=16"))
+    page.page.wait_for_selector(".regard-text[data-shown^='query 16 key 1 ']")
+    assert shown_bars(page.page) == [(0, "−0.0100", "0.8400 − 0.8500")]
+    lacking = page.page.locator(".regard-lacking").all_inner_texts()
+    assert [text.strip() for text in lacking] == ["t", "i", "red"]
+    assert "3 tokens have no counterpart" in page.page.locator(".regard-text").inner_text()
+    assert "L0H0 of the other: 0.0100" in is_said(page.page, "of the other")
+    page.page.locator(".regard-token").nth(14).dblclick()
+    is_said(page.page, "no counterpart")
+    assert "It has no counterpart" in page.page.locator(".regard-text").inner_text()
+
+
+def test_an_exported_file_compares_at_counterparts(open_page, tmp_path):
+    path = tmp_path / "compared.html"
+    resting(TIRED).export(path, other=resting(SOFT))
+    page = MapPage(open_page(f"{path.as_uri()}#{COMPARED}"))
+    assert_compared(page)
+    words = page.page.locator(".regard-change p").inner_text()
+    assert words == "Change of each head, most: L0H0 0.0004."
+
+
+def test_the_counterpart_of_a_pair_is_marked_on_the_other_map(open_map):
+    place = "L0H0&compare=side&other=L0H0@1&query=16&key=12"
+    page = open_map(resting(TIRED), resting(SOFT), hash=place)
+    titles = page.page.locator(".regard-map-title").all_inner_texts()
+    assert titles[0] == titles[1] == "L0H0 of resting"
+    page.page.mouse.click(*page.place(15, 3, 1))
+    assert (page.selection()["query"], page.selection()["key"]) == ("16", "3")
+    page.page.mouse.move(*page.place(16, 12))
+    outlines = [page.page.locator(".regard-map-hover").nth(n).bounding_box() for n in (0, 1)]
+    for outline, where in zip(outlines, (page.place(16, 12), page.place(15, 12, 1))):
+        middle = outline["x"] + outline["width"] / 2, outline["y"] + outline["height"] / 2
+        assert np.allclose(middle, where, atol=1)
+    page.page.mouse.click(*page.place(13, 3, 1))
+    assert "no such pair" in page.readout()
+    page.show(place.replace("query=16", "query=14"))
+    title = page.page.locator(".regard-map-title").nth(1)
+    assert title.inner_text().endswith("the pair has no counterpart")
+    for frame in page.page.locator(".regard-map-frame").all():
+        above = frame.locator(".regard-map-title").bounding_box()
+        plot = frame.locator(".regard-map-plot").bounding_box()
+        assert above["y"] + above["height"] <= plot["y"]
+
+
+def test_the_heads_say_how_much_they_changed(open_map):
+    shares = (0.0, 0.02, 0.01)
+    page = open_map(resting(TIRED, shares), resting(SOFT, shares), hash="L0H0")
+    assert not page.page.locator(".regard-change").is_visible()
+    choices = page.page.locator(".regard-compare select")
+    choices.first.select_option("difference")
+    page.wait()
+    page.page.wait_for_function(
+        "() => document.querySelector('.regard-change p').textContent.endsWith('L0H1 0.0007.')"
+    )
+    order = page.page.get_by_label("order")
+    order.select_option("change")
+    names = page.page.locator(".regard-head-name").all_inner_texts()
+    scores = page.page.locator(".regard-head-score").all_inner_texts()
+    assert list(zip(names, scores)) == [("L0H1", "0.0007"), ("L0H2", "0.0004"), ("L0H0", "0")]
+    box = page.page.locator(".regard-change-grid").bounding_box()
+    page.page.mouse.click(box["x"] + 2.5 * 13, box["y"] + 5)
+    page.page.wait_for_function("() => location.hash.startsWith('#L0H2')")
+    choices.first.select_option("")
+    page.wait()
+    assert not page.page.locator(".regard-change").is_visible()
+    assert "change" not in order.inner_text()
 
 
 def test_the_png_is_the_canvas_with_axes(open_map, text, tmp_path):
     page = open_map(text, hash="L0H1&x=20.5&y=30&zoom=8&query=250&key=200")
     page.page.locator(".regard-pairs").evaluate("(panel) => { panel.open = false; }")
     page.wait()
-    download = saved(page, "PNG")
-    download.save_as(tmp_path / "map.png")
-    assert re.fullmatch(r".*L0H1\.png", download.suggested_filename)
-    picture = decoded((tmp_path / "map.png").read_bytes())
+    data, name = saved(page.page, "PNG", dpi=96)
+    assert re.fullmatch(r".*L0H1\.png", name)
+    picture = decoded(data)
     canvas = page.canvas()
     height, width = canvas.shape[:2]
     inside = picture[84 + 1 : 84 + height, 112 + 1 : 112 + width]
@@ -132,9 +311,7 @@ def test_the_png_is_the_canvas_with_axes(open_map, text, tmp_path):
 @pytest.mark.parametrize("zoom", ["8", "64"], ids=["picture", "rectangles"])
 def test_the_svg_has_vector_axes_and_every_cell(open_map, text, tmp_path, zoom):
     page = open_map(text, hash=f"L0H1&zoom={zoom}")
-    download = saved(page, "SVG")
-    download.save_as(tmp_path / "map.svg")
-    root = ET.parse(tmp_path / "map.svg").getroot()
+    root = ET.fromstring(saved(page.page, "SVG")[0])
     texts = [node.text for node in root.iter(f"{SVG}text")]
     assert any("L0H1" in text for text in texts)
     if zoom == "8":

@@ -217,8 +217,10 @@ def compare_links(ask, answers, facts):
     words = {"n": 6, "unit": "word"}
     for more in ({"n": 5}, {"n": 512}, {"n": 7, **part}, {"n": 0}, words, {**words, **part}):
         where = {"layer": 0, "head": 0, **more}
-        found = json.loads(ask("links", **where))["links"]
-        expected = json.loads(complete(answers, "links", where))["links"]
+        told = json.loads(ask("links", **where))
+        wanted = json.loads(complete(answers, "links", where))
+        found, expected = told["links"], wanted["links"]
+        assert told["fewest"] == wanted["fewest"]
         assert len(found) == len(expected), where
         np.testing.assert_allclose(
             [link[2] for link in found], [link[2] for link in expected], rtol=1e-5, atol=1e-5
@@ -329,3 +331,79 @@ def test_numbers_that_are_damaged_are_told_of(local, tmp_path):
     )
     assert found.startswith("The numbers in this file are damaged")
     assert found.endswith("export it again.")
+
+
+WORDS = [f" w{n % 9}" for n in range(60)]
+OTHERS = ["new", *WORDS[:20], "x", "y", *WORDS[23:40], *WORDS[45:]]
+
+
+def of_text(tokens, seed, **options):
+    """A recording of one layer, whose queries may have a text of their own."""
+    own = options.pop("query_tokens", None)
+    found = layer(len(own or tokens), len(tokens), **options)
+    found.query[...] = numbers(*found.query.shape, seed=seed)
+    return Recording(tokens, [found], query_tokens=own)
+
+
+COMPARED = {
+    "texts": (of_text(WORDS, 3, causal=True), of_text(OTHERS, 4, causal=True)),
+    "text and window": (of_text(OTHERS, 3, causal=True, window=(9, 0)), of_text(WORDS, 4)),
+    "cross-attention": (
+        of_text(WORDS, 3, query_tokens=["a", "b", "c"]),
+        of_text(OTHERS, 4, query_tokens=["b", "x", "y", "c"]),
+    ),
+    "other heads": (of_text(WORDS, 3), of_text(WORDS, 4, heads=6, key_heads=3)),
+    "nothing in common": (of_text(WORDS, 3), of_text([f"z{n}" for n in range(30)], 4)),
+}
+
+
+def comparing(one, other):
+    """Floats that are asked of the last head of two recordings that are compared."""
+    head = {"layer": 0, "head": 3}
+    for own, there in ((0, 1), (1, 0)):
+        facts = (one, other)[own]
+        Lq, Lk = len(facts.query_tokens), len(facts.tokens)
+        for way in ({"recording": own, "against": there}, {"recording": there, "on": own}):
+            for more in ({}, {"first": "hidden"}):
+                for i in {0, Lq // 2, Lq - 1}:
+                    yield "row", {**head, **way, **more, "query": i}
+                for j in {0, Lk // 3, Lk - 1}:
+                    yield "column", {**head, **way, **more, "key": j}
+                for level in range(max(Lq, Lk).bit_length() + 1):
+                    at = {"level": level, "row": 0, "column": 0}
+                    for plane in ("max", "mass"):
+                        yield "tile", {**head, **way, **more, **at, "plane": plane}
+
+
+@pytest.mark.parametrize("name", COMPARED)
+def test_the_page_compares_as_the_server_does(local, name):
+    one, other = COMPARED[name]
+    ask, answers = local(one, other), Answers([one, other])
+    asked = list(comparing(one, other))
+    for (path, parameters), found in zip(asked, ask.all(asked), strict=True):
+        expected = complete(answers, path, parameters)
+        np.testing.assert_allclose(
+            floats(found), floats(expected), rtol=1e-5, atol=1e-5, err_msg=f"{path} {parameters}"
+        )
+    for own, there in ((0, 1), (1, 0)):
+        pair = {"recording": own, "with": there}
+        found = json.loads(ask("alignment", **pair))
+        assert found == json.loads(complete(answers, "alignment", pair))
+        where = {**pair, "layer": 0}
+        bodies = ask("change", **where), complete(answers, "change", where)
+        changes = [np.array(json.loads(body)["change"], float) for body in bodies]
+        np.testing.assert_allclose(*changes, rtol=1e-5, atol=2e-6)
+        heads = {"layer": 0, "head": 2, "with_layer": 0, "with_head": 3, "n": 30}
+        found = json.loads(ask("changed", **pair, **heads))["links"]
+        expected = json.loads(complete(answers, "changed", {**pair, **heads}))["links"]
+        np.testing.assert_allclose(
+            [abs(x) for *_, x in found], [abs(x) for *_, x in expected], rtol=1e-4, atol=1e-6
+        )
+    where = {"layer": 0, "head": 1, "recording": 0, "against": 1, "n": 20}
+    found, expected = (
+        json.loads(x)["links"] for x in (ask("links", **where), complete(answers, "links", where))
+    )
+    np.testing.assert_allclose(
+        [x for *_, x in found], [x for *_, x in expected], rtol=1e-5, atol=1e-5
+    )
+    answers.close()

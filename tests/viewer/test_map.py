@@ -2,11 +2,11 @@
 
 import functools
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
 
+from regard._base.tables import DIVERGING
 from regard._showing.picture import INVISIBLE, RAMP
 from regard.recording import Recording
 from viewer.map_page import (
@@ -20,6 +20,7 @@ from viewer.map_page import (
     pooled,
     table,
 )
+from viewer.pages import saved
 
 LINKS = [(4000, 17), (3999, 2100), (1234, 1233), (2777, 640), (4095, 3001)]
 TENS = np.log(10)
@@ -51,6 +52,7 @@ def assert_drawn(page, recording, head=0, ratio=1, plane="max"):
 
 def test_the_ramp_is_that_of_every_other_picture():
     assert constant("RAMP") == RAMP.tolist()
+    assert constant("DIVERGING") == DIVERGING.tolist()
     assert constant("INVISIBLE")["light"] == INVISIBLE.tolist()
     assert ENTRIES == 1024
 
@@ -363,6 +365,14 @@ def test_the_strongest_links_are_listed_and_ringed(open_map, long_text):
     assert buttons.first.get_attribute("aria-current") == "true"
 
 
+def test_the_list_says_which_queries_it_leaves_out(open_map):
+    panel = open_map(made(40, causal=True)).page.locator(".regard-pairs")
+    panel.locator("button").first.wait_for()
+    assert panel.locator(".regard-note").inner_text() == "Of queries that see at least 8 keys."
+    queries = panel.locator("button").evaluate_all("all => all.map((b) => Number(b.dataset.query))")
+    assert min(queries) >= 7
+
+
 def test_the_map_says_how_much_it_has_read(open_map, text, serve, open_page):
     page = open_map(text)
     rounds = []
@@ -474,10 +484,7 @@ def test_generated_text_is_marked_on_both_axes(open_map):
     plain = made(64, seed=5)
     recording = Recording(plain.tokens, plain.layers, boundary=40)
     page = open_map(recording)
-    with page.page.expect_download() as download:
-        page.page.locator(".regard-menu > summary").first.click()
-        page.page.get_by_role("button", name="SVG").click()
-    drawing = Path(download.value.path()).read_text()
+    drawing = saved(page.page, "SVG")[0].decode()
     assert "written by the model →" in drawing
     assert "written by the model ↓" in drawing
     assert drawing.count("stroke-dasharray") == 2

@@ -178,6 +178,62 @@ def test_weights_of_up_to_one_batch_axis_show_the_viewer(kernel, shape, heads):
         assert _display.recording_of(weights).layers[0].heads == heads
 
 
+SPOKEN = ["The", " tired", " cat", " sle", "pt"]
+
+
+def spoken(**options):
+    q, k = np.random.default_rng(0).standard_normal((2, 4, 5, 3)).astype(np.float32)
+    layers = [Layer(q[:2], k[:2], number=3), Layer(q, k, name="own", number=7, **options)]
+    return Recording(SPOKEN, layers, model="a model")
+
+
+@pytest.mark.parametrize(
+    ("part", "heads", "queries"),
+    [
+        (lambda weights: weights, (0, 1, 2, 3), SPOKEN),
+        (lambda weights: weights.head(2), (2,), SPOKEN),
+        (lambda weights: weights.head(2).copy(), (2,), SPOKEN),
+        (lambda weights: weights.matrix(1), (1,), SPOKEN),
+        (lambda weights: weights.part(slice(1, 4)).head(-1).part(slice(1, 3)), (3,), SPOKEN[2:4]),
+    ],
+)
+def test_weights_of_a_recording_keep_their_layer_their_heads_and_their_tokens(part, heads, queries):
+    weights = part(spoken(causal=True).weights[7])
+    made = _display.recording_of(weights)
+    assert (made.layer_numbers, made.layers[0].name, made.model) == ((7,), "own", "a model")
+    assert made.layers[0].head_numbers == heads
+    assert (made.tokens, made.query_tokens) == (tuple(SPOKEN), tuple(queries))
+    whole = np.asarray(made.weights[7])
+    np.testing.assert_array_equal(whole.reshape(weights.shape), np.asarray(weights))
+
+
+def test_weights_of_words_are_shown_by_words(kernel):
+    words = spoken(causal=True).in_words()
+    for weights in (words.weights[7], words.weights[7].head(2)):
+        made = _display.recording_of_words(weights)
+        assert made.tokens == made.query_tokens == ("The", " tired", " cat", " slept")
+        assert made.layer_numbers == (7,)
+        assert made.layers[0].head_numbers == weights.head_numbers
+        assert made.layers[0].options["causal"]
+        np.testing.assert_allclose(
+            np.asarray(made.weights[7]).reshape(weights.shape), np.asarray(weights), atol=1e-6
+        )
+        assert WIDGET in weights._repr_mimebundle_()
+
+
+def test_weights_of_very_many_words_are_a_text(kernel, monkeypatch):
+    weights = spoken().in_words().weights[3]
+    monkeypatch.setattr(_display, "MOST_OF_WORDS", weights.size - 1)
+    assert weights._repr_mimebundle_() == {"text/plain": repr(weights)}
+
+
+def test_words_of_a_layer_with_a_sink_show_what_is_left():
+    recording = spoken(sinks=np.ones(4, np.float32))
+    weights = recording.in_words().weights[7]
+    shown = np.asarray(_display.recording_of_words(weights).weights[7])
+    np.testing.assert_allclose(shown, np.asarray(weights), atol=1e-6)
+
+
 OPTIONS = {
     "window": {"window": (2, 1)},
     "padding": {"key_lengths": np.array([6, 3]), "causal": True, "query_start": np.array([0, 1])},

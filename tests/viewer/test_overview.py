@@ -174,6 +174,30 @@ def test_the_strongest_links_leave_the_first_key_out_unless_there_is_no_other(la
     assert HeadMap(alone, 0, 0).links(3)[0] == [(0, 0, 0.0)]
 
 
+@pytest.mark.parametrize("large", [False, True])
+def test_the_strongest_links_leave_out_queries_of_few_keys(large, monkeypatch):
+    if large:
+        monkeypatch.setattr(overview, "DIRECT_WORK", 1000)
+    q, k = np.random.default_rng(0).normal(size=(2, 1, 1000, 8)).astype(np.float32)
+    segments = np.arange(1000) // 500  # the eighth query of each sees 8 keys
+    layer = Layer(q, k, causal=True, segments=segments)
+    head = HeadMap(Recording([str(i) for i in range(1000)], [layer]), 0, 0)
+    links, _ = (finished(head) if large else head).links(256)
+    assert head.fewest == 8
+    assert min(query % 500 for query, *_ in links) >= 7
+    assert {query // 500 for query, *_ in links} == {0, 1}
+
+
+@pytest.mark.parametrize(("tokens", "fewest"), [(1, 0), (2, 0), (3, 0), (6, 3), (40, 8)])
+def test_in_a_short_text_few_keys_are_less_than_half_of_the_most(tokens, fewest):
+    q = np.ones((1, tokens, 2), np.float32)
+    texts = [str(i) for i in range(tokens)]
+    causal = HeadMap(Recording(texts, [Layer(q, q, causal=True)]), 0, 0)
+    assert causal.fewest == fewest
+    assert causal.links(3)[0]
+    assert HeadMap(Recording(texts, [Layer(q, q)]), 0, 0).fewest == 0
+
+
 def test_a_worker_that_is_stopped_goes_on_when_it_is_asked_again(small_is_large):
     head = HeadMap(made(causal=True), 0, 0)
     head.tile("max", 5, 0, 0)

@@ -418,13 +418,3 @@ def test_two_pages_in_one_document_do_not_meet(show):
     page.keyboard.press("]")
     page.wait_for_timeout(200)
     assert "L0H2" not in page.locator(f"#two {STATUS}").text_content()
-
-
-def test_export_offers_pictures(show):
-    page = show(spoken(), "L0H1&query=6&key=3")
-    is_chosen(page, 6, 3)
-    page.locator(".regard-menu summary").click()
-    with page.expect_download() as download:
-        page.get_by_role("button", name="SVG drawing").click()
-    assert download.value.suggested_filename.endswith(".svg")
-    assert not page.locator(".regard-menu-list").is_visible()

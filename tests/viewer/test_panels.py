@@ -3,7 +3,6 @@
 import io
 import json
 import re
-from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
@@ -19,6 +18,7 @@ from viewer.pages import (
     crossed,
     is_chosen,
     is_said,
+    saved,
     shown_bars,
     shown_number,
     spoken,
@@ -182,19 +182,10 @@ def test_the_sum_of_a_long_text_counts_every_key(show):
     assert "(197 more)" in page.locator(".regard-arithmetic").text_content()
 
 
-def saved(page, name):
-    """The file that a button of the menu gives."""
-    page.get_by_text("Export", exact=True).click()
-    with page.expect_download() as download:
-        page.get_by_role("button", name=name).click()
-    is_said(page, f"saved: {name}")
-    return Path(download.value.path()).read_bytes(), download.value.suggested_filename
-
-
 def test_steps_are_saved_as_they_are_shown(show):
     page = show(spoken(), "L0H1&view=steps&query=5&key=3")
     is_chosen(page, 5, 3)
-    svg, name = saved(page, "SVG drawing")
+    svg, name = saved(page, "SVG")
     assert name == "spoken-L0H1.svg"
     drawn = ElementTree.fromstring(svg)
     grids = page.locator(".regard-matrix canvas:visible").count()
@@ -202,7 +193,7 @@ def test_steps_are_saved_as_they_are_shown(show):
     words = {node.text for node in drawn.findall(".//{*}text")}
     assert {"scores", "weights", "output", "softmax", "because", "tired"} <= words
     assert page.locator(".regard-arithmetic b").first.text_content() in words
-    png, name = saved(page, "PNG picture")
+    png, name = saved(page, "PNG", dpi=96)
     assert name == "spoken-L0H1.png"
     pixels = image.imread(io.BytesIO(png))
     flow, below = (

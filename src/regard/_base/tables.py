@@ -22,8 +22,15 @@ MOST_GRIDS = 4
 LONGEST_LABEL = 12
 TEXT_WIDTH = 100
 
-# The three colours are told apart with any colour vision; white is 0.
-POSITIVE, NEGATIVE, WHITE = (33, 102, 172), (179, 88, 6), (255, 255, 255)
+# From blue (negative) over white (0) to red (positive), as the viewer's page has it. They are told
+# apart with any colour vision.
+DIVERGING = np.array(
+    [
+        [13, 52, 120], [33, 102, 172], [84, 151, 201], [166, 206, 227], [255, 255, 255],
+        [249, 192, 163], [229, 127, 96], [186, 40, 50], [110, 8, 34],
+    ],
+    float,
+)  # fmt: skip
 INVISIBLE = "background:#e4e4e4;color:#555"
 
 RGB = tuple[int, int, int]
@@ -112,10 +119,11 @@ def html(tables: Iterable[Table]) -> str:
     """HTML that needs no script and no style sheet."""
     parts = []
     for table in tables:
-        escaped = html_module.escape(_heading(table)[len(table.name) :])
+        formula = html_module.escape(_heading(table)[len(table.name) :].strip())
         parts.append(
             f'<p style="margin:.8em 0 .2em"><b>{html_module.escape(table.name)}</b>'
-            f"<code>{escaped}</code><br><small>{html_module.escape(table.facts)}</small></p>"
+            f"{formula and f' <code>{formula}</code>'}"
+            f"<br><small>{html_module.escape(table.facts)}</small></p>"
         )
         parts += [_html_grid(grid) for grid in _grids(table, None)]
     return f'<div class="regard-steps">{"".join(parts)}</div>'
@@ -208,13 +216,13 @@ def _writer(table: Table) -> Callable[[float], str]:
 
 
 def _colourer(table: Table) -> Callable[[float], RGB]:
-    """From white for 0 to one colour for the largest number, another for its negative."""
-    largest = max(map(abs, table.ends))
+    """From white for 0 to dark red for the largest number, dark blue for its negative."""
+    largest, middle = max(map(abs, table.ends)), len(DIVERGING) // 2
+    places = np.arange(len(DIVERGING))
 
     def colour(x: float) -> RGB:
-        share = abs(x) / largest if largest else 0.0
-        end = NEGATIVE if x < 0 else POSITIVE
-        red, green, blue = (round(w + (e - w) * share) for w, e in zip(WHITE, end))
+        place = middle * (1 + x / largest) if largest else middle
+        red, green, blue = (round(float(np.interp(place, places, c))) for c in DIVERGING.T)
         return red, green, blue
 
     return colour

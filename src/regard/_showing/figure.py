@@ -229,6 +229,8 @@ def plot_weights(
         raise ShapeError(f"plot: {len(tokens)} tokens for {Lq} queries and {Lk} keys.")
     of_queries = tokens if tokens is not None and len(tokens) == Lq else None
     of_keys = tokens if tokens is not None and len(tokens) == Lk else None
+    if tokens is None and (origin := weights._origin) is not None:
+        of_queries, of_keys = origin.row_tokens, origin.column_tokens
     part = Part.of((Lq, Lk), None, None, (of_queries, of_keys))
     if ax is None:
         ax = pyplot.subplots(layout=_layout(part))[1]

@@ -30,14 +30,15 @@ from regard._base.types import (
 )
 from regard._call.call import Call
 from regard._call.checks import read_call
+from regard._weights.origin import Origin
 from regard._weights.parts import (
     basic_index,
     counts_from_0,
     element,
-    listed,
     part_of,
     spaced,
     span,
+    told_heads,
 )
 from regard._weights.reductions import (
     Links,
@@ -109,6 +110,7 @@ class AttentionWeights(Generic[ArrayT]):
     __array_priority__ = 100
     _numbers: tuple[int, ...] | None = None  # of the query heads, where they are not 0, 1, 2, ...
     _weights_only = False  # True where query and key are not known, and scores stand for weights
+    _origin: Origin | None = None  # where they are of a recording
 
     def __init__(
         self,
@@ -165,12 +167,15 @@ class AttentionWeights(Generic[ArrayT]):
         part._call, part._place, part._lse = call, place, None
         part._statistics, part._versions = self._statistics, self._versions
         part._numbers, part._weights_only = self._numbers, self._weights_only
+        part._origin = self._origin
         return part
 
-    def _recorded(self, numbers: tuple[int, ...], weights_only: bool) -> AttentionWeights[ArrayT]:
+    def _recorded(
+        self, numbers: tuple[int, ...], weights_only: bool, origin: Origin
+    ) -> AttentionWeights[ArrayT]:
         """These weights, with what a recording knows of their layer."""
         self._numbers = None if counts_from_0(numbers) else numbers
-        self._weights_only = weights_only
+        self._weights_only, self._origin = weights_only, origin
         return self
 
     def copy(self) -> AttentionWeights[ArrayT]:
@@ -536,7 +541,7 @@ class AttentionWeights(Generic[ArrayT]):
         return (self[i] for i in (self.head_numbers if is_by_head else range(len(self))))
 
     def __repr__(self) -> str:
-        heads = "" if self._numbers is None else f" of heads {listed(self._numbers)}"
+        heads = "" if self._numbers is None else f" of {told_heads(self._numbers)}"
         return (
             f"AttentionWeights{self.shape} {self._dtype_name}{heads}, computed when asked for; "
             f"whole: {bytes_text(self.nbytes)}"
@@ -567,8 +572,8 @@ class AttentionWeights(Generic[ArrayT]):
         Args:
             index: which matrix: one int for each axis before ``Lq``; by default the first.
             how: as in ``pool``.
-            tokens: labels of the keys, and of the queries where they are as many; positions where
-                they have no room.
+            tokens: labels of the keys, and of the queries where they are as many; by default those
+                of the recording that the weights are of. Positions where they have no room.
             ax: the matplotlib Axes to draw into; by default a new figure's.
 
         Returns:
@@ -606,7 +611,10 @@ class AttentionWeights(Generic[ArrayT]):
         call, place = self._call, self._place
         if rows != slice(0, Lq, 1):
             call, place = call.rows(rows), place._replace(rows=place.rows[rows])
-        return self._part(call.columns(columns), place)
+        part = self._part(call.columns(columns), place)
+        if self._origin is not None:
+            part._origin = self._origin.part(rows, columns)
+        return part
 
     def head(self, h: int) -> AttentionWeights[ArrayT]:
         """The weights of one query head: ``(..., Lq, Lk)``, computed when asked.
@@ -671,9 +679,10 @@ class AttentionWeights(Generic[ArrayT]):
         return self._of_head(h, self._part(self._call.matrix(b, h), place))
 
     def _of_head(self, h: int, part: AttentionWeights[ArrayT]) -> AttentionWeights[ArrayT]:
-        """A part that is head h alone, with its number."""
-        if self._numbers is not None:
-            part._numbers = self._numbers[h : h + 1]
+        """A part that is head h alone, with its number where they have any."""
+        if self._numbers is not None or self._origin is not None:
+            number = self.head_numbers[h : h + 1]
+            part._numbers = None if counts_from_0(number) else number
         return part
 
 

@@ -65,6 +65,11 @@ def told_numbers(numbers: Sequence[int]) -> str:
     return f"there are {listed(numbers)}"
 
 
+def told_heads(numbers: Sequence[int]) -> str:
+    """``head 3``, or ``heads 3, 7``."""
+    return f"head{'' if len(numbers) == 1 else 's'} {listed(numbers)}"
+
+
 def listed(numbers: Sequence[int]) -> str:
     """``3, 7``; of more than 16 numbers the first and the last."""
     shown = [str(number) for number in numbers]

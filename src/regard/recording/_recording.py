@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic
 import numpy as np
 
 from regard._base.types import Array, ArrayT
+from regard._weights.origin import Origin
 from regard._weights.parts import place_of
 from regard.recording._checks import (
     check_key_count,
@@ -109,10 +110,10 @@ class Recording(Generic[ArrayT]):
                 raise TypeError(f"recording: {what} is {type(text).__name__}; it must be a str.")
         self.model, self.group = model, group
         self.boundary = checked_boundary(boundary, len(self.tokens))
-        self._weights = LayerWeights(self._layers)
-        numbered = dict(zip(self.layer_numbers, self._layers))
+        numbered = dict(zip(checked_numbers(self._layers), self._layers))
         check_key_count(numbered, self.tokens)
         self.query_tokens = checked_query_tokens(numbered, self.tokens, query_tokens)
+        self._weights = LayerWeights(self._layers, self.tokens, self.query_tokens, model)
         self.grids = checked_grids(grids, len(self.tokens))
         self._others = _checked_others(group, others)
 
@@ -520,8 +521,15 @@ class LayerWeights(Collection["AttentionWeights[ArrayT]"]):
     Asked for by the layers' numbers; in their order where one goes through all of them.
     """
 
-    def __init__(self, layers: Sequence[Layer[ArrayT]]) -> None:
+    def __init__(
+        self,
+        layers: Sequence[Layer[ArrayT]],
+        tokens: tuple[str, ...],
+        query_tokens: tuple[str, ...],
+        model: str,
+    ) -> None:
         self._layers = layers
+        self._tokens, self._query_tokens, self._model = tokens, query_tokens, model
         self._made: dict[int, AttentionWeights[ArrayT]] = {}
         self.numbers = checked_numbers(layers)
 
@@ -540,8 +548,14 @@ class LayerWeights(Collection["AttentionWeights[ArrayT]"]):
             found = self._layers[place]
             query, key, _ = found._held
             weights = AttentionWeights(query, key, **found.options)
-            self._made[place] = weights._recorded(found.head_numbers, found.weights_only)
+            origin = self._origin(self.numbers[place], found.name)
+            self._made[place] = weights._recorded(found.head_numbers, found.weights_only, origin)
         return self._made[place]
+
+    def _origin(self, number: int, name: str) -> Origin:
+        tokens, queries = self._tokens, self._query_tokens
+        rows, columns = range(len(queries)), range(len(tokens))
+        return Origin(number, name, self._model, tokens, queries, rows, columns)
 
     def __iter__(self) -> Iterator[AttentionWeights[ArrayT]]:
         return (self[number] for number in self.numbers)

@@ -13,7 +13,7 @@ from regard._base.errors import ShapeError
 from regard._base.settings import bytes_text, require_materializable
 from regard._base.types import Float, Int, PoolHow
 from regard._base.words import word_starts, word_texts
-from regard._weights.parts import basic_index, listed, part_of
+from regard._weights.parts import basic_index, part_of, told_heads
 from regard._weights.reductions import Links, TopKeys
 
 if TYPE_CHECKING:
@@ -307,11 +307,24 @@ class WordWeights:
 
     def __repr__(self) -> str:
         numbers = self._pieces._numbers
-        heads = "" if numbers is None else f" of heads {listed(numbers)}"
+        heads = "" if numbers is None else f" of {told_heads(numbers)}"
         return (
             f"WordWeights{self.shape} {self.dtype}{heads}, computed when asked for; "
             f"whole: {bytes_text(self.nbytes)}"
         )
+
+    @property
+    def _texts(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Texts of the queries and of the keys, by words."""
+        origin = self._pieces._origin
+        assert origin is not None  # words are those of a recording
+        rows, columns = self._rows[:-1], self._columns[:-1]
+        return word_texts(origin.row_tokens, rows), word_texts(origin.column_tokens, columns)
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+        from regard.viewer._display import words_bundle
+
+        return words_bundle(self)
 
     def _matrices(self) -> list[WordWeights]:
         return [self._head(h) for h in range(self._axes[0])] if self._axes else [self]

@@ -5,9 +5,15 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+import numpy as np
+
 from regard._showing.picture import recording_html, weights_html
 from regard._weights.attention_weights import AttentionWeights
-from regard.recording import Recording
+from regard.recording import Layer, Recording
+from regard.recording._words import WordWeights
+
+MOST_OF_WORDS = 2**24  # weights that are computed at once
+WHOLE = 1 - 1e-4  # a row of less has given some of its weight to a sink
 
 
 def recording_bundle(recording: Recording) -> dict[str, Any]:
@@ -23,6 +29,29 @@ def weights_bundle(weights: AttentionWeights) -> dict[str, Any]:
     recording = recording_of(weights) if is_in_kernel() else None
     widget = {} if recording is None else _widget(recording)
     return shown | widget | ({"text/html": weights_html(weights)} if widget else {})
+
+
+def words_bundle(weights: WordWeights) -> dict[str, Any]:
+    """The same for weights of words that are not too many to be computed at once."""
+    shown = {"text/plain": repr(weights)}
+    is_shown = is_in_kernel() and 0 < weights.size <= MOST_OF_WORDS
+    return shown | (_widget(recording_of_words(weights)) if is_shown else {})
+
+
+def recording_of_words(weights: WordWeights) -> Recording[Any]:
+    """Weights of words as a recording of one layer, whose tokens are the words."""
+    dense, (queries, keys) = np.asarray(weights), weights._texts
+    dense = dense.reshape(-1, *dense.shape[-2:])
+    sums, origin = dense.sum(-1), weights._pieces._origin
+    layer = Layer.from_weights(
+        dense,
+        head_numbers=weights.head_numbers,
+        causal=None if queries == keys else False,
+        sinks=bool(((sums > 0) & (sums < WHOLE)).any()),
+    )
+    if origin is not None:
+        layer.number, layer.name = origin.number, origin.name
+    return Recording(keys, [layer], query_tokens=queries, model=origin.model if origin else "")
 
 
 def is_in_kernel() -> bool:
@@ -47,8 +76,9 @@ def _widget(recording: Recording) -> dict[str, Any]:
 
 
 def recording_of(weights: AttentionWeights) -> Recording | None:
-    """Weights as a recording whose tokens are positions; None where there is nothing to show.
+    """Weights as a recording of one layer; None where there is nothing to show.
 
+    Those of a recording have its tokens and the layer's number; the tokens of others are positions.
     A batch gives its first element. None for more axes before the heads, for a part of the keys,
     and for every nth query, which no recording has. The arrays are copied: the view stays open.
     """
@@ -58,6 +88,11 @@ def recording_of(weights: AttentionWeights) -> Recording | None:
         layer = weights.layer()
     except ValueError:
         return None
+    if (origin := weights._origin) is not None:
+        layer.number, layer.name = origin.number, origin.name
+        return Recording(
+            origin.column_tokens, [layer], query_tokens=origin.row_tokens, model=origin.model
+        )
     *_, Lq, Lk = weights.shape
     start = layer.query_start
     tokens = [str(n) for n in range(max(Lq, Lk))]

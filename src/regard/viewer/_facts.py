@@ -58,7 +58,7 @@ def _without_first_key(layer: Layer, ends: tuple[np.ndarray, np.ndarray]) -> Lay
 
 def about(recording: Recording, name: str) -> dict[str, Any]:
     """Sizes and options of a recording."""
-    start = _place(recording)
+    start = place(recording)
     return {
         "name": name,
         "model": recording.model,
@@ -76,7 +76,7 @@ def about(recording: Recording, name: str) -> dict[str, Any]:
     }
 
 
-def _place(recording: Recording) -> int | None:
+def place(recording: Recording) -> int | None:
     """The position of the first query among the keys, or None for cross-attention."""
     count, options = len(recording.query_tokens), recording.layers[0].options
     tokens = len(recording.tokens)

@@ -17,7 +17,8 @@ import numpy as np
 
 from regard._base.arrays import to_numpy
 from regard._weights.attention_weights import AttentionWeights
-from regard.heads import HeadScores, Named, Reader
+from regard.heads import HeadScores, Reader
+from regard.heads._roles import Named
 from regard.recording import Recording
 
 SIZE = 48  # bins on a side of a thumbnail

@@ -6,32 +6,57 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from functools import cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from regard.recording import Recording, Words
+from regard.viewer._aligned import chosen
+from regard.viewer._alignment import Alignments
 from regard.viewer.overview import HeadMap
+
+if TYPE_CHECKING:
+    from regard.viewer._alignment import Places
 
 MAX_BYTES = 512_000_000
 
 
-class HeadPlace(NamedTuple):
-    """A head, by the places of recording, layer and head, and whether it is read by words."""
+class Where(NamedTuple):
+    """A head, and which of its pairs are wanted.
+
+    Attributes:
+        recording, layer, head: by their places.
+        on: the recording whose tokens rows and columns are; by default its own.
+        against: a recording in which query and key need counterparts.
+        by_words: whether each pair of pieces has the weight of its words.
+    """
 
     recording: int
     layer: int
     head: int
+    on: int | None = None
+    against: int | None = None
     by_words: bool = False
 
 
 class Maps:
-    """``maps[place]``, made on the first request.
+    """``maps[where]``, made on the first request.
 
     The most recently used map is kept, whatever its size.
+
+    Args:
+        recordings: as they are, then without their first tokens.
+        alignments: of them as they are.
+        max_bytes: of all maps.
     """
 
-    def __init__(self, recordings: Sequence[Recording], max_bytes: int = MAX_BYTES) -> None:
-        self._recordings, self._max_bytes = recordings, max_bytes
-        self._made: OrderedDict[HeadPlace, HeadMap] = OrderedDict()  # the latest last
+    def __init__(
+        self,
+        recordings: Sequence[Recording],
+        alignments: Alignments,
+        max_bytes: int = MAX_BYTES,
+    ) -> None:
+        self._recordings, self._alignments = recordings, alignments
+        self._max_bytes = max_bytes
+        self._made: OrderedDict[Where, HeadMap] = OrderedDict()  # the latest last
         self._lock = threading.Lock()
         self.words = cache(self._words)
 
@@ -39,17 +64,28 @@ class Maps:
         """A recording by words."""
         return self._recordings[recording].in_words()
 
-    def __getitem__(self, where: HeadPlace) -> HeadMap:
-        recording, layer, head, by_words = where
+    def __getitem__(self, where: Where) -> HeadMap:
+        places = self._places(where)
         with self._lock:
             if where not in self._made:
-                words = self.words(recording) if by_words else None
-                self._made[where] = HeadMap(self._recordings[recording], layer, head, words)
+                recording = self._recordings[where.recording]
+                words = self.words(where.recording) if where.by_words else None
+                self._made[where] = HeadMap(recording, where.layer, where.head, places, words)
             self._made.move_to_end(where)
             found, evicted = self._made[where], self._evict()
         for other in evicted:  # outside the lock: a worker may take its time to end
             other.stop()
         return found
+
+    def _places(self, where: Where) -> tuple[Places, Places] | None:
+        """The query of each row and the key of each column, where not all are wanted."""
+        own = where.recording % (len(self._recordings) // 2)
+        if where.on is not None:
+            return self._alignments.places(where.on, own)
+        if where.against is not None:
+            queries, keys = self._alignments.places(own, where.against)
+            return chosen(queries), chosen(keys)
+        return None
 
     def _evict(self) -> list[HeadMap]:
         """The least recently used maps, removed until the others fit."""

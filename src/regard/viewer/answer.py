@@ -17,8 +17,10 @@ from regard._base.errors import RecordingError, UnsupportedError
 from regard._base.types import PoolHow
 from regard.recording import Recording
 from regard.viewer import _facts, _steps
+from regard.viewer._alignment import Alignments
+from regard.viewer._differences import Differences, Place
 from regard.viewer._heads import Heads
-from regard.viewer._maps import HeadPlace, Maps
+from regard.viewer._maps import Maps, Where
 from regard.viewer._words import pair_of_words, seen_words
 
 __all__ = ["Answer", "Answers"]
@@ -102,7 +104,9 @@ class Answers:
         self.names = tuple(names)
         hidden = (_facts.without_first_token(found) for found in self.recordings)
         self._shown = (*self.recordings, *hidden)
-        self._maps = Maps(self._shown)
+        self._alignments = Alignments(self.recordings)
+        self._maps = Maps(self._shown, self._alignments)
+        self._differences = Differences(self._shown, self._alignments)
         self._heads = [Heads(found) for found in self._shown]
 
     @classmethod
@@ -159,27 +163,26 @@ class Answers:
         return _json({"key": words.starts.tolist(), "query": words.query_starts.tolist()})
 
     def _tile(self, parameters: Parameters) -> Answer:
-        where = parameters.place()
+        where = parameters.map()
         plane, level = parameters.word("plane", PLANES), parameters.number("level", 32)
-        recording = self._shown[where.recording]
-        counts = len(recording.query_tokens), len(recording.tokens)
-        rows, columns = (-(-count // (SIDE << level)) for count in counts)
+        rows, columns = (-(-count // (SIDE << level)) for count in parameters.counts)
         row, column = parameters.number("row", rows), parameters.number("column", columns)
         parameters.done()
         return _floats(*self._maps[where].tile(plane, level, row, column))
 
     def _row(self, parameters: Parameters) -> Answer:
-        where, query = parameters.place(), parameters.query()
+        where, query = parameters.map(), parameters.query()
         parameters.done()
         return _floats(self._maps[where].row(query))
 
     def _column(self, parameters: Parameters) -> Answer:
-        where, key = parameters.place(), parameters.key()
+        where, key = parameters.map(), parameters.key()
         parameters.done()
         return _floats(*self._maps[where].column(key))
 
     def _visible(self, parameters: Parameters) -> Answer:
-        recording, layer, head, by_words = parameters.place()
+        recording, layer, head = parameters.head()
+        by_words = parameters.by_words()
         parameters.done()
         found = self._shown[recording]
         if not by_words:
@@ -189,17 +192,17 @@ class Answers:
         return _floats(seen_words(words, call, *numbers))
 
     def _links(self, parameters: Parameters) -> Answer:
-        where, n = parameters.place(), parameters.number("n", MAX_LINKS + 1)
-        recording = self._shown[where.recording]
-        rows = parameters.part("rows", len(recording.query_tokens))
-        columns = parameters.part("columns", len(recording.tokens))
+        where, n = parameters.map(), parameters.number("n", MAX_LINKS + 1)
+        queries, keys = parameters.counts
+        rows, columns = parameters.part("rows", queries), parameters.part("columns", keys)
         parameters.done()
         if rows is not None or columns is not None:
-            rows = rows or slice(0, len(recording.query_tokens))
-            columns = columns or slice(0, len(recording.tokens))
-        links, coverage = self._maps[where].links(n, rows, columns)
+            rows, columns = rows or slice(0, queries), columns or slice(0, keys)
+        head = self._maps[where]
+        links, coverage = head.links(n, rows, columns)
         found = [[int(query), int(key), _number(weight)] for query, key, weight in links]
-        return _json({"links": found, "coverage": coverage}, coverage)
+        fewest = head.fewest if rows is None else 0
+        return _json({"links": found, "fewest": fewest, "coverage": coverage}, coverage)
 
     def _head_facts(self, parameters: Parameters) -> Answer:
         recording, layer = parameters.recording(), parameters.layer()
@@ -219,6 +222,25 @@ class Answers:
         if by_words:
             return _floats(pair_of_words(self._maps.words(recording), query, key))
         return _floats(_facts.pair(self._shown[recording], query, key))
+
+    def _alignment(self, parameters: Parameters) -> Answer:
+        recording, other = parameters.recording(), parameters.other()
+        parameters.done()
+        count = len(self.recordings)
+        return _json(self._alignments[recording % count, other % count]._asdict())
+
+    def _change(self, parameters: Parameters) -> Answer:
+        recording, layer, other = parameters.recording(), parameters.layer(), parameters.other()
+        parameters.done()
+        facts = self._differences.change(recording, layer, other)
+        return _json(facts, facts["coverage"])
+
+    def _changed(self, parameters: Parameters) -> Answer:
+        one, other = parameters.head(), parameters.other_head()
+        n = parameters.number("n", MAX_LINKS + 1)
+        parameters.done()
+        facts = self._differences.pairs(Place(*one), Place(*other), n)
+        return _json(facts, facts["coverage"])
 
     def _written_out(self, parameters: Parameters) -> Answer:
         recording, layer, head = parameters.head()
@@ -242,6 +264,9 @@ class Answers:
         "heads": _head_facts,
         "roles": _roles,
         "pair": _pair,
+        "alignment": _alignment,
+        "change": _change,
+        "changed": _changed,
         "steps": _written_out,
     }
 
@@ -263,6 +288,7 @@ class Parameters:
         self._recordings = recordings  # as they are, then without their first tokens
         self._recording = 0
         self._layer = 0
+        self._on: int | None = None
 
     def done(self) -> None:
         """Refuses whatever was not taken."""
@@ -290,21 +316,44 @@ class Parameters:
         recording, layer = self.recording(), self.layer()
         return recording, layer, self.number("head", self._found.layers[layer].heads)
 
-    def place(self) -> HeadPlace:
-        """A head whose weights are asked for, of tokens or of words."""
-        return HeadPlace(*self.head(), self.by_words())
+    def map(self) -> Where:
+        """A head, on the tokens of another recording, or where these have counterparts."""
+        head, count = self.head(), len(self._recordings) // 2
+        self._on = self.number("on", count) if "on" in self._left else None
+        against = self.number("against", count) if "against" in self._left else None
+        if self._on is not None and against is not None:
+            raise RequestError("on and against are two ways to compare; give one of them.")
+        return Where(*head, self._on, against, self.by_words())
 
     def by_words(self) -> bool:
         """Whether weights of words are asked for."""
         return "unit" in self._left and self.word("unit", UNITS) == "word"
 
+    def other(self) -> int:
+        """The number of the recording to compare with, as that of the recording that was taken."""
+        count = len(self._recordings) // 2
+        return self.number("with", count) + self._recording // count * count
+
+    def other_head(self) -> tuple[int, int, int]:
+        """Recording, layer and head to compare with."""
+        other = self.other()
+        layers = self._recordings[other].layers
+        layer = self.number("with_layer", len(layers))
+        return other, layer, self.number("with_head", layers[layer].heads)
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Queries and keys of the recording that positions are of."""
+        found = self._found if self._on is None else self._recordings[self._on]
+        return len(found.query_tokens), len(found.tokens)
+
     def query(self) -> int:
         """The position of a query in the recording that was taken."""
-        return self.number("query", len(self._found.query_tokens))
+        return self.number("query", self.counts[0])
 
     def key(self) -> int:
         """The position of a key in the recording that was taken."""
-        return self.number("key", len(self._found.tokens))
+        return self.number("key", self.counts[1])
 
     @property
     def _found(self) -> Recording:

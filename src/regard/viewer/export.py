@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
+import itertools
 import json
 import math
 import operator
@@ -30,6 +31,7 @@ from regard.heads import Reader
 from regard.recording import Layer, Recording
 from regard.recording._file import _bytes
 from regard.viewer import _facts
+from regard.viewer._alignment import Alignments
 from regard.viewer._bundle import bundle, page_folder
 from regard.viewer._heads import roles_of
 from regard.viewer.answer import Answers
@@ -164,7 +166,7 @@ class Pack:
             }
             for recording, held in zip(recordings, self._held)
         ]
-        self.data = {"about": about, "recordings": packed}
+        self.data = {"about": about, "recordings": packed, "alignments": _alignments(recordings)}
 
     def _packed(self, layer: Layer) -> dict[str, Any]:
         arrays = {}
@@ -225,6 +227,12 @@ def _tokens(recording: Recording) -> dict[str, Any]:
         "query_tokens": None if own == recording.tokens else own,
         "words": {"key": words.starts.tolist(), "query": words.query_starts.tolist()},
     }
+
+
+def _alignments(recordings: Sequence[Recording]) -> dict[str, Any]:
+    """The response ``alignment`` of each two recordings, the first of them first."""
+    found, pairs = Alignments(recordings), itertools.combinations(range(len(recordings)), 2)
+    return {f"{one} {other}": found[one, other]._asdict() for one, other in pairs}
 
 
 def _roles(recording: Recording, places: list[int]) -> dict[str, Any]:

@@ -11,19 +11,24 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections.abc import Iterator
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from regard._base.arrays import to_numpy
+from regard._call.visible import seen
 from regard._weights.attention_weights import AttentionWeights
-from regard.viewer._words import WordBlocks
+from regard.viewer._aligned import AlignedWeights
+from regard.viewer._words import WordBlocks, seen_words
 
 if TYPE_CHECKING:
     from regard._base.types import Float, PoolHow
     from regard.recording import Recording, Words
+    from regard.viewer._alignment import Places
 
-    HeadWeights = AttentionWeights[Any] | WordBlocks
+    HeadWeights = AttentionWeights[Any] | WordBlocks | AlignedWeights
     Picture = Float[np.ndarray, "rows columns"]
 
 __all__ = ["TILE", "HeadMap", "samples_of"]
@@ -34,6 +39,7 @@ DIRECT_WORK = 2**33  # multiplications; a matrix of fewer has no worker: about 0
 WORK_SLICE = 2**32  # multiplications between two looks at the stop flag: about 0.1 s
 LARGEST_SIDE = 4096  # bins of the coarse heatmap
 LINK_BINS = 512  # on a side, each of which may give a link
+FEW_KEYS = 8  # of fewer, one has a large weight in any case
 IDLE_TIMEOUT_S = 5.0  # the worker ends when no request came for so long
 
 
@@ -48,21 +54,28 @@ class HeadMap:
     Args:
         recording: where the head is.
         layer, head: which one, by their places.
+        places: the query of each row and the key of each column, −1 for none; by default all.
         words: the recording by words, where each pair of pieces has the weight of its words.
 
     NaN is masked; −inf is unmasked with weight 0.
     """
 
     def __init__(
-        self, recording: Recording, layer: int, head: int, words: Words | None = None
+        self,
+        recording: Recording,
+        layer: int,
+        head: int,
+        places: tuple[Places, Places] | None = None,
+        words: Words | None = None,
     ) -> None:
         self._recording = recording
         found = recording.layers[layer]
         numbers = recording.layer_numbers[layer], found.head_numbers[head]
-        weights = recording.weights[numbers[0]].head(numbers[1])
-        self._weights: HeadWeights = (
-            weights if words is None else WordBlocks.of(words, weights, *numbers)
-        )
+        of_head = recording.weights[numbers[0]].head(numbers[1])
+        self._call, self._words, self._numbers = of_head._call, words, numbers
+        self._places = places
+        weights = of_head if words is None else WordBlocks.of(words, of_head, *numbers)
+        self._weights: HeadWeights = weights if places is None else AlignedWeights(weights, *places)
         self._head_size = int(found.query.shape[-1])
         self.query_start = found.query_start
         self.shape = self._weights.shape
@@ -138,17 +151,40 @@ class HeadMap:
     ) -> tuple[list[tuple[int, int, float]], float]:
         """The strongest token pairs ``(query, key, ln weight)`` of a part, or of the whole.
 
-        The whole leaves out pairs with key 0, the usual attention sink, unless there are no others.
-        A large matrix gives at most one pair per bin, and keeps half of the n for pairs that are
-        more than a hundredth of the text apart.
+        The whole leaves out queries that see fewer than ``fewest`` keys, and pairs with key 0, the
+        usual attention sink, unless there are no others. A large matrix gives at most one pair per
+        bin, and keeps half of the n for pairs that are more than a hundredth of the text apart.
         """
         if rows is None or columns is None:
             whole = slice(0, self.shape[0])
             if self._collected is not None:
                 return self._collected.links(n)
-            others = self._strongest(n, whole, slice(1, self.shape[1]))
-            return others or self._strongest(n, whole, slice(0, 1)), 1.0
+            others = self._notable(n, whole, slice(1, self.shape[1]))
+            return others or self._notable(n, whole, slice(0, 1)), 1.0
         return self._strongest(n, rows, columns), 1.0
+
+    @cached_property
+    def fewest(self) -> int:
+        """The least number of keys that a query of a notable pair sees; 0: that is all queries."""
+        fewest = min(FEW_KEYS, int(self._seen.max(initial=0)) // 2)
+        return fewest if (self._seen < fewest).any() else 0
+
+    @cached_property
+    def _seen(self) -> np.ndarray:
+        if self._words is None:
+            counts = seen(self._call)
+        else:
+            counts = seen_words(self._words, self._call, *self._numbers)
+        if self._places is None:
+            return counts
+        queries, _ = self._places
+        return np.where(queries >= 0, counts[queries], 0)
+
+    def _notable(self, n: int, rows: slice, columns: slice) -> list[tuple[int, int, float]]:
+        """The strongest pairs of the queries that see enough keys."""
+        runs = _runs(self._seen[rows] >= self.fewest, rows.start)
+        found = [link for run in runs for link in self._strongest(n, run, columns)]
+        return sorted(found, key=lambda link: -link[2])[:n]
 
     def _strongest(self, n: int, rows: slice, columns: slice) -> list[tuple[int, int, float]]:
         if rows.start >= rows.stop or columns.start >= columns.stop:
@@ -235,7 +271,7 @@ class _Collected:
     def _strongest_of(
         self, bin_: tuple[int, int], level: int, finest: Picture, first: int
     ) -> list[tuple[int, int, float]]:
-        """The strongest pair of a bin from key ``first`` on: that of its strongest finest bin."""
+        """The notable pair of a bin from key ``first`` on: that of its strongest finest bin."""
         side = 1 << level - self.level
         top, left = bin_[0] * side, bin_[1] * side
         part = finest[top : top + side, left : left + side]
@@ -244,7 +280,7 @@ class _Collected:
             slice(at << self.level, min(n, (at + 1) << self.level))
             for at, n in zip((int(row) + top, int(column) + left), self._shape)
         )
-        return self._whole._strongest(1, rows, slice(max(first, columns.start), columns.stop))
+        return self._whole._notable(1, rows, slice(max(first, columns.start), columns.stop))
 
     def _picture(self, plane: PoolHow, level: int) -> Picture:
         """The whole heatmap at a level, cached until the next round is read."""
@@ -361,6 +397,12 @@ def _whole_and_rest(part: slice, side: int) -> list[slice]:
     middle = part.stop - (part.stop - part.start) % side
     halves = (slice(part.start, middle), slice(middle, part.stop))
     return [half for half in halves if half.start < half.stop]
+
+
+def _runs(chosen: np.ndarray, start: int) -> Iterator[slice]:
+    """Stretches of neighbours that are chosen; the first of all has the number ``start``."""
+    edges = np.flatnonzero(np.diff(np.r_[False, chosen, False])) + start
+    return (slice(int(low), int(high)) for low, high in edges.reshape(-1, 2))
 
 
 def _halved(x: np.ndarray, join: Any) -> np.ndarray:

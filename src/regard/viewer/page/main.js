@@ -1,6 +1,7 @@
 // The page: header, heads, map or steps, text and readout, around one selection.
 
-import { chooseFirst } from "./data/choose.js";
+import { makeAlignments } from "./data/alignment.js";
+import { chooseFirst, chooseHead } from "./data/choose.js";
 import { Selection } from "./data/selection.js";
 import { Source } from "./data/source.js";
 import { makeTexts } from "./data/tokens.js";
@@ -9,17 +10,17 @@ import { make, makeSwitch } from "./drawing/dom.js";
 import { HeadMapView } from "./map/map.js";
 import { makeColourBar } from "./panels/bar.js";
 import { makeCompare } from "./panels/compare.js";
+import { makeExport } from "./panels/export.js";
 import { makeHeader } from "./panels/header.js";
 import { makeHeads } from "./panels/heads.js";
 import { makeHelp } from "./panels/help.js";
 import { listenToKeys } from "./panels/keyboard.js";
-import { savePng, saveSvg } from "./panels/picture.js";
 import { describeChanges, makeReadout } from "./panels/readout.js";
 import { makeSteps } from "./panels/steps.js";
 import { makeText } from "./panels/text.js";
 
 /** @import { Context } from "./data/selection.js" */
-/** @import { About, SendRequest } from "./data/source.js" */
+/** @import { About, Place, SendRequest } from "./data/source.js" */
 
 /** @typedef {"heads" | "pairs" | "text"} PanelName of what shares one place where the page is narrow */
 
@@ -46,24 +47,29 @@ export async function start(root, request, { address = false } = {}) {
   const source = new Source(watched(request, { fails, works: banner.hide }));
   /** @type {About} */
   let about;
+  /** @type {Place} */
+  let opens;
   try {
     about = await source.about();
+    opens = await chooseHead(source, about, address ? location.hash : "");
   } catch (error) {
     unlessSaid(error);
     return null;
   }
-  const selection = new Selection(about, address);
+  const selection = new Selection(about, address, opens);
   const readout = makeReadout();
   const { say, aside } = readout;
   const texts = makeTexts(source, about);
+  const aligned = makeAlignments(source, selection);
   const listening = new AbortController();
   const ended = listening.signal;
-  const shared = { about, source, selection, texts, say, aside, because: "", root, ended };
+  const data = { about, source, selection, texts, ...aligned };
+  const shared = { ...data, say, aside, because: "", root, ended };
   const context = { ...shared, ...firstPicture() };
   retry = () => selection.again();
   const parts = makeParts(context);
   const { frame, showPanel } = layOut(context, parts, readout.element);
-  root.replaceChildren(banner.element, frame, parts.help.element);
+  root.replaceChildren(banner.element, frame, parts.help.element, parts.pictures.element);
   listenToKeys(context, { ...parts, showPanel }, address ? document : root, ended);
   describeChanges(context);
   chooses(context);
@@ -98,13 +104,10 @@ function makeParts(context) {
   const map = new HeadMapView(context);
   const colourBar = makeColourBar(context, map);
   const compare = makeCompare(context);
-  const savers = {
-    "PNG picture": () => savePng(context, { map, steps }),
-    "SVG drawing": () => saveSvg(context, { map, steps }),
-  };
+  const pictures = makeExport(context, { map, steps });
   map.head.append(colourBar.element);
-  const header = makeHeader(context, { compare, help, savers });
-  return { help, heads, text, steps, map, compare, header };
+  const header = makeHeader(context, { compare, help, pictures });
+  return { help, pictures, heads, text, steps, map, compare, header };
 }
 
 /**

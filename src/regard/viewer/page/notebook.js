@@ -64,7 +64,11 @@ export async function render({ model, el }) {
   root.setAttribute("data-lm-suppress-shortcuts", "true"); // the notebook's own, of JupyterLab
   el.addEventListener("keydown", (event) => event.stopPropagation());
   const { request, end } = overKernel(model);
-  el.append(root);
+  // The cell has a width, from which the height follows.
+  const cell = document.createElement("div");
+  cell.className = "regard-cell";
+  cell.append(root);
+  el.append(cell);
   const page = await start(root, request, { address: false });
   return () => {
     page?.end();

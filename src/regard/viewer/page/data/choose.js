@@ -1,10 +1,25 @@
 // Chooses a pair where none is chosen yet.
 
 import { largest } from "../drawing/numbers.js";
+import { namesHead, recordingIn } from "./selection.js";
 import { headName } from "./source.js";
 
 /** @import { Context, Selection } from "./selection.js" */
-/** @import { Place } from "./source.js" */
+/** @import { About, Place, Source } from "./source.js" */
+
+/**
+ * The head to open at, where the address names none: the one that tells most.
+ * @param {Source} source
+ * @param {About} about
+ * @param {string} hash of the address, empty where there is none
+ * @returns {Promise<Place>}
+ */
+export async function chooseHead(source, about, hash) {
+  const recording = recordingIn(about, hash);
+  if (namesHead(hash)) return { recording, layer: 0, head: 0 };
+  const { opens } = await source.roles(recording);
+  return { recording, ...opens };
+}
 
 /**
  * Chooses the last query with an unmasked key, and its strongest key; Back does not undo it.

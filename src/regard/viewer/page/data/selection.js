@@ -4,6 +4,7 @@ import { usualScale } from "../drawing/colours.js";
 
 /** @import { About, LayerFacts, Place } from "./source.js" */
 /** @import { Source } from "./source.js" */
+/** @import { Aligned } from "./alignment.js" */
 /** @import { Texts } from "./tokens.js" */
 
 /** @typedef {"map" | "steps"} View */
@@ -26,7 +27,8 @@ import { usualScale } from "../drawing/colours.js";
  * Shared by all parts of the page. `because`: a panel's words that come first in the status line of
  * its change; `drawn` waits for the map's first whole picture, which `isDrawn` announces.
  * @typedef {{about: About, source: Source, selection: Selection,
- *   texts: (recording: number) => Promise<Texts>, say: (text: string) => void,
+ *   texts: (recording: number) => Promise<Texts>, aligned: () => Aligned,
+ *   align: () => Promise<Aligned>, say: (text: string) => void,
  *   aside: (text: string) => void, because: string, root: HTMLElement, ended: AbortSignal,
  *   drawn: Promise<void>, isDrawn: () => void}} Context
  */
@@ -83,19 +85,22 @@ export class Selection extends EventTarget {
   zoom = DEFAULTS.zoom;
 
   /**
-   * `about` is the source's; `address`: whether the page's address follows.
+   * `about` is the source's; `address`: whether the page's address follows; `opens`: the head of an
+   * address that names none.
    * @param {About} about
    * @param {boolean} address
+   * @param {Place} opens
    */
-  constructor(about, address) {
+  constructor(about, address, opens) {
     super();
     this.about = about;
     this.address = address;
+    this.opens = opens;
     this.repeats = false; // while a key is held down: no step back for each of its moves
     /** @type {number | undefined} of an address that is not written yet */
     this.timer = undefined;
     this.goes = () => this.#follow();
-    if (address) Object.assign(this, fromHash(about, location.hash));
+    Object.assign(this, opens, address ? fromHash(about, location.hash, opens) : {});
     this.#mend();
     if (address) window.addEventListener("popstate", this.goes);
   }
@@ -192,7 +197,7 @@ export class Selection extends EventTarget {
   /** @returns {Unit} */
   get usedUnit() {
     const { tokens, words } = this.recordingFacts;
-    if (words === tokens) return "token";
+    if (words === tokens || this.compare === "difference") return "token";
     return this.unit || (tokens < SHORT_TEXT ? "word" : "token");
   }
 
@@ -212,7 +217,7 @@ export class Selection extends EventTarget {
   #follow() {
     this.#stopTimer();
     const before = this.#fields();
-    Object.assign(this, DEFAULTS, fromHash(this.about, location.hash));
+    Object.assign(this, DEFAULTS, fromHash(this.about, location.hash, this.opens));
     this.#mend();
     this.#tell(before);
   }
@@ -385,16 +390,39 @@ function toHash(about, fields) {
 }
 
 /**
+ * Whether an address names a head.
+ * @param {string} hash
+ */
+export function namesHead(hash) {
+  return hash
+    .slice(1)
+    .split("&")
+    .some((part) => PLACE.test(part));
+}
+
+/**
+ * The recording that an address names, by default the first.
  * @param {About} about
  * @param {string} hash
  */
-function fromHash(about, hash) {
+export function recordingIn(about, hash) {
+  const named = new URLSearchParams(hash.slice(1)).get("recording");
+  return inside(Number(named), about.recordings.length);
+}
+
+const PLACE = /^L(\d+)H(\d+)$/;
+
+/**
+ * @param {About} about
+ * @param {string} hash
+ * @param {Place} opens
+ */
+function fromHash(about, hash, opens) {
   /** @type {Partial<Fields>} */
   const fields = {};
-  /** @type {[layer: number, head: number]} */
-  let numbers = [0, 0];
+  let numbers = numbersOf(about, opens);
   for (const part of hash.slice(1).split("&")) {
-    const place = /^L(\d+)H(\d+)$/.exec(part);
+    const place = PLACE.exec(part);
     if (place) numbers = [Number(place[1]), Number(place[2])];
     const [name, value] = part.split("=");
     if (value === undefined || !(name in DEFAULTS)) continue;

@@ -50,13 +50,30 @@
  */
 
 /**
+ * A head on the tokens of the recording `on`, or where these have counterparts in `against`.
+ * @typedef {Place & {on?: number, against?: number}} MapPlace
+ */
+
+/**
  * 256 × 256 bins of 2^level tokens.
- * @typedef {Place & {plane: "max" | "mass", level: number, row: number, column: number}} TilePlace
+ * @typedef {MapPlace & {plane: "max" | "mass", level: number, row: number, column: number}} TilePlace
  */
 
 /** @typedef {[query: number, key: number, logWeight: number]} Link */
 
-/** @typedef {{links: Link[], coverage: number}} Links */
+/**
+ * Strongest first; queries that see fewer than `fewest` keys are left out.
+ * @typedef {{links: Link[], fewest: number, coverage: number}} Links
+ */
+
+/** @typedef {[start: number, there: number, count: number]} Run of tokens and their counterparts */
+
+/**
+ * A difference is that of the weights of a pair, this head's minus that of its counterpart;
+ * `settled`: a repeated request gives the same.
+ * @typedef {{links: [query: number, key: number, difference: number][], coverage: number,
+ *   settled: boolean}} Changed
+ */
 
 /** @typedef {(number | null)[]} Scores of each head, null where there is no number */
 
@@ -140,7 +157,7 @@ export class Source {
 
   /**
    * ln of the weights of one query over all keys: {values, coverage}.
-   * @param {Place & {query: number}} where
+   * @param {MapPlace & {query: number}} where
    * @param {AbortSignal} [signal]
    */
   row(where, signal) {
@@ -149,7 +166,7 @@ export class Source {
 
   /**
    * ln of the weights of one key from all queries.
-   * @param {Place & {key: number}} where
+   * @param {MapPlace & {key: number}} where
    * @param {AbortSignal} [signal]
    */
   column(where, signal) {
@@ -175,7 +192,7 @@ export class Source {
 
   /**
    * Strongest first; of a part where `rows` and `columns` are given, as "from-to".
-   * @param {Place & {n: number, rows?: string, columns?: string}} where
+   * @param {MapPlace & {n: number, rows?: string, columns?: string}} where
    * @param {AbortSignal} [signal]
    * @returns {Promise<Links>}
    */
@@ -202,6 +219,36 @@ export class Source {
    */
   roles(recording) {
     return this.#json("roles", { recording });
+  }
+
+  /**
+   * Which tokens of a recording are which of another, in runs.
+   * @param {{recording: number, with: number}} where
+   * @returns {Promise<{queries: Run[], keys: Run[]}>}
+   */
+  alignment(where) {
+    return this.#json("alignment", where);
+  }
+
+  /**
+   * How much each head of a layer differs from that of the same numbers in another recording.
+   * @param {LayerPlace & {with: number}} where
+   * @returns {Promise<{change: Scores, coverage: number, settled: boolean}>}
+   */
+  change(where) {
+    return this.#json("change", where);
+  }
+
+  /**
+   * The pairs of a head that differ most from those of another, where they have counterparts.
+   * @param {Place} one
+   * @param {Place} other
+   * @param {number} n
+   * @returns {Promise<Changed>}
+   */
+  changed(one, { recording, layer, head }, n) {
+    const other = { with: recording, with_layer: layer, with_head: head };
+    return this.#json("changed", { ...one, ...other, n });
   }
 
   /**

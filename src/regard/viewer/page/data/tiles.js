@@ -4,7 +4,7 @@
 import { TILE } from "./source.js";
 import { isAbort } from "./watch.js";
 
-/** @import { Floats, Place, Source, TilePlace } from "./source.js" */
+/** @import { Floats, MapPlace, Source, TilePlace } from "./source.js" */
 /** @import { Plane } from "./selection.js" */
 
 /** @typedef {readonly [from: number, to: number]} Span from a bin to the one before another */
@@ -23,7 +23,7 @@ export class Tiles {
     this.source = source;
     this.changed = changed;
     this.head = ""; // whose tiles these are
-    /** @type {(Place & {plane: Plane}) | null} */
+    /** @type {(MapPlace & {plane: Plane}) | null} */
     this.where = null;
     this.level = 0;
     /** @type {Map<string, {where: TilePlace, middle: number}>} by name */
@@ -42,7 +42,7 @@ export class Tiles {
 
   /**
    * Sets the tiles that the map shows: bins of 2^level tokens, [from, to) of each side.
-   * @param {Place} where
+   * @param {MapPlace} where
    * @param {Plane} plane
    * @param {number} level
    * @param {Span} rows

@@ -72,6 +72,20 @@ export const DIVERGING_DARK = [
   [236, 122, 96],
   [255, 204, 182],
 ];
+/**
+ * Hatching of what has no counterpart: its ground and its stripes.
+ * @type {Record<"light" | "dark", [ground: Colour, stripe: Colour]>}
+ */
+export const HATCH = {
+  light: [
+    [253, 251, 246],
+    [176, 172, 184],
+  ],
+  dark: [
+    [22, 21, 29],
+    [92, 90, 106],
+  ],
+};
 export const ENTRIES = 1024;
 /** @type {Record<"light" | "dark", Colour>} */
 export const INVISIBLE = { light: [226, 226, 230], dark: [44, 43, 54] };
@@ -138,6 +152,15 @@ export function pixelTable(signed, dark) {
 /** @param {boolean} dark */
 export function invisiblePixel(dark) {
   return packed(...INVISIBLE[dark ? "dark" : "light"]);
+}
+
+/**
+ * @param {boolean} dark
+ * @returns {[ground: number, stripe: number]}
+ */
+export function hatchPixels(dark) {
+  const [ground, stripe] = HATCH[dark ? "dark" : "light"];
+  return [packed(...ground), packed(...stripe)];
 }
 
 /**

@@ -18,8 +18,9 @@ import { penOf } from "./dom.js";
  */
 
 /**
- * `colour` fills it, `line` goes around it.
- * @typedef {Look & Box & {kind: "box", line?: string, stroke?: number, round?: number}} BoxMark
+ * `colour` fills it, `line` goes around it; `crisp`: its neighbours touch it.
+ * @typedef {Look & Box & {kind: "box", line?: string, stroke?: number, round?: number,
+ *   crisp?: boolean}} BoxMark
  */
 
 /** @typedef {Look & Box & {kind: "image", canvas: HTMLCanvasElement}} ImageMark */
@@ -33,6 +34,9 @@ import { penOf } from "./dom.js";
 
 /** @typedef {{[name: string]: string | number | undefined}} Attributes */
 
+// Of SVG files: fonts that their readers have.
+export const FILE_FONT =
+  'Helvetica, Arial, "Liberation Sans", "Noto Sans", "DejaVu Sans", sans-serif';
 export const MARK_FONT = 'system-ui, "Segoe UI", "Noto Sans", "DejaVu Sans", sans-serif';
 const SVG_NAMESPACE = "http://www.w3.org/2000/svg";
 /** @type {CanvasRenderingContext2D | null} */
@@ -99,7 +103,8 @@ function drawMark(pen, mark) {
     case "box":
       return drawBox(pen, mark);
     case "image":
-      pen.imageSmoothingEnabled = false;
+      // Enlarged cells stay squares; of those that are made smaller, each counts.
+      pen.imageSmoothingEnabled = pen.getTransform().a * mark.width < 0.999 * mark.canvas.width;
       return pen.drawImage(mark.canvas, mark.x, mark.y, mark.width, mark.height);
     case "ring":
       return drawRing(pen, mark);
@@ -273,13 +278,14 @@ function writtenLine({ x1, y1, x2, y2, colour, width = 1, dash }) {
 }
 
 /** @param {BoxMark} mark */
-function writtenBox({ x, y, width, height, colour = "none", line, stroke = 1, round = 0 }) {
+function writtenBox({ x, y, width, height, colour = "none", line, stroke = 1, round = 0, crisp }) {
   return svgNode("rect", {
     x,
     y,
     width,
     height,
     rx: round || undefined,
+    "shape-rendering": crisp ? "crispEdges" : undefined,
     fill: colour,
     stroke: line,
     "stroke-width": line && stroke,

@@ -31,6 +31,14 @@ export function percentText(weight) {
 }
 
 /**
+ * `+0.3100`.
+ * @param {number} difference
+ */
+export function signedText(difference) {
+  return (difference < 0 ? "−" : "+") + weightText(Math.abs(difference));
+}
+
+/**
  * `weight 0.6443 (3.87 × uniform)`, of ln weight, where the query has `seen` unmasked keys.
  * @param {number} lnWeight
  * @param {number} seen

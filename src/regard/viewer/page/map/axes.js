@@ -16,11 +16,26 @@ import { positionOf } from "./layout.js";
 
 /** @typedef {{keys: TokenText, queries: TokenText, unit: Unit}} AxisTexts */
 
-const NAMED_CELL = 13; // CSS pixels a token from which every token is named
+/** @type {Theme} of a picture on white paper */
+export const PRINTED = {
+  paper: "#ffffff",
+  ink: "#1e1c32",
+  soft: "#5d596b",
+  line: "#c9c7d0",
+  accent: "#a8123a",
+  focus: "#1458b8",
+};
+
+const NAMED_CELL = 11; // CSS pixels a token from which every token is named
 const RULED_CELL = 14; // and from which cells are ruled
 const TICK_ROOM = { x: 64, y: 40 }; // CSS pixels between two positions, at least
 const SMALL_TEXT = 10;
-const LARGE_CELL = 24; // from which tokens are named in larger letters
+/** @type {[cell: number, size: number][]} letters of the names, by the size of cells */
+const NAMES = [
+  [24, 13],
+  [13, 11],
+  [0, SMALL_TEXT],
+];
 
 /**
  * The page's own colours, by name.
@@ -55,6 +70,7 @@ export function frameMarks(layout, texts, { query, key, rings }, theme) {
   return [
     ...gridMarks(layout, texts, theme),
     ...edgeMarks(layout, theme),
+    ...wordMarks(layout, texts, theme),
     ...keyMarks(layout, texts, key, theme, clear.keys),
     ...queryMarks(layout, texts, query, theme, clear.queries),
     ...titleMarks(layout, theme),
@@ -108,6 +124,43 @@ function gridMarks(layout, texts, theme) {
 function edgeMarks({ left, top, right, bottom }, { line }) {
   const box = { x: left - 0.5, y: top - 0.5, width: right - left + 1, height: bottom - top + 1 };
   return [{ kind: "box", ...box, line }];
+}
+
+/**
+ * Lines beside the tokens of one word, where each token is named: " our" is no "our".
+ * @param {Layout} layout
+ * @param {AxisTexts | null} texts
+ * @param {Theme} theme
+ * @returns {Mark[]}
+ */
+function wordMarks(layout, texts, { soft }) {
+  if (!texts || texts.unit === "word" || layout.cell < NAMED_CELL) return [];
+  const { left, top, right, bottom, keys, queries } = layout;
+  const look = /** @type {const} */ ({ kind: "line", colour: soft, width: 1.5 });
+  const words = { ...texts, unit: /** @type {const} */ ("word") };
+  /** @type {Mark[]} */
+  const across = joined(keys, words, "keys").map(([from, to]) => {
+    const [x1, x2] = [Math.max(left, layout.xOf(from) + 2), Math.min(right, layout.xOf(to) - 2)];
+    return { ...look, x1, x2, y1: top - 3, y2: top - 3 };
+  });
+  /** @type {Mark[]} */
+  const down = joined(queries, words, "queries").map(([from, to]) => {
+    const [y1, y2] = [Math.max(top, layout.yOf(from) + 2), Math.min(bottom, layout.yOf(to) - 2)];
+    return { ...look, x1: left - 3, x2: left - 3, y1, y2 };
+  });
+  return [...across, ...down];
+}
+
+/**
+ * The words of several tokens in view: from the first to the one after the last.
+ * @param {Ends} shown
+ * @param {AxisTexts} words
+ * @param {"keys" | "queries"} side
+ * @returns {Ends[]}
+ */
+function joined(shown, words, side) {
+  const spans = spansIn(shown, words, side).filter(([from, to]) => from < to);
+  return spans.map(([from, to]) => [from, to + 1]);
 }
 
 /**
@@ -225,6 +278,11 @@ function keyMarks(layout, texts, chosen, theme, taken) {
   return marks;
 }
 
+/** @param {number} cell */
+function nameSize(cell) {
+  return NAMES.find(([least]) => cell >= least)?.[1] ?? SMALL_TEXT;
+}
+
 /**
  * A key's position and text, upright beside one another, read from below; of a word its first.
  * @param {Layout} layout
@@ -238,7 +296,7 @@ function namedKey(layout, texts, [key, last], chosen, theme) {
   const x = layout.xOf((key + last + 1) / 2) + 4;
   const look = /** @type {const} */ ({ kind: "text", turn: -90, x });
   const weight = chosen ? 700 : 400;
-  const size = layout.cell >= LARGE_CELL ? 13 : 11;
+  const size = nameSize(layout.cell);
   const number = countText(key);
   const width = textWidth(number, SMALL_TEXT);
   const room = GUTTER.top - 18 - width;
@@ -320,7 +378,7 @@ function namedQuery(layout, texts, [query, last], chosen, theme) {
   const y = layout.yOf((query + last + 1) / 2) + 4;
   const look = /** @type {const} */ ({ kind: "text", align: "end", y });
   const weight = chosen ? 700 : 400;
-  const size = layout.cell >= LARGE_CELL ? 13 : 11;
+  const size = nameSize(layout.cell);
   const number = countText(positionOf(query, layout.facts));
   const widest = textWidth(countText(positionOf(layout.queries[1], layout.facts)), SMALL_TEXT);
   const room = GUTTER.left - 20 - widest;

@@ -16,6 +16,7 @@ import { ENTRIES } from "../drawing/colours.js";
 const TILE_BINS = TILE * TILE;
 const IN_TILE = TILE - 1; // of a bin in its tile, as a mask
 const TILE_BITS = Math.log2(TILE);
+const STRIPES = 6; // CSS pixels from one to the next
 
 /**
  * The pixels of a tile's bins: ln(weight), plus `shifts` for each of its rows where there are any.
@@ -40,18 +41,17 @@ export function tilePixels(values, { table, invisible, low, high, linear }, shif
 
 /**
  * The same of exp(one) − exp(other), linear from −span to span; a pair masked in one head alone
- * has weight 0 there. Either is null beyond its matrix.
- * @param {Float32Array | null} one
- * @param {Float32Array | null} other
+ * has weight 0 there.
+ * @param {Float32Array} one
+ * @param {Float32Array} other
  * @param {Palette & {span: number}} look
  */
 export function differencePixels(one, other, { table, invisible, span }) {
   const pixels = new Uint32Array(TILE_BINS);
   const slope = (ENTRIES - 1) / (2 * span);
   for (let i = 0; i < TILE_BINS; i++) {
-    const [a, b] = [one ? one[i] : NaN, other ? other[i] : NaN];
-    const place = (differenceOf(a, b) + span) * slope + 0.5;
-    if (Number.isNaN(a) && Number.isNaN(b)) pixels[i] = invisible;
+    const place = (differenceOf(one[i], other[i]) + span) * slope + 0.5;
+    if (Number.isNaN(one[i]) && Number.isNaN(other[i])) pixels[i] = invisible;
     else pixels[i] = table[place < 0 ? 0 : place >= ENTRIES ? ENTRIES - 1 : place | 0];
   }
   return pixels;
@@ -124,4 +124,24 @@ function columnBlocks(columns) {
     else blocks.push({ from: x, to: x + 1, column });
   }
   return blocks;
+}
+
+/**
+ * Stripes over rows and columns of pixels: those that are not 0 in `chosen`, and in the matrix.
+ * @param {Uint32Array} out
+ * @param {{rows: Int32Array, columns: Int32Array}} chosen
+ * @param {{rows: Int32Array, columns: Int32Array}} bins of each pixel, -1 outside
+ * @param {[ground: number, stripe: number]} colours
+ * @param {number} ratio device pixels of a CSS pixel
+ */
+export function hatch(out, chosen, bins, [ground, stripe], ratio) {
+  const { rows, columns } = chosen;
+  const [width, period] = [columns.length, Math.max(4, Math.round(STRIPES * ratio))];
+  const line = Math.max(1, Math.round(ratio));
+  for (let y = 0; y < rows.length; y++) {
+    if (bins.rows[y] < 0) continue;
+    for (let x = 0; x < width; x++)
+      if ((rows[y] || columns[x]) && bins.columns[x] >= 0)
+        out[y * width + x] = (x + y) % period < line ? stripe : ground;
+  }
 }

@@ -3,13 +3,20 @@
 
 import { headName, TILE } from "../data/source.js";
 import { Tiles } from "../data/tiles.js";
-import { colourRange, colourSpan, invisiblePixel, pixelTable } from "../drawing/colours.js";
+import {
+  colourRange,
+  colourSpan,
+  hatchPixels,
+  invisiblePixel,
+  pixelTable,
+} from "../drawing/colours.js";
 import { make, penOf } from "../drawing/dom.js";
-import { differencePixels, drawCells, tilePixels } from "./cells.js";
+import { differencePixels, drawCells, hatch, tilePixels } from "./cells.js";
 import { binsOf } from "./mapview.js";
 import { makeWaiting } from "./waiting.js";
 
-/** @import { About, LayerFacts, Place } from "../data/source.js" */
+/** @import { Aligned } from "../data/alignment.js" */
+/** @import { About, LayerFacts, MapPlace, Place } from "../data/source.js" */
 /** @import { Context } from "../data/selection.js" */
 /** @import { Progress } from "./caption.js" */
 /** @import { DrawnTile } from "./cells.js" */
@@ -31,7 +38,7 @@ import { makeWaiting } from "./waiting.js";
  * @typedef {{changed: () => void, resized: () => void, counted: (frame: Frame) => void}} Listeners
  */
 
-/** @typedef {(Float32Array | null)[]} Sources what a tile is coloured from: one list, or two */
+/** @typedef {Float32Array[]} Sources what a tile is coloured from: one list, or two */
 
 /**
  * How tiles become pixels; `look` is another where pixels would be.
@@ -65,21 +72,17 @@ export class Frame {
     this.hover = make("div", { class: "regard-map-hover", hidden: true }, this.point);
     this.title = make("div", { class: "regard-map-title", hidden: true });
     this.waiting = makeWaiting();
-    this.element = make(
-      "div",
-      { class: "regard-map-frame" },
-      this.cells,
-      this.marks,
-      this.hover,
-      this.title,
-      this.waiting.element,
-    );
+    const parts = [this.cells, this.marks, this.hover, this.waiting.element];
+    const plot = make("div", { class: "regard-map-plot" }, ...parts);
+    this.element = make("div", { class: "regard-map-frame" }, this.title, plot);
     this.where = context.selection.where;
     this.facts = factsOf(context.about, this.where);
     /** @type {Place | null} */
     this.other = null;
     /** @type {FrameFacts | null} */
     this.otherFacts = null;
+    /** @type {Aligned} of the tokens with those of the other */
+    this.alignment = null;
     this.tiles = new Tiles(context.source, tell.changed);
     this.otherTiles = new Tiles(context.source, tell.changed);
     /** @type {Map<string, ColouredTile>} what the last paint coloured */
@@ -106,10 +109,12 @@ export class Frame {
    * Which head is drawn, and against which one (or null).
    * @param {Place} where
    * @param {Place | null} other
+   * @param {Aligned} alignment of their tokens
    */
-  show(where, other) {
+  show(where, other, alignment) {
     this.where = where;
     this.other = other;
+    this.alignment = other ? alignment : null;
     this.facts = factsOf(this.context.about, where);
     this.otherFacts = other && factsOf(this.context.about, other);
     if (!other) this.otherTiles.end();
@@ -117,11 +122,28 @@ export class Frame {
 
   /** @returns {Extent} */
   get extent() {
-    const { facts, otherFacts } = this;
-    return {
-      queries: Math.max(facts.queries, otherFacts?.queries ?? 0),
-      keys: Math.max(facts.keys, otherFacts?.keys ?? 0),
-    };
+    return { queries: this.facts.queries, keys: this.facts.keys };
+  }
+
+  /**
+   * The head, where its tokens have counterparts in the other.
+   * @returns {MapPlace}
+   */
+  get paired() {
+    return this.other && this.alignment
+      ? { ...this.where, against: this.other.recording }
+      : this.where;
+  }
+
+  /**
+   * Whether none of a bin's pairs has a counterpart in the other head.
+   * @param {number} row
+   * @param {number} column
+   */
+  lacks(row, column) {
+    const { alignment, view } = this;
+    if (!alignment) return false;
+    return !alignment.queries.has(row, view.level) || !alignment.keys.has(column, view.level);
   }
 
   /**
@@ -144,6 +166,7 @@ export class Frame {
     }
     const found = this.#finder(view, dark);
     drawCells(this.pixels, width, this.columns, this.rows, found);
+    this.#hatch(dark);
     penOf(this.cells).putImageData(image, 0, 0);
     this.paints++;
     const { x, y, zoom, level } = view;
@@ -211,7 +234,8 @@ export class Frame {
   get progress() {
     const parts = this.other ? [this.tiles, this.otherTiles] : [this.tiles];
     const reads = parts.map((tiles) => tiles.progress.read).filter((read) => read !== null);
-    const waits = this.context.selection.usedScale === "uniform" && !this.other && !this.knowsSeen;
+    const isUniform = this.context.selection.usedScale === "uniform";
+    const waits = this.alignment === undefined || (isUniform && !this.other && !this.knowsSeen);
     return {
       read: reads.length ? Math.min(...reads) : null,
       missing: parts.reduce((sum, tiles) => sum + tiles.progress.missing, waits ? 1 : 0),
@@ -226,6 +250,23 @@ export class Frame {
 
   get knowsSeen() {
     return Boolean(this.seen.get(headName(this.where)));
+  }
+
+  /**
+   * Hatches the bins without a counterpart.
+   * @param {boolean} dark
+   */
+  #hatch(dark) {
+    const { alignment, view } = this;
+    if (!alignment) return;
+    const rows = this.rows.map((bin) =>
+      Number(bin >= 0 && !alignment.queries.has(bin, view.level)),
+    );
+    const columns = this.columns.map((bin) =>
+      Number(bin >= 0 && !alignment.keys.has(bin, view.level)),
+    );
+    const inside = { rows: this.rows, columns: this.columns };
+    hatch(this.pixels, { rows, columns }, inside, hatchPixels(dark), this.size.ratio);
   }
 
   end() {
@@ -244,13 +285,12 @@ export class Frame {
       const last = bins.findLast((bin) => bin >= 0) ?? -1;
       return [from, Math.min(last + 1, Math.ceil(length / side))];
     };
-    /** @type {(tiles: Tiles, where: Place, facts: FrameFacts) => void} */
-    const request = (tiles, where, facts) => {
-      const [rows, columns] = [shown(this.rows, facts.queries), shown(this.columns, facts.keys)];
-      tiles.want(where, plane, view.level, rows, columns);
-    };
-    request(this.tiles, this.where, this.facts);
-    if (this.other && this.otherFacts) request(this.otherTiles, this.other, this.otherFacts);
+    if (this.alignment === undefined) return;
+    const { queries, keys } = this.facts;
+    const [rows, columns] = [shown(this.rows, queries), shown(this.columns, keys)];
+    this.tiles.want(this.paired, plane, view.level, rows, columns);
+    const on = this.alignment ? this.where.recording : undefined;
+    if (this.other) this.otherTiles.want({ ...this.other, on }, plane, view.level, rows, columns);
     else if (usedScale === "uniform") this.needSeen();
   }
 
@@ -308,17 +348,11 @@ export class Frame {
    * @returns {Sources | null}
    */
   #sources(level, row, column) {
+    if (this.alignment === undefined) return null;
     const one = this.tiles.known(level, row, column)?.values;
-    const { otherFacts } = this;
-    if (!otherFacts) return one ? [one] : null;
-    const beyond = (/** @type {FrameFacts} */ facts) => {
-      const start = TILE * 2 ** level;
-      return row * start >= facts.queries || column * start >= facts.keys;
-    };
+    if (!this.other || !one) return one ? [one] : null;
     const other = this.otherTiles.known(level, row, column)?.values;
-    const a = one ?? (beyond(this.facts) ? null : undefined);
-    const b = other ?? (beyond(otherFacts) ? null : undefined);
-    return a === undefined || b === undefined ? null : [a, b];
+    return other ? [one, other] : null;
   }
 
   /**
@@ -334,8 +368,7 @@ export class Frame {
     return {
       look: `${range.low} ${range.high} ${dark} ${selection.usedScale} ${selection.plane} ${headName(this.where)}`,
       pixels: (sources, row, level) => {
-        const [values] = /** @type {[Float32Array]} */ (sources);
-        return tilePixels(values, look, uniform ? this.#shifts(row, level) : null);
+        return tilePixels(sources[0], look, uniform ? this.#shifts(row, level) : null);
       },
     };
   }

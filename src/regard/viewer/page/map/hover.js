@@ -1,14 +1,15 @@
 // The readout of the bin under the pointer.
 
-import { countText, percentText, weightText, weightWords } from "../drawing/numbers.js";
+import { nameOfPlace } from "../data/selection.js";
+import { countText, percentText, signedText, weightText, weightWords } from "../drawing/numbers.js";
 import { differenceOf } from "./cells.js";
 import { positionOf } from "./layout.js";
 
 /** @import { Context, Unit } from "../data/selection.js" */
-/** @import { Link, Place } from "../data/source.js" */
+/** @import { About, Link, Place } from "../data/source.js" */
 /** @import { TokenText } from "../data/tokens.js" */
 /** @import { AxisTexts } from "./axes.js" */
-/** @import { Frame, FrameFacts } from "./frame.js" */
+/** @import { Frame } from "./frame.js" */
 
 /**
  * `query 5 «it» → key 2 «cat»   weight 0.6443 (3.87 × uniform)` of a pair, of a bin
@@ -19,13 +20,14 @@ import { positionOf } from "./layout.js";
  * @param {number} column
  * @param {AxisTexts | undefined} texts
  */
-export function wordsOfBin({ selection }, frame, row, column, texts) {
+export function wordsOfBin({ about, selection }, frame, row, column, texts) {
   const { level } = frame.view;
   const value = frame.valueAt(row, column);
   const place = placeOfBin(frame, row, column, texts);
-  if (frame.other && frame.otherFacts) {
-    const other = { where: frame.other, facts: frame.otherFacts };
-    return `${place}   ${differenceWords(frame, other, row, column)}`;
+  if (frame.lacks(row, column)) return `${place}   no counterpart`;
+  if (frame.other) {
+    const words = differenceWords(about, frame, frame.other, row, column);
+    return `${place}   ${words}${counterpartWords(frame, row, column)}`;
   }
   if (value === undefined) return `${place}   …`;
   if (level === 0) return `${place}   ${pairWeight(value, frame.seenBy(row, 0))}`;
@@ -173,21 +175,33 @@ function named(position, index, tokens, unit) {
 }
 
 /**
+ * @param {About} about
  * @param {Frame} frame
- * @param {{where: Place, facts: FrameFacts}} other
+ * @param {Place} other
  * @param {number} row
  * @param {number} column
  */
-function differenceWords(frame, other, row, column) {
+function differenceWords(about, frame, other, row, column) {
   const [one, compared] = [frame.valueAt(row, column), frame.otherValueAt(row, column)];
-  /** @type {(where: Place, facts: FrameFacts) => string} */
-  const name = ({ head }, { layer }) => `L${layer.number}H${layer.head_numbers[head]}`;
   const words = (/** @type {number | undefined} */ value) =>
     value === undefined ? "…" : Number.isNaN(value) ? "masked" : weightText(Math.exp(value));
-  const own = `${name(frame.where, frame.facts)} ${words(one)}`;
-  const sides = `${own} − ${name(other.where, other.facts)} ${words(compared)}`;
+  const own = `${nameOfPlace(about, frame.where)} ${words(one)}`;
+  const sides = `${own} − ${nameOfPlace(about, other)} ${words(compared)}`;
   if (one === undefined || compared === undefined) return sides;
   if (Number.isNaN(one) && Number.isNaN(compared)) return sides;
   const difference = differenceOf(one, compared);
-  return `${sides} = ${difference < 0 ? "−" : "+"}${weightText(Math.abs(difference))}`;
+  return `${sides} = ${signedText(difference)}`;
+}
+
+/**
+ * `   (there: query 14 → key 2)` of a pair whose counterpart has other positions.
+ * @param {Frame} frame
+ * @param {number} query
+ * @param {number} key
+ */
+function counterpartWords({ alignment, otherFacts, view }, query, key) {
+  if (!alignment || !otherFacts || view.level > 0) return "";
+  const [q, k] = [alignment.queries.there[query], alignment.keys.there[key]];
+  if (q === query && k === key) return "";
+  return `   (there: query ${countText(positionOf(q, otherFacts))} → key ${countText(k)})`;
 }

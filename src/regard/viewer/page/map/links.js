@@ -1,22 +1,30 @@
-// The strongest links (token pairs) of a head: rings on the map, and a list to go to them.
+// The strongest links (token pairs) of a head, or those that differ most from another head: rings
+// on the map, and a list to go to them.
 
 import { headName } from "../data/source.js";
 import { unlessSaid } from "../data/watch.js";
 import { make } from "../drawing/dom.js";
-import { countText, weightText } from "../drawing/numbers.js";
+import { countText, signedText, weightText } from "../drawing/numbers.js";
 import { positionOf } from "./layout.js";
 
 /** @import { Context, Unit } from "../data/selection.js" */
-/** @import { Link, Links, Place, RecordingFacts } from "../data/source.js" */
+/** @import { Changed, Link, Links, RecordingFacts } from "../data/source.js" */
 /** @import { Texts } from "../data/tokens.js" */
 
 /** @typedef {(query: number, key: number) => void} GoTo */
+
+/**
+ * What is listed: a number for each pair, which `text` writes, of queries that see `fewest` keys.
+ * @typedef {{heading: string, pairs: Link[], text: (x: number) => string, none: string,
+ *   fewest: number, isDone: boolean}} Listed
+ */
 
 const LISTED = 8;
 const REQUESTED = 256;
 const LONG_TEXT = 1000; // tokens; in longer texts links between neighbours are left out
 const NEAR = 0.01; // of the length
 const LINKS_AGAIN_MS = 1000;
+const LEAST = 0.00005; // of a difference that four decimals show
 const LATE_MS = 300; // until the list of the former head makes way
 
 /**
@@ -31,35 +39,47 @@ export function makeLinks(context, { go, changed }) {
   const state = { rings: [], requested: null, timer: undefined, late: undefined };
   const heading = make("summary");
   const list = make("ol");
-  const element = make("details", { class: "regard-pairs", open: true }, heading, list);
+  const note = make("p", { class: "regard-note" });
+  const element = make("details", { class: "regard-pairs", open: true }, heading, list, note);
   element.addEventListener("toggle", () => changed());
 
   const tell = (/** @type {string} */ text) => list.replaceChildren(make("li", { text }));
 
-  /** @type {(found: Links, where: Place) => Promise<void>} */
-  const show = async ({ links, coverage }, where) => {
-    const facts = context.about.recordings[where.recording];
-    const { kept, isLong } = notableLinks(links, facts);
-    state.rings = kept;
-    heading.textContent = isLong ? "Strongest distant pairs" : "Strongest pairs";
-    const texts = await context.texts(where.recording);
-    if (state.requested !== headName(where)) return;
+  const name = () => {
+    const { where, otherWhere, compare } = selection;
+    const isDifference = compare === "difference" && otherWhere;
+    return headName(where) + (isDifference ? ` − ${headName(otherWhere)}` : "");
+  };
+  /** @type {() => Promise<Listed>} */
+  const read = async () => {
+    const { where, otherWhere, compare } = selection;
+    if (compare === "difference" && otherWhere)
+      return differing(await source.changed(where, otherWhere, LISTED));
+    const found = await source.links({ ...where, n: REQUESTED });
+    return notable(found, context.about.recordings[where.recording]);
+  };
+  const request = async (/** @type {string} */ wanted) => {
+    const { recording } = selection;
+    const { heading: words, pairs, text, none, fewest, isDone } = await read();
+    const texts = await context.texts(recording);
+    if (state.requested !== wanted) return;
+    state.rings = pairs;
+    heading.textContent = words;
+    note.textContent = fewest ? `Of queries that see at least ${fewest} keys.` : "";
+    const facts = context.about.recordings[recording];
+    const button = (/** @type {Link} */ pair) => linkButton(pair, text(pair[2]), facts, named, go);
     const named = { ...texts, unit: selection.usedUnit };
-    list.replaceChildren(...kept.map((link) => make("li", {}, linkButton(link, facts, named, go))));
-    if (!kept.length) tell("no pair above 0 %: all are masked, or have no weight");
+    list.replaceChildren(...pairs.map((pair) => make("li", {}, button(pair))));
+    if (!pairs.length) tell(none);
     clearTimeout(state.late);
     await markChosen();
     changed();
-    if (coverage < 1) state.timer = setTimeout(() => tried(where), LINKS_AGAIN_MS);
-  };
-  const request = async (/** @type {Place} */ where) => {
-    const found = await source.links({ ...where, n: REQUESTED });
-    if (state.requested === headName(where)) await show(found, where);
+    if (!isDone) state.timer = setTimeout(() => tried(wanted), LINKS_AGAIN_MS);
   };
   // The next update repeats a failed request.
-  const tried = (/** @type {Place} */ where) =>
-    request(where).catch((error) => {
-      if (state.requested === headName(where)) {
+  const tried = (/** @type {string} */ wanted) =>
+    request(wanted).catch((error) => {
+      if (state.requested === wanted) {
         state.requested = null;
         clearTimeout(state.late);
         tell("not read");
@@ -67,14 +87,14 @@ export function makeLinks(context, { go, changed }) {
       unlessSaid(error);
     });
   const update = () => {
-    const where = selection.where;
-    if (state.requested === headName(where)) return;
+    const wanted = name();
+    if (state.requested === wanted) return;
     clearTimeout(state.timer);
     clearTimeout(state.late);
-    state.requested = headName(where);
+    state.requested = wanted;
     state.rings = [];
     state.late = setTimeout(() => tell("reading …"), LATE_MS);
-    state.timer = setTimeout(() => tried(where), 50);
+    state.timer = setTimeout(() => tried(wanted), 50);
   };
   const markChosen = async () => {
     const { recording, query, key, usedUnit: unit } = selection;
@@ -98,6 +118,37 @@ export function makeLinks(context, { go, changed }) {
 }
 
 /**
+ * @param {Links} found
+ * @param {RecordingFacts} facts
+ * @returns {Listed}
+ */
+function notable({ links, fewest, coverage }, facts) {
+  const { kept: pairs, isLong } = notableLinks(links, facts);
+  const heading = isLong ? "Strongest distant pairs" : "Strongest pairs";
+  const text = (/** @type {number} */ x) => weightText(Math.exp(x));
+  const none = "no pair above 0 %: all are masked, or have no weight";
+  return { heading, pairs, text, none, fewest, isDone: coverage === 1 };
+}
+
+/**
+ * @param {Changed} found
+ * @returns {Listed}
+ */
+function differing({ links, coverage, settled }) {
+  const pairs = links.filter(([, , difference]) => Math.abs(difference) >= LEAST);
+  const part = coverage < 1 ? ` · ${Math.max(1, Math.round(100 * coverage))} % of queries` : "";
+  const heading = `Largest differences${part}`;
+  return {
+    heading,
+    pairs,
+    text: signedText,
+    none: "no difference",
+    fewest: 0,
+    isDone: coverage === 1 || settled,
+  };
+}
+
+/**
  * The links to list: in long texts those between distant tokens, if there are enough of them.
  * @param {Link[]} links
  * @param {Pick<RecordingFacts, "tokens" | "itself" | "start">} facts
@@ -110,12 +161,13 @@ export function notableLinks(links, { tokens, itself, start }) {
 }
 
 /**
- * @param {Link} link
+ * @param {Link} pair
+ * @param {string} words its number
  * @param {RecordingFacts} facts
  * @param {Texts & {unit: Unit}} texts
  * @param {GoTo} go
  */
-function linkButton([query, key, logWeight], facts, texts, go) {
+function linkButton([query, key], words, facts, texts, go) {
   /** @type {(position: number, label: string) => HTMLElement[]} */
   const named = (position, label) => [
     make("b", { text: countText(position) }),
@@ -131,6 +183,6 @@ function linkButton([query, key, logWeight], facts, texts, go) {
     ),
     make("i", { text: "→", "aria-hidden": "true" }),
     make("span", {}, ...named(key, texts.keys.label(key, 12, texts.unit))),
-    make("em", { text: weightText(Math.exp(logWeight)) }),
+    make("em", { text: words }),
   );
 }

@@ -5,18 +5,20 @@
 // data-paints counts how often the cells were drawn; data-x, -y, -zoom and -level are their view.
 // The class "bare" hides all but the cells.
 
+import { counterpart, lackingText } from "../data/alignment.js";
 import { headName } from "../data/source.js";
 import { unlessSaid } from "../data/watch.js";
 import { watchTheme } from "../drawing/colours.js";
 import { make, penOf } from "../drawing/dom.js";
 import { drawMarks } from "../drawing/marks.js";
-import { frameMarks, spanOf, themeOf } from "./axes.js";
+import { frameMarks, themeOf } from "./axes.js";
 import { captionOf, frameName, progressText } from "./caption.js";
-import { Frame, GUTTER } from "./frame.js";
+import { Frame } from "./frame.js";
 import { exactWordsOfBin, labelOfBin, wordsOfBin, wordsOfTokens } from "./hover.js";
 import { layoutOf } from "./layout.js";
 import { makeLinks } from "./links.js";
 import { viewOf, viewWith, zoomedAt } from "./mapview.js";
+import { isSameHover, outline } from "./outline.js";
 import { listenToPointer } from "./pointer.js";
 import { shownRange } from "./shown.js";
 
@@ -26,12 +28,7 @@ import { shownRange } from "./shown.js";
 /** @import { Mark } from "../drawing/marks.js" */
 /** @import { AxisTexts, Theme } from "./axes.js" */
 /** @import { Extent, MapView } from "./mapview.js" */
-
-/**
- * The bin under the pointer, and what is known of it.
- * @typedef {{frame: Frame, row: number, column: number, level: number, value: number | undefined,
- *   seen: boolean}} Hovered
- */
+/** @import { Bin, Hovered } from "./outline.js" */
 
 const EXACT_MS = 80; // the pointer rests before the exact pair of a bin is looked for
 const SAY_MS = 2500; // between two words on progress
@@ -212,9 +209,11 @@ export class HeadMapView {
     const side = 2 ** frame.view.level;
     const middle = (/** @type {number} */ bin) => bin * side + Math.floor(side / 2);
     const go = (/** @type {Link | null} */ found) => {
-      const [query, key] = found ?? [middle(row), middle(column)];
+      const [there, at] = found ?? [middle(row), middle(column)];
+      const { query, key } = this.#from(frame, there, at);
       const { queries, tokens } = this.selection.recordingFacts;
-      if (query < queries && key < tokens) this.goTo(query, key);
+      const isThere = query !== null && key !== null && query < queries && key < tokens;
+      if (isThere) this.goTo(query, key);
       else this.context.say(`${frameName(this.context, this.frames[0].where)} has no such pair`);
     };
     this.strongestOf(frame, row, column).then(go).catch(unlessSaid);
@@ -235,7 +234,7 @@ export class HeadMapView {
     const part = (bin, length) => `${bin * side}-${Math.min((bin + 1) * side, length)}`;
     const { queries, keys } = frame.facts;
     if (row * side >= queries || column * side >= keys) return null;
-    const where = { ...frame.where, n: 1, rows: part(row, queries), columns: part(column, keys) };
+    const where = { ...frame.paired, n: 1, rows: part(row, queries), columns: part(column, keys) };
     const { links } = await this.context.source.links(where);
     return links[0] ?? null;
   }
@@ -253,9 +252,9 @@ export class HeadMapView {
     const hovered = bin && { ...bin, value, seen: frame.knowsSeen, frame, level };
     this.hovered = hovered;
     for (const one of this.shown) {
-      const texts = this.#axisTexts(one);
-      outline(one, hovered, texts);
-      if (bin) one.point.textContent = labelOfBin(this.context, one, bin, texts ?? undefined);
+      const [at, texts] = [hovered && this.#hoveredIn(one, hovered), this.#axisTexts(one)];
+      outline(one, at, texts);
+      if (at) one.point.textContent = labelOfBin(this.context, one, at, texts ?? undefined);
     }
     if (isSameHover(before, hovered)) return;
     clearTimeout(this.resting);
@@ -266,6 +265,22 @@ export class HeadMapView {
     const exact = () => this.#sayExact(hovered).catch(unlessSaid);
     const isWord = this.selection.usedUnit === "word";
     if (level > 0 || isWord) this.resting = setTimeout(exact, EXACT_MS);
+  }
+
+  /**
+   * The bin under the pointer in another frame: that of the counterpart of its first pair.
+   * @param {Frame} frame
+   * @param {Hovered} hovered
+   * @returns {Bin | null}
+   */
+  #hoveredIn(frame, hovered) {
+    if (frame === hovered.frame || !this.context.aligned()) return hovered;
+    const side = 2 ** hovered.level;
+    const [query, key] = [hovered.row * side, hovered.column * side];
+    const own = this.#from(hovered.frame, query, key);
+    const there = this.#in(frame, own.query, own.key);
+    if (there.query === null || there.key === null) return null;
+    return { row: Math.floor(there.query / side), column: Math.floor(there.key / side) };
   }
 
   // Fits the range of colours to the values in view.
@@ -296,19 +311,40 @@ export class HeadMapView {
   }
 
   /**
-   * The marks over and around a frame's cells, also for an exported picture.
+   * Draws the cells light or dark for `read`, which copies them, and then as they were.
+   * @template Found
+   * @param {boolean} dark
+   * @param {() => Found} read
+   */
+  inColours(dark, read) {
+    const paint = (/** @type {boolean} */ dark) => {
+      for (const frame of this.shown) frame.paint(frame.view, dark);
+    };
+    if (dark === this.dark) return read();
+    paint(dark);
+    try {
+      return read();
+    } finally {
+      paint(this.dark);
+    }
+  }
+
+  /**
+   * The marks over and around a frame's cells, also for an exported picture: in other colours, or
+   * without what is chosen.
    * @param {Frame} frame
+   * @param {Theme} [theme]
+   * @param {boolean} [chosen]
    * @returns {Mark[]}
    */
-  marksOf(frame) {
+  marksOf(frame, theme = this.colours, chosen = true) {
     const { selection } = this;
     const layout = layoutOf(frame);
-    const rings = frame === this.frames[0] && !frame.other ? this.links.rings() : [];
+    const rings = frame === this.frames[0] ? this.links.rings() : [];
     const texts = this.#axisTexts(frame);
-    const { queries, keys } = frame.extent;
-    const query = selection.query !== null && selection.query < queries ? selection.query : null;
-    const key = selection.key !== null && selection.key < keys ? selection.key : null;
-    return frameMarks(layout, texts, { query, key, rings }, this.colours);
+    const { query, key } = this.#in(frame, selection.query, selection.key);
+    const marked = chosen ? { query, key, rings } : { query: null, key: null, rings: [] };
+    return frameMarks(layout, texts, marked, theme);
   }
 
   /**
@@ -319,6 +355,28 @@ export class HeadMapView {
   #axisTexts(frame) {
     const texts = this.texts.get(frame.where.recording);
     return texts ? { ...texts, unit: this.selection.usedUnit } : null;
+  }
+
+  /**
+   * A pair of the first frame as a frame has it: in the second one its counterpart.
+   * @param {Frame} frame
+   * @param {number | null} query
+   * @param {number | null} key
+   */
+  #in(frame, query, key) {
+    const alignment = frame === this.frames[0] ? null : this.context.aligned();
+    return counterpart(alignment, "there", { query, key });
+  }
+
+  /**
+   * A frame's pair in the first frame.
+   * @param {Frame} frame
+   * @param {number} query
+   * @param {number} key
+   */
+  #from(frame, query, key) {
+    const alignment = frame === this.frames[0] ? null : this.context.aligned();
+    return counterpart(alignment, "back", { query, key });
   }
 
   // The chosen pair, or the middle of the view.
@@ -360,26 +418,27 @@ export class HeadMapView {
     const { selection, frames } = this;
     const { where, otherWhere, compare } = selection;
     if (changed?.has("x") || changed?.has("y") || changed?.has("zoom")) this.next = null;
-    frames[0].show(where, compare === "difference" ? otherWhere : null);
+    frames[0].show(where, compare === "difference" ? otherWhere : null, this.context.aligned());
+    this.#needAlignment();
     const beside = compare === "side" && otherWhere !== null;
     frames[1].element.hidden = !beside;
-    frames[1].show(otherWhere ?? where, null);
+    frames[1].show(otherWhere ?? where, null, null);
     if (!beside) frames[1].tiles.end();
     for (const frame of frames) frame.title.hidden = !beside;
     frames[0].title.textContent = frameName(this.context, frames[0].where);
-    frames[1].title.textContent = frameName(this.context, frames[1].where);
+    frames[1].title.textContent = this.#otherTitle();
     for (const frame of this.shown) this.#needTexts(frame.where.recording);
-    this.links.element.hidden = Boolean(frames[0].other);
     this.links.update();
     this.#tellRole().catch(unlessSaid);
     this.schedule(!changed || [...changed].some((name) => !MARKED.includes(name)));
   }
 
-  // What the head does, once that is known; of heads that are compared, or changed, nothing.
+  // What the head does, once that is known; of heads that are compared what cannot be compared.
   async #tellRole() {
     const { where, compare, first } = this.selection;
     const name = headName(where);
-    if (this.says.dataset.of !== name || compare) this.says.textContent = this.says.title = "";
+    const lacking = lackingText(this.context.aligned(), this.frames[0].facts.itself);
+    if (this.says.dataset.of !== name || compare) this.says.textContent = this.says.title = lacking;
     this.says.dataset.of = name;
     if (compare || first) return;
     await this.context.drawn;
@@ -387,6 +446,20 @@ export class HeadMapView {
     const { selection } = this;
     if (headName(selection.where) !== name || selection.compare) return;
     this.says.textContent = this.says.title = says[where.layer][where.head];
+  }
+
+  #otherTitle() {
+    const { query, key } = this.#in(this.frames[1], this.selection.query, this.selection.key);
+    const name = frameName(this.context, this.frames[1].where);
+    const lacks = this.context.aligned() && (query === null || key === null);
+    return lacks && this.selection.query !== null ? `${name} · the pair has no counterpart` : name;
+  }
+
+  #needAlignment() {
+    if (this.context.aligned() !== undefined) return;
+    const name = this.selection.other;
+    const follow = () => this.selection.other === name && this.#follow(null);
+    this.context.align().then(follow, unlessSaid);
   }
 
   /** @param {number} recording */
@@ -460,40 +533,4 @@ export class HeadMapView {
     }
     if (done) this.context.aside("");
   }
-}
-
-/**
- * @param {Hovered | null} one
- * @param {Hovered | null} other
- */
-function isSameHover(one, other) {
-  if (!one || !other) return one === other;
-  /** @type {(keyof Hovered)[]} */
-  const names = ["frame", "row", "column", "level", "value", "seen"];
-  return names.every((name) => Object.is(one[name], other[name]));
-}
-
-/**
- * Puts the frame's outline around a bin, by words around theirs, or hides it.
- * @param {Frame} frame
- * @param {Hovered | null} hovered
- * @param {AxisTexts | null} texts
- */
-function outline(frame, hovered, texts) {
-  frame.hover.hidden = !hovered;
-  if (!hovered) return;
-  const { view, size } = frame;
-  const side = (2 ** view.level * view.zoom) / size.ratio;
-  /** @type {(side: "keys" | "queries", bin: number, start: number) => [at: number, length: number]} */
-  const reach = (axis, bin, start) => {
-    const [from, to] = view.level === 0 ? spanOf(texts, axis, bin) : [bin, bin];
-    const length = (to - from + 1) * side;
-    const grown = Math.max(length, 5);
-    return [from * side - (start * view.zoom) / size.ratio - (grown - length) / 2, grown];
-  };
-  const [x, width] = reach("keys", hovered.column, view.x);
-  const [y, height] = reach("queries", hovered.row, view.y);
-  Object.assign(frame.hover.style, { width: `${width}px`, height: `${height}px` });
-  frame.hover.style.translate = `${GUTTER.left + x}px ${GUTTER.top + y}px`;
-  frame.point.classList.toggle("regard-before-it", 2 * x > size.width / size.ratio);
 }

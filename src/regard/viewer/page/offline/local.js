@@ -2,14 +2,16 @@
 // it holds: an exported file sends no requests.
 
 import { dropOldest, TILE } from "../data/source.js";
+import { ChangedWork, ChangeWork } from "./aligned.js";
 import { AttentionHead } from "./attention.js";
+import { Comparisons, nameOf } from "./comparisons.js";
 import { LocalParameters } from "./parameters.js";
 import { LATER, LocalTurns, SOON } from "./turns.js";
 import { unpackedArray } from "./unpack.js";
 import { WordHead } from "./words.js";
 import { ColumnWork, HeadsWork, LinksWork, TileWork, VisibleWork } from "./work.js";
 
-/** @import { About, HeadRoles, SendRequest, Parameters, Reply } from "../data/source.js" */
+/** @import { About, HeadRoles, SendRequest, Parameters, Reply, Run } from "../data/source.js" */
 /** @import { Numbers, HeldLayer, Pair, Rules } from "./attention.js" */
 /** @import { Priority } from "./turns.js" */
 /** @import { Dtype } from "./unpack.js" */
@@ -28,9 +30,13 @@ import { ColumnWork, HeadsWork, LinksWork, TileWork, VisibleWork } from "./work.
  *   layers: PackedLayer[], roles: HeadRoles}} PackedRecording
  */
 
+/** @typedef {{queries: Run[], keys: Run[]}} Alignment of a recording's tokens with another's */
+
 /**
- * The content of an exported file, as regard/viewer/export.py packs it.
- * @typedef {{about: About, recordings: PackedRecording[]}} PackedData
+ * The content of an exported file, as regard/viewer/export.py packs it; `alignments` of two
+ * recordings, the first of them first.
+ * @typedef {{about: About, recordings: PackedRecording[],
+ *   alignments: {[pair: string]: Alignment}}} PackedData
  */
 
 /** @typedef {{value: unknown, coverage?: number}} Found */
@@ -64,10 +70,15 @@ class LocalAnswers {
     this.data = data;
     this.textOf = textOf;
     this.turns = new LocalTurns();
+    this.comparisons = new Comparisons(data, (...where) => this.#head(...where));
     /** @type {Map<string, Promise<HeldLayer>>} */
     this.layers = new Map();
     /** @type {Map<string, Promise<AttentionHead>>} */
     this.heads = new Map();
+    /** @type {WeakMap<Head, Float32Array>} the number of unmasked keys of each query */
+    this.seen = new WeakMap();
+    /** @type {Map<string, WordHead>} */
+    this.words = new Map();
     /** @type {Map<string, RowWork>} LRU cache of work in progress or done */
     this.works = new Map();
   }
@@ -108,6 +119,11 @@ class LocalAnswers {
     heads: (parameters, signal) => this.#heads(parameters, signal),
     roles: async ({ recording }) => ({ value: this.data.recordings[recording].roles }),
     pair: (parameters, signal) => this.#pair(parameters, signal),
+    alignment: async (parameters) => ({
+      value: this.comparisons.alignment(parameters.recording, parameters.other()),
+    }),
+    change: (parameters, signal) => this.#change(parameters, signal),
+    changed: (parameters, signal) => this.#changed(parameters, signal),
     steps: (parameters, signal) => this.#steps(parameters, signal),
   };
 
@@ -125,7 +141,7 @@ class LocalAnswers {
     const tiles = (/** @type {number} */ count) => Math.ceil(count / (TILE * 2 ** level));
     const row = parameters.number("row", tiles(parameters.facts.queries));
     const column = parameters.number("column", tiles(parameters.facts.tokens));
-    const name = `tile ${parameters.head()} ${unit} ${level} ${row} ${column}`;
+    const name = `tile ${nameOf(parameters)} ${unit} ${level} ${row} ${column}`;
     const work = await this.#worked(
       name,
       () => new TileWork(head, level, row, column),
@@ -156,7 +172,7 @@ class LocalAnswers {
   async #column(parameters, signal) {
     const head = await this.#headOf(parameters);
     const key = parameters.key();
-    const name = `column ${parameters.head()} ${parameters.unit} ${key}`;
+    const name = `column ${nameOf(parameters)} ${parameters.unit} ${key}`;
     const work = await this.#worked(name, () => new ColumnWork(head, key), SOON, signal);
     return { value: work.values, coverage: work.coverage };
   }
@@ -167,9 +183,21 @@ class LocalAnswers {
    */
   async #visible(parameters, signal) {
     const head = await this.#headOf(parameters);
+    return { value: await this.#seenBy(head, signal) };
+  }
+
+  /**
+   * The number of unmasked keys of each query of a head.
+   * @param {Head} head
+   * @param {AbortSignal} [signal]
+   */
+  async #seenBy(head, signal) {
+    const known = this.seen.get(head);
+    if (known) return known;
     const work = new VisibleWork(head);
     while (work.read < work.count) await this.#advance(work, SOON, signal, BUDGET_MS);
-    return { value: work.values };
+    this.seen.set(head, work.values);
+    return work.values;
   }
 
   /**
@@ -180,14 +208,12 @@ class LocalAnswers {
     const head = await this.#headOf(parameters);
     const n = parameters.number("n", MOST_LINKS + 1);
     const [rows, columns] = [parameters.part("rows"), parameters.part("columns")];
-    const name = `links ${parameters.head()} ${parameters.unit} ${n} ${rows} ${columns}`;
-    const work = await this.#worked(
-      name,
-      () => new LinksWork(head, n, rows, columns),
-      SOON,
-      signal,
-    );
-    return { value: { links: work.links(), coverage: work.coverage }, coverage: work.coverage };
+    const name = `links ${nameOf(parameters)} ${parameters.unit} ${n} ${rows} ${columns}`;
+    const seen = await this.#seenBy(head, signal);
+    const make = () => new LinksWork(head, n, rows, columns, seen);
+    const work = await this.#worked(name, make, SOON, signal);
+    const { fewest, coverage } = work;
+    return { value: { links: work.links(), fewest, coverage }, coverage };
   }
 
   /**
@@ -206,6 +232,28 @@ class LocalAnswers {
       new HeadsWork(heads, parameters.facts.itself ? parameters.tokens("key") : null);
     const work = await this.#worked(`heads ${recording} ${layer} ${first}`, make, LATER, signal);
     return { value: work.facts(), coverage: work.coverage };
+  }
+
+  /**
+   * @param {LocalParameters} parameters
+   * @param {AbortSignal} [signal]
+   */
+  async #change(parameters, signal) {
+    const [name, heads, places] = await this.comparisons.change(parameters);
+    const work = await this.#worked(name, () => new ChangeWork(heads, places), LATER, signal);
+    return { value: work.change(), coverage: work.coverage };
+  }
+
+  /**
+   * @param {LocalParameters} parameters
+   * @param {AbortSignal} [signal]
+   */
+  async #changed(parameters, signal) {
+    const [name, heads, places] = await this.comparisons.changed(parameters);
+    const n = parameters.number("n", MOST_LINKS + 1);
+    const start = () => new ChangedWork(heads, places, n);
+    const work = await this.#worked(`${name} ${n}`, start, SOON, signal);
+    return { value: work.changed(), coverage: work.coverage };
   }
 
   /**
@@ -336,12 +384,12 @@ class LocalAnswers {
   }
 
   /**
-   * The head that is asked for, by tokens or by words.
+   * The head that is asked for, by tokens or by words, at the tokens that are wanted.
    * @param {LocalParameters} parameters
    * @param {LocalParameters["unit"]} [unit]
    */
-  #headOf(parameters, unit = parameters.unit) {
-    return this.#read(...parameters.head(), unit);
+  async #headOf(parameters, unit = parameters.unit) {
+    return this.comparisons.placed(await this.#read(...parameters.head(), unit), parameters);
   }
 
   /**
@@ -350,12 +398,13 @@ class LocalAnswers {
    * @param {number} head
    * @param {LocalParameters["first"]} first
    * @param {LocalParameters["unit"]} unit
-   * @returns {Promise<Head>}
+   * @returns {Promise<AttentionHead | WordHead>}
    */
   async #read(recording, layer, head, first, unit) {
     const pieces = await this.#head(recording, layer, head, first);
-    const { words } = this.data.recordings[recording];
-    return unit === "word" ? new WordHead(pieces, words) : pieces;
+    if (unit !== "word") return pieces;
+    const make = () => new WordHead(pieces, this.data.recordings[recording].words);
+    return cached(this.words, `${recording} ${layer} ${head} ${first}`, make);
   }
 
   /**

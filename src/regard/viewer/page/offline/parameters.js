@@ -19,6 +19,29 @@ export class LocalParameters {
     this.facts = data.about.recordings[this.recording];
     this.first = parameters.first === undefined ? "shown" : this.word("first", FIRST);
     this.unit = parameters.unit === undefined ? "token" : this.word("unit", UNITS);
+    this.on = parameters.on === undefined ? null : this.number("on", data.recordings.length);
+    const { against } = parameters;
+    this.against = against === undefined ? null : this.number("against", data.recordings.length);
+    if (this.on !== null && this.against !== null)
+      throw new Error("on and against are two ways to compare; give one of them.");
+    // Positions are of the recording that others are shown on.
+    if (this.on !== null) {
+      const { tokens, queries } = data.about.recordings[this.on];
+      this.facts = { ...this.facts, tokens, queries };
+    }
+  }
+
+  /** The recording to compare with. */
+  other() {
+    return this.number("with", this.data.recordings.length);
+  }
+
+  /** @returns {[recording: number, layer: number, head: number, first: LocalParameters["first"]]} */
+  otherHead() {
+    const recording = this.other();
+    const { layers } = this.data.about.recordings[recording];
+    const layer = this.number("with_layer", layers.length);
+    return [recording, layer, this.number("with_head", layers[layer].heads), this.first];
   }
 
   #recording() {

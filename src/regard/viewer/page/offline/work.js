@@ -4,14 +4,16 @@
 import { TILE } from "../data/source.js";
 
 /** @import { Link, Scores } from "../data/source.js" */
+/** @import { AlignedHead } from "./aligned.js" */
 /** @import { AttentionHead } from "./attention.js" */
 /** @import { WordHead } from "./words.js" */
 /** @import { Plane } from "../data/selection.js" */
 
 /** @typedef {readonly [from: number, to: number]} Part */
 
-/** @typedef {AttentionHead | WordHead} Head */
+/** @typedef {AttentionHead | WordHead | AlignedHead} Head */
 
+const FEW_KEYS = 8; // of fewer, one has a large weight in any case
 const THUMBNAIL = 48; // bins on a side
 const THUMBNAIL_STEPS = 64; // to a nat: what regard's server rounds to
 
@@ -197,23 +199,26 @@ export class VisibleWork extends RowWork {
   }
 }
 
-// The n strongest links, of a part where one is given. For the whole, those to key 0, the usual
-// attention sink, are kept apart.
+// The n strongest links, of a part where one is given. For the whole, queries that see few keys are
+// left out, and those to key 0, the usual attention sink, are kept apart.
 export class LinksWork extends RowWork {
   /**
    * @param {Head} head
    * @param {number} n
    * @param {Part | null} rows
    * @param {Part | null} columns
+   * @param {Float32Array} seen the number of unmasked keys of each query
    */
-  constructor(head, n, rows, columns) {
+  constructor(head, n, rows, columns, seen) {
     super([...(rows ?? [0, head.layer.queries])], 0);
     this.head = head;
+    this.seen = seen;
     const [left, right] = columns ?? [0, head.layer.keys];
     this.left = left;
     this.right = right;
     this.top = rows?.[0] ?? 0;
     this.isWhole = !rows && !columns;
+    this.fewest = this.isWhole ? fewestKeys(seen) : 0;
     this.found = new StrongestLinks(n);
     this.resting = new StrongestLinks(n);
   }
@@ -223,6 +228,7 @@ export class LinksWork extends RowWork {
    * @override
    */
   take(row) {
+    if (this.seen[row] < this.fewest) return;
     const { head, found, resting, top, left } = this;
     const [low, high] = head.logs(row, left, this.right);
     const { line } = head;
@@ -237,6 +243,16 @@ export class LinksWork extends RowWork {
     const found = this.found.sorted();
     return found.length ? found : this.resting.sorted();
   }
+}
+
+/**
+ * The least number of keys that a query of a notable pair sees; 0 where that is all queries.
+ * @param {Float32Array} seen
+ */
+function fewestKeys(seen) {
+  const most = seen.reduce((most, count) => Math.max(most, count), 0);
+  const fewest = Math.min(FEW_KEYS, Math.floor(most / 2));
+  return seen.some((count) => count < fewest) ? fewest : 0;
 }
 
 /** @typedef {{query: number, key: number, log: number, weight: number}} HeapLink */

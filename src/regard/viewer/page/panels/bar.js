@@ -145,6 +145,58 @@ export function barText(selection, signed) {
   return `${unit}, ${usedScale === "linear" ? "linear" : "logarithmic"}: ${least} to ${most}`;
 }
 
+const MOST_TICKS = 6;
+
+/**
+ * Numbers along the bar, at fractions of it.
+ * @param {Selection} selection
+ * @param {boolean} signed
+ * @returns {{at: number, text: string}[]}
+ */
+export function barTicks(selection, signed) {
+  const span = colourSpan(selection);
+  const { low, high, linear } = signed
+    ? { low: -span, high: span, linear: true }
+    : colourRange(selection);
+  const unit = linear && !signed ? 100 : 1;
+  const step = linear ? niceStep((unit * (high - low)) / (MOST_TICKS - 1)) : decadeStep(high - low);
+  const ticks = [];
+  for (
+    let n = Math.ceil((unit * low) / step - 1e-9);
+    n * step <= unit * high * (1 + 1e-9) + 1e-12;
+    n++
+  )
+    ticks.push(n * step);
+  return ticks.map((tick) => ({
+    at: (tick / unit - low) / (high - low),
+    text: timesText(linear ? Number(tick.toPrecision(6)) : shownEnd(tick, selection.usedScale)),
+  }));
+}
+
+/**
+ * The least of 1, 2, 5 times a power of ten that is as large.
+ * @param {number} least
+ */
+function niceStep(least) {
+  const power = 10 ** Math.floor(Math.log10(least));
+  return [1, 2, 5, 10].map((n) => n * power).find((step) => step >= least * 0.999) ?? 10 * power;
+}
+
+/** @param {number} decades */
+function decadeStep(decades) {
+  return Math.max(1, Math.ceil(decades / MOST_TICKS));
+}
+
+/**
+ * What the numbers along the bar are.
+ * @param {Selection} selection
+ * @param {boolean} signed
+ */
+export function barLabel({ usedScale }, signed) {
+  if (signed) return "difference of the weights";
+  return usedScale === "uniform" ? "weight, times uniform" : "weight, %";
+}
+
 /**
  * @param {HTMLCanvasElement} canvas
  * @param {boolean} signed

@@ -10,8 +10,9 @@ import { countText } from "../drawing/numbers.js";
 /** @import { Option } from "../drawing/dom.js" */
 
 /**
- * The parts in the header, or opened from it; `savers` save pictures.
- * @typedef {{compare: {element: HTMLElement}, help: {open: () => void}, savers: Record<string, () => Promise<void>>}} HeaderParts
+ * The parts in the header, or opened from it.
+ * @typedef {{compare: {element: HTMLElement}, help: {open: () => void},
+ *   pictures: {open: () => void}}} HeaderParts
  */
 
 /** @type {Record<View, string>} */
@@ -45,7 +46,7 @@ export function makeHeader(context, parts) {
     { class: "regard-header" },
     group("regard-names", title, facts, recording?.element, view, layer, head),
     looks,
-    group("regard-menus", parts.compare.element, exportMenu(context, parts), keysButton(parts)),
+    group("regard-menus", parts.compare.element, exportButton(parts), keysButton(parts)),
   );
   const show = () => {
     const { name, model, layers } = selection.recordingFacts;
@@ -105,10 +106,11 @@ function makeControls(selection) {
     plane.show(selection.plane);
     const { tokens, words: count } = selection.recordingFacts;
     words.setAttribute("aria-pressed", String(selection.usedUnit === "word"));
-    words.disabled = count === tokens;
-    words.title = words.disabled
-      ? "Each token is a word"
-      : "The tokens of a word as one: keys summed, queries averaged";
+    const isDifference = selection.compare === "difference";
+    words.disabled = count === tokens || isDifference;
+    words.title = "The tokens of a word as one: keys summed, queries averaged";
+    if (isDifference) words.title = "A difference is one of tokens";
+    if (count === tokens) words.title = "Each token is a word";
     first.setAttribute("aria-pressed", String(selection.first === "hidden"));
   };
   const elements = [view, layer, head, scale, plane].map(({ element }) => element);
@@ -133,41 +135,10 @@ function keysButton({ help }) {
   return button;
 }
 
-/**
- * A menu that closes when something is chosen in it, or the focus leaves it.
- * @param {Context} context
- * @param {HeaderParts} parts
- */
-function exportMenu(context, { savers }) {
-  const summary = make("summary", { text: "Export" });
-  const menu = make("details", { class: "regard-menu" }, summary);
-  const list = make("div", { class: "regard-menu-list" });
-  for (const [name, save] of Object.entries(savers)) {
-    const button = make("button", { type: "button", text: name });
-    button.addEventListener("click", () => {
-      menu.open = false;
-      save().then(
-        () => context.say(`saved: ${name}`),
-        (error) => {
-          console.error(error);
-          context.say(`the ${name} could not be made`);
-        },
-      );
-    });
-    list.append(button);
-  }
-  const command = make("code", { text: "regard view … --export page.html" });
-  list.append(make("p", { class: "regard-note" }, "The whole page as one file: ", command));
-  menu.append(list);
-  menu.addEventListener("focusout", (event) => {
-    const to = event.relatedTarget;
-    if (!(to instanceof Node && menu.contains(to))) menu.open = false;
-  });
-  menu.addEventListener("keydown", (event) => {
-    if (event.key !== "Escape" || !menu.open) return;
-    menu.open = false;
-    summary.focus();
-    event.stopPropagation();
-  });
-  return menu;
+/** @param {HeaderParts} parts */
+function exportButton({ pictures }) {
+  const button = make("button", { type: "button", class: "regard-button", text: "Export…" });
+  button.setAttribute("aria-haspopup", "dialog");
+  button.addEventListener("click", () => pictures.open());
+  return button;
 }

@@ -12,11 +12,13 @@ import {
 } from "../drawing/colours.js";
 import { lineStep, make, makePicker, nextInLine, penOf, showInside } from "../drawing/dom.js";
 import { stepText, weightText } from "../drawing/numbers.js";
+import { ChangeGrid, comparedRecording, readChange } from "./change.js";
 
 /** @import { Context, Fields } from "../data/selection.js" */
 /** @import { HeadRoles, HeadsFacts } from "../data/source.js" */
+/** @import { LayerChange } from "./change.js" */
 
-/** @typedef {"entropy" | "distance" | "first" | "previous" | "induction"} Score */
+/** @typedef {"entropy" | "distance" | "first" | "previous" | "induction" | "change"} Score */
 
 /**
  * A head's place in the list, with its main role and the score that orders the heads.
@@ -36,6 +38,7 @@ const SCORES = {
   first: { words: "first token", name: "first token", text: weightText },
   previous: { words: "previous token", name: "previous token", text: weightText },
   induction: { words: "induction", name: "induction", text: weightText },
+  change: { words: "change, most first", name: "change", text: weightText },
 };
 const SCORE_NAMES = /** @type {Score[]} */ (Object.keys(SCORES));
 /** @type {("layer" | Score)[]} */
@@ -73,6 +76,10 @@ class HeadsPanel {
     this.cells = [];
     /** @type {(HeadsFacts | null)[]} of each layer, where they are known */
     this.facts = [];
+    /** @type {LayerChange[]} of each layer, where another recording is compared with */
+    this.changes = [];
+    this.grid = new ChangeGrid(context);
+    this.compared = comparedRecording(this.selection);
     /** @type {Float32Array | null} ln of the chosen pair's weight in every head */
     this.pair = null;
     /** @type {"layer" | Score} */
@@ -89,7 +96,7 @@ class HeadsPanel {
     this.picker = makePicker("order", (order) => {
       this.orderBy(ORDERS.find((name) => name === order) ?? "layer");
     });
-    this.picker.fill(ORDERS.map((order) => [order, orderWords(order)]));
+    this.#fillOrders();
     this.pairButton = make("button", {
       type: "button",
       class: "regard-button",
@@ -105,6 +112,7 @@ class HeadsPanel {
       { class: "regard-heads", "aria-label": "Heads" },
       this.title,
       make("div", { class: "regard-tools" }, this.picker.element, this.pairButton),
+      this.grid.element,
       this.list,
       this.note,
     );
@@ -112,7 +120,11 @@ class HeadsPanel {
 
   start() {
     this.selection.listen((changed) => {
-      if (changed.has("recording") || changed.has("first")) this.#read();
+      const compared = comparedRecording(this.selection);
+      const isOther = compared !== this.compared;
+      this.compared = compared;
+      if (isOther) this.#fillOrders();
+      if (isOther || changed.has("recording") || changed.has("first")) this.#read();
       if (this.coloursPair && LOOKS.some((name) => changed.has(name))) this.paintAll();
       if (changed.has("layer") || changed.has("head")) this.#showChosen();
       if (PAIR.some((name) => changed.has(name))) this.#readPair();
@@ -125,10 +137,22 @@ class HeadsPanel {
     this.run++;
   }
 
+  get #orders() {
+    return ORDERS.filter((order) => order !== "change" || this.compared !== null);
+  }
+
+  #fillOrders() {
+    this.picker.fill(this.#orders.map((order) => [order, orderWords(order)]));
+    if (!this.#orders.includes(this.order)) this.order = "layer";
+    this.picker.show(this.order);
+  }
+
   // Makes the buttons of a recording, and fills them layer by layer, the chosen layer first.
   #read() {
     const { layers } = this.selection.recordingFacts;
     this.facts = layers.map(() => null);
+    this.changes = layers.map(() => null);
+    this.grid.show(this.changes, this.dark);
     this.pair = null;
     this.cells = layers.flatMap((facts, layer) =>
       Array.from({ length: facts.heads }, (_, head) => this.#cell(layer, head)),
@@ -176,10 +200,14 @@ class HeadsPanel {
     for (const layer of layers) {
       const { recording, first } = this.selection.where;
       const facts = await this.context.source.heads({ recording, layer, first });
+      const change = await readChange(this.context, layer);
       if (run !== this.run) return;
       this.facts[layer] = facts;
+      this.changes[layer] = change;
+      this.grid.show(this.changes, this.dark);
       for (const cell of this.#cellsOf(layer)) this.#paint(cell);
-      if (facts.coverage < 1 && !facts.settled) left.push(layer);
+      const parts = [facts, ...(change ? [change] : [])];
+      if (parts.some((part) => part.coverage < 1 && !part.settled)) left.push(layer);
       if (this.order !== "layer") this.#arrange();
       this.#explain();
     }
@@ -293,6 +321,7 @@ class HeadsPanel {
    * @param {Score} name
    */
   #score({ layer, head }, name) {
+    if (name === "change") return this.changes[layer]?.change[head] ?? null;
     return this.facts[layer]?.[name]?.[head] ?? null;
   }
 
@@ -313,7 +342,9 @@ class HeadsPanel {
       parts.push(`${known.length} of ${this.facts.length} layers read.`);
     else if (least < 1) parts.push(`${Math.round(100 * least)} % of the rows read.`);
     if (this.order !== "layer" && known.length && !this.#anyScore(this.order))
-      parts.push(`There is no ${SCORES[this.order].name} here: this is cross-attention.`);
+      parts.push(
+        `There is no ${SCORES[this.order].name} here${this.order === "change" ? "." : ": this is cross-attention."}`,
+      );
     if (this.coloursPair) parts.push("Each square: the weight of the chosen pair in that head.");
     else parts.push("Each square: the head's attention map.");
     if (this.selection.recordingFacts.layers.some((l) => l.key_heads < l.heads))
@@ -337,7 +368,8 @@ class HeadsPanel {
   }
 
   nextOrder() {
-    this.orderBy(ORDERS[(ORDERS.indexOf(this.order) + 1) % ORDERS.length]);
+    const orders = this.#orders;
+    this.orderBy(orders[(orders.indexOf(this.order) + 1) % orders.length]);
   }
 
   togglePair() {
@@ -366,6 +398,7 @@ class HeadsPanel {
   }
 
   paintAll() {
+    this.grid.show(this.changes, this.dark);
     for (const cell of this.cells) this.#paint(cell);
   }
 

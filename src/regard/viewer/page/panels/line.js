@@ -2,19 +2,22 @@
 
 import { colourRange, weightColour } from "../drawing/colours.js";
 import { countSeen } from "../drawing/numbers.js";
+import { differenceColour, readCompared } from "./compared.js";
 
 /** @import { Context, Selection, Side, Unit } from "../data/selection.js" */
 /** @import { Texts, TokenText } from "../data/tokens.js" */
+/** @import { Compared } from "./compared.js" */
 
 /**
  * A line of weights. Places count along `text`: `values` start at `base`, `chosen` is the query (or
  * key) whose weights these are, null where it is of the other text, `own`; `locked` is the other
  * token of the pair. By words each piece has its word's weight, and `singles` has it once; else
- * they are `values`. `at(place)` is ln of a weight, `seenAt(place)` its query's unmasked keys.
+ * they are `values`. `at(place)` is ln of a weight, `seenAt(place)` its query's unmasked keys,
+ * `compared` the same line of the other head, where a difference is shown.
  * @typedef {Texts & {unit: Unit, side: Side, text: TokenText, own: {text: TokenText, place: number} | null,
  *   values: Float32Array, singles: Float32Array, base: number, chosen: number | null, locked: number, coverage: number,
  *   query: number, key: number, seenAt: (place: number) => number, total: number,
- *   at: (place: number) => number}} Line
+ *   at: (place: number) => number, compared: Compared | null}} Line
  */
 
 /** @typedef {{back: string, ink: string}} Tint */
@@ -25,7 +28,8 @@ import { countSeen } from "../drawing/numbers.js";
  * @param {{query: number, key: number}} pair
  * @returns {Promise<Line>}
  */
-export async function readLine({ selection, source, texts }, { query, key }) {
+export async function readLine(context, { query, key }) {
+  const { selection, source, texts } = context;
   const { recording, side, where, usedUnit: unit } = selection;
   const { keys, queries, offset } = await texts(recording);
   if (side === "to") {
@@ -35,7 +39,8 @@ export async function readLine({ selection, source, texts }, { query, key }) {
     const singles = once(values, keys, unit);
     const seen = countSeen(singles);
     const found = { unit, side, text: keys, own, values, singles, base: 0, chosen, locked: key };
-    const rest = { query, key, keys, queries, offset, coverage: 1, seenAt: () => seen };
+    const compared = await readCompared(context, { ...found, query, key });
+    const rest = { query, key, keys, queries, offset, coverage: 1, seenAt: () => seen, compared };
     return withPlaces({ ...found, ...rest });
   }
   const { values, coverage } = await source.column({ ...where, key });
@@ -47,7 +52,9 @@ export async function readLine({ selection, source, texts }, { query, key }) {
   const singles = once(values, queries, unit);
   const found = { unit, side, text, own, values, singles, base, chosen, locked: base + query };
   const seenAt = (/** @type {number} */ place) => counts[place - base];
-  return withPlaces({ ...found, query, key, keys, queries, offset, coverage, seenAt });
+  const compared = await readCompared(context, { ...found, query, key });
+  const rest = { query, key, keys, queries, offset, coverage, seenAt, compared };
+  return withPlaces({ ...found, ...rest });
 }
 
 /**
@@ -81,11 +88,24 @@ function withPlaces(line) {
  * @returns {Tint | null}
  */
 export function tintOf(line, place, selection, dark) {
+  if (line.compared) return differenceTint(line.compared, place - line.base, selection, dark);
   const value = line.at(place);
   if (Number.isNaN(value)) return null;
   const shown = shownAt(line, place, selection);
   const back = weightColour(shown, colourRange(selection), dark);
   return { back: `rgb(${back.join(" ")})`, ink: inkOn(back) };
+}
+
+/**
+ * @param {Compared} compared
+ * @param {number} n
+ * @param {Selection} selection
+ * @param {boolean} dark
+ * @returns {Tint | null}
+ */
+function differenceTint(compared, n, selection, dark) {
+  const back = differenceColour(compared, n, selection, dark);
+  return back && { back: `rgb(${back.join(" ")})`, ink: inkOn(back) };
 }
 
 /**

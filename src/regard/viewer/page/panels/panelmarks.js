@@ -5,10 +5,12 @@
 /** @typedef {(box: DOMRect) => Box} Placed in the panel */
 
 /**
- * {width, height, marks}, in CSS pixels of the panel's whole content.
+ * {width, height, marks}, in CSS pixels of the panel's whole content; `without`: a selector of what
+ * is left out.
  * @param {HTMLElement} element
+ * @param {string} [without]
  */
-export function panelMarks(element) {
+export function panelMarks(element, without = "") {
   element.classList.add("regard-pictured"); // nothing scrolls
   const origin = element.getBoundingClientRect();
   const [left, top] = [-origin.left, -origin.top];
@@ -19,7 +21,7 @@ export function panelMarks(element) {
   const add = (/** @type {Element} */ parent) => {
     for (const node of parent.childNodes) {
       if (node instanceof Text) marks.push(...wordMarks(node, parent, placed));
-      else if (node instanceof Element && isShown(node)) {
+      else if (node instanceof Element && isShown(node) && !(without && node.matches(without))) {
         marks.push(...boxMarks(node, placed));
         add(node);
       }

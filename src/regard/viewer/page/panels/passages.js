@@ -1,8 +1,16 @@
 // A long text: its strongest places in context, and the whole text as a strip.
 
-import { colourRange, invisiblePixel, pixelTable, weightEntry } from "../drawing/colours.js";
+import {
+  colourRange,
+  colourSpan,
+  entryOf,
+  invisiblePixel,
+  pixelTable,
+  weightEntry,
+} from "../drawing/colours.js";
 import { make, penOf } from "../drawing/dom.js";
-import { countText, timesText, weightText } from "../drawing/numbers.js";
+import { countText, signedText, timesText, weightText } from "../drawing/numbers.js";
+import { sidesText } from "./compared.js";
 import { shownAt } from "./line.js";
 
 /** @import { Selection, Unit } from "../data/selection.js" */
@@ -49,13 +57,16 @@ export function passageOf(line, place, tint) {
  */
 export function passageButton(line, place, tint, label) {
   const weight = Math.exp(line.at(place));
-  const hidden = Number.isNaN(weight);
-  const times = hidden ? "" : `${timesText(weight * line.seenAt(place))} × uniform`;
+  const hidden = Number.isNaN(weight) || Boolean(line.compared?.lacks(place));
+  const uniform = () => `${timesText(weight * line.seenAt(place))} × uniform`;
+  const times = hidden ? "" : line.compared ? sidesText(line, place) : uniform();
+  const number = line.compared?.difference[place - line.base];
+  const text = number === undefined ? weightText(weight) : signedText(number);
   const head = make(
     "span",
     { class: "regard-passage-head" },
     make("span", { text: [countText(place), label, times].filter(Boolean).join(" · ") }),
-    make("b", { text: hidden ? "" : weightText(weight) }),
+    make("b", { text: hidden || Number.isNaN(number ?? 0) ? "" : text }),
   );
   const passage = passageOf(line, place, tint);
   return make("button", { type: "button", class: "regard-place" }, head, passage);
@@ -107,13 +118,14 @@ export class TextStrip {
     const picture = new ImageData(width, height);
     const pixels = new Uint32Array(picture.data.buffer);
     const range = colourRange(selection);
-    const ramp = pixelTable(false, dark);
+    const [ramp, signed] = [pixelTable(false, dark), pixelTable(true, dark)];
+    const span = colourSpan(selection);
     for (let y = 0; y < height; y++) {
       const place = strongestPlace(line, y, height);
       let colour = invisiblePixel(dark);
-      if (place !== null) {
-        colour = ramp[weightEntry(shownAt(line, place, selection), range)];
-      }
+      if (place !== null && line.compared)
+        colour = signed[entryOf(line.compared.difference[place - line.base], -span, span)];
+      else if (place !== null) colour = ramp[weightEntry(shownAt(line, place, selection), range)];
       pixels.fill(colour, y * width, (y + 1) * width);
     }
     const pen = penOf(this.canvas);
@@ -191,9 +203,11 @@ function strongestPlace(line, y, height) {
   const [from, to] = placesOfRow(line.text, y, height);
   /** @type {number | null} */
   let best = null;
+  const size = (/** @type {number} */ place) =>
+    line.compared ? Math.abs(line.compared.difference[place - line.base]) : line.at(place);
   for (let place = from; place < to; place++) {
-    const value = line.at(place);
-    if (!Number.isNaN(value) && (best === null || value > line.at(best))) best = place;
+    const value = size(place);
+    if (!Number.isNaN(value) && (best === null || value > size(best))) best = place;
   }
   return best;
 }

@@ -1,129 +1,131 @@
-// The view as a picture: a PNG, or an SVG with lines and letters that scale.
+// The view as a picture: a PNG of any resolution, or an SVG with lines and letters that scale.
 
 import { ENTRIES, pixelTable } from "../drawing/colours.js";
 import { penOf } from "../drawing/dom.js";
-import { drawMarks, imageNode, MARK_FONT, svgNode, writeMarks } from "../drawing/marks.js";
+import { drawMarks, FILE_FONT, svgNode, writeMarks } from "../drawing/marks.js";
+import { withDensity } from "../drawing/png.js";
+import { PRINTED } from "../map/axes.js";
 import { GUTTER } from "../map/frame.js";
-import { barText } from "./bar.js";
+import { barLabel, barTicks } from "./bar.js";
 import { panelMarks } from "./panelmarks.js";
 
 /** @import { Context } from "../data/selection.js" */
 /** @import { Mark } from "../drawing/marks.js" */
+/** @import { Theme } from "../map/axes.js" */
 /** @import { Frame } from "../map/frame.js" */
 /** @import { HeadMapView } from "../map/map.js" */
 
 /** @typedef {{map: HeadMapView, steps: {element: HTMLElement}}} PictureParts */
 
-const CAPTION = 46; // CSS pixels below
+/**
+ * What is saved: `width` in inches, `dpi` pixels per inch of a PNG, `background` of the paper or of
+ * the page, `marks`: whether the selection, the rings and the cross-hair are drawn too.
+ * @typedef {{kind: "png" | "svg", width: number, dpi: number,
+ *   background: "white" | "transparent" | "page", marks: boolean}} PictureChoices
+ */
+
+/** @typedef {{width: number, height: number, title: string, marks: Mark[]}} Sheet in CSS pixels */
+
+export const INCH = 96; // CSS pixels
+const CAPTION = 62; // CSS pixels below
 const FEW_CELLS = 4096; // are written as rectangles
 const BAR_WIDTH = 160;
+const MOST_PIXELS = 16384; // on a side, of any browser's canvas
 
 /**
- * Saves the view at the screen's resolution: the map with axes and a caption, or the steps.
+ * Saves the view: the map with axes, a colour bar and a caption, or the steps.
+ * @param {Context} context
+ * @param {PictureParts} parts
+ * @param {PictureChoices} choices
+ */
+export async function savePicture(context, parts, choices) {
+  const isMap = context.selection.view === "map";
+  const sheet = isMap ? mapSheet(context, parts.map, choices) : stepsSheet(parts, choices);
+  const paper = { white: "#ffffff", transparent: "", page: parts.map.colours.paper };
+  const fill = paper[choices.background];
+  const blob = await (choices.kind === "svg" ? svgOf : pngOf)(sheet, fill, choices);
+  download(blob, `${fileName(context)}.${choices.kind}`);
+}
+
+/**
+ * Width and height of the picture in CSS pixels.
  * @param {Context} context
  * @param {PictureParts} parts
  */
-export async function savePng(context, parts) {
-  const isMap = context.selection.view === "map";
-  const canvas = isMap ? mapCanvas(context, parts.map) : stepsCanvas(parts);
+export function sizeShown({ selection }, { map, steps }) {
+  if (selection.view === "map") return pictureSize(map);
+  const { width, height } = panelMarks(steps.element);
+  return { width, height };
+}
+
+/**
+ * @param {Sheet} sheet
+ * @param {string} fill
+ * @param {PictureChoices} choices
+ */
+async function pngOf({ width, height, marks }, fill, choices) {
+  const scale = (choices.width * choices.dpi) / width;
+  const canvas = document.createElement("canvas");
+  [canvas.width, canvas.height] = [Math.round(width * scale), Math.round(height * scale)];
+  if (Math.max(canvas.width, canvas.height) > MOST_PIXELS)
+    throw new RangeError("more than 16,384 pixels on a side; take a smaller width or fewer dpi");
+  const pen = penOf(canvas);
+  if (fill) {
+    pen.fillStyle = fill;
+    pen.fillRect(0, 0, canvas.width, canvas.height);
+  }
+  pen.scale(scale, scale);
+  drawMarks(pen, marks);
   /** @type {Blob | null} */
   const blob = await new Promise((done) => canvas.toBlob(done, "image/png"));
-  if (!blob) throw new Error("The picture is too large for this browser.");
-  download(blob, `${fileName(context)}.png`);
+  if (!blob) throw new RangeError("too large for this browser; take a smaller width or fewer dpi");
+  return withDensity(blob, choices.dpi);
 }
 
 /**
- * Saves the same as SVG.
- * @param {Context} context
- * @param {PictureParts} parts
+ * @param {Sheet} sheet
+ * @param {string} fill
+ * @param {PictureChoices} choices
  */
-export async function saveSvg(context, parts) {
-  const isMap = context.selection.view === "map";
-  const svg = isMap ? mapSvg(context, parts.map) : stepsSvg(parts);
-  const text = new XMLSerializer().serializeToString(svg);
-  download(new Blob([text], { type: "image/svg+xml" }), `${fileName(context)}.svg`);
-}
-
-/** @param {PictureParts} parts */
-function stepsCanvas({ map, steps }) {
-  const { width, height, marks } = panelMarks(steps.element);
-  const ratio = devicePixelRatio || 1;
-  const canvas = document.createElement("canvas");
-  [canvas.width, canvas.height] = [Math.round(width * ratio), Math.round(height * ratio)];
-  const paint = penOf(canvas);
-  paint.scale(ratio, ratio);
-  paint.fillStyle = map.colours.paper;
-  paint.fillRect(0, 0, width, height);
-  drawMarks(paint, marks);
-  return canvas;
-}
-
-/** @param {PictureParts} parts */
-function stepsSvg({ map, steps }) {
-  const { width, height, marks } = panelMarks(steps.element);
-  const title = steps.element.querySelector("h2")?.textContent ?? "Steps";
-  const svg = emptySvg(width, height, title, map.colours.paper);
-  writeMarks(svg, marks);
-  return svg;
-}
-
-/**
- * @param {number} width
- * @param {number} height
- * @param {string} title
- * @param {string} paper
- */
-function emptySvg(width, height, title, paper) {
+async function svgOf({ width, height, title, marks }, fill, choices) {
+  const size = { width: `${choices.width}in`, height: `${(choices.width * height) / width}in` };
   const viewBox = `0 0 ${width} ${height}`;
-  const svg = svgNode("svg", { width, height, viewBox, "font-family": MARK_FONT });
-  svg.append(svgNode("title", {}, title), svgNode("rect", { width, height, fill: paper }));
-  return svg;
+  const svg = svgNode("svg", { ...size, viewBox, "font-family": FILE_FONT });
+  svg.append(svgNode("title", {}, title));
+  if (fill) svg.append(svgNode("rect", { width, height, fill }));
+  writeMarks(svg, marks);
+  return new Blob([new XMLSerializer().serializeToString(svg)], { type: "image/svg+xml" });
+}
+
+/**
+ * @param {PictureParts} parts
+ * @param {PictureChoices} choices
+ * @returns {Sheet}
+ */
+function stepsSheet({ steps }, { marks: isMarked }) {
+  const title = steps.element.querySelector("h2")?.textContent ?? "Steps";
+  return { title, ...panelMarks(steps.element, isMarked ? "" : ".regard-outlines") };
 }
 
 /**
  * @param {Context} context
  * @param {HeadMapView} map
+ * @param {PictureChoices} choices
+ * @returns {Sheet}
  */
-function mapCanvas(context, map) {
-  const ratio = map.frames[0].size.ratio;
+function mapSheet(context, map, { kind, background, marks: isMarked }) {
   const { width, height, offsets } = pictureSize(map);
-  const canvas = document.createElement("canvas");
-  canvas.width = Math.round(width * ratio);
-  canvas.height = Math.round(height * ratio);
-  const paint = penOf(canvas);
-  paint.fillStyle = map.colours.paper;
-  paint.fillRect(0, 0, canvas.width, canvas.height);
-  map.shown.forEach((frame, n) => {
-    const left = Math.round((offsets[n] + GUTTER.left) * ratio);
-    paint.setTransform(1, 0, 0, 1, 0, 0);
-    paint.drawImage(frame.cells, left, Math.round(GUTTER.top * ratio));
-    paint.setTransform(ratio, 0, 0, ratio, left - GUTTER.left * ratio, 0);
-    drawMarks(paint, map.marksOf(frame));
-  });
-  paint.setTransform(ratio, 0, 0, ratio, 0, 0);
-  drawMarks(paint, captionMarks(context, map, height));
-  paint.drawImage(barCanvas(map), GUTTER.left, height - 16, BAR_WIDTH, 8);
-  return canvas;
-}
-
-/**
- * Cells as rectangles where they are few, else as one embedded picture.
- * @param {Context} context
- * @param {HeadMapView} map
- */
-function mapSvg(context, map) {
-  const { width, height, offsets } = pictureSize(map);
-  const svg = emptySvg(width, height, map.caption.textContent ?? "", map.colours.paper);
-  map.shown.forEach((frame, n) => {
-    const group = svgNode("g", { transform: `translate(${offsets[n]} 0)` });
-    group.append(...cellNodes(frame));
-    writeMarks(group, map.marksOf(frame));
-    svg.append(group);
-  });
-  writeMarks(svg, captionMarks(context, map, height));
-  const bar = { x: GUTTER.left, y: height - 16, width: BAR_WIDTH, height: 8 };
-  svg.append(imageNode(barCanvas(map), bar));
-  return svg;
+  const isPage = background === "page";
+  const [theme, dark] = isPage ? [map.colours, map.dark] : [PRINTED, false];
+  const ofFrame = (/** @type {Frame} */ frame) => [
+    ...cellMarks(frame, kind),
+    ...map.marksOf(frame, theme, isMarked),
+  ];
+  const marks = map.inColours(dark, () =>
+    map.shown.flatMap((frame, n) => ofFrame(frame).map((mark) => moved(mark, offsets[n]))),
+  );
+  marks.push(...captionMarks(context, map, theme, height), ...barMarks(context, map, theme, dark));
+  return { width, height, title: map.caption.textContent ?? "", marks };
 }
 
 /** @param {HeadMapView} map */
@@ -134,74 +136,125 @@ function pictureSize(map) {
     width += Math.ceil(GUTTER.left + frame.size.width / frame.size.ratio) + 8;
     return offset;
   });
+  return { width, height: foot(map) + CAPTION, offsets };
+}
+
+/**
+ * Where the map ends and its caption begins.
+ * @param {HeadMapView} map
+ */
+function foot(map) {
   const { height, ratio } = map.frames[0].size;
-  return { width, height: Math.ceil(GUTTER.top + height / ratio) + CAPTION, offsets };
+  return Math.ceil(GUTTER.top + height / ratio);
+}
+
+/**
+ * A mark of a frame that stands further to the right.
+ * @param {Mark} mark
+ * @param {number} by
+ * @returns {Mark}
+ */
+function moved(mark, by) {
+  return mark.kind === "line"
+    ? { ...mark, x1: mark.x1 + by, x2: mark.x2 + by }
+    : { ...mark, x: mark.x + by };
 }
 
 /**
  * @param {Context} context
  * @param {HeadMapView} map
+ * @param {Theme} theme
  * @param {number} height
  * @returns {Mark[]}
  */
-function captionMarks({ selection }, map, height) {
+function captionMarks({ selection }, map, theme, height) {
   const { model, name } = selection.recordingFacts;
-  const style = /** @type {const} */ ({ kind: "text", size: 11 });
-  const look = { ...style, x: GUTTER.left, colour: map.colours.soft };
-  const said = [name, name === model ? "" : model, map.caption.textContent];
+  const lacking = selection.compare ? map.says.textContent : "";
+  const said = [name, name === model ? "" : model, map.caption.textContent, lacking];
+  const text = said.filter((part) => part).join(" · ");
+  const y = height - CAPTION + 20;
+  return [{ kind: "text", size: 11, x: GUTTER.left, y, colour: theme.soft, text }];
+}
+
+/**
+ * The colour bar with its ticks.
+ * @param {Context} context
+ * @param {HeadMapView} map
+ * @param {Theme} theme
+ * @param {boolean} dark
+ * @returns {Mark[]}
+ */
+function barMarks({ selection }, map, theme, dark) {
   const signed = Boolean(map.frames[0].other);
+  const box = { x: GUTTER.left, y: foot(map) + 30, width: BAR_WIDTH, height: 8 };
+  const [end, colour] = [box.y + box.height, theme.soft];
+  const ticks = barTicks(selection, signed).flatMap(({ at, text }) => {
+    const x = box.x + at * BAR_WIDTH;
+    return /** @type {Mark[]} */ ([
+      { kind: "line", x1: x, x2: x, y1: end, y2: end + 3, colour },
+      { kind: "text", x, y: end + 13, size: 9, align: "middle", colour, text },
+    ]);
+  });
+  const text = barLabel(selection, signed);
+  const canvas = barCanvas(signed, dark);
   return [
-    { ...look, y: height - 26, text: said.filter((part) => part).join(" · ") },
-    { ...look, y: height - 8, x: GUTTER.left + BAR_WIDTH + 10, text: barText(selection, signed) },
+    { kind: "image", ...box, canvas },
+    { kind: "box", ...box, line: theme.line },
+    ...ticks,
+    { kind: "text", size: 11, x: box.x + BAR_WIDTH + 16, y: end, colour, text },
   ];
 }
 
-/** @param {HeadMapView} map */
-function barCanvas(map) {
+/**
+ * @param {boolean} signed
+ * @param {boolean} dark
+ */
+function barCanvas(signed, dark) {
   const canvas = document.createElement("canvas");
   [canvas.width, canvas.height] = [ENTRIES, 1];
   const image = new ImageData(ENTRIES, 1);
-  new Uint32Array(image.data.buffer).set(pixelTable(Boolean(map.frames[0].other), map.dark));
+  new Uint32Array(image.data.buffer).set(pixelTable(signed, dark));
   penOf(canvas).putImageData(image, 0, 0);
   return canvas;
 }
 
-/** @param {Frame} frame */
-function cellNodes(frame) {
+/**
+ * Cells: in an SVG rectangles where they are few, else one embedded picture.
+ * @param {Frame} frame
+ * @param {"png" | "svg"} kind
+ * @returns {Mark[]}
+ */
+function cellMarks(frame, kind) {
   const { size, view } = frame;
   const [columns, rows] = [runsOf(frame.columns), runsOf(frame.rows)];
-  if (view.level > 0 || columns.length * rows.length > FEW_CELLS) {
-    const box = {
-      x: GUTTER.left,
-      y: GUTTER.top,
-      width: size.width / size.ratio,
-      height: size.height / size.ratio,
-    };
-    return [imageNode(frame.cells, box)];
+  const [right, bottom] = [size.width / size.ratio, size.height / size.ratio];
+  const isPicture = kind === "png" || view.level > 0 || frame.alignment !== null;
+  if (isPicture || columns.length * rows.length > FEW_CELLS) {
+    const box = { x: GUTTER.left, y: GUTTER.top, width: right, height: bottom };
+    return [{ kind: "image", ...box, canvas: copied(frame.cells) }];
   }
-  /** @type {(start: number, bin: number, from: number) => number} */
-  const edge = (start, bin, from) => Math.max(0, ((bin - start) * view.zoom) / size.ratio) + from;
+  /** @type {(start: number, bin: number, end: number) => number} */
+  const edge = (start, bin, end) =>
+    Math.max(0, Math.min(end, ((bin - start) * view.zoom) / size.ratio));
   return rows.flatMap((row) =>
     columns.map((column) => {
       const pixel = frame.pixels[row.from * size.width + column.from];
       const [r, g, b] = [pixel & 255, (pixel >> 8) & 255, (pixel >> 16) & 255];
-      const [x, y] = [edge(view.x, column.bin, GUTTER.left), edge(view.y, row.bin, GUTTER.top)];
-      const right = Math.min(
-        edge(view.x, column.bin + 1, GUTTER.left),
-        GUTTER.left + size.width / size.ratio,
-      );
-      const bottom = Math.min(
-        edge(view.y, row.bin + 1, GUTTER.top),
-        GUTTER.top + size.height / size.ratio,
-      );
-      const box = { x, y, width: right - x, height: bottom - y };
-      return svgNode("rect", {
-        ...box,
-        fill: `rgb(${r},${g},${b})`,
-        "shape-rendering": "crispEdges",
-      });
+      const [x, y] = [edge(view.x, column.bin, right), edge(view.y, row.bin, bottom)];
+      const width = edge(view.x, column.bin + 1, right) - x;
+      const height = edge(view.y, row.bin + 1, bottom) - y;
+      const box = { x: x + GUTTER.left, y: y + GUTTER.top, width, height };
+      return { kind: "box", ...box, colour: `rgb(${r},${g},${b})`, crisp: true };
     }),
   );
+}
+
+/** @param {HTMLCanvasElement} cells */
+function copied(cells) {
+  const canvas = document.createElement("canvas");
+  [canvas.width, canvas.height] = [cells.width, cells.height];
+  penOf(canvas).drawImage(cells, 0, 0);
+  return canvas;
 }
 
 /**

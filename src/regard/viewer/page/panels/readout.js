@@ -3,6 +3,7 @@
 import { unlessSaid } from "../data/watch.js";
 import { make } from "../drawing/dom.js";
 import { countSeen, countText, weightWords } from "../drawing/numbers.js";
+import { otherPairWords } from "./compared.js";
 import { once } from "./line.js";
 
 /** @import { Changed, Compare, Context, Fields } from "../data/selection.js" */
@@ -32,7 +33,7 @@ const WORDS = {
   compare: { "": "no comparison", side: "side by side", difference: "difference" },
 };
 /** @type {(keyof Fields)[]} */
-const PAIR = ["recording", "layer", "head", "query", "key", "first", "unit"];
+const PAIR = ["recording", "layer", "head", "query", "key", "first", "unit", "compare", "other"];
 
 // {element, say(text), aside(text)}: the last message, and beside it the progress.
 export function makeReadout() {
@@ -80,12 +81,14 @@ export function describeChanges(context) {
  * @param {number} query
  * @param {number} key
  */
-async function pairWords({ selection, source, texts }, query, key) {
+async function pairWords(context, query, key) {
+  const { selection, source, texts } = context;
   const { recording, where, usedUnit: unit } = selection;
   const found = await texts(recording);
   const { values } = await source.row({ ...where, query });
   const seen = countSeen(once(values, found.keys, unit));
-  return pairText({ ...found, unit }, { query, key, value: values[key], seen });
+  const pair = { query, key, value: values[key], seen };
+  return pairText({ ...found, unit }, pair) + (await otherPairWords(context, query, key));
 }
 
 /**

@@ -4,7 +4,8 @@ import { lookAt, lookFrom } from "../data/choose.js";
 import { unlessSaid } from "../data/watch.js";
 import { watchTheme } from "../drawing/colours.js";
 import { make, makeSwitch } from "../drawing/dom.js";
-import { countText, largest, timesText, weightText } from "../drawing/numbers.js";
+import { countText, largest, signedText, timesText, weightText } from "../drawing/numbers.js";
+import { placesThatDiffer, sidesText, signColour } from "./compared.js";
 import { readLine, tintOf } from "./line.js";
 import { passageButton, passageOf, TextStrip } from "./passages.js";
 import { pairText } from "./readout.js";
@@ -30,6 +31,9 @@ const CHANGES = [
   "key",
   "first",
   "unit",
+  "compare",
+  "other",
+  "span",
   "side",
   "scale",
   "low",
@@ -162,7 +166,8 @@ class TextPanel {
   #paintField(line, tint) {
     const { boundary } = this.selection.recordingFacts;
     this.field.fill(line.text, line.own && line.side === "by" ? null : boundary);
-    this.field.paint(tint, line.chosen, line.locked, line.unit);
+    const lacks = (/** @type {number} */ place) => line.compared?.lacks(place) ?? false;
+    this.field.paint(tint, line.chosen, line.locked, { unit: line.unit, lacks });
     this.field.mark(this.hits, this.hit);
     const low = line.side === "to" && this.selection.layerFacts.causal;
     if (!this.hit) this.field.show(line.chosen ?? line.locked, low);
@@ -177,7 +182,8 @@ class TextPanel {
     const named = `“${text.label(place, 24, line.unit)}”`;
     const token = long ? `token ${countText(place)} ${named}` : named;
     const does = line.side === "to" ? "attends to" : "is attended by";
-    this.title.textContent = `Text · what ${token} ${does}`;
+    const how = line.compared ? ", and how that differs" : "";
+    this.title.textContent = `Text · what ${token} ${does}${how}`;
     this.own.hidden = line.own === null;
     if (line.own === null) return;
     const label = `The ${line.side === "to" ? "query" : "key"}, in its own text: `;
@@ -189,12 +195,16 @@ class TextPanel {
    * @param {number[]} places
    */
   #bars(line, places) {
-    const most = Math.exp(line.at(places[0]));
+    const sizeOf = (/** @type {number} */ place) => Math.abs(numberOf(line, place));
+    const most = places.length ? sizeOf(places[0]) : 0;
     return places.map((place) => {
-      const weight = Math.exp(line.at(place));
+      const weight = numberOf(line, place);
       const fill = make("span", { class: "regard-bar" });
-      fill.style.setProperty("--part", String(most > 0 ? weight / most : 0));
-      const times = `${timesText(weight * line.seenAt(place))} ×`;
+      fill.style.setProperty("--part", String(most > 0 ? sizeOf(place) / most : 0));
+      if (line.compared) fill.style.setProperty("--bar", signColour(weight, this.dark));
+      const [text, times, title] = line.compared
+        ? [signedText(weight), sidesText(line, place), "this head − the other"]
+        : [weightText(weight), `${timesText(weight * line.seenAt(place))} ×`, "times uniform"];
       const button = make(
         "button",
         { type: "button", class: "regard-bar-row" },
@@ -205,8 +215,8 @@ class TextPanel {
         }),
         make("span", { class: "regard-bar-place", text: countText(place) }),
         fill,
-        make("span", { class: "regard-bar-weight", text: weightText(weight) }),
-        make("span", { class: "regard-bar-times", text: times, title: "times uniform" }),
+        make("span", { class: "regard-bar-weight", text }),
+        make("span", { class: "regard-bar-times", text: times, title }),
       );
       return this.#listed(line, button, place);
     });
@@ -342,14 +352,38 @@ class TextPanel {
 }
 
 /**
+ * The number that a place is listed with: its weight, or how that differs.
+ * @param {Line} line
+ * @param {number} place
+ */
+function numberOf(line, place) {
+  return line.compared ? line.compared.difference[place - line.base] : Math.exp(line.at(place));
+}
+
+/**
  * The strongest places whose weight four decimals can show, strongest first.
  * @param {Line} line
  */
 function placesOf(line) {
+  if (line.compared)
+    return placesThatDiffer(line.compared, PLACES, LEAST).map((n) => n + line.base);
   const found = largest(line.singles, PLACES).filter((n, rank) => {
     return rank === 0 || Math.exp(line.values[n]) >= LEAST;
   });
   return found.map((n) => n + line.base);
+}
+
+/**
+ * @param {Line} line
+ * @param {number} count of the places listed
+ */
+function differenceWords({ compared, values, base }, count) {
+  const lacking = values.reduce((sum, _, n) => sum + Number(compared?.lacks(base + n)), 0);
+  if (lacking === values.length) return "It has no counterpart in the other text.";
+  const words = lacking
+    ? ` ${countText(lacking)} ${lacking === 1 ? "token has" : "tokens have"} no counterpart.`
+    : "";
+  return (count ? "Weight here − weight there." : "No weight differs.") + words;
 }
 
 /**
@@ -358,6 +392,7 @@ function placesOf(line) {
  * @param {number[]} places
  */
 function massWords(line, places) {
+  if (line.compared) return differenceWords(line, places.length);
   const shown = places.reduce((sum, place) => sum + Math.exp(line.at(place)), 0);
   const read = line.coverage < 1 ? ` ${Math.round(100 * line.coverage)} % of the rows read.` : "";
   if (!places.length)

@@ -84,14 +84,16 @@ export class TokenField {
    * @param {(place: number) => Tint | null} tint
    * @param {number | null} chosen
    * @param {number} locked
-   * @param {Unit} unit
+   * @param {{unit: Unit, lacks: (place: number) => boolean}} how by tokens or by words, and which
+   *   tokens have no counterpart
    */
-  paint(tint, chosen, locked, unit) {
+  paint(tint, chosen, locked, { unit, lacks }) {
     const [own, other] = [chosen, locked].map((end) =>
       end === null ? [] : range(...(this.text?.span(end, unit) ?? [end, end])),
     );
     this.nodes.forEach((node, place) => {
       const found = tint(place);
+      node.classList.toggle("regard-lacking", lacks(place));
       node.classList.toggle("regard-unseen", found === null);
       node.style.setProperty("--back", found?.back ?? "transparent");
       node.style.setProperty("--on", found?.ink ?? "");

@@ -1,0 +1,172 @@
+"""The dialog that saves a picture: its choices, read from the files."""
+
+import io
+import re
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from viewer.map_page import constant
+from viewer.pages import is_chosen, saved, spoken
+
+ACCENT, FOCUS = (168, 18, 58), (20, 88, 184)  # of selection and rings, on white paper
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.fixture
+def show(serve, open_page):
+    """Opens a recording with a chosen pair: ``show("scale=log", **page options)``."""
+
+    def start(more="", recording=None, **options):
+        found = spoken() if recording is None else recording
+        page = open_page(f"{serve(found)}#L0H1&query=6&key=3&{more}", **options)
+        is_chosen(page, 6, 3)
+        page.locator(".regard-pairs button").first.wait_for(state="attached")
+        return page
+
+    return start
+
+
+def pictured(data):
+    found = Image.open(io.BytesIO(data))
+    return found.info["dpi"][0], np.array(found.convert("RGBA")).astype(int)
+
+
+def has(pixels, colour):
+    return (np.abs(pixels[..., :3] - colour).max(-1) <= 2).any()
+
+
+def texts(drawn):
+    return [node.text for node in drawn.iter(f"{SVG}text")]
+
+
+def test_a_png_has_the_width_and_the_resolution_that_are_asked_for(show):
+    page = show()
+    heights = []
+    for dpi in (100, 250):
+        data, name = saved(page, "PNG", width=4, dpi=dpi)
+        found, pixels = pictured(data)
+        assert name == "spoken-L0H1.png"
+        assert found == pytest.approx(dpi, abs=0.02)
+        assert pixels.shape[1] == 4 * dpi
+        heights.append(pixels.shape[0])
+    assert heights[1] == pytest.approx(2.5 * heights[0], abs=3)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_paper_is_white_and_nothing_is_marked_unless_that_is_chosen(show, scheme):
+    page = show(color_scheme=scheme)
+    before = page.locator(".regard-map-cells").first.screenshot()
+    _, pixels = pictured(saved(page, "PNG", dpi=96)[0])
+    assert (pixels[..., 3] == 255).all()
+    assert pixels[2, 2, :3].tolist() == [255, 255, 255]
+    assert has(pixels, constant("INVISIBLE")["light"])  # masked cells are those of light paper
+    assert not has(pixels, ACCENT)
+    assert not has(pixels, FOCUS)
+    _, marked = pictured(saved(page, "PNG", marks=True)[0])
+    assert has(marked, ACCENT)
+    assert has(marked, FOCUS)
+    page.mouse.move(1, 1)
+    assert page.locator(".regard-map-cells").first.screenshot() == before
+
+
+def test_the_background_may_be_left_out_or_be_that_of_the_page(show):
+    page = show(color_scheme="dark")
+    _, pixels = pictured(saved(page, "PNG", background="transparent")[0])
+    assert pixels[2, 2, 3] == 0
+    assert (pixels[..., 3] == 255).any()
+    _, pixels = pictured(saved(page, "PNG", background="page")[0])
+    assert pixels[2, 2, :3].tolist() == [22, 21, 29]
+    assert has(pixels, constant("INVISIBLE")["dark"])
+    clear = ElementTree.fromstring(saved(page, "SVG", background="transparent")[0])
+    white = ElementTree.fromstring(saved(page, "SVG", background="white")[0])
+    papers = [drawn.find(f"{SVG}rect[@fill='#ffffff']") for drawn in (clear, white)]
+    assert [paper is not None for paper in papers] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("scale", "ticks", "label"),
+    [
+        ("linear", ["0", "20", "40", "60", "80", "100"], "weight, %"),
+        ("log", ["0.001", "0.01", "0.1", "1", "10", "100"], "weight, %"),
+        ("uniform", ["0.01", "0.1", "1", "10", "100"], "weight, times uniform"),
+        ("linear&low=0.1&high=0.4", ["10", "20", "30", "40"], "weight, %"),
+    ],
+)
+def test_the_colour_bar_has_ticks(show, scale, ticks, label):
+    drawn = ElementTree.fromstring(saved(show(f"scale={scale}"), "SVG")[0])
+    found = [node for node in drawn.iter(f"{SVG}text") if node.get("font-size") == "9"]
+    assert [node.text for node in found] == ticks
+    places = [float(node.get("x")) for node in found]
+    assert np.allclose(np.diff(places), np.diff(places)[0], atol=0.02)
+    assert label in texts(drawn)
+
+
+def test_a_difference_has_ticks_on_both_sides_of_0(show):
+    drawn = ElementTree.fromstring(saved(show("compare=difference&other=L0H0"), "SVG")[0])
+    found = [node.text for node in drawn.iter(f"{SVG}text") if node.get("font-size") == "9"]
+    assert found == ["−0.4", "−0.2", "0", "0.2", "0.4"]
+    assert "difference of the weights" in texts(drawn)
+
+
+def test_an_svg_has_its_size_and_fonts_that_its_readers_have(show):
+    page = show()
+    drawn = ElementTree.fromstring(saved(page, "SVG", width=3.5)[0])
+    assert drawn.get("width") == "3.5in"
+    _, _, width, height = map(float, drawn.get("viewBox").split())
+    assert float(drawn.get("height")[:-2]) == pytest.approx(3.5 * height / width)
+    fonts = re.split(", ?", drawn.get("font-family"))
+    assert fonts[0] == "Helvetica"
+    assert fonts[-1] == "sans-serif"
+    assert not {"system-ui", '"Segoe UI"'} & set(fonts)
+    assert "\u2068slept\u2069" in texts(drawn)
+    assert not list(drawn.iter(f"{SVG}circle"))
+    assert not drawn.findall(".//*[@stroke='#a8123a']")
+    marked = ElementTree.fromstring(saved(page, "SVG", marks=True)[0])
+    assert list(marked.iter(f"{SVG}circle"))
+    assert marked.findall(".//*[@stroke='#a8123a']")
+
+
+def test_what_cannot_be_saved_is_said(show):
+    page = show()
+    page.get_by_role("button", name="Export…").click()
+    dialog = page.get_by_role("dialog", name="Export a picture")
+    dialog.get_by_label("pixels per inch").fill("30000")
+    dialog.get_by_role("button", name="Save").click()
+    told = dialog.get_by_role("status")
+    assert told.inner_text().startswith("Not saved: more than 16,384 pixels on a side")
+    for wrong in ("", "0", "-3"):
+        dialog.get_by_label("pixels per inch").fill(wrong)
+        assert dialog.get_by_role("button", name="Save").is_disabled()
+    dialog.get_by_label("pixels per inch").fill("96")
+    assert re.fullmatch(r"[\d,]+ × [\d,]+ pixels", told.inner_text())
+    page.keyboard.press("Escape")
+    assert not dialog.is_visible()
+
+
+def test_an_exported_page_saves_pictures_too(open_page, tmp_path):
+    spoken().export(tmp_path / "page.html")
+    page = open_page((tmp_path / "page.html").as_uri() + "#L0H1&query=6&key=3", offline=True)
+    is_chosen(page, 6, 3)
+    dpi, pixels = pictured(saved(page, "PNG", width=2, dpi=150)[0])
+    assert (round(dpi), pixels.shape[1]) == (150, 300)
+
+
+def test_dark_steps_are_saved_in_the_colours_of_the_page(show):
+    page = show("view=steps", color_scheme="dark")
+    page.get_by_role("button", name="Export…").click()
+    assert not page.get_by_label("background").is_visible()
+    page.keyboard.press("Escape")
+    _, pixels = pictured(saved(page, "PNG", dpi=96)[0])
+    assert pixels[2, 2, :3].tolist() == [22, 21, 29]
+
+
+def test_steps_leave_out_the_chosen_cell_unless_it_is_asked_for(show):
+    page = show("view=steps")
+    plain, marked = (
+        ElementTree.fromstring(saved(page, "SVG", marks=marks)[0]) for marks in (False, True)
+    )
+    boxes = [len([n for n in x.iter(f"{SVG}rect") if n.get("stroke")]) for x in (plain, marked)]
+    assert boxes[0] < boxes[1]
