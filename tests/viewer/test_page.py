@@ -171,7 +171,7 @@ def test_the_tab_key_reaches_everything(show):
     for name in (
         "Map", "Steps", "layer", "head", "compare", "Export",
         "Keys", "order", "this pair in every head", "L0H1, ", "attends to", "attended by",
-        "Search the text", "scores, 8 × 8", "weights, 8 × 8", "output, 8 × 8", " it",
+        "Search the text", "masked, 8 × 8", "weights, 8 × 8", "output, 8 × 8", " it",
     ):  # fmt: skip
         assert name in names, name
     assert all(ring != "none" for name, ring in seen if len(name) < 500)
