@@ -15,11 +15,14 @@ MAX_BYTES = 512_000_000
 
 
 class HeadPlace(NamedTuple):
-    """A head, by the places of recording, layer and head, and whether it is read by words."""
+    """A head, or several for their mean, by the places of recording, layer and head.
+
+    ``by_words``: whether it is read by words.
+    """
 
     recording: int
     layer: int
-    head: int
+    head: int | tuple[int, ...]
     by_words: bool = False
 
 

@@ -31,7 +31,8 @@ export function wordsOfBin({ selection }, frame, row, column, texts) {
   if (level === 0) return `${place}   ${pairWeight(value, frame.seenBy(row, 0))}`;
   if (Number.isNaN(value)) return `${place}   masked`;
   const weight = weightText(Math.exp(value));
-  return `${place}   ${selection.plane === "mass" ? "mass" : "strongest"} ${weight}`;
+  const strongest = frame.where.heads ? "mean of each head's strongest" : "strongest";
+  return `${place}   ${selection.plane === "mass" ? "mass" : strongest} ${weight}`;
 }
 
 /**
@@ -51,7 +52,7 @@ export function exactWordsOfBin(context, frame, row, column, texts, found) {
   const weight = weightText(Math.exp(logWeight));
   const from = namedQuery(frame, query, texts);
   const pair = `${from} → ${namedKey(key, texts)} = ${weight}   (click: go there)`;
-  const isStrongest = context.selection.plane === "max" && !frame.other;
+  const isStrongest = context.selection.plane === "max" && !frame.other && !frame.where.heads;
   const place = placeOfBin(frame, row, column, texts);
   return `${isStrongest ? place : words}   strongest: ${pair}`;
 }
@@ -139,7 +140,8 @@ function named(position, index, tokens, unit) {
 function differenceWords(frame, other, row, column) {
   const [one, compared] = [frame.valueAt(row, column), frame.otherValueAt(row, column)];
   /** @type {(where: Place, facts: FrameFacts) => string} */
-  const name = ({ head }, { layer }) => `L${layer.number}H${layer.head_numbers[head]}`;
+  const name = ({ head, heads }, { layer }) =>
+    heads ? "mean" : `L${layer.number}H${layer.head_numbers[head]}`;
   const words = (/** @type {number | undefined} */ value) =>
     value === undefined ? "…" : Number.isNaN(value) ? "masked" : weightText(Math.exp(value));
   const own = `${name(frame.where, frame.facts)} ${words(one)}`;

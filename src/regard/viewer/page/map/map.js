@@ -11,6 +11,7 @@ import { watchTheme } from "../drawing/colours.js";
 import { make, penOf } from "../drawing/dom.js";
 import { drawMarks } from "../drawing/marks.js";
 import { frameMarks, spanOf, themeOf } from "./axes.js";
+import { listenToAxes } from "./axispointer.js";
 import { captionOf, frameName, progressText } from "./caption.js";
 import { Frame, GUTTER } from "./frame.js";
 import { exactWordsOfBin, wordsOfBin, wordsOfTokens } from "./hover.js";
@@ -36,7 +37,7 @@ import { shownRange } from "./shown.js";
 const EXACT_MS = 80; // the pointer rests before the exact pair of a bin is looked for
 const SAY_MS = 2500; // between two words on progress
 /** @type {(keyof Fields)[]} */
-const MARKED = ["query", "key", "side"]; // fields that leave the cells as they are
+const MARKED = ["query", "queries", "key", "side"]; // fields that leave the cells as they are
 
 export class HeadMapView {
   /** @param {Context} context */
@@ -83,7 +84,10 @@ export class HeadMapView {
       body,
     );
     this.element.dataset.idle = "false";
-    for (const frame of this.frames) listenToPointer(frame, this);
+    for (const frame of this.frames) {
+      listenToPointer(frame, this);
+      listenToAxes(frame, context);
+    }
     this.stage.addEventListener("keydown", (event) => this.#homeOrEnd(event));
     this.dark = watchTheme(context.ended, (dark) => {
       this.dark = dark;
@@ -304,7 +308,8 @@ export class HeadMapView {
     const { queries, keys } = frame.extent;
     const query = selection.query !== null && selection.query < queries ? selection.query : null;
     const key = selection.key !== null && selection.key < keys ? selection.key : null;
-    return frameMarks(layout, texts, { query, key, rings }, this.colours);
+    const several = selection.queries ? selection.queryParts : [];
+    return frameMarks(layout, texts, { query, several, key, rings }, this.colours);
   }
 
   /**
@@ -365,8 +370,8 @@ export class HeadMapView {
     frames[0].title.textContent = frameName(this.context, frames[0].where);
     frames[1].title.textContent = frameName(this.context, frames[1].where);
     for (const frame of this.shown) this.#needTexts(frame.where.recording);
-    this.links.element.hidden = Boolean(frames[0].other);
-    this.links.update();
+    this.links.element.hidden = Boolean(frames[0].other || where.heads);
+    if (!where.heads) this.links.update();
     this.#tellRole().catch(unlessSaid);
     this.schedule(!changed || [...changed].some((name) => !MARKED.includes(name)));
   }
@@ -375,9 +380,10 @@ export class HeadMapView {
   async #tellRole() {
     const { where, compare, first } = this.selection;
     const name = headName(where);
+    const isNone = Boolean(compare || first || where.heads);
     if (this.says.dataset.of !== name || compare) this.says.textContent = this.says.title = "";
     this.says.dataset.of = name;
-    if (compare || first) return;
+    if (isNone) return;
     await this.context.drawn;
     const { says } = await this.context.source.roles(where.recording);
     const { selection } = this;

@@ -3,6 +3,7 @@
 
 import { dropOldest, TILE } from "../data/source.js";
 import { AttentionHead } from "./attention.js";
+import { MeanHead, MeanRowWork, MeanTileWork } from "./mean.js";
 import { LocalParameters } from "./parameters.js";
 import { LATER, LocalTurns, SOON } from "./turns.js";
 import { unpackedArray } from "./unpack.js";
@@ -14,7 +15,7 @@ import { ColumnWork, HeadsWork, LinksWork, TileWork, VisibleWork } from "./work.
 /** @import { Priority } from "./turns.js" */
 /** @import { Dtype } from "./unpack.js" */
 /** @import { WordStarts } from "./words.js" */
-/** @import { Head, RowWork } from "./work.js" */
+/** @import { Head, HeadRows, RowWork } from "./work.js" */
 
 /**
  * An array of the file: the name of the text that holds it, and what it is.
@@ -121,17 +122,16 @@ class LocalAnswers {
     // The share of several tokens is what they have, whatever words they are of.
     const isShare = plane === "mass" && level > 0;
     const unit = isShare ? "token" : parameters.unit;
-    const head = await this.#headOf(parameters, unit);
+    const heads = await this.#headsOf(parameters, unit);
     const tiles = (/** @type {number} */ count) => Math.ceil(count / (TILE * 2 ** level));
     const row = parameters.number("row", tiles(parameters.facts.queries));
     const column = parameters.number("column", tiles(parameters.facts.tokens));
-    const name = `tile ${parameters.head()} ${unit} ${level} ${row} ${column}`;
-    const work = await this.#worked(
-      name,
-      () => new TileWork(head, level, row, column),
-      SOON,
-      signal,
-    );
+    const name = `tile ${parameters.heads()} ${unit} ${level} ${row} ${column}`;
+    const make = () => {
+      const works = heads.map((head) => new TileWork(head, level, row, column));
+      return works.length > 1 ? new MeanTileWork(works) : works[0];
+    };
+    const work = await this.#worked(name, make, SOON, signal);
     return { value: work.picture(plane), coverage: work.coverage };
   }
 
@@ -140,8 +140,14 @@ class LocalAnswers {
    * @param {AbortSignal} [signal]
    */
   async #row(parameters, signal) {
-    const head = await this.#headOf(parameters);
-    const query = parameters.query();
+    const head = await this.#rowsOf(parameters);
+    const parts = parameters.queries();
+    const [[query, end]] = parts;
+    if (parts.length > 1 || end > query + 1) {
+      const name = `rows ${parameters.heads()} ${parameters.unit} ${parts}`;
+      const work = await this.#worked(name, () => new MeanRowWork(head, parts), SOON, signal);
+      return { value: work.values, coverage: work.coverage };
+    }
     await this.turns.wait(SOON, signal);
     const [low, high] = head.logs(query);
     const value = new Float32Array(head.layer.keys).fill(NaN);
@@ -154,9 +160,9 @@ class LocalAnswers {
    * @param {AbortSignal} [signal]
    */
   async #column(parameters, signal) {
-    const head = await this.#headOf(parameters);
+    const head = await this.#rowsOf(parameters);
     const key = parameters.key();
-    const name = `column ${parameters.head()} ${parameters.unit} ${key}`;
+    const name = `column ${parameters.heads()} ${parameters.unit} ${key}`;
     const work = await this.#worked(name, () => new ColumnWork(head, key), SOON, signal);
     return { value: work.values, coverage: work.coverage };
   }
@@ -166,7 +172,7 @@ class LocalAnswers {
    * @param {AbortSignal} [signal]
    */
   async #visible(parameters, signal) {
-    const head = await this.#headOf(parameters);
+    const head = await this.#rowsOf(parameters);
     const work = new VisibleWork(head);
     while (work.read < work.count) await this.#advance(work, SOON, signal, BUDGET_MS);
     return { value: work.values };
@@ -177,10 +183,10 @@ class LocalAnswers {
    * @param {AbortSignal} [signal]
    */
   async #links(parameters, signal) {
-    const head = await this.#headOf(parameters);
+    const head = await this.#rowsOf(parameters);
     const n = parameters.number("n", MOST_LINKS + 1);
     const [rows, columns] = [parameters.part("rows"), parameters.part("columns")];
-    const name = `links ${parameters.head()} ${parameters.unit} ${n} ${rows} ${columns}`;
+    const name = `links ${parameters.heads()} ${parameters.unit} ${n} ${rows} ${columns}`;
     const work = await this.#worked(
       name,
       () => new LinksWork(head, n, rows, columns),
@@ -336,12 +342,23 @@ class LocalAnswers {
   }
 
   /**
-   * The head that is asked for, by tokens or by words.
+   * The heads that are asked for, by tokens or by words.
    * @param {LocalParameters} parameters
    * @param {LocalParameters["unit"]} [unit]
    */
-  #headOf(parameters, unit = parameters.unit) {
-    return this.#read(...parameters.head(), unit);
+  #headsOf(parameters, unit = parameters.unit) {
+    const [recording, layer, places, first] = parameters.heads();
+    return Promise.all(places.map((head) => this.#read(recording, layer, head, first, unit)));
+  }
+
+  /**
+   * The head that is asked for, or the mean of several.
+   * @param {LocalParameters} parameters
+   * @returns {Promise<HeadRows>}
+   */
+  async #rowsOf(parameters) {
+    const heads = await this.#headsOf(parameters);
+    return heads.length > 1 ? new MeanHead(heads) : heads[0];
   }
 
   /**

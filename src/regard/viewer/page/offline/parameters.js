@@ -36,6 +36,30 @@ export class LocalParameters {
     return [recording, layer, this.number("head", this.facts.layers[layer].heads), this.first];
   }
 
+  /**
+   * The places of `heads`, or of the one `head`.
+   * @returns {[recording: number, layer: number, heads: number[], first: LocalParameters["first"]]}
+   */
+  heads() {
+    const [recording, layer] = this.layer();
+    if (this.parameters.heads === undefined)
+      return [recording, layer, [this.head()[2]], this.first];
+    const { heads: count } = this.facts.layers[layer];
+    const heads = [...new Set(this.numbers("heads", count, count))].sort((a, b) => a - b);
+    return [recording, layer, heads, this.first];
+  }
+
+  /**
+   * The parts of `queries`, or the one `query`.
+   * @returns {Part[]}
+   */
+  queries() {
+    const { queries: given } = this.parameters;
+    if (given === undefined) return [[this.query(), this.query() + 1]];
+    const texts = String(given).split(",");
+    return texts.map((text) => partOf("queries", text, this.facts.queries));
+  }
+
   query() {
     return this.number("query", this.facts.queries);
   }
@@ -79,9 +103,7 @@ export class LocalParameters {
     const given = this.parameters[name];
     if (given === undefined) return null;
     const count = name === "rows" ? this.facts.queries : this.facts.tokens;
-    const [low, high] = /^(\d+)-(\d+)$/.exec(String(given))?.slice(1).map(Number) ?? [0, 0];
-    if (low < high && high <= count) return [low, high];
-    throw new Error(`${name} is ${given}; a-b is needed, with 0 ≤ a < b ≤ ${count}.`);
+    return partOf(name, String(given), count);
   }
 
   /**
@@ -108,4 +130,16 @@ function numberBelow(name, given, count) {
   if (Number(given) >= count)
     throw new Error(`${name} is ${given}; there are ${count}, 0 to ${count - 1}.`);
   return Number(given);
+}
+
+/**
+ * @param {string} name
+ * @param {string} text
+ * @param {number} count
+ * @returns {Part}
+ */
+function partOf(name, text, count) {
+  const [low, high] = /^(\d+)-(\d+)$/.exec(text)?.slice(1).map(Number) ?? [0, 0];
+  if (low < high && high <= count) return [low, high];
+  throw new Error(`${name} is ${text}; a-b is needed, with 0 ≤ a < b ≤ ${count}.`);
 }

@@ -12,6 +12,11 @@ import { TILE } from "../data/source.js";
 
 /** @typedef {AttentionHead | WordHead} Head */
 
+/**
+ * What a work reads of a head, or of the mean of several.
+ * @typedef {Pick<WordHead, "layer" | "line" | "interval" | "logs" | "log" | "visible" | "isFirst">} HeadRows
+ */
+
 const THUMBNAIL = 48; // bins on a side
 const THUMBNAIL_STEPS = 64; // to a nat: what regard's server rounds to
 
@@ -159,7 +164,7 @@ export class TileWork extends RowWork {
 // The weights of one key from all queries.
 export class ColumnWork extends RowWork {
   /**
-   * @param {Head} head
+   * @param {HeadRows} head
    * @param {number} key
    */
   constructor(head, key) {
@@ -181,7 +186,7 @@ export class ColumnWork extends RowWork {
 
 // The number of unmasked keys of each query.
 export class VisibleWork extends RowWork {
-  /** @param {Head} head */
+  /** @param {HeadRows} head */
   constructor(head) {
     super([0, head.layer.queries], 0);
     this.head = head;
@@ -201,7 +206,7 @@ export class VisibleWork extends RowWork {
 // attention sink, are kept apart.
 export class LinksWork extends RowWork {
   /**
-   * @param {Head} head
+   * @param {HeadRows} head
    * @param {number} n
    * @param {Part | null} rows
    * @param {Part | null} columns

@@ -15,7 +15,7 @@ import { countText } from "../drawing/numbers.js";
  */
 
 /** @type {Record<View, string>} */
-const VIEWS = { map: "Map", steps: "Steps" };
+const VIEWS = { map: "Map", steps: "Steps", lines: "Lines" };
 /** @type {Record<Plane, string>} */
 const PLANES = { max: "strongest", mass: "share" };
 /** @type {[Scale, string][]} */
@@ -54,7 +54,8 @@ export function makeHeader(context, parts) {
     const size = sizeText(selection.recordingFacts);
     facts.textContent = `${size} · ${layers.length} × ${layers[0].heads} heads`;
     recording?.show(selection.recording);
-    looks.hidden = selection.view !== "map";
+    looks.hidden = selection.view === "steps";
+    scale.hidden = plane.hidden = selection.view !== "map";
     controls.show();
   };
   selection.listen(show);

@@ -1,5 +1,6 @@
 // A line of weights along a text: those of one query, or of one key.
 
+import { countIn, isIn } from "../data/several.js";
 import { colourRange, weightColour } from "../drawing/colours.js";
 import { countSeen } from "../drawing/numbers.js";
 
@@ -10,10 +11,11 @@ import { countSeen } from "../drawing/numbers.js";
  * A line of weights. Places count along `text`: `values` start at `base`, `chosen` is the query (or
  * key) whose weights these are, null where it is of the other text, `own`; `locked` is the other
  * token of the pair. By words each piece has its word's weight, and `singles` has it once; else
- * they are `values`. `at(place)` is ln of a weight, `seenAt(place)` its query's unmasked keys.
+ * they are `values`. `at(place)` is ln of a weight, `seenAt(place)` its query's unmasked keys. Of
+ * several queries, `count` of them, it is the mean, and `isChosen(place)` tells each.
  * @typedef {Texts & {unit: Unit, side: Side, text: TokenText, own: {text: TokenText, place: number} | null,
  *   values: Float32Array, singles: Float32Array, base: number, chosen: number | null, locked: number, coverage: number,
- *   query: number, key: number, seenAt: (place: number) => number, total: number,
+ *   count: number, isChosen: (place: number) => boolean, query: number, key: number, seenAt: (place: number) => number, total: number,
  *   at: (place: number) => number}} Line
  */
 
@@ -26,17 +28,19 @@ import { countSeen } from "../drawing/numbers.js";
  * @returns {Promise<Line>}
  */
 export async function readLine({ selection, source, texts }, { query, key }) {
-  const { recording, side, where, usedUnit: unit } = selection;
+  const { recording, side, where, asked, queryParts, usedUnit: unit } = selection;
   const { keys, queries, offset } = await texts(recording);
   if (side === "to") {
-    const { values } = await source.row({ ...where, query });
+    const { values, coverage } = await source.row({ ...where, ...asked });
     const chosen = offset === null ? null : offset + query;
     const own = offset === null ? { text: queries, place: query } : null;
     const singles = once(values, keys, unit);
     const seen = countSeen(singles);
+    const count = countIn(queryParts);
+    const isChosen = (/** @type {number} */ n) => offset !== null && isIn(queryParts, n - offset);
     const found = { unit, side, text: keys, own, values, singles, base: 0, chosen, locked: key };
-    const rest = { query, key, keys, queries, offset, coverage: 1, seenAt: () => seen };
-    return withPlaces({ ...found, ...rest });
+    const rest = { query, key, keys, queries, offset, coverage, seenAt: () => seen };
+    return withPlaces({ ...found, ...rest, count, isChosen });
   }
   const { values, coverage } = await source.column({ ...where, key });
   const counts = (await source.visible(where)).values;
@@ -47,7 +51,9 @@ export async function readLine({ selection, source, texts }, { query, key }) {
   const singles = once(values, queries, unit);
   const found = { unit, side, text, own, values, singles, base, chosen, locked: base + query };
   const seenAt = (/** @type {number} */ place) => counts[place - base];
-  return withPlaces({ ...found, query, key, keys, queries, offset, coverage, seenAt });
+  const one = { count: 1, isChosen: (/** @type {number} */ place) => place === chosen };
+  const rest = { query, key, keys, queries, offset, coverage, seenAt };
+  return withPlaces({ ...found, ...rest, ...one });
 }
 
 /**

@@ -12,20 +12,23 @@ import { panelMarks } from "./panelmarks.js";
 /** @import { Frame } from "../map/frame.js" */
 /** @import { HeadMapView } from "../map/map.js" */
 
-/** @typedef {{map: HeadMapView, steps: {element: HTMLElement}}} PictureParts */
+/** @typedef {{map: HeadMapView, steps: {element: HTMLElement}, lines: {picture: () => PanelPicture}}} PictureParts */
+
+/** @typedef {{width: number, height: number, marks: Mark[], title: string}} PanelPicture */
 
 const CAPTION = 46; // CSS pixels below
 const FEW_CELLS = 4096; // are written as rectangles
 const BAR_WIDTH = 160;
 
 /**
- * Saves the view at the screen's resolution: the map with axes and a caption, or the steps.
+ * Saves the view at the screen's resolution: the map with axes and a caption, the steps, or the
+ * lines.
  * @param {Context} context
  * @param {PictureParts} parts
  */
 export async function savePng(context, parts) {
   const isMap = context.selection.view === "map";
-  const canvas = isMap ? mapCanvas(context, parts.map) : stepsCanvas(parts);
+  const canvas = isMap ? mapCanvas(context, parts.map) : panelCanvas(context, parts);
   /** @type {Blob | null} */
   const blob = await new Promise((done) => canvas.toBlob(done, "image/png"));
   if (!blob) throw new Error("The picture is too large for this browser.");
@@ -39,30 +42,46 @@ export async function savePng(context, parts) {
  */
 export async function saveSvg(context, parts) {
   const isMap = context.selection.view === "map";
-  const svg = isMap ? mapSvg(context, parts.map) : stepsSvg(parts);
+  const svg = isMap ? mapSvg(context, parts.map) : panelSvg(context, parts);
   const text = new XMLSerializer().serializeToString(svg);
   download(new Blob([text], { type: "image/svg+xml" }), `${fileName(context)}.svg`);
 }
 
-/** @param {PictureParts} parts */
-function stepsCanvas({ map, steps }) {
-  const { width, height, marks } = panelMarks(steps.element);
+/**
+ * @param {Context} context
+ * @param {PictureParts} parts
+ * @returns {PanelPicture}
+ */
+function panelPicture({ selection }, { steps, lines }) {
+  if (selection.view === "lines") return lines.picture();
+  const title = steps.element.querySelector("h2")?.textContent ?? "Steps";
+  return { ...panelMarks(steps.element), title };
+}
+
+/**
+ * @param {Context} context
+ * @param {PictureParts} parts
+ */
+function panelCanvas(context, parts) {
+  const { width, height, marks } = panelPicture(context, parts);
   const ratio = devicePixelRatio || 1;
   const canvas = document.createElement("canvas");
   [canvas.width, canvas.height] = [Math.round(width * ratio), Math.round(height * ratio)];
   const paint = penOf(canvas);
   paint.scale(ratio, ratio);
-  paint.fillStyle = map.colours.paper;
+  paint.fillStyle = parts.map.colours.paper;
   paint.fillRect(0, 0, width, height);
   drawMarks(paint, marks);
   return canvas;
 }
 
-/** @param {PictureParts} parts */
-function stepsSvg({ map, steps }) {
-  const { width, height, marks } = panelMarks(steps.element);
-  const title = steps.element.querySelector("h2")?.textContent ?? "Steps";
-  const svg = emptySvg(width, height, title, map.colours.paper);
+/**
+ * @param {Context} context
+ * @param {PictureParts} parts
+ */
+function panelSvg(context, parts) {
+  const { width, height, marks, title } = panelPicture(context, parts);
+  const svg = emptySvg(width, height, title, parts.map.colours.paper);
   writeMarks(svg, marks);
   return svg;
 }
