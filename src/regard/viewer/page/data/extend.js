@@ -2,45 +2,62 @@
 
 import { isIn, partsText, toggledIn } from "./several.js";
 
-/** @import { Selection } from "./selection.js" */
+/** @import { Context, Selection } from "./selection.js" */
+/** @import { Part } from "./several.js" */
+/** @import { Hit } from "./tokens.js" */
 
 /**
- * Chooses the queries from the chosen one to another.
- * @param {Selection} selection
+ * Chooses the queries from the chosen one to another, of words all pieces.
+ * @param {Context} context
  * @param {number} query
  */
-export function extendTo(selection, query) {
-  const { queries: count } = selection.recordingFacts;
-  const to = Math.max(0, Math.min(query, count - 1));
-  const from = selection.query ?? to;
-  const parts = [/** @type {const} */ ([Math.min(from, to), Math.max(from, to) + 1])];
-  selection.set({ queries: partsText(parts), side: "to" });
+export async function extendTo({ selection, texts }, query) {
+  const { queries } = await texts(selection.recording);
+  const to = Math.max(0, Math.min(query, queries.length - 1));
+  const spans = [selection.query ?? to, to].map((at) => queries.span(at, selection.usedUnit));
+  const [first, last] = [Math.min(...spans.flat()), Math.max(...spans.flat())];
+  selection.set({ queries: partsText([[first, last + 1]]), side: "to" });
 }
 
 /**
- * Moves the end of the chosen queries that lies away from the chosen one.
- * @param {Selection} selection
+ * Moves the end of the chosen queries that lies away from the chosen one, up (−1) or down (1).
+ * @param {Context} context
  * @param {number} by
  */
-export function extendBy(selection, by) {
-  const { query, queryParts: parts } = selection;
+export async function extendBy(context, by) {
+  const { selection, texts } = context;
+  const { query, queryParts: parts, usedUnit: unit } = selection;
   if (query === null) return;
+  const { queries } = await texts(selection.recording);
   const [first, last] = [parts[0][0], parts[parts.length - 1][1] - 1];
-  extendTo(selection, (query === last ? first : last) + by);
+  const end = queries.span(query, unit)[1] >= last ? first : last;
+  const [from, to] = queries.span(end, unit);
+  await extendTo(context, by < 0 ? from - 1 : to + 1);
 }
 
 /**
- * Adds a query, or those of a word, to the chosen ones, or takes it out.
- * @param {Selection} selection
+ * Adds a query, of a word all pieces, to the chosen ones, or takes it out.
+ * @param {Context} context
  * @param {number} query
- * @param {number} [last]
  */
-export function toggleQuery(selection, query, last = query) {
-  const parts = toggledIn(selection.queryParts, [query, last + 1]);
+export async function toggleQuery({ selection, texts }, query) {
+  const { queries } = await texts(selection.recording);
+  const [first, last] = queries.span(query, selection.usedUnit);
+  const own = queries.span(selection.query ?? query, selection.usedUnit);
+  const before = selection.queries ? selection.queryParts : [partOf(own)];
+  const parts = toggledIn(before, [first, last + 1]);
   if (!parts.length) return;
   const isKept = selection.query !== null && isIn(parts, selection.query);
   const chosen = isKept ? selection.query : parts[0][0];
   selection.set({ query: chosen, queries: partsText(parts), side: "to" });
+}
+
+/**
+ * @param {Hit} span
+ * @returns {Part}
+ */
+function partOf([first, last]) {
+  return [first, last + 1];
 }
 
 /**

@@ -19,10 +19,10 @@ export function listenToAxes(frame, context) {
     if (event.target !== frame.element) return;
     const { query, key } = tokenAt(frame, event);
     const { shift, control } = modifiersOf(event);
-    if (query !== null && shift) extendTo(selection, query);
-    else if (query !== null && control) toggleQuery(selection, query);
-    else if (query !== null) lookFrom(context, query).catch(unlessSaid);
-    else if (key !== null) selection.set({ key });
+    if (key !== null) selection.set({ key });
+    if (query === null) return;
+    const choose = shift ? extendTo : control ? toggleQuery : lookFrom;
+    choose(context, query).catch(unlessSaid);
   });
 }
 

@@ -5,6 +5,7 @@
 // data-paints counts how often the cells were drawn; data-x, -y, -zoom and -level are their view.
 // The class "bare" hides all but the cells.
 
+import { headsWords } from "../data/extend.js";
 import { headName } from "../data/source.js";
 import { unlessSaid } from "../data/watch.js";
 import { watchTheme } from "../drawing/colours.js";
@@ -380,10 +381,10 @@ export class HeadMapView {
   async #tellRole() {
     const { where, compare, first } = this.selection;
     const name = headName(where);
-    const isNone = Boolean(compare || first || where.heads);
-    if (this.says.dataset.of !== name || compare) this.says.textContent = this.says.title = "";
+    const several = compare ? "" : headsWords(this.selection);
+    if (this.says.dataset.of !== name || compare) this.says.textContent = this.says.title = several;
     this.says.dataset.of = name;
-    if (isNone) return;
+    if (compare || first || several) return;
     await this.context.drawn;
     const { says } = await this.context.source.roles(where.recording);
     const { selection } = this;

@@ -1,6 +1,7 @@
 // Keyboard shortcuts, wherever the focus is, unless something is being typed.
 
 import { extendBy } from "../data/extend.js";
+import { unlessSaid } from "../data/watch.js";
 
 /** @import { Context, Fields, View } from "../data/selection.js" */
 /** @import { Scale } from "../drawing/colours.js" */
@@ -55,10 +56,9 @@ export function listenToKeys(context, parts, target, signal) {
  */
 function acts(event, context, parts) {
   const arrow = ARROWS[event.key];
-  const { selection } = context;
   if (arrow) {
     const [across, down] = arrow;
-    if (event.shiftKey && down) extendBy(selection, down);
+    if (event.shiftKey && down) extendBy(context, down).catch(unlessSaid);
     else moveBy(context, parts.map, event.shiftKey ? 10 * across : across, down);
     return true;
   }

@@ -341,7 +341,7 @@ class LinesPanel {
       });
       const best = all.filter(({ weight }) => weight >= LEAST_SHOWN);
       best.sort((a, b) => b.weight - a.weight);
-      const words = best.slice(0, 3).map(({ at, weight }) => {
+      const words = best.slice(0, heads.length > 2 ? 1 : 3).map(({ at, weight }) => {
         return `«${other.label(at, 16, unit)}» ${percentText(weight)}`;
       });
       return `head ${numbers[lines.head]} ${words.join(", ") || "nothing from 1 % on"}`;
@@ -358,13 +358,10 @@ class LinesPanel {
    */
   async #choose(side, place, { shift, control }) {
     const { context, selection, found } = this;
-    if (!found) return;
-    const [first, last] = found.texts.queries.span(place, found.unit);
-    if (side === "query" && shift)
-      extendTo(selection, place > (selection.query ?? 0) ? last : first);
-    else if (side === "query" && control) toggleQuery(selection, first, last);
+    if (side === "query" && shift) await extendTo(context, place);
+    else if (side === "query" && control) await toggleQuery(context, place);
     else if (side === "query") await lookFrom(context, place);
-    else if (this.#isMasked(found, place)) await lookAt(context, place);
+    else if (found && this.#isMasked(found, place)) await lookAt(context, place);
     else selection.set({ key: place });
   }
 

@@ -258,8 +258,7 @@ class TextPanel {
     if (!line || !(shift || control) || (line.own && line.side === "to")) return false;
     const query = place - (line.own ? 0 : (line.offset ?? 0));
     if (query < 0 || query >= selection.recordingFacts.queries) return false;
-    if (shift) extendTo(selection, query);
-    else toggleQuery(selection, query);
+    (shift ? extendTo : toggleQuery)(this.context, query).catch(unlessSaid);
     return true;
   }
 
