@@ -145,6 +145,7 @@ def questions_of_tokens(facts):
     for n, found in enumerate(facts["layers"]):
         head = {"layer": n, "head": found["heads"] - 1}
         yield "visible", head
+        yield "sums", head
         for i in {0, Lq // 2, Lq - 1}:
             yield "row", {**head, "query": i}
         for j in {0, Lk // 3, Lk - 1}:
@@ -171,6 +172,8 @@ def questions_of_several(facts):
     """Means of heads and of queries, by tokens and by words."""
     Lq, Lk = facts["queries"], facts["tokens"]
     heads = {"layer": 0, "heads": ",".join(map(str, range(0, facts["layers"][0]["heads"], 2)))}
+    yield "sums", heads
+    yield "sums", {"layer": 0, "head": 0, "first": "hidden"}
     for unit in ("token", "word"):
         where = {**heads, "unit": unit}
         if Lq > 4:

@@ -179,6 +179,11 @@ class Answers:
         parameters.done()
         return _floats(*self._maps[where].column(key))
 
+    def _sums(self, parameters: Parameters) -> Answer:
+        where = HeadPlace(*parameters.heads())
+        parameters.done()
+        return _floats(*self._maps[where].sums())
+
     def _visible(self, parameters: Parameters) -> Answer:
         recording, layer, heads, by_words = parameters.place()
         parameters.done()
@@ -244,6 +249,7 @@ class Answers:
         "tile": _tile,
         "row": _row,
         "column": _column,
+        "sums": _sums,
         "visible": _visible,
         "links": _links,
         "heads": _head_facts,

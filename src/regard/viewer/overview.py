@@ -19,6 +19,7 @@ import numpy as np
 from regard._base.arrays import to_numpy
 from regard._base.errors import UnsupportedError
 from regard._weights.attention_weights import AttentionWeights
+from regard.viewer._sums import Sums
 from regard.viewer._words import WordBlocks
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ class HeadMap:
         self._head_size = int(found.query.shape[-1])
         self.query_start = found.query_start
         self.shape = self._weights[0].shape
+        self._sums: Sums | None = None
         self._collected: _Collected | None = None
         if self._work(*self.shape) > DIRECT_WORK:
             self._collected = _Collected(self)
@@ -96,7 +98,7 @@ class HeadMap:
     @property
     def nbytes(self) -> int:
         """Bytes kept, without those that the recording's weights keep."""
-        return 0 if self._collected is None else self._collected.nbytes
+        return sum(kept.nbytes for kept in (self._collected, self._sums) if kept is not None)
 
     @property
     def coverage(self) -> float:
@@ -156,6 +158,16 @@ class HeadMap:
         for part in parts:
             out[part] = self._bins(part, ("max",), 1, 1, slice(key, key + 1))[0][:, 0]
         return out, sum(len(out[part]) for part in parts) / max(1, len(out))
+
+    def sums(self) -> tuple[Float[np.ndarray, " LqLk"], float]:
+        """The sum of each query's weights, then of each key's, and the fraction of rows in them.
+
+        A key's are those of the rows read so far, a query's NaN until it is read.
+        """
+        if self._sums is None:
+            step = max(1, WORK_SLICE // (self._work(1, self.shape[1]) + 1))
+            self._sums = Sums(self._weights_of, self.shape, step)
+        return self._sums.read()
 
     def links(
         self, n: int, rows: slice | None = None, columns: slice | None = None

@@ -104,7 +104,7 @@ function makeParts(context) {
     "PNG picture": () => savePng(context, { map, steps, lines }),
     "SVG drawing": () => saveSvg(context, { map, steps, lines }),
   };
-  map.head.append(colourBar.element);
+  map.head.append(colourBar.element, map.sums.button);
   const header = makeHeader(context, { compare, help, savers });
   return { help, heads, text, steps, lines, map, compare, header };
 }

@@ -17,7 +17,7 @@ import { countIn, isIn, partsOf, partsText } from "./several.js";
 
 /**
  * @typedef {{view: View, recording: number, layer: number, head: number, heads: string,
- *   query: number | null, queries: string, key: number | null, plane: Plane, scale: Scale | "", first: "" | "hidden", unit: Unit | "", side: Side, low: number | null,
+ *   query: number | null, queries: string, key: number | null, plane: Plane, scale: Scale | "", first: "" | "hidden", unit: Unit | "", sums: "" | "shown", side: Side, low: number | null,
  *   high: number | null, span: number | null, compare: Compare, other: string, x: number | null,
  *   y: number | null, zoom: number | null}} Fields
  */
@@ -47,6 +47,7 @@ const DEFAULTS = {
   scale: "", // "linear", "log" or "uniform"; by itself as many keys need it
   first: "", // or "hidden": the first token, and the others share its weight
   unit: "", // "token" or "word"; by itself words in short texts
+  sums: "", // or "shown": of rows and columns, beside the map
   side: "to", // what the query attends to; "by": what the key is attended by
   low: null, // the range of colours, where it was edited; see Range
   high: null,
@@ -89,6 +90,7 @@ export class Selection extends EventTarget {
   scale = DEFAULTS.scale;
   first = DEFAULTS.first;
   unit = DEFAULTS.unit;
+  sums = DEFAULTS.sums;
   side = DEFAULTS.side;
   low = DEFAULTS.low;
   high = DEFAULTS.high;
@@ -353,13 +355,14 @@ function inside(n, count) {
 
 const NAMES = /** @type {(keyof Fields)[]} */ (Object.keys(DEFAULTS));
 
-/** @type {Record<"view" | "plane" | "scale" | "first" | "unit" | "side" | "compare", string[]>} */
+/** @type {Record<"view" | "plane" | "scale" | "first" | "unit" | "sums" | "side" | "compare", string[]>} */
 const CHOICES = {
   view: ["map", "steps", "lines"],
   plane: ["max", "mass"],
   scale: ["", "linear", "log", "uniform"],
   first: ["", "hidden"],
   unit: ["", "token", "word"],
+  sums: ["", "shown"],
   side: ["to", "by"],
   compare: ["", "side", "difference"],
 };

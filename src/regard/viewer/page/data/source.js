@@ -158,6 +158,14 @@ export class Source {
   }
 
   /**
+   * The sums of the weights of each query, then of each key.
+   * @param {Place} where
+   */
+  sums(where) {
+    return this.#floats("sums", where);
+  }
+
+  /**
    * The number of unmasked keys of each query.
    * @param {Place} where
    */

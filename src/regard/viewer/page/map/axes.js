@@ -13,7 +13,7 @@ import { positionOf } from "./layout.js";
 /** @import { TokenText } from "../data/tokens.js" */
 /** @import { Ends, Layout } from "./layout.js" */
 
-/** @typedef {Record<"paper" | "ink" | "soft" | "line" | "accent" | "focus", string>} Theme */
+/** @typedef {Record<"paper" | "ink" | "soft" | "line" | "accent" | "focus" | "bar", string>} Theme */
 
 /** @typedef {{keys: TokenText, queries: TokenText, unit: Unit}} AxisTexts */
 
@@ -38,6 +38,7 @@ export function themeOf(root) {
     line: colour("line"),
     accent: colour("accent"),
     focus: colour("focus"),
+    bar: colour("bar"),
   };
 }
 

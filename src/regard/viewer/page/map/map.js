@@ -21,6 +21,7 @@ import { makeLinks } from "./links.js";
 import { viewOf, viewWith, zoomedAt } from "./mapview.js";
 import { listenToPointer } from "./pointer.js";
 import { shownRange } from "./shown.js";
+import { listenToSums, MapSums } from "./sums.js";
 
 /** @import { Changed, Context, Fields } from "../data/selection.js" */
 /** @import { Link } from "../data/source.js" */
@@ -68,6 +69,7 @@ export class HeadMapView {
       go: (query, key) => this.goTo(query, key),
       changed: () => this.schedule(false),
     });
+    this.sums = new MapSums(context, () => this.schedule(false));
     this.caption = make("p", { class: "regard-map-caption" });
     this.says = make("p", { class: "regard-map-says" });
     this.head = make("div", { class: "regard-map-head" }, this.caption);
@@ -88,6 +90,7 @@ export class HeadMapView {
     for (const frame of this.frames) {
       listenToPointer(frame, this);
       listenToAxes(frame, context);
+      listenToSums(frame, this.sums, () => this.#axisTexts(frame));
     }
     this.stage.addEventListener("keydown", (event) => this.#homeOrEnd(event));
     this.dark = watchTheme(context.ended, (dark) => {
@@ -287,6 +290,7 @@ export class HeadMapView {
   end() {
     cancelAnimationFrame(this.pending);
     this.links.end();
+    this.sums.end();
     for (const frame of this.frames) frame.end();
   }
 
@@ -310,7 +314,10 @@ export class HeadMapView {
     const query = selection.query !== null && selection.query < queries ? selection.query : null;
     const key = selection.key !== null && selection.key < keys ? selection.key : null;
     const several = selection.queries ? selection.queryParts : [];
-    return frameMarks(layout, texts, { query, several, key, rings }, this.colours);
+    return [
+      ...frameMarks(layout, texts, { query, several, key, rings }, this.colours),
+      ...this.sums.marks(frame, layout, this.colours),
+    ];
   }
 
   /**
@@ -374,6 +381,8 @@ export class HeadMapView {
     this.links.element.hidden = Boolean(frames[0].other || where.heads);
     if (!where.heads) this.links.update();
     this.#tellRole().catch(unlessSaid);
+    this.sums.show();
+    this.element.classList.toggle("regard-summed", this.sums.room > 0);
     this.schedule(!changed || [...changed].some((name) => !MARKED.includes(name)));
   }
 
@@ -448,7 +457,7 @@ export class HeadMapView {
     const progress = progressText(parts, read, missing);
     const caption = captionOf(this.context, this.frames[0], progress);
     if (caption !== this.caption.textContent) {
-      this.caption.textContent = caption;
+      this.caption.textContent = this.caption.title = caption;
       this.stage.setAttribute("aria-label", `Attention map of ${caption}`);
     }
     this.element.dataset.idle = String(done && !this.pending);

@@ -3,7 +3,7 @@
 
 import { dropOldest, TILE } from "../data/source.js";
 import { AttentionHead } from "./attention.js";
-import { MeanHead, MeanRowWork, MeanTileWork } from "./mean.js";
+import { MeanHead, MeanRowWork, MeanTileWork, SumsWork } from "./mean.js";
 import { LocalParameters } from "./parameters.js";
 import { LATER, LocalTurns, SOON } from "./turns.js";
 import { unpackedArray } from "./unpack.js";
@@ -104,6 +104,7 @@ class LocalAnswers {
     tile: (parameters, signal) => this.#tile(parameters, signal),
     row: (parameters, signal) => this.#row(parameters, signal),
     column: (parameters, signal) => this.#column(parameters, signal),
+    sums: (parameters, signal) => this.#sums(parameters, signal),
     visible: (parameters, signal) => this.#visible(parameters, signal),
     links: (parameters, signal) => this.#links(parameters, signal),
     heads: (parameters, signal) => this.#heads(parameters, signal),
@@ -165,6 +166,17 @@ class LocalAnswers {
     const name = `column ${parameters.heads()} ${parameters.unit} ${key}`;
     const work = await this.#worked(name, () => new ColumnWork(head, key), SOON, signal);
     return { value: work.values, coverage: work.coverage };
+  }
+
+  /**
+   * @param {LocalParameters} parameters
+   * @param {AbortSignal} [signal]
+   */
+  async #sums(parameters, signal) {
+    const head = await this.#rowsOf(parameters);
+    const name = `sums ${parameters.heads()}`;
+    const work = await this.#worked(name, () => new SumsWork(head), SOON, signal);
+    return { value: Float32Array.from(work.values), coverage: work.coverage };
   }
 
   /**

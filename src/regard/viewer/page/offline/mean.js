@@ -114,6 +114,35 @@ export class MeanRowWork extends RowWork {
   }
 }
 
+// The sums of the weights of each query, then of each key.
+export class SumsWork extends RowWork {
+  /** @param {HeadRows} head */
+  constructor(head) {
+    const { queries, keys } = head.layer;
+    super([0, queries], 0);
+    this.head = head;
+    this.values = new Float64Array(queries + keys).fill(NaN, 0, queries);
+  }
+
+  /**
+   * @param {number} row
+   * @override
+   */
+  take(row) {
+    const { head, values } = this;
+    const { queries } = head.layer;
+    const [low, high] = head.logs(row);
+    let sum = 0;
+    for (let j = low; j < high; j++) {
+      const weight = Math.exp(head.line[j]);
+      if (Number.isNaN(weight)) continue;
+      sum += weight;
+      values[queries + j] += weight;
+    }
+    values[row] = sum;
+  }
+}
+
 /**
  * ln of the mean of weights from their logarithms at `at`; NaN counts as 0 beside numbers.
  * @param {(Float32Array | Float64Array)[]} logs

@@ -16,6 +16,7 @@ const KEY_LIST = [
   ["s", "scale: linear, logarithmic or × uniform"],
   ["w", "words, or the tokens that they are made of"],
   ["h", "hide the first token: the others share its weight"],
+  ["n", "sums of rows and columns beside the map"],
   ["[ ]", "previous, next head"],
   ["{ }", "previous, next layer"],
   ["t", "text: attends to or attended by"],

@@ -104,6 +104,7 @@ function actions(context, { map, text, heads, compare, help, showPanel }) {
     m: () => set({ plane: selection.plane === "max" ? "mass" : "max" }),
     s: () => set({ scale: NEXT_SCALE[selection.usedScale] }),
     h: () => set({ first: selection.first ? "" : "hidden" }),
+    n: () => set({ sums: selection.sums ? "" : "shown" }),
     w: () => set({ unit: selection.usedUnit === "word" ? "token" : "word" }),
     v: () => set({ view: NEXT_VIEW[selection.view] }),
     t: inPanel("text", () => set({ side: selection.side === "to" ? "by" : "to" })),

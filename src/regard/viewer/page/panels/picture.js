@@ -150,11 +150,15 @@ function pictureSize(map) {
   let width = 0;
   const offsets = map.shown.map((frame) => {
     const offset = width;
-    width += Math.ceil(GUTTER.left + frame.size.width / frame.size.ratio) + 8;
+    width += Math.ceil(GUTTER.left + frame.size.width / frame.size.ratio) + 8 + map.sums.room;
     return offset;
   });
   const { height, ratio } = map.frames[0].size;
-  return { width, height: Math.ceil(GUTTER.top + height / ratio) + CAPTION, offsets };
+  return {
+    width,
+    height: Math.ceil(GUTTER.top + height / ratio) + map.sums.room + CAPTION,
+    offsets,
+  };
 }
 
 /**

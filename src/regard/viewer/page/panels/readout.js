@@ -20,7 +20,7 @@ import { once } from "./line.js";
 
 /**
  * @typedef {{view: Record<View, string>, plane: Record<Plane, string>,
- *   scale: Record<Scale, string>, first: Record<"" | "hidden", string>, unit: Record<Unit, string>, side: Record<Side, string>,
+ *   scale: Record<Scale, string>, first: Record<"" | "hidden", string>, unit: Record<Unit, string>, sums: Record<"" | "shown", string>, side: Record<Side, string>,
  *   compare: Record<Compare, string>}} Words
  */
 
@@ -31,6 +31,7 @@ const WORDS = {
   scale: { linear: "scale: linear", log: "scale: logarithmic", uniform: "scale: times uniform" },
   first: { "": "first token shown", hidden: "first token hidden: the others share its weight" },
   unit: { token: "weights of tokens", word: "weights of words: those of their tokens, joined" },
+  sums: { "": "no sums", shown: "sums of rows and columns" },
   side: { to: "text: what the query attends to", by: "text: what the key is attended by" },
   compare: { "": "no comparison", side: "side by side", difference: "difference" },
 };
@@ -66,6 +67,7 @@ export function describeChanges(context) {
     if (changed.has("scale")) said.push(WORDS.scale[usedScale]);
     if (changed.has("first")) said.push(WORDS.first[first]);
     if (changed.has("unit")) said.push(WORDS.unit[selection.usedUnit]);
+    if (changed.has("sums")) said.push(WORDS.sums[selection.sums]);
     if (changed.has("side")) said.push(WORDS.side[side]);
     if (changed.has("compare")) said.push(WORDS.compare[compare]);
     if (HEAD.some((name) => changed.has(name))) said.push(headsWords(selection) || selection.name);
