@@ -237,7 +237,8 @@ def compare_links(ask, answers, facts):
     part = {"rows": f"{Lq // 3}-{Lq}", "columns": f"0-{max(1, Lk // 2)}"}
     words = {"n": 6, "unit": "word"}
     one = ({"n": 5}, {"n": 512}, {"n": 7, **part}, {"n": 0}, words, {**words, **part})
-    heads = {"heads": f"0,{facts['layers'][0]['heads'] - 1}", **part}
+    ends = sorted({0, facts["layers"][0]["heads"] - 1})
+    heads = {"heads": ",".join(map(str, ends)), **part}
     several = [{**heads, "n": 7}, {**heads, **words}]
     for more in (*({"head": 0, **asked} for asked in one), *several):
         where = {"layer": 0, **more}

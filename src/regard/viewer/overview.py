@@ -68,10 +68,11 @@ class HeadMap:
         number = recording.layer_numbers[layer]
         weights = recording.weights[number]
         numbers = [found.head_numbers[h] for h in ((head,) if isinstance(head, int) else head)]
-        self._weights: list[HeadWeights] = [weights.head(h) for h in numbers]
-        if words is not None:
-            every = zip(numbers, self._weights)
-            self._weights = [WordBlocks.of(words, pieces, number, h) for h, pieces in every]
+        self._pieces = [weights.head(h) for h in numbers]
+        self._weights: list[HeadWeights] = [
+            pieces if words is None else WordBlocks.of(words, pieces, number, h)
+            for h, pieces in zip(numbers, self._pieces)
+        ]
         self._head_size = int(found.query.shape[-1])
         self.query_start = found.query_start
         self.shape = self._weights[0].shape
@@ -84,6 +85,11 @@ class HeadMap:
         """Each head's weights of some queries, if the file still holds the whole recording."""
         self._recording._check_file()
         return [weights.part(rows) for weights in self._weights]
+
+    def _pieces_of(self, rows: slice) -> list[AttentionWeights]:
+        """The same by tokens, whatever the map is of."""
+        self._recording._check_file()
+        return [weights.part(rows) for weights in self._pieces]
 
     def _bins(
         self, rows: slice, planes: tuple[PoolHow, ...], down: int, across: int, columns: slice
@@ -166,7 +172,7 @@ class HeadMap:
         """
         if self._sums is None:
             step = max(1, WORK_SLICE // (self._work(1, self.shape[1]) + 1))
-            self._sums = Sums(self._weights_of, self.shape, step)
+            self._sums = Sums(self._pieces_of, self.shape, step)
         return self._sums.read()
 
     def links(

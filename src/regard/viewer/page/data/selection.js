@@ -1,7 +1,7 @@
 // The selection on the page, and the address that follows it.
 
 import { usualScale } from "../drawing/colours.js";
-import { countIn, isIn, partsOf, partsText } from "./several.js";
+import { countIn, isIn, partsOf, partsText, placesOfNumbers } from "./several.js";
 
 /** @import { About, LayerFacts, Place } from "./source.js" */
 /** @import { Part } from "./several.js" */
@@ -333,16 +333,6 @@ export class Selection extends EventTarget {
     if (changed.size) this.dispatchEvent(new CustomEvent("change", { detail: changed }));
     return changed;
   }
-}
-
-/**
- * The places of heads, from their numbers with commas between them.
- * @param {string} text
- * @param {LayerFacts} facts
- */
-function placesOfNumbers(text, { head_numbers: numbers }) {
-  const wanted = new Set(text.split(",").filter(Boolean).map(Number));
-  return numbers.flatMap((number, place) => (wanted.has(number) ? [place] : []));
 }
 
 /**

@@ -1,6 +1,8 @@
 // Several numbers at once, as parts `a-b`: "3-7,9-10" are 3, 4, 5, 6 and 9, in the address and in
 // requests alike.
 
+/** @import { LayerFacts } from "./source.js" */
+
 /** @typedef {readonly [from: number, to: number]} Part from a number to the one before another */
 
 /**
@@ -49,6 +51,16 @@ export function toggledIn(parts, some) {
     [Math.max(from, some[1]), to],
   ];
   return joined(parts.flatMap(without));
+}
+
+/**
+ * The places of heads, from their numbers with commas between them.
+ * @param {string} text
+ * @param {LayerFacts} facts
+ */
+export function placesOfNumbers(text, { head_numbers: numbers }) {
+  const wanted = new Set(text.split(",").filter(Boolean).map(Number));
+  return numbers.flatMap((number, place) => (wanted.has(number) ? [place] : []));
 }
 
 /**

@@ -52,7 +52,8 @@ export function makeHeader(context, parts) {
     title.title = name || model || "recording";
     title.textContent = title.title;
     const size = sizeText(selection.recordingFacts);
-    facts.textContent = `${size} · ${layers.length} × ${layers[0].heads} heads`;
+    facts.textContent = size;
+    facts.title = `${size} · ${layers.length} × ${layers[0].heads} heads`;
     recording?.show(selection.recording);
     looks.hidden = selection.view === "steps";
     scale.hidden = plane.hidden = selection.view !== "map";
