@@ -116,14 +116,16 @@ def test_every_key_does_what_it_says_and_says_what_it_did(show):
         "m": "share of each cell", "s": "scale: logarithmic", "t": "attended by", "]": "L0H2",
         "}": "L1H2", "{": "L0H2", "[": "L0H1", "p": "this pair", "o": "entropy",
         "c": "side by side", "v": "Steps", "ArrowDown": "query 6 ", "ArrowRight": "key 4 ",
-        "Shift+ArrowUp": "query 0 ",
+        "PageUp": "query 0 ", "Shift+ArrowDown": "mean of 2 queries",
     }  # fmt: skip
     for key, words in said.items():
         page.keyboard.press(key)
         is_said(page, words)
     page.keyboard.press("v")
+    is_said(page, "Lines")
+    page.keyboard.press("v")
     is_said(page, "Map")
-    page.keyboard.press("Shift+ArrowDown")
+    page.keyboard.press("PageDown")
     is_said(page, "query 7 ")
     page.keyboard.press("Control+m")  # the browser's, not ours
     assert page.locator(".regard [aria-pressed=true]", has_text="share").count() == 1
