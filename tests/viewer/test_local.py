@@ -238,8 +238,8 @@ def compare_links(ask, answers, facts):
     words = {"n": 6, "unit": "word"}
     one = ({"n": 5}, {"n": 512}, {"n": 7, **part}, {"n": 0}, words, {**words, **part})
     ends = sorted({0, facts["layers"][0]["heads"] - 1})
-    heads = {"heads": ",".join(map(str, ends)), **part}
-    several = [{**heads, "n": 7}, {**heads, **words}]
+    heads = {"heads": ",".join(map(str, ends))}
+    several = [{**heads, "n": 5}, {**heads, **part, "n": 7}, {**heads, **part, **words}]
     for more in (*({"head": 0, **asked} for asked in one), *several):
         where = {"layer": 0, **more}
         told = json.loads(ask("links", **where))

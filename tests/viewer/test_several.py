@@ -1,10 +1,12 @@
 """Several heads and several queries: their means, from the server's numbers to the page."""
 
+import json
 import re
 
 import numpy as np
 import pytest
 
+from regard.recording import Layer, Recording
 from regard.viewer.answer import Answers
 from viewer.map_page import assert_pixels, expected_entries, log_weights
 from viewer.pages import crossed, is_chosen, is_said, shown_bars, spoken
@@ -85,6 +87,25 @@ def test_the_strongest_pairs_of_several_heads_are_those_of_their_mean():
     assert [(int(i), int(j) - 1) for i, j in found] == list(
         zip(*np.unravel_index(order, (8, 7)), strict=True)
     )
+
+
+def test_a_query_counts_by_the_mean_of_the_keys_that_the_heads_see():
+    texts = [str(n) for n in range(20)]
+    mask = np.ones((2, 20, 20), bool)
+    mask[0, 3, 8:] = mask[1, 3, 7:] = False  # 7.5 keys on average
+    mask[0, 5, 9:] = mask[1, 5, 7:] = False  # 8
+    array = np.random.default_rng(1).standard_normal((2, 20, 3)).astype(np.float32)
+    recording = Recording(texts, [Layer(array, array, mask=mask)])
+    answer = Answers([recording]).answer("links", "layer=0&heads=0,1&n=400")
+    found = json.loads(answer.body)
+    assert found["fewest"] == 8
+    assert {query for query, _, _ in found["links"]} == set(range(20)) - {3}
+
+
+@pytest.mark.parametrize("how", ["on", "against"])
+def test_several_heads_are_not_compared(how):
+    wanted = "on and against compare one head; give head in place of heads."
+    assert refused(f"heads=0,1&query=1&{how}=0") == wanted
 
 
 def test_several_that_are_not_there_are_refused():
@@ -226,6 +247,22 @@ def test_whole_words_are_chosen_by_words(show):
     assert "queries=2-5" in page.evaluate("location.hash")
     page.locator(".regard-token").nth(6).click(modifiers=["Control"])
     page.wait_for_function("() => location.hash.includes('queries=2-8')")
+
+
+def test_one_head_and_one_query_are_compared(open_map):
+    page = open_map(spoken(), hash="L0H1&query=5&key=3&unit=token&heads=0,1&queries=4-6")
+    is_said(page.page, "mean of 2 queries")
+    page.page.get_by_label("compare").select_option("side")
+    is_said(page.page, "side by side")
+    assert not {"heads", "queries"} & set(page.selection())
+    page.page.locator(".regard-head[aria-label^='L0H3']").click(modifiers=["Control"])
+    is_said(page.page, "mean of 2 heads of layer 0: 1, 3 ")
+    assert "compare" not in page.selection()
+    page.page.get_by_label("compare").select_option("difference")
+    page.page.locator(".regard-map-stage").focus()
+    page.page.keyboard.press("Shift+ArrowDown")
+    is_said(page.page, "mean of 2 queries")
+    assert "compare" not in page.selection()
 
 
 def test_a_nonsense_address_of_several_is_mended(show):

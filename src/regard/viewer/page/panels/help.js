@@ -11,7 +11,7 @@ const KEY_LIST = [
   ["0", "fit the whole map"],
   ["Home End", "first and last key of the row, where the map has the focus"],
   ["Enter", "go to the strongest pair in the cell"],
-  ["v", "Map, Steps or Lines"],
+  ["v", "Map, Lines or Steps"],
   ["m", "cells of several weights: the strongest, or their share"],
   ["s", "scale: linear, logarithmic or × uniform"],
   ["w", "words, or the tokens that they are made of"],

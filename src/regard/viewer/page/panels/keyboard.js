@@ -17,7 +17,7 @@ import { unlessSaid } from "../data/watch.js";
 /** @type {{[key: string]: [across: number, down: number] | undefined}} */
 const ARROWS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
 /** @type {Record<View, View>} */
-const NEXT_VIEW = { map: "steps", steps: "lines", lines: "map" };
+const NEXT_VIEW = { map: "lines", lines: "steps", steps: "map" };
 /** @type {Record<Scale, Scale>} */
 const NEXT_SCALE = { linear: "log", log: "uniform", uniform: "linear" };
 const TYPED = "input:not([type=checkbox]), select, textarea, [contenteditable]";
