@@ -68,7 +68,7 @@ def test_each_weight_from_one_per_cent_on_has_a_line(show):
     is_drawn(page, "L1 heads 2 query 5 key 3")
     weights = weights_of(recording, 2, layer=1)
     assert 0 < count_lines(page) == (weights >= 0.01).sum() < np.tri(8).sum()
-    assert "none under 1 %" in page.locator(LINES).text_content()
+    assert "Masked pairs and weights under 1 % have none." in page.locator(LINES).text_content()
     assert page.locator(".regard-map").is_hidden()
     selected = page.locator(f"{LINES} [aria-selected=true]").all_text_contents()
     assert selected == ["5it", "slept3"]
@@ -203,6 +203,18 @@ def test_queries_with_a_text_of_their_own_stand_left(show):
     words = page.locator(".regard-lines-query .regard-lines-word").all_text_contents()
     assert words == [f"q{n}" for n in range(5)]
     assert page.locator(".regard-lines-key .regard-lines-token").count() == 7
+
+
+def test_an_exported_file_has_lines_and_means(open_page, tmp_path):
+    recording = spoken()
+    recording.export(tmp_path / "page.html")
+    address = (tmp_path / "page.html").as_uri()
+    page = open_page(f"{address}#L0H1&heads=1,3&query=5&queries=4-6&key=3&view=lines")
+    is_drawn(page, "L0 heads 1,3 query 5 key 3")
+    heads = [weights_of(recording, head) for head in (1, 3)]
+    assert count_lines(page) == sum((weights >= 0.01).sum() for weights in heads)
+    exact = np.mean(heads, 0)[4:6].mean(0)[3]
+    assert f"{exact:.4f}" in is_said(page, "mean of 2 queries → key 3 ")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

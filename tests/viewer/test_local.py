@@ -136,7 +136,8 @@ def questions(facts):
     """Floats that are asked of the last head of every layer, by tokens and by words."""
     for path, parameters in questions_of_tokens(facts):
         yield path, parameters
-        yield path, {**parameters, "unit": "word"}
+        if path != "sums":  # of tokens alone
+            yield path, {**parameters, "unit": "word"}
 
 
 def questions_of_tokens(facts):
@@ -169,22 +170,20 @@ def questions_of_tokens(facts):
 
 
 def questions_of_several(facts):
-    """Means of heads and of queries, by tokens and by words."""
+    """Means of heads and of queries."""
     Lq, Lk = facts["queries"], facts["tokens"]
     heads = {"layer": 0, "heads": ",".join(map(str, range(0, facts["layers"][0]["heads"], 2)))}
     yield "sums", heads
     yield "sums", {"layer": 0, "head": 0, "first": "hidden"}
-    for unit in ("token", "word"):
-        where = {**heads, "unit": unit}
-        if Lq > 4:
-            queries = f"1-3,{Lq - 1}-{Lq}"
-            yield "row", {"layer": 0, "head": 0, "queries": queries, "unit": unit}
-            yield "row", {**where, "queries": queries}
-        yield "row", {**where, "query": Lq - 1}
-        yield "column", {**where, "key": Lk // 3}
-        yield "visible", where
-        for plane, level in (("max", 0), ("max", 2), ("mass", 2)):
-            yield "tile", {**where, "plane": plane, "level": level, "row": 0, "column": 0}
+    if Lq > 4:
+        queries = f"1-3,{Lq - 1}-{Lq}"
+        yield "row", {"layer": 0, "head": 0, "queries": queries}
+        yield "row", {**heads, "queries": queries}
+    yield "row", {**heads, "query": Lq - 1}
+    yield "column", {**heads, "key": Lk // 3}
+    yield "visible", heads
+    for plane, level in (("max", 0), ("max", 2), ("mass", 2)):
+        yield "tile", {**heads, "plane": plane, "level": level, "row": 0, "column": 0}
 
 
 @pytest.mark.parametrize("name", RECORDINGS)

@@ -196,7 +196,9 @@ class LinesPanel {
   #words({ rows, columns, heads, unit }) {
     const { selection } = this;
     const least = percentText(LEAST_SHOWN);
-    const parts = [`The wider and stronger a line, the larger the weight; none under ${least}.`];
+    const parts = [
+      `The wider and stronger a line, the larger the weight. Masked pairs and weights under ${least} have none.`,
+    ];
     if (rows.places.length < rows.count || columns.places.length < columns.count)
       parts.push(
         `Of ${countText(columns.count)} ${unit}s, these are ${rows.places.length} queries and ` +
