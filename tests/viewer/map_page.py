@@ -27,9 +27,9 @@ def decoded(png):
     return np.array(Image.open(io.BytesIO(png)))
 
 
-def constant(name):
-    """A JSON-like constant of colours.js."""
-    text = re.search(rf"const {name} = (.*?);", COLOURS, re.DOTALL)[1]
+def constant(name, source=COLOURS):
+    """A JSON-like constant of colours.js, or of another module's text."""
+    text = re.search(rf"const {name} = (.*?);", source, re.DOTALL)[1]
     text = re.sub(r"(\w+):", r'"\1":', text)
     return json.loads(re.sub(r",(\s*[\]}])", r"\1", text))
 

@@ -94,6 +94,8 @@ def sort_heads(page):
 STATES = {
     "map": (f"L0H1&{PAIR}", None),
     "column": (f"L0H1&{PAIR}&side=by", None),
+    "lines": (f"L0H1&{PAIR}&view=lines&heads=1,2", None),
+    "sums": (f"L0H1&{PAIR}&sums=shown", None),
     "steps": (f"L0H1&{PAIR}&view=steps", None),
     "side by side": (f"L0H1&{PAIR}&compare=side&other=L1H2", None),
     "difference": (f"L0H1&{PAIR}&compare=difference&other=L1H2", None),
@@ -120,6 +122,8 @@ def go(page, place):
     page.wait_for_selector(".regard-text[data-shown^='query 6 key 3 ']")
     if "view=steps" in place:
         page.wait_for_selector(".regard-steps[data-shown='query 6 key 3']:visible")
+    elif "view=lines" in place:
+        page.wait_for_selector(".regard-lines[data-shown$='query 6 key 3']:visible")
     else:
         page.wait_for_selector(".regard-map[data-idle=true]:visible")
 
@@ -147,8 +151,9 @@ class TestPage:
         for panel in ("Heads", "Pairs", "Text"):
             page.locator(".regard-tabs").get_by_role("button", name=panel).click()
             assert_accessible(page, panel)
-        go(page, f"L0H1&{PAIR}&view=steps")
-        assert_accessible(page, "Steps")
+        for view in ("lines", "steps"):
+            go(page, f"L0H1&{PAIR}&view={view}")
+            assert_accessible(page, view)
 
     def test_so_can_a_long_text(self, show, scheme):
         words = [f" w{n}" for n in range(2100)]

@@ -385,8 +385,8 @@ def test_what_cannot_be_shown_is_refused():
 
 
 def test_nan_and_infinity_in_a_recording_are_answered():
-    q = np.random.default_rng(0).standard_normal((1, 9, 4)).astype(np.float32)
-    q[0, 4], q[0, 6] = np.nan, np.inf
+    q = np.random.default_rng(0).standard_normal((2, 9, 4)).astype(np.float32)
+    q[:, 4], q[:, 6] = np.nan, np.inf
     found = Answers([Recording(list("abcdefghi"), [Layer(q, q, q, causal=True)])])
     for path, query in VALID.items():
         assert found.answer(path, query).status == 200, path

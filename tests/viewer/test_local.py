@@ -136,7 +136,8 @@ def questions(facts):
     """Floats that are asked of the last head of every layer, by tokens and by words."""
     for path, parameters in questions_of_tokens(facts):
         yield path, parameters
-        yield path, {**parameters, "unit": "word"}
+        if path != "sums":  # of tokens alone
+            yield path, {**parameters, "unit": "word"}
 
 
 def questions_of_tokens(facts):
@@ -145,6 +146,7 @@ def questions_of_tokens(facts):
     for n, found in enumerate(facts["layers"]):
         head = {"layer": n, "head": found["heads"] - 1}
         yield "visible", head
+        yield "sums", head
         for i in {0, Lq // 2, Lq - 1}:
             yield "row", {**head, "query": i}
         for j in {0, Lk // 3, Lk - 1}:
@@ -159,11 +161,29 @@ def questions_of_tokens(facts):
     for i, j in {(0, 0), (Lq - 1, Lk - 1), (Lq // 2, Lk // 3)}:
         yield "pair", {"query": i, "key": j}
         yield "pair", {"query": i, "key": j, "first": "hidden"}
+    yield from questions_of_several(facts)
     hidden = {"layer": 0, "head": 0, "first": "hidden"}
     yield "tile", {**hidden, "plane": "mass", "level": 1, "row": 0, "column": 0}
     yield "row", {**hidden, "query": Lq - 1}
     yield "column", {**hidden, "key": 0}
     yield "visible", hidden
+
+
+def questions_of_several(facts):
+    """Means of heads and of queries."""
+    Lq, Lk = facts["queries"], facts["tokens"]
+    heads = {"layer": 0, "heads": ",".join(map(str, range(0, facts["layers"][0]["heads"], 2)))}
+    yield "sums", heads
+    yield "sums", {"layer": 0, "head": 0, "first": "hidden"}
+    if Lq > 4:
+        queries = f"1-3,{Lq - 1}-{Lq}"
+        yield "row", {"layer": 0, "head": 0, "queries": queries}
+        yield "row", {**heads, "queries": queries}
+    yield "row", {**heads, "query": Lq - 1}
+    yield "column", {**heads, "key": Lk // 3}
+    yield "visible", heads
+    for plane, level in (("max", 0), ("max", 2), ("mass", 2)):
+        yield "tile", {**heads, "plane": plane, "level": level, "row": 0, "column": 0}
 
 
 @pytest.mark.parametrize("name", RECORDINGS)
@@ -215,8 +235,12 @@ def compare_links(ask, answers, facts):
     Lq, Lk = facts["queries"], facts["tokens"]
     part = {"rows": f"{Lq // 3}-{Lq}", "columns": f"0-{max(1, Lk // 2)}"}
     words = {"n": 6, "unit": "word"}
-    for more in ({"n": 5}, {"n": 512}, {"n": 7, **part}, {"n": 0}, words, {**words, **part}):
-        where = {"layer": 0, "head": 0, **more}
+    one = ({"n": 5}, {"n": 512}, {"n": 7, **part}, {"n": 0}, words, {**words, **part})
+    ends = sorted({0, facts["layers"][0]["heads"] - 1})
+    heads = {"heads": ",".join(map(str, ends))}
+    several = [{**heads, "n": 5}, {**heads, **part, "n": 7}, {**heads, **part, **words}]
+    for more in (*({"head": 0, **asked} for asked in one), *several):
+        where = {"layer": 0, **more}
         told = json.loads(ask("links", **where))
         wanted = json.loads(complete(answers, "links", where))
         found, expected = told["links"], wanted["links"]

@@ -85,11 +85,14 @@ def test_the_address_says_what_is_chosen_and_back_undoes_it(show):
         assert page.locator(pressed, has_text=re.compile(f"^{name}$")).count() == 1
     page.keyboard.press("]")
     is_said(page, "L1H3")
-    page.keyboard.press("v")
-    is_said(page, "Steps")
+    for view in ("Lines", "Steps"):
+        page.keyboard.press("v")
+        is_said(page, view)
     assert "#L1H3&" in page.url
     assert "view=steps" in page.url
     again = page.url
+    page.go_back()
+    is_said(page, "Lines")
     page.go_back()
     is_said(page, "Map")
     page.go_back()
@@ -115,15 +118,17 @@ def test_every_key_does_what_it_says_and_says_what_it_did(show):
     said = {
         "m": "share of each cell", "s": "scale: logarithmic", "t": "attended by", "]": "L0H2",
         "}": "L1H2", "{": "L0H2", "[": "L0H1", "p": "this pair", "o": "entropy",
-        "c": "side by side", "v": "Steps", "ArrowDown": "query 6 ", "ArrowRight": "key 4 ",
-        "Shift+ArrowUp": "query 0 ",
+        "c": "side by side", "v": "Lines", "ArrowDown": "query 6 ", "ArrowRight": "key 4 ",
+        "PageUp": "query 0 ", "Shift+ArrowDown": "mean of 2 queries",
     }  # fmt: skip
     for key, words in said.items():
         page.keyboard.press(key)
         is_said(page, words)
     page.keyboard.press("v")
+    is_said(page, "Steps")
+    page.keyboard.press("v")
     is_said(page, "Map")
-    page.keyboard.press("Shift+ArrowDown")
+    page.keyboard.press("PageDown")
     is_said(page, "query 7 ")
     page.keyboard.press("Control+m")  # the browser's, not ours
     assert page.locator(".regard [aria-pressed=true]", has_text="share").count() == 1
@@ -169,7 +174,7 @@ def test_the_tab_key_reaches_everything(show):
             break
     names = " | ".join(name for name, _ in seen)
     for name in (
-        "Map", "Steps", "layer", "head", "compare", "Export",
+        "Map", "Lines", "Steps", "layer", "head", "compare", "Export",
         "Keys", "order", "this pair in every head", "L0H1, ", "attends to", "attended by",
         "Search the text", "masked, 8 × 8", "weights, 8 × 8", "output, 8 × 8", " it",
     ):  # fmt: skip

@@ -170,7 +170,7 @@ def test_queries_from_the_middle_of_the_text_stand_at_their_tokens(show):
     assert page.locator(".regard-unseen").all_text_contents() == words[:4] + words[8:]
     page.locator(".regard-token").nth(7).click()
     is_chosen(page, 3, 3, start=4)
-    page.keyboard.press("v")
+    page.get_by_role("button", name="Steps").click()
     page.wait_for_selector(".regard-steps[data-shown='query 3 key 3']")
     assert "query 7 attends to key 3" in page.locator(".regard-arithmetic").text_content()
 

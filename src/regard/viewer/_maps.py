@@ -20,7 +20,7 @@ MAX_BYTES = 512_000_000
 
 
 class Where(NamedTuple):
-    """A head, and which of its pairs are wanted.
+    """A head, or several for their mean, and which of the pairs are wanted.
 
     Attributes:
         recording, layer, head: by their places.
@@ -31,7 +31,7 @@ class Where(NamedTuple):
 
     recording: int
     layer: int
-    head: int
+    head: int | tuple[int, ...]
     on: int | None = None
     against: int | None = None
     by_words: bool = False

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple, TypeVar
 from urllib.parse import parse_qsl
 
@@ -171,25 +172,36 @@ class Answers:
         return _floats(*self._maps[where].tile(plane, level, row, column))
 
     def _row(self, parameters: Parameters) -> Answer:
-        where, query = parameters.map(), parameters.query()
+        where, queries = parameters.map(), parameters.queries()
         parameters.done()
-        return _floats(self._maps[where].row(query))
+        return _floats(self._maps[where].mean_row(queries))
 
     def _column(self, parameters: Parameters) -> Answer:
         where, key = parameters.map(), parameters.key()
         parameters.done()
         return _floats(*self._maps[where].column(key))
 
+    def _sums(self, parameters: Parameters) -> Answer:
+        where = Where(*parameters.heads())
+        parameters.done()
+        return _floats(*self._maps[where].sums())
+
     def _visible(self, parameters: Parameters) -> Answer:
-        recording, layer, head = parameters.head()
+        recording, layer, heads = parameters.heads()
         by_words = parameters.by_words()
         parameters.done()
+        heads = (heads,) if isinstance(heads, int) else heads
+        counts = [self._seen(recording, layer, head, by_words) for head in heads]
+        return _floats(np.mean(counts, 0))
+
+    def _seen(self, recording: int, layer: int, head: int, by_words: bool) -> np.ndarray:
+        """The number of unmasked keys, or words, of each query of a head."""
         found = self._shown[recording]
         if not by_words:
-            return _floats(_facts.visible(found.layers[layer], head))
+            return _facts.visible(found.layers[layer], head)
         call, words = _facts.call_of(found.layers[layer], head), self._maps.words(recording)
         numbers = found.layer_numbers[layer], found.layers[layer].head_numbers[head]
-        return _floats(seen_words(words, call, *numbers))
+        return seen_words(words, call, *numbers)
 
     def _links(self, parameters: Parameters) -> Answer:
         where, n = parameters.map(), parameters.number("n", MAX_LINKS + 1)
@@ -259,6 +271,7 @@ class Answers:
         "tile": _tile,
         "row": _row,
         "column": _column,
+        "sums": _sums,
         "visible": _visible,
         "links": _links,
         "heads": _head_facts,
@@ -317,13 +330,19 @@ class Parameters:
         return recording, layer, self.number("head", self._found.layers[layer].heads)
 
     def map(self) -> Where:
-        """A head, on the tokens of another recording, or where these have counterparts."""
-        head, count = self.head(), len(self._recordings) // 2
+        """A head or several, on the tokens of another recording, or where these have counterparts.
+
+        Only one head is compared so.
+        """
+        recording, layer, head = self.heads()
+        count = len(self._recordings) // 2
         self._on = self.number("on", count) if "on" in self._left else None
         against = self.number("against", count) if "against" in self._left else None
         if self._on is not None and against is not None:
             raise RequestError("on and against are two ways to compare; give one of them.")
-        return Where(*head, self._on, against, self.by_words())
+        if isinstance(head, tuple) and (self._on is not None or against is not None):
+            raise RequestError("on and against compare one head; give head in place of heads.")
+        return Where(recording, layer, head, self._on, against, self.by_words())
 
     def by_words(self) -> bool:
         """Whether weights of words are asked for."""
@@ -346,6 +365,27 @@ class Parameters:
         """Queries and keys of the recording that positions are of."""
         found = self._found if self._on is None else self._recordings[self._on]
         return len(found.query_tokens), len(found.tokens)
+
+    def heads(self) -> tuple[int, int, int | tuple[int, ...]]:
+        """Recording, layer, and the head, or those of ``heads`` in place of ``head``."""
+        if "heads" not in self._left:
+            return self.head()
+        recording, layer = self.recording(), self.layer()
+        count = self._found.layers[layer].heads
+        return recording, layer, tuple(sorted(set(self.numbers("heads", count, count))))
+
+    def queries(self) -> list[slice]:
+        """The query, or the parts ``a-b`` of ``queries`` in its place."""
+        count, _ = self.counts
+        if "queries" not in self._left:
+            query = self.query()
+            return [slice(query, query + 1)]
+        texts = self._text("queries").split(",")
+        parts = sorted((_part("queries", text, count) for text in texts), key=lambda p: p.start)
+        for before, after in pairwise(parts):
+            if before.stop > after.start:
+                raise RequestError(f"queries has {after.start} twice; give each query once.")
+        return parts
 
     def query(self) -> int:
         """The position of a query in the recording that was taken."""
@@ -372,17 +412,7 @@ class Parameters:
 
     def part(self, name: str, count: int) -> slice | None:
         """``a-b``, the positions a to b − 1 of ``count``; None where it is not given."""
-        if name not in self._left:
-            return None
-        text = self._text(name)
-        found = PART.fullmatch(text)
-        low, high = (int(side) for side in found.groups()) if found else (0, 0)
-        if not low < high <= count:
-            raise RequestError(
-                f"{name} is {_quoted(text)}; a-b is needed, with 0 ≤ a < b ≤ {count}, as in"
-                f" 0-{count}."
-            )
-        return slice(low, high)
+        return _part(name, self._text(name), count) if name in self._left else None
 
     def word(self, name: str, known: Sequence[WordT]) -> WordT:
         """One of the words that are known."""
@@ -396,6 +426,16 @@ class Parameters:
         if name not in self._left:
             raise RequestError(f"{name} is missing; this endpoint needs it.")
         return self._left.pop(name)
+
+
+def _part(name: str, text: str, count: int) -> slice:
+    found = PART.fullmatch(text)
+    low, high = (int(side) for side in found.groups()) if found else (0, 0)
+    if not low < high <= count:
+        raise RequestError(
+            f"{name} is {_quoted(text)}; a-b is needed, with 0 ≤ a < b ≤ {count}, as in 0-{count}."
+        )
+    return slice(low, high)
 
 
 def _number_below(name: str, text: str, count: int) -> int:

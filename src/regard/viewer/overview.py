@@ -11,16 +11,18 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from regard._base.arrays import to_numpy
+from regard._base.errors import UnsupportedError
 from regard._call.visible import seen
 from regard._weights.attention_weights import AttentionWeights
 from regard.viewer._aligned import AlignedWeights
+from regard.viewer._sums import Sums
 from regard.viewer._words import WordBlocks, seen_words
 
 if TYPE_CHECKING:
@@ -41,6 +43,8 @@ LARGEST_SIDE = 4096  # bins of the coarse heatmap
 LINK_BINS = 512  # on a side, each of which may give a link
 FEW_KEYS = 8  # of fewer, one has a large weight in any case
 IDLE_TIMEOUT_S = 5.0  # the worker ends when no request came for so long
+MEAN_PAIRS = 2**24  # of which the strongest of a mean of heads are sought
+MEAN_BLOCK = 2**20  # pairs at a time
 
 
 def samples_of(queries: int, keys: int, head_size: int) -> int:
@@ -51,9 +55,12 @@ def samples_of(queries: int, keys: int, head_size: int) -> int:
 class HeadMap:
     """Tiles, rows, columns and links of one head, in ln(weight); safe for several threads.
 
+    Several heads are their mean: a pair that some of them mask counts as 0 there. In a tile, each
+    bin is the mean of the heads' bins.
+
     Args:
         recording: where the head is.
-        layer, head: which one, by their places.
+        layer, head: which one, by their places; or which ones.
         places: the query of each row and the key of each column, −1 for none; by default all.
         words: the recording by words, where each pair of pieces has the weight of its words.
 
@@ -64,38 +71,58 @@ class HeadMap:
         self,
         recording: Recording,
         layer: int,
-        head: int,
+        head: int | tuple[int, ...],
         places: tuple[Places, Places] | None = None,
         words: Words | None = None,
     ) -> None:
-        self._recording = recording
+        self._recording, self._words = recording, words
         found = recording.layers[layer]
-        numbers = recording.layer_numbers[layer], found.head_numbers[head]
-        of_head = recording.weights[numbers[0]].head(numbers[1])
-        self._call, self._words, self._numbers = of_head._call, words, numbers
+        layer_number = recording.layer_numbers[layer]
+        weights = recording.weights[layer_number]
+        numbers = [found.head_numbers[h] for h in ((head,) if isinstance(head, int) else head)]
+        self._numbers = [(layer_number, number) for number in numbers]
+        self._pieces = [weights.head(number) for number in numbers]
         self._places = places
-        weights = of_head if words is None else WordBlocks.of(words, of_head, *numbers)
-        self._weights: HeadWeights = weights if places is None else AlignedWeights(weights, *places)
+        self._weights = [self._of_head(*of) for of in zip(self._pieces, self._numbers)]
         self._head_size = int(found.query.shape[-1])
         self.query_start = found.query_start
-        self.shape = self._weights.shape
+        self.shape = self._weights[0].shape
+        self._sums: Sums | None = None
         self._collected: _Collected | None = None
         queries, keys = self.shape
         if samples_of(queries, keys, self._head_size) > 1:
             self._collected = _Collected(self)
 
-    def _weights_of(self, rows: slice) -> HeadWeights:
-        """The weights of some queries, if the file still holds the whole recording."""
+    def _of_head(self, pieces: AttentionWeights[Any], numbers: tuple[int, int]) -> HeadWeights:
+        """The weights of a head by words, and at the chosen places, where these are wanted."""
+        words = self._words
+        weights = pieces if words is None else WordBlocks.of(words, pieces, *numbers)
+        return weights if self._places is None else AlignedWeights(weights, *self._places)
+
+    def _weights_of(self, rows: slice) -> list[HeadWeights]:
+        """Each head's weights of some queries, if the file still holds the whole recording."""
         self._recording._check_file()
-        return self._weights.part(rows)
+        return [weights.part(rows) for weights in self._weights]
+
+    def _pieces_of(self, rows: slice) -> list[AttentionWeights]:
+        """The same by tokens, whatever the map is of."""
+        self._recording._check_file()
+        return [weights.part(rows) for weights in self._pieces]
+
+    def _bins(
+        self, rows: slice, planes: tuple[PoolHow, ...], down: int, across: int, columns: slice
+    ) -> list[Picture]:
+        """``bins`` of some queries, the mean of the heads."""
+        pictures = [bins(w, planes, down, across, columns) for w in self._weights_of(rows)]
+        return [mean_log(same) for same in zip(*pictures)]
 
     def _work(self, rows: int, columns: int) -> int:
-        return rows * columns * self._head_size
+        return rows * columns * self._head_size * len(self._weights)
 
     @property
     def nbytes(self) -> int:
         """Bytes kept, without those that the recording's weights keep."""
-        return 0 if self._collected is None else self._collected.nbytes
+        return sum(kept.nbytes for kept in (self._collected, self._sums) if kept is not None)
 
     @property
     def coverage(self) -> float:
@@ -128,24 +155,43 @@ class HeadMap:
         if rows.start < rows.stop and columns.start < columns.stop:
             side = 1 << level
             shown: PoolHow = plane if level else "max"  # the share of one weight is itself
-            (picture,) = bins(self._weights_of(rows), (shown,), side, side, columns)
+            (picture,) = self._bins(rows, (shown,), side, side, columns)
             out[: picture.shape[0], : picture.shape[1]] = picture
         return out, 1.0
 
     def row(self, query: int) -> Float[np.ndarray, " Lk"]:
         """The weights of one query over all keys."""
-        weights = self._weights_of(slice(query, query + 1))
-        return to_numpy(weights.pool((1, self.shape[1])))[0]
+        return self.mean_row([slice(query, query + 1)])
+
+    def mean_row(self, parts: Sequence[slice]) -> Float[np.ndarray, " Lk"]:
+        """The mean of the weights of some queries over all keys."""
+        keys = slice(0, self.shape[1])
+        if self._words is not None:  # the share of several tokens is no weight of words
+            parts = [slice(query, query + 1) for part in parts for query in _numbers(part)]
+        counts = [part.stop - part.start for part in parts]
+        rows = [
+            self._bins(part, ("max" if count == 1 else "mass",), count, 1, keys)[0][0]
+            for part, count in zip(parts, counts)
+        ]
+        return mean_log(rows, counts)
 
     def column(self, key: int) -> tuple[Float[np.ndarray, " Lq"], float]:
         """The weights of one key from all queries; NaN also for rows that were not read yet."""
         out = np.full(self.shape[0], np.nan, np.float32)
         parts = [slice(0, None)] if self._collected is None else self._collected.parts_read()
         for part in parts:
-            weights = self._weights_of(part)
-            columns = slice(key, key + 1)
-            out[part] = to_numpy(weights.pool((len(out[part]), 1), columns=columns))[:, 0]
+            out[part] = self._bins(part, ("max",), 1, 1, slice(key, key + 1))[0][:, 0]
         return out, sum(len(out[part]) for part in parts) / max(1, len(out))
+
+    def sums(self) -> tuple[Float[np.ndarray, " LqLk"], float]:
+        """The sum of each query's weights, then of each key's, and the fraction of rows in them.
+
+        A key's are those of the rows read so far, a query's NaN until it is read.
+        """
+        if self._sums is None:
+            step = max(1, WORK_SLICE // (self._work(1, self.shape[1]) + 1))
+            self._sums = Sums(self._pieces_of, self.shape, step)
+        return self._sums.read()
 
     def links(
         self, n: int, rows: slice | None = None, columns: slice | None = None
@@ -155,10 +201,13 @@ class HeadMap:
         The whole leaves out queries that see fewer than ``fewest`` keys, and pairs with key 0, the
         usual attention sink, unless there are no others. A large matrix gives at most one pair per
         bin, and keeps half of the n for pairs that are more than a hundredth of the text apart.
+
+        Raises:
+            UnsupportedError: a part of more than ``MEAN_PAIRS`` of several heads.
         """
         if rows is None or columns is None:
             whole = slice(0, self.shape[0])
-            if self._collected is not None:
+            if self._collected is not None and len(self._weights) == 1:
                 return self._collected.links(n)
             others = self._notable(n, whole, slice(1, self.shape[1]))
             return others or self._notable(n, whole, slice(0, 1)), 1.0
@@ -172,14 +221,18 @@ class HeadMap:
 
     @cached_property
     def _seen(self) -> np.ndarray:
-        if self._words is None:
-            counts = seen(self._call)
-        else:
-            counts = seen_words(self._words, self._call, *self._numbers)
+        """How many keys, or words, each query sees: the mean of the heads."""
+        every = [self._seen_by(*of) for of in zip(self._pieces, self._numbers)]
+        counts = np.mean(every, 0) if len(every) > 1 else every[0]
         if self._places is None:
             return counts
         queries, _ = self._places
         return np.where(queries >= 0, counts[queries], 0)
+
+    def _seen_by(self, pieces: AttentionWeights[Any], numbers: tuple[int, int]) -> np.ndarray:
+        if self._words is None:
+            return seen(pieces._call)
+        return seen_words(self._words, pieces._call, *numbers)
 
     def _notable(self, n: int, rows: slice, columns: slice) -> list[tuple[int, int, float]]:
         """The strongest pairs of the queries that see enough keys."""
@@ -190,13 +243,37 @@ class HeadMap:
     def _strongest(self, n: int, rows: slice, columns: slice) -> list[tuple[int, int, float]]:
         if rows.start >= rows.stop or columns.start >= columns.stop:
             return []
-        found = self._weights_of(rows).part(columns=columns).strongest(n)
+        if len(self._weights) > 1:
+            return self._strongest_of_mean(n, rows, columns)
+        found = self._weights_of(rows)[0].part(columns=columns).strongest(n)
         pairs = zip(*(to_numpy(x).reshape(-1).tolist() for x in found))
         return [
             (rows.start + query, columns.start + key, math.log(weight))
             for query, key, weight in pairs
             if weight
         ]
+
+    def _strongest_of_mean(
+        self, n: int, rows: slice, columns: slice
+    ) -> list[tuple[int, int, float]]:
+        """The same of several heads, block by block: no head's own strongest pairs tell it."""
+        height, width = rows.stop - rows.start, columns.stop - columns.start
+        if height * width > MEAN_PAIRS:
+            raise UnsupportedError(
+                f"links of several heads: these are {height:,} queries and {width:,} keys; request"
+                f" a part of at most {MEAN_PAIRS:,} pairs with rows and columns, or one head."
+            )
+        found: list[tuple[int, int, float]] = []
+        step = max(1, MEAN_BLOCK // width)
+        for low in range(rows.start, rows.stop, step):
+            block = slice(low, min(low + step, rows.stop))
+            (picture,) = self._bins(block, ("max",), 1, 1, columns)
+            if self._words is not None:
+                picture = _at_first(picture, self._words, block, columns, rows.start)
+            for row, column in _largest(np.nan_to_num(picture, nan=-np.inf, neginf=-np.inf), n):
+                found.append((low + row, columns.start + column, float(picture[row, column])))
+            found = sorted(found, key=lambda link: -link[2])[:n]
+        return found
 
 
 class _Collected:
@@ -363,16 +440,15 @@ class _Collected:
 
     def _pooled(self, rows: slice) -> tuple[Picture, np.ndarray, Picture, np.ndarray]:
         """Per bin of some rows: maximum, maximum of column 0 without key 0, sum, number of rows."""
-        weights = self._whole._weights_of(rows)
         count = len(range(rows.start, rows.stop, rows.step))
         columns = slice(0, self._shape[1])
         down = 1 << self.level - int(math.log2(ROUNDS))
         across = 1 << self.level
-        strongest, mass = bins(weights, ("max", "mass"), down, across, columns)
+        strongest, mass = self._whole._bins(rows, ("max", "mass"), down, across, columns)
         beside = np.full(len(strongest), np.nan, np.float32)
         if columns.stop > 1:
             first = slice(1, min(across, columns.stop))
-            beside = bins(weights, ("max",), down, across, first)[0][:, 0]
+            beside = self._whole._bins(rows, ("max",), down, across, first)[0][:, 0]
         read = np.diff(np.minimum(np.arange(len(strongest) + 1) * down, count))
         with np.errstate(invalid="ignore"):
             total = np.nan_to_num(np.exp(mass)) * read[:, None]
@@ -392,6 +468,39 @@ def bins(
             beside.append(list(map(to_numpy, weights.pool(size, planes, rows, part))))
         bands.append([np.concatenate(pictures, 1) for pictures in zip(*beside)])
     return [np.concatenate(pictures) for pictures in zip(*bands)]
+
+
+def _numbers(part: slice) -> range:
+    return range(part.start, part.stop)
+
+
+def _at_first(picture: Picture, words: Words, rows: slice, columns: slice, top: int) -> Picture:
+    """The weights at the first pieces of their words, or of the part from row ``top`` on."""
+    is_first = [
+        np.isin(_numbers(part), [*starts, first])
+        for part, starts, first in (
+            (rows, words.query_starts, top),
+            (columns, words.starts, columns.start),
+        )
+    ]
+    return np.where(np.outer(*is_first), picture, np.float32(np.nan))
+
+
+def mean_log(logs: Sequence[np.ndarray], counts: Sequence[int] | None = None) -> np.ndarray:
+    """ln of the mean of weights, from their logarithms.
+
+    Args:
+        logs: arrays of one shape; NaN counts as 0 beside numbers.
+        counts: how many weights each stands for; by default one.
+    """
+    if len(logs) == 1:
+        return logs[0]
+    every = np.array(logs, np.float64)
+    hidden = np.isnan(every)
+    shares = np.array([1] * len(logs) if counts is None else counts, np.float64)
+    shares = np.log(shares / shares.sum()).reshape(-1, *[1] * (every.ndim - 1))
+    found = np.logaddexp.reduce(np.where(hidden, -np.inf, every) + shares)
+    return np.where(hidden.all(0), np.nan, found).astype(np.float32)
 
 
 def _whole_and_rest(part: slice, side: int) -> list[slice]:

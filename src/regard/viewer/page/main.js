@@ -15,6 +15,7 @@ import { makeHeader } from "./panels/header.js";
 import { makeHeads } from "./panels/heads.js";
 import { makeHelp } from "./panels/help.js";
 import { listenToKeys } from "./panels/keyboard.js";
+import { makeLines } from "./panels/lines.js";
 import { describeChanges, makeReadout } from "./panels/readout.js";
 import { makeSteps } from "./panels/steps.js";
 import { makeText } from "./panels/text.js";
@@ -92,7 +93,7 @@ export async function start(root, request, options = {}) {
   const end = () => {
     listening.abort();
     selection.end();
-    for (const part of [parts.heads, parts.text, parts.steps, parts.map]) part.end();
+    for (const part of [parts.heads, parts.text, parts.steps, parts.lines, parts.map]) part.end();
   };
   return { context, end };
 }
@@ -115,13 +116,14 @@ function makeParts(context) {
   const heads = makeHeads(context);
   const text = makeText(context);
   const steps = makeSteps(context);
+  const lines = makeLines(context);
   const map = new HeadMapView(context);
   const colourBar = makeColourBar(context, map);
   const compare = makeCompare(context);
-  const pictures = makeExport(context, { map, steps });
-  map.head.append(colourBar.element);
+  const pictures = makeExport(context, { map, steps, lines });
+  map.head.append(colourBar.element, map.sums.button);
   const header = makeHeader(context, { compare, help, pictures });
-  return { help, pictures, heads, text, steps, map, compare, header };
+  return { help, pictures, heads, text, steps, lines, map, compare, header };
 }
 
 /**
@@ -131,8 +133,9 @@ function makeParts(context) {
  * @param {HTMLElement} readout
  */
 function layOut({ selection }, parts, readout) {
-  const { header, heads, map, steps, text } = parts;
-  const centre = make("main", { class: "regard-centre" }, map.element, steps.element);
+  const { header, heads, map, steps, lines, text } = parts;
+  const views = { map: map.element, steps: steps.element, lines: lines.element };
+  const centre = make("main", { class: "regard-centre" }, ...Object.values(views));
   const frame = make("div", { class: "regard-frame" });
   const showPanel = (/** @type {PanelName} */ shown) => {
     frame.dataset.panel = shown;
@@ -147,8 +150,7 @@ function layOut({ selection }, parts, readout) {
   frame.append(header.element, ...panels, readout);
   showPanel("text");
   const turn = () => {
-    map.element.hidden = selection.view !== "map";
-    steps.element.hidden = selection.view !== "steps";
+    for (const [name, element] of Object.entries(views)) element.hidden = selection.view !== name;
   };
   selection.listen((changed) => changed.has("view") && turn());
   turn();

@@ -34,7 +34,8 @@ export async function chooseFirst(context) {
   const { values } = await source.row({ ...where, query });
   if (!isStill(selection, where)) return chooseFirst(context);
   if (selection.query !== null && selection.key !== null) return;
-  selection.set({ query, key: selection.key ?? largest(values, 1)[0] ?? 0 }, { step: false });
+  const key = selection.key ?? largest(values, 1)[0] ?? 0;
+  selection.set(selection.query === null ? { query, key } : { key }, { step: false });
 }
 
 /**

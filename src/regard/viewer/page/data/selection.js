@@ -1,13 +1,15 @@
 // The selection on the page, and the address that follows it.
 
 import { usualScale } from "../drawing/colours.js";
+import { countIn, isIn, partsOf, partsText, placesOfNumbers } from "./several.js";
 
 /** @import { About, LayerFacts, Place } from "./source.js" */
+/** @import { Part } from "./several.js" */
 /** @import { Source } from "./source.js" */
 /** @import { Aligned } from "./alignment.js" */
 /** @import { Texts } from "./tokens.js" */
 
-/** @typedef {"map" | "steps"} View */
+/** @typedef {"map" | "steps" | "lines"} View */
 /** @typedef {"max" | "mass"} Plane */
 /** @typedef {"token" | "word"} Unit */
 /** @import { Scale } from "../drawing/colours.js" */
@@ -15,8 +17,9 @@ import { usualScale } from "../drawing/colours.js";
 /** @typedef {"" | "side" | "difference"} Compare */
 
 /**
- * @typedef {{view: View, recording: number, layer: number, head: number, query: number | null,
- *   key: number | null, plane: Plane, scale: Scale | "", first: "" | "hidden", unit: Unit | "", side: Side, low: number | null,
+ * @typedef {{view: View, recording: number, layer: number, head: number, heads: string,
+ *   query: number | null, queries: string, key: number | null, plane: Plane, scale: Scale | "",
+ *   first: "" | "hidden", unit: Unit | "", sums: "" | "shown", side: Side, low: number | null,
  *   high: number | null, span: number | null, compare: Compare, other: string, x: number | null,
  *   y: number | null, zoom: number | null, text: string}} Fields
  */
@@ -35,16 +38,19 @@ import { usualScale } from "../drawing/colours.js";
 
 /** @type {Readonly<Fields>} */
 const DEFAULTS = {
-  view: "map", // or "steps"
+  view: "map", // or "steps", or "lines"
   recording: 0,
   layer: 0,
   head: 0,
+  heads: "", // several of the layer, by their numbers, `2,4,7`; `head` is one of them
   query: null, // a position, or none
+  queries: "", // several, `3-7,9-10`; `query` is one of them
   key: null,
   plane: "max", // or "mass"
   scale: "", // "linear", "log" or "uniform"; by itself as many keys need it
   first: "", // or "hidden": the first token, and the others share its weight
   unit: "", // "token" or "word"; by itself words in short texts
+  sums: "", // or "shown": of rows and columns, beside the map
   side: "to", // what the query attends to; "by": what the key is attended by
   low: null, // the range of colours, where it was edited; see Range
   high: null,
@@ -58,7 +64,18 @@ const DEFAULTS = {
 };
 // Back undoes these; the others are replaced in the address.
 /** @type {(keyof Fields)[]} */
-const STEPS = ["view", "recording", "layer", "head", "query", "key", "compare", "other"];
+const STEPS = [
+  "view",
+  "recording",
+  "layer",
+  "head",
+  "query",
+  "key",
+  "heads",
+  "queries",
+  "compare",
+  "other",
+];
 const SHORT_TEXT = 200; // tokens; shorter ones are shown by words
 // Browsers refuse more than some twenty changes of the address a second.
 const ADDRESS_MS = 200;
@@ -69,12 +86,15 @@ export class Selection extends EventTarget {
   recording = DEFAULTS.recording;
   layer = DEFAULTS.layer;
   head = DEFAULTS.head;
+  heads = DEFAULTS.heads;
   query = DEFAULTS.query;
+  queries = DEFAULTS.queries;
   key = DEFAULTS.key;
   plane = DEFAULTS.plane;
   scale = DEFAULTS.scale;
   first = DEFAULTS.first;
   unit = DEFAULTS.unit;
+  sums = DEFAULTS.sums;
   side = DEFAULTS.side;
   low = DEFAULTS.low;
   high = DEFAULTS.high;
@@ -164,10 +184,20 @@ export class Selection extends EventTarget {
   }
 
   /**
-   * {recording, layer, head, first, unit}: the first parameters of requests for weights.
+   * {recording, layer, head, heads, first, unit}: the first parameters of requests for weights;
+   * `heads`, where several are chosen, for their mean.
    * @returns {Place}
    */
   get where() {
+    const { headPlaces: places } = this;
+    return { ...this.oneHead, heads: places.length > 1 ? places.join() : undefined };
+  }
+
+  /**
+   * The same of `head` alone.
+   * @returns {Place}
+   */
+  get oneHead() {
     return { ...this.whereOfTokens, unit: this.usedUnit === "word" ? "word" : undefined };
   }
 
@@ -178,6 +208,26 @@ export class Selection extends EventTarget {
   get whereOfTokens() {
     const { recording, layer, head } = this;
     return { recording, layer, head, first: this.first || undefined };
+  }
+
+  // The places of the chosen heads.
+  get headPlaces() {
+    const places = placesOfNumbers(this.heads, this.layerFacts);
+    return places.length > 1 ? places : [this.head];
+  }
+
+  /**
+   * The chosen queries.
+   * @returns {Part[]}
+   */
+  get queryParts() {
+    if (this.queries) return partsOf(this.queries, this.recordingFacts.queries);
+    return this.query === null ? [] : [[this.query, this.query + 1]];
+  }
+
+  // What a request for the weights of the chosen queries, or of their mean, names.
+  get asked() {
+    return this.queries ? { queries: this.queries } : { query: this.query ?? 0 };
   }
 
   /**
@@ -225,17 +275,35 @@ export class Selection extends EventTarget {
   }
 
   /**
+   * What ends with a change: several queries with another query, several heads with another head,
+   * and a comparison with several of either.
+   * @param {Partial<Fields>} fields
+   * @returns {Partial<Fields>}
+   */
+  #moved(fields) {
+    const { query, layer, head, recording, queries, heads } = fields;
+    const isElsewhere = [layer, head, recording].some((place) => place !== undefined);
+    return {
+      ...this.#recordingMoved(fields),
+      ...(query === undefined ? {} : { queries: "" }),
+      ...(isElsewhere ? { heads: "" } : {}),
+      ...(queries || heads ? { compare: "" } : {}),
+    };
+  }
+
+  /**
    * In another recording: the head of the same numbers, and in another group, whose text is another,
    * no pair.
    * @param {Partial<Fields>} fields
    * @returns {Partial<Fields>}
    */
-  #moved({ recording: to }) {
+  #recordingMoved({ recording: to }) {
     if (to === undefined || to === this.recording) return {};
     const place = nearestPlace(this.about, to, ...numbersOf(this.about, this));
     if (!place) return {};
     const isGroup = this.about.recordings[to].group !== this.recordingFacts.group;
-    return isGroup ? { ...place, query: null, key: null, x: null, y: null, zoom: null } : place;
+    const nowhere = { query: null, queries: "", key: null, x: null, y: null, zoom: null };
+    return isGroup ? { ...place, ...nowhere } : place;
   }
 
   #fields() {
@@ -249,10 +317,23 @@ export class Selection extends EventTarget {
     this.head = inside(this.head, layers[this.layer].heads);
     if (this.query !== null) this.query = inside(this.query, queries);
     if (this.key !== null) this.key = inside(this.key, tokens);
+    this.#mendSeveral();
     for (const [name, known] of Object.entries(CHOICES)) {
       const field = /** @type {keyof typeof CHOICES} */ (name);
       if (!known.includes(this[field])) Object.assign(this, { [field]: DEFAULTS[field] });
     }
+  }
+
+  // Several queries, and several heads, are at least two, the chosen one among them; one of each is
+  // compared.
+  #mendSeveral() {
+    if (this.compare) Object.assign(this, { queries: "", heads: "" });
+    const parts = partsOf(this.queries, this.recordingFacts.queries);
+    const hasQuery = this.query !== null && isIn(parts, this.query);
+    this.queries = hasQuery && countIn(parts) > 1 ? partsText(parts) : "";
+    const places = placesOfNumbers(this.heads, this.layerFacts);
+    const isSeveral = places.length > 1 && places.includes(this.head);
+    this.heads = isSeveral ? places.map((n) => this.layerFacts.head_numbers[n]).join() : "";
   }
 
   /**
@@ -276,13 +357,14 @@ function inside(n, count) {
 
 const NAMES = /** @type {(keyof Fields)[]} */ (Object.keys(DEFAULTS));
 
-/** @type {Record<"view" | "plane" | "scale" | "first" | "unit" | "side" | "compare", string[]>} */
+/** @type {Record<"view" | "plane" | "scale" | "first" | "unit" | "sums" | "side" | "compare", string[]>} */
 const CHOICES = {
-  view: ["map", "steps"],
+  view: ["map", "steps", "lines"],
   plane: ["max", "mass"],
   scale: ["", "linear", "log", "uniform"],
   first: ["", "hidden"],
   unit: ["", "token", "word"],
+  sums: ["", "shown"],
   side: ["to", "by"],
   compare: ["", "side", "difference"],
 };
@@ -387,7 +469,8 @@ function toHash(about, fields) {
   const { layer: _, head: __, ...rest } = fields;
   const names = /** @type {(keyof typeof rest)[]} */ (Object.keys(rest));
   const others = names.filter((name) => rest[name] !== DEFAULTS[name]);
-  const parts = others.map((name) => `${name}=${encodeURIComponent(String(rest[name]))}`);
+  const written = (/** @type {unknown} */ x) => encodeURIComponent(String(x)).replace(/%2C/g, ",");
+  const parts = others.map((name) => `${name}=${written(rest[name])}`);
   return `#${[nameOfPlace(about, fields), ...parts].join("&")}`;
 }
 

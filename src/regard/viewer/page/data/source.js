@@ -46,8 +46,9 @@
 /** @typedef {"hidden" | undefined} First */
 
 /**
- * A head, as the parameters of a request name it; `unit` is "word" for its weights by words.
- * @typedef {LayerPlace & {head: number, unit?: Unit}} Place
+ * A head, as the parameters of a request name it; or several, `0,2,5`, which are their mean. `unit`
+ * is "word" for its weights by words.
+ * @typedef {LayerPlace & {head: number, heads?: string, unit?: Unit}} Place
  */
 
 /** @typedef {"token" | "word" | undefined} Unit */
@@ -160,12 +161,12 @@ export class Source {
    * @param {TilePlace} where
    */
   knownTile(where) {
-    return /** @type {Floats | undefined} */ (this.kept.get(address("tile", where)));
+    return /** @type {Floats | undefined} */ (this.kept.get(address("tile", sent(where))));
   }
 
   /**
-   * ln of the weights of one query over all keys: {values, coverage}.
-   * @param {MapPlace & {query: number}} where
+   * ln of the weights of a query over all keys, or the mean of several: {values, coverage}.
+   * @param {MapPlace & {query?: number, queries?: string}} where
    * @param {AbortSignal} [signal]
    */
   row(where, signal) {
@@ -179,6 +180,14 @@ export class Source {
    */
   column(where, signal) {
     return this.#floats("column", where, signal);
+  }
+
+  /**
+   * The sums of the weights of each query, then of each key.
+   * @param {Place} where
+   */
+  sums(where) {
+    return this.#floats("sums", where);
   }
 
   /**
@@ -315,7 +324,7 @@ export class Source {
    * @returns {Promise<Answer>}
    */
   async #get(path, parameters, signal, decode) {
-    const name = address(path, parameters);
+    const name = address(path, sent(parameters));
     const known = /** @type {Answer | undefined} */ (this.kept.get(name));
     if (known !== undefined) {
       this.kept.delete(name);
@@ -324,7 +333,7 @@ export class Source {
     }
     const pending = /** @type {Promise<Answer> | undefined} */ (this.pending.get(name));
     if (pending) return pending;
-    const promise = this.request(path, parameters, signal).then(decode);
+    const promise = this.request(path, sent(parameters), signal).then(decode);
     this.pending.set(name, promise);
     try {
       const answer = await promise;
@@ -341,8 +350,17 @@ export class Source {
  * The same text for the same head.
  * @param {Place} where
  */
-export function headName({ recording, layer, head, first, unit }) {
-  return `${recording}/${layer}/${head}/${first ?? ""}/${unit ?? ""}`;
+export function headName({ recording, layer, head, heads, first, unit }) {
+  return `${recording}/${layer}/${heads ?? head}/${first ?? ""}/${unit ?? ""}`;
+}
+
+/**
+ * What a request sends: several heads stand in place of one.
+ * @param {Parameters} parameters
+ * @returns {Parameters}
+ */
+function sent(parameters) {
+  return parameters.heads === undefined ? parameters : { ...parameters, head: undefined };
 }
 
 /**

@@ -1,7 +1,7 @@
 // The tiles of one head that a map shows: requested from the middle outwards, again while the
 // response has not read all rows, and aborted once the map has moved on.
 
-import { TILE } from "./source.js";
+import { headName, TILE } from "./source.js";
 import { isAbort } from "./watch.js";
 
 /** @import { Floats, MapPlace, Source, TilePlace } from "./source.js" */
@@ -52,7 +52,7 @@ export class Tiles {
     const whole = { ...where, plane };
     this.where = whole;
     this.level = level;
-    const head = Object.values(whole).join();
+    const head = `${headName(where)}/${plane}`;
     if (head !== this.head) this.#clear();
     this.head = head;
     /** @type {typeof this.wanted} */

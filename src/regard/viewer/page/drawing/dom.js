@@ -116,6 +116,16 @@ export function lineStep(key) {
   return key === "ArrowDown" ? 1 : undefined;
 }
 
+/** @typedef {{shift: boolean, control: boolean}} Modifiers of a click or a key */
+
+/**
+ * @param {MouseEvent | KeyboardEvent} event
+ * @returns {Modifiers}
+ */
+export function modifiersOf(event) {
+  return { shift: event.shiftKey, control: event.ctrlKey || event.metaKey };
+}
+
 /**
  * The drawing context of a canvas.
  * @param {HTMLCanvasElement} canvas

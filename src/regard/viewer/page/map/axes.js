@@ -7,12 +7,13 @@ import { GUTTER } from "./frame.js";
 import { positionOf } from "./layout.js";
 
 /** @import { Mark } from "../drawing/marks.js" */
+/** @import { Part } from "../data/several.js" */
 /** @import { Link } from "../data/source.js" */
 /** @import { Unit } from "../data/selection.js" */
 /** @import { TokenText } from "../data/tokens.js" */
 /** @import { Ends, Layout } from "./layout.js" */
 
-/** @typedef {Record<"paper" | "ink" | "soft" | "line" | "accent" | "focus", string>} Theme */
+/** @typedef {Record<"paper" | "ink" | "soft" | "line" | "accent" | "focus" | "bar", string>} Theme */
 
 /** @typedef {{keys: TokenText, queries: TokenText, unit: Unit}} AxisTexts */
 
@@ -24,6 +25,7 @@ export const PRINTED = {
   line: "#c9c7d0",
   accent: "#a8123a",
   focus: "#1458b8",
+  bar: "#7a2a70",
 };
 
 const NAMED_CELL = 11; // CSS pixels a token from which every token is named
@@ -52,6 +54,7 @@ export function themeOf(root) {
     line: colour("line"),
     accent: colour("accent"),
     focus: colour("focus"),
+    bar: colour("bar"),
   };
 }
 
@@ -59,20 +62,23 @@ export function themeOf(root) {
  * All marks of a frame; `texts` is null while they are not known.
  * @param {Layout} layout
  * @param {AxisTexts | null} texts
- * @param {{query: number | null, key: number | null, rings: Link[]}} chosen
+ * @param {{query: number | null, several: Part[], key: number | null, rings: Link[]}} chosen
  * @param {Theme} theme
  * @returns {Mark[]}
  */
-export function frameMarks(layout, texts, { query, key, rings }, theme) {
+export function frameMarks(layout, texts, { query, several, key, rings }, theme) {
   /** @type {{queries: Ends[], keys: Ends[]}} */
   const clear = { queries: [], keys: [] };
   const chosen = chosenMarks(layout, texts, query, key, theme, clear);
+  const isChosen = (/** @type {Ends} */ span) =>
+    isIn(query, span) || several.some(([from, to]) => from <= span[1] && span[0] < to);
   return [
     ...gridMarks(layout, texts, theme),
     ...edgeMarks(layout, theme),
     ...wordMarks(layout, texts, theme),
     ...keyMarks(layout, texts, key, theme, clear.keys),
-    ...queryMarks(layout, texts, query, theme, clear.queries),
+    ...queryMarks(layout, texts, isChosen, theme, clear.queries),
+    ...several.flatMap((part) => severalMarks(layout, part, theme)),
     ...titleMarks(layout, theme),
     ...boundaryMarks(layout, theme),
     ...rings.flatMap(([q, k]) => ringMarks(layout, texts, q, k, theme)),
@@ -324,12 +330,12 @@ function namedKey(layout, texts, [key, last], chosen, theme) {
 /**
  * @param {Layout} layout
  * @param {AxisTexts | null} texts
- * @param {number | null} chosen
+ * @param {(span: Ends) => boolean} isChosen
  * @param {Theme} theme
  * @param {Ends[]} taken
  * @returns {Mark[]}
  */
-function queryMarks(layout, texts, chosen, theme, taken) {
+function queryMarks(layout, texts, isChosen, theme, taken) {
   const { cell, top, bottom, queries, facts } = layout;
   /** @type {Mark[]} */
   const marks = [];
@@ -338,7 +344,7 @@ function queryMarks(layout, texts, chosen, theme, taken) {
   if (cell >= NAMED_CELL) {
     for (const span of spansIn(queries, texts, "queries"))
       if (inside((span[0] + span[1]) / 2))
-        marks.push(...namedQuery(layout, texts, span, isIn(chosen, span), theme));
+        marks.push(...namedQuery(layout, texts, span, isChosen(span), theme));
     return marks;
   }
   const look = /** @type {const} */ ({
@@ -497,6 +503,21 @@ function chosenMarks(layout, texts, query, key, theme, clear) {
   const spans = [spanOf(texts, "keys", key ?? 0), spanOf(texts, "queries", query ?? 0)];
   if (seesKey && seesQuery) marks.push(...boxMarks(layout, spans, theme));
   return marks;
+}
+
+/**
+ * A bar beside the rows of several chosen queries.
+ * @param {Layout} layout
+ * @param {Part} part
+ * @param {Theme} theme
+ * @returns {Mark[]}
+ */
+function severalMarks(layout, [from, to], theme) {
+  const top = Math.max(layout.top, layout.yOf(from));
+  const bottom = Math.min(layout.bottom, layout.yOf(to));
+  if (bottom <= top) return [];
+  const height = Math.max(1.5, bottom - top);
+  return [{ kind: "box", x: layout.left - 4, y: top, width: 3, height, colour: theme.accent }];
 }
 
 /**

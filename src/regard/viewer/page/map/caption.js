@@ -1,5 +1,6 @@
 // The line above the map: the head, the size of bins, and how many rows have been read.
 
+import { headsWords } from "../data/extend.js";
 import { labelOfRecording, nameOfPlace, sharing } from "../data/selection.js";
 import { countText } from "../drawing/numbers.js";
 
@@ -14,12 +15,14 @@ import { countText } from "../drawing/numbers.js";
  */
 
 /**
- * `L5H3`, with its recording where there are several.
+ * `L5H3`, or `mean of 3 heads of layer 5`, with its recording where there are several.
  * @param {Context} context
  * @param {Place} where
  */
 export function frameName({ about }, where) {
-  const name = nameOfPlace(about, where);
+  const count = where.heads?.split(",").length;
+  const layer = about.recordings[where.recording].layers[where.layer].number;
+  const name = count ? `mean of ${count} heads of layer ${layer}` : nameOfPlace(about, where);
   return about.recordings.length > 1
     ? `${name} of ${labelOfRecording(about, where.recording)}`
     : name;
@@ -35,7 +38,7 @@ export function captionOf(context, frame, progress) {
   const parts = [
     headsText(context, frame),
     binText(frame.view.level, selection),
-    sharedText(selection),
+    selection.heads ? "" : sharedText(selection),
     selection.first ? "first token hidden" : "",
   ];
   return [...parts, progress].filter((part) => part).join(" · ");
@@ -48,6 +51,7 @@ export function captionOf(context, frame, progress) {
 function headsText(context, frame) {
   const { selection } = context;
   const name = frameName(context, frame.where);
+  if (!selection.otherWhere && selection.heads) return headsWords(selection);
   if (!selection.otherWhere) return name;
   const other = frameName(context, selection.otherWhere);
   return selection.compare === "difference" ? `${name} − ${other}` : `${name} beside ${other}`;
@@ -57,12 +61,13 @@ function headsText(context, frame) {
  * @param {number} level
  * @param {Selection} selection
  */
-function binText(level, { plane, usedUnit }) {
+function binText(level, { plane, heads, usedUnit }) {
   const words = usedUnit === "word" ? " of words" : "";
   if (level === 0) return `every weight${words}`;
   const side = countText(2 ** level);
   if (plane === "mass") return `share on ${side} keys, mean of ${side} queries`;
-  return `strongest of ${side} × ${side} weights${words}`;
+  const each = heads ? "mean of each head's " : "";
+  return `${each}strongest of ${side} × ${side} weights${words}`;
 }
 
 /**

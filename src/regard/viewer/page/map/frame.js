@@ -73,8 +73,8 @@ export class Frame {
     this.title = make("div", { class: "regard-map-title", hidden: true });
     this.waiting = makeWaiting();
     const parts = [this.cells, this.marks, this.hover, this.waiting.element];
-    const plot = make("div", { class: "regard-map-plot" }, ...parts);
-    this.element = make("div", { class: "regard-map-frame" }, this.title, plot);
+    this.plot = make("div", { class: "regard-map-plot" }, ...parts);
+    this.element = make("div", { class: "regard-map-frame" }, this.title, this.plot);
     this.where = context.selection.where;
     this.facts = factsOf(context.about, this.where);
     /** @type {Place | null} */

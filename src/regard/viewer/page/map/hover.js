@@ -33,7 +33,8 @@ export function wordsOfBin({ about, selection }, frame, row, column, texts) {
   if (level === 0) return `${place}   ${pairWeight(value, frame.seenBy(row, 0))}`;
   if (Number.isNaN(value)) return `${place}   masked`;
   const weight = weightText(Math.exp(value));
-  return `${place}   ${selection.plane === "mass" ? "mass" : "strongest"} ${weight}`;
+  const strongest = frame.where.heads ? "mean of each head's strongest" : "strongest";
+  return `${place}   ${selection.plane === "mass" ? "mass" : strongest} ${weight}`;
 }
 
 /**
@@ -95,7 +96,7 @@ export function exactWordsOfBin(context, frame, row, column, texts, found) {
   const weight = weightText(Math.exp(logWeight));
   const from = namedQuery(frame, query, texts);
   const pair = `${from} → ${namedKey(key, texts)} = ${weight}   (click: go there)`;
-  const isStrongest = context.selection.plane === "max" && !frame.other;
+  const isStrongest = context.selection.plane === "max" && !frame.other && !frame.where.heads;
   const place = placeOfBin(frame, row, column, texts);
   return `${isStrongest ? place : words}   strongest: ${pair}`;
 }

@@ -6,12 +6,14 @@
 // The class "bare" hides all but the cells.
 
 import { counterpart, lackingText } from "../data/alignment.js";
+import { headsWords } from "../data/extend.js";
 import { headName } from "../data/source.js";
 import { unlessSaid } from "../data/watch.js";
 import { watchTheme } from "../drawing/colours.js";
 import { make, penOf } from "../drawing/dom.js";
 import { drawMarks } from "../drawing/marks.js";
 import { frameMarks, themeOf } from "./axes.js";
+import { listenToAxes } from "./axispointer.js";
 import { captionOf, frameName, progressText } from "./caption.js";
 import { Frame } from "./frame.js";
 import { exactWordsOfBin, labelOfBin, wordsOfBin, wordsOfTokens } from "./hover.js";
@@ -21,6 +23,7 @@ import { viewOf, viewWith, zoomedAt } from "./mapview.js";
 import { isSameHover, outline } from "./outline.js";
 import { listenToPointer } from "./pointer.js";
 import { shownRange } from "./shown.js";
+import { listenToSums, MapSums } from "./sums.js";
 
 /** @import { Changed, Context, Fields } from "../data/selection.js" */
 /** @import { Link } from "../data/source.js" */
@@ -33,7 +36,8 @@ import { shownRange } from "./shown.js";
 const EXACT_MS = 80; // the pointer rests before the exact pair of a bin is looked for
 const SAY_MS = 2500; // between two words on progress
 /** @type {(keyof Fields)[]} */
-const MARKED = ["query", "key", "side"]; // fields that leave the cells as they are
+const MARKED = ["query", "queries", "key", "side"]; // fields that leave the cells as they are
+const NONE_CHOSEN = { query: null, several: [], key: null, rings: [] };
 
 export class HeadMapView {
   /** @param {Context} context */
@@ -63,6 +67,7 @@ export class HeadMapView {
       go: (query, key) => this.goTo(query, key),
       changed: () => this.schedule(false),
     });
+    this.sums = new MapSums(context, () => this.schedule(false));
     this.caption = make("p", { class: "regard-map-caption" });
     this.says = make("p", { class: "regard-map-says" });
     this.head = make("div", { class: "regard-map-head" }, this.caption);
@@ -80,7 +85,11 @@ export class HeadMapView {
       body,
     );
     this.element.dataset.idle = "false";
-    for (const frame of this.frames) listenToPointer(frame, this);
+    for (const frame of this.frames) {
+      listenToPointer(frame, this);
+      listenToAxes(frame, context);
+      listenToSums(frame, this.sums, () => this.#axisTexts(frame));
+    }
     this.stage.addEventListener("keydown", (event) => this.#homeOrEnd(event));
     this.dark = watchTheme(context.ended, (dark) => {
       this.dark = dark;
@@ -301,6 +310,7 @@ export class HeadMapView {
   end() {
     cancelAnimationFrame(this.pending);
     this.links.end();
+    this.sums.end();
     for (const frame of this.frames) frame.end();
   }
 
@@ -324,8 +334,9 @@ export class HeadMapView {
     const rings = frame === this.frames[0] ? this.links.rings() : [];
     const texts = this.#axisTexts(frame);
     const { query, key } = this.#in(frame, selection.query, selection.key);
-    const marked = chosen ? { query, key, rings } : { query: null, key: null, rings: [] };
-    return frameMarks(layout, texts, marked, theme);
+    const several = selection.queries ? selection.queryParts : [];
+    const marked = chosen ? { query, several, key, rings } : NONE_CHOSEN;
+    return [...frameMarks(layout, texts, marked, theme), ...this.sums.marks(frame, layout, theme)];
   }
 
   /**
@@ -409,8 +420,11 @@ export class HeadMapView {
     frames[0].title.textContent = frameName(this.context, frames[0].where);
     frames[1].title.textContent = this.#otherTitle();
     for (const frame of this.shown) this.#needTexts(frame.where.recording);
-    this.links.update();
+    this.links.element.hidden = Boolean(where.heads);
+    if (!where.heads) this.links.update();
     this.#tellRole().catch(unlessSaid);
+    this.sums.show();
+    this.element.classList.toggle("regard-summed", this.sums.room > 0);
     this.schedule(!changed || [...changed].some((name) => !MARKED.includes(name)));
   }
 
@@ -419,9 +433,11 @@ export class HeadMapView {
     const { where, compare, first } = this.selection;
     const name = headName(where);
     const lacking = lackingText(this.context.aligned(), this.frames[0].facts.itself);
-    if (this.says.dataset.of !== name || compare) this.says.textContent = this.says.title = lacking;
+    const several = headsWords(this.selection);
+    if (this.says.dataset.of !== name || compare)
+      this.says.textContent = this.says.title = several || lacking;
     this.says.dataset.of = name;
-    if (compare || first) return;
+    if (compare || first || several) return;
     await this.context.drawn;
     const { says } = await this.context.source.roles(where.recording);
     const { selection } = this;
@@ -500,7 +516,7 @@ export class HeadMapView {
     const progress = progressText(parts, read, missing);
     const caption = captionOf(this.context, this.frames[0], progress);
     if (caption !== this.caption.textContent) {
-      this.caption.textContent = caption;
+      this.caption.textContent = this.caption.title = caption;
       this.stage.setAttribute("aria-label", `Attention map of ${caption}`);
     }
     this.element.dataset.idle = String(done && !this.pending);

@@ -106,7 +106,7 @@ export class Comparisons {
  * @param {LocalParameters} parameters
  */
 export function nameOf(parameters) {
-  return `${parameters.head()} ${parameters.on} ${parameters.against}`;
+  return `${parameters.heads()} ${parameters.on} ${parameters.against}`;
 }
 
 /**

@@ -5,6 +5,7 @@ import { dropOldest, TILE } from "../data/source.js";
 import { ChangedWork, ChangeWork } from "./aligned.js";
 import { AttentionHead } from "./attention.js";
 import { Comparisons, nameOf } from "./comparisons.js";
+import { MeanHead, MeanRowWork, MeanTileWork, SumsWork } from "./mean.js";
 import { LocalParameters } from "./parameters.js";
 import { LATER, LocalTurns, SOON } from "./turns.js";
 import { unpackedArray } from "./unpack.js";
@@ -16,7 +17,7 @@ import { ColumnWork, HeadsWork, LinksWork, TileWork, VisibleWork } from "./work.
 /** @import { Priority } from "./turns.js" */
 /** @import { Dtype } from "./unpack.js" */
 /** @import { WordStarts } from "./words.js" */
-/** @import { Head, RowWork } from "./work.js" */
+/** @import { HeadRows, RowWork } from "./work.js" */
 
 /**
  * An array of the file: the name of the text that holds it, and what it is.
@@ -75,7 +76,7 @@ class LocalAnswers {
     this.layers = new Map();
     /** @type {Map<string, Promise<AttentionHead>>} */
     this.heads = new Map();
-    /** @type {WeakMap<Head, Float32Array>} the number of unmasked keys of each query */
+    /** @type {WeakMap<HeadRows, Float32Array>} the number of unmasked keys of each query */
     this.seen = new WeakMap();
     /** @type {Map<string, WordHead>} */
     this.words = new Map();
@@ -114,6 +115,7 @@ class LocalAnswers {
     tile: (parameters, signal) => this.#tile(parameters, signal),
     row: (parameters, signal) => this.#row(parameters, signal),
     column: (parameters, signal) => this.#column(parameters, signal),
+    sums: (parameters, signal) => this.#sums(parameters, signal),
     visible: (parameters, signal) => this.#visible(parameters, signal),
     links: (parameters, signal) => this.#links(parameters, signal),
     heads: (parameters, signal) => this.#heads(parameters, signal),
@@ -137,17 +139,16 @@ class LocalAnswers {
     // The share of several tokens is what they have, whatever words they are of.
     const isShare = plane === "mass" && level > 0;
     const unit = isShare ? "token" : parameters.unit;
-    const head = await this.#headOf(parameters, unit);
+    const heads = await this.#headsOf(parameters, unit);
     const tiles = (/** @type {number} */ count) => Math.ceil(count / (TILE * 2 ** level));
     const row = parameters.number("row", tiles(parameters.facts.queries));
     const column = parameters.number("column", tiles(parameters.facts.tokens));
     const name = `tile ${nameOf(parameters)} ${unit} ${level} ${row} ${column}`;
-    const work = await this.#worked(
-      name,
-      () => new TileWork(head, level, row, column),
-      SOON,
-      signal,
-    );
+    const make = () => {
+      const works = heads.map((head) => new TileWork(head, level, row, column));
+      return works.length > 1 ? new MeanTileWork(works) : works[0];
+    };
+    const work = await this.#worked(name, make, SOON, signal);
     return { value: work.picture(plane), coverage: work.coverage };
   }
 
@@ -156,8 +157,14 @@ class LocalAnswers {
    * @param {AbortSignal} [signal]
    */
   async #row(parameters, signal) {
-    const head = await this.#headOf(parameters);
-    const query = parameters.query();
+    const head = await this.#rowsOf(parameters);
+    const parts = parameters.queries();
+    const [[query, end]] = parts;
+    if (parts.length > 1 || end > query + 1) {
+      const name = `rows ${nameOf(parameters)} ${parameters.unit} ${parts}`;
+      const work = await this.#worked(name, () => new MeanRowWork(head, parts), SOON, signal);
+      return { value: work.values, coverage: work.coverage };
+    }
     await this.turns.wait(SOON, signal);
     const [low, high] = head.logs(query);
     const value = new Float32Array(head.layer.keys).fill(NaN);
@@ -170,7 +177,7 @@ class LocalAnswers {
    * @param {AbortSignal} [signal]
    */
   async #column(parameters, signal) {
-    const head = await this.#headOf(parameters);
+    const head = await this.#rowsOf(parameters);
     const key = parameters.key();
     const name = `column ${nameOf(parameters)} ${parameters.unit} ${key}`;
     const work = await this.#worked(name, () => new ColumnWork(head, key), SOON, signal);
@@ -181,14 +188,24 @@ class LocalAnswers {
    * @param {LocalParameters} parameters
    * @param {AbortSignal} [signal]
    */
-  async #visible(parameters, signal) {
-    const head = await this.#headOf(parameters);
-    return { value: await this.#seenBy(head, signal) };
+  async #sums(parameters, signal) {
+    const head = await this.#rowsOf(parameters);
+    const name = `sums ${parameters.heads()}`;
+    const work = await this.#worked(name, () => new SumsWork(head), SOON, signal);
+    return { value: Float32Array.from(work.values), coverage: work.coverage };
   }
 
   /**
-   * The number of unmasked keys of each query of a head.
-   * @param {Head} head
+   * @param {LocalParameters} parameters
+   * @param {AbortSignal} [signal]
+   */
+  async #visible(parameters, signal) {
+    return { value: await this.#seenBy(await this.#rowsOf(parameters), signal) };
+  }
+
+  /**
+   * The number of unmasked keys of each query of a head, or their mean of several.
+   * @param {HeadRows} head
    * @param {AbortSignal} [signal]
    */
   async #seenBy(head, signal) {
@@ -205,7 +222,7 @@ class LocalAnswers {
    * @param {AbortSignal} [signal]
    */
   async #links(parameters, signal) {
-    const head = await this.#headOf(parameters);
+    const head = await this.#rowsOf(parameters);
     const n = parameters.number("n", MOST_LINKS + 1);
     const [rows, columns] = [parameters.part("rows"), parameters.part("columns")];
     const name = `links ${nameOf(parameters)} ${parameters.unit} ${n} ${rows} ${columns}`;
@@ -384,12 +401,27 @@ class LocalAnswers {
   }
 
   /**
-   * The head that is asked for, by tokens or by words, at the tokens that are wanted.
+   * The heads that are asked for, by tokens or by words, at the tokens that are wanted.
    * @param {LocalParameters} parameters
    * @param {LocalParameters["unit"]} [unit]
    */
-  async #headOf(parameters, unit = parameters.unit) {
-    return this.comparisons.placed(await this.#read(...parameters.head(), unit), parameters);
+  #headsOf(parameters, unit = parameters.unit) {
+    const [recording, layer, places, first] = parameters.heads();
+    const read = async (/** @type {number} */ head) => {
+      const found = await this.#read(recording, layer, head, first, unit);
+      return this.comparisons.placed(found, parameters);
+    };
+    return Promise.all(places.map(read));
+  }
+
+  /**
+   * The head that is asked for, or the mean of several.
+   * @param {LocalParameters} parameters
+   * @returns {Promise<HeadRows>}
+   */
+  async #rowsOf(parameters) {
+    const heads = await this.#headsOf(parameters);
+    return heads.length > 1 ? new MeanHead(heads) : heads[0];
   }
 
   /**

@@ -24,6 +24,8 @@ export class LocalParameters {
     this.against = against === undefined ? null : this.number("against", data.recordings.length);
     if (this.on !== null && this.against !== null)
       throw new Error("on and against are two ways to compare; give one of them.");
+    if (parameters.heads !== undefined && (this.on !== null || this.against !== null))
+      throw new Error("on and against compare one head; give head in place of heads.");
     // Positions are of the recording that others are shown on.
     if (this.on !== null) {
       const { tokens, queries } = data.about.recordings[this.on];
@@ -57,6 +59,30 @@ export class LocalParameters {
   head() {
     const [recording, layer] = this.layer();
     return [recording, layer, this.number("head", this.facts.layers[layer].heads), this.first];
+  }
+
+  /**
+   * The places of `heads`, or of the one `head`.
+   * @returns {[recording: number, layer: number, heads: number[], first: LocalParameters["first"]]}
+   */
+  heads() {
+    const [recording, layer] = this.layer();
+    if (this.parameters.heads === undefined)
+      return [recording, layer, [this.head()[2]], this.first];
+    const { heads: count } = this.facts.layers[layer];
+    const heads = [...new Set(this.numbers("heads", count, count))].sort((a, b) => a - b);
+    return [recording, layer, heads, this.first];
+  }
+
+  /**
+   * The parts of `queries`, or the one `query`.
+   * @returns {Part[]}
+   */
+  queries() {
+    const { queries: given } = this.parameters;
+    if (given === undefined) return [[this.query(), this.query() + 1]];
+    const texts = String(given).split(",");
+    return texts.map((text) => partOf("queries", text, this.facts.queries));
   }
 
   query() {
@@ -102,9 +128,7 @@ export class LocalParameters {
     const given = this.parameters[name];
     if (given === undefined) return null;
     const count = name === "rows" ? this.facts.queries : this.facts.tokens;
-    const [low, high] = /^(\d+)-(\d+)$/.exec(String(given))?.slice(1).map(Number) ?? [0, 0];
-    if (low < high && high <= count) return [low, high];
-    throw new Error(`${name} is ${given}; a-b is needed, with 0 ≤ a < b ≤ ${count}.`);
+    return partOf(name, String(given), count);
   }
 
   /**
@@ -131,4 +155,16 @@ function numberBelow(name, given, count) {
   if (Number(given) >= count)
     throw new Error(`${name} is ${given}; there are ${count}, 0 to ${count - 1}.`);
   return Number(given);
+}
+
+/**
+ * @param {string} name
+ * @param {string} text
+ * @param {number} count
+ * @returns {Part}
+ */
+function partOf(name, text, count) {
+  const [low, high] = /^(\d+)-(\d+)$/.exec(text)?.slice(1).map(Number) ?? [0, 0];
+  if (low < high && high <= count) return [low, high];
+  throw new Error(`${name} is ${text}; a-b is needed, with 0 ≤ a < b ≤ ${count}.`);
 }

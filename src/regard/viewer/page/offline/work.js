@@ -14,6 +14,13 @@ import { TILE } from "../data/source.js";
 /** @typedef {AttentionHead | WordHead | AlignedHead} Head */
 
 const FEW_KEYS = 8; // of fewer, one has a large weight in any case
+
+/**
+ * What a work reads of a head, or of the mean of several.
+ * @typedef {Pick<WordHead, "line" | "interval" | "logs" | "log" | "visible" | "isFirst"> &
+ *   {layer: {queries: number, keys: number}}} HeadRows
+ */
+
 const THUMBNAIL = 48; // bins on a side
 const THUMBNAIL_STEPS = 64; // to a nat: what regard's server rounds to
 
@@ -161,7 +168,7 @@ export class TileWork extends RowWork {
 // The weights of one key from all queries.
 export class ColumnWork extends RowWork {
   /**
-   * @param {Head} head
+   * @param {HeadRows} head
    * @param {number} key
    */
   constructor(head, key) {
@@ -183,7 +190,7 @@ export class ColumnWork extends RowWork {
 
 // The number of unmasked keys of each query.
 export class VisibleWork extends RowWork {
-  /** @param {Head} head */
+  /** @param {HeadRows} head */
   constructor(head) {
     super([0, head.layer.queries], 0);
     this.head = head;
@@ -203,7 +210,7 @@ export class VisibleWork extends RowWork {
 // left out, and those to key 0, the usual attention sink, are kept apart.
 export class LinksWork extends RowWork {
   /**
-   * @param {Head} head
+   * @param {HeadRows} head
    * @param {number} n
    * @param {Part | null} rows
    * @param {Part | null} columns

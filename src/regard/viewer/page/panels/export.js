@@ -75,15 +75,15 @@ export function makeExport(context, parts) {
     const isEdited = choices.width !== 0 && choices.width !== before / INCH;
     shown = sizeShown(context, parts);
     if (!isEdited) choices.width = shown.width / INCH;
-    background.element.hidden = context.selection.view === "steps" && parts.map.dark;
+    background.element.hidden = context.selection.view !== "map" && parts.map.dark;
     width.show(Number(choices.width.toFixed(2)));
     dpi.show(choices.dpi);
     show();
     element.showModal();
   };
   const saves = async () => {
-    const isDarkSteps = background.element.hidden; // they have the colours of the page alone
-    const wanted = isDarkSteps
+    const isDarkPanel = background.element.hidden; // it has the colours of the page alone
+    const wanted = isDarkPanel
       ? { ...choices, background: /** @type {"page"} */ ("page") }
       : choices;
     try {

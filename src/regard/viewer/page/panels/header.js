@@ -16,7 +16,7 @@ import { countText } from "../drawing/numbers.js";
  */
 
 /** @type {Record<View, string>} */
-const VIEWS = { map: "Map", steps: "Steps" };
+const VIEWS = { map: "Map", lines: "Lines", steps: "Steps" };
 /** @type {Record<Plane, string>} */
 const PLANES = { max: "strongest", mass: "share" };
 /** @type {[Scale, string][]} */
@@ -53,9 +53,11 @@ export function makeHeader(context, parts) {
     title.title = name || model || "recording";
     title.textContent = title.title;
     const size = sizeText(selection.recordingFacts);
-    facts.textContent = `${size} · ${layers.length} × ${layers[0].heads} heads`;
+    facts.textContent = size;
+    facts.title = `${size} · ${layers.length} × ${layers[0].heads} heads`;
     recording?.show(selection.recording);
-    looks.hidden = selection.view !== "map";
+    looks.hidden = selection.view === "steps";
+    scale.hidden = plane.hidden = selection.view !== "map";
     controls.show();
   };
   selection.listen(show);

@@ -1,5 +1,6 @@
 // Every head of every layer as a small attention map: the picker of heads.
 
+import { toggleHead } from "../data/extend.js";
 import { nameOfPlace, sharing } from "../data/selection.js";
 import { unlessSaid } from "../data/watch.js";
 import {
@@ -10,7 +11,15 @@ import {
   watchTheme,
   weightEntry,
 } from "../drawing/colours.js";
-import { lineStep, make, makePicker, nextInLine, penOf, showInside } from "../drawing/dom.js";
+import {
+  lineStep,
+  make,
+  makePicker,
+  modifiersOf,
+  nextInLine,
+  penOf,
+  showInside,
+} from "../drawing/dom.js";
 import { stepText, weightText } from "../drawing/numbers.js";
 import { ChangeGrid, comparedRecording, readChange } from "./change.js";
 
@@ -47,6 +56,8 @@ const ROW_OF_HEADS = 12; // at most, side by side
 const AGAIN_MS = 1000; // until thumbnails without all rows are requested again
 /** @type {(keyof Fields)[]} */
 const LOOKS = ["low", "high", "scale"]; // fields of the selection that change the colours
+/** @type {(keyof Fields)[]} */
+const CHOSEN = ["layer", "head", "heads"];
 /** @type {(keyof Fields)[]} */
 const PAIR = ["recording", "query", "key", "first"];
 
@@ -126,7 +137,7 @@ class HeadsPanel {
       if (isOther) this.#fillOrders();
       if (isOther || changed.has("recording") || changed.has("first")) this.#read();
       if (this.coloursPair && LOOKS.some((name) => changed.has(name))) this.paintAll();
-      if (changed.has("layer") || changed.has("head")) this.#showChosen();
+      if (CHOSEN.some((name) => changed.has(name))) this.#showChosen();
       if (PAIR.some((name) => changed.has(name))) this.#readPair();
       if (changed.has("view") && changed.has("recording")) this.#readPair();
     });
@@ -234,7 +245,11 @@ class HeadsPanel {
     const name = this.#called({ layer, head });
     const tag = make("span", { class: "regard-head-tag" });
     button.append(make("span", { class: "regard-head-name", text: name }), tag, score);
-    button.addEventListener("click", () => this.selection.set({ layer, head }));
+    button.addEventListener("click", (event) => {
+      if (modifiersOf(event).control && layer === this.selection.layer)
+        toggleHead(this.selection, head);
+      else this.selection.set({ layer, head });
+    });
     button.addEventListener("focus", () => this.#rove(button));
     const cell = { layer, head, button, canvas, tag, score };
     this.#name(cell);
@@ -456,10 +471,11 @@ class HeadsPanel {
   }
 
   #showChosen() {
-    const { layer, head } = this.selection;
+    const { layer, head, headPlaces: places } = this.selection;
     for (const cell of this.cells) {
       const chosen = cell.layer === layer && cell.head === head;
-      cell.button.setAttribute("aria-pressed", String(chosen));
+      const isOne = cell.layer === layer && places.includes(cell.head);
+      cell.button.setAttribute("aria-pressed", String(isOne));
       if (chosen && !this.list.contains(document.activeElement)) this.#rove(cell.button);
       if (chosen) showInside(this.element, cell.button);
     }
@@ -480,6 +496,10 @@ class HeadsPanel {
     const at = active instanceof HTMLButtonElement ? buttons.indexOf(active) : -1;
     /** @type {{[key: string]: number | undefined}} */
     const ends = { ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: buttons.length - 1 };
+    if (event.ctrlKey && (event.key === "Enter" || event.key === " ")) {
+      event.preventDefault();
+      buttons[at]?.dispatchEvent(new MouseEvent("click", { ctrlKey: true }));
+    }
     const [to, line] = [ends[event.key], lineStep(event.key)];
     if (to === undefined && !line) return;
     const next = line ? nextInLine(buttons, at, line) : buttons[to ?? at];

@@ -4,16 +4,19 @@ import { make } from "../drawing/dom.js";
 
 /** @type {[keys: string, does: string][]} as they are written */
 const KEY_LIST = [
-  ["← ↑ → ↓", "move the chosen pair: query down, key across; with Shift by ten"],
+  ["← ↑ → ↓", "move the chosen pair: query down, key across; Shift ← → by ten keys"],
+  ["Page ↑ ↓", "move the query by ten"],
+  ["Shift ↑ ↓", "choose several queries: their mean is in the text"],
   ["+ −", "zoom the map"],
   ["0", "fit the whole map"],
   ["Home End", "first and last key of the row, where the map has the focus"],
   ["Enter", "go to the strongest pair in the cell"],
-  ["v", "Map or Steps"],
+  ["v", "Map, Lines or Steps"],
   ["m", "cells of several weights: the strongest, or their share"],
   ["s", "scale: linear, logarithmic or × uniform"],
   ["w", "words, or the tokens that they are made of"],
   ["h", "hide the first token: the others share its weight"],
+  ["n", "sums of rows and columns beside the map"],
   ["[ ]", "previous, next head"],
   ["{ }", "previous, next layer"],
   ["t", "text: attends to or attended by"],
@@ -28,6 +31,9 @@ const KEY_LIST = [
 const MOUSE_LIST = [
   ["wheel, pinch", "zoom the map where the pointer is"],
   ["drag", "move the map"],
+  ["click on an axis", "choose the query, or the key"],
+  ["Shift, Ctrl and click", "several queries, on the axis, in the text, in Lines"],
+  ["Ctrl and click a head", "several heads of the layer: the map shows their mean"],
   ["click in the text", "choose the other token of the pair; a double click starts from it"],
 ];
 /** @type {[word: string, means: string][]} in the field's terms */

@@ -1,6 +1,9 @@
 // Keyboard shortcuts, wherever the focus is, unless something is being typed.
 
-/** @import { Context, Fields } from "../data/selection.js" */
+import { extendBy } from "../data/extend.js";
+import { unlessSaid } from "../data/watch.js";
+
+/** @import { Context, Fields, View } from "../data/selection.js" */
 /** @import { Scale } from "../drawing/colours.js" */
 /** @import { HeadMapView } from "../map/map.js" */
 
@@ -13,6 +16,8 @@
 
 /** @type {{[key: string]: [across: number, down: number] | undefined}} */
 const ARROWS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
+/** @type {Record<View, View>} */
+const NEXT_VIEW = { map: "lines", lines: "steps", steps: "map" };
 /** @type {Record<Scale, Scale>} */
 const NEXT_SCALE = { linear: "log", log: "uniform", uniform: "linear" };
 const TYPED = "input:not([type=checkbox]), select, textarea, [contenteditable]";
@@ -51,11 +56,10 @@ export function listenToKeys(context, parts, target, signal) {
  */
 function acts(event, context, parts) {
   const arrow = ARROWS[event.key];
-  const { selection } = context;
   if (arrow) {
-    const [across, down] = arrow.map((way) => way * (event.shiftKey ? 10 : 1));
-    if (selection.view === "map") parts.map.move(across, down);
-    else moveBy(context, across, down);
+    const [across, down] = arrow;
+    if (event.shiftKey && down) extendBy(context, down).catch(unlessSaid);
+    else moveBy(context, parts.map, event.shiftKey ? 10 * across : across, down);
     return true;
   }
   const act = actions(context, parts)[event.key];
@@ -65,11 +69,13 @@ function acts(event, context, parts) {
 
 /**
  * @param {Context} context
+ * @param {HeadMapView} map
  * @param {number} across
  * @param {number} down
  */
-function moveBy({ selection }, across, down) {
-  selection.set({ query: (selection.query ?? 0) + down, key: (selection.key ?? 0) + across });
+function moveBy({ selection }, map, across, down) {
+  if (selection.view === "map") map.move(across, down);
+  else selection.set({ query: (selection.query ?? 0) + down, key: (selection.key ?? 0) + across });
 }
 
 /**
@@ -77,7 +83,8 @@ function moveBy({ selection }, across, down) {
  * @param {KeyParts} parts
  * @returns {{[key: string]: (() => void) | undefined}}
  */
-function actions({ selection }, { map, text, heads, compare, help, showPanel }) {
+function actions(context, { map, text, heads, compare, help, showPanel }) {
+  const { selection } = context;
   const set = (/** @type {Partial<Fields>} */ fields) => selection.set(fields);
   const layer = (/** @type {number} */ by) => () =>
     set({ layer: Math.max(0, selection.layer + by) });
@@ -97,9 +104,12 @@ function actions({ selection }, { map, text, heads, compare, help, showPanel }) 
     m: () => set({ plane: selection.plane === "max" ? "mass" : "max" }),
     s: () => set({ scale: NEXT_SCALE[selection.usedScale] }),
     h: () => set({ first: selection.first ? "" : "hidden" }),
+    n: () => set({ sums: selection.sums ? "" : "shown" }),
     w: () => set({ unit: selection.usedUnit === "word" ? "token" : "word" }),
-    v: () => set({ view: selection.view === "map" ? "steps" : "map" }),
+    v: () => set({ view: NEXT_VIEW[selection.view] }),
     t: inPanel("text", () => set({ side: selection.side === "to" ? "by" : "to" })),
+    PageUp: () => moveBy(context, map, 0, -10),
+    PageDown: () => moveBy(context, map, 0, 10),
     "[": head(-1),
     "]": head(1),
     "{": layer(-1),

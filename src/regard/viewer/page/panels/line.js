@@ -1,5 +1,6 @@
 // A line of weights along a text: those of one query, or of one key.
 
+import { countIn, isIn } from "../data/several.js";
 import { colourRange, weightColour } from "../drawing/colours.js";
 import { countSeen } from "../drawing/numbers.js";
 import { differenceColour, readCompared } from "./compared.js";
@@ -13,10 +14,11 @@ import { differenceColour, readCompared } from "./compared.js";
  * key) whose weights these are, null where it is of the other text, `own`; `locked` is the other
  * token of the pair. By words each piece has its word's weight, and `singles` has it once; else
  * they are `values`. `at(place)` is ln of a weight, `seenAt(place)` its query's unmasked keys,
- * `compared` the same line of the other head, where a difference is shown.
+ * `compared` the same line of the other head, where a difference is shown. Of several queries,
+ * `count` of them, it is the mean, and `isChosen(place)` tells each.
  * @typedef {Texts & {unit: Unit, side: Side, text: TokenText, own: {text: TokenText, place: number} | null,
  *   values: Float32Array, singles: Float32Array, base: number, chosen: number | null, locked: number, coverage: number,
- *   query: number, key: number, seenAt: (place: number) => number, total: number,
+ *   count: number, isChosen: (place: number) => boolean, query: number, key: number, seenAt: (place: number) => number, total: number,
  *   at: (place: number) => number, compared: Compared | null}} Line
  */
 
@@ -30,18 +32,20 @@ import { differenceColour, readCompared } from "./compared.js";
  */
 export async function readLine(context, { query, key }) {
   const { selection, source, texts } = context;
-  const { recording, side, where, usedUnit: unit } = selection;
+  const { recording, side, where, asked, queryParts, usedUnit: unit } = selection;
   const { keys, queries, offset } = await texts(recording);
   if (side === "to") {
-    const { values } = await source.row({ ...where, query });
+    const { values, coverage } = await source.row({ ...where, ...asked });
     const chosen = offset === null ? null : offset + query;
     const own = offset === null ? { text: queries, place: query } : null;
     const singles = once(values, keys, unit);
     const seen = countSeen(singles);
+    const count = countIn(queryParts);
+    const isChosen = (/** @type {number} */ n) => offset !== null && isIn(queryParts, n - offset);
     const found = { unit, side, text: keys, own, values, singles, base: 0, chosen, locked: key };
     const compared = await readCompared(context, { ...found, query, key });
-    const rest = { query, key, keys, queries, offset, coverage: 1, seenAt: () => seen, compared };
-    return withPlaces({ ...found, ...rest });
+    const rest = { query, key, keys, queries, offset, coverage, seenAt: () => seen, compared };
+    return withPlaces({ ...found, ...rest, count, isChosen });
   }
   const { values, coverage } = await source.column({ ...where, key });
   const counts = (await source.visible(where)).values;
@@ -53,8 +57,9 @@ export async function readLine(context, { query, key }) {
   const found = { unit, side, text, own, values, singles, base, chosen, locked: base + query };
   const seenAt = (/** @type {number} */ place) => counts[place - base];
   const compared = await readCompared(context, { ...found, query, key });
+  const one = { count: 1, isChosen: (/** @type {number} */ place) => place === chosen };
   const rest = { query, key, keys, queries, offset, coverage, seenAt, compared };
-  return withPlaces({ ...found, ...rest });
+  return withPlaces({ ...found, ...rest, ...one });
 }
 
 /**

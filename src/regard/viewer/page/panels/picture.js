@@ -17,7 +17,7 @@ import { panelMarks } from "./panelmarks.js";
 /** @import { Layout } from "../map/layout.js" */
 /** @import { HeadMapView } from "../map/map.js" */
 
-/** @typedef {{map: HeadMapView, steps: {element: HTMLElement}}} PictureParts */
+/** @typedef {{map: HeadMapView, steps: {element: HTMLElement}, lines: {picture: () => Sheet}}} PictureParts */
 
 /**
  * What is saved: `width` in inches, `dpi` pixels per inch of a PNG, `background` of the paper or of
@@ -36,14 +36,14 @@ const LEAST_WIDTH = 460; // CSS pixels, for the bar and what it is
 const MOST_PIXELS = 16384; // on a side, of any browser's canvas
 
 /**
- * Saves the view: the map with axes, a colour bar and a caption, or the steps.
+ * Saves the view: the map with axes, a colour bar and a caption, the steps, or the lines.
  * @param {Context} context
  * @param {PictureParts} parts
  * @param {PictureChoices} choices
  */
 export async function savePicture(context, parts, choices) {
   const isMap = context.selection.view === "map";
-  const sheet = isMap ? mapSheet(context, parts.map, choices) : stepsSheet(parts, choices);
+  const sheet = isMap ? mapSheet(context, parts.map, choices) : panelSheet(context, parts, choices);
   const paper = { white: "#ffffff", transparent: "", page: parts.map.colours.paper };
   const fill = paper[choices.background];
   const blob = await (choices.kind === "svg" ? svgOf : pngOf)(sheet, fill, choices);
@@ -55,9 +55,10 @@ export async function savePicture(context, parts, choices) {
  * @param {Context} context
  * @param {PictureParts} parts
  */
-export function sizeShown({ selection }, { map, steps }) {
+export function sizeShown({ selection }, { map, steps, lines }) {
   if (selection.view === "map") return pictureSize(map);
-  const { width, height } = panelMarks(steps.element);
+  const { width, height } =
+    selection.view === "lines" ? lines.picture() : panelMarks(steps.element);
   return { width, height };
 }
 
@@ -101,11 +102,13 @@ async function svgOf({ width, height, title, marks }, fill, choices) {
 }
 
 /**
+ * @param {Context} context
  * @param {PictureParts} parts
  * @param {PictureChoices} choices
  * @returns {Sheet}
  */
-function stepsSheet({ steps }, { marks: isMarked }) {
+function panelSheet({ selection }, { steps, lines }, { marks: isMarked }) {
+  if (selection.view === "lines") return lines.picture();
   const title = steps.element.querySelector("h2")?.textContent ?? "Steps";
   return { title, ...panelMarks(steps.element, isMarked ? "" : ".regard-outlines") };
 }
@@ -156,18 +159,20 @@ function pictureSize(map) {
   let width = 0;
   const offsets = map.shown.map((frame) => {
     const offset = width;
-    width += Math.ceil(Math.max(layoutOf(frame).right, LEAST_WIDTH)) + 8;
+    const right = layoutOf(frame).right + map.sums.room;
+    width += Math.ceil(Math.max(right, LEAST_WIDTH)) + 8;
     return offset;
   });
   return { width, height: foot(map) + CAPTION, offsets };
 }
 
 /**
- * Where the matrix ends and its caption begins.
+ * Where the matrix, and the sums below it, end and its caption begins.
  * @param {HeadMapView} map
  */
 function foot(map) {
-  return Math.ceil(Math.max(...map.shown.map((frame) => layoutOf(frame).bottom)));
+  const bottom = Math.max(...map.shown.map((frame) => layoutOf(frame).bottom));
+  return Math.ceil(bottom + map.sums.room);
 }
 
 /**

@@ -1,5 +1,7 @@
 // The status line: the chosen pair, and what each change did.
 
+import { headsWords } from "../data/extend.js";
+import { countIn } from "../data/several.js";
 import { unlessSaid } from "../data/watch.js";
 import { make } from "../drawing/dom.js";
 import { countSeen, countText, weightWords } from "../drawing/numbers.js";
@@ -12,28 +14,32 @@ import { once } from "./line.js";
 /** @import { Scale } from "../drawing/colours.js" */
 
 /**
- * `value`: ln of the weight; `seen`: the number of the query's unmasked keys.
- * @typedef {{query: number, key: number, value: number, seen: number}} ReadPair
+ * `value`: ln of the weight; `seen`: the number of the query's unmasked keys. Of several queries,
+ * `count` of them, it is the mean.
+ * @typedef {{query: number, key: number, value: number, seen: number, count: number}} ReadPair
  */
 
 /**
  * @typedef {{view: Record<View, string>, plane: Record<Plane, string>,
- *   scale: Record<Scale, string>, first: Record<"" | "hidden", string>, unit: Record<Unit, string>, side: Record<Side, string>,
+ *   scale: Record<Scale, string>, first: Record<"" | "hidden", string>, unit: Record<Unit, string>, sums: Record<"" | "shown", string>, side: Record<Side, string>,
  *   compare: Record<Compare, string>}} Words
  */
 
 /** @type {Words} */
 const WORDS = {
-  view: { map: "Map", steps: "Steps" },
+  view: { map: "Map", steps: "Steps", lines: "Lines" },
   plane: { max: "strongest weight of each cell", mass: "share of each cell" },
   scale: { linear: "scale: linear", log: "scale: logarithmic", uniform: "scale: times uniform" },
   first: { "": "first token shown", hidden: "first token hidden: the others share its weight" },
   unit: { token: "weights of tokens", word: "weights of words: those of their tokens, joined" },
+  sums: { "": "no sums", shown: "sums of rows and columns" },
   side: { to: "text: what the query attends to", by: "text: what the key is attended by" },
   compare: { "": "no comparison", side: "side by side", difference: "difference" },
 };
 /** @type {(keyof Fields)[]} */
-const PAIR = ["recording", "layer", "head", "query", "key", "first", "unit", "compare", "other"];
+const HEAD = ["layer", "head", "heads"];
+/** @type {(keyof Fields)[]} */
+const PAIR = ["recording", ...HEAD, "query", "queries", "key", "first", "unit", "compare", "other"];
 
 // {element, say(text), aside(text)}: the last message, and beside it the progress.
 export function makeReadout() {
@@ -62,9 +68,10 @@ export function describeChanges(context) {
     if (changed.has("scale")) said.push(WORDS.scale[usedScale]);
     if (changed.has("first")) said.push(WORDS.first[first]);
     if (changed.has("unit")) said.push(WORDS.unit[selection.usedUnit]);
+    if (changed.has("sums")) said.push(WORDS.sums[selection.sums]);
     if (changed.has("side")) said.push(WORDS.side[side]);
     if (changed.has("compare")) said.push(WORDS.compare[compare]);
-    if (changed.has("layer") || changed.has("head")) said.push(selection.name);
+    if (HEAD.some((name) => changed.has(name))) said.push(headsWords(selection) || selection.name);
     if (context.because) said.unshift(context.because);
     context.because = "";
     const pair = PAIR.some((name) => changed.has(name)) || said.length;
@@ -83,22 +90,23 @@ export function describeChanges(context) {
  */
 async function pairWords(context, query, key) {
   const { selection, source, texts } = context;
-  const { recording, where, usedUnit: unit } = selection;
+  const { recording, where, asked, queryParts, usedUnit: unit } = selection;
   const found = await texts(recording);
-  const { values } = await source.row({ ...where, query });
+  const { values } = await source.row({ ...where, ...asked });
   const seen = countSeen(once(values, found.keys, unit));
-  const pair = { query, key, value: values[key], seen };
+  const pair = { query, key, value: values[key], seen, count: countIn(queryParts) };
   return pairText({ ...found, unit }, pair) + (await otherPairWords(context, query, key));
 }
 
 /**
- * `query 5 «it» → key 2 «cat»   weight 0.6443 (3.87 × uniform)`.
+ * `query 5 «it» → key 2 «cat»   weight 0.6443 (3.87 × uniform)`, or `mean of 4 queries → …`.
  * @param {Texts & {unit: Unit}} texts
  * @param {ReadPair} pair
  */
-export function pairText({ keys, queries, offset, unit }, { query, key, value, seen }) {
+export function pairText({ keys, queries, offset, unit }, { query, key, value, seen, count }) {
   /** @type {(text: TokenText, n: number, from: number) => string} */
   const named = (text, n, from) => `${countText(from + n)} «${text.label(n, 24, unit)}»`;
-  const pair = `query ${named(queries, query, offset ?? 0)} → key ${named(keys, key, 0)}`;
-  return `${pair}   ${weightWords(value, seen)}`;
+  const one = `query ${named(queries, query, offset ?? 0)}`;
+  const from = count > 1 ? `mean of ${countText(count)} queries` : one;
+  return `${from} → key ${named(keys, key, 0)}   ${weightWords(value, seen)}`;
 }

@@ -51,7 +51,17 @@ const LABELS = 60; // pixels of it, at most: style.css
 const BESIDE = 48; // pixels beside the scores that the switch may have: style.css
 const NUMBER = 48; // of a number that is written out
 /** @type {(keyof Fields)[]} */
-const FOLLOWED = ["recording", "layer", "head", "query", "key", "first", "view"];
+const FOLLOWED = [
+  "recording",
+  "layer",
+  "head",
+  "heads",
+  "query",
+  "queries",
+  "key",
+  "first",
+  "view",
+];
 
 /** @param {Context} context */
 export function makeSteps(context) {
@@ -222,6 +232,9 @@ class StepsPanel {
           `${steps.keys.length} strongest keys; ` +
           "weights and output are those of all keys.",
       );
+    if (this.selection.heads)
+      parts.push(`Of ${this.selection.headPlaces.length} chosen heads, this is one.`);
+    if (this.selection.queries && !all) parts.push("Of several chosen queries, this is one.");
     if (!steps.value) parts.push("No values were recorded, so the steps end at the weights.");
     this.note.textContent = parts.join(" ");
     this.note.hidden = parts.length === 0;

@@ -1,6 +1,7 @@
 // The tokens that the chosen one attends to, or is attended by, in the text itself.
 
 import { lookAt, lookFrom } from "../data/choose.js";
+import { extendTo, toggleQuery } from "../data/extend.js";
 import { unlessSaid } from "../data/watch.js";
 import { watchTheme } from "../drawing/colours.js";
 import { make, makeSwitch } from "../drawing/dom.js";
@@ -14,6 +15,7 @@ import { TokenField } from "./tokenfield.js";
 
 /** @import { Context, Fields } from "../data/selection.js" */
 /** @import { Hit } from "../data/tokens.js" */
+/** @import { Modifiers } from "../drawing/dom.js" */
 /** @import { Line, Tint } from "./line.js" */
 
 /** @typedef {(place: number) => Tint | null} TintAt */
@@ -27,7 +29,9 @@ const CHANGES = [
   "recording",
   "layer",
   "head",
+  "heads",
   "query",
+  "queries",
   "key",
   "first",
   "unit",
@@ -64,7 +68,8 @@ class TextPanel {
     this.sides = makeSwitch("Side", sides, (side) => this.selection.set({ side }));
     this.search = makeSearch(this.context, (hit, hits) => this.#found(hit, hits));
     const does = {
-      choose: (/** @type {number} */ place) => this.#choose(place),
+      /** @type {(place: number, how: Modifiers) => void} */
+      choose: (place, how) => this.#extend(place, how) || this.#choose(place),
       look: (/** @type {number} */ place) => this.#look(place),
       enter: (/** @type {number} */ place) => this.#enter(place),
       leave: () => this.#leave(),
@@ -167,7 +172,7 @@ class TextPanel {
     const { boundary } = this.selection.recordingFacts;
     this.field.fill(line.text, line.own && line.side === "by" ? null : boundary);
     const lacks = (/** @type {number} */ place) => line.compared?.lacks(place) ?? false;
-    this.field.paint(tint, line.chosen, line.locked, { unit: line.unit, lacks });
+    this.field.paint(tint, { ...line, lacks });
     this.field.mark(this.hits, this.hit);
     const low = line.side === "to" && this.selection.layerFacts.causal;
     if (!this.hit) this.field.show(line.chosen ?? line.locked, low);
@@ -180,8 +185,10 @@ class TextPanel {
   #paintHeading(line, long) {
     const { text, place } = line.own ?? { text: line.text, place: line.chosen ?? 0 };
     const named = `“${text.label(place, 24, line.unit)}”`;
-    const token = long ? `token ${countText(place)} ${named}` : named;
-    const does = line.side === "to" ? "attends to" : "is attended by";
+    const one = long ? `token ${countText(place)} ${named}` : named;
+    const token = line.count > 1 ? `${countText(line.count)} tokens` : one;
+    const toward = line.count > 1 ? "attend to, on average" : "attends to";
+    const does = line.side === "to" ? toward : "is attended by";
     const how = line.compared ? ", and how that differs" : "";
     this.title.textContent = `Text · what ${token} ${does}${how}`;
     this.own.hidden = line.own === null;
@@ -261,9 +268,24 @@ class TextPanel {
     const other = line.side === "to" ? "key" : "query";
     if (long) parts.push(`The strip is the whole text: click it to read there.`);
     else parts.push(`Click a token to choose the ${other}; double click to start from it.`);
+    if (!long && !line.own) parts.push("Shift or Ctrl and click: the mean of several queries.");
     if (boundary !== null)
       parts.push(`The model wrote from position ${countText(boundary)} on: underlined.`);
     this.note.textContent = parts.join(" ");
+  }
+
+  /**
+   * Chooses several queries, up to a token or that one too; false where that was not asked for.
+   * @param {number} place
+   * @param {Modifiers} how
+   */
+  #extend(place, { shift, control }) {
+    const { line, selection } = this;
+    if (!line || !(shift || control) || (line.own && line.side === "to")) return false;
+    const query = place - (line.own ? 0 : (line.offset ?? 0));
+    if (query < 0 || query >= selection.recordingFacts.queries) return false;
+    (shift ? extendTo : toggleQuery)(this.context, query).catch(unlessSaid);
+    return true;
   }
 
   /**
@@ -318,7 +340,7 @@ class TextPanel {
     const seen = line.seenAt(place);
     if (line.queries.raw[query] === undefined)
       this.context.say(`token ${countText(place)} «${line.text.label(place, 24)}» is not a query`);
-    else this.context.say(pairText(line, { query, key, value, seen }));
+    else this.context.say(pairText(line, { query, key, value, seen, count: line.count }));
   }
 
   /**
@@ -407,5 +429,6 @@ function massWords(line, places) {
   }
   const rest = 1 - line.total;
   const sink = rest > 0.0005 ? ` The sink takes ${weightText(rest)}.` : "";
-  return `${weightText(shown)} of its attention is on ${where}.${sink}`;
+  const whose = line.count > 1 ? "their mean" : "its";
+  return `${weightText(shown)} of ${whose} attention is on ${where}.${sink}${read}`;
 }

@@ -1,14 +1,15 @@
 // A text as tokens to point at, choose, and walk through by keyboard.
 
-import { lineStep, make, nextInLine, showInside } from "../drawing/dom.js";
+import { lineStep, make, modifiersOf, nextInLine, showInside } from "../drawing/dom.js";
 
 /** @import { Unit } from "../data/selection.js" */
 /** @import { Hit, TokenText } from "../data/tokens.js" */
+/** @import { Modifiers } from "../drawing/dom.js" */
 /** @import { Tint } from "./line.js" */
 
 /**
  * Actions of the pointer or the keyboard on a token.
- * @typedef {{choose: (place: number) => void, look: (place: number) => void,
+ * @typedef {{choose: (place: number, how: Modifiers) => void, look: (place: number) => void,
  *   enter: (place: number) => void, leave: () => void}} TokenActs
  */
 
@@ -80,14 +81,13 @@ export class TokenField {
 
   /**
    * Colours each token by tint(place) → {back, ink} or null, and marks both ends of the pair: its
-   * tokens, or by words all of a word.
+   * tokens, or by words all of a word; and all chosen ones of its first end.
    * @param {(place: number) => Tint | null} tint
-   * @param {number | null} chosen
-   * @param {number} locked
-   * @param {{unit: Unit, lacks: (place: number) => boolean}} how by tokens or by words, and which
-   *   tokens have no counterpart
+   * @param {{chosen: number | null, isChosen: (place: number) => boolean, locked: number,
+   *   unit: Unit, lacks: (place: number) => boolean}} how by tokens or by words, and which tokens
+   *   have no counterpart
    */
-  paint(tint, chosen, locked, { unit, lacks }) {
+  paint(tint, { chosen, isChosen, locked, unit, lacks }) {
     const [own, other] = [chosen, locked].map((end) =>
       end === null ? [] : range(...(this.text?.span(end, unit) ?? [end, end])),
     );
@@ -97,7 +97,7 @@ export class TokenField {
       node.classList.toggle("regard-unseen", found === null);
       node.style.setProperty("--back", found?.back ?? "transparent");
       node.style.setProperty("--on", found?.ink ?? "");
-      node.classList.toggle("regard-chosen", own.includes(place));
+      node.classList.toggle("regard-chosen", isChosen(place) || own.includes(place));
       node.classList.toggle("regard-locked", other.includes(place));
       node.setAttribute("aria-selected", String(place === locked));
     });
@@ -150,14 +150,19 @@ export class TokenField {
 
   #listen() {
     const { element, does } = this;
-    /** @type {(name: keyof HTMLElementEventMap, act: (place: number) => void) => void} */
+    /** @type {(name: keyof HTMLElementEventMap, act: (place: number, event: Event) => void) => void} */
     const on = (name, act) =>
       element.addEventListener(name, (event) => {
         const place = placeAt(event.target);
-        if (place !== undefined) act(place);
+        if (place !== undefined) act(place, event);
       });
-    on("click", does.choose);
-    on("dblclick", does.look);
+    on("click", (place, event) =>
+      does.choose(place, modifiersOf(/** @type {MouseEvent} */ (event))),
+    );
+    on("dblclick", (place, event) => {
+      const { shift, control } = modifiersOf(/** @type {MouseEvent} */ (event));
+      if (!shift && !control) does.look(place);
+    });
     on("pointerover", does.enter);
     on("focusin", (place) => this.#rove(place));
     element.addEventListener("pointerleave", () => does.leave());
@@ -169,9 +174,12 @@ export class TokenField {
    * @param {number | undefined} place
    */
   #press(event, place) {
-    if (place === undefined || event.ctrlKey || event.metaKey || event.altKey) return;
-    if (event.key === "Enter" || event.key === " ")
-      this.does[event.shiftKey ? "look" : "choose"](place);
+    if (place === undefined || event.altKey) return;
+    const how = modifiersOf(event);
+    const isEnter = event.key === "Enter" || event.key === " ";
+    if (isEnter && how.shift) this.does.look(place);
+    else if (isEnter) this.does.choose(place, how);
+    else if (how.control) return;
     else if (!this.#walk(event, place)) return;
     event.preventDefault();
     event.stopPropagation();
@@ -186,12 +194,13 @@ export class TokenField {
     const line = lineStep(event.key);
     const last = this.nodes.length - 1;
     let to = event.key === "Home" ? 0 : event.key === "End" ? last : undefined;
-    if (step) to = Math.max(0, Math.min(last, place + step * (event.shiftKey ? 10 : 1)));
+    if (step) to = Math.max(0, Math.min(last, place + step));
     if (line) to = placeAt(nextInLine(this.nodes, place, line) ?? null) ?? place;
     if (to === undefined) return false;
     this.nodes[to].focus({ preventScroll: true });
     this.show(to);
-    this.does.enter(to);
+    if (event.shiftKey) this.does.choose(to, modifiersOf(event));
+    else this.does.enter(to);
     return true;
   }
 

@@ -1,0 +1,91 @@
+// The weights of some queries and keys of a head, pair by pair, from its finest tiles.
+
+import { TILE } from "./source.js";
+
+/** @import { Unit } from "./selection.js" */
+/** @import { Part } from "./several.js" */
+/** @import { Place, Source, TilePlace } from "./source.js" */
+/** @import { TokenText } from "./tokens.js" */
+
+/**
+ * Some neighbouring tokens, or words, of a text: which ones, and the place where each starts.
+ * @typedef {{part: Part, places: number[], count: number}} Window
+ */
+
+const PART_AGAIN_MS = 200;
+
+/**
+ * At most `most` of a text's tokens, or words, with that at the place `chosen`; those of `before`
+ * where it is among them.
+ * @param {Part | null} before
+ * @param {number} chosen
+ * @param {TokenText} text
+ * @param {Unit} unit
+ * @param {number} most
+ * @returns {Window}
+ */
+export function windowAround(before, chosen, text, unit, most) {
+  const starts = unit === "word" ? text.starts : null;
+  const count = starts?.length ?? text.length;
+  const at = starts?.findLastIndex((start) => start <= chosen) ?? chosen;
+  const part = partAround(before, at, count, most);
+  const places = Array.from({ length: part[1] - part[0] }, (_, n) => {
+    return starts?.[part[0] + n] ?? part[0] + n;
+  });
+  return { part, places, count };
+}
+
+/**
+ * @param {Part | null} before
+ * @param {number} at
+ * @param {number} count
+ * @param {number} most
+ * @returns {Part}
+ */
+function partAround(before, at, count, most) {
+  if (count <= most) return [0, count];
+  if (before && before[1] <= count && before[0] <= at && at < before[1]) return before;
+  const from = Math.max(0, Math.min(count - most, at - Math.floor(0.75 * most)));
+  return [from, from + most];
+}
+
+/**
+ * ln(weight) of each query with each key, row after row; NaN is masked.
+ * @param {Source} source
+ * @param {Place} where
+ * @param {number[]} rows in order
+ * @param {number[]} columns
+ */
+export async function readWindow(source, where, rows, columns) {
+  const found = new Float32Array(rows.length * columns.length);
+  for (const row of tilesOf(rows))
+    for (const column of tilesOf(columns)) {
+      const place = { ...where, plane: /** @type {const} */ ("max"), level: 0, row, column };
+      const values = await wholeTile(source, place);
+      rows.forEach((query, i) => {
+        if (Math.floor(query / TILE) !== row) return;
+        columns.forEach((key, j) => {
+          if (Math.floor(key / TILE) !== column) return;
+          found[i * columns.length + j] = values[(query % TILE) * TILE + (key % TILE)];
+        });
+      });
+    }
+  return found;
+}
+
+/** @param {number[]} places */
+function tilesOf(places) {
+  return new Set(places.map((place) => Math.floor(place / TILE)));
+}
+
+/**
+ * @param {Source} source
+ * @param {TilePlace} where
+ */
+async function wholeTile(source, where) {
+  for (;;) {
+    const { values, coverage } = await source.tile(where);
+    if (coverage === 1) return values;
+    await new Promise((resolve) => setTimeout(resolve, PART_AGAIN_MS));
+  }
+}
