@@ -119,6 +119,8 @@ def test_it_opens_at_the_head_and_token_that_are_named(regard, served, planted_f
     line = ["view", planted_file, "--head", 2, "--query", "a"]
     assert regard(*line).out == "http://127.0.0.1:1/token/#L0H2&query=5\n"
     assert served[1] == ["http://127.0.0.1:1/token/#L0H2&query=5"]
+    assert regard(*line, "--words").out.endswith("#L0H2&query=5&unit=word\n")
+    assert regard(*line, "--pieces").out.endswith("#L0H2&query=5&unit=token\n")
 
 
 def test_a_text_is_read_by_the_model(regard, served, model):
@@ -253,6 +255,7 @@ def test_standard_input_is_read_once(regard, served, model):
         (["--query", "nothing"], "--query"),
         (["--port", 70000], "less than or equal to 65535"),
         (["--export", "a.html", "--head", 1], "leave them out with --export"),
+        (["--export", "a.png", "--pieces"], "--words and --pieces tell how the browser opens"),
         (["--export", "a.html", "--layer", 1], "--layer 1: there is 1 layer, number 0."),
         (["--with", "missing.safetensors"], "missing.safetensors: no such file"),
     ],

@@ -244,6 +244,13 @@ def view(
     text: Annotated[
         bool, typer.Option("--text", help="Take TEXT as a text even if it looks like a file.")
     ] = False,
+    words: Annotated[
+        bool | None,
+        typer.Option(
+            "--words/--pieces",
+            help="Open with the pieces of a word joined; by default below 200 tokens.",
+        ),
+    ] = None,
 ) -> None:
     """Look at every weight in the browser, until Ctrl-C. Prints the address."""
     from regard.cli._view import ViewOptions
@@ -265,6 +272,7 @@ def view(
             rows,
             columns,
             scale,
+            words,
         ),
     )
 

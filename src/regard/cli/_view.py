@@ -54,6 +54,7 @@ class ViewOptions:
     rows: str | None = None
     columns: str | None = None
     scale: str | None = None
+    words: bool | None = None
 
     @property
     def is_figure(self) -> bool:
@@ -167,6 +168,10 @@ def _check_export(options: ViewOptions) -> None:
         InputError: with the way out.
     """
     told = {name: getattr(options, name) for name in ("rows", "columns", "scale")}
+    if options.words is not None and options.export is not None:
+        raise InputError(
+            "--words and --pieces tell how the browser opens; leave them out with --export."
+        )
     if options.is_figure:
         from regard._showing.figure import SCALES
 
@@ -246,6 +251,8 @@ def _export(recordings: list[Recording], names: list[str], layer: int | None, pa
 
 def _place(recording: Recording, group: Recording, options: ViewOptions) -> str:
     """The fragment of an address that opens the chosen group and token, and the telling head."""
+    from regard.viewer import unit_in_address
+
     _, told = choose_head(group, options.layer, options.head)
     parts = [f"L{told.layer}H{told.head}"]
     if at := list(recording.groups).index(group.group):
@@ -256,7 +263,7 @@ def _place(recording: Recording, group: Recording, options: ViewOptions) -> str:
         from regard.cli import _links
 
         parts.append(f"query={_links.find_query(options.query, group).position}")
-    return f"#{'&'.join(parts)}"
+    return f"#{'&'.join(parts)}{unit_in_address(options.words)}"
 
 
 def _name(source: str, is_text: bool) -> str:

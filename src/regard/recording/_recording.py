@@ -384,7 +384,12 @@ class Recording(Generic[ArrayT]):
         return Words(self)
 
     def view(
-        self, *, other: Recording[Any] | None = None, open_browser: bool = True, port: int = 0
+        self,
+        *,
+        other: Recording[Any] | None = None,
+        words: bool | None = None,
+        open_browser: bool = True,
+        port: int = 0,
     ) -> Viewer:
         """Look at every weight, of all groups, in the browser; nothing leaves this machine.
 
@@ -393,6 +398,8 @@ class Recording(Generic[ArrayT]):
 
         Args:
             other: a second recording, to compare this one with.
+            words: whether the browser opens with the tokens of a word as one; by default below 200
+                tokens. The page has a switch.
             open_browser: False opens none; the address is the result's ``repr``.
             port: to serve on; 0 takes one that is free.
 
@@ -407,7 +414,7 @@ class Recording(Generic[ArrayT]):
         """
         from regard.viewer import view
 
-        return view(self, other=other, open_browser=open_browser, port=port)
+        return view(self, other=other, words=words, open_browser=open_browser, port=port)
 
     def export(
         self,

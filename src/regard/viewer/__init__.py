@@ -30,6 +30,7 @@ def view(
     recording: Recording[Any],
     *,
     other: Recording[Any] | None = None,
+    words: bool | None = None,
     open_browser: bool = True,
     port: int = 0,
     names: tuple[str, ...] | None = None,
@@ -42,6 +43,7 @@ def view(
     Args:
         recording: to look at.
         other: a second one to compare it with.
+        words: whether the browser opens by words; by default below 200 tokens.
         open_browser: False opens none; the result has the address.
         port: 0 takes one that is free.
         names: what to call the recordings; by default their models.
@@ -61,8 +63,13 @@ def view(
         import webbrowser
 
         told = recording.heads().telling()
-        webbrowser.open(f"{viewer.address}#L{told.layer}H{told.head}")
+        webbrowser.open(f"{viewer.address}#L{told.layer}H{told.head}{unit_in_address(words)}")
     return viewer
+
+
+def unit_in_address(words: bool | None) -> str:
+    """What opens the page by words or by tokens, at the end of its address."""
+    return "" if words is None else f"&unit={'word' if words else 'token'}"
 
 
 def view_texts(
