@@ -136,6 +136,16 @@ def test_words_without_the_first_token_share_its_weight():
     assert np.nansum(row[STARTS]) == pytest.approx(1, rel=1e-5)
 
 
+@pytest.mark.parametrize("way", ["on", "against"])
+def test_texts_are_compared_by_tokens(way):
+    answers = Answers([spoken(PIECES), spoken(PIECES)])
+    asked = {"recording": 1, "layer": 0, "head": 0, "query": 3, way: 0}
+    assert answers.answer("row", urlencode(asked)).status == 200
+    refused = answers.answer("row", urlencode({**asked, "unit": "word"}))
+    assert refused.status == 400
+    assert refused.body.decode() == "on and against compare tokens; leave unit=word out."
+
+
 @pytest.fixture
 def show(serve, open_page):
     return lambda recording, hash="", **options: open_page(f"{serve(recording)}#{hash}", **options)

@@ -342,7 +342,10 @@ class Parameters:
             raise RequestError("on and against are two ways to compare; give one of them.")
         if isinstance(head, tuple) and (self._on is not None or against is not None):
             raise RequestError("on and against compare one head; give head in place of heads.")
-        return Where(recording, layer, head, self._on, against, self.by_words())
+        by_words = self.by_words()
+        if by_words and (self._on is not None or against is not None):
+            raise RequestError("on and against compare tokens; leave unit=word out.")
+        return Where(recording, layer, head, self._on, against, by_words)
 
     def by_words(self) -> bool:
         """Whether weights of words are asked for."""

@@ -24,6 +24,8 @@ export class LocalParameters {
     this.against = against === undefined ? null : this.number("against", data.recordings.length);
     if (this.on !== null && this.against !== null)
       throw new Error("on and against are two ways to compare; give one of them.");
+    if (this.unit === "word" && (this.on !== null || this.against !== null))
+      throw new Error("on and against compare tokens; leave unit=word out.");
     if (parameters.heads !== undefined && (this.on !== null || this.against !== null))
       throw new Error("on and against compare one head; give head in place of heads.");
     // Positions are of the recording that others are shown on.
