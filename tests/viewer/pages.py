@@ -70,6 +70,11 @@ def shown_bars(page):
     return [(int(place.replace(",", "")), weight, times) for place, weight, times in rows]
 
 
+def share(weight):
+    """A weight as the page writes it."""
+    return f"{100 * weight:.2f} %".replace("-", "−")
+
+
 def shown_number(text):
     """The float that the page wrote."""
     return float(re.sub(r"[ ×]+$", "", text).replace("−", "-").replace(",", ""))

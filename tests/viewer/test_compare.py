@@ -19,7 +19,7 @@ from viewer.map_page import (
     made,
     pooled,
 )
-from viewer.pages import is_said, saved, shown_bars
+from viewer.pages import is_said, saved, share, shown_bars
 
 TENS = np.log(10)
 BOTH = [
@@ -149,8 +149,8 @@ def test_a_difference_is_read_out(open_map, text):
     one, other = (np.exp(log_weights(text, head)[15, 4]) for head in (1, 0))
     sign = "−" if one < other else "+"
     words = page.readout()
-    assert f"L0H1 {one:.4f} − L0H0 {other:.4f}" in words
-    assert f"{sign}{abs(one - other):.4f}" in words
+    assert f"L0H1 {share(one)} − L0H0 {share(other)}" in words
+    assert f"{sign}{share(abs(one - other))}" in words
 
 
 def test_two_maps_share_one_view(open_map, text):
@@ -206,7 +206,7 @@ def assert_compared(page):
     assert page.page.locator(".regard-map-says").inner_text() == said
     # By position, the last query would have no counterpart, and differ by its 0.84.
     page.page.wait_for_function(f"() => ({LISTED})().length === 1")
-    assert page.page.evaluate(LISTED) == [["16", "0", "−0.0100"]]
+    assert page.page.evaluate(LISTED) == [["16", "0", "−1.00 %"]]
     wanted = np.zeros((17, 17))
     wanted[16, 0] = -0.01
     wanted = np.where(np.tri(17) > 0, wanted, np.nan)
@@ -219,7 +219,7 @@ def test_what_has_no_counterpart_makes_no_difference(open_map):
     page.page.mouse.move(*page.place(14, 0))
     assert "no counterpart" in page.readout()
     page.page.mouse.move(*page.place(16, 0))
-    assert "L0H0 0.8400 − L0H0 0.8500 = −0.0100   (there: query 15 → key 0)" in page.readout()
+    assert "L0H0 84.00 % − L0H0 85.00 % = −1.00 %   (there: query 15 → key 0)" in page.readout()
     page.page.mouse.move(2, 2)
     page.page.get_by_role("button", name="auto range").click()
     assert page.selection()["span"] == "0.01"
@@ -228,11 +228,11 @@ def test_what_has_no_counterpart_makes_no_difference(open_map):
 def test_the_text_says_what_differs_and_what_has_no_counterpart(open_map):
     page = open_map(resting(TIRED), resting(SOFT), hash=COMPARED.replace("query=12", "query=16"))
     page.page.wait_for_selector(".regard-text[data-shown^='query 16 key 1 ']")
-    assert shown_bars(page.page) == [(0, "−0.0100", "0.8400 − 0.8500")]
+    assert shown_bars(page.page) == [(0, "−1.00 %", "84.00 % − 85.00 %")]
     lacking = page.page.locator(".regard-lacking").all_inner_texts()
     assert [text.strip() for text in lacking] == ["t", "i", "red"]
     assert "3 tokens have no counterpart" in page.page.locator(".regard-text").inner_text()
-    assert "L0H0 of the other: 0.0100" in is_said(page.page, "of the other")
+    assert "L0H0 of the other: 1.00 %" in is_said(page.page, "of the other")
     page.page.locator(".regard-token").nth(14).dblclick()
     is_said(page.page, "no counterpart")
     page.page.locator(".regard-text", has_text="It has no counterpart").wait_for()
@@ -244,7 +244,7 @@ def test_an_exported_file_compares_at_counterparts(open_page, tmp_path):
     page = MapPage(open_page(f"{path.as_uri()}#{COMPARED}"))
     assert_compared(page)
     words = page.page.locator(".regard-change p").inner_text()
-    assert words == "Change of each head, most: L0H0 0.0004."
+    assert words == "Change of each head, most: L0H0 0.04 %."
 
 
 def test_the_counterpart_of_a_pair_is_marked_on_the_other_map(open_map):
@@ -278,13 +278,13 @@ def test_the_heads_say_how_much_they_changed(open_map):
     choices.first.select_option("difference")
     page.wait()
     page.page.wait_for_function(
-        "() => document.querySelector('.regard-change p').textContent.endsWith('L0H1 0.0007.')"
+        "() => document.querySelector('.regard-change p').textContent.endsWith('L0H1 0.07 %.')"
     )
     order = page.page.get_by_label("order")
     order.select_option("change")
     names = page.page.locator(".regard-head-name").all_inner_texts()
     scores = page.page.locator(".regard-head-score").all_inner_texts()
-    assert list(zip(names, scores)) == [("L0H1", "0.0007"), ("L0H2", "0.0004"), ("L0H0", "0")]
+    assert list(zip(names, scores)) == [("L0H1", "0.07 %"), ("L0H2", "0.04 %"), ("L0H0", "0 %")]
     box = page.page.locator(".regard-change-grid").bounding_box()
     page.page.mouse.click(box["x"] + 2.5 * 13, box["y"] + 5)
     page.page.wait_for_function("() => location.hash.startsWith('#L0H2')")

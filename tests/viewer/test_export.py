@@ -11,6 +11,7 @@ import regard
 from regard.recording import Layer, Recording
 from regard.viewer._bundle import IMPORT, BundleError, bundle, page_paths
 from regard.viewer.export import export
+from viewer.pages import share
 
 MODEL = "</title><script>window.run = 5</script>"
 PANELS = {
@@ -141,7 +142,7 @@ class TestPage:
         page = exported(dense, place)
         offline = shown(page)
         assert offline == shown(open_page(serve(dense) + place))
-        assert f"weight {given[1][2, 20, 7]:.4f}" in offline["readout"]
+        assert f"weight {share(given[1][2, 20, 7])}" in offline["readout"]
         for one in (page, open_page(serve(dense) + place)):
             one.evaluate("location.hash = '#L1H2&query=20&key=7&view=steps'")
             told = one.get_by_text("This recording was made of weights alone")

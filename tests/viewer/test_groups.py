@@ -8,7 +8,7 @@ import pytest
 from regard._showing.picture import recording_html
 from regard.recording import Layer, Recording
 from regard.viewer.answer import Answers
-from viewer.pages import is_said
+from viewer.pages import is_said, share
 
 WORDS = ["<s>", " Dein", " Weg", " beginnt", "."]
 PATCHES = [f"<patch {n}>" for n in range(12)]
@@ -90,7 +90,7 @@ def options_of(page, label):
 def test_the_page_shows_the_numbers_of_the_model(serve, open_page):
     recording = chosen()
     page = open_page(f"{serve(recording)}#L9H7&query=4&key=2")
-    is_said(page, f"weight {weight(recording, 9, 7, 4, 2):.4f}")
+    is_said(page, f"weight {share(weight(recording, 9, 7, 4, 2))}")
     assert options_of(page, "layer") == ["5", "9"]
     assert options_of(page, "head") == ["3", "7"]
     assert page.locator(".regard-layer-name").all_inner_texts() == ["5", "9"]
@@ -103,7 +103,7 @@ def test_the_page_shows_the_numbers_of_the_model(serve, open_page):
     page.keyboard.press("[")
     is_said(page, "L9H3")
     page.keyboard.press("{")
-    is_said(page, rf"L5H3.*weight {weight(recording, 5, 3, 4, 2):.4f}")
+    is_said(page, rf"L5H3.*weight {share(weight(recording, 5, 3, 4, 2))}")
     page.wait_for_function("() => location.hash.startsWith('#L5H3&')")
     page.keyboard.press("c")
     page.wait_for_function("() => location.hash.includes('other=L5H7')")
@@ -123,13 +123,13 @@ def test_a_chooser_of_groups_is_there_where_there_are_several(serve, open_page):
     recording = whole()
     assert open_page(serve(chosen())).get_by_label("group").count() == 0
     page = open_page(f"{serve(recording)}#L9H7&query=4&key=2")
-    is_said(page, f"weight {weight(recording, 9, 7, 4, 2):.4f}")
+    is_said(page, f"weight {share(weight(recording, 9, 7, 4, 2))}")
     group = page.get_by_label("group", exact=True)
     assert group.locator("option").all_inner_texts() == ["decoder", "encoder", "cross"]
     group.select_option("cross")
     cross = recording.groups["cross"]
     key = int(np.argmax(cross.weights[9][7, 4]))
-    is_said(page, f"query 4 «.*→ key {key} «.*weight {weight(cross, 9, 7, 4, key):.4f}")
+    is_said(page, f"query 4 «.*→ key {key} «.*weight {share(weight(cross, 9, 7, 4, key))}")
     assert "5 queries · 12 keys" in page.locator(".regard-facts").inner_text()
     assert "#L9H7&recording=2" in page.url
     group.select_option("encoder")
@@ -137,7 +137,7 @@ def test_a_chooser_of_groups_is_there_where_there_are_several(serve, open_page):
     assert options_of(page, "layer") == ["0", "1"]
     assert options_of(page, "head") == ["0", "1", "2"]
     page.go_back()
-    is_said(page, f"query 4 «.*→ key {key} «.*weight {weight(cross, 9, 7, 4, key):.4f}")
+    is_said(page, f"query 4 «.*→ key {key} «.*weight {share(weight(cross, 9, 7, 4, key))}")
 
 
 def test_groups_are_compared(serve, open_page):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from viewer.map_page import PAGE, constant, log_weights
-from viewer.pages import crossed, is_chosen, is_said, spoken
+from viewer.pages import crossed, is_chosen, is_said, share, spoken
 from viewer.test_panels import saved
 from viewer.test_words import PIECES, WORDS, by_words
 
@@ -214,7 +214,7 @@ def test_an_exported_file_has_lines_and_means(open_page, tmp_path):
     heads = [weights_of(recording, head) for head in (1, 3)]
     assert count_lines(page) == sum((weights >= 0.01).sum() for weights in heads)
     exact = np.mean(heads, 0)[4:6].mean(0)[3]
-    assert f"{exact:.4f}" in is_said(page, "mean of 2 queries → key 3 ")
+    assert share(exact) in is_said(page, "mean of 2 queries → key 3 ")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -20,7 +20,7 @@ from viewer.map_page import (
     pooled,
     table,
 )
-from viewer.pages import saved
+from viewer.pages import saved, share
 
 LINKS = [(4000, 17), (3999, 2100), (1234, 1233), (2777, 640), (4095, 3001)]
 TENS = np.log(10)
@@ -123,7 +123,7 @@ def test_a_hidden_first_token_is_grey_and_the_others_share_its_weight(open_map, 
     assert_pixels(pixels, expected_entries(view, pixels.shape, others, -5 * TENS, 0))
     page.page.wait_for_function(
         "(text) => document.querySelector('.regard-text').textContent.includes(text)",
-        arg=f"{np.exp(np.nanmax(others[200])):.4f}",
+        arg=share(np.exp(np.nanmax(others[200]))),
     )
     page.page.wait_for_timeout(300)
     assert page.page.evaluate(heads) != before
@@ -274,7 +274,7 @@ def test_the_pointer_names_the_strongest_pair_and_repaints_nothing(open_map, lon
     assert f"queries {row:,}–{row + last:,} → keys {column}–{column + last}" in words
     assert re.search("2,777 «.?t2777.?» → 640 «.?t640.?»", words)
     exact = np.exp(logs_of(long_text, 0)[query, key])
-    assert f"= {exact:.4f}" in words
+    assert f"= {share(exact)}" in words
     for step in range(12):
         page.page.mouse.move(page.place(query, key)[0] + step, page.place(query, key)[1])
     page.wait()
@@ -295,7 +295,7 @@ def test_every_pair_is_read_out_with_its_exact_weight(open_map, text):
     words = page.readout()
     logs = logs_of(text, 1)
     assert "query 12 «t12» → key 9 «t9»".replace("«", "«") in re.sub("[\u2066-\u2069]", "", words)
-    assert f"weight {np.exp(logs[12, 9]):.4f}" in words
+    assert f"weight {share(np.exp(logs[12, 9]))}" in words
     page.page.mouse.move(*page.place(9, 12))
     page.page.wait_for_function(
         "() => document.querySelector('.regard-readout').textContent.includes('masked')"

@@ -19,6 +19,7 @@ from viewer.pages import (
     is_chosen,
     is_said,
     saved,
+    share,
     shown_bars,
     shown_number,
     spoken,
@@ -43,9 +44,9 @@ def test_bars_are_the_weights_of_the_query(show):
     bars = shown_bars(page)
     assert [place for place, _, _ in bars] == list(np.argsort(-exact)[:6])
     for place, weight, times in bars:
-        assert weight == f"{exact[place]:.4f}"
+        assert weight == share(exact[place])
         assert shown_number(times) == pytest.approx(6 * exact[place], rel=6e-3)
-    assert f"weight {exact[2]:.4f}" in is_said(page, "uniform")
+    assert f"weight {share(exact[2])}" in is_said(page, "uniform")
 
 
 def test_bars_of_a_key_are_its_column(show):
@@ -56,7 +57,7 @@ def test_bars_of_a_key_are_its_column(show):
     bars = shown_bars(page)
     assert [place for place, _, _ in bars] == list(np.argsort(-exact)[:7])
     for place, weight, times in bars:
-        assert weight == f"{exact[place]:.4f}"
+        assert weight == share(exact[place])
         assert shown_number(times) == pytest.approx((place + 1) * exact[place], rel=6e-3)
     assert (
         f"of the {exact.sum():.4f} that it receives" in page.locator(".regard-text").text_content()
@@ -100,7 +101,7 @@ def test_hovering_isolates_a_token_and_names_its_weight(show):
     is_chosen(page, 6, 1)
     page.locator(BAR).nth(2).hover()
     place = shown_bars(page)[2][0]
-    is_said(page, f"key {place} .*{weights_of(recording, 0)[6, place]:.4f}")
+    is_said(page, f"key {place} .*{share(weights_of(recording, 0)[6, place])}")
     assert page.locator(".regard-isolated").count() == 1
     page.locator(".regard-title").hover()
     is_chosen(page, 6, 1)
@@ -283,12 +284,12 @@ def test_a_long_text_shows_passages_and_a_strip(show):
     page.wait_for_selector(".regard-place")
     best = int(exact.argmax())
     first = page.locator(".regard-place", has_text=f"{best:,} ·").first
-    assert first.locator("b").text_content() == f"{exact[best]:.4f}"
+    assert first.locator("b").text_content() == share(exact[best])
     around = "".join(words[best - 8 : best + 9]).strip()
     assert around in first.text_content()
     top = np.sort(exact)[::-1][:12]
     said = page.locator(".regard-text").text_content()
-    assert f"{top[top >= 5e-5].sum():.4f} of its attention" in said
+    assert f"{share(top[top >= 5e-5].sum())} of its attention" in said
     strip = page.get_by_role("slider", name="The whole text")
     box = strip.bounding_box()
     strip.click(position={"x": 8, "y": box["height"] * 0.5})
@@ -443,8 +444,8 @@ def test_heads_are_named_by_their_scores_and_sorted_by_them(show):
     order, names = heads_shown(page)
     assert order == [(layer, head) for layer in range(2) for head in range(4)]
     for (layer, head), name in zip(order, names):
-        assert f"first token {facts[layer]['first'][head]:.4f}" in name
-        assert f"previous token {facts[layer]['previous'][head]:.4f}" in name
+        assert f"first token {share(facts[layer]['first'][head])}" in name
+        assert f"previous token {share(facts[layer]['previous'][head])}" in name
     ways = {"entropy": 1, "distance": -1, "first": -1, "previous": -1, "induction": -1}
     for score, way in ways.items():
         page.get_by_label("order").select_option(score)
@@ -464,7 +465,7 @@ def test_heads_tell_the_weight_of_the_chosen_pair(show):
     page.wait_for_selector(".regard-head[aria-label*='weight']")
     order, names = heads_shown(page)
     for (layer, head), name in zip(order, names):
-        assert f"weight {weights_of(recording, head, layer)[6, 2]:.4f}" in name
+        assert f"weight {share(weights_of(recording, head, layer)[6, 2])}" in name
 
 
 def test_heads_that_share_keys_are_grouped(show):

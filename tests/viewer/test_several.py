@@ -9,7 +9,7 @@ import pytest
 from regard.recording import Layer, Recording
 from regard.viewer.answer import Answers
 from viewer.map_page import assert_pixels, expected_entries, log_weights
-from viewer.pages import crossed, is_chosen, is_said, shown_bars, spoken
+from viewer.pages import crossed, is_chosen, is_said, share, shown_bars, spoken
 from viewer.test_words import PIECES, by_words
 
 HEADS = [0, 1, 3]
@@ -138,7 +138,7 @@ def test_ctrl_and_click_shows_the_mean_of_heads(open_map):
     assert_pixels(pixels, wanted)
     bars = shown_bars(page.page)
     exact = mean_of(recording)[5]
-    assert [weight for _, weight, _ in bars] == [f"{exact[place]:.4f}" for place, _, _ in bars]
+    assert [weight for _, weight, _ in bars] == [share(exact[place]) for place, _, _ in bars]
     cell.click(modifiers=["Control"])
     is_said(page.page, "mean of 2 heads of layer 0: 0, 1 ")
     page.page.go_back()
@@ -167,7 +167,7 @@ def check_mean(page, recording, queries, head=2):
     title = page.locator(".regard-text h2").text_content()
     assert f"what {len(queries)} tokens attend to" in title
     for place, weight, _ in shown_bars(page):
-        assert weight == f"{exact[place]:.4f}"
+        assert weight == share(exact[place])
 
 
 def test_shift_and_ctrl_choose_queries_in_the_text(show):

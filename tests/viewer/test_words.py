@@ -10,7 +10,7 @@ import pytest
 from regard.recording import Layer, Recording
 from regard.viewer import overview
 from regard.viewer.answer import Answers
-from viewer.pages import BAR, is_chosen, is_said, shown_bars, spoken
+from viewer.pages import BAR, is_chosen, is_said, share, shown_bars, spoken
 
 PIECES = ["<bos>", "The", " ti", "red", " cat", " sl", "ep", "t", " bec", "ause", " it", "."]
 STARTS = [0, 1, 2, 4, 5, 8, 10, 11]
@@ -159,7 +159,7 @@ def test_a_short_text_opens_by_words_and_a_key_shows_its_pieces(show):
     seen = [n for n in STARTS if not np.isnan(exact[n])]
     bars = shown_bars(page)
     assert [place for place, _, _ in bars] == sorted(seen, key=lambda n: -exact[n])
-    assert [weight for _, weight, _ in bars] == [f"{exact[place]:.4f}" for place, _, _ in bars]
+    assert [weight for _, weight, _ in bars] == [share(exact[place]) for place, _, _ in bars]
     assert set(page.locator(f"{BAR} .regard-bar-token").all_text_contents()) == set(WORDS[:6])
     assert "these 6 words" in page.locator(".regard-text").inner_text()
     assert "query 9 «because» → key 5 «slept»" in is_said(page, "uniform")
@@ -169,7 +169,9 @@ def test_a_short_text_opens_by_words_and_a_key_shows_its_pieces(show):
     page.wait_for_function("() => location.hash.includes('unit=token')")
     assert "query 9 «ause» → key 5 «sl»" in is_said(page, "uniform")
     pieces = np.exp(by_tokens(recording, 1)[9])
-    assert max(shown_bars(page), key=lambda bar: float(bar[1]))[1] == f"{np.nanmax(pieces):.4f}"
+    assert max(shown_bars(page), key=lambda bar: float(bar[1].split()[0]))[1] == share(
+        np.nanmax(pieces)
+    )
 
 
 def test_the_pointer_on_a_word_reads_its_tokens_too(show):
@@ -183,7 +185,7 @@ def test_the_pointer_on_a_word_reads_its_tokens_too(show):
     weight = np.exp(by_tokens(recording, 1)[8, 6])
     said = is_said(page, "its tokens")
     assert "query 8 «\u2068because\u2069» → key 6 «\u2068slept\u2069»" in said
-    assert f"its tokens bec → ep: {weight:.4f}" in said
+    assert f"its tokens bec → ep: {share(weight)}" in said
 
 
 def test_steps_and_links_are_of_the_right_unit(show):

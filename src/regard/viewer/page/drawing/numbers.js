@@ -11,10 +11,10 @@ export function countText(n) {
 }
 
 /**
- * A weight with four decimals; a smaller one as 3.1e−7.
+ * A number of about 1 with four decimals; a smaller one as 3.1e−7.
  * @param {number} weight
  */
-export function weightText(weight) {
+export function fractionText(weight) {
   if (weight === 0 || weight >= 0.00005) return weight === 0 ? "0" : weight.toFixed(4);
   return weight.toExponential(1).replace("-", "−");
 }
@@ -23,7 +23,7 @@ export function weightText(weight) {
  * A weight, or a difference of two, in per cent: 64.43 %, −3.10 %, 3.1e−5 %.
  * @param {number} weight
  */
-export function percentText(weight) {
+export function weightText(weight) {
   const share = 100 * weight;
   const isSmall = weight !== 0 && Math.abs(share) < 0.005;
   const text = weight === 0 ? "0" : isSmall ? share.toExponential(1) : share.toFixed(2);
@@ -31,7 +31,7 @@ export function percentText(weight) {
 }
 
 /**
- * `+0.3100`.
+ * `+31.00 %`.
  * @param {number} difference
  */
 export function signedText(difference) {
@@ -39,7 +39,7 @@ export function signedText(difference) {
 }
 
 /**
- * `weight 0.6443 (3.87 × uniform)`, of ln weight, where the query has `seen` unmasked keys.
+ * `weight 64.43 % (3.87 × uniform)`, of ln weight, where the query has `seen` unmasked keys.
  * @param {number} lnWeight
  * @param {number} seen
  */

@@ -1,7 +1,7 @@
 // The readout of the bin under the pointer.
 
 import { nameOfPlace } from "../data/selection.js";
-import { countText, percentText, signedText, weightText, weightWords } from "../drawing/numbers.js";
+import { countText, signedText, weightText, weightWords } from "../drawing/numbers.js";
 import { differenceOf } from "./cells.js";
 import { positionOf } from "./layout.js";
 
@@ -12,8 +12,8 @@ import { positionOf } from "./layout.js";
 /** @import { Frame } from "./frame.js" */
 
 /**
- * `query 5 «it» → key 2 «cat»   weight 0.6443 (3.87 × uniform)` of a pair, of a bin
- * `queries 77,312–77,567 → keys 55,040–55,295   strongest 0.9991`.
+ * `query 5 «it» → key 2 «cat»   weight 64.43 % (3.87 × uniform)` of a pair, of a bin
+ * `queries 77,312–77,567 → keys 55,040–55,295   strongest 99.91 %`.
  * @param {Context} context
  * @param {Frame} frame
  * @param {number} row
@@ -46,7 +46,7 @@ export function wordsOfBin({ about, selection }, frame, row, column, texts) {
  */
 export function labelOfBin({ selection }, frame, { row, column }, texts) {
   const value = shownValue(frame, row, column);
-  const weight = value === undefined ? "…" : Number.isNaN(value) ? "masked" : percentText(value);
+  const weight = value === undefined ? "…" : Number.isNaN(value) ? "masked" : weightText(value);
   if (frame.view.level > 0)
     return Number.isNaN(value) ? weight : `${planeWords(selection, frame)} ${weight}`;
   /** @type {(tokens: TokenText | undefined, place: number) => string} */
@@ -81,7 +81,7 @@ function planeWords({ plane }, { other }) {
 
 /**
  * The same with the exact strongest pair:
- * `queries … → keys …   strongest: 77,507 «node» → 55,141 «,» = 0.9991   (click: go there)`.
+ * `queries … → keys …   strongest: 77,507 «node» → 55,141 «,» = 99.91 %   (click: go there)`.
  * @param {Context} context
  * @param {Frame} frame
  * @param {number} row

@@ -1,7 +1,7 @@
 // The arithmetic of one cell, from the two vectors to its share of the output, in real numbers.
 
 import { make } from "../drawing/dom.js";
-import { countText, stepText, weightText } from "../drawing/numbers.js";
+import { countText, fractionText, stepText } from "../drawing/numbers.js";
 
 /** @import { LayerFacts, Steps } from "../data/source.js" */
 
@@ -131,7 +131,9 @@ function weightParts({ steps, i, j, seen, facts }) {
   const masked = steps.masked[i][j];
   const weight = steps.weights[i][j];
   if (!(weight >= 0)) return ["the scores give NaN"];
-  const uniform = seen ? ` (uniform would be 1/${countText(seen)} = ${weightText(1 / seen)})` : "";
+  const uniform = seen
+    ? ` (uniform would be 1/${countText(seen)} = ${fractionText(1 / seen)})`
+    : "";
   if (masked === null) return ["nothing is left of e^(−∞): ", bold("0")];
   const most = Math.max(...steps.masked[i].filter((score) => score !== null));
   // Large scores overflow; the row's maximum is subtracted above and below.
@@ -145,7 +147,7 @@ function weightParts({ steps, i, j, seen, facts }) {
   const below = facts.options.includes("sinks")
     ? `(${all} + e^${off ? `(sink${shift})` : "sink"})`
     : all;
-  return [`e^${shown} ÷ ${below}${sum} = `, bold(weightText(weight)), uniform];
+  return [`e^${shown} ÷ ${below}${sum} = `, bold(fractionText(weight)), uniform];
 }
 
 /**

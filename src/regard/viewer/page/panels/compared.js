@@ -80,7 +80,7 @@ export function signColour(difference, dark) {
 }
 
 /**
- * `0.4200 − 0.1100`: the weights of a place in both heads.
+ * `42.00 % − 11.00 %`: the weights of a place in both heads.
  * @param {Line} line
  * @param {number} place
  */
@@ -92,7 +92,7 @@ export function sidesText({ values, base, compared }, place) {
 }
 
 /**
- * ` · L2H4 of after: weight 0.2200 (query 13 → key 2)`, the chosen pair in the other head, or
+ * ` · L2H4 of after: weight 22.00 % (query 13 → key 2)`, the chosen pair in the other head, or
  * nothing.
  * @param {Context} context
  * @param {number} query

@@ -99,7 +99,7 @@ async function pairWords(context, query, key) {
 }
 
 /**
- * `query 5 «it» → key 2 «cat»   weight 0.6443 (3.87 × uniform)`, or `mean of 4 queries → …`.
+ * `query 5 «it» → key 2 «cat»   weight 64.43 % (3.87 × uniform)`, or `mean of 4 queries → …`.
  * @param {Texts & {unit: Unit}} texts
  * @param {ReadPair} pair
  */

@@ -5,7 +5,14 @@ import { extendTo, toggleQuery } from "../data/extend.js";
 import { unlessSaid } from "../data/watch.js";
 import { watchTheme } from "../drawing/colours.js";
 import { make, makeSwitch } from "../drawing/dom.js";
-import { countText, largest, signedText, timesText, weightText } from "../drawing/numbers.js";
+import {
+  countText,
+  fractionText,
+  largest,
+  signedText,
+  timesText,
+  weightText,
+} from "../drawing/numbers.js";
 import { placesThatDiffer, sidesText, signColour } from "./compared.js";
 import { readLine, tintOf } from "./line.js";
 import { passageButton, passageOf, TextStrip } from "./passages.js";
@@ -424,8 +431,8 @@ function massWords(line, places) {
   const noun = line.unit === "word" ? "word" : "position";
   const where = places.length === 1 ? `this ${noun}` : `these ${places.length} ${noun}s`;
   if (line.side === "by") {
-    const all = weightText(line.total);
-    return `${weightText(shown)} of the ${all} that it receives comes from ${where}.${read}`;
+    const all = fractionText(line.total);
+    return `${fractionText(shown)} of the ${all} that it receives comes from ${where}.${read}`;
   }
   const rest = 1 - line.total;
   const sink = rest > 0.0005 ? ` The sink takes ${weightText(rest)}.` : "";
