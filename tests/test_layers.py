@@ -44,6 +44,7 @@ UPWARDS = {
     ("lm.model", "viewer._server"),  # for its type alone
     ("recording._recording", "viewer.export"),  # recording.export()
     ("recording._recording", "viewer._display"),  # shown in a notebook
+    ("recording._words", "viewer._display"),  # as are weights of words
     ("_weights.attention_weights", "viewer._display"),
     ("_weights.attention_weights", "recording"),  # weights.layer()
     ("_weights.attention_weights", "_showing.picture"),  # in a notebook

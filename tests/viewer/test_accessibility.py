@@ -71,17 +71,19 @@ LABELS = """() => {
 }"""
 
 
-def press(key):
-    return lambda page: page.keyboard.press(key)
-
-
 def search(page):
     page.locator(".regard-search input").fill("t")
     is_said(page, "found")
 
 
-def open_menu(page):
-    page.locator(".regard-menu > summary").click()
+def open_export(page):
+    page.get_by_role("button", name="Export…").click()
+
+
+def open_help(page):
+    page.keyboard.press("Escape")
+    page.keyboard.press("?")
+    page.get_by_role("dialog", name="Keys").wait_for()
 
 
 def sort_heads(page):
@@ -99,8 +101,8 @@ STATES = {
     "difference": (f"L0H1&{PAIR}&compare=difference&other=L1H2", None),
     "sorted": (f"L0H1&{PAIR}", sort_heads),
     "searched": (f"L0H1&{PAIR}", search),
-    "menu": (f"L0H1&{PAIR}", open_menu),
-    "help": (f"L0H1&{PAIR}", press("?")),
+    "export": (f"L0H1&{PAIR}", open_export),
+    "help": (f"L0H1&{PAIR}", open_help),
 }
 
 

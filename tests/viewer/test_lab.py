@@ -139,9 +139,9 @@ def test_it_opens_at_the_head_that_tells_most(output):
 @pytest.mark.parametrize(
     ("name", "says", "caption", "tokens"),
     [
-        ("layer", r"L1H\d ·", "layer 1 head", 9),
-        ("head", r"L1H2 ·", "layer 1 head 2", 9),
-        ("words", r"L1H\d ·", "layer 1 head", 8),
+        ("layer", r"L1H\d ·", "L1H", 9),
+        ("head", r"L1H2 ·", "L1H2 ·", 9),
+        ("words", r"L1H\d ·", "L1H", 8),
     ],
 )
 def test_weights_keep_layer_head_and_tokens(output, name, says, caption, tokens):

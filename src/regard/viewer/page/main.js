@@ -144,7 +144,9 @@ function layOut({ selection }, parts, readout) {
   const tabs = makeSwitch("Panel", { heads: "Heads", pairs: "Pairs", text: "Text" }, showPanel);
   tabs.element.className = "regard-tabs regard-switch";
   tabs.element.setAttribute("role", "navigation"); // all of the page lies in a landmark
-  const panels = [heads.element, map.links.element, centre, tabs.element, text.element];
+  const label = { class: "regard-landmark", "aria-label": "Strongest pairs" };
+  const pairs = make("aside", label, map.links.element);
+  const panels = [heads.element, pairs, centre, tabs.element, text.element];
   frame.append(header.element, ...panels, readout);
   showPanel("text");
   const turn = () => {

@@ -165,6 +165,7 @@ class HeadsPanel {
     this.changes = layers.map(() => null);
     this.grid.show(this.changes, this.dark);
     this.pair = null;
+    this.roles = null;
     this.cells = layers.flatMap((facts, layer) =>
       Array.from({ length: facts.heads }, (_, head) => this.#cell(layer, head)),
     );
@@ -178,7 +179,6 @@ class HeadsPanel {
     const order = layers
       .map((_, n) => n)
       .sort((a, b) => Number(b === first) - Number(a === first) || a - b);
-    this.roles = null;
     this.#readLayers(order, run).catch(unlessSaid);
     this.#readRoles(run).catch(unlessSaid);
   }
