@@ -47,6 +47,13 @@ def test_a_fresh_page_looks_from_the_last_query_to_its_strongest_key(show):
     assert re.search(rf"#L0H0&query={last}", page.url)
 
 
+@pytest.mark.parametrize("view", ["map", "lines", "steps"])
+def test_all_controls_stand_in_one_row(show, view):
+    page = show(spoken(), f"L0H1&query=5&key=3&view={view}", size=(1280, 720))
+    is_chosen(page, 5, 3)
+    assert page.locator(".regard-header").bounding_box()["height"] <= 44
+
+
 def test_the_page_says_what_the_head_does(show):
     recording = spoken()
     page = show(recording, "L1H2&query=5&key=3")

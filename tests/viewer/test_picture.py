@@ -163,6 +163,30 @@ def test_dark_steps_are_saved_in_the_colours_of_the_page(show):
     assert pixels[2, 2, :3].tolist() == [22, 21, 29]
 
 
+def test_lines_are_saved_with_the_colours_of_their_heads(show):
+    page = show("view=lines", color_scheme="dark")
+    page.locator(".regard-lines-heads button", has_text="2").click()
+    page.wait_for_selector(".regard-lines[data-shown='L0 heads 1,2 query 6 key 3']")
+    drawn = ElementTree.fromstring(saved(page, "SVG")[0])
+
+    def colour(text):
+        return re.findall(r"\d+", text or "")
+
+    lines = [colour(node.get("stroke")) for node in drawn.iter(f"{SVG}line")]
+    boxes = [colour(node.get("fill")) for node in drawn.iter(f"{SVG}rect")]
+    for head in (["225", "135", "30"], ["90", "255", "0"]):
+        assert head in lines
+        assert head in boxes  # beside its number
+
+
+def test_sums_are_saved_inside_the_picture(show):
+    drawn = ElementTree.fromstring(saved(show("sums=shown"), "SVG")[0])
+    width = float(drawn.get("viewBox").split()[2])
+    (x,) = (float(n.get("x")) for n in drawn.iter(f"{SVG}text") if n.text == "sum")
+    assert x + 36 <= width
+    assert "received" in texts(drawn)
+
+
 def test_steps_leave_out_the_chosen_cell_unless_it_is_asked_for(show):
     page = show("view=steps")
     plain, marked = (

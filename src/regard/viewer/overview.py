@@ -22,6 +22,7 @@ from regard._base.errors import UnsupportedError
 from regard._call.visible import seen
 from regard._weights.attention_weights import AttentionWeights
 from regard.viewer._aligned import AlignedWeights
+from regard.viewer._bins import bins, mean_log
 from regard.viewer._sums import Sums
 from regard.viewer._words import WordBlocks, seen_words
 
@@ -29,9 +30,7 @@ if TYPE_CHECKING:
     from regard._base.types import Float, PoolHow
     from regard.recording import Recording, Words
     from regard.viewer._alignment import Places
-
-    HeadWeights = AttentionWeights[Any] | WordBlocks | AlignedWeights
-    Picture = Float[np.ndarray, "rows columns"]
+    from regard.viewer._bins import HeadWeights, Picture
 
 __all__ = ["TILE", "HeadMap", "samples_of"]
 
@@ -167,7 +166,7 @@ class HeadMap:
         """The mean of the weights of some queries over all keys."""
         keys = slice(0, self.shape[1])
         if self._words is not None:  # the share of several tokens is no weight of words
-            parts = [slice(query, query + 1) for part in parts for query in _numbers(part)]
+            parts = [slice(q, q + 1) for part in parts for q in range(part.start, part.stop)]
         counts = [part.stop - part.start for part in parts]
         rows = [
             self._bins(part, ("max" if count == 1 else "mass",), count, 1, keys)[0][0]
@@ -455,58 +454,16 @@ class _Collected:
         return strongest, beside, total, read
 
 
-def bins(
-    weights: HeadWeights, planes: tuple[PoolHow, ...], down: int, across: int, columns: slice
-) -> list[Picture]:
-    """All rows and some columns of a matrix in bins of ``(down, across)``; the last are smaller."""
-    bands = []
-    for rows in _whole_and_rest(slice(0, weights.shape[0]), down):
-        beside = []
-        for part in _whole_and_rest(columns, across):
-            height, width = rows.stop - rows.start, part.stop - part.start
-            size = (max(1, height // down), max(1, width // across))
-            beside.append(list(map(to_numpy, weights.pool(size, planes, rows, part))))
-        bands.append([np.concatenate(pictures, 1) for pictures in zip(*beside)])
-    return [np.concatenate(pictures) for pictures in zip(*bands)]
-
-
-def _numbers(part: slice) -> range:
-    return range(part.start, part.stop)
-
-
 def _at_first(picture: Picture, words: Words, rows: slice, columns: slice, top: int) -> Picture:
     """The weights at the first pieces of their words, or of the part from row ``top`` on."""
     is_first = [
-        np.isin(_numbers(part), [*starts, first])
+        np.isin(range(part.start, part.stop), [*starts, first])
         for part, starts, first in (
             (rows, words.query_starts, top),
             (columns, words.starts, columns.start),
         )
     ]
     return np.where(np.outer(*is_first), picture, np.float32(np.nan))
-
-
-def mean_log(logs: Sequence[np.ndarray], counts: Sequence[int] | None = None) -> np.ndarray:
-    """ln of the mean of weights, from their logarithms.
-
-    Args:
-        logs: arrays of one shape; NaN counts as 0 beside numbers.
-        counts: how many weights each stands for; by default one.
-    """
-    if len(logs) == 1:
-        return logs[0]
-    every = np.array(logs, np.float64)
-    hidden = np.isnan(every)
-    shares = np.array([1] * len(logs) if counts is None else counts, np.float64)
-    shares = np.log(shares / shares.sum()).reshape(-1, *[1] * (every.ndim - 1))
-    found = np.logaddexp.reduce(np.where(hidden, -np.inf, every) + shares)
-    return np.where(hidden.all(0), np.nan, found).astype(np.float32)
-
-
-def _whole_and_rest(part: slice, side: int) -> list[slice]:
-    middle = part.stop - (part.stop - part.start) % side
-    halves = (slice(part.start, middle), slice(middle, part.stop))
-    return [half for half in halves if half.start < half.stop]
 
 
 def _runs(chosen: np.ndarray, start: int) -> Iterator[slice]:

@@ -59,7 +59,7 @@ function boxMarks(node, placed) {
 
 /** @param {string} colour */
 function isClear(colour) {
-  return colour === "transparent" || /, 0\)$/.test(colour);
+  return colour === "transparent" || /^rgba.*, 0\)$/.test(colour);
 }
 
 /**
