@@ -63,7 +63,7 @@ def take(page, recording, path, address, dark):
     with Viewer([recording]) as viewer:
         page.emulate_media(color_scheme="dark" if dark else "light")
         page.goto(viewer.address + address)
-        if "steps" not in address:
+        if "view" not in address:
             page.wait_for_selector("[data-idle=true]", timeout=120_000)
         page.wait_for_timeout(2000)
         page.screenshot(path=path)
@@ -71,7 +71,11 @@ def take(page, recording, path, address, dark):
 
 
 PICTURES = {
-    "sentence": [("map", "", False), ("steps", "#L1H0&view=steps", False)],
+    "sentence": [
+        ("map", "", False),
+        ("lines", "#view=lines", False),
+        ("steps", "#view=steps", False),
+    ],
     "code": [("map", "#L2H3", False), ("dark", "#L2H3", True)],
     "long": [("map", "", False)],
 }
