@@ -67,6 +67,13 @@ def test_a_recording_names_its_tokens_and_model(tiny):
     assert [layer.query.shape for layer in recording.layers] == [(4, len(ids), 8)] * 2
 
 
+def test_a_recording_tells_how_far_it_is(tiny):
+    told = []
+    tiny.record("abc", progress=lambda done, layers: told.append((done, layers)))
+    count = len(tiny.config.layers)
+    assert told == [(n, count) for n in range(count)]
+
+
 def test_a_recording_holds_what_entered_attention(tiny):
     """The second layer's query follows from the first layer's recorded weights and values."""
     recording = tiny.record("import os")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console
@@ -90,14 +90,17 @@ class Screen:
 
 
 @contextlib.contextmanager
-def busy(what: str) -> Iterator[None]:
-    """Shows on a terminal what it is busy with, until that is done."""
+def busy(what: str) -> Iterator[Callable[[str], None]]:
+    """Shows on a terminal what it is busy with, until that is done.
+
+    Yields what is called with how far it is, ``layer 2 of 4``.
+    """
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield
+        yield lambda _: None
         return
-    with console.status(Text(what, style="dim")):
-        yield
+    with console.status(Text(what, style="dim")) as status:
+        yield lambda part: status.update(Text(f"{what}: {part}", style="dim"))
 
 
 def label(token: str, width: int) -> str:

@@ -8,7 +8,7 @@ import re
 import shlex
 import stat
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from regard._base.files import LIMIT_BYTES, kind, open_file, read_at_most, read_file
@@ -84,16 +84,18 @@ def recorded(source: str | Recording, model: str) -> Recording:
     """
     if isinstance(source, Recording):
         return source
-    with reading(), busy(f"Reading {len(source):,} characters"):
-        return _recorded(source, model)
+    with reading(), busy(f"Reading {len(source):,} characters") as tell:
+        return _recorded(source, model, tell)
 
 
-def _recorded(text: str, model: str) -> Recording:
+def _recorded(text: str, model: str, tell: Callable[[str], None]) -> Recording:
     """The recording of a text by a model of regard's own, or one of transformers."""
     if is_own_model(model):
         from regard.lm import LanguageModel
 
-        return LanguageModel.load(model).record(text)
+        return LanguageModel.load(model).record(
+            text, progress=lambda done, layers: tell(f"layer {done + 1} of {layers}")
+        )
     from regard.hf import read
 
     return read(model, text)

@@ -103,19 +103,33 @@ class LanguageModel:
         self.tokenizer.save(folder / "tokenizer.json")
         self.config.save(folder / "config.json")
 
-    def record(self, text: str) -> Recording[Array]:
+    def record(
+        self, text: str, progress: Callable[[int, int], object] | None = None
+    ) -> Recording[Array]:
         """Records query, key and value of every head while the model reads ``text``, after BOS.
+
+        Args:
+            text: in Unicode.
+            progress: called before each layer with how many are done, and how many there are.
 
         Raises:
             ValueError: ``text`` is empty.
             MaterializeError: ``text`` is longer than the free memory allows.
         """
-        return self.record_ids(self._read(text))
+        return self.record_ids(self._read(text), progress)
 
-    def record_ids(self, ids: Sequence[int]) -> Recording[Array]:
+    def record_ids(
+        self, ids: Sequence[int], progress: Callable[[int, int], object] | None = None
+    ) -> Recording[Array]:
         """As ``record``, of token ids; BOS is not added."""
         layers: list[Layer[Array]] = []
-        self.hidden(ids, record=layers.append)
+
+        def keep(layer: Layer[Array]) -> None:
+            if progress is not None:
+                progress(len(layers), len(self.config.layers))
+            layers.append(layer)
+
+        self.hidden(ids, record=keep)
         return Recording(self.tokenizer.tokens(ids), layers, model=self.name)
 
     def view(self, text: str = "", *, open_browser: bool = True, port: int = 0) -> Viewer:

@@ -305,7 +305,7 @@ function namedKey(layout, texts, [key, last], chosen, theme) {
   const size = nameSize(layout.cell);
   const number = countText(key);
   const width = textWidth(number, SMALL_TEXT);
-  const room = GUTTER.top - 18 - width;
+  const room = GUTTER.top - 13 - width;
   const label = texts?.keys.label(key, 24, texts.unit) ?? "";
   const text = fitted(label, room, size, weight);
   return [
