@@ -6,7 +6,7 @@ from axe_playwright_python.base import AXE_SCRIPT
 from viewer.pages import is_chosen, is_said, spoken
 
 PAIR = "query=6&key=3"
-NARROW = (820, 1180)
+NARROW = (600, 900)
 AXE = """async () => {
   const {violations, incomplete} = await axe.run();
   const named = (found) =>

@@ -279,8 +279,21 @@ def test_no_control_is_cut_off_or_covered(show, size, view):
     assert centre["height"] >= 400
 
 
-def test_a_tablet_shows_one_panel_at_a_time(show):
+def test_a_tablet_shows_heads_as_a_strip_above_the_map(show):
     page = show(spoken(), "L0H1&query=6&key=3", size=(820, 1180))
+    is_chosen(page, 6, 3)
+    heads, map_ = (page.locator(f".regard-{part}").bounding_box() for part in ("heads", "map"))
+    assert heads["y"] + heads["height"] <= map_["y"]
+    assert heads["height"] < 80
+    assert heads["width"] > 800
+    assert page.locator(".regard-head").first.is_visible()
+    assert not page.locator(".regard-head-numbers").is_visible()
+    assert page.locator(".regard-text").is_visible()
+    assert not page.locator(".regard-tabs").get_by_role("button", name="Heads").is_visible()
+
+
+def test_a_small_window_shows_one_panel_at_a_time(show):
+    page = show(spoken(), "L0H1&query=6&key=3", size=(600, 900))
     is_chosen(page, 6, 3)
     assert page.locator(".regard-text").is_visible()
     assert not page.locator(".regard-heads").is_visible()
@@ -336,7 +349,6 @@ def test_targets_are_large_enough_for_fingers(show):
     recording = spoken(layers=12, heads=12, key_heads=12)
     page = show(recording, size=(820, 1180), has_touch=True, is_mobile=True)
     is_said(page, "query")
-    page.locator(".regard-tabs").get_by_role("button", name="Heads").click()
     sizes = page.locator(f".regard-header :is({CONTROLS}), .regard-head").evaluate_all(
         "nodes => nodes.filter(n => n.checkVisibility() && !n.closest('.regard-colours')"
         " && !n.closest('.regard-menu-list'))"

@@ -299,7 +299,12 @@ class HeadsPanel {
     const named = numbers.map((number) => make("span", { text: String(number) }));
     const row = make("div", { class: "regard-head-numbers", "aria-hidden": "true" }, ...named);
     return [
-      make("div", { class: "regard-layer" }, make("span", { class: "regard-layer-name" }), row),
+      make(
+        "div",
+        { class: "regard-layer regard-head-columns" },
+        make("span", { class: "regard-layer-name" }),
+        row,
+      ),
     ];
   }
 
