@@ -336,6 +336,7 @@ CUT = """
 import os, sys, tracemalloc
 import regard
 from regard.recording import Recording
+from regard.viewer._maps import Where
 from regard.viewer.answer import Answers
 
 path, question = sys.argv[1:]
@@ -358,7 +359,7 @@ if question == "viewer":
 elif question == "map":
     print(repr(found))
     try:
-        answers._maps[0, 0, 0].row(3)
+        answers._maps[Where(0, 0, 0)].row(3)
     except regard.RecordingError as error:
         print(error)
 else:

@@ -12,8 +12,9 @@ import pytest
 from rich.cells import cell_len
 
 import regard as package
-from cli.conftest import TEXT, TOKENS, looks_at, planted, recording_of, start
+from cli.conftest import TOKENS, looks_at, planted, recording_of, start
 from regard.recording import Layer, Recording
+from tiny_model import TEXT
 
 ESCAPE = "\x1b"
 

@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from cli.conftest import TEXT, command, start
+from cli.conftest import command, start
+from tiny_model import TEXT
 
 torch = pytest.importorskip("torch")
 
