@@ -87,7 +87,7 @@ def test_a_text_longer_than_memory_allows_is_refused_with_what_would_fit(
 
 
 def test_running_out_of_memory_is_one_line_too(regard, model, monkeypatch):
-    def exhausted(*_):
+    def exhausted(*_, **__):
         raise MemoryError
 
     monkeypatch.setattr(LanguageModel, "record", exhausted)
