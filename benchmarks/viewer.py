@@ -140,7 +140,7 @@ def opened(browser, server):
 def moved(page, moves):
     """Milliseconds from every pan or zoom to a whole picture, and those of repaints and hovers."""
     random = np.random.default_rng(0)
-    box = page.locator("[data-idle] canvas").first.bounding_box()
+    box = page.locator(".regard-map-cells").first.bounding_box()
     waits, hovers, repaints = [], [], []
     for n in range(moves):
         x, y = (
