@@ -3,6 +3,9 @@
 import pytest
 from axe_playwright_python.base import AXE_SCRIPT
 
+from regard.viewer._readings import Readings, reader_of
+from regard.viewer._server import Viewer
+from tiny_model import tiny_model
 from viewer.pages import is_chosen, is_said, spoken
 
 PAIR = "query=6&key=3"
@@ -106,14 +109,14 @@ STATES = {
 }
 
 
-def assert_accessible(page, state):
+def assert_accessible(page, state, least=20):
     page.evaluate(AXE_SCRIPT)
     violations, incomplete = page.evaluate(AXE)
     assert violations == [], state
     # axe-core leaves the contrast of short words and of what lies over others to the reader.
     assert {rule for rule, _ in incomplete} <= {"color-contrast"}, state
     found = page.evaluate(CONTRASTS)
-    assert len(found) > 20, state
+    assert len(found) > least, state
     assert [text for contrast, text in found if contrast < 4.5] == [], state
 
 
@@ -171,6 +174,21 @@ class TestPage:
         assert_accessible(page, "map")
         go(page, f"L0H1&{PAIR}&view=steps")
         assert_accessible(page, "steps")
+
+    def test_so_can_a_page_with_an_input(self, open_page, scheme):
+        readings = Readings(reader_of(tiny_model("tiny")))
+        with Viewer((), None, 0, readings) as viewer:
+            page = open_page(viewer.address, color_scheme=scheme)
+            page.wait_for_selector("[data-state=empty]")
+            assert_accessible(page, "empty", least=3)
+            page.locator("textarea").fill("import os, import sys")
+            page.wait_for_selector("[data-state=read]")
+            page.wait_for_selector(".regard-map[data-idle=true]")
+            page.wait_for_selector(".regard-next-share")
+            assert_accessible(page, "typed")
+            page.locator("textarea").fill("x" * 2500)
+            page.wait_for_selector("[data-state=failed]")
+            assert_accessible(page, "too long")
 
     def test_ink_can_be_read_on_every_colour(self, show, scheme):
         page = show(spoken(), f"L0H1&{PAIR}", color_scheme=scheme)

@@ -1,5 +1,6 @@
 """The viewer's server: for its owner on this machine alone, read-only, and hard to wear out."""
 
+import asyncio
 import gc
 import gzip
 import http.client
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 import regard
-from regard.viewer import view
+from regard.viewer import _server, view
 from regard.viewer._server import HEADERS, Viewer, Workers, page_files
 from regard.viewer.answer import Answers
 from viewer.conftest import made
@@ -360,6 +361,25 @@ def test_closing_frees_the_port_and_the_threads(recording):
         assert urlsplit(again.address).port == port
     with pytest.raises(OSError, match=r"."):
         ask(viewer.address)
+
+
+def test_a_loop_that_outlives_the_closing_ends_well(recording, monkeypatch):
+    monkeypatch.setattr(_server, "SHUTDOWN_TIMEOUT_S", 0.0)
+    viewer, failed = Viewer([recording]), []
+    monkeypatch.setattr(threading, "excepthook", failed.append)
+    goes_on, shutdown = threading.Event(), viewer._server.shutdown
+
+    async def late(sockets=None):
+        await asyncio.get_running_loop().run_in_executor(None, goes_on.wait)
+        await shutdown(sockets)
+
+    monkeypatch.setattr(viewer._server, "shutdown", late)
+    assert ask(viewer.address, "data/about").status == 200
+    assert not viewer.close()
+    goes_on.set()
+    viewer._thread.join(30)
+    assert not viewer._thread.is_alive()
+    assert failed == []
 
 
 def test_a_port_that_is_taken_is_an_error_and_leaves_nothing_behind(recording):

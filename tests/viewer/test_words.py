@@ -197,7 +197,7 @@ def test_steps_and_links_are_of_the_right_unit(show):
     page.get_by_role("button", name="Steps").click()
     page.wait_for_selector(".regard-steps[data-shown='query 9 key 5']")
     exact = np.exp(by_tokens(recording, 1)[9, 5])
-    assert f"{exact:.3f}"[:4] in page.locator(".regard-steps").inner_text()
+    assert f"= {exact:.4f}" in page.locator(".regard-arithmetic").inner_text()
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ weights stay those over all keys.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,7 +18,6 @@ from regard._weights.reductions import Links
 
 if TYPE_CHECKING:
     from regard._base.types import Float, Int, PoolHow
-    from regard.viewer._words import WordBlocks
 
     Picture = Float[np.ndarray, "rows columns"]
 
@@ -38,7 +37,7 @@ class AlignedWeights:
 
     def __init__(
         self,
-        weights: AttentionWeights[Any] | WordBlocks,
+        weights: AttentionWeights[Any],
         rows: Int[np.ndarray, " rows"],
         columns: Int[np.ndarray, " columns"],
     ) -> None:
@@ -74,29 +73,13 @@ class AlignedWeights:
         found = np.concatenate([to_numpy(part.pool((len(queries), width))) for part in parts])
         return found if width == len(keys) else np.take(found, keys - columns.start, 1)
 
-    @overload
-    def pool(
-        self,
-        size: tuple[int, int],
-        how: PoolHow = "max",
-        rows: slice | None = None,
-        columns: slice | None = None,
-    ) -> Picture: ...
-    @overload
-    def pool(
-        self,
-        size: tuple[int, int],
-        how: tuple[PoolHow, ...],
-        rows: slice | None = None,
-        columns: slice | None = None,
-    ) -> tuple[Picture, ...]: ...
     def pool(
         self,
         size: tuple[int, int],
         how: PoolHow | tuple[PoolHow, ...] = "max",
         rows: slice | None = None,
         columns: slice | None = None,
-    ) -> Picture | tuple[Picture, ...]:
+    ) -> Any:
         """As ``AttentionWeights.pool``; the mean over queries is over all of a bin."""
         part = self.part(rows, columns)
         edges = [

@@ -6,8 +6,7 @@ as many tokens of one text as of the other have replaced each other, and are pai
 few: *cat* and *dog*. Any other token has no counterpart.
 
 Source: Hyyrö 2004, Bit-parallel LCS-length computation revisited: a row of the table of lengths is
-one integer, and takes four operations on it. Two texts of 20,000 tokens without a common beginning
-or end take 0.6 s, of 100,000 6 s.
+one integer, and takes four operations on it.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from regard.viewer.answer import (
 if TYPE_CHECKING:
     from regard.lm import LanguageModel
 
-MAX_CHARACTERS = 2000  # about 700 tokens, which the built-in model reads in 0.2 s
+MAX_CHARACTERS = 2000  # so few that each pause in typing can be followed by a reading
 MAX_BODY_BYTES = 16 * MAX_CHARACTERS  # of JSON, where a character takes up to 12
 MAX_KEPT = 4  # texts, beside the first
 LIKELIEST = 10

@@ -97,7 +97,8 @@ class Viewer:
         atexit.register(self.close)
 
     def _run(self) -> None:
-        self._server.run(sockets=[self._socket])
+        with self._socket:  # closed by who listens: its loop fails if another thread closes it
+            self._server.run(sockets=[self._socket])
 
     def wait(self) -> None:
         """Blocks until the viewer is closed."""
@@ -112,7 +113,6 @@ class Viewer:
         end = time.monotonic() + SHUTDOWN_TIMEOUT_S
         is_idle = self._workers.close(SHUTDOWN_TIMEOUT_S)
         self._thread.join(max(0.0, end - time.monotonic()))
-        self._socket.close()
         self._answers.close()
         return is_idle and not self._thread.is_alive()
 

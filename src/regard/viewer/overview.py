@@ -61,7 +61,8 @@ class HeadMap:
         recording: where the head is.
         layer, head: which one, by their places; or which ones.
         places: the query of each row and the key of each column, −1 for none; by default all.
-        words: the recording by words, where each pair of pieces has the weight of its words.
+        words: the recording by words, where each pair of pieces has the weight of its words; then
+            without ``places``.
 
     NaN is masked; −inf is unmasked with weight 0.
     """
@@ -93,10 +94,10 @@ class HeadMap:
             self._collected = _Collected(self)
 
     def _of_head(self, pieces: AttentionWeights[Any], numbers: tuple[int, int]) -> HeadWeights:
-        """The weights of a head by words, and at the chosen places, where these are wanted."""
-        words = self._words
-        weights = pieces if words is None else WordBlocks.of(words, pieces, *numbers)
-        return weights if self._places is None else AlignedWeights(weights, *self._places)
+        """The weights of a head; by words, or at the chosen places, where these are wanted."""
+        if self._words is not None:
+            return WordBlocks.of(self._words, pieces, *numbers)
+        return pieces if self._places is None else AlignedWeights(pieces, *self._places)
 
     def _weights_of(self, rows: slice) -> list[HeadWeights]:
         """Each head's weights of some queries, if the file still holds the whole recording."""

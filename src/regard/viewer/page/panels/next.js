@@ -3,7 +3,7 @@
 import { cleanToken } from "../data/tokens.js";
 import { unlessSaid } from "../data/watch.js";
 import { make } from "../drawing/dom.js";
-import { countText, timesText } from "../drawing/numbers.js";
+import { countText, weightText } from "../drawing/numbers.js";
 
 /** @import { Context } from "../data/selection.js" */
 
@@ -45,7 +45,7 @@ function bar(token, share, most) {
   const fill = make("span", { class: "regard-bar" });
   fill.style.setProperty("--part", String(share / most));
   const text = make("span", { class: "regard-bar-token", text: spelled(token), dir: "auto" });
-  const number = make("span", { class: "regard-next-share", text: `${timesText(100 * share)} %` });
+  const number = make("span", { class: "regard-next-share", text: weightText(share) });
   return make("li", {}, text, fill, number);
 }
 

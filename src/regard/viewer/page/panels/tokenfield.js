@@ -70,6 +70,7 @@ export class TokenField {
     const node = make("span", { class: "regard-token", role: "option", tabIndex: -1 });
     const inner = make("span", { class: "regard-word", text: word || space });
     node.append(gap + (word ? space : ""), inner);
+    if (!shown.trim()) node.setAttribute("aria-label", text.label(place, 8)); // white space has no name
     node.dataset.place = String(place);
     node.classList.toggle("regard-written", boundary !== null && place >= boundary);
     node.classList.toggle("regard-boundary", boundary !== null && place === boundary);

@@ -24,7 +24,8 @@ export function makeInput(read) {
     "aria-label": "Text that the model reads",
   });
   const status = make("span", { class: "regard-typing-status", role: "status" });
-  const element = make("div", { class: "regard-typing" }, area, status);
+  const look = { class: "regard-typing", "aria-label": "Text to read" };
+  const element = make("section", look, area, status);
   /** @type {number | undefined} */
   let timer;
   const fit = () => {
@@ -66,9 +67,9 @@ export function makeEmpty(choose) {
     make("button", { type: "button", class: "regard-button", text, onclick: () => choose(text) }),
   );
   return make(
-    "section",
-    { class: "regard-empty", "aria-label": "No text yet" },
-    make("p", { text: "Nothing to show yet. Type a text above, or try one of these:" }),
+    "main",
+    { class: "regard-empty" },
+    make("h1", { text: "Nothing to show yet. Type a text above, or try one of these:" }),
     ...examples,
   );
 }
