@@ -109,7 +109,12 @@ STATES = {
 }
 
 
+# Contrast changes while a colour fades into another.
+SETTLED = "Promise.all(document.getAnimations().map(animation => animation.finished))"
+
+
 def assert_accessible(page, state, least=20):
+    page.evaluate(SETTLED)
     page.evaluate(AXE_SCRIPT)
     violations, incomplete = page.evaluate(AXE)
     assert violations == [], state
@@ -171,6 +176,7 @@ class TestPage:
         spoken().export(path)
         page = open_page(f"{path.as_uri()}#L0H1&{PAIR}", offline=True, color_scheme=scheme)
         is_chosen(page, 6, 3)
+        page.wait_for_selector(".regard-map[data-idle=true]")
         assert_accessible(page, "map")
         go(page, f"L0H1&{PAIR}&view=steps")
         assert_accessible(page, "steps")
