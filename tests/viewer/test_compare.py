@@ -174,11 +174,10 @@ def test_two_maps_share_one_view(open_map, text):
 
 def test_the_other_head_is_chosen_and_swapped(open_map, text, another):
     page = open_map(text, another, hash="L0H2")
-    choices = page.page.locator(".regard-compare select")
-    choices.first.select_option("difference")
+    page.page.get_by_label("compare").select_option("difference")
     page.wait()
     assert page.selection()["other"] == "L0H1%401"
-    choices.last.select_option("0")
+    page.page.get_by_label("of", exact=True).select_option("0")
     page.wait()
     assert page.selection()["other"] == "L0H1"
     page.page.get_by_role("button", name="Swap both heads").click()
@@ -251,7 +250,7 @@ def test_the_counterpart_of_a_pair_is_marked_on_the_other_map(open_map):
     place = "L0H0&compare=side&other=L0H0@1&query=16&key=12"
     page = open_map(resting(TIRED), resting(SOFT), hash=place)
     titles = page.page.locator(".regard-map-title").all_inner_texts()
-    assert titles[0] == titles[1] == "L0H0 of resting"
+    assert titles == ["L0H0 of resting (1)", "L0H0 of resting (2)"]
     page.page.mouse.click(*page.place(15, 3, 1))
     assert (page.selection()["query"], page.selection()["key"]) == ("16", "3")
     page.page.mouse.move(*page.place(16, 12))
@@ -270,12 +269,22 @@ def test_the_counterpart_of_a_pair_is_marked_on_the_other_map(open_map):
         assert above["y"] + above["height"] <= plot["y"]
 
 
+def test_the_controls_take_one_row(open_map):
+    for way in ("", "&compare=side&other=L0H0@1", "&compare=difference&other=L0H0@1"):
+        page = open_map(resting(TIRED), resting(SOFT), hash=f"L0H0{way}").page
+        assert page.locator(".regard-header").bounding_box()["height"] <= 44, way
+        assert page.get_by_label("recording").locator("option").all_inner_texts() == [
+            "resting (1)",
+            "resting (2)",
+        ]
+        assert page.get_by_label("with layer").is_visible() == bool(way)
+
+
 def test_the_heads_say_how_much_they_changed(open_map):
     shares = (0.0, 0.02, 0.01)
     page = open_map(resting(TIRED, shares), resting(SOFT, shares), hash="L0H0")
     assert not page.page.locator(".regard-change").is_visible()
-    choices = page.page.locator(".regard-compare select")
-    choices.first.select_option("difference")
+    page.page.get_by_label("compare").select_option("difference")
     page.wait()
     page.page.wait_for_function(
         "() => document.querySelector('.regard-change p').textContent.endsWith('L0H1 0.07 %.')"

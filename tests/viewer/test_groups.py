@@ -107,7 +107,12 @@ def test_the_page_shows_the_numbers_of_the_model(serve, open_page):
     page.wait_for_function("() => location.hash.startsWith('#L5H3&')")
     page.keyboard.press("c")
     page.wait_for_function("() => location.hash.includes('other=L5H7')")
-    assert page.locator(".regard-compare option").all_inner_texts()[-4:] == ["5", "9", "3", "7"]
+    assert page.locator(".regard-compare-with option").all_inner_texts()[-4:] == [
+        "5",
+        "9",
+        "3",
+        "7",
+    ]
     page.get_by_role("button", name="Swap both heads").click()
     is_said(page, "L5H7")
 

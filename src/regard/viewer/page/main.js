@@ -121,6 +121,7 @@ function makeParts(context) {
   const colourBar = makeColourBar(context, map);
   const compare = makeCompare(context);
   const pictures = makeExport(context, { map, steps, lines });
+  map.top.append(compare.other);
   map.head.append(colourBar.element, map.sums.button);
   const header = makeHeader(context, { compare, help, pictures });
   return { help, pictures, heads, text, steps, lines, map, compare, header };

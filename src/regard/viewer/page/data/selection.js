@@ -445,6 +445,18 @@ function nearest(numbers, number) {
  * @param {number} recording
  */
 export function labelOfRecording(about, recording) {
+  const labels = about.recordings.map((_, n) => ownLabel(about, n));
+  const label = labels[recording];
+  const isOnly = labels.filter((one) => one === label).length === 1;
+  const before = labels.slice(0, recording).filter((one) => one === label);
+  return isOnly ? label : `${label} (${before.length + 1})`;
+}
+
+/**
+ * @param {About} about
+ * @param {number} recording
+ */
+function ownLabel(about, recording) {
   const { name, model, group } = about.recordings[recording];
   const called = name || model || "";
   if (group && areGroups(about)) return group;

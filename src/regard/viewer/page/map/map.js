@@ -70,6 +70,7 @@ export class HeadMapView {
     this.sums = new MapSums(context, () => this.schedule(false));
     this.caption = make("p", { class: "regard-map-caption" });
     this.says = make("p", { class: "regard-map-says" });
+    this.top = make("div", { class: "regard-map-top" }, this.says);
     this.head = make("div", { class: "regard-map-head" }, this.caption);
     this.stage = make(
       "div",
@@ -80,7 +81,7 @@ export class HeadMapView {
     this.element = make(
       "section",
       { class: "regard-map", "aria-label": "Map" },
-      this.says,
+      this.top,
       this.head,
       body,
     );

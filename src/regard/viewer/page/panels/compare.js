@@ -13,7 +13,8 @@ const WAYS = { "": "Compare…", side: "side by side", difference: "difference" 
 const FOLLOWED = ["compare", "other", "recording", "layer", "head"];
 
 /**
- * {element, toggle()}: toggle cycles through one head, two side by side, and their difference.
+ * {element, other, toggle()}: `other` chooses the second head; toggle cycles through one head, two
+ * side by side, and their difference.
  * @param {Context} context
  */
 export function makeCompare(context) {
@@ -25,18 +26,18 @@ export function makeCompare(context) {
   way.fill(Object.entries(WAYS));
   /** @type {(field: keyof Place) => (value: string) => void} */
   const pick = (field) => (value) => {
-    const other = { ...otherOf(selection), [field]: Number(value) };
-    selection.set({ other: otherText(about, mended(about, other)) });
+    const chosen = { ...otherOf(selection), [field]: Number(value) };
+    selection.set({ other: otherText(about, mended(about, chosen)) });
   };
   const recording = makePicker("of", pick("recording"));
-  const layer = makePicker("layer", pick("layer"));
+  const layer = makePicker("with layer", pick("layer"));
   const head = makePicker("head", pick("head"));
   const swap = make("button", { type: "button", class: "regard-button", text: "⇄" });
   swap.title = "Swap both heads";
   swap.setAttribute("aria-label", "Swap both heads");
   swap.addEventListener("click", () => swapHeads(selection));
   recording.fill(about.recordings.map((_, n) => [n, labelOfRecording(about, n)]));
-  const picked = make(
+  const other = make(
     "div",
     { class: "regard-compare-with" },
     layer.element,
@@ -44,17 +45,16 @@ export function makeCompare(context) {
     about.recordings.length > 1 ? recording.element : null,
     swap,
   );
-  const element = make("div", { class: "regard-compare" }, way.element, picked);
   const show = () => {
     way.show(selection.compare);
-    picked.hidden = !selection.compare;
-    const other = otherOf(selection);
-    const { layers } = about.recordings[other.recording];
+    other.hidden = !selection.compare;
+    const place = otherOf(selection);
+    const { layers } = about.recordings[place.recording];
     layer.fill(layers.map(({ number }, n) => [n, number]));
-    head.fill(layers[other.layer].head_numbers.map((number, n) => [n, number]));
-    recording.show(other.recording);
-    layer.show(other.layer);
-    head.show(other.head);
+    head.fill(layers[place.layer].head_numbers.map((number, n) => [n, number]));
+    recording.show(place.recording);
+    layer.show(place.layer);
+    head.show(place.head);
   };
   selection.listen((changed) => {
     if (FOLLOWED.some((name) => changed.has(name))) show();
@@ -66,7 +66,7 @@ export function makeCompare(context) {
     const ways = /** @type {Compare[]} */ (Object.keys(WAYS));
     compareBy(selection, ways[(ways.indexOf(selection.compare) + 1) % ways.length]);
   };
-  return { element, toggle };
+  return { element: way.element, other, toggle };
 }
 
 /**

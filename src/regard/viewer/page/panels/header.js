@@ -44,7 +44,7 @@ export function makeHeader(context, parts) {
   const element = make(
     "header",
     { class: "regard-header" },
-    group("regard-names", title, facts, recording?.element, view, layer, head),
+    group("regard-names", title, recording?.element, facts, view, layer, head),
     looks,
     group("regard-menus", parts.compare.element, exportButton(parts), keysButton(parts)),
   );
@@ -56,6 +56,7 @@ export function makeHeader(context, parts) {
     facts.textContent = size;
     facts.title = `${size} · ${layers.length} × ${layers[0].heads} heads`;
     recording?.show(selection.recording);
+    title.classList.toggle("regard-hidden", recording !== null && !areGroups(about));
     looks.hidden = selection.view === "steps";
     scale.hidden = plane.hidden = selection.view !== "map";
     controls.show();
@@ -123,6 +124,7 @@ function makeControls(selection) {
 function recordingPicker({ about, selection }) {
   const label = areGroups(about) ? "group" : "recording";
   const picker = makePicker(label, (n) => selection.set({ recording: Number(n) }));
+  picker.element.classList.toggle("regard-unnamed", label === "recording"); // it is the title
   picker.fill(about.recordings.map((_, n) => [n, labelOfRecording(about, n)]));
   return picker;
 }
