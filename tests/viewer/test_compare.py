@@ -297,7 +297,7 @@ def test_the_heads_say_how_much_they_changed(open_map):
     box = page.page.locator(".regard-change-grid").bounding_box()
     page.page.mouse.click(box["x"] + 2.5 * 13, box["y"] + 5)
     page.page.wait_for_function("() => location.hash.startsWith('#L0H2')")
-    choices.first.select_option("")
+    page.page.get_by_label("compare").select_option("")
     page.wait()
     assert not page.page.locator(".regard-change").is_visible()
     assert "change" not in order.inner_text()

@@ -130,7 +130,10 @@ def test_ctrl_and_click_shows_the_mean_of_heads(open_map):
     assert page.selection()["heads"] == "0,1,3"
     assert page.page.locator(".regard-head[aria-pressed=true]").count() == 3
     assert "mean of 3 heads of layer 0: 0, 1, 3" in page.page.locator(".regard-map").text_content()
-    assert page.page.locator(".regard-pairs").is_hidden()  # those of one head
+    of_four_keys = mean_of(recording)[3:, 1:]
+    query, key = np.unravel_index(of_four_keys.argmax(), of_four_keys.shape)
+    strongest = f".regard-pairs li:first-child [data-query='{query + 3}'][data-key='{key + 1}'] em"
+    page.page.locator(strongest, has_text=share(of_four_keys.max())).wait_for()
     with np.errstate(divide="ignore"):
         logs = np.where(np.tri(8, dtype=bool), np.log(mean_of(recording)), np.nan)
     view, pixels = page.view(), page.screen(1)
@@ -146,6 +149,13 @@ def test_ctrl_and_click_shows_the_mean_of_heads(open_map):
     page.page.keyboard.press("]")
     is_said(page.page, "^L0H2 ")
     assert "heads" not in page.selection()
+
+
+def test_the_strongest_pairs_of_a_mean_are_not_looked_for_in_long_texts(show):
+    many = spoken([" a"] * 4200, layers=1, heads=2, key_heads=1, size=2, values=False)
+    page = show(many, "L0H1&heads=0,1&query=5&key=3")
+    said = "of a mean of heads up to 16,777,216 pairs; choose one head"
+    page.locator(".regard-pairs li", has_text=said).wait_for()
 
 
 def test_steps_of_several_heads_are_of_one_and_say_so(show):

@@ -25,7 +25,18 @@ const LONG_TEXT = 1000; // tokens; in longer texts links between neighbours are 
 const NEAR = 0.01; // of the length
 const LINKS_AGAIN_MS = 1000;
 const LEAST = 0.00005; // of a difference that four decimals show
+const MEAN_PAIRS = 2 ** 24; // of which the server finds the strongest of a mean of heads
 const LATE_MS = 300; // until the list of the former head makes way
+
+/** @type {Listed} of several heads of a long text */
+const TOO_MANY = {
+  heading: "Strongest pairs",
+  pairs: [],
+  text: String,
+  none: `of a mean of heads up to ${countText(MEAN_PAIRS)} pairs; choose one head`,
+  fewest: 0,
+  isDone: true,
+};
 
 /**
  * {element, rings(), update(), end()}. `go(query, key)`: a link is chosen; `changed()`: the rings
@@ -55,8 +66,9 @@ export function makeLinks(context, { go, changed }) {
     const { where, otherWhere, compare } = selection;
     if (compare === "difference" && otherWhere)
       return differing(await source.changed(where, otherWhere, LISTED));
-    const found = await source.links({ ...where, n: REQUESTED });
-    return notable(found, context.about.recordings[where.recording]);
+    const facts = context.about.recordings[where.recording];
+    if (where.heads && facts.queries * facts.tokens > MEAN_PAIRS) return TOO_MANY;
+    return notable(await source.links({ ...where, n: REQUESTED }), facts);
   };
   const request = async (/** @type {string} */ wanted) => {
     const { recording } = selection;
@@ -113,7 +125,7 @@ export function makeLinks(context, { go, changed }) {
     clearTimeout(state.timer);
     clearTimeout(state.late);
   };
-  const rings = () => (element.open && !element.hidden ? state.rings : []);
+  const rings = () => (element.open ? state.rings : []);
   return { element, rings, update, end };
 }
 

@@ -421,8 +421,7 @@ export class HeadMapView {
     frames[0].title.textContent = frameName(this.context, frames[0].where);
     frames[1].title.textContent = this.#otherTitle();
     for (const frame of this.shown) this.#needTexts(frame.where.recording);
-    this.links.element.hidden = Boolean(where.heads);
-    if (!where.heads) this.links.update();
+    this.links.update();
     this.#tellRole().catch(unlessSaid);
     this.sums.show();
     this.element.classList.toggle("regard-summed", this.sums.room > 0);

@@ -30,6 +30,7 @@ import { panelMarks } from "./panelmarks.js";
  */
 
 export const MOST_TOKENS = 60; // in a column
+const MOST_SAID = 4; // heads, the strongest, in a sentence that takes one line
 const ROW = { least: 15, most: 26 }; // CSS pixels of a token
 /** @type {(keyof Fields)[]} */
 const FOLLOWED = [
@@ -331,7 +332,7 @@ class LinesPanel {
   }
 
   /**
-   * `query 5 «it» attends to: head 2 «cat» 53 %, «the» 12 %; head 4 …`.
+   * `query 5 «it» attends to: head 2 «cat» 53 %, «the» 12 %; head 4 …; and 3 more`.
    * @param {FoundLines} found
    * @param {Pointed} pointed
    */
@@ -340,7 +341,7 @@ class LinesPanel {
     const isQuery = side === "query";
     const [own, other] = isQuery ? [texts.queries, texts.keys] : [texts.keys, texts.queries];
     const { head_numbers: numbers } = this.selection.layerFacts;
-    const parts = heads.map((lines) => {
+    const said = heads.map((lines) => {
       const all = (isQuery ? columns : rows).places.map((at) => {
         const [query, key] = isQuery ? [place, at] : [at, place];
         return { at, weight: weightIn(found, lines, query, key) };
@@ -350,8 +351,13 @@ class LinesPanel {
       const words = best.slice(0, heads.length > 2 ? 1 : 3).map(({ at, weight }) => {
         return `«${other.label(at, 16, unit)}» ${percentText(weight)}`;
       });
-      return `head ${numbers[lines.head]} ${words.join(", ") || "nothing from 1 % on"}`;
+      const text = `head ${numbers[lines.head]} ${words.join(", ") || "nothing from 1 % on"}`;
+      return { text, weight: best[0]?.weight ?? 0 };
     });
+    const isMany = said.length > MOST_SAID;
+    if (isMany) said.sort((a, b) => b.weight - a.weight);
+    const parts = said.slice(0, MOST_SAID).map(({ text }) => text);
+    if (isMany) parts.push(`and ${said.length - MOST_SAID} more`);
     const position = isQuery ? (texts.offset ?? 0) + place : place;
     const named = `${side} ${countText(position)} «${own.label(place, 24, unit)}»`;
     return `${named} ${isQuery ? "attends to" : "is attended by"}: ${parts.join("; ")}`;
