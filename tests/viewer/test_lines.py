@@ -101,6 +101,33 @@ def test_a_token_that_is_pointed_at_has_its_own_lines_and_per_cents(show):
     )
 
 
+# Of each token: the shares that are in sight, from its word on, and whether each is whole.
+IN_SIGHT = """() => [...document.querySelectorAll(".regard-lines-query .regard-lines-shares")]
+  .map((shares) => {
+    const frame = shares.getBoundingClientRect();
+    return [...shares.children].map((node) => [node, node.getBoundingClientRect()])
+      .filter(([, box]) => box.top < frame.bottom)
+      .sort(([, one], [, other]) => other.right - one.right)
+      .map(([node, box]) => [node.textContent, box.left >= frame.left - 0.5]);
+  })"""
+
+
+def test_of_many_heads_the_largest_shares_are_beside_their_token(show):
+    recording = spoken(heads=8)
+    every = range(8)
+    page = show(recording, f"L0H1&heads={','.join(map(str, every))}&query=5&key=3")
+    is_drawn(page, "L0 heads 0,1,2,3,4,5,6,7 query 5 key 3")
+    token(page, "key", 2).hover()
+    is_said(page, "^key 2 «.*; and 4 more")
+    found = page.evaluate(IN_SIGHT)
+    assert max(map(len, found)) < 8
+    for query, shares in enumerate(found):
+        exact = sorted((weights_of(recording, head)[query, 2] for head in every), reverse=True)
+        assert [text for text, _ in shares] == percents(exact)[: len(shares)]
+        assert all(is_whole for _, is_whole in shares)
+        assert len(shares) > 1 or query < 2
+
+
 def test_a_click_chooses_a_token_everywhere(show):
     recording = spoken()
     page = show(recording, "L0H1&query=5&key=3")
