@@ -2,9 +2,8 @@
 
     python scripts/screenshots.py [-o docs/pictures] [--only sentence code long]
 
-A sentence and 600 tokens of code are read by the built-in model. The long text has 100,000 tokens
-of the standard library's source, and one head made by rule: a query looks for the places where its
-token came before, and rests on the first token.
+The built-in model reads a sentence, 600 tokens of code, and the first 100,000 tokens of the standard
+library's source; of these the layer that attends to all of them is shown.
 """
 
 import argparse
@@ -13,7 +12,6 @@ import sys
 import sysconfig
 from pathlib import Path
 
-import numpy as np
 from playwright.sync_api import sync_playwright
 
 from regard.lm import LanguageModel
@@ -43,19 +41,13 @@ def code(model):
 
 
 def long(model):
-    """100,000 tokens of code, and one head of 64 numbers."""
-    ids = np.array(model.tokenizer.encode(sources()[: 5 * LONG])[:LONG])
-    random = np.random.default_rng(0)
-    of_token = random.standard_normal((ids.max() + 1, 64)).astype(np.float32)
-    of_token /= np.linalg.norm(of_token, axis=1, keepdims=True)
-    place = np.arange(len(ids))[:, None] / 4000 * np.arange(1, 9)
-    rhythm = np.concatenate([np.sin(place), np.cos(place)], 1).astype(np.float32)
-    query = 2.6 * of_token[ids] + 0.5 * random.standard_normal((len(ids), 64), dtype=np.float32)
-    key = 30 * np.roll(of_token[ids], 1, 0)
-    query[:, :16] += 2 * rhythm
-    key[:, :16] += rhythm
-    texts = [model.tokenizer.decode([i]) for i in ids]
-    return Recording(texts, [Layer(query[None], key[None], causal=True)], model="induction by rule")
+    """100,000 tokens of code, and the layer of the model that attends to all of them."""
+    ids = [model.tokenizer.bos, *model.tokenizer.encode(sources()[: 5 * LONG])]
+    read = model.record_ids(ids[:LONG])
+    number = next(n for n, layer in enumerate(model.config.layers) if layer.window is None)
+    layer = read.layers[number]
+    alone = Layer(layer.query, layer.key, causal=True, number=number)
+    return Recording(read.tokens, [alone], model=read.model)
 
 
 def take(page, recording, path, address, dark):
@@ -76,7 +68,7 @@ PICTURES = {
         ("lines", "#view=lines", False),
         ("steps", "#view=steps", False),
     ],
-    "code": [("map", "#L2H3", False), ("dark", "#L2H3", True)],
+    "code": [("map", "", False), ("dark", "", True)],
     "long": [("map", "", False)],
 }
 

@@ -134,6 +134,38 @@ def test_an_interrupted_run_in_bfloat16_goes_on_to_the_same_bytes(tmp_path):
     assert contents(tmp_path / "run") == contents(tmp_path / "whole")
 
 
+def test_the_last_steps_read_other_texts_where_some_are_given(trained, tmp_path):
+    other = {"b": "The old man went home. He was tired, and the door was open.\n" * 40}
+    finish = dataclasses.replace(SETTINGS, finish=3, repeats=0)
+    vocabulary = [*TEXTS.values(), *other.values()]
+    read = train_texts(TEXTS, tmp_path / "a", finish, None, vocabulary, other)
+    same = train_texts(TEXTS, tmp_path / "b", finish, None, vocabulary)
+    assert read[:5] == same[:5]
+    assert min(read[5:]) > max(same[5:]), "new words cost more"
+    without = dataclasses.replace(finish, finish=0)
+    assert train_texts(TEXTS, tmp_path / "c", without, None, vocabulary) == same
+    resumed = []
+
+    def progress(progress):
+        resumed.append(progress.step)
+        if len(resumed) == 7:
+            raise StoppedError
+
+    with pytest.raises(StoppedError):
+        train_texts(TEXTS, tmp_path / "d", finish, progress, vocabulary, other)
+    assert train_texts(TEXTS, tmp_path / "d", finish, None, vocabulary, other) == read
+
+
+def test_a_run_of_a_version_with_fewer_settings_goes_on(trained, tmp_path):
+    folder, losses = trained
+    for name in (*FILES, CHECKPOINT, "run.json"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    facts = json.loads((folder / "run.json").read_text())
+    assert facts.pop("finish") == 0
+    (tmp_path / "run.json").write_text(json.dumps(facts))
+    assert train_texts(TEXTS, tmp_path, SETTINGS) == losses
+
+
 def test_progress_tells_step_and_loss(tmp_path):
     seen = []
     losses = train_texts(TEXTS, tmp_path, SETTINGS, seen.append)
@@ -190,6 +222,7 @@ def test_a_file_that_is_no_text_is_named(tmp_path):
         ({"repeats": 3, "batch": 2}, "3 repeats in a batch of 2.*must be 0 to 2"),
         ({"repeats": 1, "length": 20}, "length 20; .*need a length of 32"),
         ({"vocab_size": 70_000}, "vocab_size 70000; at most 65536"),
+        ({"steps": 5, "finish": 6}, "finish 6; 0 to 5, the steps, is possible"),
     ],
 )
 def test_settings_that_are_impossible_are_errors(options, message):

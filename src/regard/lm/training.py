@@ -38,6 +38,7 @@ class Settings:
         repeats: pieces of every batch that repeat their beginning; see ``Batches``.
         windows: keys before its own that each layer's queries see; None for all of them, without
             positions.
+        finish: steps, the last ones, that read other texts than those before, without repeats.
         muon_rate: learning rate of the matrices; ``adam_rate``: of the embedding and the norms.
         bfloat16: multiply matrices in bfloat16, faster where the CPU has instructions for it.
         save_every: steps between two checkpoints.
@@ -47,6 +48,7 @@ class Settings:
     batch: int = 8
     length: int = 256
     repeats: int = 1
+    finish: int = 0
     vocab_size: int = 1024
     embed_dim: int = 128
     num_heads: int = 4
@@ -73,6 +75,10 @@ class Settings:
             raise ValueError(
                 f"Settings: {self.repeats} repeats in a batch of {self.batch}, length "
                 f"{self.length}; repeats must be 0 to {self.batch}, and need a length of 32."
+            )
+        if not 0 <= self.finish <= self.steps:
+            raise ValueError(
+                f"Settings: finish {self.finish}; 0 to {self.steps}, the steps, is possible."
             )
         if self.vocab_size > 2**16:
             raise ValueError(
@@ -130,12 +136,14 @@ def train_texts(
     settings: Settings | None = None,
     progress: Callable[[Progress], None] | None = None,
     vocabulary: Iterable[str] | None = None,
+    finish: Mapping[str, str] | None = None,
 ) -> list[float]:
     """As ``train``, on texts by name.
 
     Args:
         vocabulary: texts that the tokenizer is made of, where these are not the ones trained on:
             a text that comes twice has twice the say in which words are one token.
+        finish: what the last ``settings.finish`` steps read; by default the same texts.
     """
     settings = settings or Settings()
     check_folder(folder)
@@ -143,19 +151,24 @@ def train_texts(
     folder.mkdir(parents=True, exist_ok=True)
     _claim(folder, settings, texts)
     tokenizer = _tokenizer(folder, settings, texts.values() if vocabulary is None else vocabulary)
-    ids = encode_texts(texts, tokenizer)
-    batches = Batches(
-        ids,
-        tokenizer.bos,
-        size=settings.batch,
-        length=settings.length,
-        repeats=settings.repeats,
-        seed=settings.seed,
-    )
+
+    def batches(read: Mapping[str, str], repeats: int) -> Batches:
+        return Batches(
+            encode_texts(read, tokenizer),
+            tokenizer.bos,
+            size=settings.batch,
+            length=settings.length,
+            repeats=repeats,
+            seed=settings.seed,
+        )
+
+    first = batches(texts, settings.repeats)
+    last = batches(texts if finish is None else finish, 0) if settings.finish else first
     run = _Run(settings, len(tokenizer))
     run.load(folder / CHECKPOINT)
     while len(run.losses) < settings.steps:
-        run.step(batches)
+        is_first = len(run.losses) < settings.steps - settings.finish
+        run.step(first if is_first else last)
         if progress:
             progress(Progress(len(run.losses), settings.steps, run.losses[-1]))
         if len(run.losses) % settings.save_every == 0:
@@ -177,7 +190,7 @@ def _claim(folder: Path, settings: Settings, texts: Mapping[str, str]) -> None:
         return
     run = json.loads(text)
     try:
-        other = dict(json.loads(read_file(path)))
+        other = dataclasses.asdict(Settings()) | dict(json.loads(read_file(path)))
     except (ValueError, TypeError) as error:
         raise ValueError(
             f"{path}: not the settings of a run ({error}); give another folder."
