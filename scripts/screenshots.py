@@ -2,8 +2,8 @@
 
     python scripts/screenshots.py [-o docs/pictures] [--only sentence code long]
 
-The built-in model reads a sentence, 600 tokens of code, and the first 100,000 tokens of the standard
-library's source; of these the layer that attends to all of them is shown.
+The built-in model reads a sentence, 600 tokens of code, and the first 100,000 tokens of the
+standard library's source; of these the layer that attends to all of them is shown.
 """
 
 import argparse
