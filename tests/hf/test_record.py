@@ -3,6 +3,8 @@
 import importlib.metadata
 import json
 import os
+import shutil
+import sys
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ import transformers
 import regard
 import regard.hf
 from models import model, padding, texts
+from regard.cli import main
 from regard.hf._tokens import texts as texts_of
 
 PADS = (5, 0)
@@ -369,9 +372,44 @@ def test_typed_texts_are_read_by_a_model_of_transformers(folder, tmp_path):
     assert [p for _, p in found] == pytest.approx(shares.tolist(), rel=1e-3)
 
 
-def test_a_damaged_model_is_named(folder, tmp_path):
-    import shutil
+OWN_CODE = """
+import transformers
 
+class OwnConfig(transformers.BertConfig):
+    model_type = "own"
+
+class OwnModel(transformers.BertModel):
+    config_class = OwnConfig
+"""
+
+
+def test_code_of_a_model_is_run_where_that_is_said(folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    modules = str(tmp_path / "modules")
+    monkeypatch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", modules)
+    shutil.copytree(folder, tmp_path / "own")
+    (tmp_path / "own" / "own.py").write_text(OWN_CODE)
+    config = json.loads((tmp_path / "own" / "config.json").read_text())
+    places = {"AutoConfig": "own.OwnConfig", "AutoModel": "own.OwnModel"}
+    config |= {"model_type": "own", "auto_map": places}
+    (tmp_path / "own" / "config.json").write_text(json.dumps(config))
+    line = ["show", SENTENCES[0], "--model", str(tmp_path / "own")]
+
+    def run(*words):
+        with pytest.raises(SystemExit) as end:
+            main([*line, *words])
+        return end.value.code or 0, *capsys.readouterr()
+
+    code, out, err = run()
+    assert (code, out) == (2, "")
+    assert err.startswith(f"regard: {tmp_path / 'own'}: transformers cannot load it: it comes with")
+    assert err.endswith("add trust_remote_code=True, on the command line --trust-remote-code.\n")
+    code, out, err = run("--trust-remote-code")
+    assert (code, err) == (0, "")
+    assert "6 layers of 12 heads" in out
+
+
+def test_a_damaged_model_is_named(folder, tmp_path):
     shutil.copytree(folder, tmp_path / "m", ignore=shutil.ignore_patterns("*.safetensors"))
     (tmp_path / "m" / "model.safetensors").write_bytes(b"x" * 99)
     with pytest.raises(ValueError, match="transformers cannot load it"):

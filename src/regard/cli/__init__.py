@@ -37,6 +37,10 @@ Model = Annotated[
         help="The model: builtin, a folder that train wrote, or a model of Hugging Face.",
     ),
 ]
+RemoteCode = Annotated[
+    bool,
+    typer.Option("--trust-remote-code", help="Run Python that comes with a model of Hugging Face."),
+]
 Group = Annotated[
     str | None,
     typer.Option(metavar="NAME", help="Group of a recording's layers, by default the first."),
@@ -156,14 +160,16 @@ def show(
     text: Annotated[
         bool, typer.Option("--text", help="Take TEXT as a text even if it looks like a file.")
     ] = False,
+    trust_remote_code: RemoteCode = False,
 ) -> None:
     """Show what a model attends to in a text: tokens, heads and weights."""
     from regard.cli._show import ShowOptions
     from regard.cli._show import show as run
+    from regard.cli._source import ModelChoice
 
-    run(
-        source, ShowOptions(model, layer, head, query, steps, save, json, width, text, group, words)
-    )
+    chosen = ModelChoice(model, trust_remote_code)
+    options = layer, head, query, steps, save, json, width, text, group, words
+    run(source, ShowOptions(chosen, *options))
 
 
 @app.command()
@@ -179,11 +185,13 @@ def heads(
     text: Annotated[
         bool, typer.Option("--text", help="Take TEXT as a text even if it looks like a file.")
     ] = False,
+    trust_remote_code: RemoteCode = False,
 ) -> None:
     """Measure every head: role, weight by place, entropy, distance, and where most weight goes."""
     from regard.cli._heads import heads as run
+    from regard.cli._source import ModelChoice
 
-    run(source, model, group, text)
+    run(source, ModelChoice(model, trust_remote_code), group, text)
 
 
 @app.command()
@@ -251,8 +259,10 @@ def view(
             help="Open with the pieces of a word joined; by default below 200 tokens.",
         ),
     ] = None,
+    trust_remote_code: RemoteCode = False,
 ) -> None:
     """Look at every weight in the browser, until Ctrl-C. Prints the address."""
+    from regard.cli._source import ModelChoice
     from regard.cli._view import ViewOptions
     from regard.cli._view import view as run
 
@@ -260,7 +270,7 @@ def view(
         source,
         ViewOptions(
             other,
-            model,
+            ModelChoice(model, trust_remote_code),
             text,
             layer,
             head,

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from regard.cli._errors import InputError
 from regard.cli._screen import Screen, busy, percent
-from regard.cli._source import choose_group, place_of_option, read_recording
+from regard.cli._source import ModelChoice, choose_group, place_of_option, read_recording
 from regard.heads import HeadScores, Telling
 from regard.recording import Recording
 
@@ -19,7 +19,7 @@ INKS = ("yellow", "cyan", "green", "magenta")  # of a role, by how much it tells
 CELL = 9
 
 
-def heads(argument: str, model: str, group: str | None, is_text: bool) -> None:
+def heads(argument: str, model: ModelChoice, group: str | None, is_text: bool) -> None:
     """Prints a line for each head: its role, its scores, and the keys that get most weight.
 
     Raises:

@@ -19,7 +19,7 @@ from regard._weights.attention_weights import AttentionWeights
 from regard.cli import _heads, _links, _matrix
 from regard.cli._errors import InputError, one_line, reading, writing
 from regard.cli._screen import Screen, busy, label, labels_width
-from regard.cli._source import choose_group, read_recording
+from regard.cli._source import BUILTIN, ModelChoice, choose_group, read_recording
 from regard.heads import HeadScores, Telling
 from regard.recording import Recording, Words, WordWeights
 from regard.recording._file import check_name
@@ -35,7 +35,7 @@ WIDEST_TOKEN = 8
 class ShowOptions:
     """The options of ``regard show``."""
 
-    model: str = "builtin"
+    model: ModelChoice = BUILTIN
     layer: int | None = None
     head: int | None = None
     query: str | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import os
 import re
@@ -29,6 +30,31 @@ TEXT_ENDINGS = (
     ".pdf", ".png", ".py", ".rs", ".rst", ".sh", ".tex", ".toml", ".ts", ".tsv", ".txt", ".xml",
     ".yaml", ".yml",
 )  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelChoice:
+    """The model that reads a text.
+
+    Args:
+        name: ``builtin``, a folder, or a name of Hugging Face's hub.
+        trust_remote_code: as in ``regard.hf.load``.
+    """
+
+    name: str = "builtin"
+    trust_remote_code: bool = False
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is regard's own, and not one of transformers."""
+        config = Path(self.name) / "config.json"
+        if config.is_file():
+            return b'"model_type"' not in config.read_bytes()
+        is_builtin = self.name == "builtin"
+        return is_builtin or Path(self.name).exists() or not _NAME.fullmatch(self.name)
+
+
+BUILTIN = ModelChoice()
 
 
 def read_source(argument: str, is_text: bool = False) -> str | Recording:
@@ -67,7 +93,7 @@ def _no_ordinary_file(argument: str, found: str) -> str:
     )
 
 
-def read_recording(argument: str, model: str, is_text: bool) -> Recording:
+def read_recording(argument: str, model: ModelChoice, is_text: bool) -> Recording:
     """The recording of an argument; a model reads a text.
 
     Raises:
@@ -76,7 +102,7 @@ def read_recording(argument: str, model: str, is_text: bool) -> Recording:
     return recorded(read_source(argument, is_text), model)
 
 
-def recorded(source: str | Recording, model: str) -> Recording:
+def recorded(source: str | Recording, model: ModelChoice) -> Recording:
     """A recording as it is; a model reads a text.
 
     Raises:
@@ -88,25 +114,17 @@ def recorded(source: str | Recording, model: str) -> Recording:
         return _recorded(source, model, tell)
 
 
-def _recorded(text: str, model: str, tell: Callable[[str], None]) -> Recording:
+def _recorded(text: str, model: ModelChoice, tell: Callable[[str], None]) -> Recording:
     """The recording of a text by a model of regard's own, or one of transformers."""
-    if is_own_model(model):
+    if model.is_own:
         from regard.lm import LanguageModel
 
-        return LanguageModel.load(model).record(
+        return LanguageModel.load(model.name).record(
             text, progress=lambda done, layers: tell(f"layer {done + 1} of {layers}")
         )
     from regard.hf import read
 
-    return read(model, text)
-
-
-def is_own_model(name: str) -> bool:
-    """Whether a model is regard's own, and not one of transformers."""
-    config = Path(name) / "config.json"
-    if config.is_file():
-        return b'"model_type"' not in config.read_bytes()
-    return name == "builtin" or Path(name).exists() or not _NAME.fullmatch(name)
+    return read(model.name, text, trust_remote_code=model.trust_remote_code)
 
 
 def choose_group(recording: Recording, name: str | None) -> Recording:

@@ -16,10 +16,11 @@ from regard.cli._errors import CommandError, InputError, one_line, reading, writ
 from regard.cli._heads import choose_head
 from regard.cli._screen import busy
 from regard.cli._source import (
+    BUILTIN,
     STDIN,
+    ModelChoice,
     choose_group,
     has_input,
-    is_own_model,
     place_of_option,
     read_recording,
     read_source,
@@ -42,7 +43,7 @@ class ViewOptions:
     """The options of ``regard view``."""
 
     other: str | None = None
-    model: str = "builtin"
+    model: ModelChoice = BUILTIN
     is_text: bool = False
     layer: int | None = None
     head: int | None = None
@@ -119,11 +120,13 @@ def _readings(options: ViewOptions, text: str = "", name: str = "") -> Readings:
     from regard.viewer._readings import Readings, reader_of, transformers_reader
 
     with reading(), busy(f"Reading {len(text):,} characters" if text else "Loading the model"):
-        if is_own_model(options.model):
+        model = options.model
+        if model.is_own:
             from regard.lm import LanguageModel
 
-            return Readings(reader_of(LanguageModel.load(options.model)), text, name)
-        return Readings(transformers_reader(options.model), text, name)
+            return Readings(reader_of(LanguageModel.load(model.name)), text, name)
+        trusted = model.trust_remote_code
+        return Readings(transformers_reader(model.name, trust_remote_code=trusted), text, name)
 
 
 def _check_nothing_given(options: ViewOptions) -> None:

@@ -148,6 +148,11 @@ def _told(name: str | Path) -> Iterator[None]:
         yield
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
         reason = str(error).strip().partition("\n")[0]
+        if "trust_remote_code" in str(error):
+            reason = (
+                "it comes with Python of its own. To run that, where you trust it, add"
+                " trust_remote_code=True, on the command line --trust-remote-code."
+            )
         if Path(name).is_dir():
             raise ValueError(f"{name}: transformers cannot load it: {reason}") from error
         raise FileNotFoundError(

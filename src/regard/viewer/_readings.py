@@ -219,8 +219,8 @@ def reader_of(model: LanguageModel) -> Reader:
     return read
 
 
-def transformers_reader(name: str) -> Reader:
-    """Reads texts with a model of transformers, which cannot be ended.
+def transformers_reader(name: str, *, trust_remote_code: bool = False) -> Reader:
+    """Reads texts with a model of transformers, which cannot be ended; as ``regard.hf.load``.
 
     Raises:
         FileNotFoundError, ValueError: as ``regard.hf.load``.
@@ -228,7 +228,7 @@ def transformers_reader(name: str) -> Reader:
     from regard.hf._load import Reader
     from regard.hf._tokens import texts
 
-    model = Reader(name, predicts=True)
+    model = Reader(name, predicts=True, trust_remote_code=trust_remote_code)
 
     def read(text: str, _: Callable[[], None]) -> Read:
         recording, logits = model.read(text)
