@@ -55,12 +55,13 @@ std::vector<std::string> names(bool built) {
 std::string refusal(const std::string& asked) {
   std::string there;
   for (const std::string& name : names(true)) there += (there.empty() ? "" : ", ") + name;
+  there += names(true).size() == 1 ? " is there." : " are there.";
   for (const Known& k : kKnown) {
     if (asked != k.name) continue;
     if (k.target) return ": this processor lacks its instructions.";
-    return ": this build lacks it, its compiler could not make it; " + there + " are there.";
+    return ": this build lacks it, its compiler could not make it; " + there;
   }
-  return " is unknown; " + there + " are there.";
+  return " is unknown; " + there;
 }
 
 const Target* choose() {
