@@ -22,7 +22,14 @@ MANUALS = {
     for n, book in enumerate(BOOKS)
 }
 SETTINGS = Settings(
-    steps=3, batch=2, length=48, vocab_size=300, embed_dim=32, num_heads=2, windows=(15, None)
+    steps=3,
+    finish=1,
+    batch=2,
+    length=48,
+    vocab_size=300,
+    embed_dim=32,
+    num_heads=2,
+    windows=(15, None),
 )
 SMALL = {"SETTINGS": SETTINGS, "LENGTHS": (48, 96), "LONGEST": 96, "SAMPLE": 96}
 VERSIONS = {source.package: "1.2" for source in train_builtin.SOURCES}
@@ -47,6 +54,12 @@ def script(monkeypatch, tmp_path):
         return json.loads((tmp_path / "run" / "training.json").read_text())
 
     return run
+
+
+def test_the_last_steps_read_code_with_some_prose():
+    code, pages = {"a.py": CODE}, {f"page {n}": f"{n}. {PROSE}" for n in range(7)}
+    found = list(train_builtin.mostly_code(code, pages).values())
+    assert found == [CODE] * 3 + [f"{n}. {PROSE}" for n in (0, 3, 6)]
 
 
 def test_one_command_trains_and_measures_the_model(script, tmp_path):
