@@ -153,7 +153,12 @@ class MapPage:
         parts = self.page.evaluate("() => location.hash").lstrip("#").split("&")
         return dict(part.split("=") for part in parts if "=" in part)
 
-    def readout(self):
+    def readout(self, part=""):
+        """The readout, once it has ``part``: it follows the pointer in another task."""
+        self.page.wait_for_function(
+            "(part) => document.querySelector('.regard-readout').textContent.includes(part)",
+            arg=part,
+        )
         return self.page.locator(".regard-readout").inner_text()
 
     def canvas(self, n=0):
