@@ -234,7 +234,8 @@ def test_scores_are_means_over_the_queries_that_see_such_a_key_against_even_weig
 
 def test_weights_at_pairs_are_those_of_the_matrix():
     from recordings import layer, numbers
-    from regard._weights.pairs import Seen, weights_at
+    from regard._call.visible import Seen
+    from regard._weights.pairs import weights_at
 
     random = np.random.default_rng(0)
     some = {

@@ -187,6 +187,8 @@ def test_what_cannot_be_given_is_said():
     words = Recording(pieces(9), [layer(Lq=9, Lk=9)]).in_words().weights[0]
     with pytest.raises(regard.ShapeError, match="topk: k is 99; it must be between 0"):
         words.topk(99)
+    with pytest.raises(TypeError, match="topk: k is a float; an int is needed"):
+        words.topk(2.5)
     with pytest.raises(ValueError, match="strongest: n is -1; it must not be negative"):
         words.strongest(-1)
     with pytest.raises(ValueError, match="pool: how is 'mean'"):

@@ -1,15 +1,21 @@
 """The attention mask: intervals of keys that skip whole blocks, and the pairs inside a block."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from regard._base.arrays import is_tensor, to_numpy
+from regard._base.arrays import NumpyArrays, to_numpy
 from regard._call.call import Call
 
+if TYPE_CHECKING:
+    from regard._base.types import Bool, Int
+
 ALL = slice(None)
-BLOCK_PAIRS = 2**24  # of one block of the mask: 16 MB
+BLOCK_PAIRS = 2**22  # of one block of a mask
 
 
 def part(x: Any, *slices: slice) -> Any:
@@ -168,40 +174,90 @@ def blocks(
                 )
 
 
-def seen(call: Call) -> np.ndarray:
-    """``(Lq,)``: the number of unmasked keys of each query, of a call of one head."""
-    call = Call.of(**{n: to_numpy(x) if is_tensor(x) else x for n, x in vars(call).items()})
-    visibility = Visibility(call, np.arange)
-    low, high = visibility.interval(0, np.arange(call.sizes[3]))
-    if call.mask is not None:
-        return _counted(call, visibility)
-    if call.query_segments is not None:
-        return _counted_by_segment(call, low, high)
-    return np.asarray(high - low)
+class Seen:
+    """The keys that the queries of one call see, which has no batch; where heads agree, once.
+
+    Attributes:
+        low, high: ``(Lq,)``, the interval in which they are.
+    """
+
+    def __init__(self, call: Call) -> None:
+        Lq, self._Lk = call.sizes[3:]
+        low, high = Visibility(call, NumpyArrays().arange).interval(0, np.arange(Lq))
+        self.low, self.high = (np.broadcast_to(x, Lq) for x in (low, high))
+        self._segments = None
+        if call.query_segments is not None:
+            self._segments = to_numpy(call.query_segments)[0], to_numpy(call.key_segments)[0]
+        self._mask = None if call.mask is None else to_numpy(call.mask)[0]
+
+    def equals(self, other: Seen) -> bool:
+        """Whether they are known to be the same keys; masks and segments are not compared."""
+        return (
+            all(x is None for one in (self, other) for x in (one._segments, one._mask))
+            and self._Lk == other._Lk
+            and np.array_equal(self.low, other.low)
+            and np.array_equal(self.high, other.high)
+        )
+
+    def pairs(
+        self, queries: Int[np.ndarray, " n"], keys: Int[np.ndarray, " n"]
+    ) -> Bool[np.ndarray, "heads n"]:
+        """Whether each pair is unmasked."""
+        found = self._by_rules(queries, keys)[None]
+        return found if self._mask is None else found & picked(self._mask, queries, keys)
+
+    def _by_rules(self, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
+        found = (self.low[queries] <= keys) & (keys < self.high[queries])
+        if self._segments is not None:
+            found &= self._segments[0][queries] == self._segments[1][keys]
+        return found
+
+    @cached_property
+    def count(self) -> Int[np.ndarray, "heads Lq"]:
+        """How many keys each query sees."""
+        if self._mask is not None:
+            counts = np.zeros((len(self._mask), len(self.low)), np.int64)
+            for rows, seen in self._blocks():
+                counts[:, rows] = seen.sum(-1)
+            return counts
+        if self._segments is not None:
+            return self._of_segment(*self._segments)[None]
+        return (self.high - self.low)[None]
+
+    def _of_segment(self, of_queries: np.ndarray, of_keys: np.ndarray) -> Int[np.ndarray, " Lq"]:
+        """The number of keys from low to high that are of the query's own segment."""
+        counts = np.zeros(len(self.low), np.int64)
+        order = np.argsort(of_keys, kind="stable")
+        ids, starts = np.unique(of_keys[order], return_index=True)
+        for number, positions in zip(ids, np.split(order, starts[1:])):
+            of_it = of_queries == number
+            first, last = (np.searchsorted(positions, x[of_it]) for x in (self.low, self.high))
+            counts[of_it] = last - first
+        return counts
+
+    def of(self, sets: Bool[np.ndarray, "sets Lk"]) -> Int[np.ndarray, "heads Lq sets"]:
+        """How many keys of each set each query sees."""
+        if self._segments is None and self._mask is None:
+            upto = np.zeros((len(sets), self._Lk + 1), np.int64)
+            np.cumsum(sets, -1, out=upto[:, 1:])
+            return (upto[:, self.high] - upto[:, self.low]).T[None]
+        heads = 1 if self._mask is None else len(self._mask)
+        counts = np.zeros((heads, len(self.low), len(sets)), np.int64)
+        columns = sets.T.astype(np.float32)
+        for rows, seen in self._blocks():
+            counts[:, rows] = np.rint(seen.astype(np.float32) @ columns)
+        return counts
+
+    def _blocks(self) -> Iterator[tuple[slice, Bool[np.ndarray, "heads rows Lk"]]]:
+        """Whether each pair is unmasked, some rows at a time."""
+        Lq, height = len(self.low), max(1, BLOCK_PAIRS // max(1, self._Lk))
+        for start in range(0, Lq, height):
+            rows = slice(start, min(start + height, Lq))
+            found = self._by_rules(np.arange(Lq)[rows, None], np.arange(self._Lk))[None]
+            yield rows, found if self._mask is None else found & part(self._mask, ALL, rows)
 
 
-def _counted_by_segment(call: Call, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """The number of keys from low to high that are of the query's own segment."""
-    of_queries, of_keys = call.query_segments[0], call.key_segments[0]
-    counts = np.zeros(len(low), np.int64)
-    order = np.argsort(of_keys, kind="stable")
-    ids, starts = np.unique(of_keys[order], return_index=True)
-    for number, positions in zip(ids, np.split(order, starts[1:])):
-        of_it = of_queries == number
-        first, last = (np.searchsorted(positions, side[of_it]) for side in (low, high))
-        counts[of_it] = last - first
-    return counts
-
-
-def _counted(call: Call, visibility: Visibility) -> np.ndarray:
-    """The number of unmasked pairs of each row, counted block by block."""
-    *_, Lq, Lk = call.sizes
-    counts = np.zeros(Lq, np.int64)
-    height, one = max(1, BLOCK_PAIRS // Lk), slice(0, 1)
-    for start in range(0, Lq, height):
-        rows = slice(start, min(start + height, Lq))
-        keys = visibility.keys(0, rows)
-        pairs = visibility.pairs(one, one, rows, keys)
-        shape = (1, 1, rows.stop - rows.start, keys.stop - keys.start)
-        counts[rows] = np.broadcast_to(pairs, shape)[0, 0].sum(-1)
-    return counts
+def picked(x: Any, queries: np.ndarray, keys: np.ndarray) -> Any:
+    """``x[:, queries, keys]`` of an array whose axes may be of size 1."""
+    rows, columns = (i if n > 1 else 0 * i for n, i in zip(x.shape[1:], (queries, keys)))
+    return x[:, rows, columns]

@@ -15,7 +15,7 @@ from regard._base.arrays import to_numpy
 from regard._base.errors import ShapeError
 from regard._base.extras import needed_by
 from regard._base.files import check_ending, replaced_when_complete
-from regard._call.visible import seen
+from regard._call.visible import Seen
 from regard._showing.picture import INVISIBLE, LOG_FLOOR, colours
 from regard._weights.parts import part_of
 
@@ -378,7 +378,7 @@ def _picture(
     with np.errstate(divide="ignore"):
         values = np.exp(to_numpy(weights.pool((bins, bins), how, rows, columns)).astype(float))
     if scale == "uniform":
-        counts = seen(weights._call)[rows]
+        counts = Seen(weights._call).count[0][rows]
         edges = np.arange(len(values)) * len(counts) // len(values)
         means = np.add.reduceat(counts, edges) / np.diff([*edges, len(counts)])
         values = values * means[:, None]

@@ -79,15 +79,20 @@ class Received:
         return self._out / self._queries if self._how == "mean" else self._out
 
 
+def check_k(k: int, count: int, of: str) -> None:
+    """Raises TypeError or ShapeError where there are no k strongest ``of`` these."""
+    if isinstance(k, bool) or not isinstance(k, (int, np.integer)):
+        raise TypeError(f"topk: k is a {type(k).__name__}; an int is needed.")
+    if not 0 <= k <= count:
+        raise ShapeError(f"topk: k is {k}; it must be between 0 and the number of {of}, {count}.")
+
+
 class TopK:
     """The k strongest keys of every query."""
 
     def __init__(self, call: Call, k: int) -> None:
         B, Hq, _, Lq, Lk = call.sizes
-        if isinstance(k, bool) or not isinstance(k, (int, np.integer)):
-            raise TypeError(f"topk: k is a {type(k).__name__}; an int is needed.")
-        if not 0 <= k <= Lk:
-            raise ShapeError(f"topk: k is {k}; it must be between 0 and the number of keys, {Lk}.")
+        check_k(k, Lk, "keys")
         xp, dtype = arrays_of(call.query), accumulating_name(call.query)
         self._k = int(k)
         self._values = xp.full((B, Hq, Lq, k), 0.0, dtype)

@@ -8,7 +8,8 @@ import numpy as np
 
 from regard._base.arrays import to_numpy
 from regard._base.types import Float, Int
-from regard._weights.pairs import Seen, weights_at
+from regard._call.visible import Seen
+from regard._weights.pairs import weights_at
 from regard.heads._patterns import Patterns
 from regard.heads._roles import BY_KEY, EVEN, PLACE, ROLES
 

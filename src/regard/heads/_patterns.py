@@ -16,7 +16,7 @@ from regard._base.words import (
     word_starts,
     word_texts,
 )
-from regard._weights.pairs import Seen
+from regard._call.visible import Seen
 from regard.heads._roles import (
     BACK,
     BY_KEY,

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from regard._base.arrays import to_numpy
-from regard._base.errors import ShapeError
 from regard._base.settings import bytes_text, require_materializable
 from regard._base.types import Float, Int, PoolHow
 from regard._base.words import word_starts, word_texts
 from regard._weights.parts import basic_index, part_of, told_heads
-from regard._weights.reductions import Links, TopKeys
+from regard._weights.reductions import Links, TopKeys, check_k
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
@@ -213,11 +212,11 @@ class WordWeights:
         """The k strongest words of every query: ``(values, indices)``, each ``(..., queries, k)``.
 
         Raises:
-            ShapeError: k is larger than the number of keys, or negative.
+            TypeError: k is no int.
+            ShapeError: k is larger than the number of words, or negative.
         """
         Wk = self.shape[-1]
-        if not 0 <= k <= Wk:
-            raise ShapeError(f"topk: k is {k}; it must be between 0 and the number of words, {Wk}.")
+        check_k(k, Wk, "words")
 
         def of_block(block: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             at = np.argsort(-block, -1, kind="stable")[:, :k]

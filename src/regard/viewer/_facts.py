@@ -14,7 +14,7 @@ from regard._base.words import word_starts
 from regard._call.call import Call
 from regard._call.checks import read_call
 from regard._call.options import REAL_NUMBERS, RECORDED_ARRAYS
-from regard._call.visible import seen
+from regard._call.visible import Seen
 from regard._weights.attention_weights import AttentionWeights
 from regard.recording import Layer, Recording
 from regard.viewer.overview import samples_of
@@ -124,7 +124,7 @@ def _options(layer: Layer) -> Iterator[str]:
 
 def visible(layer: Layer, head: int) -> np.ndarray:
     """``(Lq,)``: the number of unmasked keys of each query of a head."""
-    return seen(call_of(layer, head))
+    return Seen(call_of(layer, head)).count[0]
 
 
 def pair(recording: Recording, query: int, key: int) -> np.ndarray:

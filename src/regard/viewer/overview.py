@@ -19,7 +19,7 @@ import numpy as np
 
 from regard._base.arrays import to_numpy
 from regard._base.errors import UnsupportedError
-from regard._call.visible import seen
+from regard._call.visible import Seen
 from regard._weights.attention_weights import AttentionWeights
 from regard.viewer._aligned import AlignedWeights
 from regard.viewer._bins import bins, mean_log
@@ -231,7 +231,7 @@ class HeadMap:
 
     def _seen_by(self, pieces: AttentionWeights[Any], numbers: tuple[int, int]) -> np.ndarray:
         if self._words is None:
-            return seen(pieces._call)
+            return Seen(pieces._call).count[0]
         return seen_words(self._words, pieces._call, *numbers)
 
     def _notable(self, n: int, rows: slice, columns: slice) -> list[tuple[int, int, float]]:
