@@ -25,15 +25,28 @@ struct Array {
   char* into(int64_t i, int64_t j, int64_t k) const { return const_cast<char*>(at(i, j, k)); }
 };
 
+// The options of the scores, by their names in Python.
+struct ScoreOptions {
+  double scale = 1;
+  double softcap = 0;  // 0: none
+};
+struct ScoreOption {
+  const char* name;
+  double ScoreOptions::* number;
+};
+constexpr ScoreOption kScoreOptions[] = {
+    {"scale", &ScoreOptions::scale},
+    {"softcap", &ScoreOptions::softcap},
+};
+
 // One call of attention. Sums are held in float, in double for float64: "Real" below.
-struct Problem {
+struct Problem : ScoreOptions {
   int64_t B, Hq, Hkv, Lq, Lk, D, Dv;
   int64_t group_rows;  // queries that share a key head, in the call of which this may be a part
   Type type;           // of query, key, value and all that is written
   Array query, key, value;  // rows are contiguous; value is optional
   Array mask, bias;         // (B, Hq, Lq, Lk), optional
   const double* sinks;      // attention sinks: (Hq,), optional
-  double scale, softcap;    // softcap 0: none
   // The interval of keys visible to a query, before mask and ids: (B, interval_heads, Lq).
   const int64_t* first;
   const int64_t* last;
@@ -58,7 +71,8 @@ static inline int64_t interval_at(const Problem& p, int64_t b, int64_t h, int64_
   return (p.interval_heads == 1 ? b : b * p.Hq + h) * p.Lq + q;
 }
 
-// Whether scores are bent after the scale: their derivative by the scaled ones is not 1.
+// Whether scores have a cap, `cap_scores`, after the scale: their derivative by the scaled ones is
+// not 1.
 static inline bool has_slope(const Problem& p) { return p.softcap != 0; }
 // Whether scores are the plain products of query and key. `factor_of` takes a score to the exponent
 // of 2; for plain products it includes the scale.

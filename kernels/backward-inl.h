@@ -28,7 +28,7 @@ struct BackwardMemory {
   Word* grad_rows;   // [words(rows)][Dv up to lanes]
   Real* weights;     // [kKeys][rows]: scores, then weights
   Real* dscores;     // [kKeys][rows]: dP, then dS
-  Real* slope;       // [kKeys][rows]: derivative of the softcap, or null
+  Real* slope;       // [kKeys][rows]: derivative of the cap, or null
   uint32_t* keep_mask;
   Word* key_rows;
   Word* key_pairs;
@@ -123,7 +123,7 @@ static void gather_gradients(const Backward& g, BackwardMemory<E>& m) {
   pad_rows<E>(m.rows.query, m.rows.count, p.D, m.query_rows);
 }
 
-// Recomputes P and computes dS of a tile of keys; `through`: dS through the softcap too.
+// Recomputes P and computes dS of a tile of keys; `through`: dS through the cap too.
 template <class E>
 static void recompute_weights(const Problem& p, BackwardMemory<E>& m, const TileMask& tile_mask,
                               const Matrix& k, const Matrix& value, int64_t j0, int keys,

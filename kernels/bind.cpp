@@ -75,11 +75,10 @@ T* at(uintptr_t address) {
 }
 
 // The arguments of a call. The arrays are the caller's, who keeps them alive.
-struct Call {
+struct Call : regard::ScoreOptions {
   ArrayRef query, key;
   std::optional<ArrayRef> value, mask, bias;
   int64_t group_rows = 0;
-  double scale = 1, softcap = 0;
   bool causal = false;
   int64_t window_left = -1, window_right = -1;
   std::vector<int64_t> starts, lengths;
@@ -97,6 +96,7 @@ struct Call {
 regard::Problem problem_of(const Call& call) {
   const Shape &q = shape_of(call.query), &k = shape_of(call.key);
   regard::Problem p{};
+  static_cast<regard::ScoreOptions&>(p) = call;
   p.B = q[0], p.Hq = q[1], p.Hkv = k[1], p.Lq = q[2], p.Lk = k[2];
   p.D = q[3], p.Dv = call.value ? shape_of(*call.value)[3] : 0;
   p.group_rows = call.group_rows;
@@ -107,7 +107,6 @@ regard::Problem problem_of(const Call& call) {
   p.mask = array("mask", call.mask, {p.B, p.Hq, p.Lq, p.Lk});
   p.bias = array("bias", call.bias, {p.B, p.Hq, p.Lq, p.Lk});
   p.sinks = call.sinks.empty() ? nullptr : call.sinks.data();
-  p.scale = call.scale, p.softcap = call.softcap;
   p.dropout = call.dropout;
   // Half to even, as Python rounds.
   p.threshold = static_cast<uint64_t>(std::nearbyint(call.dropout * 4294967296.0));
@@ -336,16 +335,15 @@ void reduce(const Call& call, const Asked& asked, int threads) {
 }
 
 void bind_call(nb::module_& m) {
-  nb::class_<Call>(m, "Call", "One call of attention; what is not set is not there.")
-      .def(nb::init<>())
+  nb::class_<Call> call(m, "Call", "One call of attention; what is not set is not there.");
+  for (const auto& [name, number] : regard::kScoreOptions) call.def_rw(name, number);
+  call.def(nb::init<>())
       .def_rw("query", &Call::query)
       .def_rw("key", &Call::key)
       .def_rw("value", &Call::value, nb::arg().none())
       .def_rw("mask", &Call::mask, nb::arg().none())
       .def_rw("bias", &Call::bias, nb::arg().none())
       .def_rw("group_rows", &Call::group_rows)
-      .def_rw("scale", &Call::scale)
-      .def_rw("softcap", &Call::softcap)
       .def_rw("causal", &Call::causal)
       .def_rw("window_left", &Call::window_left)
       .def_rw("window_right", &Call::window_right)

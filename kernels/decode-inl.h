@@ -207,7 +207,7 @@ static void softmax_row(const Scaling<E>& scaling, const DecodeState<E>& state, 
   state.rounded[r] += E::pack > 1 ? double(sum_lanes<Real>(rounded)) : all;
 }
 
-// Applies scale, softcap and bias to a row of scores that are not `raw`.
+// Applies scale, cap and bias to a row of scores that are not `raw`.
 template <class E>
 static void finish_row(const Problem& p, const DecodeMemory<E>& m, int r, int64_t j0, int keys,
                        typename E::Real* row) {

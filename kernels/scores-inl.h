@@ -216,7 +216,8 @@ static void entries(const Array& x, const char* const* rows, int count, int64_t 
   transpose(*(Vec<R>(*)[lanes])t);
 }
 
-// What the softcap makes of scaled scores. `slope`, optional, takes its derivative.
+// The cap: what options make of scaled scores before the bias. `slope`, optional, takes its
+// derivative.
 template <class Real>
 static inline Vec<Real> cap_scores(const Problem& p, Vec<Real> s, Vec<Real>* slope) {
   if (p.softcap == 0) return s;
@@ -226,8 +227,8 @@ static inline Vec<Real> cap_scores(const Problem& p, Vec<Real> s, Vec<Real>* slo
   return s * cap;
 }
 
-// Applies scale and softcap to the scores of vector v. `slope`, optional, takes the derivative of
-// the softcap.
+// Applies scale and cap to the scores of vector v. `slope`, optional, takes the derivative of the
+// cap.
 template <class E>
 static void scale_scores(const Problem& p, const TileMask& tile_mask, int v,
                          typename E::Real* scores, typename E::Real* slope) {
@@ -288,8 +289,8 @@ static void mask_outside(const Rows<E>& rows, const TileMask& tile_mask, int v, 
   mask_range(seen_high > seen_low ? seen_high : seen_low, high);
 }
 
-// Applies scale, softcap and bias where scores are not `raw`, and masks with -inf. `slope`,
-// optional, takes the derivative of the softcap.
+// Applies scale, cap and bias where scores are not `raw`, and masks with -inf. `slope`, optional,
+// takes the derivative of the cap.
 template <class E>
 static void finish_scores(const Problem& p, const Rows<E>& rows, const TileMask& tile_mask,
                           const Scaling<E>& scaling, int64_t j0, int keys, typename E::Real* scores,

@@ -2,7 +2,9 @@
 
 import dataclasses
 import inspect
+import re
 import typing
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from regard._call.checks import READERS, read_call
 from regard._call.options import ARRAYS, FIELDS, INPUTS, NUMBERS, OPTIONS, Options, WeightsOptions
 from regard._operator.attention import attention
 
+ROOT = Path(__file__).parent.parent
 NAMES = {option.name for option in OPTIONS}
 OF_WEIGHTS = {option.name for option in OPTIONS if option.of_weights}
 
@@ -145,3 +148,17 @@ def test_options_of_an_element_are_those_of_a_layer():
         layer = regard.recording.Layer(q[b], k[b], **options)
         found = regard.AttentionWeights(layer.query, layer.key, **layer.options)
         np.testing.assert_allclose(np.asarray(found), whole[b], rtol=1e-6)
+
+
+def test_an_option_of_the_scores_stands_in_the_files_that_contributing_names():
+    said = (ROOT / "CONTRIBUTING.md").read_text().split("\n## An option\n")[1].split("\n## ")[0]
+    named = set(re.findall(r"`([\w/-]+\.(?:py|h|js))`", said)) - {"tests/test_options.py"}
+    files = [*(ROOT / "src" / "regard").rglob("*"), *(ROOT / "kernels").rglob("*")]
+    found = {
+        file.relative_to(ROOT).as_posix()
+        for file in files
+        if file.suffix in (".py", ".h", ".cpp", ".js") and "softcap" in file.read_text()
+    }
+    found -= {"src/regard/nn/multi_head.py", "src/regard/hf/_attention.py"}  # their own arguments
+    assert len(found) == len(named) == 7
+    assert all(any(file.endswith(f"/{name}") for name in named) for file in found)

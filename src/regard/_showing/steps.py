@@ -47,7 +47,7 @@ class Steps(Generic[ArrayT, OutputT]):
         value: ``(..., Hkv, Lk, Dv)``, or None where only the weights are asked for.
         scores: ``(..., Hq, Lq, Lk)``, ``query @ key.T``.
         scaled: scores times the scale, by default ``1 / sqrt(D)``.
-        capped: ``softcap * tanh(scaled / softcap)``.
+        capped: scaled, with all that is done to scores before the bias; printed with its formula.
         masked: with the bias, and −inf where a query may not attend.
         weights: softmax of each row of ``masked``; 0 in a fully masked row.
         dropped: the weights after dropout, or None without it.

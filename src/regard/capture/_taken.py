@@ -11,11 +11,11 @@ import numpy as np
 from regard._base.arrays import dtype_name, is_tensor
 from regard._base.errors import RecordingError, ShapeError
 from regard._call.call import Call
+from regard._call.options import REAL_NUMBERS
 from regard.capture._rows import Rows, Span, Step, joined
 from regard.recording import Grid, Layer
 
 CROSS = re.compile(r"cross|enc_?dec|encoder_attn|multihead_attn", re.IGNORECASE)
-NUMBERS = ("scale", "softcap")
 
 
 class Heads(NamedTuple):
@@ -237,7 +237,7 @@ class Taken:
 
     def _options(self, given: dict[str, Any], visible: dict[str, Any], like: Any) -> dict[str, Any]:
         """The options of a layer: numbers as given, and what is seen."""
-        options = {name: given[name] for name in NUMBERS if name in given}
+        options = {name: given[name] for name in REAL_NUMBERS if name in given}
         if "sinks" in given:
             whole = len(given["sinks"]) != len(self.heads.numbers or given["sinks"])
             sinks = given["sinks"][self.heads.own] if whole else given["sinks"]

@@ -43,10 +43,10 @@ class Layer(Generic[ArrayT]):
             are some of a model's heads, ``key`` has those that they use, with
             ``Hkv`` dividing ``Hq`` here too.
         weights_only: True where query and key are not known: ``from_weights`` makes such layers.
-        **options: of ``regard.attention``, without a batch: ``causal``, ``window``, ``scale``,
-            ``softcap``, ``query_start`` (int), ``key_lengths`` (one int), ``segments`` (``(L,)``
-            ids, or a pair for queries and keys), ``intervals`` (a pair of ``(Lq,)``), ``sinks``
-            (``(Hq,)``), and ``bias`` and ``mask``, broadcastable to ``(Hq, Lq, Lk)``.
+        **options: of ``regard.AttentionWeights``, without a batch: ``query_start`` and
+            ``key_lengths`` are one int, ``segments`` ids ``(L,)`` or a pair for queries and keys,
+            ``intervals`` a pair of ``(Lq,)``, ``bias`` and ``mask`` broadcastable to
+            ``(Hq, Lq, Lk)``.
 
     Raises:
         ShapeError: axes, heads, head sizes or lengths disagree.

@@ -28,7 +28,7 @@ export function stageSigns(facts) {
   return {
     scores: "scores",
     scaled: scalingText(facts),
-    capped: "tanh",
+    capped: facts.capped?.match(/\w+(?=\()/)?.[0] ?? "", // its function
     biased: "+ bias",
     masked: "mask",
   };

@@ -446,7 +446,7 @@ function sidesOf(name, all, { query, key, valueKey, dim, keyDim, valueDim }) {
 }
 
 /**
- * `softmax(q·kᵀ ÷ √64 + mask)·v`, with softcap and bias where the head has them.
+ * `softmax(q·kᵀ ÷ √64 + mask)·v`, with cap and bias where the head has them.
  * @param {Steps} steps
  * @param {LayerFacts} facts
  */
