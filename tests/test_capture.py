@@ -105,6 +105,16 @@ def test_regards_own_calls_are_recorded():
     assert isinstance(recording.batch[0].layers[0].query, np.ndarray)
 
 
+def test_calls_of_other_lengths_outside_modules_are_groups():
+    x, longer = (np.ones((1, 2, n, 4), np.float32) for n in (3, 5))
+    with regard.record() as recording:
+        regard.attention(x, x, x, causal=True)
+        regard.attention(longer, longer, longer)
+    assert {name: len(found.tokens) for name, found in recording.groups.items()} == {
+        "call": 3, "call 2": 5,
+    }  # fmt: skip
+
+
 def test_padding_of_a_batch_is_left_out():
     model = nn.TransformerEncoder(
         nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), 2, enable_nested_tensor=False

@@ -16,6 +16,7 @@ from regard._call.options import OPTIONS
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 # Largest position of a query, either way: exact in float64 and JSON; with a window, within int64.
 LARGEST_POSITION = 2**53
+SMALLEST_POSITIVE = 1e-30  # number that scores are divided by; far smaller ones are 0 in float32
 _OPTIONS = {option.name: option for option in OPTIONS}
 
 
@@ -280,6 +281,16 @@ def _read_number(name: str, x: Any, valid: Callable[[float], bool], needed: str)
     return number
 
 
+def _read_positive(name: str, x: Any) -> float:
+    number = _read_number(name, x, lambda n: 0 < n < math.inf, "positive and finite")
+    if number < SMALLEST_POSITIVE:
+        raise ValueError(
+            f"attention: {name} is {x}; it must be at least {SMALLEST_POSITIVE:g}, since sums are "
+            "held in float32."
+        )
+    return number
+
+
 def _read_sinks(name: str, sinks: Any, given: Given) -> Any:
     query = given.query
     heads = query.shape[-3] if query.ndim > 2 else 1
@@ -325,9 +336,7 @@ READERS: dict[str, Callable[[str, Any, Given], Any]] = {
     "intervals": _read_intervals,
     "sinks": _read_sinks,
     "finite": lambda name, x, _: _read_number(name, x, math.isfinite, "finite"),
-    "positive": lambda name, x, _: _read_number(
-        name, x, lambda n: 0 < n < math.inf, "positive and finite"
-    ),
+    "positive": lambda name, x, _: _read_positive(name, x),
     "probability": lambda name, x, _: _read_number(
         name, x, lambda n: 0 <= n < 1, "at least 0 and less than 1"
     ),

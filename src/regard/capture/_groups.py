@@ -33,9 +33,13 @@ def places(modules: Mapping[str, Module]) -> dict[str, Place]:
 
 
 def group_names(patterns: list[str]) -> list[str]:
-    """A short name for each group of layers: none where there is one group."""
+    """A short name for each group of layers: none where there is one group.
+
+    Calls outside modules have none of their own: they are ``"call"``, ``"call 2"``.
+    """
     if len(patterns) == 1:
         return [""]
+    patterns = [pattern if pattern.split(" ")[0] else f"call{pattern}" for pattern in patterns]
     parts = [pattern.split(".") for pattern in patterns]
     names: list[str] = []
     has_decoder = any("decoder" in own for own in parts)
