@@ -114,8 +114,8 @@ class Decoder(nn.Module):
 
     Example:
         >>> decoder = Decoder.load("builtin")
-        >>> decoder(torch.tensor([[2047, 300, 301]])).shape
-        torch.Size([1, 3, 2048])
+        >>> decoder(torch.tensor([[6143, 300, 301]])).shape
+        torch.Size([1, 3, 6144])
     """
 
     def __init__(self, config: Config) -> None:

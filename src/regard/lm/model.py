@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 BUILTIN = "builtin"
 FLOAT_BYTES = 4
-ROWS_AT_ONCE = 1024  # of logits: 2048 x 1024 x 4 bytes are 8 MB
+ROWS_AT_ONCE = 512  # of logits: 6144 x 512 x 4 bytes are 12 MB
 
 
 class LanguageModel:
