@@ -36,7 +36,7 @@ def probe(model: LanguageModel, length: int = 60, samples: int = 4, seed: int = 
     random = np.random.default_rng(seed)
     tokens = [random.choice(known, length, replace=False).tolist() for _ in range(samples)]
     scores = [head_scores(model.record_ids([model.tokenizer.bos, *t, *t])) for t in tokens]
-    names = ("scores", "even", "counted", "overlap", "entropy", "distance")
+    names = ("scores", "even", "counted", "overlap", "largest", "entropy", "distance")
     means = {name: np.mean([getattr(score, name) for score in scores], axis=0) for name in names}
     # Receivers and tokens stay those of the first text.
     return dataclasses.replace(scores[0], **means, queries=sum(one.queries for one in scores))

@@ -59,6 +59,28 @@ def test_roles_are_the_highest_score_from_0_3_on(scores):
     assert roles == ["previous token", "first token", "induction", "spread evenly"]
 
 
+def test_where_every_word_is_one_token_the_word_before_is_the_token_before():
+    words = [" the", " cat", " saw", " a", " dog"]
+    i = np.arange(5)
+    scores = head_scores(recording_of(looks_at(np.maximum(i - 1, 0))[None], words))
+    assert np.isnan(scores["previous word"]).all()
+    assert scores.role(0, 0) == "previous token"
+    pieces = [" the", " c", "at", " s", "aw"]
+    scores = head_scores(recording_of(looks_at(np.array([0, 0, 0, 2, 2]))[None], pieces))
+    assert scores.role(0, 0) == "previous word"
+
+
+def test_a_head_of_one_key_alone_is_none_of_function_words():
+    words = [" red", " the", " cat", " saw", " of", " dog", " to", " end"]
+    one, many = looks_at([0, 1, 1, 1, 1, 1, 1, 1]), looks_at([0, 1, 1, 1, 4, 4, 6, 6])
+    scores = head_scores(recording_of(np.stack([one, many]), words))
+    np.testing.assert_allclose(scores["function word"][0], 1)
+    at = scores.roles.index("function word")
+    np.testing.assert_allclose(scores.largest[0, :, at], [1, 3 / 7])
+    assert "function word" not in scores.role(0, 0)
+    assert scores.role(0, 1) == "function word"
+
+
 def test_without_repetition_there_is_no_induction_score_and_no_such_role():
     scores = head_scores(recording_of(looks_at([0, 0, 0])[None], list("abc")))
     assert np.isnan(scores.induction).all()

@@ -24,8 +24,10 @@ from regard.heads._roles import (
     FIRST,
     INDUCTION,
     LEAST_PART,
+    MOST_OF_ONE,
     PLACE,
     PREVIOUS,
+    VARIED,
     Named,
     roles_of,
     sentence,
@@ -80,6 +82,8 @@ class HeadScores:
         even: the same, what weights that are all alike would score.
         counted: the same, over how many queries a score is.
         overlap: ``(layers, heads, a, b)``, the part of b's score on keys which a means too.
+        largest: ``(layers, heads, roles)``, of a kind of tokens, the part of its score that is on
+            one key, the largest; NaN for the other roles.
         sees_all: ``(layers, heads)`` bool, whether the last query sees every key before it.
         receivers: ``(layers, heads, n)``, the positions of the keys with most weight, from the
             first on; −1 where there is no head.
@@ -97,6 +101,7 @@ class HeadScores:
     even: Float[NDArray[np.float64], "layers heads roles"]
     counted: Float[NDArray[np.float64], "layers heads roles"]
     overlap: Float[NDArray[np.float64], "layers heads roles roles"]
+    largest: Float[NDArray[np.float64], "layers heads roles"]
     sees_all: Float[NDArray[np.float64], "layers heads"]
     receivers: Int[NDArray[np.int64], "layers heads n"]
     received: Float[NDArray[np.float64], "layers heads n"]
@@ -289,6 +294,8 @@ class HeadScores:
 
     def _named(self, at: int, h: int) -> list[Named]:
         enough = self.counted[at, h] >= max(FEWEST, LEAST_PART * self.queries)
+        for role in VARIED:
+            enough[PLACE[role.name]] &= not self.largest[at, h, PLACE[role.name]] > MOST_OF_ONE
         return roles_of(self.scores[at, h], self.even[at, h], self.overlap[at, h], enough)
 
     def place(self, layer: int, head: int) -> tuple[int, int]:

@@ -77,9 +77,9 @@ def _roles(
     patterns: Patterns | None,
     seen: Seen,
 ) -> dict[str, Any]:
-    """``scores``, ``even``, ``counted`` and ``overlap`` of ``HeadScores``, of a layer."""
+    """``scores``, ``even``, ``counted``, ``overlap``, ``largest`` of ``HeadScores``, of a layer."""
     heads, rows = found["entropy"].shape
-    scores, even = np.full((2, heads, len(ROLES)), np.nan)
+    scores, even, largest = np.full((3, heads, len(ROLES)), np.nan)
     overlap = np.zeros((heads, len(ROLES), len(ROLES)))
     counted = np.zeros((heads, len(ROLES)))
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -87,7 +87,9 @@ def _roles(
         spread = np.where(some, np.exp(found["entropy"], dtype=np.float64) / seen.count, 0)
         scores[:, EVEN_AT] = spread.sum(-1) / some.sum(-1)
     even[:, EVEN_AT], counted[:, EVEN_AT] = 0, some.sum(-1)
-    out = {"scores": scores, "even": even, "counted": counted, "overlap": overlap}
+    out = {
+        "scores": scores, "even": even, "counted": counted, "overlap": overlap, "largest": largest,
+    }  # fmt: skip
     if patterns is None:
         return out
     pairs = patterns.queries, patterns.keys
@@ -98,6 +100,9 @@ def _roles(
     sums = by_kind @ kinds
     for role, keys in zip(BY_KEY, patterns.sets):
         sums[:, PLACE[role.name]] = (received @ keys) * rows
+        with np.errstate(invalid="ignore"):
+            of_one = (received * keys).max(-1, initial=0)
+            largest[:, PLACE[role.name]] = of_one * rows / sums[:, PLACE[role.name]]
     with np.errstate(invalid="ignore", divide="ignore"):
         counted[:, :EVEN_AT] = n[:, :EVEN_AT]
         scores[:, :EVEN_AT] = (sums / n)[:, :EVEN_AT]

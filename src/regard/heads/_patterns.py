@@ -20,8 +20,10 @@ from regard._call.visible import Seen
 from regard.heads._roles import (
     BACK,
     BY_KEY,
+    FEWEST,
     FIRST,
     INDUCTION,
+    LEAST_PART,
     NEXT,
     PLACE,
     PREVIOUS,
@@ -100,9 +102,13 @@ class Patterns:
         start = self._bounds[word]
         inside = self.rows > start
         yield WORD_START, (every[inside], start[inside])
-        has_one = word > (1 if is_special(self._tokens[0]) else 0)
-        before = word[has_one] - 1
-        yield PREVIOUS_WORD, _spans(every[has_one], self._bounds[before], self._bounds[before + 1])
+        has_one = np.flatnonzero(word > (1 if is_special(self._tokens[0]) else 0))
+        own, before = self.rows[has_one], word[has_one] - 1
+        starts, ends = self._bounds[before], self._bounds[before + 1]
+        differs = np.count_nonzero((starts != own - 1) | (ends != own))
+        if differs < max(FEWEST, LEAST_PART * len(every)):  # it is the token before
+            has_one, starts, ends = (x[:0] for x in (has_one, starts, ends))
+        yield PREVIOUS_WORD, _spans(has_one, starts, ends)
         queries, earlier = self._occurrences()
         for role, step in ((SAME, 0), (INDUCTION, 1)):
             keys = earlier + step

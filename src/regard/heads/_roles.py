@@ -13,6 +13,7 @@ LEAST_SCORE = 0.3  # of a role that is named
 LEAST_EXCESS = 0.2  # of what even weights leave to be won: (score − even) / (1 − even)
 LEAST_EVENNESS = 0.5
 FEWEST, LEAST_PART = 2, 0.05  # queries that a score is over, and their part of those read
+MOST_OF_ONE = 0.75  # of the score of a kind of tokens, on one of them
 MARGIN = 0.05  # by which the excess of a role beats that of one that means fewer keys
 CLEAR = 0.4  # a score from which a head is worth opening for what it looks up or joins
 FARTHEST = 8  # tokens back
@@ -59,6 +60,8 @@ ROLES = (
 PLACE = {role.name: place for place, role in enumerate(ROLES)}
 # Found by a key's own text, whatever the query is.
 BY_KEY = (NEWLINE, PUNCTUATION, FUNCTION_WORD)
+# Kinds of many different tokens: a head of one key alone is none of them.
+VARIED = (PUNCTUATION, FUNCTION_WORD)
 # Of some queries alone; between them such a head rests on the first token.
 CONDITIONAL = (INDUCTION, SAME)
 
