@@ -176,6 +176,17 @@ def test_modules_in_folders_are_served_and_answers_too(address):
     assert ask(address, "data").status == ask(address, "map/").status == 404
 
 
+def test_files_of_the_page_are_compressed_for_who_can_read_it(address):
+    plain = ask(address, "boot.js")
+    assert plain.headers["Content-Encoding"] is None
+    for _ in range(2):
+        packed = ask(address, "boot.js", Accept_Encoding="gzip")
+        assert packed.headers["Content-Encoding"] == "gzip"
+        assert packed.headers["Content-Type"] == plain.headers["Content-Type"]
+        assert len(packed.body) < len(plain.body) / 3
+        assert gzip.decompress(packed.body) == plain.body
+
+
 def test_long_json_is_compressed_for_who_can_read_it(address):
     plain = ask(address, "data/heads?layer=0")
     packed = ask(address, "data/heads?layer=0", Accept_Encoding="br, gzip")

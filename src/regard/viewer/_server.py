@@ -40,7 +40,8 @@ HOST = "127.0.0.1"
 HTTP_PORT = 80
 WORKERS = 8  # more than the tiles a page requests at once, which may all wait for a first round
 MAX_QUEUED = 512  # requests; a browser sends six at a time
-MIN_COMPRESSED_BYTES = 1024  # bytes of JSON
+GZIP = {"Content-Encoding": "gzip"}
+MIN_COMPRESSED_BYTES = 1024  # of JSON and the page's files
 SHUTDOWN_TIMEOUT_S = 1.0  # for responses in progress
 READ = "data/read"
 
@@ -238,6 +239,7 @@ class App:
         if port == HTTP_PORT:  # which browsers leave out
             self._hosts |= {HOST, "localhost", "[::1]"}
         self._files = page_files()
+        self._compressed: dict[str, bytes] = {}  # of the files that were requested
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http":
@@ -260,12 +262,19 @@ class App:
             return _text(404, "There is nothing here; open the whole address that was printed.")
         if not slash:
             return Response(status_code=307, headers={"Location": f"/{self._token}/"})
-        file = self._files.get(path or "index.html")
-        if file is not None:  # before the endpoints: the page has modules in data/ too
-            return Response(file[0], media_type=file[1])
+        if (path or "index.html") in self._files:  # before the endpoints: data/ has modules too
+            return self._file(path or "index.html", _takes_gzip(request))
         if path.startswith("data/"):
             return await self._data(request, path.removeprefix("data/"))
         return _text(404, "The page has no file of that name.")
+
+    def _file(self, path: str, compressed: bool) -> Response:
+        body, media_type = self._files[path]
+        if not compressed or len(body) < MIN_COMPRESSED_BYTES:
+            return Response(body, media_type=media_type)
+        if path not in self._compressed:
+            self._compressed[path] = _compressed(body)
+        return Response(self._compressed[path], headers=GZIP, media_type=media_type)
 
     async def _read(self, request: Request, readings: Readings) -> Response | None:
         """Reads the text that the page sends, and no other page."""
@@ -287,8 +296,7 @@ class App:
 
     async def _data(self, request: Request, path: str) -> Response | None:
         query = request.scope["query_string"].decode("latin-1")
-        accepted = request.headers.get("accept-encoding", "")
-        compressed = "gzip" in (name.strip() for name in accepted.lower().split(","))
+        compressed = _takes_gzip(request)
         return await self._worked(
             request, lambda: self._answered(lambda: self._answers.answer(path, query), compressed)
         )
@@ -319,9 +327,18 @@ class App:
         headers = {"Regard-Coverage": f"{answer.coverage:.6g}"}
         body = answer.body
         if compressed and answer.media_type == JSON and len(body) >= MIN_COMPRESSED_BYTES:
-            body = gzip.compress(body, 5, mtime=0)
-            headers["Content-Encoding"] = "gzip"
+            body = _compressed(body)
+            headers |= GZIP
         return Response(body, answer.status, headers, answer.media_type)
+
+
+def _takes_gzip(request: Request) -> bool:
+    accepted = request.headers.get("accept-encoding", "")
+    return "gzip" in (name.strip() for name in accepted.lower().split(","))
+
+
+def _compressed(body: bytes) -> bytes:
+    return gzip.compress(body, 5, mtime=0)
 
 
 def _is_of_this_page(headers: Headers) -> bool:
