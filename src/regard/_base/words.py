@@ -5,6 +5,7 @@ One rule for the roles of heads, for weights by words and for the command line.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable, Sequence
 
@@ -14,6 +15,8 @@ from regard._base.types import Bool, Int
 
 SPACES = " ▁Ġ"  # a space, and how SentencePiece and byte-level tokenizers write it
 NEWLINES = "\nĊ\r"
+A_NEWLINE = re.compile(f"[{NEWLINES}]")
+OF_A_WORD = re.compile("[\\w\ufffd]")  # a letter, digit, underscore, or a part of a character
 SPECIAL = re.compile(r"<[^<>\s]+>|\[[A-Z_]+[0-9]*\]")  # <bos>, <|endoftext|>, [CLS]
 END = "</w>"  # of a word, in tokenizers that mark the last piece
 INNER = "##"  # of a piece that begins no word, in WordPiece
@@ -37,7 +40,14 @@ def word_starts(tokens: Sequence[str]) -> Int[np.ndarray, " words"]:
     script that has no spaces. ``##ing`` and ``ing</w>`` are read as their tokenizers mean them.
     Where no token has white space or such a mark, tokens are words already.
     """
-    return np.flatnonzero(_begins(tokens))
+    return _starts(tuple(tokens))
+
+
+@functools.lru_cache(maxsize=2)  # one text is asked for by words, roles and the page
+def _starts(tokens: tuple[str, ...]) -> Int[np.ndarray, " words"]:
+    starts = np.flatnonzero(_begins(tokens))
+    starts.flags.writeable = False
+    return starts
 
 
 def word_texts(tokens: Sequence[str], starts: Int[np.ndarray, " words"]) -> tuple[str, ...]:
@@ -48,18 +58,19 @@ def word_texts(tokens: Sequence[str], starts: Int[np.ndarray, " words"]) -> tupl
 
 def is_special(token: str) -> bool:
     """Whether it is a token such as ``<bos>`` or ``[CLS]``, which stands for no text."""
-    return SPECIAL.fullmatch(token) is not None
+    return token[:1] in ("<", "[") and SPECIAL.fullmatch(token) is not None
 
 
 def is_newline(token: str) -> bool:
     """Whether it has a line break in it, and no letters."""
-    return any(c in token for c in NEWLINES) and not _is_word_piece(token)
+    return A_NEWLINE.search(token) is not None and not _is_word_piece(token)
 
 
 def is_punctuation(token: str) -> bool:
     """Whether it is of signs alone: neither letters and digits, nor white space, nor special."""
-    stripped = token.strip(SPACES).strip()
-    return bool(stripped) and not (is_special(token) or is_newline(token) or _is_word_piece(token))
+    if _is_word_piece(token) or not token.strip(SPACES).strip():
+        return False
+    return not (is_special(token) or is_newline(token))
 
 
 def plain(word: str) -> str:
@@ -75,21 +86,30 @@ def are_function_words(words: Iterable[str]) -> Bool[np.ndarray, " words"]:
 def _begins(tokens: Sequence[str]) -> Bool[np.ndarray, " L"]:
     """Whether each token begins a word."""
     texts = set(tokens)
-    if any(token.startswith(INNER) and token != INNER for token in texts):
+    marks = "\0".join(texts)  # in which a mark is found sooner than text by text
+    if INNER in marks and any(token.startswith(INNER) and token != INNER for token in texts):
         found = np.array([not token.startswith(INNER) for token in tokens])
-    elif any(token.endswith(END) for token in texts):
+    elif END in marks and any(token.endswith(END) for token in texts):
         ends = {token: token.endswith(END) or not _is_word_piece(token) for token in texts}
         found = np.array([True, *(ends[token] for token in tokens[:-1])])
     elif any(_opens(token) or token[-1].isspace() for token in texts if token):
-        alone = {token: UNSPACED.match(token) or not _is_word_piece(token) for token in texts}
-        opens = {token: bool(alone[token]) or _opens(token) for token in texts}
-        closes = {token: bool(alone[token]) or token[-1].isspace() for token in texts}
-        before = [True, *(closes[token] for token in tokens[:-1])]
-        found = np.array([opens[token] for token in tokens]) | before
+        of_texts = {token: _sides(token) for token in texts}
+        sides = np.array([of_texts[token] for token in tokens])
+        found = sides[:, 0]
+        found[1:] |= sides[:-1, 1]
     else:
         found = np.ones(len(tokens), bool)
     found[:1] = True
     return found
+
+
+def _sides(token: str) -> tuple[bool, bool]:
+    """Whether words end before it, and after it."""
+    if token.isascii() and token[1:].isalnum():  # most, soonest
+        return token[0].isspace(), False
+    if UNSPACED.match(token) or not _is_word_piece(token):
+        return True, True
+    return _opens(token), token[-1].isspace()
 
 
 def _opens(token: str) -> bool:
@@ -100,7 +120,7 @@ def _opens(token: str) -> bool:
 def _is_word_piece(token: str) -> bool:
     """Whether it has a letter, digit, underscore, or a part of a character, and is not special."""
     signs = token.strip(SPACES + NEWLINES)
-    return any(c.isalnum() or c in "_\ufffd" for c in signs) and not is_special(token)
+    return OF_A_WORD.search(signs) is not None and not is_special(token)
 
 
 def _joined(pieces: Sequence[str]) -> Iterable[str]:

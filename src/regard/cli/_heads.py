@@ -41,6 +41,23 @@ def choose_head(
     Raises:
         InputError: no such layer or head, or nothing to score.
     """
+    among = _named(recording, layer, head)
+    with busy("Looking at what every head does"):
+        scores = recording.heads()
+    return scores, scores.telling(among)
+
+
+def choose_place(recording: Recording, layer: int | None, head: int | None) -> tuple[int, int]:
+    """Layer and head of ``choose_head``, scored only where there is a choice; errors likewise."""
+    among = _named(recording, layer, head)
+    if len(among) == 1:
+        return among[0]
+    _, told = choose_head(recording, layer, head)
+    return told.layer, told.head
+
+
+def _named(recording: Recording, layer: int | None, head: int | None) -> list[tuple[int, int]]:
+    """Layers and heads of these numbers; without one all."""
     numbers, chosen = recording.layer_numbers, slice(None)
     if layer is not None:
         place = place_of_option("--layer", layer, numbers, " layers")
@@ -50,10 +67,8 @@ def choose_head(
         place_of_option("--head", head, sorted(heads), " heads")
     if not recording.query_tokens:
         raise InputError("a recording without queries has nothing to score.")
-    with busy("Looking at what every head does"):
-        scores = recording.heads()
-    among = [(n, h) for n, h in _every(scores) if n in numbers[chosen] and head in (None, h)]
-    return scores, scores.telling(among)
+    layers = zip(numbers[chosen], recording.layers[chosen])
+    return [(n, h) for n, of in layers for h in of.head_numbers if head in (None, h)]
 
 
 def show_overview(screen: Screen, scores: HeadScores) -> None:

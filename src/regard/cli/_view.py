@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from regard._base.files import check_ending
 from regard.cli._errors import CommandError, InputError, one_line, reading, writing
-from regard.cli._heads import choose_head
+from regard.cli._heads import choose_place
 from regard.cli._screen import busy
 from regard.cli._source import (
     BUILTIN,
@@ -212,10 +212,8 @@ def _draw(recording: Recording, options: ViewOptions) -> None:
     scale: Any = options.scale or "auto"
     try:
         with writing(), busy("Drawing the figure"):
-            _, told = choose_head(recording, options.layer, options.head)
-            figure = recording.figure(
-                told.layer, told.head, rows=rows, columns=columns, scale=scale
-            )
+            place = choose_place(recording, options.layer, options.head)
+            figure = recording.figure(*place, rows=rows, columns=columns, scale=scale)
             figure.save(cast("Path", options.export))
     except (ShapeError, ValueError) as error:
         raise InputError(one_line(error)) from error
@@ -256,8 +254,8 @@ def _place(recording: Recording, group: Recording, options: ViewOptions) -> str:
     """The fragment of an address that opens the chosen group and token, and the telling head."""
     from regard.viewer import unit_in_address
 
-    _, told = choose_head(group, options.layer, options.head)
-    parts = [f"L{told.layer}H{told.head}"]
+    layer, head = choose_place(group, options.layer, options.head)
+    parts = [f"L{layer}H{head}"]
     if at := list(recording.groups).index(group.group):
         parts.append(f"recording={at}")
     if options.other is not None:
