@@ -300,3 +300,16 @@ def test_shape_annotations_say_what_is_taken(convert):
     for wrong in ((q, k, v[:, :, :6]), (q, k[..., :4], v), (q, [1.0], v)):
         with pytest.raises(jaxtyping.TypeCheckError):
             checked(*wrong)
+
+
+@pytest.mark.parametrize("backend", ["kernel", "torch"])
+def test_a_softcap_that_is_0_in_float32_leaves_scores_that_are_alike(backend):
+    x = torch.zeros(1, 3, 4, requires_grad=True)  # of which every score is 0
+    value = torch.arange(12.0).reshape(1, 3, 4)
+    output = regard.attention(x, x, value, softcap=1e-60, backend=backend)
+    torch.testing.assert_close(output, value.mean(1, keepdim=True).expand(1, 3, 4))
+    output.sum().backward()
+    assert x.grad.isfinite().all()
+    numbers = np.ones((1, 3, 4), np.float32)
+    found = regard.attention(numbers, numbers, value.numpy(), softcap=1e-60, backend="reference")
+    np.testing.assert_allclose(found, output.detach().numpy(), rtol=1e-6)

@@ -176,7 +176,6 @@ BAD_VALUES = {
     "window": ({"window": (-1, 0)}, "window is (-1, 0); its sides must not be negative"),
     "scale": ({"scale": float("nan")}, "scale is nan; it must be finite"),
     "softcap": ({"softcap": 0.0}, "softcap is 0.0; it must be positive and finite"),
-    "small softcap": ({"softcap": 1e-60}, "softcap is 1e-60; it must be at least 1e-30"),
     "dropout": ({"dropout": 1.0}, "dropout is 1.0; it must be at least 0 and less than 1"),
     "negative dropout": ({"dropout": -0.1}, "dropout is -0.1; it must be at least 0"),
     "seed": ({"dropout": 0.5, "seed": 2**64}, "it must fit into 64 bits with a sign"),

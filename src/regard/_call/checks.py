@@ -16,7 +16,9 @@ from regard._call.options import OPTIONS
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 # Largest position of a query, either way: exact in float64 and JSON; with a window, within int64.
 LARGEST_POSITION = 2**53
-SMALLEST_POSITIVE = 1e-30  # number that scores are divided by; far smaller ones are 0 in float32
+# Scores that are capped at less are all alike as well, and a number that is 0 in float32 would
+# make NaN of a score of 0.
+SMALLEST_POSITIVE = 1e-30
 _OPTIONS = {option.name: option for option in OPTIONS}
 
 
@@ -283,12 +285,7 @@ def _read_number(name: str, x: Any, valid: Callable[[float], bool], needed: str)
 
 def _read_positive(name: str, x: Any) -> float:
     number = _read_number(name, x, lambda n: 0 < n < math.inf, "positive and finite")
-    if number < SMALLEST_POSITIVE:
-        raise ValueError(
-            f"attention: {name} is {x}; it must be at least {SMALLEST_POSITIVE:g}, since sums are "
-            "held in float32."
-        )
-    return number
+    return max(number, SMALLEST_POSITIVE)
 
 
 def _read_sinks(name: str, sinks: Any, given: Given) -> Any:
