@@ -145,6 +145,7 @@ def test_the_difference_of_two_texts_is_that_of_gathered_weights(open_map, plane
 
 def test_a_difference_is_read_out(open_map, text):
     page = open_map(text, hash="L0H1&compare=difference&other=L0H0&zoom=20")
+    assert page.readout("query 299")  # what is chosen, which comes with its row
     page.page.mouse.move(*page.place(15, 4))
     one, other = (np.exp(log_weights(text, head)[15, 4]) for head in (1, 0))
     sign = "−" if one < other else "+"

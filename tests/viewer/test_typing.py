@@ -358,7 +358,7 @@ def pixels(page):
 
 def test_what_is_typed_is_shown(type_in, model, open_page):
     page = open_page(type_in())
-    assert page.locator(".regard-empty").is_visible()
+    page.wait_for_selector(".regard-empty")
     page.locator("textarea").press_sequentially("import os")
     is_read(page, "import os")
     before = pixels(page)
