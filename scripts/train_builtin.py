@@ -5,9 +5,8 @@
 Trains on this Python's standard library and on the prose of ``manuals.py``, without the texts that
 are held out by a hash of their name, and writes model.safetensors, config.json, tokenizer.json,
 training.json and the picture of the loss to the run's folder; ``--install`` copies them to
-src/regard/lm/builtin and docs/. A run that was killed goes on where it stopped. A step takes 1.2 s
-of one core with instructions for bfloat16 (Zen 4): 2.2 hours, on two cores 75 minutes. Without
-bfloat16, for a core that lacks them, 2 s.
+src/regard/lm/builtin and docs/. A run that was killed goes on where it stopped. On two cores of
+Zen 4, which have instructions for bfloat16, it takes 75 minutes.
 """
 
 import argparse

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from regard.heads import HeadScores, Reader, head_scores
+from regard.heads import HeadScores, Reader, head_scores, place_to_open
 from regard.recording import Layer, Recording
 
 BIG = 1e4  # a score that leaves nothing to the others
@@ -298,6 +298,16 @@ def test_the_telling_head_is_induction_then_what_finds_something_then_a_place(ex
     assert exact.telling(among[:1]).role == "first token"
     with pytest.raises(ValueError, match="there is no head to choose from"):
         exact.telling([])
+
+
+def test_one_head_is_opened_unscored_and_of_several_the_one_that_tells_most(monkeypatch):
+    heads = exact_heads()
+    recording = recording_of(np.stack([heads["first token"], heads["induction"]]), TEXT)
+    assert place_to_open(recording) == (0, 1)
+    assert place_to_open(recording, [(0, 0), (0, 1)]) == (0, 1)
+    monkeypatch.setattr("regard.heads.head_scores", None)
+    assert place_to_open(recording, [(0, 0)]) == (0, 0)
+    assert place_to_open(recording_of(heads["self"][None], TEXT)) == (0, 0)
 
 
 def test_of_a_long_text_a_head_that_sees_all_of_it_is_told_before_one_with_a_window():

@@ -86,10 +86,10 @@ def are_function_words(words: Iterable[str]) -> Bool[np.ndarray, " words"]:
 def _begins(tokens: Sequence[str]) -> Bool[np.ndarray, " L"]:
     """Whether each token begins a word."""
     texts = set(tokens)
-    marks = "\0".join(texts)  # in which a mark is found sooner than text by text
-    if INNER in marks and any(token.startswith(INNER) and token != INNER for token in texts):
+    joined = "\0".join(texts)  # in which a mark is looked for sooner than text by text
+    if INNER in joined and any(token.startswith(INNER) and token != INNER for token in texts):
         found = np.array([not token.startswith(INNER) for token in tokens])
-    elif END in marks and any(token.endswith(END) for token in texts):
+    elif END in joined and any(token.endswith(END) for token in texts):
         ends = {token: token.endswith(END) or not _is_word_piece(token) for token in texts}
         found = np.array([True, *(ends[token] for token in tokens[:-1])])
     elif any(_opens(token) or token[-1].isspace() for token in texts if token):

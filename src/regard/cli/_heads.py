@@ -11,7 +11,7 @@ from rich.text import Text
 from regard.cli._errors import InputError
 from regard.cli._screen import Screen, busy, percent
 from regard.cli._source import ModelChoice, choose_group, place_of_option, read_recording
-from regard.heads import HeadScores, Telling
+from regard.heads import HeadScores, Telling, place_to_open
 from regard.recording import Recording
 
 MIXED = "mixed"
@@ -50,10 +50,8 @@ def choose_head(
 def choose_place(recording: Recording, layer: int | None, head: int | None) -> tuple[int, int]:
     """Layer and head of ``choose_head``, scored only where there is a choice; errors likewise."""
     among = _named(recording, layer, head)
-    if len(among) == 1:
-        return among[0]
-    _, told = choose_head(recording, layer, head)
-    return told.layer, told.head
+    with busy("Looking at what every head does"):
+        return place_to_open(recording, among)
 
 
 def _named(recording: Recording, layer: int | None, head: int | None) -> list[tuple[int, int]]:

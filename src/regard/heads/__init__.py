@@ -381,6 +381,26 @@ def head_scores(
     return Reader(recording, queries, receivers).layers()
 
 
+def place_to_open(
+    recording: Recording[Any], among: Collection[tuple[int, int]] | None = None
+) -> tuple[int, int]:
+    """Numbers of the layer and the head to show first, scored only where there is a choice.
+
+    Args:
+        among: as in ``HeadScores.telling``.
+
+    Raises:
+        ValueError: as ``head_scores`` and ``HeadScores.telling``.
+    """
+    if among is None:
+        layers = zip(recording.layer_numbers, recording.layers)
+        among = [(number, head) for number, layer in layers for head in layer.head_numbers]
+    if len(among) == 1 and recording.query_tokens:
+        return next(iter(among))
+    told = head_scores(recording).telling(among)
+    return told.layer, told.head
+
+
 def _padded(of_layers: list[Any], heads: int) -> Any:
     """``(layers, heads, ...)``; NaN, or −1, where a layer has fewer heads."""
     first = of_layers[0]

@@ -62,8 +62,10 @@ def view(
     if open_browser:
         import webbrowser
 
-        told = recording.heads().telling()
-        webbrowser.open(f"{viewer.address}#L{told.layer}H{told.head}{unit_in_address(words)}")
+        from regard.heads import place_to_open
+
+        layer, head = place_to_open(recording)
+        webbrowser.open(f"{viewer.address}#L{layer}H{head}{unit_in_address(words)}")
     return viewer
 
 

@@ -41,7 +41,7 @@ HTTP_PORT = 80
 WORKERS = 8  # more than the tiles a page requests at once, which may all wait for a first round
 MAX_QUEUED = 512  # requests; a browser sends six at a time
 GZIP = {"Content-Encoding": "gzip"}
-MIN_COMPRESSED_BYTES = 1024  # of JSON and the page's files
+MIN_COMPRESSED_BYTES = 1024  # bytes of JSON, or of a file of the page
 SHUTDOWN_TIMEOUT_S = 1.0  # for responses in progress
 READ = "data/read"
 
