@@ -181,6 +181,7 @@ def test_heads_are_put_in_and_taken_out(show):
     page.wait_for_function("() => location.hash.includes('heads=0,2')")
     chip.nth(2).click()
     is_drawn(page, "L1 heads 0 query 5 key 3")
+    is_said(page, "^L1H0 .*query 5")
     chip.nth(0).click()
     is_said(page, "one head stays chosen")
     chip.nth(4).click()  # all
