@@ -132,11 +132,11 @@ struct Backward {
   Array grad, out;  // (B, Hq, Lq, Dv): dO and O
   const void* maximum;
   const void* total;
-  void* query_sum;   // Real (B, Hq, Lq, D), zeros
+  void* query_sum;   // Real (B, Hq, Lq, D), zeros; optional
   void* delta;       // Real (B, Hq, Lq), zeros: the sum of P dP of each row; optional
-  int64_t* ticket;   // (B, Hkv, tiles of queries), zeros: chunks that have added to query_sum
-  char* key_grad;    // (B, Hkv, Lk, D), contiguous
-  char* value_grad;  // (B, Hkv, Lk, Dv)
+  int64_t* ticket;   // (B, Hkv, tiles of queries), zeros: chunks that have added to the two above
+  char* key_grad;    // (B, Hkv, Lk, D), contiguous; optional
+  char* value_grad;  // (B, Hkv, Lk, Dv); optional
   Array bias_grad;   // Real, optional, with the strides of the bias: 0 where it is broadcast
 };
 

@@ -316,7 +316,9 @@ def test_the_operators_are_registered_soundly(qkv):
     values = torch_ops.pack(call)
     torch.library.opcheck(torch.ops.regard.attention.default, values)
     grad = torch.randn(2, 4, 6, 16, requires_grad=True)
-    torch.library.opcheck(torch.ops.regard.attention_backward.default, [grad, *values])
+    for needed in (0b11111, 0b01001):  # of query and bias alone
+        operator = torch.ops.regard.attention_backward.default
+        torch.library.opcheck(operator, [needed, grad, *values])
     firsts = [torch.randn_like(x, requires_grad=True) for x in (q, k, v, call.bias, sinks)]
     operator = torch.ops.regard.attention_double_backward.default
     # Its gradient is a third derivative.
@@ -326,7 +328,8 @@ def test_the_operators_are_registered_soundly(qkv):
     saved = [x.detach() for x in torch.ops.regard.kernel_attention(*values)]
     operator = torch.ops.regard.kernel_attention_backward.default
     values = [x.detach() if isinstance(x, torch.Tensor) else x for x in values]
-    torch.library.opcheck(operator, [True, grad.detach(), *saved, *values])
+    for needed in (0b11111, 0b01001):
+        torch.library.opcheck(operator, [needed, grad.detach(), *saved, *values])
 
 
 def test_tensors_of_another_default_device_or_dtype_do_not_matter(qkv):

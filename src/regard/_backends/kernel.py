@@ -6,7 +6,7 @@ import atexit
 import importlib
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -339,9 +339,9 @@ def reduce(
 
 
 def gradients(
-    call: Call, grad: Any, out: Any, maximum: Any, total: Any, bias: bool
+    call: Call, grad: Any, out: Any, maximum: Any, total: Any, needed: Collection[str]
 ) -> tuple[Any, Any, Any, Any, Any]:
-    """Gradients of query, key, value, bias (where requested) and sinks for that of the output.
+    """Gradients of query, key, value, bias and sinks, those needed, for that of the output.
 
     ``out``, ``maximum`` and ``total`` are what ``forward`` gave. Everything must be finite.
     """
@@ -349,11 +349,17 @@ def gradients(
     B, Hq, Hkv, Lq, Lk = call.sizes
     D, Dv = call.query.shape[-1], call.value.shape[-1]
     own, sums = dtype_name(call.query), accumulating_name(call.query)
-    dq = _zeros(call, (B, Hq, Lq, D), sums)
-    dk, dv = (_zeros(call, (B, Hkv, Lk, n), own) for n in (D, Dv))
-    dbias = _zeros(call, tuple(call.bias.shape), sums) if bias else None
-    # Σ w·dw of a row from the output has its rounding, which is too much in a narrow dtype.
-    delta = _zeros(call, (B, Hq, Lq), sums) if call.sinks is not None and own != sums else None
+    dq, dk, dv, dbias, delta = (
+        _zeros(call, shape, dtype) if name in needed else None
+        for name, shape, dtype in (
+            ("query", (B, Hq, Lq, D), sums),
+            ("key", (B, Hkv, Lk, D), own),
+            ("value", (B, Hkv, Lk, Dv), own),
+            ("bias", () if call.bias is None else tuple(call.bias.shape), sums),
+            # Σ w·dw of a row from the output has its rounding, too much in a narrow dtype.
+            ("sinks" if own != sums else "", (B, Hq, Lq), sums),
+        )
+    )
     read, _held = _read(call)
     grad = _rows(grad)
     if 0 not in (B, Hq, Lq, Lk):
@@ -365,8 +371,10 @@ def gradients(
         arrays.key_grad, arrays.value_grad = _address(dk), _address(dv)
         kernels.backward(read, arrays, _threads(call))
     if call.scale == 0.0:  # the kernels scale last, and an overflow before that would give NaN
-        dq, dk = _zeros(call, tuple(dq.shape), sums), _zeros(call, tuple(dk.shape), own)
-    if call.sinks is None:
+        dq, dk = (
+            None if x is None else _zeros(call, tuple(x.shape), dtype_name(x)) for x in (dq, dk)
+        )
+    if "sinks" not in needed:
         return dq, dk, dv, dbias, None
     delta = (grad.double() * out.double()).sum(-1) if delta is None else delta.double()
     return dq, dk, dv, dbias, _sinks_gradient(call, delta, maximum, total, read)
