@@ -79,6 +79,11 @@ class Backend(Protocol):
 BACKENDS: tuple[Backend, ...] = (Kernel(), Torch(), Reference())
 
 
+def by_name(name: str) -> Backend:
+    """The backend of that name."""
+    return next(backend for backend in BACKENDS if backend.name == name)
+
+
 def choose(call: Call, name: str) -> Backend:
     """The backend of that name; for ``auto`` the first that takes the call.
 

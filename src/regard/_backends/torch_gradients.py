@@ -3,7 +3,7 @@
 Autograd records nothing here: ``torch_ops`` makes operators of it.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -136,21 +136,62 @@ def gradients(call: Call, grad: Tensor, needed: Collection[str]) -> Gradients:
             _accumulate(sums["value"], dv, block.b, kv, keys)
         if sums.keys() <= {"value"}:
             continue
-        dw = _hide(_drop(call, keep, xp.matmul(do, v[:, :, keys].transpose(-1, -2))), visible)
-        delta = (w * dw).sum(-1, keepdim=True)
-        ds = _hide(w * (dw - delta), visible)
-        if "sinks" in sums:
-            sums["sinks"][block.h] -= (_sink_weight(call, block) * delta).sum((0, 2, 3))
-        if "bias" in sums:
-            _accumulate(sums["bias"], ds, *rows, keys)
-        if is_capped(call):
-            slope, _ = cap_derivatives(xp, call, products(xp, call, q, k[:, :, keys]))
-            ds = _hide(ds * slope, visible)
-        ds = ds * call.scale
-        if "query" in sums:
-            sums["query"][rows] = xp.matmul(ds, k[:, :, keys])
-        if "key" in sums:
-            _accumulate(sums["key"], _outer(ds, q, kv), block.b, kv, keys)
+        dw = _drop(call, keep, xp.matmul(do, v[:, :, keys].transpose(-1, -2)))
+        _add_of_weights(call, sums, block, q, k[:, :, keys], _hide(dw, visible))
+    return _narrow(call, sums)
+
+
+def _add_of_weights(
+    call: Call, sums: dict[str, Tensor], block: WeightBlock, q: Tensor, k: Tensor, dw: Tensor,
+    delta: Tensor | None = None,
+) -> None:  # fmt: skip
+    """Adds what follows from the gradient of a block's weights.
+
+    Args:
+        q, k: its queries and keys, wide.
+        dw: ``(b, h, rows, keys)``, 0 where masked.
+        delta: ``(b, h, rows, 1)``, by default ``Σ w·dw``.
+    """
+    w, visible, kv = block.weights, block.visible, _shared(call, block.h)
+    delta = (w * dw).sum(-1, keepdim=True) if delta is None else delta
+    ds = _hide(w * (dw - delta), visible)
+    if "sinks" in sums:
+        sums["sinks"][block.h] -= (_sink_weight(call, block) * delta).sum((0, 2, 3))
+    if "bias" in sums:
+        _accumulate(sums["bias"], ds, *block.index, block.keys)
+    if is_capped(call):
+        slope, _ = cap_derivatives(_arrays(call), call, products(_arrays(call), call, q, k))
+        ds = _hide(ds * slope, visible)
+    ds = ds * call.scale
+    if "query" in sums:
+        sums["query"][block.index] = _arrays(call).matmul(ds, k)
+    if "key" in sums:
+        _accumulate(sums["key"], _outer(ds, q, kv), block.b, kv, block.keys)
+
+
+def weights_gradients(
+    call: Call,
+    gradient_of: Callable[[WeightBlock], Tensor],
+    delta: Tensor | None,
+    needed: Collection[str],
+) -> Gradients:
+    """Gradients of query, key, bias and sinks, those needed, for that of the weights.
+
+    Args:
+        gradient_of: gives it for a block, ``(b, h, rows, keys)`` or what broadcasts to it.
+        delta: ``(B, Hq, Lq)``: what the gradient of each score lacks of it, by default ``Σ w·dw``.
+    """
+    xp, dtype, held = _arrays(call), accumulating(call.query.dtype), None
+    sums = _zeros(call, set(needed) - {"value"})
+    query, key = _finite(call.query), _finite(call.key)
+    for block in weight_blocks(xp, call):
+        if held != (block.b, block.h):
+            held = block.b, block.h
+            k = key_heads(xp, call, key, *held)
+        q = query[block.index].to(dtype).masked_fill(block.total == 0, 0.0)
+        dw = gradient_of(block).to(dtype).expand_as(block.weights)
+        own = None if delta is None else delta[block.index][..., None].to(dtype)
+        _add_of_weights(call, sums, block, q, k[:, :, block.keys], _hide(dw, block.visible), own)
     return _narrow(call, sums)
 
 
