@@ -40,6 +40,21 @@ trained = regard.Steps.from_inputs(vectors, w_query, w_key, w_value, tokens=word
 show("starts, weights ", trained.weights[2])
 print("starts, in context: ", trained.output[2].numpy().round(4))
 
+# Backward: the gradient of a loss by every step says which way each of its numbers would move.
+wanted = vectors[:, :2]
+gradients = trained.backward(trained.output - wanted)  # of half the squared distance
+print(gradients.explain(2, 4))
+
+
+def loss(*matrices):
+    return float((regard.Steps.from_inputs(vectors, *matrices).output - wanted).square().sum() / 2)
+
+
+matrices = w_query, w_key, w_value
+slopes = gradients.d_w_query, gradients.d_w_key, gradients.d_w_value
+after = loss(*(w - 0.2 * slope for w, slope in zip(matrices, slopes, strict=True)))
+print(f"loss {loss(*matrices):.4f}, after one step of gradient descent {after:.4f}")
+
 # The same as a layer, whose matrices a training run would change.
 layer = SelfAttention.from_projections(w_query, w_key, w_value)
 output, weights = layer(vectors, return_weights=True)

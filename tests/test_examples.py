@@ -28,6 +28,8 @@ PRINTS = {
         "starts, weights : Your 0.1503  journey 0.2256  starts 0.2192  with 0.1315  one 0.0914  "
         "step 0.1819",
         "starts, in context:  [0.3058 0.8203]",
+        "query 2 'starts', key 4 'one'",
+        "loss 0.6054, after one step of gradient descent 0.4094",
         "the layer agrees: True",
     ],
     "002_batches_roles_and_heads.py": [

@@ -211,6 +211,7 @@ WITHOUT_TORCH = {
     "steps": """
         steps = regard.steps(x[0, 0], x[0, 0], x[0, 0], causal=True)
         assert np.allclose(steps.output, regard.attention(x, x, x, causal=True)[0, 0])
+        assert np.allclose(steps.backward(steps.output).d_scores.sum(-1), 0, atol=1e-6)
     """,
     "recording": """
         import pathlib, tempfile

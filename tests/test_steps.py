@@ -120,6 +120,7 @@ def test_nothing_to_attend_with_or_to_has_steps_too(Lq, Lk):
     assert not found.output.any()
     assert str(found)
     assert found._repr_html_()
+    assert steps(*qkv(Lq=Lq, Lk=Lk), dropout=0.5).dropped.shape == (4, Lq, Lk)
 
 
 @pytest.mark.parametrize(
@@ -137,6 +138,8 @@ def test_matrices_are_at_least_float32_and_the_output_of_the_query_s_type(dtype,
         assert getattr(found, name).dtype == wide, name
     assert found.output.dtype == dtype
     assert found.query.dtype == dtype
+    projected = Steps.from_inputs(numbers(3, 4, dtype=dtype), numbers(4, 4, dtype=dtype))
+    assert projected.query.dtype == projected.output.dtype == dtype
 
 
 def test_tensors_give_tensors_with_a_gradient():

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from regard._base.errors import MaterializeError, RecordingError, ShapeError, UnsupportedError
 from regard._base.settings import get_num_threads, limits, set_num_threads
 from regard._operator.attention import attention, scaled_dot_product_attention
+from regard._showing.gradients import StepsGradients
 from regard._showing.steps import Steps, steps
 from regard._weights.attention_weights import AttentionWeights, WeightsSummary
 from regard._weights.reductions import Links, TopKeys
@@ -19,6 +20,7 @@ __all__ = [
     "RecordingError",
     "ShapeError",
     "Steps",
+    "StepsGradients",
     "TopKeys",
     "UnsupportedError",
     "WeightsSummary",

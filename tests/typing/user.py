@@ -73,6 +73,13 @@ def steps(x: Float32, t: Tensor) -> None:
     made = regard.Steps.from_inputs(x, x, x, x, tokens=["a", "b"], dropout=0.1, seed=3)
     assert_type(made, regard.Steps[Float32, Float32])
     assert_type(made.explain(0, 1), str)
+    gradients = made.backward(x)
+    assert_type(gradients, regard.StepsGradients[Float32])
+    assert_type(gradients.d_scores, Float32)
+    assert_type(gradients.d_w_query, Float32 | None)
+    assert_type(gradients.explain(0, 1, head=2), str)
+    assert_type(gradients.steps, regard.Steps[Float32, Float32])
+    assert_type(regard.steps(t, t, t).backward(t).d_query, Tensor)
 
 
 def recordings(x: Float32, t: Tensor) -> None:

@@ -54,7 +54,7 @@ def kept(
     j = arange(keys.start // 4, -(-keys.stop // 4))[None, :]
     zero = (n + i + j) * 0
     words = _philox([j + zero, i + zero, n + zero, zero], seed & _LOW, (seed >> 32) & _LOW)
-    random = stack(words, -1).reshape((*zero.shape[:-1], -1))
+    random = stack(words, -1).reshape((*zero.shape[:-1], 4 * zero.shape[-1]))
     skipped = keys.start - keys.start // 4 * 4
     random = random[..., skipped : skipped + keys.stop - keys.start]
     return random >= round(dropout * 2**32)

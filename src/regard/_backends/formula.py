@@ -43,6 +43,11 @@ def capped_text(call: Call, x: str) -> str:
     return x if call.softcap is None else f"{call.softcap:g} * tanh({x} / {call.softcap:g})"
 
 
+def cap_slope_text(call: Call, x: str) -> str:
+    """The first of ``cap_derivatives`` in words, where scores are capped."""
+    return f"1 - tanh({x} / {call.softcap:g})**2"
+
+
 def cap_derivatives(xp: Arrays, call: Call, s: Any) -> tuple[Any, Any]:
     """First and second derivative of ``capped`` at scaled scores, where it ``is_capped``."""
     cap: Any = call.softcap

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, Unpack, overload
+from typing import TYPE_CHECKING, Any, Generic, Unpack, overload
 
 import numpy as np
 
@@ -21,6 +21,10 @@ from regard._call.options import OPTIONS, Options
 from regard._call.visible import Visibility
 from regard._showing.explain import arithmetic, numbers, scaling
 from regard._weights.attention_weights import AttentionWeights
+from regard._weights.written import Version, versions, versions_of
+
+if TYPE_CHECKING:
+    from regard._showing.gradients import StepsGradients
 
 __all__ = ["Steps", "steps"]
 
@@ -72,6 +76,9 @@ class Steps(Generic[ArrayT, OutputT]):
     query_tokens: tuple[str, ...] | None
     _call: Call
     _formulas: dict[str, str] = field(default_factory=dict)
+    _options: Options = field(default_factory=Options)  # as they were given
+    _projections: dict[str, tuple[Any, Any]] = field(default_factory=dict)  # matrix and bias
+    _versions: tuple[Version, ...] = ()
 
     @classmethod
     def from_inputs(
@@ -142,7 +149,13 @@ class Steps(Generic[ArrayT, OutputT]):
             _project(seen, name, "value", *projections["value"]),
             tokens, query_tokens, is_one, options,
         )  # fmt: skip
-        return replace(found, inputs=x, context=context, _formulas={**found._formulas, **formulas})
+        named = {"x": x, "context": context}
+        for part, (w, b) in projections.items():
+            named |= {f"w_{part}": w, f"b_{part}": b}
+        return replace(
+            found, inputs=x, context=context, _formulas={**found._formulas, **formulas},
+            _projections=projections, _versions=versions_of(named) + found._versions,
+        )  # fmt: skip
 
     def explain(self, query: int, key: int, *, head: int | tuple[int, ...] = ()) -> str:
         """The arithmetic of one cell, from the two vectors to its share of the output.
@@ -159,6 +172,36 @@ class Steps(Generic[ArrayT, OutputT]):
             IndexError: no such query, key or head.
         """
         return "\n".join(arithmetic(self, query, key, (head,) if isinstance(head, int) else head))
+
+    def backward(self, grad_output: Array[ArrayT] | None = None) -> StepsGradients[ArrayT]:
+        """The backward pass step by step: the gradient of a loss by every step.
+
+        Args:
+            grad_output: ``(..., Hq, Lq, Dv)``, the gradient of the loss with respect to the output,
+                of its shape, dtype, library and device. None is an error that says what to pass:
+                which loss it is, only the caller knows.
+
+        Returns:
+            StepsGradients, to print, or to read by name, as ``gradients.d_scores``.
+
+        Raises:
+            TypeError: no gradient, or of another library, dtype or device than the output.
+            ShapeError: of another shape.
+            ValueError: these steps have no value, and so no output.
+            RuntimeError: a tensor was written to since; NumPy does not count writes.
+            MaterializeError: too large to be written out.
+
+        Example:
+            >>> steps = Steps.from_inputs(np.array([[1.0, 0.0], [0.0, 1.0]]), scale=1.0)
+            >>> steps.backward(np.ones((2, 2))).d_value.round(4)
+            array([[1., 1.],
+                   [1., 1.]])
+
+        Source: Vaswani et al. 2017, equation 1, by the chain rule.
+        """
+        from regard._showing.gradients import backward
+
+        return backward(self, grad_output)
 
     def __repr__(self) -> str:
         call = self._call
@@ -312,6 +355,8 @@ def _written_out(
         query_tokens=labels[1],
         _call=call,
         _formulas=_formulas(call),
+        _options=options,
+        _versions=versions(call),
     )  # fmt: skip
 
 
@@ -321,11 +366,11 @@ def _scores(call: Call) -> tuple[Any, Any, Any, Any]:
     scores = xp.matmul(xp.wide(call.query), xp.wide(call.key).swapaxes(-1, -2))
     scaled = formula.scaled(call, scores)
     capped = formula.capped(xp, call, scaled)
-    masked = formula.masked(xp, formula.biased(xp, call, capped), _visible(xp, call))
+    masked = formula.masked(xp, formula.biased(xp, call, capped), visible_pairs(xp, call))
     return scores, scaled, capped, masked
 
 
-def _visible(xp: Arrays, call: Call) -> Any:
+def visible_pairs(xp: Arrays, call: Call) -> Any:
     """Bool ``(B, Hq, Lq, Lk)``; None where nothing is masked."""
     if not _rules(call):
         return None
@@ -417,7 +462,9 @@ def _project(x: Any, name: str, part: str, w: Any, b: Any) -> Any:
                 f"steps: vectors of {x.shape[-1]} numbers in {name}, but w_{part}"
                 f" {tuple(w.shape)} takes {w.shape[-2]}; it is applied as {name} @ w_{part}."
             )
-        x = x @ w
+        product = x @ w
+        # NumPy multiplies the bfloat16 of ml_dtypes to float32.
+        x = product if is_tensor(x) else product.astype(x.dtype, copy=False)
     if b is not None:
         if b.shape[-1] != x.shape[-1] or (b.ndim == 2 and (w is None or len(w) != len(b))):
             raise ShapeError(

@@ -6,6 +6,7 @@ torch counts writes into tensors; NumPy does not.
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from regard._base.arrays import is_tensor
@@ -25,7 +26,12 @@ def versions(call: Call) -> tuple[Version, ...]:
     """Those of all tensors that count writes: not in inference mode, nor while torch compiles."""
     if not call.is_torch or sys.modules["torch"].compiler.is_compiling():
         return ()
-    told = ((name, x, _writes(x)) for name, x in vars(call).items() if is_tensor(x))
+    return versions_of(vars(call))
+
+
+def versions_of(named: Mapping[str, Any]) -> tuple[Version, ...]:
+    """Those of the tensors among some values that count writes."""
+    told = ((name, x, _writes(x)) for name, x in named.items() if is_tensor(x))
     return tuple(Version(name, x, writes) for name, x, writes in told if writes is not None)
 
 
@@ -35,14 +41,20 @@ def _writes(x: Any) -> int | None:
 
 def require_unwritten(known: tuple[Version, ...]) -> None:
     """Raises a RuntimeError if a tensor was written to."""
+    if (name := first_written(known)) is not None:
+        raise RuntimeError(
+            f"weights: {name} was written to after they were made of it, and they are computed "
+            "when asked for.\n  Ask before you write, or keep them: "
+            "kept = weights.copy(), which has its own query and key."
+        )
+
+
+def first_written(known: tuple[Version, ...]) -> str | None:
+    """The name of a tensor that was written to, or None."""
     for name, tensor, writes in known:
         if tensor._version != writes:
-            name = OPTION_OF.get(name, name)
-            raise RuntimeError(
-                f"weights: {name} was written to after they were made of it, and they are computed "
-                "when asked for.\n  Ask before you write, or keep them: "
-                "kept = weights.copy(), which has its own query and key."
-            )
+            return OPTION_OF.get(name, name)
+    return None
 
 
 def refuse_recorded(call: Call, past_torch: bool) -> None:
