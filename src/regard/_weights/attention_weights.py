@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeAlias, 
 import numpy as np
 
 from regard._backends import Backend, Statistics, choose
-from regard._base.arrays import accumulating_name, arrays_of, is_tensor
+from regard._base.arrays import accumulating_name, arrays_of, is_tensor, to_numpy
 from regard._base.errors import UnsupportedError
 from regard._base.settings import bytes_text, require_materializable
 from regard._base.types import (
@@ -30,6 +30,13 @@ from regard._base.types import (
 )
 from regard._call.call import Call
 from regard._call.checks import read_call
+from regard._weights.differentiable import (
+    block_of,
+    differentiable,
+    is_traced,
+    may_differentiate,
+    rest_of,
+)
 from regard._weights.linear import LinearForms, described
 from regard._weights.origin import Origin
 from regard._weights.parts import (
@@ -83,7 +90,12 @@ class AttentionWeights(LinearForms[ArrayT]):
 
     Rows, blocks, reductions and heatmaps are recomputed exactly from query and key, in memory
     linear in the lengths. Results have the array type and device of the query, and float32, or
-    float64 for a float64 query; there is no gradient. The weights are those before dropout.
+    float64 for a float64 query. The weights are those before dropout.
+
+    What is a sum of weights has a gradient where query, key, bias or sinks need one, and compiles
+    into one graph: rows and blocks, ``at``, ``@``, ``T @``, ``entropy``, ``lse``, ``distance``,
+    ``received`` (but ``"max"``), ``mass``, ``blocks`` (but ``"max"``), ``diagonals``, ``sum`` and
+    ``mean``. The others have none, nor has ``summary``.
     Query, key and the other arrays are held, not copied; ``copy`` makes weights with arrays of
     their own. Writes into tensors are detected, writes into NumPy arrays and tensors of
     ``torch.inference_mode`` are not: copy the weights before you write into these.
@@ -112,6 +124,7 @@ class AttentionWeights(LinearForms[ArrayT]):
     _numbers: tuple[int, ...] | None = None  # of the query heads, where they are not 0, 1, 2, ...
     _weights_only = False  # True where query and key are not known, and scores stand for weights
     _origin: Origin | None = None  # where they are of a recording
+    _graph: Call | None = None  # the call with the gradients of its inputs, where any is needed
 
     def __init__(
         self,
@@ -155,6 +168,7 @@ class AttentionWeights(LinearForms[ArrayT]):
         self, call: Call, backend: Backend | None = None, statistics: Statistics | None = None
     ) -> None:
         self._call = _detached(call)
+        self._graph = call.without_value() if may_differentiate(call) else None
         backend = backend or choose(self._call, "auto")
         known = None if statistics is None else (_detach(statistics[0]), _detach(statistics[1]))
         self._statistics = RowStatistics(self._call, backend, known)
@@ -162,10 +176,12 @@ class AttentionWeights(LinearForms[ArrayT]):
         self._lse: Any = None
         self._versions = versions(self._call)
 
-    def _part(self, call: Call, place: Place) -> AttentionWeights[ArrayT]:
+    def _part(
+        self, call: Call, place: Place, graph: Call | None = None
+    ) -> AttentionWeights[ArrayT]:
         """The weights of a part of the call, with the statistics of the whole."""
         part = AttentionWeights.__new__(AttentionWeights)
-        part._call, part._place, part._lse = call, place, None
+        part._call, part._place, part._lse, part._graph = call, place, None, graph
         part._statistics, part._versions = self._statistics, self._versions
         part._numbers, part._weights_only = self._numbers, self._weights_only
         part._origin = self._origin
@@ -199,7 +215,8 @@ class AttentionWeights(LinearForms[ArrayT]):
 
     def __getstate__(self) -> dict[str, Any]:
         require_unwritten(self._versions)
-        return {name: x for name, x in vars(self).items() if name != "_versions"}
+        left_out = ("_versions", "_graph")  # a graph of autograd can be neither copied nor stored
+        return {name: x for name, x in vars(self).items() if name not in left_out}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -248,9 +265,24 @@ class AttentionWeights(LinearForms[ArrayT]):
 
     def _ask(self, *reductions: Reduction) -> list[Any]:
         """The results of all of them, in one pass."""
-        self._require_now()
-        self._reduce({name: x for r in reductions for name, x in r.fields().items()})
+        if (graph := differentiable(self._graph)) is None:
+            self._require_now()
+        else:
+            require_unwritten(self._versions)
+        asked: dict[str, Any] = {}
+        for reduction in reductions:
+            fields = reduction.fields()
+            asked |= fields if graph is None else self._without_gradient(graph, fields)
+        if asked:
+            self._reduce(asked)
         return [self._give(reduction.result()) for reduction in reductions]
+
+    def _without_gradient(self, graph: Call, fields: dict[str, Any]) -> dict[str, Any]:
+        """Fills the fields that have a gradient, and gives the others."""
+        backend, statistics = self._statistics.backend, None
+        if backend.reads_statistics and not is_traced():
+            statistics = self._statistics.of(self._place)
+        return rest_of(fields, graph, backend.name, statistics)
 
     def _require_now(self) -> None:
         """Raises where weights cannot be computed here and now."""
@@ -294,9 +326,13 @@ class AttentionWeights(LinearForms[ArrayT]):
 
     def _lse_of_scores(self) -> ArrayT:
         """``lse`` of the scores that the weights are computed from, whatever those are."""
+        found: ArrayT
+        if differentiable(self._graph) is not None:  # one that is kept would keep its graph
+            (found,) = self._ask(PerQuery(self._call, "lse"))
+            return found
         if self._lse is None:
             (self._lse,) = self._ask(PerQuery(self._call, "lse"))
-        found: ArrayT = self._lse
+        found = self._lse
         return found
 
     def entropy(self) -> ArrayT:
@@ -472,7 +508,8 @@ class AttentionWeights(LinearForms[ArrayT]):
         if self._weights_only:
             del reductions["lse"]
         names = [name for name in reductions if name in only]
-        answers = dict(zip(names, self._ask(*(reductions[name]() for name in names))))
+        whole = self._part(call, self._place)  # without a gradient: all of it is one pass
+        answers = dict(zip(names, whole._ask(*(reductions[name]() for name in names))))
         every: list[Any] = [answers.get(name) for name in WeightsSummary._fields]
         return WeightsSummary(*every)
 
@@ -497,6 +534,9 @@ class AttentionWeights(LinearForms[ArrayT]):
             "Ask for a part: weights[0, head, i], weights.pool(...)",
         )  # fmt: skip
         flat = (batch.size, heads.size, rows.size, columns.size)
+        if (graph := differentiable(self._graph)) is not None and 0 not in flat:
+            axes = (x.reshape(-1) for x in (batch, heads, rows, columns))
+            return self._differentiable_block(graph, *axes).reshape(shape)
         out = xp.full(flat, 0.0, self._dtype_name)
         if 0 not in flat:
             rows = rows.reshape(-1)
@@ -507,6 +547,30 @@ class AttentionWeights(LinearForms[ArrayT]):
                 for j, h in enumerate(heads.reshape(-1).tolist()):
                     self._fill(out[i, j], b, h, rows, columns.reshape(-1))
         found: ArrayT = out.reshape(shape) if shape or self._call.is_torch else out.reshape(())[()]
+        return found
+
+    def _differentiable_block(
+        self, graph: Call, batch: np.ndarray, heads: np.ndarray, rows: np.ndarray,
+        columns: np.ndarray,
+    ) -> Any:  # fmt: skip
+        """The weights of chosen rows and columns, with their gradient."""
+        _, Hq, Hkv, *_ = graph.sizes
+        b = range(int(batch.min()), int(batch.max()) + 1)
+        h = range(int(heads.min()), int(heads.max()) + 1)
+        if len(h) > 1:  # all that share their keys
+            group = Hq // Hkv
+            h = range(h.start // group * group, -(-h.stop // group) * group)
+        some, known = spaced(rows), None
+        if self._statistics.backend.reads_statistics and not is_traced():
+            of = Place(*(own[x.start : x.stop] for own, x in zip(self._place, (b, h))),
+                       self._place.rows[some])  # fmt: skip
+            known = self._statistics.of(of)
+        call = graph.of_heads(b, h).rows(some)
+        found = block_of(call, self._statistics.backend.name, known)
+        places = (batch - b.start, heads - h.start, np.argsort(np.argsort(rows)), columns)
+        for axis, place in enumerate(places):
+            if not np.array_equal(place, np.arange(found.shape[axis])):
+                found = found.index_select(axis, found.new_tensor(place).long())
         return found
 
     def _picks(self, index: Any) -> list[Any]:
@@ -536,8 +600,7 @@ class AttentionWeights(LinearForms[ArrayT]):
         """The whole matrix; refused above the limit that ``regard.limits`` sets."""
         if copy is False:
             raise ValueError("weights: they are computed when asked for, so an array is a copy.")
-        whole: Any = self[...]
-        whole = whole.cpu().numpy() if is_tensor(whole) else np.asarray(whole)
+        whole = to_numpy(self[...])
         return whole if dtype is None else whole.astype(dtype)
 
     def __len__(self) -> int:
@@ -621,9 +684,12 @@ class AttentionWeights(LinearForms[ArrayT]):
         rows = part_of("rows", rows, Lq)
         columns = part_of("columns", columns, Lk)
         call, place = self._call, self._place
+        graph = self._graph
         if rows != slice(0, Lq, 1):
             call, place = call.rows(rows), place._replace(rows=place.rows[rows])
-        part = self._part(call.columns(columns), place)
+            graph = None if graph is None else graph.rows(rows)
+        graph = None if graph is None else graph.columns(columns)
+        part = self._part(call.columns(columns), place, graph)
         if self._origin is not None:
             part._origin = self._origin.part(rows, columns)
         return part
@@ -642,7 +708,8 @@ class AttentionWeights(LinearForms[ArrayT]):
             raise IndexError(f"weights: {self.shape} has no axis of heads before (Lq, Lk).")
         h = range(Hq)[basic_index(h, (Hq,), 0, self._numbers)[0]]
         place = self._place._replace(h=self._place.h[h : h + 1])
-        return self._of_head(h, self._part(self._call.head(h), place))
+        graph = None if self._graph is None else self._graph.head(h)
+        return self._of_head(h, self._part(self._call.head(h), place, graph))
 
     def matrix(self, *index: int) -> AttentionWeights[ArrayT]:
         """One ``(Lq, Lk)`` of several: one int for each axis before, by default the first.
@@ -688,7 +755,8 @@ class AttentionWeights(LinearForms[ArrayT]):
     def _head(self, b: int, h: int) -> AttentionWeights[ArrayT]:
         """The matrix of query head h of batch element b."""
         place = self._place._replace(b=self._place.b[b : b + 1], h=self._place.h[h : h + 1])
-        return self._of_head(h, self._part(self._call.matrix(b, h), place))
+        graph = None if self._graph is None else self._graph.matrix(b, h)
+        return self._of_head(h, self._part(self._call.matrix(b, h), place, graph))
 
     def _of_head(self, h: int, part: AttentionWeights[ArrayT]) -> AttentionWeights[ArrayT]:
         """A part that is head h alone, with its number where they have any."""
