@@ -455,7 +455,7 @@ ERRORS = [
     (lambda w: w.blocks(np.arange(6), np.arange(9) > 3), TypeError, "key_ids are bool; ints"),
     (lambda w: w.blocks(range(6), range(9), "median"), ValueError, "how is 'median'"),
     (lambda w: w.blocks(np.arange(6) + 10**9, np.arange(9)), regard.MaterializeError,
-     "blocks: .*Number the blocks 0, 1, 2"),
+     r"blocks: .*\n +Number the blocks 0, 1, 2"),
     (lambda w: w.diagonals([3]), ValueError, r"edges are \[3\]; two or more rising ints"),
     (lambda w: w.diagonals([3, 3]), ValueError, "two or more rising ints"),
     (lambda w: w.diagonals([0.5, 3]), TypeError, "edges are float64; ints"),
