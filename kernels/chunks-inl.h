@@ -86,12 +86,12 @@ struct Heavier {
 template <class E>
 struct Chunk {
   typedef typename E::Real Real;
-  Real* received;   // [Lk]
-  Real* pooled[2];  // [2][bins[1]]: rows of bins shared with other chunks; by heatmap: max, mass
-  Pair* pairs;      // [n]
-  int64_t* count;   // of the pairs
-  Real* transposed;  // [Lk][transposed_width], or [columns][Lk] where it is folded
-  Real* blocks;      // [query blocks][key blocks]
+  Real* received;     // [Lk]
+  Real* pooled[2];    // [2][bins[1]]: rows of bins shared with other chunks; by heatmap: max, mass
+  Pair* pairs;        // [n]
+  int64_t* count;     // of the pairs
+  Real* transposed;   // [Lk][transposed_width], or [columns][Lk] where it is folded
+  Real* blocks;       // [query blocks][key blocks]
   double* diagonals;  // [distances]
 
   Chunk(const Reduce& r, Scratch& scratch) {

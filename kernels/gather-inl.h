@@ -13,10 +13,10 @@ constexpr int64_t kPairsOfTask = 4096;
 template <class E>
 struct GatherMemory {
   typedef typename E::Real Real;
-  Rows<E> rows;               // of the pairs: a query may come again
-  const char* key[E::rows];   // of each pair
-  typename E::Word* keys;     // [words(D)][rows]
-  Real* scores;               // [1][rows]
+  Rows<E> rows;              // of the pairs: a query may come again
+  const char* key[E::rows];  // of each pair
+  typename E::Word* keys;    // [words(D)][rows]
+  Real* scores;              // [1][rows]
   Normalisers<E> normalisers;
 
   GatherMemory(const Gather& g, Scratch& scratch) : normalisers(scratch) {
@@ -122,8 +122,9 @@ static void run_gather(const void* pass, int64_t task, char* memory, const Stop&
     for (int i = 0; i < m.rows.count && first + i < end; ++i) {
       const Real inverse = m.normalisers.inverse[i];
       const bool seen = inverse != 0 && attends(p, m.rows, i, g.keys[first + i]);
-      ((Real*)g.weights)[head * g.pairs + first + i] =
-          !seen ? 0 : inverse != inverse ? inverse : m.scores[i];
+      ((Real*)g.weights)[head * g.pairs + first + i] = !seen                ? 0
+                                                       : inverse != inverse ? inverse
+                                                                            : m.scores[i];
     }
   }
 }

@@ -42,12 +42,12 @@ static const Real* operand_at(const Operand& x, int64_t b, int64_t h) {
 template <class E>
 struct LinearMemory {
   typedef typename E::Real Real;
-  Real* product;    // [columns][rows]: of W x
-  Real* other;      // y: [columns][rows], or [rows][padded columns]
-  bool finite;      // whether y is, of these rows
-  Real* cells;      // [key blocks][rows]
+  Real* product;      // [columns][rows]: of W x
+  Real* other;        // y: [columns][rows], or [rows][padded columns]
+  bool finite;        // whether y is, of these rows
+  Real* cells;        // [key blocks][rows]
   int64_t low, high;  // the cells that were added to
-  Real* diagonals;  // [.][lanes][lanes]: see add_diagonals
+  Real* diagonals;    // [.][lanes][lanes]: see add_diagonals
 
   LinearMemory(const Reduce& r, Scratch& scratch) {
     product = scratch.take<Real>(r.product ? r.product_with.columns * E::rows : 0);
@@ -147,9 +147,9 @@ static void add_transposed(const Reduce& r, const Rows<E>& rows, const LinearMem
             w * m.other[folded ? c * E::rows + i : i * width + c];
     });
   if (!folded)
-    return multiply<Plain<Real>, false, Epilogue::add>(
-        int(width / E::lanes), m.other, width, weights, E::rows * int64_t(sizeof(Real)), rows.count,
-        keys, out + j0 * width, width);
+    return multiply<Plain<Real>, false, Epilogue::add>(int(width / E::lanes), m.other, width,
+                                                       weights, E::rows * int64_t(sizeof(Real)),
+                                                       rows.count, keys, out + j0 * width, width);
   for (int64_t c = 0; c < columns; ++c) {
     const Real* const y = m.other + c * E::rows;
     fold_columns<Real>(
@@ -261,7 +261,8 @@ template <class E>
 static void add_distances(const Reduce& r, const Rows<E>& rows, const typename E::Real* weights,
                           int64_t j0, int keys, double* sums) {
   for (int i = 0; i < rows.count; ++i) {
-    const int64_t query = r.starts[rows.b] - r.first_distances[rows.b] + rows.index[i] * r.query_step;
+    const int64_t query =
+        r.starts[rows.b] - r.first_distances[rows.b] + rows.index[i] * r.query_step;
     for (int j = 0; j < keys; ++j) {
       const int64_t distance = query - (j0 + j) * r.key_step;
       if (distance >= 0 && distance / r.distance_step < r.distances)
@@ -297,8 +298,7 @@ static void add_linear(const Reduce& r, const Rows<E>& rows, LinearMemory<E>& m,
                        int keys, const RowChunk<E>& chunk) {
   const bool masked = has_masked(*r.problem, tile_mask);
   if (r.product) add_product(r, rows, m, weights, masked, j0, keys);
-  if (r.transposed)
-    add_transposed(r, rows, m, weights, masked, j0, keys, chunk.found.transposed);
+  if (r.transposed) add_transposed(r, rows, m, weights, masked, j0, keys, chunk.found.transposed);
   if (r.blocks) add_to_cells(r, rows, m, weights, j0, keys, Sum());
   if (r.blocks_max) add_to_cells(r, rows, m, weights, j0, keys, LargerOrNan());
   if (!r.diagonals) return;

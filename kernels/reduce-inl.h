@@ -65,7 +65,8 @@ struct ReduceMemory {
   double least = -kInf<double>;  // the log of the weakest pair that counts
   bool has_nan;                  // whether the weights of a row are NaN
 
-  ReduceMemory(const Reduce& r, Scratch& scratch) : normalisers(scratch), bins(r, scratch), linear(r, scratch) {
+  ReduceMemory(const Reduce& r, Scratch& scratch)
+      : normalisers(scratch), bins(r, scratch), linear(r, scratch) {
     const Problem& p = *r.problem;
     rows.q = scratch.take<typename E::Word>(query_words<E>(p));
     scores = scratch.take<Real>(kKeys * E::rows);

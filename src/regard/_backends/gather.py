@@ -31,7 +31,10 @@ def gather_weights(
     """
     check_contents(call)
     B, Hq, *_ = call.sizes
-    out, seen = xp.full((B, Hq, len(queries)), 0.0, xp.dtype), sees(call)
+    out = xp.full((B, Hq, len(queries)), 0.0, xp.dtype)
+    if 0 in out.shape:
+        return out
+    seen = sees(call)
     each = max(1, ELEMENTS // max(1, B * Hq * call.query.shape[3]))
     with np.errstate(all="ignore"):  # of masked pairs
         for start in range(0, len(queries), each):

@@ -341,9 +341,7 @@ def reduce(
         kernels.reduce(read, asked, _threads(call))
 
 
-def gather(
-    call: Call, maximum: Any, total: Any, queries: np.ndarray, keys: np.ndarray
-) -> Any:
+def gather(call: Call, maximum: Any, total: Any, queries: np.ndarray, keys: np.ndarray) -> Any:
     """``(B, Hq, n)``: the weights of some pairs, by their indices; 0 where masked.
 
     Args:

@@ -108,7 +108,7 @@ class Diagonals:
         Each row, its keys turned around, is moved by one more than the row before.
         """
         *heads, R, K = w.shape
-        turned = self._xp.take(w, np.arange(K)[::-1])
+        turned = self._xp.take(w, np.arange(K - 1, -1, -1))
         moved = self._xp.full((*heads, R, R), 0.0, str(w.dtype).removeprefix("torch."))
         flat = self._xp.concatenate([turned, moved]).reshape((*heads, -1))
         square = flat[..., : R * (K + R - 1)].reshape((*heads, R, K + R - 1))

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     import numpy as np
 
 __all__ = [
-    "Array", "ArrayT", "BackendName", "BlocksHow", "Bool", "Float", "Float32", "FloatingT", "IndexT", "InputT",
-    "Int", "Integers", "Intervals", "OutputT", "PoolHow", "ReceivedHow", "Segments", "UInt16",
-    "Window",
+    "Array", "ArrayT", "BackendName", "BlocksHow", "Bool", "Float", "Float32", "FloatingT",
+    "IndexT", "InputT", "Int", "Integers", "Intervals", "OutputT", "PoolHow", "ReceivedHow",
+    "Segments", "UInt16", "Window",
 ]  # fmt: skip
 
 PartT_co = TypeVar("PartT_co", covariant=True)

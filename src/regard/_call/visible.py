@@ -304,7 +304,7 @@ class Seen:
 
 
 def sees(call: Call) -> list[Seen]:
-    """What each batch element of a call sees; the same object where that is known to be the same."""
+    """What each batch element of a call sees; one object where that is known to be the same."""
     B, Hq, *_ = call.sizes
     same = Visibility(call, NumpyArrays().arange).uniform
     if same and (call.mask is None or len(call.mask) == 1) and B:

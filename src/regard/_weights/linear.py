@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, overload
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeAlias, overload
 
 import numpy as np
 
 from regard._base.arrays import arrays_of, dtype_name, is_tensor, to_numpy
 from regard._base.errors import ShapeError, UnsupportedError
 from regard._base.settings import require_materializable
-from regard._base.types import Array, ArrayT, BlocksHow, Float, FloatingT, Int, Integers
+from regard._base.types import Array, ArrayT, BlocksHow, FloatingT, Int, Integers
 from regard._call.call import Call
 from regard._weights.array_names import missing
 from regard._weights.linear_reductions import (
@@ -29,6 +29,7 @@ from regard._weights.operands import (
     read_indices,
     read_operand,
     read_set,
+    refuse,
 )
 from regard._weights.reductions import Received, Reduction, TopK
 from regard._weights.transposed import TransposedWeights, from_left
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
     from regard._weights.row_statistics import Place, RowStatistics
 
+Axes: TypeAlias = int | tuple[int, ...] | None
 MOST_SHOWN = 1000  # weights that are printed
 
 
@@ -50,8 +52,9 @@ class LinearForms(Generic[ArrayT]):
         _call: Call
         _place: Place
         _statistics: RowStatistics
-        _dtype_name: str
 
+        @property
+        def _dtype_name(self) -> str: ...
         @property
         def shape(self) -> tuple[int, ...]: ...
         @property
@@ -152,14 +155,13 @@ class LinearForms(Generic[ArrayT]):
             raise ValueError(f"blocks: how is {how!r}; 'sum', 'mean', 'max' or 'mass' is needed.")
         call = self._call
         B, Hq, _, Lq, Lk = call.sizes
-        queries = read_ids(call, "query_ids", query_ids, Lq)
-        keys = read_ids(call, "key_ids", key_ids, Lk)
-        counts = tuple(int(x.max(initial=-1)) + 1 for x in (queries, keys))
+        queries, rows = read_ids(call, "query_ids", query_ids, Lq)
+        keys, columns = read_ids(call, "key_ids", key_ids, Lk)
         require_materializable(
-            "blocks", (B, Hq, *counts), 64,
+            "blocks", (B, Hq, rows, columns), 64,
             "Number the blocks 0, 1, 2, ..., as np.unique(ids, return_inverse=True)[1] does",
         )  # fmt: skip
-        (found,) = self._ask(Blocks(call, queries, keys, (counts[0], counts[1]), how))
+        (found,) = self._ask(Blocks(call, queries, keys, (rows, columns), how))
         return found
 
     @overload
@@ -216,8 +218,9 @@ class LinearForms(Generic[ArrayT]):
         statistics = part._statistics.of(part._place)
         backend = self._statistics.backend
         found = backend.gather(part._call, statistics, i.reshape(-1) - low, j.reshape(-1))
-        weights: ArrayT = self._give(found.reshape((*found.shape[:2], *i.shape)))
-        return weights
+        weights = self._give(found.reshape((*found.shape[:2], *i.shape)))
+        single = not weights.ndim and not self._call.is_torch
+        return weights[()] if single else weights  # type: ignore[no-any-return]
 
     def mass(self, keys: slice | Array[object] | Sequence[int] | Sequence[bool]) -> ArrayT:
         """The share of a set of keys: for each query the sum of its weights on them.
@@ -247,41 +250,46 @@ class LinearForms(Generic[ArrayT]):
     # What arrays have.
 
     def sum(
-        self, axis: int | tuple[int, ...] | None = None, keepdims: bool = False
+        self, axis: Axes = None, dtype: None = None, out: None = None, keepdims: bool = False
     ) -> ArrayT:
         """The sum along some axes, by default all: along queries or keys nothing is stored.
 
         Args:
             axis: one or several; the last is that of the keys, the one before that of the queries.
                 Along heads or a batch, only with one of these.
+            dtype, out: None; NumPy's functions pass them.
             keepdims: whether they stay, of size 1.
 
         Raises:
             UnsupportedError: along heads or a batch alone, the result is a matrix.
             IndexError, TypeError, ValueError: no such axes.
         """
+        refuse(dtype=dtype, out=out)
         return self._along("sum", axis, keepdims)
 
     def mean(
-        self, axis: int | tuple[int, ...] | None = None, keepdims: bool = False
+        self, axis: Axes = None, dtype: None = None, out: None = None, keepdims: bool = False
     ) -> ArrayT:
         """The mean along some axes, as ``sum``; masked pairs count with their weight of 0.
 
         ``received(how="seen")`` is the mean over the queries that see a key.
         """
+        refuse(dtype=dtype, out=out)
         return self._along("mean", axis, keepdims)
 
     def max(
-        self, axis: int | tuple[int, ...] | None = None, keepdims: bool = False
+        self, axis: Axes = None, dtype: None = None, out: None = None, keepdims: bool = False
     ) -> ArrayT:
         """The largest weight along some axes, as ``sum``; NaN where one is NaN."""
+        refuse(dtype=dtype, out=out)
         return self._along("max", axis, keepdims)
 
-    def argmax(self, axis: int | None = None, keepdims: bool = False) -> ArrayT:
+    def argmax(self, axis: int | None = None, out: None = None, keepdims: bool = False) -> ArrayT:
         """The index of the largest weight along an axis, int64; flat, of the whole, by default.
 
         Of equal weights along the keys the first of the largest score, else the first.
         """
+        refuse(out=out)
         if isinstance(axis, tuple):
             raise TypeError("weights: argmax takes one axis, an int, or None for all.")
         axes, shape = read_axes(axis, self.shape), self.shape
@@ -294,8 +302,8 @@ class LinearForms(Generic[ArrayT]):
         elif axes == (len(shape) - 2,):
             found = self._argmax_of_queries()
         else:
-            self._over_heads("argmax", axes)
-        return _kept(found, axes, shape) if keepdims else found  # type: ignore[no-any-return]
+            return self._over_heads("argmax", axes)
+        return _kept(found, axes, shape) if keepdims else found
 
     def _along(self, name: str, axis: Any, keepdims: bool) -> Any:
         axes, shape = read_axes(axis, self.shape), self.shape

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, Generic, NamedTuple
 
 import numpy as np
@@ -101,7 +102,7 @@ class Blocks:
         return {"blocks_max" if self._how == "max" else "blocks": self._out, **ids}
 
     def result(self) -> Any:
-        if self._how in ("sum", "max"):
+        if self._how in ("sum", "max") or 0 in self._out.shape:
             return self._out
         return self._out / arrays_of(self._call.query).array(self._out, self._divisors())
 
@@ -163,7 +164,7 @@ class ByDistance:
                 out[b][:, at] = sums[:, : len(found)]
                 continue
             starts = np.searchsorted(found, self._edges)
-            for n, (i, j) in enumerate(zip(starts, starts[1:])):
+            for n, (i, j) in enumerate(pairwise(starts)):
                 out[b, :, n] = sums[:, i:j].sum(-1)
         return out
 
@@ -173,8 +174,9 @@ def distances_of(call: Call, step: int) -> list[np.ndarray]:
 
     Of those pairs that lengths, order, window and intervals leave.
     """
-    B, _, _, Lq, Lk = call.sizes
-    visibility, found, nothing = Visibility(call, np.arange), [], np.zeros(0, np.int64)
+    B, _, _, Lq, _ = call.sizes
+    visibility, nothing = Visibility(call, np.arange), np.zeros(0, np.int64)
+    found: list[np.ndarray] = []
     for b in range(B):
         if visibility.uniform and found:
             found.append(found[0])

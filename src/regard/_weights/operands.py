@@ -1,4 +1,4 @@
-"""What the caller passes to the linear forms of weights: vectors, ids, pairs, sets of keys, axes."""
+"""What is passed to the linear forms of weights: vectors, ids, pairs, sets of keys, axes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from regard._call.call import Call
 
 
 def read_operand(call: Call, name: str, x: Any, length: int) -> tuple[Any, bool]:
-    """``(B or 1, Hq or 1, L, columns)`` in the dtype of sums, contiguous; and whether x is a vector.
+    """``(B or 1, Hq or 1, L, columns)`` in the dtype of sums, and whether x is a vector.
 
     Args:
         x: ``(L,)`` or ``(..., L, columns)``, whose leading axes are those of the weights or 1.
@@ -85,19 +85,27 @@ def read_integers(name: str, x: Any) -> np.ndarray:
     return found.astype(np.int64)
 
 
-def read_ids(call: Call, name: str, x: Any, length: int) -> np.ndarray:
-    """``(B, length)`` ids of blocks, contiguous, of ``(length,)`` or some for each batch element."""
+def read_ids(call: Call, name: str, x: Any, length: int) -> tuple[np.ndarray, int]:
+    """``(B, length)`` ids of blocks, and how many blocks there are.
+
+    Of ``(length,)`` ids, or some for each batch element.
+    """
     found, shape = read_integers(name, x), (*call.leading, length)
+    if found.ndim == 0 or found.shape[-1] != length:
+        raise _misfit(name, found, shape)
     try:
-        found = np.broadcast_to(found, shape)
+        every = np.broadcast_to(found, shape)
     except ValueError:
-        found = None
-    if found is None:
-        per_batch = f", or {shape}" if call.leading else ""
-        raise ShapeError(
-            f"weights: {name} have the shape {np.shape(x)}; ({length},){per_batch} is needed."
-        )
-    return np.ascontiguousarray(found.reshape(call.sizes[0], length))
+        raise _misfit(name, found, shape) from None
+    count = int(found.max(initial=-1)) + 1
+    return np.ascontiguousarray(every.reshape(call.sizes[0], length)), count
+
+
+def _misfit(name: str, x: np.ndarray, shape: tuple[int, ...]) -> ShapeError:
+    per_batch = f", or {shape}," if len(shape) > 1 else ""
+    return ShapeError(
+        f"weights: {name} have the shape {x.shape}; {shape[-1:]}{per_batch} is needed."
+    )
 
 
 def read_indices(name: str, x: Any, n: int) -> np.ndarray:
@@ -149,3 +157,13 @@ def read_axes(axis: Any, shape: Sequence[int]) -> tuple[int, ...]:
     if len(set(found)) < len(found):
         raise ValueError(f"weights: axis {axis} has one of them twice.")
     return tuple(found)
+
+
+def refuse(**given: object) -> None:
+    """Raises a TypeError for what NumPy's methods take and those of weights do not."""
+    for name, x in given.items():
+        if x is not None:
+            raise TypeError(
+                f"weights: {name} is not taken, the result is a new array in the dtype of the"
+                " weights. Convert it, or write weights[...] for the whole as an array."
+            )

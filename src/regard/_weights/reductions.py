@@ -64,7 +64,7 @@ class PerQuery:
 
 
 class Received:
-    """For each key the sum, mean or maximum over the queries, or the mean over those that see it."""
+    """For each key the sum, mean or maximum over the queries; "seen": the mean over its own."""
 
     def __init__(self, call: Call, how: str) -> None:
         if how not in ("sum", "seen", "mean", "max"):
@@ -77,7 +77,7 @@ class Received:
         return {"received_max" if self._how == "max" else "received": self._out}
 
     def result(self) -> Any:
-        if self._how == "seen":
+        if self._how == "seen" and self._call.sizes[0]:
             queries = np.stack([np.maximum(x.queries, 1) for x in sees(self._call)])
             return self._out / arrays_of(self._call.query).array(self._out, queries)
         return self._out / self._queries if self._how == "mean" else self._out
