@@ -13,11 +13,13 @@ from regard._backends.formula import (
     WeightBlock,
     apply,
     cap_derivatives,
+    capped,
     dropped,
     is_capped,
     kept_weights,
     key_heads,
     products,
+    scaled,
     weight_blocks,
 )
 from regard._base.arrays import arrays_of
@@ -279,3 +281,20 @@ def second_gradients(call: Call, grad: Tensor, cotangents: Gradients) -> Gradien
         _accumulate(sums["key"], dk, block.b, kv, keys)
         _accumulate(sums["value"], _outer(w_dot, do, kv), block.b, kv, keys)
     return dgrad.to(grad.dtype), *_narrow(call, sums)
+
+
+def scores_of_pairs(call: Call, i: Tensor, j: Tensor) -> Tensor:
+    """``(B, Hq, n)``: the scores of some pairs, masked or not, wide; autograd differentiates them.
+
+    Args:
+        i, j: ``(n,)`` int64, queries and keys.
+    """
+    xp, dtype = _arrays(call), accumulating(call.query.dtype)
+    _, Hq, Hkv, *_ = call.sizes
+    q = call.query[:, :, i].to(dtype)
+    k = call.key[:, :, j].to(dtype).repeat_interleave(Hq // Hkv, 1)
+    s = capped(xp, call, scaled(call, (q * k).sum(-1)))
+    if call.bias is None:
+        return s
+    entries = [x.clamp(max=n - 1) for x, n in zip((i, j), call.bias.shape[2:])]
+    return s + call.bias[:, :, entries[0], entries[1]].to(dtype)

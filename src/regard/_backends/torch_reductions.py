@@ -38,9 +38,10 @@ from regard._call.call import Call
 # The reductions that have a gradient, by their field.
 FIELDS = ("lse", "entropy", "distance", "received", "product", "transposed", "blocks", "diagonals",
           "weights")  # fmt: skip
-_ASKED = "str field, Tensor? x, Tensor? ids, Tensor? more_ids, int[] numbers, str backend, \
-Tensor? maximum, Tensor? total"
-_UNSEEN = frozenset({"mask", "key_lengths"})  # what hides keys and leaves scores as they are
+_ASKED = "str field, Tensor? x, Tensor? ids, Tensor? more_ids, int[] numbers"
+# How it is computed: of which rows of which call, by what, from which row statistics, if any.
+_HOW = "str backend, Tensor? maximum, Tensor? total, int query_step, int group_rows"
+_SCHEMA = f"{_ASKED}, {_HOW}, {CALL_SCHEMA}"
 
 
 class Asked(NamedTuple):
@@ -58,8 +59,8 @@ class Asked(NamedTuple):
         if field in ("product", "transposed"):
             return cls(field, fields[f"{field}_with"])
         if field == "blocks":
-            ids = (torch.from_numpy(fields[name]) for name in ("query_blocks", "key_blocks"))
-            return cls(field, None, *ids, fields["block_counts"])
+            ids, more = (torch.from_numpy(fields[f"{name}_blocks"]) for name in ("query", "key"))
+            return cls(field, None, ids, more, fields["block_counts"])
         if field == "diagonals":
             numbers = fields["distance_step"], fields["distances"]
             return cls(field, None, torch.from_numpy(fields["first_distances"]), None, numbers)
@@ -91,7 +92,8 @@ class Asked(NamedTuple):
         columns = () if self.x is None else self.x.shape[3:]
         rest: dict[str, Any] = {
             "received": (Lk,), "product": (Lq, *columns), "transposed": (Lk, *columns),
-            "blocks": tuple(self.numbers), "diagonals": tuple(self.numbers[1:]), "weights": (Lq, Lk),
+            "blocks": tuple(self.numbers), "diagonals": tuple(self.numbers[1:]),
+            "weights": (Lq, Lk),
         }  # fmt: skip
         wide = self.field in ("product", "weights")
         dtype = getattr(torch, accumulating_name(call.query)) if wide else torch.float64
@@ -103,8 +105,12 @@ def reduce(
 ) -> Tensor:
     """One reduction, differentiable in query, key, bias, sinks and x, and traceable."""
     maximum, total = statistics or (None, None)
-    value = call.key[..., :0].detach()
-    found: Tensor = _ask(*asked, backend, maximum, total, *pack(replace(call, value=value)))
+    how = backend, maximum, total, call.query_step, call.group_rows
+    starts = call.query_start
+    if starts is not None and not isinstance(starts, Tensor):
+        starts = torch.from_numpy(starts)
+    plain = replace(call, value=call.key[..., :0].detach(), query_start=starts)
+    found: Tensor = _ask(*asked, *how, *pack(plain))
     return found
 
 
@@ -122,54 +128,59 @@ def _computed(asked: Asked, call: Call, backend: str, statistics: Any) -> Tensor
     if out.numel() and call.key.shape[2]:
         if statistics[0] is None and own.reads_statistics:
             statistics = own.row_statistics(call)
-        known = None if statistics[0] is None else tuple(map(to_numpy, statistics))
-        own.reduce(call, known, asked.fields(out))
+        maximum, total = (None if x is None else to_numpy(x) for x in statistics)
+        own.reduce(call, None if maximum is None else (maximum, total), asked.fields(out))
     elif asked.field == "lse":
         out.fill_(-torch.inf)
     return out
 
 
-_N_ASKED = len(Asked._fields) + 3
+N_ASKED, N_OWN = len(Asked._fields), len(Asked._fields) + _HOW.count(",") + 1
 
 
-@make_operator("reduce_weights", f"{_ASKED}, {CALL_SCHEMA}", "Tensor", products=(1, 0))
+def _read(inputs: tuple[Any, ...]) -> tuple[Asked, Call, str, tuple[Any, Any]]:
+    """What an operator was called with: the reduction, the call, backend and row statistics."""
+    backend, maximum, total, step, rows = inputs[N_ASKED:N_OWN]
+    call = replace(unpack(*inputs[N_OWN:]), query_step=step, part_of=rows)
+    return Asked(*inputs[:N_ASKED]), call, backend, (maximum, total)
+
+
+@make_operator("reduce_weights", _SCHEMA, "Tensor", products=(1, 0))
 def _reduce(*inputs: Any) -> Tensor:
-    *own, backend, maximum, total = inputs[:_N_ASKED]
-    return _computed(Asked(*own), unpack(*inputs[_N_ASKED:]), backend, (maximum, total))
+    return _computed(*_read(inputs))
 
 
 @_reduce.register_fake
 def _(*inputs: Any) -> Tensor:
-    return Asked(*inputs[: len(Asked._fields)]).empty(unpack(*inputs[_N_ASKED:]))
+    asked, call, _, _ = _read(inputs)
+    return asked.empty(call)
 
 
 @make_operator(
     "reduce_weights_backward",
-    f"int needed, Tensor grad, Tensor out, {_ASKED}, {CALL_SCHEMA}",
+    f"int needed, Tensor grad, Tensor out, {_SCHEMA}",
     "({})".format(", ".join(6 * ["Tensor"])),
     products=(3, 0),
 )
 def _reduce_backward(needed: int, grad: Tensor, out: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
-    *own, backend, maximum, total = inputs[:_N_ASKED]
-    asked, call = Asked(*own), unpack(*inputs[_N_ASKED:])
-    names = names_of(needed)
+    asked, call, backend, statistics = _read(inputs)
+    names, dx = names_of(needed), None
     if out.numel() and call.key.shape[2]:
-        found = Gradient(asked, call, grad, out, backend, (maximum, total)).of(names)
+        found = Gradient(asked, call, grad, out, backend, statistics).of(names)
     else:
         found = tuple(torch.zeros_like(getattr(call, n)) if n in names else None for n in INPUTS)
-    dx = None
     if needed >> len(INPUTS) & 1:
-        dx = _gradient_of_operand(asked, call, grad, backend, (maximum, total))
+        dx = _gradient_of_operand(asked, call, grad, backend, statistics)
     return tuple(grad.new_empty(0) if x is None else x for x in (*found, dx))
 
 
 @_reduce_backward.register_fake
 def _(needed: int, grad: Tensor, out: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
-    x, call = inputs[1], unpack(*inputs[_N_ASKED:])
-    has_x = needed >> len(INPUTS) & 1
-    return *empty_gradients(call, names_of(needed)), (
-        torch.empty_like(x) if has_x else grad.new_empty(0)
-    )
+    asked, call, *_ = _read(inputs)
+    dx = grad.new_empty(0)
+    if needed >> len(INPUTS) & 1 and asked.x is not None:
+        dx = torch.empty_like(asked.x)
+    return *empty_gradients(call, names_of(needed)), dx
 
 
 def _gradient_of_operand(
@@ -206,9 +217,9 @@ class Gradient:
         if not needed:
             return (None,) * len(INPUTS)
         if self._asked.field == "lse":
-            delta = -self._grad
-            vectors: Any = (torch.ones_like(delta)[..., None], self._zeros(1))
-            return self._of_vectors(*vectors, delta, needed)
+            delta, key = -self._grad, self._call.key
+            zeros = key.new_zeros((*key.shape[:3], 1), dtype=self._dtype)
+            return self._of_vectors(torch.zeros_like(delta)[..., None], zeros, delta, needed)
         make = {
             "entropy": self._of_entropy, "received": self._of_received, "product": self._of_product,
             "transposed": self._of_transposed,
@@ -231,10 +242,10 @@ class Gradient:
         q, k = (x.to(self._dtype) for x in (call.query, call.key))
         a = torch.cat([-c[..., None] * call.scale * q, (c * (lse - 1))[..., None]], -1)
         b = torch.cat([k, torch.ones_like(k[..., :1])], -1)
-        seen = 1.0
-        if call.sinks is not None:
-            seen = 1 - torch.exp(call.sinks.to(self._dtype)[:, None] - lse)
-        return a, b, c * (self._out.to(self._dtype) - seen)
+        delta = c * (self._out.to(self._dtype) - 1)
+        if call.sinks is not None:  # the weights sum to less than 1
+            delta = delta + c * torch.exp(call.sinks.to(self._dtype)[:, None] - lse)
+        return a, b, delta
 
     def _of_received(self) -> tuple[Tensor, Tensor, Tensor]:
         b = self._grad[..., None]
@@ -271,17 +282,16 @@ class Gradient:
         return self._grad[(*block.index, block.keys)]
 
     def _blocks_of_block(self, block: WeightBlock) -> Tensor:
-        ids = zip((self._asked.ids, self._asked.more_ids), (block.rows, block.keys))
-        own = []
+        queries, keys = self._asked.ids, self._asked.more_ids
+        assert queries is not None
+        assert keys is not None
+        found = []
         for b in range(block.b.start, block.b.stop):
-            of_batch = self._grad[b, block.h]
-            for axis, (x, part) in enumerate(ids, 1):
-                chosen = x[b, part].to(of_batch.device)
-                found = of_batch.index_select(axis, chosen.clamp(min=0))
-                of_batch = found.masked_fill((chosen < 0).reshape(-1, *(1,) * (2 - axis)), 0.0)
-            own.append(of_batch)
-            ids = zip((self._asked.ids, self._asked.more_ids), (block.rows, block.keys))
-        return torch.stack(own)
+            i, j = (x.to(self._grad.device) for x in (queries[b, block.rows], keys[b, block.keys]))
+            own = self._grad[b, block.h].index_select(1, i.clamp(min=0))
+            own = own.index_select(2, j.clamp(min=0))
+            found.append(own.masked_fill((i[:, None] < 0) | (j < 0), 0.0))
+        return torch.stack(found)
 
     def _diagonals_of_block(self, block: WeightBlock) -> Tensor:
         of_queries, of_keys = block.positions
@@ -293,10 +303,6 @@ class Gradient:
         return grad[..., at.clamp(0, max(count - 1, 0))].masked_fill(~inside, 0.0)
 
     # By the kernels.
-
-    def _zeros(self, columns: int) -> Tensor:
-        key = self._call.key
-        return key.new_zeros((*key.shape[:3], columns), dtype=self._dtype)
 
     def _of_vectors(
         self, a: Tensor, b: Tensor, delta: Tensor, needed: tuple[str, ...]
@@ -344,21 +350,19 @@ class Gradient:
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    asked, tensors = inputs[:_N_ASKED], inputs[_N_ASKED:]
-    tensors, ctx.numbers = tensors_of(tensors)
-    field, x, ids, more_ids, numbers, backend, maximum, total = asked
-    ctx.asked = field, numbers, backend
-    ctx.save_for_backward(output, x, ids, more_ids, maximum, total, *tensors)
+    tensors, ctx.numbers = tensors_of(inputs[N_OWN:])
+    own = inputs[:N_OWN]
+    ctx.own = tuple(None if isinstance(x, Tensor) else x for x in own)
+    ctx.save_for_backward(output, *(x if isinstance(x, Tensor) else None for x in own), *tensors)
 
 
 def _differentiate(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    out, x, ids, more_ids, maximum, total, *tensors = ctx.saved_tensors
-    field, numbers, backend = ctx.asked
+    out, *saved = ctx.saved_tensors
+    own = (y if x is None else x for x, y in zip(saved, ctx.own))
     needed = needed_of(ctx) | ctx.needs_input_grad[1] << len(INPUTS)
-    asked = field, x, ids, more_ids, numbers, backend, maximum, total
-    *found, dx = _ask_backward(needed, grad, out, *asked, *tensors, *ctx.numbers)
-    own = (None, dx if ctx.needs_input_grad[1] else None, *[None] * (_N_ASKED - 2))
-    return *own, *by_input(ctx, *found)
+    *found, dx = _ask_backward(needed, grad, out, *own, *saved[N_OWN:], *ctx.numbers)
+    dx = dx if ctx.needs_input_grad[1] else None
+    return None, dx, *[None] * (N_OWN - 2), *by_input(ctx, *found)
 
 
 def _refuse_second(ctx: Any, *_: Tensor) -> None:

@@ -562,8 +562,8 @@ class AttentionWeights(LinearForms[ArrayT]):
             h = range(h.start // group * group, -(-h.stop // group) * group)
         some, known = spaced(rows), None
         if self._statistics.backend.reads_statistics and not is_traced():
-            of = Place(*(own[x.start : x.stop] for own, x in zip(self._place, (b, h))),
-                       self._place.rows[some])  # fmt: skip
+            own = self._place
+            of = Place(own.b[b.start : b.stop], own.h[h.start : h.stop], own.rows[some])
             known = self._statistics.of(of)
         call = graph.of_heads(b, h).rows(some)
         found = block_of(call, self._statistics.backend.name, known)

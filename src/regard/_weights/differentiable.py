@@ -47,11 +47,42 @@ def rest_of(
     if not graph.whole_rows:
         raise UnsupportedError(
             "weights: a part with some of the keys has no gradient, since its rows are not whole."
-            " Take weights.mass(keys), weights.blocks(...), weights @ x or rows, weights[..., keys];"
-            " or compute it in torch.no_grad()."
+            " Take weights.mass(keys), weights.blocks(...), weights @ x, or the keys of rows,"
+            " weights[..., keys]; or compute it in torch.no_grad()."
         )
-    torch = sys.modules["torch"]
-    known = None if statistics is None else tuple(map(torch.from_numpy, statistics))
+    known = _tensors(statistics)
     for name in names:
         fields[name].copy_(reduce(Asked.of(name, fields), graph, backend, known))
     return {}
+
+
+def _tensors(statistics: tuple[Any, Any] | None) -> tuple[Any, Any] | None:
+    if statistics is None:
+        return None
+    maximum, total = map(sys.modules["torch"].from_numpy, statistics)
+    return maximum, total
+
+
+def block_of(call: Call, backend: str, statistics: tuple[Any, Any] | None) -> Any:
+    """All weights of a call, ``(B, Hq, Lq, Lk)``, with their gradient."""
+    from regard._backends.torch_reductions import Asked, reduce
+
+    return reduce(Asked("weights"), call, backend, _tensors(statistics))
+
+
+def pairs_with_gradient(graph: Call, lse: Any, weights: Any, i: Any, j: Any) -> Any:
+    """The weights of some pairs with the gradient of ``exp(s − lse)``, and their own numbers.
+
+    Args:
+        lse: ``(..., Hq, Lq)``, with its gradient.
+        weights: ``(B, Hq, n)``, without.
+        i, j: ``n`` indices in all, of NumPy.
+    """
+    from regard._backends.torch_gradients import scores_of_pairs
+
+    torch = sys.modules["torch"]
+    own = [torch.from_numpy(x.reshape(-1)).to(graph.query.device) for x in (i, j)]
+    s = scores_of_pairs(graph, *own)
+    change = s - lse.reshape(graph.query.shape[:3])[:, :, own[0]].to(s.dtype)
+    change = torch.where(weights == 0, 0.0, change - change.detach())  # 0, with a gradient
+    return weights * (1 + change)

@@ -14,6 +14,7 @@ from regard._base.settings import require_materializable
 from regard._base.types import Array, ArrayT, BlocksHow, FloatingT, Int, Integers
 from regard._call.call import Call
 from regard._weights.array_names import missing
+from regard._weights.differentiable import differentiable, pairs_with_gradient
 from regard._weights.linear_reductions import (
     Blocks,
     ByDistance,
@@ -51,6 +52,7 @@ class LinearForms(Generic[ArrayT]):
     if TYPE_CHECKING:
         _call: Call
         _place: Place
+        _graph: Call | None
         _statistics: RowStatistics
 
         @property
@@ -62,6 +64,7 @@ class LinearForms(Generic[ArrayT]):
         def _ask(self, *reductions: Reduction) -> list[Any]: ...
         def _require_now(self) -> None: ...
         def _give(self, x: Any) -> Any: ...
+        def _lse_of_scores(self) -> Any: ...
         def _head(self, b: int, h: int) -> Any: ...
         def _row_blocks(self) -> Iterator[tuple[int, int, Any]]: ...
         def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any: ...
@@ -218,9 +221,11 @@ class LinearForms(Generic[ArrayT]):
         statistics = part._statistics.of(part._place)
         backend = self._statistics.backend
         found = backend.gather(part._call, statistics, i.reshape(-1) - low, j.reshape(-1))
+        if (graph := differentiable(self._graph)) is not None:
+            found = pairs_with_gradient(graph, self._lse_of_scores(), found, i, j)
         weights = self._give(found.reshape((*found.shape[:2], *i.shape)))
         single = not weights.ndim and not self._call.is_torch
-        return weights[()] if single else weights  # type: ignore[no-any-return]
+        return weights[()] if single else weights
 
     def mass(self, keys: slice | Array[object] | Sequence[int] | Sequence[bool]) -> ArrayT:
         """The share of a set of keys: for each query the sum of its weights on them.
@@ -237,6 +242,11 @@ class LinearForms(Generic[ArrayT]):
         """
         self._require_now()
         found, xp = read_set(keys, self._call.sizes[4]), arrays_of(self._call.query)
+        if differentiable(self._graph) is not None:
+            member = np.zeros(self._call.sizes[4])
+            member[found] = 1
+            share: ArrayT = self @ xp.array(xp.empty((0,), self._dtype_name), member)
+            return share
         low, high = (int(found[0]), int(found[-1]) + 1) if found.size else (0, 0)
         steps = np.unique(np.diff(found))
         step = int(steps[0]) if len(steps) == 1 else 1
