@@ -1,5 +1,6 @@
 """What is asked of the weights has the gradient of the same formula on the whole matrix."""
 
+import pickle
 from itertools import pairwise
 
 import numpy as np
@@ -157,9 +158,10 @@ def test_the_gradient_is_that_of_the_plain_formula(name, options, backend):
             )
 
 
-COMPILED = {
-    name: ASKED[name][0]
-    for name in ("lse", "entropy", "distance", "received", "product", "transposed")
+COMPILED = {name: ASKED[name][0] for name in ("lse", "entropy", "distance", "received")} | {
+    # torch.compile knows no operator of an object and a tensor, and calls methods.
+    "product": lambda w: w.__matmul__(X.to(w.dtype)),
+    "transposed": lambda w: w.T.__matmul__(Y.to(w.dtype)),
 }
 
 
@@ -178,3 +180,86 @@ def test_it_compiles_into_one_graph(name, backend):
     )
     torch.testing.assert_close(plain, compiled, rtol=0, atol=0)
     torch.testing.assert_close(*(torch.autograd.grad(x.sum(), query) for x in (plain, compiled)))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["lse", "entropy", "received", "transposed", "blocks"])
+def test_narrow_inputs_have_gradients_as_exact_as_their_dtype(name, dtype):
+    options = {"causal": True, "sinks": True}
+    _, gradients, upstream = expected(name, options, dtype)
+    _, finite, own = found(name, options, dtype, "auto")
+    got = torch.autograd.grad((finite * upstream).sum(), own.values())
+    for x, y in zip(got, gradients):
+        assert x.dtype == dtype
+        # Half a unit in the last place of the largest, and of what the row statistics round.
+        limit = 2 * torch.finfo(dtype).eps * y.abs().max().item()
+        torch.testing.assert_close(x.double(), y, atol=limit, rtol=0)
+
+
+def test_the_weights_of_an_output_have_gradients_too():
+    query, key = (x.float().requires_grad_() for x in (QUERY, KEY))
+    output, weights = regard.attention(query, key, key, causal=True, return_weights=True)
+    alone = regard.AttentionWeights(query, key, causal=True)
+    loss = weights.entropy().sum() + output.sum()
+    both = torch.autograd.grad(loss, (query, key))
+    parts = [
+        torch.autograd.grad(x.sum(), (query, key))
+        for x in (alone.entropy(), regard.attention(query, key, key, causal=True))
+    ]
+    for x, *y in zip(both, *parts):
+        torch.testing.assert_close(x, sum(y))
+
+
+def test_nothing_has_a_gradient_that_needs_none():
+    query, key = (x.float().requires_grad_() for x in (QUERY, KEY))
+    weights = regard.AttentionWeights(query, key)
+    with torch.no_grad():
+        assert not weights.entropy().requires_grad
+    assert weights.entropy().requires_grad
+    assert not regard.AttentionWeights(query.detach(), key.detach()).entropy().requires_grad
+    for asked in (weights.topk(2).values, weights.pool((4, 4)), weights.received("max")):
+        assert not asked.requires_grad
+    assert not weights.summary().entropy.requires_grad
+    assert not weights.copy().entropy().requires_grad
+    assert isinstance(np.asarray(weights), np.ndarray)
+    (alone,) = torch.autograd.grad(weights.entropy().sum(), key)
+    assert torch.equal(alone, torch.autograd.grad(weights.entropy().sum(), (query, key))[1])
+
+
+def test_weights_of_which_a_gradient_is_needed_are_pickled_without_it():
+    weights = regard.AttentionWeights(QUERY.requires_grad_(), KEY)
+    again = pickle.loads(pickle.dumps(weights))
+    torch.testing.assert_close(again.entropy(), weights.entropy().detach())
+    assert not again.entropy().requires_grad
+    QUERY.requires_grad_(False)
+
+
+def test_a_part_of_the_keys_says_what_has_a_gradient():
+    weights = regard.AttentionWeights(QUERY.clone().requires_grad_(), KEY)
+    part = weights.part(columns=slice(3, 9))
+    with pytest.raises(regard.UnsupportedError, match=r"weights\.mass\(keys\)"):
+        part.received()
+    with torch.no_grad():
+        torch.testing.assert_close(part.received(), weights.received()[..., 3:9])
+
+
+def test_there_is_no_second_derivative():
+    query = QUERY.clone().requires_grad_()
+    entropy = regard.AttentionWeights(query, KEY).entropy().sum()
+    (first,) = torch.autograd.grad(entropy, query, create_graph=True)
+    with pytest.raises(regard.UnsupportedError, match="no second"):
+        first.sum().backward()
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_an_operand_has_its_gradient(alone):
+    for name, weigh in (("x", lambda w, x: w @ x), ("y", lambda w, y: w.T @ y)):
+        operand = (X if name == "x" else Y).clone().requires_grad_()
+        upstream = torch.randn(B, HQ, *((LQ, 3) if name == "x" else (LK, 2))).double()
+        query = QUERY.clone().requires_grad_(not alone)
+        weights = regard.AttentionWeights(query, KEY, causal=True)
+        (got,) = torch.autograd.grad((weigh(weights, operand) * upstream).sum(), operand)
+        whole = torch.from_numpy(np.asarray(weights))
+        product = (whole if name == "x" else whole.mT) @ operand
+        (plain,) = torch.autograd.grad((product * upstream).sum(), operand)
+        torch.testing.assert_close(got, plain)

@@ -38,6 +38,7 @@ from regard._call.call import Call
 # The reductions that have a gradient, by their field.
 FIELDS = ("lse", "entropy", "distance", "received", "product", "transposed", "blocks", "diagonals",
           "weights")  # fmt: skip
+FEW_BLOCKS = 128  # of keys: their sums are a product that is quicker than block by block
 _ASKED = "str field, Tensor? x, Tensor? ids, Tensor? more_ids, int[] numbers"
 # How it is computed: of which rows of which call, by what, from which row statistics, if any.
 _HOW = "str backend, Tensor? maximum, Tensor? total, int query_step, int group_rows"
@@ -59,11 +60,11 @@ class Asked(NamedTuple):
         if field in ("product", "transposed"):
             return cls(field, fields[f"{field}_with"])
         if field == "blocks":
-            ids, more = (torch.from_numpy(fields[f"{name}_blocks"]) for name in ("query", "key"))
+            ids, more = (torch.tensor(fields[f"{name}_blocks"]) for name in ("query", "key"))
             return cls(field, None, ids, more, fields["block_counts"])
         if field == "diagonals":
             numbers = fields["distance_step"], fields["distances"]
-            return cls(field, None, torch.from_numpy(fields["first_distances"]), None, numbers)
+            return cls(field, None, torch.tensor(fields["first_distances"]), None, numbers)
         return cls(field)
 
     def fields(self, out: Tensor) -> dict[str, Any]:
@@ -108,7 +109,7 @@ def reduce(
     how = backend, maximum, total, call.query_step, call.group_rows
     starts = call.query_start
     if starts is not None and not isinstance(starts, Tensor):
-        starts = torch.from_numpy(starts)
+        starts = torch.tensor(starts)
     plain = replace(call, value=call.key[..., :0].detach(), query_start=starts)
     found: Tensor = _ask(*asked, *how, *pack(plain))
     return found
@@ -222,7 +223,7 @@ class Gradient:
             return self._of_vectors(torch.zeros_like(delta)[..., None], zeros, delta, needed)
         make = {
             "entropy": self._of_entropy, "received": self._of_received, "product": self._of_product,
-            "transposed": self._of_transposed,
+            "transposed": self._of_transposed, "blocks": self._of_blocks,
         }.get(self._asked.field)  # fmt: skip
         if make is not None and (found := make()) is not None:
             return self._of_vectors(*found, needed)
@@ -260,6 +261,19 @@ class Gradient:
         assert self._asked.x is not None
         y = self._asked.x.expand(*self._call.query.shape[:2], -1, -1)
         return y, self._grad, (y * self._multiplied(self._grad)).sum(-1)
+
+    def _of_blocks(self) -> tuple[Tensor, Tensor, Tensor] | None:
+        """``dw`` of a pair is the gradient of its block: a row of them, and a key's place in it."""
+        queries, keys = self._asked.ids, self._asked.more_ids
+        count = self._asked.numbers[1]
+        if queries is None or keys is None or count > FEW_BLOCKS:
+            return None
+        places, b = queries.clamp(min=0)[:, None, :, None], self._grad
+        a = b.gather(2, places.expand(-1, b.shape[1], -1, count).to(b.device))
+        a = a.masked_fill((queries < 0)[:, None, :, None].to(b.device), 0.0)
+        each = torch.arange(count)
+        b = (keys[:, None, :, None] == each).to(b.device, self._dtype)
+        return a, b, (a * self._multiplied(b)).sum(-1)
 
     def _multiplied(self, b: Tensor) -> Tensor:
         """``W @ b``."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from regard._base.arrays import is_tensor
 from regard._base.errors import UnsupportedError
 from regard._call.call import Call
 
@@ -29,6 +30,11 @@ def differentiable(graph: Call | None) -> Call | None:
     if graph is None:
         return None
     return graph if is_traced() or sys.modules["torch"].is_grad_enabled() else None
+
+
+def is_differentiated(x: Any) -> bool:
+    """Whether the gradient of what is computed of an array is wanted."""
+    return is_tensor(x) and x.requires_grad and sys.modules["torch"].is_grad_enabled()
 
 
 def rest_of(
@@ -81,7 +87,7 @@ def pairs_with_gradient(graph: Call, lse: Any, weights: Any, i: Any, j: Any) -> 
     from regard._backends.torch_gradients import scores_of_pairs
 
     torch = sys.modules["torch"]
-    own = [torch.from_numpy(x.reshape(-1)).to(graph.query.device) for x in (i, j)]
+    own = [torch.tensor(x.reshape(-1)).to(graph.query.device) for x in (i, j)]
     s = scores_of_pairs(graph, *own)
     change = s - lse.reshape(graph.query.shape[:3])[:, :, own[0]].to(s.dtype)
     change = torch.where(weights == 0, 0.0, change - change.detach())  # 0, with a gradient

@@ -14,7 +14,7 @@ from regard._base.settings import require_materializable
 from regard._base.types import Array, ArrayT, BlocksHow, FloatingT, Int, Integers
 from regard._call.call import Call
 from regard._weights.array_names import missing
-from regard._weights.differentiable import differentiable, pairs_with_gradient
+from regard._weights.differentiable import differentiable, is_differentiated, pairs_with_gradient
 from regard._weights.linear_reductions import (
     Blocks,
     ByDistance,
@@ -65,6 +65,7 @@ class LinearForms(Generic[ArrayT]):
         def _require_now(self) -> None: ...
         def _give(self, x: Any) -> Any: ...
         def _lse_of_scores(self) -> Any: ...
+        def _part(self, call: Call, place: Place, graph: Call | None = None) -> Any: ...
         def _head(self, b: int, h: int) -> Any: ...
         def _row_blocks(self) -> Iterator[tuple[int, int, Any]]: ...
         def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any: ...
@@ -108,10 +109,15 @@ class LinearForms(Generic[ArrayT]):
         self._require_now()
         length = self._call.sizes[4 if product is Product else 3]
         operand, vector = read_operand(self._call, name, x, length)
+        weights: Any = self
+        if not is_differentiated(operand):
+            operand = operand.detach() if is_tensor(operand) else operand
+        elif self._graph is None:
+            weights = self._part(self._call, self._place, self._call)
         xp, found, most = arrays_of(operand), [], product.columns
         for start in range(0, max(1, operand.shape[3]), most):
             some = contiguous(operand[..., start : start + most])
-            found += self._ask(product(self._call, some))
+            found += weights._ask(product(self._call, some))
         out = found[0] if len(found) == 1 else xp.concatenate(found)
         return out[..., 0] if vector else out
 
