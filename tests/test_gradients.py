@@ -204,14 +204,6 @@ def checked_inputs():
     ]
 
 
-def test_weights_carry_no_gradient():
-    q = torch.randn(1, 5, 4, requires_grad=True)
-    out, weights = regard.attention(q, q, q, return_weights=True)
-    assert out.requires_grad
-    assert not weights[...].requires_grad
-    assert not weights.entropy().requires_grad
-
-
 def test_gradients_do_not_depend_on_the_blocks(monkeypatch):
     from regard._base import torch_arrays
 

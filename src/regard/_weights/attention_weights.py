@@ -265,10 +265,9 @@ class AttentionWeights(LinearForms[ArrayT]):
 
     def _ask(self, *reductions: Reduction) -> list[Any]:
         """The results of all of them, in one pass."""
-        if (graph := differentiable(self._graph)) is None:
+        graph = differentiable(self._graph)
+        if graph is None or not is_traced():
             self._require_now()
-        else:
-            require_unwritten(self._versions)
         asked: dict[str, Any] = {}
         for reduction in reductions:
             fields = reduction.fields()
