@@ -37,6 +37,10 @@ def run(what, q, k, v):
             regard.attention(q, k, v[..., :16], **extra).sum().backward()
         else:
             regard.attention(q, k, v[..., :16], **extra)
+    elif what == "gradient of weights":  # of 8,192 tokens: a matrix has 268 MB
+        q, k = (x[:, :8192].clone().requires_grad_() for x in (q, k))
+        weights = regard.AttentionWeights(q, k, **options)
+        (weights.entropy().sum() + weights.diagonals().values.square().sum()).backward()
     else:
         weights = regard.AttentionWeights(q, k, **options)
         weights.summary()
@@ -54,7 +58,7 @@ for what in questions:
 """
 QUESTIONS = {
     "numpy": ["attention", "every option", "reductions"],
-    "torch": ["attention", "gradient", "every option", "reductions"],
+    "torch": ["attention", "gradient", "every option", "reductions", "gradient of weights"],
 }
 
 
