@@ -220,7 +220,8 @@ class LinearForms(Generic[ArrayT]):
         found = backend.gather(part._call, statistics, i.reshape(-1) - low, j.reshape(-1))
         weights = self._give(found.reshape((*found.shape[:2], *i.shape)))
         single = not weights.ndim and not self._call.is_torch
-        return weights[()] if single else weights  # type: ignore[no-any-return]
+        chosen: ArrayT = weights[()] if single else weights
+        return chosen
 
     def mass(self, keys: slice | Array[object] | Sequence[int] | Sequence[bool]) -> ArrayT:
         """The share of a set of keys: for each query the sum of its weights on them.
@@ -284,7 +285,18 @@ class LinearForms(Generic[ArrayT]):
         refuse(dtype=dtype, out=out)
         return self._along("max", axis, keepdims)
 
-    def argmax(self, axis: int | None = None, out: None = None, keepdims: bool = False) -> ArrayT:
+    @overload
+    def argmax(
+        self: LinearForms[NDArray[FloatingT]],
+        axis: int | None = None,
+        out: None = None,
+        keepdims: bool = False,
+    ) -> NDArray[np.int64]: ...
+    @overload
+    def argmax(
+        self, axis: int | None = None, out: None = None, keepdims: bool = False
+    ) -> ArrayT: ...
+    def argmax(self, axis: Any = None, out: None = None, keepdims: bool = False) -> Any:
         """The index of the largest weight along an axis, int64; flat, of the whole, by default.
 
         Of equal weights along the keys the first of the largest score, else the first.
@@ -331,8 +343,8 @@ class LinearForms(Generic[ArrayT]):
             return mix()
         raise UnsupportedError(
             f"weights: {name} along axis {', '.join(map(str, axes))} of {self.shape} is a matrix"
-            f" again, which is not stored. Take rows, as in weights[..., i, :].{name}(0), or of a"
-            f" small one all: weights[...].{name}(0)."
+            f" again, which is not stored. Take rows, as in weights[..., i, :].{name}(-2), or of a"
+            f" small one all: weights[...].{name}(-3)."
         )
 
     def _flat_argmax(self) -> Any:
