@@ -153,6 +153,7 @@ class LinearForms(Generic[ArrayT]):
         """
         if how not in ("sum", "mean", "max", "mass"):
             raise ValueError(f"blocks: how is {how!r}; 'sum', 'mean', 'max' or 'mass' is needed.")
+        self._require_now()
         call = self._call
         B, Hq, _, Lq, Lk = call.sizes
         queries, rows = read_ids(call, "query_ids", query_ids, Lq)
@@ -191,6 +192,7 @@ class LinearForms(Generic[ArrayT]):
         Raises:
             TypeError, ValueError: edges are not two or more rising ints.
         """
+        self._require_now()
         reduction = ByDistance(self._call, read_edges(edges))
         (values,) = self._ask(reduction)
         return Diagonals(self._integers(reduction.distances), values)
