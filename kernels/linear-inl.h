@@ -42,18 +42,21 @@ static const Real* operand_at(const Operand& x, int64_t b, int64_t h) {
 template <class E>
 struct LinearMemory {
   typedef typename E::Real Real;
-  Real* product;      // [columns][rows]: of W x
-  Real* other;        // y: [columns][rows], or [rows][padded columns]
-  bool finite;        // whether y is, of these rows
-  Real* cells;        // [key blocks][rows]
-  int64_t low, high;  // the cells that were added to
-  Real* diagonals;    // [.][lanes][lanes]: see add_diagonals
+  Real* product;                    // [columns][rows]: of W x
+  Real* other;                      // y: [columns][rows], or [rows][padded columns]
+  bool finite;                      // whether y is, of these rows
+  Real* cells;                      // [key blocks][rows]
+  int64_t low, high;                // the cells that were added to
+  Real* diagonals;                  // [.][lanes][lanes]: see add_diagonals
+  int64_t first_block, last_block;  // of lanes that were added to
+  double* diagonal_sums;            // [.][lanes]: see sum_diagonals
 
   LinearMemory(const Reduce& r, Scratch& scratch) {
     product = scratch.take<Real>(r.product ? r.product_with.columns * E::rows : 0);
     other = scratch.take<Real>(r.transposed ? transposed_width<E>(r) * E::rows : 0);
     cells = scratch.take<Real>(r.blocks || r.blocks_max ? r.block_counts[1] * E::rows : 0);
     diagonals = scratch.take<Real>(diagonal_size(r));
+    diagonal_sums = scratch.take<double>(diagonal_size(r) / E::lanes);
   }
 
   static int64_t padded_keys(const Reduce& r) {
@@ -75,6 +78,7 @@ static void start_linear_chunk(const Reduce& r, LinearMemory<E>& m, const Chunk<
   }
   if (r.diagonals) clear(found.diagonals, r.distances);
   clear(m.diagonals, LinearMemory<E>::diagonal_size(r));
+  m.first_block = LinearMemory<E>::diagonal_size(r), m.last_block = -1;
 }
 
 // Loads y of a tile of rows, 0 in unused lanes.
@@ -250,6 +254,8 @@ static void add_diagonals(const Reduce& r, const Rows<E>& rows, LinearMemory<E>&
     for (int j = 0; j < keys;) {
       const int64_t key = j0 + j, skipped = key % n;
       const int64_t block = diagonal_block<E>(r, rows.index[0] - begin + v * n, key);
+      if (block < m.first_block) m.first_block = block;
+      if (block > m.last_block) m.last_block = block;
       Vec<Real>* to = (Vec<Real>*)m.diagonals + block * n + skipped;
       const int left = n - int(skipped), end = keys - j < left ? keys : j + left;
       for (; j < end; ++j, ++to) *to += *(const Vec<Real>*)(weights + j * E::rows + v * n);
@@ -276,18 +282,22 @@ template <class E>
 static void sum_diagonals(const Reduce& r, const LinearMemory<E>& m, const RowChunk<E>& chunk) {
   typedef typename E::Real Real;
   constexpr int n = E::lanes;
-  const int64_t Lk = r.problem->Lk, step = r.query_step;
   const int64_t b = chunk.head / r.problem->Hq, start = r.starts[b] - r.first_distances[b];
-  for (int64_t d = chunk.begin - Lk + 1; d < chunk.end; ++d) {  // from a query to a key, in steps
-    const int64_t distance = start + d * step;
-    if (distance < 0 || distance / r.distance_step >= r.distances) continue;
-    double sum = 0;
-    for (int s = 0; s < n; ++s) {
-      const int64_t at = d - chunk.begin + s + LinearMemory<E>::padded_keys(r);
-      const Real* const lanes = m.diagonals + (at / n * n + s) * n;
-      sum += double(lanes[at % n]);
+  const int64_t low = m.first_block * n - n, high = m.last_block * n + n;
+  if (low >= high) return;
+  double* const sums = m.diagonal_sums + n;  // of the lanes of key 0; those of key s are s ahead
+  std::memset((void*)(sums + low), 0, size_t(high - low) * sizeof(double));
+  for (int s = 0; s < n; ++s)
+    for (int64_t block = m.first_block; block <= m.last_block; ++block) {
+      const Real* const lanes = m.diagonals + (block * n + s) * n;
+      double* const to = sums + block * n - s;
+      for (int i = 0; i < n; ++i) to[i] += double(lanes[i]);
     }
-    chunk.found.diagonals[distance / r.distance_step] += sum;
+  for (int64_t at = low; at < high; ++at) {
+    const int64_t steps = at + chunk.begin - LinearMemory<E>::padded_keys(r);
+    const int64_t distance = start + steps * r.query_step;
+    if (distance >= 0 && distance / r.distance_step < r.distances)
+      chunk.found.diagonals[distance / r.distance_step] += sums[at];
   }
 }
 

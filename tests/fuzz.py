@@ -367,12 +367,11 @@ class Comparison:
         self._compare_pool(size, "max", slice(None), slice(None), found.pooled)
 
     def _products(self, weights):
-        """``W @ x`` and ``Wᵀ @ y`` with vectors of any sizes, and the share of some keys."""
+        """``W @ x`` and ``Wᵀ @ y`` with vectors of any sizes."""
         Lq, Lk = self.public[-2:]
         columns = int(self.rng.choice([1, 1, 2, 3, 4, 9, 17]))
         x, y = (self.rng.normal(size=(n, columns)).astype("f4") for n in (Lk, Lq))
         x, y = (z * np.float32(10.0) ** self.rng.integers(-3, 4, z.shape) for z in (x, y))
-        keys = self.rng.random(Lk) < 0.5
         given = [x, y]
         if self.call.library == "torch":
             from torch import from_numpy
@@ -381,15 +380,17 @@ class Comparison:
         forms = {
             "weights @ x": (weights @ given[0], x, False),
             "weights.T @ y": (weights.T @ given[1], y, True),
-            "mass": (weights.mass(keys)[..., None], keys[:, None].astype(float), False),
         }
         for what, (found, other, transposed) in forms.items():
             exact, bound, unsure = self.truth.product(other.astype(float), transposed)
             assert_within(what, self._folded(found), exact, bound, unsure)
 
     def _sums(self, weights):
-        """Of blocks and along diagonals."""
+        """Of some keys, of blocks, and along diagonals."""
         Lq, Lk = self.public[-2:]
+        keys = self.rng.random(Lk) < 0.5
+        expected = self.truth.sums(np.where(keys, np.arange(Lq)[:, None], -1)[None], Lq, "sum")
+        assert_within("mass", self._folded(weights.mass(keys)), *expected)
         ids = [self.rng.integers(-1, int(self.rng.integers(1, 20)), n) for n in (Lq, Lk)]
         if self.rng.random() < 0.5:
             ids = [np.sort(x) for x in ids]

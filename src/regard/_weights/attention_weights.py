@@ -88,14 +88,15 @@ class WeightsSummary(NamedTuple, Generic[ArrayT, IndexT]):
 class AttentionWeights(LinearForms[ArrayT]):
     """The weights ``(..., Hq, Lq, Lk)`` of an attention, computed on request.
 
-    Rows, blocks, reductions and heatmaps are recomputed exactly from query and key, in memory
-    linear in the lengths. Results have the array type and device of the query, and float32, or
-    float64 for a float64 query. The weights are those before dropout.
+    Rows, blocks, products, reductions and heatmaps are recomputed exactly from query and key, in
+    memory linear in the lengths. Results have the array type and device of the query, and float32,
+    or float64 for a float64 query. The weights are those before dropout.
 
     What is a sum of weights has a gradient where query, key, bias or sinks need one, and compiles
     into one graph: rows and blocks, ``at``, ``@``, ``T @``, ``entropy``, ``lse``, ``distance``,
     ``received`` (but ``"max"``), ``mass``, ``blocks`` (but ``"max"``), ``diagonals``, ``sum`` and
     ``mean``. The others have none, nor has ``summary``.
+
     Query, key and the other arrays are held, not copied; ``copy`` makes weights with arrays of
     their own. Writes into tensors are detected, writes into NumPy arrays and tensors of
     ``torch.inference_mode`` are not: copy the weights before you write into these.

@@ -162,6 +162,7 @@ class LinearForms(Generic[ArrayT]):
         """
         if how not in ("sum", "mean", "max", "mass"):
             raise ValueError(f"blocks: how is {how!r}; 'sum', 'mean', 'max' or 'mass' is needed.")
+        self._require_now()
         call = self._call
         B, Hq, _, Lq, Lk = call.sizes
         queries, rows = read_ids(call, "query_ids", query_ids, Lq)
@@ -200,6 +201,7 @@ class LinearForms(Generic[ArrayT]):
         Raises:
             TypeError, ValueError: edges are not two or more rising ints.
         """
+        self._require_now()
         reduction = ByDistance(self._call, read_edges(edges))
         (values,) = self._ask(reduction)
         return Diagonals(self._integers(reduction.distances), values)
@@ -231,7 +233,8 @@ class LinearForms(Generic[ArrayT]):
             found = pairs_with_gradient(graph, self._lse_of_scores(), found, i, j)
         weights = self._give(found.reshape((*found.shape[:2], *i.shape)))
         single = not weights.ndim and not self._call.is_torch
-        return weights[()] if single else weights
+        chosen: ArrayT = weights[()] if single else weights
+        return chosen
 
     def mass(self, keys: slice | Array[object] | Sequence[int] | Sequence[bool]) -> ArrayT:
         """The share of a set of keys: for each query the sum of its weights on them.
@@ -300,7 +303,18 @@ class LinearForms(Generic[ArrayT]):
         refuse(dtype=dtype, out=out)
         return self._along("max", axis, keepdims)
 
-    def argmax(self, axis: int | None = None, out: None = None, keepdims: bool = False) -> ArrayT:
+    @overload
+    def argmax(
+        self: LinearForms[NDArray[FloatingT]],
+        axis: int | None = None,
+        out: None = None,
+        keepdims: bool = False,
+    ) -> NDArray[np.int64]: ...
+    @overload
+    def argmax(
+        self, axis: int | None = None, out: None = None, keepdims: bool = False
+    ) -> ArrayT: ...
+    def argmax(self, axis: Any = None, out: None = None, keepdims: bool = False) -> Any:
         """The index of the largest weight along an axis, int64; flat, of the whole, by default.
 
         Of equal weights along the keys the first of the largest score, else the first.
@@ -347,8 +361,8 @@ class LinearForms(Generic[ArrayT]):
             return mix()
         raise UnsupportedError(
             f"weights: {name} along axis {', '.join(map(str, axes))} of {self.shape} is a matrix"
-            f" again, which is not stored. Take rows, as in weights[..., i, :].{name}(0), or of a"
-            f" small one all: weights[...].{name}(0)."
+            f" again, which is not stored. Take rows, as in weights[..., i, :].{name}(-2), or of a"
+            f" small one all: weights[...].{name}(-3)."
         )
 
     def _flat_argmax(self) -> Any:
