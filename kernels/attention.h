@@ -94,6 +94,13 @@ struct Forward {
   int threads;    // that will share the work
 };
 
+// The other operand of a product with the weights: Real (B or 1, Hq or 1, L, columns), contiguous.
+struct Operand {
+  const void* data = nullptr;
+  int64_t strides[2] = {};  // of batch element and head, in numbers; 0: the same for all
+  int64_t columns = 0;
+};
+
 // Reductions of the weights; each is optional: null or 0. Rows and columns are those of every head.
 //
 // Reductions over columns, bins and heads have partial results for each chunk of rows, merged in
@@ -122,9 +129,35 @@ struct Reduce {
   int64_t n;            // number of strongest pairs
   int64_t* pair_query;  // (B, Hq, n)
   int64_t* pair_key;
-  void* pair_weight;     // Real
+  void* pair_weight;  // Real
+  // Linear forms; those of float64 are zeros before.
+  Operand product_with;         // x (., ., Lk, columns)
+  void* product;                // Real (B, Hq, Lq, columns), zeros: W x
+  Operand transposed_with;      // y (., ., Lq, columns)
+  double* transposed;           // (B, Hq, Lk, columns): W^T y
+  const int64_t* query_blocks;  // (B, Lq): the block of a query; negative: none
+  const int64_t* key_blocks;    // (B, Lk)
+  int64_t block_counts[2];      // of queries and of keys
+  double* blocks;               // (B, Hq, block_counts): the sum over the pairs of both, or
+  double* blocks_max;           // the largest weight
+  double* diagonals;            // (B, Hq, distances): the sums over the pairs of a distance, which
+                                // is query position - key position
+  const int64_t* first_distances;  // (B,): the distance of sum 0
+  int64_t distance_step;           // from a sum to the next: divides both other steps
+  int64_t distances;
   int64_t head0, head1;  // the wave, of B * Hq heads
   char* chunks;          // chunk_bytes for each chunk of each head of the wave
+};
+
+// The weights of chosen pairs of every head.
+struct Gather {
+  const Problem* problem;
+  const void* maximum;
+  const void* total;
+  const int64_t* queries;  // (pairs,)
+  const int64_t* keys;
+  int64_t pairs;
+  void* weights;  // Real (B, Hq, pairs)
 };
 
 struct Backward {
@@ -168,6 +201,7 @@ struct Target {
   Job (*reduce)(const Reduce&);
   Job (*collect)(const Reduce&);          // merges the chunks; maybe no tasks
   int64_t (*chunk_bytes)(const Reduce&);  // of all chunks of a head
+  Job (*gather)(const Gather&);
   Job (*backward)(const Backward&);
   Job (*bias_gradient)(const Backward&);
   int64_t (*row_tiles)(const Problem&);  // tiles of queries of one key head

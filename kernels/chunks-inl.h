@@ -14,15 +14,42 @@ namespace regard::REGARD_NAMESPACE {
 
 static bool has_heatmap(const Reduce& r) { return r.pooled_max || r.pooled_mass; }
 
-static bool has_columns(const Reduce& r) {
-  return r.received || r.received_max || has_heatmap(r) || r.n;
+static bool has_linear_columns(const Reduce& r) {
+  return r.transposed || r.blocks || r.blocks_max || r.diagonals;
 }
+
+static bool has_columns(const Reduce& r) {
+  return r.received || r.received_max || has_heatmap(r) || r.n || has_linear_columns(r);
+}
+
+// Whether W^T y has so few columns that each is a sum over the lanes; else columns are in the
+// lanes.
+static inline bool is_folded(int64_t columns) { return columns <= 3; }
+
+// Numbers of a chunk's W^T y for each key, and of y for each query.
+template <class E>
+static int64_t transposed_width(const Reduce& r) {
+  const int64_t columns = r.transposed_with.columns;
+  return is_folded(columns) ? columns : (columns + E::lanes - 1) / E::lanes * E::lanes;
+}
+
+// The most bytes of the chunks of a head: where one has many numbers there are fewer.
+constexpr int64_t kChunkBytes = int64_t{256} << 20;
 
 // Rows of a chunk, whatever the number of heads and threads: 512 where all of them must be merged.
 template <class E>
 static int64_t chunk_rows(const Reduce& r) {
-  const int64_t least = r.received || r.received_max || r.pooled_mass || r.n ? 512 : E::rows;
-  const int64_t sixteenth = (r.problem->Lq + 15) / 16, rows = sixteenth > least ? sixteenth : least;
+  const int64_t Lq = r.problem->Lq;
+  const bool merged = r.received || r.received_max || r.pooled_mass || r.n || has_linear_columns(r);
+  const int64_t least = merged ? 512 : E::rows, sixteenth = (Lq + 15) / 16;
+  int64_t rows = sixteenth > least ? sixteenth : least;
+  const int64_t numbers = (r.transposed ? r.problem->Lk * transposed_width<E>(r) : 0) +
+                          (r.blocks || r.blocks_max ? r.block_counts[0] * r.block_counts[1] : 0);
+  const int64_t bytes = numbers * int64_t(sizeof(typename E::Real));
+  if (bytes * ((Lq + rows - 1) / rows) > kChunkBytes) {
+    const int64_t most = kChunkBytes / bytes > 1 ? kChunkBytes / bytes : 1;
+    rows = (Lq + most - 1) / most;
+  }
   return (rows + E::rows - 1) / E::rows * E::rows;
 }
 
@@ -59,10 +86,13 @@ struct Heavier {
 template <class E>
 struct Chunk {
   typedef typename E::Real Real;
-  Real* received;   // [Lk]
-  Real* pooled[2];  // [2][bins[1]]: rows of bins shared with other chunks; by heatmap: max, mass
-  Pair* pairs;      // [n]
-  int64_t* count;   // of the pairs
+  Real* received;     // [Lk]
+  Real* pooled[2];    // [2][bins[1]]: rows of bins shared with other chunks; by heatmap: max, mass
+  Pair* pairs;        // [n]
+  int64_t* count;     // of the pairs
+  Real* transposed;   // [Lk][transposed_width], or [columns][Lk] where it is folded
+  Real* blocks;       // [query blocks][key blocks]
+  double* diagonals;  // [distances]
 
   Chunk(const Reduce& r, Scratch& scratch) {
     received = scratch.take<Real>(r.received || r.received_max ? r.problem->Lk : 0);
@@ -70,6 +100,10 @@ struct Chunk {
     pooled[1] = scratch.take<Real>(r.pooled_mass ? 2 * r.bins[1] : 0);
     pairs = scratch.take<Pair>(r.n);
     count = scratch.take<int64_t>(1);
+    transposed = scratch.take<Real>(r.transposed ? r.problem->Lk * transposed_width<E>(r) : 0);
+    const bool has_blocks = r.blocks || r.blocks_max;
+    blocks = scratch.take<Real>(has_blocks ? r.block_counts[0] * r.block_counts[1] : 0);
+    diagonals = scratch.take<double>(r.diagonals ? r.distances : 0);
   }
 };
 
@@ -222,6 +256,38 @@ static void collect_heatmap(const Reduce& r, int64_t head, bool has_nan, uint8_t
   }
 }
 
+// The larger; NaN where either is.
+struct LargerOrNan {
+  template <class V>
+  V operator()(V x, V y) const {
+    return (y > x) | (y != y) ? y : x;
+  }
+};
+
+// Merges the linear forms of the chunks of a head, in their order.
+template <class E>
+static void collect_linear(const Reduce& r, int64_t head) {
+  const int64_t Lk = r.problem->Lk, columns = r.transposed_with.columns;
+  const int64_t width = transposed_width<E>(r), cells = r.block_counts[0] * r.block_counts[1];
+  for (int64_t c = 0; c < chunks_of<E>(r); ++c) {
+    const Chunk<E> part = chunk_at<E>(r, head, c);
+    if (r.transposed)
+      for (int64_t j = 0; j < Lk; ++j)
+        for (int64_t x = 0; x < columns; ++x)
+          r.transposed[(head * Lk + j) * columns + x] +=
+              double(part.transposed[is_folded(columns) ? x * Lk + j : j * width + x]);
+    for (int64_t x = 0; x < cells; ++x) {
+      if (r.blocks) r.blocks[head * cells + x] += double(part.blocks[x]);
+      if (r.blocks_max)
+        r.blocks_max[head * cells + x] =
+            LargerOrNan()(r.blocks_max[head * cells + x], double(part.blocks[x]));
+    }
+    if (r.diagonals)
+      for (int64_t x = 0; x < r.distances; ++x)
+        r.diagonals[head * r.distances + x] += part.diagonals[x];
+  }
+}
+
 template <class E>
 static void run_collect(const void* pass, int64_t task, char* memory, const Stop&) {
   typedef typename E::Real Real;
@@ -255,6 +321,7 @@ static void run_collect(const void* pass, int64_t task, char* memory, const Stop
             received[j] = nan;
       }
   }
+  if (has_linear_columns(r)) collect_linear<E>(r, head);
   if (r.pooled_max) collect_heatmap<E, false>(r, head, has_nan, (uint8_t*)memory);
   if (r.pooled_mass) collect_heatmap<E, true>(r, head, has_nan, (uint8_t*)memory);
   if (r.n) {

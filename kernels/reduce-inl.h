@@ -10,6 +10,7 @@
 
 #include "fused_heatmap-inl.h"
 #include "heatmap-inl.h"
+#include "linear-inl.h"
 #include "scores-inl.h"
 
 namespace regard::REGARD_NAMESPACE {
@@ -46,6 +47,7 @@ struct ReduceMemory {
   Normalisers<E> normalisers;
   Real* position;  // [rows]: of the query, among the keys
   Bins<E> bins;
+  LinearMemory<E> linear;
   double* sum;      // [rows]: of the weights
   double* entropy;  // of weight * exponent
   double* distance;
@@ -63,7 +65,8 @@ struct ReduceMemory {
   double least = -kInf<double>;  // the log of the weakest pair that counts
   bool has_nan;                  // whether the weights of a row are NaN
 
-  ReduceMemory(const Reduce& r, Scratch& scratch) : normalisers(scratch), bins(r, scratch) {
+  ReduceMemory(const Reduce& r, Scratch& scratch)
+      : normalisers(scratch), bins(r, scratch), linear(r, scratch) {
     const Problem& p = *r.problem;
     rows.q = scratch.take<typename E::Word>(query_words<E>(p));
     scores = scratch.take<Real>(kKeys * E::rows);
@@ -283,22 +286,8 @@ static void find_pairs(const Reduce& r, const Scaling<E>& scaling, ReduceMemory<
 // Reduces the weights of each key of a tile over the rows, into what the key has received.
 template <class E, class Both>
 static void add_columns(const ReduceMemory<E>& m, int keys, typename E::Real* received, Both both) {
-  typedef typename E::Real Real;
-  constexpr int n = E::lanes;
-  for (int j = 0; j < keys; j += n) {
-    const int width = keys - j < n ? keys - j : n;
-    Vec<Real> t[n];
-#pragma GCC unroll 16
-    for (int i = 0; i < n; ++i) {  // past the last key: not used
-      t[i] = m.score(j + i, 0);
-      if (m.rows.vectors == kVectors)
-        for (int v = 1; v < kVectors; ++v) t[i] = both(t[i], m.score(j + i, v));
-      else
-        for (int v = 1; v < m.rows.vectors; ++v) t[i] = both(t[i], m.score(j + i, v));
-    }
-    const Vec<Real> all = fold_each(t, both);
-    for (int i = 0; i < width; ++i) received[j + i] = both(received[j + i], all[i]);
-  }
+  fold_columns<typename E::Real>(
+      m.rows.vectors, keys, received, [&](int j, int v) { return m.score(j, v); }, both);
 }
 
 // The reductions over rows alone, which leave the scores. Every key is visible, before mask and
@@ -334,6 +323,16 @@ static void add_rows(const Reduce& r, const Scaling<E>& scaling, ReduceMemory<E>
       m.entropy[i] += double(entropy[i % n]) * double(m.normalisers.inverse[i]);
       m.distance[i] += double(distance[i % n]) * double(m.normalisers.inverse[i]);
     }
+  }
+}
+
+// The weights of keys that no row of a vector attends to.
+template <class E>
+static void clear_outside(ReduceMemory<E>& m, const TileMask& tile_mask, int keys) {
+  typedef typename E::Real Real;
+  for (int v = 0; v < m.rows.vectors; ++v) {
+    for (int j = 0; j < tile_mask.low[v]; ++j) m.score(j, v) = Vec<Real>{};
+    for (int j = tile_mask.high[v]; j < keys; ++j) m.score(j, v) = Vec<Real>{};
   }
 }
 
@@ -389,10 +388,7 @@ static void weights_of_tile(const Reduce& r, const Scaling<E>& scaling, ReduceMe
           if (attends(*r.problem, m.rows, i, j0 + j))
             m.scores[j * E::rows + i] = m.normalisers.inverse[i];
   if (columns) {
-    for (int v = 0; v < m.rows.vectors; ++v) {
-      for (int j = 0; j < tile_mask.low[v]; ++j) m.score(j, v) = Vec<Real>{};
-      for (int j = tile_mask.high[v]; j < keys; ++j) m.score(j, v) = Vec<Real>{};
-    }
+    clear_outside(m, tile_mask, keys);
     Real* received = chunk->received + j0;
     if (r.received_max)
       add_columns(m, keys, received, [](auto x, auto y) { return y > x ? y : x; });
@@ -479,14 +475,17 @@ static void start_chunk(const Reduce& r, ReduceMemory<E>& m, const RowChunk<E>& 
   if (r.received || r.received_max)
     for (int64_t j = 0; j < r.problem->Lk; ++j) chunk.found.received[j] = 0;
   if (has_heatmap(r)) start_bins(r, m.bins, chunk);
+  if (is_linear(r)) start_linear_chunk(r, m.linear, chunk.found);
 }
 
 // Turns a tile of scores into weights where a reduction needs them, and reduces.
 template <class E>
 static void reduce_weights(const Reduce& r, const Scaling<E>& scaling, ReduceMemory<E>& m,
-                           const TileMask& tile_mask, int64_t j0, int keys, Chunk<E>* found) {
+                           const TileMask& tile_mask, int64_t j0, int keys, RowChunk<E>& chunk) {
   const bool rows = r.entropy || r.distance, columns = r.received || r.received_max;
-  const bool whole = tile_mask.fully_visible && !m.has_nan && !columns && !r.weights;
+  const bool linear = is_linear(r);
+  const bool whole = tile_mask.fully_visible && !m.has_nan && !columns && !r.weights && !linear;
+  Chunk<E>* const found = &chunk.found;
   if (whole && !rows && pool_mass(r, m.rows, m.bins, scaling, m.normalisers, m.scores, j0, keys))
     return;
   if (rows && columns)
@@ -499,6 +498,10 @@ static void reduce_weights(const Reduce& r, const Scaling<E>& scaling, ReduceMem
     weights_of_tile<E, false, true>(r, scaling, m, tile_mask, j0, keys, found);
   else
     weights_of_tile<E, false, false>(r, scaling, m, tile_mask, j0, keys, found);
+  if (linear) {
+    if (!columns) clear_outside(m, tile_mask, keys);
+    add_linear(r, m.rows, m.linear, m.scores, tile_mask, j0, keys, chunk);
+  }
   if (r.pooled_mass) pool_tile<E, true>(r, m.rows, m.bins, m.scores, tile_mask, j0, keys);
   if (r.weights) write_weights(r, m, tile_mask, j0);
 }
@@ -506,7 +509,7 @@ static void reduce_weights(const Reduce& r, const Scaling<E>& scaling, ReduceMem
 // Computes the scores of a tile, and runs all reductions over it.
 template <class E>
 static void reduce_tile(const Reduce& r, const Scaling<E>& scaling, ReduceMemory<E>& m, int64_t j0,
-                        Chunk<E>* found) {
+                        RowChunk<E>& chunk) {
   const Problem& p = *r.problem;
   const int64_t kv = m.rows.head[0] / (p.Hq / p.Hkv);
   const int keys = int(m.rows.high - j0 < kKeys ? m.rows.high - j0 : kKeys);
@@ -526,8 +529,9 @@ static void reduce_tile(const Reduce& r, const Scaling<E>& scaling, ReduceMemory
                         [&](Vec<typename E::Real> score, int v) {
                           return m.normalisers.log2_weight(scaling, score, v);
                         });
-  if (r.entropy || r.distance || r.received || r.received_max || r.pooled_mass || r.weights)
-    reduce_weights(r, scaling, m, tile_mask, j0, keys, found);
+  if (r.entropy || r.distance || r.received || r.received_max || r.pooled_mass || r.weights ||
+      is_linear(r))
+    reduce_weights(r, scaling, m, tile_mask, j0, keys, chunk);
 }
 
 // Writes the reductions over the rows of a tile.
@@ -564,12 +568,15 @@ static void run_reduce(const void* pass, int64_t task, char* memory, const Stop&
     describe_rows(p, m.rows, chunk.head / p.Hq, chunk.head % p.Hq, row, chunk.end);
     load_queries<E>(p, m.rows);
     start_rows(r, m);
+    if (is_linear(r)) start_linear_rows(r, m.rows, m.linear);
     if (has_heatmap(r)) find_bins(r, m.rows, m.bins, chunk);
     if (r.n) set_pair_threshold(scaling, m);
     for (int64_t j0 = m.rows.low; j0 < m.rows.high; j0 += kKeys)
-      reduce_tile(r, scaling, m, j0, &chunk.found);
+      reduce_tile(r, scaling, m, j0, chunk);
     write_rows(r, scaling, m);
+    if (is_linear(r)) finish_linear_rows(r, m.rows, m.linear, chunk);
   }
+  if (is_linear(r)) finish_linear_chunk(r, m.linear, chunk);
   if (!r.n) return;
   keep_strongest(r, m);
   *chunk.found.count = m.pair_count;

@@ -278,8 +278,38 @@ class Truth:
         if how == "max":
             return w.max(-2, initial=0.0), self.error.max(-2, initial=0.0)
         divisor = max(Lq, 1) if how == "mean" else 1
+        if how == "seen":
+            divisor = np.maximum(self.visible.sum(-2), 1)
         terms = self.precision.unit * (roundings(Lq) + 4) * w
         return w.sum(-2) / divisor, (self.error + terms).sum(-2) / divisor
+
+    @np.errstate(all="ignore")
+    def product(self, x, transposed):
+        """Exact, bound and unsure of ``W @ x``, or of ``Wᵀ @ x``: ``(B, Hq, L, columns)``."""
+        w, e, unsure = self.weights, np.nan_to_num(self.error), self.visible & self.unsure
+        if transposed:
+            w, e, unsure = (z.swapaxes(-1, -2) for z in (w, e, unsure))
+        e = e + self.precision.unit * (roundings(len(x)) + 8) * np.nan_to_num(w)
+        return w @ x, e @ abs(x), unsure.any(-1)[..., None]
+
+    @np.errstate(all="ignore")
+    def sums(self, cells, count, how):
+        """Exact, bound and unsure ``(B, Hq, count)``: the weights of each cell, added or compared.
+
+        ``cells`` ``(B or 1, Lq, Lk)`` are that of each pair; -1: none.
+        """
+        w, e = self.weights, self.error
+        if how == "sum":
+            e = e + self.precision.unit * (roundings(w[0, 0].size if w.size else 0) + 8) * w
+        fold = np.add if how == "sum" else np.maximum
+        found = np.zeros((3, *w.shape[:2], count + 1))
+        at = np.broadcast_to(cells, (len(w), *cells.shape[1:]))
+        for b, h in np.ndindex(*w.shape[:2]):
+            fold.at(found[0, b, h], at[b], w[b, h])
+            fold.at(found[1, b, h], at[b], np.nan_to_num(e[b, h]))
+            np.maximum.at(found[2, b, h], at[b], (self.visible & self.unsure)[b, h])
+        exact, bound, unsure = found[..., :count]
+        return exact, bound, unsure > 0
 
     @np.errstate(all="ignore")
     def pool(self, size, how, rows, columns):

@@ -217,7 +217,7 @@ class Comparison:
         self.public = public[-2:] if call.arrays["query"].x.ndim == 2 else public
         assert weights.shape == self.public, f"weights have shape {weights.shape}"
         for name in ("matrix", "index", "per_query", "received", "topk", "strongest", "pool",
-                     "summary"):  # fmt: skip
+                     "summary", "products", "sums", "pairs"):  # fmt: skip
             getattr(self, f"_{name}")(weights)
 
     def _folded(self, x):
@@ -276,7 +276,7 @@ class Comparison:
         assert_within("distance", self._folded(distance), *truth.distance(), unsure)
 
     def _received(self, weights):
-        for how in ("sum", "mean", "max"):
+        for how in ("sum", "mean", "max", "seen"):
             self._compare_received(how, weights.received(how))
 
     def _compare_received(self, how, found):
@@ -365,6 +365,64 @@ class Comparison:
         self._compare_topk(min(topk, self.public[-1]), found.topk)
         self._compare_strongest(strongest, found.strongest)
         self._compare_pool(size, "max", slice(None), slice(None), found.pooled)
+
+    def _products(self, weights):
+        """``W @ x`` and ``Wᵀ @ y`` with vectors of any sizes."""
+        Lq, Lk = self.public[-2:]
+        columns = int(self.rng.choice([1, 1, 2, 3, 4, 9, 17]))
+        x, y = (self.rng.normal(size=(n, columns)).astype("f4") for n in (Lk, Lq))
+        x, y = (z * np.float32(10.0) ** self.rng.integers(-3, 4, z.shape) for z in (x, y))
+        given = [x, y]
+        if self.call.library == "torch":
+            from torch import from_numpy
+
+            given = [from_numpy(x), from_numpy(y)]
+        forms = {
+            "weights @ x": (weights @ given[0], x, False),
+            "weights.T @ y": (weights.T @ given[1], y, True),
+        }
+        for what, (found, other, transposed) in forms.items():
+            exact, bound, unsure = self.truth.product(other.astype(float), transposed)
+            assert_within(what, self._folded(found), exact, bound, unsure)
+
+    def _sums(self, weights):
+        """Of some keys, of blocks, and along diagonals."""
+        Lq, Lk = self.public[-2:]
+        keys = self.rng.random(Lk) < 0.5
+        expected = self.truth.sums(np.where(keys, np.arange(Lq)[:, None], -1)[None], Lq, "sum")
+        assert_within("mass", self._folded(weights.mass(keys)), *expected)
+        ids = [self.rng.integers(-1, int(self.rng.integers(1, 20)), n) for n in (Lq, Lk)]
+        if self.rng.random() < 0.5:
+            ids = [np.sort(x) for x in ids]
+        counts = [x.max(initial=-1) + 1 for x in ids]
+        cells = np.where(ids[0] < 0, -1, ids[0] * counts[1])[:, None] + ids[1]
+        cells = np.where((ids[0] < 0)[:, None] | (ids[1] < 0), -1, cells)[None]
+        for how in ("sum", "max"):
+            found = self._folded(weights.blocks(*ids, how))
+            count = int(np.prod(counts))
+            expected = self.truth.sums(cells, count, how)
+            assert_within(f"blocks(how={how!r})", found.reshape(*found.shape[:2], count), *expected)
+        distances, values = (to_numpy(x) for x in weights.diagonals())
+        values = self._folded(weights.diagonals().values)
+        starts = np.asarray(self.call.starts)[:, None, None]
+        apart = starts + np.arange(Lq)[:, None] - np.arange(Lk)
+        cells = np.searchsorted(distances, apart)
+        known = np.append(distances, np.iinfo(np.int64).max)[cells] == apart
+        assert (known[:, None] | ~self.truth.visible).all(), "a distance is missing"
+        expected = self.truth.sums(np.where(known, cells, -1), len(distances), "sum")
+        assert_within("diagonals", values, *expected)
+
+    def _pairs(self, weights):
+        """Some of them, which have the bits of the matrix where the kernels answer."""
+        Lq, Lk = self.public[-2:]
+        i, j = (self.rng.integers(-n, n, 30 if Lq and Lk else 0) for n in (Lq, Lk))
+        found = self._folded(weights.at(i, j))
+        pairs = (self.truth.weights, self.truth.error, self.truth.unsure & self.truth.visible)
+        assert_within("at", found, *(x[..., i, j] for x in pairs))
+        if weights._statistics.backend.name == "kernel":
+            whole = to_numpy(weights[...]).reshape(self.truth.weights.shape)
+            same = np.array_equal(found, whole[..., i, j], equal_nan=True)
+            assert same, "at: other bits than those of the matrix"
 
     def nothing_was_written(self):
         """Into what the caller passed."""

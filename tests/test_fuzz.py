@@ -171,7 +171,11 @@ def test_a_wrong_gradient_is_found(name, compare):
         compare(fault, weights=False)
 
 
-@pytest.mark.parametrize("name", ["entropy", "distance", "received", "pool", "topk", "strongest"])
+REDUCTIONS = ("entropy", "distance", "received", "pool", "topk", "strongest", "blocks", "diagonals",
+              "mass", "at", "__matmul__")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REDUCTIONS)
 def test_a_wrong_reduction_is_found(name, compare, monkeypatch):
     right = getattr(regard.AttentionWeights, name)
 
@@ -181,8 +185,10 @@ def test_a_wrong_reduction_is_found(name, compare, monkeypatch):
             return found._replace(indices=found.indices + 1)
         if name == "strongest":
             return found._replace(weight=found.weight * 1.001)
+        if name == "diagonals":
+            return found._replace(values=found.values * 1.001)
         return found * 1.001
 
     monkeypatch.setattr(regard.AttentionWeights, name, wrong)
-    with pytest.raises(AssertionError, match=name):
+    with pytest.raises(AssertionError, match="weights @ x" if name == "__matmul__" else name):
         compare(no_fault, gradient=())

@@ -8,11 +8,14 @@ from regard._operator.attention import attention, scaled_dot_product_attention
 from regard._showing.gradients import StepsGradients
 from regard._showing.steps import Steps, steps
 from regard._weights.attention_weights import AttentionWeights, WeightsSummary
+from regard._weights.linear_reductions import Diagonals
 from regard._weights.reductions import Links, TopKeys
+from regard._weights.transposed import TransposedWeights
 from regard.recording import Layer, Recording
 
 __all__ = [
     "AttentionWeights",
+    "Diagonals",
     "Layer",
     "Links",
     "MaterializeError",
@@ -22,6 +25,7 @@ __all__ = [
     "Steps",
     "StepsGradients",
     "TopKeys",
+    "TransposedWeights",
     "UnsupportedError",
     "WeightsSummary",
     "attention",

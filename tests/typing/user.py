@@ -32,7 +32,7 @@ def operator(x: Float32, t: Tensor, asked: bool) -> None:
     assert_type(regard.attention(parameter, parameter, parameter), Tensor)
 
 
-def weights_of_numpy(weights: regard.AttentionWeights[Float32]) -> None:
+def weights_of_numpy(weights: regard.AttentionWeights[Float32], x: Float32) -> None:
     assert_type(weights[0, 2], Float32)
     assert_type(weights[..., 1:3, np.int64(2)], Float32)
     assert_type(list(weights), list[Float32])
@@ -40,6 +40,19 @@ def weights_of_numpy(weights: regard.AttentionWeights[Float32]) -> None:
     assert_type(weights.entropy(), Float32)
     assert_type(weights.distance(), Float32)
     assert_type(weights.received("mean"), Float32)
+    assert_type(weights.received("seen", queries=slice(3)), Float32)
+    assert_type(weights @ x, Float32)
+    assert_type(weights @ [0.5, 1], Float32)
+    assert_type(weights.T, regard.TransposedWeights[Float32])
+    assert_type(weights.T @ x, Float32)
+    assert_type(weights.blocks(np.arange(3), [0, 1], "mean"), Float32)
+    assert_type(weights.diagonals(), regard.Diagonals[Float32, Int64])
+    assert_type(weights.diagonals([0, 8, 64]).values, Float32)
+    assert_type(weights.at(np.arange(3), 2), Float32)
+    assert_type(weights.mass(slice(3)), Float32)
+    assert_type(weights.mass([0, 1]), Float32)
+    assert_type(weights.sum(-1), Float32)
+    assert_type(weights.argmax(-1), Int64)
     assert_type(weights.topk(3), regard.TopKeys[Float32, Int64])
     assert_type(weights.topk(3).values, Float32)
     assert_type(weights.topk(3).indices, Int64)
@@ -61,6 +74,10 @@ def weights_of_torch(t: Tensor) -> None:
     assert_type(weights, regard.AttentionWeights[Tensor])
     assert_type(weights[0], Tensor)
     assert_type(weights.topk(2), regard.TopKeys[Tensor, Tensor])
+    assert_type(weights @ t, Tensor)
+    assert_type(weights.T @ t, Tensor)
+    assert_type(weights.diagonals(), regard.Diagonals[Tensor, Tensor])
+    assert_type(weights.argmax(), Tensor)
     assert_type(weights.strongest(2), regard.Links[Tensor, Tensor])
     assert_type(weights.summary().received, Tensor)
 

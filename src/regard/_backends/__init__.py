@@ -66,6 +66,15 @@ class Backend(Protocol):
             The row statistics, where it found them.
         """
 
+    def gather(self, call: Call, statistics: Statistics, queries: Any, keys: Any) -> Any:
+        """``(B, Hq, n)``: the weights of some pairs, wide; 0 where masked.
+
+        Args:
+            call: without a value; maybe with some of the queries and keys of the whole.
+            statistics: of its rows in NumPy, contiguous.
+            queries, keys: ``(n,)`` int64 of NumPy: indices of the pairs, not negative.
+        """
+
 
 BACKENDS: tuple[Backend, ...] = (Kernel(), Torch(), Reference())
 

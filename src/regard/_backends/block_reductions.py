@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from regard._backends.formula import WeightBlock, weight_blocks
+from regard._backends.linear_blocks import LINEAR
 from regard._base.arrays import Arrays
 from regard._call.call import Call
 
@@ -269,4 +270,5 @@ REDUCTIONS: dict[str, Any] = {
     "n": _Strongest,
     "pooled_max": _Pool,
     "pooled_mass": _PoolMass,
+    **LINEAR,
 }

@@ -85,6 +85,9 @@ class Kernel:
         reduce(call, maximum, total, fields, finds_statistics=True)
         return maximum, total
 
+    def gather(self, call: Call, statistics: tuple[Any, Any], queries: Any, keys: Any) -> Any:
+        return gather(call, *statistics, queries, keys)
+
 
 def _refuses(call: Call) -> str | None:
     if kernels is None:
@@ -336,6 +339,23 @@ def reduce(
         for name, x in fields.items():
             setattr(asked, name, x if isinstance(x, (int, tuple)) else _address(x))
         kernels.reduce(read, asked, _threads(call))
+
+
+def gather(call: Call, maximum: Any, total: Any, queries: np.ndarray, keys: np.ndarray) -> Any:
+    """``(B, Hq, n)``: the weights of some pairs, by their indices; 0 where masked.
+
+    Args:
+        maximum, total: the row statistics of ``forward``, in NumPy.
+    """
+    assert kernels is not None
+    shape = (*call.query.shape[:2], len(queries))
+    out = _zeros(call, shape, accumulating_name(call.query))
+    read, _held = _read(call.without_value())
+    if 0 not in shape:
+        queries, keys = (_integers(x) for x in (queries, keys))
+        given = (_address(x) for x in (maximum, total, queries, keys))
+        kernels.gather(read, *given, len(queries), _address(out), _threads(call))
+    return out
 
 
 def gradients(

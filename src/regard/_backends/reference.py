@@ -8,6 +8,7 @@ from typing import Any
 
 from regard._backends import formula
 from regard._backends.block_reductions import reduce_blocks, statistics_of
+from regard._backends.gather import gather_weights
 from regard._base.arrays import NumpyArrays, is_tensor, to_numpy
 from regard._call.call import Call
 
@@ -54,6 +55,10 @@ class Reference:
     ) -> None:
         into = {name: x.numpy() if is_tensor(x) else x for name, x in fields.items()}
         reduce_blocks(FLOAT64, _in_numpy(call), statistics, into)
+
+    def gather(self, call: Call, statistics: tuple[Any, Any], queries: Any, keys: Any) -> Any:
+        out = gather_weights(FLOAT64, _in_numpy(call), statistics, queries, keys)
+        return sys.modules["torch"].from_numpy(out) if call.is_torch else out
 
 
 def _in_numpy(call: Call) -> Call:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from regard._backends.block_reductions import reduce_blocks, statistics_of
+from regard._backends.gather import gather_weights
 from regard._base.arrays import arrays_of
 from regard._call.call import Call
 
@@ -37,3 +38,6 @@ class Torch:
         self, call: Call, statistics: tuple[Any, Any] | None, fields: dict[str, Any]
     ) -> None:
         reduce_blocks(arrays_of(call.query), call, statistics, fields)
+
+    def gather(self, call: Call, statistics: tuple[Any, Any], queries: Any, keys: Any) -> Any:
+        return gather_weights(arrays_of(call.query), call, statistics, queries, keys)

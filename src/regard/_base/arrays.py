@@ -99,6 +99,12 @@ class Arrays(Protocol):
     def gather(self, x: Any, indices: Any) -> Any:
         """An entry of x for each index, along the last axis."""
 
+    def fold_groups(self, x: Any, ids: np.ndarray, count: int, *, largest: bool = False) -> Any:
+        """``(..., count)``: the sum, or the largest and 0, of the entries of each id.
+
+        Along the last axis; NaN where one is NaN. Entries of negative ids are left out.
+        """
+
     def broadcast(self, x: Any, shape: tuple[int, ...]) -> Any:
         """x in that shape, without a copy."""
 
@@ -186,10 +192,11 @@ class NumpyArrays:
         return x.max(axis, keepdims=keep, initial=-np.inf)
 
     def top(self, x: Any, k: int) -> tuple[Any, Any]:
-        indices = np.argpartition(-x, k - 1, axis=-1)[..., :k] if k else x[..., :0]
+        falling = np.where(np.isnan(x), -np.inf, -x)  # NaN first, as torch has it
+        indices = np.argpartition(falling, k - 1, axis=-1)[..., :k] if k else x[..., :0]
         indices = np.sort(indices, axis=-1).astype(np.int64)
         values = np.take_along_axis(x, indices, -1)
-        order = np.argsort(-values, axis=-1, kind="stable")
+        order = np.argsort(np.take_along_axis(falling, indices, -1), axis=-1, kind="stable")
         return np.take_along_axis(values, order, -1), np.take_along_axis(indices, order, -1)
 
     def take(self, x: Any, indices: Any) -> Any:
@@ -198,11 +205,27 @@ class NumpyArrays:
     def gather(self, x: Any, indices: Any) -> Any:
         return np.take_along_axis(x, indices, -1)
 
+    def fold_groups(self, x: Any, ids: np.ndarray, count: int, *, largest: bool = False) -> Any:
+        return fold_groups(x, ids, count, np.maximum if largest else np.add)
+
     def broadcast(self, x: Any, shape: tuple[int, ...]) -> Any:
         return np.broadcast_to(x, shape)
 
     def concatenate(self, arrays: list[Any]) -> Any:
         return np.concatenate(arrays, axis=-1)
+
+
+def fold_groups(x: np.ndarray, ids: np.ndarray, count: int, fold: np.ufunc = np.add) -> np.ndarray:
+    """``(..., count)``: the entries of each id along the last axis, folded; 0 of none.
+
+    Entries of negative ids are left out.
+    """
+    out = np.zeros((*x.shape[:-1], count), x.dtype)
+    order = np.argsort(ids, kind="stable")[np.count_nonzero(ids < 0) :]
+    found, starts = np.unique(ids[order], return_index=True)
+    if len(found):
+        out[..., found] = fold.reduceat(x[..., order], starts, -1)
+    return out
 
 
 def dtype_name(x: Any) -> str:

@@ -107,6 +107,17 @@ class TorchArrays:
     def gather(self, x: Tensor, indices: Tensor) -> Tensor:
         return x.gather(-1, indices)
 
+    def fold_groups(
+        self, x: Tensor, ids: np.ndarray, count: int, *, largest: bool = False
+    ) -> Tensor:
+        kept = np.flatnonzero(ids >= 0)
+        index = torch.as_tensor(ids[kept], device=x.device)
+        x = self.cast(self.take(x, kept), "float64")  # sums of many in their order
+        out = x.new_zeros((*x.shape[:-1], count))
+        if largest:
+            return out.scatter_reduce_(-1, index.expand(x.shape), x, "amax")
+        return out.index_add_(-1, index, x)
+
     def broadcast(self, x: Tensor, shape: tuple[int, ...]) -> Tensor:
         return x.expand(shape)
 

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     import numpy as np
 
 __all__ = [
-    "Array", "ArrayT", "BackendName", "Bool", "Float", "Float32", "FloatingT", "IndexT", "InputT",
-    "Int", "Integers", "Intervals", "OutputT", "PoolHow", "ReceivedHow", "Segments", "UInt16",
-    "Window",
+    "Array", "ArrayT", "BackendName", "BlocksHow", "Bool", "Float", "Float32", "FloatingT",
+    "IndexT", "InputT", "Int", "Integers", "Intervals", "OutputT", "PoolHow", "ReceivedHow",
+    "Segments", "UInt16", "Window",
 ]  # fmt: skip
 
 PartT_co = TypeVar("PartT_co", covariant=True)
@@ -59,7 +59,8 @@ FloatingT = TypeVar("FloatingT", bound="np.floating")
 
 BackendName: TypeAlias = Literal["auto", "kernel", "torch", "reference"]
 PoolHow: TypeAlias = Literal["max", "mass"]
-ReceivedHow: TypeAlias = Literal["sum", "mean", "max"]
+ReceivedHow: TypeAlias = Literal["sum", "mean", "max", "seen"]
+BlocksHow: TypeAlias = Literal["sum", "mean", "max", "mass"]
 
 Window: TypeAlias = tuple[int | None, int | None]
 Integers: TypeAlias = SupportsIndex | Array[object] | list[int]

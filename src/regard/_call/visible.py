@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from regard._base.arrays import NumpyArrays, to_numpy
+from regard._base.arrays import NumpyArrays, fold_groups, to_numpy
 from regard._call.call import Call
 
 if TYPE_CHECKING:
@@ -227,9 +227,7 @@ class Seen:
     def _of_segment(self, of_queries: np.ndarray, of_keys: np.ndarray) -> Int[np.ndarray, " Lq"]:
         """The number of keys from low to high that are of the query's own segment."""
         counts = np.zeros(len(self.low), np.int64)
-        order = np.argsort(of_keys, kind="stable")
-        ids, starts = np.unique(of_keys[order], return_index=True)
-        for number, positions in zip(ids, np.split(order, starts[1:])):
+        for number, positions in _by_id(of_keys):
             of_it = of_queries == number
             first, last = (np.searchsorted(positions, x[of_it]) for x in (self.low, self.high))
             counts[of_it] = last - first
@@ -248,6 +246,54 @@ class Seen:
             counts[:, rows] = np.rint(seen.astype(np.float32) @ columns)
         return counts
 
+    @cached_property
+    def queries(self) -> Int[np.ndarray, "heads Lk"]:
+        """How many queries see each key."""
+        if self._mask is None:
+            return self._queries(ALL)[None]
+        counts = np.zeros((len(self._mask), self._Lk), np.int64)
+        for _, seen in self._blocks():
+            counts += seen.sum(1)
+        return counts
+
+    def _queries(self, some: np.ndarray | slice) -> Int[np.ndarray, " Lk"]:
+        """How many of some queries see each key, without a mask."""
+        low, high = self.low[some], self.high[some]
+        if self._segments is None:
+            return _covered(low, high, self._Lk)
+        of_queries, of_keys = self._segments[0][some], self._segments[1]
+        counts = np.zeros(self._Lk, np.int64)
+        for number, positions in _by_id(of_keys):
+            of_it = of_queries == number
+            first, last = (np.searchsorted(positions, x[of_it]) for x in (low, high))
+            counts[positions] = _covered(first, last, len(positions))
+        return counts
+
+    def in_blocks(
+        self,
+        of_queries: Int[np.ndarray, " Lq"],
+        of_keys: Int[np.ndarray, " Lk"],
+        counts: tuple[int, int],
+    ) -> Int[np.ndarray, "heads queries keys"]:
+        """How many pairs of each block of queries and block of keys are unmasked.
+
+        Args:
+            of_queries, of_keys: the block of each; negative for none.
+            counts: how many there are.
+        """
+        if self._mask is None:
+            found = np.zeros((1, *counts), np.int64)
+            for number, queries in _by_id(of_queries):
+                if number >= 0:
+                    found[0, number] = fold_groups(self._queries(queries), of_keys, counts[1])
+            return found
+        found = np.zeros((len(self._mask), *counts), np.int64)
+        for rows, seen in self._blocks():
+            cells = fold_groups(seen.astype(np.int64), of_keys, counts[1])
+            columns = fold_groups(cells.swapaxes(1, 2), of_queries[rows], counts[0])
+            found += columns.swapaxes(1, 2)
+        return found
+
     def _blocks(self) -> Iterator[tuple[slice, Bool[np.ndarray, "heads rows Lk"]]]:
         """Whether each pair is unmasked, some rows at a time."""
         Lq, height = len(self.low), max(1, BLOCK_PAIRS // max(1, self._Lk))
@@ -255,6 +301,28 @@ class Seen:
             rows = slice(start, min(start + height, Lq))
             found = self._by_rules(np.arange(Lq)[rows, None], np.arange(self._Lk))[None]
             yield rows, found if self._mask is None else found & part(self._mask, ALL, rows)
+
+
+def sees(call: Call) -> list[Seen]:
+    """What each batch element of a call sees; one object where that is known to be the same."""
+    B, Hq, *_ = call.sizes
+    same = Visibility(call, NumpyArrays().arange).uniform
+    if same and (call.mask is None or len(call.mask) == 1) and B:
+        return [Seen(call.of_heads(range(1), range(Hq)))] * B
+    return [Seen(call.of_heads(range(b, b + 1), range(Hq))) for b in range(B)]
+
+
+def _by_id(ids: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    """Each id with its positions, which rise."""
+    order = np.argsort(ids, kind="stable")
+    found, starts = np.unique(ids[order], return_index=True)
+    yield from zip(found.tolist(), np.split(order, starts[1:]))
+
+
+def _covered(low: np.ndarray, high: np.ndarray, n: int) -> np.ndarray:
+    """How many of the intervals from low to high hold each of n positions."""
+    steps = np.bincount(low, minlength=n + 1) - np.bincount(high, minlength=n + 1)
+    return np.cumsum(steps)[:n]
 
 
 def picked(x: Any, queries: np.ndarray, keys: np.ndarray) -> Any:

@@ -67,7 +67,7 @@ def weights_html(weights: "AttentionWeights", pictures: int = 8) -> str:
             index = (*index[:-1], weights.head_numbers[index[-1]])
         label = "weights" + (str(list(index)) if index else "")
         shown.append(_figure(weights.matrix(*index), label, 128))
-    return _html(repr(weights), shown, heads)
+    return _html(repr(weights).splitlines()[0], shown, heads)
 
 
 def recording_html(recording: "Recording", pictures: int = 24) -> str:

@@ -30,6 +30,7 @@ from regard._base.types import (
 )
 from regard._call.call import Call
 from regard._call.checks import read_call
+from regard._weights.linear import LinearForms, described
 from regard._weights.origin import Origin
 from regard._weights.parts import (
     basic_index,
@@ -77,12 +78,12 @@ class WeightsSummary(NamedTuple, Generic[ArrayT, IndexT]):
     pooled: ArrayT
 
 
-class AttentionWeights(Generic[ArrayT]):
+class AttentionWeights(LinearForms[ArrayT]):
     """The weights ``(..., Hq, Lq, Lk)`` of an attention, computed on request.
 
-    Rows, blocks, reductions and heatmaps are recomputed exactly from query and key, in memory
-    linear in the lengths. Results have the array type and device of the query, and float32, or
-    float64 for a float64 query; there is no gradient. The weights are those before dropout.
+    Rows, blocks, products, reductions and heatmaps are recomputed exactly from query and key, in
+    memory linear in the lengths. Results have the array type and device of the query, and float32,
+    or float64 for a float64 query; there is no gradient. The weights are those before dropout.
     Query, key and the other arrays are held, not copied; ``copy`` makes weights with arrays of
     their own. Writes into tensors are detected, writes into NumPy arrays and tensors of
     ``torch.inference_mode`` are not: copy the weights before you write into these.
@@ -311,16 +312,22 @@ class AttentionWeights(Generic[ArrayT]):
         (found,) = self._ask(PerQuery(self._call, "distance"))
         return found
 
-    def received(self, how: ReceivedHow = "sum") -> ArrayT:
-        """``(..., Hq, Lk)``: the weights that every key receives from all queries.
+    def received(self, how: ReceivedHow = "sum", queries: slice | None = None) -> ArrayT:
+        """``(..., Hq, Lk)``: the weights that every key receives from all queries, or from some.
 
         Args:
-            how: ``"sum"``, ``"mean"`` over the Lq queries, or ``"max"``.
+            how: ``"sum"``; ``"seen"``, the mean over the queries that see the key, 0 of none;
+                ``"mean"`` over all queries, also those to which it is masked; or ``"max"``.
+            queries: from which, with any positive step; by default all.
 
         Raises:
-            ValueError: another ``how``.
+            ValueError: another ``how``, or a negative step.
+            TypeError: no slice.
+
+        Source: Zhang et al. 2023 (H2O) for sums, Li et al. 2024 (SnapKV) for the last queries.
         """
-        (found,) = self._ask(Received(self._call, how))
+        part = self if queries is None else self.part(queries)
+        (found,) = part._ask(Received(part._call, how))
         return found
 
     @overload
@@ -540,12 +547,17 @@ class AttentionWeights(Generic[ArrayT]):
         is_by_head = self._call.heads and not self._call.leading
         return (self[i] for i in (self.head_numbers if is_by_head else range(len(self))))
 
-    def __repr__(self) -> str:
+    @property
+    def _line(self) -> str:
         heads = "" if self._numbers is None else f" of {told_heads(self._numbers)}"
         return (
             f"AttentionWeights{self.shape} {self._dtype_name}{heads}, computed when asked for; "
             f"whole: {bytes_text(self.nbytes)}"
         )
+
+    def __repr__(self) -> str:
+        """One line, and below it the numbers of up to 1,000 weights."""
+        return described(self, self._line)
 
     def _repr_html_(self) -> str:
         from regard._showing.picture import weights_html

@@ -11,6 +11,7 @@ from regard._base.arrays import accumulating_name, arrays_of
 from regard._base.errors import ShapeError
 from regard._base.types import ArrayT, IndexT
 from regard._call.call import Call
+from regard._call.visible import sees
 
 
 class TopKeys(NamedTuple, Generic[ArrayT, IndexT]):
@@ -63,19 +64,22 @@ class PerQuery:
 
 
 class Received:
-    """For each key the sum, mean or maximum over the queries."""
+    """For each key the sum, mean or maximum over the queries; "seen": the mean over its own."""
 
     def __init__(self, call: Call, how: str) -> None:
-        if how not in ("sum", "mean", "max"):
-            raise ValueError(f"received: how is {how!r}; 'sum', 'mean' or 'max' is needed.")
+        if how not in ("sum", "seen", "mean", "max"):
+            raise ValueError(f"received: how is {how!r}; 'sum', 'seen', 'mean' or 'max' is needed.")
         B, Hq, _, Lq, Lk = call.sizes
-        self._how, self._queries = how, max(Lq, 1)
+        self._call, self._how, self._queries = call, how, max(Lq, 1)
         self._out = arrays_of(call.query).full((B, Hq, Lk), 0.0, "float64")  # sums over T rows
 
     def fields(self) -> dict[str, Any]:
         return {"received_max" if self._how == "max" else "received": self._out}
 
     def result(self) -> Any:
+        if self._how == "seen" and self._call.sizes[0]:
+            queries = np.stack([np.maximum(x.queries, 1) for x in sees(self._call)])
+            return self._out / arrays_of(self._call.query).array(self._out, queries)
         return self._out / self._queries if self._how == "mean" else self._out
 
 
