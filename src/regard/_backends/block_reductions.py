@@ -86,14 +86,14 @@ def _distance(block: WeightBlock) -> Any:
 
 
 class _Weights:
-    """The weights themselves, of a single head: ``(Lq, Lk)``."""
+    """The weights themselves."""
 
     def __init__(self, xp: Arrays, call: Call, fields: Fields) -> None:
         self._xp, self._out = xp, fields["weights"]
 
     def update(self, block: WeightBlock) -> None:
-        part = self._out[block.rows, block.keys]
-        part[...] = self._xp.array(part, block.weights[0, 0])
+        part = self._out[(*block.index, block.keys)]
+        part[...] = self._xp.array(part, block.weights)
 
     def finish(self) -> None: ...
 

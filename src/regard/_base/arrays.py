@@ -66,6 +66,9 @@ class Arrays(Protocol):
     def full(self, shape: tuple[int, ...], fill: float, dtype: str) -> Any:
         """A new array that holds one number."""
 
+    def zeros(self, shape: tuple[int, ...], dtype: str) -> Any:
+        """A new array of zeros, whose memory is touched when it is written to if the system can."""
+
     def cast(self, x: Any, dtype: str) -> Any:
         """x in a dtype; float32 for float64 on a device that has none."""
 
@@ -95,6 +98,9 @@ class Arrays(Protocol):
 
     def take(self, x: Any, indices: Any) -> Any:
         """``x[..., indices]`` for indices of NumPy."""
+
+    def flip(self, x: Any, axes: list[int]) -> Any:
+        """A copy, backwards along some axes."""
 
     def gather(self, x: Any, indices: Any) -> Any:
         """An entry of x for each index, along the last axis."""
@@ -136,6 +142,9 @@ class NumpyArrays:
 
     def full(self, shape: tuple[int, ...], fill: float, dtype: str) -> Any:
         return np.full(shape, fill, dtype)
+
+    def zeros(self, shape: tuple[int, ...], dtype: str) -> Any:
+        return np.zeros(shape, dtype)
 
     def cast(self, x: Any, dtype: str) -> Any:
         return x.astype(dtype, copy=False)
@@ -194,6 +203,9 @@ class NumpyArrays:
 
     def take(self, x: Any, indices: Any) -> Any:
         return x[..., indices]
+
+    def flip(self, x: Any, axes: list[int]) -> Any:
+        return np.flip(x, tuple(axes)).copy()
 
     def gather(self, x: Any, indices: Any) -> Any:
         return np.take_along_axis(x, indices, -1)

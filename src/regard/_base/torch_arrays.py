@@ -54,6 +54,11 @@ class TorchArrays:
     def full(self, shape: tuple[int, ...], fill: float, dtype: str) -> Tensor:
         return torch.full(shape, fill, dtype=self._dtype(dtype), device=self.device)
 
+    def zeros(self, shape: tuple[int, ...], dtype: str) -> Tensor:
+        if self.device.type == "cpu":  # torch would write the zeros
+            return torch.from_numpy(np.zeros(shape, dtype))
+        return self.full(shape, 0.0, dtype)
+
     def cast(self, x: Tensor, dtype: str) -> Tensor:
         return x.to(self._dtype(dtype))
 
@@ -103,6 +108,9 @@ class TorchArrays:
 
     def take(self, x: Tensor, indices: Any) -> Tensor:
         return x[..., torch.as_tensor(np.ascontiguousarray(indices), device=x.device)]
+
+    def flip(self, x: Tensor, axes: list[int]) -> Tensor:
+        return x.flip(axes)
 
     def gather(self, x: Tensor, indices: Tensor) -> Tensor:
         return x.gather(-1, indices)

@@ -36,6 +36,9 @@ from regard._weights.parts import (
     counts_from_0,
     element,
     part_of,
+    picked,
+    runs,
+    sharing_runs,
     spaced,
     span,
     told_heads,
@@ -489,16 +492,12 @@ class AttentionWeights(Generic[ArrayT]):
             "weights", shape, 8 * np.dtype(self._dtype_name).itemsize,
             "Ask for a part: weights[0, head, i], weights.pool(...)",
         )  # fmt: skip
-        flat = (batch.size, heads.size, rows.size, columns.size)
-        out = xp.full(flat, 0.0, self._dtype_name)
-        if 0 not in flat:
-            rows = rows.reshape(-1)
-            if self._statistics.backend.reads_statistics:  # of all heads together
-                asked = zip(self._place, (span(batch), span(heads), spaced(rows)))
-                self._statistics.learn(Place(*(part[x] for part, x in asked)))
-            for i, b in enumerate(batch.reshape(-1).tolist()):
-                for j, h in enumerate(heads.reshape(-1).tolist()):
-                    self._fill(out[i, j], b, h, rows, columns.reshape(-1))
+        axes = [x.reshape(-1) for x in (batch, heads, rows, columns)]
+        out = xp.zeros(tuple(x.size for x in axes), self._dtype_name)
+        if 0 not in out.shape:
+            self._fill(out, *axes)
+            if down := [axis for axis in (1, 2, 3) if axes[axis][0] > axes[axis][-1]]:
+                out = xp.flip(out, down)
         found: ArrayT = out.reshape(shape) if shape or self._call.is_torch else out.reshape(())[()]
         return found
 
@@ -507,21 +506,38 @@ class AttentionWeights(Generic[ArrayT]):
         heads = len(self._call.leading) if self._call.heads else -1
         return basic_index(index, self.shape, heads, self._numbers)
 
-    def _fill(self, out: Any, b: int, h: int, rows: np.ndarray, columns: np.ndarray) -> None:
-        """Writes the chosen rows, evenly spaced ones, and columns of one head."""
-        xp, into = arrays_of(self._call.query), np.argsort(rows)
-        for low, high, block in self._head(b, h).part(spaced(rows))._row_blocks():
-            out[into[low:high]] = xp.take(block, columns)
+    def _fill(
+        self, out: Any, batch: np.ndarray, heads: np.ndarray, rows: np.ndarray, columns: np.ndarray
+    ) -> None:
+        """Writes chosen weights, with heads, rows and columns upwards: as many as can be at once.
 
-    def _row_blocks(self) -> Iterator[tuple[int, int, Any]]:
-        """``(low, high, weights)`` of all rows of a single matrix: ``(rows, Lk)``."""
-        Lq, Lk = self.shape
-        height = max(64, 2**20 // max(Lk, 1))
-        for low in range(0, Lq, height):
-            rows = slice(low, min(low + height, Lq), 1)
-            block = arrays_of(self._call.query).full((rows.stop - low, Lk), 0.0, self._dtype_name)
-            self.part(rows)._reduce({"weights": block})
-            yield low, rows.stop, block
+        Heads, rows and columns are evenly spaced; elements of the batch need not be.
+        """
+        call, (h, i, j) = self._call, (spaced(x) for x in (heads, rows, columns))
+        _, Hq, Hkv, *_ = call.sizes
+        if self._statistics.backend.reads_statistics:  # of all heads together
+            asked = zip(self._place, (span(batch), h, i))
+            self._statistics.learn(Place(*(part[x] for part, x in asked)))
+        sharing = list(sharing_runs(range(Hq)[h], Hq // Hkv))
+        for at, b in runs(batch, 1 if len(sharing) > 1 else batch.size):
+            done = 0
+            for some in sharing:
+                of = slice(done, done := done + len(some))
+                self._of_heads(b, some).part(i)._write(out[at, of], j)
+
+    def _write(self, out: Any, columns: slice) -> None:
+        """Writes the weights of some keys into zeros ``(B, Hq, Lq, keys)``, contiguous."""
+        *_, Lq, Lk = self._call.sizes
+        every = len(range(*columns.indices(Lk))) == Lk
+        if every or self._statistics.backend.reads_statistics:
+            self.part(None, columns)._reduce({"weights": out})
+            return
+        for b, h in np.ndindex(*out.shape[:2]):  # it would compute the rows for their statistics
+            for low in range(0, Lq, height := max(64, 2**20 // Lk)):
+                part = self._head(b, h).part(slice(low, low + height))
+                block = arrays_of(out).zeros((1, 1, *part.shape), self._dtype_name)
+                part._reduce({"weights": block})
+                out[b, h, low : low + height] = block[0, 0, :, columns]
 
     def __array__(
         self, dtype: DTypeLike | None = None, copy: bool | None = None
@@ -672,6 +688,11 @@ class AttentionWeights(Generic[ArrayT]):
         found = one.query[0], one.key[0], None
         options = one.options_of(0)
         return Layer(*found, head_numbers=self._numbers, weights_only=self._weights_only, **options)
+
+    def _of_heads(self, b: range, h: range) -> AttentionWeights[ArrayT]:
+        """Those of some batch elements and of heads that share keys, or share none."""
+        place = self._place._replace(b=picked(self._place.b, b), h=picked(self._place.h, h))
+        return self._part(self._call.of_heads(b, h), place)
 
     def _head(self, b: int, h: int) -> AttentionWeights[ArrayT]:
         """The matrix of query head h of batch element b."""
