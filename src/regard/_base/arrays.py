@@ -94,7 +94,10 @@ class Arrays(Protocol):
         """The maximum along an axis; −∞ of none."""
 
     def top(self, x: Any, k: int) -> tuple[Any, Any]:
-        """The k largest along the last axis, largest first, with their indices; first of equals."""
+        """The k largest along the last axis, largest first, with their indices; any of equals."""
+
+    def first_top(self, x: Any, k: int) -> tuple[Any, Any]:
+        """``top``, but of equals the first; of those that are 0, any. No NaN, k at least 1."""
 
     def take(self, x: Any, indices: Any) -> Any:
         """``x[..., indices]`` for indices of NumPy."""
@@ -200,6 +203,19 @@ class NumpyArrays:
         values = np.take_along_axis(x, indices, -1)
         order = np.argsort(-values, axis=-1, kind="stable")
         return np.take_along_axis(values, order, -1), np.take_along_axis(indices, order, -1)
+
+    def first_top(self, x: Any, k: int) -> tuple[Any, Any]:
+        values, indices = self.top(x, k)
+        least = values[..., -1:]
+        if (((x >= least).sum(-1, keepdims=True) > k) & (least > 0)).any():
+            above, equal = x > least, x == least
+            room = k - above.sum(-1, keepdims=True)
+            chosen = above | (equal & (equal.cumsum(-1) <= room))
+            indices = np.nonzero(chosen)[-1].reshape(values.shape)
+            values = np.take_along_axis(x, indices, -1)
+            order = np.argsort(-values, axis=-1, kind="stable")
+            values, indices = (np.take_along_axis(y, order, -1) for y in (values, indices))
+        return values, indices
 
     def take(self, x: Any, indices: Any) -> Any:
         return x[..., indices]

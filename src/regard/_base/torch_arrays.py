@@ -106,6 +106,19 @@ class TorchArrays:
         values, indices = x.topk(k, dim=-1)
         return values, indices
 
+    def first_top(self, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        values, indices = x.topk(k, dim=-1)
+        least = values[..., -1:]
+        if (((x >= least).sum(-1, keepdim=True) > k) & (least > 0)).any():
+            above, equal = x > least, x == least
+            room = k - above.sum(-1, keepdim=True)
+            chosen = above | (equal & (equal.cumsum(-1) <= room))
+            indices = chosen.nonzero(as_tuple=True)[-1].reshape(values.shape)
+        else:
+            indices = indices.sort(-1).values
+        values, order = x.gather(-1, indices).sort(dim=-1, descending=True, stable=True)
+        return values, indices.gather(-1, order)
+
     def take(self, x: Tensor, indices: Any) -> Tensor:
         return x[..., torch.as_tensor(np.ascontiguousarray(indices), device=x.device)]
 
