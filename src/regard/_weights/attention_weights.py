@@ -15,6 +15,7 @@ from regard._base.arrays import accumulating_name, arrays_of, is_tensor
 from regard._base.errors import UnsupportedError
 from regard._base.settings import bytes_text, require_materializable
 from regard._base.types import (
+    AlignHow,
     Array,
     ArrayT,
     BackendName,
@@ -30,6 +31,7 @@ from regard._base.types import (
 )
 from regard._call.call import Call
 from regard._call.checks import read_call
+from regard._weights.alignment import Alignment, aligned, chosen_heads
 from regard._weights.origin import Origin
 from regard._weights.parts import (
     basic_index,
@@ -414,6 +416,60 @@ class AttentionWeights(Generic[ArrayT]):
         pools = {plane: Pool(part._call, size, plane) for plane in planes}
         pictures = dict(zip(pools, part._ask(*pools.values())))
         return tuple(pictures[plane] for plane in how) if isinstance(how, tuple) else pictures[how]
+
+    @overload
+    def align(
+        self: AttentionWeights[NDArray[FloatingT]],
+        heads: Sequence[int] | None = None,
+        how: AlignHow = "dtw",
+        *,
+        median_filter_width: int = 7,
+        normalise: bool = True,
+    ) -> Alignment[NDArray[FloatingT], NDArray[np.int64]]: ...
+    @overload
+    def align(
+        self,
+        heads: Sequence[int] | None = None,
+        how: AlignHow = "dtw",
+        *,
+        median_filter_width: int = 7,
+        normalise: bool = True,
+    ) -> Alignment[ArrayT, ArrayT]: ...
+    def align(
+        self,
+        heads: Sequence[int] | None = None,
+        how: AlignHow = "dtw",
+        *,
+        median_filter_width: int = 7,
+        normalise: bool = True,
+    ) -> Alignment[Any, Any]:
+        """Aligns queries to keys, as the words of a transcript are to their times in the sound.
+
+        The weights of each head are standardised, smoothed, and averaged over the heads; through
+        that matrix goes the path with the largest sum, from the first pair to the last. Of equal
+        paths it stays with its query. Time and memory are those of one matrix: ``Lq · Lk``.
+
+        Args:
+            heads: which, of ``head_numbers``; by default all. ``regard.align`` takes heads of
+                several layers.
+            how: ``"dtw"``, dynamic time warping: the path goes on by one query, one key or both.
+            median_filter_width: in keys, odd; 1 leaves the weights as they are. Ends are
+                reflected; fewer keys than half of it are not smoothed.
+            normalise: whether weights count by their difference from the key's mean over the
+                queries, in its standard deviations (z-score). A key of equal weights counts 0.
+
+        Returns:
+            ``(query, key, first, matrix)``: the path, ``first`` the key at which each query begins.
+
+        Raises:
+            IndexError: no such head, or heads of weights without that axis.
+            TypeError: heads is an int, or the width is none.
+            ValueError: another ``how``, an even width, no head, or weights of NaN.
+            MaterializeError: a matrix is above the limit.
+
+        Source: Radford et al. 2022, whose implementation is whisper/timing.py.
+        """
+        return aligned(list(chosen_heads(self, heads)), how, median_filter_width, normalise)
 
     @overload
     def summary(
