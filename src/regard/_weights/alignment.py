@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, overload
 
 import numpy as np
 
 from regard._base.arrays import arrays_of, to_numpy
 from regard._base.errors import ShapeError
 from regard._base.settings import require_materializable
-from regard._base.types import AlignHow, ArrayT, Float, IndexT, Int
+from regard._base.types import AlignHow, ArrayT, Float, FloatingT, IndexT, Int
 from regard._weights.parts import place_of
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from regard._weights.attention_weights import AttentionWeights
 
 BLOCK = 2**16  # numbers that are smoothed together: they stay in the cache
@@ -43,8 +45,26 @@ class Alignment(NamedTuple, Generic[ArrayT, IndexT]):
     """``(..., Lq, Lk)`` what the path has the largest sum of: the mean over the heads."""
 
 
+@overload
+def align(
+    layers: Sequence[AttentionWeights[NDArray[FloatingT]]],
+    heads: Sequence[Sequence[int]],
+    how: AlignHow = "dtw",
+    *,
+    median_filter_width: int = 7,
+    normalise: bool = True,
+) -> Alignment[NDArray[FloatingT], NDArray[np.int64]]: ...
+@overload
 def align(
     layers: Sequence[AttentionWeights[ArrayT]],
+    heads: Sequence[Sequence[int]],
+    how: AlignHow = "dtw",
+    *,
+    median_filter_width: int = 7,
+    normalise: bool = True,
+) -> Alignment[ArrayT, ArrayT]: ...
+def align(
+    layers: Sequence[AttentionWeights[Any]],
     heads: Sequence[Sequence[int]],
     how: AlignHow = "dtw",
     *,

@@ -356,7 +356,7 @@ class AttentionWeights(Generic[ArrayT]):
 
         Strongest first, of equal weights the lower query, then the lower key; at most ``Lq · Lk``;
         −1, −1, 0.0 where no pair with a weight is left. Where the row statistics are known, as
-        after a forward pass, it costs no more than n rows.
+        after a forward pass, it reads about n rows.
 
         Raises:
             ValueError: n is negative.
