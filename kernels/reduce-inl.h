@@ -43,6 +43,7 @@ struct ReduceMemory {
   Rows<E> rows;
   Real* scores;  // [kKeys][rows]
   typename E::Word* keys;
+  typename E::Word* lone;  // of multiply_lone
   Normalisers<E> normalisers;
   Real* position;  // [rows]: of the query, among the keys
   Bins<E> bins;
@@ -68,6 +69,7 @@ struct ReduceMemory {
     rows.q = scratch.take<typename E::Word>(query_words<E>(p));
     scores = scratch.take<Real>(kKeys * E::rows);
     keys = scratch.take<typename E::Word>(kKeys * E::words(p.D));
+    lone = scratch.take<typename E::Word>(lone_words<E>(p));
     for (Real** x : {&position, &threshold, &pair_threshold}) *x = scratch.take<Real>(E::rows);
     for (double** x : {&sum, &entropy, &distance}) *x = scratch.take<double>(E::rows);
     const int64_t sorted = r.k <= kSortedInLanes ? r.k : 0;
@@ -517,8 +519,12 @@ static void reduce_tile(const Reduce& r, const Scaling<E>& scaling, ReduceMemory
   const int keys = int(m.rows.high - j0 < kKeys ? m.rows.high - j0 : kKeys);
   if (!mask_shows(p, m.rows, j0, keys)) return;
   const TileMask tile_mask = tile_mask_of(m.rows, j0, keys);
-  const Matrix k = as_rows<E>(p.key.at(m.rows.b, kv, j0), p.key.strides[2], keys, p.D, m.keys);
-  multiply_keys<E>(p, m.rows, tile_mask, kv, j0, keys, k, m.scores);
+  if (m.rows.count <= kLoneRows && kLoneRows <= E::lanes && !few_queries<E>(p)) {
+    multiply_lone<E>(p, m.rows, kv, j0, keys, m.lone, m.scores);
+  } else {
+    const Matrix k = as_rows<E>(p.key.at(m.rows.b, kv, j0), p.key.strides[2], keys, p.D, m.keys);
+    multiply_keys<E>(p, m.rows, tile_mask, kv, j0, keys, k, m.scores);
+  }
   if (!(tile_mask.fully_visible && scaling.raw && !p.mask && !p.key_ids))
     finish_scores<E>(p, m.rows, tile_mask, scaling, j0, keys, m.scores, nullptr);
   if (r.k && r.k <= kSortedInLanes)

@@ -12,7 +12,7 @@ from recordings import numbers
 from regard import AttentionWeights
 from regard._backends.kernel import Kernel
 from regard.recording import Layer
-from strategies import to_torch
+from strategies import to_dtype, to_torch
 from ways import NAMED, by_ways
 
 Lq, Lk = 150, 170
@@ -246,6 +246,19 @@ def test_several_heads_at_once_have_the_weights_of_each(data, way):
         each = [weights._head(b, h).part()[:] for b, h in np.ndindex(sizes[:2])]
         expected = np.stack([np.asarray(x) for x in each]).reshape(sizes)[index]
         np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])
+@pytest.mark.parametrize("D", [1, 17, 128, 301])
+def test_a_few_rows_have_the_bits_of_all(D, dtype):
+    """Keys are in the lanes for up to four rows, queries for more; sums are added in one order."""
+    q, k = (to_dtype(numbers(1, H, L, D), dtype) for H, L in ((4, 70), (2, 301)))
+    k[0, 0, 290] = np.nan
+    for options in ({}, {"causal": True, "softcap": 4.0}, {"key_lengths": 290, "window": (99, 3)}):
+        weights = AttentionWeights(q, k, **options)
+        whole = np.asarray(weights)
+        for rows in (0, 69, slice(3, 5), slice(60, 63), slice(10, None, 17), slice(40, 45)):
+            np.testing.assert_array_equal(weights[:, :, rows], whole[:, :, rows])
 
 
 @pytest.mark.parametrize(
