@@ -127,6 +127,8 @@ struct Reduce {
   void* pooled_mass;      // likewise, of the mean over the queries; NaN in both: no visible pair
   int64_t bins[2];
   int64_t n;            // number of strongest pairs
+  const int64_t* rows;  // (B, Hq, row_count), rising: where these are searched for; null: all
+  int64_t row_count;    // with `rows`, no other reduction
   int64_t* pair_query;  // (B, Hq, n)
   int64_t* pair_key;
   void* pair_weight;  // Real

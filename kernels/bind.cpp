@@ -121,7 +121,8 @@ struct Read {
   regard::Intervals intervals;
   regard::MaskBlocks blocks;
 
-  Read(const Call& call, int threads) : problem(problem_of(call)) {
+  // A mask is read whole for what it hides everywhere, unless a `few` rows are all that is read.
+  Read(const Call& call, int threads, bool few = false) : problem(problem_of(call)) {
     regard::Problem& p = problem;
     const auto enough = static_cast<size_t>(p.B);
     if (call.starts.size() != enough || call.lengths.size() != enough)
@@ -144,7 +145,7 @@ struct Read {
                                       .interval_last = at<const int64_t>(call.interval_last),
                                       .shared_interval_first = call.shared_interval_first,
                                       .shared_interval_last = call.shared_interval_last});
-    if (p.mask) read_mask(threads);
+    if (p.mask && !few) read_mask(threads);
     p.first = intervals.first.data(), p.last = intervals.last.data();
     p.interval_heads = intervals.heads;
     p.query_ids = intervals.query_ids.empty() ? nullptr : intervals.query_ids.data();
@@ -289,7 +290,8 @@ struct Asked {
   uintptr_t top_values = 0, top_keys = 0, received = 0, received_max = 0;
   uintptr_t pooled_max = 0, pooled_mass = 0;
   std::array<int64_t, 2> bins{1, 1};
-  int64_t n = 0;
+  int64_t n = 0, row_count = 0;
+  uintptr_t rows = 0;
   uintptr_t pair_query = 0, pair_key = 0, pair_weight = 0;
   using Pair = std::array<int64_t, 2>;
   uintptr_t product = 0, product_with = 0, transposed = 0, transposed_with = 0;
@@ -307,7 +309,7 @@ regard::Operand operand(uintptr_t address, const Asked::Pair& strides, int64_t c
 
 void reduce(const Call& call, const Asked& asked, int threads) {
   const regard::Target& target = regard::target();
-  const Read read(call, threads);
+  const Read read(call, threads, asked.rows != 0);
   regard::Reduce r{
       .problem = &read.problem,
       .maximum = at<void>(asked.maximum),
@@ -329,6 +331,8 @@ void reduce(const Call& call, const Asked& asked, int threads) {
       .pooled_mass = at<void>(asked.pooled_mass),
       .bins = {asked.bins[0], asked.bins[1]},
       .n = asked.n,
+      .rows = at<int64_t>(asked.rows),
+      .row_count = asked.row_count,
       .pair_query = at<int64_t>(asked.pair_query),
       .pair_key = at<int64_t>(asked.pair_key),
       .pair_weight = at<void>(asked.pair_weight),
@@ -438,6 +442,8 @@ void bind_asked(nb::module_& m) {
       .def_rw("pooled_mass", &Asked::pooled_mass)
       .def_rw("bins", &Asked::bins)
       .def_rw("n", &Asked::n)
+      .def_rw("rows", &Asked::rows)
+      .def_rw("row_count", &Asked::row_count)
       .def_rw("pair_query", &Asked::pair_query)
       .def_rw("pair_key", &Asked::pair_key)
       .def_rw("pair_weight", &Asked::pair_weight)

@@ -197,10 +197,10 @@ static inline Vec<typename E::Real>& vector_at(typename E::Real* x, int j, int v
 }
 
 // Fills query pointers, indices and visible key intervals of up to E::rows rows: those from row0
-// on, of `all` rows of the heads from h0 on.
+// on, of `all` rows of the heads from h0 on; or, where queries of h0 are `listed`, of these.
 template <class E>
 static void describe_rows(const Problem& p, Rows<E>& rows, int64_t b, int64_t h0, int64_t row0,
-                          int64_t all) {
+                          int64_t all, const int64_t* listed = nullptr) {
   constexpr int n = E::lanes;
   rows.b = b;
   rows.count = int(all - row0 < E::rows ? all - row0 : E::rows);
@@ -214,6 +214,7 @@ static void describe_rows(const Problem& p, Rows<E>& rows, int64_t b, int64_t h0
       rows.first[i] = rows.last[i] = 0;
       continue;
     }
+    if (listed) q = listed[row0 + i];
     const int64_t at = interval_at(p, b, h, q), first = p.first[at], last = p.last[at];
     rows.head[i] = h, rows.index[i] = q, rows.first[i] = first, rows.last[i] = last;
     rows.query[i] = p.query.at(b, h, q);
@@ -227,7 +228,7 @@ static void describe_rows(const Problem& p, Rows<E>& rows, int64_t b, int64_t h0
     }
     if (first > rows.all_low) rows.all_low = first;
     if (last < rows.all_high) rows.all_high = last;
-    if (++q == p.Lq) q = 0, ++h;
+    if (!listed && ++q == p.Lq) q = 0, ++h;
   }
   for (int v = 0; v < rows.vectors; ++v) {
     if (rows.vector_low[v] < rows.low) rows.low = rows.vector_low[v];

@@ -147,6 +147,46 @@ static void multiply_few(const Problem& p, const Rows<E>& rows, const char* key,
   });
 }
 
+// Up to so many rows of a tile leave most lanes empty: the keys go into the lanes instead.
+constexpr int kLoneRows = 4;
+
+// Words of the memory of multiply_lone: keys as [words(D)][rows], and their products.
+template <class E>
+static int64_t lone_words(const Problem& p) {
+  return (E::words(p.D) + kLoneRows) * E::rows;
+}
+
+// scores[key][row]: the products of the keys from j0 on and of up to kLoneRows queries, with the
+// bits of multiply_keys: their terms are added in the same order.
+template <class E>
+static void multiply_lone(const Problem& p, const Rows<E>& rows, int64_t kv, int64_t j0, int keys,
+                          typename E::Word* memory, typename E::Real* scores) {
+  typedef typename E::Real Real;
+  typedef typename E::Word Word;
+  constexpr int64_t stride = E::rows * int64_t(sizeof(Word));
+  const int64_t words = E::words(p.D);
+  Real* const products = (Real*)(memory + words * E::rows);
+  for (int from = 0; from < keys; from += E::rows) {
+    const int some = keys - from < E::rows ? keys - from : E::rows;
+    const char* key[E::rows];
+    for (int i = 0; i < some; ++i) key[i] = p.key.at(rows.b, kv, j0 + from + i);
+    transpose_rows<E>(key, some, p.D, memory);
+    for (int64_t w = 0; w == 0 || w < words; w += kTerms)
+      (w ? multiply<typename E::Op, true, Epilogue::add>
+         : multiply<typename E::Op, true, Epilogue::set>)((some + E::lanes - 1) / E::lanes,
+                                                          memory + w * E::rows, E::rows,
+                                                          rows.q + w * E::rows, stride,
+                                                          words - w < kTerms ? words - w : kTerms,
+                                                          rows.count, products, E::rows, nullptr,
+                                                          nullptr);
+    for (int i = 0; i < some; ++i) {
+      Vec<Real>& score = vector_at<E>(scores, from + i, 0);
+      score = Vec<Real>{};
+      for (int r = 0; r < rows.count; ++r) score[r] = products[r * E::rows + i];
+    }
+  }
+}
+
 // scores[key][row]: the products of the keys from j0 on, packed as `k`, and the queries to which
 // they are visible.
 template <class E>

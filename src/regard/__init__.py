@@ -7,6 +7,7 @@ from regard._base.settings import get_num_threads, limits, set_num_threads
 from regard._operator.attention import attention, scaled_dot_product_attention
 from regard._showing.gradients import StepsGradients
 from regard._showing.steps import Steps, steps
+from regard._weights.alignment import Alignment, align
 from regard._weights.attention_weights import AttentionWeights, WeightsSummary
 from regard._weights.linear_reductions import Diagonals
 from regard._weights.reductions import Links, TopKeys
@@ -14,6 +15,7 @@ from regard._weights.transposed import TransposedWeights
 from regard.recording import Layer, Recording
 
 __all__ = [
+    "Alignment",
     "AttentionWeights",
     "Diagonals",
     "Layer",
@@ -28,6 +30,7 @@ __all__ = [
     "TransposedWeights",
     "UnsupportedError",
     "WeightsSummary",
+    "align",
     "attention",
     "get_num_threads",
     "limits",

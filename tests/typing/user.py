@@ -59,6 +59,9 @@ def weights_of_numpy(weights: regard.AttentionWeights[Float32], x: Float32) -> N
     assert_type(weights.strongest(), regard.Links[Float32, Int64])
     assert_type(weights.strongest().key, Int64)
     assert_type(weights.strongest().weight, Float32)
+    assert_type(weights.align([0, 2]), regard.Alignment[Float32, Int64])
+    assert_type(weights.align(median_filter_width=5, normalise=False).first, Int64)
+    assert_type(regard.align([weights], [(0, 2)]).matrix, Float32)
     assert_type(weights.pool((8, 8)), Float32)
     assert_type(weights.pool((8, 8), ("max", "mass")), tuple[Float32, ...])
     assert_type(weights.pool(how=("max", "mass"), rows=slice(3)), tuple[Float32, ...])
@@ -79,6 +82,8 @@ def weights_of_torch(t: Tensor) -> None:
     assert_type(weights.diagonals(), regard.Diagonals[Tensor, Tensor])
     assert_type(weights.argmax(), Tensor)
     assert_type(weights.strongest(2), regard.Links[Tensor, Tensor])
+    assert_type(weights.align(), regard.Alignment[Tensor, Tensor])
+    assert_type(regard.align([weights], [[0, 2]]), regard.Alignment[Tensor, Tensor])
     assert_type(weights.summary().received, Tensor)
 
 

@@ -87,14 +87,14 @@ def _distance(block: WeightBlock) -> Any:
 
 
 class _Weights:
-    """The weights themselves, of a single head: ``(Lq, Lk)``."""
+    """The weights themselves."""
 
     def __init__(self, xp: Arrays, call: Call, fields: Fields) -> None:
         self._xp, self._out = xp, fields["weights"]
 
     def update(self, block: WeightBlock) -> None:
-        part = self._out[block.rows, block.keys]
-        part[...] = self._xp.array(part, block.weights[0, 0])
+        part = self._out[(*block.index, block.keys)]
+        part[...] = self._xp.array(part, block.weights)
 
     def finish(self) -> None: ...
 
@@ -147,7 +147,7 @@ class _TopK:
 
 
 class _Strongest:
-    """The n strongest token pairs of each head."""
+    """The n strongest token pairs of each head; of equal weights the lower query, then key."""
 
     def __init__(self, xp: Arrays, call: Call, fields: Fields) -> None:
         self._xp, self._n = xp, fields["n"]
@@ -159,10 +159,9 @@ class _Strongest:
         flat = block.weights.reshape((*block.weights.shape[:2], -1))
         if not flat.shape[-1]:
             return
-        flat = xp.where(xp.isnan(flat), 0.0, flat)
-        new, where = xp.top(flat, min(self._n, flat.shape[-1]))
-        both = [self._weight[at], xp.array(self._weight, new)]
-        weight, order = xp.top(xp.concatenate(both), self._n)
+        flat = xp.array(self._weight, xp.where(xp.isnan(flat), 0.0, flat))  # ties of what is given
+        new, where = xp.first_top(flat, min(self._n, flat.shape[-1]))
+        weight, order = xp.first_top(xp.concatenate([self._weight[at], new]), self._n)
         query = xp.concatenate([self._query[at], where // width + block.rows.start])
         key = xp.concatenate([self._key[at], where % width + block.keys.start])
         present = weight > 0

@@ -12,12 +12,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from regard._backends.strongest import first_rows, largest_weights, rows_that_may_count
 from regard._base.arrays import accumulating_name, dtype_name, is_tensor, to_numpy
 from regard._base.settings import get_num_threads
 from regard._call.call import Call
 from regard._call.checks import check_contents
 from regard._call.options import NUMBERS
 
+FEWER_ROWS = 4  # times fewer than all: then the strongest pairs are searched for in these alone
 LARGEST_NUMBER = 1e30  # largest factor of scores in float32
 LARGEST_HEAD = 576  # the largest that models have: MLA of DeepSeek
 FEW_PRODUCTS = 2**21  # below, starting another thread would take longer
@@ -332,6 +334,8 @@ def reduce(
             into[...] = maximum
             into *= read.factor * math.log(2)
             into += np.log(total.astype(float))
+    if not finds_statistics:
+        _reduce_few_rows(call, read, maximum, total, fields)
     if fields and 0 not in call.sizes:
         asked = kernels.Asked()
         asked.maximum, asked.total = _address(maximum), _address(total)
@@ -356,6 +360,34 @@ def gather(call: Call, maximum: Any, total: Any, queries: np.ndarray, keys: np.n
         given = (_address(x) for x in (maximum, total, queries, keys))
         kernels.gather(read, *given, len(queries), _address(out), _threads(call))
     return out
+
+
+def _reduce_few_rows(
+    call: Call, read: Any, maximum: Any, total: Any, fields: dict[str, Any]
+) -> None:
+    """Takes the strongest pairs out of the fields and fills them, where few rows can have them."""
+    assert kernels is not None
+    B, Hq, _, Lq, Lk = call.sizes
+    if "n" not in fields or not call.whole_rows or 0 in call.sizes:
+        return
+    n = fields["n"]
+    pairs = {name: to_numpy(x) for name, x in fields.items() if name.startswith("pair_")}
+    sinks = None if call.sinks is None else to_numpy(call.sinks)
+    largest = largest_weights(maximum, total, sinks, read.factor)
+    while n * FEWER_ROWS <= Lq:
+        rows, asked = first_rows(largest, n), kernels.Asked()
+        asked.maximum, asked.total = _address(maximum), _address(total)
+        asked.rows, asked.row_count, asked.n = _address(rows), n, fields["n"]
+        for name, x in pairs.items():
+            setattr(asked, name, _address(x))
+        small = B * Hq * n * Lk * (call.query.shape[-1] + 1) < FEW_PRODUCTS
+        kernels.reduce(read, asked, 1 if small else get_num_threads())
+        enough = rows_that_may_count(largest, pairs["pair_query"], pairs["pair_weight"])
+        if enough <= n:
+            for name in ("n", *pairs):
+                del fields[name]
+            return
+        n = enough
 
 
 def gradients(

@@ -106,10 +106,14 @@ class Call(Given):
         return Call.of(**vars(alone) | {"leading": (), "heads": False})
 
     def of_heads(self, b: range, h: range) -> Call:
-        """Some batch elements and query heads: one, or all that share some of the keys."""
+        """Some batch elements and query heads, with any steps.
+
+        The heads share one key head, or none, or are all that share some.
+        """
         group = self.sizes[1] // max(self.sizes[2], 1)
-        shared = slice(h.start // group, -(-h.stop // group)) if group else slice(0, 0)
-        batch, own = slice(b.start, b.stop), slice(h.start, h.stop)
+        apart = h.step // group if group and h.step % group == 0 else 1
+        shared = slice(h.start // group, -(-h.stop // group), apart) if group else slice(0, 0)
+        batch, own = slice(b.start, b.stop, b.step), slice(h.start, h.stop, h.step)
         return self._part(B=batch, H=own, G=shared, leading=(len(b),), heads=True)
 
     def rows(self, part: slice) -> Call:

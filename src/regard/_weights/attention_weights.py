@@ -15,6 +15,7 @@ from regard._base.arrays import accumulating_name, arrays_of, is_tensor, to_nump
 from regard._base.errors import UnsupportedError
 from regard._base.settings import bytes_text, require_materializable
 from regard._base.types import (
+    AlignHow,
     Array,
     ArrayT,
     BackendName,
@@ -30,6 +31,7 @@ from regard._base.types import (
 )
 from regard._call.call import Call
 from regard._call.checks import read_call
+from regard._weights.alignment import Alignment, aligned, chosen_heads
 from regard._weights.differentiable import (
     block_of,
     differentiable,
@@ -44,6 +46,9 @@ from regard._weights.parts import (
     counts_from_0,
     element,
     part_of,
+    picked,
+    runs,
+    sharing_runs,
     spaced,
     span,
     told_heads,
@@ -392,7 +397,9 @@ class AttentionWeights(LinearForms[ArrayT]):
     def strongest(self, n: int = 20) -> Links[Any, Any]:
         """The n strongest token pairs of each matrix: ``(query, key, weight)``, ``(..., Hq, n)``.
 
-        Strongest first, at most ``Lq · Lk``; −1, −1, 0.0 where no pair with a weight is left.
+        Strongest first, of equal weights the lower query, then the lower key; at most ``Lq · Lk``;
+        −1, −1, 0.0 where no pair with a weight is left. Where the row statistics are known, as
+        after a forward pass, it reads about n rows.
 
         Raises:
             ValueError: n is negative.
@@ -452,6 +459,60 @@ class AttentionWeights(LinearForms[ArrayT]):
         pools = {plane: Pool(part._call, size, plane) for plane in planes}
         pictures = dict(zip(pools, part._ask(*pools.values())))
         return tuple(pictures[plane] for plane in how) if isinstance(how, tuple) else pictures[how]
+
+    @overload
+    def align(
+        self: AttentionWeights[NDArray[FloatingT]],
+        heads: Sequence[int] | None = None,
+        how: AlignHow = "dtw",
+        *,
+        median_filter_width: int = 7,
+        normalise: bool = True,
+    ) -> Alignment[NDArray[FloatingT], NDArray[np.int64]]: ...
+    @overload
+    def align(
+        self,
+        heads: Sequence[int] | None = None,
+        how: AlignHow = "dtw",
+        *,
+        median_filter_width: int = 7,
+        normalise: bool = True,
+    ) -> Alignment[ArrayT, ArrayT]: ...
+    def align(
+        self,
+        heads: Sequence[int] | None = None,
+        how: AlignHow = "dtw",
+        *,
+        median_filter_width: int = 7,
+        normalise: bool = True,
+    ) -> Alignment[Any, Any]:
+        """Aligns queries to keys, as the words of a transcript are to their times in the sound.
+
+        The weights of each head are standardised, smoothed, and averaged over the heads; through
+        that matrix goes the path with the largest sum, from the first pair to the last. Of equal
+        paths it stays with its query. Time and memory are those of one matrix: ``Lq · Lk``.
+
+        Args:
+            heads: which, of ``head_numbers``; by default all. ``regard.align`` takes heads of
+                several layers.
+            how: ``"dtw"``, dynamic time warping: the path goes on by one query, one key or both.
+            median_filter_width: in keys, odd; 1 leaves the weights as they are. Ends are
+                reflected; fewer keys than half of it are not smoothed.
+            normalise: whether weights count by their difference from the key's mean over the
+                queries, in its standard deviations (z-score). A key of equal weights counts 0.
+
+        Returns:
+            ``(query, key, first, matrix)``: the path, ``first`` the key at which each query begins.
+
+        Raises:
+            IndexError: no such head, or heads of weights without that axis.
+            TypeError: heads is an int, or the width is none.
+            ValueError: another ``how``, an even width, no head, or weights of NaN.
+            MaterializeError: a matrix is above the limit.
+
+        Source: Radford et al. 2022, whose implementation is whisper/timing.py.
+        """
+        return aligned(list(chosen_heads(self, heads)), how, median_filter_width, normalise)
 
     @overload
     def summary(
@@ -533,19 +594,14 @@ class AttentionWeights(LinearForms[ArrayT]):
             "weights", shape, 8 * np.dtype(self._dtype_name).itemsize,
             "Ask for a part: weights[0, head, i], weights.pool(...)",
         )  # fmt: skip
-        flat = (batch.size, heads.size, rows.size, columns.size)
-        if (graph := differentiable(self._graph)) is not None and 0 not in flat:
-            axes = (x.reshape(-1) for x in (batch, heads, rows, columns))
+        axes = [x.reshape(-1) for x in (batch, heads, rows, columns)]
+        if (graph := differentiable(self._graph)) is not None and all(x.size for x in axes):
             return self._differentiable_block(graph, *axes).reshape(shape)
-        out = xp.full(flat, 0.0, self._dtype_name)
-        if 0 not in flat:
-            rows = rows.reshape(-1)
-            if self._statistics.backend.reads_statistics:  # of all heads together
-                asked = zip(self._place, (span(batch), span(heads), spaced(rows)))
-                self._statistics.learn(Place(*(part[x] for part, x in asked)))
-            for i, b in enumerate(batch.reshape(-1).tolist()):
-                for j, h in enumerate(heads.reshape(-1).tolist()):
-                    self._fill(out[i, j], b, h, rows, columns.reshape(-1))
+        out = xp.zeros(tuple(x.size for x in axes), self._dtype_name)
+        if 0 not in out.shape:
+            self._fill(out, *axes)
+            if down := [axis for axis in (1, 2, 3) if axes[axis][0] > axes[axis][-1]]:
+                out = xp.flip(out, down)
         found: ArrayT = out.reshape(shape) if shape or self._call.is_torch else out.reshape(())[()]
         return found
 
@@ -578,21 +634,38 @@ class AttentionWeights(LinearForms[ArrayT]):
         heads = len(self._call.leading) if self._call.heads else -1
         return basic_index(index, self.shape, heads, self._numbers)
 
-    def _fill(self, out: Any, b: int, h: int, rows: np.ndarray, columns: np.ndarray) -> None:
-        """Writes the chosen rows, evenly spaced ones, and columns of one head."""
-        xp, into = arrays_of(self._call.query), np.argsort(rows)
-        for low, high, block in self._head(b, h).part(spaced(rows))._row_blocks():
-            out[into[low:high]] = xp.take(block, columns)
+    def _fill(
+        self, out: Any, batch: np.ndarray, heads: np.ndarray, rows: np.ndarray, columns: np.ndarray
+    ) -> None:
+        """Writes chosen weights, with heads, rows and columns upwards: as many as can be at once.
 
-    def _row_blocks(self) -> Iterator[tuple[int, int, Any]]:
-        """``(low, high, weights)`` of all rows of a single matrix: ``(rows, Lk)``."""
-        Lq, Lk = self.shape
-        height = max(64, 2**20 // max(Lk, 1))
-        for low in range(0, Lq, height):
-            rows = slice(low, min(low + height, Lq), 1)
-            block = arrays_of(self._call.query).full((rows.stop - low, Lk), 0.0, self._dtype_name)
-            self.part(rows)._reduce({"weights": block})
-            yield low, rows.stop, block
+        Heads, rows and columns are evenly spaced; elements of the batch need not be.
+        """
+        call, (h, i, j) = self._call, (spaced(x) for x in (heads, rows, columns))
+        _, Hq, Hkv, *_ = call.sizes
+        if self._statistics.backend.reads_statistics:  # of all heads together
+            asked = zip(self._place, (span(batch), h, i))
+            self._statistics.learn(Place(*(part[x] for part, x in asked)))
+        sharing = list(sharing_runs(range(Hq)[h], Hq // Hkv))
+        for at, b in runs(batch, 1 if len(sharing) > 1 else batch.size):
+            done = 0
+            for some in sharing:
+                of = slice(done, done := done + len(some))
+                self._of_heads(b, some).part(i)._write(out[at, of], j)
+
+    def _write(self, out: Any, columns: slice) -> None:
+        """Writes the weights of some keys into zeros ``(B, Hq, Lq, keys)``, contiguous."""
+        *_, Lq, Lk = self._call.sizes
+        every = len(range(*columns.indices(Lk))) == Lk
+        if every or self._statistics.backend.reads_statistics:
+            self.part(None, columns)._reduce({"weights": out})
+            return
+        for b, h in np.ndindex(*out.shape[:2]):  # it would compute the rows for their statistics
+            for low in range(0, Lq, height := max(64, 2**20 // Lk)):
+                part = self._head(b, h).part(slice(low, low + height))
+                block = arrays_of(out).zeros((1, 1, *part.shape), self._dtype_name)
+                part._reduce({"weights": block})
+                out[b, h, low : low + height] = block[0, 0, :, columns]
 
     def __array__(
         self, dtype: DTypeLike | None = None, copy: bool | None = None
@@ -751,6 +824,11 @@ class AttentionWeights(LinearForms[ArrayT]):
         found = one.query[0], one.key[0], None
         options = one.options_of(0)
         return Layer(*found, head_numbers=self._numbers, weights_only=self._weights_only, **options)
+
+    def _of_heads(self, b: range, h: range) -> AttentionWeights[ArrayT]:
+        """Those of some batch elements and of heads that share keys, or share none."""
+        place = self._place._replace(b=picked(self._place.b, b), h=picked(self._place.h, h))
+        return self._part(self._call.of_heads(b, h), place)
 
     def _head(self, b: int, h: int) -> AttentionWeights[ArrayT]:
         """The matrix of query head h of batch element b."""

@@ -36,8 +36,6 @@ from regard._weights.reductions import Received, Reduction, TopK
 from regard._weights.transposed import TransposedWeights, from_left
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from numpy.typing import ArrayLike, NDArray
 
     from regard._weights.row_statistics import Place, RowStatistics
@@ -67,7 +65,7 @@ class LinearForms(Generic[ArrayT]):
         def _lse_of_scores(self) -> Any: ...
         def _part(self, call: Call, place: Place, graph: Call | None = None) -> Any: ...
         def _head(self, b: int, h: int) -> Any: ...
-        def _row_blocks(self) -> Iterator[tuple[int, int, Any]]: ...
+        def _write(self, out: Any, columns: slice) -> None: ...
         def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any: ...
         def part(self, rows: slice | None = None, columns: slice | None = None) -> Any: ...
 
@@ -372,12 +370,15 @@ class LinearForms(Generic[ArrayT]):
 
     def _argmax_of_queries(self) -> Any:
         """Block by block of rows."""
-        B, Hq, _, _, Lk = self._call.sizes
-        found = np.zeros((B, Hq, Lk), np.int64)
+        B, Hq, _, Lq, Lk = self._call.sizes
+        found, xp = np.zeros((B, Hq, Lk), np.int64), arrays_of(self._call.query)
         for b, h in np.ndindex(B, Hq):
             largest = np.full(Lk, -1.0)
-            for low, _, block in self._head(b, h)._row_blocks():
-                w = to_numpy(block)
+            for low in range(0, Lq, height := max(64, 2**20 // max(Lk, 1))):
+                part = self._head(b, h).part(slice(low, low + height))
+                block = xp.zeros((1, 1, *part.shape), self._dtype_name)
+                part._write(block, slice(None))
+                w = to_numpy(block)[0, 0]
                 at, top = w.argmax(0), w.max(0)
                 higher = (top > largest) | (np.isnan(top) & ~np.isnan(largest))
                 found[b, h, higher] = low + at[higher]

@@ -26,7 +26,7 @@ class TopKeys(NamedTuple, Generic[ArrayT, IndexT]):
 class Links(NamedTuple, Generic[ArrayT, IndexT]):
     """The strongest token pairs of a matrix, strongest first; -1, -1, 0.0 once there are no more.
 
-    Rows of NaN are left out.
+    Of equal weights the lower query is first, then the lower key. Rows of NaN are left out.
     """
 
     query: IndexT
