@@ -46,6 +46,12 @@ def edit_factors(edits, Hq, Lq, Lk):
     return factors
 
 
+def edit_logs(edits, Hq, Lq, Lk):
+    """Their logarithms, which are added to scores; 0 for pairs that are cut."""
+    factors = edit_factors(edits, Hq, Lq, Lk)
+    return np.log(np.where(factors > 0, factors, 1)).astype(float)
+
+
 def among(span, count):
     """The heads, queries or keys of an edit, of ``count``."""
     if span is None:
@@ -71,7 +77,7 @@ def define(
         if bias is not None:
             s = s + bias.astype(dtype)
         if edits is not None:
-            s = s + np.log(edit_factors(edits, Hq, Lq, Lk)).astype(dtype)
+            s = s + edit_logs(edits, Hq, Lq, Lk).astype(dtype)
         visible = visible_pairs(B, Hq, Lq, Lk, edits=edits, **visibility)
         s = np.where(visible, s, -np.inf)
         m = s.max(-1, keepdims=True, initial=-np.inf)

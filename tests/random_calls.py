@@ -177,7 +177,8 @@ class Draw:
         self._scale(call)
         if self.edits_rng.random() < 0.2:
             counts = math.prod(self.Hq), self.Lq, self.Lk
-            call.options["edits"] = edits(self.edits_rng, *counts)
+            factors = (*FACTORS, 1e-300, 1e300)
+            call.options["edits"] = edits(self.edits_rng, *counts, factors=factors)
         if self.chance(0.05):
             self._first_token(call)
         if self.chance(0.3):
@@ -499,7 +500,10 @@ class Draw:
             call.notes.append("upstream = NaN where nothing is seen")
 
 
-def edits(rng, *counts):
+FACTORS = (0, 0.0, 0.0, 0.5, 1.0, 3.0, 1e-3, 40.0)
+
+
+def edits(rng, *counts, factors=FACTORS):
     """Up to four edits of so many heads, queries and keys: of one, some or all of them."""
 
     def span(count):
@@ -510,7 +514,6 @@ def edits(rng, *counts):
         low -= count * int(low < count and rng.random() < 0.3)
         return None if kind == 0 else slice(low, high if kind == 1 else None)
 
-    factors = [0, 0.0, 0.0, 0.5, 1.0, 3.0, 1e-3, 40.0, 1e-300, 1e300]
     return [
         Edit(*map(span, counts), factors[rng.integers(len(factors))])
         for _ in range(rng.integers(5))

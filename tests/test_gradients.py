@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import regard
-from definition import edit_factors, visible_pairs
+from definition import edit_logs, visible_pairs
 from plain_formula import Errors, differentiate, to_array
 from regard._backends.formula import apply
 from regard._base.arrays import arrays_of
@@ -42,8 +42,7 @@ def plain(q, k, v, options):
     rules = {n: x for n, x in options.items()
              if n not in ("scale", "softcap", "bias", "sinks", "dropout", "seed")}  # fmt: skip
     if "edits" in options:
-        factors = edit_factors(options["edits"], Hq, Lq, k.shape[2]).astype(float)
-        s = s + torch.from_numpy(np.log(np.where(factors > 0, factors, 1)))
+        s = s + torch.from_numpy(edit_logs(options["edits"], Hq, Lq, k.shape[2]))
     visible = torch.from_numpy(visible_pairs(B, Hq, Lq, Lk, **rules))
     e = torch.where(visible, s, -torch.inf)
     top = e.detach().amax(-1, keepdim=True)
