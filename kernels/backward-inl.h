@@ -141,7 +141,7 @@ static void recompute_weights(const Problem& p, BackwardMemory<E>& m, const Tile
   multiply_keys<E>(p, rows, tile_mask, kv, j0, keys, k, m.weights);
   for (int c = 0; value && c < tile_mask.spans; ++c)
     multiply_span<E>(tile_mask.span[c], m.grad, *value, p.Dv, m.dscores);
-  const bool unmasked = tile_mask.fully_visible && scaling.raw && !p.mask && !p.key_ids;
+  const bool unmasked = is_unmasked<E>(p, rows, tile_mask, j0, keys);
   Real* slope = through ? m.slope : nullptr;
   if (!unmasked) finish_scores<E>(p, rows, tile_mask, scaling, j0, keys, m.weights, slope);
   if (p.threshold) draw_keep_mask(p, rows, j0, keys, m.keep_mask);

@@ -182,8 +182,8 @@ static bool bin_attends(const Reduce& r, int64_t head, int64_t row_bin, int64_t 
     const int64_t low = first > j0 ? first : j0, high = last < j1 ? last : j1;
     const Real total = ((const Real*)r.total)[head * p.Lq + i];
     if (low >= high || (has_nan && total == total)) continue;
-    if (!p.mask && !p.key_ids) return true;
-    for (int64_t j = low; j < high; ++j)
+    const int64_t h = head % p.Hq;
+    for (int64_t j = next_uncut(p, h, i, low); j < high; j = next_uncut(p, h, i, j + 1))
       if ((!p.key_ids || p.query_ids[b * p.Lq + i] == p.key_ids[b * p.Lk + j]) &&
           (!p.mask || *(p.mask.at(b, head % p.Hq, i) + j * p.mask.strides[3])))
         return true;
@@ -245,7 +245,7 @@ static void collect_heatmap(const Reduce& r, int64_t head, bool has_nan, uint8_t
       put<Real, real_type<Real>>(at, logs, seen_high - x);
     }
     for (int64_t x = 0; x < C; ++x) row[x] = seen[x] ? row[x] : Real(nan);
-    if (p.mask || p.key_ids)
+    if (p.mask || p.key_ids || any_cut(p))
       for (int64_t x = 0; x < C; ++x)
         if (row[x] == -kInf<Real> && !bin_attends<E>(r, head, y, x, false)) row[x] = Real(nan);
     if (has_nan)
@@ -315,7 +315,8 @@ static void run_collect(const void* pass, int64_t task, char* memory, const Stop
         if (total == total) continue;
         for (int64_t j = p.first[at]; j < p.last[at]; ++j)
           if ((!p.key_ids || p.query_ids[b * p.Lq + i] == p.key_ids[b * p.Lk + j]) &&
-              (!p.mask || *(p.mask.at(b, head % p.Hq, i) + j * p.mask.strides[3])))
+              (!p.mask || *(p.mask.at(b, head % p.Hq, i) + j * p.mask.strides[3])) &&
+              !is_cut(p, head % p.Hq, i, j))
             received[j] = nan;
       }
   }

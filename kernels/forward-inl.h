@@ -246,7 +246,7 @@ static KeyTile key_tile_of(const Problem& p, const ForwardMemory<E>& m, int64_t 
           j0,
           keys,
           tile_mask,
-          tile_mask.fully_visible && raw_scores(p) && !p.mask && !p.key_ids,
+          is_unmasked<E>(p, m.rows, tile_mask, j0, keys),
           m.packed && !nan_safe && j0 % E::pack == 0};
 }
 

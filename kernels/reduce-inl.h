@@ -528,7 +528,7 @@ static void reduce_tile(const Reduce& r, const Scaling<E>& scaling, ReduceMemory
     const Matrix k = as_rows<E>(p.key.at(m.rows.b, kv, j0), p.key.strides[2], keys, p.D, m.keys);
     multiply_keys<E>(p, m.rows, tile_mask, kv, j0, keys, k, m.scores);
   }
-  if (!(tile_mask.fully_visible && scaling.raw && !p.mask && !p.key_ids))
+  if (!is_unmasked<E>(p, m.rows, tile_mask, j0, keys))
     finish_scores<E>(p, m.rows, tile_mask, scaling, j0, keys, m.scores, nullptr);
   if (r.k && r.k <= kSortedInLanes)
     sort_top(r, m, tile_mask, j0);

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import regard
-from definition import visible_pairs
+from definition import edit_logs, visible_pairs
 from plain_formula import Errors, differentiate, to_array
 from regard._backends.formula import apply
 from regard._base.arrays import arrays_of
@@ -24,6 +24,8 @@ GRADCHECK_OPTIONS = [
     {"segments": (torch.arange(5) // 2, torch.arange(7) // 3), "softcap": 0.7, "dropout": 0.2,
      "seed": 3, "query_start": torch.tensor([1, -2]), "causal": True},
     {"intervals": (torch.tensor([[0, 1, 3, 0, 2]]), torch.arange(10).reshape(2, 5))},
+    {"edits": [regard.Edit(1, slice(1, 4), slice(2, 5)), regard.Edit(0, None, 3, 2.5),
+               regard.Edit(-1, 2, None)], "softcap": 2.0},
 ]  # fmt: skip
 
 
@@ -39,6 +41,8 @@ def plain(q, k, v, options):
         s = s + options["bias"]
     rules = {n: x for n, x in options.items()
              if n not in ("scale", "softcap", "bias", "sinks", "dropout", "seed")}  # fmt: skip
+    if "edits" in options:
+        s = s + torch.from_numpy(edit_logs(options["edits"], Hq, Lq, k.shape[2]))
     visible = torch.from_numpy(visible_pairs(B, Hq, Lq, Lk, **rules))
     e = torch.where(visible, s, -torch.inf)
     top = e.detach().amax(-1, keepdim=True)

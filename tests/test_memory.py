@@ -30,7 +30,8 @@ def run(what, q, k, v):
     elif what == "every option":
         n = q.shape[1]
         extra = {"window": (n // 2, 0), "dropout": 0.1, "seed": 1, "softcap": 20.0,
-                 "segments": np.arange(n) // (n // 4), "key_lengths": n - 1}
+                 "segments": np.arange(n) // (n // 4), "key_lengths": n - 1,
+                 "edits": [regard.Edit(0, slice(n // 3, None), slice(n // 2))]}
         if library == "torch":
             extra["segments"] = torch.from_numpy(extra["segments"])
             extra["sinks"] = torch.zeros(1, requires_grad=True)

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from regard._base.errors import MaterializeError, RecordingError, ShapeError, UnsupportedError
 from regard._base.settings import get_num_threads, limits, set_num_threads
+from regard._call.edits import Edit
 from regard._operator.attention import attention, scaled_dot_product_attention
 from regard._showing.gradients import StepsGradients
 from regard._showing.steps import Steps, steps
@@ -18,6 +19,7 @@ __all__ = [
     "Alignment",
     "AttentionWeights",
     "Diagonals",
+    "Edit",
     "Layer",
     "Links",
     "MaterializeError",

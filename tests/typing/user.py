@@ -28,6 +28,9 @@ def operator(x: Float32, t: Tensor, asked: bool) -> None:
     assert_type(either, Tensor | tuple[Tensor, regard.AttentionWeights[Tensor]])
     assert_type(regard.scaled_dot_product_attention(t, t, t, is_causal=True), Tensor)
     assert_type(regard.attention(np.ones((3, 2)), np.eye(2), np.eye(2)), NDArray[np.float64])
+    edits = [regard.Edit(0, slice(3), None, 0.5), regard.Edit(keys=-1)]
+    assert_type(regard.attention(x, x, x, edits=edits), Float32)
+    assert_type(edits[0].factor, float)
     parameter = torch.nn.Parameter(t)
     assert_type(regard.attention(parameter, parameter, parameter), Tensor)
 

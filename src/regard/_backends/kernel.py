@@ -181,6 +181,8 @@ def _read(call: Call) -> tuple[Any, tuple[Any, ...]]:
         if (x := getattr(call, field.name)) is not None:
             setattr(read, field.name, x)
     read.mask, read.bias = _array_ref(call.mask), _array_ref(bias)
+    if call.edit_ranges is not None:
+        read.edits = edits_as_read(call.edit_ranges.tolist(), call.edit_factors.tolist())
     if call.sinks is not None:
         read.sinks = call.sinks.tolist()
     if call.dropout:
@@ -197,6 +199,14 @@ def _read(call: Call) -> tuple[Any, tuple[Any, ...]]:
         read.shared_interval_first, read.shared_interval_last = (len(x) == 1 for x in ends)
         integers += ends
     return read, (q, k, v, bias, integers, call)
+
+
+def edits_as_read(
+    ranges: Sequence[Sequence[int]], factors: Sequence[float]
+) -> list[tuple[tuple[int, ...], float]]:
+    """Edits as ``kernels.Call`` has them: intervals, and the factor's logarithm to base 2."""
+    logs = (math.log2(factor) if factor else -math.inf for factor in factors)
+    return [(tuple(ends), log) for ends, log in zip(ranges, logs)]
 
 
 def _integers(x: Any) -> np.ndarray:
@@ -261,6 +271,7 @@ class Moving(NamedTuple):
     intervals: Any = None  # a pair of (B or 1, Lq), int64 and contiguous
     query_start: Sequence[int] = ()  # B numbers, or none
     key_lengths: Sequence[int] = ()  # likewise
+    edits: Sequence[tuple[tuple[int, ...], float]] = ()  # of ``edits_as_read``
 
 
 NOTHING = Moving()
@@ -301,9 +312,9 @@ class Plan(NamedTuple):
         if moving is NOTHING:
             kernels.forward_of(read, *refs, threads)
             return out
-        mask, intervals, starts, lengths = moving
+        mask, intervals, starts, lengths, edits = moving
         ends = [(_address(x), len(x) == 1) for x in intervals or ()]
-        kernels.forward_with(read, *refs, threads, _array_ref(mask), starts, lengths, ends)
+        kernels.forward_with(read, *refs, threads, _array_ref(mask), starts, lengths, ends, edits)
         return out
 
 

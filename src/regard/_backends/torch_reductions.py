@@ -235,7 +235,7 @@ class Gradient:
     def _of_entropy(self) -> tuple[Tensor, Tensor, Tensor] | None:
         """``dw = −c · (ln w + 1)``, and ``ln w = s − lse``."""
         call = self._call
-        if not call.given.isdisjoint({"bias", "softcap", "edits"}):
+        if not call.given.isdisjoint({"bias", "softcap", "edit_ranges"}):
             return None
         lse = _computed(Asked("lse"), call, self._backend, self._statistics).to(self._dtype)
         c = self._grad.masked_fill(lse == -torch.inf, 0.0)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from regard._base.arrays import is_tensor
+from regard._call.edits import Rectangle, edits_of
 from regard._call.options import ARRAYS, OPTIONS, Given
 
 ALL = slice(None)
@@ -78,6 +79,10 @@ class Call(Given):
         """The options of one batch element, as ``regard.recording.Layer`` takes them."""
         found: dict[str, Any] = {}
         for option in OPTIONS:
+            if option.name == "edits":
+                if self.edit_ranges is not None:
+                    found["edits"] = edits_of(self.edit_ranges, self.edit_factors)
+                continue
             parts = []
             for name, _, axes in option.fields:
                 x = getattr(self, name)
@@ -128,12 +133,8 @@ class Call(Given):
         if len(keys) == self.sizes[4]:
             return self
 
-        def before(x: Any) -> Any:  # how many of the part's keys come before some keys
-            ahead = x.clip(keys.start, max(keys.start, keys.stop)) - keys.start
-            return (ahead + keys.step - 1) // keys.step
-
         ends = ("key_lengths", "interval_first", "interval_last")
-        told = {name: before(x) for name in ends if (x := getattr(self, name)) is not None}
+        told = {name: _before(x, keys) for name in ends if (x := getattr(self, name)) is not None}
         cut = self._part(
             K=slice(keys.start, max(keys.start, keys.stop), keys.step),
             query_start=self.starts - keys.start * self.key_step,
@@ -167,7 +168,27 @@ class Call(Given):
                     for axis, n in zip(axes, x.shape)
                 )
             ]
+        if self.edit_ranges is not None:
+            fields["edit_ranges"] = self._moved_edits(cut)
         return Call.of(**vars(self) | fields | changed)
+
+    def _moved_edits(self, cut: dict[str, slice]) -> Any:
+        """The intervals of the edits in a part, of all of them: some may have no pair there."""
+        _, Hq, _, Lq, Lk = self.sizes
+        ranges = self.edit_ranges + 0
+        for n, (axis, count) in enumerate((("H", Hq), ("Q", Lq), ("K", Lk))):
+            if axis in cut:
+                ends = slice(2 * n, 2 * n + 2)
+                ranges[:, ends] = _before(ranges[:, ends], range(*cut[axis].indices(count)))
+        return ranges
+
+    @property
+    def rectangles(self) -> list[Rectangle]:
+        """The edits, as numbers."""
+        if self.edit_ranges is None:
+            return []
+        found = zip(self.edit_ranges.tolist(), self.edit_factors.tolist())
+        return [Rectangle((a, b), (c, d), (e, f), factor) for (a, b, c, d, e, f), factor in found]
 
     def copy(self) -> Call:
         """The same call on copies of its arrays."""
@@ -176,6 +197,12 @@ class Call(Given):
     def without_value(self) -> Call:
         """The same call without its value."""
         return replace(self, value=None, dropout=0.0, seed=None)
+
+
+def _before(x: Any, part: range) -> Any:
+    """How many of a part of the tokens or heads come before some numbers."""
+    ahead = x.clip(part.start, max(part.start, part.stop)) - part.start
+    return (ahead + part.step - 1) // part.step
 
 
 def _copied(x: Any) -> Any:

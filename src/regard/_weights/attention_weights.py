@@ -31,6 +31,7 @@ from regard._base.types import (
 )
 from regard._call.call import Call
 from regard._call.checks import read_call
+from regard._call.edits import Edit
 from regard._weights.alignment import Alignment, aligned, chosen_heads
 from regard._weights.differentiable import (
     block_of,
@@ -111,7 +112,7 @@ class AttentionWeights(LinearForms[ArrayT]):
         key: ``(..., Hkv, Lk, D)``; ``Hkv`` divides ``Hq``.
         causal, window, mask, bias, key_lengths, segments, intervals, query_start: as in
             ``regard.attention``.
-        sinks, scale, softcap: as in ``regard.attention``.
+        sinks, edits, scale, softcap: as in ``regard.attention``.
         backend: that computes them: ``"auto"``, or the name of one.
 
     Raises:
@@ -146,6 +147,7 @@ class AttentionWeights(LinearForms[ArrayT]):
         intervals: Intervals | None = None,
         query_start: Integers | None = None,
         sinks: Array[object] | None = None,
+        edits: Sequence[Edit] | None = None,
         scale: float | None = None,
         softcap: float | None = None,
         backend: BackendName = "auto",
@@ -154,7 +156,7 @@ class AttentionWeights(LinearForms[ArrayT]):
             query, key, None,
             causal=causal, window=window, mask=mask, bias=bias, key_lengths=key_lengths,
             segments=segments, intervals=intervals, query_start=query_start,
-            sinks=sinks, scale=scale, softcap=softcap,
+            sinks=sinks, edits=edits, scale=scale, softcap=softcap,
         )  # fmt: skip
         self._start(call, choose(call, backend))
 
