@@ -160,12 +160,13 @@ class AttentionWeights(LinearForms[ArrayT]):
         self._statistics = RowStatistics(self._call, backend, known)
         self._place = Place.whole(self._call)  # in the call of the statistics
         self._lse: Any = None
+        self._max_score: Any = None
         self._versions = versions(self._call)
 
     def _part(self, call: Call, place: Place) -> AttentionWeights[ArrayT]:
         """The weights of a part of the call, with the statistics of the whole."""
         part = AttentionWeights.__new__(AttentionWeights)
-        part._call, part._place, part._lse = call, place, None
+        part._call, part._place, part._lse, part._max_score = call, place, None, None
         part._statistics, part._versions = self._statistics, self._versions
         part._numbers, part._weights_only = self._numbers, self._weights_only
         part._origin = self._origin
@@ -285,18 +286,41 @@ class AttentionWeights(LinearForms[ArrayT]):
         Raises:
             UnsupportedError: weights alone are known (``Recording.from_weights``).
         """
+        self._require_scores("lse")
+        return self._lse_of_scores()
+
+    def _require_scores(self, name: str) -> None:
         if self._weights_only:
             raise UnsupportedError(
-                "lse: the scores are not known, for these weights were given as they are"
+                f"{name}: the scores are not known, for these weights were given as they are"
                 " (from_weights); record the model's pass itself, with regard.record."
             )
-        return self._lse_of_scores()
 
     def _lse_of_scores(self) -> ArrayT:
         """``lse`` of the scores that the weights are computed from, whatever those are."""
         if self._lse is None:
             (self._lse,) = self._ask(PerQuery(self._call, "lse"))
         found: ArrayT = self._lse
+        return found
+
+    @property
+    def max_score(self) -> ArrayT:
+        """``(..., Hq)``: the largest score of each head, over all unmasked pairs of its matrix.
+
+        After scale, softcap and bias; the sinks are no pairs. It is what grows before a training
+        diverges. −inf where all pairs are masked, NaN where a score is. Where the row statistics
+        are known it costs next to nothing.
+
+        Raises:
+            UnsupportedError: weights alone are known (``Recording.from_weights``).
+
+        Source: Dehghani et al. 2023 (the growth of the logits), Kimi team 2025 (QK-clip).
+        """
+        self._require_scores("max_score")
+        if self._max_score is None:
+            (rows,) = self._ask(PerQuery(self._call, "row_max"))
+            self._max_score = arrays_of(rows).largest(rows, -1)
+        found: ArrayT = self._max_score
         return found
 
     def entropy(self) -> ArrayT:
