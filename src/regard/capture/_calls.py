@@ -16,6 +16,11 @@ from regard._operator.torch_calls import Running, TorchAttention
 # Called with the name of a module, and the query, key, value and options of its attention.
 Take = Callable[[str, Any, Any, Any, dict[str, Any]], None]
 
+NOT_SEEN = (
+    "What is seen is regard.attention, torch.nn.functional.scaled_dot_product_attention, and what "
+    "is built on them; a model that multiplies query and key by itself is not."
+)
+
 
 @contextlib.contextmanager
 def calls_taken(running: Running, take: Take) -> Iterator[None]:

@@ -22,7 +22,6 @@ from regard.capture._recorder import Describe, Recorder
 from regard.capture._taken import Described, Taken
 from regard.recording import Recording
 
-
 _ONE = threading.Lock()  # held while a record is open
 
 

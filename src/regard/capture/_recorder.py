@@ -12,10 +12,10 @@ from regard._base.arrays import is_tensor
 from regard._base.errors import RecordingError
 from regard._call.call import Call
 from regard._call.checks import read_call
+from regard.capture._calls import NOT_SEEN, is_in_backward
 from regard.capture._files import Files
 from regard.capture._groups import Occurrences, Place, group_names
 from regard.capture._rows import BySight, Rows, Span
-from regard.capture._calls import is_in_backward
 from regard.capture._taken import Described, Heads, Taken, copied
 from regard.recording import Recording
 
@@ -172,11 +172,7 @@ class Recorder:
         """Layers of one kind and of the same tokens, by name; the text's own first."""
         if not self._taken:
             chosen = "" if self._layers is None else f" in layers {sorted(self._layers)}"
-            raise RecordingError(
-                f"record: no attention was computed{chosen}. What is seen is regard.attention, "
-                "torch.nn.functional.scaled_dot_product_attention, and what is built on them; a "
-                "model that multiplies query and key by itself is not."
-            )
+            raise RecordingError(f"record: no attention was computed{chosen}. {NOT_SEEN}")
         found: dict[tuple[Any, ...], list[Taken]] = {}
         for taken in self._taken.values():
             found.setdefault(taken.group, []).append(taken)
