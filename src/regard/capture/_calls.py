@@ -26,15 +26,23 @@ NOT_SEEN = (
 def calls_taken(running: Running, take: Take) -> Iterator[None]:
     """Hands every call of attention to ``take``: torch's of this thread, regard's of all."""
 
+    taken = False  # a call that is being computed, maybe by regard
+
     def take_own(query: Any, key: Any, value: Any, options: dict[str, Any]) -> None:
-        take(running.name, query, key, value, options)
+        if not taken:
+            take(running.name, query, key, value, options)
 
     def compute(operator: Any, *args: Any, **kwargs: Any) -> Any:
         q, k, v, options = torch_call(*args, **kwargs)
         if "bias" in options:
             options |= {"bias": None} | mask_or_bias(options["bias"])
+        nonlocal taken
         take_own(q, k, v, options)
-        return operator(*args, **kwargs)
+        taken, before = True, taken
+        try:
+            return operator(*args, **kwargs)
+        finally:
+            taken = before
 
     def weigh(function: Any, named: dict[str, Any], within: Any) -> Any:
         quiet = {"need_weights": False, "dropout_p": 0.0, "training": False}

@@ -67,10 +67,12 @@ class Rows(NamedTuple):
         names = ("row_max", "lse", "entropy", "distance")
         B, Hq, _, Lq, _ = call.sizes
         found = AttentionWeights._of(call)._ask(*(PerQuery(call, name) for name in names))
-        rows = [to_numpy(x).reshape(B, Hq, Lq).astype(np.float64) for x in found]
+        row_max, lse, entropy, distance = (
+            to_numpy(x).reshape(B, Hq, Lq).astype(np.float64) for x in found
+        )
         with np.errstate(all="ignore"):
-            first = np.minimum(np.exp(_first_scores(call, sight) - rows[1]), 1)
-        return cls(*rows, first)
+            first_token = np.minimum(np.exp(_first_scores(call, sight) - lse), 1)
+        return cls(row_max, lse, entropy, distance, first_token)
 
     def measures(self, sight: Sight, is_token: np.ndarray) -> dict[str, np.ndarray]:
         """Each of ``MEASURES``, ``(Hq,)``; NaN of a head where no query counts.
@@ -79,8 +81,8 @@ class Rows(NamedTuple):
             is_token: bool ``(B or 1, Lq)``, False for padding.
         """
         is_token = is_token[:, None]
-        several = np.broadcast_to(is_token & (sight.count > 1), self.lse.shape)
-        some = np.broadcast_to(is_token & (sight.count > 0), self.lse.shape)
+        several = np.broadcast_to(is_token & (sight.seen > 1), self.lse.shape)
+        some = np.broadcast_to(is_token & (sight.seen > 0), self.lse.shape)
         means = (_mean(x, several) for x in (self.entropy, self.first_token, self.distance))
         entropy, first_token, distance = means
         least = np.where(several, self.entropy, np.inf).min((0, 2))
@@ -128,11 +130,12 @@ def _scores(call: Call, keys: np.ndarray) -> np.ndarray:
 def first_nonfinite(
     call: Call, sight: Sight, rows: Rows, is_token: np.ndarray, step: int, layer: str
 ) -> NonFinite | None:
-    """The first score of a call that is NaN or infinite; a bias that hides is none.
+    """The first score of a call that is NaN or infinite.
 
-    First by batch element, head, query and key. Padding is left out, as in ``Rows.measures``.
+    First by batch element, head, query and key. −∞ is a weight of 0: it counts where all scores of
+    a query are −∞, and no bias made them so. Padding is left out, as in ``Rows.measures``.
     """
-    seeing = np.broadcast_to(is_token[:, None] & (sight.count > 0), rows.lse.shape)
+    seeing = np.broadcast_to(is_token[:, None] & (sight.seen > 0), rows.lse.shape)
     for certain, where in (
         (True, seeing & ~np.isfinite(rows.lse) & (rows.lse != -np.inf)),
         (False, seeing & (rows.lse == -np.inf)),
@@ -160,7 +163,7 @@ def _explained(call: Call, certain: bool, b: int, h: int, i: int) -> tuple[int, 
         exact = q[0].astype(np.float64) @ k.T.astype(np.float64) * call.scale
         s = capped(NumpyArrays(dtype), call, (k @ q[0]) * call.scale) + bias
     seen = Seen(one).pairs(0 * keys, keys)[0]
-    bad = seen & ~np.isfinite(s) & ((bias != -np.inf) | np.isnan(s))
+    bad = seen & (np.isnan(s) | (s == np.inf) if certain else ~np.isfinite(s) & (bias != -np.inf))
     if not bad.any():
         if call.sinks is not None and not np.isfinite(sink):
             return -1, sink, "sink"

@@ -31,7 +31,7 @@ class WatchReport(dict[str, Float[np.ndarray, "layers heads"]]):
         step: which.
         layers: names of the layers' modules, in the order in which they were called, by kind;
             ``""`` where there is one kind.
-        nonfinite: the first score of the step that is NaN or infinite, or None.
+        nonfinite: the first score of all steps that is NaN or infinite, where it is of this step.
     """
 
     def __init__(
@@ -95,6 +95,8 @@ def _cell(row: np.ndarray, measure: str) -> str:
     """The number of the head that stands out; one that is NaN does."""
     _, which, form = COLUMNS[measure]
     h = int(row.argmax() if which == "most" else row.argmin())  # or the first NaN
+    if np.isnan(row[h]):
+        return "nan" if np.isnan(row).all() else f"nan (head {h})"
     return f"{form.format(row[h])} (head {h})"
 
 

@@ -16,7 +16,7 @@ BLOCK_PAIRS = 2**22  # of a mask that are looked at together
 class Sight(NamedTuple):
     """What the queries of one call see; the first two axes are 1 where all agree."""
 
-    count: np.ndarray  # (B or 1, Hq or 1, Lq): how many keys
+    seen: np.ndarray  # (B or 1, Hq or 1, Lq): how many keys
     first: np.ndarray  # likewise: the first of them; any where there is none
     is_token: np.ndarray  # bool (B or 1, Lq): False for padding, the key of which nobody sees
 
@@ -28,11 +28,9 @@ class Sight(NamedTuple):
         is_one = visibility.uniform and (call.mask is None or len(call.mask) == 1)
         find = _by_interval if call.mask is None and call.query_segments is None else _by_pairs
         found = [find(xp, call, visibility, b) for b in range(1 if is_one else call.sizes[0])]
-        count, first, keys = (np.stack(x) for x in zip(*found))
-        tokens = [
-            _tokens(start, call.sizes[3], seen) for start, seen in zip(visibility.starts, keys)
-        ]
-        return cls(count, first, np.stack(tokens))
+        seen, first, keys = (np.stack(x) for x in zip(*found))
+        tokens = [_tokens(start, call.sizes[3], own) for start, own in zip(visibility.starts, keys)]
+        return cls(seen, first, np.stack(tokens))
 
 
 def _by_interval(
@@ -41,11 +39,11 @@ def _by_interval(
     """Counts and first keys ``(1, Lq)``, and which keys are seen ``(Lk,)``, of batch element b."""
     Lq, Lk = call.sizes[3:]
     low, high = (np.broadcast_to(x, (Lq,)) for x in visibility.interval(b, np.arange(Lq)))
-    change = np.zeros(Lk + 1, np.int64)
     some = low < high
+    change = np.zeros(Lk + 1, np.int64)
     np.add.at(change, low[some], 1)
     np.add.at(change, high[some], -1)
-    return (high - low)[None], low[None], change.cumsum()[:-1] > 0
+    return (high - low)[None], np.where(some, low, 0)[None], change.cumsum()[:-1] > 0
 
 
 def _by_pairs(

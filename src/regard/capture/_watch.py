@@ -15,17 +15,12 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from regard._base.arrays import is_tensor
-from regard._base.errors import UnsupportedError
-from regard._call.checks import read_call
 from regard._operator.torch_calls import Running
 from regard.capture._calls import NOT_SEEN, calls_taken, is_in_backward
-from regard.capture._groups import Occurrences, Place, group_names, places
-from regard.capture._measured import NonFinite, Rows, first_nonfinite
+from regard.capture._groups import group_names
+from regard.capture._measured import NonFinite
+from regard.capture._pass import Pass
 from regard.capture._report import WatchReport
-from regard.capture._rows import BySight
-from regard.capture._sight import Sight
-from regard.capture._taken import CROSS
 
 MOST_SEARCHES = 3  # passes that are repeated in vain before a watch stops repeating them
 Report = Callable[[int, WatchReport], object]
@@ -38,7 +33,7 @@ class Watch:
         steps: how many calls of the model were counted.
         last: the last report, or None.
         history: all of them, in order.
-        nonfinite: the first score that was NaN or infinite, or None.
+        nonfinite: the first score that was NaN or infinite, or None; no other is looked for.
         left_out: for each module by name, why its attention could not be measured.
     """
 
@@ -94,7 +89,7 @@ class Watch:
         self._attached.close()
         while self._calls:  # which an interruption left
             if (call := self._calls.pop()) is not None:
-                call.ending.close()
+                call.end()
         if kind is None and not self.steps and not self._has_warned:
             warnings.warn(f"watch: {self._why_nothing()}", stacklevel=2)
 
@@ -141,8 +136,9 @@ class Watch:
             return None
         step = self._start + self.steps
         self.steps += 1
-        seen, ending = None, contextlib.ExitStack()
+        seen, ending = None, None
         if step % self._every == 0:
+            ending = contextlib.ExitStack()
             seen = ending.enter_context(self._seen(step))
         return _Call(step, seen, ending, sys.exc_info()[1], self._random_states())
 
@@ -154,7 +150,7 @@ class Watch:
             return
         if not self._calls or (call := self._calls.pop()) is None:
             return
-        call.ending.close()
+        call.end()
         if sys.exc_info()[1] is not call.error:  # another error than at the beginning
             return
         if call.seen is not None:
@@ -163,26 +159,25 @@ class Watch:
             self._search(call, args, kwargs)
 
     @contextlib.contextmanager
-    def _seen(self, step: int) -> Iterator[_Pass]:
+    def _seen(self, step: int) -> Iterator[Pass]:
         """Measures the attention that the model computes in the block."""
-        seen = _Pass(step, self)
+        seen = Pass(step, self._named, self.left_out, self.nonfinite is None)
         with _uncompiled(), calls_taken(Running(model=self._named), seen.take):
             yield seen
 
-    def _tell(self, seen: _Pass, is_nan: bool = False) -> None:
+    def _tell(self, seen: Pass, is_nan: bool = False) -> None:
         """Reports a pass that has ended."""
         if not seen.taken:
             self._warn_of_nothing(seen.step)
             return
         report = WatchReport(seen.step, self._by_kind(seen), seen.nonfinite)
-        is_first = self.nonfinite is None
         self.history.append(report)
         self.nonfinite = self.nonfinite or seen.nonfinite
         if self._report is not None:
             self._report(seen.step, report)
-        if seen.nonfinite is not None and is_first:
+        if seen.nonfinite is not None:
             warnings.warn(f"watch: {seen.nonfinite}", RuntimeWarning, stacklevel=4)
-        elif is_nan and seen.nonfinite is None:
+        elif is_nan:
             warnings.warn(
                 f"watch: step {seen.step}: the model's output holds NaN, and no score of attention "
                 "does: look for it in the values, or after attention.",
@@ -198,7 +193,7 @@ class Watch:
                 stacklevel=4,
             )
 
-    def _by_kind(self, seen: _Pass) -> dict[str, list[tuple[str, dict[str, np.ndarray]]]]:
+    def _by_kind(self, seen: Pass) -> dict[str, list[tuple[str, dict[str, np.ndarray]]]]:
         """The layers of a pass by the short names of their kinds, in the order of their calls."""
         for pattern, *_ in seen.taken:
             if pattern not in self._patterns:
@@ -247,62 +242,14 @@ class _Call(NamedTuple):
     """A call of the model that is a step."""
 
     step: int
-    seen: _Pass | None  # where it is measured
-    ending: contextlib.ExitStack
+    seen: Pass | None  # where it is measured
+    ending: contextlib.ExitStack | None
     error: BaseException | None  # that was being handled when it began
     random: tuple[Tensor, ...]
 
-
-class _Pass:
-    """Takes the calls of attention of one pass, and measures them as they come.
-
-    Attributes:
-        taken: pattern of the kind, name of the module, and measures of each call.
-        nonfinite: the first of its scores that is NaN or infinite.
-    """
-
-    def __init__(self, step: int, watch: Watch) -> None:
-        self.step, self._left_out = step, watch.left_out
-        self.taken: list[tuple[str, str, dict[str, np.ndarray]]] = []
-        self.nonfinite: NonFinite | None = None
-        self._thread = threading.get_ident()
-        self._occurrences, self._sights = Occurrences(), BySight(Sight.of)
-        self._places: dict[str, Place] = places(dict(watch._named.named_modules()))
-        self._tokens: dict[tuple[int, int], np.ndarray] = {}  # of self-attention, by (B, Lq)
-
-    def take(self, name: str, query: Any, key: Any, value: Any, options: dict[str, Any]) -> None:
-        """Measures a call of attention in the module of that name."""
-        if threading.get_ident() != self._thread or is_in_backward() or not is_tensor(query):
-            return
-        given = {own: x for own, x in options.items() if own not in ("dropout", "seed")}
-        _, (pattern, _) = self._occurrences.next(name, self._places, 0)
-        name = name.replace("_orig_mod.", "")
-        try:
-            # What watches torch's functions need not see those of the measures.
-            with torch.no_grad(), torch._C.DisableTorchFunction():
-                measured = self._measured(name, query.detach(), key.detach(), given)
-        except (UnsupportedError, TypeError, ValueError) as error:
-            self._left_out.setdefault(name, str(error).partition("\n")[0])
-            return
-        if measured is not None:
-            self.taken.append((pattern, name, measured))
-
-    def _measured(
-        self, name: str, query: Tensor, key: Tensor, options: dict[str, Any]
-    ) -> dict[str, np.ndarray] | None:
-        call = read_call(query, key, None, **options)
-        if min(call.sizes) == 0:
-            return None
-        B, _, _, Lq, Lk = call.sizes
-        sight = self._sights.of(call, options)
-        if CROSS.search(name) or Lq > Lk:
-            tokens = self._tokens.get((B, Lq), np.ones((1, Lq), bool))
-        else:
-            tokens = self._tokens[B, Lq] = sight.is_token
-        rows = Rows.of(call, sight)
-        if self.nonfinite is None:
-            self.nonfinite = first_nonfinite(call, sight, rows, tokens, self.step, name)
-        return rows.measures(sight, tokens)
+    def end(self) -> None:
+        if self.ending is not None:
+            self.ending.close()
 
 
 def watch(
@@ -400,6 +347,9 @@ def _is_nan(output: Any, check: bool | None) -> bool:
     x = next((x for x in tensors if x.ndim == 0), tensors[0]).detach()
     if check is None and x.device.type != "cpu":
         return False
+    if x.ndim == 0:
+        number = x.item()  # a tenth of the time of isnan
+        return bool(number != number)
     return bool((x[..., 0] if x.ndim > 1 and x.shape[-1] else x).isnan().any())
 
 
