@@ -1,6 +1,6 @@
 """What ``regard.watch`` costs the training of a small GPT, in shares of a training step.
 
-    python benchmarks/watch.py [--threads N] [--every N] [--dtype float32 bfloat16] [--quick] [--json FILE]
+    python benchmarks/watch.py [--every N] [--threads N] [--dtype ...] [--quick] [--json FILE]
 
 A training step is the model's pass, its gradients and those of AdamW, in float32 or under autocast.
 A watched step and one that is not watched take turns with a step without any watch; a step beside
@@ -43,7 +43,9 @@ class Block(nn.Module):
         super().__init__()
         self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)])
         self.attention = Attention(width, heads, attend)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
 
     def forward(self, x):
         x = x + self.attention(self.norms[0](x))
@@ -82,7 +84,7 @@ ATTEND = {
 
 def training(model, shape, dtype):
     """A function that does one step of a training."""
-    layers, heads, width, length, batch = shape
+    length, batch = shape[3:]
     optimizer = torch.optim.AdamW(model.parameters())
     ids = torch.randint(VOCABULARY, (batch, length + 1))
     inputs, targets = ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
@@ -131,7 +133,7 @@ def measure(report, options, shape, dtype, name, between):
     model = GPT(*shape[:4], ATTEND[name])
     step = training(model, shape, dtype)
     runs = {"plain": step, "watched": watched(step, model, 1)}
-    measured = common.interleave(runs, options, seconds=10.0)
+    measured = common.interleave(runs, options, seconds=4.0)
     ratio, spread = measured.ratio("watched", to="plain")
     plain = measured.median("plain")
     share = (ratio - 1) / options.every + between / plain

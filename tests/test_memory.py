@@ -37,6 +37,13 @@ def run(what, q, k, v):
             regard.attention(q, k, v[..., :16], **extra).sum().backward()
         else:
             regard.attention(q, k, v[..., :16], **extra)
+    elif what == "watch":
+        class Model(torch.nn.Module):
+            def forward(self, *arrays):
+                return regard.attention(*arrays, **options).sum()
+        with regard.watch(Model()) as watch:  # a dense matrix would be 268 MB
+            watch._model(*(x[:, :8192].requires_grad_() for x in (q, k, v))).backward()
+        assert watch.last["distance"].shape == (1, 1)
     else:
         weights = regard.AttentionWeights(q, k, **options)
         weights.summary()
@@ -54,7 +61,7 @@ for what in questions:
 """
 QUESTIONS = {
     "numpy": ["attention", "every option", "reductions"],
-    "torch": ["attention", "gradient", "every option", "reductions"],
+    "torch": ["attention", "gradient", "every option", "reductions", "watch"],
 }
 
 

@@ -140,7 +140,7 @@ def dense(q, k, **options):
 BACKENDS = st.sampled_from(_backends.BACKENDS)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(calls(min_length=1), BACKENDS)
 def test_every_measure_is_that_of_the_plain_formula(call, backend):
     (q, k, v), options = call

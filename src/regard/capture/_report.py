@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from regard._base.types import Float
 from regard.capture._measured import MEASURES, NonFinite
 
 # For each measure its heading, the head that a table shows of each layer, and the format.
@@ -20,7 +20,7 @@ COLUMNS = {
 }
 
 
-class WatchReport(dict[str, Float[np.ndarray, "layers heads"]]):
+class WatchReport(dict[str, NDArray[np.float64]]):
     """The numbers of one step: float64 arrays ``(layers, heads)`` by name; ``print`` it.
 
     ``"max_score"``, ``"entropy_mean"``, ``"entropy_min"``, ``"first_token"`` and ``"distance"``. A

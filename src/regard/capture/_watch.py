@@ -188,10 +188,11 @@ class Watch:
         if not self._has_warned:
             self._has_warned = True
             why = "".join(f" {name or 'The model'}: {x}" for name, x in self.left_out.items())
-            warnings.warn(
-                f"watch: no attention was measured in step {step}.{why or ' ' + NOT_SEEN}",
-                stacklevel=4,
-            )
+            if not why:
+                why = f" {NOT_SEEN}"
+                if hasattr(self._named, "set_attn_implementation"):
+                    why += ' Call model.set_attn_implementation("sdpa") or ("regard").'
+            warnings.warn(f"watch: no attention was measured in step {step}.{why}", stacklevel=4)
 
     def _by_kind(self, seen: Pass) -> dict[str, list[tuple[str, dict[str, np.ndarray]]]]:
         """The layers of a pass by the short names of their kinds, in the order of their calls."""
