@@ -344,6 +344,35 @@ def test_one_module_that_is_all_the_layers_has_a_row_for_each_call():
     assert seen_by(model, batch())["distance"].shape == (3, 2)
 
 
+@pytest.mark.parametrize("shape", [(0, 2, 5, 8), (1, 2, 0, 8), (2, 5, 8), (5, 8), (3, 2, 2, 5, 8)])
+def test_any_axes_before_the_length_and_none_of_them(shape):
+    class One(nn.Module):
+        def forward(self, x):
+            return F.scaled_dot_product_attention(x, x, x)
+
+    x, model = torch.randn(shape), One()
+    with regard.watch(model, every=1) as watch:
+        for _ in range(2):
+            model(x)
+    heads = shape[-3] if len(shape) > 2 else 1
+    assert [found["max_score"].shape for found in watch.history] == [(1, heads)] * 2 * (
+        0 not in shape
+    )
+    if 0 not in shape:
+        scores = (x @ x.mT / 8**0.5).reshape(-1, heads, 25).amax((0, 2))
+        np.testing.assert_allclose(watch.last["max_score"][0], scores, rtol=1e-6)
+
+
+def test_tensors_that_regard_does_not_take_are_left_out_and_the_training_goes_on():
+    class One(nn.Module):
+        def forward(self, x):
+            return F.scaled_dot_product_attention(x, x, x)
+
+    model, x = One(), torch.randn(1, 2, 5, 8, device="meta")
+    with pytest.warns(UserWarning, match="step 0: the model is left out"), regard.watch(model):
+        assert model(x).shape == x.shape
+
+
 def test_regards_layers_and_autocast_are_seen():
     layer = regard.nn.MultiHeadAttention(16, 4, 2, causal=True, window=(3, 0))
     with torch.autocast("cpu", torch.bfloat16):
@@ -486,9 +515,11 @@ def test_attention_that_cannot_be_measured_is_left_out_with_its_reason():
         def forward(self, x):
             return torch.func.vmap(self.one)(x)
 
-    model, match = Mapped(), r"no attention was measured in step 0\. one: .*vmap"
-    with pytest.warns(UserWarning, match=match), regard.watch(model) as watch:
-        call(model)
+    model, match = Mapped(), "watch: step 0: one is left out: weights: .*vmap"
+    with pytest.warns(UserWarning, match=match) as told, regard.watch(model, 1) as watch:
+        call(model, 2)
+    assert len(told) == 1
+    assert told[0].filename == __file__
     assert "vmap" in watch.left_out["one"]
     assert "one left out: weights" in str(watch)
 
