@@ -42,6 +42,13 @@ def run(what, q, k, v):
         q, k = (x[:, :8192].clone().requires_grad_() for x in (q, k))
         weights = regard.AttentionWeights(q, k, **options)
         (weights.entropy().sum() + weights.diagonals().values.square().sum()).backward()
+    elif what == "watch":
+        class Model(torch.nn.Module):
+            def forward(self, *arrays):
+                return regard.attention(*arrays, **options).sum()
+        with regard.watch(Model()) as watch:  # a dense matrix would be 268 MB
+            watch._model(*(x[:, :8192].requires_grad_() for x in (q, k, v))).backward()
+        assert watch.last["distance"].shape == (1, 1)
     else:
         weights = regard.AttentionWeights(q, k, **options)
         weights.summary()
@@ -59,7 +66,14 @@ for what in questions:
 """
 QUESTIONS = {
     "numpy": ["attention", "every option", "reductions"],
-    "torch": ["attention", "gradient", "every option", "reductions", "gradient of weights"],
+    "torch": [
+        "attention",
+        "gradient",
+        "every option",
+        "reductions",
+        "gradient of weights",
+        "watch",
+    ],
 }
 
 

@@ -58,6 +58,10 @@ def plain_entropy(weights):
     return -(weights * weights.clamp(min=1e-300).log()).sum(-1)
 
 
+def plain_scores(weights, lse, visible):
+    return torch.where(visible, weights.log() + lse[..., None], -torch.inf)
+
+
 def plain_blocks(weights):
     queries, keys = (
         torch.nn.functional.one_hot(torch.from_numpy(ids).clamp(min=0)).double()
@@ -102,6 +106,10 @@ ASKED = {
         lambda w, lse, _, o: plain_diagonals(w, o, EDGES),
     ),
     "at": (lambda w: w.at(*PAIRS), lambda w, *_: w[:, :, PAIRS[0], PAIRS[1]]),
+    "max_score": (
+        lambda w: w.max_score,
+        lambda w, lse, v, o: plain_scores(w, lse, v).amax((-1, -2)),
+    ),
     "rows": (lambda w: w[1, 2, 30:3:-4, 5:40], lambda w, *_: w[1, 2].flip(0)[6:33:4, 5:40]),
     "row": (lambda w: w[:, 3, -1], lambda w, *_: w[:, 3, -1]),
     "whole": (lambda w: w[...], lambda w, *_: w),

@@ -45,7 +45,7 @@ __all__ = [
 _PARTS = {
     "heads": "heads", "hf": "hf", "lm": "lm", "nn": "nn", "recording": "recording",
     "testing": "testing", "viewer": "viewer", "HeadScores": "heads", "Viewer": "viewer",
-    "patch_torch": "nn.replacement", "record": "capture",
+    "patch_torch": "nn.replacement", "record": "capture", "watch": "capture",
 }  # fmt: skip
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from regard import testing as testing
     from regard import viewer as viewer
     from regard.capture import record as record
+    from regard.capture import watch as watch
     from regard.heads import HeadScores as HeadScores
     from regard.nn.replacement import patch_torch as patch_torch
     from regard.viewer import Viewer as Viewer

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import regard
+from regard.capture import NonFinite, Watch, WatchReport
 from regard.lm import LanguageModel
 from regard.nn import KeyValueCache, MultiHeadAttention, SelfAttention
 from regard.recording import Figure, Grid, WordWeights, Writer
@@ -40,6 +41,7 @@ def weights_of_numpy(weights: regard.AttentionWeights[Float32], x: Float32) -> N
     assert_type(weights[..., 1:3, np.int64(2)], Float32)
     assert_type(list(weights), list[Float32])
     assert_type(weights.lse, Float32)
+    assert_type(weights.max_score, Float32)
     assert_type(weights.entropy(), Float32)
     assert_type(weights.distance(), Float32)
     assert_type(weights.received("mean"), Float32)
@@ -145,6 +147,11 @@ def recordings(x: Float32, t: Tensor) -> None:
 
 def layers(t: Tensor) -> None:
     layer = MultiHeadAttention(32, 4, causal=True)
+    with regard.watch(layer, every=10, report=lambda step, found: print(step + 1, found)) as watch:
+        assert_type(watch, Watch)
+    assert_type(watch.last, WatchReport | None)
+    assert_type(watch.history[0]["max_score"], NDArray[np.float64])
+    assert_type(watch.nonfinite, NonFinite | None)
     assert_type(layer(t), Tensor)
     assert_type(layer(t, t, mask=t > 0), Tensor)
     assert_type(layer(t, return_weights=True)[1], regard.AttentionWeights[Tensor])

@@ -5,6 +5,7 @@ Each reduction takes every block once, and fills the arrays that it was given, `
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -32,6 +33,14 @@ def reduce_blocks(
     xp: Arrays, call: Call, statistics: tuple[Any, Any] | None, fields: Fields
 ) -> None:
     """Fills arrays with reductions of the weights; see ``regard._backends.Backend.reduce``."""
+    if "row_max" in fields and (call.sinks is not None or statistics is not None):
+        # The statistics include the sink, and those of a part are of the whole rows.
+        fields = dict(fields)
+        maximum, _ = statistics_of(xp, replace(call, sinks=None))
+        into = fields.pop("row_max")
+        into[...] = xp.array(into, maximum)
+        if not fields:
+            return
     wanted = [
         reduction(xp, call, fields) for name, reduction in REDUCTIONS.items() if name in fields
     ]
@@ -72,6 +81,10 @@ def per_query(name: str, measure: Any) -> Any:
 
 def _log_sum_exp(block: WeightBlock) -> Any:
     return (block.maximum + block.xp.log(block.total))[..., 0]
+
+
+def _largest_score(block: WeightBlock) -> Any:
+    return block.maximum[..., 0]
 
 
 def _entropy(block: WeightBlock) -> Any:
@@ -260,6 +273,7 @@ def _bins(low: int, high: int, bins: int, n: int) -> tuple[slice, np.ndarray | N
 # By the field that requests each.
 REDUCTIONS: dict[str, Any] = {
     "lse": per_query("lse", _log_sum_exp),
+    "row_max": per_query("row_max", _largest_score),
     "entropy": per_query("entropy", _entropy),
     "distance": per_query("distance", _distance),
     "weights": _Weights,

@@ -7,6 +7,7 @@ import importlib
 import math
 import sys
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -334,7 +335,7 @@ def reduce(
     Args:
         maximum, total: the row statistics of ``forward``, in NumPy.
         fields: by the names of ``kernels.Asked``; numbers, and the arrays that take the results.
-            Besides ``lse``, ``(B, Hq, Lq)``.
+            Besides ``lse`` and ``row_max``, ``(B, Hq, Lq)``.
         finds_statistics: whether it writes them; for ``pooled_max`` alone.
     """
     assert kernels is not None
@@ -347,6 +348,9 @@ def reduce(
             into += np.log(total.astype(float))
     if not finds_statistics:
         _reduce_few_rows(call, read, maximum, total, fields)
+    if (row_max := fields.pop("row_max", None)) is not None:
+        into = row_max.numpy() if call.is_torch else row_max
+        _largest_scores(call, maximum, total, read.factor, into)
     if fields and 0 not in call.sizes:
         asked = kernels.Asked()
         asked.maximum, asked.total = _address(maximum), _address(total)
@@ -399,6 +403,20 @@ def _reduce_few_rows(
                 del fields[name]
             return
         n = enough
+
+
+def _largest_scores(call: Call, maximum: Any, total: Any, factor: float, into: Any) -> None:
+    """Fills ``(B, Hq, Lq)`` with the largest score of each row, from its statistics.
+
+    These are of whole rows and include the sink: computed anew for a part, and where there is one.
+    """
+    if call.sinks is not None or not call.whole_rows:
+        call = replace(call.without_value(), sinks=None)
+        maximum, total = map(to_numpy, forward(call)[1:])
+    into[...] = maximum
+    with np.errstate(invalid="ignore"):  # of infinities, with a scale of 0
+        into *= factor * math.log(2)
+    into[np.isnan(total) & (into < np.inf)] = np.nan  # the kernels' maximum passes over NaN
 
 
 def gradients(

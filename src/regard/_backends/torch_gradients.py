@@ -287,14 +287,17 @@ def scores_of_pairs(call: Call, i: Tensor, j: Tensor) -> Tensor:
     """``(B, Hq, n)``: the scores of some pairs, masked or not, wide; autograd differentiates them.
 
     Args:
-        i, j: ``(n,)`` int64, queries and keys.
+        i, j: ``(B or 1, Hq or 1, n)`` int64, queries and keys.
     """
     xp, dtype = _arrays(call), accumulating(call.query.dtype)
-    _, Hq, Hkv, *_ = call.sizes
-    q = call.query[:, :, i].to(dtype)
-    k = call.key[:, :, j].to(dtype).repeat_interleave(Hq // Hkv, 1)
-    s = capped(xp, call, scaled(call, (q * k).sum(-1)))
+    B, Hq, Hkv, *_ = call.sizes
+    b, h = (
+        torch.arange(B, device=i.device)[:, None, None],
+        torch.arange(Hq, device=i.device)[:, None],
+    )
+    q, k = call.query[b, h, i], call.key.expand(B, -1, -1, -1)[b, h // (Hq // Hkv), j]
+    s = capped(xp, call, scaled(call, (q.to(dtype) * k.to(dtype)).sum(-1)))
     if call.bias is None:
         return s
-    entries = [x.clamp(max=n - 1) for x, n in zip((i, j), call.bias.shape[2:])]
-    return s + call.bias[:, :, entries[0], entries[1]].to(dtype)
+    places = (x.clamp(max=n - 1) for x, n in zip((b, h, i, j), call.bias.shape))
+    return s + call.bias[tuple(places)].to(dtype)

@@ -145,7 +145,7 @@ def attention(
         sinks=sinks, edits=edits, scale=scale, softcap=softcap, dropout=dropout,
         seed=seed,
     )  # fmt: skip
-    if (watcher := watching.watcher) is not None:
+    for watcher in watching.watchers:
         watcher(query, key, value, options)
     known = None if return_weights else plans.known(query, key, value, options, backend)
     output: ArrayT

@@ -37,6 +37,7 @@ from regard._weights.differentiable import (
     block_of,
     differentiable,
     is_traced,
+    largest_with_gradient,
     may_differentiate,
     rest_of,
 )
@@ -182,6 +183,7 @@ class AttentionWeights(LinearForms[ArrayT]):
         self._statistics = RowStatistics(self._call, backend, known)
         self._place = Place.whole(self._call)  # in the call of the statistics
         self._lse: Any = None
+        self._max_score: Any = None
         self._versions = versions(self._call)
 
     def _part(
@@ -190,6 +192,7 @@ class AttentionWeights(LinearForms[ArrayT]):
         """The weights of a part of the call, with the statistics of the whole."""
         part = AttentionWeights.__new__(AttentionWeights)
         part._call, part._place, part._lse, part._graph = call, place, None, graph
+        part._max_score = None
         part._statistics, part._versions = self._statistics, self._versions
         part._numbers, part._weights_only = self._numbers, self._weights_only
         part._origin = self._origin
@@ -324,12 +327,15 @@ class AttentionWeights(LinearForms[ArrayT]):
         Raises:
             UnsupportedError: weights alone are known (``Recording.from_weights``).
         """
+        self._require_scores("lse")
+        return self._lse_of_scores()
+
+    def _require_scores(self, name: str) -> None:
         if self._weights_only:
             raise UnsupportedError(
-                "lse: the scores are not known, for these weights were given as they are"
+                f"{name}: the scores are not known, for these weights were given as they are"
                 " (from_weights); record the model's pass itself, with regard.record."
             )
-        return self._lse_of_scores()
 
     def _lse_of_scores(self) -> ArrayT:
         """``lse`` of the scores that the weights are computed from, whatever those are."""
@@ -341,6 +347,40 @@ class AttentionWeights(LinearForms[ArrayT]):
             (self._lse,) = self._ask(PerQuery(self._call, "lse"))
         found = self._lse
         return found
+
+    @property
+    def max_score(self) -> ArrayT:
+        """``(..., Hq)``: the largest score of each head, over all unmasked pairs of its matrix.
+
+        After scale, softcap and bias; the sinks are no pairs. It is what grows before a training
+        diverges. −inf where all pairs are masked, NaN where a score is. Where the row statistics
+        are known it costs next to nothing.
+
+        Raises:
+            UnsupportedError: weights alone are known (``Recording.from_weights``).
+
+        Source: Dehghani et al. 2023 (the growth of the logits), Kimi team 2025 (QK-clip).
+        """
+        self._require_scores("max_score")
+        graph = differentiable(self._graph)
+        if self._max_score is None or graph is not None:
+            (rows,) = self._ask(PerQuery(self._call, "row_max"))
+            self._max_score = arrays_of(rows).largest(rows, -1)
+        found: ArrayT = self._max_score
+        return found if graph is None else self._largest_with_gradient(graph, rows, found)
+
+    def _largest_with_gradient(self, graph: Call, rows: Any, found: Any) -> Any:
+        B, Hq, _, Lq, Lk = self._call.sizes
+        if 0 in (B, Hq, Lq, Lk):
+            return found
+        queries = to_numpy(rows).reshape(B, Hq, Lq).argmax(-1)
+        keys = np.zeros_like(queries)
+        for b, h in np.ndindex(B, Hq):
+            i = int(queries[b, h])
+            row = self._head(b, h).part(slice(i, i + 1))
+            keys[b, h] = int(row._ask(TopK(row._call, 1))[0].indices[0, 0])
+        largest = largest_with_gradient(graph, found.reshape(B, Hq), queries, keys)
+        return largest.reshape(found.shape)
 
     def entropy(self) -> ArrayT:
         """``(..., Hq, Lq)``: ``−Σ w · ln w`` of every query, in nats; 0 where all is masked."""

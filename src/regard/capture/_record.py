@@ -15,12 +15,14 @@ from torch.nn import Module
 
 from regard._base.errors import RecordingError, ShapeError
 from regard._operator import watching
-from regard._operator.attention import torch_call
-from regard._operator.torch_calls import Running, TorchAttention
+from regard._operator.torch_calls import Running
+from regard.capture._calls import calls_taken
 from regard.capture._groups import Place, places
 from regard.capture._recorder import Describe, Recorder
 from regard.capture._taken import Described, Taken
 from regard.recording import Recording
+
+_ONE = threading.Lock()  # held while a record is open
 
 
 class Recorded(Recording[Tensor]):
@@ -151,11 +153,12 @@ def recording_of(
         following: makes a context in which a recorder is given the calls of attention.
         name: of the model, for people.
     """
-    if watching.watcher is not None:
+    if not _ONE.acquire(blocking=False):
         raise RecordingError("record: another record is open; leave its with block first.")
-    recorder = Recorder(layers=layers, heads=heads, values=values, path=path)
-    recording = Recorded.__new__(Recorded)
     with contextlib.ExitStack() as stack:
+        stack.callback(_ONE.release)
+        recorder = Recorder(layers=layers, heads=heads, values=values, path=path)
+        recording = Recorded.__new__(Recorded)
         stack.push(lambda kind, error, trace: recorder.close(error))
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         with following(recorder):
@@ -172,23 +175,10 @@ def _torch_followed(recorder: Recorder) -> Iterator[None]:
     def places_of(model: Module | None) -> dict[str, Place]:
         return {} if model is None else places(dict(model.named_modules()))
 
-    def take(query: Any, key: Any, value: Any, options: dict[str, Any]) -> None:
-        recorder.take(running.name, places_of(running.model), query, key, value, options)
+    def take(name: str, query: Any, key: Any, value: Any, options: dict[str, Any]) -> None:
+        recorder.take(name, places_of(running.model), query, key, value, options)
 
-    def compute(operator: Any, *args: Any, **kwargs: Any) -> Any:
-        q, k, v, options = torch_call(*args, **kwargs)
-        if "bias" in options:
-            options |= {"bias": None} | mask_or_bias(options["bias"])
-        take(q, k, v, options)
-        return operator(*args, **kwargs)
-
-    def weigh(function: Any, named: dict[str, Any], within: Any) -> Any:
-        quiet = {"need_weights": False, "dropout_p": 0.0, "training": False}
-        with torch.no_grad():  # once more, for its query and key
-            within(function, named | quiet)
-        return function(**named)
-
-    with running.followed(), TorchAttention(compute, weigh), watched(take):
+    with calls_taken(running, take):
         yield
 
 
@@ -233,24 +223,8 @@ def model_followed(model: Module, roots: Sequence[Module], recorder: Recorder) -
             root.register_forward_hook(leave, always_call=True),
         ]
     try:
-        with watched(take):
+        with watching.watched(take):
             yield
     finally:
         for hook in hooks:
             hook.remove()
-
-
-def mask_or_bias(numbers: Tensor) -> dict[str, Tensor]:
-    """The option that a floating mask is: of bools, where it holds zeros and numbers that hide."""
-    hidden = numbers <= torch.finfo(numbers.dtype).min / 2
-    return {"mask": ~hidden} if bool(((numbers == 0) | hidden).all()) else {"bias": numbers}
-
-
-@contextlib.contextmanager
-def watched(take: Any) -> Iterator[None]:
-    watching.watcher = take
-    try:
-        yield
-    finally:
-        watching.watcher = None
-        watching.modules.clear()
