@@ -64,6 +64,7 @@ MAY_IMPORT_TORCH = (
     "_base.torch_state",
     "_backends.torch_gradients",
     "_backends.torch_ops",
+    "_backends.torch_reductions",
     "_backends.onnx",
     "_backends.kernel_ops",
 )

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 import regard
 import regard.nn
-from definition import define, visible_pairs
+from definition import define, edit_logs, visible_pairs
 from regard import _backends
 from regard.capture import NonFinite, WatchReport
 from strategies import calls, to_torch
@@ -112,6 +112,8 @@ def dense(q, k, **options):
     if cap := options.get("softcap"):
         s = cap * np.tanh(s / cap)
     s = s + options.get("bias", 0.0)
+    if "edits" in options:
+        s = s + edit_logs(options["edits"], Hq, Lq, Lk)
     lengths = np.broadcast_to(options.get("key_lengths", Lk), (B,))
     starts = np.broadcast_to(options.get("query_start", lengths - Lq), (B,))
     found = {name: np.full((1, Hq), np.nan) for name in MEASURES}

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import regard
-from definition import assert_near, define, visible_pairs
+from definition import assert_near, define, edit_logs, visible_pairs
 from recordings import numbers
 from regard import AttentionWeights
 from strategies import calls, to_torch
@@ -35,13 +35,14 @@ def test_whole_matrix_and_log_sum_exp(call, way):
     assert type(weights[...]) is type(weights._call.query)
 
 
-def exact_scores(q, k, *, bias=0.0, sinks=None, scale=None, softcap=None, **visibility):
+def exact_scores(q, k, *, bias=0.0, sinks=None, scale=None, softcap=None, edits=None, **visibility):
     """The scores ``(B, Hq, Lq, Lk)`` in float64, −inf where masked."""
     (B, Hq, Lq, D), (_, Hkv, Lk, _) = q.shape, k.shape
     keys = np.broadcast_to(k, (B, *k.shape[1:])).repeat(Hq // Hkv, 1)
     s = q @ keys.swapaxes(-1, -2) * (D**-0.5 if scale is None else scale)
     s = s if softcap is None else softcap * np.tanh(s / softcap)
-    return np.where(visible_pairs(B, Hq, Lq, Lk, **visibility), s + bias, -np.inf)
+    s = s + bias + (0.0 if edits is None else edit_logs(edits, Hq, Lq, Lk))
+    return np.where(visible_pairs(B, Hq, Lq, Lk, edits=edits, **visibility), s, -np.inf)
 
 
 @settings(max_examples=25, deadline=None)

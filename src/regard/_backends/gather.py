@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from regard._backends.formula import capped, scaled, shifted
+from regard._backends.formula import capped, edited_pairs, scaled, shifted
 from regard._base.arrays import Arrays
 from regard._base.types import Int
 from regard._call.call import Call
@@ -65,4 +65,4 @@ def pair_scores(xp: Arrays, call: Call, i: Int[np.ndarray, " n"], j: Int[np.ndar
     if call.bias is not None:
         bias = [picked(x, i, j) for x in call.bias]
         s = s + xp.wide(bias[0][None] if len(bias) == 1 else xp.stack(bias, 0))
-    return s
+    return s + xp.array(s, edited_pairs(call, i, j)) if call.rectangles else s

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from regard._backends import kernel, torch_gradients
-from regard._backends.formula import WeightBlock
+from regard._backends.formula import WeightBlock, is_capped
 from regard._backends.torch_gradients import INPUTS
 from regard._backends.torch_ops import (
     CALL_SCHEMA,
@@ -235,7 +235,7 @@ class Gradient:
     def _of_entropy(self) -> tuple[Tensor, Tensor, Tensor] | None:
         """``dw = −c · (ln w + 1)``, and ``ln w = s − lse``."""
         call = self._call
-        if not call.given.isdisjoint({"bias", "softcap", "edit_ranges"}):
+        if is_capped(call) or not call.given.isdisjoint({"bias", "edit_ranges"}):
             return None
         lse = _computed(Asked("lse"), call, self._backend, self._statistics).to(self._dtype)
         c = self._grad.masked_fill(lse == -torch.inf, 0.0)

@@ -88,6 +88,7 @@ def align(
         ValueError, TypeError, MaterializeError: as ``AttentionWeights.align``.
 
     Example:
+        >>> from regard import AttentionWeights
         >>> rng = np.random.default_rng(0)
         >>> layers = [AttentionWeights(*rng.normal(size=(2, 4, 9, 8))) for _ in range(2)]
         >>> align(layers, [(0, 1), (1, 3)]).first.shape
