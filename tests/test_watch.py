@@ -320,6 +320,15 @@ def test_queries_of_padding_are_left_out():
             np.testing.assert_allclose(found[name], other[name], rtol=1e-5, err_msg=name)
 
 
+def test_a_first_key_that_nobody_sees_is_padding():
+    q, k = torch.randn(2, 2, 6, 4), torch.randn(2, 2, 6, 4)
+    hidden = torch.arange(6) > 0
+    found = seen_by(Calls(q, k, k, mask=hidden))
+    part = seen_by(Calls(q[:, :, 1:], k[:, :, 1:], k[:, :, 1:]))
+    for name in found:
+        np.testing.assert_allclose(found[name], part[name], rtol=1e-5, err_msg=name)
+
+
 def test_a_window_and_documents_have_first_tokens_of_their_own():
     q = torch.randn(1, 2, 12, 4)
     ids = torch.tensor([[0] * 5 + [1] * 7])
@@ -342,6 +351,35 @@ def test_one_module_that_is_all_the_layers_has_a_row_for_each_call():
     model = Model(1)
     model.blocks = nn.ModuleList([model.blocks[0]] * 3)
     assert seen_by(model, batch())["distance"].shape == (3, 2)
+
+
+@pytest.mark.parametrize("shape", [(0, 2, 5, 8), (1, 2, 0, 8), (2, 5, 8), (5, 8), (3, 2, 2, 5, 8)])
+def test_any_axes_before_the_length_and_none_of_them(shape):
+    class One(nn.Module):
+        def forward(self, x):
+            return F.scaled_dot_product_attention(x, x, x)
+
+    x, model = torch.randn(shape), One()
+    with regard.watch(model, every=1) as watch:
+        for _ in range(2):
+            model(x)
+    heads = shape[-3] if len(shape) > 2 else 1
+    assert [found["max_score"].shape for found in watch.history] == [(1, heads)] * 2 * (
+        0 not in shape
+    )
+    if 0 not in shape:
+        scores = (x @ x.mT / 8**0.5).reshape(-1, heads, 25).amax((0, 2))
+        np.testing.assert_allclose(watch.last["max_score"][0], scores, rtol=1e-6)
+
+
+def test_tensors_that_regard_does_not_take_are_left_out_and_the_training_goes_on():
+    class One(nn.Module):
+        def forward(self, x):
+            return F.scaled_dot_product_attention(x, x, x)
+
+    model, x = One(), torch.randn(1, 2, 5, 8, device="meta")
+    with pytest.warns(UserWarning, match="step 0: the model is left out"), regard.watch(model):
+        assert model(x).shape == x.shape
 
 
 def test_regards_layers_and_autocast_are_seen():
@@ -419,6 +457,15 @@ def test_watches_and_a_recording_look_on_at_once():
     assert_left_alone(model)
 
 
+def test_the_compiler_is_as_it_was_after_watches_of_one_model():
+    from torch._dynamo import eval_frame
+
+    model = Model()
+    with regard.watch(model), regard.watch(model):
+        call(model)
+    assert eval_frame._stance.stance == "default"
+
+
 def test_copies_and_files_of_the_model_are_not_watched():
     model = Model()
     with regard.watch(model, every=1) as watch:
@@ -486,9 +533,11 @@ def test_attention_that_cannot_be_measured_is_left_out_with_its_reason():
         def forward(self, x):
             return torch.func.vmap(self.one)(x)
 
-    model, match = Mapped(), r"no attention was measured in step 0\. one: .*vmap"
-    with pytest.warns(UserWarning, match=match), regard.watch(model) as watch:
-        call(model)
+    model, match = Mapped(), "watch: step 0: one is left out: weights: .*vmap"
+    with pytest.warns(UserWarning, match=match) as told, regard.watch(model, 1) as watch:
+        call(model, 2)
+    assert len(told) == 1
+    assert told[0].filename == __file__
     assert "vmap" in watch.left_out["one"]
     assert "one left out: weights" in str(watch)
 
@@ -581,6 +630,7 @@ class Broken(Model):
 
     def forward(self, x):
         self.calls += 1
+        x = F.dropout(x, training=self.training)
         x = x + self.blocks[0](x)
         if x.shape[1] == 5:
             x[1, 3] = torch.nan
@@ -588,10 +638,10 @@ class Broken(Model):
         return x if self.logits else x.square().mean()
 
 
-def run_into_nan(model, **options):
+def run_into_nan(model, every=100, **options):
     """Three steps, of which the third meets NaN."""
     told = []
-    with regard.watch(model, 100, lambda step, found: told.append(step), **options) as watch:
+    with regard.watch(model, every, lambda step, found: told.append(step), **options) as watch:
         for length in (7, 7, 5):
             model(batch(0, length)).sum().backward()
     return watch, told
@@ -601,15 +651,16 @@ def run_into_nan(model, **options):
 def test_nan_between_watched_steps_is_found_at_once(logits):
     torch.manual_seed(3)
     plain = Broken(logits=logits)
-    with regard.watch(plain, check_nan=False, every=100):
-        for length in (7, 7, 5):
-            plain(batch(0, length)).sum().backward()
+    with pytest.warns(RuntimeWarning, match="step 2"):
+        each, _ = run_into_nan(plain, every=1)
     state = torch.get_rng_state()
     torch.manual_seed(3)
     model = Broken(logits=logits)
     with pytest.warns(RuntimeWarning, match=r"step 2: blocks\.1\.0, head 0"):
         watch, told = run_into_nan(model)
     assert told == [0, 2]
+    for name, x in each.last.items():  # what the pass itself had, dropout included
+        np.testing.assert_array_equal(watch.last[name], x)
     assert watch.nonfinite[:6] == (2, "blocks.1.0", 1, 0, 3, 0)
     assert watch.nonfinite.cause == "query"
     assert model.calls == plain.calls + 1  # the pass was repeated

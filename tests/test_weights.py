@@ -58,6 +58,17 @@ def test_max_score_is_the_largest_score_of_a_head(call, way, data):
 
 
 @pytest.mark.parametrize("backend", ["kernel", "torch", "reference"])
+def test_max_score_leaves_out_the_sinks(backend):
+    q, k, sinks = torch.randn(2, 3, 9, 4), torch.randn(2, 3, 9, 4), torch.tensor([-9.0, 9.0, 99.0])
+    found = AttentionWeights(q, k, causal=True, sinks=sinks, backend=backend)
+    hidden = torch.ones(9, 9, dtype=torch.bool).triu(1)
+    scores = (q @ k.mT / 2).masked_fill(hidden, -torch.inf)
+    torch.testing.assert_close(found.max_score, scores.amax((-1, -2)), rtol=1e-6, atol=0)
+    rows = found.part(slice(4, 7)).max_score
+    torch.testing.assert_close(rows, scores[..., 4:7, :].amax((-1, -2)), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("backend", ["kernel", "torch", "reference"])
 def test_max_score_of_scores_that_are_not_finite(backend):
     q, k = (torch.randn(1, 3, 9, 4) for _ in range(2))
     q[0, 1, 2, 0], q[0, 2, 5, 1] = torch.nan, torch.inf

@@ -23,8 +23,16 @@ NOT_SEEN = (
 
 
 @contextlib.contextmanager
-def calls_taken(running: Running, take: Take) -> Iterator[None]:
-    """Hands every call of attention to ``take``: torch's of this thread, regard's of all."""
+def calls_taken(
+    running: Running, take: Take, refuse: Callable[[str, Exception], None] | None = None
+) -> Iterator[None]:
+    """Hands every call of attention to ``take``: torch's of this thread, regard's of all.
+
+    Args:
+        running: knows the names of modules.
+        take: gets what torch's operator is called with as it would be for ``regard.attention``.
+        refuse: gets the name of a module and why its call cannot be that; by default it is raised.
+    """
 
     taken = False  # a call that is being computed, maybe by regard
 
@@ -33,11 +41,17 @@ def calls_taken(running: Running, take: Take) -> Iterator[None]:
             take(running.name, query, key, value, options)
 
     def compute(operator: Any, *args: Any, **kwargs: Any) -> Any:
-        q, k, v, options = torch_call(*args, **kwargs)
-        if "bias" in options:
-            options |= {"bias": None} | mask_or_bias(options["bias"])
         nonlocal taken
-        take_own(q, k, v, options)
+        try:
+            q, k, v, options = torch_call(*args, **kwargs)
+            if "bias" in options:
+                options |= {"bias": None} | mask_or_bias(options["bias"])
+        except Exception as error:
+            if refuse is None:
+                raise
+            refuse(running.name, error)
+        else:
+            take_own(q, k, v, options)
         taken, before = True, taken
         try:
             return operator(*args, **kwargs)

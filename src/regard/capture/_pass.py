@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.nn import Module
 
 from regard._base.arrays import is_tensor
-from regard._base.errors import UnsupportedError
 from regard._call.checks import read_call
 from regard.capture._calls import is_in_backward
 from regard.capture._groups import Occurrences, Place, places
@@ -33,12 +32,16 @@ class Pass:
     Attributes:
         taken: pattern of the kind, name of the module, and measures of each call.
         nonfinite: the first of its scores that is NaN or infinite.
+        refused: names of modules that no earlier pass left out, and why.
+        is_empty: whether there was attention without a query, a key or a head.
     """
 
     def __init__(self, step: int, model: Module, left_out: dict[str, str], searches: bool) -> None:
         self.step, self._left_out, self._searches = step, left_out, searches
         self.taken: list[tuple[str, str, dict[str, np.ndarray]]] = []
         self.nonfinite: NonFinite | None = None
+        self.refused: dict[str, str] = {}
+        self.is_empty = False
         self._thread = threading.get_ident()
         self._occurrences, self._sights = Occurrences(), BySight(Sight.of)
         self._places: dict[str, Place] = places(dict(model.named_modules()))
@@ -55,11 +58,18 @@ class Pass:
             # What watches torch's functions need not see those of the measures.
             with torch.no_grad(), torch._C.DisableTorchFunction():
                 measured = self._measured(name, query.detach(), key.detach(), given)
-        except (UnsupportedError, TypeError, ValueError) as error:
-            self._left_out.setdefault(name, str(error).partition("\n")[0])
+        except Exception as error:  # of whatever tensors they are: the training goes on
+            self.refuse(name, error)
             return
-        if measured is not None:
+        if measured is None:
+            self.is_empty = True
+        else:
             self.taken.append((pattern, name, measured))
+
+    def refuse(self, name: str, error: Exception) -> None:
+        """Leaves out the attention of a module."""
+        if name not in self._left_out:
+            self._left_out[name] = self.refused[name] = str(error).partition("\n")[0]
 
     def _measured(
         self, name: str, query: Tensor, key: Tensor, options: dict[str, Any]

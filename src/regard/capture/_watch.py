@@ -22,6 +22,7 @@ from regard.capture._measured import NonFinite
 from regard.capture._pass import Pass
 from regard.capture._report import WatchReport
 
+OURS = ("torch.", "regard.")
 MOST_SEARCHES = 3  # passes that are repeated in vain before a watch stops repeating them
 Report = Callable[[int, WatchReport], object]
 
@@ -91,7 +92,7 @@ class Watch:
             if (call := self._calls.pop()) is not None:
                 call.end()
         if kind is None and not self.steps and not self._has_warned:
-            warnings.warn(f"watch: {self._why_nothing()}", stacklevel=2)
+            _warn(self._why_nothing())
 
     def __repr__(self) -> str:
         return (
@@ -162,13 +163,16 @@ class Watch:
     def _seen(self, step: int) -> Iterator[Pass]:
         """Measures the attention that the model computes in the block."""
         seen = Pass(step, self._named, self.left_out, self.nonfinite is None)
-        with _uncompiled(), calls_taken(Running(model=self._named), seen.take):
+        with _uncompiled(), calls_taken(Running(model=self._named), seen.take, seen.refuse):
             yield seen
 
     def _tell(self, seen: Pass, is_nan: bool = False) -> None:
         """Reports a pass that has ended."""
+        for name, why in seen.refused.items():
+            _warn(f"step {seen.step}: {name or 'the model'} is left out: {why}")
         if not seen.taken:
-            self._warn_of_nothing(seen.step)
+            if not seen.is_empty:
+                self._warn_of_nothing(seen.step)
             return
         report = WatchReport(seen.step, self._by_kind(seen), seen.nonfinite)
         self.history.append(report)
@@ -176,23 +180,21 @@ class Watch:
         if self._report is not None:
             self._report(seen.step, report)
         if seen.nonfinite is not None:
-            warnings.warn(f"watch: {seen.nonfinite}", RuntimeWarning, stacklevel=4)
+            _warn(str(seen.nonfinite), RuntimeWarning)
         elif is_nan:
-            warnings.warn(
-                f"watch: step {seen.step}: the model's output holds NaN, and no score of attention "
-                "does: look for it in the values, or after attention.",
-                RuntimeWarning, stacklevel=4,
+            _warn(
+                f"step {seen.step}: the model's output holds NaN, and no score of attention does: "
+                "look for it in the values, or after attention.", RuntimeWarning,
             )  # fmt: skip
 
     def _warn_of_nothing(self, step: int) -> None:
-        if not self._has_warned:
-            self._has_warned = True
-            why = "".join(f" {name or 'The model'}: {x}" for name, x in self.left_out.items())
-            if not why:
-                why = f" {NOT_SEEN}"
-                if hasattr(self._named, "set_attn_implementation"):
-                    why += ' Call model.set_attn_implementation("sdpa") or ("regard").'
-            warnings.warn(f"watch: no attention was measured in step {step}.{why}", stacklevel=4)
+        if self._has_warned or self.left_out:
+            return
+        self._has_warned = True
+        way_out = ""
+        if hasattr(self._named, "set_attn_implementation"):
+            way_out = ' Call model.set_attn_implementation("sdpa") or ("regard").'
+        _warn(f"no attention was measured in step {step}. {NOT_SEEN}{way_out}")
 
     def _by_kind(self, seen: Pass) -> dict[str, list[tuple[str, dict[str, np.ndarray]]]]:
         """The layers of a pass by the short names of their kinds, in the order of their calls."""
@@ -229,9 +231,9 @@ class Watch:
                 with self._seen(call.step) as seen:
                     self._named.forward(*args, **kwargs)
             except Exception as error:
-                warnings.warn(
-                    f"watch: step {call.step}: the model's output holds NaN, and repeating the "
-                    f"pass to look for it failed: {error}", RuntimeWarning, stacklevel=4,
+                _warn(
+                    f"step {call.step}: the model's output holds NaN, and repeating the pass to "
+                    f"look for it failed: {error}", RuntimeWarning,
                 )  # fmt: skip
                 return
             finally:
@@ -320,6 +322,14 @@ def _int(name: str, x: Any) -> int:
     if isinstance(x, bool) or not hasattr(x, "__index__"):
         raise TypeError(f"watch: {name} is {x!r}; an int is needed.")
     return operator.index(x)
+
+
+def _warn(text: str, category: type[Warning] = UserWarning) -> None:
+    """Warns in the line that calls the model: the first outside of torch and regard."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(OURS):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(f"watch: {text}", category, stacklevel=level)
 
 
 def _uncompiled() -> contextlib.AbstractContextManager[Any]:
