@@ -621,6 +621,14 @@ def test_a_sink_that_is_not_finite_is_found():
     assert found.nonfinite.cause == "sink"
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_sink_that_takes_nothing_is_no_finding():
+    q, hidden = torch.randn(1, 2, 5, 4), torch.full((5, 5), -torch.inf)
+    sinks = torch.full((2,), -torch.inf)
+    for bias in (torch.zeros(5, 5), hidden):
+        assert seen_by(Calls(q, q, q, sinks=sinks, bias=bias)).nonfinite is None
+
+
 class Broken(Model):
     """A model whose second attention gets NaN where there are five tokens."""
 

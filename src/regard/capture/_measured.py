@@ -151,7 +151,7 @@ def first_nonfinite(
 
 def _explained(call: Call, certain: bool, b: int, h: int, i: int) -> tuple[int, float, str] | None:
     """Key, score and cause of the first such score of a query; None where there is none."""
-    sink = np.nan if call.sinks is None else float(to_numpy(call.sinks[h : h + 1])[0])
+    sink = -np.inf if call.sinks is None else float(to_numpy(call.sinks[h : h + 1])[0])
     one = call.of_heads(range(b, b + 1), range(h, h + 1)).rows(slice(i, i + 1))
     dtype = accumulating_name(call.query)
     q, k = (to_numpy(x)[0, 0].astype(dtype) for x in (one.query, one.key))
@@ -160,16 +160,16 @@ def _explained(call: Call, certain: bool, b: int, h: int, i: int) -> tuple[int, 
     if one.bias is not None:
         bias = bias + to_numpy(picked(one.bias[0], 0 * keys, keys))[0]
     with np.errstate(all="ignore"):
-        exact = q[0].astype(np.float64) @ k.T.astype(np.float64) * call.scale
         s = capped(NumpyArrays(dtype), call, (k @ q[0]) * call.scale) + bias
     seen = Seen(one).pairs(0 * keys, keys)[0]
     bad = seen & (np.isnan(s) | (s == np.inf) if certain else ~np.isfinite(s) & (bias != -np.inf))
     if not bad.any():
-        if call.sinks is not None and not np.isfinite(sink):
+        if np.isnan(sink) or sink == np.inf:
             return -1, sink, "sink"
         if not certain:
             return None
         # Another order of the sum overflowed: the largest is the one.
+        exact = k.astype(np.float64) @ q[0].astype(np.float64) * call.scale
         j = int(np.where(seen, abs(exact), -1).argmax())
         return j, float(np.copysign(np.inf, exact[j])), "score"
     j = int(bad.argmax())

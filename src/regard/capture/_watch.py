@@ -32,8 +32,7 @@ class Watch:
 
     Attributes:
         steps: how many calls of the model were counted.
-        last: the last report, or None.
-        history: all of them, in order.
+        history: the reports, in order.
         nonfinite: the first score that was NaN or infinite, or None; no other is looked for.
         left_out: for each module by name, why its attention could not be measured.
     """
@@ -63,6 +62,7 @@ class Watch:
 
     @property
     def last(self) -> WatchReport | None:
+        """The last report, or None."""
         return self.history[-1] if self.history else None
 
     def __enter__(self) -> Self:
