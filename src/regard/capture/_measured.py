@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from regard._backends.formula import capped
+from regard._backends.gather import pair_scores
 from regard._base.arrays import NumpyArrays, accumulating_name, arrays_of, to_numpy
 from regard._call.call import Call
 from regard._call.visible import Seen, picked
@@ -104,27 +105,18 @@ def _mean(x: np.ndarray, where: np.ndarray) -> np.ndarray:
 
 def _first_scores(call: Call, sight: Sight) -> np.ndarray:
     """``(B, Hq, Lq)``: the score of each query with the first key that it sees."""
-    B, Hq, *_ = call.sizes
+    xp, (B, Hq, _, Lq, _) = arrays_of(call.query), call.sizes
     rows = []
     for b in range(B):
         first = sight.first[b if len(sight.first) > 1 else 0]
         one = call.of_heads(range(b, b + 1), range(Hq))
         parts = [one] if len(first) == 1 else [one.head(h) for h in range(Hq)]
-        rows.append(np.concatenate([_scores(part, keys) for part, keys in zip(parts, first)]))
+        found = [
+            to_numpy(pair_scores(xp, part, np.arange(Lq), keys))[0]
+            for part, keys in zip(parts, first)
+        ]
+        rows.append(np.concatenate(found).astype(np.float64))
     return np.stack(rows)
-
-
-def _scores(call: Call, keys: np.ndarray) -> np.ndarray:
-    """``(Hq, Lq)``: the score of each query of a call without a batch with its own key."""
-    xp = arrays_of(call.query)
-    _, Hq, Hkv, Lq, _ = call.sizes
-    some = keys[:1] if (keys == keys[0]).all() else keys
-    k = xp.wide(call.key[0][:, some])[:, None]  # (Hkv, 1, Lq or 1, D)
-    q = xp.wide(call.query[0]).reshape(Hkv, Hq // Hkv, Lq, -1)
-    s = capped(xp, call, (q * k).sum(-1).reshape(Hq, Lq) * call.scale)
-    if call.bias is not None:
-        s = s + picked(call.bias[0], np.arange(Lq), keys)
-    return to_numpy(s).astype(np.float64)
 
 
 def first_nonfinite(
