@@ -8,7 +8,7 @@ import numpy as np
 
 from regard._base.arrays import Arrays, arrays_of, to_numpy
 from regard._call.call import Call
-from regard._call.visible import Visibility
+from regard._call.visible import Visibility, cuts_of
 
 BLOCK_PAIRS = 2**22  # of a mask that are looked at together
 
@@ -26,7 +26,8 @@ class Sight(NamedTuple):
         xp = arrays_of(call.query)
         visibility = Visibility(call, xp.arange)
         is_one = visibility.uniform and (call.mask is None or len(call.mask) == 1)
-        find = _by_interval if call.mask is None and call.query_segments is None else _by_pairs
+        is_interval = call.mask is None and call.query_segments is None and not cuts_of(call)
+        find = _by_interval if is_interval else _by_pairs
         found = [find(xp, call, visibility, b) for b in range(1 if is_one else call.sizes[0])]
         seen, first, keys = (np.stack(x) for x in zip(*found))
         tokens = [_tokens(start, call.sizes[3], own) for start, own in zip(visibility.starts, keys)]
@@ -49,9 +50,10 @@ def _by_interval(
 def _by_pairs(
     xp: Arrays, call: Call, visibility: Visibility, b: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The same with masks and segments, counts and first keys ``(Hq or 1, Lq)``."""
+    """The same with masks, segments and cuts, counts and first keys ``(Hq or 1, Lq)``."""
     Lq, Lk = call.sizes[3:]
     heads = 1 if call.mask is None else call.mask.shape[1]
+    heads = call.sizes[1] if cuts_of(call) else heads
     keys = slice(0, min(Lk, visibility.lengths[b]))
     height = max(1, BLOCK_PAIRS // max(1, heads * Lk))
     counts, firsts, seen = [], [], np.zeros(Lk, bool)
