@@ -32,9 +32,11 @@ def largest_weights(
     if sinks is None:
         return found
     # Where the sink is the maximum, the others share the total less its 1.
-    own = (sinks.astype(float) * math.log2(math.e) / float(maximum.dtype.type(factor)))[:, None]
+    own = sinks.astype(float) * math.log2(math.e) / float(maximum.dtype.type(factor))
+    with np.errstate(over="ignore"):
+        own = own[:, None].astype(maximum.dtype)
     shared = np.minimum(found, (1 - found + ROUNDING).astype(found.dtype))
-    return np.where(maximum == own.astype(maximum.dtype), shared, found)
+    return np.where(maximum == own, shared, found)
 
 
 def first_rows(largest: Float[np.ndarray, "B Hq Lq"], count: int) -> Int[np.ndarray, "B Hq count"]:
