@@ -95,7 +95,8 @@ static inline double factor_of(const Problem& p) {
 
 // Row statistics are (B, Hq, Lq) in Real: `maximum`, the largest score, and `total`, the softmax
 // denominator: the sum of 2^((score - maximum) * factor_of), with the sink's term. Log-sum-exp is
-// maximum * factor_of * ln 2 + ln total. -inf and 0 where nothing is visible.
+// maximum * factor_of * ln 2 + ln total. -inf and 0 where nothing is visible. The maximum is the
+// sink where its term would be above 2^32.
 struct Forward {
   const Problem* problem;
   Array out;      // (B, Hq, Lq, Dv), rows contiguous; optional

@@ -21,6 +21,7 @@ from regard._call.checks import check_contents
 from regard._call.options import NUMBERS
 
 FEWER_ROWS = 4  # times fewer than all: then the strongest pairs are searched for in these alone
+LARGEST_SINK = 32.5  # exponent of a sink's term in the denominator, with its rounding
 LARGEST_NUMBER = 1e30  # largest factor of scores in float32
 LARGEST_HEAD = 576  # the largest that models have: MLA of DeepSeek
 FEW_PRODUCTS = 2**21  # below, starting another thread would take longer
@@ -465,7 +466,7 @@ def _sinks_gradient(call: Call, delta: Any, maximum: Any, total: Any, read: Any)
     """``(Hq,)``: the sink's weight takes ``delta`` from every row, the sum of ``w·dw``."""
     maximum, total = maximum.double(), total.double()
     exponent = call.sinks.double()[:, None] * math.log2(math.e) - maximum * read.factor
-    weight = (exponent.clamp(max=0.0).exp2() / total).masked_fill(total == 0, 0.0)
+    weight = (exponent.clamp(max=LARGEST_SINK).exp2() / total).masked_fill(total == 0, 0.0)
     return -(weight * delta).sum((0, 2))
 
 

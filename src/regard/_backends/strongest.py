@@ -1,7 +1,7 @@
 """The rows in which the strongest pairs of a matrix are: few, and the row statistics tell them.
 
-A row's largest weight is 1 / total where its largest score is the maximum, and no other weight is
-larger. So the n strongest pairs are in the n rows with the largest of these.
+A row's largest weight is 1 / total where the maximum is its largest score, not its sink: in all but
+rows whose weights are below 2^-32. So the n strongest pairs are in the n rows with the largest.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def largest_weights(
     sinks: Float[np.ndarray, " Hq"] | None,
     factor: float,
 ) -> Float[np.ndarray, "B Hq Lq"]:
-    """An upper bound of the weights of each row, and the largest of them unless the sink is larger.
+    """An upper bound of the weights of each row, and the largest of them if the sink is no maximum.
 
     Args:
         maximum, total: the row statistics of the kernels; 0 for rows whose total is NaN or 0.
@@ -32,9 +32,11 @@ def largest_weights(
     if sinks is None:
         return found
     # Where the sink is the maximum, the others share the total less its 1.
-    own = (sinks.astype(float) * math.log2(math.e) / float(maximum.dtype.type(factor)))[:, None]
+    own = sinks.astype(float) * math.log2(math.e) / float(maximum.dtype.type(factor))
+    with np.errstate(over="ignore"):
+        own = own[:, None].astype(maximum.dtype)
     shared = np.minimum(found, (1 - found + ROUNDING).astype(found.dtype))
-    return np.where(maximum == own.astype(maximum.dtype), shared, found)
+    return np.where(maximum == own, shared, found)
 
 
 def first_rows(largest: Float[np.ndarray, "B Hq Lq"], count: int) -> Int[np.ndarray, "B Hq count"]:
