@@ -393,3 +393,41 @@ _ask: Callable[..., Any] = differentiable(_reduce, _differentiate, map_one_by_on
 _ask_backward: Callable[..., Any] = differentiable(
     _reduce_backward, _refuse_second, map_one_by_one, _save_nothing
 )
+
+
+class _Value(torch.autograd.Function):
+    """A number that was computed, with a gradient of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, gradient_of: Any, *inputs: Tensor) -> Tensor:
+        ctx.gradient_of = gradient_of
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        if torch.is_grad_enabled():
+            _refuse_second(ctx)
+        return None, None, *ctx.gradient_of(grad, ctx.needs_input_grad[2:])
+
+
+def with_gradient(
+    value: Tensor,
+    call: Call,
+    gradient_of_block: Callable[[Tensor, WeightBlock], Tensor],
+) -> Tensor:
+    """A value ``(B, Hq, ...)`` with its gradient by a call's query, key, bias and sinks.
+
+    Args:
+        gradient_of_block: gives that of a block's weights, for that of the value.
+    """
+    names = [name for name in INPUTS if name != "value" and getattr(call, name) is not None]
+
+    def gradient_of(grad: Tensor, needed: Sequence[bool]) -> tuple[Tensor | None, ...]:
+        wanted = [name for name, is_needed in zip(names, needed) if is_needed]
+        found = torch_gradients.weights_gradients(
+            replace(call, value=None), lambda block: gradient_of_block(grad, block), None, wanted
+        )
+        return tuple(dict(zip(INPUTS, found))[name] for name in names)
+
+    inputs = (getattr(call, name) for name in names)
+    return _Value.apply(value, gradient_of, *inputs)
