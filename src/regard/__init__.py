@@ -41,6 +41,8 @@ _PARTS = {
     "heads": "heads", "hf": "hf", "lm": "lm", "nn": "nn", "recording": "recording",
     "testing": "testing", "viewer": "viewer", "HeadScores": "heads", "Viewer": "viewer",
     "patch_torch": "nn.replacement", "record": "capture",
+    "Effects": "_weights.effects", "PairMatrix": "_weights.pair_matrix",
+    "TopPairs": "_weights.pair_reductions",
 }  # fmt: skip
 
 if TYPE_CHECKING:
@@ -50,6 +52,9 @@ if TYPE_CHECKING:
     from regard import nn as nn
     from regard import testing as testing
     from regard import viewer as viewer
+    from regard._weights.effects import Effects as Effects
+    from regard._weights.pair_matrix import PairMatrix as PairMatrix
+    from regard._weights.pair_reductions import TopPairs as TopPairs
     from regard.capture import record as record
     from regard.heads import HeadScores as HeadScores
     from regard.nn.replacement import patch_torch as patch_torch

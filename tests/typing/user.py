@@ -69,6 +69,21 @@ def weights_of_numpy(weights: regard.AttentionWeights[Float32], x: Float32) -> N
     assert_type(weights.shape, tuple[int, ...])
 
 
+def effects(weights: regard.AttentionWeights[Float32], x: Float32, t: Tensor) -> None:
+    found = weights.effects(x, x)
+    assert_type(found, regard.Effects[Float32])
+    assert_type(found[0, 2], Float32)
+    assert_type(found.head(0).part(slice(3)).matrix(), regard.Effects[Float32])
+    assert_type(found.topk(3), regard.TopKeys[Float32, Int64])
+    assert_type(found.strongest(), regard.TopPairs[Float32, Int64])
+    assert_type(found.received("max"), Float32)
+    assert_type(found.pool((8, 8)), Float32)
+    assert_type(found.pool(how=("max", "mass")), tuple[Float32, ...])
+    assert_type(weights.effects(x, kind="change"), regard.Effects[Float32])
+    of_torch = regard.AttentionWeights(t, t).effects(t, t, "relevance")
+    assert_type(of_torch.strongest(2), regard.TopPairs[Tensor, Tensor])
+
+
 def weights_of_torch(t: Tensor) -> None:
     weights = regard.AttentionWeights(t, t, causal=True, sinks=t)
     assert_type(weights, regard.AttentionWeights[Tensor])

@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from numpy.typing import DTypeLike, NDArray
 
+    from regard._weights.effects import EffectKind, Effects
     from regard.recording import Layer
 
 Pick: TypeAlias = int | np.integer[Any] | slice | EllipsisType
@@ -599,6 +600,37 @@ class AttentionWeights(LinearForms[ArrayT]):
         from regard._showing.figure import plot_weights
 
         return plot_weights(self, index, how, tokens, ax)
+
+    def effects(
+        self,
+        value: Float[Array[ArrayT], "*_B_Hkv Lk Dv"],
+        gradient: Float[Array[ArrayT], "*_B_Hq Lq Dv"] | None = None,
+        kind: EffectKind = "knockout",
+    ) -> Effects[ArrayT]:
+        """What every token pair does to a loss, ``(..., Hq, Lq, Lk)``, computed when asked.
+
+        Args:
+            value: ``(..., Hkv, Lk, Dv)`` of this attention, of the query's array type.
+            gradient: ``(..., Hq, Lq, Dv)``: ∂loss/∂output of this attention. ``"change"`` reads
+                none.
+            kind: ``"knockout"``, the rise of the loss when the pair is cut; ``"contribution"``,
+                ``"relevance"``, ``"gradient"`` or ``"change"``; see ``regard.Effects``.
+
+        Raises:
+            ShapeError: value or gradient do not fit the weights.
+            TypeError: no floating arrays of the query's library and device, or no gradient.
+            UnsupportedError: these are weights of some keys, and no whole rows.
+            ValueError: another ``kind``.
+
+        Example:
+            >>> q = k = v = np.eye(2)
+            >>> weights = AttentionWeights(q, k, scale=1.0)
+            >>> weights.effects(v, np.array([[1.0, 0.0], [0.0, 1.0]]))[0].round(4)
+            array([-0.7311,  0.2689])
+        """
+        from regard._weights.effects import Effects
+
+        return Effects(self, value, gradient, kind)
 
     def part(
         self, rows: slice | None = None, columns: slice | None = None
