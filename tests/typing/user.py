@@ -122,6 +122,10 @@ def recordings(x: Float32, t: Tensor) -> None:
     assert_type(recording, regard.Recording[Float32])
     assert_type(recording.weights[0], regard.AttentionWeights[Float32])
     assert_type(recording.steps(0, 1).weights, Float32)
+    assert_type(recording.effects(0, 1, kind="relevance"), regard.Effects[Float32])
+    assert_type(regard.Layer(x, x, x, gradient=x).gradient, Float32 | None)
+    with regard.record(explain=lambda output: output.sum()) as explained:
+        assert_type(explained.effects(0)[0], Tensor)
     assert_type(recording.view(), regard.Viewer)
     assert_type(recording.figure(0, 1, rows=slice(9), scale="log", size=(3.3, 3)), Figure)
     recording.figure(heads=[(0, 1), (1, 0)], transparent=True).save("heads.pdf")

@@ -140,9 +140,10 @@ def attention(
         sinks=sinks, scale=scale, softcap=softcap, dropout=dropout,
         seed=seed,
     )  # fmt: skip
+    hand_on = None
     if (watcher := watching.watcher) is not None:
-        watcher(query, key, value, options)
-    known = None if return_weights else plans.known(query, key, value, options, backend)
+        hand_on = watcher(query, key, value, options)
+    known = None if return_weights or hand_on else plans.known(query, key, value, options, backend)
     output: ArrayT
     if (output := plans.output(known, query, key, value)) is not None:
         return output
@@ -155,6 +156,8 @@ def attention(
     chosen = choose(call, backend)
     found, statistics = chosen.attention(call, return_weights)
     output = call.restore(found)
+    if hand_on is not None:
+        output = hand_on(output)
     if return_weights:
         return output, AttentionWeights._of(call, chosen, statistics)
     plans.keep(known, chosen, call, query)

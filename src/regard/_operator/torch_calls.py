@@ -23,13 +23,18 @@ class Running:
 
     Args:
         begin: called when a model is called.
+        end: called with what it gave; with None where it raised.
 
     Attributes:
         model: the module that was called first, whose modules are named.
     """
 
-    def __init__(self, begin: Callable[[], None] = lambda: None) -> None:
-        self._begin, self._thread = begin, threading.get_ident()
+    def __init__(
+        self,
+        begin: Callable[[], None] = lambda: None,
+        end: Callable[[Any], None] = lambda output: None,
+    ) -> None:
+        self._begin, self._end, self._thread = begin, end, threading.get_ident()
         self._stack: list[Module] = []
         self.model: Module | None = None
         self._names: dict[int, str] = {}
@@ -70,8 +75,11 @@ class Running:
 
     def _leave(self, module: Module, args: Any, output: Any) -> None:
         if threading.get_ident() == self._thread:
+            is_inside = bool(self._stack)
             while self._stack and self._stack.pop() is not module:
                 pass
+            if is_inside and not self._stack:
+                self._end(output)
 
 
 class TorchAttention(TorchFunctionMode):

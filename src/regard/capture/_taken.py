@@ -58,6 +58,7 @@ class Taken:
         calls: what each call's queries see, and where its first key is among all.
         firsts: the layer of the first call for each batch element; none where a file has them.
         later: what the further calls added.
+        gradient: of an explained number by the output of the call; None where nothing is.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Taken:
         self.calls: list[tuple[list[Rows], int]] = [(rows, 0)]
         self.firsts: list[Layer[Any]] = []
         self.later: list[Part] = []
+        self.gradient: Any = None
         self._last_key = copied(call.key[:, :, self.keys - 1])
 
     @property
@@ -152,6 +154,8 @@ class Taken:
     def layer(self, b: int) -> Layer[Any]:
         """The layer of all calls, of batch element b."""
         first = self.firsts[b]
+        if self.gradient is not None:
+            return first._with_gradient(self._gradient(b))
         if not self.later:
             return first
         import torch
@@ -168,6 +172,12 @@ class Taken:
             query, key, None if first.value is None else whole(first.value, "value"),
             name=first.name, number=first.number, head_numbers=first.head_numbers, **options,
         )  # fmt: skip
+
+    def _gradient(self, b: int) -> Any:
+        """``(Hq, Lq, Dv)`` of batch element b, of the recorded heads and without padding."""
+        x = self.gradient
+        whole = x.reshape((self.batch, -1, *x.shape[-2:]))[b]
+        return copied(whole[self.heads.own, slice(*self.spans[b][0])])
 
     def _bias(self, first: Layer[Any], b: int, count: int) -> Any:
         """``(Hq, Lq, Lk)``: what all calls add to the scores of kept keys."""
