@@ -284,8 +284,9 @@ def test_all_equals_the_namespace():
 
 def test_dir_has_the_public_names_and_the_parts_that_are_loaded_when_they_are_used():
     more = {
-        "Effects", "HeadScores", "PairMatrix", "TopPairs", "Viewer", "__version__", "patch_torch",
-        "record",
+        "Comparison", "Divergences", "Effects", "HeadScores", "Mix", "PairMatrix", "Rollout",
+        "TopPairs", "Viewer", "__version__", "compare", "divergence", "mix", "patch_torch",
+        "record", "rollout",
     }  # fmt: skip
     parts = {"heads", "hf", "lm", "nn", "recording", "testing", "viewer"}
     assert {*dir(regard)} == {*regard.__all__, *more, *parts}

@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
 
     from regard._weights.effects import EffectKind, Effects
+    from regard._weights.mix import Mix
     from regard.recording import Layer
 
 Pick: TypeAlias = int | np.integer[Any] | slice | EllipsisType
@@ -631,6 +632,28 @@ class AttentionWeights(LinearForms[ArrayT]):
         from regard._weights.effects import Effects
 
         return Effects(self, value, gradient, kind)
+
+    def mix(
+        self,
+        heads: Collection[int] | None = None,
+        coefficients: Sequence[float] | Array[Any] | None = None,
+    ) -> Mix[ArrayT]:
+        """The weighted sum over heads, ``(..., Lq, Lk)``, computed when asked: by default the mean.
+
+        ``regard.mix([...])`` is that over layers.
+
+        Args:
+            heads: which, of ``head_numbers``; by default all.
+            coefficients: a number for each of these; by default 1/n.
+
+        Raises:
+            IndexError: no such head, or no axis of heads.
+            ShapeError: the coefficients are not as many as the heads.
+            ValueError: no head, or a coefficient that is not finite.
+        """
+        from regard._weights.mix import mixed_heads
+
+        return mixed_heads(self, heads, coefficients)
 
     def part(
         self, rows: slice | None = None, columns: slice | None = None

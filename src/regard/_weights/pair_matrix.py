@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeAlias, overload
 
@@ -36,6 +36,8 @@ from regard._weights.reductions import TopKeys
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
 
+    from regard._weights.mix import Mix
+
 Pick: TypeAlias = int | np.integer[Any] | slice | EllipsisType
 
 BLOCK = 2**18  # numbers of a block of rows: 1 MB of float32
@@ -50,6 +52,14 @@ class Rows(NamedTuple):
     visible: Any  # bool (rows, keys), or None: every pair
 
 
+class Logarithms(NamedTuple):
+    """Rows as distributions over keys, and over what is no key: a sink, or nothing to see."""
+
+    keys: slice
+    of_keys: Any  # (rows, keys): ln, −inf where masked
+    elsewhere: Any  # (rows, 1): the share of no key
+
+
 class PairMatrix(Generic[ArrayT]):
     """A number for each pair of a query and a key, ``(..., H, Lq, Lk)``, computed on request.
 
@@ -61,6 +71,7 @@ class PairMatrix(Generic[ArrayT]):
 
     __array_priority__ = 100
     _name = "matrix"  # in messages
+    _block, _lowest, _tallest = BLOCK, LOWEST, TALLEST
 
     def _start(
         self, call: Call, *, heads: bool | None = None, numbers: tuple[int, ...] | None = None
@@ -79,10 +90,20 @@ class PairMatrix(Generic[ArrayT]):
         self._b: Sequence[int] = range(B)
         self._h: Sequence[int] = range(H if heads is not False else 1)
         self._rows, self._columns = range(Lq), range(Lk)
+        self._width = Lk  # of the rows that are computed
 
     def _compute(self, b: int, h: int, rows: slice) -> Rows:
         """Some rows of one matrix of the source, evenly spaced."""
         raise NotImplementedError
+
+    def _logarithms(self, b: int, h: int, rows: slice) -> Logarithms:
+        """Some rows of one matrix of the source, which must be distributions."""
+        raise NotImplementedError
+
+    @property
+    def _are_distributions(self) -> bool:
+        """Whether rows, with what is no key, sum to 1, and no number is negative."""
+        return False
 
     def _prepare(self, b: Sequence[int], h: Sequence[int], rows: range) -> None:
         """Called once before rows are computed block by block."""
@@ -191,6 +212,26 @@ class PairMatrix(Generic[ArrayT]):
         part._b, part._h, part._leading = self._b[b : b + 1], self._h[h : h + 1], ()
         part._has_heads, part._numbers = False, None
         return part
+
+    def mix(
+        self,
+        heads: Collection[int] | None = None,
+        coefficients: Sequence[float] | Array[Any] | None = None,
+    ) -> Mix[ArrayT]:
+        """The weighted sum over heads, ``(..., Lq, Lk)``, computed when asked: by default the mean.
+
+        Args:
+            heads: which, of ``head_numbers``; by default all.
+            coefficients: a number for each of these; by default 1/n.
+
+        Raises:
+            IndexError: no such head, or no axis of heads.
+            ShapeError: the coefficients are not as many as the heads.
+            ValueError: no head, or a coefficient that is not finite.
+        """
+        from regard._weights.mix import mixed_heads
+
+        return mixed_heads(self, heads, coefficients)
 
     def __getitem__(self, index: Pick | tuple[Pick, ...]) -> ArrayT:
         """Any basic index: ints, slices and ``...``; a head by its number in ``head_numbers``.
@@ -420,14 +461,18 @@ class PairMatrix(Generic[ArrayT]):
         if 0 in self._extent.shape:
             return
         self._prepare(self._b, self._h, self._rows)
-        width = max(1, self._columns[-1] - self._columns[0])
-        height = min(TALLEST, max(LOWEST, BLOCK // width))
+        height = min(self._tallest, max(self._lowest, self._block // max(1, self._width)))
         for at_b, b in enumerate(self._b):
             for at_h, h in enumerate(self._h):
                 for low in range(0, len(self._rows), height):
                     rows = self._rows[low : low + height]
                     found = self._compute(b, h, slice(rows.start, rows.stop, rows.step))
                     yield Block(at_b, at_h, slice(low, low + len(rows)), *self._cut(found))
+
+    def _at(self, b: int, h: int, rows: slice) -> tuple[int, int, slice]:
+        """What of the source a matrix and some rows of this one are."""
+        own = self._rows[rows]
+        return self._b[b], self._h[h], slice(own.start, own.stop, own.step)
 
     def _cut(self, found: Rows) -> Rows:
         """The asked columns of some rows."""
@@ -445,6 +490,11 @@ class PairMatrix(Generic[ArrayT]):
             at = slice(0, 0)
         visible = None if found.visible is None else found.visible[:, at]
         return Rows(slice(low, high), found.values[:, at], visible)
+
+
+def rows_in(rows: slice) -> int:
+    """How many rows a slice with both ends is."""
+    return len(range(rows.start, rows.stop, rows.step))
 
 
 def _upwards(x: np.ndarray) -> slice:

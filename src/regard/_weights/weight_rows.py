@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from regard._base.arrays import arrays_of
 from regard._call.visible import Visibility
 from regard._weights.row_statistics import Place
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class WeightRows(NamedTuple):
-    """Some whole rows; all keys outside ``keys`` are masked."""
+    """Some rows; all keys outside ``keys`` are masked."""
 
     keys: slice
     weights: Any  # (rows, keys); 0 where masked
@@ -26,7 +28,7 @@ class WeightReader:
     """Reads rows of weights, block by block.
 
     Args:
-        weights: of whole rows, so no part of some keys.
+        weights: read in the keys that they have.
     """
 
     def __init__(self, weights: AttentionWeights[Any]) -> None:
@@ -36,7 +38,7 @@ class WeightReader:
     def prepare(self, b: Sequence[int], h: Sequence[int], rows: range) -> None:
         """Computes the row statistics of what will be read at once, where they are needed."""
         statistics, place = self.weights._statistics, self.weights._place
-        if statistics.backend.reads_statistics:
+        if statistics.backend.reads_statistics or not self.weights._call.whole_rows:
             for one in b:
                 of_heads = place.h[min(h) : max(h) + 1]
                 statistics.learn(Place(place.b[one : one + 1], of_heads, _of(place.rows, rows)))
@@ -58,6 +60,23 @@ class WeightReader:
         if visible is not None:
             visible = xp.broadcast(visible, (1, 1, n, keys.stop - keys.start))[0, 0]
         return WeightRows(keys, out[:, keys], visible, self._of_sink(part, fields.get("lse"), n))
+
+    def read_logarithms(self, b: int, h: int, rows: slice) -> tuple[slice, Any, Any]:
+        """Keys, ln of the weights without underflow, and the share of no key ``(rows, 1)``.
+
+        That is the sink's; 1 in a row that sees nothing.
+        """
+        xp, part = self._xp, self.weights._head(b, h).part(rows)
+        n, Lk = part.shape
+        keys = Visibility(part._call, xp.arange).keys(0, slice(0, n))
+        picture = xp.full((1, 1, n, Lk), np.nan, xp.dtype)
+        lse = xp.full((1, 1, n), -np.inf, "float64")
+        fields = {"pooled_max": picture, "bins": (n, Lk), "lse": lse}
+        part._reduce(fields if n and Lk else {"lse": lse})
+        found = xp.where(xp.isnan(picture), -np.inf, picture)[0, 0, :, keys]
+        of_sink = self._of_sink(part, lse if part._call.sinks is not None else None, n)
+        empty = (lse == -np.inf).reshape((n, 1))
+        return keys, found, xp.where(empty, 1.0, of_sink)
 
     def _of_sink(self, part: AttentionWeights[Any], lse: Any, n: int) -> Any:
         """``exp(sink − lse)``; 0 in rows that see nothing."""
