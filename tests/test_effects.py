@@ -16,6 +16,8 @@ from strategies import calls
 from ways import NAMED, Way, by_ways
 
 B, Hq, Hkv, Lq, Lk, D, Dv = 2, 4, 2, 23, 26, 8, 5
+PLAIN = Way("numpy", "kernel")  # the way of the tests that need no more than one
+TWO = PLAIN, Way("torch", "torch")  # those with code of their own
 KINDS = ["knockout", "contribution", "relevance", "gradient", "change"]
 SHOWN = {"mask", "causal", "window", "key_lengths", "segments", "intervals", "query_start"}
 OPTIONS = {
@@ -80,10 +82,10 @@ def effects_by(way, kind, q, k, v, g, **options):
     return weights.effects(v, None if kind == "change" else g, kind)
 
 
-@by_ways(*NAMED)
+@by_ways(*TWO)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_effects_are_those_of_the_dense_formula(name, way):
-    for kind in KINDS:
+    for kind in KINDS if way == PLAIN else ("knockout", "change"):
         exact = exact_of(kind, name)
         found = np.asarray(effects_by(way, kind, *operands(), **OPTIONS[name]))
         np.testing.assert_allclose(found, exact, atol=1e-12 * scale_of(*operands()[2:]), rtol=0)
@@ -197,7 +199,7 @@ def test_a_pair_alone_in_its_row_leaves_nothing(way):
     np.testing.assert_allclose(found, [[0, -gradient[0] @ value[1], 0]])
 
 
-@by_ways(*NAMED)
+@by_ways(*TWO)
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_masked_has_no_effect_be_it_nan(kind, way):
     q, k, v, g = operands()
@@ -228,11 +230,13 @@ def test_questions_are_answered_with_signs(way):
     options = {"causal": True, "query_start": 2, "sinks": numbers(Hq, seed=7)}
     exact = dense("knockout", *operands(), **options)
     effects = effects_by(way, "knockout", *operands(), **options)
+    check(effects.matrix(1, 2), exact[1, 2])
+    if way != PLAIN:
+        return
     for rows, columns in [(None, None), (slice(3, 20), slice(1, 24, 3)), (slice(1, 22, 4), None)]:
         part, whole = effects.part(rows, columns), exact[..., rows or slice(None), :]
         check(part, whole[..., columns or slice(None)])
     check(effects.head(-1), exact[:, 3])
-    check(effects.matrix(1, 2), exact[1, 2])
     check(effects.head(1).matrix(1), exact[1, 1])
 
 
@@ -345,7 +349,6 @@ def test_memory_is_linear():
     effects[0, 5]
     tracemalloc.start()
     effects.strongest(5)
-    effects.topk(3)
     effects.pool((16, 16))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()

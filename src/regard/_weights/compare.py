@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
@@ -180,7 +181,12 @@ class Comparison(Mix[ArrayT]):
 
 
 class _Both:
-    """The same rows of a and b: their logarithms in float64, ``(rows, keys + 1)``, no key last."""
+    """The same rows of a and b: ``(rows, keys + 1)`` each, no key last.
+
+    Attributes:
+        log_a, log_b: logarithms; −inf where masked.
+        a, b: the weights.
+    """
 
     def __init__(self, xp: Arrays, a: Logarithms, b: Logarithms) -> None:
         self.xp = xp
@@ -191,53 +197,60 @@ class _Both:
 
     def _joined(self, one: Logarithms, low: int, high: int) -> Any:
         xp, n = self.xp, one.of_keys.shape[0]
-        out = xp.full((n, high - low + 1), -np.inf, "float64")
-        out[:, one.keys.start - low : one.keys.stop - low] = xp.cast(one.of_keys, "float64")
-        out[:, -1:] = xp.log(one.elsewhere)
+        out = xp.full((n, high - low + 1), -np.inf, xp.dtype)
+        out[:, one.keys.start - low : one.keys.stop - low] = xp.wide(one.of_keys)
+        out[:, -1:] = xp.wide(xp.log(one.elsewhere))
         return out
+
+    @cached_property
+    def log_ratio(self) -> Any:
+        """``ln(a / b)``; 0 where both are masked."""
+        hidden = (self.log_a == -np.inf) & (self.log_b == -np.inf)
+        return self.xp.where(hidden, 0.0, self.log_a - self.log_b)
 
 
 Measure: TypeAlias = Callable[[_Both], Any]
 
 
-def _kl(xp: Arrays, log_a: Any, log_b: Any, a: Any, b: Any) -> Any:
+def _kl(xp: Arrays, log_ratio: Any, a: Any, b: Any) -> Any:
     """``Σ a · ln(a/b) − a + b``: no term is negative, and a rounded sum of a adds no error."""
-    terms = a * (log_a - log_b) - a + b
-    return xp.where(log_a == -np.inf, b, terms).sum(-1)
+    terms = a * xp.where(log_ratio == -np.inf, 0.0, log_ratio) - a + b
+    return xp.maximum(xp.row_sum(terms), 0 * a[:, :1])[:, 0]
 
 
 def _forward(rows: _Both) -> Any:
-    return _kl(rows.xp, rows.log_a, rows.log_b, rows.a, rows.b)
+    return _kl(rows.xp, rows.log_ratio, rows.a, rows.b)
 
 
 def _reverse(rows: _Both) -> Any:
-    return _kl(rows.xp, rows.log_b, rows.log_a, rows.b, rows.a)
+    return _kl(rows.xp, -rows.log_ratio, rows.b, rows.a)
 
 
 def _jensen_shannon(rows: _Both) -> Any:
     """``Σ (a+b)/4 · ((1+u) ln(1+u) + (1−u) ln(1−u))`` with ``u = (a−b)/(a+b)``."""
     xp, both = rows.xp, rows.a + rows.b
-    u = xp.where(both == 0, 0.0, (rows.a - rows.b) / both)
-    high, low = 1 + u, 1 - u
-    terms = xp.where(high == 0, 0.0, high * xp.log(high))
-    terms = terms + xp.where(low == 0, 0.0, low * xp.log(low))
-    return (both / 4 * terms).sum(-1)
+    u = (rows.a - rows.b) / (both + (both == 0))
+    terms = 0.0
+    for one in (1 + u, 1 - u):
+        terms = terms + one * xp.log(one + (one == 0))
+    return xp.maximum(xp.row_sum(both * terms / 4), 0 * u[:, :1])[:, 0]
 
 
 def _total_variation(rows: _Both) -> Any:
-    return abs(rows.a - rows.b).sum(-1) / 2
+    return rows.xp.row_sum(abs(rows.a - rows.b))[:, 0] / 2
 
 
 def _overlap(rows: _Both, k: int) -> Any:
     """The share of the k strongest keys in common."""
-    xp, (of_a, of_b) = rows.xp, (rows.a[:, :-1], rows.b[:, :-1])
+    xp, (of_a, of_b) = rows.xp, (rows.log_a[:, :-1], rows.log_b[:, :-1])
     k = min(k, of_a.shape[1])
     (a, keys_a), (b, keys_b) = xp.top(of_a, k), xp.top(of_b, k)
-    common = 0 * of_a.sum(-1)
+    a, b = a > -np.inf, b > -np.inf
+    common = 0 * a.sum(-1)
     for one in range(k):
-        there = ((keys_b == keys_a[:, one : one + 1]) & (b > 0)).any(-1)
-        common = common + (there & (a[:, one] > 0))
-    a_count, b_count = ((x > 0).sum(-1) for x in (a, b))
+        there = ((keys_b == keys_a[:, one : one + 1]) & b).any(-1)
+        common = common + (there & a[:, one])
+    a_count, b_count = a.sum(-1), b.sum(-1)
     most = xp.where(a_count > b_count, a_count, b_count)
     return xp.where(most == 0, 1.0, common / most)
 
