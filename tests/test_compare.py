@@ -148,6 +148,17 @@ def test_the_difference_answers_every_question(way):
     check(comparison.part(slice(2, 20, 3), slice(1, 25, 2)), whole[:, :, 2:20:3, 1:25:2])
 
 
+def test_divergences_are_computed_in_blocks_of_rows(monkeypatch):
+    whole = regard.compare(*pair(PLAIN, "less seen")).divergences()
+    monkeypatch.setattr(regard.PairMatrix, "_lowest", 5)
+    monkeypatch.setattr(regard.PairMatrix, "_tallest", 5)
+    comparison = regard.compare(*pair(PLAIN, "less seen"))
+    for found, wanted in zip(comparison.divergences(), whole):
+        np.testing.assert_allclose(found, wanted, rtol=1e-12)
+    kl = comparison.part(slice(2, 21, 3)).divergence("kl")
+    np.testing.assert_allclose(kl, whole.kl[:, :, 2:21:3], rtol=1e-12)
+
+
 def test_parts_heads_and_means_are_compared():
     q, k, other = operands()
     one, two = AttentionWeights(q, k), AttentionWeights(other, k)

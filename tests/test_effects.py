@@ -240,6 +240,16 @@ def test_questions_are_answered_with_signs(way):
     check(effects.head(1).matrix(1), exact[1, 1])
 
 
+@by_ways(*TWO)
+def test_questions_are_answered_in_blocks_of_rows(way, monkeypatch):
+    monkeypatch.setattr(regard.PairMatrix, "_lowest", 5)
+    monkeypatch.setattr(regard.PairMatrix, "_tallest", 5)
+    exact = exact_of("knockout", "causal")
+    effects = effects_by(way, "knockout", *operands(), causal=True)
+    check(effects.matrix(0, 1), exact[0, 1])
+    check(effects.head(2).part(slice(1, 22, 2), slice(2, 25)), exact[:, 2, 1:22:2, 2:25])
+
+
 def check(found, whole):
     """Every question to a matrix of effects."""
     assert found.shape == whole.shape
