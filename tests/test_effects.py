@@ -1,6 +1,8 @@
 """Effects of token pairs against the dense formula in float64, and against real cuts."""
 
+import copy
 import functools
+import pickle
 import tracemalloc
 
 import numpy as np
@@ -372,6 +374,16 @@ def test_what_was_written_to_is_not_read():
         x.add_(1)
         with pytest.raises(RuntimeError, match=f"{name} was written to"):
             effects.received()
+
+
+@by_ways(*TWO)
+def test_effects_are_copied_and_pickled(way):
+    effects = effects_by(way, "knockout", *operands(), causal=True)
+    whole = np.asarray(effects)
+    for same in (copy.deepcopy(effects), pickle.loads(pickle.dumps(effects)), copy.copy(effects)):
+        found = np.asarray(same.part(slice(4)))
+        np.testing.assert_allclose(found, whole[:, :, :4], atol=1e-13)
+        assert same.kind == "knockout"
 
 
 def test_effects_have_no_gradient_of_their_own():

@@ -16,7 +16,7 @@ from regard._base.types import ArrayT
 from regard._call.checks import FLOATS
 from regard._weights.pair_matrix import PairMatrix, Rows
 from regard._weights.weight_rows import WeightReader, WeightRows
-from regard._weights.written import refuse_recorded, require_unwritten, version_of
+from regard._weights.written import Version, refuse_recorded, require_unwritten, version_of
 
 if TYPE_CHECKING:
     from regard._weights.attention_weights import AttentionWeights
@@ -73,16 +73,29 @@ class Effects(PairMatrix[ArrayT]):
         self._start(call, numbers=weights._numbers)
         self._kind, self._reader = kind, WeightReader(weights)
         self._value = _folded(_checked("value", value, weights), weights)
-        self._gradient, versions = None, [version_of("value", value)]
+        self._gradient = None
         if kind != "change":
             self._gradient = _folded(_checked("gradient", gradient, weights), weights)
-            versions.append(version_of("gradient", gradient))
             if (n := self._value.shape[-1]) != (m := self._gradient.shape[-1]):
                 raise ShapeError(
                     f"effects: value vectors have {n} numbers and gradient vectors {m}; the "
                     "gradient is that of the output, which has as many as the values."
                 )
-        self._versions = tuple(x for x in versions if x is not None)
+        self._versions = self._now()
+
+    def _now(self) -> tuple[Version, ...]:
+        """How often value and gradient were written to."""
+        given = ("value", self._value), ("gradient", self._gradient)
+        found = (version_of(name, x) for name, x in given)
+        return tuple(version for version in found if version is not None)
+
+    def __getstate__(self) -> dict[str, Any]:
+        require_unwritten(self._versions)
+        return {name: x for name, x in vars(self).items() if name != "_versions"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._versions = self._now()
 
     @property
     def kind(self) -> EffectKind:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import sys
 from collections.abc import Collection, Iterator, Sequence
@@ -161,6 +160,12 @@ class PairMatrix(Generic[ArrayT]):
     def _dtype_name(self) -> str:
         return accumulating_name(self._like)
 
+    def _same(self) -> Self:
+        """The same matrix, for another part of it."""
+        found = type(self).__new__(type(self))
+        vars(found).update(vars(self))
+        return found
+
     def part(self, rows: slice | None = None, columns: slice | None = None) -> Self:
         """The same of some queries and keys, ``(..., H, rows, columns)``, computed when asked.
 
@@ -171,7 +176,7 @@ class PairMatrix(Generic[ArrayT]):
             TypeError: no slices.
             ValueError: a negative step.
         """
-        part = copy.copy(self)
+        part = self._same()
         part._rows = self._rows[part_of("rows", rows, len(self._rows), self._name)]
         part._columns = self._columns[part_of("columns", columns, len(self._columns), self._name)]
         return part
@@ -189,7 +194,7 @@ class PairMatrix(Generic[ArrayT]):
             raise IndexError(f"{self._name}: {self.shape} has no axis of heads before (Lq, Lk).")
         places = range(len(self._h))
         at = places[basic_index(h, (len(places),), 0, self._numbers, self._name)[0]]
-        part = copy.copy(self)
+        part = self._same()
         part._h, part._has_heads, part._numbers = self._h[at : at + 1], False, None
         return part
 
@@ -208,7 +213,7 @@ class PairMatrix(Generic[ArrayT]):
             index = (*before, *found)
         place = element(index, axes, "(Lq, Lk)", self._name)
         b, h = divmod(place, len(self._h))
-        part = copy.copy(self)
+        part = self._same()
         part._b, part._h, part._leading = self._b[b : b + 1], self._h[h : h + 1], ()
         part._has_heads, part._numbers = False, None
         return part
@@ -250,7 +255,7 @@ class PairMatrix(Generic[ArrayT]):
             f"Ask for a part: {self._name}[0, head, i], {self._name}.pool(...)",
         )  # fmt: skip
         batch = np.arange(len(self._b)).reshape(self._leading)[tuple(picks[:lead])]
-        part = copy.copy(self)
+        part = self._same()
         part._b = [self._b[b] for b in batch.reshape(-1).tolist()]
         if self._has_heads:
             part._h = [self._h[h] for h in chosen[lead].reshape(-1).tolist()]
