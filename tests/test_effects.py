@@ -2,8 +2,11 @@
 
 import copy
 import functools
+import json
 import pickle
+import re
 import tracemalloc
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -389,6 +392,26 @@ def test_effects_are_copied_and_pickled(way):
 def test_effects_have_no_gradient_of_their_own():
     q, k, v, g = (torch.from_numpy(x).requires_grad_() for x in operands())
     assert not AttentionWeights(q, k).effects(v, g)[0].requires_grad
+
+
+def test_the_table_of_the_docs_is_that_of_the_benchmark():
+    root = Path(__file__).parent.parent
+    text = (root / "docs" / "effects.md").read_text(encoding="utf-8")
+    table = re.findall(r"^\| ([\w ,]+) \|(.* \|)$", text.partition("## How well")[2], re.MULTILINE)
+    results = json.loads((root / "benchmarks/results/effects.json").read_text(encoding="utf-8"))
+    found = {}
+    for of_model in results["tables"]:
+        for row in of_model["rows"]:
+            name, *figures = row["cells"]
+            how = slice(0, None, 2) if figures[0] != "–" else slice(1, None, 2)
+            found[name] = found.get(name, ()) + tuple(figures[how])
+    assert len(table) == 5
+    for name, cells in table:
+        name = "weight" if "weight" in name else name.split(",")[0]
+        assert tuple(cell.strip() for cell in cells.split("|")[:-1]) == found[name]
+    for of_model, least in zip(results["tables"], (0.95, 0.97)):
+        texts = of_model["rows"][0]["texts"].values()
+        assert min(one["random"]["signed"] for one in texts) >= least
 
 
 def test_faults_are_named():

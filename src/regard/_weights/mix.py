@@ -167,6 +167,7 @@ def mix(
         ValueError: no matrix, or a coefficient that is not finite.
 
     Example:
+        >>> import regard
         >>> x = np.eye(2)
         >>> layers = [regard.AttentionWeights(x, x), regard.AttentionWeights(-x, x)]
         >>> mix(layers)[0].round(4)
