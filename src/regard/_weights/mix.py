@@ -19,8 +19,6 @@ from regard._weights.written import refuse_recorded
 if TYPE_CHECKING:
     from regard._weights.attention_weights import AttentionWeights
 
-    AnyMatrix = AttentionWeights[Any] | PairMatrix[Any]
-
 
 class WeightMatrix(PairMatrix[ArrayT]):
     """Attention weights as a matrix like any other."""
@@ -130,11 +128,11 @@ class Mix(PairMatrix[ArrayT]):
 
 
 def mixed_heads(
-    matrix: AnyMatrix,
+    matrix: Any,
     heads: Collection[int] | None,
     coefficients: Sequence[float] | Array[Any] | None,
 ) -> Mix[Any]:
-    """The sum over heads of one matrix; see ``AttentionWeights.mix``."""
+    """The sum over heads of weights or of a matrix of pairs; see ``AttentionWeights.mix``."""
     found = as_pairs(matrix)
     if not found._has_heads:
         raise IndexError(f"mix: {found.shape} has no axis of heads before (Lq, Lk).")
