@@ -23,6 +23,7 @@ import regard
 SHAPES = [(1, 8, 2048, 64), (1, 4, 8192, 64)]
 QUICK = [(1, 2, 256, 16)]
 LONG, LONG_QUICK = (1, 2, 65_536, 64), (1, 2, 512, 16)
+PAIRS = 20
 PICTURE = 256  # rows, and bins on a side
 REDUCTIONS = {
     "received": lambda weights: weights.received(),
@@ -30,6 +31,7 @@ REDUCTIONS = {
     "pool max": lambda weights: weights.pool((512, 512), how="max"),
     "pool mass": lambda weights: weights.pool((512, 512), how="mass"),
     "topk": lambda weights: weights.topk(8),
+    "strongest": lambda weights: weights.strongest(PAIRS),
     "summary": lambda weights: weights.summary(),
 }
 
@@ -138,18 +140,20 @@ def some_rows(q, k, causal, rows):
 
 def written_out(q, k, causal, bins=512, size=512):
     """Every reduction of one head, in the dtype of q; ``bins`` divide the length."""
-    found = {name: [] for name in ("entropy", "pool max", "pool mass", "topk")}
+    found = {name: [] for name in ("entropy", "pool max", "pool mass", "topk", "strongest")}
     received, bins = 0, min(bins, len(k))
     edge = len(k) // bins  # of a bin of the picture
     for w in rows_of_weights(q, k, causal, min(size, len(q))):
         received = received + w.sum(0)
         found["entropy"].append(-(w * np.log(np.where(w > 0, w, 1))).sum(-1))
         found["topk"].append(-np.partition(-w, 8, axis=-1)[:, :8])
+        found["strongest"].append(-np.partition(-w, PAIRS, axis=None)[:PAIRS])
         cells = w.reshape(-1, edge, bins, edge)
         with np.errstate(divide="ignore"):  # ln of invisible bins
             found["pool max"].append(np.log(cells.max((1, 3))))
             found["pool mass"].append(np.log(cells.sum((1, 3)) / edge))
     found["topk"] = [-np.sort(-np.concatenate(found["topk"]), axis=-1)]
+    found["strongest"] = [-np.sort(-np.concatenate(found["strongest"]))[:PAIRS]]
     return {"received": received} | {name: np.concatenate(parts) for name, parts in found.items()}
 
 
@@ -161,7 +165,8 @@ def reduction_errors(weights, q, k, causal):
     found = {}
     for name in exact:
         result = REDUCTIONS[name](weights)
-        result = (result.values if name == "topk" else result)[0, 0].double().numpy()
+        result = {"topk": "values", "strongest": "weight"}.get(name, "real"), result
+        result = getattr(result[1], result[0])[0, 0].double().numpy()
         seen = np.isfinite(exact[name])
         truth = exact[name][seen]
         distance, least = (np.abs(x[seen] - truth).max() for x in (result, low[name]))

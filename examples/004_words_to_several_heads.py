@@ -24,7 +24,9 @@ x = embedding(torch.tensor([ids]))  # (1, 5, 12): one text, five words, twelve n
 
 # One head: three linear projections, every word sees every word.
 output, weights = SelfAttention(12, 12, bias=True)(x, return_weights=True)
-print("one head:", tuple(output.shape), "rows sum to", weights[0, 0].sum(-1).numpy().round(4))
+print(
+    "one head:", tuple(output.shape), "rows sum to", weights[0, 0].sum(-1).detach().numpy().round(4)
+)
 
 # Three heads of four numbers from one fused projection, causal, with both dropouts.
 layer = MultiHeadAttention(12, 3, causal=True, dropout=0.1, residual_dropout=0.1)
@@ -33,7 +35,7 @@ layer.eval()
 output, weights = layer(x, return_weights=True)
 print("evaluation: two passes are equal:", torch.equal(layer(x), output))
 for head in range(3):
-    print(f"head {head}, 'you' attends to", weights[0, head, 2].numpy().round(3))
+    print(f"head {head}, 'you' attends to", weights[0, head, 2].detach().numpy().round(3))
 
 # A text of 3,000 words in the same layer: nothing of size 3,000 x 3,000 is stored.
 long = embedding(torch.randint(len(tokenizer), (1, 3000)))

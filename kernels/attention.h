@@ -39,6 +39,13 @@ constexpr ScoreOption kScoreOptions[] = {
     {"softcap", &ScoreOptions::softcap},
 };
 
+// Weights of a rectangle times a factor, before they are normalised: half-open intervals of query
+// heads, queries and keys. A factor of 0 makes its pairs invisible.
+struct Edit {
+  int64_t head[2], query[2], key[2];
+  double log2_factor;  // added to the exponent of 2; -inf: invisible
+};
+
 // One call of attention. Sums are held in float, in double for float64: "Real" below.
 struct Problem : ScoreOptions {
   int64_t B, Hq, Hkv, Lq, Lk, D, Dv;
@@ -47,6 +54,8 @@ struct Problem : ScoreOptions {
   Array query, key, value;  // rows are contiguous; value is optional
   Array mask, bias;         // (B, Hq, Lq, Lk), optional
   const double* sinks;      // attention sinks: (Hq,), optional
+  const Edit* edits;        // optional
+  int64_t edit_count;
   // The interval of keys visible to a query, before mask and ids: (B, interval_heads, Lq).
   const int64_t* first;
   const int64_t* last;
@@ -75,8 +84,10 @@ static inline int64_t interval_at(const Problem& p, int64_t b, int64_t h, int64_
 // not 1.
 static inline bool has_slope(const Problem& p) { return p.softcap != 0; }
 // Whether scores are the plain products of query and key. `factor_of` takes a score to the exponent
-// of 2; for plain products it includes the scale.
-static inline bool raw_scores(const Problem& p) { return !p.bias && !has_slope(p) && p.scale > 0; }
+// of 2; for plain products it includes the scale, by which what edits add must be divided.
+static inline bool raw_scores(const Problem& p) {
+  return !p.bias && !has_slope(p) && p.scale > (p.edit_count ? 1e-30 : 0.0);
+}
 static inline double factor_of(const Problem& p) {
   constexpr double log2e = 1.44269504088896340736;
   return raw_scores(p) ? p.scale * log2e : log2e;
@@ -84,7 +95,8 @@ static inline double factor_of(const Problem& p) {
 
 // Row statistics are (B, Hq, Lq) in Real: `maximum`, the largest score, and `total`, the softmax
 // denominator: the sum of 2^((score - maximum) * factor_of), with the sink's term. Log-sum-exp is
-// maximum * factor_of * ln 2 + ln total. -inf and 0 where nothing is visible.
+// maximum * factor_of * ln 2 + ln total. -inf and 0 where nothing is visible. The maximum is the
+// sink where its term would be above 2^32.
 struct Forward {
   const Problem* problem;
   Array out;      // (B, Hq, Lq, Dv), rows contiguous; optional
@@ -127,6 +139,8 @@ struct Reduce {
   void* pooled_mass;      // likewise, of the mean over the queries; NaN in both: no visible pair
   int64_t bins[2];
   int64_t n;            // number of strongest pairs
+  const int64_t* rows;  // (B, Hq, row_count), rising: where these are searched for; null: all
+  int64_t row_count;    // with `rows`, no other reduction
   int64_t* pair_query;  // (B, Hq, n)
   int64_t* pair_key;
   void* pair_weight;  // Real
@@ -165,11 +179,11 @@ struct Backward {
   Array grad, out;  // (B, Hq, Lq, Dv): dO and O
   const void* maximum;
   const void* total;
-  void* query_sum;   // Real (B, Hq, Lq, D), zeros
+  void* query_sum;   // Real (B, Hq, Lq, D), zeros; optional
   void* delta;       // Real (B, Hq, Lq), zeros: the sum of P dP of each row; optional
-  int64_t* ticket;   // (B, Hkv, tiles of queries), zeros: chunks that have added to query_sum
-  char* key_grad;    // (B, Hkv, Lk, D), contiguous
-  char* value_grad;  // (B, Hkv, Lk, Dv)
+  int64_t* ticket;   // (B, Hkv, tiles of queries), zeros: chunks that have added to the two above
+  char* key_grad;    // (B, Hkv, Lk, D), contiguous; optional
+  char* value_grad;  // (B, Hkv, Lk, Dv); optional
   Array bias_grad;   // Real, optional, with the strides of the bias: 0 where it is broadcast
 };
 

@@ -4,7 +4,8 @@
 // numbers of a value and a key there.
 //
 // A task has a chunk of keys and goes through all queries. It alone adds to its part of dK and dV.
-// To dQ the chunks add in ticket order, which makes the sum deterministic. Source: Dao et al. 2022.
+// To dQ the chunks add in ticket order, which makes the sum deterministic. Gradients that nobody
+// asks for are not computed; the others have the same bits. Source: Dao et al. 2022.
 #pragma once
 
 #include <cstdint>
@@ -17,6 +18,9 @@
 namespace regard::REGARD_NAMESPACE {
 
 static int64_t chunk_of(const Problem& p) { return p.Lk > 1024 ? 512 : 256; }
+
+// Whether a pass over chunks of keys needs dS, and not P alone.
+static bool needs_scores(const Backward& g) { return g.query_sum || g.key_grad || g.delta; }
 
 template <class E>
 struct BackwardMemory {
@@ -123,10 +127,11 @@ static void gather_gradients(const Backward& g, BackwardMemory<E>& m) {
   pad_rows<E>(m.rows.query, m.rows.count, p.D, m.query_rows);
 }
 
-// Recomputes P and computes dS of a tile of keys; `through`: dS through the cap too.
+// Recomputes P of a tile of keys and, given its values, computes dS; `through`: through the cap
+// too.
 template <class E>
 static void recompute_weights(const Problem& p, BackwardMemory<E>& m, const TileMask& tile_mask,
-                              const Matrix& k, const Matrix& value, int64_t j0, int keys,
+                              const Matrix& k, const Matrix* value, int64_t j0, int keys,
                               bool through) {
   typedef typename E::Real Real;
   constexpr int n = E::lanes;
@@ -134,9 +139,9 @@ static void recompute_weights(const Problem& p, BackwardMemory<E>& m, const Tile
   const Scaling<E> scaling(p);
   const int64_t kv = rows.head[0] / (p.Hq / p.Hkv);
   multiply_keys<E>(p, rows, tile_mask, kv, j0, keys, k, m.weights);
-  for (int c = 0; c < tile_mask.spans; ++c)
-    multiply_span<E>(tile_mask.span[c], m.grad, value, p.Dv, m.dscores);
-  const bool unmasked = tile_mask.fully_visible && scaling.raw && !p.mask && !p.key_ids;
+  for (int c = 0; value && c < tile_mask.spans; ++c)
+    multiply_span<E>(tile_mask.span[c], m.grad, *value, p.Dv, m.dscores);
+  const bool unmasked = is_unmasked<E>(p, rows, tile_mask, j0, keys);
   Real* slope = through ? m.slope : nullptr;
   if (!unmasked) finish_scores<E>(p, rows, tile_mask, scaling, j0, keys, m.weights, slope);
   if (p.threshold) draw_keep_mask(p, rows, j0, keys, m.keep_mask);
@@ -154,14 +159,12 @@ static void recompute_weights(const Problem& p, BackwardMemory<E>& m, const Tile
       const Vec<Real> s = at(m.weights, j), x = exp2(scaling.exponent(s, base));
       const Vec<Real> e = (((x < least) | nothing) ? Vec<Real>{} : x) * inverse;
       // A masked key gets no gradient, even in a row of NaN.
-      Vec<Real> w = unmasked ? e : s == -kInf<Real> ? Vec<Real>{} : e, dw = at(m.dscores, j);
-      if (p.threshold) {
-        const uint32_t* keep_mask = m.keep_mask + j * kKeepMaskRows<E> + v * n;
-        dw = keep<Real>(keep_mask, dw) * dropout_scale;
-        at(m.weights, j) = keep<Real>(keep_mask, w) * dropout_scale;
-      } else {
-        at(m.weights, j) = w;
-      }
+      const Vec<Real> w = unmasked ? e : s == -kInf<Real> ? Vec<Real>{} : e;
+      const uint32_t* keep_mask = m.keep_mask + j * kKeepMaskRows<E> + v * n;
+      at(m.weights, j) = p.threshold ? keep<Real>(keep_mask, w) * dropout_scale : w;
+      if (!value) continue;
+      Vec<Real> dw = at(m.dscores, j);
+      if (p.threshold) dw = keep<Real>(keep_mask, dw) * dropout_scale;
       if (m.sum) at(m.sum, 0) += w == 0 ? Vec<Real>{} : w * dw;
       Vec<Real> ds = w == 0 ? Vec<Real>{} : w * (dw - delta);
       if (slope) ds *= at(slope, j);
@@ -191,7 +194,8 @@ static void pack_dscores(BackwardMemory<E>& m, const TileMask& tile_mask, int ke
 }
 #endif
 
-// Adds the tile's [D][rows] to dQ, transposed and scaled, and its part of the rows' sums of P dP.
+// Adds the tile's [D][rows] to dQ, transposed and scaled, and its part of the rows' sums of P dP;
+// each is optional.
 template <class E>
 static void add_to_queries(const Backward& g, const BackwardMemory<E>& m) {
   typedef typename E::Real Real;
@@ -200,7 +204,7 @@ static void add_to_queries(const Backward& g, const BackwardMemory<E>& m) {
   const Real scale = Real(p.scale);
   for (int i = 0; g.delta && i < m.rows.count; ++i)
     ((Real*)g.delta)[(m.rows.b * p.Hq + m.rows.head[i]) * p.Lq + m.rows.index[i]] += m.sum[i];
-  for (int v = 0; v < m.rows.vectors; ++v)
+  for (int v = 0; g.query_sum && v < m.rows.vectors; ++v)
     for (int64_t d = 0; d < p.D; d += n) {
       const int64_t width = p.D - d < n ? p.D - d : n;
       Vec<Real> t[n];
@@ -233,20 +237,24 @@ struct KeyChunk {
 
 // Adds the gradients of a tile of queries and the keys from j0 on.
 template <class E>
-static void add_gradients(const Problem& p, BackwardMemory<E>& m, const KeyChunk& chunk, int64_t j0,
-                          int keys) {
+static void add_gradients(const Backward& g, BackwardMemory<E>& m, const KeyChunk& chunk,
+                          int64_t j0, int keys) {
   typedef typename E::Real Real;
   typedef typename E::Op Op;
   constexpr int n = E::lanes;
+  const Problem& p = *g.problem;
   if (!mask_shows(p, m.rows, j0, keys)) return;
   const TileMask tile_mask = tile_mask_of(m.rows, j0, keys);
   const int64_t D = m.padded(p.D), Dv = m.padded(p.Dv), stride = p.key.strides[2];
   const char* key = p.key.at(chunk.b, chunk.kv, j0);
   const Matrix k = as_rows<E>(key, stride, keys, p.D, m.key_rows);
-  const Matrix value =
-      as_rows<E>(p.value.at(chunk.b, chunk.kv, j0), p.value.strides[2], keys, p.Dv, m.value_rows);
-  recompute_weights(p, m, tile_mask, k, value, j0, keys, true);
-  const Matrix key_pairs = E::pack > 1 ? as_pairs<E>(key, stride, keys, p.D, m.key_pairs) : k;
+  Matrix value;
+  if (needs_scores(g))
+    value =
+        as_rows<E>(p.value.at(chunk.b, chunk.kv, j0), p.value.strides[2], keys, p.Dv, m.value_rows);
+  recompute_weights(p, m, tile_mask, k, needs_scores(g) ? &value : nullptr, j0, keys, true);
+  const bool pairs = E::pack > 1 && g.query_sum;
+  const Matrix key_pairs = pairs ? as_pairs<E>(key, stride, keys, p.D, m.key_pairs) : k;
   const void* weights = m.weights;
   const void* dscores = m.dscores;
   const typename E::Word* dscores_words = (const typename E::Word*)m.dscores;
@@ -260,16 +268,19 @@ static void add_gradients(const Problem& p, BackwardMemory<E>& m, const KeyChunk
     const int first = span.from * n, height = span.end - span.begin, lead = span.begin / E::pack;
     const int64_t terms = (span.to - span.from) * n / E::pack;
     const int64_t at = (span.begin * E::rows + first) * size, to = j0 - chunk.begin + span.begin;
-    multiply<Op, false, Epilogue::add>(int(Dv / n), m.grad_rows + first / E::pack * Dv, Dv,
-                                       (const char*)weights + at, E::rows * size, terms, height,
-                                       m.value_sum + to * Dv, Dv);
-    multiply<Op, false, Epilogue::add>(int(D / n), m.query_rows + first / E::pack * D, D,
-                                       (const char*)dscores + at, E::rows * size, terms, height,
-                                       m.key_sum + to * D, D);
-    multiply<Op, true, Epilogue::add>(
-        span.to - span.from, dscores_words + lead * E::rows + first, E::rows,
-        (const char*)key_pairs.data + lead * key_pairs.stride, key_pairs.stride, E::words(height),
-        p.D, m.query_sum + first, E::rows);
+    if (g.value_grad)
+      multiply<Op, false, Epilogue::add>(int(Dv / n), m.grad_rows + first / E::pack * Dv, Dv,
+                                         (const char*)weights + at, E::rows * size, terms, height,
+                                         m.value_sum + to * Dv, Dv);
+    if (g.key_grad)
+      multiply<Op, false, Epilogue::add>(int(D / n), m.query_rows + first / E::pack * D, D,
+                                         (const char*)dscores + at, E::rows * size, terms, height,
+                                         m.key_sum + to * D, D);
+    if (g.query_sum)
+      multiply<Op, true, Epilogue::add>(
+          span.to - span.from, dscores_words + lead * E::rows + first, E::rows,
+          (const char*)key_pairs.data + lead * key_pairs.stride, key_pairs.stride, E::words(height),
+          p.D, m.query_sum + first, E::rows);
   }
 }
 
@@ -284,7 +295,7 @@ static void add_tile(const Backward& g, BackwardMemory<E>& m, const KeyChunk& ch
   std::memset((void*)m.query_sum, 0, size_t(p.D * E::rows) * sizeof(Real));
   if (m.sum) std::memset((void*)m.sum, 0, E::rows * sizeof(Real));
   for (int64_t j0 = low; j0 < high; j0 += kKeys)
-    add_gradients(p, m, chunk, j0, int(high - j0 < kKeys ? high - j0 : kKeys));
+    add_gradients(g, m, chunk, j0, int(high - j0 < kKeys ? high - j0 : kKeys));
 }
 
 template <class E>
@@ -307,6 +318,7 @@ static void run_backward(const void* pass, int64_t task, char* memory, const Sto
     const int64_t high = m.rows.high < end ? m.rows.high : end;
     if (low >= high) continue;
     add_tile(g, m, chunk, low, high);
+    if (!g.query_sum && !g.delta) continue;
     // Ticket order: earlier chunks add first. Not std::atomic_ref: clang's library has it since 19.
     int64_t* const ticket = g.ticket + head * tiles + r;
     while (__atomic_load_n(ticket, __ATOMIC_ACQUIRE) != c - m.rows.low / size) {
@@ -317,8 +329,10 @@ static void run_backward(const void* pass, int64_t task, char* memory, const Sto
     __atomic_fetch_add(ticket, 1, __ATOMIC_RELEASE);
   }
   const int64_t bytes = int64_t(sizeof(typename E::Bits)), row = head * p.Lk + begin;
-  write_keys<E>(m.key_sum, end - begin, p.D, p.scale, g.key_grad + row * p.D * bytes);
-  write_keys<E>(m.value_sum, end - begin, p.Dv, 1.0, g.value_grad + row * p.Dv * bytes);
+  if (g.key_grad)
+    write_keys<E>(m.key_sum, end - begin, p.D, p.scale, g.key_grad + row * p.D * bytes);
+  if (g.value_grad)
+    write_keys<E>(m.value_sum, end - begin, p.Dv, 1.0, g.value_grad + row * p.Dv * bytes);
 }
 
 // The gradient of the bias: a task has a part of it, and sums over the axes along which the bias is
@@ -372,7 +386,7 @@ static void run_bias(const void* pass, int64_t task, char* memory, const Stop& s
           const Matrix k = as_rows<E>(p.key.at(b, kv, j0), p.key.strides[2], keys, p.D, m.key_rows);
           const Matrix value =
               as_rows<E>(p.value.at(b, kv, j0), p.value.strides[2], keys, p.Dv, m.value_rows);
-          recompute_weights(p, m, tile_mask, k, value, j0, keys, false);
+          recompute_weights(p, m, tile_mask, k, &value, j0, keys, false);
           for (int v = 0; v < m.rows.vectors; ++v)
             for (int j = tile_mask.low[v]; j < tile_mask.high[v]; ++j) {
               const Vec<Real> ds = *(const Vec<Real>*)(m.dscores + j * E::rows + v * n);
@@ -391,6 +405,7 @@ static void run_bias(const void* pass, int64_t task, char* memory, const Stop& s
 static Job backward(const Backward& g) {
   return by_type<Job>(g.problem->type, [&]<class E>(E) -> Job {
     const Problem& p = *g.problem;
+    if (!needs_scores(g) && !g.value_grad) return {};
     Scratch scratch(nullptr);
     BackwardMemory<E> m(p, scratch);
     const int64_t chunks = (p.Lk + chunk_of(p) - 1) / chunk_of(p);

@@ -69,6 +69,16 @@ regard::Array array(const char* name, const std::optional<ArrayRef>& ref, const 
   return ref ? array(name, *ref, shape) : regard::Array{};
 }
 
+// Intervals of heads, queries and keys, and the logarithm of the factor to base 2.
+using EditRef = std::tuple<std::array<int64_t, 6>, double>;
+
+std::vector<regard::Edit> edits_of(const std::vector<EditRef>& refs) {
+  std::vector<regard::Edit> edits;
+  for (const auto& [ends, log2_factor] : refs)
+    edits.push_back({{ends[0], ends[1]}, {ends[2], ends[3]}, {ends[4], ends[5]}, log2_factor});
+  return edits;
+}
+
 template <class T>
 T* at(uintptr_t address) {
   return reinterpret_cast<T*>(address);
@@ -88,11 +98,13 @@ struct Call : regard::ScoreOptions {
   uintptr_t interval_first = 0, interval_last = 0;
   bool shared_interval_first = false, shared_interval_last = false;
   std::vector<double> sinks;
+  std::vector<EditRef> edits;
   double dropout = 0;
   int64_t seed = 0;
 };
 
-// The call as the kernels read it, without the intervals of visible keys.
+// The call as the kernels read it, without the intervals of visible keys and the edits, which are
+// only counted.
 regard::Problem problem_of(const Call& call) {
   const Shape &q = shape_of(call.query), &k = shape_of(call.key);
   regard::Problem p{};
@@ -107,6 +119,7 @@ regard::Problem problem_of(const Call& call) {
   p.mask = array("mask", call.mask, {p.B, p.Hq, p.Lq, p.Lk});
   p.bias = array("bias", call.bias, {p.B, p.Hq, p.Lq, p.Lk});
   p.sinks = call.sinks.empty() ? nullptr : call.sinks.data();
+  p.edit_count = int64_t(call.edits.size());
   p.dropout = call.dropout;
   // Half to even, as Python rounds.
   p.threshold = static_cast<uint64_t>(std::nearbyint(call.dropout * 4294967296.0));
@@ -115,14 +128,18 @@ regard::Problem problem_of(const Call& call) {
   return p;
 }
 
-// A call as the kernels read it, and the intervals that it points to.
+// A call as the kernels read it, and the intervals and edits that it points to.
 struct Read {
   regard::Problem problem;
+  std::vector<regard::Edit> edits;
   regard::Intervals intervals;
   regard::MaskBlocks blocks;
 
-  Read(const Call& call, int threads) : problem(problem_of(call)) {
+  // A mask is read whole for what it hides everywhere, unless a `few` rows are all that is read.
+  Read(const Call& call, int threads, bool few = false)
+      : problem(problem_of(call)), edits(edits_of(call.edits)) {
     regard::Problem& p = problem;
+    p.edits = edits.data();
     const auto enough = static_cast<size_t>(p.B);
     if (call.starts.size() != enough || call.lengths.size() != enough)
       throw std::invalid_argument("starts and lengths have one number for each of the batch");
@@ -144,7 +161,7 @@ struct Read {
                                       .interval_last = at<const int64_t>(call.interval_last),
                                       .shared_interval_first = call.shared_interval_first,
                                       .shared_interval_last = call.shared_interval_last});
-    if (p.mask) read_mask(threads);
+    if (p.mask && !few) read_mask(threads);
     p.first = intervals.first.data(), p.last = intervals.last.data();
     p.interval_heads = intervals.heads;
     p.query_ids = intervals.query_ids.empty() ? nullptr : intervals.query_ids.data();
@@ -230,7 +247,8 @@ void forward_with(const Call& options, const ArrayRef& query, const ArrayRef& ke
                   const ArrayRef& value, const ArrayRef& out, int threads,
                   const std::optional<ArrayRef>& mask, std::vector<int64_t> starts,
                   std::vector<int64_t> lengths,
-                  const std::vector<std::tuple<uintptr_t, bool>>& ends) {
+                  const std::vector<std::tuple<uintptr_t, bool>>& ends,
+                  std::vector<EditRef> edits) {
   Call call = options;
   call.query = query, call.key = key, call.value = value, call.mask = mask;
   const Shape &q = shape_of(query), &k = shape_of(key);
@@ -239,6 +257,7 @@ void forward_with(const Call& options, const ArrayRef& query, const ArrayRef& ke
   if (starts.empty())
     for (const int64_t length : lengths) starts.push_back(length - q[2]);
   call.starts = std::move(starts), call.lengths = std::move(lengths);
+  call.edits = std::move(edits);
   call.interval_first = call.interval_last = 0;
   if (!ends.empty()) {
     std::tie(call.interval_first, call.shared_interval_first) = ends.at(0);
@@ -249,7 +268,7 @@ void forward_with(const Call& options, const ArrayRef& query, const ArrayRef& ke
 
 void forward_of(const Call& options, const ArrayRef& query, const ArrayRef& key,
                 const ArrayRef& value, const ArrayRef& out, int threads) {
-  forward_with(options, query, key, value, out, threads, {}, {}, {}, {});
+  forward_with(options, query, key, value, out, threads, {}, {}, {}, {}, {});
 }
 
 // The arrays of a gradient: the addresses of those that have no strides, or 0.
@@ -289,7 +308,8 @@ struct Asked {
   uintptr_t top_values = 0, top_keys = 0, received = 0, received_max = 0;
   uintptr_t pooled_max = 0, pooled_mass = 0;
   std::array<int64_t, 2> bins{1, 1};
-  int64_t n = 0;
+  int64_t n = 0, row_count = 0;
+  uintptr_t rows = 0;
   uintptr_t pair_query = 0, pair_key = 0, pair_weight = 0;
   using Pair = std::array<int64_t, 2>;
   uintptr_t product = 0, product_with = 0, transposed = 0, transposed_with = 0;
@@ -307,7 +327,7 @@ regard::Operand operand(uintptr_t address, const Asked::Pair& strides, int64_t c
 
 void reduce(const Call& call, const Asked& asked, int threads) {
   const regard::Target& target = regard::target();
-  const Read read(call, threads);
+  const Read read(call, threads, asked.rows != 0);
   regard::Reduce r{
       .problem = &read.problem,
       .maximum = at<void>(asked.maximum),
@@ -329,6 +349,8 @@ void reduce(const Call& call, const Asked& asked, int threads) {
       .pooled_mass = at<void>(asked.pooled_mass),
       .bins = {asked.bins[0], asked.bins[1]},
       .n = asked.n,
+      .rows = at<int64_t>(asked.rows),
+      .row_count = asked.row_count,
       .pair_query = at<int64_t>(asked.pair_query),
       .pair_key = at<int64_t>(asked.pair_key),
       .pair_weight = at<void>(asked.pair_weight),
@@ -401,6 +423,7 @@ void bind_call(nb::module_& m) {
       .def_rw("shared_interval_first", &Call::shared_interval_first)
       .def_rw("shared_interval_last", &Call::shared_interval_last)
       .def_rw("sinks", &Call::sinks)
+      .def_rw("edits", &Call::edits)
       .def_rw("dropout", &Call::dropout)
       .def_rw("seed", &Call::seed)
       .def_prop_ro(
@@ -438,6 +461,8 @@ void bind_asked(nb::module_& m) {
       .def_rw("pooled_mass", &Asked::pooled_mass)
       .def_rw("bins", &Asked::bins)
       .def_rw("n", &Asked::n)
+      .def_rw("rows", &Asked::rows)
+      .def_rw("row_count", &Asked::row_count)
       .def_rw("pair_query", &Asked::pair_query)
       .def_rw("pair_key", &Asked::pair_key)
       .def_rw("pair_weight", &Asked::pair_weight)
@@ -496,10 +521,11 @@ NB_MODULE(_kernels, m) {
   m.def("forward_of", &forward_of, nb::arg("options"), nb::arg("query"), nb::arg("key"),
         nb::arg("value"), nb::arg("out"), nb::arg("threads"),
         "Computes the output of a call with the plain options of another.");
-  m.def("forward_with", &forward_with, nb::arg("options"), nb::arg("query"), nb::arg("key"),
-        nb::arg("value"), nb::arg("out"), nb::arg("threads"), nb::arg("mask").none(),
-        nb::arg("starts"), nb::arg("lengths"), nb::arg("ends"),
-        "The same with a mask, positions, lengths and intervals; empty where there are none.");
+  m.def(
+      "forward_with", &forward_with, nb::arg("options"), nb::arg("query"), nb::arg("key"),
+      nb::arg("value"), nb::arg("out"), nb::arg("threads"), nb::arg("mask").none(),
+      nb::arg("starts"), nb::arg("lengths"), nb::arg("ends"), nb::arg("edits"),
+      "The same with a mask, positions, lengths, intervals and edits; empty where there are none.");
   m.def("reduce", &reduce, nb::arg("call"), nb::arg("asked"), nb::arg("threads"),
         "Computes what is asked of the weights in one pass.");
   m.def("gather", &gather, nb::arg("call"), nb::arg("maximum"), nb::arg("total"),

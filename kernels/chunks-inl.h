@@ -36,10 +36,13 @@ static int64_t transposed_width(const Reduce& r) {
 // The most bytes of the chunks of a head: where one has many numbers there are fewer.
 constexpr int64_t kChunkBytes = int64_t{256} << 20;
 
+// How many rows of a head are looked at.
+static int64_t rows_of_head(const Reduce& r) { return r.rows ? r.row_count : r.problem->Lq; }
+
 // Rows of a chunk, whatever the number of heads and threads: 512 where all of them must be merged.
 template <class E>
 static int64_t chunk_rows(const Reduce& r) {
-  const int64_t Lq = r.problem->Lq;
+  const int64_t Lq = rows_of_head(r);
   const bool merged = r.received || r.received_max || r.pooled_mass || r.n || has_linear_columns(r);
   const int64_t least = merged ? 512 : E::rows, sixteenth = (Lq + 15) / 16;
   int64_t rows = sixteenth > least ? sixteenth : least;
@@ -55,7 +58,7 @@ static int64_t chunk_rows(const Reduce& r) {
 
 template <class E>
 static int64_t chunks_of(const Reduce& r) {
-  return (r.problem->Lq + chunk_rows<E>(r) - 1) / chunk_rows<E>(r);
+  return (rows_of_head(r) + chunk_rows<E>(r) - 1) / chunk_rows<E>(r);
 }
 
 // The bin of a cell, of n cells in all: bin i has the cells from i * n / bins on.
@@ -64,21 +67,16 @@ static inline int64_t bin_of(int64_t cell, int64_t n, int64_t bins) {
 }
 
 struct Pair {
-  double log, weight;  // log to base 2: it orders weights that underflow
+  double weight;
   int64_t query, key;
 };
 
-// Comparators are types of this namespace: instances of std::sort are then of this target alone.
+// The order of pairs: of equal weights the lower query first, then the lower key. Comparators are
+// types of this namespace: instances of std::sort are then of this target alone.
 struct Stronger {
   bool operator()(const Pair& x, const Pair& y) const {
-    if (x.log != y.log) return x.log > y.log;
+    if (x.weight != y.weight) return x.weight > y.weight;
     return x.query != y.query ? x.query < y.query : x.key < y.key;
-  }
-};
-
-struct Heavier {
-  bool operator()(const Pair& x, const Pair& y) const {
-    return x.weight != y.weight ? x.weight > y.weight : Stronger()(x, y);
   }
 };
 
@@ -130,10 +128,10 @@ struct RowChunk {
 template <class E>
 static RowChunk<E> chunk_of_task(const Reduce& r, int64_t task) {
   const int64_t chunks = chunks_of<E>(r), head = r.head0 + task / chunks,
-                c = chunks - 1 - task % chunks, Lq = r.problem->Lq;
+                c = chunks - 1 - task % chunks, rows = rows_of_head(r);
   const int64_t begin = c * chunk_rows<E>(r), end = begin + chunk_rows<E>(r);
   Scratch none(nullptr);
-  return {head, begin, end < Lq ? end : Lq,
+  return {head, begin, end < rows ? end : rows,
           has_columns(r) ? chunk_at<E>(r, head, c) : Chunk<E>(r, none)};
 }
 
@@ -184,8 +182,8 @@ static bool bin_attends(const Reduce& r, int64_t head, int64_t row_bin, int64_t 
     const int64_t low = first > j0 ? first : j0, high = last < j1 ? last : j1;
     const Real total = ((const Real*)r.total)[head * p.Lq + i];
     if (low >= high || (has_nan && total == total)) continue;
-    if (!p.mask && !p.key_ids) return true;
-    for (int64_t j = low; j < high; ++j)
+    const int64_t h = head % p.Hq;
+    for (int64_t j = next_uncut(p, h, i, low); j < high; j = next_uncut(p, h, i, j + 1))
       if ((!p.key_ids || p.query_ids[b * p.Lq + i] == p.key_ids[b * p.Lk + j]) &&
           (!p.mask || *(p.mask.at(b, head % p.Hq, i) + j * p.mask.strides[3])))
         return true;
@@ -247,7 +245,7 @@ static void collect_heatmap(const Reduce& r, int64_t head, bool has_nan, uint8_t
       put<Real, real_type<Real>>(at, logs, seen_high - x);
     }
     for (int64_t x = 0; x < C; ++x) row[x] = seen[x] ? row[x] : Real(nan);
-    if (p.mask || p.key_ids)
+    if (p.mask || p.key_ids || any_cut(p))
       for (int64_t x = 0; x < C; ++x)
         if (row[x] == -kInf<Real> && !bin_attends<E>(r, head, y, x, false)) row[x] = Real(nan);
     if (has_nan)
@@ -317,7 +315,8 @@ static void run_collect(const void* pass, int64_t task, char* memory, const Stop
         if (total == total) continue;
         for (int64_t j = p.first[at]; j < p.last[at]; ++j)
           if ((!p.key_ids || p.query_ids[b * p.Lq + i] == p.key_ids[b * p.Lk + j]) &&
-              (!p.mask || *(p.mask.at(b, head % p.Hq, i) + j * p.mask.strides[3])))
+              (!p.mask || *(p.mask.at(b, head % p.Hq, i) + j * p.mask.strides[3])) &&
+              !is_cut(p, head % p.Hq, i, j))
             received[j] = nan;
       }
   }
@@ -331,9 +330,9 @@ static void run_collect(const void* pass, int64_t task, char* memory, const Stop
       const Chunk<E> chunk = chunk_at<E>(r, head, c);
       for (int64_t i = 0; i < *chunk.count; ++i) all[count++] = chunk.pairs[i];
     }
-    std::sort(all, all + count, Heavier());
+    std::sort(all, all + count, Stronger());
     for (int64_t i = 0; i < r.n; ++i) {
-      const Pair pair = i < count && all[i].weight > 0 ? all[i] : Pair{0, 0, -1, -1};
+      const Pair pair = i < count ? all[i] : Pair{0, -1, -1};
       r.pair_query[head * r.n + i] = pair.query;
       r.pair_key[head * r.n + i] = pair.key;
       ((Real*)r.pair_weight)[head * r.n + i] = Real(pair.weight);

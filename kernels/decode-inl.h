@@ -222,6 +222,28 @@ static void finish_row(const Problem& p, const DecodeMemory<E>& m, int r, int64_
     row[j] += number<Real>(bias + (j0 + j) * p.bias.strides[3], p.bias.type);
 }
 
+// Applies the edits to a row of scores. Returns whether any key is cut.
+template <class E>
+static bool edit_row(const Problem& p, const DecodeMemory<E>& m, int r, int64_t j0, int keys,
+                     typename E::Real* row) {
+  typedef typename E::Real Real;
+  bool cut = false;
+  for (int64_t e = 0; e < p.edit_count; ++e) {
+    const Edit& edit = p.edits[e];
+    if (!is_of(edit, m.rows.head[r], m.rows.index[r]) || !overlaps(edit.key, j0, j0 + keys))
+      continue;
+    const int from = edit.key[0] > j0 ? int(edit.key[0] - j0) : 0;
+    const int to = edit.key[1] < j0 + keys ? int(edit.key[1] - j0) : keys;
+    const Real added = Real(added_score(p, edit));
+    if (is_cut(edit))
+      for (int j = from; j < to; ++j) row[j] = -kInf<Real>;
+    else
+      for (int j = from; j < to; ++j) row[j] += added;
+    cut |= is_cut(edit);
+  }
+  return cut;
+}
+
 // Updates the maximum of a row, and rescales its sums.
 template <class E>
 static void raise_maximum(const Problem& p, const Scaling<E>& scaling, const DecodeState<E>& state,
@@ -263,13 +285,14 @@ static bool softmax_keys(const Problem& p, const Scaling<E>& scaling, DecodeMemo
     finish_row(p, m, r, j0, keys, row);
     mask_range(keys, even);
   }
+  const bool cut = edit_row(p, m, r, j0, keys, row);
   const auto inside = [&](int64_t j) { return int(j < j0 ? 0 : j - j0 > keys ? keys : j - j0); };
   const int first = inside(m.rows.first[r]), last = inside(m.rows.last[r]);
   mask_range(0, first);
   mask_range(last, keys);
   raise_maximum(p, scaling, state, r, keys, row);
   softmax_row(scaling, state, r, keys, row, weights);
-  return first == 0 && last == keys;
+  return first == 0 && last == keys && !cut;
 }
 
 // The slow path of add_values, for a tile with NaN or inf: skips masked keys.

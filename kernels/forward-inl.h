@@ -246,7 +246,7 @@ static KeyTile key_tile_of(const Problem& p, const ForwardMemory<E>& m, int64_t 
           j0,
           keys,
           tile_mask,
-          tile_mask.fully_visible && raw_scores(p) && !p.mask && !p.key_ids,
+          is_unmasked<E>(p, m.rows, tile_mask, j0, keys),
           m.packed && !nan_safe && j0 % E::pack == 0};
 }
 
@@ -391,8 +391,11 @@ static bool finite_sums(const Problem& p, const SoftmaxState<E>& state) {
   return true;
 }
 
-// Adds the term of the attention sink to the denominator of a row, which may raise the maximum.
-// Returns the normaliser (1 / denominator) of its output.
+// The maximum stays the largest score up to here, which tells the largest weight of a row.
+constexpr int kSinkExponent = 32;
+
+// Adds the term of the attention sink to the denominator of a row. A sink whose term would be above
+// 2^kSinkExponent is the maximum. Returns the normaliser (1 / denominator) of its output.
 template <class E>
 static typename E::Real finish_denominator(const Problem& p, const Scaling<E>& scaling,
                                            int64_t head, typename E::Real& maximum,
@@ -407,7 +410,7 @@ static typename E::Real finish_denominator(const Problem& p, const Scaling<E>& s
   if (p.sinks) {
     // A sink is one more key, without a value; its score may be the largest.
     const Real sink = Real(p.sinks[head] * kLog2e / double(scaling.factor));
-    const Real higher = sink > maximum ? sink : maximum;
+    const Real higher = (sink - maximum) * scaling.factor > kSinkExponent ? sink : maximum;
     const auto base = scaling.base(broadcast(higher));
     factor = exp2(scaling.exponent(broadcast(maximum), base))[0];
     const Real own = exp2(scaling.exponent(broadcast(sink), base))[0];

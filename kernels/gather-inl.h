@@ -80,14 +80,13 @@ static void multiply_pairs(const Problem& p, GatherMemory<E>& m) {
     }
 }
 
-// Scales, caps and biases the scores, as finish_scores.
+// Scales, caps, biases and edits the scores, as finish_scores; what is cut does not attend.
 template <class E>
 static void finish_pairs(const Gather& g, const Scaling<E>& scaling, GatherMemory<E>& m,
                          int64_t first) {
   typedef typename E::Real Real;
   const Problem& p = *g.problem;
-  if (scaling.raw) return;
-  for (int v = 0; v < m.rows.vectors; ++v) {
+  for (int v = 0; !scaling.raw && v < m.rows.vectors; ++v) {
     Vec<Real>& s = vector_at<E>(m.scores, 0, v);
     s = cap_scores<Real>(p, s * Real(p.scale), nullptr);
   }
@@ -95,6 +94,14 @@ static void finish_pairs(const Gather& g, const Scaling<E>& scaling, GatherMemor
     m.scores[i] += number<Real>(p.bias.at(m.rows.b, m.rows.head[i], m.rows.index[i]) +
                                     g.keys[first + i] * p.bias.strides[3],
                                 p.bias.type);
+  for (int64_t e = 0; e < p.edit_count; ++e)
+    for (int i = 0; i < m.rows.count; ++i) {
+      const int64_t j = g.keys[first + i];
+      const Edit& edit = p.edits[e];
+      if (!is_cut(edit) && is_of(edit, m.rows.head[i], m.rows.index[i]) &&
+          includes(edit.key, j, j + 1))
+        m.scores[i] += Real(added_score(p, edit));
+    }
 }
 
 template <class E>

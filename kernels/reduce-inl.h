@@ -44,6 +44,7 @@ struct ReduceMemory {
   Rows<E> rows;
   Real* scores;  // [kKeys][rows]
   typename E::Word* keys;
+  typename E::Word* lone;  // of multiply_lone
   Normalisers<E> normalisers;
   Real* position;  // [rows]: of the query, among the keys
   Bins<E> bins;
@@ -62,8 +63,8 @@ struct ReduceMemory {
   int* counts;
   Pair* pairs;
   int64_t pair_count = 0;
-  double least = -kInf<double>;  // the log of the weakest pair that counts
-  bool has_nan;                  // whether the weights of a row are NaN
+  Pair weakest = {0, -1, -1};  // of the n strongest so far; 0 while there are fewer
+  bool has_nan;                // whether the weights of a row are NaN
 
   ReduceMemory(const Reduce& r, Scratch& scratch)
       : normalisers(scratch), bins(r, scratch), linear(r, scratch) {
@@ -71,6 +72,7 @@ struct ReduceMemory {
     rows.q = scratch.take<typename E::Word>(query_words<E>(p));
     scores = scratch.take<Real>(kKeys * E::rows);
     keys = scratch.take<typename E::Word>(kKeys * E::words(p.D));
+    lone = scratch.take<typename E::Word>(lone_words<E>(p));
     for (Real** x : {&position, &threshold, &pair_threshold}) *x = scratch.take<Real>(E::rows);
     for (double** x : {&sum, &entropy, &distance}) *x = scratch.take<double>(E::rows);
     const int64_t sorted = r.k <= kSortedInLanes ? r.k : 0;
@@ -235,18 +237,23 @@ static void keep_strongest(const Reduce& r, ReduceMemory<E>& m) {
   if (m.pair_count < r.n) return;
   std::nth_element(m.pairs, m.pairs + r.n - 1, m.pairs + m.pair_count, Stronger());
   m.pair_count = r.n;
-  m.least = m.pairs[r.n - 1].log;
+  m.weakest = m.pairs[r.n - 1];
 }
 
 // The score that a pair of each row must exceed to be among the strongest, less a margin for
-// rounding.
+// rounding; NaN where the weights are.
 template <class E>
 static void set_pair_threshold(const Scaling<E>& scaling, ReduceMemory<E>& m) {
   typedef typename E::Real Real;
+  constexpr Real flushed = Real(std::numeric_limits<Real>::min_exponent - 2);  // of exp2, to 0
+  // Below it the logarithm of a weight is not exact enough.
+  constexpr double denormal = 4 * double(std::numeric_limits<Real>::min());
+  const Real least = m.weakest.weight < denormal ? -kInf<Real> : Real(std::log2(m.weakest.weight));
   for (int i = 0; i < E::rows; ++i) {
-    const Real at =
-        m.normalisers.base[i] + (Real(m.least) + m.normalisers.log_total[i]) / scaling.factor;
-    m.pair_threshold[i] = at - (at < 0 ? -at : at) * Real(1e-6);
+    const Real exponent = least + m.normalisers.log_total[i], base = m.normalisers.base[i];
+    const Real below = (exponent < flushed ? flushed : exponent) / scaling.factor;
+    const Real sizes = std::abs(base) + std::abs(below) + 4 / scaling.factor;
+    m.pair_threshold[i] = base + below - sizes * Real(1e-6);
   }
 }
 
@@ -260,10 +267,10 @@ static void find_pairs(const Reduce& r, const Scaling<E>& scaling, ReduceMemory<
       const int row = v * E::lanes + __builtin_ctz(bits);
       if (row >= m.rows.count) break;
       const Real x = (m.scores[j * E::rows + row] - m.normalisers.base[row]) * scaling.factor;
-      const double log = double(x) - double(m.normalisers.log_total[row]);
-      if (!(log > m.least)) continue;
       const double weight = double(exp2(broadcast(x))[0] * m.normalisers.inverse[row]);
-      m.pairs[m.pair_count++] = {log, weight, m.rows.index[row], j0 + j};
+      const Pair pair = {weight, m.rows.index[row], j0 + j};
+      if (!(weight > 0) || !Stronger()(pair, m.weakest)) continue;
+      m.pairs[m.pair_count++] = pair;
       if (m.pair_count == m.pair_room(r)) {
         keep_strongest(r, m);
         set_pair_threshold(scaling, m);
@@ -515,9 +522,13 @@ static void reduce_tile(const Reduce& r, const Scaling<E>& scaling, ReduceMemory
   const int keys = int(m.rows.high - j0 < kKeys ? m.rows.high - j0 : kKeys);
   if (!mask_shows(p, m.rows, j0, keys)) return;
   const TileMask tile_mask = tile_mask_of(m.rows, j0, keys);
-  const Matrix k = as_rows<E>(p.key.at(m.rows.b, kv, j0), p.key.strides[2], keys, p.D, m.keys);
-  multiply_keys<E>(p, m.rows, tile_mask, kv, j0, keys, k, m.scores);
-  if (!(tile_mask.fully_visible && scaling.raw && !p.mask && !p.key_ids))
+  if (m.rows.count <= kLoneRows && kLoneRows <= E::lanes && !few_queries<E>(p)) {
+    multiply_lone<E>(p, m.rows, kv, j0, keys, m.lone, m.scores);
+  } else {
+    const Matrix k = as_rows<E>(p.key.at(m.rows.b, kv, j0), p.key.strides[2], keys, p.D, m.keys);
+    multiply_keys<E>(p, m.rows, tile_mask, kv, j0, keys, k, m.scores);
+  }
+  if (!is_unmasked<E>(p, m.rows, tile_mask, j0, keys))
     finish_scores<E>(p, m.rows, tile_mask, scaling, j0, keys, m.scores, nullptr);
   if (r.k && r.k <= kSortedInLanes)
     sort_top(r, m, tile_mask, j0);
@@ -563,9 +574,10 @@ static void run_reduce(const void* pass, int64_t task, char* memory, const Stop&
   const Scaling<E> scaling(p);
   RowChunk<E> chunk = chunk_of_task<E>(r, task);
   start_chunk(r, m, chunk);
+  const int64_t* const listed = r.rows ? r.rows + chunk.head * r.row_count : nullptr;
   for (int64_t row = chunk.begin; row < chunk.end; row += E::rows) {
     if (stopped(stop)) return;
-    describe_rows(p, m.rows, chunk.head / p.Hq, chunk.head % p.Hq, row, chunk.end);
+    describe_rows(p, m.rows, chunk.head / p.Hq, chunk.head % p.Hq, row, chunk.end, listed);
     load_queries<E>(p, m.rows);
     start_rows(r, m);
     if (is_linear(r)) start_linear_rows(r, m.rows, m.linear);

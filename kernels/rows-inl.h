@@ -11,6 +11,7 @@
 
 #include "attention.h"
 #include "conversions-inl.h"
+#include "edits.h"
 #include "multiply-inl.h"
 
 namespace regard::REGARD_NAMESPACE {
@@ -197,10 +198,10 @@ static inline Vec<typename E::Real>& vector_at(typename E::Real* x, int j, int v
 }
 
 // Fills query pointers, indices and visible key intervals of up to E::rows rows: those from row0
-// on, of `all` rows of the heads from h0 on.
+// on, of `all` rows of the heads from h0 on; or, where queries of h0 are `listed`, of these.
 template <class E>
 static void describe_rows(const Problem& p, Rows<E>& rows, int64_t b, int64_t h0, int64_t row0,
-                          int64_t all) {
+                          int64_t all, const int64_t* listed = nullptr) {
   constexpr int n = E::lanes;
   rows.b = b;
   rows.count = int(all - row0 < E::rows ? all - row0 : E::rows);
@@ -214,6 +215,7 @@ static void describe_rows(const Problem& p, Rows<E>& rows, int64_t b, int64_t h0
       rows.first[i] = rows.last[i] = 0;
       continue;
     }
+    if (listed) q = listed[row0 + i];
     const int64_t at = interval_at(p, b, h, q), first = p.first[at], last = p.last[at];
     rows.head[i] = h, rows.index[i] = q, rows.first[i] = first, rows.last[i] = last;
     rows.query[i] = p.query.at(b, h, q);
@@ -227,7 +229,7 @@ static void describe_rows(const Problem& p, Rows<E>& rows, int64_t b, int64_t h0
     }
     if (first > rows.all_low) rows.all_low = first;
     if (last < rows.all_high) rows.all_high = last;
-    if (++q == p.Lq) q = 0, ++h;
+    if (!listed && ++q == p.Lq) q = 0, ++h;
   }
   for (int v = 0; v < rows.vectors; ++v) {
     if (rows.vector_low[v] < rows.low) rows.low = rows.vector_low[v];
@@ -286,9 +288,37 @@ static TileMask tile_mask_of(const Rows<E>& rows, int64_t j0, int keys) {
   return r;
 }
 
-// Whether the mask shows any of some keys to any row; neighbouring keys are asked for together.
+// Whether an edit is of some of the rows and some of the keys; or, `all`, of every pair of them.
+template <class E>
+static bool meets(const Edit& edit, const Rows<E>& rows, int64_t j0, int64_t keys, bool all) {
+  if (!overlaps(edit.key, j0, j0 + keys)) return false;
+  if (all && !includes(edit.key, j0, j0 + keys)) return false;
+  const int64_t end = rows.count - 1, h0 = rows.head[0], h1 = rows.head[end] + 1;
+  const int64_t q0 = rows.index[0], q1 = rows.index[end] + 1;
+  if (h1 - h0 == 1 || !all) {  // of several heads any query may be among the rows
+    if (!overlaps(edit.head, h0, h1) || (h1 - h0 == 1 && !overlaps(edit.query, q0, q1)))
+      return false;
+    return !all || (includes(edit.head, h0, h1) && includes(edit.query, q0, q1));
+  }
+  for (int i = 0; i < rows.count; ++i)
+    if (!is_of(edit, rows.head[i], rows.index[i])) return false;
+  return true;
+}
+
+// Whether any edit is of pairs of the rows and some keys.
+template <class E>
+static bool edits_meet(const Problem& p, const Rows<E>& rows, int64_t j0, int64_t keys) {
+  for (int64_t e = 0; e < p.edit_count; ++e)
+    if (meets(p.edits[e], rows, j0, keys, false)) return true;
+  return false;
+}
+
+// Whether mask and edits show any of some keys to any row, as far as whole blocks of a mask and
+// single edits tell; neighbouring keys are asked for together.
 template <class E>
 static bool mask_shows(const Problem& p, const Rows<E>& rows, int64_t j0, int64_t keys) {
+  for (int64_t e = 0; e < p.edit_count; ++e)
+    if (is_cut(p.edits[e]) && meets(p.edits[e], rows, j0, keys, true)) return false;
   if (!p.mask_blocks) return true;
   const int64_t* strides = p.mask_block_strides;
   const int64_t from = j0 / kMaskKeys, to = (j0 + keys - 1) / kMaskKeys;
@@ -301,13 +331,13 @@ static bool mask_shows(const Problem& p, const Rows<E>& rows, int64_t j0, int64_
   return false;
 }
 
-// Whether row i attends to key j: interval, mask and ids.
+// Whether row i attends to key j: interval, mask, ids and edits.
 template <class E>
 static bool attends(const Problem& p, const Rows<E>& rows, int i, int64_t j) {
   const int64_t b = rows.b, h = rows.head[i], q = rows.index[i];
   return rows.first[i] <= j && j < rows.last[i] &&
          (!p.key_ids || p.query_ids[b * p.Lq + q] == p.key_ids[b * p.Lk + j]) &&
-         (!p.mask || *(p.mask.at(b, h, q) + j * p.mask.strides[3]));
+         (!p.mask || *(p.mask.at(b, h, q) + j * p.mask.strides[3])) && !is_cut(p, h, q, j);
 }
 
 // Calls `what` with the element type of a problem.

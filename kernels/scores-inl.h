@@ -147,6 +147,46 @@ static void multiply_few(const Problem& p, const Rows<E>& rows, const char* key,
   });
 }
 
+// Up to so many rows of a tile leave most lanes empty: the keys go into the lanes instead.
+constexpr int kLoneRows = 4;
+
+// Words of the memory of multiply_lone: keys as [words(D)][rows], and their products.
+template <class E>
+static int64_t lone_words(const Problem& p) {
+  return (E::words(p.D) + kLoneRows) * E::rows;
+}
+
+// scores[key][row]: the products of the keys from j0 on and of up to kLoneRows queries, with the
+// bits of multiply_keys: their terms are added in the same order.
+template <class E>
+static void multiply_lone(const Problem& p, const Rows<E>& rows, int64_t kv, int64_t j0, int keys,
+                          typename E::Word* memory, typename E::Real* scores) {
+  typedef typename E::Real Real;
+  typedef typename E::Word Word;
+  constexpr int64_t stride = E::rows * int64_t(sizeof(Word));
+  const int64_t words = E::words(p.D);
+  Real* const products = (Real*)(memory + words * E::rows);
+  for (int from = 0; from < keys; from += E::rows) {
+    const int some = keys - from < E::rows ? keys - from : E::rows;
+    const char* key[E::rows];
+    for (int i = 0; i < some; ++i) key[i] = p.key.at(rows.b, kv, j0 + from + i);
+    transpose_rows<E>(key, some, p.D, memory);
+    for (int64_t w = 0; w == 0 || w < words; w += kTerms)
+      (w ? multiply<typename E::Op, true, Epilogue::add>
+         : multiply<typename E::Op, true, Epilogue::set>)((some + E::lanes - 1) / E::lanes,
+                                                          memory + w * E::rows, E::rows,
+                                                          rows.q + w * E::rows, stride,
+                                                          words - w < kTerms ? words - w : kTerms,
+                                                          rows.count, products, E::rows, nullptr,
+                                                          nullptr);
+    for (int i = 0; i < some; ++i) {
+      Vec<Real>& score = vector_at<E>(scores, from + i, 0);
+      score = Vec<Real>{};
+      for (int r = 0; r < rows.count; ++r) score[r] = products[r * E::rows + i];
+    }
+  }
+}
+
 // scores[key][row]: the products of the keys from j0 on, packed as `k`, and the queries to which
 // they are visible.
 template <class E>
@@ -289,8 +329,53 @@ static void mask_outside(const Rows<E>& rows, const TileMask& tile_mask, int v, 
   mask_range(seen_high > seen_low ? seen_high : seen_low, high);
 }
 
-// Applies scale, cap and bias where scores are not `raw`, and masks with -inf. `slope`, optional,
-// takes the derivative of the cap.
+// Whether the scores of a tile are its products: every key is visible, and nothing is added.
+template <class E>
+static bool is_unmasked(const Problem& p, const Rows<E>& rows, const TileMask& tile_mask,
+                        int64_t j0, int keys) {
+  return tile_mask.fully_visible && raw_scores(p) && !p.mask && !p.key_ids &&
+         !edits_meet(p, rows, j0, keys);
+}
+
+// Adds an edit to the scores of the rows of vector v, or cuts them with -inf.
+template <class E>
+static void apply_edit(const Problem& p, const Edit& edit, const Rows<E>& rows,
+                       const TileMask& tile_mask, int v, int64_t j0, typename E::Real* scores) {
+  typedef typename E::Real Real;
+  constexpr int n = E::lanes;
+  const int64_t low = j0 + tile_mask.low[v], high = j0 + tile_mask.high[v];
+  const int from = int((edit.key[0] > low ? edit.key[0] : low) - j0);
+  const int to = int((edit.key[1] < high ? edit.key[1] : high) - j0);
+  Int<Real> of_edit = {};
+  bool any = false;
+  for (int i = 0; i < n && v * n + i < rows.count; ++i) {
+    const bool its = is_of(edit, rows.head[v * n + i], rows.index[v * n + i]);
+    of_edit[i] = its ? -1 : 0;
+    any |= its;
+  }
+  if (!any) return;
+  const bool cuts = is_cut(edit);
+  const Vec<Real> added =
+      of_edit != 0 ? broadcast(Real(cuts ? 0 : added_score(p, edit))) : Vec<Real>{};
+  for (int j = from; j < to; ++j) {
+    Vec<Real>& score = vector_at<E>(scores, j, v);
+    score = cuts ? (of_edit != 0 ? Vec<Real>{} - kInf<Real> : score) : score + added;
+  }
+}
+
+// Applies the edits of a tile.
+template <class E>
+static void apply_edits(const Problem& p, const Rows<E>& rows, const TileMask& tile_mask,
+                        int64_t j0, int keys, typename E::Real* scores) {
+  for (int64_t e = 0; e < p.edit_count; ++e) {
+    if (!meets(p.edits[e], rows, j0, keys, false)) continue;
+    for (int v = 0; v < rows.vectors; ++v)
+      apply_edit<E>(p, p.edits[e], rows, tile_mask, v, j0, scores);
+  }
+}
+
+// Applies scale, cap and bias where scores are not `raw`, and edits, and masks with -inf. `slope`,
+// optional, takes the derivative of the cap.
 template <class E>
 static void finish_scores(const Problem& p, const Rows<E>& rows, const TileMask& tile_mask,
                           const Scaling<E>& scaling, int64_t j0, int keys, typename E::Real* scores,
@@ -303,6 +388,9 @@ static void finish_scores(const Problem& p, const Rows<E>& rows, const TileMask&
     if (p.bias)
       apply_entries<E>(p.bias, rows, tile_mask, v, j0, scores,
                        [](V s, V bias) { return s + bias; });
+  }
+  apply_edits<E>(p, rows, tile_mask, j0, keys, scores);
+  for (int v = 0; v < rows.vectors; ++v) {
     if (!tile_mask.fully_visible) mask_outside<E>(rows, tile_mask, v, j0, keys, scores);
     if (p.mask)
       apply_entries<E>(p.mask, rows, tile_mask, v, j0, scores,

@@ -127,7 +127,8 @@ template <class E>
 static bool all_finite(const Problem& p, const Rows<E>& rows, const Scaling<E>& scaling,
                        const char* value, int64_t j0, int keys) {
   const int64_t stride = p.value.strides[2];
-  if (!scaling.raw || p.mask || p.key_ids) return finite<E>(value, stride, keys, p.Dv);
+  if (!scaling.raw || p.mask || p.key_ids || edits_meet(p, rows, j0, keys))
+    return finite<E>(value, stride, keys, p.Dv);
   const auto inside = [&](int64_t j) { return j < j0 ? 0 : j > j0 + keys ? keys : j - j0; };
   const int64_t low = inside(rows.all_low), high = inside(rows.all_high);
   if (low >= high) return finite<E>(value, stride, keys, p.Dv);

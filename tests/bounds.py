@@ -156,14 +156,21 @@ class Truth:
         starts: ``(B,)``.
         bias: broadcastable to the weights, or None.
         sinks: ``(Hq,)`` or ``(Hq, Lq)``, or None.
+        edits: what they add to the scores, the sizes of that, and how many they are; or None.
         precision: of what is compared.
     """
 
     @np.errstate(all="ignore")
-    def __init__(self, q, k, visible, starts, precision, *, scale, softcap, bias, sinks):
+    def __init__(
+        self, q, k, visible, starts, precision, *, scale, softcap, bias, sinks, edits=None
+    ):
         self.q, self.k, self.visible, self.starts = q, k, visible, starts
         self.precision, self.scale, self.softcap = precision, scale, softcap
         s, e, overflow = self._scores(bias)
+        if edits is not None:  # each adds to the score, and rounds what it adds
+            logs, sizes, counts = edits
+            e = e + precision.unit * counts * (abs(_finite(s)) + 3 * sizes)
+            s = s + logs
         e = np.where(visible & np.isfinite(s), e, 0.0)
         s = np.where(visible, s, -np.inf)
         self.unsure = (overflow & visible).any(-1, keepdims=True)

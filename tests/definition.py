@@ -8,7 +8,7 @@ import numpy as np
 
 def visible_pairs(
     B, Hq, Lq, Lk, *, causal=False, window=None, mask=None, key_lengths=None, segments=None,
-    intervals=None, query_start=None,
+    intervals=None, query_start=None, edits=None,
 ):  # fmt: skip
     visible = np.ones((B, Hq, Lq, Lk), bool)
     lengths = np.broadcast_to(Lk if key_lengths is None else key_lengths, (B,))
@@ -32,12 +32,36 @@ def visible_pairs(
                 visible[b, :, i, j] = sees
     if mask is not None:
         visible &= np.broadcast_to(mask, visible.shape)
+    if edits is not None:
+        visible &= edit_factors(edits, Hq, Lq, Lk) > 0
     return visible
+
+
+def edit_factors(edits, Hq, Lq, Lk):
+    """``(Hq, Lq, Lk)``: what each weight is multiplied by; wide, for the product of many."""
+    factors = np.ones((Hq, Lq, Lk), np.longdouble)
+    for edit in edits:
+        spans = (edit.heads, Hq), (edit.queries, Lq), (edit.keys, Lk)
+        factors[np.ix_(*(list(among(*each)) for each in spans))] *= edit.factor
+    return factors
+
+
+def edit_logs(edits, Hq, Lq, Lk):
+    """Their logarithms, which are added to scores; 0 for pairs that are cut."""
+    factors = edit_factors(edits, Hq, Lq, Lk)
+    return np.log(np.where(factors > 0, factors, 1)).astype(float)
+
+
+def among(span, count):
+    """The heads, queries or keys of an edit, of ``count``."""
+    if span is None:
+        return range(count)
+    return range(count)[span] if isinstance(span, slice) else (range(count)[span],)
 
 
 def define(
     query, key, value=None, *, bias=None, sinks=None, scale=None, softcap=None, dtype=np.float64,
-    keep=None, **visibility,
+    keep=None, edits=None, **visibility,
 ):  # fmt: skip
     """Output, weights and log-sum-exp of ``(B, H, L, D)`` arrays, computed in ``dtype``."""
     with np.errstate(all="ignore"):
@@ -52,7 +76,9 @@ def define(
             s = dtype(softcap) * np.tanh(s / dtype(softcap))
         if bias is not None:
             s = s + bias.astype(dtype)
-        visible = visible_pairs(B, Hq, Lq, Lk, **visibility)
+        if edits is not None:
+            s = s + edit_logs(edits, Hq, Lq, Lk).astype(dtype)
+        visible = visible_pairs(B, Hq, Lq, Lk, edits=edits, **visibility)
         s = np.where(visible, s, -np.inf)
         m = s.max(-1, keepdims=True, initial=-np.inf)
         if sinks is not None:

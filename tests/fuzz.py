@@ -114,6 +114,7 @@ class Comparison:
             softcap=call.given("softcap"),
             bias=None if bias is None else call.pairs(bias),
             sinks=None if sinks is None else np.reshape(sinks, call.sizes[1:2]),
+            edits=call.added_logs() if "edits" in call.options else None,
         )  # fmt: skip
 
     def _wide(self, backend):

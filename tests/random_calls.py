@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from operands import Operand
+from regard import Edit
 
 LENGTHS = [1, 2, 3, 5, 7, 15, 16, 17, 31, 33, 47, 49, 63, 64, 65, 97, 127, 128, 129, 200, 257, 300]
 HEAD_SIZES = [1, 2, 3, 4, 5, 7, 8, 13, 16, 17, 24, 31, 33, 48, 64]
@@ -120,7 +121,28 @@ class Call:
             visible &= (first <= j) & (j < last)
         if (mask := self.given("mask")) is not None:
             visible &= self.pairs(mask)
+        for inside, factor in self._rectangles():
+            visible[(slice(None), *inside)] &= factor > 0
         return visible
+
+    def _rectangles(self):
+        """Index in the heads, queries and keys, and factor, of each edit."""
+        for edit in self.options.get("edits", ()):
+            spans = (
+                slice(span, span + 1 or None) if isinstance(span, int) else span or slice(None)
+                for span in (edit.heads, edit.queries, edit.keys)
+            )
+            yield tuple(spans), edit.factor
+
+    def added_logs(self):
+        """``(Hq, Lq, Lk)`` of the edits: the sum of ln(factor), that of its sizes, and how many."""
+        logs, sizes, counts = np.zeros((3, self.sizes[1], *self.sizes[3:]))
+        for inside, factor in self._rectangles():
+            log = math.log(factor) if factor else 0.0  # of a pair that is cut nothing is asked
+            logs[inside] += log
+            sizes[inside] += abs(log)
+            counts[inside] += 1
+        return logs, sizes, counts
 
 
 class Draw:
@@ -128,6 +150,7 @@ class Draw:
 
     def __init__(self, seed, number, library=None, large=False):
         self.rng = np.random.default_rng([seed, number])
+        self.edits_rng = np.random.default_rng([seed, number, 1])  # leaves the other draws alone
         self.library = library or self.pick(["numpy", "torch"])
         self.large = large or self.chance(0.02)
 
@@ -152,6 +175,10 @@ class Draw:
         call = Call(self.library, self.dtype, arrays, {})
         call.options = self._options()
         self._scale(call)
+        if self.edits_rng.random() < 0.2:
+            counts = math.prod(self.Hq), self.Lq, self.Lk
+            factors = (*FACTORS, 1e-300, 1e300)
+            call.options["edits"] = edits(self.edits_rng, *counts, factors=factors)
         if self.chance(0.05):
             self._first_token(call)
         if self.chance(0.3):
@@ -280,7 +307,7 @@ class Draw:
         for name, p in (
             ("window", 0.2), ("mask", 0.2), ("bias", 0.25), ("key_lengths", 0.2),
             ("segments", 0.15), ("intervals", 0.15), ("query_start", 0.2), ("sinks", 0.2),
-            ("scale", 0.3), ("softcap", 0.15), ("dropout", 0.1),
+            ("scale", 0.3), ("softcap", 0.15), ("dropout", 0.1)
         ):  # fmt: skip
             if self.chance(p):
                 options[name] = getattr(self, f"_draw_{name}")()
@@ -404,7 +431,7 @@ class Draw:
         k.x[..., 0] = self._rounded(least + self.rng.uniform(-0.5, 0.5, k.x.shape[:-1]), k.dtype)
         k.x[..., self.between(0, 3) : 1 + self.between(0, 3), 0] = 0.0
         call.options["scale"] = 1.0
-        for name in ("bias", "softcap", "sinks"):
+        for name in ("bias", "softcap", "sinks", "edits"):
             call.options.pop(name, None)
 
     def _special_values(self, call):
@@ -471,6 +498,26 @@ class Draw:
         if empty.any() and self.chance(0.4) and not call.upstream.trick:
             call.upstream.x = np.where(empty, np.nan, call.upstream.x)
             call.notes.append("upstream = NaN where nothing is seen")
+
+
+FACTORS = (0, 0.0, 0.0, 0.5, 1.0, 3.0, 1e-3, 40.0)
+
+
+def edits(rng, *counts, factors=FACTORS):
+    """Up to four edits of so many heads, queries and keys: of one, some or all of them."""
+
+    def span(count):
+        kind = rng.integers(4 if count else 3)
+        if kind == 3:
+            return int(rng.integers(-count, count))
+        low, high = sorted(rng.integers(0, count + 1, 2).tolist())
+        low -= count * int(low < count and rng.random() < 0.3)
+        return None if kind == 0 else slice(low, high if kind == 1 else None)
+
+    return [
+        Edit(*map(span, counts), factors[rng.integers(len(factors))])
+        for _ in range(rng.integers(5))
+    ]
 
 
 def draw(seed, number, library=None, large=False):

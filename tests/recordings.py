@@ -3,6 +3,7 @@
 import ml_dtypes
 import numpy as np
 
+from regard import Edit
 from regard.recording import Layer, Recording
 
 TOKENS = ["Your", " journey", " starts", " with"]
@@ -30,6 +31,7 @@ def sample():
         sinks=numbers(4),
         bias=numbers(4, 4, 4),
         mask=np.tri(4, dtype=bool),
+        edits=[Edit(heads=1, queries=slice(2, None), keys=0), Edit(keys=-1, factor=0.5)],
     )
     return Recording(
         TOKENS, [layer(causal=True), masked, Layer(numbers(2, 4, 5), numbers(1, 4, 5))]

@@ -3,6 +3,8 @@
 import numpy as np
 import torch
 
+from regard import Edit
+
 WORDS = ["Your", "journey", "starts", "with", "one", "step"]
 
 
@@ -38,4 +40,5 @@ OPTIONS = {
     "sinks": numbers(4, seed=4),
     "scale": 0.25,
     "softcap": 2.0,
+    "edits": [Edit(1, slice(1, None), 0, 0.0), Edit(None, 2, slice(1, 3), 3.0)],
 }

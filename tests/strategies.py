@@ -3,6 +3,8 @@
 import numpy as np
 from hypothesis import strategies as st
 
+from random_calls import edits
+
 LENGTHS = st.sampled_from([0, 1, 2, 3, 7, 16, 17, 33])
 
 
@@ -63,6 +65,8 @@ def calls(draw, options=True, min_length=0):
             chosen["scale"] = draw(st.sampled_from([0.0, 1.0, -0.5, 3.0]))
         if draw(st.booleans()):
             chosen["softcap"] = draw(st.sampled_from([0.5, 5.0]))
+        if draw(st.booleans()):
+            chosen["edits"] = edits(rng, *weights_shape[1:])
     return (q, k, v), chosen
 
 

@@ -170,6 +170,12 @@ def test_a_compiled_model_runs_uncompiled_and_a_thread_of_others_is_left_alone()
     assert [layer.name[-10:] for layer in recording.layers] == ["blocks.0.1", "blocks.1.1"]
 
 
+def test_attention_that_regard_computes_for_torch_is_recorded_once():
+    with regard.patch_torch(), regard.record() as recording:
+        Blocks()(X)
+    assert [layer.name for layer in recording.layers] == ["blocks.0.1", "blocks.1.1"]
+
+
 def test_what_is_wrong_is_said():
     with pytest.raises(regard.RecordingError, match="no attention was computed"), regard.record():
         nn.Linear(32, 32)(X)

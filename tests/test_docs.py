@@ -20,10 +20,11 @@ import regard.viewer
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
+PAGES = ["index.md", "coming-from.md", "attention.md", "huggingface.md", "watch.md"]
 pytestmark = pytest.mark.xdist_group("docs")  # one site serves several of the tests
 
 
-@pytest.mark.parametrize("page", ["index.md", "coming-from.md", "attention.md", "huggingface.md"])
+@pytest.mark.parametrize("page", PAGES)
 def test_the_examples_of_a_page_give_what_they_show(page):
     failed, tried = doctest.testfile(str(DOCS / page), module_relative=False)
     assert tried

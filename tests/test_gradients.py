@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import regard
-from definition import visible_pairs
+from definition import edit_logs, visible_pairs
 from plain_formula import Errors, differentiate, to_array
 from regard._backends.formula import apply
 from regard._base.arrays import arrays_of
@@ -24,6 +24,8 @@ GRADCHECK_OPTIONS = [
     {"segments": (torch.arange(5) // 2, torch.arange(7) // 3), "softcap": 0.7, "dropout": 0.2,
      "seed": 3, "query_start": torch.tensor([1, -2]), "causal": True},
     {"intervals": (torch.tensor([[0, 1, 3, 0, 2]]), torch.arange(10).reshape(2, 5))},
+    {"edits": [regard.Edit(1, slice(1, 4), slice(2, 5)), regard.Edit(0, None, 3, 2.5),
+               regard.Edit(-1, 2, None)], "softcap": 2.0},
 ]  # fmt: skip
 
 
@@ -39,6 +41,8 @@ def plain(q, k, v, options):
         s = s + options["bias"]
     rules = {n: x for n, x in options.items()
              if n not in ("scale", "softcap", "bias", "sinks", "dropout", "seed")}  # fmt: skip
+    if "edits" in options:
+        s = s + torch.from_numpy(edit_logs(options["edits"], Hq, Lq, k.shape[2]))
     visible = torch.from_numpy(visible_pairs(B, Hq, Lq, Lk, **rules))
     e = torch.where(visible, s, -torch.inf)
     top = e.detach().amax(-1, keepdim=True)
@@ -155,12 +159,53 @@ def test_only_what_needs_a_gradient_gets_one():
     assert v.grad is None
 
 
-def test_weights_carry_no_gradient():
-    q = torch.randn(1, 5, 4, requires_grad=True)
-    out, weights = regard.attention(q, q, q, return_weights=True)
-    assert out.requires_grad
-    assert not weights[...].requires_grad
-    assert not weights.entropy().requires_grad
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize(
+    "options", [{}, {"softcap": 1.5, "dropout": 0.3, "seed": 1}, {"scale": 0.0}]
+)
+def test_a_gradient_that_is_asked_for_alone_has_the_bits_that_it_has_with_the_others(
+    dtype, options
+):
+    random = torch.Generator().manual_seed(3)
+
+    def draw(*shape):
+        return torch.randn(shape, generator=random).to(dtype)
+
+    inputs = draw(2, 4, 70, 20), draw(2, 2, 300, 20), draw(2, 2, 300, 12), draw(4, 70, 300), draw(4)
+    grad = draw(2, 4, 70, 12)
+
+    def gradients(*chosen):
+        own = [x.clone().requires_grad_(n in chosen) for n, x in enumerate(inputs)]
+        *qkv, bias, sinks = own
+        out = regard.attention(*qkv, bias=bias, sinks=sinks, causal=True, **options)
+        return torch.autograd.grad(out, [own[n] for n in chosen], grad)
+
+    together = gradients(0, 1, 2, 3, 4)
+    for chosen in ((0,), (1,), (2,), (3,), (4,), (0, 1), (2, 3), (1, 4)):
+        for n, x in zip(chosen, gradients(*chosen)):
+            assert torch.equal(x, together[n]), (chosen, n)
+
+
+@pytest.mark.parametrize("chosen", [(0,), (1,), (2,), (3,), (4,), (1, 3)])
+def test_a_gradient_that_was_asked_for_alone_is_differentiated_too(checked_inputs, chosen):
+    def alone(*some):
+        own = [x.detach() for x in checked_inputs]
+        for n, x in zip(chosen, some):
+            own[n] = x
+        *qkv, bias, sinks = own
+        return regard.attention(*qkv, bias=bias, sinks=sinks, causal=True, softcap=2.0)
+
+    torch.autograd.gradgradcheck(alone, [checked_inputs[n] for n in chosen])
+
+
+@pytest.fixture
+def checked_inputs():
+    random = torch.Generator().manual_seed(2)
+    shapes = ((1, 2, 4, 3), (1, 1, 5, 3), (1, 1, 5, 2), (2, 4, 5), (2,))
+    return [
+        torch.randn(shape, generator=random, dtype=torch.float64, requires_grad=True)
+        for shape in shapes
+    ]
 
 
 def test_gradients_do_not_depend_on_the_blocks(monkeypatch):

@@ -136,7 +136,7 @@ LONG_CALLS = {
     "print('ready', flush=True); regard.attention(x, x, x, backend='kernel')",
     "gradient": "import torch\nx = torch.ones(64).expand(1, 1, 400_000, 64)\n"
     "call, row = read_call(x, x, x), torch.ones(1, 1, 400_000); print('ready', flush=True)\n"
-    "kernel.gradients(call, x, x, row, row, False)",
+    "kernel.gradients(call, x, x, row, row, ('query', 'key', 'value'))",
     "weights": "x = np.broadcast_to(np.ones(64, 'f'), (1, 1, 900_000, 64))\n"
     "row = np.ones((1, 1, 900_000), 'f')\n"
     "weights = regard.AttentionWeights._of(read_call(x, x, None), None, (row, row))\n"

@@ -64,6 +64,7 @@ MAY_IMPORT_TORCH = (
     "_base.torch_state",
     "_backends.torch_gradients",
     "_backends.torch_ops",
+    "_backends.torch_reductions",
     "_backends.onnx",
     "_backends.kernel_ops",
 )
@@ -286,7 +287,7 @@ def test_dir_has_the_public_names_and_the_parts_that_are_loaded_when_they_are_us
     more = {
         "Comparison", "Divergences", "Effects", "HeadScores", "Mix", "PairMatrix", "Rollout",
         "TopPairs", "Viewer", "__version__", "compare", "divergence", "mix", "patch_torch",
-        "record", "rollout",
+        "record", "rollout", "watch",
     }  # fmt: skip
     parts = {"heads", "hf", "lm", "nn", "recording", "testing", "viewer"}
     assert {*dir(regard)} == {*regard.__all__, *more, *parts}

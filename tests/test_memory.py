@@ -30,13 +30,25 @@ def run(what, q, k, v):
     elif what == "every option":
         n = q.shape[1]
         extra = {"window": (n // 2, 0), "dropout": 0.1, "seed": 1, "softcap": 20.0,
-                 "segments": np.arange(n) // (n // 4), "key_lengths": n - 1}
+                 "segments": np.arange(n) // (n // 4), "key_lengths": n - 1,
+                 "edits": [regard.Edit(0, slice(n // 3, None), slice(n // 2))]}
         if library == "torch":
             extra["segments"] = torch.from_numpy(extra["segments"])
             extra["sinks"] = torch.zeros(1, requires_grad=True)
             regard.attention(q, k, v[..., :16], **extra).sum().backward()
         else:
             regard.attention(q, k, v[..., :16], **extra)
+    elif what == "gradient of weights":  # of 8,192 tokens: a matrix has 268 MB
+        q, k = (x[:, :8192].clone().requires_grad_() for x in (q, k))
+        weights = regard.AttentionWeights(q, k, **options)
+        (weights.entropy().sum() + weights.diagonals().values.square().sum()).backward()
+    elif what == "watch":
+        class Model(torch.nn.Module):
+            def forward(self, *arrays):
+                return regard.attention(*arrays, **options).sum()
+        with regard.watch(Model()) as watch:  # a dense matrix would be 268 MB
+            watch._model(*(x[:, :8192].requires_grad_() for x in (q, k, v))).backward()
+        assert watch.last["distance"].shape == (1, 1)
     else:
         weights = regard.AttentionWeights(q, k, **options)
         weights.summary()
@@ -54,7 +66,14 @@ for what in questions:
 """
 QUESTIONS = {
     "numpy": ["attention", "every option", "reductions"],
-    "torch": ["attention", "gradient", "every option", "reductions"],
+    "torch": [
+        "attention",
+        "gradient",
+        "every option",
+        "reductions",
+        "gradient of weights",
+        "watch",
+    ],
 }
 
 

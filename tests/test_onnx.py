@@ -65,6 +65,10 @@ def triple(B=2, Hq=4, Hkv=4, Lq=7, Lk=7, D=8):
 
 
 ids = torch.arange(7) // 3
+EDITS = [
+    regard.Edit(1, slice(2, None), slice(0, 3), 0.0), regard.Edit(None, -1, 4, 3.0),
+    regard.Edit(queries=0),
+]  # fmt: skip
 OPTIONS = {
     "none": ({}, {}),
     "causal": ({}, {"causal": True}),
@@ -83,6 +87,8 @@ OPTIONS = {
     "start": ({"Lq": 3}, {"causal": True, "query_start": torch.tensor([1, 3])}),
     "softcap": ({"Hkv": 2}, {"softcap": 2.0, "causal": True}),
     "sinks": ({}, {"sinks": torch.tensor([0.5, 3.0, -1.0, 0.0]), "causal": True}),
+    "edits": ({}, {"edits": EDITS, "causal": True}),
+    "edits and bias": ({}, {"edits": EDITS, "bias": torch.linspace(-2, 2, 7), "softcap": 3.0}),
 }
 
 

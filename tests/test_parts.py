@@ -3,12 +3,16 @@
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import regard
+from definition import define
 from recordings import numbers
 from regard import AttentionWeights
+from regard._backends.kernel import Kernel
 from regard.recording import Layer
-from strategies import to_torch
+from strategies import to_dtype, to_torch
 from ways import NAMED, by_ways
 
 Lq, Lk = 150, 170
@@ -216,3 +220,65 @@ def test_the_layer_of_some_weights_gives_the_same_weights():
     for asked in (lambda: weights.layer(0, 0, 0), lambda: weights.layer(2)):
         with pytest.raises(IndexError, match="weights: "):
             asked()
+
+
+def an_index(draw, n):
+    """An int or a slice of an axis, in any direction."""
+    if draw(st.integers(0, 3)) == 0:
+        return draw(st.integers(-n, n - 1))
+    ends = st.one_of(st.none(), st.integers(-n - 1, n + 1))
+    return slice(draw(ends), draw(ends), draw(st.sampled_from([None, 1, 2, 3, 5, -1, -2])))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data(), st.sampled_from(NAMED))
+def test_several_heads_at_once_have_the_weights_of_each(data, way):
+    group, Hkv = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 4))
+    sizes = (3, group * Hkv, data.draw(st.sampled_from([2, 9, 97])), 33)
+    q, k = numbers(*sizes[:3], 5), numbers(3, Hkv, 33, 5, seed=1)
+    options = {"causal": True, "bias": numbers(sizes[1], 1, 33, seed=2), "sinks": numbers(sizes[1])}
+    weights, whole = way.weights(q, k, k, **options), define(q, k, **options)[0]
+    index = tuple(an_index(data.draw, n) for n in sizes)
+    found = np.asarray(weights[index])
+    assert found.shape == whole[index].shape
+    np.testing.assert_allclose(found, whole[index], rtol=2e-5, atol=1e-7)
+    if way.backend == "kernel":  # the bits as well, in whatever company rows are computed
+        each = [weights._head(b, h).part()[:] for b, h in np.ndindex(sizes[:2])]
+        expected = np.stack([np.asarray(x) for x in each]).reshape(sizes)[index]
+        np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])
+@pytest.mark.parametrize("D", [1, 17, 128, 301])
+def test_a_few_rows_have_the_bits_of_all(D, dtype):
+    """Keys are in the lanes for up to four rows, queries for more; sums are added in one order."""
+    q, k = (to_dtype(numbers(1, H, L, D), dtype) for H, L in ((4, 70), (2, 301)))
+    k[0, 0, 290] = np.nan
+    for options in ({}, {"causal": True, "softcap": 4.0}, {"key_lengths": 290, "window": (99, 3)}):
+        weights = AttentionWeights(q, k, **options)
+        whole = np.asarray(weights)
+        for rows in (0, 69, slice(3, 5), slice(60, 63), slice(10, None, 17), slice(40, 45)):
+            np.testing.assert_array_equal(weights[:, :, rows], whole[:, :, rows])
+
+
+@pytest.mark.parametrize(
+    ("index", "passes"),
+    [
+        ((0, slice(3, 10)), 3),  # of groups of four: the end of one, one, and the start of one
+        ((slice(None), slice(4, 12)), 1),
+        ((slice(None, None, 2), slice(None, None, 4), 5), 1),
+        ((0, slice(None, None, 3), slice(3)), 3),
+        ((2, 7), 1),
+        ((..., 5), 1),
+        ((slice(None, None, -1), slice(1)), 3),
+    ],
+    ids=str,
+)
+def test_heads_that_share_keys_and_heads_that_share_none_are_one_pass(index, passes, monkeypatch):
+    q, k = numbers(3, 12, 9, 4), numbers(3, 3, 40, 4, seed=1)
+    weights = AttentionWeights(q, k)
+    whole, asked, reduce = np.asarray(weights), [], Kernel.reduce
+    monkeypatch.setattr(Kernel, "reduce", lambda *a: [asked.append(a[1].sizes), reduce(*a)][1])
+    np.testing.assert_array_equal(weights[index], whole[index])
+    assert len(asked) == passes
+    assert sum(B * Hq * Lq * Lk for B, Hq, _, Lq, Lk in asked) == whole[index].size

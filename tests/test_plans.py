@@ -8,7 +8,7 @@ import torch
 
 import regard
 from recordings import numbers
-from regard import _backends
+from regard import Edit, _backends
 from regard._backends import kernel
 from regard._operator import plans
 from strategies import to_torch
@@ -198,7 +198,9 @@ def moving(n, Lq, Lk):
         "one length": {"key_lengths": int(rng.integers(0, Lk + 1))},
         "places": {"query_start": rng.integers(-3, Lk, 2), "window": (5, None)},
         "one place": {"query_start": int(rng.integers(-3, Lk)), "causal": True},
+        "edits": {"edits": [Edit(-1, slice(0, Lq // 2 + 1), slice(Lk // 2), n % 2), Edit(keys=-1)]},
         "all": {
+            "edits": [Edit(slice(n % 3), None, slice(n, None), 2.0)],
             "mask": rng.random((2, 4, Lq, Lk)) < 0.9,
             "intervals": (first, first + 30),
             "key_lengths": rng.integers(Lk // 2, Lk + 1, 1),
@@ -254,6 +256,8 @@ def test_arrays_that_a_plan_cannot_read_are_read_in_full(planned):
         (regard.ShapeError, "intervals has shape", {"intervals": (first[:, :2], first)}),
         (TypeError, "a pair is needed", {"intervals": first}),
         (ValueError, "must not be negative", {"window": (-1, 0)}),
+        (regard.ShapeError, "keys is 40; there are 40", {"edits": [Edit(keys=40)]}),
+        (TypeError, "edits is of type Edit; a list", {"edits": Edit(keys=1)}),
     ]:
         with pytest.raises(error, match=message):
             regard.attention(q, k, k, **options)

@@ -13,6 +13,7 @@ import regard
 from bounds import PRECISIONS, assert_bounded, output_bounds
 from definition import define
 from plain_formula import Errors, attend
+from regard import Edit
 from ways import DIFFERENTIABLE, NAMED, by_ways
 
 
@@ -91,6 +92,7 @@ MASKS = {
     "mask": {"mask": np.tri(40, dtype=bool)},
     "segments": {"segments": np.arange(40) // 13},
     "intervals": {"intervals": (np.arange(40) // 10 * 10, np.arange(40) + 5)},
+    "edits": {"edits": [Edit(None, slice(5, 22), slice(9, None)), Edit(1, None, 0)]},
     "all": {"causal": True, "window": (9, None), "key_lengths": 33, "query_start": -2},
 }
 

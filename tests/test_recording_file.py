@@ -22,6 +22,7 @@ from safetensors.numpy import load_file, save_file
 
 import regard
 from recordings import DTYPES, TOKENS, assert_same, layer, numbers, sample
+from regard import Edit
 from regard.recording import Layer, Recording
 
 
@@ -39,6 +40,13 @@ def saved(path):
 def test_what_is_saved_is_loaded(path, saved):
     assert_same(Recording.load(path), sample())
     np.testing.assert_array_equal(Recording.load(path).weights[1][:], sample().weights[1][:])
+
+
+def edits(*counts):
+    spans = (
+        st.none() | st.integers(-n, n - 1) | st.builds(slice, st.integers(0, n)) for n in counts
+    )
+    return st.builds(Edit, *spans, st.floats(0, 1e300))
 
 
 @settings(deadline=None, max_examples=60)
@@ -61,6 +69,7 @@ def test_any_recording_round_trips(data):
         "sinks": st.just(numbers(Hq)),
         "mask": st.just(np.ones((Lq, 1), bool)),
         "bias": st.just(numbers(Hq, 1, Lk, dtype=np.float16)),
+        "edits": st.lists(edits(Hq, Lq, Lk), max_size=3),
     }
     layers = [
         layer(

@@ -158,6 +158,8 @@ def test_what_needs_query_and_key_says_so():
     ):  # fmt: skip
         with pytest.raises(regard.UnsupportedError, match="lse: the scores are not known"):
             _ = one.lse
+        with pytest.raises(regard.UnsupportedError, match="max_score: the scores are not known"):
+            _ = one.max_score
 
 
 def test_attentions_of_transformers_are_taken_as_they_are():

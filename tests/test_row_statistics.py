@@ -8,7 +8,7 @@ import torch
 
 import regard
 from recordings import numbers
-from regard import AttentionWeights
+from regard import AttentionWeights, Edit
 from regard._backends import formula, kernel
 from regard._backends.kernel import Kernel
 from regard._base.arrays import to_numpy
@@ -106,6 +106,12 @@ OPTIONS = {
     "scattered": lambda Lq, Lk: {"segments": (np.arange(Lq) % 3, np.arange(Lk) % 3)},
     "mask": lambda Lq, Lk: {"mask": numbers(1, 1, Lq, Lk, seed=5) > 0.5},
     "bias": lambda Lq, Lk: {"bias": numbers(Lq, Lk, seed=6), "softcap": 5.0},
+    "edits": lambda Lq, Lk: {
+        "edits": [
+            Edit(1, slice(Lq // 2, None), slice(0, 1700)),
+            Edit(None, -1, slice(99, 700), 2.0),
+        ]
+    },
 }
 
 

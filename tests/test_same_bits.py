@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import regard
+from regard import Edit
 
 SHAPES = {  # of query and key
     "many queries": ((2, 4, 70, 24), (2, 2, 300, 24)),
@@ -20,6 +21,7 @@ OPTIONS = {
     "sinks": {"sinks": True},
     "dropout": {"dropout": 0.3, "seed": 5},
     "mask": {"mask": True},
+    "edits": {"edits": [Edit(1, None, slice(1), 0.0), Edit(0, -1, slice(0, 1), 3.0)]},
 }
 DTYPES = ["float32", "bfloat16", "float16", "float64"]
 

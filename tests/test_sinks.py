@@ -70,3 +70,33 @@ def test_the_gradient_of_sinks_does_not_feel_the_rounding_of_the_output(shape, d
     exact = gradient(torch.float64, "torch")
     error = (gradient_of_wide_sinks() - exact).abs() / exact.abs().max()
     assert error.max() < 3e-5, error
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(4, 2, 90, 130), (8, 2, 2, 300)])
+def test_sinks_from_none_of_the_weight_to_nearly_all_of_it(shape, dtype):
+    """Output, weights and gradients of the formula, wherever the sink becomes the maximum."""
+    Hq, Hkv, Lq, Lk = shape
+    torch.manual_seed(1)
+    arrays = [torch.randn(1, H, L, 8).to(dtype) for H, L in ((Hq, Lq), (Hkv, Lk), (Hkv, Lk))]
+    for low in (-60.0, 0.0, 15.0, 30.0, 60.0):  # e^22 is 2^32
+        sinks = torch.linspace(low, low + 15, Hq, dtype=torch.float64)
+        found = [x.clone().requires_grad_() for x in (*arrays, sinks.to(arrays[0].dtype))]
+        out, weights = regard.attention(*found[:3], sinks=found[3], return_weights=True)
+        out.double().sum().backward()
+        leaves = [x.detach().double().requires_grad_() for x in found]
+        q, k, v, s = leaves
+        k, v = (x.repeat_interleave(Hq // Hkv, 1) for x in (k, v))
+        scores = torch.cat([q @ k.mT / 8**0.5, s[None, :, None, None].expand(1, Hq, Lq, 1)], -1)
+        exact = scores.softmax(-1)[..., :-1]
+        (exact @ v).sum().backward()
+        error = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 4e-2}[dtype]
+        weight_error = 1e-12 if dtype == torch.float64 else 3e-5
+        torch.testing.assert_close(
+            weights[...].double(), exact, rtol=weight_error, atol=1e-37, check_dtype=False
+        )
+        torch.testing.assert_close(weights.lse.double(), scores.logsumexp(-1), rtol=1e-6, atol=1e-5)
+        pairs = [(out.double(), (exact @ v).detach())]
+        pairs += [(x.grad.double(), y.grad) for x, y in zip(found, leaves)]
+        for x, y in pairs:
+            torch.testing.assert_close(x, y, rtol=error, atol=error * float(y.abs().amax()))

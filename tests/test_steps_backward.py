@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 import regard
-from definition import visible_pairs
+from definition import edit_logs, visible_pairs
 from plain_formula import Errors, differentiate, to_array
 from regard._base import tables
 from regard._showing.gradients import NAMES
@@ -39,6 +39,8 @@ def formula(
     scaled = scores * (D**-0.5 if scale is None else scale)
     capped = scaled * 1 if softcap is None else softcap * torch.tanh(scaled / softcap)
     masked = capped * 1 if bias is None else capped + bias
+    if "edits" in rules:
+        masked = masked + torch.from_numpy(edit_logs(rules["edits"], Hq, Lq, Lk))
     visible = torch.from_numpy(visible_pairs(B, Hq, Lq, Lk, **rules))
     e = torch.where(visible, torch.exp(masked), 0.0)
     total = e.sum(-1, keepdim=True)

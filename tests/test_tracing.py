@@ -36,6 +36,7 @@ OPTIONS = {
     "mask": {"mask": torch.ones(17, 17, dtype=torch.bool).tril(), "bias": torch.ones(4, 1, 17)},
     "segments": {"segments": torch.arange(17) // 5, "causal": True, "sinks": torch.ones(4)},
     "dropout": {"dropout": 0.3, "seed": 4},
+    "edits": {"edits": [regard.Edit(1, slice(3, 9), slice(5)), regard.Edit(0, -1, None, 2.0)]},
 }
 FUNCTIONS = {name: (lambda *x, o=o: attend(*x, **o)) for name, o in OPTIONS.items()}
 FUNCTIONS["drop-in"] = drop_in

@@ -7,6 +7,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import regard
+from regard import Edit
 
 pytestmark = pytest.mark.usefixtures("by_both_backends")
 
@@ -24,6 +25,7 @@ OPTIONS = {
     "segments": {"segments": torch.arange(33) // 10, "causal": True},
     "intervals": {"intervals": (torch.arange(33) // 2, torch.arange(33) + 4)},
     "mask": {"mask": torch.ones(33, 33, dtype=torch.bool).tril()},
+    "edits": {"edits": [Edit(1, slice(3, 20), slice(5)), Edit(None, -1, None, 2.0)]},
 }
 
 
@@ -53,6 +55,19 @@ def test_compile_with_inductor_and_changing_lengths(qkv):
     for length in (5, 9, 33):
         q, k, v = (x[:, :, :length] for x in qkv)
         torch.testing.assert_close(compiled(q, k, v), 2 * regard.attention(q, k, v, causal=True))
+
+
+def test_edits_with_open_ends_are_compiled_once_for_all_lengths(qkv):
+    def attend(q, k, v):
+        edits = [Edit(1, slice(2, None), slice(3)), Edit(keys=0, factor=2.0)]
+        return regard.attention(q, k, v, causal=True, edits=edits)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(attend, fullgraph=True, dynamic=True, backend="aot_eager")
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for length in (5, 9, 33):
+            q, k, v = (x[:, :, :length].contiguous() for x in qkv)
+            torch.testing.assert_close(compiled(q, k, v), attend(q, k, v))
 
 
 def test_compile_with_dropout_draws_anew_each_time(qkv):
@@ -312,11 +327,14 @@ def test_the_operators_are_registered_soundly(qkv):
     from regard._call import checks
 
     bias, sinks = torch.randn(6, 6, requires_grad=True), torch.randn(4, requires_grad=True)
-    call = checks.read_call(q, k, v, causal=True, softcap=4.0, bias=bias, sinks=sinks)
+    edits = [Edit(0, slice(1, 4), 2), Edit(None, 5, slice(3), 2.0)]
+    call = checks.read_call(q, k, v, causal=True, softcap=4.0, bias=bias, sinks=sinks, edits=edits)
     values = torch_ops.pack(call)
     torch.library.opcheck(torch.ops.regard.attention.default, values)
     grad = torch.randn(2, 4, 6, 16, requires_grad=True)
-    torch.library.opcheck(torch.ops.regard.attention_backward.default, [grad, *values])
+    for needed in (0b11111, 0b01001):  # of query and bias alone
+        operator = torch.ops.regard.attention_backward.default
+        torch.library.opcheck(operator, [needed, grad, *values])
     firsts = [torch.randn_like(x, requires_grad=True) for x in (q, k, v, call.bias, sinks)]
     operator = torch.ops.regard.attention_double_backward.default
     # Its gradient is a third derivative.
@@ -326,7 +344,8 @@ def test_the_operators_are_registered_soundly(qkv):
     saved = [x.detach() for x in torch.ops.regard.kernel_attention(*values)]
     operator = torch.ops.regard.kernel_attention_backward.default
     values = [x.detach() if isinstance(x, torch.Tensor) else x for x in values]
-    torch.library.opcheck(operator, [True, grad.detach(), *saved, *values])
+    for needed in (0b11111, 0b01001):
+        torch.library.opcheck(operator, [needed, grad.detach(), *saved, *values])
 
 
 def test_tensors_of_another_default_device_or_dtype_do_not_matter(qkv):

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import regard
-from definition import assert_near, define
+from definition import assert_near, define, edit_logs, visible_pairs
 from recordings import numbers
 from regard import AttentionWeights
 from strategies import calls, to_torch
@@ -33,6 +33,55 @@ def test_whole_matrix_and_log_sum_exp(call, way):
     close(weights, exact)
     close(weights.lse, lse)
     assert type(weights[...]) is type(weights._call.query)
+
+
+def exact_scores(q, k, *, bias=0.0, sinks=None, scale=None, softcap=None, edits=None, **visibility):
+    """The scores ``(B, Hq, Lq, Lk)`` in float64, −inf where masked."""
+    (B, Hq, Lq, D), (_, Hkv, Lk, _) = q.shape, k.shape
+    keys = np.broadcast_to(k, (B, *k.shape[1:])).repeat(Hq // Hkv, 1)
+    s = q @ keys.swapaxes(-1, -2) * (D**-0.5 if scale is None else scale)
+    s = s if softcap is None else softcap * np.tanh(s / softcap)
+    s = s + bias + (0.0 if edits is None else edit_logs(edits, Hq, Lq, Lk))
+    return np.where(visible_pairs(B, Hq, Lq, Lk, edits=edits, **visibility), s, -np.inf)
+
+
+@settings(max_examples=25, deadline=None)
+@given(calls(), WAYS, st.data())
+def test_max_score_is_the_largest_score_of_a_head(call, way, data):
+    (q, k, v), options = call
+    weights = way.weights(q, k, v, **options)
+    s = exact_scores(q, k, **options)
+    close(weights.max_score, s.max((-1, -2), initial=-np.inf))
+    rows, columns = (slice(data.draw(st.integers(0, n)), None, 3) for n in s.shape[-2:])
+    part = weights.part(rows, columns)
+    close(part.max_score, s[..., rows, columns].max((-1, -2), initial=-np.inf))
+    close(weights.max_score, s.max((-1, -2), initial=-np.inf))  # as before
+
+
+@pytest.mark.parametrize("backend", ["kernel", "torch", "reference"])
+def test_max_score_leaves_out_the_sinks(backend):
+    q, k, sinks = torch.randn(2, 3, 9, 4), torch.randn(2, 3, 9, 4), torch.tensor([-9.0, 9.0, 99.0])
+    found = AttentionWeights(q, k, causal=True, sinks=sinks, backend=backend)
+    hidden = torch.ones(9, 9, dtype=torch.bool).triu(1)
+    scores = (q @ k.mT / 2).masked_fill(hidden, -torch.inf)
+    torch.testing.assert_close(found.max_score, scores.amax((-1, -2)), rtol=1e-6, atol=0)
+    rows = found.part(slice(4, 7)).max_score
+    torch.testing.assert_close(rows, scores[..., 4:7, :].amax((-1, -2)), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("backend", ["kernel", "torch", "reference"])
+def test_max_score_of_scores_that_are_not_finite(backend):
+    q, k = (torch.randn(1, 3, 9, 4) for _ in range(2))
+    q[0, 1, 2, 0], q[0, 2, 5, 1] = torch.nan, torch.inf
+    found = AttentionWeights(q, k, backend=backend).max_score
+    assert found.dtype == torch.float32
+    assert found.isfinite().tolist() == [[True, False, False]]
+    assert found.isnan().tolist() == [[False, True, False]]
+    whole = AttentionWeights(q, k, causal=True, backend=backend)
+    assert whole.part(slice(2), slice(2)).max_score.isfinite().all()
+    single = AttentionWeights(q[0, 0], k[0, 0], backend=backend)
+    assert single.max_score.shape == ()
+    torch.testing.assert_close(single.max_score, (q[0, 0] @ k[0, 0].mT / 2).max())
 
 
 @settings(max_examples=60, deadline=None)

@@ -4,9 +4,11 @@ from typing import TYPE_CHECKING
 
 from regard._base.errors import MaterializeError, RecordingError, ShapeError, UnsupportedError
 from regard._base.settings import get_num_threads, limits, set_num_threads
+from regard._call.edits import Edit
 from regard._operator.attention import attention, scaled_dot_product_attention
 from regard._showing.gradients import StepsGradients
 from regard._showing.steps import Steps, steps
+from regard._weights.alignment import Alignment, align
 from regard._weights.attention_weights import AttentionWeights, WeightsSummary
 from regard._weights.linear_reductions import Diagonals
 from regard._weights.reductions import Links, TopKeys
@@ -14,8 +16,10 @@ from regard._weights.transposed import TransposedWeights
 from regard.recording import Layer, Recording
 
 __all__ = [
+    "Alignment",
     "AttentionWeights",
     "Diagonals",
+    "Edit",
     "Layer",
     "Links",
     "MaterializeError",
@@ -28,6 +32,7 @@ __all__ = [
     "TransposedWeights",
     "UnsupportedError",
     "WeightsSummary",
+    "align",
     "attention",
     "get_num_threads",
     "limits",
@@ -40,12 +45,12 @@ __all__ = [
 _PARTS = {
     "heads": "heads", "hf": "hf", "lm": "lm", "nn": "nn", "recording": "recording",
     "testing": "testing", "viewer": "viewer", "HeadScores": "heads", "Viewer": "viewer",
-    "patch_torch": "nn.replacement", "record": "capture",
     "Effects": "_weights.effects", "PairMatrix": "_weights.pair_matrix",
     "TopPairs": "_weights.pair_reductions", "Mix": "_weights.mix", "mix": "_weights.mix",
     "Rollout": "recording._rollout", "rollout": "recording._rollout",
     "Comparison": "_weights.compare", "Divergences": "_weights.compare",
     "compare": "_weights.compare", "divergence": "_weights.compare",
+    "patch_torch": "nn.replacement", "record": "capture", "watch": "capture",
 }  # fmt: skip
 
 if TYPE_CHECKING:
@@ -65,6 +70,7 @@ if TYPE_CHECKING:
     from regard._weights.pair_matrix import PairMatrix as PairMatrix
     from regard._weights.pair_reductions import TopPairs as TopPairs
     from regard.capture import record as record
+    from regard.capture import watch as watch
     from regard.heads import HeadScores as HeadScores
     from regard.nn.replacement import patch_torch as patch_torch
     from regard.recording._rollout import Rollout as Rollout

@@ -4,6 +4,7 @@ import pytest
 import torch
 import transformers
 
+import regard
 from models import model, padding, texts
 from regard.hf import Attentions
 
@@ -48,29 +49,55 @@ def test_the_rank_by_which_fastv_drops_pictures(no_matrix):
     assert torch.equal(found.topk(6).indices, expected.topk(6).indices)
 
 
-def test_the_times_of_whispers_words():
+@pytest.fixture(scope="module")
+def whisper():
     T = transformers
     config = T.WhisperConfig(
         vocab_size=100, d_model=32, encoder_layers=1, decoder_layers=2, encoder_attention_heads=4,
         decoder_attention_heads=4, encoder_ffn_dim=32, decoder_ffn_dim=32, num_mel_bins=8,
         max_source_positions=50, max_target_positions=40, pad_token_id=0, bos_token_id=1,
-        eos_token_id=None, decoder_start_token_id=2, begin_suppress_tokens=None,
+        eos_token_id=None, decoder_start_token_id=2, begin_suppress_tokens=None, init_std=0.3,
     )  # fmt: skip
+    torch.manual_seed(5)
     found = T.WhisperForConditionalGeneration(config).eval()
     found.generation_config.alignment_heads = [[0, 1], [1, 3]]
     found.generation_config.eos_token_id = None
+    return found
+
+
+@pytest.mark.parametrize("frames", [100, 64])
+def test_the_times_of_whispers_words(whisper, frames, no_matrix):
+    heads, sound = whisper.generation_config.alignment_heads, torch.randn(2, 8, 100)
+    settings = {"max_new_tokens": 12, "do_sample": False, "num_beams": 1}
+    settings |= {"output_attentions": True, "return_dict_in_generate": True}
+    whisper.set_attn_implementation("eager")
+    with torch.no_grad():
+        written = transformers.GenerationMixin.generate(whisper, sound, **settings)
+        given = {"num_frames": frames, "num_input_ids": 1}
+        expected = whisper._extract_token_timestamps(written, heads, **given)
+        # One pass over what was written, as Whisper's own code does it.
+        whisper.set_attn_implementation("regard")
+        tokens = written.sequences[:, :-1]
+        read = whisper(sound, decoder_input_ids=tokens, output_attentions=True)
+    kept = slice(1, None), slice(frames // 2)
+    layers = [attentions.weights.part(*kept) for attentions in read.cross_attentions]
+    found = regard.align(layers, heads, median_filter_width=whisper.config.median_filter_width)
+    assert len(found.first[0].unique()) > 4
+    torch.testing.assert_close(found.first * 0.02, expected[:, 1:-1], atol=1e-6, rtol=0)
+
+
+def test_whispers_own_code_reads_the_rows_of_each_step(whisper):
     settings = {"max_new_tokens": 6, "do_sample": False, "num_beams": 1}
     settings |= {"output_attentions": True, "return_dict_in_generate": True}
-    sound = torch.randn(1, 8, 100)
-    times = []
+    sound, times = torch.randn(1, 8, 100), []
     for name in ("eager", "regard"):
-        found.set_attn_implementation(name)
+        whisper.set_attn_implementation(name)
         with torch.no_grad():
-            written = T.GenerationMixin.generate(found, sound, **settings)
+            written = transformers.GenerationMixin.generate(whisper, sound, **settings)
         made = written.cross_attentions[0]
         assert (type(made[0]) is Attentions) == (name == "regard")
         given = {"num_frames": 100, "num_input_ids": 1}
-        times.append(found._extract_token_timestamps(written, [[0, 1], [1, 3]], **given))
+        times.append(whisper._extract_token_timestamps(written, [[0, 1], [1, 3]], **given))
     torch.testing.assert_close(times[1], times[0])
 
 

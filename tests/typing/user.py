@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import regard
+from regard.capture import NonFinite, Watch, WatchReport
 from regard.lm import LanguageModel
 from regard.nn import KeyValueCache, MultiHeadAttention, SelfAttention
 from regard.recording import Figure, Grid, WordWeights, Writer
@@ -28,6 +29,9 @@ def operator(x: Float32, t: Tensor, asked: bool) -> None:
     assert_type(either, Tensor | tuple[Tensor, regard.AttentionWeights[Tensor]])
     assert_type(regard.scaled_dot_product_attention(t, t, t, is_causal=True), Tensor)
     assert_type(regard.attention(np.ones((3, 2)), np.eye(2), np.eye(2)), NDArray[np.float64])
+    edits = [regard.Edit(0, slice(3), None, 0.5), regard.Edit(keys=-1)]
+    assert_type(regard.attention(x, x, x, edits=edits), Float32)
+    assert_type(edits[0].factor, float)
     parameter = torch.nn.Parameter(t)
     assert_type(regard.attention(parameter, parameter, parameter), Tensor)
 
@@ -37,6 +41,7 @@ def weights_of_numpy(weights: regard.AttentionWeights[Float32], x: Float32) -> N
     assert_type(weights[..., 1:3, np.int64(2)], Float32)
     assert_type(list(weights), list[Float32])
     assert_type(weights.lse, Float32)
+    assert_type(weights.max_score, Float32)
     assert_type(weights.entropy(), Float32)
     assert_type(weights.distance(), Float32)
     assert_type(weights.received("mean"), Float32)
@@ -59,6 +64,9 @@ def weights_of_numpy(weights: regard.AttentionWeights[Float32], x: Float32) -> N
     assert_type(weights.strongest(), regard.Links[Float32, Int64])
     assert_type(weights.strongest().key, Int64)
     assert_type(weights.strongest().weight, Float32)
+    assert_type(weights.align([0, 2]), regard.Alignment[Float32, Int64])
+    assert_type(weights.align(median_filter_width=5, normalise=False).first, Int64)
+    assert_type(regard.align([weights], [(0, 2)]).matrix, Float32)
     assert_type(weights.pool((8, 8)), Float32)
     assert_type(weights.pool((8, 8), ("max", "mass")), tuple[Float32, ...])
     assert_type(weights.pool(how=("max", "mass"), rows=slice(3)), tuple[Float32, ...])
@@ -104,6 +112,8 @@ def weights_of_torch(t: Tensor) -> None:
     assert_type(weights.diagonals(), regard.Diagonals[Tensor, Tensor])
     assert_type(weights.argmax(), Tensor)
     assert_type(weights.strongest(2), regard.Links[Tensor, Tensor])
+    assert_type(weights.align(), regard.Alignment[Tensor, Tensor])
+    assert_type(regard.align([weights], [[0, 2]]), regard.Alignment[Tensor, Tensor])
     assert_type(weights.summary().received, Tensor)
 
 
@@ -168,6 +178,11 @@ def recordings(x: Float32, t: Tensor) -> None:
 
 def layers(t: Tensor) -> None:
     layer = MultiHeadAttention(32, 4, causal=True)
+    with regard.watch(layer, every=10, report=lambda step, found: print(step + 1, found)) as watch:
+        assert_type(watch, Watch)
+    assert_type(watch.last, WatchReport | None)
+    assert_type(watch.history[0]["max_score"], NDArray[np.float64])
+    assert_type(watch.nonfinite, NonFinite | None)
     assert_type(layer(t), Tensor)
     assert_type(layer(t, t, mask=t > 0), Tensor)
     assert_type(layer(t, return_weights=True)[1], regard.AttentionWeights[Tensor])

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from definition import define, visible_pairs
+from regard import Edit
 from regard._backends import kernel
 from regard._weights.row_statistics import BLOCK
 from regard.heads import head_scores
@@ -25,7 +26,16 @@ from regard.viewer.answer import Answers
 from viewer.conftest import made
 
 SIDE = 256
-VISIBILITY = ("causal", "window", "mask", "key_lengths", "segments", "intervals", "query_start")
+VISIBILITY = (
+    "causal",
+    "window",
+    "mask",
+    "key_lengths",
+    "segments",
+    "edits",
+    "intervals",
+    "query_start",
+)
 
 
 def layer(Lq=70, Lk=70, heads=4, key_heads=2, seed=0, **options):
@@ -72,6 +82,10 @@ def recordings():
             layer(intervals=(ids * 10, 60 - ids)), layer(intervals=(ids * 9, ids * 30), causal=True)
         ),
         "mask": of(layer(mask=hidden, causal=True), layer(mask=hidden[:1], segments=ids)),
+        "edits": of(
+            layer(causal=True, edits=[Edit(-1, slice(9, None), slice(30)), Edit(keys=0, factor=3)]),
+            layer(bias=bias, edits=[Edit(0, 3), Edit(slice(1, None), None, slice(9, 40), 0.1)]),
+        ),
         "everything": of(
             layer(
                 causal=True, window=(40, 0), scale=0.3, softcap=4.0, bias=bias, segments=ids,
@@ -241,6 +255,7 @@ def test_steps_are_those_of_regard_steps(name):
         assert (told["queries"], told["keys"]) == (queries, keys)
         assert (told["capped"] is None) == ("softcap" not in found.options)
         assert (told["biased"] is None) == ("bias" not in found.options)
+        assert (told["edited"] is None) == ("edits" not in found.options)
         cells = np.ix_(queries, keys)
         for part in ("scores", "scaled", "masked", "weights"):
             assert_numbers(told[part], plain(getattr(expected, part))[cells])

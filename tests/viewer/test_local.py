@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from regard import Edit
 from regard.recording import Layer, Recording
 from regard.viewer._bundle import bundle
 from regard.viewer.answer import Answers
@@ -114,6 +115,15 @@ RECORDINGS = {
             L, causal=True, window=(9, 0), softcap=4.0, scale=0.3, key_lengths=31,
             query_start=0, segments=np.arange(L) // 20, sinks=numbers(4), mask=NO_LAST,
             bias=numbers(1, L, L, seed=7),
+        )
+    ),
+    "edits": of_one(
+        layer(
+            L, causal=True, sinks=numbers(4, seed=4),
+            edits=[
+                Edit(3, slice(4, 20), slice(3)), Edit(None, slice(9, None), 5, 4.0),
+                Edit(slice(2), None, slice(10, 20), 0.1), Edit(-1, 30),
+            ],
         )
     ),
     "no values": of_one(Layer(numbers(2, L, 3), numbers(1, L, 3, seed=1), causal=True)),

@@ -5,6 +5,7 @@ import re
 import numpy as np
 import pytest
 
+from regard import Edit
 from viewer.pages import is_chosen, spoken
 
 BOXES = """(selector) => [...document.querySelectorAll(selector)]
@@ -94,6 +95,21 @@ def test_one_picture_has_every_stage_of_the_scores(show):
         value = float(said.split(": ")[1].replace("−", "-"))
         assert value == pytest.approx(getattr(steps, name)[4, 4], rel=1e-3)
     assert page.locator(".regard-matrix:visible").count() == 6
+
+
+def test_edits_are_a_stage_and_a_line_of_the_arithmetic(show):
+    edits = [Edit(keys=4, factor=2.0), Edit(queries=4, keys=0)]
+    page, recording = show(5, causal=False, edits=edits)
+    stages = page.locator(".regard-stages button:visible")
+    assert stages.all_text_contents() == ["scores", "÷ √8", "+ edits", "mask"]
+    assert "+ ln(edits) + mask" in page.locator(".regard-steps h2").text_content()
+    line = page.locator(".regard-arithmetic [data-line=edited]")
+    assert "+ 0.693 of the edits" in line.text_content()
+    page.locator("[data-stage=edited]").click()
+    grid = page.get_by_role("grid", name=re.compile("^edited, 5 × 5"))
+    value = grid.locator("[role=gridcell]").text_content().split(": ")[1]
+    expected = recording.steps(0, 1).masked[4, 4]
+    assert float(value.replace("−", "-")) == pytest.approx(expected, rel=1e-3)
 
 
 def test_a_text_without_masked_pairs_has_no_such_stage(show):

@@ -60,7 +60,7 @@ class Backend(Protocol):
             call: without a value; maybe with some of the queries and keys of the whole.
             statistics: of its rows in NumPy, contiguous; None where it finds or does not read them.
             fields: numbers and result arrays of the call's library, by their names in
-                ``regard._weights.reductions``.
+                ``regard._weights.reductions``; ``weights`` are zeros ``(B, Hq, Lq, Lk)``.
 
         Returns:
             The row statistics, where it found them.
@@ -77,6 +77,11 @@ class Backend(Protocol):
 
 
 BACKENDS: tuple[Backend, ...] = (Kernel(), Torch(), Reference())
+
+
+def by_name(name: str) -> Backend:
+    """The backend of that name."""
+    return next(backend for backend in BACKENDS if backend.name == name)
 
 
 def choose(call: Call, name: str) -> Backend:

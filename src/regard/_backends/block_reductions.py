@@ -5,6 +5,7 @@ Each reduction takes every block once, and fills the arrays that it was given, `
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -32,6 +33,14 @@ def reduce_blocks(
     xp: Arrays, call: Call, statistics: tuple[Any, Any] | None, fields: Fields
 ) -> None:
     """Fills arrays with reductions of the weights; see ``regard._backends.Backend.reduce``."""
+    if "row_max" in fields and (call.sinks is not None or statistics is not None):
+        # The statistics include the sink, and those of a part are of the whole rows.
+        fields = dict(fields)
+        maximum, _ = statistics_of(xp, replace(call, sinks=None))
+        into = fields.pop("row_max")
+        into[...] = xp.array(into, maximum)
+        if not fields:
+            return
     wanted = [
         reduction(xp, call, fields) for name, reduction in REDUCTIONS.items() if name in fields
     ]
@@ -74,6 +83,10 @@ def _log_sum_exp(block: WeightBlock) -> Any:
     return (block.maximum + block.xp.log(block.total))[..., 0]
 
 
+def _largest_score(block: WeightBlock) -> Any:
+    return block.maximum[..., 0]
+
+
 def _entropy(block: WeightBlock) -> Any:
     """``−Σ w · ln w`` in nats."""
     w = block.weights
@@ -87,14 +100,14 @@ def _distance(block: WeightBlock) -> Any:
 
 
 class _Weights:
-    """The weights themselves, of a single head: ``(Lq, Lk)``."""
+    """The weights themselves."""
 
     def __init__(self, xp: Arrays, call: Call, fields: Fields) -> None:
         self._xp, self._out = xp, fields["weights"]
 
     def update(self, block: WeightBlock) -> None:
-        part = self._out[block.rows, block.keys]
-        part[...] = self._xp.array(part, block.weights[0, 0])
+        part = self._out[(*block.index, block.keys)]
+        part[...] = self._xp.array(part, block.weights)
 
     def finish(self) -> None: ...
 
@@ -147,7 +160,7 @@ class _TopK:
 
 
 class _Strongest:
-    """The n strongest token pairs of each head."""
+    """The n strongest token pairs of each head; of equal weights the lower query, then key."""
 
     def __init__(self, xp: Arrays, call: Call, fields: Fields) -> None:
         self._xp, self._n = xp, fields["n"]
@@ -159,10 +172,9 @@ class _Strongest:
         flat = block.weights.reshape((*block.weights.shape[:2], -1))
         if not flat.shape[-1]:
             return
-        flat = xp.where(xp.isnan(flat), 0.0, flat)
-        new, where = xp.top(flat, min(self._n, flat.shape[-1]))
-        both = [self._weight[at], xp.array(self._weight, new)]
-        weight, order = xp.top(xp.concatenate(both), self._n)
+        flat = xp.array(self._weight, xp.where(xp.isnan(flat), 0.0, flat))  # ties of what is given
+        new, where = xp.first_top(flat, min(self._n, flat.shape[-1]))
+        weight, order = xp.first_top(xp.concatenate([self._weight[at], new]), self._n)
         query = xp.concatenate([self._query[at], where // width + block.rows.start])
         key = xp.concatenate([self._key[at], where % width + block.keys.start])
         present = weight > 0
@@ -263,6 +275,7 @@ def bins_of(low: int, high: int, bins: int, n: int) -> tuple[slice, np.ndarray |
 # By the field that requests each.
 REDUCTIONS: dict[str, Any] = {
     "lse": per_query("lse", _log_sum_exp),
+    "row_max": per_query("row_max", _largest_score),
     "entropy": per_query("entropy", _entropy),
     "distance": per_query("distance", _distance),
     "weights": _Weights,

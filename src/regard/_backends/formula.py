@@ -1,6 +1,7 @@
 """Attention, once for NumPy and torch: scores, softmax, weights in blocks of rows, output.
 
-    s = scale · q·kᵀ  →  softcap · tanh(s / softcap)  →  + bias  →  invisible keys to −∞
+    s = scale · q·kᵀ  →  softcap · tanh(s / softcap)  →  + bias  →  + ln(factor) of the edits
+      →  invisible keys to −∞
     w = softmax(s) over the keys and the sink  →  dropout  →  · v
 
 ``xp`` is the result of ``arrays_of``. Nothing of size Lq × Lk is stored, and every row is whole.
@@ -9,7 +10,8 @@ Source: Vaswani et al. 2017, equation 1.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -20,6 +22,7 @@ from regard._backends.dropout import kept
 from regard._base.arrays import Arrays, dtype_name
 from regard._call.call import Call
 from regard._call.checks import check_contents
+from regard._call.edits import Rectangle
 from regard._call.visible import Visibility, blocks, part
 
 
@@ -59,6 +62,35 @@ def cap_derivatives(xp: Arrays, call: Call, s: Any) -> tuple[Any, Any]:
 def biased(xp: Arrays, call: Call, s: Any, *block: slice) -> Any:
     """Capped scores of a block ``(b, h, rows, keys)``, with the bias where there is one."""
     return s if call.bias is None else s + xp.wide(part(call.bias, *block))
+
+
+def edited(edits: Sequence[Rectangle], s: Any, b: slice, *block: slice) -> Any:
+    """Biased scores of a block ``(b, h, rows, keys)`` with the edits that meet it.
+
+    Those of factor 0 make their pairs invisible: see ``Visibility.pairs``.
+    """
+    found = s
+    for edit in edits:
+        if edit.factor not in (0, 1) and edit.meets(*block):
+            found = s + 0.0 if found is s else found
+            found[(slice(None), *edit.within(*block))] += math.log(edit.factor)
+    return found
+
+
+def edited_pairs(call: Call, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    """``(heads, *pairs)``: what the edits add to the scores of some pairs; −∞ where they cut.
+
+    Args:
+        call: without a batch.
+        queries, keys: indices that broadcast to the pairs.
+    """
+    Hq = call.sizes[1]
+    added = np.zeros((Hq, *np.broadcast_shapes(queries.shape, keys.shape)))
+    for (first, last), rows, columns, factor in call.rectangles:
+        inside = (rows[0] <= queries) & (queries < rows[1]) & (columns[0] <= keys)
+        log = math.log(factor) if factor else -math.inf
+        added[first:last] += np.where(inside & (keys < columns[1]), log, 0)
+    return added
 
 
 def products(xp: Arrays, call: Call, q: Any, k: Any) -> Any:
@@ -148,7 +180,7 @@ def weight_blocks(
     only some of their keys.
     """
     check_contents(call)
-    visibility = Visibility(call, xp.arange)
+    visibility, edits = Visibility(call, xp.arange), call.rectangles
     held = None
     for block in blocks(call, visibility, xp.block_elements, xp.tallest_block):
         b, h, rows, keys = block
@@ -157,7 +189,7 @@ def weight_blocks(
             k = key_heads(xp, call, call.key[:, :, : visibility.end(b.start)], b, h)
         s = capped(xp, call, products(xp, call, xp.wide(call.query[b, h, rows]), k[:, :, keys]))
         visible = visibility.pairs(*block)
-        s = masked(xp, biased(xp, call, s, *block), visible)
+        s = masked(xp, edited(edits, biased(xp, call, s, *block), *block), visible)
         if statistics is None:
             sinks = None if call.sinks is None else call.sinks[h]
             of_rows = log_softmax(xp, s, sinks)

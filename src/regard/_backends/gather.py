@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from regard._backends.formula import capped, scaled, shifted
+from regard._backends.formula import capped, edited_pairs, scaled, shifted
 from regard._base.arrays import Arrays
 from regard._base.types import Int
 from regard._call.call import Call
@@ -39,7 +39,7 @@ def gather_weights(
     with np.errstate(all="ignore"):  # of masked pairs
         for start in range(0, len(queries), each):
             i, j = queries[start : start + each], keys[start : start + each]
-            s = _scores(xp, call, i, j)
+            s = pair_scores(xp, call, i, j)
             maximum, total = (xp.array(s, np.asarray(x)[:, :, i]) for x in statistics)
             w = xp.exp(shifted(xp, s, maximum)) / (total + (total == 0))
             visible = np.stack([np.broadcast_to(x.pairs(i, j), s.shape[1:]) for x in seen])
@@ -52,8 +52,12 @@ def _like(xp: Arrays, x: np.ndarray) -> Any:
     return xp.array(xp.empty((0,), "bool"), x)
 
 
-def _scores(xp: Arrays, call: Call, i: np.ndarray, j: np.ndarray) -> Any:
-    """``(B, Hq, n)``: the scores of some pairs, masked ones too."""
+def pair_scores(xp: Arrays, call: Call, i: Int[np.ndarray, " n"], j: Int[np.ndarray, " n"]) -> Any:
+    """``(B, Hq, n)``: the scores of some pairs, masked ones too, by all of their vectors at once.
+
+    Args:
+        i, j: indices of queries and keys, not negative.
+    """
     B, Hq, Hkv, *_ = call.sizes
     q, k = xp.wide(call.query[:, :, i]), xp.wide(call.key[:, :, j])
     q = q.reshape((B, Hkv, Hq // max(Hkv, 1), *q.shape[2:]))
@@ -61,4 +65,4 @@ def _scores(xp: Arrays, call: Call, i: np.ndarray, j: np.ndarray) -> Any:
     if call.bias is not None:
         bias = [picked(x, i, j) for x in call.bias]
         s = s + xp.wide(bias[0][None] if len(bias) == 1 else xp.stack(bias, 0))
-    return s
+    return s + xp.array(s, edited_pairs(call, i, j)) if call.rectangles else s

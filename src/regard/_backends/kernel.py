@@ -6,18 +6,22 @@ import atexit
 import importlib
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from regard._backends.strongest import first_rows, largest_weights, rows_that_may_count
 from regard._base.arrays import accumulating_name, dtype_name, is_tensor, to_numpy
 from regard._base.settings import get_num_threads
 from regard._call.call import Call
 from regard._call.checks import check_contents
 from regard._call.options import NUMBERS
 
+FEWER_ROWS = 4  # times fewer than all: then the strongest pairs are searched for in these alone
+LARGEST_SINK = 32.5  # exponent of a sink's term in the denominator, with its rounding
 LARGEST_NUMBER = 1e30  # largest factor of scores in float32
 LARGEST_HEAD = 576  # the largest that models have: MLA of DeepSeek
 FEW_PRODUCTS = 2**21  # below, starting another thread would take longer
@@ -179,6 +183,8 @@ def _read(call: Call) -> tuple[Any, tuple[Any, ...]]:
         if (x := getattr(call, field.name)) is not None:
             setattr(read, field.name, x)
     read.mask, read.bias = _array_ref(call.mask), _array_ref(bias)
+    if call.edit_ranges is not None:
+        read.edits = edits_as_read(call.edit_ranges.tolist(), call.edit_factors.tolist())
     if call.sinks is not None:
         read.sinks = call.sinks.tolist()
     if call.dropout:
@@ -195,6 +201,14 @@ def _read(call: Call) -> tuple[Any, tuple[Any, ...]]:
         read.shared_interval_first, read.shared_interval_last = (len(x) == 1 for x in ends)
         integers += ends
     return read, (q, k, v, bias, integers, call)
+
+
+def edits_as_read(
+    ranges: Sequence[Sequence[int]], factors: Sequence[float]
+) -> list[tuple[tuple[int, ...], float]]:
+    """Edits as ``kernels.Call`` has them: intervals, and the factor's logarithm to base 2."""
+    logs = (math.log2(factor) if factor else -math.inf for factor in factors)
+    return [(tuple(ends), log) for ends, log in zip(ranges, logs)]
 
 
 def _integers(x: Any) -> np.ndarray:
@@ -259,6 +273,7 @@ class Moving(NamedTuple):
     intervals: Any = None  # a pair of (B or 1, Lq), int64 and contiguous
     query_start: Sequence[int] = ()  # B numbers, or none
     key_lengths: Sequence[int] = ()  # likewise
+    edits: Sequence[tuple[tuple[int, ...], float]] = ()  # of ``edits_as_read``
 
 
 NOTHING = Moving()
@@ -299,9 +314,9 @@ class Plan(NamedTuple):
         if moving is NOTHING:
             kernels.forward_of(read, *refs, threads)
             return out
-        mask, intervals, starts, lengths = moving
+        mask, intervals, starts, lengths, edits = moving
         ends = [(_address(x), len(x) == 1) for x in intervals or ()]
-        kernels.forward_with(read, *refs, threads, _array_ref(mask), starts, lengths, ends)
+        kernels.forward_with(read, *refs, threads, _array_ref(mask), starts, lengths, ends, edits)
         return out
 
 
@@ -321,7 +336,7 @@ def reduce(
     Args:
         maximum, total: the row statistics of ``forward``, in NumPy.
         fields: by the names of ``kernels.Asked``; numbers, and the arrays that take the results.
-            Besides ``lse``, ``(B, Hq, Lq)``.
+            Besides ``lse`` and ``row_max``, ``(B, Hq, Lq)``.
         finds_statistics: whether it writes them; for ``pooled_max`` alone.
     """
     assert kernels is not None
@@ -332,6 +347,11 @@ def reduce(
             into[...] = maximum
             into *= read.factor * math.log(2)
             into += np.log(total.astype(float))
+    if not finds_statistics:
+        _reduce_few_rows(call, read, maximum, total, fields)
+    if (row_max := fields.pop("row_max", None)) is not None:
+        into = row_max.numpy() if call.is_torch else row_max
+        _largest_scores(call, maximum, total, read.factor, into)
     if fields and 0 not in call.sizes:
         asked = kernels.Asked()
         asked.maximum, asked.total = _address(maximum), _address(total)
@@ -358,10 +378,52 @@ def gather(call: Call, maximum: Any, total: Any, queries: np.ndarray, keys: np.n
     return out
 
 
+def _reduce_few_rows(
+    call: Call, read: Any, maximum: Any, total: Any, fields: dict[str, Any]
+) -> None:
+    """Takes the strongest pairs out of the fields and fills them, where few rows can have them."""
+    assert kernels is not None
+    B, Hq, _, Lq, Lk = call.sizes
+    if "n" not in fields or not call.whole_rows or 0 in call.sizes:
+        return
+    n = fields["n"]
+    pairs = {name: to_numpy(x) for name, x in fields.items() if name.startswith("pair_")}
+    sinks = None if call.sinks is None else to_numpy(call.sinks)
+    largest = largest_weights(maximum, total, sinks, read.factor)
+    while n * FEWER_ROWS <= Lq:
+        rows, asked = first_rows(largest, n), kernels.Asked()
+        asked.maximum, asked.total = _address(maximum), _address(total)
+        asked.rows, asked.row_count, asked.n = _address(rows), n, fields["n"]
+        for name, x in pairs.items():
+            setattr(asked, name, _address(x))
+        small = B * Hq * n * Lk * (call.query.shape[-1] + 1) < FEW_PRODUCTS
+        kernels.reduce(read, asked, 1 if small else get_num_threads())
+        enough = rows_that_may_count(largest, pairs["pair_query"], pairs["pair_weight"])
+        if enough <= n:
+            for name in ("n", *pairs):
+                del fields[name]
+            return
+        n = enough
+
+
+def _largest_scores(call: Call, maximum: Any, total: Any, factor: float, into: Any) -> None:
+    """Fills ``(B, Hq, Lq)`` with the largest score of each row, from its statistics.
+
+    These are of whole rows and include the sink: computed anew for a part, and where there is one.
+    """
+    if call.sinks is not None or not call.whole_rows:
+        call = replace(call.without_value(), sinks=None)
+        maximum, total = map(to_numpy, forward(call)[1:])
+    into[...] = maximum
+    with np.errstate(invalid="ignore"):  # of infinities, with a scale of 0
+        into *= factor * math.log(2)
+    into[np.isnan(total) & (into < np.inf)] = np.nan  # the kernels' maximum passes over NaN
+
+
 def gradients(
-    call: Call, grad: Any, out: Any, maximum: Any, total: Any, bias: bool
+    call: Call, grad: Any, out: Any, maximum: Any, total: Any, needed: Collection[str]
 ) -> tuple[Any, Any, Any, Any, Any]:
-    """Gradients of query, key, value, bias (where requested) and sinks for that of the output.
+    """Gradients of query, key, value, bias and sinks, those needed, for that of the output.
 
     ``out``, ``maximum`` and ``total`` are what ``forward`` gave. Everything must be finite.
     """
@@ -369,11 +431,17 @@ def gradients(
     B, Hq, Hkv, Lq, Lk = call.sizes
     D, Dv = call.query.shape[-1], call.value.shape[-1]
     own, sums = dtype_name(call.query), accumulating_name(call.query)
-    dq = _zeros(call, (B, Hq, Lq, D), sums)
-    dk, dv = (_zeros(call, (B, Hkv, Lk, n), own) for n in (D, Dv))
-    dbias = _zeros(call, tuple(call.bias.shape), sums) if bias else None
-    # Σ w·dw of a row from the output has its rounding, which is too much in a narrow dtype.
-    delta = _zeros(call, (B, Hq, Lq), sums) if call.sinks is not None and own != sums else None
+    dq, dk, dv, dbias, delta = (
+        _zeros(call, shape, dtype) if name in needed else None
+        for name, shape, dtype in (
+            ("query", (B, Hq, Lq, D), sums),
+            ("key", (B, Hkv, Lk, D), own),
+            ("value", (B, Hkv, Lk, Dv), own),
+            ("bias", () if call.bias is None else tuple(call.bias.shape), sums),
+            # Σ w·dw of a row from the output has its rounding, too much in a narrow dtype.
+            ("sinks" if own != sums else "", (B, Hq, Lq), sums),
+        )
+    )
     read, _held = _read(call)
     grad = _rows(grad)
     if 0 not in (B, Hq, Lq, Lk):
@@ -385,8 +453,10 @@ def gradients(
         arrays.key_grad, arrays.value_grad = _address(dk), _address(dv)
         kernels.backward(read, arrays, _threads(call))
     if call.scale == 0.0:  # the kernels scale last, and an overflow before that would give NaN
-        dq, dk = _zeros(call, tuple(dq.shape), sums), _zeros(call, tuple(dk.shape), own)
-    if call.sinks is None:
+        dq, dk = (
+            None if x is None else _zeros(call, tuple(x.shape), dtype_name(x)) for x in (dq, dk)
+        )
+    if "sinks" not in needed:
         return dq, dk, dv, dbias, None
     delta = (grad.double() * out.double()).sum(-1) if delta is None else delta.double()
     return dq, dk, dv, dbias, _sinks_gradient(call, delta, maximum, total, read)
@@ -396,7 +466,7 @@ def _sinks_gradient(call: Call, delta: Any, maximum: Any, total: Any, read: Any)
     """``(Hq,)``: the sink's weight takes ``delta`` from every row, the sum of ``w·dw``."""
     maximum, total = maximum.double(), total.double()
     exponent = call.sinks.double()[:, None] * math.log2(math.e) - maximum * read.factor
-    weight = (exponent.clamp(max=0.0).exp2() / total).masked_fill(total == 0, 0.0)
+    weight = (exponent.clamp(max=LARGEST_SINK).exp2() / total).masked_fill(total == 0, 0.0)
     return -(weight * delta).sum((0, 2))
 
 

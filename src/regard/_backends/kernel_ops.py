@@ -9,15 +9,18 @@ import torch
 from torch import Tensor
 
 from regard._backends import kernel, torch_gradients
+from regard._backends.torch_gradients import INPUTS
 from regard._backends.torch_ops import (
-    BIAS,
     CALL_SCHEMA,
-    attend_double_backward,
     by_input,
     differentiable,
+    differentiate_twice,
+    empty_gradients,
     make_operator,
     map_as_one,
     map_one_by_one,
+    names_of,
+    needed_of,
     pack,
     refuse_forward_mode,
     tensors_of,
@@ -41,23 +44,22 @@ def _(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tenso
 
 @make_operator(
     "kernel_attention_backward",
-    f"bool bias_needed, Tensor grad, Tensor out, Tensor maximum, Tensor total, {CALL_SCHEMA}",
+    f"int needed, Tensor grad, Tensor out, Tensor maximum, Tensor total, {CALL_SCHEMA}",
     "(Tensor, Tensor, Tensor, Tensor, Tensor)",
     products=(3, 2),
 )
 def _backward(
-    bias_needed: bool, grad: Tensor, out: Tensor, maximum: Tensor, total: Tensor, *values: Any
+    needed: int, grad: Tensor, out: Tensor, maximum: Tensor, total: Tensor, *values: Any
 ) -> tuple[Tensor, ...]:
-    call = unpack(*values)
+    call, names = unpack(*values), names_of(needed)
     # Masked values that are not finite must not spread: the torch backend takes care of that.
     if all(_is_finite(x) for x in (call.query, call.key, call.value, grad)):
-        found = kernel.gradients(call, grad, out, maximum, total, bias_needed)
+        found: tuple[Any, ...] = kernel.gradients(call, grad, out, maximum, total, names)
     else:
-        found = torch_gradients.gradients(call, grad)
-    inputs = (call.query, call.key, call.value, call.bias, call.sinks)
+        found = torch_gradients.gradients(call, grad, names)
     return tuple(
-        grad.new_empty(0) if x is None or like is None else x.to(like.dtype)
-        for x, like in zip(found, inputs)
+        grad.new_empty(0) if x is None else x.to(getattr(call, name).dtype)
+        for name, x in zip(INPUTS, found)
     )
 
 
@@ -66,15 +68,8 @@ def _is_finite(x: Tensor) -> bool:
 
 
 @_backward.register_fake
-def _(bias_needed: bool, grad: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    call = unpack(*rest[3:])
-    bias = call.bias if bias_needed else None
-    return tuple(
-        grad.new_empty(0)
-        if x is None
-        else torch.empty_like(x, memory_format=torch.contiguous_format)
-        for x in (call.query, call.key, call.value, bias, call.sinks)
-    )
+def _(needed: int, grad: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    return empty_gradients(unpack(*rest[3:]), names_of(needed))
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -90,26 +85,20 @@ def _differentiate(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | No
         return (None,) * len(ctx.needs_input_grad)
     refuse_forward_mode(grad, *tensors)
     saved = grad, out, maximum, total, *tensors, *ctx.numbers
-    return by_input(ctx, *_attend_backward(ctx.needs_input_grad[BIAS], *saved))
+    return by_input(ctx, *_attend_backward(needed_of(ctx), *saved))
 
 
 def _save_gradient(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    bias_needed, grad, _, _, _, *call = inputs
+    ctx.needed, grad, _, _, _, *call = inputs
     tensors, ctx.numbers = tensors_of(tuple(call))
-    ctx.bias_needed = bias_needed
     ctx.save_for_backward(grad, *tensors)
 
 
 def _differentiate_twice(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
     """Treats output, maximum and total as functions of the other inputs."""
     grad, *tensors = ctx.saved_tensors
-    refuse_forward_mode(*cotangents, grad, *tensors)
-    dq, dk, dv, dbias, dsinks = cotangents
-    if not ctx.bias_needed and tensors[BIAS] is not None:
-        dbias = torch.zeros_like(tensors[BIAS])
-    dots = dq, dk, dv, dbias, dsinks
-    dgrad, *rest = attend_double_backward(*dots, grad, *tensors, *ctx.numbers)
-    return None, dgrad, None, None, None, *by_input(ctx, *rest)
+    dgrad, *rest = differentiate_twice(ctx, grad, tensors, cotangents)
+    return None, dgrad, None, None, None, *rest
 
 
 _attend = differentiable(_forward, _differentiate, map_as_one, _save)

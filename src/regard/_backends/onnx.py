@@ -56,12 +56,28 @@ def _is_triangle(call: Call) -> bool:
 def _added(call: Call) -> Tensor | None:
     """The mask ``(B or 1, Hq or 1, Lq, Lk)``: floats to add to the scores, or bools."""
     visible = _visible(call)
-    if call.bias is None:
+    if call.bias is None and call.edit_ranges is None:
         return visible
-    bias = call.bias.to(call.query.dtype)
+    bias = _edited(call) if call.bias is None else call.bias.to(call.query.dtype)
+    if call.bias is not None and call.edit_ranges is not None:
+        bias = bias + _edited(call)
     if visible is not None:
         bias = bias.masked_fill(~visible, -torch.inf)
     return bias.expand(-1, -1, call.query.shape[2], call.key.shape[2])
+
+
+def _edited(call: Call) -> Tensor:
+    """``(1, Hq, Lq, Lk)``: what the edits add to the scores."""
+    device = call.query.device
+    _, Hq, _, Lq, Lk = call.sizes
+    h, i, j = (torch.arange(n, device=device) for n in (Hq, Lq, Lk))
+    places = h[:, None, None], i[:, None], j
+    total = call.query.new_zeros(())
+    for ends, factor in zip(call.edit_ranges.to(device), call.edit_factors.to(device)):
+        inside = [(ends[2 * n] <= x) & (x < ends[2 * n + 1]) for n, x in enumerate(places)]
+        log = factor.log().to(call.query.dtype)
+        total = total + torch.where(inside[0] & inside[1] & inside[2], log, 0.0)
+    return total[None]
 
 
 def _visible(call: Call) -> Tensor | None:

@@ -3,6 +3,7 @@
 Autograd records nothing here: ``torch_ops`` makes operators of it.
 """
 
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -12,11 +13,13 @@ from regard._backends.formula import (
     WeightBlock,
     apply,
     cap_derivatives,
+    capped,
     dropped,
     is_capped,
     kept_weights,
     key_heads,
     products,
+    scaled,
     weight_blocks,
 )
 from regard._base.arrays import arrays_of
@@ -25,8 +28,8 @@ from regard._base.torch_state import product
 from regard._call.call import Call
 from regard._call.visible import part
 
-# Gradients of query, key, value, bias and sinks; None where the last two are absent.
-Gradients = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
+INPUTS = ("query", "key", "value", "bias", "sinks")  # of which there are gradients, in this order
+Gradients = tuple[Any, ...]  # of these; None for an input that is absent or left out
 
 
 def accumulating(dtype: torch.dtype) -> torch.dtype:
@@ -96,36 +99,28 @@ def _sink_weight(call: Call, block: WeightBlock) -> Tensor | float:
     return (torch.exp(sinks - block.maximum) / block.divisor).masked_fill(empty, 0.0)
 
 
-def _zeros(call: Call) -> Gradients:
-    """Sums of gradients, in the accumulating dtype."""
+def _zeros(call: Call, needed: Collection[str] = INPUTS) -> dict[str, Tensor]:
+    """Sums of the gradients of the inputs that are there, in the accumulating dtype."""
+    given = {name: getattr(call, name) for name in INPUTS if name in needed}
     dtype = accumulating(call.query.dtype)
-    dq, dk, dv = (torch.zeros_like(x, dtype=dtype) for x in (call.query, call.key, call.value))
-    dbias, dsinks = (
-        None if x is None else torch.zeros_like(x, dtype=dtype) for x in (call.bias, call.sinks)
-    )
-    return dq, dk, dv, dbias, dsinks
+    return {n: torch.zeros_like(x, dtype=dtype) for n, x in given.items() if x is not None}
 
 
-def _narrow(call: Call, sums: Gradients) -> Gradients:
+def _narrow(call: Call, sums: dict[str, Tensor]) -> Gradients:
     """The sums in the dtypes of the inputs."""
-    dq, dk, dv, dbias, dsinks = sums
-    return (
-        dq.to(call.query.dtype),
-        dk.to(call.key.dtype),
-        dv.to(call.value.dtype),
-        None if dbias is None else dbias.to(call.bias.dtype),
-        None if dsinks is None else dsinks.to(call.sinks.dtype),
+    return tuple(
+        sums[name].to(getattr(call, name).dtype) if name in sums else None for name in INPUTS
     )
 
 
-def gradients(call: Call, grad: Tensor) -> Gradients:
-    """Gradients of query, key, value, bias and sinks (None where absent) for that of the output.
+def gradients(call: Call, grad: Tensor, needed: Collection[str]) -> Gradients:
+    """Gradients of query, key, value, bias and sinks, those needed, for that of the output.
 
     With ``w`` the weights before and ``w'`` after dropout, row by row:
     ``dv = w'ᵀ·do``, ``dw = do·vᵀ`` through the dropout, ``ds = w · (dw − Σ w·dw)``.
     """
     xp, dtype = _arrays(call), accumulating(call.query.dtype)
-    dq, dk, dv, dbias, dsinks = sums = _zeros(call)
+    sums = _zeros(call, needed)
     # An unmasked NaN comes back through ds; elsewhere it would only spread.
     query, key = _finite(call.query), _finite(call.key)
     held = None
@@ -138,26 +133,71 @@ def gradients(call: Call, grad: Tensor) -> Gradients:
         empty = block.total == 0
         q, do = (x[rows].to(dtype).masked_fill(empty, 0.0) for x in (query, grad))
         w, keep = block.weights, _kept(call, block)
-        dw = _hide(_drop(call, keep, xp.matmul(do, v[:, :, keys].transpose(-1, -2))), visible)
-        delta = (w * dw).sum(-1, keepdim=True)
-        ds = _hide(w * (dw - delta), visible)
-        if dsinks is not None:
-            dsinks[block.h] -= (_sink_weight(call, block) * delta).sum((0, 2, 3))
-        if dbias is not None:
-            _accumulate(dbias, ds, *rows, keys)
-        if is_capped(call):
-            slope, _ = cap_derivatives(xp, call, products(xp, call, q, k[:, :, keys]))
-            ds = _hide(ds * slope, visible)
-        ds = ds * call.scale
-        dq[rows] = xp.matmul(ds, k[:, :, keys])
-        _accumulate(dk, _outer(ds, q, kv), block.b, kv, keys)
-        _accumulate(dv, _weighted(call, _drop(call, keep, w), visible, do, kv), block.b, kv, keys)
+        if "value" in sums:
+            dv = _weighted(call, _drop(call, keep, w), visible, do, kv)
+            _accumulate(sums["value"], dv, block.b, kv, keys)
+        if sums.keys() <= {"value"}:
+            continue
+        dw = _drop(call, keep, xp.matmul(do, v[:, :, keys].transpose(-1, -2)))
+        _add_of_weights(call, sums, block, q, k[:, :, keys], _hide(dw, visible))
     return _narrow(call, sums)
 
 
-def second_gradients(
-    call: Call, grad: Tensor, cotangents: Gradients
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+def _add_of_weights(
+    call: Call, sums: dict[str, Tensor], block: WeightBlock, q: Tensor, k: Tensor, dw: Tensor,
+    delta: Tensor | None = None,
+) -> None:  # fmt: skip
+    """Adds what follows from the gradient of a block's weights.
+
+    Args:
+        q, k: its queries and keys, wide.
+        dw: ``(b, h, rows, keys)``, 0 where masked.
+        delta: ``(b, h, rows, 1)``, by default ``Σ w·dw``.
+    """
+    w, visible, kv = block.weights, block.visible, _shared(call, block.h)
+    delta = (w * dw).sum(-1, keepdim=True) if delta is None else delta
+    ds = _hide(w * (dw - delta), visible)
+    if "sinks" in sums:
+        sums["sinks"][block.h] -= (_sink_weight(call, block) * delta).sum((0, 2, 3))
+    if "bias" in sums:
+        _accumulate(sums["bias"], ds, *block.index, block.keys)
+    if is_capped(call):
+        slope, _ = cap_derivatives(_arrays(call), call, products(_arrays(call), call, q, k))
+        ds = _hide(ds * slope, visible)
+    ds = ds * call.scale
+    if "query" in sums:
+        sums["query"][block.index] = _arrays(call).matmul(ds, k)
+    if "key" in sums:
+        _accumulate(sums["key"], _outer(ds, q, kv), block.b, kv, block.keys)
+
+
+def weights_gradients(
+    call: Call,
+    gradient_of: Callable[[WeightBlock], Tensor],
+    delta: Tensor | None,
+    needed: Collection[str],
+) -> Gradients:
+    """Gradients of query, key, bias and sinks, those needed, for that of the weights.
+
+    Args:
+        gradient_of: gives it for a block, ``(b, h, rows, keys)`` or what broadcasts to it.
+        delta: ``(B, Hq, Lq)``: what the gradient of each score lacks of it, by default ``Σ w·dw``.
+    """
+    xp, dtype, held = _arrays(call), accumulating(call.query.dtype), None
+    sums = _zeros(call, set(needed) - {"value"})
+    query, key = _finite(call.query), _finite(call.key)
+    for block in weight_blocks(xp, call):
+        if held != (block.b, block.h):
+            held = block.b, block.h
+            k = key_heads(xp, call, key, *held)
+        q = query[block.index].to(dtype).masked_fill(block.total == 0, 0.0)
+        dw = gradient_of(block).to(dtype).expand_as(block.weights)
+        own = None if delta is None else delta[block.index][..., None].to(dtype)
+        _add_of_weights(call, sums, block, q, k[:, :, block.keys], _hide(dw, block.visible), own)
+    return _narrow(call, sums)
+
+
+def second_gradients(call: Call, grad: Tensor, cotangents: Gradients) -> Gradients:
     """Gradients of ``Σ gradients(call, grad) · cotangents``, which is linear in both.
 
     That sum is also ``Σ do · ȯ``, where ``ȯ`` is how fast the output moves when query, key, value,
@@ -181,7 +221,7 @@ def second_gradients(
     """
     xp, dtype = _arrays(call), accumulating(call.query.dtype)
     dgrad = torch.zeros_like(grad, dtype=dtype)
-    dq, dk, dv, dbias, dsinks = sums = _zeros(call)
+    sums = _zeros(call)
     query_dot, key_dot, value_dot, bias_dot, sinks_dot = cotangents
     # As in the first gradient: unmasked NaN and inf come back through ṡ and dw.
     query, key = _finite(call.query), _finite(call.key)
@@ -226,17 +266,38 @@ def second_gradients(
         g_mean = (w * g).sum(-1, keepdim=True) + w_sink * g_sink
         ds = _hide(w * (g - g_mean), visible)
 
-        if dsinks is not None:
-            dsinks[block.h] += (w_sink * (g_sink - g_mean)).sum((0, 2, 3))
-        if dbias is not None:
-            _accumulate(dbias, ds, *rows, keys)
+        if "sinks" in sums:
+            sums["sinks"][block.h] += (w_sink * (g_sink - g_mean)).sum((0, 2, 3))
+        if "bias" in sums:
+            _accumulate(sums["bias"], ds, *rows, keys)
         if is_capped(call):
             ds = _hide(ds * slope + p * bend, visible)
             p = _hide(p * slope, visible)
         ds, p = ds * call.scale, p * call.scale
         w_dot = _drop(call, keep, w_dot)
         dgrad[rows] = apply(xp, w_dot, visible, v) + apply(xp, _drop(call, keep, w), visible, v_dot)
-        dq[rows] = xp.matmul(ds, k) + xp.matmul(p, finite_k_dot)
-        _accumulate(dk, _outer(ds, q, kv) + _outer(p, finite_q_dot, kv), block.b, kv, keys)
-        _accumulate(dv, _outer(w_dot, do, kv), block.b, kv, keys)
+        sums["query"][rows] = xp.matmul(ds, k) + xp.matmul(p, finite_k_dot)
+        dk = _outer(ds, q, kv) + _outer(p, finite_q_dot, kv)
+        _accumulate(sums["key"], dk, block.b, kv, keys)
+        _accumulate(sums["value"], _outer(w_dot, do, kv), block.b, kv, keys)
     return dgrad.to(grad.dtype), *_narrow(call, sums)
+
+
+def scores_of_pairs(call: Call, i: Tensor, j: Tensor) -> Tensor:
+    """``(B, Hq, n)``: the scores of some pairs, masked or not, wide; autograd differentiates them.
+
+    Args:
+        i, j: ``(B or 1, Hq or 1, n)`` int64, queries and keys.
+    """
+    xp, dtype = _arrays(call), accumulating(call.query.dtype)
+    B, Hq, Hkv, *_ = call.sizes
+    b, h = (
+        torch.arange(B, device=i.device)[:, None, None],
+        torch.arange(Hq, device=i.device)[:, None],
+    )
+    q, k = call.query[b, h, i], call.key.expand(B, -1, -1, -1)[b, h // (Hq // Hkv), j]
+    s = capped(xp, call, scaled(call, (q.to(dtype) * k.to(dtype)).sum(-1)))
+    if call.bias is None:
+        return s
+    places = (x.clamp(max=n - 1) for x, n in zip((b, h, i, j), call.bias.shape))
+    return s + call.bias[tuple(places)].to(dtype)

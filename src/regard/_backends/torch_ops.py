@@ -6,7 +6,7 @@ traced. Source: Dao et al. 2022 for what the fused operator does.
 
 import functools
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.flop_counter import register_flop_formula
 
 from regard._backends import formula, torch_gradients
+from regard._backends.torch_gradients import INPUTS
 from regard._base.arrays import arrays_of
 from regard._base.errors import UnsupportedError
 from regard._base.torch_state import exact, is_exported_to_onnx, is_recorded, is_rounded
@@ -38,9 +39,6 @@ _NO_FORWARD_MODE = (
     "attention: there is no forward-mode derivative (jvp, jacfwd, hessian); use backward mode, "
     "as in torch.autograd.grad, and jacrev(jacrev(f)) for a hessian."
 )
-
-
-BIAS = _TENSORS.index("bias")  # its index among the inputs
 
 
 def pack(call: Call) -> list[Any]:
@@ -163,6 +161,17 @@ def attention(call: Call) -> Tensor:
     return _attend(*pack(call))
 
 
+def names_of(needed: int) -> tuple[str, ...]:
+    """The inputs whose gradients are needed, of the bits in which operators are told them."""
+    return tuple(name for bit, name in enumerate(INPUTS) if needed >> bit & 1)
+
+
+def needed_of(ctx: Any) -> int:
+    """The bits of the inputs whose gradients autograd needs."""
+    wanted = ctx.needs_input_grad[len(ctx.needs_input_grad) - len(_TENSORS + _NUMBERS) :]
+    return sum(wanted[_TENSORS.index(name)] << bit for bit, name in enumerate(INPUTS))
+
+
 def make_operator(
     name: str, inputs: str, outputs: str, products: tuple[int, int]
 ) -> Callable[..., Any]:
@@ -224,30 +233,29 @@ def _(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> Tensor:
 
 @make_operator(
     "attention_backward",
-    f"Tensor grad, {CALL_SCHEMA}",
+    f"int needed, Tensor grad, {CALL_SCHEMA}",
     "({})".format(", ".join(5 * ["Tensor"])),
     products=(3, 2),
 )
-def _backward(grad: Tensor, *values: Any) -> tuple[Tensor, ...]:
-    call = unpack(*values)
-    dq, dk, dv, dbias, dsinks = torch_gradients.gradients(call, grad)
-    nothing = grad.new_empty(0)
-    return (
-        dq, dk, dv,
-        nothing if dbias is None else dbias,
-        nothing.clone() if dsinks is None else dsinks,
-    )  # fmt: skip
+def _backward(needed: int, grad: Tensor, *values: Any) -> tuple[Tensor, ...]:
+    found = torch_gradients.gradients(unpack(*values), grad, names_of(needed))
+    return tuple(grad.new_empty(0) if x is None else x for x in found)
 
 
 @_backward.register_fake
-def _(grad: Tensor, *values: Any) -> tuple[Tensor, ...]:
-    return _empty_gradients(unpack(*values))
+def _(needed: int, grad: Tensor, *values: Any) -> tuple[Tensor, ...]:
+    return empty_gradients(unpack(*values), names_of(needed))
 
 
-def _empty_gradients(call: Call) -> tuple[Tensor, ...]:
-    """Like the gradients of query, key, value, bias and sinks; empty for those absent."""
-    inputs = (call.query, call.key, call.value, call.bias, call.sinks)
-    return tuple(call.query.new_empty(0) if x is None else torch.empty_like(x) for x in inputs)
+def empty_gradients(call: Call, needed: Collection[str] = INPUTS) -> tuple[Tensor, ...]:
+    """Like the gradients of query, key, value, bias and sinks; empty for those left out."""
+    inputs = (getattr(call, name) if name in needed else None for name in INPUTS)
+    return tuple(
+        call.query.new_empty(0)
+        if x is None
+        else torch.empty_like(x, memory_format=torch.contiguous_format)
+        for x in inputs
+    )
 
 
 @make_operator(
@@ -281,7 +289,7 @@ def _(
     query_dot: Tensor, key_dot: Tensor, value_dot: Tensor, bias_dot: Tensor, sinks_dot: Tensor,
     grad: Tensor, *values: Any,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    return torch.empty_like(grad), *_empty_gradients(unpack(*values))
+    return torch.empty_like(grad), *empty_gradients(unpack(*values))
 
 
 def tensors_of(inputs: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
@@ -298,26 +306,41 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 def by_input(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
     """Gradients of query, key, value, bias and sinks in the order of an operator's inputs.
 
-    None for a bias and sinks that need none, whose gradients may hold nothing.
+    None for those that need none, which may hold nothing.
     """
-    first = len(ctx.needs_input_grad) - len(_TENSORS + _NUMBERS)
+    needed = names_of(needed_of(ctx))
     found: dict[str, Tensor | None] = dict.fromkeys(_TENSORS + _NUMBERS)
-    for name, x in zip(("query", "key", "value", "bias", "sinks"), gradients):
-        if ctx.needs_input_grad[first + _TENSORS.index(name)]:
-            found[name] = x
-    return tuple(found.values())
+    return tuple((found | {n: x for n, x in zip(INPUTS, gradients) if n in needed}).values())
 
 
 def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     saved = ctx.saved_tensors
     refuse_forward_mode(grad, *saved)
-    return by_input(ctx, *_attend_backward(grad, *saved, *ctx.numbers))
+    return by_input(ctx, *_attend_backward(needed_of(ctx), grad, *saved, *ctx.numbers))
+
+
+def _save_gradient(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    ctx.needed, *rest = inputs
+    _save(ctx, tuple(rest), output)
 
 
 def _differentiate_twice(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
-    saved = ctx.saved_tensors
-    refuse_forward_mode(*cotangents, *saved)
-    dgrad, *rest = attend_double_backward(*cotangents, *saved, *ctx.numbers)
+    grad, *tensors = ctx.saved_tensors
+    return None, *differentiate_twice(ctx, grad, tensors, cotangents)
+
+
+def differentiate_twice(
+    ctx: Any, grad: Tensor, tensors: Sequence[Tensor], cotangents: Sequence[Tensor]
+) -> tuple[Tensor | None, ...]:
+    """Gradients of grad and the inputs, of those of the gradients that were needed."""
+    refuse_forward_mode(*cotangents, grad, *tensors)
+    needed = names_of(ctx.needed)
+    given = dict(zip(_TENSORS, tensors))
+    dots = (
+        torch.zeros_like(given[name]) if given[name] is not None and name not in needed else x
+        for name, x in zip(INPUTS, cotangents)
+    )
+    dgrad, *rest = attend_double_backward(*dots, grad, *tensors, *ctx.numbers)
     return dgrad, *by_input(ctx, *rest)
 
 
@@ -444,5 +467,5 @@ def differentiable(
 
 
 _attend = differentiable(_forward, _differentiate, map_as_one)
-_attend_backward = differentiable(_backward, _differentiate_twice, map_one_by_one)
+_attend_backward = differentiable(_backward, _differentiate_twice, map_one_by_one, _save_gradient)
 attend_double_backward = differentiable(_double_backward, _refuse_third, map_one_by_one)

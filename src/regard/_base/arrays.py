@@ -66,6 +66,9 @@ class Arrays(Protocol):
     def full(self, shape: tuple[int, ...], fill: float, dtype: str) -> Any:
         """A new array that holds one number."""
 
+    def zeros(self, shape: tuple[int, ...], dtype: str) -> Any:
+        """A new array of zeros, whose memory is touched when it is written to if the system can."""
+
     def cast(self, x: Any, dtype: str) -> Any:
         """x in a dtype; float32 for float64 on a device that has none."""
 
@@ -91,10 +94,16 @@ class Arrays(Protocol):
         """The maximum along an axis; −∞ of none."""
 
     def top(self, x: Any, k: int) -> tuple[Any, Any]:
-        """The k largest along the last axis, largest first, with their indices; first of equals."""
+        """The k largest along the last axis, largest first, with their indices; any of equals."""
+
+    def first_top(self, x: Any, k: int) -> tuple[Any, Any]:
+        """``top``, but of equals the first; of those that are 0, any. No NaN, k at least 1."""
 
     def take(self, x: Any, indices: Any) -> Any:
         """``x[..., indices]`` for indices of NumPy."""
+
+    def flip(self, x: Any, axes: list[int]) -> Any:
+        """A copy, backwards along some axes."""
 
     def gather(self, x: Any, indices: Any) -> Any:
         """An entry of x for each index, along the last axis."""
@@ -142,6 +151,9 @@ class NumpyArrays:
 
     def full(self, shape: tuple[int, ...], fill: float, dtype: str) -> Any:
         return np.full(shape, fill, dtype)
+
+    def zeros(self, shape: tuple[int, ...], dtype: str) -> Any:
+        return np.zeros(shape, dtype)
 
     def cast(self, x: Any, dtype: str) -> Any:
         return x.astype(dtype, copy=False)
@@ -199,8 +211,24 @@ class NumpyArrays:
         order = np.argsort(np.take_along_axis(falling, indices, -1), axis=-1, kind="stable")
         return np.take_along_axis(values, order, -1), np.take_along_axis(indices, order, -1)
 
+    def first_top(self, x: Any, k: int) -> tuple[Any, Any]:
+        values, indices = self.top(x, k)
+        least = values[..., -1:]
+        if (((x >= least).sum(-1, keepdims=True) > k) & (least > 0)).any():
+            above, equal = x > least, x == least
+            room = k - above.sum(-1, keepdims=True)
+            chosen = above | (equal & (equal.cumsum(-1) <= room))
+            indices = np.nonzero(chosen)[-1].reshape(values.shape)
+            values = np.take_along_axis(x, indices, -1)
+            order = np.argsort(-values, axis=-1, kind="stable")
+            values, indices = (np.take_along_axis(y, order, -1) for y in (values, indices))
+        return values, indices
+
     def take(self, x: Any, indices: Any) -> Any:
         return x[..., indices]
+
+    def flip(self, x: Any, axes: list[int]) -> Any:
+        return np.flip(x, tuple(axes)).copy()
 
     def gather(self, x: Any, indices: Any) -> Any:
         return np.take_along_axis(x, indices, -1)

@@ -54,6 +54,11 @@ class TorchArrays:
     def full(self, shape: tuple[int, ...], fill: float, dtype: str) -> Tensor:
         return torch.full(shape, fill, dtype=self._dtype(dtype), device=self.device)
 
+    def zeros(self, shape: tuple[int, ...], dtype: str) -> Tensor:
+        if self.device.type == "cpu":  # torch would write the zeros
+            return torch.from_numpy(np.zeros(shape, dtype))
+        return self.full(shape, 0.0, dtype)
+
     def cast(self, x: Tensor, dtype: str) -> Tensor:
         return x.to(self._dtype(dtype))
 
@@ -101,8 +106,24 @@ class TorchArrays:
         values, indices = x.topk(k, dim=-1)
         return values, indices
 
+    def first_top(self, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        values, indices = x.topk(k, dim=-1)
+        least = values[..., -1:]
+        if (((x >= least).sum(-1, keepdim=True) > k) & (least > 0)).any():
+            above, equal = x > least, x == least
+            room = k - above.sum(-1, keepdim=True)
+            chosen = above | (equal & (equal.cumsum(-1) <= room))
+            indices = chosen.nonzero(as_tuple=True)[-1].reshape(values.shape)
+        else:
+            indices = indices.sort(-1).values
+        values, order = x.gather(-1, indices).sort(dim=-1, descending=True, stable=True)
+        return values, indices.gather(-1, order)
+
     def take(self, x: Tensor, indices: Any) -> Tensor:
         return x[..., torch.as_tensor(np.ascontiguousarray(indices), device=x.device)]
+
+    def flip(self, x: Tensor, axes: list[int]) -> Tensor:
+        return x.flip(axes)
 
     def gather(self, x: Tensor, indices: Tensor) -> Tensor:
         return x.gather(-1, indices)

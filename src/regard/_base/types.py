@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     import numpy as np
 
 __all__ = [
-    "Array", "ArrayT", "BackendName", "BlocksHow", "Bool", "Float", "Float32", "FloatingT",
-    "IndexT", "InputT", "Int", "Integers", "Intervals", "OutputT", "PoolHow", "ReceivedHow",
-    "Segments", "UInt16", "Window",
+    "AlignHow", "Array", "ArrayT", "BackendName", "BlocksHow", "Bool", "Float", "Float32",
+    "FloatingT", "IndexT", "InputT", "Int", "Integers", "Intervals", "OutputT", "PoolHow",
+    "ReceivedHow", "Segments", "UInt16", "Window",
 ]  # fmt: skip
 
 PartT_co = TypeVar("PartT_co", covariant=True)
@@ -58,6 +58,7 @@ OutputT = TypeVar("OutputT")  # ArrayT, or None without a value
 FloatingT = TypeVar("FloatingT", bound="np.floating")
 
 BackendName: TypeAlias = Literal["auto", "kernel", "torch", "reference"]
+AlignHow: TypeAlias = Literal["dtw"]
 PoolHow: TypeAlias = Literal["max", "mass"]
 ReceivedHow: TypeAlias = Literal["sum", "mean", "max", "seen"]
 BlocksHow: TypeAlias = Literal["sum", "mean", "max", "mass"]

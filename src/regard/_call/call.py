@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from regard._base.arrays import is_tensor
+from regard._call.edits import Rectangle, edits_of
 from regard._call.options import ARRAYS, OPTIONS, Given
 
 ALL = slice(None)
@@ -78,6 +79,10 @@ class Call(Given):
         """The options of one batch element, as ``regard.recording.Layer`` takes them."""
         found: dict[str, Any] = {}
         for option in OPTIONS:
+            if option.name == "edits":
+                if self.edit_ranges is not None:
+                    found["edits"] = edits_of(self.edit_ranges, self.edit_factors)
+                continue
             parts = []
             for name, _, axes in option.fields:
                 x = getattr(self, name)
@@ -106,10 +111,14 @@ class Call(Given):
         return Call.of(**vars(alone) | {"leading": (), "heads": False})
 
     def of_heads(self, b: range, h: range) -> Call:
-        """Some batch elements and query heads: one, or all that share some of the keys."""
+        """Some batch elements and query heads, with any steps.
+
+        The heads share one key head, or none, or are all that share some.
+        """
         group = self.sizes[1] // max(self.sizes[2], 1)
-        shared = slice(h.start // group, -(-h.stop // group)) if group else slice(0, 0)
-        batch, own = slice(b.start, b.stop), slice(h.start, h.stop)
+        apart = h.step // group if group and h.step % group == 0 else 1
+        shared = slice(h.start // group, -(-h.stop // group), apart) if group else slice(0, 0)
+        batch, own = slice(b.start, b.stop, b.step), slice(h.start, h.stop, h.step)
         return self._part(B=batch, H=own, G=shared, leading=(len(b),), heads=True)
 
     def rows(self, part: slice) -> Call:
@@ -124,12 +133,8 @@ class Call(Given):
         if len(keys) == self.sizes[4]:
             return self
 
-        def before(x: Any) -> Any:  # how many of the part's keys come before some keys
-            ahead = x.clip(keys.start, max(keys.start, keys.stop)) - keys.start
-            return (ahead + keys.step - 1) // keys.step
-
         ends = ("key_lengths", "interval_first", "interval_last")
-        told = {name: before(x) for name in ends if (x := getattr(self, name)) is not None}
+        told = {name: _before(x, keys) for name in ends if (x := getattr(self, name)) is not None}
         cut = self._part(
             K=slice(keys.start, max(keys.start, keys.stop), keys.step),
             query_start=self.starts - keys.start * self.key_step,
@@ -163,7 +168,27 @@ class Call(Given):
                     for axis, n in zip(axes, x.shape)
                 )
             ]
+        if self.edit_ranges is not None:
+            fields["edit_ranges"] = self._moved_edits(cut)
         return Call.of(**vars(self) | fields | changed)
+
+    def _moved_edits(self, cut: dict[str, slice]) -> Any:
+        """The intervals of the edits in a part, of all of them: some may have no pair there."""
+        _, Hq, _, Lq, Lk = self.sizes
+        ranges = self.edit_ranges + 0
+        for n, (axis, count) in enumerate((("H", Hq), ("Q", Lq), ("K", Lk))):
+            if axis in cut:
+                ends = slice(2 * n, 2 * n + 2)
+                ranges[:, ends] = _before(ranges[:, ends], range(*cut[axis].indices(count)))
+        return ranges
+
+    @property
+    def rectangles(self) -> list[Rectangle]:
+        """The edits, as numbers."""
+        if self.edit_ranges is None:
+            return []
+        found = zip(self.edit_ranges.tolist(), self.edit_factors.tolist())
+        return [Rectangle((a, b), (c, d), (e, f), factor) for (a, b, c, d, e, f), factor in found]
 
     def copy(self) -> Call:
         """The same call on copies of its arrays."""
@@ -172,6 +197,12 @@ class Call(Given):
     def without_value(self) -> Call:
         """The same call without its value."""
         return replace(self, value=None, dropout=0.0, seed=None)
+
+
+def _before(x: Any, part: range) -> Any:
+    """How many of a part of the tokens or heads come before some numbers."""
+    ahead = x.clip(part.start, max(part.start, part.stop)) - part.start
+    return (ahead + part.step - 1) // part.step
 
 
 def _copied(x: Any) -> Any:

@@ -10,6 +10,7 @@ import numpy as np
 
 from regard._base.arrays import dtype_name, is_tensor
 from regard._base.errors import ShapeError
+from regard._call import edits as rectangles
 from regard._call.call import Call
 from regard._call.options import OPTIONS
 
@@ -258,6 +259,24 @@ def _read_intervals(name: str, intervals: Any, given: Given) -> tuple[Any, Any]:
     return first.astype(np.int64, copy=False), last.astype(np.int64, copy=False)
 
 
+def _read_edits(name: str, edits: Any, given: Given) -> tuple[Any, Any]:
+    query = given.query
+    heads = query.shape[-3] if query.ndim > 2 else 1
+    Lq, Lk = query.shape[-2], given.key.shape[-2]
+    if is_tensor(Lq) or is_tensor(Lk):  # as torch.jit.trace has them
+        heads, Lq, Lk = int(heads), int(Lq), int(Lk)
+    ranges, factors = rectangles.read(edits, heads, Lq, Lk)
+    if not ranges:
+        return None, None
+    if is_tensor(query):  # on the CPU, wherever the query is: they are read as numbers
+        torch = sys.modules["torch"]
+        return (
+            torch.tensor(ranges, dtype=torch.int64, device="cpu"),
+            torch.tensor(factors, dtype=torch.float64, device="cpu"),
+        )
+    return np.array(ranges, np.int64), np.array(factors)
+
+
 def _read_window(name: str, window: Any, given: Given) -> tuple[int | None, int | None]:
     sides = tuple(window) if isinstance(window, (tuple, list)) else ()
     if len(sides) != 2 or not all(
@@ -332,6 +351,7 @@ READERS: dict[str, Callable[[str, Any, Given], Any]] = {
     "segments": _read_segments,
     "intervals": _read_intervals,
     "sinks": _read_sinks,
+    "edits": _read_edits,
     "finite": lambda name, x, _: _read_number(name, x, math.isfinite, "finite"),
     "positive": lambda name, x, _: _read_positive(name, x),
     "probability": lambda name, x, _: _read_number(

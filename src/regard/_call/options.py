@@ -1,9 +1,11 @@
 """The options of attention, each declared once, for reading, computing, recording and showing."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypedDict
 
 from regard._base.types import Array, Integers, Intervals, Segments, Window
+from regard._call.edits import Edit
 
 
 class Field(NamedTuple):
@@ -51,6 +53,10 @@ OPTIONS = (
     ),
     Option("query_start", "place", (Field("query_start", "Tensor?", "B"),), "number"),
     Option("sinks", "sinks", (Field("sinks", "Tensor?", "H"),), "array"),
+    Option(
+        "edits", "edits", (Field("edit_ranges", "Tensor?"), Field("edit_factors", "Tensor?")),
+        "number",
+    ),
     Option("scale", "finite", (Field("scale", "float"),), "number"),
     Option("softcap", "positive", (Field("softcap", "float?"),), "number"),
     Option("dropout", "probability", (Field("dropout", "float"),), of_weights=False, default=0.0),
@@ -70,6 +76,7 @@ class WeightsOptions(TypedDict, total=False):
     intervals: Intervals | None
     query_start: Integers | None
     sinks: Array[object] | None
+    edits: Sequence[Edit] | None
     scale: float | None
     softcap: float | None
 
@@ -97,6 +104,10 @@ class Given:
     interval_last: Any = None  # likewise: the key after the last
     query_start: Any = None  # (B,) integers
     sinks: Any = None  # (Hq,) floating
+    edit_ranges: Any = (
+        None  # (n, 6) int64: half-open intervals of heads, queries and keys; in torch
+    )
+    edit_factors: Any = None  # (n,) float64; both are on the CPU
     scale: float = 1.0
     softcap: float | None = None
     dropout: float = 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ import numpy as np
 
 from regard._base.arrays import NumpyArrays, fold_groups, to_numpy
 from regard._call.call import Call
+from regard._call.edits import Rectangle
 
 if TYPE_CHECKING:
     from regard._base.types import Bool, Int
@@ -47,6 +49,7 @@ class Visibility:
         self._intervals: tuple[np.ndarray, np.ndarray] | None = None
         if call.interval_first is not None:
             self._intervals = (to_numpy(call.interval_first), to_numpy(call.interval_last))
+        self._cuts = cuts_of(call)
         # Batch elements with rules of their own are computed one by one, so that none depends on
         # the rest of its batch.
         given = (call.key_lengths, call.query_start, call.query_segments, call.interval_first)
@@ -126,10 +129,29 @@ class Visibility:
             rules.append(of_queries == part(call.key_segments, b, keys)[:, None, None, :])
         if call.mask is not None:
             rules.append(part(call.mask, b, h, rows, keys))
+        block = h, rows, keys
+        rules += [self._uncut(cut, *block) for cut in self._cuts if cut.meets(*block)]
         visible = None
         for rule in rules:
             visible = rule if visible is None else visible & rule
         return visible
+
+    def _uncut(self, cut: Rectangle, *block: slice) -> Any:
+        """Bool: which pairs of a block an edit that it meets does not cut."""
+        inside = None
+        for n, ((low, high), own_part) in enumerate(zip(cut.spans, block)):
+            if low > own_part.start or high < own_part.stop:
+                at = self._arange(own_part.start, own_part.stop)
+                own = ((low <= at) & (at < high)).reshape(1, -1, *(1,) * (2 - n))
+                inside = own if inside is None else inside & own
+        if inside is None:
+            return (self._arange(block[2].start, block[2].stop) < 0)[None, None, None]
+        return ~inside.reshape((1,) * (4 - inside.ndim) + tuple(inside.shape))
+
+
+def cuts_of(call: Call) -> list[Rectangle]:
+    """The edits that make pairs invisible."""
+    return [edit for edit in call.rectangles if edit.factor == 0]
 
 
 def window_rules(call: Call, place: Any, of_key: Any) -> list[Any]:
@@ -189,11 +211,13 @@ class Seen:
         if call.query_segments is not None:
             self._segments = to_numpy(call.query_segments)[0], to_numpy(call.key_segments)[0]
         self._mask = None if call.mask is None else to_numpy(call.mask)[0]
+        self._cuts, self._heads = cuts_of(call), call.sizes[1]
 
     def equals(self, other: Seen) -> bool:
         """Whether they are known to be the same keys; masks and segments are not compared."""
         return (
             all(x is None for one in (self, other) for x in (one._segments, one._mask))
+            and not (self._cuts or other._cuts)
             and self._Lk == other._Lk
             and np.array_equal(self.low, other.low)
             and np.array_equal(self.high, other.high)
@@ -204,7 +228,17 @@ class Seen:
     ) -> Bool[np.ndarray, "heads n"]:
         """Whether each pair is unmasked."""
         found = self._by_rules(queries, keys)[None]
-        return found if self._mask is None else found & picked(self._mask, queries, keys)
+        if self._mask is not None:
+            found = found & picked(self._mask, queries, keys)
+        if not self._cuts:
+            return found
+        found = np.repeat(found, self._heads // len(found), 0)
+        for (first, last), rows, columns, _ in self._cuts:
+            inside = [
+                (low <= i) & (i < high) for (low, high), i in ((rows, queries), (columns, keys))
+            ]
+            found[first:last] &= ~(inside[0] & inside[1])
+        return found
 
     def _by_rules(self, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
         found = (self.low[queries] <= keys) & (keys < self.high[queries])
@@ -215,11 +249,16 @@ class Seen:
     @cached_property
     def count(self) -> Int[np.ndarray, "heads Lq"]:
         """How many keys each query sees."""
-        if self._mask is not None:
-            counts = np.zeros((len(self._mask), len(self.low)), np.int64)
+        if self._is_irregular:
+            counts = np.zeros((self._rows_of_heads, len(self.low)), np.int64)
             for rows, seen in self._blocks():
                 counts[:, rows] = seen.sum(-1)
             return counts
+        if self._cuts:
+            return sum(
+                uncut * (self.high.clip(first, last) - self.low.clip(first, last))
+                for first, last, uncut in self._spans()
+            )
         if self._segments is not None:
             return self._of_segment(*self._segments)[None]
         return (self.high - self.low)[None]
@@ -235,12 +274,17 @@ class Seen:
 
     def of(self, sets: Bool[np.ndarray, "sets Lk"]) -> Int[np.ndarray, "heads Lq sets"]:
         """How many keys of each set each query sees."""
-        if self._segments is None and self._mask is None:
+        if self._segments is None and not self._is_irregular:
             upto = np.zeros((len(sets), self._Lk + 1), np.int64)
             np.cumsum(sets, -1, out=upto[:, 1:])
-            return (upto[:, self.high] - upto[:, self.low]).T[None]
-        heads = 1 if self._mask is None else len(self._mask)
-        counts = np.zeros((heads, len(self.low), len(sets)), np.int64)
+            if not self._cuts:
+                return (upto[:, self.high] - upto[:, self.low]).T[None]
+            return sum(
+                uncut[..., None]
+                * (upto[:, self.high.clip(first, last)] - upto[:, self.low.clip(first, last)]).T
+                for first, last, uncut in self._spans()
+            )
+        counts = np.zeros((self._rows_of_heads, len(self.low), len(sets)), np.int64)
         columns = sets.T.astype(np.float32)
         for rows, seen in self._blocks():
             counts[:, rows] = np.rint(seen.astype(np.float32) @ columns)
@@ -250,14 +294,24 @@ class Seen:
     def queries(self) -> Int[np.ndarray, "heads Lk"]:
         """How many queries see each key."""
         if self._mask is None:
-            return self._queries(ALL)[None]
-        counts = np.zeros((len(self._mask), self._Lk), np.int64)
+            return self._uncut_queries(np.arange(len(self.low)))
+        counts = np.zeros((self._rows_of_heads, self._Lk), np.int64)
         for _, seen in self._blocks():
             counts += seen.sum(1)
         return counts
 
-    def _queries(self, some: np.ndarray | slice) -> Int[np.ndarray, " Lk"]:
-        """How many of some queries see each key, without a mask."""
+    def _uncut_queries(self, some: np.ndarray) -> Int[np.ndarray, "heads Lk"]:
+        """How many of some queries see each key, where no mask is."""
+        if not self._cuts:
+            return self._queries(some)[None]
+        counts = np.zeros((self._heads, self._Lk), np.int64)
+        for first, last, uncut in self._spans():
+            for own, rows in zip(counts, uncut):
+                own[first:last] = self._queries(some[rows[some]])[first:last]
+        return counts
+
+    def _queries(self, some: np.ndarray) -> Int[np.ndarray, " Lk"]:
+        """How many of some queries see each key, without masks and cuts."""
         low, high = self.low[some], self.high[some]
         if self._segments is None:
             return _covered(low, high, self._Lk)
@@ -282,25 +336,56 @@ class Seen:
             counts: how many there are.
         """
         if self._mask is None:
-            found = np.zeros((1, *counts), np.int64)
+            found = np.zeros((self._rows_of_heads, *counts), np.int64)
             for number, queries in _by_id(of_queries):
                 if number >= 0:
-                    found[0, number] = fold_groups(self._queries(queries), of_keys, counts[1])
+                    seen = self._uncut_queries(queries)
+                    found[:, number] = fold_groups(seen, of_keys, counts[1])
             return found
-        found = np.zeros((len(self._mask), *counts), np.int64)
+        found = np.zeros((self._rows_of_heads, *counts), np.int64)
         for rows, seen in self._blocks():
             cells = fold_groups(seen.astype(np.int64), of_keys, counts[1])
             columns = fold_groups(cells.swapaxes(1, 2), of_queries[rows], counts[0])
             found += columns.swapaxes(1, 2)
         return found
 
+    @property
+    def _is_irregular(self) -> bool:
+        """Whether each pair must be looked at."""
+        return self._mask is not None or (bool(self._cuts) and self._segments is not None)
+
+    def _spans(self) -> Iterator[tuple[int, int, Bool[np.ndarray, "heads Lq"]]]:
+        """Intervals of keys whose pairs of a query are cut together, and whether they are not."""
+        edges = {0, self._Lk, *(min(end, self._Lk) for cut in self._cuts for end in cut.keys)}
+        for first, last in itertools.pairwise(sorted(edges) if self._Lk else [0, 0]):
+            uncut = np.ones((self._heads, len(self.low)), bool)
+            for heads, queries, keys, _ in self._cuts:
+                if keys[0] <= first and last <= keys[1]:
+                    uncut[slice(*heads), slice(*queries)] = False
+            yield first, last, uncut
+
+    @property
+    def _rows_of_heads(self) -> int:
+        if self._cuts:
+            return self._heads
+        return 1 if self._mask is None else len(self._mask)
+
     def _blocks(self) -> Iterator[tuple[slice, Bool[np.ndarray, "heads rows Lk"]]]:
         """Whether each pair is unmasked, some rows at a time."""
-        Lq, height = len(self.low), max(1, BLOCK_PAIRS // max(1, self._Lk))
+        heads = self._heads if self._cuts else 1
+        Lq, height = len(self.low), max(1, BLOCK_PAIRS // max(1, self._Lk * heads))
         for start in range(0, Lq, height):
             rows = slice(start, min(start + height, Lq))
             found = self._by_rules(np.arange(Lq)[rows, None], np.arange(self._Lk))[None]
-            yield rows, found if self._mask is None else found & part(self._mask, ALL, rows)
+            if self._mask is not None:
+                found = found & part(self._mask, ALL, rows)
+            block = slice(0, self._heads), slice(start, min(start + height, Lq)), slice(0, self._Lk)
+            if self._cuts:
+                found = np.repeat(found, self._heads // len(found), 0)
+            for cut in self._cuts:
+                if cut.meets(*block):
+                    found[cut.within(*block)] = False
+            yield rows, found
 
 
 def sees(call: Call) -> list[Seen]:

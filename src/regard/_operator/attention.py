@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any, Literal, Unpack, overload
 
 import numpy as np
@@ -22,6 +23,7 @@ from regard._base.types import (
     Window,
 )
 from regard._call.checks import given, read_call
+from regard._call.edits import Edit
 from regard._call.options import Options
 from regard._operator import plans, watching
 from regard._weights.attention_weights import AttentionWeights
@@ -71,6 +73,7 @@ def attention(
     intervals: Intervals | None = None,
     query_start: Integers | None = None,
     sinks: Float[Array[object], " Hq"] | None = None,
+    edits: Sequence[Edit] | None = None,
     scale: float | None = None,
     softcap: float | None = None,
     dropout: float = 0.0,
@@ -80,10 +83,10 @@ def attention(
 ) -> ArrayT | tuple[ArrayT, AttentionWeights[ArrayT]]:
     """Exact attention: ``softmax(scale * query @ key.T + bias) @ value``, in linear memory.
 
-    In this order: scores, scale, softcap, bias, masked keys to −∞, softmax over the keys and the
-    sink, dropout, values. A query sees (attends to) a key only if every option allows it; one that
-    sees none gives zeros. NaN and inf in a masked key or value never reach the output. (A bias of
-    −∞ gives a weight of 0, but masks nothing.) In torch it is differentiable in backward mode.
+    In this order: scores, scale, softcap, bias, edits, masked keys to −∞, softmax over the keys and
+    the sink, dropout, values. A query sees (attends to) a key only if every option allows it; one
+    that sees none gives zeros. NaN and inf in a masked key or value never reach the output. (A bias
+    of −∞ gives a weight of 0, but masks nothing.) In torch it is differentiable in backward mode.
 
     Args:
         query: ``(..., Hq, Lq, D)``; also ``(Lq, D)``. A NumPy array or torch tensor of float16,
@@ -105,6 +108,8 @@ def attention(
             queries are the last of the valid keys.
         sinks: ``(Hq,)`` logits of attention sinks: they take weight and give no value;
             differentiable.
+        edits: rectangles of the weights times a factor, after which each row is normalised anew;
+            with a factor of 0 its pairs are masked. See ``regard.Edit``.
         scale: factor of the scores, by default ``1 / sqrt(D)``.
         softcap: scores become ``softcap * tanh(scores / softcap)``.
         dropout: probability with which a weight is dropped; the others grow by ``1 / (1 − p)``.
@@ -137,12 +142,11 @@ def attention(
     options = given(
         causal=causal, window=window, mask=mask, bias=bias, key_lengths=key_lengths,
         segments=segments, intervals=intervals, query_start=query_start,
-        sinks=sinks, scale=scale, softcap=softcap, dropout=dropout,
+        sinks=sinks, edits=edits, scale=scale, softcap=softcap, dropout=dropout,
         seed=seed,
     )  # fmt: skip
-    hand_on = None
-    if (watcher := watching.watcher) is not None:
-        hand_on = watcher(query, key, value, options)
+    through = [watcher(query, key, value, options) for watcher in watching.watchers]
+    hand_on = [one for one in through if one is not None]
     known = None if return_weights or hand_on else plans.known(query, key, value, options, backend)
     output: ArrayT
     if (output := plans.output(known, query, key, value)) is not None:
@@ -156,8 +160,8 @@ def attention(
     chosen = choose(call, backend)
     found, statistics = chosen.attention(call, return_weights)
     output = call.restore(found)
-    if hand_on is not None:
-        output = hand_on(output)
+    for one in hand_on:
+        output = one(output)
     if return_weights:
         return output, AttentionWeights._of(call, chosen, statistics)
     plans.keep(known, chosen, call, query)

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from regard import _backends
-from regard._backends.kernel import NOTHING, Moving, Plan, plan_of
+from regard._backends.kernel import NOTHING, Moving, Plan, edits_as_read, plan_of
 from regard._base.arrays import dtype_name
+from regard._call import edits
 from regard._call.call import Call
 from regard._call.checks import LARGEST_POSITION
 from regard._call.options import OPTIONS
@@ -130,11 +131,19 @@ def _lengths(x: Any, is_plain: Plain, sizes: Sizes) -> list[int] | None:
     return found if found and all(0 <= n <= sizes[3] for n in found) else None
 
 
+def _edits(x: Any, is_plain: Plain, sizes: Sizes) -> list[Any] | None:
+    try:
+        return edits_as_read(*edits.read(x, *sizes[1:]))
+    except (TypeError, ValueError):  # which reading the call raises again
+        return None
+
+
 _READ: dict[str, Callable[[Any, Plain, Any], Any]] = {
     "mask": _mask,
     "intervals": _intervals,
     "query_start": _places,
     "key_lengths": _lengths,
+    "edits": _edits,
 }
 
 

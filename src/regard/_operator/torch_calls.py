@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import threading
 import warnings
@@ -22,22 +23,27 @@ class Running:
     """The modules that run, from the model to the one that is at work.
 
     Args:
-        begin: called when a model is called.
-        end: called with what it gave; with None where it raised.
+        begin: called when a model is called, where none is given.
+        end: called with what that model gave; with None where it raised.
+        model: whose modules are named; by default those of the module that is called first.
 
     Attributes:
-        model: the module that was called first, whose modules are named.
+        model: the same, or the module that was called first.
     """
 
     def __init__(
         self,
         begin: Callable[[], None] = lambda: None,
+        model: Module | None = None,
         end: Callable[[Any], None] = lambda output: None,
     ) -> None:
         self._begin, self._end, self._thread = begin, end, threading.get_ident()
         self._stack: list[Module] = []
+        self._is_given = model is not None
         self.model: Module | None = None
         self._names: dict[int, str] = {}
+        if model is not None:
+            self._name(model)
 
     def _name(self, model: Module) -> None:
         if self.model is not model:
@@ -68,7 +74,7 @@ class Running:
     def _enter(self, module: Module, args: Any) -> None:
         if threading.get_ident() != self._thread:
             return
-        if not self._stack:
+        if not self._stack and not self._is_given:
             self._name(module)
             self._begin()
         self._stack.append(module)
@@ -78,7 +84,7 @@ class Running:
             is_inside = bool(self._stack)
             while self._stack and self._stack.pop() is not module:
                 pass
-            if is_inside and not self._stack:
+            if is_inside and not self._stack and not self._is_given:
                 self._end(output)
 
 
@@ -89,7 +95,7 @@ class TorchAttention(TorchFunctionMode):
         compute: called with torch's operator and the arguments of a call; gives its result.
         weigh: called for ``torch.nn.MultiheadAttention`` that returns weights, which torch computes
             past its operator: with the function of torch, its arguments by name, and ``within``,
-            which calls that function so that its operator is handed over.
+            which calls that function so that its operator is handed over, to nobody else.
     """
 
     def __init__(self, compute: Callable[..., Any], weigh: Callable[..., Any]) -> None:
@@ -106,13 +112,18 @@ class TorchAttention(TorchFunctionMode):
         if func is functional.multi_head_attention_forward:
             named = _SIGNATURE.bind(*args, **kwargs).arguments
             if named.get("need_weights", True):
-                return self._weigh(func, named, self._within)
+                return self._weigh(func, named, self._alone)
             return self._within(func, named)
         return func(*args, **kwargs)
 
     def _within(self, func: Any, named: dict[str, Any]) -> Any:
         """Calls a function of torch that is written in Python: what it calls passes no mode."""
         with _handed(self._compute):
+            return func(**named)
+
+    def _alone(self, func: Any, named: dict[str, Any]) -> Any:
+        """The same for a call that no other mode shall see."""
+        with torch._C.DisableTorchFunction(), _handed(self._compute, alone=True):
             return func(**named)
 
     def __enter__(self) -> Any:
@@ -171,16 +182,28 @@ _COMPUTE = threading.local()
 
 
 @contextlib.contextmanager
-def _handed(compute: Callable[..., Any]) -> Iterator[None]:
-    """Hands what functions of torch call to ``compute``, in this thread."""
+def _handed(compute: Callable[..., Any], alone: bool = False) -> Iterator[None]:
+    """Hands what functions of torch call to ``compute``, in this thread.
+
+    Within another such block that one gets them first, as modes do, unless it is ``alone``.
+    """
     _DIVERTED.enter()
     before = getattr(_COMPUTE, "now", None)
-    _COMPUTE.now = compute
+    _COMPUTE.now = compute if before is None or alone else _through(before, compute)
     try:
         yield
     finally:
         _COMPUTE.now = before
         _DIVERTED.leave()
+
+
+def _through(first: Callable[..., Any], then: Callable[..., Any]) -> Callable[..., Any]:
+    """Hands a call to ``first``, for which ``then`` is the operator."""
+
+    def compute(operator: Any, *args: Any, **kwargs: Any) -> Any:
+        return first(functools.partial(then, operator), *args, **kwargs)
+
+    return compute
 
 
 _SIGNATURE = inspect.signature(functional.multi_head_attention_forward)

@@ -1,10 +1,29 @@
-"""Who looks on at calls of ``regard.attention``: the recorder of ``regard.record``, or nobody."""
+"""Who looks on at calls of ``regard.attention``: recorders and watches, or nobody."""
 
-from collections.abc import Callable
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 # Called with query, key, value and the options that are given, before the call is checked. It may
 # return a function that the output is handed through.
-watcher: Callable[[Any, Any, Any, dict[str, Any]], Callable[[Any], Any] | None] | None = None
+Watcher = Callable[[Any, Any, Any, dict[str, Any]], Callable[[Any], Any] | None]
+watchers: tuple[Watcher, ...] = ()
 # Of each thread, the module whose attention is called, where the caller knows it.
 modules: dict[int, Any] = {}
+_lock = threading.Lock()
+
+
+@contextlib.contextmanager
+def watched(watcher: Watcher) -> Iterator[None]:
+    """Lets a watcher look on in the block, at the calls of all threads."""
+    global watchers
+    with _lock:
+        watchers = (*watchers, watcher)
+    try:
+        yield
+    finally:
+        with _lock:
+            watchers = tuple(one for one in watchers if one is not watcher)
+            if not watchers:
+                modules.clear()

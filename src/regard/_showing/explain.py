@@ -35,8 +35,9 @@ def arithmetic(steps: Steps, i: int, j: int, head: tuple[int, ...]) -> Iterator[
         yield f"capped   {capped_text(call, _n(scaled))} = {_n(capped)}"
     if last == -math.inf:
         yield f"masked   -inf: query {i} does not attend to key {j}"
-    elif call.bias is not None:
-        yield f"masked   {_n(capped)} + {_n(last - capped)} of the bias = {_n(last)}"
+    elif added := added_names(call):
+        names = " and ".join(f"the {name}" for name in added)
+        yield f"masked   {_n(capped)} + {_n(last - capped)} of {names} = {_n(last)}"
     elif steps.masked is not steps.capped:
         yield f"masked   {_n(last)}: query {i} attends to key {j}"
     yield f"weights  {_softmax(masked[i], j, _sink(call, head))} = {_n(weights[i, j])}"
@@ -146,6 +147,12 @@ def _of_key(gradients: StepsGradients[Any], j: int, head: tuple[int, ...]) -> It
 
 
 _MATRICES = ("scores", "scaled", "capped", "masked", "weights")
+
+
+def added_names(call: Call) -> list[str]:
+    """The options that add to capped scores."""
+    steers = any(edit.factor not in (0, 1) for edit in call.rectangles)
+    return ["bias"] * (call.bias is not None) + ["edits"] * steers
 
 
 def scaling(call: Call) -> str:

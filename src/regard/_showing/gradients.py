@@ -47,7 +47,7 @@ class StepsGradients(Generic[ArrayT]):
             pairs as well, where it has no effect.
         d_masked: ``weights * (d_weights - sum(weights * d_weights))`` with the sum over each row;
             0 where a query may not attend.
-        d_capped: the same array: neither bias nor mask changes a gradient.
+        d_capped: the same array: neither bias, edits nor mask changes a gradient.
         d_scaled: through all that is done to scores before the bias; without it, the same array.
         d_scores: d_scaled times the scale.
         d_query: ``(..., Hq, Lq, D)``, ``d_scores @ key``.

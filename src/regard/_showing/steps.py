@@ -18,8 +18,8 @@ from regard._base.types import Array, ArrayT, InputT, OutputT
 from regard._call.call import Call
 from regard._call.checks import check_contents, read_call
 from regard._call.options import OPTIONS, Options
-from regard._call.visible import Visibility
-from regard._showing.explain import arithmetic, numbers, scaling
+from regard._call.visible import Visibility, cuts_of
+from regard._showing.explain import added_names, arithmetic, numbers, scaling
 from regard._weights.attention_weights import AttentionWeights
 from regard._weights.written import Version, versions, versions_of
 
@@ -52,7 +52,7 @@ class Steps(Generic[ArrayT, OutputT]):
         scores: ``(..., Hq, Lq, Lk)``, ``query @ key.T``.
         scaled: scores times the scale, by default ``1 / sqrt(D)``.
         capped: scaled, with all that is done to scores before the bias; printed with its formula.
-        masked: with the bias, and −inf where a query may not attend.
+        masked: with the bias and the edits, and −inf where a query may not attend.
         weights: softmax of each row of ``masked``; 0 in a fully masked row.
         dropped: the weights after dropout, or None without it.
         output: ``(..., Hq, Lq, Dv)``, weights times value, or None without a value.
@@ -366,7 +366,10 @@ def _scores(call: Call) -> tuple[Any, Any, Any, Any]:
     scores = xp.matmul(xp.wide(call.query), xp.wide(call.key).swapaxes(-1, -2))
     scaled = formula.scaled(call, scores)
     capped = formula.capped(xp, call, scaled)
-    masked = formula.masked(xp, formula.biased(xp, call, capped), visible_pairs(xp, call))
+    B, Hq, _, Lq, Lk = call.sizes
+    block = tuple(slice(0, n) for n in (B, Hq, Lq, Lk))
+    edited = formula.edited(call.rectangles, formula.biased(xp, call, capped), *block)
+    masked = formula.masked(xp, edited, visible_pairs(xp, call))
     return scores, scaled, capped, masked
 
 
@@ -392,7 +395,7 @@ def _dropped(call: Call, weights: Any) -> Any:
 
 def _check_size(call: Call) -> None:
     B, Hq, _, Lq, Lk = call.sizes
-    kept = 3 + formula.is_capped(call) + bool(_rules(call) or call.bias is not None)
+    kept = 3 + formula.is_capped(call) + bool(_rules(call) or added_names(call))
     require_materializable(
         "steps: scores, weights and what lies between them",
         (kept + bool(call.dropout), B, Hq, Lq, Lk),
@@ -491,17 +494,19 @@ def _rules(call: Call) -> list[str]:
         "key_lengths": call.key_lengths is not None,
         "segments": call.query_segments is not None,
         "intervals": call.interval_first is not None,
+        "edits": bool(cuts_of(call)),
     }
     return [name for name, is_given in given.items() if is_given]
 
 
 def _formulas(call: Call) -> dict[str, str]:
     before = "capped" if formula.is_capped(call) else "scaled"
-    masked = before + (" + bias" if call.bias is not None else "")
+    words = {"bias": "bias", "edits": "ln(factor) of the edits"}
+    masked = " + ".join([before, *(words[name] for name in added_names(call))])
     rules = _rules(call)
     if rules:
         masked += f", -inf where a query must not look: {', '.join(rules)}"
-    last = "masked" if rules or call.bias is not None else before
+    last = "masked" if rules or added_names(call) else before
     weights = "dropped" if call.dropout else "weights"
     return {
         "scores": "query @ key.T",

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeAlias, 
 import numpy as np
 
 from regard._backends import Backend, Statistics, choose
-from regard._base.arrays import accumulating_name, arrays_of, is_tensor
+from regard._base.arrays import accumulating_name, arrays_of, is_tensor, to_numpy
 from regard._base.errors import UnsupportedError
 from regard._base.settings import bytes_text, require_materializable
 from regard._base.types import (
+    AlignHow,
     Array,
     ArrayT,
     BackendName,
@@ -30,6 +31,16 @@ from regard._base.types import (
 )
 from regard._call.call import Call
 from regard._call.checks import read_call
+from regard._call.edits import Edit
+from regard._weights.alignment import Alignment, aligned, chosen_heads
+from regard._weights.differentiable import (
+    block_of,
+    differentiable,
+    is_traced,
+    largest_with_gradient,
+    may_differentiate,
+    rest_of,
+)
 from regard._weights.linear import LinearForms, described
 from regard._weights.origin import Origin
 from regard._weights.parts import (
@@ -37,6 +48,9 @@ from regard._weights.parts import (
     counts_from_0,
     element,
     part_of,
+    picked,
+    runs,
+    sharing_runs,
     spaced,
     span,
     told_heads,
@@ -85,7 +99,13 @@ class AttentionWeights(LinearForms[ArrayT]):
 
     Rows, blocks, products, reductions and heatmaps are recomputed exactly from query and key, in
     memory linear in the lengths. Results have the array type and device of the query, and float32,
-    or float64 for a float64 query; there is no gradient. The weights are those before dropout.
+    or float64 for a float64 query. The weights are those before dropout.
+
+    What is a sum of weights has a gradient where query, key, bias or sinks need one, and compiles
+    into one graph: rows and blocks, ``at``, ``@``, ``T @``, ``entropy``, ``lse``, ``distance``,
+    ``received`` (but ``"max"``), ``mass``, ``blocks`` (but ``"max"``), ``diagonals``, ``sum`` and
+    ``mean``. The others have none, nor has ``summary``.
+
     Query, key and the other arrays are held, not copied; ``copy`` makes weights with arrays of
     their own. Writes into tensors are detected, writes into NumPy arrays and tensors of
     ``torch.inference_mode`` are not: copy the weights before you write into these.
@@ -95,7 +115,7 @@ class AttentionWeights(LinearForms[ArrayT]):
         key: ``(..., Hkv, Lk, D)``; ``Hkv`` divides ``Hq``.
         causal, window, mask, bias, key_lengths, segments, intervals, query_start: as in
             ``regard.attention``.
-        sinks, scale, softcap: as in ``regard.attention``.
+        sinks, edits, scale, softcap: as in ``regard.attention``.
         backend: that computes them: ``"auto"``, or the name of one.
 
     Raises:
@@ -114,6 +134,7 @@ class AttentionWeights(LinearForms[ArrayT]):
     _numbers: tuple[int, ...] | None = None  # of the query heads, where they are not 0, 1, 2, ...
     _weights_only = False  # True where query and key are not known, and scores stand for weights
     _origin: Origin | None = None  # where they are of a recording
+    _graph: Call | None = None  # the call with the gradients of its inputs, where any is needed
 
     def __init__(
         self,
@@ -129,6 +150,7 @@ class AttentionWeights(LinearForms[ArrayT]):
         intervals: Intervals | None = None,
         query_start: Integers | None = None,
         sinks: Array[object] | None = None,
+        edits: Sequence[Edit] | None = None,
         scale: float | None = None,
         softcap: float | None = None,
         backend: BackendName = "auto",
@@ -137,7 +159,7 @@ class AttentionWeights(LinearForms[ArrayT]):
             query, key, None,
             causal=causal, window=window, mask=mask, bias=bias, key_lengths=key_lengths,
             segments=segments, intervals=intervals, query_start=query_start,
-            sinks=sinks, scale=scale, softcap=softcap,
+            sinks=sinks, edits=edits, scale=scale, softcap=softcap,
         )  # fmt: skip
         self._start(call, choose(call, backend))
 
@@ -157,17 +179,22 @@ class AttentionWeights(LinearForms[ArrayT]):
         self, call: Call, backend: Backend | None = None, statistics: Statistics | None = None
     ) -> None:
         self._call = _detached(call)
+        self._graph = call.without_value() if may_differentiate(call) else None
         backend = backend or choose(self._call, "auto")
         known = None if statistics is None else (_detach(statistics[0]), _detach(statistics[1]))
         self._statistics = RowStatistics(self._call, backend, known)
         self._place = Place.whole(self._call)  # in the call of the statistics
         self._lse: Any = None
+        self._max_score: Any = None
         self._versions = versions(self._call)
 
-    def _part(self, call: Call, place: Place) -> AttentionWeights[ArrayT]:
+    def _part(
+        self, call: Call, place: Place, graph: Call | None = None
+    ) -> AttentionWeights[ArrayT]:
         """The weights of a part of the call, with the statistics of the whole."""
         part = AttentionWeights.__new__(AttentionWeights)
-        part._call, part._place, part._lse = call, place, None
+        part._call, part._place, part._lse, part._graph = call, place, None, graph
+        part._max_score = None
         part._statistics, part._versions = self._statistics, self._versions
         part._numbers, part._weights_only = self._numbers, self._weights_only
         part._origin = self._origin
@@ -201,7 +228,8 @@ class AttentionWeights(LinearForms[ArrayT]):
 
     def __getstate__(self) -> dict[str, Any]:
         require_unwritten(self._versions)
-        return {name: x for name, x in vars(self).items() if name != "_versions"}
+        left_out = ("_versions", "_graph")  # a graph of autograd can be neither copied nor stored
+        return {name: x for name, x in vars(self).items() if name not in left_out}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -250,9 +278,23 @@ class AttentionWeights(LinearForms[ArrayT]):
 
     def _ask(self, *reductions: Reduction) -> list[Any]:
         """The results of all of them, in one pass."""
-        self._require_now()
-        self._reduce({name: x for r in reductions for name, x in r.fields().items()})
+        graph = differentiable(self._graph)
+        if graph is None or not is_traced():
+            self._require_now()
+        asked: dict[str, Any] = {}
+        for reduction in reductions:
+            fields = reduction.fields()
+            asked |= fields if graph is None else self._without_gradient(graph, fields)
+        if asked:
+            self._reduce(asked)
         return [self._give(reduction.result()) for reduction in reductions]
+
+    def _without_gradient(self, graph: Call, fields: dict[str, Any]) -> dict[str, Any]:
+        """Fills the fields that have a gradient, and gives the others."""
+        backend, statistics = self._statistics.backend, None
+        if backend.reads_statistics and not is_traced():
+            statistics = self._statistics.of(self._place)
+        return rest_of(fields, graph, backend.name, statistics)
 
     def _require_now(self) -> None:
         """Raises where weights cannot be computed here and now."""
@@ -287,19 +329,60 @@ class AttentionWeights(LinearForms[ArrayT]):
         Raises:
             UnsupportedError: weights alone are known (``Recording.from_weights``).
         """
+        self._require_scores("lse")
+        return self._lse_of_scores()
+
+    def _require_scores(self, name: str) -> None:
         if self._weights_only:
             raise UnsupportedError(
-                "lse: the scores are not known, for these weights were given as they are"
+                f"{name}: the scores are not known, for these weights were given as they are"
                 " (from_weights); record the model's pass itself, with regard.record."
             )
-        return self._lse_of_scores()
 
     def _lse_of_scores(self) -> ArrayT:
         """``lse`` of the scores that the weights are computed from, whatever those are."""
+        found: ArrayT
+        if differentiable(self._graph) is not None:  # one that is kept would keep its graph
+            (found,) = self._ask(PerQuery(self._call, "lse"))
+            return found
         if self._lse is None:
             (self._lse,) = self._ask(PerQuery(self._call, "lse"))
-        found: ArrayT = self._lse
+        found = self._lse
         return found
+
+    @property
+    def max_score(self) -> ArrayT:
+        """``(..., Hq)``: the largest score of each head, over all unmasked pairs of its matrix.
+
+        After scale, softcap and bias; the sinks are no pairs. It is what grows before a training
+        diverges. −inf where all pairs are masked, NaN where a score is. Where the row statistics
+        are known it costs next to nothing.
+
+        Raises:
+            UnsupportedError: weights alone are known (``Recording.from_weights``).
+
+        Source: Dehghani et al. 2023 (the growth of the logits), Kimi team 2025 (QK-clip).
+        """
+        self._require_scores("max_score")
+        graph = differentiable(self._graph)
+        if self._max_score is None or graph is not None:
+            (rows,) = self._ask(PerQuery(self._call, "row_max"))
+            self._max_score = arrays_of(rows).largest(rows, -1)
+        found: ArrayT = self._max_score
+        return found if graph is None else self._largest_with_gradient(graph, rows, found)
+
+    def _largest_with_gradient(self, graph: Call, rows: Any, found: Any) -> Any:
+        B, Hq, _, Lq, Lk = self._call.sizes
+        if 0 in (B, Hq, Lq, Lk):
+            return found
+        queries = to_numpy(rows).reshape(B, Hq, Lq).argmax(-1)
+        keys = np.zeros_like(queries)
+        for b, h in np.ndindex(B, Hq):
+            i = int(queries[b, h])
+            row = self._head(b, h).part(slice(i, i + 1))
+            keys[b, h] = int(row._ask(TopK(row._call, 1))[0].indices[0, 0])
+        largest = largest_with_gradient(graph, found.reshape(B, Hq), queries, keys)
+        return largest.reshape(found.shape)
 
     def entropy(self) -> ArrayT:
         """``(..., Hq, Lq)``: ``−Σ w · ln w`` of every query, in nats; 0 where all is masked."""
@@ -358,7 +441,9 @@ class AttentionWeights(LinearForms[ArrayT]):
     def strongest(self, n: int = 20) -> Links[Any, Any]:
         """The n strongest token pairs of each matrix: ``(query, key, weight)``, ``(..., Hq, n)``.
 
-        Strongest first, at most ``Lq · Lk``; −1, −1, 0.0 where no pair with a weight is left.
+        Strongest first, of equal weights the lower query, then the lower key; at most ``Lq · Lk``;
+        −1, −1, 0.0 where no pair with a weight is left. Where the row statistics are known, as
+        after a forward pass, it reads about n rows.
 
         Raises:
             ValueError: n is negative.
@@ -420,6 +505,60 @@ class AttentionWeights(LinearForms[ArrayT]):
         return tuple(pictures[plane] for plane in how) if isinstance(how, tuple) else pictures[how]
 
     @overload
+    def align(
+        self: AttentionWeights[NDArray[FloatingT]],
+        heads: Sequence[int] | None = None,
+        how: AlignHow = "dtw",
+        *,
+        median_filter_width: int = 7,
+        normalise: bool = True,
+    ) -> Alignment[NDArray[FloatingT], NDArray[np.int64]]: ...
+    @overload
+    def align(
+        self,
+        heads: Sequence[int] | None = None,
+        how: AlignHow = "dtw",
+        *,
+        median_filter_width: int = 7,
+        normalise: bool = True,
+    ) -> Alignment[ArrayT, ArrayT]: ...
+    def align(
+        self,
+        heads: Sequence[int] | None = None,
+        how: AlignHow = "dtw",
+        *,
+        median_filter_width: int = 7,
+        normalise: bool = True,
+    ) -> Alignment[Any, Any]:
+        """Aligns queries to keys, as the words of a transcript are to their times in the sound.
+
+        The weights of each head are standardised, smoothed, and averaged over the heads; through
+        that matrix goes the path with the largest sum, from the first pair to the last. Of equal
+        paths it stays with its query. Time and memory are those of one matrix: ``Lq · Lk``.
+
+        Args:
+            heads: which, of ``head_numbers``; by default all. ``regard.align`` takes heads of
+                several layers.
+            how: ``"dtw"``, dynamic time warping: the path goes on by one query, one key or both.
+            median_filter_width: in keys, odd; 1 leaves the weights as they are. Ends are
+                reflected; fewer keys than half of it are not smoothed.
+            normalise: whether weights count by their difference from the key's mean over the
+                queries, in its standard deviations (z-score). A key of equal weights counts 0.
+
+        Returns:
+            ``(query, key, first, matrix)``: the path, ``first`` the key at which each query begins.
+
+        Raises:
+            IndexError: no such head, or heads of weights without that axis.
+            TypeError: heads is an int, or the width is none.
+            ValueError: another ``how``, an even width, no head, or weights of NaN.
+            MaterializeError: a matrix is above the limit.
+
+        Source: Radford et al. 2022, whose implementation is whisper/timing.py.
+        """
+        return aligned(list(chosen_heads(self, heads)), how, median_filter_width, normalise)
+
+    @overload
     def summary(
         self: AttentionWeights[NDArray[FloatingT]],
         *,
@@ -474,7 +613,8 @@ class AttentionWeights(LinearForms[ArrayT]):
         if self._weights_only:
             del reductions["lse"]
         names = [name for name in reductions if name in only]
-        answers = dict(zip(names, self._ask(*(reductions[name]() for name in names))))
+        whole = self._part(call, self._place)  # without a gradient: all of it is one pass
+        answers = dict(zip(names, whole._ask(*(reductions[name]() for name in names))))
         every: list[Any] = [answers.get(name) for name in WeightsSummary._fields]
         return WeightsSummary(*every)
 
@@ -498,17 +638,39 @@ class AttentionWeights(LinearForms[ArrayT]):
             "weights", shape, 8 * np.dtype(self._dtype_name).itemsize,
             "Ask for a part: weights[0, head, i], weights.pool(...)",
         )  # fmt: skip
-        flat = (batch.size, heads.size, rows.size, columns.size)
-        out = xp.full(flat, 0.0, self._dtype_name)
-        if 0 not in flat:
-            rows = rows.reshape(-1)
-            if self._statistics.backend.reads_statistics:  # of all heads together
-                asked = zip(self._place, (span(batch), span(heads), spaced(rows)))
-                self._statistics.learn(Place(*(part[x] for part, x in asked)))
-            for i, b in enumerate(batch.reshape(-1).tolist()):
-                for j, h in enumerate(heads.reshape(-1).tolist()):
-                    self._fill(out[i, j], b, h, rows, columns.reshape(-1))
+        axes = [x.reshape(-1) for x in (batch, heads, rows, columns)]
+        if (graph := differentiable(self._graph)) is not None and all(x.size for x in axes):
+            return self._differentiable_block(graph, *axes).reshape(shape)
+        out = xp.zeros(tuple(x.size for x in axes), self._dtype_name)
+        if 0 not in out.shape:
+            self._fill(out, *axes)
+            if down := [axis for axis in (1, 2, 3) if axes[axis][0] > axes[axis][-1]]:
+                out = xp.flip(out, down)
         found: ArrayT = out.reshape(shape) if shape or self._call.is_torch else out.reshape(())[()]
+        return found
+
+    def _differentiable_block(
+        self, graph: Call, batch: np.ndarray, heads: np.ndarray, rows: np.ndarray,
+        columns: np.ndarray,
+    ) -> Any:  # fmt: skip
+        """The weights of chosen rows and columns, with their gradient."""
+        _, Hq, Hkv, *_ = graph.sizes
+        b = range(int(batch.min()), int(batch.max()) + 1)
+        h = range(int(heads.min()), int(heads.max()) + 1)
+        if len(h) > 1:  # all that share their keys
+            group = Hq // Hkv
+            h = range(h.start // group * group, -(-h.stop // group) * group)
+        some, known = spaced(rows), None
+        if self._statistics.backend.reads_statistics and not is_traced():
+            own = self._place
+            of = Place(own.b[b.start : b.stop], own.h[h.start : h.stop], own.rows[some])
+            known = self._statistics.of(of)
+        call = graph.of_heads(b, h).rows(some)
+        found = block_of(call, self._statistics.backend.name, known)
+        places = (batch - b.start, heads - h.start, np.argsort(np.argsort(rows)), columns)
+        for axis, place in enumerate(places):
+            if not np.array_equal(place, np.arange(found.shape[axis])):
+                found = found.index_select(axis, found.new_tensor(place).long())
         return found
 
     def _picks(self, index: Any) -> list[Any]:
@@ -516,21 +678,38 @@ class AttentionWeights(LinearForms[ArrayT]):
         heads = len(self._call.leading) if self._call.heads else -1
         return basic_index(index, self.shape, heads, self._numbers)
 
-    def _fill(self, out: Any, b: int, h: int, rows: np.ndarray, columns: np.ndarray) -> None:
-        """Writes the chosen rows, evenly spaced ones, and columns of one head."""
-        xp, into = arrays_of(self._call.query), np.argsort(rows)
-        for low, high, block in self._head(b, h).part(spaced(rows))._row_blocks():
-            out[into[low:high]] = xp.take(block, columns)
+    def _fill(
+        self, out: Any, batch: np.ndarray, heads: np.ndarray, rows: np.ndarray, columns: np.ndarray
+    ) -> None:
+        """Writes chosen weights, with heads, rows and columns upwards: as many as can be at once.
 
-    def _row_blocks(self) -> Iterator[tuple[int, int, Any]]:
-        """``(low, high, weights)`` of all rows of a single matrix: ``(rows, Lk)``."""
-        Lq, Lk = self.shape
-        height = max(64, 2**20 // max(Lk, 1))
-        for low in range(0, Lq, height):
-            rows = slice(low, min(low + height, Lq), 1)
-            block = arrays_of(self._call.query).full((rows.stop - low, Lk), 0.0, self._dtype_name)
-            self.part(rows)._reduce({"weights": block})
-            yield low, rows.stop, block
+        Heads, rows and columns are evenly spaced; elements of the batch need not be.
+        """
+        call, (h, i, j) = self._call, (spaced(x) for x in (heads, rows, columns))
+        _, Hq, Hkv, *_ = call.sizes
+        if self._statistics.backend.reads_statistics:  # of all heads together
+            asked = zip(self._place, (span(batch), h, i))
+            self._statistics.learn(Place(*(part[x] for part, x in asked)))
+        sharing = list(sharing_runs(range(Hq)[h], Hq // Hkv))
+        for at, b in runs(batch, 1 if len(sharing) > 1 else batch.size):
+            done = 0
+            for some in sharing:
+                of = slice(done, done := done + len(some))
+                self._of_heads(b, some).part(i)._write(out[at, of], j)
+
+    def _write(self, out: Any, columns: slice) -> None:
+        """Writes the weights of some keys into zeros ``(B, Hq, Lq, keys)``, contiguous."""
+        *_, Lq, Lk = self._call.sizes
+        every = len(range(*columns.indices(Lk))) == Lk
+        if every or self._statistics.backend.reads_statistics:
+            self.part(None, columns)._reduce({"weights": out})
+            return
+        for b, h in np.ndindex(*out.shape[:2]):  # it would compute the rows for their statistics
+            for low in range(0, Lq, height := max(64, 2**20 // Lk)):
+                part = self._head(b, h).part(slice(low, low + height))
+                block = arrays_of(out).zeros((1, 1, *part.shape), self._dtype_name)
+                part._reduce({"weights": block})
+                out[b, h, low : low + height] = block[0, 0, :, columns]
 
     def __array__(
         self, dtype: DTypeLike | None = None, copy: bool | None = None
@@ -538,8 +717,7 @@ class AttentionWeights(LinearForms[ArrayT]):
         """The whole matrix; refused above the limit that ``regard.limits`` sets."""
         if copy is False:
             raise ValueError("weights: they are computed when asked for, so an array is a copy.")
-        whole: Any = self[...]
-        whole = whole.cpu().numpy() if is_tensor(whole) else np.asarray(whole)
+        whole = to_numpy(self[...])
         return whole if dtype is None else whole.astype(dtype)
 
     def __len__(self) -> int:
@@ -676,9 +854,12 @@ class AttentionWeights(LinearForms[ArrayT]):
         rows = part_of("rows", rows, Lq)
         columns = part_of("columns", columns, Lk)
         call, place = self._call, self._place
+        graph = self._graph
         if rows != slice(0, Lq, 1):
             call, place = call.rows(rows), place._replace(rows=place.rows[rows])
-        part = self._part(call.columns(columns), place)
+            graph = None if graph is None else graph.rows(rows)
+        graph = None if graph is None else graph.columns(columns)
+        part = self._part(call.columns(columns), place, graph)
         if self._origin is not None:
             part._origin = self._origin.part(rows, columns)
         return part
@@ -697,7 +878,8 @@ class AttentionWeights(LinearForms[ArrayT]):
             raise IndexError(f"weights: {self.shape} has no axis of heads before (Lq, Lk).")
         h = range(Hq)[basic_index(h, (Hq,), 0, self._numbers)[0]]
         place = self._place._replace(h=self._place.h[h : h + 1])
-        return self._of_head(h, self._part(self._call.head(h), place))
+        graph = None if self._graph is None else self._graph.head(h)
+        return self._of_head(h, self._part(self._call.head(h), place, graph))
 
     def matrix(self, *index: int) -> AttentionWeights[ArrayT]:
         """One ``(Lq, Lk)`` of several: one int for each axis before, by default the first.
@@ -740,10 +922,16 @@ class AttentionWeights(LinearForms[ArrayT]):
         options = one.options_of(0)
         return Layer(*found, head_numbers=self._numbers, weights_only=self._weights_only, **options)
 
+    def _of_heads(self, b: range, h: range) -> AttentionWeights[ArrayT]:
+        """Those of some batch elements and of heads that share keys, or share none."""
+        place = self._place._replace(b=picked(self._place.b, b), h=picked(self._place.h, h))
+        return self._part(self._call.of_heads(b, h), place)
+
     def _head(self, b: int, h: int) -> AttentionWeights[ArrayT]:
         """The matrix of query head h of batch element b."""
         place = self._place._replace(b=self._place.b[b : b + 1], h=self._place.h[h : h + 1])
-        return self._of_head(h, self._part(self._call.matrix(b, h), place))
+        graph = None if self._graph is None else self._graph.matrix(b, h)
+        return self._of_head(h, self._part(self._call.matrix(b, h), place, graph))
 
     def _of_head(self, h: int, part: AttentionWeights[ArrayT]) -> AttentionWeights[ArrayT]:
         """A part that is head h alone, with its number where they have any."""

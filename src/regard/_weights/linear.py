@@ -14,6 +14,7 @@ from regard._base.settings import require_materializable
 from regard._base.types import Array, ArrayT, BlocksHow, FloatingT, Int, Integers
 from regard._call.call import Call
 from regard._weights.array_names import missing
+from regard._weights.differentiable import differentiable, is_differentiated, pairs_with_gradient
 from regard._weights.linear_reductions import (
     Blocks,
     ByDistance,
@@ -35,8 +36,6 @@ from regard._weights.reductions import Received, Reduction, TopK
 from regard._weights.transposed import TransposedWeights, from_left
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from numpy.typing import ArrayLike, NDArray
 
     from regard._weights.row_statistics import Place, RowStatistics
@@ -51,6 +50,7 @@ class LinearForms(Generic[ArrayT]):
     if TYPE_CHECKING:
         _call: Call
         _place: Place
+        _graph: Call | None
         _statistics: RowStatistics
 
         @property
@@ -62,8 +62,10 @@ class LinearForms(Generic[ArrayT]):
         def _ask(self, *reductions: Reduction) -> list[Any]: ...
         def _require_now(self) -> None: ...
         def _give(self, x: Any) -> Any: ...
+        def _lse_of_scores(self) -> Any: ...
+        def _part(self, call: Call, place: Place, graph: Call | None = None) -> Any: ...
         def _head(self, b: int, h: int) -> Any: ...
-        def _row_blocks(self) -> Iterator[tuple[int, int, Any]]: ...
+        def _write(self, out: Any, columns: slice) -> None: ...
         def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any: ...
         def part(self, rows: slice | None = None, columns: slice | None = None) -> Any: ...
 
@@ -105,10 +107,15 @@ class LinearForms(Generic[ArrayT]):
         self._require_now()
         length = self._call.sizes[4 if product is Product else 3]
         operand, vector = read_operand(self._call, name, x, length)
+        weights: Any = self
+        if not is_differentiated(operand):
+            operand = operand.detach() if is_tensor(operand) else operand
+        elif self._graph is None:
+            weights = self._part(self._call, self._place, self._call)
         xp, found, most = arrays_of(operand), [], product.columns
         for start in range(0, max(1, operand.shape[3]), most):
             some = contiguous(operand[..., start : start + most])
-            found += self._ask(product(self._call, some))
+            found += weights._ask(product(self._call, some))
         out = found[0] if len(found) == 1 else xp.concatenate(found)
         return out[..., 0] if vector else out
 
@@ -220,6 +227,8 @@ class LinearForms(Generic[ArrayT]):
         statistics = part._statistics.of(part._place)
         backend = self._statistics.backend
         found = backend.gather(part._call, statistics, i.reshape(-1) - low, j.reshape(-1))
+        if (graph := differentiable(self._graph)) is not None:
+            found = pairs_with_gradient(graph, self._lse_of_scores(), found, i, j)
         weights = self._give(found.reshape((*found.shape[:2], *i.shape)))
         single = not weights.ndim and not self._call.is_torch
         chosen: ArrayT = weights[()] if single else weights
@@ -240,6 +249,11 @@ class LinearForms(Generic[ArrayT]):
         """
         self._require_now()
         found, xp = read_set(keys, self._call.sizes[4]), arrays_of(self._call.query)
+        if differentiable(self._graph) is not None:
+            member = np.zeros(self._call.sizes[4])
+            member[found] = 1
+            share: ArrayT = self @ xp.array(xp.empty((0,), self._dtype_name), member)
+            return share
         low, high = (int(found[0]), int(found[-1]) + 1) if found.size else (0, 0)
         steps = np.unique(np.diff(found))
         step = int(steps[0]) if len(steps) == 1 else 1
@@ -359,12 +373,15 @@ class LinearForms(Generic[ArrayT]):
 
     def _argmax_of_queries(self) -> Any:
         """Block by block of rows."""
-        B, Hq, _, _, Lk = self._call.sizes
-        found = np.zeros((B, Hq, Lk), np.int64)
+        B, Hq, _, Lq, Lk = self._call.sizes
+        found, xp = np.zeros((B, Hq, Lk), np.int64), arrays_of(self._call.query)
         for b, h in np.ndindex(B, Hq):
             largest = np.full(Lk, -1.0)
-            for low, _, block in self._head(b, h)._row_blocks():
-                w = to_numpy(block)
+            for low in range(0, Lq, height := max(64, 2**20 // max(Lk, 1))):
+                part = self._head(b, h).part(slice(low, low + height))
+                block = xp.zeros((1, 1, *part.shape), self._dtype_name)
+                part._write(block, slice(None))
+                w = to_numpy(block)[0, 0]
                 at, top = w.argmax(0), w.max(0)
                 higher = (top > largest) | (np.isnan(top) & ~np.isnan(largest))
                 found[b, h, higher] = low + at[higher]

@@ -48,7 +48,7 @@ def read_operand(call: Call, name: str, x: Any, length: int) -> tuple[Any, bool]
 
 
 def _numbers(call: Call, name: str, x: Any) -> Any:
-    """An array of the call's library, detached, in the dtype of sums."""
+    """An array of the call's library, in the dtype of sums."""
     if is_tensor(x) != call.is_torch:
         if call.is_torch:
             need = "a tensor is needed, as the query is. Convert it with torch.as_tensor"
@@ -67,7 +67,7 @@ def _numbers(call: Call, name: str, x: Any) -> Any:
             f"weights: {name} is on {x.device} and the query on {call.query.device}; move it with "
             f"{name}.to(weights.device)."
         )
-    return x.detach().to(getattr(sys.modules["torch"], accumulating_name(call.query)))
+    return x.to(getattr(sys.modules["torch"], accumulating_name(call.query)))
 
 
 def contiguous(x: Any) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from regard._backends.formula import capped
+from regard._backends.formula import capped, edited_pairs
 from regard._base.arrays import NumpyArrays, to_numpy
 from regard._base.types import Bool, Float, Int
 from regard._call.call import Call
@@ -44,6 +44,8 @@ def weights_at(
         scores = capped(NumpyArrays(), call, s.reshape(-1, Hq).T * call.scale)
         if call.bias is not None:
             scores = scores + picked(to_numpy(call.bias)[0], queries, keys)
+        if call.rectangles:
+            scores = scores + edited_pairs(call, queries, keys)
         found = np.exp(scores - lse[:, queries])
     return np.where(seen, np.minimum(found, 1), 0)
 

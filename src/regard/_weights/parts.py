@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,51 @@ def span(x: np.ndarray, step: int = 1) -> slice:
 def spaced(x: np.ndarray) -> slice:
     """Evenly spaced numbers, upwards."""
     return span(x, abs(int(x[1] - x[0])) if x.size > 1 else 1)
+
+
+def picked(numbers: range, chosen: range) -> range:
+    """The numbers at chosen places, which go upwards."""
+    return numbers[chosen.start : chosen.stop : chosen.step]
+
+
+def runs(x: np.ndarray, longest: int) -> Iterator[tuple[slice, range]]:
+    """Where numbers stand, and which they are: all at once where they are evenly spaced upwards.
+
+    Args:
+        x: the numbers, at least one.
+        longest: how many may be together.
+    """
+    steps = np.diff(x)
+    if x.size <= longest and (steps == steps[:1]).all() and (steps > 0).all():
+        yield slice(0, x.size), range(int(x[0]), int(x[-1]) + 1, spaced(x).step)
+        return
+    for at, number in enumerate(x.tolist()):
+        yield slice(at, at + 1), range(number, number + 1)
+
+
+def sharing_runs(heads: range, group: int) -> Iterator[range]:
+    """Heads, some at a time: those that share one key head, or all the heads of several.
+
+    Heads that share no key head are all together.
+
+    Args:
+        heads: upwards, with any step.
+        group: how many neighbouring heads share a key head.
+    """
+    if heads.step % group == 0:
+        yield heads
+        return
+    last = heads[-1]
+    if heads.step == 1:
+        low = min(-(-heads.start // group) * group, last + 1)
+        high = max((last + 1) // group * group, low)
+        cuts = [heads.start, low, high, last + 1]
+    else:
+        cuts = [heads.start, *range((heads.start // group + 1) * group, last + 1, group), last + 1]
+    for start, stop in pairwise(cuts):
+        start += (heads.start - start) % heads.step
+        if start < stop:
+            yield range(start, stop, heads.step)
 
 
 def part_of(name: str, part: slice | None, n: int, what: str = "weights") -> slice:

@@ -26,7 +26,7 @@ class TopKeys(NamedTuple, Generic[ArrayT, IndexT]):
 class Links(NamedTuple, Generic[ArrayT, IndexT]):
     """The strongest token pairs of a matrix, strongest first; -1, -1, 0.0 once there are no more.
 
-    Rows of NaN are left out.
+    Of equal weights the lower query is first, then the lower key. Rows of NaN are left out.
     """
 
     query: IndexT
@@ -48,11 +48,14 @@ class Reduction(Protocol):
 
 
 class PerQuery:
-    """One number for each query: ``lse``, ``entropy`` or ``distance``."""
+    """One number for each query: ``lse``, ``row_max``, ``entropy`` or ``distance``.
+
+    ``row_max`` is the largest score among the keys, a part's its own.
+    """
 
     def __init__(self, call: Call, name: str) -> None:
         B, Hq, _, Lq, _ = call.sizes
-        fill = -np.inf if name == "lse" else 0.0
+        fill = -np.inf if name in ("lse", "row_max") else 0.0
         self._out = arrays_of(call.query).full((B, Hq, Lq), fill, "float64")
         self._name = name
 

@@ -127,8 +127,8 @@ class RowStatistics:
         _, Hq, Hkv, Lq, _ = self.call.sizes
         b, h, rows = place
         rows = rows[int(missing[0]) : int(missing[-1]) + 1]
-        if self._few or len(h) > 1:
-            group = Hq // Hkv
+        group = Hq // Hkv
+        if group > 1 and (self._few or (len(h) > 1 and h.step % group)):
             h = range(h.start // group * group, -(-h.stop // group) * group)
         if self._few:
             rows = range(Lq)

@@ -49,7 +49,7 @@ class WeightReader:
         n, Lk = part.shape
         visibility, every = Visibility(part._call, xp.arange), slice(0, n)
         keys = visibility.keys(0, every)
-        out = xp.full((n, Lk), 0.0, xp.dtype)
+        out = xp.full((1, 1, n, Lk), 0.0, xp.dtype)
         fields = {"weights": out}
         has_sink = part._call.sinks is not None
         if has_sink:
@@ -59,7 +59,8 @@ class WeightReader:
         visible = visibility.pairs(one, one, every, keys)
         if visible is not None:
             visible = xp.broadcast(visible, (1, 1, n, keys.stop - keys.start))[0, 0]
-        return WeightRows(keys, out[:, keys], visible, self._of_sink(part, fields.get("lse"), n))
+        of_sink = self._of_sink(part, fields.get("lse"), n)
+        return WeightRows(keys, out[0, 0, :, keys], visible, of_sink)
 
     def read_logarithms(self, b: int, h: int, rows: slice) -> tuple[slice, Any, Any]:
         """Keys, ln of the weights without underflow, and the share of no key ``(rows, 1)``.

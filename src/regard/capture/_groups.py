@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 
 from torch.nn import Module
@@ -30,6 +30,33 @@ def places(modules: Mapping[str, Module]) -> dict[str, Place]:
         for name, number in zip(members, own or range(len(members))):
             found[name] = pattern, number
     return found
+
+
+class Occurrences:
+    """Which layer each call of attention in a pass is: a module may compute several."""
+
+    def __init__(self) -> None:
+        self._count: Counter[str] = Counter()
+
+    def clear(self) -> None:
+        """A pass begins: the attention of every module occurs for the first time again."""
+        self._count.clear()
+
+    def next(self, name: str, places: Mapping[str, Place], others: int) -> tuple[int, Place]:
+        """The next call's occurrence in the module of that name, and its place.
+
+        Args:
+            places: of the modules of that kind.
+            others: the number of a layer outside modules.
+        """
+        occurrence = self._count[name]
+        self._count[name] += 1
+        pattern, number = places.get(name, ("", others))
+        if occurrence and sum(own == pattern for own, _ in places.values()) == 1:
+            number = occurrence  # one module is all the layers, as in ALBERT
+        elif occurrence:
+            pattern = f"{pattern} {occurrence + 1}"
+        return occurrence, (pattern, number)
 
 
 def group_names(patterns: list[str]) -> list[str]:

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from regard._base.errors import RecordingError, ShapeError, UnsupportedError
+from regard._base.errors import RecordingError, ShapeError
 from regard._operator import watching
-from regard._operator.attention import torch_call
-from regard._operator.torch_calls import Running, TorchAttention
+from regard._operator.torch_calls import Running
+from regard.capture._calls import calls_taken
 from regard.capture._explanation import Explanation
 from regard.capture._groups import Place, places
 from regard.capture._recorder import Describe, Recorder
@@ -31,6 +31,7 @@ Choice = tuple[
     str | Path | None,
     Callable[[Any], Tensor] | None,
 ]
+_ONE = threading.Lock()  # held while a record is open
 
 
 class Recorded(Recording[Tensor]):
@@ -167,14 +168,16 @@ def recording_of(
         following: makes a context in which a recorder is given the calls of attention.
         name: of the model, for people.
     """
-    _refuse_a_second()
-    layers, heads, values, path, explain = choice
-    explanation = None if explain is None else Explanation(explain)
-    recorder = Recorder(
-        layers=layers, heads=heads, values=values, path=path, explanation=explanation
-    )
-    recording = Recorded.__new__(Recorded)
+    if not _ONE.acquire(blocking=False):
+        raise RecordingError("record: another record is open; leave its with block first.")
     with contextlib.ExitStack() as stack:
+        stack.callback(_ONE.release)
+        layers, heads, values, path, explain = choice
+        explanation = None if explain is None else Explanation(explain)
+        recorder = Recorder(
+            layers=layers, heads=heads, values=values, path=path, explanation=explanation
+        )
+        recording = Recorded.__new__(Recorded)
         stack.push(lambda kind, error, trace: recorder.close(error))
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         with following(recorder):
@@ -185,36 +188,16 @@ def recording_of(
 @contextlib.contextmanager
 def _torch_followed(recorder: Recorder) -> Iterator[None]:
     """Hands every call of attention to a recorder, under the name of the module that runs."""
-    running = Running(recorder.begin_pass, recorder.end_pass)
+    running = Running(recorder.begin_pass, end=recorder.end_pass)
 
     @functools.cache  # for this block: a model may change after it
     def places_of(model: Module | None) -> dict[str, Place]:
         return {} if model is None else places(dict(model.named_modules()))
 
-    def take(query: Any, key: Any, value: Any, options: dict[str, Any]) -> Any:
-        named = running.name, places_of(running.model)
-        return recorder.take(*named, query, key, value, options)
+    def take(name: str, query: Any, key: Any, value: Any, options: dict[str, Any]) -> Any:
+        return recorder.take(name, places_of(running.model), query, key, value, options)
 
-    def compute(operator: Any, *args: Any, **kwargs: Any) -> Any:
-        q, k, v, options = torch_call(*args, **kwargs)
-        if "bias" in options:
-            options |= {"bias": None} | mask_or_bias(options["bias"])
-        hand_on = take(q, k, v, options)
-        output = operator(*args, **kwargs)
-        return output if hand_on is None else hand_on(output)
-
-    def weigh(function: Any, named: dict[str, Any], within: Any) -> Any:
-        if recorder.explains:
-            raise UnsupportedError(
-                "record: explain does not see what torch.nn.MultiheadAttention computes where it "
-                "returns weights; call it with need_weights=False."
-            )
-        quiet = {"need_weights": False, "dropout_p": 0.0, "training": False}
-        with torch.no_grad():  # once more, for its query and key
-            within(function, named | quiet)
-        return function(**named)
-
-    with running.followed(), TorchAttention(compute, weigh), watched(take):
+    with calls_taken(running, take, explains=recorder.explains):
         yield
 
 
@@ -262,35 +245,8 @@ def model_followed(model: Module, roots: Sequence[Module], recorder: Recorder) -
             root.register_forward_hook(leave, always_call=True),
         ]
     try:
-        with watched(take):
+        with watching.watched(take):
             yield
     finally:
         for hook in hooks:
             hook.remove()
-
-
-def mask_or_bias(numbers: Tensor) -> dict[str, Tensor]:
-    """The option that a floating mask is: of bools, where it holds zeros and numbers that hide."""
-    hidden = numbers <= torch.finfo(numbers.dtype).min / 2
-    return {"mask": ~hidden} if bool(((numbers == 0) | hidden).all()) else {"bias": numbers}
-
-
-def _refuse_a_second() -> None:
-    if watching.watcher is not None:
-        raise RecordingError("record: another record is open; leave its with block first.")
-
-
-@contextlib.contextmanager
-def watched(take: Any) -> Iterator[None]:
-    """Hands the calls of ``regard.attention`` to ``watching.watcher``.
-
-    Raises:
-        RecordingError: it is taken.
-    """
-    _refuse_a_second()
-    watching.watcher = take
-    try:
-        yield
-    finally:
-        watching.watcher = None
-        watching.modules.clear()

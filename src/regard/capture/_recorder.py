@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import functools
-import sys
 import threading
 import warnings
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,16 +13,16 @@ from regard._base.arrays import is_tensor
 from regard._base.errors import RecordingError
 from regard._call.call import Call
 from regard._call.checks import read_call
+from regard.capture._calls import NOT_SEEN, is_in_backward
 from regard.capture._files import Files
-from regard.capture._groups import Place, group_names
-from regard.capture._rows import Rows, Span
+from regard.capture._groups import Occurrences, Place, group_names
+from regard.capture._rows import BySight, Rows, Span
 from regard.capture._taken import Described, Heads, Taken, copied
 from regard.recording import Recording
 
 if TYPE_CHECKING:
     from regard.capture._explanation import Explanation
 
-SEEN = ("causal", "window", "mask", "key_lengths", "segments", "intervals", "query_start")
 Describe = Callable[[str, Taken, int], Described]
 
 
@@ -53,8 +51,8 @@ class Recorder:
         self._files = None if path is None else Files(path)
         self._thread = threading.get_ident()
         self._taken: dict[tuple[str, int], Taken] = {}
-        self._occurrences: Counter[str] = Counter()
-        self._rows: dict[Any, tuple[list[Rows], list[Span], Any]] = {}
+        self._occurrences = Occurrences()
+        self._rows = BySight(_rows_and_seen)
 
     @property
     def explains(self) -> bool:
@@ -89,13 +87,7 @@ class Recorder:
         """
         if threading.get_ident() != self._thread or is_in_backward():
             return None
-        occurrence = self._occurrences[name]
-        self._occurrences[name] += 1
-        pattern, number = places.get(name, ("", len(self._taken)))
-        if occurrence and sum(own == pattern for own, _ in places.values()) == 1:
-            number = occurrence  # one module is all the layers, as in ALBERT
-        elif occurrence:
-            pattern = f"{pattern} {occurrence + 1}"
+        occurrence, (pattern, number) = self._occurrences.next(name, places, len(self._taken))
         if (known := self._taken.get((name, occurrence))) is not None:
             number = known.number
         if self._layers is not None and number not in self._layers:
@@ -105,7 +97,7 @@ class Recorder:
         call = read_call(*arrays, **given)
         if min(call.sizes) == 0:
             return None
-        rows, seen = self._rows_of(call, given)
+        rows, seen = self._rows.of(call, given)
         if known is not None:
             if self._files is not None and not known.firsts:
                 self._files.read_back(self._taken.values())
@@ -125,19 +117,6 @@ class Recorder:
         if self._explanation is None:
             return None
         return functools.partial(self._explanation.keep, taken)
-
-    def _rows_of(self, call: Call, options: dict[str, Any]) -> tuple[list[Rows], list[Span]]:
-        """What the queries see, and the keys that any sees.
-
-        Found once for layers that are given the same arrays.
-        """
-        given = {name: options[name] for name in SEEN if options.get(name) is not None}
-        B, _, _, Lq, Lk = call.sizes
-        known = (B, Lq, Lk, *((name, _identity(x)) for name, x in given.items()))
-        if known not in self._rows:  # which holds the arrays: their identities stay their own
-            rows = Rows.of(call)
-            self._rows[known] = rows, [one.seen() for one in rows], given
-        return self._rows[known][:2]
 
     def _heads_of(self, call: Call) -> Heads:
         if self._heads is None:
@@ -224,11 +203,7 @@ class Recorder:
         """Layers of one kind and of the same tokens, by name; the text's own first."""
         if not self._taken:
             chosen = "" if self._layers is None else f" in layers {sorted(self._layers)}"
-            raise RecordingError(
-                f"record: no attention was computed{chosen}. What is seen is regard.attention, "
-                "torch.nn.functional.scaled_dot_product_attention, and what is built on them; a "
-                "model that multiplies query and key by itself is not."
-            )
+            raise RecordingError(f"record: no attention was computed{chosen}. {NOT_SEEN}")
         found: dict[tuple[Any, ...], list[Taken]] = {}
         for taken in self._taken.values():
             found.setdefault(taken.group, []).append(taken)
@@ -254,12 +229,10 @@ def _same(x: Any) -> Any:
     return x
 
 
-def _identity(x: Any) -> Any:
-    if isinstance(x, (bool, int, float)):
-        return x
-    if isinstance(x, tuple):
-        return tuple(_identity(part) for part in x)
-    return id(x), (0 if not is_tensor(x) or x.is_inference() else x._version)
+def _rows_and_seen(call: Call) -> tuple[list[Rows], list[Span]]:
+    """What the queries see, and the keys that any sees."""
+    rows = Rows.of(call)
+    return rows, [one.seen() for one in rows]
 
 
 def _numbers(name: str, given: Any) -> frozenset[int] | None:
@@ -271,9 +244,3 @@ def _numbers(name: str, given: Any) -> frozenset[int] | None:
     if not numbers:
         raise ValueError(f"record: {name} are none; leave them out to record all.")
     return numbers
-
-
-def is_in_backward() -> bool:
-    """Whether torch computes gradients, where checkpoints compute once more."""
-    torch = sys.modules.get("torch")
-    return torch is not None and torch._C._current_graph_task_id() != -1

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from regard._base.arrays import to_numpy
+from regard._base.arrays import is_tensor, to_numpy
 from regard._call.call import Call
 from regard._call.visible import Visibility
 
 Span = tuple[int, int]
+FoundT = TypeVar("FoundT")
+# The options that say which keys a query sees.
+SIGHT = ("causal", "window", "mask", "key_lengths", "segments", "intervals", "query_start")
 
 
 class Rows(NamedTuple):
@@ -51,6 +54,39 @@ class Rows(NamedTuple):
             if len(within):
                 low, high = low + int(within[0]), low + int(within[-1]) + 1
         return low, high
+
+
+class BySight(Generic[FoundT]):
+    """What follows from the keys that queries see, found once for layers with the same arrays.
+
+    Args:
+        find: gives it, for a call.
+    """
+
+    def __init__(self, find: Callable[[Call], FoundT]) -> None:
+        self._find = find
+        self._known: dict[Any, tuple[FoundT, Any]] = {}
+
+    def clear(self) -> None:
+        """Forgets all, and the arrays."""
+        self._known.clear()
+
+    def of(self, call: Call, options: dict[str, Any]) -> FoundT:
+        """What was found for a call with such options, or is now."""
+        given = {name: options[name] for name in SIGHT if options.get(name) is not None}
+        B, _, _, Lq, Lk = call.sizes
+        known = (B, Lq, Lk, *((name, _identity(x)) for name, x in given.items()))
+        if known not in self._known:  # which holds the arrays: their identities stay their own
+            self._known[known] = self._find(call), given
+        return self._known[known][0]
+
+
+def _identity(x: Any) -> Any:
+    if isinstance(x, (bool, int, float)):
+        return x
+    if isinstance(x, tuple):
+        return tuple(_identity(part) for part in x)
+    return id(x), (0 if not is_tensor(x) or x.is_inference() else x._version)
 
 
 class Step(NamedTuple):

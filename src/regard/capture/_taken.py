@@ -11,6 +11,7 @@ import numpy as np
 from regard._base.arrays import dtype_name, is_tensor
 from regard._base.errors import RecordingError, ShapeError
 from regard._call.call import Call
+from regard._call.edits import OPEN, Edit, Rectangle, edits_of
 from regard._call.options import REAL_NUMBERS
 from regard.capture._rows import Rows, Span, Step, joined
 from regard.recording import Grid, Layer
@@ -56,6 +57,7 @@ class Taken:
         queries: how many, of all calls.
         spans: for each batch element, the queries and keys of the first call that are no padding.
         calls: what each call's queries see, and where its first key is among all.
+        edits: of each call.
         firsts: the layer of the first call for each batch element; none where a file has them.
         later: what the further calls added.
         gradient: of an explained number by the output of the call; None where nothing is.
@@ -74,6 +76,7 @@ class Taken:
         self.is_main = False
         self.spans: list[tuple[Span, Span]] = []
         self.calls: list[tuple[list[Rows], int]] = [(rows, 0)]
+        self.edits: list[list[Rectangle]] = [call.rectangles]
         self.firsts: list[Layer[Any]] = []
         self.later: list[Part] = []
         self.gradient: Any = None
@@ -108,6 +111,8 @@ class Taken:
                 whole = whole[heads.own] if len(whole) > 1 else whole
                 whole = whole[:, queries] if whole.shape[1] > 1 else whole
                 options["bias"] = keep(whole[..., keys] if whole.shape[2] > 1 else whole)
+            if any(self.edits):
+                options["edits"] = self._edits(b)
         return Layer(
             keep(call.query[b][heads.own, queries]), keep(call.key[k][heads.shared, keys]), value,
             name=self.name, number=self.number, head_numbers=heads.numbers, **options,
@@ -139,6 +144,7 @@ class Taken:
             self.keys += Lq
         self.queries += Lq
         self.calls.append((rows, offset))
+        self.edits.append(call.rectangles)
         value = None if call.value is None else copied(call.value[:, self.heads.shared, new])
         query, key = call.query[:, self.heads.own], call.key[:, self.heads.shared, new]
         bias = None if call.bias is None else copied(call.bias.detach())
@@ -168,6 +174,8 @@ class Taken:
         options = self._options(first.options, self._visible(b), query)
         if "bias" in first.options or any(part.bias is not None for part in self.later):
             options["bias"] = self._bias(first, b, key.shape[1]).to(query)
+        if any(self.edits):
+            options["edits"] = self._edits(b)
         return Layer(
             query, key, None if first.value is None else whole(first.value, "value"),
             name=first.name, number=first.number, head_numbers=first.head_numbers, **options,
@@ -200,6 +208,33 @@ class Taken:
                 rows[..., place[columns]] = own[..., columns - offset].to(rows)
             parts.append(rows)
         return torch.cat(parts, 1)
+
+    def _edits(self, b: int) -> tuple[Edit, ...]:
+        """Those of all calls, on the kept heads, queries and keys."""
+        place = np.concatenate(([0], np.cumsum(self.kept(b))))
+        ranges: list[list[int]] = []  # of heads, queries and keys
+        factors: list[float] = []
+        done = 0  # queries of the calls before
+        for n, (own, (rows, offset)) in enumerate(zip(self.edits, self.calls)):
+            kept = slice(0, len(rows[b].first)) if n else self.kept_queries(b)
+            for heads, queries, keys, factor in own:
+                if self.heads.numbers is not None:
+                    heads = tuple(np.searchsorted(self.heads.numbers, heads).tolist())
+                low, high = (min(max(x, kept.start), kept.stop) - kept.start for x in queries)
+                across = [
+                    x if x == OPEN else int(place[min(x + offset, len(place) - 1)]) for x in keys
+                ]
+                found = [*heads, done + low, done + high, *across]
+                for known, other in zip(ranges, factors):  # the same of the call before goes on
+                    same = known[:2] == found[:2] and known[4:] == found[4:] and other == factor
+                    if same and known[3] == found[2]:
+                        known[3] = found[3]
+                        break
+                else:
+                    ranges.append(found)
+                    factors.append(factor)
+            done += kept.stop - kept.start
+        return edits_of(np.array(ranges).reshape(-1, 6), np.array(factors))
 
     def kept(self, b: int) -> np.ndarray:
         """Bool, one for each key of all calls: no padding of the first."""

@@ -98,7 +98,7 @@ def attention_function(
         options["scale"] = float(scaling)
     if dropout and module.training:
         options["dropout"] = dropout
-    if watching.watcher is not None:
+    if watching.watchers:
         watching.modules[threading.get_ident()] = module
     if not _weights.are_wanted(module, kwargs):
         output = attention(query, key, value, **options)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from regard._base.extras import needed_by
+from regard._operator import watching
 from regard.lm.config import NORM_EPSILON, Config, LayerConfig
 from regard.lm.model import BUILTIN, LanguageModel
 
@@ -15,7 +16,6 @@ with needed_by("regard.lm.decoder"):
     import torch.nn.functional as F
     from torch import Tensor, nn
 
-    from regard.capture import watched
     from regard.nn import MultiHeadAttention
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def gradients(
         outputs.append(output if output.requires_grad else output.requires_grad_())
         return output
 
-    with torch.enable_grad(), watched(lambda *call: keep):
+    with torch.enable_grad(), watching.watched(lambda *call: keep):
         hidden = decoder.hidden(torch.tensor(list(ids[:position])))
         logits = F.linear(hidden[-1:], decoder.embedding.weight)
         loss = F.cross_entropy(logits, torch.tensor([ids[position]]))

@@ -25,6 +25,7 @@ import numpy as np
 from regard._base.arrays import dtype_name, is_tensor
 from regard._base.errors import RecordingError
 from regard._base.files import check_ending, open_file, replaced_when_complete
+from regard._call import edits
 from regard._call.options import RECORDED_ARRAYS, RECORDED_NUMBERS, RECORDED_PAIRS
 from regard._weights.parts import counts_from_0
 from regard.recording import Layer, Recording
@@ -213,10 +214,7 @@ def _facts(recording: Recording) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "model": recording.model,
         "tokens": recording.tokens,
-        "options": [
-            {name: layer.options[name] for name in RECORDED_NUMBERS if name in layer.options}
-            for layer in layers
-        ],
+        "options": [_numbers_of(layer) for layer in layers],
     }
     if recording.query_tokens != recording.tokens:
         facts["query_tokens"] = recording.query_tokens
@@ -235,6 +233,14 @@ def _facts(recording: Recording) -> dict[str, Any]:
     if recording.group:
         facts["group"] = recording.group
     return facts
+
+
+def _numbers_of(layer: Layer) -> dict[str, Any]:
+    """The options of a layer that are no arrays, in JSON's types."""
+    found = {name: layer.options[name] for name in RECORDED_NUMBERS if name in layer.options}
+    if "edits" in found:
+        found["edits"] = edits.to_json(found["edits"])
+    return found
 
 
 def _bytes(array: Any) -> memoryview:
@@ -497,6 +503,8 @@ def _layer(
         if found[name] is None:
             raise ValueError(f"layer {index} has no {name}.")
     try:
+        if "edits" in scalars:
+            scalars = scalars | {"edits": edits.from_json(scalars["edits"])}
         return Layer(**scalars, **found, **own)
     except (TypeError, ValueError) as error:
         raise ValueError(f"layer {index}: {error}") from error

@@ -13,6 +13,7 @@ import numpy as np
 from regard._base.arrays import dtype_name, is_tensor
 from regard._base.errors import ShapeError, UnsupportedError
 from regard._base.types import Array, ArrayT
+from regard._call import edits
 from regard._call.checks import FLOATS, LARGEST_POSITION, check_contents, read_call
 from regard._call.options import (
     REAL_NUMBERS,
@@ -48,7 +49,7 @@ class Layer(Generic[ArrayT]):
         **options: of ``regard.AttentionWeights``, without a batch: ``query_start`` and
             ``key_lengths`` are one int, ``segments`` ids ``(L,)`` or a pair for queries and keys,
             ``intervals`` a pair of ``(Lq,)``, ``bias`` and ``mask`` broadcastable to
-            ``(Hq, Lq, Lk)``.
+            ``(Hq, Lq, Lk)``; heads in ``edits`` are counted among the ``Hq``.
 
     Raises:
         ShapeError: axes, heads, head sizes or lengths disagree.
@@ -89,6 +90,10 @@ class Layer(Generic[ArrayT]):
         self.options = _checked_options({**options})
         call = read_call(query, key, value, **self.options)
         check_contents(call)
+        if (read := call.edit_ranges) is not None:  # so that a head's are known, and a file's
+            self.options["edits"] = edits.edits_of(read, call.edit_factors)
+            if not self.options["edits"]:
+                del self.options["edits"]
         if query.ndim != 3 or len(query) == 0:
             raise ShapeError(
                 f"Layer: query {shape_of(query)} is not read as (H, L, D) with at least one head;"
@@ -193,6 +198,8 @@ class Layer(Generic[ArrayT]):
                 options[name] = options[name][h if len(options[name]) > 1 else 0]
         if "sinks" in options:
             options["sinks"] = options["sinks"][h : h + 1]
+        if "edits" in options:
+            options["edits"] = edits.of_head(options["edits"], h)
         query, key, value = self._held
         gradient: Any = self.gradient
         own, used = slice(h, h + 1), slice(shared, shared + 1)
@@ -302,6 +309,8 @@ def _checked_heads(head_numbers: Any, count: int) -> tuple[int, ...]:
 def _checked_options(options: dict[str, Any]) -> dict[str, Any]:
     """The options that are given, as plain Python values and arrays."""
     checked = {name: value for name, value in options.items() if value is not None}
+    if isinstance(checked.get("edits"), (tuple, list)) and not checked["edits"]:
+        del checked["edits"]
     for name in checked:
         if name not in RECORDED_NUMBERS + RECORDED_ARRAYS:
             raise TypeError(

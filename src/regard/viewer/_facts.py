@@ -115,7 +115,7 @@ def _options(layer: Layer) -> Iterator[str]:
         if isinstance(value, bool):
             if value:
                 yield name
-        elif name in RECORDED_ARRAYS:
+        elif name in RECORDED_ARRAYS or name == "edits":
             yield name
         else:
             shown = f"{value:g}" if isinstance(value, float) else f"{value}"

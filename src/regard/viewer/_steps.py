@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from regard._backends.formula import apply, capped, is_capped, scaled, weight_blocks
+from regard._backends.formula import apply, capped, edited_pairs, is_capped, scaled, weight_blocks
 from regard._base.arrays import NumpyArrays
 from regard._call.call import Call
 from regard.recording import Layer
@@ -52,15 +52,18 @@ def _in_float64(call: Call) -> Call:
 
 def _scores(call: Call, q: Any, k: Any, i: np.ndarray, j: np.ndarray) -> dict[str, Any]:
     """``(queries, keys)`` each, before the mask; None for a step that the call does not have."""
-    found = {"scores": np.einsum("id,jd->ij", q, k), "capped": None, "biased": None}
+    names = ("scores", "scaled", "capped", "biased", "edited")
+    found = dict.fromkeys(names) | {"scores": np.einsum("id,jd->ij", q, k)}
     found["scaled"] = scaled(call, found["scores"])
     last = capped(FLOAT64, call, found["scaled"])
     if is_capped(call):
         found["capped"] = last
     if call.bias is not None:
         down, across = (x if n > 1 else 0 * x for x, n in zip((i, j), call.bias.shape[2:]))
-        found["biased"] = last + call.bias[0, 0][np.ix_(down, across)].astype(np.float64)
-    return {name: found[name] for name in ("scores", "scaled", "capped", "biased")}
+        found["biased"] = last = last + call.bias[0, 0][np.ix_(down, across)].astype(np.float64)
+    if call.rectangles:
+        found["edited"] = last + edited_pairs(call, i[:, None], j)[0]
+    return found
 
 
 def _row(call: Call, query: int, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

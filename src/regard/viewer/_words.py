@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from regard._call.visible import Visibility
+from regard._call.visible import Visibility, cuts_of
 from regard._weights.reductions import Links
 
 if TYPE_CHECKING:
@@ -126,7 +126,8 @@ def pair_of_words(words: Words, query: int, key: int) -> Float[np.ndarray, " hea
 def seen_words(words: Words, call: Call, layer: int, head: int) -> Int[np.ndarray, " Lq"]:
     """The number of unmasked words of each query's word."""
     starts, count = words.query_starts, call.sizes[3]
-    if call.mask is None and call.query_segments is None and call.interval_first is None:
+    given = call.mask, call.query_segments, call.interval_first
+    if all(x is None for x in given) and not cuts_of(call):
         low, high = Visibility(call, np.arange).interval(0, np.arange(count))
         low, high = np.minimum.reduceat(low, starts), np.maximum.reduceat(high, starts)
         key = word_of(words.starts, call.sizes[4])

@@ -24,6 +24,7 @@ from regard._base.arrays import dtype_name, to_numpy
 from regard._base.errors import MaterializeError
 from regard._base.files import check_ending, replaced_when_complete
 from regard._base.settings import bytes_text
+from regard._call import edits
 from regard._call.options import REAL_NUMBERS
 from regard._showing.figure import ENDINGS as FIGURE_ENDINGS
 from regard._weights.parts import told_numbers
@@ -242,7 +243,7 @@ def _roles(recording: Recording, places: list[int]) -> dict[str, Any]:
 
 
 def _options(layer: Layer) -> dict[str, Any]:
-    """The options that are no arrays: the scale, and the rules that mask keys."""
+    """The options that are no arrays: the scale, the edits, and the rules that mask keys."""
     call = _facts.call_of(layer, 0)
     return {
         **{name: getattr(call, name) for name in REAL_NUMBERS},
@@ -251,6 +252,7 @@ def _options(layer: Layer) -> dict[str, Any]:
         "right": call.window_right,
         "start": layer.query_start,
         "length": layer.options.get("key_lengths", layer.key.shape[1]),
+        "edits": edits.to_json(layer.options.get("edits", ())),
     }
 
 

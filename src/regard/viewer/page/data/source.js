@@ -106,8 +106,8 @@
  * Rows are queries, columns keys; null is −∞, and a step that the head does not have.
  * @typedef {{queries: number[], keys: number[], query: number[][], key: number[][],
  *   value: number[][] | null, scores: number[][], scaled: number[][], capped: number[][] | null,
- *   biased: (number | null)[][] | null, masked: (number | null)[][], weights: number[][],
- *   output: number[][] | null}} Steps
+ *   biased: (number | null)[][] | null, edited: (number | null)[][] | null,
+ *   masked: (number | null)[][], weights: number[][], output: number[][] | null}} Steps
  */
 
 export const TILE = 256; // bins on a side

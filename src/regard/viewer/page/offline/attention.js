@@ -1,6 +1,7 @@
 // Attention of one head in float64, row by row, so that nothing of size Lq × Lk is stored:
 //
-//   s = scale · q·kᵀ → softcap · tanh(s / softcap) → + bias → masked keys to −∞
+//   s = scale · q·kᵀ → softcap · tanh(s / softcap) → + bias → + ln(factor) of the edits
+//     → masked keys to −∞
 //   ln w = s − maximum − ln Σ exp(s − maximum), the sink among the exponents
 //
 // Maximum and sum stay apart: scores of 10⁶ lose nothing. As in regard's _backends/formula.py.
@@ -13,9 +14,22 @@
  */
 
 /**
+ * Half-open ranges of heads, queries and keys, null for all, and the factor of their weights; 0
+ * masks them.
+ * @typedef {[heads: Range | null, queries: Range | null, keys: Range | null, factor: number]} Edit
+ */
+
+/** @typedef {[start: number, stop: number | null]} Range */
+
+/**
+ * An edit of one head.
+ * @typedef {{queries: [number, number], keys: [number, number], log: number}} HeadEdit
+ */
+
+/**
  * The rules that mask keys by position in a layer, and the options of its scores.
  * @typedef {{scale: number, softcap: number | null, causal: boolean, left: number | null,
- *   right: number | null, start: number, length: number}} Rules
+ *   right: number | null, start: number, length: number, edits: Edit[]}} Rules
  */
 
 /**
@@ -29,7 +43,8 @@
 
 /**
  * A score on its way to the softmax.
- * @typedef {{score: number, scaled: number, capped: number, biased: number, masked: number}} Pair
+ * @typedef {{score: number, scaled: number, capped: number, biased: number, edited: number,
+ *   masked: number}} Pair
  */
 
 export class AttentionHead {
@@ -48,7 +63,9 @@ export class AttentionHead {
     this.sink = layer.sinks?.[head] ?? -Infinity;
     this.biasAt = layer.bias ? repeatedArray(layer.bias, head) : null;
     this.maskAt = layer.mask ? repeatedArray(layer.mask, head) : null;
-    this.hasRules = Boolean(layer.querySegments || layer.mask);
+    this.edits = editsOf(layer, head);
+    const cuts = this.edits.some(({ log }) => log === -Infinity);
+    this.hasRules = Boolean(layer.querySegments || layer.mask || cuts);
     this.line = new Float64Array(keys); // of the last row computed
     this.known = new Uint8Array(queries);
     this.maximum = new Float64Array(queries);
@@ -71,13 +88,14 @@ export class AttentionHead {
   }
 
   /**
-   * Whether key j of query i's interval is unmasked, by segments and mask.
+   * Whether key j of query i's interval is unmasked, by segments, edits and mask.
    * @param {number} i
    * @param {number} j
    */
   sees(i, j) {
     const { querySegments, keySegments } = this.layer;
     if (querySegments && querySegments[i] !== keySegments?.[j]) return false;
+    if (this.edits.some((edit) => edit.log === -Infinity && hasPair(edit, i, j))) return false;
     return this.maskAt?.(i, j) !== 0;
   }
 
@@ -109,9 +127,11 @@ export class AttentionHead {
     const capped = line[j];
     this.#bias(i, j, j + 1);
     const biased = line[j];
+    this.#edit(i, j, j + 1);
+    const edited = line[j];
     const [low, high] = this.interval(i);
     const isVisible = low <= j && j < high && this.sees(i, j);
-    return { score, scaled, capped, biased, masked: isVisible ? biased : -Infinity };
+    return { score, scaled, capped, biased, edited, masked: isVisible ? edited : -Infinity };
   }
 
   /**
@@ -207,6 +227,20 @@ export class AttentionHead {
   }
 
   /**
+   * @param {number} i
+   * @param {number} low
+   * @param {number} high
+   */
+  #edit(i, low, high) {
+    const { line } = this;
+    for (const { queries, keys, log } of this.edits) {
+      if (i < queries[0] || i >= queries[1]) continue;
+      const end = Math.min(high, keys[1]);
+      for (let j = Math.max(low, keys[0]); j < end; j++) line[j] += log;
+    }
+  }
+
+  /**
    * Logits of query i into this.line, NaN where masked; whether an unmasked one is NaN.
    * @param {number} i
    * @param {number} low
@@ -217,6 +251,7 @@ export class AttentionHead {
     this.#scale(low, high);
     this.#cap(low, high);
     this.#bias(i, low, high);
+    this.#edit(i, low, high);
     const { line } = this;
     let isBroken = false;
     for (let j = low; j < high; j++) {
@@ -281,6 +316,42 @@ function fillProducts(line, x, y, size, low, high) {
     for (let n = 0, at = j * size; n < size; n++, at++) sum += x[n] * y[at];
     line[j] = sum;
   }
+}
+
+/**
+ * The edits of a head, in whole numbers.
+ * @param {HeldLayer} layer
+ * @param {number} head
+ * @returns {HeadEdit[]}
+ */
+function editsOf({ edits, heads, queries, keys }, head) {
+  return edits
+    .map(([own, rows, columns, factor]) => ({
+      heads: ends(own, heads),
+      queries: ends(rows, queries),
+      keys: ends(columns, keys),
+      log: Math.log(factor),
+    }))
+    .filter(({ heads: [first, last] }) => first <= head && head < last);
+}
+
+/**
+ * @param {Range | null} range
+ * @param {number} count
+ * @returns {[start: number, stop: number]}
+ */
+function ends(range, count) {
+  const [start, stop] = range ?? [0, count];
+  return [start, stop ?? count];
+}
+
+/**
+ * @param {HeadEdit} edit
+ * @param {number} i
+ * @param {number} j
+ */
+function hasPair({ queries, keys }, i, j) {
+  return queries[0] <= i && i < queries[1] && keys[0] <= j && j < keys[1];
 }
 
 /**

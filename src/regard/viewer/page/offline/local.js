@@ -327,6 +327,7 @@ class LocalAnswers {
       scaled: matrix("scaled"),
       capped: head.isCapped ? matrix("capped") : null,
       biased: head.biasAt ? matrix("biased") : null,
+      edited: head.edits.length ? matrix("edited") : null,
       masked: matrix("masked"),
       weights,
       output: head.value ? output : null,

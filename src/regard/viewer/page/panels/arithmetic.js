@@ -46,6 +46,13 @@ export function arithmeticLines(cell) {
     const biased = steps.biased[i][j];
     const bias = biased === null ? "−∞" : stepText(biased - last);
     lines.push(["biased", `${stepText(last)} + ${bias} = `, bold(stepText(biased))]);
+    last = biased ?? -Infinity;
+  }
+  const edited = steps.edited?.[i][j];
+  if (edited !== undefined && edited !== last) {
+    const log = edited === null ? "−∞" : stepText(edited - last);
+    const parts = [`${stepText(last)} + ${log} of the edits = `, bold(stepText(edited))];
+    lines.push(["edited", ...parts]);
   }
   lines.push(["masked", maskedText(steps.masked[i][j], places)]);
   lines.push(["weight", ...weightParts(cell)]);

@@ -5,10 +5,10 @@ import { scalingText } from "./arithmetic.js";
 
 /** @import { LayerFacts, Steps } from "../data/source.js" */
 
-/** @typedef {"scores" | "scaled" | "capped" | "biased" | "masked"} Stage */
+/** @typedef {"scores" | "scaled" | "capped" | "biased" | "edited" | "masked"} Stage */
 
 /** @type {Stage[]} in their order */
-export const STAGES = ["scores", "scaled", "capped", "biased", "masked"];
+export const STAGES = ["scores", "scaled", "capped", "biased", "edited", "masked"];
 
 /**
  * The stages that the steps have; without a masked pair the last but one is the last.
@@ -30,6 +30,7 @@ export function stageSigns(facts) {
     scaled: scalingText(facts),
     capped: facts.capped?.match(/\w+(?=\()/)?.[0] ?? "", // its function
     biased: "+ bias",
+    edited: "+ edits",
     masked: "mask",
   };
 }
@@ -74,6 +75,7 @@ function titleOf(stage, facts) {
     scaled: `scores ${scalingText(facts)}`,
     capped: capped.replaceAll("{}", "scaled"),
     biased: `${facts.capped === null ? "scaled" : "capped"} + bias`,
+    edited: "+ ln(factor) of the edits",
     masked: "grey: the query does not attend to the key",
   };
   return `${stage}: ${does[stage]}`;

@@ -42,7 +42,7 @@ const MATRICES = [...STAGES, "weights"];
 const WHOLE_MATRICES = ["scores", "weights"];
 /** @type {StepName[]} in their order */
 const STEP_NAMES = ["query", "key", ...MATRICES, "value", "output"];
-const NO_STAGES = { scaled: null, capped: null, biased: null, masked: null };
+const NO_STAGES = { scaled: null, capped: null, biased: null, edited: null, masked: null };
 const WHOLE = 32; // queries and keys that are all shown
 const STRONGEST = 12; // keys of longer texts
 const WIDE = 176; // pixels of a vector of many numbers
@@ -149,6 +149,7 @@ class StepsPanel {
       scaled: view("scaled", pair),
       capped: view("capped", pair),
       biased: view("biased", pair),
+      edited: view("edited", pair),
       masked: view("masked", pair),
       weights: view("weights", pair),
       value: view("v", (column, valueDim, words) => this.#choose({ column, valueDim }, words)),
@@ -446,16 +447,17 @@ function sidesOf(name, all, { query, key, valueKey, dim, keyDim, valueDim }) {
 }
 
 /**
- * `softmax(q·kᵀ ÷ √64 + mask)·v`, with cap and bias where the head has them.
+ * `softmax(q·kᵀ ÷ √64 + mask)·v`, with cap, bias and edits where the head has them.
  * @param {Steps} steps
  * @param {LayerFacts} facts
  */
 function formulaText(steps, facts) {
   const scaled = `q·kᵀ ${scalingText(facts)}`;
   const capped = steps.capped ? `capped(${scaled})` : scaled;
-  const biased = `${capped}${steps.biased ? " + bias" : ""} + mask`;
+  const biased = `${capped}${steps.biased ? " + bias" : ""}`;
+  const masked = `${biased}${steps.edited ? " + ln(edits)" : ""} + mask`;
   const sink = facts.options.includes("sinks") ? ", with sink" : "";
-  return `softmax(${biased}${sink})${steps.value ? "·v" : ""}`;
+  return `softmax(${masked}${sink})${steps.value ? "·v" : ""}`;
 }
 
 /**

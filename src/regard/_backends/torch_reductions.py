@@ -1,0 +1,395 @@
+"""Reductions of the weights as operators of torch: traceable, with a gradient.
+
+Every one that is a sum has its gradient in one more pass over the weights. With ``dw`` the gradient
+of the weights it is ``ds = w · (dw − Σ w·dw)``, attention's own: where ``dw`` is a product of few
+vectors for each query and key, the kernels' backward computes it with these as gradient and value;
+else it goes block by block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard._backends import kernel, torch_gradients
+from regard._backends.formula import WeightBlock, is_capped
+from regard._backends.torch_gradients import INPUTS
+from regard._backends.torch_ops import (
+    CALL_SCHEMA,
+    by_input,
+    differentiable,
+    empty_gradients,
+    make_operator,
+    map_one_by_one,
+    names_of,
+    needed_of,
+    pack,
+    tensors_of,
+    unpack,
+)
+from regard._base.arrays import accumulating_name, to_numpy
+from regard._base.errors import UnsupportedError
+from regard._call.call import Call
+
+# The reductions that have a gradient, by their field.
+FIELDS = ("lse", "entropy", "distance", "received", "product", "transposed", "blocks", "diagonals",
+          "weights")  # fmt: skip
+FEW_BLOCKS = 128  # of keys: their sums are a product that is quicker than block by block
+_ASKED = "str field, Tensor? x, Tensor? ids, Tensor? more_ids, int[] numbers"
+# How it is computed: of which rows of which call, by what, from which row statistics, if any.
+_HOW = "str backend, Tensor? maximum, Tensor? total, int query_step, int group_rows"
+_SCHEMA = f"{_ASKED}, {_HOW}, {CALL_SCHEMA}"
+
+
+class Asked(NamedTuple):
+    """One reduction, as the operator takes it."""
+
+    field: str
+    x: Tensor | None = None  # that the weights are multiplied with
+    ids: Tensor | None = None  # int64
+    more_ids: Tensor | None = None
+    numbers: Sequence[int] = ()
+
+    @classmethod
+    def of(cls, field: str, fields: dict[str, Any]) -> Asked:
+        """From the fields of a backend's ``reduce``."""
+        if field in ("product", "transposed"):
+            return cls(field, fields[f"{field}_with"])
+        if field == "blocks":
+            ids, more = (torch.tensor(fields[f"{name}_blocks"]) for name in ("query", "key"))
+            return cls(field, None, ids, more, fields["block_counts"])
+        if field == "diagonals":
+            numbers = fields["distance_step"], fields["distances"]
+            return cls(field, None, torch.tensor(fields["first_distances"]), None, numbers)
+        return cls(field)
+
+    def fields(self, out: Tensor) -> dict[str, Any]:
+        """For a backend's ``reduce``."""
+        found: dict[str, Any] = {self.field: out}
+        if self.x is not None:
+            B, Hq, L, columns = self.x.shape
+            strides = L * columns * Hq * (B > 1), L * columns * (Hq > 1)
+            found |= {f"{self.field}_with": self.x, f"{self.field}_strides": strides}
+            found[f"{self.field}_columns"] = columns
+        if self.field == "blocks":
+            assert self.ids is not None
+            assert self.more_ids is not None
+            found |= {"query_blocks": self.ids.numpy(), "key_blocks": self.more_ids.numpy()}
+            found["block_counts"] = tuple(self.numbers)
+        if self.field == "diagonals":
+            assert self.ids is not None
+            step, count = self.numbers
+            found |= {"first_distances": self.ids.numpy(), "distance_step": step}
+            found["distances"] = count
+        return found
+
+    def empty(self, call: Call) -> Tensor:
+        """An array for the result."""
+        (B, Hq, Lq, _), Lk = call.query.shape, call.key.shape[2]
+        columns = () if self.x is None else self.x.shape[3:]
+        rest: dict[str, Any] = {
+            "received": (Lk,), "product": (Lq, *columns), "transposed": (Lk, *columns),
+            "blocks": tuple(self.numbers), "diagonals": tuple(self.numbers[1:]),
+            "weights": (Lq, Lk),
+        }  # fmt: skip
+        wide = self.field in ("product", "weights")
+        dtype = getattr(torch, accumulating_name(call.query)) if wide else torch.float64
+        return call.query.new_zeros((B, Hq, *rest.get(self.field, (Lq,))), dtype=dtype)
+
+
+def reduce(
+    asked: Asked, call: Call, backend: str, statistics: tuple[Any, Any] | None = None
+) -> Tensor:
+    """One reduction, differentiable in query, key, bias, sinks and x, and traceable."""
+    maximum, total = statistics or (None, None)
+    how = backend, maximum, total, call.query_step, call.group_rows
+    starts = call.query_start
+    if starts is not None and not isinstance(starts, Tensor):
+        starts = torch.tensor(starts)
+    plain = replace(call, value=call.key[..., :0].detach(), query_start=starts)
+    found: Tensor = _ask(*asked, *how, *pack(plain))
+    return found
+
+
+def needs_gradient(call: Call) -> bool:
+    """Whether autograd wants the gradient of what is computed of a call."""
+    inputs = (call.query, call.key, call.bias, call.sinks)
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
+
+
+def _computed(asked: Asked, call: Call, backend: str, statistics: Any) -> Tensor:
+    from regard._backends import by_name  # which imports those who import this
+
+    own, out = by_name(backend), asked.empty(call)
+    call = replace(call, value=None)
+    if out.numel() and call.key.shape[2]:
+        if statistics[0] is None and own.reads_statistics:
+            statistics = own.row_statistics(call)
+        maximum, total = (None if x is None else to_numpy(x) for x in statistics)
+        own.reduce(call, None if maximum is None else (maximum, total), asked.fields(out))
+    elif asked.field == "lse":
+        out.fill_(-torch.inf)
+    return out
+
+
+N_ASKED, N_OWN = len(Asked._fields), len(Asked._fields) + _HOW.count(",") + 1
+
+
+def _read(inputs: tuple[Any, ...]) -> tuple[Asked, Call, str, tuple[Any, Any]]:
+    """What an operator was called with: the reduction, the call, backend and row statistics."""
+    backend, maximum, total, step, rows = inputs[N_ASKED:N_OWN]
+    call = replace(unpack(*inputs[N_OWN:]), query_step=step, part_of=rows)
+    return Asked(*inputs[:N_ASKED]), call, backend, (maximum, total)
+
+
+@make_operator("reduce_weights", _SCHEMA, "Tensor", products=(1, 0))
+def _reduce(*inputs: Any) -> Tensor:
+    return _computed(*_read(inputs))
+
+
+@_reduce.register_fake
+def _(*inputs: Any) -> Tensor:
+    asked, call, _, _ = _read(inputs)
+    return asked.empty(call)
+
+
+@make_operator(
+    "reduce_weights_backward",
+    f"int needed, Tensor grad, Tensor out, {_SCHEMA}",
+    "({})".format(", ".join(6 * ["Tensor"])),
+    products=(3, 0),
+)
+def _reduce_backward(needed: int, grad: Tensor, out: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
+    asked, call, backend, statistics = _read(inputs)
+    names, dx = names_of(needed), None
+    if out.numel() and call.key.shape[2]:
+        found = Gradient(asked, call, grad, out, backend, statistics).of(names)
+    else:
+        found = tuple(torch.zeros_like(getattr(call, n)) if n in names else None for n in INPUTS)
+    if needed >> len(INPUTS) & 1:
+        dx = _gradient_of_operand(asked, call, grad, backend, statistics)
+    return tuple(grad.new_empty(0) if x is None else x for x in (*found, dx))
+
+
+@_reduce_backward.register_fake
+def _(needed: int, grad: Tensor, out: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
+    asked, call, *_ = _read(inputs)
+    dx = grad.new_empty(0)
+    if needed >> len(INPUTS) & 1 and asked.x is not None:
+        dx = torch.empty_like(asked.x)
+    return *empty_gradients(call, names_of(needed)), dx
+
+
+def _gradient_of_operand(
+    asked: Asked, call: Call, grad: Tensor, backend: str, statistics: Any
+) -> Tensor:
+    """That of x: of ``W @ x`` it is ``Wᵀ @ grad``, and the other way round."""
+    assert asked.x is not None
+    other = "transposed" if asked.field == "product" else "product"
+    own = grad.to(asked.x.dtype).contiguous()
+    found = _computed(Asked(other, own), call, backend, statistics)
+    axes = [axis for axis in (0, 1) if asked.x.shape[axis] < found.shape[axis]]
+    return (found.sum(axes, keepdim=True) if axes else found).to(asked.x.dtype)
+
+
+class Gradient:
+    """The gradient of query, key, bias and sinks for that of one reduction.
+
+    Args:
+        grad, out: ``(B, Hq, ...)``: of the result, and the result.
+        statistics: of the rows; of None, None are computed where they are needed.
+    """
+
+    def __init__(
+        self, asked: Asked, call: Call, grad: Tensor, out: Tensor, backend: str, statistics: Any
+    ) -> None:
+        self._asked, self._call = asked, replace(call, value=None)
+        self._dtype = getattr(torch, accumulating_name(call.query))
+        self._grad, self._out = grad.to(self._dtype), out
+        self._backend, self._statistics = backend, statistics
+
+    def of(self, needed: tuple[str, ...]) -> tuple[Tensor | None, ...]:
+        """Those needed, in the order of ``INPUTS``."""
+        needed = tuple(name for name in needed if name != "value")
+        if not needed:
+            return (None,) * len(INPUTS)
+        if self._asked.field == "lse":
+            delta, key = -self._grad, self._call.key
+            zeros = key.new_zeros((*key.shape[:3], 1), dtype=self._dtype)
+            return self._of_vectors(torch.zeros_like(delta)[..., None], zeros, delta, needed)
+        make = {
+            "entropy": self._of_entropy, "received": self._of_received, "product": self._of_product,
+            "transposed": self._of_transposed, "blocks": self._of_blocks,
+        }.get(self._asked.field)  # fmt: skip
+        if make is not None and (found := make()) is not None:
+            return self._of_vectors(*found, needed)
+        blocks = getattr(self, f"_{self._asked.field}_of_block")
+        return torch_gradients.weights_gradients(self._call, blocks, None, needed)
+
+    # ``dw = a · b`` for vectors a of each query and b of each key, and ``Σ w·dw``.
+
+    def _of_entropy(self) -> tuple[Tensor, Tensor, Tensor] | None:
+        """``dw = −c · (ln w + 1)``, and ``ln w = s − lse``."""
+        call = self._call
+        if is_capped(call) or not call.given.isdisjoint({"bias", "edit_ranges"}):
+            return None
+        lse = _computed(Asked("lse"), call, self._backend, self._statistics).to(self._dtype)
+        c = self._grad.masked_fill(lse == -torch.inf, 0.0)
+        lse = lse.masked_fill(lse == -torch.inf, 0.0)
+        q, k = (x.to(self._dtype) for x in (call.query, call.key))
+        a = torch.cat([-c[..., None] * call.scale * q, (c * (lse - 1))[..., None]], -1)
+        b = torch.cat([k, torch.ones_like(k[..., :1])], -1)
+        delta = c * (self._out.to(self._dtype) - 1)
+        if call.sinks is not None:  # the weights sum to less than 1
+            delta = delta + c * torch.exp(call.sinks.to(self._dtype)[:, None] - lse)
+        return a, b, delta
+
+    def _of_received(self) -> tuple[Tensor, Tensor, Tensor]:
+        b = self._grad[..., None]
+        delta = self._multiplied(b)[..., 0]
+        return torch.ones_like(delta)[..., None], b, delta
+
+    def _of_product(self) -> tuple[Tensor, Tensor, Tensor]:
+        assert self._asked.x is not None
+        return self._grad, self._asked.x, (self._grad * self._out).sum(-1)
+
+    def _of_transposed(self) -> tuple[Tensor, Tensor, Tensor]:
+        assert self._asked.x is not None
+        y = self._asked.x.expand(*self._call.query.shape[:2], -1, -1)
+        return y, self._grad, (y * self._multiplied(self._grad)).sum(-1)
+
+    def _of_blocks(self) -> tuple[Tensor, Tensor, Tensor] | None:
+        """``dw`` of a pair is the gradient of its block: a row of them, and a key's place in it."""
+        queries, keys = self._asked.ids, self._asked.more_ids
+        count = self._asked.numbers[1]
+        if queries is None or keys is None or count > FEW_BLOCKS:
+            return None
+        places, b = queries.clamp(min=0)[:, None, :, None], self._grad
+        a = b.gather(2, places.expand(-1, b.shape[1], -1, count).to(b.device))
+        a = a.masked_fill((queries < 0)[:, None, :, None].to(b.device), 0.0)
+        each = torch.arange(count)
+        b = (keys[:, None, :, None] == each).to(b.device, self._dtype)
+        return a, b, (a * self._multiplied(b)).sum(-1)
+
+    def _multiplied(self, b: Tensor) -> Tensor:
+        """``W @ b``."""
+        asked = Asked("product", b.contiguous())
+        return _computed(asked, self._call, self._backend, self._statistics).to(self._dtype)
+
+    # ``dw`` of a block.
+
+    def _distance_of_block(self, block: WeightBlock) -> Tensor:
+        of_queries, of_keys = block.positions
+        apart = abs(of_queries[:, None] - of_keys)
+        return self._grad[block.index][..., None] * apart
+
+    def _entropy_of_block(self, block: WeightBlock) -> Tensor:
+        c = self._grad[block.index][..., None]
+        logs = block.log_weights
+        return torch.where(logs == -torch.inf, 0.0, -c * (logs + 1))
+
+    def _weights_of_block(self, block: WeightBlock) -> Tensor:
+        return self._grad[(*block.index, block.keys)]
+
+    def _blocks_of_block(self, block: WeightBlock) -> Tensor:
+        queries, keys = self._asked.ids, self._asked.more_ids
+        assert queries is not None
+        assert keys is not None
+        found = []
+        for b in range(block.b.start, block.b.stop):
+            i, j = (x.to(self._grad.device) for x in (queries[b, block.rows], keys[b, block.keys]))
+            own = self._grad[b, block.h].index_select(1, i.clamp(min=0))
+            own = own.index_select(2, j.clamp(min=0))
+            found.append(own.masked_fill((i[:, None] < 0) | (j < 0), 0.0))
+        return torch.stack(found)
+
+    def _diagonals_of_block(self, block: WeightBlock) -> Tensor:
+        of_queries, of_keys = block.positions
+        assert self._asked.ids is not None
+        first, (step, count) = self._asked.ids[block.b.start], self._asked.numbers
+        at = (of_queries[:, None] - of_keys - int(first)).div(step, rounding_mode="floor").long()
+        inside = (at >= 0) & (at < count)
+        grad = self._grad[block.b, block.h]
+        return grad[..., at.clamp(0, max(count - 1, 0))].masked_fill(~inside, 0.0)
+
+    # By the kernels.
+
+    def _of_vectors(
+        self, a: Tensor, b: Tensor, delta: Tensor, needed: tuple[str, ...]
+    ) -> tuple[Tensor | None, ...]:
+        """By attention's backward, with a as the output's gradient and b as the values."""
+        call = self._call
+        fits = a.shape[-1] < kernel.LARGEST_HEAD and self._backend == "kernel"
+        if not fits or not all(x.isfinite().all() for x in (call.query, call.key, a, b, delta)):
+
+            def of_block(block: WeightBlock) -> Tensor:
+                kv = b[block.b if len(b) > 1 else slice(None)]
+                group = call.query.shape[1] // b.shape[1]
+                kv = kv.repeat_interleave(group, 1)[:, block.h, block.keys]
+                return a[block.index] @ kv.transpose(-1, -2)
+
+            return torch_gradients.weights_gradients(call, of_block, delta, needed)
+        return self._by_kernel(a, b, delta, needed)
+
+    def _by_kernel(
+        self, a: Tensor, b: Tensor, delta: Tensor, needed: tuple[str, ...]
+    ) -> tuple[Tensor | None, ...]:
+        call, shared = self._call, self._call.key.shape[1]
+        spread = b.shape[1] not in (1, shared)  # each query head has values of its own
+        keys = call.key.repeat_interleave(b.shape[1] // shared, 1) if spread else call.key
+        b = b.expand(-1, keys.shape[1], -1, -1)
+        narrow = call.query.dtype != self._dtype
+        query, keys = (x.to(self._dtype) for x in (call.query, keys))
+        # Its sum Σ w·dw is that of gradient and output: in a column of its own, where values are 0.
+        value = torch.cat([b, torch.zeros_like(b[..., :1])], -1)
+        grad = torch.cat([a, torch.ones_like(a[..., :1])], -1)
+        out = torch.cat([torch.zeros_like(a), delta[..., None]], -1)
+        own = replace(call, query=query, key=keys, value=value)
+        maximum, total = self._statistics
+        if maximum is None or narrow:
+            maximum, total = kernel.forward(replace(own, value=None))[1:]
+        found = kernel.gradients(own, grad, out, maximum, total, needed)
+        dq, dk, _, dbias, dsinks = found
+        if dk is not None and spread:
+            dk = dk.unflatten(1, (shared, -1)).sum(2)
+        given = (call.query, call.key, None, call.bias, call.sinks)
+        return tuple(
+            None if x is None else x.to(like.dtype)
+            for x, like in zip((dq, dk, None, dbias, dsinks), given)
+        )
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    tensors, ctx.numbers = tensors_of(inputs[N_OWN:])
+    own = inputs[:N_OWN]
+    ctx.own = tuple(None if isinstance(x, Tensor) else x for x in own)
+    ctx.save_for_backward(output, *(x if isinstance(x, Tensor) else None for x in own), *tensors)
+
+
+def _differentiate(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    out, *saved = ctx.saved_tensors
+    own = (y if x is None else x for x, y in zip(saved, ctx.own))
+    needed = needed_of(ctx) | ctx.needs_input_grad[1] << len(INPUTS)
+    *found, dx = _ask_backward(needed, grad, out, *own, *saved[N_OWN:], *ctx.numbers)
+    dx = dx if ctx.needs_input_grad[1] else None
+    return None, dx, *[None] * (N_OWN - 2), *by_input(ctx, *found)
+
+
+def _refuse_second(ctx: Any, *_: Tensor) -> None:
+    raise UnsupportedError(
+        "weights: reductions have a first derivative and no second. Write what is to be "
+        "differentiated twice with weights @ x, or in torch's own operations."
+    )
+
+
+def _save_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None: ...
+
+
+_ask: Callable[..., Any] = differentiable(_reduce, _differentiate, map_one_by_one, _save)
+_ask_backward: Callable[..., Any] = differentiable(
+    _reduce_backward, _refuse_second, map_one_by_one, _save_nothing
+)

@@ -1,0 +1,109 @@
+"""When what is asked of the weights becomes part of torch's graph, and how."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from regard._base.arrays import is_tensor
+from regard._base.errors import UnsupportedError
+from regard._call.call import Call
+
+INPUTS = ("query", "key", "bias", "sinks")
+
+
+def may_differentiate(call: Call) -> bool:
+    """Whether autograd may want gradients of these inputs, or torch compiles."""
+    if not call.is_torch:
+        return False
+    given = (getattr(call, name) for name in INPUTS)
+    return is_traced() or any(x is not None and x.requires_grad for x in given)
+
+
+def is_traced() -> bool:
+    """Whether torch compiles what runs."""
+    return bool(sys.modules["torch"].compiler.is_compiling())
+
+
+def differentiable(graph: Call | None) -> Call | None:
+    """The call with its gradients, where they are wanted now."""
+    if graph is None:
+        return None
+    return graph if is_traced() or sys.modules["torch"].is_grad_enabled() else None
+
+
+def is_differentiated(x: Any) -> bool:
+    """Whether the gradient of what is computed of an array is wanted."""
+    return is_tensor(x) and x.requires_grad and sys.modules["torch"].is_grad_enabled()
+
+
+def rest_of(
+    fields: dict[str, Any], graph: Call, backend: str, statistics: tuple[Any, Any] | None
+) -> dict[str, Any]:
+    """Fills those fields of a reduction that have a gradient, and gives the others.
+
+    Args:
+        statistics: of the rows, in NumPy, where the backend reads them.
+    """
+    from regard._backends.torch_reductions import FIELDS, Asked, reduce
+
+    names = [name for name in fields if name in FIELDS]
+    if not names:
+        return fields
+    if not graph.whole_rows:
+        raise UnsupportedError(
+            "weights: a part with some of the keys has no gradient, since its rows are not whole."
+            " Take weights.mass(keys), weights.blocks(...), weights @ x, or the keys of rows,"
+            " weights[..., keys]; or compute it in torch.no_grad()."
+        )
+    known = _tensors(statistics)
+    for name in names:
+        fields[name].copy_(reduce(Asked.of(name, fields), graph, backend, known))
+    return {}
+
+
+def _tensors(statistics: tuple[Any, Any] | None) -> tuple[Any, Any] | None:
+    if statistics is None:
+        return None
+    maximum, total = map(sys.modules["torch"].from_numpy, statistics)
+    return maximum, total
+
+
+def block_of(call: Call, backend: str, statistics: tuple[Any, Any] | None) -> Any:
+    """All weights of a call, ``(B, Hq, Lq, Lk)``, with their gradient."""
+    from regard._backends.torch_reductions import Asked, reduce
+
+    return reduce(Asked("weights"), call, backend, _tensors(statistics))
+
+
+def pairs_with_gradient(graph: Call, lse: Any, weights: Any, i: Any, j: Any) -> Any:
+    """The weights of some pairs with the gradient of ``exp(s − lse)``, and their own numbers.
+
+    Args:
+        lse: ``(..., Hq, Lq)``, with its gradient.
+        weights: ``(B, Hq, n)``, without.
+        i, j: ``n`` indices in all, of NumPy.
+    """
+    from regard._backends.torch_gradients import scores_of_pairs
+
+    torch = sys.modules["torch"]
+    own = [torch.tensor(x.reshape(1, 1, -1)).to(graph.query.device) for x in (i, j)]
+    s = scores_of_pairs(graph, *own)
+    change = s - lse.reshape(graph.query.shape[:3])[:, :, own[0][0, 0]].to(s.dtype)
+    change = torch.where(weights == 0, 0.0, change - change.detach())  # 0, with a gradient
+    return weights * (1 + change)
+
+
+def largest_with_gradient(graph: Call, found: Any, i: Any, j: Any) -> Any:
+    """The largest score of each head, ``(B, Hq)``, with the gradient of one pair's.
+
+    Args:
+        i, j: ``(B, Hq)`` int64 of NumPy: a pair that has it.
+    """
+    from regard._backends.torch_gradients import scores_of_pairs
+
+    torch = sys.modules["torch"]
+    own = [torch.tensor(x[..., None]).to(graph.query.device) for x in (i, j)]
+    s = scores_of_pairs(graph, *own)[..., 0]
+    change = torch.where(found.isfinite(), s - s.detach(), 0.0)
+    return found + change
