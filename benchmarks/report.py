@@ -34,6 +34,7 @@ RUNS = {
     "small": [],
     "looking": BOTH,
     "heads": [],
+    "effects": [],
     "spread": [],
     "layouts": [],
     "masks": [],

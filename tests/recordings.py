@@ -52,7 +52,8 @@ def assert_same(found, expected):
         for name in a.options:
             np.testing.assert_equal(a.options[name], b.options[name])
             assert type(a.options[name]) is type(b.options[name])
-        for x, y in ((a.query, b.query), (a.key, b.key), (a.value, b.value)):
+        arrays = ("query", "key", "value", "gradient")
+        for x, y in ((getattr(a, name), getattr(b, name)) for name in arrays):
             assert (x is None) == (y is None)
             if x is not None:
                 assert (x.dtype, x.shape) == (y.dtype, y.shape)

@@ -284,7 +284,11 @@ def test_all_equals_the_namespace():
 
 
 def test_dir_has_the_public_names_and_the_parts_that_are_loaded_when_they_are_used():
-    more = {"HeadScores", "Viewer", "__version__", "patch_torch", "record", "watch"}
+    more = {
+        "Comparison", "Divergences", "Effects", "HeadScores", "Mix", "PairMatrix", "Rollout",
+        "TopPairs", "Viewer", "__version__", "compare", "divergence", "mix", "patch_torch",
+        "record", "rollout", "watch",
+    }  # fmt: skip
     parts = {"heads", "hf", "lm", "nn", "recording", "testing", "viewer"}
     assert {*dir(regard)} == {*regard.__all__, *more, *parts}
     for name in dir(regard):

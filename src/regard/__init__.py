@@ -45,6 +45,11 @@ __all__ = [
 _PARTS = {
     "heads": "heads", "hf": "hf", "lm": "lm", "nn": "nn", "recording": "recording",
     "testing": "testing", "viewer": "viewer", "HeadScores": "heads", "Viewer": "viewer",
+    "Effects": "_weights.effects", "PairMatrix": "_weights.pair_matrix",
+    "TopPairs": "_weights.pair_reductions", "Mix": "_weights.mix", "mix": "_weights.mix",
+    "Rollout": "recording._rollout", "rollout": "recording._rollout",
+    "Comparison": "_weights.compare", "Divergences": "_weights.compare",
+    "compare": "_weights.compare", "divergence": "_weights.compare",
     "patch_torch": "nn.replacement", "record": "capture", "watch": "capture",
 }  # fmt: skip
 
@@ -55,10 +60,21 @@ if TYPE_CHECKING:
     from regard import nn as nn
     from regard import testing as testing
     from regard import viewer as viewer
+    from regard._weights.compare import Comparison as Comparison
+    from regard._weights.compare import Divergences as Divergences
+    from regard._weights.compare import compare as compare
+    from regard._weights.compare import divergence as divergence
+    from regard._weights.effects import Effects as Effects
+    from regard._weights.mix import Mix as Mix
+    from regard._weights.mix import mix as mix
+    from regard._weights.pair_matrix import PairMatrix as PairMatrix
+    from regard._weights.pair_reductions import TopPairs as TopPairs
     from regard.capture import record as record
     from regard.capture import watch as watch
     from regard.heads import HeadScores as HeadScores
     from regard.nn.replacement import patch_torch as patch_torch
+    from regard.recording._rollout import Rollout as Rollout
+    from regard.recording._rollout import rollout as rollout
     from regard.viewer import Viewer as Viewer
 
     __version__: str

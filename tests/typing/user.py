@@ -77,6 +77,31 @@ def weights_of_numpy(weights: regard.AttentionWeights[Float32], x: Float32) -> N
     assert_type(weights.shape, tuple[int, ...])
 
 
+def effects(weights: regard.AttentionWeights[Float32], x: Float32, t: Tensor) -> None:
+    found = weights.effects(x, x)
+    assert_type(found, regard.Effects[Float32])
+    assert_type(found[0, 2], Float32)
+    assert_type(found.head(0).part(slice(3)).matrix(), regard.Effects[Float32])
+    assert_type(found.topk(3), regard.TopKeys[Float32, Int64])
+    assert_type(found.strongest(), regard.TopPairs[Float32, Int64])
+    assert_type(found.received("max"), Float32)
+    assert_type(found.pool((8, 8)), Float32)
+    assert_type(found.pool(how=("max", "mass")), tuple[Float32, ...])
+    assert_type(weights.effects(x, kind="change"), regard.Effects[Float32])
+    mixed = weights.mix([0, 1], coefficients=[0.5, 0.5])
+    assert_type(mixed, regard.Mix[Float32])
+    assert_type(regard.mix([weights, weights]).mix()[0], Float32)
+    assert_type(regard.mix([mixed, found.mix()], x).topk(2), regard.TopKeys[Float32, Int64])
+    comparison = regard.compare(weights, weights)
+    assert_type(comparison, regard.Comparison[Float32])
+    assert_type(comparison.strongest(), regard.TopPairs[Float32, Int64])
+    assert_type(comparison.divergences(), regard.Divergences[Float32])
+    assert_type(comparison.overlap(3), Float32)
+    assert_type(regard.divergence(mixed, mixed, "jensen_shannon"), Float32)
+    of_torch = regard.AttentionWeights(t, t).effects(t, t, "relevance")
+    assert_type(of_torch.strongest(2), regard.TopPairs[Tensor, Tensor])
+
+
 def weights_of_torch(t: Tensor) -> None:
     weights = regard.AttentionWeights(t, t, causal=True, sinks=t)
     assert_type(weights, regard.AttentionWeights[Tensor])
@@ -117,6 +142,12 @@ def recordings(x: Float32, t: Tensor) -> None:
     assert_type(recording, regard.Recording[Float32])
     assert_type(recording.weights[0], regard.AttentionWeights[Float32])
     assert_type(recording.steps(0, 1).weights, Float32)
+    assert_type(recording.effects(0, 1, kind="relevance"), regard.Effects[Float32])
+    assert_type(regard.Layer(x, x, x, gradient=x).gradient, Float32 | None)
+    assert_type(regard.rollout(recording, residual=0.5), regard.Rollout[Float32])
+    assert_type(regard.rollout(recording)[-1], Float32)
+    with regard.record(explain=lambda output: output.sum()) as explained:
+        assert_type(explained.effects(0)[0], Tensor)
     assert_type(recording.view(), regard.Viewer)
     assert_type(recording.figure(0, 1, rows=slice(9), scale="log", size=(3.3, 3)), Figure)
     recording.figure(heads=[(0, 1), (1, 0)], transparent=True).save("heads.pdf")

@@ -204,29 +204,19 @@ class _Pool:
         if block.keys.start >= block.keys.stop:
             return
         R, C = self._out.shape[-2:]
-        down = _bins(block.rows.start, block.rows.stop, R, self._rows)
-        across = _bins(block.keys.start, block.keys.stop, C, self._columns)
+        down = bins_of(block.rows.start, block.rows.stop, R, self._rows)
+        across = bins_of(block.keys.start, block.keys.stop, C, self._columns)
         at = (block.b, block.h, down[0], across[0])
         if self.how == "max":
-            cells = self._gather(block.log_weights, self._xp.largest, -np.inf, down, across)
+            cells = gathered(self._xp, block.log_weights, self._xp.largest, -np.inf, down, across)
             self._out[at] = self._xp.maximum(self._out[at], cells)
         else:
-            self._out[at] += self._gather(block.weights, _sum, 0.0, down, across)
+            self._out[at] += gathered(self._xp, block.weights, _sum, 0.0, down, across)
         if block.visible is None:
             self._seen[at] = True
         else:
             visible = self._xp.broadcast(block.visible, block.shifted.shape)
-            self._seen[at] |= self._gather(visible, _any, False, down, across)
-
-    def _gather(self, x: Any, fold: Any, fill: Any, down: Any, across: Any) -> Any:
-        for (_, cells), axis in ((across, -1), (down, -2)):
-            if cells is None:  # one cell a bin
-                continue
-            x = x.swapaxes(axis, -1)
-            pad = self._xp.full((*x.shape[:-1], 1), fill, _name(x))
-            x = fold(self._xp.take(self._xp.concatenate([x, pad]), cells), -1)
-            x = x.swapaxes(-1, axis) if axis == -2 else x
-        return x
+            self._seen[at] |= gathered(self._xp, visible, _any, False, down, across)
 
     def finish(self) -> None:
         out = self._out
@@ -253,7 +243,19 @@ def _name(x: Any) -> str:
     return str(x.dtype).removeprefix("torch.")
 
 
-def _bins(low: int, high: int, bins: int, n: int) -> tuple[slice, np.ndarray | None]:
+def gathered(xp: Arrays, x: Any, fold: Any, fill: Any, down: Any, across: Any) -> Any:
+    """Cells ``(..., rows, keys)`` folded into bins: pairs of ``bins_of``, down and across."""
+    for (_, cells), axis in ((across, -1), (down, -2)):
+        if cells is None:  # one cell a bin
+            continue
+        x = x.swapaxes(axis, -1)
+        pad = xp.full((*x.shape[:-1], 1), fill, _name(x))
+        x = fold(xp.take(xp.concatenate([x, pad]), cells), -1)
+        x = x.swapaxes(-1, axis) if axis == -2 else x
+    return x
+
+
+def bins_of(low: int, high: int, bins: int, n: int) -> tuple[slice, np.ndarray | None]:
     """The bins that hold cells low to high of n, and a table of the cells in each.
 
     The table is ``(bins, widest)``: indices counted from low, ``high − low`` stands for no cell.

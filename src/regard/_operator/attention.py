@@ -145,9 +145,9 @@ def attention(
         sinks=sinks, edits=edits, scale=scale, softcap=softcap, dropout=dropout,
         seed=seed,
     )  # fmt: skip
-    for watcher in watching.watchers:
-        watcher(query, key, value, options)
-    known = None if return_weights else plans.known(query, key, value, options, backend)
+    through = [watcher(query, key, value, options) for watcher in watching.watchers]
+    hand_on = [one for one in through if one is not None]
+    known = None if return_weights or hand_on else plans.known(query, key, value, options, backend)
     output: ArrayT
     if (output := plans.output(known, query, key, value)) is not None:
         return output
@@ -160,6 +160,8 @@ def attention(
     chosen = choose(call, backend)
     found, statistics = chosen.attention(call, return_weights)
     output = call.restore(found)
+    for one in hand_on:
+        output = one(output)
     if return_weights:
         return output, AttentionWeights._of(call, chosen, statistics)
     plans.keep(known, chosen, call, query)

@@ -24,6 +24,7 @@ class Running:
 
     Args:
         begin: called when a model is called, where none is given.
+        end: called with what that model gave; with None where it raised.
         model: whose modules are named; by default those of the module that is called first.
 
     Attributes:
@@ -31,9 +32,12 @@ class Running:
     """
 
     def __init__(
-        self, begin: Callable[[], None] = lambda: None, model: Module | None = None
+        self,
+        begin: Callable[[], None] = lambda: None,
+        model: Module | None = None,
+        end: Callable[[Any], None] = lambda output: None,
     ) -> None:
-        self._begin, self._thread = begin, threading.get_ident()
+        self._begin, self._end, self._thread = begin, end, threading.get_ident()
         self._stack: list[Module] = []
         self._is_given = model is not None
         self.model: Module | None = None
@@ -77,8 +81,11 @@ class Running:
 
     def _leave(self, module: Module, args: Any, output: Any) -> None:
         if threading.get_ident() == self._thread:
+            is_inside = bool(self._stack)
             while self._stack and self._stack.pop() is not module:
                 pass
+            if is_inside and not self._stack and not self._is_given:
+                self._end(output)
 
 
 class TorchAttention(TorchFunctionMode):

@@ -5,8 +5,9 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-# Called with query, key, value and the options that are given, before the call is checked.
-Watcher = Callable[[Any, Any, Any, dict[str, Any]], None]
+# Called with query, key, value and the options that are given, before the call is checked. It may
+# return a function that the output is handed through.
+Watcher = Callable[[Any, Any, Any, dict[str, Any]], Callable[[Any], Any] | None]
 watchers: tuple[Watcher, ...] = ()
 # Of each thread, the module whose attention is called, where the caller knows it.
 modules: dict[int, Any] = {}

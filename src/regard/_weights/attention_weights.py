@@ -72,6 +72,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from numpy.typing import DTypeLike, NDArray
 
+    from regard._weights.effects import EffectKind, Effects
+    from regard._weights.mix import Mix
     from regard.recording import Layer
 
 Pick: TypeAlias = int | np.integer[Any] | slice | EllipsisType
@@ -777,6 +779,59 @@ class AttentionWeights(LinearForms[ArrayT]):
         from regard._showing.figure import plot_weights
 
         return plot_weights(self, index, how, tokens, ax)
+
+    def effects(
+        self,
+        value: Float[Array[ArrayT], "*_B_Hkv Lk Dv"],
+        gradient: Float[Array[ArrayT], "*_B_Hq Lq Dv"] | None = None,
+        kind: EffectKind = "knockout",
+    ) -> Effects[ArrayT]:
+        """What every token pair does to a loss, ``(..., Hq, Lq, Lk)``, computed when asked.
+
+        Args:
+            value: ``(..., Hkv, Lk, Dv)`` of this attention, of the query's array type.
+            gradient: ``(..., Hq, Lq, Dv)``: ∂loss/∂output of this attention. ``"change"`` reads
+                none.
+            kind: ``"knockout"``, the rise of the loss when the pair is cut; ``"contribution"``,
+                ``"relevance"``, ``"gradient"`` or ``"change"``; see ``regard.Effects``.
+
+        Raises:
+            ShapeError: value or gradient do not fit the weights.
+            TypeError: no floating arrays of the query's library and device, or no gradient.
+            UnsupportedError: these are weights of some keys, and no whole rows.
+            ValueError: another ``kind``.
+
+        Example:
+            >>> q = k = v = np.eye(2)
+            >>> weights = AttentionWeights(q, k, scale=1.0)
+            >>> weights.effects(v, np.array([[1.0, 0.0], [0.0, 1.0]]))[0].round(4)
+            array([-0.7311,  0.2689])
+        """
+        from regard._weights.effects import Effects
+
+        return Effects(self, value, gradient, kind)
+
+    def mix(
+        self,
+        heads: Collection[int] | None = None,
+        coefficients: Sequence[float] | Array[Any] | None = None,
+    ) -> Mix[ArrayT]:
+        """The weighted sum over heads, ``(..., Lq, Lk)``, computed when asked: by default the mean.
+
+        ``regard.mix([...])`` is that over layers.
+
+        Args:
+            heads: which, of ``head_numbers``; by default all.
+            coefficients: a number for each of these; by default 1/n.
+
+        Raises:
+            IndexError: no such head, or no axis of heads.
+            ShapeError: the coefficients are not as many as the heads.
+            ValueError: no head, or a coefficient that is not finite.
+        """
+        from regard._weights.mix import mixed_heads
+
+        return mixed_heads(self, heads, coefficients)
 
     def part(
         self, rows: slice | None = None, columns: slice | None = None

@@ -273,12 +273,12 @@ class LinearForms(Generic[ArrayT]):
 
         Args:
             axis: one or several; the last is that of the keys, the one before that of the queries.
-                Along heads or a batch, only with one of these.
+                Along a batch only with one of these; along heads alone it is a ``Mix``.
             dtype, out: None; NumPy's functions pass them.
             keepdims: whether they stay, of size 1.
 
         Raises:
-            UnsupportedError: along heads or a batch alone, the result is a matrix.
+            UnsupportedError: along a batch alone, or heads with ``keepdims``: that is a matrix.
             IndexError, TypeError, ValueError: no such axes.
         """
         refuse(dtype=dtype, out=out)
@@ -337,7 +337,7 @@ class LinearForms(Generic[ArrayT]):
         axes, shape = read_axes(axis, self.shape), self.shape
         queries, keys = len(shape) - 2, len(shape) - 1
         if queries not in axes and keys not in axes:
-            return self._over_heads(name, axes)
+            return self._over_heads(name, axes, keepdims)
         if name == "max" and 0 in (shape[n] for n in axes):
             raise ValueError(f"weights: max of {shape} along an axis of size 0.")
         if queries in axes:
@@ -352,11 +352,14 @@ class LinearForms(Generic[ArrayT]):
             found = found / max(1, math.prod(shape[n] for n in axes))
         return _kept(found, axes, shape) if keepdims else found
 
-    def _over_heads(self, name: str, axes: tuple[int, ...]) -> Any:
-        """Along heads or a batch alone the result is a matrix again; the mean of heads is a mix."""
-        mix = getattr(self, "mix", None)
-        if name == "mean" and mix is not None and axes == (len(self.shape) - 3,):
-            return mix()
+    def _over_heads(self, name: str, axes: tuple[int, ...], keepdims: bool = False) -> Any:
+        """Along heads or a batch alone the result is a matrix again; a sum of heads is a mix."""
+        of_heads = self._call.heads and axes == (len(self.shape) - 3,)
+        if name in ("sum", "mean") and of_heads and not keepdims:
+            from regard._weights.mix import mixed_heads
+
+            count = self.shape[-3]
+            return mixed_heads(self, None, [1.0] * count if name == "sum" else None)
         raise UnsupportedError(
             f"weights: {name} along axis {', '.join(map(str, axes))} of {self.shape} is a matrix"
             f" again, which is not stored. Take rows, as in weights[..., i, :].{name}(-2), or of a"

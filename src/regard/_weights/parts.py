@@ -68,14 +68,14 @@ def sharing_runs(heads: range, group: int) -> Iterator[range]:
             yield range(start, stop, heads.step)
 
 
-def part_of(name: str, part: slice | None, n: int) -> slice:
-    """A part of n rows or columns, by default all."""
+def part_of(name: str, part: slice | None, n: int, what: str = "weights") -> slice:
+    """A part of n rows or columns of ``what``, by default all."""
     part = slice(None) if part is None else part
     if not isinstance(part, slice):
-        raise TypeError(f"weights: {name} is a {type(part).__name__}; a slice is needed.")
+        raise TypeError(f"{what}: {name} is a {type(part).__name__}; a slice is needed.")
     start, stop, step = part.indices(n)
     if step < 0:
-        raise ValueError(f"weights: {name} has the step {step}; a part goes upwards.")
+        raise ValueError(f"{what}: {name} has the step {step}; a part goes upwards.")
     return slice(start, max(start, stop), step)
 
 
@@ -123,7 +123,11 @@ def listed(numbers: Sequence[int]) -> str:
 
 
 def basic_index(
-    index: Any, shape: tuple[int, ...], heads: int = -1, numbers: Sequence[int] | None = None
+    index: Any,
+    shape: tuple[int, ...],
+    heads: int = -1,
+    numbers: Sequence[int] | None = None,
+    what: str = "weights",
 ) -> list[Any]:
     """One int or slice for each axis, checked.
 
@@ -133,11 +137,12 @@ def basic_index(
         heads: the axis of heads, where they have ``numbers`` of their own: an int is one of these,
             and all heads together are the only slice.
         numbers: of the heads.
+        what: it is an index of, in words.
     """
     given = index if isinstance(index, tuple) else (index,)
     ellipses = sum(x is Ellipsis for x in given)
     if ellipses > 1 or len(given) - ellipses > len(shape):
-        raise IndexError(f"weights: {len(given)} indices for the {len(shape)} axes of {shape}.")
+        raise IndexError(f"{what}: {len(given)} indices for the {len(shape)} axes of {shape}.")
     missing = [slice(None)] * (len(shape) - len(given) + ellipses)
     if ellipses:
         at = next(i for i, x in enumerate(given) if x is Ellipsis)
@@ -149,26 +154,28 @@ def basic_index(
         if isinstance(pick, slice):
             if own is not None and pick != slice(None):
                 raise IndexError(
-                    f"weights: a slice of the heads {listed(own)} would count them anew. Write :"
-                    f" for all of them, or the number of one, as in weights[{own[0]}]."
+                    f"{what}: a slice of the heads {listed(own)} would count them anew. Write :"
+                    f" for all of them, or the number of one, as in {what}[{own[0]}]."
                 )
             continue
         if isinstance(pick, bool) or not isinstance(pick, (int, np.integer)):
             raise IndexError(
-                f"weights: index {axis} is a {type(pick).__name__}; ints, slices and ... are "
+                f"{what}: index {axis} is a {type(pick).__name__}; ints, slices and ... are "
                 "understood. Take a block first, and choose from it."
             )
         if own is not None:
-            picks[axis] = place_of("weights: head", pick, own)
+            picks[axis] = place_of(f"{what}: head", pick, own)
         elif not -n <= pick < n:
-            raise IndexError(f"weights: index {pick} is out of range for axis {axis} of size {n}.")
+            raise IndexError(f"{what}: index {pick} is out of range for axis {axis} of size {n}.")
     return picks
 
 
-def element(index: tuple[int, ...], axes: tuple[int, ...], before: str) -> int:
+def element(
+    index: tuple[int, ...], axes: tuple[int, ...], before: str, what: str = "weights"
+) -> int:
     """The number of one element of some axes, by an int for each; those left out are 0."""
     if len(index) > len(axes):
-        raise IndexError(f"weights: {len(index)} indices for {len(axes)} axes before {before}.")
+        raise IndexError(f"{what}: {len(index)} indices for {len(axes)} axes before {before}.")
     index = (*index, *(0 for _ in axes[len(index) :]))
-    basic_index(index, axes)
+    basic_index(index, axes, what=what)
     return int(np.arange(math.prod(axes)).reshape(axes)[index])

@@ -35,6 +35,14 @@ def versions_of(named: Mapping[str, Any]) -> tuple[Version, ...]:
     return tuple(Version(name, x, writes) for name, x, writes in told if writes is not None)
 
 
+def version_of(name: str, x: Any) -> Version | None:
+    """That of an array of the caller's; None where writes are not counted."""
+    if not is_tensor(x) or sys.modules["torch"].compiler.is_compiling():
+        return None
+    writes = _writes(x)
+    return None if writes is None else Version(name, x, writes)
+
+
 def _writes(x: Any) -> int | None:
     return None if x.is_inference() else x._version
 

@@ -9,12 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard._base.errors import UnsupportedError
 from regard._operator import watching
 from regard._operator.attention import torch_call
 from regard._operator.torch_calls import Running, TorchAttention
 
-# Called with the name of a module, and the query, key, value and options of its attention.
-Take = Callable[[str, Any, Any, Any, dict[str, Any]], None]
+# Called with the name of a module, and the query, key, value and options of its attention. It may
+# return a function that the output is handed through.
+Take = Callable[[str, Any, Any, Any, dict[str, Any]], Callable[[Any], Any] | None]
 
 NOT_SEEN = (
     "What is seen is regard.attention, torch.nn.functional.scaled_dot_product_attention, and what "
@@ -24,7 +26,10 @@ NOT_SEEN = (
 
 @contextlib.contextmanager
 def calls_taken(
-    running: Running, take: Take, refuse: Callable[[str, Exception], None] | None = None
+    running: Running,
+    take: Take,
+    refuse: Callable[[str, Exception], None] | None = None,
+    explains: bool = False,
 ) -> Iterator[None]:
     """Hands every call of attention to ``take``: torch's of this thread, regard's of all.
 
@@ -32,16 +37,17 @@ def calls_taken(
         running: knows the names of modules.
         take: gets what torch's operator is called with as it would be for ``regard.attention``.
         refuse: gets the name of a module and why its call cannot be that; by default it is raised.
+        explains: whether outputs must be handed through what ``take`` returns.
     """
 
     taken = False  # a call that is being computed, maybe by regard
 
-    def take_own(query: Any, key: Any, value: Any, options: dict[str, Any]) -> None:
-        if not taken:
-            take(running.name, query, key, value, options)
+    def take_own(query: Any, key: Any, value: Any, options: dict[str, Any]) -> Any:
+        return None if taken else take(running.name, query, key, value, options)
 
     def compute(operator: Any, *args: Any, **kwargs: Any) -> Any:
         nonlocal taken
+        hand_on = None
         try:
             q, k, v, options = torch_call(*args, **kwargs)
             if "bias" in options:
@@ -51,14 +57,20 @@ def calls_taken(
                 raise
             refuse(running.name, error)
         else:
-            take_own(q, k, v, options)
+            hand_on = take_own(q, k, v, options)
         taken, before = True, taken
         try:
-            return operator(*args, **kwargs)
+            output = operator(*args, **kwargs)
         finally:
             taken = before
+        return output if hand_on is None else hand_on(output)
 
     def weigh(function: Any, named: dict[str, Any], within: Any) -> Any:
+        if explains:
+            raise UnsupportedError(
+                "record: explain does not see what torch.nn.MultiheadAttention computes where it "
+                "returns weights; call it with need_weights=False."
+            )
         quiet = {"need_weights": False, "dropout_p": 0.0, "training": False}
         with torch.no_grad():  # once more, for its query and key
             within(function, named | quiet)

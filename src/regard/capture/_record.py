@@ -17,11 +17,20 @@ from regard._base.errors import RecordingError, ShapeError
 from regard._operator import watching
 from regard._operator.torch_calls import Running
 from regard.capture._calls import calls_taken
+from regard.capture._explanation import Explanation
 from regard.capture._groups import Place, places
 from regard.capture._recorder import Describe, Recorder
 from regard.capture._taken import Described, Taken
 from regard.recording import Recording
 
+# Of ``record``: layers, heads, values, path and explain.
+Choice = tuple[
+    Collection[int] | None,
+    Collection[int] | None,
+    bool,
+    str | Path | None,
+    Callable[[Any], Tensor] | None,
+]
 _ONE = threading.Lock()  # held while a record is open
 
 
@@ -69,6 +78,7 @@ def record(
     heads: Collection[int] | None = None,
     values: bool = False,
     path: str | Path | None = None,
+    explain: Callable[[Any], Tensor] | None = None,
 ) -> Iterator[Recording[Tensor]]:
     """Records the attention of whatever torch model runs in the ``with`` block.
 
@@ -88,6 +98,11 @@ def record(
         values: record the values too, for what ``Recording.steps`` and the viewer show of them.
         path: a ``.safetensors`` file that each layer is written to as it comes, and that is there
             when the block ends: whole or not at all. A batch gets one for each element, by number.
+        explain: gives one number for the model's output, such as a token's loss or a class:
+            ``explain=lambda logits: logits[0, -1, 42]``. Its gradients by the output of every
+            attention are kept, with the values, for ``Recording.effects``, by one backward, which
+            leaves the parameters' own. It is of one pass, that of the outermost module, with
+            torch's gradients on; a file is written when the block ends.
 
     Yields:
         The recording: ``regard.Recording`` when the block has ended. Of a batch,
@@ -95,8 +110,9 @@ def record(
         encoder, are its ``groups``.
 
     Raises:
-        RecordingError: no attention was computed, or calls that no recording holds together.
-        ShapeError: the tokens are not as many as the keys.
+        RecordingError: no attention was computed, or calls that no recording holds together; with
+            ``explain``, gradients are off, or the number does not depend on any attention.
+        ShapeError: the tokens are not as many as the keys; ``explain`` gave several numbers.
         TypeError, ValueError: numbers of layers or heads that are none, or a name of another kind
             of file.
 
@@ -114,7 +130,8 @@ def record(
             )
         return Described(lists[b if len(lists) > 1 else 0])
 
-    with recording_of(describe, layers, heads, values, path, _torch_followed) as recording:
+    choice = layers, heads, values, path, explain
+    with recording_of(describe, choice, _torch_followed) as recording:
         yield recording
 
 
@@ -139,10 +156,7 @@ def _is_several(x: Any) -> bool:
 @contextlib.contextmanager
 def recording_of(
     describe: Describe,
-    layers: Collection[int] | None,
-    heads: Collection[int] | None,
-    values: bool,
-    path: str | Path | None,
+    choice: Choice,
     following: Callable[[Recorder], contextlib.AbstractContextManager[None]],
     name: str = "",
 ) -> Iterator[Recorded]:
@@ -150,6 +164,7 @@ def recording_of(
 
     Args:
         describe: gives the tokens, when the block has ended.
+        choice: layers, heads, values, path and explain, as of ``record``.
         following: makes a context in which a recorder is given the calls of attention.
         name: of the model, for people.
     """
@@ -157,7 +172,11 @@ def recording_of(
         raise RecordingError("record: another record is open; leave its with block first.")
     with contextlib.ExitStack() as stack:
         stack.callback(_ONE.release)
-        recorder = Recorder(layers=layers, heads=heads, values=values, path=path)
+        layers, heads, values, path, explain = choice
+        explanation = None if explain is None else Explanation(explain)
+        recorder = Recorder(
+            layers=layers, heads=heads, values=values, path=path, explanation=explanation
+        )
         recording = Recorded.__new__(Recorded)
         stack.push(lambda kind, error, trace: recorder.close(error))
         stack.enter_context(torch.compiler.set_stance("force_eager"))
@@ -169,16 +188,16 @@ def recording_of(
 @contextlib.contextmanager
 def _torch_followed(recorder: Recorder) -> Iterator[None]:
     """Hands every call of attention to a recorder, under the name of the module that runs."""
-    running = Running(recorder.begin_pass)
+    running = Running(recorder.begin_pass, end=recorder.end_pass)
 
     @functools.cache  # for this block: a model may change after it
     def places_of(model: Module | None) -> dict[str, Place]:
         return {} if model is None else places(dict(model.named_modules()))
 
-    def take(name: str, query: Any, key: Any, value: Any, options: dict[str, Any]) -> None:
-        recorder.take(name, places_of(running.model), query, key, value, options)
+    def take(name: str, query: Any, key: Any, value: Any, options: dict[str, Any]) -> Any:
+        return recorder.take(name, places_of(running.model), query, key, value, options)
 
-    with calls_taken(running, take):
+    with calls_taken(running, take, explains=recorder.explains):
         yield
 
 
@@ -197,11 +216,12 @@ def model_followed(model: Module, roots: Sequence[Module], recorder: Recorder) -
     def places_of(kind: Any) -> dict[str, Place]:  # of modules
         return places({name: module for module, name in names.items() if type(module) is kind})
 
-    def take(query: Any, key: Any, value: Any, options: dict[str, Any]) -> None:
+    def take(query: Any, key: Any, value: Any, options: dict[str, Any]) -> Any:
         module = watching.modules.get(threading.get_ident())
         kind: Any = type(module)
-        if module in names:  # another model's is none of it
-            recorder.take(names[module], places_of(kind), query, key, value, options)
+        if module not in names:  # another model's is none of it
+            return None
+        return recorder.take(names[module], places_of(kind), query, key, value, options)
 
     def enter(module: Module, args: Any) -> None:
         nonlocal depth
@@ -215,6 +235,8 @@ def model_followed(model: Module, roots: Sequence[Module], recorder: Recorder) -
         nonlocal depth
         if threading.get_ident() == thread:
             depth -= 1
+            if depth == 0:
+                recorder.end_pass(output)
 
     hooks = []
     for root in roots:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import warnings
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from regard._base.arrays import is_tensor
 from regard._base.errors import RecordingError
@@ -19,6 +20,9 @@ from regard.capture._rows import BySight, Rows, Span
 from regard.capture._taken import Described, Heads, Taken, copied
 from regard.recording import Recording
 
+if TYPE_CHECKING:
+    from regard.capture._explanation import Explanation
+
 Describe = Callable[[str, Taken, int], Described]
 
 
@@ -29,6 +33,7 @@ class Recorder:
         layers, heads: numbers of those to take, by default all.
         values: whether to take the values.
         path: of a file that layers are written to as they come.
+        explanation: that finds the gradients of the outputs; the file is written at the end then.
     """
 
     def __init__(
@@ -38,19 +43,33 @@ class Recorder:
         heads: Collection[int] | None = None,
         values: bool = False,
         path: str | Path | None = None,
+        explanation: Explanation | None = None,
     ) -> None:
         self._layers, self._heads = _numbers("layers", layers), _numbers("heads", heads)
-        self._values = values
+        self._values = values or explanation is not None
+        self._explanation = explanation
         self._files = None if path is None else Files(path)
         self._thread = threading.get_ident()
         self._taken: dict[tuple[str, int], Taken] = {}
         self._occurrences = Occurrences()
         self._rows = BySight(_rows_and_seen)
 
+    @property
+    def explains(self) -> bool:
+        """Whether a number is explained."""
+        return self._explanation is not None
+
     def begin_pass(self) -> None:
         """A model is called: the attention of its modules occurs for the first time again."""
+        if self._explanation is not None:
+            self._explanation.begin_pass()
         self._occurrences.clear()
         self._rows.clear()
+
+    def end_pass(self, output: Any) -> None:
+        """A model gave its output; None where it raised."""
+        if self._explanation is not None and output is not None:
+            self._explanation.end_pass(output)
 
     def take(
         self,
@@ -60,36 +79,44 @@ class Recorder:
         key: Any,
         value: Any,
         options: dict[str, Any],
-    ) -> None:
-        """Takes a call of attention in the module of that name, where it is wanted."""
+    ) -> Callable[[Any], Any] | None:
+        """Takes a call of attention in the module of that name, where it is wanted.
+
+        Returns:
+            What its output is to be handed through, where it is to be explained.
+        """
         if threading.get_ident() != self._thread or is_in_backward():
-            return
+            return None
         occurrence, (pattern, number) = self._occurrences.next(name, places, len(self._taken))
         if (known := self._taken.get((name, occurrence))) is not None:
             number = known.number
         if self._layers is not None and number not in self._layers:
-            return
+            return None
         arrays = (x.detach() if is_tensor(x) else x for x in (query, key, value))
         given = {name: x for name, x in options.items() if name not in ("dropout", "seed")}
         call = read_call(*arrays, **given)
         if min(call.sizes) == 0:
-            return
+            return None
         rows, seen = self._rows.of(call, given)
         if known is not None:
             if self._files is not None and not known.firsts:
                 self._files.read_back(self._taken.values())
             known.go_on(call, rows)
-            return
+            return None
         taken = Taken(name, pattern, number, call, rows, self._heads_of(call))
         taken.spans = self._spans(taken, rows, seen)
         self._taken[name, occurrence] = taken
         to_disk = self._files is not None and not self._files.was_read
+        to_disk = to_disk and self._explanation is None
         for b in range(taken.batch):
             layer = taken.first(call, b, _same if to_disk else copied, self._values)
             if self._files is not None and to_disk:
                 self._files.add(layer, taken, b)
             else:
                 taken.firsts.append(layer)
+        if self._explanation is None:
+            return None
+        return functools.partial(self._explanation.keep, taken)
 
     def _heads_of(self, call: Call) -> Heads:
         if self._heads is None:
@@ -134,6 +161,8 @@ class Recorder:
             ShapeError: tokens are described, and they are not as many as the keys.
         """
         groups = self.groups()
+        if self._explanation is not None:
+            self._explanation.require_done()
         main, *others = groups
         groups[main][0].is_main = True
         batch = groups[main][0].batch
@@ -151,7 +180,9 @@ class Recorder:
             }
             for b in range(batch)
         ]
-        if self._files is not None and not any(taken.later for taken in self._taken.values()):
+        in_memory = self._explanation is not None
+        in_memory = in_memory or any(taken.later for taken in self._taken.values())
+        if self._files is not None and not in_memory:
             names = {name: layers[0].group for name, layers in groups.items()}
             return self._files.finished(facts, names, model)
         made = []

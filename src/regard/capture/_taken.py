@@ -60,6 +60,7 @@ class Taken:
         edits: of each call.
         firsts: the layer of the first call for each batch element; none where a file has them.
         later: what the further calls added.
+        gradient: of an explained number by the output of the call; None where nothing is.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Taken:
         self.edits: list[list[Rectangle]] = [call.rectangles]
         self.firsts: list[Layer[Any]] = []
         self.later: list[Part] = []
+        self.gradient: Any = None
         self._last_key = copied(call.key[:, :, self.keys - 1])
 
     @property
@@ -158,6 +160,8 @@ class Taken:
     def layer(self, b: int) -> Layer[Any]:
         """The layer of all calls, of batch element b."""
         first = self.firsts[b]
+        if self.gradient is not None:
+            return first._with_gradient(self._gradient(b))
         if not self.later:
             return first
         import torch
@@ -176,6 +180,12 @@ class Taken:
             query, key, None if first.value is None else whole(first.value, "value"),
             name=first.name, number=first.number, head_numbers=first.head_numbers, **options,
         )  # fmt: skip
+
+    def _gradient(self, b: int) -> Any:
+        """``(Hq, Lq, Dv)`` of batch element b, of the recorded heads and without padding."""
+        x = self.gradient
+        whole = x.reshape((self.batch, -1, *x.shape[-2:]))[b]
+        return copied(whole[self.heads.own, slice(*self.spans[b][0])])
 
     def _bias(self, first: Layer[Any], b: int, count: int) -> Any:
         """``(Hq, Lq, Lk)``: what all calls add to the scores of kept keys."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ def record(
     heads: Collection[int] | None = None,
     values: bool = False,
     path: str | Path | None = None,
+    explain: Callable[[Any], Tensor] | None = None,
 ) -> Iterator[Recording[Tensor]]:
     """Records the attention of a model of transformers that runs in the ``with`` block.
 
@@ -40,7 +41,8 @@ def record(
     Args:
         model: of transformers.
         tokenizer: gives the tokens' texts; by default their ids.
-        layers, heads, values, path: as in ``regard.record``.
+        layers, heads, values, path, explain: as in ``regard.record``: for a token's loss
+            ``explain=lambda output: cross_entropy(output.logits[0, 5:6], ids[0, 6:7])``.
 
     Yields:
         The recording, as ``regard.record`` does.
@@ -55,8 +57,8 @@ def record(
         inputs = Inputs(model, tokenizer)
         following = functools.partial(model_followed, model, inputs.roots)
         name = getattr(model.config, "_name_or_path", "") or type(model).__name__
-        choice = layers, heads, values, path
-        with recording_of(inputs.describe, *choice, following, name) as recording, inputs.noted():
+        choice = layers, heads, values, path, explain
+        with recording_of(inputs.describe, choice, following, name) as recording, inputs.noted():
             yield recording
 
 

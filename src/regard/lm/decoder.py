@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from regard._base.extras import needed_by
+from regard._operator import watching
 from regard.lm.config import NORM_EPSILON, Config, LayerConfig
 from regard.lm.model import BUILTIN, LanguageModel
 
@@ -17,7 +19,10 @@ with needed_by("regard.lm.decoder"):
     from regard.nn import MultiHeadAttention
 
 if TYPE_CHECKING:
-    from regard._base.types import Float, Int
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from regard._base.types import Float, Float32, Int
 
 
 ROWS_AT_ONCE = 512  # of logits, in the loss
@@ -106,6 +111,29 @@ class _CrossEntropy(torch.autograd.Function):
         return by_hidden * factor, by_embedding * factor, None
 
 
+def gradients(
+    model: LanguageModel, ids: Sequence[int], position: int
+) -> list[Float32[NDArray[np.float32], "H L D"]]:
+    """∂loss/∂output of every layer's attention, for the loss of the token at a position.
+
+    Later tokens do not count, and get 0.
+    """
+    decoder = Decoder.of(model).requires_grad_(False)
+    outputs: list[Tensor] = []
+
+    def keep(output: Tensor) -> Tensor:
+        outputs.append(output if output.requires_grad else output.requires_grad_())
+        return output
+
+    with torch.enable_grad(), watching.watched(lambda *call: keep):
+        hidden = decoder.hidden(torch.tensor(list(ids[:position])))
+        logits = F.linear(hidden[-1:], decoder.embedding.weight)
+        loss = F.cross_entropy(logits, torch.tensor([ids[position]]))
+        found = torch.autograd.grad(loss, outputs)
+    after = (0, 0, 0, len(ids) - position)
+    return [F.pad(x.reshape(x.shape[-3:]), after).numpy() for x in found]
+
+
 class Decoder(nn.Module):
     """A decoder-only transformer: token ids to the logits of the next token.
 
@@ -135,7 +163,11 @@ class Decoder(nn.Module):
     @classmethod
     def load(cls, folder: str | Path = BUILTIN) -> Self:
         """The model of a folder; errors as ``LanguageModel.load``."""
-        model = LanguageModel.load(folder)
+        return cls.of(LanguageModel.load(folder))
+
+    @classmethod
+    def of(cls, model: LanguageModel) -> Self:
+        """The same model in torch, with weights of its own."""
         decoder = cls(model.config)
         with torch.no_grad():
             for name, weight in decoder.weights().items():

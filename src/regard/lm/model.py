@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 BUILTIN = "builtin"
 FLOAT_BYTES = 4
+GRAPH_VECTORS = 24  # of a token, that torch keeps of a layer for its gradient
 ROWS_AT_ONCE = 512  # of logits: 6144 x 512 x 4 bytes are 12 MB
 
 
@@ -104,24 +106,37 @@ class LanguageModel:
         self.config.save(folder / "config.json")
 
     def record(
-        self, text: str, progress: Callable[[int, int], object] | None = None
+        self,
+        text: str,
+        progress: Callable[[int, int], object] | None = None,
+        explain: int | None = None,
     ) -> Recording[Array]:
         """Records query, key and value of every head while the model reads ``text``, after BOS.
 
         Args:
             text: in Unicode.
             progress: called before each layer with how many are done, and how many there are.
+            explain: position among the recording's tokens, where BOS is 0; negative counts from
+                the last. The gradients of this token's loss, −ln p(token | all before it), are
+                kept, for ``Recording.effects``. That needs torch: ``pip install "regard[torch]"``.
 
         Raises:
+            IndexError: nothing predicts the token at that position.
+            ModuleNotFoundError: ``explain`` without torch.
             ValueError: ``text`` is empty.
             MaterializeError: ``text`` is longer than the free memory allows.
         """
-        return self.record_ids(self._read(text), progress)
+        kept = 0 if explain is None else GRAPH_VECTORS * len(self.config.layers)
+        return self.record_ids(self._read(text, vectors=kept), progress, explain)
 
     def record_ids(
-        self, ids: Sequence[int], progress: Callable[[int, int], object] | None = None
+        self,
+        ids: Sequence[int],
+        progress: Callable[[int, int], object] | None = None,
+        explain: int | None = None,
     ) -> Recording[Array]:
         """As ``record``, of token ids; BOS is not added."""
+        gradients = None if explain is None else self._explained(ids, explain)
         layers: list[Layer[Array]] = []
 
         def keep(layer: Layer[Array]) -> None:
@@ -130,7 +145,22 @@ class LanguageModel:
             layers.append(layer)
 
         self.hidden(ids, record=keep)
+        if gradients is not None:
+            layers = [one._with_gradient(found) for one, found in zip(layers, gradients)]
         return Recording(self.tokenizer.tokens(ids), layers, model=self.name)
+
+    def _explained(self, ids: Sequence[int], position: int) -> list[Array]:
+        """The gradients of the loss of a token by the output of each layer's attention."""
+        found = operator.index(position)
+        found += len(ids) if found < 0 else 0
+        if not 1 <= found < len(ids):
+            raise IndexError(
+                f"record: explain is {position}; a position from 1 to {len(ids) - 1} is needed, "
+                "of a token with one before it to predict it from."
+            )
+        from regard.lm.decoder import gradients
+
+        return gradients(self, ids, found)
 
     def view(self, text: str = "", *, open_browser: bool = True, port: int = 0) -> Viewer:
         """Look at every weight in the browser, in a page with an input: it reads what is typed.
@@ -265,12 +295,12 @@ class LanguageModel:
     def _heads(self, qkv: Float32[np.ndarray, "L qkv"]) -> Float32[Array, "3 H L D"]:
         return qkv.reshape(len(qkv), 3, self.config.num_heads, -1).transpose(1, 2, 0, 3)
 
-    def _read(self, text: str, more: int = 0) -> list[int]:
+    def _read(self, text: str, more: int = 0, vectors: int = 0) -> list[int]:
         if not text:
             raise ValueError("The text is empty; at least one character is needed.")
         ids = self.tokenizer.encode(text, bos=True)
         # Kept for every layer: q, k and v; alive at once in a layer: about 12 vectors per token.
-        floats = self.config.embed_dim * (3 * len(self.config.layers) + 12)
+        floats = self.config.embed_dim * (3 * len(self.config.layers) + 12 + vectors)
         require_memory(len(ids) + more, FLOAT_BYTES * floats)
         return ids
 

@@ -33,6 +33,8 @@ from regard.recording import Layer, Recording
 FORMAT = "regard-recording"
 VERSION = 1
 GROUPS_VERSION = 2  # of a file with several groups of layers
+GRADIENT_VERSION = 3  # of one with the gradients of outputs
+VERSIONS = VERSION, GROUPS_VERSION, GRADIENT_VERSION
 ENDING = ".safetensors"
 # The safetensors library refuses longer headers too.
 HEADER_LIMIT = 100_000_000
@@ -58,6 +60,8 @@ OF_LAYERS = {
     "head_numbers": "head_numbers",
     "weights_only": "weights_only",
 }
+
+VECTORS = ("query", "key", "value", "gradient")  # arrays of a layer beside those of its options
 
 CODES = {
     "float64": "F64",
@@ -152,7 +156,7 @@ def prefix(place: int) -> str:
 
 def arrays_of_layer(layer: Layer) -> Iterator[tuple[str, Any]]:
     """The arrays of a layer, by their names in the file."""
-    held = {"query": layer.query, "key": layer.key, "value": layer.value}
+    held = {name: getattr(layer, name) for name in VECTORS}
     held |= {name: layer.options.get(name) for name in RECORDED_ARRAYS}
     for name, fields in RECORDED_PAIRS.items():
         if isinstance(held[name], tuple):
@@ -176,7 +180,10 @@ def encoded_header(recording: Recording, named: Iterable[tuple[str, str, Any]]) 
         RecordingError: it is longer than a header may be.
     """
     first, *others = (_facts(group) for group in recording.groups.values())
+    named = list(named)
     version = GROUPS_VERSION if others else VERSION
+    if any(name.endswith(".gradient") for name, *_ in named):
+        version = GRADIENT_VERSION
     metadata = {"format": FORMAT, "version": str(version)}
     metadata |= {name: json.dumps(fact) for name, fact in first.items()}
     if others:
@@ -344,12 +351,12 @@ def _read_metadata(metadata: Any, path: Path) -> dict[str, str]:
             f" {_quoted(found.get('format'))}, not {FORMAT!r}; Recording.save writes one."
         )
     version = found.get("version")
-    if version not in (str(VERSION), str(GROUPS_VERSION)):
+    if version not in [str(known) for known in VERSIONS]:
         is_newer = isinstance(version, str) and version.isascii() and version.isdigit()
         way_out = "upgrade regard to read it" if is_newer else "the file is damaged"
         raise RecordingError(
-            f"{path} is a recording of version {_quoted(version)}, this regard reads {VERSION} and"
-            f" {GROUPS_VERSION}; {way_out}."
+            f"{path} is a recording of version {_quoted(version)}, this regard reads {VERSION} to"
+            f" {VERSIONS[-1]}; {way_out}."
         )
     for name in (*FACTS, "others"):
         if not isinstance(found.get(name, None if name in NEEDED else ""), str):
@@ -486,7 +493,7 @@ def _layer(
             f"{', '.join(RECORDED_NUMBERS)} are known."
         )
     fields = [field for pair in RECORDED_PAIRS.values() for field in pair]
-    names = ("query", "key", "value", *RECORDED_ARRAYS, *fields)
+    names = (*VECTORS, *RECORDED_ARRAYS, *fields)
     found = {name: arrays.pop(f"{before}layers.{index}.{name}", None) for name in names}
     for name, pair in RECORDED_PAIRS.items():
         both = tuple(found.pop(field) for field in pair)

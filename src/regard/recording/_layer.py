@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Generic, Unpack
 
 import numpy as np
 
-from regard._base.arrays import is_tensor
+from regard._base.arrays import dtype_name, is_tensor
 from regard._base.errors import ShapeError, UnsupportedError
 from regard._base.types import Array, ArrayT
 from regard._call import edits
-from regard._call.checks import LARGEST_POSITION, check_contents, read_call
+from regard._call.checks import FLOATS, LARGEST_POSITION, check_contents, read_call
 from regard._call.options import (
     REAL_NUMBERS,
     RECORDED_ARRAYS,
@@ -38,6 +38,8 @@ class Layer(Generic[ArrayT]):
             A NumPy array or torch tensor.
         key: ``(Hkv, Lk, D)``, same type and dtype; ``Hkv`` divides ``Hq``.
         value: ``(Hkv, Lk, Dv)`` or None where only the weights matter.
+        gradient: ``(Hq, Lq, Dv)``, the derivative of a number of the pass by the output of this
+            attention, for ``Recording.effects``; with a value only. Float, of the same type.
         name: of the module that computed it, as in ``"model.layers.5.self_attn"``.
         number: of the layer in its model; by default its index among the layers of a recording.
         head_numbers: of the ``Hq`` query heads in the model, by default 0 to Hq − 1. Where they
@@ -56,12 +58,14 @@ class Layer(Generic[ArrayT]):
     """
 
     __slots__ = (
-        "head_numbers", "key", "name", "number", "options", "query", "value", "weights_only",
+        "gradient", "head_numbers", "key", "name", "number", "options", "query", "value",
+        "weights_only",
     )  # fmt: skip
 
     query: ArrayT
     key: ArrayT
     value: ArrayT | None
+    gradient: ArrayT | None
     options: dict[str, Any]
     name: str
     number: int | None
@@ -74,6 +78,7 @@ class Layer(Generic[ArrayT]):
         key: Array[ArrayT],
         value: Array[ArrayT] | None = None,
         *,
+        gradient: Array[ArrayT] | None = None,
         name: str = "",
         number: int | None = None,
         head_numbers: Sequence[int] | None = None,
@@ -104,6 +109,8 @@ class Layer(Generic[ArrayT]):
         if weights_only and "bias" not in self.options:
             raise ValueError("Layer: weights_only without a bias; Layer.from_weights makes it.")
         self.weights_only = weights_only
+        self.gradient = None
+        self.gradient = self._checked_gradient(gradient)
 
     @classmethod
     def from_weights(
@@ -163,8 +170,9 @@ class Layer(Generic[ArrayT]):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of query, key and value; where weights alone are known, those of these."""
-        held = (self.options.get("bias"),) if self.weights_only else self._held
+        """Bytes of query, key, value and gradient; of the weights, where these alone are known."""
+        gradient: Any = self.gradient
+        held = (self.options.get("bias"),) if self.weights_only else (*self._held, gradient)
         return sum(int(array.nbytes) for array in held if array is not None)
 
     @property
@@ -193,9 +201,11 @@ class Layer(Generic[ArrayT]):
         if "edits" in options:
             options["edits"] = edits.of_head(options["edits"], h)
         query, key, value = self._held
+        gradient: Any = self.gradient
         own, used = slice(h, h + 1), slice(shared, shared + 1)
         return Layer(
             query[own], key[used], None if value is None else value[used],
+            gradient=None if gradient is None else gradient[own],
             name=self.name, number=self.number, head_numbers=self.head_numbers[own],
             weights_only=self.weights_only, **options,
         )  # fmt: skip
@@ -212,13 +222,40 @@ class Layer(Generic[ArrayT]):
                 " (from_weights); record the model's pass itself, with regard.record."
             )
 
+    def _with_gradient(self, gradient: Any) -> Layer[Any]:
+        """The same layer with a gradient."""
+        found: Layer[Any] = copy.copy(self)
+        found.gradient = self._checked_gradient(gradient)
+        return found
+
+    def _checked_gradient(self, gradient: Any) -> Any:
+        if gradient is None:
+            return None
+        if self.value is None:
+            raise ValueError("Layer: a gradient without a value; effects need both. Give value=.")
+        value: Any = self.value
+        if is_tensor(gradient) != is_tensor(value) or not hasattr(gradient, "dtype"):
+            raise TypeError(
+                f"Layer: gradient is a {type(gradient).__name__}, and value a "
+                f"{type(value).__name__}; both must be of one library."
+            )
+        if dtype_name(gradient) not in FLOATS:
+            raise TypeError(f"Layer: gradient is {dtype_name(gradient)}; floats are needed.")
+        needed = (*shape_of(self.query)[:2], shape_of(value)[2])
+        if shape_of(gradient) != needed:
+            raise ShapeError(
+                f"Layer: gradient has shape {shape_of(gradient)}; (Hq, Lq, Dv) is needed, as the "
+                f"output has: {needed}."
+            )
+        return gradient
+
     def _outline(self) -> Layer[Any]:
         """Its shapes, numbers and options without arrays: what the header of a file is made of."""
         outline: Any = copy.copy(self)
         outline.query, outline.key = (
             np.broadcast_to(np.float32(0), shape_of(x)) for x in (self.query, self.key)
         )
-        outline.value = None
+        outline.value = outline.gradient = None
         outline.options = {name: x for name, x in self.options.items() if name in RECORDED_NUMBERS}
         found: Layer[Any] = outline
         return found
@@ -229,6 +266,8 @@ class Layer(Generic[ArrayT]):
             parts = [f"weights {(self.heads, self.query.shape[1], self.key.shape[1])}"]
         if self.value is not None:
             parts.append(f"value {shape_of(self.value)}")
+        if self.gradient is not None:
+            parts.append("gradient")
         told = {"name": self.name, "number": self.number, "heads": self.head_numbers}
         is_usual = {"name": "", "number": None, "heads": tuple(range(self.heads))}
         parts += [f"{name}={x!r}" for name, x in told.items() if x != is_usual[name]]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic
 
 import numpy as np
 
+from regard._base.errors import UnsupportedError
 from regard._base.types import Array, ArrayT
 from regard._weights.origin import Origin
 from regard._weights.parts import place_of
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from regard._showing.figure import Figure, Scale
     from regard._showing.steps import Steps
     from regard._weights.attention_weights import AttentionWeights
+    from regard._weights.effects import EffectKind, Effects
     from regard.heads import HeadScores
     from regard.recording._file import MappedFile
     from regard.recording._words import Words
@@ -248,6 +250,41 @@ class Recording(Generic[ArrayT]):
             query_tokens=self.query_tokens,
             **found.options,
         )
+
+    def effects(
+        self, layer: int, head: int | None = None, kind: EffectKind = "knockout"
+    ) -> Effects[ArrayT]:
+        """What every token pair of a layer does to the number that was explained.
+
+        Args:
+            layer: number; negative counts from the last.
+            head: number of the query head, or None for all; negative counts from the last.
+            kind: as in ``AttentionWeights.effects``.
+
+        Returns:
+            ``(Hq, Lq, Lk)``, or ``(Lq, Lk)`` of one head, computed when asked for.
+
+        Raises:
+            IndexError: no such layer or head.
+            UnsupportedError: the recording has no gradient (``record(..., explain=...)`` keeps it),
+                or for ``"change"`` no values.
+            ValueError: another ``kind``.
+        """
+        found, weights = self.layers[self._weights.place_of(layer)], self.weights[layer]
+        found.require_vectors("effects")
+        if found.value is None or (found.gradient is None and kind != "change"):
+            missing = "values" if found.value is None else "gradients"
+            way_out = "values=True" if kind == "change" else "explain=..., which keeps both"
+            raise UnsupportedError(
+                f"effects: this recording has no {missing}; record the pass with {way_out}."
+            )
+        if head is not None:
+            found, weights = found.head(head), weights.head(head)
+        *_, value = found._held
+        gradient: Any = found.gradient
+        if head is not None:
+            value, gradient = value[0], None if gradient is None else gradient[0]
+        return weights.effects(value, gradient, kind)
 
     def picture(self, layer: int, head: int, token: int, *, grid: int = 0) -> ArrayT:
         """The weights of one query on the patches of a picture.

@@ -1,0 +1,268 @@
+"""Reductions of a matrix of signed numbers, in one pass over blocks of its rows.
+
+What is largest, here, is what is largest in size: a strong negative number counts as much as a
+positive one. Results have the sign.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Generic, NamedTuple, Protocol
+
+import numpy as np
+
+from regard._backends.block_reductions import bins_of, gathered
+from regard._backends.formula import apply
+from regard._base.arrays import Arrays
+from regard._base.types import ArrayT, IndexT
+from regard._weights.reductions import TopKeys, check_k
+
+
+class TopPairs(NamedTuple, Generic[ArrayT, IndexT]):
+    """The token pairs with the largest numbers, largest in size first.
+
+    -1, -1, 0.0 once there are no more. NaN is left out.
+    """
+
+    query: IndexT
+    """``(..., H, n)`` query indices, int64."""
+    key: IndexT
+    """``(..., H, n)`` key indices, int64."""
+    value: ArrayT
+    """``(..., H, n)`` numbers, with their sign."""
+
+
+class Block(NamedTuple):
+    """Some rows of one matrix, and the keys outside which they are masked."""
+
+    b: int
+    h: int
+    rows: slice
+    keys: slice
+    values: Any  # (rows, keys); 0 where masked
+    visible: Any  # bool (rows, keys), or None: every pair
+
+
+class Extent(NamedTuple):
+    """What a reduction is over."""
+
+    xp: Arrays
+    dtype: str  # of results
+    shape: tuple[int, int, int, int]  # B, H, Lq, Lk
+
+
+class PairReduction(Protocol):
+    """One reduction of a matrix."""
+
+    def update(self, block: Block) -> None:
+        """Takes the next rows."""
+
+    def result(self) -> Any:
+        """Its arrays ``(B, H, ...)``, after the last rows."""
+
+
+class Dense:
+    """The numbers themselves: ``(B, H, Lq, Lk)``."""
+
+    def __init__(self, of: Extent) -> None:
+        self._xp, self._out = of.xp, of.xp.full(of.shape, 0.0, of.dtype)
+
+    def update(self, block: Block) -> None:
+        part = self._out[block.b, block.h, block.rows, block.keys]
+        part[...] = self._xp.array(part, block.values)
+
+    def result(self) -> Any:
+        return self._out
+
+
+class TopK:
+    """The k largest keys of every query: unmasked ones first, and NaN last among these."""
+
+    def __init__(self, of: Extent, k: int) -> None:
+        B, H, Lq, self._Lk = of.shape
+        check_k(k, self._Lk, "keys")
+        self._xp, self._k = of.xp, int(k)
+        self._values = of.xp.full((B, H, Lq, self._k), 0.0, of.dtype)
+        self._indices = of.xp.full((B, H, Lq, self._k), 0, "int64")
+
+    def update(self, block: Block) -> None:
+        xp, (low, high) = self._xp, (block.keys.start, block.keys.stop)
+        size = xp.where(xp.isnan(block.values), -1.0, abs(block.values))
+        if block.visible is not None:
+            size = xp.hide(size, block.visible, -2.0)
+        k, at = min(self._k, high - low), (block.b, block.h, block.rows)
+        _, indices = xp.top(size, k)
+        values = xp.gather(block.values, indices)
+        self._values[(*at, slice(0, k))] = xp.array(self._values, values)
+        self._indices[(*at, slice(0, k))] = indices + low
+        if k < self._k:  # the block is narrower: fill up with any other keys
+            others = np.concatenate([np.arange(low), np.arange(high, self._Lk)])[: self._k - k]
+            self._indices[(*at, slice(k, None))] = xp.array(self._indices, others)
+
+    def result(self) -> TopKeys[Any, Any]:
+        return TopKeys(self._values, self._indices)
+
+
+class Strongest:
+    """The n largest pairs of each matrix."""
+
+    def __init__(self, of: Extent, n: int) -> None:
+        B, H, Lq, Lk = of.shape
+        if isinstance(n, bool) or not isinstance(n, (int, np.integer)):
+            raise TypeError(f"strongest: n is a {type(n).__name__}; an int is needed.")
+        if n < 0:
+            raise ValueError(f"strongest: n is {n}; it must not be negative.")
+        self._xp, self._n = of.xp, min(int(n), Lq * Lk)
+        self._value = of.xp.full((B, H, self._n), 0.0, of.dtype)
+        self._query, self._key = (of.xp.full((B, H, self._n), -1, "int64") for _ in range(2))
+
+    def update(self, block: Block) -> None:
+        xp, width, at = self._xp, block.keys.stop - block.keys.start, (block.b, block.h)
+        flat = xp.array(self._value, block.values).reshape(-1)
+        if not flat.shape[0] or not self._n:
+            return
+        flat = xp.where(xp.isnan(flat), 0.0, flat)
+        _, where = xp.top(abs(flat), min(self._n, flat.shape[0]))
+        value = xp.concatenate([self._value[at], xp.gather(flat, where)])
+        query = xp.concatenate([self._query[at], where // width + block.rows.start])
+        key = xp.concatenate([self._key[at], where % width + block.keys.start])
+        size, order = xp.top(abs(value), self._n)
+        self._value[at] = xp.gather(value, order)
+        self._query[at] = (xp.gather(query, order) + 1) * (size > 0) - 1
+        self._key[at] = (xp.gather(key, order) + 1) * (size > 0) - 1
+
+    def result(self) -> TopPairs[Any, Any]:
+        return TopPairs(self._query, self._key, self._value)
+
+
+class Received:
+    """For each key the sum or mean over the queries, or the largest number."""
+
+    def __init__(self, of: Extent, how: str) -> None:
+        if how not in ("sum", "mean", "max"):
+            raise ValueError(f"received: how is {how!r}; 'sum', 'mean' or 'max' is needed.")
+        B, H, Lq, Lk = of.shape
+        self._xp, self._how, self._queries = of.xp, how, max(1, Lq)
+        self._out = of.xp.full((B, H, Lk), 0.0, "float64")
+
+    def update(self, block: Block) -> None:
+        xp, at = self._xp, (block.b, block.h, block.keys)
+        if self._how == "max":
+            found = xp.array(self._out, _largest(xp, block.values, 0))
+            known = self._out[at]
+            keep = (abs(known) >= abs(found)) | xp.isnan(known)
+            self._out[at] = xp.where(keep, known, found)
+        else:
+            self._out[at] += block.values.sum(0)
+
+    def result(self) -> Any:
+        return self._out / self._queries if self._how == "mean" else self._out
+
+
+class Pool:
+    """A heatmap of each matrix: the largest number of each bin, or the mean; NaN: all is masked.
+
+    Bin r of R holds the cells from ``r·n // R`` to ``(r + 1)·n // R``.
+    """
+
+    def __init__(self, of: Extent, size: Any, how: str) -> None:
+        sides = size if isinstance(size, (tuple, list)) else ()
+        if len(sides) != 2 or not all(isinstance(n, (int, np.integer)) for n in sides):
+            raise TypeError(f"pool: size is {size!r}; a pair of ints (rows, columns) is needed.")
+        if min(size) < 1:
+            raise ValueError(f"pool: size is {tuple(size)}; each side must be at least 1.")
+        if how not in ("max", "mass"):
+            raise ValueError(f"pool: how is {how!r}; 'max' or 'mass' is needed.")
+        self._xp, self._how, self._dtype = of.xp, how, of.dtype
+        *_, self._rows, self._columns = of.shape
+        shape = (*of.shape[:2], min(int(size[0]), self._rows), min(int(size[1]), self._columns))
+        fill = -np.inf if how == "max" else 0.0
+        # The largest number and the largest negated, or the sum and how many.
+        self._first, self._second = (of.xp.full(shape, fill, "float64") for _ in range(2))
+
+    def update(self, block: Block) -> None:
+        xp, (R, C) = self._xp, self._first.shape[2:]
+        if block.keys.start >= block.keys.stop:
+            return
+        down = bins_of(block.rows.start, block.rows.stop, R, self._rows)
+        across = bins_of(block.keys.start, block.keys.stop, C, self._columns)
+        at = (block.b, block.h, down[0], across[0])
+        values, seen = xp.wide(block.values), block.visible
+        if self._how == "max":
+            for kept, x in ((self._first, values), (self._second, -values)):
+                x = x if seen is None else xp.hide(x, seen, -np.inf)
+                kept[at] = xp.maximum(kept[at], gathered(xp, x, xp.largest, -np.inf, down, across))
+        else:
+            count = xp.full(tuple(values.shape), 1.0, xp.dtype) if seen is None else xp.wide(seen)
+            self._first[at] += gathered(xp, values, _sum, 0.0, down, across)
+            self._second[at] += gathered(xp, count, _sum, 0.0, down, across)
+
+    def result(self) -> Any:
+        xp, first, second = self._xp, self._first, self._second
+        if self._how == "max":
+            found = xp.where(first >= second, first, -second)
+            found = xp.where((first == -np.inf) & (second == -np.inf), np.nan, found)
+        else:
+            with np.errstate(all="ignore"):
+                found = xp.where(second > 0, first / second, np.nan)
+        return xp.cast(found, self._dtype)
+
+
+class Product:
+    """``matrix @ x``: ``(B, H, Lq, p)``. Rows of x that a query does not see do not count.
+
+    Args:
+        x: ``(*axes, Lk, p)``, floating.
+        axes: of the matrix before ``(Lq, Lk)``.
+    """
+
+    def __init__(self, of: Extent, x: Any, axes: tuple[int, ...]) -> None:
+        self._xp, self._x, self._axes, self._heads = of.xp, x, axes, of.shape[1]
+        self._out = of.xp.full((*of.shape[:3], x.shape[-1]), 0.0, of.dtype)
+
+    def _of(self, block: Block) -> Any:
+        """The factor of the block's matrix."""
+        place = np.unravel_index(block.b * self._heads + block.h, self._axes or (1,))
+        return self._x[place] if self._axes else self._x
+
+    def update(self, block: Block) -> None:
+        xp, factor = self._xp, self._xp.wide(self._of(block)[block.keys])
+        found = apply(xp, *_raised(xp.wide(block.values), block.visible, factor))[0, 0]
+        self._out[block.b, block.h, block.rows] = self._xp.array(self._out, found)
+
+    def result(self) -> Any:
+        return self._out
+
+
+class TransposedProduct(Product):
+    """``x @ matrix``: ``(B, H, p, Lk)``; x is ``(*axes, p, Lq)``."""
+
+    def __init__(self, of: Extent, x: Any, axes: tuple[int, ...]) -> None:
+        super().__init__(of, x.swapaxes(-1, -2), axes)
+        B, H, _, Lk = of.shape
+        self._dtype, self._out = of.dtype, of.xp.full((B, H, Lk, x.shape[-2]), 0.0, "float64")
+
+    def update(self, block: Block) -> None:
+        xp, factor = self._xp, self._xp.wide(self._of(block)[block.rows])
+        seen = None if block.visible is None else block.visible.swapaxes(-1, -2)
+        found = apply(xp, *_raised(xp.wide(block.values).swapaxes(-1, -2), seen, factor))[0, 0]
+        self._out[block.b, block.h, block.keys] += found
+
+    def result(self) -> Any:
+        return self._xp.cast(self._out.swapaxes(-1, -2), self._dtype)
+
+
+def _raised(w: Any, visible: Any, x: Any) -> tuple[Any, Any, Any]:
+    """The three with the axes of batch and heads in front."""
+    return w[None, None], None if visible is None else visible[None, None], x[None, None]
+
+
+def _largest(xp: Arrays, x: Any, axis: int) -> Any:
+    """The number of largest size along an axis; 0 of none, the positive one of equals."""
+    if not x.shape[axis]:
+        return x.sum(axis)
+    high, low = xp.largest(x, axis), xp.largest(-x, axis)
+    return xp.where(high >= low, high, -low)
+
+
+def _sum(x: Any, axis: int) -> Any:
+    return x.sum(axis)

@@ -1,0 +1,95 @@
+"""Rows of the weights of one matrix, with what is masked, by the backend of the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from regard._base.arrays import arrays_of
+from regard._call.visible import Visibility
+from regard._weights.row_statistics import Place
+
+if TYPE_CHECKING:
+    from regard._weights.attention_weights import AttentionWeights
+
+
+class WeightRows(NamedTuple):
+    """Some rows; all keys outside ``keys`` are masked."""
+
+    keys: slice
+    weights: Any  # (rows, keys); 0 where masked
+    visible: Any  # bool (rows, keys), or None: every pair
+    of_sink: Any  # (rows, 1), float64: the weight of the sink; 0 where there is none
+
+
+class WeightReader:
+    """Reads rows of weights, block by block.
+
+    Args:
+        weights: read in the keys that they have.
+    """
+
+    def __init__(self, weights: AttentionWeights[Any]) -> None:
+        self.weights = weights
+        self._xp = arrays_of(weights._call.query)
+
+    def prepare(self, b: Sequence[int], h: Sequence[int], rows: range) -> None:
+        """Computes the row statistics of what will be read at once, where they are needed."""
+        statistics, place = self.weights._statistics, self.weights._place
+        if statistics.backend.reads_statistics or not self.weights._call.whole_rows:
+            for one in b:
+                of_heads = place.h[min(h) : max(h) + 1]
+                statistics.learn(Place(place.b[one : one + 1], of_heads, _of(place.rows, rows)))
+
+    def read(self, b: int, h: int, rows: slice) -> WeightRows:
+        """Evenly spaced rows of query head h of batch element b."""
+        xp, part = self._xp, self.weights._head(b, h).part(rows)
+        n, Lk = part.shape
+        visibility, every = Visibility(part._call, xp.arange), slice(0, n)
+        keys = visibility.keys(0, every)
+        out = xp.full((1, 1, n, Lk), 0.0, xp.dtype)
+        fields = {"weights": out}
+        has_sink = part._call.sinks is not None
+        if has_sink:
+            fields["lse"] = xp.full((1, 1, n), 0.0, "float64")
+        part._reduce(dict(fields))
+        one = slice(0, 1)
+        visible = visibility.pairs(one, one, every, keys)
+        if visible is not None:
+            visible = xp.broadcast(visible, (1, 1, n, keys.stop - keys.start))[0, 0]
+        of_sink = self._of_sink(part, fields.get("lse"), n)
+        return WeightRows(keys, out[0, 0, :, keys], visible, of_sink)
+
+    def read_logarithms(self, b: int, h: int, rows: slice) -> tuple[slice, Any, Any]:
+        """Keys, ln of the weights without underflow, and the share of no key ``(rows, 1)``.
+
+        That is the sink's; 1 in a row that sees nothing.
+        """
+        xp, part = self._xp, self.weights._head(b, h).part(rows)
+        n, Lk = part.shape
+        keys = Visibility(part._call, xp.arange).keys(0, slice(0, n))
+        picture = xp.full((1, 1, n, Lk), np.nan, xp.dtype)
+        lse = xp.full((1, 1, n), -np.inf, "float64")
+        fields = {"pooled_max": picture, "bins": (n, Lk), "lse": lse}
+        part._reduce(fields if n and Lk else {"lse": lse})
+        found = xp.where(xp.isnan(picture), -np.inf, picture)[0, 0, :, keys]
+        of_sink = self._of_sink(part, lse if part._call.sinks is not None else None, n)
+        empty = (lse == -np.inf).reshape((n, 1))
+        return keys, found, xp.where(empty, 1.0, of_sink)
+
+    def _of_sink(self, part: AttentionWeights[Any], lse: Any, n: int) -> Any:
+        """``exp(sink − lse)``; 0 in rows that see nothing."""
+        xp = self._xp
+        if lse is None:
+            return xp.full((n, 1), 0.0, "float64")
+        sink = xp.cast(part._call.sinks, "float64")
+        empty = lse == -float("inf")
+        found = xp.exp(sink - xp.where(empty, 0.0, lse))
+        return xp.where(empty, 0.0, found).reshape((n, 1))
+
+
+def _of(place: range, rows: range) -> range:
+    """The rows of a place that are at these indices of it."""
+    return place[rows.start : rows.stop : rows.step]

@@ -1,0 +1,211 @@
+"""Means over heads and layers, and rollouts, against sums and products of whole matrices."""
+
+import numpy as np
+import pytest
+import torch
+
+import regard
+from recordings import numbers
+from regard import AttentionWeights, Layer, Recording
+from test_effects import PLAIN, TWO, check
+from ways import NAMED, by_ways
+
+B, Hq, Hkv, Lq, Lk, D = 2, 4, 2, 23, 26, 8
+OPTIONS = {
+    "plain": {},
+    "causal": {"causal": True, "query_start": 1},
+    "window": {"window": (4, 1)},
+    "mask of heads": {"mask": np.random.default_rng(5).random((Hq, Lq, Lk)) < 0.4},
+    "sinks": {"sinks": numbers(Hq, seed=7, dtype=np.float64)},
+}
+C = [0.5, -2.0, 0.0, 1.25]
+
+
+def weights_of(way, seed=0, **options):
+    q = 3 * numbers(B, Hq, Lq, D, dtype=np.float64, seed=seed)
+    k = numbers(B, Hkv, Lk, D, dtype=np.float64, seed=seed + 1)
+    options = {name: way.convert(x) for name, x in options.items()}
+    return AttentionWeights(way.convert(q), way.convert(k), backend=way.backend, **options)
+
+
+@by_ways(*TWO)
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_mix_of_heads_is_the_sum_of_their_weights(name, way):
+    weights = weights_of(way, **OPTIONS[name])
+    whole = np.asarray(weights)
+    np.testing.assert_allclose(weights.mix(), whole.mean(1), atol=1e-14)
+    right = np.einsum("h,bhij->bij", C, whole)
+    np.testing.assert_allclose(weights.mix(coefficients=C), right, atol=1e-14)
+    some = weights.mix([3, -4], np.array([1.0, 3.0]))
+    np.testing.assert_allclose(some, whole[:, 3] + 3 * whole[:, 0], atol=1e-14)
+    seen = ~np.isnan(np.asarray(weights.pool((Lq, Lk))))
+    pooled = np.asarray(weights.mix().pool((Lq, Lk)))
+    np.testing.assert_array_equal(~np.isnan(pooled), seen.any(1))
+
+
+@by_ways(*NAMED)
+def test_a_mix_answers_every_question(way):
+    weights = weights_of(way, causal=True, query_start=2)
+    right = np.einsum("h,bhij->bij", C, np.asarray(weights))
+    mixed = weights.mix(coefficients=C)
+    check(mixed.matrix(1), right[1])
+    if way != PLAIN:
+        return
+    check(mixed, right)
+    check(mixed.part(slice(2, 20, 3), slice(1, 25, 2)), right[:, 2:20:3, 1:25:2])
+    part = weights.part(slice(4, None, 2), slice(3, 20, 2))
+    check(part.mix(coefficients=C), right[:, 4::2, 3:20:2])
+
+
+@by_ways(*NAMED)
+def test_a_mix_of_layers_keeps_the_heads(way):
+    layers = [weights_of(way, seed, causal=seed == 4) for seed in (0, 2, 4)]
+    whole = np.stack([np.asarray(one) for one in layers])
+    np.testing.assert_allclose(regard.mix(layers), whole.mean(0), atol=1e-14)
+    mixed = regard.mix(layers, [1.0, 0.0, -2.0])
+    if way == PLAIN:
+        check(mixed, whole[0] - 2 * whole[2])
+    check(mixed.matrix(1, 2), (whole[0] - 2 * whole[2])[1, 2])
+    both = regard.mix([one.mix() for one in layers])
+    np.testing.assert_allclose(both, whole.mean((0, 2)), atol=1e-14)
+    np.testing.assert_allclose(mixed.mix([1, 2]), (whole[0] - 2 * whole[2])[:, 1:3].mean(1))
+    parts = regard.mix([one.part(slice(9)) for one in layers])
+    np.testing.assert_allclose(parts, whole.mean(0)[..., :9, :], atol=1e-14)
+
+
+def test_effects_are_mixed_as_weights_are():
+    q, k = numbers(2, Hq, Lq, D, seed=0), numbers(2, Hkv, Lk, D, seed=1)
+    v, g = numbers(2, Hkv, Lk, 3, seed=2), numbers(2, Hq, Lq, 3, seed=3)
+    relevance = AttentionWeights(q, k).effects(v, g, "relevance")
+    right = np.asarray(relevance).mean(1)
+    np.testing.assert_allclose(relevance.mix(), right, atol=1e-6)
+    np.testing.assert_allclose(regard.mix([relevance.mix()] * 2, [2, 1]), 3 * right, atol=1e-5)
+
+
+def test_heads_of_a_recording_are_mixed_by_their_numbers():
+    q, k = numbers(3, 5, 4), numbers(3, 5, 4, seed=1)
+    recording = Recording(list("abcde"), [Layer(q, k, head_numbers=[1, 4, 9])] * 1)
+    weights = recording.weights[0]
+    np.testing.assert_allclose(weights.mix([9]), weights[9], atol=1e-7)
+    assert regard.mix([weights, weights]).head_numbers == (1, 4, 9)
+    with pytest.raises(IndexError, match="mix: head 2 was not recorded; there are 1, 4, 9"):
+        weights.mix([2])
+    assert repr(weights.mix()).startswith("Mix(5, 5) float32, computed when asked for; whole: 100")
+    of_torch = AttentionWeights(torch.from_numpy(q), torch.from_numpy(k))
+    assert isinstance(of_torch.mix(coefficients=torch.ones(3))[0], torch.Tensor)
+
+
+def test_faults_of_mixes_are_named():
+    q, k = numbers(2, Hq, Lq, D), numbers(2, Hkv, Lk, D, seed=1)
+    weights = AttentionWeights(q, k)
+    tensors = AttentionWeights(torch.from_numpy(q), torch.from_numpy(k))
+    for error, ask, text in [
+        (IndexError, lambda: weights.mix([4]), "mix: head 4; there are 4, 0 to 3"),
+        (IndexError, lambda: weights.head(0).mix(), "has no axis of heads"),
+        (IndexError, lambda: weights.mix().mix(), "has no axis of heads"),
+        (ValueError, lambda: weights.mix([]), "heads are none"),
+        (regard.ShapeError, lambda: weights.mix(coefficients=[1, 2]), "one for each of 4 heads"),
+        (ValueError, lambda: weights.mix([1], [np.inf]), "must be finite"),
+        (ValueError, lambda: regard.mix([]), "no matrices"),
+        (TypeError, lambda: regard.mix([q]), "ndarray is no matrix of weights"),
+        (TypeError, lambda: regard.mix([weights, tensors]), "several libraries"),
+        (regard.ShapeError, lambda: regard.mix([weights, weights.mix()]), "must be of one shape"),
+        (regard.ShapeError, lambda: regard.mix([weights], [1, 2]), "one for each of 1 matrices"),
+        (IndexError, lambda: weights.mix()[0, 99], "mix: index 99 is out of range"),
+    ]:
+        with pytest.raises(error, match=text):
+            ask()
+    query = torch.from_numpy(q).clone()
+    mixed = AttentionWeights(query, torch.from_numpy(k)).mix()
+    query.add_(1)
+    with pytest.raises(RuntimeError, match="query was written to"):
+        mixed.received()
+    empty = AttentionWeights(q[:, :, :0], k).mix()
+    assert empty.topk(3).values.shape == (2, 0, 3)
+
+
+T = 19
+
+
+def a_recording(options, layers=3, dtype=np.float64, library="numpy"):
+    def made(seed):
+        q, k = (
+            numbers(4, T, 6, dtype=dtype, seed=seed),
+            numbers(2, T, 6, dtype=dtype, seed=seed + 9),
+        )
+        arrays = (
+            (2 * q, k) if library == "numpy" else (torch.from_numpy(2 * q), torch.from_numpy(k))
+        )
+        return Layer(*arrays, **options)
+
+    return Recording([str(n) for n in range(T)], [made(n) for n in range(layers)])
+
+
+def dense_rollout(recording, residual):
+    whole = np.eye(T)
+    for weights in recording.weights:
+        a = residual * np.eye(T) + (1 - residual) * np.asarray(weights, float).mean(0)
+        total = a.sum(-1, keepdims=True)
+        whole = np.where(total == 0, 0, a / np.where(total == 0, 1, total)) @ whole
+    return whole
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+@pytest.mark.parametrize("residual", [0.5, 0, 1])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"causal": True}, {"mask": np.tri(T, k=-2, dtype=bool)}, {"window": (3, 0)}],
+    ids=["full", "causal", "rows that see nothing", "window"],
+)
+def test_a_rollout_is_the_product_over_layers(options, residual, library):
+    given = dict(options)
+    if library == "torch" and "mask" in given:
+        given["mask"] = torch.from_numpy(given["mask"])
+    recording = a_recording(given, library=library)
+    found, right = regard.rollout(recording, residual), dense_rollout(recording, residual)
+    np.testing.assert_allclose(np.asarray(found), right, atol=1e-13)
+    np.testing.assert_allclose(np.asarray(found[7]), right[7], atol=1e-13)
+    np.testing.assert_allclose(np.asarray(found[:, 3]), right[:, 3], atol=1e-13)
+    np.testing.assert_allclose(np.asarray(found[2:18:5, 4]), right[2:18:5, 4], atol=1e-13)
+    np.testing.assert_allclose(np.asarray(found[::-1, 4:1:-1]), right[::-1, 4:1:-1], atol=1e-13)
+    assert np.isclose(float(found[5, 2]), right[5, 2], atol=1e-13)
+
+
+def test_a_rollout_answers_every_question_in_blocks(monkeypatch):
+    recording = a_recording({"causal": True, "sinks": numbers(4, dtype=np.float64)})
+    right = dense_rollout(recording, 0.5)
+    found = regard.rollout(recording)
+    check(found, right)
+    monkeypatch.setattr(regard.Rollout, "_block", T)
+    monkeypatch.setattr(regard.Rollout, "_lowest", 4)
+    check(found.part(slice(3, 18, 2), slice(1, 17)), right[3:18:2, 1:17])
+    np.testing.assert_allclose(np.asarray(found).sum(-1), 1)
+    assert repr(found) == "Rollout(19, 19) float64, computed when asked for; whole: 2.9 kB"
+
+
+def test_a_rollout_of_float32_is_within_a_millionth():
+    recording = a_recording({"causal": True}, layers=5, dtype=np.float32)
+    error = np.abs(np.asarray(regard.rollout(recording)) - dense_rollout(recording, 0.5))
+    assert error.max() < 1e-6
+
+
+def test_faults_of_rollouts_are_named():
+    recording = a_recording({})
+    for error, residual, text in [
+        (TypeError, "0.5", "residual is a str"),
+        (TypeError, True, "residual is a bool"),
+        (ValueError, 1.5, "residual is 1.5; a share from 0 to 1"),
+        (ValueError, float("nan"), "residual is nan"),
+    ]:
+        with pytest.raises(error, match=text):
+            regard.rollout(recording, residual)
+    q, k = numbers(2, 3, 4), numbers(2, 5, 4)
+    with pytest.raises(regard.ShapeError, match="layer 0 has 3 queries from position 2 on"):
+        regard.rollout(Recording(list("abcde"), [Layer(q, k)]))
+    found = regard.rollout(recording)
+    with pytest.raises(regard.ShapeError, match="rollout: @ of"):
+        found @ np.ones(3)
+    with pytest.raises(IndexError, match=r"rollout: .* has no axis of heads"):
+        found.head(0)
+    with pytest.raises(IndexError, match="rollout: index 19 is out of range"):
+        found[19]
