@@ -28,6 +28,7 @@ REFUSED = [
     'regard.attention(x, x, x, backend="kernle")',
     "regard.attention(x, x, x, causl=True)",
     "regard.attention(x, x, x, scale='big')",
+    "regard.attention(x, x, x, edits=regard.Edit(keys=1))",
     "regard.attention(x, x, x).topk(3)",
     "regard.attention(x, x, x, return_weights=True).shape",
     "regard.steps(x, x, x, causl=True)",
