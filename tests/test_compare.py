@@ -233,3 +233,77 @@ def test_faults_of_comparisons_are_named():
     none = regard.compare(AttentionWeights(q[:, :, :0], k), AttentionWeights(q[:, :, :0], k))
     assert none.divergence("kl").shape == (2, 4, 0)
     assert repr(regard.compare(one, two)).startswith("Comparison(2, 4, 23, 26) float64, computed")
+
+
+@pytest.mark.parametrize("backend", ["kernel", "torch"])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        (name, kind)
+        for name in ("plain", "causal", "sinks", "softcap and scale", "rows that see nothing")
+        for kind in KINDS
+        if (name, kind) != ("rows that see nothing", "kl")  # it is infinite
+    ],
+)
+def test_divergences_have_the_gradient_of_the_formula(name, kind, backend):
+    first, second = (
+        {n: torch.as_tensor(x) if n == "sinks" else x for n, x in o.items()} for o in OPTIONS[name]
+    )
+    q, k, other = (torch.from_numpy(x).requires_grad_() for x in operands())
+    upstream = torch.from_numpy(numbers(B, Hq, Lq)).double()
+    a, b = (AttentionWeights(x, k, **o, backend=backend) for x, o in ((q, first), (other, second)))
+    found = regard.divergence(a, b, kind)
+    got = torch.autograd.grad((found * upstream).sum(), (q, k, other))
+    plain = plain_divergence(kind, *(plain_rows(x, k, o) for x, o in ((q, first), (other, second))))
+    expected = torch.autograd.grad((plain * upstream).sum(), (q, k, other))
+    torch.testing.assert_close(found, plain, atol=1e-12, rtol=1e-9)
+    for x, y in zip(got, expected):
+        torch.testing.assert_close(x, y, atol=1e-12, rtol=1e-8)
+
+
+def plain_rows(q, k, options):
+    """Whole distributions ``(..., Lk + 1)`` and where they see something, in torch."""
+    s = q @ k.repeat_interleave(Hq // Hkv, 1).mT * options.get("scale", D**-0.5)
+    if "softcap" in options:
+        s = options["softcap"] * torch.tanh(s / options["softcap"])
+    seen = torch.ones(Lq, Lk, dtype=torch.bool)
+    if options.get("causal"):
+        seen = seen.tril(options.get("query_start", Lk - Lq))
+    sinks = options.get("sinks", torch.full((Hq,), -torch.inf))
+    rest = torch.where(seen.any(-1), sinks[:, None], 0.0).expand(B, -1, -1)[..., None]
+    return torch.cat([s.masked_fill(~seen, -torch.inf), rest], -1).log_softmax(-1)
+
+
+def plain_divergence(kind, a, b):
+    """Of logarithms; −inf is a key that is masked."""
+    if kind == "reverse_kl":
+        return plain_divergence("kl", b, a)
+    seen = [x > -torch.inf for x in (a, b)]
+    logs = [torch.where(there, x, 0.0) for there, x in zip(seen, (a, b))]
+    p, r = (torch.where(there, x.exp(), 0.0) for there, x in zip(seen, logs))
+    if kind == "total_variation":
+        return (p - r).abs().sum(-1) / 2
+    if kind == "kl":
+        ratio = torch.where(seen[1], logs[0] - logs[1], torch.inf)
+        return torch.where(seen[0], p * ratio, 0.0).sum(-1)
+    mean = torch.where(seen[0] | seen[1], (p + r) / 2, 1.0).log()
+    return (
+        sum(
+            torch.where(there, x * (y - mean), 0.0).sum(-1)
+            for there, x, y in zip(seen, (p, r), logs)
+        )
+        / 2
+    )
+
+
+def test_means_over_heads_have_gradients_too():
+    q, k, other = (torch.from_numpy(x).requires_grad_() for x in operands())
+    teacher, student = AttentionWeights(q.detach(), k.detach()), AttentionWeights(other, k)
+    found = regard.divergence(teacher.mix(), student.mix([0, 3], [0.25, 0.75]))
+    got = torch.autograd.grad(found.sum(), (k, other))
+    a, b = (plain_rows(x, y, {}).exp() for x, y in ((q.detach(), k.detach()), (other, k)))
+    a, b = a.mean(1)[..., :-1], (0.25 * b[:, 0] + 0.75 * b[:, 3])[..., :-1]
+    plain = (a * (a / b).log()).sum(-1)
+    torch.testing.assert_close(found, plain)
+    for x, y in zip(got, torch.autograd.grad(plain.sum(), (k, other))):
+        torch.testing.assert_close(x, y, atol=1e-12, rtol=1e-8)

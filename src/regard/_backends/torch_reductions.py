@@ -407,7 +407,8 @@ class _Value(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         if torch.is_grad_enabled():
             _refuse_second(ctx)
-        return None, None, *ctx.gradient_of(grad, ctx.needs_input_grad[2:])
+        of_value = grad if ctx.needs_input_grad[0] else None
+        return of_value, None, *ctx.gradient_of(grad, ctx.needs_input_grad[2:])
 
 
 def with_gradient(
@@ -415,7 +416,7 @@ def with_gradient(
     call: Call,
     gradient_of_block: Callable[[Tensor, WeightBlock], Tensor],
 ) -> Tensor:
-    """A value ``(B, Hq, ...)`` with its gradient by a call's query, key, bias and sinks.
+    """A value ``(B, H, ...)``, also with its gradient by a call's query, key, bias and sinks.
 
     Args:
         gradient_of_block: gives that of a block's weights, for that of the value.

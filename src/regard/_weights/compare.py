@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
@@ -11,7 +11,8 @@ import numpy as np
 from regard._base.arrays import Arrays
 from regard._base.errors import UnsupportedError
 from regard._base.types import ArrayT
-from regard._weights.mix import Mix, Term, as_pairs, require_alike
+from regard._weights.differentiable import differentiable, with_gradient
+from regard._weights.mix import Mix, Term, WeightMatrix, as_pairs, require_alike
 from regard._weights.pair_matrix import Logarithms
 from regard._weights.reductions import check_k
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     Matrix: TypeAlias = AttentionWeights[ArrayT] | PairMatrix[ArrayT]
 
+Heads: TypeAlias = dict[int, tuple[int, float]]
 DivergenceKind: TypeAlias = Literal["kl", "reverse_kl", "jensen_shannon", "total_variation"]
 
 
@@ -110,7 +112,57 @@ class Comparison(Mix[ArrayT]):
         if kind not in MEASURES:
             known = ", ".join(map(repr, MEASURES))
             raise ValueError(f"divergence: kind is {kind!r}; {known} are known.")
-        return self._measured({kind: MEASURES[kind]})[0]
+        return self._with_gradient(kind, self._measured({kind: MEASURES[kind]})[0])
+
+    def _with_gradient(self, kind: DivergenceKind, value: Any) -> Any:
+        """The divergences of every row, with their gradient by what the weights are made of."""
+        found = value
+        for side, term in enumerate(self._terms):
+            for weights, heads in sources(term.matrix):
+                if (graph := differentiable(weights._graph)) is None:
+                    continue
+                self._require_whole(weights)
+                of_block = partial(self._gradient_of_block, kind, side, heads)
+                shape = self._extent.shape[:3]
+                found = with_gradient(found.reshape(shape), graph, of_block).reshape(value.shape)
+        return found
+
+    def _require_whole(self, weights: AttentionWeights[Any]) -> None:
+        places = (self._b, self._h, self._rows)
+        if any(place != range(len(place)) for place in places) or (
+            weights.shape[-2:] != self.shape[-2:]
+        ):
+            raise UnsupportedError(
+                "compare: a part of a comparison has no gradient. Compare the parts of the weights,"
+                " a.part(rows) and b.part(rows), or compute it in torch.no_grad()."
+            )
+
+    def _gradient_of_block(
+        self, kind: DivergenceKind, side: int, heads: Heads, grad: Any,
+        block: Any,
+    ) -> Any:  # fmt: skip
+        """The gradient of a block of the weights of a (side 0) or b, ``(b, h, rows, keys)``."""
+        xp, rows = self._xp, block.rows
+        out = xp.full(tuple(block.weights.shape), 0.0, xp.dtype)
+        for at_b, b in enumerate(range(block.b.start, block.b.stop)):
+            for at_h, h in enumerate(range(block.h.start, block.h.stop)):
+                if h not in heads:
+                    continue
+                own, coefficient = heads[h]
+                both = self._rows_of(b, own, rows)
+                by_key = SLOPES[kind](both)[side]
+                by_key = by_key[:, :-1] - by_key[:, -1:]  # no key has a gradient of 0
+                low = max(both.keys.start, block.keys.start)
+                high = max(low, min(both.keys.stop, block.keys.stop))
+                into = slice(low - block.keys.start, high - block.keys.start)
+                some = by_key[:, low - both.keys.start : high - both.keys.start]
+                of_rows = coefficient * xp.wide(grad[b, own, rows])[:, None]
+                out[at_b, at_h, :, into] = xp.array(out, some * of_rows)
+        return out
+
+    def _rows_of(self, b: int, h: int, rows: slice) -> _Both:
+        pair = [term.matrix._logarithms(*term.matrix._at(b, h, rows)) for term in self._terms]
+        return _Both(self._xp, *pair)
 
     def overlap(self, k: int = 8) -> ArrayT:
         """``(..., H, Lq)``: the share of the k strongest keys that a and b have in common.
@@ -174,17 +226,14 @@ class Comparison(Mix[ArrayT]):
                 for low in range(0, len(self._rows), height):
                     rows = self._rows[low : low + height]
                     part = slice(rows.start, rows.stop, rows.step)
-                    pair = [
-                        term.matrix._logarithms(*term.matrix._at(b, h, part))
-                        for term in self._terms
-                    ]
-                    yield (at_b, at_h, slice(low, low + len(rows))), _Both(self._xp, *pair)
+                    yield (at_b, at_h, slice(low, low + len(rows))), self._rows_of(b, h, part)
 
 
 class _Both:
     """The same rows of a and b: ``(rows, keys + 1)`` each, no key last.
 
     Attributes:
+        keys: which these are.
         log_a, log_b: logarithms; −inf where masked.
         a, b: the weights.
     """
@@ -193,6 +242,7 @@ class _Both:
         self.xp = xp
         low = min(a.keys.start, b.keys.start)
         high = max(a.keys.stop, b.keys.stop, low)
+        self.keys = slice(low, high)
         self.log_a, self.log_b = (self._joined(one, low, high) for one in (a, b))
         self.a, self.b = xp.exp(self.log_a), xp.exp(self.log_b)
 
@@ -262,4 +312,48 @@ MEASURES: dict[str, Measure] = {
     "jensen_shannon": _jensen_shannon,
     "total_variation": _total_variation,
 }
-assert set(get_args(DivergenceKind)) == set(MEASURES)
+
+
+def _slopes_of_kl(log_ratio: Any, xp: Arrays) -> tuple[Any, Any]:
+    """Of ``Σ a · ln(a/b)`` by a and b, where rows sum to 1; 0 where either is masked."""
+    finite = xp.isfinite(log_ratio)
+    log_ratio = xp.where(finite, log_ratio, 0.0)
+    return log_ratio, xp.where(finite, -xp.exp(log_ratio), 0.0)
+
+
+def _slopes_of_jensen_shannon(rows: _Both) -> tuple[Any, Any]:
+    xp, both = rows.xp, rows.a + rows.b
+    ratios = (2 * one / (both + (both == 0)) for one in (rows.a, rows.b))
+    by_a, by_b = (xp.where(x > 0, xp.log(x + (x == 0)), 0.0) / 2 for x in ratios)
+    return by_a, by_b
+
+
+def _slopes_of_total_variation(rows: _Both) -> tuple[Any, Any]:
+    sign = (1.0 * (rows.a > rows.b) - 1.0 * (rows.a < rows.b)) / 2
+    return sign, -sign
+
+
+SLOPES: dict[str, Callable[[_Both], tuple[Any, Any]]] = {
+    "kl": lambda rows: _slopes_of_kl(rows.log_ratio, rows.xp),
+    "reverse_kl": lambda rows: _slopes_of_kl(-rows.log_ratio, rows.xp)[::-1],
+    "jensen_shannon": _slopes_of_jensen_shannon,
+    "total_variation": _slopes_of_total_variation,
+}
+assert set(get_args(DivergenceKind)) == set(MEASURES) == set(SLOPES)
+
+
+def sources(matrix: PairMatrix[Any]) -> list[tuple[AttentionWeights[Any], Heads]]:
+    """The weights that a matrix is a sum of: for each their heads' place in it and coefficient."""
+    if isinstance(matrix, WeightMatrix):
+        weights = matrix._reader.weights
+        return [(weights, {h: (h, 1.0) for h in range(weights._call.sizes[1])})]
+    found: dict[int, tuple[AttentionWeights[Any], Heads]] = {}
+    for term in getattr(matrix, "_terms", ()):
+        for weights, heads in sources(term.matrix):
+            own = found.setdefault(id(weights), (weights, {}))[1]
+            for h, (place, coefficient) in heads.items():
+                if term.head in (None, place):
+                    before = own.get(h, (0, 0.0))[1]
+                    at = place if term.head is None else 0
+                    own[h] = at, before + term.coefficient * coefficient
+    return list(found.values())

@@ -107,3 +107,10 @@ def largest_with_gradient(graph: Call, found: Any, i: Any, j: Any) -> Any:
     s = scores_of_pairs(graph, *own)[..., 0]
     change = torch.where(found.isfinite(), s - s.detach(), 0.0)
     return found + change
+
+
+def with_gradient(value: Any, graph: Call, gradient_of_block: Any) -> Any:
+    """See ``regard._backends.torch_reductions``."""
+    from regard._backends.torch_reductions import with_gradient
+
+    return with_gradient(value, graph, gradient_of_block)
