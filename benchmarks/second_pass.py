@@ -10,7 +10,10 @@ the output and a summary of its weights together, beside torch's output alone: t
 The second table is the same of linear forms, sums of the weights: products with one column and with
 eight, 100 × 100 blocks, diagonals, the mean over the queries that see a key, and T pairs.
 
-The third table is what a part of the weights costs that nothing is known of yet: from query and
+The third table is what a reduction costs together with its gradient by query and key, of causal
+weights; the error is that of the query's gradient at up to 2,048 tokens, in errors of float32.
+
+The last table is what a part of the weights costs that nothing is known of yet: from query and
 key alone, making the weights included. Pictures are of all heads.
 """
 
@@ -208,6 +211,77 @@ def measure(report, options, dtype, shape, causal):
     )  # fmt: skip
 
 
+def gradient_of(loss_of, weights, query, key):
+    """Of a fixed weighted sum of what is asked, by query and key."""
+    found = loss_of(weights)
+    upstream = torch.linspace(-1, 1, found.numel(), dtype=found.dtype).reshape(found.shape)
+    return torch.autograd.grad((found * upstream).sum(), (query, key))
+
+
+def differentiable_sums(length):
+    """Reductions with a gradient, each by its name, of AttentionWeights and of a whole matrix."""
+    one, ids = columns_of(length, 1), block_ids(length)
+    blocks = torch.nn.functional.one_hot(torch.from_numpy(ids)).double()
+    return {
+        "entropy": (
+            lambda w: w.entropy(), lambda w: -(w * w.clamp(min=1e-300 if w.dtype == torch.float64
+                                                           else 1e-38).log()).sum(-1)),
+        "received": (lambda w: w.received(), lambda w: w.sum(-2)),
+        "W @ x": (lambda w: w @ one, lambda w: w @ one.to(w.dtype)),
+        "W.T @ y": (lambda w: w.T @ one, lambda w: w.mT @ one.to(w.dtype)),
+        f"{BLOCKS} × {BLOCKS} blocks": (
+            lambda w: w.blocks(ids, ids),
+            lambda w: blocks.mT.to(w.dtype) @ w @ blocks.to(w.dtype),
+        ),
+    }  # fmt: skip
+
+
+def gradient_errors(q, k):
+    """Errors of the query's gradient of the first head, causal, in errors of float32."""
+    lost, hidden = {}, ~common.lower(q.shape[2])
+    for name, (ask, plainly) in differentiable_sums(q.shape[2]).items():
+        found = {}
+        for dtype in (torch.float64, torch.float32):
+            own = [x[0, 0].to(dtype).requires_grad_() for x in (q, k)]
+            scores = own[0] @ own[1].mT / q.shape[3] ** 0.5
+            whole = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+            found[dtype] = gradient_of(plainly, whole, *own)[0].double().numpy()
+        own = [x[0, 0].clone().requires_grad_() for x in (q, k)]
+        ours = gradient_of(ask, regard.AttentionWeights(*own, causal=True), *own)[0]
+        exact = found[torch.float64]
+        lost[name] = common.largest_error(ours, exact)
+        lost[name] /= common.largest_error(found[torch.float32], exact)
+    return lost
+
+
+def measure_gradients(report, options, shape):
+    """One row: causal weights of a forward pass, each reduction and its gradient."""
+    with torch.enable_grad():
+        query, key, value = common.draw(shape, shape, shape, dtype="float32")
+        sums, lost = (
+            differentiable_sums(shape[2]),
+            gradient_errors(*(x[:, :1, :2048] for x in (query, key))),
+        )
+        own = [x.requires_grad_() for x in (query, key)]
+        weights = regard.attention(*own, value, causal=True, return_weights=True)[1]
+
+        def forward():
+            with torch.no_grad():
+                return regard.attention(*own, value, causal=True)
+
+        runs = {"forward": forward}
+        runs |= {
+            name: lambda ask=ask: gradient_of(ask, weights, *own) for name, (ask, _) in sums.items()
+        }
+        measured = common.interleave(runs, options, least=3)
+    costs = {name: measured.ratio(name, to="forward")[0] for name in sums}
+    report.row(
+        common.shape_name(shape), common.ms(measured.median("forward")),
+        *(f"{costs[name]:.2f} {lost[name]:.2f}x" for name in sums),
+        dtype="float32", shape=shape, gradient_costs=costs, gradient_errors=lost,
+    )  # fmt: skip
+
+
 def parts_of(length):
     """Name, rows, and the question, of each part that is asked for."""
     middle = slice(length // 2, length // 2 + PICTURE)
@@ -264,7 +338,7 @@ def measure_parts(report, options, dtype, shape):
 
 
 def main():
-    """Three tables for each dtype."""
+    """The tables for each dtype."""
     options = common.read_options(__doc__, dtypes=["float32", "bfloat16"])
     report = common.Report("second_pass", options)
     for dtype in options.dtype:
@@ -283,6 +357,13 @@ def main():
         for shape in QUICK if options.quick else SHAPES:
             for causal in (False, True):
                 measure_linear(report, options, dtype, shape, causal)
+        if dtype == "float32":
+            names = differentiable_sums(BLOCKS)
+            report.table(
+                "Gradients in forward passes, causal, float32", "B, H, T, D", "forward", *names
+            )
+            for shape in QUICK if options.quick else SHAPES:
+                measure_gradients(report, options, shape)
         shape = LONG_QUICK if options.quick else LONG
         names = parts_of(shape[2])[0]
         report.table(f"Parts of causal weights alone, {dtype}", "B, H, T, D", *names)
