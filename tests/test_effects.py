@@ -37,6 +37,7 @@ OPTIONS = {
     "bias": {"bias": 2 * numbers(1, Lk, seed=6)},
     "sinks": {"sinks": numbers(Hq, seed=7), "causal": True},
     "softcap": {"softcap": 1.5, "scale": 0.7},
+    "edits": {"edits": [regard.Edit(heads=1, queries=slice(3, 20), keys=slice(2, 9), factor=0.2)]},
 }
 
 
