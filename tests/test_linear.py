@@ -310,6 +310,8 @@ def test_a_row_of_nan_reaches_what_it_sees_and_no_more(way):
     assert is_nan(values).tolist() == [(distances <= 30).tolist(), [False] * 90]
     np.testing.assert_array_equal(weights.at([30, 30, 31], [30, 31, 30])[0, :2], [np.nan, 0])
     assert is_nan(weights.max(-1)).tolist() == is_nan(weights.sum(-1)).tolist()
+    for keys, reached in (([5, 6, 9], [30]), ([33, 35, 80], []), ([29, 31, 40], [30])):
+        assert np.flatnonzero(is_nan(weights.mass(keys))[0]).tolist() == reached
     assert is_nan(weights.max())
     assert int(weights.argmax()) == 30 * 90
     assert int(weights.argmax(-2)[0, 5]) == 30

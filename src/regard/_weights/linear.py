@@ -257,11 +257,13 @@ class LinearForms(Generic[ArrayT]):
         low, high = (int(found[0]), int(found[-1]) + 1) if found.size else (0, 0)
         steps = np.unique(np.diff(found))
         step = int(steps[0]) if len(steps) == 1 else 1
-        chosen = np.zeros(high - low)
-        chosen[found - low] = 1
-        x = xp.array(xp.empty((0,), self._dtype_name), chosen[::step])
-        part = self.part(columns=slice(low, high, step))  # of the only keys that count
-        shares: ArrayT = part @ x
+        part = self.part(columns=slice(low, high, step))
+        if len(found) == part.shape[-1]:  # of the only keys that count
+            shares = part @ xp.full((len(found),), 1.0, self._dtype_name)
+        else:  # not by a factor of 0, which NaN times 0 would not leave out
+            chosen = np.full(high - low, -1)
+            chosen[found - low] = 0
+            shares = part.blocks(np.arange(self._call.sizes[3]), chosen)[..., 0]
         return shares
 
     # What arrays have.
