@@ -408,13 +408,19 @@ static typename E::Real finish_denominator(const Problem& p, const Scaling<E>& s
   }
   Real factor = 1;
   if (p.sinks) {
-    // A sink is one more key, without a value; its score may be the largest.
-    const Real sink = Real(p.sinks[head] * kLog2e / double(scaling.factor));
-    const Real higher = (sink - maximum) * scaling.factor > kSinkExponent ? sink : maximum;
-    const auto base = scaling.base(broadcast(higher));
-    factor = exp2(scaling.exponent(broadcast(maximum), base))[0];
-    const Real own = exp2(scaling.exponent(broadcast(sink), base))[0];
-    maximum = higher, total = total * factor + own, rounded = rounded * factor + own;
+    // A sink is one more key, without a value. In double: its term may be nearly all of the total.
+    const double exponent = p.sinks[head] * kLog2e - double(maximum) * factor_of(p);
+    Real own;
+    if (exponent > kSinkExponent) {
+      const Real sink = Real(p.sinks[head] * kLog2e / double(scaling.factor));
+      const auto base = scaling.base(broadcast(sink));
+      factor = exp2(scaling.exponent(broadcast(maximum), base))[0];
+      own = exp2(scaling.exponent(broadcast(sink), base))[0];
+      maximum = sink;
+    } else {
+      own = Real(std::exp2(exponent));
+    }
+    total = total * factor + own, rounded = rounded * factor + own;
   }
   return factor / rounded * Real(1 / (1 - p.dropout));
 }
