@@ -102,7 +102,8 @@ class AttentionWeights(LinearForms[ArrayT]):
     or float64 for a float64 query. The weights are those before dropout.
 
     What is a sum of weights has a gradient where query, key, bias or sinks need one, and compiles
-    into one graph: rows and blocks, ``at``, ``@``, ``T @``, ``entropy``, ``lse``, ``distance``,
+    into one graph: rows and blocks, ``at``, ``@``, ``T @``, ``entropy``, ``lse``,
+    ``max_score``, ``distance``,
     ``received`` (but ``"max"``), ``mass``, ``blocks`` (but ``"max"``), ``diagonals``, ``sum`` and
     ``mean``. The others have none, nor has ``summary``.
 

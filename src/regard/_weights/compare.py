@@ -75,6 +75,11 @@ def divergence(a: Matrix[ArrayT], b: Matrix[ArrayT], kind: DivergenceKind = "kl"
         kind: ``"kl"``, ``"reverse_kl"``, ``"jensen_shannon"`` or ``"total_variation"``, as in
             ``Divergences``.
 
+    Returns:
+        In nats, but the total variation; of tensors with its gradient by query, key, bias and sinks
+        of both, in linear memory. There is no second derivative, and a pair that either masks has a
+        gradient of 0.
+
     Raises:
         ShapeError, TypeError: as ``compare``.
         UnsupportedError: rows are no distributions: of effects, or of some keys.
