@@ -35,6 +35,7 @@ RUNS = {
     "looking": BOTH,
     "heads": [],
     "effects": [],
+    "watch": [],
     "spread": [],
     "layouts": [],
     "masks": [],
