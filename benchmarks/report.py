@@ -30,6 +30,7 @@ RUNS = {
     "forward": BOTH,
     "backward": BOTH,
     "second_pass": BOTH,
+    "linear_forms": BOTH,
     "decode": BOTH,
     "small": [],
     "looking": BOTH,
