@@ -101,11 +101,10 @@ class AttentionWeights(LinearForms[ArrayT]):
     memory linear in the lengths. Results have the array type and device of the query, and float32,
     or float64 for a float64 query. The weights are those before dropout.
 
-    What is a sum of weights has a gradient where query, key, bias or sinks need one, and compiles
-    into one graph: rows and blocks, ``at``, ``@``, ``T @``, ``entropy``, ``lse``,
-    ``max_score``, ``distance``,
-    ``received`` (but ``"max"``), ``mass``, ``blocks`` (but ``"max"``), ``diagonals``, ``sum`` and
-    ``mean``. The others have none, nor has ``summary``.
+    What is a sum of weights has a gradient where query, key, bias or sinks need one: rows and
+    blocks, ``at``, ``@``, ``T @``, ``entropy``, ``lse``, ``max_score``, ``distance``, ``received``
+    (but ``"max"``), ``mass``, ``blocks`` (but ``"max"``), ``diagonals``, ``sum`` and ``mean``. The
+    others have none, nor has ``summary``.
 
     Query, key and the other arrays are held, not copied; ``copy`` makes weights with arrays of
     their own. Writes into tensors are detected, writes into NumPy arrays and tensors of
