@@ -32,7 +32,7 @@ struct ScoreOptions {
 };
 struct ScoreOption {
   const char* name;
-  double ScoreOptions::* number;
+  double ScoreOptions::*number;
 };
 constexpr ScoreOption kScoreOptions[] = {
     {"scale", &ScoreOptions::scale},
@@ -163,6 +163,45 @@ struct Reduce {
   char* chunks;          // chunk_bytes for each chunk of each head of the wave
 };
 
+// What a number of a matrix of token pairs is: the weight, or what it or cutting its pair does.
+enum class PairKind : int { weight, knockout, contribution, relevance, gradient };
+
+// A summand of a matrix of token pairs.
+struct PairTerm {
+  const Problem* problem;  // of one head: B = Hq = Hkv = 1
+  const void* maximum;     // Real (Lq,)
+  const void* total;
+  double coefficient;
+  PairKind kind;
+  // For all but weights: rows of Real, contiguous.
+  const void* value;      // (Lk, Dv)
+  const void* gradient;   // (Lq, Dv): that of the loss by the output
+  const double* of_sink;  // (Lq,): the weight of the sink, optional
+  int64_t Dv;
+};
+
+// Reductions of one matrix of token pairs (Lq, Lk), a sum of terms that are of one type; each is
+// optional: null or 0. The largest is the one of largest size, with its sign.
+struct PairMatrix {
+  const PairTerm* terms;
+  int64_t term_count;
+  int64_t Lq, Lk;
+  int64_t k;            // of top-k
+  void* top_values;     // Real (Lq, k)
+  int64_t* top_keys;    // (Lq, k)
+  int64_t n;            // number of strongest pairs
+  int64_t* pair_query;  // (n,)
+  int64_t* pair_key;
+  void* pair_value;      // Real
+  double* received;      // (Lk,): the sum, or
+  double* received_max;  // the largest
+  int64_t bins[2];
+  double* pooled_max;    // (bins[0], bins[1])
+  double* pooled_sum;    // likewise
+  double* pooled_count;  // likewise, with either: of unmasked pairs
+  char* chunks;          // pair_chunk_bytes
+};
+
 // The weights of chosen pairs of every head.
 struct Gather {
   const Problem* problem;
@@ -216,6 +255,9 @@ struct Target {
   Job (*collect)(const Reduce&);          // merges the chunks; maybe no tasks
   int64_t (*chunk_bytes)(const Reduce&);  // of all chunks of a head
   Job (*gather)(const Gather&);
+  Job (*reduce_pairs)(const PairMatrix&);
+  Job (*collect_pairs)(const PairMatrix&);         // merges the chunks
+  int64_t (*pair_chunk_bytes)(const PairMatrix&);  // of all of them
   Job (*backward)(const Backward&);
   Job (*bias_gradient)(const Backward&);
   int64_t (*row_tiles)(const Problem&);  // tiles of queries of one key head

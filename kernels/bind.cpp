@@ -11,6 +11,7 @@
 #include <atomic>
 #include <chrono>
 #include <cmath>
+#include <deque>
 #include <optional>
 #include <stdexcept>
 #include <thread>
@@ -383,6 +384,77 @@ void reduce(const Call& call, const Asked& asked, int threads) {
   }
 }
 
+// A summand of a matrix of token pairs: the weights of one head, or their effects.
+struct PairTerm {
+  Call call;
+  uintptr_t maximum = 0, total = 0;
+  double coefficient = 1;
+  std::string kind = "weight";
+  uintptr_t value = 0, gradient = 0, of_sink = 0;
+  int64_t value_size = 0;
+};
+
+regard::PairKind pair_kind(const std::string& name) {
+  constexpr const char* kNames[] = {"weight", "knockout", "contribution", "relevance", "gradient"};
+  for (int i = 0; i < 5; ++i)
+    if (name == kNames[i]) return regard::PairKind(i);
+  throw std::invalid_argument("no kernel computes the kind " + name);
+}
+
+// Reductions of a matrix of token pairs: each is the address of its result, or 0.
+struct PairsAsked {
+  int64_t k = 0, n = 0;
+  uintptr_t top_values = 0, top_keys = 0, pair_query = 0, pair_key = 0, pair_value = 0;
+  uintptr_t received = 0, received_max = 0;
+  uintptr_t pooled_max = 0, pooled_sum = 0, pooled_count = 0;
+  std::array<int64_t, 2> bins{1, 1};
+};
+
+void reduce_pairs(const std::vector<PairTerm>& given, const PairsAsked& asked, int threads) {
+  const regard::Target& target = regard::target();
+  std::deque<Read> reads;
+  std::vector<regard::PairTerm> terms;
+  for (const PairTerm& t : given) {
+    reads.emplace_back(t.call, threads);
+    const regard::Problem& p = reads.back().problem;
+    if (p.B != 1 || p.Hq != 1 || p.Hkv != 1)
+      throw std::invalid_argument("a term is a matrix of one head");
+    const regard::Problem& first = reads.front().problem;
+    if (p.Lq != first.Lq || p.Lk != first.Lk || p.type != first.type)
+      throw std::invalid_argument("terms are of one size and type");
+    terms.push_back({.problem = &p,
+                     .maximum = at<const void>(t.maximum),
+                     .total = at<const void>(t.total),
+                     .coefficient = t.coefficient,
+                     .kind = pair_kind(t.kind),
+                     .value = at<const void>(t.value),
+                     .gradient = at<const void>(t.gradient),
+                     .of_sink = at<const double>(t.of_sink),
+                     .Dv = t.value_size});
+  }
+  regard::PairMatrix x{.terms = terms.data(),
+                       .term_count = int64_t(terms.size()),
+                       .Lq = reads.front().problem.Lq,
+                       .Lk = reads.front().problem.Lk,
+                       .k = asked.k,
+                       .top_values = at<void>(asked.top_values),
+                       .top_keys = at<int64_t>(asked.top_keys),
+                       .n = asked.n,
+                       .pair_query = at<int64_t>(asked.pair_query),
+                       .pair_key = at<int64_t>(asked.pair_key),
+                       .pair_value = at<void>(asked.pair_value),
+                       .received = at<double>(asked.received),
+                       .received_max = at<double>(asked.received_max),
+                       .bins = {asked.bins[0], asked.bins[1]},
+                       .pooled_max = at<double>(asked.pooled_max),
+                       .pooled_sum = at<double>(asked.pooled_sum),
+                       .pooled_count = at<double>(asked.pooled_count),
+                       .chunks = nullptr};
+  const regard::Memory chunks = regard::allocate(target.pair_chunk_bytes(x));
+  x.chunks = chunks.get();
+  run({target.reduce_pairs(x), target.collect_pairs(x)}, threads);
+}
+
 // The weights of `pairs` pairs of every head, by the addresses of their queries and keys.
 void gather(const Call& call, uintptr_t maximum, uintptr_t total, uintptr_t queries, uintptr_t keys,
             int64_t pairs, uintptr_t weights, int threads) {
@@ -485,6 +557,37 @@ void bind_asked(nb::module_& m) {
       .def_rw("distances", &Asked::distances);
 }
 
+void bind_pairs(nb::module_& m) {
+  nb::class_<PairTerm>(m, "PairTerm", "A summand of a matrix of token pairs.")
+      .def(nb::init<>())
+      .def_rw("call", &PairTerm::call)
+      .def_rw("maximum", &PairTerm::maximum)
+      .def_rw("total", &PairTerm::total)
+      .def_rw("coefficient", &PairTerm::coefficient)
+      .def_rw("kind", &PairTerm::kind)
+      .def_rw("value", &PairTerm::value)
+      .def_rw("gradient", &PairTerm::gradient)
+      .def_rw("of_sink", &PairTerm::of_sink)
+      .def_rw("value_size", &PairTerm::value_size);
+  nb::class_<PairsAsked>(m, "PairsAsked", "What is asked of such a matrix: addresses, or 0.")
+      .def(nb::init<>())
+      .def_rw("k", &PairsAsked::k)
+      .def_rw("n", &PairsAsked::n)
+      .def_rw("top_values", &PairsAsked::top_values)
+      .def_rw("top_keys", &PairsAsked::top_keys)
+      .def_rw("pair_query", &PairsAsked::pair_query)
+      .def_rw("pair_key", &PairsAsked::pair_key)
+      .def_rw("pair_value", &PairsAsked::pair_value)
+      .def_rw("received", &PairsAsked::received)
+      .def_rw("received_max", &PairsAsked::received_max)
+      .def_rw("pooled_max", &PairsAsked::pooled_max)
+      .def_rw("pooled_sum", &PairsAsked::pooled_sum)
+      .def_rw("pooled_count", &PairsAsked::pooled_count)
+      .def_rw("bins", &PairsAsked::bins);
+  m.def("reduce_pairs", &reduce_pairs, nb::arg("terms"), nb::arg("asked"), nb::arg("threads"),
+        "Computes what is asked of a matrix of token pairs in one pass.");
+}
+
 }  // namespace
 
 NB_MODULE(_kernels, m) {
@@ -514,6 +617,7 @@ NB_MODULE(_kernels, m) {
 #endif
   bind_call(m);
   bind_asked(m);
+  bind_pairs(m);
   m.def("end", &end, "Stops every call; none is taken any more.");
   m.def("forward", &forward, nb::arg("call"), nb::arg("out").none(), nb::arg("maximum"),
         nb::arg("total"), nb::arg("threads"),

@@ -513,21 +513,26 @@ static void reduce_weights(const Reduce& r, const Scaling<E>& scaling, ReduceMem
   if (r.weights) write_weights(r, m, tile_mask, j0);
 }
 
+// scores[key][row]: the products of a tile, where they are visible.
+template <class E>
+static void multiply_tile(const Problem& p, const ReduceMemory<E>& m, const TileMask& tile_mask,
+                          int64_t j0, int keys, typename E::Real* scores) {
+  const int64_t kv = m.rows.head[0] / (p.Hq / p.Hkv);
+  if (m.rows.count <= kLoneRows && kLoneRows <= E::lanes && !few_queries<E>(p))
+    return multiply_lone<E>(p, m.rows, kv, j0, keys, m.lone, scores);
+  const Matrix k = as_rows<E>(p.key.at(m.rows.b, kv, j0), p.key.strides[2], keys, p.D, m.keys);
+  multiply_keys<E>(p, m.rows, tile_mask, kv, j0, keys, k, scores);
+}
+
 // Computes the scores of a tile, and runs all reductions over it.
 template <class E>
 static void reduce_tile(const Reduce& r, const Scaling<E>& scaling, ReduceMemory<E>& m, int64_t j0,
                         RowChunk<E>& chunk) {
   const Problem& p = *r.problem;
-  const int64_t kv = m.rows.head[0] / (p.Hq / p.Hkv);
   const int keys = int(m.rows.high - j0 < kKeys ? m.rows.high - j0 : kKeys);
   if (!mask_shows(p, m.rows, j0, keys)) return;
   const TileMask tile_mask = tile_mask_of(m.rows, j0, keys);
-  if (m.rows.count <= kLoneRows && kLoneRows <= E::lanes && !few_queries<E>(p)) {
-    multiply_lone<E>(p, m.rows, kv, j0, keys, m.lone, m.scores);
-  } else {
-    const Matrix k = as_rows<E>(p.key.at(m.rows.b, kv, j0), p.key.strides[2], keys, p.D, m.keys);
-    multiply_keys<E>(p, m.rows, tile_mask, kv, j0, keys, k, m.scores);
-  }
+  multiply_tile(p, m, tile_mask, j0, keys, m.scores);
   if (!is_unmasked<E>(p, m.rows, tile_mask, j0, keys))
     finish_scores<E>(p, m.rows, tile_mask, scaling, j0, keys, m.scores, nullptr);
   if (r.k && r.k <= kSortedInLanes)

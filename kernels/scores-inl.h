@@ -301,10 +301,10 @@ static void apply_entries(const Array& x, const Rows<E>& rows, const TileMask& t
   }
 }
 
-// Masks with -inf the keys outside the intervals of the rows of vector v.
+// Masks the keys outside the intervals of the rows of vector v.
 template <class E>
 static void mask_outside(const Rows<E>& rows, const TileMask& tile_mask, int v, int64_t j0,
-                         int keys, typename E::Real* scores) {
+                         int keys, typename E::Real* scores, Vec<typename E::Real> masked) {
   typedef typename E::Real Real;
   constexpr int n = E::lanes;
   const int low = tile_mask.low[v], high = tile_mask.high[v];
@@ -322,7 +322,7 @@ static void mask_outside(const Rows<E>& rows, const TileMask& tile_mask, int v, 
     for (int j = from; j < to; ++j) {
       const Int<Real> key = Int<Real>{} + j;
       Vec<Real>& score = vector_at<E>(scores, j, v);
-      score = ((key >= first) & (key < last)) ? score : Vec<Real>{} - kInf<Real>;
+      score = ((key >= first) & (key < last)) ? score : masked;
     }
   };
   mask_range(low, seen_low < high ? seen_low : high);
@@ -337,10 +337,11 @@ static bool is_unmasked(const Problem& p, const Rows<E>& rows, const TileMask& t
          !edits_meet(p, rows, j0, keys);
 }
 
-// Adds an edit to the scores of the rows of vector v, or cuts them with -inf.
+// Adds an edit to the scores of the rows of vector v, or masks them.
 template <class E>
 static void apply_edit(const Problem& p, const Edit& edit, const Rows<E>& rows,
-                       const TileMask& tile_mask, int v, int64_t j0, typename E::Real* scores) {
+                       const TileMask& tile_mask, int v, int64_t j0, typename E::Real* scores,
+                       Vec<typename E::Real> masked) {
   typedef typename E::Real Real;
   constexpr int n = E::lanes;
   const int64_t low = j0 + tile_mask.low[v], high = j0 + tile_mask.high[v];
@@ -359,39 +360,41 @@ static void apply_edit(const Problem& p, const Edit& edit, const Rows<E>& rows,
       of_edit != 0 ? broadcast(Real(cuts ? 0 : added_score(p, edit))) : Vec<Real>{};
   for (int j = from; j < to; ++j) {
     Vec<Real>& score = vector_at<E>(scores, j, v);
-    score = cuts ? (of_edit != 0 ? Vec<Real>{} - kInf<Real> : score) : score + added;
+    score = cuts ? (of_edit != 0 ? masked : score) : score + added;
   }
 }
 
 // Applies the edits of a tile.
 template <class E>
 static void apply_edits(const Problem& p, const Rows<E>& rows, const TileMask& tile_mask,
-                        int64_t j0, int keys, typename E::Real* scores) {
+                        int64_t j0, int keys, typename E::Real* scores,
+                        Vec<typename E::Real> masked) {
   for (int64_t e = 0; e < p.edit_count; ++e) {
     if (!meets(p.edits[e], rows, j0, keys, false)) continue;
     for (int v = 0; v < rows.vectors; ++v)
-      apply_edit<E>(p, p.edits[e], rows, tile_mask, v, j0, scores);
+      apply_edit<E>(p, p.edits[e], rows, tile_mask, v, j0, scores, masked);
   }
 }
 
-// Applies scale, cap and bias where scores are not `raw`, and edits, and masks with -inf. `slope`,
-// optional, takes the derivative of the cap.
+// Applies scale, cap and bias where scores are not `raw`, and edits, and masks: with -inf, unless
+// another number is given. `slope`, optional, takes the derivative of the cap.
 template <class E>
 static void finish_scores(const Problem& p, const Rows<E>& rows, const TileMask& tile_mask,
                           const Scaling<E>& scaling, int64_t j0, int keys, typename E::Real* scores,
-                          typename E::Real* slope) {
+                          typename E::Real* slope,
+                          Vec<typename E::Real> masked = Vec<typename E::Real>{} -
+                                                         kInf<typename E::Real>) {
   typedef Vec<typename E::Real> V;
   constexpr int n = E::lanes;
-  const V masked = V{} - kInf<typename E::Real>;
   for (int v = 0; v < rows.vectors; ++v) {
     if (!scaling.raw) scale_scores<E>(p, tile_mask, v, scores, slope);
     if (p.bias)
       apply_entries<E>(p.bias, rows, tile_mask, v, j0, scores,
                        [](V s, V bias) { return s + bias; });
   }
-  apply_edits<E>(p, rows, tile_mask, j0, keys, scores);
+  apply_edits<E>(p, rows, tile_mask, j0, keys, scores, masked);
   for (int v = 0; v < rows.vectors; ++v) {
-    if (!tile_mask.fully_visible) mask_outside<E>(rows, tile_mask, v, j0, keys, scores);
+    if (!tile_mask.fully_visible) mask_outside<E>(rows, tile_mask, v, j0, keys, scores, masked);
     if (p.mask)
       apply_entries<E>(p.mask, rows, tile_mask, v, j0, scores,
                        [&](V s, V seen) { return seen != 0 ? s : masked; });

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from regard._backends.pair_terms import PairTerm
 from regard._backends.strongest import first_rows, largest_weights, rows_that_may_count
 from regard._base.arrays import accumulating_name, dtype_name, is_tensor, to_numpy
 from regard._base.settings import get_num_threads
@@ -48,6 +49,7 @@ class Kernel:
     past_torch = True
     reads_statistics = True
     few_rows = 64  # a block of the widest instruction set
+    pair_kinds = frozenset({"weight", "knockout", "contribution", "relevance", "gradient"})
 
     def refuses(self, call: Call) -> str | None:
         return _refuses(call)
@@ -91,6 +93,9 @@ class Kernel:
 
     def gather(self, call: Call, statistics: tuple[Any, Any], queries: Any, keys: Any) -> Any:
         return gather(call, *statistics, queries, keys)
+
+    def reduce_pairs(self, terms: Sequence[PairTerm], fields: dict[str, Any]) -> None:
+        reduce_pairs(terms, fields)
 
 
 def _refuses(call: Call) -> str | None:
@@ -157,6 +162,11 @@ def _rows(x: Any) -> Any:
     if is_tensor(x):
         return x if x.stride(-1) == 1 else x.contiguous()
     return x if x.strides[-1] == x.itemsize else x.copy()
+
+
+def _contiguous(x: Any) -> Any:
+    x = _resolved(x)
+    return x if x is None else x.contiguous() if is_tensor(x) else np.ascontiguousarray(x)
 
 
 def _resolved(x: Any) -> Any:
@@ -376,6 +386,26 @@ def gather(call: Call, maximum: Any, total: Any, queries: np.ndarray, keys: np.n
         given = (_address(x) for x in (maximum, total, queries, keys))
         kernels.gather(read, *given, len(queries), _address(out), _threads(call))
     return out
+
+
+def reduce_pairs(terms: Sequence[PairTerm], fields: dict[str, Any]) -> None:
+    """See ``regard._backends.pair_terms.PairBackend``."""
+    assert kernels is not None
+    given, held = [], []
+    for call, statistics, coefficient, kind, value, gradient, of_sink in terms:
+        term = kernels.PairTerm()
+        term.call, arrays = _read(call.without_value())
+        value, gradient = _contiguous(value), _contiguous(gradient)
+        held.append((arrays, value, gradient))
+        term.maximum, term.total = map(_address, statistics)
+        term.coefficient, term.kind = coefficient, kind
+        term.value, term.gradient, term.of_sink = map(_address, (value, gradient, of_sink))
+        term.value_size = 0 if value is None else value.shape[-1]
+        given.append(term)
+    asked = kernels.PairsAsked()
+    for name, x in fields.items():
+        setattr(asked, name, x if isinstance(x, (int, tuple)) else _address(x))
+    kernels.reduce_pairs(given, asked, _threads(terms[0].call))
 
 
 def _reduce_few_rows(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 import numpy as np
 
 from regard._backends.formula import apply
+from regard._backends.pair_terms import PairBackend, PairTerm
 from regard._base.arrays import Arrays, dtype_name, is_tensor
 from regard._base.errors import ShapeError, UnsupportedError
 from regard._base.types import ArrayT
@@ -114,6 +115,20 @@ class Effects(PairMatrix[ArrayT]):
 
     def _prepare(self, b: Sequence[int], h: Sequence[int], rows: range) -> None:
         self._reader.prepare(b, h, rows)
+
+    @property
+    def _backend(self) -> PairBackend | None:
+        found = self._reader.backend
+        return found if found is not None and self._kind in found.pair_kinds else None
+
+    def _terms_of(self, b: int, h: int, rows: slice) -> list[PairTerm]:
+        xp, call = self._xp, self._reader.weights._call
+        v = self._value[b if len(self._value) > 1 else 0, h // (call.sizes[1] // call.sizes[2])]
+        g = self._gradient[b, h, rows]
+        own = {"value": xp.wide(v), "gradient": xp.wide(g)}
+        of_sink = self._reader.of_sink(b, h, rows)
+        term = self._reader.term(b, h, rows)
+        return [term._replace(kind=self._kind, of_sink=of_sink, **own)]
 
     def _compute(self, b: int, h: int, rows: slice) -> Rows:
         found = self._reader.read(b, h, rows)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from regard._base.arrays import is_tensor, to_numpy
+from regard._backends.pair_terms import PairBackend, PairTerm
+from regard._base.arrays import dtype_name, is_tensor, to_numpy
 from regard._base.errors import ShapeError
 from regard._base.types import Array, ArrayT
 from regard._weights.pair_matrix import Logarithms, PairMatrix, Rows, rows_in
@@ -36,6 +37,13 @@ class WeightMatrix(PairMatrix[ArrayT]):
 
     def _prepare(self, b: Sequence[int], h: Sequence[int], rows: range) -> None:
         self._reader.prepare(b, h, rows)
+
+    @property
+    def _backend(self) -> PairBackend | None:
+        return self._reader.backend
+
+    def _terms_of(self, b: int, h: int, rows: slice) -> list[PairTerm]:
+        return [self._reader.term(b, h, rows)]
 
     def _compute(self, b: int, h: int, rows: slice) -> Rows:
         return Rows(*self._reader.read(b, h, rows)[:3])
@@ -90,6 +98,20 @@ class Mix(PairMatrix[ArrayT]):
             own = h if None in heads else [one for one in heads if one is not None]
             at = matrix._rows[rows.start : rows.stop : rows.step]
             matrix._prepare([matrix._b[x] for x in b], [matrix._h[x] for x in own], at)
+
+    @property
+    def _backend(self) -> PairBackend | None:
+        matrices = [term.matrix for term in self._terms]
+        same = {(one._backend, dtype_name(one._like), one._width) for one in matrices}
+        whole = all(one._has_all_keys for one in matrices)
+        return same.pop()[0] if len(same) == 1 and whole else None
+
+    def _terms_of(self, b: int, h: int, rows: slice) -> list[PairTerm]:
+        return [
+            term._replace(coefficient=coefficient * term.coefficient)
+            for matrix, head, coefficient in self._terms
+            for term in matrix._terms_of(*matrix._at(b, h if head is None else head, rows))
+        ]
 
     def _compute(self, b: int, h: int, rows: slice) -> Rows:
         xp, found = self._xp, []

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeAlias, ove
 
 import numpy as np
 
+from regard._backends.pair_terms import PairBackend, PairTerm
 from regard._base.arrays import Arrays, accumulating_name, arrays_of, dtype_name, is_tensor
 from regard._base.errors import ShapeError
 from regard._base.settings import bytes_text, require_materializable
@@ -93,6 +94,15 @@ class PairMatrix(Generic[ArrayT]):
 
     def _compute(self, b: int, h: int, rows: slice) -> Rows:
         """Some rows of one matrix of the source, evenly spaced."""
+        raise NotImplementedError
+
+    @property
+    def _backend(self) -> PairBackend | None:
+        """The one that reduces the matrix itself, or None."""
+        return None
+
+    def _terms_of(self, b: int, h: int, rows: slice) -> list[PairTerm]:
+        """Some rows of one matrix of the source, as sums that the backend computes."""
         raise NotImplementedError
 
     def _logarithms(self, b: int, h: int, rows: slice) -> Logarithms:
@@ -387,8 +397,8 @@ class PairMatrix(Generic[ArrayT]):
         """
         part = self.part(rows, columns)
         planes = how if isinstance(how, tuple) else (how,)
-        pools = {plane: Pool(part._extent, size, plane) for plane in planes}
-        pictures = dict(zip(pools, part._ask(*pools.values())))
+        (found,) = part._ask_raw(Pool(part._extent, size, dict.fromkeys(planes)))
+        pictures = {plane: part._give(x) for plane, x in found.items()}
         return tuple(pictures[plane] for plane in how) if isinstance(how, tuple) else pictures[how]
 
     def __matmul__(self, x: Array[Any]) -> ArrayT:
@@ -447,11 +457,36 @@ class PairMatrix(Generic[ArrayT]):
 
     def _ask_raw(self, *reductions: PairReduction) -> list[Any]:
         self._require_now()
+        left = self._reduced_by_backend(reductions)
         with np.errstate(all="ignore"):  # NaN and inf are valid results here
-            for block in self._blocks():
-                for reduction in reductions:
+            for block in self._blocks() if left else ():
+                for reduction in left:
                     reduction.update(block)
         return [reduction.result() for reduction in reductions]
+
+    def _reduced_by_backend(self, reductions: Sequence[PairReduction]) -> list[PairReduction]:
+        """What the backend does not reduce; the others have their results."""
+        asked = [(one, one.fields()) for one in reductions]
+        backend = self._backend if self._has_all_keys and 0 not in self._extent.shape else None
+        mine = [fields for _, fields in asked if fields is not None and backend is not None]
+        if backend is None or not mine:
+            return list(reductions)
+        self._prepare(self._b, self._h, self._rows)
+        rows = slice(self._rows.start, self._rows.stop, self._rows.step)
+        for at_b, b in enumerate(self._b):
+            for at_h, h in enumerate(self._h):
+                terms = self._terms_of(b, h, rows)
+                for fields in mine:
+                    own = {
+                        name: x if isinstance(x, (int, tuple)) else x[at_b, at_h]
+                        for name, x in fields.items()
+                    }
+                    backend.reduce_pairs(terms, own)
+        return [one for one, fields in asked if fields is None]
+
+    @property
+    def _has_all_keys(self) -> bool:
+        return self._columns == range(self._width)
 
     def _give(self, x: Any) -> Any:
         """A result with the caller's axes, and floats in the dtype of the matrix."""

@@ -6,6 +6,7 @@ positive one. Results have the sign.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, Generic, NamedTuple, Protocol
 
 import numpy as np
@@ -56,8 +57,13 @@ class PairReduction(Protocol):
     def update(self, block: Block) -> None:
         """Takes the next rows."""
 
+    def fields(self) -> dict[str, Any] | None:
+        """Numbers, and the arrays ``(B, H, ...)`` into which a backend that reduces the matrix
+        itself writes (``PairBackend``); None: it takes rows.
+        """
+
     def result(self) -> Any:
-        """Its arrays ``(B, H, ...)``, after the last rows."""
+        """Its arrays ``(B, H, ...)``, after the last rows, or once these arrays are filled."""
 
 
 class Dense:
@@ -69,6 +75,9 @@ class Dense:
     def update(self, block: Block) -> None:
         part = self._out[block.b, block.h, block.rows, block.keys]
         part[...] = self._xp.array(part, block.values)
+
+    def fields(self) -> None:
+        return None
 
     def result(self) -> Any:
         return self._out
@@ -97,6 +106,9 @@ class TopK:
         if k < self._k:  # the block is narrower: fill up with any other keys
             others = np.concatenate([np.arange(low), np.arange(high, self._Lk)])[: self._k - k]
             self._indices[(*at, slice(k, None))] = xp.array(self._indices, others)
+
+    def fields(self) -> dict[str, Any]:
+        return {"k": self._k, "top_values": self._values, "top_keys": self._indices}
 
     def result(self) -> TopKeys[Any, Any]:
         return TopKeys(self._values, self._indices)
@@ -130,6 +142,10 @@ class Strongest:
         self._query[at] = (xp.gather(query, order) + 1) * (size > 0) - 1
         self._key[at] = (xp.gather(key, order) + 1) * (size > 0) - 1
 
+    def fields(self) -> dict[str, Any]:
+        pairs = {"pair_query": self._query, "pair_key": self._key, "pair_value": self._value}
+        return {"n": self._n, **pairs}
+
     def result(self) -> TopPairs[Any, Any]:
         return TopPairs(self._query, self._key, self._value)
 
@@ -154,57 +170,73 @@ class Received:
         else:
             self._out[at] += block.values.sum(0)
 
+    def fields(self) -> dict[str, Any]:
+        return {"received_max" if self._how == "max" else "received": self._out}
+
     def result(self) -> Any:
         return self._out / self._queries if self._how == "mean" else self._out
 
 
 class Pool:
-    """A heatmap of each matrix: the largest number of each bin, or the mean; NaN: all is masked.
+    """Heatmaps of each matrix, by plane: the largest number of each bin, or the mean; NaN: all is
+    masked.
 
     Bin r of R holds the cells from ``r·n // R`` to ``(r + 1)·n // R``.
     """
 
-    def __init__(self, of: Extent, size: Any, how: str) -> None:
+    def __init__(self, of: Extent, size: Any, planes: Collection[str]) -> None:
         sides = size if isinstance(size, (tuple, list)) else ()
         if len(sides) != 2 or not all(isinstance(n, (int, np.integer)) for n in sides):
             raise TypeError(f"pool: size is {size!r}; a pair of ints (rows, columns) is needed.")
         if min(size) < 1:
             raise ValueError(f"pool: size is {tuple(size)}; each side must be at least 1.")
-        if how not in ("max", "mass"):
-            raise ValueError(f"pool: how is {how!r}; 'max' or 'mass' is needed.")
-        self._xp, self._how, self._dtype = of.xp, how, of.dtype
+        for how in planes:
+            if how not in ("max", "mass"):
+                raise ValueError(f"pool: how is {how!r}; 'max' or 'mass' is needed.")
+        self._xp, self._planes, self._dtype = of.xp, planes, of.dtype
         *_, self._rows, self._columns = of.shape
-        shape = (*of.shape[:2], min(int(size[0]), self._rows), min(int(size[1]), self._columns))
-        fill = -np.inf if how == "max" else 0.0
-        # The largest number and the largest negated, or the sum and how many.
-        self._first, self._second = (of.xp.full(shape, fill, "float64") for _ in range(2))
+        self._shape = (*of.shape[:2], min(int(size[0]), self._rows), min(int(size[1]), of.shape[3]))
+        self._largest = self._zeros("max")  # with its sign
+        self._sum = self._zeros("mass")
+        self._count = of.xp.full(self._shape, 0.0, "float64")  # of unmasked pairs
+
+    def _zeros(self, plane: str) -> Any:
+        return self._xp.full(self._shape, 0.0, "float64") if plane in self._planes else None
 
     def update(self, block: Block) -> None:
-        xp, (R, C) = self._xp, self._first.shape[2:]
+        xp, (R, C) = self._xp, self._shape[2:]
         if block.keys.start >= block.keys.stop:
             return
         down = bins_of(block.rows.start, block.rows.stop, R, self._rows)
         across = bins_of(block.keys.start, block.keys.stop, C, self._columns)
         at = (block.b, block.h, down[0], across[0])
         values, seen = xp.wide(block.values), block.visible
-        if self._how == "max":
-            for kept, x in ((self._first, values), (self._second, -values)):
+        if self._largest is not None:
+            sides = []
+            for x in (values, -values):
                 x = x if seen is None else xp.hide(x, seen, -np.inf)
-                kept[at] = xp.maximum(kept[at], gathered(xp, x, xp.largest, -np.inf, down, across))
-        else:
-            count = xp.full(tuple(values.shape), 1.0, xp.dtype) if seen is None else xp.wide(seen)
-            self._first[at] += gathered(xp, values, _sum, 0.0, down, across)
-            self._second[at] += gathered(xp, count, _sum, 0.0, down, across)
+                sides.append(gathered(xp, x, xp.largest, -np.inf, down, across))
+            known = self._largest[at]
+            high, low = xp.maximum(sides[0], known), xp.maximum(sides[1], -known)
+            self._largest[at] = xp.where(high >= low, high, -low)
+        if self._sum is not None:
+            self._sum[at] += gathered(xp, values, _sum, 0.0, down, across)
+        count = xp.full(tuple(values.shape), 1.0, xp.dtype) if seen is None else xp.wide(seen)
+        self._count[at] += gathered(xp, count, _sum, 0.0, down, across)
 
-    def result(self) -> Any:
-        xp, first, second = self._xp, self._first, self._second
-        if self._how == "max":
-            found = xp.where(first >= second, first, -second)
-            found = xp.where((first == -np.inf) & (second == -np.inf), np.nan, found)
-        else:
-            with np.errstate(all="ignore"):
-                found = xp.where(second > 0, first / second, np.nan)
-        return xp.cast(found, self._dtype)
+    def fields(self) -> dict[str, Any]:
+        planes = {"pooled_max": self._largest, "pooled_sum": self._sum}
+        asked = {name: x for name, x in planes.items() if x is not None}
+        return {"bins": self._shape[2:], "pooled_count": self._count, **asked}
+
+    def result(self) -> dict[str, Any]:
+        xp, seen = self._xp, self._count > 0
+        found = {}
+        if self._largest is not None:
+            found["max"] = xp.where(seen, self._largest, np.nan)
+        if self._sum is not None:
+            found["mass"] = xp.where(seen, self._sum / xp.where(seen, self._count, 1.0), np.nan)
+        return {plane: xp.cast(x, self._dtype) for plane, x in found.items()}
 
 
 class Product:
@@ -228,6 +260,9 @@ class Product:
         xp, factor = self._xp, self._xp.wide(self._of(block)[block.keys])
         found = apply(xp, *_raised(xp.wide(block.values), block.visible, factor))[0, 0]
         self._out[block.b, block.h, block.rows] = self._xp.array(self._out, found)
+
+    def fields(self) -> None:
+        return None
 
     def result(self) -> Any:
         return self._out

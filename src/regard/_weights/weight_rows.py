@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from regard._backends.pair_terms import PairBackend, PairTerm
 from regard._base.arrays import arrays_of
 from regard._call.visible import Visibility
 from regard._weights.row_statistics import Place
@@ -61,6 +62,26 @@ class WeightReader:
             visible = xp.broadcast(visible, (1, 1, n, keys.stop - keys.start))[0, 0]
         of_sink = self._of_sink(part, fields.get("lse"), n)
         return WeightRows(keys, out[0, 0, :, keys], visible, of_sink)
+
+    @property
+    def backend(self) -> PairBackend | None:
+        """The backend, where it reduces matrices of pairs itself."""
+        found = self.weights._statistics.backend
+        return found if isinstance(found, PairBackend) else None
+
+    def term(self, b: int, h: int, rows: slice) -> PairTerm:
+        """Rows of a matrix for the backend."""
+        part = self.weights._head(b, h).part(rows)
+        return PairTerm(part._call, part._statistics.of(part._place))
+
+    def of_sink(self, b: int, h: int, rows: slice) -> Any:
+        """``(rows,)`` float64: the weight of the sink in some rows; None where there is none."""
+        part = self.weights._head(b, h).part(rows)
+        if part._call.sinks is None:
+            return None
+        lse = self._xp.full((1, 1, part.shape[0]), -np.inf, "float64")
+        part._reduce({"lse": lse})
+        return self._of_sink(part, lse, part.shape[0]).reshape(-1)
 
     def read_logarithms(self, b: int, h: int, rows: slice) -> tuple[slice, Any, Any]:
         """Keys, ln of the weights without underflow, and the share of no key ``(rows, 1)``.

@@ -1,0 +1,382 @@
+// Reductions of a matrix of token pairs whose numbers may be negative: what is largest is so in
+// size, and is given with its sign. Each chunk of rows has partial results, merged in their order.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "pair_values-inl.h"
+
+namespace regard::REGARD_NAMESPACE {
+
+// The one of larger size, the positive one of equals; NaN where either is.
+struct LargerInSize {
+  template <class V>
+  V operator()(V x, V y) const {
+    V a, b;
+    if constexpr (std::is_floating_point_v<V>)
+      a = std::abs(x), b = std::abs(y);
+    else
+      a = magnitude(x), b = magnitude(y);
+    return (b > a) | (y != y) | ((b == a) & (y > x)) ? y : x;
+  }
+};
+
+struct SignedPair : Pair {  // its weight is the size
+  double value;
+};
+
+static bool has_picture(const PairMatrix& x) { return x.pooled_max || x.pooled_sum; }
+
+// Rows of a chunk, whatever the number of threads.
+template <class E>
+static int64_t pair_chunk_rows(const PairMatrix& x) {
+  const int64_t sixteenth = (x.Lq + 15) / 16, rows = sixteenth > 256 ? sixteenth : 256;
+  return (rows + E::rows - 1) / E::rows * E::rows;
+}
+
+template <class E>
+static int64_t pair_chunks(const PairMatrix& x) {
+  return (x.Lq + pair_chunk_rows<E>(x) - 1) / pair_chunk_rows<E>(x);
+}
+
+// The partial results of a chunk of rows.
+template <class E>
+struct PairChunk {
+  typedef typename E::Real Real;
+  int64_t begin, end, first_bin;
+  Real* received;      // [Lk]
+  Real* pooled_max;    // [bins of its rows][bins[1]]
+  double *sum, *seen;  // likewise
+  SignedPair* pairs;   // [n]
+  int64_t* count;
+
+  PairChunk(const PairMatrix& x, int64_t chunk, Scratch& scratch) {
+    const int64_t rows = pair_chunk_rows<E>(x);
+    begin = chunk * rows, end = begin + rows < x.Lq ? begin + rows : x.Lq;
+    first_bin = has_picture(x) ? bin_of(begin, x.Lq, x.bins[0]) : 0;
+    const int64_t cells = has_picture(x) ? (rows * x.bins[0] / x.Lq + 2) * x.bins[1] : 0;
+    received = scratch.take<Real>(x.received || x.received_max ? x.Lk : 0);
+    pooled_max = scratch.take<Real>(x.pooled_max ? cells : 0);
+    sum = scratch.take<double>(x.pooled_sum ? cells : 0);
+    seen = scratch.take<double>(cells);
+    pairs = scratch.take<SignedPair>(x.n);
+    count = scratch.take<int64_t>(1);
+  }
+};
+
+template <class E>
+static int64_t bytes_of_pair_chunk(const PairMatrix& x) {
+  Scratch scratch(nullptr);
+  PairChunk<E> chunk(x, 0, scratch);
+  return scratch.taken();
+}
+
+template <class E>
+static PairChunk<E> pair_chunk(const PairMatrix& x, int64_t i) {
+  Scratch scratch(x.chunks + i * bytes_of_pair_chunk<E>(x));
+  return PairChunk<E>(x, i, scratch);
+}
+
+template <class E>
+struct PairReductions {
+  typedef typename E::Real Real;
+  int64_t* row_bin;   // [rows]: counted from the chunk's first
+  SignedPair* pairs;  // [2 n + 64]
+  int64_t count = 0;
+  SignedPair weakest{};  // of the n strongest so far
+  Real over = 0;         // what else must be larger
+
+  PairReductions(const PairMatrix& x, Scratch& scratch) {
+    row_bin = scratch.take<int64_t>(E::rows);
+    pairs = scratch.take<SignedPair>(x.n ? room(x) : 0);
+  }
+  static int64_t room(const PairMatrix& x) { return 2 * x.n + 64; }
+};
+
+template <class E>
+static void keep_largest(const PairMatrix& x, PairReductions<E>& r) {
+  typedef typename E::Real Real;
+  if (r.count < x.n) return;
+  std::nth_element(r.pairs, r.pairs + x.n - 1, r.pairs + r.count, Stronger());
+  r.count = x.n;
+  r.weakest = r.pairs[x.n - 1];
+  r.over = std::nextafter(Real(r.weakest.weight), Real(0));
+}
+
+// Appends the numbers of a tile that may be among the n strongest.
+template <class E>
+static void find_largest(const PairMatrix& x, const Rows<E>& rows, const typename E::Real* tile,
+                         int64_t j0, int keys, PairReductions<E>& r) {
+  typedef typename E::Real Real;
+  const auto look = [&](int j, int v) {
+    const Vec<Real> found = *(const Vec<Real>*)(tile + j * E::rows + v * E::lanes);
+    for (uint32_t bits = greater(magnitude(found), broadcast(r.over)); bits; bits &= bits - 1) {
+      const int row = v * E::lanes + __builtin_ctz(bits);
+      const double value = double(tile[j * E::rows + row]);
+      const SignedPair pair{{std::abs(value), rows.index[row], j0 + j}, value};
+      if (!(pair.weight > 0) || (r.weakest.weight > 0 && !Stronger()(pair, r.weakest))) continue;
+      r.pairs[r.count++] = pair;
+      if (r.count == r.room(x)) keep_largest(x, r);
+    }
+  };
+  for (int j = 0; j < keys; ++j)
+    for (int v = 0; v < rows.vectors; ++v) look(j, v);
+}
+
+// Keeps the k numbers of largest size of each row, NaN behind all others.
+template <class E>
+static void keep_top(const PairMatrix& x, const Reduce& r, ReduceMemory<E>& m,
+                     const typename E::Real* tile, int64_t j0, int keys) {
+  typedef typename E::Real Real;
+  TileMask whole;
+  for (int v = 0; v < m.rows.vectors; ++v) {
+    whole.low[v] = 0, whole.high[v] = keys;
+    for (int j = 0; j < keys; ++j) {
+      const Vec<Real> value = *(const Vec<Real>*)(tile + j * E::rows + v * E::lanes);
+      const Vec<Real> size = value == value ? magnitude(value) : Vec<Real>{} - Real(1);
+      m.score(j, v) = is_masked<Real>(value) ? Vec<Real>{} - kInf<Real> : size;
+    }
+  }
+  if (x.k <= kSortedInLanes)
+    sort_top(r, m, whole, j0);
+  else
+    find_top(r, m, whole, j0);
+}
+
+// Writes the top-k of a row: masked keys, of 0, last.
+template <class E>
+static void write_largest(const PairMatrix& x, const Reduce& r, PairMemory<E>& memory, int row) {
+  typedef typename E::Real Real;
+  ReduceMemory<E>& m = memory.m;
+  Candidate<Real>* all = m.candidates + row * m.room(r);
+  Real* const values = (Real*)x.top_values + m.rows.index[row] * x.k;
+  int64_t* const keys = x.top_keys + m.rows.index[row] * x.k;
+  int64_t n = 0;
+  if (x.k <= kSortedInLanes) {
+    const int v = row / E::lanes, lane = row % E::lanes;
+    for (; n < x.k && m.best[n * E::rows + row] != -kInf<Real>; ++n)
+      all[n] = {m.best[n * E::rows + row], int32_t(m.best_key[n * kVectors + v][lane])};
+  } else {
+    keep_best(r, m, row);
+    n = m.counts[row];
+  }
+  std::sort(all, all + n, ByScore<Real>());
+  for (int64_t i = 0; i < n; ++i)
+    keys[i] = all[i].key, values[i] = memory.values[keys[i] * E::rows + row];
+  std::sort(all, all + n, ByKey());
+  const Candidate<Real>*used = all, *const end = all + n;
+  for (int64_t j = 0; n < x.k; ++j) {
+    if (used < end && used->key == j)
+      ++used;
+    else
+      values[n] = 0, keys[n++] = j;
+  }
+}
+
+// Folds a tile into bins of keys and queries: `add(bin of the rows, first bin of keys, width,
+// numbers)`.
+template <class E, class Both, class Add>
+static void pool_pairs(const PairMatrix& x, const Rows<E>& rows, const int64_t* row_bin,
+                       const typename E::Real* tile, int64_t j0, int keys, Both both, Add add) {
+  typedef typename E::Real Real;
+  constexpr int n = E::lanes;
+  const int64_t C = x.bins[1], last_bin = bin_of(j0 + keys - 1, x.Lk, C);
+  const auto edge = [&](int64_t bin) {
+    const int64_t j = bin * x.Lk / C - j0;
+    return int(j < 0 ? 0 : j > keys ? keys : j);
+  };
+  for (int64_t bin = bin_of(j0, x.Lk, C); bin <= last_bin; bin += n) {
+    const int width = int(last_bin + 1 - bin < n ? last_bin + 1 - bin : n);
+    int edges[n + 1];
+    for (int i = 0; i <= width; ++i) edges[i] = edge(bin + i);
+    for (int v = 0; v < rows.vectors; ++v) {
+      const auto value = [&](int j) { return *(const Vec<Real>*)(tile + j * E::rows + v * n); };
+      Vec<Real> t[n];
+      for (int i = 0; i < n; ++i) {
+        t[i] = Vec<Real>{};
+        if (i >= width) continue;
+        int j = edges[i];
+        for (t[i] = value(j++); j < edges[i + 1]; ++j) t[i] = both(t[i], value(j));
+      }
+      transpose(t);
+      const int first = v * n, count = rows.count - first < n ? rows.count - first : n;
+      for (int i = 0; i < count; ++i) {
+        const int64_t to = row_bin[first + i];
+        Vec<Real> found = t[i];
+        for (; i + 1 < count && row_bin[first + i + 1] == to; ++i) found = both(found, t[i + 1]);
+        add(to, bin, width, found);
+      }
+    }
+  }
+}
+
+// Counts the unmasked pairs of each bin, of a tile where all of them are so.
+template <class E>
+static void count_all(const PairMatrix& x, const Rows<E>& rows, const int64_t* row_bin, int64_t j0,
+                      int keys, double* seen) {
+  const int64_t C = x.bins[1], end = j0 + keys;
+  for (int i = 0; i < rows.count; ++i)
+    for (int64_t bin = bin_of(j0, x.Lk, C), low = j0; low < end; ++bin) {
+      const int64_t next = (bin + 1) * x.Lk / C, high = next < end ? next : end;
+      seen[row_bin[i] * C + bin] += double(high - low);
+      low = high;
+    }
+}
+
+// Adds a tile, 0 where masked, to the heatmaps.
+template <class E>
+static void pool_values(const PairMatrix& x, const Rows<E>& rows, const PairReductions<E>& r,
+                        const typename E::Real* tile, int64_t j0, int keys, PairChunk<E>& chunk) {
+  typedef typename E::Real Real;
+  const int64_t C = x.bins[1];
+  if (x.pooled_max)
+    pool_pairs(x, rows, r.row_bin, tile, j0, keys, LargerInSize(),
+               [&](int64_t row, int64_t bin, int width, Vec<Real> found) {
+                 char* const to = (char*)(chunk.pooled_max + row * C + bin);
+                 const Vec<Real> known = numbers<Real, real_type<Real>>(to, width);
+                 put<Real, real_type<Real>>(to, LargerInSize()(known, found), width);
+               });
+  if (x.pooled_sum)
+    pool_pairs(x, rows, r.row_bin, tile, j0, keys, Sum(),
+               [&](int64_t row, int64_t bin, int width, Vec<Real> found) {
+                 double* const to = chunk.sum + row * C + bin;
+                 for (int i = 0; i < width; ++i) to[i] += double(found[i]);
+               });
+}
+
+// Counts what is unmasked, and puts 0 for what is masked.
+template <class E>
+static void clear_masked(const PairMatrix& x, const PairReductions<E>& r, ReduceMemory<E>& m,
+                         typename E::Real* tile, int64_t j0, int keys, PairChunk<E>& chunk) {
+  typedef typename E::Real Real;
+  for (int j = 0; j < keys; ++j)
+    for (int v = 0; v < m.rows.vectors; ++v) {
+      Vec<Real>& value = vector_at<E>(tile, j, v);
+      const Int<Real> masked = is_masked<Real>(value);
+      m.score(j, v) = masked ? Vec<Real>{} : Vec<Real>{} + Real(1);
+      value = masked ? Vec<Real>{} : value;
+    }
+  if (has_picture(x))
+    pool_pairs(x, m.rows, r.row_bin, m.scores, j0, keys, Sum(),
+               [&](int64_t row, int64_t bin, int width, Vec<Real> found) {
+                 double* const to = chunk.seen + row * x.bins[1] + bin;
+                 for (int i = 0; i < width; ++i) to[i] += double(found[i]);
+               });
+}
+
+// Runs all reductions over a tile of keys.
+template <class E>
+static void reduce_values(const PairMatrix& x, const Reduce& of_top, PairMemory<E>& m,
+                          PairReductions<E>& r, int64_t j0, int keys, PairChunk<E>& chunk) {
+  typedef typename E::Real Real;
+  const Seen seen = m.seen[j0 / kKeys];
+  Real* const tile = m.values + j0 * E::rows;
+  finish_tile(x, m, j0, keys);
+  if (x.k) keep_top(x, of_top, m.m, tile, j0, keys);
+  if (x.n) find_largest(x, m.m.rows, tile, j0, keys, r);
+  if (!has_picture(x) && !x.received && !x.received_max) return;
+  if (seen != Seen::all)
+    clear_masked(x, r, m.m, tile, j0, keys, chunk);
+  else if (has_picture(x))
+    count_all(x, m.m.rows, r.row_bin, j0, keys, chunk.seen);
+  pool_values(x, m.m.rows, r, tile, j0, keys, chunk);
+  const auto value = [&](int j, int v) {
+    return *(const Vec<Real>*)(tile + j * E::rows + v * E::lanes);
+  };
+  if (x.received) fold_columns<Real>(m.m.rows.vectors, keys, chunk.received + j0, value, Sum());
+  if (x.received_max)
+    fold_columns<Real>(m.m.rows.vectors, keys, chunk.received + j0, value, LargerInSize());
+}
+
+template <class E>
+static void run_reduce_pairs(const void* pass, int64_t task, char* memory, const Stop& stop) {
+  const PairMatrix& x = *(const PairMatrix*)pass;
+  const Reduce of_top = reduce_of(x, x.terms[0]);
+  Scratch scratch(memory);
+  PairMemory<E> m(x, of_top, scratch);
+  PairReductions<E> r(x, scratch);
+  const int64_t at = pair_chunks<E>(x) - 1 - task;
+  PairChunk<E> chunk = pair_chunk<E>(x, at);
+  std::memset((void*)(x.chunks + at * bytes_of_pair_chunk<E>(x)), 0,
+              size_t(bytes_of_pair_chunk<E>(x)));
+  for (int64_t row = chunk.begin; row < chunk.end; row += E::rows) {
+    if (stopped(stop)) return;
+    compute_values(x, row, chunk.end, m);
+    for (int i = 0; i < m.m.rows.count && has_picture(x); ++i)
+      r.row_bin[i] = bin_of(row + i, x.Lq, x.bins[0]) - chunk.first_bin;
+    for (int64_t j0 = 0; j0 < x.Lk; j0 += kKeys)
+      if (m.seen[j0 / kKeys] != Seen::nothing)
+        reduce_values(x, of_top, m, r, j0, int(x.Lk - j0 < kKeys ? x.Lk - j0 : kKeys), chunk);
+    for (int i = 0; i < m.m.rows.count && x.k; ++i) write_largest(x, of_top, m, i);
+  }
+  if (!x.n) return;
+  keep_largest(x, r);
+  *chunk.count = r.count;
+  for (int64_t i = 0; i < r.count; ++i) chunk.pairs[i] = r.pairs[i];
+}
+
+// Merges the columns and the heatmaps of a chunk.
+template <class E>
+static void add_chunk(const PairMatrix& x, const PairChunk<E>& chunk) {
+  for (int64_t j = 0; j < x.Lk; ++j) {
+    if (x.received) x.received[j] += double(chunk.received[j]);
+    if (x.received_max)
+      x.received_max[j] = LargerInSize()(x.received_max[j], double(chunk.received[j]));
+  }
+  if (!has_picture(x)) return;
+  const int64_t last = bin_of(chunk.end - 1, x.Lq, x.bins[0]);
+  const int64_t cells = (last + 1 - chunk.first_bin) * x.bins[1];
+  const int64_t to = chunk.first_bin * x.bins[1];
+  for (int64_t i = 0; i < cells; ++i) {
+    if (x.pooled_max)
+      x.pooled_max[to + i] = LargerInSize()(x.pooled_max[to + i], double(chunk.pooled_max[i]));
+    if (x.pooled_sum) x.pooled_sum[to + i] += chunk.sum[i];
+    x.pooled_count[to + i] += chunk.seen[i];
+  }
+}
+
+template <class E>
+static void run_collect_pairs(const void* pass, int64_t, char* memory, const Stop&) {
+  const PairMatrix& x = *(const PairMatrix*)pass;
+  SignedPair* const all = (SignedPair*)memory;
+  int64_t count = 0;
+  for (int64_t c = 0; c < pair_chunks<E>(x); ++c) {
+    const PairChunk<E> chunk = pair_chunk<E>(x, c);
+    add_chunk(x, chunk);
+    for (int64_t i = 0; x.n && i < *chunk.count; ++i) all[count++] = chunk.pairs[i];
+  }
+  std::sort(all, all + count, Stronger());
+  for (int64_t i = 0; i < x.n; ++i) {
+    const SignedPair pair = i < count ? all[i] : SignedPair{{0, -1, -1}, 0};
+    x.pair_query[i] = pair.query, x.pair_key[i] = pair.key;
+    ((typename E::Real*)x.pair_value)[i] = typename E::Real(pair.value);
+  }
+}
+
+static Job reduce_pairs(const PairMatrix& x) {
+  return by_type<Job>(x.terms[0].problem->type, [&]<class E>(E) -> Job {
+    Scratch scratch(nullptr);
+    PairMemory<E> m(x, reduce_of(x, x.terms[0]), scratch);
+    PairReductions<E> r(x, scratch);
+    return {pair_chunks<E>(x), scratch.taken(), run_reduce_pairs<E>, &x};
+  });
+}
+
+static Job collect_pairs(const PairMatrix& x) {
+  return by_type<Job>(x.terms[0].problem->type, [&]<class E>(E) -> Job {
+    const int64_t bytes = pair_chunks<E>(x) * x.n * int64_t(sizeof(SignedPair));
+    return {1, bytes, run_collect_pairs<E>, &x};
+  });
+}
+
+static int64_t pair_chunk_bytes(const PairMatrix& x) {
+  return by_type<int64_t>(x.terms[0].problem->type, [&]<class E>(E) -> int64_t {
+    return pair_chunks<E>(x) * bytes_of_pair_chunk<E>(x);
+  });
+}
+
+}  // namespace regard::REGARD_NAMESPACE

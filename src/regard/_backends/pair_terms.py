@@ -1,0 +1,49 @@
+"""What a backend is asked of a matrix of token pairs that is a sum of weights or their effects."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+from regard._call.call import Call
+
+
+class PairTerm(NamedTuple):
+    """A summand of one matrix ``(Lq, Lk)``: the weights of a head, or their effects, times a factor.
+
+    Attributes:
+        call: of one head, without a value.
+        statistics: of its rows in NumPy, contiguous.
+        coefficient: the factor.
+        kind: ``"weight"``, or a kind of effect.
+        value: ``(Lk, Dv)``, in the accumulating dtype; None for weights.
+        gradient: ``(Lq, Dv)``, likewise.
+        of_sink: ``(Lq,)`` float64: the weight of the sink; None where there is none.
+    """
+
+    call: Call
+    statistics: tuple[Any, Any]
+    coefficient: float = 1.0
+    kind: str = "weight"
+    value: Any = None
+    gradient: Any = None
+    of_sink: Any = None
+
+
+@runtime_checkable
+class PairBackend(Protocol):
+    """A backend that reduces such matrices itself; for others they are computed in blocks."""
+
+    pair_kinds: frozenset[str]
+
+    def reduce_pairs(self, terms: Sequence[PairTerm], fields: dict[str, Any]) -> None:
+        """Fills arrays with reductions of one matrix, in one pass.
+
+        Args:
+            terms: of one size and dtype, of the kinds that it knows.
+            fields: numbers, and result arrays: ``k``, ``top_values`` and ``top_keys`` ``(Lq, k)``;
+                ``n``, ``pair_query``, ``pair_key`` and ``pair_value`` ``(n,)``; ``received`` or
+                ``received_max`` ``(Lk,)``; ``bins``, ``pooled_max``, ``pooled_sum`` and
+                ``pooled_count`` of that shape, zeros, the last with either. What is largest is so
+                in size, and has its sign.
+        """
