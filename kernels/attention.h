@@ -196,10 +196,9 @@ struct PairMatrix {
   double* received;      // (Lk,): the sum, or
   double* received_max;  // the largest
   int64_t bins[2];
-  double* pooled_max;    // (bins[0], bins[1])
-  double* pooled_sum;    // likewise
-  double* pooled_count;  // likewise, with either: of unmasked pairs
-  char* chunks;          // pair_chunk_bytes
+  void* pooled_max;   // Real (bins[0], bins[1]); NaN: no unmasked pair
+  void* pooled_mean;  // likewise
+  char* chunks;       // pair_chunk_bytes
 };
 
 // The weights of chosen pairs of every head.

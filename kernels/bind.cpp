@@ -406,7 +406,7 @@ struct PairsAsked {
   int64_t k = 0, n = 0;
   uintptr_t top_values = 0, top_keys = 0, pair_query = 0, pair_key = 0, pair_value = 0;
   uintptr_t received = 0, received_max = 0;
-  uintptr_t pooled_max = 0, pooled_sum = 0, pooled_count = 0;
+  uintptr_t pooled_max = 0, pooled_mean = 0;
   std::array<int64_t, 2> bins{1, 1};
 };
 
@@ -446,9 +446,8 @@ void reduce_pairs(const std::vector<PairTerm>& given, const PairsAsked& asked, i
                        .received = at<double>(asked.received),
                        .received_max = at<double>(asked.received_max),
                        .bins = {asked.bins[0], asked.bins[1]},
-                       .pooled_max = at<double>(asked.pooled_max),
-                       .pooled_sum = at<double>(asked.pooled_sum),
-                       .pooled_count = at<double>(asked.pooled_count),
+                       .pooled_max = at<void>(asked.pooled_max),
+                       .pooled_mean = at<void>(asked.pooled_mean),
                        .chunks = nullptr};
   const regard::Memory chunks = regard::allocate(target.pair_chunk_bytes(x));
   x.chunks = chunks.get();
@@ -581,8 +580,7 @@ void bind_pairs(nb::module_& m) {
       .def_rw("received", &PairsAsked::received)
       .def_rw("received_max", &PairsAsked::received_max)
       .def_rw("pooled_max", &PairsAsked::pooled_max)
-      .def_rw("pooled_sum", &PairsAsked::pooled_sum)
-      .def_rw("pooled_count", &PairsAsked::pooled_count)
+      .def_rw("pooled_mean", &PairsAsked::pooled_mean)
       .def_rw("bins", &PairsAsked::bins);
   m.def("reduce_pairs", &reduce_pairs, nb::arg("terms"), nb::arg("asked"), nb::arg("threads"),
         "Computes what is asked of a matrix of token pairs in one pass.");

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <type_traits>
 
 #include "pair_values-inl.h"
@@ -29,7 +30,7 @@ struct SignedPair : Pair {  // its weight is the size
   double value;
 };
 
-static bool has_picture(const PairMatrix& x) { return x.pooled_max || x.pooled_sum; }
+static bool has_picture(const PairMatrix& x) { return x.pooled_max || x.pooled_mean; }
 
 // Rows of a chunk, whatever the number of threads.
 template <class E>
@@ -61,7 +62,7 @@ struct PairChunk {
     const int64_t cells = has_picture(x) ? (rows * x.bins[0] / x.Lq + 2) * x.bins[1] : 0;
     received = scratch.take<Real>(x.received || x.received_max ? x.Lk : 0);
     pooled_max = scratch.take<Real>(x.pooled_max ? cells : 0);
-    sum = scratch.take<double>(x.pooled_sum ? cells : 0);
+    sum = scratch.take<double>(x.pooled_mean ? cells : 0);
     seen = scratch.take<double>(cells);
     pairs = scratch.take<SignedPair>(x.n);
     count = scratch.take<int64_t>(1);
@@ -85,6 +86,7 @@ template <class E>
 struct PairReductions {
   typedef typename E::Real Real;
   int64_t* row_bin;   // [rows]: counted from the chunk's first
+  int64_t* edges;     // [bins[1] + 1]: the first key of each bin
   SignedPair* pairs;  // [2 n + 64]
   int64_t count = 0;
   SignedPair weakest{};  // of the n strongest so far
@@ -92,6 +94,7 @@ struct PairReductions {
 
   PairReductions(const PairMatrix& x, Scratch& scratch) {
     row_bin = scratch.take<int64_t>(E::rows);
+    edges = scratch.take<int64_t>(has_picture(x) ? x.bins[1] + 1 : 0);
     pairs = scratch.take<SignedPair>(x.n ? room(x) : 0);
   }
   static int64_t room(const PairMatrix& x) { return 2 * x.n + 64; }
@@ -133,12 +136,13 @@ static void keep_top(const PairMatrix& x, const Reduce& r, ReduceMemory<E>& m,
                      const typename E::Real* tile, int64_t j0, int keys) {
   typedef typename E::Real Real;
   TileMask whole;
+  const Vec<Real> nan = Vec<Real>{} - Real(1);
   for (int v = 0; v < m.rows.vectors; ++v) {
     whole.low[v] = 0, whole.high[v] = keys;
     for (int j = 0; j < keys; ++j) {
       const Vec<Real> value = *(const Vec<Real>*)(tile + j * E::rows + v * E::lanes);
-      const Vec<Real> size = value == value ? magnitude(value) : Vec<Real>{} - Real(1);
-      m.score(j, v) = is_masked<Real>(value) ? Vec<Real>{} - kInf<Real> : size;
+      const Vec<Real> behind = is_masked<Real>(value) ? Vec<Real>{} - kInf<Real> : nan;
+      m.score(j, v) = value == value ? magnitude(value) : behind;
     }
   }
   if (x.k <= kSortedInLanes)
@@ -177,37 +181,67 @@ static void write_largest(const PairMatrix& x, const Reduce& r, PairMemory<E>& m
   }
 }
 
+// How the numbers of a bin are folded: what is `kept` of one, of two, and the number of it.
+template <class Real>
+struct FoldSum {
+  static Vec<Real> kept(Vec<Real> x) { return x; }
+  static Vec<Real> both(Vec<Real> x, Vec<Real> y) { return x + y; }
+  static Vec<Real> number(Vec<Real> x) { return x; }
+};
+
+// LargerInSize as an order of integers: the size, NaN above all, and then the sign.
+template <class Real>
+struct FoldLargest {
+  typedef std::conditional_t<sizeof(Real) == 4, U, W> Bits;
+  static constexpr int sign = sizeof(Real) * 8 - 1;
+  static Bits kept(Vec<Real> x) { return ((Bits)x << 1 | (Bits)x >> sign) ^ 1; }
+  static Bits both(Bits x, Bits y) { return x > y ? x : y; }
+  static Vec<Real> number(Bits x) { return (Vec<Real>)((x ^ 1) >> 1 | (x ^ 1) << sign); }
+};
+
+// The bins of a tile of keys.
+struct TileBins {
+  int64_t first, last;
+
+  TileBins(const PairMatrix& x, int64_t j0, int keys)
+      : first(bin_of(j0, x.Lk, x.bins[1])), last(bin_of(j0 + keys - 1, x.Lk, x.bins[1])) {}
+};
+
+// The first key of a bin in a tile.
+static inline int edge_in(const int64_t* edges, int64_t bin, int64_t j0, int keys) {
+  const int64_t j = edges[bin] - j0;
+  return int(j < 0 ? 0 : j > keys ? keys : j);
+}
+
 // Folds a tile into bins of keys and queries: `add(bin of the rows, first bin of keys, width,
-// numbers)`.
-template <class E, class Both, class Add>
-static void pool_pairs(const PairMatrix& x, const Rows<E>& rows, const int64_t* row_bin,
+// numbers)`, with as few calls as rows of a vector that share a bin allow.
+template <class Fold, class E, class Both, class Add>
+static void pool_pairs(const PairMatrix& x, const Rows<E>& rows, const PairReductions<E>& r,
                        const typename E::Real* tile, int64_t j0, int keys, Both both, Add add) {
   typedef typename E::Real Real;
   constexpr int n = E::lanes;
-  const int64_t C = x.bins[1], last_bin = bin_of(j0 + keys - 1, x.Lk, C);
-  const auto edge = [&](int64_t bin) {
-    const int64_t j = bin * x.Lk / C - j0;
-    return int(j < 0 ? 0 : j > keys ? keys : j);
-  };
-  for (int64_t bin = bin_of(j0, x.Lk, C); bin <= last_bin; bin += n) {
-    const int width = int(last_bin + 1 - bin < n ? last_bin + 1 - bin : n);
+  const TileBins bins(x, j0, keys);
+  for (int64_t bin = bins.first; bin <= bins.last; bin += n) {
+    const int width = int(bins.last + 1 - bin < n ? bins.last + 1 - bin : n);
     int edges[n + 1];
-    for (int i = 0; i <= width; ++i) edges[i] = edge(bin + i);
+    for (int i = 0; i <= width; ++i) edges[i] = edge_in(r.edges, bin + i, j0, keys);
     for (int v = 0; v < rows.vectors; ++v) {
-      const auto value = [&](int j) { return *(const Vec<Real>*)(tile + j * E::rows + v * n); };
-      Vec<Real> t[n];
-      for (int i = 0; i < n; ++i) {
-        t[i] = Vec<Real>{};
-        if (i >= width) continue;
+      const auto kept = [&](int j) {
+        return Fold::kept(*(const Vec<Real>*)(tile + j * E::rows + v * n));
+      };
+      Vec<Real> t[n] = {};
+      for (int i = 0; i < width; ++i) {
         int j = edges[i];
-        for (t[i] = value(j++); j < edges[i + 1]; ++j) t[i] = both(t[i], value(j));
+        auto found = kept(j++);
+        for (; j < edges[i + 1]; ++j) found = Fold::both(found, kept(j));
+        t[i] = Fold::number(found);
       }
       transpose(t);
       const int first = v * n, count = rows.count - first < n ? rows.count - first : n;
       for (int i = 0; i < count; ++i) {
-        const int64_t to = row_bin[first + i];
+        const int64_t to = r.row_bin[first + i];
         Vec<Real> found = t[i];
-        for (; i + 1 < count && row_bin[first + i + 1] == to; ++i) found = both(found, t[i + 1]);
+        for (; i + 1 < count && r.row_bin[first + i + 1] == to; ++i) found = both(found, t[i + 1]);
         add(to, bin, width, found);
       }
     }
@@ -216,15 +250,19 @@ static void pool_pairs(const PairMatrix& x, const Rows<E>& rows, const int64_t* 
 
 // Counts the unmasked pairs of each bin, of a tile where all of them are so.
 template <class E>
-static void count_all(const PairMatrix& x, const Rows<E>& rows, const int64_t* row_bin, int64_t j0,
-                      int keys, double* seen) {
-  const int64_t C = x.bins[1], end = j0 + keys;
-  for (int i = 0; i < rows.count; ++i)
-    for (int64_t bin = bin_of(j0, x.Lk, C), low = j0; low < end; ++bin) {
-      const int64_t next = (bin + 1) * x.Lk / C, high = next < end ? next : end;
-      seen[row_bin[i] * C + bin] += double(high - low);
-      low = high;
-    }
+static void count_all(const PairMatrix& x, const Rows<E>& rows, const PairReductions<E>& r,
+                      int64_t j0, int keys, double* seen) {
+  const TileBins bins(x, j0, keys);
+  double width[kKeys];
+  for (int64_t bin = bins.first; bin <= bins.last; ++bin)
+    width[bin - bins.first] = edge_in(r.edges, bin + 1, j0, keys) - edge_in(r.edges, bin, j0, keys);
+  for (int i = 0; i < rows.count;) {
+    const int64_t of_rows = r.row_bin[i];
+    double count = 0;
+    for (; i < rows.count && r.row_bin[i] == of_rows; ++i) ++count;
+    double* const to = seen + of_rows * x.bins[1] + bins.first;
+    for (int64_t bin = 0; bin <= bins.last - bins.first; ++bin) to[bin] += count * width[bin];
+  }
 }
 
 // Adds a tile, 0 where masked, to the heatmaps.
@@ -234,18 +272,19 @@ static void pool_values(const PairMatrix& x, const Rows<E>& rows, const PairRedu
   typedef typename E::Real Real;
   const int64_t C = x.bins[1];
   if (x.pooled_max)
-    pool_pairs(x, rows, r.row_bin, tile, j0, keys, LargerInSize(),
-               [&](int64_t row, int64_t bin, int width, Vec<Real> found) {
-                 char* const to = (char*)(chunk.pooled_max + row * C + bin);
-                 const Vec<Real> known = numbers<Real, real_type<Real>>(to, width);
-                 put<Real, real_type<Real>>(to, LargerInSize()(known, found), width);
-               });
-  if (x.pooled_sum)
-    pool_pairs(x, rows, r.row_bin, tile, j0, keys, Sum(),
-               [&](int64_t row, int64_t bin, int width, Vec<Real> found) {
-                 double* const to = chunk.sum + row * C + bin;
-                 for (int i = 0; i < width; ++i) to[i] += double(found[i]);
-               });
+    pool_pairs<FoldLargest<Real>>(
+        x, rows, r, tile, j0, keys, LargerInSize(),
+        [&](int64_t row, int64_t bin, int width, Vec<Real> found) {
+          char* const to = (char*)(chunk.pooled_max + row * C + bin);
+          const Vec<Real> known = numbers<Real, real_type<Real>>(to, width);
+          put<Real, real_type<Real>>(to, LargerInSize()(known, found), width);
+        });
+  if (x.pooled_mean)
+    pool_pairs<FoldSum<Real>>(x, rows, r, tile, j0, keys, Sum(),
+                              [&](int64_t row, int64_t bin, int width, Vec<Real> found) {
+                                double* const to = chunk.sum + row * C + bin;
+                                for (int i = 0; i < width; ++i) to[i] += double(found[i]);
+                              });
 }
 
 // Counts what is unmasked, and puts 0 for what is masked.
@@ -261,11 +300,11 @@ static void clear_masked(const PairMatrix& x, const PairReductions<E>& r, Reduce
       value = masked ? Vec<Real>{} : value;
     }
   if (has_picture(x))
-    pool_pairs(x, m.rows, r.row_bin, m.scores, j0, keys, Sum(),
-               [&](int64_t row, int64_t bin, int width, Vec<Real> found) {
-                 double* const to = chunk.seen + row * x.bins[1] + bin;
-                 for (int i = 0; i < width; ++i) to[i] += double(found[i]);
-               });
+    pool_pairs<FoldSum<Real>>(x, m.rows, r, m.scores, j0, keys, Sum(),
+                              [&](int64_t row, int64_t bin, int width, Vec<Real> found) {
+                                double* const to = chunk.seen + row * x.bins[1] + bin;
+                                for (int i = 0; i < width; ++i) to[i] += double(found[i]);
+                              });
 }
 
 // Runs all reductions over a tile of keys.
@@ -282,7 +321,7 @@ static void reduce_values(const PairMatrix& x, const Reduce& of_top, PairMemory<
   if (seen != Seen::all)
     clear_masked(x, r, m.m, tile, j0, keys, chunk);
   else if (has_picture(x))
-    count_all(x, m.m.rows, r.row_bin, j0, keys, chunk.seen);
+    count_all(x, m.m.rows, r, j0, keys, chunk.seen);
   pool_values(x, m.m.rows, r, tile, j0, keys, chunk);
   const auto value = [&](int j, int v) {
     return *(const Vec<Real>*)(tile + j * E::rows + v * E::lanes);
@@ -303,6 +342,8 @@ static void run_reduce_pairs(const void* pass, int64_t task, char* memory, const
   PairChunk<E> chunk = pair_chunk<E>(x, at);
   std::memset((void*)(x.chunks + at * bytes_of_pair_chunk<E>(x)), 0,
               size_t(bytes_of_pair_chunk<E>(x)));
+  for (int64_t bin = 0; has_picture(x) && bin <= x.bins[1]; ++bin)
+    r.edges[bin] = bin * x.Lk / x.bins[1];
   for (int64_t row = chunk.begin; row < chunk.end; row += E::rows) {
     if (stopped(stop)) return;
     compute_values(x, row, chunk.end, m);
@@ -319,41 +360,50 @@ static void run_reduce_pairs(const void* pass, int64_t task, char* memory, const
   for (int64_t i = 0; i < r.count; ++i) chunk.pairs[i] = r.pairs[i];
 }
 
-// Merges the columns and the heatmaps of a chunk.
+// Merges a row of bins of the chunks whose rows it has, with room for three rows of numbers.
 template <class E>
-static void add_chunk(const PairMatrix& x, const PairChunk<E>& chunk) {
-  for (int64_t j = 0; j < x.Lk; ++j) {
-    if (x.received) x.received[j] += double(chunk.received[j]);
-    if (x.received_max)
-      x.received_max[j] = LargerInSize()(x.received_max[j], double(chunk.received[j]));
+static void collect_bins(const PairMatrix& x, int64_t row, double* memory) {
+  typedef typename E::Real Real;
+  const int64_t C = x.bins[1];
+  double *const largest = memory, *const sum = memory + C, *const seen = memory + 2 * C;
+  std::memset((void*)memory, 0, size_t(3 * C) * sizeof(double));
+  for (int64_t c = 0; c < pair_chunks<E>(x); ++c) {
+    const PairChunk<E> chunk = pair_chunk<E>(x, c);
+    const int64_t at = (row - chunk.first_bin) * C;
+    if (at < 0 || row > bin_of(chunk.end - 1, x.Lq, x.bins[0])) continue;
+    for (int64_t i = 0; i < C; ++i) seen[i] += chunk.seen[at + i];
+    for (int64_t i = 0; x.pooled_max && i < C; ++i)
+      largest[i] = LargerInSize()(largest[i], double(chunk.pooled_max[at + i]));
+    for (int64_t i = 0; x.pooled_mean && i < C; ++i) sum[i] += chunk.sum[at + i];
   }
-  if (!has_picture(x)) return;
-  const int64_t last = bin_of(chunk.end - 1, x.Lq, x.bins[0]);
-  const int64_t cells = (last + 1 - chunk.first_bin) * x.bins[1];
-  const int64_t to = chunk.first_bin * x.bins[1];
-  for (int64_t i = 0; i < cells; ++i) {
-    if (x.pooled_max)
-      x.pooled_max[to + i] = LargerInSize()(x.pooled_max[to + i], double(chunk.pooled_max[i]));
-    if (x.pooled_sum) x.pooled_sum[to + i] += chunk.sum[i];
-    x.pooled_count[to + i] += chunk.seen[i];
+  const Real nan = std::numeric_limits<Real>::quiet_NaN();
+  for (int64_t i = 0; i < C; ++i) {
+    if (x.pooled_max) ((Real*)x.pooled_max)[row * C + i] = seen[i] > 0 ? Real(largest[i]) : nan;
+    if (x.pooled_mean)
+      ((Real*)x.pooled_mean)[row * C + i] = seen[i] > 0 ? Real(sum[i] / seen[i]) : nan;
   }
 }
 
 template <class E>
 static void run_collect_pairs(const void* pass, int64_t, char* memory, const Stop&) {
+  typedef typename E::Real Real;
   const PairMatrix& x = *(const PairMatrix*)pass;
+  for (int64_t row = 0; has_picture(x) && row < x.bins[0]; ++row)
+    collect_bins<E>(x, row, (double*)memory);
   SignedPair* const all = (SignedPair*)memory;
   int64_t count = 0;
   for (int64_t c = 0; c < pair_chunks<E>(x); ++c) {
     const PairChunk<E> chunk = pair_chunk<E>(x, c);
-    add_chunk(x, chunk);
+    for (int64_t j = 0; x.received && j < x.Lk; ++j) x.received[j] += double(chunk.received[j]);
+    for (int64_t j = 0; x.received_max && j < x.Lk; ++j)
+      x.received_max[j] = LargerInSize()(x.received_max[j], double(chunk.received[j]));
     for (int64_t i = 0; x.n && i < *chunk.count; ++i) all[count++] = chunk.pairs[i];
   }
   std::sort(all, all + count, Stronger());
   for (int64_t i = 0; i < x.n; ++i) {
     const SignedPair pair = i < count ? all[i] : SignedPair{{0, -1, -1}, 0};
     x.pair_query[i] = pair.query, x.pair_key[i] = pair.key;
-    ((typename E::Real*)x.pair_value)[i] = typename E::Real(pair.value);
+    ((Real*)x.pair_value)[i] = Real(pair.value);
   }
 }
 
@@ -368,8 +418,9 @@ static Job reduce_pairs(const PairMatrix& x) {
 
 static Job collect_pairs(const PairMatrix& x) {
   return by_type<Job>(x.terms[0].problem->type, [&]<class E>(E) -> Job {
-    const int64_t bytes = pair_chunks<E>(x) * x.n * int64_t(sizeof(SignedPair));
-    return {1, bytes, run_collect_pairs<E>, &x};
+    const int64_t pairs = pair_chunks<E>(x) * x.n * int64_t(sizeof(SignedPair));
+    const int64_t bins = has_picture(x) ? 3 * x.bins[1] * int64_t(sizeof(double)) : 0;
+    return {1, pairs > bins ? pairs : bins, run_collect_pairs<E>, &x};
   });
 }
 

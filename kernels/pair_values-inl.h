@@ -35,7 +35,6 @@ struct RowSums {
   typedef typename E::Real Real;
   double *rest, *first, *beside;  // of w g·v, of the same of the one above 1/2, and of w
   Real *of_rest, *of_first, *of_beside;
-  bool any_first;
 
   explicit RowSums(Scratch& scratch) {
     for (double** x : {&rest, &first, &beside}) *x = scratch.take<double>(E::rows);
@@ -210,37 +209,57 @@ static void start_effects(const PairTerm& t, PairMemory<E>& m) {
   }
 }
 
+// Whether any row of a vector may have a weight above 1/2: none is larger than 1 / total.
+template <class E>
+static bool may_have_first(const ReduceMemory<E>& m, int v) {
+  const auto inverse = m.at(m.normalisers.inverse, v);
+  return greater(inverse, broadcast(typename E::Real(0.5)));
+}
+
+// Adds the weights of a tile, and their products with g·v, to the sums of the rows of vector v.
+template <class E, bool all, bool firsts>
+static void sum_effects(PairMemory<E>& m, int v, int low, int high, int64_t j0) {
+  typedef typename E::Real Real;
+  Vec<Real> rest = {}, first = {}, beside = {};
+  for (int j = low; j < high; ++j) {
+    Vec<Real> w = vector_at<E>(m.weights + j0 * E::rows, j, v);
+    Vec<Real> g = vector_at<E>(m.products + j0 * E::rows, j, v);
+    if (!all) {
+      const Int<Real> masked = is_masked<Real>(w);
+      w = masked ? Vec<Real>{} : w, g = masked ? Vec<Real>{} : g;
+    }
+    const Vec<Real> term = w * g;
+    const Int<Real> is_first = w > Real(0.5);
+    rest += !firsts ? term : is_first ? Vec<Real>{} : term;
+    if (!firsts) continue;
+    first += is_first ? term : Vec<Real>{};
+    beside += is_first ? Vec<Real>{} : w;
+  }
+  for (int i = 0; i < E::lanes; ++i) {
+    const int at = v * E::lanes + i;
+    m.sums.rest[at] += double(rest[i]), m.sums.first[at] += double(first[i]);
+    m.sums.beside[at] += double(beside[i]);
+  }
+}
+
 // The products of gradient and value of a tile, and the sums over its weights.
 template <class E>
 static void multiply_effects(const PairTerm& t, PairMemory<E>& m, int64_t j0, int keys, Seen seen) {
   typedef typename E::Real Real;
   const Rows<E>& rows = m.m.rows;
   const int64_t stride = t.Dv * int64_t(sizeof(Real));
-  Real* const weights = m.weights + j0 * E::rows;
-  Real* const products = m.products + j0 * E::rows;
   const TileMask tile_mask = tile_mask_of(rows, j0, keys);
   for (int c = 0; c < tile_mask.spans; ++c)
     multiply_span<Wide<E>>(tile_mask.span[c], m.gradient,
-                           Matrix{(const char*)t.value + j0 * stride, stride}, t.Dv, products);
+                           Matrix{(const char*)t.value + j0 * stride, stride}, t.Dv,
+                           m.products + j0 * E::rows);
   if (!needs_sums(t)) return;
+  const bool all = seen == Seen::all;
   for (int v = 0; v < rows.vectors; ++v) {
-    Vec<Real> rest = {}, first = {}, beside = {};
-    for (int j = tile_mask.low[v]; j < tile_mask.high[v]; ++j) {
-      Vec<Real> w = vector_at<E>(weights, j, v), g = vector_at<E>(products, j, v);
-      if (seen != Seen::all) {
-        const Int<Real> masked = is_masked<Real>(w);
-        w = masked ? Vec<Real>{} : w, g = masked ? Vec<Real>{} : g;
-      }
-      const Vec<Real> low = w > Real(0.5) ? Vec<Real>{} : w, term = w * g;
-      rest += w > Real(0.5) ? Vec<Real>{} : term;
-      first += w > Real(0.5) ? term : Vec<Real>{};
-      beside += low;
-    }
-    for (int i = 0; i < E::lanes; ++i) {
-      const int at = v * E::lanes + i;
-      m.sums.rest[at] += double(rest[i]), m.sums.first[at] += double(first[i]);
-      m.sums.beside[at] += double(beside[i]);
-    }
+    const bool firsts = may_have_first(m.m, v);
+    (all      ? firsts ? sum_effects<E, true, true> : sum_effects<E, true, false>
+          : firsts ? sum_effects<E, false, true>
+              : sum_effects<E, false, false>)(m, v, tile_mask.low[v], tile_mask.high[v], j0);
   }
 }
 
@@ -264,34 +283,43 @@ static inline Vec<Real> knockout(Vec<Real> w, Vec<Real> g, Vec<Real> rest, Vec<R
   return w * (left - g);
 }
 
+// Turns the weights of vector v of a tile into effects, in place.
+template <class E, class Effect>
+static void finish_vector(const PairMemory<E>& m, int v, int64_t j0, int keys, Effect effect) {
+  typedef typename E::Real Real;
+  const bool all = m.own[j0 / kKeys] == Seen::all;
+  const auto each = [&](auto hidden) {
+    for (int j = 0; j < keys; ++j) {
+      Vec<Real>& w = vector_at<E>(m.weights + j0 * E::rows, j, v);
+      w = hidden(w, effect(w, vector_at<E>(m.products + j0 * E::rows, j, v)));
+    }
+  };
+  if (all)
+    each([](Vec<Real>, Vec<Real> x) { return x; });
+  else
+    each([](Vec<Real> w, Vec<Real> x) { return is_masked<Real>(w) ? w : x; });
+}
+
 // Turns the weights of a tile into effects, in place.
 template <class E>
 static void finish_effects(const PairTerm& t, const PairMemory<E>& m, int64_t j0, int keys) {
   typedef typename E::Real Real;
+  typedef Vec<Real> V;
   for (int v = 0; v < m.m.rows.vectors; ++v) {
-    const auto each = [&](auto effect) {
-      for (int j = 0; j < keys; ++j) {
-        Vec<Real>& w = vector_at<E>(m.weights + j0 * E::rows, j, v);
-        const Vec<Real> x = effect(w, vector_at<E>(m.products + j0 * E::rows, j, v));
-        w = is_masked<Real>(w) ? w : x;
-      }
-    };
-    const Vec<Real> rest = vector_at<E>(m.sums.of_rest, 0, v);
-    const Vec<Real> first = vector_at<E>(m.sums.of_first, 0, v);
-    const Vec<Real> beside = vector_at<E>(m.sums.of_beside, 0, v);
-    switch (t.kind) {
-      case PairKind::knockout:
-        each([&](auto w, auto g) { return knockout<Real>(w, g, rest, first, beside); });
-        break;
-      case PairKind::contribution:
-        each([](auto w, auto g) { return w * g; });
-        break;
-      case PairKind::relevance:
-        each([](auto w, auto g) { return w * g < 0 ? Vec<Real>{} : w * g; });
-        break;
-      default:
-        each([](auto, auto g) { return g; });
-    }
+    const V rest = vector_at<E>(m.sums.of_rest, 0, v), first = vector_at<E>(m.sums.of_first, 0, v);
+    const V beside = vector_at<E>(m.sums.of_beside, 0, v);
+    if (t.kind == PairKind::contribution)
+      finish_vector(m, v, j0, keys, [](V w, V g) { return w * g; });
+    else if (t.kind == PairKind::relevance)
+      finish_vector(m, v, j0, keys, [](V w, V g) { return w * g < 0 ? V{} : w * g; });
+    else if (t.kind == PairKind::gradient)
+      finish_vector(m, v, j0, keys, [](V, V g) { return g; });
+    else if (may_have_first(m.m, v))
+      finish_vector(m, v, j0, keys,
+                    [&](V w, V g) { return knockout<Real>(w, g, rest, first, beside); });
+    else
+      finish_vector(m, v, j0, keys,
+                    [&](V w, V g) { return w * ((rest - w * g) / (Real(1) - w) - g); });
   }
 }
 

@@ -9,7 +9,7 @@ from regard._call.call import Call
 
 
 class PairTerm(NamedTuple):
-    """A summand of one matrix ``(Lq, Lk)``: the weights of a head, or their effects, times a factor.
+    """A summand of one matrix ``(Lq, Lk)``: a factor, and the weights or effects of a head.
 
     Attributes:
         call: of one head, without a value.
@@ -43,7 +43,6 @@ class PairBackend(Protocol):
             terms: of one size and dtype, of the kinds that it knows.
             fields: numbers, and result arrays: ``k``, ``top_values`` and ``top_keys`` ``(Lq, k)``;
                 ``n``, ``pair_query``, ``pair_key`` and ``pair_value`` ``(n,)``; ``received`` or
-                ``received_max`` ``(Lk,)``; ``bins``, ``pooled_max``, ``pooled_sum`` and
-                ``pooled_count`` of that shape, zeros, the last with either. What is largest is so
-                in size, and has its sign.
+                ``received_max`` ``(Lk,)`` float64, zeros; ``bins``, and of that shape
+                ``pooled_max`` and ``pooled_mean``. What is largest is so in size, and has its sign.
         """

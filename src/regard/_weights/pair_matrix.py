@@ -466,11 +466,11 @@ class PairMatrix(Generic[ArrayT]):
 
     def _reduced_by_backend(self, reductions: Sequence[PairReduction]) -> list[PairReduction]:
         """What the backend does not reduce; the others have their results."""
-        asked = [(one, one.fields()) for one in reductions]
         backend = self._backend if self._has_all_keys and 0 not in self._extent.shape else None
-        mine = [fields for _, fields in asked if fields is not None and backend is not None]
-        if backend is None or not mine:
+        if backend is None:
             return list(reductions)
+        asked = [(one, one.fields()) for one in reductions]
+        mine = [fields for _, fields in asked if fields is not None]
         self._prepare(self._b, self._h, self._rows)
         rows = slice(self._rows.start, self._rows.stop, self._rows.step)
         for at_b, b in enumerate(self._b):

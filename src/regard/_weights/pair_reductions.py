@@ -196,6 +196,7 @@ class Pool:
         self._xp, self._planes, self._dtype = of.xp, planes, of.dtype
         *_, self._rows, self._columns = of.shape
         self._shape = (*of.shape[:2], min(int(size[0]), self._rows), min(int(size[1]), of.shape[3]))
+        self._found: dict[str, Any] = {}
         self._largest = self._zeros("max")  # with its sign
         self._sum = self._zeros("mass")
         self._count = of.xp.full(self._shape, 0.0, "float64")  # of unmasked pairs
@@ -225,11 +226,13 @@ class Pool:
         self._count[at] += gathered(xp, count, _sum, 0.0, down, across)
 
     def fields(self) -> dict[str, Any]:
-        planes = {"pooled_max": self._largest, "pooled_sum": self._sum}
-        asked = {name: x for name, x in planes.items() if x is not None}
-        return {"bins": self._shape[2:], "pooled_count": self._count, **asked}
+        names = {"max": "pooled_max", "mass": "pooled_mean"}
+        self._found = {how: self._xp.empty(self._shape, self._dtype) for how in self._planes}
+        return {"bins": self._shape[2:], **{names[how]: x for how, x in self._found.items()}}
 
     def result(self) -> dict[str, Any]:
+        if self._found:
+            return self._found
         xp, seen = self._xp, self._count > 0
         found = {}
         if self._largest is not None:
