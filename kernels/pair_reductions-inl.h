@@ -49,10 +49,11 @@ template <class E>
 struct PairChunk {
   typedef typename E::Real Real;
   int64_t begin, end, first_bin;
-  Real* received;      // [Lk]
-  Real* pooled_max;    // [bins of its rows][bins[1]]
-  double *sum, *seen;  // likewise
-  SignedPair* pairs;   // [n]
+  Real* received;          // [Lk]
+  Real* pooled_max;        // [bins of its rows][bins[1]]
+  uint8_t* seen;           // likewise: whether any pair is unmasked
+  double *sum, *unmasked;  // likewise: of the numbers, and how many
+  SignedPair* pairs;       // [n]
   int64_t* count;
 
   PairChunk(const PairMatrix& x, int64_t chunk, Scratch& scratch) {
@@ -62,8 +63,9 @@ struct PairChunk {
     const int64_t cells = has_picture(x) ? (rows * x.bins[0] / x.Lq + 2) * x.bins[1] : 0;
     received = scratch.take<Real>(x.received || x.received_max ? x.Lk : 0);
     pooled_max = scratch.take<Real>(x.pooled_max ? cells : 0);
+    seen = scratch.take<uint8_t>(cells);
     sum = scratch.take<double>(x.pooled_mean ? cells : 0);
-    seen = scratch.take<double>(cells);
+    unmasked = scratch.take<double>(x.pooled_mean ? cells : 0);
     pairs = scratch.take<SignedPair>(x.n);
     count = scratch.take<int64_t>(1);
   }
@@ -251,17 +253,18 @@ static void pool_pairs(const PairMatrix& x, const Rows<E>& rows, const PairReduc
 // Counts the unmasked pairs of each bin, of a tile where all of them are so.
 template <class E>
 static void count_all(const PairMatrix& x, const Rows<E>& rows, const PairReductions<E>& r,
-                      int64_t j0, int keys, double* seen) {
+                      int64_t j0, int keys, PairChunk<E>& chunk) {
   const TileBins bins(x, j0, keys);
-  double width[kKeys];
-  for (int64_t bin = bins.first; bin <= bins.last; ++bin)
-    width[bin - bins.first] = edge_in(r.edges, bin + 1, j0, keys) - edge_in(r.edges, bin, j0, keys);
+  const int64_t width = bins.last + 1 - bins.first;
   for (int i = 0; i < rows.count;) {
-    const int64_t of_rows = r.row_bin[i];
-    double count = 0;
+    const int64_t of_rows = r.row_bin[i], at = of_rows * x.bins[1] + bins.first;
+    int count = 0;
     for (; i < rows.count && r.row_bin[i] == of_rows; ++i) ++count;
-    double* const to = seen + of_rows * x.bins[1] + bins.first;
-    for (int64_t bin = 0; bin <= bins.last - bins.first; ++bin) to[bin] += count * width[bin];
+    std::memset(chunk.seen + at, 1, size_t(width));
+    for (int64_t bin = 0; x.pooled_mean && bin < width; ++bin)
+      chunk.unmasked[at + bin] +=
+          double(count) * (edge_in(r.edges, bins.first + bin + 1, j0, keys) -
+                           edge_in(r.edges, bins.first + bin, j0, keys));
   }
 }
 
@@ -302,8 +305,11 @@ static void clear_masked(const PairMatrix& x, const PairReductions<E>& r, Reduce
   if (has_picture(x))
     pool_pairs<FoldSum<Real>>(x, m.rows, r, m.scores, j0, keys, Sum(),
                               [&](int64_t row, int64_t bin, int width, Vec<Real> found) {
-                                double* const to = chunk.seen + row * x.bins[1] + bin;
-                                for (int i = 0; i < width; ++i) to[i] += double(found[i]);
+                                for (int i = 0; i < width; ++i) {
+                                  const int64_t at = row * x.bins[1] + bin + i;
+                                  if (found[i] > 0) chunk.seen[at] = 1;
+                                  if (x.pooled_mean) chunk.unmasked[at] += double(found[i]);
+                                }
                               });
 }
 
@@ -321,7 +327,7 @@ static void reduce_values(const PairMatrix& x, const Reduce& of_top, PairMemory<
   if (seen != Seen::all)
     clear_masked(x, r, m.m, tile, j0, keys, chunk);
   else if (has_picture(x))
-    count_all(x, m.m.rows, r, j0, keys, chunk.seen);
+    count_all(x, m.m.rows, r, j0, keys, chunk);
   pool_values(x, m.m.rows, r, tile, j0, keys, chunk);
   const auto value = [&](int j, int v) {
     return *(const Vec<Real>*)(tile + j * E::rows + v * E::lanes);
@@ -360,27 +366,29 @@ static void run_reduce_pairs(const void* pass, int64_t task, char* memory, const
   for (int64_t i = 0; i < r.count; ++i) chunk.pairs[i] = r.pairs[i];
 }
 
-// Merges a row of bins of the chunks whose rows it has, with room for three rows of numbers.
+// Merges a row of bins of the chunks whose rows it has, in memory of four rows of numbers.
 template <class E>
 static void collect_bins(const PairMatrix& x, int64_t row, double* memory) {
   typedef typename E::Real Real;
   const int64_t C = x.bins[1];
-  double *const largest = memory, *const sum = memory + C, *const seen = memory + 2 * C;
-  std::memset((void*)memory, 0, size_t(3 * C) * sizeof(double));
+  double *const largest = memory, *const sum = memory + C, *const unmasked = memory + 2 * C;
+  uint8_t* const seen = (uint8_t*)(memory + 3 * C);
+  std::memset((void*)memory, 0, size_t(4 * C) * sizeof(double));
   for (int64_t c = 0; c < pair_chunks<E>(x); ++c) {
     const PairChunk<E> chunk = pair_chunk<E>(x, c);
     const int64_t at = (row - chunk.first_bin) * C;
     if (at < 0 || row > bin_of(chunk.end - 1, x.Lq, x.bins[0])) continue;
-    for (int64_t i = 0; i < C; ++i) seen[i] += chunk.seen[at + i];
+    for (int64_t i = 0; i < C; ++i) seen[i] |= chunk.seen[at + i];
     for (int64_t i = 0; x.pooled_max && i < C; ++i)
       largest[i] = LargerInSize()(largest[i], double(chunk.pooled_max[at + i]));
-    for (int64_t i = 0; x.pooled_mean && i < C; ++i) sum[i] += chunk.sum[at + i];
+    for (int64_t i = 0; x.pooled_mean && i < C; ++i)
+      sum[i] += chunk.sum[at + i], unmasked[i] += chunk.unmasked[at + i];
   }
   const Real nan = std::numeric_limits<Real>::quiet_NaN();
   for (int64_t i = 0; i < C; ++i) {
-    if (x.pooled_max) ((Real*)x.pooled_max)[row * C + i] = seen[i] > 0 ? Real(largest[i]) : nan;
+    if (x.pooled_max) ((Real*)x.pooled_max)[row * C + i] = seen[i] ? Real(largest[i]) : nan;
     if (x.pooled_mean)
-      ((Real*)x.pooled_mean)[row * C + i] = seen[i] > 0 ? Real(sum[i] / seen[i]) : nan;
+      ((Real*)x.pooled_mean)[row * C + i] = seen[i] ? Real(sum[i] / unmasked[i]) : nan;
   }
 }
 
@@ -419,7 +427,7 @@ static Job reduce_pairs(const PairMatrix& x) {
 static Job collect_pairs(const PairMatrix& x) {
   return by_type<Job>(x.terms[0].problem->type, [&]<class E>(E) -> Job {
     const int64_t pairs = pair_chunks<E>(x) * x.n * int64_t(sizeof(SignedPair));
-    const int64_t bins = has_picture(x) ? 3 * x.bins[1] * int64_t(sizeof(double)) : 0;
+    const int64_t bins = has_picture(x) ? 4 * x.bins[1] * int64_t(sizeof(double)) : 0;
     return {1, pairs > bins ? pairs : bins, run_collect_pairs<E>, &x};
   });
 }

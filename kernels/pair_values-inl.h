@@ -318,8 +318,7 @@ static void finish_effects(const PairTerm& t, const PairMemory<E>& m, int64_t j0
       finish_vector(m, v, j0, keys,
                     [&](V w, V g) { return knockout<Real>(w, g, rest, first, beside); });
     else
-      finish_vector(m, v, j0, keys,
-                    [&](V w, V g) { return w * ((rest - w * g) / (Real(1) - w) - g); });
+      finish_vector(m, v, j0, keys, [&](V w, V g) { return w / (Real(1) - w) * (rest - g); });
   }
 }
 

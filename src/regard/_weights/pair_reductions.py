@@ -7,6 +7,7 @@ positive one. Results have the sign.
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import cached_property
 from typing import Any, Generic, NamedTuple, Protocol
 
 import numpy as np
@@ -197,12 +198,23 @@ class Pool:
         *_, self._rows, self._columns = of.shape
         self._shape = (*of.shape[:2], min(int(size[0]), self._rows), min(int(size[1]), of.shape[3]))
         self._found: dict[str, Any] = {}
-        self._largest = self._zeros("max")  # with its sign
-        self._sum = self._zeros("mass")
-        self._count = of.xp.full(self._shape, 0.0, "float64")  # of unmasked pairs
 
-    def _zeros(self, plane: str) -> Any:
-        return self._xp.full(self._shape, 0.0, "float64") if plane in self._planes else None
+    @cached_property
+    def _largest(self) -> Any:
+        """With its sign."""
+        return self._zeros() if "max" in self._planes else None
+
+    @cached_property
+    def _sum(self) -> Any:
+        return self._zeros() if "mass" in self._planes else None
+
+    @cached_property
+    def _count(self) -> Any:
+        """Of unmasked pairs."""
+        return self._zeros()
+
+    def _zeros(self) -> Any:
+        return self._xp.zeros(self._shape, "float64")
 
     def update(self, block: Block) -> None:
         xp, (R, C) = self._xp, self._shape[2:]
