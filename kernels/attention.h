@@ -201,6 +201,20 @@ struct PairMatrix {
   char* chunks;       // pair_chunk_bytes
 };
 
+// How far the rows of two sums of weights (Lq, Lk), a and b, are apart, over the keys; each is
+// optional: null or 0. All terms are of one type.
+struct Divergences {
+  const PairTerm* terms[2];
+  int64_t term_count[2];
+  int64_t Lq, Lk;
+  double* kl;  // (Lq,): the sum of a ln(a / b) - a + b
+  double* reverse_kl;
+  double* jensen_shannon;
+  double* total_variation;
+  int64_t k;
+  double* overlap;  // (Lq,): the share of the k strongest keys in common
+};
+
 // The weights of chosen pairs of every head.
 struct Gather {
   const Problem* problem;
@@ -257,6 +271,7 @@ struct Target {
   Job (*reduce_pairs)(const PairMatrix&);
   Job (*collect_pairs)(const PairMatrix&);         // merges the chunks
   int64_t (*pair_chunk_bytes)(const PairMatrix&);  // of all of them
+  Job (*diverge)(const Divergences&);
   Job (*backward)(const Backward&);
   Job (*bias_gradient)(const Backward&);
   int64_t (*row_tiles)(const Problem&);  // tiles of queries of one key head

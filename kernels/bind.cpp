@@ -410,32 +410,42 @@ struct PairsAsked {
   std::array<int64_t, 2> bins{1, 1};
 };
 
-void reduce_pairs(const std::vector<PairTerm>& given, const PairsAsked& asked, int threads) {
-  const regard::Target& target = regard::target();
+// Terms as the kernels read them: of one head, size and type.
+struct Terms {
   std::deque<Read> reads;
   std::vector<regard::PairTerm> terms;
-  for (const PairTerm& t : given) {
-    reads.emplace_back(t.call, threads);
-    const regard::Problem& p = reads.back().problem;
-    if (p.B != 1 || p.Hq != 1 || p.Hkv != 1)
-      throw std::invalid_argument("a term is a matrix of one head");
-    const regard::Problem& first = reads.front().problem;
-    if (p.Lq != first.Lq || p.Lk != first.Lk || p.type != first.type)
-      throw std::invalid_argument("terms are of one size and type");
-    terms.push_back({.problem = &p,
-                     .maximum = at<const void>(t.maximum),
-                     .total = at<const void>(t.total),
-                     .coefficient = t.coefficient,
-                     .kind = pair_kind(t.kind),
-                     .value = at<const void>(t.value),
-                     .gradient = at<const void>(t.gradient),
-                     .of_sink = at<const double>(t.of_sink),
-                     .Dv = t.value_size});
+
+  Terms(const std::vector<PairTerm>& given, int threads) {
+    for (const PairTerm& t : given) {
+      reads.emplace_back(t.call, threads);
+      const regard::Problem& p = reads.back().problem;
+      if (p.B != 1 || p.Hq != 1 || p.Hkv != 1)
+        throw std::invalid_argument("a term is a matrix of one head");
+      const regard::Problem& first = problem();
+      if (p.Lq != first.Lq || p.Lk != first.Lk || p.type != first.type)
+        throw std::invalid_argument("terms are of one size and type");
+      terms.push_back({.problem = &p,
+                       .maximum = at<const void>(t.maximum),
+                       .total = at<const void>(t.total),
+                       .coefficient = t.coefficient,
+                       .kind = pair_kind(t.kind),
+                       .value = at<const void>(t.value),
+                       .gradient = at<const void>(t.gradient),
+                       .of_sink = at<const double>(t.of_sink),
+                       .Dv = t.value_size});
+    }
   }
+  const regard::Problem& problem() const { return reads.front().problem; }
+};
+
+void reduce_pairs(const std::vector<PairTerm>& given, const PairsAsked& asked, int threads) {
+  const regard::Target& target = regard::target();
+  const Terms read(given, threads);
+  const std::vector<regard::PairTerm>& terms = read.terms;
   regard::PairMatrix x{.terms = terms.data(),
                        .term_count = int64_t(terms.size()),
-                       .Lq = reads.front().problem.Lq,
-                       .Lk = reads.front().problem.Lk,
+                       .Lq = read.problem().Lq,
+                       .Lk = read.problem().Lk,
                        .k = asked.k,
                        .top_values = at<void>(asked.top_values),
                        .top_keys = at<int64_t>(asked.top_keys),
@@ -452,6 +462,31 @@ void reduce_pairs(const std::vector<PairTerm>& given, const PairsAsked& asked, i
   const regard::Memory chunks = regard::allocate(target.pair_chunk_bytes(x));
   x.chunks = chunks.get();
   run({target.reduce_pairs(x), target.collect_pairs(x)}, threads);
+}
+
+// What is asked of two sums of weights: each is the address of its result, or 0.
+struct DivergencesAsked {
+  uintptr_t kl = 0, reverse_kl = 0, jensen_shannon = 0, total_variation = 0, overlap = 0;
+  int64_t k = 0;
+};
+
+void diverge(const std::vector<PairTerm>& a, const std::vector<PairTerm>& b,
+             const DivergencesAsked& asked, int threads) {
+  const Terms of_a(a, threads), of_b(b, threads);
+  const regard::Problem &p = of_a.problem(), &other = of_b.problem();
+  if (p.Lq != other.Lq || p.Lk != other.Lk || p.type != other.type)
+    throw std::invalid_argument("terms are of one size and type");
+  const regard::Divergences x{.terms = {of_a.terms.data(), of_b.terms.data()},
+                              .term_count = {int64_t(a.size()), int64_t(b.size())},
+                              .Lq = p.Lq,
+                              .Lk = p.Lk,
+                              .kl = at<double>(asked.kl),
+                              .reverse_kl = at<double>(asked.reverse_kl),
+                              .jensen_shannon = at<double>(asked.jensen_shannon),
+                              .total_variation = at<double>(asked.total_variation),
+                              .k = asked.k,
+                              .overlap = at<double>(asked.overlap)};
+  run({regard::target().diverge(x)}, threads);
 }
 
 // The weights of `pairs` pairs of every head, by the addresses of their queries and keys.
@@ -582,6 +617,16 @@ void bind_pairs(nb::module_& m) {
       .def_rw("pooled_max", &PairsAsked::pooled_max)
       .def_rw("pooled_mean", &PairsAsked::pooled_mean)
       .def_rw("bins", &PairsAsked::bins);
+  nb::class_<DivergencesAsked>(m, "DivergencesAsked", "What is asked of two: addresses, or 0.")
+      .def(nb::init<>())
+      .def_rw("kl", &DivergencesAsked::kl)
+      .def_rw("reverse_kl", &DivergencesAsked::reverse_kl)
+      .def_rw("jensen_shannon", &DivergencesAsked::jensen_shannon)
+      .def_rw("total_variation", &DivergencesAsked::total_variation)
+      .def_rw("k", &DivergencesAsked::k)
+      .def_rw("overlap", &DivergencesAsked::overlap);
+  m.def("diverge", &diverge, nb::arg("a"), nb::arg("b"), nb::arg("asked"), nb::arg("threads"),
+        "Computes how far the rows of two sums of weights are apart, in one pass.");
   m.def("reduce_pairs", &reduce_pairs, nb::arg("terms"), nb::arg("asked"), nb::arg("threads"),
         "Computes what is asked of a matrix of token pairs in one pass.");
 }

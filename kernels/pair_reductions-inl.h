@@ -340,7 +340,7 @@ static void reduce_values(const PairMatrix& x, const Reduce& of_top, PairMemory<
 template <class E>
 static void run_reduce_pairs(const void* pass, int64_t task, char* memory, const Stop& stop) {
   const PairMatrix& x = *(const PairMatrix*)pass;
-  const Reduce of_top = reduce_of(x, x.terms[0]);
+  const Reduce of_top = reduce_of(x.terms[0], x.k);
   Scratch scratch(memory);
   PairMemory<E> m(x, of_top, scratch);
   PairReductions<E> r(x, scratch);
@@ -418,7 +418,7 @@ static void run_collect_pairs(const void* pass, int64_t, char* memory, const Sto
 static Job reduce_pairs(const PairMatrix& x) {
   return by_type<Job>(x.terms[0].problem->type, [&]<class E>(E) -> Job {
     Scratch scratch(nullptr);
-    PairMemory<E> m(x, reduce_of(x, x.terms[0]), scratch);
+    PairMemory<E> m(x, reduce_of(x.terms[0], x.k), scratch);
     PairReductions<E> r(x, scratch);
     return {pair_chunks<E>(x), scratch.taken(), run_reduce_pairs<E>, &x};
   });

@@ -48,13 +48,13 @@ static inline bool needs_sums(const PairTerm& t) { return t.kind == PairKind::kn
 static inline int64_t tiles_of(int64_t keys) { return (keys + kKeys - 1) / kKeys; }
 
 // The reductions of the weights of a term, as far as it is read with them.
-static inline Reduce reduce_of(const PairMatrix& x, const PairTerm& t) {
+static inline Reduce reduce_of(const PairTerm& t, int64_t k) {
   static constexpr int64_t start = 0;
   Reduce r{};
   r.problem = t.problem;
   r.maximum = const_cast<void*>(t.maximum), r.total = const_cast<void*>(t.total);
   r.starts = &start;
-  r.k = x.k;
+  r.k = k;
   return r;
 }
 
@@ -331,7 +331,7 @@ static void add_term(const PairMatrix& x, const PairTerm& t, int64_t row, int64_
   const bool only = x.term_count == 1;
   describe_rows(p, m.m.rows, 0, 0, row, end);
   load_queries<E>(p, m.m.rows);
-  start_rows(reduce_of(x, t), m.m);
+  start_rows(reduce_of(t, x.k), m.m);
   if (is_effect(t)) start_effects(t, m);
   for (int64_t j0 = 0; j0 < x.Lk; j0 += kKeys) {
     const int keys = int(x.Lk - j0 < kKeys ? x.Lk - j0 : kKeys);

@@ -54,6 +54,7 @@ class Scratch {
     return p;
   }
   int64_t taken() const { return int64_t(at_ - base_); }
+  bool measures() const { return base_ == 0; }
 
  private:
   uintptr_t base_, at_;

@@ -97,6 +97,9 @@ class Kernel:
     def reduce_pairs(self, terms: Sequence[PairTerm], fields: dict[str, Any]) -> None:
         reduce_pairs(terms, fields)
 
+    def diverge(self, a: Sequence[PairTerm], b: Sequence[PairTerm], fields: dict[str, Any]) -> None:
+        diverge(a, b, fields)
+
 
 def _refuses(call: Call) -> str | None:
     if kernels is None:
@@ -363,11 +366,9 @@ def reduce(
         into = row_max.numpy() if call.is_torch else row_max
         _largest_scores(call, maximum, total, read.factor, into)
     if fields and 0 not in call.sizes:
-        asked = kernels.Asked()
+        asked = _filled(kernels.Asked(), fields)
         asked.maximum, asked.total = _address(maximum), _address(total)
         asked.finds_statistics, asked.whole_rows = finds_statistics, call.whole_rows
-        for name, x in fields.items():
-            setattr(asked, name, x if isinstance(x, (int, tuple)) else _address(x))
         kernels.reduce(read, asked, _threads(call))
 
 
@@ -391,21 +392,41 @@ def gather(call: Call, maximum: Any, total: Any, queries: np.ndarray, keys: np.n
 def reduce_pairs(terms: Sequence[PairTerm], fields: dict[str, Any]) -> None:
     """See ``regard._backends.pair_terms.PairBackend``."""
     assert kernels is not None
+    given, _held = _read_terms(terms)
+    asked = _filled(kernels.PairsAsked(), fields)
+    kernels.reduce_pairs(given, asked, _threads(terms[0].call))
+
+
+def diverge(a: Sequence[PairTerm], b: Sequence[PairTerm], fields: dict[str, Any]) -> None:
+    """See ``regard._backends.pair_terms.PairBackend``."""
+    assert kernels is not None
+    (of_a, _held_a), (of_b, _held_b) = _read_terms(a), _read_terms(b)
+    asked = _filled(kernels.DivergencesAsked(), fields)
+    kernels.diverge(of_a, of_b, asked, _threads(a[0].call))
+
+
+def _read_terms(terms: Sequence[PairTerm]) -> tuple[list[Any], list[Any]]:
+    """The terms as the kernels read them, and the arrays that must live as long."""
+    assert kernels is not None
     given, held = [], []
     for call, statistics, coefficient, kind, value, gradient, of_sink in terms:
         term = kernels.PairTerm()
         term.call, arrays = _read(call.without_value())
         value, gradient = _contiguous(value), _contiguous(gradient)
-        held.append((arrays, value, gradient))
+        held.append((arrays, statistics, value, gradient, of_sink))
         term.maximum, term.total = map(_address, statistics)
         term.coefficient, term.kind = coefficient, kind
         term.value, term.gradient, term.of_sink = map(_address, (value, gradient, of_sink))
         term.value_size = 0 if value is None else value.shape[-1]
         given.append(term)
-    asked = kernels.PairsAsked()
+    return given, held
+
+
+def _filled(asked: Any, fields: dict[str, Any]) -> Any:
+    """What is asked for, with numbers and the addresses of arrays."""
     for name, x in fields.items():
         setattr(asked, name, x if isinstance(x, (int, tuple)) else _address(x))
-    kernels.reduce_pairs(given, asked, _threads(terms[0].call))
+    return asked
 
 
 def _reduce_few_rows(

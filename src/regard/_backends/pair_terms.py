@@ -32,7 +32,7 @@ class PairTerm(NamedTuple):
 
 @runtime_checkable
 class PairBackend(Protocol):
-    """A backend that reduces such matrices itself; for others they are computed in blocks."""
+    """A backend that reads such matrices itself; for others they are computed in blocks."""
 
     pair_kinds: frozenset[str]
 
@@ -45,4 +45,14 @@ class PairBackend(Protocol):
                 ``n``, ``pair_query``, ``pair_key`` and ``pair_value`` ``(n,)``; ``received`` or
                 ``received_max`` ``(Lk,)`` float64, zeros; ``bins``, and of that shape
                 ``pooled_max`` and ``pooled_mean``. What is largest is so in size, and has its sign.
+        """
+
+    def diverge(self, a: Sequence[PairTerm], b: Sequence[PairTerm], fields: dict[str, Any]) -> None:
+        """Fills arrays with how far the rows of two sums of weights are apart, over their keys.
+
+        Args:
+            a, b: terms of one size and dtype, all weights.
+            fields: float64 ``(Lq,)``: ``kl``, ``Σ a ln(a/b) − a + b``, and ``reverse_kl``;
+                ``jensen_shannon``, ``total_variation``, and with ``k`` the ``overlap``, as in
+                ``regard.compare``.
         """

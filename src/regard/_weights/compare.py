@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 
+from regard._backends.pair_terms import PairBackend
 from regard._base.arrays import Arrays
 from regard._base.errors import UnsupportedError
 from regard._base.types import ArrayT
@@ -117,7 +118,7 @@ class Comparison(Mix[ArrayT]):
         if kind not in MEASURES:
             known = ", ".join(map(repr, MEASURES))
             raise ValueError(f"divergence: kind is {kind!r}; {known} are known.")
-        return self._with_gradient(kind, self._measured({kind: MEASURES[kind]})[0])
+        return self._with_gradient(kind, self._measured([kind])[0])
 
     def _with_gradient(self, kind: DivergenceKind, value: Any) -> Any:
         """The divergences of every row, with their gradient by what the weights are made of."""
@@ -179,7 +180,8 @@ class Comparison(Mix[ArrayT]):
             ShapeError: k is larger than Lk, or negative.
             UnsupportedError: rows are no distributions.
         """
-        return self._measured({"overlap": self._overlap_of(k)})[0]
+        check_k(k, len(self._columns), "keys")
+        return self._measured(["overlap"], int(k))[0]
 
     def divergences(self, k: int = 8) -> Divergences[ArrayT]:
         """All divergences and the overlap of the k strongest keys, in one pass.
@@ -190,24 +192,41 @@ class Comparison(Mix[ArrayT]):
         Raises:
             UnsupportedError: rows are no distributions.
         """
-        of_keys = self._overlap_of(min(k, len(self._columns)))
-        return Divergences(*self._measured(MEASURES | {"overlap": of_keys}))
+        check_k(k := min(k, len(self._columns)), len(self._columns), "keys")
+        return Divergences(*self._measured([*MEASURES, "overlap"], int(k)))
 
-    def _overlap_of(self, k: int) -> Measure:
-        check_k(k, len(self._columns), "keys")
-        return lambda rows: _overlap(rows, int(k))
-
-    def _measured(self, measures: dict[str, Measure]) -> list[ArrayT]:
-        """Each measure of every row, in one pass."""
+    def _measured(self, names: Sequence[str], k: int = 0) -> list[ArrayT]:
+        """Measures of every row, in one pass; k is that of the overlap."""
         self._require_distributions()
         self._require_now()
         xp, shape = self._xp, self._extent.shape[:3]
-        found = [xp.full(shape, 0.0, "float64") for _ in measures]
+        found = {name: xp.full(shape, 0.0, "float64") for name in names}
+        measures = {name: MEASURES.get(name, lambda rows: _overlap(rows, k)) for name in names}
         with np.errstate(all="ignore"):
-            for at, rows in self._both():
-                for out, measure in zip(found, measures.values()):
-                    out[at] = measure(rows)
-        return [self._give(out) for out in found]
+            if self._backend is not None and 0 not in self._extent.shape:
+                self._diverge(self._backend, found, k)
+            else:
+                for at, rows in self._both():
+                    for name, measure in measures.items():
+                        found[name][at] = measure(rows)
+        return [self._give(out) for out in found.values()]
+
+    def _diverge(self, backend: PairBackend, found: dict[str, Any], k: int) -> None:
+        """Has the backend measure the rows over their keys, and adds what no key has."""
+        xp, own = self._xp, slice(self._rows.start, self._rows.stop, self._rows.step)
+        self._prepare(self._b, self._h, self._rows)
+        for at_b, b in enumerate(self._b):
+            for at_h, h in enumerate(self._h):
+                pair = [(term.matrix, term.matrix._at(b, h, own)) for term in self._terms]
+                fields = {name: out[at_b, at_h] for name, out in found.items()}
+                of_a, of_b = (matrix._terms_of(*at) for matrix, at in pair)
+                backend.diverge(of_a, of_b, {"k": k, **fields})
+                none = [matrix._elsewhere(*at) for matrix, at in pair]
+                no_key = _Both(xp, *(Logarithms(slice(0, 0), x[:, :0], x) for x in none))
+                for name in MEASURES.keys() & found.keys():
+                    sums = found[name][at_b, at_h]
+                    total = sums + MEASURES[name](no_key)
+                    sums[...] = xp.where(total < 0, 0.0, total)
 
     def _require_distributions(self) -> None:
         whole = all(
@@ -271,6 +290,7 @@ Measure: TypeAlias = Callable[[_Both], Any]
 def _kl(xp: Arrays, log_ratio: Any, a: Any, b: Any) -> Any:
     """``Σ a · ln(a/b) − a + b``: no term is negative, and a rounded sum of a adds no error."""
     terms = a * xp.where(log_ratio == -np.inf, 0.0, log_ratio) - a + b
+    terms = xp.where(log_ratio == np.inf, np.inf, terms)  # also where a is too small for its dtype
     return xp.maximum(xp.row_sum(terms), 0 * a[:, :1])[:, 0]
 
 

@@ -74,7 +74,7 @@ class Effects(PairMatrix[ArrayT]):
         self._start(call, numbers=weights._numbers)
         self._kind, self._reader = kind, WeightReader(weights)
         self._value = _folded(_checked("value", value, weights), weights)
-        self._gradient = None
+        self._gradient: Any = None
         if kind != "change":
             self._gradient = _folded(_checked("gradient", gradient, weights), weights)
             if (n := self._value.shape[-1]) != (m := self._gradient.shape[-1]):

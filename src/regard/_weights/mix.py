@@ -55,6 +55,9 @@ class WeightMatrix(PairMatrix[ArrayT]):
     def _logarithms(self, b: int, h: int, rows: slice) -> Logarithms:
         return Logarithms(*self._reader.read_logarithms(b, h, rows))
 
+    def _elsewhere(self, b: int, h: int, rows: slice) -> Any:
+        return self._reader.elsewhere(b, h, rows)
+
 
 class Term(NamedTuple):
     """One summand: the matrix of a head, or of the head that is asked for."""
@@ -140,13 +143,15 @@ class Mix(PairMatrix[ArrayT]):
         return all(fine) and math.isclose(sum(x for *_, x in self._terms), 1, rel_tol=1e-6)
 
     def _logarithms(self, b: int, h: int, rows: slice) -> Logarithms:
-        xp = self._xp
         keys, values, _ = self._compute(b, h, rows)
-        elsewhere = xp.full((rows_in(rows), 1), 0.0, "float64")
-        for matrix, head, coefficient in self._terms:
-            found = matrix._logarithms(*matrix._at(b, h if head is None else head, rows))
-            elsewhere = elsewhere + coefficient * found.elsewhere
-        return Logarithms(keys, xp.log(values), elsewhere)
+        return Logarithms(keys, self._xp.log(values), self._elsewhere(b, h, rows))
+
+    def _elsewhere(self, b: int, h: int, rows: slice) -> Any:
+        shares = (
+            coefficient * matrix._elsewhere(*matrix._at(b, h if head is None else head, rows))
+            for matrix, head, coefficient in self._terms
+        )
+        return sum(shares, start=self._xp.full((rows_in(rows), 1), 0.0, "float64"))
 
 
 def mixed_heads(

@@ -109,6 +109,10 @@ class PairMatrix(Generic[ArrayT]):
         """Some rows of one matrix of the source, which must be distributions."""
         raise NotImplementedError
 
+    def _elsewhere(self, b: int, h: int, rows: slice) -> Any:
+        """The last of ``_logarithms`` alone."""
+        return self._logarithms(b, h, rows).elsewhere
+
     @property
     def _are_distributions(self) -> bool:
         """Whether rows, with what is no key, sum to 1, and no number is negative."""

@@ -83,6 +83,15 @@ class WeightReader:
         part._reduce({"lse": lse})
         return self._of_sink(part, lse, part.shape[0]).reshape(-1)
 
+    def elsewhere(self, b: int, h: int, rows: slice) -> Any:
+        """``(rows, 1)`` float64: the share of no key, as in ``read_logarithms``."""
+        xp, part = self._xp, self.weights._head(b, h).part(rows)
+        n = part.shape[0]
+        lse = xp.full((1, 1, n), -np.inf, "float64")
+        part._reduce({"lse": lse})
+        of_sink = self._of_sink(part, lse if part._call.sinks is not None else None, n)
+        return xp.where((lse == -np.inf).reshape((n, 1)), 1.0, of_sink)
+
     def read_logarithms(self, b: int, h: int, rows: slice) -> tuple[slice, Any, Any]:
         """Keys, ln of the weights without underflow, and the share of no key ``(rows, 1)``.
 

@@ -1,0 +1,235 @@
+// How far the rows of two sums of weights are apart, from the logarithms of a tile of both at a
+// time: neither is stored.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <new>
+
+#include "pair_values-inl.h"
+
+namespace regard::REGARD_NAMESPACE {
+
+// One of the two: its terms, and a tile of logarithms to base 2 of their sum, -inf where masked.
+template <class E>
+struct Side {
+  typedef typename E::Real Real;
+  const PairTerm* terms;
+  int64_t count;
+  ReduceMemory<E>* of;  // [terms]: the first has the logarithms in its scores, and the top-k
+  Real* weights;        // [kKeys][rows]: of one of several terms
+
+  Side(const Divergences& x, int side, Scratch& scratch)
+      : terms(x.terms[side]), count(x.term_count[side]) {
+    of = scratch.take<ReduceMemory<E>>(count);
+    const bool measures = scratch.measures();
+    for (int64_t i = 0; i < count; ++i) {
+      const Reduce r = reduce_of(terms[i], i ? 0 : x.k);
+      if (measures)
+        ReduceMemory<E>(r, scratch);
+      else
+        new (of + i) ReduceMemory<E>(r, scratch);
+    }
+    weights = scratch.take<Real>(count > 1 ? kKeys * E::rows : 0);
+  }
+  Real* logs() const { return of[0].scores; }
+};
+
+// The logarithms of a single term's weights.
+template <class E>
+static bool log_weights_of_one(const PairTerm& t, const ReduceMemory<E>& m, int64_t j0, int keys) {
+  typedef typename E::Real Real;
+  const Problem& p = *t.problem;
+  const Scaling<E> scaling(p);
+  const Vec<Real> masked = Vec<Real>{} - kInf<Real>;
+  if (m.rows.low >= j0 + keys || m.rows.high <= j0 || !mask_shows(p, m.rows, j0, keys))
+    return false;
+  const TileMask tile_mask = tile_mask_of(m.rows, j0, keys);
+  multiply_tile(p, m, tile_mask, j0, keys, m.scores);
+  if (!is_unmasked<E>(p, m.rows, tile_mask, j0, keys))
+    finish_scores<E>(p, m.rows, tile_mask, scaling, j0, keys, m.scores, nullptr);
+  for (int v = 0; v < m.rows.vectors; ++v) {
+    for (int j = 0; j < tile_mask.low[v]; ++j) m.score(j, v) = masked;
+    for (int j = tile_mask.low[v]; j < tile_mask.high[v]; ++j)
+      m.score(j, v) = m.normalisers.log2_weight(scaling, m.score(j, v), v);
+    for (int j = tile_mask.high[v]; j < keys; ++j) m.score(j, v) = masked;
+  }
+  return true;
+}
+
+template <class E>
+static bool log_weights_of_several(const Side<E>& side, int64_t j0, int keys) {
+  typedef typename E::Real Real;
+  const ReduceMemory<E>& sum = side.of[0];
+  bool any = false;
+  for (int j = 0; j < keys; ++j)
+    for (int v = 0; v < sum.rows.vectors; ++v) sum.score(j, v) = Vec<Real>{};
+  for (int64_t i = 0; i < side.count; ++i) {
+    const PairTerm& t = side.terms[i];
+    const Scaling<E> scaling(*t.problem);
+    if (weigh_tile(*t.problem, scaling, side.of[i], j0, keys, side.weights) == Seen::nothing)
+      continue;
+    any = true;
+    for (int j = 0; j < keys; ++j)
+      for (int v = 0; v < sum.rows.vectors; ++v) {
+        const Vec<Real> w = vector_at<E>(side.weights, j, v);
+        sum.score(j, v) += is_masked<Real>(w) ? Vec<Real>{} : w * Real(t.coefficient);
+      }
+  }
+  for (int j = 0; any && j < keys; ++j)
+    for (int v = 0; v < sum.rows.vectors; ++v) {
+      Vec<Real>& x = sum.score(j, v);
+      x = log(x) * Real(kLog2e);
+    }
+  return any;
+}
+
+// Fills a side's logarithms of a tile; returns whether any pair is unmasked.
+template <class E>
+static bool log_weights(const Side<E>& side, int64_t j0, int keys) {
+  typedef typename E::Real Real;
+  const bool any = side.count == 1 ? log_weights_of_one(side.terms[0], side.of[0], j0, keys)
+                                   : log_weights_of_several(side, j0, keys);
+  for (int j = 0; !any && j < keys; ++j)
+    for (int v = 0; v < side.of[0].rows.vectors; ++v)
+      side.of[0].score(j, v) = Vec<Real>{} - kInf<Real>;
+  return any;
+}
+
+// A pair's terms of the divergences, from the logarithms of both weights.
+template <class Real>
+struct PairOfWeights {
+  typedef Vec<Real> V;
+  V log_a, log_b, a, b;
+
+  PairOfWeights(V x, V y) : log_a(x), log_b(y) {
+    V both[] = {x, y};
+    exp2_each(both);
+    a = x == -kInf<Real> ? V{} : both[0];
+    b = y == -kInf<Real> ? V{} : both[1];
+  }
+  // p ln(p / q) - p + q: what is added is 0 in all, and no term is negative.
+  static V divergence(V log_p, V log_q, V p, V q) {
+    const V ratio = (log_p - log_q) * Real(kLn2), found = p * ratio - p + q;
+    const V of_masked = log_q == -kInf<Real> ? V{} + kInf<Real> : found;
+    return log_p == -kInf<Real> ? q : of_masked;
+  }
+  // (a + b) / 4 · ((1 + u) ln(1 + u) + (1 − u) ln(1 − u)), with u = (a − b) / (a + b).
+  V jensen_shannon() const {
+    const V both = a + b, u = (a - b) / (both == 0 ? V{} + Real(1) : both);
+    const V one = u + Real(1), other = Real(1) - u;
+    const auto part = [](V x) { return x * log(x == 0 ? V{} + Real(1) : x); };
+    return both * (part(one) + part(other)) * Real(0.25);
+  }
+};
+
+// Adds the terms of a tile to the sums of its rows: [4][rows].
+template <class E>
+static void add_divergences(const Divergences& x, const Side<E>& of_a, const Side<E>& of_b,
+                            int keys, double* sums) {
+  typedef typename E::Real Real;
+  typedef Vec<Real> V;
+  for (int v = 0; v < of_a.of[0].rows.vectors; ++v) {
+    V sum[4] = {};
+    for (int j = 0; j < keys; ++j) {
+      const PairOfWeights<Real> w(of_a.of[0].score(j, v), of_b.of[0].score(j, v));
+      if (x.kl) sum[0] += w.divergence(w.log_a, w.log_b, w.a, w.b);
+      if (x.reverse_kl) sum[1] += w.divergence(w.log_b, w.log_a, w.b, w.a);
+      if (x.jensen_shannon) sum[2] += w.jensen_shannon();
+      if (x.total_variation) sum[3] += magnitude(w.a - w.b) * Real(0.5);
+    }
+    for (int s = 0; s < 4; ++s)
+      for (int i = 0; i < E::lanes; ++i) sums[s * E::rows + v * E::lanes + i] += double(sum[s][i]);
+  }
+}
+
+// The keys of a row's k strongest, in their order; returns how many have a weight.
+template <class E>
+static int64_t strongest_keys(const Reduce& r, ReduceMemory<E>& m, int row) {
+  typedef typename E::Real Real;
+  Candidate<Real>* const all = m.candidates + row * m.room(r);
+  int64_t n = 0;
+  if (r.k <= kSortedInLanes) {
+    const int v = row / E::lanes, lane = row % E::lanes;
+    for (; n < r.k && m.best[n * E::rows + row] != -kInf<Real>; ++n)
+      all[n].key = int32_t(m.best_key[n * kVectors + v][lane]);
+  } else {
+    keep_best(r, m, row);
+    n = m.counts[row];
+  }
+  std::sort(all, all + n, ByKey());
+  return n;
+}
+
+// The share of the strongest keys of two rows in common; 1 where neither has any.
+template <class E>
+static double overlap_of(const Reduce& r, ReduceMemory<E>& a, ReduceMemory<E>& b, int row) {
+  const int64_t of_a = strongest_keys(r, a, row), of_b = strongest_keys(r, b, row);
+  const auto* const keys_a = a.candidates + row * a.room(r);
+  const auto* const keys_b = b.candidates + row * b.room(r);
+  int64_t common = 0;
+  for (int64_t i = 0, j = 0; i < of_a && j < of_b;) {
+    common += keys_a[i].key == keys_b[j].key;
+    const bool forward = keys_a[i].key <= keys_b[j].key, other = keys_b[j].key <= keys_a[i].key;
+    i += forward, j += other;
+  }
+  const int64_t most = of_a > of_b ? of_a : of_b;
+  return most ? double(common) / double(most) : 1;
+}
+
+template <class E>
+static void start_side(const Divergences& x, const Side<E>& side, int64_t row) {
+  for (int64_t i = 0; i < side.count; ++i) {
+    const PairTerm& t = side.terms[i];
+    describe_rows(*t.problem, side.of[i].rows, 0, 0, row, x.Lq);
+    load_queries<E>(*t.problem, side.of[i].rows);
+    start_rows(reduce_of(t, i ? 0 : x.k), side.of[i]);
+  }
+}
+
+template <class E>
+static void keep_strongest_keys(const Reduce& r, ReduceMemory<E>& m, int64_t j0, int keys) {
+  TileMask whole;
+  for (int v = 0; v < m.rows.vectors; ++v) whole.low[v] = 0, whole.high[v] = keys;
+  if (r.k <= kSortedInLanes)
+    sort_top(r, m, whole, j0);
+  else
+    find_top(r, m, whole, j0);
+}
+
+// A task: a tile of queries.
+template <class E>
+static void run_diverge(const void* pass, int64_t task, char* memory, const Stop& stop) {
+  const Divergences& x = *(const Divergences*)pass;
+  Scratch scratch(memory);
+  Side<E> a(x, 0, scratch), b(x, 1, scratch);
+  const Reduce top = reduce_of(a.terms[0], x.k);
+  const int64_t row = task * E::rows;
+  if (stopped(stop)) return;
+  start_side(x, a, row), start_side(x, b, row);
+  double sums[4 * E::rows] = {};
+  for (int64_t j0 = 0; j0 < x.Lk; j0 += kKeys) {
+    const int keys = int(x.Lk - j0 < kKeys ? x.Lk - j0 : kKeys);
+    const bool in_a = log_weights(a, j0, keys), in_b = log_weights(b, j0, keys);
+    if (!in_a && !in_b) continue;
+    add_divergences(x, a, b, keys, sums);
+    if (x.k && in_a) keep_strongest_keys(top, a.of[0], j0, keys);
+    if (x.k && in_b) keep_strongest_keys(top, b.of[0], j0, keys);
+  }
+  double* const results[] = {x.kl, x.reverse_kl, x.jensen_shannon, x.total_variation};
+  for (int i = 0; i < a.of[0].rows.count; ++i) {
+    for (int s = 0; s < 4; ++s)
+      if (results[s]) results[s][row + i] = sums[s * E::rows + i];
+    if (x.overlap) x.overlap[row + i] = x.k ? overlap_of(top, a.of[0], b.of[0], i) : 1;
+  }
+}
+
+static Job diverge(const Divergences& x) {
+  return by_type<Job>(x.terms[0][0].problem->type, [&]<class E>(E) -> Job {
+    Scratch scratch(nullptr);
+    Side<E> a(x, 0, scratch), b(x, 1, scratch);
+    return {(x.Lq + E::rows - 1) / E::rows, scratch.taken(), run_diverge<E>, &x};
+  });
+}
+
+}  // namespace regard::REGARD_NAMESPACE
