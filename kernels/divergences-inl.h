@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <new>
 
 #include "pair_values-inl.h"
@@ -109,17 +110,19 @@ struct PairOfWeights {
     b = y == -kInf<Real> ? V{} : both[1];
   }
   // p ln(p / q) - p + q: what is added is 0 in all, and no term is negative.
+  // A weight that is denormal or 0 in its type adds q, be that key masked in the other.
   static V divergence(V log_p, V log_q, V p, V q) {
     const V ratio = (log_p - log_q) * Real(kLn2), found = p * ratio - p + q;
     const V of_masked = log_q == -kInf<Real> ? V{} + kInf<Real> : found;
-    return log_p == -kInf<Real> ? q : of_masked;
+    return p < 4 * std::numeric_limits<Real>::min() ? q : of_masked;
   }
-  // (a + b) / 4 · ((1 + u) ln(1 + u) + (1 − u) ln(1 − u)), with u = (a − b) / (a + b).
+  // (a + b) / 4 · ((1 + u) ln(1 + u) + (1 − u) ln(1 − u)), with u = (a − b) / (a + b): that is
+  // (a + b) / 4 · (ln(1 − u²) + u ln(a / b)), where 1 − u² is 4ab / (a + b)².
   V jensen_shannon() const {
-    const V both = a + b, u = (a - b) / (both == 0 ? V{} + Real(1) : both);
-    const V one = u + Real(1), other = Real(1) - u;
-    const auto part = [](V x) { return x * log(x == 0 ? V{} + Real(1) : x); };
-    return both * (part(one) + part(other)) * Real(0.25);
+    const V both = a + b, share = Real(1) / (both == 0 ? V{} + Real(1) : both);
+    const V p = a * share, q = b * share, product = Real(4) * p * q;
+    const V found = log(product) + (p - q) * ((log_a - log_b) * Real(kLn2));
+    return both * Real(0.25) * (product == 0 ? V{} + Real(2 * kLn2) : found);
   }
 };
 

@@ -258,7 +258,7 @@ static void multiply_effects(const PairTerm& t, PairMemory<E>& m, int64_t j0, in
   for (int v = 0; v < rows.vectors; ++v) {
     const bool firsts = may_have_first(m.m, v);
     (all      ? firsts ? sum_effects<E, true, true> : sum_effects<E, true, false>
-          : firsts ? sum_effects<E, false, true>
+     : firsts ? sum_effects<E, false, true>
               : sum_effects<E, false, false>)(m, v, tile_mask.low[v], tile_mask.high[v], j0);
   }
 }

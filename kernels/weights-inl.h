@@ -39,7 +39,7 @@ static SoftmaxState<E> state_in(const Problem& p, void* memory) {
 }
 
 template <class E>
-constexpr int kKeepMaskRows = (E::rows + REGARD_LANES - 1) / REGARD_LANES* REGARD_LANES;
+constexpr int kKeepMaskRows = (E::rows + REGARD_LANES - 1) / REGARD_LANES * REGARD_LANES;
 
 // Fills keep_mask[key][row], the dropout mask: all bits set where the weight is kept. Word j % 4 of
 // Philox's counter (j / 4, i, b * Hq + h) decides, so that every pass draws the same mask.

@@ -14,6 +14,7 @@ import sys
 import time
 import traceback
 import warnings
+from unittest import mock
 
 import numpy as np
 
@@ -218,7 +219,7 @@ class Comparison:
         self.public = public[-2:] if call.arrays["query"].x.ndim == 2 else public
         assert weights.shape == self.public, f"weights have shape {weights.shape}"
         for name in ("matrix", "index", "per_query", "received", "topk", "strongest", "pool",
-                     "summary", "products", "sums", "pairs"):  # fmt: skip
+                     "summary", "products", "sums", "pairs", "matrices"):  # fmt: skip
             getattr(self, f"_{name}")(weights)
 
     def _folded(self, x):
@@ -424,6 +425,80 @@ class Comparison:
             whole = to_numpy(weights[...]).reshape(self.truth.weights.shape)
             same = np.array_equal(found, whole[..., i, j], equal_nan=True)
             assert same, "at: other bits than those of the matrix"
+
+    def _matrices(self, weights):
+        """Effects, mixes and differences: reduced by the kernels as in blocks of rows."""
+        kinds = "knockout", "contribution", "relevance", "gradient"
+        value = self.arrays[2]
+        g = self.rng.standard_normal((*weights.shape[:-1], value.shape[-1]))
+        plain = tuple(range(g.ndim)), (1,) * g.ndim, (0,) * g.ndim
+        gradient = place(Operand(g, self.call.dtype, *plain), self.call.library)
+        matrices = [weights.effects(value, gradient, str(self.rng.choice(kinds)))]
+        if weights.ndim > 2 and self.call.sizes[1]:
+            signs = self.rng.standard_normal(self.call.sizes[1])
+            matrices += [weights.mix(coefficients=signs), regard.mix([*matrices, weights], [1, -2])]
+            mean = regard.mix([weights.mix()] * 2)
+            self._compare_divergences(regard.compare(mean, weights.mix(heads=[-1])))
+        sizes = abs(np.nan_to_num(self.v.astype(float), posinf=0.0, neginf=0.0))
+        scale = value.shape[-1] * abs(g).max(initial=0.0) * sizes.max(initial=0.0)
+        for matrix in matrices:
+            self._compare_matrix(matrix, max(1.0, scale))
+
+    def _compare_matrix(self, matrix, scale):
+        """What the kernels reduce against the numbers themselves."""
+        Lq, Lk = matrix.shape[-2:]
+        count = int(np.prod(matrix.shape[:-2]))
+        exact = np.asarray(matrix).astype(float).reshape(count, Lq, Lk)
+        finite = np.isfinite(exact).all()
+        bound = self._unit_of(matrix) * scale
+        k, n = (int(x) for x in self.rng.integers(0, 80, 2))
+        size = tuple(int(x) for x in self.rng.integers(1, 40, 2))
+        top, strong = matrix.topk(min(k, Lk)), matrix.strongest(n)
+        sums, largest = matrix.received(), matrix.received("max")
+        pooled, means = matrix.pool(size, ("max", "mass"))
+        if not finite:
+            return
+        values, keys = (to_numpy(x).reshape(count, Lq, x.shape[-1]) for x in top)
+        at_keys = np.take_along_axis(exact, keys, -1)
+        assert_within("topk of pairs", values, at_keys, bound)
+        sizes = -np.sort(-abs(exact), -1)[..., : min(k, Lk)]
+        assert_within("sizes of topk of pairs", abs(values), sizes, bound)
+        i, j, values = (to_numpy(x).reshape(count, x.shape[-1]) for x in strong)
+        flat = exact.reshape(count, Lq * Lk)
+        found = np.where(i < 0, 0.0, np.take_along_axis(flat, np.maximum(i * Lk + j, 0), -1))
+        assert_within("strongest pairs", values, found, bound)
+        sizes = -np.sort(-abs(flat), -1)[:, : values.shape[1]]
+        assert_within("sizes of the strongest pairs", abs(values), sizes, bound)
+        self._compare_columns(exact, bound, to_numpy(sums), to_numpy(largest))
+        self._compare_pictures(matrix, size, to_numpy(pooled), to_numpy(means), bound)
+
+    def _compare_columns(self, exact, bound, sums, largest):
+        Lq, Lk = exact.shape[1:]
+        sums, largest = (x.reshape(len(exact), Lk) for x in (sums, largest))
+        assert_within("received of pairs", sums, exact.sum(1), bound * Lq)
+        assert_within("largest of pairs", abs(largest), abs(exact).max(1, initial=0.0), bound)
+
+    def _compare_pictures(self, matrix, size, pooled, means, bound):
+        """With those of its blocks of rows."""
+        with mock.patch.object(type(matrix), "_backend", None):
+            exact = [to_numpy(x) for x in matrix.pool(size, ("max", "mass"))]
+        assert_within("heatmap of pairs", abs(pooled), abs(exact[0]), bound)
+        assert_within("mean heatmap of pairs", means, exact[1], bound)
+
+    def _unit_of(self, matrix):
+        """The error of a number of a matrix, as a share of its terms."""
+        return 1e-12 if dtype_name(matrix) == "float64" else 2e-5
+
+    def _compare_divergences(self, comparison):
+        found = comparison.divergences(4)
+        with mock.patch.object(type(comparison), "_backend", None):
+            exact = comparison.divergences(4)
+        for name, x, right in zip(found._fields, map(to_numpy, found), map(to_numpy, exact)):
+            if name == "overlap":  # of equals any
+                assert ((x >= 0) & (x <= 1)).all(), "overlap is no share"
+                continue
+            bound = self._unit_of(comparison) * np.maximum(1, abs(np.nan_to_num(right)))
+            assert_within(name, x, right, bound)
 
     def nothing_was_written(self):
         """Into what the caller passed."""

@@ -290,7 +290,8 @@ Measure: TypeAlias = Callable[[_Both], Any]
 def _kl(xp: Arrays, log_ratio: Any, a: Any, b: Any) -> Any:
     """``Σ a · ln(a/b) − a + b``: no term is negative, and a rounded sum of a adds no error."""
     terms = a * xp.where(log_ratio == -np.inf, 0.0, log_ratio) - a + b
-    terms = xp.where(log_ratio == np.inf, np.inf, terms)  # also where a is too small for its dtype
+    least = 4 * float(np.finfo(xp.dtype).tiny)  # a smaller weight counts as none, whatever b is
+    terms = xp.where(a < least, b, terms)
     return xp.maximum(xp.row_sum(terms), 0 * a[:, :1])[:, 0]
 
 

@@ -143,6 +143,9 @@ class Mix(PairMatrix[ArrayT]):
         return all(fine) and math.isclose(sum(x for *_, x in self._terms), 1, rel_tol=1e-6)
 
     def _logarithms(self, b: int, h: int, rows: slice) -> Logarithms:
+        if len(self._terms) == 1:  # exact where a weight is too small for its dtype
+            matrix, head, _ = self._terms[0]
+            return matrix._logarithms(*matrix._at(b, h if head is None else head, rows))
         keys, values, _ = self._compute(b, h, rows)
         return Logarithms(keys, self._xp.log(values), self._elsewhere(b, h, rows))
 

@@ -1,0 +1,208 @@
+"""Effects, mixes and comparisons by the kernels, on sizes of several tiles, against float64."""
+
+import numpy as np
+import pytest
+
+import regard
+from definition import define, visible_pairs
+from recordings import numbers
+from regard import AttentionWeights
+from regard._weights.compare import Comparison
+from test_compare import KINDS, distributions, right
+from test_effects import SHOWN, scale_of
+
+Hq, Hkv, Lq, Lk, D, Dv = 4, 2, 301, 333, 16, 7
+MASK = np.random.default_rng(5).random((Hq, Lq, Lk)) < 0.7
+OPTIONS = {
+    "causal": {"causal": True},
+    "window": {"causal": True, "window": (70, 0)},
+    "mask": {"mask": MASK},
+    "sinks": {"causal": True, "sinks": numbers(Hq, seed=3)},
+    "segments": {"segments": (np.arange(Lq) // 90, np.arange(Lk) // 101)},
+    "bias and softcap": {"bias": 2 * numbers(Lq, Lk, seed=6), "softcap": 3.0},
+}
+
+
+@pytest.fixture(autouse=True)
+def never_in_blocks(monkeypatch):
+    """The tests fail where rows are computed block by block."""
+
+    def blocks(self):
+        raise AssertionError("the kernels do not serve this")
+
+    monkeypatch.setattr(regard.PairMatrix, "_blocks", blocks)
+    monkeypatch.setattr(Comparison, "_both", blocks)
+
+
+def operands():
+    """The first key draws most of the weight of every third query."""
+    q, k = numbers(Hq, Lq, D, seed=1), numbers(Hkv, Lk, D, seed=2)
+    k[:, 0] = 4 * numbers(D, seed=3)
+    q[:, ::3] += numbers(D, seed=3)
+    return q, k, numbers(Hkv, Lk, Dv, seed=4), numbers(Hq, Lq, Dv, seed=5)
+
+
+class OneHead:
+    """A matrix with an axis of heads."""
+
+    def __init__(self, matrix):
+        self.matrix = matrix
+
+    def __getattr__(self, name):
+        def ask(*args):
+            found = getattr(self.matrix, name)(*args)
+            return tuple(x[None] for x in found) if isinstance(found, tuple) else found[None]
+
+        return ask
+
+
+def check(matrix, exact, scale):
+    """Everything that the kernels reduce, of matrices ``(Lq, Lk)`` in float64, NaN where masked."""
+    if exact.ndim == 2:
+        matrix, exact = OneHead(matrix), exact[None]
+    bound = {"rtol": 0, "atol": 1e-6 * scale}
+    seen = ~np.isnan(exact)
+    exact = np.nan_to_num(exact)
+    for k in (5, 70):
+        values, keys = matrix.topk(k)
+        np.testing.assert_allclose(values, np.take_along_axis(exact, keys, -1), **bound)
+        np.testing.assert_allclose(abs(values), -np.sort(-abs(exact), -1)[..., :k], **bound)
+        assert (np.diff(np.sort(keys, -1), axis=-1) > 0).all()
+    i, j, values = matrix.strongest(40)
+    flat = abs(exact).reshape(len(exact), -1)
+    for h in range(len(exact)):
+        np.testing.assert_allclose(values[h], exact[h, i[h], j[h]], **bound)
+        np.testing.assert_allclose(abs(values[h]), -np.sort(-flat[h])[:40], **bound)
+    sums, largest = matrix.received(), matrix.received("max")
+    np.testing.assert_allclose(sums, exact.sum(-2), rtol=0, atol=1e-6 * scale * 17)
+    np.testing.assert_allclose(abs(largest), abs(exact).max(-2), **bound)
+    assert (abs(largest[:, None] - exact).min(1) <= 1e-6 * scale).all()
+    for size in [(50, 64), (301, 333), (1, 1)]:
+        edges = [np.arange(n + 1) * m // n for n, m in zip(size, exact.shape[-2:])]
+        found = matrix.pool(size, ("max", "mass"))
+        for r, c in np.random.default_rng(0).integers(0, size, (25, 2)):
+            bin_ = np.s_[:, edges[0][r] : edges[0][r + 1], edges[1][c] : edges[1][c + 1]]
+            x, visible = exact[bin_], seen[bin_]
+            count = visible.sum((1, 2))
+            assert (np.isnan(found[0][:, r, c]) == (count == 0)).all()
+            most = np.where(count, abs(x).max((1, 2)), np.nan)
+            np.testing.assert_allclose(abs(found[0][:, r, c]), most, **bound)
+            mean = np.where(count, x.sum((1, 2)) / np.maximum(count, 1), np.nan)
+            np.testing.assert_allclose(found[1][:, r, c], mean, **bound)
+
+
+def visible(options):
+    seen = {name: x for name, x in options.items() if name in SHOWN}
+    return np.broadcast_to(visible_pairs(1, Hq, Lq, Lk, **seen)[0], (Hq, Lq, Lk))
+
+
+def whole(q, k, **options):
+    """Weights and log-sum-exp in float64."""
+    return [x[0] for x in define(q[None], k[None], **options)]
+
+
+def others(x):
+    """Along each row the sums of all but one, without a difference."""
+    before, after = np.cumsum(x, -1), np.cumsum(x[..., ::-1], -1)[..., ::-1]
+    nothing = np.zeros((*x.shape[:-1], 1))
+    return np.concatenate([nothing, before[..., :-1]], -1) + np.concatenate(
+        [after[..., 1:], nothing], -1
+    )
+
+
+def dense(kind, q, k, v, g, **options):
+    """Effects from whole matrices in float64; NaN where masked."""
+    w, lse = whole(q, k, **options)
+    seen = visible(options)
+    gv = np.where(seen, g.astype(float) @ v.astype(float).repeat(Hq // Hkv, 0).swapaxes(1, 2), 0)
+    of_sink = np.exp(options["sinks"][:, None] - lse)[..., None] if "sinks" in options else 0.0
+    if kind == "knockout":
+        x = w * (others(w * gv) / np.maximum(others(w) + of_sink, 1e-300) - gv)
+    else:
+        x = {"contribution": w * gv, "relevance": np.maximum(w * gv, 0), "gradient": gv}[kind]
+    return np.where(seen, x, np.nan)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_effects_are_those_of_the_dense_formula(name):
+    options, (q, k, v, g) = OPTIONS[name], operands()
+    weights = AttentionWeights(q, k, **options)
+    assert name in ("segments", "mask") or (np.asarray(weights) > 0.5).any()
+    exact = dense("knockout", q, k, v, g, **options)
+    check(weights.effects(v, g), exact, scale_of(v, g))
+
+
+@pytest.mark.parametrize("kind", ["contribution", "relevance", "gradient"])
+def test_other_kinds_too(kind):
+    q, k, v, g = operands()
+    exact = dense(kind, q, k, v, g, causal=True)
+    check(AttentionWeights(q, k, causal=True).effects(v, g, kind), exact, scale_of(v, g))
+
+
+@pytest.mark.parametrize("name", ["causal", "mask", "sinks"])
+def test_mixes_are_sums(name):
+    options, (q, k, v, g) = OPTIONS[name], operands()
+    weights = AttentionWeights(q, k, **options)
+    other = AttentionWeights(2 * q, k, window=(40, None), causal=True)
+    seen, w = visible(options), whole(q, k, **options)[0]
+    mean = np.where(seen.any(0), w.mean(0), np.nan)
+    check(regard.mix([weights.mix()]), mean, 1)
+    effects = np.nan_to_num(dense("knockout", q, k, v, g, **options)) / scale_of(v, g)
+    of_other = whole(2 * q, k, window=(40, None), causal=True)[0]
+    seen = seen | visible({"window": (40, None), "causal": True})
+    found = regard.mix([other, weights.effects(v, g)], [2, -1 / scale_of(v, g)])
+    check(found, np.where(seen, 2 * of_other - effects, np.nan), 3)
+
+
+@pytest.mark.parametrize("name", ["causal", "mask", "sinks"])
+def test_divergences_of_several_tiles(name):
+    options, (q, k, *_) = OPTIONS[name], operands()
+    other = q + numbers(*q.shape, seed=9)
+    pair = [AttentionWeights(x, k, **options) for x in (q, other)]
+    a, b = (distributions(x[None], k[None], **options)[0] for x in (q, other))
+    found = regard.compare(*pair).divergences(70)
+    mean = regard.compare(*(one.mix() for one in pair)).divergences(3)
+    for kind in KINDS:
+        for x, exact in ((found, right(kind, a, b)), (mean, right(kind, a.mean(0), b.mean(0)))):
+            wanted = np.maximum(1, exact)
+            assert (abs(getattr(x, kind) - exact) <= 1e-6 * wanted).all(), kind
+    best = [np.argsort(-x[..., :-1], -1, kind="stable")[..., :70] for x in (a, b)]
+    counts = [np.minimum((x[..., :-1] > 0).sum(-1), 70) for x in (a, b)]
+    for h, i in [(0, 0), (1, 20), (2, 150), (3, 300)]:
+        of_a, of_b = (set(at[h, i][: n[h, i]]) for at, n in zip(best, counts))
+        share = len(of_a & of_b) / max(len(of_a), len(of_b), 1)
+        assert abs(found.overlap[h, i] - share) <= 1.5 / 70
+
+
+def test_any_number_of_threads_gives_the_same_bits():
+    q, k, v, g = operands()
+    before, found = regard.get_num_threads(), []
+    try:
+        for threads in (1, 2, 5):
+            regard.set_num_threads(threads)
+            effects = AttentionWeights(q, k, causal=True).effects(v, g)
+            found.append([*effects.topk(3), *effects.strongest(9), effects.received(),
+                          *effects.pool((30, 40), ("max", "mass"))])  # fmt: skip
+    finally:
+        regard.set_num_threads(before)
+    for one in found[1:]:
+        for x, y in zip(found[0], one):
+            np.testing.assert_array_equal(x, y)
+
+
+def test_nan_is_behind_all_others_and_seen_in_sums():
+    q, k, v, g = operands()
+    v[0, 40] = np.nan
+    effects = AttentionWeights(q, k, causal=True).effects(v, g, "contribution")
+    values, keys = effects.topk(Lk)
+    first = np.argmax(np.isnan(values[0]), -1)
+    for i in (50, 200):
+        visible = i + 1 + Lk - Lq
+        assert keys[0, i, visible - 1] == 40
+        assert first[i] == visible - 1
+    assert np.isnan(effects.received()[0, 40])
+    assert not np.isnan(effects.received()[0, 41])
+    pooled = effects.pool((Lq, Lk))
+    assert np.isnan(pooled[0, 100, 40])
+    assert np.isfinite(pooled[0, 100, 41])
+    assert not (effects.strongest(50).key[0] == 40).any()
