@@ -31,6 +31,7 @@ RUNS = {
     "backward": BOTH,
     "second_pass": BOTH,
     "linear_forms": BOTH,
+    "pairs": [],
     "decode": BOTH,
     "small": [],
     "looking": BOTH,

@@ -37,7 +37,7 @@ def never_in_blocks(monkeypatch):
 def operands():
     """The first key draws most of the weight of every third query."""
     q, k = numbers(Hq, Lq, D, seed=1), numbers(Hkv, Lk, D, seed=2)
-    k[:, 0] = 4 * numbers(D, seed=3)
+    k[:, 0] = 2 * numbers(D, seed=3)
     q[:, ::3] += numbers(D, seed=3)
     return q, k, numbers(Hkv, Lk, Dv, seed=4), numbers(Hq, Lq, Dv, seed=5)
 
@@ -157,7 +157,7 @@ def test_mixes_are_sums(name):
 @pytest.mark.parametrize("name", ["causal", "mask", "sinks"])
 def test_divergences_of_several_tiles(name):
     options, (q, k, *_) = OPTIONS[name], operands()
-    other = q + numbers(*q.shape, seed=9)
+    other = q + numbers(*q.shape, seed=9) / 2
     pair = [AttentionWeights(x, k, **options) for x in (q, other)]
     a, b = (distributions(x[None], k[None], **options)[0] for x in (q, other))
     found = regard.compare(*pair).divergences(70)

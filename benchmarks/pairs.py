@@ -1,0 +1,106 @@
+"""What effects, means over heads and comparisons cost, in forward passes of their own call.
+
+    python benchmarks/pairs.py [--threads N] [--quick] [--json FILE]
+
+Each question is asked alone, in float32, of weights that came from
+``attention(..., return_weights=True)``. Effects are knockouts: sums of every key, the eight
+strongest keys of each query, a heatmap of 512 × 512, and the 20 strongest pairs. The eight
+strongest keys of the mean over all heads are counted in the time of those of the heads themselves.
+Comparisons are with the weights of other queries and the same keys: the 20 pairs that differ most,
+the Kullback–Leibler divergence of every row, and all divergences with the overlap of the eight
+strongest keys. Beside the first and the last but one is the error, in errors of the formula written
+out in float32.
+"""
+
+import common
+import numpy as np
+import torch
+from second_pass import rows_of_weights
+
+import regard
+
+SHAPES = [(1, 8, 2048, 64), (1, 4, 8192, 64)]
+QUICK = [(1, 2, 256, 16)]
+NAMES = "effects", "top-8", "picture", "strongest", "difference", "KL", "all divergences"
+
+
+def questions(weights, value, gradient, other):
+    """Those of ``NAMES``."""
+    effects, difference = weights.effects(value, gradient), regard.compare(weights, other)
+    asked = (
+        effects.received,
+        lambda: effects.topk(8),
+        lambda: effects.pool((512, 512)),
+        lambda: effects.strongest(20),
+        lambda: difference.strongest(20),
+        lambda: difference.divergence("kl"),
+        lambda: difference.divergences(8),
+    )
+    return dict(zip(NAMES, asked))
+
+
+def written_out(q, k, v, g, other, causal, dtype, size=512):
+    """Sums of the effects of one head, and its KL, in a dtype."""
+    q, k, v, g, other = (x[0, 0].double().numpy().astype(dtype) for x in (q, k, v, g, other))
+    size = min(size, len(k))
+    sums, kl = 0, []
+    both = zip(rows_of_weights(q, k, causal, size), rows_of_weights(other, k, causal, size))
+    for low, (a, b) in zip(range(0, len(k), size), both):
+        gv = g[low : low + len(a)] @ v.T
+        row = (a * gv).sum(-1, keepdims=True)
+        with np.errstate(all="ignore"):  # of keys that alone are seen, and of masked ones
+            effects = np.where(a < 1, a / (1 - a) * (row - gv), -a * gv)
+            kl.append(np.where(a > 0, a * np.log(a / b), 0).sum(-1))
+        sums = sums + effects.sum(0)
+    return {"effects": sums, "KL": np.concatenate(kl)}
+
+
+def errors(found, *arrays):
+    """In errors of the formulas in float32."""
+    exact, low = (written_out(*arrays, dtype) for dtype in (np.float64, np.float32))
+    return {
+        name: common.largest_error(found[name][0, 0].double().numpy(), exact[name])
+        / common.largest_error(low[name], exact[name])
+        for name in exact
+    }
+
+
+def measure(report, options, shape, causal):
+    """One row."""
+    q, k, v, g, other = common.draw(*[shape] * 5, dtype="float32")
+    weights = regard.attention(q, k, v, causal=causal, return_weights=True)[1]
+    others = regard.attention(other, k, v, causal=causal, return_weights=True)[1]
+    asked = questions(weights, v, g, others)
+    runs = {"forward": lambda: regard.attention(q, k, v, causal=causal)} | asked
+    runs |= {"of heads": lambda: weights.topk(8), "of their mean": lambda: weights.mix().topk(8)}
+    measured = common.interleave(runs, options, least=3)
+    costs = {name: measured.ratio(name, to="forward")[0] for name in asked}
+    mean = measured.ratio("of their mean", to="of heads")[0]
+    lost = errors({name: asked[name]() for name in ("effects", "KL")}, q, k, v, g, other, causal)
+    texts = [
+        f"{costs[name]:.2f}" + (f" {lost[name]:.2f}x" if name in lost else "") for name in NAMES
+    ]
+    report.row(
+        common.shape_name(shape), common.mask_name(causal), common.ms(measured.median("forward")),
+        *texts, f"{mean:.2f}",
+        dtype="float32", shape=shape, causal=causal, costs=costs, mean_top=mean, errors=lost,
+    )  # fmt: skip
+
+
+def main():
+    """One table."""
+    options = common.read_options(__doc__)
+    report = common.Report("pairs", options)
+    report.table(
+        "Matrices of pairs in forward passes, float32", "B, H, T, D", "mask", "forward", *NAMES,
+        "top-8 of the mean",
+    )  # fmt: skip
+    for shape in QUICK if options.quick else SHAPES:
+        for causal in (False, True):
+            measure(report, options, shape, causal)
+    report.save()
+
+
+if __name__ == "__main__":
+    with torch.no_grad():
+        main()
