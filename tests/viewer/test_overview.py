@@ -9,7 +9,7 @@ import torch
 
 from recordings import numbers
 from regard.recording import Layer, Recording
-from regard.viewer import overview
+from regard.viewer import _collected, overview
 from regard.viewer.overview import TILE, HeadMap
 
 OPTIONS = {
@@ -117,7 +117,7 @@ def test_more_queries_than_keys_and_fewer(library, small_is_large):
 def test_a_picture_is_whole_after_the_first_round_and_says_what_it_has_read(
     small_is_large, monkeypatch
 ):
-    monkeypatch.setattr(overview, "IDLE_TIMEOUT_S", 0.0)  # rests after every round
+    monkeypatch.setattr(_collected, "IDLE_TIMEOUT_S", 0.0)  # rests after every round
     recording = made(causal=True)
     logs = whole_logs(recording, 0)
     head = HeadMap(recording, 0, 0)
@@ -222,7 +222,7 @@ def test_who_waits_for_the_first_round_is_let_go_when_the_map_is_stopped(
 ):
     head, stopped = HeadMap(made(), 0, 0), threading.Event()
     wait = lambda *_: stopped.wait() and False  # noqa: E731
-    monkeypatch.setattr(overview._Collected, "_read_round", wait)
+    monkeypatch.setattr(_collected.Collected, "_read_round", wait)
     told = []
     asking = threading.Thread(target=lambda: told.append(head.tile("max", 5, 0, 0)), daemon=True)
     asking.start()

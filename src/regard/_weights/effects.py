@@ -239,7 +239,7 @@ def _change(tile: _Tile) -> Any:
     return xp.wide(w * xp.where(tile.is_first, of_first, far))
 
 
-KINDS: dict[str, Callable[[_Tile], Any]] = {
+KINDS: dict[EffectKind, Callable[[_Tile], Any]] = {
     "knockout": _knockout,
     "contribution": _contribution,
     "relevance": _relevance,

@@ -17,6 +17,7 @@ from regard._call.options import REAL_NUMBERS, RECORDED_ARRAYS
 from regard._call.visible import Seen
 from regard._weights.attention_weights import AttentionWeights
 from regard.recording import Layer, Recording
+from regard.viewer._effects import kinds_of
 from regard.viewer.overview import samples_of
 
 OF_WEIGHTS = ("bias", "scale")  # options that stand for weights that were given
@@ -103,6 +104,7 @@ def _layer(layer: Layer) -> dict[str, Any]:
         "capped": capped_text(call, "{}") if is_capped(call) else None,
         "causal": bool(layer.options.get("causal", False)),
         "weights_only": layer.weights_only,
+        "effects": kinds_of(layer),
         "options": list(_options(layer)),
     }
 

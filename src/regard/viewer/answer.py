@@ -7,22 +7,28 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 from urllib.parse import parse_qsl
 
 import numpy as np
 
 from regard._base.errors import RecordingError, UnsupportedError
 from regard._base.types import PoolHow
+from regard._weights.effects import KINDS
 from regard.recording import Recording
 from regard.viewer import _facts, _steps
 from regard.viewer._alignment import Alignments
 from regard.viewer._differences import Differences, Place
+from regard.viewer._effects import largest_effects, pair_effects
 from regard.viewer._heads import Heads
 from regard.viewer._maps import Maps, Where
 from regard.viewer._words import pair_of_words, seen_words
+
+if TYPE_CHECKING:
+    from regard._weights.effects import EffectKind
 
 __all__ = ["Answer", "Answers"]
 
@@ -109,6 +115,8 @@ class Answers:
         self._maps = Maps(self._shown, self._alignments)
         self._differences = Differences(self._shown, self._alignments)
         self._heads = [Heads(found) for found in self._shown]
+        self._largest: dict[tuple[int, str], list[Any]] = {}  # effects
+        self._effects_lock = threading.Lock()
 
     @classmethod
     def of_groups(
@@ -165,7 +173,8 @@ class Answers:
 
     def _tile(self, parameters: Parameters) -> Answer:
         where = parameters.map()
-        plane, level = parameters.word("plane", PLANES), parameters.number("level", 32)
+        plane = parameters.word("plane", PLANES if where.effect is None else PLANES[:1])
+        level = parameters.number("level", 32)
         rows, columns = (-(-count // (SIDE << level)) for count in parameters.counts)
         row, column = parameters.number("row", rows), parameters.number("column", columns)
         parameters.done()
@@ -184,7 +193,7 @@ class Answers:
     def _sums(self, parameters: Parameters) -> Answer:
         where = Where(*parameters.heads())
         parameters.done()
-        return _floats(*self._maps[where].sums())
+        return _floats(*self._maps.weights(where).sums())
 
     def _visible(self, parameters: Parameters) -> Answer:
         recording, layer, heads = parameters.heads()
@@ -229,11 +238,22 @@ class Answers:
 
     def _pair(self, parameters: Parameters) -> Answer:
         recording, query, key = parameters.recording(), parameters.query(), parameters.key()
-        by_words = parameters.by_words()
+        effect, by_words = parameters.effect(), parameters.by_words()
         parameters.done()
+        if effect is not None:
+            return _floats(pair_effects(self._shown[recording], effect, query, key))
         if by_words:
             return _floats(pair_of_words(self._maps.words(recording), query, key))
         return _floats(_facts.pair(self._shown[recording], query, key))
+
+    def _effects(self, parameters: Parameters) -> Answer:
+        recording, effect = parameters.recording(), parameters.needed_effect()
+        parameters.done()
+        with self._effects_lock:
+            if (recording, effect) not in self._largest:
+                found = largest_effects(self._shown[recording], effect)
+                self._largest[recording, effect] = found
+        return _json({"largest": self._largest[recording, effect]})
 
     def _alignment(self, parameters: Parameters) -> Answer:
         recording, other = parameters.recording(), parameters.other()
@@ -277,6 +297,7 @@ class Answers:
         "heads": _head_facts,
         "roles": _roles,
         "pair": _pair,
+        "effects": _effects,
         "alignment": _alignment,
         "change": _change,
         "changed": _changed,
@@ -335,6 +356,8 @@ class Parameters:
         Only one head is compared so.
         """
         recording, layer, head = self.heads()
+        if (effect := self.effect()) is not None:
+            return Where(recording, layer, head, effect=effect)
         count = len(self._recordings) // 2
         self._on = self.number("on", count) if "on" in self._left else None
         against = self.number("against", count) if "against" in self._left else None
@@ -346,6 +369,19 @@ class Parameters:
         if by_words and (self._on is not None or against is not None):
             raise RequestError("on and against compare tokens; leave unit=word out.")
         return Where(recording, layer, head, self._on, against, by_words)
+
+    def effect(self) -> EffectKind | None:
+        """The kind of effects, where these are wanted in place of weights."""
+        return self.needed_effect() if "effect" in self._left else None
+
+    def needed_effect(self) -> EffectKind:
+        """The kind of effects that are wanted."""
+        found = self.word("effect", tuple(KINDS))
+        if self._recording >= len(self._recordings) // 2:
+            raise RequestError("effects are of the pass as it was; leave first=hidden out.")
+        if other := [name for name in ("on", "against", "unit") if name in self._left]:
+            raise RequestError(f"effects are of a head's own tokens; leave {other[0]} out.")
+        return found
 
     def by_words(self) -> bool:
         """Whether weights of words are asked for."""

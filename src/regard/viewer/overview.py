@@ -9,8 +9,6 @@ read when it is requested, from its own rows alone.
 from __future__ import annotations
 
 import math
-import threading
-import time
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -23,6 +21,7 @@ from regard._call.visible import Seen
 from regard._weights.attention_weights import AttentionWeights
 from regard.viewer._aligned import AlignedWeights
 from regard.viewer._bins import bins, mean_log
+from regard.viewer._collected import TILE, Collected, halved
 from regard.viewer._sums import Sums
 from regard.viewer._words import WordBlocks, seen_words
 
@@ -34,14 +33,11 @@ if TYPE_CHECKING:
 
 __all__ = ["TILE", "HeadMap", "samples_of"]
 
-TILE = 256  # bins on a side
 ROUNDS = 32
 DIRECT_WORK = 2**33  # multiplications; a matrix of fewer has no worker: about 0.2 s
 WORK_SLICE = 2**32  # multiplications between two looks at the stop flag: about 0.1 s
-LARGEST_SIDE = 4096  # bins of the coarse heatmap
 LINK_BINS = 512  # on a side, each of which may give a link
 FEW_KEYS = 8  # of fewer, one has a large weight in any case
-IDLE_TIMEOUT_S = 5.0  # the worker ends when no request came for so long
 MEAN_PAIRS = 2**24  # of which the strongest of a mean of heads are sought
 MEAN_BLOCK = 2**20  # pairs at a time
 
@@ -88,10 +84,10 @@ class HeadMap:
         self.query_start = found.query_start
         self.shape = self._weights[0].shape
         self._sums: Sums | None = None
-        self._collected: _Collected | None = None
+        self._collected: _CollectedWeights | None = None
         queries, keys = self.shape
         if samples_of(queries, keys, self._head_size) > 1:
-            self._collected = _Collected(self)
+            self._collected = _CollectedWeights(self)
 
     def _of_head(self, pieces: AttentionWeights[Any], numbers: tuple[int, int]) -> HeadWeights:
         """The weights of a head; by words, or at the chosen places, where these are wanted."""
@@ -276,52 +272,21 @@ class HeadMap:
         return found
 
 
-class _Collected:
-    """The coarse heatmap of a large matrix, and the worker that reads its rows."""
+class _CollectedWeights(Collected):
+    """The coarse heatmap of the weights of a large head."""
 
     def __init__(self, whole: HeadMap) -> None:
+        row = whole._work(1, whole.shape[1])
+        queries, keys = whole.shape
+        super().__init__((queries, keys), ROUNDS, WORK_SLICE // (row + 1))
         self._whole = whole
-        self._shape = whole.shape
-        largest = max(self._shape)
-        self.level = max(math.ceil(math.log2(ROUNDS)), math.ceil(math.log2(largest / LARGEST_SIDE)))
-        size = tuple(-(-n >> self.level) for n in self._shape)
-        self._max = np.full(size, np.nan, np.float32)
+        self._max = np.full(self._size, np.nan, np.float32)
         self._beside = self._max[:, 0].copy()  # column 0 of bins, without key 0
-        self._sum = np.zeros(size, np.float32)  # of the weights that were read
-        self._read = np.zeros(size[0], np.int64)  # rows of every bin
-        self._rounds = [int(f"{r:05b}"[::-1], 2) for r in range(ROUNDS)]  # those between last
-        self._done: list[slice] = []
-        self._levels: dict[tuple[str, int], tuple[int, Picture]] = {}
-        self._lock = threading.Lock()
-        self._first = threading.Event()
-        self._stopped = threading.Event()
-        self._worker: threading.Thread | None = None
-        self._failure: Exception | None = None
-        self._last_request = 0.0
+        self._sum = np.zeros(self._size, np.float32)  # of the weights that were read
 
     @property
     def nbytes(self) -> int:
-        kept = sum(picture.nbytes for _, picture in list(self._levels.values()))
-        return self._max.nbytes + self._sum.nbytes + kept
-
-    @property
-    def coverage(self) -> float:
-        return float(self._read.sum()) / self._shape[0]
-
-    def parts_read(self) -> list[slice]:
-        """Slices of rows that were read whole."""
-        self._keep_alive()
-        return list(self._done)
-
-    def tile(self, plane: PoolHow, level: int, row: int, column: int) -> tuple[Picture, float]:
-        self._keep_alive()
-        out = np.full((TILE, TILE), np.nan, np.float32)
-        with self._lock:
-            coverage = self.coverage
-            picture = self._picture(plane, level)
-            part = picture[row * TILE : (row + 1) * TILE, column * TILE : (column + 1) * TILE]
-            out[: part.shape[0], : part.shape[1]] = part
-        return out, coverage
+        return self._max.nbytes + self._sum.nbytes + self._bytes_of_levels
 
     def links(self, n: int) -> tuple[list[tuple[int, int, float]], float]:
         self._keep_alive()
@@ -334,7 +299,7 @@ class _Collected:
         strength = finest
         level = self.level + max(0, math.ceil(math.log2(max(finest.shape) / LINK_BINS)))
         for _ in range(level - self.level):
-            strength = _halved(strength, np.fmax)
+            strength = halved(strength, np.fmax)
         strength = np.where(np.isnan(strength), -np.inf, strength)
         start = self._whole.query_start
         queries, keys = ((np.arange(size) << level) for size in strength.shape)
@@ -360,99 +325,37 @@ class _Collected:
         )
         return self._whole._notable(1, rows, slice(max(first, columns.start), columns.stop))
 
-    def _picture(self, plane: PoolHow, level: int) -> Picture:
-        """The whole heatmap at a level, cached until the next round is read."""
-        version = len(self._done)
-        kept = self._levels.get((plane, level))
-        if kept is not None and kept[0] == version:
-            return kept[1]
+    def _at_level(self, plane: str, level: int) -> Picture:
         strongest, total, read = self._max, self._sum, self._read
         for _ in range(level - self.level):
-            strongest = _halved(strongest, np.fmax)
-            total = _halved(total, np.add)
-            read = _halved(read[:, None], np.add)[:, 0]
+            strongest = halved(strongest, np.fmax)
+            total = halved(total, np.add)
+            read = halved(read[:, None], np.add)[:, 0]
         if plane == "max":
-            picture = strongest
-        else:
-            with np.errstate(divide="ignore", invalid="ignore"):
-                picture = np.log(total / read[:, None], dtype=np.float32)
-            picture = np.where(np.isnan(strongest), np.float32(np.nan), picture)
-        if level > self.level or plane == "mass":
-            self._levels[plane, level] = (version, picture)
-        return picture
+            return strongest
+        with np.errstate(divide="ignore", invalid="ignore"):
+            picture = np.log(total / read[:, None], dtype=np.float32)
+        return np.where(np.isnan(strongest), np.float32(np.nan), picture)
 
-    def _keep_alive(self) -> None:
-        """Keeps the worker running, and waits for its first round or its end."""
-        self._last_request = time.monotonic()
-        with self._lock:
-            alive = self._worker is not None and self._worker.is_alive()
-            if self._rounds and not alive:
-                self._stopped.clear()
-                if not self._done:
-                    self._first.clear()
-                self._worker = threading.Thread(target=self._run, daemon=True, name="regard map")
-                self._worker.start()
-        self._first.wait()
-        failure, self._failure = self._failure, None
-        if failure is not None:
-            raise failure
-
-    def stop(self) -> None:
-        self._stopped.set()
-        with self._lock:  # in which it is made and started
-            worker = self._worker
-        if worker is not None and worker is not threading.current_thread():
-            worker.join()
-
-    def _run(self) -> None:
-        try:
-            while self._rounds and self._read_round(self._rounds[0]):
-                self._rounds.pop(0)
-                self._first.set()
-                if time.monotonic() - self._last_request > IDLE_TIMEOUT_S:
-                    return
-        except Exception as error:  # the next request raises it
-            self._failure = error
-        finally:
-            self._first.set()  # wakes the requests that wait
-
-    def _read_round(self, start: int) -> bool:
-        """Reads every 32nd row from ``start`` on, slice by slice; False where it was stopped."""
-        part = slice(start, self._shape[0], ROUNDS)
-        every = 1 << self.level
-        height = max(1, WORK_SLICE // (self._whole._work(every // ROUNDS, self._shape[1]) + 1))
-        pieces = []
-        for low in range(0, self._shape[0], height * every):
-            if self._stopped.is_set():
-                return False
-            rows = slice(low + start, min(low + height * every, self._shape[0]), ROUNDS)
-            if rows.start < rows.stop:
-                pieces.append((low >> self.level, self._pooled(rows)))
-        with self._lock:
-            for at, (strongest, beside, total, read) in pieces:
-                bands = slice(at, at + len(strongest))
-                np.fmax(self._max[bands], strongest, out=self._max[bands])
-                np.fmax(self._beside[bands], beside, out=self._beside[bands])
-                self._sum[bands] += total
-                self._read[bands] += read
-            self._done.append(part)
-        return True
-
-    def _pooled(self, rows: slice) -> tuple[Picture, np.ndarray, Picture, np.ndarray]:
-        """Per bin of some rows: maximum, maximum of column 0 without key 0, sum, number of rows."""
-        count = len(range(rows.start, rows.stop, rows.step))
+    def _pooled(self, rows: slice) -> tuple[Picture, np.ndarray, Picture]:
+        """Per bin of some rows: maximum, maximum of column 0 without key 0, sum."""
         columns = slice(0, self._shape[1])
-        down = 1 << self.level - int(math.log2(ROUNDS))
-        across = 1 << self.level
+        down, across = self._rows_of_bin, 1 << self.level
         strongest, mass = self._whole._bins(rows, ("max", "mass"), down, across, columns)
         beside = np.full(len(strongest), np.nan, np.float32)
         if columns.stop > 1:
             first = slice(1, min(across, columns.stop))
             beside = self._whole._bins(rows, ("max",), down, across, first)[0][:, 0]
-        read = np.diff(np.minimum(np.arange(len(strongest) + 1) * down, count))
         with np.errstate(invalid="ignore"):
-            total = np.nan_to_num(np.exp(mass)) * read[:, None]
-        return strongest, beside, total, read
+            total = np.nan_to_num(np.exp(mass)) * self._rows_of(rows)[:, None]
+        return strongest, beside, total
+
+    def _take(self, at: int, pooled: tuple[Picture, np.ndarray, Picture]) -> None:
+        strongest, beside, total = pooled
+        bands = slice(at, at + len(strongest))
+        np.fmax(self._max[bands], strongest, out=self._max[bands])
+        np.fmax(self._beside[bands], beside, out=self._beside[bands])
+        self._sum[bands] += total
 
 
 def _at_first(picture: Picture, words: Words, rows: slice, columns: slice, top: int) -> Picture:
@@ -471,18 +374,6 @@ def _runs(chosen: np.ndarray, start: int) -> Iterator[slice]:
     """Stretches of neighbours that are chosen; the first of all has the number ``start``."""
     edges = np.flatnonzero(np.diff(np.r_[False, chosen, False])) + start
     return (slice(int(low), int(high)) for low, high in edges.reshape(-1, 2))
-
-
-def _halved(x: np.ndarray, join: Any) -> np.ndarray:
-    """Neighbours on both axes joined; a last one without a neighbour stays."""
-    for axis in (0, 1):
-        if x.shape[axis] == 1:
-            continue
-        pairs = x.shape[axis] // 2 * 2
-        first, second = (x[(slice(None),) * axis + (slice(at, pairs, 2),)] for at in (0, 1))
-        rest = x[(slice(None),) * axis + (slice(pairs, None),)]
-        x = np.concatenate([join(first, second), rest], axis)
-    return x
 
 
 def _largest(x: Picture, n: int) -> list[tuple[int, int]]:
