@@ -2,6 +2,7 @@
 
 import { makeAlignments } from "./data/alignment.js";
 import { chooseFirst, chooseHead } from "./data/choose.js";
+import { listenToEffects } from "./data/effects.js";
 import { Selection } from "./data/selection.js";
 import { Source } from "./data/source.js";
 import { makeTexts } from "./data/tokens.js";
@@ -73,6 +74,7 @@ export async function start(root, request, options = {}) {
     return null;
   }
   const selection = new Selection(about, address, opens);
+  listenToEffects(source, selection);
   const readout = makeReadout();
   const { say, aside } = readout;
   const texts = makeTexts(source, about);

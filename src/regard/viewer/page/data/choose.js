@@ -1,6 +1,6 @@
 // Chooses a pair where none is chosen yet.
 
-import { largest } from "../drawing/numbers.js";
+import { largest, largestInSize } from "../drawing/numbers.js";
 import { namesHead, recordingIn } from "./selection.js";
 import { headName } from "./source.js";
 
@@ -22,7 +22,8 @@ export async function chooseHead(source, about, hash) {
 }
 
 /**
- * Chooses the last query with an unmasked key, and its strongest key; Back does not undo it.
+ * Chooses the last query with an unmasked key, and its strongest key, or the pair of the largest
+ * effect; Back does not undo it.
  * @param {Context} context
  * @returns {Promise<void>}
  */
@@ -30,11 +31,11 @@ export async function chooseFirst(context) {
   const { selection, source } = context;
   if (selection.query !== null && selection.key !== null) return;
   const where = selection.where;
-  const query = selection.query ?? lastSeeing((await source.visible(where)).values);
+  const query = selection.query ?? (await telling(source, where));
   const { values } = await source.row({ ...where, query });
   if (!isStill(selection, where)) return chooseFirst(context);
   if (selection.query !== null && selection.key !== null) return;
-  const key = selection.key ?? largest(values, 1)[0] ?? 0;
+  const key = selection.key ?? strongest(values, where) ?? 0;
   selection.set(selection.query === null ? { query, key } : { key }, { step: false });
 }
 
@@ -47,7 +48,7 @@ export async function lookFrom({ selection, source }, query) {
   const where = selection.where;
   const { values } = await source.row({ ...where, query });
   if (!isStill(selection, where)) return;
-  selection.set({ query, key: largest(values, 1)[0] ?? selection.key ?? 0 });
+  selection.set({ query, key: strongest(values, where) ?? selection.key ?? 0 });
 }
 
 /**
@@ -61,7 +62,27 @@ export async function lookAt(context, key) {
   const { values, coverage } = await source.column({ ...where, key });
   if (!isStill(selection, where)) return;
   if (coverage < 1) context.because = "the strongest of the rows read so far";
-  selection.set({ key, query: largest(values, 1)[0] ?? selection.query ?? 0 });
+  selection.set({ key, query: strongest(values, where) ?? selection.query ?? 0 });
+}
+
+/**
+ * The place of the strongest weight, or of the largest effect.
+ * @param {Float32Array} values
+ * @param {Place} where
+ * @returns {number | undefined}
+ */
+function strongest(values, { effect }) {
+  return effect ? largestInSize(values, 1)[0] : largest(values, 1)[0];
+}
+
+/**
+ * The last query with an unmasked key; of effects that of the largest one.
+ * @param {Source} source
+ * @param {Place} where
+ */
+async function telling(source, where) {
+  const { links } = where.effect ? await source.links({ ...where, n: 1 }) : { links: [] };
+  return links[0]?.[0] ?? lastSeeing((await source.visible(where)).values);
 }
 
 /**

@@ -1,16 +1,17 @@
 // The selection on the page, and the address that follows it.
 
 import { usualScale } from "../drawing/colours.js";
+import { KIND_NAMES } from "./kinds.js";
 import { countIn, isIn, partsOf, partsText, placesOfNumbers } from "./several.js";
 
-/** @import { About, LayerFacts, Place } from "./source.js" */
+/** @import { About, EffectKind, LargestEffects, LayerFacts, Place } from "./source.js" */
 /** @import { Part } from "./several.js" */
 /** @import { Source } from "./source.js" */
 /** @import { Aligned } from "./alignment.js" */
 /** @import { Texts } from "./tokens.js" */
 
 /** @typedef {"map" | "steps" | "lines"} View */
-/** @typedef {"max" | "mass"} Plane */
+/** @typedef {"max" | "mass" | "effect"} Plane */
 /** @typedef {"token" | "word"} Unit */
 /** @import { Scale } from "../drawing/colours.js" */
 /** @typedef {"to" | "by"} Side */
@@ -18,7 +19,8 @@ import { countIn, isIn, partsOf, partsText, placesOfNumbers } from "./several.js
 
 /**
  * @typedef {{view: View, recording: number, layer: number, head: number, heads: string,
- *   query: number | null, queries: string, key: number | null, plane: Plane, scale: Scale | "",
+ *   query: number | null, queries: string, key: number | null, plane: Plane, kind: EffectKind,
+ *   scale: Scale | "",
  *   first: "" | "hidden", unit: Unit | "", sums: "" | "shown", side: Side, low: number | null,
  *   high: number | null, span: number | null, compare: Compare, other: string, x: number | null,
  *   y: number | null, zoom: number | null, text: string}} Fields
@@ -46,7 +48,8 @@ const DEFAULTS = {
   query: null, // a position, or none
   queries: "", // several, `3-7,9-10`; `query` is one of them
   key: null,
-  plane: "max", // or "mass"
+  plane: "max", // "mass", or "effect"
+  kind: "knockout", // of effects
   scale: "", // "linear", "log" or "uniform"; by itself as many keys need it
   first: "", // or "hidden": the first token, and the others share its weight
   unit: "", // "token" or "word"; by itself words in short texts
@@ -54,7 +57,7 @@ const DEFAULTS = {
   side: "to", // what the query attends to; "by": what the key is attended by
   low: null, // the range of colours, where it was edited; see Range
   high: null,
-  span: null, // the same of a difference: colours reach from −span to span
+  span: null, // the same of a difference, or of effects: colours reach from −span to span
   compare: "", // "side" or "difference": with
   other: "", // L2H1, or L2H1@1 in the second recording
   x: null, // the map: the token at its left and top, and device pixels for a token
@@ -91,6 +94,7 @@ export class Selection extends EventTarget {
   queries = DEFAULTS.queries;
   key = DEFAULTS.key;
   plane = DEFAULTS.plane;
+  kind = DEFAULTS.kind;
   scale = DEFAULTS.scale;
   first = DEFAULTS.first;
   unit = DEFAULTS.unit;
@@ -118,6 +122,8 @@ export class Selection extends EventTarget {
     this.about = about;
     this.address = address;
     this.opens = opens;
+    /** @type {Map<string, LargestEffects["largest"]>} by recording and kind, where it is known */
+    this.largest = new Map();
     this.repeats = false; // while a key is held down: no step back for each of its moves
     /** @type {number | undefined} of an address that is not written yet */
     this.timer = undefined;
@@ -150,10 +156,11 @@ export class Selection extends EventTarget {
    * @param {{step?: boolean}} [how]
    */
   set(fields, { step = !this.repeats } = {}) {
-    const [before, scale] = [this.#fields(), this.usedScale];
+    const [before, scale, effect] = [this.#fields(), this.usedScale, this.effect];
     Object.assign(this, this.#moved(fields), fields);
     this.#mend();
     if (this.usedScale !== scale) Object.assign(this, { low: null, high: null, ...fields });
+    if (this.effect !== effect) Object.assign(this, { span: null, ...fields });
     const changed = this.#tell(before);
     if (!this.address || changed.size === 0) return;
     const late = this.#stopTimer();
@@ -184,13 +191,64 @@ export class Selection extends EventTarget {
   }
 
   /**
-   * {recording, layer, head, heads, first, unit}: the first parameters of requests for weights;
-   * `heads`, where several are chosen, for their mean.
+   * {recording, layer, head, heads, first, unit, effect}: the first parameters of requests for what
+   * the map shows; `heads`, where several are chosen, for their mean.
    * @returns {Place}
    */
   get where() {
-    const { headPlaces: places } = this;
-    return { ...this.oneHead, heads: places.length > 1 ? places.join() : undefined };
+    const { headPlaces: places, effect } = this;
+    return { ...this.oneHead, heads: places.length > 1 ? places.join() : undefined, effect };
+  }
+
+  /**
+   * The kind of effects that are shown in place of weights: on the map, where both heads that are
+   * compared side by side have some.
+   * @returns {EffectKind | undefined}
+   */
+  get effect() {
+    const isShown = this.plane === "effect" && this.view === "map" && this.hasEffects;
+    return isShown ? this.kind : undefined;
+  }
+
+  // Whether there are effects to show; a difference is one of weights.
+  get hasEffects() {
+    const { compare, layerFacts, about } = this;
+    const other = compare ? placeOf(about, this.other) : null;
+    const there = other && about.recordings[other.recording].layers[other.layer];
+    return (
+      [layerFacts, there ?? layerFacts].every(({ effects }) => effects.length > 0) &&
+      compare !== "difference"
+    );
+  }
+
+  // The plane that is shown.
+  /** @returns {Plane} */
+  get usedPlane() {
+    return this.plane === "effect" && !this.effect ? "max" : this.plane;
+  }
+
+  // The size of the largest effect of the recording; undefined while it is not known.
+  get largestEffect() {
+    const largest = this.largest.get(`${this.recording} ${this.kind}`);
+    return largest && Math.max(0, ...largest.flatMap((layer) => layer ?? []).map((x) => x ?? 0));
+  }
+
+  /**
+   * The same of one head; null where it has none, or is not known.
+   * @param {number} layer
+   * @param {number} head
+   */
+  largestOf(layer, head) {
+    return this.largest.get(`${this.recording} ${this.kind}`)?.[layer]?.[head] ?? null;
+  }
+
+  /**
+   * Keeps the largest effects, and notifies of a range of colours that follows from them.
+   * @param {{recording: number, effect: EffectKind} & LargestEffects} found
+   */
+  learnEffects({ recording, effect, largest }) {
+    this.largest.set(`${recording} ${effect}`, largest);
+    this.dispatchEvent(new CustomEvent("change", { detail: new Set(["span"]) }));
   }
 
   /**
@@ -207,7 +265,12 @@ export class Selection extends EventTarget {
    */
   get whereOfTokens() {
     const { recording, layer, head } = this;
-    return { recording, layer, head, first: this.first || undefined };
+    return { recording, layer, head, first: this.usedFirst || undefined };
+  }
+
+  // Effects are of the pass as it was, with its first token.
+  get usedFirst() {
+    return this.effect ? "" : this.first;
   }
 
   // The places of the chosen heads.
@@ -236,20 +299,22 @@ export class Selection extends EventTarget {
    */
   get otherWhere() {
     const place = this.compare ? placeOf(this.about, this.other) : null;
-    const { first, unit } = this.where;
-    return place && { ...place, first, unit };
+    const { first, unit, effect } = this.where;
+    return place && { ...place, first, unit, effect };
   }
 
   // The scale of the colours.
   get usedScale() {
-    return this.scale || usualScale(this.recordingFacts.tokens);
+    const usual = usualScale(this.recordingFacts.tokens);
+    const hasNone = this.scale === "uniform" && this.effect;
+    return hasNone ? usual : this.scale || usual;
   }
 
   // Whether weights are shown by words: where some have several tokens.
   /** @returns {Unit} */
   get usedUnit() {
     const { tokens, words } = this.recordingFacts;
-    if (words === tokens || this.compare === "difference") return "token";
+    if (words === tokens || this.compare === "difference" || this.effect) return "token";
     return this.unit || (tokens < SHORT_TEXT ? "word" : "token");
   }
 
@@ -357,10 +422,11 @@ function inside(n, count) {
 
 const NAMES = /** @type {(keyof Fields)[]} */ (Object.keys(DEFAULTS));
 
-/** @type {Record<"view" | "plane" | "scale" | "first" | "unit" | "sums" | "side" | "compare", string[]>} */
+/** @type {Record<"view" | "plane" | "kind" | "scale" | "first" | "unit" | "sums" | "side" | "compare", string[]>} */
 const CHOICES = {
   view: ["map", "steps", "lines"],
-  plane: ["max", "mass"],
+  plane: ["max", "mass", "effect"],
+  kind: KIND_NAMES,
   scale: ["", "linear", "log", "uniform"],
   first: ["", "hidden"],
   unit: ["", "token", "word"],

@@ -14,12 +14,15 @@
  * @returns {Promise<Reply>}
  */
 
+/** @typedef {"knockout" | "contribution" | "relevance" | "gradient" | "change"} EffectKind */
+
 /**
  * Facts of a layer. Requests and the selection have layers and heads by their places; people read
  * `number` and `head_numbers`, which are those of the model.
  * @typedef {{number: number, name: string, heads: number, head_numbers: number[],
  *   key_heads: number, head_size: number, value_size: number | null, scale: number,
- *   samples: number, capped: string | null, causal: boolean, weights_only: boolean, options: string[]}} LayerFacts
+ *   samples: number, capped: string | null, causal: boolean, weights_only: boolean,
+ *   effects: EffectKind[], options: string[]}} LayerFacts
  */
 
 /**
@@ -47,8 +50,9 @@
 
 /**
  * A head, as the parameters of a request name it; or several, `0,2,5`, which are their mean. `unit`
- * is "word" for its weights by words.
- * @typedef {LayerPlace & {head: number, heads?: string, unit?: Unit}} Place
+ * is "word" for its weights by words; with `effect` numbers are signed effects, in place of
+ * logarithms of weights.
+ * @typedef {LayerPlace & {head: number, heads?: string, unit?: Unit, effect?: EffectKind}} Place
  */
 
 /** @typedef {"token" | "word" | undefined} Unit */
@@ -68,7 +72,9 @@
  * @typedef {MapPlace & {plane: "max" | "mass", level: number, row: number, column: number}} TilePlace
  */
 
-/** @typedef {[query: number, key: number, logWeight: number]} Link */
+/** @typedef {[query: number, key: number, number: number]} Link its ln(weight), or its effect */
+
+/** @typedef {{largest: ((number | null)[] | null)[]}} LargestEffects of each head of each layer, in size */
 
 /**
  * Strongest first; queries that see fewer than `fewest` keys are left out.
@@ -148,7 +154,8 @@ export class Source {
   }
 
   /**
-   * ln of the weights of 256 × 256 bins of 2^level tokens: {values, coverage}. NaN: masked.
+   * ln of the weights, or effects, of 256 × 256 bins of 2^level tokens: {values, coverage}. NaN:
+   * masked.
    * @param {TilePlace} where
    * @param {AbortSignal} [signal]
    */
@@ -183,6 +190,15 @@ export class Source {
   }
 
   /**
+   * The size of the largest effect of each head.
+   * @param {{recording: number, effect: EffectKind}} where
+   * @returns {Promise<LargestEffects>}
+   */
+  effects(where) {
+    return this.#json("effects", where);
+  }
+
+  /**
    * The sums of the weights of each query, then of each key.
    * @param {Place} where
    */
@@ -195,12 +211,13 @@ export class Source {
    * @param {Place} where
    */
   visible(where) {
-    return this.#floats("visible", where);
+    return this.#floats("visible", { ...where, effect: undefined });
   }
 
   /**
    * ln of the weight of one pair in every head of every layer, layer after layer.
-   * @param {{recording: number, query: number, key: number, first?: First, unit?: Unit}} where
+   * @param {{recording: number, query: number, key: number, first?: First, unit?: Unit,
+   *   effect?: EffectKind}} where
    * @param {AbortSignal} [signal]
    */
   pair(where, signal) {
@@ -350,8 +367,8 @@ export class Source {
  * The same text for the same head.
  * @param {Place} where
  */
-export function headName({ recording, layer, head, heads, first, unit }) {
-  return `${recording}/${layer}/${heads ?? head}/${first ?? ""}/${unit ?? ""}`;
+export function headName({ recording, layer, head, heads, first, unit, effect }) {
+  return `${recording}/${layer}/${heads ?? head}/${first ?? ""}/${unit ?? ""}/${effect ?? ""}`;
 }
 
 /**

@@ -5,7 +5,6 @@ import { headName, TILE } from "./source.js";
 import { isAbort } from "./watch.js";
 
 /** @import { Floats, MapPlace, Source, TilePlace } from "./source.js" */
-/** @import { Plane } from "./selection.js" */
 
 /** @typedef {readonly [from: number, to: number]} Span from a bin to the one before another */
 
@@ -23,7 +22,7 @@ export class Tiles {
     this.source = source;
     this.changed = changed;
     this.head = ""; // whose tiles these are
-    /** @type {(MapPlace & {plane: Plane}) | null} */
+    /** @type {(MapPlace & {plane: TilePlace["plane"]}) | null} */
     this.where = null;
     this.level = 0;
     /** @type {Map<string, {where: TilePlace, middle: number}>} by name */
@@ -43,7 +42,7 @@ export class Tiles {
   /**
    * Sets the tiles that the map shows: bins of 2^level tokens, [from, to) of each side.
    * @param {MapPlace} where
-   * @param {Plane} plane
+   * @param {TilePlace["plane"]} plane
    * @param {number} level
    * @param {Span} rows
    * @param {Span} columns

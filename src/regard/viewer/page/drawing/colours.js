@@ -15,6 +15,18 @@
  */
 
 /**
+ * What sets the colours of signed numbers: a difference of weights, or effects, whose largest is
+ * undefined while it is not known.
+ * @typedef {{span: number | null, effect?: string, largestEffect?: number, usedScale?: Scale}} Signed
+ */
+
+/**
+ * The number that has the last colour, and the powers of ten below it that have others: 0 where
+ * colours are in proportion.
+ * @typedef {{span: number, decades: number}} SignedRange
+ */
+
+/**
  * From paper to ink, as regard/_showing/picture.py has it.
  * @type {Colour[]}
  */
@@ -96,6 +108,7 @@ export const INVISIBLE = { light: [226, 226, 230], dark: [44, 43, 54] };
 export const RANGES = { linear: [0, 1], log: [-5, 0], uniform: [-2, 2] };
 export const FEW_KEYS = 100; // from here on weights are small, and their scale is logarithmic
 export const SPAN = 0.5;
+const DECADES = 3; // of effects, on the logarithmic scale
 
 /**
  * The stops, sampled to bytes r, g, b of each entry.
@@ -192,11 +205,34 @@ export function usualScale(keys) {
 }
 
 /**
- * The difference that has the last colour.
- * @param {{span: number | null}} selection
+ * The range of signed numbers; by itself that of effects reaches to the largest.
+ * @param {Signed} selection
+ * @returns {SignedRange}
  */
-export function colourSpan(selection) {
-  return selection.span !== null && selection.span > 0 ? selection.span : SPAN;
+export function signedRange({ span, effect, largestEffect, usedScale }) {
+  const usual = effect ? roundedUp(largestEffect || 1) : SPAN;
+  const decades = effect && usedScale === "log" ? DECADES : 0;
+  return { span: span !== null && span > 0 ? span : usual, decades };
+}
+
+/**
+ * The next number of two digits.
+ * @param {number} x
+ */
+function roundedUp(x) {
+  const unit = 10 ** (Math.floor(Math.log10(x)) - 1);
+  return Number((Math.ceil(x / unit - 1e-6) * unit).toPrecision(2));
+}
+
+/**
+ * The entry of a signed number; 0 has the middle one.
+ * @param {number} value
+ * @param {SignedRange} range
+ */
+export function signedEntry(value, { span, decades }) {
+  if (!decades) return entryOf(value, -span, span);
+  const part = Math.max(0, 1 + Math.log10(Math.abs(value) / span) / decades);
+  return entryOf(Math.sign(value) * Math.min(1, part), -1, 1);
 }
 
 /**
@@ -233,11 +269,11 @@ export function weightColour(logWeight, range, dark) {
 /**
  * The colour of a number between −span and span.
  * @param {number} value
- * @param {number} span
+ * @param {SignedRange} range
  * @param {boolean} dark
  */
-export function signedColour(value, span, dark) {
-  return colourAt(bytesOf(true, dark), entryOf(value, -span, span));
+export function signedColour(value, range, dark) {
+  return colourAt(bytesOf(true, dark), signedEntry(value, range));
 }
 
 /**

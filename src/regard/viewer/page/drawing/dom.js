@@ -30,7 +30,7 @@ export function make(tag, properties = {}, ...children) {
 }
 
 /**
- * A row of buttons of which one is pressed: {element, show(value)}.
+ * A row of buttons of which one is pressed: {element, buttons, show(value)}.
  * @template {string} Value
  * @param {string} label
  * @param {Record<Value, string>} choices
@@ -54,7 +54,7 @@ export function makeSwitch(label, choices, choose) {
     for (const [value, button] of buttons)
       button.setAttribute("aria-pressed", String(value === chosen));
   };
-  return { element, show };
+  return { element, buttons, show };
 }
 
 /**

@@ -39,6 +39,22 @@ export function signedText(difference) {
 }
 
 /**
+ * An effect, with its sign: +0.0312, −1.2e−6, 0.
+ * @param {number} effect
+ */
+export function effectText(effect) {
+  return (effect > 0 ? "+" : "") + stepText(effect);
+}
+
+/**
+ * `effect −0.183`, or `masked`.
+ * @param {number} effect
+ */
+export function effectWords(effect) {
+  return Number.isNaN(effect) ? "masked" : `effect ${effectText(effect)}`;
+}
+
+/**
  * `weight 64.43 % (3.87 × uniform)`, of ln weight, where the query has `seen` unmasked keys.
  * @param {number} lnWeight
  * @param {number} seen
@@ -72,6 +88,16 @@ export function stepText(x, digits = 3) {
   const far = size < 0.001 || size >= 1e6;
   const text = far ? x.toExponential(digits - 1) : String(Number(x.toPrecision(digits)));
   return text.replace(/-/g, "−");
+}
+
+/**
+ * The indices of the n numbers of largest size, without 0 and NaN.
+ * @param {Float32Array} values
+ * @param {number} n
+ */
+export function largestInSize(values, n) {
+  const sizes = values.map(Math.abs);
+  return largest(sizes, n).filter((place) => sizes[place] > 0);
 }
 
 /**

@@ -39,7 +39,7 @@ export function captionOf(context, frame, progress) {
     headsText(context, frame),
     binText(frame.view.level, selection),
     selection.heads ? "" : sharedText(selection),
-    selection.first ? "first token hidden" : "",
+    selection.usedFirst ? "first token hidden" : "",
   ];
   return [...parts, progress].filter((part) => part).join(" · ");
 }
@@ -61,10 +61,12 @@ function headsText(context, frame) {
  * @param {number} level
  * @param {Selection} selection
  */
-function binText(level, { plane, heads, usedUnit }) {
+function binText(level, { usedPlane: plane, effect, heads, usedUnit }) {
   const words = usedUnit === "word" ? " of words" : "";
-  if (level === 0) return `every weight${words}`;
   const side = countText(2 ** level);
+  if (effect)
+    return `${effect} of ${level ? `largest size in ${side} × ${side} pairs` : "every pair"}`;
+  if (level === 0) return `every weight${words}`;
   if (plane === "mass") return `share on ${side} keys, mean of ${side} queries`;
   const each = heads ? "mean of each head's " : "";
   return `${each}strongest of ${side} × ${side} weights${words}`;

@@ -2,9 +2,9 @@
 // become the pixels that they cover. 1600 × 1600 pixels take about 5 ms.
 
 import { TILE } from "../data/source.js";
-import { ENTRIES } from "../drawing/colours.js";
+import { ENTRIES, signedEntry } from "../drawing/colours.js";
 
-/** @import { Range } from "../drawing/colours.js" */
+/** @import { Range, SignedRange } from "../drawing/colours.js" */
 
 /** @typedef {{table: Uint32Array, invisible: number}} Palette */
 
@@ -54,6 +54,18 @@ export function differencePixels(one, other, { table, invisible, span }) {
     if (Number.isNaN(one[i]) && Number.isNaN(other[i])) pixels[i] = invisible;
     else pixels[i] = table[place < 0 ? 0 : place >= ENTRIES ? ENTRIES - 1 : place | 0];
   }
+  return pixels;
+}
+
+/**
+ * The pixels of signed numbers.
+ * @param {Float32Array} values
+ * @param {Palette & SignedRange} look
+ */
+export function effectPixels(values, { table, invisible, ...range }) {
+  const pixels = new Uint32Array(TILE_BINS);
+  for (let i = 0; i < TILE_BINS; i++)
+    pixels[i] = Number.isNaN(values[i]) ? invisible : table[signedEntry(values[i], range)];
   return pixels;
 }
 

@@ -5,13 +5,13 @@ import { headName, TILE } from "../data/source.js";
 import { Tiles } from "../data/tiles.js";
 import {
   colourRange,
-  colourSpan,
   hatchPixels,
   invisiblePixel,
   pixelTable,
+  signedRange,
 } from "../drawing/colours.js";
 import { make, penOf } from "../drawing/dom.js";
-import { differencePixels, drawCells, hatch, tilePixels } from "./cells.js";
+import { differencePixels, drawCells, effectPixels, hatch, tilePixels } from "./cells.js";
 import { binsOf } from "./mapview.js";
 import { makeWaiting } from "./waiting.js";
 
@@ -183,7 +183,7 @@ export class Frame {
   }
 
   /**
-   * ln(weight) of a bin at the level shown: NaN is masked, undefined not known yet.
+   * ln(weight), or the effect, of a bin at the level shown: NaN is masked, undefined not known yet.
    * @param {number} row
    * @param {number} column
    */
@@ -234,13 +234,19 @@ export class Frame {
   get progress() {
     const parts = this.other ? [this.tiles, this.otherTiles] : [this.tiles];
     const reads = parts.map((tiles) => tiles.progress.read).filter((read) => read !== null);
-    const isUniform = this.context.selection.usedScale === "uniform";
-    const waits = this.alignment === undefined || (isUniform && !this.other && !this.knowsSeen);
+    const waits = this.alignment === undefined || !this.#hasColours;
     return {
       read: reads.length ? Math.min(...reads) : null,
       missing: parts.reduce((sum, tiles) => sum + tiles.progress.missing, waits ? 1 : 0),
       error: parts.map((tiles) => tiles.error).find((error) => error) ?? null,
     };
+  }
+
+  // Whether the range of colours is known.
+  get #hasColours() {
+    const { selection } = this.context;
+    if (selection.effect) return selection.largestEffect !== undefined;
+    return this.other !== null || selection.usedScale !== "uniform" || this.knowsSeen;
   }
 
   // Whether there is no tile to draw.
@@ -277,7 +283,8 @@ export class Frame {
 
   /** @param {MapView} view */
   #want(view) {
-    const { plane, usedScale } = this.context.selection;
+    const { usedPlane, usedScale } = this.context.selection;
+    const plane = usedPlane === "mass" ? "mass" : "max";
     const side = 2 ** view.level;
     /** @type {(bins: Int32Array, length: number) => Span} */
     const shown = (bins, length) => {
@@ -301,8 +308,7 @@ export class Frame {
    * @returns {(row: number, column: number) => DrawnTile | null}
    */
   #finder(view, dark) {
-    const { selection } = this.context;
-    const colour = this.other ? this.#differenceColour(dark) : this.#weightColour(dark);
+    const colour = this.#colour(dark);
     const before = this.coloured;
     /** @type {typeof before} */
     const used = new Map();
@@ -329,7 +335,7 @@ export class Frame {
       return null;
     };
     this.coloured = used;
-    if (selection.usedScale === "uniform" && !this.other && !this.knowsSeen) return () => null;
+    if (!this.#hasColours) return () => null;
     return (row, column) => {
       const name = row * 65536 + column;
       const known = answers.get(name);
@@ -359,6 +365,15 @@ export class Frame {
    * @param {boolean} dark
    * @returns {Colouring}
    */
+  #colour(dark) {
+    if (this.other) return this.#differenceColour(dark);
+    return this.context.selection.effect ? this.#effectColour(dark) : this.#weightColour(dark);
+  }
+
+  /**
+   * @param {boolean} dark
+   * @returns {Colouring}
+   */
   #weightColour(dark) {
     const { selection } = this.context;
     const range = colourRange(selection);
@@ -366,7 +381,7 @@ export class Frame {
     const look = { table, invisible: invisiblePixel(dark), ...range };
     const uniform = selection.usedScale === "uniform";
     return {
-      look: `${range.low} ${range.high} ${dark} ${selection.usedScale} ${selection.plane} ${headName(this.where)}`,
+      look: `${range.low} ${range.high} ${dark} ${selection.usedScale} ${selection.usedPlane} ${headName(this.where)}`,
       pixels: (sources, row, level) => {
         return tilePixels(sources[0], look, uniform ? this.#shifts(row, level) : null);
       },
@@ -378,12 +393,26 @@ export class Frame {
    * @returns {Colouring}
    */
   #differenceColour(dark) {
-    const span = colourSpan(this.context.selection);
+    const { span } = signedRange(this.context.selection);
     const { signed: table } = TABLES[dark ? "dark" : "light"];
     const look = { table, invisible: invisiblePixel(dark), span };
     return {
       look: `${span} ${dark} difference`,
       pixels: ([one, other]) => differencePixels(one, other, look),
+    };
+  }
+
+  /**
+   * @param {boolean} dark
+   * @returns {Colouring}
+   */
+  #effectColour(dark) {
+    const range = signedRange(this.context.selection);
+    const { signed: table } = TABLES[dark ? "dark" : "light"];
+    const look = { table, invisible: invisiblePixel(dark), ...range };
+    return {
+      look: `${range.span} ${range.decades} ${dark} ${headName(this.where)}`,
+      pixels: ([values]) => effectPixels(values, look),
     };
   }
 
@@ -394,7 +423,7 @@ export class Frame {
    * @param {number} level
    */
   #shifts(row, level) {
-    const bin = this.context.selection.plane === "mass" ? level * Math.LN2 : 0;
+    const bin = this.context.selection.usedPlane === "mass" ? level * Math.LN2 : 0;
     return Float64Array.from({ length: TILE }, (_, r) => {
       const seen = this.seenBy(row * TILE + r, level);
       return seen !== undefined && seen > 0 ? Math.log(seen) - bin : 0;

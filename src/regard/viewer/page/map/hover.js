@@ -1,7 +1,14 @@
 // The readout of the bin under the pointer.
 
 import { nameOfPlace } from "../data/selection.js";
-import { countText, signedText, weightText, weightWords } from "../drawing/numbers.js";
+import {
+  countText,
+  effectText,
+  effectWords,
+  signedText,
+  weightText,
+  weightWords,
+} from "../drawing/numbers.js";
 import { differenceOf } from "./cells.js";
 import { positionOf } from "./layout.js";
 
@@ -30,11 +37,12 @@ export function wordsOfBin({ about, selection }, frame, row, column, texts) {
     return `${place}   ${words}${counterpartWords(frame, row, column)}`;
   }
   if (value === undefined) return `${place}   …`;
+  if (frame.where.effect) return `${place}   ${level ? "largest " : ""}${effectWords(value)}`;
   if (level === 0) return `${place}   ${pairWeight(value, frame.seenBy(row, 0))}`;
   if (Number.isNaN(value)) return `${place}   masked`;
   const weight = weightText(Math.exp(value));
   const strongest = frame.where.heads ? "mean of each head's strongest" : "strongest";
-  return `${place}   ${selection.plane === "mass" ? "mass" : strongest} ${weight}`;
+  return `${place}   ${selection.usedPlane === "mass" ? "mass" : strongest} ${weight}`;
 }
 
 /**
@@ -46,7 +54,8 @@ export function wordsOfBin({ about, selection }, frame, row, column, texts) {
  */
 export function labelOfBin({ selection }, frame, { row, column }, texts) {
   const value = shownValue(frame, row, column);
-  const weight = value === undefined ? "…" : Number.isNaN(value) ? "masked" : weightText(value);
+  const written = frame.where.effect ? effectText : weightText;
+  const weight = value === undefined ? "…" : Number.isNaN(value) ? "masked" : written(value);
   if (frame.view.level > 0)
     return Number.isNaN(value) ? weight : `${planeWords(selection, frame)} ${weight}`;
   /** @type {(tokens: TokenText | undefined, place: number) => string} */
@@ -58,13 +67,14 @@ export function labelOfBin({ selection }, frame, { row, column }, texts) {
 }
 
 /**
- * The weight of a bin, or the difference of two; undefined while it is not known.
+ * The weight of a bin, its effect, or the difference of two; undefined while it is not known.
  * @param {Frame} frame
  * @param {number} row
  * @param {number} column
  */
 function shownValue(frame, row, column) {
   const value = frame.valueAt(row, column);
+  if (frame.where.effect) return value;
   if (!frame.other) return value === undefined ? value : Math.exp(value);
   const other = frame.otherValueAt(row, column);
   if (value === undefined || other === undefined) return undefined;
@@ -75,7 +85,8 @@ function shownValue(frame, row, column) {
  * @param {Context["selection"]} selection
  * @param {Frame} frame
  */
-function planeWords({ plane }, { other }) {
+function planeWords({ usedPlane: plane }, { other }) {
+  if (plane === "effect") return "largest effect";
   return other ? "difference" : plane === "mass" ? "share" : "strongest";
 }
 
@@ -92,13 +103,29 @@ function planeWords({ plane }, { other }) {
 export function exactWordsOfBin(context, frame, row, column, texts, found) {
   const words = wordsOfBin(context, frame, row, column, texts);
   if (!found) return words;
-  const [query, key, logWeight] = found;
-  const weight = weightText(Math.exp(logWeight));
+  const [query, key, number] = found;
+  const { effect } = frame.where;
+  const weight = effect ? effectText(number) : weightText(Math.exp(number));
   const from = namedQuery(frame, query, texts);
   const pair = `${from} → ${namedKey(key, texts)} = ${weight}   (click: go there)`;
-  const isStrongest = context.selection.plane === "max" && !frame.other && !frame.where.heads;
+  const isMean = frame.where.heads && !effect;
+  const isStrongest = context.selection.usedPlane !== "mass" && !frame.other && !isMean;
   const place = placeOfBin(frame, row, column, texts);
-  return `${isStrongest ? place : words}   strongest: ${pair}`;
+  return `${isStrongest ? place : words}   ${effect ? "largest" : "strongest"}: ${pair}`;
+}
+
+/**
+ * The same of a pair, with the weight beside its effect.
+ * @param {Context} context
+ * @param {Frame} frame
+ * @param {number} query
+ * @param {number} key
+ * @param {AxisTexts | undefined} texts
+ */
+export async function wordsOfEffect(context, frame, query, key, texts) {
+  const words = wordsOfBin(context, frame, query, key, texts);
+  const { values } = await context.source.row({ ...frame.where, effect: undefined, query });
+  return Number.isNaN(values[key]) ? words : `${words} · ${pairWeight(values[key], undefined)}`;
 }
 
 /**

@@ -1,10 +1,10 @@
-// The strongest links (token pairs) of a head, or those that differ most from another head: rings
+// The strongest links (token pairs) of a head, those of the largest effects, or those that differ most from another head: rings
 // on the map, and a list to go to them.
 
 import { headName } from "../data/source.js";
 import { unlessSaid } from "../data/watch.js";
 import { make } from "../drawing/dom.js";
-import { countText, signedText, weightText } from "../drawing/numbers.js";
+import { countText, effectText, signedText, weightText } from "../drawing/numbers.js";
 import { positionOf } from "./layout.js";
 
 /** @import { Context, Unit } from "../data/selection.js" */
@@ -67,6 +67,7 @@ export function makeLinks(context, { go, changed }) {
     if (compare === "difference" && otherWhere)
       return differing(await source.changed(where, otherWhere, LISTED));
     const facts = context.about.recordings[where.recording];
+    if (where.effect) return withEffects(await source.links({ ...where, n: LISTED }));
     if (where.heads && facts.queries * facts.tokens > MEAN_PAIRS) return TOO_MANY;
     return notable(await source.links({ ...where, n: REQUESTED }), facts);
   };
@@ -140,6 +141,17 @@ function notable({ links, fewest, coverage }, facts) {
   const text = (/** @type {number} */ x) => weightText(Math.exp(x));
   const none = "no pair above 0 %: all are masked, or have no weight";
   return { heading, pairs, text, none, fewest, isDone: coverage === 1 };
+}
+
+/**
+ * @param {Links} found
+ * @returns {Listed}
+ */
+function withEffects({ links: pairs, coverage }) {
+  const none = "no pair has an effect here";
+  const part = coverage < 1 ? ` · ${Math.max(1, Math.round(100 * coverage))} % of rows read` : "";
+  const heading = `Strongest effects${part}`;
+  return { heading, pairs, text: effectText, none, fewest: 0, isDone: coverage === 1 };
 }
 
 /**

@@ -7,6 +7,7 @@
 
 import { counterpart, lackingText } from "../data/alignment.js";
 import { headsWords } from "../data/extend.js";
+import { KINDS } from "../data/kinds.js";
 import { headName } from "../data/source.js";
 import { unlessSaid } from "../data/watch.js";
 import { watchTheme } from "../drawing/colours.js";
@@ -16,7 +17,7 @@ import { frameMarks, themeOf } from "./axes.js";
 import { listenToAxes } from "./axispointer.js";
 import { captionOf, frameName, progressText } from "./caption.js";
 import { Frame } from "./frame.js";
-import { exactWordsOfBin, labelOfBin, wordsOfBin, wordsOfTokens } from "./hover.js";
+import { exactWordsOfBin, labelOfBin, wordsOfBin, wordsOfEffect, wordsOfTokens } from "./hover.js";
 import { layoutOf } from "./layout.js";
 import { makeLinks } from "./links.js";
 import { viewOf, viewWith, zoomedAt } from "./mapview.js";
@@ -230,7 +231,7 @@ export class HeadMapView {
   }
 
   /**
-   * [query, key, ln weight] of the strongest pair of a bin at the level shown, or null.
+   * [query, key, ln weight or effect] of the strongest pair of a bin at the level shown, or null.
    * @param {Frame} frame
    * @param {number} row
    * @param {number} column
@@ -273,8 +274,8 @@ export class HeadMapView {
     const texts = this.#axisTexts(frame) ?? undefined;
     this.context.say(wordsOfBin(this.context, frame, hovered.row, hovered.column, texts));
     const exact = () => this.#sayExact(hovered).catch(unlessSaid);
-    const isWord = this.selection.usedUnit === "word";
-    if (level > 0 || isWord) this.resting = setTimeout(exact, EXACT_MS);
+    const isMore = this.selection.usedUnit === "word" || frame.where.effect;
+    if (level > 0 || isMore) this.resting = setTimeout(exact, EXACT_MS);
   }
 
   /**
@@ -397,7 +398,8 @@ export class HeadMapView {
     const { frame, row, column, level } = hovered;
     await this.context.texts(frame.where.recording);
     const texts = this.#axisTexts(frame) ?? undefined;
-    const read = level === 0 ? wordsOfTokens : exactWordsOfBin;
+    const ofPair = frame.where.effect ? wordsOfEffect : wordsOfTokens;
+    const read = level === 0 ? ofPair : exactWordsOfBin;
     const found = level === 0 ? null : await this.strongestOf(frame, row, column);
     const words = await read(this.context, frame, row, column, texts, found);
     if (isSameHover(this.hovered, hovered)) this.context.say(words);
@@ -430,11 +432,11 @@ export class HeadMapView {
 
   // What the head does, once that is known; of heads that are compared what cannot be compared.
   async #tellRole() {
-    const { where, compare, first } = this.selection;
+    const { where, compare, usedFirst: first, effect } = this.selection;
     const name = headName(where);
     const lacking = lackingText(this.context.aligned(), this.frames[0].facts.itself);
-    const several = headsWords(this.selection);
-    if (this.says.dataset.of !== name || compare)
+    const several = effect ? KINDS[effect].says : headsWords(this.selection);
+    if (this.says.dataset.of !== name || compare || effect)
       this.says.textContent = this.says.title = several || lacking;
     this.says.dataset.of = name;
     if (compare || first || several) return;

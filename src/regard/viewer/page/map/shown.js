@@ -16,14 +16,14 @@ const LEAST_RANGE = 0.5; // powers of ten
  * @returns {Partial<Fields>}
  */
 export function shownRange(frame, selection) {
-  if (frame.other) return { span: spanShown(frame) };
+  if (frame.other || frame.where.effect) return { span: spanShown(frame) };
   /** @type {number[]} */
   const values = [];
   const { level } = frame.view;
   const uniform = selection.usedScale === "uniform";
   for (const row of distinctBins(frame.rows)) {
     const seen = uniform ? (frame.seenBy(row, level) ?? 1) : 1;
-    const bin = uniform && selection.plane === "mass" ? 2 ** level : 1;
+    const bin = uniform && selection.usedPlane === "mass" ? 2 ** level : 1;
     const shift = Math.log(seen / bin);
     for (const column of distinctBins(frame.columns)) {
       const value = frame.valueAt(row, column);
@@ -44,7 +44,8 @@ function spanShown(frame) {
   for (const row of distinctBins(frame.rows))
     for (const column of distinctBins(frame.columns)) {
       const [one, other] = [frame.valueAt(row, column), frame.otherValueAt(row, column)];
-      most = Math.max(most, Math.abs(differenceOf(one ?? NaN, other ?? NaN)));
+      const effect = frame.where.effect ? (one ?? NaN) : differenceOf(one ?? NaN, other ?? NaN);
+      if (Math.abs(effect) > most) most = Math.abs(effect);
     }
   return most > 0 ? Number(most.toPrecision(2)) : null;
 }

@@ -46,10 +46,14 @@ export class MapSums {
 
   // CSS pixels that the bars take beside and below the cells.
   get room() {
-    return this.context.selection.sums ? ROOM : 0;
+    const { sums, effect } = this.context.selection;
+    return sums && !effect ? ROOM : 0;
   }
 
   show() {
+    const { effect } = this.context.selection;
+    this.button.disabled = effect !== undefined;
+    this.button.title = effect ? "Sums are those of weights" : ABOUT;
     this.button.setAttribute("aria-pressed", String(this.room > 0));
     this.label.hidden = true;
   }

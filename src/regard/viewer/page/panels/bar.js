@@ -1,19 +1,30 @@
 // The colour bar: the meaning of the map's colours, and their range to edit.
 
+import { KINDS } from "../data/kinds.js";
 import {
   colourRange,
-  colourSpan,
   ENTRIES,
   pixelTable,
   RANGES,
+  signedRange,
   watchTheme,
 } from "../drawing/colours.js";
 import { make, penOf } from "../drawing/dom.js";
-import { timesText } from "../drawing/numbers.js";
+import { stepText, timesText } from "../drawing/numbers.js";
 
 /** @import { HeadMapView } from "../map/map.js" */
 /** @import { Context, Selection } from "../data/selection.js" */
 /** @import { Scale } from "../drawing/colours.js" */
+
+const OF_DIFFERENCE = "Largest difference with a colour of its own";
+
+/**
+ * Whether colours stand for signed numbers: a difference, or effects.
+ * @param {Selection} selection
+ */
+export function isSigned({ compare, otherWhere, effect }) {
+  return (compare === "difference" && otherWhere !== null) || effect !== undefined;
+}
 
 /**
  * @param {Context} context
@@ -27,10 +38,7 @@ export function makeColourBar({ selection, ended }, map) {
   };
   const low = rangeInput("Faintest colour", set("low"));
   const high = rangeInput("Strongest colour", set("high"));
-  const span = rangeInput("Largest difference with a colour of its own", (span) =>
-    selection.set({ span }),
-  );
-  Object.assign(span, { step: 0.05, min: 0.001 });
+  const span = rangeInput(OF_DIFFERENCE, (span) => selection.set({ span }));
   const fit = make("button", { type: "button", class: "regard-button", text: "auto range" });
   fit.title = "Fit the colours to the values on the map; they never change by themselves";
   fit.addEventListener("click", () => map.fitRange());
@@ -41,11 +49,14 @@ export function makeColourBar({ selection, ended }, map) {
     make("label", { class: "regard-colours-end" }, input, units[n]),
   );
   const sides = make("label", { class: "regard-colours-span" }, "±", span);
+  const signs = [make("span", { class: "regard-sign" }), make("span", { class: "regard-sign" })];
   const element = make(
     "div",
     { class: "regard-colours", role: "group", "aria-label": "Colours" },
     ends[0],
+    signs[0],
     canvas,
+    signs[1],
     ends[1],
     sides,
     fit,
@@ -53,14 +64,21 @@ export function makeColourBar({ selection, ended }, map) {
   );
   let dark = false;
   const show = () => {
-    const signed = selection.compare === "difference" && selection.otherWhere !== null;
+    const signed = isSigned(selection);
     paintBar(canvas, signed, dark);
     const range = colourRange(selection);
     [low.value, high.value] = [range.low, range.high].map((end) =>
       String(shownEnd(end, selection.usedScale)),
     );
     for (const unit of units) unit.textContent = UNITS[selection.usedScale];
-    span.value = String(colourSpan(selection));
+    span.value = String(signedRange(selection).span);
+    const words = selection.effect && KINDS[selection.effect];
+    span.setAttribute(
+      "aria-label",
+      words ? "Largest effect with a colour of its own" : OF_DIFFERENCE,
+    );
+    signs[0].textContent = words?.least ?? "";
+    signs[1].textContent = words?.most ?? "";
     ends[0].hidden = ends[1].hidden = signed;
     sides.hidden = !signed;
     reset.hidden = !isEdited(selection, signed);
@@ -132,8 +150,13 @@ function isEdited({ low, high, span, usedScale }, signed) {
  * @param {boolean} signed
  */
 export function barText(selection, signed) {
+  const { effect } = selection;
+  const { span, decades } = signedRange(selection);
+  if (effect) {
+    const scale = decades ? `logarithmic, ${decades} powers of ten on both sides` : "linear";
+    return `${KINDS[effect].says} ±${stepText(span)}, ${scale}`;
+  }
   if (signed) {
-    const span = colourSpan(selection);
     return `blue: ${span} less, red: ${span} more`;
   }
   const { usedScale } = selection;
@@ -154,7 +177,8 @@ const MOST_TICKS = 6;
  * @returns {{at: number, text: string}[]}
  */
 export function barTicks(selection, signed) {
-  const span = colourSpan(selection);
+  const { span, decades } = signedRange(selection);
+  if (decades) return decadeTicks(span, decades);
   const { low, high, linear } = signed
     ? { low: -span, high: span, linear: true }
     : colourRange(selection);
@@ -171,6 +195,21 @@ export function barTicks(selection, signed) {
     at: (tick / unit - low) / (high - low),
     text: timesText(linear ? Number(tick.toPrecision(6)) : shownEnd(tick, selection.usedScale)),
   }));
+}
+
+/**
+ * Numbers along the bar of effects: powers of ten below the largest, on both sides.
+ * @param {number} span
+ * @param {number} decades
+ */
+function decadeTicks(span, decades) {
+  const parts = Array.from({ length: decades }, (_, n) => n);
+  return [-1, 1].flatMap((sign) =>
+    parts.map((n) => ({
+      at: 0.5 + sign * 0.5 * (1 - n / decades),
+      text: timesText(Number((sign * span * 0.1 ** n).toPrecision(6))),
+    })),
+  );
 }
 
 /**
@@ -192,7 +231,8 @@ function decadeStep(decades) {
  * @param {Selection} selection
  * @param {boolean} signed
  */
-export function barLabel({ usedScale }, signed) {
+export function barLabel({ usedScale, effect }, signed) {
+  if (effect) return `effect (${effect})`;
   if (signed) return "difference of the weights";
   return usedScale === "uniform" ? "weight, times uniform" : "weight, %";
 }

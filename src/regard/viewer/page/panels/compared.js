@@ -1,32 +1,40 @@
-// A line of weights beside that of the head it is compared with: their difference at counterparts.
+// Signed numbers along a line of weights: their effects, or how they differ from those of the head
+// that it is compared with, at counterparts.
 
 import { counterpart } from "../data/alignment.js";
 import { nameOfPlace } from "../data/selection.js";
-import { colourSpan, signedColour } from "../drawing/colours.js";
-import { largest, weightText } from "../drawing/numbers.js";
+import { signedColour, signedRange } from "../drawing/colours.js";
+import { effectText, largestInSize, signedText, weightText } from "../drawing/numbers.js";
 import { differenceOf } from "../map/cells.js";
 
 /** @import { Context, Selection } from "../data/selection.js" */
-/** @import { Floats } from "../data/source.js" */
+/** @import { EffectKind, Floats } from "../data/source.js" */
 /** @import { Line } from "./line.js" */
 
 const SIGN = 0.6; // of the range of colours
 
 /**
- * The other head's weights at the places of a line, and the difference: NaN where both are masked,
- * and where there is no counterpart, which `lacks`.
- * @typedef {{there: Float32Array, difference: Float32Array, lacks: (place: number) => boolean,
- *   coverage: number}} Compared
+ * Signed numbers at the places of a line, which `text` writes: NaN where they are masked, and where
+ * there is no counterpart, which `lacks`. Those below `least` are not listed. `beside(n)` is what
+ * stands beside a number, and `title` says what that is. `effect`: their kind, or null of a
+ * difference from the weights `there`.
+ * @typedef {{numbers: Float32Array, text: (x: number) => string, least: number,
+ *   beside: (n: number) => string, title: string, effect: EffectKind | null,
+ *   lacks: (place: number) => boolean, coverage: number}} Compared
  */
 
+const LEAST = 0.00005; // of a difference: shown as 0.01 %
+const LEAST_EFFECT = 0.001; // of the largest
+
 /**
- * What a line is compared with; null where no difference is shown.
+ * The signed numbers of a line; null where weights are shown.
  * @param {Context} context
  * @param {Pick<Line, "side" | "query" | "key" | "values" | "base">} line
  * @returns {Promise<Compared | null>}
  */
 export async function readCompared(context, { side, query, key, values, base }) {
   const { selection, source } = context;
+  if (selection.effect) return readEffects(context, { side, key, values });
   const other = selection.otherWhere;
   if (selection.compare !== "difference" || !other) return null;
   const alignment = await context.align();
@@ -40,34 +48,59 @@ export async function readCompared(context, { side, query, key, values, base }) 
     const there = counterpart(alignment, "there", pair);
     return there.query === null || there.key === null;
   };
-  const difference = values.map((value, n) => {
+  const numbers = values.map((value, n) => {
     const isNone = Number.isNaN(value) && Number.isNaN(found.values[n]);
     return isNone || lacks(base + n) ? NaN : differenceOf(value, found.values[n]);
   });
-  return { there: found.values, difference, lacks, coverage: found.coverage };
+  const beside = (/** @type {number} */ n) =>
+    [values, found.values]
+      .map((side) => side[n])
+      .map((log) => (Number.isNaN(log) ? "masked" : weightText(Math.exp(log))))
+      .join(" − ");
+  const title = "this head − the other";
+  const said = { text: signedText, least: LEAST, beside, title, effect: null };
+  return { numbers, ...said, lacks, coverage: found.coverage };
 }
 
 /**
- * The places that differ most, as far as four decimals show it.
+ * The effects at the places of a line, beside their weights.
+ * @param {Context} context
+ * @param {Pick<Line, "side" | "key" | "values">} line
+ * @returns {Promise<Compared>}
+ */
+async function readEffects({ selection, source }, { side, key, values }) {
+  const { where, asked, effect = null } = selection;
+  /** @type {Floats} */
+  const { values: numbers, coverage } =
+    side === "to"
+      ? await source.row({ ...where, ...asked })
+      : await source.column({ ...where, key });
+  const [first] = largestInSize(numbers, 1);
+  const least = first === undefined ? 0 : LEAST_EFFECT * Math.abs(numbers[first]);
+  const beside = (/** @type {number} */ n) => weightText(Math.exp(values[n]));
+  const said = { text: effectText, least, beside, title: "weight", effect };
+  return { numbers, ...said, lacks: () => false, coverage };
+}
+
+/**
+ * The places of the largest numbers, as far as they are listed.
  * @param {Compared} compared
  * @param {number} most
- * @param {number} least
  */
-export function placesThatDiffer({ difference }, most, least) {
-  const sizes = difference.map(Math.abs);
-  return largest(sizes, most).filter((n) => sizes[n] >= least);
+export function placesThatDiffer({ numbers, least }, most) {
+  return largestInSize(numbers, most).filter((n) => Math.abs(numbers[n]) >= least);
 }
 
 /**
- * The colour of a difference, null where there is none.
+ * The colour of a number, null where there is none.
  * @param {Compared} compared
  * @param {number} n
  * @param {Selection} selection
  * @param {boolean} dark
  */
-export function differenceColour({ difference }, n, selection, dark) {
-  const value = difference[n];
-  return Number.isNaN(value) ? null : signedColour(value, colourSpan(selection), dark);
+export function differenceColour({ numbers }, n, selection, dark) {
+  const value = numbers[n];
+  return Number.isNaN(value) ? null : signedColour(value, signedRange(selection), dark);
 }
 
 /**
@@ -76,19 +109,8 @@ export function differenceColour({ difference }, n, selection, dark) {
  * @param {boolean} dark
  */
 export function signColour(difference, dark) {
-  return `rgb(${signedColour(Math.sign(difference) * SIGN, 1, dark).join(" ")})`;
-}
-
-/**
- * `42.00 % − 11.00 %`: the weights of a place in both heads.
- * @param {Line} line
- * @param {number} place
- */
-export function sidesText({ values, base, compared }, place) {
-  return [values, compared?.there]
-    .map((side) => side?.[place - base] ?? NaN)
-    .map((log) => (Number.isNaN(log) ? "masked" : weightText(Math.exp(log))))
-    .join(" − ");
+  const range = { span: 1, decades: 0 };
+  return `rgb(${signedColour(Math.sign(difference) * SIGN, range, dark).join(" ")})`;
 }
 
 /**
@@ -104,7 +126,8 @@ export async function otherPairWords({ about, selection, source, align }, query,
   const there = counterpart(await align(), "there", { query, key });
   if (there.query === null || there.key === null) return " · no counterpart";
   const { values } = await source.row({ ...other, query: there.query });
-  const log = values[there.key];
-  const weight = Number.isNaN(log) ? "masked" : weightText(Math.exp(log));
+  const number = values[there.key];
+  const shown = other.effect ? effectText(number) : weightText(Math.exp(number));
+  const weight = Number.isNaN(number) ? "masked" : shown;
   return ` · ${nameOfPlace(about, other)} of the other: ${weight}`;
 }

@@ -1,11 +1,12 @@
 // The header: the recording, and the switches of the view.
 
+import { KIND_NAMES, KINDS } from "../data/kinds.js";
 import { areGroups, labelOfRecording } from "../data/selection.js";
 import { make, makePicker, makeSwitch } from "../drawing/dom.js";
 import { countText } from "../drawing/numbers.js";
 
 /** @import { Context, Plane, Selection, View } from "../data/selection.js" */
-/** @import { RecordingFacts } from "../data/source.js" */
+/** @import { EffectKind, RecordingFacts } from "../data/source.js" */
 /** @import { Scale } from "../drawing/colours.js" */
 /** @import { Option } from "../drawing/dom.js" */
 
@@ -18,7 +19,9 @@ import { countText } from "../drawing/numbers.js";
 /** @type {Record<View, string>} */
 const VIEWS = { map: "Map", lines: "Lines", steps: "Steps" };
 /** @type {Record<Plane, string>} */
-const PLANES = { max: "strongest", mass: "share" };
+const PLANES = { max: "strongest", mass: "share", effect: "effect" };
+const FIRST_TITLE = "Hide the first token, often an attention sink: the others share its weight";
+const PLANE_TITLE = "What a cell of several weights shows: the strongest, or their share of a row";
 /** @type {[Scale, string][]} */
 const SCALES = [
   ["linear", "linear"],
@@ -36,11 +39,10 @@ export function makeHeader(context, parts) {
   const facts = make("span", { class: "regard-facts" });
   const controls = makeControls(selection);
   const recording = about.recordings.length > 1 ? recordingPicker(context) : null;
-  const [view, layer, head, scale, plane, words, first] = controls.elements;
+  const [view, layer, head, scale, plane, kind, words, first] = controls.elements;
   /** @type {(name: string, ...nodes: (Node | undefined)[]) => HTMLElement} */
   const group = (name, ...nodes) => make("div", { class: `regard-group ${name}` }, ...nodes);
-  const looks = group("regard-looks", scale, plane, words, first);
-  plane.title = "What a cell of several weights shows: the strongest, or their share of a row";
+  const looks = group("regard-looks", scale, plane, kind, words, first);
   const element = make(
     "header",
     { class: "regard-header" },
@@ -82,22 +84,40 @@ function makeControls(selection) {
   });
   const plane = makeSwitch("Plane", PLANES, (plane) => selection.set({ plane }));
   const first = make("button", { type: "button", class: "regard-button", text: "hide first" });
-  first.title = "Hide the first token, often an attention sink: the others share its weight";
   first.addEventListener("click", () => selection.set({ first: selection.first ? "" : "hidden" }));
   const words = make("button", { type: "button", class: "regard-button", text: "words" });
   words.addEventListener("click", () => {
     selection.set({ unit: selection.usedUnit === "word" ? "token" : "word" });
   });
-  scale.fill(SCALES);
+  const kind = makePicker("kind of effect", (kind) => {
+    selection.set({ kind: /** @type {EffectKind} */ (kind) });
+  });
+  kind.fill(KIND_NAMES.map((name) => [name, name]));
+  kind.element.classList.add("regard-unnamed");
   scale.element.classList.add("regard-unnamed");
   const options = (/** @type {number[]} */ numbers) =>
     numbers.map((number, n) => /** @type {Option} */ ([n, number]));
-  const filled = { layer: "", head: "" };
-  /** @type {(name: "layer" | "head", picker: typeof layer, choices: Option[]) => void} */
+  const filled = { layer: "", head: "", usedScale: "" };
+  /** @type {(name: keyof typeof filled, picker: typeof layer, choices: Option[]) => void} */
   const fill = (name, picker, choices) => {
     if (filled[name] !== String(choices)) picker.fill(choices);
     filled[name] = String(choices);
     picker.show(selection[name]);
+  };
+  const showPlane = () => {
+    const { layerFacts, hasEffects, usedPlane, effect } = selection;
+    const button = plane.buttons.get("effect");
+    if (button)
+      Object.assign(button, { hidden: !layerFacts.effects.length, disabled: !hasEffects });
+    const isOnly = selection.compare && !hasEffects && layerFacts.effects.length;
+    plane.element.title = isOnly
+      ? "Effects are compared side by side, where both heads have some"
+      : PLANE_TITLE;
+    plane.show(usedPlane);
+    kind.element.hidden = !effect;
+    kind.element.title = effect ? KINDS[effect].says : "";
+    kind.show(selection.kind);
+    fill("usedScale", scale, effect ? SCALES.filter(([name]) => name !== "uniform") : SCALES);
   };
   const show = () => {
     const { layers } = selection.recordingFacts;
@@ -105,18 +125,21 @@ function makeControls(selection) {
     fill("head", head, options(selection.layerFacts.head_numbers));
     layer.element.title = selection.layerFacts.name;
     view.show(selection.view);
-    scale.show(selection.usedScale);
-    plane.show(selection.plane);
+    showPlane();
     const { tokens, words: count } = selection.recordingFacts;
     words.setAttribute("aria-pressed", String(selection.usedUnit === "word"));
     const isDifference = selection.compare === "difference";
-    words.disabled = count === tokens || isDifference;
+    const isEffect = selection.effect !== undefined;
+    words.disabled = count === tokens || isDifference || isEffect;
+    first.disabled = isEffect;
+    first.title = isEffect ? "Effects are of the pass as it was" : FIRST_TITLE;
     words.title = "The tokens of a word as one: keys summed, queries averaged";
     if (isDifference) words.title = "A difference is one of tokens";
+    if (isEffect) words.title = "Effects are of pairs of tokens";
     if (count === tokens) words.title = "Each token is a word";
-    first.setAttribute("aria-pressed", String(selection.first === "hidden"));
+    first.setAttribute("aria-pressed", String(selection.usedFirst === "hidden"));
   };
-  const elements = [view, layer, head, scale, plane].map(({ element }) => element);
+  const elements = [view, layer, head, scale, plane, kind].map(({ element }) => element);
   return { elements: [...elements, words, first], show };
 }
 

@@ -7,6 +7,8 @@ import {
   colourRange,
   invisiblePixel,
   pixelTable,
+  signedEntry,
+  signedRange,
   usualRange,
   watchTheme,
   weightEntry,
@@ -20,14 +22,14 @@ import {
   penOf,
   showInside,
 } from "../drawing/dom.js";
-import { stepText, weightText } from "../drawing/numbers.js";
+import { effectWords, stepText, weightText } from "../drawing/numbers.js";
 import { ChangeGrid, comparedRecording, readChange } from "./change.js";
 
 /** @import { Context, Fields } from "../data/selection.js" */
 /** @import { HeadRoles, HeadsFacts } from "../data/source.js" */
 /** @import { LayerChange } from "./change.js" */
 
-/** @typedef {"entropy" | "distance" | "first" | "previous" | "induction" | "change"} Score */
+/** @typedef {"entropy" | "distance" | "first" | "previous" | "induction" | "change" | "effect"} Score */
 
 /**
  * A head's place in the list, with its main role and the score that orders the heads.
@@ -48,6 +50,7 @@ const SCORES = {
   previous: { words: "previous token", name: "previous token", text: weightText },
   induction: { words: "induction", name: "induction", text: weightText },
   change: { words: "change, most first", name: "change", text: weightText },
+  effect: { words: "largest effect", name: "largest effect", text: stepText },
 };
 const SCORE_NAMES = /** @type {Score[]} */ (Object.keys(SCORES));
 /** @type {("layer" | Score)[]} */
@@ -55,11 +58,11 @@ const ORDERS = ["layer", ...SCORE_NAMES];
 const ROW_OF_HEADS = 12; // at most, side by side
 const AGAIN_MS = 1000; // until thumbnails without all rows are requested again
 /** @type {(keyof Fields)[]} */
-const LOOKS = ["low", "high", "scale"]; // fields of the selection that change the colours
+const LOOKS = ["low", "high", "scale", "span"]; // fields of the selection that change the colours
 /** @type {(keyof Fields)[]} */
 const CHOSEN = ["layer", "head", "heads"];
 /** @type {(keyof Fields)[]} */
-const PAIR = ["recording", "query", "key", "first"];
+const PAIR = ["recording", "query", "key", "first", "plane", "kind", "view"];
 
 /** @param {Context} context */
 export function makeHeads(context) {
@@ -91,7 +94,8 @@ class HeadsPanel {
     this.changes = [];
     this.grid = new ChangeGrid(context);
     this.compared = comparedRecording(this.selection);
-    /** @type {Float32Array | null} ln of the chosen pair's weight in every head */
+    this.effect = this.selection.effect;
+    /** @type {Float32Array | null} ln of the chosen pair's weight in every head, or its effect */
     this.pair = null;
     /** @type {"layer" | Score} */
     this.order = "layer";
@@ -134,7 +138,11 @@ class HeadsPanel {
       const compared = comparedRecording(this.selection);
       const isOther = compared !== this.compared;
       this.compared = compared;
-      if (isOther) this.#fillOrders();
+      const isEffect = this.effect !== this.selection.effect;
+      this.effect = this.selection.effect;
+      if (isOther || isEffect) this.#fillOrders();
+      if (isEffect) this.pair = null;
+      if (isEffect || (this.effect && changed.has("span"))) this.#arrange();
       if (isOther || changed.has("recording") || changed.has("first")) this.#read();
       if (this.coloursPair && LOOKS.some((name) => changed.has(name))) this.paintAll();
       if (CHOSEN.some((name) => changed.has(name))) this.#showChosen();
@@ -149,7 +157,8 @@ class HeadsPanel {
   }
 
   get #orders() {
-    return ORDERS.filter((order) => order !== "change" || this.compared !== null);
+    const has = { change: this.compared !== null, effect: this.selection.effect !== undefined };
+    return ORDERS.filter((order) => (order === "change" || order === "effect" ? has[order] : true));
   }
 
   #fillOrders() {
@@ -188,7 +197,7 @@ class HeadsPanel {
    * @param {number} run
    */
   async #readRoles(run) {
-    const { recording, first } = this.selection.where;
+    const { recording, first } = this.selection;
     if (first) return;
     await this.context.drawn;
     const roles = await this.context.source.roles(recording);
@@ -209,8 +218,9 @@ class HeadsPanel {
     const left = [];
     await this.context.drawn;
     for (const layer of layers) {
-      const { recording, first } = this.selection.where;
-      const facts = await this.context.source.heads({ recording, layer, first });
+      const { recording, first } = this.selection;
+      const asked = { recording, layer, first: first || undefined };
+      const facts = await this.context.source.heads(asked);
       const change = await readChange(this.context, layer);
       if (run !== this.run) return;
       this.facts[layer] = facts;
@@ -342,6 +352,7 @@ class HeadsPanel {
    */
   #score({ layer, head }, name) {
     if (name === "change") return this.changes[layer]?.change[head] ?? null;
+    if (name === "effect") return this.selection.largestOf(layer, head);
     return this.facts[layer]?.[name]?.[head] ?? null;
   }
 
@@ -363,9 +374,10 @@ class HeadsPanel {
     else if (least < 1) parts.push(`${Math.round(100 * least)} % of the rows read.`);
     if (this.order !== "layer" && known.length && !this.#anyScore(this.order))
       parts.push(
-        `There is no ${SCORES[this.order].name} here${this.order === "change" ? "." : ": this is cross-attention."}`,
+        `There is no ${SCORES[this.order].name} here${this.order === "change" || this.order === "effect" ? "." : ": this is cross-attention."}`,
       );
-    if (this.coloursPair) parts.push("Each square: the weight of the chosen pair in that head.");
+    const what = this.effect ? "effect" : "weight";
+    if (this.coloursPair) parts.push(`Each square: the ${what} of the chosen pair in that head.`);
     else parts.push("Each square: the head's attention map.");
     if (this.selection.recordingFacts.layers.some((l) => l.key_heads < l.heads))
       parts.push("Heads over one line share their keys.");
@@ -408,11 +420,13 @@ class HeadsPanel {
 
   async #requestPair() {
     const { recording, query, key, where } = this.selection;
-    const { first, unit } = where;
+    const { first, unit, effect } = where;
     if (query === null || key === null) return;
-    const { values } = await this.context.source.pair({ recording, query, key, first, unit });
+    const asked = { recording, query, key, first, unit, effect };
+    const { values } = await this.context.source.pair(asked);
     const now = this.selection;
-    if (now.recording !== recording || now.query !== query || now.key !== key) return;
+    const isSame = now.query === query && now.key === key && now.effect === effect;
+    if (now.recording !== recording || !isSame) return;
     this.pair = values;
     this.paintAll();
   }
@@ -444,6 +458,7 @@ class HeadsPanel {
    */
   #draw({ canvas }, values, size) {
     const { selection } = this;
+    const signed = this.coloursPair && this.effect ? signedRange(selection) : null;
     const range =
       this.coloursPair && selection.usedScale !== "uniform"
         ? colourRange(selection)
@@ -451,9 +466,11 @@ class HeadsPanel {
     [canvas.width, canvas.height] = [size, size];
     const picture = new ImageData(size, size);
     const pixels = new Uint32Array(picture.data.buffer);
-    const [grey, ramp] = [invisiblePixel(this.dark), pixelTable(false, this.dark)];
+    const [grey, ramp] = [invisiblePixel(this.dark), pixelTable(signed !== null, this.dark)];
+    const entry = (/** @type {number} */ value) =>
+      signed ? signedEntry(value, signed) : weightEntry(value, range);
     for (let n = 0; n < pixels.length; n++)
-      pixels[n] = Number.isNaN(values[n]) ? grey : ramp[weightEntry(values[n], range)];
+      pixels[n] = Number.isNaN(values[n]) ? grey : ramp[entry(values[n])];
     penOf(canvas).putImageData(picture, 0, 0);
   }
 
@@ -466,8 +483,9 @@ class HeadsPanel {
     const parts = scores.map((name) => `${SCORES[name].name} ${this.#scoreText(cell, name)}`);
     const place = this.cells.indexOf(cell);
     if (this.coloursPair && this.pair && place >= 0) {
-      const weight = this.pair[place];
-      parts.unshift(Number.isNaN(weight) ? "masked" : `weight ${weightText(Math.exp(weight))}`);
+      const number = this.pair[place];
+      const words = this.effect ? effectWords(number) : `weight ${weightText(Math.exp(number))}`;
+      parts.unshift(Number.isNaN(number) ? "masked" : words);
     }
     const role = this.roles?.roles[cell.layer][cell.head];
     const name = [this.#called(cell), ...(role ? [role] : []), ...parts].join(", ");

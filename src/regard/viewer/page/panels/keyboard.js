@@ -1,9 +1,10 @@
 // Keyboard shortcuts, wherever the focus is, unless something is being typed.
 
 import { extendBy } from "../data/extend.js";
+import { KIND_NAMES } from "../data/kinds.js";
 import { unlessSaid } from "../data/watch.js";
 
-/** @import { Context, Fields, View } from "../data/selection.js" */
+/** @import { Context, Fields, Plane, Selection, View } from "../data/selection.js" */
 /** @import { Scale } from "../drawing/colours.js" */
 /** @import { HeadMapView } from "../map/map.js" */
 
@@ -18,8 +19,10 @@ import { unlessSaid } from "../data/watch.js";
 const ARROWS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
 /** @type {Record<View, View>} */
 const NEXT_VIEW = { map: "lines", lines: "steps", steps: "map" };
-/** @type {Record<Scale, Scale>} */
-const NEXT_SCALE = { linear: "log", log: "uniform", uniform: "linear" };
+/** @type {Scale[]} */
+const SCALES = ["linear", "log", "uniform"];
+/** @type {Plane[]} */
+const PLANES = ["max", "mass", "effect"];
 const TYPED = "input:not([type=checkbox]), select, textarea, [contenteditable]";
 const PRESSED = "button, a, summary";
 
@@ -101,8 +104,9 @@ function actions(context, { map, text, heads, compare, help, showPanel }) {
     "-": onMap(() => map.zoomBy(0.5)),
     0: onMap(() => map.fit()),
     Enter: onMap(() => map.enter()),
-    m: () => set({ plane: selection.plane === "max" ? "mass" : "max" }),
-    s: () => set({ scale: NEXT_SCALE[selection.usedScale] }),
+    m: () => set({ plane: nextPlane(selection) }),
+    e: selection.effect ? () => set({ kind: nextOf(KIND_NAMES, selection.kind) }) : undefined,
+    s: () => set({ scale: nextScale(selection) }),
     h: () => set({ first: selection.first ? "" : "hidden" }),
     n: () => set({ sums: selection.sums ? "" : "shown" }),
     w: () => set({ unit: selection.usedUnit === "word" ? "token" : "word" }),
@@ -120,4 +124,24 @@ function actions(context, { map, text, heads, compare, help, showPanel }) {
     c: () => compare.toggle(),
     "?": () => help.open(),
   };
+}
+
+/**
+ * The choice after this one, and after the last the first.
+ * @template Choice
+ * @param {readonly Choice[]} choices
+ * @param {Choice} now
+ */
+function nextOf(choices, now) {
+  return choices[(choices.indexOf(now) + 1) % choices.length];
+}
+
+/** @param {Selection} selection */
+function nextPlane({ usedPlane, view, hasEffects }) {
+  return nextOf(view === "map" && hasEffects ? PLANES : PLANES.slice(0, 2), usedPlane);
+}
+
+/** @param {Selection} selection */
+function nextScale({ usedScale, effect }) {
+  return nextOf(effect ? SCALES.slice(0, 2) : SCALES, usedScale);
 }

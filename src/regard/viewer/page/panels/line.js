@@ -14,7 +14,7 @@ import { differenceColour, readCompared } from "./compared.js";
  * key) whose weights these are, null where it is of the other text, `own`; `locked` is the other
  * token of the pair. By words each piece has its word's weight, and `singles` has it once; else
  * they are `values`. `at(place)` is ln of a weight, `seenAt(place)` its query's unmasked keys,
- * `compared` the same line of the other head, where a difference is shown. Of several queries,
+ * `compared` its signed numbers, where effects or a difference are shown. Of several queries,
  * `count` of them, it is the mean, and `isChosen(place)` tells each.
  * @typedef {Texts & {unit: Unit, side: Side, text: TokenText, own: {text: TokenText, place: number} | null,
  *   values: Float32Array, singles: Float32Array, base: number, chosen: number | null, locked: number, coverage: number,
@@ -32,7 +32,8 @@ import { differenceColour, readCompared } from "./compared.js";
  */
 export async function readLine(context, { query, key }) {
   const { selection, source, texts } = context;
-  const { recording, side, where, asked, queryParts, usedUnit: unit } = selection;
+  const { recording, side, asked, queryParts, usedUnit: unit } = selection;
+  const where = { ...selection.where, effect: undefined };
   const { keys, queries, offset } = await texts(recording);
   if (side === "to") {
     const { values, coverage } = await source.row({ ...where, ...asked });

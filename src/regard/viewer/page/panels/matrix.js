@@ -185,7 +185,7 @@ export class MatrixView {
    */
   #colour(value, span) {
     if (value === null || !Number.isFinite(value)) return INVISIBLE[this.dark ? "dark" : "light"];
-    if (!this.weights) return signedColour(value, span, this.dark);
+    if (!this.weights) return signedColour(value, { span, decades: 0 }, this.dark);
     return weightColour(Math.log(value), usualRange(this.values[0].length), this.dark);
   }
 

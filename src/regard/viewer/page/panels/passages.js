@@ -2,15 +2,14 @@
 
 import {
   colourRange,
-  colourSpan,
-  entryOf,
   invisiblePixel,
   pixelTable,
+  signedEntry,
+  signedRange,
   weightEntry,
 } from "../drawing/colours.js";
 import { make, penOf } from "../drawing/dom.js";
-import { countText, signedText, timesText, weightText } from "../drawing/numbers.js";
-import { sidesText } from "./compared.js";
+import { countText, timesText, weightText } from "../drawing/numbers.js";
 import { shownAt } from "./line.js";
 
 /** @import { Selection, Unit } from "../data/selection.js" */
@@ -59,9 +58,10 @@ export function passageButton(line, place, tint, label) {
   const weight = Math.exp(line.at(place));
   const hidden = Number.isNaN(weight) || Boolean(line.compared?.lacks(place));
   const uniform = () => `${timesText(weight * line.seenAt(place))} × uniform`;
-  const times = hidden ? "" : line.compared ? sidesText(line, place) : uniform();
-  const number = line.compared?.difference[place - line.base];
-  const text = number === undefined ? weightText(weight) : signedText(number);
+  const { compared } = line;
+  const times = hidden ? "" : compared ? compared.beside(place - line.base) : uniform();
+  const number = compared?.numbers[place - line.base];
+  const text = compared && number !== undefined ? compared.text(number) : weightText(weight);
   const head = make(
     "span",
     { class: "regard-passage-head" },
@@ -119,12 +119,12 @@ export class TextStrip {
     const pixels = new Uint32Array(picture.data.buffer);
     const range = colourRange(selection);
     const [ramp, signed] = [pixelTable(false, dark), pixelTable(true, dark)];
-    const span = colourSpan(selection);
+    const span = signedRange(selection);
     for (let y = 0; y < height; y++) {
       const place = strongestPlace(line, y, height);
       let colour = invisiblePixel(dark);
       if (place !== null && line.compared)
-        colour = signed[entryOf(line.compared.difference[place - line.base], -span, span)];
+        colour = signed[signedEntry(line.compared.numbers[place - line.base], span)];
       else if (place !== null) colour = ramp[weightEntry(shownAt(line, place, selection), range)];
       pixels.fill(colour, y * width, (y + 1) * width);
     }
@@ -204,7 +204,7 @@ function strongestPlace(line, y, height) {
   /** @type {number | null} */
   let best = null;
   const size = (/** @type {number} */ place) =>
-    line.compared ? Math.abs(line.compared.difference[place - line.base]) : line.at(place);
+    line.compared ? Math.abs(line.compared.numbers[place - line.base]) : line.at(place);
   for (let place = from; place < to; place++) {
     const value = size(place);
     if (!Number.isNaN(value) && (best === null || value > size(best))) best = place;

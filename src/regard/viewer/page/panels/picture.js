@@ -7,7 +7,7 @@ import { withDensity } from "../drawing/png.js";
 import { PRINTED } from "../map/axes.js";
 import { GUTTER } from "../map/frame.js";
 import { layoutOf } from "../map/layout.js";
-import { barLabel, barTicks } from "./bar.js";
+import { barLabel, barTicks, isSigned } from "./bar.js";
 import { panelMarks } from "./panelmarks.js";
 
 /** @import { Context } from "../data/selection.js" */
@@ -196,7 +196,7 @@ function moved(mark, by) {
  */
 function captionMarks({ selection }, map, theme, height) {
   const { model, name } = selection.recordingFacts;
-  const lacking = selection.compare ? map.says.textContent : "";
+  const lacking = selection.compare || selection.effect ? map.says.textContent : "";
   const said = [name, name === model ? "" : model, map.caption.textContent, lacking];
   const text = said.filter((part) => part).join(" · ");
   const y = height - CAPTION + 20;
@@ -212,7 +212,7 @@ function captionMarks({ selection }, map, theme, height) {
  * @returns {Mark[]}
  */
 function barMarks({ selection }, map, theme, dark) {
-  const signed = Boolean(map.frames[0].other);
+  const signed = isSigned(selection);
   const box = { x: GUTTER.left, y: foot(map) + 30, width: BAR_WIDTH, height: 8 };
   const [end, colour] = [box.y + box.height, theme.soft];
   const ticks = barTicks(selection, signed).flatMap(({ at, text }) => {

@@ -1,10 +1,11 @@
 // The status line: the chosen pair, and what each change did.
 
 import { headsWords } from "../data/extend.js";
+import { KINDS } from "../data/kinds.js";
 import { countIn } from "../data/several.js";
 import { unlessSaid } from "../data/watch.js";
 import { make } from "../drawing/dom.js";
-import { countSeen, countText, weightWords } from "../drawing/numbers.js";
+import { countSeen, countText, effectWords, weightWords } from "../drawing/numbers.js";
 import { otherPairWords } from "./compared.js";
 import { once } from "./line.js";
 
@@ -28,7 +29,7 @@ import { once } from "./line.js";
 /** @type {Words} */
 const WORDS = {
   view: { map: "Map", steps: "Steps", lines: "Lines" },
-  plane: { max: "strongest weight of each cell", mass: "share of each cell" },
+  plane: { max: "strongest weight of each cell", mass: "share of each cell", effect: "effects" },
   scale: { linear: "scale: linear", log: "scale: logarithmic", uniform: "scale: times uniform" },
   first: { "": "first token shown", hidden: "first token hidden: the others share its weight" },
   unit: { token: "weights of tokens", word: "weights of words: those of their tokens, joined" },
@@ -39,7 +40,19 @@ const WORDS = {
 /** @type {(keyof Fields)[]} */
 const HEAD = ["layer", "head", "heads"];
 /** @type {(keyof Fields)[]} */
-const PAIR = ["recording", ...HEAD, "query", "queries", "key", "first", "unit", "compare", "other"];
+const PAIR = [
+  "recording",
+  ...HEAD,
+  "query",
+  "queries",
+  "key",
+  "plane",
+  "kind",
+  "first",
+  "unit",
+  "compare",
+  "other",
+];
 
 // {element, say(text), aside(text)}: the last message, and beside it the progress.
 export function makeReadout() {
@@ -61,10 +74,11 @@ export function describeChanges(context) {
   let latest = 0;
   const describe = async (/** @type {Changed} */ changed) => {
     const own = ++latest;
-    const { view, plane, usedScale, first, side, compare } = selection;
+    const { view, usedPlane: plane, effect, usedScale, first, side, compare } = selection;
     const said = [];
     if (changed.has("view")) said.push(WORDS.view[view]);
-    if (changed.has("plane")) said.push(WORDS.plane[plane]);
+    const isOther = changed.has("plane") || changed.has("kind");
+    if (isOther) said.push(effect ? KINDS[effect].says : WORDS.plane[plane]);
     if (changed.has("scale")) said.push(WORDS.scale[usedScale]);
     if (changed.has("first")) said.push(WORDS.first[first]);
     if (changed.has("unit")) said.push(WORDS.unit[selection.usedUnit]);
@@ -90,23 +104,29 @@ export function describeChanges(context) {
  */
 async function pairWords(context, query, key) {
   const { selection, source, texts } = context;
-  const { recording, where, asked, queryParts, usedUnit: unit } = selection;
+  const { recording, where, asked, queryParts, usedUnit: unit, effect } = selection;
   const found = await texts(recording);
-  const { values } = await source.row({ ...where, ...asked });
+  const { values } = await source.row({ ...where, effect: undefined, ...asked });
+  const effects = effect && (await source.row({ ...where, ...asked })).values;
+  const before = effects ? `${effectWords(effects[key])} · ` : "";
   const seen = countSeen(once(values, found.keys, unit));
   const pair = { query, key, value: values[key], seen, count: countIn(queryParts) };
-  return pairText({ ...found, unit }, pair) + (await otherPairWords(context, query, key));
+  return pairText({ ...found, unit }, pair, before) + (await otherPairWords(context, query, key));
 }
 
 /**
- * `query 5 «it» → key 2 «cat»   weight 64.43 % (3.87 × uniform)`, or `mean of 4 queries → …`.
+ * `query 5 «it» → key 2 «cat»   weight 64.43 % (3.87 × uniform)`, or `mean of 4 queries → …`;
+ * `before`: what else is said of the pair.
  * @param {Texts & {unit: Unit}} texts
  * @param {ReadPair} pair
+ * @param {string} [before]
  */
-export function pairText({ keys, queries, offset, unit }, { query, key, value, seen, count }) {
+export function pairText(texts, { query, key, value, seen, count }, before = "") {
+  const { keys, queries, offset, unit } = texts;
   /** @type {(text: TokenText, n: number, from: number) => string} */
   const named = (text, n, from) => `${countText(from + n)} «${text.label(n, 24, unit)}»`;
   const one = `query ${named(queries, query, offset ?? 0)}`;
   const from = count > 1 ? `mean of ${countText(count)} queries` : one;
-  return `${from} → key ${named(keys, key, 0)}   ${weightWords(value, seen)}`;
+  const words = Number.isNaN(value) ? "" : before;
+  return `${from} → key ${named(keys, key, 0)}   ${words}${weightWords(value, seen)}`;
 }

@@ -2,18 +2,19 @@
 
 import { lookAt, lookFrom } from "../data/choose.js";
 import { extendTo, toggleQuery } from "../data/extend.js";
+import { KINDS } from "../data/kinds.js";
 import { unlessSaid } from "../data/watch.js";
 import { watchTheme } from "../drawing/colours.js";
 import { make, makeSwitch } from "../drawing/dom.js";
 import {
   countText,
+  effectWords,
   fractionText,
   largest,
-  signedText,
   timesText,
   weightText,
 } from "../drawing/numbers.js";
-import { placesThatDiffer, sidesText, signColour } from "./compared.js";
+import { placesThatDiffer, signColour } from "./compared.js";
 import { readLine, tintOf } from "./line.js";
 import { passageButton, passageOf, TextStrip } from "./passages.js";
 import { pairText } from "./readout.js";
@@ -23,6 +24,7 @@ import { TokenField } from "./tokenfield.js";
 /** @import { Context, Fields } from "../data/selection.js" */
 /** @import { Hit } from "../data/tokens.js" */
 /** @import { Modifiers } from "../drawing/dom.js" */
+/** @import { Compared } from "./compared.js" */
 /** @import { Line, Tint } from "./line.js" */
 
 /** @typedef {(place: number) => Tint | null} TintAt */
@@ -44,6 +46,9 @@ const CHANGES = [
   "unit",
   "compare",
   "other",
+  "plane",
+  "kind",
+  "view",
   "span",
   "side",
   "scale",
@@ -146,7 +151,7 @@ class TextPanel {
     if (run !== this.run) return;
     this.line = line;
     this.#paint(line);
-    if (line.coverage === 1) return;
+    if (line.coverage === 1 && (line.compared?.coverage ?? 1) === 1) return;
     setTimeout(() => run === this.run && this.#readNow(run, pair).catch(unlessSaid), AGAIN_MS_TEXT);
   }
 
@@ -196,7 +201,8 @@ class TextPanel {
     const token = line.count > 1 ? `${countText(line.count)} tokens` : one;
     const toward = line.count > 1 ? "attend to, on average" : "attends to";
     const does = line.side === "to" ? toward : "is attended by";
-    const how = line.compared ? ", and how that differs" : "";
+    const differs = line.compared?.effect ? ", by effect" : ", and how that differs";
+    const how = line.compared ? differs : "";
     this.title.textContent = `Text · what ${token} ${does}${how}`;
     this.own.hidden = line.own === null;
     if (line.own === null) return;
@@ -217,7 +223,7 @@ class TextPanel {
       fill.style.setProperty("--part", String(most > 0 ? sizeOf(place) / most : 0));
       if (line.compared) fill.style.setProperty("--bar", signColour(weight, this.dark));
       const [text, times, title] = line.compared
-        ? [signedText(weight), sidesText(line, place), "this head − the other"]
+        ? [line.compared.text(weight), line.compared.beside(place - line.base), line.compared.title]
         : [weightText(weight), `${timesText(weight * line.seenAt(place))} ×`, "times uniform"];
       const button = make(
         "button",
@@ -347,7 +353,11 @@ class TextPanel {
     const seen = line.seenAt(place);
     if (line.queries.raw[query] === undefined)
       this.context.say(`token ${countText(place)} «${line.text.label(place, 24)}» is not a query`);
-    else this.context.say(pairText(line, { query, key, value, seen, count: line.count }));
+    else {
+      const effect = line.compared?.effect && line.compared.numbers[place - line.base];
+      const before = typeof effect === "number" ? `${effectWords(effect)} · ` : "";
+      this.context.say(pairText(line, { query, key, value, seen, count: line.count }, before));
+    }
   }
 
   /**
@@ -386,7 +396,7 @@ class TextPanel {
  * @param {number} place
  */
 function numberOf(line, place) {
-  return line.compared ? line.compared.difference[place - line.base] : Math.exp(line.at(place));
+  return line.compared ? line.compared.numbers[place - line.base] : Math.exp(line.at(place));
 }
 
 /**
@@ -394,12 +404,24 @@ function numberOf(line, place) {
  * @param {Line} line
  */
 function placesOf(line) {
-  if (line.compared)
-    return placesThatDiffer(line.compared, PLACES, LEAST).map((n) => n + line.base);
+  if (line.compared) return placesThatDiffer(line.compared, PLACES).map((n) => n + line.base);
   const found = largest(line.singles, PLACES).filter((n, rank) => {
     return rank === 0 || Math.exp(line.values[n]) >= LEAST;
   });
   return found.map((n) => n + line.base);
+}
+
+/**
+ * @param {Line} line
+ * @param {Compared} compared
+ * @param {number} count of the places listed
+ */
+function effectsWords({ side }, { effect, coverage }, count) {
+  const read = coverage < 1 ? ` ${Math.round(100 * coverage)} % of the rows read.` : "";
+  const [, sign = ""] = effect ? KINDS[effect].says.split(/: .*?[.] /) : [];
+  const none =
+    side === "to" ? "No pair of this query has an effect." : "No pair of this key has an effect.";
+  return (count ? sign || "Beside each effect is its weight." : none) + read;
 }
 
 /**
@@ -421,6 +443,7 @@ function differenceWords({ compared, values, base }, count) {
  * @param {number[]} places
  */
 function massWords(line, places) {
+  if (line.compared?.effect) return effectsWords(line, line.compared, places.length);
   if (line.compared) return differenceWords(line, places.length);
   const shown = places.reduce((sum, place) => sum + Math.exp(line.at(place)), 0);
   const read = line.coverage < 1 ? ` ${Math.round(100 * line.coverage)} % of the rows read.` : "";
