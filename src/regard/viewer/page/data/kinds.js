@@ -3,37 +3,51 @@
 /** @import { EffectKind } from "./source.js" */
 
 /**
- * A kind of effect: what the ends of the colours stand for, and its sentence; `least` is empty where
- * no number is negative.
- * @typedef {{least: string, most: string, says: string}} KindWords
+ * A kind of effect: what it is, what the ends of the colours stand for in a word and in a sentence;
+ * `least` is empty where no number is negative.
+ * @typedef {{means: string, least: string, most: string, signs: string}} KindWords
  */
 
 /** @type {Record<EffectKind, KindWords>} */
 export const KINDS = {
   knockout: {
+    means: "Knockout: what the explained number does once the query no longer sees the key.",
     least: "falls",
     most: "rises",
-    says: "Knockout: what the explained number does once the query no longer sees the key. Red: it rises; blue: it falls.",
+    signs: "Red: the number rises; blue: it falls.",
   },
   contribution: {
+    means: "Contribution: what a pair adds to the explained number, to first order.",
     least: "lowers",
     most: "raises",
-    says: "Contribution: what a pair adds to the explained number, to first order. Red: it raises it; blue: it lowers it.",
+    signs: "Red: the pair raises the number; blue: it lowers it.",
   },
   relevance: {
+    means: "Relevance: the contributions that raise the explained number, to first order.",
     least: "",
     most: "raises",
-    says: "Relevance: the contributions that raise the explained number.",
+    signs: "Red: the pair raises the number.",
   },
   gradient: {
+    means: "Gradient: what more weight on a pair does to the explained number.",
     least: "lowers",
     most: "raises",
-    says: "Gradient: what more weight on a pair does to the explained number. Red: it raises it; blue: it lowers it.",
+    signs: "Red: more weight raises the number; blue: it lowers it.",
   },
   change: {
+    means: "Change: how far the head's output moves once the query no longer sees the key.",
     least: "",
     most: "moves",
-    says: "Change: how far the head's output moves once the query no longer sees the key. It has no sign.",
+    signs: "Red: the output moves; there is no sign.",
   },
 };
 export const KIND_NAMES = /** @type {EffectKind[]} */ (Object.keys(KINDS));
+
+/**
+ * A kind in two sentences.
+ * @param {EffectKind} kind
+ */
+export function kindWords(kind) {
+  const { means, signs } = KINDS[kind];
+  return `${means} ${signs}`;
+}

@@ -305,7 +305,7 @@ export class Selection extends EventTarget {
 
   // The scale of the colours.
   get usedScale() {
-    const usual = usualScale(this.recordingFacts.tokens);
+    const usual = this.effect ? "log" : usualScale(this.recordingFacts.tokens);
     const hasNone = this.scale === "uniform" && this.effect;
     return hasNone ? usual : this.scale || usual;
   }

@@ -7,7 +7,7 @@
 
 import { counterpart, lackingText } from "../data/alignment.js";
 import { headsWords } from "../data/extend.js";
-import { KINDS } from "../data/kinds.js";
+import { kindWords } from "../data/kinds.js";
 import { headName } from "../data/source.js";
 import { unlessSaid } from "../data/watch.js";
 import { watchTheme } from "../drawing/colours.js";
@@ -435,7 +435,7 @@ export class HeadMapView {
     const { where, compare, usedFirst: first, effect } = this.selection;
     const name = headName(where);
     const lacking = lackingText(this.context.aligned(), this.frames[0].facts.itself);
-    const several = effect ? KINDS[effect].says : headsWords(this.selection);
+    const several = effect ? kindWords(effect) : headsWords(this.selection);
     if (this.says.dataset.of !== name || compare || effect)
       this.says.textContent = this.says.title = several || lacking;
     this.says.dataset.of = name;

@@ -1,6 +1,6 @@
 // The colour bar: the meaning of the map's colours, and their range to edit.
 
-import { KINDS } from "../data/kinds.js";
+import { KINDS, kindWords } from "../data/kinds.js";
 import {
   colourRange,
   ENTRIES,
@@ -154,7 +154,7 @@ export function barText(selection, signed) {
   const { span, decades } = signedRange(selection);
   if (effect) {
     const scale = decades ? `logarithmic, ${decades} powers of ten on both sides` : "linear";
-    return `${KINDS[effect].says} ±${stepText(span)}, ${scale}`;
+    return `${kindWords(effect)} ±${stepText(span)}, ${scale}`;
   }
   if (signed) {
     return `blue: ${span} less, red: ${span} more`;

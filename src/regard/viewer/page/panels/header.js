@@ -1,6 +1,6 @@
 // The header: the recording, and the switches of the view.
 
-import { KIND_NAMES, KINDS } from "../data/kinds.js";
+import { KIND_NAMES, kindWords } from "../data/kinds.js";
 import { areGroups, labelOfRecording } from "../data/selection.js";
 import { make, makePicker, makeSwitch } from "../drawing/dom.js";
 import { countText } from "../drawing/numbers.js";
@@ -84,6 +84,7 @@ function makeControls(selection) {
   });
   const plane = makeSwitch("Plane", PLANES, (plane) => selection.set({ plane }));
   const first = make("button", { type: "button", class: "regard-button", text: "hide first" });
+  first.title = FIRST_TITLE;
   first.addEventListener("click", () => selection.set({ first: selection.first ? "" : "hidden" }));
   const words = make("button", { type: "button", class: "regard-button", text: "words" });
   words.addEventListener("click", () => {
@@ -115,7 +116,7 @@ function makeControls(selection) {
       : PLANE_TITLE;
     plane.show(usedPlane);
     kind.element.hidden = !effect;
-    kind.element.title = effect ? KINDS[effect].says : "";
+    kind.element.title = effect ? kindWords(effect) : "";
     kind.show(selection.kind);
     fill("usedScale", scale, effect ? SCALES.filter(([name]) => name !== "uniform") : SCALES);
   };
@@ -130,12 +131,10 @@ function makeControls(selection) {
     words.setAttribute("aria-pressed", String(selection.usedUnit === "word"));
     const isDifference = selection.compare === "difference";
     const isEffect = selection.effect !== undefined;
-    words.disabled = count === tokens || isDifference || isEffect;
-    first.disabled = isEffect;
-    first.title = isEffect ? "Effects are of the pass as it was" : FIRST_TITLE;
+    words.disabled = count === tokens || isDifference;
+    words.hidden = first.hidden = isEffect; // effects are of tokens, and of the pass as it was
     words.title = "The tokens of a word as one: keys summed, queries averaged";
     if (isDifference) words.title = "A difference is one of tokens";
-    if (isEffect) words.title = "Effects are of pairs of tokens";
     if (count === tokens) words.title = "Each token is a word";
     first.setAttribute("aria-pressed", String(selection.usedFirst === "hidden"));
   };

@@ -93,6 +93,7 @@ function actions(context, { map, text, heads, compare, help, showPanel }) {
     set({ layer: Math.max(0, selection.layer + by) });
   const head = (/** @type {number} */ by) => () => set({ head: Math.max(0, selection.head + by) });
   const onMap = (/** @type {() => void} */ act) => (selection.view === "map" ? act : undefined);
+  const ofWeights = (/** @type {() => void} */ act) => (selection.effect ? undefined : act);
   /** @type {(name: "heads" | "text", act: () => void) => () => void} */
   const inPanel = (name, act) => () => {
     showPanel(name);
@@ -107,9 +108,9 @@ function actions(context, { map, text, heads, compare, help, showPanel }) {
     m: () => set({ plane: nextPlane(selection) }),
     e: selection.effect ? () => set({ kind: nextOf(KIND_NAMES, selection.kind) }) : undefined,
     s: () => set({ scale: nextScale(selection) }),
-    h: () => set({ first: selection.first ? "" : "hidden" }),
-    n: () => set({ sums: selection.sums ? "" : "shown" }),
-    w: () => set({ unit: selection.usedUnit === "word" ? "token" : "word" }),
+    h: ofWeights(() => set({ first: selection.first ? "" : "hidden" })),
+    n: ofWeights(() => set({ sums: selection.sums ? "" : "shown" })),
+    w: ofWeights(() => set({ unit: selection.usedUnit === "word" ? "token" : "word" })),
     v: () => set({ view: NEXT_VIEW[selection.view] }),
     t: inPanel("text", () => set({ side: selection.side === "to" ? "by" : "to" })),
     PageUp: () => moveBy(context, map, 0, -10),

@@ -418,10 +418,11 @@ function placesOf(line) {
  */
 function effectsWords({ side }, { effect, coverage }, count) {
   const read = coverage < 1 ? ` ${Math.round(100 * coverage)} % of the rows read.` : "";
-  const [, sign = ""] = effect ? KINDS[effect].says.split(/: .*?[.] /) : [];
   const none =
     side === "to" ? "No pair of this query has an effect." : "No pair of this key has an effect.";
-  return (count ? sign || "Beside each effect is its weight." : none) + read;
+  return (
+    (count && effect ? `${KINDS[effect].signs} Beside each effect is the weight.` : none) + read
+  );
 }
 
 /**
