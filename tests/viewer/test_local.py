@@ -13,6 +13,8 @@ from regard.recording import Layer, Recording
 from regard.viewer._bundle import bundle
 from regard.viewer.answer import Answers
 from regard.viewer.export import Pack
+from viewer.explained import KINDS, close
+from viewer.explained import RECORDINGS as EXPLAINED
 
 ASK = """
 const data = JSON.parse(document.getElementById("data").textContent);
@@ -215,6 +217,61 @@ def test_the_page_computes_what_the_server_answers(local, name):
     compare_heads(ask, answers, len(recording.layers), len(recording.query_tokens))
     compare_links(ask, answers, about["recordings"][0])
     compare_steps(ask, answers, about["recordings"][0])
+    answers.close()
+
+
+def questions_of_effects(facts, kind):
+    """Floats that are asked of the effects of a head, and of several."""
+    Lq, Lk = facts["queries"], facts["tokens"]
+    head = {"layer": 0, "head": facts["layers"][0]["heads"] - 1, "effect": kind}
+    heads = {"layer": 0, "heads": "0,1", "effect": kind}
+    for where in (head, heads):
+        yield "row", {**where, "query": Lq // 2}
+        yield "column", {**where, "key": Lk // 3}
+        for level in (0, 2, 5, 9):
+            for row in range(-(-Lq // (256 << level))):
+                at = {"level": level, "row": row, "column": 0, "plane": "max"}
+                yield "tile", {**where, **at}
+        if Lq > 4:
+            yield "row", {**where, "queries": f"1-3,{Lq - 1}-{Lq}"}
+    yield "pair", {"query": Lq - 1, "key": Lk // 2, "effect": kind}
+
+
+def test_the_page_computes_the_effects_that_the_server_answers(local):
+    recordings = list(EXPLAINED.values())
+    ask, answers = local(*recordings), Answers(recordings)
+    about = json.loads(ask("about"))
+    assert about == json.loads(answers.answer("about").body)
+    kinds = [(n, kind) for n in range(len(recordings)) for kind in ("knockout", KINDS[1 + n % 4])]
+    asked = [
+        (path, {"recording": n, **parameters})
+        for n, kind in kinds
+        for path, parameters in questions_of_effects(about["recordings"][n], kind)
+    ]
+    links = [
+        (path, {"recording": n, "effect": kind, **more})
+        for n, kind in kinds
+        for path, more in (
+            ("links", {"layer": 0, "head": 0, "n": 6}),
+            ("links", {"layer": 0, "heads": "0,1", "n": 3, "rows": "0-1", "columns": "0-1"}),
+            ("effects", {}),
+        )
+    ]
+    found = ask.all([*asked, *links])
+    for (path, parameters), body in zip(asked, found, strict=False):
+        expected = floats(complete(answers, path, parameters))
+        layer = recordings[parameters["recording"]].layers[0]
+        np.testing.assert_array_equal(np.isnan(floats(body)), np.isnan(expected))
+        close(floats(body), expected, layer, parameters["effect"])
+    for (path, parameters), body in zip(links, found[len(asked) :], strict=True):
+        told, wanted = json.loads(body), json.loads(complete(answers, path, parameters))
+        assert told.keys() == wanted.keys()
+        layer = recordings[parameters["recording"]].layers[0]
+        got, expected = (
+            [abs(link[2]) for link in x["links"]] if path == "links" else x["largest"]
+            for x in (told, wanted)
+        )
+        close(got, expected, layer, parameters["effect"])
     answers.close()
 
 

@@ -336,7 +336,7 @@ def _largest_of(
     for rows in _telling_rows(to_numpy(layer.gradient)):
         found = to_numpy(effects.part(rows).received("max"))
         most = np.fmax(most, np.nan_to_num(np.abs(found), nan=0.0).max(-1, initial=0.0))
-    return [float(f"{x:.6g}") if np.isfinite(x) else None for x in most]
+    return [float(f"{x:.9g}") if np.isfinite(x) else None for x in most]
 
 
 def _telling_rows(gradient: np.ndarray) -> list[slice]:

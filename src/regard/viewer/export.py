@@ -1,7 +1,8 @@
 """The viewer in one HTML file: the page, and the recordings whose weights it computes by itself.
 
 Arrays stand in the file as they were recorded, to the last bit, so it shows the numbers of
-``regard view``. Its size follows from query, key and value, which are linear in the tokens.
+``regard view``. Its size follows from query, key and value, and the gradient where effects were
+recorded, which are linear in the tokens.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ __all__ = ["export"]
 LIMIT_BYTES = 64_000_000
 ENDINGS = (".html", ".htm")
 LEAST_PACKED = 0.5  # the least fraction of their bytes that a model's numbers pack to
-FLOATS = ("query", "key", "value")
+FLOATS = ("query", "key", "value", "gradient")
 SQUARES = ("bias", "mask")  # of queries × keys
 # Nothing is fetched, and only this script and this style run.
 POLICY = (
@@ -195,11 +196,13 @@ class Pack:
 
         layers = [layer for held in self._held for _, layer in held]
         heads = max(layer.heads for layer in layers)
+        has_gradient = any(layer.gradient is not None for layer in layers)
+        vectors = "query, key, value and gradient" if has_gradient else "query, key and value"
         size, squares = self._bytes_of(FLOATS), self._bytes_of(SQUARES)
         also = f" and {' and '.join(SQUARES)} of {bytes_text(squares)}" if squares else ""
         return MaterializeError(
             f"export: {counted(len(layers), 'layer')} × {counted(heads, 'head')} ×"
-            f" {counted(self._tokens, 'token')} hold {bytes_text(size)} of query, key and value"
+            f" {counted(self._tokens, 'token')} hold {bytes_text(size)} of {vectors}"
             f"{also}; packed into one page they are above the limit of"
             f" {bytes_text(self._limit_bytes)}.\n"
             "  Choose layers with layers=[0, 5], record fewer tokens, allow more with"
@@ -258,7 +261,7 @@ def _options(layer: Layer) -> dict[str, Any]:
 
 def _arrays(layer: Layer) -> dict[str, Any]:
     """The arrays of a layer, in the dtype in which they were recorded."""
-    arrays = {"query": layer.query, "key": layer.key, "value": layer.value}
+    arrays = {name: getattr(layer, name) for name in FLOATS}
     arrays |= {name: layer.options.get(name) for name in ("sinks", *SQUARES)}
     for name in SQUARES:
         if (array := arrays[name]) is not None:

@@ -33,9 +33,10 @@
  */
 
 /**
- * A layer; query, key and value are flat.
+ * A layer; query, key, value, and the gradient by the output, are flat.
  * @typedef {Rules & {heads: number, keyHeads: number, queries: number, keys: number, size: number,
  *   valueSize: number, query: Numbers, key: Numbers, value: Numbers | null,
+ *   gradient: Numbers | null,
  *   sinks: Numbers | null, querySegments: Numbers | null, keySegments: Numbers | null,
  *   intervalFirst: Numbers | null, intervalLast: Numbers | null,
  *   mask: Repeated | null, bias: Repeated | null}} HeldLayer
@@ -60,6 +61,9 @@ export class AttentionHead {
     this.key = layer.key.subarray(shared * keys * size, (shared + 1) * keys * size);
     this.value =
       layer.value?.subarray(shared * keys * valueSize, (shared + 1) * keys * valueSize) ?? null;
+    this.gradient =
+      layer.gradient?.subarray(head * queries * valueSize, (head + 1) * queries * valueSize) ??
+      null;
     this.sink = layer.sinks?.[head] ?? -Infinity;
     this.biasAt = layer.bias ? repeatedArray(layer.bias, head) : null;
     this.maskAt = layer.mask ? repeatedArray(layer.mask, head) : null;

@@ -106,7 +106,8 @@ export class Comparisons {
  * @param {LocalParameters} parameters
  */
 export function nameOf(parameters) {
-  return `${parameters.heads()} ${parameters.on} ${parameters.against}`;
+  const { on, against, effect } = parameters;
+  return `${parameters.heads()} ${on} ${against} ${effect}`;
 }
 
 /**

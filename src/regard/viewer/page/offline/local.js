@@ -5,6 +5,14 @@ import { dropOldest, TILE } from "../data/source.js";
 import { ChangedWork, ChangeWork } from "./aligned.js";
 import { AttentionHead } from "./attention.js";
 import { Comparisons, nameOf } from "./comparisons.js";
+import {
+  EffectHead,
+  EffectLinksWork,
+  EffectRowsWork,
+  EffectTileWork,
+  LargestWork,
+  MeanEffects,
+} from "./effects.js";
 import { MeanHead, MeanRowWork, MeanTileWork, SumsWork } from "./mean.js";
 import { LocalParameters } from "./parameters.js";
 import { LATER, LocalTurns, SOON } from "./turns.js";
@@ -12,7 +20,7 @@ import { unpackedArray } from "./unpack.js";
 import { WordHead } from "./words.js";
 import { ColumnWork, HeadsWork, LinksWork, TileWork, VisibleWork } from "./work.js";
 
-/** @import { About, HeadRoles, SendRequest, Parameters, Reply, Run } from "../data/source.js" */
+/** @import { About, EffectKind, HeadRoles, SendRequest, Parameters, Reply, Run } from "../data/source.js" */
 /** @import { Numbers, HeldLayer, Pair, Rules } from "./attention.js" */
 /** @import { Priority } from "./turns.js" */
 /** @import { Dtype } from "./unpack.js" */
@@ -80,6 +88,8 @@ class LocalAnswers {
     this.seen = new WeakMap();
     /** @type {Map<string, WordHead>} */
     this.words = new Map();
+    /** @type {Map<string, EffectHead>} */
+    this.effects = new Map();
     /** @type {Map<string, RowWork>} LRU cache of work in progress or done */
     this.works = new Map();
   }
@@ -121,6 +131,7 @@ class LocalAnswers {
     heads: (parameters, signal) => this.#heads(parameters, signal),
     roles: async ({ recording }) => ({ value: this.data.recordings[recording].roles }),
     pair: (parameters, signal) => this.#pair(parameters, signal),
+    effects: (parameters, signal) => this.#largest(parameters, signal),
     alignment: async (parameters) => ({
       value: this.comparisons.alignment(parameters.recording, parameters.other()),
     }),
@@ -139,11 +150,17 @@ class LocalAnswers {
     // The share of several tokens is what they have, whatever words they are of.
     const isShare = plane === "mass" && level > 0;
     const unit = isShare ? "token" : parameters.unit;
-    const heads = await this.#headsOf(parameters, unit);
     const tiles = (/** @type {number} */ count) => Math.ceil(count / (TILE * 2 ** level));
     const row = parameters.number("row", tiles(parameters.facts.queries));
     const column = parameters.number("column", tiles(parameters.facts.tokens));
     const name = `tile ${nameOf(parameters)} ${unit} ${level} ${row} ${column}`;
+    if (parameters.effect) {
+      const rows = await this.#rowsOf(parameters);
+      const make = () => new EffectTileWork(rows, level, row, column);
+      const work = await this.#worked(name, make, SOON, signal);
+      return { value: work.picture(), coverage: work.coverage };
+    }
+    const heads = await this.#headsOf(parameters, unit);
     const make = () => {
       const works = heads.map((head) => new TileWork(head, level, row, column));
       return works.length > 1 ? new MeanTileWork(works) : works[0];
@@ -162,7 +179,9 @@ class LocalAnswers {
     const [[query, end]] = parts;
     if (parts.length > 1 || end > query + 1) {
       const name = `rows ${nameOf(parameters)} ${parameters.unit} ${parts}`;
-      const work = await this.#worked(name, () => new MeanRowWork(head, parts), SOON, signal);
+      const make = () =>
+        parameters.effect ? new EffectRowsWork(head, parts) : new MeanRowWork(head, parts);
+      const work = await this.#worked(name, make, SOON, signal);
       return { value: work.values, coverage: work.coverage };
     }
     await this.turns.wait(SOON, signal);
@@ -226,8 +245,11 @@ class LocalAnswers {
     const n = parameters.number("n", MOST_LINKS + 1);
     const [rows, columns] = [parameters.part("rows"), parameters.part("columns")];
     const name = `links ${nameOf(parameters)} ${parameters.unit} ${n} ${rows} ${columns}`;
-    const seen = await this.#seenBy(head, signal);
-    const make = () => new LinksWork(head, n, rows, columns, seen);
+    const seen = parameters.effect ? null : await this.#seenBy(head, signal);
+    const make = () =>
+      seen
+        ? new LinksWork(head, n, rows, columns, seen)
+        : new EffectLinksWork(head, n, rows, columns);
     const work = await this.#worked(name, make, SOON, signal);
     const { fewest, coverage } = work;
     return { value: { links: work.links(), fewest, coverage }, coverage };
@@ -279,17 +301,39 @@ class LocalAnswers {
    */
   async #pair(parameters, signal) {
     const [query, key] = [parameters.query(), parameters.key()];
-    const { recording, first, unit } = parameters;
+    const { recording, first, unit, effect, facts } = parameters;
     const found = [];
     for (const layer of this.data.recordings[recording].layers.keys()) {
       const { heads } = await this.#layer(recording, layer, first);
+      const hasNone = effect && !facts.layers[layer].effects.length;
       for (let n = 0; n < heads; n++) {
-        const head = await this.#read(recording, layer, n, first, unit);
         if (this.turns.isOver) await this.turns.wait(SOON, signal);
-        found.push(head.log(query, key));
+        if (hasNone) found.push(NaN);
+        else if (effect)
+          found.push((await this.#effectsOf(recording, layer, n, effect)).log(query, key));
+        else found.push((await this.#read(recording, layer, n, first, unit)).log(query, key));
       }
     }
     return { value: Float32Array.from(found) };
+  }
+
+  /**
+   * @param {LocalParameters} parameters
+   * @param {AbortSignal} [signal]
+   */
+  async #largest({ recording, facts, effect }, signal) {
+    if (!effect) throw new Error("effect is missing; this endpoint needs it.");
+    const largest = [];
+    for (const [layer, { heads: count, effects }] of facts.layers.entries()) {
+      const numbers = Array.from({ length: effects.length ? count : 0 }, (_, head) => head);
+      const read = (/** @type {number} */ head) => this.#effectsOf(recording, layer, head, effect);
+      const heads = await Promise.all(numbers.map(read));
+      const name = `largest ${recording} ${layer} ${effect}`;
+      const work =
+        heads.length && (await this.#worked(name, () => new LargestWork(heads), SOON, signal));
+      largest.push(work ? work.largest() : null);
+    }
+    return { value: { largest } };
   }
 
   /**
@@ -421,6 +465,13 @@ class LocalAnswers {
    * @returns {Promise<HeadRows>}
    */
   async #rowsOf(parameters) {
+    const { effect } = parameters;
+    if (effect) {
+      const [recording, layer, places] = parameters.heads();
+      const read = (/** @type {number} */ head) => this.#effectsOf(recording, layer, head, effect);
+      const every = await Promise.all(places.map(read));
+      return every.length > 1 ? new MeanEffects(every) : every[0];
+    }
     const heads = await this.#headsOf(parameters);
     return heads.length > 1 ? new MeanHead(heads) : heads[0];
   }
@@ -438,6 +489,18 @@ class LocalAnswers {
     if (unit !== "word") return pieces;
     const make = () => new WordHead(pieces, this.data.recordings[recording].words);
     return cached(this.words, `${recording} ${layer} ${head} ${first}`, make);
+  }
+
+  /**
+   * @param {number} recording
+   * @param {number} layer
+   * @param {number} head
+   * @param {EffectKind} kind
+   */
+  async #effectsOf(recording, layer, head, kind) {
+    const found = await this.#head(recording, layer, head, "shown");
+    const make = () => new EffectHead(found, kind);
+    return cached(this.effects, `${recording} ${layer} ${head} ${kind}`, make);
   }
 
   /**
@@ -481,6 +544,7 @@ async function readLayer({ arrays, ...options }, textOf) {
     "query",
     "key",
     "value",
+    "gradient",
     "sinks",
     "query_segments",
     "key_segments",
@@ -490,7 +554,8 @@ async function readLayer({ arrays, ...options }, textOf) {
     "bias",
   ];
   const all = await Promise.all(names.map(read));
-  const [query, key, value, sinks, querySegments, keySegments, first, last, mask, bias] = all;
+  const [query, key, value, gradient, sinks, querySegments, keySegments, first, last, mask, bias] =
+    all;
   if (!query || !key) throw new Error("This file has no query or no key; export it again.");
   const [heads, queries, size] = query.shape;
   const [keyHeads, keys] = key.shape;
@@ -507,6 +572,7 @@ async function readLayer({ arrays, ...options }, textOf) {
     query: query.values,
     key: key.values,
     value: value?.values ?? null,
+    gradient: gradient?.values ?? null,
     sinks: sinks?.values ?? null,
     querySegments: querySegments?.values ?? null,
     keySegments: keySegments?.values ?? null,

@@ -1,5 +1,7 @@
 // The parameters of a request, checked against the recordings.
 
+import { KIND_NAMES } from "../data/kinds.js";
+
 /** @import { Parameters } from "../data/source.js" */
 /** @import { PackedData } from "./local.js" */
 /** @import { Part } from "./work.js" */
@@ -20,6 +22,7 @@ export class LocalParameters {
     this.first = parameters.first === undefined ? "shown" : this.word("first", FIRST);
     this.unit = parameters.unit === undefined ? "token" : this.word("unit", UNITS);
     this.on = parameters.on === undefined ? null : this.number("on", data.recordings.length);
+    this.effect = parameters.effect === undefined ? null : this.word("effect", KIND_NAMES);
     const { against } = parameters;
     this.against = against === undefined ? null : this.number("against", data.recordings.length);
     if (this.on !== null && this.against !== null)
@@ -28,6 +31,13 @@ export class LocalParameters {
       throw new Error("on and against compare tokens; leave unit=word out.");
     if (parameters.heads !== undefined && (this.on !== null || this.against !== null))
       throw new Error("on and against compare one head; give head in place of heads.");
+    if (this.effect && this.first === "hidden")
+      throw new Error("effects are of the pass as it was; leave first=hidden out.");
+    const others = [this.on, this.against, parameters.unit].filter(
+      (x) => x !== null && x !== undefined,
+    );
+    if (this.effect && others.length)
+      throw new Error("effects are of a head's own tokens; leave on, against and unit out.");
     // Positions are of the recording that others are shown on.
     if (this.on !== null) {
       const { tokens, queries } = data.about.recordings[this.on];

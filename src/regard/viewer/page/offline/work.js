@@ -94,7 +94,7 @@ function reversedBits(number, bits) {
  * @param {number} high
  * @param {number} side
  */
-function evenBounds(low, high, side) {
+export function evenBounds(low, high, side) {
   const bounds = [low];
   while (bounds[bounds.length - 1] < high)
     bounds.push(Math.min(bounds[bounds.length - 1] + side, high));

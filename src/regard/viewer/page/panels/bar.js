@@ -49,7 +49,10 @@ export function makeColourBar({ selection, ended }, map) {
     make("label", { class: "regard-colours-end" }, input, units[n]),
   );
   const sides = make("label", { class: "regard-colours-span" }, "±", span);
-  const signs = [make("span", { class: "regard-sign" }), make("span", { class: "regard-sign" })];
+  const signs = [
+    make("span", { class: "regard-end-word" }),
+    make("span", { class: "regard-end-word" }),
+  ];
   const element = make(
     "div",
     { class: "regard-colours", role: "group", "aria-label": "Colours" },
