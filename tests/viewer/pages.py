@@ -12,7 +12,10 @@ STATUS = ".regard-readout"
 BAR = ".regard-bar-row"
 
 
-def spoken(tokens=SENTENCE, layers=2, heads=4, key_heads=4, size=8, seed=0, values=True, **options):
+def spoken(
+    tokens=SENTENCE, layers=2, heads=4, key_heads=4, size=8, seed=0, values=True, explained=False,
+    **options,
+):  # fmt: skip
     """A causal recording of these tokens, with weights that are not all alike."""
     random = np.random.default_rng(seed)
 
@@ -23,6 +26,7 @@ def spoken(tokens=SENTENCE, layers=2, heads=4, key_heads=4, size=8, seed=0, valu
     made = [
         Layer(
             numbers(heads), numbers(key_heads), numbers(key_heads) if values else None,
+            gradient=0.1 * numbers(heads) if explained else None,
             **{"causal": True, **options},
         )
         for _ in range(layers)

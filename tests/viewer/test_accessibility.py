@@ -46,7 +46,7 @@ INKS = """async ({dark}) => {
   const colours = [INVISIBLE[dark ? "dark" : "light"]];
   for (let n = 0; n < ENTRIES; n++) {
     const part = n / (ENTRIES - 1);
-    colours.push(signedColour(2 * part - 1, 1, dark));
+    colours.push(signedColour(2 * part - 1, {span: 1, decades: 0}, dark));
     for (const [scale, [low, high]] of Object.entries(RANGES)) {
       const range = {low, high, linear: scale === "linear"};
       const value = low + part * (high - low);
@@ -102,6 +102,7 @@ STATES = {
     "steps": (f"L0H1&{PAIR}&view=steps", None),
     "side by side": (f"L0H1&{PAIR}&compare=side&other=L1H2", None),
     "difference": (f"L0H1&{PAIR}&compare=difference&other=L1H2", None),
+    "effects": (f"L0H1&{PAIR}&plane=effect", None),
     "sorted": (f"L0H1&{PAIR}", sort_heads),
     "searched": (f"L0H1&{PAIR}", search),
     "export": (f"L0H1&{PAIR}", open_export),
@@ -146,7 +147,7 @@ def show(serve, open_page):
 class TestPage:
     @pytest.mark.slow
     def test_it_can_be_read_and_used_by_everyone(self, show, scheme):
-        page = show(spoken(boundary=5), f"L0H1&{PAIR}", color_scheme=scheme)
+        page = show(spoken(boundary=5, explained=True), f"L0H1&{PAIR}", color_scheme=scheme)
         for state, (place, act) in STATES.items():
             go(page, place)
             if act:
@@ -154,13 +155,13 @@ class TestPage:
             assert_accessible(page, state)
 
     def test_so_can_a_narrow_one(self, show, scheme):
-        page = show(spoken(), f"L0H1&{PAIR}", size=NARROW, color_scheme=scheme)
+        page = show(spoken(explained=True), f"L0H1&{PAIR}", size=NARROW, color_scheme=scheme)
         is_chosen(page, 6, 3)
         for panel in ("Heads", "Pairs", "Text"):
             page.locator(".regard-tabs").get_by_role("button", name=panel).click()
             assert_accessible(page, panel)
-        for view in ("lines", "steps"):
-            go(page, f"L0H1&{PAIR}&view={view}")
+        for view in ("view=lines", "view=steps", "plane=effect"):
+            go(page, f"L0H1&{PAIR}&{view}")
             assert_accessible(page, view)
 
     def test_so_can_a_long_text(self, show, scheme):

@@ -1,6 +1,9 @@
-"""Effects in the viewer: what the server answers, the page shows, and an exported page computes."""
+"""Effects in the viewer: what the server answers, and what the page shows of it."""
 
+import base64
+import itertools
 import json
+import re
 from urllib.parse import urlencode
 
 import numpy as np
@@ -22,7 +25,10 @@ from viewer.explained import (
     numbers,
     of,
     strongest,
+    weights_of,
 )
+from viewer.map_page import MapPage, assert_pixels, entries, expected_entries, table
+from viewer.pages import SENTENCE, is_said, saved, spoken
 
 SIDE = 256
 
@@ -135,6 +141,27 @@ def test_the_largest_effects_are_those_of_every_head(monkeypatch):
     assert np.isfinite(pair[:4]).all()
 
 
+@pytest.mark.parametrize("most", [2**26, 96])
+def test_thumbnails_are_of_effects(monkeypatch, most):
+    monkeypatch.setattr(_effects, "THUMBNAIL_PAIRS", most)
+    monkeypatch.setattr(_effects, "THUMBNAIL_ROWS", most)
+    recording = RECORDINGS["several tiles"]
+    (layer,), answers = recording.layers, Answers([recording])
+    facts = json.loads(asked(answers, "heads", layer=0, effect="knockout").body)
+    pictures = np.frombuffer(base64.b64decode(facts["thumbnails"]), "<f4").reshape(2, 48, 48)
+    edges = np.arange(49) * 270 // 48
+    exact = dense(layer, 1)
+    if most == 96:  # one row of each bin, that with the largest gradients
+        sizes = np.square(layer.gradient).sum((0, 2))
+        read = {low + sizes[low:high].argmax() for low, high in itertools.pairwise(edges)}
+        exact = np.where(np.isin(np.arange(270), list(read))[:, None], exact, np.nan)
+    assert facts["coverage"] == (1 if most > 96 else 48 / 270)
+    assert facts["settled"]
+    for r, (top, bottom) in enumerate(itertools.pairwise(edges)):
+        for c, (left, right) in enumerate(itertools.pairwise(edges)):
+            close(pictures[1, r, c], binned(exact[top:bottom, left:right], 8)[0, 0], layer)
+
+
 def test_tensors_have_effects_too():
     found = explained(causal=True)
     tensors = (torch.from_numpy(x) for x in (found.query, found.key, found.value))
@@ -164,3 +191,136 @@ def test_what_has_no_effects_is_refused_with_a_sentence():
         answer = answers.answer(*request.split("?"))
         assert answer.status == 400
         assert sentence in answer.body.decode()
+
+
+SHOWN = spoken(SENTENCE * 5, layers=2, heads=2, key_heads=1, explained=True)
+
+
+def text_of(x):
+    """An effect as the page writes it, of those above 0.001."""
+    return f"{x:+.3g}".replace("-", "−")
+
+
+def drawn(page, exact, span, decades=0, dark=False):
+    """Checks each pixel of the map against float64."""
+    view, pixels = page.view(), page.screen(1)
+    values = binned(exact, 1 << int(view["level"])) / span
+    if decades:
+        with np.errstate(divide="ignore"):
+            values = np.sign(values) * np.maximum(0, 1 + np.log10(abs(values)) / decades)
+    wanted = expected_entries(view, pixels.shape, np.clip(values, -1, 1), -1, 1)
+    assert_pixels(pixels, wanted, "DIVERGING", dark)
+
+
+def largest_span():
+    """The largest effect of the recording, rounded up to two digits."""
+    most = max(np.nanmax(abs(dense(layer, head))) for layer in SHOWN.layers for head in range(2))
+    unit = 10 ** (np.floor(np.log10(most)) - 1)
+    return float(f"{np.ceil(most / unit) * unit:.2g}")
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_every_pixel_of_the_plane_is_an_effect(open_map, dark):
+    scheme = "dark" if dark else "light"
+    page = open_map(SHOWN, hash="L1H1&plane=effect", color_scheme=scheme)
+    exact = dense(SHOWN.layers[1], 1)
+    span = largest_span()
+    drawn(page, exact, span, 3, dark)
+    page.show("L1H1&plane=effect&scale=linear")
+    drawn(page, exact, span, 0, dark)
+    page.show("L1H1&plane=effect&scale=linear&span=0.02&x=3&y=9&zoom=31")
+    drawn(page, exact, 0.02, 0, dark)
+    page.show("L1H1&plane=effect&kind=gradient&scale=linear&span=0.5")
+    drawn(page, dense(SHOWN.layers[1], 1, "gradient"), 0.5, 0, dark)
+    page.show("L1H1&heads=0,1&plane=effect&scale=linear&span=0.02")
+    drawn(page, mean(dense(SHOWN.layers[1], 0), exact), 0.02, 0, dark)
+
+
+def test_the_panels_are_of_effects(open_map):
+    page = open_map(SHOWN, hash="L1H1&scale=linear")
+    exact, (query, key, most) = dense(SHOWN.layers[1], 1), *strongest(dense(SHOWN.layers[1], 1), 1)
+    one = page.page
+    plane = one.get_by_role("group", name="Plane")
+    page.page.keyboard.press("m")
+    page.page.keyboard.press("m")
+    is_said(one, "Knockout: .* Red: the number rises; blue: it falls.")
+    assert plane.get_by_role("button", name="effect").get_attribute("aria-pressed") == "true"
+    assert page.selection()["plane"] == "effect"
+
+    pairs = one.locator(".regard-pairs")
+    pairs.get_by_text("Strongest effects").wait_for()
+    listed = pairs.locator("li em").all_text_contents()
+    assert listed == [text_of(x) for *_, x in strongest(exact, 8)]
+    pairs.get_by_role("button").first.click()
+    said = is_said(one, rf"query {query} .* key {key} .*effect")
+    weight = weights_of(SHOWN.layers[1], 1)[0][query, key]
+    assert f"effect {text_of(most)} · weight {100 * weight:.2f} %" in said
+
+    text = one.locator(".regard-text")
+    text.get_by_text(": effects").wait_for()
+    bars = text.locator(".regard-bar-weight").all_text_contents()
+    row = sorted(np.nan_to_num(exact[query]), key=abs, reverse=True)
+    assert bars == [text_of(x) for x in row[:12] if abs(x) >= 0.001 * abs(most)]
+    assert text.locator(".regard-bar-times").first.text_content() == f"{100 * weight:.2f} %"
+    tint = (
+        text.locator(".regard-token").nth(key).evaluate("n => n.style.getPropertyValue('--back')")
+    )
+    entry = entries(most / largest_span(), -1, 1)
+    assert tint in [
+        f"rgb({' '.join(map(str, c))})" for c in table("DIVERGING")[entry - 1 : entry + 2]
+    ]
+
+    one.mouse.move(*page.place(query, key))
+    said = is_said(one, "effect .* weight")
+    assert said.strip().endswith(f"effect {text_of(most)} · weight {100 * weight:.2f} %")
+    assert text_of(most) in one.locator(".regard-map-point").first.text_content()
+
+    colours = one.get_by_role("img", name="Knockout: ")
+    assert re.search("Red: .*; blue: .* ±.*linear", colours.get_attribute("aria-label"))
+    one.get_by_role("button", name="sums").is_disabled()
+    assert not one.get_by_role("button", name="hide first").is_visible()
+    one.get_by_label("order").select_option("effect")
+    heads = one.locator(".regard-head-score").all_text_contents()
+    sizes = sorted(
+        (np.nanmax(abs(dense(x, h))) for x in SHOWN.layers for h in range(2)), reverse=True
+    )
+    assert [float(x) for x in heads] == pytest.approx(sizes, rel=0.01)
+
+    one.keyboard.press("e")
+    is_said(one, "Contribution: ")
+    assert page.selection()["kind"] == "contribution"
+    one.keyboard.press("v")  # Lines are of weights
+    one.locator(".regard-lines").wait_for()
+    is_said(one, rf"query {query} .* key {key} .*   weight")
+    one.keyboard.press("v")
+    one.keyboard.press("v")
+    text.get_by_text(": effects").wait_for()
+    one.keyboard.press("c")
+    one.keyboard.press("c")
+    is_said(one, "difference")
+    assert plane.get_by_role("button", name="effect").is_disabled()
+    one.locator(".regard-pairs").get_by_text("Largest differences").wait_for()
+
+
+def test_a_picture_says_what_its_colours_are(open_map):
+    page = open_map(SHOWN, hash="L0H0&plane=effect&kind=contribution")
+    body, _ = saved(page.page, "SVG")
+    assert b"effect (contribution)" in body
+    assert "Red: the pair raises the number; blue: it lowers it." in body.decode()
+
+
+def test_without_a_gradient_there_is_no_such_plane(open_map):
+    page = open_map(spoken(), hash="L0H0&plane=effect")
+    assert page.page.get_by_role("group", name="Plane").get_by_role("button").count() == 2
+    assert "every weight" in page.page.locator(".regard-map-caption").text_content()
+
+
+def test_an_exported_page_shows_the_same_effects(open_page, tmp_path):
+    path = tmp_path / "page.html"
+    SHOWN.export(path)
+    page = MapPage(open_page(f"{path.as_uri()}#L1H1&plane=effect&scale=linear&span=0.02"))
+    drawn(page, dense(SHOWN.layers[1], 1), 0.02)
+    exact = dense(SHOWN.layers[1], 1)
+    listed = page.page.locator(".regard-pairs li em")
+    listed.first.wait_for()
+    assert listed.all_text_contents() == [text_of(x) for *_, x in strongest(exact, 8)]

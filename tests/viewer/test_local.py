@@ -255,6 +255,7 @@ def test_the_page_computes_the_effects_that_the_server_answers(local):
             ("links", {"layer": 0, "head": 0, "n": 6}),
             ("links", {"layer": 0, "heads": "0,1", "n": 3, "rows": "0-1", "columns": "0-1"}),
             ("effects", {}),
+            ("heads", {"layer": 0}),
         )
     ]
     found = ask.all([*asked, *links])
@@ -267,10 +268,12 @@ def test_the_page_computes_the_effects_that_the_server_answers(local):
         told, wanted = json.loads(body), json.loads(complete(answers, path, parameters))
         assert told.keys() == wanted.keys()
         layer = recordings[parameters["recording"]].layers[0]
-        got, expected = (
-            [abs(link[2]) for link in x["links"]] if path == "links" else x["largest"]
-            for x in (told, wanted)
-        )
+        numbers_of = {
+            "links": lambda x: [abs(link[2]) for link in x["links"]],
+            "effects": lambda x: x["largest"],
+            "heads": lambda x: floats(base64.b64decode(x["thumbnails"])),
+        }
+        got, expected = map(numbers_of[path], (told, wanted))
         close(got, expected, layer, parameters["effect"])
     answers.close()
 

@@ -18,6 +18,7 @@ import numpy as np
 from regard._base.arrays import to_numpy
 from regard._weights.effects import KINDS
 from regard.viewer._collected import TILE, Collected, halved
+from regard.viewer._heads import SIZE, square
 
 if TYPE_CHECKING:
     from regard._base.types import Float
@@ -29,7 +30,9 @@ if TYPE_CHECKING:
 
     Link = tuple[int, int, float]
 
-__all__ = ["EffectMap", "has_effects", "kinds_of", "largest_effects", "pair_effects"]
+__all__ = [
+    "EffectMap", "has_effects", "kinds_of", "largest_effects", "pair_effects", "thumbnails",
+]  # fmt: skip
 
 DIRECT_PAIRS = 2**23  # a matrix of fewer has no worker: 20 ns for a pair, about 0.2 s
 ROUNDS, FEW_ROUNDS = 32, 8
@@ -40,6 +43,8 @@ MAX_COLUMNS = 4  # that are kept
 MAX_LINKS = 512
 FEW_QUERIES = 512  # all of which are read for the largest effect
 SAMPLE = 16  # of more
+THUMBNAIL_PAIRS = 2**26  # of a layer's heads, of which all are read for thumbnails: 0.8 s
+THUMBNAIL_ROWS = 2**10  # of heads that are read of more: 0.5 ms each, and more of long texts
 
 
 def kinds_of(layer: Layer) -> list[str]:
@@ -333,21 +338,50 @@ def _largest_of(
     recording._check_file()
     effects = recording.effects(number, None, kind)
     most = np.zeros(layer.heads)
-    for rows in _telling_rows(to_numpy(layer.gradient)):
+    for rows in _telling_rows(layer):
         found = to_numpy(effects.part(rows).received("max"))
         most = np.fmax(most, np.nan_to_num(np.abs(found), nan=0.0).max(-1, initial=0.0))
     return [float(f"{x:.9g}") if np.isfinite(x) else None for x in most]
 
 
-def _telling_rows(gradient: np.ndarray) -> list[slice]:
+def _telling_rows(layer: Layer) -> list[slice]:
     """All rows, or those with the largest gradients of all heads."""
-    count = gradient.shape[1]
+    count = layer.query.shape[1]
     if count <= FEW_QUERIES:
         return [slice(0, count)]
-    with np.errstate(all="ignore"):
-        sizes = np.nan_to_num(np.square(gradient.astype(np.float32)).sum((0, 2)))
-    rows = np.sort(np.argsort(-sizes, kind="stable")[:SAMPLE])
+    rows = np.sort(np.argsort(-_gradient_sizes(layer), kind="stable")[:SAMPLE])
     return [slice(row, row + 1) for row in rows.tolist()]
+
+
+def _gradient_sizes(layer: Layer) -> Float[np.ndarray, " Lq"]:
+    """The squares of each query's gradients, summed over all heads."""
+    gradient = to_numpy(layer.gradient).astype(np.float32)
+    with np.errstate(all="ignore"):
+        return np.nan_to_num(np.square(gradient).sum((0, 2)))
+
+
+def thumbnails(recording: Recording, place: int, kind: EffectKind) -> tuple[np.ndarray, float]:
+    """``(H, SIZE, SIZE)`` effects of each head of a layer, and the fraction of rows in them.
+
+    Of a long text each bin has the rows with the largest gradients.
+    """
+    recording._check_file()
+    layer = recording.layers[place]
+    effects = recording.effects(recording.layer_numbers[place], None, kind)
+    H, Lq, Lk = effects.shape
+    if H * Lq * Lk <= THUMBNAIL_PAIRS:
+        return square(to_numpy(effects.pool((SIZE, SIZE)))), 1.0
+    sizes, bins = _gradient_sizes(layer), min(SIZE, Lq)
+    count = max(1, THUMBNAIL_ROWS // (H * bins))
+    out = np.full((H, bins, min(SIZE, Lk)), np.nan, np.float32)
+    read = 0
+    for at in range(bins):
+        low, high = at * Lq // bins, (at + 1) * Lq // bins
+        for row in low + np.argsort(-sizes[low:high], kind="stable")[:count]:
+            found = to_numpy(effects.part(slice(int(row), int(row) + 1)).pool((1, SIZE)))
+            out[:, at] = larger(out[:, at], found[:, 0])
+            read += 1
+    return square(out), read / Lq
 
 
 def pair_effects(recording: Recording, kind: EffectKind, query: int, key: int) -> np.ndarray:

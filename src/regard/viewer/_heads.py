@@ -84,7 +84,7 @@ def _facts(recording: Recording, layer: int, scores: HeadScores) -> dict[str, An
     rows = _sample(every, int(recording.layers[layer].query.shape[-1]))
     weights = every.part(slice(rows.start, None, rows.step))
     found = weights.summary(pool=(SIZE, SIZE), only=("pooled", "entropy", "distance"))
-    packed = np.round(_square(to_numpy(found.pooled)) * STEP) / STEP
+    packed = np.round(square(to_numpy(found.pooled)) * STEP) / STEP
     means: dict[str, Any] = {
         "entropy": to_numpy(found.entropy).mean(-1, dtype=float),
         "distance": to_numpy(found.distance).mean(-1, dtype=float),
@@ -95,7 +95,7 @@ def _facts(recording: Recording, layer: int, scores: HeadScores) -> dict[str, An
         numbers |= dict.fromkeys(SCORES)
     return {
         "size": SIZE,
-        "thumbnails": base64.b64encode(packed.astype("<f4").tobytes()).decode(),
+        "thumbnails": packed_text(packed),
         **numbers,
         "coverage": len(rows) / len(recording.query_tokens),
         "settled": True,
@@ -110,7 +110,12 @@ def _sample(weights: AttentionWeights, head_size: int) -> range:
     return range(step // 2, Lq, step)
 
 
-def _square(pictures: np.ndarray) -> np.ndarray:
+def packed_text(pictures: np.ndarray) -> str:
+    """base64 of float32."""
+    return base64.b64encode(pictures.astype("<f4").tobytes()).decode()
+
+
+def square(pictures: np.ndarray) -> np.ndarray:
     """``(H, SIZE, SIZE)``: where there are fewer bins, each is repeated."""
     down, across = (np.arange(SIZE) * n // SIZE for n in pictures.shape[1:])
     return pictures[:, down][:, :, across]

@@ -22,8 +22,8 @@ from regard.recording import Recording
 from regard.viewer import _facts, _steps
 from regard.viewer._alignment import Alignments
 from regard.viewer._differences import Differences, Place
-from regard.viewer._effects import largest_effects, pair_effects
-from regard.viewer._heads import Heads
+from regard.viewer._effects import largest_effects, pair_effects, thumbnails
+from regard.viewer._heads import SIZE, Heads, packed_text
 from regard.viewer._maps import Maps, Where
 from regard.viewer._words import pair_of_words, seen_words
 
@@ -116,7 +116,8 @@ class Answers:
         self._differences = Differences(self._shown, self._alignments)
         self._heads = [Heads(found) for found in self._shown]
         self._largest: dict[tuple[int, str], list[Any]] = {}  # effects
-        self._effects_lock = threading.Lock()
+        self._thumbnails: dict[tuple[int, int, str], dict[str, Any]] = {}
+        self._largest_lock, self._thumbnails_lock = threading.Lock(), threading.Lock()
 
     @classmethod
     def of_groups(
@@ -226,10 +227,22 @@ class Answers:
         return _json({"links": found, "fewest": fewest, "coverage": coverage}, coverage)
 
     def _head_facts(self, parameters: Parameters) -> Answer:
-        recording, layer = parameters.recording(), parameters.layer()
+        recording, layer, effect = parameters.recording(), parameters.layer(), parameters.effect()
         parameters.done()
+        if effect is not None:
+            return self._effect_pictures(recording, layer, effect)
         facts = self._heads[recording].of(layer)
         return _json(facts, facts["coverage"])
+
+    def _effect_pictures(self, recording: int, layer: int, effect: EffectKind) -> Answer:
+        where = recording, layer, effect
+        with self._thumbnails_lock:
+            if where not in self._thumbnails:
+                found, coverage = thumbnails(self._shown[recording], layer, effect)
+                packed = {"thumbnails": packed_text(found), "coverage": coverage}
+                self._thumbnails[where] = {"size": SIZE, **packed, "settled": True}
+            kept = self._thumbnails[where]
+        return _json(kept, kept["coverage"])
 
     def _roles(self, parameters: Parameters) -> Answer:
         recording = parameters.recording()
@@ -249,7 +262,7 @@ class Answers:
     def _effects(self, parameters: Parameters) -> Answer:
         recording, effect = parameters.recording(), parameters.needed_effect()
         parameters.done()
-        with self._effects_lock:
+        with self._largest_lock:
             if (recording, effect) not in self._largest:
                 found = largest_effects(self._shown[recording], effect)
                 self._largest[recording, effect] = found

@@ -11,31 +11,31 @@
 /** @type {Record<EffectKind, KindWords>} */
 export const KINDS = {
   knockout: {
-    means: "Knockout: what the explained number does once the query no longer sees the key.",
+    means: "Knockout: the explained number when the pair is cut.",
     least: "falls",
     most: "rises",
     signs: "Red: the number rises; blue: it falls.",
   },
   contribution: {
-    means: "Contribution: what a pair adds to the explained number, to first order.",
+    means: "Contribution: what the pair adds to the explained number.",
     least: "lowers",
     most: "raises",
     signs: "Red: the pair raises the number; blue: it lowers it.",
   },
   relevance: {
-    means: "Relevance: the contributions that raise the explained number, to first order.",
+    means: "Relevance: what the pair adds to the explained number, where it raises it.",
     least: "",
     most: "raises",
     signs: "Red: the pair raises the number.",
   },
   gradient: {
-    means: "Gradient: what more weight on a pair does to the explained number.",
-    least: "lowers",
-    most: "raises",
-    signs: "Red: more weight raises the number; blue: it lowers it.",
+    means: "Gradient: what more weight does to the explained number.",
+    least: "falls",
+    most: "rises",
+    signs: "Red: the number rises; blue: it falls.",
   },
   change: {
-    means: "Change: how far the head's output moves once the query no longer sees the key.",
+    means: "Change: how far the head's output moves when the pair is cut.",
     least: "",
     most: "moves",
     signs: "Red: the output moves; there is no sign.",

@@ -99,6 +99,11 @@
  */
 
 /**
+ * A thumbnail is size × size effects, NaN where masked.
+ * @typedef {{size: number, thumbnails: Float32Array, coverage: number, settled: boolean}} EffectThumbnails
+ */
+
+/**
  * What each head of each layer is called, by places, its main role in a few letters, its sentence, and the head to open at.
  * @typedef {{opens: {layer: number, head: number}, roles: string[][], tags: string[][], says: string[][]}} HeadRoles
  */
@@ -242,8 +247,18 @@ export class Source {
   async heads(where) {
     /** @type {HeadScores & {thumbnails: string}} */
     const found = await this.#json("heads", where);
-    const bytes = Uint8Array.from(atob(found.thumbnails), (c) => c.charCodeAt(0));
-    return { ...found, thumbnails: new Float32Array(bytes.buffer) };
+    return { ...found, thumbnails: unpacked(found.thumbnails) };
+  }
+
+  /**
+   * The effects of every head of a layer, as thumbnails.
+   * @param {{recording: number, layer: number, effect: EffectKind}} where
+   * @returns {Promise<EffectThumbnails>}
+   */
+  async effectThumbnails(where) {
+    /** @type {Omit<EffectThumbnails, "thumbnails"> & {thumbnails: string}} */
+    const found = await this.#json("heads", where);
+    return { ...found, thumbnails: unpacked(found.thumbnails) };
   }
 
   /**
@@ -361,6 +376,11 @@ export class Source {
       this.pending.delete(name);
     }
   }
+}
+
+/** @param {string} text base64 of float32 */
+function unpacked(text) {
+  return new Float32Array(Uint8Array.from(atob(text), (c) => c.charCodeAt(0)).buffer);
 }
 
 /**

@@ -2,7 +2,7 @@
 // values of its keys and the gradient of its output give a row of effects.
 
 import { TILE } from "../data/source.js";
-import { evenBounds, RowWork } from "./work.js";
+import { evenBounds, packedThumbnails, RowWork, THUMBNAIL } from "./work.js";
 
 /** @import { EffectKind, Link } from "../data/source.js" */
 /** @import { AttentionHead, Numbers } from "./attention.js" */
@@ -229,10 +229,7 @@ export class EffectTileWork extends RowWork {
     const { head, side, left, values } = this;
     const [low, high] = head.logs(row, left, this.right);
     for (let j = low; j < high; j++) {
-      const at = bin * TILE + Math.floor((j - left) / side);
-      const effect = head.line[j];
-      const [size, most] = [Math.abs(effect), Math.abs(values[at])];
-      if (Number.isNaN(most) || size > most || (size === most && effect > 0)) values[at] = effect;
+      keepLarger(values, bin * TILE + Math.floor((j - left) / side), head.line[j]);
     }
   }
 
@@ -318,6 +315,54 @@ export class EffectLinksWork extends RowWork {
     this.#cut();
     return this.found;
   }
+}
+
+// Thumbnails of the effects of all heads of a layer.
+export class EffectHeadsWork extends RowWork {
+  /** @param {EffectHead[]} heads */
+  constructor(heads) {
+    const { queries, keys } = heads[0].layer;
+    const down = Math.min(THUMBNAIL, queries);
+    const bounds = Array.from({ length: down + 1 }, (_, n) => Math.floor((n * queries) / down));
+    super(bounds, down);
+    this.heads = heads;
+    this.down = down;
+    this.across = Math.min(THUMBNAIL, keys);
+    this.values = heads.map(() => new Float32Array(down * this.across).fill(NaN));
+  }
+
+  /**
+   * @param {number} row
+   * @param {number} bin
+   * @override
+   */
+  take(row, bin) {
+    const { keys } = this.heads[0].layer;
+    for (const [n, head] of this.heads.entries()) {
+      const [low, high] = head.logs(row);
+      for (let j = low; j < high; j++) {
+        const column = Math.floor(((j + 1) * this.across - 1) / keys);
+        keepLarger(this.values[n], bin * this.across + column, head.line[j]);
+      }
+    }
+  }
+
+  facts() {
+    const { coverage, down, across } = this;
+    const thumbnails = packedThumbnails(this.values, { down, across }, (effect) => effect);
+    return { size: THUMBNAIL, thumbnails, coverage, settled: coverage === 1 };
+  }
+}
+
+/**
+ * Keeps the larger of two effects in size, the positive one of equals.
+ * @param {Float32Array} values
+ * @param {number} at
+ * @param {number} effect
+ */
+function keepLarger(values, at, effect) {
+  const [size, most] = [Math.abs(effect), Math.abs(values[at])];
+  if (Number.isNaN(most) || size > most || (size === most && effect > 0)) values[at] = effect;
 }
 
 // The size of the largest effect of each head of a layer; of a long text in the rows with the

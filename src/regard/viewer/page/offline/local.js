@@ -7,6 +7,7 @@ import { AttentionHead } from "./attention.js";
 import { Comparisons, nameOf } from "./comparisons.js";
 import {
   EffectHead,
+  EffectHeadsWork,
   EffectLinksWork,
   EffectRowsWork,
   EffectTileWork,
@@ -261,9 +262,16 @@ class LocalAnswers {
    */
   async #heads(parameters, signal) {
     const [recording, layer] = parameters.layer();
-    const { first } = parameters;
+    const { first, effect } = parameters;
     const { heads: count } = await this.#layer(recording, layer, first);
     const numbers = Array.from({ length: count }, (_, head) => head);
+    if (effect) {
+      const every = numbers.map((head) => this.#effectsOf(recording, layer, head, effect));
+      const heads = await Promise.all(every);
+      const name = `effects ${recording} ${layer} ${effect}`;
+      const work = await this.#worked(name, () => new EffectHeadsWork(heads), LATER, signal);
+      return { value: work.facts(), coverage: work.coverage };
+    }
     const heads = await Promise.all(
       numbers.map((head) => this.#head(recording, layer, head, first)),
     );

@@ -21,7 +21,7 @@ const FEW_KEYS = 8; // of fewer, one has a large weight in any case
  *   {layer: {queries: number, keys: number}}} HeadRows
  */
 
-const THUMBNAIL = 48; // bins on a side
+export const THUMBNAIL = 48; // bins on a side
 const THUMBNAIL_STEPS = 64; // to a nat: what regard's server rounds to
 
 export class RowWork {
@@ -423,7 +423,11 @@ export class HeadsWork extends RowWork {
       this.places ? this.sums.map((sums) => finiteOrNull(sums[name] / sums.counts[name])) : null;
     return {
       size: THUMBNAIL,
-      thumbnails: this.#packed(),
+      thumbnails: packedThumbnails(
+        this.strongest,
+        this,
+        (log) => Math.round(log * THUMBNAIL_STEPS) / THUMBNAIL_STEPS,
+      ),
       entropy: mean("entropy"),
       distance: mean("distance"),
       first: scored("first"),
@@ -433,23 +437,27 @@ export class HeadsWork extends RowWork {
       settled: this.coverage === 1,
     };
   }
+}
 
-  // Where there are fewer bins than a thumbnail has, each is repeated.
-  #packed() {
-    const packed = new Float32Array(this.heads.length * THUMBNAIL * THUMBNAIL);
-    let at = 0;
-    for (const picture of this.strongest)
-      for (let r = 0; r < THUMBNAIL; r++)
-        for (let c = 0; c < THUMBNAIL; c++) {
-          const row = Math.floor((r * this.down) / THUMBNAIL);
-          const column = Math.floor((c * this.across) / THUMBNAIL);
-          const log = picture[row * this.across + column];
-          packed[at++] = Math.round(log * THUMBNAIL_STEPS) / THUMBNAIL_STEPS;
-        }
-    let binary = "";
-    for (const byte of new Uint8Array(packed.buffer)) binary += String.fromCharCode(byte);
-    return btoa(binary);
-  }
+/**
+ * base64 of the bins of each head; where there are fewer than a thumbnail has, each is repeated.
+ * @param {(Float32Array | Float64Array)[]} pictures
+ * @param {{down: number, across: number}} bins
+ * @param {(value: number) => number} rounded
+ */
+export function packedThumbnails(pictures, { down, across }, rounded) {
+  const packed = new Float32Array(pictures.length * THUMBNAIL * THUMBNAIL);
+  let at = 0;
+  for (const picture of pictures)
+    for (let r = 0; r < THUMBNAIL; r++)
+      for (let c = 0; c < THUMBNAIL; c++) {
+        const row = Math.floor((r * down) / THUMBNAIL);
+        const column = Math.floor((c * across) / THUMBNAIL);
+        packed[at++] = rounded(picture[row * across + column]);
+      }
+  let binary = "";
+  for (const byte of new Uint8Array(packed.buffer)) binary += String.fromCharCode(byte);
+  return btoa(binary);
 }
 
 /**

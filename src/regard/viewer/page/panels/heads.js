@@ -26,7 +26,7 @@ import { effectWords, stepText, weightText } from "../drawing/numbers.js";
 import { ChangeGrid, comparedRecording, readChange } from "./change.js";
 
 /** @import { Context, Fields } from "../data/selection.js" */
-/** @import { HeadRoles, HeadsFacts } from "../data/source.js" */
+/** @import { EffectKind, EffectThumbnails, HeadRoles, HeadsFacts } from "../data/source.js" */
 /** @import { LayerChange } from "./change.js" */
 
 /** @typedef {"entropy" | "distance" | "first" | "previous" | "induction" | "change" | "effect"} Score */
@@ -90,6 +90,8 @@ class HeadsPanel {
     this.cells = [];
     /** @type {(HeadsFacts | null)[]} of each layer, where they are known */
     this.facts = [];
+    /** @type {(EffectThumbnails | null)[]} of each layer, where effects are shown and known */
+    this.effects = [];
     /** @type {LayerChange[]} of each layer, where another recording is compared with */
     this.changes = [];
     this.grid = new ChangeGrid(context);
@@ -142,9 +144,11 @@ class HeadsPanel {
       this.effect = this.selection.effect;
       if (isOther || isEffect) this.#fillOrders();
       if (isEffect) this.pair = null;
+      if (isEffect) this.#readEffects();
       if (isEffect || (this.effect && changed.has("span"))) this.#arrange();
       if (isOther || changed.has("recording") || changed.has("first")) this.#read();
-      if (this.coloursPair && LOOKS.some((name) => changed.has(name))) this.paintAll();
+      if ((this.coloursPair || this.effect) && LOOKS.some((name) => changed.has(name)))
+        this.paintAll();
       if (CHOSEN.some((name) => changed.has(name))) this.#showChosen();
       if (PAIR.some((name) => changed.has(name))) this.#readPair();
       if (changed.has("view") && changed.has("recording")) this.#readPair();
@@ -171,6 +175,7 @@ class HeadsPanel {
   #read() {
     const { layers } = this.selection.recordingFacts;
     this.facts = layers.map(() => null);
+    this.#readEffects();
     this.changes = layers.map(() => null);
     this.grid.show(this.changes, this.dark);
     this.pair = null;
@@ -233,6 +238,44 @@ class HeadsPanel {
       this.#explain();
     }
     if (left.length) setTimeout(() => this.#continue(left, run), AGAIN_MS);
+  }
+
+  // Reads the thumbnails of effects, where these are shown, the chosen layer first.
+  #readEffects() {
+    const { effect, selection } = this;
+    const { layers } = selection.recordingFacts;
+    this.effects = layers.map(() => null);
+    this.#explain();
+    this.paintAll();
+    if (!effect) return;
+    const first = selection.layer;
+    const order = layers
+      .flatMap(({ effects }, n) => (effects.length ? [n] : []))
+      .sort((a, b) => Number(b === first) - Number(a === first) || a - b);
+    this.#requestEffects(order, selection.recording, effect).catch(unlessSaid);
+  }
+
+  /**
+   * @param {number[]} layers
+   * @param {number} recording
+   * @param {EffectKind} effect
+   */
+  async #requestEffects(layers, recording, effect) {
+    await this.context.drawn;
+    /** @type {number[]} */
+    const left = [];
+    for (const layer of layers) {
+      const isStill = () => this.effect === effect && this.selection.recording === recording;
+      if (!isStill()) return;
+      const found = await this.context.source.effectThumbnails({ recording, layer, effect });
+      if (!isStill()) return;
+      this.effects[layer] = found;
+      if (found.coverage < 1 && !found.settled) left.push(layer);
+      for (const cell of this.#cellsOf(layer)) this.#paint(cell);
+      this.#explain();
+    }
+    if (left.length)
+      setTimeout(() => this.#requestEffects(left, recording, effect).catch(unlessSaid), AGAIN_MS);
   }
 
   /**
@@ -378,6 +421,7 @@ class HeadsPanel {
       );
     const what = this.effect ? "effect" : "weight";
     if (this.coloursPair) parts.push(`Each square: the ${what} of the chosen pair in that head.`);
+    else if (this.effects.some(Boolean)) parts.push("Each square: the head's effects.");
     else parts.push("Each square: the head's attention map.");
     if (this.selection.recordingFacts.layers.some((l) => l.key_heads < l.heads))
       parts.push("Heads over one line share their keys.");
@@ -444,7 +488,7 @@ class HeadsPanel {
       if (this.pair) this.#draw(cell, this.pair.subarray(place, place + 1), 1);
       return;
     }
-    const facts = this.facts[cell.layer];
+    const facts = this.effects[cell.layer] ?? this.facts[cell.layer];
     if (!facts) return;
     const bins = facts.size ** 2;
     const own = facts.thumbnails.subarray(cell.head * bins, (cell.head + 1) * bins);
@@ -456,9 +500,10 @@ class HeadsPanel {
    * @param {Float32Array} values
    * @param {number} size
    */
-  #draw({ canvas }, values, size) {
+  #draw({ canvas, layer }, values, size) {
     const { selection } = this;
-    const signed = this.coloursPair && this.effect ? signedRange(selection) : null;
+    const isSigned = this.coloursPair ? this.effect : this.effects[layer];
+    const signed = isSigned ? signedRange(selection) : null;
     const range =
       this.coloursPair && selection.usedScale !== "uniform"
         ? colourRange(selection)

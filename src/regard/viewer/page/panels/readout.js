@@ -73,7 +73,6 @@ export function describeChanges(context) {
   const { selection, say } = context;
   let latest = 0;
   const describe = async (/** @type {Changed} */ changed) => {
-    const own = ++latest;
     const { view, usedPlane: plane, effect, usedScale, first, side, compare } = selection;
     const said = [];
     if (changed.has("view")) said.push(WORDS.view[view]);
@@ -89,8 +88,10 @@ export function describeChanges(context) {
     if (context.because) said.unshift(context.because);
     context.because = "";
     const pair = PAIR.some((name) => changed.has(name)) || said.length;
+    if (!pair) return;
+    const own = ++latest;
     const { query, key } = selection;
-    if (pair && query !== null && key !== null) said.push(await pairWords(context, query, key));
+    if (query !== null && key !== null) said.push(await pairWords(context, query, key));
     if (own === latest && said.length) say(said.join(" · "));
   };
   selection.listen((changed) => describe(changed).catch(unlessSaid));

@@ -201,7 +201,7 @@ class TextPanel {
     const token = line.count > 1 ? `${countText(line.count)} tokens` : one;
     const toward = line.count > 1 ? "attend to, on average" : "attends to";
     const does = line.side === "to" ? toward : "is attended by";
-    const differs = line.compared?.effect ? ", by effect" : ", and how that differs";
+    const differs = line.compared?.effect ? ": effects" : ", and how that differs";
     const how = line.compared ? differs : "";
     this.title.textContent = `Text · what ${token} ${does}${how}`;
     this.own.hidden = line.own === null;
