@@ -234,6 +234,24 @@ def test_two_can_be_compared(regard, served, planted_file, model):
     assert served[1][0].endswith("&compare=side")
 
 
+def test_an_explained_text_opens_with_its_effects(regard, served, model, tmp_path):
+    regard("view", "import os", "--model", model, "--explain", -1)
+    (viewer,) = served[0]
+    assert viewer.readings is None
+    (recording,) = viewer.recordings
+    assert all(layer.gradient is not None for layer in recording.layers)
+    assert served[1][0].endswith("&plane=effect")
+    path = tmp_path / "page.html"
+    assert regard("view", "import os", "--model", model, "--explain", 2, "--export", path).code == 0
+    assert '"gradient":' in path.read_text(encoding="utf-8")
+
+
+def test_a_position_that_nothing_predicts_is_refused(regard, served, model):
+    result = regard("view", "import os", "--model", model, "--explain", 0)
+    assert (result.code, served) == (2, ([], []))
+    assert "explain is 0; a position from 1 to" in result.err
+
+
 def test_a_stroke_may_be_a_text(regard, served, model):
     regard("view", "-", "--text", "--model", model)
     assert served[0][0].names == ["-"]
@@ -257,6 +275,8 @@ def test_standard_input_is_read_once(regard, served, model):
         (["--export", "a.html", "--head", 1], "leave them out with --export"),
         (["--export", "a.png", "--pieces"], "--words and --pieces tell how the browser opens"),
         (["--export", "a.html", "--layer", 1], "--layer 1: there is 1 layer, number 0."),
+        (["--explain", -1], "--explain is of a text that is read now; a recording has the effects"),
+        (["--explain", -1, "--export", "a.png"], "a figure has weights alone"),
         (["--with", "missing.safetensors"], "missing.safetensors: no such file"),
     ],
 )

@@ -259,6 +259,14 @@ def view(
             help="Open with the pieces of a word joined; by default below 200 tokens.",
         ),
     ] = None,
+    explain: Annotated[
+        int | None,
+        typer.Option(
+            metavar="POSITION",
+            help="Show what each pair does to the loss of the token at this position, -1 for the"
+            " last. Needs torch.",
+        ),
+    ] = None,
     trust_remote_code: RemoteCode = False,
 ) -> None:
     """Look at every weight in the browser, until Ctrl-C. Prints the address."""
@@ -283,6 +291,7 @@ def view(
             columns,
             scale,
             words,
+            explain,
         ),
     )
 

@@ -102,25 +102,40 @@ def read_recording(argument: str, model: ModelChoice, is_text: bool) -> Recordin
     return recorded(read_source(argument, is_text), model)
 
 
-def recorded(source: str | Recording, model: ModelChoice) -> Recording:
+def recorded(source: str | Recording, model: ModelChoice, explain: int | None = None) -> Recording:
     """A recording as it is; a model reads a text.
+
+    Args:
+        explain: position of the token whose loss is explained, as in ``LanguageModel.record``.
 
     Raises:
         CommandError: with the line to print.
     """
     if isinstance(source, Recording):
+        if explain is not None:
+            raise InputError(
+                "--explain is of a text that is read now; a recording has the effects that it was"
+                " recorded with: LanguageModel.record(text, explain=...)."
+            )
         return source
     with reading(), busy(f"Reading {len(source):,} characters") as tell:
-        return _recorded(source, model, tell)
+        return _recorded(source, model, tell, explain)
 
 
-def _recorded(text: str, model: ModelChoice, tell: Callable[[str], None]) -> Recording:
+def _recorded(
+    text: str, model: ModelChoice, tell: Callable[[str], None], explain: int | None
+) -> Recording:
     """The recording of a text by a model of regard's own, or one of transformers."""
     if model.is_own:
         from regard.lm import LanguageModel
 
         return LanguageModel.load(model.name).record(
-            text, progress=lambda done, layers: tell(f"layer {done + 1} of {layers}")
+            text, lambda done, layers: tell(f"layer {done + 1} of {layers}"), explain
+        )
+    if explain is not None:
+        raise InputError(
+            f"--explain is of regard's own models; with {model.name}, record the pass in Python:"
+            " regard.hf.record(model, tokenizer=tokenizer, explain=...), and view its file."
         )
     from regard.hf import read
 

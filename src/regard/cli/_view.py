@@ -22,7 +22,6 @@ from regard.cli._source import (
     choose_group,
     has_input,
     place_of_option,
-    read_recording,
     read_source,
     recorded,
 )
@@ -56,6 +55,7 @@ class ViewOptions:
     columns: str | None = None
     scale: str | None = None
     words: bool | None = None
+    explain: int | None = None
 
     @property
     def is_figure(self) -> bool:
@@ -82,10 +82,11 @@ def view(argument: str | None, options: ViewOptions) -> None:
         raise InputError("standard input can be read once; give the other text as a file.")
     _check_export(options)
     names = [_name(source, options.is_text) for source in sources]
-    if options.other is None and options.export is None:
+    if options.other is None and options.export is None and options.explain is None:
         _open(read_source(argument, options.is_text), names[0], options)
         return
-    recordings = [read_recording(source, options.model, options.is_text) for source in sources]
+    read = [read_source(source, options.is_text) for source in sources]
+    recordings = [recorded(source, options.model, options.explain) for source in read]
     chosen = choose_group(recordings[0], options.group)
     if options.is_figure:
         _draw(chosen, options)
@@ -176,6 +177,8 @@ def _check_export(options: ViewOptions) -> None:
             "--words and --pieces tell how the browser opens; leave them out with --export."
         )
     if options.is_figure:
+        if options.explain is not None:
+            raise InputError("--explain is of the page: a figure has weights alone.")
         from regard._showing.figure import SCALES
 
         for name in SIDES:
@@ -256,6 +259,8 @@ def _place(recording: Recording, group: Recording, options: ViewOptions) -> str:
 
     layer, head = choose_place(group, options.layer, options.head)
     parts = [f"L{layer}H{head}"]
+    if options.explain is not None:
+        parts.append("plane=effect")
     if at := list(recording.groups).index(group.group):
         parts.append(f"recording={at}")
     if options.other is not None:
