@@ -1,8 +1,8 @@
 """Takes the pictures of the viewer that the documentation shows, in a real Chromium.
 
-    python scripts/screenshots.py [-o docs/pictures] [--only sentence code long]
+    python scripts/screenshots.py [-o docs/pictures] [--only sentence explained code long]
 
-The built-in model reads a sentence, 600 tokens of code, and the first 100,000 tokens of the
+The built-in model reads two sentences, 600 tokens of code, and the first 100,000 tokens of the
 standard library's source; of these the layer that attends to all of them is shown.
 """
 
@@ -19,6 +19,7 @@ from regard.recording import Layer, Recording
 from regard.viewer._server import Viewer
 
 SENTENCE = "The cat slept because it was warm."
+REPEATS = "the cat saw the dog and the cat saw the bird"
 LONG = 100_000
 SIZE = {"width": 1500, "height": 880}
 
@@ -32,6 +33,11 @@ def sources():
 def sentence(model):
     """A sentence as the model reads it."""
     return model.record(SENTENCE)
+
+
+def explained(model):
+    """A sentence, with the gradients of the loss of its last token."""
+    return model.record(REPEATS, explain=-1)
 
 
 def code(model):
@@ -68,6 +74,7 @@ PICTURES = {
         ("lines", "#view=lines", False),
         ("steps", "#view=steps", False),
     ],
+    "explained": [("map", "#L0H7&plane=effect", False)],
     "code": [("map", "", False), ("dark", "", True)],
     "long": [("map", "", False)],
 }
@@ -81,7 +88,7 @@ def main():
     options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)
     model = LanguageModel.load("builtin")
-    makers = {"sentence": sentence, "code": code, "long": long}
+    makers = {"sentence": sentence, "explained": explained, "code": code, "long": long}
     with sync_playwright() as playwright:
         path = shutil.which("chromium") or shutil.which("chromium-browser")
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
