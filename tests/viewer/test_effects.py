@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from regard.recording import Layer
+from regard.recording import Layer, Recording
 from regard.viewer import _effects
 from regard.viewer.answer import Answers
 from viewer.explained import (
@@ -310,9 +310,20 @@ def test_a_picture_says_what_its_colours_are(open_map):
 
 
 def test_without_a_gradient_there_is_no_such_plane(open_map):
-    page = open_map(spoken(), hash="L0H0&plane=effect")
-    assert page.page.get_by_role("group", name="Plane").get_by_role("button").count() == 2
-    assert "every weight" in page.page.locator(".regard-map-caption").text_content()
+    layers = spoken(explained=True).layers[0], spoken().layers[1]
+    page = open_map(Recording(SENTENCE, layers), hash="L1H0&plane=effect")
+    planes = page.page.get_by_role("group", name="Plane").get_by_role("button")
+    caption = page.page.locator(".regard-map-caption")
+    for key, count, words in (("", 2, "every weight"), ("{", 3, "knockout of every pair")):
+        if key:
+            page.page.keyboard.press(key)
+            page.wait()
+        assert planes.count() == count
+        assert words in caption.text_content()
+    page.page.keyboard.press("}")
+    page.wait()
+    assert planes.count() == 2
+    assert page.selection()["plane"] == "effect"
 
 
 def test_an_exported_page_shows_the_same_effects(open_page, tmp_path):

@@ -44,7 +44,7 @@ MAX_LINKS = 512
 FEW_QUERIES = 512  # all of which are read for the largest effect
 SAMPLE = 16  # of more
 THUMBNAIL_PAIRS = 2**26  # of a layer's heads, of which all are read for thumbnails: 0.8 s
-THUMBNAIL_ROWS = 2**10  # of heads that are read of more: 0.5 ms each, and more of long texts
+THUMBNAIL_ROWS, THUMBNAIL_KEYS = 2**10, 2**22  # that are read of more, of all heads: about 0.5 s
 
 
 def kinds_of(layer: Layer) -> list[str]:
@@ -372,7 +372,7 @@ def thumbnails(recording: Recording, place: int, kind: EffectKind) -> tuple[np.n
     if H * Lq * Lk <= THUMBNAIL_PAIRS:
         return square(to_numpy(effects.pool((SIZE, SIZE)))), 1.0
     sizes, bins = _gradient_sizes(layer), min(SIZE, Lq)
-    count = max(1, THUMBNAIL_ROWS // (H * bins))
+    count = max(1, min(THUMBNAIL_ROWS, THUMBNAIL_KEYS // Lk) // (H * bins))
     out = np.full((H, bins, min(SIZE, Lk)), np.nan, np.float32)
     read = 0
     for at in range(bins):

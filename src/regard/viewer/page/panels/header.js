@@ -108,8 +108,11 @@ function makeControls(selection) {
   const showPlane = () => {
     const { layerFacts, hasEffects, usedPlane, effect } = selection;
     const button = plane.buttons.get("effect");
-    if (button)
-      Object.assign(button, { hidden: !layerFacts.effects.length, disabled: !hasEffects });
+    if (button) {
+      button.disabled = !hasEffects;
+      if (!layerFacts.effects.length) button.remove();
+      else if (!button.isConnected) plane.element.append(button);
+    }
     const isOnly = selection.compare && !hasEffects && layerFacts.effects.length;
     plane.element.title = isOnly
       ? "Effects are compared side by side, where both heads have some"
