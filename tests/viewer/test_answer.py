@@ -354,7 +354,8 @@ def test_about_tells_sizes_options_and_places():
         "number": 0, "name": "", "heads": 4, "head_numbers": [0, 1, 2, 3], "key_heads": 2,
         "head_size": 6, "value_size": 3, "samples": 1,
         "scale": pytest.approx(6**-0.5), "capped": None,
-        "causal": True, "weights_only": False, "options": ["causal", "window=(9, 0)"],
+        "causal": True, "weights_only": False, "effects": [],
+        "options": ["causal", "window=(9, 0)"],
     }  # fmt: skip
     assert second["options"] == ["window=(3, 5)"]
     (found,) = asked("everything", "about")["recordings"]

@@ -243,7 +243,9 @@ def test_the_panels_are_of_effects(open_map):
     plane = one.get_by_role("group", name="Plane")
     page.page.keyboard.press("m")
     page.page.keyboard.press("m")
-    is_said(one, "Knockout: .* Red: the number rises; blue: it falls.")
+    is_said(one, "effects: knockout")
+    says = one.locator(".regard-map-says").text_content()
+    assert re.fullmatch("Knockout: .* Red: the number rises; blue: it falls.", says)
     assert plane.get_by_role("button", name="effect").get_attribute("aria-pressed") == "true"
     assert page.selection()["plane"] == "effect"
 
@@ -286,8 +288,9 @@ def test_the_panels_are_of_effects(open_map):
     )
     assert [float(x) for x in heads] == pytest.approx(sizes, rel=0.01)
 
+    one.mouse.move(5, 5)  # what is under the pointer would be said instead
     one.keyboard.press("e")
-    is_said(one, "Contribution: ")
+    is_said(one, "effects: contribution")
     assert page.selection()["kind"] == "contribution"
     one.keyboard.press("v")  # Lines are of weights
     one.locator(".regard-lines").wait_for()

@@ -1,7 +1,6 @@
 // The status line: the chosen pair, and what each change did.
 
 import { headsWords } from "../data/extend.js";
-import { kindWords } from "../data/kinds.js";
 import { countIn } from "../data/several.js";
 import { unlessSaid } from "../data/watch.js";
 import { make } from "../drawing/dom.js";
@@ -77,7 +76,7 @@ export function describeChanges(context) {
     const said = [];
     if (changed.has("view")) said.push(WORDS.view[view]);
     const isOther = changed.has("plane") || changed.has("kind");
-    if (isOther) said.push(effect ? kindWords(effect) : WORDS.plane[plane]);
+    if (isOther) said.push(effect ? `effects: ${effect}` : WORDS.plane[plane]);
     if (changed.has("scale")) said.push(WORDS.scale[usedScale]);
     if (changed.has("first")) said.push(WORDS.first[first]);
     if (changed.has("unit")) said.push(WORDS.unit[selection.usedUnit]);
