@@ -219,21 +219,23 @@ def largest_span():
     return float(f"{np.ceil(most / unit) * unit:.2g}")
 
 
-@pytest.mark.parametrize("dark", [False, True])
-def test_every_pixel_of_the_plane_is_an_effect(open_map, dark):
-    scheme = "dark" if dark else "light"
-    page = open_map(SHOWN, hash="L1H1&plane=effect", color_scheme=scheme)
-    exact = dense(SHOWN.layers[1], 1)
-    span = largest_span()
-    drawn(page, exact, span, 3, dark)
-    page.show("L1H1&plane=effect&scale=linear")
-    drawn(page, exact, span, 0, dark)
+def test_every_pixel_of_the_plane_is_an_effect(open_map):
+    page = open_map(SHOWN, hash="L1H1&plane=effect")
+    exact, span = dense(SHOWN.layers[1], 1), largest_span()
+    drawn(page, exact, span, 3)
+    page.page.emulate_media(color_scheme="dark")
+    page.wait()
+    drawn(page, exact, span, 3, dark=True)
+    page.page.emulate_media(color_scheme="light")
     page.show("L1H1&plane=effect&scale=linear&span=0.02&x=3&y=9&zoom=31")
-    drawn(page, exact, 0.02, 0, dark)
-    page.show("L1H1&plane=effect&kind=gradient&scale=linear&span=0.5")
-    drawn(page, dense(SHOWN.layers[1], 1, "gradient"), 0.5, 0, dark)
+    drawn(page, exact, 0.02)
     page.show("L1H1&heads=0,1&plane=effect&scale=linear&span=0.02")
-    drawn(page, mean(dense(SHOWN.layers[1], 0), exact), 0.02, 0, dark)
+    drawn(page, mean(dense(SHOWN.layers[1], 0), exact), 0.02)
+    page.show("L1H1&plane=effect&kind=gradient&scale=linear&span=0.5")
+    drawn(page, dense(SHOWN.layers[1], 1, "gradient"), 0.5)
+    body, _ = saved(page.page, "SVG")
+    assert "effect (gradient)" in body.decode()
+    assert "Red: the number rises; blue: it falls." in body.decode()
 
 
 def test_the_panels_are_of_effects(open_map):
@@ -279,7 +281,7 @@ def test_the_panels_are_of_effects(open_map):
 
     colours = one.get_by_role("img", name="Knockout: ")
     assert re.search("Red: .*; blue: .* ±.*linear", colours.get_attribute("aria-label"))
-    one.get_by_role("button", name="sums").is_disabled()
+    assert one.get_by_role("button", name="sums").is_disabled()
     assert not one.get_by_role("button", name="hide first").is_visible()
     one.get_by_label("order").select_option("effect")
     heads = one.locator(".regard-head-score").all_text_contents()
@@ -303,13 +305,6 @@ def test_the_panels_are_of_effects(open_map):
     is_said(one, "difference")
     assert plane.get_by_role("button", name="effect").is_disabled()
     one.locator(".regard-pairs").get_by_text("Largest differences").wait_for()
-
-
-def test_a_picture_says_what_its_colours_are(open_map):
-    page = open_map(SHOWN, hash="L0H0&plane=effect&kind=contribution")
-    body, _ = saved(page.page, "SVG")
-    assert b"effect (contribution)" in body
-    assert "Red: the pair raises the number; blue: it lowers it." in body.decode()
 
 
 def test_without_a_gradient_there_is_no_such_plane(open_map):
