@@ -407,7 +407,7 @@ struct PairsAsked {
   uintptr_t top_values = 0, top_keys = 0, pair_query = 0, pair_key = 0, pair_value = 0;
   uintptr_t received = 0, received_max = 0;
   uintptr_t pooled_max = 0, pooled_mean = 0;
-  std::array<int64_t, 2> bins{1, 1};
+  std::array<int64_t, 2> bins{1, 1}, extent{0, 0};
 };
 
 // Terms as the kernels read them: of one head, size and type.
@@ -456,6 +456,7 @@ void reduce_pairs(const std::vector<PairTerm>& given, const PairsAsked& asked, i
                        .received = at<double>(asked.received),
                        .received_max = at<double>(asked.received_max),
                        .bins = {asked.bins[0], asked.bins[1]},
+                       .extent = {asked.extent[0], asked.extent[1]},
                        .pooled_max = at<void>(asked.pooled_max),
                        .pooled_mean = at<void>(asked.pooled_mean),
                        .chunks = nullptr};
@@ -616,7 +617,8 @@ void bind_pairs(nb::module_& m) {
       .def_rw("received_max", &PairsAsked::received_max)
       .def_rw("pooled_max", &PairsAsked::pooled_max)
       .def_rw("pooled_mean", &PairsAsked::pooled_mean)
-      .def_rw("bins", &PairsAsked::bins);
+      .def_rw("bins", &PairsAsked::bins)
+      .def_rw("extent", &PairsAsked::extent);
   nb::class_<DivergencesAsked>(m, "DivergencesAsked", "What is asked of two: addresses, or 0.")
       .def(nb::init<>())
       .def_rw("kl", &DivergencesAsked::kl)

@@ -59,8 +59,8 @@ struct PairChunk {
   PairChunk(const PairMatrix& x, int64_t chunk, Scratch& scratch) {
     const int64_t rows = pair_chunk_rows<E>(x);
     begin = chunk * rows, end = begin + rows < x.Lq ? begin + rows : x.Lq;
-    first_bin = has_picture(x) ? bin_of(begin, x.Lq, x.bins[0]) : 0;
-    const int64_t cells = has_picture(x) ? (rows * x.bins[0] / x.Lq + 2) * x.bins[1] : 0;
+    first_bin = has_picture(x) ? bin_of(begin, x.extent[0], x.bins[0]) : 0;
+    const int64_t cells = has_picture(x) ? (rows * x.bins[0] / x.extent[0] + 2) * x.bins[1] : 0;
     received = scratch.take<Real>(x.received || x.received_max ? x.Lk : 0);
     pooled_max = scratch.take<Real>(x.pooled_max ? cells : 0);
     seen = scratch.take<uint8_t>(cells);
@@ -206,7 +206,8 @@ struct TileBins {
   int64_t first, last;
 
   TileBins(const PairMatrix& x, int64_t j0, int keys)
-      : first(bin_of(j0, x.Lk, x.bins[1])), last(bin_of(j0 + keys - 1, x.Lk, x.bins[1])) {}
+      : first(bin_of(j0, x.extent[1], x.bins[1])),
+        last(bin_of(j0 + keys - 1, x.extent[1], x.bins[1])) {}
 };
 
 // The first key of a bin in a tile.
@@ -349,12 +350,12 @@ static void run_reduce_pairs(const void* pass, int64_t task, char* memory, const
   std::memset((void*)(x.chunks + at * bytes_of_pair_chunk<E>(x)), 0,
               size_t(bytes_of_pair_chunk<E>(x)));
   for (int64_t bin = 0; has_picture(x) && bin <= x.bins[1]; ++bin)
-    r.edges[bin] = bin * x.Lk / x.bins[1];
+    r.edges[bin] = bin * x.extent[1] / x.bins[1];
   for (int64_t row = chunk.begin; row < chunk.end; row += E::rows) {
     if (stopped(stop)) return;
     compute_values(x, row, chunk.end, m);
     for (int i = 0; i < m.m.rows.count && has_picture(x); ++i)
-      r.row_bin[i] = bin_of(row + i, x.Lq, x.bins[0]) - chunk.first_bin;
+      r.row_bin[i] = bin_of(row + i, x.extent[0], x.bins[0]) - chunk.first_bin;
     for (int64_t j0 = 0; j0 < x.Lk; j0 += kKeys)
       if (m.seen[j0 / kKeys] != Seen::nothing)
         reduce_values(x, of_top, m, r, j0, int(x.Lk - j0 < kKeys ? x.Lk - j0 : kKeys), chunk);
@@ -377,7 +378,7 @@ static void collect_bins(const PairMatrix& x, int64_t row, double* memory) {
   for (int64_t c = 0; c < pair_chunks<E>(x); ++c) {
     const PairChunk<E> chunk = pair_chunk<E>(x, c);
     const int64_t at = (row - chunk.first_bin) * C;
-    if (at < 0 || row > bin_of(chunk.end - 1, x.Lq, x.bins[0])) continue;
+    if (at < 0 || row > bin_of(chunk.end - 1, x.extent[0], x.bins[0])) continue;
     for (int64_t i = 0; i < C; ++i) seen[i] |= chunk.seen[at + i];
     for (int64_t i = 0; x.pooled_max && i < C; ++i)
       largest[i] = LargerInSize()(largest[i], double(chunk.pooled_max[at + i]));

@@ -44,7 +44,8 @@ class PairBackend(Protocol):
             fields: numbers, and result arrays: ``k``, ``top_values`` and ``top_keys`` ``(Lq, k)``;
                 ``n``, ``pair_query``, ``pair_key`` and ``pair_value`` ``(n,)``; ``received`` or
                 ``received_max`` ``(Lk,)`` float64, zeros; ``bins``, and of that shape
-                ``pooled_max`` and ``pooled_mean``. What is largest is so in size, and has its sign.
+                ``pooled_max`` and ``pooled_mean``, with the ``extent`` that bins divide. What is
+                largest is so in size, and has its sign.
         """
 
     def diverge(self, a: Sequence[PairTerm], b: Sequence[PairTerm], fields: dict[str, Any]) -> None:

@@ -474,13 +474,13 @@ class PairMatrix(Generic[ArrayT]):
         if backend is None:
             return list(reductions)
         asked = [(one, one.fields()) for one in reductions]
-        mine = [fields for _, fields in asked if fields is not None]
+        passes = _passes([fields for _, fields in asked if fields is not None])
         self._prepare(self._b, self._h, self._rows)
         rows = slice(self._rows.start, self._rows.stop, self._rows.step)
         for at_b, b in enumerate(self._b):
             for at_h, h in enumerate(self._h):
                 terms = self._terms_of(b, h, rows)
-                for fields in mine:
+                for fields in passes:
                     own = {
                         name: x if isinstance(x, (int, tuple)) else x[at_b, at_h]
                         for name, x in fields.items()
@@ -534,6 +534,18 @@ class PairMatrix(Generic[ArrayT]):
             at = slice(0, 0)
         visible = None if found.visible is None else found.visible[:, at]
         return Rows(slice(low, high), found.values[:, at], visible)
+
+
+def _passes(asked: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What is asked for, together where no name comes twice."""
+    found: list[dict[str, Any]] = []
+    for fields in asked:
+        fits = (one for one in found if not one.keys() & fields.keys())
+        if (one := next(fits, None)) is None:
+            found.append(dict(fields))
+        else:
+            one.update(fields)
+    return found
 
 
 def rows_in(rows: slice) -> int:

@@ -240,7 +240,12 @@ class Pool:
     def fields(self) -> dict[str, Any]:
         names = {"max": "pooled_max", "mass": "pooled_mean"}
         self._found = {how: self._xp.empty(self._shape, self._dtype) for how in self._planes}
-        return {"bins": self._shape[2:], **{names[how]: x for how, x in self._found.items()}}
+        extent = self._rows, self._columns
+        return {
+            "bins": self._shape[2:],
+            "extent": extent,
+            **{names[how]: x for how, x in self._found.items()},
+        }
 
     def result(self) -> dict[str, Any]:
         if self._found:

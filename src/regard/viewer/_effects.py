@@ -102,6 +102,11 @@ class EffectMap:
         return kept + sum(column.values.nbytes for column in list(self._columns.values()))
 
     @property
+    def dtype(self) -> np.dtype:
+        """Of the effects."""
+        return np.dtype(self._effects.dtype)
+
+    @property
     def coverage(self) -> float:
         """The fraction of rows that is in the coarse tiles."""
         return 1.0 if self._collected is None else self._collected.coverage
@@ -125,7 +130,8 @@ class EffectMap:
             links: takes the largest pairs of the same rows and columns.
         """
         count = len(range(rows.start, rows.stop, rows.step or 1))
-        found = Bins((count, columns.stop - columns.start), down, across)
+        shape = count, columns.stop - columns.start
+        found = Bins(shape, down, across, self.dtype)
         self._read([found] if links is None else [found, links], rows, columns)
         return found.result()
 
@@ -179,7 +185,7 @@ class EffectMap:
         if is_whole and self._collected is not None:
             return self._collected.links(n)
         rows, columns = rows or slice(0, self.shape[0]), columns or slice(0, self.shape[1])
-        found = Largest(n, rows, columns.start)
+        found = Largest(n, rows, columns.start, self.dtype)
         self._read([found], rows, columns)
         return found.result(), 1.0
 
@@ -216,7 +222,7 @@ class _CollectedEffects(Collected):
         return found
 
     def _pooled(self, rows: slice) -> tuple[Picture, list[Link]]:
-        links = Largest(MAX_LINKS, rows, 0)
+        links = Largest(MAX_LINKS, rows, 0, self._whole.dtype)
         columns = slice(0, self._shape[1])
         bins = self._whole.bins(rows, columns, self._rows_of_bin, 1 << self.level, links)
         return bins, links.result()
@@ -234,10 +240,11 @@ class Bins:
     NaN where all of a bin is masked, or where a number is NaN.
     """
 
-    def __init__(self, shape: tuple[int, int], down: int, across: int) -> None:
-        self._down, self._across = down, across
-        size = -(-shape[0] // down), -(-shape[1] // across)
-        self._high, self._low = (np.full(size, -np.inf, np.float32) for _ in range(2))
+    def __init__(self, shape: tuple[int, int], down: int, across: int, dtype: np.dtype) -> None:
+        self._down, self._across, self._dtype = down, across, dtype
+        self._size = -(-shape[0] // down), -(-shape[1] // across)
+        self._high, self._low = (np.full(self._size, -np.inf, np.float32) for _ in range(2))
+        self._found: np.ndarray | None = None
 
     def update(self, block: Block) -> None:
         """Takes the next rows."""
@@ -253,8 +260,16 @@ class Bins:
             folded = np.maximum.reduceat(np.maximum.reduceat(x, lefts, 1), tops, 0)
             kept[rows, columns] = np.maximum(kept[rows, columns], folded)
 
+    def fields(self) -> dict[str, Any]:
+        """What the kernels fill."""
+        self._found = np.empty(self._size, self._dtype)
+        extent = self._size[0] * self._down, self._size[1] * self._across
+        return {"bins": self._size, "extent": extent, "pooled_max": self._found[None, None]}
+
     def result(self) -> Picture:
         """``(bins down, bins across)``."""
+        if self._found is not None:
+            return self._found.astype(np.float32, copy=False)
         found = np.where(self._high >= self._low, self._high, -self._low)
         found[np.isnan(self._high) | (np.maximum(self._high, self._low) == -np.inf)] = np.nan
         return found
@@ -267,13 +282,15 @@ class Largest:
         n: how many, at most; numbers of 0 and NaN are none.
         rows: that are read, by their positions.
         left: the first key.
+        dtype: of the numbers that are read.
     """
 
-    def __init__(self, n: int, rows: slice, left: int) -> None:
-        self._n, self._left = n, left
+    def __init__(self, n: int, rows: slice, left: int, dtype: np.dtype) -> None:
+        self._n, self._left, self._dtype = n, left, dtype
         self._rows = range(rows.start, rows.stop, rows.step or 1)
         self._found: list[Link] = []
         self._floor = 0.0
+        self._pairs: tuple[np.ndarray, ...] = ()
 
     def update(self, block: Block) -> None:
         """Takes the next rows."""
@@ -293,8 +310,19 @@ class Largest:
         if len(self._found) == self._n:
             self._floor = abs(self._found[-1][2])
 
+    def fields(self) -> dict[str, Any]:
+        """What the kernels fill."""
+        query, key = (np.full((1, 1, self._n), -1, np.int64) for _ in range(2))
+        self._pairs = query, key, np.zeros((1, 1, self._n), self._dtype)
+        names = "pair_query", "pair_key", "pair_value"
+        return {"n": self._n, **dict(zip(names, self._pairs))}
+
     def result(self) -> list[Link]:
         """Largest first."""
+        if self._pairs:
+            pairs = zip(*(x[0, 0].tolist() for x in self._pairs))
+            found = [(self._rows[i], j + self._left, x) for i, j, x in pairs if i >= 0]
+            return [(i, j, float(np.float32(x))) for i, j, x in found]
         return self._found
 
 
@@ -303,6 +331,9 @@ class KeySums:
 
     def __init__(self, keys: int) -> None:
         self._sums, self._seen = np.zeros(keys), np.zeros(keys, bool)
+
+    def fields(self) -> None:
+        """Rows are taken."""
 
     def update(self, block: Block) -> None:
         """Takes the next rows."""
