@@ -196,6 +196,7 @@ struct PairMatrix {
   double* received;      // (Lk,): the sum, or
   double* received_max;  // the largest
   int64_t bins[2];
+  int64_t extent[2];  // what these divide: (Lq, Lk), or more where the last ones are smaller
   void* pooled_max;   // Real (bins[0], bins[1]); NaN: no unmasked pair
   void* pooled_mean;  // likewise
   char* chunks;       // pair_chunk_bytes
