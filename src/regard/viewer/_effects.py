@@ -104,7 +104,7 @@ class EffectMap:
     @property
     def dtype(self) -> np.dtype:
         """Of the effects."""
-        return np.dtype(self._effects.dtype)
+        return np.dtype(self._effects._dtype_name)
 
     @property
     def coverage(self) -> float:
