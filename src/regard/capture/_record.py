@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from regard._operator import watching
 from regard._operator.torch_calls import Running
 from regard.capture._calls import calls_taken
 from regard.capture._explanation import Explanation
+from regard.capture._files import Unread
 from regard.capture._groups import Place, places
 from regard.capture._recorder import Describe, Recorder
 from regard.capture._taken import Described, Taken
@@ -42,6 +43,7 @@ class Recorded(Recording[Tensor]):
     """
 
     batch: tuple[Recording[Tensor], ...]
+    _unread: Unread | None = None  # its file, until it is asked for anything
 
     def __getattr__(self, name: str) -> Any:  # called for what is not there yet
         if name.startswith("__"):
@@ -50,6 +52,9 @@ class Recorded(Recording[Tensor]):
             raise RecordingError(
                 "record: there is nothing yet; the recording is filled when the with block ends."
             )
+        if self._unread is not None:
+            self._take(self._unread())
+            return getattr(self, name)
         raise RecordingError(
             f"record: a batch of {len(self.batch)} texts was recorded, each of them a recording: "
             "recording.batch[0]."
@@ -62,12 +67,35 @@ class Recorded(Recording[Tensor]):
             return f"Recorded(batch of {len(self.batch)}: recording.batch[0] is {self.batch[0]!r})"
         return super().__repr__()
 
-    def _fill(self, recordings: Sequence[Recording[Any]]) -> None:
-        self.batch = tuple(recordings)
-        if len(self.batch) == 1:
-            for name in Recording.__slots__:
-                setattr(self, name, getattr(self.batch[0], name))
-            self.batch = (self,)
+    def __getstate__(self) -> object:
+        if self._unread is not None:
+            self._take(self._unread())
+        return super().__getstate__()
+
+    @classmethod
+    def _of(cls, found: Recording[Any] | Unread) -> Recording[Any]:
+        """A recording, or one that is in a file."""
+        if isinstance(found, Recording):
+            return found
+        made = cls.__new__(cls)
+        made._fill([found])
+        return made
+
+    def _fill(self, found: Sequence[Recording[Any] | Unread]) -> None:
+        if len(found) > 1:
+            self.batch = tuple(Recorded._of(one) for one in found)
+            return
+        self.batch = (self,)
+        (only,) = found
+        if isinstance(only, Recording):
+            self._take(only)
+        else:
+            self._unread = only
+
+    def _take(self, recording: Recording[Any]) -> None:
+        for name in Recording.__slots__:
+            setattr(self, name, getattr(recording, name))
+        self._unread = None
 
 
 @contextlib.contextmanager
@@ -202,14 +230,15 @@ def _torch_followed(recorder: Recorder) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def model_followed(model: Module, roots: Sequence[Module], recorder: Recorder) -> Iterator[None]:
+def model_followed(
+    names: Mapping[Module, str], roots: Sequence[Module], recorder: Recorder
+) -> Iterator[None]:
     """Hands the calls of attention to a recorder of which the caller says the module.
 
     Args:
-        model: whose modules are named.
+        names: of the modules of a model.
         roots: it, and the modules of it that are called by themselves.
     """
-    names = {module: name for name, module in model.named_modules()}
     depth, thread = 0, threading.get_ident()
 
     @functools.cache
@@ -217,7 +246,7 @@ def model_followed(model: Module, roots: Sequence[Module], recorder: Recorder) -
         return places({name: module for module, name in names.items() if type(module) is kind})
 
     def take(query: Any, key: Any, value: Any, options: dict[str, Any]) -> Any:
-        module = watching.modules.get(threading.get_ident())
+        module: Any = watching.modules.get(threading.get_ident())
         kind: Any = type(module)
         if module not in names:  # another model's is none of it
             return None

@@ -5,16 +5,16 @@ from __future__ import annotations
 import functools
 import threading
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regard._base.arrays import is_tensor
 from regard._base.errors import RecordingError
 from regard._call.call import Call
-from regard._call.checks import read_call
+from regard._call.checks import check_contents, read_call
 from regard.capture._calls import NOT_SEEN, is_in_backward
-from regard.capture._files import Files
+from regard.capture._files import Files, Unread
 from regard.capture._groups import Occurrences, Place, group_names
 from regard.capture._rows import BySight, Rows, Span
 from regard.capture._taken import Described, Heads, Taken, copied
@@ -92,9 +92,11 @@ class Recorder:
             number = known.number
         if self._layers is not None and number not in self._layers:
             return None
-        arrays = (x.detach() if is_tensor(x) else x for x in (query, key, value))
+        arrays: list[Any] = [query, key, value if self._values else None]
+        arrays = [x.detach() if is_tensor(x) else x for x in arrays]
         given = {name: x for name, x in options.items() if name not in ("dropout", "seed")}
         call = read_call(*arrays, **given)
+        check_contents(call)
         if min(call.sizes) == 0:
             return None
         rows, seen = self._rows.of(call, given)
@@ -109,7 +111,7 @@ class Recorder:
         to_disk = self._files is not None and not self._files.was_read
         to_disk = to_disk and self._explanation is None
         for b in range(taken.batch):
-            layer = taken.first(call, b, _same if to_disk else copied, self._values)
+            layer = taken.first(call, b, _same if to_disk else copied)
             if self._files is not None and to_disk:
                 self._files.add(layer, taken, b)
             else:
@@ -149,7 +151,7 @@ class Recorder:
                 return taken.spans[b][0]
         return 0, cross.queries
 
-    def finished(self, describe: Describe, model: str = "") -> list[Recording[Any]]:
+    def finished(self, describe: Describe, model: str = "") -> Sequence[Recording[Any] | Unread]:
         """The recording of each batch element, on disk where there is a path.
 
         Args:

@@ -87,19 +87,15 @@ class Taken:
         """What the layers of one group have in common."""
         return self.pattern, self.batch, self.first_queries, self.first_keys
 
-    def first(self, call: Call, b: int, keep: Any, values: bool) -> Layer[Any]:
+    def first(self, call: Call, b: int, keep: Any) -> Layer[Any]:
         """The layer of the first call, of batch element b and without its padding.
 
         Args:
             keep: what each array becomes.
-            values: whether to take the values.
         """
         (low, high), (start, stop) = self.spans[b]
         queries, keys, heads = slice(low, high), slice(start, stop), self.heads
         k = b if len(call.key) > 1 else 0
-        value = None
-        if values and call.value is not None:
-            value = keep(call.value[k][heads.shared, keys])
         every = call.options_of(b)
         uncut = (high - low, stop - start) == call.sizes[3:] and heads.numbers is None
         if uncut and {"mask", "segments", "intervals"}.isdisjoint(every):
@@ -113,9 +109,13 @@ class Taken:
                 options["bias"] = keep(whole[..., keys] if whole.shape[2] > 1 else whole)
             if any(self.edits):
                 options["edits"] = self._edits(b)
-        return Layer(
+        if not options.get("edits", True):  # none that is of kept tokens
+            del options["edits"]
+        value = None if call.value is None else keep(call.value[k][heads.shared, keys])
+        return Layer._of_checked(
             keep(call.query[b][heads.own, queries]), keep(call.key[k][heads.shared, keys]), value,
-            name=self.name, number=self.number, head_numbers=heads.numbers, **options,
+            options, name=self.name, number=self.number,
+            head_numbers=tuple(heads.numbers or range(call.query.shape[1])),
         )  # fmt: skip
 
     def go_on(self, call: Call, rows: list[Rows]) -> None:

@@ -53,25 +53,29 @@ def record(
 
     Source: docs/huggingface.md.
     """
-    with _on_regard(model):
-        inputs = Inputs(model, tokenizer)
-        following = functools.partial(model_followed, model, inputs.roots)
-        name = getattr(model.config, "_name_or_path", "") or type(model).__name__
-        choice = layers, heads, values, path, explain
-        with recording_of(inputs.describe, choice, following, name) as recording, inputs.noted():
-            yield recording
-
-
-@contextlib.contextmanager
-def _on_regard(model: Any) -> Iterator[None]:
-    """The model on regard, and again on what it was."""
     if not isinstance(model, PreTrainedModel):
         raise TypeError(
             f"record: {type(model).__name__} is no model of transformers; regard.record takes "
             "other models of torch."
         )
-    before = {id(m): m.config._attn_implementation for m in _models(model)}
-    if set(before.values()) == {"regard"}:
+    names = {module: name for name, module in model.named_modules()}
+    with _on_regard(model, [module for module in names if isinstance(module, PreTrainedModel)]):
+        inputs = Inputs(model, tokenizer)
+        following = functools.partial(model_followed, names, inputs.roots)
+        name = getattr(model.config, "_name_or_path", "") or type(model).__name__
+        choice = layers, heads, values, path, explain
+        with (
+            recording_of(inputs.describe, choice, following, name) as recording,
+            inputs.noted(names),
+        ):
+            yield recording
+
+
+@contextlib.contextmanager
+def _on_regard(model: PreTrainedModel, models: list[Any]) -> Iterator[None]:
+    """The model, and those that it is made of, on regard, and again on what they were."""
+    before = [one.config._attn_implementation for one in models]
+    if set(before) == {"regard"}:
         yield
         return
     try:
@@ -83,9 +87,5 @@ def _on_regard(model: Any) -> Iterator[None]:
             )
         yield
     finally:
-        for one in _models(model):
-            one.config._attn_implementation_internal = before[id(one)]
-
-
-def _models(model: Any) -> list[Any]:
-    return [module for module in model.modules() if isinstance(module, PreTrainedModel)]
+        for one, name in zip(models, before):
+            one.config._attn_implementation_internal = name

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import inspect
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from threading import get_ident
 from typing import Any
 
@@ -41,11 +41,10 @@ class Inputs:
         return [*self._modules.values()] + ([base] if isinstance(base, Module) else [])
 
     @contextlib.contextmanager
-    def noted(self) -> Iterator[None]:
-        """Notes them as the model is called."""
+    def noted(self, modules: Iterable[Module]) -> Iterator[None]:
+        """Notes them as the model of these modules is called."""
         names, thread = {id(module): name for name, module in self._modules.items()}, get_ident()
-        model = self._modules[""]
-        seeing = [module for module in model.modules() if _takes_pictures(_code_of(module))]
+        seeing = [module for module in modules if "pixel_values" in _parameters(_code_of(module))]
         with contextlib.ExitStack() as stack:
             for module in {id(x): x for x in (*self._modules.values(), *seeing)}.values():
 
@@ -58,8 +57,8 @@ class Inputs:
             yield
 
     def _note(self, name: str | None, module: Module, args: Any, kwargs: Any) -> None:
-        given = inspect.signature(module.forward).bind_partial(*args, **kwargs).arguments
-        given = given | given.get("kwargs", {})
+        _, *parameters = _parameters(_code_of(module))
+        given = dict(zip(parameters, args)) | kwargs
         ids = given.get("input_ids")
         if name is not None and isinstance(ids, Tensor) and ids.ndim == 2:
             self._ids[name].append(ids.detach().cpu())
@@ -132,8 +131,8 @@ def _code_of(module: Module) -> Any:
 
 
 @functools.cache
-def _takes_pictures(code: Any) -> bool:
-    return "pixel_values" in inspect.signature(code).parameters
+def _parameters(code: Any) -> tuple[str, ...]:
+    return tuple(inspect.signature(code).parameters)
 
 
 def _of_vision(config: Any, name: str) -> Any:

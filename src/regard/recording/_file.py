@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import json
 import math
 import mmap
 import os
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeGuard
 
@@ -100,10 +101,10 @@ def write(recording: Recording, path: Path) -> None:
         for index, layer in enumerate(group.layers)
         for name, array in arrays_of_layer(layer)
     )
-    header = encoded_header(recording, ((name, *Kind.of(array)) for name, array in named))
+    header = encoded_header(recording, ((name, kind) for name, kind, _ in named))
     with no_loop(path), replaced_when_complete(path) as file:
         write_header(file, header)
-        for _, array in named:
+        for *_, array in named:
             file.write(_bytes(array))
 
 
@@ -164,17 +165,18 @@ def arrays_of_layer(layer: Layer) -> Iterator[tuple[str, Any]]:
     return ((name, array) for name, array in held.items() if array is not None)
 
 
-def wide_first(named: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
+def wide_first(named: Iterable[tuple[str, Any]]) -> list[tuple[str, Kind, Any]]:
     """Wide numbers first: then every array starts at a multiple of its own item size."""
-    return sorted(named, key=lambda pair: -Kind.of(pair[1]).item_size)
+    found = [(name, Kind.of(array), array) for name, array in named]
+    return sorted(found, key=lambda one: -one[1].item_size)
 
 
-def encoded_header(recording: Recording, named: Iterable[tuple[str, str, Any]]) -> bytes:
+def encoded_header(recording: Recording, named: Iterable[tuple[str, Kind]]) -> bytes:
     """The header of a file of a recording, with all groups.
 
     Args:
         recording: its arrays are not read.
-        named: name, code and shape of each array, in the order of the data.
+        named: name and kind of each array, in the order of the data.
 
     Raises:
         RecordingError: it is longer than a header may be.
@@ -182,7 +184,7 @@ def encoded_header(recording: Recording, named: Iterable[tuple[str, str, Any]]) 
     first, *others = (_facts(group) for group in recording.groups.values())
     named = list(named)
     version = GROUPS_VERSION if others else VERSION
-    if any(name.endswith(".gradient") for name, *_ in named):
+    if any(name.endswith(".gradient") for name, _ in named):
         version = GRADIENT_VERSION
     metadata = {"format": FORMAT, "version": str(version)}
     metadata |= {name: json.dumps(fact) for name, fact in first.items()}
@@ -190,9 +192,9 @@ def encoded_header(recording: Recording, named: Iterable[tuple[str, str, Any]]) 
         metadata["others"] = json.dumps(others)
     header: dict[str, Any] = {"__metadata__": metadata}
     end = 0
-    for name, *kind in named:
-        begin, end = end, end + Kind(*kind).nbytes
-        header[name] = {"dtype": kind[0], "shape": kind[1], "data_offsets": [begin, end]}
+    for name, kind in named:
+        begin, end = end, end + kind.nbytes
+        header[name] = {"dtype": kind.code, "shape": kind.shape, "data_offsets": [begin, end]}
     encoded = json.dumps(header, separators=(",", ":")).encode()
     encoded += b" " * (-(8 + len(encoded)) % ALIGNMENT)
     if len(encoded) > HEADER_LIMIT:
@@ -255,26 +257,37 @@ def _bytes(array: Any) -> memoryview:
 
 def read(path: Path, mapped: bool = True) -> Recording:
     """Open the recording at ``path``; its arrays are read-only, in the mapped file or in memory."""
-    with _open(path) as file:
-        header, start = _read_header(file, path)
-        metadata = _read_metadata(header.pop("__metadata__", None), path)
-        size = os.fstat(file.fileno()).st_size - start
-        spans = _read_spans(header, size, path)
-        data: Any = None
-        if mapped:
-            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        else:
-            data, start = _copied(file, size, path), 0
-    try:
-        arrays = {name: _array(data, start, *span) for name, span in spans.items()}
-        recording = _recording(metadata, arrays)
-    except (TypeError, ValueError, OverflowError) as error:
-        text = str(error)
-        text = text if len(text) <= 500 else f"{text[:497]}..."
-        raise RecordingError(f"{path} is a damaged recording: {text}") from error
     if mapped:
-        for group in recording.groups.values():
-            group._file = MappedFile(data, path)
+        return opened(path)()
+    with _open(path) as file:
+        header = _read_header(file, path)
+        size = os.fstat(file.fileno()).st_size - file.tell()
+        metadata, spans = _parsed(header, size, path)
+        data = file.read(size)
+    if len(data) < size:
+        raise RecordingError(f"{path} was cut while it was read; load it again once it is written.")
+    return _recording(metadata, spans, data, 0, path)
+
+
+def opened(path: Path) -> Callable[[], Recording]:
+    """Maps a file; what is given makes the recording of it, whatever has its name by then."""
+    with _open(path) as file:
+        return map_file(file, path)
+
+
+def map_file(file: BinaryIO, path: Path) -> Callable[[], Recording]:
+    """The same of a file that is open, at its start."""
+    header = _read_header(file, path)
+    data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    return functools.partial(_of_mapped, header, MappedFile(data, path), file.tell(), path)
+
+
+def _of_mapped(header: bytes, file: MappedFile, start: int, path: Path) -> Recording:
+    metadata, spans = _parsed(header, len(file.data) - start, path)
+    file.check()  # for arrays of bools are read
+    recording = _recording(metadata, spans, file.data, start, path)
+    for group in recording.groups.values():
+        group._file = file
     return recording
 
 
@@ -282,7 +295,7 @@ class MappedFile:
     """The mapped file of arrays: reading beyond its cut end would end Python by a signal."""
 
     def __init__(self, data: mmap.mmap, path: Path) -> None:
-        self._data, self._path = data, path
+        self.data, self._path = data, path
 
     def check(self) -> None:
         """Checks that all of it is still there, with one system call.
@@ -290,10 +303,10 @@ class MappedFile:
         Raises:
             RecordingError: it is shorter than when it was loaded.
         """
-        found = self._data.size()
-        if found < len(self._data):
+        found = self.data.size()
+        if found < len(self.data):
             raise RecordingError(
-                f"{self._path} was cut to {found} bytes while it was open; {len(self._data)} are"
+                f"{self._path} was cut to {found} bytes while it was open; {len(self.data)} are"
                 " needed. Write it anew and load it again; Recording.load(path, mapped=False)"
                 " keeps the numbers of a file that others may change."
             )
@@ -312,14 +325,8 @@ def _open(path: Path) -> BinaryIO:
         raise RecordingError(str(error)) from None
 
 
-def _copied(file: BinaryIO, size: int, path: Path) -> bytes:
-    data = file.read(size)
-    if len(data) < size:
-        raise RecordingError(f"{path} was cut while it was read; load it again once it is written.")
-    return data
-
-
-def _read_header(file: BinaryIO, path: Path) -> tuple[dict[str, Any], int]:
+def _read_header(file: BinaryIO, path: Path) -> bytes:
+    """The header, without the spaces that fill it."""
     size = os.fstat(file.fileno()).st_size
     if size == 0:
         raise RecordingError(f"{path} is empty; a recording is a safetensors file.")
@@ -332,15 +339,21 @@ def _read_header(file: BinaryIO, path: Path) -> tuple[dict[str, Any], int]:
             + (is_known[0] if is_known else f"{size} bytes, no safetensors file or a truncated one")
             + "; Recording.save writes one."
         )
+    return file.read(length).rstrip(b" ")
+
+
+def _parsed(encoded: bytes, size: int, path: Path) -> tuple[dict[str, str], dict[str, Span]]:
+    """What a header says of the recording, and of its arrays in the ``size`` bytes that follow."""
     try:
-        header = json.loads(file.read(length).decode())
+        header = json.loads(encoded.decode())
     except (ValueError, RecursionError) as error:
         raise RecordingError(
             f"{path} is no recording: its safetensors header is no JSON ({error})."
         ) from error
     if not isinstance(header, dict):
         raise RecordingError(f"{path} is no recording: its safetensors header is no JSON object.")
-    return header, 8 + length
+    metadata = _read_metadata(header.pop("__metadata__", None), path)
+    return metadata, _read_spans(header, size, path)
 
 
 def _read_metadata(metadata: Any, path: Path) -> dict[str, str]:
@@ -431,13 +444,29 @@ def _bfloat16(bits: Any) -> Any:
         warnings.warn(
             "recording: stored as bfloat16, which NumPy lacks; widened to float32, exactly, at"
             " twice the memory. Install ml_dtypes to keep bfloat16.",
-            stacklevel=5,
+            stacklevel=7,
         )
         return (bits.astype(np.uint32) << 16).view(np.float32)
     return bits.view(ml_dtypes.bfloat16)
 
 
-def _recording(metadata: Mapping[str, str], arrays: dict[str, Any]) -> Recording:
+def _recording(
+    metadata: Mapping[str, str],
+    spans: Mapping[str, Span],
+    data: mmap.mmap | bytes,
+    start: int,
+    path: Path,
+) -> Recording:
+    try:
+        arrays = {name: _array(data, start, *span) for name, span in spans.items()}
+        return _of_arrays(metadata, arrays)
+    except (TypeError, ValueError, OverflowError) as error:
+        text = str(error)
+        text = text if len(text) <= 500 else f"{text[:497]}..."
+        raise RecordingError(f"{path} is a damaged recording: {text}") from error
+
+
+def _of_arrays(metadata: Mapping[str, str], arrays: dict[str, Any]) -> Recording:
     first = {name: _json(name, metadata[name]) for name in FACTS if name in metadata}
     found = _typed("others", _json("others", metadata.get("others", "[]")), list)
     given = [_group(first, arrays, 0)]

@@ -113,6 +113,18 @@ class Layer(Generic[ArrayT]):
         self.gradient = self._checked_gradient(gradient)
 
     @classmethod
+    def _of_checked(
+        cls, query: Any, key: Any, value: Any, options: dict[str, Any], *, name: str,
+        number: int | None, head_numbers: tuple[int, ...], weights_only: bool = False,
+    ) -> Layer[Any]:  # fmt: skip
+        """A layer of what is known to fit together: of a call that was checked."""
+        made: Layer[Any] = cls.__new__(cls)
+        made.query, made.key, made.value, made.gradient = query, key, value, None
+        made.options, made.name, made.number = options, name, number
+        made.head_numbers, made.weights_only = head_numbers, weights_only
+        return made
+
+    @classmethod
     def from_weights(
         cls,
         weights: Array[object],
@@ -251,14 +263,16 @@ class Layer(Generic[ArrayT]):
 
     def _outline(self) -> Layer[Any]:
         """Its shapes, numbers and options without arrays: what the header of a file is made of."""
-        outline: Any = copy.copy(self)
-        outline.query, outline.key = (
-            np.broadcast_to(np.float32(0), shape_of(x)) for x in (self.query, self.key)
+        zero = np.zeros(1, np.float32)
+        query, key = (
+            np.ndarray(shape_of(x), zero.dtype, zero, strides=(0, 0, 0))
+            for x in (self.query, self.key)
         )
-        outline.value = outline.gradient = None
-        outline.options = {name: x for name, x in self.options.items() if name in RECORDED_NUMBERS}
-        found: Layer[Any] = outline
-        return found
+        options = {name: x for name, x in self.options.items() if name in RECORDED_NUMBERS}
+        return Layer._of_checked(
+            query, key, None, options, name=self.name, number=self.number,
+            head_numbers=self.head_numbers, weights_only=self.weights_only,
+        )  # fmt: skip
 
     def __repr__(self) -> str:
         parts = [f"query {shape_of(self.query)}", f"key {shape_of(self.key)}"]

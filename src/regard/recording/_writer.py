@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -103,21 +104,22 @@ class Writer:
             raise TypeError(f"Writer: group is {type(group).__name__}; it must be a str.")
         layers = self._layers.setdefault(group, [])
         self._state = "broken: it failed to write a layer"
-        for name, array in file.wide_first(file.arrays_of_layer(layer)):
-            self._add(group, f"layers.{len(layers)}.{name}", array)
+        for name, kind, array in file.wide_first(file.arrays_of_layer(layer)):
+            self._add(_Written(group, f"layers.{len(layers)}.{name}", kind, None), array)
         self._state = ""
         layers.append(layer._outline())
 
-    def _add(self, group: str, name: str, array: Any) -> None:
+    def _add(self, written: _Written, array: Any) -> None:
         """An array that would leave the next one at an odd place goes into a file beside."""
-        kind, target, beside = file.Kind.of(array), self._file, None
-        if kind.nbytes % WIDEST:
+        target = self._file
+        if written.kind.nbytes % WIDEST:
             if self._beside is None:
                 made = tempfile.TemporaryFile(dir=self._path.resolve().parent)  # noqa: SIM115
                 self._beside = self._opened.enter_context(made)
-            target, beside = self._beside, self._beside.tell()
+            target = self._beside
+            written = written._replace(beside=target.tell())
         target.write(file._bytes(array))
-        self._written.append(_Written(group, name, kind, beside))
+        self._written.append(written)
 
     def rename(self, names: Mapping[str, str]) -> None:
         """Gives groups other names, before ``finish``: names that are known only at the end.
@@ -164,7 +166,7 @@ class Writer:
             _copy(self._beside, found.beside, self._file, found.kind.nbytes)
         even = [found for found in self._written if found.beside is None]
         named = (
-            (file.prefix(places[found.group]) + found.name, *found.kind)
+            (file.prefix(places[found.group]) + found.name, found.kind)
             for found in (*even, *ragged)
         )
         header = file.encoded_header(recording, named)
@@ -174,6 +176,18 @@ class Writer:
         self._file.seek(0)
         file.write_header(self._file, header.ljust(room))
         self._state = "finished"
+
+    def _sync(self) -> None:
+        """Waits until all is on disk, before the file takes its name."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def _read_back(self) -> Recording[Any]:
+        """What was finished, of which no file is to be left; its arrays are mapped."""
+        self._state = "read back"
+        self._file.flush()
+        self._file.seek(0)
+        return file.map_file(self._file, self._path)()
 
     def _recording(self, groups: Mapping[str, Mapping[str, Any]], model: str) -> Recording[Any]:
         """The recording without its arrays, checked."""
