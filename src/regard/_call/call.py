@@ -9,7 +9,7 @@ import numpy as np
 
 from regard._base.arrays import is_tensor
 from regard._call.edits import Rectangle, edits_of
-from regard._call.options import ARRAYS, OPTIONS, Given
+from regard._call.options import ARRAYS, OPTIONS, RECORDED, Given
 
 ALL = slice(None)
 
@@ -78,7 +78,10 @@ class Call(Given):
     def options_of(self, b: int) -> dict[str, Any]:
         """The options of one batch element, as ``regard.recording.Layer`` takes them."""
         found: dict[str, Any] = {}
-        for option in OPTIONS:
+        held = vars(self).keys()  # the others are as by default
+        for option, names in RECORDED:
+            if names.isdisjoint(held) and option.default is None:
+                continue
             if option.name == "edits":
                 if self.edit_ranges is not None:
                     found["edits"] = edits_of(self.edit_ranges, self.edit_factors)
@@ -89,7 +92,7 @@ class Call(Given):
                 if x is not None and axes[:1].upper() == "B":
                     x = x[b if len(x) > 1 else 0]
                 parts.append(int(x) if x is not None and axes == "B" else x)
-            if option.recorded and any(x is not None for x in parts):
+            if any(x is not None for x in parts):
                 found[option.name] = parts[0] if len(parts) == 1 else tuple(parts)
         return found
 

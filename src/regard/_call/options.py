@@ -117,6 +117,12 @@ class Given:
 FIELDS = (*INPUTS, *(field for option in OPTIONS for field in option.fields))
 ARRAYS = tuple(field for field in FIELDS if field.type.startswith("Tensor"))
 NUMBERS = tuple(field for field in FIELDS if not field.type.startswith("Tensor"))
+# Those that say which weights there are, with the names of their fields.
+RECORDED = tuple(
+    (option, frozenset(field.name for field in option.fields))
+    for option in OPTIONS
+    if option.recorded
+)
 # The options of the heads of one text, by their form in its file.
 RECORDED_NUMBERS = tuple(option.name for option in OPTIONS if option.recorded == "number")
 RECORDED_ARRAYS = tuple(option.name for option in OPTIONS if option.recorded == "array")

@@ -38,20 +38,24 @@ _ONE = threading.Lock()  # held while a record is open
 class Recorded(Recording[Tensor]):
     """The recording of what runs in a ``with`` block, filled when it ends.
 
-    Attributes:
-        batch: a ``regard.Recording`` for each text of the batch. Of one text, this is it too.
+    Of one text it is the recording itself; ``batch`` has a ``regard.Recording`` for each text.
     """
 
-    batch: tuple[Recording[Tensor], ...]
+    _texts: tuple[Recording[Tensor], ...] | None = None  # of several, and none of one
     _unread: Unread | None = None  # its file, until it is asked for anything
+
+    @property
+    def batch(self) -> tuple[Recording[Tensor], ...]:
+        """A recording for each text."""
+        if self._texts is None:
+            raise RecordingError(
+                "record: there is nothing yet; the recording is filled when the with block ends."
+            )
+        return self._texts or (self,)
 
     def __getattr__(self, name: str) -> Any:  # called for what is not there yet
         if name.startswith("__"):
             raise AttributeError(name)
-        if "batch" not in vars(self):
-            raise RecordingError(
-                "record: there is nothing yet; the recording is filled when the with block ends."
-            )
         if self._unread is not None:
             self._take(self._unread())
             return getattr(self, name)
@@ -61,9 +65,9 @@ class Recorded(Recording[Tensor]):
         )
 
     def __repr__(self) -> str:
-        if "batch" not in vars(self):
+        if self._texts is None:
             return "Recorded(nothing yet: the with block runs)"
-        if len(self.batch) > 1:
+        if self._texts:
             return f"Recorded(batch of {len(self.batch)}: recording.batch[0] is {self.batch[0]!r})"
         return super().__repr__()
 
@@ -82,10 +86,10 @@ class Recorded(Recording[Tensor]):
         return made
 
     def _fill(self, found: Sequence[Recording[Any] | Unread]) -> None:
-        if len(found) > 1:
-            self.batch = tuple(Recorded._of(one) for one in found)
+        several = found if len(found) > 1 else ()
+        self._texts = tuple(Recorded._of(one) for one in several)
+        if several:
             return
-        self.batch = (self,)
         (only,) = found
         if isinstance(only, Recording):
             self._take(only)

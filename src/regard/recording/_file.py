@@ -40,6 +40,7 @@ ENDING = ".safetensors"
 # The safetensors library refuses longer headers too.
 HEADER_LIMIT = 100_000_000
 ALIGNMENT = 64
+BLOCK_BYTES = 1 << 18  # of what is copied together: it stays in a core's cache until it is written
 # What the header says of a group of layers, as JSON of these types.
 FACTS = {
     "model": str,
@@ -104,8 +105,9 @@ def write(recording: Recording, path: Path) -> None:
     header = encoded_header(recording, ((name, kind) for name, kind, _ in named))
     with no_loop(path), replaced_when_complete(path) as file:
         write_header(file, header)
+        room = copying_room()
         for *_, array in named:
-            file.write(_bytes(array))
+            write_array(file, array, room)
 
 
 def check_name(path: str | Path) -> None:
@@ -245,13 +247,45 @@ def _numbers_of(layer: Layer) -> dict[str, Any]:
     return found
 
 
-def _bytes(array: Any) -> memoryview:
+def copying_room() -> np.ndarray:
+    """Memory for ``write_array``."""
+    return np.empty(BLOCK_BYTES, np.uint8)
+
+
+def write_array(file: BinaryIO, array: Any, room: np.ndarray) -> None:
+    """Writes an array of any strides; what has to be copied is, block by block."""
+    x = _on_cpu(array)
+    dtype = x.dtype.newbyteorder("<")
+    if x.flags.c_contiguous and x.dtype == dtype:
+        file.write(x.reshape(-1).view(np.uint8))
+    else:
+        _write_copied(file, x, room, dtype)
+
+
+def _write_copied(file: BinaryIO, x: np.ndarray, room: np.ndarray, dtype: np.dtype) -> None:
+    if x.nbytes <= len(room):
+        block = room[: x.nbytes]
+        np.copyto(block.view(dtype).reshape(x.shape), x)
+        file.write(block)
+        return
+    count = len(room) * len(x) // x.nbytes
+    for part in (x[n : n + count] for n in range(0, len(x), count)) if count else x:
+        _write_copied(file, part, room, dtype)
+
+
+def _on_cpu(array: Any) -> np.ndarray:
+    """An array of NumPy with these numbers; those of bfloat16 as integers, where it has none."""
     if is_tensor(array):
-        array = array.detach().cpu().contiguous()
+        array = array.detach().cpu()
         if dtype_name(array) == "bfloat16":
             array = array.view(sys.modules["torch"].int16)
         array = array.numpy()
-    flat = np.ascontiguousarray(array).reshape(-1)
+    found: np.ndarray = array
+    return found
+
+
+def _bytes(array: Any) -> memoryview:
+    flat = np.ascontiguousarray(_on_cpu(array)).reshape(-1)
     return flat.astype(flat.dtype.newbyteorder("<"), copy=False).view(np.uint8).data
 
 
@@ -326,7 +360,7 @@ def _open(path: Path) -> BinaryIO:
 
 
 def _read_header(file: BinaryIO, path: Path) -> bytes:
-    """The header, without the spaces that fill it."""
+    """The header, after which the arrays begin."""
     size = os.fstat(file.fileno()).st_size
     if size == 0:
         raise RecordingError(f"{path} is empty; a recording is a safetensors file.")
@@ -339,7 +373,7 @@ def _read_header(file: BinaryIO, path: Path) -> bytes:
             + (is_known[0] if is_known else f"{size} bytes, no safetensors file or a truncated one")
             + "; Recording.save writes one."
         )
-    return file.read(length).rstrip(b" ")
+    return file.read(length)
 
 
 def _parsed(encoded: bytes, size: int, path: Path) -> tuple[dict[str, str], dict[str, Span]]:

@@ -66,6 +66,7 @@ class Writer:
         self._written: list[_Written] = []
         self._state = "not open: it is used as with Writer(path) as writer"
         self._opened = contextlib.ExitStack()
+        self._room = file.copying_room()
         self._file: BinaryIO
         self._beside: BinaryIO | None = None
 
@@ -118,7 +119,7 @@ class Writer:
                 self._beside = self._opened.enter_context(made)
             target = self._beside
             written = written._replace(beside=target.tell())
-        target.write(file._bytes(array))
+        file.write_array(target, array, self._room)
         self._written.append(written)
 
     def rename(self, names: Mapping[str, str]) -> None:
