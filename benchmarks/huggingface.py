@@ -8,7 +8,8 @@ its 12 layers, which are alike), an encoder of MiniLM's size, and for generation
 Mistral of 4 layers, 256 wide, 8 query heads on 2 key heads. Errors are those of the last hidden
 state against float64, in times of eager's. "All summaries" is a pass with
 ``output_attentions=True`` and ``weights.summary()`` of every layer: each reduction of all heads;
-"recorded" is a pass in ``regard.hf.record(model, path=...)``, its file included. Memory is what a
+"recorded" is a pass in ``regard.hf.record(model, path=...)``, its file included, and "its file
+alone" what no recording can be below: as many bytes written, synced and renamed. Memory is what a
 process of its own rises by at its peak above the model, where the C library gives back every array
 of a megabyte at once: what it keeps otherwise differs by tens from run to run. Linux only.
 """
@@ -29,6 +30,7 @@ import torch
 IMPLEMENTATIONS = ("regard", "sdpa", "eager")
 TABLES = ("forward", "padding", "generation", "memory")
 SUMMARIES, RECORDED, ATTENTIONS = "all summaries", "recorded", "eager with attentions"
+FILE = "its file alone"
 CONTESTANTS = (*IMPLEMENTATIONS, SUMMARIES, RECORDED, ATTENTIONS)
 
 # (model, tokens, layers): of more tokens fewer layers, for eager's memory.
@@ -103,6 +105,25 @@ def passes(model, ids, folder):
     }
 
 
+def file_alone(passes, folder):
+    """Writes the bytes of a recording in its place, and does nothing else."""
+    prepare, run = passes[RECORDED]
+    run(prepare())
+    (path,) = Path(folder).iterdir()
+    data, new = path.read_bytes(), path.with_suffix(".new")
+
+    def write():
+        with new.open("xb", buffering=0) as file:
+            file.write(data)
+            os.fsync(file.fileno())
+        new.replace(path)
+        handle = os.open(folder, os.O_RDONLY)
+        os.fsync(handle)
+        os.close(handle)
+
+    return write
+
+
 def errors_of(model, ids):
     """Largest error of each implementation's last hidden state, in times of eager's."""
     exact = copy.deepcopy(model).double()
@@ -120,26 +141,31 @@ def measure_forward(report, options):
     report.table(
         "Forward pass, one text",
         "model, T", *IMPLEMENTATIONS, "regard, in times of sdpa", SUMMARIES, "in times of regard",
-        RECORDED, "in times of regard", ATTENTIONS, "summaries are faster",
+        RECORDED, "in times of regard", FILE, "in times of regard", ATTENTIONS,
+        "summaries are faster",
     )  # fmt: skip
     for kind, tokens, layers in PASSES[:2] if options.quick else PASSES:
         tokens = 16 if options.quick else tokens
         model, ids = model_of(kind, options.quick, layers, tokens), draw_ids(1, tokens)
         error = errors_of(model, ids)
         with tempfile.TemporaryDirectory() as folder:
-            measured = common.interleave(passes(model, ids, folder), options, seconds=20.0)
+            runs = passes(model, ids, folder)
+            runs[FILE] = file_alone(runs, folder)
+            measured = common.interleave(runs, options, seconds=20.0)
         ratios = {
             "sdpa": measured.ratio("regard", to="sdpa"),
             SUMMARIES: measured.ratio(SUMMARIES, to="regard"),
             RECORDED: measured.ratio(RECORDED, to="regard"),
+            FILE: measured.ratio(FILE, to="regard"),
             ATTENTIONS: measured.ratio(ATTENTIONS, to=SUMMARIES),
         }
-        took = {name: common.ms(measured.median(name)) for name in CONTESTANTS}
+        shown = (SUMMARIES, RECORDED, FILE, ATTENTIONS)
+        took = {name: common.ms(measured.median(name)) for name in shown}
         report.row(
             f"{kind}, {tokens}, {model.config.num_hidden_layers} layers",
             *(common.ms(measured.median(name), error[name]) for name in IMPLEMENTATIONS),
             common.times(*ratios["sdpa"]),
-            *(x for n in CONTESTANTS[3:] for x in (took[n], common.times(*ratios[n]))),
+            *(x for n in shown for x in (took[n], common.times(*ratios[n]))),
             model=kind, length=tokens, dtype="float32", seconds=measured.medians(), error=error,
             ratios=ratios,
         )  # fmt: skip

@@ -1,5 +1,12 @@
 """regard.record: the attention of any torch model, layer by layer."""
 
+import copy
+import errno
+import gc
+import os
+import pickle
+import weakref
+
 import numpy as np
 import pytest
 import torch
@@ -8,8 +15,11 @@ from torch import nn
 
 import regard
 import regard.nn
+from recordings import assert_same
+from regard import Edit
 from regard.capture._groups import group_names, places
 from regard.capture._rows import Rows, Step, joined, simplified
+from regard.recording import Layer
 
 X = torch.randn(1, 10, 32, generator=torch.Generator().manual_seed(0))
 LETTERS = list("abcdefghij")
@@ -155,6 +165,116 @@ def test_layers_go_to_disk_as_they_come(tmp_path):
     with regard.record(path=tmp_path / "both") as recording:
         Blocks()(X.expand(2, -1, -1))
     assert named(tmp_path) == {path.name, "both-0.safetensors", "both-1.safetensors"}
+
+
+def test_files_grow_beside_their_places_and_nothing_else_does(tmp_path):
+    folder, during = tmp_path / "there", []
+    folder.mkdir()
+    with regard.record(path=folder / "both"):
+        Blocks()(X.expand(2, -1, -1))
+        during += folder.iterdir()
+    assert len(during) == 2
+    assert all(path.name.startswith(".regard-") and path.suffix == ".tmp" for path in during)
+    assert named(folder) == {"both-0.safetensors", "both-1.safetensors"}
+
+
+def test_files_of_a_batch_are_all_there_or_none(tmp_path, monkeypatch):
+    calls = []
+
+    def full(handle):
+        calls.append(handle)
+        if len(calls) == 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"), regard.record(path=tmp_path / "a"):
+        Blocks()(X.expand(3, -1, -1))
+    assert named(tmp_path) == set()
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_the_pass(tmp_path, monkeypatch):
+    path, begun = tmp_path / "a", []
+    monkeypatch.setattr(os, "access", lambda *given: False)
+    with pytest.raises(PermissionError) as error, regard.record(path=path):
+        begun.append(True)
+    assert error.value.filename == str(path)
+    assert not begun
+
+
+def test_a_file_is_read_when_it_is_first_asked_for_anything(tmp_path):
+    path = tmp_path / "a.safetensors"
+    with regard.record(path=path) as recording:
+        Blocks()(X)
+    with regard.record(path=path, layers=[1]) as second:  # which replaces the file
+        Blocks()(2 * X)
+    path.unlink()
+    assert recording.batch == (recording,)
+    assert repr(recording).startswith("Recording(10 tokens, 2 layers")
+    assert second.layer_numbers == (1,)
+    with regard.record(path=path) as recording:
+        Blocks()(X)
+    for copied in (copy.deepcopy(recording), pickle.loads(pickle.dumps(recording))):
+        assert_same(copied, regard.Recording.load(path))
+    with regard.record(path=path) as recording:
+        Blocks()(X.expand(2, -1, -1))
+    assert [len(one.layers) for one in pickle.loads(pickle.dumps(recording)).batch] == [2, 2]
+    with pytest.raises(regard.RecordingError, match="a batch of 2 texts was recorded"):
+        print(recording.layers)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="Windows cuts no file that is mapped")
+def test_a_file_that_was_cut_before_it_was_read_is_said_to_be(tmp_path):
+    path = tmp_path / "a.safetensors"
+    with regard.record(path=path) as recording:
+        Blocks()(X)
+    os.truncate(path, 4096)
+    for _ in range(2):
+        with pytest.raises(regard.RecordingError, match="was cut to 4096 bytes while it was open"):
+            print(recording.layers)
+
+
+@pytest.mark.parametrize("to_disk", [False, True])
+def test_a_recording_goes_when_nobody_holds_it(to_disk, tmp_path):
+    with regard.record(path=tmp_path / "a" if to_disk else None) as recording:
+        Blocks()(X)
+    seen = weakref.ref(recording)
+    gc.disable()
+    try:
+        del recording
+        assert seen() is None
+    finally:
+        gc.enable()
+
+
+L, H = 10, 4
+IDS = torch.arange(L) // 4
+ENDS = torch.arange(L).clamp(max=7), torch.full((L,), L)
+SINGLY = {
+    "causal": True, "window": (2, None), "mask": torch.ones(L, L).tril().bool(),
+    "bias": torch.randn(H, L, L), "key_lengths": 7, "segments": IDS[None],
+    "intervals": ENDS, "query_start": 3, "sinks": torch.randn(H), "scale": 0.3, "softcap": 20.0,
+    "edits": [Edit(heads=1, keys=0), Edit(queries=slice(2, 5), factor=0.5)],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*SINGLY, "edits, none of which is left"])
+def test_a_recorded_layer_is_as_if_it_were_made_of_its_options(name, tmp_path):
+    q = torch.randn(1, H, L, 8)
+    given = {name: SINGLY[name]} if name in SINGLY else {"edits": [Edit(keys=slice(0, 0))]}
+    for more in ({}, {"heads": [1, 3]}):
+        with regard.record(path=tmp_path / "a", values=True, **more) as on_disk:
+            regard.attention(q, q, q, **given)
+        with regard.record(values=True, **more) as recording:
+            regard.attention(q, q, q, **given)
+        (found,) = recording.layers
+        vectors = {name: getattr(found, name) for name in ("query", "key", "value")}
+        told = {name: getattr(found, name) for name in ("name", "number", "head_numbers")}
+        made = Layer(**vectors, **told, **found.options)
+        regard.Recording(recording.tokens, [made]).save(tmp_path / "b")
+        assert_same(on_disk, regard.Recording.load(tmp_path / "b"))
+        assert {name: type(x) for name, x in found.options.items()} == {
+            name: type(x) for name, x in made.options.items()
+        }
 
 
 def test_a_compiled_model_runs_uncompiled_and_a_thread_of_others_is_left_alone():

@@ -1,6 +1,7 @@
 """What is saved is loaded, and the file is whole or not there."""
 
 import copy
+import io
 import json
 import os
 import pickle
@@ -23,7 +24,7 @@ from safetensors.numpy import load_file, save_file
 import regard
 from recordings import DTYPES, TOKENS, assert_same, layer, numbers, sample
 from regard import Edit
-from regard.recording import Layer, Recording
+from regard.recording import Layer, Recording, _file
 
 
 @pytest.fixture
@@ -185,11 +186,11 @@ x = np.ones((2, 2, 3000), np.float32)
 recording = Recording(["new", "new"], [Layer(x, x, x)] * 3)
 point, path = sys.argv[1], sys.argv[2]
 if point.isdigit():
-    whole, calls = file._bytes, []
-    def some_bytes(array):
+    whole, calls = file._on_cpu, []
+    def some_arrays(array):
         calls.append(array)
         return whole(array) if len(calls) <= int(point) else killed(point)()
-    file._bytes = some_bytes
+    file._on_cpu = some_arrays
 elif point == "fsync":
     os.fsync = killed(point)
 elif point == "replace":
@@ -259,7 +260,21 @@ def test_a_header_beyond_the_limit_is_refused_before_writing(path, monkeypatch):
     assert list(path.parent.iterdir()) == []
 
 
-def test_loading_holds_no_copy_and_saving_one_array(path):
+@settings(deadline=None)
+@given(data=st.data())
+def test_arrays_of_any_strides_are_written_in_order(data):
+    shape = data.draw(st.lists(st.integers(0, 9), max_size=4))
+    axes = data.draw(st.permutations(range(len(shape))))
+    steps = data.draw(st.tuples(*[st.sampled_from([1, 2, -1])] * len(shape)))
+    dtype = data.draw(st.sampled_from([*DTYPES, np.bool_, ">f4", ">i8"]))
+    x = np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(dtype)
+    x = x.transpose(axes)[tuple(slice(None, None, step) for step in steps)]
+    room, written = np.empty(data.draw(st.sampled_from([8, 64, 1 << 18])), np.uint8), io.BytesIO()
+    _file.write_array(written, x, room)
+    assert written.getvalue() == x.astype(x.dtype.newbyteorder("<")).tobytes()
+
+
+def test_loading_and_saving_hold_no_copy(path):
     x = np.zeros((2, 4, 1_000_000), np.float32).swapaxes(0, 1)[:2]  # 16 MB, strided
     recording = Recording(["a", "b"], [Layer(x, x, x)] * 2)
     tracemalloc.start()
@@ -270,6 +285,6 @@ def test_loading_holds_no_copy_and_saving_one_array(path):
     _, while_loading = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert path.stat().st_size > 96e6
-    assert while_saving < 34e6
+    assert while_saving < 1e6
     assert while_loading < 1e6
     assert loaded.layers[1].value.shape == (2, 2, 1_000_000)

@@ -72,6 +72,8 @@ class Recorded(Recording[Tensor]):
         return super().__repr__()
 
     def __getstate__(self) -> object:
+        if self._texts:
+            return vars(self).copy(), {}
         if self._unread is not None:
             self._take(self._unread())
         return super().__getstate__()
@@ -130,6 +132,7 @@ def record(
         values: record the values too, for what ``Recording.steps`` and the viewer show of them.
         path: a ``.safetensors`` file that each layer is written to as it comes, and that is there
             when the block ends: whole or not at all. A batch gets one for each element, by number.
+            The recording reads it when it is first asked for anything.
         explain: gives one number for the model's output, such as a token's loss or a class:
             ``explain=lambda logits: logits[0, -1, 42]``. Its gradients by the output of every
             attention are kept, with the values, for ``Recording.effects``, by one backward, which
