@@ -29,6 +29,7 @@ class Running:
 
     Attributes:
         model: the same, or the module that was called first.
+        modules: of it, by name.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class Running:
         self._stack: list[Module] = []
         self._is_given = model is not None
         self.model: Module | None = None
+        self.modules: dict[str, Module] = {}
         self._names: dict[int, str] = {}
         if model is not None:
             self._name(model)
@@ -48,7 +50,8 @@ class Running:
     def _name(self, model: Module) -> None:
         if self.model is not model:
             self.model = model
-            self._names = {id(module): name for name, module in model.named_modules()}
+            self.modules = dict(model.named_modules())
+            self._names = {id(module): name for name, module in self.modules.items()}
 
     @property
     def name(self) -> str:

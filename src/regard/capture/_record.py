@@ -226,11 +226,12 @@ def _torch_followed(recorder: Recorder) -> Iterator[None]:
     running = Running(recorder.begin_pass, end=recorder.end_pass)
 
     @functools.cache  # for this block: a model may change after it
-    def places_of(model: Module | None) -> dict[str, Place]:
-        return {} if model is None else places(dict(model.named_modules()))
+    def places_of(model: Module | None, kind: Any) -> dict[str, Place]:
+        return places({name: x for name, x in running.modules.items() if type(x) is kind})
 
     def take(name: str, query: Any, key: Any, value: Any, options: dict[str, Any]) -> Any:
-        return recorder.take(name, places_of(running.model), query, key, value, options)
+        kind: Any = type(running.modules.get(name))
+        return recorder.take(name, places_of(running.model, kind), query, key, value, options)
 
     with calls_taken(running, take, explains=recorder.explains):
         yield

@@ -257,7 +257,7 @@ def write_array(file: BinaryIO, array: Any, room: np.ndarray) -> None:
     x = _on_cpu(array)
     dtype = x.dtype.newbyteorder("<")
     if x.flags.c_contiguous and x.dtype == dtype:
-        file.write(x.reshape(-1).view(np.uint8))
+        file.write(x.reshape(-1).view(np.uint8).data)
     else:
         _write_copied(file, x, room, dtype)
 
@@ -266,7 +266,7 @@ def _write_copied(file: BinaryIO, x: np.ndarray, room: np.ndarray, dtype: np.dty
     if x.nbytes <= len(room):
         block = room[: x.nbytes]
         np.copyto(block.view(dtype).reshape(x.shape), x)
-        file.write(block)
+        file.write(block.data)
         return
     count = len(room) * len(x) // x.nbytes
     for part in (x[n : n + count] for n in range(0, len(x), count)) if count else x:
