@@ -14,6 +14,7 @@ import regard
 from recordings import numbers
 from regard._backends import BACKENDS, torch_ops
 from regard._base import types
+from regard._call import hints
 from regard._call.call import Call
 from regard._call.checks import READERS, read_call
 from regard._call.options import ARRAYS, FIELDS, INPUTS, NUMBERS, OPTIONS, Options, WeightsOptions
@@ -167,3 +168,52 @@ def test_an_option_of_the_scores_stands_in_the_files_that_contributing_names():
     found -= {"src/regard/nn/multi_head.py", "src/regard/hf/_attention.py"}  # their own arguments
     assert len(found) == len(named) == 7
     assert all(any(file.endswith(f"/{name}") for name in named) for file in found)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("is_causal", r"Here it is causal=True, and with query_start=0 as in torch"),
+        ("attn_mask", "Here it is mask= of bools, True = may attend, or bias= of numbers"),
+        ("key_padding_mask", "Here it is key_lengths=, or mask=, which is False where"),
+        ("dropout_p", r"Here it is dropout=\."),
+        ("softmax_scale", r"Here it is scale=\."),
+        ("window_size", r"Here it is window=\(left, right\)\."),
+        ("need_weights", r"Here it is return_weights=True, for \(output, weights\)"),
+        ("enable_gqa", "Leave it out"),
+        ("casual", r"Is causal meant\?"),
+        ("temperature", "There are causal, window, mask, .*, return_weights, backend"),
+    ],
+)
+def test_an_option_by_another_name_is_told_its_name_here(name, said):
+    x = np.ones((2, 3))
+    with pytest.raises(TypeError, match=f"^attention: there is no option '{name}'. {said}"):
+        regard.attention(x, x, x, **{name: True})
+    with pytest.raises(
+        TypeError, match=f"AttentionWeights: there is no option '{name}'. "
+    ) as error:
+        regard.AttentionWeights(x, x, **{name: True})
+    only_output = name in ("dropout_p", "need_weights", "temperature")
+    assert bool(re.search(said, str(error.value))) != only_output
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("causal", "Here it is is_causal=True, as in torch"),
+        ("mask", "Here it is attn_mask=, as in torch"),
+        ("segments", "regard.attention has it"),
+        ("is_casual", r"Is is_causal meant\?"),
+    ],
+)
+def test_torchs_function_tells_torchs_names(name, said):
+    x = np.ones((2, 3))
+    with pytest.raises(TypeError, match=f"scaled_dot_product_attention: .*'{name}'. {said}"):
+        regard.scaled_dot_product_attention(x, x, x, **{name: True})
+
+
+def test_every_name_elsewhere_leads_to_an_option():
+    options = {*keywords(attention)}
+    assert all(options & here.keys() for here in hints.ELSEWHERE.values())
+    assert {name for here in hints.ELSEWHERE.values() for name in here} <= options
+    assert not options & hints.ELSEWHERE.keys()

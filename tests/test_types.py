@@ -36,6 +36,8 @@ REFUSED = [
     "regard.Steps.from_inputs(x, causl=True)",
     "regard.Layer(x, x, dropout=0.5)",
     'regard.AttentionWeights(x, x, backend="kernle")',
+    "regard.AttentionWeights(x, x, causl=True)",
+    "regard.scaled_dot_product_attention(x, x, x, causal=True)",
     'weights.pool(how="maxx")',
     'weights.received("median")',
     'weights.blocks([0], [0], "median")',

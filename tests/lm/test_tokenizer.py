@@ -174,3 +174,11 @@ def test_indentation_is_one_piece_and_the_word_after_it_the_same_as_in_a_line():
     trained = BytePairTokenizer.train([text], 320)
     indented = trained.tokens(trained.encode(":\n        return self"))
     assert indented == [":", "\n       ", " return", " self"]
+
+
+def test_a_tokenizer_of_words_prints_its_words():
+    assert repr(WordTokenizer("a b")) == "WordTokenizer(4 ids: 0 'BOS', 1 'EOS', 2 'a', 3 'b')"
+    shown = repr(WordTokenizer(" ".join(map(str, range(30)))))
+    assert shown.startswith("WordTokenizer(32 ids: 0 'BOS', 1 'EOS', 2 '0', ")
+    assert shown.endswith(", 11 '9', … 31 '29')")
+    assert repr(WordTokenizer("a b c d e f g h i j")).endswith(", 10 'i', 11 'j')")

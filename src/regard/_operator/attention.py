@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Any, Literal, Unpack, overload
+from typing import Any, Literal, Never, Unpack, overload
 
 import numpy as np
 
@@ -24,9 +24,22 @@ from regard._base.types import (
 )
 from regard._call.checks import given, read_call
 from regard._call.edits import Edit
-from regard._call.options import Options
+from regard._call.hints import unknown_option
+from regard._call.options import OPTIONS, Options
 from regard._operator import plans, watching
 from regard._weights.attention_weights import AttentionWeights
+
+_OPTIONS = tuple(option.name for option in OPTIONS)
+_TORCHS = "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa"
+_OF_ATTENTION = {
+    "causal": "Here it is is_causal=True, as in torch; regard.attention has causal=.",
+    "mask": "Here it is attn_mask=, as in torch; regard.attention has mask=.",
+    "bias": "Here it is attn_mask=, as in torch; regard.attention has bias=.",
+    "dropout": "Here it is dropout_p=, as in torch; regard.attention has dropout=.",
+} | dict.fromkeys(
+    ("return_weights", *sorted({*_OPTIONS} - {"causal", "mask", "bias", "dropout", "scale"})),
+    "regard.attention has it; this function has torch's options alone.",
+)
 
 
 @overload
@@ -80,6 +93,7 @@ def attention(
     seed: int | None = None,
     return_weights: bool = False,
     backend: BackendName = "auto",
+    **unknown: Never,
 ) -> ArrayT | tuple[ArrayT, AttentionWeights[ArrayT]]:
     """Exact attention: ``softmax(scale * query @ key.T + bias) @ value``, in linear memory.
 
@@ -139,6 +153,8 @@ def attention(
 
     Source: Vaswani et al. 2017, equation 1; Milakov & Gimelshein 2018.
     """
+    if unknown:
+        raise unknown_option("attention", unknown, (*_OPTIONS, "return_weights", "backend"))
     options = given(
         causal=causal, window=window, mask=mask, bias=bias, key_lengths=key_lengths,
         segments=segments, intervals=intervals, query_start=query_start,
@@ -178,6 +194,7 @@ def scaled_dot_product_attention(
     *,
     scale: float | None = None,
     enable_gqa: bool = False,
+    **unknown: Never,
 ) -> ArrayT:
     """``torch.nn.functional.scaled_dot_product_attention``, computed by ``regard.attention``.
 
@@ -206,6 +223,8 @@ def scaled_dot_product_attention(
 
     Source: torch.nn.functional, 2.13.
     """
+    if unknown:
+        raise unknown_option("scaled_dot_product_attention", unknown, _TORCHS, _OF_ATTENTION)
     q, k, v, options = torch_call(
         query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
     )

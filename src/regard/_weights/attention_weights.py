@@ -6,7 +6,7 @@ import math
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Never, TypeAlias, overload
 
 import numpy as np
 
@@ -32,6 +32,8 @@ from regard._base.types import (
 from regard._call.call import Call
 from regard._call.checks import read_call
 from regard._call.edits import Edit
+from regard._call.hints import unknown_option
+from regard._call.options import OPTIONS
 from regard._weights.alignment import Alignment, aligned, chosen_heads
 from regard._weights.differentiable import (
     block_of,
@@ -154,7 +156,11 @@ class AttentionWeights(LinearForms[ArrayT]):
         scale: float | None = None,
         softcap: float | None = None,
         backend: BackendName = "auto",
+        **unknown: Never,
     ) -> None:
+        if unknown:
+            names = (option.name for option in OPTIONS if option.of_weights)
+            raise unknown_option("AttentionWeights", unknown, (*names, "backend"))
         call = read_call(
             query, key, None,
             causal=causal, window=window, mask=mask, bias=bias, key_lengths=key_lengths,

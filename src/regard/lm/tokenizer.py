@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 BYTES = 256
+SHOWN = 12  # words of a tokenizer's repr
 
 
 class WordTokenizer:
@@ -23,6 +24,9 @@ class WordTokenizer:
 
     Args:
         text: the words to know, in one text.
+
+    Attributes:
+        words: each id's, in order.
 
     Raises:
         ValueError: ``text`` holds no word.
@@ -32,6 +36,8 @@ class WordTokenizer:
     [0, 4, 3, 5]
     >>> words.decode([4, 3, 5])
     'You are doing'
+    >>> words
+    WordTokenizer(7 ids: 0 'BOS', 1 'EOS', 2 'how', 3 'are', 4 'you', 5 'doing', 6 '?')
     """
 
     bos = 0
@@ -47,6 +53,11 @@ class WordTokenizer:
     def __len__(self) -> int:
         """Number of ids, BOS and EOS included."""
         return len(self.words)
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{i} {word!r}" for i, word in enumerate(self.words[:SHOWN]))
+        more = f", … {len(self) - 1} {self.words[-1]!r}" if len(self) > SHOWN else ""
+        return f"WordTokenizer({len(self)} ids: {shown}{more})"
 
     def encode(self, text: str, bos: bool = False, eos: bool = False) -> list[int]:
         """Ids of the words of ``text``, between BOS and EOS where asked.

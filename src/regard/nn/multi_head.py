@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, Never, Self, TypedDict, Unpack, overload
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +16,7 @@ from regard._base.rotary import rotate
 from regard._call.checks import read_call
 from regard._operator.attention import attention
 from regard.nn import conversion
+from regard.nn.checks import check_names, check_tensor
 
 if TYPE_CHECKING:
     from regard._base.types import Bool, Float, Int, Segments
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
         cache: KeyValueCache | None
 
 
+_CALLED_WITH = (
+    "value", "key_lengths", "mask", "bias", "segments", "cache", "return_weights",
+)  # fmt: skip
 _DEFAULTS = {
     "window": None, "softcap": None, "rope": None, "dropout": 0.0, "residual_dropout": 0.0,
 }  # fmt: skip
@@ -223,7 +227,7 @@ class MultiHeadAttention(nn.Module):
         self,
         x: Float[Tensor, "*B L {self.embed_dim}"],
         context: Float[Tensor, "*B Lk {self.kdim}"] | None = None,
-        *,
+        *more: Never,
         value: Float[Tensor, "*B Lk {self.vdim}"] | None = None,
         key_lengths: Int[Tensor, "*B"] | None = None,
         mask: Bool[Tensor, "*_mask"] | None = None,
@@ -231,6 +235,7 @@ class MultiHeadAttention(nn.Module):
         segments: Segments | None = None,
         cache: KeyValueCache | None = None,
         return_weights: bool = False,
+        **unknown: Never,
     ) -> Tensor | tuple[Tensor, AttentionWeights[Tensor]]:
         """Attention of x to itself, or to a context.
 
@@ -257,6 +262,7 @@ class MultiHeadAttention(nn.Module):
             ValueError: a cache in a layer that is not causal, or together with a context.
             UnsupportedError: a cache with ``key_lengths``, or a context with ``rope``.
         """
+        check_names("MultiHeadAttention", more, unknown, _CALLED_WITH)
         self._check_call(x, context, value, key_lengths, cache)
         q, k, v = self._project(x, context, value)
         if self.rope is not None:
@@ -380,9 +386,13 @@ class MultiHeadAttention(nn.Module):
         cache: KeyValueCache | None,
     ) -> None:
         source, name = (x, "x") if context is None else (context, "context")
+        third = (name, source) if value is None else ("value", value)
+        weight = self.q_proj_weight if self.in_proj_weight is None else self.in_proj_weight
+        for named in dict([("x", x), (name, source), third]).items():
+            check_tensor("MultiHeadAttention", *named, weight)
         _check_vectors("x", x, "embed_dim", self.embed_dim)
         _check_vectors(name, source, "kdim", self.kdim)
-        _check_vectors(*((name, source) if value is None else ("value", value)), "vdim", self.vdim)
+        _check_vectors(*third, "vdim", self.vdim)
         if context is not None and self.rope is not None:
             raise UnsupportedError(
                 "MultiHeadAttention: rotary positions are those of one sequence, and x and context "

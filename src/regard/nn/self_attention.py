@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, Never, Self, TypedDict, Unpack, overload
 
 import torch
 from torch import Tensor, nn
 
 from regard._base.errors import ShapeError
 from regard._operator.attention import attention
+from regard.nn.checks import check_names, check_tensor
 from regard.nn.conversion import copied
 
 if TYPE_CHECKING:
@@ -150,10 +151,11 @@ class SelfAttention(nn.Module):
         self,
         x: Float[Tensor, "*B T d_in"],
         context: Float[Tensor, "*B Tk d_in"] | None = None,
-        *,
+        *more: Never,
         key_lengths: Int[Tensor, "*B"] | None = None,
         mask: Bool[Tensor, "*_mask"] | None = None,
         return_weights: bool = False,
+        **unknown: Never,
     ) -> Tensor | tuple[Tensor, AttentionWeights[Tensor]]:
         """Attention of x to itself, or to a context.
 
@@ -171,8 +173,10 @@ class SelfAttention(nn.Module):
         Raises:
             ShapeError, TypeError: as ``regard.attention``.
         """
+        check_names("SelfAttention", more, unknown, ("key_lengths", "mask", "return_weights"))
         source = x if context is None else context
         for name, tensor in (("x", x), ("context", source)):
+            check_tensor("SelfAttention", name, tensor, getattr(self.query, "weight", None))
             if tensor.ndim < 2 or tensor.shape[-1] != self.d_in:
                 raise ShapeError(
                     f"SelfAttention: {name} has shape {tuple(tensor.shape)}; "

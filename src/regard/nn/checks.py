@@ -1,0 +1,57 @@
+"""What the layers are called with, checked before torch's own functions see it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard._base.arrays import dtype_name
+from regard._call.hints import unknown_option
+
+OF_LAYER = dict.fromkeys(
+    ("causal", "is_causal"), "It is the layer's own: give causal=True where the layer is made."
+)
+
+
+def check_names(layer: str, more: tuple[Any, ...], unknown: Any, known: Iterable[str]) -> None:
+    """Refuses what a layer does not take: tensors after the context, and options by other names.
+
+    Raises:
+        TypeError: with the way out.
+    """
+    if more:
+        raise TypeError(
+            f"{layer}: {2 + len(more)} arguments are given in order, and there are x and context."
+            " It projects query, key and value itself: call layer(x), or layer(x, context) where"
+            " keys and values are of another sequence."
+        )
+    if unknown:
+        raise unknown_option(layer, unknown, known, OF_LAYER)
+
+
+def check_tensor(layer: str, name: str, x: Any, weight: Any) -> None:
+    """Refuses what cannot be multiplied with a weight.
+
+    Args:
+        weight: a parameter; whatever stands in its place, as where it is quantized, takes any
+            dtype.
+
+    Raises:
+        TypeError: no tensor, or one of another dtype.
+    """
+    if not isinstance(x, Tensor):
+        kind = f"{type(x).__module__}.{type(x).__qualname__}"
+        raise TypeError(
+            f"{layer}: {name} is a {kind}; a torch tensor is needed, as in"
+            f" torch.as_tensor({name}).float()."
+        )
+    if not isinstance(weight, Tensor) or not weight.is_floating_point():
+        return
+    if x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
+        raise TypeError(
+            f"{layer}: {name} is {dtype_name(x)} and the parameters are {dtype_name(weight)}; one"
+            f" dtype is needed: {name}.to(torch.{dtype_name(weight)}), or layer.to({name}.dtype)."
+        )
