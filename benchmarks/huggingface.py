@@ -8,7 +8,7 @@ its 12 layers, which are alike), an encoder of MiniLM's size, and for generation
 Mistral of 4 layers, 256 wide, 8 query heads on 2 key heads. Errors are those of the last hidden
 state against float64, in times of eager's. "All summaries" is a pass with
 ``output_attentions=True`` and ``weights.summary()`` of every layer: each reduction of all heads;
-"recorded" is a pass in ``regard.hf.record(model, path=...)``, its file included, and "its file
+"recorded" is a pass in ``regard.hf.record(model, path=...)``, a new file included, and "its file
 alone" what no recording can be below: as many bytes written, synced and renamed. Memory is what a
 process of its own rises by at its peak above the model, where the C library gives back every array
 of a megabyte at once: what it keeps otherwise differs by tens from run to run. Linux only.
@@ -91,16 +91,22 @@ def passes(model, ids, folder):
         found = model(ids, output_attentions=True)
         return found, [layer.weights.summary() for layer in found.attentions]
 
-    def recorded():
+    path = Path(folder) / "pass.safetensors"
+
+    def recorded(_):
         import regard.hf
 
-        with regard.hf.record(model, path=Path(folder) / "pass.safetensors"):
+        with regard.hf.record(model, path=path):
             return model(ids)
+
+    def without_file():
+        model.set_attn_implementation("regard")
+        path.unlink(missing_ok=True)
 
     runs = {name: on(model, name, lambda: model(ids)) for name in IMPLEMENTATIONS}
     return runs | {
         SUMMARIES: on(model, "regard", summaries),
-        RECORDED: on(model, "regard", recorded),
+        RECORDED: (without_file, recorded),
         ATTENTIONS: on(model, "eager", lambda: model(ids, output_attentions=True)),
     }
 
@@ -112,7 +118,7 @@ def file_alone(passes, folder):
     (path,) = Path(folder).iterdir()
     data, new = path.read_bytes(), path.with_suffix(".new")
 
-    def write():
+    def write(_):
         with new.open("xb", buffering=0) as file:
             file.write(data)
             os.fsync(file.fileno())
@@ -121,7 +127,7 @@ def file_alone(passes, folder):
         os.fsync(handle)
         os.close(handle)
 
-    return write
+    return functools.partial(path.unlink, missing_ok=True), write
 
 
 def errors_of(model, ids):
