@@ -65,6 +65,7 @@ MAY_IMPORT_TORCH = (
     "_backends.torch_gradients",
     "_backends.torch_ops",
     "_backends.torch_reductions",
+    "_backends.torch_questions",
     "_backends.onnx",
     "_backends.kernel_ops",
 )

@@ -100,6 +100,23 @@ def test_blocks_are_sums_of_the_pairs_of_both(call, way, how, most, order, seed,
     close(found, of_blocks(exact, visible, of_queries, of_keys, how))
 
 
+def test_counts_say_how_many_blocks_there_are():
+    x = np.random.default_rng(0).normal(size=(2, 7, 4))
+    weights, ids = regard.AttentionWeights(x, x, causal=True), [0, 0, 1, 1, -1, 2, 2]
+    for how in ("sum", "mean", "max", "mass"):
+        wide, own = weights.blocks(ids, ids, how, counts=(4, 6)), weights.blocks(ids, ids, how)
+        np.testing.assert_array_equal(wide[:, :3, :3], own)
+        assert wide.shape == (2, 4, 6)
+        assert not wide[:, 3:].any()
+        assert not wide[:, :, 3:].any()
+    with pytest.raises(ValueError, match="key_ids go up to 2, and counts says that there are 2"):
+        weights.blocks(ids, ids, counts=(3, 2))
+    with pytest.raises(TypeError, match="counts is 3; a pair of ints"):
+        weights.blocks(ids, ids, counts=3)
+    with pytest.raises(TypeError, match="counts has a float"):
+        weights.blocks(ids, ids, counts=(3.0, 3))
+
+
 @settings(max_examples=40, deadline=None)
 @given(calls(), WAYS, st.data())
 def test_diagonals_are_sums_at_each_distance(call, way, data):

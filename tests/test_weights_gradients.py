@@ -171,30 +171,6 @@ def test_the_gradient_is_that_of_the_plain_formula(name, options, backend):
             )
 
 
-COMPILED = {name: ASKED[name][0] for name in ("lse", "entropy", "distance", "received")} | {
-    # torch.compile knows no operator of an object and a tensor, and calls methods.
-    "product": lambda w: w.__matmul__(X.to(w.dtype)),
-    "transposed": lambda w: w.T.__matmul__(Y.to(w.dtype)),
-}
-
-
-@pytest.mark.parametrize("backend", ["kernel", "torch"])
-@pytest.mark.parametrize("name", COMPILED)
-def test_it_compiles_into_one_graph(name, backend):
-    def ask(query, key):
-        weights = regard.AttentionWeights(query, key, causal=True, backend=backend)
-        return COMPILED[name](weights)
-
-    torch._dynamo.reset()  # it compiles no function more than a few times
-    query, key = (x.float().requires_grad_() for x in (QUERY, KEY))
-    plain, compiled = (
-        ask(query, key),
-        torch.compile(ask, fullgraph=True, backend="aot_eager")(query, key),
-    )
-    torch.testing.assert_close(plain, compiled, rtol=0, atol=0)
-    torch.testing.assert_close(*(torch.autograd.grad(x.sum(), query) for x in (plain, compiled)))
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", ["lse", "entropy", "received", "transposed", "blocks"])
 def test_narrow_inputs_have_gradients_as_exact_as_their_dtype(name, dtype):

@@ -435,7 +435,8 @@ def differentiable(
 
         @staticmethod
         def forward(*values: Any) -> Any:
-            return operator(*values)
+            found = operator(*values)
+            return tuple(found) if isinstance(found, list) else found
 
         @staticmethod
         def backward(ctx: Any, *grads: Any) -> Any:

@@ -115,12 +115,6 @@ def reduce(
     return found
 
 
-def needs_gradient(call: Call) -> bool:
-    """Whether autograd wants the gradient of what is computed of a call."""
-    inputs = (call.query, call.key, call.bias, call.sinks)
-    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
-
-
 def _computed(asked: Asked, call: Call, backend: str, statistics: Any) -> Tensor:
     from regard._backends import by_name  # which imports those who import this
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from regard._base import compiling
 from regard._base.errors import UnsupportedError
 
 # Bound once: a plain call calls them all, and looking them up takes longer than the calls.
@@ -18,6 +19,7 @@ _dispatch_modes = torch._C._len_torch_dispatch_stack
 _function_modes = torch._C._len_torch_function_stack
 _profiles = torch._C._autograd._profiler_enabled
 _forward_mode = torch.autograd.forward_ad
+compiling.bind(_compiles, torch._C._dynamo.eval_frame.get_eval_frame_callback)
 
 
 def is_recorded() -> bool:

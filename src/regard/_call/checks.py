@@ -352,7 +352,11 @@ READERS: dict[str, Callable[[str, Any, Given], Any]] = {
     "intervals": _read_intervals,
     "sinks": _read_sinks,
     "edits": _read_edits,
-    "finite": lambda name, x, _: _read_number(name, x, math.isfinite, "finite"),
+    "finite": lambda name, x, _: (
+        _read_number(  # by comparison: torch.compile may have it as a symbol
+            name, x, lambda n: -math.inf < n < math.inf, "finite"
+        )
+    ),
     "positive": lambda name, x, _: _read_positive(name, x),
     "probability": lambda name, x, _: _read_number(
         name, x, lambda n: 0 <= n < 1, "at least 0 and less than 1"

@@ -18,6 +18,7 @@ from regard._base.errors import ShapeError
 from regard._base.settings import require_materializable
 from regard._base.types import AlignHow, ArrayT, Float, FloatingT, IndexT, Int
 from regard._weights.parts import place_of
+from regard._weights.questions import at_once
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -63,6 +64,7 @@ def align(
     median_filter_width: int = 7,
     normalise: bool = True,
 ) -> Alignment[ArrayT, ArrayT]: ...
+@at_once
 def align(
     layers: Sequence[AttentionWeights[Any]],
     heads: Sequence[Sequence[int]],

@@ -38,7 +38,6 @@ from regard._weights.alignment import Alignment, aligned, chosen_heads
 from regard._weights.differentiable import (
     block_of,
     differentiable,
-    is_traced,
     largest_with_gradient,
     may_differentiate,
     rest_of,
@@ -57,6 +56,7 @@ from regard._weights.parts import (
     span,
     told_heads,
 )
+from regard._weights.questions import at_once, parting, question
 from regard._weights.reductions import (
     Links,
     PerQuery,
@@ -136,6 +136,7 @@ class AttentionWeights(LinearForms[ArrayT]):
     _numbers: tuple[int, ...] | None = None  # of the query heads, where they are not 0, 1, 2, ...
     _weights_only = False  # True where query and key are not known, and scores stand for weights
     _origin: Origin | None = None  # where they are of a recording
+    _of_part: Place | None = None  # where they are in the call of the statistics; None: all of it
     _graph: Call | None = None  # the call with the gradients of its inputs, where any is needed
 
     def __init__(
@@ -189,17 +190,23 @@ class AttentionWeights(LinearForms[ArrayT]):
         backend = backend or choose(self._call, "auto")
         known = None if statistics is None else (_detach(statistics[0]), _detach(statistics[1]))
         self._statistics = RowStatistics(self._call, backend, known)
-        self._place = Place.whole(self._call)  # in the call of the statistics
         self._lse: Any = None
         self._max_score: Any = None
         self._versions = versions(self._call)
+
+    @property
+    def _place(self) -> Place:
+        """Of which heads and queries they are, in the call of the statistics."""
+        if self._of_part is None:  # not before it is asked: torch.compile has lengths as symbols
+            self._of_part = Place.whole(self._call)
+        return self._of_part
 
     def _part(
         self, call: Call, place: Place, graph: Call | None = None
     ) -> AttentionWeights[ArrayT]:
         """The weights of a part of the call, with the statistics of the whole."""
         part = AttentionWeights.__new__(AttentionWeights)
-        part._call, part._place, part._lse, part._graph = call, place, None, graph
+        part._call, part._of_part, part._lse, part._graph = call, place, None, graph
         part._max_score = None
         part._statistics, part._versions = self._statistics, self._versions
         part._numbers, part._weights_only = self._numbers, self._weights_only
@@ -214,6 +221,7 @@ class AttentionWeights(LinearForms[ArrayT]):
         self._weights_only, self._origin = weights_only, origin
         return self
 
+    @at_once
     def copy(self) -> AttentionWeights[ArrayT]:
         """The same weights with arrays of their own, which nobody else writes into.
 
@@ -232,6 +240,7 @@ class AttentionWeights(LinearForms[ArrayT]):
     def __deepcopy__(self, memo: Any) -> AttentionWeights[ArrayT]:
         return self.copy()
 
+    @at_once
     def __getstate__(self) -> dict[str, Any]:
         require_unwritten(self._versions)
         left_out = ("_versions", "_graph")  # a graph of autograd can be neither copied nor stored
@@ -285,8 +294,7 @@ class AttentionWeights(LinearForms[ArrayT]):
     def _ask(self, *reductions: Reduction) -> list[Any]:
         """The results of all of them, in one pass."""
         graph = differentiable(self._graph)
-        if graph is None or not is_traced():
-            self._require_now()
+        self._require_now()
         asked: dict[str, Any] = {}
         for reduction in reductions:
             fields = reduction.fields()
@@ -298,7 +306,7 @@ class AttentionWeights(LinearForms[ArrayT]):
     def _without_gradient(self, graph: Call, fields: dict[str, Any]) -> dict[str, Any]:
         """Fills the fields that have a gradient, and gives the others."""
         backend, statistics = self._statistics.backend, None
-        if backend.reads_statistics and not is_traced():
+        if backend.reads_statistics:
             statistics = self._statistics.of(self._place)
         return rest_of(fields, graph, backend.name, statistics)
 
@@ -345,6 +353,7 @@ class AttentionWeights(LinearForms[ArrayT]):
                 " (from_weights); record the model's pass itself, with regard.record."
             )
 
+    @question
     def _lse_of_scores(self) -> ArrayT:
         """``lse`` of the scores that the weights are computed from, whatever those are."""
         found: ArrayT
@@ -370,6 +379,10 @@ class AttentionWeights(LinearForms[ArrayT]):
         Source: Dehghani et al. 2023 (the growth of the logits), Kimi team 2025 (QK-clip).
         """
         self._require_scores("max_score")
+        return self._max_score_of_heads()
+
+    @question
+    def _max_score_of_heads(self) -> ArrayT:
         graph = differentiable(self._graph)
         if self._max_score is None or graph is not None:
             (rows,) = self._ask(PerQuery(self._call, "row_max"))
@@ -385,16 +398,18 @@ class AttentionWeights(LinearForms[ArrayT]):
         keys = np.zeros_like(queries)
         for b, h in np.ndindex(B, Hq):
             i = int(queries[b, h])
-            row = self._head(b, h).part(slice(i, i + 1))
+            row = self._head(b, h)._cut(slice(i, i + 1))
             keys[b, h] = int(row._ask(TopK(row._call, 1))[0].indices[0, 0])
         largest = largest_with_gradient(graph, found.reshape(B, Hq), queries, keys)
         return largest.reshape(found.shape)
 
+    @question
     def entropy(self) -> ArrayT:
         """``(..., Hq, Lq)``: ``−Σ w · ln w`` of every query, in nats; 0 where all is masked."""
         (found,) = self._ask(PerQuery(self._call, "entropy"))
         return found
 
+    @question
     def distance(self) -> ArrayT:
         """``(..., Hq, Lq)``: the mean ``|query position − key position|``, weighted, in tokens.
 
@@ -403,6 +418,7 @@ class AttentionWeights(LinearForms[ArrayT]):
         (found,) = self._ask(PerQuery(self._call, "distance"))
         return found
 
+    @question
     def received(self, how: ReceivedHow = "sum", queries: slice | None = None) -> ArrayT:
         """``(..., Hq, Lk)``: the weights that every key receives from all queries, or from some.
 
@@ -417,7 +433,7 @@ class AttentionWeights(LinearForms[ArrayT]):
 
         Source: Zhang et al. 2023 (H2O) for sums, Li et al. 2024 (SnapKV) for the last queries.
         """
-        part = self if queries is None else self.part(queries)
+        part = self if queries is None else self._cut(queries)
         (found,) = part._ask(Received(part._call, how))
         return found
 
@@ -427,6 +443,7 @@ class AttentionWeights(LinearForms[ArrayT]):
     ) -> TopKeys[NDArray[FloatingT], NDArray[np.int64]]: ...
     @overload
     def topk(self, k: int) -> TopKeys[ArrayT, ArrayT]: ...
+    @question
     def topk(self, k: int) -> TopKeys[Any, Any]:
         """The k strongest keys of every query: ``(values, indices)``, each ``(..., Hq, Lq, k)``.
 
@@ -444,6 +461,7 @@ class AttentionWeights(LinearForms[ArrayT]):
     ) -> Links[NDArray[FloatingT], NDArray[np.int64]]: ...
     @overload
     def strongest(self, n: int = 20) -> Links[ArrayT, ArrayT]: ...
+    @question
     def strongest(self, n: int = 20) -> Links[Any, Any]:
         """The n strongest token pairs of each matrix: ``(query, key, weight)``, ``(..., Hq, n)``.
 
@@ -482,6 +500,7 @@ class AttentionWeights(LinearForms[ArrayT]):
         rows: slice | None = None,
         columns: slice | None = None,
     ) -> tuple[ArrayT, ...]: ...
+    @question
     def pool(
         self,
         size: tuple[int, int] = (512, 512),
@@ -504,7 +523,7 @@ class AttentionWeights(LinearForms[ArrayT]):
         Raises:
             ValueError: another ``how``, a size below 1, or a negative step.
         """
-        part = self.part(rows, columns)
+        part = self._cut(rows, columns)
         planes = how if isinstance(how, tuple) else (how,)
         pools = {plane: Pool(part._call, size, plane) for plane in planes}
         pictures = dict(zip(pools, part._ask(*pools.values())))
@@ -528,6 +547,7 @@ class AttentionWeights(LinearForms[ArrayT]):
         median_filter_width: int = 7,
         normalise: bool = True,
     ) -> Alignment[ArrayT, ArrayT]: ...
+    @at_once
     def align(
         self,
         heads: Sequence[int] | None = None,
@@ -582,6 +602,7 @@ class AttentionWeights(LinearForms[ArrayT]):
         pool: tuple[int, int] = (512, 512),
         only: Collection[Reduced] = ...,
     ) -> WeightsSummary[ArrayT, ArrayT]: ...
+    @question
     def summary(
         self,
         *,
@@ -624,6 +645,7 @@ class AttentionWeights(LinearForms[ArrayT]):
         every: list[Any] = [answers.get(name) for name in WeightsSummary._fields]
         return WeightsSummary(*every)
 
+    @question
     def __getitem__(self, index: Pick | tuple[Pick, ...]) -> ArrayT:
         """Any basic index: ints, slices and ``...``; a head by its number in ``head_numbers``.
 
@@ -667,7 +689,7 @@ class AttentionWeights(LinearForms[ArrayT]):
             group = Hq // Hkv
             h = range(h.start // group * group, -(-h.stop // group) * group)
         some, known = spaced(rows), None
-        if self._statistics.backend.reads_statistics and not is_traced():
+        if self._statistics.backend.reads_statistics:
             own = self._place
             of = Place(own.b[b.start : b.stop], own.h[h.start : h.stop], own.rows[some])
             known = self._statistics.of(of)
@@ -701,22 +723,23 @@ class AttentionWeights(LinearForms[ArrayT]):
             done = 0
             for some in sharing:
                 of = slice(done, done := done + len(some))
-                self._of_heads(b, some).part(i)._write(out[at, of], j)
+                self._of_heads(b, some)._cut(i)._write(out[at, of], j)
 
     def _write(self, out: Any, columns: slice) -> None:
         """Writes the weights of some keys into zeros ``(B, Hq, Lq, keys)``, contiguous."""
         *_, Lq, Lk = self._call.sizes
         every = len(range(*columns.indices(Lk))) == Lk
         if every or self._statistics.backend.reads_statistics:
-            self.part(None, columns)._reduce({"weights": out})
+            self._cut(None, columns)._reduce({"weights": out})
             return
         for b, h in np.ndindex(*out.shape[:2]):  # it would compute the rows for their statistics
             for low in range(0, Lq, height := max(64, 2**20 // Lk)):
-                part = self._head(b, h).part(slice(low, low + height))
+                part = self._head(b, h)._cut(slice(low, low + height))
                 block = arrays_of(out).zeros((1, 1, *part.shape), self._dtype_name)
                 part._reduce({"weights": block})
                 out[b, h, low : low + height] = block[0, 0, :, columns]
 
+    @at_once
     def __array__(
         self, dtype: DTypeLike | None = None, copy: bool | None = None
     ) -> NDArray[np.floating[Any]]:
@@ -741,20 +764,24 @@ class AttentionWeights(LinearForms[ArrayT]):
             f"whole: {bytes_text(self.nbytes)}"
         )
 
+    @at_once
     def __repr__(self) -> str:
         """One line, and below it the numbers of up to 1,000 weights."""
         return described(self, self._line)
 
+    @at_once
     def _repr_html_(self) -> str:
         from regard._showing.picture import weights_html
 
         return weights_html(self)
 
+    @at_once
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
         from regard.viewer._display import weights_bundle
 
         return weights_bundle(self)
 
+    @at_once
     def plot(
         self,
         *index: int,
@@ -786,6 +813,7 @@ class AttentionWeights(LinearForms[ArrayT]):
 
         return plot_weights(self, index, how, tokens, ax)
 
+    @at_once
     def effects(
         self,
         value: Float[Array[ArrayT], "*_B_Hkv Lk Dv"],
@@ -817,6 +845,7 @@ class AttentionWeights(LinearForms[ArrayT]):
 
         return Effects(self, value, gradient, kind)
 
+    @at_once
     def mix(
         self,
         heads: Collection[int] | None = None,
@@ -839,6 +868,7 @@ class AttentionWeights(LinearForms[ArrayT]):
 
         return mixed_heads(self, heads, coefficients)
 
+    @parting
     def part(
         self, rows: slice | None = None, columns: slice | None = None
     ) -> AttentionWeights[ArrayT]:
@@ -856,6 +886,12 @@ class AttentionWeights(LinearForms[ArrayT]):
             TypeError: no slices.
             ValueError: a negative step.
         """
+        return self._cut(rows, columns)
+
+    def _cut(
+        self, rows: slice | None = None, columns: slice | None = None
+    ) -> AttentionWeights[ArrayT]:
+        """``part``, where torch compiles nothing."""
         *_, Lq, Lk = self._call.sizes
         rows = part_of("rows", rows, Lq)
         columns = part_of("columns", columns, Lk)
@@ -870,6 +906,7 @@ class AttentionWeights(LinearForms[ArrayT]):
             part._origin = self._origin.part(rows, columns)
         return part
 
+    @parting
     def head(self, h: int) -> AttentionWeights[ArrayT]:
         """The weights of one query head: ``(..., Lq, Lk)``, computed when asked.
 
@@ -887,6 +924,7 @@ class AttentionWeights(LinearForms[ArrayT]):
         graph = None if self._graph is None else self._graph.head(h)
         return self._of_head(h, self._part(self._call.head(h), place, graph))
 
+    @parting
     def matrix(self, *index: int) -> AttentionWeights[ArrayT]:
         """One ``(Lq, Lk)`` of several: one int for each axis before, by default the first.
 
@@ -901,6 +939,7 @@ class AttentionWeights(LinearForms[ArrayT]):
             index = (*before, basic_index(h, axes[-1:], 0, self._numbers)[0])
         return self._head(*divmod(element(index, axes, "(Lq, Lk)"), self._call.sizes[1]))
 
+    @at_once
     def layer(self, *index: int) -> Layer[ArrayT]:
         """What these weights are computed from, copied: a layer for ``regard.Recording``.
 

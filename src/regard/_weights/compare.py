@@ -15,6 +15,7 @@ from regard._base.types import ArrayT
 from regard._weights.differentiable import differentiable, with_gradient
 from regard._weights.mix import Mix, Term, WeightMatrix, as_pairs, require_alike
 from regard._weights.pair_matrix import Logarithms
+from regard._weights.questions import at_once
 from regard._weights.reductions import check_k
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class Divergences(NamedTuple, Generic[ArrayT]):
     """The share of the k strongest keys of a that are among those of b, from 0 to 1."""
 
 
+@at_once
 def compare(a: Matrix[ArrayT], b: Matrix[ArrayT]) -> Comparison[ArrayT]:
     """Two matrices of weights: their difference, and the divergences of their rows.
 
@@ -68,6 +70,7 @@ def compare(a: Matrix[ArrayT], b: Matrix[ArrayT]) -> Comparison[ArrayT]:
     return Comparison(a, b)
 
 
+@at_once
 def divergence(a: Matrix[ArrayT], b: Matrix[ArrayT], kind: DivergenceKind = "kl") -> ArrayT:
     """How far the rows of two matrices of weights are apart: ``(..., H, Lq)``.
 
@@ -108,6 +111,7 @@ class Comparison(Mix[ArrayT]):
         require_alike("compare", ("a", "b"), pair)
         super().__init__([Term(pair[0], None, 1.0), Term(pair[1], None, -1.0)], pair[0]._has_heads)
 
+    @at_once
     def divergence(self, kind: DivergenceKind) -> ArrayT:
         """``(..., H, Lq)``: how far the rows are apart, as ``Divergences`` says.
 
@@ -170,6 +174,7 @@ class Comparison(Mix[ArrayT]):
         pair = [term.matrix._logarithms(*term.matrix._at(b, h, rows)) for term in self._terms]
         return _Both(self._xp, *pair)
 
+    @at_once
     def overlap(self, k: int = 8) -> ArrayT:
         """``(..., H, Lq)``: the share of the k strongest keys that a and b have in common.
 
@@ -183,6 +188,7 @@ class Comparison(Mix[ArrayT]):
         check_k(k, len(self._columns), "keys")
         return self._measured(["overlap"], int(k))[0]
 
+    @at_once
     def divergences(self, k: int = 8) -> Divergences[ArrayT]:
         """All divergences and the overlap of the k strongest keys, in one pass.
 

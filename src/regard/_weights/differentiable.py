@@ -6,6 +6,7 @@ import sys
 from typing import Any
 
 from regard._base.arrays import is_tensor
+from regard._base.compiling import is_traced
 from regard._base.errors import UnsupportedError
 from regard._call.call import Call
 
@@ -20,16 +21,18 @@ def may_differentiate(call: Call) -> bool:
     return is_traced() or any(x is not None and x.requires_grad for x in given)
 
 
-def is_traced() -> bool:
-    """Whether torch compiles what runs."""
-    return bool(sys.modules["torch"].compiler.is_compiling())
-
-
 def differentiable(graph: Call | None) -> Call | None:
     """The call with its gradients, where they are wanted now."""
     if graph is None:
         return None
-    return graph if is_traced() or sys.modules["torch"].is_grad_enabled() else None
+    return graph if sys.modules["torch"].is_grad_enabled() else None
+
+
+def needs_gradient(call: Call, x: Any) -> bool:
+    """Whether the gradient of what is computed of a call, and maybe a tensor, is wanted now."""
+    given = (*(getattr(call, name) for name in INPUTS), x)
+    wanted = any(one is not None and one.requires_grad for one in given)
+    return wanted and bool(sys.modules["torch"].is_grad_enabled())
 
 
 def is_differentiated(x: Any) -> bool:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeAlias, overload
 
 import numpy as np
 
 from regard._base.arrays import arrays_of, dtype_name, is_tensor, to_numpy
+from regard._base.compiling import is_traced
 from regard._base.errors import ShapeError, UnsupportedError
 from regard._base.settings import require_materializable
 from regard._base.types import Array, ArrayT, BlocksHow, FloatingT, Int, Integers
@@ -32,6 +33,7 @@ from regard._weights.operands import (
     read_set,
     refuse,
 )
+from regard._weights.questions import question
 from regard._weights.reductions import Received, Reduction, TopK
 from regard._weights.transposed import TransposedWeights, from_left
 
@@ -49,10 +51,11 @@ class LinearForms(Generic[ArrayT]):
 
     if TYPE_CHECKING:
         _call: Call
-        _place: Place
         _graph: Call | None
         _statistics: RowStatistics
 
+        @property
+        def _place(self) -> Place: ...
         @property
         def _dtype_name(self) -> str: ...
         @property
@@ -67,12 +70,19 @@ class LinearForms(Generic[ArrayT]):
         def _head(self, b: int, h: int) -> Any: ...
         def _write(self, out: Any, columns: slice) -> None: ...
         def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any: ...
-        def part(self, rows: slice | None = None, columns: slice | None = None) -> Any: ...
+        def _cut(self, rows: slice | None = None, columns: slice | None = None) -> Any: ...
 
         @property
         def size(self) -> int: ...
         @property
         def _line(self) -> str: ...
+
+    @property
+    def _tells_distances(self) -> bool:
+        """Whether lengths, order and window alone say which distances their pairs have."""
+        call = self._call
+        given = (call.key_lengths, call.query_start, call.interval_first)
+        return call.whole_rows and call.query_step == 1 and all(x is None for x in given)
 
     @property
     def device(self) -> Any:
@@ -95,16 +105,18 @@ class LinearForms(Generic[ArrayT]):
         Raises:
             ShapeError, TypeError: x does not fit.
         """
-        found: ArrayT = self._multiply("x", x, Product)
+        found: ArrayT = self._multiply("x", x, "product")
         return found
 
     def __rmatmul__(self, x: ArrayLike | Array[ArrayT]) -> ArrayT:
         """``x @ weights``, of ``(Lq,)`` or ``(..., p, Lq)``: ``(..., Hq, p, Lk)``, or without p."""
-        found: ArrayT = from_left(x, lambda y: self._multiply("x", y, TransposedProduct))
+        found: ArrayT = from_left(x, lambda y: self._multiply("x", y, "transposed"))
         return found
 
-    def _multiply(self, name: str, x: Any, product: Any) -> Any:
+    @question
+    def _multiply(self, name: str, x: Any, of: Literal["product", "transposed"]) -> Any:
         self._require_now()
+        product: Any = Product if of == "product" else TransposedProduct
         length = self._call.sizes[4 if product is Product else 3]
         operand, vector = read_operand(self._call, name, x, length)
         weights: Any = self
@@ -139,6 +151,7 @@ class LinearForms(Generic[ArrayT]):
         query_ids: Int[Array[object], " Lq"] | Sequence[int],
         key_ids: Int[Array[object], " Lk"] | Sequence[int],
         how: BlocksHow = "sum",
+        counts: tuple[int, int] | None = None,
     ) -> ArrayT:
         """One number for each block of queries and block of keys: ``(..., Hq, Nq, Nk)``.
 
@@ -146,25 +159,42 @@ class LinearForms(Generic[ArrayT]):
 
         Args:
             query_ids, key_ids: the block of each query and key, from 0 on, in any order; a negative
-                one is left out. ``(Lq,)`` and ``(Lk,)``, or with the leading axes of a batch. There
-                are as many blocks as the largest id and one.
+                one is left out. ``(Lq,)`` and ``(Lk,)``, or with the leading axes of a batch.
             how: of the pairs of both blocks ``"sum"``, the sum of the weights; ``"mean"``, that
                 divided by the number of pairs that are not masked; ``"max"``, the largest weight;
                 or ``"mass"``, the sum divided by the number of queries in the block, masked or
                 not: what a query gives to the keys of the block, on average. 0 without a pair.
+            counts: ``(Nq, Nk)``, how many blocks there are; by default as many as the largest id
+                and one. In one graph of ``torch.compile`` it is needed where ids are tensors.
 
         Raises:
             ShapeError, TypeError: ids do not fit.
-            ValueError: another ``how``.
+            ValueError: another ``how``, or an id that is above the counts.
             MaterializeError: the result is above the limit.
         """
         if how not in ("sum", "mean", "max", "mass"):
             raise ValueError(f"blocks: how is {how!r}; 'sum', 'mean', 'max' or 'mass' is needed.")
+        if counts is not None and (not isinstance(counts, (tuple, list)) or len(counts) != 2):
+            raise TypeError(f"blocks: counts is {counts!r}; a pair of ints is needed.")
+        if counts is None and is_traced():
+            counts = _counts_in_graph(query_ids, key_ids)
+            if counts is None:
+                from regard._backends.torch_questions import blocks_at_once
+
+                found: ArrayT = blocks_at_once(self._blocks, query_ids, key_ids, how, None)
+                return found
+        return self._blocks(query_ids, key_ids, how, counts)
+
+    @question
+    def _blocks(
+        self, query_ids: Any, key_ids: Any, how: BlocksHow, counts: tuple[int, int] | None
+    ) -> Any:
         self._require_now()
         call = self._call
         B, Hq, _, Lq, Lk = call.sizes
-        queries, rows = read_ids(call, "query_ids", query_ids, Lq)
-        keys, columns = read_ids(call, "key_ids", key_ids, Lk)
+        most = (None, None) if counts is None else counts
+        queries, rows = read_ids(call, "query_ids", query_ids, Lq, most[0])
+        keys, columns = read_ids(call, "key_ids", key_ids, Lk, most[1])
         require_materializable(
             "blocks", (B, Hq, rows, columns), 64,
             "Number the blocks 0, 1, 2, ..., as np.unique(ids, return_inverse=True)[1] does",
@@ -199,11 +229,21 @@ class LinearForms(Generic[ArrayT]):
         Raises:
             TypeError, ValueError: edges are not two or more rising ints.
         """
+        if edges is None and is_traced() and not self._tells_distances:
+            from regard._backends.torch_questions import diagonals_at_once
+
+            found: Diagonals[Any, Any] = diagonals_at_once(self._diagonals, None)
+            return found
+        return self._diagonals(edges)
+
+    @question
+    def _diagonals(self, edges: Any) -> Diagonals[Any, Any]:
         self._require_now()
         reduction = ByDistance(self._call, read_edges(edges))
         (values,) = self._ask(reduction)
         return Diagonals(self._integers(reduction.distances), values)
 
+    @question
     def at(self, queries: Integers, keys: Integers) -> ArrayT:
         """The weights of chosen pairs: ``(..., Hq, n)``; 0 where masked.
 
@@ -223,7 +263,7 @@ class LinearForms(Generic[ArrayT]):
         *_, Lq, Lk = self._call.sizes
         i, j = _broadcast(read_indices("queries", queries, Lq), read_indices("keys", keys, Lk))
         low, high = (int(i.min()), int(i.max()) + 1) if i.size else (0, 0)
-        part = self.part(slice(low, high))  # the only rows whose statistics it takes
+        part = self._cut(slice(low, high))  # the only rows whose statistics it takes
         statistics = part._statistics.of(part._place)
         backend = self._statistics.backend
         found = backend.gather(part._call, statistics, i.reshape(-1) - low, j.reshape(-1))
@@ -234,6 +274,7 @@ class LinearForms(Generic[ArrayT]):
         chosen: ArrayT = weights[()] if single else weights
         return chosen
 
+    @question
     def mass(self, keys: slice | Array[object] | Sequence[int] | Sequence[bool]) -> ArrayT:
         """The share of a set of keys: for each query the sum of its weights on them.
 
@@ -257,7 +298,7 @@ class LinearForms(Generic[ArrayT]):
         low, high = (int(found[0]), int(found[-1]) + 1) if found.size else (0, 0)
         steps = np.unique(np.diff(found))
         step = int(steps[0]) if len(steps) == 1 else 1
-        part = self.part(columns=slice(low, high, step))
+        part = self._cut(columns=slice(low, high, step))
         if len(found) == part.shape[-1]:  # of the only keys that count
             shares = part @ xp.full((len(found),), 1.0, self._dtype_name)
         else:  # not by a factor of 0, which NaN times 0 would not leave out
@@ -325,14 +366,20 @@ class LinearForms(Generic[ArrayT]):
         axes, shape = read_axes(axis, self.shape), self.shape
         if 0 in (shape[n] for n in axes):
             raise ValueError(f"weights: argmax of {shape}, an axis of no weights.")
-        if axis is None:
+        if axis is not None and axes[0] < len(shape) - 2:
+            return self._over_heads("argmax", axes)
+        return self._argmax_along(axes, keepdims)
+
+    @question
+    def _argmax_along(self, axes: tuple[int, ...], keepdims: bool) -> Any:
+        """Along all axes, the keys or the queries."""
+        shape = self.shape
+        if len(axes) > 1:
             found = self._flat_argmax()
         elif axes == (len(shape) - 1,):
             found = self._ask(TopK(self._call, 1))[0].indices[..., 0]
-        elif axes == (len(shape) - 2,):
-            found = self._argmax_of_queries()
         else:
-            return self._over_heads("argmax", axes)
+            found = self._argmax_of_queries()
         return _kept(found, axes, shape) if keepdims else found
 
     def _along(self, name: str, axis: Any, keepdims: bool) -> Any:
@@ -342,6 +389,13 @@ class LinearForms(Generic[ArrayT]):
             return self._over_heads(name, axes, keepdims)
         if name == "max" and 0 in (shape[n] for n in axes):
             raise ValueError(f"weights: max of {shape} along an axis of size 0.")
+        return self._folded(name, axes, keepdims)
+
+    @question
+    def _folded(self, name: str, axes: tuple[int, ...], keepdims: bool) -> Any:
+        """Along some axes, that of the queries or the keys among them."""
+        shape = self.shape
+        queries, keys = len(shape) - 2, len(shape) - 1
         if queries in axes:
             (found,) = self._ask(Received(self._call, "max" if name == "max" else "sum"))
         elif name == "max":
@@ -380,7 +434,7 @@ class LinearForms(Generic[ArrayT]):
         for b, h in np.ndindex(B, Hq):
             largest = np.full(Lk, -1.0)
             for low in range(0, Lq, height := max(64, 2**20 // max(Lk, 1))):
-                part = self._head(b, h).part(slice(low, low + height))
+                part = self._head(b, h)._cut(slice(low, low + height))
                 block = xp.zeros((1, 1, *part.shape), self._dtype_name)
                 part._write(block, slice(None))
                 w = to_numpy(block)[0, 0]
@@ -427,6 +481,13 @@ def _fold(x: Any, axes: tuple[int, ...], name: str) -> Any:
 def _kept(x: Any, axes: tuple[int, ...], shape: tuple[int, ...]) -> Any:
     """x with the axes that were reduced, of size 1."""
     return x.reshape(tuple(1 if n in axes else size for n, size in enumerate(shape)))
+
+
+def _counts_in_graph(query_ids: Any, key_ids: Any) -> tuple[int, int] | None:
+    """How many blocks each of two lists of ids has; None where they are arrays."""
+    if any(is_tensor(x) or isinstance(x, np.ndarray) for x in (query_ids, key_ids)):
+        return None
+    return max([*query_ids, -1]) + 1, max([*key_ids, -1]) + 1
 
 
 def _broadcast(i: np.ndarray, j: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

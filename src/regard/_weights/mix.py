@@ -14,6 +14,7 @@ from regard._base.errors import ShapeError
 from regard._base.types import Array, ArrayT
 from regard._weights.pair_matrix import Logarithms, PairMatrix, Rows, rows_in
 from regard._weights.parts import place_of
+from regard._weights.questions import at_once
 from regard._weights.weight_rows import WeightReader
 from regard._weights.written import refuse_recorded
 
@@ -175,6 +176,7 @@ def mixed_heads(
     return Mix([Term(found, *pair) for pair in zip(places, values)], has_heads=False)
 
 
+@at_once
 def mix(
     matrices: Sequence[AttentionWeights[ArrayT] | PairMatrix[ArrayT]],
     coefficients: Sequence[float] | Array[Any] | None = None,

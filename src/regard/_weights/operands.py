@@ -85,10 +85,15 @@ def read_integers(name: str, x: Any) -> np.ndarray:
     return found.astype(np.int64)
 
 
-def read_ids(call: Call, name: str, x: Any, length: int) -> tuple[np.ndarray, int]:
+def read_ids(
+    call: Call, name: str, x: Any, length: int, count: int | None = None
+) -> tuple[np.ndarray, int]:
     """``(B, length)`` ids of blocks, and how many blocks there are.
 
     Of ``(length,)`` ids, or some for each batch element.
+
+    Args:
+        count: of the blocks; by default as many as the largest id and one.
     """
     found, shape = read_integers(name, x), (*call.leading, length)
     if found.ndim == 0 or found.shape[-1] != length:
@@ -97,7 +102,16 @@ def read_ids(call: Call, name: str, x: Any, length: int) -> tuple[np.ndarray, in
         every = np.broadcast_to(found, shape)
     except ValueError:
         raise _misfit(name, found, shape) from None
-    count = int(found.max(initial=-1)) + 1
+    needed = int(found.max(initial=-1)) + 1
+    if count is None:
+        count = needed
+    elif isinstance(count, bool) or not isinstance(count, (int, np.integer)):
+        raise TypeError(f"blocks: counts has a {type(count).__name__}; two ints are needed.")
+    elif needed > count:
+        raise ValueError(
+            f"blocks: {name} go up to {needed - 1}, and counts says that there are {count}; "
+            f"at least {needed} are needed."
+        )
     return np.ascontiguousarray(every.reshape(call.sizes[0], length)), count
 
 

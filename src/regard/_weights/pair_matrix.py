@@ -31,6 +31,7 @@ from regard._weights.pair_reductions import (
     TransposedProduct,
 )
 from regard._weights.parts import basic_index, element, part_of, told_heads
+from regard._weights.questions import at_once
 from regard._weights.reductions import TopKeys
 
 if TYPE_CHECKING:
@@ -459,6 +460,7 @@ class PairMatrix(Generic[ArrayT]):
         """The results of all of them, in one pass, with the caller's axes."""
         return [self._give(found) for found in self._ask_raw(*reductions)]
 
+    @at_once
     def _ask_raw(self, *reductions: PairReduction) -> list[Any]:
         self._require_now()
         left = self._reduced_by_backend(reductions)

@@ -8,7 +8,7 @@ import numpy as np
 
 from regard._base.arrays import is_tensor
 from regard._base.types import Array, ArrayT
-from regard._weights.linear_reductions import Product, TransposedProduct
+from regard._weights.questions import at_once
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, DTypeLike, NDArray
@@ -73,14 +73,15 @@ class TransposedWeights(Generic[ArrayT]):
         Raises:
             ShapeError, TypeError: y does not fit.
         """
-        found: ArrayT = self._weights._multiply("y", y, TransposedProduct)
+        found: ArrayT = self._weights._multiply("y", y, "transposed")
         return found
 
     def __rmatmul__(self, x: ArrayLike | Array[ArrayT]) -> ArrayT:
         """``x @ weights.T``, of ``(Lk,)`` or ``(..., p, Lk)``: ``(..., Hq, p, Lq)``."""
-        found: ArrayT = from_left(x, lambda y: self._weights._multiply("x", y, Product))
+        found: ArrayT = from_left(x, lambda y: self._weights._multiply("x", y, "product"))
         return found
 
+    @at_once
     def __array__(
         self, dtype: DTypeLike | None = None, copy: bool | None = None
     ) -> NDArray[np.floating[Any]]:

@@ -46,7 +46,7 @@ class WeightReader:
 
     def read(self, b: int, h: int, rows: slice) -> WeightRows:
         """Evenly spaced rows of query head h of batch element b."""
-        xp, part = self._xp, self.weights._head(b, h).part(rows)
+        xp, part = self._xp, self.weights._head(b, h)._cut(rows)
         n, Lk = part.shape
         visibility, every = Visibility(part._call, xp.arange), slice(0, n)
         keys = visibility.keys(0, every)
@@ -97,7 +97,7 @@ class WeightReader:
 
         That is the sink's; 1 in a row that sees nothing.
         """
-        xp, part = self._xp, self.weights._head(b, h).part(rows)
+        xp, part = self._xp, self.weights._head(b, h)._cut(rows)
         n, Lk = part.shape
         keys = Visibility(part._call, xp.arange).keys(0, slice(0, n))
         picture = xp.full((1, 1, n, Lk), np.nan, xp.dtype)
