@@ -1,6 +1,8 @@
 """The compiled kernels: every instruction set, threads, and what they refuse."""
 
+import functools
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -38,19 +40,55 @@ def run(*arguments, **environment):
 OTHERS = [name for name in kernel.kernels.targets() if name != kernel.kernels.target()]
 
 
-@pytest.mark.parametrize("target", OTHERS)
-def test_every_other_instruction_set_passes_the_tests_of_the_operator(target):
-    files = [
-        str(TESTS / f"test_{name}.py")
-        for name in ("attention", "promises", "layouts", "sums", "same_bits", "row_statistics")
-    ]
+# One process collects the tests, and each instruction set runs them in a fork of it: torch and the
+# collection take half as long as the tests.
+FORKING = """
+import os, sys
+import pytest
+
+class Forks:
+    def __init__(self, targets):
+        self.targets, self.is_fork = targets, False
+
+    def pytest_runtestloop(self):
+        for target in self.targets:
+            sys.stdout.flush()
+            if os.fork() == 0:
+                os.environ["REGARD_TARGET"], self.is_fork = target, True
+                return None
+            print(f"ended: {os.waitstatus_to_exitcode(os.wait()[1])}", flush=True)
+        return True
+
+forks = Forks(sys.argv[1].split(os.pathsep))
+status = pytest.main(sys.argv[2:], plugins=[forks])
+if forks.is_fork:
+    from regard._backends import kernel
+    print(kernel.kernels.target(), flush=True)
+    os._exit(status)
+"""
+
+
+@functools.cache
+def tested():
+    """What pytest printed on every other instruction set, and how it ended."""
+    names = ("attention", "promises", "layouts", "sums", "same_bits", "row_statistics")
     # By NumPy and by name: torch, or what is chosen by itself, leads to the same kernels. Long rows
     # are for the fuzzer, which runs on every instruction set.
     others = ("torch", "auto", "reference", "compiled", "vmap", "1025")
     chosen = f"(kernel or numpy or bits) and not ({' or '.join(others)})"
-    done = run("-m", "pytest", "-q", "-k", chosen, *files, REGARD_TARGET=target)
-    assert done.returncode == 0, done.stdout[-3000:]
-    assert int(done.stdout.split(" passed")[0].split()[-1]) > 50
+    files = [str(TESTS / f"test_{name}.py") for name in names]
+    done = run("-c", FORKING, os.pathsep.join(OTHERS), "-q", "-s", "-k", chosen, *files)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr
+    return dict(zip(OTHERS, re.findall(r"(.*?)ended: (-?\d+)\n", done.stdout, re.DOTALL)))
+
+
+@pytest.mark.xdist_group("instruction sets")
+@pytest.mark.parametrize("target", OTHERS)
+def test_every_other_instruction_set_passes_the_tests_of_the_operator(target):
+    said, status = tested()[target]
+    assert status == "0", said[-3000:]
+    assert int(said.split(" passed")[0].split()[-1]) > 50
+    assert said.endswith(f"\n{target}\n")
 
 
 def test_a_target_that_is_unknown_is_refused_by_name():
