@@ -63,22 +63,57 @@ PRINTS = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.py")))
-def test_example_runs_and_prints_what_it_shows(name, tmp_path):
-    result = subprocess.run(
-        [sys.executable, "-W", "error", EXAMPLES / name],
-        cwd=tmp_path,
+# Each example in a process of its own, forked from one that has loaded torch and, as its first
+# operator does, torch's compiler: that takes longer than an example.
+FORKING = """
+import gc, os, runpy, sys
+import torch._dynamo
+gc.freeze()
+for path in sys.argv[1:]:
+    name = os.path.basename(path)
+    if os.fork() == 0:
+        os.mkdir(name)
+        for number, stream in enumerate(("out", "err"), 1):
+            os.dup2(os.open(f"{name}.{stream}", os.O_CREAT | os.O_WRONLY), number)
+        os.chdir(name)
+        sys.argv, sys.path[0] = [path], os.path.dirname(path)
+        runpy.run_path(path, run_name="__main__")
+        sys.stdout.flush()
+        os._exit(0)  # at once: taking down torch would copy what the forks share
+    with open(f"{name}.status", "w") as file:
+        print(os.waitstatus_to_exitcode(os.wait()[1]), file=file)
+"""
+NAMES = sorted(path.name for path in EXAMPLES.glob("*.py"))
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    """A folder with the folder of each example, what it printed, and how it ended."""
+    folder = tmp_path_factory.mktemp("examples")
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", FORKING, *(str(EXAMPLES / name) for name in NAMES)],
+        cwd=folder,
         env={**os.environ, "PYTHONHASHSEED": "random"},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
-    assert result.returncode == 0, result.stderr
-    lines = iter(result.stdout.splitlines())
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.mark.xdist_group("examples")
+@pytest.mark.parametrize("name", NAMES)
+def test_example_runs_and_prints_what_it_shows(name, ran):
+    printed, complained, status = (
+        (ran / f"{name}.{what}").read_text() for what in ("out", "err", "status")
+    )
+    assert status == "0\n", complained
+    lines = iter(printed.splitlines())
     for expected in PRINTS[name]:
-        assert expected in lines, f"{expected!r} is missing, or out of its order:\n{result.stdout}"
-    assert not list(tmp_path.iterdir()), "an example leaves no files behind"
+        assert expected in lines, f"{expected!r} is missing, or out of its order:\n{printed}"
+    assert not list((ran / name).iterdir()), "an example leaves no files behind"
 
 
 @pytest.mark.parametrize("seed", ["000", "001", "002", "003", "004"])
