@@ -13,6 +13,7 @@ import pytest
 from regard.recording import Layer, Recording
 from regard.viewer._server import Viewer
 from viewer.map_page import MapPage
+from viewer.stage import END, MOUNT, Stage
 
 WORDS = ["the", "cat", "saw", "the", "dog", "and", "the", "bird", "saw", "the", "cat"]
 
@@ -43,12 +44,24 @@ def recording():
     return made()
 
 
+@pytest.fixture(scope="session")
+def stage():
+    """What most tests are served by, and their pages stay in."""
+    stage = Stage(made(4))
+    yield stage
+    stage.close()
+
+
 @pytest.fixture
-def serve():
+def serve(stage):
     """Serves recordings, ``serve(recording, another) -> address``, until the test ends."""
     viewers = []
+    stage.is_free = True
 
     def start(*recordings, names=None):
+        if stage.is_free:
+            stage.serve(recordings, names)
+            return stage.address
         viewers.append(Viewer(recordings, names))
         return viewers[-1].address
 
@@ -113,7 +126,8 @@ def browser(browsers):
 def idle_pages():
     """Pages that tests are done with, by how they were opened.
 
-    Opening the viewer in one of them takes less than half the work of a new one.
+    Opening the viewer in one of them takes less than half the work of a new one, and again less
+    than half where the page is on the stage.
     """
     return collections.defaultdict(list)
 
@@ -142,7 +156,7 @@ def empty_page():
 
 
 @pytest.fixture
-def open_page(browsers, idle_pages, empty_page):
+def open_page(browsers, idle_pages, empty_page, stage, serve):
     """Opens an address, ``open_page(address, device_scale_factor=1, size=(1280, 720))``.
 
     When the test ends, the console must be empty and every request must have gone to the server.
@@ -164,7 +178,7 @@ def open_page(browsers, idle_pages, empty_page):
             page.on(event, listener)
         scheme = options.get("color_scheme", "null")
         opened.append((page, address, listeners, idle if shared else None, scheme))
-        page.goto(address)
+        _show(page, address, stage)
         return page
 
     yield open_one
@@ -175,8 +189,7 @@ def open_page(browsers, idle_pages, empty_page):
         if idle is None:
             page.context.close()
         else:
-            place = empty_page if address.startswith("http") else "about:blank"
-            _leave(page, place, scheme)
+            _leave(page, empty_page if address.startswith("http") else "about:blank", scheme, stage)
             idle.append(page)
         assert not complaints
         assert not [url for url in requests if not _is_own(url, address)]
@@ -192,10 +205,20 @@ def _new_page(browsers, device_scale_factor, size, options):
     return page
 
 
-def _leave(page, place, scheme):
+def _show(page, address, stage):
+    """Opens the address; on the stage, where a page has been ended, by mounting another."""
+    place, _, hash = address.partition("#")
+    if page.url == stage.address == place:
+        page.evaluate(MOUNT, hash and f"#{hash}")
+    else:
+        page.goto(address)
+
+
+def _leave(page, place, scheme, stage):
     """Takes what a test did to the page back: its routes, its media, the pointer, the history."""
     page.unroute_all(behavior="ignoreErrors")
-    page.goto(place)
+    if not (page.url.startswith(stage.address) and page.evaluate(END)):
+        page.goto(place)
     page.emulate_media(color_scheme=scheme)
     page.mouse.move(-1, -1)
     session = page.context.new_cdp_session(page)

@@ -168,7 +168,7 @@ class MapPage:
     def screen(self, ratio, n=0):
         """(height, width, 3): the device pixels of the screen where the cells lie."""
         self.page.evaluate("() => document.querySelector('.regard-map').classList.add('bare')")
-        picture = decoded(self.page.screenshot())[..., :3]
+        picture = self._screenshot()[..., :3]
         assert abs(self.page.evaluate("() => devicePixelRatio") - ratio) < 1e-6
         self.page.evaluate("() => document.querySelector('.regard-map').classList.remove('bare')")
         left, top, width, height = self.page.evaluate(
@@ -181,6 +181,14 @@ class MapPage:
         )
         x, y = (int(np.floor(corner * ratio + 0.5)) for corner in (left, top))
         return picture[y : y + height, x : x + width].astype(int)
+
+    def _screenshot(self):
+        """As Playwright's, with a PNG that takes half the time."""
+        session = self.page.context.new_cdp_session(self.page)
+        quick = {"format": "png", "optimizeForSpeed": True}
+        png = session.send("Page.captureScreenshot", quick)["data"]
+        session.detach()
+        return decoded(base64.b64decode(png))
 
     def place(self, query, key, n=0):
         """CSS pixels in the window of the middle of the bin that holds a pair."""

@@ -415,6 +415,7 @@ VALID = {
     "tile": "layer=0&head=0&plane=mass&level=0&row=0&column=0",
     "row": "layer=0&head=0&query=4",
     "column": "layer=0&head=0&key=4",
+    "sums": "layer=0&head=0",
     "visible": "layer=0&head=0",
     "links": "layer=0&head=0&n=5",
     "heads": "layer=0",

@@ -14,6 +14,7 @@ BOXES = """(selector) => [...document.querySelectorAll(selector)]
   .map(({x, y, right, bottom}) => [x, y, right, bottom])"""
 # What is written into cells as they are drawn anew: [number, its colour, its cell's colour].
 WRITTEN = """() => {
+  document.regardPage = null; // no other test has the document
   window.written = [];
   const pen = CanvasRenderingContext2D.prototype;
   const {fillRect, fillText} = pen;

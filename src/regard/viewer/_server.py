@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import functools
 import gzip
 import hmac
 import os
@@ -239,7 +240,6 @@ class App:
         if port == HTTP_PORT:  # which browsers leave out
             self._hosts |= {HOST, "localhost", "[::1]"}
         self._files = page_files()
-        self._compressed: dict[str, bytes] = {}  # of the files that were requested
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http":
@@ -272,9 +272,7 @@ class App:
         body, media_type = self._files[path]
         if not compressed or len(body) < MIN_COMPRESSED_BYTES:
             return Response(body, media_type=media_type)
-        if path not in self._compressed:
-            self._compressed[path] = _compressed(body)
-        return Response(self._compressed[path], headers=GZIP, media_type=media_type)
+        return Response(_compressed_file(body), headers=GZIP, media_type=media_type)
 
     async def _read(self, request: Request, readings: Readings) -> Response | None:
         """Reads the text that the page sends, and no other page."""
@@ -341,6 +339,9 @@ def _compressed(body: bytes) -> bytes:
     return gzip.compress(body, 5, mtime=0)
 
 
+_compressed_file = functools.cache(_compressed)  # each is compressed when it is first requested
+
+
 def _is_of_this_page(headers: Headers) -> bool:
     """Whether a browser says that the viewer's own page sends this; ``Host`` is checked before."""
     origin, site = headers.get("origin"), headers.get("sec-fetch-site")
@@ -365,10 +366,12 @@ async def _disconnected(request: Request) -> None:
         pass
 
 
+@functools.cache
 def page_files() -> dict[str, tuple[bytes, str]]:
     """The files of the page with their media types, by path: nothing else can be read.
 
-    All modules come as one, so that the page loads them in one request.
+    All modules come as one, so that the page loads them in one request. They are read once: every
+    viewer of a process serves the same.
     """
     found = {}
     for path, file in page_paths().items():
