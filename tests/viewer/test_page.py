@@ -38,7 +38,7 @@ def show(serve, open_page):
 
 def test_a_fresh_page_looks_from_the_last_query_to_its_strongest_key(show):
     recording = spoken()
-    page = show(recording)
+    page = show(recording, shared=False)
     last = len(SENTENCE) - 1
     best = int(np.argmax(np.asarray(recording.weights[0][0, last])))
     is_chosen(page, last, best)
