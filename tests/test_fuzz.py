@@ -27,16 +27,21 @@ SERVED = re.compile(r"(\d+) of (\d+) (output|gradient|weights)")
 # Each instruction set in a process of its own, forked from one that has loaded torch and, as its
 # first operator does, torch's compiler: that takes as long as the calls.
 FORKING = """
-import os, runpy, sys
+import gc, os, runpy, sys
 import torch._dynamo
 script, *targets = sys.argv.pop(1).split(os.pathsep)
 sys.path.insert(0, os.path.dirname(script))
 import fuzz
+gc.freeze()
 for target in targets:
     if os.fork() == 0:
         os.environ["REGARD_TARGET"] = target
         os.dup2(1, 2)
-        runpy.run_path(script, run_name="__main__")
+        try:
+            runpy.run_path(script, run_name="__main__")
+        except SystemExit as end:
+            sys.stdout.flush()
+            os._exit(end.code)  # at once: taking down torch would copy what the forks share
     print(f"ended: {os.waitstatus_to_exitcode(os.wait()[1])}", flush=True)
 """
 

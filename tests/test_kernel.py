@@ -43,7 +43,7 @@ OTHERS = [name for name in kernel.kernels.targets() if name != kernel.kernels.ta
 # One process collects the tests, and each instruction set runs them in a fork of it: torch and the
 # collection take half as long as the tests.
 FORKING = """
-import os, sys
+import gc, os, sys
 import pytest
 
 class Forks:
@@ -51,6 +51,7 @@ class Forks:
         self.targets, self.is_fork = targets, False
 
     def pytest_runtestloop(self):
+        gc.freeze()
         for target in self.targets:
             sys.stdout.flush()
             if os.fork() == 0:

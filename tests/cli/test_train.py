@@ -1,13 +1,17 @@
 """``regard train``: progress that can be read, and a run that survives being killed."""
 
+import json
+import os
 import re
 import signal
 import subprocess
 import sys
+import time
+from types import SimpleNamespace
 
 import pytest
 
-from cli.conftest import command, start
+from cli.conftest import command
 from tiny_model import TEXT
 
 torch = pytest.importorskip("torch")
@@ -28,13 +32,75 @@ def text_file(tmp_path_factory):
     return path
 
 
+# Each command in a process of its own, forked from one that has loaded torch and, as training does,
+# torch's compiler: that takes longer than the training.
+FORKING = """
+import gc, json, os, runpy, signal, sys
+import torch._dynamo
+gc.freeze()
+for line in sys.stdin:
+    arguments, *files = json.loads(line)
+    if (pid := os.fork()) == 0:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number, path in enumerate(files, 1):
+            os.dup2(os.open(path, os.O_CREAT | os.O_WRONLY), number)
+        sys.argv = ["regard", *arguments]
+        try:
+            runpy.run_module("regard", run_name="__main__", alter_sys=True)
+        except SystemExit as end:
+            sys.stdout.flush()
+            os._exit(end.code or 0)
+    print(pid, flush=True)
+    print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
+"""
+
+
+class Running:
+    """A command that runs, and writes into files."""
+
+    def __init__(self, forking, folder, arguments):
+        self.forking = forking
+        self.files = [folder / "out", folder / "err"]
+        for path in self.files:
+            path.unlink(missing_ok=True)
+        words = [str(word) for word in arguments]
+        print(json.dumps([words, *map(str, self.files)]), file=forking.stdin, flush=True)
+        self.pid = int(forking.stdout.readline())
+
+    def wait_for(self, text):
+        """Waits until it says this on standard error."""
+        end = time.monotonic() + 300
+        while text not in (self.files[1].read_text() if self.files[1].exists() else ""):
+            assert time.monotonic() < end
+            time.sleep(0.002)
+
+    def ended(self, signal_=None):
+        """What it left, once it has ended."""
+        if signal_ is not None:
+            os.kill(self.pid, signal_)
+        code = int(self.forking.stdout.readline())
+        return SimpleNamespace(
+            returncode=code, **{path.name: path.read_text() for path in self.files}
+        )
+
+
 @pytest.fixture(scope="module")
-def whole_run(text_file, tmp_path_factory):
+def start(tmp_path_factory):
+    """The command in another process: ``start("train", file)``."""
+    folder = tmp_path_factory.mktemp("printed")
+    line = [sys.executable, "-c", FORKING]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(line, env=command()[1], text=True, **pipes) as forking:
+        yield lambda *arguments: Running(forking, folder, arguments)
+        forking.stdin.close()
+
+
+@pytest.fixture(scope="module")
+def whole_run(text_file, tmp_path_factory, start):
     """A run that nothing disturbed: its folder, and what it printed."""
     folder = tmp_path_factory.mktemp("whole")
-    line, surroundings = command("train", text_file, "-o", folder, *SIZES)
-    run = subprocess.run(line, env=surroundings, capture_output=True, text=True, timeout=300)
-    assert run.returncode == 0, run.stderr
+    run = start("train", text_file, "-o", folder, *SIZES).ended()
+    assert run.returncode == 0, run.err
     return folder, run
 
 
@@ -44,44 +110,36 @@ def contents(folder):
 
 def test_a_run_reports_plain_lines_and_where_the_model_is(whole_run):
     folder, run = whole_run
-    lines = run.stderr.splitlines()
+    lines = run.err.splitlines()
     assert len(lines) == 20
     assert re.fullmatch(r"step 4/40  loss \d\.\d{3}  [\d,]+ tokens/s  \d+:\d\d left", lines[1])
     assert re.fullmatch(r"step 40/40  loss \d\.\d{3}  [\d,]+ tokens/s", lines[-1])
-    assert re.match(rf"{re.escape(str(folder))}: 40 steps, last loss \d\.\d{{3}} nats", run.stdout)
-    assert f'regard show "a text" --model {folder}' in run.stdout
+    assert re.match(rf"{re.escape(str(folder))}: 40 steps, last loss \d\.\d{{3}} nats", run.out)
+    assert f'regard show "a text" --model {folder}' in run.out
 
 
-def test_a_killed_run_goes_on_to_the_same_bytes(whole_run, text_file, tmp_path):
+def test_a_killed_run_goes_on_to_the_same_bytes(whole_run, text_file, tmp_path, start):
     process = start("train", text_file, "-o", tmp_path, *SIZES)
-    for line in process.stderr:
-        if line.startswith(b"step 10/"):
-            break
-    process.send_signal(signal.SIGKILL)
-    process.communicate(timeout=60)
-    assert process.returncode == -signal.SIGKILL
+    process.wait_for("step 10/")
+    assert process.ended(signal.SIGKILL).returncode == -signal.SIGKILL
     assert not (tmp_path / "model.safetensors").exists()
 
-    line, surroundings = command("train", text_file, "-o", tmp_path, *SIZES)
-    again = subprocess.run(line, env=surroundings, capture_output=True, text=True, timeout=300)
-    assert again.returncode == 0, again.stderr
-    resumed = int(re.match(r"resumed at step (\d+)\n", again.stderr)[1])
+    again = start("train", text_file, "-o", tmp_path, *SIZES).ended()
+    assert again.returncode == 0, again.err
+    resumed = int(re.match(r"resumed at step (\d+)\n", again.err)[1])
     assert resumed >= 8
     assert resumed % 4 == 0
     assert contents(tmp_path) == contents(whole_run[0])
 
 
-def test_ctrl_c_says_how_to_go_on(text_file, tmp_path):
+def test_ctrl_c_says_how_to_go_on(text_file, tmp_path, start):
     process = start("train", text_file, "-o", tmp_path, *SIZES, "--steps", 400)
-    for line in process.stderr:
-        if line.startswith(b"step"):
-            break
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert out == b""
-    assert err.endswith(b"Stopped; the same command goes on from the last checkpoint.\n")
-    assert b"Traceback" not in err
+    process.wait_for("step")
+    run = process.ended(signal.SIGINT)
+    assert run.returncode == 130
+    assert run.out == ""
+    assert run.err.endswith("Stopped; the same command goes on from the last checkpoint.\n")
+    assert "Traceback" not in run.err
 
 
 def test_the_trained_model_shows_and_continues_texts(whole_run, regard):
@@ -96,7 +154,7 @@ def test_a_finished_run_is_not_run_again(whole_run, regard, text_file):
     before = contents(folder)
     result = regard("train", text_file, "-o", folder, *SIZES)
     assert result.err == f"{folder} was finished already.\n"
-    assert result.out == run.stdout
+    assert result.out == run.out
     assert contents(folder) == before
 
 

@@ -19,8 +19,8 @@ MOUNT = """(hash) => {
   history.replaceState(null, "", location.pathname + hash);
   document.regardMount();
 }"""
-# Whether the page could be ended. What a test left in the document goes; a test whose changes outlive
-# that says so by `document.regardPage = null`.
+# Whether the page could be ended. What a test left in the document goes; where its changes outlive
+# that, it says so by `document.regardPage = null`.
 END = """() => {
   if (!document.regardPage || !document.getElementById("regard")) return false;
   document.regardPage.end();
