@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import os
 import sysconfig
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -52,13 +53,19 @@ def standard_library() -> dict[str, str]:
     Without tests and generated tables. The documentation's topics are texts of their own.
     """
     root = Path(sysconfig.get_paths()["stdlib"])
-    paths = sorted(p.relative_to(root) for p in root.rglob("*.py"))
-    names = [
-        p.as_posix() for p in paths if not LEFT_OUT & set(p.parts) and p.name[0:11] != "_sysconfigd"
-    ]
+    names = [path.as_posix() for path in sorted(_sources(root))]
     texts = read_texts(root / name for name in names)
     library = dict(zip(names, texts.values()))
     return library | dict(_topics(library.pop(TOPICS, "")))
+
+
+def _sources(root: Path) -> Iterator[Path]:
+    """Files of Python relative to the folder; those left out, which may be many, are not listed."""
+    for above, folders, files in os.walk(root):
+        folders[:] = set(folders) - LEFT_OUT
+        for name in files:
+            if name.endswith(".py") and not name.startswith("_sysconfigd"):
+                yield Path(above, name).relative_to(root)
 
 
 def _topics(source: str) -> Iterator[tuple[str, str]]:
