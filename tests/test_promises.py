@@ -232,7 +232,7 @@ import numpy as np
 if sys.argv[2] == "torch":
     import torch
 import regard
-def digest_of(threads):
+def digest_of(backend, threads):
     regard.set_num_threads(threads)
     if "torch" in sys.modules:
         torch.set_num_threads(threads)
@@ -244,37 +244,48 @@ def digest_of(threads):
             if sys.argv[2] == "torch":
                 q, k, v = (torch.from_numpy(x).requires_grad_() for x in (q, k, v))
             for options in ({}, {"causal": True}, {"window": (50, 0), "softcap": 5.0}):
-                options |= {"backend": sys.argv[3], "return_weights": True}
+                options |= {"backend": backend, "return_weights": True}
                 out, weights = regard.attention(q, k, v, **options)
                 found = [out]
-                if sys.argv[3] != "torch":
+                if backend != "torch":
                     found += [weights.received(), weights.entropy()]
-                if sys.argv[2:] == ["torch", "kernel"]:
+                if (sys.argv[2], backend) == ("torch", "kernel"):
                     found += torch.autograd.grad(out.square().sum(), (q, k, v))
                 for x in found:
                     x = x.detach().numpy() if hasattr(x, "detach") else x
                     digest.update(np.ascontiguousarray(x).tobytes())
     return digest.hexdigest()
-print(*map(digest_of, map(int, sys.argv[1].split(","))))
+for backend in sys.argv[3].split(","):
+    print(*(digest_of(backend, int(threads)) for threads in sys.argv[1].split(",")))
 """
 
 
-@by_ways(*NAMED)
-def test_deterministic_for_any_number_of_threads(way):
-    """Of the torch backend the output alone: torch's own gradient and long sums are not."""
-    digests = []
+@functools.cache
+def digests(library, *backends):
+    """For each backend, a digest of its outputs on one, two and three threads."""
+    found = {backend: [] for backend in backends}
     # NumPy's library of matrix products takes its threads when it is loaded.
-    for threads in ("1,2,3",) if way.library == "torch" else ("1", "2", "3"):
+    for threads in ("1,2,3",) if library == "torch" else ("1", "2", "3"):
         settings = dict.fromkeys(
             ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), threads[-1]
         )
         done = subprocess.run(
-            [sys.executable, "-c", BITS, threads, way.library, way.backend],
+            [sys.executable, "-c", BITS, threads, library, ",".join(backends)],
             env=os.environ | settings, capture_output=True, text=True, check=True,
         )  # fmt: skip
-        digests += done.stdout.split()
-    assert len(digests) == 3
-    assert len(set(digests)) == 1
+        for backend, line in zip(backends, done.stdout.splitlines(), strict=True):
+            found[backend] += line.split()
+    return found
+
+
+@by_ways(*NAMED)
+@pytest.mark.xdist_group("bits")  # one process that loads torch serves both of its backends
+def test_deterministic_for_any_number_of_threads(way):
+    """Of the torch backend the output alone: torch's own gradient and long sums are not."""
+    backends = ("kernel", "torch") if way.library == "torch" else (way.backend,)
+    found = digests(way.library, *backends)[way.backend]
+    assert len(found) == 3
+    assert len(set(found)) == 1
 
 
 @by_ways()
