@@ -115,10 +115,18 @@ def gradient_of(loss_of, weights, query, key):
     return torch.autograd.grad((found * upstream).sum(), (query, key))
 
 
+def sums_by_distance(w):
+    """The sums along the diagonals of a causal matrix."""
+    each = torch.arange(len(w))
+    apart = (each[:, None] - each).abs()  # what follows has no weight
+    return w.new_zeros(len(w)).index_add(0, apart.flatten(), w.flatten())
+
+
 def differentiable_sums(length):
     """Reductions with a gradient, each by its name, of AttentionWeights and of a whole matrix."""
     one, ids = columns_of(length, 1), block_ids(length)
     blocks = torch.nn.functional.one_hot(torch.from_numpy(ids)).double()
+    each = torch.arange(length)
     return {
         "entropy": (
             lambda w: w.entropy(), lambda w: -(w * w.clamp(min=1e-300 if w.dtype == torch.float64
@@ -130,6 +138,9 @@ def differentiable_sums(length):
             lambda w: w.blocks(ids, ids),
             lambda w: blocks.mT.to(w.dtype) @ w @ blocks.to(w.dtype),
         ),
+        "diagonals": (lambda w: w.diagonals().values, sums_by_distance),
+        "distance": (
+            lambda w: w.distance(), lambda w: (w * (each[:, None] - each).to(w.dtype)).sum(-1)),
     }  # fmt: skip
 
 

@@ -227,9 +227,37 @@ struct Gather {
   void* weights;  // Real (B, Hq, pairs)
 };
 
+// dP, the gradient of the weight P of query i and key j.
+enum class Rule : int {
+  products,    // grad_i . value_j, as attention has it
+  nothing,     // 0
+  vectors,     // numbers_i . other_j of few columns; numbers (B, Hq, Lq, columns)
+  logarithms,  // numbers_i (1 + ln P); numbers (B, Hq, Lq)
+  distances,   // numbers_i |distance|
+  diagonals,   // of the distance: numbers (B, Hq, distances)
+  blocks,      // of both blocks: numbers (B, Hq, block_counts); without ids all queries are of
+               // block 0, and each key of its own
+};
+
+// dP and what it is made of: Real numbers, and blocks and distances as in Reduce.
+struct WeightGradient {
+  Rule rule = Rule::products;
+  const void* numbers = nullptr;
+  Operand other;                // (B or 1, Hq or 1, Lk, columns)
+  const void* delta = nullptr;  // Real (B, Hq, Lq): the sum of P dP of each row; null: 0
+  const int64_t* query_blocks = nullptr;
+  const int64_t* key_blocks = nullptr;
+  int64_t block_counts[2] = {};
+  const int64_t* starts = nullptr;
+  int64_t query_step = 1, key_step = 1;
+  const int64_t* first_distances = nullptr;
+  int64_t distance_step = 1, distances = 0;
+};
+
 struct Backward {
   const Problem* problem;
-  Array grad, out;  // (B, Hq, Lq, Dv): dO and O
+  Array grad, out;         // (B, Hq, Lq, Dv): dO and O, for products
+  WeightGradient weights;  // whose rule may need no grad, out and value
   const void* maximum;
   const void* total;
   void* query_sum;   // Real (B, Hq, Lq, D), zeros; optional

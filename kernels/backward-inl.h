@@ -5,7 +5,8 @@
 //
 // A task has a chunk of keys and goes through all queries. It alone adds to its part of dK and dV.
 // To dQ the chunks add in ticket order, which makes the sum deterministic. Gradients that nobody
-// asks for are not computed; the others have the same bits. Source: Dao et al. 2022.
+// asks for are not computed; the others have the same bits. Source: Dao et al. 2022. Where dP is a
+// rule of query and key, with delta given or asked for, there are no dO, O and V.
 #pragma once
 
 #include <cstdint>
@@ -14,13 +15,20 @@
 #include <thread>
 
 #include "forward-inl.h"
+#include "rules-inl.h"
 
 namespace regard::REGARD_NAMESPACE {
 
-static int64_t chunk_of(const Problem& p) { return p.Lk > 1024 ? 512 : 256; }
-
 // Whether a pass over chunks of keys needs dS, and not P alone.
 static bool needs_scores(const Backward& g) { return g.query_sum || g.key_grad || g.delta; }
+
+// Keys of a chunk: more where none of them has a sum.
+static int64_t chunk_of(const Backward& g) {
+  if (!g.query_sum && !g.key_grad && !g.value_grad) return 2048;
+  return g.problem->Lk > 1024 ? 512 : 256;
+}
+
+static bool has_rule(const Backward& g) { return g.weights.rule != Rule::products; }
 
 template <class E>
 struct BackwardMemory {
@@ -31,7 +39,7 @@ struct BackwardMemory {
   Word* query_rows;  // [words(rows)][D up to lanes]
   Word* grad_rows;   // [words(rows)][Dv up to lanes]
   Real* weights;     // [kKeys][rows]: scores, then weights
-  Real* dscores;     // [kKeys][rows]: dP, then dS
+  Real* dscores;     // [kKeys][rows]: dP, then dS; by a rule in the place of the weights
   Real* slope;       // [kKeys][rows]: derivative of the cap, or null
   uint32_t* keep_mask;
   Word* key_rows;
@@ -47,15 +55,17 @@ struct BackwardMemory {
   Real* inverse;        // the normaliser, 1 / total; 0 where nothing is visible
   Real* delta;
   Real* sum;  // [rows]: delta as the sum of P dP, without the rounding of the output; or null
+  RuleMemory<E> rule;
 
-  BackwardMemory(const Problem& p, Scratch& scratch) {
+  BackwardMemory(const Backward& g, Scratch& scratch) : rule(g.weights, scratch) {
+    const Problem& p = *g.problem;
     const int64_t D = padded(p.D), Dv = padded(p.Dv), tile = kKeys * E::rows;
     rows.q = scratch.take<Word>(query_words<E>(p));
     grad = scratch.take<Word>(E::words(p.Dv) * E::rows);
     query_rows = scratch.take<Word>(E::rows / E::pack * D);
     grad_rows = scratch.take<Word>(E::rows / E::pack * Dv);
     weights = scratch.take<Real>(tile);
-    dscores = scratch.take<Real>(tile);
+    dscores = has_rule(g) ? weights : scratch.take<Real>(tile);
     slope = has_slope(p) ? scratch.take<Real>(tile) : nullptr;
     keep_mask = p.threshold ? scratch.take<uint32_t>(kKeys * kKeepMaskRows<E>) : nullptr;
     key_rows = scratch.take<Word>(kKeys * E::words(p.D));
@@ -65,13 +75,12 @@ struct BackwardMemory {
     half_dscores = scratch.take<uint16_t>(E::pack > 1 ? tile : 0);
     dscores_pairs = scratch.take<Word>(E::pack > 1 ? tile / 2 : 0);
     query_sum = scratch.take<Real>(p.D * E::rows);
-    key_sum = scratch.take<Real>(chunk_of(p) * D);
-    value_sum = scratch.take<Real>(chunk_of(p) * Dv);
+    key_sum = scratch.take<Real>(g.key_grad ? chunk_of(g) * D : 0);
+    value_sum = scratch.take<Real>(g.value_grad ? chunk_of(g) * Dv : 0);
     maximum = scratch.take<Real>(E::rows);
     inverse = scratch.take<Real>(E::rows);
     delta = scratch.take<Real>(E::rows);
-    sum =
-        p.sinks && sizeof(typename E::Bits) < sizeof(Real) ? scratch.take<Real>(E::rows) : nullptr;
+    sum = g.delta ? scratch.take<Real>(E::rows) : nullptr;
   }
 
   static int64_t padded(int64_t D) { return (D + E::lanes - 1) / E::lanes * E::lanes; }
@@ -98,98 +107,159 @@ static void pad_rows(const char* const* rows, int count, int64_t D, typename E::
     }
 }
 
-// Reads statistics and output gradient of a tile of queries, and computes delta.
+// delta of a query: dO . O.
+template <class E>
+static typename E::Real product_with_output(const Problem& p, const char* grad, const char* out) {
+  typedef typename E::Real Real;
+  Vec<Real> sum = {};
+  for (int64_t d = 0; d < p.Dv; d += E::lanes) {
+    const int64_t byte = d * int64_t(sizeof(typename E::Bits));
+    sum += numbers<Real, E::type>(grad + byte, p.Dv - d) *
+           numbers<Real, E::type>(out + byte, p.Dv - d);
+  }
+  return sum_lanes<Real>(sum);
+}
+
+// Reads statistics, delta and output gradient of a tile of queries.
 template <class E>
 static void gather_gradients(const Backward& g, BackwardMemory<E>& m) {
   typedef typename E::Real Real;
   const Problem& p = *g.problem;
+  const Real* const delta = (const Real*)g.weights.delta;
   const char* grad[E::rows];
   for (int i = 0; i < E::rows; ++i) {
     m.maximum[i] = m.inverse[i] = m.delta[i] = 0;
     if (i >= m.rows.count) continue;
     const int64_t h = m.rows.head[i], q = m.rows.index[i], at = (m.rows.b * p.Hq + h) * p.Lq + q;
-    grad[i] = g.grad.at(m.rows.b, h, q);
-    const char* out = g.out.at(m.rows.b, h, q);
+    if (!has_rule(g)) grad[i] = g.grad.at(m.rows.b, h, q);
     const Real total = ((const Real*)g.total)[at];
     m.maximum[i] = ((const Real*)g.maximum)[at];
     if (total == 0) continue;
     m.inverse[i] = 1 / total;
-    Vec<Real> sum = {};
-    for (int64_t d = 0; d < p.Dv; d += E::lanes) {
-      const int64_t byte = d * int64_t(sizeof(typename E::Bits));
-      sum += numbers<Real, E::type>(grad[i] + byte, p.Dv - d) *
-             numbers<Real, E::type>(out + byte, p.Dv - d);
-    }
-    m.delta[i] = sum_lanes<Real>(sum);
+    if (!has_rule(g))
+      m.delta[i] = product_with_output<E>(p, grad[i], g.out.at(m.rows.b, h, q));
+    else if (delta)
+      m.delta[i] = delta[at];
   }
+  if (g.key_grad) pad_rows<E>(m.rows.query, m.rows.count, p.D, m.query_rows);
+  if (has_rule(g)) return start_rule<E>(p, g.weights, m.rows, m.rule);
   transpose_rows<E>(grad, m.rows.count, p.Dv, m.grad);
-  pad_rows<E>(grad, m.rows.count, p.Dv, m.grad_rows);
-  pad_rows<E>(m.rows.query, m.rows.count, p.D, m.query_rows);
+  if (g.value_grad) pad_rows<E>(grad, m.rows.count, p.Dv, m.grad_rows);
 }
 
-// Recomputes P of a tile of keys and, given its values, computes dS; `through`: through the cap
-// too.
-template <class E>
-static void recompute_weights(const Problem& p, BackwardMemory<E>& m, const TileMask& tile_mask,
-                              const Matrix& k, const Matrix* value, int64_t j0, int keys,
-                              bool through) {
+// What the recomputation of a tile gives.
+enum class Recomputed { weights, scores, scaled };  // P; also dS; dS through the cap
+
+// What is written of it: P where dV is made of it, dS where anything is.
+struct Written {
+  bool weights, scores;
+
+  static Written of(const Backward& g, Recomputed what) {
+    return {g.value_grad != nullptr, what == Recomputed::scores || g.query_sum || g.key_grad};
+  }
+};
+
+// Turns the scores of vector v of the queries into P, dropped out, and with dP that into dS,
+// through the cap where it has a slope. `gradient(j, exponent)` gives dP; without scores it is not
+// called.
+template <class E, bool unmasked, class Gradient>
+static void finish_weights(const Problem& p, const Scaling<E>& scaling, BackwardMemory<E>& m,
+                           const TileMask& tile_mask, int v, Written written,
+                           typename E::Real* slope, Gradient gradient) {
   typedef typename E::Real Real;
-  constexpr int n = E::lanes;
+  const auto at = [&](Real* x, int j) -> Vec<Real>& { return vector_at<E>(x, j, v); };
+  const Vec<Real> inverse = at(m.inverse, 0), delta = at(m.delta, 0);
+  // Where nothing is visible, or the lane is not used, every exponent is -inf.
+  const Vec<Real> base = inverse == 0 ? broadcast(kInf<Real>) : scaling.base(at(m.maximum, 0));
+  // Denormal weights are flushed to 0, as in every pass.
+  const Vec<Real> least = std::numeric_limits<Real>::min() / inverse;
+  const bool drops = p.threshold, sums = m.sum, bends = slope;
+  const bool scores = written.scores || sums;
+  const Real dropout_scale = Real(1 / (1 - p.dropout));
+  Vec<Real> sum = {};
+  const auto without_masked = [](Vec<Real> w, Vec<Real> x) {
+    return unmasked ? x : w == 0 ? Vec<Real>{} : x;
+  };
+  const auto finish = [&]<int unroll>(int j0, std::integral_constant<int, unroll>) {
+    Vec<Real> x[unroll], e[unroll];
+    for (int i = 0; i < unroll; ++i) e[i] = x[i] = scaling.exponent(at(m.weights, j0 + i), base);
+    exp2_each(e);
+#pragma GCC unroll 4
+    for (int i = 0; i < unroll; ++i) {
+      const int j = j0 + i;
+      Vec<Real> w = e[i] < least ? Vec<Real>{} : e[i] * inverse;
+      // A masked key gets no gradient, even in a row of NaN.
+      if (!unmasked) w = at(m.weights, j) == -kInf<Real> ? Vec<Real>{} : w;
+      const uint32_t* keep_mask = m.keep_mask + j * kKeepMaskRows<E> + v * E::lanes;
+      if (written.weights) at(m.weights, j) = drops ? keep<Real>(keep_mask, w) * dropout_scale : w;
+      if (!scores) continue;
+      Vec<Real> dw = gradient(j, x[i]);
+      if (drops) dw = keep<Real>(keep_mask, dw) * dropout_scale;
+      if (sums) sum += without_masked(w, w * dw);
+      if (!written.scores) continue;
+      const Vec<Real> ds = without_masked(w, w * (dw - delta));
+      at(m.dscores, j) = bends ? ds * at(slope, j) : ds;
+    }
+  };
+  int j = tile_mask.low[v];
+  for (; j + 4 <= tile_mask.high[v]; j += 4) finish(j, std::integral_constant<int, 4>());
+  for (; j < tile_mask.high[v]; ++j) finish(j, std::integral_constant<int, 1>());
+  if (m.sum) at(m.sum, 0) += sum;
+}
+
+// Recomputes P of a tile of keys and, given its values or by the rule, dS.
+template <class E>
+static void recompute_weights(const Backward& g, BackwardMemory<E>& m, const TileMask& tile_mask,
+                              const Matrix& k, const Matrix& value, int64_t j0, int keys,
+                              Recomputed what) {
+  typedef typename E::Real Real;
+  const Problem& p = *g.problem;
   const Rows<E>& rows = m.rows;
   const Scaling<E> scaling(p);
   const int64_t kv = rows.head[0] / (p.Hq / p.Hkv);
   multiply_keys<E>(p, rows, tile_mask, kv, j0, keys, k, m.weights);
-  for (int c = 0; value && c < tile_mask.spans; ++c)
-    multiply_span<E>(tile_mask.span[c], m.grad, *value, p.Dv, m.dscores);
+  for (int c = 0; what != Recomputed::weights && !has_rule(g) && c < tile_mask.spans; ++c)
+    multiply_span<E>(tile_mask.span[c], m.grad, value, p.Dv, m.dscores);
   const bool unmasked = is_unmasked<E>(p, rows, tile_mask, j0, keys);
-  Real* slope = through ? m.slope : nullptr;
+  Real* slope = what == Recomputed::scaled ? m.slope : nullptr;
   if (!unmasked) finish_scores<E>(p, rows, tile_mask, scaling, j0, keys, m.weights, slope);
   if (p.threshold) draw_keep_mask(p, rows, j0, keys, m.keep_mask);
-  const Real dropout_scale = Real(1 / (1 - p.dropout));
+  const Written written = Written::of(g, what);
+  if (has_rule(g)) start_keys<E>(p, g.weights, rows, j0, keys, m.rule);
   for (int v = 0; v < rows.vectors; ++v) {
-    const auto at = [&](Real* x, int j) -> Vec<Real>& {
-      return *(Vec<Real>*)(x + j * E::rows + v * n);
+    const auto finish = [&](auto gradient) {
+      (unmasked ? finish_weights<E, true, decltype(gradient)>
+                : finish_weights<E, false, decltype(gradient)>)(p, scaling, m, tile_mask, v,
+                                                                written, slope, gradient);
     };
-    const Vec<Real> base = scaling.base(at(m.maximum, 0)), inverse = at(m.inverse, 0);
-    const Vec<Real> delta = at(m.delta, 0);
-    // Denormal weights are flushed to 0, as in every pass.
-    const Vec<Real> least = std::numeric_limits<Real>::min() / inverse;
-    const auto nothing = inverse == 0;  // is visible, or the lane is not used
-    for (int j = tile_mask.low[v]; j < tile_mask.high[v]; ++j) {
-      const Vec<Real> s = at(m.weights, j), x = exp2(scaling.exponent(s, base));
-      const Vec<Real> e = (((x < least) | nothing) ? Vec<Real>{} : x) * inverse;
-      // A masked key gets no gradient, even in a row of NaN.
-      const Vec<Real> w = unmasked ? e : s == -kInf<Real> ? Vec<Real>{} : e;
-      const uint32_t* keep_mask = m.keep_mask + j * kKeepMaskRows<E> + v * n;
-      at(m.weights, j) = p.threshold ? keep<Real>(keep_mask, w) * dropout_scale : w;
-      if (!value) continue;
-      Vec<Real> dw = at(m.dscores, j);
-      if (p.threshold) dw = keep<Real>(keep_mask, dw) * dropout_scale;
-      if (m.sum) at(m.sum, 0) += w == 0 ? Vec<Real>{} : w * dw;
-      Vec<Real> ds = w == 0 ? Vec<Real>{} : w * (dw - delta);
-      if (slope) ds *= at(slope, j);
-      at(m.dscores, j) = ds;
-    }
+    if (has_rule(g))
+      by_rule<E>(p, g.weights, rows, m.rule, v, j0, vector_at<E>(m.inverse, 0, v), finish);
+    else
+      finish([&](int j, Vec<Real>) { return vector_at<E>(m.dscores, j, v); });
   }
 }
 
 #ifdef REGARD_PAIRS
 template <class E>
-static void pack_dscores(BackwardMemory<E>& m, const TileMask& tile_mask, int keys) {
+static void pack_dscores(BackwardMemory<E>& m, const TileMask& tile_mask, int keys,
+                         Written written) {
   constexpr int n = E::lanes;
   for (int v = 0; v < m.rows.vectors; ++v)
     for (int j = tile_mask.low[v]; j < tile_mask.high[v]; j += 2) {
       const auto at = [&](const float* x, int i) {
         return i < keys ? *(const F*)(x + i * E::rows + v * n) : F{};
       };
-      const F x = at(m.dscores, j), y = at(m.dscores, j + 1);
-      *(I*)(m.dscores_pairs + j / 2 * E::rows + v * n) = pairs_of(x, y);
-      for (int i = j; i < j + 2 && i < keys; ++i) {
-        _mm256_store_si256((__m256i*)(m.half_weights + i * E::rows + v * n),
-                           narrow(at(m.weights, i)));
-        _mm256_store_si256((__m256i*)(m.half_dscores + i * E::rows + v * n),
-                           narrow(at(m.dscores, i)));
-      }
+      const auto pack = [&](const float* from, uint16_t* to) {  // room for an even number of keys
+        const I halves = narrow(at(from, j + 1), at(from, j));
+        for (int i = 0; i < 2; ++i)
+          _mm256_store_si256((__m256i*)(to + (j + i) * E::rows + v * n),
+                             read<__m256i>((const char*)&halves + i * sizeof(__m256i)));
+        return halves;
+      };
+      if (written.weights) pack(m.weights, m.half_weights);
+      if (written.scores)
+        *(I*)(m.dscores_pairs + j / 2 * E::rows + v * n) =
+            pairs_of(pack(m.dscores, m.half_dscores));
     }
 }
 #endif
@@ -248,11 +318,13 @@ static void add_gradients(const Backward& g, BackwardMemory<E>& m, const KeyChun
   const int64_t D = m.padded(p.D), Dv = m.padded(p.Dv), stride = p.key.strides[2];
   const char* key = p.key.at(chunk.b, chunk.kv, j0);
   const Matrix k = as_rows<E>(key, stride, keys, p.D, m.key_rows);
-  Matrix value;
-  if (needs_scores(g))
+  Matrix value{};
+  if (needs_scores(g) && !has_rule(g))
     value =
         as_rows<E>(p.value.at(chunk.b, chunk.kv, j0), p.value.strides[2], keys, p.Dv, m.value_rows);
-  recompute_weights(p, m, tile_mask, k, needs_scores(g) ? &value : nullptr, j0, keys, true);
+  recompute_weights(g, m, tile_mask, k, value, j0, keys,
+                    needs_scores(g) ? Recomputed::scaled : Recomputed::weights);
+  if (!g.value_grad && !g.key_grad && !g.query_sum) return;
   const bool pairs = E::pack > 1 && g.query_sum;
   const Matrix key_pairs = pairs ? as_pairs<E>(key, stride, keys, p.D, m.key_pairs) : k;
   const void* weights = m.weights;
@@ -260,7 +332,7 @@ static void add_gradients(const Backward& g, BackwardMemory<E>& m, const KeyChun
   const typename E::Word* dscores_words = (const typename E::Word*)m.dscores;
   int64_t size = sizeof(Real);
   if constexpr (E::pack > 1) {
-    pack_dscores(m, tile_mask, keys);
+    pack_dscores(m, tile_mask, keys, Written::of(g, Recomputed::scaled));
     weights = m.half_weights, dscores = m.half_dscores, dscores_words = m.dscores_pairs, size = 2;
   }
   for (int x = 0; x < tile_mask.spans; ++x) {
@@ -304,14 +376,15 @@ static void run_backward(const void* pass, int64_t task, char* memory, const Sto
   const Backward& g = *(const Backward*)pass;
   const Problem& p = *g.problem;
   Scratch scratch(memory);
-  BackwardMemory<E> m(p, scratch);
+  BackwardMemory<E> m(g, scratch);
   // One chunk of every head, then the next: few tasks then wait for a ticket.
-  const int64_t size = chunk_of(p), heads = p.B * p.Hkv, c = task / heads, head = task % heads;
+  const int64_t size = chunk_of(g), heads = p.B * p.Hkv, c = task / heads, head = task % heads;
   const int64_t begin = c * size, end = begin + size < p.Lk ? begin + size : p.Lk;
   const KeyChunk chunk{head / p.Hkv, head % p.Hkv, begin, end};
   const int64_t group = p.Hq / p.Hkv, tiles = row_tiles_of<E>(p);
-  std::memset((void*)m.key_sum, 0, size_t(size * m.padded(p.D)) * sizeof(Real));
-  std::memset((void*)m.value_sum, 0, size_t(size * m.padded(p.Dv)) * sizeof(Real));
+  if (g.key_grad) std::memset((void*)m.key_sum, 0, size_t(size * m.padded(p.D)) * sizeof(Real));
+  if (g.value_grad)
+    std::memset((void*)m.value_sum, 0, size_t(size * m.padded(p.Dv)) * sizeof(Real));
   for (int64_t r = 0; r < tiles; ++r) {
     describe_rows(p, m.rows, chunk.b, chunk.kv * group, r * E::rows, group * p.Lq);
     const int64_t low = m.rows.low > begin ? m.rows.low : begin;
@@ -355,7 +428,7 @@ static void run_bias(const void* pass, int64_t task, char* memory, const Stop& s
   const Backward& g = *(const Backward*)pass;
   const Problem& p = *g.problem;
   Scratch scratch(memory);
-  BackwardMemory<E> m(p, scratch);
+  BackwardMemory<E> m(g, scratch);
   const Array& bias = g.bias_grad;
   const BiasParts parts = BiasParts::of(p, bias, E());
   const int64_t key_part = task % parts.keys, row_part = task / parts.keys % parts.rows;
@@ -384,9 +457,10 @@ static void run_bias(const void* pass, int64_t task, char* memory, const Stop& s
           const TileMask tile_mask = tile_mask_of(m.rows, j0, keys);
           const int64_t kv = h / group;
           const Matrix k = as_rows<E>(p.key.at(b, kv, j0), p.key.strides[2], keys, p.D, m.key_rows);
-          const Matrix value =
-              as_rows<E>(p.value.at(b, kv, j0), p.value.strides[2], keys, p.Dv, m.value_rows);
-          recompute_weights(p, m, tile_mask, k, &value, j0, keys, false);
+          Matrix value{};
+          if (!has_rule(g))
+            value = as_rows<E>(p.value.at(b, kv, j0), p.value.strides[2], keys, p.Dv, m.value_rows);
+          recompute_weights(g, m, tile_mask, k, value, j0, keys, Recomputed::scores);
           for (int v = 0; v < m.rows.vectors; ++v)
             for (int j = tile_mask.low[v]; j < tile_mask.high[v]; ++j) {
               const Vec<Real> ds = *(const Vec<Real>*)(m.dscores + j * E::rows + v * n);
@@ -407,8 +481,8 @@ static Job backward(const Backward& g) {
     const Problem& p = *g.problem;
     if (!needs_scores(g) && !g.value_grad) return {};
     Scratch scratch(nullptr);
-    BackwardMemory<E> m(p, scratch);
-    const int64_t chunks = (p.Lk + chunk_of(p) - 1) / chunk_of(p);
+    BackwardMemory<E> m(g, scratch);
+    const int64_t chunks = (p.Lk + chunk_of(g) - 1) / chunk_of(g);
     return {p.B * p.Hkv * chunks, scratch.taken(), run_backward<E>, &g};
   });
 }
@@ -417,7 +491,7 @@ static Job bias_gradient(const Backward& g) {
   return by_type<Job>(g.problem->type, [&]<class E>(E) -> Job {
     if (!g.bias_grad) return {};
     Scratch scratch(nullptr);
-    BackwardMemory<E> m(*g.problem, scratch);
+    BackwardMemory<E> m(g, scratch);
     const BiasParts parts = BiasParts::of(*g.problem, g.bias_grad, E());
     return {parts.batch * parts.heads * parts.rows * parts.keys, scratch.taken(), run_bias<E>, &g};
   });

@@ -12,6 +12,7 @@
 #include <chrono>
 #include <cmath>
 #include <deque>
+#include <iterator>
 #include <optional>
 #include <stdexcept>
 #include <thread>
@@ -272,12 +273,27 @@ void forward_of(const Call& options, const ArrayRef& query, const ArrayRef& key,
   forward_with(options, query, key, value, out, threads, {}, {}, {}, {}, {});
 }
 
-// The arrays of a gradient: the addresses of those that have no strides, or 0.
+// The arrays of a gradient: the addresses of those that have no strides, or 0. Those of the rule
+// are described in WeightGradient.
 struct Gradients {
-  ArrayRef grad, out;
-  std::optional<ArrayRef> bias_grad;
+  std::optional<ArrayRef> grad, out, bias_grad;
   uintptr_t maximum = 0, total = 0, query_sum = 0, delta = 0, key_grad = 0, value_grad = 0;
+  std::string rule = "products";
+  uintptr_t numbers = 0, other = 0, given_delta = 0;
+  std::array<int64_t, 2> other_strides{};  // of batch element and head, in numbers
+  int64_t columns = 0;
+  uintptr_t query_blocks = 0, key_blocks = 0, first_distances = 0;
+  std::array<int64_t, 2> block_counts{};
+  int64_t distance_step = 1, distances = 0;
 };
+
+regard::Rule rule_of(const std::string& name) {
+  constexpr const char* names[] = {"products",  "nothing",   "vectors", "logarithms",
+                                   "distances", "diagonals", "blocks"};  // in the order of Rule
+  for (size_t i = 0; i < std::size(names); ++i)
+    if (name == names[i]) return static_cast<regard::Rule>(i);
+  throw std::invalid_argument("no gradient of the weights has the rule " + name);
+}
 
 void backward(const Call& call, const Gradients& arrays, int threads) {
   const regard::Target& target = regard::target();
@@ -289,6 +305,21 @@ void backward(const Call& call, const Gradients& arrays, int threads) {
       .problem = &p,
       .grad = array("grad", arrays.grad, out),
       .out = array("out", arrays.out, out),
+      .weights = {.rule = rule_of(arrays.rule),
+                  .numbers = at<const void>(arrays.numbers),
+                  .other = {.data = at<const void>(arrays.other),
+                            .strides = {arrays.other_strides[0], arrays.other_strides[1]},
+                            .columns = arrays.columns},
+                  .delta = at<const void>(arrays.given_delta),
+                  .query_blocks = at<const int64_t>(arrays.query_blocks),
+                  .key_blocks = at<const int64_t>(arrays.key_blocks),
+                  .block_counts = {arrays.block_counts[0], arrays.block_counts[1]},
+                  .starts = call.starts.data(),
+                  .query_step = call.query_step,
+                  .key_step = call.key_step,
+                  .first_distances = at<const int64_t>(arrays.first_distances),
+                  .distance_step = arrays.distance_step,
+                  .distances = arrays.distances},
       .maximum = at<void>(arrays.maximum),
       .total = at<void>(arrays.total),
       .query_sum = at<void>(arrays.query_sum),
@@ -538,15 +569,27 @@ void bind_call(nb::module_& m) {
           "What makes the exponent of 2 of a score.");
   nb::class_<Gradients>(m, "Gradients", "The arrays of a gradient, without its call's.")
       .def(nb::init<>())
-      .def_rw("grad", &Gradients::grad)
-      .def_rw("out", &Gradients::out)
+      .def_rw("grad", &Gradients::grad, nb::arg().none())
+      .def_rw("out", &Gradients::out, nb::arg().none())
       .def_rw("bias_grad", &Gradients::bias_grad, nb::arg().none())
       .def_rw("maximum", &Gradients::maximum)
       .def_rw("total", &Gradients::total)
       .def_rw("query_sum", &Gradients::query_sum)
       .def_rw("delta", &Gradients::delta)
       .def_rw("key_grad", &Gradients::key_grad)
-      .def_rw("value_grad", &Gradients::value_grad);
+      .def_rw("value_grad", &Gradients::value_grad)
+      .def_rw("rule", &Gradients::rule)
+      .def_rw("numbers", &Gradients::numbers)
+      .def_rw("other", &Gradients::other)
+      .def_rw("other_strides", &Gradients::other_strides)
+      .def_rw("columns", &Gradients::columns)
+      .def_rw("given_delta", &Gradients::given_delta)
+      .def_rw("query_blocks", &Gradients::query_blocks)
+      .def_rw("key_blocks", &Gradients::key_blocks)
+      .def_rw("block_counts", &Gradients::block_counts)
+      .def_rw("first_distances", &Gradients::first_distances)
+      .def_rw("distance_step", &Gradients::distance_step)
+      .def_rw("distances", &Gradients::distances);
 }
 
 void bind_asked(nb::module_& m) {

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "chunks-inl.h"
+#include "heatmap-inl.h"
 #include "weights-inl.h"
 
 namespace regard::REGARD_NAMESPACE {
@@ -242,6 +242,13 @@ static int64_t diagonal_block(const Reduce& r, int64_t query, int64_t key) {
   return (query + LinearMemory<E>::padded_keys(r)) / E::lanes - key / E::lanes;
 }
 
+// Notes a block that is added to.
+template <class E>
+static void see_block(LinearMemory<E>& m, int64_t block) {
+  if (block < m.first_block) m.first_block = block;
+  if (block > m.last_block) m.last_block = block;
+}
+
 // Adds the weights to the sums of their diagonals. The queries of a vector are neighbours, and so
 // are their diagonals of one key; the next key's are one lane further. Each key of `lanes` has sums
 // of its own, so that all vectors are aligned: sum_diagonals adds them.
@@ -254,8 +261,7 @@ static void add_diagonals(const Reduce& r, const Rows<E>& rows, LinearMemory<E>&
     for (int j = 0; j < keys;) {
       const int64_t key = j0 + j, skipped = key % n;
       const int64_t block = diagonal_block<E>(r, rows.index[0] - begin + v * n, key);
-      if (block < m.first_block) m.first_block = block;
-      if (block > m.last_block) m.last_block = block;
+      see_block(m, block);
       Vec<Real>* to = (Vec<Real>*)m.diagonals + block * n + skipped;
       const int left = n - int(skipped), end = keys - j < left ? keys : j + left;
       for (; j < end; ++j, ++to) *to += *(const Vec<Real>*)(weights + j * E::rows + v * n);
@@ -299,6 +305,74 @@ static void sum_diagonals(const Reduce& r, const LinearMemory<E>& m, const RowCh
     if (distance >= 0 && distance / r.distance_step < r.distances)
       chunk.found.diagonals[distance / r.distance_step] += sums[at];
   }
+}
+
+// Calls `take(j, weights)` for the keys of a tile that vector v of the queries sees, with weights
+// that are not normalised yet: 0 where masked.
+template <class E, class Take>
+static void take_weights(const Scaling<E>& scaling, const typename E::Real* scores,
+                         Vec<typename E::Real> base, const TileMask& tile_mask, int v, Take take) {
+  typedef typename E::Real Real;
+  const auto some = [&]<int unroll>(int j, std::integral_constant<int, unroll>) {
+    Vec<Real> w[unroll];
+    for (int i = 0; i < unroll; ++i)
+      w[i] = scaling.exponent(*(const Vec<Real>*)(scores + (j + i) * E::rows + v * E::lanes), base);
+    exp2_each(w);
+#pragma GCC unroll 4
+    for (int i = 0; i < unroll; ++i) take(j + i, w[i]);
+  };
+  int j = tile_mask.low[v];
+  for (; j + 4 <= tile_mask.high[v]; j += 4) some(j, std::integral_constant<int, 4>());
+  for (; j < tile_mask.high[v]; ++j) some(j, std::integral_constant<int, 1>());
+}
+
+// Whether W x of one column, or diagonals, are the only linear form: weights can then be added as
+// they are computed, and need not be stored.
+static bool is_one_column(const Reduce& r) {
+  return r.product && r.product_with.columns == 1 && !has_linear_columns(r);
+}
+static bool is_one_diagonal(const Reduce& r) {
+  return r.diagonals && r.query_step == r.key_step && !r.product && !r.transposed && !r.blocks &&
+         !r.blocks_max;
+}
+
+// Adds the weights of a tile of scores, none of which is NaN, to the only linear form. Returns
+// whether it could.
+template <class E>
+static bool add_fused(const Reduce& r, const Scaling<E>& scaling, const Rows<E>& rows,
+                      LinearMemory<E>& m, const typename E::Real* scores,
+                      const Normalisers<E>& normalisers, const TileMask& tile_mask, int64_t begin,
+                      int64_t j0, int keys) {
+  typedef typename E::Real Real;
+  constexpr int n = E::lanes;
+  if (!is_one_column(r) && !is_one_diagonal(r)) return false;
+  const Real* const x =
+      r.product ? operand_at<Real>(r.product_with, rows.b, rows.head[0]) + j0 : nullptr;
+  if (x && has_masked(*r.problem, tile_mask) &&
+      !finite<Element<real_type<Real>>>((const char*)x, sizeof(Real), keys, 1))
+    return false;
+  for (int v = 0; v < rows.vectors; ++v) {
+    const int low = tile_mask.low[v], high = tile_mask.high[v];
+    if (low >= high) continue;
+    const Vec<Real> base = vector_at<E>(normalisers.base, 0, v);
+    const Vec<Real> inverse = vector_at<E>(normalisers.inverse, 0, v);
+    const auto normalised = [&](Vec<Real> w) { return inverse != 0 ? w * inverse : Vec<Real>{}; };
+    if (x) {
+      Vec<Real> sum = {};
+      take_weights<E>(scaling, scores, base, tile_mask, v,
+                      [&](int j, Vec<Real> w) { sum += w * x[j]; });
+      vector_at<E>(m.product, 0, v) += normalised(sum);
+      continue;
+    }
+    const int64_t query = rows.index[0] - begin + v * n;
+    see_block(m, diagonal_block<E>(r, query, j0 + low));
+    see_block(m, diagonal_block<E>(r, query, j0 + high - 1));
+    Vec<Real>* const to = (Vec<Real>*)m.diagonals + diagonal_block<E>(r, query, 0) * n;
+    take_weights<E>(scaling, scores, base, tile_mask, v, [&](int j, Vec<Real> w) {
+      to[2 * ((j0 + j) % n) - (j0 + j)] += normalised(w);  // vector key % n of the block
+    });
+  }
+  return true;
 }
 
 // Adds a tile of weights, 0 where masked, to all linear forms.

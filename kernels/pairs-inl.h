@@ -44,8 +44,8 @@ static inline I interleave(I x, I y) {
   return (I)_mm512_permutex2var_epi16((__m512i)x, read<__m512i>(order.at), (__m512i)y);
 }
 
-// Two floats rounded to a pair of bfloat16: x in the lower half.
-static inline I pairs_of(F x, F y) {
+// Pairs of the numbers of the lower half and the upper half.
+static inline I pairs_of(I halves) {
   typedef uint16_t S __attribute__((vector_size(64)));
   constexpr auto order = [] {
     struct {
@@ -56,8 +56,10 @@ static inline I pairs_of(F x, F y) {
   }();
   S index;
   __builtin_memcpy(&index, order.at, 64);
-  return (I)_mm512_permutexvar_epi16((__m512i)index, (__m512i)narrow(y, x));
+  return (I)_mm512_permutexvar_epi16((__m512i)index, (__m512i)halves);
 }
+// Two floats rounded to a pair of bfloat16: x in the lower half.
+static inline I pairs_of(F x, F y) { return pairs_of(narrow(y, x)); }
 
 constexpr int32_t kOnes = 0x3f803f80;  // a pair of 1
 

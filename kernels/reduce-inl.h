@@ -493,6 +493,10 @@ static void reduce_weights(const Reduce& r, const Scaling<E>& scaling, ReduceMem
   const bool linear = is_linear(r);
   const bool whole = tile_mask.fully_visible && !m.has_nan && !columns && !r.weights && !linear;
   Chunk<E>* const found = &chunk.found;
+  if (linear && !rows && !columns && !r.weights && !r.pooled_mass && !m.has_nan &&
+      add_fused(r, scaling, m.rows, m.linear, m.scores, m.normalisers, tile_mask, chunk.begin, j0,
+                keys))
+    return;
   if (whole && !rows && pool_mass(r, m.rows, m.bins, scaling, m.normalisers, m.scores, j0, keys))
     return;
   if (rows && columns)

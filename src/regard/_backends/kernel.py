@@ -423,9 +423,9 @@ def _read_terms(terms: Sequence[PairTerm]) -> tuple[list[Any], list[Any]]:
 
 
 def _filled(asked: Any, fields: dict[str, Any]) -> Any:
-    """What is asked for, with numbers and the addresses of arrays."""
+    """What is asked for, with numbers, words and the addresses of arrays."""
     for name, x in fields.items():
-        setattr(asked, name, x if isinstance(x, (int, tuple)) else _address(x))
+        setattr(asked, name, x if isinstance(x, (int, str, tuple)) else _address(x))
     return asked
 
 
@@ -478,26 +478,65 @@ def gradients(
 
     ``out``, ``maximum`` and ``total`` are what ``forward`` gave. Everything must be finite.
     """
+    grad = _rows(grad)
+    arrays = {"grad": _array_ref(grad), "out": _array_ref(out)}
+    own, sums = dtype_name(call.query), accumulating_name(call.query)
+    delta = None
+    # Σ w·dw of a row from the output has its rounding, too much in a narrow dtype.
+    if "sinks" in needed and own != sums:
+        delta = _zeros(call, tuple(call.query.shape[:3]), sums)
+    found, read = _backward(call, arrays, maximum, total, needed, delta)
+    if "sinks" not in needed:
+        return *found, None
+    delta = (grad.double() * out.double()).sum(-1) if delta is None else delta.double()
+    return *found, _sinks_gradient(call, delta, maximum, total, read)
+
+
+def rule_gradients(
+    call: Call, rule: dict[str, Any], delta: Any, maximum: Any, total: Any, needed: Collection[str]
+) -> tuple[Any, Any, Any, Any, Any]:
+    """Gradients as of ``gradients`` for that of the weights, which is a rule of query and key.
+
+    Args:
+        call: without value and dropout.
+        rule: its name and arrays by the names of ``kernels.Gradients``; of ``Rule`` in attention.h.
+        delta: ``(B, Hq, Lq)`` in the dtype of sums: Σ w·dw; None: it takes one more pass.
+        maximum, total: row statistics that ``forward`` gave.
+    """
+    if delta is None:
+        delta = _zeros(call, tuple(call.query.shape[:3]), accumulating_name(call.query))
+        _backward(call, rule, maximum, total, (), delta)
+    found, read = _backward(call, {**rule, "given_delta": delta}, maximum, total, needed)
+    if "sinks" not in needed:
+        return *found, None
+    return *found, _sinks_gradient(call, delta.double(), maximum, total, read)
+
+
+def _backward(
+    call: Call, fields: dict[str, Any], maximum: Any, total: Any, needed: Collection[str],
+    delta: Any = None,
+) -> tuple[tuple[Any, Any, Any, Any], Any]:  # fmt: skip
+    """Gradients of query, key, value and bias, those needed, and the call as it was read.
+
+    Args:
+        delta: ``(B, Hq, Lq)`` zeros, to which the sums of ``w·dw`` are added.
+    """
     assert kernels is not None
     B, Hq, Hkv, Lq, Lk = call.sizes
-    D, Dv = call.query.shape[-1], call.value.shape[-1]
+    D, Dv = call.query.shape[-1], 0 if call.value is None else call.value.shape[-1]
     own, sums = dtype_name(call.query), accumulating_name(call.query)
-    dq, dk, dv, dbias, delta = (
+    dq, dk, dv, dbias = (
         _zeros(call, shape, dtype) if name in needed else None
         for name, shape, dtype in (
             ("query", (B, Hq, Lq, D), sums),
             ("key", (B, Hkv, Lk, D), own),
             ("value", (B, Hkv, Lk, Dv), own),
             ("bias", () if call.bias is None else tuple(call.bias.shape), sums),
-            # Σ w·dw of a row from the output has its rounding, too much in a narrow dtype.
-            ("sinks" if own != sums else "", (B, Hq, Lq), sums),
         )
     )
     read, _held = _read(call)
-    grad = _rows(grad)
     if 0 not in (B, Hq, Lq, Lk):
-        arrays = kernels.Gradients()
-        arrays.grad, arrays.out = _array_ref(grad), _array_ref(out)
+        arrays = _filled(kernels.Gradients(), fields)
         arrays.bias_grad = _array_ref(dbias)
         arrays.maximum, arrays.total = _address(maximum), _address(total)
         arrays.query_sum, arrays.delta = _address(dq), _address(delta)
@@ -507,10 +546,7 @@ def gradients(
         dq, dk = (
             None if x is None else _zeros(call, tuple(x.shape), dtype_name(x)) for x in (dq, dk)
         )
-    if "sinks" not in needed:
-        return dq, dk, dv, dbias, None
-    delta = (grad.double() * out.double()).sum(-1) if delta is None else delta.double()
-    return dq, dk, dv, dbias, _sinks_gradient(call, delta, maximum, total, read)
+    return (dq, dk, dv, dbias), read
 
 
 def _sinks_gradient(call: Call, delta: Any, maximum: Any, total: Any, read: Any) -> Any:

@@ -1,9 +1,9 @@
 """Reductions of the weights as operators of torch: traceable, with a gradient.
 
 Every one that is a sum has its gradient in one more pass over the weights. With ``dw`` the gradient
-of the weights it is ``ds = w · (dw − Σ w·dw)``, attention's own: where ``dw`` is a product of few
-vectors for each query and key, the kernels' backward computes it with these as gradient and value;
-else it goes block by block.
+of the weights it is ``ds = w · (dw − Σ w·dw)``, attention's own. The kernels' backward computes it
+where ``dw`` is a rule of query and key that it knows, or a product of vectors of each, which it
+takes for gradient and value; all else goes block by block.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from regard._backends import kernel, torch_gradients
-from regard._backends.formula import WeightBlock, is_capped
+from regard._backends.formula import WeightBlock
 from regard._backends.torch_gradients import INPUTS
 from regard._backends.torch_ops import (
     CALL_SCHEMA,
@@ -38,7 +38,7 @@ from regard._call.call import Call
 # The reductions that have a gradient, by their field.
 FIELDS = ("lse", "entropy", "distance", "received", "product", "transposed", "blocks", "diagonals",
           "weights")  # fmt: skip
-FEW_BLOCKS = 128  # of keys: their sums are a product that is quicker than block by block
+FEW_COLUMNS = 8  # of vectors whose products are a rule of the kernels
 _ASKED = "str field, Tensor? x, Tensor? ids, Tensor? more_ids, int[] numbers"
 # How it is computed: of which rows of which call, by what, from which row statistics, if any.
 _HOW = "str backend, Tensor? maximum, Tensor? total, int query_step, int group_rows"
@@ -211,41 +211,76 @@ class Gradient:
         needed = tuple(name for name in needed if name != "value")
         if not needed:
             return (None,) * len(INPUTS)
-        if self._asked.field == "lse":
-            delta, key = -self._grad, self._call.key
-            zeros = key.new_zeros((*key.shape[:3], 1), dtype=self._dtype)
-            return self._of_vectors(torch.zeros_like(delta)[..., None], zeros, delta, needed)
-        make = {
-            "entropy": self._of_entropy, "received": self._of_received, "product": self._of_product,
-            "transposed": self._of_transposed, "blocks": self._of_blocks,
-        }.get(self._asked.field)  # fmt: skip
-        if make is not None and (found := make()) is not None:
-            return self._of_vectors(*found, needed)
+        if self._backend == "kernel" and (rule := self._rule()) is not None:
+            return self._by_rule(*rule, needed)
+        vectors = {"product": self._of_product, "transposed": self._of_transposed}
+        if make := vectors.get(self._asked.field):
+            return self._of_vectors(*make(), needed)
         blocks = getattr(self, f"_{self._asked.field}_of_block")
-        return torch_gradients.weights_gradients(self._call, blocks, None, needed)
+        delta = -self._grad if self._asked.field == "lse" else None
+        return torch_gradients.weights_gradients(self._call, blocks, delta, needed)
 
-    # ``dw = a · b`` for vectors a of each query and b of each key, and ``Σ w·dw``.
+    # ``dw`` as a rule of the kernels, and ``Σ w·dw`` where it is known.
 
-    def _of_entropy(self) -> tuple[Tensor, Tensor, Tensor] | None:
-        """``dw = −c · (ln w + 1)``, and ``ln w = s − lse``."""
-        call = self._call
-        if is_capped(call) or not call.given.isdisjoint({"bias", "edit_ranges"}):
+    def _rule(self) -> tuple[dict[str, Any], Tensor | None] | None:
+        rules = {
+            "lse": self._rule_of_lse, "entropy": self._rule_of_entropy,
+            "distance": self._rule_of_distance, "received": self._rule_of_received,
+            "diagonals": self._rule_of_table, "blocks": self._rule_of_table,
+            "product": self._rule_of_vectors, "transposed": self._rule_of_vectors,
+        }  # fmt: skip
+        if not (make := rules.get(self._asked.field)):
             return None
-        lse = _computed(Asked("lse"), call, self._backend, self._statistics).to(self._dtype)
-        c = self._grad.masked_fill(lse == -torch.inf, 0.0)
-        lse = lse.masked_fill(lse == -torch.inf, 0.0)
-        q, k = (x.to(self._dtype) for x in (call.query, call.key))
-        a = torch.cat([-c[..., None] * call.scale * q, (c * (lse - 1))[..., None]], -1)
-        b = torch.cat([k, torch.ones_like(k[..., :1])], -1)
+        if (found := make()) is None:
+            return None
+        given = (self._call.query, self._call.key, self._grad, self._asked.x, found[1])
+        finite = all(x is None or x.sum().isfinite() or x.isfinite().all() for x in given)
+        return found if finite else None
+
+    def _rule_of_lse(self) -> tuple[dict[str, Any], Tensor]:
+        return {"rule": "nothing"}, -self._grad
+
+    def _rule_of_entropy(self) -> tuple[dict[str, Any], Tensor]:
+        """``dw = −c · (ln w + 1)``."""
+        call, c = self._call, self._grad
         delta = c * (self._out.to(self._dtype) - 1)
         if call.sinks is not None:  # the weights sum to less than 1
-            delta = delta + c * torch.exp(call.sinks.to(self._dtype)[:, None] - lse)
-        return a, b, delta
+            lse = _computed(Asked("lse"), call, self._backend, self._statistics).to(self._dtype)
+            of_sink = torch.exp(call.sinks.to(self._dtype)[:, None] - lse)
+            delta = delta + c * of_sink.masked_fill(lse == -torch.inf, 0.0)
+        return {"rule": "logarithms", "numbers": -c}, delta
 
-    def _of_received(self) -> tuple[Tensor, Tensor, Tensor]:
-        b = self._grad[..., None]
-        delta = self._multiplied(b)[..., 0]
-        return torch.ones_like(delta)[..., None], b, delta
+    def _rule_of_distance(self) -> tuple[dict[str, Any], Tensor]:
+        delta = self._grad * self._out.to(self._dtype)
+        return {"rule": "distances", "numbers": self._grad}, delta
+
+    def _rule_of_vectors(self) -> tuple[dict[str, Any], Tensor | None] | None:
+        """Of few columns: more are quicker as gradient and value of attention."""
+        x, grad, delta = self._asked.x, self._grad, None
+        assert x is not None
+        B, Hq, L, columns = x.shape
+        if columns > FEW_COLUMNS:
+            return None
+        if self._asked.field == "product":
+            numbers, other, delta = grad, x, (grad * self._out).sum(-1)
+        else:
+            numbers, other = x.expand(*self._call.query.shape[:2], -1, -1), grad
+            B, Hq, L, _ = grad.shape
+        strides = L * columns * Hq * (B > 1), L * columns * (Hq > 1)
+        rule = {"rule": "vectors", "numbers": numbers, "other": other, "columns": columns}
+        return rule | {"other_strides": strides}, delta
+
+    def _rule_of_received(self) -> tuple[dict[str, Any], None]:
+        """All queries are one block, and each key is one."""
+        counts = 1, self._call.key.shape[2]
+        return {"rule": "blocks", "numbers": self._grad, "block_counts": counts}, None
+
+    def _rule_of_table(self) -> tuple[dict[str, Any], None]:
+        """Of diagonals or blocks."""
+        fields = self._asked.fields(self._grad)
+        return {"rule": self._asked.field, "numbers": fields.pop(self._asked.field), **fields}, None
+
+    # ``dw = a · b`` for vectors a of each query and b of each key, and ``Σ w·dw``.
 
     def _of_product(self) -> tuple[Tensor, Tensor, Tensor]:
         assert self._asked.x is not None
@@ -256,25 +291,15 @@ class Gradient:
         y = self._asked.x.expand(*self._call.query.shape[:2], -1, -1)
         return y, self._grad, (y * self._multiplied(self._grad)).sum(-1)
 
-    def _of_blocks(self) -> tuple[Tensor, Tensor, Tensor] | None:
-        """``dw`` of a pair is the gradient of its block: a row of them, and a key's place in it."""
-        queries, keys = self._asked.ids, self._asked.more_ids
-        count = self._asked.numbers[1]
-        if queries is None or keys is None or count > FEW_BLOCKS:
-            return None
-        places, b = queries.clamp(min=0)[:, None, :, None], self._grad
-        a = b.gather(2, places.expand(-1, b.shape[1], -1, count).to(b.device))
-        a = a.masked_fill((queries < 0)[:, None, :, None].to(b.device), 0.0)
-        each = torch.arange(count)
-        b = (keys[:, None, :, None] == each).to(b.device, self._dtype)
-        return a, b, (a * self._multiplied(b)).sum(-1)
-
     def _multiplied(self, b: Tensor) -> Tensor:
         """``W @ b``."""
         asked = Asked("product", b.contiguous())
         return _computed(asked, self._call, self._backend, self._statistics).to(self._dtype)
 
     # ``dw`` of a block.
+
+    def _lse_of_block(self, block: WeightBlock) -> Tensor:
+        return torch.zeros_like(block.weights)
 
     def _distance_of_block(self, block: WeightBlock) -> Tensor:
         of_queries, of_keys = block.positions
@@ -285,6 +310,9 @@ class Gradient:
         c = self._grad[block.index][..., None]
         logs = block.log_weights
         return torch.where(logs == -torch.inf, 0.0, -c * (logs + 1))
+
+    def _received_of_block(self, block: WeightBlock) -> Tensor:
+        return self._grad[(*block.index[:2], block.keys)][:, :, None]
 
     def _weights_of_block(self, block: WeightBlock) -> Tensor:
         return self._grad[(*block.index, block.keys)]
@@ -311,6 +339,19 @@ class Gradient:
         return grad[..., at.clamp(0, max(count - 1, 0))].masked_fill(~inside, 0.0)
 
     # By the kernels.
+
+    def _by_rule(
+        self, rule: dict[str, Any], delta: Tensor | None, needed: tuple[str, ...]
+    ) -> tuple[Tensor | None, ...]:
+        call = self._call.without_value()
+        rule = {n: x.contiguous() if isinstance(x, Tensor) else x for n, x in rule.items()}
+        delta = None if delta is None else delta.contiguous()
+        maximum, total = self._statistics
+        if maximum is None:
+            maximum, total = kernel.forward(call)[1:]
+        found = kernel.rule_gradients(call, rule, delta, maximum, total, needed)
+        given = (call.query, call.key, None, call.bias, call.sinks)
+        return tuple(None if x is None else x.to(y.dtype) for x, y in zip(found, given))
 
     def _of_vectors(
         self, a: Tensor, b: Tensor, delta: Tensor, needed: tuple[str, ...]
