@@ -121,8 +121,8 @@ NEED_AN_EXTRA = {
 # Imported by others alone, where what they need is there.
 NEED_WHAT_IS_THERE = {
     "_backends.kernel_ops", "_backends.onnx", "_backends.torch_gradients", "_backends.torch_ops",
-    "_backends.torch_reductions",
-    "_base.torch_arrays", "_base.torch_state", "_operator.torch_calls", "viewer._connections",
+    "_backends.torch_questions", "_backends.torch_reductions", "_base.torch_arrays",
+    "_base.torch_state", "_operator.torch_calls", "_weights.traced", "viewer._connections",
 }  # fmt: skip
 
 
