@@ -70,7 +70,7 @@ if forks.is_fork:
 
 
 @functools.cache
-def tested():
+def on_others():
     """What pytest printed on every other instruction set, and how it ended."""
     names = ("attention", "promises", "layouts", "sums", "same_bits", "row_statistics")
     # By NumPy and by name: torch, or what is chosen by itself, leads to the same kernels. Long rows
@@ -86,7 +86,7 @@ def tested():
 @pytest.mark.xdist_group("instruction sets")
 @pytest.mark.parametrize("target", OTHERS)
 def test_every_other_instruction_set_passes_the_tests_of_the_operator(target):
-    said, status = tested()[target]
+    said, status = on_others()[target]
     assert status == "0", said[-3000:]
     assert int(said.split(" passed")[0].split()[-1]) > 50
     assert said.endswith(f"\n{target}\n")

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from typing import (
     TYPE_CHECKING,
+    Any,
     Literal,
+    Never,
     Protocol,
     SupportsIndex,
     TypeAlias,
@@ -24,10 +26,14 @@ from typing import Annotated as UInt16
 if TYPE_CHECKING:
     import numpy as np
 
+    NoOption: TypeAlias = Never
+else:  # for those who check types while a program runs, and know no argument of that type
+    NoOption = Any
+
 __all__ = [
     "AlignHow", "Array", "ArrayT", "BackendName", "BlocksHow", "Bool", "Float", "Float32",
-    "FloatingT", "IndexT", "InputT", "Int", "Integers", "Intervals", "OutputT", "PoolHow",
-    "ReceivedHow", "Segments", "UInt16", "Window",
+    "FloatingT", "IndexT", "InputT", "Int", "Integers", "Intervals", "NoOption", "OutputT",
+    "PoolHow", "ReceivedHow", "Segments", "UInt16", "Window",
 ]  # fmt: skip
 
 PartT_co = TypeVar("PartT_co", covariant=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Any, Literal, Never, Unpack, overload
+from typing import Any, Literal, Unpack, overload
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from regard._base.types import (
     Float,
     Integers,
     Intervals,
+    NoOption,
     Segments,
     Window,
 )
@@ -93,7 +94,7 @@ def attention(
     seed: int | None = None,
     return_weights: bool = False,
     backend: BackendName = "auto",
-    **unknown: Never,
+    **unknown: NoOption,
 ) -> ArrayT | tuple[ArrayT, AttentionWeights[ArrayT]]:
     """Exact attention: ``softmax(scale * query @ key.T + bias) @ value``, in linear memory.
 
@@ -194,7 +195,7 @@ def scaled_dot_product_attention(
     *,
     scale: float | None = None,
     enable_gqa: bool = False,
-    **unknown: Never,
+    **unknown: NoOption,
 ) -> ArrayT:
     """``torch.nn.functional.scaled_dot_product_attention``, computed by ``regard.attention``.
 

@@ -6,7 +6,7 @@ import math
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Never, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeAlias, overload
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from regard._base.types import (
     IndexT,
     Integers,
     Intervals,
+    NoOption,
     PoolHow,
     ReceivedHow,
     Segments,
@@ -157,7 +158,7 @@ class AttentionWeights(LinearForms[ArrayT]):
         scale: float | None = None,
         softcap: float | None = None,
         backend: BackendName = "auto",
-        **unknown: Never,
+        **unknown: NoOption,
     ) -> None:
         if unknown:
             names = (option.name for option in OPTIONS if option.of_weights)

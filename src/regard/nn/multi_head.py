@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from typing import TYPE_CHECKING, Any, Literal, Never, Self, TypedDict, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, Unpack, overload
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +19,7 @@ from regard.nn import conversion
 from regard.nn.checks import check_names, check_tensor
 
 if TYPE_CHECKING:
-    from regard._base.types import Bool, Float, Int, Segments
+    from regard._base.types import Bool, Float, Int, NoOption, Segments
     from regard._weights.attention_weights import AttentionWeights
 
     class _Options(TypedDict, total=False):
@@ -227,7 +227,7 @@ class MultiHeadAttention(nn.Module):
         self,
         x: Float[Tensor, "*B L {self.embed_dim}"],
         context: Float[Tensor, "*B Lk {self.kdim}"] | None = None,
-        *more: Never,
+        *more: NoOption,
         value: Float[Tensor, "*B Lk {self.vdim}"] | None = None,
         key_lengths: Int[Tensor, "*B"] | None = None,
         mask: Bool[Tensor, "*_mask"] | None = None,
@@ -235,7 +235,7 @@ class MultiHeadAttention(nn.Module):
         segments: Segments | None = None,
         cache: KeyValueCache | None = None,
         return_weights: bool = False,
-        **unknown: Never,
+        **unknown: NoOption,
     ) -> Tensor | tuple[Tensor, AttentionWeights[Tensor]]:
         """Attention of x to itself, or to a context.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, Never, Self, TypedDict, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, Unpack, overload
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from regard.nn.checks import check_names, check_tensor
 from regard.nn.conversion import copied
 
 if TYPE_CHECKING:
-    from regard._base.types import Bool, Float, Int
+    from regard._base.types import Bool, Float, Int, NoOption
     from regard._weights.attention_weights import AttentionWeights
 
     class _Options(TypedDict, total=False):
@@ -151,11 +151,11 @@ class SelfAttention(nn.Module):
         self,
         x: Float[Tensor, "*B T d_in"],
         context: Float[Tensor, "*B Tk d_in"] | None = None,
-        *more: Never,
+        *more: NoOption,
         key_lengths: Int[Tensor, "*B"] | None = None,
         mask: Bool[Tensor, "*_mask"] | None = None,
         return_weights: bool = False,
-        **unknown: Never,
+        **unknown: NoOption,
     ) -> Tensor | tuple[Tensor, AttentionWeights[Tensor]]:
         """Attention of x to itself, or to a context.
 

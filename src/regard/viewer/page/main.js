@@ -60,7 +60,7 @@ export async function start(root, request, options = {}) {
   const fails = (/** @type {string} */ sentence) => {
     if (!ended.aborted) banner.show(sentence, retry);
   };
-  const source = new Source(watched(request, { fails, works: banner.hide }));
+  const source = new Source(watched(request, { fails, works: banner.hide, ended }));
   /** @type {About} */
   let about;
   /** @type {Place} */

@@ -40,17 +40,18 @@ export function makeBanner() {
 
 /**
  * Wraps `request`: calls `fails` on a failure, and `works` once the same request succeeds, or any
- * after the server was away.
+ * after the server was away. Once the page has ended nothing is asked any more.
  * @param {SendRequest} request
- * @param {{fails: (sentence: string) => void, works: () => void}} tell
+ * @param {{fails: (sentence: string) => void, works: () => void, ended: AbortSignal}} tell
  * @returns {SendRequest}
  */
-export function watched(request, { fails, works }) {
+export function watched(request, { fails, works, ended }) {
   /** @type {{name: string, away: boolean} | null} */
   let failed = null;
   return async (path, parameters, signal) => {
     const name = JSON.stringify([path, parameters]);
     try {
+      ended.throwIfAborted();
       const answer = await request(path, parameters, signal);
       if (failed !== null && (failed.away || failed.name === name)) {
         failed = null;
