@@ -184,6 +184,7 @@ static void finish_weights(const Problem& p, const Scaling<E>& scaling, Backward
     Vec<Real> x[unroll], e[unroll];
     for (int i = 0; i < unroll; ++i) e[i] = x[i] = scaling.exponent(at(m.weights, j0 + i), base);
     exp2_each(e);
+    Vec<Real> some = {};  // of a few keys first: fewer roundings of the long sum
 #pragma GCC unroll 4
     for (int i = 0; i < unroll; ++i) {
       const int j = j0 + i;
@@ -195,11 +196,12 @@ static void finish_weights(const Problem& p, const Scaling<E>& scaling, Backward
       if (!scores) continue;
       Vec<Real> dw = gradient(j, x[i]);
       if (drops) dw = keep<Real>(keep_mask, dw) * dropout_scale;
-      if (sums) sum += without_masked(w, w * dw);
+      if (sums) some += without_masked(w, w * dw);
       if (!written.scores) continue;
       const Vec<Real> ds = without_masked(w, w * (dw - delta));
       at(m.dscores, j) = bends ? ds * at(slope, j) : ds;
     }
+    sum += some;
   };
   int j = tile_mask.low[v];
   for (; j + 4 <= tile_mask.high[v]; j += 4) finish(j, std::integral_constant<int, 4>());
