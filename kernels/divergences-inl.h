@@ -113,8 +113,7 @@ struct PairOfWeights {
   // A weight that is denormal or 0 in its type adds q, be that key masked in the other.
   static V divergence(V log_p, V log_q, V p, V q) {
     const V ratio = (log_p - log_q) * Real(kLn2), found = p * ratio - p + q;
-    const V of_masked = log_q == -kInf<Real> ? V{} + kInf<Real> : found;
-    return p < 4 * std::numeric_limits<Real>::min() ? q : of_masked;
+    return p < 4 * std::numeric_limits<Real>::min() ? q : found;
   }
   // (a + b) / 4 · ((1 + u) ln(1 + u) + (1 − u) ln(1 − u)), with u = (a − b) / (a + b): that is
   // (a + b) / 4 · (ln(1 − u²) + u ln(a / b)), where 1 − u² is 4ab / (a + b)².
