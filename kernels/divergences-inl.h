@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <limits>
 #include <new>
+#include <type_traits>
 
 #include "pair_values-inl.h"
 
@@ -103,12 +104,6 @@ struct PairOfWeights {
   typedef Vec<Real> V;
   V log_a, log_b, a, b;
 
-  PairOfWeights(V x, V y) : log_a(x), log_b(y) {
-    V both[] = {x, y};
-    exp2_each(both);
-    a = x == -kInf<Real> ? V{} : both[0];
-    b = y == -kInf<Real> ? V{} : both[1];
-  }
   // p ln(p / q) - p + q: what is added is 0 in all, and no term is negative.
   // A weight that is denormal or 0 in its type adds q, be that key masked in the other.
   static V divergence(V log_p, V log_q, V p, V q) {
@@ -133,13 +128,25 @@ static void add_divergences(const Divergences& x, const Side<E>& of_a, const Sid
   typedef Vec<Real> V;
   for (int v = 0; v < of_a.of[0].rows.vectors; ++v) {
     V sum[4] = {};
-    for (int j = 0; j < keys; ++j) {
-      const PairOfWeights<Real> w(of_a.of[0].score(j, v), of_b.of[0].score(j, v));
-      if (x.kl) sum[0] += w.divergence(w.log_a, w.log_b, w.a, w.b);
-      if (x.reverse_kl) sum[1] += w.divergence(w.log_b, w.log_a, w.b, w.a);
-      if (x.jensen_shannon) sum[2] += w.jensen_shannon();
-      if (x.total_variation) sum[3] += magnitude(w.a - w.b) * Real(0.5);
-    }
+    const auto add = [&]<int unroll>(int j, std::integral_constant<int, unroll>) {
+      V logs[2 * unroll], weights[2 * unroll];
+      for (int i = 0; i < unroll; ++i) {
+        logs[2 * i] = weights[2 * i] = of_a.of[0].score(j + i, v);
+        logs[2 * i + 1] = weights[2 * i + 1] = of_b.of[0].score(j + i, v);
+      }
+      exp2_each(weights);
+      for (int i = 0; i < 2 * unroll; ++i) weights[i] = logs[i] == -kInf<Real> ? V{} : weights[i];
+      for (int i = 0; i < 2 * unroll; i += 2) {
+        const PairOfWeights<Real> w{logs[i], logs[i + 1], weights[i], weights[i + 1]};
+        if (x.kl) sum[0] += w.divergence(w.log_a, w.log_b, w.a, w.b);
+        if (x.reverse_kl) sum[1] += w.divergence(w.log_b, w.log_a, w.b, w.a);
+        if (x.jensen_shannon) sum[2] += w.jensen_shannon();
+        if (x.total_variation) sum[3] += magnitude(w.a - w.b) * Real(0.5);
+      }
+    };
+    int j = 0;
+    for (; j + 4 <= keys; j += 4) add(j, std::integral_constant<int, 4>());
+    for (; j < keys; ++j) add(j, std::integral_constant<int, 1>());
     for (int s = 0; s < 4; ++s)
       for (int i = 0; i < E::lanes; ++i) sums[s * E::rows + v * E::lanes + i] += double(sum[s][i]);
   }
