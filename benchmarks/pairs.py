@@ -8,8 +8,8 @@ strongest keys of each query, a heatmap of 512 × 512, and the 20 strongest pair
 strongest keys of the mean over all heads are counted in the time of those of the heads themselves.
 Comparisons are with the weights of other queries and the same keys: the 20 pairs that differ most,
 the Kullback–Leibler divergence of every row, and all divergences with the overlap of the eight
-strongest keys. Beside the first and the last but one is the error, in errors of the formula written
-out in float32.
+strongest keys. Beside the sums of effects and the divergence is their error, in errors of the
+formulas written out in float32.
 """
 
 import common

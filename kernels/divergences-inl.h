@@ -34,7 +34,6 @@ struct Side {
     }
     weights = scratch.take<Real>(count > 1 ? kKeys * E::rows : 0);
   }
-  Real* logs() const { return of[0].scores; }
 };
 
 // The logarithms of a single term's weights.

@@ -74,7 +74,8 @@ def check(matrix, exact, scale):
         np.testing.assert_allclose(values[h], exact[h, i[h], j[h]], **bound)
         np.testing.assert_allclose(abs(values[h]), -np.sort(-flat[h])[:40], **bound)
     sums, largest = matrix.received(), matrix.received("max")
-    np.testing.assert_allclose(sums, exact.sum(-2), rtol=0, atol=1e-6 * scale * 17)
+    of_sums = 1e-6 * scale * exact.shape[-2] ** 0.5  # roundings of as many numbers, of either sign
+    np.testing.assert_allclose(sums, exact.sum(-2), rtol=0, atol=of_sums)
     np.testing.assert_allclose(abs(largest), abs(exact).max(-2), **bound)
     assert (abs(largest[:, None] - exact).min(1) <= 1e-6 * scale).all()
     for size in [(50, 64), (301, 333), (1, 1)]:
@@ -171,7 +172,7 @@ def test_divergences_of_several_tiles(name):
     for h, i in [(0, 0), (1, 20), (2, 150), (3, 300)]:
         of_a, of_b = (set(at[h, i][: n[h, i]]) for at, n in zip(best, counts))
         share = len(of_a & of_b) / max(len(of_a), len(of_b), 1)
-        assert abs(found.overlap[h, i] - share) <= 1.5 / 70
+        assert abs(found.overlap[h, i] - share) <= 1.5 / 70  # the 70th may be equal to the 71st
 
 
 def test_any_number_of_threads_gives_the_same_bits():

@@ -34,7 +34,7 @@ __all__ = [
     "EffectMap", "has_effects", "kinds_of", "largest_effects", "pair_effects", "thumbnails",
 ]  # fmt: skip
 
-DIRECT_PAIRS = 2**23  # a matrix of fewer has no worker: 20 ns for a pair, about 0.2 s
+DIRECT_PAIRS = 2**23  # a matrix of fewer has no worker: 20 ns for a pair where keys are left out
 ROUNDS, FEW_ROUNDS = 32, 8
 FEW_PAIRS = 2**30  # of fewer, an eighth is read soon, and finer tiles come from the heatmap
 PAIRS_SLICE = 2**22  # between two looks at the stop flag: about 0.1 s
