@@ -168,6 +168,24 @@ def test_the_keyboard_does_the_same(show):
     is_said(page, "mean of 2 queries")
 
 
+def test_what_is_pointed_at_stays_in_the_status_line_when_an_earlier_answer_comes(show):
+    page = show(spoken(), "L1H2&query=5&key=3")
+    is_drawn(page, "L1 heads 2 query 5 key 3")
+    is_said(page, "^query 5 .* key 3 ")
+    held = []
+    page.route(re.compile("/row"), lambda route: held.append(route))
+    page.keyboard.press("ArrowUp")
+    is_drawn(page, "L1 heads 2 query 4 key 3")
+    token(page, "query", 6).hover()
+    words = is_said(page, "^query 6 «was» attends to")
+    assert held
+    with page.expect_response(re.compile("/row")):
+        for route in held:
+            route.continue_()
+    page.wait_for_selector(".regard-text[data-shown^='query 4 key 3 ']")
+    assert page.locator(".regard-readout").text_content().strip() == words.strip()
+
+
 def test_heads_are_put_in_and_taken_out(show):
     page = show(spoken(), "L1H2&query=5&key=3")
     is_drawn(page, "L1 heads 2 query 5 key 3")

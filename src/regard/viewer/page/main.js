@@ -76,11 +76,11 @@ export async function start(root, request, options = {}) {
   const selection = new Selection(about, address, opens);
   listenToEffects(source, selection);
   const readout = makeReadout();
-  const { say, aside } = readout;
+  const { say, said, aside } = readout;
   const texts = makeTexts(source, about);
   const aligned = makeAlignments(source, selection);
   const data = { about, source, selection, texts, ...aligned };
-  const shared = { ...data, say, aside, because: "", root, ended };
+  const shared = { ...data, say, said, aside, because: "", root, ended };
   const context = { ...shared, ...firstPicture() };
   retry = () => selection.again();
   const parts = makeParts(context);

@@ -33,7 +33,7 @@ import { countIn, isIn, partsOf, partsText, placesOfNumbers } from "./several.js
  * its change; `drawn` waits for the map's first whole picture, which `isDrawn` announces.
  * @typedef {{about: About, source: Source, selection: Selection,
  *   texts: (recording: number) => Promise<Texts>, aligned: () => Aligned,
- *   align: () => Promise<Aligned>, say: (text: string) => void,
+ *   align: () => Promise<Aligned>, say: (text: string, isLate?: boolean) => void, said: () => number,
  *   aside: (text: string) => void, because: string, root: HTMLElement, ended: AbortSignal,
  *   drawn: Promise<void>, isDrawn: () => void}} Context
  */

@@ -21,7 +21,7 @@ import { exactWordsOfBin, labelOfBin, wordsOfBin, wordsOfEffect, wordsOfTokens }
 import { layoutOf } from "./layout.js";
 import { makeLinks } from "./links.js";
 import { viewOf, viewWith, zoomedAt } from "./mapview.js";
-import { isSameHover, outline } from "./outline.js";
+import { isSameBin, isSameHover, outline } from "./outline.js";
 import { listenToPointer } from "./pointer.js";
 import { shownRange } from "./shown.js";
 import { listenToSums, MapSums } from "./sums.js";
@@ -272,7 +272,8 @@ export class HeadMapView {
     if (!hovered) return;
     frame.needSeen();
     const texts = this.#axisTexts(frame) ?? undefined;
-    this.context.say(wordsOfBin(this.context, frame, hovered.row, hovered.column, texts));
+    const words = wordsOfBin(this.context, frame, hovered.row, hovered.column, texts);
+    this.context.say(words, isSameBin(before, hovered)); // painted anew below a pointer that rests
     const exact = () => this.#sayExact(hovered).catch(unlessSaid);
     const isMore = this.selection.usedUnit === "word" || frame.where.effect;
     if (level > 0 || isMore) this.resting = setTimeout(exact, EXACT_MS);
@@ -402,7 +403,7 @@ export class HeadMapView {
     const read = level === 0 ? ofPair : exactWordsOfBin;
     const found = level === 0 ? null : await this.strongestOf(frame, row, column);
     const words = await read(this.context, frame, row, column, texts, found);
-    if (isSameHover(this.hovered, hovered)) this.context.say(words);
+    if (isSameHover(this.hovered, hovered)) this.context.say(words, true);
   }
 
   /**

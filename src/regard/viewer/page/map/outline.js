@@ -25,6 +25,14 @@ export function isSameHover(one, other) {
 }
 
 /**
+ * @param {Hovered | null} one
+ * @param {Hovered | null} other
+ */
+export function isSameBin(one, other) {
+  return isSameHover(one, other && one && { ...other, value: one.value, seen: one.seen });
+}
+
+/**
  * Puts the frame's outline around a bin, by words around theirs, or hides it.
  * @param {Frame} frame
  * @param {Bin | null} bin

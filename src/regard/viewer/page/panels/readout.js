@@ -53,7 +53,11 @@ const PAIR = [
   "other",
 ];
 
-// {element, say(text), aside(text)}: the last message, and beside it the progress.
+/**
+ * {element, say(text, isLate), said(), aside(text)}: the last message, and beside it the progress.
+ * `isLate`: it answers something before; `said` counts the others, so that no answer takes the place
+ * of what was said since.
+ */
 export function makeReadout() {
   const [said, beside] = [make("span"), make("span", { class: "regard-aside" })];
   const element = make("output", { class: "regard-readout", role: "status" }, said, " ", beside);
@@ -61,7 +65,12 @@ export function makeReadout() {
   const write = (node) => (text) => {
     if (node.textContent !== text) node.textContent = text;
   };
-  return { element, say: write(said), aside: write(beside) };
+  let count = 0;
+  const say = (/** @type {string} */ text, isLate = false) => {
+    if (!isLate) count++;
+    write(said)(text);
+  };
+  return { element, say, said: () => count, aside: write(beside) };
 }
 
 /**
@@ -69,7 +78,7 @@ export function makeReadout() {
  * @param {Context} context
  */
 export function describeChanges(context) {
-  const { selection, say } = context;
+  const { selection, say, said: spoken } = context;
   let latest = 0;
   const describe = async (/** @type {Changed} */ changed) => {
     const { view, usedPlane: plane, effect, usedScale, first, side, compare } = selection;
@@ -88,10 +97,10 @@ export function describeChanges(context) {
     context.because = "";
     const pair = PAIR.some((name) => changed.has(name)) || said.length;
     if (!pair) return;
-    const own = ++latest;
+    const [own, before] = [++latest, spoken()];
     const { query, key } = selection;
     if (query !== null && key !== null) said.push(await pairWords(context, query, key));
-    if (own === latest && said.length) say(said.join(" · "));
+    if (own === latest && before === spoken() && said.length) say(said.join(" · "), true);
   };
   selection.listen((changed) => describe(changed).catch(unlessSaid));
   describe(new Set(["query"])).catch(unlessSaid);
