@@ -32,7 +32,7 @@ struct ScoreOptions {
 };
 struct ScoreOption {
   const char* name;
-  double ScoreOptions::* number;
+  double ScoreOptions::*number;
 };
 constexpr ScoreOption kScoreOptions[] = {
     {"scale", &ScoreOptions::scale},
@@ -237,6 +237,10 @@ enum class Rule : int {
   diagonals,   // of the distance: numbers (B, Hq, distances)
   blocks,      // of both blocks: numbers (B, Hq, block_counts); without ids all queries are of
                // block 0, and each key of its own
+  kl,          // of a divergence from or to another matrix: numbers_i (its derivative by P -
+  reverse_kl,  // elsewhere_i); numbers and elsewhere (Lq,), and a problem of one head
+  jensen_shannon,
+  total_variation,
 };
 
 // dP and what it is made of: Real numbers, and blocks and distances as in Reduce.
@@ -252,6 +256,9 @@ struct WeightGradient {
   int64_t query_step = 1, key_step = 1;
   const int64_t* first_distances = nullptr;
   int64_t distance_step = 1, distances = 0;
+  Divergences sides{};  // of a divergence: its two sums of weights
+  int side = 0;         // that P is the only term of, or one of several
+  const void* elsewhere = nullptr;
 };
 
 struct Backward {

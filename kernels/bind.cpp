@@ -273,6 +273,69 @@ void forward_of(const Call& options, const ArrayRef& query, const ArrayRef& key,
   forward_with(options, query, key, value, out, threads, {}, {}, {}, {}, {});
 }
 
+// A summand of a matrix of token pairs: the weights of one head, or their effects.
+struct PairTerm {
+  Call call;
+  uintptr_t maximum = 0, total = 0;
+  double coefficient = 1;
+  std::string kind = "weight";
+  uintptr_t value = 0, gradient = 0, of_sink = 0;
+  int64_t value_size = 0;
+};
+
+regard::PairKind pair_kind(const std::string& name) {
+  constexpr const char* kNames[] = {"weight", "knockout", "contribution", "relevance", "gradient"};
+  for (int i = 0; i < 5; ++i)
+    if (name == kNames[i]) return regard::PairKind(i);
+  throw std::invalid_argument("no kernel computes the kind " + name);
+}
+
+// Terms as the kernels read them: of one head, size and type.
+struct Terms {
+  std::deque<Read> reads;
+  std::vector<regard::PairTerm> terms;
+
+  Terms(const std::vector<PairTerm>& given, int threads) {
+    for (const PairTerm& t : given) {
+      reads.emplace_back(t.call, threads);
+      const regard::Problem& p = reads.back().problem;
+      if (p.B != 1 || p.Hq != 1 || p.Hkv != 1)
+        throw std::invalid_argument("a term is a matrix of one head");
+      const regard::Problem& first = problem();
+      if (p.Lq != first.Lq || p.Lk != first.Lk || p.type != first.type)
+        throw std::invalid_argument("terms are of one size and type");
+      terms.push_back({.problem = &p,
+                       .maximum = at<const void>(t.maximum),
+                       .total = at<const void>(t.total),
+                       .coefficient = t.coefficient,
+                       .kind = pair_kind(t.kind),
+                       .value = at<const void>(t.value),
+                       .gradient = at<const void>(t.gradient),
+                       .of_sink = at<const double>(t.of_sink),
+                       .Dv = t.value_size});
+    }
+  }
+  const regard::Problem& problem() const { return reads.front().problem; }
+};
+
+// Two sums of weights to compare: both of one size and type, or of no terms.
+regard::Divergences sides_of(const Terms& a, const Terms& b) {
+  regard::Divergences found{};
+  if (a.terms.empty() && b.terms.empty()) return found;
+  if (a.terms.empty() || b.terms.empty())
+    throw std::invalid_argument("two sums of weights are compared");
+  const regard::Problem &p = a.problem(), &other = b.problem();
+  if (p.Lq != other.Lq || p.Lk != other.Lk || p.type != other.type)
+    throw std::invalid_argument("terms are of one size and type");
+  const Terms* const sides[] = {&a, &b};
+  for (int i = 0; i < 2; ++i) {
+    found.terms[i] = sides[i]->terms.data();
+    found.term_count[i] = int64_t(sides[i]->terms.size());
+  }
+  found.Lq = p.Lq, found.Lk = p.Lk;
+  return found;
+}
+
 // The arrays of a gradient: the addresses of those that have no strides, or 0. Those of the rule
 // are described in WeightGradient.
 struct Gradients {
@@ -285,11 +348,16 @@ struct Gradients {
   uintptr_t query_blocks = 0, key_blocks = 0, first_distances = 0;
   std::array<int64_t, 2> block_counts{};
   int64_t distance_step = 1, distances = 0;
+  std::vector<PairTerm> side_a, side_b;  // of a divergence
+  int side = 0;
+  uintptr_t elsewhere = 0;
 };
 
 regard::Rule rule_of(const std::string& name) {
-  constexpr const char* names[] = {"products",  "nothing",   "vectors", "logarithms",
-                                   "distances", "diagonals", "blocks"};  // in the order of Rule
+  constexpr const char* names[] = {// in the order of Rule
+                                   "products",   "nothing",        "vectors",        "logarithms",
+                                   "distances",  "diagonals",      "blocks",         "kl",
+                                   "reverse_kl", "jensen_shannon", "total_variation"};
   for (size_t i = 0; i < std::size(names); ++i)
     if (name == names[i]) return static_cast<regard::Rule>(i);
   throw std::invalid_argument("no gradient of the weights has the rule " + name);
@@ -300,6 +368,11 @@ void backward(const Call& call, const Gradients& arrays, int threads) {
   const Read read(call, threads);
   const regard::Problem& p = read.problem;
   const Shape out{p.B, p.Hq, p.Lq, p.Dv};
+  const Terms of_a(arrays.side_a, threads), of_b(arrays.side_b, threads);
+  const regard::Divergences sides = sides_of(of_a, of_b);
+  if (sides.term_count[0] && (p.B != 1 || p.Hq != 1 || p.Lq != sides.Lq || p.Lk != sides.Lk ||
+                              p.type != of_a.problem().type))
+    throw std::invalid_argument("a divergence is of one head, size and type");
   std::vector<int64_t> ticket(static_cast<size_t>(p.B * p.Hkv * target.row_tiles(p)));
   const regard::Backward g{
       .problem = &p,
@@ -319,7 +392,10 @@ void backward(const Call& call, const Gradients& arrays, int threads) {
                   .key_step = call.key_step,
                   .first_distances = at<const int64_t>(arrays.first_distances),
                   .distance_step = arrays.distance_step,
-                  .distances = arrays.distances},
+                  .distances = arrays.distances,
+                  .sides = sides,
+                  .side = arrays.side,
+                  .elsewhere = at<const void>(arrays.elsewhere)},
       .maximum = at<void>(arrays.maximum),
       .total = at<void>(arrays.total),
       .query_sum = at<void>(arrays.query_sum),
@@ -415,23 +491,6 @@ void reduce(const Call& call, const Asked& asked, int threads) {
   }
 }
 
-// A summand of a matrix of token pairs: the weights of one head, or their effects.
-struct PairTerm {
-  Call call;
-  uintptr_t maximum = 0, total = 0;
-  double coefficient = 1;
-  std::string kind = "weight";
-  uintptr_t value = 0, gradient = 0, of_sink = 0;
-  int64_t value_size = 0;
-};
-
-regard::PairKind pair_kind(const std::string& name) {
-  constexpr const char* kNames[] = {"weight", "knockout", "contribution", "relevance", "gradient"};
-  for (int i = 0; i < 5; ++i)
-    if (name == kNames[i]) return regard::PairKind(i);
-  throw std::invalid_argument("no kernel computes the kind " + name);
-}
-
 // Reductions of a matrix of token pairs: each is the address of its result, or 0.
 struct PairsAsked {
   int64_t k = 0, n = 0;
@@ -439,34 +498,6 @@ struct PairsAsked {
   uintptr_t received = 0, received_max = 0;
   uintptr_t pooled_max = 0, pooled_mean = 0;
   std::array<int64_t, 2> bins{1, 1}, extent{0, 0};
-};
-
-// Terms as the kernels read them: of one head, size and type.
-struct Terms {
-  std::deque<Read> reads;
-  std::vector<regard::PairTerm> terms;
-
-  Terms(const std::vector<PairTerm>& given, int threads) {
-    for (const PairTerm& t : given) {
-      reads.emplace_back(t.call, threads);
-      const regard::Problem& p = reads.back().problem;
-      if (p.B != 1 || p.Hq != 1 || p.Hkv != 1)
-        throw std::invalid_argument("a term is a matrix of one head");
-      const regard::Problem& first = problem();
-      if (p.Lq != first.Lq || p.Lk != first.Lk || p.type != first.type)
-        throw std::invalid_argument("terms are of one size and type");
-      terms.push_back({.problem = &p,
-                       .maximum = at<const void>(t.maximum),
-                       .total = at<const void>(t.total),
-                       .coefficient = t.coefficient,
-                       .kind = pair_kind(t.kind),
-                       .value = at<const void>(t.value),
-                       .gradient = at<const void>(t.gradient),
-                       .of_sink = at<const double>(t.of_sink),
-                       .Dv = t.value_size});
-    }
-  }
-  const regard::Problem& problem() const { return reads.front().problem; }
 };
 
 void reduce_pairs(const std::vector<PairTerm>& given, const PairsAsked& asked, int threads) {
@@ -505,19 +536,11 @@ struct DivergencesAsked {
 void diverge(const std::vector<PairTerm>& a, const std::vector<PairTerm>& b,
              const DivergencesAsked& asked, int threads) {
   const Terms of_a(a, threads), of_b(b, threads);
-  const regard::Problem &p = of_a.problem(), &other = of_b.problem();
-  if (p.Lq != other.Lq || p.Lk != other.Lk || p.type != other.type)
-    throw std::invalid_argument("terms are of one size and type");
-  const regard::Divergences x{.terms = {of_a.terms.data(), of_b.terms.data()},
-                              .term_count = {int64_t(a.size()), int64_t(b.size())},
-                              .Lq = p.Lq,
-                              .Lk = p.Lk,
-                              .kl = at<double>(asked.kl),
-                              .reverse_kl = at<double>(asked.reverse_kl),
-                              .jensen_shannon = at<double>(asked.jensen_shannon),
-                              .total_variation = at<double>(asked.total_variation),
-                              .k = asked.k,
-                              .overlap = at<double>(asked.overlap)};
+  regard::Divergences x = sides_of(of_a, of_b);
+  x.kl = at<double>(asked.kl), x.reverse_kl = at<double>(asked.reverse_kl);
+  x.jensen_shannon = at<double>(asked.jensen_shannon);
+  x.total_variation = at<double>(asked.total_variation);
+  x.k = asked.k, x.overlap = at<double>(asked.overlap);
   run({regard::target().diverge(x)}, threads);
 }
 
@@ -589,7 +612,11 @@ void bind_call(nb::module_& m) {
       .def_rw("block_counts", &Gradients::block_counts)
       .def_rw("first_distances", &Gradients::first_distances)
       .def_rw("distance_step", &Gradients::distance_step)
-      .def_rw("distances", &Gradients::distances);
+      .def_rw("distances", &Gradients::distances)
+      .def_rw("side_a", &Gradients::side_a)
+      .def_rw("side_b", &Gradients::side_b)
+      .def_rw("side", &Gradients::side)
+      .def_rw("elsewhere", &Gradients::elsewhere);
 }
 
 void bind_asked(nb::module_& m) {

@@ -5,9 +5,11 @@
 #include <cstdint>
 #include <cstring>
 
-#include "scores-inl.h"
+#include "divergences-inl.h"
 
 namespace regard::REGARD_NAMESPACE {
+
+static inline bool is_divergence(Rule rule) { return rule >= Rule::kl; }
 
 // What a rule reads of a tile.
 template <class E>
@@ -20,16 +22,25 @@ struct RuleMemory {
   Real* factors;               // [columns][rows]
   Real* cells;                 // [kMostCells][lanes]: of a vector of queries, by block
   int64_t first_cell, cell_count;
+  Real* elsewhere;   // [rows]: of a divergence
+  Side<E> sides[2];  // whose logarithms of a tile it reads
 
-  RuleMemory(const WeightGradient& g, Scratch& scratch) {
+  RuleMemory(const WeightGradient& g, Scratch& scratch)
+      : sides{Side<E>(g.sides, 0, scratch), Side<E>(g.sides, 1, scratch)} {
     number = scratch.take<Real>(E::rows);
     position = scratch.take<Real>(E::rows);
     factors = scratch.take<Real>(g.rule == Rule::vectors ? g.other.columns * E::rows : 0);
     cells = scratch.take<Real>(g.rule == Rule::blocks ? kMostCells * E::lanes : 0);
+    elsewhere = scratch.take<Real>(is_divergence(g.rule) ? E::rows : 0);
   }
 
   static constexpr int64_t kMostCells = 2 * kKeys;
 };
+
+// Whether the logarithms of a side are read: not of P alone, whose exponents are known.
+static inline bool is_read(const WeightGradient& g, int side) {
+  return is_divergence(g.rule) && (side != g.side || g.sides.term_count[side] > 1);
+}
 
 template <class E>
 static void start_rule(const Problem& p, const WeightGradient& g, const Rows<E>& rows,
@@ -40,10 +51,15 @@ static void start_rule(const Problem& p, const WeightGradient& g, const Rows<E>&
   std::memset((void*)m.factors, 0, size_t(columns * E::rows) * sizeof(Real));
   for (int i = 0; i < E::rows; ++i) {
     m.number[i] = m.position[i] = 0;
+    if (is_divergence(g.rule)) m.elsewhere[i] = 0;
     m.table[i] = columns ? (const Real*)g.other.data : numbers, m.place[i] = 0;
     if (i >= rows.count) continue;
     const int64_t h = rows.head[i], q = rows.index[i], head = rows.b * p.Hq + h;
     const int64_t position = g.starts[rows.b] + q * g.query_step, row = head * p.Lq + q;
+    if (is_divergence(g.rule)) {
+      m.number[i] = numbers[row], m.elsewhere[i] = ((const Real*)g.elsewhere)[row];
+      continue;
+    }
     m.position[i] = Real(position);
     if (g.rule == Rule::logarithms || g.rule == Rule::distances) m.number[i] = numbers[row];
     if (columns) m.table[i] += rows.b * g.other.strides[0] + h * g.other.strides[1];
@@ -57,13 +73,17 @@ static void start_rule(const Problem& p, const WeightGradient& g, const Rows<E>&
     m.number[i] = block < 0 ? 0 : 1;
     m.table[i] = numbers + (head * g.block_counts[0] + (block < 0 ? 0 : block)) * g.block_counts[1];
   }
+  for (int side = 0; side < 2; ++side)
+    if (is_read(g, side)) start_side(g.sides, m.sides[side], rows.index[0]);
 }
 
-// Finds the range of blocks of a tile of keys, where these change so often that it is better to
-// have the numbers of all of them in the lanes.
+// Computes the logarithms of both sides of a divergence of a tile of keys. Finds its range of
+// blocks, where these change so often that it is better to have the numbers of all in the lanes.
 template <class E>
 static void start_keys(const Problem& p, const WeightGradient& g, const Rows<E>& rows, int64_t j0,
                        int keys, RuleMemory<E>& m) {
+  for (int side = 0; side < 2; ++side)
+    if (is_read(g, side)) log_weights(m.sides[side], j0, keys);
   m.cell_count = 0;
   if (g.rule != Rule::blocks || !g.query_blocks) return;
   const int64_t* const ids = g.key_blocks + rows.b * p.Lk + j0;
@@ -212,6 +232,49 @@ class VectorGradient {
   const int64_t columns_, j0_;
 };
 
+// dP of a divergence, by the logarithms to base 2 of P, or of the sum it is in, and of the other.
+template <class E>
+class DivergenceGradient {
+ public:
+  typedef typename E::Real Real;
+
+  DivergenceGradient(const WeightGradient& g, const RuleMemory<E>& m, int v, Vec<Real> inverse)
+      : rule_(g.rule),
+        is_ratio_(g.rule == (g.side ? Rule::kl : Rule::reverse_kl)),
+        own_(is_read(g, g.side) ? m.sides[g.side].of[0].scores + v * E::lanes : nullptr),
+        other_(m.sides[1 - g.side].of[0].scores + v * E::lanes),
+        log_inverse_(log(inverse) * Real(kLog2e)),
+        number_(vector_at<E>(m.number, 0, v)),
+        elsewhere_(vector_at<E>(m.elsewhere, 0, v)) {}
+
+  Vec<Real> operator()(int j, Vec<Real> exponent) const {
+    const Vec<Real> known = own_ ? *(const Vec<Real>*)(own_ + j * E::rows)  //
+                                 : exponent + log_inverse_;
+    const Vec<Real> own = larger(broadcast(Real(-1e4)), known);  // dP must be a number
+    return number_ * (slope(own, *(const Vec<Real>*)(other_ + j * E::rows)) - elsewhere_);
+  }
+
+ private:
+  Vec<Real> slope(Vec<Real> own, Vec<Real> other) const {
+    const Vec<Real> by = own - other, none = {};
+    if (rule_ == Rule::total_variation)
+      return by > 0 ? none + Real(0.5) : by < 0 ? none - Real(0.5) : none;
+    if (rule_ == Rule::jensen_shannon) {  // ln(2 P / (P + other)) / 2
+      const Vec<Real> size = magnitude(by), high = by < 0 ? none - by : none;
+      const Vec<Real> sum = log(Real(1) + exp2(none - size));
+      return Real(0.5) * (Real(kLn2) * (Real(1) - high) - sum);
+    }
+    if (!is_ratio_) return other == -kInf<Real> ? none : by * Real(kLn2);
+    const Vec<Real> most = broadcast(Real(std::numeric_limits<Real>::max_exponent - 2));
+    return none - exp2(by < none - most ? most : none - by);
+  }
+
+  const Rule rule_;
+  const bool is_ratio_;
+  const Real *const own_, *const other_;
+  const Vec<Real> log_inverse_, number_, elsewhere_;
+};
+
 // Calls `use` with a function that gives dP of a key, j0 + j, for the exponent of 2 of its weights
 // relative to the largest.
 template <class E, class Use>
@@ -220,6 +283,7 @@ static void by_rule(const Problem& p, const WeightGradient& g, const Rows<E>& ro
                     Use use) {
   typedef typename E::Real Real;
   const Vec<Real> number = vector_at<E>(m.number, 0, v);
+  if (is_divergence(g.rule)) return use(DivergenceGradient<E>(g, m, v, inverse));
   if (g.rule == Rule::blocks) return use(BlockGradient<E>(p, g, rows, m, v, j0));
   if (g.rule == Rule::diagonals) return use(DiagonalGradient<E>(g, rows, m, v, j0));
   if (g.rule == Rule::vectors) return use(VectorGradient<E>(g, rows, m, v, j0));

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from regard._backends.pair_terms import PairTerm
+from regard._backends.pair_terms import PairTerm, RowSlopes
 from regard._backends.strongest import first_rows, largest_weights, rows_that_may_count
 from regard._base.arrays import accumulating_name, dtype_name, is_tensor, to_numpy
 from regard._base.settings import get_num_threads
@@ -99,6 +99,12 @@ class Kernel:
 
     def diverge(self, a: Sequence[PairTerm], b: Sequence[PairTerm], fields: dict[str, Any]) -> None:
         diverge(a, b, fields)
+
+    def divergence_gradients(
+        self, kind: str, sides: Sequence[Sequence[PairTerm]], side: int, own: PairTerm,
+        rows: RowSlopes, needed: Collection[str],
+    ) -> dict[str, Any]:  # fmt: skip
+        return divergence_gradients(kind, sides, side, own, rows, needed)
 
 
 def _refuses(call: Call) -> str | None:
@@ -405,6 +411,25 @@ def diverge(a: Sequence[PairTerm], b: Sequence[PairTerm], fields: dict[str, Any]
     kernels.diverge(of_a, of_b, asked, _threads(a[0].call))
 
 
+def divergence_gradients(
+    kind: str, sides: Sequence[Sequence[PairTerm]], side: int, own: PairTerm, rows: RowSlopes,
+    needed: Collection[str],
+) -> dict[str, Any]:  # fmt: skip
+    """See ``regard._backends.pair_terms.PairBackend``; of tensors."""
+    torch = sys.modules["torch"]
+    (of_a, _held_a), (of_b, _held_b) = map(_read_terms, sides)
+    call = own.call.without_value()
+    dtype = getattr(torch, accumulating_name(call.query))
+    numbers, elsewhere, delta = (
+        None if x is None else x.to(dtype).contiguous().reshape(call.query.shape[:3]) for x in rows
+    )
+    rule = {"rule": kind, "side_a": of_a, "side_b": of_b, "side": side}
+    rule |= {"numbers": numbers, "elsewhere": elsewhere}
+    statistics = map(torch.from_numpy, own.statistics)
+    found = rule_gradients(call, rule, delta, *statistics, needed)
+    return dict(zip(("query", "key", "value", "bias", "sinks"), found))
+
+
 def _read_terms(terms: Sequence[PairTerm]) -> tuple[list[Any], list[Any]]:
     """The terms as the kernels read them, and the arrays that must live as long."""
     assert kernels is not None
@@ -425,7 +450,7 @@ def _read_terms(terms: Sequence[PairTerm]) -> tuple[list[Any], list[Any]]:
 def _filled(asked: Any, fields: dict[str, Any]) -> Any:
     """What is asked for, with numbers, words and the addresses of arrays."""
     for name, x in fields.items():
-        setattr(asked, name, x if isinstance(x, (int, str, tuple)) else _address(x))
+        setattr(asked, name, x if isinstance(x, (int, str, tuple, list)) else _address(x))
     return asked
 
 

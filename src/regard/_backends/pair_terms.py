@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from regard._call.call import Call
@@ -28,6 +28,20 @@ class PairTerm(NamedTuple):
     value: Any = None
     gradient: Any = None
     of_sink: Any = None
+
+
+class RowSlopes(NamedTuple):
+    """What the gradient of a divergence has of every row, ``(Lq,)`` tensors.
+
+    Attributes:
+        factors: the gradient of the row's divergence, times the weights' coefficient.
+        elsewhere: the derivative by the share of no key, which is taken from all others.
+        delta: the sum over the keys of weight and gradient; None where it is not known.
+    """
+
+    factors: Any
+    elsewhere: Any
+    delta: Any
 
 
 @runtime_checkable
@@ -56,4 +70,21 @@ class PairBackend(Protocol):
             fields: float64 ``(Lq,)``: ``kl``, ``Σ a ln(a/b) − a + b``, and ``reverse_kl``;
                 ``jensen_shannon``, ``total_variation``, and with ``k`` the ``overlap``, as in
                 ``regard.compare``.
+        """
+
+    def divergence_gradients(
+        self, kind: str, sides: Sequence[Sequence[PairTerm]], side: int, own: PairTerm,
+        rows: RowSlopes, needed: Collection[str],
+    ) -> dict[str, Any]:  # fmt: skip
+        """The gradient of a divergence by what one term's weights are made of, for finite tensors.
+
+        Args:
+            kind: as a field of ``diverge``.
+            sides: a and b.
+            side: 0 where it is a term of a, 1 of b.
+            own: that term.
+            needed: of ``"query"``, ``"key"``, ``"bias"`` and ``"sinks"``.
+
+        Returns:
+            Those needed, each of one head; others may be there too.
         """

@@ -450,16 +450,20 @@ def with_gradient(
     value: Tensor,
     call: Call,
     gradient_of_block: Callable[[Tensor, WeightBlock], Tensor],
+    gradients_of: Callable[[Tensor, Sequence[str]], dict[str, Tensor] | None],
 ) -> Tensor:
     """A value ``(B, H, ...)``, also with its gradient by a call's query, key, bias and sinks.
 
     Args:
         gradient_of_block: gives that of a block's weights, for that of the value.
+        gradients_of: gives those of the named inputs, or None where it has to go by blocks.
     """
     names = [name for name in INPUTS if name != "value" and getattr(call, name) is not None]
 
     def gradient_of(grad: Tensor, needed: Sequence[bool]) -> tuple[Tensor | None, ...]:
         wanted = [name for name, is_needed in zip(names, needed) if is_needed]
+        if (at_once := gradients_of(grad, wanted)) is not None:
+            return tuple(at_once[name] if name in wanted else None for name in names)
         found = torch_gradients.weights_gradients(
             replace(call, value=None), lambda block: gradient_of_block(grad, block), None, wanted
         )

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeAlias, get_args
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias
 
 import numpy as np
 
 from regard._backends.pair_terms import PairBackend
-from regard._base.arrays import Arrays
 from regard._base.errors import UnsupportedError
 from regard._base.types import ArrayT
-from regard._weights.differentiable import differentiable, with_gradient
-from regard._weights.mix import Mix, Term, WeightMatrix, as_pairs, require_alike
-from regard._weights.pair_matrix import Logarithms
+from regard._weights.divergence_gradients import with_gradient
+from regard._weights.divergences import MEASURES, BothRows, DivergenceKind, overlap
+from regard._weights.mix import Mix, Term, as_pairs, require_alike
 from regard._weights.questions import at_once
 from regard._weights.reductions import check_k
 
@@ -23,9 +21,6 @@ if TYPE_CHECKING:
     from regard._weights.pair_matrix import PairMatrix
 
     Matrix: TypeAlias = AttentionWeights[ArrayT] | PairMatrix[ArrayT]
-
-Heads: TypeAlias = dict[int, tuple[int, float]]
-DivergenceKind: TypeAlias = Literal["kl", "reverse_kl", "jensen_shannon", "total_variation"]
 
 
 class Divergences(NamedTuple, Generic[ArrayT]):
@@ -122,57 +117,11 @@ class Comparison(Mix[ArrayT]):
         if kind not in MEASURES:
             known = ", ".join(map(repr, MEASURES))
             raise ValueError(f"divergence: kind is {kind!r}; {known} are known.")
-        return self._with_gradient(kind, self._measured([kind])[0])
+        return with_gradient(self, kind, self._measured([kind])[0])
 
-    def _with_gradient(self, kind: DivergenceKind, value: Any) -> Any:
-        """The divergences of every row, with their gradient by what the weights are made of."""
-        found = value
-        for side, term in enumerate(self._terms):
-            for weights, heads in sources(term.matrix):
-                if (graph := differentiable(weights._graph)) is None:
-                    continue
-                self._require_whole(weights)
-                of_block = partial(self._gradient_of_block, kind, side, heads)
-                shape = self._extent.shape[:3]
-                found = with_gradient(found.reshape(shape), graph, of_block).reshape(value.shape)
-        return found
-
-    def _require_whole(self, weights: AttentionWeights[Any]) -> None:
-        places = (self._b, self._h, self._rows)
-        if any(place != range(len(place)) for place in places) or (
-            weights.shape[-2:] != self.shape[-2:]
-        ):
-            raise UnsupportedError(
-                "compare: a part of a comparison has no gradient. Compare the parts of the weights,"
-                " a.part(rows) and b.part(rows), or compute it in torch.no_grad()."
-            )
-
-    def _gradient_of_block(
-        self, kind: DivergenceKind, side: int, heads: Heads, grad: Any,
-        block: Any,
-    ) -> Any:  # fmt: skip
-        """The gradient of a block of the weights of a (side 0) or b, ``(b, h, rows, keys)``."""
-        xp, rows = self._xp, block.rows
-        out = xp.full(tuple(block.weights.shape), 0.0, xp.dtype)
-        for at_b, b in enumerate(range(block.b.start, block.b.stop)):
-            for at_h, h in enumerate(range(block.h.start, block.h.stop)):
-                if h not in heads:
-                    continue
-                own, coefficient = heads[h]
-                both = self._rows_of(b, own, rows)
-                by_key = SLOPES[kind](both)[side]
-                by_key = by_key[:, :-1] - by_key[:, -1:]  # no key has a gradient of 0
-                low = max(both.keys.start, block.keys.start)
-                high = max(low, min(both.keys.stop, block.keys.stop))
-                into = slice(low - block.keys.start, high - block.keys.start)
-                some = by_key[:, low - both.keys.start : high - both.keys.start]
-                of_rows = coefficient * xp.wide(grad[b, own, rows])[:, None]
-                out[at_b, at_h, :, into] = xp.array(out, some * of_rows)
-        return out
-
-    def _rows_of(self, b: int, h: int, rows: slice) -> _Both:
+    def _rows_of(self, b: int, h: int, rows: slice) -> BothRows:
         pair = [term.matrix._logarithms(*term.matrix._at(b, h, rows)) for term in self._terms]
-        return _Both(self._xp, *pair)
+        return BothRows(self._xp, *pair)
 
     @at_once
     def overlap(self, k: int = 8) -> ArrayT:
@@ -207,7 +156,7 @@ class Comparison(Mix[ArrayT]):
         self._require_now()
         xp, shape = self._xp, self._extent.shape[:3]
         found = {name: xp.full(shape, 0.0, "float64") for name in names}
-        measures = {name: MEASURES.get(name, lambda rows: _overlap(rows, k)) for name in names}
+        measures = {name: MEASURES.get(name, lambda rows: overlap(rows, k)) for name in names}
         with np.errstate(all="ignore"):
             if self._backend is not None and 0 not in self._extent.shape:
                 self._diverge(self._backend, found, k)
@@ -228,7 +177,7 @@ class Comparison(Mix[ArrayT]):
                 of_a, of_b = (matrix._terms_of(*at) for matrix, at in pair)
                 backend.diverge(of_a, of_b, {"k": k, **fields})
                 none = [matrix._elsewhere(*at) for matrix, at in pair]
-                no_key = _Both(xp, *(Logarithms(slice(0, 0), x[:, :0], x) for x in none))
+                no_key = BothRows.of_no_key(xp, *none)
                 for name in MEASURES.keys() & found.keys():
                     sums = found[name][at_b, at_h]
                     total = sums + MEASURES[name](no_key)
@@ -245,7 +194,7 @@ class Comparison(Mix[ArrayT]):
                 "are positive and sum to 1. Compare these, and take .part(rows) of the comparison."
             )
 
-    def _both(self) -> Iterator[tuple[tuple[int, int, slice], _Both]]:
+    def _both(self) -> Iterator[tuple[tuple[int, int, slice], BothRows]]:
         """Rows of a and b, some at a time, with their place in a result."""
         if 0 in self._extent.shape[:3]:
             return
@@ -257,135 +206,3 @@ class Comparison(Mix[ArrayT]):
                     rows = self._rows[low : low + height]
                     part = slice(rows.start, rows.stop, rows.step)
                     yield (at_b, at_h, slice(low, low + len(rows))), self._rows_of(b, h, part)
-
-
-class _Both:
-    """The same rows of a and b: ``(rows, keys + 1)`` each, no key last.
-
-    Attributes:
-        keys: which these are.
-        log_a, log_b: logarithms; −inf where masked.
-        a, b: the weights.
-    """
-
-    def __init__(self, xp: Arrays, a: Logarithms, b: Logarithms) -> None:
-        self.xp = xp
-        low = min(a.keys.start, b.keys.start)
-        high = max(a.keys.stop, b.keys.stop, low)
-        self.keys = slice(low, high)
-        self.log_a, self.log_b = (self._joined(one, low, high) for one in (a, b))
-        self.a, self.b = xp.exp(self.log_a), xp.exp(self.log_b)
-
-    def _joined(self, one: Logarithms, low: int, high: int) -> Any:
-        xp, n = self.xp, one.of_keys.shape[0]
-        out = xp.full((n, high - low + 1), -np.inf, xp.dtype)
-        out[:, one.keys.start - low : one.keys.stop - low] = xp.wide(one.of_keys)
-        out[:, -1:] = xp.wide(xp.log(one.elsewhere))
-        return out
-
-    @cached_property
-    def log_ratio(self) -> Any:
-        """``ln(a / b)``; 0 where both are masked."""
-        hidden = (self.log_a == -np.inf) & (self.log_b == -np.inf)
-        return self.xp.where(hidden, 0.0, self.log_a - self.log_b)
-
-
-Measure: TypeAlias = Callable[[_Both], Any]
-
-
-def _kl(xp: Arrays, log_ratio: Any, a: Any, b: Any) -> Any:
-    """``Σ a · ln(a/b) − a + b``: no term is negative, and a rounded sum of a adds no error."""
-    terms = a * xp.where(log_ratio == -np.inf, 0.0, log_ratio) - a + b
-    least = 4 * float(np.finfo(xp.dtype).tiny)  # a smaller weight counts as none, whatever b is
-    terms = xp.where(a < least, b, terms)
-    return xp.maximum(xp.row_sum(terms), 0 * a[:, :1])[:, 0]
-
-
-def _forward(rows: _Both) -> Any:
-    return _kl(rows.xp, rows.log_ratio, rows.a, rows.b)
-
-
-def _reverse(rows: _Both) -> Any:
-    return _kl(rows.xp, -rows.log_ratio, rows.b, rows.a)
-
-
-def _jensen_shannon(rows: _Both) -> Any:
-    """``Σ (a+b)/4 · ((1+u) ln(1+u) + (1−u) ln(1−u))`` with ``u = (a−b)/(a+b)``."""
-    xp, both = rows.xp, rows.a + rows.b
-    u = (rows.a - rows.b) / (both + (both == 0))
-    terms = 0.0
-    for one in (1 + u, 1 - u):
-        terms = terms + one * xp.log(one + (one == 0))
-    return xp.maximum(xp.row_sum(both * terms / 4), 0 * u[:, :1])[:, 0]
-
-
-def _total_variation(rows: _Both) -> Any:
-    return rows.xp.row_sum(abs(rows.a - rows.b))[:, 0] / 2
-
-
-def _overlap(rows: _Both, k: int) -> Any:
-    """The share of the k strongest keys in common."""
-    xp, (of_a, of_b) = rows.xp, (rows.log_a[:, :-1], rows.log_b[:, :-1])
-    k = min(k, of_a.shape[1])
-    (a, keys_a), (b, keys_b) = xp.top(of_a, k), xp.top(of_b, k)
-    a, b = a > -np.inf, b > -np.inf
-    common = 0 * a.sum(-1)
-    for one in range(k):
-        there = ((keys_b == keys_a[:, one : one + 1]) & b).any(-1)
-        common = common + (there & a[:, one])
-    a_count, b_count = a.sum(-1), b.sum(-1)
-    most = xp.where(a_count > b_count, a_count, b_count)
-    return xp.where(most == 0, 1.0, common / most)
-
-
-MEASURES: dict[str, Measure] = {
-    "kl": _forward,
-    "reverse_kl": _reverse,
-    "jensen_shannon": _jensen_shannon,
-    "total_variation": _total_variation,
-}
-
-
-def _slopes_of_kl(log_ratio: Any, xp: Arrays) -> tuple[Any, Any]:
-    """Of ``Σ a · ln(a/b)`` by a and b, where rows sum to 1; 0 where either is masked."""
-    finite = xp.isfinite(log_ratio)
-    log_ratio = xp.where(finite, log_ratio, 0.0)
-    return log_ratio, xp.where(finite, -xp.exp(log_ratio), 0.0)
-
-
-def _slopes_of_jensen_shannon(rows: _Both) -> tuple[Any, Any]:
-    xp, both = rows.xp, rows.a + rows.b
-    ratios = (2 * one / (both + (both == 0)) for one in (rows.a, rows.b))
-    by_a, by_b = (xp.where(x > 0, xp.log(x + (x == 0)), 0.0) / 2 for x in ratios)
-    return by_a, by_b
-
-
-def _slopes_of_total_variation(rows: _Both) -> tuple[Any, Any]:
-    sign = (1.0 * (rows.a > rows.b) - 1.0 * (rows.a < rows.b)) / 2
-    return sign, -sign
-
-
-SLOPES: dict[str, Callable[[_Both], tuple[Any, Any]]] = {
-    "kl": lambda rows: _slopes_of_kl(rows.log_ratio, rows.xp),
-    "reverse_kl": lambda rows: _slopes_of_kl(-rows.log_ratio, rows.xp)[::-1],
-    "jensen_shannon": _slopes_of_jensen_shannon,
-    "total_variation": _slopes_of_total_variation,
-}
-assert set(get_args(DivergenceKind)) == set(MEASURES) == set(SLOPES)
-
-
-def sources(matrix: PairMatrix[Any]) -> list[tuple[AttentionWeights[Any], Heads]]:
-    """The weights that a matrix is a sum of: for each their heads' place in it and coefficient."""
-    if isinstance(matrix, WeightMatrix):
-        weights = matrix._reader.weights
-        return [(weights, {h: (h, 1.0) for h in range(weights._call.sizes[1])})]
-    found: dict[int, tuple[AttentionWeights[Any], Heads]] = {}
-    for term in getattr(matrix, "_terms", ()):
-        for weights, heads in sources(term.matrix):
-            own = found.setdefault(id(weights), (weights, {}))[1]
-            for h, (place, coefficient) in heads.items():
-                if term.head in (None, place):
-                    before = own.get(h, (0, 0.0))[1]
-                    at = place if term.head is None else 0
-                    own[h] = at, before + term.coefficient * coefficient
-    return list(found.values())

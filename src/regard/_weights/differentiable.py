@@ -112,8 +112,8 @@ def largest_with_gradient(graph: Call, found: Any, i: Any, j: Any) -> Any:
     return found + change
 
 
-def with_gradient(value: Any, graph: Call, gradient_of_block: Any) -> Any:
+def with_gradient(value: Any, graph: Call, gradient_of_block: Any, gradients_of: Any) -> Any:
     """See ``regard._backends.torch_reductions``."""
     from regard._backends.torch_reductions import with_gradient
 
-    return with_gradient(value, graph, gradient_of_block)
+    return with_gradient(value, graph, gradient_of_block, gradients_of)
