@@ -32,7 +32,7 @@ struct ScoreOptions {
 };
 struct ScoreOption {
   const char* name;
-  double ScoreOptions::*number;
+  double ScoreOptions::* number;
 };
 constexpr ScoreOption kScoreOptions[] = {
     {"scale", &ScoreOptions::scale},

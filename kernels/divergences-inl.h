@@ -154,18 +154,8 @@ static void add_divergences(const Divergences& x, const Side<E>& of_a, const Sid
 // The keys of a row's k strongest, in their order; returns how many have a weight.
 template <class E>
 static int64_t strongest_keys(const Reduce& r, ReduceMemory<E>& m, int row) {
-  typedef typename E::Real Real;
-  Candidate<Real>* const all = m.candidates + row * m.room(r);
-  int64_t n = 0;
-  if (r.k <= kSortedInLanes) {
-    const int v = row / E::lanes, lane = row % E::lanes;
-    for (; n < r.k && m.best[n * E::rows + row] != -kInf<Real>; ++n)
-      all[n].key = int32_t(m.best_key[n * kVectors + v][lane]);
-  } else {
-    keep_best(r, m, row);
-    n = m.counts[row];
-  }
-  std::sort(all, all + n, ByKey());
+  const int64_t n = best_of_row(r, m, row);
+  std::sort(m.candidates + row * m.room(r), m.candidates + row * m.room(r) + n, ByKey());
   return n;
 }
 
@@ -199,10 +189,7 @@ template <class E>
 static void keep_strongest_keys(const Reduce& r, ReduceMemory<E>& m, int64_t j0, int keys) {
   TileMask whole;
   for (int v = 0; v < m.rows.vectors; ++v) whole.low[v] = 0, whole.high[v] = keys;
-  if (r.k <= kSortedInLanes)
-    sort_top(r, m, whole, j0);
-  else
-    find_top(r, m, whole, j0);
+  keep_top(r, m, whole, j0, [&](int j, int v) { return m.score(j, v); });
 }
 
 // A task: a tile of queries.

@@ -134,23 +134,17 @@ static void find_largest(const PairMatrix& x, const Rows<E>& rows, const typenam
 
 // Keeps the k numbers of largest size of each row, NaN behind all others.
 template <class E>
-static void keep_top(const PairMatrix& x, const Reduce& r, ReduceMemory<E>& m,
-                     const typename E::Real* tile, int64_t j0, int keys) {
+static void keep_largest_of_rows(const Reduce& r, ReduceMemory<E>& m, const typename E::Real* tile,
+                                 int64_t j0, int keys) {
   typedef typename E::Real Real;
   TileMask whole;
-  const Vec<Real> nan = Vec<Real>{} - Real(1);
-  for (int v = 0; v < m.rows.vectors; ++v) {
-    whole.low[v] = 0, whole.high[v] = keys;
-    for (int j = 0; j < keys; ++j) {
-      const Vec<Real> value = *(const Vec<Real>*)(tile + j * E::rows + v * E::lanes);
-      const Vec<Real> behind = is_masked<Real>(value) ? Vec<Real>{} - kInf<Real> : nan;
-      m.score(j, v) = value == value ? magnitude(value) : behind;
-    }
-  }
-  if (x.k <= kSortedInLanes)
-    sort_top(r, m, whole, j0);
-  else
-    find_top(r, m, whole, j0);
+  for (int v = 0; v < m.rows.vectors; ++v) whole.low[v] = 0, whole.high[v] = keys;
+  const Vec<Real> nan = Vec<Real>{} - Real(1), masked = Vec<Real>{} - kInf<Real>;
+  keep_top(r, m, whole, j0, [&](int j, int v) {
+    const Vec<Real> value = *(const Vec<Real>*)(tile + j * E::rows + v * E::lanes);
+    const Vec<Real> behind = is_masked<Real>(value) ? masked : nan;
+    return value == value ? magnitude(value) : behind;
+  });
 }
 
 // Writes the top-k of a row: masked keys, of 0, last.
@@ -161,26 +155,11 @@ static void write_largest(const PairMatrix& x, const Reduce& r, PairMemory<E>& m
   Candidate<Real>* all = m.candidates + row * m.room(r);
   Real* const values = (Real*)x.top_values + m.rows.index[row] * x.k;
   int64_t* const keys = x.top_keys + m.rows.index[row] * x.k;
-  int64_t n = 0;
-  if (x.k <= kSortedInLanes) {
-    const int v = row / E::lanes, lane = row % E::lanes;
-    for (; n < x.k && m.best[n * E::rows + row] != -kInf<Real>; ++n)
-      all[n] = {m.best[n * E::rows + row], int32_t(m.best_key[n * kVectors + v][lane])};
-  } else {
-    keep_best(r, m, row);
-    n = m.counts[row];
-  }
+  const int64_t n = best_of_row(r, m, row);
   std::sort(all, all + n, ByScore<Real>());
   for (int64_t i = 0; i < n; ++i)
     keys[i] = all[i].key, values[i] = memory.values[keys[i] * E::rows + row];
-  std::sort(all, all + n, ByKey());
-  const Candidate<Real>*used = all, *const end = all + n;
-  for (int64_t j = 0; n < x.k; ++j) {
-    if (used < end && used->key == j)
-      ++used;
-    else
-      values[n] = 0, keys[n++] = j;
-  }
+  fill_top(all, n, x.k, values, keys);
 }
 
 // How the numbers of a bin are folded: what is `kept` of one, of two, and the number of it.
@@ -322,7 +301,7 @@ static void reduce_values(const PairMatrix& x, const Reduce& of_top, PairMemory<
   const Seen seen = m.seen[j0 / kKeys];
   Real* const tile = m.values + j0 * E::rows;
   finish_tile(x, m, j0, keys);
-  if (x.k) keep_top(x, of_top, m.m, tile, j0, keys);
+  if (x.k) keep_largest_of_rows(of_top, m.m, tile, j0, keys);
   if (x.n) find_largest(x, m.m.rows, tile, j0, keys, r);
   if (!has_picture(x) && !x.received && !x.received_max) return;
   if (seen != Seen::all)

@@ -117,17 +117,17 @@ static void start_rows(const Reduce& r, ReduceMemory<E>& m) {
 
 // A lower bound of the k-th best score of a tile, for every row: the k-th best of the maxima of
 // small groups, and a little less. -inf where there are too few groups.
-template <class E>
+template <class E, class Score>
 static Vec<typename E::Real> kth_lower_bound(const Reduce& r, ReduceMemory<E>& m, int v, int low,
-                                             int high) {
+                                             int high, Score score) {
   typedef typename E::Real Real;
   const int group = int(kKeys / (2 * r.k));
   if (group < 2) return Vec<Real>{} - kInf<Real>;
   Vec<Real>* const best = m.pending;
   for (int64_t i = 0; i < r.k; ++i) best[i] = Vec<Real>{} - kInf<Real>;
   for (int j = low; j + group <= high; j += group) {
-    Vec<Real> x = m.score(j, v);
-    for (int i = 1; i < group; ++i) x = larger(m.score(j + i, v), x);
+    Vec<Real> x = score(j, v);
+    for (int i = 1; i < group; ++i) x = larger(score(j + i, v), x);
     for (int64_t i = 0; i < r.k; ++i) {
       const Vec<Real> old = best[i];
       best[i] = larger(x, old);
@@ -169,19 +169,20 @@ static void insert_pending(const Reduce& r, ReduceMemory<E>& m, int v,
 //
 // Scores over the k-th best of their row are compacted into its lane, and inserted together with
 // those of the other rows: one insertion alone would cost as much as one for every lane.
-template <class E>
-static void sort_top(const Reduce& r, ReduceMemory<E>& m, const TileMask& tile_mask, int64_t j0) {
+template <class E, class Score>
+static void sort_top(const Reduce& r, ReduceMemory<E>& m, const TileMask& tile_mask, int64_t j0,
+                     Score score) {
   typedef typename E::Real Real;
   constexpr int n = E::lanes, keys_a_word = 64 / n;
   for (int v = 0; v < m.rows.vectors; ++v) {
     const int low = tile_mask.low[v], high = tile_mask.high[v];
     Vec<Real> over = m.at(m.best + (r.k - 1) * E::rows, v);
-    if (!greater(over, Vec<Real>{} - kInf<Real>)) over = kth_lower_bound(r, m, v, low, high);
+    if (!greater(over, Vec<Real>{} - kInf<Real>)) over = kth_lower_bound(r, m, v, low, high, score);
     int found = 0;
     for (int j = low; j < high; j += keys_a_word) {
       uint64_t bits = 0;  // lane masks of the keys, one behind another
       for (int i = 0; i < keys_a_word && j + i < high; ++i)
-        bits |= uint64_t(greater(m.score(j + i, v), over)) << i * n;
+        bits |= uint64_t(greater(score(j + i, v), over)) << i * n;
       // Four at a time: the count is unpredictable, so no branch on each.
       const int count = __builtin_popcountll(bits), first = (j - low) * n;
       for (int at = found; at == found || at < found + count; at += 4)
@@ -193,7 +194,7 @@ static void sort_top(const Reduce& r, ReduceMemory<E>& m, const TileMask& tile_m
     for (int x = 0; x < found; ++x) {
       const int j = low + m.found[x] / n, i = m.found[x] % n;
       const int64_t at = depth[i]++ * n + i;
-      ((Real*)m.pending)[at] = m.scores[j * E::rows + v * n + i];
+      ((Real*)m.pending)[at] = score(j, v)[i];
       ((Integer<Real>*)m.pending_key)[at] = Integer<Real>(j0 + j);
     }
     insert_pending(r, m, v, depth);
@@ -213,21 +214,60 @@ static void keep_best(const Reduce& r, ReduceMemory<E>& m, int row) {
 
 // Appends the scores of a tile that may be among the k best of their rows. Keys come in rising
 // order, so that ties keep the first.
-template <class E>
-static void find_top(const Reduce& r, ReduceMemory<E>& m, const TileMask& tile_mask, int64_t j0) {
+template <class E, class Score>
+static void find_top(const Reduce& r, ReduceMemory<E>& m, const TileMask& tile_mask, int64_t j0,
+                     Score score) {
   for (int v = 0; v < m.rows.vectors; ++v) {
     auto threshold = m.at(m.threshold, v);
     for (int j = tile_mask.low[v]; j < tile_mask.high[v]; ++j)
-      for (uint32_t bits = greater(m.score(j, v), threshold); bits; bits &= bits - 1) {
-        const int row = v * E::lanes + __builtin_ctz(bits);
-        m.candidates[row * m.room(r) + m.counts[row]++] = {m.scores[j * E::rows + row],
-                                                           int32_t(j0 + j)};
+      for (uint32_t bits = greater(score(j, v), threshold); bits; bits &= bits - 1) {
+        const int lane = __builtin_ctz(bits), row = v * E::lanes + lane;
+        m.candidates[row * m.room(r) + m.counts[row]++] = {score(j, v)[lane], int32_t(j0 + j)};
         if (m.counts[row] == m.room(r) ||
             (m.counts[row] == r.k && m.threshold[row] == -kInf<typename E::Real>)) {
           keep_best(r, m, row);
           threshold = m.at(m.threshold, v);
         }
       }
+  }
+}
+
+// Keeps the k best scores of each row with a tile; `score(j, v)` gives those of vector v.
+template <class E, class Score>
+static void keep_top(const Reduce& r, ReduceMemory<E>& m, const TileMask& tile_mask, int64_t j0,
+                     Score score) {
+  if (r.k <= kSortedInLanes)
+    sort_top(r, m, tile_mask, j0, score);
+  else
+    find_top(r, m, tile_mask, j0, score);
+}
+
+// Puts the k best of a row into its candidates; returns their number.
+template <class E>
+static int64_t best_of_row(const Reduce& r, ReduceMemory<E>& m, int row) {
+  Candidate<typename E::Real>* const all = m.candidates + row * m.room(r);
+  if (r.k > kSortedInLanes) {
+    keep_best(r, m, row);
+    return m.counts[row];
+  }
+  int64_t n = 0;
+  const int v = row / E::lanes, lane = row % E::lanes;
+  for (; n < r.k && m.best[n * E::rows + row] != -kInf<typename E::Real>; ++n)
+    all[n] = {m.best[n * E::rows + row], int32_t(m.best_key[n * kVectors + v][lane])};
+  return n;
+}
+
+// Fills the rest of a row's k with the first keys that are not among the n it has, and 0.
+template <class Real>
+static void fill_top(Candidate<Real>* all, int64_t n, int64_t k, Real* values, int64_t* keys) {
+  if (n == k) return;
+  std::sort(all, all + n, ByKey());
+  const Candidate<Real>*used = all, *const end = all + n;
+  for (int64_t j = 0; n < k; ++j) {
+    if (used < end && used->key == j)
+      ++used;
+    else
+      values[n] = 0, keys[n++] = j;
   }
 }
 
@@ -450,30 +490,15 @@ static void write_top(const Reduce& r, const Scaling<E>& scaling, ReduceMemory<E
   if (has_nan) {  // its visible keys, in order
     for (int64_t j = m.rows.first[row]; j < m.rows.last[row] && n < r.k; ++j)
       if (attends(p, m.rows, row, j)) all[n++] = {m.normalisers.inverse[row], int32_t(j)};
-  } else if (r.k <= kSortedInLanes) {
-    const int v = row / E::lanes, lane = row % E::lanes;
-    for (; n < r.k && m.best[n * E::rows + row] != -kInf<Real>; ++n)
-      all[n] = {m.best[n * E::rows + row], int32_t(m.best_key[n * kVectors + v][lane])};
   } else {
-    keep_best(r, m, row);
-    for (; n < m.counts[row]; ++n)
-      all[n].score = exp2(broadcast((all[n].score - m.normalisers.base[row]) * scaling.factor))[0] *
+    n = best_of_row(r, m, row);
+    for (int64_t i = 0; i < n && r.k > kSortedInLanes; ++i)
+      all[i].score = exp2(broadcast((all[i].score - m.normalisers.base[row]) * scaling.factor))[0] *
                      m.normalisers.inverse[row];
+    std::sort(all, all + n, ByScore<Real>());
   }
-  if (!has_nan) std::sort(all, all + n, ByScore<Real>());
   for (int64_t i = 0; i < n; ++i) values[i] = all[i].score, keys[i] = all[i].key;
-  if (n == r.k) return;
-  std::sort(all, all + n, ByKey());
-  const Candidate<Real>* used = all;
-  const Candidate<Real>* const end = all + n;
-  for (int64_t j = 0; n < r.k; ++j) {
-    if (used < end && used->key == j) {
-      ++used;
-      continue;
-    }
-    values[n] = 0;
-    keys[n++] = j;
-  }
+  fill_top(all, n, r.k, values, keys);
 }
 
 // Initialises the partial results of a chunk.
@@ -539,10 +564,7 @@ static void reduce_tile(const Reduce& r, const Scaling<E>& scaling, ReduceMemory
   multiply_tile(p, m, tile_mask, j0, keys, m.scores);
   if (!is_unmasked<E>(p, m.rows, tile_mask, j0, keys))
     finish_scores<E>(p, m.rows, tile_mask, scaling, j0, keys, m.scores, nullptr);
-  if (r.k && r.k <= kSortedInLanes)
-    sort_top(r, m, tile_mask, j0);
-  else if (r.k)
-    find_top(r, m, tile_mask, j0);
+  if (r.k) keep_top(r, m, tile_mask, j0, [&](int j, int v) { return m.score(j, v); });
   if (r.n) find_pairs(r, scaling, m, tile_mask, j0);
   if (r.pooled_max)
     pool_tile<E, false>(r, m.rows, m.bins, m.scores, tile_mask, j0, keys,
