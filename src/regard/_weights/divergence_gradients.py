@@ -101,11 +101,10 @@ class DivergenceGradient:
         reader = WeightReader(self._weights)
         for b in range(len(comparison._b)):
             for h, (place, coefficient) in self._heads.items():
-                own = reader.term(b, h, self._every)
-                rows = self._slopes_of_rows(b, place, coefficient * grad[b, place])
-                some = backend.divergence_gradients(
-                    self._kind, self._sides(b, place), self._side, own, rows, names
-                )
+                own, sides = reader.term(b, h, self._every), self._sides(b, place)
+                alone = len(sides[self._side]) == 1
+                rows = self._slopes_of_rows(b, place, coefficient * grad[b, place], alone)
+                some = backend.divergence_gradients(self._kind, sides, self._side, own, rows, names)
                 for name, x in found.items():
                     at = _place_of_head(graph, name, b, h)
                     x[at] += some[name].reshape(x[at].shape)
@@ -124,25 +123,25 @@ class DivergenceGradient:
     def _sides(self, b: int, h: int) -> list[Any]:
         return [matrix._terms_of(*at) for matrix, at in self._places(b, h)]
 
-    def _slopes_of_rows(self, b: int, h: int, factors: Any) -> RowSlopes:
+    def _slopes_of_rows(self, b: int, h: int, factors: Any, alone: bool) -> RowSlopes:
         xp, side = self._comparison._xp, self._side
         shares = [matrix._elsewhere(*at) for matrix, at in self._places(b, h)]
         elsewhere = SLOPES[self._kind](BothRows.of_no_key(xp, *shares))[side][:, 0]
-        return RowSlopes(factors, elsewhere, self._delta(b, h, factors, shares, elsewhere))
+        value = self._value[b, h].double()
+        # Where the weights are one of several terms, their own sum is not known.
+        follows = alone and self._is_kl and bool(value.isfinite().all())
+        delta = factors * self._delta(value, shares, elsewhere) if follows else None
+        return RowSlopes(factors, elsewhere, delta)
 
-    def _delta(self, b: int, h: int, factors: Any, shares: Sequence[Any], elsewhere: Any) -> Any:
-        """``Σ w·dw`` of each row over the keys, where it follows from the divergence.
+    def _delta(self, value: Any, shares: Sequence[Any], elsewhere: Any) -> Any:
+        """``Σ w·dw`` of each row over the keys, as it follows from the divergence.
 
         Of a logarithm it is ``Σ a·ln(a/b)``, of a ratio ``−Σ b·(a/b)``, less what no key has.
         """
-        alone = len(self._sides(b, h)[self._side]) == 1
-        value = self._value[b, h].double()
-        if not alone or not self._is_kl or not value.isfinite().all():
-            return None
         if not self._is_ratio:
-            return factors * (value - elsewhere)
+            return value - elsewhere
         own, other = (1 - x[:, 0] for x in (shares[self._side], shares[1 - self._side]))
-        return factors * (-other - own * elsewhere)
+        return -other - own * elsewhere
 
 
 def _place_of_head(graph: Call, name: str, b: int, h: int) -> Any:
