@@ -7,8 +7,10 @@ Each question is asked alone, in float32, of weights that came from
 strongest keys of each query, a heatmap of 512 × 512, and the 20 strongest pairs. The eight
 strongest keys of the mean over all heads are counted in the time of those of the heads themselves.
 Comparisons are with the weights of other queries and the same keys: the 20 pairs that differ most,
-the Kullback–Leibler divergence of every row, and all divergences with the overlap of the eight
-strongest keys. Beside the sums of effects and the divergence is their error, in errors of the
+the Kullback–Leibler divergence of every row, that with the total variation and the overlap of the
+eight strongest keys, and all divergences; then its gradient by the queries and keys of the other
+weights alone, and by those of both, from the tensors on: row statistics, divergence, backward.
+Beside the sums of effects and the divergence is their error, in errors of the
 formulas written out in float32.
 """
 
@@ -21,7 +23,11 @@ import regard
 
 SHAPES = [(1, 8, 2048, 64), (1, 4, 8192, 64)]
 QUICK = [(1, 2, 256, 16)]
-NAMES = "effects", "top-8", "picture", "strongest", "difference", "KL", "all divergences"
+NAMES = (
+    "effects", "top-8", "picture", "strongest", "difference", "KL", "KL, TV, overlap",
+    "all divergences",
+)  # fmt: skip
+SIDES = "gradient of KL by one", "by both"
 
 
 def questions(weights, value, gradient, other):
@@ -34,9 +40,27 @@ def questions(weights, value, gradient, other):
         lambda: effects.strongest(20),
         lambda: difference.strongest(20),
         lambda: difference.divergence("kl"),
+        lambda: difference.divergences(8, kinds=("kl", "total_variation", "overlap")),
         lambda: difference.divergences(8),
     )
     return dict(zip(NAMES, asked))
+
+
+def gradients(q, k, other, keys, causal):
+    """By ``SIDES``, of weights that have no key in common."""
+
+    def gradient(by_both):
+        given = q, k, other, keys
+        wanted = given if by_both else given[2:]
+        with torch.enable_grad():
+            for x in given:
+                x.requires_grad_(any(x is one for one in wanted))
+            a, b = (
+                regard.AttentionWeights(*pair, causal=causal) for pair in (given[:2], given[2:])
+            )
+            torch.autograd.grad(regard.divergence(a, b).sum(), wanted)
+
+    return {name: lambda both=both: gradient(both) for name, both in zip(SIDES, (False, True))}
 
 
 def written_out(q, k, v, g, other, causal, dtype, size=512):
@@ -70,7 +94,9 @@ def measure(report, options, shape, causal):
     q, k, v, g, other = common.draw(*[shape] * 5, dtype="float32")
     weights = regard.attention(q, k, v, causal=causal, return_weights=True)[1]
     others = regard.attention(other, k, v, causal=causal, return_weights=True)[1]
-    asked = questions(weights, v, g, others)
+    asked = questions(weights, v, g, others) | gradients(
+        q.clone(), k.clone(), other.clone(), v.clone(), causal
+    )
     runs = {"forward": lambda: regard.attention(q, k, v, causal=causal)} | asked
     runs |= {"of heads": lambda: weights.topk(8), "of their mean": lambda: weights.mix().topk(8)}
     measured = common.interleave(runs, options, least=3)
@@ -78,7 +104,7 @@ def measure(report, options, shape, causal):
     mean = measured.ratio("of their mean", to="of heads")[0]
     lost = errors({name: asked[name]() for name in ("effects", "KL")}, q, k, v, g, other, causal)
     texts = [
-        f"{costs[name]:.2f}" + (f" {lost[name]:.2f}x" if name in lost else "") for name in NAMES
+        f"{costs[name]:.2f}" + (f" {lost[name]:.2f}x" if name in lost else "") for name in asked
     ]
     report.row(
         common.shape_name(shape), common.mask_name(causal), common.ms(measured.median("forward")),
@@ -93,7 +119,7 @@ def main():
     report = common.Report("pairs", options)
     report.table(
         "Matrices of pairs in forward passes, float32", "B, H, T, D", "mask", "forward", *NAMES,
-        "top-8 of the mean",
+        *SIDES, "top-8 of the mean",
     )  # fmt: skip
     for shape in QUICK if options.quick else SHAPES:
         for causal in (False, True):

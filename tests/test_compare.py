@@ -148,6 +148,22 @@ def test_the_difference_answers_every_question(way):
     check(comparison.part(slice(2, 20, 3), slice(1, 25, 2)), whole[:, :, 2:20:3, 1:25:2])
 
 
+@pytest.mark.parametrize("backend", ["kernel", "torch"])
+def test_some_of_the_divergences_have_the_numbers_of_all(backend):
+    q, k, other = operands()
+    of_q, of_other = (AttentionWeights(torch.from_numpy(x), torch.from_numpy(k), backend=backend)
+                      for x in (q, other))  # fmt: skip
+    comparison = regard.compare(of_q, of_other)
+    every = comparison.divergences(3)._asdict()
+    for names in (["overlap", "kl"], ("total_variation",), ["kl", "kl"], []):
+        found = comparison.divergences(3, kinds=names)
+        assert list(found) == list(dict.fromkeys(names))
+        for name, x in found.items():
+            torch.testing.assert_close(x, every[name], rtol=0, atol=0)
+    with pytest.raises(ValueError, match=r"divergences: kind is 'js'; 'kl', .*'overlap' are known"):
+        comparison.divergences(kinds=["js"])
+
+
 def test_divergences_are_computed_in_blocks_of_rows(monkeypatch):
     whole = regard.compare(*pair(PLAIN, "less seen")).divergences()
     monkeypatch.setattr(regard.PairMatrix, "_lowest", 5)

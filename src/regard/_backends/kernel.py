@@ -425,8 +425,8 @@ def divergence_gradients(
     )
     rule = {"rule": kind, "side_a": of_a, "side_b": of_b, "side": side}
     rule |= {"numbers": numbers, "elsewhere": elsewhere}
-    statistics = map(torch.from_numpy, own.statistics)
-    found = rule_gradients(call, rule, delta, *statistics, needed)
+    maximum, total = map(torch.from_numpy, own.statistics)
+    found = rule_gradients(call, rule, delta, maximum, total, needed)
     return dict(zip(("query", "key", "value", "bias", "sinks"), found))
 
 

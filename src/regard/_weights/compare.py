@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias
+from collections.abc import Collection, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeAlias, overload
 
 import numpy as np
 
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from regard._weights.pair_matrix import PairMatrix
 
     Matrix: TypeAlias = AttentionWeights[ArrayT] | PairMatrix[ArrayT]
+
+
+MeasureName: TypeAlias = DivergenceKind | Literal["overlap"]
 
 
 class Divergences(NamedTuple, Generic[ArrayT]):
@@ -114,9 +117,7 @@ class Comparison(Mix[ArrayT]):
             UnsupportedError: rows are no distributions: of effects, or of some keys.
             ValueError: another ``kind``.
         """
-        if kind not in MEASURES:
-            known = ", ".join(map(repr, MEASURES))
-            raise ValueError(f"divergence: kind is {kind!r}; {known} are known.")
+        _require_known(kind, MEASURES, "divergence")
         return with_gradient(self, kind, self._measured([kind])[0])
 
     def _rows_of(self, b: int, h: int, rows: slice) -> BothRows:
@@ -137,18 +138,32 @@ class Comparison(Mix[ArrayT]):
         check_k(k, len(self._columns), "keys")
         return self._measured(["overlap"], int(k))[0]
 
+    @overload
+    def divergences(self, k: int = 8) -> Divergences[ArrayT]: ...
+    @overload
+    def divergences(self, k: int = 8, *, kinds: Collection[MeasureName]) -> dict[str, ArrayT]: ...
+
     @at_once
-    def divergences(self, k: int = 8) -> Divergences[ArrayT]:
-        """All divergences and the overlap of the k strongest keys, in one pass.
+    def divergences(
+        self, k: int = 8, *, kinds: Collection[MeasureName] | None = None
+    ) -> Divergences[ArrayT] | dict[str, ArrayT]:
+        """Divergences and the overlap of the k strongest keys, in one pass.
 
         Args:
             k: of the overlap; no more than there are keys.
+            kinds: some fields of ``Divergences``; they are given by name then.
 
         Raises:
             UnsupportedError: rows are no distributions.
+            ValueError: another kind.
         """
+        for kind in kinds or ():
+            _require_known(kind, Divergences._fields, "divergences")
         check_k(k := min(k, len(self._columns)), len(self._columns), "keys")
-        return Divergences(*self._measured([*MEASURES, "overlap"], int(k)))
+        if kinds is not None:
+            names = list(dict.fromkeys(kinds))
+            return dict(zip(names, self._measured(names, int(k) * ("overlap" in names))))
+        return Divergences(*self._measured(Divergences._fields, int(k)))
 
     def _measured(self, names: Sequence[str], k: int = 0) -> list[ArrayT]:
         """Measures of every row, in one pass; k is that of the overlap."""
@@ -206,3 +221,9 @@ class Comparison(Mix[ArrayT]):
                     rows = self._rows[low : low + height]
                     part = slice(rows.start, rows.stop, rows.step)
                     yield (at_b, at_h, slice(low, low + len(rows))), self._rows_of(b, h, part)
+
+
+def _require_known(kind: Any, known: Collection[str], what: str) -> None:
+    if kind not in known:
+        names = ", ".join(map(repr, known))
+        raise ValueError(f"{what}: kind is {kind!r}; {names} are known.")
