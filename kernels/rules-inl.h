@@ -37,9 +37,11 @@ struct RuleMemory {
   static constexpr int64_t kMostCells = 2 * kKeys;
 };
 
-// Whether the logarithms of a side are read: not of P alone, whose exponents are known.
+// Whether the logarithms of a side are read: not of P alone, whose exponents are known, but for a
+// comparison of both, which must be equal where the scores are.
 static inline bool is_read(const WeightGradient& g, int side) {
-  return is_divergence(g.rule) && (side != g.side || g.sides.term_count[side] > 1);
+  const bool is_sum = side != g.side || g.sides.term_count[side] > 1;
+  return is_divergence(g.rule) && (is_sum || g.rule == Rule::total_variation);
 }
 
 template <class E>
@@ -73,8 +75,8 @@ static void start_rule(const Problem& p, const WeightGradient& g, const Rows<E>&
     m.number[i] = block < 0 ? 0 : 1;
     m.table[i] = numbers + (head * g.block_counts[0] + (block < 0 ? 0 : block)) * g.block_counts[1];
   }
-  for (int side = 0; side < 2; ++side)
-    if (is_read(g, side)) start_side(g.sides, m.sides[side], rows.index[0]);
+  for (int side = 0; side < 2 && is_divergence(g.rule); ++side)
+    start_side(g.sides, m.sides[side], rows.index[0]);
 }
 
 // Computes the logarithms of both sides of a divergence of a tile of keys. Finds its range of
@@ -238,18 +240,18 @@ class DivergenceGradient {
  public:
   typedef typename E::Real Real;
 
-  DivergenceGradient(const WeightGradient& g, const RuleMemory<E>& m, int v, Vec<Real> inverse)
+  DivergenceGradient(const WeightGradient& g, const RuleMemory<E>& m, int v)
       : rule_(g.rule),
         is_ratio_(g.rule == (g.side ? Rule::kl : Rule::reverse_kl)),
         own_(is_read(g, g.side) ? m.sides[g.side].of[0].scores + v * E::lanes : nullptr),
         other_(m.sides[1 - g.side].of[0].scores + v * E::lanes),
-        log_inverse_(log(inverse) * Real(kLog2e)),
+        log_total_(vector_at<E>(m.sides[g.side].of[0].normalisers.log_total, 0, v)),
         number_(vector_at<E>(m.number, 0, v)),
         elsewhere_(vector_at<E>(m.elsewhere, 0, v)) {}
 
   Vec<Real> operator()(int j, Vec<Real> exponent) const {
     const Vec<Real> known = own_ ? *(const Vec<Real>*)(own_ + j * E::rows)  //
-                                 : exponent + log_inverse_;
+                                 : exponent - log_total_;
     const Vec<Real> own = larger(broadcast(Real(-1e4)), known);  // dP must be a number
     return number_ * (slope(own, *(const Vec<Real>*)(other_ + j * E::rows)) - elsewhere_);
   }
@@ -272,7 +274,7 @@ class DivergenceGradient {
   const Rule rule_;
   const bool is_ratio_;
   const Real *const own_, *const other_;
-  const Vec<Real> log_inverse_, number_, elsewhere_;
+  const Vec<Real> log_total_, number_, elsewhere_;
 };
 
 // Calls `use` with a function that gives dP of a key, j0 + j, for the exponent of 2 of its weights
@@ -283,7 +285,7 @@ static void by_rule(const Problem& p, const WeightGradient& g, const Rows<E>& ro
                     Use use) {
   typedef typename E::Real Real;
   const Vec<Real> number = vector_at<E>(m.number, 0, v);
-  if (is_divergence(g.rule)) return use(DivergenceGradient<E>(g, m, v, inverse));
+  if (is_divergence(g.rule)) return use(DivergenceGradient<E>(g, m, v));
   if (g.rule == Rule::blocks) return use(BlockGradient<E>(p, g, rows, m, v, j0));
   if (g.rule == Rule::diagonals) return use(DiagonalGradient<E>(g, rows, m, v, j0));
   if (g.rule == Rule::vectors) return use(VectorGradient<E>(g, rows, m, v, j0));

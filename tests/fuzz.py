@@ -23,6 +23,7 @@ from bounds import PRECISIONS, Truth, assert_between, assert_within
 from operands import Operand
 from random_calls import calls, draw
 from regard._backends import kernel
+from regard._weights.divergence_gradients import DivergenceGradient
 
 
 def to_numpy(x):
@@ -88,6 +89,7 @@ class Comparison:
             self.weights()
         if self.call.gradient:
             self.gradient()
+            self._divergence_gradient()
         self.nothing_was_written()
 
     def is_refused(self):
@@ -159,6 +161,33 @@ class Comparison:
             bound, unsure = (self._summed(name, x, operand.x.shape) for x in bounds[name])
             self._compare_gradient(name, operand.dtype, to_numpy(mine), to_numpy(right), bound,
                                    unsure > 0)  # fmt: skip
+
+    def _divergence_gradient(self):
+        """Of the mean over the heads from one of them, in float64: by the kernels as by blocks."""
+        import torch
+
+        arrays, options = self._wide("torch")
+        options = {n: x for n, x in options.items() if n not in ("dropout", "seed", "backend")}
+        leaves = [x.detach().clone().requires_grad_() for x in arrays[:2]]
+        if 0 in self.call.sizes or 0 in leaves[0].shape or leaves[0].ndim < 3:
+            return
+        plain = torch.stack([torch.nan_to_num(x.detach()).abs().max() for x in leaves])
+        kind = str(self.rng.choice(["kl", "reverse_kl", "jensen_shannon", "total_variation"]))
+
+        def gradients():
+            weights = regard.AttentionWeights(*leaves, **options)
+            found = regard.divergence(weights.mix(), weights.mix(heads=[0]), kind)
+            found = torch.where(found.isfinite(), found, 0.0)
+            return torch.autograd.grad(found.sum(), leaves), abs(found.detach()).max().item()
+
+        found, largest = gradients()
+        with mock.patch.object(DivergenceGradient, "by_backend", return_value=None):
+            exact, _ = gradients()
+        size = max(1, min(plain.max().item(), 1e30))
+        bound = 1e-9 * size**3 * max(1, largest) * max(self.call.sizes)
+        for name, mine, right in zip(("query", "key"), found, exact):
+            if right.isfinite().all():
+                assert_within(f"{kind} gradient of {name}", to_numpy(mine), to_numpy(right), bound)
 
     def _compare_gradient(self, name, dtype, mine, right, bound, unsure):
         """In the dtype of the array, which may be narrower than the query's."""

@@ -108,6 +108,17 @@ def test_a_narrow_gradient_is_as_exact_as_its_dtype(kind, dtype):
     assert_close(found, gradients(plain, inputs), given, 4 * torch.finfo(dtype).eps)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", KINDS)
+def test_equal_weights_have_no_gradient(kind, dtype):
+    """A total variation of rounding errors would have that of their signs."""
+    for case in ("few queries", "tiles of several heads", "all"):
+        (a, own), (b, _) = asked_of(case, dtype), asked_of(case, dtype)
+        for found in gradients(regard.divergence(a, b, kind), own):
+            limit = 0 if kind == "total_variation" else 1e-6
+            assert found.abs().max() <= limit
+
+
 def test_weights_that_underflow_leave_gradients_finite():
     x = torch.eye(HQ, dtype=torch.float32)[None].repeat(1, 1, 1)
     query, other = (300 * x).requires_grad_(), (-300 * x).requires_grad_()
