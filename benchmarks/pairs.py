@@ -11,7 +11,8 @@ the Kullback–Leibler divergence of every row, that with the total variation an
 eight strongest keys, and all divergences; then its gradient by the queries and keys of the other
 weights alone, and by those of both, from the tensors on: row statistics, divergence, backward.
 Beside the sums of effects and the divergence is their error, in errors of the
-formulas written out in float32.
+formulas written out in float32. Last, the heatmap of the effects of one long head, in the time of that
+of its weights.
 """
 
 import common
@@ -22,11 +23,13 @@ from second_pass import rows_of_weights
 import regard
 
 SHAPES = [(1, 8, 2048, 64), (1, 4, 8192, 64)]
+LONG = 1, 1, 100_000, 64
 QUICK = [(1, 2, 256, 16)]
 NAMES = (
     "effects", "top-8", "picture", "strongest", "difference", "KL", "KL, TV, overlap",
     "all divergences",
 )  # fmt: skip
+PICTURES = "of weights", "of effects", "effects in weights"
 SIDES = "gradient of KL by one", "by both"
 
 
@@ -113,8 +116,26 @@ def measure(report, options, shape, causal):
     )  # fmt: skip
 
 
+def measure_picture(report, options, shape):
+    """One row: of weights and of effects, both from the row statistics on."""
+    q, k, v, g = common.draw(*[shape] * 4, dtype="float32")
+    weights = regard.attention(q, k, v, causal=True, return_weights=True)[1]
+    effects = weights.effects(v, g)
+    runs = {
+        "weights": lambda: weights.pool((512, 512)),
+        "effects": lambda: effects.pool((512, 512)),
+    }
+    measured = common.interleave(runs, options, least=1)
+    ratio = measured.ratio("effects", to="weights")[0]
+    report.row(
+        common.shape_name(shape), common.ms(measured.median("weights")),
+        common.ms(measured.median("effects")), f"{ratio:.2f}",
+        dtype="float32", shape=shape, causal=True, picture=ratio,
+    )  # fmt: skip
+
+
 def main():
-    """One table."""
+    """Two tables."""
     options = common.read_options(__doc__)
     report = common.Report("pairs", options)
     report.table(
@@ -124,6 +145,8 @@ def main():
     for shape in QUICK if options.quick else SHAPES:
         for causal in (False, True):
             measure(report, options, shape, causal)
+    report.table("Heatmaps of a long head, causal, float32", "B, H, T, D", *PICTURES)
+    measure_picture(report, options, QUICK[0] if options.quick else LONG)
     report.save()
 
 
