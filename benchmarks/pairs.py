@@ -10,9 +10,8 @@ Comparisons are with the weights of other queries and the same keys: the 20 pair
 the Kullback–Leibler divergence of every row, that with the total variation and the overlap of the
 eight strongest keys, and all divergences; then its gradient by the queries and keys of the other
 weights alone, and by those of both, from the tensors on: row statistics, divergence, backward.
-Beside the sums of effects and the divergence is their error, in errors of the
-formulas written out in float32. Last, the heatmap of the effects of one long head, in the time of that
-of its weights.
+Beside the sums of effects and the divergence is their error, in errors of the formulas written out
+in float32. Last, the heatmap of the effects of one long head, in the time of that of its weights.
 """
 
 import common
