@@ -470,3 +470,18 @@ def differentiable(
 _attend = differentiable(_forward, _differentiate, map_as_one)
 _attend_backward = differentiable(_backward, _differentiate_twice, map_one_by_one, _save_gradient)
 attend_double_backward = differentiable(_double_backward, _refuse_third, map_one_by_one)
+
+
+def without_second(backward: Any) -> Callable[..., Any]:
+    """What calls the backward operator of what is asked of weights: it has no gradient."""
+    return differentiable(backward, refuse_second, map_one_by_one, _save_nothing)
+
+
+def refuse_second(ctx: Any, *_: Any) -> None:
+    raise UnsupportedError(
+        "weights: reductions have a first derivative and no second. Write what is to be "
+        "differentiated twice with weights @ x, or in torch's own operations."
+    )
+
+
+def _save_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None: ...

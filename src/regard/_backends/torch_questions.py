@@ -26,9 +26,9 @@ from regard._backends.torch_ops import (
     pack,
     tensors_of,
     unpack,
+    without_second,
 )
 from regard._base.arrays import accumulating_name
-from regard._base.errors import UnsupportedError
 from regard._call.call import Call
 
 # The first two tensors have no gradient but x, which weights are multiplied with.
@@ -175,20 +175,8 @@ def _differentiate(ctx: Any, *grads: Any) -> tuple[Any, ...]:
     return None, dx if of_x else None, *none, *by_input(ctx, *found)
 
 
-def _refuse_second(ctx: Any, *_: Any) -> None:
-    raise UnsupportedError(
-        "weights: reductions have a first derivative and no second. Write what is to be "
-        "differentiated twice in torch's own operations."
-    )
-
-
-def _save_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None: ...
-
-
 _call: Callable[..., Any] = differentiable(_ask, _differentiate, map_one_by_one, _save)
-_backward: Callable[..., Any] = differentiable(
-    _ask_backward, _refuse_second, map_one_by_one, _save_nothing
-)
+_backward: Callable[..., Any] = without_second(_ask_backward)
 
 
 def ask(

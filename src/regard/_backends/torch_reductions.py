@@ -28,11 +28,12 @@ from regard._backends.torch_ops import (
     names_of,
     needed_of,
     pack,
+    refuse_second,
     tensors_of,
     unpack,
+    without_second,
 )
 from regard._base.arrays import accumulating_name, to_numpy
-from regard._base.errors import UnsupportedError
 from regard._call.call import Call
 
 # The reductions that have a gradient, by their field.
@@ -414,20 +415,8 @@ def _differentiate(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     return None, dx, *[None] * (N_OWN - 2), *by_input(ctx, *found)
 
 
-def _refuse_second(ctx: Any, *_: Tensor) -> None:
-    raise UnsupportedError(
-        "weights: reductions have a first derivative and no second. Write what is to be "
-        "differentiated twice with weights @ x, or in torch's own operations."
-    )
-
-
-def _save_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None: ...
-
-
 _ask: Callable[..., Any] = differentiable(_reduce, _differentiate, map_one_by_one, _save)
-_ask_backward: Callable[..., Any] = differentiable(
-    _reduce_backward, _refuse_second, map_one_by_one, _save_nothing
-)
+_ask_backward: Callable[..., Any] = without_second(_reduce_backward)
 
 
 class _Value(torch.autograd.Function):
@@ -441,7 +430,7 @@ class _Value(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         if torch.is_grad_enabled():
-            _refuse_second(ctx)
+            refuse_second(ctx)
         of_value = grad if ctx.needs_input_grad[0] else None
         return of_value, None, *ctx.gradient_of(grad, ctx.needs_input_grad[2:])
 
