@@ -286,9 +286,9 @@ def test_all_equals_the_namespace():
 
 def test_dir_has_the_public_names_and_the_parts_that_are_loaded_when_they_are_used():
     more = {
-        "Comparison", "Divergences", "Effects", "HeadScores", "Mix", "PairMatrix", "Rollout",
-        "TopPairs", "Viewer", "__version__", "compare", "divergence", "mix", "patch_torch",
-        "record", "rollout", "watch",
+        "Comparison", "Divergences", "Effects", "Explanation", "HeadScores", "Mix", "PairMatrix",
+        "Rollout", "TopPairs", "Viewer", "__version__", "compare", "divergence", "explain", "mix",
+        "patch_torch", "record", "rollout", "watch",
     }  # fmt: skip
     parts = {"heads", "hf", "lm", "nn", "recording", "testing", "viewer"}
     assert {*dir(regard)} == {*regard.__all__, *more, *parts}

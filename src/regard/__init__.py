@@ -50,6 +50,7 @@ _PARTS = {
     "Rollout": "recording._rollout", "rollout": "recording._rollout",
     "Comparison": "_weights.compare", "Divergences": "_weights.compare",
     "compare": "_weights.compare", "divergence": "_weights.compare",
+    "Explanation": "_operator.explanation", "explain": "_operator.explanation",
     "patch_torch": "nn.replacement", "record": "capture", "watch": "capture",
 }  # fmt: skip
 
@@ -60,6 +61,8 @@ if TYPE_CHECKING:
     from regard import nn as nn
     from regard import testing as testing
     from regard import viewer as viewer
+    from regard._operator.explanation import Explanation as Explanation
+    from regard._operator.explanation import explain as explain
     from regard._weights.compare import Comparison as Comparison
     from regard._weights.compare import Divergences as Divergences
     from regard._weights.compare import compare as compare

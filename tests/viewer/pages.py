@@ -52,7 +52,6 @@ def is_said(page, pattern):
         "([selector, pattern]) =>"
         " new RegExp(pattern).test(document.querySelector(selector)?.textContent ?? '')",
         arg=[STATUS, pattern],
-        timeout=8000,
     )
     return page.locator(STATUS).text_content()
 

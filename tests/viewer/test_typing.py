@@ -338,7 +338,6 @@ def is_read(page, text):
         "(text) => [...document.querySelectorAll('.regard-stage')].length === 1"
         " && document.querySelector('.regard-tokens')?.textContent === `<bos>${text}`",
         arg=text.replace("\n", "⏎\n"),
-        timeout=8000,
     )
     page.wait_for_selector(".regard-map[data-idle=true]")
 
