@@ -456,22 +456,29 @@ class Comparison:
             assert same, "at: other bits than those of the matrix"
 
     def _matrices(self, weights):
-        """Effects, mixes and differences: reduced by the kernels as in blocks of rows."""
+        """An effect, a mix or a difference: reduced by the kernels as in blocks of rows.
+
+        One of them for each call: what they are asked takes longer than all else that a call is.
+        """
         kinds = "knockout", "contribution", "relevance", "gradient"
         value = self.arrays[2]
         g = self.rng.standard_normal((*weights.shape[:-1], value.shape[-1]))
         plain = tuple(range(g.ndim)), (1,) * g.ndim, (0,) * g.ndim
         gradient = place(Operand(g, self.call.dtype, *plain), self.call.library)
-        matrices = [weights.effects(value, gradient, str(self.rng.choice(kinds)))]
-        if weights.ndim > 2 and self.call.sizes[1]:
-            signs = self.rng.standard_normal(self.call.sizes[1])
-            matrices += [weights.mix(coefficients=signs), regard.mix([*matrices, weights], [1, -2])]
+        kind, which = str(self.rng.choice(kinds)), int(self.rng.integers(4))
+        if which == 0 or weights.ndim == 2 or not self.call.sizes[1]:
+            matrix = weights.effects(value, gradient, kind)
+        elif which == 1:
+            matrix = weights.mix(coefficients=self.rng.standard_normal(self.call.sizes[1]))
+        elif which == 2:
+            matrix = regard.mix([weights.effects(value, gradient, kind), weights], [1, -2])
+        else:
             mean = regard.mix([weights.mix()] * 2)
             self._compare_divergences(regard.compare(mean, weights.mix(heads=[-1])))
+            return
         sizes = abs(np.nan_to_num(self.v.astype(float), posinf=0.0, neginf=0.0))
         scale = value.shape[-1] * abs(g).max(initial=0.0) * sizes.max(initial=0.0)
-        for matrix in matrices:
-            self._compare_matrix(matrix, max(1.0, scale))
+        self._compare_matrix(matrix, max(1.0, scale))
 
     def _compare_matrix(self, matrix, scale):
         """What the kernels reduce against the numbers themselves."""
