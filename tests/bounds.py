@@ -79,6 +79,9 @@ def assert_within(what, found, exact, bound, unsure=False):
     assert_between(what, found, exact - bound, exact + bound, unsure)
 
 
+PAIRS = 2**17  # at a time: of more, memory is most of the time
+
+
 def _finite(x):
     return np.where(np.isfinite(x), x, 0.0)
 
@@ -135,15 +138,22 @@ def output_bounds(query, key, value, precision, visible=True, **options):
         shared = b if len(k) > 1 else 0
         keys, values = (x[shared, h][None, None].astype(float) for x in (k, v))
         per_head = None if sinks is None else to_array(sinks)[None, h * group : (h + 1) * group]
-        truth = Truth(
-            rows(q).astype(float), keys, rows(seen), np.zeros(1), precision, scale=scale,
-            softcap=softcap, bias=None if bias is None else rows(bias).astype(float),
-            sinks=None if sinks is None else per_head.astype(float).repeat(q.shape[2], 1),
-        )  # fmt: skip
-        exact = truth.weights @ values
-        bound, unsure = truth.output_bound(values, exact, 0.0)
-        assert not unsure.any()
-        found[b, h] = exact, bound
+        per_row = None if sinks is None else per_head.astype(float).repeat(q.shape[2], 1)
+        given, parts = (rows(q), rows(seen), rows(bias)), []
+        count, step = given[0].shape[2], max(1, PAIRS // max(1, k.shape[2]))
+        for start in range(0, max(1, count), step):
+            part = slice(start, start + step)
+            queries, sees, added = (None if x is None else x[:, :, part] for x in given)
+            truth = Truth(
+                queries.astype(float), keys, sees, np.zeros(1), precision, scale=scale,
+                softcap=softcap, bias=None if added is None else added.astype(float),
+                sinks=None if per_row is None else per_row[:, part],
+            )  # fmt: skip
+            exact = truth.weights @ values
+            bound, unsure = truth.output_bound(values, exact, 0.0)
+            assert not unsure.any()
+            parts.append((exact, bound))
+        found[b, h] = tuple(np.concatenate(x, 2) for x in zip(*parts))
     return found
 
 

@@ -19,17 +19,19 @@ def visible_pairs(
         of_queries = np.broadcast_to(of_queries, (B, Lq))
         of_keys = np.broadcast_to(of_keys, (B, Lk))
     first, last = (np.broadcast_to(x, (B, Lq)) for x in intervals or (0, Lk))
+    j = np.arange(Lk)
     for b in range(B):
-        for i in range(Lq):
-            p = starts[b] + i
-            for j in range(Lk):
-                sees = j < lengths[b]
-                sees &= not causal or j <= p
-                sees &= left is None or j >= p - left
-                sees &= right is None or j <= p + right
-                sees &= segments is None or of_queries[b, i] == of_keys[b, j]
-                sees &= first[b, i] <= j < last[b, i]
-                visible[b, :, i, j] = sees
+        p = starts[b] + np.arange(Lq)[:, None]
+        sees = np.broadcast_to(j < lengths[b], (Lq, Lk))
+        if causal:
+            sees = sees & (j <= p)
+        if left is not None:
+            sees = sees & (j >= p - left)
+        if right is not None:
+            sees = sees & (j <= p + right)
+        if segments is not None:
+            sees = sees & (of_queries[b][:, None] == of_keys[b])
+        visible[b] = sees & (first[b][:, None] <= j) & (j < last[b][:, None])
     if mask is not None:
         visible &= np.broadcast_to(mask, visible.shape)
     if edits is not None:
