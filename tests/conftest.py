@@ -30,8 +30,11 @@ def pytest_collection_finish():
 
 @pytest.fixture(autouse=True)
 def same_random_numbers():
-    """Whatever ran before, torch's generator starts every test from the same place."""
-    torch.manual_seed(0)
+    """Whatever ran before, torch's generator starts every test from the same place.
+
+    ``torch.manual_seed`` would keep a traceback of each call for every kind of device: 2 ms.
+    """
+    torch.default_generator.manual_seed(0)
 
 
 @pytest.fixture(scope="module", params=["auto", "torch"])
