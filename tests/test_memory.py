@@ -14,7 +14,7 @@ import numpy as np
 import regard
 library, *questions = sys.argv[1:]
 rng = np.random.default_rng(0)
-q, k, v = (rng.standard_normal((1, 32768, 32), dtype=np.float32) for _ in range(3))
+q, k, v = (rng.standard_normal((1, 32768, 16), dtype=np.float32) for _ in range(3))
 options = {"causal": True}
 if library == "torch":
     import torch
@@ -36,9 +36,9 @@ def run(what, q, k, v):
         if library == "torch":
             extra["segments"] = torch.from_numpy(extra["segments"])
             extra["sinks"] = torch.zeros(1, requires_grad=True)
-            regard.attention(q, k, v[..., :16], **extra).sum().backward()
+            regard.attention(q, k, v[..., :8], **extra).sum().backward()
         else:
-            regard.attention(q, k, v[..., :16], **extra)
+            regard.attention(q, k, v[..., :8], **extra)
     elif what == "gradient of weights":  # of 8,192 tokens: a matrix has 268 MB
         q, k = (x[:, :8192].clone().requires_grad_() for x in (q, k))
         weights = regard.AttentionWeights(q, k, **options)
@@ -106,7 +106,7 @@ import resource
 import torch
 import regard
 def run(length):
-    inputs = [torch.randn(1, length, 64, requires_grad=True) for _ in range(3)]
+    inputs = [torch.randn(1, length, 16, requires_grad=True) for _ in range(3)]
     out = regard.attention(*inputs, causal=True, softcap=20.0)
     first = torch.autograd.grad(out.square().sum(), inputs, create_graph=True)
     torch.autograd.grad(sum(x.square().sum() for x in first), inputs)

@@ -169,7 +169,8 @@ def questions(facts):
     """Floats that are asked of the last head of every layer, by tokens and by words."""
     for path, parameters in questions_of_tokens(facts):
         yield path, parameters
-        if path != "sums":  # of tokens alone
+        # Sums are of tokens alone; of words some levels of tiles are asked.
+        if path != "sums" and parameters.get("level", 0) < 3:
             yield path, {**parameters, "unit": "word"}
 
 
