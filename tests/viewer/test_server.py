@@ -1,6 +1,7 @@
 """The viewer's server: for its owner on this machine alone, read-only, and hard to wear out."""
 
 import asyncio
+import functools
 import gc
 import gzip
 import http.client
@@ -246,16 +247,20 @@ def all_at_once(count, work):
 
 def test_64_clients_get_what_they_ask_for_while_others_hang_up(serve):
     recording = made(tokens=256, layers=4, heads=4)
-    expected = Answers([recording])
+    answers = Answers([recording])
     address = serve(recording)
 
+    @functools.cache
+    def expected(tile):
+        path, _, query = tile.partition("?")
+        return answers.answer(path, query).body
+
     def client(n):
-        where = n % 4, n // 4 % 4
+        tile = TILE.format(n % 4, n // 4 % 4)
         if n % 4 == 3:
-            return hang_up(address, TILE.format(*where))
-        found = ask(address, f"data/{TILE.format(*where)}")
-        path, _, query = TILE.format(*where).partition("?")
-        return found.status == 200 and found.body == expected.answer(path, query).body
+            return hang_up(address, tile)
+        found = ask(address, f"data/{tile}")
+        return found.status == 200 and found.body == expected(tile)
 
     def one_round():
         assert [found for found in all_at_once(64, client) if found is not None] == [True] * 48
