@@ -41,8 +41,8 @@ def same_random_numbers():
 def by_both_backends(request):
     """Runs a module's tests by what is chosen for the CPU, and by torch's operations alone."""
     if request.param == "auto":
-        yield
+        yield request.param
         return
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(regard, "attention", functools.partial(regard.attention, backend="torch"))
-        yield
+        yield request.param

@@ -42,10 +42,15 @@ def logs_of(recording, head):
     return log_weights(recording, head)
 
 
+@functools.lru_cache(maxsize=4)
+def bins_of(recording, head, level, plane):
+    return pooled(logs_of(recording, head), level, plane)
+
+
 def assert_drawn(page, recording, head=0, ratio=1, plane="max"):
     view = page.view()
     pixels = page.screen(ratio)
-    bins = pooled(logs_of(recording, head), int(view["level"]), plane)
+    bins = bins_of(recording, head, int(view["level"]), plane)
     assert_pixels(pixels, expected_entries(view, pixels.shape, bins, -5 * TENS, 0))
     return view
 
