@@ -90,16 +90,19 @@ def log_weights(recording, head, layer=0):
         left, right = options["window"]
         seen = seen & (column >= row - left) if left is not None else seen
         seen = seen & (column <= row + right) if right is not None else seen
-    hidden = np.where(seen, scores, -np.inf)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        peak = hidden.max(1, keepdims=True)
-        logs = hidden - peak - np.log(np.exp(hidden - peak).sum(1, keepdims=True))
-    return np.where(seen, logs, np.nan)
+    logs = np.where(seen, scores, -np.inf)
+    with np.errstate(invalid="ignore", divide="ignore"):  # in place: they may be many
+        logs -= logs.max(1, keepdims=True)
+        logs -= np.log(np.exp(logs, out=scores).sum(1, keepdims=True))
+    logs[~np.broadcast_to(seen, logs.shape)] = np.nan
+    return logs
 
 
 def pooled(logs, level, plane):
     """Bins of 2^level × 2^level: the strongest, or the mean over queries of the sum over keys."""
     side = 2**level
+    if side == 1:
+        return logs
     rows, columns = (-(-n // side) for n in logs.shape)
     padded = np.full((rows * side, columns * side), np.nan)
     padded[: logs.shape[0], : logs.shape[1]] = logs
