@@ -7,6 +7,8 @@ import os
 # One thread, here and in every process that a test starts, set before NumPy and torch are loaded:
 # two threads that wait for each other on a busy machine make small tests 15 times slower.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Garbage is looked for below; torch's compiler would look after each of a hundred functions.
+os.environ.setdefault("TORCH_DYNAMO_RUN_GC_AFTER_COMPILE", "0")
 
 import pytest
 import torch
