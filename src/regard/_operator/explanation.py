@@ -59,6 +59,7 @@ def explain(
         UnsupportedError: no backend, or not the one named, takes the call.
 
     Example:
+        >>> import numpy as np
         >>> x = np.eye(3)
         >>> explain(x, x, x, backend="reference").backend
         'reference'
