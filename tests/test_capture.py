@@ -2,6 +2,7 @@
 
 import copy
 import errno
+import functools
 import gc
 import os
 import pickle
@@ -17,7 +18,7 @@ import regard
 import regard.nn
 from recordings import assert_same
 from regard import Edit
-from regard.capture._groups import group_names, places
+from regard.capture._groups import group_names, names_of, places
 from regard.capture._rows import Rows, Step, joined, simplified
 from regard.recording import Layer
 
@@ -277,6 +278,107 @@ def test_a_recorded_layer_is_as_if_it_were_made_of_its_options(name, tmp_path):
         }
 
 
+class Calls(nn.Module):
+    """Attention, called in a module for each of its options."""
+
+    def __init__(self, *calls):
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Identity() for _ in calls])
+        for block, options in zip(self.blocks, calls):
+            block.forward = functools.partial(regard.attention, **options)
+
+    def forward(self, q, k, which, prepare=lambda n, k: k):
+        for n in which:
+            self.blocks[n](q, prepare(n, k), prepare(n, k))
+
+
+def recorded_layers(model, which, mask, **options):
+    """The layers of a pass, by number, with the tokens of each; the mask changes on the way."""
+    q, k = torch.randn(2, 2, H, L, 8, generator=torch.Generator().manual_seed(1))
+    mask[:] = torch.ones(L, L).tril().bool()
+
+    def prepare(n, k):
+        mask[3:, 1] &= n != 4
+        return k[:, ::2] if n == 5 else k
+
+    with regard.record(**options) as recording:
+        model(q, k, which, prepare)
+    return [
+        {
+            layer.number: (layer, group.tokens)
+            for group in one.groups.values()
+            for layer in group.layers
+        }
+        for one in recording.batch
+    ]
+
+
+@pytest.mark.parametrize("more", [{}, {"heads": [1, 3]}, {"values": True}, {"layers": [1, 4, 9]}])
+def test_layers_alike_are_what_each_would_be_alone(more, tmp_path, monkeypatch):
+    mask = torch.ones(L, L, dtype=torch.bool)
+    calls = [
+        {"causal": True}, {"causal": True}, {"causal": True, "scale": 0.3}, {"mask": mask},
+        {"mask": mask}, {"scale": 0.3}, {"bias": torch.randn(2, H, L, L)}, {"bias": -ENDS[0] * 0.1},
+        {"key_lengths": 10}, {"intervals": ENDS}, {"intervals": ENDS},
+        {"sinks": torch.randn(H)}, {"sinks": torch.randn(H)}, {"softcap": 5.0, "dropout": 0.0},
+        {"causal": True, "window": (2, 0)}, {"causal": True},
+    ]  # fmt: skip
+    check_alike(calls, mask, more, tmp_path / "a", monkeypatch)
+    padded = [{"key_lengths": torch.tensor([7, 10])}] * 10
+    check_alike(padded, mask, more, tmp_path / "b", monkeypatch)
+
+
+def check_alike(calls, mask, more, path, monkeypatch):
+    model, every = Calls(*calls), range(len(calls))
+    wanted = more.get("layers", every)
+    alone = []
+    for n in wanted:
+        monkeypatch.setattr("regard.capture._recorder._plain", {})
+        alone.append(recorded_layers(model, [n], mask, **more))
+    for to in (None, path, path):
+        found = recorded_layers(model, every, mask, path=to, **more)
+        for b, layers in enumerate(found):
+            assert sorted(layers) == [*wanted]
+            for n, expected in zip(wanted, alone):
+                (one, tokens), (other, same) = layers[n], expected[b][n]
+                assert (one.name, one.head_numbers, tokens) == (
+                    f"blocks.{n}", other.head_numbers, same
+                )  # fmt: skip
+                assert one.options.keys() == other.options.keys()
+                pairs = [(getattr(one, x), getattr(other, x)) for x in ("query", "key", "value")]
+                pairs += [(x, other.options[name]) for name, x in one.options.items()]
+                for x, y in pairs:
+                    np.testing.assert_array_equal(x, y)
+
+
+def test_layers_of_several_modes_of_torch_go_to_one_file(tmp_path):
+    model, x = Calls({}, {}, {}), torch.randn(1, H, L, 8)
+    with regard.record(path=tmp_path / "a") as recording:
+        with torch.inference_mode():
+            model(x, x, [0])
+        with torch.enable_grad():
+            model(x.clone().requires_grad_(), x, [1])
+        with torch.inference_mode():
+            model(x + 0, x + 0, [2])
+    for layer in recording.layers:
+        np.testing.assert_array_equal(layer.query, x[0])
+    assert recording.layer_numbers == (0, 1, 2)
+
+
+def test_a_layer_that_is_new_in_a_later_step(tmp_path):
+    model, k = Calls(*4 * [{"causal": True}]), torch.randn(1, H, L + 1, 8)
+    for path in (tmp_path / "a", None):
+        with regard.record(path=path) as recording:
+            model(k[:, :, :L], k[:, :, :L], [1])
+            model(k[:, :, L:], k, [0, 1, 2, 3])
+        groups = recording.groups.values()
+        found = {x.name: len(x.query[0]) for group in groups for x in group.layers}
+        assert found == {"blocks.0": 1, "blocks.1": L + 1, "blocks.2": 1, "blocks.3": 1}
+        for group in groups:
+            for layer in group.layers:
+                np.testing.assert_array_equal(np.asarray(layer.key), k[0])
+
+
 def test_a_compiled_model_runs_uncompiled_and_a_thread_of_others_is_left_alone():
     import threading
 
@@ -325,6 +427,17 @@ def test_what_is_wrong_is_said():
     with regard.record() as recording:  # nothing is left behind by any of them
         Blocks()(X)
     assert len(recording.layers) == 2
+
+
+def test_the_modules_of_a_model_are_named_as_torch_names_them():
+    shared = Attention()
+    model = nn.ModuleDict({"b": Blocks(), "a": shared, "c": nn.Sequential(shared, nn.ReLU())})
+    model.register_module("none", None)
+    found = names_of(model)
+    expected = {module: name for name, module in model.named_modules()}
+    assert [*found.items()] == [
+        (module, name) for module, name in expected.items() if type(module) is not nn.Linear
+    ]
 
 
 def test_numbers_and_names_of_layers():

@@ -291,6 +291,8 @@ def test_room_for_the_tokens_is_left_so_that_nothing_moves(path, monkeypatch):
 def test_a_writer_takes_tensors_and_holds_no_copy(path):
     x = torch.zeros(2, 2, 1_000_000, dtype=torch.bfloat16).requires_grad_()  # 8 MB
     found = Layer(x[:, :, ::2], x[:, :, ::2])
+    with _writer.file.room():  # which is kept from file to file
+        pass
     tracemalloc.start()
     with Writer(path) as writer:
         for _ in range(3):
@@ -301,6 +303,42 @@ def test_a_writer_takes_tensors_and_holds_no_copy(path):
     assert peak < 1e6  # what NumPy copies is traced
     assert path.stat().st_size > 24e6
     assert Recording.load(path).layers[2].query.shape == (2, 2, 500_000)
+
+
+@pytest.mark.parametrize("size", [1 << 7, 1 << 10, 1 << 22])
+def test_arrays_that_are_gathered_and_those_that_are_not_make_one_file(path, size, monkeypatch):
+    monkeypatch.setattr(_writer.file, "ROOM_BYTES", size)
+    monkeypatch.setattr(_writer.file, "_spare", [])
+    monkeypatch.delattr(os, "posix_fallocate", raising=False)
+    x = torch.arange(600.0).reshape(2, 3, 100)
+    layers = [
+        Layer(x, x[:, :, ::2].repeat(1, 1, 2)), Layer(x.bfloat16(), x.bfloat16()),
+        Layer(x[..., :5], x[..., 5:10], x.swapaxes(1, 2)[:, :3]),
+        Layer(x.numpy()[..., ::3], x.numpy()[..., ::3], mask=np.ones((1, 3), bool)),
+    ]  # fmt: skip
+    recording = Recording(["a", "b", "c"], layers)
+    write(path, recording)
+    written = {name: x.copy() for name, x in load_file(path).items() if "layers.1" not in name}
+    recording.save(path)
+    for name, array in written.items():
+        np.testing.assert_array_equal(array, load_file(path)[name])
+    found = Recording.load(path, mapped=False)
+    for one, given in zip(found.layers, layers):
+        for name in ("query", "key", "value"):
+            x = getattr(given, name)
+            x = x.float() if isinstance(x, torch.Tensor) else x
+            if x is not None:
+                np.testing.assert_array_equal(getattr(one, name).astype(np.float32), x)
+
+
+def test_writers_of_a_batch_share_the_memory_of_one():
+    file = _writer.file
+    sizes = []
+    for parts in (1, 3, 10**6):
+        with file.room(parts) as room:
+            sizes.append(len(room))
+            assert len(room) % file.ALIGNMENT == 0
+    assert sizes == [file.ROOM_BYTES, file.ROOM_BYTES // 3 // 64 * 64, file.LEAST_ROOM]
 
 
 def test_an_error_in_the_block_leaves_the_old_file_or_none(path):
@@ -331,7 +369,7 @@ def test_a_layer_that_was_written_in_part_is_never_finished(path, monkeypatch):
     with Writer(path) as writer:
         writer.add(layer())
         with monkeypatch.context() as patch:
-            patch.setattr(_writer.file, "write_array", lambda *given: 1 / 0)
+            patch.setattr(_writer.file.Target, "add", lambda *given: 1 / 0)
             with pytest.raises(ZeroDivisionError):
                 writer.add(layer())
         with pytest.raises(RuntimeError, match="is broken: it failed to write a layer"):

@@ -114,17 +114,21 @@ def check_folder(path: str | Path) -> None:
 
 
 @contextlib.contextmanager
-def replaced_when_complete(path: str | Path) -> Iterator[BinaryIO]:
+def replaced_when_complete(path: str | Path, buffering: int = -1) -> Iterator[BinaryIO]:
     """A new file that takes the name once it is complete and on disk, and else leaves no trace.
 
     A link stays, and what it points to is replaced. A file that was there passes on who may read
     and write it.
 
+    Args:
+        path: of the file.
+        buffering: as of ``open``.
+
     Raises:
         OSError: about ``path`` as it was given, whatever the new file is called meanwhile.
     """
     try:
-        with _beside(path) as file:
+        with _beside(path, buffering) as file:
             yield file
     except OSError as error:
         if error.errno is None:
@@ -133,14 +137,20 @@ def replaced_when_complete(path: str | Path) -> Iterator[BinaryIO]:
 
 
 @contextlib.contextmanager
-def _beside(path: str | Path) -> Iterator[BinaryIO]:
-    place = Path(os.path.realpath(path))
+def _beside(path: str | Path, buffering: int) -> Iterator[BinaryIO]:
+    place = Path(path).absolute()
+    if place.is_symlink():
+        place = Path(os.path.realpath(place))
     old = _replaceable(place, path)
     mode = 0o666 if old is None else stat.S_IMODE(old.st_mode)
     # Short, since a name of 255 bytes leaves no room for another character.
     temporary = place.with_name(f".regard-{secrets.token_hex(8)}.tmp")
+
+    def opener(name: str, flags: int) -> int:
+        return os.open(name, flags, mode)
+
     try:
-        with open(temporary, "x+b", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+        with open(temporary, "x+b", buffering, opener=opener) as file:
             if old is not None:
                 _pass_on(old, temporary)
             yield file

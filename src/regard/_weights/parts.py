@@ -101,7 +101,7 @@ def place_of(what: str, number: Any, numbers: Sequence[int]) -> int:
 
 def counts_from_0(numbers: Sequence[int]) -> bool:
     """Whether they are 0, 1, 2, ...: places and numbers are the same."""
-    return all(place == number for place, number in enumerate(numbers))
+    return tuple(numbers) == tuple(range(len(numbers)))
 
 
 def told_numbers(numbers: Sequence[int]) -> str:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from regard._base.files import check_ending
 from regard.capture._taken import Described, Taken
 from regard.recording import Layer, Recording
-from regard.recording._file import opened
-from regard.recording._writer import Writer
+from regard.recording._file import ENDING, check_name, opened
+from regard.recording._writer import Form, Writer
 
 Facts = dict[str, dict[str, Any]]
+Write = Callable[[Sequence[Any], str, int], None]
 Unread = Callable[[], Recording[Any]]  # a file in its place, read where that is called
 
 
@@ -32,63 +33,75 @@ class Files:
     """
 
     def __init__(self, path: str | Path) -> None:
-        check_ending(path, (".safetensors",), "a recording")
-        self._path = Path(path).resolve()
+        check_name(path)
+        self._path = Path(path).absolute()
         folder = self._path.parent
-        if not folder.is_dir():
-            raise FileNotFoundError(f"record: {folder}: no such folder, for {path}.")
+        if not os.access(f"{folder}/.", os.W_OK | os.X_OK):
+            if not folder.is_dir():
+                raise FileNotFoundError(f"record: {folder}: no such folder, for {path}.")
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
         if self._path.is_dir():
             raise IsADirectoryError(f"record: {path} is a folder; name a file.")
-        if not os.access(folder, os.W_OK | os.X_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
         self._writing = contextlib.ExitStack()
         self._writers: dict[tuple[int, int], Writer] = {}  # by batch and element
-        self.was_read = False
 
-    def add(self, layer: Layer[Any], taken: Taken, b: int) -> None:
-        """Writes the first call's layer of a batch element."""
-        place = taken.batch, b
-        if place not in self._writers:
-            writer = Writer(self._place(b, taken.batch), tokens=3 * layer.query.shape[1])
-            self._writers[place] = self._writing.enter_context(writer)
-        self._writers[place].add(layer, group=repr(taken.group))
+    def add(self, taken: Taken, layers: list[Layer[Any]]) -> list[Write]:
+        """Writes the first call's layer of each batch element.
+
+        Returns:
+            For each element, what writes a layer that differs in its vectors, name and number.
+        """
+        found: list[Write] = []
+        for b, layer in enumerate(layers):
+            writer = self._writer(taken, b)
+            form, arrays = writer._formed(layer, taken.group)
+            writer._write(form, arrays, layer.name, layer.number)
+            rest = arrays[2 if layer.value is None else 3 :]
+            found.append(functools.partial(_write_another, writer, form, rest))
+        return found
+
+    def _writer(self, taken: Taken, b: int) -> Writer:
+        if (writer := self._writers.get((taken.batch, b))) is None:
+            writer = Writer(self._place(b, taken.batch), tokens=3 * taken.queries)
+            writer._parts = taken.batch
+            self._writers[taken.batch, b] = self._writing.enter_context(writer)
+        return writer
 
     def read_back(self, taken: Iterable[Taken]) -> None:
         """Gives all that was written to those it is of: a generation goes on with them."""
-        self.was_read = True
         taken = [one for one in taken if not one.firsts]
         for (batch, b), writer in self._writers.items():
-            own = {repr(one.group): one for one in taken if one.batch == batch}
+            own = {one.group: one for one in taken if one.batch == batch}
             writer.finish({name: one.facts(b, Described()) for name, one in own.items()})
             with warnings.catch_warnings():  # of bfloat16 without ml_dtypes, which is put back
                 warnings.simplefilter("ignore")
-                groups = writer._read_back().groups
+                groups = writer._mapped()().groups
+            writer._drop()
             layers = {name: iter(group.layers) for name, group in groups.items()}
             for one in taken:
                 if one.batch == batch:
-                    one.firsts.append(next(layers[repr(one.group)]))
+                    one.firsts.append(next(layers[one.group]))
         self._writing.close()
         self._writers = {}
 
-    def finished(
-        self, facts: list[Facts], names: dict[str, tuple[Any, ...]], model: str
-    ) -> list[Unread]:
+    def finished(self, facts: list[Facts], names: dict[str, str], model: str) -> list[Unread]:
         """Puts the files in their places; those of other batches are left out.
 
         Args:
             facts: of each batch element, by the names of the groups.
             names: the groups of these names.
         """
-        count = len(facts)
-        for b in range(count):
-            writer = self._writers[count, b]
-            writer.rename({repr(group): name for name, group in names.items()})
-            writer.finish(facts[b], model=model)
-        if count > 1:  # all of them, or none
-            for b in range(count):
-                self._writers[count, b]._sync()
+        writers = [self._writers[len(facts), b] for b in range(len(facts))]
+        for writer, own in zip(writers, facts):
+            writer.rename({group: name for name, group in names.items()})
+            writer.finish(own, model=model)
+        if len(writers) > 1:  # all of them, or none
+            for writer in writers:
+                writer._sync()
+        # Windows gives a mapped file no other name.
+        mapped = [writer._mapped() for writer in writers] if os.name == "posix" else []
         self._writing.close()
-        return self._opened(count)
+        return mapped or self._opened(len(facts))
 
     def saved(self, recordings: list[Recording[Any]]) -> list[Unread]:
         """Writes recordings that were finished in memory."""
@@ -105,5 +118,13 @@ class Files:
         return [opened(self._place(b, count)) for b in range(count)]
 
     def _place(self, b: int, count: int) -> Path:
-        name = self._path.with_suffix(".safetensors")
+        name = self._path
+        if name.suffix != ENDING:
+            name = name.with_suffix(ENDING)
         return name if count == 1 else name.with_stem(f"{name.stem}-{b}")
+
+
+def _write_another(
+    writer: Writer, form: Form, rest: list[Any], vectors: Sequence[Any], name: str, number: int
+) -> None:
+    writer._write(form, (*vectors, *rest), name, number)

@@ -3,14 +3,35 @@
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping
 
+from torch import nn
 from torch.nn import Module
 
 from regard.capture._taken import CROSS
 
 Place = tuple[str, int]
+# They have no attention, and no modules of their own.
+SIMPLEST = {nn.Linear, nn.Conv1d, nn.Conv2d, nn.Embedding, nn.LayerNorm, nn.Dropout}
+
+
+def names_of(model: Module) -> dict[Module, str]:
+    """The modules of a model in their order, each by its first name, without torch's simplest.
+
+    A third of ``named_modules``' time.
+    """
+    found: dict[Module, str] = {}
+    left = [("", model)]
+    while left:
+        name, module = left.pop()
+        if module in found:
+            continue
+        found[module] = name
+        before = f"{name}." if name else ""
+        own = reversed(module._modules.items())
+        left += [(before + n, x) for n, x in own if x is not None and type(x) not in SIMPLEST]
+    return found
 
 
 def places(modules: Mapping[str, Module]) -> dict[str, Place]:
@@ -36,7 +57,7 @@ class Occurrences:
     """Which layer each call of attention in a pass is: a module may compute several."""
 
     def __init__(self) -> None:
-        self._count: Counter[str] = Counter()
+        self._count: dict[str, int] = {}
 
     def clear(self) -> None:
         """A pass begins: the attention of every module occurs for the first time again."""
@@ -49,8 +70,8 @@ class Occurrences:
             places: of the modules of that kind.
             others: the number of a layer outside modules.
         """
-        occurrence = self._count[name]
-        self._count[name] += 1
+        occurrence = self._count.get(name, 0)
+        self._count[name] = occurrence + 1
         pattern, number = places.get(name, ("", others))
         if occurrence and sum(own == pattern for own, _ in places.values()) == 1:
             number = occurrence  # one module is all the layers, as in ALBERT

@@ -32,6 +32,8 @@ Choice = tuple[
     str | Path | None,
     Callable[[Any], Tensor] | None,
 ]
+# Gets a module that is called, and its arguments.
+Note = Callable[[Module, tuple[Any, ...], dict[str, Any]], None]
 _ONE = threading.Lock()  # held while a record is open
 
 
@@ -239,13 +241,14 @@ def _torch_followed(recorder: Recorder) -> Iterator[None]:
 
 @contextlib.contextmanager
 def model_followed(
-    names: Mapping[Module, str], roots: Sequence[Module], recorder: Recorder
+    names: Mapping[Module, str], roots: Sequence[Module], note: Note, recorder: Recorder
 ) -> Iterator[None]:
     """Hands the calls of attention to a recorder of which the caller says the module.
 
     Args:
         names: of the modules of a model.
         roots: it, and the modules of it that are called by themselves.
+        note: gets each of them that is called, and what with.
     """
     depth, thread = 0, threading.get_ident()
 
@@ -260,13 +263,14 @@ def model_followed(
             return None
         return recorder.take(names[module], places_of(kind), query, key, value, options)
 
-    def enter(module: Module, args: Any) -> None:
+    def enter(module: Module, args: Any, kwargs: Any) -> None:
         nonlocal depth
         if threading.get_ident() != thread:
             return
         if depth == 0:
             recorder.begin_pass()
         depth += 1
+        note(module, args, kwargs)
 
     def leave(module: Module, args: Any, output: Any) -> None:
         nonlocal depth
@@ -278,7 +282,7 @@ def model_followed(
     hooks = []
     for root in roots:
         hooks += [
-            root.register_forward_pre_hook(enter),
+            root.register_forward_pre_hook(enter, with_kwargs=True),
             root.register_forward_hook(leave, always_call=True),
         ]
     try:

@@ -7,23 +7,48 @@ import threading
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from regard._base.arrays import is_tensor
 from regard._base.errors import RecordingError
 from regard._call.call import Call
 from regard._call.checks import check_contents, read_call
+from regard._call.options import REAL_NUMBERS
 from regard.capture._calls import NOT_SEEN, is_in_backward
-from regard.capture._files import Files, Unread
+from regard.capture._files import Files, Unread, Write
 from regard.capture._groups import Occurrences, Place, group_names
-from regard.capture._rows import BySight, Rows, Span
+from regard.capture._rows import SIGHT, BySight, Rows, Span, identity
 from regard.capture._taken import Described, Heads, Taken, copied
 from regard.recording import Recording
 
 if TYPE_CHECKING:
     from regard.capture._explanation import Explanation
 
+ALIKE = {*SIGHT, *REAL_NUMBERS}  # options of which no layer has arrays of its own
+OF_OUTPUT = ("dropout", "seed")
+MOST = 64  # kinds of calls that are known; then they are forgotten
+Arrays = tuple[Any, Any, Any]  # query, key, and value or None
 Describe = Callable[[str, Taken, int], Described]
+
+
+class Alike(NamedTuple):
+    """Calls from which the same follows.
+
+    Attributes:
+        taken: the first of them.
+        layers: for each batch element, the options of their layers.
+        writes: likewise, what writes such a layer; empty where they are kept in memory.
+        options: of the calls, held so that what is identified stays what it is.
+    """
+
+    taken: Taken
+    layers: list[dict[str, Any]]
+    writes: list[Write]
+    options: dict[str, Any]
+
+
+# Of calls without arrays among their options, in any pass: the first, and its layers' options.
+_plain: dict[Any, tuple[Taken, list[dict[str, Any]]]] = {}
 
 
 class Recorder:
@@ -49,10 +74,13 @@ class Recorder:
         self._values = values or explanation is not None
         self._explanation = explanation
         self._files = None if path is None else Files(path)
+        # What each array of a layer becomes: one that is written at once is not copied before.
+        self._keep = copied if path is None or explanation is not None else _same
         self._thread = threading.get_ident()
         self._taken: dict[tuple[str, int], Taken] = {}
         self._occurrences = Occurrences()
         self._rows = BySight(_rows_and_seen)
+        self._alike: dict[tuple[Any, ...], Alike] = {}  # of this pass, by what they have in common
 
     @property
     def explains(self) -> bool:
@@ -65,6 +93,7 @@ class Recorder:
             self._explanation.begin_pass()
         self._occurrences.clear()
         self._rows.clear()
+        self._alike.clear()
 
     def end_pass(self, output: Any) -> None:
         """A model gave its output; None where it raised."""
@@ -92,33 +121,67 @@ class Recorder:
             number = known.number
         if self._layers is not None and number not in self._layers:
             return None
-        arrays: list[Any] = [query, key, value if self._values else None]
-        arrays = [x.detach() if is_tensor(x) else x for x in arrays]
-        given = {name: x for name, x in options.items() if name not in ("dropout", "seed")}
-        call = read_call(*arrays, **given)
-        check_contents(call)
-        if min(call.sizes) == 0:
-            return None
-        rows, seen = self._rows.of(call, given)
+        arrays = query, key, value if self._values else None
         if known is not None:
-            if self._files is not None and not known.firsts:
-                self._files.read_back(self._taken.values())
-            known.go_on(call, rows)
+            self._go_on(known, arrays, options)
             return None
-        taken = Taken(name, pattern, number, call, rows, self._heads_of(call))
-        taken.spans = self._spans(taken, rows, seen)
+        likeness = _likeness(pattern or name, arrays, options)
+        if likeness is None or (alike := self._alike.get(likeness)) is None:
+            taken = self._begin(name, pattern, number, arrays, options, likeness)
+            if taken is None:
+                return None
+        else:
+            taken = alike.taken.another(name, number)
+            for b, own in enumerate(alike.layers):
+                if alike.writes:
+                    alike.writes[b](taken.vectors(b, arrays), name, number)
+                else:
+                    taken.firsts.append(taken.first(b, arrays, own, self._keep))
         self._taken[name, occurrence] = taken
-        to_disk = self._files is not None and not self._files.was_read
-        to_disk = to_disk and self._explanation is None
-        for b in range(taken.batch):
-            layer = taken.first(call, b, _same if to_disk else copied)
-            if self._files is not None and to_disk:
-                self._files.add(layer, taken, b)
-            else:
-                taken.firsts.append(layer)
         if self._explanation is None:
             return None
         return functools.partial(self._explanation.keep, taken)
+
+    def _begin(
+        self, name: str, pattern: str, number: int, arrays: Arrays, options: dict[str, Any],
+        likeness: tuple[Any, ...] | None,
+    ) -> Taken | None:  # fmt: skip
+        """The first call of a layer; None where there is nothing to attend to."""
+        known = (likeness, self._heads)
+        if (begun := _plain.get(known)) is not None:
+            taken, layers = begun[0].another(name, number), begun[1]
+        else:
+            call, given = _read(arrays, options)
+            if min(call.sizes) == 0:
+                return None
+            rows, seen = self._rows.of(call, given)
+            taken = Taken(name, pattern, number, call, rows, self._heads_of(call))
+            layers = taken.begin(call, self._spans(taken, rows, seen), self._keep)
+            arrays = call.query, call.key, call.value
+            if likeness is not None and not taken.is_cross and _are_plain(options):
+                if len(_plain) >= MOST:
+                    _plain.clear()
+                _plain[known] = taken.another("", 0), layers
+        firsts = [taken.first(b, arrays, own, self._keep) for b, own in enumerate(layers)]
+        writes = []
+        if self._files is None or self._keep is copied:
+            taken.firsts = firsts
+        else:
+            writes = self._files.add(taken, firsts)
+        if likeness is not None and not taken.is_cross:
+            self._alike[likeness] = Alike(taken, layers, writes, options)
+        return taken
+
+    def _go_on(self, known: Taken, arrays: Arrays, options: dict[str, Any]) -> None:
+        """A further step of a generation."""
+        call, given = _read(arrays, options)
+        if min(call.sizes) == 0:
+            return
+        if self._files is not None and not known.firsts:
+            self._files.read_back(self._taken.values())
+            self._keep = copied
+            self._alike.clear()
+        known.go_on(call, self._rows.of(call, given)[0])
 
     def _heads_of(self, call: Call) -> Heads:
         if self._heads is None:
@@ -206,11 +269,13 @@ class Recorder:
         if not self._taken:
             chosen = "" if self._layers is None else f" in layers {sorted(self._layers)}"
             raise RecordingError(f"record: no attention was computed{chosen}. {NOT_SEEN}")
-        found: dict[tuple[Any, ...], list[Taken]] = {}
+        found: dict[str, list[Taken]] = {}
         for taken in self._taken.values():
             found.setdefault(taken.group, []).append(taken)
-        named = dict(zip(group_names([group[0] for group in found]), found.values()))
-        main = max(named, key=lambda name: _rank(named[name][0]))
+        named = dict(zip(group_names([own[0].pattern for own in found.values()]), found.values()))
+        main, *others = named
+        if others:
+            main = max(named, key=lambda name: _rank(named[name][0]))
         return {main: named[main]} | named
 
     def close(self, error: BaseException | None = None) -> None:
@@ -229,6 +294,38 @@ def _rank(taken: Taken) -> tuple[bool, bool]:
 
 def _same(x: Any) -> Any:
     return x
+
+
+def _read(arrays: Arrays, options: dict[str, Any]) -> tuple[Call, dict[str, Any]]:
+    """A call, checked, and the options that its weights follow from."""
+    given = {name: x for name, x in options.items() if name not in OF_OUTPUT}
+    call = read_call(*(x.detach() if is_tensor(x) else x for x in arrays), **given)
+    check_contents(call)
+    return call, given
+
+
+def _likeness(kind: str, arrays: Arrays, options: dict[str, Any]) -> tuple[Any, ...] | None:
+    """The same for calls of one pass from which the same follows; None of any other call."""
+    parts: list[Any] = [kind]
+    for name, x in options.items():
+        if x is None or name in OF_OUTPUT:
+            continue
+        if name not in ALIKE:
+            return None
+        parts += name, identity(x)
+    for x in arrays:
+        if x is None:
+            continue
+        if not is_tensor(x) or x.ndim != 4:
+            return None
+        parts += x.shape, x.dtype, x.device
+    return tuple(parts)
+
+
+def _are_plain(options: dict[str, Any]) -> bool:
+    """Whether there are no arrays among them."""
+    parts = (part for x in options.values() for part in (x if isinstance(x, tuple) else (x,)))
+    return all(x is None or type(x) in (bool, int, float) for x in parts)
 
 
 def _rows_and_seen(call: Call) -> tuple[list[Rows], list[Span]]:

@@ -75,17 +75,18 @@ class BySight(Generic[FoundT]):
         """What was found for a call with such options, or is now."""
         given = {name: options[name] for name in SIGHT if options.get(name) is not None}
         B, _, _, Lq, Lk = call.sizes
-        known = (B, Lq, Lk, *((name, _identity(x)) for name, x in given.items()))
+        known = (B, Lq, Lk, *((name, identity(x)) for name, x in given.items()))
         if known not in self._known:  # which holds the arrays: their identities stay their own
             self._known[known] = self._find(call), given
         return self._known[known][0]
 
 
-def _identity(x: Any) -> Any:
+def identity(x: Any) -> Any:
+    """A number's own; an array's, for as long as it is held and not written to."""
     if isinstance(x, (bool, int, float)):
         return x
     if isinstance(x, tuple):
-        return tuple(_identity(part) for part in x)
+        return tuple(identity(part) for part in x)
     return id(x), (0 if not is_tensor(x) or x.is_inference() else x._version)
 
 

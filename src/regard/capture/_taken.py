@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import compress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -53,6 +54,7 @@ class Taken:
         number: of the layer in the model.
         is_main: whether its group is the recording itself.
         is_cross: whether the queries are not among the keys.
+        group: the same for the layers of one group.
         keys: how many, of all calls; padding and unused places of a cache at the end left out.
         queries: how many, of all calls.
         spans: for each batch element, the queries and keys of the first call that are no padding.
@@ -68,11 +70,13 @@ class Taken:
     ) -> None:
         Lq, Lk = call.sizes[3:]
         self.name, self.pattern, self.number, self.heads = name, pattern, number, heads
+        self._head_numbers = tuple(heads.numbers or range(call.sizes[1]))
         self.is_cross = bool(CROSS.search(name)) or Lq > Lk
         self.first_queries = self.queries = Lq
         last = Lk if self.is_cross else min(Lk, max(one.start for one in rows) + Lq)
         self.first_keys = self.keys = max(1, last)
         self.batch = call.sizes[0]
+        self.group = repr((pattern, self.batch, self.first_queries, self.first_keys))
         self.is_main = False
         self.spans: list[tuple[Span, Span]] = []
         self.calls: list[tuple[list[Rows], int]] = [(rows, 0)]
@@ -80,24 +84,69 @@ class Taken:
         self.firsts: list[Layer[Any]] = []
         self.later: list[Part] = []
         self.gradient: Any = None
-        self._last_key = copied(call.key[:, :, self.keys - 1])
+        self._last_key: Any = None  # of the last step
 
-    @property
-    def group(self) -> tuple[Any, ...]:
-        """What the layers of one group have in common."""
-        return self.pattern, self.batch, self.first_queries, self.first_keys
+    def begin(
+        self, call: Call, spans: list[tuple[Span, Span]], keep: Callable[[Any], Any]
+    ) -> list[dict[str, Any]]:
+        """The options of the layer of the first call, for each batch element.
 
-    def first(self, call: Call, b: int, keep: Any) -> Layer[Any]:
+        Args:
+            call: the first.
+            spans: for each batch element, its queries and keys that are no padding.
+            keep: what each array becomes.
+        """
+        self.spans = spans
+        whole = (0, self.first_queries), (0, call.sizes[4])
+        self._is_whole = self.heads.numbers is None and all(span == whole for span in spans)
+        return [self._first_options(call, b, keep) for b in range(self.batch)]
+
+    def another(self, name: str, number: int) -> Taken:
+        """The attention of another module, of which the first call is alike."""
+        made = Taken.__new__(Taken)
+        vars(made).update(vars(self), name=name, number=number)
+        made.calls, made.edits, made.firsts, made.later = [*self.calls], [*self.edits], [], []
+        return made
+
+    def vectors(self, b: int, arrays: Sequence[Any]) -> Sequence[Any]:
+        """Query, key and maybe value of the first call, of batch element b, without padding.
+
+        Args:
+            b: which.
+            arrays: query, key and value or None, ``(B, H, L, D)``; key and value of one batch
+                element may be those of all.
+
+        Returns:
+            ``(H, L, D)``; of one text without padding the arrays themselves.
+        """
+        given = arrays if arrays[2] is not None else arrays[:2]
+        if self._is_whole:
+            return given if self.batch == 1 else [x[b if len(x) > 1 else 0] for x in given]
+        queries, keys = (slice(*span) for span in self.spans[b])
+        parts = (self.heads.own, queries), (self.heads.shared, keys), (self.heads.shared, keys)
+        return [x[(b if len(x) > 1 else 0, *part)] for x, part in zip(given, parts)]
+
+    def first(
+        self, b: int, arrays: Sequence[Any], options: dict[str, Any], keep: Callable[[Any], Any]
+    ) -> Layer[Any]:
         """The layer of the first call, of batch element b and without its padding.
 
         Args:
+            b, arrays: as of ``vectors``.
+            options: of the layer.
             keep: what each array becomes.
         """
-        (low, high), (start, stop) = self.spans[b]
-        queries, keys, heads = slice(low, high), slice(start, stop), self.heads
-        k = b if len(call.key) > 1 else 0
-        every = call.options_of(b)
-        uncut = (high - low, stop - start) == call.sizes[3:] and heads.numbers is None
+        found = [keep(x[0] if x.ndim == 4 else x) for x in self.vectors(b, arrays)]
+        return Layer._of_checked(
+            found[0], found[1], found[2] if len(found) > 2 else None, options.copy(),
+            name=self.name, number=self.number, head_numbers=self._head_numbers,
+        )  # fmt: skip
+
+    def _first_options(self, call: Call, b: int, keep: Any) -> dict[str, Any]:
+        queries, keys = (slice(*span) for span in self.spans[b])
+        every, heads = call.options_of(b), self.heads
+        uncut = (queries.stop - queries.start, keys.stop - keys.start) == call.sizes[3:]
+        uncut = uncut and heads.numbers is None
         if uncut and {"mask", "segments", "intervals"}.isdisjoint(every):
             options = {name: _kept(x, keep) for name, x in every.items()}
         else:
@@ -111,12 +160,7 @@ class Taken:
                 options["edits"] = self._edits(b)
         if not options.get("edits", True):  # none that is of kept tokens
             del options["edits"]
-        value = None if call.value is None else keep(call.value[k][heads.shared, keys])
-        return Layer._of_checked(
-            keep(call.query[b][heads.own, queries]), keep(call.key[k][heads.shared, keys]), value,
-            options, name=self.name, number=self.number,
-            head_numbers=tuple(heads.numbers or range(call.query.shape[1])),
-        )  # fmt: skip
+        return options
 
     def go_on(self, call: Call, rows: list[Rows]) -> None:
         """Takes a further step of a generation.
@@ -128,7 +172,7 @@ class Taken:
         if call.sizes[0] != self.batch or not is_tensor(call.query):
             raise self._no_step("its batch is another")
         if self.is_cross:
-            if Lk != self.first_keys or not bool((call.key[:, :, -1] == self._last_key).all()):
+            if Lk != self.first_keys or not self._follows(call.key, Lk - 1):
                 raise self._no_step("it attends to other keys")
             new, offset = slice(0, 0), 0
         else:
@@ -138,7 +182,7 @@ class Taken:
             new, offset = slice(start, start + Lq), self.keys - start
             if start < 1 or offset < 0 or start + Lq > Lk:
                 raise self._no_step("its queries are not the next ones")
-            if not bool((call.key[:, :, start - 1] == self._last_key).all()):
+            if not self._follows(call.key, start - 1):
                 raise self._no_step("the keys before it are others, as beam search leaves them")
             self._last_key = copied(call.key[:, :, start + Lq - 1])
             self.keys += Lq
@@ -149,6 +193,17 @@ class Taken:
         query, key = call.query[:, self.heads.own], call.key[:, self.heads.shared, new]
         bias = None if call.bias is None else copied(call.bias.detach())
         self.later.append(Part(copied(query), copied(key), value, bias))
+
+    def _follows(self, key: Any, place: int) -> bool:
+        """Whether the key at a place is the last one that was taken, where that is no padding."""
+        if self._last_key is not None:
+            return bool((key[:, :, place] == self._last_key).all())
+        for b, (first, (_, (_, stop))) in enumerate(zip(self.firsts, self.spans)):
+            last = _tensor(first.key)[:, -1].to(key.device)
+            own = key[b if len(key) > 1 else 0][self.heads.shared, place]
+            if stop == self.first_keys and not bool((own == last).all()):
+                return False
+        return True
 
     def _no_step(self, reason: str) -> RecordingError:
         return RecordingError(
@@ -255,18 +310,19 @@ class Taken:
         """
         kept, first = self.kept(b), self.first_queries
         keys = _texts("tokens", described.keys, self.keys, self.name)
-        facts: dict[str, Any] = {"tokens": [text for text, here in zip(keys, kept) if here]}
+        facts: dict[str, Any] = {"tokens": [*compress(keys, kept.tolist())]}
         if self.is_cross:
             asking = _texts("query tokens", described.queries, self.queries, self.name)
             facts["query_tokens"] = [*asking[:first][self.kept_queries(b)], *asking[first:]]
         elif self.later:
             facts["boundary"] = int(kept[: self.first_keys].sum())
-        place = np.concatenate(([0], np.cumsum(kept)))
-        facts["grids"] = [
-            grid._replace(start=int(place[grid.start]))
-            for grid in described.grids
-            if kept[grid.start : grid.stop].all()
-        ]
+        if described.grids:
+            place = np.concatenate(([0], np.cumsum(kept)))
+            facts["grids"] = [
+                grid._replace(start=int(place[grid.start]))
+                for grid in described.grids
+                if kept[grid.start : grid.stop].all()
+            ]
         return facts
 
     def _visible(self, b: int) -> dict[str, Any]:
@@ -318,7 +374,7 @@ def _kept(x: Any, keep: Any) -> Any:
 
 def copied(x: Any) -> Any:
     """A copy that nobody else writes into."""
-    return x.clone() if is_tensor(x) else x.copy()
+    return x.detach().clone() if is_tensor(x) else x.copy()
 
 
 def _tensor(x: Any) -> Any:

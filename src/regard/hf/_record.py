@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from regard._base.errors import UnsupportedError
+from regard.capture._groups import names_of
 from regard.capture._record import model_followed, recording_of
 from regard.hf._tokens import Inputs
 from regard.recording import Recording
@@ -58,10 +59,10 @@ def record(
             f"record: {type(model).__name__} is no model of transformers; regard.record takes "
             "other models of torch."
         )
-    names = {module: name for name, module in model.named_modules()}
+    names = names_of(model)
     with _on_regard(model, [module for module in names if isinstance(module, PreTrainedModel)]):
         inputs = Inputs(model, tokenizer)
-        following = functools.partial(model_followed, names, inputs.roots)
+        following = functools.partial(model_followed, names, inputs.roots, inputs.note)
         name = getattr(model.config, "_name_or_path", "") or type(model).__name__
         choice = layers, heads, values, path, explain
         with (

@@ -30,6 +30,7 @@ class Inputs:
         self._modules: dict[str, Module] = {"": model}
         if getattr(model.config, "is_encoder_decoder", False):
             self._modules |= {"encoder": model.get_encoder(), "decoder": model.get_decoder()}
+        self._names = {module: name for name, module in self._modules.items()}
         self._ids: dict[str, list[Tensor]] = {name: [] for name in self._modules}
         self._pixels: tuple[int, int] | None = None  # height and width of a picture
         self._patches: Any = None  # (pictures, 3): time, rows and columns of patches
@@ -38,28 +39,37 @@ class Inputs:
     def roots(self) -> list[Module]:
         """The model, and the modules of it that are called by themselves."""
         base = getattr(self._modules[""], "base_model", None)
-        return [*self._modules.values()] + ([base] if isinstance(base, Module) else [])
+        found = [*self._modules.values()] + ([base] if isinstance(base, Module) else [])
+        return [*dict.fromkeys(found)]
 
     @contextlib.contextmanager
     def noted(self, modules: Iterable[Module]) -> Iterator[None]:
-        """Notes them as the model of these modules is called."""
-        names, thread = {id(module): name for name, module in self._modules.items()}, get_ident()
-        seeing = [module for module in modules if "pixel_values" in _parameters(_code_of(module))]
+        """Notes what those of these modules, but the roots, are called with that see pictures."""
+        kinds = {kind for kind in {*map(type, modules)} if "pixel_values" in _parameters(kind)}
+        if not kinds:
+            yield
+            return
+        thread, roots = get_ident(), self.roots
+
+        def note(module: Module, args: Any, kwargs: Any) -> None:
+            if get_ident() == thread:
+                self.note(module, args, kwargs)
+
         with contextlib.ExitStack() as stack:
-            for module in {id(x): x for x in (*self._modules.values(), *seeing)}.values():
-
-                def note(module: Module, args: Any, kwargs: Any) -> None:
-                    if get_ident() == thread:
-                        self._note(names.get(id(module)), module, args, kwargs)
-
+            for module in modules:
+                if type(module) not in kinds or module in roots:
+                    continue
                 hook = module.register_forward_pre_hook(note, with_kwargs=True)
                 stack.callback(hook.remove)
             yield
 
-    def _note(self, name: str | None, module: Module, args: Any, kwargs: Any) -> None:
-        _, *parameters = _parameters(_code_of(module))
+    def note(self, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Notes what a module of the model is called with."""
+        kind: Any = type(module)
+        _, *parameters = _parameters(kind)
         given = dict(zip(parameters, args)) | kwargs
         ids = given.get("input_ids")
+        name = self._names.get(module)
         if name is not None and isinstance(ids, Tensor) and ids.ndim == 2:
             self._ids[name].append(ids.detach().cpu())
         if isinstance(pixels := given.get("pixel_values"), Tensor) and pixels.ndim >= 4:
@@ -125,14 +135,11 @@ class Inputs:
         return (Grid(before, rows, columns),) if rows * columns and 0 <= before <= 8 else ()
 
 
-def _code_of(module: Module) -> Any:
-    code = type(module).forward
-    return getattr(code, "__wrapped__", code)
-
-
 @functools.cache
-def _parameters(code: Any) -> tuple[str, ...]:
-    return tuple(inspect.signature(code).parameters)
+def _parameters(kind: Any) -> tuple[str, ...]:
+    """What the modules of a class are called with."""
+    code = kind.forward
+    return tuple(inspect.signature(getattr(code, "__wrapped__", code)).parameters)
 
 
 def _of_vision(config: Any, name: str) -> Any:

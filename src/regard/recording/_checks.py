@@ -43,8 +43,8 @@ def checked_layers(layers: Sequence[Layer[ArrayT]]) -> tuple[Layer[ArrayT], ...]
 
 def checked_numbers(layers: Sequence[Layer]) -> tuple[int, ...]:
     found = tuple(n if layer.number is None else layer.number for n, layer in enumerate(layers))
-    twice = [number for number, count in Counter(found).items() if count > 1]
-    if twice:
+    if len(set(found)) < len(found):
+        twice = [number for number, count in Counter(found).items() if count > 1]
         first, second, *_ = (n for n, number in enumerate(found) if number == twice[0])
         raise ValueError(
             f"recording: layers[{first}] and layers[{second}] both have the number {twice[0]}; each"

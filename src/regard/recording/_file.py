@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, NamedTuple, TypeGuard
 
 import numpy as np
 
-from regard._base.arrays import dtype_name, is_tensor
+from regard._base.arrays import is_tensor
 from regard._base.errors import RecordingError
 from regard._base.files import check_ending, open_file, replaced_when_complete
 from regard._call import edits
@@ -40,7 +40,9 @@ ENDING = ".safetensors"
 # The safetensors library refuses longer headers too.
 HEADER_LIMIT = 100_000_000
 ALIGNMENT = 64
-BLOCK_BYTES = 1 << 18  # of what is copied together: it stays in a core's cache until it is written
+ROOM_BYTES = 1 << 22  # of what is written together
+LEAST_ROOM = 1 << 16
+BLOCK_BYTES = 1 << 18  # of a larger array
 # What the header says of a group of layers, as JSON of these types.
 FACTS = {
     "model": str,
@@ -84,6 +86,7 @@ DTYPES = {
     code: np.dtype(np.uint16 if name == "bfloat16" else name).newbyteorder("<")
     for name, code in CODES.items()
 }
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
 # To name a file that is not safetensors.
 KNOWN = {
     b"\x89PNG": "a PNG picture",
@@ -103,11 +106,12 @@ def write(recording: Recording, path: Path) -> None:
         for name, array in arrays_of_layer(layer)
     )
     header = encoded_header(recording, ((name, kind) for name, kind, _ in named))
-    with no_loop(path), replaced_when_complete(path) as file:
+    with room() as gathered, no_loop(path), replaced_when_complete(path, buffering=0) as file:
         write_header(file, header)
-        room = copying_room()
+        target = Target(file, gathered)
         for *_, array in named:
-            write_array(file, array, room)
+            target.add(array)
+        target.flush()
 
 
 def check_name(path: str | Path) -> None:
@@ -141,7 +145,7 @@ class Kind(NamedTuple):
 
     @classmethod
     def of(cls, array: Any) -> Kind:
-        return cls(CODES[dtype_name(array)], tuple(array.shape))
+        return cls(_code_of(array.dtype), tuple(array.shape))
 
     @property
     def item_size(self) -> int:
@@ -152,6 +156,11 @@ class Kind(NamedTuple):
         return math.prod(self.shape) * self.item_size
 
 
+@functools.cache
+def _code_of(dtype: Any) -> str:
+    return CODES[str(dtype).removeprefix("torch.")]
+
+
 def prefix(place: int) -> str:
     """What the names of a group's arrays begin with; the first group is at place 0."""
     return f"others.{place - 1}." if place else ""
@@ -159,12 +168,16 @@ def prefix(place: int) -> str:
 
 def arrays_of_layer(layer: Layer) -> Iterator[tuple[str, Any]]:
     """The arrays of a layer, by their names in the file."""
-    held = {name: getattr(layer, name) for name in VECTORS}
-    held |= {name: layer.options.get(name) for name in RECORDED_ARRAYS}
-    for name, fields in RECORDED_PAIRS.items():
-        if isinstance(held[name], tuple):
-            held |= zip(fields, held.pop(name))
-    return ((name, array) for name, array in held.items() if array is not None)
+    for name in VECTORS:
+        if (array := getattr(layer, name)) is not None:
+            yield name, array
+    for name in RECORDED_ARRAYS:
+        if (found := layer.options.get(name)) is None:
+            continue
+        if isinstance(found, tuple):
+            yield from zip(RECORDED_PAIRS[name], found)
+        else:
+            yield name, found
 
 
 def wide_first(named: Iterable[tuple[str, Any]]) -> list[tuple[str, Kind, Any]]:
@@ -197,7 +210,7 @@ def encoded_header(recording: Recording, named: Iterable[tuple[str, Kind]]) -> b
     for name, kind in named:
         begin, end = end, end + kind.nbytes
         header[name] = {"dtype": kind.code, "shape": kind.shape, "data_offsets": [begin, end]}
-    encoded = json.dumps(header, separators=(",", ":")).encode()
+    encoded = _ENCODER.encode(header).encode()
     encoded += b" " * (-(8 + len(encoded)) % ALIGNMENT)
     if len(encoded) > HEADER_LIMIT:
         raise RecordingError(
@@ -209,7 +222,20 @@ def encoded_header(recording: Recording, named: Iterable[tuple[str, Kind]]) -> b
 
 def write_header(file: BinaryIO, header: bytes) -> None:
     """Writes it and its length to the start of a file."""
-    file.write(len(header).to_bytes(8, "little") + header)
+    write_all(file, len(header).to_bytes(8, "little") + header)
+
+
+def reserve(file: BinaryIO, size: int) -> None:
+    """Finds room on the disk for all that will be written: writing it is a third quicker then."""
+    with contextlib.suppress(AttributeError, OSError):  # not on every system
+        os.posix_fallocate(file.fileno(), 0, size)
+
+
+def write_all(file: BinaryIO, data: Any) -> None:
+    """Writes all of it to an unbuffered file, which may take less than it is given."""
+    data = memoryview(data)
+    while data:
+        data = data[file.write(data) :]
 
 
 def _facts(recording: Recording) -> dict[str, Any]:
@@ -247,39 +273,122 @@ def _numbers_of(layer: Layer) -> dict[str, Any]:
     return found
 
 
-def copying_room() -> np.ndarray:
-    """Memory for ``write_array``."""
-    return np.empty(BLOCK_BYTES, np.uint8)
+@functools.lru_cache(64)
+def _steps(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of a contiguous array."""
+    return tuple(math.prod(shape[n + 1 :]) for n in range(len(shape)))
 
 
-def write_array(file: BinaryIO, array: Any, room: np.ndarray) -> None:
-    """Writes an array of any strides; what has to be copied is, block by block."""
-    x = _on_cpu(array)
-    dtype = x.dtype.newbyteorder("<")
-    if x.flags.c_contiguous and x.dtype == dtype:
-        file.write(x.reshape(-1).view(np.uint8).data)
-    else:
-        _write_copied(file, x, room, dtype)
+_spare: list[np.ndarray] = []  # the last room that was used
 
 
-def _write_copied(file: BinaryIO, x: np.ndarray, room: np.ndarray, dtype: np.dtype) -> None:
-    if x.nbytes <= len(room):
-        block = room[: x.nbytes]
-        np.copyto(block.view(dtype).reshape(x.shape), x)
-        file.write(block.data)
+@contextlib.contextmanager
+def room(parts: int = 1) -> Iterator[np.ndarray]:
+    """Memory for a ``Target``, kept for the next one: new pages cost more than copying does.
+
+    Args:
+        parts: how many targets share what one has.
+    """
+    if parts > 1:
+        yield np.empty(max(ROOM_BYTES // parts, LEAST_ROOM) // ALIGNMENT * ALIGNMENT, np.uint8)
         return
-    count = len(room) * len(x) // x.nbytes
-    for part in (x[n : n + count] for n in range(0, len(x), count)) if count else x:
-        _write_copied(file, part, room, dtype)
+    try:
+        found = _spare.pop()
+    except IndexError:
+        found = np.empty(ROOM_BYTES, np.uint8)
+    try:
+        yield found
+    finally:
+        _spare[:] = [found]
+
+
+class Target:
+    """A file that arrays of any strides are written to; those that are small, together.
+
+    Args:
+        file: unbuffered.
+        room: memory to copy in.
+        start: where the first array is written.
+
+    Attributes:
+        has_begun: whether anything was written.
+        filled: bytes that were not.
+    """
+
+    def __init__(self, file: BinaryIO, room: np.ndarray, start: int | None = None) -> None:
+        self._file, self._room, self._start = file, room, start
+        self.filled = 0
+        self._tensors: dict[Any, Any] = {}  # the room, by torch's dtypes
+        self.has_begun = False
+
+    def add(self, array: Any) -> None:
+        """Writes an array, now or later; it may be written to afterwards."""
+        size = array.nbytes
+        if size > len(self._room) - self.filled:
+            self.flush()
+            if size > len(self._room):
+                self._write_large(_on_cpu(array))
+                return
+        start, self.filled = self.filled, self.filled + size
+        if is_tensor(array):
+            self._gather(array, start)
+        else:
+            room = self._room[start : self.filled].view(array.dtype.newbyteorder("<"))
+            np.copyto(room.reshape(array.shape), array)
+
+    def _gather(self, x: Any, start: int) -> None:
+        """Copies a tensor into the room by torch: amid a model its code is at hand, NumPy's not."""
+        if (room := self._tensors.get(x.dtype)) is None:
+            torch = sys.modules["torch"]
+            with torch.inference_mode(False):  # so that it may be written to in any mode
+                room = self._tensors[x.dtype] = torch.from_numpy(self._room).view(x.dtype)
+        place = room.as_strided(x.shape, _steps(x.shape), start // room.itemsize)
+        place.copy_(x.detach() if x.requires_grad else x)
+
+    def _write_large(self, x: np.ndarray) -> None:
+        dtype = x.dtype.newbyteorder("<")
+        if x.flags.c_contiguous and x.dtype == dtype:
+            self._write(x.reshape(-1).view(np.uint8).data)
+        else:
+            self._write_copied(x, dtype)
+
+    def _write_copied(self, x: np.ndarray, dtype: np.dtype) -> None:
+        """Block by block, each still in a core's cache when it is written."""
+        block = self._room[:BLOCK_BYTES]
+        if x.nbytes <= len(block):
+            block = block[: x.nbytes]
+            np.copyto(block.view(dtype).reshape(x.shape), x)
+            self._write(block.data)
+            return
+        count = len(block) * len(x) // x.nbytes
+        for part in (x[n : n + count] for n in range(0, len(x), count)) if count else x:
+            self._write_copied(part, dtype)
+
+    def flush(self, start: int | None = None) -> None:
+        """Writes what was gathered.
+
+        Args:
+            start: where the first array is written, where that is known only now.
+        """
+        if start is not None:
+            self._start = start
+        if self.filled:
+            filled, self.filled = self.filled, 0
+            self._write(self._room[:filled].data)
+
+    def _write(self, data: memoryview) -> None:
+        if not self.has_begun and self._start is not None:
+            self._file.seek(self._start)
+        self.has_begun = True
+        write_all(self._file, data)
 
 
 def _on_cpu(array: Any) -> np.ndarray:
     """An array of NumPy with these numbers; those of bfloat16 as integers, where it has none."""
     if is_tensor(array):
-        array = array.detach().cpu()
-        if dtype_name(array) == "bfloat16":
-            array = array.view(sys.modules["torch"].int16)
-        array = array.numpy()
+        if _code_of(array.dtype) == "BF16":
+            array = array.detach().view(sys.modules["torch"].int16)
+        array = array.numpy(force=True)
     found: np.ndarray = array
     return found
 
@@ -311,9 +420,13 @@ def opened(path: Path) -> Callable[[], Recording]:
 
 def map_file(file: BinaryIO, path: Path) -> Callable[[], Recording]:
     """The same of a file that is open, at its start."""
-    header = _read_header(file, path)
+    return map_after(_read_header(file, path), file, path)
+
+
+def map_after(header: bytes, file: BinaryIO, path: Path) -> Callable[[], Recording]:
+    """The same where its header is known."""
     data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    return functools.partial(_of_mapped, header, MappedFile(data, path), file.tell(), path)
+    return functools.partial(_of_mapped, header, MappedFile(data, path), 8 + len(header), path)
 
 
 def _of_mapped(header: bytes, file: MappedFile, start: int, path: Path) -> Recording:

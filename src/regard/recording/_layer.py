@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import numbers
 import operator
 from collections.abc import Sequence
@@ -263,14 +264,17 @@ class Layer(Generic[ArrayT]):
 
     def _outline(self) -> Layer[Any]:
         """Its shapes, numbers and options without arrays: what the header of a file is made of."""
-        zero = np.zeros(1, np.float32)
-        query, key = (
-            np.ndarray(shape_of(x), zero.dtype, zero, strides=(0, 0, 0))
-            for x in (self.query, self.key)
-        )
         options = {name: x for name, x in self.options.items() if name in RECORDED_NUMBERS}
         return Layer._of_checked(
-            query, key, None, options, name=self.name, number=self.number,
+            _outline(shape_of(self.query)), _outline(shape_of(self.key)), None, options,
+            name=self.name, number=self.number, head_numbers=self.head_numbers,
+            weights_only=self.weights_only,
+        )  # fmt: skip
+
+    def _named(self, name: str, number: int | None) -> Layer[Any]:
+        """The same of another name and number."""
+        return Layer._of_checked(
+            self.query, self.key, self.value, self.options, name=name, number=number,
             head_numbers=self.head_numbers, weights_only=self.weights_only,
         )  # fmt: skip
 
@@ -292,7 +296,13 @@ class Layer(Generic[ArrayT]):
 
 
 def shape_of(array: Any) -> tuple[int, ...]:
-    return tuple(int(size) for size in array.shape)
+    return tuple(map(int, array.shape))
+
+
+@functools.lru_cache(64)
+def _outline(shape: tuple[int, ...]) -> np.ndarray:
+    """An array of that shape, without memory of its own."""
+    return np.broadcast_to(np.float32(0), shape)
 
 
 def _natural(name: str, value: Any) -> int:

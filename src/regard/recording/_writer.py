@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -14,6 +14,7 @@ import numpy as np
 from regard._base.files import CHUNK_BYTES, replaced_when_complete
 from regard.recording import Layer, Recording
 from regard.recording import _file as file
+from regard.recording._file import write_all
 
 ROOM = 1 << 16  # for what the header says beside tokens: about 500 arrays
 TOKEN_BYTES = 32  # of the room, for a token: its text, quotes, and escapes
@@ -21,20 +22,37 @@ WIDEST = 8  # bytes of a number
 FACTS = ("tokens", "query_tokens", "boundary", "grids")
 
 
-class _Written(NamedTuple):
-    """An array in the file, or in the one beside it."""
+class _Group:
+    """The layers with the same tokens; their name may change."""
 
-    group: str
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+class Form(NamedTuple):
+    """What layers are that differ in name, number and the numbers in their arrays alone."""
+
+    group: _Group
+    outline: Layer[Any]
+    arrays: tuple[tuple[str, file.Kind], ...]  # by their names in a layer
+    is_even: bool  # whether the next array may follow each of them
+
+
+class _Aside(NamedTuple):
+    """An array in the file beside."""
+
+    layer: int
     name: str
     kind: file.Kind
-    beside: int | None  # where it is in the file beside
+    begin: int
 
 
 class Writer:
-    """Writes a recording layer by layer, and keeps no layer in memory.
+    """Writes a recording layer by layer, and keeps none in memory but the last few small ones.
 
-    The file appears under its name at the end of the ``with`` block, when it is complete and on
-    disk. After an error, and without ``finish``, there is none, and one that was there stays.
+    Small arrays are gathered, up to 4 MiB, and written together. The file appears under its name
+    at the end of the ``with`` block, when it is complete and on disk. After an error, and without
+    ``finish``, there is none, and one that was there stays.
 
     Args:
         path: file to write, ``.safetensors`` or without an ending; one that exists is replaced, and
@@ -62,18 +80,22 @@ class Writer:
         self._path = Path(path)
         room = min(ROOM + TOKEN_BYTES * int(tokens), file.HEADER_LIMIT)
         self._start = room // file.ALIGNMENT * file.ALIGNMENT  # of the arrays
-        self._layers: dict[str, list[Layer[Any]]] = {}  # without arrays
-        self._written: list[_Written] = []
+        self._groups: dict[str, _Group] = {}
+        self._added: list[tuple[Form, str, int | None]] = []  # with the layer's name and number
+        self._aside: list[_Aside] = []
         self._state = "not open: it is used as with Writer(path) as writer"
         self._opened = contextlib.ExitStack()
-        self._room = file.copying_room()
+        self._parts = 1  # how many writers share the memory that one has
         self._file: BinaryIO
+        self._target: file.Target
         self._beside: BinaryIO | None = None
+        self._header: bytes
 
     def __enter__(self) -> Writer:
         self._opened.enter_context(file.no_loop(self._path))
-        self._file = self._opened.enter_context(replaced_when_complete(self._path))
-        self._file.seek(self._start)
+        self._file = self._opened.enter_context(replaced_when_complete(self._path, buffering=0))
+        room = self._opened.enter_context(file.room(self._parts))
+        self._target = file.Target(self._file, room, self._start)
         self._state = ""
         return self
 
@@ -103,24 +125,49 @@ class Writer:
             )
         if not isinstance(group, str):
             raise TypeError(f"Writer: group is {type(group).__name__}; it must be a str.")
-        layers = self._layers.setdefault(group, [])
-        self._state = "broken: it failed to write a layer"
-        for name, kind, array in file.wide_first(file.arrays_of_layer(layer)):
-            self._add(_Written(group, f"layers.{len(layers)}.{name}", kind, None), array)
-        self._state = ""
-        layers.append(layer._outline())
+        form, arrays = self._formed(layer, group)
+        self._write(form, arrays, layer.name, layer.number)
 
-    def _add(self, written: _Written, array: Any) -> None:
-        """An array that would leave the next one at an odd place goes into a file beside."""
-        target = self._file
-        if written.kind.nbytes % WIDEST:
-            if self._beside is None:
-                made = tempfile.TemporaryFile(dir=self._path.resolve().parent)  # noqa: SIM115
-                self._beside = self._opened.enter_context(made)
-            target = self._beside
-            written = written._replace(beside=target.tell())
-        file.write_array(target, array, self._room)
-        self._written.append(written)
+    def _formed(self, layer: Layer[Any], group: str) -> tuple[Form, list[Any]]:
+        """What a layer is, and its arrays."""
+        if (found := self._groups.get(group)) is None:
+            found = self._groups[group] = _Group(group)
+        named = [*file.arrays_of_layer(layer)]
+        kinds = tuple((name, file.Kind.of(array)) for name, array in named)
+        is_even = all(kind.nbytes % WIDEST == 0 for _, kind in kinds)
+        return Form(found, layer._outline(), kinds, is_even), [array for _, array in named]
+
+    def _write(self, form: Form, arrays: Sequence[Any], name: str, number: int | None) -> None:
+        """Writes the arrays of a layer of that form."""
+        self._state = "broken: it failed to write a layer"
+        if form.is_even:
+            for array in arrays:
+                self._target.add(array)
+        else:
+            for (what, kind), array in zip(form.arrays, arrays):
+                if kind.nbytes % WIDEST:
+                    self._set_aside(what, kind, array)
+                else:
+                    self._target.add(array)
+        self._added.append((form, name, number))
+        self._state = ""
+
+    def _set_aside(self, name: str, kind: file.Kind, array: Any) -> None:
+        """Writes an array that would leave the next one at an odd place into a file beside."""
+        if self._beside is None:
+            made = tempfile.TemporaryFile(dir=self._path.resolve().parent)  # noqa: SIM115
+            self._beside = self._opened.enter_context(made)
+        self._aside.append(_Aside(len(self._added), name, kind, self._beside.tell()))
+        beside = file.Target(self._beside, np.empty(file.BLOCK_BYTES, np.uint8))
+        beside.add(array)
+        beside.flush()
+
+    def _add_aside(self, begin: int, count: int) -> None:
+        beside: Any = self._beside
+        beside.seek(begin)
+        for at in range(0, count, CHUNK_BYTES):
+            part = beside.read(min(CHUNK_BYTES, count - at))
+            self._target.add(np.frombuffer(part, np.uint8))
 
     def rename(self, names: Mapping[str, str]) -> None:
         """Gives groups other names, before ``finish``: names that are known only at the end.
@@ -133,13 +180,14 @@ class Writer:
             ValueError: the groups are not those of the layers, or two get one name.
         """
         self._require_open()
-        if names.keys() != self._layers.keys() or len({*names.values()}) < len(names):
+        if names.keys() != self._groups.keys() or len({*names.values()}) < len(names):
             raise ValueError(
-                f"Writer: names is {dict(names)}, and the groups are {list(self._layers)}; each"
+                f"Writer: names is {dict(names)}, and the groups are {list(self._groups)}; each"
                 " needs a name of its own."
             )
-        self._layers = {names[group]: layers for group, layers in self._layers.items()}
-        self._written = [one._replace(group=names[one.group]) for one in self._written]
+        for old, group in self._groups.items():
+            group.name = names[old]
+        self._groups = {group.name: group for group in self._groups.values()}
 
     def finish(self, groups: Mapping[str, Mapping[str, Any]], *, model: str = "") -> None:
         """Writes the header, after the last layer.
@@ -160,52 +208,69 @@ class Writer:
         self._require_open()
         recording = self._recording(groups, model)
         self._state = "broken: it failed to finish"
-        places = {name: place for place, name in enumerate(recording.groups)}
-        ragged = [found for found in self._written if found.beside is not None]
-        ragged.sort(key=lambda found: -found.kind.item_size)
-        for found in ragged:
-            _copy(self._beside, found.beside, self._file, found.kind.nbytes)
-        even = [found for found in self._written if found.beside is None]
-        named = (
-            (file.prefix(places[found.group]) + found.name, found.kind)
-            for found in (*even, *ragged)
-        )
-        header = file.encoded_header(recording, named)
+        self._aside.sort(key=lambda one: -one.kind.item_size)
+        for one in self._aside:
+            self._add_aside(one.begin, one.kind.nbytes)
+        header = file.encoded_header(recording, self._named([*recording.groups]))
         room = self._start - 8
-        if len(header) > room:
+        if not self._target.has_begun:  # then there is no room that must be filled
+            room = len(header)
+            file.reserve(self._file, 8 + room + self._target.filled)
+        elif len(header) > room:
+            self._target.flush()
             _move(self._file, self._start, len(header) - room)
+        self._target.flush(8 + room)
+        self._header = header.ljust(room)
         self._file.seek(0)
-        file.write_header(self._file, header.ljust(room))
+        file.write_header(self._file, self._header)
         self._state = "finished"
+
+    def _named(self, groups: list[str]) -> Iterator[tuple[str, file.Kind]]:
+        """Name and kind of each array, in their order in the file."""
+        count, befores = dict.fromkeys(groups, 0), []
+        for form, _, _ in self._added:
+            group = form.group.name
+            befores.append(f"{file.prefix(groups.index(group))}layers.{count[group]}.")
+            count[group] += 1
+            for name, kind in form.arrays:
+                if kind.nbytes % WIDEST == 0:
+                    yield befores[-1] + name, kind
+        for one in self._aside:
+            yield befores[one.layer] + one.name, one.kind
 
     def _sync(self) -> None:
         """Waits until all is on disk, before the file takes its name."""
         self._file.flush()
         os.fsync(self._file.fileno())
 
-    def _read_back(self) -> Recording[Any]:
-        """What was finished, of which no file is to be left; its arrays are mapped."""
+    def _mapped(self) -> Callable[[], Recording[Any]]:
+        """Makes the recording of what was finished, whatever becomes of the file's name."""
+        return file.map_after(self._header, self._file, self._path)
+
+    def _drop(self) -> None:
+        """Lets what was finished leave no file."""
         self._state = "read back"
-        self._file.flush()
-        self._file.seek(0)
-        return file.map_file(self._file, self._path)()
 
     def _recording(self, groups: Mapping[str, Mapping[str, Any]], model: str) -> Recording[Any]:
         """The recording without its arrays, checked."""
         if not isinstance(groups, Mapping):
             raise TypeError(f"Writer: groups is {type(groups).__name__}; a dict is needed.")
-        if not groups or groups.keys() != self._layers.keys():
+        if not groups or groups.keys() != self._groups.keys():
             raise ValueError(
                 f"Writer: groups is of {list(groups)}, and layers were added to"
-                f" {list(self._layers)}; the tokens of each of these are needed."
+                f" {list(self._groups)}; the tokens of each of these are needed."
             )
+
+        layers: dict[str, list[Layer[Any]]] = {name: [] for name in self._groups}
+        for form, own, number in self._added:
+            layers[form.group.name].append(form.outline._named(own, number))
 
         def made(name: str, **more: Any) -> Recording[Any]:
             if unknown := [fact for fact in groups[name] if fact not in FACTS]:
                 raise TypeError(
                     f"Writer: group {name!r} has {unknown[0]!r}; there are {', '.join(FACTS)}."
                 )
-            given = {"layers": self._layers[name], "model": model, "group": name, **groups[name]}
+            given = {"layers": layers[name], "model": model, "group": name, **groups[name]}
             return Recording(**given, **more)
 
         first, *others = groups
@@ -220,12 +285,6 @@ class _NotFinishedError(Exception):
     """Ends the block of a file that is not to be kept."""
 
 
-def _copy(source: Any, begin: Any, target: BinaryIO, count: int) -> None:
-    source.seek(begin)
-    for at in range(0, count, CHUNK_BYTES):
-        target.write(source.read(min(CHUNK_BYTES, count - at)))
-
-
 def _move(file: BinaryIO, start: int, by: int) -> None:
     """Moves all from ``start`` on, backwards from the end, so that nothing is written over."""
     end = file.seek(0, 2)
@@ -233,4 +292,4 @@ def _move(file: BinaryIO, start: int, by: int) -> None:
         file.seek(at)
         part = file.read(min(CHUNK_BYTES, end - at))
         file.seek(at + by)
-        file.write(part)
+        write_all(file, part)
