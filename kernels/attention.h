@@ -69,6 +69,8 @@ struct Problem : ScoreOptions {
   const int64_t* key_ids;
   double dropout;
   uint64_t threshold;  // a weight is kept if its random word is not below it
+  // Where dropout counts the first query and the first key, and from each to the next.
+  int64_t draw_start[2], draw_step[2];
   uint32_t seed[2];
 };
 
@@ -99,7 +101,7 @@ static inline double factor_of(const Problem& p) {
 // sink where its term would be above 2^32.
 struct Forward {
   const Problem* problem;
-  Array out;      // (B, Hq, Lq, Dv), rows contiguous; optional
+  Array out;      // (B, Hq, Lq, Dv) of the call's type or Real, rows contiguous; optional
   void* maximum;  // optional
   void* total;
   char* partial;  // partial results of a split-K, until `merge`
@@ -138,6 +140,8 @@ struct Reduce {
   void* pooled_max;       // Real (B, Hq, bins[0], bins[1]): ln of the largest weight
   void* pooled_mass;      // likewise, of the mean over the queries; NaN in both: no visible pair
   int64_t bins[2];
+  // Bins are of bin_extent queries and keys, of which these are every bin_step from bin_start on.
+  int64_t bin_extent[2], bin_start[2], bin_step[2];
   int64_t n;            // number of strongest pairs
   const int64_t* rows;  // (B, Hq, row_count), rising: where these are searched for; null: all
   int64_t row_count;    // with `rows`, no other reduction
@@ -247,8 +251,9 @@ enum class Rule : int {
 struct WeightGradient {
   Rule rule = Rule::products;
   const void* numbers = nullptr;
-  Operand other;                // (B or 1, Hq or 1, Lk, columns)
-  const void* delta = nullptr;  // Real (B, Hq, Lq): the sum of P dP of each row; null: 0
+  Operand other;  // (B or 1, Hq or 1, Lk, columns)
+  // Real (B, Hq, Lq): the sum of P dP of each row; null: for products dO . O, else 0
+  const void* delta = nullptr;
   const int64_t* query_blocks = nullptr;
   const int64_t* key_blocks = nullptr;
   int64_t block_counts[2] = {};
@@ -263,15 +268,16 @@ struct WeightGradient {
 
 struct Backward {
   const Problem* problem;
-  Array grad, out;         // (B, Hq, Lq, Dv): dO and O, for products
+  Array grad, out;         // (B, Hq, Lq, Dv): dO and O, for products; with delta no O
   WeightGradient weights;  // whose rule may need no grad, out and value
   const void* maximum;
   const void* total;
-  void* query_sum;   // Real (B, Hq, Lq, D), zeros; optional
+  void* query_sum;   // Real (B, Hq, Lq, D), to which it is added; optional
   void* delta;       // Real (B, Hq, Lq), zeros: the sum of P dP of each row; optional
   int64_t* ticket;   // (B, Hkv, tiles of queries), zeros: chunks that have added to the two above
   char* key_grad;    // (B, Hkv, Lk, D), contiguous; optional
   char* value_grad;  // (B, Hkv, Lk, Dv); optional
+  bool adds;         // to these two, which are Real then
   Array bias_grad;   // Real, optional, with the strides of the bias: 0 where it is broadcast
 };
 

@@ -136,10 +136,10 @@ static void gather_gradients(const Backward& g, BackwardMemory<E>& m) {
     m.maximum[i] = ((const Real*)g.maximum)[at];
     if (total == 0) continue;
     m.inverse[i] = 1 / total;
-    if (!has_rule(g))
-      m.delta[i] = product_with_output<E>(p, grad[i], g.out.at(m.rows.b, h, q));
-    else if (delta)
+    if (delta)
       m.delta[i] = delta[at];
+    else if (!has_rule(g))
+      m.delta[i] = product_with_output<E>(p, grad[i], g.out.at(m.rows.b, h, q));
   }
   if (g.key_grad) pad_rows<E>(m.rows.query, m.rows.count, p.D, m.query_rows);
   if (has_rule(g)) return start_rule<E>(p, g.weights, m.rows, m.rule);
@@ -302,6 +302,14 @@ static void write_keys(const typename E::Real* sum, int64_t n, int64_t D, double
                          *(const Vec<Real>*)(sum + j * width + d) * Real(scale), D - d);
 }
 
+// Adds the same to sums of n keys.
+template <class Real>
+static void add_keys_to(const Real* sum, int64_t n, int64_t D, int64_t width, double scale,
+                        Real* to) {
+  for (int64_t j = 0; j < n; ++j)
+    for (int64_t d = 0; d < D; ++d) to[j * D + d] += sum[j * width + d] * Real(scale);
+}
+
 // A task: a chunk of the keys of a head.
 struct KeyChunk {
   int64_t b, kv, begin, end;
@@ -404,10 +412,15 @@ static void run_backward(const void* pass, int64_t task, char* memory, const Sto
     __atomic_fetch_add(ticket, 1, __ATOMIC_RELEASE);
   }
   const int64_t bytes = int64_t(sizeof(typename E::Bits)), row = head * p.Lk + begin;
-  if (g.key_grad)
-    write_keys<E>(m.key_sum, end - begin, p.D, p.scale, g.key_grad + row * p.D * bytes);
-  if (g.value_grad)
-    write_keys<E>(m.value_sum, end - begin, p.Dv, 1.0, g.value_grad + row * p.Dv * bytes);
+  const auto finish = [&](const Real* sum, int64_t D, double scale, char* to) {
+    if (!to) return;
+    if (g.adds)
+      add_keys_to<Real>(sum, end - begin, D, m.padded(D), scale, (Real*)to + row * D);
+    else
+      write_keys<E>(sum, end - begin, D, scale, to + row * D * bytes);
+  };
+  finish(m.key_sum, p.D, p.scale, g.key_grad);
+  finish(m.value_sum, p.Dv, 1.0, g.value_grad);
 }
 
 // The gradient of the bias: a task has a part of it, and sums over the axes along which the bias is

@@ -103,6 +103,7 @@ struct Call : regard::ScoreOptions {
   std::vector<EditRef> edits;
   double dropout = 0;
   int64_t seed = 0;
+  std::array<int64_t, 2> draw_start{0, 0}, draw_step{1, 1};
 };
 
 // The call as the kernels read it, without the intervals of visible keys and the edits, which are
@@ -125,6 +126,8 @@ regard::Problem problem_of(const Call& call) {
   p.dropout = call.dropout;
   // Half to even, as Python rounds.
   p.threshold = static_cast<uint64_t>(std::nearbyint(call.dropout * 4294967296.0));
+  for (size_t axis = 0; axis < 2; ++axis)
+    p.draw_start[axis] = call.draw_start[axis], p.draw_step[axis] = call.draw_step[axis];
   p.seed[0] = static_cast<uint32_t>(call.seed);
   p.seed[1] = static_cast<uint32_t>(static_cast<uint64_t>(call.seed) >> 32);
   return p;
@@ -351,6 +354,7 @@ struct Gradients {
   std::vector<PairTerm> side_a, side_b;  // of a divergence
   int side = 0;
   uintptr_t elsewhere = 0;
+  bool adds = false;
 };
 
 regard::Rule rule_of(const std::string& name) {
@@ -403,6 +407,7 @@ void backward(const Call& call, const Gradients& arrays, int threads) {
       .ticket = ticket.data(),
       .key_grad = at<char>(arrays.key_grad),
       .value_grad = at<char>(arrays.value_grad),
+      .adds = arrays.adds,
       .bias_grad = array("bias_grad", arrays.bias_grad, {p.B, p.Hq, p.Lq, p.Lk})};
   run({target.backward(g), target.bias_gradient(g)}, threads);
 }
@@ -416,6 +421,8 @@ struct Asked {
   uintptr_t top_values = 0, top_keys = 0, received = 0, received_max = 0;
   uintptr_t pooled_max = 0, pooled_mass = 0;
   std::array<int64_t, 2> bins{1, 1};
+  std::optional<std::array<int64_t, 2>> bin_extent;  // by default the queries and keys
+  std::array<int64_t, 2> bin_start{0, 0}, bin_step{1, 1};
   int64_t n = 0, row_count = 0;
   uintptr_t rows = 0;
   uintptr_t pair_query = 0, pair_key = 0, pair_weight = 0;
@@ -436,6 +443,7 @@ regard::Operand operand(uintptr_t address, const Asked::Pair& strides, int64_t c
 void reduce(const Call& call, const Asked& asked, int threads) {
   const regard::Target& target = regard::target();
   const Read read(call, threads, asked.rows != 0);
+  const auto extent = asked.bin_extent.value_or(std::array{read.problem.Lq, read.problem.Lk});
   regard::Reduce r{
       .problem = &read.problem,
       .maximum = at<void>(asked.maximum),
@@ -456,6 +464,9 @@ void reduce(const Call& call, const Asked& asked, int threads) {
       .pooled_max = at<void>(asked.pooled_max),
       .pooled_mass = at<void>(asked.pooled_mass),
       .bins = {asked.bins[0], asked.bins[1]},
+      .bin_extent = {extent[0], extent[1]},
+      .bin_start = {asked.bin_start[0], asked.bin_start[1]},
+      .bin_step = {asked.bin_step[0], asked.bin_step[1]},
       .n = asked.n,
       .rows = at<int64_t>(asked.rows),
       .row_count = asked.row_count,
@@ -587,6 +598,8 @@ void bind_call(nb::module_& m) {
       .def_rw("edits", &Call::edits)
       .def_rw("dropout", &Call::dropout)
       .def_rw("seed", &Call::seed)
+      .def_rw("draw_start", &Call::draw_start)
+      .def_rw("draw_step", &Call::draw_step)
       .def_prop_ro(
           "factor", [](const Call& call) { return regard::factor_of(problem_of(call)); },
           "What makes the exponent of 2 of a score.");
@@ -616,7 +629,8 @@ void bind_call(nb::module_& m) {
       .def_rw("side_a", &Gradients::side_a)
       .def_rw("side_b", &Gradients::side_b)
       .def_rw("side", &Gradients::side)
-      .def_rw("elsewhere", &Gradients::elsewhere);
+      .def_rw("elsewhere", &Gradients::elsewhere)
+      .def_rw("adds", &Gradients::adds);
 }
 
 void bind_asked(nb::module_& m) {
@@ -637,6 +651,9 @@ void bind_asked(nb::module_& m) {
       .def_rw("pooled_max", &Asked::pooled_max)
       .def_rw("pooled_mass", &Asked::pooled_mass)
       .def_rw("bins", &Asked::bins)
+      .def_rw("bin_extent", &Asked::bin_extent, nb::arg().none())
+      .def_rw("bin_start", &Asked::bin_start)
+      .def_rw("bin_step", &Asked::bin_step)
       .def_rw("n", &Asked::n)
       .def_rw("rows", &Asked::rows)
       .def_rw("row_count", &Asked::row_count)

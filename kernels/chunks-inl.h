@@ -66,6 +66,32 @@ static inline int64_t bin_of(int64_t cell, int64_t n, int64_t bins) {
   return ((cell + 1) * bins - 1) / n;
 }
 
+// The bin of a query (axis 0) or key (axis 1), by its place in the whole that bins are of.
+static inline int64_t bin_at(const Reduce& r, int axis, int64_t cell) {
+  return bin_of(r.bin_start[axis] + cell * r.bin_step[axis], r.bin_extent[axis], r.bins[axis]);
+}
+
+// The place in the whole at which a bin begins.
+static inline int64_t start_of_bin(const Reduce& r, int axis, int64_t bin) {
+  return bin * r.bin_extent[axis] / r.bins[axis];
+}
+
+// The first query or key that is in a bin or after it.
+static inline int64_t first_of_bin(const Reduce& r, int axis, int64_t bin) {
+  const int64_t ahead = start_of_bin(r, axis, bin) - r.bin_start[axis];
+  const int64_t cell = ahead > 0 ? (ahead + r.bin_step[axis] - 1) / r.bin_step[axis] : 0;
+  const int64_t count = axis ? r.problem->Lk : r.problem->Lq;
+  return cell < count ? cell : count;
+}
+
+// The keys of each bin, where all have as many, next to each other, and one begins with key 0;
+// else 0.
+static inline int64_t keys_per_bin(const Reduce& r) {
+  if (r.bin_extent[1] % r.bins[1] || r.bin_step[1] != 1) return 0;
+  const int64_t keys = r.bin_extent[1] / r.bins[1];
+  return r.bin_start[1] % keys ? 0 : keys;
+}
+
 struct Pair {
   double weight;
   int64_t query, key;
@@ -147,9 +173,8 @@ struct BinRow {
   bool earlier, later;  // whether chunks before and after share it
 
   BinRow(const Reduce& r, int64_t begin, int64_t end, int64_t bin) : bin(bin) {
-    const int64_t n = r.problem->Lq;
-    earlier = bin * n / r.bins[0] < begin;
-    later = (bin + 1) * n / r.bins[0] > end;
+    earlier = first_of_bin(r, 0, bin) < begin;
+    later = first_of_bin(r, 0, bin + 1) > end;
   }
 
   // Where the chunk accumulates it: in the heatmap itself, unless it is shared.
@@ -174,10 +199,10 @@ static bool bin_attends(const Reduce& r, int64_t head, int64_t row_bin, int64_t 
                         bool has_nan) {
   typedef typename E::Real Real;
   const Problem& p = *r.problem;
-  const int64_t j0 = column_bin * p.Lk / r.bins[1], b = head / p.Hq;
-  const int64_t j1 = (column_bin + 1) * p.Lk / r.bins[1];
-  const int64_t i1 = (row_bin + 1) * p.Lq / r.bins[0];
-  for (int64_t i = row_bin * p.Lq / r.bins[0]; i < i1; ++i) {
+  const int64_t j0 = first_of_bin(r, 1, column_bin), b = head / p.Hq;
+  const int64_t j1 = first_of_bin(r, 1, column_bin + 1);
+  const int64_t i1 = first_of_bin(r, 0, row_bin + 1);
+  for (int64_t i = first_of_bin(r, 0, row_bin); i < i1; ++i) {
     const int64_t at = interval_at(p, b, head % p.Hq, i), first = p.first[at], last = p.last[at];
     const int64_t low = first > j0 ? first : j0, high = last < j1 ? last : j1;
     const Real total = ((const Real*)r.total)[head * p.Lq + i];
@@ -211,7 +236,7 @@ static void collect_heatmap(const Reduce& r, int64_t head, bool has_nan, uint8_t
     const int64_t begin = c * chunk_rows<E>(r);
     const int64_t end = begin + chunk_rows<E>(r) < height ? begin + chunk_rows<E>(r) : height;
     const Chunk<E> chunk = chunk_at<E>(r, head, c);
-    const int64_t first = bin_of(begin, height, R), last = bin_of(end - 1, height, R);
+    const int64_t first = bin_at(r, 0, begin), last = bin_at(r, 0, end - 1);
     for (int64_t bin = first; bin <= last; bin += last > first ? last - first : 1) {
       const BinRow row(r, begin, end, bin);
       if (!row.earlier && !row.later) continue;
@@ -225,23 +250,26 @@ static void collect_heatmap(const Reduce& r, int64_t head, bool has_nan, uint8_t
   }
   for (int64_t y = 0; y < R; ++y) {
     Real* row = pooled + y * C;
-    const int64_t top = y * height / R, bottom = (y + 1) * height / R;
+    const int64_t top = first_of_bin(r, 0, y), bottom = first_of_bin(r, 0, y + 1);
+    const int64_t queries = start_of_bin(r, 0, y + 1) - start_of_bin(r, 0, y);  // of the whole
     int64_t seen_low = C, seen_high = 0;
     std::memset(seen, 0, size_t(C));  // which bins the intervals reach
     for (int64_t i = top; i < bottom; ++i) {
       const int64_t at = interval_at(p, head / p.Hq, head % p.Hq, i);
       const int64_t low = p.first[at], high = p.last[at];
       if (low >= high) continue;
-      const int64_t from = bin_of(low, p.Lk, C), to = bin_of(high - 1, p.Lk, C) + 1;
+      const int64_t from = bin_at(r, 1, low), to = bin_at(r, 1, high - 1) + 1;
       std::memset(seen + from, 1, size_t(to - from));
       if (from < seen_low) seen_low = from;
       if (to > seen_high) seen_high = to;
     }
+    for (int64_t x = seen_low; r.bin_step[1] > 1 && x < seen_high; ++x)  // which have any key
+      seen[x] &= first_of_bin(r, 1, x) < first_of_bin(r, 1, x + 1);
     constexpr int n = E::lanes;
     for (int64_t x = seen_low; x < seen_high; x += n) {
       char* const at = (char*)(row + x);
       const Vec<Real> part = numbers<Real, real_type<Real>>(at, seen_high - x);
-      const Vec<Real> logs = mass ? log(part / Real(bottom - top)) : part * Real(kLn2);
+      const Vec<Real> logs = mass ? log(part / Real(queries)) : part * Real(kLn2);
       put<Real, real_type<Real>>(at, logs, seen_high - x);
     }
     for (int64_t x = 0; x < C; ++x) row[x] = seen[x] ? row[x] : Real(nan);

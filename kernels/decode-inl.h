@@ -396,7 +396,7 @@ static void run_decode_merge(const void* pass, int64_t head, char* memory, const
       Vec<Real> out = {};
       for (int64_t i = 0; i < splits; ++i)
         out += *(const Vec<Real>*)(part(i).out + r * width + d) * factor(i);
-      put<Real, E::type>(to + d * int64_t(sizeof(typename E::Bits)), out * by, p.Dv - d);
+      put_output<E>(f.out, to, d, out * by, p.Dv - d);
     }
   }
 }

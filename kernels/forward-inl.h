@@ -425,6 +425,17 @@ static typename E::Real finish_denominator(const Problem& p, const Scaling<E>& s
   return factor / rounded * Real(1 / (1 - p.dropout));
 }
 
+// Writes numbers of an output row from d on, rounded to the type of the call or as they are summed.
+template <class E>
+static void put_output(const Array& out, char* row, int64_t d, Vec<typename E::Real> x,
+                       int64_t count) {
+  typedef typename E::Real Real;
+  if (out.type == E::type)
+    put<Real, E::type>(row + d * int64_t(sizeof(typename E::Bits)), x, count);
+  else
+    put<Real, real_type<Real>>(row + d * int64_t(sizeof(Real)), x, count);
+}
+
 // Adds the sinks, normalises, and writes output rows and row statistics.
 template <class E>
 static void write_rows(const Forward& f, const Rows<E>& rows, const SoftmaxState<E>& state) {
@@ -455,8 +466,7 @@ static void write_rows(const Forward& f, const Rows<E>& rows, const SoftmaxState
       Vec<Real> t[n];
       load_transposed<Real>(state.out + d * E::rows + v * n, E::rows, p.Dv - d, t);
       for (int i = 0; i < n && v * n + i < rows.count; ++i)
-        put<Real, E::type>(to[v * n + i] + d * int64_t(sizeof(typename E::Bits)),
-                           t[i] * factor[v * n + i], p.Dv - d);
+        put_output<E>(f.out, to[v * n + i], d, t[i] * factor[v * n + i], p.Dv - d);
     }
   }
 }
@@ -487,7 +497,7 @@ static void plan_prefetch(const Forward& f, ForwardMemory<E>& m, bool more) {
   };
   m.prefetcher.clear();
   m.prefetcher.add(f.out.at(m.rows.b, m.rows.head[0], m.rows.index[0]), f.out.strides[2],
-                   in_head(m.rows), p.Dv * size);
+                   in_head(m.rows), p.Dv * bytes_of(f.out.type));
   if (!more) return;
   const Rows<E>& next = m.next;
   const int64_t kv = next.head[0] / (p.Hq / p.Hkv);

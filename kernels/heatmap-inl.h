@@ -50,10 +50,9 @@ struct Bins {
 // Empties the bins of a chunk.
 template <class E>
 static void start_bins(const Reduce& r, Bins<E>& bins, const RowChunk<E>& chunk) {
-  const Problem& p = *r.problem;
-  for (int64_t x = 0; x <= r.bins[1]; ++x) bins.edges[x] = x * p.Lk / r.bins[1];
-  const int64_t last = bin_of(chunk.end - 1, p.Lq, r.bins[0]);
-  for (int64_t x = bin_of(chunk.begin, p.Lq, r.bins[0]); x <= last; ++x) {
+  for (int64_t x = 0; x <= r.bins[1]; ++x) bins.edges[x] = first_of_bin(r, 1, x);
+  const int64_t last = bin_at(r, 0, chunk.end - 1);
+  for (int64_t x = bin_at(r, 0, chunk.begin); x <= last; ++x) {
     const BinRow row(r, chunk.begin, chunk.end, x);
     if (r.pooled_max) row.clear_bins(r, chunk.head, chunk.found, false);
     if (r.pooled_mass) row.clear_bins(r, chunk.head, chunk.found, true);
@@ -65,7 +64,7 @@ template <class E>
 static void find_bins(const Reduce& r, const Rows<E>& rows, Bins<E>& bins,
                       const RowChunk<E>& chunk) {
   for (int i = 0; i < rows.count; ++i) {
-    bins.row_bin[i] = bin_of(rows.index[i], r.problem->Lq, r.bins[0]);
+    bins.row_bin[i] = bin_at(r, 0, rows.index[i]);
     const BinRow row(r, chunk.begin, chunk.end, bins.row_bin[i]);
     if (r.pooled_max) bins.row[0][i] = row.in(r, chunk.head, chunk.found, false);
     if (r.pooled_mass) bins.row[1][i] = row.in(r, chunk.head, chunk.found, true);
@@ -109,12 +108,11 @@ static void pool_tile(const Reduce& r, const Rows<E>& rows, const Bins<E>& bins,
                       int keys, Finish finish = {}) {
   typedef typename E::Real Real;
   constexpr int n = E::lanes;
-  const int64_t columns = r.problem->Lk, C = r.bins[1];
-  const int64_t last_bin = bin_of(j0 + keys - 1, columns, C);
+  const int64_t last_bin = bin_at(r, 1, j0 + keys - 1);
   const Vec<Real> nothing = Vec<Real>{} + empty_bin_value<Real>(mass);
-  const int even = columns % C ? 0 : int(columns / C);  // keys of a bin, where all have as many
+  const int even = int(keys_per_bin(r));
   const auto both = [](Vec<Real> x, Vec<Real> y) { return mass ? x + y : larger(y, x); };
-  for (int64_t bin = bin_of(j0, columns, C); bin <= last_bin; bin += n) {
+  for (int64_t bin = bin_at(r, 1, j0); bin <= last_bin; bin += n) {
     const int width = int(last_bin + 1 - bin < n ? last_bin + 1 - bin : n);
     for (int v = 0; v < rows.vectors; ++v) {
       const auto score = [&](int64_t j) {
@@ -154,10 +152,9 @@ static bool pool_mass(const Reduce& r, const Rows<E>& rows, const Bins<E>& bins,
                       const typename E::Real* scores, int64_t j0, int keys) {
   typedef typename E::Real Real;
   constexpr int n = E::lanes;
-  const int64_t columns = r.problem->Lk;
-  const int width = int(columns / r.bins[1]);  // of a bin
-  if (columns % r.bins[1] || j0 % width || keys % width || width % 4) return false;
-  const int64_t first_bin = j0 / width;
+  const int width = int(keys_per_bin(r));
+  if (!width || j0 % width || keys % width || width % 4) return false;
+  const int64_t first_bin = bin_at(r, 1, j0);
   const int count = keys / width;
   for (int from = 0; from < count; from += n) {
     const int some = count - from < n ? count - from : n;

@@ -42,7 +42,8 @@ template <class E>
 constexpr int kKeepMaskRows = (E::rows + REGARD_LANES - 1) / REGARD_LANES * REGARD_LANES;
 
 // Fills keep_mask[key][row], the dropout mask: all bits set where the weight is kept. Word j % 4 of
-// Philox's counter (j / 4, i, b * Hq + h) decides, so that every pass draws the same mask.
+// Philox's counter (j / 4, i, b * Hq + h) decides, so that every pass draws the same mask, and
+// every part of a call that of the whole.
 template <class E>
 static void draw_keep_mask(const Problem& p, const Rows<E>& rows, int64_t j0, int keys,
                            uint32_t* keep_mask) {
@@ -51,17 +52,15 @@ static void draw_keep_mask(const Problem& p, const Rows<E>& rows, int64_t j0, in
   for (int at = 0; at < rows.count; at += REGARD_LANES) {
     U index = {}, head = {};
     for (int i = 0; i < REGARD_LANES && at + i < rows.count; ++i) {
-      index[i] = uint32_t(rows.index[at + i]);
+      index[i] = uint32_t(p.draw_start[0] + rows.index[at + i] * p.draw_step[0]);
       head[i] = uint32_t(rows.b * p.Hq + rows.head[at + i]);
     }
-    for (int64_t four = j0 / 4; four * 4 < j0 + keys; ++four) {
-      U words[4];
-      philox(uint32_t(four), index, head, p.seed, words);
-      for (int w = 0; w < 4; ++w) {
-        const int64_t j = four * 4 + w - j0;
-        if (j < 0 || j >= keys) continue;
-        *(U*)(keep_mask + j * kKeepMaskRows<E> + at) = none ? U{} : (U)(words[w] >= threshold);
-      }
+    U words[4];
+    int64_t drawn = -1;  // the counter of the words
+    for (int j = 0; j < keys; ++j) {
+      const int64_t key = p.draw_start[1] + (j0 + j) * p.draw_step[1];
+      if (key / 4 != drawn) philox(uint32_t(drawn = key / 4), index, head, p.seed, words);
+      *(U*)(keep_mask + j * kKeepMaskRows<E> + at) = none ? U{} : (U)(words[key % 4] >= threshold);
     }
   }
 }

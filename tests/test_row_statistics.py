@@ -13,7 +13,7 @@ from regard._backends import formula, kernel
 from regard._backends.kernel import Kernel
 from regard._base.arrays import to_numpy
 from regard._call.checks import read_call
-from regard._weights.row_statistics import BLOCK, Place, RowStatistics
+from regard._weights.statistics_cache import BLOCK, Place, StatisticsCache
 from strategies import to_torch
 
 
@@ -134,8 +134,8 @@ def test_a_row_has_the_same_bits_in_the_kernel_whatever_is_asked_first(name, sha
     q, k = (torch.from_numpy(x).to(getattr(torch, dtype)) for x in (q, k))
     call = read_call(q, k, None, **to_torch(options))
     whole = Place.whole(call)
-    expected = RowStatistics(call, Kernel()).of(whole)
-    rng, asked = np.random.default_rng(0), RowStatistics(call, Kernel())
+    expected = StatisticsCache(call, Kernel()).of(whole)
+    rng, asked = np.random.default_rng(0), StatisticsCache(call, Kernel())
     for _ in range(12):
         b, h, i, n, step = rng.integers((B, Hq, Lq, Lq + 1, 9))
         place = Place(range(b, b + 1), range(h, h + 1), range(i, min(i + n, Lq), 1 + step))
@@ -163,7 +163,7 @@ def test_a_picture_has_the_same_bits_whether_its_rows_were_known(name, dtype, co
             low = rng.integers(Lq)
             high = rng.integers(low, Lq) + 1
             step = int(rng.integers(1, 4))
-            fresh._statistics = RowStatistics(fresh._call, Kernel())
+            fresh._statistics = StatisticsCache(fresh._call, Kernel())
             asked = (x.part(slice(low, high, step)).pool((R, C)) for x in (fresh, known))
             np.testing.assert_array_equal(*(to_numpy(x) for x in asked))
             place = fresh.part(slice(low, high, step))._place

@@ -6,12 +6,14 @@ from regard._base.errors import MaterializeError, RecordingError, ShapeError, Un
 from regard._base.settings import get_num_threads, limits, set_num_threads
 from regard._call.edits import Edit
 from regard._operator.attention import attention, scaled_dot_product_attention
+from regard._operator.merging import merge
 from regard._showing.gradients import StepsGradients
 from regard._showing.steps import Steps, steps
 from regard._weights.alignment import Alignment, align
 from regard._weights.attention_weights import AttentionWeights, WeightsSummary
 from regard._weights.linear_reductions import Diagonals
 from regard._weights.reductions import Links, TopKeys
+from regard._weights.statistics import RowStatistics
 from regard._weights.transposed import TransposedWeights
 from regard.recording import Layer, Recording
 
@@ -25,6 +27,7 @@ __all__ = [
     "MaterializeError",
     "Recording",
     "RecordingError",
+    "RowStatistics",
     "ShapeError",
     "Steps",
     "StepsGradients",
@@ -36,6 +39,7 @@ __all__ = [
     "attention",
     "get_num_threads",
     "limits",
+    "merge",
     "scaled_dot_product_attention",
     "set_num_threads",
     "steps",

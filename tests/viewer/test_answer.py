@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from definition import define, visible_pairs
 from regard import Edit
 from regard._backends import kernel
-from regard._weights.row_statistics import BLOCK
+from regard._weights.statistics_cache import BLOCK
 from regard.heads import head_scores
 from regard.recording import Layer, Recording
 from regard.viewer import _heads, _maps

@@ -48,6 +48,9 @@ class Backend(Protocol):
     def row_statistics(self, call: Call) -> Statistics:
         """Maximum and total of each row, in the unit of its own ``reduce``."""
 
+    def score_unit(self, call: Call) -> float:
+        """What makes a final score of a maximum that ``row_statistics`` gives."""
+
     def finds_statistics(self, call: Call, fields: dict[str, Any]) -> bool:
         """Whether ``reduce`` finds the row statistics itself, in the pass that needs them."""
 

@@ -6,6 +6,7 @@ It depends on the index in the batch, so that the elements of a batch drop diffe
 from collections.abc import Callable
 from typing import Any
 
+Draws = tuple[tuple[int, int], tuple[int, int]]
 _LOW = 0xFFFFFFFF
 _MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
 _KEY_STEPS = 0x9E3779B9, 0xBB67AE85
@@ -38,6 +39,7 @@ def kept(
     keys: slice,
     arange: Callable[[int, int], Any],
     stack: Callable[..., Any],
+    draws: Draws = ((0, 0), (1, 1)),
 ) -> Any:
     """Bool ``(*heads.shape, rows, keys)``: each True with probability ``1 − dropout``.
 
@@ -48,13 +50,24 @@ def kept(
         heads: int64 numbers n of the heads, counted through the batch.
         arange: of the array library, giving int64.
         stack: of the array library.
+        draws: i of the first query and j of the first key, and the steps from each to the next.
     """
+    (first, first_key), (step, key_step) = draws
     n = heads[..., None, None]
-    i = arange(rows.start, rows.stop)[:, None]
-    j = arange(keys.start // 4, -(-keys.stop // 4))[None, :]
+    i = (arange(rows.start, rows.stop)[:, None] * step + first) & _LOW
+    if key_step == 1:  # four keys of each counter
+        low, high = keys.start + first_key, keys.stop + first_key
+        j = arange(low // 4, -(-high // 4))[None, :]
+    else:
+        each = arange(keys.start, keys.stop) * key_step + first_key
+        j = each[None, :] // 4
     zero = (n + i + j) * 0
-    words = _philox([j + zero, i + zero, n + zero, zero], seed & _LOW, (seed >> 32) & _LOW)
-    random = stack(words, -1).reshape((*zero.shape[:-1], 4 * zero.shape[-1]))
-    skipped = keys.start - keys.start // 4 * 4
-    random = random[..., skipped : skipped + keys.stop - keys.start]
+    counter = [(j & _LOW) + zero, i + zero, n + zero, zero]
+    words = stack(_philox(counter, seed & _LOW, (seed >> 32) & _LOW), -1)
+    if key_step == 1:
+        random = words.reshape((*zero.shape[:-1], 4 * zero.shape[-1]))
+        skipped = low - low // 4 * 4
+        random = random[..., skipped : skipped + high - low]
+    else:
+        random = words[..., arange(0, keys.stop - keys.start), each % 4]
     return random >= round(dropout * 2**32)

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from regard._backends.dropout import kept
-from regard._base.arrays import Arrays, dtype_name
+from regard._base.arrays import Arrays
 from regard._call.call import Call
 from regard._call.checks import check_contents
 from regard._call.edits import Rectangle
@@ -206,7 +206,7 @@ def kept_weights(xp: Arrays, call: Call, b: slice, h: slice, rows: slice, keys: 
         return None
     B, Hq = call.sizes[:2]
     heads = xp.arange(0, B)[b, None] * Hq + xp.arange(0, Hq)[h]
-    return kept(call.seed, call.dropout, heads, rows, keys, xp.arange, xp.stack)
+    return kept(call.seed, call.dropout, heads, rows, keys, xp.arange, xp.stack, call.draws)
 
 
 def dropped(xp: Arrays, call: Call, keep: Any, x: Any) -> Any:
@@ -231,9 +231,9 @@ def apply(xp: Arrays, w: Any, visible: Any, v: Any) -> Any:
 
 
 def attention(xp: Arrays, call: Call) -> Any:
-    """``(B, Hq, Lq, Dv)`` in the dtype of the query, block by block."""
+    """``(B, Hq, Lq, Dv)`` in the dtype of the output, block by block."""
     B, Hq, _, Lq, _ = call.sizes
-    out = xp.full((B, Hq, Lq, call.value.shape[-1]), 0.0, dtype_name(call.query))
+    out = xp.full((B, Hq, Lq, call.value.shape[-1]), 0.0, call.output_name)
     held = None
     with np.errstate(all="ignore"):  # NaN and inf are valid results here
         for block in weight_blocks(xp, call):

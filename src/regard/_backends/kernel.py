@@ -26,6 +26,7 @@ LARGEST_SINK = 32.5  # exponent of a sink's term in the denominator, with its ro
 LARGEST_NUMBER = 1e30  # largest factor of scores in float32
 LARGEST_HEAD = 576  # the largest that models have: MLA of DeepSeek
 FEW_PRODUCTS = 2**21  # below, starting another thread would take longer
+_NOT_READ = {"key_start", "output_dtype"}  # fields that the kernels have in other forms
 MOST_BINS = 4096  # of a row of a heatmap that finds the row statistics too: each row has its own
 
 
@@ -70,6 +71,12 @@ class Kernel:
         where no more than ``few_rows`` share their keys, only if these are computed together.
         """
         return forward(call.without_value())[1:]
+
+    def score_unit(self, call: Call) -> float:
+        """1, or the scale where scores are plain products: see ``raw_scores`` in attention.h."""
+        least = 0.0 if call.edit_ranges is None else 1e-30
+        raw = call.bias is None and call.softcap is None and call.scale > least
+        return call.scale if raw else 1.0
 
     def finds_statistics(self, call: Call, fields: dict[str, Any]) -> bool:
         """For the heatmap of the largest weights: scores are compared before they are weights."""
@@ -196,10 +203,9 @@ def _read(call: Call) -> tuple[Any, tuple[Any, ...]]:
     read = kernels.Call()
     read.query, read.key, read.value = _array_ref(q), _array_ref(k), _array_ref(v)
     read.group_rows = call.group_rows
-    read.query_step, read.key_step = call.query_step, call.key_step
     read.starts, read.lengths = starts, lengths
     for field in NUMBERS:
-        if (x := getattr(call, field.name)) is not None:
+        if field.name not in _NOT_READ and (x := getattr(call, field.name)) is not None:
             setattr(read, field.name, x)
     read.mask, read.bias = _array_ref(call.mask), _array_ref(bias)
     if call.edit_ranges is not None:
@@ -208,6 +214,7 @@ def _read(call: Call) -> tuple[Any, tuple[Any, ...]]:
         read.sinks = call.sinks.tolist()
     if call.dropout:
         read.seed = int(call.seed)
+        read.draw_start, read.draw_step = call.draws
     integers: tuple[np.ndarray, ...] = ()
     if call.query_segments is not None:
         ids = tuple(_integers(x) for x in (call.query_segments, call.key_segments))
@@ -241,12 +248,14 @@ def _empty(call: Call, shape: tuple[int, ...], dtype: str) -> Any:
     return np.empty(shape, dtype)
 
 
-def new_output(query: Any, Dv: Any) -> Any:
+def new_output(query: Any, Dv: Any, dtype: Any = None) -> Any:
     """An array ``(..., Hq, Lq, Dv)``, with tokens outside of heads in memory where the query's are.
 
     Models make ``(B, L, H, D)`` and exchange the axes: what they get back they merge without a
-    copy.
+    copy. Of the query's dtype where no other is named.
     """
+    if dtype is not None:
+        query = _empty_like(query, dtype)
     *heads, L, _ = query.shape
     numpy = isinstance(query, np.ndarray)
     strides = query.strides if numpy else query.stride()
@@ -257,6 +266,13 @@ def new_output(query: Any, Dv: Any) -> Any:
     shape = (*heads[:-1], L, heads[-1], Dv) if inside else (*heads, L, Dv)
     out = np.empty(shape, query.dtype) if numpy else query.new_empty(shape)
     return out.swapaxes(-3, -2) if inside else out
+
+
+def _empty_like(x: Any, dtype: str) -> Any:
+    """A new array of x's layout in memory."""
+    if is_tensor(x):
+        return sys.modules["torch"].empty_like(x, dtype=getattr(sys.modules["torch"], dtype))
+    return np.empty_like(x, dtype)
 
 
 def _address(x: Any) -> int:
@@ -276,7 +292,7 @@ def forward(call: Call, statistics: bool = True) -> tuple[Any, Any, Any]:
     B, Hq, _, Lq, _ = call.sizes
     shape, out = (B, Hq, Lq), None
     if call.value is not None:
-        out = new_output(call.query, call.value.shape[-1])
+        out = new_output(call.query, call.value.shape[-1], call.output_dtype)
     dtype = accumulating_name(call.query)
     maximum, total = (_empty(call, shape, dtype) if statistics else None for _ in range(2))
     read, _held = _read(call)

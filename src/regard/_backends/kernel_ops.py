@@ -37,9 +37,12 @@ def _forward(*values: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @_forward.register_fake
-def _(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _(*values: Any) -> tuple[Tensor, Tensor, Tensor]:
+    call = unpack(*values)
+    query, value = call.query, call.value
     rows = query.new_empty(query.shape[:3], dtype=getattr(torch, accumulating_name(query)))
-    return kernel.new_output(query, value.shape[3]), rows, torch.empty_like(rows)
+    out = kernel.new_output(query, value.shape[3], call.output_dtype)
+    return out, rows, torch.empty_like(rows)
 
 
 @make_operator(

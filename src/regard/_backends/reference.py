@@ -41,11 +41,15 @@ class Reference:
     def attention(self, call: Call, weights: bool) -> tuple[Any, None]:
         out = formula.attention(FLOAT64, _in_numpy(call))
         if call.is_torch:
-            out = sys.modules["torch"].from_numpy(out).to(call.query.dtype)
+            torch = sys.modules["torch"]
+            out = torch.from_numpy(out).to(getattr(torch, call.output_name))
         return out, None
 
     def row_statistics(self, call: Call) -> tuple[Any, Any]:
         return statistics_of(FLOAT64, _in_numpy(call))
+
+    def score_unit(self, call: Call) -> float:
+        return 1.0
 
     def finds_statistics(self, call: Call, fields: dict[str, Any]) -> bool:
         return False

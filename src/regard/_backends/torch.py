@@ -31,6 +31,9 @@ class Torch:
     def row_statistics(self, call: Call) -> tuple[Any, Any]:
         return statistics_of(arrays_of(call.query), call)
 
+    def score_unit(self, call: Call) -> float:
+        return 1.0
+
     def finds_statistics(self, call: Call, fields: dict[str, Any]) -> bool:
         return False
 

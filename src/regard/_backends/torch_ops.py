@@ -227,8 +227,10 @@ def _select(chosen: Tensor, x: Tensor) -> Tensor:
 
 
 @_forward.register_fake
-def _(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> Tensor:
-    return query.new_empty((*query.shape[:3], value.shape[3]))
+def _(*values: Any) -> Tensor:
+    call = unpack(*values)
+    shape = (*call.query.shape[:3], call.value.shape[3])
+    return call.query.new_empty(shape, dtype=getattr(torch, call.output_name))
 
 
 @make_operator(

@@ -34,7 +34,7 @@ from regard._call.call import Call
 # The first two tensors have no gradient but x, which weights are multiplied with.
 _QUESTION = "str words, Tensor? x, Tensor? y, SymInt[] numbers, bool has_gradient"
 _OF = (
-    "SymInt[] leading, bool heads, int query_step, SymInt? group_rows, "
+    "SymInt[] leading, bool heads, SymInt? group_rows, "
     "str backend, Tensor? maximum, Tensor? total"
 )
 _OWN = f"{_QUESTION}, {_OF}"
@@ -80,10 +80,10 @@ def answered_by(answers: Answers) -> None:
 
 def _read(inputs: tuple[Any, ...]) -> tuple[Question, Call, str, tuple[Tensor, Tensor] | None]:
     """What an operator was called with."""
-    leading, heads, step, rows, backend, maximum, total = inputs[N_QUESTION:_N_OWN]
+    leading, heads, rows, backend, maximum, total = inputs[N_QUESTION:_N_OWN]
     call = replace(
         unpack(*inputs[_N_OWN:]), value=None,
-        leading=tuple(leading), heads=heads, query_step=step, part_of=rows,
+        leading=tuple(leading), heads=heads, part_of=rows,
     )  # fmt: skip
     return (
         Question(*inputs[:N_QUESTION]),
@@ -188,14 +188,15 @@ def ask(
         statistics: of its rows, where they are known.
     """
     maximum, total = statistics or (None, None)
-    own = call.leading, call.heads, call.query_step, call.part_of, backend, maximum, total
+    own = call.leading, call.heads, call.part_of, backend, maximum, total
     found: Sequence[Tensor] = _call(*question, *own, *pack(_with_value(call)))
     return found
 
 
 def _with_value(call: Call) -> Call:
     """A call as operators take it: with a value, of no columns."""
-    return replace(call, value=call.key[..., :0].detach(), dropout=0.0, seed=None)
+    value = call.key[..., :0].detach()
+    return replace(call, value=value, dropout=0.0, seed=None, output_dtype=None)
 
 
 @make_operator("row_statistics", f"str backend, {CALL_SCHEMA}", "(Tensor, Tensor)", products=(1, 0))

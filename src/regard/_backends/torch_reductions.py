@@ -42,7 +42,7 @@ FIELDS = ("lse", "entropy", "distance", "received", "product", "transposed", "bl
 FEW_COLUMNS = 8  # of vectors whose products are a rule of the kernels
 _ASKED = "str field, Tensor? x, Tensor? ids, Tensor? more_ids, int[] numbers"
 # How it is computed: of which rows of which call, by what, from which row statistics, if any.
-_HOW = "str backend, Tensor? maximum, Tensor? total, int query_step, int group_rows"
+_HOW = "str backend, Tensor? maximum, Tensor? total, int group_rows"
 _SCHEMA = f"{_ASKED}, {_HOW}, {CALL_SCHEMA}"
 
 
@@ -107,7 +107,7 @@ def reduce(
 ) -> Tensor:
     """One reduction, differentiable in query, key, bias, sinks and x, and traceable."""
     maximum, total = statistics or (None, None)
-    how = backend, maximum, total, call.query_step, call.group_rows
+    how = backend, maximum, total, call.group_rows
     starts = call.query_start
     if starts is not None and not isinstance(starts, Tensor):
         starts = torch.tensor(starts)
@@ -136,8 +136,8 @@ N_ASKED, N_OWN = len(Asked._fields), len(Asked._fields) + _HOW.count(",") + 1
 
 def _read(inputs: tuple[Any, ...]) -> tuple[Asked, Call, str, tuple[Any, Any]]:
     """What an operator was called with: the reduction, the call, backend and row statistics."""
-    backend, maximum, total, step, rows = inputs[N_ASKED:N_OWN]
-    call = replace(unpack(*inputs[N_OWN:]), query_step=step, part_of=rows)
+    backend, maximum, total, rows = inputs[N_ASKED:N_OWN]
+    call = replace(unpack(*inputs[N_OWN:]), part_of=rows)
     return Asked(*inputs[:N_ASKED]), call, backend, (maximum, total)
 
 

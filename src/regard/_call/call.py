@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from regard._base.arrays import is_tensor
+from regard._base.arrays import dtype_name, is_tensor
 from regard._call.edits import Rectangle, edits_of
 from regard._call.options import ARRAYS, OPTIONS, RECORDED, Given
 
@@ -27,8 +27,6 @@ class Call(Given):
     value: Any  # (B or 1, Hkv, Lk, Dv), or None where only the weights are wanted
     leading: tuple[int, ...]  # the axes that B stands for
     heads: bool  # whether the caller's arrays have a head axis
-    query_step: int = 1  # from a query's position to the next
-    key_step: int = 1  # from a key's position to the next; the first is at 0
     part_of: int | None = None  # for a part of a call: the ``group_rows`` of the whole
     whole_rows: bool = True  # False where the call has only some of the keys
 
@@ -138,6 +136,8 @@ class Call(Given):
 
         ends = ("key_lengths", "interval_first", "interval_last")
         told = {name: _before(x, keys) for name in ends if (x := getattr(self, name)) is not None}
+        if self.key_start is not None:
+            told["key_start"] = self.key_start + keys.start * self.key_step
         cut = self._part(
             K=slice(keys.start, max(keys.start, keys.stop), keys.step),
             query_start=self.starts - keys.start * self.key_step,
@@ -193,13 +193,61 @@ class Call(Given):
         found = zip(self.edit_ranges.tolist(), self.edit_factors.tolist())
         return [Rectangle((a, b), (c, d), (e, f), factor) for (a, b, c, d, e, f), factor in found]
 
+    @property
+    def output_name(self) -> str:
+        """The dtype of the output."""
+        return self.output_dtype or dtype_name(self.query)
+
+    @property
+    def draws(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Where dropout counts the first query and the first key, and from each to the next.
+
+        Those of a part stand where they do in the whole; others are counted by themselves.
+        """
+        if self.key_start is None:
+            return (0, 0), (1, 1)
+        first = int(self.query_start[0]) if len(self.query_start) else 0
+        return (first + self.key_start, self.key_start), (self.query_step, self.key_step)
+
     def copy(self) -> Call:
         """The same call on copies of its arrays."""
         return Call(**{name: _copied(x) for name, x in vars(self).items()})
 
     def without_value(self) -> Call:
         """The same call without its value."""
-        return replace(self, value=None, dropout=0.0, seed=None)
+        return replace(self, value=None, dropout=0.0, seed=None, output_dtype=None)
+
+
+def placed(
+    sizes: tuple[int, int], query_start: int, key_start: int, steps: tuple[int, int],
+    fields: dict[str, Any],
+) -> dict[str, Any]:
+    """Fields of a call on a part of a whole, whose options count the tokens of the whole.
+
+    Args:
+        sizes: how many queries and keys the part has.
+        query_start, key_start: positions of the first ones.
+        steps: from a query, and from a key, to the position of the next.
+        fields: those that were read.
+
+    Returns:
+        Those that change: they count the keys of the part, and positions from its first key.
+    """
+    queries, keys = (
+        range(start, start + count * step, step)
+        for start, count, step in zip((query_start, key_start), sizes, steps)
+    )
+    found: dict[str, Any] = {"query_start": fields["query_start"] - key_start}
+    found["key_start"] = key_start
+    for name in ("key_lengths", "interval_first", "interval_last"):
+        if fields.get(name) is not None:
+            found[name] = _before(fields[name], keys)
+    if fields.get("edit_ranges") is not None:
+        ranges = fields["edit_ranges"] + 0
+        for at, part in ((2, queries), (4, keys)):
+            ranges[:, at : at + 2] = _before(ranges[:, at : at + 2], part)
+        found["edit_ranges"] = ranges
+    return found
 
 
 def _before(x: Any, part: range) -> Any:

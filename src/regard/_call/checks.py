@@ -8,15 +8,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from regard._base.arrays import dtype_name, is_tensor
+from regard._base.arrays import accumulating_name, dtype_name, is_tensor
 from regard._base.errors import ShapeError
 from regard._call import edits as rectangles
-from regard._call.call import Call
-from regard._call.options import OPTIONS
+from regard._call.call import Call, placed
+from regard._call.options import OF_PART, OPTIONS
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 # Largest position of a query, either way: exact in float64 and JSON; with a window, within int64.
 LARGEST_POSITION = 2**53
+LARGEST_STEP = 2**31
 # Scores that are capped at less are all alike as well, and a number that is 0 in float32 would
 # make NaN of a score of 0.
 SMALLEST_POSITIVE = 1e-30
@@ -29,6 +30,7 @@ class Given(NamedTuple):
     query: Any
     key: Any
     leading: tuple[int, ...]
+    is_part: bool = False  # whether the options count the tokens of a whole
 
 
 def _kind(name: str, x: object) -> str:
@@ -158,7 +160,7 @@ def _fold(x: Any, leading: tuple[int, ...], axes: int) -> Any:
 
 def _read_pairs(name: str, x: Any, given: Given) -> Any:
     """mask or bias as ``(B or 1, Hq or 1, Lq or 1, Lk or 1)``."""
-    query, key, leading = given
+    query, key, leading, _ = given
     _check_place(name, x, query)
     if name == "bias":
         _check_floating(name, x, " A bool that says who may attend is passed as mask=.")
@@ -185,7 +187,7 @@ def _read_pairs(name: str, x: Any, given: Given) -> Any:
 
 def _read_integers(name: str, x: Any, given: Given, tail: Any = ()) -> Any:
     """An int or an array of ints as ``(B, *tail)``, or ``(1, *tail)`` where it has a tail."""
-    query, _, leading = given
+    query, _, leading, _ = given
     if isinstance(x, numbers.Integral) and not -(2**63) <= int(x) < 2**63:
         raise ValueError(f"attention: {name} is {x}; it must fit into 64 bits with a sign.")
     if is_tensor(query):
@@ -265,6 +267,9 @@ def _read_edits(name: str, edits: Any, given: Given) -> tuple[Any, Any]:
     Lq, Lk = query.shape[-2], given.key.shape[-2]
     if is_tensor(Lq) or is_tensor(Lk):  # as torch.jit.trace has them
         heads, Lq, Lk = int(heads), int(Lq), int(Lk)
+    if given.is_part:
+        rectangles.refuse_from_the_end(edits)
+        Lq = Lk = rectangles.OPEN
     ranges, factors = rectangles.read(edits, heads, Lq, Lk)
     if not ranges:
         return None, None
@@ -300,6 +305,44 @@ def _read_number(name: str, x: Any, valid: Callable[[float], bool], needed: str)
     if not valid(number):
         raise ValueError(f"attention: {name} is {x}; it must be {needed}.")
     return number
+
+
+def _read_integer(name: str, x: Any, low: int, high: int, told: str) -> int:
+    if not isinstance(x, numbers.Integral) or isinstance(x, bool):
+        raise TypeError(f"attention: {name} is a {type(x).__name__}; an int is needed.")
+    if not low <= int(x) <= high:
+        raise ValueError(f"attention: {name} is {x}; it must be {told}.")
+    return int(x)
+
+
+def _read_step(name: str, x: Any) -> int:
+    return _read_integer(name, x, 1, LARGEST_STEP, "from 1 to 2**31")
+
+
+def _read_position(name: str, x: Any) -> int:
+    return _read_integer(name, x, -LARGEST_POSITION, LARGEST_POSITION, "between -2**53 and 2**53")
+
+
+def _read_dtype(name: str, x: Any, given: Given) -> str | None:
+    """The name of the dtype of the output; None for the query's."""
+    own, wide = dtype_name(given.query), accumulating_name(given.query)
+    try:
+        asked = str(x if isinstance(x, str) or is_torch_dtype(x) else np.dtype(x))
+    except TypeError:
+        raise TypeError(
+            f"attention: {name} is {x!r}; a dtype is needed, as in {name}={wide!r}."
+        ) from None
+    asked = asked.removeprefix("torch.")
+    if asked not in (own, wide):
+        needed = own if own == wide else f"{own}, or {wide}, in which it is summed"
+        raise ValueError(f"attention: {name} is {asked}; of a query of {own} it can be {needed}.")
+    return None if asked == own else asked
+
+
+def is_torch_dtype(x: Any) -> bool:
+    """Whether x is a dtype of torch."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(x, torch.dtype)
 
 
 def _read_positive(name: str, x: Any) -> float:
@@ -348,6 +391,9 @@ READERS: dict[str, Callable[[str, Any, Given], Any]] = {
     "window": _read_window,
     "pairs": _read_pairs,
     "place": _read_integers,
+    "position": lambda name, x, _: _read_position(name, x),
+    "step": lambda name, x, _: _read_step(name, x),
+    "dtype": _read_dtype,
     "segments": _read_segments,
     "intervals": _read_intervals,
     "sinks": _read_sinks,
@@ -369,7 +415,7 @@ def given(**options: Any) -> dict[str, Any]:
     found = {}
     for name, x in options.items():
         default = _OPTIONS[name].default
-        if x is not default and not (default == 0.0 and type(x) is float and x == default):
+        if x is not default and not (type(x) in (int, float) and type(x) is type(default) and x == default):
             found[name] = x
     return found
 
@@ -382,7 +428,10 @@ def read_call(query: Any, key: Any, value: Any, *, seed: Any = None, **options: 
     """
     _check_arrays(query, key, value)
     leading = tuple(query.shape[:-3])
-    arrays = Given(query, key, leading)
+    is_part = any(name in options for name in OF_PART) and bool(
+        given(**{name: options[name] for name in OF_PART if name in options})
+    )
+    arrays = Given(query, key, leading, is_part)
     fields: dict[str, Any] = {"scale": 1.0 / math.sqrt(query.shape[-1])}
     for name, x in given(**options).items():
         option = _OPTIONS[name]
@@ -393,6 +442,8 @@ def read_call(query: Any, key: Any, value: Any, *, seed: Any = None, **options: 
             fields.update(zip((field.name for field in option.fields), found))
     if fields.get("dropout"):
         fields["seed"] = _read_seed(seed, query)
+    if is_part:
+        fields |= _read_part(options.get("query_start"), arrays, fields)
     if query.ndim == 2:
         query, key, value = (x if x is None else x[None, None] for x in (query, key, value))
         heads = False
@@ -403,6 +454,26 @@ def read_call(query: Any, key: Any, value: Any, *, seed: Any = None, **options: 
     if query.shape[0] != B:
         query = _expand(query, (B, *query.shape[1:]))
     return Call.of(query=query, key=key, value=value, leading=leading, heads=heads, **fields)
+
+
+def _read_part(query_start: Any, given: Given, fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a call on a part of a whole that its positions change."""
+    if not isinstance(query_start, numbers.Integral):
+        found = "missing" if query_start is None else f"a {type(query_start).__name__}"
+        raise TypeError(
+            f"attention: query_start is {found}; with key_start, query_step or key_step it is"
+            " needed as an int: the position of the first query in the whole."
+        )
+    starts = _read_position("query_start", query_start), fields.get("key_start", 0)
+    steps = fields.get("query_step", 1), fields.get("key_step", 1)
+    if fields.get("dropout") and min(starts) < 0:
+        name = "query_start" if starts[0] < 0 else "key_start"
+        raise ValueError(
+            f"attention: {name} is {min(starts)}; with dropout, which is drawn by positions, it"
+            " must not be negative."
+        )
+    sizes = given.query.shape[-2], given.key.shape[-2]
+    return placed(sizes, *starts, steps, fields)
 
 
 def check_contents(call: Call) -> None:

@@ -150,6 +150,19 @@ def read(
     return ranges, factors
 
 
+def refuse_from_the_end(edits: Any) -> None:
+    """Raises ValueError where an edit counts queries or keys from the end of a whole."""
+    for n, edit in enumerate(edits if isinstance(edits, (list, tuple)) else ()):
+        for name in AXES[1:] if isinstance(edit, Edit) else ():
+            span = getattr(edit, name)
+            ends = (span.start, span.stop) if isinstance(span, slice) else (span,)
+            if any(end is not None and end < 0 for end in ends):
+                raise ValueError(
+                    f"attention: edits[{n}]: {name} is {span}; with key_start, query_step or"
+                    " key_step it is of positions, which are counted from the start."
+                )
+
+
 def _ends(n: int, name: str, span: Any, count: int) -> tuple[int, int]:
     if span is None:
         return 0, OPEN

@@ -27,6 +27,7 @@ class Option(NamedTuple):
     recorded: str | None = None  # in a recording's file: a "number" of its header, or an "array"
     of_weights: bool = True  # False where it changes the output alone
     default: float | None = None
+    of_part: bool = False  # whether it says which tokens of a whole these are
 
 
 INPUTS = (
@@ -52,6 +53,9 @@ OPTIONS = (
         "array",
     ),
     Option("query_start", "place", (Field("query_start", "Tensor?", "B"),), "number"),
+    Option("query_step", "step", (Field("query_step", "int"),), default=1, of_part=True),
+    Option("key_start", "position", (Field("key_start", "int?"),), of_part=True),
+    Option("key_step", "step", (Field("key_step", "int"),), default=1, of_part=True),
     Option("sinks", "sinks", (Field("sinks", "Tensor?", "H"),), "array"),
     Option(
         "edits", "edits", (Field("edit_ranges", "Tensor?"), Field("edit_factors", "Tensor?")),
@@ -61,6 +65,7 @@ OPTIONS = (
     Option("softcap", "positive", (Field("softcap", "float?"),), "number"),
     Option("dropout", "probability", (Field("dropout", "float"),), of_weights=False, default=0.0),
     Option("seed", "seed", (Field("seed", "Tensor?"),), of_weights=False),
+    Option("output_dtype", "dtype", (Field("output_dtype", "str?"),), of_weights=False),
 )  # fmt: skip
 
 
@@ -75,6 +80,9 @@ class WeightsOptions(TypedDict, total=False):
     segments: Segments | None
     intervals: Intervals | None
     query_start: Integers | None
+    query_step: int
+    key_start: int | None
+    key_step: int
     sinks: Array[object] | None
     edits: Sequence[Edit] | None
     scale: float | None
@@ -86,6 +94,7 @@ class Options(WeightsOptions, total=False):
 
     dropout: float
     seed: int | None
+    output_dtype: object
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -102,7 +111,10 @@ class Given:
     key_segments: Any = None  # (B or 1, Lk) integers
     interval_first: Any = None  # (B or 1, Lq) int64
     interval_last: Any = None  # likewise: the key after the last
-    query_start: Any = None  # (B,) integers
+    query_start: Any = None  # (B,) integers, counted from the first key
+    query_step: int = 1  # from a query's position to the next
+    key_start: int | None = None  # the position of the first key in the whole, of which it is a part
+    key_step: int = 1  # from a key's position to the next
     sinks: Any = None  # (Hq,) floating
     edit_ranges: Any = (
         None  # (n, 6) int64: half-open intervals of heads, queries and keys; in torch
@@ -112,6 +124,7 @@ class Given:
     softcap: float | None = None
     dropout: float = 0.0
     seed: Any = None  # () int64, given where dropout is
+    output_dtype: str | None = None  # by default the query's
 
 
 FIELDS = (*INPUTS, *(field for option in OPTIONS for field in option.fields))
@@ -133,4 +146,5 @@ RECORDED_PAIRS = {
     if option.recorded == "array" and len(option.fields) == 2
 }
 OPTION_OF = {field.name: option.name for option in OPTIONS for field in option.fields}
+OF_PART = tuple(option.name for option in OPTIONS if option.of_part)
 REAL_NUMBERS = tuple(option.name for option in OPTIONS if option.kind in ("finite", "positive"))

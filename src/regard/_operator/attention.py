@@ -28,7 +28,8 @@ from regard._call.edits import Edit
 from regard._call.hints import unknown_option
 from regard._call.options import OPTIONS, Options
 from regard._operator import plans, watching
-from regard._weights.attention_weights import AttentionWeights
+from regard._weights.attention_weights import AttentionWeights, detached, detached_call
+from regard._weights.statistics import RowStatistics, in_scores
 
 _OPTIONS = tuple(option.name for option in OPTIONS)
 _TORCHS = "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa"
@@ -38,7 +39,7 @@ _OF_ATTENTION = {
     "bias": "Here it is attn_mask=, as in torch; regard.attention has bias=.",
     "dropout": "Here it is dropout_p=, as in torch; regard.attention has dropout=.",
 } | dict.fromkeys(
-    ("return_weights", *sorted({*_OPTIONS} - {"causal", "mask", "bias", "dropout", "scale"})),
+    ("return_weights", "return_statistics", *sorted({*_OPTIONS} - {"causal", "mask", "bias", "dropout", "scale"})),
     "regard.attention has it; this function has torch's options alone.",
 )
 
@@ -50,6 +51,7 @@ def attention(
     value: Array[ArrayT],
     *,
     return_weights: Literal[False] = False,
+    return_statistics: Literal[False] = False,
     backend: BackendName = "auto",
     **options: Unpack[Options],
 ) -> ArrayT: ...
@@ -60,6 +62,7 @@ def attention(
     value: Array[ArrayT],
     *,
     return_weights: Literal[True],
+    return_statistics: Literal[False] = False,
     backend: BackendName = "auto",
     **options: Unpack[Options],
 ) -> tuple[ArrayT, AttentionWeights[ArrayT]]: ...
@@ -69,7 +72,30 @@ def attention(
     key: Array[ArrayT],
     value: Array[ArrayT],
     *,
+    return_weights: Literal[False] = False,
+    return_statistics: Literal[True],
+    backend: BackendName = "auto",
+    **options: Unpack[Options],
+) -> tuple[ArrayT, RowStatistics[ArrayT]]: ...
+@overload
+def attention(
+    query: Array[ArrayT],
+    key: Array[ArrayT],
+    value: Array[ArrayT],
+    *,
+    return_weights: Literal[True],
+    return_statistics: Literal[True],
+    backend: BackendName = "auto",
+    **options: Unpack[Options],
+) -> tuple[ArrayT, AttentionWeights[ArrayT], RowStatistics[ArrayT]]: ...
+@overload
+def attention(
+    query: Array[ArrayT],
+    key: Array[ArrayT],
+    value: Array[ArrayT],
+    *,
     return_weights: bool,
+    return_statistics: Literal[False] = False,
     backend: BackendName = "auto",
     **options: Unpack[Options],
 ) -> ArrayT | tuple[ArrayT, AttentionWeights[ArrayT]]: ...
@@ -86,16 +112,21 @@ def attention(
     segments: Segments | None = None,
     intervals: Intervals | None = None,
     query_start: Integers | None = None,
+    query_step: int = 1,
+    key_start: int | None = None,
+    key_step: int = 1,
     sinks: Float[Array[object], " Hq"] | None = None,
     edits: Sequence[Edit] | None = None,
     scale: float | None = None,
     softcap: float | None = None,
     dropout: float = 0.0,
     seed: int | None = None,
+    output_dtype: object = None,
     return_weights: bool = False,
+    return_statistics: bool = False,
     backend: BackendName = "auto",
     **unknown: NoOption,
-) -> ArrayT | tuple[ArrayT, AttentionWeights[ArrayT]]:
+) -> Any:
     """Exact attention: ``softmax(scale * query @ key.T + bias) @ value``, in linear memory.
 
     In this order: scores, scale, softcap, bias, edits, masked keys to −∞, softmax over the keys and
@@ -121,6 +152,10 @@ def attention(
             ``first[i] <= j < last[i]``.
         query_start: int or ``(B,)``, the position of the first query among the keys. By default the
             queries are the last of the valid keys.
+        query_step, key_start, key_step: the queries and keys are some tokens of a whole: query i is
+            at ``query_start + i · query_step``, key j at ``key_start + j · key_step``, with
+            ``query_start`` an int. Order, window, lengths, intervals, edits, distances and dropout
+            then count the tokens of the whole; masks, bias and segments are of the given ones.
         sinks: ``(Hq,)`` logits of attention sinks: they take weight and give no value;
             differentiable.
         edits: rectangles of the weights times a factor, after which each row is normalised anew;
@@ -131,7 +166,11 @@ def attention(
         seed: of the dropout; the same seed drops the same weights in every backend, others in
             each element of a batch. By default drawn from torch's generator for tensors, freshly
             for arrays.
+        output_dtype: the query's, or that of sums, float32 (float64 for float64), as a name or a
+            dtype; by default the query's. Partial outputs that are merged keep their digits so.
         return_weights: give ``(output, weights)``, the weights as they are before dropout.
+        return_statistics: give ``(output, statistics)``, the ``regard.RowStatistics`` of every
+            query, for ``regard.merge``; with weights ``(output, weights, statistics)``.
         backend: ``"auto"``, or the name of one.
 
     Returns:
@@ -155,16 +194,19 @@ def attention(
     Source: Vaswani et al. 2017, equation 1; Milakov & Gimelshein 2018.
     """
     if unknown:
-        raise unknown_option("attention", unknown, (*_OPTIONS, "return_weights", "backend"))
+        returns = "return_weights", "return_statistics", "backend"
+        raise unknown_option("attention", unknown, (*_OPTIONS, *returns))
     options = given(
         causal=causal, window=window, mask=mask, bias=bias, key_lengths=key_lengths,
         segments=segments, intervals=intervals, query_start=query_start,
+        query_step=query_step, key_start=key_start, key_step=key_step,
         sinks=sinks, edits=edits, scale=scale, softcap=softcap, dropout=dropout,
-        seed=seed,
+        seed=seed, output_dtype=output_dtype,
     )  # fmt: skip
     through = [watcher(query, key, value, options) for watcher in watching.watchers]
     hand_on = [one for one in through if one is not None]
-    known = None if return_weights or hand_on else plans.known(query, key, value, options, backend)
+    is_plain = not (return_weights or return_statistics or hand_on)
+    known = plans.known(query, key, value, options, backend) if is_plain else None
     output: ArrayT
     if (output := plans.output(known, query, key, value)) is not None:
         return output
@@ -175,12 +217,19 @@ def attention(
         )
     call = read_call(query, key, value, **options)
     chosen = choose(call, backend)
-    found, statistics = chosen.attention(call, return_weights)
+    found, statistics = chosen.attention(call, return_weights or return_statistics)
     output = call.restore(found)
     for one in hand_on:
         output = one(output)
+    if return_statistics:
+        if statistics is None:
+            statistics = chosen.row_statistics(detached_call(call.without_value()))
+        of_rows = in_scores(call, chosen, tuple(map(detached, statistics)))
     if return_weights:
-        return output, AttentionWeights._of(call, chosen, statistics)
+        weights = AttentionWeights._of(call, chosen, statistics)
+        return (output, weights, of_rows) if return_statistics else (output, weights)
+    if return_statistics:
+        return output, of_rows
     plans.keep(known, chosen, call, query)
     return output
 

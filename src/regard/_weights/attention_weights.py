@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeAlias, overload
 
@@ -68,7 +69,8 @@ from regard._weights.reductions import (
     TopK,
     TopKeys,
 )
-from regard._weights.row_statistics import Place, RowStatistics
+from regard._weights.statistics import RowStatistics, in_scores, of_backend
+from regard._weights.statistics_cache import Place, StatisticsCache
 from regard._weights.written import refuse_recorded, require_unwritten, versions
 
 if TYPE_CHECKING:
@@ -118,7 +120,13 @@ class AttentionWeights(LinearForms[ArrayT]):
         key: ``(..., Hkv, Lk, D)``; ``Hkv`` divides ``Hq``.
         causal, window, mask, bias, key_lengths, segments, intervals, query_start: as in
             ``regard.attention``.
+        query_step, key_start, key_step: as in ``regard.attention``: the queries and keys are some
+            tokens of a whole.
         sinks, edits, scale, softcap: as in ``regard.attention``.
+        statistics: of whole rows of which the keys are a part: ``regard.RowStatistics`` with
+            ``(..., Hq, Lq)``, of ``regard.merge``. Weights are those of the whole, so they need not
+            sum to 1 here, and the sums, entropies and distances of all parts add up to the whole's.
+            They have no gradient.
         backend: that computes them: ``"auto"``, or the name of one.
 
     Raises:
@@ -153,23 +161,39 @@ class AttentionWeights(LinearForms[ArrayT]):
         segments: Segments | None = None,
         intervals: Intervals | None = None,
         query_start: Integers | None = None,
+        query_step: int = 1,
+        key_start: int | None = None,
+        key_step: int = 1,
         sinks: Array[object] | None = None,
         edits: Sequence[Edit] | None = None,
         scale: float | None = None,
         softcap: float | None = None,
+        statistics: RowStatistics[Any] | None = None,
         backend: BackendName = "auto",
         **unknown: NoOption,
     ) -> None:
         if unknown:
             names = (option.name for option in OPTIONS if option.of_weights)
-            raise unknown_option("AttentionWeights", unknown, (*names, "backend"))
+            known = (*names, "statistics", "backend")
+            raise unknown_option("AttentionWeights", unknown, known)
         call = read_call(
             query, key, None,
             causal=causal, window=window, mask=mask, bias=bias, key_lengths=key_lengths,
             segments=segments, intervals=intervals, query_start=query_start,
+            query_step=query_step, key_start=key_start, key_step=key_step,
             sinks=sinks, edits=edits, scale=scale, softcap=softcap,
         )  # fmt: skip
-        self._start(call, choose(call, backend))
+        chosen = choose(call, backend)
+        if statistics is None:
+            self._start(call, chosen)
+        else:
+            self._start_part(call, chosen, statistics)
+
+    @at_once
+    def _start_part(self, call: Call, backend: Backend, statistics: RowStatistics[Any]) -> None:
+        """The weights of some keys, from the statistics of whole rows."""
+        known = of_backend(call, backend, statistics)
+        self._start(replace(call, whole_rows=False), backend, known)
 
     @classmethod
     def _of(
@@ -186,11 +210,11 @@ class AttentionWeights(LinearForms[ArrayT]):
     def _start(
         self, call: Call, backend: Backend | None = None, statistics: Statistics | None = None
     ) -> None:
-        self._call = _detached(call)
+        self._call = detached_call(call)
         self._graph = call.without_value() if may_differentiate(call) else None
         backend = backend or choose(self._call, "auto")
-        known = None if statistics is None else (_detach(statistics[0]), _detach(statistics[1]))
-        self._statistics = RowStatistics(self._call, backend, known)
+        known = None if statistics is None else (detached(statistics[0]), detached(statistics[1]))
+        self._statistics = StatisticsCache(self._call, backend, known)
         self._lse: Any = None
         self._max_score: Any = None
         self._versions = versions(self._call)
@@ -346,6 +370,24 @@ class AttentionWeights(LinearForms[ArrayT]):
         """
         self._require_scores("lse")
         return self._lse_of_scores()
+
+    @property
+    def statistics(self) -> RowStatistics[ArrayT]:
+        """Maximum and total of the scores of every query: ``(..., Hq, Lq)`` each.
+
+        A part's are those of the whole rows.
+
+        Raises:
+            UnsupportedError: weights alone are known (``Recording.from_weights``).
+        """
+        self._require_scores("statistics")
+        return self._public_statistics()
+
+    @at_once
+    def _public_statistics(self) -> RowStatistics[ArrayT]:
+        self._require_now()
+        known = self._statistics.of(self._place)
+        return in_scores(self._call, self._statistics.backend, known)
 
     def _require_scores(self, name: str) -> None:
         if self._weights_only:
@@ -987,11 +1029,11 @@ class AttentionWeights(LinearForms[ArrayT]):
         return part
 
 
-def _detached(call: Call) -> Call:
+def detached_call(call: Call) -> Call:
     if not call.is_torch:
         return call
-    return Call(**{name: _detach(x) for name, x in vars(call).items()})
+    return Call(**{name: detached(x) for name, x in vars(call).items()})
 
 
-def _detach(x: Any) -> Any:
+def detached(x: Any) -> Any:
     return x.detach() if is_tensor(x) else x

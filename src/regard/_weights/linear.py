@@ -40,7 +40,7 @@ from regard._weights.transposed import TransposedWeights, from_left
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
-    from regard._weights.row_statistics import Place, RowStatistics
+    from regard._weights.statistics_cache import Place, StatisticsCache
 
 Axes: TypeAlias = int | tuple[int, ...] | None
 MOST_SHOWN = 1000  # weights that are printed
@@ -52,7 +52,7 @@ class LinearForms(Generic[ArrayT]):
     if TYPE_CHECKING:
         _call: Call
         _graph: Call | None
-        _statistics: RowStatistics
+        _statistics: StatisticsCache
 
         @property
         def _place(self) -> Place: ...

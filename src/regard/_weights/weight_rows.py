@@ -10,7 +10,7 @@ import numpy as np
 from regard._backends.pair_terms import PairBackend, PairTerm
 from regard._base.arrays import arrays_of
 from regard._call.visible import Visibility
-from regard._weights.row_statistics import Place
+from regard._weights.statistics_cache import Place
 
 if TYPE_CHECKING:
     from regard._weights.attention_weights import AttentionWeights

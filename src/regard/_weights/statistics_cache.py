@@ -41,7 +41,7 @@ class Place(NamedTuple):
         return tuple(len(x) for x in self)
 
 
-class RowStatistics:
+class StatisticsCache:
     """Largest score and sum of the exponentials of each row, as a backend has them.
 
     All parts of some weights share one; safe for several threads. A row's bits are the same
@@ -136,9 +136,9 @@ class RowStatistics:
             rows = range(rows.start // BLOCK * BLOCK, min(Lq, -(-rows.stop // BLOCK) * BLOCK))
         return Place(b, h, rows)
 
-    def copy(self, call: Call, place: Place) -> RowStatistics:
+    def copy(self, call: Call, place: Place) -> StatisticsCache:
         """Those of a place, for a copy of its call."""
-        copy = RowStatistics(call, self.backend)
+        copy = StatisticsCache(call, self.backend)
         with _lock:
             if self._kept is not None:
                 maximum, total = (to_numpy(x)[place.slices].copy() for x in self._kept)

@@ -1,0 +1,124 @@
+"""Row statistics in units of final scores, and as a backend has them."""
+
+from __future__ import annotations
+
+from typing import Any, Generic, NamedTuple
+
+import numpy as np
+
+from regard._backends import Backend, Statistics
+from regard._base.arrays import accumulating_name, arrays_of, dtype_name, is_tensor, to_numpy
+from regard._base.errors import ShapeError
+from regard._base.types import ArrayT
+from regard._call.call import Call
+from regard._call.checks import FLOATS
+
+
+class RowStatistics(NamedTuple, Generic[ArrayT]):
+    """Maximum and total of every query's scores, from which its weights are exact at any size.
+
+    ``exp(score − maximum) / total`` is a weight, and ``maximum + ln(total)`` the log-sum-exp. Both
+    are float32, or float64 for a float64 query. They have no gradient.
+
+    Source: Milakov & Gimelshein 2018.
+    """
+
+    maximum: ArrayT
+    """``(..., Hq, Lq)``: the largest score, or the sink's logit above it; −inf where all is masked.
+
+    Of final scores: after scale, softcap, bias and edits."""
+    total: ArrayT
+    """``(..., Hq, Lq)``: Σ exp(score − maximum) over the keys and the sink; 0 where all is masked.
+
+    NaN where a score is NaN or +inf."""
+
+
+def in_scores(call: Call, backend: Backend, statistics: Statistics) -> RowStatistics[Any]:
+    """What a backend has of the rows of a call, in units of final scores, with the caller's axes.
+
+    The maximum is rounded to the dtype of sums, and the total taken relative to that number: a
+    maximum of 6e4 in float32 is off by 0.002, which would be the error of every weight.
+    """
+    xp = arrays_of(call.query)
+    like = xp.full((0,), 0.0, xp.dtype)
+    maximum, total = (x if is_tensor(x) == call.is_torch else xp.array(like, x) for x in statistics)
+    with np.errstate(all="ignore"):
+        before, rest = product(xp, xp.cast(maximum, "float64"), backend.score_unit(call))
+        top = before
+        if call.sinks is not None:
+            sink = xp.cast(call.sinks, "float64")[:, None]
+            top = xp.where(before == -np.inf, before, xp.maximum(before, sink))
+        found = moved(xp, before, total, xp.cast(top, xp.dtype), rest)
+        return RowStatistics(*map(call.restore, found))
+
+
+def of_backend(call: Call, backend: Backend, statistics: RowStatistics[Any]) -> Statistics:
+    """Statistics that a caller gave as a backend has them: ``(B, Hq, Lq)`` of NumPy, contiguous.
+
+    Raises:
+        ShapeError, TypeError, ValueError: they are not those of the rows of the call.
+    """
+    checked = _checked(call, statistics)
+    xp = arrays_of(np.zeros(0, accumulating_name(call.query)))
+    with np.errstate(all="ignore"):
+        before, unit = checked[0].astype(np.float64), backend.score_unit(call)
+        maximum = (before / unit).astype(xp.dtype)
+        after, rest = product(xp, maximum.astype(np.float64), unit)
+        total = checked[1] * _rise(xp, before - after - rest)
+    return maximum, np.ascontiguousarray(total, xp.dtype)
+
+
+def moved(xp: Any, before: Any, total: Any, maximum: Any, rest: Any = 0.0) -> tuple[Any, Any]:
+    """A maximum and the total relative to it, of one relative to ``before + rest``, of float64."""
+    change = before - xp.cast(maximum, "float64") + rest
+    total = xp.cast(total, "float64") * _rise(xp, change)
+    return maximum, xp.cast(total, dtype_name(maximum))
+
+
+def _rise(xp: Any, change: Any) -> Any:
+    """exp of a change of the maximum; 1 where it is no number."""
+    return xp.exp(xp.where(xp.isfinite(change), change, 0.0))
+
+
+def product(xp: Any, x: Any, y: float) -> tuple[Any, Any]:
+    """``x·y`` of float64 and its rounding error, exactly: at 1e5 the error is that of a weight.
+
+    Source: Dekker 1971.
+    """
+    found = x * y
+    (a, b), (c, d) = _halves(x), _halves(y)
+    error = ((a * c - found) + a * d + b * c) + b * d
+    return found, xp.where(xp.isfinite(error), error, 0.0)
+
+
+def _halves(x: Any) -> tuple[Any, Any]:
+    """Two numbers of 26 bits whose sum is x."""
+    high = x * 134217729.0
+    high = high - (high - x)
+    return high, x - high
+
+
+def _checked(call: Call, statistics: Any) -> list[np.ndarray]:
+    """Maximum and total, ``(B, Hq, Lq)`` of NumPy."""
+    if not isinstance(statistics, tuple) or len(statistics) != 2:
+        raise TypeError(
+            f"statistics: a {type(statistics).__name__} is given; RowStatistics(maximum, total) is"
+            " needed, as regard.attention(..., return_statistics=True) and regard.merge give it."
+        )
+    B, Hq, _, Lq, _ = call.sizes
+    needed = (*call.leading, *((Hq,) if call.heads else ()), Lq)
+    found = []
+    for name, x in zip(RowStatistics._fields, statistics):
+        if not isinstance(x, np.ndarray) and not is_tensor(x):
+            raise TypeError(f"statistics: {name} is a {type(x).__name__}; an array is needed.")
+        if dtype_name(x) not in FLOATS:
+            raise TypeError(f"statistics: {name} is {dtype_name(x)}; floating numbers are needed.")
+        if tuple(x.shape) != needed:
+            raise ShapeError(
+                f"statistics: {name} has shape {tuple(x.shape)}; one number for each row of the"
+                f" weights is needed: {needed}."
+            )
+        found.append(to_numpy(x).reshape(B, Hq, Lq))
+    if (found[1] < 0).any():
+        raise ValueError("statistics: a total is negative; it is a sum of exponentials.")
+    return found
