@@ -195,7 +195,10 @@ class _Pool:
 
     def __init__(self, xp: Arrays, call: Call, fields: Fields) -> None:
         self._xp, self._into = xp, fields[f"pooled_{self.how}"]
-        self._rows, self._columns = call.sizes[3:]
+        extent = fields.get("bin_extent", call.sizes[3:])
+        places = fields.get("bin_start", (0, 0)), fields.get("bin_step", (1, 1))
+        self._rows = extent[0]
+        self._axes = tuple(zip(self._into.shape[-2:], extent, *places))
         fill = -np.inf if self.how == "max" else 0.0
         self._out = xp.full(tuple(self._into.shape), fill, "float64")
         self._seen = xp.full(tuple(self._into.shape), 0, "bool")
@@ -203,9 +206,10 @@ class _Pool:
     def update(self, block: WeightBlock) -> None:
         if block.keys.start >= block.keys.stop:
             return
-        R, C = self._out.shape[-2:]
-        down = bins_of(block.rows.start, block.rows.stop, R, self._rows)
-        across = bins_of(block.keys.start, block.keys.stop, C, self._columns)
+        down, across = (
+            bins_of(part.start, part.stop, *axis)
+            for part, axis in zip((block.rows, block.keys), self._axes)
+        )
         at = (block.b, block.h, down[0], across[0])
         if self.how == "max":
             cells = gathered(self._xp, block.log_weights, self._xp.largest, -np.inf, down, across)
@@ -255,16 +259,22 @@ def gathered(xp: Arrays, x: Any, fold: Any, fill: Any, down: Any, across: Any) -
     return x
 
 
-def bins_of(low: int, high: int, bins: int, n: int) -> tuple[slice, np.ndarray | None]:
-    """The bins that hold cells low to high of n, and a table of the cells in each.
+def bins_of(
+    low: int, high: int, bins: int, n: int, start: int = 0, step: int = 1
+) -> tuple[slice, np.ndarray | None]:
+    """The bins that hold cells low to high, and a table of the cells in each.
 
     The table is ``(bins, widest)``: indices counted from low, ``high − low`` stands for no cell.
+
+    Args:
+        n: how many cells the bins are of, of which these are every ``step`` from ``start`` on.
     """
+    first, last = (start + step * cell for cell in (low, high - 1))
     if bins == n:
-        return slice(low, high), None
-    number = (np.arange(low + 1, high + 1) * bins - 1) // n  # the bin of each cell
-    starts = np.flatnonzero(np.diff(number, prepend=-1))
-    stops = np.append(starts[1:], high - low)
+        return slice(first, last + 1, step), None
+    number = ((np.arange(first, last + 1, step) + 1) * bins - 1) // n  # the bin of each cell
+    each = np.arange(number[0], number[-1] + 1)
+    starts, stops = (np.searchsorted(number, each, side) for side in ("left", "right"))
     table = starts[:, None] + np.arange((stops - starts).max())
     return (
         slice(int(number[0]), int(number[-1]) + 1),

@@ -34,8 +34,7 @@ from regard._call.call import Call
 # The first two tensors have no gradient but x, which weights are multiplied with.
 _QUESTION = "str words, Tensor? x, Tensor? y, SymInt[] numbers, bool has_gradient"
 _OF = (
-    "SymInt[] leading, bool heads, SymInt? group_rows, "
-    "str backend, Tensor? maximum, Tensor? total"
+    "SymInt[] leading, bool heads, SymInt? group_rows, str backend, Tensor? maximum, Tensor? total"
 )
 _OWN = f"{_QUESTION}, {_OF}"
 _SCHEMA = f"{_OWN}, {CALL_SCHEMA}"

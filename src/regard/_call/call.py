@@ -136,8 +136,7 @@ class Call(Given):
 
         ends = ("key_lengths", "interval_first", "interval_last")
         told = {name: _before(x, keys) for name in ends if (x := getattr(self, name)) is not None}
-        if self.key_start is not None:
-            told["key_start"] = self.key_start + keys.start * self.key_step
+        told["key_start"] = (self.key_start or 0) + keys.start * self.key_step
         cut = self._part(
             K=slice(keys.start, max(keys.start, keys.stop), keys.step),
             query_start=self.starts - keys.start * self.key_step,
@@ -194,6 +193,19 @@ class Call(Given):
         return [Rectangle((a, b), (c, d), (e, f), factor) for (a, b, c, d, e, f), factor in found]
 
     @property
+    def positions(self) -> tuple[range, range] | None:
+        """Of the queries and the keys in the whole; None where elements of the batch differ."""
+        _, _, _, Lq, Lk = self.sizes
+        starts, first_key = set(self.starts.tolist()), self.key_start or 0
+        if len(starts) > 1:
+            return None
+        first, step, key_step = min(starts, default=0) + first_key, self.query_step, self.key_step
+        return (
+            range(first, first + Lq * step, step),
+            range(first_key, first_key + Lk * key_step, key_step),
+        )
+
+    @property
     def output_name(self) -> str:
         """The dtype of the output."""
         return self.output_dtype or dtype_name(self.query)
@@ -219,7 +231,10 @@ class Call(Given):
 
 
 def placed(
-    sizes: tuple[int, int], query_start: int, key_start: int, steps: tuple[int, int],
+    sizes: tuple[int, int],
+    query_start: int,
+    key_start: int,
+    steps: tuple[int, int],
     fields: dict[str, Any],
 ) -> dict[str, Any]:
     """Fields of a call on a part of a whole, whose options count the tokens of the whole.

@@ -415,7 +415,9 @@ def given(**options: Any) -> dict[str, Any]:
     found = {}
     for name, x in options.items():
         default = _OPTIONS[name].default
-        if x is not default and not (type(x) in (int, float) and type(x) is type(default) and x == default):
+        if x is not default and not (
+            type(x) in (int, float) and type(x) is type(default) and x == default
+        ):
             found[name] = x
     return found
 

@@ -39,7 +39,11 @@ _OF_ATTENTION = {
     "bias": "Here it is attn_mask=, as in torch; regard.attention has bias=.",
     "dropout": "Here it is dropout_p=, as in torch; regard.attention has dropout=.",
 } | dict.fromkeys(
-    ("return_weights", "return_statistics", *sorted({*_OPTIONS} - {"causal", "mask", "bias", "dropout", "scale"})),
+    (
+        "return_weights",
+        "return_statistics",
+        *sorted({*_OPTIONS} - {"causal", "mask", "bias", "dropout", "scale"}),
+    ),
     "regard.attention has it; this function has torch's options alone.",
 )
 

@@ -525,6 +525,7 @@ class AttentionWeights(LinearForms[ArrayT]):
         how: PoolHow = "max",
         rows: slice | None = None,
         columns: slice | None = None,
+        of: tuple[int, int] | None = None,
     ) -> ArrayT: ...
     @overload
     def pool(
@@ -533,6 +534,7 @@ class AttentionWeights(LinearForms[ArrayT]):
         how: tuple[PoolHow, ...],
         rows: slice | None = None,
         columns: slice | None = None,
+        of: tuple[int, int] | None = None,
     ) -> tuple[ArrayT, ...]: ...
     @overload
     def pool(
@@ -542,6 +544,7 @@ class AttentionWeights(LinearForms[ArrayT]):
         how: tuple[PoolHow, ...],
         rows: slice | None = None,
         columns: slice | None = None,
+        of: tuple[int, int] | None = None,
     ) -> tuple[ArrayT, ...]: ...
     @question
     def pool(
@@ -550,6 +553,7 @@ class AttentionWeights(LinearForms[ArrayT]):
         how: PoolHow | tuple[PoolHow, ...] = "max",
         rows: slice | None = None,
         columns: slice | None = None,
+        of: tuple[int, int] | None = None,
     ) -> ArrayT | tuple[ArrayT, ...]:
         """A heatmap of the matrix, or a part of it, in ln(weight): ``(..., Hq, R, C)``.
 
@@ -562,13 +566,18 @@ class AttentionWeights(LinearForms[ArrayT]):
                 the mean over the bin's queries of the sum over its keys: every row of bins sums
                 to 1. A tuple of both gives a tuple of heatmaps, in one pass.
             rows, columns: the part's queries and keys, as in ``part``; by default all.
+            of: ``(rows, columns)`` of the whole of which these are a part: the bins are the whole's,
+                ``(..., Hq, R, C)``, and hold the queries and keys at their positions; NaN where the
+                part has none. Parts make the heatmap of the whole: by the largest of their bins, or
+                the sum of the masses ``exp(bin)``.
 
         Raises:
-            ValueError: another ``how``, a size below 1, or a negative step.
+            ValueError: another ``how``, a size below 1, a negative step, or positions outside of
+                the whole.
         """
         part = self._cut(rows, columns)
         planes = how if isinstance(how, tuple) else (how,)
-        pools = {plane: Pool(part._call, size, plane) for plane in planes}
+        pools = {plane: Pool(part._call, size, plane, of) for plane in planes}
         pictures = dict(zip(pools, part._ask(*pools.values())))
         return tuple(pictures[plane] for plane in how) if isinstance(how, tuple) else pictures[how]
 

@@ -142,9 +142,12 @@ class Pool:
     """A heatmap of each matrix, in ln(weight): NaN where all is masked.
 
     Bin r of R holds the cells from ``r·n // R`` to ``(r + 1)·n // R``.
+
+    Args:
+        of: ``(rows, columns)`` of the whole whose bins these are; by default the call's own.
     """
 
-    def __init__(self, call: Call, size: Any, how: str) -> None:
+    def __init__(self, call: Call, size: Any, how: str, of: Any = None) -> None:
         sides = size if isinstance(size, (tuple, list)) else ()
         if len(sides) != 2 or not all(isinstance(n, (int, np.integer)) for n in sides):
             raise TypeError(f"pool: size is {size!r}; a pair of ints (rows, columns) is needed.")
@@ -153,12 +156,38 @@ class Pool:
         if how not in ("max", "mass"):
             raise ValueError(f"pool: how is {how!r}; 'max' or 'mass' is needed.")
         B, Hq, _, Lq, Lk = call.sizes
-        self._how = how
-        shape = (B, Hq, min(int(size[0]), Lq), min(int(size[1]), Lk))
-        self._picture = arrays_of(call.query).empty(shape, accumulating_name(call.query))
+        self._how, self._places = how, {}
+        rows, columns = Lq, Lk
+        if of is not None:
+            self._places = _places_in(call, of)
+            rows, columns = self._places["bin_extent"]
+        shape = (B, Hq, min(int(size[0]), rows), min(int(size[1]), columns))
+        self._picture = arrays_of(call.query).full(shape, np.nan, accumulating_name(call.query))
 
     def fields(self) -> dict[str, Any]:
-        return {f"pooled_{self._how}": self._picture, "bins": tuple(self._picture.shape[2:])}
+        bins = tuple(self._picture.shape[2:])
+        return {f"pooled_{self._how}": self._picture, "bins": bins, **self._places}
 
     def result(self) -> Any:
         return self._picture
+
+
+def _places_in(call: Call, of: Any) -> dict[str, tuple[int, int]]:
+    """Fields that say where queries and keys are in a whole: its lengths, first ones and steps."""
+    is_pair = isinstance(of, (tuple, list)) and len(of) == 2
+    if not is_pair or not all(isinstance(n, (int, np.integer)) for n in of):
+        raise TypeError(f"pool: of is {of!r}; a pair of ints (rows, columns) is needed.")
+    positions = call.positions
+    if positions is None:
+        raise ValueError(
+            "pool: the elements of the batch have queries at several positions; with of= they need"
+            " to be at the same ones. Take the elements one by one, as weights.matrix(b, h)."
+        )
+    for name, part, n in zip(("queries", "keys"), positions, of):
+        if part and not (0 <= part[0] and part[-1] < n):
+            raise ValueError(
+                f"pool: {name} are at positions {part[0]} to {part[-1]}, and of is {tuple(of)};"
+                " the whole has positions from 0 up to its lengths."
+            )
+    starts, steps = (tuple(getattr(x, end) for x in positions) for end in ("start", "step"))
+    return {"bin_extent": (int(of[0]), int(of[1])), "bin_start": starts, "bin_step": steps}

@@ -350,9 +350,11 @@ def _shape_of_strongest(call: Call, n: int) -> Shapes:
     return [(shape, True), (shape, True), (shape, False)]
 
 
-def _shape_of_pool(call: Call, size: Any, how: Any, rows: Any, columns: Any) -> Shapes:
-    part = _cut_part(call, rows, columns)
-    shape = (*_axes(call), *(_less(n, m) for n, m in zip(size, _lengths(part))))
+def _shape_of_pool(
+    call: Call, size: Any, how: Any, rows: Any, columns: Any, of: Any = None
+) -> Shapes:
+    lengths = _lengths(_cut_part(call, rows, columns)) if of is None else of
+    shape = (*_axes(call), *(_less(n, m) for n, m in zip(size, lengths)))
     return [(shape, False)] * (len(how) if isinstance(how, tuple) else 1)
 
 
