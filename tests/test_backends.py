@@ -40,6 +40,9 @@ class Toy:
     def score_unit(self, call):
         return 1.0
 
+    def add_gradients(self, call, grad, delta, statistics, sums):
+        raise NotImplementedError
+
     def finds_statistics(self, call, fields):
         return False
 

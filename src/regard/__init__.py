@@ -7,6 +7,7 @@ from regard._base.settings import get_num_threads, limits, set_num_threads
 from regard._call.edits import Edit
 from regard._operator.attention import attention, scaled_dot_product_attention
 from regard._operator.merging import merge
+from regard._operator.part_gradients import AttentionGradients, attention_gradients
 from regard._showing.gradients import StepsGradients
 from regard._showing.steps import Steps, steps
 from regard._weights.alignment import Alignment, align
@@ -19,6 +20,7 @@ from regard.recording import Layer, Recording
 
 __all__ = [
     "Alignment",
+    "AttentionGradients",
     "AttentionWeights",
     "Diagonals",
     "Edit",
@@ -37,6 +39,7 @@ __all__ = [
     "WeightsSummary",
     "align",
     "attention",
+    "attention_gradients",
     "get_num_threads",
     "limits",
     "merge",

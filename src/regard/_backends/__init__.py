@@ -69,6 +69,20 @@ class Backend(Protocol):
             The row statistics, where it found them.
         """
 
+    def add_gradients(
+        self, call: Call, grad: Any, delta: Any, statistics: Statistics, sums: dict[str, Any]
+    ) -> None:
+        """Adds the gradients of attention over some keys, from the statistics of whole rows.
+
+        Args:
+            call: with a value.
+            grad: ``(B, Hq, Lq, Dv)``, by the output.
+            delta: ``(B, Hq, Lq)``, ``Σ grad · output``, in the dtype of sums.
+            statistics: of the whole rows in NumPy, contiguous.
+            sums: by the names of query, key, value and bias, contiguous, in the dtype of sums: to
+                which they are added.
+        """
+
     def gather(self, call: Call, statistics: Statistics, queries: Any, keys: Any) -> Any:
         """``(B, Hq, n)``: the weights of some pairs, wide; 0 where masked.
 

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from regard._backends.pair_terms import PairTerm, RowSlopes
+from regard._backends.part_gradients import add_gradients as by_formula
 from regard._backends.strongest import first_rows, largest_weights, rows_that_may_count
-from regard._base.arrays import accumulating_name, dtype_name, is_tensor, to_numpy
+from regard._base.arrays import accumulating_name, arrays_of, dtype_name, is_tensor, to_numpy
 from regard._base.settings import get_num_threads
 from regard._call.call import Call
 from regard._call.checks import check_contents
@@ -97,6 +98,15 @@ class Kernel:
         maximum, total = (np.empty(shape, accumulating_name(call.query)) for _ in range(2))
         reduce(call, maximum, total, fields, finds_statistics=True)
         return maximum, total
+
+    def add_gradients(
+        self, call: Call, grad: Any, delta: Any, statistics: tuple[Any, Any], sums: dict[str, Any]
+    ) -> None:
+        # Masked values that are not finite must not spread: the formula takes care of that.
+        if all(_is_finite(x) for x in (call.query, call.key, call.value, grad)):
+            add_gradients(call, grad, delta, *statistics, sums)
+        else:
+            by_formula(arrays_of(call.query), call, grad, delta, statistics, sums)
 
     def gather(self, call: Call, statistics: tuple[Any, Any], queries: Any, keys: Any) -> Any:
         return gather(call, *statistics, queries, keys)
@@ -519,12 +529,17 @@ def gradients(
 
     ``out``, ``maximum`` and ``total`` are what ``forward`` gave. Everything must be finite.
     """
-    grad = _rows(grad)
-    arrays = {"grad": _array_ref(grad), "out": _array_ref(out)}
     own, sums = dtype_name(call.query), accumulating_name(call.query)
     delta = None
+    if dtype_name(out) != own:  # of more digits than the kernels would read
+        given = (grad.double() * out.double()).sum(-1).to(out.dtype)
+        grad = _rows(grad.to(call.query.dtype))
+        arrays: dict[str, Any] = {"grad": _array_ref(grad), "given_delta": given}
+    else:
+        grad = _rows(grad)
+        arrays = {"grad": _array_ref(grad), "out": _array_ref(out)}
     # Σ w·dw of a row from the output has its rounding, too much in a narrow dtype.
-    if "sinks" in needed and own != sums:
+    if "sinks" in needed and own != sums and dtype_name(out) == own:
         delta = _zeros(call, tuple(call.query.shape[:3]), sums)
     found, read = _backward(call, arrays, maximum, total, needed, delta)
     if "sinks" not in needed:
@@ -588,6 +603,44 @@ def _backward(
             None if x is None else _zeros(call, tuple(x.shape), dtype_name(x)) for x in (dq, dk)
         )
     return (dq, dk, dv, dbias), read
+
+
+def add_gradients(
+    call: Call, grad: Any, delta: Any, maximum: Any, total: Any, sums: dict[str, Any]
+) -> None:
+    """Adds gradients of attention over some keys; see ``regard._backends.Backend``.
+
+    Everything must be finite.
+    """
+    assert kernels is not None
+    B, Hq, Hkv, Lq, Lk = call.sizes
+    if call.scale == 0.0:  # the kernels scale last, and an overflow before that would give NaN
+        sums = {name: x for name, x in sums.items() if name not in ("query", "key")}
+    dtype = accumulating_name(call.query)
+    own = {}  # of each element of the batch, where they share keys
+    for name in ("key", "value"):
+        if name in sums and len(sums[name]) != B:
+            own[name] = _zeros(call, (B, *sums[name].shape[1:]), dtype)
+    into = sums | own
+    read, _held = _read(call)
+    grad = _rows(arrays_of(call.query).cast(grad, dtype_name(call.query)))
+    delta = _contiguous(delta)
+    arrays = kernels.Gradients()
+    arrays.grad, arrays.given_delta = _array_ref(grad), _address(delta)
+    arrays.maximum, arrays.total = _address(maximum), _address(total)
+    arrays.query_sum, arrays.bias_grad = _address(into.get("query")), _array_ref(into.get("bias"))
+    arrays.key_grad, arrays.value_grad = _address(into.get("key")), _address(into.get("value"))
+    arrays.adds = True
+    kernels.backward(read, arrays, _threads(call))
+    for name, x in own.items():
+        sums[name][...] += x.sum(0)[None]
+
+
+def _is_finite(x: Any) -> bool:
+    if is_tensor(x):
+        return bool(x.sum().isfinite()) or bool(x.isfinite().all())
+    with np.errstate(all="ignore"):
+        return bool(np.isfinite(x.sum())) or bool(np.isfinite(x).all())
 
 
 def _sinks_gradient(call: Call, delta: Any, maximum: Any, total: Any, read: Any) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 from regard._backends import formula
 from regard._backends.block_reductions import reduce_blocks, statistics_of
 from regard._backends.gather import gather_weights
+from regard._backends.part_gradients import add_gradients
 from regard._base.arrays import NumpyArrays, is_tensor, to_numpy
 from regard._call.call import Call
 
@@ -59,6 +60,13 @@ class Reference:
     ) -> None:
         into = {name: x.numpy() if is_tensor(x) else x for name, x in fields.items()}
         reduce_blocks(FLOAT64, _in_numpy(call), statistics, into)
+
+    def add_gradients(
+        self, call: Call, grad: Any, delta: Any, statistics: tuple[Any, Any], sums: dict[str, Any]
+    ) -> None:
+        into = {name: x.numpy() if is_tensor(x) else x for name, x in sums.items()}
+        grad, delta = to_numpy(grad), to_numpy(delta)
+        add_gradients(FLOAT64, _in_numpy(call), grad, delta, statistics, into)
 
     def gather(self, call: Call, statistics: tuple[Any, Any], queries: Any, keys: Any) -> Any:
         out = gather_weights(FLOAT64, _in_numpy(call), statistics, queries, keys)

@@ -6,6 +6,7 @@ from typing import Any
 
 from regard._backends.block_reductions import reduce_blocks, statistics_of
 from regard._backends.gather import gather_weights
+from regard._backends.part_gradients import add_gradients
 from regard._base.arrays import arrays_of
 from regard._call.call import Call
 
@@ -41,6 +42,11 @@ class Torch:
         self, call: Call, statistics: tuple[Any, Any] | None, fields: dict[str, Any]
     ) -> None:
         reduce_blocks(arrays_of(call.query), call, statistics, fields)
+
+    def add_gradients(
+        self, call: Call, grad: Any, delta: Any, statistics: tuple[Any, Any], sums: dict[str, Any]
+    ) -> None:
+        add_gradients(arrays_of(call.query), call, grad, delta, statistics, sums)
 
     def gather(self, call: Call, statistics: tuple[Any, Any], queries: Any, keys: Any) -> Any:
         return gather_weights(arrays_of(call.query), call, statistics, queries, keys)
