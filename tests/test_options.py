@@ -35,7 +35,7 @@ def keywords(function):
 
 def test_the_signature_of_attention_has_every_option():
     written = keywords(attention)
-    assert written.keys() == NAMES | {"return_weights", "backend"}
+    assert written.keys() == NAMES | {"return_weights", "return_statistics", "backend"}
     for option in OPTIONS:
         default = written[option.name].default
         assert default == option.default
@@ -43,7 +43,7 @@ def test_the_signature_of_attention_has_every_option():
 
 
 def test_the_signature_of_weights_has_those_that_weights_follow_from():
-    assert keywords(regard.AttentionWeights).keys() == OF_WEIGHTS | {"backend"}
+    assert keywords(regard.AttentionWeights).keys() == OF_WEIGHTS | {"statistics", "backend"}
 
 
 def test_the_names_that_type_checkers_know_are_these():
@@ -76,7 +76,8 @@ def test_the_schema_of_the_operators_is_packed_by_name():
         "window": (1, 2), "key_lengths": 3, "segments": torch.zeros(2, 3, dtype=torch.long),
         "intervals": (torch.zeros(3, dtype=torch.long), torch.ones(2, 3, dtype=torch.long)),
         "query_start": 0, "sinks": torch.zeros(4), "scale": 0.5, "softcap": 2.0, "dropout": 0.1,
-        "seed": 3, "edits": [regard.Edit(1, 2, 0, 3.0)],
+        "seed": 3, "edits": [regard.Edit(1, 2, 0, 3.0)], "query_step": 2, "key_start": 5,
+        "key_step": 3, "output_dtype": "float32",
     }  # fmt: skip
     assert given.keys() == NAMES
     call = read_call(x, x, x, **given)
@@ -182,7 +183,10 @@ def test_an_option_of_the_scores_stands_in_the_files_that_contributing_names():
         ("need_weights", r"Here it is return_weights=True, for \(output, weights\)"),
         ("enable_gqa", "Leave it out"),
         ("casual", r"Is causal meant\?"),
-        ("temperature", "There are causal, window, mask, .*, return_weights, backend"),
+        (
+            "temperature",
+            "There are causal, window, mask, .*, return_weights, return_statistics, backend",
+        ),
     ],
 )
 def test_an_option_by_another_name_is_told_its_name_here(name, said):

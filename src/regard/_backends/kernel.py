@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from regard._backends.formula import is_capped
 from regard._backends.pair_terms import PairTerm, RowSlopes
 from regard._backends.part_gradients import add_gradients as by_formula
 from regard._backends.strongest import first_rows, largest_weights, rows_that_may_count
@@ -76,7 +77,7 @@ class Kernel:
     def score_unit(self, call: Call) -> float:
         """1, or the scale where scores are plain products: see ``raw_scores`` in attention.h."""
         least = 0.0 if call.edit_ranges is None else 1e-30
-        raw = call.bias is None and call.softcap is None and call.scale > least
+        raw = call.bias is None and not is_capped(call) and call.scale > least
         return call.scale if raw else 1.0
 
     def finds_statistics(self, call: Call, fields: dict[str, Any]) -> bool:
@@ -613,7 +614,7 @@ def add_gradients(
     Everything must be finite.
     """
     assert kernels is not None
-    B, Hq, Hkv, Lq, Lk = call.sizes
+    B = len(call.query)
     if call.scale == 0.0:  # the kernels scale last, and an overflow before that would give NaN
         sums = {name: x for name, x in sums.items() if name not in ("query", "key")}
     dtype = accumulating_name(call.query)

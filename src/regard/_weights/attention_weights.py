@@ -42,6 +42,7 @@ from regard._weights.differentiable import (
     differentiable,
     largest_with_gradient,
     may_differentiate,
+    require_whole_rows,
     rest_of,
 )
 from regard._weights.linear import LinearForms, described
@@ -566,10 +567,10 @@ class AttentionWeights(LinearForms[ArrayT]):
                 the mean over the bin's queries of the sum over its keys: every row of bins sums
                 to 1. A tuple of both gives a tuple of heatmaps, in one pass.
             rows, columns: the part's queries and keys, as in ``part``; by default all.
-            of: ``(rows, columns)`` of the whole of which these are a part: the bins are the whole's,
-                ``(..., Hq, R, C)``, and hold the queries and keys at their positions; NaN where the
-                part has none. Parts make the heatmap of the whole: by the largest of their bins, or
-                the sum of the masses ``exp(bin)``.
+            of: ``(rows, columns)`` of the whole of which these are a part: the bins are those of
+                the whole, ``(..., Hq, R, C)``, and hold queries and keys at their positions; NaN
+                where the part has none. The largest of the parts' bins, or the sum of their masses
+                ``exp(bin)``, is the heatmap of the whole.
 
         Raises:
             ValueError: another ``how``, a size below 1, a negative step, or positions outside of
@@ -734,6 +735,7 @@ class AttentionWeights(LinearForms[ArrayT]):
         columns: np.ndarray,
     ) -> Any:  # fmt: skip
         """The weights of chosen rows and columns, with their gradient."""
+        require_whole_rows(graph)
         _, Hq, Hkv, *_ = graph.sizes
         b = range(int(batch.min()), int(batch.max()) + 1)
         h = range(int(heads.min()), int(heads.max()) + 1)
@@ -1006,7 +1008,7 @@ class AttentionWeights(LinearForms[ArrayT]):
         from regard.recording import Layer
 
         call, axes = self._call, self._call.leading
-        if call.query_step != 1 or not call.whole_rows:
+        if (call.query_step, call.key_step) != (1, 1) or not call.whole_rows:
             raise ValueError(
                 f"weights: {self.shape} are a part with a step, or of some keys; a layer has whole "
                 "rows and neighbouring queries. Take the layer of the whole."

@@ -53,16 +53,21 @@ def rest_of(
     names = [name for name in fields if name in FIELDS]
     if not names:
         return fields
+    require_whole_rows(graph)
+    known = _tensors(statistics)
+    for name in names:
+        fields[name].copy_(reduce(Asked.of(name, fields), graph, backend, known))
+    return {}
+
+
+def require_whole_rows(graph: Call) -> None:
+    """Raises where a gradient would lack that of the keys which a part does not have."""
     if not graph.whole_rows:
         raise UnsupportedError(
             "weights: a part with some of the keys has no gradient, since its rows are not whole."
             " Take weights.mass(keys), weights.blocks(...), weights @ x, or the keys of rows,"
             " weights[..., keys]; or compute it in torch.no_grad()."
         )
-    known = _tensors(statistics)
-    for name in names:
-        fields[name].copy_(reduce(Asked.of(name, fields), graph, backend, known))
-    return {}
 
 
 def _tensors(statistics: tuple[Any, Any] | None) -> tuple[Any, Any] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any, Generic, NamedTuple
 
 import numpy as np
@@ -26,7 +27,7 @@ class RowStatistics(NamedTuple, Generic[ArrayT]):
     maximum: ArrayT
     """``(..., Hq, Lq)``: the largest score, or the sink's logit above it; −inf where all is masked.
 
-    Of final scores: after scale, softcap, bias and edits."""
+    Of final scores: after scale, cap, bias and edits."""
     total: ArrayT
     """``(..., Hq, Lq)``: Σ exp(score − maximum) over the keys and the sink; 0 where all is masked.
 
@@ -42,7 +43,7 @@ def in_scores(call: Call, backend: Backend, statistics: Statistics) -> RowStatis
     xp = arrays_of(call.query)
     like = xp.full((0,), 0.0, xp.dtype)
     maximum, total = (x if is_tensor(x) == call.is_torch else xp.array(like, x) for x in statistics)
-    with np.errstate(all="ignore"):
+    with nullcontext() if call.is_torch else np.errstate(all="ignore"):
         before, rest = product(xp, xp.cast(maximum, "float64"), backend.score_unit(call))
         top = before
         if call.sinks is not None:

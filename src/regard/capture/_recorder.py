@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from regard._base.arrays import is_tensor
-from regard._base.errors import RecordingError
+from regard._base.errors import RecordingError, UnsupportedError
 from regard._call.call import Call
 from regard._call.checks import check_contents, read_call
-from regard._call.options import REAL_NUMBERS
+from regard._call.options import OPTIONS, REAL_NUMBERS
 from regard.capture._calls import NOT_SEEN, is_in_backward
 from regard.capture._files import Files, Unread, Write
 from regard.capture._groups import Occurrences, Place, group_names
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from regard.capture._explanation import Explanation
 
 ALIKE = {*SIGHT, *REAL_NUMBERS}  # options of which no layer has arrays of its own
-OF_OUTPUT = ("dropout", "seed")
+OF_OUTPUT = tuple(option.name for option in OPTIONS if not option.of_weights)
 MOST = 64  # kinds of calls that are known; then they are forgotten
 Arrays = tuple[Any, Any, Any]  # query, key, and value or None
 Describe = Callable[[str, Taken, int], Described]
@@ -151,7 +151,7 @@ class Recorder:
         if (begun := _plain.get(known)) is not None:
             taken, layers = begun[0].another(name, number), begun[1]
         else:
-            call, given = _read(arrays, options)
+            call, given = _read(name, arrays, options)
             if min(call.sizes) == 0:
                 return None
             rows, seen = self._rows.of(call, given)
@@ -174,7 +174,7 @@ class Recorder:
 
     def _go_on(self, known: Taken, arrays: Arrays, options: dict[str, Any]) -> None:
         """A further step of a generation."""
-        call, given = _read(arrays, options)
+        call, given = _read(known.name, arrays, options)
         if min(call.sizes) == 0:
             return
         if self._files is not None and not known.firsts:
@@ -296,10 +296,16 @@ def _same(x: Any) -> Any:
     return x
 
 
-def _read(arrays: Arrays, options: dict[str, Any]) -> tuple[Call, dict[str, Any]]:
+def _read(name: str, arrays: Arrays, options: dict[str, Any]) -> tuple[Call, dict[str, Any]]:
     """A call, checked, and the options that its weights follow from."""
     given = {name: x for name, x in options.items() if name not in OF_OUTPUT}
     call = read_call(*(x.detach() if is_tensor(x) else x for x in arrays), **given)
+    if call.key_start is not None:
+        raise UnsupportedError(
+            f"record: {name or 'attention'} is called on a part of its tokens (key_start,"
+            " query_step or key_step); a recording has whole rows. Record the model in one"
+            " process, where it attends to all of them."
+        )
     check_contents(call)
     return call, given
 
