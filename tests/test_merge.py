@@ -1,6 +1,7 @@
 """Attention over parts of the keys is merged to that of the whole, and its weights add up."""
 
 import functools
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -34,7 +35,7 @@ def exact(name):
 
 def tolerance(name):
     """Float64's rounding of a score, which is that of its weight."""
-    return 1e-9 if name == "large scores" else 4e-15
+    return {"large scores": 1e-9, "sinks above all": 4e-14}.get(name, 4e-15)
 
 
 def parts_of(way, arrays, options, queries, pieces):
@@ -65,9 +66,12 @@ def weights_of_part(way, q, k, name, statistics, queries, keys):
     )  # fmt: skip
 
 
-@by_ways(*NAMED)
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize(
+    ("way", "order"),
+    [(KERNEL, order) for order in ORDERS] + [(way, "striped") for way in NAMED[1:]],
+    ids=lambda x: x if isinstance(x, str) else f"{x.library}-{x.backend}",
+)
 def test_parts_of_the_keys_merge_to_attention_over_all(order, name, way):
     *arrays, _ = inputs()
     out, _, lse = exact(name)
@@ -81,9 +85,17 @@ def test_parts_of_the_keys_merge_to_attention_over_all(order, name, way):
         np.testing.assert_allclose(own, lse[:, :, span(queries)], rtol=1e-14, atol=1e-14)
 
 
-@by_ways(*NAMED)
-@pytest.mark.parametrize("name", ["causal window", "lengths", "sinks", "bias", "edits", "mask"])
-@pytest.mark.parametrize("order", ["zigzag", "striped"])
+@pytest.mark.parametrize(
+    ("way", "name", "order"),
+    [
+        (KERNEL, name, order)
+        for name in ("causal window", "lengths", "sinks", "bias", "edits", "mask")
+        for order in ("zigzag", "striped")
+    ]
+    + [(way, "edits", "striped") for way in NAMED[1:]]
+    + [(way, "sinks", "contiguous") for way in NAMED[1:]],
+    ids=lambda x: x if isinstance(x, str) else f"{x.library}-{x.backend}",
+)
 def test_reductions_of_parts_add_up_to_those_of_the_whole(order, name, way):
     q, k, v, _ = inputs()
     _, w, _ = exact(name)
@@ -139,7 +151,7 @@ def test_reductions_of_parts_add_up_to_those_of_the_whole(order, name, way):
     plain = without(CASES[name], "dropout", "seed")
     whole = regard.AttentionWeights(q, k, query_start=0, backend="reference", **plain)
     of_max, of_mass = whole.pool(bins, ("max", "mass"))
-    np.testing.assert_allclose(largest, of_max, rtol=1e-12)
+    np.testing.assert_allclose(largest, of_max, rtol=1e-12, atol=1e-14)
     np.testing.assert_allclose(mass, np.nan_to_num(np.exp(of_mass)), rtol=1e-12, atol=1e-15)
 
 
@@ -264,8 +276,9 @@ def test_the_maximum_is_the_largest_score_or_the_sink():
 def test_what_makes_scores_of_maxima_is_the_kernels_own():
     kernel, q, k = BACKENDS[0], *inputs()[:2]
     edits = [regard.Edit(keys=1, factor=2.0)]
-    for options in ({}, {"scale": 3.0}, {"scale": -3.0}, {"scale": 0.0}, {"softcap": 2.0},
-                    {"bias": numbers(T, T)}, {"edits": edits}, {"edits": edits, "scale": 1e-35}):  # fmt: skip
+    some = {"softcap": 2.0}, {"bias": numbers(T, T)}, {"edits": edits}
+    for options in ({}, {"scale": 3.0}, {"scale": -3.0}, {"scale": 0.0}, *some,
+                    {"edits": edits, "scale": 1e-35}):  # fmt: skip
         call = read_call(q, k, None, **options)
         np.testing.assert_allclose(kernel.score_unit(call), _read(call)[0].factor * np.log(2))
 
@@ -273,11 +286,10 @@ def test_what_makes_scores_of_maxima_is_the_kernels_own():
 def test_a_product_and_its_error_are_exact():
     x = np.random.default_rng(0).standard_normal(1000) * 1e5
     found, error = product(np, x, 0.1767766952966369)
-    from fractions import Fraction
-
     for one, p, e in zip(x[:50].tolist(), found.tolist(), error.tolist()):
         assert Fraction(one) * Fraction(0.1767766952966369) == Fraction(p) + Fraction(e)
-    assert product(np, np.array([np.inf, np.nan]), 2.0)[1].tolist() == [0, 0]
+    with np.errstate(all="ignore"):
+        assert product(np, np.array([np.inf, np.nan]), 2.0)[1].tolist() == [0, 0]
 
 
 @by_ways(KERNEL, REFERENCE, TORCH)
@@ -440,7 +452,7 @@ def test_a_recording_refuses_parts_of_a_text():
     moved = regard.AttentionWeights(x, x, causal=True, query_start=9, key_start=4)
     layer = moved.layer()
     again = regard.AttentionWeights(layer.query, layer.key, **layer.options)
-    np.testing.assert_array_equal(np.asarray(again), np.asarray(moved))
+    np.testing.assert_array_equal(np.asarray(again)[0], np.asarray(moved))
 
 
 X = np.ones((HQ, 3, D))
@@ -474,7 +486,11 @@ def test_parts_that_do_not_fit_are_named(parts, error, said):
     [
         (1.0, TypeError, "sinks is a float; an array of the library"),
         (torch.ones(HQ), TypeError, "sinks is a Tensor"),
-        (np.ones(3), ShapeError, r"sinks has shape \(3,\); one logit per query head is needed: \(4"),
+        (
+            np.ones(3),
+            ShapeError,
+            r"sinks has shape \(3,\); one logit per query head is needed: \(4",
+        ),
     ],
 )
 def test_sinks_that_do_not_fit_are_named(sinks, error, said):
@@ -507,14 +523,15 @@ def test_statistics_that_do_not_fit_are_named(statistics, error, said):
         ({"key_start": True, "query_start": 0}, TypeError, "key_start is a bool"),
         ({"key_step": 0, "query_start": 0}, ValueError, r"key_step is 0; it must be from 1 to"),
         ({"query_step": -1, "query_start": 0}, ValueError, r"query_step is -1; it must be from 1"),
-        ({"key_start": 2**54, "query_start": 0}, ValueError, r"key_start is .* -2\*\*53 and 2\*\*53"),
+        ({"key_start": 2**54, "query_start": 0}, ValueError, "key_start is .* between"),
         ({"key_start": 0, "query_start": 2**54}, ValueError, "query_start is 180"),
-        ({"key_start": -2, "query_start": 0, "dropout": 0.5}, ValueError, "key_start is -2; with dr"),
-        ({"key_start": 1, "query_start": -3, "dropout": 0.5}, ValueError, "query_start is -3; with"),
+        ({"key_start": -2, "query_start": 0, "dropout": 0.5}, ValueError, "key_start is -2; "),
+        ({"key_start": 1, "query_start": -3, "dropout": 0.5}, ValueError, "query_start is -3; w"),
         ({"key_start": 1, "query_start": 0, "edits": [regard.Edit(keys=-1)]}, ValueError,
          r"edits\[0\]: keys is -1; with key_start, .* counted from the start"),
-        ({"output_dtype": "int8"}, ValueError, "output_dtype is int8; of a query of float64 it can"),
-        ({"output_dtype": "float32"}, ValueError, "of a query of float64 it can be float64"),
+        ({"output_dtype": "int8"}, ValueError, "output_dtype is int8; of a query of float64"),
+        ({"output_dtype": "float32"}, ValueError,
+         "output_dtype is float32; of a query of float64 it can be float64"),
         ({"output_dtype": 3}, TypeError, r"output_dtype is 3; a dtype is needed"),
     ],
 )  # fmt: skip

@@ -107,7 +107,8 @@ class Kernel:
         if all(_is_finite(x) for x in (call.query, call.key, call.value, grad)):
             add_gradients(call, grad, delta, *statistics, sums)
         else:
-            by_formula(arrays_of(call.query), call, grad, delta, statistics, sums)
+            known = _in_scores(self.score_unit(call), *statistics)
+            by_formula(arrays_of(call.query), call, grad, delta, known, sums)
 
     def gather(self, call: Call, statistics: tuple[Any, Any], queries: Any, keys: Any) -> Any:
         return gather(call, *statistics, queries, keys)
@@ -635,6 +636,15 @@ def add_gradients(
     kernels.backward(read, arrays, _threads(call))
     for name, x in own.items():
         sums[name][...] += x.sum(0)[None]
+
+
+def _in_scores(unit: float, maximum: Any, total: Any) -> tuple[Any, Any]:
+    """Row statistics as the formula has them: of final scores."""
+    with np.errstate(all="ignore"):
+        exact = maximum.astype(np.float64) * unit
+        rounded = exact.astype(maximum.dtype)
+        change = np.where(np.isfinite(rounded), exact - rounded, 0.0)
+        return rounded, (total * np.exp(change)).astype(total.dtype)
 
 
 def _is_finite(x: Any) -> bool:

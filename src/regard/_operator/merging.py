@@ -77,7 +77,9 @@ def merge(
         for one, own in zip(outputs, totals):
             if one is not None:
                 share = xp.where(own == 0, 0.0, own / xp.where(total == 0, 1.0, total))
-                term = _taken(xp, one, share, own)
+                term = (
+                    xp.cast(one, "float64") * share[..., None]
+                )  # a visible NaN stays, even times 0
                 output = term if output is None else output + term
         if output is not None:
             output = xp.cast(output, dtype_name(outputs[0]))
@@ -88,12 +90,6 @@ def merge(
 def _rise(xp: Any, own: Any, maximum: Any) -> Any:
     """exp(own − maximum) of a part: 0 where it sees nothing."""
     return xp.exp(xp.where(own == -np.inf, -np.inf, own - maximum))
-
-
-def _taken(xp: Any, output: Any, share: Any, total: Any) -> Any:
-    """An output times its share, in float64; 0 of rows that see nothing in that part."""
-    share, empty = share[..., None], (total == 0)[..., None]
-    return xp.where(empty, 0.0, xp.cast(output, "float64") * share)
 
 
 def _read_sinks(sinks: Any, maximum: Any) -> Any:
