@@ -20,7 +20,9 @@ import regard.viewer
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-PAGES = ["index.md", "coming-from.md", "attention.md", "huggingface.md", "watch.md"]
+PAGES = [
+    "index.md", "coming-from.md", "attention.md", "parts.md", "huggingface.md", "watch.md",
+]  # fmt: skip
 pytestmark = pytest.mark.xdist_group("docs")  # one site serves several of the tests
 
 

@@ -36,6 +36,40 @@ def operator(x: Float32, t: Tensor, asked: bool) -> None:
     assert_type(regard.attention(parameter, parameter, parameter), Tensor)
 
 
+def parts(x: Float32, t: Tensor) -> None:
+    part = regard.attention(
+        x,
+        x,
+        x,
+        query_start=0,
+        key_start=4,
+        key_step=2,
+        return_statistics=True,
+        output_dtype=x.dtype,
+    )
+    assert_type(part, tuple[Float32, regard.RowStatistics[Float32]])
+    assert_type(part[1].maximum, Float32)
+    all_three = regard.attention(t, t, t, return_weights=True, return_statistics=True)
+    assert_type(
+        all_three,
+        tuple[Tensor, regard.AttentionWeights[Tensor], regard.RowStatistics[Tensor]],
+    )
+    assert_type(regard.merge([part, part], x), tuple[Float32, regard.RowStatistics[Float32]])
+    alone = regard.merge([(None, part[1])])
+    assert_type(alone, tuple[None, regard.RowStatistics[Float32]])
+    weights = regard.AttentionWeights(x, x, key_start=4, query_start=0, statistics=part[1])
+    assert_type(weights.statistics, regard.RowStatistics[Float32])
+    assert_type(weights.pool((8, 8), of=(64, 64)), Float32)
+    found = regard.attention_gradients(x, x, x, part[0], part[1], x, causal=True)
+    assert_type(found, regard.AttentionGradients[Float32])
+    assert_type(found.query, Float32 | None)
+    into = regard.AttentionGradients(t, None, t)
+    assert_type(
+        regard.attention_gradients(t, t, t, t, all_three[2], t, into=into),
+        regard.AttentionGradients[Tensor],
+    )
+
+
 def weights_of_numpy(weights: regard.AttentionWeights[Float32], x: Float32) -> None:
     assert_type(weights[0, 2], Float32)
     assert_type(weights[..., 1:3, np.int64(2)], Float32)

@@ -130,7 +130,7 @@ def attention(
     return_statistics: bool = False,
     backend: BackendName = "auto",
     **unknown: NoOption,
-) -> Any:
+) -> ArrayT | tuple[Any, ...]:
     """Exact attention: ``softmax(scale * query @ key.T + bias) @ value``, in linear memory.
 
     In this order: scores, scale, softcap, bias, edits, masked keys to −∞, softmax over the keys and

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -60,31 +60,38 @@ def merge(
     Source: Milakov & Gimelshein 2018, section 3.1; Liu et al. 2023 (ring attention).
     """
     outputs, statistics = _checked(parts)
-    xp = arrays_of(statistics[0].maximum)
-    wide = [tuple(xp.cast(x, "float64") for x in one) for one in statistics]
-    logits = None if sinks is None else _read_sinks(sinks, statistics[0].maximum)
+    first = statistics[0].maximum
+    xp, logits = arrays_of(first), None if sinks is None else _read_sinks(sinks, first)
     with np.errstate(all="ignore"):  # of rows that see nothing, NaN and infinities
-        maximum = wide[0][0]
-        for other, _ in wide[1:]:
-            maximum = xp.maximum(maximum, other)
-        if logits is not None:
-            maximum = xp.where(maximum == -np.inf, maximum, xp.maximum(maximum, logits))
-        totals = [total * _rise(xp, own, maximum) for own, total in wide]
-        total = sum(totals[1:], totals[0])
-        if logits is not None:
-            total = total + xp.where(maximum == -np.inf, 0.0, xp.exp(logits - maximum))
-        output = None
-        for one, own in zip(outputs, totals):
-            if one is not None:
-                share = xp.where(own == 0, 0.0, own / xp.where(total == 0, 1.0, total))
-                term = (
-                    xp.cast(one, "float64") * share[..., None]
-                )  # a visible NaN stays, even times 0
-                output = term if output is None else output + term
-        if output is not None:
-            output = xp.cast(output, dtype_name(outputs[0]))
-        dtype = dtype_name(statistics[0].maximum)
-        return output, RowStatistics(*moved(xp, maximum, total, xp.cast(maximum, dtype)))
+        maximum, totals, total = _totals(xp, statistics, logits)
+        shares = (xp.where(own == 0, 0.0, own / xp.where(total == 0, 1.0, total)) for own in totals)
+        output: Any = None if outputs[0] is None else _weighted(outputs, shares)
+        found = moved(xp, maximum, total, xp.cast(maximum, dtype_name(first)))
+    return output, RowStatistics(*found)
+
+
+def _totals(xp: Any, statistics: Sequence[Any], logits: Any) -> tuple[Any, list[Any], Any]:
+    """The maximum of all, the totals of the parts relative to it, and their sum; in float64."""
+    wide = [tuple(xp.cast(x, "float64") for x in one) for one in statistics]
+    maximum = wide[0][0]
+    for other, _ in wide[1:]:
+        maximum = xp.maximum(maximum, other)
+    if logits is not None:
+        maximum = xp.where(maximum == -np.inf, maximum, xp.maximum(maximum, logits))
+    totals = [total * _rise(xp, own, maximum) for own, total in wide]
+    total = sum(totals[1:], totals[0])
+    if logits is not None:
+        total = total + xp.where(maximum == -np.inf, 0.0, xp.exp(logits - maximum))
+    return maximum, totals, total
+
+
+def _weighted(outputs: Sequence[Any], shares: Iterable[Any]) -> Any:
+    """The sum of outputs times their shares; a visible NaN stays, even times 0."""
+    xp, found = arrays_of(outputs[0]), None
+    for output, share in zip(outputs, shares):
+        term = xp.wide(output) * xp.wide(share)[..., None]
+        found = term if found is None else found + term
+    return xp.cast(found, dtype_name(outputs[0]))
 
 
 def _rise(xp: Any, own: Any, maximum: Any) -> Any:
@@ -126,12 +133,13 @@ def _checked(parts: Any) -> tuple[list[Any], list[RowStatistics[Any]]]:
                 f"merge: part {n} is a {type(part).__name__}; (output, statistics) is needed, as"
                 " regard.attention(..., return_statistics=True) gives it."
             )
-        _check_arrays(n, *part, parts[0])
+        _check_arrays(n, part, parts[0])
     outputs = [output for output, _ in parts]
     return outputs, [RowStatistics(*one) for _, one in parts]
 
 
-def _check_arrays(n: int, output: Any, statistics: Any, first: Part) -> None:
+def _check_arrays(n: int, part: Part, first: Part) -> None:
+    output, statistics = part
     arrays = {"maximum": statistics[0], "total": statistics[1]}
     expected = {"maximum": first[1][0], "total": first[1][0]}
     if (output is None) != (first[0] is None):

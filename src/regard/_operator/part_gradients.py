@@ -92,7 +92,7 @@ def attention_gradients(
         raise unknown_option("attention_gradients", unknown, (*_OPTIONS, "into", "backend"))
     call = detached_call(read_call(query, key, value, **options))
     chosen = choose(call, backend)
-    given = {"query": query, "key": key, "value": value}
+    given: dict[str, Any] = {"query": query, "key": key, "value": value}
     given |= {name: x for name in ("bias", "sinks") if (x := options.get(name)) is not None}
     found = _buffers(call, given, into)
     out, grad = (
