@@ -79,8 +79,8 @@ static inline int64_t start_of_bin(const Reduce& r, int axis, int64_t bin) {
 // The first query or key that is in a bin or after it.
 static inline int64_t first_of_bin(const Reduce& r, int axis, int64_t bin) {
   const int64_t ahead = start_of_bin(r, axis, bin) - r.bin_start[axis];
-  const int64_t cell = ahead > 0 ? (ahead + r.bin_step[axis] - 1) / r.bin_step[axis] : 0;
-  const int64_t count = axis ? r.problem->Lk : r.problem->Lq;
+  const int64_t step = r.bin_step[axis], count = axis ? r.problem->Lk : r.problem->Lq;
+  const int64_t cell = ahead <= 0 ? 0 : step == 1 ? ahead : (ahead + step - 1) / step;
   return cell < count ? cell : count;
 }
 

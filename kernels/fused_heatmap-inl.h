@@ -63,6 +63,7 @@ static void run_fused_heatmap(const void* pass, int64_t task, char* memory, cons
   Rows<E>& rows = m.forward.rows;
   const RowChunk<E> chunk = chunk_of_task<E>(r, task);
   start_bins(r, m.shared, chunk);
+  m.own.keys = m.shared.keys;
   for (int64_t x = 0; x <= r.bins[1]; ++x) m.own.edges[x] = m.shared.edges[x];
   for (int i = 0; i < E::rows; ++i)
     m.own.row_bin[i] = i, m.own.row[0][i] = m.largest + i * r.bins[1];

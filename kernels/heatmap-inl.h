@@ -36,6 +36,7 @@ struct Normalisers {
 template <class E>
 struct Bins {
   typedef typename E::Real Real;
+  int keys;          // of a bin, as of `keys_per_bin`
   int64_t* edges;    // [bins + 1]: the first key of each bin
   int64_t* row_bin;  // [rows]
   Real** row[2];     // [rows]: where its row of bins is accumulated, by heatmap: max, mass
@@ -50,6 +51,7 @@ struct Bins {
 // Empties the bins of a chunk.
 template <class E>
 static void start_bins(const Reduce& r, Bins<E>& bins, const RowChunk<E>& chunk) {
+  bins.keys = int(keys_per_bin(r));
   for (int64_t x = 0; x <= r.bins[1]; ++x) bins.edges[x] = first_of_bin(r, 1, x);
   const int64_t last = bin_at(r, 0, chunk.end - 1);
   for (int64_t x = bin_at(r, 0, chunk.begin); x <= last; ++x) {
@@ -110,7 +112,7 @@ static void pool_tile(const Reduce& r, const Rows<E>& rows, const Bins<E>& bins,
   constexpr int n = E::lanes;
   const int64_t last_bin = bin_at(r, 1, j0 + keys - 1);
   const Vec<Real> nothing = Vec<Real>{} + empty_bin_value<Real>(mass);
-  const int even = int(keys_per_bin(r));
+  const int even = bins.keys;
   const auto both = [](Vec<Real> x, Vec<Real> y) { return mass ? x + y : larger(y, x); };
   for (int64_t bin = bin_at(r, 1, j0); bin <= last_bin; bin += n) {
     const int width = int(last_bin + 1 - bin < n ? last_bin + 1 - bin : n);
@@ -152,7 +154,7 @@ static bool pool_mass(const Reduce& r, const Rows<E>& rows, const Bins<E>& bins,
                       const typename E::Real* scores, int64_t j0, int keys) {
   typedef typename E::Real Real;
   constexpr int n = E::lanes;
-  const int width = int(keys_per_bin(r));
+  const int width = bins.keys;
   if (!width || j0 % width || keys % width || width % 4) return false;
   const int64_t first_bin = bin_at(r, 1, j0);
   const int count = keys / width;

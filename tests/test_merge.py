@@ -6,6 +6,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import regard
 from definition import define
@@ -15,6 +17,7 @@ from regard._backends import BACKENDS
 from regard._backends.kernel import _read
 from regard._call.checks import read_call
 from regard._weights.statistics import product
+from strategies import calls
 from ways import NAMED, by_ways
 from wholes import CASES, HKV, HQ, ORDERS, B, D, T, inputs, of_pieces, pieces_of, span, without
 
@@ -179,6 +182,44 @@ def test_bins_of_the_whole_for_every_size_and_step(length, way):
             np.testing.assert_allclose(largest, expected[0], rtol=1e-6, atol=1e-6)
             assert_same = np.nan_to_num(np.exp(expected[1]))
             np.testing.assert_allclose(mass, assert_same, rtol=1e-5, atol=1e-7)
+
+
+def counts_from_the_start(edit):
+    spans = [x if isinstance(x, slice) else slice(x, x) for x in (edit.queries, edit.keys)]
+    return all(end is None or end >= 0 for x in spans for end in (x.start, x.stop))
+
+
+@settings(max_examples=40, deadline=None)
+@given(call=calls(), data=st.data())
+def test_any_call_cut_anywhere_is_merged_to_the_whole(call, data):
+    (q, k, v), options = call
+    Lq, Lk = q.shape[2], k.shape[2]
+    if data.draw(st.booleans()):
+        options |= {"dropout": 0.3, "seed": 5}
+    start = data.draw(st.integers(0 if "dropout" in options else -3, Lk + 3))
+    options.pop("query_start", None)
+    edits = [edit for edit in options.get("edits", []) if counts_from_the_start(edit)]
+    options |= {"edits": edits}
+    # Edits of queries count positions, of the whole too.
+    whole, known = regard.attention(
+        q, k, v, query_start=start, key_start=0, backend="reference", return_statistics=True,
+        **options,
+    )  # fmt: skip
+    sinks = options.pop("sinks", None)
+    step, query_step = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 3))
+    for queries in (range(first, Lq, query_step) for first in range(query_step)):
+        parts, rows = [], (slice(None), slice(None), span(queries))
+        for first in range(step):
+            every = range(first, max(first, Lk), step)
+            cut = data.draw(st.integers(0, len(every)))
+            for keys in (every[:cut], every[cut:]):
+                own = of_pieces(options, queries, keys, start)
+                arrays = q[rows], k[:, :, span(keys)], v[:, :, span(keys)]
+                parts.append(regard.attention(*arrays, return_statistics=True, **own))
+        found, statistics = regard.merge(parts, sinks)
+        np.testing.assert_allclose(found, whole[rows], atol=1e-12)
+        np.testing.assert_allclose(statistics.maximum, known.maximum[rows], atol=1e-12)
+        np.testing.assert_allclose(statistics.total, known.total[rows], rtol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

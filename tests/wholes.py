@@ -60,8 +60,18 @@ def inputs(seed=0, dtype="float64"):
     ]
 
 
-def of_pieces(options, queries, keys):
-    """The options of a part: positions, and what is an array of its tokens."""
+def along(x, axis, piece):
+    """The piece's part of an axis, where x has it and is not broadcast along it."""
+    if x.ndim < -axis or x.shape[axis] == 1:
+        return x
+    return x.swapaxes(axis, -1)[..., span(piece)].swapaxes(axis, -1)
+
+
+def of_pieces(options, queries, keys, start=0):
+    """The options of a part: positions, and what is an array of its tokens.
+
+    Query 0 of the whole is at ``start``.
+    """
     found = dict(options)
     if "segments" in found:
         ids = found["segments"]
@@ -71,8 +81,8 @@ def of_pieces(options, queries, keys):
         found["intervals"] = tuple(x[..., span(queries)] for x in found["intervals"])
     for name in ("mask", "bias"):
         if name in found:
-            found[name] = found[name][..., span(queries), span(keys)]
-    places = {"query_start": queries.start, "query_step": queries.step}
+            found[name] = along(along(found[name], -2, queries), -1, keys)
+    places = {"query_start": start + queries.start, "query_step": queries.step}
     return found | places | {"key_start": keys.start, "key_step": keys.step}
 
 
