@@ -440,19 +440,20 @@ def test_a_single_matrix_without_heads():
     np.testing.assert_allclose(part.part(slice(2, 9), slice(3, 7))[1], whole[3, 3:7], rtol=1e-12)
 
 
-def test_positions_and_statistics_are_compiled_in_one_graph():
+@pytest.mark.parametrize("backend", ["kernel", "torch"])
+def test_positions_and_statistics_are_compiled_in_one_graph(backend):
     q, k, v = (torch.from_numpy(x) for x in inputs()[:3])
 
     @torch.compile(fullgraph=True, backend="eager")
     def attend(q, k, v):
         return regard.attention(
             q, k, v, causal=True, query_start=4, query_step=2, key_start=1, key_step=3,
-            return_statistics=True, output_dtype="float64",
+            return_statistics=True, output_dtype="float64", backend=backend,
         )  # fmt: skip
 
     plain = regard.attention(
         q, k, v, causal=True, query_start=4, query_step=2, key_start=1, key_step=3,
-        return_statistics=True,
+        return_statistics=True, backend=backend,
     )  # fmt: skip
     out, statistics = attend(q, k, v)
     assert torch.equal(out, plain[0])

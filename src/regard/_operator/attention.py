@@ -8,8 +8,9 @@ from typing import Any, Literal, Unpack, overload
 
 import numpy as np
 
-from regard._backends import choose
+from regard._backends import Backend, Statistics, choose
 from regard._base.arrays import dtype_name, is_tensor
+from regard._base.compiling import is_traced
 from regard._base.errors import ShapeError
 from regard._base.types import (
     Array,
@@ -23,6 +24,7 @@ from regard._base.types import (
     Segments,
     Window,
 )
+from regard._call.call import Call
 from regard._call.checks import given, read_call
 from regard._call.edits import Edit
 from regard._call.hints import unknown_option
@@ -30,6 +32,7 @@ from regard._call.options import OPTIONS, Options
 from regard._operator import plans, watching
 from regard._weights.attention_weights import AttentionWeights, detached, detached_call
 from regard._weights.statistics import RowStatistics, in_scores
+from regard._weights.written import refuse_recorded
 
 _OPTIONS = tuple(option.name for option in OPTIONS)
 _TORCHS = "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa"
@@ -227,8 +230,9 @@ def attention(
         output = one(output)
     if return_statistics:
         if statistics is None:
-            statistics = chosen.row_statistics(detached_call(call.without_value()))
-        of_rows = in_scores(call, chosen, tuple(map(detached, statistics)))
+            statistics = _row_statistics(detached_call(call.without_value()), chosen)
+        maximum, total = statistics
+        of_rows = in_scores(call, chosen, (detached(maximum), detached(total)))
     if return_weights:
         weights = AttentionWeights._of(call, chosen, statistics)
         return (output, weights, of_rows) if return_statistics else (output, weights)
@@ -236,6 +240,16 @@ def attention(
         return output, of_rows
     plans.keep(known, chosen, call, query)
     return output
+
+
+def _row_statistics(call: Call, backend: Backend) -> Statistics:
+    """Those of a call, of a backend whose output comes without them."""
+    if not (call.is_torch and is_traced()):
+        refuse_recorded(call, backend.past_torch)
+        return backend.row_statistics(call)
+    from regard._backends import torch_questions
+
+    return torch_questions.row_statistics(call, backend.name)
 
 
 def scaled_dot_product_attention(
