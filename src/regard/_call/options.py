@@ -113,9 +113,7 @@ class Given:
     interval_last: Any = None  # likewise: the key after the last
     query_start: Any = None  # (B,) integers, counted from the first key
     query_step: int = 1  # from a query's position to the next
-    key_start: int | None = (
-        None  # the position of the first key in the whole, of which it is a part
-    )
+    key_start: int | None = None  # the position of the first key, of a part of a whole
     key_step: int = 1  # from a key's position to the next
     sinks: Any = None  # (Hq,) floating
     edit_ranges: Any = (
