@@ -43,6 +43,7 @@ RUNS = {
     "masks": [],
     "end_to_end": BOTH,
     "memory": [],
+    "distributed": [],
     "huggingface": [],
     "peers": ["--dtype", "float32"],
     "import_time": [],

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import regard
+import regard.distributed
 import regard.lm
 import regard.nn
 import regard.recording
@@ -101,7 +102,8 @@ def test_the_site_has_every_public_name(site):
     for page in (site / "api").rglob("*.html"):
         ids |= Loaded(page.read_text(encoding="utf-8")).ids
     names = [f"regard.{name}" for name in regard.__all__]
-    for module in (regard.lm, regard.nn, regard.recording, regard.testing, regard.viewer):
+    modules = (regard.distributed, regard.lm, regard.nn, regard.recording, regard.testing)
+    for module in (*modules, regard.viewer):
         names += [f"{module.__name__}.{name}" for name in module.__all__]
     top = {"regard.recording.Layer", "regard.recording.Recording"}  # under regard.Layer, ...
     assert not {*names} - top - ids

@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import regard
+import regard.distributed
 from regard.capture import NonFinite, Watch, WatchReport
+from regard.distributed import DistributedWeights, Layout
 from regard.lm import LanguageModel
 from regard.nn import KeyValueCache, MultiHeadAttention, SelfAttention
 from regard.recording import Figure, Grid, WordWeights, Writer
@@ -34,6 +36,22 @@ def operator(x: Float32, t: Tensor, asked: bool) -> None:
     assert_type(edits[0].factor, float)
     parameter = torch.nn.Parameter(t)
     assert_type(regard.attention(parameter, parameter, parameter), Tensor)
+
+
+def over_ranks(t: Tensor) -> None:
+    layout = Layout(100, order="striped")
+    assert_type(layout.shard(t, 0), Tensor)
+    assert_type(layout.gather(t, dim=-1), Tensor)
+    assert_type(layout.positions, Tensor)
+    own = regard.distributed.attention(t, t, t, layout=layout, causal=True, method="gather")
+    assert_type(own, Tensor)
+    both = regard.distributed.attention(t, t, t, layout=layout, return_weights=True)
+    assert_type(both, tuple[Tensor, DistributedWeights])
+    assert_type(both[1].topk(3).values, Tensor)
+    assert_type(both[1].strongest().key, Tensor)
+    assert_type(both[1].summary().entropy, Tensor)
+    assert_type(both[1].statistics.maximum, Tensor)
+    assert_type(both[1].row(3), Tensor)
 
 
 def parts(x: Float32, t: Tensor) -> None:

@@ -1,0 +1,143 @@
+"""Attention of whole heads: each rank exchanges its tokens of all heads for all tokens of some."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from regard._base.errors import UnsupportedError
+from regard._base.types import BackendName
+from regard._call.edits import Edit
+from regard._operator.attention import attention as attend
+from regard._weights.statistics import RowStatistics
+from regard.distributed._layout import Layout
+from regard.distributed._sequence import Sequence
+
+HEADS = -3  # the axis
+
+
+def check(sequence: Sequence, query: torch.Tensor, key: torch.Tensor) -> None:
+    """Raises UnsupportedError where heads cannot be given to the ranks."""
+    size = sequence.layout.size
+    counts = [x.shape[HEADS] if x.ndim > 2 else 1 for x in (query, key)]
+    if any(count % size for count in counts):
+        raise UnsupportedError(
+            f"distributed.attention: method='heads' gives each of {size} ranks as many heads, and"
+            f" there are {counts[0]} query heads and {counts[1]} key heads; method='ring' takes any"
+            " number."
+        )
+    if "dropout" in sequence.options:
+        raise UnsupportedError(
+            "distributed.attention: method='heads' has no dropout, which is drawn by the numbers of"
+            " all heads; method='ring' has."
+        )
+    for name in ("mask", "bias"):
+        x = sequence.options.get(name)
+        if x is not None and x.ndim > 1 and x.shape[-2] != 1:
+            raise UnsupportedError(
+                f"distributed.attention: method='heads' computes all queries of a head, and {name}"
+                " has the rows of this rank; method='ring' takes it."
+            )
+
+
+def of_heads(
+    sequence: Sequence, query: Any, key: Any, value: Any, backend: BackendName
+) -> tuple[torch.Tensor, RowStatistics[torch.Tensor]]:
+    """Output and statistics of this rank's queries, differentiable."""
+    layout = sequence.layout
+    if query.ndim == 2:  # one head, so one rank
+        output, statistics = of_heads(
+            replace(sequence, leading=()), query[None], key[None], value[None], backend
+        )
+        return output[0], RowStatistics(*(x[0] for x in statistics))
+    q, k, v = (_ToHeads.apply(x, layout) for x in (query, key, value))
+    options: Any = _options(sequence, query.shape[HEADS])
+    output, statistics = attend(
+        q, k, v, query_start=0, return_statistics=True, backend=backend, **options
+    )
+    rows = _to_tokens(torch.stack(statistics, -1), layout)
+    own: torch.Tensor = _ToTokens.apply(output, layout)
+    return own, RowStatistics(rows[..., 0], rows[..., 1])
+
+
+def _options(sequence: Sequence, heads: int) -> dict[str, Any]:
+    """The options of this rank's heads."""
+    rank, size = sequence.layout.rank, sequence.layout.size
+    own = slice(rank * heads // size, (rank + 1) * heads // size)
+    found = dict(sequence.options)
+    if sequence.sinks is not None:
+        found["sinks"] = sequence.sinks.reshape(-1)[own]
+    if "edits" in found:
+        found["edits"] = [x for edit in found["edits"] for x in _moved(edit, own, heads)]
+    for name in ("mask", "bias"):
+        x = found.get(name)
+        if x is not None and x.ndim > 2 and x.shape[HEADS] != 1:
+            found[name] = x[..., own, :, :]
+    return found
+
+
+def _moved(edit: Edit, own: slice, heads: int) -> list[Edit]:
+    """An edit in some of the heads, if it is in any of them."""
+    span = edit.heads if isinstance(edit.heads, slice) else slice(None)
+    of = range(heads)[span]
+    low, high = max(of.start, own.start) - own.start, min(of.stop, own.stop) - own.start
+    return [replace(edit, heads=slice(low, high))] if low < high else []
+
+
+class _ToHeads(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, layout: Layout) -> torch.Tensor:
+        ctx.layout = layout
+        return _to_heads(x, layout)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return _to_tokens(grad, ctx.layout), None
+
+
+class _ToTokens(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, layout: Layout) -> torch.Tensor:
+        ctx.layout = layout
+        return _to_tokens(x, layout)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return _to_heads(grad, ctx.layout), None
+
+
+def _to_heads(x: torch.Tensor, layout: Layout) -> torch.Tensor:
+    """``(..., H, count, n)`` of each rank becomes ``(..., H / ranks, length, n)``."""
+    parts = [part.contiguous() for part in x.chunk(layout.size, HEADS)]
+    shape = list(parts[0].shape)
+    arrived = []
+    for count in layout.counts:
+        shape[-2] = count
+        arrived.append(x.new_empty(shape))
+    _all_to_all(layout, parts, arrived)
+    shape[-2] = layout.length
+    whole = x.new_empty(shape)
+    for part, pieces in zip(arrived, layout.pieces):
+        for piece in pieces:
+            whole[..., piece.span, :] = part[..., piece.local, :]
+    return whole
+
+
+def _to_tokens(x: torch.Tensor, layout: Layout) -> torch.Tensor:
+    """``(..., H / ranks, length, n)`` of each rank becomes ``(..., H, count, n)``."""
+    parts = [layout.tokens(x, -2, rank).contiguous() for rank in range(layout.size)]
+    arrived = [torch.empty_like(parts[layout.rank]) for _ in parts]
+    _all_to_all(layout, parts, arrived)
+    return torch.cat(arrived, HEADS)
+
+
+def _all_to_all(layout: Layout, parts: list[torch.Tensor], arrived: list[torch.Tensor]) -> None:
+    peers = layout.peers
+    sends = [(rank, parts[rank]) for rank in peers.others]
+    peers.exchange("attention", sends, [(rank, arrived[rank]) for rank in peers.others]).wait()
+    arrived[layout.rank] = parts[layout.rank]

@@ -1,0 +1,207 @@
+"""Messages between the ranks of a group: in pairs, agreed upon, with errors that name a rank."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+Message = tuple[int, torch.Tensor]  # a rank of the group, and what it sends or gets
+_HEADER, _TEXT = 48, 4096  # bytes
+
+
+class RankError(RuntimeError):
+    """Another rank refused a call, died or did not answer; the text names it."""
+
+
+class Pending:
+    """Messages on their way."""
+
+    def __init__(self, peers: Peers, what: str, ops: list[dist.P2POp], ranks: list[int]) -> None:
+        self._peers, self._what, self._ranks = peers, what, ranks
+        self._ops = ops  # their tensors stay until they have arrived
+        with peers.naming(what, ranks[0] if len({*ranks}) == 1 else None):
+            self._works = dist.batch_isend_irecv(ops) if ops else []
+
+    def wait(self) -> None:
+        """Returns when all have arrived.
+
+        Raises:
+            RankError: a rank died, or did not answer within the timeout of the group.
+        """
+        each = len(self._works) == len(self._ranks)  # NCCL gives one for all of them
+        for n, work in enumerate(self._works):
+            with self._peers.naming(self._what, self._ranks[n] if each else None):
+                work.wait()
+        self._works, self._ops = [], []
+
+
+class _Naming:
+    """Makes an error of the transport one that names the rank which was waited for."""
+
+    def __init__(self, peers: Peers, what: str, rank: int | None) -> None:
+        self._peers, self._what, self._rank = peers, what, rank
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, RuntimeError):
+            raise self._peers.failed(self._what, self._rank, error) from error
+
+
+class Peers:
+    """The ranks of a group, as this one sees them.
+
+    Args:
+        mesh: a 1-D ``DeviceMesh``, a ``ProcessGroup``, or None for all processes.
+    """
+
+    def __init__(self, mesh: Any = None) -> None:
+        if not (dist.is_available() and dist.is_initialized()):
+            raise ValueError(
+                "Layout: torch.distributed is not initialised; call"
+                " torch.distributed.init_process_group or init_device_mesh first, in a program that"
+                " torchrun starts."
+            )
+        if hasattr(mesh, "get_group"):
+            if mesh.ndim != 1:
+                names = mesh.mesh_dim_names or ("cp",)
+                raise ValueError(
+                    f"Layout: the mesh has {mesh.ndim} dimensions; the one along which the sequence"
+                    f" is cut is needed, as in mesh[{names[-1]!r}]."
+                )
+            mesh = mesh.get_group()
+        if mesh is not None and not isinstance(mesh, dist.ProcessGroup):
+            raise TypeError(
+                f"Layout: mesh is a {type(mesh).__name__}; a DeviceMesh of one dimension or a"
+                " ProcessGroup is needed."
+            )
+        self.group: Any = dist.group.WORLD if mesh is None else mesh
+        self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
+        if self.rank < 0:
+            raise ValueError("Layout: this process is not in the group.")
+
+    def naming(self, what: str, rank: int | None) -> _Naming:
+        return _Naming(self, what, rank)
+
+    def failed(self, what: str, rank: int | None, error: Exception) -> RankError:
+        """The error of a rank that did not answer: the first that any rank found, where known."""
+        if rank is not None:
+            rank = self._first_failed(rank)
+        who = "another rank" if rank is None else f"rank {rank}"
+        first = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+        return RankError(
+            f"distributed.{what}: {who} of {self.size} did not answer rank {self.rank}: it died,"
+            " raised an error of its own or is late by more than the timeout of the group"
+            f" ({first}). The group cannot be used any more."
+        )
+
+    def _first_failed(self, rank: int) -> int:
+        """Whom the first rank that noticed waited for: the others wait for that rank in turn."""
+        try:
+            store, key = self.group.get_group_store(), "regard/failed"
+            return int(store.compare_set(key, "", str(rank)))
+        except Exception:  # the store is gone with the process that kept it
+            return rank
+
+    def exchange(self, what: str, sends: Sequence[Message], receives: Sequence[Message]) -> Pending:
+        """Starts to send and to receive; tensors are contiguous, and empty ones are left out."""
+        ops, ranks = [], []
+        for call, messages in ((dist.isend, sends), (dist.irecv, receives)):
+            for rank, x in messages:
+                if x.numel():
+                    ops.append(dist.P2POp(call, x, group=self.group, group_peer=rank))
+                    ranks.append(rank)
+        return Pending(self, what, ops, ranks)
+
+    @property
+    def others(self) -> list[int]:
+        return [rank for rank in range(self.size) if rank != self.rank]
+
+    def all_gather(self, what: str, x: torch.Tensor) -> list[torch.Tensor]:
+        """That tensor of every rank, all of one shape."""
+        x = x.contiguous()
+        found = [x if rank == self.rank else torch.empty_like(x) for rank in range(self.size)]
+        got = [(rank, found[rank]) for rank in self.others]
+        self.exchange(what, [(rank, x) for rank in self.others], got).wait()
+        return found
+
+    def broadcast(self, what: str, tensors: Sequence[torch.Tensor], source: int) -> None:
+        """Fills contiguous tensors with those of one rank."""
+        if self.rank == source:
+            sends = [(rank, x) for rank in self.others for x in tensors]
+            self.exchange(what, sends, []).wait()
+        else:
+            self.exchange(what, [], [(source, x) for x in tensors]).wait()
+
+    def agree(
+        self,
+        what: str,
+        fields: dict[str, str],
+        device: torch.device,
+        error: Exception | None = None,
+        number: int = 0,
+    ) -> int:
+        """Raises on every rank where one has other fields, or an error; gives rank 0's number.
+
+        Raises:
+            RankError: another rank has an error; on that rank it is that error itself.
+            ValueError: the fields differ; the text names the ranks and what each has.
+        """
+        if self.size == 1:
+            if error is not None:
+                raise error
+            return number
+        text = json.dumps(fields)
+        header = int(error is not None).to_bytes(8, "big") + number.to_bytes(8, "big", signed=True)
+        header += hashlib.sha256(text.encode()).digest()
+        found = [bytes(x.tolist()) for x in self.all_gather(what, _bytes(header, _HEADER, device))]
+        if len({one[:8] + one[16:] for one in found}) > 1 or any(one[7] for one in found):
+            told = json.dumps({"error": _told(error)} if error is not None else fields)
+            texts = self.all_gather(what, _bytes(told.encode()[:_TEXT], _TEXT, device))
+            raise _disagreement(what, [_read(x) for x in texts], error)
+        return int.from_bytes(found[0][8:16], "big", signed=True)
+
+
+def _bytes(text: bytes, size: int, device: torch.device) -> torch.Tensor:
+    return torch.tensor(list(text.ljust(size, b"\0")), dtype=torch.uint8, device=device)
+
+
+def _read(x: torch.Tensor) -> dict[str, str]:
+    found: dict[str, str] = json.loads(bytes(x.tolist()).rstrip(b"\0").decode())
+    return found
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:1000]
+
+
+def _disagreement(what: str, found: list[dict[str, str]], error: Exception | None) -> Exception:
+    if error is not None:
+        return error
+    for rank, fields in enumerate(found):
+        if "error" in fields:
+            return RankError(f"distributed.{what}: rank {rank} refused the call: {fields['error']}")
+    names = dict.fromkeys(name for fields in found for name in fields)
+    for name in names:
+        values = [fields.get(name, "nothing") for fields in found]
+        if len({*values}) > 1:
+            told = "; ".join(
+                f"{_ranks([n for n, x in enumerate(values) if x == value])} {value}"
+                for value in dict.fromkeys(values)
+            )
+            return ValueError(
+                f"distributed.{what}: the ranks disagree about {name}: {told}. All need the same."
+            )
+    return ValueError(f"distributed.{what}: the ranks disagree.")
+
+
+def _ranks(ranks: list[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]} has"
+    return f"ranks {', '.join(map(str, ranks))} have"

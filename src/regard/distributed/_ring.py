@@ -1,0 +1,152 @@
+"""Attention of a rank's queries over keys that visit it, and its gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from regard._base.arrays import accumulating_name
+from regard._base.types import BackendName
+from regard._operator.attention import attention as attend
+from regard._operator.merging import merge
+from regard._operator.part_gradients import AttentionGradients, attention_gradients
+from regard._weights.statistics import RowStatistics
+from regard.distributed._layout import Piece
+from regard.distributed._sequence import Sequence, of_pairs
+from regard.distributed._visits import visit
+
+MERGED = 2048  # rows at a time: what merging them takes is small
+
+
+def ring(
+    sequence: Sequence, query: Any, key: Any, value: Any, ahead: int, backend: BackendName
+) -> tuple[torch.Tensor, RowStatistics[torch.Tensor]]:
+    """Output and statistics of this rank's queries, differentiable."""
+    bias = sequence.options.get("bias")
+    output, *statistics = _Ring.apply(
+        query, key, value, bias, sequence.sinks, sequence, ahead, backend
+    )
+    return output, RowStatistics(*statistics)
+
+
+class _Ring(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, query: Any, key: Any, value: Any, bias: Any, sinks: Any,
+        sequence: Sequence, ahead: int, backend: BackendName,
+    ) -> tuple[torch.Tensor, ...]:  # fmt: skip
+        output, maximum, total = _forward(sequence, query, key, value, sinks, ahead, backend)
+        asked = sequence.options.get("output_dtype")
+        if asked is None or str(asked).removeprefix("torch.") == str(query.dtype)[6:]:
+            output = output.to(query.dtype)
+        ctx.save_for_backward(query, key, value, bias, sinks, output, maximum, total)
+        ctx.of = sequence, ahead, backend
+        ctx.mark_non_differentiable(maximum, total)
+        return output, maximum, total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor, *_: Any) -> tuple[Any, ...]:
+        found = _backward(ctx.saved_tensors, ctx.needs_input_grad, grad, *ctx.of)
+        given = ctx.saved_tensors
+        cast = (x if x is None else x.to(like.dtype) for x, like in zip(found, given))
+        return *cast, None, None, None
+
+
+def _forward(
+    sequence: Sequence,
+    query: Any,
+    key: Any,
+    value: Any,
+    sinks: Any,
+    ahead: int,
+    backend: BackendName,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Output, maximum and total of this rank's queries, in the dtype of sums."""
+    name, own = accumulating_name(query), sequence.layout.own
+    like = query.new_zeros((), dtype=getattr(torch, name))
+    output = like.new_zeros((*query.shape[:-1], value.shape[-1]))
+    maximum, total = like.new_full(query.shape[:-1], -torch.inf), like.new_zeros(query.shape[:-1])
+    fresh = {queries.local.start for queries in own}  # pieces of which no row is known yet
+
+    def add(rows: slice, found: Any, sinks: Any = None) -> None:
+        if sinks is None and rows.start in fresh:
+            output[..., rows, :] = found[0]
+            maximum[..., rows], total[..., rows] = found[1]
+            return
+        for start in range(rows.start, rows.stop, MERGED):
+            some = slice(start, min(start + MERGED, rows.stop))
+            parts = [(output[..., some, :], RowStatistics(maximum[..., some], total[..., some]))]
+            if found is not None:
+                own = slice(some.start - rows.start, some.stop - rows.start)
+                of_rows = RowStatistics(*(x[..., own] for x in found[1]))
+                parts.append((found[0][..., own, :], of_rows))
+            merged, statistics = merge(parts, sinks)
+            output[..., some, :] = merged
+            maximum[..., some], total[..., some] = statistics
+
+    def work(pieces: list[Piece], arrays: list[torch.Tensor]) -> list[torch.Tensor]:
+        for piece in own:
+            for keys in pieces:
+                if (pair := sequence.seen(piece, keys)) is None:
+                    continue
+                rows, columns = (part.local for part in pair)
+                k, v = (x[..., columns, :] for x in arrays)
+                options: Any = sequence.part(*pair) | {"output_dtype": name}
+                found = attend(
+                    query[..., rows, :], k, v, return_statistics=True, backend=backend,
+                    **options,
+                )  # fmt: skip
+                add(rows, found)
+                fresh.discard(piece.local.start)
+        return []
+
+    visit(sequence, "attention", (key, value), work, ahead)
+    if sinks is not None:
+        add(slice(0, sequence.layout.count), None, sinks)
+    return output, maximum, total
+
+
+def _backward(
+    saved: Any, needed: Any, grad: Any, sequence: Sequence, ahead: int, backend: BackendName
+) -> list[Any]:
+    """The gradients of query, key, value, bias and sinks; None where there is no need."""
+    query, key, value, bias, sinks, output, maximum, total = saved
+    own, wide = sequence.layout.own, maximum.dtype
+    dq, dbias, dsinks = (
+        torch.zeros_like(x, dtype=wide) if needed[n] else None
+        for n, x in ((0, query), (3, bias), (4, sinks))
+    )
+
+    def work(pieces: list[Piece], arrays: list[torch.Tensor]) -> list[torch.Tensor]:
+        k, v = arrays
+        sums = [torch.zeros_like(x, dtype=wide) if needed[1 + n] else None
+                for n, x in enumerate(arrays)]  # fmt: skip
+        for queries in own:
+            for piece in pieces:
+                if (pair := sequence.seen(queries, piece)) is None:
+                    continue
+                rows, columns = (part.local for part in pair)
+                options = sequence.part(*pair)
+                options.pop("output_dtype", None)
+                into = [dq if dq is None else dq[..., rows, :]]
+                into += [x if x is None else x[..., columns, :] for x in sums]
+                into += [dbias if dbias is None else of_pairs(dbias, *pair), None]
+                attention_gradients(
+                    query[..., rows, :], k[..., columns, :], v[..., columns, :],
+                    output[..., rows, :],
+                    RowStatistics(maximum[..., rows], total[..., rows]), grad[..., rows, :],
+                    into=AttentionGradients(*into), backend=backend, **options,
+                )  # fmt: skip
+        return [x for x in sums if x is not None]
+
+    found = visit(sequence, "attention's gradient", (key, value), work, ahead)
+    dk, dv = (found.pop(0) if needed[n] else None for n in (1, 2))
+    if dsinks is not None:  # it is of whole rows, and of no key
+        attention_gradients(
+            query, key[..., :0, :], value[..., :0, :], output, RowStatistics(maximum, total), grad,
+            into=AttentionGradients(None, None, None, None, dsinks), backend=backend, sinks=sinks,
+        )  # fmt: skip
+    return [dq, dk, dv, dbias, dsinks]

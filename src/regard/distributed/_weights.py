@@ -1,0 +1,429 @@
+"""The weights of a sequence whose tokens are on several ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from collections.abc import Sequence as Several
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+
+from regard._weights.attention_weights import AttentionWeights, WeightsSummary
+from regard._weights.reductions import (
+    Links,
+    PerQuery,
+    Pool,
+    Received,
+    Strongest,
+    TopK,
+    TopKeys,
+    check_k,
+)
+from regard._weights.statistics import RowStatistics
+from regard._weights.written import require_unwritten, versions_of
+from regard.distributed._layout import Piece
+from regard.distributed._sequence import Sequence
+from regard.distributed._visits import visit
+
+_KINDS = "entropy", "received", "distance", "topk", "strongest", "pooled"
+
+
+class DistributedWeights:
+    """The weights ``(..., Hq, length, length)`` of a sequence over the ranks of a layout.
+
+    ``regard.distributed.attention(..., return_weights=True)`` gives them. Every method is
+    collective: each rank calls it with the same arguments. ``entropy``, ``distance`` and ``topk``
+    are of this rank's queries, ``received`` of its keys, in the order of ``layout.positions``;
+    ``strongest``, ``pool`` and ``row`` are of the whole, and equal on every rank. Keys travel, and
+    no weights; nothing is stored. Results are float32, or float64 for a float64 query, and have no
+    gradient.
+
+    Query and key are held; ``copy`` makes weights with tensors of their own.
+
+    Raises:
+        RuntimeError: query or key were written to after the attention.
+        ValueError: the ranks ask for different things; on every rank, with what each asks for.
+        RankError: another rank refused the call, died or did not answer within the group's timeout.
+    """
+
+    def __init__(
+        self,
+        sequence: Sequence,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        statistics: RowStatistics[torch.Tensor],
+        backend: Any,
+    ) -> None:
+        self._sequence, self._backend = sequence, backend
+        self._query, self._key = query.detach(), key.detach()
+        self._statistics = statistics
+        held = {name: x for name, x in sequence.options.items() if name in ("mask", "bias")}
+        self._versions = versions_of({"query": self._query, "key": self._key, **held})
+
+    @property
+    def layout(self) -> Any:
+        """Which tokens of the sequence each rank has."""
+        return self._sequence.layout
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """``(..., Hq, length, length)``."""
+        length = self._sequence.layout.length
+        return (*self._query.shape[:-2], length, length)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype in which weights are given."""
+        return self._statistics.maximum.dtype
+
+    @property
+    def statistics(self) -> RowStatistics[torch.Tensor]:
+        """Maximum and total of this rank's queries: ``(..., Hq, count)`` each; not collective."""
+        return self._statistics
+
+    def __repr__(self) -> str:
+        return f"DistributedWeights{self.shape} {self.dtype}, on rank {self.layout!r}"
+
+    def copy(self) -> DistributedWeights:
+        """The same weights with tensors of their own, which nobody else writes into."""
+        sequence = self._sequence
+        held = {
+            name: sequence.options[name] for name in ("mask", "bias") if name in sequence.options
+        }
+        copies = {name: x.detach().clone() for name, x in held.items()}
+        sequence = replace(sequence, options=sequence.options | copies)
+        query, key = self._query.clone(), self._key.clone()
+        return DistributedWeights(sequence, query, key, self._statistics, self._backend)
+
+    def entropy(self) -> torch.Tensor:
+        """``(..., Hq, count)``: ``−Σ w · ln w`` of this rank's queries, in nats."""
+        return self._asked("entropy")[0]
+
+    def distance(self) -> torch.Tensor:
+        """``(..., Hq, count)``: the mean ``|query position − key position|``, weighted."""
+        return self._asked("distance")[0]
+
+    def received(self, how: Literal["sum", "mean", "max"] = "sum") -> torch.Tensor:
+        """``(..., Hq, count)``: what this rank's keys receive from all queries of the sequence."""
+        return self._asked("received", how=how)[0]
+
+    def topk(self, k: int) -> TopKeys[torch.Tensor, torch.Tensor]:
+        """The k strongest keys of each of this rank's queries; indices are positions.
+
+        Where fewer than k have weight the rest have 0, and their indices mean nothing.
+        """
+        return self._asked("topk", topk=k)[0]
+
+    def strongest(self, n: int = 20) -> Links[torch.Tensor, torch.Tensor]:
+        """The n strongest token pairs of each head of the whole, ``(..., Hq, n)``; positions."""
+        return self._asked("strongest", strongest=n)[0]
+
+    def pool(
+        self, size: tuple[int, int] = (512, 512), how: Literal["max", "mass"] = "max"
+    ) -> torch.Tensor:
+        """``(..., Hq, R, C)``: the heatmap of the whole, as ``AttentionWeights.pool``."""
+        return self._asked("pooled", pool=size, pool_how=how)[0]
+
+    def summary(
+        self,
+        *,
+        topk: int = 8,
+        strongest: int = 20,
+        pool: tuple[int, int] = (512, 512),
+        only: Collection[str] = _KINDS,
+    ) -> WeightsSummary[torch.Tensor, torch.Tensor]:
+        """All of these in one pass over the keys; ``lse`` is None.
+
+        Raises:
+            ValueError: an unknown name in ``only``.
+        """
+        names = [name for name in _KINDS if name in only]
+        topk = min(topk, self._sequence.layout.length)
+        told: dict[str, Any] = {
+            "topk": topk,
+            "strongest": strongest,
+            "pool": pool,
+            "only": sorted(only),
+        }
+        found = dict(zip(names, self._asked(*names, **told)))
+        every: list[Any] = [found.get(name) for name in WeightsSummary._fields]
+        return WeightsSummary(*every)
+
+    def row(self, position: int) -> torch.Tensor:
+        """``(..., Hq, length)``: the weights of one query of the sequence, equal on every rank.
+
+        Raises:
+            IndexError: there is no such position.
+        """
+        error = None
+        try:
+            position = range(self._sequence.layout.length)[position]
+        except (IndexError, TypeError):
+            error = IndexError(
+                f"row: position is {position!r}; the sequence has {self._sequence.layout.length}"
+                " tokens."
+            )
+        self._agree({"row": str(position)}, error)
+        rank, at = self._sequence.layout.holder(position)
+        query, maximum, total, sequence = self._carried(rank, at)
+        piece = Piece(range(position, position + 1), slice(0, 1))
+        out = torch.zeros((*query.shape[:-2], self._sequence.layout.count, 1), dtype=self.dtype)
+        out = out.to(query.device)
+        for keys in self._sequence.layout.own:
+            if (pair := sequence.seen(piece, keys)) is not None:
+                part = self._part(sequence, query, (maximum, total), self._key, *pair)
+                out[..., pair[1].local, 0] = part[..., 0, :]
+        return self._sequence.layout.gather(out, -2)[..., 0]
+
+    def _carried(self, rank: int, at: int) -> tuple[Any, Any, Any, Sequence]:
+        """Query, maximum and total of one rank's query, and options with its mask and bias."""
+        sequence, layout = self._sequence, self._sequence.layout
+        here = slice(at, at + 1) if layout.rank == rank else slice(0, 0)
+        found = [self._query[..., here, :]]
+        found += [x[..., here, None] for x in self._statistics]
+        held = [x for x in ("mask", "bias") if x in sequence.options]
+        rows = [sequence.options[name] for name in held]
+        own = [n for n, x in enumerate(rows) if x.ndim > 1 and x.shape[-2] != 1]
+        own += [n for n, x in enumerate(rows) if n not in own and layout.count == 1]
+        found += [rows[n][..., here, :] for n in own if rows[n].ndim > 1]
+        if layout.rank != rank:
+            found = [x.new_empty((*x.shape[:-2], 1, x.shape[-1])) for x in found]
+        found = [x.detach().contiguous() for x in found]
+        sent = [x.view(torch.uint8) if x.dtype == torch.bool else x for x in found]
+        layout.peers.broadcast("weights", [x for x in sent if x.numel()], rank)
+        query, maximum, total, *carried = found
+        for n, x in zip(own, carried):
+            rows[n] = x
+        sequence = replace(sequence, options=sequence.options | dict(zip(held, rows)))
+        return query, maximum[..., 0], total[..., 0], sequence
+
+    def _part(
+        self, sequence: Sequence, query: Any, rows: Any, key: Any, queries: Piece, keys: Piece
+    ) -> AttentionWeights[torch.Tensor]:
+        options = sequence.part(queries, keys, of_weights=True)
+        options = {name: x.detach() if name == "bias" else x for name, x in options.items()}
+        return AttentionWeights(
+            query, key[..., keys.local, :], statistics=RowStatistics(*rows),
+            backend=self._backend, **options,
+        )  # fmt: skip
+
+    def _agree(self, fields: dict[str, str], error: Exception | None = None) -> None:
+        try:
+            require_unwritten(self._versions)
+        except RuntimeError as found:
+            error = error or found
+        self._sequence.layout.peers.agree("weights", fields, self._query.device, error)
+
+    def _asked(
+        self, *names: str, how: str = "sum", topk: Any = 8, strongest: Any = 20,
+        pool: Any = (512, 512), pool_how: str = "max", only: Any = (),
+    ) -> list[Any]:  # fmt: skip
+        """What is named, in one pass over the keys of every rank."""
+        numbers = {"topk": topk, "strongest": strongest, "pooled": (pool, pool_how)}
+        fields = {"what is asked": ", ".join(names), "how": how}
+        fields |= {name: repr(x) for name, x in numbers.items() if name in names}
+        error: Exception | None = None
+        try:
+            if unknown := [name for name in only if name not in _KINDS]:
+                known = ", ".join(_KINDS)
+                raise ValueError(f"summary: there is no {unknown[0]!r}; there are {known}.")
+            gathered = {name: self._empty(name, how, numbers.get(name)) for name in names}
+        except Exception as found:
+            error = found
+        self._agree(fields, error)
+        received = self._visited(gathered)
+        return [
+            self._received(received, how) if name == "received" else gathered[name].result()
+            for name in names
+        ]
+
+    def _empty(self, name: str, how: str, number: Any) -> Any:
+        if name in ("entropy", "distance"):
+            return _Summed(self, name)
+        if name == "received":
+            if how not in ("sum", "mean", "max"):
+                raise ValueError(f"received: how is {how!r}; 'sum', 'mean' or 'max' is needed.")
+            return _Received(how)
+        if name == "topk":
+            return _Top(self, number)
+        return _Strongest(self, number) if name == "strongest" else _Picture(self, *number)
+
+    def _visited(self, gathered: dict[str, Any]) -> torch.Tensor | None:
+        """Asks every part; gives what the keys of this rank received."""
+        own, sequence = self._sequence.layout.own, self._sequence
+        received = gathered.get("received")
+
+        def work(pieces: list[Piece], arrays: list[torch.Tensor]) -> list[torch.Tensor]:
+            (k,) = arrays
+            sums = [] if received is None else [received.sums(self._query, k)]
+            for mine in own:
+                for piece in pieces:
+                    if (pair := sequence.seen(mine, piece)) is None:
+                        continue
+                    queries, keys = pair
+                    rows = queries.local
+                    known = [x[..., rows] for x in self._statistics]
+                    query = self._query[..., rows, :]
+                    part = self._part(sequence, query, known, k, queries, keys)
+                    asked = {name: x.of(part) for name, x in gathered.items()}
+                    found = part._ask(*asked.values())
+                    for (name, x), one in zip(gathered.items(), found):
+                        if name == "received":
+                            x.add(sums[0], one, keys)
+                        else:
+                            x.add(one, queries, keys)
+            return sums
+
+        how = "max" if received is not None and received.how == "max" else "sum"
+        found = visit(sequence, "weights", (self._key,), work, how=how)
+        return found[0] if found else None
+
+    def _received(self, found: Any, how: str) -> torch.Tensor:
+        given: torch.Tensor = found[..., 0]
+        if how == "mean":
+            given = given / max(self._sequence.layout.length, 1)
+        return given.to(self.dtype)
+
+
+class _Summed:
+    """A number for each query that is a sum over the keys."""
+
+    def __init__(self, weights: DistributedWeights, name: str) -> None:
+        self._name, self._dtype = name, weights.dtype
+        self._sum = torch.zeros_like(weights.statistics.maximum, dtype=torch.float64)
+
+    def of(self, part: Any) -> PerQuery:
+        return PerQuery(part._call, self._name)
+
+    def add(self, found: Any, queries: Piece, keys: Piece) -> None:
+        self._sum[..., queries.local] += found
+
+    def result(self) -> torch.Tensor:
+        return self._sum.to(self._dtype)
+
+
+class _Received:
+    """What keys receive; sums go back to the rank that has them."""
+
+    def __init__(self, how: str) -> None:
+        self.how = how
+
+    def of(self, part: Any) -> Received:
+        return Received(part._call, "max" if self.how == "max" else "sum")
+
+    def sums(self, query: Any, key: Any) -> torch.Tensor:
+        shape = (*query.shape[:-2], key.shape[-2], 1)
+        return torch.zeros(shape, dtype=torch.float64, device=key.device)
+
+    def add(self, sums: Any, found: Any, keys: Piece) -> None:
+        own = sums[..., keys.local, 0]
+        own.copy_(torch.maximum(own, found.to(own.dtype)) if self.how == "max" else own + found)
+
+
+class _Top:
+    """The strongest keys of each query."""
+
+    def __init__(self, weights: DistributedWeights, k: int) -> None:
+        check_k(k, weights.layout.length, "keys")
+        self._k, shape = k, (*weights.statistics.maximum.shape, k)
+        device = weights.statistics.maximum.device
+        self._values = torch.zeros(shape, dtype=weights.dtype, device=device)
+        self._keys = torch.zeros(shape, dtype=torch.int64, device=device)
+
+    def of(self, part: Any) -> TopK:
+        return TopK(part._call, min(self._k, part.shape[-1]))
+
+    def add(self, found: Any, queries: Piece, keys: Piece) -> None:
+        rows, positions = queries.local, keys.positions
+        values = torch.cat([self._values[..., rows, :], found.values], -1)
+        own = positions.start + found.indices * positions.step
+        indices = torch.cat([self._keys[..., rows, :], own], -1)
+        best, at = values.topk(self._k)
+        self._values[..., rows, :] = best
+        self._keys[..., rows, :] = indices.gather(-1, at)
+
+    def result(self) -> TopKeys[torch.Tensor, torch.Tensor]:
+        return TopKeys(self._values, self._keys)
+
+
+class _Strongest:
+    """The strongest pairs of each head of the whole."""
+
+    def __init__(self, weights: DistributedWeights, n: Any) -> None:
+        self._peers, length = weights.layout.peers, weights.layout.length
+        if isinstance(n, bool) or not isinstance(n, int):
+            raise TypeError(f"strongest: n is a {type(n).__name__}; an int is needed.")
+        if n < 0:
+            raise ValueError(f"strongest: n is {n}; it must not be negative.")
+        self._n = min(n, length * length)
+        like = weights.statistics.maximum
+        shape = (*like.shape[:-1], self._n)
+        none = torch.full(shape, -1, dtype=torch.int64, device=like.device)
+        self._found = Links(none, none, torch.zeros(shape, dtype=like.dtype, device=like.device))
+
+    def of(self, part: Any) -> Strongest:
+        return Strongest(part._call, self._n)
+
+    def add(self, found: Any, queries: Piece, keys: Piece) -> None:
+        rows, columns = (
+            torch.where(x < 0, x, piece.positions.start + x * piece.positions.step)
+            for x, piece in zip(found[:2], (queries, keys))
+        )
+        self._found = self._best([self._found, Links(rows, columns, found.weight)])
+
+    def _best(self, found: Several[Any]) -> Links[torch.Tensor, torch.Tensor]:
+        """Of equal weights the lower query is first, then the lower key; no pairs are last."""
+        query, key, weight = (torch.cat([one[n] for one in found], -1) for n in range(3))
+        weight = torch.where(query < 0, -1.0, weight)
+        best = [key, query, weight]
+        for n in range(3):  # the last sort decides, and equals stay as the ones before have them
+            order = best[n].sort(dim=-1, descending=n == 2, stable=True).indices
+            best = [x.gather(-1, order) for x in best]
+        key, query, weight = best
+        query, key, weight = (x[..., : self._n] for x in (query, key, weight))
+        return Links(query, key, weight.clamp(min=0.0))
+
+    def result(self) -> Links[torch.Tensor, torch.Tensor]:
+        if not self._n:
+            return self._found
+        query, key, weight = (self._peers.all_gather("weights", x) for x in self._found)
+        return self._best([Links(x, y, z) for x, y, z in zip(query, key, weight)])
+
+
+class _Picture:
+    """A heatmap of the whole, in ln(weight)."""
+
+    def __init__(self, weights: DistributedWeights, size: Any, how: str) -> None:
+        layout = weights.layout
+        self._peers, self._size, self._how = layout.peers, size, how
+        self._of, like = (layout.length, layout.length), weights.statistics.maximum
+        number = torch.zeros(1, dtype=like.dtype, device=like.device)
+        whole = AttentionWeights(
+            *(number.expand(*like.shape[:-1], layout.length, 1) for _ in range(2))
+        )
+        self._sum = (
+            Pool(whole._call, size, how).result().reshape(*like.shape[:-1], *_sides(size, self._of))
+        )
+
+    def of(self, part: Any) -> Pool:
+        return Pool(part._call, self._size, self._how, self._of)
+
+    def add(self, found: Any, queries: Piece, keys: Piece) -> None:
+        self._sum = self._both(self._sum, found)
+
+    def _both(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        if self._how == "max":
+            return torch.fmax(x, y)
+        none = x.isnan(), y.isnan()
+        return torch.where(none[0], y, torch.where(none[1], x, torch.logaddexp(x, y)))
+
+    def result(self) -> torch.Tensor:
+        first, *others = self._peers.all_gather("weights", self._sum)
+        for x in others:
+            first = self._both(first, x)
+        return first
+
+
+def _sides(size: Any, of: tuple[int, int]) -> tuple[int, int]:
+    return min(int(size[0]), of[0]), min(int(size[1]), of[1])

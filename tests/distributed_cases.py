@@ -1,0 +1,577 @@
+"""What every rank of a group checks: attention of its tokens against that of one process."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import os
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import regard
+from regard.distributed import Layout, RankError, attention
+from wholes import CASES, T, inputs
+
+DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
+ORDERS = ("zigzag", "contiguous", "striped")
+
+
+def tensors(x, dtype):
+    if isinstance(x, tuple):
+        return tuple(tensors(y, dtype) for y in x)
+    if isinstance(x, np.ndarray):
+        x = torch.from_numpy(x)
+        return x.to(dtype) if x.is_floating_point() else x
+    return x
+
+
+def local(options, layout):
+    """The options as a rank gives them: rows of a mask or bias are its own."""
+    found = dict(options)
+    for name in ("mask", "bias"):
+        if name in found and found[name].shape[-2] != 1:
+            found[name] = layout.shard(found[name].detach(), -2)
+    return found
+
+
+def leaf(x):
+    return x.detach().clone().requires_grad_()
+
+
+def one_process(arrays, grad, options):
+    """Output, gradients and weights of the whole."""
+    leaves = [leaf(x) for x in arrays]
+    more = {name: leaf(options[name]) for name in ("bias", "sinks") if name in options}
+    out, weights = regard.attention(*leaves, query_start=0, return_weights=True, **(options | more))
+    found = torch.autograd.grad(out, [*leaves, *more.values()], grad)
+    return out.detach(), dict(zip(("query", "key", "value", *more), found)), weights
+
+
+def over_ranks(arrays, grad, options, layout, **how):
+    leaves = [leaf(layout.shard(x, -2)) for x in arrays]
+    own = local(options, layout)
+    more = {name: leaf(own[name]) for name in ("bias", "sinks") if name in own}
+    out, weights = attention(*leaves, layout=layout, return_weights=True, **(own | more), **how)
+    found = torch.autograd.grad(out, [*leaves, *more.values()], layout.shard(grad, -2))
+    return out.detach(), dict(zip(("query", "key", "value", *more), found)), weights
+
+
+def rms(x):
+    return float(x.double().square().mean().sqrt()) if x.numel() else 0.0
+
+
+class Checks:
+    """What did not hold; told at the end, for the ranks to stay together.
+
+    Args:
+        bound: of float64, in parts of the largest number.
+    """
+
+    def __init__(self, bound=1e-13):
+        self.bound, self.failed = bound, []
+
+    def that(self, holds, told):
+        if not holds:
+            self.failed.append(told)
+
+    def close(self, found, exact, one, name):
+        """Float64 to the bound; else within twice what one process is off by, and a rounding."""
+        same = found.shape == exact.shape and found.dtype == one.dtype
+        self.that(same, f"{name}: {found.dtype} {found.shape}, {one.dtype} {exact.shape}")
+        if not same:
+            return
+        bound = 6e-8 if found.dtype == torch.float32 else self.bound
+        found, exact, one = (x.detach().double() for x in (found, exact, one))
+        self.that(torch.equal(found.isnan(), exact.isnan()), f"{name}: NaN elsewhere")
+        found, exact, one = (x.nan_to_num(0.0) for x in (found, exact, one))
+        largest = max(1.0, float(exact.abs().max())) if exact.numel() else 1.0
+        error, own = rms(found - exact), rms(one - exact)
+        self.that(error <= 2 * own + bound * largest, f"{name}: {error:.3g}, of one {own:.3g}")
+
+    def raise_any(self):
+        assert not self.failed, "; ".join(self.failed)
+
+
+@functools.cache
+def expected(name, dtype, length):
+    """Inputs and options of a dtype, and what one process gives, in float64 and in that dtype."""
+    kind = DTYPES[dtype]
+    rounded = [tensors(x, kind)[:, :, :length].contiguous() for x in inputs()]
+    options = {key: shortened(key, tensors(x, kind), length) for key, x in CASES[name].items()}
+    results = []
+    for own, backend in ((torch.float64, "torch"), (kind, "auto")):
+        of = {key: x.to(own) if key in ("bias", "sinks") else x for key, x in options.items()}
+        *arrays, grad = (x.to(own) for x in rounded)
+        results.append(one_process(arrays, grad, of | {"backend": backend}))
+    return rounded, options, results[0], results[-1]
+
+
+def shortened(name, x, length):
+    """An option of the first tokens of the whole."""
+    if name in ("segments", "intervals"):
+        return tuple(y[..., :length] for y in x) if isinstance(x, tuple) else x[..., :length]
+    return x[..., :length, :length] if name in ("mask", "bias") else x
+
+
+def compare(name, order, dtype="float64", length=T, **how):
+    """One case: everything that a rank gives, against one process of that dtype and of float64."""
+    layout = Layout(length, None, order)
+    rounded, options, exact, one = expected(name, dtype, length)
+    *arrays, grad = rounded
+    checks = Checks(3e-12 if name == "large scores" else 1e-13)
+    out, grads, weights = over_ranks(arrays, grad, options, layout, **how)
+    shard = functools.partial(layout.shard, dim=-2)
+    checks.close(out, shard(exact[0]), shard(one[0]), "output")
+    for key, x in grads.items():
+        y, z = exact[1][key], one[1][key]
+        if key == "sinks":
+            x = sum(layout.peers.all_gather("test", x.double())).to(x.dtype)
+        else:
+            y, z = shard(y), shard(z)
+        checks.close(x, y, z, f"gradient of {key}")
+    of_weights(checks, weights, exact[2], one[2], layout)
+    checks.raise_any()
+
+
+def of_weights(checks, weights, exact, one, layout):
+    rows, shard = (functools.partial(layout.shard, dim=dim) for dim in (-1, -2))
+    checks.that(weights.shape == one.shape, "shape")
+    k, one_matrix = min(5, layout.length), one[...].detach()
+    found = weights.summary(topk=k, strongest=9, pool=(7, 6))
+    for name in ("entropy", "distance", "received"):
+        x, y = (rows(getattr(w, name)()) for w in (exact, one))
+        checks.close(getattr(found, name), x, y, name)
+    top, *of_whole = found.topk, exact.topk(k), one.topk(k)
+    checks.close(top.values, *(shard(x.values) for x in of_whole), "topk")
+    got = torch.gather(shard(one_matrix), -1, top.indices) * (top.values > 0)
+    checks.that(torch.allclose(got, top.values, atol=1e-5), "keys of topk")
+    links, *of_whole = found.strongest, exact.strongest(9), one.strongest(9)
+    checks.close(links.weight, *(x.weight for x in of_whole), "strongest")
+    checks.that(torch.equal(links.query < 0, of_whole[0].query < 0), "pairs that are none")
+    if one.dtype == torch.float64 and layout.length:
+        places = (links.query * layout.length + links.key).clamp(min=0)
+        got = one_matrix.flatten(-2).gather(-1, places) * (links.query >= 0)
+        checks.that(torch.allclose(got, links.weight, atol=1e-12), "places of links")
+    pictures = {"max": found.pooled, "mass": weights.pool((7, 6), "mass")}
+    for how, picture in pictures.items():
+        of_whole = [w.pool((7, 6), how) for w in (exact, one)]
+        checks.close(*(x.exp() for x in (picture, *of_whole)), f"pool {how}")
+    if layout.length:
+        position = layout.length // 2
+        row = weights.row(position)
+        checks.close(row, exact[..., position, :], one[..., position, :], "row")
+
+
+def every_method_gives_its_part_of_the_summary(size):
+    layout = Layout(23)
+    whole, (q, k, v) = small(layout)
+    _, weights = attention(q, k, v, layout=layout, causal=True, return_weights=True)
+    one = regard.AttentionWeights(*whole[:2], causal=True)
+    every = weights.summary(topk=4, strongest=7, pool=(5, 4))
+    for name in ("entropy", "distance", "received"):
+        found = getattr(weights, name)()
+        assert torch.allclose(found, getattr(every, name), atol=1e-13), name
+    assert all(map(torch.equal, weights.topk(4), every.topk))
+    assert all(map(torch.equal, weights.strongest(7), every.strongest))
+    assert torch.equal(weights.strongest(7).query, one.strongest(7).query)
+    assert torch.equal(weights.strongest(7).key, one.strongest(7).key)
+    assert torch.equal(weights.pool((5, 4)).nan_to_num(1), every.pooled.nan_to_num(1))
+    assert weights.dtype == torch.float64
+    for how in ("mean", "max"):
+        found = weights.received(how)
+        assert torch.allclose(found, layout.shard(one.received(how), -1), atol=1e-14), how
+    for position in (0, 11, 22):
+        assert torch.allclose(weights.row(position), one[:, position], atol=1e-14)
+    lse = weights.statistics.maximum + weights.statistics.total.log()
+    assert torch.allclose(lse, layout.shard(one.lse, -1), atol=1e-13)
+
+
+def comparisons(size):
+    """By name the comparisons that a group of that size makes."""
+    found = {}
+
+    def add(name, order="zigzag", dtype="float64", **how):
+        told = ", ".join([name, order, dtype, *(f"{k}={x}" for k, x in how.items())])
+        found[told] = functools.partial(compare, name, order, dtype, **how)
+
+    for n, name in enumerate(CASES):
+        if size == 2 or n % 6 == size % 4:
+            add(name, ORDERS[(n + size) % 3])
+    if size == 1:
+        return found
+    for name in ("causal", "window", "documents", "sinks", "bias")[: 5 // size]:
+        add(name, "zigzag", "float32")
+    add("causal", "striped", "bfloat16")
+    if size == 2:
+        add("cap", "zigzag", "bfloat16")
+        add("causal window", method="gather")
+        for name in ("window", "documents", "sinks", "edits"):
+            add(name, ORDERS[len(name) % 3], method="heads")
+        add("causal", "zigzag", "bfloat16", method="heads")
+    for length in (0, 3, 7)[: 4 // size + 1]:
+        add("causal window", ORDERS[length % 3], length=length)
+    return found
+
+
+def raised(kind, call):
+    """The text of the error that a call raises; every rank calls it."""
+    try:
+        call()
+    except kind as error:
+        return str(error)
+    raise AssertionError(f"no {kind.__name__}")
+
+
+def small(layout, *, Hq=2, Hkv=1, seed=0, dtype=torch.float64):
+    """Query, key and value of a sequence, and those of this rank."""
+    generator = torch.Generator().manual_seed(seed)
+    shapes = (Hq, 4), (Hkv, 4), (Hkv, 3)
+    whole = [torch.randn(h, layout.length, n, generator=generator, dtype=dtype) for h, n in shapes]
+    return whole, [layout.shard(x, -2) for x in whole]
+
+
+def layouts_cut_and_join(size):
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mesh = init_device_mesh("cpu", (size,), mesh_dim_names=("cp",))
+    for length in (0, 1, 2, 5, 16, 33):
+        whole = torch.arange(3.0 * length).reshape(3, length)
+        for order in ORDERS:
+            layout = Layout(length, mesh["cp"], order)
+            own = layout.shard(whole, 1)
+            assert own.shape == (3, layout.count)
+            assert sum(layout.counts) == length
+            assert torch.equal(own, whole[:, layout.positions])
+            leaf_ = own.clone().requires_grad_()
+            joined = layout.gather(leaf_, -1)
+            assert torch.equal(joined, whole)
+            factor = (layout.rank + 1.0) * (1 + whole)
+            (grad,) = torch.autograd.grad((joined * factor).sum(), leaf_)
+            assert torch.equal(grad, size * (size + 1) / 2 * (1 + own))
+            assert str(length) in repr(layout)
+
+
+def zigzag_is_the_order_of_torchs_load_balancer(size):
+    from torch.distributed.tensor.experimental._context_parallel import _load_balancer
+
+    length = 12 * size
+    order = _load_balancer._HeadTailLoadBalancer(length, size, "cpu")._generate_indices()
+    layout = Layout(length)
+    own = order.flatten().reshape(size, -1)[layout.rank]
+    assert torch.equal(own, layout.positions)
+
+
+def layouts_refuse(size):
+    layout = Layout(9)
+    for kind, said, call in (
+        (TypeError, "length is a float; an int", lambda: Layout(3.0)),
+        (ValueError, "length is -1; it must not", lambda: Layout(-1)),
+        (ValueError, "order is 'zag'; one of 'zigzag'", lambda: Layout(3, None, "zag")),
+        (TypeError, "mesh is a int; a DeviceMesh", lambda: Layout(3, 4)),
+        (TypeError, "shard: x is a list", lambda: layout.shard([1], 0)),
+        (regard.ShapeError, "8 tokens along axis 0; 9", lambda: layout.shard(torch.zeros(8), 0)),
+        (regard.ShapeError, "dim is 2, and x has 1", lambda: layout.shard(torch.zeros(9), 2)),
+        (regard.ShapeError, "99 tokens along", lambda: layout.gather(torch.zeros(99), 0)),
+        (IndexError, "no position 9", lambda: layout.holder(9)),
+    ):
+        assert said in raised(kind, call), said
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mesh = init_device_mesh("cpu", (1, size), mesh_dim_names=("tp", "cp"))
+    assert "2 dimensions" in raised(ValueError, lambda: Layout(3, mesh))
+    assert Layout(3, mesh["cp"]).size == size
+
+
+def a_call_that_every_rank_gets_wrong_is_told_in_its_own_words(size):
+    layout = Layout(9)
+    _, (q, k, v) = small(layout)
+    for kind, said, options in (
+        (ValueError, "query_start is given; the layout", {"query_start": 3}),
+        (ValueError, "method is 'star'; one of 'ring'", {"method": "star"}),
+        (TypeError, "no option 'casual'", {"casual": True}),
+        (ValueError, "window is (-1, 0)", {"window": (-1, 0)}),
+        (regard.ShapeError, "segments has shape (8,)", {"segments": torch.zeros(8, dtype=int)}),
+        (regard.ShapeError, "bias", {"bias": torch.zeros(2, layout.count, 8)}),
+        (regard.ShapeError, "keys is 9; there are 9", {"edits": [regard.Edit(keys=9)]}),
+        (regard.ShapeError, "sinks has shape (3,)", {"sinks": torch.zeros(3).double()}),
+        (ValueError, "seed", {"dropout": 0.5, "seed": 2**70}),
+    ):
+        assert said in raised(kind, lambda o=options: attention(q, k, v, layout=layout, **o)), said
+    wrong = torch.zeros(2, layout.count + 1, 4).double()
+    assert "tokens; rank" in raised(
+        regard.ShapeError, lambda: attention(wrong, k, v, layout=layout)
+    )
+    assert "query is a ndarray" in raised(
+        TypeError, lambda: attention(q.numpy(), k, v, layout=layout)
+    )
+    assert "layout is a int" in raised(TypeError, lambda: attention(q, k, v, layout=9))
+
+
+def a_rank_that_disagrees_is_named_on_every_rank(size):
+    layout, last = Layout(9), size - 1
+    _, (q, k, v) = small(layout)
+    odd = layout.rank == last
+    for said, options in (
+        ("causal", {"causal": odd}),
+        ("window", {"window": (3, 1) if odd else (3, None)}),
+        ("segments", {"segments": torch.arange(9) // (2 + odd)}),
+        ("method", {"method": "gather" if odd else "ring"}),
+        ("sinks", {"sinks": torch.zeros(2).double()} if odd else {}),
+        ("scale", {"scale": 0.5 + odd}),
+    ):
+        text = raised(ValueError, lambda o=options: attention(q, k, v, layout=layout, **o))
+        assert f"disagree about {said}" in text, text
+        assert f"rank {last} has" in text, text
+    other = Layout(9 + odd)
+    shards = [torch.zeros(1, other.count, 4)] * 3
+    text = raised(ValueError, lambda: attention(*shards, layout=other))
+    assert "disagree about layout" in text, text
+    assert f"rank {last} has 10 tokens" in text, text
+    if odd:
+        assert "window is 3" in raised(
+            TypeError, lambda: attention(q, k, v, layout=layout, window=3)
+        )
+    else:
+        text = raised(RankError, lambda: attention(q, k, v, layout=layout, window=(3, 0)))
+        assert f"rank {last} refused the call: TypeError: attention: window is 3" in text
+    _, weights = attention(q, k, v, layout=layout, return_weights=True)
+    text = raised(ValueError, lambda: weights.topk(2 + odd))
+    assert "disagree about topk" in text, text
+    assert torch.isfinite(attention(q, k, v, layout=layout)).all()  # the group goes on
+
+
+def weights_refuse(size):
+    layout = Layout(9)
+    _, (q, k, v) = small(layout)
+    _, weights = attention(q, k, v, layout=layout, return_weights=True)
+    assert "DistributedWeights(2, 9, 9)" in repr(weights)
+    assert weights.layout is layout
+    for kind, said, call in (
+        (regard.ShapeError, "k is 10", lambda: weights.topk(10)),
+        (TypeError, "k is a float", lambda: weights.topk(2.0)),
+        (ValueError, "how is 'most'", lambda: weights.received("most")),
+        (ValueError, "n is -1", lambda: weights.strongest(-1)),
+        (TypeError, "n is a str", lambda: weights.strongest("2")),
+        (TypeError, "size is 3", lambda: weights.pool(3)),
+        (ValueError, "how is 'some'", lambda: weights.pool((2, 2), "some")),
+        (ValueError, "there is no 'lse'", lambda: weights.summary(only=["lse"])),
+        (IndexError, "position is 9", lambda: weights.row(9)),
+    ):
+        assert said in raised(kind, call), said
+    assert torch.equal(weights.row(-1), weights.row(8))
+    kept, entropy = weights.copy(), weights.entropy()
+    if layout.rank == 0:
+        k += 1
+        assert "key was written to" in raised(RuntimeError, weights.entropy)
+    else:
+        assert "rank 0 refused the call: RuntimeError" in raised(RankError, weights.entropy)
+    assert torch.equal(kept.entropy(), entropy)
+    _, weights = attention(q, k, v, layout=layout, return_weights=True)
+    assert weights.strongest(0).weight.shape == (2, 0)
+    assert weights.summary(only=["entropy"]).received is None
+
+
+def dropout_without_a_seed_is_the_same_on_every_rank(size):
+    layout = Layout(64)
+    whole, (q, k, v) = small(layout)
+    torch.manual_seed(3 + layout.rank)
+    out = layout.gather(attention(q, k, v, layout=layout, dropout=0.5), -2)
+    torch.manual_seed(3)
+    seed = int(torch.randint(2**62, ()))
+    one = regard.attention(*whole, dropout=0.5, seed=seed)
+    assert torch.allclose(out, one, atol=1e-13)
+
+
+def only_keys_that_are_seen_are_sent(size):
+    layout = Layout(4096, None, "contiguous")
+    _, (q, k, v) = small(layout, dtype=torch.float32)
+    sent, exchange = [], layout.peers.exchange
+
+    def counted(what, sends, receives):
+        sent.extend(x.nbytes for _, x in sends if x.is_floating_point())
+        return exchange(what, sends, receives)
+
+    layout.peers.exchange = counted
+    attention(q, k, v, layout=layout, causal=True, window=(63, None))
+    assert sum(sent) == (63 * (4 + 3) * 4 if layout.rank < size - 1 else 0)
+
+
+def heads_that_cannot_be_shared_out_are_told(size):
+    layout = Layout(9)
+    _, (q, k, v) = small(layout, Hq=2 * size, Hkv=size)
+    rows = {"bias": torch.zeros(layout.count, 9).double()}
+    for said, options in (("no dropout", {"dropout": 0.5}), ("bias has the rows", rows)):
+        text = raised(
+            regard.UnsupportedError,
+            lambda o=options: attention(q, k, v, layout=layout, method="heads", **o),
+        )
+        assert said in text, text
+    if size > 1:
+        _, (q, k, v) = small(layout, Hq=3, Hkv=1)
+        text = raised(
+            regard.UnsupportedError, lambda: attention(q, k, v, layout=layout, method="heads")
+        )
+        assert "3 query heads and 1 key heads; method='ring'" in text, text
+
+
+def a_bias_of_keys_goes_with_the_heads(size):
+    layout = Layout(13)
+    whole, (q, k, v) = small(layout, Hq=size, Hkv=size)
+    bias = torch.arange(13.0 * size, dtype=torch.float64).reshape(size, 1, 13).sin()
+    out = attention(q, k, v, layout=layout, method="heads", bias=bias)
+    one = regard.attention(*whole, bias=bias)
+    assert torch.allclose(layout.gather(out, -2), one, atol=1e-14)
+
+
+def dtensors_by_batch_or_heads_work(size):
+    """One mesh dimension for heads, of one rank, beside that of the sequence."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
+    mesh = init_device_mesh("cpu", (1, size), mesh_dim_names=("tp", "cp"))
+    layout = Layout(12, mesh["cp"])
+    whole, own = small(layout)
+    one = layout.shard(regard.attention(*whole, causal=True), -2)
+
+    def placed(*placements):
+        return [DTensor.from_local(x, mesh["tp"], [p]) for x, p in zip(own, placements)]
+
+    for placement in (Shard(0), Replicate()):
+        shards = [x.detach().requires_grad_() for x in placed(*[placement] * 3)]
+        out = attention(*shards, layout=layout, causal=True)
+        assert isinstance(out, DTensor)
+        assert out.placements == (placement,)
+        assert torch.allclose(out.to_local(), one, atol=1e-14)
+        (grad,) = torch.autograd.grad(out.to_local().sum(), shards[:1])
+        assert isinstance(grad, DTensor)
+    for kind, said, placements, options in (
+        (regard.UnsupportedError, "Tokens are where the layout", [Shard(1)] * 3, {}),
+        (regard.UnsupportedError, "the placement P", [Partial()] * 3, {}),
+        (TypeError, "query is a DTensor of", [Shard(0), Replicate(), Shard(0)], {}),
+        (regard.UnsupportedError, "sinks is given", [Shard(0)] * 3, {"sinks": torch.ones(2)}),
+    ):
+        arrays = placed(*placements)
+        text = raised(kind, lambda x=arrays, o=options: attention(*x, layout=layout, **o))
+        assert said in text, text
+    text = raised(TypeError, lambda: attention(placed(Shard(0))[0], *own[1:], layout=layout))
+    assert "key a Tensor" in text, text
+
+
+def large_runs_are_sent_as_they_are(size):
+    from regard.distributed import _visits
+
+    small_, _visits.LARGE = _visits.LARGE, 1
+    try:
+        compare("causal window", "zigzag")
+    finally:
+        _visits.LARGE = small_
+
+
+def one_matrix_without_heads(size):
+    layout = Layout(11, None, "striped")
+    (q, k, v), _ = small(layout, Hq=1)
+    whole = [x[0] for x in (q, k, v)]
+    own = [layout.shard(x, 0) for x in whole]
+    out, weights = attention(*own, layout=layout, causal=True, return_weights=True)
+    one, exact = regard.attention(*whole, causal=True, return_weights=True)
+    assert torch.allclose(out, layout.shard(one, 0), atol=1e-14)
+    assert weights.shape == (11, 11)
+    assert torch.allclose(weights.row(4), exact[4], atol=1e-14)
+    assert torch.allclose(weights.pool((3, 3)), exact.pool((3, 3)), atol=1e-13, equal_nan=True)
+    assert torch.allclose(weights.received(), layout.shard(exact.received(), 0), atol=1e-13)
+
+
+CHECKS = (
+    layouts_cut_and_join,
+    zigzag_is_the_order_of_torchs_load_balancer,
+    layouts_refuse,
+    a_call_that_every_rank_gets_wrong_is_told_in_its_own_words,
+    weights_refuse,
+    every_method_gives_its_part_of_the_summary,
+    dropout_without_a_seed_is_the_same_on_every_rank,
+    only_keys_that_are_seen_are_sent,
+    one_matrix_without_heads,
+    large_runs_are_sent_as_they_are,
+    heads_that_cannot_be_shared_out_are_told,
+    a_bias_of_keys_goes_with_the_heads,
+    dtensors_by_batch_or_heads_work,
+)
+OF_SEVERAL = (a_rank_that_disagrees_is_named_on_every_rank,)
+
+
+def of_size(size):
+    """By name the cases that a group of that size runs."""
+    checks = CHECKS[:: size // 2 or 1] + (OF_SEVERAL if size > 1 else ())
+    named = {check.__name__: functools.partial(check, size) for check in checks}
+    return comparisons(size) | named
+
+
+def prepare():
+    """Computes what is expected once, before the ranks are forked."""
+    for case in (comparisons(1) | comparisons(2) | comparisons(4)).values():
+        name, _, dtype = case.args
+        expected(name, dtype, case.keywords.get("length", T))
+
+
+def example():
+    """The program of the docs."""
+    page = Path(__file__).parent.parent / "docs" / "distributed.md"
+    return page.read_text(encoding="utf-8").partition("```python\n")[2].partition("```")[0]
+
+
+def the_example_of_the_docs():
+    """Runs it with what torchrun tells a process."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(example(), {"__name__": "__main__"})
+    told = printed.getvalue()
+    assert ("the same as one process" in told) == (os.environ["RANK"] == "0"), told
+
+
+def _until_killed(call, dying):
+    """Calls again and again; one rank ends without a word. The error that the others get."""
+    layout = Layout(64)
+    shards = small(layout)[1]
+    for n in range(50):
+        if layout.rank == dying and n == 3:
+            os._exit(9)
+        call(layout, *shards)
+    raise AssertionError("nobody died")
+
+
+def a_rank_that_dies_is_named_by_every_other(dying):
+    """Told in the error that each of the others gets."""
+    text = raised(
+        RankError,
+        lambda: _until_killed(lambda layout, *x: attention(*x, layout=layout), dying),
+    )
+    assert f"rank {dying} of 4 did not answer" in text, text
+
+
+def a_rank_that_is_late_is_named(late):
+    layout = Layout(64)
+    shards = small(layout)[1]
+    if layout.rank == late:
+        time.sleep(4)
+        return
+    text = raised(RankError, lambda: attention(*shards, layout=layout))
+    assert f"rank {late} of 2 did not answer" in text, text
+
+
+if __name__ == "__main__":
+    import ranks
+
+    size, *words = sys.argv[1:]
+    prepare()
+    cases = of_size(int(size))
+    cases = {name: x for name, x in cases.items() if all(word in name for word in words)}
+    for name, errors in ranks.run(int(size), cases).items():
+        print(name, "ok" if not any(errors) else "FAILED")
+        for error in dict.fromkeys(errors):
+            if error:
+                print(error)
