@@ -19,7 +19,7 @@ from regard.capture._files import Files, Unread, Write
 from regard.capture._groups import Occurrences, Place, group_names
 from regard.capture._rows import SIGHT, BySight, Rows, Span, identity
 from regard.capture._taken import Described, Heads, Taken, copied
-from regard.recording import Recording
+from regard.recording import Layer, Recording
 
 if TYPE_CHECKING:
     from regard.capture._explanation import Explanation
@@ -51,6 +51,37 @@ class Alike(NamedTuple):
 _plain: dict[Any, tuple[Taken, list[dict[str, Any]]]] = {}
 
 
+class Sink:
+    """Takes the layers of one pass, each as it is computed.
+
+    Args:
+        take: is given each layer, with what is known of its call.
+    """
+
+    def __init__(self, take: Callable[[Layer[Any], Taken], object]) -> None:
+        self._take = take
+
+    def add(self, taken: Taken, layers: list[Layer[Any]]) -> list[Write]:
+        """As ``Files.add``."""
+        for layer in layers:
+            self._take(layer, taken)
+        return [functools.partial(self._add_another, taken, layer) for layer in layers]
+
+    def _add_another(
+        self, taken: Taken, layer: Layer[Any], vectors: Sequence[Any], name: str, number: int
+    ) -> None:
+        another = taken.another(name, number)
+        self._take(another.layer_of(vectors, layer.options), another)
+
+    def read_back(self, taken: object) -> None:
+        """Refuses a second pass.
+
+        Raises:
+            RecordingError: always.
+        """
+        raise RecordingError("record: the model computed attention again; one pass is read.")
+
+
 class Recorder:
     """Takes the calls of one pass, or of the steps of one generation, and makes recordings.
 
@@ -59,6 +90,7 @@ class Recorder:
         values: whether to take the values.
         path: of a file that layers are written to as they come.
         explanation: that finds the gradients of the outputs; the file is written at the end then.
+        sink: instead of files, takes each layer as it comes; no recording is made.
     """
 
     def __init__(
@@ -69,13 +101,14 @@ class Recorder:
         values: bool = False,
         path: str | Path | None = None,
         explanation: Explanation | None = None,
+        sink: Sink | None = None,
     ) -> None:
         self._layers, self._heads = _numbers("layers", layers), _numbers("heads", heads)
         self._values = values or explanation is not None
         self._explanation = explanation
-        self._files = None if path is None else Files(path)
-        # What each array of a layer becomes: one that is written at once is not copied before.
-        self._keep = copied if path is None or explanation is not None else _same
+        self._files: Any = sink if path is None else Files(path)
+        # What each array of a layer becomes: one that is used at once is not copied before.
+        self._keep = copied if self._files is None or explanation is not None else _same
         self._thread = threading.get_ident()
         self._taken: dict[tuple[str, int], Taken] = {}
         self._occurrences = Occurrences()

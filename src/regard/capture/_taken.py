@@ -136,9 +136,13 @@ class Taken:
             options: of the layer.
             keep: what each array becomes.
         """
-        found = [keep(x[0] if x.ndim == 4 else x) for x in self.vectors(b, arrays)]
+        return self.layer_of([keep(x) for x in self.vectors(b, arrays)], options)
+
+    def layer_of(self, vectors: Sequence[Any], options: dict[str, Any]) -> Layer[Any]:
+        """A layer of what ``vectors`` gives."""
+        query, key, *value = (x[0] if x.ndim == 4 else x for x in vectors)
         return Layer._of_checked(
-            found[0], found[1], found[2] if len(found) > 2 else None, options.copy(),
+            query, key, value[0] if value else None, options.copy(),
             name=self.name, number=self.number, head_numbers=self._head_numbers,
         )  # fmt: skip
 

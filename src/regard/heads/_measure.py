@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -38,6 +38,44 @@ def _is_prime(n: int) -> bool:
     return all(n % divisor for divisor in range(2, int(n**0.5) + 1))
 
 
+class Pass(NamedTuple):
+    """What is read of a layer's weights, before anything is a mean.
+
+    Attributes:
+        part: the weights of the rows.
+        found: ``lse``, ``entropy``, ``distance`` ``(heads, rows)``; ``received`` ``(heads, Lk)``,
+            the sum over the rows.
+        seen: what the rows see.
+        pairs: ``(heads, n)``, the weights of the patterns' pairs; None without patterns.
+        is_seen: ``(heads or 1, n)``, which of these pairs are seen by a query that has a choice.
+        counted, even: ``(heads or 1, roles)``, as in ``HeadScores``.
+    """
+
+    part: AttentionWeights[Any]
+    found: dict[str, Any]
+    seen: Seen
+    pairs: Float[np.ndarray, "heads n"] | None
+    is_seen: np.ndarray
+    counted: np.ndarray
+    even: np.ndarray
+
+
+def read_pass(weights: AttentionWeights[Any], rows: range, patterns: Patterns | None) -> Pass:
+    """Reads the weights of some rows; arguments as of ``measured``."""
+    part = weights.part(slice(rows.start, rows.stop, rows.step))
+    summary = part.summary(only=READ)
+    found: dict[str, Any] = {
+        name: to_numpy(part._lse_of_scores() if x is None else x)
+        for name, x in ((name, getattr(summary, name)) for name in READ)
+    }
+    seen, none = Seen(part._call), np.zeros((1, 0))
+    if patterns is None:
+        return Pass(part, found, seen, None, none, none, none)
+    is_seen, n, shares = patterns.known(seen, _seen_by)
+    w = weights_at(part._call, found["lse"], patterns.queries, patterns.keys, is_seen)
+    return Pass(part, found, seen, w, is_seen, n, shares)
+
+
 def measured(
     weights: AttentionWeights[Any], rows: range, patterns: Patterns | None, receivers: int
 ) -> dict[str, Any]:
@@ -49,36 +87,31 @@ def measured(
         patterns: of the text; None in cross-attention, which has no roles by place.
         receivers: how many of the keys with most weight to name.
     """
-    part = weights.part(slice(rows.start, rows.stop, rows.step))
-    summary = part.summary(only=READ)
-    found: dict[str, Any] = {
-        name: to_numpy(part._lse_of_scores() if x is None else x)
-        for name, x in ((name, getattr(summary, name)) for name in READ)
-    }
-    received = found["received"].astype(np.float64) / len(rows)
+    read = read_pass(weights, rows, patterns)
+    received = read.found["received"].astype(np.float64) / len(rows)
     order = np.argsort(-received, -1, kind="stable")[:, :receivers].astype(np.int64)
-    means = {name: found[name].mean(-1, dtype=np.float64) for name in ("entropy", "distance")}
-    seen = Seen(part._call)
-    of_roles = _roles(part, found, received, patterns, seen)
-    # A window, a mask or documents hide some of what stands before the last query, or after it.
-    causal_end = rows[-1] + 1 if seen.high[-1] < part.shape[-1] else part.shape[-1]
-    sees_all = np.broadcast_to(seen.count[:, -1] >= causal_end, len(means["entropy"]))
     return {
-        **means, **of_roles,
-        "sees_all": sees_all.astype(np.float64),
+        **means_of(read, rows, patterns),
         "receivers": order, "received": np.take_along_axis(received, order, -1),
     }  # fmt: skip
 
 
-def _roles(
-    part: AttentionWeights[Any],
-    found: dict[str, Any],
-    received: Float[np.ndarray, "heads Lk"],
-    patterns: Patterns | None,
-    seen: Seen,
-) -> dict[str, Any]:
+def means_of(read: Pass, rows: range, patterns: Patterns | None) -> dict[str, Any]:
+    """``measured`` without the receivers, of a pass."""
+    found, seen = read.found, read.seen
+    means = {name: found[name].mean(-1, dtype=np.float64) for name in ("entropy", "distance")}
+    # A window, a mask or documents hide some of what stands before the last query, or after it.
+    Lk = read.part.shape[-1]
+    causal_end = rows[-1] + 1 if seen.high[-1] < Lk else Lk
+    sees_all = np.broadcast_to(seen.count[:, -1] >= causal_end, len(means["entropy"]))
+    return {**means, **_roles(read, patterns), "sees_all": sees_all.astype(np.float64)}
+
+
+def _roles(read: Pass, patterns: Patterns | None) -> dict[str, Any]:
     """``scores``, ``even``, ``counted``, ``overlap``, ``largest`` of ``HeadScores``, of a layer."""
+    found, seen = read.found, read.seen
     heads, rows = found["entropy"].shape
+    received = found["received"].astype(np.float64) / rows
     scores, even, largest = np.full((3, heads, len(ROLES)), np.nan)
     overlap = np.zeros((heads, len(ROLES), len(ROLES)))
     counted = np.zeros((heads, len(ROLES)))
@@ -90,12 +123,9 @@ def _roles(
     out = {
         "scores": scores, "even": even, "counted": counted, "overlap": overlap, "largest": largest,
     }  # fmt: skip
-    if patterns is None:
+    if patterns is None or read.pairs is None:
         return out
-    pairs = patterns.queries, patterns.keys
-    is_seen, n, shares = patterns.known(seen, _seen_by)
-    w = weights_at(part._call, found["lse"], *pairs, is_seen)
-    by_kind = np.add.reduceat(w, patterns.starts, -1, dtype=np.float64)
+    by_kind = np.add.reduceat(read.pairs, patterns.starts, -1, dtype=np.float64)
     kinds = patterns.kinds.astype(np.float64)
     sums = by_kind @ kinds
     for role, keys in zip(BY_KEY, patterns.sets):
@@ -103,10 +133,11 @@ def _roles(
         with np.errstate(invalid="ignore"):
             of_one = (received * keys).max(-1, initial=0)
             largest[:, PLACE[role.name]] = of_one * rows / sums[:, PLACE[role.name]]
+    n = read.counted
     with np.errstate(invalid="ignore", divide="ignore"):
         counted[:, :EVEN_AT] = n[:, :EVEN_AT]
         scores[:, :EVEN_AT] = (sums / n)[:, :EVEN_AT]
-        even[:, :EVEN_AT] = shares[:, :EVEN_AT]
+        even[:, :EVEN_AT] = read.even[:, :EVEN_AT]
         both = kinds.T @ (by_kind[..., None] * kinds)
         overlap[...] = np.nan_to_num(both / n[:, None])
     return out

@@ -1,0 +1,351 @@
+"""The documents of a survey: where they are, and how they are cut into shards."""
+
+from __future__ import annotations
+
+import dataclasses
+import glob
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from regard._base.errors import RecordingError
+from regard._base.extras import needed_by
+from regard._base.files import LIMIT_BYTES, kind, open_file, read_file
+from regard._base.types import Int
+from regard.recording import Recording
+
+TEXT, LINES, TABLE, RECORDING = "text", "jsonl", "parquet", "recording"
+KINDS = {
+    ".jsonl": LINES,
+    ".ndjson": LINES,
+    ".parquet": TABLE,
+    ".safetensors": RECORDING,
+}
+TOKEN_BYTES = 4  # of a token of text, about: shards need no more
+MAGIC = frozenset("*?[")
+
+
+class SurveyError(RuntimeError):
+    """A shard that could not be computed; the text says which, why, and the way out."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """A file, or some rows of one.
+
+    Attributes:
+        path: absolute.
+        kind: ``text``, ``jsonl``, ``parquet`` or ``recording``.
+        bytes, mtime_ns: of the file, when the survey began.
+        first: number of the first document.
+        rows: from which row on, and before which; a text and a recording are one row.
+        offset: of the first row in a jsonl file, in bytes.
+        tokens: that are read of it, about.
+    """
+
+    path: str
+    kind: str
+    bytes: int
+    mtime_ns: int
+    first: int
+    rows: tuple[int, int] = (0, 1)
+    offset: int = 0
+    tokens: int = 0
+
+    def name(self, row: int) -> str:
+        """Of a document, for people: ``texts.jsonl:17``, from 1 on."""
+        return f"{self.path}:{row + 1}" if self.kind in (LINES, TABLE) else self.path
+
+    def check(self) -> None:
+        """Raises SurveyError where the file is not what it was."""
+        try:
+            found = Path(self.path).stat()
+        except OSError as error:
+            raise SurveyError(
+                f"{self.path}: {error.strerror}; it was there when the survey began. Put it back,"
+                " or survey what there is into another folder."
+            ) from error
+        for what, now, then in (
+            ("bytes", found.st_size, self.bytes),
+            ("time of change", found.st_mtime_ns, self.mtime_ns),
+        ):
+            if now != then:
+                raise SurveyError(
+                    f"{self.path} has changed since the survey began: its {what} is {now}, and was"
+                    f" {then}. Put the old file back, copied with its times, or survey the new one"
+                    " into another folder."
+                )
+
+    def to_json(self) -> dict[str, Any]:
+        """For the manifest."""
+        return dataclasses.asdict(self) | {"rows": list(self.rows)}
+
+    @classmethod
+    def of_json(cls, found: dict[str, Any]) -> Source:
+        """Of the manifest."""
+        return cls(**(found | {"rows": tuple(found["rows"])}))
+
+
+@dataclasses.dataclass(frozen=True)
+class Document:
+    """One document, read.
+
+    Attributes:
+        number: in the survey.
+        name: for people.
+        text: None of a recording, and where it cannot be read.
+        recording: None of a text.
+        reason: why it cannot be read; empty where it can.
+    """
+
+    number: int
+    name: str
+    text: str | None = None
+    recording: Recording[Any] | None = None
+    reason: str = ""
+
+
+def found_files(paths: Iterable[str | Path], left_out: Path) -> list[Path]:
+    """The files that are named, in order and each once: of folders and patterns all in them.
+
+    Args:
+        paths: files, folders, patterns such as ``texts/*.txt``.
+        left_out: a folder whose files are none of them: that of the survey.
+
+    Raises:
+        FileNotFoundError: nothing is there under a name.
+        ValueError: no file at all, or a pipe or device.
+    """
+    files: dict[Path, None] = {}
+    paths = [paths] if isinstance(paths, (str, Path)) else list(paths)
+    for path in paths:
+        for found in _matches(path):
+            inside = _in_folder(found) if found.is_dir() else [found]
+            files |= dict.fromkeys(
+                file.resolve() for file in inside if left_out not in file.resolve().parents
+            )
+    if not files:
+        named = ", ".join(str(path) for path in paths) or "nothing was named"
+        raise ValueError(f"survey: there is no file to read ({named}).")
+    for file in files:
+        if what := kind(file.stat().st_mode):
+            raise ValueError(f"survey: {file} is {what}; name files, or folders of them.")
+    return list(files)
+
+
+def _matches(path: str | Path) -> list[Path]:
+    if Path(path).exists():
+        return [Path(path)]
+    if MAGIC & set(str(path)):
+        found = sorted(glob.glob(str(path), recursive=True))
+        if found:
+            return [Path(name) for name in found]
+        raise FileNotFoundError(f"survey: {path}: no file matches.")
+    raise FileNotFoundError(f"survey: {path}: no such file or folder.")
+
+
+def _in_folder(folder: Path) -> Iterator[Path]:
+    """All files in it, but hidden ones and compiled Python."""
+    for above, folders, names in os.walk(folder):
+        folders[:] = sorted(x for x in folders if x[0] != "." and x != "__pycache__")
+        yield from (Path(above, name) for name in sorted(names) if name[0] != ".")
+
+
+def cut(
+    files: Sequence[Path], column: str, max_tokens: int, shard_tokens: int | None, shards: int
+) -> list[list[Source]]:
+    """The documents of each shard, by an estimate of their tokens.
+
+    Args:
+        column: of the text, in files of rows.
+        max_tokens: that are read of a document.
+        shard_tokens: about how many a shard gets; by default a million, or less, so that there are
+            ``shards``.
+    """
+    rows = [_rows_of(file, column) for file in files]
+    estimates = [
+        sizes if of == RECORDING else np.minimum(sizes // TOKEN_BYTES + 1, max_tokens)
+        for of, sizes, _ in rows
+    ]
+    total = sum(int(x.sum()) for x in estimates)
+    each = shard_tokens or min(1_000_000, max(1, -(-total // shards)))
+    made: list[list[Source]] = [[]]
+    room, number = each, 0
+    for file, (kind_, sizes, starts), tokens in zip(files, rows, estimates):
+        status, upto, start = file.stat(), np.cumsum(tokens), 0
+        while start < len(sizes):
+            done = int(upto[start - 1]) if start else 0
+            stop = min(len(sizes), int(np.searchsorted(upto, done + room)) + 1)
+            made[-1].append(
+                Source(
+                    str(file), kind_, status.st_size, status.st_mtime_ns, number + start,
+                    (start, stop), int(starts[start]), int(upto[stop - 1]) - done,
+                )
+            )  # fmt: skip
+            room -= int(upto[stop - 1]) - done
+            start = stop
+            if room <= 0:
+                made.append([])
+                room = each
+        number += len(sizes)
+    return [shard for shard in made if shard]
+
+
+def _rows_of(file: Path, column: str) -> tuple[str, Int[np.ndarray, " n"], Int[np.ndarray, " n"]]:
+    """Kind of a file, and of each document its bytes, or tokens of a recording, and its offset."""
+    kind_ = KINDS.get(file.suffix.lower(), TEXT)
+    nowhere = np.zeros(1, np.int64)
+    if kind_ == LINES:
+        ends = _line_ends(file)
+        starts = np.concatenate([nowhere, ends[:-1]])[: len(ends)]
+        return kind_, ends - starts, starts
+    if kind_ == TABLE:
+        count, each = _table_size(file, column)
+        return kind_, np.full(count, each), np.zeros(count, np.int64)
+    if kind_ == RECORDING:
+        try:
+            return kind_, np.array([len(Recording.load(file).query_tokens)]), nowhere
+        except (RecordingError, OSError, ValueError):
+            return kind_, nowhere, nowhere
+    return kind_, np.array([file.stat().st_size]), nowhere
+
+
+def _line_ends(file: Path) -> Int[np.ndarray, " lines"]:
+    ends, done = [], 0
+    with open_file(file) as lines:
+        while data := lines.read(2**24):
+            ends.append(np.flatnonzero(np.frombuffer(data, np.uint8) == 10) + done + 1)
+            done += len(data)
+    found = np.concatenate([*ends, np.zeros(0, np.int64)]).astype(np.int64)
+    return found if not done or (len(found) and found[-1] == done) else np.append(found, done)
+
+
+def _table_size(file: Path, column: str) -> tuple[int, int]:
+    """Rows of a Parquet file, and bytes of the text of one, about."""
+    with needed_by("A corpus of Parquet files"):
+        from pyarrow import ArrowException
+        from pyarrow.parquet import ParquetFile
+    try:
+        with ParquetFile(file) as table:
+            names = table.schema_arrow.names
+            if column not in names:
+                raise ValueError(
+                    f"survey: {file} has no column {column!r}; there are {', '.join(names)}."
+                    " Name the one of the texts: --column."
+                )
+            rows = table.metadata.num_rows
+            groups = (table.metadata.row_group(n) for n in range(table.num_row_groups))
+            every = [group.column(n) for group in groups for n in range(group.num_columns)]
+            size = sum(
+                own.total_uncompressed_size
+                for own in every
+                if own.path_in_schema.split(".")[0] == column
+            )
+    except ArrowException as error:
+        raise ValueError(f"survey: {file}: not a Parquet file ({error}).") from error
+    return rows, size // max(1, rows)
+
+
+def documents(source: Source, column: str) -> Iterator[Document]:
+    """The documents of a source, one after the other.
+
+    Raises:
+        SurveyError: the file is not what it was when the survey began.
+    """
+    source.check()
+    read = {TEXT: _text, LINES: _lines, TABLE: _table, RECORDING: _recording}[source.kind]
+    for row, found in zip(range(*source.rows), read(source, column)):
+        number = source.first + row
+        if isinstance(found, Exception):
+            yield Document(number, source.name(row), reason=_reason(found))
+        elif isinstance(found, Recording):
+            yield Document(number, source.name(row), recording=found)
+        else:
+            yield Document(number, source.name(row), text=found)
+
+
+Read = Iterator[str | Recording[Any] | Exception]
+
+
+def _text(source: Source, column: str) -> Read:
+    try:
+        yield _decoded(read_file(source.path, LIMIT_BYTES, "Cut it into several files."))
+    except (OSError, ValueError) as error:
+        yield error
+
+
+def _decoded(data: bytes) -> str:
+    text = data.decode("utf-8-sig")
+    if "\0" in text:
+        place = data.index(b"\0")
+        raise ValueError(f"byte {place} is zero, so it is no text")
+    return text
+
+
+def _lines(source: Source, column: str) -> Read:
+    with open_file(source.path) as file:
+        file.seek(source.offset)
+        for _ in range(*source.rows):
+            try:
+                yield _field(file.readline(), column)
+            except (ValueError, RecursionError) as error:
+                yield error
+
+
+def _field(line: bytes, column: str) -> str:
+    if not line.strip():
+        return ""
+    found = json.loads(line)
+    if not isinstance(found, dict) or column not in found:
+        raise ValueError(f"there is no {column!r} in it")
+    return _string(found[column], column)
+
+
+def _string(found: Any, column: str) -> str:
+    if found is None:
+        return ""
+    if not isinstance(found, str):
+        raise ValueError(f"{column!r} is no text, but {type(found).__name__}")
+    return found
+
+
+def _table(source: Source, column: str) -> Read:
+    from pyarrow import ArrowException
+    from pyarrow.parquet import ParquetFile
+
+    first, last = source.rows
+    with ParquetFile(source.path) as table:
+        sizes = [table.metadata.row_group(n).num_rows for n in range(table.num_row_groups)]
+        ends = np.cumsum(sizes)
+        groups = [n for n, end in enumerate(ends) if end > first and end - sizes[n] < last]
+        row = int(ends[groups[0]] - sizes[groups[0]]) if groups else last
+        try:
+            for batch in table.iter_batches(64, row_groups=groups, columns=[column]):
+                for value in batch.column(0):
+                    if first <= row < last:
+                        try:
+                            yield _string(value.as_py(), column)
+                        except ValueError as error:
+                            yield error
+                    row += 1
+        except ArrowException as error:
+            raise SurveyError(f"{source.path}: cannot be read ({error}).") from error
+
+
+def _recording(source: Source, column: str) -> Read:
+    try:
+        yield Recording.load(source.path)
+    except (RecordingError, OSError, ValueError) as error:
+        yield error
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, UnicodeDecodeError):
+        return f"byte {error.start} is no UTF-8"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return " ".join(str(error).split())

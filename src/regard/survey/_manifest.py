@@ -1,0 +1,132 @@
+"""``survey.json``: all that a shard's file follows from."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import importlib.metadata
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from regard._base.files import open_file, replaced_when_complete
+from regard.survey._corpus import Source
+
+NAME = "survey.json"
+FORMAT = 1
+REST = "dropped"  # the tokens of a document beyond max_tokens
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+    """A survey: its model, settings, and the documents of each shard.
+
+    Attributes:
+        versions: of the packages that the numbers depend on.
+        model: ``name``, and hashes of ``weights`` and ``tokenizer``; of recordings the name alone.
+        settings: ``max_tokens``, ``rest``, ``every``, ``column`` and ``documents``.
+        shards: the sources of each.
+    """
+
+    versions: dict[str, str]
+    model: dict[str, str]
+    settings: dict[str, Any]
+    shards: tuple[tuple[Source, ...], ...]
+
+    @functools.cached_property
+    def text(self) -> str:
+        """As it is written."""
+        found = {
+            "format": FORMAT, "versions": self.versions, "model": self.model,
+            "settings": self.settings,
+            "shards": [[source.to_json() for source in shard] for shard in self.shards],
+        }  # fmt: skip
+        return json.dumps(found, indent=1, ensure_ascii=False) + "\n"
+
+    @functools.cached_property
+    def sha256(self) -> str:
+        """Of the text: what a shard's file says that it is of."""
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+    def save(self, folder: Path) -> None:
+        """Writes it, whole or not at all."""
+        with replaced_when_complete(folder / NAME) as file:
+            file.write(self.text.encode())
+
+    @classmethod
+    def load(cls, folder: Path) -> Manifest:
+        """Reads that of a folder.
+
+        Raises:
+            FileNotFoundError: there is none.
+            ValueError: it is no manifest, or of another format.
+        """
+        path = folder / NAME
+        if not path.is_file():
+            raise FileNotFoundError(
+                f"survey: {folder}: there is no survey ({NAME}). Name texts to begin one:"
+                f" regard survey PATHS... -o {folder}"
+            )
+        try:
+            with open_file(path) as file:
+                found = json.loads(file.read())
+            if found["format"] != FORMAT:
+                raise ValueError(f"format {found['format']}; this regard reads {FORMAT}")
+            shards = tuple(
+                tuple(Source.of_json(source) for source in shard) for shard in found["shards"]
+            )
+            return cls(found["versions"], found["model"], found["settings"], shards)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"survey: {path}: not a manifest of regard ({error}).") from error
+
+    def require_same(self, other: Manifest, folder: Path) -> None:
+        """Raises ValueError where another survey is asked for than the folder has.
+
+        Args:
+            other: what is asked for.
+        """
+        difference = next(self._differences(other), None)
+        if difference is not None:
+            raise ValueError(
+                f"survey: {folder} has another survey: {difference}. Name another folder, or remove"
+                " this one."
+            )
+
+    def _differences(self, other: Manifest) -> Iterator[str]:
+        for part in ("model", "settings", "versions"):
+            there, asked = getattr(self, part), getattr(other, part)
+            for name in sorted({*there, *asked}):
+                if there.get(name) != asked.get(name):
+                    label = name if part != "versions" else f"version of {name}"
+                    yield (
+                        f"its {label} is {_told(there.get(name))}, and {_told(asked.get(name))} is"
+                        " asked for"
+                    )
+        there, asked = (
+            {(source.path, source.rows): source for shard in one.shards for source in shard}
+            for one in (self, other)
+        )
+        for path, rows in sorted({*there} ^ {*asked}):
+            if path in {name for name, _ in there} & {name for name, _ in asked}:
+                yield f"{path} is cut into other rows"
+            elif (path, rows) in there:
+                yield f"it reads {path}, which is not asked for"
+            else:
+                yield f"it does not read {path}"
+        for place, source in there.items():
+            if source != asked[place]:
+                yield f"{source.path} has changed since"
+        if self.shards != other.shards:
+            yield "its documents are in other shards"
+
+
+def _told(x: object) -> str:
+    return "missing" if x is None else f"{x:.12}" if isinstance(x, str) and len(x) == 64 else str(x)
+
+
+def versions(*packages: str) -> dict[str, str]:
+    """The versions of regard, NumPy, pyarrow and what else is named."""
+    names = ("regard", "numpy", "pyarrow", *packages)
+    return {name: importlib.metadata.version(name) for name in names}

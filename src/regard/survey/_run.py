@@ -1,0 +1,329 @@
+"""Running the shards of a survey: here, in processes of this machine, or on anyone's executor.
+
+``multiprocessing.Pool`` is not used: it waits for ever for a task whose worker was killed.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from regard.survey._corpus import SurveyError
+from regard.survey._manifest import Manifest
+from regard.survey._models import NO_MODEL, Reader, loaded
+from regard.survey._shard import HEADS, file_of, read_facts, write_shard
+
+RETRIES = 2  # of a shard whose process ended
+POLL_SECONDS = 0.2
+OLD_SECONDS = 3600  # after which an unfinished file is nobody's any more
+
+
+class Progress(NamedTuple):
+    """How far a survey is.
+
+    Attributes:
+        tokens: that are done, those of earlier runs too.
+        total: of all, as far as it is known: of shards to come an estimate.
+        rate: tokens a second of this run; 0 before it has any.
+        seconds: that are left at this rate; None before it has any.
+        shards, of: how many are done, and how many there are.
+    """
+
+    tokens: int
+    total: int
+    rate: float
+    seconds: float | None
+    shards: int
+    of: int
+
+
+class Meter:
+    """Tokens done and to come, told to whoever listens.
+
+    Args:
+        estimates: tokens of every shard, about.
+        done: tokens of the shards that are done.
+        tell: is given the progress.
+    """
+
+    def __init__(
+        self, estimates: Sequence[int], done: dict[int, int],
+        tell: Callable[[Progress], object] | None,
+    ) -> None:  # fmt: skip
+        self._estimates, self._done, self._tell = estimates, dict(done), tell
+        self._before, self._running = sum(done.values()), dict.fromkeys(range(0), 0)
+        self._began = time.monotonic()
+
+    def running(self, number: int, tokens: int) -> None:
+        """A shard has done so many tokens."""
+        if number not in self._done:
+            self._running[number] = tokens
+            self._say()
+
+    def finished(self, number: int, tokens: int) -> None:
+        """A shard is done."""
+        self._running.pop(number, None)
+        self._done[number] = tokens
+        self._say()
+
+    def _say(self) -> None:
+        if self._tell is None:
+            return
+        tokens = sum(self._done.values()) + sum(self._running.values())
+        # What is to come is as much longer or shorter than estimated as what was done.
+        expected = sum(self._estimates[n] for n in self._done)
+        ratio = sum(self._done.values()) / expected if expected else 1.0
+        total = sum(self._done.values()) + sum(
+            max(self._running.get(n, 0), round(ratio * estimate))
+            for n, estimate in enumerate(self._estimates)
+            if n not in self._done
+        )
+        rate = (tokens - self._before) / max(1e-9, time.monotonic() - self._began)
+        left = max(0, total - tokens) / rate if rate else None
+        self._tell(
+            Progress(tokens, total, rate, left, len(self._done), len(self._estimates))
+        )
+
+
+class Task(NamedTuple):
+    """What a process needs to compute any shard of a survey.
+
+    Attributes:
+        folder: of the survey.
+        model: a reader that no name stands for; None where the manifest's name does.
+        trust_remote_code: as in ``regard.hf.load``.
+    """
+
+    folder: str
+    model: Reader | None = None
+    trust_remote_code: bool = False
+
+
+def compute(task: Task, number: int, progress: Callable[[int], object] | None = None) -> int:
+    """Computes a shard where it is missing, and gives its tokens: what every engine maps over.
+
+    Raises:
+        IndexError: no such shard.
+        SurveyError: a file or a model that is not what it was when the survey began.
+    """
+    folder = Path(task.folder)
+    manifest = Manifest.load(folder)
+    if not 0 <= number < len(manifest.shards):
+        raise IndexError(
+            f"survey: there is no shard {number}; there are {len(manifest.shards)}, 0 to"
+            f" {len(manifest.shards) - 1}."
+        )
+    path = file_of(folder, number)
+    if not path.exists():
+        reader = None
+        if manifest.model["name"] != NO_MODEL:
+            reader = task.model or loaded(manifest.model["name"], task.trust_remote_code)
+            _require_model(manifest, reader)
+        write_shard(folder, manifest, number, reader, progress or (lambda tokens: None))
+    return read_facts(path).tokens
+
+
+def _require_model(manifest: Manifest, reader: Reader) -> None:
+    for what, found in zip(("weights", "tokenizer"), reader.sha256):
+        if found != manifest.model[what]:
+            raise SurveyError(
+                f"{manifest.model['name']}: its {what} are not those that the survey began with."
+                " Put the old model back, or begin another survey in another folder."
+            )
+
+
+def sweep(folder: Path) -> None:
+    """Removes what processes that were killed long ago have left unfinished."""
+    for path in folder.glob("*/.regard-*.tmp"):
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_mtime > OLD_SECONDS:
+                path.unlink()
+
+
+def run_here(task: Task, numbers: Sequence[int], meter: Meter) -> None:
+    """One shard after the other, in this process."""
+    for number in numbers:
+
+        def tell(tokens: int, number: int = number) -> None:
+            meter.running(number, tokens)
+
+        meter.finished(number, compute(task, number, tell))
+
+
+def run_on(task: Task, numbers: Sequence[int], executor: Executor, meter: Meter) -> None:
+    """On anyone's executor; a shard that fails does not stop the others.
+
+    Raises:
+        SurveyError: shards that failed, with the reason of the first.
+    """
+    futures = {executor.submit(compute, task, number): number for number in numbers}
+    failed: dict[int, BaseException] = {}
+    try:
+        for future in _as_completed(futures):
+            number = futures[future]
+            if (error := future.exception()) is not None:
+                failed[number] = error
+            else:
+                meter.finished(number, future.result())
+    except BaseException:
+        for future in futures:
+            future.cancel()
+        raise
+    _require_none(failed)
+
+
+def _as_completed(futures: dict[Future[int], int]) -> Iterator[Future[int]]:
+    """Polled, so that Ctrl-C is heard with every executor."""
+    left = set(futures)
+    while left:
+        done = {future for future in left if future.done()}
+        yield from sorted(done, key=lambda future: futures[future])
+        left -= done
+        if left and not done:
+            concurrent.futures.wait(left, POLL_SECONDS, concurrent.futures.FIRST_COMPLETED)
+
+
+def _require_none(failed: dict[int, BaseException]) -> None:
+    if not failed:
+        return
+    first = min(failed)
+    named = ", ".join(map(str, sorted(failed)))
+    kind = "" if isinstance(failed[first], SurveyError) else f"{type(failed[first]).__name__}: "
+    raise SurveyError(
+        f"survey: {'shard' if len(failed) == 1 else 'shards'} {named} could not be computed: {kind}"
+        f"{failed[first]} The others are done, or the same call computes them."
+    ) from failed[first]
+
+
+# In a worker: the tokens that each shard has done, and whether to stop; shared, without a lock that
+# a killed worker could keep.
+_shared: Any = None
+
+
+class _StoppedError(Exception):
+    """The driver wants to end."""
+
+
+def _begin_worker(shared: Any) -> None:
+    global _shared
+    _shared = shared
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver hears Ctrl-C, and tells
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:  # a worker whose driver was killed would wait for ever
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _work(task: Task, number: int) -> int:
+    _shared[1 + number] = max(1, _shared[1 + number])
+
+    def tell(tokens: int) -> None:
+        if _shared[0]:
+            raise _StoppedError
+        _shared[1 + number] = max(1, tokens)
+
+    tell(0)
+    return compute(task, number, tell)
+
+
+def run_in_processes(
+    task: Task, numbers: Sequence[int], workers: int, shards: int, meter: Meter
+) -> None:
+    """In processes of this machine; where one ends, its shard is tried again, at most twice.
+
+    Raises:
+        SurveyError: shards that failed, or ended their process three times.
+    """
+    left, tries, failed = list(numbers), Counter[int](), dict[int, BaseException]()
+    while left:
+        suspects = [number for number in left if tries[number]]
+        # One alone, so that it takes no other along.
+        batch = suspects[:1] or left
+        shared = multiprocessing.get_context("spawn").RawArray("q", 1 + shards)
+        broken = _one_pool(task, batch, min(workers, len(batch)), shared, meter, failed)
+        folder = Path(task.folder)
+        undone = [
+            n for n in left if n not in failed and not file_of(folder, n).exists()
+        ]
+        if broken is not None:
+            for number in batch:
+                if number in undone and shared[1 + number]:
+                    tries[number] += 1
+            if not any(tries.values()):  # before any had begun: no shard's doing
+                tries.update(batch[:1])
+            for number in undone:
+                if tries[number] > RETRIES:
+                    failed[number] = SurveyError(
+                        f"its process ended {tries[number]} times; out of memory, maybe."
+                    )
+        left = [number for number in undone if number not in failed]
+    _require_none(failed)
+
+
+def _one_pool(
+    task: Task, numbers: Sequence[int], workers: int, shared: Any, meter: Meter,
+    failed: dict[int, BaseException],
+) -> BaseException | None:  # fmt: skip
+    """Runs shards until all are done or a process ends, which is given back."""
+    context: Any = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(workers, context, _begin_worker, (shared,))
+    try:
+        with _interrupts_ignored():  # by the processes, which inherit it
+            futures = {pool.submit(_work, task, number): number for number in numbers}
+        left, broken = set(futures), None
+        while left:
+            done, left = concurrent.futures.wait(
+                left, POLL_SECONDS, concurrent.futures.FIRST_COMPLETED
+            )
+            for number in (futures[future] for future in left):
+                if shared[1 + number]:
+                    meter.running(number, shared[1 + number])
+            for future in done:
+                error = future.exception()
+                if isinstance(error, BrokenExecutor):
+                    broken = error
+                elif error is not None:
+                    failed[futures[future]] = error
+                else:
+                    meter.finished(futures[future], future.result())
+        return broken
+    except BaseException:
+        shared[0] = 1
+        for future in futures:
+            future.cancel()
+        raise
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+@contextlib.contextmanager
+def _interrupts_ignored() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def make_folders(folder: Path, documents: bool) -> None:
+    """The folders of the files."""
+    names = [HEADS, "documents"] if documents else [HEADS]
+    for name in names:
+        (folder / name).mkdir(parents=True, exist_ok=True)

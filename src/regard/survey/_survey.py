@@ -1,0 +1,312 @@
+"""``Survey``: what every head of a model does, over a corpus."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from regard.lm import LanguageModel
+from regard.survey import _run
+from regard.survey._corpus import RECORDING, cut, documents, found_files
+from regard.survey._manifest import NAME, REST, Manifest, versions
+from regard.survey._models import BUILTIN, NO_MODEL, Own, Reader, is_own, loaded
+from regard.survey._run import Meter, Progress, Task
+from regard.survey._shard import Facts, file_of, names_of, read_facts, read_sums
+from regard.survey._statistics import spacing
+from regard.survey._sums import HeadSums
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SHARDS = 24  # of a small corpus, at least
+MAX_TOKENS = 1024
+
+
+class Survey:
+    """What every head of a model does over a corpus: a folder of sums, shard by shard.
+
+    With a corpus it begins a survey in the folder, or goes on with the one that is there; without
+    one it opens that. A shard's file is a pure function of the manifest, ``survey.json``, and the
+    shard's number, and a shard is done if its file is there: nothing else is state.
+
+    Args:
+        folder: of the survey.
+        model: ``"builtin"``, a folder, a name of Hugging Face, or a ``LanguageModel``; by default
+            the built-in one. Recordings need none.
+        corpus: files, folders and patterns: texts in UTF-8, ``.jsonl`` and ``.parquet`` with a
+            document in each row, or ``.safetensors`` recordings.
+        max_tokens: that are read of each document, from its beginning; the rest is left out. Of
+            recordings all is read.
+        shard_tokens: about how many a shard has; by default a million, or a 24th of the corpus
+            where that is less.
+        column: of the text, in files of rows.
+        documents: also write the sums of every document, into ``documents/``.
+        trust_remote_code: as in ``regard.hf.load``.
+
+    Raises:
+        FileNotFoundError: no such file or model, or without a corpus no survey in the folder.
+        ModuleNotFoundError: pyarrow is not installed; ``pip install "regard[survey]"`` brings it.
+        ValueError: another survey is in the folder, which the error names; nothing to read, texts
+            beside recordings, or numbers below 1.
+
+    Example:
+        >>> import regard, tempfile, pathlib
+        >>> folder = pathlib.Path(tempfile.mkdtemp())
+        >>> _ = (folder / "a.txt").write_text("the cat sat on the mat " * 9)
+        >>> survey = regard.survey.Survey(folder / "heads", corpus=folder / "a.txt")
+        >>> survey.run(workers=1)
+        >>> survey.heads()
+        HeadSums(32 heads over 1 documents, 55 tokens)
+
+    Source: docs/survey.md.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        model: str | Path | LanguageModel | None = None,
+        corpus: str | Path | Iterable[str | Path] | None = None,
+        max_tokens: int | None = None,
+        shard_tokens: int | None = None,
+        column: str = "text",
+        documents: bool = False,
+        trust_remote_code: bool = False,
+    ) -> None:
+        self.folder = Path(folder).resolve()
+        for name, value in (("max_tokens", max_tokens), ("shard_tokens", shard_tokens)):
+            if value is not None and value < 1:
+                raise ValueError(f"survey: {name} is {value}; at least 1 is needed.")
+        own = Own(model) if isinstance(model, LanguageModel) else None
+        self._task = Task(str(self.folder), own, trust_remote_code)
+        if corpus is None:
+            self.manifest = Manifest.load(self.folder)
+            return
+        files = found_files(corpus, self.folder)
+        name = _name_of(model, files)
+        most, facts = max_tokens or MAX_TOKENS, {"name": name}
+        if name != NO_MODEL:
+            reader: Reader = own or loaded(name, trust_remote_code)
+            most = _longest(reader, max_tokens)
+            facts |= dict(zip(("weights", "tokenizer"), reader.sha256))
+        asked = Manifest(
+            versions=versions(*(() if name == NO_MODEL or own or is_own(name) else HF)),
+            model=facts,
+            settings={
+                "max_tokens": most, "rest": REST, "every": spacing(most), "column": column,
+                "documents": documents,
+            },
+            shards=tuple(map(tuple, cut(files, column, most, shard_tokens, SHARDS))),
+        )  # fmt: skip
+        self.manifest = self._begin(asked)
+
+    def _begin(self, asked: Manifest) -> Manifest:
+        """The manifest of the folder, after it was written or compared."""
+        if (self.folder / NAME).exists():
+            Manifest.load(self.folder).require_same(asked, self.folder)
+        else:
+            if self.folder.exists() and not self.folder.is_dir():
+                raise ValueError(f"survey: {self.folder} is a file; name a folder.")
+            _run.make_folders(self.folder, asked.settings["documents"])
+            asked.save(self.folder)
+        return asked
+
+    def __len__(self) -> int:
+        """How many shards there are."""
+        return len(self.manifest.shards)
+
+    def __repr__(self) -> str:
+        done = len(self) - len(self.missing())
+        return f"Survey({str(self.folder)!r}, {self.manifest.model['name']}, shards: {done} of {len(self)})"
+
+    def missing(self) -> list[int]:
+        """Numbers of the shards that have no file."""
+        done = {*names_of(self.folder)}
+        return [number for number in range(len(self)) if number not in done]
+
+    def run_shard(self, number: int, progress: Callable[[int], object] | None = None) -> None:
+        """Computes one shard, in this process, if it is missing: what an engine maps over.
+
+        The file is the same bits wherever it is computed, with the same packages, the same kind of
+        processor and as many threads.
+
+        Args:
+            number: from 0 on.
+            progress: called with the tokens of the shard that are done.
+
+        Raises:
+            IndexError: no such shard.
+            SurveyError: a file of the corpus, or the model, is not what it was.
+        """
+        _run.make_folders(self.folder, self.manifest.settings["documents"])
+        _run.compute(self._task, number, progress)
+
+    def run(
+        self,
+        executor: Executor | None = None,
+        *,
+        workers: int | None = None,
+        shards: Iterable[int] | None = None,
+        progress: Callable[[Progress], object] | None = None,
+    ) -> None:
+        """Computes all missing shards.
+
+        By default in processes of this machine. Where one of them ends, its shard is tried again,
+        at most twice. Ctrl-C leaves whole shards, and the same call goes on.
+
+        Args:
+            executor: any ``concurrent.futures.Executor``, as of Dask, MPI or loky, on machines that
+                see the folder and the corpus under the same names.
+            workers: how many processes; 1 computes in this one. By default as many as processors.
+            shards: numbers of those to compute, by default all.
+            progress: is told how far it is.
+
+        Raises:
+            IndexError: no such shard.
+            SurveyError: shards that failed, with the reason; all others are done.
+            ValueError: ``workers`` below 1, or more than one process for a model without a name.
+        """
+        wanted = range(len(self)) if shards is None else [*shards]
+        if beyond := [number for number in wanted if not 0 <= number < len(self)]:
+            raise IndexError(
+                f"survey: there is no shard {beyond[0]}; there are {len(self)}, 0 to {len(self) - 1}."
+            )
+        if workers is not None and workers < 1:
+            raise ValueError(f"survey: workers is {workers}; at least 1 is needed.")
+        missing = [number for number in self.missing() if number in {*wanted}]
+        _run.make_folders(self.folder, self.manifest.settings["documents"])
+        _run.sweep(self.folder)
+        meter = self._meter({*wanted}, progress)
+        if executor is not None:
+            _run.run_on(self._task, missing, executor, meter)
+            return
+        count = min(workers or _processors(), len(missing))
+        if count <= 1 or self._task.model is not None:
+            _run.run_here(self._task, missing, meter)
+            return
+        _run.run_in_processes(self._task, missing, count, len(self), meter)
+
+    def _meter(self, wanted: set[int], progress: Callable[[Progress], object] | None) -> Meter:
+        """Of the shards that this run is about."""
+        if progress is None:
+            return Meter([0] * len(self), {}, None)
+        facts = self.facts()
+        done = {number: found.tokens for number, found in facts.items()}
+        estimates = [
+            sum(source.tokens for source in shard) if number in wanted or number in done else 0
+            for number, shard in enumerate(self.manifest.shards)
+        ]
+        return Meter(estimates, done, progress)
+
+    def facts(self) -> dict[int, Facts]:
+        """What every shard that is done says of its documents: counted, cut, empty, unreadable.
+
+        Raises:
+            ValueError: a file that is none of this survey.
+        """
+        found = {number: read_facts(file_of(self.folder, number)) for number in self._done()}
+        for number, facts in found.items():
+            if facts.manifest != self.manifest.sha256:
+                raise ValueError(
+                    f"survey: {file_of(self.folder, number)} is of another survey. Remove it, and"
+                    " the same command computes it."
+                )
+        return found
+
+    def _done(self) -> list[int]:
+        return [number for number in names_of(self.folder) if number < len(self)]
+
+    def heads(self) -> HeadSums:
+        """The sums of all shards that are done.
+
+        Raises:
+            ValueError: as ``facts``.
+        """
+        self.facts()
+        return sum((read_sums(file_of(self.folder, number)) for number in self._done()), start=NONE)
+
+    def means(self) -> Any:
+        """``heads().means()``: roles and scores of every head."""
+        return self.heads().means()
+
+    def quantile(self, statistic: str, p: float) -> Any:
+        """``heads().quantile(statistic, p)``."""
+        return self.heads().quantile(statistic, p)
+
+    def plot(self) -> Figure:
+        """``heads().plot()``: a picture of all heads."""
+        return self.heads().plot()
+
+    def document(self, number: int) -> str:
+        """The name of a document: its file, and in a file of rows its row, from 1 on.
+
+        Raises:
+            IndexError: no such document.
+        """
+        for shard in self.manifest.shards:
+            for source in shard:
+                row = number - source.first
+                if source.rows[0] <= row < source.rows[1]:
+                    return source.name(row)
+        raise IndexError(f"survey: there is no document {number}.")
+
+    def text(self, number: int) -> Any:
+        """A document itself: its text, or its recording.
+
+        Raises:
+            IndexError: no such document.
+            SurveyError: its file is not what it was.
+        """
+        name = self.document(number)
+        for shard in self.manifest.shards:
+            for source in shard:
+                if source.rows[0] <= number - source.first < source.rows[1]:
+                    for read in documents(source, self.manifest.settings["column"]):
+                        if read.number == number:
+                            return read.text if read.recording is None else read.recording
+        raise IndexError(f"survey: {name} cannot be read.")
+
+
+NONE = HeadSums.of_nothing()
+HF = ("torch", "transformers")
+
+
+def _name_of(model: str | Path | LanguageModel | None, files: list[Path]) -> str:
+    """What the manifest calls the model."""
+    from regard.survey._corpus import KINDS
+
+    recordings = [file for file in files if KINDS.get(file.suffix.lower()) == RECORDING]
+    if recordings and len(recordings) < len(files):
+        text = next(file for file in files if file not in {*recordings})
+        raise ValueError(
+            f"survey: {recordings[0]} is a recording, and {text} a text; survey either, each into a"
+            " folder of its own."
+        )
+    if recordings:
+        if model is not None:
+            raise ValueError("survey: recordings were made by a model; leave the model out.")
+        return NO_MODEL
+    if isinstance(model, LanguageModel):
+        return model.name or "a model without a name"
+    name = str(model or BUILTIN)
+    return str(Path(name).resolve()) if Path(name).is_dir() and name != BUILTIN else name
+
+
+def _longest(reader: Reader, max_tokens: int | None) -> int:
+    """How many tokens are read of a document, at most."""
+    longest = reader.longest
+    if max_tokens is None:
+        return min(MAX_TOKENS, longest or MAX_TOKENS)
+    if longest is not None and max_tokens > longest:
+        raise ValueError(
+            f"survey: max_tokens is {max_tokens:,}; the model reads at most {longest:,}."
+        )
+    return max_tokens
+
+
+def _processors() -> int:
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
