@@ -15,6 +15,7 @@ EXTRA_OF = {
     "matplotlib": "plot",
     "anywidget": "jupyter",
     "transformers": "hf",
+    "pyarrow": "survey",
 }
 
 

@@ -1,4 +1,4 @@
-"""The command line: ``regard show``, ``heads``, ``view``, ``train`` and ``generate``.
+"""The command line: ``regard show``, ``heads``, ``view``, ``survey``, ``train`` and ``generate``.
 
 What a command needs is imported when it runs, so that ``regard --help`` is quick and
 ``regard show`` never loads torch.
@@ -294,6 +294,80 @@ def view(
             explain,
         ),
     )
+
+
+@app.command()
+def survey(
+    paths: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="PATHS...",
+            help="Text files, folders, patterns, .jsonl and .parquet files, or recordings. Without"
+            " --output: the folder of a survey, to show.",
+        ),
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="DIR", help="Folder for the survey; it resumes."),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="The model: builtin, the default, a folder that train wrote, or a model of Hugging"
+            " Face. Recordings need none.",
+        ),
+    ] = None,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Tokens that are read of a document; by default 1024.", show_default=False
+        ),
+    ] = None,
+    shard_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Tokens in a shard, about; by default a million, less for a small corpus.",
+            show_default=False,
+        ),
+    ] = None,
+    column: Annotated[
+        str, typer.Option(metavar="NAME", help="Column of the text in .jsonl and .parquet files.")
+    ] = "text",
+    documents: Annotated[
+        bool, typer.Option("--documents", help="Also write the sums of every document.")
+    ] = False,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Processes; by default as many as processors.", show_default=False
+        ),
+    ] = None,
+    shard: Annotated[
+        str | None,
+        typer.Option(
+            metavar="K/N", help="Compute the K-th of N parts of the shards, from 0/N to N-1/N."
+        ),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    plot: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Draw the picture into a .png, .pdf or .svg file."),
+    ] = None,
+    trust_remote_code: RemoteCode = False,
+) -> None:
+    """Survey what every head does over a corpus; a survey that was stopped resumes."""
+    from regard.cli._survey import SurveyOptions
+    from regard.cli._survey import survey as run
+
+    run(
+        paths,
+        SurveyOptions(
+            output, model, max_tokens, shard_tokens, column, documents, workers, shard, json, plot,
+            trust_remote_code,
+        ),
+    )  # fmt: skip
 
 
 @app.command()

@@ -25,6 +25,7 @@ from regard.survey._shard import HEADS, file_of, read_facts, write_shard
 
 RETRIES = 2  # of a shard whose process ended
 POLL_SECONDS = 0.2
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 OLD_SECONDS = 3600  # after which an unfinished file is nobody's any more
 
 
@@ -61,7 +62,8 @@ class Meter:
         tell: Callable[[Progress], object] | None,
     ) -> None:  # fmt: skip
         self._estimates, self._done, self._tell = estimates, dict(done), tell
-        self._before, self._running = sum(done.values()), dict.fromkeys(range(0), 0)
+        self._before = sum(done.values())
+        self._running: dict[int, int] = {}
         self._began = time.monotonic()
 
     def running(self, number: int, tokens: int) -> None:
@@ -282,7 +284,7 @@ def _one_pool(
     context: Any = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(workers, context, _begin_worker, (shared,))
     try:
-        with _interrupts_ignored():  # by the processes, which inherit it
+        with _interrupts_ignored(), _few_threads(workers):  # what the processes inherit
             futures = {pool.submit(_work, task, number): number for number in numbers}
         left, broken = set(futures), None
         while left:
@@ -320,6 +322,26 @@ def _interrupts_ignored() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@contextlib.contextmanager
+def _few_threads(workers: int) -> Iterator[None]:
+    """Processes that begin in this block share the processors, where nobody has said how."""
+    added = {
+        name: str(max(1, processors() // workers)) for name in THREADS if name not in os.environ
+    }
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            del os.environ[name]
+
+
+def processors() -> int:
+    """Those that this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def make_folders(folder: Path, documents: bool) -> None:

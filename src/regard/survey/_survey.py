@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 from pathlib import Path
@@ -183,7 +182,7 @@ class Survey:
         if executor is not None:
             _run.run_on(self._task, missing, executor, meter)
             return
-        count = min(workers or _processors(), len(missing))
+        count = min(workers or _run.processors(), len(missing))
         if count <= 1 or self._task.model is not None:
             _run.run_here(self._task, missing, meter)
             return
@@ -305,8 +304,3 @@ def _longest(reader: Reader, max_tokens: int | None) -> int:
             f"survey: max_tokens is {max_tokens:,}; the model reads at most {longest:,}."
         )
     return max_tokens
-
-
-def _processors() -> int:
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity else os.cpu_count() or 1

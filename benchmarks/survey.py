@@ -1,0 +1,274 @@
+"""What a survey of every head costs, what its sampled statistics are off, and what kills do to it.
+
+    python benchmarks/survey.py [--threads N] [--quick] [--kills N] [--json FILE]
+
+CPU time of the process, beside that of the model's pass alone over the same tokens; the corpus is
+the standard library's source. Kills are SIGKILL, of a worker and of the driver, each at moments
+drawn by chance; the same command then finishes, and every file is compared with an undisturbed
+run's. Two processes are compared with one by wall time: leave the machine alone meanwhile.
+"""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from pathlib import Path
+
+import common
+import numpy as np
+import psutil
+
+from regard.lm import LanguageModel
+from regard.survey import Survey
+
+TOKENS, QUICK_TOKENS = [256, 1024, 2048, 8192], [64]
+RUNS = 5
+DOCUMENTS = {"speed": 200, "kills": 24, "few": 40, "many": 400}
+TIMEOUT_S = 300
+
+
+def library():
+    """Sources of the standard library, in order."""
+    folder = Path(sysconfig.get_paths()["stdlib"])
+    return [path for path in sorted(folder.glob("*.py")) if path.stat().st_size]
+
+
+def cut_texts(folder, count, size):
+    """So many files of so many bytes of source."""
+    folder.mkdir(exist_ok=True)
+    whole = b"".join(path.read_bytes() for path in library()).decode(errors="ignore")
+    for n in range(count):
+        start = n * size % (len(whole) - size)
+        (folder / f"{n:03}.py").write_text(whole[start : start + size])
+    return folder
+
+
+def cpu_seconds(run):
+    """CPU time of one run."""
+    start = time.process_time()
+    run()
+    return time.process_time() - start
+
+
+def tokens_of(model, count):
+    """Ids of so many documents of the library, of the most tokens that are asked for."""
+    whole = "".join(path.read_text(errors="ignore") for path in library()[:80])
+    ids = model.tokenizer.encode(whole[: 40 * count * max(TOKENS)], bos=True)
+    return [ids[n * max(TOKENS) : (n + 1) * max(TOKENS)] for n in range(count)]
+
+
+def speed(report, options, scratch):
+    """A whole survey of some documents, files and all, and the model's pass over them alone."""
+    model = LanguageModel.load("builtin")
+    report.table(
+        "Documents of the built-in model, CPU time of each", "tokens", "pass alone",
+        "regard survey", "speed of the pass",
+    )  # fmt: skip
+    for tokens in QUICK_TOKENS if options.quick else TOKENS:
+        count = 2 if options.quick else max(2, 8192 // tokens)
+        corpus = scratch / f"texts{tokens}"
+        corpus.mkdir()
+        documents = []
+        for n, ids in enumerate(tokens_of(model, 4 if tokens > 2048 else count)[:count]):
+            text = model.tokenizer.decode(ids[1 : tokens + tokens // 4])
+            (corpus / f"{n:03}.txt").write_text(text)
+            documents.append(model.tokenizer.encode(text, bos=True)[:tokens])
+        taken = {"pass": [], "survey": []}
+        for n in range(1 + (1 if options.quick else RUNS)):
+            taken["pass"].append(cpu_seconds(lambda: [model.hidden(x) for x in documents]))
+            folder = scratch / f"speed{tokens}-{n}"
+            survey = Survey(folder, corpus=corpus, max_tokens=tokens, shard_tokens=10**9)
+            taken["survey"].append(cpu_seconds(lambda survey=survey: survey.run_shard(0)))
+            read = survey.heads().tokens
+        seconds = {
+            name: float(np.median(found[1:])) / len(documents) for name, found in taken.items()
+        }
+        assert read == sum(map(len, documents))
+        share = seconds["pass"] / seconds["survey"]
+        report.row(
+            f"{tokens:,}", *(common.ms(x) for x in seconds.values()), f"{share:.0%}",
+            tokens=tokens, documents=len(documents), cpu_seconds=seconds, share=share,
+        )  # fmt: skip
+
+
+def nucleus(weights):
+    """The keys that hold 90 % of each query's weight: the sum over all queries."""
+    held = np.cumsum(-np.sort(-weights, -1), -1, dtype=np.float64)
+    return ((held < 0.9 * held[..., -1:]).sum(-1) + 1).sum(-1)
+
+
+def samples(report, options, scratch):
+    """Nucleus sizes of every so many queries, as a survey has them, and of all."""
+    model, queries, sums = LanguageModel.load("builtin"), 0, 0
+    files = library()[: 2 if options.quick else 60]
+    survey = Survey(scratch / "samples", corpus=files, max_tokens=1024)
+    survey.run(workers=1)
+    for path in files:
+        ids = model.tokenizer.encode(path.read_text(), bos=True)[:1024]
+        made = model.record_ids(ids)
+        sums = sums + np.array([nucleus(weights[...]) for weights in made.weights])
+        queries += len(ids)
+    found = survey.heads()
+    off = np.abs(found.mean("nucleus") * queries / sums - 1)
+    every = survey.manifest.settings["every"]
+    report.table(
+        f"Mean nucleus size of every {every}th query, against that of all, 32 heads",
+        "documents", "queries", "read whole", "median error", "largest error",
+    )  # fmt: skip
+    whole = int(found.count("nucleus").max())
+    report.row(
+        str(len(files)), f"{queries:,}", f"{whole:,}", f"{np.median(off):.2%}", f"{off.max():.2%}",
+        documents=len(files), queries=queries, whole=whole, median=float(np.median(off)),
+        largest=float(off.max()),
+    )  # fmt: skip
+
+
+def command(corpus, folder, *more):
+    """A survey in a process of its own."""
+    line = [sys.executable, "-m", "regard", "survey", str(corpus), "-o", str(folder), *more]
+    return subprocess.Popen(
+        [*line, "--max-tokens", "256"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        env={**os.environ, "OMP_NUM_THREADS": "1"}, text=True,
+    )  # fmt: skip
+
+
+def ended(process):
+    """Its exit code; where it hangs, an error."""
+    try:
+        process.communicate(timeout=TIMEOUT_S)
+        return process.returncode
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
+
+
+def workers_of(process):
+    """Processes of the pool."""
+    try:
+        children = psutil.Process(process.pid).children()
+        return [child for child in children if "spawn_main" in " ".join(child.cmdline())]
+    except psutil.Error:
+        return []
+
+
+def kill(kind, process, moment):
+    """Kills a worker or the driver after so many seconds; whether there was one."""
+    time.sleep(moment)
+    if process.poll() is not None:
+        return False
+    victims = workers_of(process) if kind == "worker" else [process]
+    if not victims:
+        return False
+    victims[0].send_signal(signal.SIGKILL)
+    return True
+
+
+def differences(folder, undisturbed):
+    """Files that are not those of the undisturbed run."""
+    names = {path.name for path in (folder / "heads").glob("*.parquet")}
+    expected = {path.name for path in (undisturbed / "heads").glob("*.parquet")}
+    differ = [
+        name
+        for name in names & expected
+        if (folder / "heads" / name).read_bytes() != (undisturbed / "heads" / name).read_bytes()
+    ]
+    return len(names ^ expected) + len(differ)
+
+
+def kills(report, options, scratch):
+    """A worker and a driver, killed at moments drawn by chance."""
+    corpus = cut_texts(scratch / "texts", DOCUMENTS["kills"], 1500)
+    undisturbed = scratch / "undisturbed"
+    began = time.monotonic()
+    assert ended(command(corpus, undisturbed, "--workers", "2")) == 0
+    lasts = time.monotonic() - began
+    report.table(
+        "Killed, then the same command again", "killed", "moments", "hit", "documents lost or twice",
+        "files that differ", "hung",
+    )  # fmt: skip
+    draw = random.Random(0)
+    for kind in ("worker", "driver"):
+        hit = wrong = differ = 0
+        for n in range(options.kills):
+            folder = scratch / f"{kind}{n}"
+            process = command(corpus, folder, "--workers", "2")
+            hit += kill(kind, process, draw.uniform(0.3, 0.9) * lasts)
+            code = ended(process)
+            if code != 0 or kind == "driver":
+                assert ended(command(corpus, folder, "--workers", "2")) == 0
+            survey = Survey(folder)
+            wrong += abs(survey.heads().documents - DOCUMENTS["kills"])
+            differ += differences(folder, undisturbed)
+            shutil.rmtree(folder)
+        report.row(
+            kind, str(options.kills), str(hit), str(wrong), str(differ), "0",
+            killed=kind, moments=options.kills, hit=hit, documents_wrong=wrong, files_differ=differ,
+        )  # fmt: skip
+
+
+def processes(report, options, scratch):
+    """One process and two, by wall time; start-up included."""
+    count = 8 if options.quick else DOCUMENTS["speed"]
+    corpus = cut_texts(scratch / "speed", count, 4000)
+    seconds = {}
+    for workers in ("1", "2"):
+        began = time.monotonic()
+        process = command(corpus, scratch / f"workers{workers}", "--workers", workers)
+        assert ended(process) == 0
+        seconds[workers] = time.monotonic() - began
+    ratio = seconds["1"] / seconds["2"]
+    report.table(f"{count} documents, wall time", "1 process", "2 processes", "as fast")
+    report.row(
+        f"{seconds['1']:.1f} s", f"{seconds['2']:.1f} s", f"{ratio:.2f}x",
+        seconds=seconds, ratio=ratio,
+    )  # fmt: skip
+
+
+def memory(report, options, scratch):
+    """Peak memory of one process, of few documents and of ten times as many."""
+    peaks = {}
+    for name in ("few", "many"):
+        count = DOCUMENTS[name] // (10 if options.quick else 1)
+        corpus = cut_texts(scratch / f"memory{count}", count, 1500)
+        code = (
+            "import resource, sys; from regard.survey import Survey;"
+            "Survey(sys.argv[1], corpus=sys.argv[2], max_tokens=256,"
+            " shard_tokens=10**9).run(workers=1);"
+            "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+        )
+        line = [sys.executable, "-c", code, str(scratch / f"peak{count}"), str(corpus)]
+        printed = subprocess.run(line, check=True, capture_output=True, text=True).stdout
+        peaks[count] = int(printed) * 1024
+    (few, least), (many, most) = peaks.items()
+    report.table("Peak memory of one shard", f"{few} documents", f"{many} documents", "ratio")
+    report.row(
+        f"{least / 1e6:.0f} MB", f"{most / 1e6:.0f} MB", f"{most / least:.3f}",
+        peaks=peaks, ratio=most / least,
+    )  # fmt: skip
+
+
+def main():
+    """Five tables."""
+
+    def add(parser):
+        parser.add_argument("--kills", type=int, default=10, help="moments, of each kind")
+
+    options = common.read_options(__doc__, add=add)
+    report = common.Report("survey", options)
+    with tempfile.TemporaryDirectory() as scratch:
+        speed(report, options, Path(scratch))
+        samples(report, options, Path(scratch))
+        memory(report, options, Path(scratch))
+        processes(report, options, Path(scratch))
+        if options.kills and not options.quick:
+            kills(report, options, Path(scratch))
+    report.save()
+
+
+if __name__ == "__main__":
+    main()

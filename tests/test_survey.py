@@ -1,0 +1,696 @@
+"""What every head does over a corpus: the numbers, the documents, the files."""
+
+import json
+import os
+import random
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyarrow import parquet
+
+from recordings import numbers
+from regard.heads import head_scores
+from regard.lm import LanguageModel
+from regard.recording import Layer, Recording
+from regard.survey import Facts, HeadSums, Progress, Survey, SurveyError, TopReceiver
+from regard.survey import _run as running
+from regard.survey._exact import parts_of, total_of
+from regard.survey._measure import Document
+from regard.survey._statistics import STATISTICS, quantiles, spacing
+from tiny_model import TEXT, tiny_model
+
+pytestmark = pytest.mark.xdist_group("survey")  # one survey serves many of the tests
+WORDS = (TEXT + "\n\nWhile it was read, it was the same; and then it was another one.\n") * 2
+SHARES = [name for name, one in STATISTICS.items() if one.role is not None]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    tiny_model().save(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    """Ten texts of many lengths."""
+    folder = tmp_path_factory.mktemp("corpus")
+    for n in range(10):
+        (folder / f"{n}.txt").write_text(WORDS[37 * n : 37 * n + 60 + 90 * n])
+    return folder
+
+
+def started(folder, corpus, model, **options):
+    given = {"max_tokens": 64, "shard_tokens": 90} | options
+    return Survey(folder, model=model, corpus=corpus, **given)
+
+
+@pytest.fixture(scope="module")
+def survey(tmp_path_factory, corpus, model):
+    found = started(tmp_path_factory.mktemp("done") / "heads", corpus, model, documents=True)
+    found.run(workers=1)
+    return found
+
+
+def recordings_of(model, corpus, most=64):
+    """The documents of a survey, recorded one by one."""
+    loaded = LanguageModel.load(model)
+    for path in sorted(corpus.glob("*.txt")):
+        yield loaded.record_ids(loaded.tokenizer.encode(path.read_text(), bos=True)[:most])
+
+
+# The numbers
+
+
+def dense(recording, number):
+    """``(heads, Lq, Lk)`` in float64, by the formula."""
+    layer = recording.layers[number]
+    q, k = layer.query.astype(float), layer.key.astype(float)
+    scores = q @ k.swapaxes(1, 2) / np.sqrt(q.shape[-1])
+    i = np.arange(q.shape[1])
+    window = layer.options.get("window") or (None, None)
+    seen = i[None] <= i[:, None]
+    if window[0] is not None:
+        seen &= i[None] >= i[:, None] - window[0]
+    w = np.exp(scores - scores.max(-1, keepdims=True)) * seen
+    return w / w.sum(-1, keepdims=True), seen, scores
+
+
+def by_the_formula(recording, number):
+    """Each statistic of each query by plain loops: ``{name: [(values, counted)] by head}``."""
+    w, seen, _ = dense(recording, number)
+    tokens, length = recording.tokens, w.shape[1]
+    i = np.arange(length)
+    choice = seen.sum(-1) > 1
+    with np.errstate(divide="ignore", invalid="ignore"):
+        entropy = -np.where(w > 0, w * np.log(w), 0).sum(-1)
+    every = np.ones(length, bool)
+    found = {
+        "entropy": (entropy, every),
+        "distance": ((w * np.abs(i[:, None] - i)).sum(-1), every),
+    }
+    keys = {
+        "first": np.where(i > 0, 0, -1)[:, None] == i,
+        "previous": i[:, None] - 1 == i,
+        "self": i[:, None] == i,
+        "induction": np.array(
+            [
+                [j and tokens[j - 1] == tokens[q] and j < q - 1 for j in range(length)]
+                for q in range(length)
+            ]
+        ),
+    }
+    for name, of_it in keys.items():
+        means = of_it & seen & choice[:, None]
+        found[name] = ((w * means).sum(-1), means.any(-1))
+    return found
+
+
+def test_every_statistic_is_that_of_the_plain_formula(model, corpus, survey):
+    sums, counts, bins = {}, {}, {}
+    for recording in recordings_of(model, corpus):
+        for layer in range(2):
+            for name, (values, counted) in by_the_formula(recording, layer).items():
+                own = values[:, counted]
+                sums[name, layer] = sums.get((name, layer), 0) + own.sum(-1)
+                counts[name, layer] = counts.get((name, layer), 0) + counted.sum()
+                edges = STATISTICS[name].edges
+                found = np.array([np.histogram(x, edges)[0] for x in own.clip(0, 1e9)])
+                bins[name, layer] = bins.get((name, layer), 0) + found
+    heads = survey.heads()
+    for (name, layer), total in sums.items():
+        n = counts[name, layer]
+        assert (heads.count(name)[layer] == n).all(), name
+        np.testing.assert_allclose(heads.mean(name)[layer], total / n, atol=2e-6, err_msg=name)
+        counted = heads.histogram(name)[layer]
+        assert (counted.sum(-1) == n).all()
+        # A value at an edge may be rounded to either side of it.
+        assert np.abs(counted - bins[name, layer]).sum() <= 0.002 * n * len(counted), name
+
+
+def test_the_roles_are_those_of_a_text_where_the_corpus_is_that_text(model, tmp_path):
+    text = WORDS[:400]
+    (tmp_path / "a.txt").write_text(text)
+    survey = started(tmp_path / "heads", tmp_path / "a.txt", model, max_tokens=1000)
+    survey.run(workers=1)
+    recording = LanguageModel.load(model).record(text)
+    expected = head_scores(recording, queries=len(recording.tokens))
+    found = survey.means()
+    for name in ("scores", "even", "counted", "overlap", "largest", "sees_all"):
+        wanted = getattr(expected, name)
+        np.testing.assert_allclose(getattr(found, name), wanted, atol=5e-6, err_msg=name)
+    places = [(layer, head) for layer in range(2) for head in range(4)]
+    assert [found.role(*x) for x in places] == [expected.role(*x) for x in places]
+    assert found.queries == expected.queries
+    assert "L0H0" in str(found)
+    names = set(survey.heads().columns())
+    assert {"layer", "head", "role", "entropy", "nucleus_median", "max_score"} <= names
+
+
+def test_means_over_documents_count_queries_and_not_documents(survey, model, corpus):
+    total = queries = 0
+    for recording in recordings_of(model, corpus):
+        total = total + np.array([w.entropy().sum(-1, dtype=float) for w in recording.weights])
+        queries += len(recording.tokens)
+    np.testing.assert_allclose(survey.heads().mean("entropy"), total / queries, atol=1e-6)
+    assert survey.heads().tokens == queries
+    assert survey.heads().documents == 10
+
+
+@pytest.mark.parametrize("every", [1, 7])
+def test_nucleus_and_weights_are_exact_over_the_queries_that_are_read_whole(model, every):
+    recording = LanguageModel.load(model).record(WORDS[:300])
+    document = Document(recording.tokens, len(recording.tokens), True, every)
+    rows = np.arange(len(recording.tokens))[every // 2 :: every]
+    for layer, weights in enumerate(recording.weights):
+        found = document.measured(weights)
+        w, seen, scores = dense(recording, layer)
+        falling = -np.sort(-w[:, rows], -1)
+        sizes = (np.cumsum(falling, -1) < 0.9 - 1e-12).sum(-1) + 1
+        assert np.abs(found["nucleus_sum"] - sizes.sum(-1)).max() <= 1  # a tie at 90 %
+        assert (found["nucleus_count"] == len(rows)).all()
+        assert (found["nucleus_histogram"].sum(-1) == len(rows)).all()
+        counts = found["weight_histogram"]
+        assert (counts.sum(-1) == seen[rows].sum()).all()
+        edges = HeadSums.edges("weight")[::-1]
+        values = [head[rows][seen[rows]] for head in w]
+        expected = np.array([np.histogram(x, edges)[0][::-1] for x in values])
+        assert np.abs(counts - expected).sum() <= 4
+        visible = np.where(seen, scores, -np.inf).max((1, 2))
+        np.testing.assert_allclose(found["max_score"], visible, rtol=1e-5)
+
+
+def test_quantiles_are_within_a_bin_of_those_of_the_values():
+    values = np.random.default_rng(0).gamma(2, 1, 5000)
+    one = STATISTICS["entropy"]
+    counts = np.bincount(one.places(values), minlength=one.bins)
+    for p in (0, 0.1, 0.5, 0.99):
+        assert abs(quantiles(counts, one.edges, p) - np.quantile(values, p)) <= 0.25
+    assert np.isnan(quantiles(np.zeros(one.bins, int), one.edges, 0.5))
+    last = np.zeros(one.bins, int)
+    last[-1] = 3
+    assert quantiles(last, one.edges, 0.5) == 63 / 4, "the lower edge of an open bin"
+
+
+def test_quantile_refuses_what_is_no_share_or_no_statistic(survey):
+    assert (survey.quantile("distance", 0.5) <= survey.quantile("distance", 0.9)).all()
+    with pytest.raises(ValueError, match=r"p is 50; a share from 0 to 1"):
+        survey.quantile("entropy", 50)
+    with pytest.raises(KeyError, match="no statistic 'entrop'; there are 'entropy', 'distance'"):
+        survey.quantile("entrop", 0.5)
+
+
+def test_top_receivers_are_the_keys_with_most_weight_of_their_document(survey, model, corpus):
+    best = []
+    for n, recording in enumerate(recordings_of(model, corpus)):
+        received = recording.weights[1].received("mean")[2]
+        if len(recording.tokens) >= 32:
+            keys = enumerate(received.tolist())
+            best += [(share, n, j, recording.tokens[j]) for j, share in keys if j > 0]
+    best.sort(key=lambda one: (-one[0], one[1], one[2]))
+    found = survey.heads().top_receivers(1, 2)
+    assert all(isinstance(one, TopReceiver) for one in found)
+    assert [(x.document, x.position, x.token) for x in found] == [x[1:] for x in best[:8]]
+    np.testing.assert_allclose([x.received for x in found], [x[0] for x in best[:8]], rtol=1e-5)
+    assert survey.document(found[0].document) == str(corpus / f"{found[0].document}.txt")
+    assert survey.text(3) == (corpus / "3.txt").read_text()
+    with pytest.raises(IndexError, match="layer"):
+        survey.heads().top_receivers(7, 0)
+
+
+def test_a_head_with_a_weight_that_is_not_finite_is_left_out_and_counted(tmp_path):
+    q, k = numbers(2, 40, 4), numbers(2, 40, 4, seed=1)
+    q[1, 3, 0] = np.nan
+    recording = Recording(list("abcd" * 10), [Layer(q, k, causal=True)])
+    recording.save(tmp_path / "a.safetensors")
+    survey = Survey(tmp_path / "heads", corpus=tmp_path / "a.safetensors")
+    survey.run(workers=1)
+    heads = survey.heads()
+    assert heads.not_finite == 40
+    assert np.isfinite(heads.mean("entropy")[0, 0])
+    assert np.isnan(heads.mean("entropy")[0, 1])
+    assert heads.count("entropy").tolist() == [[40, 0]]
+    assert np.isnan(heads.max_score[0, 1])
+
+
+# Sums in any order
+
+
+def test_totals_of_any_order_and_grouping_are_the_same_bits(survey):
+    shards = [running.read_sums(running.file_of(survey.folder, n)) for n in range(len(survey))]
+    assert len(shards) > 7
+    whole = survey.heads()
+    draw = random.Random(0)
+
+    def grouped(parts):
+        while len(parts) > 1:
+            at = draw.randrange(len(parts) - 1)
+            parts[at : at + 2] = [parts[at] + parts[at + 1]]
+        return parts[0]
+
+    for orders in (1, 2, 7):
+        for _ in range(orders):
+            parts = draw.sample(shards, len(shards))
+            found = grouped(parts)
+            assert found == whole
+            for name in STATISTICS:
+                np.testing.assert_array_equal(found.mean(name), whole.mean(name))
+            np.testing.assert_array_equal(found.means().scores, whole.means().scores)
+    assert grouped(shards[1:]) != whole
+    assert sum(shards) == whole
+    assert shards[0] + HeadSums.of_nothing() == shards[0]
+
+
+@given(st.lists(st.floats(0, 2.0**40), min_size=1, max_size=30), st.randoms())
+@settings(max_examples=60, deadline=None)
+def test_exact_sums_follow_no_order_and_lose_half_a_unit_each(values, draw):
+    parts = [parts_of(np.array(x)) for x in values]
+    total = total_of(sum(parts))
+    draw.shuffle(parts)
+    assert total_of(sum(parts)) == total
+    exact = sum(map(lambda x: int(x * 2**30), values)) / 2**30
+    assert abs(total - exact) <= len(values) * 2.0**-21 + abs(exact) * 2.0**-52 + 1e-9
+
+
+def test_sums_of_other_layers_and_heads_stand_beside_each_other(tmp_path):
+    for n, (heads, number) in enumerate([((0, 1), 0), ((1, 5), 3)]):
+        layer = Layer(
+            numbers(2, 9, 4, seed=n), numbers(2, 9, 4, seed=7), causal=True, number=number,
+            head_numbers=heads,
+        )  # fmt: skip
+        Recording(list("abcabcabc"), [layer]).save(tmp_path / f"{n}.safetensors")
+    survey = Survey(tmp_path / "heads", corpus=tmp_path)
+    survey.run(workers=1)
+    heads = survey.heads()
+    assert heads.layers == (0, 3)
+    assert heads.head_numbers == ((0, 1), (1, 5))
+    assert (heads.count("entropy") == 9).all()
+    assert heads.role(3, 5) == survey.means().role(3, 5)
+
+
+# Documents
+
+
+def test_documents_that_are_empty_unreadable_or_too_long_are_named_and_counted(tmp_path, model):
+    (tmp_path / "empty.txt").write_text("")
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
+    (tmp_path / "zero.txt").write_bytes(b"a\0b")
+    (tmp_path / "long.txt").write_text(WORDS[:3000])
+    (tmp_path / "good.txt").write_text("import os")
+    (tmp_path / ".hidden").write_text("not read")
+    lines = ['{"text": "import sys"}', "", "no json", '{"other": 1}', '{"text": null}', "[1]"]
+    (tmp_path / "rows.jsonl").write_text("\n".join([*lines, '{"text": 5}', '{"text": "end"}']))
+    survey = started(tmp_path / "heads", tmp_path, model)
+    survey.run(workers=1)
+    facts = survey.facts().values()
+    names = {
+        what: [str(name).removeprefix(f"{tmp_path}/") for one in facts for name in getattr(one, what)]
+        for what in ("cut", "empty")
+    }
+    assert names["cut"] == ["long.txt"]
+    assert sorted(names["empty"]) == ["empty.txt", "rows.jsonl:2", "rows.jsonl:5"]
+    reasons = {name.rpartition("/")[2]: why for one in facts for name, why in one.unreadable}
+    assert reasons.keys() == {
+        "latin.txt", "zero.txt", "rows.jsonl:3", "rows.jsonl:4", "rows.jsonl:6", "rows.jsonl:7",
+    }  # fmt: skip
+    assert reasons["latin.txt"] == "byte 3 is no UTF-8"
+    assert reasons["rows.jsonl:4"] == "there is no 'text' in it"
+    assert reasons["rows.jsonl:7"] == "'text' is no text, but int"
+    assert survey.heads().documents == 4
+    assert sum(one.documents for one in facts) == 4
+    assert isinstance(next(iter(facts)), Facts)
+
+
+def test_rows_of_parquet_and_jsonl_are_the_documents_of_text_files(tmp_path, model, corpus, survey):
+    import pyarrow as pa
+
+    texts = [path.read_text() for path in sorted(corpus.glob("*.txt"))]
+    table = pa.table({"n": range(10), "body": texts})
+    parquet.write_table(table, tmp_path / "a.parquet", row_group_size=3)
+    rows = (json.dumps({"body": text}) + "\n" for text in texts)
+    (tmp_path / "a.jsonl").write_text("".join(rows))
+    found = {}
+    for kind in ("parquet", "jsonl"):
+        one = started(tmp_path / kind, tmp_path / f"a.{kind}", model, column="body")
+        assert len(one) > 3
+        one.run(workers=1)
+        found[kind] = one.heads()
+        assert one.text(4) == texts[4]
+        assert one.document(4).endswith(f"a.{kind}:5")
+    assert found["parquet"] == found["jsonl"] == survey.heads()
+    with pytest.raises(ValueError, match=r"no column 'text'; there are n, body"):
+        started(tmp_path / "other", tmp_path / "a.parquet", model)
+    (tmp_path / "b.parquet").write_text("none")
+    with pytest.raises(ValueError, match="not a Parquet file"):
+        started(tmp_path / "other", tmp_path / "b.parquet", model)
+
+
+def test_patterns_folders_and_files_are_found_once_each_and_not_the_survey_itself(tmp_path, model):
+    (tmp_path / "in").mkdir()
+    for name in ("b.txt", "a.txt", "in/c.md"):
+        (tmp_path / name).write_text("import os")
+    folder = tmp_path / "heads"
+    named = [tmp_path, tmp_path / "b.txt", str(tmp_path / "*.txt")]
+    survey = started(folder, named, model)
+    paths = [source.path for shard in survey.manifest.shards for source in shard]
+    assert [os.path.relpath(path, tmp_path) for path in paths] == ["a.txt", "b.txt", "in/c.md"]
+    survey.run(workers=1)
+    assert started(folder, named, model).missing() == []
+    for wrong, message in (
+        ("not/there", "no such file or folder"),
+        (str(tmp_path / "*.rs"), "no file matches"),
+    ):
+        with pytest.raises(FileNotFoundError, match=message):
+            started(tmp_path / "other", wrong, model)
+    with pytest.raises(ValueError, match="no file to read"):
+        started(tmp_path / "other", [], model)
+
+
+def test_a_long_document_is_tokenized_as_far_as_it_is_read(tmp_path, model, monkeypatch):
+    (tmp_path / "a.txt").write_text(WORDS * 40)
+    loaded = LanguageModel.load(model)
+    lengths = []
+    encode = loaded.tokenizer.encode
+    monkeypatch.setattr(
+        loaded.tokenizer, "encode", lambda text, bos: lengths.append(len(text)) or encode(text, bos)
+    )
+    survey = started(tmp_path / "heads", tmp_path / "a.txt", loaded)
+    survey.run()
+    assert max(lengths) < len(WORDS) * 20
+    assert survey.heads().tokens == 64
+
+
+# Manifest and files
+
+
+def test_the_same_call_goes_on_and_another_names_what_differs(tmp_path, corpus, model):
+    folder = tmp_path / "heads"
+    started(folder, corpus, model).run(workers=1, shards=[0, 2])
+    again = started(folder, corpus, model)
+    assert again.missing() == [n for n in range(len(again)) if n not in (0, 2)]
+    before = {path: path.stat().st_mtime_ns for path in (folder / "heads").iterdir()}
+    again.run(workers=1)
+    assert again.missing() == []
+    assert before.items() <= {p: p.stat().st_mtime_ns for p in (folder / "heads").iterdir()}.items()
+    assert repr(again) == f"Survey({str(folder)!r}, {model}, shards: {len(again)} of {len(again)})"
+    tiny = tiny_model()
+    tiny.weights["norm"] = tiny.weights["norm"] + 1
+    for options, difference in (
+        ({"max_tokens": 65}, "max_tokens is 64, and 65 is asked for"),
+        ({"column": "body"}, "column is text, and body is asked for"),
+        ({"documents": True}, "documents is False, and True is asked for"),
+        ({"model": tiny}, "its name is"),
+        ({"shard_tokens": 200}, "other shards"),
+        ({"corpus": corpus / "1.txt"}, r"it reads .*0.txt, which is not asked for"),
+    ):
+        with pytest.raises(ValueError, match=difference) as error:
+            started(folder, **({"corpus": corpus, "model": model} | options))
+        assert "Name another folder, or remove this one" in str(error.value)
+
+
+def test_a_file_or_model_that_changed_ends_a_shard_with_its_name(tmp_path, model):
+    own = tmp_path / "model"
+    tiny_model().save(own)
+    for n in range(2):
+        (tmp_path / f"{n}.txt").write_text("import os")
+    paths = [tmp_path / "0.txt", tmp_path / "1.txt"]
+    survey = started(tmp_path / "heads", paths, own, shard_tokens=1)
+    (tmp_path / "1.txt").write_text("import sys")
+    survey.run_shard(0)
+    with pytest.raises(SurveyError, match=r"1.txt has changed since .* bytes is 10, and was 9"):
+        survey.run_shard(1)
+    with pytest.raises(ValueError, match=r"1.txt has changed since"):
+        started(tmp_path / "heads", paths, own, shard_tokens=1)
+    (tmp_path / "1.txt").unlink()
+    with pytest.raises(SurveyError, match=r"1.txt: No such file .* Put it back"):
+        survey.run_shard(1)
+    changed = tiny_model()
+    changed.weights["norm"] = changed.weights["norm"] + 1
+    changed.save(own)
+    running.load.cache_clear()
+    with pytest.raises(SurveyError, match=r"its weights are not those that the survey began with"):
+        survey.run_shard(1)
+    running.load.cache_clear()
+
+
+def test_a_survey_without_a_corpus_is_opened_and_others_are_errors(tmp_path, survey):
+    assert Survey(survey.folder).heads() == survey.heads()
+    with pytest.raises(FileNotFoundError, match="no survey .*regard survey PATHS"):
+        Survey(tmp_path)
+    (tmp_path / "survey.json").write_text('{"format": 9}')
+    with pytest.raises(ValueError, match=r"not a manifest of regard \(format 9; this regard reads 1"):
+        Survey(tmp_path)
+    for options, message in (
+        ({"max_tokens": 0}, "max_tokens is 0; at least 1"),
+        ({"shard_tokens": -1}, "shard_tokens is -1; at least 1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Survey(tmp_path, **options)
+    with pytest.raises(IndexError, match="there is no shard 99; there are"):
+        survey.run_shard(99)
+    with pytest.raises(IndexError, match="there is no shard 99; there are"):
+        survey.run(shards=[99])
+    with pytest.raises(ValueError, match="workers is 0"):
+        survey.run(workers=0)
+
+
+def test_a_damaged_file_or_one_of_another_survey_is_named(tmp_path, corpus, model, survey):
+    one = started(tmp_path / "heads", corpus / "1.txt", model)
+    one.run(workers=1)
+    path = one.folder / "heads" / "00000.parquet"
+    path.write_bytes((survey.folder / "heads" / "00000.parquet").read_bytes())
+    with pytest.raises(ValueError, match=r"00000.parquet is of another survey. Remove it"):
+        one.heads()
+    path.write_bytes(b"PAR1")
+    with pytest.raises(ValueError, match=r"00000.parquet: not a file of this survey .* Remove it"):
+        one.heads()
+
+
+def test_files_of_documents_hold_the_sums_that_the_shards_add_up(survey):
+    total, documents = 0, []
+    for path in sorted((survey.folder / "documents").glob("*.parquet")):
+        table = parquet.read_table(path)
+        documents += table["document"].to_pylist()
+        total = total + np.array(table["entropy_sum"].to_pylist(), float).sum(0)
+    assert documents == list(range(10))
+    means = total / survey.heads().count("entropy").ravel()
+    np.testing.assert_allclose(means, survey.heads().mean("entropy").ravel(), rtol=1e-6)
+
+
+def test_the_files_are_plain_columns_of_sums_and_counts(survey):
+    tables = [parquet.read_table(path) for path in (survey.folder / "heads").iterdir()]
+    rows = [row for table in tables for row in table.to_pylist() if (row["layer"], row["head"]) == (1, 2)]
+    mean = sum(row["first_sum"] for row in rows) / sum(row["first_count"] for row in rows)
+    assert mean == pytest.approx(survey.heads().mean("first")[1, 2], rel=1e-12)
+    assert sum(row["documents"] for row in rows) == 10
+    names = tables[0].column_names
+    for name in STATISTICS:
+        assert {f"{name}_sum", f"{name}_count", f"{name}_histogram"} <= set(names)
+
+
+# Models and recordings
+
+
+def test_recordings_of_any_kind_are_surveyed_without_a_model(tmp_path):
+    random_ = np.random.default_rng(0)
+    weights = np.tril(random_.random((2, 3, 40, 40)))
+    weights /= weights.sum(-1, keepdims=True)
+    Recording.from_weights(list("ab cd" * 8), weights).save(tmp_path / "w.safetensors")
+    cross = Layer(numbers(3, 5, 4), numbers(3, 9, 4), number=0)
+    other = Layer(numbers(3, 5, 4, seed=4), numbers(3, 9, 4), number=1)
+    made = Recording(list("abcdefghi"), [cross, other], query_tokens=list("vwxyz"))
+    made.save(tmp_path / "x.safetensors")
+    (tmp_path / "y.safetensors").write_bytes(b"no recording")
+    survey = Survey(tmp_path / "heads", corpus=str(tmp_path / "*.safetensors"))
+    survey.run(workers=1)
+    heads = survey.heads()
+    assert heads.documents == 2
+    assert (heads.count("entropy") == 45).all()
+    assert (heads.count("previous") <= 40).all(), "cross-attention has no places"
+    (unreadable,) = [one for facts in survey.facts().values() for one in facts.unreadable]
+    assert unreadable[0].endswith("y.safetensors")
+    expected = np.concatenate([made.weights[0].entropy(), np.zeros((3, 0))], 1).sum(-1)
+    plain = -np.where(weights[0] > 0, weights[0] * np.log(np.where(weights[0] > 0, weights[0], 1)), 0)
+    np.testing.assert_allclose(
+        heads.mean("entropy")[0] * 45, expected + plain.sum((1, 2)), rtol=1e-5
+    )
+    assert isinstance(survey.text(0), Recording)
+
+
+def test_recordings_beside_texts_or_a_model_are_errors(tmp_path, corpus, model):
+    made = Recording(list("abc"), [Layer(numbers(1, 3, 2), numbers(1, 3, 2), causal=True)])
+    made.save(tmp_path / "a.safetensors")
+    with pytest.raises(ValueError, match="is a recording, and .* a text; survey either"):
+        Survey(tmp_path / "heads", corpus=[tmp_path, corpus])
+    with pytest.raises(ValueError, match="leave the model out"):
+        Survey(tmp_path / "heads", corpus=tmp_path, model=model)
+
+
+def test_a_model_of_transformers_is_surveyed_layer_by_layer(tmp_path):
+    import torch
+    import transformers
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    import regard.hf
+
+    words = {word: n for n, word in enumerate(["<unk>", *"the cat sat on a mat and ran".split()])}
+    plain = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    plain.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=plain, unk_token="<unk>", model_max_length=40
+    )
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=len(words), hidden_size=32, intermediate_size=32, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=40,
+    )  # fmt: skip
+    transformers.LlamaModel(config).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    text = "the cat sat on a mat and the cat ran " * 3
+    (tmp_path / "a.txt").write_text(text)
+    (tmp_path / "b.txt").write_text(text * 9)
+    survey = Survey(tmp_path / "heads", corpus=[tmp_path / "a.txt"], model=tmp_path / "model")
+    survey.run(workers=1)
+    found, heads = regard.hf.read(tmp_path / "model", text), survey.heads()
+    expected = np.array([w.entropy().mean(-1).numpy() for w in found.weights])
+    np.testing.assert_allclose(heads.mean("entropy"), expected, atol=1e-5)
+    wanted = head_scores(found, queries=1000).scores
+    np.testing.assert_allclose(survey.means().scores, wanted, atol=1e-4)
+    longer = Survey(tmp_path / "two", corpus=[tmp_path / "b.txt"], model=tmp_path / "model")
+    longer.run(workers=1)
+    assert longer.manifest.settings["max_tokens"] == longer.heads().tokens == 40
+    assert len(longer.facts()[0].cut) == 1
+    assert {"torch", "transformers"} < longer.manifest.versions.keys()
+    with pytest.raises(ValueError, match="max_tokens is 99; the model reads at most 40"):
+        Survey(tmp_path / "no", corpus=tmp_path / "a.txt", model=tmp_path / "model", max_tokens=99)
+
+
+# Engines
+
+
+def files_of(survey):
+    return {path.name: path.read_bytes() for path in (survey.folder / "heads").glob("*.parquet")}
+
+
+def test_a_file_is_the_same_bits_on_threads_and_in_processes(tmp_path, corpus, model):
+    plain, threads = (started(tmp_path / "heads" / name, corpus, model) for name in ("a", "b"))
+    # One manifest: the bits follow from it.
+    plain.run(workers=1)
+    with ThreadPoolExecutor(3) as pool:
+        threads.run(pool)
+    pooled = started(tmp_path / "heads" / "c", corpus, model)
+    seen = []
+    pooled.run(workers=2, progress=seen.append)
+    assert files_of(plain) == files_of(threads) == files_of(pooled)
+    assert isinstance(seen[-1], Progress)
+    assert (seen[-1].tokens, seen[-1].shards) == (plain.heads().tokens, len(plain))
+    assert all(a.tokens <= b.tokens for a, b in zip(seen, seen[1:]))
+
+
+def test_progress_after_a_resume_has_a_rate_of_this_run_alone(tmp_path, corpus, model, monkeypatch):
+    survey = started(tmp_path / "heads", corpus, model)
+    survey.run(workers=1, shards=range(len(survey) - 1))
+    now = [100.0]
+    monkeypatch.setattr(running.time, "monotonic", lambda: now.__setitem__(0, now[0] + 1) or now[0])
+    seen = []
+    survey.run(workers=1, progress=seen.append)
+    first, last = seen[0], seen[-1]
+    assert first.tokens > last.tokens / 2, "those of the run before are done"
+    assert first.rate <= 64, "64 tokens in a second, and not those of the run before"
+    assert first.seconds is not None
+    assert last.seconds == 0
+    assert last.tokens == last.total == survey.heads().tokens
+
+
+class FailingExecutor(ThreadPoolExecutor):
+    def submit(self, function, task, number):
+        if number == 1:
+            future = Future()
+            future.set_exception(OSError("the disk is full"))
+            return future
+        return super().submit(function, task, number)
+
+
+def test_a_shard_that_fails_is_named_and_the_others_are_done(tmp_path, corpus, model):
+    survey = started(tmp_path / "heads", corpus, model)
+    with (
+        FailingExecutor(2) as pool,
+        pytest.raises(SurveyError, match=r"shard 1 could not be computed: OSError: the disk is full"),
+    ):
+        survey.run(pool)
+    assert survey.missing() == [1]
+
+
+def test_a_shard_that_ends_its_process_is_tried_three_times_and_named(tmp_path, corpus, model, monkeypatch):
+    survey = started(tmp_path / "heads", corpus, model)
+    ran = []
+
+    def pool(task, batch, workers, shared, meter, failed):
+        ran.append(list(batch))
+        for number in batch[: workers + 1]:
+            shared[1 + number] = 1  # it has begun
+            if number == 1:
+                return running.BrokenExecutor("killed")
+            survey.run_shard(number)
+        return None
+
+    monkeypatch.setattr(running, "_one_pool", pool)
+    with pytest.raises(SurveyError, match=r"shard 1 could not be computed: its process ended 3 times"):
+        survey.run(workers=2)
+    assert survey.missing() == [1]
+    assert ran[1:3] == [[1], [1]], "alone, so that it takes no other along"
+
+
+def test_unfinished_files_of_killed_processes_are_swept_when_they_are_old(tmp_path, corpus, model):
+    survey = started(tmp_path / "heads", corpus / "0.txt", model)
+    old, new = (survey.folder / "heads" / f".regard-{n}.tmp" for n in ("old", "new"))
+    for path in (old, new):
+        path.write_bytes(b"half")
+    os.utime(old, (1, 1))
+    survey.run(workers=1)
+    assert not old.exists()
+    assert new.exists(), "another process may be writing it"
+    assert survey.missing() == []
+
+
+def test_memory_does_not_grow_with_the_corpus(tmp_path, model):
+    import tracemalloc
+
+    peaks = []
+    for count in (6, 60):
+        rows = (json.dumps({"text": WORDS[n : n + 150]}) + "\n" for n in range(count))
+        (tmp_path / f"{count}.jsonl").write_text("".join(rows))
+        survey = started(
+            tmp_path / f"{count}", tmp_path / f"{count}.jsonl", model, shard_tokens=10**6
+        )
+        survey.run(workers=1) if count == 6 else None  # what is loaded once
+        for path in (survey.folder / "heads").iterdir():
+            path.unlink()
+        tracemalloc.start()
+        survey.run(workers=1)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] <= 1.1 * peaks[0]
+
+
+def test_queries_that_are_read_whole_are_spaced_by_a_prime():
+    assert [spacing(n) for n in (1, 1024, 2048, 8192)] == [7, 11, 17, 67]
+
+
+def test_the_picture_has_six_statistics_with_their_numbers(survey, tmp_path):
+    figure = survey.plot()
+    titles = [axes.get_title() for axes in figure.axes]
+    assert titles == [
+        "first, share of weight", "previous, share of weight", "induction, share of weight",
+        "entropy, nats", "distance, tokens", "nucleus, keys",
+    ]  # fmt: skip
+    assert len(figure.axes[3].texts) == 8
+    figure.savefig(tmp_path / "a.png")
+    with pytest.raises(ValueError, match="nothing to draw"):
+        HeadSums.of_nothing().plot()
+    with pytest.raises(ValueError, match="no document yet"):
+        HeadSums.of_nothing().means()
+    assert repr(survey.heads()).startswith("HeadSums(8 heads over 10 documents, ")
