@@ -68,7 +68,7 @@ def test_the_errors_know_what_each_extra_installs():
 
 def test_all_is_every_extra_for_users_but_those_that_need_torch():
     (requirement,) = EXTRAS["all"]
-    assert requirement == "regard[lm,cli,viewer,plot,jupyter]"
+    assert requirement == "regard[lm,cli,viewer,plot,jupyter,survey]"
     assert {*re.findall(r"\w+", requirement)} - {"regard"} == {*EXTRA_OF.values()} - {
         "torch", "hf",
     }  # fmt: skip
@@ -115,8 +115,8 @@ def test_works_with_numpy_and_safetensors_alone(use):
 
 
 NEED_AN_EXTRA = {
-    "capture", "cli", "hf", "nn", "lm.decoder", "lm.muon", "lm.training", "viewer._server",
-    "viewer.notebook",
+    "capture", "cli", "hf", "nn", "lm.decoder", "lm.muon", "lm.training", "survey",
+    "viewer._server", "viewer.notebook",
 }  # fmt: skip
 # Imported by others alone, where what they need is there.
 NEED_WHAT_IS_THERE = {
@@ -155,6 +155,7 @@ def test_every_module_imports_with_the_core_or_names_its_extra():
         ("matplotlib", "recording.weights[0].plot()", "weights.plot"),
         ("matplotlib", "recording.figure(0, 0)", "recording.figure"),
         ("anywidget", "import regard.viewer.notebook", "regard.viewer.notebook"),
+        ("pyarrow", "regard.survey", "regard.survey"),
         ("torch", "regard.nn", "regard.nn"),
         ("torch", "import regard.lm.training", "Training a model"),
     ],

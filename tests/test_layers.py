@@ -24,7 +24,7 @@ PACKAGE = ROOT / "src" / "regard"
 # AttentionWeights back.
 LAYERS = [
     ["cli __main__", "testing"],
-    ["viewer"],
+    ["viewer", "survey"],
     ["lm", "hf"],
     ["heads", "capture"],
     ["nn", "distributed", "recording"],
@@ -71,7 +71,7 @@ MAY_IMPORT_TORCH = (
 )
 NOT_AT_IMPORT = {
     "torch", "rich", "typer", "tokenizers", "safetensors", "starlette", "uvicorn", "matplotlib",
-    "transformers", "ml_dtypes", "IPython", "jaxtyping", "anywidget",
+    "transformers", "ml_dtypes", "IPython", "jaxtyping", "anywidget", "pyarrow",
 }  # fmt: skip
 
 
@@ -271,6 +271,7 @@ PUBLIC = [
     "regard.lm",
     "regard.nn",
     "regard.recording",
+    "regard.survey",
     "regard.testing",
     "regard.viewer",
     "regard.viewer.answer",
@@ -290,7 +291,7 @@ def test_dir_has_the_public_names_and_the_parts_that_are_loaded_when_they_are_us
         "Rollout", "TopPairs", "Viewer", "__version__", "compare", "divergence", "explain", "mix",
         "patch_torch", "record", "rollout", "watch",
     }  # fmt: skip
-    parts = {"heads", "hf", "lm", "nn", "recording", "testing", "viewer"}
+    parts = {"heads", "hf", "lm", "nn", "recording", "survey", "testing", "viewer"}
     assert {*dir(regard)} == {*regard.__all__, *more, *parts}
     for name in dir(regard):
         assert inspect.ismodule(getattr(regard, name)) == (name in parts)

@@ -51,7 +51,8 @@ __all__ = [
 # Loaded when they are first used: the parts of the package, and some of their names.
 _PARTS = {
     "heads": "heads", "hf": "hf", "lm": "lm", "nn": "nn", "recording": "recording",
-    "testing": "testing", "viewer": "viewer", "HeadScores": "heads", "Viewer": "viewer",
+    "survey": "survey", "testing": "testing", "viewer": "viewer",
+    "HeadScores": "heads", "Viewer": "viewer",
     "Effects": "_weights.effects", "PairMatrix": "_weights.pair_matrix",
     "TopPairs": "_weights.pair_reductions", "Mix": "_weights.mix", "mix": "_weights.mix",
     "Rollout": "recording._rollout", "rollout": "recording._rollout",
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
     from regard import hf as hf
     from regard import lm as lm
     from regard import nn as nn
+    from regard import survey as survey
     from regard import testing as testing
     from regard import viewer as viewer
     from regard._operator.explanation import Explanation as Explanation

@@ -269,7 +269,7 @@ def _document(made: Survey, sums: HeadSums, facts: dict[int, Facts]) -> dict[str
             one._asdict() | {"name": made.document(one.document)}
             for one in sums.top_receivers(row["layer"], row["head"])
         ]
-    left_out = [found for found in facts.values()]
+    left_out = list(facts.values())
     return {
         "model": made.manifest.model,
         "settings": made.manifest.settings,
@@ -320,9 +320,7 @@ class _Report:
             f"{_left(progress.seconds)}"
         )
         if self._bar is not None:
-            self._bar.update(
-                self._task, completed=progress.tokens, total=progress.total, said=said
-            )
+            self._bar.update(self._task, completed=progress.tokens, total=progress.total, said=said)
         elif time.monotonic() - self._last > PLAIN_SECONDS or progress.shards == progress.of:
             self._last = time.monotonic()
             self._say(f"{progress.shards} of {progress.of} shards  {said}")

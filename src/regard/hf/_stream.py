@@ -41,8 +41,8 @@ class Stream:
         self._model, self._tokenizer = _loaded(name, trust_remote_code)
         if self._model.config.is_encoder_decoder:
             raise UnsupportedError(
-                f"survey: {name} is an encoder–decoder, which answers a text. Record its passes with"
-                " regard.hf.record, and survey the folder of recordings."
+                f"survey: {name} is an encoder–decoder, which answers a text. Record its passes"
+                " with regard.hf.record, and survey the folder of recordings."
             )
         self.longest = _longest(self._model.config, self._tokenizer)
 
@@ -54,7 +54,8 @@ class Stream:
             weights.update(f"{key} {x.dtype} {tuple(x.shape)}\n".encode())
             weights.update(x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
         tokenizer = getattr(self._tokenizer, "backend_tokenizer", None)
-        written = tokenizer.to_str() if tokenizer else repr(sorted(self._tokenizer.get_vocab().items()))
+        vocabulary = self._tokenizer.get_vocab().items()
+        written = tokenizer.to_str() if tokenizer else repr(sorted(vocabulary))
         return weights.hexdigest(), hashlib.sha256(written.encode()).hexdigest()
 
     def encode(self, text: str, most: int) -> tuple[list[int], bool]:

@@ -6,7 +6,7 @@ import dataclasses
 import glob
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,10 @@ from regard._base.extras import needed_by
 from regard._base.files import LIMIT_BYTES, kind, open_file, read_file
 from regard._base.types import Int
 from regard.recording import Recording
+
+with needed_by("regard.survey"):
+    from pyarrow import ArrowException
+    from pyarrow.parquet import ParquetFile
 
 TEXT, LINES, TABLE, RECORDING = "text", "jsonl", "parquet", "recording"
 KINDS = {
@@ -41,7 +45,7 @@ class Source:
         path: absolute.
         kind: ``text``, ``jsonl``, ``parquet`` or ``recording``.
         bytes, mtime_ns: of the file, when the survey began.
-        first: number of the first document.
+        first: number of the document in row 0.
         rows: from which row on, and before which; a text and a recording are one row.
         offset: of the first row in a jsonl file, in bytes.
         tokens: that are read of it, about.
@@ -109,7 +113,7 @@ class Document:
     reason: str = ""
 
 
-def found_files(paths: Iterable[str | Path], left_out: Path) -> list[Path]:
+def found_files(paths: Sequence[str | Path], left_out: Path) -> list[Path]:
     """The files that are named, in order and each once: of folders and patterns all in them.
 
     Args:
@@ -121,7 +125,6 @@ def found_files(paths: Iterable[str | Path], left_out: Path) -> list[Path]:
         ValueError: no file at all, or a pipe or device.
     """
     files: dict[Path, None] = {}
-    paths = [paths] if isinstance(paths, (str, Path)) else list(paths)
     for path in paths:
         for found in _matches(path):
             inside = _in_folder(found) if found.is_dir() else [found]
@@ -141,7 +144,7 @@ def _matches(path: str | Path) -> list[Path]:
     if Path(path).exists():
         return [Path(path)]
     if MAGIC & set(str(path)):
-        found = sorted(glob.glob(str(path), recursive=True))
+        found = sorted(glob.glob(str(path), recursive=True))  # noqa: PTH207 - absolute too
         if found:
             return [Path(name) for name in found]
         raise FileNotFoundError(f"survey: {path}: no file matches.")
@@ -182,7 +185,7 @@ def cut(
             stop = min(len(sizes), int(np.searchsorted(upto, done + room)) + 1)
             made[-1].append(
                 Source(
-                    str(file), kind_, status.st_size, status.st_mtime_ns, number + start,
+                    str(file), kind_, status.st_size, status.st_mtime_ns, number,
                     (start, stop), int(starts[start]), int(upto[stop - 1]) - done,
                 )
             )  # fmt: skip
@@ -226,9 +229,6 @@ def _line_ends(file: Path) -> Int[np.ndarray, " lines"]:
 
 def _table_size(file: Path, column: str) -> tuple[int, int]:
     """Rows of a Parquet file, and bytes of the text of one, about."""
-    with needed_by("A corpus of Parquet files"):
-        from pyarrow import ArrowException
-        from pyarrow.parquet import ParquetFile
     try:
         with ParquetFile(file) as table:
             names = table.schema_arrow.names
@@ -314,9 +314,6 @@ def _string(found: Any, column: str) -> str:
 
 
 def _table(source: Source, column: str) -> Read:
-    from pyarrow import ArrowException
-    from pyarrow.parquet import ParquetFile
-
     first, last = source.rows
     with ParquetFile(source.path) as table:
         sizes = [table.metadata.row_group(n).num_rows for n in range(table.num_row_groups)]

@@ -15,14 +15,14 @@ from regard._base.types import Float, Int
 BITS = 20
 
 
-def parts_of(x: Float[np.ndarray, "..."]) -> Int[np.ndarray, "... 2"]:
+def parts_of(x: Float[np.ndarray, "*_"]) -> Int[np.ndarray, "*_ 2"]:
     """Whole part and 2^-20ths of finite numbers below 2^63."""
     whole = np.floor(x)
     rest = np.rint((x - whole) * 2**BITS)
     return np.stack([whole, rest], -1).astype(np.int64)
 
 
-def total_of(parts: Int[np.ndarray, "... 2"]) -> Float[np.ndarray, "..."]:
+def total_of(parts: Int[np.ndarray, "*_ 2"]) -> Float[np.ndarray, "*_"]:
     """The number, rounded once."""
     whole = parts[..., 0] + (parts[..., 1] >> BITS)
     rest = parts[..., 1] & (2**BITS - 1)

@@ -1,4 +1,4 @@
-"""What reads the documents of a survey: a model of regard's own, one of transformers, or nothing."""
+"""What reads the documents of a survey: a model of regard's own, or one of transformers."""
 
 from __future__ import annotations
 
@@ -62,7 +62,8 @@ class Own:
             weights.update(x.tobytes())
         tokenizer = self.model.tokenizer
         written = b"".join(
-            len(own).to_bytes(4, "little") + own for own in map(tokenizer.bytes, range(len(tokenizer)))
+            len(own).to_bytes(4, "little") + own
+            for own in map(tokenizer.bytes, range(len(tokenizer)))
         )
         return weights.hexdigest(), hashlib.sha256(written).hexdigest()
 

@@ -92,9 +92,7 @@ class Meter:
         )
         rate = (tokens - self._before) / max(1e-9, time.monotonic() - self._began)
         left = max(0, total - tokens) / rate if rate else None
-        self._tell(
-            Progress(tokens, total, rate, left, len(self._done), len(self._estimates))
-        )
+        self._tell(Progress(tokens, total, rate, left, len(self._done), len(self._estimates)))
 
 
 class Task(NamedTuple):
@@ -258,9 +256,7 @@ def run_in_processes(
         shared = multiprocessing.get_context("spawn").RawArray("q", 1 + shards)
         broken = _one_pool(task, batch, min(workers, len(batch)), shared, meter, failed)
         folder = Path(task.folder)
-        undone = [
-            n for n in left if n not in failed and not file_of(folder, n).exists()
-        ]
+        undone = [n for n in left if n not in failed and not file_of(folder, n).exists()]
         if broken is not None:
             for number in batch:
                 if number in undone and shared[1 + number]:

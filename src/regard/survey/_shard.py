@@ -79,10 +79,10 @@ def write_shard(
         OSError: the folder cannot be written.
     """
     settings = manifest.settings
-    sums, facts = HeadSums.of_nothing(), Facts(number, manifest.sha256)
+    sums, facts = HeadSums.of_nothing(), Facts(number, manifest.sha256)  # of no document
     kept = _Documents(file_of(folder, number, DOCUMENTS)) if settings["documents"] else None
     try:
-        for document, own, facts in _measured(manifest, number, reader, facts):
+        for document, own, facts in _measured(manifest, number, reader):
             if own is not None:
                 sums += own
                 if kept is not None:
@@ -97,10 +97,10 @@ def write_shard(
 
 
 def _measured(
-    manifest: Manifest, number: int, reader: Reader | None, facts: Facts
+    manifest: Manifest, number: int, reader: Reader | None
 ) -> Iterator[tuple[int, HeadSums | None, Facts]]:
     """Number and sums of each document, None where it does not count; and the facts so far."""
-    settings = manifest.settings
+    settings, facts = manifest.settings, Facts(number, manifest.sha256)
     for source in manifest.shards[number]:
         for read in documents(source, settings["column"]):
             own: HeadSums | None = None
@@ -127,9 +127,8 @@ def _sums(read: Any, reader: Reader | None, settings: dict[str, Any]) -> tuple[H
 
 
 def _with(facts: Facts, **more: Any) -> Facts:
-    return dataclasses.replace(
-        facts, **{name: (*getattr(facts, name), value) for name, value in more.items()}
-    )
+    longer: dict[str, Any] = {name: (*getattr(facts, name), x) for name, x in more.items()}
+    return dataclasses.replace(facts, **longer)
 
 
 def _table(sums: HeadSums, facts: Facts) -> pa.Table:
@@ -163,7 +162,7 @@ def _table(sums: HeadSums, facts: Facts) -> pa.Table:
 def _array(x: np.ndarray) -> Any:
     if x.ndim == 1:
         return pa.array(x)
-    ends = np.arange(0, x.size + 1, x.shape[1], np.int32)
+    ends = (np.arange(len(x) + 1) * x.shape[1]).astype(np.int32)
     return pa.ListArray.from_arrays(ends, pa.array(x.ravel()))
 
 
@@ -247,8 +246,8 @@ def read_sums(path: Path) -> HeadSums:
     try:
         table = parquet.read_table(path)
         keys = list(zip(table["layer"].to_pylist(), table["head"].to_pylist()))
-        counts = {name: _column(table, name) for name in COUNTS}
-        sums = {name: _column(table, name) for name in SUMS}
+        counts = {name: _column(table, name, axes) for name, axes in COUNTS.items()}
+        sums = {name: _column(table, name, axes) for name, axes in SUMS.items()}
         largest = [-np.inf if x is None else x for x in table["max_score"].to_pylist()]
         receivers = tuple(
             tuple(TopReceiver(**one) for one in own) for own in table["top_receivers"].to_pylist()
@@ -260,18 +259,19 @@ def read_sums(path: Path) -> HeadSums:
         raise _damaged(path, error) from error
 
 
-def _column(table: pa.Table, name: str) -> np.ndarray:
+def _column(table: pa.Table, name: str, axes: tuple[int, ...]) -> np.ndarray:
+    """``(rows, *axes)``."""
     column = table[name].combine_chunks()
-    flat = column.flatten() if pa.types.is_list(column.type) else column
+    flat = column.flatten() if axes else column
     found: np.ndarray = flat.to_numpy(zero_copy_only=False)
-    return found.reshape(len(column), -1) if pa.types.is_list(column.type) else found
+    return found.reshape(len(column), *axes)
 
 
 def _damaged(path: Path, error: Exception) -> ValueError:
     reason = " ".join(str(error).split())
     return ValueError(
-        f"survey: {path}: not a file of this survey ({reason}). Remove it; the same command computes"
-        " it again."
+        f"survey: {path}: not a file of this survey ({reason}). Remove it; the same command"
+        " computes it again."
     )
 
 

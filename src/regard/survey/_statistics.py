@@ -39,7 +39,7 @@ class Statistic(NamedTuple):
         """How many there are."""
         return len(self.edges) - 1
 
-    def places(self, values: np.ndarray) -> Int[np.ndarray, "..."]:
+    def places(self, values: np.ndarray) -> Int[np.ndarray, "*_"]:
         """The bin of each value."""
         found: np.ndarray
         if self.name == "distance":  # the exponent of 2
@@ -84,23 +84,21 @@ def statistic(name: str) -> Statistic:
     return STATISTICS[name]
 
 
-def histogram(
-    places: Int[np.ndarray, "heads n"], bins: int
-) -> Int[np.ndarray, "heads bins"]:
+def histogram(places: Int[np.ndarray, "heads n"], bins: int) -> Int[np.ndarray, "heads bins"]:
     """How many of each head's values are in each bin."""
     heads = len(places)
     of_heads = places + bins * np.arange(heads)[:, None]
     return np.bincount(of_heads.ravel(), minlength=heads * bins).reshape(heads, bins)
 
 
-def weight_histogram(weights: Float[np.ndarray, "heads ..."]) -> Int[np.ndarray, "heads bins"]:
+def weight_histogram(weights: Float[np.ndarray, "heads *_"]) -> Int[np.ndarray, "heads bins"]:
     """How many weights have each exponent of 2."""
     exponents = weights.astype(np.float32, copy=False).view(np.int32) >> SIGN_BITS
     places = np.clip(126 - exponents, 0, WEIGHT_BINS - 1).reshape(len(weights), -1)
     return histogram(places, WEIGHT_BINS)
 
 
-def nucleus_sizes(weights: Float[np.ndarray, "... Lk"]) -> Int[np.ndarray, "..."]:
+def nucleus_sizes(weights: Float[np.ndarray, "*_ Lk"]) -> Int[np.ndarray, "*_"]:
     """The fewest keys that hold 90 % of what each query gives to keys."""
     falling = np.sort(weights, -1)[..., ::-1]
     held = np.cumsum(falling, -1, dtype=np.float64)
@@ -109,8 +107,8 @@ def nucleus_sizes(weights: Float[np.ndarray, "... Lk"]) -> Int[np.ndarray, "..."
 
 
 def quantiles(
-    counts: Int[np.ndarray, "... bins"], edges: Float[np.ndarray, " bins_and_1"], p: float
-) -> Float[np.ndarray, "..."]:
+    counts: Int[np.ndarray, "*_ bins"], edges: Float[np.ndarray, " bins_and_1"], p: float
+) -> Float[np.ndarray, "*_"]:
     """The value below which a share p of the counted lies: linear within its bin; NaN of none.
 
     In an open last bin it is that bin's lower edge.

@@ -11,6 +11,7 @@ import numpy as np
 from regard._base.types import Float, Int
 from regard._weights.parts import place_of
 from regard.heads import HeadScores
+from regard.heads._roles import BY_KEY
 from regard.heads._roles import ROLES as EVERY_ROLE
 from regard.survey._exact import parts_of, total_of
 from regard.survey._measure import RECEIVERS
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 ROLES = len(EVERY_ROLE)
+IS_KIND = np.array([role in BY_KEY for role in EVERY_ROLE])  # of tokens
 SUMS = {  # columns of float64, and the axes after the heads
     **{f"{name}_sum": () for name in STATISTICS},
     "role_sum": (ROLES,),
@@ -293,7 +295,9 @@ class HeadSums:
             found = {
                 "scores": sums / count,
                 "even": total_of(self._sums["role_even_sum"]) / count,
-                "largest": total_of(self._sums["role_largest_sum"]) / sums,
+                "largest": np.where(
+                    IS_KIND, total_of(self._sums["role_largest_sum"]) / sums, np.nan
+                ),
                 "overlap": np.nan_to_num(overlap / count[:, None]),
                 "counted": count.astype(np.float64),
                 "sees_all": (self._counts["sees_all"] == self._counts["documents"]).astype(float),
@@ -353,9 +357,7 @@ class HeadSums:
 
     def __repr__(self) -> str:
         heads = sum(map(len, self.head_numbers))
-        return (
-            f"HeadSums({heads} heads over {self.documents:,} documents, {self.tokens:,} tokens)"
-        )
+        return f"HeadSums({heads} heads over {self.documents:,} documents, {self.tokens:,} tokens)"
 
     def _grid(self, x: np.ndarray, fill: float = np.nan) -> Any:
         """``(layers, heads, ...)`` of ``(keys, ...)``."""

@@ -84,7 +84,8 @@ class Survey:
         if corpus is None:
             self.manifest = Manifest.load(self.folder)
             return
-        files = found_files(corpus, self.folder)
+        named = [corpus] if isinstance(corpus, (str, Path)) else [*corpus]
+        files = found_files(named, self.folder)
         name = _name_of(model, files)
         most, facts = max_tokens or MAX_TOKENS, {"name": name}
         if name != NO_MODEL:
@@ -119,7 +120,8 @@ class Survey:
 
     def __repr__(self) -> str:
         done = len(self) - len(self.missing())
-        return f"Survey({str(self.folder)!r}, {self.manifest.model['name']}, shards: {done} of {len(self)})"
+        model = self.manifest.model["name"]
+        return f"Survey({str(self.folder)!r}, {model}, shards: {done} of {len(self)})"
 
     def missing(self) -> list[int]:
         """Numbers of the shards that have no file."""
@@ -171,7 +173,8 @@ class Survey:
         wanted = range(len(self)) if shards is None else [*shards]
         if beyond := [number for number in wanted if not 0 <= number < len(self)]:
             raise IndexError(
-                f"survey: there is no shard {beyond[0]}; there are {len(self)}, 0 to {len(self) - 1}."
+                f"survey: there is no shard {beyond[0]}; there are {len(self)}, 0 to"
+                f" {len(self) - 1}."
             )
         if workers is not None and workers < 1:
             raise ValueError(f"survey: workers is {workers}; at least 1 is needed.")

@@ -1,0 +1,43 @@
+"""A survey of a model of transformers."""
+
+import numpy as np
+import torch
+import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+import regard.hf
+from regard.heads import head_scores
+from regard.survey import Survey
+
+
+def test_a_model_of_transformers_is_surveyed_layer_by_layer(tmp_path):
+    text = "the cat sat on a mat and the cat ran " * 3
+    words = {word: n for n, word in enumerate(["<unk>", *sorted({*text.split()})])}
+    plain = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    plain.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=plain, unk_token="<unk>", model_max_length=40
+    )
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=len(words), hidden_size=32, intermediate_size=32, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=40,
+    )  # fmt: skip
+    transformers.LlamaModel(config).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    (tmp_path / "a.txt").write_text(text)
+    (tmp_path / "b.txt").write_text(text * 9)
+    survey = Survey(tmp_path / "heads", corpus=[tmp_path / "a.txt"], model=tmp_path / "model")
+    survey.run(workers=1)
+    found, heads = regard.hf.read(tmp_path / "model", text), survey.heads()
+    expected = np.array([w.entropy().mean(-1).numpy() for w in found.weights])
+    np.testing.assert_allclose(heads.mean("entropy"), expected, atol=1e-5)
+    wanted = head_scores(found, queries=1000).scores
+    np.testing.assert_allclose(survey.means().scores, wanted, atol=1e-4)
+    longer = Survey(tmp_path / "two", corpus=[tmp_path / "b.txt"], model=tmp_path / "model")
+    longer.run(workers=1)
+    assert longer.manifest.settings["max_tokens"] == longer.heads().tokens == 40
+    assert len(longer.facts()[0].cut) == 1
+    assert {"torch", "transformers"} < longer.manifest.versions.keys()
+    with pytest.raises(ValueError, match="max_tokens is 99; the model reads at most 40"):
+        Survey(tmp_path / "no", corpus=tmp_path / "a.txt", model=tmp_path / "model", max_tokens=99)
