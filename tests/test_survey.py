@@ -624,7 +624,7 @@ def test_a_shard_that_ends_its_process_is_tried_three_times_and_named(
     ):
         survey.run(workers=2)
     assert survey.missing() == [1]
-    assert ran[1:3] == [[1], [1]], "alone, so that it takes no other along"
+    assert ran[1:3] == [[1], [1]], "suspects by themselves, so that they take no other along"
 
 
 def test_unfinished_files_of_killed_processes_are_swept_when_they_are_old(tmp_path, corpus, model):

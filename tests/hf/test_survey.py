@@ -1,6 +1,7 @@
 """A survey of a model of transformers."""
 
 import numpy as np
+import pytest
 import torch
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import re
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from regard.survey._sums import HeadSums
 NO_MODEL = "recordings"
 BUILTIN = "builtin"
 FIRST_CHARACTERS = 16  # of a token: as much of a long document is read at first
+HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 SLACK = 64  # tokens at the end of a part, which may not be those of the whole document
 
 Measured = tuple[int, tuple[int, ...], dict[str, Any]]
@@ -83,7 +85,7 @@ def is_own(name: str) -> bool:
     config = Path(name) / "config.json"
     if config.is_file():
         return b'"model_type"' not in config.read_bytes()
-    return name == BUILTIN or Path(name).exists()
+    return name == BUILTIN or Path(name).exists() or not HUB_NAME.fullmatch(name)
 
 
 @functools.lru_cache(maxsize=1)  # one process surveys with one model, shard after shard

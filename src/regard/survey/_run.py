@@ -205,8 +205,8 @@ def _require_none(failed: dict[int, BaseException]) -> None:
     ) from failed[first]
 
 
-# In a worker: the tokens that each shard has done, and whether to stop; shared, without a lock that
-# a killed worker could keep.
+# In a worker: whether to stop, and 1 and the tokens of each shard that has begun; shared, without
+# a lock that a killed worker could keep.
 _shared: Any = None
 
 
@@ -229,12 +229,10 @@ def _begin_worker(shared: Any) -> None:
 
 
 def _work(task: Task, number: int) -> int:
-    _shared[1 + number] = max(1, _shared[1 + number])
-
     def tell(tokens: int) -> None:
         if _shared[0]:
             raise _StoppedError
-        _shared[1 + number] = max(1, tokens)
+        _shared[1 + number] = 1 + tokens  # 0: it has not begun
 
     tell(0)
     return compute(task, number, tell)
@@ -251,10 +249,10 @@ def run_in_processes(
     left, tries, failed = list(numbers), Counter[int](), dict[int, BaseException]()
     while left:
         suspects = [number for number in left if tries[number]]
-        # One alone, so that it takes no other along.
-        batch = suspects[:1] or left
+        # One after the other in one process, so that each answers for itself alone.
+        batch, count = (suspects, 1) if suspects else (left, min(workers, len(left)))
         shared = multiprocessing.get_context("spawn").RawArray("q", 1 + shards)
-        broken = _one_pool(task, batch, min(workers, len(batch)), shared, meter, failed)
+        broken = _one_pool(task, batch, count, shared, meter, failed)
         folder = Path(task.folder)
         undone = [n for n in left if n not in failed and not file_of(folder, n).exists()]
         if broken is not None:
@@ -288,8 +286,8 @@ def _one_pool(
                 left, POLL_SECONDS, concurrent.futures.FIRST_COMPLETED
             )
             for number in (futures[future] for future in left):
-                if shared[1 + number]:
-                    meter.running(number, shared[1 + number])
+                if shared[1 + number] > 1:
+                    meter.running(number, shared[1 + number] - 1)
             for future in done:
                 error = future.exception()
                 if isinstance(error, BrokenExecutor):

@@ -91,7 +91,7 @@ def histogram(places: Int[np.ndarray, "heads n"], bins: int) -> Int[np.ndarray, 
     return np.bincount(of_heads.ravel(), minlength=heads * bins).reshape(heads, bins)
 
 
-def weight_histogram(weights: Float[np.ndarray, "heads *_"]) -> Int[np.ndarray, "heads bins"]:
+def weight_histogram(weights: Float[np.ndarray, "heads Lq Lk"]) -> Int[np.ndarray, "heads bins"]:
     """How many weights have each exponent of 2."""
     exponents = weights.astype(np.float32, copy=False).view(np.int32) >> SIGN_BITS
     places = np.clip(126 - exponents, 0, WEIGHT_BINS - 1).reshape(len(weights), -1)

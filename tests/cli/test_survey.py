@@ -1,0 +1,191 @@
+"""``regard survey``: a corpus surveyed, stopped, killed, gone on with, and shown."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+
+from cli.conftest import start
+from regard.survey import Survey
+from tiny_model import TEXT
+
+pytestmark = pytest.mark.xdist_group("cli-survey")  # one survey serves several of the tests
+SIZES = ["--max-tokens", 200, "--shard-tokens", 1]  # a shard for each document
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("corpus")
+    for n in range(40):
+        (folder / f"{n:02}.txt").write_text(TEXT[5 * n :][:700])
+    (folder / "empty.txt").write_text("")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def done(corpus, model, tmp_path_factory):
+    """An undisturbed survey."""
+    folder = tmp_path_factory.mktemp("done") / "heads"
+    survey = Survey(folder, model=model, corpus=corpus, max_tokens=200, shard_tokens=1)
+    survey.run(workers=1)
+    return folder
+
+
+def files(folder):
+    return {path.name: path.read_bytes() for path in (folder / "heads").glob("*.parquet")}
+
+
+def begun(corpus, model, folder):
+    """A survey in a process of its own, which has its first shard, and its two workers."""
+    line = ["survey", corpus, "-o", folder, "--model", model, *SIZES, "--workers", 2]
+    process, workers = start(*line), []
+    end = time.monotonic() + 60
+    while len(workers) < 2 or not any((folder / "heads").glob("*.parquet")):
+        assert process.poll() is None, process.communicate()[1].decode()
+        assert time.monotonic() < end
+        workers = workers if len(workers) == 2 else workers_of(process)
+        time.sleep(0.002)
+    return process, workers
+
+
+def workers_of(process):
+    listed = subprocess.run(["ps", "-A", "-ww", "-o", "pid=,ppid=,args="], stdout=subprocess.PIPE)
+    lines = (line.split(maxsplit=2) for line in listed.stdout.decode().splitlines())
+    own = (line for line in lines if int(line[1]) == process.pid)
+    return [int(pid) for pid, _, command in own if "spawn_main" in command]
+
+
+def test_a_worker_that_is_killed_is_replaced_and_nothing_is_lost(corpus, model, done, tmp_path):
+    process, workers = begun(corpus, model, tmp_path)
+    os.kill(workers[0], signal.SIGKILL)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err.decode()
+    assert files(tmp_path) == files(done)
+
+
+def test_a_driver_that_is_killed_takes_its_workers_along_and_the_next_goes_on(
+    corpus, model, done, tmp_path, regard
+):
+    process, workers = begun(corpus, model, tmp_path)
+    process.kill()
+    process.communicate(timeout=60)
+    end = time.monotonic() + 60
+    for pid in workers:
+        while _runs(pid):
+            assert time.monotonic() < end, "a worker outlives its driver"
+            time.sleep(0.05)
+    assert len(files(tmp_path)) < 41
+    again = regard("survey", corpus, "-o", tmp_path, "--model", model, *SIZES, "--workers", 1)
+    assert again.code == 0
+    assert "of 41 shards are there already" in again.err
+    assert files(tmp_path) == files(done)
+
+
+def _runs(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    state = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], stdout=subprocess.PIPE).stdout
+    return not state.startswith(b"Z") and bool(state)
+
+
+def test_ctrl_c_leaves_whole_shards_and_says_how_to_go_on(corpus, model, done, tmp_path):
+    process, workers = begun(corpus, model, tmp_path)
+    for pid in [process.pid, *workers]:  # as a terminal does
+        os.kill(pid, signal.SIGINT)
+    out, err = (part.decode() for part in process.communicate(timeout=120))
+    assert process.returncode == 130, err
+    assert out == ""
+    assert "Traceback" not in err
+    assert err.splitlines()[-1].startswith("Stopped with ")
+    assert err.endswith(" of 41 shards; the same command goes on.\n")
+    assert files(tmp_path).items() <= files(done).items()
+    assert not list((tmp_path / "heads").glob(".*"))
+
+
+def test_parts_of_the_shards_add_up_to_the_survey(corpus, model, done, tmp_path, regard):
+    line = ["survey", corpus, "-o", tmp_path, "--model", model, *SIZES, "--workers", 1, "--json"]
+    for part in ("0/2", "1/2"):
+        ran = regard(*line, "--shard", part)
+        assert ran.code == 0
+        assert json.loads(ran.out)["shards"] == {"done": 21 if part == "0/2" else 41, "of": 41}
+        assert "tokens/s" in ran.err
+    assert files(tmp_path) == files(done)
+
+
+def test_a_survey_is_shown_as_table_clearest_heads_and_picture(done, regard):
+    shown = regard("survey", done)
+    assert shown.code == 0
+    lines = shown.out.splitlines()
+    assert lines[0].startswith("40 documents, ")
+    assert "8 heads in 2 layers" in lines[0]
+    text = " ".join(shown.out.split())
+    assert "1 document: left out, empty: " in text
+    assert "empty.txt" in text
+    assert "40 documents: read up to 200 tokens, the rest left out" in text
+    for name in ("first", "previous", "self", "induction", "entropy", "distance", "nucleus"):
+        assert name in text
+    assert "Clearest" in text
+    assert "L1H3" in shown.out
+    sums = Survey(done).heads()
+    assert f"{sums.mean('entropy')[1, 3]:.3f}" in shown.out
+
+
+def test_a_survey_as_json_has_every_head_and_every_document_left_out(done, regard):
+    found = json.loads(regard("survey", done, "--json").out)
+    sums = Survey(done).heads()
+    assert (found["documents"], found["tokens"]) == (40, sums.tokens)
+    assert [(row["layer"], row["head"]) for row in found["heads"]] == [
+        (layer, head) for layer in range(2) for head in range(4)
+    ]
+    assert found["heads"][5]["entropy"] == pytest.approx(sums.mean("entropy")[1, 1], abs=1e-6)
+    assert len(found["heads"][5]["top_receivers"]) == 8
+    assert found["heads"][5]["top_receivers"][0]["name"].endswith(".txt")
+    assert [name.rpartition("/")[2] for name in found["empty"]] == ["empty.txt"]
+    assert len(found["cut"]) == 40
+
+
+def test_the_picture_is_drawn_into_a_file(done, regard, tmp_path):
+    assert regard("survey", done, "--plot", tmp_path / "a.png").code == 0
+    assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
+    wrong = regard("survey", done, "--plot", tmp_path / "a.txt")
+    assert wrong.code == 2
+    assert "Name it" in wrong.err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["{corpus}"], "no survey is there. To make one, name a folder for it: regard survey"),
+        (["{corpus}", "{done}"], "no survey is there"),
+        (["{done}", "--workers", "2"], "only --json and --plot have a meaning"),
+        (["{corpus}", "-o", "{tmp}", "--shard", "3/3"], "process K of N, from 0/N to N-1/N"),
+        (["{corpus}", "-o", "{tmp}", "--shard", "x"], "--shard x: K/N is needed"),
+        (["{tmp}/no.txt", "-o", "{tmp}"], "no.txt: no such file or folder"),
+        (["{corpus}", "-o", "{tmp}", "--model", "./no/model"], "no/model"),
+        (["{corpus}", "-o", "{done}"], "has another survey: its name is "),
+        (["{corpus}", "-o", "{corpus}/00.txt"], "00.txt is a file; name a folder"),
+        (["{corpus}", "-o", "{tmp}", "--max-tokens", "0"], "'--max-tokens'"),
+    ],
+)
+def test_errors_are_one_sentence_with_a_way_out(words, message, corpus, done, tmp_path, regard):
+    places = {"corpus": corpus, "done": done, "tmp": tmp_path}
+    ran = regard("survey", *(word.format(**places) for word in words))
+    assert ran.code == 2
+    assert message in ran.err
+    assert "Traceback" not in ran.err
+
+
+def test_a_file_that_changed_stops_with_its_name(model, tmp_path, regard):
+    text = tmp_path / "a.txt"
+    text.write_text("import os")
+    line = ["survey", text, "-o", tmp_path / "heads", "--model", model]
+    Survey(tmp_path / "heads", model=model, corpus=text)
+    text.write_text("import sys")
+    ran = regard(*line)
+    assert ran.code == 2
+    assert "a.txt has changed since" in ran.err
