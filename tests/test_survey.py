@@ -627,6 +627,16 @@ def test_a_shard_that_ends_its_process_is_tried_three_times_and_named(
     assert ran[1:3] == [[1], [1]], "suspects by themselves, so that they take no other along"
 
 
+def test_processes_that_end_as_they_begin_say_what_a_script_needs(
+    tmp_path, corpus, model, monkeypatch
+):
+    survey = started(tmp_path / "heads", corpus, model)
+    ends = running.BrokenExecutor("ended")
+    monkeypatch.setattr(running, "_one_pool", lambda *_: ends)
+    with pytest.raises(SurveyError, match=r"end as they begin.* under if __name__ == \"__main__\""):
+        survey.run(workers=2)
+
+
 def test_unfinished_files_of_killed_processes_are_swept_when_they_are_old(tmp_path, corpus, model):
     survey = started(tmp_path / "heads", corpus / "0.txt", model)
     old, new = (survey.folder / "heads" / f".regard-{n}.tmp" for n in ("old", "new"))

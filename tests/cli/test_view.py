@@ -21,11 +21,11 @@ from regard.recording import Layer, Recording
 class Served:
     """What ``regard view`` would have served."""
 
-    def __init__(self, recordings, names, port, readings=None):
+    def __init__(self, recordings, names, port, readings=None, corpus=None):
         first = [] if readings is None or readings.first is None else [readings.first]
         self.recordings = [x.recording for x in first] or recordings
         self.names = [x.names[0] for x in first] or names
-        self.port, self.readings = port, readings
+        self.port, self.readings, self.corpus = port, readings, corpus
         self.address = "http://127.0.0.1:1/token/"
 
     def wait(self):
@@ -184,7 +184,7 @@ def test_without_a_text_a_pipe_is_not_read(regard, served):
 def test_options_that_need_a_text_are_refused_without_one(regard, served, options):
     result = regard("view", *options)
     assert (result.code, result.out) == (2, "")
-    assert result.err.startswith("regard: without a text, only --model, --port and --no-open ")
+    assert result.err.startswith("regard: without a text, only --model, --port, --survey and --no-open ")
     assert result.err.count("\n") == 1
     assert served == ([], [])
 
@@ -232,6 +232,27 @@ def test_two_can_be_compared(regard, served, planted_file, model):
     assert viewer.names == ["planted.safetensors", "import"]
     assert viewer.port == 8123
     assert served[1][0].endswith("&compare=side")
+
+
+def test_the_means_of_a_survey_are_shown_beside_the_heads_own(regard, served, model, tmp_path):
+    from regard.survey import Survey
+
+    (tmp_path / "a.txt").write_text("import os\n" * 30)
+    survey = Survey(tmp_path / "heads", model=model, corpus=tmp_path / "a.txt")
+    line = ["view", "import sys", "--model", model, "--no-open", "--survey"]
+    none = regard(*line, survey.folder)
+    assert none.code == 2
+    assert none.err.endswith("heads: no document is in it yet; run it first.\n")
+    survey.run(workers=1)
+    assert regard(*line, survey.folder).code == 130
+    (found,), _ = served
+    entropy = survey.heads().mean("entropy")
+    assert found.corpus[1, 3]["entropy"] == entropy[1, 3]
+    told = json.loads(found.readings.first.answer("heads", "layer=1").body)
+    assert told["corpus"]["entropy"][3] == pytest.approx(entropy[1, 3], abs=1e-6)
+    assert "there is no survey" in regard(*line, tmp_path).err
+    pictured = regard(*line, survey.folder, "--export", tmp_path / "a.html")
+    assert pictured.err.startswith("regard: --survey is of the page in the browser")
 
 
 def test_an_explained_text_opens_with_its_effects(regard, served, model, tmp_path):

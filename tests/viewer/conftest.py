@@ -58,11 +58,11 @@ def serve(stage):
     viewers = []
     stage.is_free = True
 
-    def start(*recordings, names=None):
+    def start(*recordings, names=None, corpus=None):
         if stage.is_free:
-            stage.serve(recordings, names)
+            stage.serve(recordings, names, corpus)
             return stage.address
-        viewers.append(Viewer(recordings, names))
+        viewers.append(Viewer(recordings, names, corpus=corpus))
         return viewers[-1].address
 
     yield start

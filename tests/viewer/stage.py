@@ -52,10 +52,10 @@ class Stage:
         code, media_type = self._app._files["boot.js"]
         self._app._files = self._app._files | {"boot.js": (keeping(code), media_type)}
 
-    def serve(self, recordings, names=None):
+    def serve(self, recordings, names=None, corpus=None):
         """Serves these until the next ones."""
         self._app._answers.close()
-        self._app._answers = self.viewer._answers = Answers.of_groups(recordings, names)
+        self._app._answers = self.viewer._answers = Answers.of_groups(recordings, names, corpus)
         self.is_free = False
 
     def close(self):

@@ -325,6 +325,21 @@ def test_heads_are_told_by_thumbnails_and_scores(name):
                     assert found_score == mean
 
 
+def test_means_of_a_survey_stand_beside_the_scores_of_the_same_heads():
+    recording = made(tokens=20)
+    mean = {"entropy": 1.25, "distance": 3.0, "first": 0.5, "previous": float("nan")}
+    answers = Answers.of_groups([recording], corpus={(1, 2): mean, (9, 9): mean})
+    of_layers = [json.loads(answers.answer("heads", f"layer={n}").body) for n in range(2)]
+    alone = json.loads(Answers([recording]).answer("heads", "layer=1").body)
+    assert "corpus" not in alone
+    corpus = of_layers[1].pop("corpus")
+    assert of_layers[1] == alone
+    assert corpus["entropy"] == [None, None, 1.25, None]
+    assert corpus["first"] == [None, None, 0.5, None]
+    assert corpus["previous"] == corpus["induction"] == [None] * 4
+    assert of_layers[0]["corpus"]["entropy"] == [None] * 4
+
+
 def test_roles_of_heads_and_the_head_to_open_are_those_of_the_recording():
     recording = made(tokens=60)
     scores, told = recording.heads(), json.loads(Answers([recording]).answer("roles").body)

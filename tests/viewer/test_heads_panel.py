@@ -41,6 +41,21 @@ def test_heads_have_their_numbers_and_roles(show):
     assert label.startswith("L0H1, previous token")
 
 
+def test_means_of_a_survey_stand_in_brackets_beside_a_heads_own(serve, open_page):
+    recording = spoken()
+    corpus = {(0, 1): {"entropy": 0.875, "distance": 2.5, "first": 0.25, "previous": 0.125}}
+    page = open_page(f"{serve(recording, corpus=corpus)}#L0H1&query=5&key=3")
+    is_chosen(page, 5, 3)
+    head = page.locator(".regard-head[aria-label^='L0H1']")
+    page.locator(".regard-heads .regard-note", has_text="mean over the survey's corpus").wait_for()
+    entropy = recording.heads().entropy[0, 1]
+    assert f"entropy {entropy:.3f} (0.875)" in head.get_attribute("aria-label")
+    assert "first token" in head.get_attribute("aria-label")
+    assert "(25.00 %)" in head.get_attribute("aria-label")
+    other = page.locator(".regard-head[aria-label^='L0H0']").get_attribute("aria-label")
+    assert "(" not in other
+
+
 def test_numbers_of_heads_that_share_keys_are_not_over_columns(show):
     page = show(spoken(key_heads=2), "L0H1&query=5&key=3")
     is_chosen(page, 5, 3)

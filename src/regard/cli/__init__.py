@@ -267,6 +267,12 @@ def view(
             " last. Needs torch.",
         ),
     ] = None,
+    survey: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Show the means of this survey beside those of the text's heads."
+        ),
+    ] = None,
     trust_remote_code: RemoteCode = False,
 ) -> None:
     """Look at every weight in the browser, until Ctrl-C. Prints the address."""
@@ -292,6 +298,7 @@ def view(
             scale,
             words,
             explain,
+            survey,
         ),
     )
 

@@ -28,12 +28,14 @@ from regard.cli._source import (
 from regard.recording import Recording
 
 if TYPE_CHECKING:
+    from regard.viewer._heads import Corpus
     from regard.viewer._readings import Reading, Readings
     from regard.viewer._server import Viewer
 
 INTERRUPTED = 130  # as a shell has it: 128 + SIGINT
 PAGE_ENDINGS = (".html", ".htm")
 SIDES = ("rows", "columns")  # of a figure
+SCORES = ("entropy", "distance", "first", "previous", "induction")  # that the page shows
 SIDE = re.compile(r"([0-9]{1,16})?:([0-9]{1,16})?")
 
 
@@ -56,6 +58,7 @@ class ViewOptions:
     scale: str | None = None
     words: bool | None = None
     explain: int | None = None
+    survey: Path | None = None
 
     @property
     def is_figure(self) -> bool:
@@ -120,14 +123,35 @@ def _readings(options: ViewOptions, text: str = "", name: str = "") -> Readings:
     """What the page's input reads texts with, and the first of them."""
     from regard.viewer._readings import Readings, reader_of, transformers_reader
 
+    corpus = _corpus(options)
     with reading(), busy(f"Reading {len(text):,} characters" if text else "Loading the model"):
         model = options.model
         if model.is_own:
             from regard.lm import LanguageModel
 
-            return Readings(reader_of(LanguageModel.load(model.name)), text, name)
+            return Readings(reader_of(LanguageModel.load(model.name)), text, name, corpus)
         trusted = model.trust_remote_code
-        return Readings(transformers_reader(model.name, trust_remote_code=trusted), text, name)
+        reader = transformers_reader(model.name, trust_remote_code=trusted)
+        return Readings(reader, text, name, corpus)
+
+
+def _corpus(options: ViewOptions) -> Corpus | None:
+    """The means of a survey by layer, head and score.
+
+    Raises:
+        InputError: there is no survey, or nothing in it yet.
+    """
+    if options.survey is None:
+        return None
+    from regard.survey import Survey
+
+    with reading():
+        sums = Survey(options.survey).heads()
+    if not sums.documents:
+        raise InputError(f"--survey {options.survey}: no document is in it yet; run it first.")
+    columns = sums.columns()
+    keys = zip(columns["layer"], columns["head"])
+    return {key: {name: columns[name][n] for name in SCORES} for n, key in enumerate(keys)}
 
 
 def _check_nothing_given(options: ViewOptions) -> None:
@@ -138,11 +162,14 @@ def _check_nothing_given(options: ViewOptions) -> None:
     """
     if has_input():
         raise InputError("Missing argument 'TEXT|FILE|-'.")
-    usual = ViewOptions(model=options.model, port=options.port, open_browser=options.open_browser)
+    usual = ViewOptions(
+        model=options.model, port=options.port, open_browser=options.open_browser,
+        survey=options.survey,
+    )  # fmt: skip
     if options != usual:
         raise InputError(
-            "without a text, only --model, --port and --no-open have a meaning: the page has an"
-            " input to type one. Give a text, or leave the others out."
+            "without a text, only --model, --port, --survey and --no-open have a meaning: the page"
+            " has an input to type one. Give a text, or leave the others out."
         )
 
 
@@ -155,7 +182,7 @@ def _viewer(
     from regard.viewer._server import Viewer
 
     try:
-        return Viewer(recordings, names, options.port, readings)
+        return Viewer(recordings, names, options.port, readings, _corpus(options))
     except (OSError, OverflowError) as error:
         raise CommandError(
             f"port {options.port} cannot be used: {one_line(error)}. Leave --port out to take a"
@@ -177,6 +204,8 @@ def _check_export(options: ViewOptions) -> None:
             "--words and --pieces tell how the browser opens; leave them out with --export."
         )
     if options.is_figure:
+        if options.survey is not None:
+            raise InputError("--survey is of the page in the browser; leave it out with --export.")
         if options.explain is not None:
             raise InputError("--explain is of the page: a figure has weights alone.")
         from regard._showing.figure import SCALES
@@ -194,6 +223,8 @@ def _check_export(options: ViewOptions) -> None:
         )
     if options.export is None:
         return
+    if options.survey is not None:
+        raise InputError("--survey is of the page in the browser; leave it out with --export.")
     if options.head is not None or options.query is not None:
         raise InputError(
             "--head and --query tell where the browser opens; leave them out with --export, or"

@@ -247,6 +247,7 @@ def run_in_processes(
         SurveyError: shards that failed, or ended their process three times.
     """
     left, tries, failed = list(numbers), Counter[int](), dict[int, BaseException]()
+    unborn = 0  # pools that ended before any shard had begun
     while left:
         suspects = [number for number in left if tries[number]]
         # One after the other in one process, so that each answers for itself alone.
@@ -259,13 +260,19 @@ def run_in_processes(
             for number in batch:
                 if number in undone and shared[1 + number]:
                     tries[number] += 1
-            if not any(tries.values()):  # before any had begun: no shard's doing
-                tries.update(batch[:1])
+            if not any(shared[1 + number] for number in batch):  # it is no shard's doing
+                unborn += 1
             for number in undone:
                 if tries[number] > RETRIES:
                     failed[number] = SurveyError(
                         f"its process ended {tries[number]} times; out of memory, maybe."
                     )
+        if unborn > RETRIES:
+            raise SurveyError(
+                "survey: its processes end as they begin. In a script, what runs a survey stands"
+                ' under if __name__ == "__main__":, since each process reads the script anew;'
+                " workers=1 needs no process."
+            ) from broken
         left = [number for number in undone if number not in failed]
     _require_none(failed)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -29,12 +29,20 @@ FEWEST_ROWS = 2 * SIZE
 
 SCORES = ("first", "previous", "induction")
 
+# By the numbers of layer and head, and the name of a score.
+Corpus = Mapping[tuple[int, int], Mapping[str, float]]
+
 
 class Heads:
-    """The facts of each layer's heads, computed at the first request, and kept."""
+    """The facts of each layer's heads, computed at the first request, and kept.
 
-    def __init__(self, recording: Recording) -> None:
-        self._recording = recording
+    Args:
+        recording: whose heads.
+        corpus: means of a survey, to be shown beside them.
+    """
+
+    def __init__(self, recording: Recording, corpus: Corpus | None = None) -> None:
+        self._recording, self._corpus = recording, corpus
         self._known: dict[int, dict[str, Any]] = {}
         self._roles: dict[str, Any] = {}
         self._locks = [threading.Lock() for _ in recording.layers]
@@ -50,8 +58,19 @@ class Heads:
             if layer not in self._known:
                 number = self._recording.layer_numbers[layer]
                 scores = self._reader.layers(number)
-                self._known[layer] = _facts(self._recording, layer, scores)
+                found = _facts(self._recording, layer, scores)
+                if self._corpus is not None:
+                    found["corpus"] = self._of_corpus(number, scores.head_numbers[0])
+                self._known[layer] = found
             return self._known[layer]
+
+    def _of_corpus(self, number: int, heads: Sequence[int]) -> dict[str, Any]:
+        """The corpus' means of each head of a layer; null where it has none."""
+        means = [(self._corpus or {}).get((number, head), {}) for head in heads]
+        return {
+            name: [_number(own.get(name, math.nan)) for own in means]
+            for name in ("entropy", "distance", *SCORES)
+        }
 
     def roles(self) -> dict[str, Any]:
         """The response ``roles``: the head to open at, and what each head is called."""

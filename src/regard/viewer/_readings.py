@@ -18,6 +18,7 @@ import numpy as np
 
 from regard.recording import Layer, Recording
 from regard.viewer import _facts
+from regard.viewer._heads import Corpus
 from regard.viewer.answer import (
     MAX_QUERY_LENGTH,
     Answer,
@@ -67,9 +68,9 @@ class Reading(Answers):
     Equal texts have equal ids, and no other text has that id.
     """
 
-    def __init__(self, text: str, name: str, read: Read) -> None:
+    def __init__(self, text: str, name: str, read: Read, corpus: Corpus | None = None) -> None:
         groups = list(read.recording.groups.values())
-        super().__init__(groups, [name] * len(groups))
+        super().__init__(groups, [name] * len(groups), corpus)
         self.text, self.id = text, id_of(text)
         self.recording = read.recording
         self._next_tokens = read.next_tokens
@@ -101,13 +102,20 @@ class Readings:
         reader: reads a text; ``reader_of`` makes one of a model.
         text: the one that the page opens with; an empty one opens an empty page.
         name: what people call that text, by default its beginning.
+        corpus: as of ``Answers``.
 
     Raises:
         ValueError: the model cannot read that text.
     """
 
-    def __init__(self, reader: Reader, text: str = "", name: str | None = None) -> None:
-        self._reader = reader
+    def __init__(
+        self,
+        reader: Reader,
+        text: str = "",
+        name: str | None = None,
+        corpus: Corpus | None = None,
+    ) -> None:
+        self._reader, self._corpus = reader, corpus
         self._lock = threading.Lock()  # of what is kept, and of its order
         self._kept: OrderedDict[str, Reading] = OrderedDict()  # the latest used last
         self._latest = 0
@@ -115,7 +123,7 @@ class Readings:
         self.first: Reading | None = None
         if text:
             read = reader(text, lambda: None)
-            self.first = Reading(text, short_name(text) if name is None else name, read)
+            self.first = Reading(text, short_name(text) if name is None else name, read, corpus)
 
     def answer(self, path: str, query: str = "") -> Answer:
         """As ``Answers.answer``, about the text with the id ``reading``, by default the first."""
@@ -182,7 +190,8 @@ class Readings:
             return known
         with self._model:
             go_on()
-            made = Reading(text, short_name(text), self._reader(text, go_on))
+            read = self._reader(text, go_on)
+            made = Reading(text, short_name(text), read, self._corpus)
             go_on()
             self._keep(made)
         return made

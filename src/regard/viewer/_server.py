@@ -20,6 +20,7 @@ from typing import Any
 from regard._base.extras import needed_by
 from regard.recording import Recording
 from regard.viewer._bundle import bundle, page_paths
+from regard.viewer._heads import Corpus
 from regard.viewer._readings import MAX_BODY_BYTES, Readings, too_long
 from regard.viewer.answer import JSON, TEXT, Answer, Answers
 
@@ -73,6 +74,7 @@ class Viewer:
         recordings: to look at, and their names, by default those of their models.
         port: to serve on; 0 takes one that is free.
         readings: texts instead, of a page with an input; then there are no recordings.
+        corpus: as of ``Answers``.
 
     Attributes:
         address: ``http://127.0.0.1:PORT/TOKEN/``; whoever knows it can read the recordings, from
@@ -85,8 +87,9 @@ class Viewer:
         names: Sequence[str] | None = None,
         port: int = 0,
         readings: Readings | None = None,
+        corpus: Corpus | None = None,
     ) -> None:
-        self._answers = readings or Answers.of_groups(recordings, names)
+        self._answers = readings or Answers.of_groups(recordings, names, corpus)
         self._socket = _bound(port)
         self._workers = Workers(WORKERS)
         port = self._socket.getsockname()[1]

@@ -23,7 +23,7 @@ from regard.viewer import _facts, _steps
 from regard.viewer._alignment import Alignments
 from regard.viewer._differences import Differences, Place
 from regard.viewer._effects import largest_effects, pair_effects, thumbnails
-from regard.viewer._heads import SIZE, Heads, packed_text
+from regard.viewer._heads import SIZE, Corpus, Heads, packed_text
 from regard.viewer._maps import Maps, Where
 from regard.viewer._words import pair_of_words, seen_words
 
@@ -78,6 +78,8 @@ class Answers:
     Args:
         recordings: at least one.
         names: what people call them; by default the names of their models.
+        corpus: means of a survey by the numbers of layer and head, and the name of a score, to be
+            shown beside the recordings' own.
 
     Raises:
         ValueError: no recording, one without queries, or another number of names.
@@ -94,7 +96,10 @@ class Answers:
     """
 
     def __init__(
-        self, recordings: Sequence[Recording[Any]], names: Sequence[str] | None = None
+        self,
+        recordings: Sequence[Recording[Any]],
+        names: Sequence[str] | None = None,
+        corpus: Corpus | None = None,
     ) -> None:
         self.recordings = tuple(recordings)
         if not self.recordings:
@@ -114,25 +119,28 @@ class Answers:
         self._alignments = Alignments(self.recordings)
         self._maps = Maps(self._shown, self._alignments)
         self._differences = Differences(self._shown, self._alignments)
-        self._heads = [Heads(found) for found in self._shown]
+        self._heads = [Heads(found, corpus) for found in self._shown]
         self._largest: dict[tuple[int, str], list[Any]] = {}  # effects
         self._thumbnails: dict[tuple[int, int, str], dict[str, Any]] = {}
         self._largest_lock, self._thumbnails_lock = threading.Lock(), threading.Lock()
 
     @classmethod
     def of_groups(
-        cls, recordings: Sequence[Recording[Any]], names: Sequence[str] | None = None
+        cls,
+        recordings: Sequence[Recording[Any]],
+        names: Sequence[str] | None = None,
+        corpus: Corpus | None = None,
     ) -> Answers:
         """Answers about every group of some recordings; arguments and errors as the class has."""
         names = [found.model for found in recordings] if names is None else list(names)
         if len(names) != len(recordings):
-            return cls(recordings, names)  # raises
+            return cls(recordings, names, corpus)  # raises
         named = [
             (group, name)
             for found, name in zip(recordings, names)
             for group in found.groups.values()
         ]
-        return cls([group for group, _ in named], [name for _, name in named])
+        return cls([group for group, _ in named], [name for _, name in named], corpus)
 
     def answer(self, path: str, query: str = "") -> Answer:
         """The response to ``path?query``; a bad request gets a sentence.

@@ -93,9 +93,11 @@
 /** @typedef {(number | null)[]} Scores of each head, null where there is no number */
 
 /**
+ * Of the heads of a layer; the corpus is that of a survey, where there is one.
  * @typedef {{size: number, entropy: Scores, distance: Scores, first: Scores | null,
- *   previous: Scores | null, induction: Scores | null, coverage: number,
- *   settled: boolean}} HeadScores
+ *   previous: Scores | null, induction: Scores | null, coverage: number, settled: boolean,
+ *   corpus?: {entropy: Scores, distance: Scores, first: Scores, previous: Scores,
+ *   induction: Scores}}} HeadScores
  */
 
 /**

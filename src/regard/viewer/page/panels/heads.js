@@ -404,8 +404,20 @@ class HeadsPanel {
    * @param {Score} name
    */
   #scoreText(cell, name) {
-    const score = this.#score(cell, name);
-    return score === null ? "–" : SCORES[name].text(score);
+    const { text } = SCORES[name];
+    const [score, mean] = [this.#score(cell, name), this.#corpusMean(cell, name)];
+    const own = score === null ? "–" : text(score);
+    return mean === null ? own : `${own} (${text(mean)})`;
+  }
+
+  /**
+   * The mean over a survey's corpus, where there is one.
+   * @param {{layer: number, head: number}} cell
+   * @param {Score} name
+   */
+  #corpusMean({ layer, head }, name) {
+    if (name === "change" || name === "effect") return null;
+    return this.facts[layer]?.corpus?.[name][head] ?? null;
   }
 
   #explain() {
@@ -425,6 +437,8 @@ class HeadsPanel {
     else parts.push("Each square: the head's attention map.");
     if (this.selection.recordingFacts.layers.some((l) => l.key_heads < l.heads))
       parts.push("Heads over one line share their keys.");
+    if (known.some(({ corpus }) => corpus))
+      parts.push("In brackets beside a head's score: its mean over the survey's corpus.");
     this.note.textContent = parts.join(" ");
     const { layers } = this.selection.recordingFacts;
     this.title.textContent = `Heads · ${layers.length} × ${layers[0].heads}`;
