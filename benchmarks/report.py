@@ -36,6 +36,7 @@ RUNS = {
     "small": [],
     "looking": BOTH,
     "heads": [],
+    "survey": [],
     "effects": [],
     "watch": [],
     "spread": [],

@@ -27,8 +27,8 @@ from regard.lm import LanguageModel
 from regard.survey import Survey
 
 TOKENS, QUICK_TOKENS = [256, 1024, 2048, 8192], [64]
-RUNS = 5
-DOCUMENTS = {"speed": 200, "kills": 24, "few": 40, "many": 400}
+RUNS = 3
+DOCUMENTS = {"speed": 500, "kills": 24, "few": 40, "many": 400}
 TIMEOUT_S = 300
 
 
@@ -70,7 +70,7 @@ def speed(report, options, scratch):
         "regard survey", "speed of the pass",
     )  # fmt: skip
     for tokens in QUICK_TOKENS if options.quick else TOKENS:
-        count = 2 if options.quick else max(2, 8192 // tokens)
+        count = 2 if options.quick else min(8, max(2, 8192 // tokens))
         corpus = scratch / f"texts{tokens}"
         corpus.mkdir()
         documents = []

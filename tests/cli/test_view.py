@@ -184,7 +184,9 @@ def test_without_a_text_a_pipe_is_not_read(regard, served):
 def test_options_that_need_a_text_are_refused_without_one(regard, served, options):
     result = regard("view", *options)
     assert (result.code, result.out) == (2, "")
-    assert result.err.startswith("regard: without a text, only --model, --port, --survey and --no-open ")
+    assert result.err.startswith(
+        "regard: without a text, only --model, --port, --survey and --no-open "
+    )
     assert result.err.count("\n") == 1
     assert served == ([], [])
 

@@ -38,6 +38,8 @@ from regard.heads._roles import (
 # long for a weight as a pass over all of them.
 PART_OF_PAIRS, FEWEST_PAIRS, MOST_PAIRS = 256, 2**14, 2**18
 
+MOST_KEPT = 3  # kinds of layers: models alternate between a window and all
+
 BY_TEXT = (is_newline, is_punctuation)  # and function words, in the order of BY_KEY
 
 Found = TypeVar("Found")
@@ -73,14 +75,17 @@ class Patterns:
         kinds, self.starts = np.unique(bits[order], return_index=True)
         self.kinds = (kinds[:, None] >> np.arange(len(PLACE)) & 1).astype(bool)
         self.queries, self.keys = np.divmod(codes[order], len(tokens))
-        self._last: tuple[Seen, Any] | None = None
+        self._known: list[tuple[Seen, Any]] = []  # the latest last
 
     def known(self, seen: Seen, found: Callable[[Seen, Patterns], Found]) -> Found:
         """``found(seen, self)``, kept for the layers whose queries see the same keys."""
-        if self._last is None or not self._last[0].equals(seen):
-            self._last = seen, found(seen, self)
-        kept: Found = self._last[1]
-        return kept
+        for one, kept in self._known:
+            if one.equals(seen):
+                same: Found = kept
+                return same
+        made = found(seen, self)
+        self._known = [*self._known[1 - MOST_KEPT :], (seen, made)]
+        return made
 
     def _by_key(self, words: Sequence[str]) -> Bool[np.ndarray, "sets Lk"]:
         """The first token is left out: it is a role of its own."""

@@ -310,6 +310,10 @@ def _string(found: Any, column: str) -> str:
         return ""
     if not isinstance(found, str):
         raise ValueError(f"{column!r} is no text, but {type(found).__name__}")
+    try:
+        found.encode()
+    except UnicodeEncodeError as error:  # JSON can write it, UTF-8 cannot
+        raise ValueError(f"character {error.start} is half of a surrogate pair") from error
     return found
 
 

@@ -57,7 +57,7 @@ class Manifest:
 
     @classmethod
     def load(cls, folder: Path) -> Manifest:
-        """Reads that of a folder.
+        """Reads that of a folder, again only where it was written anew.
 
         Raises:
             FileNotFoundError: there is none.
@@ -69,6 +69,12 @@ class Manifest:
                 f"survey: {folder}: there is no survey ({NAME}). Name texts to begin one:"
                 f" regard survey PATHS... -o {folder}"
             )
+        status = path.stat()
+        return cls._read(path, status.st_mtime_ns, status.st_size)
+
+    @classmethod
+    @functools.lru_cache(maxsize=2)
+    def _read(cls, path: Path, mtime_ns: int, size: int) -> Manifest:
         try:
             with open_file(path) as file:
                 found = json.loads(file.read())

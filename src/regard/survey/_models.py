@@ -116,9 +116,13 @@ def first_ids(reader: Reader, text: str, most: int) -> tuple[list[int], bool]:
     return reader.encode(text, most)
 
 
-def of_text(reader: Reader, read: Read, max_tokens: int, every: int) -> tuple[HeadSums, bool]:
-    """Sums of a text, and whether it was cut. Of no layer more than one is in memory."""
+def of_text(
+    reader: Reader, read: Read, max_tokens: int, every: int
+) -> tuple[HeadSums | None, bool]:
+    """Sums of a text, None of one without a token, and whether it was cut; layer by layer."""
     ids, cut = first_ids(reader, read.text or "", max_tokens)
+    if not ids:
+        return None, False
     tokens = tuple(reader.tokens(ids))
     document = Document(tokens, len(ids), True, every)
     layers: list[Measured] = []

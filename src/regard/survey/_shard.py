@@ -14,7 +14,7 @@ import numpy as np
 
 from regard._base.extras import needed_by
 from regard._base.files import replaced_when_complete
-from regard.survey._corpus import documents
+from regard.survey._corpus import Document, documents
 from regard.survey._exact import total_of
 from regard.survey._manifest import Manifest
 from regard.survey._models import Reader, of_recording, of_text
@@ -106,22 +106,27 @@ def _measured(
             own: HeadSums | None = None
             if read.reason:
                 facts = _with(facts, unreadable=(read.name, read.reason))
-            elif (read.recording is None and not read.text) or (
-                read.recording is not None and not read.recording.query_tokens
-            ):
-                facts = _with(facts, empty=read.name)
             else:
                 own, cut = _sums(read, reader, settings)
                 facts = _with(facts, cut=read.name) if cut else facts
+            if own is None:
+                facts = facts if read.reason else _with(facts, empty=read.name)
+            else:
                 facts = dataclasses.replace(
                     facts, documents=facts.documents + 1, tokens=facts.tokens + own.tokens
                 )
             yield read.number, own, facts
 
 
-def _sums(read: Any, reader: Reader | None, settings: dict[str, Any]) -> tuple[HeadSums, bool]:
+def _sums(
+    read: Document, reader: Reader | None, settings: dict[str, Any]
+) -> tuple[HeadSums | None, bool]:
+    """Sums of a document, None of an empty one, and whether it was cut."""
     if read.recording is not None:
-        return of_recording(read, settings["every"]), False
+        some = bool(read.recording.query_tokens)
+        return of_recording(read, settings["every"]) if some else None, False
+    if not read.text:
+        return None, False
     assert reader is not None
     return of_text(reader, read, settings["max_tokens"], settings["every"])
 

@@ -133,4 +133,4 @@ def is_prime(n: int) -> bool:
 
 def spacing(max_tokens: int) -> int:
     """Of how many queries one is read whole: a prime, so that every place of a line is met."""
-    return next(n for n in range(max(7, max_tokens // 128), 2 * max_tokens + 12) if is_prime(n))
+    return next(n for n in range(max(7, max_tokens // 64), 2 * max_tokens + 12) if is_prime(n))
