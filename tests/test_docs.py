@@ -16,6 +16,7 @@ import regard.distributed
 import regard.lm
 import regard.nn
 import regard.recording
+import regard.survey
 import regard.testing
 import regard.viewer
 
@@ -102,8 +103,11 @@ def test_the_site_has_every_public_name(site):
     for page in (site / "api").rglob("*.html"):
         ids |= Loaded(page.read_text(encoding="utf-8")).ids
     names = [f"regard.{name}" for name in regard.__all__]
-    modules = (regard.distributed, regard.lm, regard.nn, regard.recording, regard.testing)
-    for module in (*modules, regard.viewer):
+    modules = (
+        regard.distributed, regard.lm, regard.nn, regard.recording, regard.survey, regard.testing,
+        regard.viewer,
+    )  # fmt: skip
+    for module in modules:
         names += [f"{module.__name__}.{name}" for name in module.__all__]
     top = {"regard.recording.Layer", "regard.recording.Recording"}  # under regard.Layer, ...
     assert not {*names} - top - ids

@@ -17,6 +17,7 @@ from regard.distributed import DistributedWeights, Layout
 from regard.lm import LanguageModel
 from regard.nn import KeyValueCache, MultiHeadAttention, SelfAttention
 from regard.recording import Figure, Grid, WordWeights, Writer
+from regard.survey import HeadSums
 
 Float32 = NDArray[np.float32]
 Int64 = NDArray[np.int64]
@@ -214,6 +215,13 @@ def recordings(x: Float32, t: Tensor) -> None:
     assert_type(recording.heads().sort("induction")["same token"], NDArray[np.float64])
     assert_type(recording.heads().telling().says, str)
     assert_type(recording.in_words().weights[0], WordWeights)
+    survey = regard.survey.Survey("heads/", corpus=["texts/"], max_tokens=512)
+    assert_type(survey.heads(), HeadSums)
+    assert_type(survey.heads() + survey.heads(), HeadSums)
+    assert_type(survey.missing(), list[int])
+    assert_type(survey.heads().mean("entropy"), NDArray[np.float64])
+    assert_type(survey.means(), regard.HeadScores)
+    assert_type(survey.heads().top_receivers(0, 1)[0].token, str)
     assert_type(recording.in_words().weights[0].head(3)[0], NDArray[np.floating[Any]])
     assert_type(recording.groups["decoder"].picture(5, 3, -1, grid=0), Float32)
     assert_type(recording.grids, tuple[Grid, ...])

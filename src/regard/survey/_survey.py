@@ -7,7 +7,12 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from regard._base.types import Float
+from regard.heads import HeadScores
 from regard.lm import LanguageModel
+from regard.recording import Recording
 from regard.survey import _run
 from regard.survey._corpus import RECORDING, cut, documents, found_files
 from regard.survey._manifest import NAME, REST, Manifest, versions
@@ -19,6 +24,7 @@ from regard.survey._sums import HeadSums
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from numpy.typing import NDArray
 
 SHARDS = 24  # of a small corpus, at least
 MAX_TOKENS = 1024
@@ -230,11 +236,11 @@ class Survey:
         self.facts()
         return sum((read_sums(file_of(self.folder, number)) for number in self._done()), start=NONE)
 
-    def means(self) -> Any:
+    def means(self) -> HeadScores:
         """``heads().means()``: roles and scores of every head."""
         return self.heads().means()
 
-    def quantile(self, statistic: str, p: float) -> Any:
+    def quantile(self, statistic: str, p: float) -> Float[NDArray[np.float64], "layers heads"]:
         """``heads().quantile(statistic, p)``."""
         return self.heads().quantile(statistic, p)
 
@@ -255,21 +261,21 @@ class Survey:
                     return source.name(row)
         raise IndexError(f"survey: there is no document {number}.")
 
-    def text(self, number: int) -> Any:
-        """A document itself: its text, or its recording.
+    def text(self, number: int) -> str | Recording[Any] | None:
+        """A document itself: its text, or its recording; None where it cannot be read.
 
         Raises:
             IndexError: no such document.
             SurveyError: its file is not what it was.
         """
-        name = self.document(number)
+        self.document(number)
         for shard in self.manifest.shards:
             for source in shard:
                 if source.rows[0] <= number - source.first < source.rows[1]:
                     for read in documents(source, self.manifest.settings["column"]):
                         if read.number == number:
                             return read.text if read.recording is None else read.recording
-        raise IndexError(f"survey: {name} cannot be read.")
+        return None
 
 
 NONE = HeadSums.of_nothing()
