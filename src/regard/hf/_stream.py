@@ -82,6 +82,6 @@ class Stream:
         if hasattr(model.config, "use_cache"):
             given["use_cache"] = False
         with _ONE, torch.no_grad(), _on_regard(model, [model]):
-            roots = Inputs(model, self._tokenizer).roots
-            with model_followed(names, roots, Recorder(sink=Sink(take))):
+            inputs = Inputs(model, self._tokenizer)
+            with model_followed(names, inputs.roots, inputs.note, Recorder(sink=Sink(take))):
                 model(**given)
