@@ -115,7 +115,7 @@ def test_works_with_numpy_and_safetensors_alone(use):
 
 
 NEED_AN_EXTRA = {
-    "capture", "cli", "hf", "nn", "lm.decoder", "lm.muon", "lm.training", "survey",
+    "capture", "cli", "distributed", "hf", "nn", "lm.decoder", "lm.muon", "lm.training", "survey",
     "viewer._server", "viewer.notebook",
 }  # fmt: skip
 # Imported by others alone, where what they need is there.

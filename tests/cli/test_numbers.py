@@ -67,7 +67,7 @@ class FakeViewer:
 
     address = "http://127.0.0.1:1/token/"
 
-    def __init__(self, recordings, names, port, readings):
+    def __init__(self, recordings, names, port, readings, surveys):
         self.recordings = recordings
 
     def wait(self):

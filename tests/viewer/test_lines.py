@@ -174,10 +174,14 @@ def test_what_is_pointed_at_stays_in_the_status_line_when_an_earlier_answer_come
     is_said(page, "^query 5 .* key 3 ")
     held = []
     page.route(re.compile("/row"), lambda route: held.append(route))
-    page.keyboard.press("ArrowUp")
+    with page.expect_request(re.compile("/row")):
+        page.keyboard.press("ArrowUp")
     is_drawn(page, "L1 heads 2 query 4 key 3")
     token(page, "query", 6).hover()
     words = is_said(page, "^query 6 «was» attends to")
+    waits = 0
+    while not held and (waits := waits + 1) < 2000:  # the route comes after the request
+        page.wait_for_timeout(5)
     assert held
     with page.expect_response(re.compile("/row")):
         for route in held:

@@ -238,7 +238,9 @@ def test_a_column_that_is_not_all_read_says_so_and_is_asked_again(show):
         route.fulfill(response=found, headers={**found.headers, "regard-coverage": read[0]})
 
     page.route("**/data/column*", answer)
-    page.keyboard.press("t")
+    with page.expect_response("**/data/column*") as asked:
+        page.keyboard.press("t")
+    assert asked.value.ok
     page.wait_for_selector("text=25 % of the rows read.")
     read[0] = "1"
     page.wait_for_selector("text=25 % of the rows read.", state="detached")
