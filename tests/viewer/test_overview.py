@@ -104,6 +104,69 @@ def test_after_its_last_round_a_collected_picture_is_the_definition(options, sma
             assert_tile(head.tile(plane, level, 0, 0)[0], logs, plane, level, 0, 0)
 
 
+@pytest.mark.parametrize("plane", ["max", "mass"])
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_a_fine_tile_of_many_rows_is_read_in_rounds_and_says_how_far_it_is(
+    options, plane, monkeypatch
+):
+    recording = made(**options)
+    logs = whole_logs(recording, 1)
+    head = HeadMap(recording, 0, 1)
+    # The second tile is a part of one, with rows for only some of its bins and rounds.
+    for rounds, level, row in ((4, 3, 0), (2, 1, 1)):
+        rows = range(row * TILE << level, min(1000, (row + 1) * TILE << level))
+        monkeypatch.setattr(overview, "TILE_WORK", -(-len(rows) * 1000 * 8 // rounds))
+        order, seen = _collected.spread(rounds), np.full_like(logs, np.nan)
+        for count in range(1, rounds + 1):
+            tile, coverage = head.tile(plane, level, row, 0)
+            part = slice(rows.start + order[count - 1], rows.stop, rounds)
+            seen[part] = logs[part]
+            done = sum(len(rows[start::rounds]) for start in order[:count])
+            assert coverage == done / len(rows)
+            np.testing.assert_array_equal(
+                np.isnan(tile), np.isnan(expected(seen, plane, level, row, 0))
+            )
+        assert_tile(tile, logs, plane, level, row, 0)
+        again, coverage = head.tile(plane, level, row, 0)  # is kept
+        np.testing.assert_array_equal(again, tile)
+        assert coverage == 1
+    assert head.nbytes > 2 * tile.nbytes
+
+
+def test_tiles_that_are_read_in_rounds_are_not_kept_without_end(monkeypatch):
+    monkeypatch.setattr(overview, "TILE_WORK", 1000)
+    monkeypatch.setattr(overview, "SAMPLED_TILES", 2)
+    head = HeadMap(made(), 0, 0)
+    coverages = [head.tile("max", 1, 0, column)[1] for column in (0, 1, 0, 1, 0)]
+    assert coverages == [0.5, 0.5, 1, 1, 1]
+    head.tile("mass", 1, 0, 0)
+    assert head.tile("max", 1, 0, 1)[1] == 0.5  # forgotten
+    assert head.tile("max", 1, 0, 0)[1] == 0.5
+
+
+@pytest.mark.parametrize("count", [1, 2, 32, 256])
+def test_rows_that_were_read_are_few_slices(count):
+    whole = _collected.Collected((3000, 3000), count, 1)
+    for done in range(count + 1):
+        whole._rounds, whole._done = [], done
+        whole._first.set()
+        parts = whole.parts_read()
+        assert len(parts) <= 1 + count.bit_length()
+        rows = sorted(row for part in parts for row in range(3000)[part])
+        assert rows == sorted(r for start in _collected.spread(count)[:done]
+                              for r in range(start, 3000, count))  # fmt: skip
+
+
+def test_the_first_round_of_a_larger_matrix_is_no_larger():
+    for size in (2**14, 2**17, 2**20, 2**23):
+        rounds = overview.samples_of(size, size, 64)
+        first = size // rounds * size * 64
+        few = rounds * _collected.LARGEST_SIDE >= size  # there is one row of each bin
+        assert first <= overview.FIRST_ROUND or few
+        assert rounds == 32 or first > overview.FIRST_ROUND / 4
+    assert overview.samples_of(100, 100, 64) == 1
+
+
 @pytest.mark.parametrize("library", ["numpy", "torch"])
 def test_more_queries_than_keys_and_fewer(library, small_is_large):
     for sizes in ((300, 77), (77, 300)):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     Picture = Float[np.ndarray, "rows columns"]
 
-__all__ = ["TILE", "Collected", "halved"]
+__all__ = ["LARGEST_SIDE", "TILE", "Collected", "halved", "rows_of_bins", "spread"]
 
 TILE = 256  # bins on a side
 LARGEST_SIDE = 4096  # bins of the coarse heatmap
@@ -40,9 +40,8 @@ class Collected:
         self.level = max(bits, math.ceil(math.log2(largest / LARGEST_SIDE)))
         self._size = -(-shape[0] >> self.level), -(-shape[1] >> self.level)
         self._read = np.zeros(self._size[0], np.int64)  # rows of every bin
-        # Those between last.
-        self._rounds = [int(f"{r:0{bits}b}"[::-1], 2) for r in range(rounds)]
-        self._done: list[slice] = []
+        self._rounds = spread(rounds)  # those between last
+        self._done = 0
         self._levels: dict[tuple[str, int], tuple[int, Picture]] = {}
         self._lock = threading.Lock()
         self._first = threading.Event()
@@ -78,9 +77,15 @@ class Collected:
         return sum(picture.nbytes for _, picture in list(self._levels.values()))
 
     def parts_read(self) -> list[slice]:
-        """Slices of rows that were read whole."""
+        """Slices of rows that were read whole: few, since rounds that lie evenly are one."""
         self._keep_alive()
-        return list(self._done)
+        order, done, parts = spread(self._rounds_count), self._done, []
+        at = 0
+        while at < done:
+            size = 1 << (done - at).bit_length() - 1
+            parts.append(slice(order[at], self._shape[0], self._rounds_count // size))
+            at += size
+        return parts
 
     def tile(self, plane: str, level: int, row: int, column: int) -> tuple[Picture, float]:
         """256 × 256 bins of the heatmap at a level, and the fraction of rows that is in them."""
@@ -95,7 +100,7 @@ class Collected:
 
     def _picture(self, plane: str, level: int) -> Picture:
         """The whole heatmap at a level, cached until the next round is read."""
-        version = len(self._done)
+        version = self._done
         kept = self._levels.get((plane, level))
         if kept is not None and kept[0] == version:
             return kept[1]
@@ -143,7 +148,6 @@ class Collected:
     def _read_round(self, start: int) -> bool:
         """Reads every nth row from ``start`` on, slice by slice; False where it was stopped."""
         every, step = 1 << self.level, self._rounds_count
-        part = slice(start, self._shape[0], step)
         height = max(1, self._at_once // self._rows_of_bin) * every
         pieces = []
         for low in range(0, self._shape[0], height):
@@ -151,18 +155,26 @@ class Collected:
                 return False
             rows = slice(low + start, min(low + height, self._shape[0]), step)
             if rows.start < rows.stop:
-                pieces.append((low >> self.level, self._rows_of(rows), self._pooled(rows)))
+                read = rows_of_bins(rows, self._rows_of_bin)
+                pieces.append((low >> self.level, read, self._pooled(rows)))
         with self._lock:
             for at, read, pooled in pieces:
                 self._take(at, pooled)
                 self._read[at : at + len(read)] += read
-            self._done.append(part)
+            self._done += 1
         return True
 
-    def _rows_of(self, rows: slice) -> np.ndarray:
-        """How many of the rows are in each of their bins."""
-        count, down = len(range(rows.start, rows.stop, rows.step)), self._rows_of_bin
-        return np.diff(np.minimum(np.arange(-(-count // down) + 1) * down, count))
+
+def spread(count: int) -> list[int]:
+    """The numbers below a power of two, each of them as far from those before as can be."""
+    bits = count.bit_length() - 1
+    return [int(f"{n:0{bits}b}"[::-1], 2) for n in range(count)] if bits else [0]
+
+
+def rows_of_bins(rows: slice, down: int) -> np.ndarray:
+    """How many of some rows are in each bin of ``down`` of them."""
+    count = len(range(rows.start, rows.stop, rows.step))
+    return np.diff(np.minimum(np.arange(-(-count // down) + 1) * down, count))
 
 
 def halved(x: np.ndarray, join: Any) -> np.ndarray:

@@ -1,14 +1,17 @@
 """One head as a map: tiles of its weights at every scale, exact, and at once.
 
 A small matrix is read when a tile is requested. For a large one a background worker pools all rows
-into a coarse heatmap, from which the coarse tiles come: it reads every 32nd row first, then those
-in between, so the heatmap is whole after the first round and exact after the last. A fine tile is
-read when it is requested, from its own rows alone.
+into a coarse heatmap, from which the coarse tiles come: it reads every 32nd row first, or fewer of
+a very large one, then those in between, so the heatmap is whole after the first round and exact
+after the last. A finer tile is read when it is requested, from its own rows alone; where these are
+many, some with each request.
 """
 
 from __future__ import annotations
 
 import math
+import threading
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -21,7 +24,8 @@ from regard._call.visible import Seen
 from regard._weights.attention_weights import AttentionWeights
 from regard.viewer._aligned import AlignedWeights
 from regard.viewer._bins import bins, mean_log
-from regard.viewer._collected import TILE, Collected, halved
+from regard.viewer._collected import LARGEST_SIDE, TILE, Collected, halved, rows_of_bins
+from regard.viewer._sampled import SampledTile
 from regard.viewer._sums import Sums
 from regard.viewer._words import WordBlocks, seen_words
 
@@ -33,9 +37,12 @@ if TYPE_CHECKING:
 
 __all__ = ["TILE", "HeadMap", "samples_of"]
 
-ROUNDS = 32
+ROUNDS = 32  # at least
+FIRST_ROUND = 2**37  # multiplications of the first round, if there are rows enough: about 3 s
 DIRECT_WORK = 2**33  # multiplications; a matrix of fewer has no worker: about 0.2 s
 WORK_SLICE = 2**32  # multiplications between two looks at the stop flag: about 0.1 s
+TILE_WORK = 2**35  # multiplications for an answer with a fine tile: about 0.6 s
+SAMPLED_TILES = 64  # that are kept, each of half a megabyte
 LINK_BINS = 512  # on a side, each of which may give a link
 FEW_KEYS = 8  # of fewer, one has a large weight in any case
 MEAN_PAIRS = 2**24  # of which the strongest of a mean of heads are sought
@@ -44,7 +51,12 @@ MEAN_BLOCK = 2**20  # pairs at a time
 
 def samples_of(queries: int, keys: int, head_size: int) -> int:
     """How many samples of its rows a head's map is read in: 1 where that is the whole."""
-    return ROUNDS if queries * keys * head_size > DIRECT_WORK else 1
+    work, rounds = queries * keys * head_size, ROUNDS
+    if work <= DIRECT_WORK:
+        return 1
+    while work > rounds * FIRST_ROUND and rounds * LARGEST_SIDE < max(queries, keys):
+        rounds *= 2
+    return rounds
 
 
 class HeadMap:
@@ -85,9 +97,11 @@ class HeadMap:
         self.shape = self._weights[0].shape
         self._sums: Sums | None = None
         self._collected: _CollectedWeights | None = None
+        self._sampled: OrderedDict[tuple[str, int, int, int], SampledTile] = OrderedDict()
+        self._lock = threading.Lock()
         queries, keys = self.shape
-        if samples_of(queries, keys, self._head_size) > 1:
-            self._collected = _CollectedWeights(self)
+        if (rounds := samples_of(queries, keys, self._head_size)) > 1:
+            self._collected = _CollectedWeights(self, rounds)
 
     def _of_head(self, pieces: AttentionWeights[Any], numbers: tuple[int, int]) -> HeadWeights:
         """The weights of a head; by words, or at the chosen places, where these are wanted."""
@@ -118,7 +132,8 @@ class HeadMap:
     @property
     def nbytes(self) -> int:
         """Bytes kept, without those that the recording's weights keep."""
-        return sum(kept.nbytes for kept in (self._collected, self._sums) if kept is not None)
+        every = (self._collected, self._sums, *list(self._sampled.values()))
+        return sum(kept.nbytes for kept in every if kept is not None)
 
     @property
     def coverage(self) -> float:
@@ -148,12 +163,34 @@ class HeadMap:
             slice(min(n, (at * TILE) << level), min(n, ((at + 1) * TILE) << level))
             for n, at in zip(self.shape, (row, column))
         )
-        if rows.start < rows.stop and columns.start < columns.stop:
-            side = 1 << level
-            shown: PoolHow = plane if level else "max"  # the share of one weight is itself
-            (picture,) = self._bins(rows, (shown,), side, side, columns)
-            out[: picture.shape[0], : picture.shape[1]] = picture
+        if rows.start >= rows.stop or columns.start >= columns.stop:
+            return out, 1.0
+        side, rounds = 1 << level, 1
+        while self._work(rows.stop - rows.start, self.shape[1]) > rounds * TILE_WORK:
+            rounds *= 2
+        if min(rounds, side) > 1:
+            return self._sampled_tile(plane, level, row, column, rows, columns, min(rounds, side))
+        shown: PoolHow = plane if level else "max"  # the share of one weight is itself
+        (picture,) = self._bins(rows, (shown,), side, side, columns)
+        out[: picture.shape[0], : picture.shape[1]] = picture
         return out, 1.0
+
+    def _sampled_tile(
+        self, plane: PoolHow, level: int, row: int, column: int, rows: slice, columns: slice,
+        rounds: int,
+    ) -> tuple[Float[np.ndarray, "256 256"], float]:  # fmt: skip
+        """A tile after one more round."""
+
+        def read(rows: slice, planes: tuple[PoolHow, ...], down: int) -> list[Picture]:
+            return self._bins(rows, planes, down, 1 << level, columns)
+
+        name = (plane, level, row, column)
+        with self._lock:
+            tile = self._sampled.pop(name, None) or SampledTile(plane, read, rows, level, rounds)
+            self._sampled[name] = tile
+            while len(self._sampled) > SAMPLED_TILES:
+                self._sampled.popitem(last=False)
+        return tile.next()
 
     def row(self, query: int) -> Float[np.ndarray, " Lk"]:
         """The weights of one query over all keys."""
@@ -275,10 +312,9 @@ class HeadMap:
 class _CollectedWeights(Collected):
     """The coarse heatmap of the weights of a large head."""
 
-    def __init__(self, whole: HeadMap) -> None:
-        row = whole._work(1, whole.shape[1])
+    def __init__(self, whole: HeadMap, rounds: int) -> None:
         queries, keys = whole.shape
-        super().__init__((queries, keys), ROUNDS, WORK_SLICE // (row + 1))
+        super().__init__((queries, keys), rounds, WORK_SLICE // (whole._work(1, keys) + 1))
         self._whole = whole
         self._max = np.full(self._size, np.nan, np.float32)
         self._beside = self._max[:, 0].copy()  # column 0 of bins, without key 0
@@ -347,7 +383,7 @@ class _CollectedWeights(Collected):
             first = slice(1, min(across, columns.stop))
             beside = self._whole._bins(rows, ("max",), down, across, first)[0][:, 0]
         with np.errstate(invalid="ignore"):
-            total = np.nan_to_num(np.exp(mass)) * self._rows_of(rows)[:, None]
+            total = np.nan_to_num(np.exp(mass)) * rows_of_bins(rows, down)[:, None]
         return strongest, beside, total
 
     def _take(self, at: int, pooled: tuple[Picture, np.ndarray, Picture]) -> None:
