@@ -49,6 +49,7 @@ RUNS = {
     "peers": ["--dtype", "float32"],
     "import_time": [],
     "viewer": [],
+    "long_map": [],
     "forward-threads": [*BOTH, "--threads", str(common.CORES)],
     "forward-avx2": ["--dtype", "float32"],
 }

@@ -150,7 +150,7 @@ def test_rows_that_were_read_are_few_slices(count):
     for done in range(count + 1):
         whole._rounds, whole._done = [], done
         whole._first.set()
-        parts = whole.parts_read()
+        parts = whole.parts_read(slice(0, 3000))
         assert len(parts) <= 1 + count.bit_length()
         rows = sorted(row for part in parts for row in range(3000)[part])
         assert rows == sorted(r for start in _collected.spread(count)[:done]
@@ -160,10 +160,9 @@ def test_rows_that_were_read_are_few_slices(count):
 def test_the_first_round_of_a_larger_matrix_is_no_larger():
     for size in (2**14, 2**17, 2**20, 2**23):
         rounds = overview.samples_of(size, size, 64)
-        first = size // rounds * size * 64
-        few = rounds * _collected.LARGEST_SIDE >= size  # there is one row of each bin
-        assert first <= overview.FIRST_ROUND or few
-        assert rounds == 32 or first > overview.FIRST_ROUND / 4
+        rows = size // rounds
+        assert rows * size * 64 <= overview.FIRST_ROUND or rows == overview.FEWEST_ROWS
+        assert rounds == 32 or 2 * rows * size * 64 > overview.FIRST_ROUND
     assert overview.samples_of(100, 100, 64) == 1
 
 
@@ -313,10 +312,34 @@ def test_links_of_a_large_head_leave_out_key_0_alone(small_is_large):
     assert all(key for _, key, _ in links)
 
 
+def test_links_of_a_very_large_head_are_of_the_rows_that_were_read(small_is_large, monkeypatch):
+    monkeypatch.setattr(_collected, "IDLE_TIMEOUT_S", 0.0)  # rests after every round
+    recording = made(causal=True)
+    logs = whole_logs(recording, 0)
+    head = HeadMap(recording, 0, 0)
+    head.tile("max", 5, 0, 0)
+    head.stop()
+    head._collected._rounds.clear()
+    read = sorted(q for p in head._collected.parts_read(slice(0, 1000)) for q in range(1000)[p])
+    best, _ = head.links(20)
+    monkeypatch.setattr(overview, "TILE_WORK", 0)
+    found, coverage = head.links(20)
+    assert coverage == len(read) / 1000 < 0.5
+    assert len(found) == len(best) == 20
+    side = 1 << head._collected.level
+    for query, key, log in found:
+        assert query in read
+        rows = [q for q in read if q // side == query // side]
+        columns = slice(max(1, key // side * side), (key // side + 1) * side)
+        assert log == pytest.approx(np.nanmax(logs[rows, columns]), abs=1e-5)
+        assert log == pytest.approx(logs[query, key], abs=1e-5)
+    assert sum(log for *_, log in found) <= sum(log for *_, log in best) + 1e-4
+
+
 def test_a_column_says_which_rows_it_has_read(small_is_large, monkeypatch):
     head = HeadMap(made(causal=True), 0, 0)
     parts = [slice(0, 1000, 32), slice(16, 1000, 32)]
     finished(head)
-    monkeypatch.setattr(head._collected, "parts_read", lambda: parts)
+    monkeypatch.setattr(head._collected, "parts_read", lambda rows: parts)
     column, coverage = head.column(0)
     assert coverage == np.isfinite(column).mean() == sum(len(range(1000)[p]) for p in parts) / 1000

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     Picture = Float[np.ndarray, "rows columns"]
 
-__all__ = ["LARGEST_SIDE", "TILE", "Collected", "halved", "rows_of_bins", "spread"]
+__all__ = ["TILE", "Collected", "halved", "rows_of_bins", "spread"]
 
 TILE = 256  # bins on a side
 LARGEST_SIDE = 4096  # bins of the coarse heatmap
@@ -76,14 +76,17 @@ class Collected:
     def _bytes_of_levels(self) -> int:
         return sum(picture.nbytes for _, picture in list(self._levels.values()))
 
-    def parts_read(self) -> list[slice]:
-        """Slices of rows that were read whole: few, since rounds that lie evenly are one."""
+    def parts_read(self, rows: slice) -> list[slice]:
+        """Slices of what was read of some rows from the start of a bin on.
+
+        They are few, since rounds that lie evenly are one.
+        """
         self._keep_alive()
         order, done, parts = spread(self._rounds_count), self._done, []
         at = 0
         while at < done:
             size = 1 << (done - at).bit_length() - 1
-            parts.append(slice(order[at], self._shape[0], self._rounds_count // size))
+            parts.append(slice(rows.start + order[at], rows.stop, self._rounds_count // size))
             at += size
         return parts
 

@@ -24,7 +24,7 @@ from regard._call.visible import Seen
 from regard._weights.attention_weights import AttentionWeights
 from regard.viewer._aligned import AlignedWeights
 from regard.viewer._bins import bins, mean_log
-from regard.viewer._collected import LARGEST_SIDE, TILE, Collected, halved, rows_of_bins
+from regard.viewer._collected import TILE, Collected, halved, rows_of_bins
 from regard.viewer._sampled import SampledTile
 from regard.viewer._sums import Sums
 from regard.viewer._words import WordBlocks, seen_words
@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 __all__ = ["TILE", "HeadMap", "samples_of"]
 
 ROUNDS = 32  # at least
-FIRST_ROUND = 2**37  # multiplications of the first round, if there are rows enough: about 3 s
+FIRST_ROUND = 2**36  # multiplications of the first round, if it has rows enough: 2 to 5 s
+FEWEST_ROWS = 512  # of the first round
 DIRECT_WORK = 2**33  # multiplications; a matrix of fewer has no worker: about 0.2 s
 WORK_SLICE = 2**32  # multiplications between two looks at the stop flag: about 0.1 s
 TILE_WORK = 2**35  # multiplications for an answer with a fine tile: about 0.6 s
@@ -54,7 +55,7 @@ def samples_of(queries: int, keys: int, head_size: int) -> int:
     work, rounds = queries * keys * head_size, ROUNDS
     if work <= DIRECT_WORK:
         return 1
-    while work > rounds * FIRST_ROUND and rounds * LARGEST_SIDE < max(queries, keys):
+    while work > rounds * FIRST_ROUND and rounds * FEWEST_ROWS < queries:
         rounds *= 2
     return rounds
 
@@ -211,7 +212,9 @@ class HeadMap:
     def column(self, key: int) -> tuple[Float[np.ndarray, " Lq"], float]:
         """The weights of one key from all queries; NaN also for rows that were not read yet."""
         out = np.full(self.shape[0], np.nan, np.float32)
-        parts = [slice(0, None)] if self._collected is None else self._collected.parts_read()
+        parts = [slice(0, self.shape[0])]
+        if self._collected is not None:
+            parts = self._collected.parts_read(parts[0])
         for part in parts:
             out[part] = self._bins(part, ("max",), 1, 1, slice(key, key + 1))[0][:, 0]
         return out, sum(len(out[part]) for part in parts) / max(1, len(out))
@@ -269,7 +272,7 @@ class HeadMap:
 
     def _notable(self, n: int, rows: slice, columns: slice) -> list[tuple[int, int, float]]:
         """The strongest pairs of the queries that see enough keys."""
-        runs = _runs(self._seen[rows] >= self.fewest, rows.start)
+        runs = _runs(self._seen[rows] >= self.fewest, rows)
         found = [link for run in runs for link in self._strongest(n, run, columns)]
         return sorted(found, key=lambda link: -link[2])[:n]
 
@@ -281,7 +284,7 @@ class HeadMap:
         found = self._weights_of(rows)[0].part(columns=columns).strongest(n)
         pairs = zip(*(to_numpy(x).reshape(-1).tolist() for x in found))
         return [
-            (rows.start + query, columns.start + key, math.log(weight))
+            (rows.start + query * (rows.step or 1), columns.start + key, math.log(weight))
             for query, key, weight in pairs
             if weight
         ]
@@ -344,13 +347,17 @@ class _CollectedWeights(Collected):
         found: set[tuple[int, int, float]] = set()
         for bin_ in dict.fromkeys([*_largest(far, n // 2), *_largest(strength, n)]):
             if len(found) < n:
-                found.update(self._strongest_of(bin_, level, finest, 0 if only_sink else 1))
+                first = 0 if only_sink else 1
+                found.update(self._strongest_of(bin_, level, finest, first, n))
         return sorted(found, key=lambda link: -link[2]), coverage
 
     def _strongest_of(
-        self, bin_: tuple[int, int], level: int, finest: Picture, first: int
+        self, bin_: tuple[int, int], level: int, finest: Picture, first: int, n: int
     ) -> list[tuple[int, int, float]]:
-        """The notable pair of a bin from key ``first`` on: that of its strongest finest bin."""
+        """The notable pair of a bin from key ``first`` on: that of its strongest finest bin.
+
+        Where the rows of n such bins are too many to be read at once, that of the rows read so far.
+        """
         side = 1 << level - self.level
         top, left = bin_[0] * side, bin_[1] * side
         part = finest[top : top + side, left : left + side]
@@ -359,7 +366,12 @@ class _CollectedWeights(Collected):
             slice(at << self.level, min(n, (at + 1) << self.level))
             for at, n in zip((int(row) + top, int(column) + left), self._shape)
         )
-        return self._whole._notable(1, rows, slice(max(first, columns.start), columns.stop))
+        columns = slice(max(first, columns.start), columns.stop)
+        parts = [rows]
+        if n * self._whole._work(rows.stop - rows.start, self._shape[1]) > TILE_WORK:
+            parts = self.parts_read(rows)
+        found = [pair for part in parts for pair in self._whole._notable(1, part, columns)]
+        return sorted(found, key=lambda pair: -pair[2])[:1]
 
     def _at_level(self, plane: str, level: int) -> Picture:
         strongest, total, read = self._max, self._sum, self._read
@@ -406,10 +418,12 @@ def _at_first(picture: Picture, words: Words, rows: slice, columns: slice, top: 
     return np.where(np.outer(*is_first), picture, np.float32(np.nan))
 
 
-def _runs(chosen: np.ndarray, start: int) -> Iterator[slice]:
-    """Stretches of neighbours that are chosen; the first of all has the number ``start``."""
-    edges = np.flatnonzero(np.diff(np.r_[False, chosen, False])) + start
-    return (slice(int(low), int(high)) for low, high in edges.reshape(-1, 2))
+def _runs(chosen: np.ndarray, rows: slice) -> Iterator[slice]:
+    """Stretches of neighbours that are chosen among some rows."""
+    edges = np.flatnonzero(np.diff(np.r_[False, chosen, False])).reshape(-1, 2)
+    step = rows.step or 1
+    starts, stops = rows.start + step * edges[:, 0], rows.start + step * (edges[:, 1] - 1) + 1
+    return (slice(low, high, rows.step) for low, high in zip(starts.tolist(), stops.tolist()))
 
 
 def _largest(x: Picture, n: int) -> list[tuple[int, int]]:

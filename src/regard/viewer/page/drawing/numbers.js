@@ -20,6 +20,14 @@ export function fractionText(weight) {
 }
 
 /**
+ * How much was read, in whole per cent: 1 % where there is any, and 100 % only where that is all.
+ * @param {number} coverage from 0 to 1
+ */
+export function readText(coverage) {
+  return `${Math.max(1, Math.floor(100 * coverage))} %`;
+}
+
+/**
  * A weight, or a difference of two, in per cent: 64.43 %, −3.10 %, 3.1e−5 %.
  * @param {number} weight
  */

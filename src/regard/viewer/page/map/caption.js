@@ -2,7 +2,7 @@
 
 import { headsWords } from "../data/extend.js";
 import { labelOfRecording, nameOfPlace, sharing } from "../data/selection.js";
-import { countText } from "../drawing/numbers.js";
+import { countText, readText } from "../drawing/numbers.js";
 
 /** @import { Context, Selection } from "../data/selection.js" */
 /** @import { Place } from "../data/source.js" */
@@ -95,6 +95,6 @@ function sharedText({ layerFacts, head }) {
 export function progressText(parts, read, missing) {
   if (parts.some((part) => part.error)) return "no response, trying again";
   if (missing === 0 && read === 1) return "";
-  if (read > 0 && read < 1) return `${Math.max(1, Math.floor(100 * read))} % of rows read`;
+  if (read > 0 && read < 1) return `${readText(read)} of rows read`;
   return "loading";
 }

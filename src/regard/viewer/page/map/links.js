@@ -4,7 +4,7 @@
 import { headName } from "../data/source.js";
 import { unlessSaid } from "../data/watch.js";
 import { make } from "../drawing/dom.js";
-import { countText, effectText, signedText, weightText } from "../drawing/numbers.js";
+import { countText, effectText, readText, signedText, weightText } from "../drawing/numbers.js";
 import { positionOf } from "./layout.js";
 
 /** @import { Context, Unit } from "../data/selection.js" */
@@ -149,7 +149,7 @@ function notable({ links, fewest, coverage }, facts) {
  */
 function withEffects({ links: pairs, coverage }) {
   const none = "no pair has an effect here";
-  const part = coverage < 1 ? ` · ${Math.max(1, Math.round(100 * coverage))} % of rows read` : "";
+  const part = coverage < 1 ? ` · ${readText(coverage)} of rows read` : "";
   const heading = `Strongest effects${part}`;
   return { heading, pairs, text: effectText, none, fewest: 0, isDone: coverage === 1 };
 }
@@ -160,7 +160,7 @@ function withEffects({ links: pairs, coverage }) {
  */
 function differing({ links, coverage, settled }) {
   const pairs = links.filter(([, , difference]) => Math.abs(difference) >= LEAST);
-  const part = coverage < 1 ? ` · ${Math.max(1, Math.round(100 * coverage))} % of queries` : "";
+  const part = coverage < 1 ? ` · ${readText(coverage)} of queries` : "";
   const heading = `Largest differences${part}`;
   return {
     heading,

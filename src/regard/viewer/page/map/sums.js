@@ -3,7 +3,7 @@
 import { headName } from "../data/source.js";
 import { unlessSaid } from "../data/watch.js";
 import { make } from "../drawing/dom.js";
-import { countText, timesText } from "../drawing/numbers.js";
+import { countText, readText, timesText } from "../drawing/numbers.js";
 import { GUTTER } from "./frame.js";
 import { layoutOf, positionOf } from "./layout.js";
 
@@ -128,7 +128,7 @@ export class MapSums {
     const [x, y] = [event.clientX - box.left, event.clientY - box.top];
     const query = Math.floor(view.y + (y - GUTTER.top) / layout.cell);
     const key = Math.floor(view.x + (x - GUTTER.left) / layout.cell);
-    const read = sums.coverage < 1 ? ` (${Math.round(100 * sums.coverage)} % of rows read)` : "";
+    const read = sums.coverage < 1 ? ` (${readText(sums.coverage)} of rows read)` : "";
     /** @type {(side: "keys" | "queries", n: number) => string} */
     const named = (side, n) => (texts ? ` «${texts[side].label(n, 24)}»` : "");
     if (x > layout.right && y >= layout.top && y <= layout.bottom && query in sums.rows) {

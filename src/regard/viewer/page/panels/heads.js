@@ -22,7 +22,7 @@ import {
   penOf,
   showInside,
 } from "../drawing/dom.js";
-import { effectWords, stepText, weightText } from "../drawing/numbers.js";
+import { effectWords, readText, stepText, weightText } from "../drawing/numbers.js";
 import { ChangeGrid, comparedRecording, readChange } from "./change.js";
 
 /** @import { Context, Fields } from "../data/selection.js" */
@@ -426,7 +426,7 @@ class HeadsPanel {
     const parts = [];
     if (known.length < this.facts.length)
       parts.push(`${known.length} of ${this.facts.length} layers read.`);
-    else if (least < 1) parts.push(`${Math.round(100 * least)} % of the rows read.`);
+    else if (least < 1) parts.push(`${readText(least)} of the rows read.`);
     if (this.order !== "layer" && known.length && !this.#anyScore(this.order))
       parts.push(
         `There is no ${SCORES[this.order].name} here${this.order === "change" || this.order === "effect" ? "." : ": this is cross-attention."}`,

@@ -11,6 +11,7 @@ import {
   effectWords,
   fractionText,
   largest,
+  readText,
   timesText,
   weightText,
 } from "../drawing/numbers.js";
@@ -417,7 +418,7 @@ function placesOf(line) {
  * @param {number} count of the places listed
  */
 function effectsWords({ side }, { effect, coverage }, count) {
-  const read = coverage < 1 ? ` ${Math.round(100 * coverage)} % of the rows read.` : "";
+  const read = coverage < 1 ? ` ${readText(coverage)} of the rows read.` : "";
   const none =
     side === "to" ? "No pair of this query has an effect." : "No pair of this key has an effect.";
   return (
@@ -447,7 +448,7 @@ function massWords(line, places) {
   if (line.compared?.effect) return effectsWords(line, line.compared, places.length);
   if (line.compared) return differenceWords(line, places.length);
   const shown = places.reduce((sum, place) => sum + Math.exp(line.at(place)), 0);
-  const read = line.coverage < 1 ? ` ${Math.round(100 * line.coverage)} % of the rows read.` : "";
+  const read = line.coverage < 1 ? ` ${readText(line.coverage)} of the rows read.` : "";
   if (!places.length)
     return line.side === "to"
       ? "All keys are masked: the output is 0."
