@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from operator import is_
 from typing import Any, Literal, Unpack, overload
 
 import numpy as np
@@ -203,15 +204,17 @@ def attention(
     if unknown:
         returns = "return_weights", "return_statistics", "backend"
         raise unknown_option("attention", unknown, (*_OPTIONS, *returns))
-    options = given(
-        causal=causal, window=window, mask=mask, bias=bias, key_lengths=key_lengths,
-        segments=segments, intervals=intervals, query_start=query_start,
-        query_step=query_step, key_start=key_start, key_step=key_step,
-        sinks=sinks, edits=edits, scale=scale, softcap=softcap, dropout=dropout,
-        seed=seed, output_dtype=output_dtype,
+    values = (
+        causal, window, mask, bias, key_lengths, segments, intervals, query_start, query_step,
+        key_start, key_step, sinks, edits, scale, softcap, dropout, seed, output_dtype,
     )  # fmt: skip
-    through = [watcher(query, key, value, options) for watcher in watching.watchers]
-    hand_on = [one for one in through if one is not None]
+    options: dict[str, Any] = {}
+    if not all(map(is_, values, _DEFAULTS)):
+        options = given(**dict(zip(_OPTIONS, values)))
+    hand_on: list[Any] = []
+    if watching.watchers:
+        through = [watcher(query, key, value, options) for watcher in watching.watchers]
+        hand_on = [one for one in through if one is not None]
     is_plain = not (return_weights or return_statistics or hand_on)
     known = plans.known(query, key, value, options, backend) if is_plain else None
     output: ArrayT
@@ -240,6 +243,9 @@ def attention(
         return output, of_rows
     plans.keep(known, chosen, call, query)
     return output
+
+
+_DEFAULTS = [(attention.__kwdefaults__ or {})[name] for name in _OPTIONS]
 
 
 def _row_statistics(call: Call, backend: Backend) -> Statistics:
