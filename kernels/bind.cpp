@@ -176,10 +176,7 @@ struct Read {
  private:
   void read_mask(int threads) {
     regard::Problem& p = problem;
-    // Few queries are computed in another way where there is no mask, and one that is in no way
-    // special must not decide for its batch.
-    const bool kept = p.group_rows <= regard::kFewRows;
-    if (regard::narrow(p, intervals, blocks, threads, nullptr) && !kept) {
+    if (regard::narrow(p, intervals, blocks, threads, nullptr)) {
       p.mask = {};
       return;
     }

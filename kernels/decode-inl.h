@@ -27,7 +27,7 @@ static inline void prefetch_next_page(const char* row, int64_t stride) {
 
 template <class E>
 static bool is_decode(const Problem& p) {
-  return few_queries<E>(p) && !p.mask && !p.key_ids && !p.threshold;
+  return few_queries<E>(p) && !p.key_ids && !p.threshold;
 }
 
 static int64_t decode_splits(const Problem& p) {
@@ -244,6 +244,28 @@ static bool edit_row(const Problem& p, const DecodeMemory<E>& m, int r, int64_t 
   return cut;
 }
 
+// Hides the keys that the mask hides from a row. Returns whether there are any.
+template <class E>
+static bool mask_row(const Problem& p, const DecodeMemory<E>& m, int r, int64_t j0, int keys,
+                     typename E::Real* row) {
+  typedef typename E::Real Real;
+  const int64_t stride = p.mask.strides[3];
+  const char* const mask = p.mask.at(m.rows.b, m.rows.head[r], m.rows.index[r]) + j0 * stride;
+  int shown = 0;
+  if (stride == 1) {
+    for (int j = 0; j < keys; ++j) {
+      shown += mask[j] != 0;
+      row[j] = mask[j] ? row[j] : -kInf<Real>;
+    }
+  } else {
+    for (int j = 0; j < keys; ++j) {
+      shown += mask[j * stride] != 0;
+      row[j] = mask[j * stride] ? row[j] : -kInf<Real>;
+    }
+  }
+  return shown < keys;
+}
+
 // Updates the maximum of a row, and rescales its sums.
 template <class E>
 static void raise_maximum(const Problem& p, const Scaling<E>& scaling, const DecodeState<E>& state,
@@ -285,7 +307,8 @@ static bool softmax_keys(const Problem& p, const Scaling<E>& scaling, DecodeMemo
     finish_row(p, m, r, j0, keys, row);
     mask_range(keys, even);
   }
-  const bool cut = edit_row(p, m, r, j0, keys, row);
+  bool cut = edit_row(p, m, r, j0, keys, row);
+  if (p.mask) cut |= mask_row(p, m, r, j0, keys, row);
   const auto inside = [&](int64_t j) { return int(j < j0 ? 0 : j - j0 > keys ? keys : j - j0); };
   const int first = inside(m.rows.first[r]), last = inside(m.rows.last[r]);
   mask_range(0, first);
