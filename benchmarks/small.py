@@ -5,7 +5,8 @@
 What is measured is how long Python takes around the kernels: a model calls them once a layer. The
 cache grows by one key a step; the time is that of a step. A window is said by another mask in every
 step, or by intervals; what of a cache of fixed size is filled, by causal order and ``query_start``.
-torch gets the same as a mask. Masks and intervals are made beforehand.
+torch gets the same as a mask. Masks and intervals are made beforehand. Calls are of tensors, and
+beside them of NumPy arrays.
 """
 
 import common
@@ -16,8 +17,8 @@ import regard
 
 # (B, H, Lq, D) and keys
 CALLS = [
-    ((1, 12, 1, 64), 1), ((1, 4, 8, 64), 8), ((1, 12, 8, 64), 8), ((1, 12, 32, 64), 32),
-    ((1, 12, 1, 64), 128), ((1, 12, 1, 64), 1024), ((4, 8, 1, 32), 280),
+    ((1, 4, 1, 64), 1), ((1, 12, 1, 64), 1), ((1, 4, 8, 64), 8), ((1, 12, 8, 64), 8),
+    ((1, 12, 32, 64), 32), ((1, 12, 1, 64), 128), ((1, 12, 1, 64), 1024), ((4, 8, 1, 32), 280),
 ]  # fmt: skip
 HEADS, HEAD_SIZE, STEPS, WINDOW = 12, 64, 600, 256
 
@@ -45,9 +46,16 @@ def measure_call(report, options, dtype, shape, keys):
         "torch": lambda: scaled_dot_product_attention(q, k, v),
     }
     error = common.multiples({name: run()[0] for name, run in runs.items()}, q[0], k[0], v[0])
+    of_arrays = dtype == "float32" and [x.numpy() for x in (q, k, v)]
+    if of_arrays:
+        runs["arrays"] = lambda: regard.attention(*of_arrays)
     measured = common.interleave(runs, options)
-    name = common.shape_name(shape), str(keys), dtype
-    row(report, name, measured, "regard", "torch", error, shape=shape, keys=keys, dtype=dtype)
+    arrays = measured.median("arrays") if of_arrays else None
+    name = common.shape_name(shape), str(keys), dtype, f"{arrays * 1e6:.1f} µs" if arrays else "-"
+    row(
+        report, name, measured, "regard", "torch", error, shape=shape, keys=keys, dtype=dtype,
+        arrays=arrays,
+    )  # fmt: skip
 
 
 def generations(q, k, v, steps):
@@ -110,7 +118,10 @@ def main():
     """Two tables."""
     options = common.read_options(__doc__, dtypes=["float32"])
     report = common.Report("small", options)
-    report.table("One call", "B, H, Lq, D", "keys", "dtype", "regard", "torch", "torch / regard")
+    report.table(
+        "One call", "B, H, Lq, D", "keys", "dtype", "of arrays", "regard", "torch",
+        "torch / regard",
+    )  # fmt: skip
     for dtype in options.dtype:
         for shape, keys in CALLS[:2] if options.quick else CALLS:
             measure_call(report, options, dtype, shape, keys)

@@ -110,6 +110,32 @@ def test_a_mask_of_intervals_computes_alike_beside_one_with_holes(qkv, name, row
         assert torch.equal(together[b], alone)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("queries", [1, 2])
+def test_few_queries_under_a_mask_with_holes_match_the_definition(queries, dtype):
+    """Over several pieces of keys; one row sees nothing, and what nobody sees is NaN."""
+    draw = torch.Generator().manual_seed(queries)
+    q = torch.randn(3, 4, queries, 16, generator=draw).to(dtype)
+    k, v = (torch.randn(3, 2, 9001, 16, generator=draw).to(dtype) for _ in range(2))
+    mask = (
+        torch.rand(3, 4, queries, 9001, generator=draw)
+        < torch.tensor([0.5, 0.01, 1.0, 0.9])[:, None, None]
+    )
+    mask[1, 2, 0] = False
+    mask[..., 5000:5003] = False
+    k[..., 5001, :] = v[..., 5002, :] = torch.nan
+    out, weights = regard.attention(q, k, v, mask=mask, backend="kernel", return_weights=True)
+    wide = (x.double().numpy() for x in (q, k, v))
+    exact = regard.attention(*wide, mask=mask.numpy(), backend="reference")
+    limit = {torch.bfloat16: 2e-2, torch.float16: 2e-3, torch.float32: 2e-6}.get(dtype, 1e-13)
+    np.testing.assert_allclose(out.double(), exact, rtol=limit, atol=limit)
+    assert not out[1, 2, 0].any()
+    strided = torch.stack([mask, ~mask], -1)[..., 0]
+    assert torch.equal(regard.attention(q, k, v, mask=strided, backend="kernel"), out)
+    sums = np.asarray(weights[:, :]).sum(-1)
+    np.testing.assert_allclose(sums, mask.any(-1), rtol=2e-6)
+
+
 def test_a_mask_of_each_head_is_read_by_several_threads():
     q = torch.randn(1, 8, 700, 8)
     mask = torch.rand(8, 700, 700) < torch.linspace(0, 1, 8)[:, None, None]
