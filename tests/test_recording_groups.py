@@ -528,7 +528,7 @@ DEEP = "[" * 100_000
         (other("group", "encoder"), "there are two groups 'encoder'"),
         (other("boundary", [0]), r"others\[1\]: boundary is list; int is needed"),
         (other("boundary", True), r"others\[1\]: recording: boundary is bool"),
-        (fact("version", "2"), "recording of version '\"2\"', this regard reads 1 to 3"),
+        (fact("version", "2"), "recording of version '\"2\"', this regard reads 1 to 4"),
     ],
 )
 def test_a_damaged_header_is_a_recording_error(path, change, message):

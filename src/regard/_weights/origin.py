@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 
@@ -19,8 +20,8 @@ class Origin(NamedTuple):
     number: int
     name: str
     model: str
-    tokens: tuple[str, ...]
-    query_tokens: tuple[str, ...]
+    tokens: Sequence[str]
+    query_tokens: Sequence[str]
     rows: range
     columns: range
 

@@ -11,6 +11,12 @@ import numpy as np
 from regard._base.errors import ShapeError
 from regard._base.types import ArrayT
 from regard.recording._layer import Layer, shape_of
+from regard.recording._texts import Texts
+
+
+def checked_texts(name: str, tokens: Sequence[str]) -> Sequence[str]:
+    """The same, or those of a file as they are."""
+    return tokens if isinstance(tokens, Texts) and len(tokens) else checked_tokens(name, tokens)
 
 
 def checked_tokens(name: str, tokens: Sequence[str]) -> tuple[str, ...]:
@@ -80,8 +86,10 @@ def check_key_count(layers: Mapping[int, Layer], tokens: Sequence[str]) -> None:
 
 
 def checked_query_tokens(
-    layers: Mapping[int, Layer], tokens: tuple[str, ...], query_tokens: Sequence[str] | None
-) -> tuple[str, ...]:
+    layers: Mapping[int, Layer],
+    tokens: Sequence[str],
+    query_tokens: Sequence[str] | None,
+) -> Sequence[str]:
     (first, one), *_ = layers.items()
     count = shape_of(one.query)[1]
     for number, layer in layers.items():
@@ -92,7 +100,7 @@ def checked_query_tokens(
                 " others={name: recording}."
             )
     if query_tokens is not None:
-        named = checked_tokens("query_tokens", query_tokens)
+        named = checked_texts("query_tokens", query_tokens)
         if len(named) != count:
             raise ShapeError(
                 f"recording: {len(named)} query_tokens, but {count} queries;"

@@ -30,15 +30,19 @@ from regard._call import edits
 from regard._call.options import RECORDED_ARRAYS, RECORDED_NUMBERS, RECORDED_PAIRS
 from regard._weights.parts import counts_from_0
 from regard.recording import Layer, Recording
+from regard.recording._texts import Texts, arrays_of
 
 FORMAT = "regard-recording"
 VERSION = 1
 GROUPS_VERSION = 2  # of a file with several groups of layers
 GRADIENT_VERSION = 3  # of one with the gradients of outputs
-VERSIONS = VERSION, GROUPS_VERSION, GRADIENT_VERSION
+TEXTS_VERSION = 4  # of one with texts of tokens as arrays
+VERSIONS = VERSION, GROUPS_VERSION, GRADIENT_VERSION, TEXTS_VERSION
 ENDING = ".safetensors"
 # The safetensors library refuses longer headers too.
 HEADER_LIMIT = 100_000_000
+# Of the texts of a list in the header; each token counts as one more. Longer lists are arrays.
+MOST_CHARACTERS = 65_536
 ALIGNMENT = 64
 ROOM_BYTES = 1 << 22  # of what is written together
 LEAST_ROOM = 1 << 16
@@ -58,6 +62,7 @@ FACTS = {
     "group": str,
 }
 NEEDED = ("model", "tokens", "options")
+TEXTS = ("tokens", "query_tokens")
 OF_LAYERS = {
     "names": "name",
     "numbers": "number",
@@ -99,12 +104,13 @@ KNOWN = {
 def write(recording: Recording, path: Path) -> None:
     """Write ``recording`` to ``path``: the whole file under that name, or nothing."""
     check_name(path)
-    named = wide_first(
+    arrays = [
         (f"{prefix(place)}layers.{index}.{name}", array)
         for place, group in enumerate(recording.groups.values())
         for index, layer in enumerate(group.layers)
         for name, array in arrays_of_layer(layer)
-    )
+    ]
+    named = wide_first([*arrays, *arrays_of_texts(recording)])
     header = encoded_header(recording, ((name, kind) for name, kind, _ in named))
     with room() as gathered, no_loop(path), replaced_when_complete(path, buffering=0) as file:
         write_header(file, header)
@@ -180,6 +186,29 @@ def arrays_of_layer(layer: Layer) -> Iterator[tuple[str, Any]]:
             yield name, found
 
 
+def arrays_of_texts(
+    recording: Recording, most: int = MOST_CHARACTERS
+) -> Iterator[tuple[str, np.ndarray]]:
+    """The arrays of the lists of texts of all groups that are too long for the header.
+
+    Args:
+        recording: whose.
+        most: characters of a list in the header; each token counts as one more.
+    """
+    for place, group in enumerate(recording.groups.values()):
+        for name, texts in _texts_of(group).items():
+            if len(texts) + sum(map(len, texts)) > most:
+                data, offsets = arrays_of(texts)
+                yield f"{prefix(place)}{name}.offsets", offsets
+                yield f"{prefix(place)}{name}.bytes", data
+
+
+def _texts_of(recording: Recording) -> dict[str, tuple[str, ...]]:
+    """The lists of texts of a group, by their names in the file."""
+    tokens, queries = recording.tokens, recording.query_tokens
+    return {"tokens": tokens} if queries == tokens else {"tokens": tokens, "query_tokens": queries}
+
+
 def wide_first(named: Iterable[tuple[str, Any]]) -> list[tuple[str, Kind, Any]]:
     """Wide numbers first: then every array starts at a multiple of its own item size."""
     found = [(name, Kind.of(array), array) for name, array in named]
@@ -196,11 +225,21 @@ def encoded_header(recording: Recording, named: Iterable[tuple[str, Kind]]) -> b
     Raises:
         RecordingError: it is longer than a header may be.
     """
-    first, *others = (_facts(group) for group in recording.groups.values())
     named = list(named)
+    apart = {name.removesuffix(".offsets") for name, _ in named if name.endswith(".offsets")}
+    first, *others = (
+        {
+            name: fact
+            for name, fact in _facts(group).items()
+            if f"{prefix(place)}{name}" not in apart
+        }
+        for place, group in enumerate(recording.groups.values())
+    )
     version = GROUPS_VERSION if others else VERSION
     if any(name.endswith(".gradient") for name, _ in named):
         version = GRADIENT_VERSION
+    if apart:
+        version = TEXTS_VERSION
     metadata = {"format": FORMAT, "version": str(version)}
     metadata |= {name: json.dumps(fact) for name, fact in first.items()}
     if others:
@@ -214,8 +253,9 @@ def encoded_header(recording: Recording, named: Iterable[tuple[str, Kind]]) -> b
     encoded += b" " * (-(8 + len(encoded)) % ALIGNMENT)
     if len(encoded) > HEADER_LIMIT:
         raise RecordingError(
-            f"recording: tokens and options take {len(encoded)} bytes, and {HEADER_LIMIT} fit into"
-            " a safetensors header; save parts of the text as recordings of their own."
+            f"recording: what is known of it beside its arrays takes {len(encoded)} bytes, and"
+            f" {HEADER_LIMIT} fit into a safetensors header; save parts of the text, or some of the"
+            " layers, as recordings of their own."
         )
     return encoded
 
@@ -241,13 +281,13 @@ def write_all(file: BinaryIO, data: Any) -> None:
 def _facts(recording: Recording) -> dict[str, Any]:
     """What the header says of a group, in JSON's types; what is as usual is left out."""
     layers = recording.layers
+    texts = _texts_of(recording)
     facts: dict[str, Any] = {
         "model": recording.model,
-        "tokens": recording.tokens,
+        "tokens": texts.pop("tokens"),
         "options": [_numbers_of(layer) for layer in layers],
+        **texts,
     }
-    if recording.query_tokens != recording.tokens:
-        facts["query_tokens"] = recording.query_tokens
     if recording.boundary is not None:
         facts["boundary"] = recording.boundary
     if any(layer.name for layer in layers):
@@ -518,8 +558,9 @@ def _read_metadata(metadata: Any, path: Path) -> dict[str, str]:
             f"{path} is a recording of version {_quoted(version)}, this regard reads {VERSION} to"
             f" {VERSIONS[-1]}; {way_out}."
         )
+    needed = [x for x in NEEDED if x not in TEXTS or version != str(TEXTS_VERSION)]
     for name in (*FACTS, "others"):
-        if not isinstance(found.get(name, None if name in NEEDED else ""), str):
+        if not isinstance(found.get(name, None if name in needed else ""), str):
             raise RecordingError(f"{path} is a damaged recording: its header has no {name}.")
     return found
 
@@ -643,10 +684,12 @@ def _in_other(place: int) -> Iterator[None]:
 
 def _group(facts: dict[str, Any], arrays: dict[str, Any], place: int) -> dict[str, Any]:
     """What a group is made of; the arrays of its layers are taken out of ``arrays``."""
+    texts = _texts(facts, arrays, prefix(place))
     for name in NEEDED:
-        if name not in facts:
+        if name not in facts and name not in texts:
             raise ValueError(f"it has no {name}.")
     given = {name: _typed(name, facts[name], kind) for name, kind in FACTS.items() if name in facts}
+    given |= texts
     options = given.pop("options")
     told: list[dict[str, Any]] = [{} for _ in options]  # of each layer: name, number, head_numbers
     for name, argument in OF_LAYERS.items():
@@ -657,6 +700,20 @@ def _group(facts: dict[str, Any], arrays: dict[str, Any], place: int) -> dict[st
             own |= {} if value is None else {argument: value}
     layers = [_layer(n, *own, arrays, prefix(place)) for n, own in enumerate(zip(options, told))]
     return {"query_tokens": given["tokens"], **given, "layers": layers}
+
+
+def _texts(facts: dict[str, Any], arrays: dict[str, Any], before: str) -> dict[str, Texts]:
+    """The lists of texts of a group that are arrays, which are taken out of ``arrays``."""
+    found = {}
+    for name in TEXTS:
+        data, offsets = (arrays.pop(f"{before}{name}.{x}", None) for x in ("bytes", "offsets"))
+        if data is None and offsets is None:
+            continue
+        if name in facts:
+            raise ValueError(f"{name} are in the header, and in arrays too; one is needed.")
+        found[name] = Texts(f"{before}{name}", data, offsets)
+        found[name].check()
+    return found
 
 
 def _layer(

@@ -23,10 +23,12 @@ from regard.recording._checks import (
     checked_layers,
     checked_numbers,
     checked_query_tokens,
+    checked_texts,
     checked_tokens,
 )
 from regard.recording._grid import Grid, checked_grids
 from regard.recording._layer import Layer
+from regard.recording._texts import Texts
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -63,8 +65,8 @@ class Recording(Generic[ArrayT]):
             ``{"encoder": ..., "cross": ...}``. They are saved, loaded and viewed together.
 
     Attributes:
-        tokens: tuple of ``Lk`` texts.
-        query_tokens: tuple of ``Lq`` texts.
+        tokens: tuple of ``Lk`` texts; those of a long text are made when they are first used.
+        query_tokens: tuple of ``Lq`` texts, likewise.
         layers: tuple of ``Layer``. They, and everything computed from them, raise RecordingError
             where their file was cut since it was loaded.
         model: str.
@@ -88,8 +90,8 @@ class Recording(Generic[ArrayT]):
     """
 
     __slots__ = (
-        "_file", "_layers", "_others", "_weights", "boundary", "grids", "group", "model",
-        "query_tokens", "tokens",
+        "_file", "_layers", "_others", "_query_tokens", "_tokens", "_weights", "boundary", "grids",
+        "group", "model",
     )  # fmt: skip
 
     def __init__(
@@ -104,19 +106,19 @@ class Recording(Generic[ArrayT]):
         group: str = "",
         others: Mapping[str, Recording[ArrayT]] | None = None,
     ) -> None:
-        self.tokens = checked_tokens("tokens", tokens)
+        self._tokens = checked_texts("tokens", tokens)
         self._file: MappedFile | None = None
         self._layers = checked_layers(layers)
         for what, text in (("model", model), ("group", group)):
             if not isinstance(text, str):
                 raise TypeError(f"recording: {what} is {type(text).__name__}; it must be a str.")
         self.model, self.group = model, group
-        self.boundary = checked_boundary(boundary, len(self.tokens))
+        self.boundary = checked_boundary(boundary, len(self._tokens))
         numbered = dict(zip(checked_numbers(self._layers), self._layers))
-        check_key_count(numbered, self.tokens)
-        self.query_tokens = checked_query_tokens(numbered, self.tokens, query_tokens)
-        self._weights = LayerWeights(self._layers, self.tokens, self.query_tokens, model)
-        self.grids = checked_grids(grids, len(self.tokens))
+        check_key_count(numbered, self._tokens)
+        self._query_tokens = checked_query_tokens(numbered, self._tokens, query_tokens)
+        self._weights = LayerWeights(self._layers, self._tokens, self._query_tokens, model)
+        self.grids = checked_grids(grids, len(self._tokens))
         self._others = _checked_others(group, others)
 
     @classmethod
@@ -190,6 +192,33 @@ class Recording(Generic[ArrayT]):
         return Recording(
             tokens, layers, model=model, query_tokens=query_tokens, boundary=boundary, grids=grids
         )
+
+    @property
+    def tokens(self) -> tuple[str, ...]:
+        """Texts of the ``Lk`` keys."""
+        self._tokens = found = self._read_texts(self._tokens)
+        return found
+
+    @tokens.setter
+    def tokens(self, texts: tuple[str, ...]) -> None:
+        self._tokens = texts
+
+    @property
+    def query_tokens(self) -> tuple[str, ...]:
+        """Texts of the ``Lq`` queries."""
+        self._query_tokens = found = self._read_texts(self._query_tokens)
+        return found
+
+    @query_tokens.setter
+    def query_tokens(self, texts: tuple[str, ...]) -> None:
+        self._query_tokens = texts
+
+    def _read_texts(self, found: Sequence[str]) -> tuple[str, ...]:
+        """Texts that may still be in a file."""
+        if isinstance(found, tuple):
+            return found
+        self._check_file()
+        return found.all() if isinstance(found, Texts) else tuple(found)
 
     @property
     def layers(self) -> tuple[Layer[ArrayT], ...]:
@@ -541,7 +570,7 @@ class Recording(Generic[ArrayT]):
         heads = sorted({layer.heads for layer in self._layers})
         count = f"{heads[0]}" if len(heads) == 1 else f"{heads[0]} to {heads[-1]}"
         parts = [
-            _counted(len(self.tokens), "token"),
+            _counted(len(self._tokens), "token"),
             _counted(len(self._layers), "layer"),
             f"{count} head{'' if heads == [1] else 's'}",
             _size(sum(layer.nbytes for layer in self._layers)),
@@ -568,8 +597,8 @@ class LayerWeights(Collection["AttentionWeights[ArrayT]"]):
     def __init__(
         self,
         layers: Sequence[Layer[ArrayT]],
-        tokens: tuple[str, ...],
-        query_tokens: tuple[str, ...],
+        tokens: Sequence[str],
+        query_tokens: Sequence[str],
         model: str,
     ) -> None:
         self._layers = layers

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -20,6 +20,10 @@ ROOM = 1 << 16  # for what the header says beside tokens: about 500 arrays
 TOKEN_BYTES = 32  # of the room, for a token: its text, quotes, and escapes
 WIDEST = 8  # bytes of a number
 FACTS = ("tokens", "query_tokens", "boundary", "grids")
+
+
+_Named = list[tuple[str, np.ndarray]]
+_Kind = tuple[str, file.Kind]
 
 
 class _Group:
@@ -57,8 +61,9 @@ class Writer:
     Args:
         path: file to write, ``.safetensors`` or without an ending; one that exists is replaced, and
             passes on its permissions.
-        tokens: how many are expected, in all groups together. Room for them is left at the
-            start of the file; where they need more, the arrays are moved once.
+        tokens: how many are expected, in all groups together. Room for the texts of up to 65,536
+            is left at the start of the file, where other programs find them most easily. More texts
+            than fit there are arrays, so it need not be known.
 
     Raises:
         OSError: at the start of the block, the folder is missing or cannot be written.
@@ -78,7 +83,8 @@ class Writer:
         if tokens < 0:
             raise ValueError(f"Writer: tokens is {tokens}; it must not be negative.")
         self._path = Path(path)
-        room = min(ROOM + TOKEN_BYTES * int(tokens), file.HEADER_LIMIT)
+        texts = int(tokens) if tokens <= file.MOST_CHARACTERS else 0
+        room = min(ROOM + TOKEN_BYTES * texts, file.HEADER_LIMIT)
         self._start = room // file.ALIGNMENT * file.ALIGNMENT  # of the arrays
         self._groups: dict[str, _Group] = {}
         self._added: list[tuple[Form, str, int | None]] = []  # with the layer's name and number
@@ -200,7 +206,7 @@ class Writer:
 
         Raises:
             OSError: as ``add``.
-            RecordingError: the tokens are more than the header of a file takes.
+            RecordingError: names and options are more than the header of a file takes.
             RuntimeError: as ``add``.
             ShapeError, TypeError, ValueError: as ``Recording``; or the groups are not those of the
                 layers.
@@ -209,10 +215,18 @@ class Writer:
         recording = self._recording(groups, model)
         self._state = "broken: it failed to finish"
         self._aside.sort(key=lambda one: -one.kind.item_size)
+        room = self._start - 8
+        wide, narrow = _texts(recording)
+        header = self._header_with(recording, wide, narrow)
+        if self._target.has_begun and len(header) > room:
+            wide, narrow = _texts(recording, 0)
+            header = self._header_with(recording, wide, narrow)
+        for _, array in wide:
+            self._target.add(array)
         for one in self._aside:
             self._add_aside(one.begin, one.kind.nbytes)
-        header = file.encoded_header(recording, self._named([*recording.groups]))
-        room = self._start - 8
+        for _, array in narrow:
+            self._target.add(array)
         if not self._target.has_begun:  # then there is no room that must be filled
             room = len(header)
             file.reserve(self._file, 8 + room + self._target.filled)
@@ -225,18 +239,23 @@ class Writer:
         file.write_header(self._file, self._header)
         self._state = "finished"
 
-    def _named(self, groups: list[str]) -> Iterator[tuple[str, file.Kind]]:
-        """Name and kind of each array, in their order in the file."""
-        count, befores = dict.fromkeys(groups, 0), []
+    def _header_with(self, recording: Recording[Any], wide: _Named, narrow: _Named) -> bytes:
+        """The header of a file that has these arrays too, before and after those set aside."""
+        first, last = ([(name, file.Kind.of(x)) for name, x in texts] for texts in (wide, narrow))
+        even, aside = self._named([*recording.groups])
+        return file.encoded_header(recording, [*even, *first, *aside, *last])
+
+    def _named(self, groups: list[str]) -> tuple[list[_Kind], list[_Kind]]:
+        """Name and kind of each array, in their order in the file; of those set aside, the last."""
+        count, befores, even = dict.fromkeys(groups, 0), [], []
         for form, _, _ in self._added:
             group = form.group.name
             befores.append(f"{file.prefix(groups.index(group))}layers.{count[group]}.")
             count[group] += 1
             for name, kind in form.arrays:
                 if kind.nbytes % WIDEST == 0:
-                    yield befores[-1] + name, kind
-        for one in self._aside:
-            yield befores[one.layer] + one.name, one.kind
+                    even.append((befores[-1] + name, kind))
+        return even, [(befores[one.layer] + one.name, one.kind) for one in self._aside]
 
     def _sync(self) -> None:
         """Waits until all is on disk, before the file takes its name."""
@@ -279,6 +298,12 @@ class Writer:
     def _require_open(self) -> None:
         if self._state:
             raise RuntimeError(f"Writer: {self._path} is {self._state}.")
+
+
+def _texts(recording: Recording[Any], most: int = file.MOST_CHARACTERS) -> tuple[_Named, _Named]:
+    """The texts that are arrays: where they begin, and their bytes."""
+    found = [*file.arrays_of_texts(recording, most)]
+    return found[::2], found[1::2]
 
 
 class _NotFinishedError(Exception):
