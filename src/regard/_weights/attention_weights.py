@@ -45,6 +45,7 @@ from regard._weights.differentiable import (
     require_whole_rows,
     rest_of,
 )
+from regard._weights.kept_statistics import KeptStatistics
 from regard._weights.linear import LinearForms, described
 from regard._weights.origin import Origin
 from regard._weights.parts import (
@@ -240,9 +241,16 @@ class AttentionWeights(LinearForms[ArrayT]):
         return part
 
     def _recorded(
-        self, numbers: tuple[int, ...], weights_only: bool, origin: Origin
+        self,
+        numbers: tuple[int, ...],
+        weights_only: bool,
+        origin: Origin | None,
+        statistics: RowStatistics[Any] | None,
     ) -> AttentionWeights[ArrayT]:
         """These weights, with what a recording knows of their layer."""
+        if statistics is not None:
+            of_batch = RowStatistics(*(detached(x)[None] for x in statistics))
+            self._statistics.given = KeptStatistics(of_batch)
         self._numbers = None if counts_from_0(numbers) else numbers
         self._weights_only, self._origin = weights_only, origin
         return self

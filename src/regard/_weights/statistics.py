@@ -59,14 +59,20 @@ def of_backend(call: Call, backend: Backend, statistics: RowStatistics[Any]) -> 
     Raises:
         ShapeError, TypeError, ValueError: they are not those of the rows of the call.
     """
-    checked = _checked(call, statistics)
+    return in_unit_of(call, backend, *_checked(call, statistics))
+
+
+def in_unit_of(
+    call: Call, backend: Backend, maximum: np.ndarray, total: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Maximum and total of final scores, ``(B, Hq, Lq)``, as a backend has them."""
     xp = arrays_of(np.zeros(0, accumulating_name(call.query)))
     with np.errstate(all="ignore"):
-        before, unit = checked[0].astype(np.float64), backend.score_unit(call)
+        before, unit = maximum.astype(np.float64), backend.score_unit(call)
         maximum = (before / unit).astype(xp.dtype)
         after, rest = product(xp, maximum.astype(np.float64), unit)
-        total = checked[1] * _rise(xp, before - after - rest)
-    return maximum, np.ascontiguousarray(total, xp.dtype)
+        total = total * _rise(xp, before - after - rest)
+    return np.ascontiguousarray(maximum), np.ascontiguousarray(total, xp.dtype)
 
 
 def moved(xp: Any, before: Any, total: Any, maximum: Any, rest: Any = 0.0) -> tuple[Any, Any]:

@@ -11,6 +11,7 @@ from regard._backends import Backend, Statistics
 from regard._base.arrays import to_numpy
 from regard._call.call import Call
 from regard._call.checks import check_contents
+from regard._weights.kept_statistics import KeptStatistics
 
 BLOCK = 64  # queries are computed together where a few are requested: it takes little longer
 # One for all, so that weights can be copied and pickled; held for a moment.
@@ -51,10 +52,14 @@ class StatisticsCache:
         call: whose rows.
         backend: that computes them.
         known: maximum and total ``(B, Hq, Lq)`` of all of them; by default none is known.
+
+    Attributes:
+        given: those that a recording keeps, which are read instead of computed.
     """
 
     def __init__(self, call: Call, backend: Backend, known: Statistics | None = None) -> None:
         self.call, self.backend = call, backend
+        self.given: KeptStatistics | None = None
         self._kept = known
         # bool (B, Hq, Lq); None before the first request, and when every row is kept.
         self._missing: np.ndarray | None = None
@@ -77,8 +82,8 @@ class StatisticsCache:
         call = self.call
         if wanted != Place.whole(call):
             call = call.of_heads(wanted.b, wanted.h).rows(wanted.slices[2])
-        found = self.backend.row_statistics(call)
-        self.keep(wanted, found)
+        found = None if self.given is None else self.given.of(call, wanted, self.backend)
+        self.keep(wanted, self.backend.row_statistics(call) if found is None else found)
 
     def keep(self, place: Place, found: Statistics) -> None:
         """Stores computed rows; known rows are not touched, since others may read them."""
@@ -100,7 +105,9 @@ class StatisticsCache:
                 self._missing = None
 
     def known(self, place: Place) -> bool:
-        """Whether any row of a place is kept, or the place has no rows."""
+        """Whether any row of a place is kept or given, or the place has no rows."""
+        if self.given is not None:
+            return True
         with _lock:
             missing = self._not_kept()
             return missing is None or not missing[place.slices].all() or 0 in place.shape
@@ -139,6 +146,8 @@ class StatisticsCache:
     def copy(self, call: Call, place: Place) -> StatisticsCache:
         """Those of a place, for a copy of its call."""
         copy = StatisticsCache(call, self.backend)
+        if self.given is not None:
+            copy.given = self.given.part(place.slices)
         with _lock:
             if self._kept is not None:
                 maximum, total = (to_numpy(x)[place.slices].copy() for x in self._kept)

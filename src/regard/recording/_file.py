@@ -29,6 +29,7 @@ from regard._base.files import check_ending, open_file, replaced_when_complete
 from regard._call import edits
 from regard._call.options import RECORDED_ARRAYS, RECORDED_NUMBERS, RECORDED_PAIRS
 from regard._weights.parts import counts_from_0
+from regard._weights.statistics import RowStatistics
 from regard.recording import Layer, Recording
 from regard.recording._texts import Texts, arrays_of
 
@@ -36,7 +37,7 @@ FORMAT = "regard-recording"
 VERSION = 1
 GROUPS_VERSION = 2  # of a file with several groups of layers
 GRADIENT_VERSION = 3  # of one with the gradients of outputs
-TEXTS_VERSION = 4  # of one with texts of tokens as arrays
+TEXTS_VERSION = 4  # of one with texts of tokens as arrays, or with row statistics
 VERSIONS = VERSION, GROUPS_VERSION, GRADIENT_VERSION, TEXTS_VERSION
 ENDING = ".safetensors"
 # The safetensors library refuses longer headers too.
@@ -72,6 +73,8 @@ OF_LAYERS = {
 
 VECTORS = ("query", "key", "value", "gradient")  # arrays of a layer beside those of its options
 
+STATISTICS = RowStatistics._fields
+
 CODES = {
     "float64": "F64",
     "float32": "F32",
@@ -101,13 +104,13 @@ KNOWN = {
 }
 
 
-def write(recording: Recording, path: Path) -> None:
+def write(recording: Recording, path: Path, statistics: bool = False) -> None:
     """Write ``recording`` to ``path``: the whole file under that name, or nothing."""
     check_name(path)
     arrays = [
         (f"{prefix(place)}layers.{index}.{name}", array)
         for place, group in enumerate(recording.groups.values())
-        for index, layer in enumerate(group.layers)
+        for index, layer in enumerate(_layers_to_write(group, statistics))
         for name, array in arrays_of_layer(layer)
     ]
     named = wide_first([*arrays, *arrays_of_texts(recording)])
@@ -118,6 +121,12 @@ def write(recording: Recording, path: Path) -> None:
         for *_, array in named:
             target.add(array)
         target.flush()
+
+
+def _layers_to_write(group: Recording, statistics: bool) -> Iterable[Layer]:
+    if not statistics:
+        return group.layers
+    return (one._with_statistics(weights) for one, weights in zip(group.layers, group.weights))
 
 
 def check_name(path: str | Path) -> None:
@@ -177,6 +186,8 @@ def arrays_of_layer(layer: Layer) -> Iterator[tuple[str, Any]]:
     for name in VECTORS:
         if (array := getattr(layer, name)) is not None:
             yield name, array
+    if layer.statistics is not None:
+        yield from zip(STATISTICS, layer.statistics)
     for name in RECORDED_ARRAYS:
         if (found := layer.options.get(name)) is None:
             continue
@@ -238,7 +249,7 @@ def encoded_header(recording: Recording, named: Iterable[tuple[str, Kind]]) -> b
     version = GROUPS_VERSION if others else VERSION
     if any(name.endswith(".gradient") for name, _ in named):
         version = GRADIENT_VERSION
-    if apart:
+    if apart or any(name.endswith(".maximum") for name, _ in named):
         version = TEXTS_VERSION
     metadata = {"format": FORMAT, "version": str(version)}
     metadata |= {name: json.dumps(fact) for name, fact in first.items()}
@@ -732,6 +743,12 @@ def _layer(
         both = tuple(found.pop(field) for field in pair)
         if any(x is not None for x in both):
             found[name] = both
+    kept = {name: arrays.pop(f"{before}layers.{index}.{name}", None) for name in STATISTICS}
+    if missing := [name for name, x in kept.items() if x is None]:
+        if len(missing) < len(kept):
+            raise ValueError(f"layer {index} has row statistics without a {missing[0]}.")
+    else:
+        found["statistics"] = RowStatistics(**kept)
     for name in ("query", "key"):
         if found[name] is None:
             raise ValueError(f"layer {index} has no {name}.")

@@ -23,10 +23,15 @@ from regard._call.options import (
     RECORDED_PAIRS,
     WeightsOptions,
 )
+from regard._weights.kept_statistics import checked
 from regard._weights.parts import listed, place_of
+from regard._weights.statistics import RowStatistics
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from regard._weights.attention_weights import AttentionWeights
+    from regard._weights.origin import Origin
 
 
 class Layer(Generic[ArrayT]):
@@ -47,6 +52,9 @@ class Layer(Generic[ArrayT]):
             are some of a model's heads, ``key`` has those that they use, with
             ``Hkv`` dividing ``Hq`` here too.
         weights_only: True where query and key are not known: ``from_weights`` makes such layers.
+        statistics: ``regard.RowStatistics`` of ``(Hq, Lq)`` each, as ``regard.attention(...,
+            return_statistics=True)`` gives them; float32, or float64 of a float64 query. Weights
+            are made of them without a pass over all keys. By default they are computed on request.
         **options: of ``regard.AttentionWeights``, without a batch: ``query_start`` and
             ``key_lengths`` are one int, ``segments`` ids ``(L,)`` or a pair for queries and keys,
             ``intervals`` a pair of ``(Lq,)``, ``bias`` and ``mask`` broadcastable to
@@ -59,8 +67,8 @@ class Layer(Generic[ArrayT]):
     """
 
     __slots__ = (
-        "gradient", "head_numbers", "key", "name", "number", "options", "query", "value",
-        "weights_only",
+        "gradient", "head_numbers", "key", "name", "number", "options", "query", "statistics",
+        "value", "weights_only",
     )  # fmt: skip
 
     query: ArrayT
@@ -72,6 +80,7 @@ class Layer(Generic[ArrayT]):
     number: int | None
     head_numbers: tuple[int, ...]
     weights_only: bool
+    statistics: RowStatistics[Any] | None
 
     def __init__(
         self,
@@ -84,6 +93,7 @@ class Layer(Generic[ArrayT]):
         number: int | None = None,
         head_numbers: Sequence[int] | None = None,
         weights_only: bool = False,
+        statistics: RowStatistics[Any] | None = None,
         **options: Unpack[WeightsOptions],
     ) -> None:
         given: Any = query, key, value
@@ -112,6 +122,7 @@ class Layer(Generic[ArrayT]):
         self.weights_only = weights_only
         self.gradient = None
         self.gradient = self._checked_gradient(gradient)
+        self.statistics = None if statistics is None else checked(statistics, query, "Layer")
 
     @classmethod
     def _of_checked(
@@ -120,7 +131,8 @@ class Layer(Generic[ArrayT]):
     ) -> Layer[Any]:  # fmt: skip
         """A layer of what is known to fit together: of a call that was checked."""
         made: Layer[Any] = cls.__new__(cls)
-        made.query, made.key, made.value, made.gradient = query, key, value, None
+        made.query, made.key, made.value = query, key, value
+        made.gradient = made.statistics = None
         made.options, made.name, made.number = options, name, number
         made.head_numbers, made.weights_only = head_numbers, weights_only
         return made
@@ -220,7 +232,9 @@ class Layer(Generic[ArrayT]):
             query[own], key[used], None if value is None else value[used],
             gradient=None if gradient is None else gradient[own],
             name=self.name, number=self.number, head_numbers=self.head_numbers[own],
-            weights_only=self.weights_only, **options,
+            weights_only=self.weights_only,
+            statistics=self.statistics and RowStatistics(*(x[own] for x in self.statistics)),
+            **options,
         )  # fmt: skip
 
     def require_vectors(self, what: str) -> None:
@@ -234,6 +248,22 @@ class Layer(Generic[ArrayT]):
                 f"{what}: query and key are not known, for this recording was made of weights"
                 " (from_weights); record the model's pass itself, with regard.record."
             )
+
+    def _weights(self, origin: Origin | None = None) -> AttentionWeights[ArrayT]:
+        """Its weights, computed on request."""
+        from regard._weights.attention_weights import AttentionWeights
+
+        query, key, _ = self._held
+        weights: AttentionWeights[ArrayT] = AttentionWeights(query, key, **self.options)
+        return weights._recorded(self.head_numbers, self.weights_only, origin, self.statistics)
+
+    def _with_statistics(self, weights: AttentionWeights[Any] | None = None) -> Layer[Any]:
+        """The same layer with statistics: those of its weights, where it has none."""
+        if self.statistics is not None:
+            return self
+        found: Layer[Any] = copy.copy(self)
+        found.statistics = (weights or self._weights())._public_statistics()
+        return found
 
     def _with_gradient(self, gradient: Any) -> Layer[Any]:
         """The same layer with a gradient."""
@@ -286,6 +316,8 @@ class Layer(Generic[ArrayT]):
             parts.append(f"value {shape_of(self.value)}")
         if self.gradient is not None:
             parts.append("gradient")
+        if self.statistics is not None:
+            parts.append("statistics")
         told = {"name": self.name, "number": self.number, "heads": self.head_numbers}
         is_usual = {"name": "", "number": None, "heads": tuple(range(self.heads))}
         parts += [f"{name}={x!r}" for name, x in told.items() if x != is_usual[name]]

@@ -514,7 +514,7 @@ class Recording(Generic[ArrayT]):
 
         export(self, path, other=other, layers=layers, limit_bytes=limit_bytes)
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | Path, *, statistics: bool = False) -> None:
         """Write the recording, with all groups, to one safetensors file, whole or not at all.
 
         The file appears under its name only when it is complete and on disk: a writer that is
@@ -523,18 +523,21 @@ class Recording(Generic[ArrayT]):
         Args:
             path: file to write, ``.safetensors`` or without an ending; one that exists is replaced,
                 and passes on its permissions.
+            statistics: compute maximum and total of every row of every head, and keep them in the
+                file: 8 bytes a query and head, with which a row or a part of a long text needs no
+                pass over all of its keys before. Layers that have them keep them in any case.
 
         Raises:
             OSError: the folder is missing or cannot be written.
-            RecordingError: the name is a link that leads back to itself, or the tokens are more
-                than the header of a file takes.
+            RecordingError: the name is a link that leads back to itself, or names and options are
+                more than the header of a file takes.
             ValueError: a name of another kind of file.
 
         Source: docs/recording.md describes the file.
         """
         from regard.recording._file import write
 
-        write(self, Path(path))
+        write(self, Path(path), statistics)
 
     @classmethod
     def load(cls, path: str | Path, *, mapped: bool = True) -> Recording[NDArray[np.floating[Any]]]:
@@ -616,13 +619,8 @@ class LayerWeights(Collection["AttentionWeights[ArrayT]"]):
     def __getitem__(self, layer: int) -> AttentionWeights[ArrayT]:
         place = self.place_of(layer)
         if place not in self._made:
-            from regard._weights.attention_weights import AttentionWeights
-
             found = self._layers[place]
-            query, key, _ = found._held
-            weights = AttentionWeights(query, key, **found.options)
-            origin = self._origin(self.numbers[place], found.name)
-            self._made[place] = weights._recorded(found.head_numbers, found.weights_only, origin)
+            self._made[place] = found._weights(self._origin(self.numbers[place], found.name))
         return self._made[place]
 
     def _origin(self, number: int, name: str) -> Origin:

@@ -64,6 +64,8 @@ class Writer:
         tokens: how many are expected, in all groups together. Room for the texts of up to 65,536
             is left at the start of the file, where other programs find them most easily. More texts
             than fit there are arrays, so it need not be known.
+        statistics: compute the row statistics of each layer that has none, and keep them in the
+            file, as ``Recording.save`` does.
 
     Raises:
         OSError: at the start of the block, the folder is missing or cannot be written.
@@ -76,13 +78,13 @@ class Writer:
         ``writer.finish({"decoder": {"tokens": ["a", "b", "c"]}}, model="small")``.
     """
 
-    def __init__(self, path: str | Path, *, tokens: int = 0) -> None:
+    def __init__(self, path: str | Path, *, tokens: int = 0, statistics: bool = False) -> None:
         file.check_name(path)
         if isinstance(tokens, bool) or not isinstance(tokens, (int, np.integer)):
             raise TypeError(f"Writer: tokens is {tokens!r}; the number that is expected is needed.")
         if tokens < 0:
             raise ValueError(f"Writer: tokens is {tokens}; it must not be negative.")
-        self._path = Path(path)
+        self._path, self._keeps_statistics = Path(path), statistics
         texts = int(tokens) if tokens <= file.MOST_CHARACTERS else 0
         room = min(ROOM + TOKEN_BYTES * texts, file.HEADER_LIMIT)
         self._start = room // file.ALIGNMENT * file.ALIGNMENT  # of the arrays
@@ -131,6 +133,8 @@ class Writer:
             )
         if not isinstance(group, str):
             raise TypeError(f"Writer: group is {type(group).__name__}; it must be a str.")
+        if self._keeps_statistics:
+            layer = layer._with_statistics()
         form, arrays = self._formed(layer, group)
         self._write(form, arrays, layer.name, layer.number)
 
