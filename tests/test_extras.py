@@ -68,7 +68,7 @@ def test_the_errors_know_what_each_extra_installs():
 
 def test_all_is_every_extra_for_users_but_those_that_need_torch():
     (requirement,) = EXTRAS["all"]
-    assert requirement == "regard[lm,cli,viewer,plot,jupyter,survey]"
+    assert requirement == "regard[lm,cli,viewer,plot,jupyter,survey,remote]"
     assert {*re.findall(r"\w+", requirement)} - {"regard"} == {*EXTRA_OF.values()} - {
         "torch", "hf",
     }  # fmt: skip
@@ -156,6 +156,8 @@ def test_every_module_imports_with_the_core_or_names_its_extra():
         ("matplotlib", "recording.figure(0, 0)", "recording.figure"),
         ("anywidget", "import regard.viewer.notebook", "regard.viewer.notebook"),
         ("pyarrow", "regard.survey", "regard.survey"),
+        ("fsspec", "Recording.load('https://a.b/c')", "Recording.load of https://a.b/c"),
+        ("aiohttp", "Recording.load('https://a.b/c')", "Recording.load of https://a.b/c"),
         ("torch", "regard.nn", "regard.nn"),
         ("torch", "import regard.lm.training", "Training a model"),
     ],
@@ -165,7 +167,7 @@ def test_what_needs_a_missing_package_names_the_extra(package, program, what):
     start = """
         import numpy as np
         import regard
-        from regard.recording import Layer
+        from regard.recording import Layer, Recording
         x = np.ones((1, 3, 2))
         recording = regard.Recording(list("abc"), [Layer(x, x, x)])
     """

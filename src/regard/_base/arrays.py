@@ -7,6 +7,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from regard._base.deferred import fetched
+
 # NumPy takes a few microseconds to build a name.
 _NUMPY_NAMES = {np.dtype(name): name for name in ("float16", "float32", "float64", "bool")}
 
@@ -14,7 +16,7 @@ _NUMPY_NAMES = {np.dtype(name): name for name in ("float16", "float32", "float64
 def to_numpy(x: Any) -> np.ndarray:
     """x on the CPU, without its gradient; numbers that NumPy lacks become float32."""
     if not is_tensor(x):
-        return np.asarray(x)
+        return np.asarray(fetched(x))
     x = x.detach().cpu().resolve_neg()
     return np.asarray((x.float() if str(x.dtype) == "torch.bfloat16" else x).numpy())
 

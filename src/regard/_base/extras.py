@@ -16,6 +16,8 @@ EXTRA_OF = {
     "anywidget": "jupyter",
     "transformers": "hf",
     "pyarrow": "survey",
+    "fsspec": "remote",
+    "aiohttp": "remote",
 }
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from regard._base.arrays import dtype_name, is_tensor
+from regard._base.deferred import DeferredArray, fetched
 from regard._call.edits import Rectangle, edits_of
 from regard._call.options import ARRAYS, OPTIONS, RECORDED, Given
 
@@ -225,6 +226,13 @@ class Call(Given):
         """The same call on copies of its arrays."""
         return Call(**{name: _copied(x) for name, x in vars(self).items()})
 
+    def in_memory(self) -> Call:
+        """The same call with the numbers of arrays that are elsewhere."""
+        if type(self.query) is not DeferredArray and type(self.key) is not DeferredArray:
+            return self
+        numbers = {"query": fetched(self.query), "key": fetched(self.key)}
+        return Call.of(**vars(self) | numbers)
+
     def without_value(self) -> Call:
         """The same call without its value."""
         return replace(self, value=None, dropout=0.0, seed=None, output_dtype=None)
@@ -275,6 +283,7 @@ def _copied(x: Any) -> Any:
     """A copy; broadcast axes stay broadcast."""
     if not (isinstance(x, np.ndarray) or is_tensor(x)):
         return x
+    x = fetched(x)
     strides = x.stride() if is_tensor(x) else x.strides
     cell = x[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in strides)]
     if is_tensor(x):

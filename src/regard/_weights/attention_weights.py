@@ -350,7 +350,7 @@ class AttentionWeights(LinearForms[ArrayT]):
         refuse_recorded(self._call, self._statistics.backend.past_torch)
 
     def _reduce(self, fields: dict[str, Any]) -> None:
-        rows, place, call = self._statistics, self._place, self._call
+        rows, place, call = self._statistics, self._place, self._call.in_memory()
         backend = rows.backend
         if call.whole_rows and backend.finds_statistics(call, fields) and not rows.known(place):
             if (found := backend.reduce(call, None, fields)) is not None:

@@ -36,7 +36,7 @@ class KeptStatistics:
         return KeptStatistics(RowStatistics(*(x.copy() for x in self._read(slices))))
 
     def _read(self, slices: tuple[slice, ...]) -> list[np.ndarray]:
-        return [to_numpy(x[slices]) for x in self._found]
+        return [to_numpy(x[slices]) for x in self._found]  # fetched, where they are elsewhere
 
     def of(self, call: Call, place: Any, backend: Backend) -> Statistics | None:
         """Those of a place as a backend has them; None where one is NaN.

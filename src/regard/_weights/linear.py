@@ -266,7 +266,9 @@ class LinearForms(Generic[ArrayT]):
         part = self._cut(slice(low, high))  # the only rows whose statistics it takes
         statistics = part._statistics.of(part._place)
         backend = self._statistics.backend
-        found = backend.gather(part._call, statistics, i.reshape(-1) - low, j.reshape(-1))
+        found = backend.gather(
+            part._call.in_memory(), statistics, i.reshape(-1) - low, j.reshape(-1)
+        )
         if (graph := differentiable(self._graph)) is not None:
             found = pairs_with_gradient(graph, self._lse_of_scores(), found, i, j)
         weights = self._give(found.reshape((*found.shape[:2], *i.shape)))

@@ -82,6 +82,7 @@ class StatisticsCache:
         call = self.call
         if wanted != Place.whole(call):
             call = call.of_heads(wanted.b, wanted.h).rows(wanted.slices[2])
+        call = call.in_memory()
         found = None if self.given is None else self.given.of(call, wanted, self.backend)
         self.keep(wanted, self.backend.row_statistics(call) if found is None else found)
 

@@ -72,7 +72,7 @@ class WeightReader:
     def term(self, b: int, h: int, rows: slice) -> PairTerm:
         """Rows of a matrix for the backend."""
         part = self.weights._head(b, h).part(rows)
-        return PairTerm(part._call, part._statistics.of(part._place))
+        return PairTerm(part._call.in_memory(), part._statistics.of(part._place))
 
     def of_sink(self, b: int, h: int, rows: slice) -> Any:
         """``(rows,)`` float64: the weight of the sink in some rows; None where there is none."""

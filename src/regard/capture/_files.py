@@ -56,7 +56,7 @@ class Files:
             writer = self._writer(taken, b)
             form, arrays = writer._formed(layer, taken.group)
             writer._write(form, arrays, layer.name, layer.number)
-            rest = arrays[2 if layer.value is None else 3 :]
+            rest = arrays[2 if layer._value is None else 3 :]
             found.append(functools.partial(_write_another, writer, form, rest))
         return found
 

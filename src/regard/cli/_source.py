@@ -18,6 +18,7 @@ from regard._weights.parts import counts_from_0, listed
 from regard.cli._errors import InputError, one_line, reading
 from regard.cli._screen import busy
 from regard.recording import Recording
+from regard.recording._file import is_address
 
 STDIN = "-"
 _NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")  # of a model of Hugging Face's hub
@@ -61,17 +62,21 @@ def read_source(argument: str, is_text: bool = False) -> str | Recording:
     """The text, or the recording, that an argument of the command line stands for.
 
     Args:
-        argument: ``-`` for standard input, the name of a file, or a text.
+        argument: ``-`` for standard input, the name of a file, the address of a recording, or a
+            text.
         is_text: take it as a text, whatever it looks like.
 
     Raises:
-        InputError: a missing or unreadable file, one that is neither text nor recording, one above
-            the limit, no text.
+        InputError: a missing or unreadable file or address, one that is neither text nor recording,
+            one above the limit, no text.
     """
     if is_text or not argument:
         return given_text(argument, "The text")
     if argument == STDIN:
         return read_input()
+    if is_address(argument):
+        with reading(), busy(f"Opening {argument}"):
+            return Recording.load(argument)
     mode = _mode(argument)
     if mode is None:
         if _looks_like_a_file(argument):

@@ -77,10 +77,10 @@ def checked_boundary(boundary: Any, count: int) -> int | None:
 
 def check_key_count(layers: Mapping[int, Layer], tokens: Sequence[str]) -> None:
     for number, layer in layers.items():
-        if shape_of(layer.key)[1] != len(tokens):
+        if shape_of(layer._key)[1] != len(tokens):
             raise ShapeError(
-                f"recording: {len(tokens)} tokens, but layer {number} has {shape_of(layer.key)[1]}"
-                f" keys; one token per key is needed.\n  key {shape_of(layer.key)}"
+                f"recording: {len(tokens)} tokens, but layer {number} has {shape_of(layer._key)[1]}"
+                f" keys; one token per key is needed.\n  key {shape_of(layer._key)}"
                 " read as (Hkv, Lk, D)"
             )
 
@@ -91,11 +91,11 @@ def checked_query_tokens(
     query_tokens: Sequence[str] | None,
 ) -> Sequence[str]:
     (first, one), *_ = layers.items()
-    count = shape_of(one.query)[1]
+    count = shape_of(one._query)[1]
     for number, layer in layers.items():
-        if shape_of(layer.query)[1] != count:
+        if shape_of(layer._query)[1] != count:
             raise ShapeError(
-                f"recording: layer {number} has {shape_of(layer.query)[1]} queries and layer"
+                f"recording: layer {number} has {shape_of(layer._query)[1]} queries and layer"
                 f" {first} has {count}; make one recording for each, which can be groups of one:"
                 " others={name: recording}."
             )
@@ -104,7 +104,7 @@ def checked_query_tokens(
         if len(named) != count:
             raise ShapeError(
                 f"recording: {len(named)} query_tokens, but {count} queries;"
-                f" one token per query is needed.\n  query {shape_of(one.query)}"
+                f" one token per query is needed.\n  query {shape_of(one._query)}"
                 " read as (Hq, Lq, D)"
             )
         return named

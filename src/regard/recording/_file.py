@@ -15,6 +15,7 @@ import json
 import math
 import mmap
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -24,6 +25,7 @@ from typing import Any, BinaryIO, NamedTuple, TypeGuard
 import numpy as np
 
 from regard._base.arrays import is_tensor
+from regard._base.deferred import fetched
 from regard._base.errors import RecordingError
 from regard._base.files import check_ending, open_file, replaced_when_complete
 from regard._call import edits
@@ -94,6 +96,7 @@ DTYPES = {
     code: np.dtype(np.uint16 if name == "bfloat16" else name).newbyteorder("<")
     for name, code in CODES.items()
 }
+_ADDRESS = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+(::[a-zA-Z0-9+.-]+)*://\S+")
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
 # To name a file that is not safetensors.
 KNOWN = {
@@ -127,6 +130,11 @@ def _layers_to_write(group: Recording, statistics: bool) -> Iterable[Layer]:
     if not statistics:
         return group.layers
     return (one._with_statistics(weights) for one, weights in zip(group.layers, group.weights))
+
+
+def is_address(path: object) -> bool:
+    """Whether that is an address of fsspec, ``https://…``, and no name of a file."""
+    return isinstance(path, str) and "://" in path and _ADDRESS.fullmatch(path) is not None
 
 
 def check_name(path: str | Path) -> None:
@@ -184,7 +192,7 @@ def prefix(place: int) -> str:
 def arrays_of_layer(layer: Layer) -> Iterator[tuple[str, Any]]:
     """The arrays of a layer, by their names in the file."""
     for name in VECTORS:
-        if (array := getattr(layer, name)) is not None:
+        if (array := getattr(layer, f"_{name}")) is not None:
             yield name, array
     if layer.statistics is not None:
         yield from zip(STATISTICS, layer.statistics)
@@ -374,6 +382,7 @@ class Target:
 
     def add(self, array: Any) -> None:
         """Writes an array, now or later; it may be written to afterwards."""
+        array = fetched(array)
         size = array.nbytes
         if size > len(self._room) - self.filled:
             self.flush()
@@ -456,11 +465,11 @@ def read(path: Path, mapped: bool = True) -> Recording:
     with _open(path) as file:
         header = _read_header(file, path)
         size = os.fstat(file.fileno()).st_size - file.tell()
-        metadata, spans = _parsed(header, size, path)
+        metadata, spans = parsed(header, size, path)
         data = file.read(size)
     if len(data) < size:
         raise RecordingError(f"{path} was cut while it was read; load it again once it is written.")
-    return _recording(metadata, spans, data, 0, path)
+    return recording_of(metadata, functools.partial(_arrays, spans, data, 0), path)
 
 
 def opened(path: Path) -> Callable[[], Recording]:
@@ -481,9 +490,9 @@ def map_after(header: bytes, file: BinaryIO, path: Path) -> Callable[[], Recordi
 
 
 def _of_mapped(header: bytes, file: MappedFile, start: int, path: Path) -> Recording:
-    metadata, spans = _parsed(header, len(file.data) - start, path)
+    metadata, spans = parsed(header, len(file.data) - start, path)
     file.check()  # for arrays of bools are read
-    recording = _recording(metadata, spans, file.data, start, path)
+    recording = recording_of(metadata, functools.partial(_arrays, spans, file.data, start), path)
     for group in recording.groups.values():
         group._file = file
     return recording
@@ -529,6 +538,16 @@ def _read_header(file: BinaryIO, path: Path) -> bytes:
     if size == 0:
         raise RecordingError(f"{path} is empty; a recording is a safetensors file.")
     first = file.read(8)
+    check_length(first, size, path)
+    return file.read(int.from_bytes(first, "little"))
+
+
+def check_length(first: bytes, size: int, path: Path | str) -> None:
+    """Refuses a file of that size whose first 8 bytes are no length of a header.
+
+    Raises:
+        RecordingError: it says what the file is.
+    """
     length = int.from_bytes(first, "little")
     if size < 8 or length > min(size - 8, HEADER_LIMIT):
         is_known = [text for magic, text in KNOWN.items() if first.startswith(magic)]
@@ -537,10 +556,9 @@ def _read_header(file: BinaryIO, path: Path) -> bytes:
             + (is_known[0] if is_known else f"{size} bytes, no safetensors file or a truncated one")
             + "; Recording.save writes one."
         )
-    return file.read(length)
 
 
-def _parsed(encoded: bytes, size: int, path: Path) -> tuple[dict[str, str], dict[str, Span]]:
+def parsed(encoded: bytes, size: int, path: Path | str) -> tuple[dict[str, str], dict[str, Span]]:
     """What a header says of the recording, and of its arrays in the ``size`` bytes that follow."""
     try:
         header = json.loads(encoded.decode())
@@ -554,7 +572,7 @@ def _parsed(encoded: bytes, size: int, path: Path) -> tuple[dict[str, str], dict
     return metadata, _read_spans(header, size, path)
 
 
-def _read_metadata(metadata: Any, path: Path) -> dict[str, str]:
+def _read_metadata(metadata: Any, path: Path | str) -> dict[str, str]:
     found = metadata if isinstance(metadata, dict) else {}
     if found.get("format") != FORMAT:
         raise RecordingError(
@@ -579,7 +597,7 @@ def _read_metadata(metadata: Any, path: Path) -> dict[str, str]:
 Span = tuple[str, tuple[int, ...], int]  # safetensors dtype, shape, offset in the data
 
 
-def _read_spans(header: Mapping[str, Any], size: int, path: Path) -> dict[str, Span]:
+def _read_spans(header: Mapping[str, Any], size: int, path: Path | str) -> dict[str, Span]:
     """The span of each tensor. Together they must fill the data: no gap, no overlap, no rest."""
     spans: dict[str, Span] = {}
     entries = {name: _entry(name, entry, path) for name, entry in header.items()}
@@ -600,7 +618,7 @@ def _read_spans(header: Mapping[str, Any], size: int, path: Path) -> dict[str, S
     return spans
 
 
-def _entry(name: str, entry: Any, path: Path) -> tuple[str, tuple[int, ...], int, int]:
+def _entry(name: str, entry: Any, path: Path | str) -> tuple[str, tuple[int, ...], int, int]:
     found = entry if isinstance(entry, dict) else {}
     code, sizes, offsets = (found.get(field) for field in ("dtype", "shape", "data_offsets"))
     if (
@@ -621,7 +639,7 @@ def _are_counts(values: Any) -> TypeGuard[list[int]]:
     return isinstance(values, list) and all(type(n) is int and 0 <= n < 2**63 for n in values)
 
 
-def _array(
+def array(
     data: mmap.mmap | bytes, start: int, code: str, sizes: tuple[int, ...], begin: int
 ) -> Any:
     if 0 in sizes:
@@ -649,16 +667,22 @@ def _bfloat16(bits: Any) -> Any:
     return bits.view(ml_dtypes.bfloat16)
 
 
-def _recording(
-    metadata: Mapping[str, str],
-    spans: Mapping[str, Span],
-    data: mmap.mmap | bytes,
-    start: int,
-    path: Path,
+def _arrays(spans: Mapping[str, Span], data: mmap.mmap | bytes, start: int) -> dict[str, Any]:
+    return {name: array(data, start, *span) for name, span in spans.items()}
+
+
+def recording_of(
+    metadata: Mapping[str, str], arrays: Callable[[], dict[str, Any]], path: Path | str
 ) -> Recording:
+    """The recording of a header and of the arrays, by their names, that it tells of.
+
+    Raises:
+        RecordingError: they do not fit together.
+    """
     try:
-        arrays = {name: _array(data, start, *span) for name, span in spans.items()}
-        return _of_arrays(metadata, arrays)
+        return _of_arrays(metadata, arrays())
+    except RecordingError:
+        raise
     except (TypeError, ValueError, OverflowError) as error:
         text = str(error)
         text = text if len(text) <= 500 else f"{text[:497]}..."
@@ -723,7 +747,8 @@ def _texts(facts: dict[str, Any], arrays: dict[str, Any], before: str) -> dict[s
         if name in facts:
             raise ValueError(f"{name} are in the header, and in arrays too; one is needed.")
         found[name] = Texts(f"{before}{name}", data, offsets)
-        found[name].check()
+        if isinstance(offsets, np.ndarray):
+            found[name].check()
     return found
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, Unpack
 import numpy as np
 
 from regard._base.arrays import dtype_name, is_tensor
+from regard._base.deferred import fetched
 from regard._base.errors import ShapeError, UnsupportedError
 from regard._base.types import Array, ArrayT
 from regard._call import edits
@@ -67,14 +68,10 @@ class Layer(Generic[ArrayT]):
     """
 
     __slots__ = (
-        "gradient", "head_numbers", "key", "name", "number", "options", "query", "statistics",
-        "value", "weights_only",
+        "_gradient", "_key", "_query", "_value", "head_numbers", "name", "number", "options",
+        "statistics", "weights_only",
     )  # fmt: skip
 
-    query: ArrayT
-    key: ArrayT
-    value: ArrayT | None
-    gradient: ArrayT | None
     options: dict[str, Any]
     name: str
     number: int | None
@@ -97,7 +94,7 @@ class Layer(Generic[ArrayT]):
         **options: Unpack[WeightsOptions],
     ) -> None:
         given: Any = query, key, value
-        self.query, self.key, self.value = given
+        self._query, self._key, self._value = given
         self.options = _checked_options({**options})
         call = read_call(query, key, value, **self.options)
         check_contents(call)
@@ -120,8 +117,8 @@ class Layer(Generic[ArrayT]):
         if weights_only and "bias" not in self.options:
             raise ValueError("Layer: weights_only without a bias; Layer.from_weights makes it.")
         self.weights_only = weights_only
-        self.gradient = None
-        self.gradient = self._checked_gradient(gradient)
+        self._gradient = None
+        self._gradient = self._checked_gradient(gradient)
         self.statistics = None if statistics is None else checked(statistics, query, "Layer")
 
     @classmethod
@@ -131,8 +128,8 @@ class Layer(Generic[ArrayT]):
     ) -> Layer[Any]:  # fmt: skip
         """A layer of what is known to fit together: of a call that was checked."""
         made: Layer[Any] = cls.__new__(cls)
-        made.query, made.key, made.value = query, key, value
-        made.gradient = made.statistics = None
+        made._query, made._key, made._value = query, key, value
+        made._gradient = made.statistics = None
         made.options, made.name, made.number = options, name, number
         made.head_numbers, made.weights_only = head_numbers, weights_only
         return made
@@ -179,30 +176,54 @@ class Layer(Generic[ArrayT]):
     @property
     def heads(self) -> int:
         """Number of query heads, ``Hq``."""
-        return len(self.query)
+        return len(self._query)
 
     @property
     def key_heads(self) -> int:
         """Number of key heads, ``Hkv``; query head h uses key head ``h // (Hq // Hkv)``."""
-        return len(self.key)
+        return len(self._key)
 
     @property
     def query_start(self) -> int:
         """The position of the first query among the keys."""
-        *_, Lq, _ = self.query.shape
-        valid = self.options.get("key_lengths", self.key.shape[1])
+        *_, Lq, _ = self._query.shape
+        valid = self.options.get("key_lengths", self._key.shape[1])
         return int(self.options.get("query_start", valid - Lq))
 
     @property
     def nbytes(self) -> int:
         """Bytes of query, key, value and gradient; of the weights, where these alone are known."""
-        gradient: Any = self.gradient
+        gradient: Any = self._gradient
         held = (self.options.get("bias"),) if self.weights_only else (*self._held, gradient)
         return sum(int(array.nbytes) for array in held if array is not None)
 
     @property
     def _held(self) -> tuple[Any, Any, Any]:
-        return self.query, self.key, self.value
+        return self._query, self._key, self._value
+
+    @property
+    def query(self) -> ArrayT:
+        """``(Hq, Lq, D)``."""
+        found: ArrayT = fetched(self._query)
+        return found
+
+    @property
+    def key(self) -> ArrayT:
+        """``(Hkv, Lk, D)``."""
+        found: ArrayT = fetched(self._key)
+        return found
+
+    @property
+    def value(self) -> ArrayT | None:
+        """``(Hkv, Lk, Dv)``, or None."""
+        found: ArrayT | None = fetched(self._value)
+        return found
+
+    @property
+    def gradient(self) -> ArrayT | None:
+        """``(Hq, Lq, Dv)``, or None."""
+        found: ArrayT | None = fetched(self._gradient)
+        return found
 
     def head(self, h: int) -> Layer[ArrayT]:
         """One query head alone, with the key head that it uses: a layer of one head.
@@ -226,7 +247,7 @@ class Layer(Generic[ArrayT]):
         if "edits" in options:
             options["edits"] = edits.of_head(options["edits"], h)
         query, key, value = self._held
-        gradient: Any = self.gradient
+        gradient: Any = self._gradient
         own, used = slice(h, h + 1), slice(shared, shared + 1)
         return Layer(
             query[own], key[used], None if value is None else value[used],
@@ -268,15 +289,15 @@ class Layer(Generic[ArrayT]):
     def _with_gradient(self, gradient: Any) -> Layer[Any]:
         """The same layer with a gradient."""
         found: Layer[Any] = copy.copy(self)
-        found.gradient = self._checked_gradient(gradient)
+        found._gradient = self._checked_gradient(gradient)
         return found
 
     def _checked_gradient(self, gradient: Any) -> Any:
         if gradient is None:
             return None
-        if self.value is None:
+        if self._value is None:
             raise ValueError("Layer: a gradient without a value; effects need both. Give value=.")
-        value: Any = self.value
+        value: Any = self._value
         if is_tensor(gradient) != is_tensor(value) or not hasattr(gradient, "dtype"):
             raise TypeError(
                 f"Layer: gradient is a {type(gradient).__name__}, and value a "
@@ -284,7 +305,7 @@ class Layer(Generic[ArrayT]):
             )
         if dtype_name(gradient) not in FLOATS:
             raise TypeError(f"Layer: gradient is {dtype_name(gradient)}; floats are needed.")
-        needed = (*shape_of(self.query)[:2], shape_of(value)[2])
+        needed = (*shape_of(self._query)[:2], shape_of(value)[2])
         if shape_of(gradient) != needed:
             raise ShapeError(
                 f"Layer: gradient has shape {shape_of(gradient)}; (Hq, Lq, Dv) is needed, as the "
@@ -296,7 +317,7 @@ class Layer(Generic[ArrayT]):
         """Its shapes, numbers and options without arrays: what the header of a file is made of."""
         options = {name: x for name, x in self.options.items() if name in RECORDED_NUMBERS}
         return Layer._of_checked(
-            _outline(shape_of(self.query)), _outline(shape_of(self.key)), None, options,
+            _outline(shape_of(self._query)), _outline(shape_of(self._key)), None, options,
             name=self.name, number=self.number, head_numbers=self.head_numbers,
             weights_only=self.weights_only,
         )  # fmt: skip
@@ -304,17 +325,17 @@ class Layer(Generic[ArrayT]):
     def _named(self, name: str, number: int | None) -> Layer[Any]:
         """The same of another name and number."""
         return Layer._of_checked(
-            self.query, self.key, self.value, self.options, name=name, number=number,
+            self._query, self._key, self._value, self.options, name=name, number=number,
             head_numbers=self.head_numbers, weights_only=self.weights_only,
         )  # fmt: skip
 
     def __repr__(self) -> str:
-        parts = [f"query {shape_of(self.query)}", f"key {shape_of(self.key)}"]
+        parts = [f"query {shape_of(self._query)}", f"key {shape_of(self._key)}"]
         if self.weights_only:
-            parts = [f"weights {(self.heads, self.query.shape[1], self.key.shape[1])}"]
-        if self.value is not None:
-            parts.append(f"value {shape_of(self.value)}")
-        if self.gradient is not None:
+            parts = [f"weights {(self.heads, self._query.shape[1], self._key.shape[1])}"]
+        if self._value is not None:
+            parts.append(f"value {shape_of(self._value)}")
+        if self._gradient is not None:
             parts.append("gradient")
         if self.statistics is not None:
             parts.append("statistics")

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Generic
 
 import numpy as np
 
-from regard._base.errors import UnsupportedError
+from regard._base.deferred import fetched
+from regard._base.errors import RecordingError, UnsupportedError
 from regard._base.types import Array, ArrayT
 from regard._weights.origin import Origin
 from regard._weights.parts import place_of
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from regard._weights.effects import EffectKind, Effects
     from regard.heads import HeadScores
     from regard.recording._file import MappedFile
+    from regard.recording._remote import RemoteFile
     from regard.recording._words import Words
     from regard.viewer._server import Viewer
 
@@ -107,7 +109,7 @@ class Recording(Generic[ArrayT]):
         others: Mapping[str, Recording[ArrayT]] | None = None,
     ) -> None:
         self._tokens = checked_texts("tokens", tokens)
-        self._file: MappedFile | None = None
+        self._file: MappedFile | RemoteFile | None = None
         self._layers = checked_layers(layers)
         for what, text in (("model", model), ("group", group)):
             if not isinstance(text, str):
@@ -218,7 +220,13 @@ class Recording(Generic[ArrayT]):
         if isinstance(found, tuple):
             return found
         self._check_file()
-        return found.all() if isinstance(found, Texts) else tuple(found)
+        try:
+            return found.all() if isinstance(found, Texts) else tuple(found)
+        except RecordingError:
+            raise
+        except ValueError as error:
+            where = getattr(self._file, "address", "the file")
+            raise RecordingError(f"{where} is a damaged recording: {error}") from error
 
     @property
     def layers(self) -> tuple[Layer[ArrayT], ...]:
@@ -270,7 +278,7 @@ class Recording(Generic[ArrayT]):
 
         found = self.layers[self._weights.place_of(layer)].head(head)
         found.require_vectors("steps")
-        query, key, value = found._held
+        query, key, value = map(fetched, found._held)
         return steps(
             query[0],
             key[0],
@@ -301,15 +309,15 @@ class Recording(Generic[ArrayT]):
         """
         found, weights = self.layers[self._weights.place_of(layer)], self.weights[layer]
         found.require_vectors("effects")
-        if found.value is None or (found.gradient is None and kind != "change"):
-            missing = "values" if found.value is None else "gradients"
+        if found._value is None or (found._gradient is None and kind != "change"):
+            missing = "values" if found._value is None else "gradients"
             way_out = "values=True" if kind == "change" else "explain=..., which keeps both"
             raise UnsupportedError(
                 f"effects: this recording has no {missing}; record the pass with {way_out}."
             )
         if head is not None:
             found, weights = found.head(head), weights.head(head)
-        *_, value = found._held
+        value: Any = found.value
         gradient: Any = found.gradient
         if head is not None:
             value, gradient = value[0], None if gradient is None else gradient[0]
@@ -540,25 +548,50 @@ class Recording(Generic[ArrayT]):
         write(self, Path(path), statistics)
 
     @classmethod
-    def load(cls, path: str | Path, *, mapped: bool = True) -> Recording[NDArray[np.floating[Any]]]:
+    def load(
+        cls,
+        path: str | Path,
+        *,
+        mapped: bool = True,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> Recording[NDArray[np.floating[Any]]]:
         """Open a recording that ``save`` wrote.
 
         The arrays are mapped from the file, read-only, and come into memory as they are used.
         Meanwhile the file may be replaced or deleted, but not written into.
 
+        Of a file at an address, such as ``https://…`` or ``s3://…``, the header is read, and later
+        those heads and rows of query, key and value that are asked for. Up to 1 GiB of them is
+        kept in memory.
+
         Args:
-            path: file to open.
+            path: file to open, or an address of fsspec.
             mapped: False reads all of it into memory, so that the file may change.
+            storage_options: of fsspec's file system, as in pandas; for an address only.
 
         Returns:
             The recording, with NumPy arrays.
 
         Raises:
             FileNotFoundError: no file there.
-            RecordingError: the file is no recording, a damaged one, or of a newer version.
+            ModuleNotFoundError: fsspec, or what it needs for such an address, is not installed:
+                ``pip install "regard[remote]"``.
+            RecordingError: the file is no recording, a damaged one, or of a newer version; the
+                address cannot be read, or not in ranges. Also by whatever asks for numbers of a
+                file at an address, where they cannot be fetched, or the file was changed.
+            TypeError: ``storage_options`` for a file.
         """
-        from regard.recording._file import read
+        from regard.recording._file import is_address, read
 
+        if is_address(path):
+            from regard.recording import _remote
+
+            return _remote.read(str(path), mapped, storage_options)
+        if storage_options is not None:
+            raise TypeError(
+                f"Recording.load: storage_options are of an address, as https://...; {path} is a"
+                " file. Leave them out."
+            )
         return read(Path(path), mapped)
 
     def __repr__(self) -> str:

@@ -46,7 +46,7 @@ def rollout(recording: Recording[ArrayT], residual: float = 0.5) -> Rollout[Arra
     if not (math.isfinite(residual) and 0 <= residual <= 1):
         raise ValueError(f"rollout: residual is {residual}; a share from 0 to 1 is needed.")
     for number, layer in zip(recording.layer_numbers, recording.layers):
-        Lq, Lk = layer.query.shape[1], layer.key.shape[1]
+        Lq, Lk = layer._query.shape[1], layer._key.shape[1]
         if Lq != Lk or layer.query_start != 0:
             raise ShapeError(
                 f"rollout: layer {number} has {Lq} queries from position {layer.query_start} on, "

@@ -54,7 +54,7 @@ def kinds_of(layer: Layer) -> list[str]:
 
 def has_effects(layer: Layer) -> bool:
     """Whether a layer keeps a gradient, and the values that are needed with it."""
-    found: Any = layer.value, layer.gradient
+    found: Any = layer._value, layer._gradient
     return all(x is not None for x in found) and not layer.weights_only
 
 
@@ -377,7 +377,7 @@ def _largest_of(
 
 def _telling_rows(layer: Layer) -> list[slice]:
     """All rows, or those with the largest gradients of all heads."""
-    count = layer.query.shape[1]
+    count = layer._query.shape[1]
     if count <= FEW_QUERIES:
         return [slice(0, count)]
     rows = np.sort(np.argsort(-_gradient_sizes(layer), kind="stable")[:SAMPLE])

@@ -90,7 +90,7 @@ def place(recording: Recording) -> int | None:
 
 
 def _layer(layer: Layer) -> dict[str, Any]:
-    head_size = int(layer.query.shape[-1])
+    head_size = int(layer._query.shape[-1])
     numbers = {name: layer.options[name] for name in REAL_NUMBERS if name in layer.options}
     call = Call.of(**numbers)  # without arrays: reading those of a layer may convert all of them
     return {
@@ -98,8 +98,8 @@ def _layer(layer: Layer) -> dict[str, Any]:
         "head_numbers": layer.head_numbers,
         "key_heads": layer.key_heads,
         "head_size": head_size,
-        "value_size": None if layer.value is None else int(layer.value.shape[-1]),
-        "samples": samples_of(layer.query.shape[1], layer.key.shape[1], head_size),
+        "value_size": None if layer._value is None else int(layer._value.shape[-1]),
+        "samples": samples_of(layer._query.shape[1], layer._key.shape[1], head_size),
         "scale": float(layer.options.get("scale", head_size**-0.5)),
         "capped": capped_text(call, "{}") if is_capped(call) else None,
         "causal": bool(layer.options.get("causal", False)),

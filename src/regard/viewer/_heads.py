@@ -100,7 +100,7 @@ def _tag(named: Sequence[Named]) -> str:
 
 def _facts(recording: Recording, layer: int, scores: HeadScores) -> dict[str, Any]:
     every = recording.weights[recording.layer_numbers[layer]]
-    rows = _sample(every, int(recording.layers[layer].query.shape[-1]))
+    rows = _sample(every, int(recording.layers[layer]._query.shape[-1]))
     weights = every.part(slice(rows.start, None, rows.step))
     found = weights.summary(pool=(SIZE, SIZE), only=("pooled", "entropy", "distance"))
     packed = np.round(square(to_numpy(found.pooled)) * STEP) / STEP

@@ -196,7 +196,7 @@ class Pack:
 
         layers = [layer for held in self._held for _, layer in held]
         heads = max(layer.heads for layer in layers)
-        has_gradient = any(layer.gradient is not None for layer in layers)
+        has_gradient = any(layer._gradient is not None for layer in layers)
         vectors = "query, key, value and gradient" if has_gradient else "query, key and value"
         size, squares = self._bytes_of(FLOATS), self._bytes_of(SQUARES)
         also = f" and {' and '.join(SQUARES)} of {bytes_text(squares)}" if squares else ""
@@ -254,7 +254,7 @@ def _options(layer: Layer) -> dict[str, Any]:
         "left": call.window_left,
         "right": call.window_right,
         "start": layer.query_start,
-        "length": layer.options.get("key_lengths", layer.key.shape[1]),
+        "length": layer.options.get("key_lengths", layer._key.shape[1]),
         "edits": edits.to_json(layer.options.get("edits", ())),
     }
 
@@ -274,7 +274,7 @@ def _arrays(layer: Layer) -> dict[str, Any]:
         sides = np.split(numbers.astype(np.int32), [len(ids[0])])
         arrays |= dict(zip(("query_segments", "key_segments"), sides))
     if (intervals := layer.options.get("intervals")) is not None:
-        count = layer.key.shape[1]
+        count = layer._key.shape[1]
         ends = (to_numpy(x).clip(0, count).astype(np.int32) for x in intervals)
         arrays |= zip(("interval_first", "interval_last"), ends)
     return {name: array for name, array in arrays.items() if array is not None}

@@ -93,7 +93,7 @@ class HeadMap:
         self._pieces = [weights.head(number) for number in numbers]
         self._places = places
         self._weights = [self._of_head(*of) for of in zip(self._pieces, self._numbers)]
-        self._head_size = int(found.query.shape[-1])
+        self._head_size = int(found._query.shape[-1])
         self.query_start = found.query_start
         self.shape = self._weights[0].shape
         self._sums: Sums | None = None
