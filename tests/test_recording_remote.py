@@ -1,9 +1,7 @@
 """Recordings at an address: only what is asked for is fetched, from a server of this machine."""
 
 import copy
-import http.server
 import pickle
-import re
 import sys
 import threading
 
@@ -12,76 +10,15 @@ import numpy as np
 import pytest
 
 import regard
+from range_server import Server
 from recordings import assert_same, layer, numbers, sample
 from regard._base.deferred import DeferredArray, fetched
+from regard.heads import place_to_open
 from regard.recording import Layer, Recording, _remote
+from regard.viewer.answer import Answers
 
 pytest.importorskip("fsspec", reason="an extra")
 pytest.importorskip("aiohttp", reason="an extra")
-
-
-class Handler(http.server.BaseHTTPRequestHandler):
-    """One file, in ranges; what it sends is counted."""
-
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
-
-    def do_HEAD(self):
-        self.answer(with_body=False)
-
-    def do_GET(self):
-        self.answer(with_body=True)
-
-    def answer(self, with_body):
-        at = self.server
-        if self.path != "/r.safetensors" or at.status != 200:
-            self.send_error(at.status if at.status != 200 else 404)
-            return
-        asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
-        data, status = at.data, 200
-        if asked and at.has_ranges:
-            begin, end = int(asked[1]), int(asked[2]) + 1
-            data, status = data[begin:end], 206
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(data)))
-        if at.etag:
-            self.send_header("ETag", at.etag)
-        if status == 206:
-            self.send_header("Content-Range", f"bytes {begin}-{end - 1}/{len(at.data)}")
-        self.end_headers()
-        if with_body:
-            at.requests.append(len(data))
-            if at.cut:
-                data = data[: len(data) // 2]
-                self.close_connection = True
-            try:
-                self.wfile.write(data)
-            except OSError:  # the other end has seen enough
-                self.close_connection = True
-
-    def log_message(self, *values):
-        pass
-
-
-class Server(http.server.ThreadingHTTPServer):
-    daemon_threads = True
-
-    def __init__(self):
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.data, self.requests = b"", []
-        self.has_ranges, self.cut, self.etag, self.status = True, False, '"1"', 200
-        self.address = f"http://127.0.0.1:{self.server_port}/r.safetensors"
-
-    @property
-    def sent(self):
-        """Bytes since it was last asked."""
-        count, self.requests = sum(self.requests), []
-        return count
-
-    def serve(self, recording, path, **options):
-        recording.save(path, **options)
-        self.data = path.read_bytes()
-        return self.address
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +34,7 @@ def running():
 
 @pytest.fixture
 def server(running):
-    running.requests = []
+    running.requests, running.headers = [], []
     running.has_ranges, running.cut, running.etag, running.status = True, False, '"1"', 200
     return running
 
@@ -435,12 +372,44 @@ def test_other_addresses(path):
 def test_storage_options_are_those_of_the_file_system(server, path):
     address = server.serve(sample(), path)
     assert_same(Recording.load(address, storage_options={"headers": {"X-A": "1"}}), sample())
+    assert {headers["X-A"] for headers in server.headers} == {"1"}
+    assert {headers["Accept-Encoding"] for headers in server.headers} == {"identity"}
 
 
 def test_an_address_whose_package_is_missing_names_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "s3fs", None)
     with pytest.raises(ModuleNotFoundError, match=r"s3://a/b needs a package.*s3fs"):
         Recording.load("s3://a/b")
+
+
+# What reads recordings.
+
+
+def test_the_viewer_shows_it(server, path):
+    server.serve(large(300), path, statistics=True)
+    here, there = (Answers([Recording.load(x)]) for x in (path, server.address))
+    opening = server.sent
+    assert opening < 15_000
+    for name, query in (
+        ("about", ""), ("tokens", "side=key"), ("row", "layer=1&head=2&query=17"),
+        ("tile", "layer=1&head=2&level=0&row=0&column=0&plane=max"), ("heads", "layer=0"),
+        ("links", "layer=1&head=2&n=5"), ("sums", "layer=2&head=0"), ("roles", ""),
+        ("column", "layer=1&head=2&key=3"), ("row", "layer=1&head=2&query=17&first=hidden"),
+        ("steps", "layer=0&head=1&queries=3,5&keys=2,4"),
+    ):  # fmt: skip
+        one, other = (answers.answer(name, query) for answers in (here, there))
+        assert one.status == 200, one.body
+        assert (one.status, one.body) == (other.status, other.body), name
+    for answers in (here, there):
+        answers.close()
+
+
+def test_the_head_to_open_is_the_first(server, path):
+    found = Recording.load(server.serve(large(), path))
+    server.sent  # noqa: B018
+    assert place_to_open(found) == (5, 0)
+    assert place_to_open(found, [(6, 3), (7, 1)]) == (6, 3)
+    assert server.sent == 0
 
 
 # The arrays.

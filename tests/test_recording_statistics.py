@@ -17,6 +17,7 @@ from regard._backends.kernel import Kernel
 from regard._backends.reference import Reference
 from regard._backends.torch import Torch
 from regard.recording import Layer, Recording, Writer
+from regard.viewer._facts import without_first_token
 
 WORDS = [" The", " jour", "ney", " of", " a", " thou", "sand", " mi", "les", ".", " A", "b"]
 
@@ -197,6 +198,13 @@ def test_a_recording_without_queries_has_none_to_keep(path):
     found = Recording.load(path)
     assert found.layers[0].statistics.total.shape == (4, 0)
     assert found.weights[0][...].shape == (4, 0, 4)
+
+
+def test_the_viewer_hides_the_first_token_without_them(path):
+    Recording(WORDS, [text(causal=True)]).save(path, statistics=True)
+    hidden = without_first_token(Recording.load(path))
+    expected = without_first_token(Recording(WORDS, [text(causal=True)]))
+    np.testing.assert_array_equal(hidden.weights[0][...], expected.weights[0][...])
 
 
 # A writer, and layers that bring them.

@@ -2,10 +2,12 @@
 
 import io
 import os
+import threading
 
 import pytest
 
 from cli.test_messages import refusal
+from range_server import Server
 
 posix = pytest.mark.skipif(os.name != "posix", reason="pipes, links and devices of POSIX")
 
@@ -174,3 +176,26 @@ def test_a_text_too_long_for_a_recording_is_said(regard, model, tmp_path, monkey
         regard("show", "text", "--model", model, "--save", tmp_path / "a.safetensors"), code=1
     )
     assert "100 fit into a safetensors header; save parts of the text" in message
+
+
+def test_an_address_is_that_of_a_recording(regard, planted_file, tmp_path):
+    pytest.importorskip("fsspec")
+    pytest.importorskip("aiohttp")
+    with Server() as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        server.data = planted_file.read_bytes()
+        for command in (["show"], ["heads"]):
+            one, other = (regard(*command, source) for source in (planted_file, server.address))
+            assert (one.code, one.out) == (other.code, other.out)
+        page = tmp_path / "a.html"
+        assert regard("view", server.address, "--export", page).code == 0
+        assert page.stat().st_size > 10_000
+        server.status = 404
+        message = refusal(regard("view", server.address, "--no-open"))
+        assert message.startswith(f"{server.address} cannot be read (HTTP 404")
+        server.shutdown()
+    assert "tokens" in regard("show", "see https://example.com for more", "--head", 0).out
+
+
+def test_an_address_may_be_a_text(regard):
+    assert regard("show", "https://a.b/c", "--text").code == 0

@@ -128,7 +128,8 @@ def show(
     source: Annotated[
         str,
         typer.Argument(
-            metavar="TEXT|FILE|-", help="A text, a text file, a recording, or - for input."
+            metavar="TEXT|FILE|-",
+            help="A text, a text file, a recording or its https:// address, or - for input.",
         ),
     ],
     layer: Annotated[int | None, typer.Option(help="Layer of the head to show, from 0.")] = None,
@@ -177,7 +178,8 @@ def heads(
     source: Annotated[
         str,
         typer.Argument(
-            metavar="TEXT|FILE|-", help="A text, a text file, a recording, or - for input."
+            metavar="TEXT|FILE|-",
+            help="A text, a text file, a recording or its https:// address, or - for input.",
         ),
     ],
     group: Group = None,
@@ -200,8 +202,8 @@ def view(
         str | None,
         typer.Argument(
             metavar="TEXT|FILE|-",
-            help="A text, a text file, a recording, or - for input; without one the page has an"
-            " input to type a text.",
+            help="A text, a text file, a recording or its https:// address, or - for input; without"
+            " one the page has an input to type a text.",
             show_default=False,
         ),
     ] = None,

@@ -386,6 +386,8 @@ def place_to_open(
 ) -> tuple[int, int]:
     """Numbers of the layer and the head to show first, scored only where there is a choice.
 
+    Of a recording at an address the first, so that not every head is fetched.
+
     Args:
         among: as in ``HeadScores.telling``.
 
@@ -395,7 +397,7 @@ def place_to_open(
     if among is None:
         layers = zip(recording.layer_numbers, recording.layers)
         among = [(number, head) for number, layer in layers for head in layer.head_numbers]
-    if len(among) == 1 and recording.query_tokens:
+    if recording.query_tokens and among and (len(among) == 1 or recording._is_remote):
         return next(iter(among))
     told = head_scores(recording).telling(among)
     return told.layer, told.head

@@ -253,6 +253,11 @@ class Recording(Generic[ArrayT]):
         """Every group by its name: this recording first, then the others."""
         return {self.group: self} | self._others
 
+    @property
+    def _is_remote(self) -> bool:
+        """Whether its numbers are fetched from an address."""
+        return hasattr(self._file, "address")
+
     def _check_file(self) -> None:
         """Raises RecordingError where the file of the arrays was cut."""
         if self._file is not None:

@@ -84,6 +84,9 @@ class RemoteFile:
         self.address, self.start, self._is_opening = address, 0, True
         self._lock = threading.RLock()
         self._kept: collections.OrderedDict[tuple[int, int], _Head] = collections.OrderedDict()
+        if address.startswith(("http://", "https://")):  # ranges are of the file, not compressed
+            headers = {"Accept-Encoding": "identity", **options.get("headers", {})}
+            options = {**options, "headers": headers}
         try:
             self._system, self._path = fsspec.core.url_to_fs(address, **options)
         except ImportError as error:

@@ -53,6 +53,7 @@ def _without_first_key(layer: Layer, ends: tuple[np.ndarray, np.ndarray]) -> Lay
         before, after = (to_numpy(x) for x in layer.options["intervals"])
         first, last = np.maximum(first, before), np.maximum(1, after)
     found = copy.copy(layer)
+    found.statistics = None  # they are of all keys
     found.options = {**layer.options, "intervals": (first, last)}
     return found
 
