@@ -448,6 +448,13 @@ def test_a_part_of_a_deferred_array_is_that_of_the_numbers():
 
 def test_what_was_copied_before_it_was_fetched_is_never_taken_for_numbers():
     whole = DeferredArray.of(Numbers(numbers(2, 9, 4)), (2, 9, 4), np.float32)
+    table = DeferredArray.of(Numbers(numbers(2, 9)), (2, 9), np.float32)
+    with pytest.raises(RuntimeError, match="was copied or reshaped before"):
+        fetched(np.ndarray.copy(table))
+    with pytest.raises(RuntimeError, match="was copied or reshaped before"):
+        fetched(whole[:, ::-1])
+    with pytest.raises(RuntimeError, match="was copied or reshaped before"):
+        fetched(whole[..., :2])
     taken = whole[[0, 1]]
     with pytest.raises(RuntimeError, match="was copied or reshaped before"):
         fetched(taken)

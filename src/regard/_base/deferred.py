@@ -27,7 +27,7 @@ class DeferredArray(np.ndarray):
 
     _source: Source | None
     _count: int  # of rows, in the whole
-    _address: int  # of the whole
+    _memory: Any  # that all are views of; a copy is not
     _width: int  # D; 0 of (H, L)
 
     @classmethod
@@ -39,14 +39,14 @@ class DeferredArray(np.ndarray):
             _empty = np.full(size + dtype.itemsize, 255, np.uint8)
         strides = (shape[1], 1, 0)[: len(shape)]
         found = np.ndarray.__new__(cls, shape, dtype, _empty, 0, strides)
-        found._source, found._count, found._address = source, shape[1], _address_of(_empty)
+        found._source, found._count, found._memory = source, shape[1], _empty
         found._width = shape[2] if len(shape) > 2 else 0
         found.flags.writeable = False
         return found
 
     def __array_finalize__(self, other: Any) -> None:
         self._source = getattr(other, "_source", None)
-        for name in ("_count", "_address", "_width"):
+        for name in ("_count", "_memory", "_width"):
             setattr(self, name, getattr(other, name, 0))
 
     def __array_ufunc__(self, ufunc: Any, method: str, *values: Any, **options: Any) -> Any:
@@ -88,17 +88,17 @@ class DeferredArray(np.ndarray):
         if self._width:
             shape, strides = shape[:-1], strides[:-1]
         before, shape, strides = shape[:-2], (1, 1, *shape)[-2:], (0, 0, *strides)[-2:]
-        begin = _address_of(self) - self._address
         steps = [
             1 if n == 1 else step for n, step in zip(shape, (strides[0] // self._count, strides[1]))
         ]
         if not (
             (whole or not self._width)
             and all(n == 1 for n in before)
-            and 0 <= begin < len(_empty)
+            and _owner(self) is self._memory
             and min(steps) > 0
         ):
             raise RuntimeError("a deferred array was copied or reshaped before it was fetched.")
+        begin = _address_of(self) - _address_of(self._memory)
         heads, rows = (
             range(first, first + n * step, step)
             for first, n, step in zip(divmod(begin, self._count), shape, steps)
@@ -115,6 +115,13 @@ def _each_fetched(values: Any) -> Any:
     if isinstance(values, (tuple, list)):
         return type(values)(map(_each_fetched, values))
     return fetched(values)
+
+
+def _owner(x: Any) -> Any:
+    """The array whose memory x is a view of."""
+    while x.base is not None:
+        x = x.base
+    return x
 
 
 def _address_of(x: np.ndarray) -> int:
