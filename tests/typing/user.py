@@ -230,6 +230,13 @@ def recordings(x: Float32, t: Tensor) -> None:
         assert_type(writer, Writer)
         writer.add(layer, group="decoder")
         writer.finish({"decoder": {"tokens": ["a"], "grids": [Grid(0, 1, 1)]}}, model="small")
+    with Writer("pass.safetensors", statistics=True):
+        recording.save("pass.safetensors", statistics=True)
+    kept = regard.Layer(t, t, statistics=regard.RowStatistics(t, t)).statistics
+    assert_type(kept, regard.RowStatistics[Any] | None)
+    remote = regard.Recording.load("s3://a/b", storage_options={"anon": True})
+    assert_type(remote, regard.Recording[NDArray[np.floating[Any]]])
+    assert_type(remote.tokens, tuple[str, ...])
     assert_type(regard.Recording(["a"], [regard.Layer(t, t)]).weights[0][0], Tensor)
     assert_type(LanguageModel.load("builtin").record("some text"), regard.Recording[Float32])
     assert_type(LanguageModel.load().view("some text"), regard.Viewer)
