@@ -5,13 +5,19 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import itertools
 import os
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor.experimental._context_parallel import _load_balancer
 
 import regard
 from regard.distributed import Layout, RankError, attention
@@ -19,6 +25,12 @@ from wholes import CASES, T, inputs
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 ORDERS = ("zigzag", "contiguous", "striped")
+# Options together where each is told by the numbers all the same.
+TOGETHER = (
+    "full", "causal", "causal window", "window + scattered ids", "documents + sinks",
+    "lengths + cap", "intervals + bias", "mask + edits", "dropout", "large scores",
+    "sinks above all", "nobody sees",
+)  # fmt: skip
 
 
 def tensors(x, dtype):
@@ -44,12 +56,31 @@ def leaf(x):
 
 
 def one_process(arrays, grad, options):
-    """Output, gradients and weights of the whole."""
+    """Output, gradients and what the weights of the whole say."""
     leaves = [leaf(x) for x in arrays]
     more = {name: leaf(options[name]) for name in ("bias", "sinks") if name in options}
     out, weights = regard.attention(*leaves, query_start=0, return_weights=True, **(options | more))
     found = torch.autograd.grad(out, [*leaves, *more.values()], grad)
-    return out.detach(), dict(zip(("query", "key", "value", *more), found)), weights
+    return out.detach(), dict(zip(("query", "key", "value", *more), found)), Facts.of(weights)
+
+
+class Facts(NamedTuple):
+    """What weights say of themselves, computed once, before the ranks are forked."""
+
+    weights: regard.AttentionWeights
+    matrix: torch.Tensor
+    summary: regard.WeightsSummary
+    masses: torch.Tensor
+
+    @classmethod
+    def of(cls, weights):
+        return cls(weights, weights[...].detach(), *asked(weights))
+
+
+def asked(weights):
+    """What is asked of one process and of ranks alike."""
+    summary = weights.summary(topk=min(5, weights.shape[-1]), strongest=9, pool=(7, 6))
+    return summary, weights.pool((7, 6), "mass")
 
 
 def over_ranks(arrays, grad, options, layout, **how):
@@ -102,12 +133,13 @@ def expected(name, dtype, length):
     """Inputs and options of a dtype, and what one process gives, in float64 and in that dtype."""
     kind = DTYPES[dtype]
     rounded = [tensors(x, kind)[:, :, :length].contiguous() for x in inputs()]
-    options = {key: shortened(key, tensors(x, kind), length) for key, x in CASES[name].items()}
+    together = {key: x for part in name.split(" + ") for key, x in CASES[part].items()}
+    options = {key: shortened(key, tensors(x, kind), length) for key, x in together.items()}
     results = []
-    for own, backend in ((torch.float64, "torch"), (kind, "auto")):
+    for own in dict.fromkeys((torch.float64, kind)):
         of = {key: x.to(own) if key in ("bias", "sinks") else x for key, x in options.items()}
         *arrays, grad = (x.to(own) for x in rounded)
-        results.append(one_process(arrays, grad, of | {"backend": backend}))
+        results.append(one_process(arrays, grad, of))
     return rounded, options, results[0], results[-1]
 
 
@@ -123,7 +155,7 @@ def compare(name, order, dtype="float64", length=T, **how):
     layout = Layout(length, None, order)
     rounded, options, exact, one = expected(name, dtype, length)
     *arrays, grad = rounded
-    checks = Checks(3e-12 if name == "large scores" else 1e-13)
+    checks = Checks(3e-12 if "large scores" in name else 1e-13)
     out, grads, weights = over_ranks(arrays, grad, options, layout, **how)
     shard = functools.partial(layout.shard, dim=-2)
     checks.close(out, shard(exact[0]), shard(one[0]), "output")
@@ -140,31 +172,29 @@ def compare(name, order, dtype="float64", length=T, **how):
 
 def of_weights(checks, weights, exact, one, layout):
     rows, shard = (functools.partial(layout.shard, dim=dim) for dim in (-1, -2))
-    checks.that(weights.shape == one.shape, "shape")
-    k, one_matrix = min(5, layout.length), one[...].detach()
-    found = weights.summary(topk=k, strongest=9, pool=(7, 6))
-    for name in ("entropy", "distance", "received"):
-        x, y = (rows(getattr(w, name)()) for w in (exact, one))
+    checks.that(weights.shape == one.matrix.shape, "shape")
+    found, masses = asked(weights)
+    for name in ("lse", "entropy", "distance", "received"):
+        x, y = (rows(getattr(of_it.summary, name)) for of_it in (exact, one))
         checks.close(getattr(found, name), x, y, name)
-    top, *of_whole = found.topk, exact.topk(k), one.topk(k)
+    top, *of_whole = found.topk, exact.summary.topk, one.summary.topk
     checks.close(top.values, *(shard(x.values) for x in of_whole), "topk")
-    got = torch.gather(shard(one_matrix), -1, top.indices) * (top.values > 0)
+    got = torch.gather(shard(one.matrix), -1, top.indices) * (top.values > 0)
     checks.that(torch.allclose(got, top.values, atol=1e-5), "keys of topk")
-    links, *of_whole = found.strongest, exact.strongest(9), one.strongest(9)
+    links, *of_whole = found.strongest, exact.summary.strongest, one.summary.strongest
     checks.close(links.weight, *(x.weight for x in of_whole), "strongest")
     checks.that(torch.equal(links.query < 0, of_whole[0].query < 0), "pairs that are none")
-    if one.dtype == torch.float64 and layout.length:
+    if one.matrix.dtype == torch.float64 and layout.length:
         places = (links.query * layout.length + links.key).clamp(min=0)
-        got = one_matrix.flatten(-2).gather(-1, places) * (links.query >= 0)
+        got = one.matrix.flatten(-2).gather(-1, places) * (links.query >= 0)
         checks.that(torch.allclose(got, links.weight, atol=1e-12), "places of links")
-    pictures = {"max": found.pooled, "mass": weights.pool((7, 6), "mass")}
-    for how, picture in pictures.items():
-        of_whole = [w.pool((7, 6), how) for w in (exact, one)]
-        checks.close(*(x.exp() for x in (picture, *of_whole)), f"pool {how}")
+    of_whole = found.pooled, exact.summary.pooled, one.summary.pooled
+    checks.close(*(x.exp() for x in of_whole), "pool max")
+    checks.close(*(x.exp() for x in (masses, exact.masses, one.masses)), "pool mass")
     if layout.length:
         position = layout.length // 2
         row = weights.row(position)
-        checks.close(row, exact[..., position, :], one[..., position, :], "row")
+        checks.close(row, *(of_it.matrix[..., position, :] for of_it in (exact, one)), "row")
 
 
 def every_method_gives_its_part_of_the_summary(size):
@@ -182,13 +212,54 @@ def every_method_gives_its_part_of_the_summary(size):
     assert torch.equal(weights.strongest(7).key, one.strongest(7).key)
     assert torch.equal(weights.pool((5, 4)).nan_to_num(1), every.pooled.nan_to_num(1))
     assert weights.dtype == torch.float64
-    for how in ("mean", "max"):
-        found = weights.received(how)
-        assert torch.allclose(found, layout.shard(one.received(how), -1), atol=1e-14), how
-    for position in (0, 11, 22):
-        assert torch.allclose(weights.row(position), one[:, position], atol=1e-14)
-    lse = weights.statistics.maximum + weights.statistics.total.log()
-    assert torch.allclose(lse, layout.shard(one.lse, -1), atol=1e-13)
+    for how, queries in (
+        ("mean", None), ("max", None), ("seen", slice(1, 20, 3)), ("sum", slice(5, 17)),
+        ("mean", slice(3, None, 4)), ("max", slice(-3, 99)), ("seen", slice(9, 9)),
+    ):  # fmt: skip
+        found, wanted = weights.received(how, queries), one.received(how, queries)
+        assert torch.allclose(found, layout.shard(wanted, -1), atol=1e-14), (how, queries)
+    assert torch.allclose(weights.row(11), one[:, 11], atol=1e-14)
+    assert torch.allclose(weights.lse, layout.shard(one.lse, -1), atol=1e-13)
+    assert torch.equal(every.lse, weights.lse)
+    assert weights.summary(only=["lse"]).entropy is None
+
+
+def keys_receive_from_the_queries_that_see_them(size):
+    layout = Layout(T, None, "striped")
+    for name in ("mask + edits", "nobody sees"):
+        rounded, options, _, one = expected(name, "float64", T)
+        shards = [layout.shard(x, -2) for x in rounded[:3]]
+        own = local(options, layout)
+        _, weights = attention(*shards, layout=layout, return_weights=True, **own)
+        queries = slice(7, 40, 3) if name == "nobody sees" else None
+        wanted = one[2].weights.received("seen", queries)
+        found = weights.received("seen", queries)
+        assert torch.allclose(found, layout.shard(wanted, -1), atol=1e-13), name
+
+
+def a_rank_with_one_query_has_a_row_of_the_bias_or_one_of_all(size):
+    lengths = (2 * size - 1, "striped"), (size, "zigzag"), (1, "contiguous")
+    for n, (length, order) in enumerate(lengths[: 4 - size or 1]):
+        layout = Layout(length, None, order)
+        whole, (q, k, v) = small(layout, Hq=2 * size, Hkv=size)
+        each = torch.arange(2.0 * size * length**2, dtype=torch.float64).cos()
+        each = each.reshape(2 * size, length, length)
+        mask = each[0] > -0.5
+        for bias, seen in (
+            (each, None),
+            (each[:, :1], mask),
+            (each[:1], mask[:1]),
+            (each[0], mask),
+        )[n : n + 2]:
+            one, exact = regard.attention(*whole, bias=bias, mask=seen, return_weights=True)
+            own = local({"bias": bias} | ({} if seen is None else {"mask": seen}), layout)
+            for method in ("ring", "heads"):
+                out, weights = attention(
+                    q, k, v, layout=layout, method=method, return_weights=True, **own
+                )
+                assert torch.allclose(out, layout.shard(one, -2), atol=1e-13), (length, method)
+            row = weights.row(length - 1)
+            assert torch.allclose(row, exact[:, length - 1], atol=1e-13), length
 
 
 def comparisons(size):
@@ -199,20 +270,18 @@ def comparisons(size):
         told = ", ".join([name, order, dtype, *(f"{k}={x}" for k, x in how.items())])
         found[told] = functools.partial(compare, name, order, dtype, **how)
 
-    for n, name in enumerate(CASES):
-        if size == 2 or n % 6 == size % 4:
-            add(name, ORDERS[(n + size) % 3])
     if size == 1:
+        for n, name in enumerate(TOGETHER[5:9]):
+            add(name, ORDERS[n % 3])
         return found
-    for name in ("causal", "window", "documents", "sinks", "bias")[: 5 // size]:
-        add(name, "zigzag", "float32")
-    add("causal", "striped", "bfloat16")
+    for n, name in enumerate(TOGETHER if size == 2 else ("causal", "documents + sinks")):
+        add(name, ORDERS[(n + size) % 3])
+    add("documents + sinks" if size == 2 else "bias", "zigzag", "float32")
     if size == 2:
-        add("cap", "zigzag", "bfloat16")
+        add("cap", "striped", "bfloat16")
         add("causal window", method="gather")
-        for name in ("window", "documents", "sinks", "edits"):
+        for name in ("documents + sinks", "mask + edits", "bias"):
             add(name, ORDERS[len(name) % 3], method="heads")
-        add("causal", "zigzag", "bfloat16", method="heads")
     for length in (0, 3, 7)[: 4 // size + 1]:
         add("causal window", ORDERS[length % 3], length=length)
     return found
@@ -236,10 +305,8 @@ def small(layout, *, Hq=2, Hkv=1, seed=0, dtype=torch.float64):
 
 
 def layouts_cut_and_join(size):
-    from torch.distributed.device_mesh import init_device_mesh
-
     mesh = init_device_mesh("cpu", (size,), mesh_dim_names=("cp",))
-    for length in (0, 1, 2, 5, 16, 33):
+    for length in (0, 1, 5, 33):
         whole = torch.arange(3.0 * length).reshape(3, length)
         for order in ORDERS:
             layout = Layout(length, mesh["cp"], order)
@@ -257,8 +324,6 @@ def layouts_cut_and_join(size):
 
 
 def zigzag_is_the_order_of_torchs_load_balancer(size):
-    from torch.distributed.tensor.experimental._context_parallel import _load_balancer
-
     length = 12 * size
     order = _load_balancer._HeadTailLoadBalancer(length, size, "cpu")._generate_indices()
     layout = Layout(length)
@@ -280,8 +345,6 @@ def layouts_refuse(size):
         (IndexError, "no position 9", lambda: layout.holder(9)),
     ):
         assert said in raised(kind, call), said
-    from torch.distributed.device_mesh import init_device_mesh
-
     mesh = init_device_mesh("cpu", (1, size), mesh_dim_names=("tp", "cp"))
     assert "2 dimensions" in raised(ValueError, lambda: Layout(3, mesh))
     assert Layout(3, mesh["cp"]).size == size
@@ -323,10 +386,14 @@ def a_rank_that_disagrees_is_named_on_every_rank(size):
         ("method", {"method": "gather" if odd else "ring"}),
         ("sinks", {"sinks": torch.zeros(2).double()} if odd else {}),
         ("scale", {"scale": 0.5 + odd}),
-    ):
+        ("edits", {"edits": [regard.Edit(keys=n % 9, factor=2.0 + odd) for n in range(200)]}),
+        ("the rows of bias", {"bias": torch.zeros(1 if odd else layout.count, 9).double()}),
+        ("requires_grad of sinks", {"sinks": torch.zeros(2).double().requires_grad_(odd)}),
+    )[:: size // 2]:
         text = raised(ValueError, lambda o=options: attention(q, k, v, layout=layout, **o))
         assert f"disagree about {said}" in text, text
         assert f"rank {last} has" in text, text
+        assert len(text) < 2000, text
     other = Layout(9 + odd)
     shards = [torch.zeros(1, other.count, 4)] * 3
     text = raised(ValueError, lambda: attention(*shards, layout=other))
@@ -339,9 +406,21 @@ def a_rank_that_disagrees_is_named_on_every_rank(size):
     else:
         text = raised(RankError, lambda: attention(q, k, v, layout=layout, window=(3, 0)))
         assert f"rank {last} refused the call: TypeError: attention: window is 3" in text
+    refused = {"backend": "none" if odd else "auto"}
+    kind = ValueError if odd else RankError
+    assert "backend is 'none'" in raised(kind, lambda: attention(q, k, v, layout=layout, **refused))
     _, weights = attention(q, k, v, layout=layout, return_weights=True)
     text = raised(ValueError, lambda: weights.topk(2 + odd))
     assert "disagree about topk" in text, text
+    text = raised(ValueError, lambda: weights.received(queries=slice(odd, None)))
+    assert "disagree about received" in text, text
+    own = q.clone().requires_grad_(odd)
+    assert "about requires_grad" in raised(ValueError, lambda: layout.gather(own, 1))
+    leaves = [leaf(x) for x in (q, k, v)]
+    out = attention(*leaves, layout=layout)
+    text = raised(ValueError, weights.entropy if odd else lambda: out.sum().backward())
+    assert "disagree about what is called: rank" in text, text
+    assert f"have attention's gradient; rank {last} has weights" in text.replace("0 has", "0 have")
     assert torch.isfinite(attention(q, k, v, layout=layout)).all()  # the group goes on
 
 
@@ -359,7 +438,9 @@ def weights_refuse(size):
         (TypeError, "n is a str", lambda: weights.strongest("2")),
         (TypeError, "size is 3", lambda: weights.pool(3)),
         (ValueError, "how is 'some'", lambda: weights.pool((2, 2), "some")),
-        (ValueError, "there is no 'lse'", lambda: weights.summary(only=["lse"])),
+        (ValueError, "there is no 'mass'; there are lse", lambda: weights.summary(only=["mass"])),
+        (TypeError, "queries is a int; a slice", lambda: weights.received("sum", 3)),
+        (ValueError, "queries has the step -1", lambda: weights.received("sum", slice(9, 0, -1))),
         (IndexError, "position is 9", lambda: weights.row(9)),
     ):
         assert said in raised(kind, call), said
@@ -404,13 +485,11 @@ def only_keys_that_are_seen_are_sent(size):
 def heads_that_cannot_be_shared_out_are_told(size):
     layout = Layout(9)
     _, (q, k, v) = small(layout, Hq=2 * size, Hkv=size)
-    rows = {"bias": torch.zeros(layout.count, 9).double()}
-    for said, options in (("no dropout", {"dropout": 0.5}), ("bias has the rows", rows)):
-        text = raised(
-            regard.UnsupportedError,
-            lambda o=options: attention(q, k, v, layout=layout, method="heads", **o),
-        )
-        assert said in text, text
+    text = raised(
+        regard.UnsupportedError,
+        lambda: attention(q, k, v, layout=layout, method="heads", dropout=0.5),
+    )
+    assert "method='heads' has no dropout" in text, text
     if size > 1:
         _, (q, k, v) = small(layout, Hq=3, Hkv=1)
         text = raised(
@@ -430,9 +509,6 @@ def a_bias_of_keys_goes_with_the_heads(size):
 
 def dtensors_by_batch_or_heads_work(size):
     """One mesh dimension for heads, of one rank, beside that of the sequence."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
-
     mesh = init_device_mesh("cpu", (1, size), mesh_dim_names=("tp", "cp"))
     layout = Layout(12, mesh["cp"])
     whole, own = small(layout)
@@ -460,6 +536,41 @@ def dtensors_by_batch_or_heads_work(size):
         assert said in text, text
     text = raised(TypeError, lambda: attention(placed(Shard(0))[0], *own[1:], layout=layout))
     assert "key a Tensor" in text, text
+    if size > 1 and layout.rank == 0:  # an error of one is told to all
+        text = raised(TypeError, lambda: attention(placed(Shard(0))[0], *own[1:], layout=layout))
+    elif size > 1:
+        text = raised(RankError, lambda: attention(*own, layout=layout))
+        assert "rank 0 refused the call: TypeError" in text, text
+
+
+def dtensors_are_refused_by_what_has_no_layout(size):
+    mesh = init_device_mesh("cpu", (size,))
+    plain = torch.ones(size, 3, 4)
+    for placement in (Shard(0), Shard(1), Replicate()):
+        x = DTensor.from_local(plain, mesh, [placement])
+        told = f"query is a DTensor of ('{placement}',); plain tensors are needed"
+        for backend, call in itertools.product(
+            ("auto", "kernel", "torch", "reference"),
+            (
+                lambda y, **how: regard.attention(y, y, y, **how),
+                lambda y, **how: regard.attention(y, y, y, return_weights=True, **how),
+                lambda y, **how: regard.AttentionWeights(y, y, **how).summary(),
+                lambda y, **how: regard.attention_gradients(y, y, y, y, None, y, **how),
+            ),
+        ):
+            text = raised(regard.UnsupportedError, functools.partial(call, x, backend=backend))
+            assert told in text, text
+            assert "query.to_local()" in text, text
+            assert "regard.distributed.attention" in text, text
+    for call in (
+        lambda: regard.scaled_dot_product_attention(x, x, x),
+        lambda: regard.attention(plain, x, plain),
+        lambda: regard.attention(plain, plain, plain, mask=x.bool()),
+        lambda: regard.attention(plain, plain, plain, bias=x),
+        lambda: regard.attention(plain, plain, plain, sinks=x[:, 0, 0]),
+        lambda: regard.steps(x, x, x),
+    ):
+        assert "is a DTensor of ('R',)" in raised(regard.UnsupportedError, call)
 
 
 def large_runs_are_sent_as_they_are(size):
@@ -499,14 +610,25 @@ CHECKS = (
     large_runs_are_sent_as_they_are,
     heads_that_cannot_be_shared_out_are_told,
     a_bias_of_keys_goes_with_the_heads,
+    keys_receive_from_the_queries_that_see_them,
+    a_rank_with_one_query_has_a_row_of_the_bias_or_one_of_all,
     dtensors_by_batch_or_heads_work,
+    dtensors_are_refused_by_what_has_no_layout,
 )
 OF_SEVERAL = (a_rank_that_disagrees_is_named_on_every_rank,)
+OF_FOUR = (
+    layouts_cut_and_join,
+    zigzag_is_the_order_of_torchs_load_balancer,
+    a_rank_with_one_query_has_a_row_of_the_bias_or_one_of_all,
+    only_keys_that_are_seen_are_sent,
+    one_matrix_without_heads,
+    a_rank_that_disagrees_is_named_on_every_rank,
+)
 
 
 def of_size(size):
     """By name the cases that a group of that size runs."""
-    checks = CHECKS[:: size // 2 or 1] + (OF_SEVERAL if size > 1 else ())
+    checks = OF_FOUR if size == 4 else CHECKS + (OF_SEVERAL if size > 1 else ())
     named = {check.__name__: functools.partial(check, size) for check in checks}
     return comparisons(size) | named
 
@@ -533,34 +655,46 @@ def the_example_of_the_docs():
     assert ("the same as one process" in told) == (os.environ["RANK"] == "0"), told
 
 
-def _until_killed(call, dying):
-    """Calls again and again; one rank ends without a word. The error that the others get."""
-    layout = Layout(64)
-    shards = small(layout)[1]
-    for n in range(50):
+def _until_killed(layout, shards, dying):
+    """Calls again and again; one rank ends without a word."""
+    for n in range(9):
         if layout.rank == dying and n == 3:
             os._exit(9)
-        call(layout, *shards)
+        attention(*shards, layout=layout)
     raise AssertionError("nobody died")
 
 
-def a_rank_that_dies_is_named_by_every_other(dying):
-    """Told in the error that each of the others gets."""
-    text = raised(
-        RankError,
-        lambda: _until_killed(lambda layout, *x: attention(*x, layout=layout), dying),
-    )
-    assert f"rank {dying} of 4 did not answer" in text, text
-
-
-def a_rank_that_is_late_is_named(late):
+def a_rank_that_dies_is_named_by_every_other(size):
+    """Told in the error that each of the others gets; the group is of no use after it."""
     layout = Layout(64)
+    shards, dying = small(layout)[1], DYING[size]
+    text = raised(RankError, lambda: _until_killed(layout, shards, dying))
+    assert f"rank {dying} of {size} did not answer" in text, text
+
+
+def a_rank_that_is_late_is_named_within_the_timeout(size):
+    layout = Layout(64, torch.distributed.new_group(timeout=timedelta(seconds=1)))
     shards = small(layout)[1]
-    if layout.rank == late:
-        time.sleep(4)
+    if layout.rank == 1:
+        time.sleep(3)
         return
     text = raised(RankError, lambda: attention(*shards, layout=layout))
-    assert f"rank {late} of 2 did not answer" in text, text
+    assert f"rank 1 of {size} did not answer" in text, text
+
+
+DYING = {2: 0, 4: 2}
+
+
+def at_the_beginning(size):
+    """Cases that make a group of their own."""
+    return {"example": the_example_of_the_docs} if size == 2 else {}
+
+
+def at_the_end(size):
+    """Cases after which the group is of no use."""
+    late = {"late": functools.partial(a_rank_that_is_late_is_named_within_the_timeout, size)}
+    dies = {"dies": functools.partial(a_rank_that_dies_is_named_by_every_other, size)}
+    return (late if size == 2 else {}) | (dies if size > 1 else {})
 
 
 if __name__ == "__main__":

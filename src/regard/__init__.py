@@ -50,7 +50,8 @@ __all__ = [
 
 # Loaded when they are first used: the parts of the package, and some of their names.
 _PARTS = {
-    "heads": "heads", "hf": "hf", "lm": "lm", "nn": "nn", "recording": "recording",
+    "distributed": "distributed", "heads": "heads", "hf": "hf", "lm": "lm", "nn": "nn",
+    "recording": "recording",
     "survey": "survey", "testing": "testing", "viewer": "viewer",
     "HeadScores": "heads", "Viewer": "viewer",
     "Effects": "_weights.effects", "PairMatrix": "_weights.pair_matrix",
@@ -63,6 +64,7 @@ _PARTS = {
 }  # fmt: skip
 
 if TYPE_CHECKING:
+    from regard import distributed as distributed
     from regard import heads as heads
     from regard import hf as hf
     from regard import lm as lm

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from regard._base.arrays import accumulating_name, dtype_name, is_tensor
-from regard._base.errors import ShapeError
+from regard._base.errors import ShapeError, UnsupportedError
 from regard._call import edits as rectangles
 from regard._call.call import Call, placed
 from regard._call.options import OF_PART, OPTIONS
@@ -40,11 +40,23 @@ def _kind(name: str, x: object) -> str:
     if isinstance(x, np.ndarray) and not isinstance(x, (np.ma.MaskedArray, np.matrix)):
         return "numpy"
     if is_tensor(x) and x.layout == sys.modules["torch"].strided:  # type: ignore[attr-defined]
+        if hasattr(x, "device_mesh"):
+            raise _sharded(name, x)
         return "torch"
     dtype = "bool" if name == "mask" else "np.float32"
     raise TypeError(
         f"attention: {name} is a {type(x).__module__}.{type(x).__qualname__}; NumPy arrays and "
         f"dense torch tensors are understood. Convert it, as in np.array({name}, dtype={dtype})."
+    )
+
+
+def _sharded(name: str, x: Any) -> UnsupportedError:
+    """The error of a DTensor, of which this process has a part."""
+    return UnsupportedError(
+        f"attention: {name} is a DTensor of {tuple(map(str, x.placements))}; plain tensors are"
+        f" needed. Where batch or heads are sharded: attention of {name}.to_local() and the like,"
+        " with the options of those heads, is this process's part of the output. Where tokens are:"
+        " regard.distributed.attention, of the tokens that its layout gives to this process."
     )
 
 

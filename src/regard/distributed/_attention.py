@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any, Literal, Unpack, get_args, overload
 
 import torch
@@ -69,7 +71,8 @@ def attention(
         method: ``"ring"``: keys come rank by rank while those before are in use, in two buffers;
             ``"gather"``: all are fetched first. Only keys that a rank's queries see are sent.
             ``"heads"``: ranks exchange their tokens of all heads for all tokens of some heads, and
-            back; the ranks divide the heads, and there is no dropout, and no mask or bias by query.
+            back; the ranks divide the heads, and there is no dropout. A mask or bias of queries is
+            exchanged too, whole where it is of all heads.
         return_weights: give ``(output, weights)``, the ``DistributedWeights``.
         backend: as in ``regard.attention``.
         options: as in ``regard.attention``, and of the whole sequence: windows in tokens,
@@ -89,9 +92,7 @@ def attention(
     Source: Liu et al. 2023 (ring attention), Brandon et al. 2023, Milakov & Gimelshein 2018.
     """
     given = {"query": query, "key": key, "value": value}
-    arrays, restore = to_local(given, dict(options))
-    sequence = _agreed(layout, method, arrays, dict(options))
-    q, k, v = arrays.values()
+    sequence, (q, k, v), restore = _agreed(layout, method, given, dict(options), backend)
     if method == "heads":
         output, statistics = of_heads(sequence, q, k, v, backend)
     else:
@@ -104,21 +105,25 @@ def attention(
 
 
 def _agreed(
-    layout: Layout, method: str, arrays: dict[str, Any], options: dict[str, Any]
-) -> _sequence.Sequence:
-    """The options, once every rank has the same; an error on one is an error on all."""
-    error, fields, seed = None, {}, 0
+    layout: Layout, method: str, given: dict[str, Any], options: dict[str, Any], backend: str
+) -> tuple[_sequence.Sequence, Iterable[torch.Tensor], Callable[[torch.Tensor], Any]]:
+    """Options, plain tensors and what the output is made from them by, once all ranks agree.
+
+    An error on one rank is an error on all.
+    """
+    error, fields, seed, rows = None, {}, 0, 0
     try:
         if method not in get_args(Method):
             known = ", ".join(map(repr, get_args(Method)))
             raise ValueError(
                 f"distributed.attention: method is {method!r}; one of {known} is needed."
             )
+        arrays, restore = to_local(given, options)
         q, k, v = arrays.values()
-        sequence = _sequence.read(layout, q, k, v, options)
+        sequence = _sequence.read(layout, q, k, v, options, backend)
         if method == "heads":
             _heads.check(sequence, q, k)
-        fields = _sequence.told(sequence, method, arrays)
+        fields, rows = _sequence.told(sequence, method, arrays), _sequence.rows_told(sequence)
         seed = int(sequence.options.get("seed", 0))
         if sequence.options.get("dropout") and "seed" not in sequence.options:
             seed = int(torch.randint(2**62, ()))
@@ -126,8 +131,9 @@ def _agreed(
         if not isinstance(layout, Layout):
             raise
         error = found
-    device = getattr(arrays["query"], "device", torch.device("cpu"))
-    agreed = layout.peers.agree("attention", fields, device, error, seed)
+    device = getattr(given["query"], "device", torch.device("cpu"))
+    agreed, *every = layout.peers.agree("attention", fields, device, error, (seed, rows))
     if "seed" not in sequence.options and sequence.options.get("dropout"):
-        sequence.options["seed"] = agreed
-    return sequence
+        sequence.options["seed"] = agreed[0]
+    by_query = _sequence.rows_agreed([of_rank[1] for of_rank in (agreed, *every)])
+    return replace(sequence, by_query=by_query), arrays.values(), restore

@@ -13,7 +13,7 @@ from regard._base.types import BackendName
 from regard._call.edits import Edit
 from regard._operator.attention import attention as attend
 from regard._weights.statistics import RowStatistics
-from regard.distributed._layout import Layout
+from regard.distributed._layout import Layout, of_all_ranks
 from regard.distributed._sequence import Sequence
 
 HEADS = -3  # the axis
@@ -34,13 +34,6 @@ def check(sequence: Sequence, query: torch.Tensor, key: torch.Tensor) -> None:
             "distributed.attention: method='heads' has no dropout, which is drawn by the numbers of"
             " all heads; method='ring' has."
         )
-    for name in ("mask", "bias"):
-        x = sequence.options.get(name)
-        if x is not None and x.ndim > 1 and x.shape[-2] != 1:
-            raise UnsupportedError(
-                f"distributed.attention: method='heads' computes all queries of a head, and {name}"
-                " has the rows of this rank; method='ring' takes it."
-            )
 
 
 def of_heads(
@@ -74,9 +67,23 @@ def _options(sequence: Sequence, heads: int) -> dict[str, Any]:
         found["edits"] = [x for edit in found["edits"] for x in _moved(edit, own, heads)]
     for name in ("mask", "bias"):
         x = found.get(name)
-        if x is not None and x.ndim > 2 and x.shape[HEADS] != 1:
+        if x is None:
+            continue
+        if name in sequence.by_query:
+            found[name] = _of_all_queries(x, sequence.layout)
+        elif x.ndim > 2 and x.shape[HEADS] != 1:
             found[name] = x[..., own, :, :]
     return found
+
+
+def _of_all_queries(x: torch.Tensor, layout: Layout) -> torch.Tensor:
+    """A mask or bias of this rank's heads and all queries, of one of its queries."""
+    sent = x.view(torch.uint8) if x.dtype == torch.bool else x
+    own = x.ndim > 2 and x.shape[HEADS] != 1
+    found: torch.Tensor = (
+        _ToHeads.apply(sent, layout) if own else of_all_ranks(sent, layout, x.ndim - 2)
+    )
+    return found.view(torch.bool) if x.dtype == torch.bool else found
 
 
 def _moved(edit: Edit, own: slice, heads: int) -> list[Edit]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
@@ -26,8 +27,20 @@ class Piece(NamedTuple):
 
     def cut(self, low: int, high: int) -> Piece:
         """Its tokens from ``low`` up to ``high``."""
+        start, step = self.local.start, self.local.step or 1
+        return Piece(self.positions[low:high], slice(start + low * step, start + high * step, step))
+
+    def among(self, chosen: range) -> Piece:
+        """Its tokens whose positions are among these, which rise."""
+        low, high = (
+            min(len(self.positions), max(0, -((self.positions.start - end) // self.positions.step)))
+            for end in (chosen.start, chosen.stop)
+        )
+        every = chosen.step // math.gcd(chosen.step, self.positions.step)
+        runs = range(low, min(high, low + every))
+        first = next((n for n in runs if self.positions[n] in chosen), high)
         start = self.local.start
-        return Piece(self.positions[low:high], slice(start + low, start + high))
+        return Piece(self.positions[first:high:every], slice(start + first, start + high, every))
 
 
 class Layout:
@@ -136,11 +149,11 @@ class Layout:
             shape = (*x.shape[:dim], self.length, *x.shape[dim + 1 :])
             fields = {"layout": self.told, "dim": str(dim), "dtype": str(x.dtype)}
             fields |= {"shape": str(shape)}
+            fields["requires_grad"] = str(torch.is_grad_enabled() and x.requires_grad)
         except Exception as found:
             error = found
         self.peers.agree("Layout.gather", fields, device, error)
-        found_whole: torch.Tensor = _Gather.apply(x, self, dim)
-        return found_whole
+        return of_all_ranks(x, self, dim)
 
     @property
     def told(self) -> str:
@@ -181,6 +194,12 @@ def _taken(x: torch.Tensor, dim: int, pieces: list[Piece]) -> torch.Tensor:
     if len(parts) == 1:
         return parts[0]
     return torch.cat(parts, dim) if parts else x[(*before, slice(0, 0))]
+
+
+def of_all_ranks(x: torch.Tensor, layout: Layout, dim: int) -> torch.Tensor:
+    """``Layout.gather`` of what was checked; dim is not negative."""
+    found: torch.Tensor = _Gather.apply(x, layout, dim)
+    return found
 
 
 class _Gather(torch.autograd.Function):

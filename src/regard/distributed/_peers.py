@@ -11,7 +11,8 @@ import torch
 import torch.distributed as dist
 
 Message = tuple[int, torch.Tensor]  # a rank of the group, and what it sends or gets
-_HEADER, _TEXT = 48, 4096  # bytes
+_HEADER, _TEXT = 56, 4096  # bytes
+Numbers = tuple[int, int]
 
 
 class RankError(RuntimeError):
@@ -145,9 +146,9 @@ class Peers:
         fields: dict[str, str],
         device: torch.device,
         error: Exception | None = None,
-        number: int = 0,
-    ) -> int:
-        """Raises on every rank where one has other fields, or an error; gives rank 0's number.
+        numbers: Numbers = (0, 0),
+    ) -> list[Numbers]:
+        """Raises on every rank where one has other fields, or an error; gives all ranks' numbers.
 
         Raises:
             RankError: another rank has an error; on that rank it is that error itself.
@@ -156,20 +157,27 @@ class Peers:
         if self.size == 1:
             if error is not None:
                 raise error
-            return number
-        text = json.dumps(fields)
-        header = int(error is not None).to_bytes(8, "big") + number.to_bytes(8, "big", signed=True)
+            return [numbers]
+        text = json.dumps([what, fields])
+        header = bytes([error is not None]).ljust(8, b"\0")
+        header += b"".join(number.to_bytes(8, "big", signed=True) for number in numbers)
         header += hashlib.sha256(text.encode()).digest()
         found = [bytes(x.tolist()) for x in self.all_gather(what, _bytes(header, _HEADER, device))]
-        if len({one[:8] + one[16:] for one in found}) > 1 or any(one[7] for one in found):
-            told = json.dumps({"error": _told(error)} if error is not None else fields)
-            texts = self.all_gather(what, _bytes(told.encode()[:_TEXT], _TEXT, device))
-            raise _disagreement(what, [_read(x) for x in texts], error)
-        return int.from_bytes(found[0][8:16], "big", signed=True)
+        if len({one[:8] + one[24:] for one in found}) > 1 or any(one[0] for one in found):
+            told = (
+                {"error": _told(error)} if error is not None else {"what is called": what} | fields
+            )
+            texts = self.all_gather(what, _bytes(_written(told), _TEXT, device))
+            raise disagreement(what, [_read(x) for x in texts], error)
+        return [(_number(one[8:16]), _number(one[16:24])) for one in found]
 
 
 def _bytes(text: bytes, size: int, device: torch.device) -> torch.Tensor:
     return torch.tensor(list(text.ljust(size, b"\0")), dtype=torch.uint8, device=device)
+
+
+def _number(x: bytes) -> int:
+    return int.from_bytes(x, "big", signed=True)
 
 
 def _read(x: torch.Tensor) -> dict[str, str]:
@@ -177,11 +185,29 @@ def _read(x: torch.Tensor) -> dict[str, str]:
     return found
 
 
+def _written(fields: dict[str, str]) -> bytes:
+    """The fields as JSON that has room; of long ones the beginning, and a digest of the whole."""
+    most = 1000 if "error" in fields else 300
+    while len(text := json.dumps({name: _cut(x, most) for name, x in fields.items()})) > _TEXT:
+        most //= 2
+    return text.encode()
+
+
+def _cut(x: str, most: int) -> str:
+    if len(x) <= most:
+        return x
+    digest = hashlib.blake2b(x.encode("utf-8", "replace"), digest_size=4).hexdigest()
+    return f"{x[:most]}... ({len(x)} characters, digest {digest})"
+
+
 def _told(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"[:1000]
+    return f"{type(error).__name__}: {error}"
 
 
-def _disagreement(what: str, found: list[dict[str, str]], error: Exception | None) -> Exception:
+def disagreement(
+    what: str, found: list[dict[str, str]], error: Exception | None = None
+) -> Exception:
+    """What to raise, of the fields of every rank; an error of this rank is that itself."""
     if error is not None:
         return error
     for rank, fields in enumerate(found):

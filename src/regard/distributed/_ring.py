@@ -114,6 +114,7 @@ def _backward(
 ) -> list[Any]:
     """The gradients of query, key, value, bias and sinks; None where there is no need."""
     query, key, value, bias, sinks, output, maximum, total = saved
+    sequence.layout.peers.agree("attention's gradient", {}, query.device)
     own, wide = sequence.layout.own, maximum.dtype
     dq, dbias, dsinks = (
         torch.zeros_like(x, dtype=wide) if needed[n] else None

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from regard._backends import choose
 from regard._base.errors import ShapeError
 from regard._call.checks import read_call
 from regard._call.edits import edits_of
@@ -16,10 +17,12 @@ from regard._call.hints import unknown_option
 from regard._call.options import OPTIONS
 from regard._call.visible import Visibility
 from regard.distributed._layout import Layout, Piece
+from regard.distributed._peers import disagreement
 
 _PLACES = "query_start", "query_step", "key_start", "key_step"
 NAMES = tuple(option.name for option in OPTIONS if option.name not in _PLACES)
 _OF_QUERIES = "mask", "bias"  # their rows are those of the rank
+_ALL, _EACH, _EITHER = range(3)  # a row is of all queries, of each its own, or there is one query
 _OF_OUTPUT = "dropout", "seed", "output_dtype"
 _SEEN_BY = "causal", "window", "key_lengths", "segments", "intervals"
 _BY_ELEMENT = "key_lengths", "segments", "intervals"
@@ -35,6 +38,7 @@ class Sequence:
         leading: the axes of the batch.
         options: as the operator takes them, without the sinks: these are of whole rows.
         sinks: ``(Hq,)``, or None.
+        by_query: which of mask and bias have a row for each query.
     """
 
     layout: Layout
@@ -42,6 +46,7 @@ class Sequence:
     options: dict[str, Any]
     sinks: torch.Tensor | None
     cache: dict[Any, Any]
+    by_query: frozenset[str] = frozenset()
 
     def part(self, queries: Piece, keys: Piece, *, of_weights: bool = False) -> dict[str, Any]:
         """The options of some queries of this rank and some keys, for the operator."""
@@ -140,12 +145,15 @@ def of_pairs(x: Any, queries: Piece, keys: Piece) -> Any:
     return x
 
 
-def read(layout: Layout, query: Any, key: Any, value: Any, options: dict[str, Any]) -> Sequence:
+def read(
+    layout: Layout, query: Any, key: Any, value: Any, options: dict[str, Any], backend: str
+) -> Sequence:
     """The options, checked against the whole sequence as the operator checks them.
 
     Raises:
         ShapeError, TypeError, ValueError: as ``regard.attention``; tokens that are not those of the
             layout; options of positions, which the layout has.
+        UnsupportedError: no backend takes it.
     """
     if not isinstance(layout, Layout):
         raise TypeError(
@@ -167,6 +175,11 @@ def read(layout: Layout, query: Any, key: Any, value: Any, options: dict[str, An
     seed = {"seed": 0} if "dropout" in options else {}  # it would draw one here
     call = read_call(*whole, query_start=0, **seed | options)
     read_call(query.detach(), *whole[1:], query_start=0, **own)
+    of_scores = {name: options[name] for name in ("scale", "softcap") if name in options}
+    with (
+        torch.no_grad()
+    ):  # one that is refused later, on some ranks, would leave the others waiting
+        choose(read_call(query, key, value, **of_scores), backend)
     if call.edit_ranges is not None:  # positions are counted from the start
         options["edits"] = edits_of(call.edit_ranges, call.edit_factors)
     for name in ("segments", "intervals"):
@@ -216,20 +229,52 @@ def told(sequence: Sequence, method: str, arrays: dict[str, torch.Tensor]) -> di
         shape = (*x.shape[:-2], "L", x.shape[-1])
         found[f"the shape of {name}"] = f"({', '.join(map(str, shape))})"
         found[f"the dtype of {name}"] = str(x.dtype)
-        found[f"requires_grad of {name}"] = str(grad and x.requires_grad)
     given = sequence.options | ({} if sequence.sinks is None else {"sinks": sequence.sinks})
     for name in NAMES:
         if name in given and name != "seed":
             found[name] = _words(name, given[name])
     if "seed" in given:
         found["seed"] = "a seed"
+    for name, x in (arrays | given).items():
+        if isinstance(x, torch.Tensor) and x.is_floating_point():
+            found[f"requires_grad of {name}"] = str(grad and x.requires_grad)
     return found
+
+
+def rows_told(sequence: Sequence) -> int:
+    """Whether mask and bias have rows for queries, as far as this rank can tell; two bits each."""
+    count, found = sequence.layout.count, 0
+    for n, name in enumerate(_OF_QUERIES):
+        x = sequence.options.get(name)
+        if x is not None and x.ndim > 1:
+            kind = _EACH if x.shape[-2] != 1 else _EITHER if count == 1 else _ALL
+            found |= kind << 2 * n
+    return found
+
+
+def rows_agreed(told: list[int]) -> frozenset[str]:
+    """Which of mask and bias have a row for each query, of what every rank told.
+
+    Raises:
+        ValueError: the ranks disagree.
+    """
+    found = set()
+    for n, name in enumerate(_OF_QUERIES):
+        kinds = [(of_rank >> 2 * n) & 3 for of_rank in told]
+        if {_ALL, _EACH} <= {*kinds}:
+            words = {_ALL: "one row for all queries", _EACH: "a row for each query"}
+            words[_EITHER] = "one row for one query"
+            fields = [{f"the rows of {name}": words[kind]} for kind in kinds]
+            raise disagreement("attention", fields)
+        if _ALL not in kinds:
+            found.add(name)
+    return frozenset(found)
 
 
 def _words(name: str, x: Any) -> str:
     if name in _OF_QUERIES:
-        shape = [*x.shape]
-        shape[-2:-1] = ["L" if n != 1 else 1 for n in shape[-2:-1]]
+        shape: list[Any] = [*x.shape]
+        shape[-2:-1] = ["L" for _ in shape[-2:-1]]
         return f"one of {x.dtype} and shape ({', '.join(map(str, shape))})"
     if isinstance(x, tuple) and x and isinstance(x[0], torch.Tensor):
         return ", ".join(_words("", y) for y in x[: 1 if x[0] is x[1] else 2])

@@ -97,7 +97,7 @@ def _settle(back: list[Any], returned: Any, how: str) -> None:
         for sums, x in zip(returned, arrived):
             for at, piece in zip(side_by_side(pieces), pieces):
                 own, more = sums[..., piece.local, :], x[..., at.local, :]
-                own.copy_(torch.maximum(own, more) if how == "max" else own + more)
+                torch.maximum(own, more, out=own) if how == "max" else own.add_(more)
 
 
 def _messages(x: torch.Tensor, pieces: list[Piece]) -> list[torch.Tensor]:

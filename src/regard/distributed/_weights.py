@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection
 from collections.abc import Sequence as Several
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
+import numpy as np
 import torch
 
+from regard._base.types import ReceivedHow
+from regard._call.visible import sees
 from regard._weights.attention_weights import AttentionWeights, WeightsSummary
+from regard._weights.parts import part_of
 from regard._weights.reductions import (
     Links,
     PerQuery,
@@ -22,7 +26,7 @@ from regard._weights.reductions import (
 )
 from regard._weights.statistics import RowStatistics
 from regard._weights.written import require_unwritten, versions_of
-from regard.distributed._layout import Piece
+from regard.distributed._layout import Piece, of_all_ranks
 from regard.distributed._sequence import Sequence
 from regard.distributed._visits import visit
 
@@ -104,9 +108,20 @@ class DistributedWeights:
         """``(..., Hq, count)``: the mean ``|query position − key position|``, weighted."""
         return self._asked("distance")[0]
 
-    def received(self, how: Literal["sum", "mean", "max"] = "sum") -> torch.Tensor:
-        """``(..., Hq, count)``: what this rank's keys receive from all queries of the sequence."""
-        return self._asked("received", how=how)[0]
+    @property
+    def lse(self) -> torch.Tensor:
+        """``(..., Hq, count)``: ln of the sum of exp(score), the sink's too; not collective."""
+        maximum, total = (x.double() for x in self._statistics)
+        return (maximum + total.log()).to(self.dtype)
+
+    def received(self, how: ReceivedHow = "sum", queries: slice | None = None) -> torch.Tensor:
+        """``(..., Hq, count)``: what this rank's keys receive from queries of the sequence.
+
+        Args:
+            how: as in ``AttentionWeights.received``: ``"sum"``, ``"seen"``, ``"mean"``, ``"max"``.
+            queries: positions of those that count, with any positive step; by default all.
+        """
+        return self._asked("received", how=how, queries=queries)[0]
 
     def topk(self, k: int) -> TopKeys[torch.Tensor, torch.Tensor]:
         """The k strongest keys of each of this rank's queries; indices are positions.
@@ -131,9 +146,9 @@ class DistributedWeights:
         topk: int = 8,
         strongest: int = 20,
         pool: tuple[int, int] = (512, 512),
-        only: Collection[str] = _KINDS,
+        only: Collection[str] = WeightsSummary._fields,
     ) -> WeightsSummary[torch.Tensor, torch.Tensor]:
-        """All of these in one pass over the keys; ``lse`` is None.
+        """All of these in one pass over the keys.
 
         Raises:
             ValueError: an unknown name in ``only``.
@@ -147,6 +162,7 @@ class DistributedWeights:
             "only": sorted(only),
         }
         found = dict(zip(names, self._asked(*names, **told)))
+        found |= {"lse": self.lse} if "lse" in only else {}
         every: list[Any] = [found.get(name) for name in WeightsSummary._fields]
         return WeightsSummary(*every)
 
@@ -174,7 +190,7 @@ class DistributedWeights:
             if (pair := sequence.seen(piece, keys)) is not None:
                 part = self._part(sequence, query, (maximum, total), self._key, *pair)
                 out[..., pair[1].local, 0] = part[..., 0, :]
-        return self._sequence.layout.gather(out, -2)[..., 0]
+        return of_all_ranks(out, self._sequence.layout, out.ndim - 2)[..., 0]
 
     def _carried(self, rank: int, at: int) -> tuple[Any, Any, Any, Sequence]:
         """Query, maximum and total of one rank's query, and options with its mask and bias."""
@@ -182,20 +198,15 @@ class DistributedWeights:
         here = slice(at, at + 1) if layout.rank == rank else slice(0, 0)
         found = [self._query[..., here, :]]
         found += [x[..., here, None] for x in self._statistics]
-        held = [x for x in ("mask", "bias") if x in sequence.options]
-        rows = [sequence.options[name] for name in held]
-        own = [n for n, x in enumerate(rows) if x.ndim > 1 and x.shape[-2] != 1]
-        own += [n for n, x in enumerate(rows) if n not in own and layout.count == 1]
-        found += [rows[n][..., here, :] for n in own if rows[n].ndim > 1]
+        names = sorted(sequence.by_query)
+        found += [sequence.options[name][..., here, :] for name in names]
         if layout.rank != rank:
             found = [x.new_empty((*x.shape[:-2], 1, x.shape[-1])) for x in found]
         found = [x.detach().contiguous() for x in found]
         sent = [x.view(torch.uint8) if x.dtype == torch.bool else x for x in found]
         layout.peers.broadcast("weights", [x for x in sent if x.numel()], rank)
-        query, maximum, total, *carried = found
-        for n, x in zip(own, carried):
-            rows[n] = x
-        sequence = replace(sequence, options=sequence.options | dict(zip(held, rows)))
+        query, maximum, total, *rows = found
+        sequence = replace(sequence, options=sequence.options | dict(zip(names, rows)))
         return query, maximum[..., 0], total[..., 0], sequence
 
     def _part(
@@ -216,35 +227,35 @@ class DistributedWeights:
         self._sequence.layout.peers.agree("weights", fields, self._query.device, error)
 
     def _asked(
-        self, *names: str, how: str = "sum", topk: Any = 8, strongest: Any = 20,
-        pool: Any = (512, 512), pool_how: str = "max", only: Any = (),
+        self, *names: str, how: Any = "sum", queries: Any = None, topk: Any = 8,
+        strongest: Any = 20, pool: Any = (512, 512), pool_how: str = "max", only: Any = (),
     ) -> list[Any]:  # fmt: skip
         """What is named, in one pass over the keys of every rank."""
-        numbers = {"topk": topk, "strongest": strongest, "pooled": (pool, pool_how)}
-        fields = {"what is asked": ", ".join(names), "how": how}
+        numbers = {
+            "received": (how, queries), "topk": topk, "strongest": strongest,
+            "pooled": (pool, pool_how),
+        }  # fmt: skip
+        fields = {"what is asked": ", ".join(names)}
         fields |= {name: repr(x) for name, x in numbers.items() if name in names}
         error: Exception | None = None
         try:
-            if unknown := [name for name in only if name not in _KINDS]:
-                known = ", ".join(_KINDS)
+            if unknown := [name for name in only if name not in WeightsSummary._fields]:
+                known = ", ".join(WeightsSummary._fields)
                 raise ValueError(f"summary: there is no {unknown[0]!r}; there are {known}.")
-            gathered = {name: self._empty(name, how, numbers.get(name)) for name in names}
+            gathered = {name: self._empty(name, numbers.get(name)) for name in names}
         except Exception as found:
             error = found
         self._agree(fields, error)
         received = self._visited(gathered)
         return [
-            self._received(received, how) if name == "received" else gathered[name].result()
-            for name in names
+            gathered[name].result(*([received] if name == "received" else [])) for name in names
         ]
 
-    def _empty(self, name: str, how: str, number: Any) -> Any:
+    def _empty(self, name: str, number: Any) -> Any:
         if name in ("entropy", "distance"):
             return _Summed(self, name)
         if name == "received":
-            if how not in ("sum", "mean", "max"):
-                raise ValueError(f"received: how is {how!r}; 'sum', 'mean' or 'max' is needed.")
-            return _Received(how)
+            return _Received(self, *number)
         if name == "topk":
             return _Top(self, number)
         return _Strongest(self, number) if name == "strongest" else _Picture(self, *number)
@@ -257,9 +268,9 @@ class DistributedWeights:
         def work(pieces: list[Piece], arrays: list[torch.Tensor]) -> list[torch.Tensor]:
             (k,) = arrays
             sums = [] if received is None else [received.sums(self._query, k)]
-            for mine in own:
+            for mine in own if received is None else map(received.among, own):
                 for piece in pieces:
-                    if (pair := sequence.seen(mine, piece)) is None:
+                    if not len(mine.positions) or (pair := sequence.seen(mine, piece)) is None:
                         continue
                     queries, keys = pair
                     rows = queries.local
@@ -270,7 +281,7 @@ class DistributedWeights:
                     found = part._ask(*asked.values())
                     for (name, x), one in zip(gathered.items(), found):
                         if name == "received":
-                            x.add(sums[0], one, keys)
+                            x.add(sums[0], one, part, keys)
                         else:
                             x.add(one, queries, keys)
             return sums
@@ -278,12 +289,6 @@ class DistributedWeights:
         how = "max" if received is not None and received.how == "max" else "sum"
         found = visit(sequence, "weights", (self._key,), work, how=how)
         return found[0] if found else None
-
-    def _received(self, found: Any, how: str) -> torch.Tensor:
-        given: torch.Tensor = found[..., 0]
-        if how == "mean":
-            given = given / max(self._sequence.layout.length, 1)
-        return given.to(self.dtype)
 
 
 class _Summed:
@@ -306,19 +311,45 @@ class _Summed:
 class _Received:
     """What keys receive; sums go back to the rank that has them."""
 
-    def __init__(self, how: str) -> None:
-        self.how = how
+    def __init__(self, weights: DistributedWeights, how: Any, queries: Any) -> None:
+        if how not in get_args(ReceivedHow):
+            known = ", ".join(map(repr, get_args(ReceivedHow)))
+            raise ValueError(f"received: how is {how!r}; one of {known} is needed.")
+        self.how, self._dtype, length = how, weights.dtype, weights.layout.length
+        some = part_of("queries", queries, length)
+        self._queries = range(length)[some]
+
+    def among(self, mine: Piece) -> Piece:
+        """Those of this rank's queries that count."""
+        return mine.among(self._queries)
 
     def of(self, part: Any) -> Received:
         return Received(part._call, "max" if self.how == "max" else "sum")
 
     def sums(self, query: Any, key: Any) -> torch.Tensor:
-        shape = (*query.shape[:-2], key.shape[-2], 1)
+        """Of each key what it received and, for "seen", from how many queries."""
+        shape = (*query.shape[:-2], key.shape[-2], 1 + (self.how == "seen"))
         return torch.zeros(shape, dtype=torch.float64, device=key.device)
 
-    def add(self, sums: Any, found: Any, keys: Piece) -> None:
+    def add(self, sums: Any, found: Any, part: Any, keys: Piece) -> None:
         own = sums[..., keys.local, 0]
-        own.copy_(torch.maximum(own, found.to(own.dtype)) if self.how == "max" else own + found)
+        if self.how == "max":
+            torch.maximum(own, found.to(own.dtype), out=own)
+        else:
+            own += found
+        if self.how == "seen" and found.numel():
+            counts = np.stack([of_batch.queries for of_batch in sees(part._call)])
+            B, Hq, _, _, Lk = part._call.sizes
+            of_all = torch.from_numpy(counts).to(own.device).expand(B, Hq, Lk)
+            sums[..., keys.local, 1] += of_all.reshape(own.shape)
+
+    def result(self, found: torch.Tensor) -> torch.Tensor:
+        given = found[..., 0]
+        if self.how == "mean":
+            given = given / max(len(self._queries), 1)
+        if self.how == "seen":
+            given = given / found[..., 1].clamp(min=1)
+        return given.to(self._dtype)
 
 
 class _Top:
@@ -387,8 +418,10 @@ class _Strongest:
     def result(self) -> Links[torch.Tensor, torch.Tensor]:
         if not self._n:
             return self._found
-        query, key, weight = (self._peers.all_gather("weights", x) for x in self._found)
-        return self._best([Links(x, y, z) for x, y, z in zip(query, key, weight)])
+        query, key, weight = self._found
+        bits = torch.stack([query, key, weight.double().view(torch.int64)])  # one message
+        found = self._peers.all_gather("weights", bits)
+        return self._best([Links(x[0], x[1], x[2].view(torch.float64).to(weight)) for x in found])
 
 
 class _Picture:

@@ -284,10 +284,16 @@ def _one_pool(
     """Runs shards until all are done or a process ends, which is given back."""
     context: Any = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(workers, context, _begin_worker, (shared,))
+    futures: dict[Future[int], int] = {}
+    broken: BaseException | None = None
     try:
         with _interrupts_ignored(), _few_threads(workers):  # what the processes inherit
-            futures = {pool.submit(_work, task, number): number for number in numbers}
-        left, broken = set(futures), None
+            try:
+                for number in numbers:
+                    futures[pool.submit(_work, task, number)] = number
+            except BrokenExecutor as error:  # one has ended already
+                broken = error
+        left = set(futures)
         while left:
             done, left = concurrent.futures.wait(
                 left, POLL_SECONDS, concurrent.futures.FIRST_COMPLETED
