@@ -25,8 +25,13 @@ class Pending:
     def __init__(self, peers: Peers, what: str, ops: list[dist.P2POp], ranks: list[int]) -> None:
         self._peers, self._what, self._ranks = peers, what, ranks
         self._ops = ops  # their tensors stay until they have arrived
-        with peers.naming(what, ranks[0] if len({*ranks}) == 1 else None):
-            self._works = dist.batch_isend_irecv(ops) if ops else []
+        # Gloo posts one after the other, and each tells whose connection is gone; others all at
+        # once, or they would wait for each other.
+        each = [[op] for op in ops] if all(op.tensor.is_cpu for op in ops) else [ops]
+        self._works: list[Any] = []
+        for n, some in enumerate(each):
+            with peers.naming(what, ranks[n] if len({*ranks}) == 1 or len(each) > 1 else None):
+                self._works += dist.batch_isend_irecv(some)
 
     def wait(self) -> None:
         """Returns when all have arrived.
@@ -92,8 +97,7 @@ class Peers:
 
     def failed(self, what: str, rank: int | None, error: Exception) -> RankError:
         """The error of a rank that did not answer: the first that any rank found, where known."""
-        if rank is not None:
-            rank = self._first_failed(rank)
+        rank = self._first_failed(rank)
         who = "another rank" if rank is None else f"rank {rank}"
         first = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
         return RankError(
@@ -102,11 +106,12 @@ class Peers:
             f" ({first}). The group cannot be used any more."
         )
 
-    def _first_failed(self, rank: int) -> int:
+    def _first_failed(self, rank: int | None) -> int | None:
         """Whom the first rank that noticed waited for: the others wait for that rank in turn."""
+        own = "" if rank is None else str(rank)
         try:
-            store, key = self.group.get_group_store(), "regard/failed"
-            return int(store.compare_set(key, "", str(rank)))
+            found = self.group.get_group_store().compare_set("regard/failed", "", own)
+            return int(found) if found else None
         except Exception:  # the store is gone with the process that kept it
             return rank
 
