@@ -116,15 +116,15 @@ def long(size, length, head_size, window):
     """One head of a long sequence: seconds, bytes sent, and growth of memory, of each rank."""
 
     def on_rank(rank):
-        layout = Layout(length)
-        regard.attention(*(torch.ones(1, 64, head_size),) * 3, causal=True)
+        layout, options = Layout(length), {"causal": True, "window": window and (window - 1, None)}
+        few = Layout(16 * size)  # what is loaded once is no part of it
+        attention(*(torch.ones(1, few.count, head_size),) * 3, layout=few, **options)
         Path("/proc/self/clear_refs").write_text("5")  # the largest so far begins anew
         before = resident()
         torch.manual_seed(rank)
         own = [torch.randn(1, layout.count, head_size) for _ in range(3)]
         sent = count_bytes(layout)
-        options = {"layout": layout, "causal": True, "window": window and (window - 1, None)}
-        spent = seconds(attention, *own, **options)
+        spent = seconds(attention, *own, layout=layout, **options)
         grown = (resident() - before) / (4 * own[0].nbytes)
         return {"seconds": spent, "sent": sent[0], "memory": grown}
 

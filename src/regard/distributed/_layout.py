@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
@@ -29,6 +30,11 @@ class Piece(NamedTuple):
         """Its tokens from ``low`` up to ``high``."""
         start, step = self.local.start, self.local.step or 1
         return Piece(self.positions[low:high], slice(start + low * step, start + high * step, step))
+
+    def blocks(self, height: int) -> Iterator[Piece]:
+        """Its tokens, so many at a time."""
+        for low in range(0, len(self.positions), height):
+            yield self.cut(low, min(low + height, len(self.positions)))
 
     def among(self, chosen: range) -> Piece:
         """Its tokens whose positions are among these, which rise."""

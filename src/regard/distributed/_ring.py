@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -17,7 +18,9 @@ from regard.distributed._layout import Piece
 from regard.distributed._sequence import Sequence, of_pairs
 from regard.distributed._visits import visit
 
-MERGED = 2048  # rows at a time: what merging them takes is small
+# What is computed and merged at a time, so that it takes little memory beside the tokens.
+QUERIES = 2048
+MERGED = 2**16  # numbers
 
 
 def ring(
@@ -69,15 +72,16 @@ def _forward(
     like = query.new_zeros((), dtype=getattr(torch, name))
     output = like.new_zeros((*query.shape[:-1], value.shape[-1]))
     maximum, total = like.new_full(query.shape[:-1], -torch.inf), like.new_zeros(query.shape[:-1])
-    fresh = {queries.local.start for queries in own}  # pieces of which no row is known yet
+    fresh = {piece.local.start for piece in own}  # queries of which no row is known yet
+    height = max(1, MERGED // max(1, math.prod(output.shape[:-2]) * output.shape[-1]))
 
-    def add(rows: slice, found: Any, sinks: Any = None) -> None:
-        if sinks is None and rows.start in fresh:
+    def add(rows: slice, found: Any, is_fresh: bool, sinks: Any = None) -> None:
+        if is_fresh:
             output[..., rows, :] = found[0]
             maximum[..., rows], total[..., rows] = found[1]
             return
-        for start in range(rows.start, rows.stop, MERGED):
-            some = slice(start, min(start + MERGED, rows.stop))
+        for start in range(rows.start, rows.stop, height):
+            some = slice(start, min(start + height, rows.stop))
             parts = [(output[..., some, :], RowStatistics(maximum[..., some], total[..., some]))]
             if found is not None:
                 own = slice(some.start - rows.start, some.stop - rows.start)
@@ -92,20 +96,21 @@ def _forward(
             for keys in pieces:
                 if (pair := sequence.seen(piece, keys)) is None:
                     continue
-                rows, columns = (part.local for part in pair)
-                k, v = (x[..., columns, :] for x in arrays)
-                options: Any = sequence.part(*pair) | {"output_dtype": name}
-                found = attend(
-                    query[..., rows, :], k, v, return_statistics=True, backend=backend,
-                    **options,
-                )  # fmt: skip
-                add(rows, found)
+                k, v = (x[..., pair[1].local, :] for x in arrays)
+                for queries in pair[0].blocks(QUERIES):
+                    rows = queries.local
+                    options: Any = sequence.part(queries, pair[1]) | {"output_dtype": name}
+                    found = attend(
+                        query[..., rows, :], k, v, return_statistics=True, backend=backend,
+                        **options,
+                    )  # fmt: skip
+                    add(rows, found, piece.local.start in fresh)
                 fresh.discard(piece.local.start)
         return []
 
     visit(sequence, "attention", (key, value), work, ahead)
     if sinks is not None:
-        add(slice(0, sequence.layout.count), None, sinks)
+        add(slice(0, sequence.layout.count), None, False, sinks)
     return output, maximum, total
 
 
