@@ -75,8 +75,13 @@ class Meter:
     def finished(self, number: int, tokens: int) -> None:
         """A shard is done."""
         self._running.pop(number, None)
-        self._done[number] = tokens
-        self._say()
+        if number not in self._done:
+            self._done[number] = tokens
+            self._say()
+
+    def stopped(self, number: int) -> None:
+        """A shard is not done, and not running any more."""
+        self._running.pop(number, None)
 
     def _say(self) -> None:
         if self._tell is None:
@@ -257,6 +262,7 @@ def run_in_processes(
         folder = Path(task.folder)
         undone = [n for n in left if n not in failed and not file_of(folder, n).exists()]
         if broken is not None:
+            _count_again(folder, left, undone, meter)
             for number in batch:
                 if number in undone and shared[1 + number]:
                     tries[number] += 1
@@ -275,6 +281,15 @@ def run_in_processes(
             ) from broken
         left = [number for number in undone if number not in failed]
     _require_none(failed)
+
+
+def _count_again(folder: Path, shards: list[int], undone: list[int], meter: Meter) -> None:
+    """Of a pool that has ended: a process may have ended with its shard done, and untold."""
+    for number in shards:
+        if number in undone:
+            meter.stopped(number)
+        elif (path := file_of(folder, number)).exists():
+            meter.finished(number, read_facts(path).tokens)
 
 
 def _one_pool(
