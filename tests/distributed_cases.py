@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.experimental._context_parallel import _load_balancer
 
 import regard
+from regard._operator import watching
 from regard.distributed import Layout, RankError, attention
 from wholes import CASES, T, inputs
 
@@ -372,6 +373,9 @@ def a_call_that_every_rank_gets_wrong_is_told_in_its_own_words(size):
     assert "query is a ndarray" in raised(
         TypeError, lambda: attention(q.numpy(), k, v, layout=layout)
     )
+    with watching.watched(lambda *_: None):
+        text = raised(regard.UnsupportedError, lambda: attention(q, k, v, layout=layout))
+    assert "regard.record or regard.watch looks on" in text, text
     assert "layout is a int" in raised(TypeError, lambda: attention(q, k, v, layout=9))
 
 

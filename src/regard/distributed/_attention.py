@@ -8,8 +8,10 @@ from typing import Any, Literal, Unpack, get_args, overload
 
 import torch
 
+from regard._base.errors import UnsupportedError
 from regard._base.types import BackendName
 from regard._call.options import Options
+from regard._operator import watching
 from regard.distributed import _heads, _sequence
 from regard.distributed._dtensors import to_local
 from regard.distributed._heads import of_heads
@@ -113,6 +115,12 @@ def _agreed(
     """
     error, fields, seed, rows = None, {}, 0, 0
     try:
+        if watching.watchers:
+            raise UnsupportedError(
+                "distributed.attention: regard.record or regard.watch looks on, and would take the"
+                " parts that a rank computes for whole sequences. Leave its block, and ask the"
+                " weights of return_weights=True."
+            )
         if method not in get_args(Method):
             known = ", ".join(map(repr, get_args(Method)))
             raise ValueError(

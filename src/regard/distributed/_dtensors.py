@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from regard._base.errors import UnsupportedError
 
@@ -24,11 +24,13 @@ def to_local(
         UnsupportedError: they are sharded by anything but batch and heads, or options are given
             that would have to be cut as they are.
     """
-    if not any(isinstance(x, DTensor) for x in arrays.values()):
+    if not any(map(_is_one, arrays.values())):
         return arrays, lambda x: x
+    from torch.distributed.tensor import DTensor  # 0.6 s: whoever has one has loaded it
+
     query = arrays["query"]
     for name, x in arrays.items():
-        alike = isinstance(query, DTensor) and isinstance(x, DTensor)
+        alike = _is_one(query) and _is_one(x)
         if not alike or (x.device_mesh, x.placements) != (query.device_mesh, query.placements):
             raise TypeError(
                 f"distributed.attention: query is {_told(query)} and {name} {_told(x)}; all three"
@@ -42,10 +44,10 @@ def to_local(
 
 
 def _check(arrays: dict[str, Any], options: dict[str, Any], placement: Any, size: int) -> None:
-    if isinstance(placement, Replicate):
+    if placement.is_replicate():
         return
-    query = arrays["query"]
-    axis = placement.dim % query.ndim if type(placement) is Shard else query.ndim
+    query, is_shard = arrays["query"], type(placement).__name__ == "Shard"
+    axis = placement.dim % query.ndim if is_shard else query.ndim
     if axis > query.ndim - 3:
         raise UnsupportedError(
             f"distributed.attention: query is a DTensor with the placement {placement}; it can be"
@@ -69,4 +71,9 @@ def _check(arrays: dict[str, Any], options: dict[str, Any], placement: Any, size
 
 
 def _told(x: Any) -> str:
-    return f"a DTensor of {x.placements}" if isinstance(x, DTensor) else f"a {type(x).__name__}"
+    return f"a DTensor of {x.placements}" if _is_one(x) else f"a {type(x).__name__}"
+
+
+def _is_one(x: Any) -> bool:
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(x, module.DTensor)

@@ -26,6 +26,7 @@ _ALL, _EACH, _EITHER = range(3)  # a row is of all queries, of each its own, or 
 _OF_OUTPUT = "dropout", "seed", "output_dtype"
 _SEEN_BY = "causal", "window", "key_lengths", "segments", "intervals"
 _BY_ELEMENT = "key_lengths", "segments", "intervals"
+MOST_KEPT = 2**14  # extents of pairs of pieces
 Run = tuple[int, int]  # from the first to the one after the last
 
 
@@ -72,6 +73,8 @@ class Sequence:
         """The smallest runs of queries and keys with every pair that is unmasked; None of none."""
         asked = queries.positions, keys.positions
         if asked not in self.cache:
+            if len(self.cache) > MOST_KEPT:  # of received(queries=) with ever other ones
+                self.cache.clear()
             self.cache[asked] = self._extent(*asked)
         rows, columns = self.cache[asked]
         return (queries.cut(*rows), keys.cut(*columns)) if columns[0] < columns[1] else None

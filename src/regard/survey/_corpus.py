@@ -193,7 +193,8 @@ def cut(
             start = stop
             if room <= 0:
                 made.append([])
-                room = each
+                # What one has too much the next has less: there are as many as were asked for.
+                room = room + each if room + each > 0 else each
         number += len(sizes)
     return [shard for shard in made if shard]
 
