@@ -5,7 +5,8 @@
 Processes of one machine over gloo, one thread each. Time is the process CPU time of the slowest
 rank, of regard's own and the transport's threads. ``sent`` is what the fullest rank sends.
 ``memory`` is by how much the largest resident memory of a rank grows, its inputs and output
-included, in multiples of what these take.
+included, in multiples of what these take; where all keys are seen, two buffers of keys and values
+are as much again.
 """
 
 import json
