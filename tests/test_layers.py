@@ -292,7 +292,7 @@ def test_dir_has_the_public_names_and_the_parts_that_are_loaded_when_they_are_us
         "Rollout", "TopPairs", "Viewer", "__version__", "compare", "divergence", "explain", "mix",
         "patch_torch", "record", "rollout", "watch",
     }  # fmt: skip
-    parts = {"heads", "hf", "lm", "nn", "recording", "survey", "testing", "viewer"}
+    parts = {"distributed", "heads", "hf", "lm", "nn", "recording", "survey", "testing", "viewer"}
     assert {*dir(regard)} == {*regard.__all__, *more, *parts}
     for name in dir(regard):
         assert inspect.ismodule(getattr(regard, name)) == (name in parts)

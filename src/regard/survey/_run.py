@@ -306,8 +306,8 @@ def _one_pool(
             try:
                 for number in numbers:
                     futures[pool.submit(_work, task, number)] = number
-            except BrokenExecutor as error:  # one has ended already
-                broken = error
+            except BrokenExecutor as ended:  # one of them, already
+                broken = ended
         left = set(futures)
         while left:
             done, left = concurrent.futures.wait(
