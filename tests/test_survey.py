@@ -651,6 +651,37 @@ def test_processes_that_end_as_they_begin_say_what_a_script_needs(
         survey.run(workers=2)
 
 
+class EndedPool:
+    """A process has ended before the shards were handed out."""
+
+    def __init__(self, *_):
+        pass
+
+    def submit(self, *_):
+        raise running.BrokenExecutor("ended")
+
+    def shutdown(self, **_):
+        pass
+
+
+def test_a_process_that_ends_before_all_shards_are_handed_out_is_no_error_of_its_own(
+    tmp_path, corpus, model, monkeypatch
+):
+    survey = started(tmp_path / "heads", corpus, model)
+    monkeypatch.setattr(running, "ProcessPoolExecutor", EndedPool)
+    with pytest.raises(SurveyError, match="its processes end as they begin"):
+        survey.run(workers=2)
+
+
+def test_a_small_corpus_has_24_shards_of_one_size(tmp_path, model):
+    (tmp_path / "a.jsonl").write_text("".join(f'{{"text": "{"a b " * 9}"}}\n' for _ in range(97)))
+    survey = started(tmp_path / "heads", tmp_path / "a.jsonl", model, shard_tokens=None)
+    sizes = [sum(source.rows[1] - source.rows[0] for source in x) for x in survey.manifest.shards]
+    assert len(sizes) == 24
+    assert sum(sizes) == 97
+    assert {*sizes} <= {3, 4, 5}
+
+
 def test_unfinished_files_of_killed_processes_are_swept_when_they_are_old(tmp_path, corpus, model):
     survey = started(tmp_path / "heads", corpus / "0.txt", model)
     old, new = (survey.folder / "heads" / f".regard-{n}.tmp" for n in ("old", "new"))
