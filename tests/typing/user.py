@@ -53,6 +53,8 @@ def over_ranks(t: Tensor) -> None:
     assert_type(both[1].summary().entropy, Tensor)
     assert_type(both[1].statistics.maximum, Tensor)
     assert_type(both[1].row(3), Tensor)
+    assert_type(both[1].received("seen", queries=slice(3)), Tensor)
+    assert_type(both[1].lse, Tensor)
 
 
 def parts(x: Float32, t: Tensor) -> None:
