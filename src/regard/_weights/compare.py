@@ -192,11 +192,13 @@ class Comparison(Mix[ArrayT]):
                 of_a, of_b = (matrix._terms_of(*at) for matrix, at in pair)
                 backend.diverge(of_a, of_b, {"k": k, **fields})
                 none = [matrix._elsewhere(*at) for matrix, at in pair]
+                if not any((share != 0).any() for share in none):
+                    continue
                 no_key = BothRows.of_no_key(xp, *none)
                 for name in MEASURES.keys() & found.keys():
-                    sums = found[name][at_b, at_h]
-                    total = sums + MEASURES[name](no_key)
-                    sums[...] = xp.where(total < 0, 0.0, total)
+                    found[name][at_b, at_h] += MEASURES[name](no_key)
+        for name in MEASURES.keys() & found.keys():
+            found[name] = xp.where(found[name] < 0, 0.0, found[name])
 
     def _require_distributions(self) -> None:
         whole = all(
