@@ -14,7 +14,7 @@ from regard._base.errors import ShapeError
 from regard._call.checks import read_call
 from regard._call.edits import edits_of
 from regard._call.hints import unknown_option
-from regard._call.options import OPTIONS
+from regard._call.options import OPTIONS, REAL_NUMBERS
 from regard._call.visible import Visibility
 from regard.distributed._layout import Layout, Piece
 from regard.distributed._peers import disagreement
@@ -178,10 +178,9 @@ def read(
     seed = {"seed": 0} if "dropout" in options else {}  # it would draw one here
     call = read_call(*whole, query_start=0, **seed | options)
     read_call(query.detach(), *whole[1:], query_start=0, **own)
-    of_scores = {name: options[name] for name in ("scale", "softcap") if name in options}
-    with (
-        torch.no_grad()
-    ):  # one that is refused later, on some ranks, would leave the others waiting
+    of_scores = {name: options[name] for name in REAL_NUMBERS if name in options}
+    # One that is refused later, on some ranks, would leave the others waiting.
+    with torch.no_grad():
         choose(read_call(query, key, value, **of_scores), backend)
     if call.edit_ranges is not None:  # positions are counted from the start
         options["edits"] = edits_of(call.edit_ranges, call.edit_factors)
