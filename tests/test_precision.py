@@ -75,6 +75,49 @@ def test_nothing_changes(name, setting):
         torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-4)  # two ways to the same gradient
 
 
+def asked(backend, **options):
+    """What is asked of weights, and its gradients."""
+    torch.manual_seed(0)
+    q, k = (torch.randn(2, L, 40).requires_grad_() for L in (33, 40))
+    x, y, value = (torch.randn(2, L, 12).requires_grad_() for L in (40, 33, 40))
+    other = regard.AttentionWeights(2 * q.detach(), k.detach(), backend=backend)
+    weights = regard.AttentionWeights(q, k, backend=backend, **options)
+    given = {
+        "product": weights @ x, "transposed": weights.T @ y, "rows": weights[:, 3:9],
+        "blocks": weights.blocks(torch.arange(33) // 5, torch.arange(40) // 7),
+        "diagonals": weights.diagonals()[1], "distance": weights.distance(),
+        "divergence": regard.divergence(weights, other, "kl"), "score": weights.max_score,
+        "pairs": weights.at(torch.arange(9), torch.arange(9)),
+    }  # fmt: skip
+    found = dict(given)
+    for name, out in given.items():
+        grad = torch.randn(out.shape)
+        own = torch.autograd.grad(out, (q, k, x, y), grad, allow_unused=True)
+        found |= {f"{name}, gradient {n}": z for n, z in enumerate(own) if z is not None}
+    with torch.no_grad():
+        effects = weights.effects(value, torch.randn(2, 33, 12))
+        found["effects"], found["mix"] = effects[...], weights.mix() @ x[0]
+        out, rows = regard.attention(
+            q, k, value, return_statistics=True, backend=backend, **options
+        )
+        part = regard.attention_gradients(q, k, value, out, rows, y, backend=backend, **options)
+        found |= {f"part {n}": z for n, z in enumerate(part) if z is not None}
+    return {name: x.detach() for name, x in found.items()}
+
+
+@everywhere
+@pytest.mark.parametrize("backend", ["torch", "kernel"])
+def test_nothing_that_is_asked_of_weights_changes(backend, setting):
+    expected = asked(backend, causal=True)
+    with settings()[setting]():
+        found = asked(backend, causal=True)
+    assert found.keys() == expected.keys()
+    for name, x in found.items():
+        assert x.dtype == torch.float32, name
+        error = abs(x - expected[name]).max() / abs(expected[name]).max()
+        assert error < 1e-5, name
+
+
 @everywhere
 @every_call
 def test_no_product_runs_below_its_dtype(name, setting, monkeypatch):

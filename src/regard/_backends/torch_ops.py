@@ -33,6 +33,7 @@ _FUSED_ON_DEVICES = [
     SDPBackend.FLASH_ATTENTION,
     SDPBackend.EFFICIENT_ATTENTION,
 ]
+_NO_KERNEL = "No available kernel", "No viable backend"  # as torch's fused operator has it
 _NUMBERS = tuple(field.name for field in NUMBERS)
 CALL_SCHEMA = ", ".join(f"{field.type} {field.name}" for field in (*ARRAYS, *NUMBERS))
 _NO_FORWARD_MODE = (
@@ -70,26 +71,28 @@ def _may_fuse(call: Call) -> bool:
     return not given or (len(given) == 1 and (given[0].ndim == 1 or given[0].shape[-1] == Lk))
 
 
-def _fuses_exactly(call: Call, *, differentiates: bool = False) -> Tensor:
+def _fuses_exactly(call: Call, *, differentiates: bool = False) -> Tensor | None:
     """``(B,)``: where the fused operator, and its gradient where wanted, gives our result.
 
-    It adds −inf to masked scores, which lets NaN or an overflow through: so key and value must be
-    finite, and no product of any query and key may overflow. Its gradient recomputes the weights
-    from the log-sum-exp: where a rounding of the largest product is not small, they may be
-    anything, even inf. Reads each once.
+    None: everywhere, whatever the numbers are, which are not read then. It adds −inf to masked
+    scores, which lets NaN or an overflow through: so key and value must be finite, and no product
+    of any query and key may overflow. Its gradient recomputes the weights from the log-sum-exp:
+    where a rounding of the largest product is not small, they may be anything, even inf. Reads each
+    once.
     """
     hides = call.mask is not None or call.key_lengths is not None
     hides |= call.causal and call.query.shape[2] > 1
     if not (hides or differentiates):
-        return call.query.new_ones(len(call.query), dtype=torch.bool)
+        return None
+    dtype = torch_gradients.accumulating(call.query.dtype)
     q, k, v = (
-        torch.linalg.vector_norm(x.detach(), torch.inf, dim=(1, 2, 3)).double()
+        torch.linalg.vector_norm(x.detach(), torch.inf, dim=(1, 2, 3), dtype=dtype)
         for x in (call.query, call.key, call.value)
     )
+    # What overflows here is inf or, times 0, NaN: neither is below the bound.
     bound = q * k * (abs(call.scale) * call.query.shape[3])
     largest = torch.finfo(torch.float32).max / 4
     if differentiates:
-        dtype = torch_gradients.accumulating(call.query.dtype)
         largest = min(largest, 0.01 / torch.finfo(dtype).eps)
     return (bound < largest) & v.isfinite()
 
@@ -120,7 +123,9 @@ def _fused(call: Call) -> Tensor | None:
                 with warnings.catch_warnings(), sdpa_kernel(_FUSED_ON_DEVICES):
                     warnings.simplefilter("ignore")  # torch warns of each kernel that it rules out
                     out = operator()
-            except RuntimeError:
+            except RuntimeError as error:  # a full memory and a fault of the device are such too
+                if not str(error).startswith(_NO_KERNEL):
+                    raise
                 return None
     return out if seen is None else torch.where(seen, out, 0.0)
 
@@ -155,8 +160,8 @@ def attention(call: Call) -> Tensor:
         differentiates = torch.is_grad_enabled() and any(
             x is not None and x.requires_grad for x in inputs
         )
-        exactly = _fuses_exactly(call, differentiates=differentiates).all()
-        if exactly and (out := _fused(call)) is not None:
+        exactly = _fuses_exactly(call, differentiates=differentiates)
+        if (exactly is None or exactly.all()) and (out := _fused(call)) is not None:
             return _Fused.apply(out, *pack(call)) if out.requires_grad else out
     return _attend(*pack(call))
 
@@ -179,7 +184,8 @@ def make_operator(
 
     ``products`` are for torch's counter of operations: how many matrix products with D and with Dv
     numbers to a query and key it takes. Like torch's own attention it counts every pair, seen or
-    not.
+    not. An operator looks into its tensors, which no CUDA graph can hold: torch.compile cuts them
+    there.
     """
     schema = f"({inputs}) -> {outputs}"
 
@@ -188,7 +194,10 @@ def make_operator(
         return 2 * B * Hq * Lq * Lk * (products[0] * D + products[1] * Dv)
 
     def make(function: Callable[..., Any]) -> Any:
-        operator = torch.library.custom_op(f"regard::{name}", mutates_args=(), schema=schema)
+        operator = torch.library.custom_op(
+            f"regard::{name}",
+            mutates_args=(), schema=schema, tags=(torch.Tag.cudagraph_unsafe,),
+        )  # fmt: skip
         made = operator(function)
         register_flop_formula(getattr(torch.ops.regard, name))(count)
         return made
@@ -208,7 +217,7 @@ def _forward(*values: Any) -> Tensor:
     if not _may_fuse(call):
         return _by_blocks(call)
     exactly = _fuses_exactly(call)
-    if exactly.all():
+    if exactly is None or exactly.all():
         out = _fused(call)
         return _by_blocks(call) if out is None else out
     # Each batch element is computed as it would be alone.

@@ -34,6 +34,8 @@ from regard._backends.torch_ops import (
     without_second,
 )
 from regard._base.arrays import accumulating_name, to_numpy
+from regard._base.torch_arrays import dtype_on
+from regard._base.torch_state import product
 from regard._call.call import Call
 
 # The reductions that have a gradient, by their field.
@@ -98,7 +100,8 @@ class Asked(NamedTuple):
             "weights": (Lq, Lk),
         }  # fmt: skip
         wide = self.field in ("product", "weights")
-        dtype = getattr(torch, accumulating_name(call.query)) if wide else torch.float64
+        name = accumulating_name(call.query) if wide else "float64"
+        dtype = dtype_on(call.query.device, name)
         return call.query.new_zeros((B, Hq, *rest.get(self.field, (Lq,))), dtype=dtype)
 
 
@@ -366,7 +369,7 @@ class Gradient:
                 kv = b[block.b if len(b) > 1 else slice(None)]
                 group = call.query.shape[1] // b.shape[1]
                 kv = kv.repeat_interleave(group, 1)[:, block.h, block.keys]
-                return a[block.index] @ kv.transpose(-1, -2)
+                return product(a[block.index], kv.transpose(-1, -2))
 
             return torch_gradients.weights_gradients(call, of_block, delta, needed)
         return self._by_kernel(a, b, delta, needed)

@@ -16,6 +16,20 @@ pass_threads_to(torch)
 STRETCH = 256  # numbers of a long sum that are added in their own dtype
 
 
+def dtype_on(device: torch.device, name: str) -> torch.dtype:
+    """The dtype of that name; float32 for float64 on a device that has none."""
+    if name == "float64" and not _has_float64(device):
+        name = "float32"
+    found: torch.dtype = getattr(torch, name)
+    return found
+
+
+def _has_float64(device: torch.device) -> bool:
+    if device.type == "xpu":  # Intel's for data centres has it, Arc does not
+        return bool(torch.xpu.get_device_properties(device).has_fp64)
+    return device.type != "mps"
+
+
 class TorchArrays:
     """Tensors on a device.
 
@@ -40,10 +54,7 @@ class TorchArrays:
         self.block_elements, self.tallest_block = (2**16, 128) if on_cpu else (2**19, 4096)
 
     def _dtype(self, name: str) -> torch.dtype:
-        if name == "float64" and self.device.type == "mps":  # it has none
-            name = "float32"
-        found: torch.dtype = getattr(torch, name)
-        return found
+        return dtype_on(self.device, name)
 
     def arange(self, start: int, stop: int) -> Tensor:
         return torch.arange(start, stop, device=self.device)

@@ -127,7 +127,7 @@ class DivergenceGradient:
         xp, side = self._comparison._xp, self._side
         shares = [matrix._elsewhere(*at) for matrix, at in self._places(b, h)]
         elsewhere = SLOPES[self._kind](BothRows.of_no_key(xp, *shares))[side][:, 0]
-        value = self._value[b, h].double()
+        value = xp.cast(self._value[b, h], "float64")
         # Where the weights are one of several terms, their own sum is not known.
         follows = alone and self._is_kl and bool(value.isfinite().all())
         delta = factors * self._delta(value, shares, elsewhere) if follows else None
