@@ -112,10 +112,10 @@ class _Counting(TorchDispatchMode):
             return args[0] if name == "copy_" else out
         wide = any(isinstance(x, torch.Tensor) and x.dtype == torch.float64 for x in _flat(out))
         assert self._float64 or not wide, f"{func} gives float64, {_line()}"
-        if name.endswith("_") and isinstance(args[0], StandIn):
-            return args[0]
-        if any(x.is_out for x in func._schema.arguments):
-            return kwargs["out"]
+        written = [x for x in func._schema.arguments if x.alias_info and x.alias_info.is_write]
+        if written:  # in place
+            assert len(written) == 1
+            return kwargs["out"] if written[0].is_out else args[0]
         return tree_map(lambda x: StandIn(x) if isinstance(x, torch.Tensor) else x, out)
 
     def _count(self, name, func, tensors, ours, to):
@@ -124,7 +124,7 @@ class _Counting(TorchDispatchMode):
         downwards = name in _COPIES and bool(ours)
         downwards &= to.type == "cpu" if to is not None else tensors[0] is not (ours + [None])[0]
         if name in _COPIES:
-            if others and ours and not downwards or not ours:
+            if (others and ours and not downwards) or not ours:
                 self.uploads[_line()] += 1
         elif name in _INDEXED:
             self.uploads[_line()] += sum(x.ndim > 0 for x in others)
@@ -226,7 +226,7 @@ def device(*, float64=True, fused=None):
 
     patches = {"_is_eager": lambda call: not is_recorded()}
     patches["scaled_dot_product_attention"] = fused or operator
-    has_float64 = mock.patch.object(torch_arrays, "_has_float64", lambda device: float64)
+    has_float64 = mock.patch.object(torch_arrays, "_has_float64", return_value=float64)
     with mock.patch.multiple(torch_ops, **patches), has_float64, counting:
         _ACTIVE.append(counting)
         yield counting

@@ -217,3 +217,21 @@ def test_a_mask_of_every_pair_and_no_pair_at_all_have_no_strongest():
         found = AttentionWeights(*map(convert, (q, k)), mask=convert(seen)).strongest(3)
         assert found.query.tolist() == 2 * [[7, 31, -1]]
         assert found.weight.tolist() == 2 * [[1, 1, 0]]
+
+
+@by_ways(*NAMED)
+@pytest.mark.parametrize("n", [1, 9, 120])
+@pytest.mark.parametrize("sinks", [None, -3.0, 2.0, 30.0])
+def test_every_backend_finds_the_pairs_in_the_rows_that_can_have_them(sinks, n, way):
+    q, k = numbers(2, 2, 150, 8), numbers(2, 2, 90, 8, seed=1)
+    q[0, 1, 70], q[1, 0, 3] = np.nan, 0.0
+    mask = np.ones((150, 90), bool)
+    mask[[5, 149]] = False  # rows without a pair
+    options = {} if sinks is None else {"sinks": np.float32([sinks, -sinks])}
+    weights = way.weights(q, k, k, mask=mask, softcap=2.0, **options)
+    found, whole = [to_numpy(x) for x in weights.strongest(n)], np.asarray(weights)
+    assert in_order(*found)
+    np.testing.assert_allclose(found[2], first_of_matrix(whole, n)[2], rtol=1e-6)
+    b, h = np.ogrid[:2, :2]
+    at = whole[b[..., None], h[..., None], found[0], found[1]]
+    np.testing.assert_allclose(found[2], at, rtol=1e-6)

@@ -160,27 +160,52 @@ class _TopK:
 
 
 class _Strongest:
-    """The n strongest token pairs of each head; of equal weights the lower query, then key."""
+    """The n strongest token pairs of each head; of equal weights the lower query, then key.
+
+    They are in the n rows of a block whose own largest weights are the largest: only these are
+    searched. Where no sink may be the maximum, and no other key, that weight is 1 / total.
+    """
 
     def __init__(self, xp: Arrays, call: Call, fields: Fields) -> None:
         self._xp, self._n = xp, fields["n"]
+        self._totals_tell = call.sinks is None and call.whole_rows
         self._weight = fields["pair_weight"]
         self._query, self._key = fields["pair_query"], fields["pair_key"]
 
     def update(self, block: WeightBlock) -> None:
         xp, width, at = self._xp, block.keys.stop - block.keys.start, (block.b, block.h)
-        flat = block.weights.reshape((*block.weights.shape[:2], -1))
-        if not flat.shape[-1]:
+        if 0 in block.shifted.shape:
             return
-        flat = xp.array(self._weight, xp.where(xp.isnan(flat), 0.0, flat))  # ties of what is given
+        weights, rows = self._rows(block)
+        flat = self._given(weights).reshape((*weights.shape[:2], -1))
         new, where = xp.first_top(flat, min(self._n, flat.shape[-1]))
         weight, order = xp.first_top(xp.concatenate([self._weight[at], new]), self._n)
-        query = xp.concatenate([self._query[at], where // width + block.rows.start])
+        query = xp.concatenate([self._query[at], xp.gather(rows, where // width)])
         key = xp.concatenate([self._key[at], where % width + block.keys.start])
         present = weight > 0
         self._weight[at] = weight
         self._query[at] = (xp.gather(query, order) + 1) * present - 1
         self._key[at] = (xp.gather(key, order) + 1) * present - 1
+
+    def _rows(self, block: WeightBlock) -> tuple[Any, Any]:
+        """``(b, h, rows, keys)`` and ``(b, h, rows)``: the weights of those rows, and which."""
+        xp, (b, h, height, _) = self._xp, block.shifted.shape
+        if height <= self._n:
+            rows = xp.arange(block.rows.start, block.rows.stop)
+            return block.weights, xp.broadcast(rows, (b, h, height))
+        if self._totals_tell:
+            largest = (xp.where(block.total == 0, 0.0, 1 / block.divisor))[..., 0]
+        else:
+            largest = xp.largest(block.weights, -1)
+        _, rows = xp.first_top(self._given(largest), self._n)
+        rows = xp.sort(rows)
+        shifted, divisor = (xp.gather_rows(x, rows) for x in (block.shifted, block.divisor))
+        return xp.exp(shifted) / divisor, rows + block.rows.start
+
+    def _given(self, weights: Any) -> Any:
+        """Weights in the dtype in which they are given, which decides what is equal; no NaN."""
+        found = self._xp.where(self._xp.isnan(weights), 0.0, weights)
+        return self._xp.array(self._weight, found)
 
     def finish(self) -> None: ...
 
@@ -207,7 +232,7 @@ class _Pool:
         if block.keys.start >= block.keys.stop:
             return
         down, across = (
-            bins_of(part.start, part.stop, *axis)
+            bins_of(self._xp, part.start, part.stop, *axis)
             for part, axis in zip((block.rows, block.keys), self._axes)
         )
         at = (block.b, block.h, down[0], across[0])
@@ -260,8 +285,8 @@ def gathered(xp: Arrays, x: Any, fold: Any, fill: Any, down: Any, across: Any) -
 
 
 def bins_of(
-    low: int, high: int, bins: int, n: int, start: int = 0, step: int = 1
-) -> tuple[slice, np.ndarray | None]:
+    xp: Arrays, low: int, high: int, bins: int, n: int, start: int = 0, step: int = 1
+) -> tuple[slice, Any]:
     """The bins that hold cells low to high, and a table of the cells in each.
 
     The table is ``(bins, widest)``: indices counted from low, ``high − low`` stands for no cell.
@@ -272,14 +297,12 @@ def bins_of(
     first, last = (start + step * cell for cell in (low, high - 1))
     if bins == n:
         return slice(first, last + 1, step), None
-    number = ((np.arange(first, last + 1, step) + 1) * bins - 1) // n  # the bin of each cell
-    each = np.arange(number[0], number[-1] + 1)
-    starts, stops = (np.searchsorted(number, each, side) for side in ("left", "right"))
-    table = starts[:, None] + np.arange((stops - starts).max())
-    return (
-        slice(int(number[0]), int(number[-1]) + 1),
-        np.where(table < stops[:, None], table, high - low),
-    )
+    down, up = (((cell + 1) * bins - 1) // n for cell in (first, last))  # the bins of these
+    widest = min(((n + bins - 1) // bins + step - 1) // step, high - low)
+    each = xp.arange(down, up + 2) * n // bins  # the first cell of each bin
+    edges = (-((first - each) // step)).clip(0, high - low)
+    table = edges[:-1, None] + xp.arange(0, widest)
+    return slice(down, up + 1), xp.where(table < edges[1:, None], table, high - low)
 
 
 # By the field that requests each.

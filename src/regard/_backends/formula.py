@@ -214,10 +214,28 @@ def dropped(xp: Arrays, call: Call, keep: Any, x: Any) -> Any:
     return x if keep is None else xp.hide(x, keep, 0.0) / (1 - call.dropout)
 
 
-def apply(xp: Arrays, w: Any, visible: Any, v: Any) -> Any:
-    """``w @ v`` without the masked values, which do not count even as 0 · NaN or 0 · inf."""
+class Finite:
+    """Whether an array is finite; read at most once, since the host waits for a device then."""
+
+    def __init__(self, xp: Arrays, x: Any) -> None:
+        self._xp, self._x = xp, x
+
+    @cached_property
+    def everywhere(self) -> bool:
+        """Whether all of it is."""
+        return bool(self._xp.isfinite(self._x).all())
+
+
+def apply(xp: Arrays, w: Any, visible: Any, v: Any, whole: Finite | None = None) -> Any:
+    """``w @ v`` without the masked values, which do not count even as 0 · NaN or 0 · inf.
+
+    Args:
+        whole: of which v is a part.
+    """
+    if visible is None or (whole is not None and whole.everywhere):
+        return xp.matmul(w, v)
     finite = xp.isfinite(v)
-    if visible is None or finite.all():
+    if finite.all():
         return xp.matmul(w, v)
     visible = xp.broadcast(visible, w.shape)
     out = xp.matmul(w, xp.where(finite, v, 0.0))
@@ -234,7 +252,7 @@ def attention(xp: Arrays, call: Call) -> Any:
     """``(B, Hq, Lq, Dv)`` in the dtype of the output, block by block."""
     B, Hq, _, Lq, _ = call.sizes
     out = xp.full((B, Hq, Lq, call.value.shape[-1]), 0.0, call.output_name)
-    held = None
+    held, finite = None, Finite(xp, call.value)
     with np.errstate(all="ignore"):  # NaN and inf are valid results here
         for block in weight_blocks(xp, call):
             if held != (block.b, block.h):
@@ -242,5 +260,5 @@ def attention(xp: Arrays, call: Call) -> Any:
                 v = key_heads(xp, call, call.value, *held)
             keep = kept_weights(xp, call, *block.index, block.keys)
             w = dropped(xp, call, keep, block.weights)
-            out[block.index] = apply(xp, w, block.visible, v[:, :, block.keys])
+            out[block.index] = apply(xp, w, block.visible, v[:, :, block.keys], finite)
     return out

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from regard._backends.formula import WeightBlock, apply
+from regard._backends.formula import Finite, WeightBlock, apply
 from regard._base.arrays import Arrays
 from regard._call.call import ALL, Call
 
@@ -23,10 +23,11 @@ class Product:
 
     def __init__(self, xp: Arrays, call: Call, fields: Fields) -> None:
         self._xp, self._out, self._x = xp, fields["product"], xp.wide(fields["product_with"])
+        self._finite = Finite(xp, self._x)
 
     def update(self, block: WeightBlock) -> None:
         x = _of_heads(self._x, block)[:, :, block.keys]
-        found = apply(self._xp, block.weights, block.visible, x)
+        found = apply(self._xp, block.weights, block.visible, x, self._finite)
         self._out[block.index] = self._xp.array(self._out, found)
 
     def finish(self) -> None: ...
@@ -38,11 +39,12 @@ class TransposedProduct:
     def __init__(self, xp: Arrays, call: Call, fields: Fields) -> None:
         self._xp, self._out = xp, fields["transposed"]
         self._y = xp.wide(fields["transposed_with"])
+        self._finite = Finite(xp, self._y)
 
     def update(self, block: WeightBlock) -> None:
         y, visible = _of_heads(self._y, block)[:, :, block.rows], block.visible
         visible = None if visible is None else visible.swapaxes(-1, -2)
-        found = apply(self._xp, block.weights.swapaxes(-1, -2), visible, y)
+        found = apply(self._xp, block.weights.swapaxes(-1, -2), visible, y, self._finite)
         self._out[block.b, block.h, block.keys] += found
 
     def finish(self) -> None: ...
@@ -85,12 +87,18 @@ class Diagonals:
     def __init__(self, xp: Arrays, call: Call, fields: Fields) -> None:
         self._xp, self._call, self._out = xp, call, fields["diagonals"]
         self._first, self._step = fields["first_distances"], fields["distance_step"]
+        self._starts = call.starts.tolist()
 
     def update(self, block: WeightBlock) -> None:
         w = block.weights
         if 0 in w.shape:
             return
-        of_queries, of_keys = (np.array(x.tolist()) for x in block.positions)
+        steps = self._call.query_step, self._call.key_step
+        of_queries, of_keys = (
+            np.arange(part.start, part.stop) * step
+            for part, step in zip((block.rows, block.keys), steps)
+        )
+        of_queries += self._starts[block.b.start]
         if self._call.query_step == self._call.key_step:
             w = self._skewed(w)  # distances fall with the keys, from the first query's on
             rest = of_queries[1:] - of_keys[0]

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from regard._backends.formula import (
+    Finite,
     WeightBlock,
     apply,
     cap_derivatives,
@@ -41,6 +42,7 @@ def add_gradients(
         sums: by input.
     """
     query, key = (_finite(xp, x) for x in (call.query, call.key))
+    whole = Finite(xp, grad)
     with np.errstate(all="ignore"):  # NaN and inf are valid results here
         for block in weight_blocks(xp, call, statistics):
             b, h, keys = block.b, block.h, block.keys
@@ -49,7 +51,7 @@ def add_gradients(
             keep = kept_weights(xp, call, *block.index, keys)
             if "value" in sums:
                 w = dropped(xp, call, keep, block.weights)
-                dv = apply(xp, _turned(w), _turned_mask(xp, block), do)
+                dv = apply(xp, _turned(w), _turned_mask(xp, block), do, whole)
                 _add_to_keys(call, sums["value"], dv, b, h, keys)
             if sums.keys() <= {"value"}:
                 continue

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from regard._backends.formula import (
+    Finite,
     WeightBlock,
     apply,
     cap_derivatives,
@@ -60,7 +61,9 @@ def _accumulate(total: Tensor, x: Tensor, *where: slice) -> None:
 
 
 def _finite(x: Tensor) -> Tensor:
-    return x if x.isfinite().all() else torch.where(x.isfinite(), x, 0.0)
+    if x.is_cpu and x.isfinite().all():  # the host would wait for a device
+        return x
+    return torch.where(x.isfinite(), x, 0.0)
 
 
 def _hide(x: Tensor, visible: Tensor | None) -> Tensor:
@@ -76,9 +79,11 @@ def _outer(x: Tensor, y: Tensor, kv: slice) -> Tensor:
     return product(x, y.reshape(b, heads, rows, y.shape[-1]))
 
 
-def _weighted(call: Call, w: Tensor, visible: Tensor | None, do: Tensor, kv: slice) -> Tensor:
+def _weighted(
+    call: Call, w: Tensor, visible: Tensor | None, do: Tensor, kv: slice, grad: Finite
+) -> Tensor:
     """``wᵀ @ do`` of a group: NaN and inf in do reach only the keys that its query sees."""
-    if visible is None or do.isfinite().all():
+    if visible is None or grad.everywhere or do.isfinite().all():
         return _outer(w, do, kv)
     of_heads = apply(_arrays(call), w.mT, visible.expand_as(w).mT, do)
     return of_heads.unflatten(1, (kv.stop - kv.start, -1)).sum(2)
@@ -123,7 +128,7 @@ def gradients(call: Call, grad: Tensor, needed: Collection[str]) -> Gradients:
     sums = _zeros(call, needed)
     # An unmasked NaN comes back through ds; elsewhere it would only spread.
     query, key = _finite(call.query), _finite(call.key)
-    held = None
+    held, finite = None, Finite(xp, grad)
     for block in weight_blocks(xp, call):
         rows, visible = block.index, block.visible
         if held != (block.b, block.h):
@@ -134,7 +139,7 @@ def gradients(call: Call, grad: Tensor, needed: Collection[str]) -> Gradients:
         q, do = (x[rows].to(dtype).masked_fill(empty, 0.0) for x in (query, grad))
         w, keep = block.weights, _kept(call, block)
         if "value" in sums:
-            dv = _weighted(call, _drop(call, keep, w), visible, do, kv)
+            dv = _weighted(call, _drop(call, keep, w), visible, do, kv, finite)
             _accumulate(sums["value"], dv, block.b, kv, keys)
         if sums.keys() <= {"value"}:
             continue

@@ -105,7 +105,8 @@ def _fused(call: Call) -> Tensor | None:
     )
     mask, seen = call.mask, None
     if call.key_lengths is not None:
-        mask = torch.arange(Lk, device=q.device) < call.key_lengths[:, None, None, None]
+        lengths = call.key_lengths.to(q.device)
+        mask = torch.arange(Lk, device=q.device) < lengths[:, None, None, None]
     if mask is not None:
         seen = mask.any(-1, keepdim=True)
     elif call.bias is not None:

@@ -102,13 +102,19 @@ class Arrays(Protocol):
         """``top``, but of equals the first; of those that are 0, any. No NaN, k at least 1."""
 
     def take(self, x: Any, indices: Any) -> Any:
-        """``x[..., indices]`` for indices of NumPy."""
+        """``x[..., indices]`` for indices of NumPy or the library."""
 
     def flip(self, x: Any, axes: list[int]) -> Any:
         """A copy, backwards along some axes."""
 
     def gather(self, x: Any, indices: Any) -> Any:
         """An entry of x for each index, along the last axis."""
+
+    def gather_rows(self, x: Any, indices: Any) -> Any:
+        """``(..., n, m)`` of ``(..., L, m)``: the row of each index ``(..., n)``."""
+
+    def sort(self, x: Any) -> Any:
+        """x, rising along its last axis."""
 
     def fold_groups(self, x: Any, ids: np.ndarray, count: int, *, largest: bool = False) -> Any:
         """``(..., count)``: the sum, or the largest and 0, of the entries of each id.
@@ -234,6 +240,12 @@ class NumpyArrays:
 
     def gather(self, x: Any, indices: Any) -> Any:
         return np.take_along_axis(x, indices, -1)
+
+    def gather_rows(self, x: Any, indices: Any) -> Any:
+        return np.take_along_axis(x, indices[..., None], -2)
+
+    def sort(self, x: Any) -> Any:
+        return np.sort(x, -1)
 
     def fold_groups(self, x: Any, ids: np.ndarray, count: int, *, largest: bool = False) -> Any:
         return fold_groups(x, ids, count, np.maximum if largest else np.add)

@@ -118,6 +118,8 @@ class TorchArrays:
         return values, indices
 
     def first_top(self, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        if self.device.type != "cpu":
+            return self._first_top_at_once(x, k)
         values, indices = x.topk(k, dim=-1)
         least = values[..., -1:]
         if (((x >= least).sum(-1, keepdim=True) > k) & (least > 0)).any():
@@ -130,14 +132,32 @@ class TorchArrays:
         values, order = x.gather(-1, indices).sort(dim=-1, descending=True, stable=True)
         return values, indices.gather(-1, order)
 
+    def _first_top_at_once(self, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """The same without a look at x, for which the host would wait."""
+        if x.dtype == torch.float32:  # whose bits, where it is not negative, order it as integers
+            place = torch.arange(2**31 - 1, 2**31 - 1 - x.shape[-1], -1, device=x.device)
+            order = (x.view(torch.int32).long() << 32 | place).topk(k, dim=-1).values
+            indices = 2**31 - 1 - (order & 0xFFFFFFFF)
+        else:
+            indices = x.sort(dim=-1, descending=True, stable=True).indices[..., :k]
+        return x.gather(-1, indices), indices
+
     def take(self, x: Tensor, indices: Any) -> Tensor:
-        return x[..., torch.as_tensor(np.ascontiguousarray(indices), device=x.device)]
+        if not isinstance(indices, Tensor):
+            indices = torch.as_tensor(np.ascontiguousarray(indices), device=x.device)
+        return x[..., indices]
 
     def flip(self, x: Tensor, axes: list[int]) -> Tensor:
         return x.flip(axes)
 
     def gather(self, x: Tensor, indices: Tensor) -> Tensor:
         return x.gather(-1, indices)
+
+    def gather_rows(self, x: Tensor, indices: Tensor) -> Tensor:
+        return torch.take_along_dim(x, indices[..., None], -2)
+
+    def sort(self, x: Tensor) -> Tensor:
+        return x.sort(-1).values
 
     def fold_groups(
         self, x: Tensor, ids: np.ndarray, count: int, *, largest: bool = False

@@ -204,7 +204,10 @@ def _read_integers(name: str, x: Any, given: Given, tail: Any = ()) -> Any:
         raise ValueError(f"attention: {name} is {x}; it must fit into 64 bits with a sign.")
     if is_tensor(query):
         torch = sys.modules["torch"]
-        x = torch.as_tensor(x, device=query.device)
+        if not is_tensor(x):
+            x = torch.as_tensor(x, device="cpu")
+        if tail:  # those of each batch element stay on the CPU: the host reads them
+            x = x.to(query.device)
         integral = not (x.is_floating_point() or x.is_complex() or x.dtype == torch.bool)
     else:
         if is_tensor(x):
@@ -385,7 +388,7 @@ def _read_seed(seed: Any, query: Any) -> Any:
         torch = sys.modules["torch"]
         if seed is None:  # from torch's generator, so that torch.manual_seed governs it
             return torch.randint(2**62, (), device=query.device)
-        return torch.as_tensor(seed, dtype=torch.int64, device=query.device)
+        return torch.as_tensor(seed, dtype=torch.int64, device=None if is_tensor(seed) else "cpu")
     if seed is None:
         return np.random.default_rng().integers(2**62, dtype=np.int64)
     return np.int64(seed)
@@ -498,14 +501,16 @@ def check_contents(call: Call) -> None:
         ValueError: the position of a query exceeds ``LARGEST_POSITION``.
     """
     if call.key_lengths is not None and len(call.key_lengths):
-        low, high, Lk = int(call.key_lengths.min()), int(call.key_lengths.max()), call.key.shape[2]
+        lengths, Lk = call.key_lengths.tolist(), call.key.shape[2]
+        low, high = min(lengths), max(lengths)
         if low < 0 or high > Lk:
             raise ShapeError(
                 f"attention: key_lengths are from {low} to {high}; "
                 f"each must be between 0 and the number of keys, {Lk}."
             )
     if call.query_start is not None and len(call.query_start) and call.part_of is None:
-        low, high = int(call.query_start.min()), int(call.query_start.max())
+        starts = call.query_start.tolist()
+        low, high = min(starts), max(starts)
         if low < -LARGEST_POSITION or high > LARGEST_POSITION:
             raise ValueError(
                 f"attention: query_start is {low if low < -LARGEST_POSITION else high}; "

@@ -220,8 +220,8 @@ class Pool:
         xp, (R, C) = self._xp, self._shape[2:]
         if block.keys.start >= block.keys.stop:
             return
-        down = bins_of(block.rows.start, block.rows.stop, R, self._rows)
-        across = bins_of(block.keys.start, block.keys.stop, C, self._columns)
+        down = bins_of(xp, block.rows.start, block.rows.stop, R, self._rows)
+        across = bins_of(xp, block.keys.start, block.keys.stop, C, self._columns)
         at = (block.b, block.h, down[0], across[0])
         values, seen = xp.wide(block.values), block.visible
         if self._largest is not None:
