@@ -68,10 +68,11 @@ MAY_IMPORT_TORCH = (
     "_backends.torch_questions",
     "_backends.onnx",
     "_backends.kernel_ops",
+    "_backends.triton_ops",
 )
 NOT_AT_IMPORT = {
     "torch", "rich", "typer", "tokenizers", "safetensors", "starlette", "uvicorn", "matplotlib",
-    "transformers", "ml_dtypes", "IPython", "jaxtyping", "anywidget", "pyarrow",
+    "transformers", "ml_dtypes", "IPython", "jaxtyping", "anywidget", "pyarrow", "triton",
     "fsspec", "aiohttp",
 }  # fmt: skip
 

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from regard._backends.kernel import Kernel
 from regard._backends.reference import Reference
 from regard._backends.torch import Torch
+from regard._backends.triton import Triton
 from regard._base.errors import UnsupportedError
 from regard._call.call import Call
 
@@ -93,7 +94,7 @@ class Backend(Protocol):
         """
 
 
-BACKENDS: tuple[Backend, ...] = (Kernel(), Torch(), Reference())
+BACKENDS: tuple[Backend, ...] = (Kernel(), Torch(), Triton(), Reference())
 
 
 def by_name(name: str) -> Backend:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from regard._backends.formula import WeightBlock, weight_blocks
+from regard._backends.formula import BlocksOf, WeightBlock, weight_blocks
 from regard._backends.linear_blocks import LINEAR
 from regard._base.arrays import Arrays
 from regard._call.call import Call
@@ -30,9 +30,17 @@ def statistics_of(xp: Arrays, call: Call) -> tuple[Any, Any]:
 
 
 def reduce_blocks(
-    xp: Arrays, call: Call, statistics: tuple[Any, Any] | None, fields: Fields
+    xp: Arrays,
+    call: Call,
+    statistics: tuple[Any, Any] | None,
+    fields: Fields,
+    blocks_of: BlocksOf = weight_blocks,
 ) -> None:
-    """Fills arrays with reductions of the weights; see ``regard._backends.Backend.reduce``."""
+    """Fills arrays with reductions of the weights; see ``regard._backends.Backend.reduce``.
+
+    Args:
+        blocks_of: makes the blocks of weights, and knows the unit of the statistics.
+    """
     if "row_max" in fields and (call.sinks is not None or statistics is not None):
         # The statistics include the sink, and those of a part are of the whole rows.
         fields = dict(fields)
@@ -45,7 +53,7 @@ def reduce_blocks(
         reduction(xp, call, fields) for name, reduction in REDUCTIONS.items() if name in fields
     ]
     with np.errstate(all="ignore"):  # NaN and inf are valid results here
-        for block in weight_blocks(xp, call, statistics):
+        for block in blocks_of(xp, call, statistics):
             for reduction in wanted:
                 reduction.update(block)
         for reduction in wanted:

@@ -11,7 +11,7 @@ Source: Vaswani et al. 2017, equation 1.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -198,6 +198,9 @@ def weight_blocks(
             of_rows = shifted(xp, s, maximum), maximum, total
         positions = visibility.positions(b.start, rows, keys)
         yield WeightBlock(xp, *block, positions, visible, *of_rows)
+
+
+BlocksOf = Callable[[Arrays, Call, Any], Iterator[WeightBlock]]
 
 
 def kept_weights(xp: Arrays, call: Call, b: slice, h: slice, rows: slice, keys: slice) -> Any:

@@ -107,7 +107,7 @@ class Kernel:
         if all(_is_finite(x) for x in (call.query, call.key, call.value, grad)):
             add_gradients(call, grad, delta, *statistics, sums)
         else:
-            known = _in_scores(self.score_unit(call), *statistics)
+            known = in_scores(self.score_unit(call), *statistics)
             by_formula(arrays_of(call.query), call, grad, delta, known, sums)
 
     def gather(self, call: Call, statistics: tuple[Any, Any], queries: Any, keys: Any) -> Any:
@@ -640,7 +640,7 @@ def add_gradients(
         sums[name][...] += x.sum(0)[None]
 
 
-def _in_scores(unit: float, maximum: Any, total: Any) -> tuple[Any, Any]:
+def in_scores(unit: float, maximum: Any, total: Any) -> tuple[Any, Any]:
     """Row statistics as the formula has them: of final scores."""
     with np.errstate(all="ignore"):
         exact = maximum.astype(np.float64) * unit

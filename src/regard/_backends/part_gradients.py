@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from regard._backends.formula import (
+    BlocksOf,
     Finite,
     WeightBlock,
     apply,
@@ -31,8 +32,9 @@ Sums = dict[str, Any]  # by input: what its gradient is added to, in that input'
 
 
 def add_gradients(
-    xp: Arrays, call: Call, grad: Any, delta: Any, statistics: tuple[Any, Any], sums: Sums
-) -> None:
+    xp: Arrays, call: Call, grad: Any, delta: Any, statistics: tuple[Any, Any], sums: Sums,
+    blocks_of: BlocksOf = weight_blocks,
+) -> None:  # fmt: skip
     """Adds the gradients of query, key, value and bias, block by block.
 
     Args:
@@ -40,11 +42,12 @@ def add_gradients(
         delta: ``(B, Hq, Lq)``, ``Σ grad · output`` of the whole.
         statistics: of the whole rows, ``(B, Hq, Lq)`` each.
         sums: by input.
+        blocks_of: makes the blocks of weights, and knows the unit of the statistics.
     """
     query, key = (_finite(xp, x) for x in (call.query, call.key))
     whole = Finite(xp, grad)
     with np.errstate(all="ignore"):  # NaN and inf are valid results here
-        for block in weight_blocks(xp, call, statistics):
+        for block in blocks_of(xp, call, statistics):
             b, h, keys = block.b, block.h, block.keys
             empty = block.total == 0
             q, do = (xp.where(empty, 0.0, xp.wide(x[block.index])) for x in (query, grad))

@@ -328,7 +328,7 @@ def by_input(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
 def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     saved = ctx.saved_tensors
     refuse_forward_mode(grad, *saved)
-    return by_input(ctx, *_attend_backward(needed_of(ctx), grad, *saved, *ctx.numbers))
+    return by_input(ctx, *attend_backward(needed_of(ctx), grad, *saved, *ctx.numbers))
 
 
 def _save_gradient(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -480,7 +480,7 @@ def differentiable(
 
 
 _attend = differentiable(_forward, _differentiate, map_as_one)
-_attend_backward = differentiable(_backward, _differentiate_twice, map_one_by_one, _save_gradient)
+attend_backward = differentiable(_backward, _differentiate_twice, map_one_by_one, _save_gradient)
 attend_double_backward = differentiable(_double_backward, _refuse_third, map_one_by_one)
 
 

@@ -1,0 +1,121 @@
+"""Attention on GPUs by kernels in Triton: the backend."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import sys
+from typing import Any
+
+import numpy as np
+
+from regard._backends.block_reductions import reduce_blocks
+from regard._backends.gather import gather_weights
+from regard._backends.kernel import in_scores
+from regard._backends.part_gradients import add_gradients
+from regard._base.arrays import arrays_of, dtype_name
+from regard._call.call import Call
+
+LARGEST_HEAD = 256
+DEVICES = ("cuda", "xpu")  # cuda is AMD's too
+
+
+class Triton:
+    """See ``regard._backends.Backend``.
+
+    Output, row statistics and blocks of weights are computed by kernels; what is asked of weights
+    is read from these blocks, and gradients are those of the torch backend.
+    """
+
+    name = "triton"
+    past_torch = False
+    reads_statistics = True
+    few_rows = 0
+
+    def refuses(self, call: Call) -> str | None:
+        if not call.is_torch:
+            return "it takes torch tensors; convert with torch.from_numpy"
+        return _refuses_dtype(call) or _refuses_device(call) or _refuses_state(call)
+
+    def attention(self, call: Call, weights: bool) -> tuple[Any, tuple[Any, Any] | None]:
+        from regard._backends import triton_ops
+
+        out, maximum, total = triton_ops.attention(call)
+        return out, (maximum, total) if weights else None
+
+    def row_statistics(self, call: Call) -> tuple[Any, Any]:
+        from regard._backends import triton_ops
+
+        return triton_ops.forward(call.without_value())[1:]
+
+    def score_unit(self, call: Call) -> float:
+        return math.log(2)
+
+    def finds_statistics(self, call: Call, fields: dict[str, Any]) -> bool:
+        return False
+
+    def reduce(
+        self, call: Call, statistics: tuple[Any, Any] | None, fields: dict[str, Any]
+    ) -> None:
+        from regard._backends import triton_ops
+
+        assert statistics is not None
+        fields = dict(fields)
+        if (into := fields.pop("row_max", None)) is not None:
+            triton_ops.largest_scores(call, *statistics, into)
+        if fields:
+            xp = arrays_of(call.query)
+            reduce_blocks(xp, call, statistics, fields, triton_ops.weight_blocks)
+
+    def add_gradients(
+        self, call: Call, grad: Any, delta: Any, statistics: tuple[Any, Any], sums: dict[str, Any]
+    ) -> None:
+        from regard._backends import triton_ops
+
+        xp, blocks_of = arrays_of(call.query), triton_ops.weight_blocks
+        add_gradients(xp, call, grad, delta, statistics, sums, blocks_of)
+
+    def gather(self, call: Call, statistics: tuple[Any, Any], queries: Any, keys: Any) -> Any:
+        known = in_scores(self.score_unit(call), *map(np.asarray, statistics))
+        return gather_weights(arrays_of(call.query), call, known, queries, keys)
+
+
+def _refuses_dtype(call: Call) -> str | None:
+    if dtype_name(call.query) == "float64":
+        return "it computes in float32; float64 is for the torch backend"
+    sizes = call.query.shape[3], 0 if call.value is None else call.value.shape[3]
+    if max(sizes) > LARGEST_HEAD:
+        return f"its head sizes D and Dv go up to {LARGEST_HEAD}, these are {sizes}"
+    return None
+
+
+def _refuses_device(call: Call) -> str | None:
+    device = call.query.device.type
+    if device != "cpu" and device not in DEVICES:
+        return f"Triton has no kernels for {device}; it has for {', '.join(DEVICES)}"
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed; it comes with torch for GPUs, or by pip install triton"
+    if device == "cpu":
+        from regard._backends import triton_jit
+
+        if not triton_jit.INTERPRETED:
+            return (
+                "it computes on a GPU; move the tensors with .cuda(), or set TRITON_INTERPRET=1 "
+                "before Python starts, and it is interpreted, slowly"
+            )
+    return None
+
+
+def _refuses_state(call: Call) -> str | None:
+    torch = sys.modules["torch"]
+    if any(type(x) not in (torch.Tensor, torch.nn.Parameter) for x in call.tensors):
+        return "it takes plain tensors"
+    if torch._C._are_functorch_transforms_active():
+        return "transforms of torch.func are for the torch backend"
+    if not torch.compiler.is_compiling() and torch.autograd.forward_ad._current_level >= 0:
+        return "it has no forward-mode derivative"
+    from regard._base.torch_state import is_exported_to_onnx, is_recorded
+
+    if is_recorded() and is_exported_to_onnx():
+        return "ONNX has no such operator"
+    return None

@@ -1,0 +1,347 @@
+"""Attention on a GPU: the kernels, in Triton.
+
+One program computes some rows of one head: online softmax (FlashAttention) over tiles of keys, in
+units of log2. A query sees the keys from ``lo`` to ``hi``; tiles inside of all its rows' intervals
+are not masked. The maximum and total of a row are of its scores and the sink.
+
+Where a masked value may not be finite, NaN and inf must reach the rows that see them and no others.
+Whether any is, the device alone knows: two kernels are launched, and for each element of the batch
+one returns at once.
+
+Source: Milakov & Gimelshein 2018; Dao et al. 2022; Salmon et al. 2011 for the dropout.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _dot(x, y, INTERPRETED: tl.constexpr) -> Any:
+    """``x @ y``; the interpreter multiplies the bits of bfloat16 as if they were integers."""
+    if INTERPRETED:
+        x, y = x.to(tl.float32), y.to(tl.float32)
+    return tl.dot(x, y, input_precision="ieee")
+
+
+@triton.jit
+def _tanh(x) -> Any:
+    """From exp2, and as a polynomial where 1 − tanh would cancel."""
+    size = tl.abs(x)
+    of_large = 1 - 2 / (tl.exp2(size * 2.8853900817779268) + 1)
+    y = x * x
+    p = -1382.0 / 155925
+    p = p * y + 62.0 / 2835
+    p = p * y - 17.0 / 315
+    p = p * y + 2.0 / 15
+    p = p * y - 1.0 / 3
+    of_small = x + x * y * p
+    return tl.where(size >= 0.25, tl.where(x < 0, -of_large, of_large), of_small)
+
+
+@triton.jit
+def _exponent(s, added, c, maximum, HAS_EDITS: tl.constexpr, INTERPRETED: tl.constexpr) -> Any:
+    """``s · c − maximum``, one rounding: scores of 1e6 would lose a tenth to a second one."""
+    if INTERPRETED:  # which has no fused multiply-add
+        x = (s.to(tl.float64) * c - maximum[:, None]).to(tl.float32)
+    else:
+        x = s * c - maximum[:, None]
+    if HAS_EDITS:
+        x += added
+    return x
+
+
+@triton.jit
+def _kept(
+    rows, start, n, seed_ptr, threshold, first_row, row_step, first_key, key_step,
+    BM: tl.constexpr, BN: tl.constexpr, EACH: tl.constexpr,
+) -> Any:  # fmt: skip
+    """Bool ``(BM, BN)``: the weights that dropout keeps; see ``regard._backends.dropout``."""
+    seed = tl.load(seed_ptr)
+    low, high = (seed & 0xFFFFFFFF).to(tl.uint32), ((seed >> 32) & 0xFFFFFFFF).to(tl.uint32)
+    i = (rows.to(tl.int64) * row_step + first_row).to(tl.uint32)[:, None]
+    if EACH:
+        j = (start + tl.arange(0, BN)).to(tl.int64)[None, :] * key_step + first_key
+        zero = tl.zeros((BM, BN), tl.uint32)
+        word = (j % 4).to(tl.int32)
+    else:  # four keys of each counter
+        j = (start + first_key).to(tl.int64) + 4 * tl.arange(0, BN // 4)[None, :]
+        zero = tl.zeros((BM, BN // 4), tl.uint32)
+    counter = (j // 4).to(tl.uint32) + zero
+    i, head = i + zero, n.to(tl.uint32) + zero
+    a, b, c, d = tl.philox_impl(counter, i, head, zero, low + zero, high + zero, 10)
+    if EACH:
+        words = tl.where(word < 2, tl.where(word == 0, a, b), tl.where(word == 2, c, d))
+    else:
+        words = tl.interleave(tl.interleave(a, c), tl.interleave(b, d))
+    return words.to(tl.int64) >= threshold
+
+
+@triton.jit
+def _scores(
+    q, k_ptr, k_row, k_column, start, rows, rows_in, lo, hi, scale, cap,
+    query_ids, key_ids_ptr, mask_ptr, mask_row, mask_key, bias_ptr, bias_row, bias_key,
+    ranges_ptr, logs_ptr, edits, h, Lk, D,
+    BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, EDGE: tl.constexpr,
+    HAS_IDS: tl.constexpr, HAS_MASK: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr,
+    HAS_EDITS: tl.constexpr, INTERPRETED: tl.constexpr,
+) -> Any:  # fmt: skip
+    """Scores ``(BM, BN)``, masked or not, what edits add to their exponents, and who sees whom.
+
+    They are final scores where they are capped or biased, else products of query and key.
+    """
+    j, d = start + tl.arange(0, BN), tl.arange(0, BD)
+    inside = j < Lk
+    k = tl.load(
+        k_ptr + j[:, None].to(tl.int64) * k_row + d[None, :] * k_column,
+        mask=inside[:, None] & (d < D)[None, :], other=0.0,
+    )  # fmt: skip
+    s = _dot(q, tl.trans(k), INTERPRETED)
+    visible = inside[None, :] & rows_in[:, None]
+    if EDGE:
+        visible &= (lo[:, None] <= j[None, :]) & (j[None, :] < hi[:, None])
+    if HAS_IDS:
+        key_ids = tl.load(key_ids_ptr + j, mask=inside, other=0)
+        visible &= query_ids[:, None] == key_ids[None, :]
+    at_row, at_key = rows[:, None].to(tl.int64), j[None, :].to(tl.int64)
+    pairs = rows_in[:, None] & inside[None, :]
+    if HAS_MASK:
+        at = at_row * mask_row + at_key * mask_key
+        visible &= tl.load(mask_ptr + at, mask=pairs, other=0) != 0
+    if HAS_CAP:
+        s = cap * _tanh(s * scale / cap)
+    elif HAS_BIAS:
+        s = s * scale
+    if HAS_BIAS:
+        at = at_row * bias_row + at_key * bias_key
+        s += tl.load(bias_ptr + at, mask=pairs, other=0.0).to(tl.float32)
+    added = tl.zeros((BM, BN), tl.float32)
+    if HAS_EDITS:
+        for n in range(edits):
+            r = ranges_ptr + 6 * n
+            in_head = (tl.load(r) <= h) & (h < tl.load(r + 1))
+            end = tl.where(in_head, tl.load(r + 3), 0)  # no row of another head
+            in_rows = (tl.load(r + 2) <= rows) & (rows < end)
+            in_keys = (tl.load(r + 4) <= j) & (j < tl.load(r + 5))
+            added += tl.where(in_rows[:, None] & in_keys[None, :], tl.load(logs_ptr + n), 0.0)
+        visible &= added > -float("inf")
+        added = tl.where(visible, added, 0.0)
+    return s, added, visible
+
+
+@triton.jit
+def _softmax_step(s, added, visible, c, maximum, total, rest, HAS_EDITS: tl.constexpr,
+                  INTERPRETED: tl.constexpr) -> Any:  # fmt: skip
+    """The exponentials of a tile, by how much earlier ones shrink, and the new row statistics."""
+    t = s * c
+    if HAS_EDITS:
+        t += added
+    t = tl.where(visible, t, -float("inf"))
+    # A row of NaN keeps −inf: its total tells.
+    largest = tl.maximum(maximum, tl.max(tl.where(t == t, t, -float("inf")), 1))
+    base = tl.where(largest == -float("inf"), 0.0, largest)
+    x = _exponent(s, added, c, base, HAS_EDITS, INTERPRETED)
+    p = tl.where(visible, tl.exp2(x), 0.0)
+    shrink = tl.exp2(tl.where(maximum == -float("inf"), -float("inf"), maximum - base))
+    # Compensated: a long row has thousands of tiles. Source: Kahan 1965.
+    y = tl.sum(p, 1) - rest * shrink
+    before = total * shrink
+    total = before + y
+    rest = (total - before) - y
+    return p, shrink, largest, total, tl.where(rest == rest, rest, 0.0)
+
+
+@triton.jit
+def _add_sink(maximum, total, sink, c) -> Any:
+    """Maximum and total with the sink's, and by how much the sum of values shrinks."""
+    empty = (total == 0) & (maximum == -float("inf"))
+    largest = tl.where(empty, maximum, tl.maximum(maximum, sink))
+    base = tl.where(largest == -float("inf"), 0.0, largest)
+    shrink = tl.where(maximum == -float("inf"), 1.0, tl.exp2(maximum - base))
+    return largest, total * shrink + tl.where(empty, 0.0, tl.exp2(sink - base)), shrink
+
+
+# Each new length would be compiled for, were it a multiple of 16 or not.
+@triton.jit(do_not_specialize=["Lq", "Lk", "edits", "first_row", "first_key"])
+def attend(
+    q_ptr, k_ptr, v_ptr, out_ptr, maximum_ptr, total_ptr, flag_ptr, lo_ptr, hi_ptr,
+    query_ids_ptr, key_ids_ptr, mask_ptr, bias_ptr, sinks_ptr, ranges_ptr, logs_ptr, seed_ptr,
+    q_batch, q_head, q_row, q_column, k_batch, k_head, k_row, k_column,
+    v_batch, v_head, v_row, v_column, out_batch, out_head, out_row, out_column,
+    flag_batch, bounds_batch, query_ids_batch, key_ids_batch,
+    mask_batch, mask_head, mask_row, mask_key, bias_batch, bias_head, bias_row, bias_key,
+    Hq, group, Lq, Lk, D, Dv, edits, c, scale, cap,
+    threshold, keep, first_row, row_step, first_key, key_step,
+    BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr,
+    CLEAN: tl.constexpr, HAS_FLAG: tl.constexpr, HAS_OUTPUT: tl.constexpr,
+    HAS_STATISTICS: tl.constexpr, HAS_BOUNDS: tl.constexpr, HAS_IDS: tl.constexpr,
+    HAS_MASK: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr, HAS_EDITS: tl.constexpr, HAS_DROPOUT: tl.constexpr,
+    EACH: tl.constexpr, INTERPRETED: tl.constexpr,
+) -> None:  # fmt: skip
+    """Output and row statistics of some rows of one head.
+
+    ``CLEAN``: the kernel for masked values that are not finite, which the other leaves to it; it
+    goes over the keys twice, since what 0 · inf is depends on the final weights.
+    """
+    if HAS_FLAG:  # noqa: SIM102, of which the compiler needs two
+        if (tl.load(flag_ptr + tl.program_id(2) * flag_batch) != 0) == CLEAN:
+            return
+    h, b = tl.program_id(1), tl.program_id(2)
+    kv, wide_b = (h // group).to(tl.int64), b.to(tl.int64)
+    rows, d, dv = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, BD), tl.arange(0, BDV)
+    rows_in = rows < Lq
+    known = tl.minimum(rows, Lq - 1)  # the last row again, where there is none
+    q_ptr += wide_b * q_batch + h.to(tl.int64) * q_head
+    q = tl.load(
+        q_ptr + known[:, None].to(tl.int64) * q_row + d[None, :] * q_column,
+        mask=(d < D)[None, :], other=0.0,
+    )  # fmt: skip
+    k_ptr += wide_b * k_batch + kv * k_head
+    v_ptr += wide_b * v_batch + kv * v_head
+    mask_ptr += wide_b * mask_batch + h.to(tl.int64) * mask_head
+    bias_ptr += wide_b * bias_batch + h.to(tl.int64) * bias_head
+    key_ids_ptr += wide_b * key_ids_batch
+    lo, hi, query_ids = tl.zeros((BM,), tl.int32), tl.zeros((BM,), tl.int32) + Lk, rows
+    if HAS_BOUNDS:
+        lo = tl.load(lo_ptr + wide_b * bounds_batch + known)
+        hi = tl.load(hi_ptr + wide_b * bounds_batch + known)
+    if HAS_IDS:
+        query_ids = tl.load(query_ids_ptr + wide_b * query_ids_batch + known)
+    first, last = tl.min(lo, 0) // BN * BN, tl.max(hi, 0)
+    last = tl.maximum(first, tl.cdiv(last, BN) * BN)
+    full = tl.minimum(tl.cdiv(tl.max(lo, 0), BN) * BN, last)
+    edge = tl.maximum(tl.minimum(tl.min(hi, 0) // BN * BN, last), full)
+    maximum = tl.zeros((BM,), tl.float32) - float("inf")
+    total, rest = tl.zeros((BM,), tl.float32), tl.zeros((BM,), tl.float32)
+    acc = tl.zeros((BM, BDV), tl.float32)
+    n = b * Hq + h
+    for part in tl.static_range(3):  # masked tiles, tiles that all rows see, masked tiles
+        begin = first if part == 0 else (full if part == 1 else edge)
+        end = full if part == 0 else (edge if part == 1 else last)
+        for start in range(begin, end, BN):
+            s, added, visible = _scores(
+                q, k_ptr, k_row, k_column, start, rows, rows_in, lo, hi, scale, cap,
+                query_ids, key_ids_ptr, mask_ptr, mask_row, mask_key, bias_ptr, bias_row, bias_key,
+                ranges_ptr, logs_ptr, edits, h, Lk, D, BM, BN, BD, part != 1,
+                HAS_IDS, HAS_MASK, HAS_BIAS, HAS_CAP, HAS_EDITS, INTERPRETED,
+            )  # fmt: skip
+            p, shrink, maximum, total, rest = _softmax_step(
+                s, added, visible, c, maximum, total, rest, HAS_EDITS, INTERPRETED
+            )
+            if HAS_OUTPUT and not CLEAN:
+                if HAS_DROPOUT:
+                    kept = _kept(rows, start, n, seed_ptr, threshold, first_row, row_step,
+                                 first_key, key_step, BM, BN, EACH)  # fmt: skip
+                    p = tl.where(kept, p * keep, 0.0)
+                j = start + tl.arange(0, BN)
+                v = tl.load(
+                    v_ptr + j[:, None].to(tl.int64) * v_row + dv[None, :] * v_column,
+                    mask=(j < Lk)[:, None] & (dv < Dv)[None, :], other=0.0,
+                )  # fmt: skip
+                acc = acc * shrink[:, None] + _dot(p.to(v.dtype), v, INTERPRETED)
+    if HAS_SINKS:
+        sink = tl.load(sinks_ptr + h).to(tl.float32) * 1.4426950408889634
+        maximum, total, shrink = _add_sink(maximum, total, sink, c)
+        acc = acc * shrink[:, None]
+    at = (wide_b * Hq + h) * Lq + rows
+    if HAS_STATISTICS:
+        tl.store(maximum_ptr + at, maximum, mask=rows_in)
+        tl.store(total_ptr + at, total, mask=rows_in)
+    if HAS_OUTPUT:
+        divisor = tl.where(total == 0, 1.0, total)
+        if CLEAN:
+            base = tl.where(maximum == -float("inf"), 0.0, maximum)
+            up, down = tl.zeros((BM, BDV), tl.float32), tl.zeros((BM, BDV), tl.float32)
+            undefined = tl.zeros((BM, BDV), tl.float32)
+            for start in range(first, last, BN):
+                s, added, visible = _scores(
+                    q, k_ptr, k_row, k_column, start, rows, rows_in, lo, hi, scale, cap,
+                    query_ids, key_ids_ptr, mask_ptr, mask_row, mask_key,
+                    bias_ptr, bias_row, bias_key,
+                    ranges_ptr, logs_ptr, edits, h, Lk, D, BM, BN, BD, True,
+                    HAS_IDS, HAS_MASK, HAS_BIAS, HAS_CAP, HAS_EDITS, INTERPRETED,
+                )  # fmt: skip
+                x = _exponent(s, added, c, base, HAS_EDITS, INTERPRETED)
+                w = tl.where(visible, tl.exp2(x) / divisor[:, None], 0.0)
+                if HAS_DROPOUT:
+                    kept = _kept(rows, start, n, seed_ptr, threshold, first_row, row_step,
+                                 first_key, key_step, BM, BN, EACH)  # fmt: skip
+                    w = tl.where(kept, w * keep, 0.0)
+                j = start + tl.arange(0, BN)
+                v = tl.load(
+                    v_ptr + j[:, None].to(tl.int64) * v_row + dv[None, :] * v_column,
+                    mask=(j < Lk)[:, None] & (dv < Dv)[None, :], other=0.0,
+                ).to(tl.float32)  # fmt: skip
+                is_nan, infinite = v != v, tl.abs(v) == float("inf")
+                acc += _dot(w, tl.where(is_nan | infinite, 0.0, v), INTERPRETED)
+                some, none = (w > 0).to(tl.float32), (visible & (w == 0)).to(tl.float32)
+                up += _dot(some, (v == float("inf")).to(tl.float32), INTERPRETED)
+                down += _dot(some, (v == -float("inf")).to(tl.float32), INTERPRETED)
+                undefined += _dot(visible.to(tl.float32), is_nan.to(tl.float32), INTERPRETED)
+                undefined += _dot(none, infinite.to(tl.float32), INTERPRETED)
+            acc = tl.where(up > 0, float("inf"), tl.where(down > 0, -float("inf"), acc))
+            undefined += up * down
+            acc = tl.where((undefined > 0) | (total != total)[:, None], float("nan"), acc)
+        else:
+            acc = acc / divisor[:, None]
+        out_ptr += wide_b * out_batch + h.to(tl.int64) * out_head
+        tl.store(
+            out_ptr + rows[:, None].to(tl.int64) * out_row + dv[None, :] * out_column,
+            acc.to(out_ptr.dtype.element_ty), mask=rows_in[:, None] & (dv < Dv)[None, :],
+        )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["Lq", "Lk", "edits", "row0", "key0"])
+def logarithms(
+    out_ptr, q_ptr, k_ptr, maximum_ptr, lo_ptr, hi_ptr,
+    query_ids_ptr, key_ids_ptr, mask_ptr, bias_ptr, ranges_ptr, logs_ptr,
+    out_batch, out_head, out_row, q_batch, q_head, q_row, q_column,
+    k_batch, k_head, k_row, k_column, bounds_batch, query_ids_batch, key_ids_batch,
+    mask_batch, mask_head, mask_row, mask_key, bias_batch, bias_head, bias_row, bias_key,
+    b0, h0, heads, row0, rows_end, key0, keys_end, Hq, group, Lq, Lk, D, edits, c, scale, cap,
+    BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, HAS_BOUNDS: tl.constexpr,
+    HAS_IDS: tl.constexpr, HAS_MASK: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr,
+    HAS_EDITS: tl.constexpr, INTERPRETED: tl.constexpr,
+) -> None:  # fmt: skip
+    """``ln`` of the weights of a block times their total, from the maxima of the rows."""
+    h, b = h0 + tl.program_id(2) % heads, b0 + tl.program_id(2) // heads
+    kv, wide_b, wide_h = (h // group).to(tl.int64), b.to(tl.int64), h.to(tl.int64)
+    rows, d = row0 + tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, BD)
+    rows_in, known = rows < rows_end, tl.minimum(rows, Lq - 1)
+    q = tl.load(
+        q_ptr + wide_b * q_batch + wide_h * q_head
+        + known[:, None].to(tl.int64) * q_row + d[None, :] * q_column,
+        mask=(d < D)[None, :], other=0.0,
+    )  # fmt: skip
+    lo, hi, query_ids = tl.zeros((BM,), tl.int32), tl.zeros((BM,), tl.int32) + Lk, rows
+    if HAS_BOUNDS:
+        lo = tl.load(lo_ptr + wide_b * bounds_batch + known)
+        hi = tl.load(hi_ptr + wide_b * bounds_batch + known)
+    if HAS_IDS:
+        query_ids = tl.load(query_ids_ptr + wide_b * query_ids_batch + known)
+    start = key0 + tl.program_id(1) * BN
+    s, added, visible = _scores(
+        q, k_ptr + wide_b * k_batch + kv * k_head, k_row, k_column,
+        start, rows, rows_in, lo, hi, scale, cap,
+        query_ids, key_ids_ptr + wide_b * key_ids_batch,
+        mask_ptr + wide_b * mask_batch + wide_h * mask_head, mask_row, mask_key,
+        bias_ptr + wide_b * bias_batch + wide_h * bias_head, bias_row, bias_key,
+        ranges_ptr, logs_ptr, edits, h, Lk, D, BM, BN, BD, True,
+        HAS_IDS, HAS_MASK, HAS_BIAS, HAS_CAP, HAS_EDITS, INTERPRETED,
+    )  # fmt: skip
+    maximum = tl.load(maximum_ptr + (wide_b * Hq + h) * Lq + known)
+    base = tl.where(maximum == -float("inf"), 0.0, maximum)
+    x = _exponent(s, added, c, base, HAS_EDITS, INTERPRETED) * 0.6931471805599453
+    j = start + tl.arange(0, BN)
+    at = (b - b0).to(tl.int64) * out_batch + (h - h0).to(tl.int64) * out_head
+    tl.store(
+        out_ptr + at + (rows - row0)[:, None].to(tl.int64) * out_row + (j - key0)[None, :],
+        tl.where(visible, x, -float("inf")), mask=rows_in[:, None] & (j < keys_end)[None, :],
+    )  # fmt: skip
+
+
+INTERPRETED = not isinstance(attend, triton.runtime.JITFunction)

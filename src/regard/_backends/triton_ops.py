@@ -1,0 +1,271 @@
+"""The kernels in Triton as a custom operator of torch: traceable, with a gradient.
+
+The gradients are those of the torch backend's operators.
+"""
+
+import contextlib
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard._backends import triton_jit
+from regard._backends.formula import WeightBlock
+from regard._backends.kernel import new_output
+from regard._backends.torch_ops import (
+    CALL_SCHEMA,
+    attend_backward,
+    by_input,
+    differentiable,
+    make_operator,
+    map_one_by_one,
+    needed_of,
+    pack,
+    refuse_forward_mode,
+    tensors_of,
+    unpack,
+)
+from regard._base.arrays import Arrays
+from regard._call.call import Call
+from regard._call.checks import check_contents
+from regard._call.visible import Visibility, blocks
+
+LOG2E = math.log2(math.e)
+SMALL_TILE = 64, 32, 4, 1  # of the kernel for values that are not finite, which holds more sums
+
+
+def bounds(call: Call) -> tuple[Tensor, Tensor] | None:
+    """``(B or 1, Lq)`` int32: the first key that each query may see, and the one after the last.
+
+    By lengths, order, window and intervals, on the device; None where every query sees every key.
+    Masks, segments and edits hide more.
+    """
+    rules = (call.causal, call.window_left, call.window_right, call.interval_first)
+    if call.key_lengths is None and all(x is None or x is False for x in rules):
+        return None
+    device, (*_, Lq, Lk) = call.query.device, call.sizes
+    # Without a copy to the device where all elements of the batch are alike.
+    lengths = Lk if call.key_lengths is None else call.key_lengths.to(device)[:, None]
+    starts: Any = lengths - Lq
+    if call.query_start is not None:
+        starts = torch.as_tensor(call.query_start).to(device)[:, None]
+    place = torch.arange(Lq, device=device)[None] * call.query_step + starts
+    low, high, step = torch.zeros_like(place), torch.zeros_like(place) + lengths, call.key_step
+    if call.causal:
+        high = high.minimum(place // step + 1)
+    if call.window_right is not None:
+        high = high.minimum((place + call.window_right) // step + 1)
+    if call.window_left is not None:
+        low = low.maximum(-((call.window_left - place) // step))
+    if call.interval_first is not None:
+        low, high = low.maximum(call.interval_first), high.minimum(call.interval_last)
+    high = high.clamp(0, Lk)
+    low = low.clamp(0, Lk).minimum(high)
+    return low.int().contiguous(), high.int().contiguous()
+
+
+def _block(D: int) -> int:
+    """The width of a tile that holds vectors of D numbers."""
+    return max(16, 1 << (D - 1).bit_length())
+
+
+def tile(call: Call) -> tuple[int, int, int, int]:
+    """Rows and keys of a tile, warps and stages: by head size and dtype alone, for equal bits."""
+    wide, narrow = max(call.query.shape[3], _value_size(call)), call.query.dtype != torch.float32
+    if triton_jit.INTERPRETED:
+        return 64, 64, 4, 1
+    if not narrow:
+        return (64, 32, 4, 2) if wide <= 64 else (32, 32, 4, 2)
+    if wide <= 64:
+        return 128, 64, 8, 3
+    return (128, 64, 8, 2) if wide <= 128 else (64, 32, 8, 2)
+
+
+def _value_size(call: Call) -> int:
+    return 0 if call.value is None else int(call.value.shape[3])
+
+
+def _strides(x: Tensor) -> list[int]:
+    """Of an array that is broadcast along axes of size 1."""
+    return [0 if n == 1 else stride for n, stride in zip(x.shape, x.stride())]
+
+
+@contextlib.contextmanager
+def _on_device_of(x: Tensor) -> Iterator[None]:
+    """Triton launches on the current device; its interpreter warns where NumPy does."""
+    if x.is_cpu:
+        with np.errstate(all="ignore"):
+            yield
+    else:
+        with torch.get_device_module(x.device).device(x.device):
+            yield
+
+
+def forward(call: Call) -> tuple[Any, Tensor, Tensor]:
+    """Output, maximum and total; the maximum is in units of log2. No output without a value."""
+    check_contents(call)
+    (B, Hq, _, Lq, Lk), device = call.sizes, call.query.device
+    q, v = call.query, call.value
+    out = None if v is None else new_output(q, v.shape[3], call.output_dtype)
+    maximum = torch.full((B, Hq, Lq), -torch.inf, device=device)
+    total = torch.zeros((B, Hq, Lq), device=device)
+    if 0 in (B, Hq, Lq, Lk):
+        return (None if out is None else out.zero_()), maximum, total
+    arguments, flags = _arguments(call, out, maximum, total)
+    sizes = {"BD": _block(q.shape[3]), "BDV": _block(max(_value_size(call), 1))}
+    with _on_device_of(q):
+        for clean in (False, True) if flags["HAS_FLAG"] else (False,):
+            BM, BN, warps, stages = SMALL_TILE if clean else tile(call)
+            triton_jit.attend[(-(-Lq // BM), Hq, B)](
+                *arguments, **sizes, **flags, CLEAN=clean,
+                BM=BM, BN=BN, num_warps=warps, num_stages=stages,
+            )  # fmt: skip
+    return out, maximum, total
+
+
+def _arguments(
+    call: Call, out: Tensor | None, maximum: Tensor, total: Tensor
+) -> tuple[list[Any], dict[str, bool]]:
+    """What the kernel takes, in its order, and what it is compiled for."""
+    q, v, device = call.query, call.key if call.value is None else call.value, call.query.device
+    scores = _Scores(call)
+    has_flag = out is not None and scores.hides
+    flag = v.isfinite().flatten(1).all(1).int() if has_flag else q
+    sinks = q if call.sinks is None else call.sinks.contiguous()
+    seed = q if call.seed is None else call.seed.to(device)
+    (first_row, first_key), (row_step, key_step) = call.draws
+    low, high, *others = scores.arrays
+    arrays = [q, call.key, v, q if out is None else out, maximum, total, flag, low, high]
+    arrays += [*others[:4], sinks, *others[4:], seed]
+    strides = [*q.stride(), *_of_batch(call.key, len(q)), *_of_batch(v, len(q))]
+    strides += [0, 0, 0, 0] if out is None else list(out.stride())
+    strides.append(int(len(v) > 1))
+    keep = 1 / (1 - call.dropout)
+    numbers = [q.shape[1], *scores.sizes, _value_size(call), *scores.numbers]
+    numbers += [round(call.dropout * 2**32), keep, first_row, row_step, first_key, key_step]
+    return [*arrays, *strides, *scores.strides, *numbers], {
+        **scores.flags, "HAS_FLAG": has_flag, "HAS_OUTPUT": out is not None,
+        "HAS_STATISTICS": True, "HAS_SINKS": call.sinks is not None,
+        "HAS_DROPOUT": call.dropout > 0, "EACH": key_step != 1 or first_key % 4 != 0,
+    }  # fmt: skip
+
+
+class _Scores:
+    """What both kernels take of a call for its scores, in the order of their parameters."""
+
+    def __init__(self, call: Call) -> None:
+        q, device, limits = call.query, call.query.device, bounds(call)
+        low, high = (q, q) if limits is None else limits
+        ids = call.query_segments, call.key_segments
+        of_queries, of_keys = (q if x is None else x.long().contiguous() for x in ids)
+        mask = q[:1, :1, :1, :1] if call.mask is None else call.mask.view(torch.uint8)
+        bias = q[:1, :1, :1, :1] if call.bias is None else call.bias
+        ranges, logs, edits = q, q, 0
+        if call.edit_ranges is not None:
+            ranges, edits = call.edit_ranges.to(device), len(call.edit_ranges)
+            logs = call.edit_factors.log2().float().to(device)
+        bent = call.softcap is not None or call.bias is not None
+        _, Hq, Hkv, Lq, Lk = call.sizes
+        given = (limits, *ids, call.mask, call.edit_ranges)
+        self.hides = any(x is not None for x in given)
+        self.arrays = [low, high, of_queries, of_keys, mask, bias, ranges, logs]
+        self.strides = [
+            0 if x is None or len(y) == 1 else y.stride(0)
+            for x, y in zip(given, (low, of_queries, of_keys))
+        ] + [*_strides(mask), *_strides(bias)]
+        self.sizes = [Hq // Hkv, Lq, Lk, q.shape[3]]
+        factor = LOG2E if bent else call.scale * LOG2E
+        self.numbers = [edits, factor, call.scale, call.softcap or 1.0]
+        self.flags = {
+            "HAS_BOUNDS": limits is not None, "HAS_IDS": ids[0] is not None,
+            "HAS_MASK": call.mask is not None, "HAS_BIAS": call.bias is not None,
+            "HAS_CAP": call.softcap is not None, "HAS_EDITS": edits > 0,
+            "INTERPRETED": triton_jit.INTERPRETED,
+        }  # fmt: skip
+
+
+def weight_blocks(xp: Arrays, call: Call, statistics: tuple[Any, Any]) -> Iterator[WeightBlock]:
+    """The weights in blocks of whole rows, from the scores that the kernel computes once more."""
+    check_contents(call)
+    q, visibility = call.query, Visibility(call, xp.arange)
+    maximum, total = (
+        torch.as_tensor(x, dtype=torch.float32).to(q.device).contiguous() for x in statistics
+    )
+    scores = _Scores(call)
+    of_scores = maximum * math.log(2)
+    BM, BN, warps, _ = tile(call)
+    for block in blocks(call, visibility, xp.block_elements, xp.tallest_block):
+        b, h, rows, keys = block
+        sizes = [x.stop - x.start for x in block]
+        shifted = torch.empty(sizes, device=q.device)
+        if shifted.numel():
+            low, high, *others = scores.arrays
+            arrays = [shifted, q, call.key, maximum, low, high, *others]
+            strides = [*shifted.stride()[:3], *q.stride(), *_of_batch(call.key, len(q))]
+            place = [b.start, h.start, sizes[1], rows.start, rows.stop, keys.start, keys.stop]
+            numbers = [*place, q.shape[1], *scores.sizes, *scores.numbers]
+            grid = -(-sizes[2] // BM), -(-sizes[3] // BN), sizes[0] * sizes[1]
+            with _on_device_of(q):
+                triton_jit.logarithms[grid](
+                    *arrays, *strides, *scores.strides, *numbers, **scores.flags,
+                    BM=BM, BN=BN, BD=_block(q.shape[3]), num_warps=warps,
+                )  # fmt: skip
+        positions, visible = visibility.positions(b.start, rows, keys), visibility.pairs(*block)
+        of_rows = (x[b, h, rows][..., None] for x in (of_scores, total))
+        yield WeightBlock(xp, *block, positions, visible, shifted, *of_rows)
+
+
+def largest_scores(call: Call, maximum: Any, total: Any, into: Tensor) -> None:
+    """Fills ``(B, Hq, Lq)`` with the largest score of each row among the keys of the call."""
+    if call.sinks is not None or not call.whole_rows:
+        _, maximum, total = forward(replace(call.without_value(), sinks=None))
+    maximum, total = (torch.as_tensor(x).to(into.device) for x in (maximum, total))
+    found = maximum.to(into.dtype) * math.log(2)
+    into[...] = torch.where(total.isnan() & (found < torch.inf), torch.nan, found)
+
+
+def _of_batch(x: Tensor, B: int) -> list[int]:
+    """Strides of keys or values that a batch may share."""
+    batch, *rest = x.stride()
+    return [batch if len(x) == B else 0, *rest]
+
+
+@make_operator("triton_attention", CALL_SCHEMA, "(Tensor, Tensor, Tensor)", products=(1, 1))
+def _forward(*values: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return forward(unpack(*values))
+
+
+@_forward.register_fake
+def _(*values: Any) -> tuple[Tensor, Tensor, Tensor]:
+    call = unpack(*values)
+    rows = call.query.new_empty(call.query.shape[:3], dtype=torch.float32)
+    out = new_output(call.query, call.value.shape[3], call.output_dtype)
+    return out, rows, torch.empty_like(rows)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    tensors, ctx.numbers = tensors_of(inputs)
+    ctx.save_for_backward(*tensors)
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(False)
+
+
+def _differentiate(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
+    if grad is None:
+        return (None,) * len(ctx.needs_input_grad)
+    tensors = ctx.saved_tensors
+    refuse_forward_mode(grad, *tensors)
+    return by_input(ctx, *attend_backward(needed_of(ctx), grad, *tensors, *ctx.numbers))
+
+
+_attend = differentiable(_forward, _differentiate, map_one_by_one, _save)
+
+
+def attention(call: Call) -> tuple[Tensor, Tensor, Tensor]:
+    """As ``forward``, differentiable twice and traceable."""
+    found: tuple[Tensor, Tensor, Tensor] = _attend(*pack(call))
+    return found

@@ -1,0 +1,204 @@
+"""The kernels in Triton, which its interpreter runs on the CPU: ``TRITON_INTERPRET=1 pytest``."""
+
+import importlib.util
+import os
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import regard
+import test_attention as plain
+from definition import define
+from regard._backends import by_name
+from strategies import calls, to_dtype, to_torch
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+INSTALLED = importlib.util.find_spec("triton") is not None
+interpreted = pytest.mark.skipif(
+    not (INTERPRETED and INSTALLED),
+    reason="kernels in Triton run on the CPU where TRITON_INTERPRET=1 is set and triton is there",
+)
+
+
+def draw(*shapes, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
+
+
+def attend(*inputs, **options):
+    return regard.attention(*inputs, backend="triton", **options)
+
+
+def shifted(x):
+    """x in memory of other strides, which Triton takes for any."""
+    wide = torch.zeros(*x.shape[:-1], 2 * x.shape[-1] + 1, dtype=x.dtype)
+    wide[..., 1::2] = x
+    return wide[..., 1::2]
+
+
+@interpreted
+@settings(max_examples=15, deadline=None)
+@given(calls(), st.sampled_from(["float32", "float16"]))
+def test_it_matches_the_definition_with_all_options_together(call, dtype):
+    (q, k, v), options = call
+    q, k, v = (to_dtype(x, dtype) for x in (q, k, v))
+    tensors = [torch.from_numpy(x.copy()) for x in (q, k, v)]
+    out, weights = attend(*tensors, **to_torch(options), return_weights=True)
+    assert weights._statistics.backend.name == "triton"
+    plain.check(out, q, k, v, options)
+    exact = define(q, k, **options)[0]
+    np.testing.assert_allclose(np.asarray(weights), exact, rtol=1e-4, atol=3e-6)
+
+
+OPTIONS = {
+    "plain": {},
+    "causal": {"causal": True},
+    "window": {"causal": True, "window": (70, 3)},
+    "lengths": {"causal": True, "key_lengths": torch.tensor([97, 5])},
+    "packed": {"segments": (torch.arange(80) // 30, torch.arange(97) // 31)},
+    "capped": {"softcap": 4.0, "sinks": torch.tensor([1.0, -2.0, 30.0, 0.0])},
+    "dropped": {"dropout": 0.4, "seed": -123456789012345},
+    "edited": {"edits": [regard.Edit(1, slice(3, 70), slice(2, 90), 0.0),
+                         regard.Edit(2, slice(9, 80), slice(60), 3.0)]},
+    "part": {"query_start": 9, "key_start": 3, "key_step": 2, "dropout": 0.2, "seed": 5,
+             "causal": True},
+}  # fmt: skip
+
+
+@interpreted
+@pytest.mark.parametrize("name", OPTIONS)
+def test_each_option_at_lengths_that_no_tile_divides(name):
+    q, k, v = draw((2, 4, 80, 40), (2, 2, 97, 40), (2, 2, 97, 24))
+    options = OPTIONS[name]
+    out, weights, rows = attend(
+        shifted(q), shifted(k), shifted(v), **options, return_weights=True, return_statistics=True
+    )
+    exact = [x.double() for x in (q, k, v)]
+    options = {n: x.double() if n == "sinks" else x for n, x in options.items()}
+    expected, other, of_rows = regard.attention(
+        *exact, **options, backend="torch", return_weights=True, return_statistics=True
+    )
+    torch.testing.assert_close(out.double(), expected, rtol=2e-6, atol=2e-6)
+    torch.testing.assert_close(weights[...].double(), other[...], rtol=2e-5, atol=1e-6)
+    for x, y in zip(rows, of_rows):
+        torch.testing.assert_close(x.double(), y, rtol=1e-5, atol=1e-5)
+
+
+@interpreted
+def test_scores_of_any_size_have_rows_that_sum_to_one():
+    q, k, v = draw((1, 2, 70, 16), (1, 2, 130, 16), (1, 2, 130, 16))
+    for size in (1.0, 30.0, 1e3):
+        out, weights = attend(q * size, k * size, v, causal=True, return_weights=True)
+        whole = weights[...].double()
+        torch.testing.assert_close(whole.sum(-1), torch.ones_like(whole[..., 0]), atol=1e-6, rtol=0)
+        torch.testing.assert_close(out.double(), whole @ v.double(), rtol=1e-5, atol=1e-5)
+
+
+@interpreted
+@pytest.mark.parametrize("name", ["causal", "packed", "dropped", "edited"])
+def test_what_is_not_finite_reaches_the_rows_that_see_it_and_no_others(name):
+    q, k, v = draw((2, 4, 80, 8), (2, 2, 97, 8), (2, 2, 97, 5))
+    v[0, 0, 40, 0], v[0, 1, 96, 1], v[1, 0, 50:60, 2] = np.nan, np.inf, -np.inf
+    v[1, 0, 55, 2], k[1, 1, 70], q[0, 3, 20] = np.inf, np.nan, np.nan
+    found = attend(q, k, v, **OPTIONS[name])
+    expected = regard.attention(q, k, v, **OPTIONS[name], backend="torch")
+    torch.testing.assert_close(found, expected, rtol=2e-6, atol=2e-6, equal_nan=True)
+
+
+@interpreted
+def test_a_query_that_sees_nothing_and_empty_axes():
+    q, k, v = draw((1, 2, 5, 4), (1, 2, 9, 4), (1, 2, 9, 3))
+    nothing = torch.zeros(5, 9, dtype=torch.bool)
+    out, rows = attend(q, k, v, mask=nothing, sinks=torch.ones(2), return_statistics=True)
+    assert (out == 0).all()
+    assert (rows.maximum == -torch.inf).all()
+    assert (rows.total == 0).all()
+    assert (attend(q, k[:, :, :0], v[:, :, :0]) == 0).all()
+    assert attend(q[:, :, :0], k, v).shape == (1, 2, 0, 3)
+    assert attend(q[:0], k[:0], v[:0]).shape == (0, 2, 5, 3)
+
+
+@interpreted
+def test_everything_that_is_asked_of_weights_is_what_the_torch_backend_gives():
+    q, k, v = draw((1, 2, 70, 8), (1, 2, 90, 8), (1, 2, 90, 8))
+    options = {"causal": True, "softcap": 3.0, "sinks": torch.tensor([0.5, -1.0])}
+    own, other = (
+        regard.AttentionWeights(q, k, **options, backend=name) for name in ("triton", "torch")
+    )
+    for ask in (
+        lambda w: w.summary(topk=3, strongest=4, pool=(7, 5)), lambda w: w @ v, lambda w: w.lse,
+        lambda w: w.pool((3, 9), how="mass"), lambda w: w.max_score, lambda w: w.T @ v[:, :, :70],
+        lambda w: w.at(torch.arange(9), torch.arange(9)), lambda w: w.diagonals()[1],
+        lambda w: w.part(slice(3, 60, 4), slice(9, None, 3)).entropy(), lambda w: w[0, 1, 69, 4:9],
+    ):  # fmt: skip
+        torch.testing.assert_close(ask(own), ask(other), rtol=1e-5, atol=2e-6, equal_nan=True)
+
+
+@interpreted
+def test_it_has_first_and_second_gradients_and_adds_those_of_parts():
+    inputs = [x.requires_grad_() for x in draw((1, 2, 9, 4), (1, 2, 11, 4), (1, 2, 11, 3))]
+
+    def gradients(backend):
+        out = regard.attention(*inputs, causal=True, backend=backend)
+        first = torch.autograd.grad(out.square().sum(), inputs, create_graph=True)
+        return out, *first, *torch.autograd.grad(sum(x.square().sum() for x in first), inputs)
+
+    for x, y in zip(gradients("triton"), gradients("torch")):
+        torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-5)
+    q, k, v = (x.detach() for x in inputs)
+    out, rows = attend(q, k, v, return_statistics=True)
+    found = regard.attention_gradients(q, k, v, out, rows, torch.ones_like(out), backend="triton")
+    other = regard.attention_gradients(q, k, v, out, rows, torch.ones_like(out), backend="torch")
+    for x, y in zip(found[:3], other):
+        torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-5)
+
+
+@interpreted
+def test_the_batch_changes_no_bit():
+    q, k, v = draw((3, 2, 70, 8), (3, 2, 90, 8), (3, 2, 90, 8))
+    v[0, 0, 3, 1] = np.nan  # another kernel computes that element
+    whole = attend(q, k, v, causal=True)
+    assert torch.equal(whole[1:2], attend(q[1:2], k[1:2], v[1:2], causal=True))
+
+
+REFUSED = {
+    "it takes torch tensors": (np.zeros((2, 3), np.float32), {}),
+    "float64 is for the torch backend": (torch.zeros(2, 3, dtype=torch.float64), {}),
+    "head sizes D and Dv go up to 256": (torch.zeros(2, 257), {}),
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_what_it_refuses_is_said_in_words(words):
+    x, options = REFUSED[words]
+    with pytest.raises(regard.UnsupportedError, match=words):
+        attend(x, x, x, **options)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="they are computed by the interpreter")
+def test_tensors_on_the_cpu_are_refused():
+    x = torch.zeros(2, 3)
+    needed = "set TRITON_INTERPRET=1" if INSTALLED else "triton is not installed"
+    with pytest.raises(regard.UnsupportedError, match=needed):
+        attend(x, x, x)
+
+
+def test_without_triton_and_on_other_devices_it_says_so(monkeypatch):
+    call = regard._operator.attention.read_call(*3 * [torch.zeros(2, 3, device="meta")])
+    assert "Triton has no kernels for meta" in by_name("triton").refuses(call)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(regard.UnsupportedError, match="triton is not installed"):
+        attend(*3 * [torch.zeros(2, 3)])
+
+
+@interpreted
+def test_transforms_and_forward_mode_are_refused(monkeypatch):
+    x = torch.randn(1, 3, 4)
+    with pytest.raises(regard.UnsupportedError, match=r"transforms of torch\.func"):
+        torch.func.grad(lambda y: attend(y, y, y).sum())(x)
+    monkeypatch.setattr(torch.autograd.forward_ad, "_current_level", 0)  # as in dual_level()
+    with pytest.raises(regard.UnsupportedError, match="no forward-mode derivative"):
+        attend(x, x, x)
