@@ -138,6 +138,32 @@ def test_everything_that_is_asked_of_weights_is_what_the_torch_backend_gives():
 
 
 @interpreted
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"causal": True, "key_lengths": torch.tensor([40, 90])},
+        {"softcap": 2.0, "sinks": torch.tensor([1.0, -2.0, 9.0, 0.0]), "mask": torch.eye(90) == 0},
+        {"window": (40, 5), "query_start": 3, **OPTIONS["edited"]},
+        {"bias": torch.eye(90).log()},  # -inf: a weight of 0 that is seen
+    ],
+    ids=["lengths", "mask", "window", "bias"],
+)
+def test_what_one_pass_reduces_with_rows_of_nan_and_in_parts(options):
+    q, k = draw((2, 4, 90, 8), (2, 2, 90, 8))
+    q[0, 1, 5] = np.nan
+    own, other = (
+        regard.AttentionWeights(q, k, **options, backend=name) for name in ("triton", "torch")
+    )
+    part = slice(3, 80, 4), slice(9, None, 3)
+    for x, y in ((own, other), (own.part(*part), other.part(*part))):
+        for ask in (
+            lambda w: w.summary(only=["entropy", "distance", "received", "lse"]),
+            lambda w: w.received(how="max"),
+        ):
+            torch.testing.assert_close(ask(x), ask(y), rtol=1e-5, atol=2e-6, equal_nan=True)
+
+
+@interpreted
 def test_it_has_first_and_second_gradients_and_adds_those_of_parts():
     inputs = [x.requires_grad_() for x in draw((1, 2, 9, 4), (1, 2, 11, 4), (1, 2, 11, 3))]
 

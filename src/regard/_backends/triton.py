@@ -23,8 +23,9 @@ DEVICES = ("cuda", "xpu")  # cuda is AMD's too
 class Triton:
     """See ``regard._backends.Backend``.
 
-    Output, row statistics and blocks of weights are computed by kernels; what is asked of weights
-    is read from these blocks, and gradients are those of the torch backend.
+    Kernels compute output and row statistics, in one more pass entropy, distance and received
+    weights, and blocks of weights, from which all else that is asked of them is read. Gradients are
+    those of the torch backend.
     """
 
     name = "triton"
@@ -63,6 +64,11 @@ class Triton:
         fields = dict(fields)
         if (into := fields.pop("row_max", None)) is not None:
             triton_ops.largest_scores(call, *statistics, into)
+        if (into := fields.pop("lse", None)) is not None:
+            triton_ops.log_sum_exp(statistics, into)
+        at_once = {name: fields.pop(name) for name in triton_ops.FIELDS if name in fields}
+        if at_once:
+            triton_ops.reduce(call, statistics, at_once)
         if fields:
             xp = arrays_of(call.query)
             reduce_blocks(xp, call, statistics, fields, triton_ops.weight_blocks)

@@ -344,4 +344,90 @@ def logarithms(
     )  # fmt: skip
 
 
+@triton.jit(do_not_specialize=["Lq", "Lk", "edits"])
+def reductions(
+    entropy_ptr, distance_ptr, received_ptr, largest_ptr, undefined_ptr,
+    q_ptr, k_ptr, maximum_ptr, total_ptr, starts_ptr, lo_ptr, hi_ptr,
+    query_ids_ptr, key_ids_ptr, mask_ptr, bias_ptr, ranges_ptr, logs_ptr,
+    q_batch, q_head, q_row, q_column, k_batch, k_head, k_row, k_column,
+    starts_batch, row_step, key_step, bounds_batch, query_ids_batch, key_ids_batch,
+    mask_batch, mask_head, mask_row, mask_key, bias_batch, bias_head, bias_row, bias_key,
+    Hq, group, Lq, Lk, D, edits, c, scale, cap,
+    BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, HAS_BOUNDS: tl.constexpr,
+    HAS_IDS: tl.constexpr, HAS_MASK: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr,
+    HAS_EDITS: tl.constexpr, INTERPRETED: tl.constexpr, HAS_ENTROPY: tl.constexpr,
+    HAS_DISTANCE: tl.constexpr, HAS_RECEIVED: tl.constexpr, HAS_LARGEST: tl.constexpr,
+) -> None:  # fmt: skip
+    """Reductions of the weights of some rows of one head, from their maxima and totals.
+
+    Sums over queries are of integers, 2^40 to a weight of 1: they have the same bits in any order.
+    """
+    h, b = tl.program_id(1), tl.program_id(2)
+    kv, wide_b, wide_h = (h // group).to(tl.int64), b.to(tl.int64), h.to(tl.int64)
+    rows, d = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, BD)
+    rows_in, known = rows < Lq, tl.minimum(rows, Lq - 1)
+    q = tl.load(
+        q_ptr + wide_b * q_batch + wide_h * q_head
+        + known[:, None].to(tl.int64) * q_row + d[None, :] * q_column,
+        mask=(d < D)[None, :], other=0.0,
+    )  # fmt: skip
+    lo, hi, query_ids = tl.zeros((BM,), tl.int32), tl.zeros((BM,), tl.int32) + Lk, rows
+    if HAS_BOUNDS:
+        lo = tl.load(lo_ptr + wide_b * bounds_batch + known)
+        hi = tl.load(hi_ptr + wide_b * bounds_batch + known)
+    if HAS_IDS:
+        query_ids = tl.load(query_ids_ptr + wide_b * query_ids_batch + known)
+    first, last = tl.min(lo, 0) // BN * BN, tl.max(hi, 0)
+    last = tl.maximum(first, tl.cdiv(last, BN) * BN)
+    full = tl.minimum(tl.cdiv(tl.max(lo, 0), BN) * BN, last)
+    edge = tl.maximum(tl.minimum(tl.min(hi, 0) // BN * BN, last), full)
+    at = (wide_b * Hq + h) * Lq + known
+    maximum, total = tl.load(maximum_ptr + at), tl.load(total_ptr + at)
+    base = tl.where(maximum == -float("inf"), 0.0, maximum)
+    divisor = tl.where(total == 0, 1.0, total)
+    place = tl.load(starts_ptr + wide_b * starts_batch) + rows.to(tl.int64) * row_step
+    of_logs, mass = tl.zeros((BM,), tl.float32), tl.zeros((BM,), tl.float32)
+    distance = tl.zeros((BM,), tl.float32)
+    of_keys = (wide_b * Hq + h) * Lk
+    for part in tl.static_range(3):  # masked tiles, tiles that all rows see, masked tiles
+        begin = first if part == 0 else (full if part == 1 else edge)
+        end = full if part == 0 else (edge if part == 1 else last)
+        for start in range(begin, end, BN):
+            s, added, visible = _scores(
+                q, k_ptr + wide_b * k_batch + kv * k_head, k_row, k_column,
+                start, rows, rows_in, lo, hi, scale, cap,
+                query_ids, key_ids_ptr + wide_b * key_ids_batch,
+                mask_ptr + wide_b * mask_batch + wide_h * mask_head, mask_row, mask_key,
+                bias_ptr + wide_b * bias_batch + wide_h * bias_head, bias_row, bias_key,
+                ranges_ptr, logs_ptr, edits, h, Lk, D, BM, BN, BD, part != 1,
+                HAS_IDS, HAS_MASK, HAS_BIAS, HAS_CAP, HAS_EDITS, INTERPRETED,
+            )  # fmt: skip
+            x = _exponent(s, added, c, base, HAS_EDITS, INTERPRETED)
+            p = tl.where(visible, tl.exp2(x), 0.0)
+            j = start + tl.arange(0, BN)
+            if HAS_ENTROPY:
+                of_logs += tl.sum(tl.where(p == 0, 0.0, p * x), 1)
+                mass += tl.sum(p, 1)
+            if HAS_DISTANCE:
+                apart = place[:, None] - j[None, :].to(tl.int64) * key_step
+                distance += tl.sum(p * tl.abs(apart).to(tl.float32), 1)
+            if HAS_RECEIVED or HAS_LARGEST:
+                w = tl.where(visible, p / divisor[:, None], 0.0)  # the total may be NaN
+                undefined = tl.max((w != w).to(tl.int32), 0)
+                w = tl.where(w == w, w, 0.0)
+                inside = j < Lk
+                tl.atomic_max(undefined_ptr + of_keys + j, undefined, mask=inside, sem="relaxed")
+                if HAS_RECEIVED:
+                    fixed = (tl.sum(w, 0) * 1099511627776.0).to(tl.int64)
+                    tl.atomic_add(received_ptr + of_keys + j, fixed, mask=inside, sem="relaxed")
+                if HAS_LARGEST:  # bits of numbers that are not negative are ordered as they are
+                    bits = tl.max(w, 0).to(tl.int32, bitcast=True)
+                    tl.atomic_max(largest_ptr + of_keys + j, bits, mask=inside, sem="relaxed")
+    if HAS_ENTROPY:
+        entropy = (mass * tl.log2(divisor) - of_logs) * 0.6931471805599453 / divisor
+        tl.store(entropy_ptr + at, entropy, mask=rows_in)
+    if HAS_DISTANCE:
+        tl.store(distance_ptr + at, distance / divisor, mask=rows_in)
+
+
 INTERPRETED = not isinstance(attend, triton.runtime.JITFunction)

@@ -192,9 +192,7 @@ def weight_blocks(xp: Arrays, call: Call, statistics: tuple[Any, Any]) -> Iterat
     """The weights in blocks of whole rows, from the scores that the kernel computes once more."""
     check_contents(call)
     q, visibility = call.query, Visibility(call, xp.arange)
-    maximum, total = (
-        torch.as_tensor(x, dtype=torch.float32).to(q.device).contiguous() for x in statistics
-    )
+    maximum, total = _on_device(statistics, q.device)
     scores = _Scores(call)
     of_scores = maximum * math.log(2)
     BM, BN, warps, _ = tile(call)
@@ -217,6 +215,57 @@ def weight_blocks(xp: Arrays, call: Call, statistics: tuple[Any, Any]) -> Iterat
         positions, visible = visibility.positions(b.start, rows, keys), visibility.pairs(*block)
         of_rows = (x[b, h, rows][..., None] for x in (of_scores, total))
         yield WeightBlock(xp, *block, positions, visible, shifted, *of_rows)
+
+
+OF_ROWS, OF_KEYS = ("entropy", "distance"), ("received", "received_max")
+FIELDS = (*OF_ROWS, *OF_KEYS)  # that one kernel reduces, in one pass
+
+
+def reduce(call: Call, statistics: tuple[Any, Any], fields: dict[str, Tensor]) -> None:
+    """Fills arrays with some of the reductions, by their names in ``FIELDS``."""
+    q, device, (B, Hq, _, Lq, Lk) = call.query, call.query.device, call.sizes
+    if 0 in (B, Hq, Lq, Lk):
+        return
+    check_contents(call)
+    maximum, total = _on_device(statistics, device)
+    scores, starts = _Scores(call), torch.as_tensor(call.starts).to(device).long().contiguous()
+    rows = {name: torch.empty((B, Hq, Lq), device=device) for name in OF_ROWS if name in fields}
+    received, largest, undefined = (
+        torch.zeros((B, Hq, Lk), dtype=dtype, device=device)
+        for dtype in (torch.int64, torch.int32, torch.int32)
+    )
+    BM, BN, warps, stages = tile(call)
+    low, high, *others = scores.arrays
+    arrays = [rows.get("entropy", maximum), rows.get("distance", maximum)]
+    arrays += [received, largest, undefined, q, call.key, maximum, total, starts]
+    strides = [*q.stride(), *_of_batch(call.key, B)]
+    steps = [int(len(starts) > 1), call.query_step, call.key_step]
+    with _on_device_of(q):
+        triton_jit.reductions[(-(-Lq // BM), Hq, B)](
+            *arrays, low, high, *others, *strides, *steps, *scores.strides,
+            Hq, *scores.sizes, *scores.numbers, **scores.flags,
+            HAS_ENTROPY="entropy" in fields, HAS_DISTANCE="distance" in fields,
+            HAS_RECEIVED="received" in fields, HAS_LARGEST="received_max" in fields,
+            BM=BM, BN=BN, BD=_block(q.shape[3]), num_warps=warps, num_stages=stages,
+        )  # fmt: skip
+    for name, found in rows.items():
+        fields[name].copy_(found)
+    sums = {"received": received.to(torch.float32) * 2.0**-40}
+    sums["received_max"] = largest.view(torch.float32)
+    for name in OF_KEYS:
+        if name in fields:
+            fields[name].copy_(torch.where(undefined != 0, torch.nan, sums[name]))
+
+
+def _on_device(statistics: tuple[Any, Any], device: torch.device) -> list[Tensor]:
+    given = (torch.as_tensor(x, dtype=torch.float32) for x in statistics)
+    return [x.to(device).contiguous() for x in given]
+
+
+def log_sum_exp(statistics: tuple[Any, Any], into: Tensor) -> None:
+    """Fills ``(B, Hq, Lq)`` with ln of the sum of exp(score)."""
+    maximum, total = (torch.as_tensor(x).to(into.device, into.dtype) for x in statistics)
+    into[...] = maximum * math.log(2) + total.log()
 
 
 def largest_scores(call: Call, maximum: Any, total: Any, into: Tensor) -> None:
