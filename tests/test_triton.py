@@ -1,7 +1,11 @@
 """The kernels in Triton, which its interpreter runs on the CPU: ``TRITON_INTERPRET=1 pytest``."""
 
+import functools
+import importlib.machinery
 import importlib.util
 import os
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -188,6 +192,23 @@ def test_the_batch_changes_no_bit():
     v[0, 0, 3, 1] = np.nan  # another kernel computes that element
     whole = attend(q, k, v, causal=True)
     assert torch.equal(whole[1:2], attend(q[1:2], k[1:2], v[1:2], causal=True))
+
+
+@pytest.mark.skipif(INTERPRETED or not INSTALLED, reason="it compiles with triton, or interprets")
+def test_kernels_are_built_for_gpus_that_are_not_there(monkeypatch, tmp_path):
+    path = Path(__file__).parent.parent / "scripts" / "compile_kernels"
+    loader = importlib.machinery.SourceFileLoader("compile_kernels", str(path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    script = importlib.util.module_from_spec(
+        importlib.util.spec_from_loader("compile_kernels", loader)
+    )
+    loader.exec_module(script)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    build = functools.partial(script.faults, script.triton_jit.logarithms, "bf16", 64, "sm_90")
+    assert build() == []
+    monkeypatch.setattr(script, "MOST_SPILLED", -1)
+    monkeypatch.setitem(script.TARGETS, "sm_90", (script.TARGETS["sm_90"][0], "UTCHMMA"))
+    assert build() == ["0 bytes spilled", "no UTCHMMA"]
 
 
 REFUSED = {

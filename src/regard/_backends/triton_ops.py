@@ -74,15 +74,31 @@ def _block(D: int) -> int:
 
 
 def tile(call: Call) -> tuple[int, int, int, int]:
-    """Rows and keys of a tile, warps and stages: by head size and dtype alone, for equal bits."""
-    wide, narrow = max(call.query.shape[3], _value_size(call)), call.query.dtype != torch.float32
+    """Rows and keys of a tile, warps and stages."""
     if triton_jit.INTERPRETED:
         return 64, 64, 4, 1
-    if not narrow:
-        return (64, 32, 4, 2) if wide <= 64 else (32, 32, 4, 2)
-    if wide <= 64:
+    wide = max(call.query.shape[3], _value_size(call))
+    device, major = call.query.device, 0
+    if device.type == "cuda" and torch.version.cuda:
+        major = torch.cuda.get_device_capability(device)[0]
+    return tile_of(wide, is_narrow=call.query.dtype != torch.float32, major=major)
+
+
+def tile_of(head_size: int, *, is_narrow: bool, major: int = 0) -> tuple[int, int, int, int]:
+    """By head size, dtype and GPU: a search for the fastest would change bits between runs.
+
+    The largest that spill no registers, as ``scripts/compile_kernels`` reads.
+
+    Args:
+        major: of the compute capability of NVIDIA's.
+    """
+    if not is_narrow:
+        return (64, 32, 8, 2) if head_size <= 64 else (32, 32, 8, 2)
+    if head_size <= 64:
         return 128, 64, 8, 3
-    return (128, 64, 8, 2) if wide <= 128 else (64, 32, 8, 2)
+    if head_size > 128:
+        return 64, 32, 8, 2
+    return (128, 32, 8, 2) if major == 12 else (128, 64, 8, 2)
 
 
 def _value_size(call: Call) -> int:
