@@ -20,9 +20,10 @@ from regard._base import torch_arrays
 from regard._base.torch_state import is_recorded
 
 NAME = "stand"
+_ACTIVE = []  # the counting, while tensors of the device are at work
 _MODULE = types.ModuleType(NAME)
-vars(_MODULE).update(  # what torch asks of every device
-    is_available=lambda: True, is_initialized=lambda: True, device_count=lambda: 1,
+vars(_MODULE).update(  # what torch asks of every device; for others in the process there is none
+    is_available=lambda: bool(_ACTIVE), is_initialized=lambda: True, device_count=lambda: 1,
     current_device=lambda: 0, _is_in_bad_fork=lambda: False, manual_seed_all=lambda seed: None,
     get_amp_supported_dtype=lambda: [torch.bfloat16, torch.float16],
 )  # fmt: skip
@@ -192,7 +193,6 @@ class _Fused(torch.autograd.Function):
 
 
 _OPERATOR = torch.nn.functional.scaled_dot_product_attention
-_ACTIVE = []  # the counting, while tensors of the device are at work
 
 
 def _new(size, stride, dtype=None, **_):

@@ -139,11 +139,11 @@ def dense(q, k, **options):
     return found
 
 
-BACKENDS = st.sampled_from(_backends.BACKENDS)
+BACKENDS = [backend for backend in _backends.BACKENDS if backend.name != "triton"]  # of the CPU
 
 
 @settings(max_examples=40, deadline=None)
-@given(calls(min_length=1), BACKENDS)
+@given(calls(min_length=1), st.sampled_from(BACKENDS))
 def test_every_measure_is_that_of_the_plain_formula(call, backend):
     (q, k, v), options = call
     with mock.patch.object(_backends, "BACKENDS", (backend,)):
@@ -580,7 +580,7 @@ SPOILT = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("backend", _backends.BACKENDS, ids=lambda backend: backend.name)
+@pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
 @pytest.mark.parametrize(("which", "value"), SPOILT)
 def test_the_first_score_that_is_not_finite_is_found(which, value, backend):
     q, k, bias = spoilt(which, value)
