@@ -155,6 +155,18 @@ def test_an_edited_range_moves_the_colours_and_only_then(open_map, text):
     assert fitted["low"] == pytest.approx(np.nanquantile(logs, 0.02), abs=0.2)
 
 
+def test_what_is_typed_as_a_range_stays_while_the_page_changes(open_map, text):
+    page = open_map(text)
+    field = page.page.get_by_label("Faintest colour")
+    field.fill("0.1")
+    page.show("#L0H1&query=200&key=7")
+    assert field.input_value() == "0.1"
+    field.press("Enter")
+    assert page.selection()["low"] == "-3"
+    page.page.get_by_role("button", name="reset").click()
+    assert field.input_value() != "0.1"
+
+
 def test_few_keys_are_coloured_in_proportion_to_their_weights(open_map):
     recording = made(40, heads=1)
     page = open_map(recording)

@@ -70,11 +70,13 @@ export function makeColourBar({ selection, ended }, map) {
     const signed = isSigned(selection);
     paintBar(canvas, signed, dark);
     const range = colourRange(selection);
-    [low.value, high.value] = [range.low, range.high].map((end) =>
+    const [faintest, strongest] = [range.low, range.high].map((end) =>
       String(shownEnd(end, selection.usedScale)),
     );
+    tell(low, faintest);
+    tell(high, strongest);
     for (const unit of units) unit.textContent = UNITS[selection.usedScale];
-    span.value = String(signedRange(selection).span);
+    tell(span, String(signedRange(selection).span));
     const words = selection.effect && KINDS[selection.effect];
     span.setAttribute(
       "aria-label",
@@ -121,13 +123,28 @@ function endOf(shown, scale) {
   return Number.isFinite(end) ? Number(end.toPrecision(6)) : null;
 }
 
+/** @type {WeakSet<HTMLInputElement>} */
+const beingTyped = new WeakSet();
+
+/**
+ * Shows a number in a field, unless another is being typed there.
+ * @param {HTMLInputElement} input
+ * @param {string} number
+ */
+function tell(input, number) {
+  if (!beingTyped.has(input)) input.value = number;
+}
+
 /**
  * @param {string} label
  * @param {(value: number | null) => void} change
  */
 function rangeInput(label, change) {
   const input = make("input", { type: "number", step: "any", "aria-label": label });
+  input.addEventListener("input", () => beingTyped.add(input));
+  input.addEventListener("blur", () => beingTyped.delete(input));
   input.addEventListener("change", () => {
+    beingTyped.delete(input);
     change(
       input.value.trim() !== "" && Number.isFinite(Number(input.value))
         ? Number(input.value)
