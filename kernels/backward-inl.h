@@ -69,7 +69,7 @@ struct BackwardMemory {
     slope = has_slope(p) ? scratch.take<Real>(tile) : nullptr;
     keep_mask = p.threshold ? scratch.take<uint32_t>(kKeys * kKeepMaskRows<E>) : nullptr;
     key_rows = scratch.take<Word>(kKeys * E::words(p.D));
-    key_pairs = E::pack > 1 ? scratch.take<Word>(kKeys / 2 * p.D) : key_rows;
+    key_pairs = E::pack > 1 ? scratch.take<Word>(pair_words<E>(kKeys, p.D)) : key_rows;
     value_rows = scratch.take<Word>(kKeys * E::words(p.Dv));
     half_weights = scratch.take<uint16_t>(E::pack > 1 ? tile : 0);
     half_dscores = scratch.take<uint16_t>(E::pack > 1 ? tile : 0);
@@ -220,8 +220,8 @@ static void recompute_weights(const Backward& g, BackwardMemory<E>& m, const Til
   const Scaling<E> scaling(p);
   const int64_t kv = rows.head[0] / (p.Hq / p.Hkv);
   multiply_keys<E>(p, rows, tile_mask, kv, j0, keys, k, m.weights);
-  for (int c = 0; what != Recomputed::weights && !has_rule(g) && c < tile_mask.spans; ++c)
-    multiply_span<E>(tile_mask.span[c], m.grad, value, p.Dv, m.dscores);
+  if (what != Recomputed::weights && !has_rule(g))
+    multiply_rows<E>(rows, tile_mask, m.grad, value, keys, p.Dv, m.dscores);
   const bool unmasked = is_unmasked<E>(p, rows, tile_mask, j0, keys);
   Real* slope = what == Recomputed::scaled ? m.slope : nullptr;
   if (!unmasked) finish_scores<E>(p, rows, tile_mask, scaling, j0, keys, m.weights, slope);
@@ -246,6 +246,12 @@ template <class E>
 static void pack_dscores(BackwardMemory<E>& m, const TileMask& tile_mask, int keys,
                          Written written) {
   constexpr int n = E::lanes;
+  // Tiles multiply what is masked as well, and what fills up the last steps.
+  if (E::tiles && (!tile_mask.fully_visible || m.rows.vectors % 2 || keys % E::block)) {
+    constexpr size_t bytes = size_t(kKeys) * E::rows * 2;
+    std::memset((void*)m.half_weights, 0, bytes), std::memset((void*)m.half_dscores, 0, bytes);
+    std::memset((void*)m.dscores_pairs, 0, bytes);
+  }
   for (int v = 0; v < m.rows.vectors; ++v)
     for (int j = tile_mask.low[v]; j < tile_mask.high[v]; j += 2) {
       const auto at = [&](const float* x, int i) {
@@ -315,6 +321,31 @@ struct KeyChunk {
   int64_t b, kv, begin, end;
 };
 
+#ifdef REGARD_TILES
+// The products of add_gradients by tiles; `to`: the first key in its chunk.
+template <class E>
+static void add_by_tiles(const Backward& g, BackwardMemory<E>& m, const Matrix& key_pairs,
+                         int64_t to, int keys) {
+  const Problem& p = *g.problem;
+  const int64_t D = m.padded(p.D), Dv = m.padded(p.Dv), stride = E::rows * 2;
+  const int64_t steps = (m.rows.vectors + 1) / 2;  // of 32 queries
+  const auto by_rows = [&](const uint16_t* a) {
+    return TileMatrix{(const char*)a, stride, kTileRows * stride, kTileBytes};
+  };
+  if (g.value_grad)
+    multiply_by_tiles<true>(by_rows(m.half_weights), keys, m.grad_rows, Dv, steps, Dv / E::lanes,
+                            m.value_sum + to * Dv, Dv);
+  if (g.key_grad)
+    multiply_by_tiles<true>(by_rows(m.half_dscores), keys, m.query_rows, D, steps, D / E::lanes,
+                            m.key_sum + to * D, D);
+  if (!g.query_sum) return;
+  const int64_t across = pair_words<E>(E::block, p.D) * int64_t(sizeof(typename E::Word));
+  const TileMatrix a = {(const char*)key_pairs.data, kTileBytes, kTileRows * kTileBytes, across};
+  multiply_by_tiles<true>(a, p.D, m.dscores_pairs, E::rows, E::words(keys) / kTileRows,
+                          m.rows.vectors, m.query_sum, E::rows);
+}
+#endif
+
 // Adds the gradients of a tile of queries and the keys from j0 on.
 template <class E>
 static void add_gradients(const Backward& g, BackwardMemory<E>& m, const KeyChunk& chunk,
@@ -345,6 +376,9 @@ static void add_gradients(const Backward& g, BackwardMemory<E>& m, const KeyChun
     pack_dscores(m, tile_mask, keys, Written::of(g, Recomputed::scaled));
     weights = m.half_weights, dscores = m.half_dscores, dscores_words = m.dscores_pairs, size = 2;
   }
+#ifdef REGARD_TILES
+  if constexpr (E::tiles) return add_by_tiles(g, m, key_pairs, j0 - chunk.begin, keys);
+#endif
   for (int x = 0; x < tile_mask.spans; ++x) {
     const TileMask::Span& span = tile_mask.span[x];
     const int first = span.from * n, height = span.end - span.begin, lead = span.begin / E::pack;
@@ -387,6 +421,7 @@ static void run_backward(const void* pass, int64_t task, char* memory, const Sto
   const Problem& p = *g.problem;
   Scratch scratch(memory);
   BackwardMemory<E> m(g, scratch);
+  const TileConfiguration<E::tiles> configuration;
   // One chunk of every head, then the next: few tasks then wait for a ticket.
   const int64_t size = chunk_of(g), heads = p.B * p.Hkv, c = task / heads, head = task % heads;
   const int64_t begin = c * size, end = begin + size < p.Lk ? begin + size : p.Lk;
@@ -444,6 +479,7 @@ static void run_bias(const void* pass, int64_t task, char* memory, const Stop& s
   const Problem& p = *g.problem;
   Scratch scratch(memory);
   BackwardMemory<E> m(g, scratch);
+  const TileConfiguration<E::tiles> configuration;
   const Array& bias = g.bias_grad;
   const BiasParts parts = BiasParts::of(p, bias, E());
   const int64_t key_part = task % parts.keys, row_part = task / parts.keys % parts.rows;

@@ -1,6 +1,7 @@
 // The Python module regard._kernels. Bindings only, no arithmetic.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/array.h>
+#include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -734,6 +735,8 @@ NB_MODULE(_kernels, m) {
         return names;
       },
       "The instruction sets that this processor runs, best first.");
+  m.def("obstacles", &regard::obstacles,
+        "The instruction sets of this build that do not run here, with the reason.");
   m.def("targets_left_out", &regard::targets_left_out,
         "The instruction sets that the compiler of this build could not make.");
   m.def("preference", &regard::preference, nb::arg("vendor"),

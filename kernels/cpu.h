@@ -1,11 +1,17 @@
 // CPU features and names, from CPUID.
 #pragma once
 
+#include <cerrno>
+#include <cstdint>
 #include <cstring>
 #include <string>
 
 #if defined(__x86_64__) || defined(__i386__)
 #include <cpuid.h>
+#endif
+#if defined(__x86_64__) && defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 
 namespace regard {
@@ -42,6 +48,37 @@ inline bool runs_avx512() {
 }
 inline bool runs_avx512_bf16() {
   return runs_avx512() && Cpuid(7).eax >= 1 && all(bit_AVX512BF16, Cpuid(7, 1).eax);
+}
+
+// Why this process cannot use tiles (AMX) with bfloat16, or "". Virtual machines may hide them, and
+// systems may not know them.
+inline std::string amx_obstacle() {
+  constexpr unsigned tile_and_bf16 = 1u << 24 | 1u << 22, tile_state = 1u << 17 | 1u << 18;
+  if (!runs_avx512() || !all(tile_and_bf16, Cpuid(7).edx))
+    return "this processor lacks its instructions";
+  if (!kept(tile_state)) return "the operating system does not keep its tiles";
+#if defined(__x86_64__) && defined(__linux__)
+  uint64_t states = 0;
+  constexpr int supported = 0x1021;  // ARCH_GET_XCOMP_SUPP
+  if (syscall(SYS_arch_prctl, supported, &states) != 0 || !(states >> 18 & 1))
+    return "this Linux kernel gives processes no tiles: 5.16 and newer do";
+  return "";
+#else
+  return "regard asks for tiles on Linux alone";
+#endif
+}
+
+// Asks the system for tiles, once for the process, its threads and its forks. Why it refuses, or
+// "": it does where a signal stack that is in use is too small for them.
+inline std::string request_amx() {
+  std::string obstacle = amx_obstacle();
+#if defined(__x86_64__) && defined(__linux__)
+  constexpr int request = 0x1023, tile_data = 18;  // ARCH_REQ_XCOMP_PERM
+  if (obstacle.empty() && syscall(SYS_arch_prctl, request, tile_data) != 0)
+    obstacle = "the operating system refuses tiles to this process (" +
+               std::string(std::strerror(errno)) + ")";
+#endif
+  return obstacle;
 }
 #endif
 inline bool runs_portable() { return true; }

@@ -425,7 +425,8 @@ static void run_decode_merge(const void* pass, int64_t head, char* memory, const
 }
 
 static Job forward(const Forward& f) {
-  return by_type<Job>(f.problem->type, [&]<class E>(E) -> Job {
+  return by_type<Job>(f.problem->type, [&]<class T>(T) -> Job {
+    typedef typename T::OfForward E;
     const Problem& p = *f.problem;
     Scratch scratch(nullptr);
     if (is_decode<E>(p)) {
@@ -438,7 +439,8 @@ static Job forward(const Forward& f) {
 }
 
 static Job merge(const Forward& f) {
-  return by_type<Job>(f.problem->type, [&]<class E>(E) -> Job {
+  return by_type<Job>(f.problem->type, [&]<class T>(T) -> Job {
+    typedef typename T::OfForward E;
     const Problem& p = *f.problem;
     Scratch scratch(nullptr);
     if (is_decode<E>(p)) {
@@ -452,7 +454,8 @@ static Job merge(const Forward& f) {
 }
 
 static int64_t partial_bytes(const Forward& f) {
-  return by_type<int64_t>(f.problem->type, [&]<class E>(E) -> int64_t {
+  return by_type<int64_t>(f.problem->type, [&]<class T>(T) -> int64_t {
+    typedef typename T::OfForward E;
     const Problem& p = *f.problem;
     if (is_decode<E>(p))
       return p.B * p.Hkv * decode_splits(p) * DecodeState<E>(p, Scratch(nullptr)).bytes;

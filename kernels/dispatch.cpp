@@ -1,7 +1,9 @@
 #include "dispatch.h"
 
 #include <cstdlib>
+#include <map>
 #include <stdexcept>
+#include <string>
 #include <utility>
 
 #include "cpu.h"
@@ -13,21 +15,29 @@ namespace {
 // instructions.
 struct Known {
   const char* name;
-  bool (*runs_here)();
-  const Target* target;  // null: the compiler could not build it
+  std::string (*obstacle)();  // why it does not run here, or ""
+  const Target* target;       // null: the compiler could not build it
+  std::string (*request)() = nullptr;  // asks the system for it when it is chosen; likewise
 };
+
+template <bool runs_here()>
+std::string lacks() {
+  return runs_here() ? "" : "this processor lacks its instructions";
+}
 
 // Best first, on AMD. CMakeLists.txt defines REGARD_AVX2 as &avx2_target or as nullptr, so each of
 // them.
 const Known kKnown[] = {
 #if defined(__x86_64__)
-    {"avx512_bf16", runs_avx512_bf16, REGARD_AVX512_BF16},
-    {"avx512", runs_avx512, REGARD_AVX512},
-    {"avx2", runs_avx2, REGARD_AVX2},
+    {"amx", amx_obstacle, REGARD_AMX, request_amx},
+    {"avx512_bf16", lacks<runs_avx512_bf16>, REGARD_AVX512_BF16},
+    {"avx512", lacks<runs_avx512>, REGARD_AVX512},
+    {"avx2", lacks<runs_avx2>, REGARD_AVX2},
 #endif
-    {"portable", runs_portable, REGARD_PORTABLE},
-#if defined(REGARD_AVX512_BF16_EMULATED)  // only by its name: for tests
-    {"avx512_bf16_emulated", runs_avx512, REGARD_AVX512_BF16_EMULATED},
+    {"portable", lacks<runs_portable>, REGARD_PORTABLE},
+#if defined(REGARD_EMULATES)  // only by their names: for tests
+    {"amx_emulated", lacks<runs_avx512>, REGARD_AMX_EMULATED},
+    {"avx512_bf16_emulated", lacks<runs_avx512>, REGARD_AVX512_BF16_EMULATED},
 #endif
 };
 
@@ -38,9 +48,24 @@ std::vector<const Known*> best_first(const std::string& vendor) {
     if (k.target) found.push_back(&k);
   // Intel's processors begin a product of bfloat16 pairs every second cycle, and two of floats in
   // every one: plain AVX-512 is 1.4 to 1.8 times as fast there.
-  if (vendor == "GenuineIntel" && found.size() > 1 && found[1]->name == std::string("avx512"))
-    std::swap(found[0], found[1]);
+  for (size_t i = 0; vendor == "GenuineIntel" && i + 1 < found.size(); ++i)
+    if (found[i]->name == std::string("avx512_bf16") &&
+        found[i + 1]->name == std::string("avx512")) {
+      std::swap(found[i], found[i + 1]);
+      break;
+    }
   return found;
+}
+
+// What the system said when it was asked for an instruction set that was to be used.
+std::map<std::string, std::string>& refusals() {
+  static std::map<std::string, std::string> said;
+  return said;
+}
+
+std::string obstacle_of(const Known& k) {
+  const auto refused = refusals().find(k.name);
+  return refused == refusals().end() ? k.obstacle() : refused->second;
 }
 
 // Of the known ones those that are in this build, or those that are not.
@@ -58,7 +83,7 @@ std::string refusal(const std::string& asked) {
   there += names(true).size() == 1 ? " is there." : " are there.";
   for (const Known& k : kKnown) {
     if (asked != k.name) continue;
-    if (k.target) return ": this processor lacks its instructions.";
+    if (k.target) return ": " + obstacle_of(k) + ".";
     return ": this build lacks it, its compiler could not make it; " + there;
   }
   return " is unknown; " + there;
@@ -67,8 +92,12 @@ std::string refusal(const std::string& asked) {
 const Target* choose() {
   const char* value = std::getenv("REGARD_TARGET");
   const std::string asked = value ? value : "";
-  for (const Target* t : targets_here())
-    if (asked.empty() || asked == t->name) return t;
+  for (const Known* k : best_first(cpu_vendor())) {
+    if ((!asked.empty() && asked != k->name) || !k->obstacle().empty()) continue;
+    const std::string refused = k->request ? k->request() : "";
+    if (refused.empty()) return k->target;
+    refusals()[k->name] = refused;
+  }
   throw std::runtime_error("REGARD_TARGET=" + asked + refusal(asked));
 }
 
@@ -77,7 +106,15 @@ const Target* choose() {
 std::vector<const Target*> targets_here() {
   std::vector<const Target*> found;
   for (const Known* k : best_first(cpu_vendor()))
-    if (k->runs_here()) found.push_back(k->target);
+    if (k->obstacle().empty()) found.push_back(k->target);
+  return found;
+}
+
+std::map<std::string, std::string> obstacles() {
+  target();  // which may have been refused others
+  std::map<std::string, std::string> found;
+  for (const Known& k : kKnown)
+    if (k.target && !obstacle_of(k).empty()) found[k.name] = obstacle_of(k);
   return found;
 }
 

@@ -1,6 +1,7 @@
 // Which instruction set serves this process.
 #pragma once
 
+#include <map>
 #include <string>
 #include <vector>
 
@@ -10,6 +11,9 @@ namespace regard {
 
 // The targets that this processor runs, best first.
 std::vector<const Target*> targets_here();
+
+// Those of this build that do not run here, with the reason.
+std::map<std::string, std::string> obstacles();
 
 // The names of those that the compiler could not build.
 std::vector<std::string> targets_left_out();

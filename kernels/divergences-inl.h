@@ -199,6 +199,7 @@ static void run_diverge(const void* pass, int64_t task, char* memory, const Stop
   Scratch scratch(memory);
   Side<E> a(x, 0, scratch), b(x, 1, scratch);
   const Reduce top = reduce_of(a.terms[0], x.k);
+  const TileConfiguration<E::tiles> configuration;
   const int64_t row = task * E::rows;
   if (stopped(stop)) return;
   start_side(x, a, row), start_side(x, b, row);

@@ -57,7 +57,7 @@ struct PackedKV {
     const Problem& p = *f.problem;
     const int64_t key_words = are_packed(p.key, p.D) ? p.Lk * E::words(p.D) : 0;
     const int64_t value_words =
-        are_packed(p.value, p.Dv) || E::pack > 1 ? E::words(p.Lk) * p.Dv : 0;
+        are_packed(p.value, p.Dv) || E::pack > 1 ? pair_words<E>(p.Lk, p.Dv) : 0;
     held = scratch.take<Range>(1);  // first: these bytes of a thread's scratch stay
     if (row_tiles_of<E>(p) < 2 || (key_words + value_words) * int64_t(sizeof(Word)) > kMost) return;
     if (key_words) keys = scratch.take<Word>(key_words);
@@ -72,7 +72,9 @@ struct PackedKV {
 
   // Packs those keys from `from` to `to` that are missing.
   void add(const Problem& p, int64_t b, int64_t kv, int64_t from, int64_t to) const {
-    from -= from % E::pack, to += to < p.Lk ? to % E::pack : 0;
+    from -= from % E::block;
+    if (to % E::block) to = to / E::block * E::block + E::block;
+    if (to > p.Lk) to = p.Lk;
     const int64_t head = b * p.Hkv + kv;
     if (held->head != head || from < held->low || from > held->high) *held = {head, from, from};
     const int64_t high = held->high, count = high - held->low, n = to - high;
@@ -81,7 +83,7 @@ struct PackedKV {
       pack_rows<E>(p.key.at(b, kv, high), p.key.strides[2], n, p.D, keys + count * E::words(p.D));
     if (values)
       pack_values<E>(p.value.at(b, kv, high), p.value.strides[2], n, p.Dv,
-                     values + count / E::pack * p.Dv);
+                     values + pair_words<E>(count, p.Dv));
     held->high = to;
   }
 };
@@ -93,7 +95,7 @@ struct ForwardMemory {
   Rows<E> rows, next;
   Prefetcher prefetcher;
   SoftmaxState<E> state;
-  Real* scores;       // [kKeys][rows]: scores, then weights
+  Real* scores;       // [keys][rows]: scores, then weights
   Real* new_maximum;  // [rows]: with the scores of the tile
   Word* weights;      // the weights, packed
   Word* keys;
@@ -104,13 +106,13 @@ struct ForwardMemory {
   ForwardMemory(const Forward& f, Scratch& scratch) : packed(f, scratch) {
     const Problem& p = *f.problem;
     rows.q = next.q = scratch.take<Word>(query_words<E>(p));
-    scores = scratch.take<Real>(kKeys * E::rows);
-    weights = E::pack == 1 ? (Word*)scores : scratch.take<Word>(kKeys / 2 * E::rows);
+    scores = scratch.take<Real>(E::keys * E::rows);
+    weights = E::pack == 1 ? (Word*)scores : scratch.take<Word>(E::keys / 2 * E::rows);
     state = state_in<E>(p, scratch.take<Real>(state_size<E>(p)));
     new_maximum = scratch.take<Real>(E::rows);
-    keys = scratch.take<Word>(kKeys * E::words(p.D));
-    values = scratch.take<Word>(kKeys * p.Dv);
-    keep_mask = p.threshold ? scratch.take<uint32_t>(kKeys * kKeepMaskRows<E>) : nullptr;
+    keys = scratch.take<Word>(E::keys * E::words(p.D));
+    values = scratch.take<Word>(pair_words<E>(E::keys, p.Dv));
+    keep_mask = p.threshold ? scratch.take<uint32_t>(E::keys * kKeepMaskRows<E>) : nullptr;
   }
 };
 
@@ -240,14 +242,14 @@ struct KeyTile {
 template <class E>
 static KeyTile key_tile_of(const Problem& p, const ForwardMemory<E>& m, int64_t kv, int64_t j0,
                            int64_t high, bool nan_safe) {
-  const int keys = int(high - j0 < kKeys ? high - j0 : kKeys);
+  const int keys = int(high - j0 < E::keys ? high - j0 : E::keys);
   const TileMask tile_mask = tile_mask_of(m.rows, j0, keys);
   return {kv,
           j0,
           keys,
           tile_mask,
           is_unmasked<E>(p, m.rows, tile_mask, j0, keys),
-          m.packed && !nan_safe && j0 % E::pack == 0};
+          m.packed && !nan_safe && j0 % E::block == 0};
 }
 
 // The keys of a tile as words, packed or in place.
@@ -269,8 +271,8 @@ static Matrix values_of(const Problem& p, const ForwardMemory<E>& m, const KeyTi
   if (E::pack == 1 && !PackedKV<E>::are_packed(p.value, p.Dv)) return {value, stride};
   if (!tile.packed || !m.packed.values)
     return pack_values<E>(value, stride, tile.keys, p.Dv, m.values);
-  return {m.packed.values + (tile.j0 - m.packed.held->low) / E::pack * p.Dv,
-          p.Dv * int64_t(sizeof(typename E::Word))};
+  return {m.packed.values + pair_words<E>(tile.j0 - m.packed.held->low, p.Dv),
+          (E::tiles ? E::lanes : p.Dv) * int64_t(sizeof(typename E::Word))};
 }
 
 // Computes the scores of a tile, updates the maxima of its rows and rescales their sums.
@@ -283,7 +285,7 @@ static void score_tile(const Problem& p, const Scaling<E>& scaling, ForwardMemor
   const int64_t kv = tile.kv, j0 = tile.j0, words = E::words(p.D);
   const Matrix k = keys_of(p, m, tile);
   __builtin_memcpy(m.new_maximum, m.state.maximum, sizeof(Real) * E::rows);
-  if (tile.unmasked && words <= kTerms && !few_queries<E>(p)) {
+  if (!E::tiles && tile.unmasked && words <= kTerms && !few_queries<E>(p)) {
     multiply<typename E::Op, false, Epilogue::set_and_maximum>(
         rows.vectors, rows.q, E::rows, k.data, k.stride, words, tile.keys, m.scores, E::rows,
         m.new_maximum, prefetcher);
@@ -307,8 +309,8 @@ static void softmax_tile(const Problem& p, const Scaling<E>& scaling, ForwardMem
                          const KeyTile& tile, typename E::Word* pairs,
                          typename E::Real weight_scale) {
   const TileMask& tile_mask = tile.tile_mask;
-  if (tile_mask.fully_visible && m.rows.vectors == kVectors)
-    softmax<E, kVectors>(scaling, m.state, m.scores, pairs, weight_scale, 0, 0, tile.keys);
+  if (tile_mask.fully_visible && m.rows.vectors == E::vectors)
+    softmax<E, E::vectors>(scaling, m.state, m.scores, pairs, weight_scale, 0, 0, tile.keys);
   else
     for (int v = 0; v < m.rows.vectors; ++v)
       softmax<E, 1>(scaling, m.state, m.scores, pairs, weight_scale, v, tile_mask.low[v],
@@ -318,10 +320,44 @@ static void softmax_tile(const Problem& p, const Scaling<E>& scaling, ForwardMem
   apply_dropout(m.rows, tile_mask, m.keep_mask, m.scores);
 }
 
+#ifdef REGARD_TILES
+// Clears the packed weights of masked keys, and of those that fill up the last step.
+template <class E>
+static void clear_masked_pairs(const Rows<E>& rows, const TileMask& tile_mask, int keys,
+                               int32_t* pairs) {
+  const int words = int(E::words(keys));
+  for (int v = 0; v < rows.vectors; ++v) {
+    const auto clear = [&](int from, int to) {
+      for (int j = from; j < to; ++j) *(I*)(pairs + j * E::rows + v * E::lanes) = I{};
+    };
+    if (tile_mask.low[v] >= tile_mask.high[v]) {
+      clear(0, words);
+      continue;
+    }
+    clear(0, tile_mask.low[v] / 2);
+    clear((tile_mask.high[v] + 1) / 2, words);
+  }
+}
+
+// multiply_values by tiles.
+template <class E>
+static void multiply_values_by_tiles(const Problem& p, ForwardMemory<E>& m, const KeyTile& tile) {
+  const Matrix v = values_of(p, m, tile);
+  clear_masked_pairs(m.rows, tile.tile_mask, tile.keys, m.weights);
+  const int64_t across = pair_words<E>(E::block, p.Dv) * int64_t(sizeof(typename E::Word));
+  const TileMatrix values = {(const char*)v.data, kTileBytes, kTileRows * kTileBytes, across};
+  multiply_by_tiles<true>(values, p.Dv, m.weights, E::rows, E::words(tile.keys) / kTileRows,
+                          m.rows.vectors, m.state.out, E::rows);
+}
+#endif
+
 // O^T += V^T P^T for the values of a tile.
 template <class E>
 static void multiply_values(const Problem& p, ForwardMemory<E>& m, const KeyTile& tile,
                             Prefetcher* prefetcher) {
+#ifdef REGARD_TILES
+  if constexpr (E::tiles) return multiply_values_by_tiles(p, m, tile);
+#endif
   const Matrix v = values_of(p, m, tile);
   for (int c = 0; c < tile.tile_mask.spans; ++c) {
     const TileMask::Span& span = tile.tile_mask.span[c];
@@ -348,11 +384,11 @@ static bool add_keys(const Forward& f, ForwardMemory<E>& m, int64_t kv, int64_t 
   for (int i = 0; i < E::rows; ++i) state.maximum[i] = state.base[i] = -kInf<Real>;
   const Real weight_scale = nan_safe ? 1 : kWeightScale<Real>;
   bool masked = false;
-  for (int64_t j0 = low; j0 < high; j0 += kKeys) {
+  for (int64_t j0 = low; j0 < high; j0 += E::keys) {
     const KeyTile tile = key_tile_of(p, m, kv, j0, high, nan_safe);
     if (!mask_shows(p, m.rows, j0, tile.keys)) continue;
-    // The second key of a last pair may be masked, but is packed with the first.
-    masked |= !tile.unmasked || (tile.packed && tile.keys % E::pack);
+    // The last keys of a step may be masked, but are packed with the others.
+    masked |= !tile.unmasked || (tile.packed && tile.keys % E::block);
     Prefetcher* const prefetcher = high - j0 <= kPrefetchDistance ? &m.prefetcher : nullptr;
     score_tile(p, scaling, m, tile, prefetcher);
     look(tile);
@@ -503,7 +539,7 @@ static void plan_prefetch(const Forward& f, ForwardMemory<E>& m, bool more) {
   const int64_t kv = next.head[0] / (p.Hq / p.Hkv);
   const bool same = next.b == m.rows.b && kv == m.rows.head[0] / (p.Hq / p.Hkv);
   const int64_t low = same && m.rows.high > next.low ? m.rows.high : next.low;
-  const int64_t keys = next.high - low < kKeys ? next.high - low : kKeys;
+  const int64_t keys = next.high - low < E::keys ? next.high - low : E::keys;
   m.prefetcher.add(next.query[0], p.query.strides[2], in_head(next), p.D * size);
   m.prefetcher.add(p.key.at(next.b, kv, low), p.key.strides[2], keys, p.D * size);
   m.prefetcher.add(p.value.at(next.b, kv, low), p.value.strides[2], keys, p.Dv * size);
@@ -517,6 +553,7 @@ static void run_forward(const void* pass, int64_t task, char* memory, const Stop
   const Problem& p = *f.problem;
   Scratch scratch(memory);
   ForwardMemory<E> m(f, scratch);
+  const TileConfiguration<E::tiles> configuration;
   const int64_t n = splits<E>(p), split = task % n, per_task = tiles_per_task<E>(f);
   const int64_t end = p.B * p.Hkv * row_tiles_of<E>(p) - task / n * per_task;
   int64_t tile = end > per_task ? end - per_task : 0;
@@ -528,7 +565,7 @@ static void run_forward(const void* pass, int64_t task, char* memory, const Stop
     if (tile + 1 < end) describe_tile(p, m.next, tile + 1);
     plan_prefetch(f, m, tile + 1 < end);
     // Tiles of keys are aligned, so that a row's bits do not depend on the rows beside it.
-    int64_t low = m.rows.low - m.rows.low % kKeys, high = m.rows.high;
+    int64_t low = m.rows.low - m.rows.low % E::keys, high = m.rows.high;
     if (n > 1) {
       if (low < split * kSplitKeys) low = split * kSplitKeys;
       if (high > (split + 1) * kSplitKeys) high = (split + 1) * kSplitKeys;

@@ -60,6 +60,7 @@ static void run_fused_heatmap(const void* pass, int64_t task, char* memory, cons
   const Scaling<E> scaling(p);
   Scratch scratch(memory);
   FusedHeatmapMemory<E> m(r, scratch);
+  const TileConfiguration<E::tiles> configuration;
   Rows<E>& rows = m.forward.rows;
   const RowChunk<E> chunk = chunk_of_task<E>(r, task);
   start_bins(r, m.shared, chunk);
@@ -76,7 +77,7 @@ static void run_fused_heatmap(const void* pass, int64_t task, char* memory, cons
     const auto pool = [&](const KeyTile& tile) {
       pool_tile<E, false>(r, rows, m.own, m.forward.scores, tile.tile_mask, tile.j0, tile.keys);
     };
-    add_keys(f, m.forward, chunk.head % p.Hq / (p.Hq / p.Hkv), rows.low - rows.low % kKeys,
+    add_keys(f, m.forward, chunk.head % p.Hq / (p.Hq / p.Hkv), rows.low - rows.low % E::keys,
              rows.high, false, pool);
     write_rows(f, rows, m.forward.state);
     add_largest(r, scaling, m);

@@ -48,6 +48,24 @@ static void describe_pairs(const Gather& g, GatherMemory<E>& m, int64_t head, in
   }
 }
 
+#ifdef REGARD_TILES
+// The product of each query with its key, as tiles add it. Not inlined: nothing may move out of
+// where denormal numbers are flushed.
+template <class E>
+__attribute__((noinline)) static void add_pairs_by_tiles(const Problem& p, GatherMemory<E>& m) {
+  const int64_t words = E::words(p.D);
+  for (int v = 0; v < m.rows.vectors; ++v) {
+    F sum = {};
+    for (int64_t w = 0; w < words; w += kTileRows) {
+      const int32_t* const key = m.keys + w * E::rows + v * E::lanes;
+      const auto word = [&](int t) { return *(const I*)(key + t * E::rows); };
+      sum = add_words(sum, word, m.rows.q + w * E::rows + v * E::lanes, E::rows);
+    }
+    vector_at<E>(m.scores, 0, v) = sum;
+  }
+}
+#endif
+
 // The product of each query with its key, in the order of the terms of multiply_keys.
 template <class E>
 static void multiply_pairs(const Problem& p, GatherMemory<E>& m) {
@@ -68,6 +86,12 @@ static void multiply_pairs(const Problem& p, GatherMemory<E>& m) {
   }
   transpose_rows<E>(rows.query, rows.count, p.D, rows.q);
   transpose_rows<E>(m.key, rows.count, p.D, m.keys);
+#ifdef REGARD_TILES
+  if constexpr (E::tiles) {
+    const FlushesDenormals flushes;
+    return add_pairs_by_tiles(p, m);
+  }
+#endif
   const int64_t words = E::words(p.D);
   for (int v = 0; v < rows.vectors; ++v)
     for (int64_t w = 0; w < words; w += kTerms) {

@@ -323,6 +323,7 @@ static void run_reduce_pairs(const void* pass, int64_t task, char* memory, const
   const Reduce of_top = reduce_of(x.terms[0], x.k);
   Scratch scratch(memory);
   PairMemory<E> m(x, of_top, scratch);
+  const TileConfiguration<E::tiles> configuration;
   PairReductions<E> r(x, scratch);
   const int64_t at = pair_chunks<E>(x) - 1 - task;
   PairChunk<E> chunk = pair_chunk<E>(x, at);

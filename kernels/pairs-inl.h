@@ -18,7 +18,7 @@ static inline F dot_pairs(F sum, I x, I y) {
 }
 static inline __m256i narrow(F x) { return (__m256i)_mm512_cvtneps_pbh((__m512)x); }
 static inline I narrow(F x, F y) { return (I)_mm512_cvtne2ps_pbh((__m512)x, (__m512)y); }
-#else  // in those of plain AVX-512, for tests: denormal numbers are kept here
+#else  // in those of plain AVX-512: denormal numbers are kept here
 static inline F dot_pairs(F sum, I x, I y) {
   const F high = (F)(x & ~0xffff) * (F)(y & ~0xffff) + sum;
   return (F)(x << 16) * (F)(y << 16) + high;

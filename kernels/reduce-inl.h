@@ -547,7 +547,7 @@ template <class E>
 static void multiply_tile(const Problem& p, const ReduceMemory<E>& m, const TileMask& tile_mask,
                           int64_t j0, int keys, typename E::Real* scores) {
   const int64_t kv = m.rows.head[0] / (p.Hq / p.Hkv);
-  if (m.rows.count <= kLoneRows && kLoneRows <= E::lanes && !few_queries<E>(p))
+  if (!E::tiles && m.rows.count <= kLoneRows && kLoneRows <= E::lanes && !few_queries<E>(p))
     return multiply_lone<E>(p, m.rows, kv, j0, keys, m.lone, scores);
   const Matrix k = as_rows<E>(p.key.at(m.rows.b, kv, j0), p.key.strides[2], keys, p.D, m.keys);
   multiply_keys<E>(p, m.rows, tile_mask, kv, j0, keys, k, scores);
@@ -602,6 +602,7 @@ static void run_reduce(const void* pass, int64_t task, char* memory, const Stop&
   const Problem& p = *r.problem;
   Scratch scratch(memory);
   ReduceMemory<E> m(r, scratch);
+  const TileConfiguration<E::tiles> configuration;
   const Scaling<E> scaling(p);
   RowChunk<E> chunk = chunk_of_task<E>(r, task);
   start_chunk(r, m, chunk);
@@ -628,7 +629,7 @@ static void run_reduce(const void* pass, int64_t task, char* memory, const Stop&
 
 static Job reduce(const Reduce& r) {
   return by_type<Job>(r.problem->type, [&]<class E>(E) -> Job {
-    if (r.finds_statistics) return fused_heatmap<E>(r);
+    if (r.finds_statistics) return fused_heatmap<typename E::OfForward>(r);
     Scratch scratch(nullptr);
     ReduceMemory<E> m(r, scratch);
     return {(r.head1 - r.head0) * chunks_of<E>(r), scratch.taken(), run_reduce<E>, &r};

@@ -13,6 +13,7 @@
 #include "conversions-inl.h"
 #include "edits.h"
 #include "multiply-inl.h"
+#include "tiles-inl.h"
 
 namespace regard::REGARD_NAMESPACE {
 
@@ -22,8 +23,9 @@ constexpr double kLog2e = 1.44269504088896340736, kLn2 = 0.693147180559945309417
 template <class R>
 constexpr R kInf = std::numeric_limits<R>::infinity();
 
-// A stored type, and how it is packed and multiplied.
-template <Type t>
+// A stored type, and how it is packed and multiplied. Where tiles multiply it, those of queries and
+// keys are smaller in the forward pass: a tile is written five times as fast to L1 as to L2.
+template <Type t, bool forward = false>
 struct Element {
   static constexpr Type type = t;
   typedef typename Stored<t>::Bits Bits;
@@ -33,14 +35,23 @@ struct Element {
 #else
   typedef Plain<Real> Op;
 #endif
+#ifdef REGARD_TILES
+  static constexpr bool tiles = t == Type::bfloat16;
+#else
+  static constexpr bool tiles = false;
+#endif
+  typedef Element<t, true> OfForward;
   typedef typename Op::Word Word;
   static constexpr int pack = Op::numbers_per_word;
+  static constexpr int block = tiles ? 32 : pack;  // numbers in a step of a product
   static constexpr bool direct =
       sizeof(Word) == pack * sizeof(Bits);  // words are read in place, without packing
   static constexpr int lanes = Simd<Real>::lanes;
-  static constexpr int rows = kVectors * lanes;  // of a tile of queries
+  static constexpr int vectors = tiles && forward ? 2 : kVectors;
+  static constexpr int rows = vectors * lanes;  // of a tile of queries
+  static constexpr int keys = tiles && forward ? 64 : kKeys;
 
-  static int64_t words(int64_t numbers) { return (numbers + pack - 1) / pack; }
+  static int64_t words(int64_t numbers) { return (numbers + block - 1) / block * (block / pack); }
 };
 
 // Bump allocator over one thread's scratch memory; with base 0 it only measures.
@@ -130,7 +141,7 @@ static Matrix pack_rows(const char* rows, int64_t stride, int64_t n, int64_t D,
 // Whether words can be read where the numbers are.
 template <class E>
 static bool in_place(int64_t D) {
-  return E::direct && D % E::pack == 0;
+  return E::direct && D % E::block == 0;
 }
 
 // n rows of D numbers as words, for sums along a row (scores): in place where they can be read so.
@@ -141,11 +152,48 @@ static Matrix as_rows(const char* rows, int64_t stride, int64_t n, int64_t D,
   return pack_rows<E>(rows, stride, n, D, memory);
 }
 
+#ifdef REGARD_TILES
+// n rows of D numbers, transposed for sums over the rows: [32 rows][D up to 16][16 words], a word is
+// one number of two neighbouring rows. Rows past n are 0.
+template <class E>
+static Matrix transpose_pairs(const char* rows, int64_t stride, int64_t n, int64_t D,
+                              typename E::Word* memory) {
+  constexpr int pairs = kTileRows;
+  const int64_t height = (D + kTileRows - 1) / kTileRows * kTileRows;
+  for (int64_t r = 0; r < n; r += 2 * pairs)
+    for (int64_t d = 0; d < D; d += 2 * E::lanes) {
+      I low[pairs], high[pairs];
+      const auto numbers_at = [&](int64_t row) {
+        return row < n ? words_at<E>(rows + row * stride + d * 2, D - d) : I{};
+      };
+      for (int i = 0; i < pairs; ++i) {
+        const I x = numbers_at(r + 2 * i), y = numbers_at(r + 2 * i + 1);
+        low[i] = interleave<0>(x, y), high[i] = interleave<1>(x, y);
+      }
+      transpose(low), transpose(high);
+      typename E::Word* const to = memory + (r / 2 * height + d * pairs);
+      for (int i = 0; i < pairs; ++i) store<int32_t>(to + i * pairs, low[i]);
+      for (int i = 0; d + kTileRows < height && i < pairs; ++i)
+        store<int32_t>(to + (kTileRows + i) * pairs, high[i]);
+    }
+  return {memory, kTileBytes};
+}
+#endif
+
+// Words of the memory of as_pairs.
+template <class E>
+static int64_t pair_words(int64_t n, int64_t D) {
+  return E::words(n) * (E::tiles ? (D + E::lanes - 1) / E::lanes * E::lanes : D);
+}
+
 // n rows of D numbers for sums over the rows (outputs): pairs of bfloat16 are packed into the VNNI
-// layout, a word is one number of two neighbouring rows. `memory` holds words(n) * D.
+// layout, a word is one number of two neighbouring rows; for tiles they are transposed.
 template <class E>
 static Matrix as_pairs(const char* rows, int64_t stride, int64_t n, int64_t D,
                        typename E::Word* memory) {
+#ifdef REGARD_TILES
+  if constexpr (E::tiles) return transpose_pairs<E>(rows, stride, n, D, memory);
+#endif
 #ifdef REGARD_PAIRS
   if constexpr (E::pack > 1) {
     for (int64_t r = 0; r < n; r += 2) {

@@ -32,6 +32,44 @@ static void multiply_span(const TileMask::Span& span, const typename E::Word* x,
   }
 }
 
+#ifdef REGARD_TILES
+// to[key][row]: the products of a tile of keys, packed as rows, with the vectors of x to which any
+// of 32 keys is visible, by tiles.
+template <class E>
+static void multiply_visible(const Rows<E>& rows, const TileMask& tile_mask, const int32_t* x,
+                             const Matrix& keys, int count, int64_t D, float* to) {
+  const int64_t steps = E::words(D) / kTileRows;
+  for (int j = 0; j < count; j += 2 * kTileRows) {
+    int from = rows.vectors, end = 0;
+    for (int v = 0; v < rows.vectors; ++v)
+      if (tile_mask.low[v] < j + 2 * kTileRows && tile_mask.high[v] > j) {
+        if (v < from) from = v;
+        end = v + 1;
+      }
+    const char* const first = (const char*)keys.data + j * keys.stride;
+    const TileMatrix a = {first, keys.stride, kTileRows * keys.stride, kTileBytes};
+    const int64_t some = count - j < 2 * kTileRows ? count - j : 2 * kTileRows;
+    if (from < end)
+      multiply_by_tiles<false>(a, some, x + from * E::lanes, E::rows, steps, end - from,
+                               to + j * E::rows + from * E::lanes, E::rows);
+  }
+}
+#endif
+
+// to[key][row]: the products of a tile of keys, packed as rows, with the vectors of x, [words(D)]
+// [rows], to which they are visible.
+template <class E>
+static void multiply_rows(const Rows<E>& rows, const TileMask& tile_mask,
+                          const typename E::Word* x, const Matrix& keys, [[maybe_unused]] int count,
+                          int64_t D, typename E::Real* to, Prefetcher* prefetcher = nullptr) {
+#ifdef REGARD_TILES
+  if constexpr (E::tiles)
+    return multiply_visible<E>(rows, tile_mask, x, keys, count, D, to);
+#endif
+  for (int c = 0; c < tile_mask.spans; ++c)
+    multiply_span<E>(tile_mask.span[c], x, keys, D, to, prefetcher);
+}
+
 // Few queries are multiplied with the numbers of a key in the lanes.
 constexpr int64_t kDecodeRows = kFewRows;  // above, queries in the lanes are faster
 constexpr int kDecodeKeys = 512;           // of a tile, or fewer where they are long
@@ -194,8 +232,7 @@ static void multiply_keys(const Problem& p, const Rows<E>& rows, const TileMask&
                           int64_t kv, int64_t j0, int keys, const Matrix& k,
                           typename E::Real* scores, Prefetcher* prefetcher = nullptr) {
   if (few_queries<E>(p)) return multiply_few(p, rows, p.key.at(rows.b, kv, j0), keys, scores);
-  for (int c = 0; c < tile_mask.spans; ++c)
-    multiply_span<E>(tile_mask.span[c], rows.q, k, p.D, scores, prefetcher);
+  multiply_rows<E>(rows, tile_mask, rows.q, k, keys, p.D, scores, prefetcher);
 }
 
 // From products to exponents. Where it is `raw`, scores are the products and `factor` includes the

@@ -4,7 +4,8 @@
 //   REGARD_NAMESPACE  its own, so that its instructions are not linked into another target
 //   REGARD_LANES      SIMD lanes: floats of a vector
 //   REGARD_PAIRS      has dot products of bfloat16 pairs
-//   REGARD_EMULATED   emulates them in plain AVX-512
+//   REGARD_EMULATED   computes them in plain AVX-512
+//   REGARD_TILES      has products of tiles: 1 by its instructions, 2 by an emulation
 #pragma once
 
 #ifndef REGARD_NAMESPACE

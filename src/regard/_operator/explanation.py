@@ -85,12 +85,12 @@ def explain(
 def _targets() -> tuple[str, dict[str, str]]:
     """The instruction set of the kernels, and why not each other one."""
     assert kernels is not None
-    used, here = kernels.target(), kernels.targets()
+    used, obstacles = kernels.target(), kernels.obstacles()
     asked = os.environ.get("REGARD_TARGET")
     reasons: dict[str, Any] = {}
     for name in kernels.preference(""):
-        if name not in here:
-            reasons[name] = "this processor lacks its instructions"
+        if name in obstacles:
+            reasons[name] = obstacles[name]
         elif asked:
             reasons[name] = f"REGARD_TARGET={asked} names another"
         else:

@@ -13,8 +13,10 @@ def version_text() -> str:
         kernels = importlib.import_module("regard._kernels")
         cpu = str(kernels.cpu_name())
         module = f"present, for {kernels.target()}"
-        if left_out := kernels.targets_left_out():
-            module += f"; its compiler could not make {', '.join(left_out)}"
+        for name, reason in kernels.obstacles().items():
+            module += f"\n  not {name}: {reason}"
+        for name in kernels.targets_left_out():
+            module += f"\n  not {name}: this build's compiler could not make it"
     except ImportError:
         cpu = platform.processor() or platform.machine()
         module = (

@@ -1,0 +1,11 @@
+// The code of amx on any processor with AVX-512, for tests: its instructions in others, to the bit.
+#define REGARD_NAMESPACE amx_emulated
+#define REGARD_LANES 16
+#define REGARD_PAIRS
+#define REGARD_EMULATED
+#define REGARD_TILES 2
+#include "../target-inl.h"
+
+namespace regard {
+const Target amx_emulated_target = amx_emulated::target("amx_emulated");
+}

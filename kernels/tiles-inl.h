@@ -1,0 +1,216 @@
+// Products of bfloat16 pairs by tiles (Intel AMX): eight registers of 16 rows of 64 bytes, and one
+// instruction that adds the product of two of them to a third.
+//
+// A product of tiles is sum[r][lane] += the words a(r, t) times x[t][lane] over 16 words t. It has
+// the orientation of every pass: rows are keys, or numbers of a value; queries are in the lanes.
+//
+// Two implementations have the same bits: the instructions, and an emulation of them for tests on
+// any processor with AVX-512. Source: Intel, Architecture Instruction Set Extensions, TDPBF16PS.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "pairs-inl.h"
+#include "vectors-inl.h"
+
+namespace regard::REGARD_NAMESPACE {
+
+// The configuration of the tiles of a thread, where they are used.
+template <bool used>
+struct TileConfiguration {
+  TileConfiguration() {}
+};
+
+#ifdef REGARD_TILES
+
+constexpr int kTileRows = 16;   // and words of a row, and lanes
+constexpr int kTileBytes = 64;  // of a row
+
+// Adds the products of 16 words of a row, or of a lane each, and 16 words of every lane as
+// TDPBF16PS does: the first numbers of the pairs and the second ones each in their order by fused
+// multiply-adds from 0, then both to the sum, with denormal numbers as 0.
+template <class A>
+REGARD_INLINE static F add_words(F sum, A a, const int32_t* x, int64_t ldx) {
+  __m512 first = _mm512_setzero_ps(), second = first;
+#pragma GCC unroll 16
+  for (int t = 0; t < kTileRows; ++t) {
+    const I y = *(const I*)(x + t * ldx), z = a(t);
+    first = _mm512_fmadd_ps((__m512)(z << 16), (__m512)(y << 16), first);
+    second = _mm512_fmadd_ps((__m512)(z & ~0xffff), (__m512)(y & ~0xffff), second);
+  }
+  return (F)_mm512_add_ps((__m512)sum, _mm512_add_ps(first, second));
+}
+
+// While it lives, vectors take denormal numbers for 0, read and written, as tiles do.
+class FlushesDenormals {
+ public:
+  FlushesDenormals() : before_(_mm_getcsr()) { _mm_setcsr(before_ | 0x8040); }
+  ~FlushesDenormals() { _mm_setcsr(before_); }
+  FlushesDenormals(const FlushesDenormals&) = delete;
+  FlushesDenormals& operator=(const FlushesDenormals&) = delete;
+
+ private:
+  const unsigned before_;
+};
+
+#if REGARD_TILES == 1
+
+// Configures the tiles of this thread, all of 16 rows of 64 bytes, and releases them: others use
+// tiles on the same threads, and live ones slow every context switch.
+template <>
+class TileConfiguration<true> {
+ public:
+  TileConfiguration() {
+    alignas(64) struct {
+      uint8_t palette = 1, start_row = 0, reserved[14] = {};
+      uint16_t row_bytes[16] = {};
+      uint8_t rows[16] = {};
+    } config;
+    for (int i = 0; i < 8; ++i) config.row_bytes[i] = kTileBytes, config.rows[i] = kTileRows;
+    asm volatile("ldtilecfg %0" : : "m"(config));
+  }
+  ~TileConfiguration() { asm volatile("tilerelease"); }
+  TileConfiguration(const TileConfiguration&) = delete;
+  TileConfiguration& operator=(const TileConfiguration&) = delete;
+};
+
+// Tile registers by their numbers. Not the compiler's intrinsics: GCC 12's do not say that they
+// read memory, and stores before them may sink below.
+template <int n>
+REGARD_INLINE static void zero_tile() {
+  asm volatile("tilezero %%tmm%c0" : : "i"(n));
+}
+template <int n>
+REGARD_INLINE static void load_tile(const void* p, int64_t stride) {
+  asm volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(p), "r"(stride), "i"(n) : "memory");
+}
+template <int n>
+REGARD_INLINE static void store_tile(void* p, int64_t stride) {
+  asm volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(p), "r"(stride), "i"(n) : "memory");
+}
+// Tile c += tile a times tile b.
+template <int c, int a, int b>
+REGARD_INLINE static void multiply_tiles() {
+  asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(c), "i"(a), "i"(b));
+}
+
+#else  // emulated
+
+struct Tile {
+  alignas(64) int32_t row[kTileRows][kTileRows];
+};
+static thread_local Tile tile_register[8];
+
+template <int n>
+static void zero_tile() {
+  std::memset(&tile_register[n], 0, sizeof(Tile));
+}
+template <int n>
+static void load_tile(const void* p, int64_t stride) {
+  for (int r = 0; r < kTileRows; ++r)
+    std::memcpy(tile_register[n].row[r], (const char*)p + r * stride, kTileBytes);
+}
+template <int n>
+static void store_tile(void* p, int64_t stride) {
+  for (int r = 0; r < kTileRows; ++r)
+    std::memcpy((char*)p + r * stride, tile_register[n].row[r], kTileBytes);
+}
+// Not inlined: nothing may move out of where denormal numbers are flushed.
+__attribute__((noinline)) static void add_product(Tile& sum, const Tile& a, const Tile& b) {
+  for (int r = 0; r < kTileRows; ++r) {
+    F* const out = (F*)sum.row[r];
+    *out = add_words(*out, [&](int t) { return broadcast(a.row[r][t]); }, b.row[0], kTileRows);
+  }
+}
+template <int c, int a, int b>
+static void multiply_tiles() {
+  const FlushesDenormals flushes;
+  add_product(tile_register[c], tile_register[a], tile_register[b]);
+}
+
+#endif
+
+// The left operand of a product by tiles: word t of row r lies in tile (r / 16, t / 16), whose rows
+// are `stride` bytes apart.
+struct TileMatrix {
+  const char* data;
+  int64_t stride;  // in bytes: of rows of a tile,
+  int64_t down;    // of tiles below one another,
+  int64_t across;  // and beside one another
+};
+
+// Loads a tile, of which `rows` rows may be read: zeros follow.
+template <int n>
+static void load_rows(const char* p, int64_t stride, int64_t rows) {
+  if (rows >= kTileRows) return load_tile<n>(p, stride);
+  alignas(64) char part[kTileRows * kTileBytes] = {};
+  for (int64_t r = 0; r < rows; ++r) std::memcpy(part + r * kTileBytes, p + r * stride, kTileBytes);
+  load_tile<n>(part, kTileBytes);
+}
+
+// Stores a tile of sums, of which `rows` rows may be written.
+template <int n>
+static void store_rows(float* to, int64_t ldo, int64_t rows) {
+  if (rows >= kTileRows) return store_tile<n>(to, ldo * 4);
+  alignas(64) char part[kTileRows * kTileBytes];
+  store_tile<n>(part, kTileBytes);
+  for (int64_t r = 0; r < rows; ++r) std::memcpy(to + r * ldo, part + r * kTileBytes, kTileBytes);
+}
+
+// out[r][lane] = or += the products of 32 rows, or 16, and 2 vectors, or one: each tile that is
+// loaded is used twice. Registers 0 to 3 sum, 4 and 5 have rows, 6 and 7 vectors.
+template <bool adds, int R, int V>
+static void tile_block(const TileMatrix& a, int64_t rows, const int32_t* x, int64_t ldx,
+                       int64_t steps, float* out, int64_t ldo) {
+  const auto each_sum = [&](auto what) {
+    what.template operator()<0>(out, rows);
+    if constexpr (V > 1) what.template operator()<1>(out + kTileRows, rows);
+    if constexpr (R > 1) what.template operator()<2>(out + kTileRows * ldo, rows - kTileRows);
+    if constexpr (R > 1 && V > 1)
+      what.template operator()<3>(out + kTileRows * ldo + kTileRows, rows - kTileRows);
+  };
+  each_sum([&]<int n>(const float* from, int64_t left) {
+    adds ? load_rows<n>((const char*)from, ldo * 4, left) : zero_tile<n>();
+  });
+  for (int64_t s = 0; s < steps; ++s) {
+    const int32_t* const y = x + s * kTileRows * ldx;
+    load_rows<4>(a.data + s * a.across, a.stride, rows);
+    load_tile<6>(y, ldx * 4);
+    multiply_tiles<0, 4, 6>();
+    if constexpr (V > 1) {
+      load_tile<7>(y + kTileRows, ldx * 4);
+      multiply_tiles<1, 4, 7>();
+    }
+    if constexpr (R > 1) {
+      load_rows<5>(a.data + s * a.across + a.down, a.stride, rows - kTileRows);
+      multiply_tiles<2, 5, 6>();
+      if constexpr (V > 1) multiply_tiles<3, 5, 7>();
+    }
+  }
+  each_sum([&]<int n>(float* to, int64_t left) { store_rows<n>(to, ldo, left); });
+}
+
+// The same for any number of rows and vectors; a step is 16 words.
+template <bool adds>
+static void multiply_by_tiles(const TileMatrix& a, int64_t rows, const int32_t* x, int64_t ldx,
+                              int64_t steps, int64_t vectors, float* out, int64_t ldo) {
+  for (int64_t r = 0; r < rows; r += 2 * kTileRows) {
+    const TileMatrix from = {a.data + r / kTileRows * a.down, a.stride, a.down, a.across};
+    for (int64_t v = 0; v < vectors; v += 2) {
+      const int32_t* const y = x + v * kTileRows;
+      float* const to = out + r * ldo + v * kTileRows;
+      const int64_t left = rows - r;
+      if (left > kTileRows)
+        (v + 1 < vectors ? tile_block<adds, 2, 2> : tile_block<adds, 2, 1>)(from, left, y, ldx,
+                                                                            steps, to, ldo);
+      else
+        (v + 1 < vectors ? tile_block<adds, 1, 2> : tile_block<adds, 1, 1>)(from, left, y, ldx,
+                                                                            steps, to, ldo);
+    }
+  }
+}
+
+#endif
+
+}  // namespace regard::REGARD_NAMESPACE
