@@ -86,9 +86,28 @@ struct BackwardMemory {
   static int64_t padded(int64_t D) { return (D + E::lanes - 1) / E::lanes * E::lanes; }
 };
 
+#ifdef REGARD_TILES
+// Packs rows of D numbers for sums over the rows by tiles: word i of a step has rows i and i + 16.
+template <class E>
+static void pad_rows_for_tiles(const char* const* rows, int count, int64_t D, int32_t* out) {
+  const int64_t width = BackwardMemory<E>::padded(D);
+  for (int i = 0; i < E::rows; i += i % kTileRows == kTileRows - 1 ? kTileRows + 1 : 1)
+    for (int64_t d = 0; d < D; d += E::lanes) {
+      const auto wide = [&](int r) {
+        return r < count ? (U)numbers<float, Type::bfloat16>(rows[r] + d * 2, D - d) : U{};
+      };
+      const int word = i / E::block * kTileRows + i % kTileRows;
+      store<int32_t>(out + word * width + d, join(wide(i), wide(i + kTileRows)));
+    }
+}
+#endif
+
 // Packs rows of D numbers for sums over the rows, padded to whole vectors.
 template <class E>
 static void pad_rows(const char* const* rows, int count, int64_t D, typename E::Word* out) {
+#ifdef REGARD_TILES
+  if constexpr (E::tiles) return pad_rows_for_tiles<E>(rows, count, D, out);
+#endif
   const int64_t width = BackwardMemory<E>::padded(D);
   for (int i = 0; i < E::rows; i += E::pack)
     for (int64_t d = 0; d < D; d += E::lanes) {
@@ -241,17 +260,45 @@ static void recompute_weights(const Backward& g, BackwardMemory<E>& m, const Til
   }
 }
 
+#ifdef REGARD_TILES
+// pack_dscores for tiles: [key][queries i and i + 16 of 32] and [pair of keys][query], with zeros
+// where keys are masked, which tiles multiply as well, and where they fill up the last step.
+template <class E>
+static void pack_dscores_for_tiles(BackwardMemory<E>& m, const TileMask& tile_mask, int keys,
+                                   Written written) {
+  constexpr int n = E::lanes;
+  const int vectors = m.rows.vectors;
+  for (int v = 0; v < vectors; v += 2) {
+    const auto at = [&](const float* x, int j, int i) {
+      const bool there = v + i < vectors && tile_mask.low[v + i] <= j && j < tile_mask.high[v + i];
+      return there && j < keys ? upper_halves(*(const F*)(x + j * E::rows + (v + i) * n)) : U{};
+    };
+    const auto put_row = [&](uint16_t* to, int j, U x, U y) {
+      *(I*)(to + j * E::rows + v * n) = join(x, y);
+    };
+    for (int j = 0; written.weights && j < keys; ++j)
+      put_row(m.half_weights, j, at(m.weights, j, 0), at(m.weights, j, 1));
+    for (int j = 0; written.scores && j < 2 * E::words(keys); j += 2) {
+      U x[2][2];
+      for (int k = 0; k < 2; ++k) {
+        for (int i = 0; i < 2; ++i) x[k][i] = at(m.dscores, j + k, i);
+        put_row(m.half_dscores, j + k, x[k][0], x[k][1]);
+      }
+      for (int i = 0; i < 2; ++i)
+        *(I*)(m.dscores_pairs + j / 2 * E::rows + (v + i) * n) = join(x[0][i], x[1][i]);
+    }
+  }
+}
+#endif
+
 #ifdef REGARD_PAIRS
 template <class E>
 static void pack_dscores(BackwardMemory<E>& m, const TileMask& tile_mask, int keys,
                          Written written) {
   constexpr int n = E::lanes;
-  // Tiles multiply what is masked as well, and what fills up the last steps.
-  if (E::tiles && (!tile_mask.fully_visible || m.rows.vectors % 2 || keys % E::block)) {
-    constexpr size_t bytes = size_t(kKeys) * E::rows * 2;
-    std::memset((void*)m.half_weights, 0, bytes), std::memset((void*)m.half_dscores, 0, bytes);
-    std::memset((void*)m.dscores_pairs, 0, bytes);
-  }
+#ifdef REGARD_TILES
+  if constexpr (E::tiles) return pack_dscores_for_tiles(m, tile_mask, keys, written);
+#endif
   for (int v = 0; v < m.rows.vectors; ++v)
     for (int j = tile_mask.low[v]; j < tile_mask.high[v]; j += 2) {
       const auto at = [&](const float* x, int i) {

@@ -193,6 +193,45 @@ static void softmax_pairs(const Scaling<E>& scaling, const SoftmaxState<E>& stat
 }
 #endif
 
+#ifdef REGARD_TILES
+// softmax_pairs for tiles, without instructions that take a vector unit the longer after them: the
+// numbers are rounded by the last addition of their polynomial. `exact`: with the denominator of
+// weights that are not rounded, which changes no bit of the others.
+template <class E, int V, bool exact>
+static void softmax_rounded(const Scaling<E>& scaling, const SoftmaxState<E>& state,
+                            const float* scores, int32_t* pairs, int v, int low, int high) {
+  constexpr int n = E::lanes;
+  F base[V], rounded[V] = {}, sum[V] = {};
+  for (int i = 0; i < V; ++i) base[i] = scaling.base(*(const F*)(state.base + (v + i) * n));
+  const auto some = [&]<int keys>(int j, std::integral_constant<int, keys>) {
+    F x[keys * V], w[keys * V];
+    for (int k = 0; k < keys; ++k)
+      for (int i = 0; i < V; ++i)
+        x[k * V + i] = j + k < high ? scaling.exponent(*(const F*)(scores + (j + k) * E::rows +
+                                                                   (v + i) * n),
+                                                       base[i])
+                                    : F{} - kInf<float>;
+    exp2_rounded<exact>(x, w);
+    for (int k = 0; k < keys; k += 2)
+      for (int i = 0; i < V; ++i) {
+        const int at = k * V + i;
+        *(I*)(pairs + (j + k) / 2 * E::rows + (v + i) * n) = join((U)w[at], (U)w[at + V]);
+        rounded[i] += w[at] + w[at + V];
+        if (exact) sum[i] += x[at] + x[at + V];
+      }
+  };
+  for (int j = low; j < high;) {
+    const int end = end_of_sum(j, high);
+    for (; j + 4 <= end; j += 4) some(j, std::integral_constant<int, 4>());
+    for (; j < end; j += 2) some(j, std::integral_constant<int, 2>());
+    if (!exact) continue;
+    add_to_totals<E, V>(state, sum, v);
+    for (F& x : sum) x = F{};
+  }
+  for (int i = 0; i < V; ++i) *(F*)(state.rounded + (v + i) * n) += rounded[i];
+}
+#endif
+
 // Without fused multiply-adds the product of a weight and a value is rounded before it is added,
 // and takes 150 cycles where it is denormal. Weights times this power of two avoid that: for scores
 // that spread over hundreds of nats, portable took 3 times as long without.
@@ -200,13 +239,20 @@ template <class R>
 constexpr R kWeightScale = REGARD_LANES == 4 ? R(0x1p64f) : R(1);
 
 // Turns the scores of V vectors into weights relative to the base, times `weight_scale`, in place
-// or packed into `pairs`.
+// or packed into `pairs`; then the denominator may be left out that is not `exact`.
 template <class E, int V>
 static void softmax(const Scaling<E>& scaling, const SoftmaxState<E>& state,
                     typename E::Real* scores, [[maybe_unused]] typename E::Word* pairs,
-                    typename E::Real weight_scale, int v, int low, int high) {
+                    typename E::Real weight_scale, [[maybe_unused]] bool exact, int v, int low,
+                    int high) {
   typedef typename E::Real Real;
   constexpr int n = E::lanes;
+#ifdef REGARD_TILES
+  if constexpr (E::tiles)
+    if (pairs)
+      return (exact ? softmax_rounded<E, V, true> : softmax_rounded<E, V, false>)(
+          scaling, state, scores, pairs, v, low, high);
+#endif
 #ifdef REGARD_PAIRS
   if constexpr (E::pack > 1)
     if (pairs) return softmax_pairs<E, V>(scaling, state, scores, pairs, v, low, high);
@@ -307,13 +353,13 @@ static void score_tile(const Problem& p, const Scaling<E>& scaling, ForwardMemor
 template <class E>
 static void softmax_tile(const Problem& p, const Scaling<E>& scaling, ForwardMemory<E>& m,
                          const KeyTile& tile, typename E::Word* pairs,
-                         typename E::Real weight_scale) {
+                         typename E::Real weight_scale, bool exact) {
   const TileMask& tile_mask = tile.tile_mask;
   if (tile_mask.fully_visible && m.rows.vectors == E::vectors)
-    softmax<E, E::vectors>(scaling, m.state, m.scores, pairs, weight_scale, 0, 0, tile.keys);
+    softmax<E, E::vectors>(scaling, m.state, m.scores, pairs, weight_scale, exact, 0, 0, tile.keys);
   else
     for (int v = 0; v < m.rows.vectors; ++v)
-      softmax<E, 1>(scaling, m.state, m.scores, pairs, weight_scale, v, tile_mask.low[v],
+      softmax<E, 1>(scaling, m.state, m.scores, pairs, weight_scale, exact, v, tile_mask.low[v],
                     tile_mask.high[v]);
   if (!p.threshold) return;
   draw_keep_mask(p, m.rows, tile.j0, tile.keys, m.keep_mask);
@@ -369,6 +415,12 @@ static void multiply_values(const Problem& p, ForwardMemory<E>& m, const KeyTile
   }
 }
 
+// Whether the denominator of weights that are not rounded is needed.
+template <class E>
+static bool needs_total(const Forward& f) {
+  return !E::tiles || f.maximum || f.problem->threshold;
+}
+
 // Attends a tile of queries to the keys from `low` to `high`; `look` sees the scores of each tile
 // before they become weights. Returns whether some keys were masked for some rows: the product
 // 0 * value is then NaN for values of NaN or inf, unless `nan_safe`.
@@ -396,7 +448,8 @@ static bool add_keys(const Forward& f, ForwardMemory<E>& m, int64_t kv, int64_t 
     const bool scalar =
         nan_safe && !tile.unmasked && !all_finite<E>(p, m.rows, scaling, value, j0, tile.keys);
     const bool fused_packing = E::pack > 1 && !p.threshold && !scalar;
-    softmax_tile(p, scaling, m, tile, fused_packing ? m.weights : nullptr, weight_scale);
+    softmax_tile(p, scaling, m, tile, fused_packing ? m.weights : nullptr, weight_scale,
+                 needs_total<E>(f));
     if (scalar) {
       add_values_nan_safe<E>(p, m.rows, value, j0, tile.keys, tile.tile_mask, m.scores, state);
       continue;
@@ -488,7 +541,7 @@ static void write_rows(const Forward& f, const Rows<E>& rows, const SoftmaxState
   char* to[E::rows];
   for (int i = 0; i < rows.count; ++i) {
     Real maximum = state.maximum[i];
-    const Real sum = state.total[i] + state.compensation[i];
+    const Real sum = needs_total<E>(f) ? state.total[i] + state.compensation[i] : state.rounded[i];
     // With dropout the rounded denominator lacks the dropped weights.
     const Real rounded = E::pack > 1 && !p.threshold ? state.rounded[i] : sum;
     Real total = sum * factor[i];

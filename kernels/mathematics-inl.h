@@ -72,6 +72,25 @@ REGARD_INLINE static void exp2_each(F (&x)[n]) {
     x[i] = (F)_mm512_maskz_scalef_ps(normal, (__m512)over[i], y);
   }
 }
+// Rounds 2^x to bfloat16, into `rounded`: to 1e-4 and that rounding, and by the same rule for exponents
+// near the limits. x becomes 2^x where it is `exact`.
+template <bool exact, int n>
+REGARD_INLINE static void exp2_rounded(F (&x)[n], F (&rounded)[n]) {
+  constexpr float shift = 98304.0f;  // 1.5 * 2^16: numbers from 1 to 2 added to it keep 7 bits
+  F over[n];
+  for (int i = 0; i < n; ++i)
+    over[i] = (F)_mm512_reduce_ps((__m512)x[i], _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+  for (int i = 0; i < n; ++i) rounded[i] = over[i];
+  polynomials({0.07826797f, 0.22630768f, 0.69542435f, 1.0f + shift}, rounded);
+  for (int i = 0; i < n; ++i) rounded[i] -= shift;
+  if (exact) exp2_fractions(over);
+  for (int i = 0; i < n; ++i) {
+    const __m512 y = (__m512)x[i];
+    const __mmask16 normal = _mm512_cmp_ps_mask(y, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
+    rounded[i] = (F)_mm512_maskz_scalef_ps(normal, (__m512)rounded[i], y);
+    if (exact) x[i] = (F)_mm512_maskz_scalef_ps(normal, (__m512)over[i], y);
+  }
+}
 template <int n>
 REGARD_INLINE static void exp2_each(G (&x)[n]) {
   G whole[n];

@@ -58,8 +58,20 @@ static inline I pairs_of(I halves) {
   __builtin_memcpy(&index, order.at, 64);
   return (I)_mm512_permutexvar_epi16((__m512i)index, (__m512i)halves);
 }
+// Floats whose upper halves are rounded to bfloat16, to nearest even.
+static inline U upper_halves(F x) {
+  const U bits = (U)x, up = bits + 0x7fffu + ((bits >> 16) & 1u);
+  return x == x ? up : bits | 0x400000u;
+}
+// Pairs of upper halves: those of x in the lower half.
+static inline I join(U x, U y) { return (I)((y & 0xffff0000u) | (x >> 16)); }
+
 // Two floats rounded to a pair of bfloat16: x in the lower half.
+#ifdef REGARD_EMULATED
+static inline I pairs_of(F x, F y) { return join(upper_halves(x), upper_halves(y)); }
+#else
 static inline I pairs_of(F x, F y) { return pairs_of(narrow(y, x)); }
+#endif
 
 constexpr int32_t kOnes = 0x3f803f80;  // a pair of 1
 

@@ -142,7 +142,7 @@ struct TileMatrix {
 
 // Loads a tile, of which `rows` rows may be read: zeros follow.
 template <int n>
-static void load_rows(const char* p, int64_t stride, int64_t rows) {
+REGARD_INLINE static void load_rows(const char* p, int64_t stride, int64_t rows) {
   if (rows >= kTileRows) return load_tile<n>(p, stride);
   alignas(64) char part[kTileRows * kTileBytes] = {};
   for (int64_t r = 0; r < rows; ++r) std::memcpy(part + r * kTileBytes, p + r * stride, kTileBytes);
@@ -151,7 +151,7 @@ static void load_rows(const char* p, int64_t stride, int64_t rows) {
 
 // Stores a tile of sums, of which `rows` rows may be written.
 template <int n>
-static void store_rows(float* to, int64_t ldo, int64_t rows) {
+REGARD_INLINE static void store_rows(float* to, int64_t ldo, int64_t rows) {
   if (rows >= kTileRows) return store_tile<n>(to, ldo * 4);
   alignas(64) char part[kTileRows * kTileBytes];
   store_tile<n>(part, kTileBytes);
@@ -159,10 +159,12 @@ static void store_rows(float* to, int64_t ldo, int64_t rows) {
 }
 
 // out[r][lane] = or += the products of 32 rows, or 16, and 2 vectors, or one: each tile that is
-// loaded is used twice. Registers 0 to 3 sum, 4 and 5 have rows, 6 and 7 vectors.
-template <bool adds, int R, int V>
-static void tile_block(const TileMatrix& a, int64_t rows, const int32_t* x, int64_t ldx,
+// loaded is used twice. Registers 0 to 3 sum, 4 and 5 have rows, 6 and 7 vectors. `whole`: all rows
+// are there.
+template <bool adds, int R, int V, bool whole>
+static void tile_block(const TileMatrix& a, int64_t there, const int32_t* x, int64_t ldx,
                        int64_t steps, float* out, int64_t ldo) {
+  const int64_t rows = whole ? R * kTileRows : there;
   const auto each_sum = [&](auto what) {
     what.template operator()<0>(out, rows);
     if constexpr (V > 1) what.template operator()<1>(out + kTileRows, rows);
@@ -191,6 +193,16 @@ static void tile_block(const TileMatrix& a, int64_t rows, const int32_t* x, int6
   each_sum([&]<int n>(float* to, int64_t left) { store_rows<n>(to, ldo, left); });
 }
 
+// A block of the largest size that there are rows and vectors for.
+template <bool adds, int R, int V>
+static void any_block(const TileMatrix& a, int64_t rows, const int32_t* x, int64_t ldx,
+                      int64_t steps, float* out, int64_t ldo) {
+  if constexpr (R > 1)
+    if (rows <= kTileRows) return any_block<adds, 1, V>(a, rows, x, ldx, steps, out, ldo);
+  (rows >= R * kTileRows ? tile_block<adds, R, V, true> : tile_block<adds, R, V, false>)(
+      a, rows, x, ldx, steps, out, ldo);
+}
+
 // The same for any number of rows and vectors; a step is 16 words.
 template <bool adds>
 static void multiply_by_tiles(const TileMatrix& a, int64_t rows, const int32_t* x, int64_t ldx,
@@ -198,15 +210,8 @@ static void multiply_by_tiles(const TileMatrix& a, int64_t rows, const int32_t* 
   for (int64_t r = 0; r < rows; r += 2 * kTileRows) {
     const TileMatrix from = {a.data + r / kTileRows * a.down, a.stride, a.down, a.across};
     for (int64_t v = 0; v < vectors; v += 2) {
-      const int32_t* const y = x + v * kTileRows;
-      float* const to = out + r * ldo + v * kTileRows;
-      const int64_t left = rows - r;
-      if (left > kTileRows)
-        (v + 1 < vectors ? tile_block<adds, 2, 2> : tile_block<adds, 2, 1>)(from, left, y, ldx,
-                                                                            steps, to, ldo);
-      else
-        (v + 1 < vectors ? tile_block<adds, 1, 2> : tile_block<adds, 1, 1>)(from, left, y, ldx,
-                                                                            steps, to, ldo);
+      (v + 1 < vectors ? any_block<adds, 2, 2> : any_block<adds, 2, 1>)(
+          from, rows - r, x + v * kTileRows, ldx, steps, out + r * ldo + v * kTileRows, ldo);
     }
   }
 }
