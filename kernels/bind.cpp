@@ -737,6 +737,15 @@ NB_MODULE(_kernels, m) {
       "The instruction sets that this processor runs, best first.");
   m.def("obstacles", &regard::obstacles,
         "The instruction sets of this build that do not run here, with the reason.");
+#if defined(__x86_64__)
+  m.def(
+      "amx_obstacle",
+      [](bool instructions, bool kept, bool given, int refused) {
+        return regard::obstacle_to({instructions, kept, given, refused});
+      },
+      nb::arg("instructions"), nb::arg("kept"), nb::arg("given"), nb::arg("refused"),
+      "Why a process cannot use tiles, or '': of its processor, its system and its kernel.");
+#endif
   m.def("targets_left_out", &regard::targets_left_out,
         "The instruction sets that the compiler of this build could not make.");
   m.def("preference", &regard::preference, nb::arg("vendor"),

@@ -50,35 +50,51 @@ inline bool runs_avx512_bf16() {
   return runs_avx512() && Cpuid(7).eax >= 1 && all(bit_AVX512BF16, Cpuid(7, 1).eax);
 }
 
-// Why this process cannot use tiles (AMX) with bfloat16, or "". Virtual machines may hide them, and
-// systems may not know them.
-inline std::string amx_obstacle() {
+
+// What a process needs for tiles (AMX) with bfloat16.
+struct TileSupport {
+  bool instructions;  // of the processor, which virtual machines may hide
+  bool kept;          // by the operating system, on a context switch
+  bool given;         // by its kernel, to processes that ask
+  int refused = 0;    // what asking failed with, or 0
+};
+
+inline TileSupport tile_support() {
   constexpr unsigned tile_and_bf16 = 1u << 24 | 1u << 22, tile_state = 1u << 17 | 1u << 18;
-  if (!runs_avx512() || !all(tile_and_bf16, Cpuid(7).edx))
-    return "this processor lacks its instructions";
-  if (!kept(tile_state)) return "the operating system does not keep its tiles";
+  TileSupport found{runs_avx512() && all(tile_and_bf16, Cpuid(7).edx), kept(tile_state), false};
 #if defined(__x86_64__) && defined(__linux__)
   uint64_t states = 0;
   constexpr int supported = 0x1021;  // ARCH_GET_XCOMP_SUPP
-  if (syscall(SYS_arch_prctl, supported, &states) != 0 || !(states >> 18 & 1))
-    return "this Linux kernel gives processes no tiles: 5.16 and newer do";
-  return "";
+  found.given = syscall(SYS_arch_prctl, supported, &states) == 0 && (states >> 18 & 1);
+#endif
+  return found;
+}
+
+// Why tiles cannot be used, or "".
+inline std::string obstacle_to(const TileSupport& tiles) {
+  if (!tiles.instructions) return "this processor lacks its instructions";
+  if (!tiles.kept) return "the operating system does not keep its tiles";
+#if defined(__x86_64__) && defined(__linux__)
+  if (!tiles.given) return "this Linux kernel gives processes no tiles: 5.16 and newer do";
+  if (!tiles.refused) return "";
+  return "the operating system refuses tiles to this process (" +
+         std::string(std::strerror(tiles.refused)) + ")";
 #else
   return "regard asks for tiles on Linux alone";
 #endif
 }
+inline std::string amx_obstacle() { return obstacle_to(tile_support()); }
 
 // Asks the system for tiles, once for the process, its threads and its forks. Why it refuses, or
 // "": it does where a signal stack that is in use is too small for them.
 inline std::string request_amx() {
-  std::string obstacle = amx_obstacle();
+  TileSupport tiles = tile_support();
 #if defined(__x86_64__) && defined(__linux__)
   constexpr int request = 0x1023, tile_data = 18;  // ARCH_REQ_XCOMP_PERM
-  if (obstacle.empty() && syscall(SYS_arch_prctl, request, tile_data) != 0)
-    obstacle = "the operating system refuses tiles to this process (" +
-               std::string(std::strerror(errno)) + ")";
+  if (obstacle_to(tiles).empty() && syscall(SYS_arch_prctl, request, tile_data) != 0)
+    tiles.refused = errno;
 #endif
-  return obstacle;
+  return obstacle_to(tiles);
 }
 #endif
 inline bool runs_portable() { return true; }

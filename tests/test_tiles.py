@@ -1,0 +1,169 @@
+"""Target amx: bfloat16 by products of tiles, here by an emulation that has their bits.
+
+The emulation runs on any processor with AVX-512. A build of the kernels with it alone is made once,
+hardly optimised.
+"""
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from regard._backends import kernel
+
+TESTS = Path(__file__).parent
+ROOT = TESTS.parent
+COMPILER = next(filter(shutil.which, (os.environ.get("CXX") or "c++", "g++", "clang++")), None)
+pytestmark = [
+    pytest.mark.xdist_group("tiles"),
+    pytest.mark.skipif(
+        COMPILER is None or shutil.which("cmake") is None or kernel.kernels is None,
+        reason="this machine has no C++ compiler and cmake, with which tiles are emulated",
+    ),
+    pytest.mark.skipif(
+        platform.machine() not in ("x86_64", "AMD64"), reason="only x86-64 has tiles"
+    ),
+]
+needs_avx512 = pytest.mark.skipif(
+    kernel.kernels is not None and "avx512" not in kernel.kernels.targets(),
+    reason="this processor has no AVX-512, with which tiles are emulated",
+)
+
+
+@pytest.fixture(scope="module")
+def emulated(tmp_path_factory):
+    """Runs Python on a build of the kernels that emulates tiles."""
+    folder = tmp_path_factory.mktemp("tiles")
+    words = "-DREGARD_EMULATE=ON -DREGARD_TARGETS=amx_emulated -DCMAKE_CXX_FLAGS_NONE=-O1"
+    command = f"source scripts/kernels.bash; PWD= build {folder} {COMPILER} '' {words}"
+    built = subprocess.run(["bash", "-c", command], cwd=ROOT, check=False, timeout=600)
+    assert built.returncode == 0, Path(f"{folder}.log").read_text()[-3000:]
+
+    def run(*words):
+        done = subprocess.run(
+            [sys.executable, *map(str, words)],
+            env=os.environ | {"PYTHONPATH": f"{folder}/path", "REGARD_TARGET": "amx_emulated"},
+            cwd=ROOT, capture_output=True, text=True, timeout=600, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
+        return done.stdout
+
+    return run
+
+
+@needs_avx512
+def test_random_calls_match_float64(emulated):
+    said = emulated(TESTS / "fuzz.py", "--calls", 300, "--seed", 3)
+    assert said.startswith("amx_emulated: 300 calls in ")
+    assert ", 0 failures; " in said
+
+
+@needs_avx512
+@pytest.mark.slow
+def test_the_tests_of_the_operator_pass(emulated):
+    names = ("attention", "promises", "sums", "same_bits", "gradients", "row_statistics", "masks")
+    chosen = "(kernel or bits or bfloat16) and not (reference or auto or compiled or vmap or 1025)"
+    files = [TESTS / f"test_{name}.py" for name in names]
+    said = emulated("-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", chosen, *files)
+    assert int(said.split(" passed")[0].split()[-1]) > 300
+
+
+# Scores of one key each, of queries that are enough for tiles, beside their definition: fused
+# multiply-adds of the first numbers of pairs and of the second, 32 numbers at a time, without
+# denormal numbers. In float64 the sum of a product and a float is exact here.
+ORDER = """
+import numpy as np, regard, torch
+
+def flushed(x):
+    x = np.asarray(x, np.float32)
+    return np.where(np.abs(x) < np.finfo(np.float32).tiny, np.copysign(np.float32(0), x), x)
+
+def score(q, k):
+    total = np.zeros(q.shape[:-1], np.float32)
+    for at in range(0, q.shape[-1], 32):
+        both = []
+        for first in (at, at + 1):
+            sum = np.zeros_like(total)
+            for d in range(first, min(at + 32, q.shape[-1]), 2):
+                sum = flushed(np.float64(flushed(q[..., d])) * flushed(k[..., d]) + sum)
+            both.append(sum)
+        total = flushed(total + flushed(both[0] + both[1]))
+    return total
+
+rng = np.random.default_rng(0)
+for D in (1, 31, 32, 33, 64, 80, 128, 200):
+    q, k = (rng.standard_normal((3, n, D)) * rng.choice([1, 30], (3, n, D)) for n in (40, 1))
+    q[..., ::3] *= np.float32(1e-39)  # denormal
+    k[1] *= np.float32(1e-30)
+    q[1] *= np.float32(1e-20)  # their products are denormal, or less
+    q, k = (torch.tensor(x, dtype=torch.float32).bfloat16()[None] for x in (q, k))
+    _, statistics = regard.attention(q, k, k, scale=1.0, return_statistics=True, backend="kernel")
+    expected = score(q.float().numpy(), k.float().numpy())
+    found = statistics.maximum.float().numpy()
+    assert found.shape == expected.shape, (found.shape, expected.shape)
+    assert (found == expected).all(), (D, np.abs(found - expected).max())
+    print(D, np.abs(expected).max(), np.unique(expected).size)
+"""
+
+
+@needs_avx512
+def test_a_score_is_added_as_the_processors_manual_says(emulated):
+    assert len(emulated("-c", ORDER).splitlines()) == 8
+
+
+# Output, gradients and reductions of shapes that take every path of the tiles, as a hash.
+BITS = """
+import hashlib, regard, torch
+digest = hashlib.sha256()
+add = lambda x: digest.update(x.detach().double().numpy().tobytes())
+torch.manual_seed(0)
+for (Lq, Lk, D, Dv) in [(1, 70, 64, 64), (40, 40, 16, 8), (97, 1025, 64, 64), (300, 300, 80, 33)]:
+    for options in ({}, {"causal": True}, {"window": (20, 3), "softcap": 5.0}):
+        q, k, v = (torch.randn(2, 3, n, d).bfloat16().requires_grad_()
+                   for n, d in ((Lq, D), (Lk, D), (Lk, Dv)))
+        out, weights = regard.attention(q, k, v, return_weights=True, backend="kernel", **options)
+        add(out)
+        for gradient in torch.autograd.grad(out.float().square().sum(), (q, k, v)):
+            add(gradient)
+        for result in (weights.entropy(), weights.received(), weights.topk(3).values, weights[0, 1],
+                       weights.pool((4, 4)), weights.at([0] * 5, list(range(5)))):
+            add(result)
+print(digest.hexdigest())
+"""
+
+
+@pytest.mark.skipif(
+    kernel.kernels is None or "amx" not in kernel.kernels.targets(),
+    reason="this processor, or its system, has no AMX",
+)
+def test_the_instructions_give_the_bits_of_the_emulation(emulated):
+    done = subprocess.run(
+        [sys.executable, "-c", BITS], env=os.environ | {"REGARD_TARGET": "amx"},
+        capture_output=True, text=True, timeout=600, check=True,
+    )  # fmt: skip
+    assert done.stdout == emulated("-c", BITS)
+
+
+@needs_avx512
+def test_bits_do_not_depend_on_threads(emulated):
+    one = emulated("-c", "import regard; regard.set_num_threads(1)\n" + BITS)
+    assert one == emulated("-c", "import regard; regard.set_num_threads(3)\n" + BITS)
+
+
+def test_what_keeps_a_process_from_tiles_is_said():
+    obstacle = kernel.kernels.amx_obstacle
+    here = {"instructions": True, "kept": True, "given": True, "refused": 0}
+    assert obstacle(**here) == ""
+    for lacks, said in [
+        ({"instructions": False}, "this processor lacks its instructions"),
+        ({"kept": False}, "the operating system does not keep its tiles"),
+        ({"given": False}, "this Linux kernel gives processes no tiles: 5.16 and newer do"),
+        ({"refused": 1}, "the operating system refuses tiles to this process"
+                         " (Operation not permitted)"),
+    ]:  # fmt: skip
+        assert obstacle(**(here | lacks)) == said
+    assert ("amx" in kernel.kernels.targets()) == ("amx" not in kernel.kernels.obstacles())
