@@ -44,7 +44,8 @@ template <class E>
 static int64_t chunk_rows(const Reduce& r) {
   const int64_t Lq = rows_of_head(r);
   const bool merged = r.received || r.received_max || r.pooled_mass || r.n || has_linear_columns(r);
-  const int64_t least = merged ? 512 : E::rows, sixteenth = (Lq + 15) / 16;
+  constexpr int64_t tile = kVectors * E::lanes;  // that of the second pass, in the forward pass too
+  const int64_t least = merged ? 512 : tile, sixteenth = (Lq + 15) / 16;
   int64_t rows = sixteenth > least ? sixteenth : least;
   const int64_t numbers = (r.transposed ? r.problem->Lk * transposed_width<E>(r) : 0) +
                           (r.blocks || r.blocks_max ? r.block_counts[0] * r.block_counts[1] : 0);
@@ -53,7 +54,7 @@ static int64_t chunk_rows(const Reduce& r) {
     const int64_t most = kChunkBytes / bytes > 1 ? kChunkBytes / bytes : 1;
     rows = (Lq + most - 1) / most;
   }
-  return (rows + E::rows - 1) / E::rows * E::rows;
+  return (rows + tile - 1) / tile * tile;
 }
 
 template <class E>

@@ -50,7 +50,6 @@ inline bool runs_avx512_bf16() {
   return runs_avx512() && Cpuid(7).eax >= 1 && all(bit_AVX512BF16, Cpuid(7, 1).eax);
 }
 
-
 // What a process needs for tiles (AMX) with bfloat16.
 struct TileSupport {
   bool instructions;  // of the processor, which virtual machines may hide

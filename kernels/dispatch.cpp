@@ -15,8 +15,8 @@ namespace {
 // instructions.
 struct Known {
   const char* name;
-  std::string (*obstacle)();  // why it does not run here, or ""
-  const Target* target;       // null: the compiler could not build it
+  std::string (*obstacle)();           // why it does not run here, or ""
+  const Target* target;                // null: the compiler could not build it
   std::string (*request)() = nullptr;  // asks the system for it when it is chosen; likewise
 };
 

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 
 #include "weights-inl.h"
 
@@ -95,9 +96,10 @@ struct ForwardMemory {
   Rows<E> rows, next;
   Prefetcher prefetcher;
   SoftmaxState<E> state;
-  Real* scores;       // [keys][rows]: scores, then weights
-  Real* new_maximum;  // [rows]: with the scores of the tile
-  Word* weights;      // the weights, packed
+  Real* scores;        // [keys][rows]: scores, then weights
+  Real* other_scores;  // likewise, of the tile before or after, for tiles
+  Real* new_maximum;   // [rows]: with the scores of the tile
+  Word* weights;       // the weights, packed
   Word* keys;
   Word* values;
   uint32_t* keep_mask;
@@ -107,6 +109,7 @@ struct ForwardMemory {
     const Problem& p = *f.problem;
     rows.q = next.q = scratch.take<Word>(query_words<E>(p));
     scores = scratch.take<Real>(E::keys * E::rows);
+    other_scores = E::tiles ? scratch.take<Real>(E::keys * E::rows) : nullptr;
     weights = E::pack == 1 ? (Word*)scores : scratch.take<Word>(E::keys / 2 * E::rows);
     state = state_in<E>(p, scratch.take<Real>(state_size<E>(p)));
     new_maximum = scratch.take<Real>(E::rows);
@@ -194,31 +197,37 @@ static void softmax_pairs(const Scaling<E>& scaling, const SoftmaxState<E>& stat
 #endif
 
 #ifdef REGARD_TILES
-// softmax_pairs for tiles, without instructions that take a vector unit the longer after them: the
-// numbers are rounded by the last addition of their polynomial. `exact`: with the denominator of
-// weights that are not rounded, which changes no bit of the others.
+// softmax_pairs for tiles: the pairs of keys j and j + 1 take the place of the scores of key j, and
+// products by tiles are computed meanwhile. Numbers are rounded by the last addition of their
+// polynomial: after instructions of tiles fewer units convert or permute, but all of them add.
+// `exact`: with the denominator of weights that are not rounded, which changes no bit of the
+// others.
 template <class E, int V, bool exact>
 static void softmax_rounded(const Scaling<E>& scaling, const SoftmaxState<E>& state,
-                            const float* scores, int32_t* pairs, int v, int low, int high) {
+                            const float* scores, int32_t* pairs, int v, int low, int high,
+                            TileQueue& queue) {
   constexpr int n = E::lanes;
+  if (low >= high) return;
   F base[V], rounded[V] = {}, sum[V] = {};
   for (int i = 0; i < V; ++i) base[i] = scaling.base(*(const F*)(state.base + (v + i) * n));
+  const int64_t groups = (high - low + 3) / 4, advances = (queue.left() + groups - 1) / groups;
   const auto some = [&]<int keys>(int j, std::integral_constant<int, keys>) {
     F x[keys * V], w[keys * V];
     for (int k = 0; k < keys; ++k)
       for (int i = 0; i < V; ++i)
-        x[k * V + i] = j + k < high ? scaling.exponent(*(const F*)(scores + (j + k) * E::rows +
-                                                                   (v + i) * n),
-                                                       base[i])
-                                    : F{} - kInf<float>;
+        x[k * V + i] =
+            j + k < high
+                ? scaling.exponent(*(const F*)(scores + (j + k) * E::rows + (v + i) * n), base[i])
+                : F{} - kInf<float>;
     exp2_rounded<exact>(x, w);
     for (int k = 0; k < keys; k += 2)
       for (int i = 0; i < V; ++i) {
         const int at = k * V + i;
-        *(I*)(pairs + (j + k) / 2 * E::rows + (v + i) * n) = join((U)w[at], (U)w[at + V]);
+        *(I*)(pairs + (j + k) * E::rows + (v + i) * n) = join((U)w[at], (U)w[at + V]);
         rounded[i] += w[at] + w[at + V];
         if (exact) sum[i] += x[at] + x[at + V];
       }
+    for (int64_t a = 0; a < advances; ++a) queue.advance();
   };
   for (int j = low; j < high;) {
     const int end = end_of_sum(j, high);
@@ -239,20 +248,13 @@ template <class R>
 constexpr R kWeightScale = REGARD_LANES == 4 ? R(0x1p64f) : R(1);
 
 // Turns the scores of V vectors into weights relative to the base, times `weight_scale`, in place
-// or packed into `pairs`; then the denominator may be left out that is not `exact`.
+// or packed into `pairs`.
 template <class E, int V>
 static void softmax(const Scaling<E>& scaling, const SoftmaxState<E>& state,
                     typename E::Real* scores, [[maybe_unused]] typename E::Word* pairs,
-                    typename E::Real weight_scale, [[maybe_unused]] bool exact, int v, int low,
-                    int high) {
+                    typename E::Real weight_scale, int v, int low, int high) {
   typedef typename E::Real Real;
   constexpr int n = E::lanes;
-#ifdef REGARD_TILES
-  if constexpr (E::tiles)
-    if (pairs)
-      return (exact ? softmax_rounded<E, V, true> : softmax_rounded<E, V, false>)(
-          scaling, state, scores, pairs, v, low, high);
-#endif
 #ifdef REGARD_PAIRS
   if constexpr (E::pack > 1)
     if (pairs) return softmax_pairs<E, V>(scaling, state, scores, pairs, v, low, high);
@@ -321,6 +323,22 @@ static Matrix values_of(const Problem& p, const ForwardMemory<E>& m, const KeyTi
           (E::tiles ? E::lanes : p.Dv) * int64_t(sizeof(typename E::Word))};
 }
 
+// Finishes the scores of a tile, and finds the new maxima of its rows.
+template <class E>
+static void finish_tile(const Problem& p, const Scaling<E>& scaling, ForwardMemory<E>& m,
+                        const KeyTile& tile) {
+  typedef typename E::Real Real;
+  const TileMask& tile_mask = tile.tile_mask;
+  if (!tile.unmasked)
+    finish_scores<E>(p, m.rows, tile_mask, scaling, tile.j0, tile.keys, m.scores, nullptr);
+  for (int v = 0; v < m.rows.vectors; ++v) {
+    Vec<Real> maximum = vector_at<E>(m.new_maximum, 0, v);
+    for (int j = tile_mask.low[v]; j < tile_mask.high[v]; ++j)
+      maximum = larger(vector_at<E>(m.scores, j, v), maximum);
+    vector_at<E>(m.new_maximum, 0, v) = maximum;
+  }
+}
+
 // Computes the scores of a tile, updates the maxima of its rows and rescales their sums.
 template <class E>
 static void score_tile(const Problem& p, const Scaling<E>& scaling, ForwardMemory<E>& m,
@@ -337,14 +355,7 @@ static void score_tile(const Problem& p, const Scaling<E>& scaling, ForwardMemor
         m.new_maximum, prefetcher);
   } else {
     multiply_keys<E>(p, rows, tile_mask, kv, j0, tile.keys, k, m.scores, prefetcher);
-    if (!tile.unmasked)
-      finish_scores<E>(p, rows, tile_mask, scaling, j0, tile.keys, m.scores, nullptr);
-    for (int v = 0; v < rows.vectors; ++v) {
-      Vec<Real> maximum = vector_at<E>(m.new_maximum, 0, v);
-      for (int j = tile_mask.low[v]; j < tile_mask.high[v]; ++j)
-        maximum = larger(vector_at<E>(m.scores, j, v), maximum);
-      vector_at<E>(m.new_maximum, 0, v) = maximum;
-    }
+    finish_tile(p, scaling, m, tile);
   }
   for (int v = 0; v < rows.vectors; ++v) rescale(p, scaling, m.state, m.new_maximum, v);
 }
@@ -353,13 +364,13 @@ static void score_tile(const Problem& p, const Scaling<E>& scaling, ForwardMemor
 template <class E>
 static void softmax_tile(const Problem& p, const Scaling<E>& scaling, ForwardMemory<E>& m,
                          const KeyTile& tile, typename E::Word* pairs,
-                         typename E::Real weight_scale, bool exact) {
+                         typename E::Real weight_scale) {
   const TileMask& tile_mask = tile.tile_mask;
   if (tile_mask.fully_visible && m.rows.vectors == E::vectors)
-    softmax<E, E::vectors>(scaling, m.state, m.scores, pairs, weight_scale, exact, 0, 0, tile.keys);
+    softmax<E, E::vectors>(scaling, m.state, m.scores, pairs, weight_scale, 0, 0, tile.keys);
   else
     for (int v = 0; v < m.rows.vectors; ++v)
-      softmax<E, 1>(scaling, m.state, m.scores, pairs, weight_scale, exact, v, tile_mask.low[v],
+      softmax<E, 1>(scaling, m.state, m.scores, pairs, weight_scale, v, tile_mask.low[v],
                     tile_mask.high[v]);
   if (!p.threshold) return;
   draw_keep_mask(p, m.rows, tile.j0, tile.keys, m.keep_mask);
@@ -367,33 +378,47 @@ static void softmax_tile(const Problem& p, const Scaling<E>& scaling, ForwardMem
 }
 
 #ifdef REGARD_TILES
-// Clears the packed weights of masked keys, and of those that fill up the last step.
+// Clears the packed weights of masked keys, and of those that fill up the last step. A pair of keys
+// has `row` words.
 template <class E>
 static void clear_masked_pairs(const Rows<E>& rows, const TileMask& tile_mask, int keys,
-                               int32_t* pairs) {
+                               int32_t* pairs, int64_t row) {
   const int words = int(E::words(keys));
   for (int v = 0; v < rows.vectors; ++v) {
     const auto clear = [&](int from, int to) {
-      for (int j = from; j < to; ++j) *(I*)(pairs + j * E::rows + v * E::lanes) = I{};
+      for (int j = from; j < to; ++j) *(I*)(pairs + j * row + v * E::lanes) = I{};
     };
-    if (tile_mask.low[v] >= tile_mask.high[v]) {
-      clear(0, words);
-      continue;
-    }
-    clear(0, tile_mask.low[v] / 2);
+    const bool none = tile_mask.low[v] >= tile_mask.high[v];
+    clear(0, none ? words : tile_mask.low[v] / 2);
     clear((tile_mask.high[v] + 1) / 2, words);
   }
 }
 
-// multiply_values by tiles.
+// O^T += V^T P^T by tiles, for packed weights.
 template <class E>
-static void multiply_values_by_tiles(const Problem& p, ForwardMemory<E>& m, const KeyTile& tile) {
+static TileQueue::Product product_with_values(const Problem& p, const ForwardMemory<E>& m,
+                                              const KeyTile& tile, int32_t* pairs, int64_t row) {
   const Matrix v = values_of(p, m, tile);
-  clear_masked_pairs(m.rows, tile.tile_mask, tile.keys, m.weights);
+  clear_masked_pairs(m.rows, tile.tile_mask, tile.keys, pairs, row);
   const int64_t across = pair_words<E>(E::block, p.Dv) * int64_t(sizeof(typename E::Word));
   const TileMatrix values = {(const char*)v.data, kTileBytes, kTileRows * kTileBytes, across};
-  multiply_by_tiles<true>(values, p.Dv, m.weights, E::rows, E::words(tile.keys) / kTileRows,
-                          m.rows.vectors, m.state.out, E::rows);
+  return {values, p.Dv, pairs, row, E::words(tile.keys) / kTileRows, m.state.out, E::rows, true};
+}
+
+// Computes a product at once.
+static void multiply_now(const TileQueue::Product& x, int vectors) {
+  (x.adds ? multiply_by_tiles<true> : multiply_by_tiles<false>)(x.a, x.rows, x.x, x.ldx, x.steps,
+                                                                vectors, x.out, x.ldo);
+}
+
+// Adds a product to those that are computed meanwhile, if it is of whole blocks; else it is
+// computed at once.
+template <class E>
+static void enqueue(const Rows<E>& rows, const TileQueue::Product& product, TileQueue& queue) {
+  if (rows.vectors == 2 && product.rows % (2 * kTileRows) == 0)
+    queue.add(product);
+  else
+    multiply_now(product, rows.vectors);
 }
 #endif
 
@@ -402,7 +427,8 @@ template <class E>
 static void multiply_values(const Problem& p, ForwardMemory<E>& m, const KeyTile& tile,
                             Prefetcher* prefetcher) {
 #ifdef REGARD_TILES
-  if constexpr (E::tiles) return multiply_values_by_tiles(p, m, tile);
+  if constexpr (E::tiles)
+    return multiply_now(product_with_values(p, m, tile, m.weights, E::rows), m.rows.vectors);
 #endif
   const Matrix v = values_of(p, m, tile);
   for (int c = 0; c < tile.tile_mask.spans; ++c) {
@@ -421,6 +447,104 @@ static bool needs_total(const Forward& f) {
   return !E::tiles || f.maximum || f.problem->threshold;
 }
 
+#ifdef REGARD_TILES
+// The first tile from j0 on of which any key is shown; without keys where there is none.
+template <class E>
+static KeyTile shown_tile(const Problem& p, const ForwardMemory<E>& m, int64_t kv, int64_t j0,
+                          int64_t high) {
+  for (; j0 < high; j0 += E::keys) {
+    const KeyTile tile = key_tile_of(p, m, kv, j0, high, false);
+    if (mask_shows(p, m.rows, j0, tile.keys)) return tile;
+  }
+  return {};
+}
+
+// The weights of a tile, packed in the place of its scores; the queue goes on meanwhile.
+template <class E, bool exact>
+static void softmax_in_place(const Scaling<E>& scaling, ForwardMemory<E>& m, const KeyTile& tile,
+                             TileQueue& queue) {
+  const TileMask& tile_mask = tile.tile_mask;
+  int32_t* const pairs = (int32_t*)m.scores;
+  if (tile_mask.fully_visible && m.rows.vectors == E::vectors)
+    return softmax_rounded<E, E::vectors, exact>(scaling, m.state, m.scores, pairs, 0, 0, tile.keys,
+                                                 queue);
+  for (int v = 0; v < m.rows.vectors; ++v)
+    softmax_rounded<E, 1, exact>(scaling, m.state, m.scores, pairs, v, tile_mask.low[v],
+                                 tile_mask.high[v], queue);
+}
+
+// Whether a row of a tile has a score above the base of its weights.
+template <class E>
+static bool rises(const ForwardMemory<E>& m) {
+  uint32_t any = 0;
+  for (int v = 0; v < m.rows.vectors; ++v)
+    any |= greater(*(const F*)(m.new_maximum + v * E::lanes),
+                   *(const F*)(m.state.base + v * E::lanes));
+  return any;
+}
+
+// The same for a tile alone, with the product of its values.
+template <class E>
+static void add_weighted_values(const Forward& f, ForwardMemory<E>& m, const Scaling<E>& scaling,
+                                const KeyTile& tile) {
+  TileQueue none;
+  (needs_total<E>(f) ? softmax_in_place<E, true> : softmax_in_place<E, false>)(scaling, m, tile,
+                                                                               none);
+  int32_t* const pairs = (int32_t*)m.scores;
+  multiply_now(product_with_values(*f.problem, m, tile, pairs, 2 * E::rows), m.rows.vectors);
+}
+
+// add_keys by tiles, as a pipeline: while the scores of a tile become weights, tiles multiply the
+// weights of the tile before with their values, and the keys of the tile after with the queries.
+template <class E, class Look>
+static bool add_keys_by_tiles(const Forward& f, ForwardMemory<E>& m, int64_t kv, int64_t low,
+                              int64_t high, Look look) {
+  const Problem& p = *f.problem;
+  const Scaling<E> scaling(p);
+  TileQueue queue;
+  bool masked = false;
+  const auto scores_of = [&](const KeyTile& tile, float* to) {
+    multiply_keys<E>(p, m.rows, tile.tile_mask, kv, tile.j0, tile.keys, keys_of(p, m, tile), to);
+  };
+  KeyTile before{}, tile = shown_tile(p, m, kv, low, high);
+  if (tile.keys) scores_of(tile, m.scores);
+  for (KeyTile next; tile.keys; before = tile, tile = next) {
+    masked |= !tile.unmasked || (tile.packed && tile.keys % E::block);
+    __builtin_memcpy(m.new_maximum, m.state.maximum, sizeof(float) * E::rows);
+    finish_tile(p, scaling, m, tile);
+    if (before.keys)
+      enqueue(m.rows, product_with_values(p, m, before, (int32_t*)m.other_scores, 2 * E::rows),
+              queue);
+    if (rises(m)) queue.finish();  // what is rescaled must be complete
+    for (int v = 0; v < m.rows.vectors; ++v) rescale(p, scaling, m.state, m.new_maximum, v);
+    look(tile);
+    next = shown_tile(p, m, kv, tile.j0 + E::keys, high);
+    const bool meanwhile = next.keys == E::keys && next.tile_mask.fully_visible &&
+                           m.rows.vectors == 2 && !few_queries<E>(p);
+    if (meanwhile) {
+      const Matrix k = keys_of(p, m, next);
+      queue.add({{(const char*)k.data, k.stride, kTileRows * k.stride, kTileBytes},
+                 next.keys,
+                 m.rows.q,
+                 E::rows,
+                 E::words(p.D) / kTileRows,
+                 m.other_scores,
+                 E::rows,
+                 false});
+    }
+    (needs_total<E>(f) ? softmax_in_place<E, true> : softmax_in_place<E, false>)(scaling, m, tile,
+                                                                                 queue);
+    queue.finish();
+    if (next.keys && (!meanwhile || p.D == 0)) scores_of(next, m.other_scores);
+    std::swap(m.scores, m.other_scores);
+  }
+  if (before.keys)
+    multiply_now(product_with_values(p, m, before, (int32_t*)m.other_scores, 2 * E::rows),
+                 m.rows.vectors);
+  return masked;
+}
+#endif
+
 // Attends a tile of queries to the keys from `low` to `high`; `look` sees the scores of each tile
 // before they become weights. Returns whether some keys were masked for some rows: the product
 // 0 * value is then NaN for values of NaN or inf, unless `nan_safe`.
@@ -434,6 +558,10 @@ static bool add_keys(const Forward& f, ForwardMemory<E>& m, int64_t kv, int64_t 
   if (m.packed && !nan_safe) m.packed.add(p, m.rows.b, kv, low, high);
   for (int64_t x = 0; x < state_size<E>(p); ++x) state.out[x] = 0;
   for (int i = 0; i < E::rows; ++i) state.maximum[i] = state.base[i] = -kInf<Real>;
+#ifdef REGARD_TILES
+  if constexpr (E::tiles)
+    if (!nan_safe && !p.threshold) return add_keys_by_tiles<E>(f, m, kv, low, high, look);
+#endif
   const Real weight_scale = nan_safe ? 1 : kWeightScale<Real>;
   bool masked = false;
   for (int64_t j0 = low; j0 < high; j0 += E::keys) {
@@ -447,9 +575,15 @@ static bool add_keys(const Forward& f, ForwardMemory<E>& m, int64_t kv, int64_t 
     const char* const value = p.value.at(m.rows.b, kv, j0);
     const bool scalar =
         nan_safe && !tile.unmasked && !all_finite<E>(p, m.rows, scaling, value, j0, tile.keys);
+#ifdef REGARD_TILES
+    if constexpr (E::tiles)
+      if (!p.threshold && !scalar) {
+        add_weighted_values(f, m, scaling, tile);
+        continue;
+      }
+#endif
     const bool fused_packing = E::pack > 1 && !p.threshold && !scalar;
-    softmax_tile(p, scaling, m, tile, fused_packing ? m.weights : nullptr, weight_scale,
-                 needs_total<E>(f));
+    softmax_tile(p, scaling, m, tile, fused_packing ? m.weights : nullptr, weight_scale);
     if (scalar) {
       add_values_nan_safe<E>(p, m.rows, value, j0, tile.keys, tile.tile_mask, m.scores, state);
       continue;

@@ -72,8 +72,8 @@ REGARD_INLINE static void exp2_each(F (&x)[n]) {
     x[i] = (F)_mm512_maskz_scalef_ps(normal, (__m512)over[i], y);
   }
 }
-// Rounds 2^x to bfloat16, into `rounded`: to 1e-4 and that rounding, and by the same rule for exponents
-// near the limits. x becomes 2^x where it is `exact`.
+// Rounds 2^x to bfloat16, into `rounded`: to 1e-4 and that rounding, and by the same rule for
+// exponents near the limits. x becomes 2^x where it is `exact`.
 template <bool exact, int n>
 REGARD_INLINE static void exp2_rounded(F (&x)[n], F (&rounded)[n]) {
   constexpr float shift = 98304.0f;  // 1.5 * 2^16: numbers from 1 to 2 added to it keep 7 bits

@@ -153,8 +153,8 @@ static Matrix as_rows(const char* rows, int64_t stride, int64_t n, int64_t D,
 }
 
 #ifdef REGARD_TILES
-// n rows of D numbers, transposed for sums over the rows: [32 rows][D up to 16][16 words], a word is
-// one number of two neighbouring rows. Rows past n are 0.
+// n rows of D numbers, transposed for sums over the rows: [32 rows][D up to 16][16 words], a word
+// is one number of two neighbouring rows. Rows past n are 0.
 template <class E>
 static Matrix transpose_pairs(const char* rows, int64_t stride, int64_t n, int64_t D,
                               typename E::Word* memory) {

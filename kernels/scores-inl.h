@@ -59,12 +59,11 @@ static void multiply_visible(const Rows<E>& rows, const TileMask& tile_mask, con
 // to[key][row]: the products of a tile of keys, packed as rows, with the vectors of x, [words(D)]
 // [rows], to which they are visible.
 template <class E>
-static void multiply_rows(const Rows<E>& rows, const TileMask& tile_mask,
+static void multiply_rows([[maybe_unused]] const Rows<E>& rows, const TileMask& tile_mask,
                           const typename E::Word* x, const Matrix& keys, [[maybe_unused]] int count,
                           int64_t D, typename E::Real* to, Prefetcher* prefetcher = nullptr) {
 #ifdef REGARD_TILES
-  if constexpr (E::tiles)
-    return multiply_visible<E>(rows, tile_mask, x, keys, count, D, to);
+  if constexpr (E::tiles) return multiply_visible<E>(rows, tile_mask, x, keys, count, D, to);
 #endif
   for (int c = 0; c < tile_mask.spans; ++c)
     multiply_span<E>(tile_mask.span[c], x, keys, D, to, prefetcher);

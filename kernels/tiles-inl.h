@@ -199,8 +199,8 @@ static void any_block(const TileMatrix& a, int64_t rows, const int32_t* x, int64
                       int64_t steps, float* out, int64_t ldo) {
   if constexpr (R > 1)
     if (rows <= kTileRows) return any_block<adds, 1, V>(a, rows, x, ldx, steps, out, ldo);
-  (rows >= R * kTileRows ? tile_block<adds, R, V, true> : tile_block<adds, R, V, false>)(
-      a, rows, x, ldx, steps, out, ldo);
+  (rows >= R * kTileRows ? tile_block<adds, R, V, true>
+                         : tile_block<adds, R, V, false>)(a, rows, x, ldx, steps, out, ldo);
 }
 
 // The same for any number of rows and vectors; a step is 16 words.
@@ -210,11 +210,88 @@ static void multiply_by_tiles(const TileMatrix& a, int64_t rows, const int32_t* 
   for (int64_t r = 0; r < rows; r += 2 * kTileRows) {
     const TileMatrix from = {a.data + r / kTileRows * a.down, a.stride, a.down, a.across};
     for (int64_t v = 0; v < vectors; v += 2) {
-      (v + 1 < vectors ? any_block<adds, 2, 2> : any_block<adds, 2, 1>)(
-          from, rows - r, x + v * kTileRows, ldx, steps, out + r * ldo + v * kTileRows, ldo);
+      (v + 1 < vectors ? any_block<adds, 2, 2>
+                       : any_block<adds, 2, 1>)(from, rows - r, x + v * kTileRows, ldx, steps,
+                                                out + r * ldo + v * kTileRows, ldo);
     }
   }
 }
+
+// Products of 32 rows and 2 vectors that are computed a few instructions at a time, between those
+// of vectors: the processor then multiplies tiles while it computes a softmax.
+class TileQueue {
+ public:
+  struct Product {
+    TileMatrix a;
+    int64_t rows;  // a multiple of 32
+    const int32_t* x;
+    int64_t ldx, steps;
+    float* out;  // [rows][32 lanes]
+    int64_t ldo;
+    bool adds;
+  };
+
+  // In the order in which they are added.
+  void add(const Product& product) {
+    if (product.rows == 0 || product.steps == 0) return;
+    all_[count_++] = product;
+    left_ += product.rows / (2 * kTileRows) * (4 * product.steps + 6);
+  }
+
+  int64_t left() const { return left_; }  // calls of `advance`
+
+  REGARD_INLINE void advance() {
+    if (!left_) return;
+    --left_;
+    const Product& p = all_[at_];
+    const char* const a = p.a.data + 2 * block_ * p.a.down + step_ * p.a.across;
+    const int32_t* const x = p.x + step_ * kTileRows * p.ldx;
+    float* const out = p.out + 2 * block_ * kTileRows * p.ldo;
+    float* const below = out + kTileRows * p.ldo;
+    const int64_t ldx = p.ldx * 4, ldo = p.ldo * 4;
+    switch (phase_++) {
+      case 0:
+        return p.adds ? (load_tile<0>(out, ldo), load_tile<1>(out + kTileRows, ldo))
+                      : (zero_tile<0>(), zero_tile<1>());
+      case 1:
+        return p.adds ? (load_tile<2>(below, ldo), load_tile<3>(below + kTileRows, ldo))
+                      : (zero_tile<2>(), zero_tile<3>());
+      case 2:
+        return load_tile<4>(a, p.a.stride), load_tile<6>(x, ldx), multiply_tiles<0, 4, 6>();
+      case 3:
+        return load_tile<7>(x + kTileRows, ldx), multiply_tiles<1, 4, 7>();
+      case 4:
+        return load_tile<5>(a + p.a.down, p.a.stride), multiply_tiles<2, 5, 6>();
+      case 5:
+        if (++step_ < p.steps)
+          phase_ = 2;
+        else
+          step_ = 0;
+        return multiply_tiles<3, 5, 7>();
+      case 6:
+        return store_tile<0>(out, ldo);
+      case 7:
+        return store_tile<1>(out + kTileRows, ldo);
+      case 8:
+        return store_tile<2>(below, ldo);
+      default:
+        store_tile<3>(below + kTileRows, ldo);
+        phase_ = 0;
+        if (++block_ * 2 * kTileRows < p.rows) return;
+        block_ = 0;
+        if (++at_ == count_) at_ = count_ = 0;
+    }
+  }
+
+  void finish() {
+    while (left_) advance();
+  }
+
+ private:
+  Product all_[2];
+  int count_ = 0, at_ = 0, phase_ = 0;
+  int64_t block_ = 0, step_ = 0, left_ = 0;
+};
 
 #endif
 
