@@ -61,19 +61,19 @@ struct BackwardMemory {
     const Problem& p = *g.problem;
     const int64_t D = padded(p.D), Dv = padded(p.Dv), tile = kKeys * E::rows;
     rows.q = scratch.take<Word>(query_words<E>(p));
-    grad = scratch.take<Word>(E::words(p.Dv) * E::rows);
-    query_rows = scratch.take<Word>(E::rows / E::pack * D);
-    grad_rows = scratch.take<Word>(E::rows / E::pack * Dv);
+    grad = scratch.take<Word>(E::row_words(p.Dv) * E::rows);
+    query_rows = scratch.take<Word>(E::row_words(E::rows) * D);
+    grad_rows = scratch.take<Word>(E::row_words(E::rows) * Dv);
     weights = scratch.take<Real>(tile);
     dscores = has_rule(g) ? weights : scratch.take<Real>(tile);
     slope = has_slope(p) ? scratch.take<Real>(tile) : nullptr;
     keep_mask = p.threshold ? scratch.take<uint32_t>(kKeys * kKeepMaskRows<E>) : nullptr;
-    key_rows = scratch.take<Word>(kKeys * E::words(p.D));
+    key_rows = scratch.take<Word>(kKeys * E::row_words(p.D));
     key_pairs = E::pack > 1 ? scratch.take<Word>(pair_words<E>(kKeys, p.D)) : key_rows;
-    value_rows = scratch.take<Word>(kKeys * E::words(p.Dv));
-    half_weights = scratch.take<uint16_t>(E::pack > 1 ? tile : 0);
-    half_dscores = scratch.take<uint16_t>(E::pack > 1 ? tile : 0);
-    dscores_pairs = scratch.take<Word>(E::pack > 1 ? tile / 2 : 0);
+    value_rows = scratch.take<Word>(kKeys * E::row_words(p.Dv));
+    half_weights = scratch.take<uint16_t>(E::pack > 1 ? E::parts * tile : 0);
+    half_dscores = scratch.take<uint16_t>(E::pack > 1 ? E::parts * tile : 0);
+    dscores_pairs = scratch.take<Word>(E::pack > 1 ? E::parts * tile / 2 : 0);
     query_sum = scratch.take<Real>(p.D * E::rows);
     key_sum = scratch.take<Real>(g.key_grad ? chunk_of(g) * D : 0);
     value_sum = scratch.take<Real>(g.value_grad ? chunk_of(g) * Dv : 0);
@@ -87,16 +87,19 @@ struct BackwardMemory {
 };
 
 #ifdef REGARD_TILES
-// Packs rows of D numbers for sums over the rows by tiles: word i of a step has rows i and i + 16.
-template <class E>
+// Packs rows of D numbers for sums over the rows by tiles: [parts][words(rows)][D], word i of a
+// step has rows i and i + 16.
+template <class E, int part = 0>
 static void pad_rows_for_tiles(const char* const* rows, int count, int64_t D, int32_t* out) {
   const int64_t width = BackwardMemory<E>::padded(D);
-  for (int i = 0; i < E::rows; i += i % kTileRows == kTileRows - 1 ? kTileRows + 1 : 1)
+  if constexpr (part + 1 < E::parts)
+    pad_rows_for_tiles<E, part + 1>(rows, count, D, out + E::words(E::rows) * width);
+  for (int word = 0; word < E::words(E::rows); ++word)
     for (int64_t d = 0; d < D; d += E::lanes) {
+      const int i = word / kTileRows * E::block + word % kTileRows;
       const auto wide = [&](int r) {
-        return r < count ? (U)numbers<float, Type::bfloat16>(rows[r] + d * 2, D - d) : U{};
+        return r < count ? part_of<part>(numbers<float, E::type>(rows[r] + d * 2, D - d)) : U{};
       };
-      const int word = i / E::block * kTileRows + i % kTileRows;
       store<int32_t>(out + word * width + d, join(wide(i), wide(i + kTileRows)));
     }
 }
@@ -261,20 +264,30 @@ static void recompute_weights(const Backward& g, BackwardMemory<E>& m, const Til
 }
 
 #ifdef REGARD_TILES
-// pack_dscores for tiles: [key][queries i and i + 16 of 32] and [pair of keys][query], with zeros
-// where keys are masked, which tiles multiply as well, and where they fill up the last step.
-template <class E>
+// A part of numbers in the upper halves, rounded where it is the only one.
+template <class E, int part>
+static U upper_part(F x) {
+  return E::parts > 1 ? part_of<part>(x) : upper_halves(x);
+}
+
+// pack_dscores for tiles: [key][parts][queries i and i + 16 of 32] and [pair of
+// keys][parts][query], with zeros where keys are masked, which tiles multiply as well, and in what
+// fills up a step.
+template <class E, int part = 0>
 static void pack_dscores_for_tiles(BackwardMemory<E>& m, const TileMask& tile_mask, int keys,
                                    Written written) {
+  if constexpr (part + 1 < E::parts)
+    pack_dscores_for_tiles<E, part + 1>(m, tile_mask, keys, written);
   constexpr int n = E::lanes;
   const int vectors = m.rows.vectors;
   for (int v = 0; v < vectors; v += 2) {
     const auto at = [&](const float* x, int j, int i) {
       const bool there = v + i < vectors && tile_mask.low[v + i] <= j && j < tile_mask.high[v + i];
-      return there && j < keys ? upper_halves(*(const F*)(x + j * E::rows + (v + i) * n)) : U{};
+      return there && j < keys ? upper_part<E, part>(*(const F*)(x + j * E::rows + (v + i) * n))
+                               : U{};
     };
     const auto put_row = [&](uint16_t* to, int j, U x, U y) {
-      *(I*)(to + j * E::rows + v * n) = join(x, y);
+      *(I*)(to + (j * E::parts + part) * E::rows + v * n) = join(x, y);
     };
     for (int j = 0; written.weights && j < keys; ++j)
       put_row(m.half_weights, j, at(m.weights, j, 0), at(m.weights, j, 1));
@@ -285,7 +298,8 @@ static void pack_dscores_for_tiles(BackwardMemory<E>& m, const TileMask& tile_ma
         put_row(m.half_dscores, j + k, x[k][0], x[k][1]);
       }
       for (int i = 0; i < 2; ++i)
-        *(I*)(m.dscores_pairs + j / 2 * E::rows + (v + i) * n) = join(x[0][i], x[1][i]);
+        *(I*)(m.dscores_pairs + (j / 2 * E::parts + part) * E::rows + (v + i) * n) =
+            join(x[0][i], x[1][i]);
     }
   }
 }
@@ -374,22 +388,21 @@ template <class E>
 static void add_by_tiles(const Backward& g, BackwardMemory<E>& m, const Matrix& key_pairs,
                          int64_t to, int keys) {
   const Problem& p = *g.problem;
-  const int64_t D = m.padded(p.D), Dv = m.padded(p.Dv), stride = E::rows * 2;
-  const int64_t steps = (m.rows.vectors + 1) / 2;  // of 32 queries
-  const auto by_rows = [&](const uint16_t* a) {
-    return TileMatrix{(const char*)a, stride, kTileRows * stride, kTileBytes};
+  constexpr int products = 2 * E::parts - 1;
+  constexpr int64_t part = E::rows * 2, stride = E::parts * part;  // of the left operand
+  const int64_t steps = (m.rows.vectors + 1) / 2;                  // of 32 queries
+  const auto add_rows = [&](const uint16_t* a, const int32_t* x, int64_t D, float* sum) {
+    const TileMatrix left = {(const char*)a, stride, kTileRows * stride, kTileBytes, part};
+    const TileVectors right = {x, D, E::words(E::rows) * D, steps, products};
+    multiply_by_tiles<true>(left, keys, right, D / E::lanes, sum + to * D, D);
   };
-  if (g.value_grad)
-    multiply_by_tiles<true>(by_rows(m.half_weights), keys, m.grad_rows, Dv, steps, Dv / E::lanes,
-                            m.value_sum + to * Dv, Dv);
-  if (g.key_grad)
-    multiply_by_tiles<true>(by_rows(m.half_dscores), keys, m.query_rows, D, steps, D / E::lanes,
-                            m.key_sum + to * D, D);
+  if (g.value_grad) add_rows(m.half_weights, m.grad_rows, m.padded(p.Dv), m.value_sum);
+  if (g.key_grad) add_rows(m.half_dscores, m.query_rows, m.padded(p.D), m.key_sum);
   if (!g.query_sum) return;
-  const int64_t across = pair_words<E>(E::block, p.D) * int64_t(sizeof(typename E::Word));
-  const TileMatrix a = {(const char*)key_pairs.data, kTileBytes, kTileRows * kTileBytes, across};
-  multiply_by_tiles<true>(a, p.D, m.dscores_pairs, E::rows, E::words(keys) / kTileRows,
-                          m.rows.vectors, m.query_sum, E::rows);
+  const TileVectors right = {m.dscores_pairs, E::parts * E::rows, E::rows,
+                             E::words(keys) / kTileRows, products};
+  multiply_by_tiles<true>(tile_pairs<E>(key_pairs, p.D), p.D, right, m.rows.vectors, m.query_sum,
+                          E::rows);
 }
 #endif
 

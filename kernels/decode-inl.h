@@ -427,11 +427,12 @@ static void run_decode_merge(const void* pass, int64_t head, char* memory, const
 static Job forward(const Forward& f) {
   return by_type<Job>(f.problem->type, [&]<class T>(T) -> Job {
     typedef typename T::OfForward E;
+    typedef typename T::OfFew Few;
     const Problem& p = *f.problem;
     Scratch scratch(nullptr);
-    if (is_decode<E>(p)) {
-      DecodeMemory<E> m(p, scratch);
-      return {p.B * p.Hkv * decode_splits(p), scratch.taken(), run_decode<E>, &f};
+    if (is_decode<Few>(p)) {
+      DecodeMemory<Few> m(p, scratch);
+      return {p.B * p.Hkv * decode_splits(p), scratch.taken(), run_decode<Few>, &f};
     }
     ForwardMemory<E> m(f, scratch);
     return {forward_tasks<E>(f), scratch.taken(), run_forward<E>, &f};
@@ -441,11 +442,12 @@ static Job forward(const Forward& f) {
 static Job merge(const Forward& f) {
   return by_type<Job>(f.problem->type, [&]<class T>(T) -> Job {
     typedef typename T::OfForward E;
+    typedef typename T::OfFew Few;
     const Problem& p = *f.problem;
     Scratch scratch(nullptr);
-    if (is_decode<E>(p)) {
-      DecodeMemory<E> m(p, scratch);
-      return {p.B * p.Hkv, scratch.taken(), run_decode_merge<E>, &f};
+    if (is_decode<Few>(p)) {
+      DecodeMemory<Few> m(p, scratch);
+      return {p.B * p.Hkv, scratch.taken(), run_decode_merge<Few>, &f};
     }
     ForwardMemory<E> m(f, scratch);
     const int64_t units = splits<E>(p) > 1 ? p.B * p.Hkv : 0;
@@ -456,9 +458,10 @@ static Job merge(const Forward& f) {
 static int64_t partial_bytes(const Forward& f) {
   return by_type<int64_t>(f.problem->type, [&]<class T>(T) -> int64_t {
     typedef typename T::OfForward E;
+    typedef typename T::OfFew Few;
     const Problem& p = *f.problem;
-    if (is_decode<E>(p))
-      return p.B * p.Hkv * decode_splits(p) * DecodeState<E>(p, Scratch(nullptr)).bytes;
+    if (is_decode<Few>(p))
+      return p.B * p.Hkv * decode_splits(p) * DecodeState<Few>(p, Scratch(nullptr)).bytes;
     const int64_t n = splits<E>(p);
     return n > 1 ? p.B * p.Hkv * n * state_size<E>(p) * int64_t(sizeof(typename E::Real)) : 0;
   });

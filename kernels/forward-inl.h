@@ -56,7 +56,7 @@ struct PackedKV {
 
   PackedKV(const Forward& f, Scratch& scratch) {
     const Problem& p = *f.problem;
-    const int64_t key_words = are_packed(p.key, p.D) ? p.Lk * E::words(p.D) : 0;
+    const int64_t key_words = are_packed(p.key, p.D) ? p.Lk * E::row_words(p.D) : 0;
     const int64_t value_words =
         are_packed(p.value, p.Dv) || E::pack > 1 ? pair_words<E>(p.Lk, p.Dv) : 0;
     held = scratch.take<Range>(1);  // first: these bytes of a thread's scratch stay
@@ -81,7 +81,8 @@ struct PackedKV {
     const int64_t high = held->high, count = high - held->low, n = to - high;
     if (n <= 0) return;
     if (keys)
-      pack_rows<E>(p.key.at(b, kv, high), p.key.strides[2], n, p.D, keys + count * E::words(p.D));
+      pack_rows<E>(p.key.at(b, kv, high), p.key.strides[2], n, p.D,
+                   keys + count * E::row_words(p.D));
     if (values)
       pack_values<E>(p.value.at(b, kv, high), p.value.strides[2], n, p.Dv,
                      values + pair_words<E>(count, p.Dv));
@@ -110,10 +111,11 @@ struct ForwardMemory {
     rows.q = next.q = scratch.take<Word>(query_words<E>(p));
     scores = scratch.take<Real>(E::keys * E::rows);
     other_scores = E::tiles ? scratch.take<Real>(E::keys * E::rows) : nullptr;
-    weights = E::pack == 1 ? (Word*)scores : scratch.take<Word>(E::keys / 2 * E::rows);
+    weights = E::pack == 1 ? (Word*)scores
+                           : scratch.take<Word>(E::keys / 2 * (E::tiles ? 2 : 1) * E::rows);
     state = state_in<E>(p, scratch.take<Real>(state_size<E>(p)));
     new_maximum = scratch.take<Real>(E::rows);
-    keys = scratch.take<Word>(E::keys * E::words(p.D));
+    keys = scratch.take<Word>(E::keys * E::row_words(p.D));
     values = scratch.take<Word>(pair_words<E>(E::keys, p.Dv));
     keep_mask = p.threshold ? scratch.take<uint32_t>(E::keys * kKeepMaskRows<E>) : nullptr;
   }
@@ -141,7 +143,7 @@ static void rescale(const Problem& p, const Scaling<E>& scaling, const SoftmaxSt
   if (!greater(old, none)) return;
   const Vec<Real> factor = exp2(scaling.exponent(old, scaling.base(base)));
   at(state.total) *= factor, at(state.compensation) *= factor;
-  if (E::pack > 1) at(state.rounded) *= factor;
+  if (E::rounds) at(state.rounded) *= factor;
   for (int64_t d = 0; d < p.Dv; ++d) at(state.out + d * E::rows) *= factor;
 }
 
@@ -219,12 +221,21 @@ static void softmax_rounded(const Scaling<E>& scaling, const SoftmaxState<E>& st
             j + k < high
                 ? scaling.exponent(*(const F*)(scores + (j + k) * E::rows + (v + i) * n), base[i])
                 : F{} - kInf<float>;
-    exp2_rounded<exact>(x, w);
+    if constexpr (E::rounds)
+      exp2_rounded<exact>(x, w);
+    else
+      exp2_each(x);
     for (int k = 0; k < keys; k += 2)
       for (int i = 0; i < V; ++i) {
         const int at = k * V + i;
-        *(I*)(pairs + (j + k) * E::rows + (v + i) * n) = join((U)w[at], (U)w[at + V]);
-        rounded[i] += w[at] + w[at + V];
+        I* const pair = (I*)(pairs + (j + k) * E::rows + (v + i) * n);
+        if constexpr (E::rounds) {
+          *pair = join((U)w[at], (U)w[at + V]);
+          rounded[i] += w[at] + w[at + V];
+        } else {
+          *pair = join(part_of<0>(x[at]), part_of<0>(x[at + V]));
+          pair[E::vectors] = join(part_of<1>(x[at]), part_of<1>(x[at + V]));
+        }
         if (exact) sum[i] += x[at] + x[at + V];
       }
     for (int64_t a = 0; a < advances; ++a) queue.advance();
@@ -237,7 +248,7 @@ static void softmax_rounded(const Scaling<E>& scaling, const SoftmaxState<E>& st
     add_to_totals<E, V>(state, sum, v);
     for (F& x : sum) x = F{};
   }
-  for (int i = 0; i < V; ++i) *(F*)(state.rounded + (v + i) * n) += rounded[i];
+  for (int i = 0; E::rounds && i < V; ++i) *(F*)(state.rounded + (v + i) * n) += rounded[i];
 }
 #endif
 
@@ -304,7 +315,7 @@ static KeyTile key_tile_of(const Problem& p, const ForwardMemory<E>& m, int64_t 
 template <class E>
 static Matrix keys_of(const Problem& p, const ForwardMemory<E>& m, const KeyTile& tile) {
   const char* const key = p.key.at(m.rows.b, tile.kv, tile.j0);
-  const int64_t stride = p.key.strides[2], words = E::words(p.D);
+  const int64_t stride = p.key.strides[2], words = E::row_words(p.D);
   if (few_queries<E>(p) || !PackedKV<E>::are_packed(p.key, p.D)) return {key, stride};
   if (!tile.packed || !m.packed.keys) return pack_rows<E>(key, stride, tile.keys, p.D, m.keys);
   return {m.packed.keys + (tile.j0 - m.packed.held->low) * words,
@@ -378,15 +389,16 @@ static void softmax_tile(const Problem& p, const Scaling<E>& scaling, ForwardMem
 }
 
 #ifdef REGARD_TILES
-// Clears the packed weights of masked keys, and of those that fill up the last step. A pair of keys
-// has `row` words.
+// Clears the packed weights of masked keys, and of those that fill up the last step.
 template <class E>
 static void clear_masked_pairs(const Rows<E>& rows, const TileMask& tile_mask, int keys,
-                               int32_t* pairs, int64_t row) {
+                               int32_t* pairs) {
   const int words = int(E::words(keys));
   for (int v = 0; v < rows.vectors; ++v) {
     const auto clear = [&](int from, int to) {
-      for (int j = from; j < to; ++j) *(I*)(pairs + j * row + v * E::lanes) = I{};
+      for (int j = from; j < to; ++j)
+        for (int part = 0; part < E::parts; ++part)
+          *(I*)(pairs + (2 * j + part) * E::rows + v * E::lanes) = I{};
     };
     const bool none = tile_mask.low[v] >= tile_mask.high[v];
     clear(0, none ? words : tile_mask.low[v] / 2);
@@ -394,21 +406,21 @@ static void clear_masked_pairs(const Rows<E>& rows, const TileMask& tile_mask, i
   }
 }
 
-// O^T += V^T P^T by tiles, for packed weights.
+// O^T += V^T P^T by tiles, for packed weights: [pair of keys][2][rows], of which a second part has
+// the second row.
 template <class E>
 static TileQueue::Product product_with_values(const Problem& p, const ForwardMemory<E>& m,
-                                              const KeyTile& tile, int32_t* pairs, int64_t row) {
-  const Matrix v = values_of(p, m, tile);
-  clear_masked_pairs(m.rows, tile.tile_mask, tile.keys, pairs, row);
-  const int64_t across = pair_words<E>(E::block, p.Dv) * int64_t(sizeof(typename E::Word));
-  const TileMatrix values = {(const char*)v.data, kTileBytes, kTileRows * kTileBytes, across};
-  return {values, p.Dv, pairs, row, E::words(tile.keys) / kTileRows, m.state.out, E::rows, true};
+                                              const KeyTile& tile, int32_t* pairs) {
+  clear_masked_pairs(m.rows, tile.tile_mask, tile.keys, pairs);
+  const TileVectors weights = {pairs, 2 * E::rows, E::rows, E::words(tile.keys) / kTileRows,
+                               2 * E::parts - 1};
+  return {tile_pairs<E>(values_of(p, m, tile), p.Dv), p.Dv, weights, m.state.out, E::rows, true};
 }
 
 // Computes a product at once.
 static void multiply_now(const TileQueue::Product& x, int vectors) {
-  (x.adds ? multiply_by_tiles<true> : multiply_by_tiles<false>)(x.a, x.rows, x.x, x.ldx, x.steps,
-                                                                vectors, x.out, x.ldo);
+  (x.adds ? multiply_by_tiles<true> : multiply_by_tiles<false>)(x.a, x.rows, x.x, vectors, x.out,
+                                                                x.ldo);
 }
 
 // Adds a product to those that are computed meanwhile, if it is of whole blocks; else it is
@@ -428,7 +440,7 @@ static void multiply_values(const Problem& p, ForwardMemory<E>& m, const KeyTile
                             Prefetcher* prefetcher) {
 #ifdef REGARD_TILES
   if constexpr (E::tiles)
-    return multiply_now(product_with_values(p, m, tile, m.weights, E::rows), m.rows.vectors);
+    return multiply_now(product_with_values(p, m, tile, m.weights), m.rows.vectors);
 #endif
   const Matrix v = values_of(p, m, tile);
   for (int c = 0; c < tile.tile_mask.spans; ++c) {
@@ -444,7 +456,7 @@ static void multiply_values(const Problem& p, ForwardMemory<E>& m, const KeyTile
 // Whether the denominator of weights that are not rounded is needed.
 template <class E>
 static bool needs_total(const Forward& f) {
-  return !E::tiles || f.maximum || f.problem->threshold;
+  return !(E::tiles && E::rounds) || f.maximum || f.problem->threshold;
 }
 
 #ifdef REGARD_TILES
@@ -491,7 +503,7 @@ static void add_weighted_values(const Forward& f, ForwardMemory<E>& m, const Sca
   (needs_total<E>(f) ? softmax_in_place<E, true> : softmax_in_place<E, false>)(scaling, m, tile,
                                                                                none);
   int32_t* const pairs = (int32_t*)m.scores;
-  multiply_now(product_with_values(*f.problem, m, tile, pairs, 2 * E::rows), m.rows.vectors);
+  multiply_now(product_with_values(*f.problem, m, tile, pairs), m.rows.vectors);
 }
 
 // add_keys by tiles, as a pipeline: while the scores of a tile become weights, tiles multiply the
@@ -513,24 +525,17 @@ static bool add_keys_by_tiles(const Forward& f, ForwardMemory<E>& m, int64_t kv,
     __builtin_memcpy(m.new_maximum, m.state.maximum, sizeof(float) * E::rows);
     finish_tile(p, scaling, m, tile);
     if (before.keys)
-      enqueue(m.rows, product_with_values(p, m, before, (int32_t*)m.other_scores, 2 * E::rows),
-              queue);
+      enqueue(m.rows, product_with_values(p, m, before, (int32_t*)m.other_scores), queue);
     if (rises(m)) queue.finish();  // what is rescaled must be complete
     for (int v = 0; v < m.rows.vectors; ++v) rescale(p, scaling, m.state, m.new_maximum, v);
     look(tile);
     next = shown_tile(p, m, kv, tile.j0 + E::keys, high);
-    const bool meanwhile = next.keys == E::keys && next.tile_mask.fully_visible &&
+    const bool meanwhile = E::parts == 1 && next.keys == E::keys && next.tile_mask.fully_visible &&
                            m.rows.vectors == 2 && !few_queries<E>(p);
     if (meanwhile) {
       const Matrix k = keys_of(p, m, next);
-      queue.add({{(const char*)k.data, k.stride, kTileRows * k.stride, kTileBytes},
-                 next.keys,
-                 m.rows.q,
-                 E::rows,
-                 E::words(p.D) / kTileRows,
-                 m.other_scores,
-                 E::rows,
-                 false});
+      queue.add({tile_rows<E>(k, p.D), next.keys, tile_columns<E>(m.rows.q, p.D), m.other_scores,
+                 E::rows, false});
     }
     (needs_total<E>(f) ? softmax_in_place<E, true> : softmax_in_place<E, false>)(scaling, m, tile,
                                                                                  queue);
@@ -539,8 +544,7 @@ static bool add_keys_by_tiles(const Forward& f, ForwardMemory<E>& m, int64_t kv,
     std::swap(m.scores, m.other_scores);
   }
   if (before.keys)
-    multiply_now(product_with_values(p, m, before, (int32_t*)m.other_scores, 2 * E::rows),
-                 m.rows.vectors);
+    multiply_now(product_with_values(p, m, before, (int32_t*)m.other_scores), m.rows.vectors);
   return masked;
 }
 #endif
@@ -574,7 +578,9 @@ static bool add_keys(const Forward& f, ForwardMemory<E>& m, int64_t kv, int64_t 
     look(tile);
     const char* const value = p.value.at(m.rows.b, kv, j0);
     const bool scalar =
-        nan_safe && !tile.unmasked && !all_finite<E>(p, m.rows, scaling, value, j0, tile.keys);
+        nan_safe &&
+        (E::parts > 1 ? !finite<E>(value, p.value.strides[2], tile.keys, p.Dv)
+                      : !tile.unmasked && !all_finite<E>(p, m.rows, scaling, value, j0, tile.keys));
 #ifdef REGARD_TILES
     if constexpr (E::tiles)
       if (!p.threshold && !scalar) {
@@ -677,7 +683,7 @@ static void write_rows(const Forward& f, const Rows<E>& rows, const SoftmaxState
     Real maximum = state.maximum[i];
     const Real sum = needs_total<E>(f) ? state.total[i] + state.compensation[i] : state.rounded[i];
     // With dropout the rounded denominator lacks the dropped weights.
-    const Real rounded = E::pack > 1 && !p.threshold ? state.rounded[i] : sum;
+    const Real rounded = E::rounds && !p.threshold ? state.rounded[i] : sum;
     Real total = sum * factor[i];
     factor[i] *= finish_denominator(p, scaling, rows.head[i], maximum, total, rounded * factor[i]);
     const int64_t row = (rows.b * p.Hq + rows.head[i]) * p.Lq + rows.index[i];
@@ -762,8 +768,8 @@ static void run_forward(const void* pass, int64_t task, char* memory, const Stop
     const int64_t kv = m.rows.head[0] / (p.Hq / p.Hkv);
     const auto none = [](const KeyTile&) {};
     const bool masked = add_keys(f, m, kv, low, high, false, none);
-    if ((masked || kWeightScale<typename E::Real> != 1) && !finite_sums(p, m.state))
-      add_keys(f, m, kv, low, high, true, none);
+    const bool may_lose = kWeightScale<typename E::Real> != 1 || E::parts > 1;  // infinite sums
+    if ((masked || may_lose) && !finite_sums(p, m.state)) add_keys(f, m, kv, low, high, true, none);
     if (n == 1) write_rows(f, m.rows, m.state);
   }
 }

@@ -21,7 +21,7 @@ struct GatherMemory {
 
   GatherMemory(const Gather& g, Scratch& scratch) : normalisers(scratch) {
     rows.q = scratch.take<typename E::Word>(query_words<E>(*g.problem));
-    keys = scratch.take<typename E::Word>(E::words(g.problem->D) * E::rows);
+    keys = scratch.take<typename E::Word>(E::row_words(g.problem->D) * E::rows);
     scores = scratch.take<Real>(E::rows);
   }
 };
@@ -56,11 +56,13 @@ __attribute__((noinline)) static void add_pairs_by_tiles(const Problem& p, Gathe
   const int64_t words = E::words(p.D);
   for (int v = 0; v < m.rows.vectors; ++v) {
     F sum = {};
-    for (int64_t w = 0; w < words; w += kTileRows) {
-      const int32_t* const key = m.keys + w * E::rows + v * E::lanes;
-      const auto word = [&](int t) { return *(const I*)(key + t * E::rows); };
-      sum = add_words(sum, word, m.rows.q + w * E::rows + v * E::lanes, E::rows);
-    }
+    for (int parts = 0; parts < E::parts * E::parts; ++parts)
+      for (int64_t w = 0; w < words; w += kTileRows) {
+        const int64_t k = parts / 2 * words + w, q = parts % 2 * words + w;
+        const int32_t* const key = m.keys + k * E::rows + v * E::lanes;
+        const auto word = [&](int t) { return *(const I*)(key + t * E::rows); };
+        sum = add_words(sum, word, m.rows.q + q * E::rows + v * E::lanes, E::rows);
+      }
     vector_at<E>(m.scores, 0, v) = sum;
   }
 }
@@ -79,7 +81,7 @@ static void multiply_pairs(const Problem& p, GatherMemory<E>& m) {
     for (int i = 0; i < rows.count; ++i) {
       one.query[0] = rows.query[i];
       load_queries<E>(p, one);
-      dot_keys<E, 1>(p, one.q, m.key[i], 1, products);
+      dot_keys<typename E::OfFew, 1>(p, few_rows(one), m.key[i], 1, products);
       m.scores[i] = products[0];
     }
     return;
@@ -88,8 +90,14 @@ static void multiply_pairs(const Problem& p, GatherMemory<E>& m) {
   transpose_rows<E>(m.key, rows.count, p.D, m.keys);
 #ifdef REGARD_TILES
   if constexpr (E::tiles) {
-    const FlushesDenormals flushes;
-    return add_pairs_by_tiles(p, m);
+    {
+      const FlushesDenormals flushes;
+      add_pairs_by_tiles(p, m);
+    }
+    for (int i = 0; E::parts > 1 && i < rows.count; ++i)
+      if (m.scores[i] - m.scores[i] != 0)
+        m.scores[i] = product_of_parts(m.keys + i, E::rows, rows.q + i, E::rows, E::words(p.D));
+    return;
   }
 #endif
   const int64_t words = E::words(p.D);

@@ -78,7 +78,7 @@ struct PairMemory {
     for (int64_t i = 0; i < x.term_count; ++i) {
       const Problem& p = *x.terms[i].problem;
       const auto raise = [](int64_t& most, int64_t n) { most = n > most ? n : most; };
-      raise(queries, query_words<E>(p)), raise(words, kKeys * E::words(p.D));
+      raise(queries, query_words<E>(p)), raise(words, kKeys * E::row_words(p.D));
       raise(lone, lone_words<E>(p)), raise(Dv, x.terms[i].Dv);
       effects |= is_effect(x.terms[i]);
     }

@@ -71,7 +71,7 @@ struct ReduceMemory {
     const Problem& p = *r.problem;
     rows.q = scratch.take<typename E::Word>(query_words<E>(p));
     scores = scratch.take<Real>(kKeys * E::rows);
-    keys = scratch.take<typename E::Word>(kKeys * E::words(p.D));
+    keys = scratch.take<typename E::Word>(kKeys * E::row_words(p.D));
     lone = scratch.take<typename E::Word>(lone_words<E>(p));
     for (Real** x : {&position, &threshold, &pair_threshold}) *x = scratch.take<Real>(E::rows);
     for (double** x : {&sum, &entropy, &distance}) *x = scratch.take<double>(E::rows);

@@ -23,35 +23,39 @@ constexpr double kLog2e = 1.44269504088896340736, kLn2 = 0.693147180559945309417
 template <class R>
 constexpr R kInf = std::numeric_limits<R>::infinity();
 
-// A stored type, and how it is packed and multiplied. Where tiles multiply it, those of queries and
-// keys are smaller in the forward pass: a tile is written five times as fast to L1 as to L2.
-template <Type t, bool forward = false>
+// What multiplies numbers: vectors, or tiles. Of these, the forward pass takes fewer queries and
+// keys at a time: a tile is written five times as fast to L1 as to L2.
+enum class By { vectors, tiles, tiles_forward };
+
+// A stored type, and how it is packed and multiplied.
+template <Type t, By by = By::vectors>
 struct Element {
   static constexpr Type type = t;
   typedef typename Stored<t>::Bits Bits;
   typedef typename Stored<t>::Real Real;
+  static constexpr bool tiles = by != By::vectors;
 #ifdef REGARD_PAIRS
-  typedef std::conditional_t<t == Type::bfloat16, Pairs, Plain<Real>> Op;
+  typedef std::conditional_t<t == Type::bfloat16 || tiles, Pairs, Plain<Real>> Op;
 #else
   typedef Plain<Real> Op;
 #endif
-#ifdef REGARD_TILES
-  static constexpr bool tiles = t == Type::bfloat16;
-#else
-  static constexpr bool tiles = false;
-#endif
-  typedef Element<t, true> OfForward;
+  typedef Element<t, tiles ? By::tiles_forward : by> OfForward;
+  typedef Element<t> OfFew;  // of calls with few queries
   typedef typename Op::Word Word;
+  // A number is the sum of so many of bfloat16: of float16 exactly, of weights to 16 bits.
+  static constexpr int parts = tiles && t == Type::float16 ? 2 : 1;
   static constexpr int pack = Op::numbers_per_word;
   static constexpr int block = tiles ? 32 : pack;  // numbers in a step of a product
-  static constexpr bool direct =
-      sizeof(Word) == pack * sizeof(Bits);  // words are read in place, without packing
+  static constexpr bool direct =                   // words are read in place, without packing
+      sizeof(Word) == pack * sizeof(Bits) && parts == 1;
+  static constexpr bool rounds = pack > 1 && parts == 1;  // weights, to bfloat16
   static constexpr int lanes = Simd<Real>::lanes;
-  static constexpr int vectors = tiles && forward ? 2 : kVectors;
+  static constexpr int vectors = by == By::tiles_forward ? 2 : kVectors;
   static constexpr int rows = vectors * lanes;  // of a tile of queries
-  static constexpr int keys = tiles && forward ? 64 : kKeys;
+  static constexpr int keys = by == By::tiles_forward ? 64 : kKeys;
 
   static int64_t words(int64_t numbers) { return (numbers + block - 1) / block * (block / pack); }
+  static int64_t row_words(int64_t numbers) { return parts * words(numbers); }  // [parts][words]
 };
 
 // Bump allocator over one thread's scratch memory; with base 0 it only measures.
@@ -71,11 +75,41 @@ class Scratch {
   uintptr_t base_, at_;
 };
 
-// A masked load of up to `count` numbers as words; the others are 0.
-template <class E>
+#ifdef REGARD_TILES
+// A part of floats that are a sum of two numbers of bfloat16 to 16 bits, in the upper halves. The
+// second of what is not finite is 0.
+template <int part>
+static inline U part_of(F x) {
+  const U first = (U)x & 0xffff0000u;
+  if (part == 0) return first;
+  const F rest = x - (F)first;
+  return rest == rest ? (U)rest : U{};
+}
+
+// A part of up to 32 numbers of float16 as pairs of bfloat16; the others are 0.
+template <int part>
+static inline I half_words(const char* p, int64_t count) {
+  const __m512i halves =
+      _mm512_maskz_loadu_epi16(count >= 32 ? ~uint32_t{0} : (uint32_t{1} << count) - 1, p);
+  const auto upper = [](__m256i x) {
+    return _mm512_cvtepi32_epi16((__m512i)(part_of<part>((F)_mm512_cvtph_ps(x)) >> 16));
+  };
+  const __m256i high = upper(_mm512_extracti64x4_epi64(halves, 1));
+  return (I)_mm512_inserti64x4(_mm512_castsi256_si512(upper(_mm512_castsi512_si256(halves))), high,
+                               1);
+}
+#endif
+
+// A masked load of up to `count` numbers as words, of a part; the others are 0.
+template <class E, int part = 0>
 static inline Vec<typename E::Word> words_at(const char* p, int64_t count) {
+#ifdef REGARD_TILES
+  if constexpr (E::parts > 1) {
+    return half_words<part>(p, count);
+  } else
+#endif
 #ifdef REGARD_PAIRS
-  if constexpr (E::pack > 1) {
+      if constexpr (E::pack > 1) {
     if (count >= 2 * E::lanes) return load<typename E::Word>(p);
     return (I)_mm512_maskz_loadu_epi16((uint32_t{1} << count) - 1, p);
   } else
@@ -83,9 +117,11 @@ static inline Vec<typename E::Word> words_at(const char* p, int64_t count) {
     return numbers<typename E::Real, E::type>(p, count);
 }
 
-// Transposes `count` rows of D numbers into the lanes: out[word][row], zeros after `count`.
-template <class E>
+// Transposes `count` rows of D numbers into the lanes: out[part][word][row], zeros after `count`.
+template <class E, int part = 0>
 static void transpose_rows(const char* const* rows, int count, int64_t D, typename E::Word* out) {
+  if constexpr (part + 1 < E::parts)
+    transpose_rows<E, part + 1>(rows, count, D, out + E::words(D) * E::rows);
   constexpr int n = E::lanes;
   const int64_t words = E::words(D);
   for (int v = 0; v * n < count; ++v)
@@ -94,15 +130,15 @@ static void transpose_rows(const char* const* rows, int count, int64_t D, typena
       const int64_t skip = w * E::pack * int64_t(sizeof(typename E::Bits)), left = D - w * E::pack;
       if ((v + 1) * n <= count && left >= n * E::pack) {
 #pragma GCC unroll 16
-        for (int i = 0; i < n; ++i) t[i] = words_at<E>(rows[v * n + i] + skip, n * E::pack);
+        for (int i = 0; i < n; ++i) t[i] = words_at<E, part>(rows[v * n + i] + skip, n * E::pack);
         transpose(t);
 #pragma GCC unroll 16
         for (int i = 0; i < n; ++i) store<typename E::Word>(out + (w + i) * E::rows + v * n, t[i]);
         continue;
       }
       for (int i = 0; i < n; ++i)
-        t[i] =
-            v * n + i < count ? words_at<E>(rows[v * n + i] + skip, left) : Vec<typename E::Word>{};
+        t[i] = v * n + i < count ? words_at<E, part>(rows[v * n + i] + skip, left)
+                                 : Vec<typename E::Word>{};
       transpose(t);
       for (int i = 0; i < n && w + i < words; ++i)
         store<typename E::Word>(out + (w + i) * E::rows + v * n, t[i]);
@@ -115,10 +151,13 @@ struct Matrix {
   int64_t stride;  // in bytes
 };
 
-// n rows of D numbers as words, packed into `memory` of n * words(D).
-template <class E>
+// n rows of D numbers as words, packed into `memory` of n * row_words(D).
+template <class E, int part = 0>
 static Matrix pack_rows(const char* rows, int64_t stride, int64_t n, int64_t D,
                         typename E::Word* memory) {
+  const int64_t row = E::row_words(D);
+  if constexpr (part + 1 < E::parts)
+    pack_rows<E, part + 1>(rows, stride, n, D, memory + E::words(D));
   const int64_t words = E::words(D), bytes = D * int64_t(sizeof(typename E::Bits));
   constexpr int64_t kAhead = 16;  // rows: hardware prefetchers do not follow from page to page
   for (int64_t r = 0; r < n; ++r) {
@@ -126,16 +165,16 @@ static Matrix pack_rows(const char* rows, int64_t stride, int64_t n, int64_t D,
       for (int64_t x = 0; x < bytes; x += 64)
         __builtin_prefetch(rows + (r + kAhead) * stride + x, 0, 3);
     for (int64_t w = 0; w < words; w += E::lanes) {
-      const Vec<typename E::Word> x =
-          words_at<E>(rows + r * stride + w * E::pack * sizeof(typename E::Bits), D - w * E::pack);
+      const Vec<typename E::Word> x = words_at<E, part>(
+          rows + r * stride + w * E::pack * sizeof(typename E::Bits), D - w * E::pack);
       const int64_t left = words - w < E::lanes ? words - w : E::lanes;
       if (left == E::lanes)
-        store<typename E::Word>(memory + r * words + w, x);
+        store<typename E::Word>(memory + r * row + w, x);
       else
-        __builtin_memcpy(memory + r * words + w, &x, size_t(left) * sizeof(typename E::Word));
+        __builtin_memcpy(memory + r * row + w, &x, size_t(left) * sizeof(typename E::Word));
     }
   }
-  return {memory, words * int64_t(sizeof(typename E::Word))};
+  return {memory, row * int64_t(sizeof(typename E::Word))};
 }
 
 // Whether words can be read where the numbers are.
@@ -153,25 +192,27 @@ static Matrix as_rows(const char* rows, int64_t stride, int64_t n, int64_t D,
 }
 
 #ifdef REGARD_TILES
-// n rows of D numbers, transposed for sums over the rows: [32 rows][D up to 16][16 words], a word
-// is one number of two neighbouring rows. Rows past n are 0.
-template <class E>
+// n rows of D numbers, transposed for sums over the rows: [32 rows][parts][D up to 16][16 words], a
+// word is one number of two neighbouring rows. Rows past n are 0.
+template <class E, int part = 0>
 static Matrix transpose_pairs(const char* rows, int64_t stride, int64_t n, int64_t D,
                               typename E::Word* memory) {
   constexpr int pairs = kTileRows;
   const int64_t height = (D + kTileRows - 1) / kTileRows * kTileRows;
+  if constexpr (part + 1 < E::parts)
+    transpose_pairs<E, part + 1>(rows, stride, n, D, memory + height * pairs);
   for (int64_t r = 0; r < n; r += 2 * pairs)
     for (int64_t d = 0; d < D; d += 2 * E::lanes) {
       I low[pairs], high[pairs];
       const auto numbers_at = [&](int64_t row) {
-        return row < n ? words_at<E>(rows + row * stride + d * 2, D - d) : I{};
+        return row < n ? words_at<E, part>(rows + row * stride + d * 2, D - d) : I{};
       };
       for (int i = 0; i < pairs; ++i) {
         const I x = numbers_at(r + 2 * i), y = numbers_at(r + 2 * i + 1);
         low[i] = interleave<0>(x, y), high[i] = interleave<1>(x, y);
       }
       transpose(low), transpose(high);
-      typename E::Word* const to = memory + (r / 2 * height + d * pairs);
+      typename E::Word* const to = memory + (r / 2 * height * E::parts + d * pairs);
       for (int i = 0; i < pairs; ++i) store<int32_t>(to + i * pairs, low[i]);
       for (int i = 0; d + kTileRows < height && i < pairs; ++i)
         store<int32_t>(to + (kTileRows + i) * pairs, high[i]);
@@ -183,7 +224,7 @@ static Matrix transpose_pairs(const char* rows, int64_t stride, int64_t n, int64
 // Words of the memory of as_pairs.
 template <class E>
 static int64_t pair_words(int64_t n, int64_t D) {
-  return E::words(n) * (E::tiles ? (D + E::lanes - 1) / E::lanes * E::lanes : D);
+  return E::row_words(n) * (E::tiles ? (D + E::lanes - 1) / E::lanes * E::lanes : D);
 }
 
 // n rows of D numbers for sums over the rows (outputs): pairs of bfloat16 are packed into the VNNI
@@ -392,11 +433,16 @@ static bool attends(const Problem& p, const Rows<E>& rows, int i, int64_t j) {
 // Calls `what` with the element type of a problem.
 template <class Result, class What>
 static Result by_type(Type type, What what) {
+#ifdef REGARD_TILES
+  constexpr By halves = By::tiles;
+#else
+  constexpr By halves = By::vectors;
+#endif
   switch (type) {
     case Type::bfloat16:
-      return what(Element<Type::bfloat16>());
+      return what(Element<Type::bfloat16, halves>());
     case Type::float16:
-      return what(Element<Type::float16>());
+      return what(Element<Type::float16, halves>());
     case Type::float64:
       return what(Element<Type::float64>());
     default:

@@ -33,12 +33,56 @@ static void multiply_span(const TileMask::Span& span, const typename E::Word* x,
 }
 
 #ifdef REGARD_TILES
+// Rows of D numbers as words, and [row_words(D)][rows], as operands of a product by tiles.
+template <class E>
+static TileMatrix tile_rows(const Matrix& rows, int64_t D) {
+  const int64_t part = E::words(D) * int64_t(sizeof(int32_t));
+  return {(const char*)rows.data, rows.stride, kTileRows * rows.stride, kTileBytes, part};
+}
+template <class E>
+static TileVectors tile_columns(const int32_t* x, int64_t D) {
+  const int64_t words = E::words(D);
+  return {x, E::rows, words * E::rows, words / kTileRows, E::parts * E::parts};
+}
+
+// The product of two rows of words in two parts, whose words lie `x_step` and `y_step` apart.
+static inline float product_of_parts(const int32_t* x, int64_t x_step, const int32_t* y,
+                                     int64_t y_step, int64_t words) {
+  const auto number = [&](const int32_t* p, int64_t step, int64_t w, int shift) {
+    const auto part = [&](int64_t word) {
+      return bits_as<float>(uint32_t(p[word * step]) >> shift << 16);
+    };
+    return part(w) + part(words + w);
+  };
+  float sum = 0;
+  for (int64_t w = 0; w < words; ++w)
+    for (int shift = 0; shift <= 16; shift += 16)
+      sum += number(x, x_step, w, shift) * number(y, y_step, w, shift);
+  return sum;
+}
+
+// Products of keys or queries that are not finite, of which one part may be multiplied with 0.
+template <class E>
+static void multiply_infinite(const Matrix& keys, int count, const int32_t* x, int64_t D, int from,
+                              int end, float* to) {
+  F found = {};
+  for (int j = 0; j < count; ++j)
+    for (int v = from; v < end; ++v) found += vector_at<E>(to, j, v) - vector_at<E>(to, j, v);
+  if (sum_lanes<float>(found) == 0) return;
+  for (int j = 0; j < count; ++j)
+    for (int i = from * E::lanes; i < end * E::lanes; ++i) {
+      float& product = to[j * E::rows + i];
+      if (product - product != 0)
+        product = product_of_parts((const int32_t*)((const char*)keys.data + j * keys.stride), 1,
+                                   x + i, E::rows, E::words(D));
+    }
+}
+
 // to[key][row]: the products of a tile of keys, packed as rows, with the vectors of x to which any
 // of 32 keys is visible, by tiles.
 template <class E>
 static void multiply_visible(const Rows<E>& rows, const TileMask& tile_mask, const int32_t* x,
                              const Matrix& keys, int count, int64_t D, float* to) {
-  const int64_t steps = E::words(D) / kTileRows;
   for (int j = 0; j < count; j += 2 * kTileRows) {
     int from = rows.vectors, end = 0;
     for (int v = 0; v < rows.vectors; ++v)
@@ -47,11 +91,13 @@ static void multiply_visible(const Rows<E>& rows, const TileMask& tile_mask, con
         end = v + 1;
       }
     const char* const first = (const char*)keys.data + j * keys.stride;
-    const TileMatrix a = {first, keys.stride, kTileRows * keys.stride, kTileBytes};
+    const TileMatrix a = tile_rows<E>({first, keys.stride}, D);
     const int64_t some = count - j < 2 * kTileRows ? count - j : 2 * kTileRows;
     if (from < end)
-      multiply_by_tiles<false>(a, some, x + from * E::lanes, E::rows, steps, end - from,
+      multiply_by_tiles<false>(a, some, tile_columns<E>(x + from * E::lanes, D), end - from,
                                to + j * E::rows + from * E::lanes, E::rows);
+    if (E::parts > 1 && from < end)
+      multiply_infinite<E>({first, keys.stride}, int(some), x, D, from, end, to + j * E::rows);
   }
 }
 #endif
@@ -91,21 +137,29 @@ static int64_t padded_words(const Problem& p) {
 
 template <class E>
 static int64_t query_words(const Problem& p) {
-  return few_queries<E>(p) ? kDecodeRows * padded_words<E>(p) : E::words(p.D) * E::rows;
+  return few_queries<E>(p) ? kDecodeRows * padded_words<typename E::OfFew>(p)
+                           : E::row_words(p.D) * E::rows;
 }
 
-// Packs the queries of a tile into rows.q: [words(D)][rows], or [kDecodeRows][padded_words].
+// The queries of a tile of a call with few.
+template <class E>
+static typename E::OfFew::Word* few_rows(const Rows<E>& rows) {
+  return (typename E::OfFew::Word*)rows.q;
+}
+
+// Packs the queries of a tile into rows.q: [row_words(D)][rows], or [kDecodeRows][padded_words].
 template <class E>
 static void load_queries(const Problem& p, const Rows<E>& rows) {
-  typedef typename E::Word Word;
+  typedef typename E::OfFew Few;
+  typedef typename Few::Word Word;
   if (!few_queries<E>(p)) return transpose_rows<E>(rows.query, rows.count, p.D, rows.q);
-  const int64_t width = padded_words<E>(p);
+  const int64_t width = padded_words<Few>(p);
   std::memset((void*)rows.q, 0, size_t(kDecodeRows * width) * sizeof(Word));
   for (int r = 0; r < rows.count; ++r)
-    for (int64_t w = 0; w < E::words(p.D); w += E::lanes)
-      store<Word>(rows.q + r * width + w,
-                  words_at<E>(rows.query[r] + w * E::pack * int64_t(sizeof(typename E::Bits)),
-                              p.D - w * E::pack));
+    for (int64_t w = 0; w < Few::words(p.D); w += Few::lanes)
+      store<Word>(few_rows(rows) + r * width + w,
+                  words_at<Few>(rows.query[r] + w * Few::pack * int64_t(sizeof(typename E::Bits)),
+                                p.D - w * Few::pack));
 }
 
 // Software prefetch of the cache lines of some bytes. Into L2: L1 has too few line fill buffers to
@@ -176,9 +230,10 @@ static void multiply_few(const Problem& p, const Rows<E>& rows, const char* key,
   const int width = rows.vectors * E::lanes;
   for (int j = 0; j < keys; ++j)
     std::memset((void*)(scores + j * E::rows), 0, size_t(width) * sizeof(Real));
+  typedef typename E::OfFew Few;
   by_rows<E>(rows.count, [&]<int R>(int r0, std::integral_constant<int, R>) {
     alignas(64) Real products[R * kDecodeKeys];
-    dot_keys<E, R>(p, rows.q + r0 * padded_words<E>(p), key, keys, products);
+    dot_keys<Few, R>(p, few_rows(rows) + r0 * padded_words<Few>(p), key, keys, products);
     for (int r = 0; r < R && r0 + r < rows.count; ++r)
       for (int j = 0; j < keys; ++j) scores[j * E::rows + r0 + r] = products[r * kDecodeKeys + j];
   });

@@ -138,6 +138,16 @@ struct TileMatrix {
   int64_t stride;  // in bytes: of rows of a tile,
   int64_t down;    // of tiles below one another,
   int64_t across;  // and beside one another
+  int64_t part;    // and of the parts of numbers, where they have two
+};
+
+// The right one: x[word][lane], in steps of 16 words.
+struct TileVectors {
+  const int32_t* data;
+  int64_t stride;  // in words: of a row,
+  int64_t part;    // and of the parts
+  int64_t steps;
+  int products;  // of parts (0, 0), (0, 1), (1, 0) and (1, 1)
 };
 
 // Loads a tile, of which `rows` rows may be read: zeros follow.
@@ -162,8 +172,8 @@ REGARD_INLINE static void store_rows(float* to, int64_t ldo, int64_t rows) {
 // loaded is used twice. Registers 0 to 3 sum, 4 and 5 have rows, 6 and 7 vectors. `whole`: all rows
 // are there.
 template <bool adds, int R, int V, bool whole>
-static void tile_block(const TileMatrix& a, int64_t there, const int32_t* x, int64_t ldx,
-                       int64_t steps, float* out, int64_t ldo) {
+static void tile_block(const TileMatrix& a, int64_t there, const TileVectors& x, float* out,
+                       int64_t ldo) {
   const int64_t rows = whole ? R * kTileRows : there;
   const auto each_sum = [&](auto what) {
     what.template operator()<0>(out, rows);
@@ -175,46 +185,49 @@ static void tile_block(const TileMatrix& a, int64_t there, const int32_t* x, int
   each_sum([&]<int n>(const float* from, int64_t left) {
     adds ? load_rows<n>((const char*)from, ldo * 4, left) : zero_tile<n>();
   });
-  for (int64_t s = 0; s < steps; ++s) {
-    const int32_t* const y = x + s * kTileRows * ldx;
-    load_rows<4>(a.data + s * a.across, a.stride, rows);
-    load_tile<6>(y, ldx * 4);
-    multiply_tiles<0, 4, 6>();
-    if constexpr (V > 1) {
-      load_tile<7>(y + kTileRows, ldx * 4);
-      multiply_tiles<1, 4, 7>();
+  for (int product = 0; product < x.products; ++product)
+    for (int64_t s = 0; s < x.steps; ++s) {
+      const char* const from = a.data + product / 2 * a.part + s * a.across;
+      const int32_t* const y = x.data + product % 2 * x.part + s * kTileRows * x.stride;
+      load_rows<4>(from, a.stride, rows);
+      load_tile<6>(y, x.stride * 4);
+      multiply_tiles<0, 4, 6>();
+      if constexpr (V > 1) {
+        load_tile<7>(y + kTileRows, x.stride * 4);
+        multiply_tiles<1, 4, 7>();
+      }
+      if constexpr (R > 1) {
+        load_rows<5>(from + a.down, a.stride, rows - kTileRows);
+        multiply_tiles<2, 5, 6>();
+        if constexpr (V > 1) multiply_tiles<3, 5, 7>();
+      }
     }
-    if constexpr (R > 1) {
-      load_rows<5>(a.data + s * a.across + a.down, a.stride, rows - kTileRows);
-      multiply_tiles<2, 5, 6>();
-      if constexpr (V > 1) multiply_tiles<3, 5, 7>();
-    }
-  }
   each_sum([&]<int n>(float* to, int64_t left) { store_rows<n>(to, ldo, left); });
 }
 
 // A block of the largest size that there are rows and vectors for.
 template <bool adds, int R, int V>
-static void any_block(const TileMatrix& a, int64_t rows, const int32_t* x, int64_t ldx,
-                      int64_t steps, float* out, int64_t ldo) {
+static void any_block(const TileMatrix& a, int64_t rows, const TileVectors& x, float* out,
+                      int64_t ldo) {
   if constexpr (R > 1)
-    if (rows <= kTileRows) return any_block<adds, 1, V>(a, rows, x, ldx, steps, out, ldo);
-  (rows >= R * kTileRows ? tile_block<adds, R, V, true>
-                         : tile_block<adds, R, V, false>)(a, rows, x, ldx, steps, out, ldo);
+    if (rows <= kTileRows) return any_block<adds, 1, V>(a, rows, x, out, ldo);
+  (rows >= R * kTileRows ? tile_block<adds, R, V, true> : tile_block<adds, R, V, false>)(a, rows, x,
+                                                                                         out, ldo);
 }
 
-// The same for any number of rows and vectors; a step is 16 words.
+// The same for any number of rows and vectors.
 template <bool adds>
-static void multiply_by_tiles(const TileMatrix& a, int64_t rows, const int32_t* x, int64_t ldx,
-                              int64_t steps, int64_t vectors, float* out, int64_t ldo) {
-  for (int64_t r = 0; r < rows; r += 2 * kTileRows) {
-    const TileMatrix from = {a.data + r / kTileRows * a.down, a.stride, a.down, a.across};
+static void multiply_by_tiles(const TileMatrix& a, int64_t rows, const TileVectors& x,
+                              int64_t vectors, float* out, int64_t ldo) {
+  for (int64_t r = 0; r < rows; r += 2 * kTileRows)
     for (int64_t v = 0; v < vectors; v += 2) {
-      (v + 1 < vectors ? any_block<adds, 2, 2>
-                       : any_block<adds, 2, 1>)(from, rows - r, x + v * kTileRows, ldx, steps,
-                                                out + r * ldo + v * kTileRows, ldo);
+      TileMatrix from = a;
+      TileVectors y = x;
+      from.data += r / kTileRows * a.down, y.data += v * kTileRows;
+      (v + 1 < vectors
+           ? any_block<adds, 2, 2>
+           : any_block<adds, 2, 1>)(from, rows - r, y, out + r * ldo + v * kTileRows, ldo);
     }
-  }
 }
 
 // Products of 32 rows and 2 vectors that are computed a few instructions at a time, between those
@@ -224,8 +237,7 @@ class TileQueue {
   struct Product {
     TileMatrix a;
     int64_t rows;  // a multiple of 32
-    const int32_t* x;
-    int64_t ldx, steps;
+    TileVectors x;
     float* out;  // [rows][32 lanes]
     int64_t ldo;
     bool adds;
@@ -233,9 +245,9 @@ class TileQueue {
 
   // In the order in which they are added.
   void add(const Product& product) {
-    if (product.rows == 0 || product.steps == 0) return;
+    if (product.rows == 0 || product.x.steps == 0) return;
     all_[count_++] = product;
-    left_ += product.rows / (2 * kTileRows) * (4 * product.steps + 6);
+    left_ += product.rows / (2 * kTileRows) * (4 * product.x.steps * product.x.products + 6);
   }
 
   int64_t left() const { return left_; }  // calls of `advance`
@@ -244,11 +256,12 @@ class TileQueue {
     if (!left_) return;
     --left_;
     const Product& p = all_[at_];
-    const char* const a = p.a.data + 2 * block_ * p.a.down + step_ * p.a.across;
-    const int32_t* const x = p.x + step_ * kTileRows * p.ldx;
+    const char* const a =
+        p.a.data + part_ / 2 * p.a.part + 2 * block_ * p.a.down + step_ * p.a.across;
+    const int32_t* const x = p.x.data + part_ % 2 * p.x.part + step_ * kTileRows * p.x.stride;
     float* const out = p.out + 2 * block_ * kTileRows * p.ldo;
     float* const below = out + kTileRows * p.ldo;
-    const int64_t ldx = p.ldx * 4, ldo = p.ldo * 4;
+    const int64_t ldx = p.x.stride * 4, ldo = p.ldo * 4;
     switch (phase_++) {
       case 0:
         return p.adds ? (load_tile<0>(out, ldo), load_tile<1>(out + kTileRows, ldo))
@@ -263,10 +276,11 @@ class TileQueue {
       case 4:
         return load_tile<5>(a + p.a.down, p.a.stride), multiply_tiles<2, 5, 6>();
       case 5:
-        if (++step_ < p.steps)
+        if (++step_ == p.x.steps) step_ = 0, ++part_;
+        if (part_ < p.x.products)
           phase_ = 2;
         else
-          step_ = 0;
+          part_ = 0;
         return multiply_tiles<3, 5, 7>();
       case 6:
         return store_tile<0>(out, ldo);
@@ -289,7 +303,7 @@ class TileQueue {
 
  private:
   Product all_[2];
-  int count_ = 0, at_ = 0, phase_ = 0;
+  int count_ = 0, at_ = 0, phase_ = 0, part_ = 0;
   int64_t block_ = 0, step_ = 0, left_ = 0;
 };
 

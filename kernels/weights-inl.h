@@ -147,7 +147,7 @@ static void add_values_nan_safe(const Problem& p, const Rows<E>& rows, const cha
       const int v = i / E::lanes;
       if (j < tile_mask.low[v] || j >= tile_mask.high[v] || !attends(p, rows, i, j0 + j)) continue;
       const Real w = weights[j * E::rows + i];
-      if (E::pack > 1) state.rounded[i] += w;
+      if (E::rounds) state.rounded[i] += w;
       for (int64_t d = 0; d < p.Dv; ++d)
         state.out[d * E::rows + i] +=
             w * number<Real>(value + j * p.value.strides[2] + d * int64_t(sizeof(typename E::Bits)),
@@ -155,8 +155,18 @@ static void add_values_nan_safe(const Problem& p, const Rows<E>& rows, const cha
     }
 }
 
+#ifdef REGARD_TILES
+// V^T for tiles, as transpose_pairs packs it.
+template <class E>
+static TileMatrix tile_pairs(const Matrix& rows, int64_t D) {
+  const int64_t across = pair_words<E>(E::block, D) * int64_t(sizeof(int32_t));
+  return {(const char*)rows.data, kTileBytes, kTileRows * kTileBytes, across, across / E::parts};
+}
+#endif
+
 #ifdef REGARD_PAIRS
-// Packs the weights of neighbouring keys into pairs of bfloat16.
+// Packs the weights of neighbouring keys into pairs of bfloat16; for tiles of two parts, in two
+// rows.
 template <class E>
 static void pack_weights(const Rows<E>& rows, const TileMask& tile_mask, int keys,
                          const float* weights, int32_t* pairs) {
@@ -164,7 +174,15 @@ static void pack_weights(const Rows<E>& rows, const TileMask& tile_mask, int key
     for (int j = tile_mask.low[v]; j < tile_mask.high[v]; j += 2) {
       const F x = *(const F*)(weights + j * E::rows + v * E::lanes);
       const F y = j + 1 < keys ? *(const F*)(weights + (j + 1) * E::rows + v * E::lanes) : F{};
-      *(I*)(pairs + j / 2 * E::rows + v * E::lanes) = pairs_of(x, y);
+      I* const pair = (I*)(pairs + (E::tiles ? j : j / 2) * E::rows + v * E::lanes);
+#ifdef REGARD_TILES
+      if constexpr (E::parts > 1) {
+        *pair = join(part_of<0>(x), part_of<0>(y));
+        pair[E::vectors] = join(part_of<1>(x), part_of<1>(y));
+        continue;
+      }
+#endif
+      *pair = pairs_of(x, y);
     }
 }
 #endif
