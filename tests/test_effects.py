@@ -457,3 +457,12 @@ def test_faults_are_named():
             ask()
     with regard.limits(weights_bytes=100), pytest.raises(regard.MaterializeError, match="effects"):
         effects[...]
+
+
+def test_a_large_sink_of_a_row_that_sees_nothing_overflows_nothing():
+    query, key, value, gradient = (np.ones((1, n, 4), np.float32) for n in (3, 2, 2, 3))
+    weights = regard.AttentionWeights(
+        query, key, sinks=np.array([1e4], np.float32), intervals=([[0, 0, 0]], [[2, 0, 2]])
+    )
+    effects = weights.effects(value, gradient, kind="knockout")
+    assert not np.asarray(effects)[0, 1].any()

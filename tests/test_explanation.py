@@ -15,14 +15,15 @@ WIDE = torch.zeros(1, 2, 3, 600)
 class Kernels:
     """The compiled module of another machine."""
 
-    def __init__(self, here, built, left_out=()):
-        self.here, self.built, self.left_out = here, built, left_out
+    def __init__(self, used, built, obstacles=None, left_out=()):
+        self.used, self.built = used, built
+        self.others, self.left_out = obstacles or {}, left_out
 
     def target(self):
-        return self.here[0]
+        return self.used
 
-    def targets(self):
-        return self.here
+    def obstacles(self):
+        return self.others
 
     def preference(self, vendor):
         return self.built
@@ -71,15 +72,16 @@ def test_it_says_why_in_the_words_of_the_refusal():
 
 
 def test_it_names_each_other_instruction_set(monkeypatch):
-    here = Kernels(["avx512", "avx512_bf16", "portable"],
-                   ["avx512_bf16", "avx512", "amx", "portable"], ["avx2"])  # fmt: skip
+    obstacle = "the operating system does not keep its tiles"
+    built = ["avx512_bf16", "avx512", "amx", "portable"]
+    here = Kernels("avx512", built, {"amx": obstacle}, ["avx2"])
     monkeypatch.setattr("regard._operator.explanation.kernels", here)
     monkeypatch.delenv("REGARD_TARGET", raising=False)
     found = regard.explain(X, X, X)
     assert found.target == "avx512"
     assert found.other_targets == {
         "avx512_bf16": "avx512 comes before it on this processor",
-        "amx": "this processor lacks its instructions",
+        "amx": obstacle,
         "portable": "avx512 comes before it on this processor",
         "avx2": "this build's compiler could not make it",
     }

@@ -138,6 +138,7 @@ def test_the_installed_compiled_module_knows_the_processor():
 
 
 INSTRUCTIONS = {
+    "amx": "avx2 fma f16c avx512f avx512bw avx512vl avx512dq amx_tile amx_bf16",
     "avx512_bf16": "avx2 fma f16c avx512f avx512bw avx512vl avx512dq avx512_bf16",
     "avx512": "avx2 fma f16c avx512f avx512bw avx512vl avx512dq",
     "avx2": "avx2 fma f16c",

@@ -20,6 +20,7 @@ INCLUDES = {name: OWN.findall(text) for name, text in HEADERS.items()}
 PAIRS = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-DREGARD_NAMESPACE=pairs",
          "-DREGARD_LANES=16", "-DREGARD_PAIRS", "-DREGARD_EMULATED"]  # fmt: skip
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="this machine has no C++ compiler")
+TILES = [*PAIRS, "-DREGARD_TILES=2"]
 needs_x86 = pytest.mark.skipif(
     platform.machine() not in ("x86_64", "AMD64"), reason="only x86-64 has pairs of bfloat16"
 )
@@ -77,6 +78,12 @@ def test_every_header_compiles_by_itself(copies, chain):
 def test_pairs_compile_by_themselves():
     source = '#include "pairs-inl.h"'
     compile(*PAIRS, "-fsyntax-only", "-I", KERNELS, "-x", "c++", "-", source=source)
+
+
+@needs_x86
+def test_tiles_compile_by_themselves():
+    source = '#include "tiles-inl.h"'
+    compile(*TILES, "-fsyntax-only", "-I", KERNELS, "-x", "c++", "-", source=source)
 
 
 def test_jobs_survive_the_end_of_memory_and_arrays_are_seen_to_leave_theirs(tmp_path):

@@ -180,7 +180,10 @@ def test_help_is_given_without_any_command(regard):
 
 @pytest.mark.parametrize(
     ("left_out", "said"),
-    [([], ""), (["a", "b"], "; its compiler could not make a, b")],
+    [
+        ([], []),
+        (["a", "b"], [f"  not {name}: this build's compiler could not make it" for name in "ab"]),
+    ],
 )
 def test_the_version_comes_with_the_cpu_and_the_compiled_module(
     regard, monkeypatch, left_out, said
@@ -188,12 +191,14 @@ def test_the_version_comes_with_the_cpu_and_the_compiled_module(
     kernels = SimpleNamespace(
         cpu_name=lambda: "some cpu_name",
         target=lambda: "some target",
+        obstacles=lambda: {"amx": "some obstacle"},
         targets_left_out=lambda: left_out,
     )
     monkeypatch.setitem(sys.modules, "regard._kernels", kernels)
     lines = regard("--version").out.splitlines()
     assert re.match(r"regard \d+\.\d+", lines[0])
-    assert lines[2:] == ["CPU some cpu_name", f"compiled module present, for some target{said}"]
+    assert lines[2:4] == ["CPU some cpu_name", "compiled module present, for some target"]
+    assert lines[4:] == ["  not amx: some obstacle", *said]
 
 
 def test_the_version_says_what_to_do_without_the_compiled_module(regard, monkeypatch):

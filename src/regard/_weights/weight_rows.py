@@ -119,8 +119,8 @@ class WeightReader:
             return xp.full((n, 1), 0.0, "float64")
         sink = xp.cast(part._call.sinks, "float64")
         empty = lse == -float("inf")
-        found = xp.exp(sink - xp.where(empty, 0.0, lse))
-        return xp.where(empty, 0.0, found).reshape((n, 1))
+        below = sink - xp.where(empty, 0.0, lse)
+        return xp.exp(xp.where(empty, -float("inf"), below)).reshape((n, 1))
 
 
 def _of(place: range, rows: range) -> range:
