@@ -430,7 +430,7 @@ static bool attends(const Problem& p, const Rows<E>& rows, int i, int64_t j) {
          (!p.mask || *(p.mask.at(b, h, q) + j * p.mask.strides[3])) && !is_cut(p, h, q, j);
 }
 
-// Calls `what` with the element type of a problem.
+// Calls `what` with the element type of a problem; where there is a base, of this target's own.
 template <class Result, class What>
 static Result by_type(Type type, What what) {
 #ifdef REGARD_TILES
@@ -441,12 +441,19 @@ static Result by_type(Type type, What what) {
   switch (type) {
     case Type::bfloat16:
       return what(Element<Type::bfloat16, halves>());
+#if !defined(REGARD_BASE) || defined(REGARD_TILES)
     case Type::float16:
       return what(Element<Type::float16, halves>());
+#endif
+#ifndef REGARD_BASE
     case Type::float64:
       return what(Element<Type::float64>());
     default:
       return what(Element<Type::float32>());
+#else
+    default:
+      __builtin_unreachable();
+#endif
   }
 }
 

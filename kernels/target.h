@@ -5,6 +5,8 @@
 //   REGARD_LANES      SIMD lanes: floats of a vector
 //   REGARD_PAIRS      has dot products of bfloat16 pairs
 //   REGARD_EMULATED   computes them in plain AVX-512
+//   REGARD_BASE       the target that computes all types but bfloat16 (and, with tiles, float16),
+//                     for which this one would have the same code
 //   REGARD_TILES      has products of tiles: 1 by its instructions, 2 by an emulation
 #pragma once
 

@@ -191,13 +191,13 @@ if [ -n "$source" ]; then cp "$object" "$kept"; fi
 @pytest.mark.slow
 def test_targets_that_the_compiler_cannot_build_are_left_out_one_by_one(with_compiler, tmp_path):
     wheel, said = with_compiler
-    assert "cannot build the kernels for avx2, avx512, avx512_bf16." in said
+    assert "cannot build the kernels for avx2, avx512, avx512_bf16, amx." in said
     assert "error: no -mavx2 here" in said
     assert "error: no -mavx512f here" in said
     code = "from regard import _kernels as k; print(k.targets_left_out()); k.target()"
     with pytest.raises(AssertionError) as refused:
         import_from(wheel, tmp_path, code, REGARD_TARGET="avx512")
-    assert "['avx512_bf16', 'avx512', 'avx2']" in str(refused.value)
+    assert "['amx', 'avx512_bf16', 'avx512', 'avx2']" in str(refused.value)
     refusal = "REGARD_TARGET=avx512: this build lacks it, its compiler could not make it; "
     assert f"{refusal}portable is there." in str(refused.value)
 

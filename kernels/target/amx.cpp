@@ -2,6 +2,7 @@
 // AVX-512; the instructions of tiles are written out.
 #define REGARD_NAMESPACE amx
 #define REGARD_LANES 16
+#define REGARD_BASE avx512_target
 #define REGARD_PAIRS
 #define REGARD_EMULATED
 #define REGARD_TILES 1
