@@ -466,6 +466,7 @@ static void add_tile(const Backward& g, BackwardMemory<E>& m, const KeyChunk& ch
                      int64_t high) {
   typedef typename E::Real Real;
   const Problem& p = *g.problem;
+  const TileConfiguration<E::tiles> configuration;
   load_queries<E>(p, m.rows);
   gather_gradients(g, m);
   std::memset((void*)m.query_sum, 0, size_t(p.D * E::rows) * sizeof(Real));
@@ -481,7 +482,6 @@ static void run_backward(const void* pass, int64_t task, char* memory, const Sto
   const Problem& p = *g.problem;
   Scratch scratch(memory);
   BackwardMemory<E> m(g, scratch);
-  const TileConfiguration<E::tiles> configuration;
   // One chunk of every head, then the next: few tasks then wait for a ticket.
   const int64_t size = chunk_of(g), heads = p.B * p.Hkv, c = task / heads, head = task % heads;
   const int64_t begin = c * size, end = begin + size < p.Lk ? begin + size : p.Lk;
@@ -539,7 +539,6 @@ static void run_bias(const void* pass, int64_t task, char* memory, const Stop& s
   const Problem& p = *g.problem;
   Scratch scratch(memory);
   BackwardMemory<E> m(g, scratch);
-  const TileConfiguration<E::tiles> configuration;
   const Array& bias = g.bias_grad;
   const BiasParts parts = BiasParts::of(p, bias, E());
   const int64_t key_part = task % parts.keys, row_part = task / parts.keys % parts.rows;
@@ -553,6 +552,7 @@ static void run_bias(const void* pass, int64_t task, char* memory, const Stop& s
     for (int64_t h = h0; h < h1; ++h)
       for (int64_t r = r0; r < r1; ++r) {
         if (stopped(stop)) return;
+        const TileConfiguration<E::tiles> configuration;
         describe_rows(p, m.rows, b, h, r * E::rows, p.Lq);
         int64_t low = m.rows.low, high = m.rows.high;
         if (parts.keys > 1) {

@@ -199,9 +199,9 @@ static void run_diverge(const void* pass, int64_t task, char* memory, const Stop
   Scratch scratch(memory);
   Side<E> a(x, 0, scratch), b(x, 1, scratch);
   const Reduce top = reduce_of(a.terms[0], x.k);
-  const TileConfiguration<E::tiles> configuration;
   const int64_t row = task * E::rows;
   if (stopped(stop)) return;
+  const TileConfiguration<E::tiles> configuration;
   start_side(x, a, row), start_side(x, b, row);
   double sums[4 * E::rows] = {};
   for (int64_t j0 = 0; j0 < x.Lk; j0 += kKeys) {

@@ -746,13 +746,13 @@ static void run_forward(const void* pass, int64_t task, char* memory, const Stop
   const Problem& p = *f.problem;
   Scratch scratch(memory);
   ForwardMemory<E> m(f, scratch);
-  const TileConfiguration<E::tiles> configuration;
   const int64_t n = splits<E>(p), split = task % n, per_task = tiles_per_task<E>(f);
   const int64_t end = p.B * p.Hkv * row_tiles_of<E>(p) - task / n * per_task;
   int64_t tile = end > per_task ? end - per_task : 0;
   describe_tile(p, m.next, tile);
   for (; tile < end; ++tile) {
     if (stopped(stop)) return;
+    const TileConfiguration<E::tiles> configuration;
     m.rows = m.next;
     load_queries<E>(p, m.rows);
     if (tile + 1 < end) describe_tile(p, m.next, tile + 1);

@@ -60,7 +60,6 @@ static void run_fused_heatmap(const void* pass, int64_t task, char* memory, cons
   const Scaling<E> scaling(p);
   Scratch scratch(memory);
   FusedHeatmapMemory<E> m(r, scratch);
-  const TileConfiguration<E::tiles> configuration;
   Rows<E>& rows = m.forward.rows;
   const RowChunk<E> chunk = chunk_of_task<E>(r, task);
   start_bins(r, m.shared, chunk);
@@ -70,6 +69,7 @@ static void run_fused_heatmap(const void* pass, int64_t task, char* memory, cons
     m.own.row_bin[i] = i, m.own.row[0][i] = m.largest + i * r.bins[1];
   for (int64_t row = chunk.begin; row < chunk.end; row += E::rows) {
     if (stopped(stop)) return;
+    const TileConfiguration<E::tiles> configuration;
     describe_rows(p, rows, chunk.head / p.Hq, chunk.head % p.Hq, row, chunk.end);
     load_queries<E>(p, rows);
     find_bins(r, rows, m.shared, chunk);

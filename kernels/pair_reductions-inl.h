@@ -323,7 +323,6 @@ static void run_reduce_pairs(const void* pass, int64_t task, char* memory, const
   const Reduce of_top = reduce_of(x.terms[0], x.k);
   Scratch scratch(memory);
   PairMemory<E> m(x, of_top, scratch);
-  const TileConfiguration<E::tiles> configuration;
   PairReductions<E> r(x, scratch);
   const int64_t at = pair_chunks<E>(x) - 1 - task;
   PairChunk<E> chunk = pair_chunk<E>(x, at);
@@ -333,6 +332,7 @@ static void run_reduce_pairs(const void* pass, int64_t task, char* memory, const
     r.edges[bin] = bin * x.extent[1] / x.bins[1];
   for (int64_t row = chunk.begin; row < chunk.end; row += E::rows) {
     if (stopped(stop)) return;
+    const TileConfiguration<E::tiles> configuration;
     compute_values(x, row, chunk.end, m);
     for (int i = 0; i < m.m.rows.count && has_picture(x); ++i)
       r.row_bin[i] = bin_of(row + i, x.extent[0], x.bins[0]) - chunk.first_bin;

@@ -602,13 +602,13 @@ static void run_reduce(const void* pass, int64_t task, char* memory, const Stop&
   const Problem& p = *r.problem;
   Scratch scratch(memory);
   ReduceMemory<E> m(r, scratch);
-  const TileConfiguration<E::tiles> configuration;
   const Scaling<E> scaling(p);
   RowChunk<E> chunk = chunk_of_task<E>(r, task);
   start_chunk(r, m, chunk);
   const int64_t* const listed = r.rows ? r.rows + chunk.head * r.row_count : nullptr;
   for (int64_t row = chunk.begin; row < chunk.end; row += E::rows) {
     if (stopped(stop)) return;
+    const TileConfiguration<E::tiles> configuration;
     describe_rows(p, m.rows, chunk.head / p.Hq, chunk.head % p.Hq, row, chunk.end, listed);
     load_queries<E>(p, m.rows);
     start_rows(r, m);

@@ -16,7 +16,8 @@
 
 namespace regard::REGARD_NAMESPACE {
 
-// The configuration of the tiles of a thread, where they are used.
+// The configuration of the tiles of a thread, where they are used. It does not outlive a look at
+// the cancellation flag: a signal's handler in Python may use tiles itself.
 template <bool used>
 struct TileConfiguration {
   TileConfiguration() {}
@@ -101,20 +102,34 @@ struct Tile {
   alignas(64) int32_t row[kTileRows][kTileRows];
 };
 static thread_local Tile tile_register[8];
+static thread_local bool tiles_are_configured = false;
+
+template <>
+class TileConfiguration<true> {
+ public:
+  TileConfiguration() { tiles_are_configured = true; }
+  ~TileConfiguration() { tiles_are_configured = false; }
+};
+
+// As the processor, which ends a process that uses tiles without.
+static inline Tile& configured(int n) {
+  if (!tiles_are_configured) __builtin_trap();
+  return tile_register[n];
+}
 
 template <int n>
 static void zero_tile() {
-  std::memset(&tile_register[n], 0, sizeof(Tile));
+  std::memset(&configured(n), 0, sizeof(Tile));
 }
 template <int n>
 static void load_tile(const void* p, int64_t stride) {
   for (int r = 0; r < kTileRows; ++r)
-    std::memcpy(tile_register[n].row[r], (const char*)p + r * stride, kTileBytes);
+    std::memcpy(configured(n).row[r], (const char*)p + r * stride, kTileBytes);
 }
 template <int n>
 static void store_tile(void* p, int64_t stride) {
   for (int r = 0; r < kTileRows; ++r)
-    std::memcpy((char*)p + r * stride, tile_register[n].row[r], kTileBytes);
+    std::memcpy((char*)p + r * stride, configured(n).row[r], kTileBytes);
 }
 // Not inlined: nothing may move out of where denormal numbers are flushed.
 __attribute__((noinline)) static void add_product(Tile& sum, const Tile& a, const Tile& b) {
@@ -126,7 +141,7 @@ __attribute__((noinline)) static void add_product(Tile& sum, const Tile& a, cons
 template <int c, int a, int b>
 static void multiply_tiles() {
   const FlushesDenormals flushes;
-  add_product(tile_register[c], tile_register[a], tile_register[b]);
+  add_product(configured(c), configured(a), configured(b));
 }
 
 #endif
