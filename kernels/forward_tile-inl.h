@@ -1,0 +1,338 @@
+// A tile of queries and keys in the forward pass: its memory, scores, maxima and weights.
+#pragma once
+
+#include <cstdint>
+
+#include "weights-inl.h"
+
+namespace regard::REGARD_NAMESPACE {
+
+constexpr int64_t kSplitKeys = 2048;        // of one part of a split-K
+constexpr int64_t kPrefetchDistance = 512;  // keys left when prefetching begins
+
+template <class E>
+static int64_t row_tiles_of(const Problem& p) {
+  return p.Hkv ? (p.Hq / p.Hkv * p.Lq + E::rows - 1) / E::rows : 0;
+}
+
+template <class E>
+static int64_t splits(const Problem& p) {
+  return p.group_rows > E::rows || p.Lk <= kSplitKeys ? 1 : (p.Lk + kSplitKeys - 1) / kSplitKeys;
+}
+
+// Neighbouring tiles of queries in one task: up to eight, as long as every thread gets eight tasks
+// and a task takes at most 4e9 products, for the load to balance.
+template <class E>
+static int64_t tiles_per_task(const Forward& f) {
+  const Problem& p = *f.problem;
+  if (splits<E>(p) > 1) return 1;
+  const double products = double(E::rows) * double(p.Lk) * double(p.D + p.Dv);
+  int64_t most = 8;
+  while (most > 1 &&
+         (p.B * p.Hkv * row_tiles_of<E>(p) < most * 8 * f.threads || double(most) * products > 4e9))
+    --most;
+  return most;
+}
+
+// Keys and values that are packed before they are multiplied, once for all tiles of queries of a
+// head that a thread takes one after another: where words cannot be read in place, and where rows
+// lie apart, as those of a head between other heads: they fall into few sets of the caches, each
+// into a page of its own.
+template <class E>
+struct PackedKV {
+  typedef typename E::Word Word;
+  static constexpr int64_t kMost = 4 << 20;  // bytes of a thread
+  struct Range {
+    int64_t head, low, high;
+  };
+  Range* held;             // which keys are packed; zeros, none, when the thread begins
+  Word* keys = nullptr;    // [high - low][words(D)], or null
+  Word* values = nullptr;  // [words(high - low)][Dv], or null
+
+  PackedKV(const Forward& f, Scratch& scratch) {
+    const Problem& p = *f.problem;
+    const int64_t key_words = are_packed(p.key, p.D) ? p.Lk * E::row_words(p.D) : 0;
+    const int64_t value_words =
+        are_packed(p.value, p.Dv) || E::pack > 1 ? pair_words<E>(p.Lk, p.Dv) : 0;
+    held = scratch.take<Range>(1);  // first: these bytes of a thread's scratch stay
+    if (row_tiles_of<E>(p) < 2 || (key_words + value_words) * int64_t(sizeof(Word)) > kMost) return;
+    if (key_words) keys = scratch.take<Word>(key_words);
+    if (value_words) values = scratch.take<Word>(value_words);
+  }
+
+  static bool are_packed(const Array& x, int64_t D) {
+    return !in_place<E>(D) || x.strides[2] != D * int64_t(sizeof(typename E::Bits));
+  }
+
+  explicit operator bool() const { return keys || values; }
+
+  // Packs those keys from `from` to `to` that are missing.
+  void add(const Problem& p, int64_t b, int64_t kv, int64_t from, int64_t to) const {
+    from -= from % E::block;
+    if (to % E::block) to = to / E::block * E::block + E::block;
+    if (to > p.Lk) to = p.Lk;
+    const int64_t head = b * p.Hkv + kv;
+    if (held->head != head || from < held->low || from > held->high) *held = {head, from, from};
+    const int64_t high = held->high, count = high - held->low, n = to - high;
+    if (n <= 0) return;
+    if (keys)
+      pack_rows<E>(p.key.at(b, kv, high), p.key.strides[2], n, p.D,
+                   keys + count * E::row_words(p.D));
+    if (values)
+      pack_values<E>(p.value.at(b, kv, high), p.value.strides[2], n, p.Dv,
+                     values + pair_words<E>(count, p.Dv));
+    held->high = to;
+  }
+};
+
+template <class E>
+struct ForwardMemory {
+  typedef typename E::Real Real;
+  typedef typename E::Word Word;
+  Rows<E> rows, next;
+  Prefetcher prefetcher;
+  SoftmaxState<E> state;
+  Real* scores;        // [keys][rows]: scores, then weights
+  Real* other_scores;  // likewise, of the tile before or after, for tiles
+  Real* new_maximum;   // [rows]: with the scores of the tile
+  Word* weights;       // the weights, packed
+  Word* keys;
+  Word* values;
+  uint32_t* keep_mask;
+  PackedKV<E> packed;
+
+  ForwardMemory(const Forward& f, Scratch& scratch) : packed(f, scratch) {
+    const Problem& p = *f.problem;
+    rows.q = next.q = scratch.take<Word>(query_words<E>(p));
+    scores = scratch.take<Real>(E::keys * E::rows);
+    other_scores = E::tiles ? scratch.take<Real>(E::keys * E::rows) : nullptr;
+    weights = E::pack == 1 ? (Word*)scores
+                           : scratch.take<Word>(E::keys / 2 * (E::tiles ? 2 : 1) * E::rows);
+    state = state_in<E>(p, scratch.take<Real>(state_size<E>(p)));
+    new_maximum = scratch.take<Real>(E::rows);
+    keys = scratch.take<Word>(E::keys * E::row_words(p.D));
+    values = scratch.take<Word>(pair_words<E>(E::keys, p.Dv));
+    keep_mask = p.threshold ? scratch.take<uint32_t>(E::keys * kKeepMaskRows<E>) : nullptr;
+  }
+};
+
+// The margin, in powers of two, by which the base of the exponentials rises above a new maximum.
+// Rescaling rounds the sums, which would add up where the maximum rises a little with every tile.
+constexpr int kMargin = 8;
+
+// The correction step of the online softmax: rescales the sums to a new maximum.
+template <class E>
+static void rescale(const Problem& p, const Scaling<E>& scaling, const SoftmaxState<E>& state,
+                    const typename E::Real* new_maximum, int v) {
+  typedef typename E::Real Real;
+  constexpr int n = E::lanes;
+  const auto at = [&](Real* x) -> Vec<Real>& { return *(Vec<Real>*)(x + v * n); };
+  const Vec<Real> maximum = *(const Vec<Real>*)(new_maximum + v * n), old = at(state.base);
+  at(state.maximum) = maximum;
+  if (!greater(maximum, old)) return;
+  const Vec<Real> none = Vec<Real>{} - kInf<Real>;  // of a row without a visible key so far
+  const Vec<Real> higher = maximum + Real(kMargin) / scaling.factor;
+  const Vec<Real> risen = ((old == none) | (higher == kInf<Real>)) ? maximum : higher;
+  const Vec<Real> base = maximum > old ? risen : old;
+  at(state.base) = base;
+  if (!greater(old, none)) return;
+  const Vec<Real> factor = exp2(scaling.exponent(old, scaling.base(base)));
+  at(state.total) *= factor, at(state.compensation) *= factor;
+  if (E::rounds) at(state.rounded) *= factor;
+  for (int64_t d = 0; d < p.Dv; ++d) at(state.out + d * E::rows) *= factor;
+}
+
+// Adds weights of V vectors to the denominators of their rows. kSumKeys weights are summed in plain
+// arithmetic, such sums with compensation: one weight of 1 does not hide a million of 1e-8.
+constexpr int kSumKeys = 8;
+static inline int end_of_sum(int j, int high) {  // the same whichever rows share a tile
+  const int end = (j / kSumKeys + 1) * kSumKeys;
+  return end < high ? end : high;
+}
+template <class E, int V>
+static void add_to_totals(const SoftmaxState<E>& state, const Vec<typename E::Real> (&sum)[V],
+                          int v) {
+  typedef typename E::Real Real;
+  for (int i = 0; i < V; ++i) {
+    const int at = (v + i) * E::lanes;
+    add_compensated(*(Vec<Real>*)(state.total + at), *(Vec<Real>*)(state.compensation + at),
+                    sum[i]);
+  }
+}
+
+#ifdef REGARD_PAIRS
+// Turns the scores of V vectors into weights relative to the base, packed into pairs of
+// neighbouring keys.
+template <class E, int V>
+static void softmax_pairs(const Scaling<E>& scaling, const SoftmaxState<E>& state,
+                          const float* scores, int32_t* pairs, int v, int low, int high) {
+  constexpr int n = E::lanes;
+  F base[V], rounded[V] = {};
+  for (int i = 0; i < V; ++i) base[i] = scaling.base(*(const F*)(state.base + (v + i) * n));
+  const auto exponent = [&](int j, int i) {
+    return scaling.exponent(*(const F*)(scores + j * E::rows + (v + i) * n), base[i]);
+  };
+  for (int j = low; j < high;) {
+    F sum[V] = {};
+    for (const int end = end_of_sum(j, high); j < end; j += 2) {
+      F x[V], y[V];
+      for (int i = 0; i < V; ++i) x[i] = exponent(j, i);
+      for (int i = 0; i < V; ++i) y[i] = j + 1 < high ? exponent(j + 1, i) : F{} - kInf<float>;
+      exp2_each(x);
+      exp2_each(y);
+      for (int i = 0; i < V; ++i) {
+        const I pair = pairs_of(x[i], y[i]);
+        *(I*)(pairs + j / 2 * E::rows + (v + i) * n) = pair;
+        sum[i] += x[i] + y[i];
+        rounded[i] = Pairs::add(rounded[i], pair, I{} + kOnes);
+      }
+    }
+    add_to_totals<E, V>(state, sum, v);
+  }
+  for (int i = 0; i < V; ++i) *(F*)(state.rounded + (v + i) * n) += rounded[i];
+}
+#endif
+
+// Without fused multiply-adds the product of a weight and a value is rounded before it is added,
+// and takes 150 cycles where it is denormal. Weights times this power of two avoid that: for scores
+// that spread over hundreds of nats, portable took 3 times as long without.
+template <class R>
+constexpr R kWeightScale = REGARD_LANES == 4 ? R(0x1p64f) : R(1);
+
+// Turns the scores of V vectors into weights relative to the base, times `weight_scale`, in place
+// or packed into `pairs`.
+template <class E, int V>
+static void softmax(const Scaling<E>& scaling, const SoftmaxState<E>& state,
+                    typename E::Real* scores, [[maybe_unused]] typename E::Word* pairs,
+                    typename E::Real weight_scale, int v, int low, int high) {
+  typedef typename E::Real Real;
+  constexpr int n = E::lanes;
+#ifdef REGARD_PAIRS
+  if constexpr (E::pack > 1)
+    if (pairs) return softmax_pairs<E, V>(scaling, state, scores, pairs, v, low, high);
+#endif
+  Vec<Real> base[V];
+  for (int i = 0; i < V; ++i) base[i] = scaling.base(*(const Vec<Real>*)(state.base + (v + i) * n));
+  const auto score = [&](int j, int i) -> Vec<Real>& {
+    return *(Vec<Real>*)(scores + j * E::rows + (v + i) * n);
+  };
+  for (int j = low; j < high;) {
+    Vec<Real> sum[V] = {};
+    for (const int end = end_of_sum(j, high); j < end; ++j) {
+      Vec<Real> x[V];
+      for (int i = 0; i < V; ++i) x[i] = scaling.exponent(score(j, i), base[i]);
+      exp2_each(x);
+      if (kWeightScale<Real> != 1)
+        for (int i = 0; i < V; ++i) x[i] *= weight_scale;
+      for (int i = 0; i < V; ++i) score(j, i) = x[i], sum[i] += x[i];
+    }
+    add_to_totals<E, V>(state, sum, v);
+  }
+}
+
+// A tile of keys of a head, and which of them are visible to the queries.
+struct KeyTile {
+  int64_t kv, j0;
+  int keys;
+  TileMask tile_mask;
+  bool unmasked;  // every key is visible, and scores are the products
+  bool packed;    // keys and values are packed
+};
+
+template <class E>
+static KeyTile key_tile_of(const Problem& p, const ForwardMemory<E>& m, int64_t kv, int64_t j0,
+                           int64_t high, bool nan_safe) {
+  const int keys = int(high - j0 < E::keys ? high - j0 : E::keys);
+  const TileMask tile_mask = tile_mask_of(m.rows, j0, keys);
+  return {kv,
+          j0,
+          keys,
+          tile_mask,
+          is_unmasked<E>(p, m.rows, tile_mask, j0, keys),
+          m.packed && !nan_safe && j0 % E::block == 0};
+}
+
+// The keys of a tile as words, packed or in place.
+template <class E>
+static Matrix keys_of(const Problem& p, const ForwardMemory<E>& m, const KeyTile& tile) {
+  const char* const key = p.key.at(m.rows.b, tile.kv, tile.j0);
+  const int64_t stride = p.key.strides[2], words = E::row_words(p.D);
+  if (few_queries<E>(p) || !PackedKV<E>::are_packed(p.key, p.D)) return {key, stride};
+  if (!tile.packed || !m.packed.keys) return pack_rows<E>(key, stride, tile.keys, p.D, m.keys);
+  return {m.packed.keys + (tile.j0 - m.packed.held->low) * words,
+          words * int64_t(sizeof(typename E::Word))};
+}
+
+// The values of a tile, likewise; two rows of numbers are one of pairs.
+template <class E>
+static Matrix values_of(const Problem& p, const ForwardMemory<E>& m, const KeyTile& tile) {
+  const char* const value = p.value.at(m.rows.b, tile.kv, tile.j0);
+  const int64_t stride = p.value.strides[2];
+  if (E::pack == 1 && !PackedKV<E>::are_packed(p.value, p.Dv)) return {value, stride};
+  if (!tile.packed || !m.packed.values)
+    return pack_values<E>(value, stride, tile.keys, p.Dv, m.values);
+  return {m.packed.values + pair_words<E>(tile.j0 - m.packed.held->low, p.Dv),
+          (E::tiles ? E::lanes : p.Dv) * int64_t(sizeof(typename E::Word))};
+}
+
+// Finishes the scores of a tile, and finds the new maxima of its rows.
+template <class E>
+static void finish_tile(const Problem& p, const Scaling<E>& scaling, ForwardMemory<E>& m,
+                        const KeyTile& tile) {
+  typedef typename E::Real Real;
+  const TileMask& tile_mask = tile.tile_mask;
+  if (!tile.unmasked)
+    finish_scores<E>(p, m.rows, tile_mask, scaling, tile.j0, tile.keys, m.scores, nullptr);
+  for (int v = 0; v < m.rows.vectors; ++v) {
+    Vec<Real> maximum = vector_at<E>(m.new_maximum, 0, v);
+    for (int j = tile_mask.low[v]; j < tile_mask.high[v]; ++j)
+      maximum = larger(vector_at<E>(m.scores, j, v), maximum);
+    vector_at<E>(m.new_maximum, 0, v) = maximum;
+  }
+}
+
+// Computes the scores of a tile, updates the maxima of its rows and rescales their sums.
+template <class E>
+static void score_tile(const Problem& p, const Scaling<E>& scaling, ForwardMemory<E>& m,
+                       const KeyTile& tile, Prefetcher* prefetcher) {
+  typedef typename E::Real Real;
+  const Rows<E>& rows = m.rows;
+  const TileMask& tile_mask = tile.tile_mask;
+  const int64_t kv = tile.kv, j0 = tile.j0, words = E::words(p.D);
+  const Matrix k = keys_of(p, m, tile);
+  __builtin_memcpy(m.new_maximum, m.state.maximum, sizeof(Real) * E::rows);
+  if (!E::tiles && tile.unmasked && words <= kTerms && !few_queries<E>(p)) {
+    multiply<typename E::Op, false, Epilogue::set_and_maximum>(
+        rows.vectors, rows.q, E::rows, k.data, k.stride, words, tile.keys, m.scores, E::rows,
+        m.new_maximum, prefetcher);
+  } else {
+    multiply_keys<E>(p, rows, tile_mask, kv, j0, tile.keys, k, m.scores, prefetcher);
+    finish_tile(p, scaling, m, tile);
+  }
+  for (int v = 0; v < rows.vectors; ++v) rescale(p, scaling, m.state, m.new_maximum, v);
+}
+
+// The weights of a tile from its scores; into `pairs`, optional, where nothing else needs them.
+template <class E>
+static void softmax_tile(const Problem& p, const Scaling<E>& scaling, ForwardMemory<E>& m,
+                         const KeyTile& tile, typename E::Word* pairs,
+                         typename E::Real weight_scale) {
+  const TileMask& tile_mask = tile.tile_mask;
+  if (tile_mask.fully_visible && m.rows.vectors == E::vectors)
+    softmax<E, E::vectors>(scaling, m.state, m.scores, pairs, weight_scale, 0, 0, tile.keys);
+  else
+    for (int v = 0; v < m.rows.vectors; ++v)
+      softmax<E, 1>(scaling, m.state, m.scores, pairs, weight_scale, v, tile_mask.low[v],
+                    tile_mask.high[v]);
+  if (!p.threshold) return;
+  draw_keep_mask(p, m.rows, tile.j0, tile.keys, m.keep_mask);
+  apply_dropout(m.rows, tile_mask, m.keep_mask, m.scores);
+}
+
+// Whether the denominator of weights that are not rounded is needed.
+template <class E>
+static bool needs_total(const Forward& f) {
+  return !(E::tiles && E::rounds) || f.maximum || f.problem->threshold;
+}
+
+}  // namespace regard::REGARD_NAMESPACE
