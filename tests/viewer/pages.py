@@ -1,5 +1,6 @@
 """The whole page as the tests of it read it, and what they show in it."""
 
+import contextlib
 import re
 from pathlib import Path
 
@@ -62,6 +63,23 @@ def is_chosen(page, query, key, start=0):
     if "view=steps" in page.url:
         page.wait_for_selector(f".regard-steps[data-shown='query {query} key {key}']")
     return is_said(page, rf"query {start + query:,} .* key {key:,} ")
+
+
+def is_shown(page, query):
+    """Waits until the text panel shows this query."""
+    page.wait_for_selector(f".regard-text[data-shown^='query {query} key ']")
+
+
+@contextlib.contextmanager
+def held(page, path):
+    """Requests of this path wait until the block ends."""
+    routes = []
+    page.route(re.compile(path), lambda route: routes.append(route))
+    yield
+    assert routes
+    for route in routes:
+        route.continue_()
+    page.unroute(re.compile(path))
 
 
 def shown_bars(page):

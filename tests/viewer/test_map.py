@@ -20,7 +20,7 @@ from viewer.map_page import (
     pooled,
     table,
 )
-from viewer.pages import saved, share
+from viewer.pages import STATUS, held, is_said, is_shown, saved, share
 
 LINKS = [(4000, 17), (3999, 2100), (1234, 1233), (2777, 640), (4095, 3001)]
 TENS = np.log(10)
@@ -317,6 +317,30 @@ def test_every_pair_is_read_out_with_its_exact_weight(open_map, text):
     page.page.wait_for_function(
         "() => document.querySelector('.regard-readout').textContent.includes('masked')"
     )
+
+
+def test_the_pair_that_the_page_chooses_leaves_the_status_line_to_the_pointer(open_map, text):
+    page = open_map(text, hash="L0H1&zoom=20&x=0&y=3&query=20&key=5")
+    with held(page.page, "/row"):
+        page.show("L0H1&zoom=20&x=0&y=3")
+        page.page.mouse.move(*page.place(12, 9))
+        words = is_said(page.page, "query 12 .* key 9 .* × uniform")
+    is_shown(page.page, 299)
+    assert page.page.locator(STATUS).text_content() == words
+
+
+def test_a_clicked_cell_leaves_the_status_line_to_what_is_pointed_at_since(open_map, long_text):
+    page = open_map(long_text, hash="L0H0&query=20&key=5")
+    is_said(page.page, "query 20 .* key 5 ")
+    row = 3000 // 2 ** int(page.view()["level"]) * 2 ** int(page.view()["level"])
+    with held(page.page, "/links"):
+        page.page.mouse.click(*page.place(*LINKS[3]))
+        page.page.mouse.move(*page.place(row, 1000))
+        is_said(page.page, f"^queries {row:,}–")
+    is_shown(page.page, LINKS[3][0])
+    is_said(page.page, f"^queries {row:,}–.* = ")
+    page.wait()
+    is_said(page.page, f"^queries {row:,}–.* = ")
 
 
 def test_keys_do_what_the_pointer_does(open_map, long_text):

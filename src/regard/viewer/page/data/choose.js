@@ -23,20 +23,21 @@ export async function chooseHead(source, about, hash) {
 
 /**
  * Chooses the last query with an unmasked key, and its strongest key, or the pair of the largest
- * effect; Back does not undo it.
+ * effect; Back does not undo it, and it is said where nothing was pointed at meanwhile.
  * @param {Context} context
  * @returns {Promise<void>}
  */
 export async function chooseFirst(context) {
   const { selection, source } = context;
   if (selection.query !== null && selection.key !== null) return;
+  const since = context.said();
   const where = selection.where;
   const query = selection.query ?? (await telling(source, where));
   const { values } = await source.row({ ...where, query });
   if (!isStill(selection, where)) return chooseFirst(context);
   if (selection.query !== null && selection.key !== null) return;
   const key = selection.key ?? strongest(values, where) ?? 0;
-  selection.set(selection.query === null ? { query, key } : { key }, { step: false });
+  selection.set(selection.query === null ? { query, key } : { key }, { step: false, since });
 }
 
 /**
@@ -44,11 +45,12 @@ export async function chooseFirst(context) {
  * @param {Context} context
  * @param {number} query
  */
-export async function lookFrom({ selection, source }, query) {
+export async function lookFrom({ selection, source, said }, query) {
+  const since = said();
   const where = selection.where;
   const { values } = await source.row({ ...where, query });
   if (!isStill(selection, where)) return;
-  selection.set({ query, key: strongest(values, where) ?? selection.key ?? 0 });
+  selection.set({ query, key: strongest(values, where) ?? selection.key ?? 0 }, { since });
 }
 
 /**
@@ -58,11 +60,12 @@ export async function lookFrom({ selection, source }, query) {
  */
 export async function lookAt(context, key) {
   const { selection, source } = context;
+  const since = context.said();
   const where = selection.where;
   const { values, coverage } = await source.column({ ...where, key });
   if (!isStill(selection, where)) return;
   if (coverage < 1) context.because = "the strongest of the rows read so far";
-  selection.set({ key, query: strongest(values, where) ?? selection.query ?? 0 });
+  selection.set({ key, query: strongest(values, where) ?? selection.query ?? 0 }, { since });
 }
 
 /**

@@ -28,6 +28,8 @@ import { countIn, isIn, partsOf, partsText, placesOfNumbers } from "./several.js
 
 /** @typedef {Set<keyof Fields>} Changed the names of the fields that changed */
 
+/** @typedef {{changed: Changed, since?: number}} Change */
+
 /**
  * Shared by all parts of the page. `because`: a panel's words that come first in the status line of
  * its change; `drawn` waits for the map's first whole picture, which `isDrawn` announces.
@@ -135,11 +137,12 @@ export class Selection extends EventTarget {
 
   /**
    * Calls `hear` whenever something has changed.
-   * @param {(changed: Changed) => void} hear
+   * @param {(changed: Changed, since?: number) => void} hear
    */
   listen(hear) {
     this.addEventListener("change", (event) => {
-      hear(/** @type {CustomEvent<Changed>} */ (event).detail);
+      const { changed, since } = /** @type {CustomEvent<Change>} */ (event).detail;
+      hear(changed, since);
     });
   }
 
@@ -151,17 +154,18 @@ export class Selection extends EventTarget {
 
   /**
    * Sets some fields, each to the nearest value that exists, and notifies the listeners. `step`:
-   * whether Back may undo it alone.
+   * whether Back may undo it alone; `since`: how much had been said when the choice began, where a
+   * response came between.
    * @param {Partial<Fields>} fields
-   * @param {{step?: boolean}} [how]
+   * @param {{step?: boolean, since?: number}} [how]
    */
-  set(fields, { step = !this.repeats } = {}) {
+  set(fields, { step = !this.repeats, since } = {}) {
     const [before, scale, effect] = [this.#fields(), this.usedScale, this.effect];
     Object.assign(this, this.#moved(fields), fields);
     this.#mend();
     if (this.usedScale !== scale) Object.assign(this, { low: null, high: null, ...fields });
     if (this.effect !== effect) Object.assign(this, { span: null, ...fields });
-    const changed = this.#tell(before);
+    const changed = this.#tell(before, since);
     if (!this.address || changed.size === 0) return;
     const late = this.#stopTimer();
     /** @type {(how: "pushState" | "replaceState", fields: Fields) => void} */
@@ -179,7 +183,7 @@ export class Selection extends EventTarget {
 
   // Notifies of every field again, as after a failure.
   again() {
-    this.dispatchEvent(new CustomEvent("change", { detail: new Set(NAMES) }));
+    this.#dispatch({ changed: new Set(NAMES) });
   }
 
   get recordingFacts() {
@@ -248,7 +252,7 @@ export class Selection extends EventTarget {
    */
   learnEffects({ recording, effect, largest }) {
     this.largest.set(`${recording} ${effect}`, largest);
-    this.dispatchEvent(new CustomEvent("change", { detail: new Set(["span"]) }));
+    this.#dispatch({ changed: new Set(["span"]) });
   }
 
   /**
@@ -403,12 +407,18 @@ export class Selection extends EventTarget {
 
   /**
    * @param {Fields} before
+   * @param {number} [since]
    * @returns {Changed}
    */
-  #tell(before) {
+  #tell(before, since) {
     const changed = new Set(NAMES.filter((name) => this[name] !== before[name]));
-    if (changed.size) this.dispatchEvent(new CustomEvent("change", { detail: changed }));
+    if (changed.size) this.#dispatch({ changed, since });
     return changed;
+  }
+
+  /** @param {Change} change */
+  #dispatch(change) {
+    this.dispatchEvent(new CustomEvent("change", { detail: change }));
   }
 }
 

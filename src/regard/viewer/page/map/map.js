@@ -196,8 +196,9 @@ export class HeadMapView {
    * Chooses a pair and scrolls it into view.
    * @param {number} query
    * @param {number} key
+   * @param {number} [since]
    */
-  goTo(query, key) {
+  goTo(query, key, since) {
     const { queries, tokens } = this.selection.recordingFacts;
     const [q, k] = [
       Math.max(0, Math.min(queries - 1, query)),
@@ -207,7 +208,7 @@ export class HeadMapView {
     const there = viewWith(view, q, k, this.size, this.extent);
     const same = there.x === view.x && there.y === view.y;
     if (!same) this.show(there);
-    this.selection.set({ query: q, key: k });
+    this.selection.set({ query: q, key: k }, { since });
   }
 
   /**
@@ -218,14 +219,16 @@ export class HeadMapView {
    */
   choose(frame, row, column) {
     const side = 2 ** frame.view.level;
+    const since = this.context.said();
     const middle = (/** @type {number} */ bin) => bin * side + Math.floor(side / 2);
     const go = (/** @type {Link | null} */ found) => {
       const [there, at] = found ?? [middle(row), middle(column)];
       const { query, key } = this.#from(frame, there, at);
       const { queries, tokens } = this.selection.recordingFacts;
       const isThere = query !== null && key !== null && query < queries && key < tokens;
-      if (isThere) this.goTo(query, key);
-      else this.context.say(`${frameName(this.context, this.frames[0].where)} has no such pair`);
+      if (isThere) this.goTo(query, key, since);
+      else if (since === this.context.said())
+        this.context.say(`${frameName(this.context, this.frames[0].where)} has no such pair`);
     };
     this.strongestOf(frame, row, column).then(go).catch(unlessSaid);
   }

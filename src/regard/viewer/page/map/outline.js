@@ -29,7 +29,8 @@ export function isSameHover(one, other) {
  * @param {Hovered | null} other
  */
 export function isSameBin(one, other) {
-  return isSameHover(one, other && one && { ...other, value: one.value, seen: one.seen });
+  if (!one || !other) return one === other;
+  return isSameHover(one, { ...other, value: one.value, seen: one.seen });
 }
 
 /**

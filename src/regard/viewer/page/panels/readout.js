@@ -80,7 +80,7 @@ export function makeReadout() {
 export function describeChanges(context) {
   const { selection, say, said: spoken } = context;
   let latest = 0;
-  const describe = async (/** @type {Changed} */ changed) => {
+  const describe = async (/** @type {Changed} */ changed, since = spoken()) => {
     const { view, usedPlane: plane, effect, usedScale, first, side, compare } = selection;
     const said = [];
     if (changed.has("view")) said.push(WORDS.view[view]);
@@ -97,12 +97,12 @@ export function describeChanges(context) {
     context.because = "";
     const pair = PAIR.some((name) => changed.has(name)) || said.length;
     if (!pair) return;
-    const [own, before] = [++latest, spoken()];
+    const own = ++latest;
     const { query, key } = selection;
     if (query !== null && key !== null) said.push(await pairWords(context, query, key));
-    if (own === latest && before === spoken() && said.length) say(said.join(" · "), true);
+    if (own === latest && since === spoken() && said.length) say(said.join(" · "), true);
   };
-  selection.listen((changed) => describe(changed).catch(unlessSaid));
+  selection.listen((changed, since) => describe(changed, since).catch(unlessSaid));
   describe(new Set(["query"])).catch(unlessSaid);
 }
 
