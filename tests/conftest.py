@@ -2,7 +2,9 @@
 
 import functools
 import gc
+import importlib.util
 import os
+from pathlib import Path
 
 # One thread, here and in every process that a test starts, set before NumPy and torch are loaded:
 # two threads that wait for each other on a busy machine make small tests 15 times slower.
@@ -22,6 +24,30 @@ gc.set_threshold(50_000, 20, 50)
 
 # The same examples on every machine, and no deadline: a slow machine is no failure.
 settings.load_profile("ci")
+
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+TRITON = Path(__file__).parent / "test_triton.py"
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Where no path is asked for, the interpreter's run reads the file of its tests alone."""
+    if not INTERPRETED or config.args_source is config.ArgsSource.ARGS:
+        return None
+    return True if collection_path.suffix == ".py" and collection_path != TRITON else None
+
+
+def pytest_collection_modifyitems(config, items):
+    """Tests that are marked ``interpreted`` run where TRITON_INTERPRET=1 is set, others where not.
+
+    A process either interprets kernels in Triton or compiles them.
+    """
+    runs = [bool(item.get_closest_marker("interpreted")) == INTERPRETED for item in items]
+    config.hook.pytest_deselected(items=[item for item, here in zip(items, runs) if not here])
+    items[:] = [item for item, here in zip(items, runs) if here]
+    if INTERPRETED and importlib.util.find_spec("triton") is None:
+        for item in items:
+            item.add_marker(pytest.mark.skip(reason="triton is not installed"))
 
 
 def pytest_collection_finish():
