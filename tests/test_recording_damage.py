@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 
 import regard
 from recordings import assert_same, sample
-from regard.recording import Layer, Recording, _file
+from regard.recording import Layer, Recording, _loading
 
 
 @pytest.fixture
@@ -398,12 +398,12 @@ def test_a_file_that_is_replaced_while_it_is_open_goes_on_to_be_read(path, saved
 def test_a_file_that_is_cut_while_it_is_copied_is_a_recording_error(path, monkeypatch):
     q = np.ones((1, 600, 600), np.float32)
     Recording(["a"] * 600, [Layer(q, q)]).save(path)
-    checked = _file._read_spans
+    checked = _loading._read_spans
 
     def cut(*arguments):
         os.truncate(path, 4096)
         return checked(*arguments)
 
-    monkeypatch.setattr(_file, "_read_spans", cut)
+    monkeypatch.setattr(_loading, "_read_spans", cut)
     with pytest.raises(regard.RecordingError, match="was cut while it was read; load it again"):
         Recording.load(path, mapped=False)

@@ -24,7 +24,7 @@ from safetensors.numpy import load_file, save_file
 import regard
 from recordings import DTYPES, TOKENS, assert_same, layer, numbers, sample
 from regard import Edit
-from regard.recording import Layer, Recording, _file
+from regard.recording import Layer, Recording, _saving
 
 
 @pytest.fixture
@@ -176,7 +176,7 @@ import os, signal, sys
 import numpy as np
 from pathlib import Path
 from regard._base import files
-from regard.recording import _file as file
+from regard.recording import _saving as file
 from regard.recording import Layer, Recording
 
 def killed(where):
@@ -252,7 +252,7 @@ def test_what_is_not_mapped_stays_whatever_becomes_of_the_file(path, saved):
 
 
 def test_a_header_beyond_the_limit_is_refused_before_writing(path, monkeypatch):
-    monkeypatch.setattr("regard.recording._file.HEADER_LIMIT", 1000)
+    monkeypatch.setattr("regard.recording._saving.HEADER_LIMIT", 1000)
     with pytest.raises(
         regard.RecordingError, match="1000 fit into a safetensors header; save parts"
     ):
@@ -270,7 +270,7 @@ def test_arrays_of_any_strides_are_written_in_order(data):
     x = np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(dtype)
     x = x.transpose(axes)[tuple(slice(None, None, step) for step in steps)]
     room, written = np.empty(data.draw(st.sampled_from([8, 64, 1 << 18])), np.uint8), io.BytesIO()
-    target = _file.Target(written, room)
+    target = _saving.Target(written, room)
     target.add(x)
     target.flush()
     assert written.getvalue() == x.astype(x.dtype.newbyteorder("<")).tobytes()
@@ -279,7 +279,7 @@ def test_arrays_of_any_strides_are_written_in_order(data):
 def test_loading_and_saving_hold_no_copy(path):
     x = np.zeros((2, 4, 1_000_000), np.float32).swapaxes(0, 1)[:2]  # 16 MB, strided
     recording = Recording(["a", "b"], [Layer(x, x, x)] * 2)
-    with _file.room():  # which is kept from file to file
+    with _saving.room():  # which is kept from file to file
         pass
     tracemalloc.start()
     recording.save(path)

@@ -291,7 +291,7 @@ def test_room_for_the_tokens_is_left_so_that_nothing_moves(path, monkeypatch):
 def test_a_writer_takes_tensors_and_holds_no_copy(path):
     x = torch.zeros(2, 2, 1_000_000, dtype=torch.bfloat16).requires_grad_()  # 8 MB
     found = Layer(x[:, :, ::2], x[:, :, ::2])
-    with _writer.file.room():  # which is kept from file to file
+    with _writer._saving.room():  # which is kept from file to file
         pass
     tracemalloc.start()
     with Writer(path) as writer:
@@ -307,8 +307,8 @@ def test_a_writer_takes_tensors_and_holds_no_copy(path):
 
 @pytest.mark.parametrize("size", [1 << 7, 1 << 10, 1 << 22])
 def test_arrays_that_are_gathered_and_those_that_are_not_make_one_file(path, size, monkeypatch):
-    monkeypatch.setattr(_writer.file, "ROOM_BYTES", size)
-    monkeypatch.setattr(_writer.file, "_spare", [])
+    monkeypatch.setattr(_writer._saving, "ROOM_BYTES", size)
+    monkeypatch.setattr(_writer._saving, "_spare", [])
     monkeypatch.delattr(os, "posix_fallocate", raising=False)
     x = torch.arange(600.0).reshape(2, 3, 100)
     layers = [
@@ -332,7 +332,7 @@ def test_arrays_that_are_gathered_and_those_that_are_not_make_one_file(path, siz
 
 
 def test_writers_of_a_batch_share_the_memory_of_one():
-    file = _writer.file
+    file = _writer._saving
     sizes = []
     for parts in (1, 3, 10**6):
         with file.room(parts) as room:
@@ -369,7 +369,7 @@ def test_a_layer_that_was_written_in_part_is_never_finished(path, monkeypatch):
     with Writer(path) as writer:
         writer.add(layer())
         with monkeypatch.context() as patch:
-            patch.setattr(_writer.file.Target, "add", lambda *given: 1 / 0)
+            patch.setattr(_writer._saving.Target, "add", lambda *given: 1 / 0)
             with pytest.raises(ZeroDivisionError):
                 writer.add(layer())
         with pytest.raises(RuntimeError, match="is broken: it failed to write a layer"):

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 import regard
 from recordings import TOKENS, assert_same, layer, sample
-from regard.recording import Layer, Recording, Writer, _file, _texts, _writer
+from regard.recording import Layer, Recording, Writer, _saving, _texts, _writer
 from regard.recording._texts import Texts
 
 HOSTILE = [
@@ -184,8 +184,8 @@ def test_a_writer_writes_many_tokens_as_arrays(path, options):
 @pytest.mark.parametrize("count", [0, 3000])
 def test_texts_that_outgrow_the_room_of_a_writer_are_arrays(path, monkeypatch, count):
     """Nothing moves, whether or not it was told how many there are."""
-    monkeypatch.setattr(_file, "ROOM_BYTES", 4096)
-    monkeypatch.setattr(_file, "_spare", [])
+    monkeypatch.setattr(_saving, "ROOM_BYTES", 4096)
+    monkeypatch.setattr(_saving, "_spare", [])
     monkeypatch.setattr(_writer, "_move", None)
     x = np.ones((1, 3000, 3), np.float32)
     made = Recording(["e" * 18] * 3000, [Layer(x, x)])

@@ -171,7 +171,7 @@ def test_a_recording_that_is_cut_while_it_is_shown_is_said(regard, planted_file,
 
 
 def test_a_text_too_long_for_a_recording_is_said(regard, model, tmp_path, monkeypatch):
-    monkeypatch.setattr("regard.recording._file.HEADER_LIMIT", 100)
+    monkeypatch.setattr("regard.recording._saving.HEADER_LIMIT", 100)
     message = refusal(
         regard("show", "text", "--model", model, "--save", tmp_path / "a.safetensors"), code=1
     )

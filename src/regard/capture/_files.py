@@ -13,7 +13,8 @@ from typing import Any
 
 from regard.capture._taken import Described, Taken
 from regard.recording import Layer, Recording
-from regard.recording._file import ENDING, check_name, opened
+from regard.recording._format import ENDING, check_name
+from regard.recording._loading import opened
 from regard.recording._writer import Form, Writer
 
 Facts = dict[str, dict[str, Any]]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from regard.cli._errors import reading, writing
 from regard.cli._source import STDIN, given_text, read_input
 from regard.recording import Recording
-from regard.recording._file import check_name
+from regard.recording._format import check_name
 
 if TYPE_CHECKING:
     from regard.lm import LanguageModel

@@ -22,7 +22,7 @@ from regard.cli._screen import Screen, busy, label, labels_width
 from regard.cli._source import BUILTIN, ModelChoice, choose_group, read_recording
 from regard.heads import HeadScores, Telling
 from regard.recording import Recording, Words, WordWeights
-from regard.recording._file import check_name
+from regard.recording._format import check_name
 
 MAX_STEPS = 64  # of a text whose steps are written out
 MAX_WORDS = 200  # tokens of a text that is shown in words by default

@@ -18,7 +18,7 @@ from regard._weights.parts import counts_from_0, listed
 from regard.cli._errors import InputError, one_line, reading
 from regard.cli._screen import busy
 from regard.recording import Recording
-from regard.recording._file import is_address
+from regard.recording._format import is_address
 
 STDIN = "-"
 _NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")  # of a model of Hugging Face's hub

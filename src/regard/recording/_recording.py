@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from regard._weights.attention_weights import AttentionWeights
     from regard._weights.effects import EffectKind, Effects
     from regard.heads import HeadScores
-    from regard.recording._file import MappedFile
+    from regard.recording._loading import MappedFile
     from regard.recording._remote import RemoteFile
     from regard.recording._words import Words
     from regard.viewer._server import Viewer
@@ -548,7 +548,7 @@ class Recording(Generic[ArrayT]):
 
         Source: docs/recording.md describes the file.
         """
-        from regard.recording._file import write
+        from regard.recording._saving import write
 
         write(self, Path(path), statistics)
 
@@ -586,7 +586,8 @@ class Recording(Generic[ArrayT]):
                 file at an address, where they cannot be fetched, or the file was changed.
             TypeError: ``storage_options`` for a file.
         """
-        from regard.recording._file import is_address, read
+        from regard.recording._format import is_address
+        from regard.recording._loading import read
 
         if is_address(path):
             from regard.recording import _remote

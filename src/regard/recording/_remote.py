@@ -13,7 +13,8 @@ import numpy as np
 from regard._base.deferred import DeferredArray
 from regard._base.errors import RecordingError
 from regard._base.extras import MissingPackageError, needed_by
-from regard.recording import _file
+from regard.recording import _loading
+from regard.recording._format import DTYPES, STATISTICS, VECTORS
 from regard.recording._recording import Recording
 
 BLOCK_BYTES = 1 << 18  # are fetched together
@@ -24,7 +25,7 @@ VERSION_OF = (
     "size", "ETag", "etag", "Last-Modified", "LastModified", "last_modified", "mtime", "created",
     "Content-MD5", "md5Hash", "generation", "VersionId", "version_id", "sha", "ino",
 )  # fmt: skip
-DEFERRED = dict.fromkeys(_file.VECTORS, 3) | dict.fromkeys(_file.STATISTICS, 2)
+DEFERRED = dict.fromkeys(VECTORS, 3) | dict.fromkeys(STATISTICS, 2)
 
 
 def read(address: str, mapped: bool, options: Mapping[str, Any] | None) -> Recording[Any]:
@@ -44,17 +45,19 @@ def read(address: str, mapped: bool, options: Mapping[str, Any] | None) -> Recor
         raise RecordingError(f"{address} is no recording: it has {remote.size} bytes.")
     first = remote.read(0, 8)
     length = int.from_bytes(first, "little")
-    _file.check_length(first, remote.size, address)
+    _loading.check_length(first, remote.size, address)
     header = remote.read(8, length)
     remote.start = 8 + length
-    metadata, spans = _file.parsed(header, remote.size - remote.start, address)
+    metadata, spans = _loading.parsed(header, remote.size - remote.start, address)
     if not mapped:
         data = remote.read(remote.start, remote.size - remote.start)
         remote.opened()
-        return _file.recording_of(
-            metadata, lambda: {n: _file.array(data, 0, *span) for n, span in spans.items()}, address
+        return _loading.recording_of(
+            metadata,
+            lambda: {n: _loading.array(data, 0, *span) for n, span in spans.items()},
+            address,
         )
-    found = _file.recording_of(
+    found = _loading.recording_of(
         metadata, lambda: {n: _array(remote, n, *span) for n, span in spans.items()}, address
     )
     remote.opened()
@@ -245,7 +248,7 @@ class Remote:
     def __init__(self, file: RemoteFile, code: str, shape: tuple[int, ...], begin: int) -> None:
         self.begin, self.shape = begin, shape
         self._file, self._code = file, code
-        self.dtype = _file.array(b"", 0, code, (0,), 0).dtype
+        self.dtype = _loading.array(b"", 0, code, (0,), 0).dtype
 
     def read(self, heads: range, rows: range) -> np.ndarray:
         """``(heads, rows, ...)``, read-only; of one head a view of what is kept."""
@@ -264,10 +267,10 @@ class Remote:
 
     def _fetch(self, h: int, part: slice) -> np.ndarray:
         _, L, *rest = self.shape
-        each = math.prod(rest) * _file.DTYPES[self._code].itemsize
+        each = math.prod(rest) * DTYPES[self._code].itemsize
         begin = self._file.start + self.begin + (h * L + part.start) * each
         data = self._file.read(begin, (part.stop - part.start) * each)
-        found: np.ndarray = _file.array(data, 0, self._code, (part.stop - part.start, *rest), 0)
+        found: np.ndarray = _loading.array(data, 0, self._code, (part.stop - part.start, *rest), 0)
         return found
 
 
@@ -275,7 +278,7 @@ class _Later:
     """The numbers of an array of one axis, fetched as a whole when they are used."""
 
     def __init__(self, file: RemoteFile, code: str, shape: tuple[int, ...], begin: int) -> None:
-        self.dtype, self.shape = _file.array(b"", 0, code, (0,), 0).dtype, shape
+        self.dtype, self.shape = _loading.array(b"", 0, code, (0,), 0).dtype, shape
         self._of = file, code, begin
 
     def __len__(self) -> int:
@@ -301,9 +304,9 @@ def _array(file: RemoteFile, name: str, code: str, shape: tuple[int, ...], begin
 
 
 def _whole(file: RemoteFile, code: str, shape: tuple[int, ...], begin: int) -> Any:
-    size = math.prod(shape) * _file.DTYPES[code].itemsize
+    size = math.prod(shape) * DTYPES[code].itemsize
     data = file.read(file.start + begin, size) if size else b""
-    return _file.array(data, 0, code, shape, 0)
+    return _loading.array(data, 0, code, shape, 0)
 
 
 def _version(told: Mapping[str, Any]) -> dict[str, str]:

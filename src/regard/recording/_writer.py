@@ -12,9 +12,17 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from regard._base.files import CHUNK_BYTES, replaced_when_complete
-from regard.recording import Layer, Recording
-from regard.recording import _file as file
-from regard.recording._file import write_all
+from regard.recording import Layer, Recording, _loading, _saving
+from regard.recording._format import (
+    ALIGNMENT,
+    BLOCK_BYTES,
+    HEADER_LIMIT,
+    MOST_CHARACTERS,
+    Kind,
+    check_name,
+    no_loop,
+    prefix,
+)
 
 ROOM = 1 << 16  # for what the header says beside tokens: about 500 arrays
 TOKEN_BYTES = 32  # of the room, for a token: its text, quotes, and escapes
@@ -23,7 +31,7 @@ FACTS = ("tokens", "query_tokens", "boundary", "grids")
 
 
 _Named = list[tuple[str, np.ndarray]]
-_Kind = tuple[str, file.Kind]
+_Kind = tuple[str, Kind]
 
 
 class _Group:
@@ -38,7 +46,7 @@ class Form(NamedTuple):
 
     group: _Group
     outline: Layer[Any]
-    arrays: tuple[tuple[str, file.Kind], ...]  # by their names in a layer
+    arrays: tuple[tuple[str, Kind], ...]  # by their names in a layer
     is_even: bool  # whether the next array may follow each of them
 
 
@@ -47,7 +55,7 @@ class _Aside(NamedTuple):
 
     layer: int
     name: str
-    kind: file.Kind
+    kind: Kind
     begin: int
 
 
@@ -79,15 +87,15 @@ class Writer:
     """
 
     def __init__(self, path: str | Path, *, tokens: int = 0, statistics: bool = False) -> None:
-        file.check_name(path)
+        check_name(path)
         if isinstance(tokens, bool) or not isinstance(tokens, (int, np.integer)):
             raise TypeError(f"Writer: tokens is {tokens!r}; the number that is expected is needed.")
         if tokens < 0:
             raise ValueError(f"Writer: tokens is {tokens}; it must not be negative.")
         self._path, self._keeps_statistics = Path(path), statistics
-        texts = int(tokens) if tokens <= file.MOST_CHARACTERS else 0
-        room = min(ROOM + TOKEN_BYTES * texts, file.HEADER_LIMIT)
-        self._start = room // file.ALIGNMENT * file.ALIGNMENT  # of the arrays
+        texts = int(tokens) if tokens <= MOST_CHARACTERS else 0
+        room = min(ROOM + TOKEN_BYTES * texts, HEADER_LIMIT)
+        self._start = room // ALIGNMENT * ALIGNMENT  # of the arrays
         self._groups: dict[str, _Group] = {}
         self._added: list[tuple[Form, str, int | None]] = []  # with the layer's name and number
         self._aside: list[_Aside] = []
@@ -95,15 +103,15 @@ class Writer:
         self._opened = contextlib.ExitStack()
         self._parts = 1  # how many writers share the memory that one has
         self._file: BinaryIO
-        self._target: file.Target
+        self._target: _saving.Target
         self._beside: BinaryIO | None = None
         self._header: bytes
 
     def __enter__(self) -> Writer:
-        self._opened.enter_context(file.no_loop(self._path))
+        self._opened.enter_context(no_loop(self._path))
         self._file = self._opened.enter_context(replaced_when_complete(self._path, buffering=0))
-        room = self._opened.enter_context(file.room(self._parts))
-        self._target = file.Target(self._file, room, self._start)
+        room = self._opened.enter_context(_saving.room(self._parts))
+        self._target = _saving.Target(self._file, room, self._start)
         self._state = ""
         return self
 
@@ -142,8 +150,8 @@ class Writer:
         """What a layer is, and its arrays."""
         if (found := self._groups.get(group)) is None:
             found = self._groups[group] = _Group(group)
-        named = [*file.arrays_of_layer(layer)]
-        kinds = tuple((name, file.Kind.of(array)) for name, array in named)
+        named = [*_saving.arrays_of_layer(layer)]
+        kinds = tuple((name, Kind.of(array)) for name, array in named)
         is_even = all(kind.nbytes % WIDEST == 0 for _, kind in kinds)
         return Form(found, layer._outline(), kinds, is_even), [array for _, array in named]
 
@@ -162,13 +170,13 @@ class Writer:
         self._added.append((form, name, number))
         self._state = ""
 
-    def _set_aside(self, name: str, kind: file.Kind, array: Any) -> None:
+    def _set_aside(self, name: str, kind: Kind, array: Any) -> None:
         """Writes an array that would leave the next one at an odd place into a file beside."""
         if self._beside is None:
             made = tempfile.TemporaryFile(dir=self._path.resolve().parent)  # noqa: SIM115
             self._beside = self._opened.enter_context(made)
         self._aside.append(_Aside(len(self._added), name, kind, self._beside.tell()))
-        beside = file.Target(self._beside, np.empty(file.BLOCK_BYTES, np.uint8))
+        beside = _saving.Target(self._beside, np.empty(BLOCK_BYTES, np.uint8))
         beside.add(array)
         beside.flush()
 
@@ -233,28 +241,28 @@ class Writer:
             self._target.add(array)
         if not self._target.has_begun:  # then there is no room that must be filled
             room = len(header)
-            file.reserve(self._file, 8 + room + self._target.filled)
+            _saving.reserve(self._file, 8 + room + self._target.filled)
         elif len(header) > room:
             self._target.flush()
             _move(self._file, self._start, len(header) - room)
         self._target.flush(8 + room)
         self._header = header.ljust(room)
         self._file.seek(0)
-        file.write_header(self._file, self._header)
+        _saving.write_header(self._file, self._header)
         self._state = "finished"
 
     def _header_with(self, recording: Recording[Any], wide: _Named, narrow: _Named) -> bytes:
         """The header of a file that has these arrays too, before and after those set aside."""
-        first, last = ([(name, file.Kind.of(x)) for name, x in texts] for texts in (wide, narrow))
+        first, last = ([(name, Kind.of(x)) for name, x in texts] for texts in (wide, narrow))
         even, aside = self._named([*recording.groups])
-        return file.encoded_header(recording, [*even, *first, *aside, *last])
+        return _saving.encoded_header(recording, [*even, *first, *aside, *last])
 
     def _named(self, groups: list[str]) -> tuple[list[_Kind], list[_Kind]]:
         """Name and kind of each array, in their order in the file; of those set aside, the last."""
         count, befores, even = dict.fromkeys(groups, 0), [], []
         for form, _, _ in self._added:
             group = form.group.name
-            befores.append(f"{file.prefix(groups.index(group))}layers.{count[group]}.")
+            befores.append(f"{prefix(groups.index(group))}layers.{count[group]}.")
             count[group] += 1
             for name, kind in form.arrays:
                 if kind.nbytes % WIDEST == 0:
@@ -268,7 +276,7 @@ class Writer:
 
     def _mapped(self) -> Callable[[], Recording[Any]]:
         """Makes the recording of what was finished, whatever becomes of the file's name."""
-        return file.map_after(self._header, self._file, self._path)
+        return _loading.map_after(self._header, self._file, self._path)
 
     def _drop(self) -> None:
         """Lets what was finished leave no file."""
@@ -304,9 +312,9 @@ class Writer:
             raise RuntimeError(f"Writer: {self._path} is {self._state}.")
 
 
-def _texts(recording: Recording[Any], most: int = file.MOST_CHARACTERS) -> tuple[_Named, _Named]:
+def _texts(recording: Recording[Any], most: int = MOST_CHARACTERS) -> tuple[_Named, _Named]:
     """The texts that are arrays: where they begin, and their bytes."""
-    found = [*file.arrays_of_texts(recording, most)]
+    found = [*_saving.arrays_of_texts(recording, most)]
     return found[::2], found[1::2]
 
 
@@ -321,4 +329,4 @@ def _move(file: BinaryIO, start: int, by: int) -> None:
         file.seek(at)
         part = file.read(min(CHUNK_BYTES, end - at))
         file.seek(at + by)
-        write_all(file, part)
+        _saving.write_all(file, part)

@@ -31,7 +31,7 @@ from regard._showing.figure import ENDINGS as FIGURE_ENDINGS
 from regard._weights.parts import told_numbers
 from regard.heads import Reader
 from regard.recording import Layer, Recording
-from regard.recording._file import _bytes
+from regard.recording._saving import bytes_of
 from regard.viewer import _facts
 from regard.viewer._alignment import Alignments
 from regard.viewer._bundle import bundle, page_folder
@@ -287,7 +287,7 @@ def _text(array: Any, name: str) -> str:
     alone gives 0.83 of float32 at 180 MB/s, a search for repetitions 0.85 at 20.
     """
     count = math.prod(array.shape)
-    planes = np.frombuffer(_bytes(array), np.uint8).reshape(max(count, 1), -1).T.tobytes()
+    planes = np.frombuffer(bytes_of(array), np.uint8).reshape(max(count, 1), -1).T.tobytes()
     strategy = zlib.Z_HUFFMAN_ONLY if name in FLOATS else zlib.Z_DEFAULT_STRATEGY
     deflate = zlib.compressobj(6, zlib.DEFLATED, 15, 9, strategy)
     return base64.b64encode(deflate.compress(planes) + deflate.flush()).decode()
