@@ -11,8 +11,9 @@ from regard._operator.part_gradients import AttentionGradients, attention_gradie
 from regard._showing.gradients import StepsGradients
 from regard._showing.steps import Steps, steps
 from regard._weights.alignment import Alignment, align
-from regard._weights.attention_weights import AttentionWeights, WeightsSummary
+from regard._weights.attention_weights import AttentionWeights
 from regard._weights.linear_reductions import Diagonals
+from regard._weights.one_pass import WeightsSummary
 from regard._weights.reductions import Links, TopKeys
 from regard._weights.statistics import RowStatistics
 from regard._weights.transposed import TransposedWeights

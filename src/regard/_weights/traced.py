@@ -21,9 +21,10 @@ from regard._backends import by_name, torch_questions
 from regard._backends.torch_questions import Question
 from regard._base.arrays import accumulating_name, is_tensor
 from regard._call.call import Call
-from regard._weights.attention_weights import AttentionWeights, WeightsSummary
+from regard._weights.attention_weights import AttentionWeights
 from regard._weights.differentiable import needs_gradient
 from regard._weights.linear_reductions import Diagonals
+from regard._weights.one_pass import WeightsSummary
 from regard._weights.operands import read_operand
 from regard._weights.parts import basic_index
 from regard._weights.reductions import Links, TopKeys, check_k

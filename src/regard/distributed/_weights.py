@@ -12,7 +12,8 @@ import torch
 
 from regard._base.types import ReceivedHow
 from regard._call.visible import sees
-from regard._weights.attention_weights import AttentionWeights, WeightsSummary
+from regard._weights.attention_weights import AttentionWeights
+from regard._weights.one_pass import WeightsSummary
 from regard._weights.parts import part_of
 from regard._weights.reductions import (
     Links,

@@ -14,7 +14,8 @@ from regard.heads._patterns import Patterns
 from regard.heads._roles import BY_KEY, EVEN, PLACE, ROLES
 
 if TYPE_CHECKING:
-    from regard._weights.attention_weights import AttentionWeights, Reduced
+    from regard._weights.attention_weights import AttentionWeights
+    from regard._weights.one_pass import Reduced
 
 MOST_QUERIES, FEWEST_QUERIES = 512, 256
 MOST_WEIGHTS = 2**23  # of one head, from which on the queries become fewer
