@@ -4,8 +4,14 @@ import functools
 import gc
 import importlib.util
 import os
+import sys
 from pathlib import Path
 
+if "numpy" in sys.modules and "OMP_NUM_THREADS" not in os.environ:
+    raise RuntimeError(
+        "a plugin of pytest has loaded NumPy, which computes with several threads then; leave it"
+        " out by -p no:NAME in pyproject.toml, as jaxtyping, or set OMP_NUM_THREADS=1"
+    )
 # One thread, here and in every process that a test starts, set before NumPy and torch are loaded:
 # two threads that wait for each other on a busy machine make small tests 15 times slower.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
