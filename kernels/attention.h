@@ -319,7 +319,7 @@ struct Target {
   int64_t (*row_tiles)(const Problem&);  // tiles of queries of one key head
 };
 
-extern const Target amx_target, avx512_bf16_target, avx512_target, avx2_target, portable_target,
-    amx_emulated_target, avx512_bf16_emulated_target;
+extern const Target amx_target, avx512_bf16_target, avx512_target, avx2_target, neon_bf16_target,
+    neon_target, portable_target, amx_emulated_target, avx512_bf16_emulated_target;
 
 }  // namespace regard

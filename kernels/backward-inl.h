@@ -309,6 +309,7 @@ static void pack_dscores_for_tiles(BackwardMemory<E>& m, const TileMask& tile_ma
 template <class E>
 static void pack_dscores(BackwardMemory<E>& m, const TileMask& tile_mask, int keys,
                          Written written) {
+  typedef Simd<float>::Short Half;
   constexpr int n = E::lanes;
 #ifdef REGARD_TILES
   if constexpr (E::tiles) return pack_dscores_for_tiles(m, tile_mask, keys, written);
@@ -321,8 +322,8 @@ static void pack_dscores(BackwardMemory<E>& m, const TileMask& tile_mask, int ke
       const auto pack = [&](const float* from, uint16_t* to) {  // room for an even number of keys
         const I halves = narrow(at(from, j + 1), at(from, j));
         for (int i = 0; i < 2; ++i)
-          _mm256_store_si256((__m256i*)(to + (j + i) * E::rows + v * n),
-                             read<__m256i>((const char*)&halves + i * sizeof(__m256i)));
+          *(Half*)(to + (j + i) * E::rows + v * n) =
+              read<Half>((const char*)&halves + i * sizeof(Half));
         return halves;
       };
       if (written.weights) pack(m.weights, m.half_weights);

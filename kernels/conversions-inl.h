@@ -91,6 +91,9 @@ static inline Vec<R> numbers(const char* p) {
 #elif REGARD_LANES == 8
   } else if constexpr (type == Type::float16 && std::is_same_v<R, float>) {
     return (F)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));
+#elif defined(REGARD_ARM)
+  } else if constexpr (type == Type::float16 && std::is_same_v<R, float>) {
+    return (F)vcvt_f32_f16(read<float16x4_t>(p));
 #endif
   } else {
     Vec<R> x;
@@ -125,6 +128,9 @@ static inline Simd<float>::Short rounded(F x) {
 #elif REGARD_LANES == 8
   } else {
     return (Simd<float>::Short)_mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT);
+#elif defined(REGARD_ARM)
+  } else {
+    return (Simd<float>::Short)vcvt_f16_f32((float32x4_t)x);
 #else
   } else {
     Simd<float>::Short bits;

@@ -8,6 +8,10 @@
 
 #if defined(__x86_64__) || defined(__i386__)
 #include <cpuid.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#elif defined(__aarch64__) && defined(__APPLE__)
+#include <sys/sysctl.h>
 #endif
 #if defined(__x86_64__) && defined(__linux__)
 #include <sys/syscall.h>
@@ -95,6 +99,21 @@ inline std::string request_amx() {
 #endif
   return obstacle_to(tiles);
 }
+#elif defined(__aarch64__)
+#if defined(__linux__)
+inline bool runs_neon() { return getauxval(AT_HWCAP) >> 1 & 1; }         // HWCAP_ASIMD
+inline bool runs_neon_bf16() { return getauxval(AT_HWCAP2) >> 14 & 1; }  // HWCAP2_BF16
+#elif defined(__APPLE__)
+inline bool runs_neon() { return true; }
+inline bool runs_neon_bf16() {
+  int found = 0;
+  size_t size = sizeof found;
+  return sysctlbyname("hw.optional.arm.FEAT_BF16", &found, &size, nullptr, 0) == 0 && found;
+}
+#else
+inline bool runs_neon() { return true; }
+inline bool runs_neon_bf16() { return false; }
+#endif
 #endif
 inline bool runs_portable() { return true; }
 

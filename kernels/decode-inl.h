@@ -196,7 +196,7 @@ static void softmax_row(const Scaling<E>& scaling, const DecodeState<E>& state, 
     if constexpr (E::pack > 1) {
       const I pairs = narrow(x[1], x[0]);
       *(I*)(weights + j) = pairs;
-      rounded = Pairs::add(rounded, pairs, I{} + kOnes);
+      rounded = Pairs::add(rounded, pairs, ones());
       continue;
     }
 #endif

@@ -33,6 +33,9 @@ const Known kKnown[] = {
     {"avx512_bf16", lacks<runs_avx512_bf16>, REGARD_AVX512_BF16},
     {"avx512", lacks<runs_avx512>, REGARD_AVX512},
     {"avx2", lacks<runs_avx2>, REGARD_AVX2},
+#elif defined(__aarch64__)
+    {"neon_bf16", lacks<runs_neon_bf16>, REGARD_NEON_BF16},
+    {"neon", lacks<runs_neon>, REGARD_NEON},
 #endif
     {"portable", lacks<runs_portable>, REGARD_PORTABLE},
 #if defined(REGARD_EMULATES)  // only by their names: for tests

@@ -184,7 +184,7 @@ static void softmax_pairs(const Scaling<E>& scaling, const SoftmaxState<E>& stat
         const I pair = pairs_of(x[i], y[i]);
         *(I*)(pairs + j / 2 * E::rows + (v + i) * n) = pair;
         sum[i] += x[i] + y[i];
-        rounded[i] = Pairs::add(rounded[i], pair, I{} + kOnes);
+        rounded[i] = Pairs::add(rounded[i], pair, ones());
       }
     }
     add_to_totals<E, V>(state, sum, v);
@@ -196,8 +196,13 @@ static void softmax_pairs(const Scaling<E>& scaling, const SoftmaxState<E>& stat
 // Without fused multiply-adds the product of a weight and a value is rounded before it is added,
 // and takes 150 cycles where it is denormal. Weights times this power of two avoid that: for scores
 // that spread over hundreds of nats, portable took 3 times as long without.
+#ifdef REGARD_FMA
 template <class R>
-constexpr R kWeightScale = REGARD_LANES == 4 ? R(0x1p64f) : R(1);
+constexpr R kWeightScale = 1;
+#else
+template <class R>
+constexpr R kWeightScale = R(0x1p64f);
+#endif
 
 // Turns the scores of V vectors into weights relative to the base, times `weight_scale`, in place
 // or packed into `pairs`.

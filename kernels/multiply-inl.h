@@ -11,7 +11,11 @@ namespace regard::REGARD_NAMESPACE {
 
 // The width of the register block in vectors of queries: four keys make 4 x 4 sums in 32 registers,
 // 4 x 3 in 16.
-constexpr int kVectors = REGARD_LANES == 16 ? 4 : 3;
+#if REGARD_LANES == 16 || defined(REGARD_ARM)
+constexpr int kVectors = 4;
+#else
+constexpr int kVectors = 3;
+#endif
 
 // How two words are multiplied and added.
 template <class R>
@@ -20,6 +24,7 @@ struct Plain {  // numbers
   typedef R Word;
   static constexpr int numbers_per_word = 1;
   static inline Vec<R> add(Vec<R> sum, Vec<R> x, Vec<R> y) { return sum + x * y; }
+  static inline Vec<R> everywhere(R x) { return in_register(broadcast(x)); }
 };
 
 #ifdef REGARD_PAIRS
@@ -28,6 +33,16 @@ struct Pairs {  // two bfloat16
   typedef int32_t Word;
   static constexpr int numbers_per_word = 2;
   static inline F add(F sum, I x, I y) { return dot_pairs(sum, x, y); }
+#if defined(REGARD_ARM)  // which multiplies with one pair of a register, and need not repeat it
+  static inline F add(F sum, I x, bfloat16x4_t y) {
+    return (F)vbfdotq_lane_f32((float32x4_t)sum, vreinterpretq_bf16_s32((int32x4_t)x), y, 0);
+  }
+  static inline bfloat16x4_t everywhere(int32_t x) {
+    return vreinterpret_bf16_s32(vcreate_s32(uint32_t(x)));
+  }
+#else
+  static inline I everywhere(int32_t x) { return in_register(broadcast(x)); }
+#endif
 };
 #endif
 
@@ -86,7 +101,7 @@ static inline void register_block(const typename Op::Word* x, int64_t ldx, const
     for (int v = 0; v < V; ++v) y[v] = *(const Vec<Word>*)(x + t * ldx + v * n);
     for (int r = 0; r < R; ++r) {
       const char* p = transposed ? a + t * lda + r * sizeof(Word) : a + r * lda + t * sizeof(Word);
-      const Vec<Word> number = in_register(broadcast(read<Word>(p)));
+      const auto number = Op::everywhere(read<Word>(p));
       for (int v = 0; v < V; ++v) sum[r][v] = Op::add(sum[r][v], y[v], number);
     }
   }

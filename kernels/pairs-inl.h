@@ -12,7 +12,16 @@ namespace regard::REGARD_NAMESPACE {
 
 // The processor's instructions for bfloat16: sum + x0 y0 + x1 y1 of pairs, numbers rounded to
 // bfloat16, those of y before those of x.
-#ifndef REGARD_EMULATED
+#if defined(REGARD_ARM)  // sums are rounded to odd, denormal numbers are 0
+static inline F dot_pairs(F sum, I x, I y) {
+  return (F)vbfdotq_f32((float32x4_t)sum, vreinterpretq_bf16_s32((int32x4_t)x),
+                        vreinterpretq_bf16_s32((int32x4_t)y));
+}
+static inline I narrow(F x, F y) {
+  const bfloat16x8_t lower = vcvtq_low_bf16_f32((float32x4_t)y);
+  return (I)vreinterpretq_s32_bf16(vcvtq_high_bf16_f32(lower, (float32x4_t)x));
+}
+#elif !defined(REGARD_EMULATED)
 static inline F dot_pairs(F sum, I x, I y) {
   return (F)_mm512_dpbf16_ps((__m512)sum, (__m512bh)x, (__m512bh)y);
 }
@@ -29,8 +38,30 @@ static inline I narrow(F x, F y) {
 }
 #endif
 
-// Interleaves two rows into the VNNI layout: pairs of numbers of x and y, from their first halves
-// or their second.
+// The first `count` numbers from p on, fewer than a vector has; the others are 0.
+static inline I load_some(const char* p, int64_t count) {
+#if defined(REGARD_ARM)
+  I x = {};
+  __builtin_memcpy(&x, p, size_t(count) * 2);
+  return x;
+#else
+  return (I)_mm512_maskz_loadu_epi16((uint32_t{1} << count) - 1, p);
+#endif
+}
+
+// Interleaves two rows into the VNNI layout, pairs of numbers of x and y, from their first halves
+// or their second; and pairs of the numbers of the lower half and the upper half.
+#if defined(REGARD_ARM)
+template <int half>
+static inline I interleave(I x, I y) {
+  return (I)(half ? vzip2q_u16((uint16x8_t)x, (uint16x8_t)y)
+                  : vzip1q_u16((uint16x8_t)x, (uint16x8_t)y));
+}
+static inline I pairs_of(I halves) {
+  const uint16x8_t x = (uint16x8_t)halves;
+  return (I)vzip1q_u16(x, vextq_u16(x, x, 4));
+}
+#else
 template <int half>
 static inline I interleave(I x, I y) {
   static constexpr auto order = [] {
@@ -44,7 +75,6 @@ static inline I interleave(I x, I y) {
   return (I)_mm512_permutex2var_epi16((__m512i)x, read<__m512i>(order.at), (__m512i)y);
 }
 
-// Pairs of the numbers of the lower half and the upper half.
 static inline I pairs_of(I halves) {
   typedef uint16_t S __attribute__((vector_size(64)));
   constexpr auto order = [] {
@@ -58,6 +88,7 @@ static inline I pairs_of(I halves) {
   __builtin_memcpy(&index, order.at, 64);
   return (I)_mm512_permutexvar_epi16((__m512i)index, (__m512i)halves);
 }
+#endif
 // Floats whose upper halves are rounded to bfloat16, to nearest even.
 static inline U upper_halves(F x) {
   const U bits = (U)x, up = bits + 0x7fffu + ((bits >> 16) & 1u);
@@ -73,7 +104,14 @@ static inline I pairs_of(F x, F y) { return join(upper_halves(x), upper_halves(y
 static inline I pairs_of(F x, F y) { return pairs_of(narrow(y, x)); }
 #endif
 
-constexpr int32_t kOnes = 0x3f803f80;  // a pair of 1
+// Pairs of 1.
+static inline I ones() {
+  I x = I{} + 0x3f803f80;
+#if defined(REGARD_ARM)
+  asm("" : "+w"(x));  // GCC 12 takes a constant of bfloat16 for one of float16
+#endif
+  return x;
+}
 
 #endif
 

@@ -15,6 +15,10 @@ static inline void multiply_wide(U x, uint32_t m, U& high, U& low) {
 #elif REGARD_LANES == 8
   const W even = (W)_mm256_mul_epu32((__m256i)x, _mm256_set1_epi32(int(m)));
   const W odd = (W)_mm256_mul_epu32((__m256i)((W)x >> 32), _mm256_set1_epi32(int(m)));
+#elif defined(REGARD_ARM)
+  const uint32x4_t y = (uint32x4_t)x;
+  const W even = (W)vmull_n_u32(vget_low_u32(vuzp1q_u32(y, y)), m);
+  const W odd = (W)vmull_n_u32(vget_low_u32(vuzp2q_u32(y, y)), m);
 #else
   const W even = ((W)x & 0xffffffffu) * m, odd = ((W)x >> 32) * m;
 #endif

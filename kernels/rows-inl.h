@@ -111,7 +111,7 @@ static inline Vec<typename E::Word> words_at(const char* p, int64_t count) {
 #ifdef REGARD_PAIRS
       if constexpr (E::pack > 1) {
     if (count >= 2 * E::lanes) return load<typename E::Word>(p);
-    return (I)_mm512_maskz_loadu_epi16((uint32_t{1} << count) - 1, p);
+    return load_some(p, count);
   } else
 #endif
     return numbers<typename E::Real, E::type>(p, count);

@@ -8,6 +8,7 @@
 //   REGARD_BASE       the target that computes all types but bfloat16 (and, with tiles, float16),
 //                     for which this one would have the same code
 //   REGARD_TILES      has products of tiles: 1 by its instructions, 2 by an emulation
+//   REGARD_ARM        aarch64, by the intrinsics of NEON
 #pragma once
 
 #ifndef REGARD_NAMESPACE
@@ -15,6 +16,13 @@
 #define REGARD_LANES 4
 #endif
 
-#if REGARD_LANES > 4
+#if defined(REGARD_ARM)
+#include <arm_neon.h>
+#elif REGARD_LANES > 4
 #include <immintrin.h>
+#endif
+
+// Whether a product is added before it is rounded.
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+#define REGARD_FMA
 #endif

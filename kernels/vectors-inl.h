@@ -101,6 +101,13 @@ static inline uint32_t greater(G x, G y) {
 #elif REGARD_LANES == 8
 static inline uint32_t greater(F x, F y) { return uint32_t(_mm256_movemask_ps((__m256)(x > y))); }
 static inline uint32_t greater(G x, G y) { return uint32_t(_mm256_movemask_pd((__m256d)(x > y))); }
+#elif defined(REGARD_ARM)
+static inline uint32_t greater(F x, F y) {
+  return vaddvq_u32((uint32x4_t)((U)(x > y) & U{1, 2, 4, 8}));
+}
+static inline uint32_t greater(G x, G y) {
+  return uint32_t(vaddvq_u64((uint64x2_t)((W)(x > y) & W{1, 2})));
+}
 #else
 template <class V>
 static inline uint32_t greater(V x, V y) {
@@ -111,7 +118,7 @@ static inline uint32_t greater(V x, V y) {
 }
 #endif
 
-// The larger of the two; y where x is NaN.
+// The larger of the two; y where either is NaN, which is no rule of an instruction of NEON.
 #if REGARD_LANES == 16
 static inline F larger(F x, F y) { return (F)_mm512_max_ps((__m512)x, (__m512)y); }
 static inline G larger(G x, G y) { return (G)_mm512_max_pd((__m512d)x, (__m512d)y); }

@@ -6,7 +6,8 @@ less than one of 10⁷ sums. Source: Higham & Mary 2019.
 """
 
 import math
-from dataclasses import dataclass
+import platform
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -44,6 +45,10 @@ PRECISIONS = {
     "float16": _precision(*_SINGLE, 2.0**-11, 2.0**-24, 65504.0),
     "bfloat16": _precision(*_SINGLE, 2.0**-8, 2.0**-126, 3.38e38),
 }
+# Of dot products of bfloat16 pairs on ARM, which are rounded to odd: by a whole unit, not by half.
+TO_ODD = replace(PRECISIONS["bfloat16"], unit=2.0**-23 + 2.0**-53)
+if platform.machine() in ("aarch64", "arm64"):
+    PRECISIONS["bfloat16"] = TO_ODD
 
 
 def roundings(n: int) -> float:

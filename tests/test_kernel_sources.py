@@ -17,13 +17,13 @@ HEADERS = {path.name: path.read_text() for path in sorted(KERNELS.glob("*.h"))}
 OWN = re.compile(r'^#include "(.*)"\n', re.MULTILINE)
 INCLUDES = {name: OWN.findall(text) for name, text in HEADERS.items()}
 # What is there only where the instruction set has pairs.
-PAIRS = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-DREGARD_NAMESPACE=pairs",
-         "-DREGARD_LANES=16", "-DREGARD_PAIRS", "-DREGARD_EMULATED"]  # fmt: skip
+MACHINE = {"AMD64": "x86_64", "arm64": "aarch64"}.get(platform.machine(), platform.machine())
+PAIRS = {
+    "x86_64": ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-DREGARD_LANES=16",
+               "-DREGARD_EMULATED"],
+    "aarch64": ["-march=armv8.2-a+bf16", "-DREGARD_LANES=4", "-DREGARD_ARM"],
+}.get(MACHINE)  # fmt: skip
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="this machine has no C++ compiler")
-TILES = [*PAIRS, "-DREGARD_TILES=2"]
-needs_x86 = pytest.mark.skipif(
-    platform.machine() not in ("x86_64", "AMD64"), reason="only x86-64 has pairs of bfloat16"
-)
 
 
 def compile(*arguments, source=""):
@@ -74,16 +74,18 @@ def test_every_header_compiles_by_itself(copies, chain):
     compile("-fsyntax-only", "-I", copies, "-x", "c++", "-", source=source)
 
 
-@needs_x86
+@pytest.mark.skipif(PAIRS is None, reason="this processor has no pairs of bfloat16")
 def test_pairs_compile_by_themselves():
     source = '#include "pairs-inl.h"'
-    compile(*PAIRS, "-fsyntax-only", "-I", KERNELS, "-x", "c++", "-", source=source)
+    named = ["-DREGARD_NAMESPACE=pairs", "-DREGARD_PAIRS"]
+    compile(*PAIRS, *named, "-fsyntax-only", "-I", KERNELS, "-x", "c++", "-", source=source)
 
 
-@needs_x86
+@pytest.mark.skipif(MACHINE != "x86_64", reason="only x86-64 has tiles")
 def test_tiles_compile_by_themselves():
     source = '#include "tiles-inl.h"'
-    compile(*TILES, "-fsyntax-only", "-I", KERNELS, "-x", "c++", "-", source=source)
+    named = ["-DREGARD_NAMESPACE=tiles", "-DREGARD_PAIRS", "-DREGARD_TILES=2"]
+    compile(*PAIRS, *named, "-fsyntax-only", "-I", KERNELS, "-x", "c++", "-", source=source)
 
 
 def test_jobs_survive_the_end_of_memory_and_arrays_are_seen_to_leave_theirs(tmp_path):
