@@ -1,4 +1,4 @@
-"""The kernels give the stored results, without Python: on this machine, and compiled for ARM."""
+"""The kernels and their vectors without Python: stored results, on this machine and for ARM."""
 
 import os
 import platform
@@ -175,6 +175,43 @@ def test_the_stored_cases_are_those_that_the_script_writes(tmp_path):
             atol = 1e-30 if near else 0.0
             np.testing.assert_allclose(*pair, near, atol, err_msg=f"{case}: {name}")
     assert stored_cases.PATH.stat().st_size < 300_000
+
+
+AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-DREGARD_LANES=16"]
+VECTORS = {  # with what each is compiled
+    "portable": [],
+    "avx2": ["-mavx2", "-mfma", "-mf16c", "-DREGARD_LANES=8"],
+    "avx512": AVX512,
+    "avx512_bf16": [*AVX512, "-mavx512bf16", "-DREGARD_PAIRS"],
+    "neon": ["-DREGARD_LANES=4", "-DREGARD_ARM"],
+    "neon_bf16": ["-march=armv8.2-a+bf16", "-DREGARD_LANES=4", "-DREGARD_ARM", "-DREGARD_PAIRS"],
+}
+
+
+def assert_vectors_keep_their_promises(compiler, target, folder, *before):
+    named = [] if target == "portable" else [f"-DREGARD_NAMESPACE={target}"]
+    flags = [*FLAGS, "-Wno-maybe-uninitialized", "-Wno-uninitialized", "-O1"]
+    static = ["-static"] if before else []
+    program = folder / target
+    compile(compiler, *flags, *VECTORS[target], *named, *static, TESTS / "vectors.cpp", "-o",
+            program)  # fmt: skip
+    done = run(*before, program)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@needs_compiler
+@pytest.mark.parametrize("target", kernel.kernels.targets() if kernel.kernels else ["portable"])
+def test_the_vectors_keep_their_promises(tmp_path, target):
+    if target not in VECTORS:
+        pytest.skip("its vectors are those of avx512")
+    assert_vectors_keep_their_promises(COMPILER, target, tmp_path)
+
+
+@pytest.mark.parametrize("target", ["neon", "neon_bf16"])
+def test_the_vectors_of_arm_keep_their_promises(tmp_path, target):
+    needs_arm_tools()
+    emulator = ARM, "-cpu", "max"
+    assert_vectors_keep_their_promises(ARM_COMPILER, target, tmp_path, *emulator)
 
 
 def needs_arm_tools():
