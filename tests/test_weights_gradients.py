@@ -264,7 +264,8 @@ def test_an_operand_has_its_gradient(alone):
 
 @pytest.mark.parametrize("backend", ["kernel", "torch"])
 @pytest.mark.parametrize(
-    "keys, options", [(0, {}), (3, {"query_start": -9, "causal": True}), (3, {"key_lengths": 0})]
+    ("keys", "options"),
+    [(0, {}), (3, {"query_start": -9, "causal": True}), (3, {"key_lengths": 0})],
 )
 def test_diagonals_of_no_pair_have_a_gradient_of_0(keys, options, backend):
     query, key = (torch.ones(1, 2, n, 4, requires_grad=True) for n in (3, keys))
