@@ -241,8 +241,8 @@ enum class Rule : int {
   diagonals,   // of the distance: numbers (B, Hq, distances)
   blocks,      // of both blocks: numbers (B, Hq, block_counts); without ids all queries are of
                // block 0, and each key of its own
-  kl,          // of a divergence from or to another matrix: numbers_i (its derivative by P -
-  reverse_kl,  // elsewhere_i); numbers and elsewhere (Lq,), and a problem of one head
+  kl,          // of a divergence from or to another matrix: numbers_i times its derivative by P;
+  reverse_kl,  // numbers (Lq,), and a problem of one head
   jensen_shannon,
   total_variation,
 };
@@ -263,7 +263,6 @@ struct WeightGradient {
   int64_t distance_step = 1, distances = 0;
   Divergences sides{};  // of a divergence: its two sums of weights
   int side = 0;         // that P is the only term of, or one of several
-  const void* elsewhere = nullptr;
 };
 
 struct Backward {

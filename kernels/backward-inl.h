@@ -182,8 +182,8 @@ struct Written {
 };
 
 // Turns the scores of vector v of the queries into P, dropped out, and with dP that into dS,
-// through the cap where it has a slope. `gradient(j, exponent)` gives dP; without scores it is not
-// called.
+// through the cap where it has a slope. `gradient(j, exponent)` gives dP, or P dP of what has no
+// dropout and no value; without scores it is not called.
 template <class E, bool unmasked, class Gradient>
 static void finish_weights(const Problem& p, const Scaling<E>& scaling, BackwardMemory<E>& m,
                            const TileMask& tile_mask, int v, Written written,
@@ -216,6 +216,15 @@ static void finish_weights(const Problem& p, const Scaling<E>& scaling, Backward
       const uint32_t* keep_mask = m.keep_mask + j * kKeepMaskRows<E> + v * E::lanes;
       if (written.weights) at(m.weights, j) = drops ? keep<Real>(keep_mask, w) * dropout_scale : w;
       if (!scores) continue;
+      if constexpr (gives_products<Gradient>) {
+        Vec<Real> wdw = gradient(j, x[i]);
+        if (!unmasked) wdw = at(m.weights, j) == -kInf<Real> ? Vec<Real>{} : wdw;
+        if (sums) some += wdw;
+        if (!written.scores) continue;
+        const Vec<Real> ds = wdw - w * delta;
+        at(m.dscores, j) = bends ? ds * at(slope, j) : ds;
+        continue;
+      }
       Vec<Real> dw = gradient(j, x[i]);
       if (drops) dw = keep<Real>(keep_mask, dw) * dropout_scale;
       if (sums) some += without_masked(w, w * dw);

@@ -351,7 +351,6 @@ struct Gradients {
   int64_t distance_step = 1, distances = 0;
   std::vector<PairTerm> side_a, side_b;  // of a divergence
   int side = 0;
-  uintptr_t elsewhere = 0;
   bool adds = false;
 };
 
@@ -396,8 +395,7 @@ void backward(const Call& call, const Gradients& arrays, int threads) {
                   .distance_step = arrays.distance_step,
                   .distances = arrays.distances,
                   .sides = sides,
-                  .side = arrays.side,
-                  .elsewhere = at<const void>(arrays.elsewhere)},
+                  .side = arrays.side},
       .maximum = at<void>(arrays.maximum),
       .total = at<void>(arrays.total),
       .query_sum = at<void>(arrays.query_sum),
@@ -627,7 +625,6 @@ void bind_call(nb::module_& m) {
       .def_rw("side_a", &Gradients::side_a)
       .def_rw("side_b", &Gradients::side_b)
       .def_rw("side", &Gradients::side)
-      .def_rw("elsewhere", &Gradients::elsewhere)
       .def_rw("adds", &Gradients::adds);
 }
 

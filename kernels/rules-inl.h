@@ -22,7 +22,6 @@ struct RuleMemory {
   Real* factors;               // [columns][rows]
   Real* cells;                 // [kMostCells][lanes]: of a vector of queries, by block
   int64_t first_cell, cell_count;
-  Real* elsewhere;   // [rows]: of a divergence
   Side<E> sides[2];  // whose logarithms of a tile it reads
 
   RuleMemory(const WeightGradient& g, Scratch& scratch)
@@ -31,7 +30,6 @@ struct RuleMemory {
     position = scratch.take<Real>(E::rows);
     factors = scratch.take<Real>(g.rule == Rule::vectors ? g.other.columns * E::rows : 0);
     cells = scratch.take<Real>(g.rule == Rule::blocks ? kMostCells * E::lanes : 0);
-    elsewhere = scratch.take<Real>(is_divergence(g.rule) ? E::rows : 0);
   }
 
   static constexpr int64_t kMostCells = 2 * kKeys;
@@ -53,13 +51,12 @@ static void start_rule(const Problem& p, const WeightGradient& g, const Rows<E>&
   std::memset((void*)m.factors, 0, size_t(columns * E::rows) * sizeof(Real));
   for (int i = 0; i < E::rows; ++i) {
     m.number[i] = m.position[i] = 0;
-    if (is_divergence(g.rule)) m.elsewhere[i] = 0;
     m.table[i] = columns ? (const Real*)g.other.data : numbers, m.place[i] = 0;
     if (i >= rows.count) continue;
     const int64_t h = rows.head[i], q = rows.index[i], head = rows.b * p.Hq + h;
     const int64_t position = g.starts[rows.b] + q * g.query_step, row = head * p.Lq + q;
     if (is_divergence(g.rule)) {
-      m.number[i] = numbers[row], m.elsewhere[i] = ((const Real*)g.elsewhere)[row];
+      m.number[i] = numbers[row];
       continue;
     }
     m.position[i] = Real(position);
@@ -242,18 +239,16 @@ class DivergenceGradient {
 
   DivergenceGradient(const WeightGradient& g, const RuleMemory<E>& m, int v)
       : rule_(g.rule),
-        is_ratio_(g.rule == (g.side ? Rule::kl : Rule::reverse_kl)),
         own_(is_read(g, g.side) ? m.sides[g.side].of[0].scores + v * E::lanes : nullptr),
         other_(m.sides[1 - g.side].of[0].scores + v * E::lanes),
         log_total_(vector_at<E>(m.sides[g.side].of[0].normalisers.log_total, 0, v)),
-        number_(vector_at<E>(m.number, 0, v)),
-        elsewhere_(vector_at<E>(m.elsewhere, 0, v)) {}
+        number_(vector_at<E>(m.number, 0, v)) {}
 
   Vec<Real> operator()(int j, Vec<Real> exponent) const {
     const Vec<Real> known = own_ ? *(const Vec<Real>*)(own_ + j * E::rows)  //
                                  : exponent - log_total_;
     const Vec<Real> own = larger(broadcast(Real(-1e4)), known);  // dP must be a number
-    return number_ * (slope(own, *(const Vec<Real>*)(other_ + j * E::rows)) - elsewhere_);
+    return number_ * slope(own, *(const Vec<Real>*)(other_ + j * E::rows));
   }
 
  private:
@@ -266,25 +261,56 @@ class DivergenceGradient {
       const Vec<Real> sum = log(Real(1) + exp2(none - size));
       return Real(0.5) * (Real(kLn2) * (Real(1) - high) - sum);
     }
-    if (!is_ratio_) return other == -kInf<Real> ? none : by * Real(kLn2);
-    const Vec<Real> most = broadcast(Real(std::numeric_limits<Real>::max_exponent - 2));
-    return none - exp2(by < none - most ? most : none - by);
+    return other == -kInf<Real> ? none : by * Real(kLn2);
   }
 
   const Rule rule_;
-  const bool is_ratio_;
   const Real *const own_, *const other_;
-  const Vec<Real> log_total_, number_, elsewhere_;
+  const Vec<Real> log_total_, number_;
 };
 
-// Calls `use` with a function that gives dP of a key, j0 + j, for the exponent of 2 of its weights
-// relative to the largest.
+// P dP where dP is the ratio -other / own of a Kullback-Leibler divergence: the other itself, times
+// the share that P has of its sum. P may be too small for its type, and dP too large.
+template <class E>
+class RatioGradient {
+ public:
+  typedef typename E::Real Real;
+  static constexpr bool is_product = true;
+
+  RatioGradient(const WeightGradient& g, const RuleMemory<E>& m, int v, Vec<Real> inverse)
+      : own_(is_read(g, g.side) ? m.sides[g.side].of[0].scores + v * E::lanes : nullptr),
+        other_(m.sides[1 - g.side].of[0].scores + v * E::lanes),
+        log_inverse_(own_ ? log(inverse) * Real(1 / kLn2) : inverse),
+        number_(vector_at<E>(m.number, 0, v)) {}
+
+  Vec<Real> operator()(int j, Vec<Real> exponent) const {
+    const Vec<Real> other = *(const Vec<Real>*)(other_ + j * E::rows), none = {};
+    if (!own_) return exponent == -kInf<Real> ? none : none - number_ * exp2(other);
+    const Vec<Real> own = *(const Vec<Real>*)(own_ + j * E::rows);
+    const Vec<Real> share = exponent + log_inverse_ - own;
+    const Vec<Real> least = exponent < own ? exponent : own;
+    return least == -kInf<Real> ? none : none - number_ * exp2(other + share);
+  }
+
+ private:
+  const Real *const own_, *const other_;
+  const Vec<Real> log_inverse_, number_;
+};
+
+// Whether a rule gives P dP instead of dP.
+template <class Gradient>
+constexpr bool gives_products = requires { Gradient::is_product; };
+
+// Calls `use` with a function that gives dP of a key, j0 + j, or P dP, for the exponent of 2 of its
+// weights relative to the largest.
 template <class E, class Use>
 static void by_rule(const Problem& p, const WeightGradient& g, const Rows<E>& rows,
                     const RuleMemory<E>& m, int v, int64_t j0, Vec<typename E::Real> inverse,
                     Use use) {
   typedef typename E::Real Real;
   const Vec<Real> number = vector_at<E>(m.number, 0, v);
+  if (g.rule == (g.side ? Rule::kl : Rule::reverse_kl))
+    return use(RatioGradient<E>(g, m, v, inverse));
   if (is_divergence(g.rule)) return use(DivergenceGradient<E>(g, m, v));
   if (g.rule == Rule::blocks) return use(BlockGradient<E>(p, g, rows, m, v, j0));
   if (g.rule == Rule::diagonals) return use(DiagonalGradient<E>(g, rows, m, v, j0));

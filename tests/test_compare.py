@@ -136,6 +136,23 @@ def test_whatever_the_options_divergences_are_those_of_the_formulas(call):
 
 
 @by_ways(*NAMED)
+@pytest.mark.parametrize("sinks", [None, np.zeros(Hq)])
+def test_rows_of_nan_diverge_by_nan(sinks, way):
+    q, k, other = operands()
+    right = [AttentionWeights(x, k, causal=True, sinks=sinks) for x in (q, other)]
+    right = [np.asarray(x) for x in regard.compare(*right).divergences()[:4]]
+    k = k.copy()
+    k[0, 1, 11] = np.nan  # which queries 8 to 22 see, in heads 2 and 3
+    given = [way.convert(x) for x in (q, k, other)]
+    options = {"causal": True, "backend": way.backend}
+    options |= {} if sinks is None else {"sinks": way.convert(sinks)}
+    pair = [AttentionWeights(x, given[1], **options) for x in (given[0], given[2])]
+    for found, whole in zip(regard.compare(*pair).divergences()[:4], right):
+        whole[0, 2:, 8:] = np.nan
+        np.testing.assert_allclose(np.asarray(found), whole, atol=1e-6)
+
+
+@by_ways(*NAMED)
 def test_the_difference_answers_every_question(way):
     weights = pair(way, "less seen")
     whole = np.asarray(weights[0]) - np.asarray(weights[1])

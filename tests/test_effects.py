@@ -220,6 +220,19 @@ def test_what_is_masked_has_no_effect_be_it_nan(kind, way):
     assert np.isfinite(pooled[:, :, 22, :14]).all()
 
 
+@by_ways(*NAMED)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("size", [1.0, 30.0])  # of scores: weights below 1/2, and above
+def test_the_first_key_has_no_effect_where_it_is_masked_be_it_nan(size, kind, way):
+    q, k, v, g = operands()
+    mask = np.ones((Lq, Lk), bool)
+    mask[3:, 0] = False
+    exact = dense(kind, size * q, k, v, g, mask=mask)[:, :, 3:]
+    k[:, :, 0], v[:, :, 0] = np.nan, np.nan
+    found = np.asarray(effects_by(way, kind, size * q, k, v, g, mask=mask))[:, :, 3:]
+    np.testing.assert_allclose(found, exact, atol=1e-6)
+
+
 def test_nan_in_a_gradient_stays_in_its_row():
     q, k, v, g = operands()
     g[1, 2, 3] = np.nan

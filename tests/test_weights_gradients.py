@@ -260,3 +260,17 @@ def test_an_operand_has_its_gradient(alone):
         product = (whole if name == "x" else whole.mT) @ operand
         (plain,) = torch.autograd.grad((product * upstream).sum(), operand)
         torch.testing.assert_close(got, plain)
+
+
+@pytest.mark.parametrize("backend", ["kernel", "torch"])
+@pytest.mark.parametrize(
+    ("keys", "options"),
+    [(0, {}), (3, {"query_start": -9, "causal": True}), (3, {"key_lengths": 0})],
+)
+def test_diagonals_of_no_pair_have_a_gradient_of_0(keys, options, backend):
+    query, key = (torch.ones(1, 2, n, 4, requires_grad=True) for n in (3, keys))
+    weights = regard.AttentionWeights(query, key, backend=backend, **options)
+    loss = weights.diagonals([0, 1, 5]).values.sum()
+    assert loss == 0
+    for found in torch.autograd.grad(loss, (query, key)):
+        assert not found.any()

@@ -450,13 +450,12 @@ def divergence_gradients(
     (of_a, _held_a), (of_b, _held_b) = map(_read_terms, sides)
     call = own.call.without_value()
     dtype = getattr(torch, accumulating_name(call.query))
-    numbers, elsewhere, delta = (
+    numbers, of_sink, delta = (
         None if x is None else x.to(dtype).contiguous().reshape(call.query.shape[:3]) for x in rows
     )
-    rule = {"rule": kind, "side_a": of_a, "side_b": of_b, "side": side}
-    rule |= {"numbers": numbers, "elsewhere": elsewhere}
+    rule = {"rule": kind, "side_a": of_a, "side_b": of_b, "side": side, "numbers": numbers}
     maximum, total = map(torch.from_numpy, own.statistics)
-    found = rule_gradients(call, rule, delta, maximum, total, needed)
+    found = rule_gradients(call, rule, delta, maximum, total, needed, of_sink)
     return dict(zip(("query", "key", "value", "bias", "sinks"), found))
 
 
@@ -553,8 +552,9 @@ def gradients(
 
 
 def rule_gradients(
-    call: Call, rule: dict[str, Any], delta: Any, maximum: Any, total: Any, needed: Collection[str]
-) -> tuple[Any, Any, Any, Any, Any]:
+    call: Call, rule: dict[str, Any], delta: Any, maximum: Any, total: Any, needed: Collection[str],
+    of_sink: Any = None,
+) -> tuple[Any, Any, Any, Any, Any]:  # fmt: skip
     """Gradients as of ``gradients`` for that of the weights, which is a rule of query and key.
 
     Args:
@@ -562,14 +562,17 @@ def rule_gradients(
         rule: its name and arrays by the names of ``kernels.Gradients``; of ``Rule`` in attention.h.
         delta: ``(B, Hq, Lq)`` in the dtype of sums: Σ w·dw; None: it takes one more pass.
         maximum, total: row statistics that ``forward`` gave.
+        of_sink: ``(B, Hq, Lq)``: of the sum that of the sink, w·dw; None: 0.
     """
     if delta is None:
         delta = _zeros(call, tuple(call.query.shape[:3]), accumulating_name(call.query))
         _backward(call, rule, maximum, total, (), delta)
+        delta = delta if of_sink is None else delta + of_sink
     found, read = _backward(call, {**rule, "given_delta": delta}, maximum, total, needed)
     if "sinks" not in needed:
         return *found, None
-    return *found, _sinks_gradient(call, delta.double(), maximum, total, read)
+    sinks = _sinks_gradient(call, delta.double(), maximum, total, read)
+    return *found, sinks if of_sink is None else sinks + of_sink.double().sum((0, 2))
 
 
 def _backward(

@@ -35,12 +35,12 @@ class RowSlopes(NamedTuple):
 
     Attributes:
         factors: the gradient of the row's divergence, times the weights' coefficient.
-        elsewhere: the derivative by the share of no key, which is taken from all others.
-        delta: the sum over the keys of weight and gradient; None where it is not known.
+        of_sink: the weight of the sink times its gradient; None where there is none.
+        delta: the sum of such products over the keys and the sink; None where it is not known.
     """
 
     factors: Any
-    elsewhere: Any
+    of_sink: Any
     delta: Any
 
 

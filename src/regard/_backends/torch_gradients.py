@@ -4,7 +4,7 @@ Autograd records nothing here: ``torch_ops`` makes operators of it.
 """
 
 from collections.abc import Callable, Collection
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -148,6 +148,15 @@ def gradients(call: Call, grad: Tensor, needed: Collection[str]) -> Gradients:
     return _narrow(call, sums)
 
 
+class Products(NamedTuple):
+    """Weights times their gradients, where a weight may be too small for its dtype."""
+
+    of_keys: Tensor
+    """``(b, h, rows, keys)``: w·dw."""
+    of_sink: Tensor
+    """``(b, h, rows, 1)``: likewise of the sink; 0 where there is none."""
+
+
 def _add_of_weights(
     call: Call, sums: dict[str, Tensor], block: WeightBlock, q: Tensor, k: Tensor, dw: Tensor,
     delta: Tensor | None = None,
@@ -159,11 +168,34 @@ def _add_of_weights(
         dw: ``(b, h, rows, keys)``, 0 where masked.
         delta: ``(b, h, rows, 1)``, by default ``Σ w·dw``.
     """
-    w, visible, kv = block.weights, block.visible, _shared(call, block.h)
+    w = block.weights
     delta = (w * dw).sum(-1, keepdim=True) if delta is None else delta
-    ds = _hide(w * (dw - delta), visible)
+    _add_of_scores(call, sums, block, q, k, w * (dw - delta), -_sink_weight(call, block) * delta)
+
+
+def _add_of_products(
+    call: Call, sums: dict[str, Tensor], block: WeightBlock, q: Tensor, k: Tensor, wdw: Products
+) -> None:
+    """As ``_add_of_weights``."""
+    of_keys = _hide(wdw.of_keys, block.visible)
+    delta = of_keys.sum(-1, keepdim=True) + wdw.of_sink
+    of_sink = wdw.of_sink - _sink_weight(call, block) * delta
+    _add_of_scores(call, sums, block, q, k, of_keys - block.weights * delta, of_sink)
+
+
+def _add_of_scores(
+    call: Call, sums: dict[str, Tensor], block: WeightBlock, q: Tensor, k: Tensor, ds: Tensor,
+    of_sink: Tensor,
+) -> None:  # fmt: skip
+    """Adds what follows from the gradient of a block's scores.
+
+    Args:
+        of_sink: ``(b, h, rows, 1)``, that of the sink's logit.
+    """
+    visible, kv = block.visible, _shared(call, block.h)
+    ds = _hide(ds, visible)
     if "sinks" in sums:
-        sums["sinks"][block.h] -= (_sink_weight(call, block) * delta).sum((0, 2, 3))
+        sums["sinks"][block.h] += of_sink.sum((0, 2, 3))
     if "bias" in sums:
         _accumulate(sums["bias"], ds, *block.index, block.keys)
     if is_capped(call):
@@ -178,14 +210,15 @@ def _add_of_weights(
 
 def weights_gradients(
     call: Call,
-    gradient_of: Callable[[WeightBlock], Tensor],
+    gradient_of: Callable[[WeightBlock], Tensor | Products],
     delta: Tensor | None,
     needed: Collection[str],
 ) -> Gradients:
     """Gradients of query, key, bias and sinks, those needed, for that of the weights.
 
     Args:
-        gradient_of: gives it for a block, ``(b, h, rows, keys)`` or what broadcasts to it.
+        gradient_of: gives it for a block, ``(b, h, rows, keys)`` or what broadcasts to it; or its
+            products with the weights.
         delta: ``(B, Hq, Lq)``: what the gradient of each score lacks of it, by default ``Σ w·dw``.
     """
     xp, dtype, held = _arrays(call), accumulating(call.query.dtype), None
@@ -196,9 +229,13 @@ def weights_gradients(
             held = block.b, block.h
             k = key_heads(xp, call, key, *held)
         q = query[block.index].to(dtype).masked_fill(block.total == 0, 0.0)
-        dw = gradient_of(block).to(dtype).expand_as(block.weights)
+        found, some = gradient_of(block), k[:, :, block.keys]
+        if isinstance(found, Products):
+            _add_of_products(call, sums, block, q, some, found)
+            continue
+        dw = found.to(dtype).expand_as(block.weights)
         own = None if delta is None else delta[block.index][..., None].to(dtype)
-        _add_of_weights(call, sums, block, q, k[:, :, block.keys], _hide(dw, block.visible), own)
+        _add_of_weights(call, sums, block, q, some, _hide(dw, block.visible), own)
     return _narrow(call, sums)
 
 

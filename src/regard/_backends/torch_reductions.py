@@ -441,13 +441,13 @@ class _Value(torch.autograd.Function):
 def with_gradient(
     value: Tensor,
     call: Call,
-    gradient_of_block: Callable[[Tensor, WeightBlock], Tensor],
+    gradient_of_block: Callable[[Tensor, WeightBlock], torch_gradients.Products],
     gradients_of: Callable[[Tensor, Sequence[str]], dict[str, Tensor] | None],
 ) -> Tensor:
     """A value ``(B, H, ...)``, also with its gradient by a call's query, key, bias and sinks.
 
     Args:
-        gradient_of_block: gives that of a block's weights, for that of the value.
+        gradient_of_block: gives that of a block's weights, times these, for that of the value.
         gradients_of: gives those of the named inputs, or None where it has to go by blocks.
     """
     names = [name for name in INPUTS if name != "value" and getattr(call, name) is not None]

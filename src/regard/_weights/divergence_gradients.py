@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from regard._backends.pair_terms import RowSlopes
 from regard._base.errors import UnsupportedError
 from regard._weights.differentiable import differentiable
 from regard._weights.differentiable import with_gradient as with_own_gradient
-from regard._weights.divergences import SLOPES, BothRows, DivergenceKind
+from regard._weights.divergences import BothRows, DivergenceKind, is_ratio, products
 from regard._weights.mix import WeightMatrix
 from regard._weights.weight_rows import WeightReader
 
@@ -64,30 +64,47 @@ class DivergenceGradient:
         self._comparison, self._kind, self._side = comparison, kind, side
         self._weights, self._heads, self._value = weights, heads, value
         self._every = slice(0, len(comparison._rows))
-        # Of the two derivatives of a Kullback–Leibler divergence one is a logarithm, one a ratio.
-        self._is_kl = kind in ("kl", "reverse_kl")
-        self._is_ratio = kind == ("kl" if side else "reverse_kl")
+        self._reader = WeightReader(weights)
 
     def of_block(self, grad: Any, block: Any) -> Any:
-        """That of a block of the weights, ``(b, h, rows, keys)``."""
-        comparison, rows = self._comparison, block.rows
-        xp = comparison._xp
+        """That of a block of the weights, ``(b, h, rows, keys)``, times these."""
+        from regard._backends.torch_gradients import Products
+
+        xp, rows = self._comparison._xp, block.rows
         out = xp.full(tuple(block.weights.shape), 0.0, xp.dtype)
+        of_sink = out[..., :1] * 0.0
         for at_b, b in enumerate(range(block.b.start, block.b.stop)):
             for at_h, h in enumerate(range(block.h.start, block.h.stop)):
                 if h not in self._heads:
                     continue
-                own, coefficient = self._heads[h]
-                both = comparison._rows_of(b, own, rows)
-                by_key = SLOPES[self._kind](both)[self._side]
-                by_key = by_key[:, :-1] - by_key[:, -1:]  # no key has a gradient of 0
+                place, coefficient = self._heads[h]
+                both = self._comparison._rows_of(b, place, rows)
                 low = max(both.keys.start, block.keys.start)
                 high = max(low, min(both.keys.stop, block.keys.stop))
                 into = slice(low - block.keys.start, high - block.keys.start)
-                some = by_key[:, low - both.keys.start : high - both.keys.start]
-                of_rows = coefficient * xp.wide(grad[b, own, rows])[:, None]
-                out[at_b, at_h, :, into] = xp.array(out, some * of_rows)
-        return out
+                some = slice(low - both.keys.start, high - both.keys.start)
+                w = 0 * both.a
+                w[:, some] = block.weights[at_b, at_h, :, into]
+                found = self._products(both, w, b, h, rows)
+                found = found * coefficient * xp.wide(grad[b, place, rows])[:, None]
+                out[at_b, at_h, :, into] = xp.array(out, found[:, some])
+                of_sink[at_b, at_h] = xp.array(out, found[:, -1:])
+        return Products(out, of_sink)
+
+    def _products(self, both: BothRows, w: Any, b: int, h: int, rows: slice) -> Any:
+        """``w`` times its derivative, and in the last column the sink's; 0 where there is none."""
+        xp, sink = self._comparison._xp, self._reader.of_sink(b, h, rows)
+        w[:, -1] = 0.0 if sink is None else xp.wide(sink)
+        found = products(both, self._kind, self._side, w, self._is_alone(self._heads[h][0]))
+        last = 0.0 if sink is None else xp.where(sink > 0, found[:, -1], 0.0)
+        found[:, -1] = last  # of what sees nothing it would be the share of nothing
+        return found
+
+    def _is_alone(self, place: int) -> bool:
+        """Whether one head is all that a matrix of the side has."""
+        matrix = self._comparison._terms[self._side].matrix
+        own = (at for _, heads in sources(matrix) for at, _ in heads.values())
+        return sum(at == place for at in own) == 1
 
     def by_backend(self, grad: Any, names: Collection[str]) -> dict[str, Any] | None:
         """Those of the named inputs of the weights; None where the backend has none."""
@@ -98,12 +115,10 @@ class DivergenceGradient:
         assert graph is not None
         inputs = {name: getattr(graph, name) for name in names}
         found = {name: xp.full(tuple(x.shape), 0.0, xp.dtype) for name, x in inputs.items()}
-        reader = WeightReader(self._weights)
         for b in range(len(comparison._b)):
             for h, (place, coefficient) in self._heads.items():
-                own, sides = reader.term(b, h, self._every), self._sides(b, place)
-                alone = len(sides[self._side]) == 1
-                rows = self._slopes_of_rows(b, place, coefficient * grad[b, place], alone)
+                own, sides = self._reader.term(b, h, self._every), self._sides(b, place)
+                rows = self._slopes_of_rows(b, h, coefficient * grad[b, place])
                 some = backend.divergence_gradients(self._kind, sides, self._side, own, rows, names)
                 for name, x in found.items():
                     at = _place_of_head(graph, name, b, h)
@@ -123,25 +138,22 @@ class DivergenceGradient:
     def _sides(self, b: int, h: int) -> list[Any]:
         return [matrix._terms_of(*at) for matrix, at in self._places(b, h)]
 
-    def _slopes_of_rows(self, b: int, h: int, factors: Any, alone: bool) -> RowSlopes:
-        xp, side = self._comparison._xp, self._side
-        shares = [matrix._elsewhere(*at) for matrix, at in self._places(b, h)]
-        elsewhere = SLOPES[self._kind](BothRows.of_no_key(xp, *shares))[side][:, 0]
-        value = xp.cast(self._value[b, h], "float64")
+    def _slopes_of_rows(self, b: int, h: int, factors: Any) -> RowSlopes:
+        xp, place = self._comparison._xp, self._heads[h][0]
+        shares = [matrix._elsewhere(*at) for matrix, at in self._places(b, place)]
+        both, of_sink = BothRows.of_no_key(xp, *shares), None
+        if self._weights._call.sinks is not None:
+            of_sink = self._products(both, 0 * both.a, b, h, self._every)[:, -1]
+            of_sink = factors * xp.cast(of_sink, "float64")
+        value = xp.cast(self._value[b, place], "float64")
         # Where the weights are one of several terms, their own sum is not known.
-        follows = alone and self._is_kl and bool(value.isfinite().all())
-        delta = factors * self._delta(value, shares, elsewhere) if follows else None
-        return RowSlopes(factors, elsewhere, delta)
-
-    def _delta(self, value: Any, shares: Sequence[Any], elsewhere: Any) -> Any:
-        """``Σ w·dw`` of each row over the keys, as it follows from the divergence.
-
-        Of a logarithm it is ``Σ a·ln(a/b)``, of a ratio ``−Σ b·(a/b)``, less what no key has.
-        """
-        if not self._is_ratio:
-            return value - elsewhere
-        own, other = (1 - x[:, 0] for x in (shares[self._side], shares[1 - self._side]))
-        return -other - own * elsewhere
+        follows = self._kind in ("kl", "reverse_kl") and self._is_alone(place)
+        if not follows or not bool(value.isfinite().all()):
+            return RowSlopes(factors, of_sink, None)
+        if not is_ratio(self._kind, self._side):
+            return RowSlopes(factors, of_sink, factors * value)
+        of_keys = factors * (shares[1 - self._side][:, 0] - 1)
+        return RowSlopes(factors, of_sink, of_keys if of_sink is None else of_keys + of_sink)
 
 
 def _place_of_head(graph: Call, name: str, b: int, h: int) -> Any:

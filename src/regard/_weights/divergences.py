@@ -106,11 +106,11 @@ MEASURES: dict[str, Measure] = {
 }
 
 
-def _slopes_of_kl(log_ratio: Any, xp: Arrays) -> tuple[Any, Any]:
-    """Of ``Σ a · ln(a/b)`` by a and b, where rows sum to 1; 0 where either is masked."""
-    finite = xp.isfinite(log_ratio)
-    log_ratio = xp.where(finite, log_ratio, 0.0)
-    return log_ratio, xp.where(finite, -xp.exp(log_ratio), 0.0)
+def _slope_of_logarithm(rows: BothRows) -> tuple[Any, Any]:
+    """Of a Kullback–Leibler divergence by the first of its two, be that a or b."""
+    xp, log_ratio = rows.xp, rows.log_ratio
+    log_ratio = xp.where(xp.isfinite(log_ratio), log_ratio, 0.0)
+    return log_ratio, -log_ratio
 
 
 def _slopes_of_jensen_shannon(rows: BothRows) -> tuple[Any, Any]:
@@ -126,9 +126,32 @@ def _slopes_of_total_variation(rows: BothRows) -> tuple[Any, Any]:
 
 
 SLOPES: dict[str, Callable[[BothRows], tuple[Any, Any]]] = {
-    "kl": lambda rows: _slopes_of_kl(rows.log_ratio, rows.xp),
-    "reverse_kl": lambda rows: _slopes_of_kl(-rows.log_ratio, rows.xp)[::-1],
+    "kl": _slope_of_logarithm,
+    "reverse_kl": _slope_of_logarithm,
     "jensen_shannon": _slopes_of_jensen_shannon,
     "total_variation": _slopes_of_total_variation,
 }
 assert set(get_args(DivergenceKind)) == set(MEASURES) == set(SLOPES)
+
+
+def is_ratio(kind: DivergenceKind, side: int) -> bool:
+    """Whether the derivative by side 0 or 1 is the ratio of ``Σ a·ln(a/b)`` by b, ``−a/b``."""
+    return kind == ("kl" if side else "reverse_kl")
+
+
+def products(rows: BothRows, kind: DivergenceKind, side: int, w: Any, is_alone: bool) -> Any:
+    """Weights times the derivative of a divergence by them, ``(rows, keys + 1)``.
+
+    0 where either side is masked. A ratio is never written out, for it may exceed its dtype where
+    its weight falls below it: ``b · a/b`` is a.
+
+    Args:
+        w: weights that are side 0 or 1, a or b, or that are in it.
+        is_alone: whether nothing else is.
+    """
+    xp = rows.xp
+    if not is_ratio(kind, side):
+        return w * SLOPES[kind](rows)[side]
+    own, other = (rows.b, rows.a) if side else (rows.a, rows.b)
+    share = 1.0 if is_alone else xp.where(own > 0, w / (own + (own == 0)), 0.0)
+    return xp.where(xp.isfinite(rows.log_ratio), -share * other, 0.0)

@@ -227,7 +227,8 @@ def _change(tile: _Tile) -> Any:
     v, w, rest = (xp.cast(x, "float64") for x in (tile._v, tile.w, tile.rest))
     raised = None if visible is None else visible[None, None]
     of_rest = apply(xp, rest[None, None], raised, v[None, None])[0, 0]
-    first = v[(tile.is_first * xp.arange(0, len(v))).sum(-1)]
+    has_first = tile.is_first.any(-1)[:, None]
+    first = xp.where(has_first, v[(tile.is_first * xp.arange(0, len(v))).sum(-1)], 0.0)
     o = of_rest + xp.where(tile.is_first, w, 0.0).sum(-1)[:, None] * first
     seen = xp.where(xp.isfinite(v), v, np.nan)
     products = xp.matmul(o[None, None], seen.swapaxes(0, 1)[None, None])[0, 0]

@@ -134,13 +134,11 @@ class ByDistance:
         self._step = math.gcd(call.query_step, call.key_step)
         self._found = distances_of(call, self._step)
         self._first = np.array([x[0] if len(x) else 0 for x in self._found], np.int64)
-        count = max(map(len, self._found), default=0)
+        count = max([1, *map(len, self._found)])  # one of no pair has a gradient too, of 0
         self._out = arrays_of(call.query).full((B, Hq, count), 0.0, "float64")
 
     def fields(self) -> dict[str, Any]:
         count = self._out.shape[2]
-        if not count:
-            return {}
         names = {"first_distances": self._first, "distance_step": self._step, "distances": count}
         return {"diagonals": self._out, **names}
 

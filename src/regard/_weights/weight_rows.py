@@ -108,8 +108,12 @@ class WeightReader:
         fields = {"pooled_max": picture, "bins": (n, Lk), "lse": lse}
         part._reduce(fields if n and Lk else {"lse": lse})
         found = xp.where(xp.isnan(picture), -np.inf, picture)[0, 0, :, keys]
+        of_rows = lse.reshape((n, 1))
+        found = xp.where(
+            xp.isnan(of_rows), np.nan, found
+        )  # where it is no mask that NaN stands for
         of_sink = self._of_sink(part, lse if part._call.sinks is not None else None, n)
-        empty = (lse == -np.inf).reshape((n, 1))
+        empty = of_rows == -np.inf
         return keys, found, xp.where(empty, 1.0, of_sink)
 
     def _of_sink(self, part: AttentionWeights[Any], lse: Any, n: int) -> Any:
