@@ -479,3 +479,18 @@ def test_a_large_sink_of_a_row_that_sees_nothing_overflows_nothing():
     )
     effects = weights.effects(value, gradient, kind="knockout")
     assert not np.asarray(effects)[0, 1].any()
+
+
+@pytest.mark.parametrize("sink", [1e6, 1.0000001e30])
+@pytest.mark.parametrize("backend", ["kernel", "reference"])
+def test_a_sink_that_is_nearly_all_of_a_row_weighs_one(sink, backend):
+    query, key = (np.full((1, n, 4), 0.7, np.float32) for n in (9, 3))
+    sinks = np.array([sink], np.float32)
+    one, other = (
+        regard.AttentionWeights(query, key, sinks=sinks, scale=scale, backend=backend)
+        for scale in (0.3, 0.7)
+    )
+    assert not one[0].any()
+    found = regard.compare(one.mix(), other.mix())
+    assert (found.divergences().kl == 0).all()
+    assert np.isfinite(np.asarray(one.effects(key, query, kind="knockout"))).all()

@@ -75,6 +75,19 @@ def in_unit_of(
     return np.ascontiguousarray(maximum), np.ascontiguousarray(total, xp.dtype)
 
 
+def sink_weights(call: Call, backend: Backend, maximum: np.ndarray, total: np.ndarray) -> Any:
+    """The weights of the sinks, float64 ``(B, Hq, Lq)``, of what a backend has of the rows.
+
+    A sink that is the maximum was rounded to its dtype and its unit: then it has the whole total.
+    """
+    before = maximum.astype(np.float64) * backend.score_unit(call)
+    sink = to_numpy(call.sinks).astype(np.float64)[:, None]
+    rounding = 2 * np.finfo(maximum.dtype).eps * abs(sink)
+    below = np.where((abs(sink - before) <= rounding) & (total < 1.5), 0.0, sink - before)
+    with np.errstate(all="ignore"):
+        return np.where(total == 0, 0.0, np.exp(below) / total.astype(np.float64))
+
+
 def moved(xp: Any, before: Any, total: Any, maximum: Any, rest: Any = 0.0) -> tuple[Any, Any]:
     """A maximum and the total relative to it, of one relative to ``before + rest``, of float64."""
     change = before - xp.cast(maximum, "float64") + rest

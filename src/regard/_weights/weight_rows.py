@@ -10,6 +10,7 @@ import numpy as np
 from regard._backends.pair_terms import PairBackend, PairTerm
 from regard._base.arrays import arrays_of
 from regard._call.visible import Visibility
+from regard._weights.statistics import sink_weights
 from regard._weights.statistics_cache import Place
 
 if TYPE_CHECKING:
@@ -118,9 +119,13 @@ class WeightReader:
 
     def _of_sink(self, part: AttentionWeights[Any], lse: Any, n: int) -> Any:
         """``exp(sink − lse)``; 0 in rows that see nothing."""
-        xp = self._xp
+        xp, statistics = self._xp, part._statistics
         if lse is None:
             return xp.full((n, 1), 0.0, "float64")
+        if statistics.backend.reads_statistics:
+            known = statistics.of(part._place)
+            found = sink_weights(part._call, statistics.backend, *known)
+            return xp.array(xp.full((), 0.0, "float64"), found.reshape((n, 1)))
         sink = xp.cast(part._call.sinks, "float64")
         empty = lse == -float("inf")
         below = sink - xp.where(empty, 0.0, lse)
