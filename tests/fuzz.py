@@ -178,7 +178,7 @@ class Comparison:
         def gradients():
             weights = regard.AttentionWeights(*leaves, **options)
             found = regard.divergence(weights.mix(), weights.mix(heads=[0]), kind)
-            # Where the two agree to the rounding, the total variation bends: it has no one gradient.
+            # Where the two agree to the rounding, the total variation has no one gradient.
             found = torch.where(found.isfinite() & (found > 1e-12), found, 0.0)
             return torch.autograd.grad(found.sum(), leaves), abs(found.detach()).max().item()
 
