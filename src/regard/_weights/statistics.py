@@ -83,8 +83,9 @@ def sink_weights(call: Call, backend: Backend, maximum: np.ndarray, total: np.nd
     before = maximum.astype(np.float64) * backend.score_unit(call)
     sink = to_numpy(call.sinks).astype(np.float64)[:, None]
     rounding = 2 * np.finfo(maximum.dtype).eps * abs(sink)
-    below = np.where((abs(sink - before) <= rounding) & (total < 1.5), 0.0, sink - before)
     with np.errstate(all="ignore"):
+        below = sink - before
+        below = np.where((abs(below) <= rounding) & (total < 1.5), 0.0, below)
         return np.where(total == 0, 0.0, np.exp(below) / total.astype(np.float64))
 
 
