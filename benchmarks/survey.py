@@ -152,6 +152,12 @@ def ended(process):
         raise
 
 
+def finish(process):
+    """Waits for it; where it fails, an error with what it said."""
+    _, said = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 0, f"it ended with {process.returncode}:\n{said}"
+
+
 def workers_of(process):
     """Processes of the pool."""
     try:
@@ -190,7 +196,7 @@ def kills(report, options, scratch):
     corpus = cut_texts(scratch / "texts", DOCUMENTS["kills"], 1500)
     undisturbed = scratch / "undisturbed"
     began = time.monotonic()
-    assert ended(command(corpus, undisturbed, "--workers", "2")) == 0
+    finish(command(corpus, undisturbed, "--workers", "2"))
     lasts = time.monotonic() - began
     report.table(
         "Killed, then the same command again", "killed", "kills", "documents lost or twice",
@@ -207,7 +213,7 @@ def kills(report, options, scratch):
             assert was_hit or code == 0
             if code != 0:
                 assert kind == "driver"
-                assert ended(command(corpus, folder, "--workers", "2")) == 0
+                finish(command(corpus, folder, "--workers", "2"))
             if was_hit:
                 hit += 1
                 wrong += abs(Survey(folder).heads().documents - DOCUMENTS["kills"])
@@ -228,7 +234,7 @@ def processes(report, options, scratch):
         for workers, seconds in wall.items():
             before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
             folder = scratch / f"workers{workers}-{n}"
-            assert ended(command(corpus, folder, "--workers", workers)) == 0
+            finish(command(corpus, folder, "--workers", workers))
             seconds.append(time.monotonic() - began)
             after = resource.getrusage(resource.RUSAGE_CHILDREN)
             cpu[workers].append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)

@@ -32,6 +32,7 @@ from playwright.sync_api import sync_playwright
 
 from regard.recording import Layer, Recording
 
+CHROMIUMS = "chromium-headless-shell", "chromium", "chromium-browser"
 SIZE = {"width": 1400, "height": 900}
 LARGEST_PAGE = 500e6  # bytes that a peer's page may have to be opened at all
 MOVES = 60
@@ -276,8 +277,8 @@ def main():
     """Three tables."""
     options = common.read_options(__doc__, threads=common.CORES)
     report = common.Report("viewer", options, packages=("starlette", "playwright"))
+    path = next(filter(None, map(shutil.which, CHROMIUMS)), None)
     with sync_playwright() as playwright:
-        path = shutil.which("chromium") or shutil.which("chromium-browser")
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
         report.table(
             "The viewer", "recording", "whole picture", "exact", "over the wire",

@@ -21,6 +21,7 @@ from regard.viewer._server import Viewer
 SENTENCE = "The cat slept because it was warm."
 REPEATS = "the cat saw the dog and the cat saw the bird"
 LONG = 100_000
+CHROMIUMS = "chromium-headless-shell", "chromium", "chromium-browser"
 SIZE = {"width": 1500, "height": 880}
 
 
@@ -89,8 +90,8 @@ def main():
     options.output.mkdir(parents=True, exist_ok=True)
     model = LanguageModel.load("builtin")
     makers = {"sentence": sentence, "explained": explained, "code": code, "long": long}
+    path = next(filter(None, map(shutil.which, CHROMIUMS)), None)
     with sync_playwright() as playwright:
-        path = shutil.which("chromium") or shutil.which("chromium-browser")
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
         page = browser.new_page(viewport=SIZE)
         for name in options.only:

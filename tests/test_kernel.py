@@ -17,7 +17,7 @@ import torch
 import regard
 from bounds import assert_attends
 from plain_formula import Errors, add_up, attend
-from regard._backends import kernel
+from regard._backends import kernel, kernel_calls
 
 TESTS = Path(__file__).parent
 FIRST_CALL = (
@@ -537,7 +537,7 @@ def test_python_ends_while_daemon_threads_compute():
 @pytest.fixture
 def checks(monkeypatch):
     """As in a build with -DREGARD_CHECKS=ON."""
-    monkeypatch.setattr(kernel, "checks", True)
+    monkeypatch.setattr(kernel_calls, "checks", True)
 
 
 ARRAYS = {
@@ -558,13 +558,13 @@ def test_with_checks_an_array_that_reaches_beyond_its_memory_is_named(
     options = {key: library(x) for key, x in ARRAYS[name].items()}
     regard.attention(*arrays, **options, backend="kernel")
     short = [*arrays, *options.values()][min(list(ARRAYS).index(name), 3)]
-    memory = kernel._memory
+    memory = kernel_calls._memory
 
     def told_short(x):
         begin, size = memory(x)
-        return begin, size - (kernel._address(x) == kernel._address(short))
+        return begin, size - (kernel_calls.address_of(x) == kernel_calls.address_of(short))
 
-    monkeypatch.setattr(kernel, "_memory", told_short)
+    monkeypatch.setattr(kernel_calls, "_memory", told_short)
     with pytest.raises(IndexError, match=f"{name} reaches beyond its memory"):
         regard.attention(*arrays, **options, backend="kernel")
 
@@ -594,7 +594,7 @@ def test_arrays_of_another_shape_than_the_calls_are_not_read():
     from regard._call.checks import read_call
 
     call = read_call(*(np.ones((1, 2, n, 4), np.float32) for n in (3, 5, 5)))
-    read, _held = kernel._read(call)
-    read.value = kernel._array_ref(np.ones((1, 2, 4, 4), np.float32))
+    read, _held = kernel_calls.call_as_read(call)
+    read.value = kernel_calls.array_ref(np.ones((1, 2, 4, 4), np.float32))
     with pytest.raises(ValueError, match="value has another shape than the call"):
         kernel.kernels.forward(read, None, 0, 0, 1)

@@ -37,13 +37,13 @@ LAYERS = [
 ]
 # Imports that point up, each inside the method that shows something, or for a type.
 UPWARDS = {
-    ("recording._recording", "heads"),  # recording.heads()
-    ("recording._recording", "viewer"),  # recording.view()
-    ("recording._recording", "viewer._server"),  # for its type alone
+    ("recording._showings", "heads"),  # recording.heads()
+    ("recording._showings", "viewer"),  # recording.view()
+    ("recording._showings", "viewer._server"),  # for its type alone
     ("lm.model", "viewer"),  # model.view()
     ("lm.model", "viewer._server"),  # for its type alone
-    ("recording._recording", "viewer.export"),  # recording.export()
-    ("recording._recording", "viewer._display"),  # shown in a notebook
+    ("recording._showings", "viewer.export"),  # recording.export()
+    ("recording._showings", "viewer._display"),  # shown in a notebook
     ("recording._words", "viewer._display"),  # as are weights of words
     ("_weights.attention_weights", "viewer._display"),
     ("_weights.attention_weights", "recording"),  # weights.layer()

@@ -9,7 +9,7 @@ import torch
 import regard
 from recordings import numbers
 from regard import Edit, _backends
-from regard._backends import kernel
+from regard._backends import kernel_calls, kernel_plans
 from regard._operator import plans
 from strategies import to_torch
 
@@ -28,7 +28,7 @@ LAYOUTS = {
 def planned(monkeypatch):
     """Calls that a plan computed; none is known before."""
     monkeypatch.setattr(plans, "_plans", {})
-    seen, output = [], kernel.Plan.output
+    seen, output = [], kernel_plans.Plan.output
 
     def spy(self, *arrays):
         found = output(self, *arrays)
@@ -36,7 +36,7 @@ def planned(monkeypatch):
             seen.append(tuple(arrays[0].shape))
         return found
 
-    monkeypatch.setattr(kernel.Plan, "output", spy)
+    monkeypatch.setattr(kernel_plans.Plan, "output", spy)
     return seen
 
 
@@ -50,7 +50,10 @@ def drawn(layout, library, dtype="float32"):
             yield [x.astype(dtype, order="K") for x in arrays]
 
 
-@pytest.mark.skipif(kernel.kernels is None or kernel.checks, reason="there are no plans")
+NO_PLANS = kernel_calls.kernels is None or kernel_calls.checks
+
+
+@pytest.mark.skipif(NO_PLANS, reason="there are no plans")
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("library", ["numpy", "torch"])
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -33,13 +33,13 @@ def computed(monkeypatch):
             shapes.append(sizes.pop())
         return reduce(call, asked, threads)
 
-    sizes, read = [], kernel._read
+    sizes, read = [], kernel.call_as_read
 
     def told(call):
         sizes[:] = [tuple(call.query.shape[:3])]
         return read(call)
 
-    monkeypatch.setattr(kernel, "_read", told)
+    monkeypatch.setattr(kernel, "call_as_read", told)
     monkeypatch.setattr(kernel.kernels, "forward", forward_spy)
     monkeypatch.setattr(kernel.kernels, "reduce", reduce_spy)
     return shapes

@@ -9,7 +9,7 @@ import pytest
 
 import regard
 from regard.recording import Layer, Recording
-from regard.viewer._bundle import IMPORT, BundleError, bundle, page_paths
+from regard.viewer._bundle import IMPORT, SHEETS, BundleError, bundle, page_paths, style_sheet
 from regard.viewer.export import export
 from viewer.pages import share
 
@@ -285,10 +285,20 @@ class TestBundle:
         }
         for path, file in page_paths().items():
             folder, _, _ = path.rpartition("/")
-            if folder:
+            if folder and path.endswith(".js"):
                 imported = IMPORT.findall(file.read_text(encoding="utf-8"))
                 others = {normpath(join(folder, other)).partition("/")[0] for _, other in imported}
                 assert others <= below[folder], path
+
+    def test_every_style_sheet_is_in_the_one_that_pages_have(self):
+        sheets = [path for path in page_paths() if path.endswith(".css")]
+        assert sorted(sheets) == sorted(f"style/{name}.css" for name in SHEETS)
+        whole, end = style_sheet(), 0
+        for name in SHEETS:
+            own = page_paths()[f"style/{name}.css"].read_text(encoding="utf-8")
+            assert own.count("\n") <= 500, name
+            end = whole.index(own, end) + len(own)
+        assert end == len(whole)
 
     def test_modules_of_folders_are_joined(self, tmp_path):
         (tmp_path / "one").mkdir()

@@ -1,48 +1,42 @@
-"""Attention on the CPU by the compiled kernels: the backend, and calls of the compiled module."""
+"""Attention on the CPU by the compiled kernels: the backend and each of its calls."""
 
 from __future__ import annotations
 
-import atexit
-import importlib
 import math
 import sys
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from regard._backends.formula import is_capped
+from regard._backends.kernel_calls import (
+    FEW_PRODUCTS,
+    address_of,
+    array_ref,
+    as_int64,
+    call_as_read,
+    contiguous,
+    contiguous_rows,
+    empty,
+    filled,
+    kernels,
+    threads_of,
+)
 from regard._backends.pair_terms import PairTerm, RowSlopes
 from regard._backends.part_gradients import add_gradients as by_formula
 from regard._backends.strongest import first_rows, largest_weights, rows_that_may_count
 from regard._base.arrays import accumulating_name, arrays_of, dtype_name, is_tensor, to_numpy
 from regard._base.settings import get_num_threads
 from regard._call.call import Call
-from regard._call.checks import check_contents
 from regard._call.options import NUMBERS
 
 FEWER_ROWS = 4  # times fewer than all: then the strongest pairs are searched for in these alone
 LARGEST_SINK = 32.5  # exponent of a sink's term in the denominator, with its rounding
 LARGEST_NUMBER = 1e30  # largest factor of scores in float32
 LARGEST_HEAD = 576  # the largest that models have: MLA of DeepSeek
-FEW_PRODUCTS = 2**21  # below, starting another thread would take longer
-_NOT_READ = {"key_start", "output_dtype"}  # fields that the kernels have in other forms
 MOST_BINS = 4096  # of a row of a heatmap that finds the row statistics too: each row has its own
-
-
-def _load() -> ModuleType | None:
-    try:
-        found = importlib.import_module("regard._kernels")
-    except ImportError:  # installed without a C++ compiler that builds it
-        return None
-    atexit.register(found.end)
-    return found
-
-
-kernels = _load()
-checks = kernels is not None and kernels.checks  # whether references carry their memory
 
 
 class Kernel:
@@ -161,105 +155,6 @@ def _refuses_tensors(call: Call) -> str | None:
     return None
 
 
-def _array_ref(x: Any) -> tuple[Any, ...] | None:
-    """``(address, shape, strides, bytes of their unit, dtype, memory)``, as ``ArrayRef``."""
-    if x is None:
-        return None
-    memory = _memory(x) if checks else None
-    if is_tensor(x):
-        return x.data_ptr(), x.shape, x.stride(), x.element_size(), dtype_name(x), memory
-    return _address(x), x.shape, x.strides, 1, dtype_name(x), memory
-
-
-def _memory(x: Any) -> tuple[int, int]:
-    """Address and size of the memory that x is a view of."""
-    if is_tensor(x):
-        storage = x.untyped_storage()
-        return storage.data_ptr(), storage.nbytes()
-    while isinstance(x.base, np.ndarray):
-        x = x.base
-    begin, end = np.lib.array_utils.byte_bounds(x)
-    return begin, end - begin
-
-
-def _rows(x: Any) -> Any:
-    """x with contiguous rows."""
-    x = _resolved(x)
-    if x is None or x.shape[-1] == 1:
-        return x
-    if is_tensor(x):
-        return x if x.stride(-1) == 1 else x.contiguous()
-    return x if x.strides[-1] == x.itemsize else x.copy()
-
-
-def _contiguous(x: Any) -> Any:
-    x = _resolved(x)
-    return x if x is None else x.contiguous() if is_tensor(x) else np.ascontiguousarray(x)
-
-
-def _resolved(x: Any) -> Any:
-    """x with its numbers in memory: torch may keep their sign as a flag."""
-    return x.resolve_neg() if is_tensor(x) and x.is_neg() else x
-
-
-def _read(call: Call) -> tuple[Any, tuple[Any, ...]]:
-    """The call as the kernels read it, and the arrays that must live as long."""
-    assert kernels is not None
-    check_contents(call)
-    B, _, _, Lq, Lk = call.sizes
-    q, k, v = (_rows(x) for x in (call.query, call.key, call.value))
-    bias = _resolved(call.bias)
-    lengths = [Lk] * B if call.key_lengths is None else call.key_lengths.tolist()
-    starts = call.query_start
-    starts = [n - Lq for n in lengths] if starts is None else starts.tolist()
-    read = kernels.Call()
-    read.query, read.key, read.value = _array_ref(q), _array_ref(k), _array_ref(v)
-    read.group_rows = call.group_rows
-    read.starts, read.lengths = starts, lengths
-    for field in NUMBERS:
-        if field.name not in _NOT_READ and (x := getattr(call, field.name)) is not None:
-            setattr(read, field.name, x)
-    read.mask, read.bias = _array_ref(call.mask), _array_ref(bias)
-    if call.edit_ranges is not None:
-        read.edits = edits_as_read(call.edit_ranges.tolist(), call.edit_factors.tolist())
-    if call.sinks is not None:
-        read.sinks = call.sinks.tolist()
-    if call.dropout:
-        read.seed = int(call.seed)
-        read.draw_start, read.draw_step = call.draws
-    integers: tuple[np.ndarray, ...] = ()
-    if call.query_segments is not None:
-        ids = tuple(_integers(x) for x in (call.query_segments, call.key_segments))
-        read.query_ids, read.key_ids = (x.ctypes.data for x in ids)
-        read.shared_query_ids, read.shared_key_ids = (len(x) == 1 for x in ids)
-        integers += ids
-    if call.interval_first is not None:
-        ends = tuple(_integers(x) for x in (call.interval_first, call.interval_last))
-        read.interval_first, read.interval_last = (x.ctypes.data for x in ends)
-        read.shared_interval_first, read.shared_interval_last = (len(x) == 1 for x in ends)
-        integers += ends
-    return read, (q, k, v, bias, integers, call)
-
-
-def edits_as_read(
-    ranges: Sequence[Sequence[int]], factors: Sequence[float]
-) -> list[tuple[tuple[int, ...], float]]:
-    """Edits as ``kernels.Call`` has them: intervals, and the factor's logarithm to base 2."""
-    logs = (math.log2(factor) if factor else -math.inf for factor in factors)
-    return [(tuple(ends), log) for ends, log in zip(ranges, logs)]
-
-
-def _integers(x: Any) -> np.ndarray:
-    return np.require(to_numpy(x), np.int64, ["C", "A"])
-
-
-def _empty(call: Call, shape: tuple[int, ...], dtype: str) -> Any:
-    """A new array of the call's library, not filled."""
-    if call.is_torch:
-        return call.query.new_empty(shape, dtype=getattr(sys.modules["torch"], dtype))
-    return np.empty(shape, dtype)
-
-
 def new_output(query: Any, Dv: Any, dtype: Any = None) -> Any:
     """An array ``(..., Hq, Lq, Dv)``, with tokens outside of heads in memory where the query's are.
 
@@ -289,12 +184,6 @@ def _empty_like(x: Any, dtype: str) -> Any:
     return np.empty_like(x, dtype)
 
 
-def _address(x: Any) -> int:
-    if x is None:
-        return 0
-    return int(x.data_ptr() if is_tensor(x) else x.__array_interface__["data"][0])
-
-
 def forward(call: Call, statistics: bool = True) -> tuple[Any, Any, Any]:
     """``(output, maximum, total)``: the output and, where requested, the row statistics.
 
@@ -308,73 +197,12 @@ def forward(call: Call, statistics: bool = True) -> tuple[Any, Any, Any]:
     if call.value is not None:
         out = new_output(call.query, call.value.shape[-1], call.output_dtype)
     dtype = accumulating_name(call.query)
-    maximum, total = (_empty(call, shape, dtype) if statistics else None for _ in range(2))
-    read, _held = _read(call)
+    maximum, total = (empty(call, shape, dtype) if statistics else None for _ in range(2))
+    read, _held = call_as_read(call)
     if 0 not in shape:
-        kernels.forward(read, _array_ref(out), _address(maximum), _address(total), _threads(call))
+        into = array_ref(out), address_of(maximum), address_of(total)
+        kernels.forward(read, *into, threads_of(call))
     return out, maximum, total
-
-
-class Moving(NamedTuple):
-    """The options of a call that are arrays, as ``regard._operator.plans`` has checked them."""
-
-    mask: Any = None  # (B or 1, Hq or 1, Lq or 1, Lk or 1)
-    intervals: Any = None  # a pair of (B or 1, Lq), int64 and contiguous
-    query_start: Sequence[int] = ()  # B numbers, or none
-    key_lengths: Sequence[int] = ()  # likewise
-    edits: Sequence[tuple[tuple[int, ...], float]] = ()  # of ``edits_as_read``
-
-
-NOTHING = Moving()
-
-
-class Plan(NamedTuple):
-    """How to compute calls that differ from a known one in lengths, strides and arrays alone."""
-
-    read: Any  # the known call as the kernels read it
-    dtype: str
-    unit: int  # bytes of a stride's unit
-    row_stride: int  # the last stride of arrays that are read where they are
-
-    def output(self, query: Any, key: Any, value: Any, moving: Moving = NOTHING) -> Any:
-        """The output ``(..., Hq, Lq, Dv)``; None for arrays whose rows would be copied first."""
-        assert kernels is not None
-        read, dtype, unit, row_stride = self
-        refs = []
-        for x in (query, key, value):
-            shape = x.shape
-            if unit == 1:
-                address, strides = x.__array_interface__["data"][0], x.strides
-            else:
-                address, strides = x.data_ptr(), x.stride()
-            if strides[-1] != row_stride and shape[-1] != 1:
-                return None
-            if missing := 4 - len(shape):
-                shape, strides = (1,) * missing + shape, (0,) * missing + strides
-            refs.append((address, shape, strides, unit, dtype, None))
-        out = new_output(query, value.shape[-1])
-        (_, (B, Hq, Lq, D), _, _, _, _), (_, (_, _, Lk, _), _, _, _, _), _ = refs
-        shape, strides = out.shape, out.strides if unit == 1 else out.stride()
-        if missing := 4 - len(shape):
-            shape, strides = (1,) * missing + shape, (0,) * missing + strides
-        address = out.__array_interface__["data"][0] if unit == 1 else out.data_ptr()
-        refs.append((address, shape, strides, unit, dtype, None))
-        threads = 1 if B * Hq * Lq * Lk * (D + 1) < FEW_PRODUCTS else get_num_threads()
-        if moving is NOTHING:
-            kernels.forward_of(read, *refs, threads)
-            return out
-        mask, intervals, starts, lengths, edits = moving
-        ends = [(_address(x), len(x) == 1) for x in intervals or ()]
-        kernels.forward_with(read, *refs, threads, _array_ref(mask), starts, lengths, ends, edits)
-        return out
-
-
-def plan_of(call: Call, query: Any) -> Plan | None:
-    """The plan of calls like one of a query, whose options are plain numbers."""
-    if checks or 0 in call.sizes:
-        return None
-    unit, row_stride = (1, query.itemsize) if isinstance(query, np.ndarray) else (query.itemsize, 1)
-    return Plan(_read(call)[0], dtype_name(query), unit, row_stride)
 
 
 def reduce(
@@ -389,7 +217,7 @@ def reduce(
         finds_statistics: whether it writes them; for ``pooled_max`` alone.
     """
     assert kernels is not None
-    read, _held = _read(call.without_value())
+    read, _held = call_as_read(call.without_value())
     if (lse := fields.pop("lse", None)) is not None:
         with np.errstate(divide="ignore"):
             into = lse.numpy() if call.is_torch else lse
@@ -402,10 +230,10 @@ def reduce(
         into = row_max.numpy() if call.is_torch else row_max
         _largest_scores(call, maximum, total, read.factor, into)
     if fields and 0 not in call.sizes:
-        asked = _filled(kernels.Asked(), fields)
-        asked.maximum, asked.total = _address(maximum), _address(total)
+        asked = filled(kernels.Asked(), fields)
+        asked.maximum, asked.total = address_of(maximum), address_of(total)
         asked.finds_statistics, asked.whole_rows = finds_statistics, call.whole_rows
-        kernels.reduce(read, asked, _threads(call))
+        kernels.reduce(read, asked, threads_of(call))
 
 
 def gather(call: Call, maximum: Any, total: Any, queries: np.ndarray, keys: np.ndarray) -> Any:
@@ -417,11 +245,11 @@ def gather(call: Call, maximum: Any, total: Any, queries: np.ndarray, keys: np.n
     assert kernels is not None
     shape = (*call.query.shape[:2], len(queries))
     out = _zeros(call, shape, accumulating_name(call.query))
-    read, _held = _read(call.without_value())
+    read, _held = call_as_read(call.without_value())
     if 0 not in shape:
-        queries, keys = (_integers(x) for x in (queries, keys))
-        given = (_address(x) for x in (maximum, total, queries, keys))
-        kernels.gather(read, *given, len(queries), _address(out), _threads(call))
+        queries, keys = (as_int64(x) for x in (queries, keys))
+        given = (address_of(x) for x in (maximum, total, queries, keys))
+        kernels.gather(read, *given, len(queries), address_of(out), threads_of(call))
     return out
 
 
@@ -429,16 +257,16 @@ def reduce_pairs(terms: Sequence[PairTerm], fields: dict[str, Any]) -> None:
     """See ``regard._backends.pair_terms.PairBackend``."""
     assert kernels is not None
     given, _held = _read_terms(terms)
-    asked = _filled(kernels.PairsAsked(), fields)
-    kernels.reduce_pairs(given, asked, _threads(terms[0].call))
+    asked = filled(kernels.PairsAsked(), fields)
+    kernels.reduce_pairs(given, asked, threads_of(terms[0].call))
 
 
 def diverge(a: Sequence[PairTerm], b: Sequence[PairTerm], fields: dict[str, Any]) -> None:
     """See ``regard._backends.pair_terms.PairBackend``."""
     assert kernels is not None
     (of_a, _held_a), (of_b, _held_b) = _read_terms(a), _read_terms(b)
-    asked = _filled(kernels.DivergencesAsked(), fields)
-    kernels.diverge(of_a, of_b, asked, _threads(a[0].call))
+    asked = filled(kernels.DivergencesAsked(), fields)
+    kernels.diverge(of_a, of_b, asked, threads_of(a[0].call))
 
 
 def divergence_gradients(
@@ -465,22 +293,15 @@ def _read_terms(terms: Sequence[PairTerm]) -> tuple[list[Any], list[Any]]:
     given, held = [], []
     for call, statistics, coefficient, kind, value, gradient, of_sink in terms:
         term = kernels.PairTerm()
-        term.call, arrays = _read(call.without_value())
-        value, gradient = _contiguous(value), _contiguous(gradient)
+        term.call, arrays = call_as_read(call.without_value())
+        value, gradient = contiguous(value), contiguous(gradient)
         held.append((arrays, statistics, value, gradient, of_sink))
-        term.maximum, term.total = map(_address, statistics)
+        term.maximum, term.total = map(address_of, statistics)
         term.coefficient, term.kind = coefficient, kind
-        term.value, term.gradient, term.of_sink = map(_address, (value, gradient, of_sink))
+        term.value, term.gradient, term.of_sink = map(address_of, (value, gradient, of_sink))
         term.value_size = 0 if value is None else value.shape[-1]
         given.append(term)
     return given, held
-
-
-def _filled(asked: Any, fields: dict[str, Any]) -> Any:
-    """What is asked for, with numbers, words and the addresses of arrays."""
-    for name, x in fields.items():
-        setattr(asked, name, x if isinstance(x, (int, str, tuple, list)) else _address(x))
-    return asked
 
 
 def _reduce_few_rows(
@@ -497,10 +318,10 @@ def _reduce_few_rows(
     largest = largest_weights(maximum, total, sinks, read.factor)
     while n * FEWER_ROWS <= Lq:
         rows, asked = first_rows(largest, n), kernels.Asked()
-        asked.maximum, asked.total = _address(maximum), _address(total)
-        asked.rows, asked.row_count, asked.n = _address(rows), n, fields["n"]
+        asked.maximum, asked.total = address_of(maximum), address_of(total)
+        asked.rows, asked.row_count, asked.n = address_of(rows), n, fields["n"]
         for name, x in pairs.items():
-            setattr(asked, name, _address(x))
+            setattr(asked, name, address_of(x))
         small = B * Hq * n * Lk * (call.query.shape[-1] + 1) < FEW_PRODUCTS
         kernels.reduce(read, asked, 1 if small else get_num_threads())
         enough = rows_that_may_count(largest, pairs["pair_query"], pairs["pair_weight"])
@@ -536,11 +357,11 @@ def gradients(
     delta = None
     if dtype_name(out) != own:  # of more digits than the kernels would read
         given = (grad.double() * out.double()).sum(-1).to(out.dtype)
-        grad = _rows(grad.to(call.query.dtype))
-        arrays: dict[str, Any] = {"grad": _array_ref(grad), "given_delta": given}
+        grad = contiguous_rows(grad.to(call.query.dtype))
+        arrays: dict[str, Any] = {"grad": array_ref(grad), "given_delta": given}
     else:
-        grad = _rows(grad)
-        arrays = {"grad": _array_ref(grad), "out": _array_ref(out)}
+        grad = contiguous_rows(grad)
+        arrays = {"grad": array_ref(grad), "out": array_ref(out)}
     # Σ w·dw of a row from the output has its rounding, too much in a narrow dtype.
     if "sinks" in needed and own != sums and dtype_name(out) == own:
         delta = _zeros(call, tuple(call.query.shape[:3]), sums)
@@ -597,14 +418,14 @@ def _backward(
             ("bias", () if call.bias is None else tuple(call.bias.shape), sums),
         )
     )
-    read, _held = _read(call)
+    read, _held = call_as_read(call)
     if 0 not in (B, Hq, Lq, Lk):
-        arrays = _filled(kernels.Gradients(), fields)
-        arrays.bias_grad = _array_ref(dbias)
-        arrays.maximum, arrays.total = _address(maximum), _address(total)
-        arrays.query_sum, arrays.delta = _address(dq), _address(delta)
-        arrays.key_grad, arrays.value_grad = _address(dk), _address(dv)
-        kernels.backward(read, arrays, _threads(call))
+        arrays = filled(kernels.Gradients(), fields)
+        arrays.bias_grad = array_ref(dbias)
+        arrays.maximum, arrays.total = address_of(maximum), address_of(total)
+        arrays.query_sum, arrays.delta = address_of(dq), address_of(delta)
+        arrays.key_grad, arrays.value_grad = address_of(dk), address_of(dv)
+        kernels.backward(read, arrays, threads_of(call))
     if call.scale == 0.0:  # the kernels scale last, and an overflow before that would give NaN
         dq, dk = (
             None if x is None else _zeros(call, tuple(x.shape), dtype_name(x)) for x in (dq, dk)
@@ -629,16 +450,16 @@ def add_gradients(
         if name in sums and len(sums[name]) != B:
             own[name] = _zeros(call, (B, *sums[name].shape[1:]), dtype)
     into = sums | own
-    read, _held = _read(call)
-    grad = _rows(arrays_of(call.query).cast(grad, dtype_name(call.query)))
-    delta = _contiguous(delta)
+    read, _held = call_as_read(call)
+    grad = contiguous_rows(arrays_of(call.query).cast(grad, dtype_name(call.query)))
+    delta = contiguous(delta)
     arrays = kernels.Gradients()
-    arrays.grad, arrays.given_delta = _array_ref(grad), _address(delta)
-    arrays.maximum, arrays.total = _address(maximum), _address(total)
-    arrays.query_sum, arrays.bias_grad = _address(into.get("query")), _array_ref(into.get("bias"))
-    arrays.key_grad, arrays.value_grad = _address(into.get("key")), _address(into.get("value"))
+    arrays.grad, arrays.given_delta = array_ref(grad), address_of(delta)
+    arrays.maximum, arrays.total = address_of(maximum), address_of(total)
+    arrays.query_sum, arrays.bias_grad = address_of(into.get("query")), array_ref(into.get("bias"))
+    arrays.key_grad, arrays.value_grad = address_of(into.get("key")), address_of(into.get("value"))
     arrays.adds = True
-    kernels.backward(read, arrays, _threads(call))
+    kernels.backward(read, arrays, threads_of(call))
     for name, x in own.items():
         sums[name][...] += x.sum(0)[None]
 
@@ -668,11 +489,5 @@ def _sinks_gradient(call: Call, delta: Any, maximum: Any, total: Any, read: Any)
 
 
 def _zeros(call: Call, shape: tuple[int, ...], dtype: str) -> Any:
-    x = _empty(call, shape, dtype)
+    x = empty(call, shape, dtype)
     return x.zero_() if call.is_torch else np.zeros_like(x)
-
-
-def _threads(call: Call) -> int:
-    B, Hq, _, Lq, Lk = call.sizes
-    small = B * Hq * Lq * Lk * (call.query.shape[-1] + 1) < FEW_PRODUCTS
-    return 1 if small else get_num_threads()

@@ -286,14 +286,7 @@ def second_gradients(call: Call, grad: Tensor, cotangents: Gradients) -> Gradien
         )
         w, keep, w_sink = block.weights, _kept(call, block), _sink_weight(call, block)
 
-        s_dot = products(xp, call, q_dot, k) + products(xp, call, q, k_dot)
-        if is_capped(call):
-            slope, curvature = cap_derivatives(xp, call, products(xp, call, q, k))
-            bend = curvature * s_dot
-            s_dot = s_dot * slope
-        if bias_dot is not None:
-            s_dot = s_dot + part(bias_dot, *rows, keys).to(dtype)
-        s_dot = _hide(s_dot, visible)
+        s_dot, slope, bend = _scores_dot(call, block, (q, k), (q_dot, k_dot), bias_dot)
         dw, dw_dot = (
             _hide(_drop(call, keep, xp.matmul(do, x.transpose(-1, -2))), visible)
             for x in (v, v_dot)
@@ -312,7 +305,7 @@ def second_gradients(call: Call, grad: Tensor, cotangents: Gradients) -> Gradien
             sums["sinks"][block.h] += (w_sink * (g_sink - g_mean)).sum((0, 2, 3))
         if "bias" in sums:
             _accumulate(sums["bias"], ds, *rows, keys)
-        if is_capped(call):
+        if slope is not None and bend is not None:
             ds = _hide(ds * slope + p * bend, visible)
             p = _hide(p * slope, visible)
         ds, p = ds * call.scale, p * call.scale
@@ -323,6 +316,27 @@ def second_gradients(call: Call, grad: Tensor, cotangents: Gradients) -> Gradien
         _accumulate(sums["key"], dk, block.b, kv, keys)
         _accumulate(sums["value"], _outer(w_dot, do, kv), block.b, kv, keys)
     return dgrad.to(grad.dtype), *_narrow(call, sums)
+
+
+def _scores_dot(
+    call: Call, block: WeightBlock, at: tuple[Tensor, Tensor], dot: tuple[Tensor, Tensor],
+    bias_dot: Tensor | None,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
+    """``(ṡ, slope, bend)`` of a block: how fast its scores move, 0 where masked; and of the cap.
+
+    Args:
+        at, dot: query and key, and their cotangents, wide.
+    """
+    xp, (q, k), (q_dot, k_dot) = _arrays(call), at, dot
+    slope = bend = None
+    s_dot = products(xp, call, q_dot, k) + products(xp, call, q, k_dot)
+    if is_capped(call):
+        slope, curvature = cap_derivatives(xp, call, products(xp, call, q, k))
+        bend = curvature * s_dot
+        s_dot = s_dot * slope
+    if bias_dot is not None:
+        s_dot = s_dot + part(bias_dot, *block.index, block.keys).to(s_dot.dtype)
+    return _hide(s_dot, block.visible), slope, bend
 
 
 def scores_of_pairs(call: Call, i: Tensor, j: Tensor) -> Tensor:

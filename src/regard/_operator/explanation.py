@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Unpack
 
 from regard._backends import BACKENDS, choose
-from regard._backends.kernel import kernels
+from regard._backends.kernel_calls import kernels
 from regard._base.types import Array, ArrayT, BackendName
 from regard._call.checks import given, read_call
 from regard._call.hints import unknown_option

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from regard import _backends
-from regard._backends.kernel import NOTHING, Moving, Plan, edits_as_read, plan_of
+from regard._backends.kernel_calls import edits_as_read
+from regard._backends.kernel_plans import NOTHING, Moving, Plan, plan_of
 from regard._base.arrays import dtype_name
 from regard._call import edits
 from regard._call.call import Call

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from types import EllipsisType
-from typing import TYPE_CHECKING, Any, TypeAlias, overload
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from regard._backends import Backend, Statistics, choose
-from regard._base.arrays import accumulating_name, arrays_of, is_tensor, to_numpy
-from regard._base.settings import bytes_text, require_materializable
+from regard._base.arrays import accumulating_name, is_tensor
+from regard._base.settings import bytes_text
 from regard._base.types import (
-    AlignHow,
     Array,
     ArrayT,
     BackendName,
     Float,
-    FloatingT,
     Integers,
     Intervals,
     NoOption,
@@ -33,50 +30,25 @@ from regard._call.checks import read_call
 from regard._call.edits import Edit
 from regard._call.hints import unknown_option
 from regard._call.options import OPTIONS
-from regard._weights.alignment import Alignment, aligned, chosen_heads
-from regard._weights.differentiable import (
-    block_of,
-    differentiable,
-    may_differentiate,
-    require_whole_rows,
-    rest_of,
-)
+from regard._weights.derived import Derived
+from regard._weights.differentiable import differentiable, may_differentiate, rest_of
 from regard._weights.kept_statistics import KeptStatistics
 from regard._weights.linear import described
-from regard._weights.one_pass import Reductions
 from regard._weights.origin import Origin
-from regard._weights.parts import (
-    basic_index,
-    counts_from_0,
-    element,
-    part_of,
-    picked,
-    runs,
-    sharing_runs,
-    spaced,
-    span,
-    told_heads,
-)
-from regard._weights.questions import at_once, parting, question
-from regard._weights.reductions import (
-    Reduction,
-)
+from regard._weights.parts import counts_from_0, element, told_heads
+from regard._weights.questions import at_once
+from regard._weights.reductions import Reduction
 from regard._weights.statistics import RowStatistics, of_backend
 from regard._weights.statistics_cache import Place, StatisticsCache
 from regard._weights.written import refuse_recorded, require_unwritten, versions
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from numpy.typing import DTypeLike, NDArray
 
-    from regard._weights.effects import EffectKind, Effects
-    from regard._weights.mix import Mix
     from regard.recording import Layer
 
-Pick: TypeAlias = int | np.integer[Any] | slice | EllipsisType
 
-
-class AttentionWeights(Reductions[ArrayT]):
+class AttentionWeights(Derived[ArrayT]):
     """The weights ``(..., Hq, Lq, Lk)`` of an attention, computed on request.
 
     Rows, blocks, products, reductions and heatmaps are recomputed exactly from query and key, in
@@ -342,118 +314,6 @@ class AttentionWeights(Reductions[ArrayT]):
             x = x.to(self.dtype) if is_tensor(x) else x.astype(self.dtype)
         return self._call.restore(x)
 
-    @question
-    def __getitem__(self, index: Pick | tuple[Pick, ...]) -> ArrayT:
-        """Any basic index: ints, slices and ``...``; a head by its number in ``head_numbers``.
-
-        Raises:
-            IndexError: out of range, or not a basic index; no head of that number, or a slice of
-                heads that do not count from 0.
-            MaterializeError: the part is above the limit.
-        """
-        self._require_now()
-        xp, picks = arrays_of(self._call.query), self._picks(index)
-        call, lead = self._call, len(self._call.leading)
-        B, Hq, _, Lq, Lk = call.sizes
-        batch = np.arange(B).reshape(call.leading)[tuple(picks[:lead])]
-        heads = np.arange(Hq)[picks[lead]] if call.heads else np.asarray(0)
-        rows, columns = np.arange(Lq)[picks[-2]], np.arange(Lk)[picks[-1]]
-        shape = (*batch.shape, *heads.shape, *rows.shape, *columns.shape)
-        require_materializable(
-            "weights", shape, 8 * np.dtype(self._dtype_name).itemsize,
-            "Ask for a part: weights[0, head, i], weights.pool(...)",
-        )  # fmt: skip
-        axes = [x.reshape(-1) for x in (batch, heads, rows, columns)]
-        if (graph := differentiable(self._graph)) is not None and all(x.size for x in axes):
-            return self._differentiable_block(graph, *axes).reshape(shape)
-        out = xp.zeros(tuple(x.size for x in axes), self._dtype_name)
-        if 0 not in out.shape:
-            self._fill(out, *axes)
-            if down := [axis for axis in (1, 2, 3) if axes[axis][0] > axes[axis][-1]]:
-                out = xp.flip(out, down)
-        found: ArrayT = out.reshape(shape) if shape or self._call.is_torch else out.reshape(())[()]
-        return found
-
-    def _differentiable_block(
-        self, graph: Call, batch: np.ndarray, heads: np.ndarray, rows: np.ndarray,
-        columns: np.ndarray,
-    ) -> Any:  # fmt: skip
-        """The weights of chosen rows and columns, with their gradient."""
-        require_whole_rows(graph)
-        _, Hq, Hkv, *_ = graph.sizes
-        b = range(int(batch.min()), int(batch.max()) + 1)
-        h = range(int(heads.min()), int(heads.max()) + 1)
-        if len(h) > 1:  # all that share their keys
-            group = Hq // Hkv
-            h = range(h.start // group * group, -(-h.stop // group) * group)
-        some, known = spaced(rows), None
-        if self._statistics.backend.reads_statistics:
-            own = self._place
-            of = Place(own.b[b.start : b.stop], own.h[h.start : h.stop], own.rows[some])
-            known = self._statistics.of(of)
-        call = graph.of_heads(b, h).rows(some)
-        found = block_of(call, self._statistics.backend.name, known)
-        places = (batch - b.start, heads - h.start, np.argsort(np.argsort(rows)), columns)
-        for axis, place in enumerate(places):
-            if not np.array_equal(place, np.arange(found.shape[axis])):
-                found = found.index_select(axis, found.new_tensor(place).long())
-        return found
-
-    def _picks(self, index: Any) -> list[Any]:
-        """One int or slice for each axis; heads by place."""
-        heads = len(self._call.leading) if self._call.heads else -1
-        return basic_index(index, self.shape, heads, self._numbers)
-
-    def _fill(
-        self, out: Any, batch: np.ndarray, heads: np.ndarray, rows: np.ndarray, columns: np.ndarray
-    ) -> None:
-        """Writes chosen weights, with heads, rows and columns upwards: as many as can be at once.
-
-        Heads, rows and columns are evenly spaced; elements of the batch need not be.
-        """
-        call, (h, i, j) = self._call, (spaced(x) for x in (heads, rows, columns))
-        _, Hq, Hkv, *_ = call.sizes
-        if self._statistics.backend.reads_statistics:  # of all heads together
-            asked = zip(self._place, (span(batch), h, i))
-            self._statistics.learn(Place(*(part[x] for part, x in asked)))
-        sharing = list(sharing_runs(range(Hq)[h], Hq // Hkv))
-        for at, b in runs(batch, 1 if len(sharing) > 1 else batch.size):
-            done = 0
-            for some in sharing:
-                of = slice(done, done := done + len(some))
-                self._of_heads(b, some)._cut(i)._write(out[at, of], j)
-
-    def _write(self, out: Any, columns: slice) -> None:
-        """Writes the weights of some keys into zeros ``(B, Hq, Lq, keys)``, contiguous."""
-        *_, Lq, Lk = self._call.sizes
-        every = len(range(*columns.indices(Lk))) == Lk
-        if every or self._statistics.backend.reads_statistics:
-            self._cut(None, columns)._reduce({"weights": out})
-            return
-        for b, h in np.ndindex(*out.shape[:2]):  # it would compute the rows for their statistics
-            for low in range(0, Lq, height := max(64, 2**20 // Lk)):
-                part = self._head(b, h)._cut(slice(low, low + height))
-                block = arrays_of(out).zeros((1, 1, *part.shape), self._dtype_name)
-                part._reduce({"weights": block})
-                out[b, h, low : low + height] = block[0, 0, :, columns]
-
-    @at_once
-    def __array__(
-        self, dtype: DTypeLike | None = None, copy: bool | None = None
-    ) -> NDArray[np.floating[Any]]:
-        """The whole matrix; refused above the limit that ``regard.limits`` sets."""
-        if copy is False:
-            raise ValueError("weights: they are computed when asked for, so an array is a copy.")
-        whole = to_numpy(self[...])
-        return whole if dtype is None else whole.astype(dtype)
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def __iter__(self) -> Iterator[ArrayT]:
-        is_by_head = self._call.heads and not self._call.leading
-        return (self[i] for i in (self.head_numbers if is_by_head else range(len(self))))
-
     @property
     def _line(self) -> str:
         heads = "" if self._numbers is None else f" of {told_heads(self._numbers)}"
@@ -478,61 +338,6 @@ class AttentionWeights(Reductions[ArrayT]):
         from regard.viewer._display import weights_bundle
 
         return weights_bundle(self)
-
-    @overload
-    def align(
-        self: AttentionWeights[NDArray[FloatingT]],
-        heads: Sequence[int] | None = None,
-        how: AlignHow = "dtw",
-        *,
-        median_filter_width: int = 7,
-        normalise: bool = True,
-    ) -> Alignment[NDArray[FloatingT], NDArray[np.int64]]: ...
-    @overload
-    def align(
-        self,
-        heads: Sequence[int] | None = None,
-        how: AlignHow = "dtw",
-        *,
-        median_filter_width: int = 7,
-        normalise: bool = True,
-    ) -> Alignment[ArrayT, ArrayT]: ...
-    @at_once
-    def align(
-        self,
-        heads: Sequence[int] | None = None,
-        how: AlignHow = "dtw",
-        *,
-        median_filter_width: int = 7,
-        normalise: bool = True,
-    ) -> Alignment[Any, Any]:
-        """Aligns queries to keys, as the words of a transcript are to their times in the sound.
-
-        The weights of each head are standardised, smoothed, and averaged over the heads; through
-        that matrix goes the path with the largest sum, from the first pair to the last. Of equal
-        paths it stays with its query. Time and memory are those of one matrix: ``Lq · Lk``.
-
-        Args:
-            heads: which, of ``head_numbers``; by default all. ``regard.align`` takes heads of
-                several layers.
-            how: ``"dtw"``, dynamic time warping: the path goes on by one query, one key or both.
-            median_filter_width: in keys, odd; 1 leaves the weights as they are. Ends are
-                reflected; fewer keys than half of it are not smoothed.
-            normalise: whether weights count by their difference from the key's mean over the
-                queries, in its standard deviations (z-score). A key of equal weights counts 0.
-
-        Returns:
-            ``(query, key, first, matrix)``: the path, ``first`` the key at which each query begins.
-
-        Raises:
-            IndexError: no such head, or heads of weights without that axis.
-            TypeError: heads is an int, or the width is none.
-            ValueError: another ``how``, an even width, no head, or weights of NaN.
-            MaterializeError: a matrix is above the limit.
-
-        Source: Radford et al. 2022, whose implementation is whisper/timing.py.
-        """
-        return aligned(list(chosen_heads(self, heads)), how, median_filter_width, normalise)
 
     @at_once
     def plot(
@@ -567,132 +372,6 @@ class AttentionWeights(Reductions[ArrayT]):
         return plot_weights(self, index, how, tokens, ax)
 
     @at_once
-    def effects(
-        self,
-        value: Float[Array[ArrayT], "*_B_Hkv Lk Dv"],
-        gradient: Float[Array[ArrayT], "*_B_Hq Lq Dv"] | None = None,
-        kind: EffectKind = "knockout",
-    ) -> Effects[ArrayT]:
-        """What every token pair does to a loss, ``(..., Hq, Lq, Lk)``, computed when asked.
-
-        Args:
-            value: ``(..., Hkv, Lk, Dv)`` of this attention, of the query's array type.
-            gradient: ``(..., Hq, Lq, Dv)``: ∂loss/∂output of this attention. ``"change"`` reads
-                none.
-            kind: ``"knockout"``, the rise of the loss when the pair is cut; ``"contribution"``,
-                ``"relevance"``, ``"gradient"`` or ``"change"``; see ``regard.Effects``.
-
-        Raises:
-            ShapeError: value or gradient do not fit the weights.
-            TypeError: no floating arrays of the query's library and device, or no gradient.
-            UnsupportedError: these are weights of some keys, and no whole rows.
-            ValueError: another ``kind``.
-
-        Example:
-            >>> q = k = v = np.eye(2)
-            >>> weights = AttentionWeights(q, k, scale=1.0)
-            >>> weights.effects(v, np.array([[1.0, 0.0], [0.0, 1.0]]))[0].round(4)
-            array([-0.7311,  0.2689])
-        """
-        from regard._weights.effects import Effects
-
-        return Effects(self, value, gradient, kind)
-
-    @at_once
-    def mix(
-        self,
-        heads: Collection[int] | None = None,
-        coefficients: Sequence[float] | Array[Any] | None = None,
-    ) -> Mix[ArrayT]:
-        """The weighted sum over heads, ``(..., Lq, Lk)``, computed when asked: by default the mean.
-
-        ``regard.mix([...])`` is that over layers.
-
-        Args:
-            heads: which, of ``head_numbers``; by default all.
-            coefficients: a number for each of these; by default 1/n.
-
-        Raises:
-            IndexError: no such head, or no axis of heads.
-            ShapeError: the coefficients are not as many as the heads.
-            ValueError: no head, or a coefficient that is not finite.
-        """
-        from regard._weights.mix import mixed_heads
-
-        return mixed_heads(self, heads, coefficients)
-
-    @parting
-    def part(
-        self, rows: slice | None = None, columns: slice | None = None
-    ) -> AttentionWeights[ArrayT]:
-        """The weights of some queries and keys: ``(..., Hq, rows, columns)``, computed when asked.
-
-        They are those of the whole rows, so rows of a part need not sum to 1; reductions are over
-        the pairs in it, but ``lse`` stays that of the whole rows. A part and the whole share the
-        row statistics that they compute.
-
-        Args:
-            rows: which queries, with any positive step; by default all.
-            columns: which keys, likewise.
-
-        Raises:
-            TypeError: no slices.
-            ValueError: a negative step.
-        """
-        return self._cut(rows, columns)
-
-    def _cut(
-        self, rows: slice | None = None, columns: slice | None = None
-    ) -> AttentionWeights[ArrayT]:
-        """``part``, where torch compiles nothing."""
-        *_, Lq, Lk = self._call.sizes
-        rows = part_of("rows", rows, Lq)
-        columns = part_of("columns", columns, Lk)
-        call, place = self._call, self._place
-        graph = self._graph
-        if rows != slice(0, Lq, 1):
-            call, place = call.rows(rows), place._replace(rows=place.rows[rows])
-            graph = None if graph is None else graph.rows(rows)
-        graph = None if graph is None else graph.columns(columns)
-        part = self._part(call.columns(columns), place, graph)
-        if self._origin is not None:
-            part._origin = self._origin.part(rows, columns)
-        return part
-
-    @parting
-    def head(self, h: int) -> AttentionWeights[ArrayT]:
-        """The weights of one query head: ``(..., Lq, Lk)``, computed when asked.
-
-        Args:
-            h: which, of ``head_numbers``; negative counts from the last.
-
-        Raises:
-            IndexError: no such head, or no axis of heads.
-        """
-        Hq = self._call.sizes[1]
-        if not self._call.heads:
-            raise IndexError(f"weights: {self.shape} has no axis of heads before (Lq, Lk).")
-        h = range(Hq)[basic_index(h, (Hq,), 0, self._numbers)[0]]
-        place = self._place._replace(h=self._place.h[h : h + 1])
-        graph = None if self._graph is None else self._graph.head(h)
-        return self._of_head(h, self._part(self._call.head(h), place, graph))
-
-    @parting
-    def matrix(self, *index: int) -> AttentionWeights[ArrayT]:
-        """One ``(Lq, Lk)`` of several: one int for each axis before, by default the first.
-
-        A head is one of ``head_numbers``.
-
-        Raises:
-            IndexError: no such matrix.
-        """
-        axes = self.shape[:-2]
-        if self._numbers is not None and len(index) == len(axes) > 0:
-            *before, h = index
-            index = (*before, basic_index(h, axes[-1:], 0, self._numbers)[0])
-        return self._head(*divmod(element(index, axes, "(Lq, Lk)"), self._call.sizes[1]))
-
-    @at_once
     def layer(self, *index: int) -> Layer[ArrayT]:
         """What these weights are computed from, copied: a layer for ``regard.Recording``.
 
@@ -719,24 +398,6 @@ class AttentionWeights(Reductions[ArrayT]):
         found = one.query[0], one.key[0], None
         options = one.options_of(0)
         return Layer(*found, head_numbers=self._numbers, weights_only=self._weights_only, **options)
-
-    def _of_heads(self, b: range, h: range) -> AttentionWeights[ArrayT]:
-        """Those of some batch elements and of heads that share keys, or share none."""
-        place = self._place._replace(b=picked(self._place.b, b), h=picked(self._place.h, h))
-        return self._part(self._call.of_heads(b, h), place)
-
-    def _head(self, b: int, h: int) -> AttentionWeights[ArrayT]:
-        """The matrix of query head h of batch element b."""
-        place = self._place._replace(b=self._place.b[b : b + 1], h=self._place.h[h : h + 1])
-        graph = None if self._graph is None else self._graph.matrix(b, h)
-        return self._of_head(h, self._part(self._call.matrix(b, h), place, graph))
-
-    def _of_head(self, h: int, part: AttentionWeights[ArrayT]) -> AttentionWeights[ArrayT]:
-        """A part that is head h alone, with its number where they have any."""
-        if self._numbers is not None or self._origin is not None:
-            number = self.head_numbers[h : h + 1]
-            part._numbers = None if counts_from_0(number) else number
-        return part
 
 
 def detached_call(call: Call) -> Call:

@@ -108,7 +108,7 @@ class Reductions(LinearForms[ArrayT]):
     def max_score(self) -> ArrayT:
         """``(..., Hq)``: the largest score of each head, over all unmasked pairs of its matrix.
 
-        After scale, softcap and bias; the sinks are no pairs. It is what grows before a training
+        Scaled, capped and with its bias; the sinks are no pairs. It is what grows before a training
         diverges. −inf where all pairs are masked, NaN where a score is. Where the row statistics
         are known it costs next to nothing.
 

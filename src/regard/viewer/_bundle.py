@@ -1,4 +1,4 @@
-"""The page's modules as one: for a file that is opened offline, and for a notebook.
+"""The page's modules as one, and its style sheets: for a server, an offline file and a notebook.
 
 Each module becomes a function that is called once, after those it imports, and returns its exports;
 so its names stay its own. Syntax that this does not understand is refused.
@@ -13,8 +13,13 @@ from importlib.resources.abc import Traversable
 from posixpath import dirname, join, normpath
 from typing import NamedTuple
 
-__all__ = ["BundleError", "bundle", "page_folder", "page_paths"]
+__all__ = ["BundleError", "bundle", "page_folder", "page_paths", "style_sheet"]
 
+# The style sheets in their order: of two rules that are equally specific the later one holds.
+SHEETS = (
+    "ground", "controls", "panels", "heads", "text", "steps", "dialogs", "sizes", "lines", "map",
+    "typing",
+)  # fmt: skip
 # Each begins with the end of a line, not with `^`, which would be tried at every character.
 IMPORT = re.compile(r'\nimport\s*\{([\w$,\s]*)\}\s*from\s*"(\.\.?/[\w./-]+)\.js";[ \t]*(?=\n|\Z)')
 # No `let`: importers would not see later assignments.
@@ -55,6 +60,12 @@ def page_paths() -> dict[str, Traversable]:
                 yield above + file.name, file
 
     return dict(found(page_folder(), ""))
+
+
+def style_sheet() -> str:
+    """All style sheets of the page as one."""
+    folder = page_folder() / "style"
+    return "\n".join((folder / f"{name}.css").read_text(encoding="utf-8") for name in SHEETS)
 
 
 def bundle(entry: str, folder: Traversable | None = None) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 
 from regard._base.extras import needed_by
 from regard.recording import Recording
-from regard.viewer._bundle import bundle, page_paths
+from regard.viewer._bundle import bundle, page_paths, style_sheet
 from regard.viewer._heads import Corpus
 from regard.viewer._readings import MAX_BODY_BYTES, Readings, too_long
 from regard.viewer.answer import JSON, TEXT, Answer, Answers
@@ -373,8 +373,8 @@ async def _disconnected(request: Request) -> None:
 def page_files() -> dict[str, tuple[bytes, str]]:
     """The files of the page with their media types, by path: nothing else can be read.
 
-    All modules come as one, so that the page loads them in one request. They are read once: every
-    viewer of a process serves the same.
+    All modules come as one, and all style sheets, so that the page loads each in one request. They
+    are read once: every viewer of a process serves the same.
     """
     found = {}
     for path, file in page_paths().items():
@@ -382,6 +382,7 @@ def page_files() -> dict[str, tuple[bytes, str]]:
         if ending in MEDIA_TYPES:
             found[path] = file.read_bytes(), MEDIA_TYPES[ending]
     found["boot.js"] = bundle("boot").encode(), MEDIA_TYPES[".js"]
+    found["style.css"] = style_sheet().encode(), MEDIA_TYPES[".css"]
     return found
 
 

@@ -34,7 +34,7 @@ from regard.recording import Layer, Recording
 from regard.recording._saving import bytes_of
 from regard.viewer import _facts
 from regard.viewer._alignment import Alignments
-from regard.viewer._bundle import bundle, page_folder
+from regard.viewer._bundle import bundle, style_sheet
 from regard.viewer._heads import roles_of
 from regard.viewer.answer import Answers
 
@@ -296,7 +296,7 @@ def _text(array: Any, name: str) -> str:
 def _page(pack: Pack) -> str:
     recordings = pack.data["about"]["recordings"]
     title = " and ".join(facts["model"] or facts["name"] or "regard" for facts in recordings)
-    style = (page_folder() / "style.css").read_text(encoding="utf-8")
+    style = style_sheet()
     script = bundle("offline")
     before = BEFORE.format(
         policy=POLICY.format(script=_hash(script), style=_hash(style)),

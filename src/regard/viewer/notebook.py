@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 
 from regard._base.extras import needed_by
 from regard.recording import Recording
-from regard.viewer._bundle import bundle, page_folder
+from regard.viewer._bundle import bundle, style_sheet
 from regard.viewer.answer import Answers
 
 with needed_by("regard.viewer.notebook"):
@@ -38,7 +38,7 @@ class RecordingWidget(anywidget.AnyWidget):
     """
 
     _esm = bundle("notebook") + "export default { render };\n"
-    _css = (page_folder() / "style.css").read_text(encoding="utf-8")
+    _css = style_sheet()
 
     def __init__(
         self,

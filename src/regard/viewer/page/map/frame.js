@@ -51,7 +51,7 @@ import { makeWaiting } from "./waiting.js";
 /** @type {MapView} of a frame that nothing was drawn in */
 const NOWHERE = { x: 0, y: 0, zoom: 1, level: 0, fit: 1, nearest: 1 };
 
-export const GUTTER = { left: 112, top: 84 }; // CSS pixels, as in style.css
+export const GUTTER = { left: 112, top: 84 }; // CSS pixels, as in style/map.css
 
 const TABLES = {
   light: { ramp: pixelTable(false, false), signed: pixelTable(true, false) },

@@ -16,7 +16,7 @@ import { layoutOf, positionOf } from "./layout.js";
 
 /** @typedef {{rows: Float32Array, columns: Float32Array, most: number, coverage: number}} KnownSums */
 
-const ROOM = 46; // CSS pixels beside the cells, as in style.css
+const ROOM = 46; // CSS pixels beside the cells, as in style/map.css
 const LONGEST = 36; // of a bar
 const THICKEST = 7;
 const APART = 6; // from the cells

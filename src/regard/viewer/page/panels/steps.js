@@ -47,8 +47,8 @@ const WHOLE = 32; // queries and keys that are all shown
 const STRONGEST = 12; // keys of longer texts
 const WIDE = 176; // pixels of a vector of many numbers
 const SHORT = 7; // letters of a label in the band
-const LABELS = 60; // pixels of it, at most: style.css
-const BESIDE = 48; // pixels beside the scores that the switch may have: style.css
+const LABELS = 60; // pixels of it, at most: style/steps.css
+const BESIDE = 48; // pixels beside the scores that the switch may have: style/steps.css
 const NUMBER = 48; // of a number that is written out
 /** @type {(keyof Fields)[]} */
 const FOLLOWED = [
@@ -244,7 +244,7 @@ class StepsPanel {
 
   /** @param {FoundSteps} found */
   #bandSizes({ steps, text }) {
-    const padding = 32; // as in style.css, or with a scroll bar
+    const padding = 32; // as in style/steps.css, or with a scroll bar
     const room = { width: this.width - padding, height: this.flow.offsetHeight };
     /** @type {(of: TokenText, places: number[]) => number} */
     const widest = (of, places) =>

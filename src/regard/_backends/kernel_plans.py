@@ -1,0 +1,83 @@
+"""Calls that differ from a known one in little, computed by what was read of that one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from regard._backends import kernel_calls
+from regard._backends.kernel import new_output
+from regard._backends.kernel_calls import (
+    FEW_PRODUCTS,
+    address_of,
+    array_ref,
+    call_as_read,
+    kernels,
+)
+from regard._base.arrays import dtype_name
+from regard._base.settings import get_num_threads
+from regard._call.call import Call
+
+
+class Moving(NamedTuple):
+    """The options of a call that are arrays, as ``regard._operator.plans`` has checked them."""
+
+    mask: Any = None  # (B or 1, Hq or 1, Lq or 1, Lk or 1)
+    intervals: Any = None  # a pair of (B or 1, Lq), int64 and contiguous
+    query_start: Sequence[int] = ()  # B numbers, or none
+    key_lengths: Sequence[int] = ()  # likewise
+    edits: Sequence[tuple[tuple[int, ...], float]] = ()  # of ``edits_as_read``
+
+
+NOTHING = Moving()
+
+
+class Plan(NamedTuple):
+    """How to compute calls that differ from a known one in lengths, strides and arrays alone."""
+
+    read: Any  # the known call as the kernels read it
+    dtype: str
+    unit: int  # bytes of a stride's unit
+    row_stride: int  # the last stride of arrays that are read where they are
+
+    def output(self, query: Any, key: Any, value: Any, moving: Moving = NOTHING) -> Any:
+        """The output ``(..., Hq, Lq, Dv)``; None for arrays whose rows would be copied first."""
+        assert kernels is not None
+        read, dtype, unit, row_stride = self
+        refs = []
+        for x in (query, key, value):
+            shape = x.shape
+            if unit == 1:
+                address, strides = x.__array_interface__["data"][0], x.strides
+            else:
+                address, strides = x.data_ptr(), x.stride()
+            if strides[-1] != row_stride and shape[-1] != 1:
+                return None
+            if missing := 4 - len(shape):
+                shape, strides = (1,) * missing + shape, (0,) * missing + strides
+            refs.append((address, shape, strides, unit, dtype, None))
+        out = new_output(query, value.shape[-1])
+        (_, (B, Hq, Lq, D), _, _, _, _), (_, (_, _, Lk, _), _, _, _, _), _ = refs
+        shape, strides = out.shape, out.strides if unit == 1 else out.stride()
+        if missing := 4 - len(shape):
+            shape, strides = (1,) * missing + shape, (0,) * missing + strides
+        address = out.__array_interface__["data"][0] if unit == 1 else out.data_ptr()
+        refs.append((address, shape, strides, unit, dtype, None))
+        threads = 1 if B * Hq * Lq * Lk * (D + 1) < FEW_PRODUCTS else get_num_threads()
+        if moving is NOTHING:
+            kernels.forward_of(read, *refs, threads)
+            return out
+        mask, intervals, starts, lengths, edits = moving
+        ends = [(address_of(x), len(x) == 1) for x in intervals or ()]
+        kernels.forward_with(read, *refs, threads, array_ref(mask), starts, lengths, ends, edits)
+        return out
+
+
+def plan_of(call: Call, query: Any) -> Plan | None:
+    """The plan of calls like one of a query, whose options are plain numbers."""
+    if kernel_calls.checks or 0 in call.sizes:
+        return None
+    unit, row_stride = (1, query.itemsize) if isinstance(query, np.ndarray) else (query.itemsize, 1)
+    return Plan(call_as_read(call)[0], dtype_name(query), unit, row_stride)

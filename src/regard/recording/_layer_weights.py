@@ -1,0 +1,75 @@
+"""The weights of every layer of a recording, made when they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from regard._base.types import ArrayT
+from regard._weights.origin import Origin
+from regard._weights.parts import place_of
+from regard.recording._checks import checked_numbers
+from regard.recording._layer import Layer
+
+if TYPE_CHECKING:
+    from regard._weights.attention_weights import AttentionWeights
+
+
+class LayerWeights(Collection["AttentionWeights[ArrayT]"]):
+    """The ``regard.AttentionWeights`` of each layer, made at the first request and kept.
+
+    Asked for by the layers' numbers; in their order where one goes through all of them.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[Layer[ArrayT]],
+        tokens: Sequence[str],
+        query_tokens: Sequence[str],
+        model: str,
+    ) -> None:
+        self._layers = layers
+        self._tokens, self._query_tokens, self._model = tokens, query_tokens, model
+        self._made: dict[int, AttentionWeights[ArrayT]] = {}
+        self.numbers = checked_numbers(layers)
+
+    def place_of(self, layer: int) -> int:
+        """The place of the layer of that number."""
+        return place_of("recording: layer", layer, self.numbers)
+
+    def __len__(self) -> int:
+        return len(self._layers)
+
+    def __getitem__(self, layer: int) -> AttentionWeights[ArrayT]:
+        place = self.place_of(layer)
+        if place not in self._made:
+            found = self._layers[place]
+            self._made[place] = found._weights(self._origin(self.numbers[place], found.name))
+        return self._made[place]
+
+    def _origin(self, number: int, name: str) -> Origin:
+        tokens, queries = self._tokens, self._query_tokens
+        rows, columns = range(len(queries)), range(len(tokens))
+        return Origin(number, name, self._model, tokens, queries, rows, columns)
+
+    def __iter__(self) -> Iterator[AttentionWeights[ArrayT]]:
+        return (self[number] for number in self.numbers)
+
+    def __reversed__(self) -> Iterator[AttentionWeights[ArrayT]]:
+        return (self[number] for number in reversed(self.numbers))
+
+    def __contains__(self, weights: object) -> bool:
+        return any(weights is made for made in self._made.values())
+
+    def __repr__(self) -> str:
+        return f"<weights of {counted(len(self), 'layer')}>"
+
+
+def counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def size_in_words(size: int) -> str:
+    power = 0 if size < 1000 else min(3, (len(str(size)) - 1) // 3)
+    unit = ("B", "kB", "MB", "GB")[power]
+    return f"{size} B" if power == 0 else f"{size / 1000**power:.1f} {unit}"
