@@ -47,14 +47,13 @@ class Report:
     Args:
         name: the script's.
         options: of ``read_options``.
-        peaks: of ``roofline.peaks``, where shares of peak are shown.
         packages: whose versions matter besides NumPy's, torch's and regard's.
     """
 
-    def __init__(self, name, options, peaks=None, packages=()):
+    def __init__(self, name, options, packages=()):
         self.path = options.json
         machine = _machine(options.threads, ("numpy", "torch", "regard", *packages))
-        self.result = {"benchmark": name, "machine": machine, "peaks": peaks or {}, "tables": []}
+        self.result = {"benchmark": name, "machine": machine, "tables": []}
         print(machine_line(self.result["machine"]))
 
     def table(self, title, *columns):
@@ -314,17 +313,22 @@ def times(ratio, spread):
     return f"{ratio:.2f}x ±{spread:.2f}"
 
 
-PEAK = "peak"  # the name of ``roofline.contestant`` among what takes turns
+SHARES = ("of reachable", "of peak")  # columns: of ``roofline.contestants``, in this order
 
 
-def with_peak(runs, peak):
-    """The runs, and the multiply-adds of ``roofline.contestant`` where there are any."""
-    return runs | ({PEAK: peak[0]} if peak else {})
+def with_limits(runs, limits):
+    """The runs, and ``roofline.contestants`` where there are any."""
+    return runs | {name: run for name, (run, _) in limits.items()}
 
 
-def share_of_peak(measured, name, flops, peak):
-    """What name reached of the multiply-adds' rate in the same rounds; None without these."""
-    return flops / peak[1] * measured.ratio(PEAK, to=name)[0] if peak else None
+def shares(measured, name, flops, limits):
+    """``(cells, figures)``: what name reached of each limit in the same rounds."""
+    found = {
+        limit: flops / limits[limit][1] * measured.ratio(limit, to=name)[0] if limits else None
+        for limit in SHARES
+    }
+    figures = {"share": found[SHARES[0]], "share_of_peak": found[SHARES[1]]}
+    return [per_cent(share) for share in found.values()], figures
 
 
 def per_cent(share):

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import runpy
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -67,6 +68,84 @@ def test_a_smoke_run_writes_the_machine_and_every_row_with_its_error(results):
             for name in ("regard", "torch"):
                 assert 0 < row["seconds"][name] < math.inf
                 assert 0 <= row["error"][name] < 10, "what was measured is not attention"
+
+
+ROUNDS = {"float32 fma", "float64 fma"}
+COMPILES = shutil.which(os.environ.get("CXX") or "c++")
+needs_compiler = pytest.mark.skipif(not COMPILES, reason="no C++ compiler")
+
+
+@pytest.fixture(scope="module")
+def rates(tmp_path_factory):
+    """What a smoke run of roofline.py measures, by name."""
+    path = tmp_path_factory.mktemp("rates") / "roofline.json"
+    command = [sys.executable, str(FOLDER / "roofline.py"), "--quick", "--json", str(path)]
+    subprocess.run(command, stdout=subprocess.DEVNULL, timeout=120, check=True)
+    (table,) = json.loads(path.read_text())["tables"]
+    return {row["kind"]: row for row in table["rows"]}
+
+
+@needs_compiler
+def test_every_product_is_measured_in_registers_and_with_its_loads(rates):
+    products = {name for name in rates if name.split()[0] != "read" and not name.endswith("exp")}
+    alone = {name for name in products if not name.endswith(" with loads")}
+    assert products == alone | {f"{name} with loads" for name in alone}
+    assert {" ".join(name.split()[:2]) for name in alone} >= ROUNDS
+    for row in rates.values():
+        assert row["one"] > 0
+
+
+@needs_compiler
+def test_memory_is_read_in_several_streams_and_exponentials_are_measured(rates):
+    assert {f"read {n}" for n in (1, 2, 4, 8)} <= rates.keys()
+    assert "float32 exp" in rates
+
+
+@needs_compiler
+def test_tiles_are_measured_only_where_the_processor_gives_them(run, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(FOLDER)
+    import roofline
+
+    try:
+        program = roofline._compile(tmp_path, "-mamx-tile", "-mamx-bf16")
+    except RuntimeError as refused:
+        pytest.skip(f"this compiler makes no products of tiles: {refused}")
+    found = {name for name in roofline._run(program, 1, "0.01") if "tiles" in name}
+    flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    both = {"bfloat16 tiles", "bfloat16 tiles with loads"}
+    assert found == (both if " amx_bf16" in flags else set())
+
+
+def test_a_share_is_of_the_product_that_the_kernels_use(run, monkeypatch):
+    monkeypatch.syspath_prepend(FOLDER)
+    import roofline
+
+    assert roofline.kinds("bfloat16", "amx")[0] == "bfloat16 tiles"
+    assert roofline.kinds("bfloat16", "avx512_bf16")[0] == "bfloat16 dot 512"
+    assert roofline.kinds("bfloat16", "avx512")[0] == "float32 fma 512"
+    assert roofline.kinds("float16", "amx")[0] == "float32 fma 512"
+    assert roofline.kinds("float64", "avx2") == ["float64 fma 256", "float64 fma 128"]
+
+
+@needs_compiler
+def test_shares_are_of_what_can_be_reached_and_of_the_peak(run, tmp_path):
+    path = tmp_path / "backward.json"
+    run("backward", "--quick", "--dtype", "float32", "--json", path)
+    (table,) = json.loads(path.read_text())["tables"]
+    assert {"of reachable", "of peak"} <= set(table["columns"])
+    for row in table["rows"]:
+        assert row["share"] > 0
+        assert row["share_of_peak"] > 0
+
+
+@needs_compiler
+def test_decoding_is_a_share_of_reading_in_the_same_rounds(run, tmp_path):
+    path = tmp_path / "decode.json"
+    run("decode", "--quick", "--dtype", "float32", "--json", path)
+    (row,) = json.loads(path.read_text())["tables"][0]["rows"]
+    assert row["streams"] in (1, 2, 4, 8)
+    assert row["limit"] > 1e8
+    assert row["share"] > 0
 
 
 def headline(results, folder):
