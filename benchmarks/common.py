@@ -17,6 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
+import processors
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -24,6 +25,7 @@ import regard
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 BACKENDS = ("kernel", "torch", "reference")  # in the order in which "auto" asks them
+RESULTS = processors.RESULTS
 CORES = len(os.sched_getaffinity(0))
 
 
@@ -32,11 +34,17 @@ def read_options(doc, dtypes=(), threads=1, add=lambda parser: None):
     parser = argparse.ArgumentParser(description=doc.splitlines()[0])
     parser.add_argument("--threads", type=int, default=threads)
     parser.add_argument("--quick", action="store_true", help="tiny shapes, once: does it run?")
-    parser.add_argument("--json", type=Path, help="write the figures here as well")
+    parser.add_argument(
+        "--json", type=Path, nargs="?", const=RESULTS, metavar="FILE",
+        help="write the figures as well: here, or into the results of this processor",
+    )  # fmt: skip
     if dtypes:
         parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=list(dtypes))
     add(parser)
     options = parser.parse_args()
+    if options.json == RESULTS:
+        variant = _variant(options.threads != threads)
+        options.json = processors.folder(machine_of()) / f"{Path(parser.prog).stem}{variant}.json"
     regard.set_num_threads(options.threads)
     return options
 
@@ -51,8 +59,8 @@ class Report:
     """
 
     def __init__(self, name, options, packages=()):
+        machine = machine_of(options.threads, ("numpy", "torch", "regard", *packages))
         self.path = options.json
-        machine = _machine(options.threads, ("numpy", "torch", "regard", *packages))
         self.result = {"benchmark": name, "machine": machine, "tables": []}
         print(machine_line(self.result["machine"]))
 
@@ -90,6 +98,7 @@ class Report:
     def save(self):
         """Writes the JSON file, where one was asked for."""
         if self.path:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
             self.path.write_text(json.dumps(self.result, indent=1) + "\n", encoding="utf-8")
 
 
@@ -111,17 +120,25 @@ def targets():
     return _kernels.targets()
 
 
-def _machine(threads, packages):
+def _variant(other_threads):
+    """What follows a script's name where it was run otherwise than by itself."""
+    asked = os.environ.get("REGARD_TARGET")
+    return ("-threads" if other_threads else "") + (f"-{asked}" if asked else "")
+
+
+def machine_of(threads=1, packages=()):
+    """The processor, how it was used, and versions: the head of every result."""
     try:
         from regard import _kernels
     except ImportError:  # installed without a C++ compiler
-        cpu = platform.processor() or platform.machine()
+        cpu, numbers = platform.processor() or platform.machine(), ("", 0, 0)
     else:
-        cpu = _kernels.cpu_name()
+        cpu, numbers = _kernels.cpu_name(), _kernels.processor()
     versions = {"python": platform.python_version()} | {name: version(name) for name in packages}
     clock = "process CPU time" if threads == 1 else "wall clock"
     return {
         "cpu": cpu,
+        "architecture": processors.architecture(*numbers),
         "target": target(),
         "threads": threads,
         "clock": clock,
@@ -130,11 +147,11 @@ def _machine(threads, packages):
 
 
 def machine_line(machine):
-    """``AMD EPYC (avx512), 1 thread, process CPU time; python 3.11.2, ...``."""
+    """``AMD EPYC (Zen 5), avx512_bf16, 1 thread, process CPU time; python 3.11.2, ...``."""
     threads = f"{machine['threads']} thread{'s' * (machine['threads'] > 1)}"
     versions = ", ".join(f"{name} {number}" for name, number in machine["versions"].items())
     kernels = machine["target"] or "no compiled module"
-    return f"{machine['cpu']} ({kernels}), {threads}, {machine['clock']}; {versions}"
+    return f"{processors.name(machine)}, {kernels}, {threads}, {machine['clock']}; {versions}"
 
 
 class Times:
@@ -184,6 +201,13 @@ def interleave(runs, options, seconds=2.0, least=5):
         for name, run in runs.items():
             measured[name].append(_seconds(run, clock, calls[name]))
     return Times(measured)
+
+
+def turn(run, threads, quick=False):
+    """Seconds of a call: the mean of one turn, for processes that take turns with each other."""
+    clock = time.process_time if threads == 1 else time.perf_counter
+    took = _seconds(run, time.perf_counter, 1)
+    return _seconds(run, clock, 1 if quick else math.ceil(TURN / took))
 
 
 def _seconds(run, clock, calls):

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parent.parent / "benchmarks"
-SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "common")
+MODULES = ("common", "processors")
+SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem not in MODULES)
 pytestmark = pytest.mark.xdist_group("benchmarks")  # one smoke run serves several of the tests
 
 
@@ -26,7 +27,7 @@ def run(monkeypatch):
         runpy.run_path(str(FOLDER / f"{name}.py"), run_name="__main__")
 
     yield run
-    for name in ("common", *SCRIPTS):
+    for name in (*MODULES, *SCRIPTS):
         sys.modules.pop(name, None)
 
 
@@ -162,12 +163,87 @@ def test_the_report_replaces_what_stands_between_the_markers(results, run, tmp_p
     source = headline(results, tmp_path)
     run("report", "--from", source, "--readme", readme, "--docs", tmp_path)
     text = readme.read_text()
-    assert text.startswith("Before\n<!-- benchmarks -->\n| ")
+    assert text.startswith("Before\n<!-- benchmarks -->\n**")
     assert text.endswith("\n<!-- /benchmarks -->\nAfter\n")
     assert "| forward, T = 2048 | " in text
     assert "old" not in text
     assert "### Forward, float32" in (tmp_path / "benchmarks.md").read_text()
     assert (tmp_path / "benchmarks.svg").read_text().startswith("<?xml")
+
+
+INTEL = {"cpu": "Intel(R) Xeon(R) Platinum 8481C CPU @ 2.70GHz", "architecture": "Sapphire Rapids"}
+AMD = {"cpu": "AMD EPYC 9654 96-Core Processor", "architecture": "Zen 4"}
+OTHER = {"cpu": "Neoverse-V2", "architecture": ""}
+
+
+def test_a_processor_has_its_name_and_its_folder(run, monkeypatch):
+    monkeypatch.syspath_prepend(FOLDER)
+    import processors
+
+    assert processors.architecture("AuthenticAMD", 26, 2) == "Zen 5"
+    assert processors.architecture("GenuineIntel", 6, 143) == "Sapphire Rapids"
+    assert processors.architecture("GenuineIntel", 19, 1) == "family 19 model 1"
+    assert processors.architecture("", 0, 0) == ""
+    names = [processors.name(machine) for machine in (INTEL, AMD, OTHER)]
+    assert names == ["Intel Xeon Platinum 8481C (Sapphire Rapids)", "AMD EPYC 9654 (Zen 4)",
+                     "Neoverse-V2"]  # fmt: skip
+    assert processors.folder(INTEL).name == "intel-xeon-platinum-8481c-sapphire-rapids"
+
+
+def test_results_are_written_into_the_folder_of_their_processor(run, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(FOLDER)
+    monkeypatch.setenv("CXX", "none")
+    monkeypatch.delenv("REGARD_TARGET", raising=False)
+    import processors
+
+    monkeypatch.setattr(processors, "RESULTS", tmp_path)
+    command = ("decode", "--quick", "--dtype", "float32", "--json")
+    run(*command)
+    run(*command, "--threads", 2)
+    (folder,) = tmp_path.iterdir()
+    assert {path.name for path in folder.iterdir()} == {"decode.json", "decode-threads.json"}
+    assert folder == processors.folder(json.loads((folder / "decode.json").read_text())["machine"])
+
+
+def test_stored_results_lie_in_the_folder_of_their_processor(run, monkeypatch):
+    monkeypatch.syspath_prepend(FOLDER)
+    import processors
+
+    paths = [*(FOLDER / "results").glob("*/*.json")]
+    assert paths
+    for path in paths:
+        machine = json.loads(path.read_text(encoding="utf-8"))["machine"]
+        assert path.parent == processors.folder(machine)
+
+
+def on(machine, folder, results):
+    """The headline's results, of another processor, in a folder of its own."""
+    folder.mkdir()
+    path = headline(results, folder) / "forward.json"
+    result = json.loads(path.read_text())
+    result["machine"] |= machine
+    path.write_text(json.dumps(result))
+
+
+def test_the_report_shows_every_processor_and_the_readme_one_of_amd_and_one_of_intel(
+    results, run, tmp_path
+):
+    for name, machine in {"a": INTEL, "b": AMD, "c": OTHER}.items():
+        on(machine, tmp_path / name, results)
+    readme = tmp_path / "README.md"
+    readme.write_text("<!-- benchmarks -->\n<!-- /benchmarks -->\n")
+    run("report", "--from", tmp_path, "--readme", readme, "--docs", tmp_path)
+    names = ["AMD EPYC 9654 (Zen 4)", "Intel Xeon Platinum 8481C (Sapphire Rapids)", "Neoverse-V2"]
+    text = readme.read_text()
+    assert [text.count(f"**{name}**") for name in names] == [1, 1, 0]
+    page = (tmp_path / "benchmarks.md").read_text()
+    assert f"Measured on {', '.join(names)}." in page
+    headings = [line for line in page.splitlines() if line.startswith("### ")]
+    assert len(headings) == len(set(headings)) == 9
+    assert f"### Forward, float32, {names[1]}" in headings
+    on(AMD, tmp_path / "d", results)
+    with pytest.raises(SystemExit, match="another result of forward is of the same processor"):
+        run("report", "--from", tmp_path, "--readme", readme, "--docs", tmp_path)
 
 
 def test_the_report_says_when_the_readme_has_no_markers(results, run, tmp_path):
