@@ -139,6 +139,18 @@ def test_shares_are_of_what_can_be_reached_and_of_the_peak(run, tmp_path):
         assert row["share_of_peak"] > 0
 
 
+@pytest.mark.slow  # a process for each instruction set
+def test_every_instruction_set_is_measured_beside_the_one_in_use(run, tmp_path):
+    path = tmp_path / "targets.json"
+    run("targets", "--quick", "--dtype", "bfloat16", "--json", path)
+    result = json.loads(path.read_text())
+    rows = result["tables"][0]["rows"]
+    assert len(rows) == 5
+    for row in rows:
+        assert row["ratios"][result["machine"]["target"]] == 1
+        assert row["fastest"] in row["seconds"]
+
+
 @needs_compiler
 def test_decoding_is_a_share_of_reading_in_the_same_rounds(run, tmp_path):
     path = tmp_path / "decode.json"
