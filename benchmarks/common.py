@@ -192,7 +192,7 @@ def interleave(runs, options, seconds=2.0, least=5):
     mean of its calls: each is then measured with its own data in the caches.
     """
     clock = time.process_time if options.threads == 1 else time.perf_counter
-    took = {name: _seconds(run, time.perf_counter, 1) for name, run in runs.items()}  # a warm-up
+    took = {name: _warm_up(run) for name, run in runs.items()}
     calls = {name: 1 if options.quick else math.ceil(TURN / x) for name, x in took.items()}
     a_round = sum(took[name] * calls[name] for name in runs)
     rounds = 1 if options.quick else max(least, min(40, int(seconds / a_round)))
@@ -203,11 +203,16 @@ def interleave(runs, options, seconds=2.0, least=5):
     return Times(measured)
 
 
+def _warm_up(run):
+    """Seconds of a call; not of the first, which may load or compile what it needs."""
+    first = _seconds(run, time.perf_counter, 1)
+    return first if first > 1 else _seconds(run, time.perf_counter, 1)
+
+
 def turn(run, threads, quick=False):
     """Seconds of a call: the mean of one turn, for processes that take turns with each other."""
     clock = time.process_time if threads == 1 else time.perf_counter
-    took = _seconds(run, time.perf_counter, 1)
-    return _seconds(run, clock, 1 if quick else math.ceil(TURN / took))
+    return _seconds(run, clock, 1 if quick else math.ceil(TURN / _warm_up(run)))
 
 
 def _seconds(run, clock, calls):

@@ -76,8 +76,7 @@ class Target:
 
     def end(self):
         """Ends the process."""
-        self._process.stdin.close()
-        self._process.wait()
+        self._process.communicate()
 
 
 def measure(report, targets, options, dtype, name):
