@@ -38,7 +38,7 @@ def gradient_errors(inputs, upstream, causal):
     return found
 
 
-def measure(report, options, peak, dtype, shape, causal):
+def measure(report, options, limits, dtype, shape, causal):
     """Two rows: both passes, and backward alone."""
     *inputs, upstream = common.draw(shape, shape, shape, shape, dtype=dtype)
     for x in inputs:
@@ -55,17 +55,17 @@ def measure(report, options, peak, dtype, shape, causal):
         runs["both", name] = lambda forward=forward: backward(forward())
         runs["backward", name] = forward, backward
         error["both", name] = error["backward", name] = gradients[name]
-    measured = common.interleave(common.with_peak(runs, peak), options)
+    measured = common.interleave(common.with_limits(runs, limits), options)
     for passes, flops in (("both", 14), ("backward", 10)):
         ours, theirs = (passes, "regard"), (passes, "torch")
         cells, figures = common.compared(measured, ours, theirs, error)
         flops *= shape[3] * common.pairs(shape, causal)
         rate = flops / measured.median(ours)
-        share = common.share_of_peak(measured, ours, flops, peak)
+        shares, reached = common.shares(measured, ours, flops, limits)
         report.row(
             common.shape_name(shape), common.mask_name(causal), passes, *cells,
-            f"{rate / 1e9:.0f}", common.per_cent(share), backend, **figures, dtype=dtype,
-            shape=shape, causal=causal, passes=passes, flops=rate, share=share, backend=backend,
+            f"{rate / 1e9:.0f}", *shares, backend, **figures, **reached, dtype=dtype,
+            shape=shape, causal=causal, passes=passes, flops=rate, backend=backend,
         )  # fmt: skip
 
 
@@ -74,15 +74,15 @@ def main():
     options = common.read_options(__doc__, dtypes=["float32", "bfloat16"])
     report = common.Report("backward", options)
     for dtype in options.dtype:
-        peak = roofline.contestant(dtype, options.threads)
+        limits = roofline.contestants(dtype, options.threads)
         report.table(
             f"Backward, {dtype}",
             "B, H, T, D", "mask", "passes", "regard: dq dk dv", "torch: dq dk dv",
-            "torch / regard", "GFLOP/s", "of peak", "backend",
+            "torch / regard", "GFLOP/s", *common.SHARES, "backend",
         )  # fmt: skip
         for shape in QUICK if options.quick else SHAPES:
             for causal in (False, True):
-                measure(report, options, peak, dtype, shape, causal)
+                measure(report, options, limits, dtype, shape, causal)
     report.save()
 
 

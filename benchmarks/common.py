@@ -17,6 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
+import processors
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -24,6 +25,7 @@ import regard
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 BACKENDS = ("kernel", "torch", "reference")  # in the order in which "auto" asks them
+RESULTS = processors.RESULTS
 CORES = len(os.sched_getaffinity(0))
 
 
@@ -32,11 +34,17 @@ def read_options(doc, dtypes=(), threads=1, add=lambda parser: None):
     parser = argparse.ArgumentParser(description=doc.splitlines()[0])
     parser.add_argument("--threads", type=int, default=threads)
     parser.add_argument("--quick", action="store_true", help="tiny shapes, once: does it run?")
-    parser.add_argument("--json", type=Path, help="write the figures here as well")
+    parser.add_argument(
+        "--json", type=Path, nargs="?", const=RESULTS, metavar="FILE",
+        help="write the figures as well: here, or into the results of this processor",
+    )  # fmt: skip
     if dtypes:
         parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=list(dtypes))
     add(parser)
     options = parser.parse_args()
+    if options.json == RESULTS:
+        variant = _variant(options.threads != threads)
+        options.json = processors.folder(machine_of()) / f"{Path(parser.prog).stem}{variant}.json"
     regard.set_num_threads(options.threads)
     return options
 
@@ -47,14 +55,13 @@ class Report:
     Args:
         name: the script's.
         options: of ``read_options``.
-        peaks: of ``roofline.peaks``, where shares of peak are shown.
         packages: whose versions matter besides NumPy's, torch's and regard's.
     """
 
-    def __init__(self, name, options, peaks=None, packages=()):
+    def __init__(self, name, options, packages=()):
+        machine = machine_of(options.threads, ("numpy", "torch", "regard", *packages))
         self.path = options.json
-        machine = _machine(options.threads, ("numpy", "torch", "regard", *packages))
-        self.result = {"benchmark": name, "machine": machine, "peaks": peaks or {}, "tables": []}
+        self.result = {"benchmark": name, "machine": machine, "tables": []}
         print(machine_line(self.result["machine"]))
 
     def table(self, title, *columns):
@@ -91,6 +98,7 @@ class Report:
     def save(self):
         """Writes the JSON file, where one was asked for."""
         if self.path:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
             self.path.write_text(json.dumps(self.result, indent=1) + "\n", encoding="utf-8")
 
 
@@ -112,17 +120,25 @@ def targets():
     return _kernels.targets()
 
 
-def _machine(threads, packages):
+def _variant(other_threads):
+    """What follows a script's name where it was run otherwise than by itself."""
+    asked = os.environ.get("REGARD_TARGET")
+    return ("-threads" if other_threads else "") + (f"-{asked}" if asked else "")
+
+
+def machine_of(threads=1, packages=()):
+    """The processor, how it was used, and versions: the head of every result."""
     try:
         from regard import _kernels
     except ImportError:  # installed without a C++ compiler
-        cpu = platform.processor() or platform.machine()
+        cpu, numbers = platform.processor() or platform.machine(), ("", 0, 0)
     else:
-        cpu = _kernels.cpu_name()
+        cpu, numbers = _kernels.cpu_name(), _kernels.processor()
     versions = {"python": platform.python_version()} | {name: version(name) for name in packages}
     clock = "process CPU time" if threads == 1 else "wall clock"
     return {
         "cpu": cpu,
+        "architecture": processors.architecture(*numbers),
         "target": target(),
         "threads": threads,
         "clock": clock,
@@ -131,11 +147,11 @@ def _machine(threads, packages):
 
 
 def machine_line(machine):
-    """``AMD EPYC (avx512), 1 thread, process CPU time; python 3.11.2, ...``."""
+    """``AMD EPYC (Zen 5), avx512_bf16, 1 thread, process CPU time; python 3.11.2, ...``."""
     threads = f"{machine['threads']} thread{'s' * (machine['threads'] > 1)}"
     versions = ", ".join(f"{name} {number}" for name, number in machine["versions"].items())
     kernels = machine["target"] or "no compiled module"
-    return f"{machine['cpu']} ({kernels}), {threads}, {machine['clock']}; {versions}"
+    return f"{processors.name(machine)}, {kernels}, {threads}, {machine['clock']}; {versions}"
 
 
 class Times:
@@ -176,7 +192,7 @@ def interleave(runs, options, seconds=2.0, least=5):
     mean of its calls: each is then measured with its own data in the caches.
     """
     clock = time.process_time if options.threads == 1 else time.perf_counter
-    took = {name: _seconds(run, time.perf_counter, 1) for name, run in runs.items()}  # a warm-up
+    took = {name: _warm_up(run) for name, run in runs.items()}
     calls = {name: 1 if options.quick else math.ceil(TURN / x) for name, x in took.items()}
     a_round = sum(took[name] * calls[name] for name in runs)
     rounds = 1 if options.quick else max(least, min(40, int(seconds / a_round)))
@@ -185,6 +201,18 @@ def interleave(runs, options, seconds=2.0, least=5):
         for name, run in runs.items():
             measured[name].append(_seconds(run, clock, calls[name]))
     return Times(measured)
+
+
+def _warm_up(run):
+    """Seconds of a call; not of the first, which may load or compile what it needs."""
+    first = _seconds(run, time.perf_counter, 1)
+    return first if first > 1 else _seconds(run, time.perf_counter, 1)
+
+
+def turn(run, threads, quick=False):
+    """Seconds of a call: the mean of one turn, for processes that take turns with each other."""
+    clock = time.process_time if threads == 1 else time.perf_counter
+    return _seconds(run, clock, 1 if quick else math.ceil(TURN / _warm_up(run)))
 
 
 def _seconds(run, clock, calls):
@@ -314,17 +342,22 @@ def times(ratio, spread):
     return f"{ratio:.2f}x ±{spread:.2f}"
 
 
-PEAK = "peak"  # the name of ``roofline.contestant`` among what takes turns
+SHARES = ("of reachable", "of peak")  # columns: of ``roofline.contestants``, in this order
 
 
-def with_peak(runs, peak):
-    """The runs, and the multiply-adds of ``roofline.contestant`` where there are any."""
-    return runs | ({PEAK: peak[0]} if peak else {})
+def with_limits(runs, limits):
+    """The runs, and ``roofline.contestants`` where there are any."""
+    return runs | {name: run for name, (run, _) in limits.items()}
 
 
-def share_of_peak(measured, name, flops, peak):
-    """What name reached of the multiply-adds' rate in the same rounds; None without these."""
-    return flops / peak[1] * measured.ratio(PEAK, to=name)[0] if peak else None
+def shares(measured, name, flops, limits):
+    """``(cells, figures)``: what name reached of each limit in the same rounds."""
+    found = {
+        limit: flops / limits[limit][1] * measured.ratio(limit, to=name)[0] if limits else None
+        for limit in SHARES
+    }
+    figures = {"share": found[SHARES[0]], "share_of_peak": found[SHARES[1]]}
+    return [per_cent(share) for share in found.values()], figures
 
 
 def per_cent(share):

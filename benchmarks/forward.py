@@ -36,7 +36,7 @@ def contestants(ours, theirs, threads):
     return runs | ({"one thread": on(1, ours)} if threads > 1 else {})
 
 
-def measure_shape(report, options, peak, dtype, shape, causal):
+def measure_shape(report, options, limits, dtype, shape, causal):
     """One row of the first table; a shape ``(B, H, T, D)`` or, with other values, with ``Dv``."""
     held, value_size = shape[:4], shape[-1]
     q, k, v = common.draw(held, held, (*held[:3], value_size), dtype=dtype)
@@ -48,18 +48,18 @@ def measure_shape(report, options, peak, dtype, shape, causal):
     outputs = {name: run(None) for name, (_, run) in runs.items()}
     error = common.errors(outputs, q, k, v, common.lower(shape[2]) if causal else None)
     backend = common.served_by(q, k, v, causal=causal)
-    measured = common.interleave(common.with_peak(runs, peak), options)
+    measured = common.interleave(common.with_limits(runs, limits), options)
     cells, figures = common.compared(measured, "regard", "torch", error)
     flops = 2 * (shape[3] + value_size) * common.pairs(held, causal)
     rate = flops / measured.median("regard")
-    share = common.share_of_peak(measured, "regard", flops, peak)
-    cells += [f"{rate / 1e9:.0f}", common.per_cent(share), backend]
+    shares, reached = common.shares(measured, "regard", flops, limits)
+    cells += [f"{rate / 1e9:.0f}", *shares, backend]
     if "one thread" in runs:
         cells.append(common.times(*measured.ratio("one thread", to="regard")))
         figures["speedup"] = measured.ratio("one thread", to="regard")[0]
     report.row(
         common.shape_name(shape), common.mask_name(causal), *cells, **figures,
-        dtype=dtype, shape=shape, causal=causal, flops=rate, share=share, backend=backend,
+        dtype=dtype, shape=shape, causal=causal, flops=rate, backend=backend, **reached,
     )  # fmt: skip
 
 
@@ -130,15 +130,15 @@ def main():
     """Two tables for each dtype."""
     options = common.read_options(__doc__, dtypes=["float32"])
     report = common.Report("forward", options)
-    columns = ["B, H, T, D", "mask", "regard", "torch", "torch / regard", "GFLOP/s", "of peak"]
+    columns = ["B, H, T, D", "mask", "regard", "torch", "torch / regard", "GFLOP/s"]
     more = ["1 thread / all"] if options.threads > 1 else []
-    columns += ["backend", *more]
+    columns += [*common.SHARES, "backend", *more]
     for dtype in options.dtype:
-        peak = roofline.contestant(dtype, options.threads)
+        limits = roofline.contestants(dtype, options.threads)
         report.table(f"Forward, {dtype}", *columns)
         for shape in QUICK if options.quick else SHAPES + WIDE:
             for causal in (False, True):
-                measure_shape(report, options, peak, dtype, shape, causal)
+                measure_shape(report, options, limits, dtype, shape, causal)
         # The arrays of one head fit into the caches of most processors, those of four do not: there
         # a window that is narrow waits for memory.
         for heads in (1, 4):

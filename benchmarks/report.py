@@ -1,10 +1,14 @@
-"""Runs every benchmark, and writes the README's table, docs/benchmarks.md and its picture.
+"""Runs every benchmark, and writes the README's tables, docs/benchmarks.md and its picture.
 
-    python benchmarks/report.py               run everything; results go to benchmarks/results
-    python benchmarks/report.py --from DIR    take the results of an earlier run
+    python benchmarks/report.py               run everything; results go to benchmarks/results, into
+                                              the folder of this processor
+    python benchmarks/report.py --from DIR    take the results of earlier runs
     python benchmarks/report.py --quick       run everything in small, and write nothing
 
-The README's table stands between the lines ``<!-- benchmarks -->`` and ``<!-- /benchmarks -->``.
+The document shows every processor that has results; the README one of AMD and one of Intel, those
+with the most of its rows. Its tables stand between the lines ``<!-- benchmarks -->`` and
+``<!-- /benchmarks -->``. ``results/architectures.json`` tells which models are right, which is the
+same on every processor.
 """
 
 import argparse
@@ -20,6 +24,7 @@ from pathlib import Path
 
 import common
 import memory
+import processors
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
@@ -27,6 +32,7 @@ BEGIN, END = "<!-- benchmarks -->", "<!-- /benchmarks -->"
 BOTH = ["--dtype", "float32", "bfloat16"]
 RUNS = {
     "roofline": [],
+    "targets": [],
     "forward": BOTH,
     "backward": BOTH,
     "second_pass": BOTH,
@@ -92,9 +98,16 @@ def run_all(folder, quick):
 
 
 def read_all(folder):
-    """Every result that is there, by the name of its run."""
-    paths = {name: folder / f"{name}.json" for name in RUNS}
-    return {name: json.loads(p.read_text("utf-8")) for name, p in paths.items() if p.exists()}
+    """Every result in a folder and those in it: ``{processor: {run: result}}``."""
+    found = {}
+    for name in RUNS:
+        for path in sorted([*folder.glob(f"{name}.json"), *folder.glob(f"*/{name}.json")]):
+            result = json.loads(path.read_text("utf-8"))
+            of_processor = found.setdefault(processors.name(result["machine"]), {})
+            if name in of_processor:
+                raise SystemExit(f"{path}: another result of {name} is of the same processor.")
+            of_processor[name] = result
+    return dict(sorted(found.items()))
 
 
 def find(result, **wanted):
@@ -122,6 +135,25 @@ def markdown(columns, rows):
     return "\n".join(f"| {' | '.join(row)} |" for row in (columns, aligned, *rows))
 
 
+def shown(results):
+    """The processors of the README: of AMD's and of Intel's that with the most of its rows.
+
+    The last by name of equal ones; of processors of other vendors alone, one of them.
+    """
+    rows = {name: n for name, found in results.items() if (n := len(headlines(found)))}
+    found = []
+    for vendor in processors.VENDORS:
+        if of_vendor := [(n, name) for name, n in rows.items() if name.startswith(vendor)]:
+            found.append(max(of_vendor)[1])
+    return found or sorted(rows)[-1:]
+
+
+def readme_tables(results):
+    """A table of each processor that the README shows, under its name, and what errors mean."""
+    parts = [f"**{name}**\n\n{readme_table(results[name])}" for name in shown(results)]
+    return "\n\n".join([*parts, LEGEND])
+
+
 def readme_table(results):
     """The headlines: time and error of regard, of torch, and how many times as fast regard is."""
     columns = [""]
@@ -134,7 +166,7 @@ def readme_table(results):
             cells += comparison(row) if row else ["-"] * 5
         rows.append(cells)
     machine = next(results[run]["machine"] for _, run, _ in HEADLINES if run in results)
-    return f"{markdown(columns, rows)}\n\n{common.machine_line(machine)}.\n{LEGEND}"
+    return f"{markdown(columns, rows)}\n\n{common.machine_line(machine)}."
 
 
 SITE = "https://regard-attention.github.io/regard"
@@ -181,19 +213,27 @@ def write_document(path, picture, results):
         "# Benchmarks",
         "Written by `benchmarks/report.py` from its own measurements. "
         + " ".join(common.__doc__.split("\n\n", 1)[1].split()),
+        f"Measured on {', '.join(results)}.",
         f"![How many times as fast as torch]({picture.name})",
     ]
-    for name, result in results.items():
-        parts += [
-            f"## {title(name)}",
-            *explanation(name),
-            f"{common.machine_line(result['machine'])}.",
-        ]
-        for table in result["tables"]:
-            parts += [f"### {table['title']}"]
-            parts += [markdown(table["columns"], [row["cells"] for row in table["rows"]])]
-            parts += [f"\\[{i}\\] {note}" for i, note in enumerate(table["notes"], 1)]
+    for name in RUNS:
+        of = {processor: found[name] for processor, found in results.items() if name in found}
+        if of:
+            parts += [f"## {title(name)}", *explanation(name)]
+        titles = set()
+        for processor, result in of.items():
+            parts += [f"{common.machine_line(result['machine'])}."]
+            for table in result["tables"]:
+                parts += document_table(table, processor if table["title"] in titles else None)
+            titles |= {table["title"] for table in result["tables"]}
     path.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+
+
+def document_table(table, processor):
+    """A table under its title, which names the processor where an earlier one has it too."""
+    yield f"### {table['title']}" + (f", {processor}" if processor else "")
+    yield markdown(table["columns"], [row["cells"] for row in table["rows"]])
+    yield from (f"\\[{i}\\] {note}" for i, note in enumerate(table["notes"], 1))
 
 
 def documentation(name):
@@ -221,15 +261,31 @@ def is_memory(rows):
 
 
 def draw_picture(path, results):
-    """Bars: how many times as fast as torch, of every headline."""
+    """Bars: how many times as fast as torch, of every headline; a part for each processor."""
     import matplotlib
 
     matplotlib.use("svg")
     matplotlib.rcParams["svg.hashsalt"] = "regard"  # the same figures, the same file
     from matplotlib import pyplot
 
-    bars = [(name, rows) for name, rows in headlines(results) if not is_memory(rows)][::-1]
-    figure, ax = pyplot.subplots(figsize=(8, 0.6 + 0.5 * len(bars)), layout="constrained")
+    of = {
+        processor: [x for x in headlines(results[processor]) if not is_memory(x[1])][::-1]
+        for processor in shown(results)
+    }
+    heights = [0.9 + 0.5 * len(bars) for bars in of.values()]
+    figure, axes = pyplot.subplots(
+        len(of), figsize=(8, sum(heights)), height_ratios=heights, layout="constrained",
+        squeeze=False,
+    )  # fmt: skip
+    for ax, (processor, bars) in zip(axes[:, 0], of.items()):
+        draw_bars(ax, bars)
+        ax.set_title(processor)
+    figure.savefig(path, metadata={"Date": None})
+    pyplot.close(figure)
+
+
+def draw_bars(ax, bars):
+    """Those of one processor."""
     for offset, color, dtype in ((0.2, "#0072b2", "float32"), (-0.2, "#e69f00", "bfloat16")):
         ratios = [rows[dtype]["ratio"] if rows[dtype] else 0 for _, rows in bars]
         drawn = ax.barh([y + offset for y in range(len(bars))], ratios, 0.38, color=color)
@@ -240,8 +296,6 @@ def draw_picture(path, results):
     ax.set_xlabel("times as fast as torch")
     ax.spines[["top", "right"]].set_visible(False)
     ax.legend(frameon=False)
-    figure.savefig(path, metadata={"Date": None})
-    pyplot.close(figure)
 
 
 def write(results, readme, docs):
@@ -250,12 +304,12 @@ def write(results, readme, docs):
     Raises:
         SystemExit: the results have no headline, or the README no markers.
     """
-    if not headlines(results):
+    if not shown(results):
         raise SystemExit("No result is of a size that the README shows; nothing was written.")
     picture = docs / "benchmarks.svg"
     draw_picture(picture, results)
     write_document(docs / "benchmarks.md", picture, results)
-    if not write_readme(readme, readme_table(results)):
+    if not write_readme(readme, readme_tables(results)):
         raise SystemExit(
             f"{readme}: no lines '{BEGIN}' and '{END}', so its table was not written; put them "
             "where it shall stand."
@@ -276,7 +330,8 @@ def main():
             failed = run_all(Path(folder), quick=True)
     else:
         folder = options.source or HERE / "results"
-        failed = [] if options.source else run_all(folder, quick=False)
+        own = processors.folder(common.machine_of())
+        failed = [] if options.source else run_all(own, quick=False)
         write(read_all(folder), options.readme, options.docs)
     if failed:
         raise SystemExit(f"These failed: {', '.join(failed)}.")

@@ -5,7 +5,8 @@
 What is measured is how long Python takes around the kernels: a model calls them once a layer. The
 cache grows by one key a step; the time is that of a step. A window is said by another mask in every
 step, or by intervals; what of a cache of fixed size is filled, by causal order and ``query_start``.
-torch gets the same as a mask. Masks and intervals are made beforehand. Calls are of tensors, and
+torch gets the same as a mask. The last table is a model's: each layer writes the token's key and
+value into its own cache and attends to what is filled. Masks and intervals are made beforehand. Calls are of tensors, and
 beside them of NumPy arrays.
 """
 
@@ -21,6 +22,7 @@ CALLS = [
     ((1, 12, 32, 64), 32), ((1, 12, 1, 64), 128), ((1, 12, 1, 64), 1024), ((4, 8, 1, 32), 280),
 ]  # fmt: skip
 HEADS, HEAD_SIZE, STEPS, WINDOW = 12, 64, 600, 256
+MODEL_STEPS, LAYERS = 1000, 12
 
 
 def us(seconds, error):
@@ -114,8 +116,37 @@ def measure_generations(report, options, dtype):
         )  # fmt: skip
 
 
+def model_steps(attend, inputs, steps):
+    """Steps of all layers of a model: each writes its key and value, and attends to all so far."""
+    caches = [(torch.empty_like(k), torch.empty_like(v)) for _, k, v in inputs]
+
+    def run():
+        for n in range(steps):
+            for (q, k, v), (keys, values) in zip(inputs, caches):
+                here = slice(n, n + 1)
+                keys[:, :, here], values[:, :, here] = k[:, :, here], v[:, :, here]
+                output = attend(q[:, :, here], keys[:, :, : n + 1], values[:, :, : n + 1])
+        return output
+
+    return run
+
+
+def measure_model(report, options, dtype):
+    """The third table."""
+    steps, layers = (8, 2) if options.quick else (MODEL_STEPS, LAYERS)
+    drawn = common.draw(*[(1, HEADS, steps, HEAD_SIZE)] * 3 * layers, dtype=dtype)
+    inputs = list(zip(*[iter(drawn)] * 3))
+    attends = {"regard": regard.attention, "torch": scaled_dot_product_attention}
+    runs = {name: model_steps(attend, inputs, steps) for name, attend in attends.items()}
+    q, k, v = (x[0] for x in inputs[-1])
+    error = common.multiples({name: run()[0] for name, run in runs.items()}, q[:, -1:], k, v)
+    measured = common.interleave(runs, options, seconds=10.0)
+    each = common.Times({x: [s / steps for s in measured.seconds[x]] for x in runs})
+    row(report, (dtype,), each, "regard", "torch", error, steps=steps, layers=layers, dtype=dtype)
+
+
 def main():
-    """Two tables."""
+    """Three tables."""
     options = common.read_options(__doc__, dtypes=["float32"])
     report = common.Report("small", options)
     report.table(
@@ -132,6 +163,13 @@ def main():
     )  # fmt: skip
     for dtype in options.dtype:
         measure_generations(report, options, dtype)
+    steps, layers = (8, 2) if options.quick else (MODEL_STEPS, LAYERS)
+    report.table(
+        f"Attention of a token, {steps} steps of {layers} layers, {HEADS} heads of {HEAD_SIZE}",
+        "dtype", "regard", "torch", "torch / regard",
+    )  # fmt: skip
+    for dtype in options.dtype:
+        measure_model(report, options, dtype)
     report.save()
 
 

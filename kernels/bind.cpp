@@ -745,8 +745,16 @@ NB_MODULE(_kernels, m) {
 #endif
   m.def("targets_left_out", &regard::targets_left_out,
         "The instruction sets that the compiler of this build could not make.");
-  m.def("preference", &regard::preference, nb::arg("vendor"),
-        "The instruction sets of this build, best first on processors of a vendor.");
+  m.def("preference", &regard::preference, nb::arg("vendor"), nb::arg("family") = 0,
+        nb::arg("features") = nb::none(),
+        "The instruction sets of this build, best first on a processor; of those that it has.");
+  m.def(
+      "processor",
+      [] {
+        const regard::CpuNumbers cpu = regard::cpu_numbers();
+        return nb::make_tuple(regard::cpu_vendor(), cpu.family, cpu.model);
+      },
+      "Vendor, family and model of the processor, as CPUID tells them; '', 0 and 0 without.");
   // Whether references carry their buffer, and arrays are checked to lie in it.
 #ifdef REGARD_CHECKS
   m.attr("checks") = true;

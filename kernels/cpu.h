@@ -128,6 +128,21 @@ inline std::string cpu_vendor() {
 #endif
 }
 
+// Which processor it is: 25 is the family of AMD's Zen 3 and 4, 26 of Zen 5, 6 that of most of
+// Intel's; zeros where there is no CPUID.
+struct CpuNumbers {
+  unsigned family = 0, model = 0;
+};
+inline CpuNumbers cpu_numbers() {
+#if defined(__x86_64__) || defined(__i386__)
+  const unsigned one = Cpuid(1).eax, family = one >> 8 & 15;
+  return {family == 15 ? family + (one >> 20 & 255) : family,
+          (one >> 4 & 15) | (family == 15 || family == 6 ? one >> 12 & 0xf0 : 0)};
+#else
+  return {};
+#endif
+}
+
 // Returns the brand string of CPUID leaves 0x80000002..4 without its padding.
 inline std::string cpu_name() {
 #if defined(__x86_64__) || defined(__i386__)

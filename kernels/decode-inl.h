@@ -17,7 +17,7 @@ constexpr int kDecodeVectors = 4;  // of a register block of four rows
 // In bytes:
 constexpr int64_t kDecodeBytes = 256 << 10;  // of the keys of a tile
 constexpr int64_t kPage = 4096;
-constexpr int64_t kPrefetchStart = 1024;  // prefetched where reading goes on elsewhere
+constexpr int64_t kPrefetchStart = 4096;  // prefetched where reading goes on elsewhere
 
 // Prefetches the page after that of a row which is the first of its page. The hardware prefetcher
 // fetches the rest of a page that is read in order, but does not cross into the next.

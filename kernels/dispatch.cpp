@@ -1,12 +1,13 @@
 #include "dispatch.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <map>
 #include <stdexcept>
 #include <string>
-#include <utility>
 
 #include "cpu.h"
+#include "preferences.h"
 
 namespace regard {
 namespace {
@@ -25,8 +26,7 @@ std::string lacks() {
   return runs_here() ? "" : "this processor lacks its instructions";
 }
 
-// Best first, on AMD. CMakeLists.txt defines REGARD_AVX2 as &avx2_target or as nullptr, so each of
-// them.
+// CMakeLists.txt defines REGARD_AVX2 as &avx2_target or as nullptr, so each of them.
 const Known kKnown[] = {
 #if defined(__x86_64__)
     {"amx", amx_obstacle, REGARD_AMX, request_amx},
@@ -44,19 +44,15 @@ const Known kKnown[] = {
 #endif
 };
 
-// Those of this build, best first on the processors of a vendor.
-std::vector<const Known*> best_first(const std::string& vendor) {
+// Those of this build, best first on a processor; last those that only their name asks for.
+std::vector<const Known*> best_first(const std::string& vendor, unsigned family) {
   std::vector<const Known*> found;
   for (const Known& k : kKnown)
     if (k.target) found.push_back(&k);
-  // Intel's processors begin a product of bfloat16 pairs every second cycle, and two of floats in
-  // every one: plain AVX-512 is 1.4 to 1.8 times as fast there.
-  for (size_t i = 0; vendor == "GenuineIntel" && i + 1 < found.size(); ++i)
-    if (found[i]->name == std::string("avx512_bf16") &&
-        found[i + 1]->name == std::string("avx512")) {
-      std::swap(found[i], found[i + 1]);
-      break;
-    }
+  const std::string order = " " + order_of(vendor, family) + " ";
+  const auto place = [&](const Known* k) { return order.find(" " + std::string(k->name) + " "); };
+  std::stable_sort(found.begin(), found.end(),
+                   [&](const Known* a, const Known* b) { return place(a) < place(b); });
   return found;
 }
 
@@ -69,6 +65,10 @@ std::map<std::string, std::string>& refusals() {
 std::string obstacle_of(const Known& k) {
   const auto refused = refusals().find(k.name);
   return refused == refusals().end() ? k.obstacle() : refused->second;
+}
+
+std::vector<const Known*> best_first_here() {
+  return best_first(cpu_vendor(), cpu_numbers().family);
 }
 
 // Of the known ones those that are in this build, or those that are not.
@@ -95,7 +95,7 @@ std::string refusal(const std::string& asked) {
 const Target* choose() {
   const char* value = std::getenv("REGARD_TARGET");
   const std::string asked = value ? value : "";
-  for (const Known* k : best_first(cpu_vendor())) {
+  for (const Known* k : best_first_here()) {
     if ((!asked.empty() && asked != k->name) || !k->obstacle().empty()) continue;
     const std::string refused = k->request ? k->request() : "";
     if (refused.empty()) return k->target;
@@ -108,7 +108,7 @@ const Target* choose() {
 
 std::vector<const Target*> targets_here() {
   std::vector<const Target*> found;
-  for (const Known* k : best_first(cpu_vendor()))
+  for (const Known* k : best_first_here())
     if (k->obstacle().empty()) found.push_back(k->target);
   return found;
 }
@@ -121,9 +121,12 @@ std::map<std::string, std::string> obstacles() {
   return found;
 }
 
-std::vector<std::string> preference(const std::string& vendor) {
+std::vector<std::string> preference(const std::string& vendor, unsigned family,
+                                    const std::optional<std::vector<std::string>>& features) {
   std::vector<std::string> found;
-  for (const Known* k : best_first(vendor)) found.emplace_back(k->name);
+  for (const Known* k : best_first(vendor, family))
+    if (!features || std::count(features->begin(), features->end(), k->name))
+      found.emplace_back(k->name);
   return found;
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,8 +19,10 @@ std::map<std::string, std::string> obstacles();
 // The names of those that the compiler could not build.
 std::vector<std::string> targets_left_out();
 
-// The targets of this build in the order in which processors of a vendor would try them.
-std::vector<std::string> preference(const std::string& vendor);
+// The targets of this build in the order in which a processor would try them (preferences.h);
+// where `features` are given, those of them that it runs.
+std::vector<std::string> preference(const std::string& vendor, unsigned family,
+                                    const std::optional<std::vector<std::string>>& features);
 
 // The target in use: the best, or what REGARD_TARGET names. Throws std::runtime_error where that is
 // unknown, not in this build, or cannot run here.

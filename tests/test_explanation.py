@@ -25,7 +25,7 @@ class Kernels:
     def obstacles(self):
         return self.others
 
-    def preference(self, vendor):
+    def preference(self, vendor):  # of any processor: the names alone are asked for
         return self.built
 
     def targets_left_out(self):

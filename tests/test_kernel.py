@@ -99,19 +99,37 @@ def test_a_target_that_is_unknown_is_refused_by_name():
     assert "portable are there." in done.stderr
 
 
-def test_intels_processors_prefer_plain_avx512_to_pairs_of_bfloat16():
+WIDEST_LAST = ["portable", "avx2", "avx512", "avx512_bf16", "amx"]
+# (vendor, family): what a processor with all instructions tries, best first.
+ORDERS = {
+    ("GenuineIntel", 6): ["amx", "avx512", "avx512_bf16", "avx2", "portable"],  # Sapphire Rapids
+    ("GenuineIntel", 19): ["amx", "avx512", "avx512_bf16", "avx2", "portable"],
+    ("AuthenticAMD", 25): ["amx", "avx512_bf16", "avx512", "avx2", "portable"],  # Zen 4
+    ("AuthenticAMD", 26): ["amx", "avx512_bf16", "avx512", "avx2", "portable"],  # Zen 5
+    ("CentaurHauls", 7): ["amx", "avx512_bf16", "avx512", "avx2", "portable"],  # not measured
+    ("", 0): ["amx", "avx512_bf16", "avx512", "avx2", "portable"],
+}
+
+
+@pytest.mark.parametrize("cpu", ORDERS, ids=str)
+def test_a_processor_tries_the_instruction_sets_in_the_order_of_its_measurements(cpu):
     kernels = kernel.kernels
-    orders = {v: kernels.preference(v) for v in ("GenuineIntel", "AuthenticAMD", "")}
-    assert len({frozenset(order) for order in orders.values()}) == 1
-    for vendor, order in orders.items():
-        assert order.index("portable") >= len(order) - 2, "only what is named comes after it"
-        if {"avx512", "avx512_bf16"} <= set(order):
-            intel = order.index("avx512") < order.index("avx512_bf16")
-            assert intel == (vendor == "GenuineIntel")
-            assert order.index("avx2") == 2 + ("amx" in order)
-            assert order.index("amx") == 0
-    assert any([n for n in order if n in kernels.targets()] == kernels.targets()
-               for order in orders.values())  # fmt: skip
+    built = kernels.preference(*cpu)
+    order = [name for name in built if name in WIDEST_LAST]
+    assert order == [name for name in ORDERS[cpu] if name in order]
+    assert order == built[: len(order)], "what is only for tests comes last"
+    for count in range(1, len(WIDEST_LAST) + 1):  # a processor that lacks the wider ones
+        has = WIDEST_LAST[:count]
+        assert kernels.preference(*cpu, has) == [name for name in order if name in has]
+
+
+def test_this_processor_is_in_the_table_of_preferences():
+    kernels = kernel.kernels
+    vendor, family, model = kernels.processor()
+    assert bool(vendor) == bool(family), "both of CPUID"
+    assert model >= 0
+    here = kernels.targets()
+    assert kernels.preference(vendor, family, here) == here
 
 
 def test_an_install_without_the_compiled_module_serves_the_call_all_the_same(monkeypatch):

@@ -1,0 +1,124 @@
+"""Every instruction set that runs here beside the others: which is the fastest for which dtype.
+
+    python benchmarks/targets.py [--threads N] [--dtype float32 bfloat16 float16 float64]
+                                 [--quick] [--json FILE]
+
+The figures of the table in ``kernels/preferences.h``, which says in what order processors try the
+instruction sets. Each runs in a process of its own; they take turns, and a ratio is to the one in
+use. The whole cost of an order is that of its first: the last rows name the fastest of each dtype.
+"""
+
+import json
+import os
+import subprocess
+import sys
+
+import common
+import torch
+
+import regard
+
+SHAPE, QUICK = (1, 8, 1024, 64), (1, 2, 97, 16)
+LONG, QUICK_LONG = 16_384, 128  # keys of one query
+JOBS = ("forward", "forward, causal", "backward, causal", "one query", "summary, causal")
+SERVE = "--serve"  # before the options: what a process of one target is started with
+
+
+def job(name, dtype, quick):
+    """A function that does it."""
+    shape = QUICK if quick else SHAPE
+    if name == "one query":
+        held = (1, shape[1], QUICK_LONG if quick else LONG, shape[3])
+        q, k, v = common.draw((1, shape[1], 1, shape[3]), held, held, dtype=dtype)
+        return lambda: regard.attention(q, k, v)
+    q, k, v, g = common.draw(*[shape] * 4, dtype=dtype)
+    causal = name.endswith("causal")
+    if name.startswith("summary"):
+        return lambda: regard.attention(q, k, v, causal=causal, return_weights=True)[1].summary()
+    if name.startswith("forward"):
+        return lambda: regard.attention(q, k, v, causal=causal)
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    return lambda: torch.autograd.grad(regard.attention(*leaves, causal=causal), leaves, g)
+
+
+def serve(threads, quick):
+    """Answers each line ``[job, dtype]`` with the seconds of a call, until there is none."""
+    regard.set_num_threads(threads)
+    runs = {}
+    print(json.dumps(common.target()), flush=True)
+    for line in sys.stdin:
+        name, dtype = json.loads(line)
+        if (name, dtype) not in runs:
+            runs[name, dtype] = job(name, dtype, quick)
+            runs[name, dtype]()
+        print(json.dumps(common.turn(runs[name, dtype], threads, quick)), flush=True)
+
+
+class Target:
+    """A process that uses one instruction set."""
+
+    def __init__(self, name, options):
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, SERVE, str(options.threads), str(int(options.quick))],
+            env={**os.environ, "REGARD_TARGET": name},
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert self._read() == name
+
+    def _read(self):
+        return json.loads(self._process.stdout.readline())
+
+    def seconds(self, name, dtype):
+        """Of one call, the mean of a turn."""
+        self._process.stdin.write(json.dumps([name, dtype]) + "\n")
+        self._process.stdin.flush()
+        return self._read()
+
+    def end(self):
+        """Ends the process."""
+        self._process.communicate()
+
+
+def measure(report, targets, options, dtype, name):
+    """A row: every target's time, and the fastest."""
+    rounds = 1 if options.quick else 7
+    seconds = {target: [] for target in targets}
+    for _ in range(rounds):
+        for target, process in targets.items():
+            seconds[target].append(process.seconds(name, dtype))
+    measured = common.Times(seconds)
+    used = common.target()
+    ratios = {target: measured.ratio(target, to=used) for target in targets}
+    fastest = min(targets, key=lambda target: ratios[target][0])
+    cells = [f"{measured.median(x) * 1e3:.2f} ms {common.times(*ratios[x])}" for x in targets]
+    report.row(
+        name, dtype, *cells, fastest, job=name, dtype=dtype, seconds=measured.medians(),
+        ratios={target: ratio for target, (ratio, _) in ratios.items()}, fastest=fastest,
+    )  # fmt: skip
+
+
+def main():
+    """One table."""
+    options = common.read_options(__doc__, dtypes=common.DTYPES)
+    report = common.Report("targets", options)
+    names = [name for name in common.targets() if not name.endswith("_emulated")]
+    targets = {name: Target(name, options) for name in names}
+    report.table(
+        f"Time of (B, H, T, D) = {SHAPE}, one query on {LONG} keys, in times of the first",
+        "call", "dtype", *names, "fastest",
+    )  # fmt: skip
+    try:
+        for dtype in options.dtype:
+            for name in JOBS:
+                measure(report, targets, options, dtype, name)
+    finally:
+        for process in targets.values():
+            process.end()
+    report.save()
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == [SERVE]:
+        serve(int(sys.argv[2]), bool(int(sys.argv[3])))
+    else:
+        main()
