@@ -73,7 +73,7 @@ MAY_IMPORT_TORCH = (
 NOT_AT_IMPORT = {
     "torch", "rich", "typer", "tokenizers", "safetensors", "starlette", "uvicorn", "matplotlib",
     "transformers", "ml_dtypes", "IPython", "jaxtyping", "anywidget", "pyarrow", "triton",
-    "fsspec", "aiohttp",
+    "fsspec", "aiohttp", "threadpoolctl",
 }  # fmt: skip
 
 
