@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from regard._backends.block_reductions import reduce_blocks
 from regard._backends.gather import gather_weights
 from regard._backends.kernel import in_scores
 from regard._backends.part_gradients import add_gradients
@@ -58,27 +57,17 @@ class Triton:
     def reduce(
         self, call: Call, statistics: tuple[Any, Any] | None, fields: dict[str, Any]
     ) -> None:
-        from regard._backends import triton_ops
+        from regard._backends import triton_reduce
 
         assert statistics is not None
-        fields = dict(fields)
-        if (into := fields.pop("row_max", None)) is not None:
-            triton_ops.largest_scores(call, *statistics, into)
-        if (into := fields.pop("lse", None)) is not None:
-            triton_ops.log_sum_exp(statistics, into)
-        at_once = {name: fields.pop(name) for name in triton_ops.FIELDS if name in fields}
-        if at_once:
-            triton_ops.reduce(call, statistics, at_once)
-        if fields:
-            xp = arrays_of(call.query)
-            reduce_blocks(xp, call, statistics, fields, triton_ops.weight_blocks)
+        triton_reduce.reduce(call, statistics, fields)
 
     def add_gradients(
         self, call: Call, grad: Any, delta: Any, statistics: tuple[Any, Any], sums: dict[str, Any]
     ) -> None:
-        from regard._backends import triton_ops
+        from regard._backends import triton_reduce
 
-        xp, blocks_of = arrays_of(call.query), triton_ops.weight_blocks
+        xp, blocks_of = arrays_of(call.query), triton_reduce.weight_blocks
         add_gradients(xp, call, grad, delta, statistics, sums, blocks_of)
 
     def gather(self, call: Call, statistics: tuple[Any, Any], queries: Any, keys: Any) -> Any:

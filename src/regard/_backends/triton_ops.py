@@ -6,7 +6,6 @@ The gradients are those of the torch backend's operators.
 import contextlib
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ import torch
 from torch import Tensor
 
 from regard._backends import triton_jit
-from regard._backends.formula import WeightBlock
 from regard._backends.kernel import new_output
 from regard._backends.torch_ops import (
     CALL_SCHEMA,
@@ -29,10 +27,8 @@ from regard._backends.torch_ops import (
     tensors_of,
     unpack,
 )
-from regard._base.arrays import Arrays
 from regard._call.call import Call
 from regard._call.checks import check_contents
-from regard._call.visible import Visibility, blocks
 
 LOG2E = math.log2(math.e)
 SMALL_TILE = 64, 32, 4, 1  # of the kernel for values that are not finite, which holds more sums
@@ -68,7 +64,7 @@ def bounds(call: Call) -> tuple[Tensor, Tensor] | None:
     return low.int().contiguous(), high.int().contiguous()
 
 
-def _block(D: int) -> int:
+def width_of(D: int) -> int:
     """The width of a tile that holds vectors of D numbers."""
     return max(16, 1 << (D - 1).bit_length())
 
@@ -110,6 +106,13 @@ def _strides(x: Tensor) -> list[int]:
     return [0 if n == 1 else stride for n, stride in zip(x.shape, x.stride())]
 
 
+def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
+    """Runs a kernel on the device of the query that it is given."""
+    x = next(x for x in arguments if isinstance(x, Tensor))
+    with _on_device_of(x):
+        kernel[grid](*arguments, **options, INTERPRETED=triton_jit.INTERPRETED)
+
+
 @contextlib.contextmanager
 def _on_device_of(x: Tensor) -> Iterator[None]:
     """Triton launches on the current device; its interpreter warns where NumPy does."""
@@ -132,14 +135,13 @@ def forward(call: Call) -> tuple[Any, Tensor, Tensor]:
     if 0 in (B, Hq, Lq, Lk):
         return (None if out is None else out.zero_()), maximum, total
     arguments, flags = _arguments(call, out, maximum, total)
-    sizes = {"BD": _block(q.shape[3]), "BDV": _block(max(_value_size(call), 1))}
-    with _on_device_of(q):
-        for clean in (False, True) if flags["HAS_FLAG"] else (False,):
-            BM, BN, warps, stages = SMALL_TILE if clean else tile(call)
-            triton_jit.attend[(-(-Lq // BM), Hq, B)](
-                *arguments, **sizes, **flags, CLEAN=clean,
-                BM=BM, BN=BN, num_warps=warps, num_stages=stages,
-            )  # fmt: skip
+    sizes = {"BD": width_of(q.shape[3]), "BDV": width_of(max(_value_size(call), 1))}
+    for clean in (False, True) if flags["HAS_FLAG"] else (False,):
+        BM, BN, warps, stages = SMALL_TILE if clean else tile(call)
+        launch(
+            triton_jit.attend, (-(-Lq // BM), Hq, B), *arguments, **sizes, **flags, CLEAN=clean,
+            BM=BM, BN=BN, num_warps=warps, num_stages=stages,
+        )  # fmt: skip
     return out, maximum, total
 
 
@@ -148,7 +150,7 @@ def _arguments(
 ) -> tuple[list[Any], dict[str, bool]]:
     """What the kernel takes, in its order, and what it is compiled for."""
     q, v, device = call.query, call.key if call.value is None else call.value, call.query.device
-    scores = _Scores(call)
+    scores = Scores(call)
     has_flag = out is not None and scores.hides
     flag = v.isfinite().flatten(1).all(1).int() if has_flag else q
     sinks = q if call.sinks is None else call.sinks.contiguous()
@@ -157,7 +159,7 @@ def _arguments(
     low, high, *others = scores.arrays
     arrays = [q, call.key, v, q if out is None else out, maximum, total, flag, low, high]
     arrays += [*others[:4], sinks, *others[4:], seed]
-    strides = [*q.stride(), *_of_batch(call.key, len(q)), *_of_batch(v, len(q))]
+    strides = [*q.stride(), *of_batch(call.key, len(q)), *of_batch(v, len(q))]
     strides += [0, 0, 0, 0] if out is None else list(out.stride())
     strides.append(int(len(v) > 1))
     keep = 1 / (1 - call.dropout)
@@ -170,8 +172,8 @@ def _arguments(
     }  # fmt: skip
 
 
-class _Scores:
-    """What both kernels take of a call for its scores, in the order of their parameters."""
+class Scores:
+    """What all kernels take of a call for its scores, in the order of their parameters."""
 
     def __init__(self, call: Call) -> None:
         q, device, limits = call.query, call.query.device, bounds(call)
@@ -200,100 +202,10 @@ class _Scores:
             "HAS_BOUNDS": limits is not None, "HAS_IDS": ids[0] is not None,
             "HAS_MASK": call.mask is not None, "HAS_BIAS": call.bias is not None,
             "HAS_CAP": call.softcap is not None, "HAS_EDITS": edits > 0,
-            "INTERPRETED": triton_jit.INTERPRETED,
         }  # fmt: skip
 
 
-def weight_blocks(xp: Arrays, call: Call, statistics: tuple[Any, Any]) -> Iterator[WeightBlock]:
-    """The weights in blocks of whole rows, from the scores that the kernel computes once more."""
-    check_contents(call)
-    q, visibility = call.query, Visibility(call, xp.arange)
-    maximum, total = _on_device(statistics, q.device)
-    scores = _Scores(call)
-    of_scores = maximum * math.log(2)
-    BM, BN, warps, _ = tile(call)
-    for block in blocks(call, visibility, xp.block_elements, xp.tallest_block):
-        b, h, rows, keys = block
-        sizes = [x.stop - x.start for x in block]
-        shifted = torch.empty(sizes, device=q.device)
-        if shifted.numel():
-            low, high, *others = scores.arrays
-            arrays = [shifted, q, call.key, maximum, low, high, *others]
-            strides = [*shifted.stride()[:3], *q.stride(), *_of_batch(call.key, len(q))]
-            place = [b.start, h.start, sizes[1], rows.start, rows.stop, keys.start, keys.stop]
-            numbers = [*place, q.shape[1], *scores.sizes, *scores.numbers]
-            grid = -(-sizes[2] // BM), -(-sizes[3] // BN), sizes[0] * sizes[1]
-            with _on_device_of(q):
-                triton_jit.logarithms[grid](
-                    *arrays, *strides, *scores.strides, *numbers, **scores.flags,
-                    BM=BM, BN=BN, BD=_block(q.shape[3]), num_warps=warps,
-                )  # fmt: skip
-        positions, visible = visibility.positions(b.start, rows, keys), visibility.pairs(*block)
-        of_rows = (x[b, h, rows][..., None] for x in (of_scores, total))
-        yield WeightBlock(xp, *block, positions, visible, shifted, *of_rows)
-
-
-OF_ROWS, OF_KEYS = ("entropy", "distance"), ("received", "received_max")
-FIELDS = (*OF_ROWS, *OF_KEYS)  # that one kernel reduces, in one pass
-
-
-def reduce(call: Call, statistics: tuple[Any, Any], fields: dict[str, Tensor]) -> None:
-    """Fills arrays with some of the reductions, by their names in ``FIELDS``."""
-    q, device, (B, Hq, _, Lq, Lk) = call.query, call.query.device, call.sizes
-    if 0 in (B, Hq, Lq, Lk):
-        return
-    check_contents(call)
-    maximum, total = _on_device(statistics, device)
-    scores, starts = _Scores(call), torch.as_tensor(call.starts).to(device).long().contiguous()
-    rows = {name: torch.empty((B, Hq, Lq), device=device) for name in OF_ROWS if name in fields}
-    received, largest, undefined = (
-        torch.zeros((B, Hq, Lk), dtype=dtype, device=device)
-        for dtype in (torch.int64, torch.int32, torch.int32)
-    )
-    BM, BN, warps, stages = tile(call)
-    low, high, *others = scores.arrays
-    arrays = [rows.get("entropy", maximum), rows.get("distance", maximum)]
-    arrays += [received, largest, undefined, q, call.key, maximum, total, starts]
-    strides = [*q.stride(), *_of_batch(call.key, B)]
-    steps = [int(len(starts) > 1), call.query_step, call.key_step]
-    with _on_device_of(q):
-        triton_jit.reductions[(-(-Lq // BM), Hq, B)](
-            *arrays, low, high, *others, *strides, *steps, *scores.strides,
-            Hq, *scores.sizes, *scores.numbers, **scores.flags,
-            HAS_ENTROPY="entropy" in fields, HAS_DISTANCE="distance" in fields,
-            HAS_RECEIVED="received" in fields, HAS_LARGEST="received_max" in fields,
-            BM=BM, BN=BN, BD=_block(q.shape[3]), num_warps=warps, num_stages=stages,
-        )  # fmt: skip
-    for name, found in rows.items():
-        fields[name].copy_(found)
-    sums = {"received": received.to(torch.float32) * 2.0**-40}
-    sums["received_max"] = largest.view(torch.float32)
-    for name in OF_KEYS:
-        if name in fields:
-            fields[name].copy_(torch.where(undefined != 0, torch.nan, sums[name]))
-
-
-def _on_device(statistics: tuple[Any, Any], device: torch.device) -> list[Tensor]:
-    given = (torch.as_tensor(x, dtype=torch.float32) for x in statistics)
-    return [x.to(device).contiguous() for x in given]
-
-
-def log_sum_exp(statistics: tuple[Any, Any], into: Tensor) -> None:
-    """Fills ``(B, Hq, Lq)`` with ln of the sum of exp(score)."""
-    maximum, total = (torch.as_tensor(x).to(into.device, into.dtype) for x in statistics)
-    into[...] = maximum * math.log(2) + total.log()
-
-
-def largest_scores(call: Call, maximum: Any, total: Any, into: Tensor) -> None:
-    """Fills ``(B, Hq, Lq)`` with the largest score of each row among the keys of the call."""
-    if call.sinks is not None or not call.whole_rows:
-        _, maximum, total = forward(replace(call.without_value(), sinks=None))
-    maximum, total = (torch.as_tensor(x).to(into.device) for x in (maximum, total))
-    found = maximum.to(into.dtype) * math.log(2)
-    into[...] = torch.where(total.isnan() & (found < torch.inf), torch.nan, found)
-
-
-def _of_batch(x: Tensor, B: int) -> list[int]:
+def of_batch(x: Tensor, B: int) -> list[int]:
     """Strides of keys or values that a batch may share."""
     batch, *rest = x.stride()
     return [batch if len(x) == B else 0, *rest]
