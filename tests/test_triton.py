@@ -257,6 +257,63 @@ def test_what_is_reduced_by_kernels_makes_no_block_of_weights(ask, monkeypatch):
     ask(both("causal")[0])
 
 
+def first_gradients(inputs, backend, upstream, **options):
+    leaves = [x.clone().requires_grad_() for x in inputs]
+    if "sinks" in options:
+        leaves.append(options.pop("sinks").to(inputs[0].dtype).requires_grad_())
+        options["sinks"] = leaves[-1]
+    out = regard.attention(*leaves[:3], **options, backend=backend)
+    return torch.autograd.grad(out, leaves, upstream.to(out.dtype))
+
+
+@interpreted
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("name", OPTIONS)
+def test_gradients_with_each_option(name, dtype):
+    inputs = draw((2, 4, 80, 24), (2, 2, 97, 24), (2, 2, 97, 20), dtype=dtype)
+    (upstream,) = draw((2, 4, 80, 20), dtype=dtype)
+    found = first_gradients(inputs, "triton", upstream, **OPTIONS[name])
+    plain = first_gradients(inputs, "torch", upstream, **OPTIONS[name])
+    exact = [x.double() for x in inputs]
+    expected = first_gradients(exact, "torch", upstream.double(), **OPTIONS[name])
+    for x, y, z in zip(found, plain, expected):
+        rounding = 4 * torch.finfo(dtype).eps * z.abs().max()
+        assert (x - z).abs().max() <= 2 * (y - z).abs().max() + rounding
+
+
+@interpreted
+@pytest.mark.parametrize("name", ["causal", "packed", "dropped", "edited"])
+def test_gradients_reach_no_pair_that_is_masked(name):
+    q, k, v = draw((2, 4, 80, 8), (2, 2, 97, 8), (2, 2, 97, 5))
+    (upstream,) = draw((2, 4, 80, 5))
+    v[0, 1, 96, 1], k[1, 1, 96], q[0, 3, 20] = np.inf, np.nan, np.nan
+    upstream[0, 0, 3, 1], upstream[1, 2, 40, 0], upstream[1, 2, 41, 0] = np.inf, np.inf, -np.inf
+    upstream[0, 2, 9, 3] = np.nan
+    if name == "dropped":  # a dropped inf is NaN in the output, and here so in the gradient
+        v[0, 1, 96, 1] = 1.0
+    for grad in (torch.ones_like(upstream), upstream):
+        found = first_gradients((q, k, v), "triton", grad, **OPTIONS[name])
+        expected = first_gradients((q, k, v), "torch", grad, **OPTIONS[name])
+        for x, y in zip(found, expected):
+            torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+@interpreted
+def test_gradients_of_keys_that_a_batch_shares_and_of_a_bias():
+    inputs = draw((3, 4, 33, 8), (1, 2, 40, 8), (1, 2, 40, 8))
+    (upstream,) = draw((3, 4, 33, 8))
+    for x, y in zip(*(first_gradients(inputs, n, upstream) for n in ("triton", "torch"))):
+        torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-5)
+    bias = torch.zeros(4, 1, 40, requires_grad=True)
+    found = [
+        torch.autograd.grad((attend(*inputs, bias=bias) * upstream).sum(), bias),
+        torch.autograd.grad(
+            (regard.attention(*inputs, bias=bias, backend="torch") * upstream).sum(), bias
+        ),
+    ]
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)
+
+
 @interpreted
 def test_it_has_first_and_second_gradients_and_adds_those_of_parts():
     inputs = draw((1, 2, 9, 4), (1, 2, 11, 4), (1, 2, 11, 3))
@@ -287,6 +344,12 @@ def test_the_batch_changes_no_bit():
     v[0, 0, 3, 1] = np.nan  # another kernel computes that element
     whole = attend(q, k, v, causal=True)
     assert torch.equal(whole[1:2], attend(q[1:2], k[1:2], v[1:2], causal=True))
+    (grad,) = draw((3, 2, 70, 8))
+    grad[0, 0, 3, 1] = np.nan
+    whole = first_gradients((q, k, v), "triton", grad, causal=True)
+    alone = first_gradients([x[1:2] for x in (q, k, v)], "triton", grad[1:2], causal=True)
+    for x, y in zip(whole, alone):
+        assert torch.equal(x[1:2], y)
 
 
 @pytest.mark.skipif(not INSTALLED, reason="triton is not installed: it compiles the kernels")

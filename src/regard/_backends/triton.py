@@ -22,9 +22,8 @@ DEVICES = ("cuda", "xpu")  # cuda is AMD's too
 class Triton:
     """See ``regard._backends.Backend``.
 
-    Kernels compute output and row statistics, in one more pass entropy, distance and received
-    weights, and blocks of weights, from which all else that is asked of them is read. Gradients are
-    those of the torch backend.
+    Kernels compute output, row statistics, gradients, reductions, and blocks of weights, from which
+    sums of weights are read. Second gradients and those of a bias are the torch backend's.
     """
 
     name = "triton"
@@ -65,10 +64,16 @@ class Triton:
     def add_gradients(
         self, call: Call, grad: Any, delta: Any, statistics: tuple[Any, Any], sums: dict[str, Any]
     ) -> None:
-        from regard._backends import triton_reduce
+        from regard._backends import triton_backward, triton_reduce
 
-        xp, blocks_of = arrays_of(call.query), triton_reduce.weight_blocks
-        add_gradients(xp, call, grad, delta, statistics, sums, blocks_of)
+        if "bias" in sums:  # a number for each pair, maybe summed over some axes
+            xp, blocks_of = arrays_of(call.query), triton_reduce.weight_blocks
+            add_gradients(xp, call, grad, delta, statistics, sums, blocks_of)
+            return
+        dtype = next(iter(sums.values())).dtype
+        found = triton_backward.gradients(call, grad, delta, statistics, sums.keys(), dtype)
+        for name, x in found.items():
+            sums[name] += x
 
     def gather(self, call: Call, statistics: tuple[Any, Any], queries: Any, keys: Any) -> Any:
         known = in_scores(self.score_unit(call), *map(np.asarray, statistics))

@@ -1,6 +1,6 @@
 """The kernels in Triton as a custom operator of torch: traceable, with a gradient.
 
-The gradients are those of the torch backend's operators.
+Second derivatives, and gradients of a bias, are those of the torch backend.
 """
 
 import contextlib
@@ -12,19 +12,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard._backends import triton_jit
+from regard._backends import torch_gradients, triton_jit
 from regard._backends.kernel import new_output
+from regard._backends.kernel_ops import with_statistics
+from regard._backends.torch_gradients import INPUTS
 from regard._backends.torch_ops import (
     CALL_SCHEMA,
-    attend_backward,
-    by_input,
-    differentiable,
+    empty_gradients,
     make_operator,
     map_one_by_one,
-    needed_of,
+    names_of,
     pack,
-    refuse_forward_mode,
-    tensors_of,
     unpack,
 )
 from regard._call.call import Call
@@ -74,10 +72,15 @@ def tile(call: Call) -> tuple[int, int, int, int]:
     if triton_jit.INTERPRETED:
         return 64, 64, 4, 1
     wide = max(call.query.shape[3], _value_size(call))
-    device, major = call.query.device, 0
-    if device.type == "cuda" and torch.version.cuda:
-        major = torch.cuda.get_device_capability(device)[0]
+    major = device_major(call.query.device)
     return tile_of(wide, is_narrow=call.query.dtype != torch.float32, major=major)
+
+
+def device_major(device: torch.device) -> int:
+    """Of the compute capability of NVIDIA's; 0 for others."""
+    if device.type != "cuda" or not torch.version.cuda:
+        return 0
+    return torch.cuda.get_device_capability(device)[0]
 
 
 def tile_of(head_size: int, *, is_narrow: bool, major: int = 0) -> tuple[int, int, int, int]:
@@ -149,27 +152,38 @@ def _arguments(
     call: Call, out: Tensor | None, maximum: Tensor, total: Tensor
 ) -> tuple[list[Any], dict[str, bool]]:
     """What the kernel takes, in its order, and what it is compiled for."""
-    q, v, device = call.query, call.key if call.value is None else call.value, call.query.device
+    q, v = call.query, call.key if call.value is None else call.value
     scores = Scores(call)
     has_flag = out is not None and scores.hides
     flag = v.isfinite().flatten(1).all(1).int() if has_flag else q
     sinks = q if call.sinks is None else call.sinks.contiguous()
-    seed = q if call.seed is None else call.seed.to(device)
-    (first_row, first_key), (row_step, key_step) = call.draws
+    drawn = Drawn(call)
     low, high, *others = scores.arrays
     arrays = [q, call.key, v, q if out is None else out, maximum, total, flag, low, high]
-    arrays += [*others[:4], sinks, *others[4:], seed]
+    arrays += [*others[:4], sinks, *others[4:], drawn.seed]
     strides = [*q.stride(), *of_batch(call.key, len(q)), *of_batch(v, len(q))]
     strides += [0, 0, 0, 0] if out is None else list(out.stride())
     strides.append(int(len(v) > 1))
-    keep = 1 / (1 - call.dropout)
     numbers = [q.shape[1], *scores.sizes, _value_size(call), *scores.numbers]
-    numbers += [round(call.dropout * 2**32), keep, first_row, row_step, first_key, key_step]
+    numbers += drawn.numbers
     return [*arrays, *strides, *scores.strides, *numbers], {
         **scores.flags, "HAS_FLAG": has_flag, "HAS_OUTPUT": out is not None,
-        "HAS_STATISTICS": True, "HAS_SINKS": call.sinks is not None,
-        "HAS_DROPOUT": call.dropout > 0, "EACH": key_step != 1 or first_key % 4 != 0,
+        **drawn.flags, "HAS_STATISTICS": True, "HAS_SINKS": call.sinks is not None,
     }  # fmt: skip
+
+
+class Drawn:
+    """What kernels take of a call for its dropout."""
+
+    def __init__(self, call: Call) -> None:
+        (first_row, first_key), (row_step, key_step) = call.draws
+        keep = 1 / (1 - call.dropout)
+        self.seed = call.query if call.seed is None else call.seed.to(call.query.device)
+        self.numbers = [round(call.dropout * 2**32), keep]
+        self.numbers += [first_row, row_step, first_key, key_step]
+        self.flags = {
+            "HAS_DROPOUT": call.dropout > 0, "EACH": key_step != 1 or first_key % 4 != 0,
+        }  # fmt: skip
 
 
 class Scores:
@@ -224,22 +238,34 @@ def _(*values: Any) -> tuple[Tensor, Tensor, Tensor]:
     return out, rows, torch.empty_like(rows)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    tensors, ctx.numbers = tensors_of(inputs)
-    ctx.save_for_backward(*tensors)
-    ctx.mark_non_differentiable(*output[1:])
-    ctx.set_materialize_grads(False)
+@make_operator(
+    "triton_attention_backward",
+    f"int needed, Tensor grad, Tensor out, Tensor maximum, Tensor total, {CALL_SCHEMA}",
+    "(Tensor, Tensor, Tensor, Tensor, Tensor)",
+    products=(3, 2),
+)
+def _backward(
+    needed: int, grad: Tensor, out: Tensor, maximum: Tensor, total: Tensor, *values: Any
+) -> tuple[Tensor, ...]:
+    from regard._backends import triton_backward  # which imports this
+
+    call, names = unpack(*values), names_of(needed)
+    if "bias" in names:  # a number for each pair, maybe summed over some axes
+        found = dict(zip(INPUTS, torch_gradients.gradients(call, grad, names)))
+    else:
+        delta = (grad.float() * out.float()).sum(-1)
+        # Each weight's gradient is infinite there: less another infinity it is NaN.
+        delta = torch.where(grad.isfinite().all(-1), delta, torch.nan)
+        found = triton_backward.gradients(call, grad, delta, (maximum, total), names)
+    return tuple(grad.new_empty(0) if found.get(n) is None else found[n] for n in INPUTS)
 
 
-def _differentiate(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
-    if grad is None:
-        return (None,) * len(ctx.needs_input_grad)
-    tensors = ctx.saved_tensors
-    refuse_forward_mode(grad, *tensors)
-    return by_input(ctx, *attend_backward(needed_of(ctx), grad, *tensors, *ctx.numbers))
+@_backward.register_fake
+def _(needed: int, grad: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    return empty_gradients(unpack(*rest[3:]), names_of(needed))
 
 
-_attend = differentiable(_forward, _differentiate, map_one_by_one, _save)
+_attend = with_statistics(_forward, _backward, map_one_by_one)
 
 
 def attention(call: Call) -> tuple[Tensor, Tensor, Tensor]:
