@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 import regard
 import test_attention as plain
 from definition import define
-from regard._backends import by_name
+from regard._backends import by_name, choose
+from regard._backends import triton as backend_module
 from strategies import calls, to_dtype, to_torch
 
 INSTALLED = importlib.util.find_spec("triton") is not None
@@ -352,7 +353,60 @@ def test_the_batch_changes_no_bit():
         assert torch.equal(x[1:2], y)
 
 
-@pytest.mark.skipif(not INSTALLED, reason="triton is not installed: it compiles the kernels")
+FUSED = {
+    "plain": {}, "causal": {"causal": True},
+    "lengths": {"key_lengths": torch.tensor([97, 5, 60])},
+    "mask": {"mask": torch.eye(97) == 0},
+}  # fmt: skip
+
+
+@interpreted
+@pytest.mark.parametrize("name", FUSED)
+def test_what_torchs_fused_operator_has_wrong_is_computed_anew(name):
+    q, k, v = draw((3, 4, 97, 8), (3, 2, 97, 8), (3, 2, 97, 8))
+    plain = regard.attention(q, k, v, **FUSED[name], backend="fused")
+    expected = regard.attention(q, k, v, **FUSED[name], backend="torch")
+    torch.testing.assert_close(plain, expected, rtol=2e-6, atol=2e-6)
+    v[1, 0, 90, 1], k[2, 1, 96] = np.nan, 2e37  # products that may overflow
+    found = regard.attention(q, k, v, **FUSED[name], backend="fused")
+    expected = regard.attention(q, k, v, **FUSED[name], backend="torch")
+    torch.testing.assert_close(found, expected, rtol=2e-6, atol=2e-6, equal_nan=True)
+    assert torch.equal(found[0], plain[0])
+
+
+@interpreted
+def test_weights_and_gradients_of_fused_calls_are_those_of_triton():
+    q, k, v = draw(*3 * [(1, 2, 40, 8)])
+    _, own = regard.attention(q, k, v, causal=True, backend="fused", return_weights=True)
+    _, other = attend(q, k, v, causal=True, return_weights=True)
+    assert torch.equal(own.entropy(), other.entropy())
+    with pytest.raises(regard.UnsupportedError, match="other bits in every run; the triton"):
+        regard.attention(q.requires_grad_(), k, v, backend="fused")
+    with pytest.raises(regard.UnsupportedError, match="does not mean the same"):
+        regard.attention(q.detach(), k, v, softcap=2.0, backend="fused")
+    with pytest.raises(regard.UnsupportedError, match="weights alone are asked for"):
+        regard.AttentionWeights(q, k, backend="fused")
+
+
+@interpreted
+def test_on_a_device_auto_takes_the_fused_operator_for_plain_outputs_then_triton(monkeypatch):
+    q, k, v = (x.to("meta") for x in draw(*3 * [(1, 2, 40, 8)]))
+    call = regard._operator.attention.read_call(q, k, v, causal=True)
+    capped = regard._operator.attention.read_call(q, k, v, softcap=2.0)
+    wide = regard._operator.attention.read_call(*3 * [torch.zeros(1, 2, 40, 300, device="meta")])
+    assert [choose(x, "auto").name for x in (call, capped, wide)] == ["torch"] * 3
+    monkeypatch.setattr(backend_module, "DEVICES", ("meta",))
+    assert choose(call, "auto").name == "fused"
+    assert choose(capped, "auto").name == "triton"
+    assert choose(call.without_value(), "auto").name == "triton"
+    assert choose(wide, "auto").name == "torch"
+    q.requires_grad_()
+    assert choose(regard._operator.attention.read_call(q, k, v), "auto").name == "triton"
+    on_cpu = regard._operator.attention.read_call(*3 * [torch.zeros(1, 2, 40, 8)])
+    assert choose(on_cpu, "auto").name == "kernel"
+
+
+@pytest.mark.skipif(INTERPRETED or not INSTALLED, reason="it compiles with triton, or interprets")
 def test_kernels_are_built_for_gpus_that_are_not_there(monkeypatch, tmp_path):
     path = Path(__file__).parent.parent / "scripts" / "compile_kernels"
     loader = importlib.machinery.SourceFileLoader("compile_kernels", str(path))

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from regard._backends.kernel import Kernel
 from regard._backends.reference import Reference
 from regard._backends.torch import Torch
-from regard._backends.triton import Triton
+from regard._backends.triton import Fused, Triton
 from regard._base.errors import UnsupportedError
 from regard._call.call import Call
 
@@ -94,12 +94,18 @@ class Backend(Protocol):
         """
 
 
-BACKENDS: tuple[Backend, ...] = (Kernel(), Torch(), Triton(), Reference())
+BACKENDS: tuple[Backend, ...] = (Kernel(), Torch(), Fused(), Triton(), Reference())
 
 
 def by_name(name: str) -> Backend:
     """The backend of that name."""
     return next(backend for backend in BACKENDS if backend.name == name)
+
+
+def in_order(call: Call) -> list[Backend]:
+    """The backends as ``auto`` tries them: on a device torch's, which serves every tensor, last."""
+    is_on_device = call.is_torch and call.query.device.type != "cpu"
+    return sorted(BACKENDS, key=lambda one: is_on_device and one.name == "torch")
 
 
 def choose(call: Call, name: str) -> Backend:
@@ -113,7 +119,7 @@ def choose(call: Call, name: str) -> Backend:
         known = ", ".join(repr(backend.name) for backend in BACKENDS)
         raise ValueError(f"attention: backend is {name!r}; 'auto', {known} are known.")
     refusals = []
-    for backend in BACKENDS:
+    for backend in in_order(call):
         if name not in ("auto", backend.name):
             continue
         reason = backend.refuses(call)

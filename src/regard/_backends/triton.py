@@ -80,6 +80,39 @@ class Triton:
         return gather_weights(arrays_of(call.query), call, known, queries, keys)
 
 
+class Fused(Triton):
+    """torch's fused operator for plain outputs; all else as ``Triton``, which it extends.
+
+    Where keys are masked, the operator lets NaN and overflows through: a kernel tells on the device
+    which elements of the batch may have such, another computes these anew, and returns at once for
+    the others. The host waits for nothing.
+    """
+
+    name = "fused"
+
+    def refuses(self, call: Call) -> str | None:
+        return super().refuses(call) or _refuses_fusing(call)
+
+    def attention(self, call: Call, weights: bool) -> tuple[Any, tuple[Any, Any] | None]:
+        from regard._backends import triton_ops
+
+        return super().attention(call, True) if weights else (triton_ops.fused(call), None)
+
+
+def _refuses_fusing(call: Call) -> str | None:
+    if call.value is None:
+        return "it computes outputs, and weights alone are asked for"
+    torch = sys.modules["torch"]
+    inputs = (call.query, call.key, call.value, call.bias, call.sinks)
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs):
+        return "its gradients have other bits in every run; the triton backend has gradients"
+    from regard._backends import torch_ops
+
+    if not torch_ops.may_fuse(call):
+        return "torch's fused operator does not mean the same with these sizes and options"
+    return None
+
+
 def _refuses_dtype(call: Call) -> str | None:
     if dtype_name(call.query) == "float64":
         return "it computes in float32; float64 is for the torch backend"
@@ -106,9 +139,14 @@ def _refuses_device(call: Call) -> str | None:
     return None
 
 
+def _is_plain(x: Any) -> bool:
+    torch = sys.modules["torch"]
+    return type(x) in (torch.Tensor, torch.nn.Parameter)
+
+
 def _refuses_state(call: Call) -> str | None:
     torch = sys.modules["torch"]
-    if any(type(x) not in (torch.Tensor, torch.nn.Parameter) for x in call.tensors):
+    if not all(map(_is_plain, call.tensors)):
         return "it takes plain tensors"
     if torch._C._are_functorch_transforms_active():
         return "transforms of torch.func are for the torch backend"

@@ -44,11 +44,16 @@ def _tanh(x) -> Any:
 
 @triton.jit
 def exponent(s, added, c, maximum, HAS_EDITS: tl.constexpr, INTERPRETED: tl.constexpr) -> Any:
-    """``s · c − maximum``, one rounding: scores of 1e6 would lose a tenth to a second one."""
+    """``s · c − maximum``, one rounding: scores of 1e6 would lose a tenth to a second one.
+
+    Of the maximum itself what it lost when it was rounded: from 1e9 on that may overflow, but there
+    the next smaller score is below 0.
+    """
     if INTERPRETED:  # which has no fused multiply-add
         x = (s.to(tl.float64) * c - maximum[:, None]).to(tl.float32)
     else:
         x = s * c - maximum[:, None]
+    x = tl.where(x > 64, 64.0, x)
     if HAS_EDITS:
         x += added
     return x
@@ -202,9 +207,9 @@ def attend(
     flag_batch, bounds_batch, query_ids_batch, key_ids_batch,
     mask_batch, mask_head, mask_row, mask_key, bias_batch, bias_head, bias_row, bias_key,
     Hq, group, Lq, Lk, D, Dv, edits, c, scale, cap,
-    threshold, keep, first_row, row_step, first_key, key_step,
-    BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr,
-    CLEAN: tl.constexpr, HAS_FLAG: tl.constexpr, HAS_OUTPUT: tl.constexpr,
+    threshold, keep, first_row, row_step, first_key, key_step, largest,
+    BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr, CLEAN: tl.constexpr,
+    HAS_FLAG: tl.constexpr, HAS_SIZES: tl.constexpr, HAS_OUTPUT: tl.constexpr,
     HAS_STATISTICS: tl.constexpr, HAS_BOUNDS: tl.constexpr, HAS_IDS: tl.constexpr,
     HAS_MASK: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr,
     HAS_SINKS: tl.constexpr, HAS_EDITS: tl.constexpr, HAS_DROPOUT: tl.constexpr,
@@ -213,9 +218,13 @@ def attend(
     """Output and row statistics of some rows of one head.
 
     ``CLEAN``: the kernel for masked values that are not finite, which the other leaves to it; it
-    goes over the keys twice, since what 0 · inf is depends on the final weights.
+    goes over the keys twice, since what 0 · inf is depends on the final weights. With
+    ``HAS_SIZES`` it computes what torch's fused operator may have wrong, in that one's place.
     """
-    if HAS_FLAG:  # noqa: SIM102, of which the compiler needs two
+    if HAS_SIZES:
+        if is_exact(flag_ptr, tl.program_id(2), largest):
+            return
+    elif HAS_FLAG:
         if (tl.load(flag_ptr + tl.program_id(2) * flag_batch) != 0) == CLEAN:
             return
     h, b = tl.program_id(1), tl.program_id(2)
@@ -316,6 +325,53 @@ def attend(
             out_ptr + rows[:, None].to(tl.int64) * out_row + dv[None, :] * out_column,
             acc.to(out_ptr.dtype.element_ty), mask=rows_in[:, None] & (dv < Dv)[None, :],
         )  # fmt: skip
+
+
+@triton.jit
+def _largest_bits(x_ptr, x_batch, x_head, x_row, x_column, b, tile, rows, L, columns,
+                  BM: tl.constexpr, BD: tl.constexpr) -> Any:  # fmt: skip
+    """The bits of the largest size in some rows of all heads, as an integer; NaN is above all."""
+    row, d = tile * BM + tl.arange(0, BM), tl.arange(0, BD)
+    at = row // L * x_head.to(tl.int64) + row % L * x_row.to(tl.int64)
+    x = tl.load(
+        x_ptr + b.to(tl.int64) * x_batch + at[:, None] + d[None, :] * x_column,
+        mask=(row < rows)[:, None] & (d < columns)[None, :], other=0.0,
+    )  # fmt: skip
+    bits = tl.abs(x.to(tl.float32)).to(tl.int32, bitcast=True)
+    return tl.max(tl.max(bits, 1), 0)
+
+
+@triton.jit(do_not_specialize=["Lq", "Lk", "q_tiles", "k_tiles"])
+def sizes(
+    sizes_ptr, q_ptr, k_ptr, v_ptr, q_batch, q_head, q_row, q_column,
+    k_batch, k_head, k_row, k_column, v_batch, v_head, v_row, v_column,
+    q_tiles, k_tiles, Hq, Hkv, Lq, Lk, D, Dv,
+    BM: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr, INTERPRETED: tl.constexpr,
+) -> None:  # fmt: skip
+    """``(B, 3)`` int32: the bits of the largest size in query, key and value; zeros before."""
+    n, b = tl.program_id(0), tl.program_id(1)
+    sizes_ptr += 3 * b
+    if n < q_tiles:
+        found = _largest_bits(q_ptr, q_batch, q_head, q_row, q_column, b, n, Hq * Lq, Lq, D,
+                              BM, BD)  # fmt: skip
+        tl.atomic_max(sizes_ptr, found, sem="relaxed")
+    elif n < q_tiles + k_tiles:
+        found = _largest_bits(k_ptr, k_batch, k_head, k_row, k_column, b, n - q_tiles,
+                              Hkv * Lk, Lk, D, BM, BD)  # fmt: skip
+        tl.atomic_max(sizes_ptr + 1, found, sem="relaxed")
+    else:
+        found = _largest_bits(v_ptr, v_batch, v_head, v_row, v_column, b, n - q_tiles - k_tiles,
+                              Hkv * Lk, Lk, Dv, BM, BDV)  # fmt: skip
+        tl.atomic_max(sizes_ptr + 2, found, sem="relaxed")
+
+
+@triton.jit
+def is_exact(sizes_ptr, b, largest) -> Any:
+    """Whether torch's fused operator is exact: no product overflows, and all values are finite."""
+    q = tl.load(sizes_ptr + 3 * b).to(tl.float32, bitcast=True)
+    k = tl.load(sizes_ptr + 3 * b + 1).to(tl.float32, bitcast=True)
+    v = tl.load(sizes_ptr + 3 * b + 2).to(tl.float32, bitcast=True)
+    return (q * k < largest) & (v < float("inf"))
 
 
 INTERPRETED = not isinstance(attend, triton.runtime.JITFunction)

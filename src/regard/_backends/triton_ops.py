@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard._backends import torch_gradients, triton_jit
+from regard._backends import torch_gradients, torch_ops, triton_jit
 from regard._backends.kernel import new_output
 from regard._backends.kernel_ops import with_statistics
 from regard._backends.torch_gradients import INPUTS
@@ -25,10 +25,12 @@ from regard._backends.torch_ops import (
     pack,
     unpack,
 )
+from regard._base.torch_state import is_watched
 from regard._call.call import Call
 from regard._call.checks import check_contents
 
 LOG2E = math.log2(math.e)
+LARGEST_PRODUCT = torch.finfo(torch.float32).max / 4
 SMALL_TILE = 64, 32, 4, 1  # of the kernel for values that are not finite, which holds more sums
 
 
@@ -165,11 +167,65 @@ def _arguments(
     strides += [0, 0, 0, 0] if out is None else list(out.stride())
     strides.append(int(len(v) > 1))
     numbers = [q.shape[1], *scores.sizes, _value_size(call), *scores.numbers]
-    numbers += drawn.numbers
+    numbers += [*drawn.numbers, 0.0]
     return [*arrays, *strides, *scores.strides, *numbers], {
-        **scores.flags, "HAS_FLAG": has_flag, "HAS_OUTPUT": out is not None,
+        **scores.flags, "HAS_FLAG": has_flag, "HAS_OUTPUT": out is not None, "HAS_SIZES": False,
         **drawn.flags, "HAS_STATISTICS": True, "HAS_SINKS": call.sinks is not None,
     }  # fmt: skip
+
+
+SIZE_ROWS = 128  # of query, key or value, whose sizes a program looks at
+
+
+def _mend(call: Call, out: Tensor) -> None:
+    """Computes anew the elements of the batch that torch's fused operator may have wrong.
+
+    It adds −inf to masked scores, which lets NaN and an overflow of any query and key through.
+    """
+    (B, Hq, Hkv, Lq, Lk), (q, k, v) = call.sizes, (call.query, call.key, call.value)
+    bits = torch.zeros((B, 3), dtype=torch.int32, device=q.device)
+    widths = {"BD": width_of(q.shape[3]), "BDV": width_of(v.shape[3])}
+    q_tiles, k_tiles = (-(-heads * L // SIZE_ROWS) for heads, L in ((Hq, Lq), (Hkv, Lk)))
+    strides = [*q.stride(), *of_batch(k, B), *of_batch(v, B)]
+    launch(
+        triton_jit.sizes, (q_tiles + 2 * k_tiles, B), bits, q, k, v, *strides,
+        q_tiles, k_tiles, Hq, Hkv, Lq, Lk, q.shape[3], v.shape[3], BM=SIZE_ROWS, **widths,
+    )  # fmt: skip
+    arguments, flags = _arguments(call, out, q, q)
+    arguments[6], arguments[-1] = bits, LARGEST_PRODUCT / (abs(call.scale) * q.shape[3])
+    BM, BN, warps, stages = SMALL_TILE
+    launch(
+        triton_jit.attend, (-(-Lq // BM), Hq, B), *arguments, **widths,
+        **flags | {"HAS_SIZES": True, "HAS_STATISTICS": False, "HAS_FLAG": False}, CLEAN=True,
+        BM=BM, BN=BN, num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+
+
+def _fused(call: Call) -> Tensor:
+    check_contents(call)
+    out = torch_ops.fused(call)
+    if out is None:  # torch has no kernel for these tensors
+        return forward(call)[0]
+    if torch_ops.hides(call):
+        _mend(call, out)
+    return out
+
+
+@make_operator("fused_attention", CALL_SCHEMA, "Tensor", products=(1, 1))
+def _fuse(*values: Any) -> Tensor:
+    return _fused(unpack(*values))
+
+
+@_fuse.register_fake
+def _(*values: Any) -> Tensor:
+    call = unpack(*values)
+    return new_output(call.query, call.value.shape[3], call.output_dtype)
+
+
+def fused(call: Call) -> Tensor:
+    """torch's fused operator, exactly: without a gradient."""
+    found: Tensor = _fuse(*pack(call)) if is_watched() else _fused(call)
+    return found
 
 
 class Drawn:
@@ -270,5 +326,11 @@ _attend = with_statistics(_forward, _backward, map_one_by_one)
 
 def attention(call: Call) -> tuple[Tensor, Tensor, Tensor]:
     """As ``forward``, differentiable twice and traceable."""
+    inputs = (call.query, call.key, call.value, call.bias, call.sinks)
+    differentiates = torch.is_grad_enabled() and any(
+        x is not None and x.requires_grad for x in inputs
+    )
+    if not (differentiates or is_watched()):
+        return forward(call)
     found: tuple[Tensor, Tensor, Tensor] = _attend(*pack(call))
     return found
