@@ -46,14 +46,16 @@ def _tanh(x) -> Any:
 def exponent(s, added, c, maximum, HAS_EDITS: tl.constexpr, INTERPRETED: tl.constexpr) -> Any:
     """``s · c − maximum``, one rounding: scores of 1e6 would lose a tenth to a second one.
 
-    Of the maximum itself what it lost when it was rounded: from 1e9 on that may overflow, but there
-    the next smaller score is below 0.
+    Of the maximum itself it is what that lost when it was rounded: no more than 64 for scores up to
+    1e9, from which on no other score is so near. So no sum overflows, and none is 0.
     """
     if INTERPRETED:  # which has no fused multiply-add
         x = (s.to(tl.float64) * c - maximum[:, None]).to(tl.float32)
     else:
         x = s * c - maximum[:, None]
     x = tl.where(x > 64, 64.0, x)
+    least = s * c - (maximum + 64)[:, None]
+    x = tl.where(x < least, least, x)
     if HAS_EDITS:
         x += added
     return x

@@ -18,9 +18,10 @@ from regard._call.checks import check_contents
 from regard._call.visible import Visibility, blocks
 
 Statistics = tuple[Any, Any]
+TILE = "BM", "BN", "num_warps", "num_stages"
 OF_ROWS, OF_KEYS = ("entropy", "distance"), ("received", "received_max")
 MOST_KEPT = 64  # top keys, and strongest pairs, of a row, which a program holds
-TOP_ROWS = 64  # of a tile of that program
+TOP_TILE = 64, 64, 4, 1  # rows and keys of that program, warps and stages
 BLOCK_ELEMENTS = 2**24  # of a block of weights on a device, where each block is some launches
 
 
@@ -44,8 +45,7 @@ class Known:
     ) -> None:  # fmt: skip
         """Launches a kernel for all heads, for each ``rows`` tiles of rows."""
         call, (B, Hq), scores = self.call, self.heads, self.scores
-        BM, BN, warps, stages = self.tile
-        sizes: dict[str, Any] = {"BM": BM, "BN": BN, "num_warps": warps, "num_stages": stages}
+        sizes: dict[str, Any] = dict(zip(TILE, self.tile))
         launch(
             kernel, (rows, Hq, B),
             *results, call.query, call.key, self.maximum, self.total, *own,
@@ -136,9 +136,10 @@ def _top_keys(known: Known, k: int, rows: Tensor | None = None) -> tuple[Tensor,
     values = torch.empty(shape, device=device)
     keys = torch.empty(shape, dtype=torch.int64, device=device)
     results = [values, keys, keys if rows is None else rows.contiguous()]
+    sizes: dict[str, Any] = dict(zip(TILE, TOP_TILE))
     known.run(
-        triton_weights.top_keys, -(-count // TOP_ROWS), results, [count, k],
-        BM=TOP_ROWS, KEPT=max(2, 1 << (k - 1).bit_length()), HAS_ROWS=rows is not None,
+        triton_weights.top_keys, -(-count // sizes["BM"]), results, [count, k],
+        KEPT=max(2, 1 << (k - 1).bit_length()), HAS_ROWS=rows is not None, **sizes,
     )  # fmt: skip
     return values, keys
 
@@ -198,7 +199,8 @@ def _picture(known: Known, how: str, fields: dict[str, Any], into: Tensor) -> No
 
 def _chunks(size: int, extent: int, bins: int, step: int) -> tuple[int, int]:
     """How many bins a tile has, a power of 2, and in how many chunks of a tile a bin is."""
-    widest = max(1, -(-(-(-extent // max(bins, 1))) // step))
+    of_bin = -(-extent // max(bins, 1))
+    widest = max(1, -(-of_bin // step))
     padded = 1 << (widest - 1).bit_length()
     return (size // padded, 1) if padded <= size else (1, -(-widest // size))
 

@@ -377,8 +377,8 @@ def survey(
     run(
         paths,
         SurveyOptions(
-            output, model, max_tokens, shard_tokens, column, documents, threads, workers, shard, json,
-            plot, trust_remote_code,
+            output, model, max_tokens, shard_tokens, column, documents, threads, workers, shard,
+            json, plot, trust_remote_code,
         ),
     )  # fmt: skip
 
