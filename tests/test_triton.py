@@ -6,6 +6,9 @@ Tests that are marked ``interpreted`` run there and nowhere else (``conftest.py`
 import functools
 import importlib.machinery
 import importlib.util
+import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -15,7 +18,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import fuzz
 import regard
+import stand
 import test_attention as plain
 from definition import define
 from regard._backends import by_name, choose
@@ -95,7 +100,26 @@ def test_each_option_at_lengths_that_no_tile_divides(name):
         torch.testing.assert_close(x.double(), y, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.interpreted
+@interpreted
+def test_a_gradient_that_is_nan_where_nothing_is_seen_reaches_no_sink():
+    q, k, v = draw(*3 * [(1, 2, 5, 4)])
+    nothing, grad = torch.zeros(5, 5, dtype=torch.bool), torch.full((1, 2, 5, 4), torch.nan)
+    for found in first_gradients((q, k, v), "triton", grad, mask=nothing, sinks=torch.ones(2)):
+        assert (found == 0).all()
+
+
+@interpreted
+def test_intervals_that_begin_with_the_batch_and_end_without_it():
+    q, k, v = draw((2, 2, 9, 8), (2, 2, 12, 8), (2, 2, 12, 8))
+    first, last = torch.arange(18).reshape(2, 1, 9) // 3, torch.arange(4, 13).reshape(1, 1, 9)
+    found = attend(q[:, None], k[:, None], v[:, None], intervals=(first, last))
+    expected = regard.attention(
+        q[:, None], k[:, None], v[:, None], intervals=(first, last), backend="torch"
+    )
+    torch.testing.assert_close(found, expected, rtol=2e-6, atol=2e-6)
+
+
+@interpreted
 def test_scores_of_any_size_have_rows_that_sum_to_one():
     q, k, v = draw((1, 2, 70, 16), (1, 2, 130, 16), (1, 2, 130, 16))
     for size in (1.0, 30.0, 1e3, 1e10, 1e18):
@@ -406,6 +430,91 @@ def test_on_a_device_auto_takes_the_fused_operator_for_plain_outputs_then_triton
     assert choose(on_cpu, "auto").name == "kernel"
 
 
+B, H, D = 2, 4, 8
+DEVICE_CALLS = {
+    "plain": lambda x: x.attend(),
+    "causal": lambda x: x.attend(causal=True),
+    "mask": lambda x: x.attend(mask=x.mask),
+    "window": lambda x: x.attend(causal=True, window=(5, 3)),
+    "bias": lambda x: x.attend(bias=x.bias),
+    "softcap": lambda x: x.attend(softcap=3.0, causal=True),
+    "sinks": lambda x: x.attend(sinks=x.sinks),
+    "dropout": lambda x: x.attend(dropout=0.1, seed=3),
+    "statistics": lambda x: x.attend(causal=True, return_statistics=True),
+    "gradient": lambda x: x.differentiate(causal=True),
+    "gradient, window": lambda x: x.differentiate(window=(5, 3)),
+    "gradient, sinks": lambda x: x.differentiate(sinks=x.sinks),
+    "lse": lambda x: x.weights.lse,
+    "entropy": lambda x: x.weights.entropy(),
+    "received": lambda x: x.weights.received(),
+    "topk": lambda x: x.weights.topk(3),
+    "strongest": lambda x: x.weights.strongest(5),
+    "pool": lambda x: x.weights.pool((9, 7)),
+    "masses": lambda x: x.weights.pool((9, 7), how="mass"),
+    "summary": lambda x: x.weights.summary(topk=3, strongest=5, pool=(5, 5)),
+}
+
+
+class OnDevice:
+    """Tensors of one length, on the device that is none."""
+
+    def __init__(self, length):
+        generator = torch.Generator().manual_seed(0)
+        draw = lambda *shape: stand.on_device(torch.randn(shape, generator=generator))  # noqa: E731
+        self.q, self.k, self.v, self.grad = (draw(1, H, length, D) for _ in range(4))
+        self.mask = stand.on_device(torch.rand(length, length, generator=generator) < 0.5)
+        self.bias, self.sinks = draw(H, 1, length), draw(H)
+
+    def attend(self, **options):
+        return regard.attention(self.q, self.k, self.v, **options)
+
+    def differentiate(self, **options):
+        leaves = [x.detach().requires_grad_() for x in (self.q, self.k, self.v)]
+        return torch.autograd.grad(regard.attention(*leaves, **options), leaves, self.grad)
+
+    @property
+    def weights(self):
+        return regard.AttentionWeights(self.q, self.k, causal=True)
+
+
+@interpreted
+@pytest.mark.parametrize("name", DEVICE_CALLS)
+def test_on_a_device_the_host_never_waits_and_launches_do_not_grow_with_the_length(name):
+    launches = []
+    for length in (40, 130):  # one tile of rows, and several
+        x = OnDevice(length)
+        with stand.device() as seen, stand.with_triton():
+            DEVICE_CALLS[name](x)
+        assert sum(seen.waits.values()) == 0, seen.waits
+        assert sum(seen.uploads.values()) == 0, seen.uploads
+        launches.append(seen.launches)
+    assert launches[0] == launches[1], seen.operations
+
+
+@interpreted
+def test_a_plain_call_on_a_device_is_the_fused_operator_and_a_masked_one_some_launches_more():
+    of_mask = ["zeros", "sizes", "intervals", "attend"]
+    for options, others in (({}, []), ({"causal": True}, of_mask)):
+        x = OnDevice(40)
+        with stand.device() as seen, stand.with_triton():
+            x.attend(**options)
+        assert seen.operations == dict.fromkeys(["scaled_dot_product_attention", *others], 1)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="a CUDA graph needs a GPU")
+@pytest.mark.parametrize("name", DEVICE_CALLS)
+def test_a_cuda_graph_holds_every_call(name):
+    x, graph = OnDevice(300), torch.cuda.CUDAGraph()
+    for attribute, y in vars(x).items():
+        setattr(x, attribute, stand.on_cpu(y).cuda())
+    expected = stand.leaves(DEVICE_CALLS[name](x))  # which compiles
+    with torch.cuda.graph(graph):
+        found = stand.leaves(DEVICE_CALLS[name](x))
+    graph.replay()
+    torch.cuda.synchronize()
+    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+
+
 @pytest.mark.skipif(INTERPRETED or not INSTALLED, reason="it compiles with triton, or interprets")
 def test_kernels_are_built_for_gpus_that_are_not_there(monkeypatch, tmp_path):
     path = Path(__file__).parent.parent / "scripts" / "compile_kernels"
@@ -421,6 +530,27 @@ def test_kernels_are_built_for_gpus_that_are_not_there(monkeypatch, tmp_path):
     monkeypatch.setattr(script, "MOST_SPILLED", -1)
     monkeypatch.setitem(script.TARGETS, "sm_90", (script.TARGETS["sm_90"][0], "UTCHMMA"))
     assert build() == ["0 bytes spilled", "no UTCHMMA"]
+
+
+@interpreted
+def test_random_calls_are_within_the_bounds_of_every_rounding(monkeypatch, capsys):
+    calls = "--backend triton --calls 20 --seed 5".split()
+    monkeypatch.setattr(sys, "argv", ["fuzz.py", *calls])
+    monkeypatch.setitem(fuzz.ASKED, "backend", "triton")  # and back
+    assert fuzz.main() == 0, capsys.readouterr().out
+    assert "20 of 20 output" in capsys.readouterr().out
+
+
+@interpreted
+def test_the_benchmark_of_gpus_runs_whole_without_one(tmp_path):
+    script, path = Path(__file__).parent.parent / "benchmarks" / "gpu.py", tmp_path / "gpu.json"
+    parts = "forward", "picture", "backward", "graphs"
+    words = [script, path, "--quick", "--device", "cpu", "--only", *parts]
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(path.read_text())
+    assert [len(table["rows"]) for table in found["tables"]] == [2, 2, 1, 1, 4]
+    assert found["failed"] == {}
 
 
 REFUSED = {

@@ -62,7 +62,8 @@ class Backend(Protocol):
 
         Args:
             call: without a value; maybe with some of the queries and keys of the whole.
-            statistics: of its rows in NumPy, contiguous; None where it finds or does not read them.
+            statistics: of its rows, contiguous, in NumPy or on the device where it computed them;
+                None where it finds or does not read them.
             fields: numbers and result arrays of the call's library, by their names in
                 ``regard._weights.reductions``; ``weights`` are zeros ``(B, Hq, Lq, Lk)``.
 

@@ -7,12 +7,10 @@ import math
 import sys
 from typing import Any
 
-import numpy as np
-
 from regard._backends.gather import gather_weights
 from regard._backends.kernel import in_scores
 from regard._backends.part_gradients import add_gradients
-from regard._base.arrays import arrays_of, dtype_name
+from regard._base.arrays import arrays_of, dtype_name, to_numpy
 from regard._call.call import Call
 
 LARGEST_HEAD = 256
@@ -76,7 +74,7 @@ class Triton:
             sums[name] += x
 
     def gather(self, call: Call, statistics: tuple[Any, Any], queries: Any, keys: Any) -> Any:
-        known = in_scores(self.score_unit(call), *map(np.asarray, statistics))
+        known = in_scores(self.score_unit(call), *map(to_numpy, statistics))
         return gather_weights(arrays_of(call.query), call, known, queries, keys)
 
 

@@ -110,4 +110,4 @@ def _of_sinks(call: Call, maximum: Tensor, total: Tensor, delta: Tensor) -> Tens
     """``(Hq,)``: minus the sum over rows of the sink's weight and delta."""
     sinks = call.sinks.float()[:, None] * math.log2(math.e)
     w = (sinks - maximum).exp2() / total
-    return -(torch.where(total == 0, 0.0, w) * delta).sum((0, 2))
+    return -torch.where(total == 0, 0.0, w * delta).sum((0, 2))

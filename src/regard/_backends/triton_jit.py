@@ -330,6 +330,49 @@ def attend(
 
 
 @triton.jit
+def _floor(x, by) -> Any:
+    """``x / by`` rounded down, of integers; by is positive."""
+    return tl.where(x < 0, -((by - 1 - x) // by), x // by)
+
+
+@triton.jit(do_not_specialize=["length", "start", "Lq", "Lk", "left", "right"])
+def intervals(
+    low_ptr, high_ptr, lengths_ptr, starts_ptr, firsts_ptr, lasts_ptr,
+    lengths_batch, starts_batch, firsts_batch, lasts_batch, length, start, Lq, Lk,
+    row_step, key_step, left, right, BM: tl.constexpr, HAS_LENGTHS: tl.constexpr,
+    HAS_STARTS: tl.constexpr, HAS_INTERVALS: tl.constexpr, CAUSAL: tl.constexpr,
+    HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, INTERPRETED: tl.constexpr,
+) -> None:  # fmt: skip
+    """``(B or 1, Lq)`` int32: the first key that each query may see, and the one after the last.
+
+    By lengths, order, window and intervals.
+    """
+    b, i = tl.program_id(1), tl.program_id(0) * BM + tl.arange(0, BM)
+    inside, zeros = i < Lq, tl.zeros((BM,), tl.int64)
+    if HAS_LENGTHS:
+        length = tl.load(lengths_ptr + b * lengths_batch)
+    if HAS_STARTS:
+        start = tl.load(starts_ptr + b * starts_batch)
+    place = i.to(tl.int64) * row_step + start
+    low, high = zeros, zeros + length
+    if CAUSAL:
+        high = tl.minimum(high, _floor(place, key_step) + 1)
+    if HAS_RIGHT:
+        high = tl.minimum(high, _floor(place + right, key_step) + 1)
+    if HAS_LEFT:
+        low = tl.maximum(low, -_floor(left - place, key_step))
+    if HAS_INTERVALS:
+        first = tl.load(firsts_ptr + b * firsts_batch + i, mask=inside, other=0)
+        last = tl.load(lasts_ptr + b * lasts_batch + i, mask=inside, other=0)
+        low, high = tl.maximum(low, first), tl.minimum(high, last)
+    high = tl.minimum(tl.maximum(high, 0), Lk)
+    low = tl.minimum(tl.maximum(low, 0), high)
+    at = b.to(tl.int64) * Lq + i
+    tl.store(low_ptr + at, low.to(tl.int32), mask=inside)
+    tl.store(high_ptr + at, high.to(tl.int32), mask=inside)
+
+
+@triton.jit
 def _largest_bits(x_ptr, x_batch, x_head, x_row, x_column, b, tile, rows, L, columns,
                   BM: tl.constexpr, BD: tl.constexpr) -> Any:  # fmt: skip
     """The bits of the largest size in some rows of all heads, as an integer; NaN is above all."""

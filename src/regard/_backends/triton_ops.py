@@ -44,24 +44,48 @@ def bounds(call: Call) -> tuple[Tensor, Tensor] | None:
     if call.key_lengths is None and all(x is None or x is False for x in rules):
         return None
     device, (*_, Lq, Lk) = call.query.device, call.sizes
-    # Without a copy to the device where all elements of the batch are alike.
-    lengths = Lk if call.key_lengths is None else call.key_lengths.to(device)[:, None]
-    starts: Any = lengths - Lq
-    if call.query_start is not None:
-        starts = torch.as_tensor(call.query_start).to(device)[:, None]
-    place = torch.arange(Lq, device=device)[None] * call.query_step + starts
-    low, high, step = torch.zeros_like(place), torch.zeros_like(place) + lengths, call.key_step
-    if call.causal:
-        high = high.minimum(place // step + 1)
-    if call.window_right is not None:
-        high = high.minimum((place + call.window_right) // step + 1)
-    if call.window_left is not None:
-        low = low.maximum(-((call.window_left - place) // step))
-    if call.interval_first is not None:
-        low, high = low.maximum(call.interval_first), high.minimum(call.interval_last)
-    high = high.clamp(0, Lk)
-    low = low.clamp(0, Lk).minimum(high)
-    return low.int().contiguous(), high.int().contiguous()
+    lengths = per_batch(Lk if call.key_lengths is None else call.key_lengths, device)
+    starts = per_batch(call.starts, device)
+    firsts, lasts = (
+        None if x is None else x.long() for x in (call.interval_first, call.interval_last)
+    )
+    given = [lengths, starts, firsts, lasts]
+    counts = [len(x) for x in given if isinstance(x, Tensor)]
+    low, high = (
+        torch.empty((max(counts, default=1), Lq), dtype=torch.int32, device=device)
+        for _ in range(2)
+    )
+    if low.numel():
+        left, right = (x or 0 for x in (call.window_left, call.window_right))
+        launch(
+            triton_jit.intervals, (-(-Lq // ROWS), len(low)), low, high,
+            *(x if isinstance(x, Tensor) else low for x in given),
+            *(_stride_of_batch(x) for x in given),
+            *(0 if isinstance(x, Tensor) else x for x in (lengths, starts)),
+            Lq, Lk, call.query_step, call.key_step, left, right, BM=ROWS,
+            HAS_LENGTHS=isinstance(lengths, Tensor), HAS_STARTS=isinstance(starts, Tensor),
+            HAS_INTERVALS=firsts is not None, CAUSAL=call.causal,
+            HAS_LEFT=call.window_left is not None, HAS_RIGHT=call.window_right is not None,
+        )  # fmt: skip
+    return low, high
+
+
+ROWS = 256  # whose intervals a program computes
+
+
+def per_batch(x: Any, device: torch.device) -> Tensor | int:
+    """Integers ``(B,)`` on the device, or the one that all are: no copy is made of that."""
+    if isinstance(x, int):
+        return x
+    if not isinstance(x, Tensor) or x.is_cpu:
+        values = x.tolist()
+        if len(set(values)) == 1:
+            return int(values[0])
+    return torch.as_tensor(x).to(device).long().contiguous()
+
+
+def _stride_of_batch(x: Any) -> int:
+    return int(x.stride(0)) if isinstance(x, Tensor) and len(x) > 1 else 0
 
 
 def width_of(D: int) -> int:
@@ -151,13 +175,18 @@ def forward(call: Call) -> tuple[Any, Tensor, Tensor]:
 
 
 def _arguments(
-    call: Call, out: Tensor | None, maximum: Tensor, total: Tensor
+    call: Call, out: Tensor | None, maximum: Tensor, total: Tensor, flag: Tensor | None = None
 ) -> tuple[list[Any], dict[str, bool]]:
-    """What the kernel takes, in its order, and what it is compiled for."""
+    """What the kernel takes, in its order, and what it is compiled for.
+
+    Args:
+        flag: tells which elements of the batch it leaves out; by default whose values are finite.
+    """
     q, v = call.query, call.key if call.value is None else call.value
     scores = Scores(call)
     has_flag = out is not None and scores.hides
-    flag = v.isfinite().flatten(1).all(1).int() if has_flag else q
+    if flag is None:
+        flag = v.isfinite().flatten(1).all(1).int() if has_flag else q
     sinks = q if call.sinks is None else call.sinks.contiguous()
     drawn = Drawn(call)
     low, high, *others = scores.arrays
@@ -191,8 +220,8 @@ def _mend(call: Call, out: Tensor) -> None:
         triton_jit.sizes, (q_tiles + 2 * k_tiles, B), bits, q, k, v, *strides,
         q_tiles, k_tiles, Hq, Hkv, Lq, Lk, q.shape[3], v.shape[3], BM=SIZE_ROWS, **widths,
     )  # fmt: skip
-    arguments, flags = _arguments(call, out, q, q)
-    arguments[6], arguments[-1] = bits, LARGEST_PRODUCT / (abs(call.scale) * q.shape[3])
+    arguments, flags = _arguments(call, out, q, q, bits)
+    arguments[-1] = LARGEST_PRODUCT / (abs(call.scale) * q.shape[3])
     BM, BN, warps, stages = SMALL_TILE
     launch(
         triton_jit.attend, (-(-Lq // BM), Hq, B), *arguments, **widths,
@@ -234,7 +263,13 @@ class Drawn:
     def __init__(self, call: Call) -> None:
         (first_row, first_key), (row_step, key_step) = call.draws
         keep = 1 / (1 - call.dropout)
-        self.seed = call.query if call.seed is None else call.seed.to(call.query.device)
+        q, seed = call.query, call.seed
+        if seed is None:
+            self.seed = q
+        elif seed.is_cpu:  # a number, for which nothing is uploaded
+            self.seed = torch.full((1,), int(seed), dtype=torch.int64, device=q.device)
+        else:
+            self.seed = seed
         self.numbers = [round(call.dropout * 2**32), keep]
         self.numbers += [first_row, row_step, first_key, key_step]
         self.flags = {
@@ -265,7 +300,7 @@ class Scores:
             0 if x is None or len(y) == 1 else y.stride(0)
             for x, y in zip(given, (low, of_queries, of_keys))
         ] + [*_strides(mask), *_strides(bias)]
-        self.sizes = [Hq // Hkv, Lq, Lk, q.shape[3]]
+        self.sizes = [Hq // max(Hkv, 1), Lq, Lk, q.shape[3]]
         factor = LOG2E if bent else call.scale * LOG2E
         self.numbers = [edits, factor, call.scale, call.softcap or 1.0]
         self.flags = {

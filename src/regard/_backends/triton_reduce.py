@@ -11,7 +11,15 @@ from torch import Tensor
 from regard._backends import triton_weights
 from regard._backends.block_reductions import reduce_blocks
 from regard._backends.formula import WeightBlock
-from regard._backends.triton_ops import Scores, forward, launch, of_batch, tile, width_of
+from regard._backends.triton_ops import (
+    Scores,
+    forward,
+    launch,
+    of_batch,
+    per_batch,
+    tile,
+    width_of,
+)
 from regard._base.arrays import Arrays, arrays_of
 from regard._call.call import Call
 from regard._call.checks import check_contents
@@ -100,7 +108,8 @@ def _reduce_rows(known: Known, fields: dict[str, Tensor]) -> None:
     """Fills what one pass reduces."""
     call, (B, Hq), Lq, Lk = known.call, known.heads, known.Lq, known.Lk
     device = call.query.device
-    starts = torch.as_tensor(call.starts).to(device).long().contiguous()
+    given = per_batch(call.starts, device)
+    starts = given if isinstance(given, Tensor) else torch.full((1,), given, device=device)
     of_rows = [torch.empty((B, Hq, Lq), device=device) if name in fields else known.maximum
                for name in (*OF_ROWS, "row_largest")]  # fmt: skip
     received, largest, undefined = (
