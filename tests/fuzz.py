@@ -28,7 +28,6 @@ from random_calls import calls, draw
 from regard._backends import kernel
 from regard._weights.divergence_gradients import DivergenceGradient
 
-
 ASKED = {"backend": "kernel", "device": "cpu"}
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 MOST_PRODUCTS = 5e4  # of a call that is interpreted
@@ -326,6 +325,8 @@ class Comparison:
     def _compare_received(self, how, found):
         unsure = (self.truth.unsure & self.truth.visible).any(-2)
         exact, bound = self.truth.received(how)
+        if how != "max" and ASKED["backend"] == "triton":  # sums of 32 rows or more, of 2^-40
+            bound = bound + 2.0**-40 * (1 + self.public[-2] // 32)
         assert_within(f"received({how!r})", self._folded(found), exact, bound, unsure)
 
     def _known_rows(self):

@@ -226,7 +226,7 @@ def with_triton():
     modules = triton_backward, triton_ops, triton_reduce
     with contextlib.ExitStack() as patches:
         patches.enter_context(mock.patch.object(triton, "DEVICES", (NAME,)))
-        patches.enter_context(mock.patch.object(triton, "_is_plain", lambda x: True))
+        patches.enter_context(mock.patch.object(triton, "_is_plain", return_value=True))
         for module in modules:
             patches.enter_context(mock.patch.object(module, "launch", launch))
         yield

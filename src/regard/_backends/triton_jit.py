@@ -226,9 +226,8 @@ def attend(
     if HAS_SIZES:
         if is_exact(flag_ptr, tl.program_id(2), largest):
             return
-    elif HAS_FLAG:
-        if (tl.load(flag_ptr + tl.program_id(2) * flag_batch) != 0) == CLEAN:
-            return
+    elif HAS_FLAG and (tl.load(flag_ptr + tl.program_id(2) * flag_batch) != 0) == CLEAN:
+        return
     h, b = tl.program_id(1), tl.program_id(2)
     kv, wide_b = (h // group).to(tl.int64), b.to(tl.int64)
     rows, d, dv = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, BD), tl.arange(0, BDV)

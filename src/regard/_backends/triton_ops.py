@@ -47,7 +47,8 @@ def bounds(call: Call) -> tuple[Tensor, Tensor] | None:
     lengths = per_batch(Lk if call.key_lengths is None else call.key_lengths, device)
     starts = per_batch(call.starts, device)
     firsts, lasts = (
-        None if x is None else x.long() for x in (call.interval_first, call.interval_last)
+        None if x is None else x.to(device).long().contiguous()
+        for x in (call.interval_first, call.interval_last)
     )
     given = [lengths, starts, firsts, lasts]
     counts = [len(x) for x in given if isinstance(x, Tensor)]

@@ -250,9 +250,14 @@ def _logarithms(known: Known, out: Tensor, b: slice, h: slice, rows: slice, keys
     place = [b.start, h.start, out.shape[1], rows.start, rows.stop, keys.start, keys.stop]
     launch(
         triton_weights.logarithms,
-        (-(-out.shape[2] // BM), -(-out.shape[3] // BN), out.shape[0] * out.shape[1]),
+        (_tiles(rows, BM), _tiles(keys, BN), out.shape[0] * out.shape[1]),
         out, call.query, call.key, known.maximum, *known.limits, *known.others,
         *out.stride()[:3], *known.strides, *scores.strides, *place,
         known.heads[1], *scores.sizes, *scores.numbers, **scores.flags,
         BM=BM, BN=BN, BD=width_of(call.query.shape[3]), num_warps=warps,
     )  # fmt: skip
+
+
+def _tiles(part: slice, size: int) -> int:
+    """How many tiles a part meets, of those from 0 on."""
+    return -(-int(part.stop) // size) - int(part.start) // size

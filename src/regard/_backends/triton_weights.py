@@ -28,11 +28,14 @@ def logarithms(
     HAS_IDS: tl.constexpr, HAS_MASK: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr,
     HAS_EDITS: tl.constexpr, INTERPRETED: tl.constexpr,
 ) -> None:  # fmt: skip
-    """``ln`` of the weights of a block times their total, from the maxima of the rows."""
+    """``ln`` of the weights of a block times their total, from the maxima of the rows.
+
+    Of the tiles that the row statistics are of: so products have the same bits.
+    """
     h, b = h0 + tl.program_id(2) % heads, b0 + tl.program_id(2) // heads
     kv, wide_b, wide_h = (h // group).to(tl.int64), b.to(tl.int64), h.to(tl.int64)
-    rows, d = row0 + tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, BD)
-    rows_in, known = rows < rows_end, tl.minimum(rows, Lq - 1)
+    rows, d = row0 // BM * BM + tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, BD)
+    rows_in, known = (row0 <= rows) & (rows < rows_end), tl.minimum(rows, Lq - 1)
     q = tl.load(
         q_ptr + wide_b * q_batch + wide_h * q_head
         + known[:, None].to(tl.int64) * q_row + d[None, :] * q_column,
@@ -42,7 +45,7 @@ def logarithms(
         lo_ptr, hi_ptr, query_ids_ptr, wide_b, bounds_batch, query_ids_batch, rows, known, Lk,
         BM, HAS_BOUNDS, HAS_IDS,
     )  # fmt: skip
-    j = key0 + tl.program_id(1) * BN + tl.arange(0, BN)
+    j = key0 // BN * BN + tl.program_id(1) * BN + tl.arange(0, BN)
     s, _, added, visible = scores_of(
         q, k_ptr + wide_b * k_batch + kv * k_head, k_row, k_column,
         j, j < Lk, rows, rows_in, lo, hi, scale, cap,
@@ -58,7 +61,8 @@ def logarithms(
     at = (b - b0).to(tl.int64) * out_batch + (h - h0).to(tl.int64) * out_head
     tl.store(
         out_ptr + at + (rows - row0)[:, None].to(tl.int64) * out_row + (j - key0)[None, :],
-        tl.where(visible, x, -float("inf")), mask=rows_in[:, None] & (j < keys_end)[None, :],
+        tl.where(visible, x, -float("inf")),
+        mask=rows_in[:, None] & ((key0 <= j) & (j < keys_end))[None, :],
     )  # fmt: skip
 
 

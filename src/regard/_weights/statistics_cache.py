@@ -52,6 +52,11 @@ def _rises(place: Place) -> bool:
     return all(x.step > 0 for x in place)
 
 
+def _in_numpy(statistics: Statistics) -> tuple[np.ndarray, np.ndarray]:
+    maximum, total = map(to_numpy, statistics)
+    return maximum, total
+
+
 def _zeros_like(x: Any, shape: tuple[int, ...]) -> Any:
     return x.new_zeros(shape) if is_tensor(x) else np.zeros_like(x, shape=shape)
 
@@ -115,18 +120,19 @@ class StatisticsCache:
     def keep(self, place: Place, found: Statistics) -> None:
         """Stores computed rows; known rows are not touched, since others may read them."""
         stays = _is_on_device(found) and _rises(place)
-        stays = stays and (self._kept is None or _is_on_device(self._kept))
-        arrays = found if stays else tuple(map(to_numpy, found))
+        found = found if stays else _in_numpy(found)
         with _lock:
-            table = self._not_kept()
+            table, held = self._not_kept(), self._kept
             if table is None:  # another thread was faster
                 return
-            if self._kept is None:
-                self._kept = tuple(_zeros_like(x, table.shape) for x in arrays)
-            elif _is_on_device(self._kept) and not stays:
-                self._kept = tuple(map(to_numpy, self._kept))
-            missing = table[place.slices]
-            for kept, x in zip(self._kept, arrays):
+            stays = stays and (held is None or _is_on_device(held))
+            arrays = found if stays else _in_numpy(found)
+            if held is None:
+                held = _zeros_like(arrays[0], table.shape), _zeros_like(arrays[1], table.shape)
+            elif _is_on_device(held) and not stays:
+                held = _in_numpy(held)
+            self._kept, missing = held, table[place.slices]
+            for kept, x in zip(held, arrays):
                 if stays:  # of rows that are known the same bits
                     kept[place.slices] = x
                 else:
