@@ -22,7 +22,9 @@ def tile_of(head_size: int, *, is_narrow: bool, major: int = 0) -> tuple[int, in
         return (32, 32, 8, 2) if head_size <= 64 else (16, 32, 8, 2)
     if head_size > 128:
         return 32, 32, 8, 2
-    return (64, 64, 4, 2) if head_size <= 64 else (64, 32, 8, 2)
+    if head_size <= 64:
+        return 64, 32 if major == 12 else 64, 4, 2
+    return 64, 32, 8, 2
 
 
 def gradients(

@@ -29,7 +29,8 @@ Statistics = tuple[Any, Any]
 TILE = "BM", "BN", "num_warps", "num_stages"
 OF_ROWS, OF_KEYS = ("entropy", "distance"), ("received", "received_max")
 MOST_KEPT = 64  # top keys, and strongest pairs, of a row, which a program holds
-TOP_TILE = 64, 64, 4, 1  # rows and keys of that program, warps and stages
+# Of that program rows and keys, warps and stages, of 16 bits and of 32.
+TOP_TILE, WIDE_TOP_TILE = (64, 64, 4, 1), (32, 32, 8, 1)
 BLOCK_ELEMENTS = 2**24  # of a block of weights on a device, where each block is some launches
 
 
@@ -145,7 +146,8 @@ def _top_keys(known: Known, k: int, rows: Tensor | None = None) -> tuple[Tensor,
     values = torch.empty(shape, device=device)
     keys = torch.empty(shape, dtype=torch.int64, device=device)
     results = [values, keys, keys if rows is None else rows.contiguous()]
-    sizes: dict[str, Any] = dict(zip(TILE, TOP_TILE))
+    is_wide = known.call.query.dtype == torch.float32
+    sizes: dict[str, Any] = dict(zip(TILE, WIDE_TOP_TILE if is_wide else TOP_TILE))
     known.run(
         triton_weights.top_keys, -(-count // sizes["BM"]), results, [count, k],
         KEPT=max(2, 1 << (k - 1).bit_length()), HAS_ROWS=rows is not None, **sizes,
