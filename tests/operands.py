@@ -24,7 +24,7 @@ class Operand:
             return text
         return f"{text}(order {self.order} steps {self.steps} around {self.around} {self.trick})"
 
-    def place(self, library):
+    def place(self, library, device="cpu"):
         """It in that library; what lies around it in memory would show if it were read."""
         torch = library == "torch"
         dtype = np.float64 if self.dtype == "bfloat16" else np.dtype(self.dtype)
@@ -32,13 +32,14 @@ class Operand:
             x = self.x.astype(dtype)
         if self.trick.startswith("shared"):
             axis = int(self.trick.split()[-1])
-            return self._shared(x.take([0], axis), library)
+            return self._shared(x.take([0], axis), library, device)
         memory = self._memory(x)
         if torch:
             from torch import from_numpy
 
             memory = from_numpy(memory)
             memory = memory.bfloat16() if self.dtype == "bfloat16" else memory
+            memory = memory.to(device)
         view = memory[self._slices]
         back = tuple(np.argsort(self.order).tolist())
         view = view.permute(back) if torch else view.transpose(back)
@@ -65,14 +66,14 @@ class Operand:
         stop = first + n * step
         return slice(first, stop if stop >= 0 else None, step)
 
-    def _shared(self, x, library):
+    def _shared(self, x, library, device):
         if library == "numpy":
             return np.broadcast_to(x, self.x.shape)
         from torch import from_numpy
 
         tensor = from_numpy(x)
         tensor = tensor.bfloat16() if self.dtype == "bfloat16" else tensor
-        return tensor.expand(self.x.shape)
+        return tensor.to(device).expand(self.x.shape)
 
     def _with_trick(self, x):
         if self.trick == "read-only":

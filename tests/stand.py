@@ -212,6 +212,27 @@ _LIBRARY.impl("copy_", _upload, "PrivateUse1")
 
 
 @contextlib.contextmanager
+def with_triton():
+    """Within ``device()``: kernels in Triton serve it too, in the interpreter, and are counted."""
+    from regard._backends import triton, triton_backward, triton_ops, triton_reduce
+
+    own, counting = triton_ops.launch, _ACTIVE[-1]
+
+    def launch(kernel, grid, *arguments, **options):
+        counting.launch(kernel.__name__)
+        with torch.utils._python_dispatch._disable_current_modes():
+            own(kernel, grid, *map(_unwrapped, arguments), **options)
+
+    modules = triton_backward, triton_ops, triton_reduce
+    with contextlib.ExitStack() as patches:
+        patches.enter_context(mock.patch.object(triton, "DEVICES", (NAME,)))
+        patches.enter_context(mock.patch.object(triton, "_is_plain", return_value=True))
+        for module in modules:
+            patches.enter_context(mock.patch.object(module, "launch", launch))
+        yield
+
+
+@contextlib.contextmanager
 def device(*, float64=True, fused=None):
     """What is done to tensors of the device in the block, counted.
 

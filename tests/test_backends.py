@@ -88,7 +88,8 @@ def test_what_it_refuses_goes_to_the_next_and_is_told():
     with pytest.raises(regard.UnsupportedError, match="toy: it knows arrays and no options"):
         regard.attention(x, x, x, causal=True, backend="toy")
     with pytest.raises(
-        ValueError, match="'auto', 'toy', 'kernel', 'torch', 'triton', 'reference' are known"
+        ValueError,
+        match="'auto', 'toy', 'kernel', 'torch', 'fused', 'triton', 'reference' are known",
     ):
         regard.attention(x, x, x, backend="toi")
 

@@ -66,6 +66,7 @@ def test_it_says_why_in_the_words_of_the_refusal():
     assert str(found).splitlines() == [
         "torch serves this call.",
         "  kernel: its head sizes D and Dv go up to 576, these are (600, 600).",
+        "  fused: its head sizes D and Dv go up to 256, these are (600, 600).",
         "  triton: its head sizes D and Dv go up to 256, these are (600, 600).",
         "  reference: torch comes before it.",
     ]

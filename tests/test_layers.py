@@ -69,11 +69,13 @@ MAY_IMPORT_TORCH = (
     "_backends.onnx",
     "_backends.kernel_ops",
     "_backends.triton_ops",
+    "_backends.triton_reduce",
+    "_backends.triton_backward",
 )
 NOT_AT_IMPORT = {
     "torch", "rich", "typer", "tokenizers", "safetensors", "starlette", "uvicorn", "matplotlib",
     "transformers", "ml_dtypes", "IPython", "jaxtyping", "anywidget", "pyarrow", "triton",
-    "fsspec", "aiohttp",
+    "fsspec", "aiohttp", "threadpoolctl",
 }  # fmt: skip
 
 

@@ -140,7 +140,7 @@ def test_backends_and_options_with_arrays_are_chosen_anew(monkeypatch, planned):
     x = numbers(1, 2, 5, 4)
     regard.attention(x, x, x), regard.attention(x, x, x, backend="reference")
     monkeypatch.setattr(_backends, "BACKENDS", _backends.BACKENDS[1:])
-    with pytest.raises(ValueError, match="'torch', 'triton', 'reference' are known"):
+    with pytest.raises(ValueError, match="'torch', 'fused', 'triton', 'reference' are known"):
         regard.attention(x, x, x, backend="kernel")
     regard.attention(x, x, x)  # by the reference: the kernels are gone
     monkeypatch.undo()

@@ -6,14 +6,17 @@ import json
 import multiprocessing
 import os
 import random
+import threading
 import tracemalloc
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from recordings import numbers
 from regard.heads import head_scores
@@ -26,6 +29,7 @@ from regard.survey._measure import Document
 from regard.survey._models import load
 from regard.survey._shard import read_sums
 from regard.survey._statistics import STATISTICS, quantiles, spacing
+from regard.survey._threads import threads
 from tiny_model import TEXT, tiny_model
 
 pytestmark = pytest.mark.xdist_group("survey")  # one survey serves many of the tests
@@ -413,6 +417,7 @@ def test_the_same_call_goes_on_and_another_names_what_differs(tmp_path, corpus, 
         ({"max_tokens": 65}, "max_tokens is 64, and 65 is asked for"),
         ({"column": "body"}, "column is text, and body is asked for"),
         ({"documents": True}, "documents is False, and True is asked for"),
+        ({"threads": 2}, "threads is 1, and 2 is asked for"),
         ({"model": tiny}, "its name is"),
         ({"shard_tokens": 200}, "other shards"),
         ({"corpus": corpus / "1.txt"}, r"it reads .*0.txt, which is not asked for"),
@@ -579,6 +584,47 @@ def test_a_file_is_the_same_bits_on_threads_and_in_processes_one_of_which_is_kil
     assert isinstance(seen[-1], Progress)
     assert (seen[-1].tokens, seen[-1].shards) == (plain.heads().tokens, len(plain))
     assert all(a.shards <= b.shards for a, b in itertools.pairwise(seen))
+
+
+def test_a_file_is_the_same_bits_whatever_threads_its_process_has(tmp_path):
+    text = tmp_path / "a.txt"
+    text.write_text(WORDS)
+    surveys = [started(tmp_path / name, text, "builtin", max_tokens=256) for name in ("a", "b")]
+    for survey, count in zip(surveys, (1, 4)):
+        with threadpool_limits(count, user_api="blas"):
+            survey.run(workers=1)
+            assert most_threads() in (0, count)
+    assert files_of(surveys[0]) == files_of(surveys[1])
+
+
+def most_threads():
+    """Of NumPy's products; 0 where it has a BLAS of which that is not known."""
+    return max((x["num_threads"] for x in threadpool_info() if x["user_api"] == "blas"), default=0)
+
+
+def test_threads_of_one_number_share_it_and_another_number_waits():
+    before, seen = (most_threads(), torch.get_num_threads()), []
+    inside, go = threading.Event(), threading.Event()
+
+    def take(count, wait):
+        with threads(count):
+            seen.append((most_threads(), torch.get_num_threads(), count))
+            inside.set()
+            assert not wait or go.wait(60)
+
+    first = threading.Thread(target=take, args=(1, True))
+    first.start()
+    assert inside.wait(60)
+    take(1, False)
+    other = threading.Thread(target=take, args=(2, False))
+    other.start()
+    other.join(0.05)
+    assert other.is_alive()
+    go.set()
+    first.join()
+    other.join()
+    assert all(torchs == count and blas in (0, count) for blas, torchs, count in seen)
+    assert (most_threads(), torch.get_num_threads()) == before
 
 
 def test_progress_after_a_resume_has_a_rate_of_this_run_alone(tmp_path, corpus, model, monkeypatch):

@@ -6,6 +6,10 @@ Tests that are marked ``interpreted`` run there and nowhere else (``conftest.py`
 import functools
 import importlib.machinery
 import importlib.util
+import json
+import os
+import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -15,13 +19,22 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import fuzz
 import regard
+import stand
 import test_attention as plain
 from definition import define
-from regard._backends import by_name
+from regard._backends import by_name, choose
+from regard._backends import triton as backend_module
 from strategies import calls, to_dtype, to_torch
 
 INSTALLED = importlib.util.find_spec("triton") is not None
+if INSTALLED:
+    from regard._backends import triton_reduce
+interpreted = pytest.mark.skipif(
+    not (INTERPRETED and INSTALLED),
+    reason="kernels in Triton run on the CPU where TRITON_INTERPRET=1 is set and triton is there",
+)
 
 
 def draw(*shapes, dtype=torch.float32):
@@ -88,10 +101,30 @@ def test_each_option_at_lengths_that_no_tile_divides(name):
         torch.testing.assert_close(x.double(), y, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.interpreted
+@interpreted
+def test_a_gradient_that_is_nan_where_nothing_is_seen_reaches_no_sink():
+    q, k, v = draw(*3 * [(1, 2, 5, 4)])
+    nothing, grad = torch.zeros(5, 5, dtype=torch.bool), torch.full((1, 2, 5, 4), torch.nan)
+    for found in first_gradients((q, k, v), "triton", grad, mask=nothing, sinks=torch.ones(2)):
+        assert (found == 0).all()
+
+
+@interpreted
+def test_intervals_that_begin_with_the_batch_and_end_without_it():
+    q, k, v = draw((2, 2, 9, 8), (2, 2, 12, 8), (2, 2, 12, 8))
+    first, last = torch.arange(18).reshape(2, 1, 9) // 3, torch.arange(4, 13).reshape(1, 1, 9)
+    first = torch.stack([first, first], -1)[..., 0]  # in memory of other strides
+    found = attend(q[:, None], k[:, None], v[:, None], intervals=(first, last))
+    expected = regard.attention(
+        q[:, None], k[:, None], v[:, None], intervals=(first, last), backend="torch"
+    )
+    torch.testing.assert_close(found, expected, rtol=2e-6, atol=2e-6)
+
+
+@interpreted
 def test_scores_of_any_size_have_rows_that_sum_to_one():
     q, k, v = draw((1, 2, 70, 16), (1, 2, 130, 16), (1, 2, 130, 16))
-    for size in (1.0, 30.0, 1e3):
+    for size in (1.0, 30.0, 1e3, 1e10, 1e18):
         out, weights = attend(q * size, k * size, v, causal=True, return_weights=True)
         whole = weights[...].double()
         torch.testing.assert_close(whole.sum(-1), torch.ones_like(whole[..., 0]), atol=1e-6, rtol=0)
@@ -164,7 +197,151 @@ def test_what_one_pass_reduces_with_rows_of_nan_and_in_parts(options):
             torch.testing.assert_close(ask(x), ask(y), rtol=1e-5, atol=2e-6, equal_nan=True)
 
 
-@pytest.mark.interpreted
+SEEN = {
+    "all": {},
+    "causal": {"causal": True, "key_lengths": 60, "query_start": 20},
+    "mask": {"mask": torch.eye(90)[:70] == 0, "window": (30, 4)},
+    "edits": {"segments": (torch.arange(70) // 30, torch.arange(90) // 31),
+              "edits": [regard.Edit(0, slice(3, 60), slice(2, 80), 0.0),
+                        regard.Edit(1, slice(9, 70), slice(60), 3.0)]},
+    "bias": {"bias": torch.eye(90)[:70].log(), "sinks": torch.tensor([1.0, 9.0])},
+}  # fmt: skip
+
+
+def both(name):
+    """The weights of two backends; a row of one head is NaN."""
+    q, k = draw((1, 2, 70, 8), (1, 1, 90, 8))
+    q[0, 1, 5] = np.nan
+    return [regard.AttentionWeights(q, k, **SEEN[name], backend=x) for x in ("triton", "torch")]
+
+
+@interpreted
+@pytest.mark.parametrize("how", ["max", "mass"])
+@pytest.mark.parametrize("name", SEEN)
+def test_pictures_of_any_size_and_of_parts(name, how):
+    asked = [lambda w, size=size: w.pool(size, how=how)
+             for size in ((1, 1), (9, 40), (70, 2))]  # fmt: skip
+    asked.append(lambda w: w.pool((5, 7), how=how, rows=slice(3, 60), columns=slice(1, 80)))
+    if name in ("all", "mask", "edits"):
+        asked.append(lambda w: w.part(slice(1, None, 3)).pool((9, 7), how=how, of=(90, 90)))
+    own, other = both(name)
+    for ask in asked:
+        torch.testing.assert_close(ask(own), ask(other), rtol=1e-5, atol=4e-6, equal_nan=True)
+
+
+@interpreted
+@pytest.mark.parametrize("name", SEEN)
+def test_top_keys_and_strongest_pairs(name):
+    own, other = both(name)
+    for k in (1, 3, 70):
+        found, expected = own.topk(k), other.topk(k)
+        torch.testing.assert_close(
+            found.values, expected.values, rtol=1e-5, atol=2e-6, equal_nan=True
+        )
+        assert all(len(set(row)) == k for row in found.indices.flatten(0, -2).tolist())
+        of_keys = own[...].gather(-1, found.indices)
+        torch.testing.assert_close(of_keys, found.values, rtol=1e-5, atol=2e-6, equal_nan=True)
+    for n in (5, 80):
+        found, expected = own.strongest(n), other.strongest(n)
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=2e-6)
+
+
+@interpreted
+def test_equal_weights_are_the_first_ones():
+    q, k = torch.zeros(1, 2, 70, 4), torch.zeros(1, 1, 130, 4)
+    own, other = (
+        regard.AttentionWeights(q, k, causal=True, backend=name) for name in ("triton", "torch")
+    )
+    assert own.topk(3).indices[0, 0, 9].tolist() == [0, 1, 2]
+    torch.testing.assert_close(own.strongest(17), other.strongest(17), rtol=1e-6, atol=0)
+    few = regard.AttentionWeights(q[:, :, :2], k[:, :, :2], causal=True, backend="triton")
+    assert few.strongest(4).query[0, 0].tolist() == [0, 1, 1, -1]
+    assert few.strongest(4).key[0, 0].tolist() == [0, 0, 1, -1]
+
+
+@interpreted
+def test_the_strongest_pairs_at_large_scores_are_those_of_the_matrix():
+    q, k = draw((1, 1, 70, 16), (1, 1, 200, 16))
+    k = k[:, :, :1] + 0.003 * k  # scores of 1e3 that differ by 1
+    weights = regard.AttentionWeights(q * 300, k, backend="triton", scale=1.0)
+    found = weights.strongest(20)
+    exact = weights[...].flatten().topk(20)
+    torch.testing.assert_close(found.weight.flatten(), exact.values, rtol=3e-7, atol=0)
+    assert torch.equal((found.query * 200 + found.key).flatten(), exact.indices)
+
+
+@interpreted
+@pytest.mark.parametrize("ask", [
+    lambda w: w.pool((9, 7)), lambda w: w.topk(4), lambda w: w.strongest(5),
+    lambda w: w.pool((9, 7), how="mass"),
+    lambda w: w.summary(topk=3, strongest=5, pool=(5, 5)),
+])  # fmt: skip
+def test_what_is_reduced_by_kernels_makes_no_block_of_weights(ask, monkeypatch):
+    def fail(*_):
+        raise AssertionError("a block of weights")
+
+    monkeypatch.setattr(triton_reduce, "weight_blocks", fail)
+    ask(both("causal")[0])
+
+
+def first_gradients(inputs, backend, upstream, **options):
+    leaves = [x.clone().requires_grad_() for x in inputs]
+    if "sinks" in options:
+        leaves.append(options.pop("sinks").to(inputs[0].dtype).requires_grad_())
+        options["sinks"] = leaves[-1]
+    out = regard.attention(*leaves[:3], **options, backend=backend)
+    return torch.autograd.grad(out, leaves, upstream.to(out.dtype))
+
+
+@interpreted
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("name", OPTIONS)
+def test_gradients_with_each_option(name, dtype):
+    inputs = draw((2, 4, 80, 24), (2, 2, 97, 24), (2, 2, 97, 20), dtype=dtype)
+    (upstream,) = draw((2, 4, 80, 20), dtype=dtype)
+    found = first_gradients(inputs, "triton", upstream, **OPTIONS[name])
+    plain = first_gradients(inputs, "torch", upstream, **OPTIONS[name])
+    exact = [x.double() for x in inputs]
+    expected = first_gradients(exact, "torch", upstream.double(), **OPTIONS[name])
+    for x, y, z in zip(found, plain, expected):
+        rounding = 4 * torch.finfo(dtype).eps * z.abs().max()
+        assert (x - z).abs().max() <= 2 * (y - z).abs().max() + rounding
+
+
+@interpreted
+@pytest.mark.parametrize("name", ["causal", "packed", "dropped", "edited"])
+def test_gradients_reach_no_pair_that_is_masked(name):
+    q, k, v = draw((2, 4, 80, 8), (2, 2, 97, 8), (2, 2, 97, 5))
+    (upstream,) = draw((2, 4, 80, 5))
+    v[0, 1, 96, 1], k[1, 1, 96], q[0, 3, 20] = np.inf, np.nan, np.nan
+    upstream[0, 0, 3, 1], upstream[1, 2, 40, 0], upstream[1, 2, 41, 0] = np.inf, np.inf, -np.inf
+    upstream[0, 2, 9, 3] = np.nan
+    if name == "dropped":  # a dropped inf is NaN in the output, and here so in the gradient
+        v[0, 1, 96, 1] = 1.0
+    for grad in (torch.ones_like(upstream), upstream):
+        found = first_gradients((q, k, v), "triton", grad, **OPTIONS[name])
+        expected = first_gradients((q, k, v), "torch", grad, **OPTIONS[name])
+        for x, y in zip(found, expected):
+            torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+@interpreted
+def test_gradients_of_keys_that_a_batch_shares_and_of_a_bias():
+    inputs = draw((3, 4, 33, 8), (1, 2, 40, 8), (1, 2, 40, 8))
+    (upstream,) = draw((3, 4, 33, 8))
+    for x, y in zip(*(first_gradients(inputs, n, upstream) for n in ("triton", "torch"))):
+        torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-5)
+    bias = torch.zeros(4, 1, 40, requires_grad=True)
+    found = [
+        torch.autograd.grad((attend(*inputs, bias=bias) * upstream).sum(), bias),
+        torch.autograd.grad(
+            (regard.attention(*inputs, bias=bias, backend="torch") * upstream).sum(), bias
+        ),
+    ]
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)
+
+
+@interpreted
 def test_it_has_first_and_second_gradients_and_adds_those_of_parts():
     inputs = draw((1, 2, 9, 4), (1, 2, 11, 4), (1, 2, 11, 3))
 
@@ -174,9 +351,13 @@ def test_it_has_first_and_second_gradients_and_adds_those_of_parts():
         first = torch.autograd.grad(out.square().sum(), numbers, create_graph=True)
         return out, *first, *torch.autograd.grad(sum(x.square().sum() for x in first), numbers)
 
-    for x, exact in zip(gradients("triton", torch.float32), gradients("torch", torch.float64)):
-        torch.testing.assert_close(x.double(), exact, rtol=1e-6, atol=5e-6)
-    q, k, v = inputs
+    own, other = gradients("triton"), gradients("torch")
+    inputs = [x.detach().double().requires_grad_() for x in inputs]
+    for x, y, exact in zip(own, other, gradients("torch")):
+        rounding = 4 * torch.finfo(torch.float32).eps * exact.abs().max()
+        assert (x - exact).abs().max() <= 2 * (y - exact).abs().max() + rounding
+    inputs = [x.detach().float() for x in inputs]
+    q, k, v = (x.detach() for x in inputs)
     out, rows = attend(q, k, v, return_statistics=True)
     found = regard.attention_gradients(q, k, v, out, rows, torch.ones_like(out), backend="triton")
     other = regard.attention_gradients(q, k, v, out, rows, torch.ones_like(out), backend="torch")
@@ -190,9 +371,153 @@ def test_the_batch_changes_no_bit():
     v[0, 0, 3, 1] = np.nan  # another kernel computes that element
     whole = attend(q, k, v, causal=True)
     assert torch.equal(whole[1:2], attend(q[1:2], k[1:2], v[1:2], causal=True))
+    (grad,) = draw((3, 2, 70, 8))
+    grad[0, 0, 3, 1] = np.nan
+    whole = first_gradients((q, k, v), "triton", grad, causal=True)
+    alone = first_gradients([x[1:2] for x in (q, k, v)], "triton", grad[1:2], causal=True)
+    for x, y in zip(whole, alone):
+        assert torch.equal(x[1:2], y)
 
 
-@pytest.mark.skipif(not INSTALLED, reason="triton is not installed: it compiles the kernels")
+FUSED = {
+    "plain": {}, "causal": {"causal": True},
+    "lengths": {"key_lengths": torch.tensor([97, 5, 60])},
+    "mask": {"mask": torch.eye(97) == 0},
+}  # fmt: skip
+
+
+@interpreted
+@pytest.mark.parametrize("name", FUSED)
+def test_what_torchs_fused_operator_has_wrong_is_computed_anew(name):
+    q, k, v = draw((3, 4, 97, 8), (3, 2, 97, 8), (3, 2, 97, 8))
+    plain = regard.attention(q, k, v, **FUSED[name], backend="fused")
+    expected = regard.attention(q, k, v, **FUSED[name], backend="torch")
+    torch.testing.assert_close(plain, expected, rtol=2e-6, atol=2e-6)
+    v[1, 0, 90, 1], k[2, 1, 96] = np.nan, 2e37  # products that may overflow
+    found = regard.attention(q, k, v, **FUSED[name], backend="fused")
+    expected = regard.attention(q, k, v, **FUSED[name], backend="torch")
+    torch.testing.assert_close(found, expected, rtol=2e-6, atol=2e-6, equal_nan=True)
+    assert torch.equal(found[0], plain[0])
+
+
+@interpreted
+def test_weights_and_gradients_of_fused_calls_are_those_of_triton():
+    q, k, v = draw(*3 * [(1, 2, 40, 8)])
+    _, own = regard.attention(q, k, v, causal=True, backend="fused", return_weights=True)
+    _, other = attend(q, k, v, causal=True, return_weights=True)
+    assert torch.equal(own.entropy(), other.entropy())
+    with pytest.raises(regard.UnsupportedError, match="other bits in every run; the triton"):
+        regard.attention(q.requires_grad_(), k, v, backend="fused")
+    with pytest.raises(regard.UnsupportedError, match="does not mean the same"):
+        regard.attention(q.detach(), k, v, softcap=2.0, backend="fused")
+    with pytest.raises(regard.UnsupportedError, match="weights alone are asked for"):
+        regard.AttentionWeights(q, k, backend="fused")
+
+
+@interpreted
+def test_on_a_device_auto_takes_the_fused_operator_for_plain_outputs_then_triton(monkeypatch):
+    q, k, v = (x.to("meta") for x in draw(*3 * [(1, 2, 40, 8)]))
+    call = regard._operator.attention.read_call(q, k, v, causal=True)
+    capped = regard._operator.attention.read_call(q, k, v, softcap=2.0)
+    wide = regard._operator.attention.read_call(*3 * [torch.zeros(1, 2, 40, 300, device="meta")])
+    assert [choose(x, "auto").name for x in (call, capped, wide)] == ["torch"] * 3
+    monkeypatch.setattr(backend_module, "DEVICES", ("meta",))
+    assert choose(call, "auto").name == "fused"
+    assert choose(capped, "auto").name == "triton"
+    assert choose(call.without_value(), "auto").name == "triton"
+    assert choose(wide, "auto").name == "torch"
+    q.requires_grad_()
+    assert choose(regard._operator.attention.read_call(q, k, v), "auto").name == "triton"
+    on_cpu = regard._operator.attention.read_call(*3 * [torch.zeros(1, 2, 40, 8)])
+    assert choose(on_cpu, "auto").name == "kernel"
+
+
+B, H, D = 2, 4, 8
+DEVICE_CALLS = {
+    "plain": lambda x: x.attend(),
+    "causal": lambda x: x.attend(causal=True),
+    "mask": lambda x: x.attend(mask=x.mask),
+    "window": lambda x: x.attend(causal=True, window=(5, 3)),
+    "bias": lambda x: x.attend(bias=x.bias),
+    "softcap": lambda x: x.attend(softcap=3.0, causal=True),
+    "sinks": lambda x: x.attend(sinks=x.sinks),
+    "dropout": lambda x: x.attend(dropout=0.1, seed=3),
+    "statistics": lambda x: x.attend(causal=True, return_statistics=True),
+    "gradient": lambda x: x.differentiate(causal=True),
+    "gradient, window": lambda x: x.differentiate(window=(5, 3)),
+    "gradient, sinks": lambda x: x.differentiate(sinks=x.sinks),
+    "lse": lambda x: x.weights.lse,
+    "entropy": lambda x: x.weights.entropy(),
+    "received": lambda x: x.weights.received(),
+    "topk": lambda x: x.weights.topk(3),
+    "strongest": lambda x: x.weights.strongest(5),
+    "pool": lambda x: x.weights.pool((9, 7)),
+    "masses": lambda x: x.weights.pool((9, 7), how="mass"),
+    "summary": lambda x: x.weights.summary(topk=3, strongest=5, pool=(5, 5)),
+}
+
+
+class OnDevice:
+    """Tensors of one length, on the device that is none."""
+
+    def __init__(self, length):
+        generator = torch.Generator().manual_seed(0)
+        draw = lambda *shape: stand.on_device(torch.randn(shape, generator=generator))  # noqa: E731
+        self.q, self.k, self.v, self.grad = (draw(1, H, length, D) for _ in range(4))
+        self.mask = stand.on_device(torch.rand(length, length, generator=generator) < 0.5)
+        self.bias, self.sinks = draw(H, 1, length), draw(H)
+
+    def attend(self, **options):
+        return regard.attention(self.q, self.k, self.v, **options)
+
+    def differentiate(self, **options):
+        leaves = [x.detach().requires_grad_() for x in (self.q, self.k, self.v)]
+        return torch.autograd.grad(regard.attention(*leaves, **options), leaves, self.grad)
+
+    @property
+    def weights(self):
+        return regard.AttentionWeights(self.q, self.k, causal=True)
+
+
+@interpreted
+@pytest.mark.parametrize("name", DEVICE_CALLS)
+def test_on_a_device_the_host_never_waits_and_launches_do_not_grow_with_the_length(name):
+    launches = []
+    for length in (40, 130):  # one tile of rows, and several
+        x = OnDevice(length)
+        with stand.device() as seen, stand.with_triton():
+            DEVICE_CALLS[name](x)
+        assert sum(seen.waits.values()) == 0, seen.waits
+        assert sum(seen.uploads.values()) == 0, seen.uploads
+        launches.append(seen.launches)
+    assert launches[0] == launches[1], seen.operations
+
+
+@interpreted
+def test_a_plain_call_on_a_device_is_the_fused_operator_and_a_masked_one_some_launches_more():
+    of_mask = ["zeros", "sizes", "intervals", "attend"]
+    for options, others in (({}, []), ({"causal": True}, of_mask)):
+        x = OnDevice(40)
+        with stand.device() as seen, stand.with_triton():
+            x.attend(**options)
+        assert seen.operations == dict.fromkeys(["scaled_dot_product_attention", *others], 1)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="a CUDA graph needs a GPU")
+@pytest.mark.parametrize("name", DEVICE_CALLS)
+def test_a_cuda_graph_holds_every_call(name):
+    x, graph = OnDevice(300), torch.cuda.CUDAGraph()
+    for attribute, y in vars(x).items():
+        setattr(x, attribute, stand.on_cpu(y).cuda())
+    expected = stand.leaves(DEVICE_CALLS[name](x))  # which compiles
+    with torch.cuda.graph(graph):
+        found = stand.leaves(DEVICE_CALLS[name](x))
+    graph.replay()
+    torch.cuda.synchronize()
+    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.skipif(INTERPRETED or not INSTALLED, reason="it compiles with triton, or interprets")
 def test_kernels_are_built_for_gpus_that_are_not_there(monkeypatch, tmp_path):
     path = Path(__file__).parent.parent / "scripts" / "compile_kernels"
     loader = importlib.machinery.SourceFileLoader("compile_kernels", str(path))
@@ -202,11 +527,35 @@ def test_kernels_are_built_for_gpus_that_are_not_there(monkeypatch, tmp_path):
     )
     loader.exec_module(script)
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    build = functools.partial(script.faults, script.triton_jit.logarithms, "bf16", 64, "sm_90")
+    build = functools.partial(script.faults, script.triton_weights.logarithms, "bf16", 64, "sm_90")
     assert build() == []
     monkeypatch.setattr(script, "MOST_SPILLED", -1)
     monkeypatch.setitem(script.TARGETS, "sm_90", (script.TARGETS["sm_90"][0], "UTCHMMA"))
     assert build() == ["0 bytes spilled", "no UTCHMMA"]
+
+
+@interpreted
+def test_random_calls_are_within_the_bounds_of_every_rounding(monkeypatch, capsys):
+    calls = ["--backend", "triton", "--calls", "20", "--seed", "5"]
+    monkeypatch.setattr(sys, "argv", ["fuzz.py", *calls])
+    monkeypatch.setitem(fuzz.ASKED, "backend", "triton")  # and back
+    status, said = fuzz.main(), capsys.readouterr().out
+    assert status == 0, said
+    served = re.findall(r"(\d+) of (\d+) (?:output|gradient|weights)", said)
+    assert len(served) == 3
+    assert all(int(n) >= 0.9 * int(asked) for n, asked in served), said  # no wider heads than 256
+
+
+@interpreted
+def test_the_benchmark_of_gpus_runs_whole_without_one(tmp_path):
+    script, path = Path(__file__).parent.parent / "benchmarks" / "gpu.py", tmp_path / "gpu.json"
+    parts = "forward", "picture", "backward", "graphs"
+    words = [script, path, "--quick", "--device", "cpu", "--only", *parts]
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(path.read_text())
+    assert [len(table["rows"]) for table in found["tables"]] == [2, 2, 1, 1, 4]
+    assert found["failed"] == {}
 
 
 REFUSED = {

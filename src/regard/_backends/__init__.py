@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from regard._backends.kernel import Kernel
 from regard._backends.reference import Reference
 from regard._backends.torch import Torch
-from regard._backends.triton import Triton
+from regard._backends.triton import Fused, Triton
 from regard._base.errors import UnsupportedError
 from regard._call.call import Call
 
@@ -62,7 +62,8 @@ class Backend(Protocol):
 
         Args:
             call: without a value; maybe with some of the queries and keys of the whole.
-            statistics: of its rows in NumPy, contiguous; None where it finds or does not read them.
+            statistics: of its rows, contiguous, in NumPy or on the device where it computed them;
+                None where it finds or does not read them.
             fields: numbers and result arrays of the call's library, by their names in
                 ``regard._weights.reductions``; ``weights`` are zeros ``(B, Hq, Lq, Lk)``.
 
@@ -94,12 +95,18 @@ class Backend(Protocol):
         """
 
 
-BACKENDS: tuple[Backend, ...] = (Kernel(), Torch(), Triton(), Reference())
+BACKENDS: tuple[Backend, ...] = (Kernel(), Torch(), Fused(), Triton(), Reference())
 
 
 def by_name(name: str) -> Backend:
     """The backend of that name."""
     return next(backend for backend in BACKENDS if backend.name == name)
+
+
+def in_order(call: Call) -> list[Backend]:
+    """The backends as ``auto`` tries them: on a device torch's, which serves every tensor, last."""
+    is_on_device = call.is_torch and call.query.device.type != "cpu"
+    return sorted(BACKENDS, key=lambda one: is_on_device and one.name == "torch")
 
 
 def choose(call: Call, name: str) -> Backend:
@@ -113,7 +120,7 @@ def choose(call: Call, name: str) -> Backend:
         known = ", ".join(repr(backend.name) for backend in BACKENDS)
         raise ValueError(f"attention: backend is {name!r}; 'auto', {known} are known.")
     refusals = []
-    for backend in BACKENDS:
+    for backend in in_order(call):
         if name not in ("auto", backend.name):
             continue
         reason = backend.refuses(call)

@@ -75,20 +75,31 @@ def _(needed: int, grad: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     return empty_gradients(unpack(*rest[3:]), names_of(needed))
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    tensors, ctx.numbers = tensors_of(inputs)
-    ctx.save_for_backward(*output, *tensors)
-    ctx.mark_non_differentiable(*output[1:])
-    ctx.set_materialize_grads(False)
+def with_statistics(forward: Any, backward: Any, rule: Any) -> Any:
+    """What calls an operator that gives output, maximum and total; differentiable twice.
 
+    Args:
+        backward: the operator that gives the gradients of query, key, value, bias and sinks, of
+            ``(needed, grad, output, maximum, total, *call)``.
+        rule: of batching the forward.
+    """
 
-def _differentiate(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
-    out, maximum, total, *tensors = ctx.saved_tensors
-    if grad is None:
-        return (None,) * len(ctx.needs_input_grad)
-    refuse_forward_mode(grad, *tensors)
-    saved = grad, out, maximum, total, *tensors, *ctx.numbers
-    return by_input(ctx, *_attend_backward(needed_of(ctx), *saved))
+    def save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        tensors, ctx.numbers = tensors_of(inputs)
+        ctx.save_for_backward(*output, *tensors)
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)
+
+    def differentiate(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
+        out, maximum, total, *tensors = ctx.saved_tensors
+        if grad is None:
+            return (None,) * len(ctx.needs_input_grad)
+        refuse_forward_mode(grad, *tensors)
+        saved = grad, out, maximum, total, *tensors, *ctx.numbers
+        return by_input(ctx, *attend_backward(needed_of(ctx), *saved))
+
+    attend_backward = differentiable(backward, _differentiate_twice, map_one_by_one, _save_gradient)
+    return differentiable(forward, differentiate, rule, save)
 
 
 def _save_gradient(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -104,8 +115,7 @@ def _differentiate_twice(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, 
     return None, dgrad, None, None, None, *rest
 
 
-_attend = differentiable(_forward, _differentiate, map_as_one, _save)
-_attend_backward = differentiable(_backward, _differentiate_twice, map_one_by_one, _save_gradient)
+_attend = with_statistics(_forward, _backward, map_as_one)
 
 
 def forward(call: Call, statistics: bool) -> tuple[Tensor, Tensor | None, Tensor | None]:

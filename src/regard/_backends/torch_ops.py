@@ -52,7 +52,7 @@ def unpack(*values: Any) -> Call:
     return Call(leading=values[0].shape[:1], heads=True, **dict(zip(_TENSORS + _NUMBERS, values)))
 
 
-def _may_fuse(call: Call) -> bool:
+def may_fuse(call: Call) -> bool:
     """Whether torch's fused operator means the same as the call and needs only linear memory."""
     Lq, Lk = call.query.shape[2], call.key.shape[2]
     if 0 in call.query.shape or 0 in call.key.shape or call.value.shape[3] != call.query.shape[3]:
@@ -71,6 +71,12 @@ def _may_fuse(call: Call) -> bool:
     return not given or (len(given) == 1 and (given[0].ndim == 1 or given[0].shape[-1] == Lk))
 
 
+def hides(call: Call) -> bool:
+    """Whether a call that ``may_fuse`` masks keys."""
+    masks = call.mask is not None or call.key_lengths is not None
+    return bool(masks or (call.causal and call.query.shape[2] > 1))
+
+
 def _fuses_exactly(call: Call, *, differentiates: bool = False) -> Tensor | None:
     """``(B,)``: where the fused operator, and its gradient where wanted, gives our result.
 
@@ -80,9 +86,7 @@ def _fuses_exactly(call: Call, *, differentiates: bool = False) -> Tensor | None
     where a rounding of the largest product is not small, they may be anything, even inf. Reads each
     once.
     """
-    hides = call.mask is not None or call.key_lengths is not None
-    hides |= call.causal and call.query.shape[2] > 1
-    if not (hides or differentiates):
+    if not (hides(call) or differentiates):
         return None
     dtype = torch_gradients.accumulating(call.query.dtype)
     q, k, v = (
@@ -97,7 +101,7 @@ def _fuses_exactly(call: Call, *, differentiates: bool = False) -> Tensor | None
     return (bound < largest) & v.isfinite()
 
 
-def _fused(call: Call) -> Tensor | None:
+def fused(call: Call) -> Tensor | None:
     """The fused operator's output; None where this device has none for these tensors."""
     B, Hq, Hkv, Lq, Lk = call.sizes
     q, k, v = (
@@ -156,13 +160,13 @@ def attention(call: Call) -> Tensor:
         from regard._backends import onnx  # what it needs takes torch long to load
 
         return onnx.attention(call)
-    if _is_eager(call) and _may_fuse(call):
+    if _is_eager(call) and may_fuse(call):
         check_contents(call)
         differentiates = torch.is_grad_enabled() and any(
             x is not None and x.requires_grad for x in inputs
         )
         exactly = _fuses_exactly(call, differentiates=differentiates)
-        if (exactly is None or exactly.all()) and (out := _fused(call)) is not None:
+        if (exactly is None or exactly.all()) and (out := fused(call)) is not None:
             return _Fused.apply(out, *pack(call)) if out.requires_grad else out
     return _attend(*pack(call))
 
@@ -215,16 +219,16 @@ def _by_blocks(call: Call) -> Tensor:
 def _forward(*values: Any) -> Tensor:
     call = unpack(*values)
     check_contents(call)
-    if not _may_fuse(call):
+    if not may_fuse(call):
         return _by_blocks(call)
     exactly = _fuses_exactly(call)
     if exactly is None or exactly.all():
-        out = _fused(call)
+        out = fused(call)
         return _by_blocks(call) if out is None else out
     # Each batch element is computed as it would be alone.
     q, k, v = (_select(exactly, x) for x in (call.query, call.key, call.value))
     out, exact = (
-        _fused(replace(call, query=q, key=k, value=v)),
+        fused(replace(call, query=q, key=k, value=v)),
         _by_blocks(call),
     )
     return exact if out is None else torch.where(exactly[:, None, None, None], out, exact)

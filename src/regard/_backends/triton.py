@@ -7,13 +7,10 @@ import math
 import sys
 from typing import Any
 
-import numpy as np
-
-from regard._backends.block_reductions import reduce_blocks
 from regard._backends.gather import gather_weights
 from regard._backends.kernel import in_scores
 from regard._backends.part_gradients import add_gradients
-from regard._base.arrays import arrays_of, dtype_name
+from regard._base.arrays import arrays_of, dtype_name, to_numpy
 from regard._call.call import Call
 
 LARGEST_HEAD = 256
@@ -23,9 +20,8 @@ DEVICES = ("cuda", "xpu")  # cuda is AMD's too
 class Triton:
     """See ``regard._backends.Backend``.
 
-    Kernels compute output and row statistics, in one more pass entropy, distance and received
-    weights, and blocks of weights, from which all else that is asked of them is read. Gradients are
-    those of the torch backend.
+    Kernels compute output, row statistics, gradients, reductions, and blocks of weights, from which
+    sums of weights are read. Second gradients and those of a bias are the torch backend's.
     """
 
     name = "triton"
@@ -58,32 +54,61 @@ class Triton:
     def reduce(
         self, call: Call, statistics: tuple[Any, Any] | None, fields: dict[str, Any]
     ) -> None:
-        from regard._backends import triton_ops
+        from regard._backends import triton_reduce
 
         assert statistics is not None
-        fields = dict(fields)
-        if (into := fields.pop("row_max", None)) is not None:
-            triton_ops.largest_scores(call, *statistics, into)
-        if (into := fields.pop("lse", None)) is not None:
-            triton_ops.log_sum_exp(statistics, into)
-        at_once = {name: fields.pop(name) for name in triton_ops.FIELDS if name in fields}
-        if at_once:
-            triton_ops.reduce(call, statistics, at_once)
-        if fields:
-            xp = arrays_of(call.query)
-            reduce_blocks(xp, call, statistics, fields, triton_ops.weight_blocks)
+        triton_reduce.reduce(call, statistics, fields)
 
     def add_gradients(
         self, call: Call, grad: Any, delta: Any, statistics: tuple[Any, Any], sums: dict[str, Any]
     ) -> None:
-        from regard._backends import triton_ops
+        from regard._backends import triton_backward, triton_reduce
 
-        xp, blocks_of = arrays_of(call.query), triton_ops.weight_blocks
-        add_gradients(xp, call, grad, delta, statistics, sums, blocks_of)
+        if "bias" in sums:  # a number for each pair, maybe summed over some axes
+            xp, blocks_of = arrays_of(call.query), triton_reduce.weight_blocks
+            add_gradients(xp, call, grad, delta, statistics, sums, blocks_of)
+            return
+        dtype = next(iter(sums.values())).dtype
+        found = triton_backward.gradients(call, grad, delta, statistics, sums.keys(), dtype)
+        for name, x in found.items():
+            sums[name] += x
 
     def gather(self, call: Call, statistics: tuple[Any, Any], queries: Any, keys: Any) -> Any:
-        known = in_scores(self.score_unit(call), *map(np.asarray, statistics))
+        known = in_scores(self.score_unit(call), *map(to_numpy, statistics))
         return gather_weights(arrays_of(call.query), call, known, queries, keys)
+
+
+class Fused(Triton):
+    """torch's fused operator for plain outputs; all else as ``Triton``, which it extends.
+
+    Where keys are masked, the operator lets NaN and overflows through: a kernel tells on the device
+    which elements of the batch may have such, another computes these anew, and returns at once for
+    the others. The host waits for nothing.
+    """
+
+    name = "fused"
+
+    def refuses(self, call: Call) -> str | None:
+        return super().refuses(call) or _refuses_fusing(call)
+
+    def attention(self, call: Call, weights: bool) -> tuple[Any, tuple[Any, Any] | None]:
+        from regard._backends import triton_ops
+
+        return super().attention(call, True) if weights else (triton_ops.fused(call), None)
+
+
+def _refuses_fusing(call: Call) -> str | None:
+    if call.value is None:
+        return "it computes outputs, and weights alone are asked for"
+    torch = sys.modules["torch"]
+    inputs = (call.query, call.key, call.value, call.bias, call.sinks)
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs):
+        return "its gradients have other bits in every run; the triton backend has gradients"
+    from regard._backends import torch_ops
+
+    if not torch_ops.may_fuse(call):
+        return "torch's fused operator does not mean the same with these sizes and options"
+    return None
 
 
 def _refuses_dtype(call: Call) -> str | None:
@@ -112,9 +137,14 @@ def _refuses_device(call: Call) -> str | None:
     return None
 
 
+def _is_plain(x: Any) -> bool:
+    torch = sys.modules["torch"]
+    return type(x) in (torch.Tensor, torch.nn.Parameter)
+
+
 def _refuses_state(call: Call) -> str | None:
     torch = sys.modules["torch"]
-    if any(type(x) not in (torch.Tensor, torch.nn.Parameter) for x in call.tensors):
+    if not all(map(_is_plain, call.tensors)):
         return "it takes plain tensors"
     if torch._C._are_functorch_transforms_active():
         return "transforms of torch.func are for the torch backend"

@@ -20,7 +20,7 @@ import triton.language as tl
 
 
 @triton.jit
-def _dot(x, y, INTERPRETED: tl.constexpr) -> Any:
+def dot(x, y, INTERPRETED: tl.constexpr) -> Any:
     """``x @ y``; the interpreter multiplies the bits of bfloat16 as if they were integers."""
     if INTERPRETED:
         x, y = x.to(tl.float32), y.to(tl.float32)
@@ -43,19 +43,26 @@ def _tanh(x) -> Any:
 
 
 @triton.jit
-def _exponent(s, added, c, maximum, HAS_EDITS: tl.constexpr, INTERPRETED: tl.constexpr) -> Any:
-    """``s · c − maximum``, one rounding: scores of 1e6 would lose a tenth to a second one."""
+def exponent(s, added, c, maximum, HAS_EDITS: tl.constexpr, INTERPRETED: tl.constexpr) -> Any:
+    """``s · c − maximum``, one rounding: scores of 1e6 would lose a tenth to a second one.
+
+    Of the maximum itself it is what that lost when it was rounded: no more than 64 for scores up to
+    1e9, from which on no other score is so near. So no sum overflows, and none is 0.
+    """
     if INTERPRETED:  # which has no fused multiply-add
         x = (s.to(tl.float64) * c - maximum[:, None]).to(tl.float32)
     else:
         x = s * c - maximum[:, None]
+    x = tl.where(x > 64, 64.0, x)
+    least = s * c - (maximum + 64)[:, None]
+    x = tl.where(x < least, least, x)
     if HAS_EDITS:
         x += added
     return x
 
 
 @triton.jit
-def _kept(
+def kept_of(
     rows, start, n, seed_ptr, threshold, first_row, row_step, first_key, key_step,
     BM: tl.constexpr, BN: tl.constexpr, EACH: tl.constexpr,
 ) -> Any:  # fmt: skip
@@ -81,25 +88,27 @@ def _kept(
 
 
 @triton.jit
-def _scores(
-    q, k_ptr, k_row, k_column, start, rows, rows_in, lo, hi, scale, cap,
+def scores_of(
+    q, k_ptr, k_row, k_column, j, inside, rows, rows_in, lo, hi, scale, cap,
     query_ids, key_ids_ptr, mask_ptr, mask_row, mask_key, bias_ptr, bias_row, bias_key,
-    ranges_ptr, logs_ptr, edits, h, Lk, D,
+    ranges_ptr, logs_ptr, edits, h, D,
     BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, EDGE: tl.constexpr,
     HAS_IDS: tl.constexpr, HAS_MASK: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr,
     HAS_EDITS: tl.constexpr, INTERPRETED: tl.constexpr,
 ) -> Any:  # fmt: skip
-    """Scores ``(BM, BN)``, masked or not, what edits add to their exponents, and who sees whom.
+    """Scores ``(BM, BN)``, masked or not, also before the bias; edits; and who sees whom.
 
     They are final scores where they are capped or biased, else products of query and key.
+
+    Args:
+        j, inside: the keys of the tile, and which of them are there.
     """
-    j, d = start + tl.arange(0, BN), tl.arange(0, BD)
-    inside = j < Lk
+    d = tl.arange(0, BD)
     k = tl.load(
         k_ptr + j[:, None].to(tl.int64) * k_row + d[None, :] * k_column,
         mask=inside[:, None] & (d < D)[None, :], other=0.0,
     )  # fmt: skip
-    s = _dot(q, tl.trans(k), INTERPRETED)
+    s = dot(q, tl.trans(k), INTERPRETED)
     visible = inside[None, :] & rows_in[:, None]
     if EDGE:
         visible &= (lo[:, None] <= j[None, :]) & (j[None, :] < hi[:, None])
@@ -115,6 +124,7 @@ def _scores(
         s = cap * _tanh(s * scale / cap)
     elif HAS_BIAS:
         s = s * scale
+    bent = s
     if HAS_BIAS:
         at = at_row * bias_row + at_key * bias_key
         s += tl.load(bias_ptr + at, mask=pairs, other=0.0).to(tl.float32)
@@ -129,7 +139,32 @@ def _scores(
             added += tl.where(in_rows[:, None] & in_keys[None, :], tl.load(logs_ptr + n), 0.0)
         visible &= added > -float("inf")
         added = tl.where(visible, added, 0.0)
-    return s, added, visible
+    return s, bent, added, visible
+
+
+@triton.jit
+def bounds_of(
+    lo_ptr, hi_ptr, query_ids_ptr, b, bounds_batch, query_ids_batch, rows, known, Lk,
+    BM: tl.constexpr, HAS_BOUNDS: tl.constexpr, HAS_IDS: tl.constexpr,
+) -> Any:  # fmt: skip
+    """For each row the first key that it may see, the one after the last, and its segment."""
+    lo, hi, query_ids = tl.zeros((BM,), tl.int32), tl.zeros((BM,), tl.int32) + Lk, rows
+    if HAS_BOUNDS:
+        lo = tl.load(lo_ptr + b * bounds_batch + known)
+        hi = tl.load(hi_ptr + b * bounds_batch + known)
+    if HAS_IDS:
+        query_ids = tl.load(query_ids_ptr + b * query_ids_batch + known)
+    return lo, hi, query_ids
+
+
+@triton.jit
+def tiles_of(lo, hi, BN: tl.constexpr) -> Any:
+    """Where tiles of keys begin, are seen by all rows, are so no more, and end."""
+    first, last = tl.min(lo, 0) // BN * BN, tl.max(hi, 0)
+    last = tl.maximum(first, tl.cdiv(last, BN) * BN)
+    full = tl.minimum(tl.cdiv(tl.max(lo, 0), BN) * BN, last)
+    edge = tl.maximum(tl.minimum(tl.min(hi, 0) // BN * BN, last), full)
+    return first, full, edge, last
 
 
 @triton.jit
@@ -143,7 +178,7 @@ def _softmax_step(s, added, visible, c, maximum, total, rest, HAS_EDITS: tl.cons
     # A row of NaN keeps −inf: its total tells.
     largest = tl.maximum(maximum, tl.max(tl.where(t == t, t, -float("inf")), 1))
     base = tl.where(largest == -float("inf"), 0.0, largest)
-    x = _exponent(s, added, c, base, HAS_EDITS, INTERPRETED)
+    x = exponent(s, added, c, base, HAS_EDITS, INTERPRETED)
     p = tl.where(visible, tl.exp2(x), 0.0)
     shrink = tl.exp2(tl.where(maximum == -float("inf"), -float("inf"), maximum - base))
     # Compensated: a long row has thousands of tiles. Source: Kahan 1965.
@@ -174,9 +209,9 @@ def attend(
     flag_batch, bounds_batch, query_ids_batch, key_ids_batch,
     mask_batch, mask_head, mask_row, mask_key, bias_batch, bias_head, bias_row, bias_key,
     Hq, group, Lq, Lk, D, Dv, edits, c, scale, cap,
-    threshold, keep, first_row, row_step, first_key, key_step,
-    BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr,
-    CLEAN: tl.constexpr, HAS_FLAG: tl.constexpr, HAS_OUTPUT: tl.constexpr,
+    threshold, keep, first_row, row_step, first_key, key_step, largest,
+    BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr, CLEAN: tl.constexpr,
+    HAS_FLAG: tl.constexpr, HAS_SIZES: tl.constexpr, HAS_OUTPUT: tl.constexpr,
     HAS_STATISTICS: tl.constexpr, HAS_BOUNDS: tl.constexpr, HAS_IDS: tl.constexpr,
     HAS_MASK: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr,
     HAS_SINKS: tl.constexpr, HAS_EDITS: tl.constexpr, HAS_DROPOUT: tl.constexpr,
@@ -185,11 +220,14 @@ def attend(
     """Output and row statistics of some rows of one head.
 
     ``CLEAN``: the kernel for masked values that are not finite, which the other leaves to it; it
-    goes over the keys twice, since what 0 · inf is depends on the final weights.
+    goes over the keys twice, since what 0 · inf is depends on the final weights. With
+    ``HAS_SIZES`` it computes what torch's fused operator may have wrong, in that one's place.
     """
-    if HAS_FLAG:  # noqa: SIM102, of which the compiler needs two
-        if (tl.load(flag_ptr + tl.program_id(2) * flag_batch) != 0) == CLEAN:
+    if HAS_SIZES:
+        if is_exact(flag_ptr, tl.program_id(2), largest):
             return
+    elif HAS_FLAG and (tl.load(flag_ptr + tl.program_id(2) * flag_batch) != 0) == CLEAN:
+        return
     h, b = tl.program_id(1), tl.program_id(2)
     kv, wide_b = (h // group).to(tl.int64), b.to(tl.int64)
     rows, d, dv = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, BD), tl.arange(0, BDV)
@@ -205,16 +243,11 @@ def attend(
     mask_ptr += wide_b * mask_batch + h.to(tl.int64) * mask_head
     bias_ptr += wide_b * bias_batch + h.to(tl.int64) * bias_head
     key_ids_ptr += wide_b * key_ids_batch
-    lo, hi, query_ids = tl.zeros((BM,), tl.int32), tl.zeros((BM,), tl.int32) + Lk, rows
-    if HAS_BOUNDS:
-        lo = tl.load(lo_ptr + wide_b * bounds_batch + known)
-        hi = tl.load(hi_ptr + wide_b * bounds_batch + known)
-    if HAS_IDS:
-        query_ids = tl.load(query_ids_ptr + wide_b * query_ids_batch + known)
-    first, last = tl.min(lo, 0) // BN * BN, tl.max(hi, 0)
-    last = tl.maximum(first, tl.cdiv(last, BN) * BN)
-    full = tl.minimum(tl.cdiv(tl.max(lo, 0), BN) * BN, last)
-    edge = tl.maximum(tl.minimum(tl.min(hi, 0) // BN * BN, last), full)
+    lo, hi, query_ids = bounds_of(
+        lo_ptr, hi_ptr, query_ids_ptr, wide_b, bounds_batch, query_ids_batch, rows, known, Lk,
+        BM, HAS_BOUNDS, HAS_IDS,
+    )  # fmt: skip
+    first, full, edge, last = tiles_of(lo, hi, BN)
     maximum = tl.zeros((BM,), tl.float32) - float("inf")
     total, rest = tl.zeros((BM,), tl.float32), tl.zeros((BM,), tl.float32)
     acc = tl.zeros((BM, BDV), tl.float32)
@@ -223,10 +256,11 @@ def attend(
         begin = first if part == 0 else (full if part == 1 else edge)
         end = full if part == 0 else (edge if part == 1 else last)
         for start in range(begin, end, BN):
-            s, added, visible = _scores(
-                q, k_ptr, k_row, k_column, start, rows, rows_in, lo, hi, scale, cap,
+            j = start + tl.arange(0, BN)
+            s, _, added, visible = scores_of(
+                q, k_ptr, k_row, k_column, j, j < Lk, rows, rows_in, lo, hi, scale, cap,
                 query_ids, key_ids_ptr, mask_ptr, mask_row, mask_key, bias_ptr, bias_row, bias_key,
-                ranges_ptr, logs_ptr, edits, h, Lk, D, BM, BN, BD, part != 1,
+                ranges_ptr, logs_ptr, edits, h, D, BM, BN, BD, part != 1,
                 HAS_IDS, HAS_MASK, HAS_BIAS, HAS_CAP, HAS_EDITS, INTERPRETED,
             )  # fmt: skip
             p, shrink, maximum, total, rest = _softmax_step(
@@ -234,15 +268,14 @@ def attend(
             )
             if HAS_OUTPUT and not CLEAN:
                 if HAS_DROPOUT:
-                    kept = _kept(rows, start, n, seed_ptr, threshold, first_row, row_step,
+                    kept = kept_of(rows, start, n, seed_ptr, threshold, first_row, row_step,
                                  first_key, key_step, BM, BN, EACH)  # fmt: skip
                     p = tl.where(kept, p * keep, 0.0)
-                j = start + tl.arange(0, BN)
                 v = tl.load(
                     v_ptr + j[:, None].to(tl.int64) * v_row + dv[None, :] * v_column,
                     mask=(j < Lk)[:, None] & (dv < Dv)[None, :], other=0.0,
                 )  # fmt: skip
-                acc = acc * shrink[:, None] + _dot(p.to(v.dtype), v, INTERPRETED)
+                acc = acc * shrink[:, None] + dot(p.to(v.dtype), v, INTERPRETED)
     if HAS_SINKS:
         sink = tl.load(sinks_ptr + h).to(tl.float32) * 1.4426950408889634
         maximum, total, shrink = _add_sink(maximum, total, sink, c)
@@ -258,31 +291,31 @@ def attend(
             up, down = tl.zeros((BM, BDV), tl.float32), tl.zeros((BM, BDV), tl.float32)
             undefined = tl.zeros((BM, BDV), tl.float32)
             for start in range(first, last, BN):
-                s, added, visible = _scores(
-                    q, k_ptr, k_row, k_column, start, rows, rows_in, lo, hi, scale, cap,
+                j = start + tl.arange(0, BN)
+                s, _, added, visible = scores_of(
+                    q, k_ptr, k_row, k_column, j, j < Lk, rows, rows_in, lo, hi, scale, cap,
                     query_ids, key_ids_ptr, mask_ptr, mask_row, mask_key,
                     bias_ptr, bias_row, bias_key,
-                    ranges_ptr, logs_ptr, edits, h, Lk, D, BM, BN, BD, True,
+                    ranges_ptr, logs_ptr, edits, h, D, BM, BN, BD, True,
                     HAS_IDS, HAS_MASK, HAS_BIAS, HAS_CAP, HAS_EDITS, INTERPRETED,
                 )  # fmt: skip
-                x = _exponent(s, added, c, base, HAS_EDITS, INTERPRETED)
+                x = exponent(s, added, c, base, HAS_EDITS, INTERPRETED)
                 w = tl.where(visible, tl.exp2(x) / divisor[:, None], 0.0)
                 if HAS_DROPOUT:
-                    kept = _kept(rows, start, n, seed_ptr, threshold, first_row, row_step,
+                    kept = kept_of(rows, start, n, seed_ptr, threshold, first_row, row_step,
                                  first_key, key_step, BM, BN, EACH)  # fmt: skip
                     w = tl.where(kept, w * keep, 0.0)
-                j = start + tl.arange(0, BN)
                 v = tl.load(
                     v_ptr + j[:, None].to(tl.int64) * v_row + dv[None, :] * v_column,
                     mask=(j < Lk)[:, None] & (dv < Dv)[None, :], other=0.0,
                 ).to(tl.float32)  # fmt: skip
                 is_nan, infinite = v != v, tl.abs(v) == float("inf")
-                acc += _dot(w, tl.where(is_nan | infinite, 0.0, v), INTERPRETED)
+                acc += dot(w, tl.where(is_nan | infinite, 0.0, v), INTERPRETED)
                 some, none = (w > 0).to(tl.float32), (visible & (w == 0)).to(tl.float32)
-                up += _dot(some, (v == float("inf")).to(tl.float32), INTERPRETED)
-                down += _dot(some, (v == -float("inf")).to(tl.float32), INTERPRETED)
-                undefined += _dot(visible.to(tl.float32), is_nan.to(tl.float32), INTERPRETED)
-                undefined += _dot(none, infinite.to(tl.float32), INTERPRETED)
+                up += dot(some, (v == float("inf")).to(tl.float32), INTERPRETED)
+                down += dot(some, (v == -float("inf")).to(tl.float32), INTERPRETED)
+                undefined += dot(visible.to(tl.float32), is_nan.to(tl.float32), INTERPRETED)
+                undefined += dot(none, infinite.to(tl.float32), INTERPRETED)
             acc = tl.where(up > 0, float("inf"), tl.where(down > 0, -float("inf"), acc))
             undefined += up * down
             acc = tl.where((undefined > 0) | (total != total)[:, None], float("nan"), acc)
@@ -295,139 +328,94 @@ def attend(
         )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["Lq", "Lk", "edits", "row0", "key0"])
-def logarithms(
-    out_ptr, q_ptr, k_ptr, maximum_ptr, lo_ptr, hi_ptr,
-    query_ids_ptr, key_ids_ptr, mask_ptr, bias_ptr, ranges_ptr, logs_ptr,
-    out_batch, out_head, out_row, q_batch, q_head, q_row, q_column,
-    k_batch, k_head, k_row, k_column, bounds_batch, query_ids_batch, key_ids_batch,
-    mask_batch, mask_head, mask_row, mask_key, bias_batch, bias_head, bias_row, bias_key,
-    b0, h0, heads, row0, rows_end, key0, keys_end, Hq, group, Lq, Lk, D, edits, c, scale, cap,
-    BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, HAS_BOUNDS: tl.constexpr,
-    HAS_IDS: tl.constexpr, HAS_MASK: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr,
-    HAS_EDITS: tl.constexpr, INTERPRETED: tl.constexpr,
+@triton.jit
+def _floor(x, by) -> Any:
+    """``x / by`` rounded down, of integers; by is positive."""
+    return tl.where(x < 0, -((by - 1 - x) // by), x // by)
+
+
+@triton.jit(do_not_specialize=["length", "start", "Lq", "Lk", "left", "right"])
+def intervals(
+    low_ptr, high_ptr, lengths_ptr, starts_ptr, firsts_ptr, lasts_ptr,
+    lengths_batch, starts_batch, firsts_batch, lasts_batch, length, start, Lq, Lk,
+    row_step, key_step, left, right, BM: tl.constexpr, HAS_LENGTHS: tl.constexpr,
+    HAS_STARTS: tl.constexpr, HAS_INTERVALS: tl.constexpr, CAUSAL: tl.constexpr,
+    HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, INTERPRETED: tl.constexpr,
 ) -> None:  # fmt: skip
-    """``ln`` of the weights of a block times their total, from the maxima of the rows."""
-    h, b = h0 + tl.program_id(2) % heads, b0 + tl.program_id(2) // heads
-    kv, wide_b, wide_h = (h // group).to(tl.int64), b.to(tl.int64), h.to(tl.int64)
-    rows, d = row0 + tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, BD)
-    rows_in, known = rows < rows_end, tl.minimum(rows, Lq - 1)
-    q = tl.load(
-        q_ptr + wide_b * q_batch + wide_h * q_head
-        + known[:, None].to(tl.int64) * q_row + d[None, :] * q_column,
-        mask=(d < D)[None, :], other=0.0,
-    )  # fmt: skip
-    lo, hi, query_ids = tl.zeros((BM,), tl.int32), tl.zeros((BM,), tl.int32) + Lk, rows
-    if HAS_BOUNDS:
-        lo = tl.load(lo_ptr + wide_b * bounds_batch + known)
-        hi = tl.load(hi_ptr + wide_b * bounds_batch + known)
-    if HAS_IDS:
-        query_ids = tl.load(query_ids_ptr + wide_b * query_ids_batch + known)
-    start = key0 + tl.program_id(1) * BN
-    s, added, visible = _scores(
-        q, k_ptr + wide_b * k_batch + kv * k_head, k_row, k_column,
-        start, rows, rows_in, lo, hi, scale, cap,
-        query_ids, key_ids_ptr + wide_b * key_ids_batch,
-        mask_ptr + wide_b * mask_batch + wide_h * mask_head, mask_row, mask_key,
-        bias_ptr + wide_b * bias_batch + wide_h * bias_head, bias_row, bias_key,
-        ranges_ptr, logs_ptr, edits, h, Lk, D, BM, BN, BD, True,
-        HAS_IDS, HAS_MASK, HAS_BIAS, HAS_CAP, HAS_EDITS, INTERPRETED,
-    )  # fmt: skip
-    maximum = tl.load(maximum_ptr + (wide_b * Hq + h) * Lq + known)
-    base = tl.where(maximum == -float("inf"), 0.0, maximum)
-    x = _exponent(s, added, c, base, HAS_EDITS, INTERPRETED) * 0.6931471805599453
-    j = start + tl.arange(0, BN)
-    at = (b - b0).to(tl.int64) * out_batch + (h - h0).to(tl.int64) * out_head
-    tl.store(
-        out_ptr + at + (rows - row0)[:, None].to(tl.int64) * out_row + (j - key0)[None, :],
-        tl.where(visible, x, -float("inf")), mask=rows_in[:, None] & (j < keys_end)[None, :],
-    )  # fmt: skip
+    """``(B or 1, Lq)`` int32: the first key that each query may see, and the one after the last.
 
-
-@triton.jit(do_not_specialize=["Lq", "Lk", "edits"])
-def reductions(
-    entropy_ptr, distance_ptr, received_ptr, largest_ptr, undefined_ptr,
-    q_ptr, k_ptr, maximum_ptr, total_ptr, starts_ptr, lo_ptr, hi_ptr,
-    query_ids_ptr, key_ids_ptr, mask_ptr, bias_ptr, ranges_ptr, logs_ptr,
-    q_batch, q_head, q_row, q_column, k_batch, k_head, k_row, k_column,
-    starts_batch, row_step, key_step, bounds_batch, query_ids_batch, key_ids_batch,
-    mask_batch, mask_head, mask_row, mask_key, bias_batch, bias_head, bias_row, bias_key,
-    Hq, group, Lq, Lk, D, edits, c, scale, cap,
-    BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, HAS_BOUNDS: tl.constexpr,
-    HAS_IDS: tl.constexpr, HAS_MASK: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr,
-    HAS_EDITS: tl.constexpr, INTERPRETED: tl.constexpr, HAS_ENTROPY: tl.constexpr,
-    HAS_DISTANCE: tl.constexpr, HAS_RECEIVED: tl.constexpr, HAS_LARGEST: tl.constexpr,
-) -> None:  # fmt: skip
-    """Reductions of the weights of some rows of one head, from their maxima and totals.
-
-    Sums over queries are of integers, 2^40 to a weight of 1: they have the same bits in any order.
+    By lengths, order, window and intervals.
     """
-    h, b = tl.program_id(1), tl.program_id(2)
-    kv, wide_b, wide_h = (h // group).to(tl.int64), b.to(tl.int64), h.to(tl.int64)
-    rows, d = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, BD)
-    rows_in, known = rows < Lq, tl.minimum(rows, Lq - 1)
-    q = tl.load(
-        q_ptr + wide_b * q_batch + wide_h * q_head
-        + known[:, None].to(tl.int64) * q_row + d[None, :] * q_column,
-        mask=(d < D)[None, :], other=0.0,
+    b, i = tl.program_id(1), tl.program_id(0) * BM + tl.arange(0, BM)
+    inside, zeros = i < Lq, tl.zeros((BM,), tl.int64)
+    if HAS_LENGTHS:
+        length = tl.load(lengths_ptr + b * lengths_batch)
+    if HAS_STARTS:
+        start = tl.load(starts_ptr + b * starts_batch)
+    place = i.to(tl.int64) * row_step + start
+    low, high = zeros, zeros + length
+    if CAUSAL:
+        high = tl.minimum(high, _floor(place, key_step) + 1)
+    if HAS_RIGHT:
+        high = tl.minimum(high, _floor(place + right, key_step) + 1)
+    if HAS_LEFT:
+        low = tl.maximum(low, -_floor(left - place, key_step))
+    if HAS_INTERVALS:
+        first = tl.load(firsts_ptr + b * firsts_batch + i, mask=inside, other=0)
+        last = tl.load(lasts_ptr + b * lasts_batch + i, mask=inside, other=0)
+        low, high = tl.maximum(low, first), tl.minimum(high, last)
+    high = tl.minimum(tl.maximum(high, 0), Lk)
+    low = tl.minimum(tl.maximum(low, 0), high)
+    at = b.to(tl.int64) * Lq + i
+    tl.store(low_ptr + at, low.to(tl.int32), mask=inside)
+    tl.store(high_ptr + at, high.to(tl.int32), mask=inside)
+
+
+@triton.jit
+def _largest_bits(x_ptr, x_batch, x_head, x_row, x_column, b, tile, rows, L, columns,
+                  BM: tl.constexpr, BD: tl.constexpr) -> Any:  # fmt: skip
+    """The bits of the largest size in some rows of all heads, as an integer; NaN is above all."""
+    row, d = tile * BM + tl.arange(0, BM), tl.arange(0, BD)
+    at = row // L * x_head.to(tl.int64) + row % L * x_row.to(tl.int64)
+    x = tl.load(
+        x_ptr + b.to(tl.int64) * x_batch + at[:, None] + d[None, :] * x_column,
+        mask=(row < rows)[:, None] & (d < columns)[None, :], other=0.0,
     )  # fmt: skip
-    lo, hi, query_ids = tl.zeros((BM,), tl.int32), tl.zeros((BM,), tl.int32) + Lk, rows
-    if HAS_BOUNDS:
-        lo = tl.load(lo_ptr + wide_b * bounds_batch + known)
-        hi = tl.load(hi_ptr + wide_b * bounds_batch + known)
-    if HAS_IDS:
-        query_ids = tl.load(query_ids_ptr + wide_b * query_ids_batch + known)
-    first, last = tl.min(lo, 0) // BN * BN, tl.max(hi, 0)
-    last = tl.maximum(first, tl.cdiv(last, BN) * BN)
-    full = tl.minimum(tl.cdiv(tl.max(lo, 0), BN) * BN, last)
-    edge = tl.maximum(tl.minimum(tl.min(hi, 0) // BN * BN, last), full)
-    at = (wide_b * Hq + h) * Lq + known
-    maximum, total = tl.load(maximum_ptr + at), tl.load(total_ptr + at)
-    base = tl.where(maximum == -float("inf"), 0.0, maximum)
-    divisor = tl.where(total == 0, 1.0, total)
-    place = tl.load(starts_ptr + wide_b * starts_batch) + rows.to(tl.int64) * row_step
-    of_logs, mass = tl.zeros((BM,), tl.float32), tl.zeros((BM,), tl.float32)
-    distance = tl.zeros((BM,), tl.float32)
-    of_keys = (wide_b * Hq + h) * Lk
-    for part in tl.static_range(3):  # masked tiles, tiles that all rows see, masked tiles
-        begin = first if part == 0 else (full if part == 1 else edge)
-        end = full if part == 0 else (edge if part == 1 else last)
-        for start in range(begin, end, BN):
-            s, added, visible = _scores(
-                q, k_ptr + wide_b * k_batch + kv * k_head, k_row, k_column,
-                start, rows, rows_in, lo, hi, scale, cap,
-                query_ids, key_ids_ptr + wide_b * key_ids_batch,
-                mask_ptr + wide_b * mask_batch + wide_h * mask_head, mask_row, mask_key,
-                bias_ptr + wide_b * bias_batch + wide_h * bias_head, bias_row, bias_key,
-                ranges_ptr, logs_ptr, edits, h, Lk, D, BM, BN, BD, part != 1,
-                HAS_IDS, HAS_MASK, HAS_BIAS, HAS_CAP, HAS_EDITS, INTERPRETED,
-            )  # fmt: skip
-            x = _exponent(s, added, c, base, HAS_EDITS, INTERPRETED)
-            p = tl.where(visible, tl.exp2(x), 0.0)
-            j = start + tl.arange(0, BN)
-            if HAS_ENTROPY:
-                of_logs += tl.sum(tl.where(p == 0, 0.0, p * x), 1)
-                mass += tl.sum(p, 1)
-            if HAS_DISTANCE:
-                apart = place[:, None] - j[None, :].to(tl.int64) * key_step
-                distance += tl.sum(p * tl.abs(apart).to(tl.float32), 1)
-            if HAS_RECEIVED or HAS_LARGEST:
-                w = tl.where(visible, p / divisor[:, None], 0.0)  # the total may be NaN
-                undefined = tl.max((w != w).to(tl.int32), 0)
-                w = tl.where(w == w, w, 0.0)
-                inside = j < Lk
-                tl.atomic_max(undefined_ptr + of_keys + j, undefined, mask=inside, sem="relaxed")
-                if HAS_RECEIVED:
-                    fixed = (tl.sum(w, 0) * 1099511627776.0).to(tl.int64)
-                    tl.atomic_add(received_ptr + of_keys + j, fixed, mask=inside, sem="relaxed")
-                if HAS_LARGEST:  # bits of numbers that are not negative are ordered as they are
-                    bits = tl.max(w, 0).to(tl.int32, bitcast=True)
-                    tl.atomic_max(largest_ptr + of_keys + j, bits, mask=inside, sem="relaxed")
-    if HAS_ENTROPY:
-        entropy = (mass * tl.log2(divisor) - of_logs) * 0.6931471805599453 / divisor
-        tl.store(entropy_ptr + at, entropy, mask=rows_in)
-    if HAS_DISTANCE:
-        tl.store(distance_ptr + at, distance / divisor, mask=rows_in)
+    bits = tl.abs(x.to(tl.float32)).to(tl.int32, bitcast=True)
+    return tl.max(tl.max(bits, 1), 0)
+
+
+@triton.jit(do_not_specialize=["Lq", "Lk", "q_tiles", "k_tiles"])
+def sizes(
+    sizes_ptr, q_ptr, k_ptr, v_ptr, q_batch, q_head, q_row, q_column,
+    k_batch, k_head, k_row, k_column, v_batch, v_head, v_row, v_column,
+    q_tiles, k_tiles, Hq, Hkv, Lq, Lk, D, Dv,
+    BM: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr, INTERPRETED: tl.constexpr,
+) -> None:  # fmt: skip
+    """``(B, 3)`` int32: the bits of the largest size in query, key and value; zeros before."""
+    n, b = tl.program_id(0), tl.program_id(1)
+    sizes_ptr += 3 * b
+    if n < q_tiles:
+        found = _largest_bits(q_ptr, q_batch, q_head, q_row, q_column, b, n, Hq * Lq, Lq, D,
+                              BM, BD)  # fmt: skip
+        tl.atomic_max(sizes_ptr, found, sem="relaxed")
+    elif n < q_tiles + k_tiles:
+        found = _largest_bits(k_ptr, k_batch, k_head, k_row, k_column, b, n - q_tiles,
+                              Hkv * Lk, Lk, D, BM, BD)  # fmt: skip
+        tl.atomic_max(sizes_ptr + 1, found, sem="relaxed")
+    else:
+        found = _largest_bits(v_ptr, v_batch, v_head, v_row, v_column, b, n - q_tiles - k_tiles,
+                              Hkv * Lk, Lk, Dv, BM, BDV)  # fmt: skip
+        tl.atomic_max(sizes_ptr + 2, found, sem="relaxed")
+
+
+@triton.jit
+def is_exact(sizes_ptr, b, largest) -> Any:
+    """Whether torch's fused operator is exact: no product overflows, and all values are finite."""
+    q = tl.load(sizes_ptr + 3 * b).to(tl.float32, bitcast=True)
+    k = tl.load(sizes_ptr + 3 * b + 1).to(tl.float32, bitcast=True)
+    v = tl.load(sizes_ptr + 3 * b + 2).to(tl.float32, bitcast=True)
+    return (q * k < largest) & (v < float("inf"))
 
 
 INTERPRETED = not isinstance(attend, triton.runtime.JITFunction)

@@ -1,40 +1,36 @@
 """The kernels in Triton as a custom operator of torch: traceable, with a gradient.
 
-The gradients are those of the torch backend's operators.
+Second derivatives, and gradients of a bias, are those of the torch backend.
 """
 
 import contextlib
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from regard._backends import triton_jit
-from regard._backends.formula import WeightBlock
+from regard._backends import torch_gradients, torch_ops, triton_jit
 from regard._backends.kernel import new_output
+from regard._backends.kernel_ops import with_statistics
+from regard._backends.torch_gradients import INPUTS
 from regard._backends.torch_ops import (
     CALL_SCHEMA,
-    attend_backward,
-    by_input,
-    differentiable,
+    empty_gradients,
     make_operator,
     map_one_by_one,
-    needed_of,
+    names_of,
     pack,
-    refuse_forward_mode,
-    tensors_of,
     unpack,
 )
-from regard._base.arrays import Arrays
+from regard._base.torch_state import is_watched
 from regard._call.call import Call
 from regard._call.checks import check_contents
-from regard._call.visible import Visibility, blocks
 
 LOG2E = math.log2(math.e)
+LARGEST_PRODUCT = torch.finfo(torch.float32).max / 4
 SMALL_TILE = 64, 32, 4, 1  # of the kernel for values that are not finite, which holds more sums
 
 
@@ -48,27 +44,52 @@ def bounds(call: Call) -> tuple[Tensor, Tensor] | None:
     if call.key_lengths is None and all(x is None or x is False for x in rules):
         return None
     device, (*_, Lq, Lk) = call.query.device, call.sizes
-    # Without a copy to the device where all elements of the batch are alike.
-    lengths = Lk if call.key_lengths is None else call.key_lengths.to(device)[:, None]
-    starts: Any = lengths - Lq
-    if call.query_start is not None:
-        starts = torch.as_tensor(call.query_start).to(device)[:, None]
-    place = torch.arange(Lq, device=device)[None] * call.query_step + starts
-    low, high, step = torch.zeros_like(place), torch.zeros_like(place) + lengths, call.key_step
-    if call.causal:
-        high = high.minimum(place // step + 1)
-    if call.window_right is not None:
-        high = high.minimum((place + call.window_right) // step + 1)
-    if call.window_left is not None:
-        low = low.maximum(-((call.window_left - place) // step))
-    if call.interval_first is not None:
-        low, high = low.maximum(call.interval_first), high.minimum(call.interval_last)
-    high = high.clamp(0, Lk)
-    low = low.clamp(0, Lk).minimum(high)
-    return low.int().contiguous(), high.int().contiguous()
+    lengths = per_batch(Lk if call.key_lengths is None else call.key_lengths, device)
+    starts = per_batch(call.starts, device)
+    firsts, lasts = (
+        None if x is None else x.to(device).long().contiguous()
+        for x in (call.interval_first, call.interval_last)
+    )
+    given = [lengths, starts, firsts, lasts]
+    counts = [len(x) for x in given if isinstance(x, Tensor)]
+    low, high = (
+        torch.empty((max(counts, default=1), Lq), dtype=torch.int32, device=device)
+        for _ in range(2)
+    )
+    if low.numel():
+        left, right = (x or 0 for x in (call.window_left, call.window_right))
+        launch(
+            triton_jit.intervals, (-(-Lq // ROWS), len(low)), low, high,
+            *(x if isinstance(x, Tensor) else low for x in given),
+            *(_stride_of_batch(x) for x in given),
+            *(0 if isinstance(x, Tensor) else x for x in (lengths, starts)),
+            Lq, Lk, call.query_step, call.key_step, left, right, BM=ROWS,
+            HAS_LENGTHS=isinstance(lengths, Tensor), HAS_STARTS=isinstance(starts, Tensor),
+            HAS_INTERVALS=firsts is not None, CAUSAL=call.causal,
+            HAS_LEFT=call.window_left is not None, HAS_RIGHT=call.window_right is not None,
+        )  # fmt: skip
+    return low, high
 
 
-def _block(D: int) -> int:
+ROWS = 256  # whose intervals a program computes
+
+
+def per_batch(x: Any, device: torch.device) -> Tensor | int:
+    """Integers ``(B,)`` on the device, or the one that all are: no copy is made of that."""
+    if isinstance(x, int):
+        return x
+    if not isinstance(x, Tensor) or x.is_cpu:
+        values = x.tolist()
+        if len(set(values)) == 1:
+            return int(values[0])
+    return torch.as_tensor(x).to(device).long().contiguous()
+
+
+def _stride_of_batch(x: Any) -> int:
+    return int(x.stride(0)) if isinstance(x, Tensor) and len(x) > 1 else 0
+
+
+def width_of(D: int) -> int:
     """The width of a tile that holds vectors of D numbers."""
     return max(16, 1 << (D - 1).bit_length())
 
@@ -78,10 +99,15 @@ def tile(call: Call) -> tuple[int, int, int, int]:
     if triton_jit.INTERPRETED:
         return 64, 64, 4, 1
     wide = max(call.query.shape[3], _value_size(call))
-    device, major = call.query.device, 0
-    if device.type == "cuda" and torch.version.cuda:
-        major = torch.cuda.get_device_capability(device)[0]
+    major = device_major(call.query.device)
     return tile_of(wide, is_narrow=call.query.dtype != torch.float32, major=major)
+
+
+def device_major(device: torch.device) -> int:
+    """Of the compute capability of NVIDIA's; 0 for others."""
+    if device.type != "cuda" or not torch.version.cuda:
+        return 0
+    return torch.cuda.get_device_capability(device)[0]
 
 
 def tile_of(head_size: int, *, is_narrow: bool, major: int = 0) -> tuple[int, int, int, int]:
@@ -110,6 +136,13 @@ def _strides(x: Tensor) -> list[int]:
     return [0 if n == 1 else stride for n, stride in zip(x.shape, x.stride())]
 
 
+def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
+    """Runs a kernel on the device of the query that it is given."""
+    x = next(x for x in arguments if isinstance(x, Tensor))
+    with _on_device_of(x):
+        kernel[grid](*arguments, **options, INTERPRETED=triton_jit.INTERPRETED)
+
+
 @contextlib.contextmanager
 def _on_device_of(x: Tensor) -> Iterator[None]:
     """Triton launches on the current device; its interpreter warns where NumPy does."""
@@ -132,46 +165,121 @@ def forward(call: Call) -> tuple[Any, Tensor, Tensor]:
     if 0 in (B, Hq, Lq, Lk):
         return (None if out is None else out.zero_()), maximum, total
     arguments, flags = _arguments(call, out, maximum, total)
-    sizes = {"BD": _block(q.shape[3]), "BDV": _block(max(_value_size(call), 1))}
-    with _on_device_of(q):
-        for clean in (False, True) if flags["HAS_FLAG"] else (False,):
-            BM, BN, warps, stages = SMALL_TILE if clean else tile(call)
-            triton_jit.attend[(-(-Lq // BM), Hq, B)](
-                *arguments, **sizes, **flags, CLEAN=clean,
-                BM=BM, BN=BN, num_warps=warps, num_stages=stages,
-            )  # fmt: skip
+    sizes = {"BD": width_of(q.shape[3]), "BDV": width_of(max(_value_size(call), 1))}
+    for clean in (False, True) if flags["HAS_FLAG"] else (False,):
+        BM, BN, warps, stages = SMALL_TILE if clean else tile(call)
+        launch(
+            triton_jit.attend, (-(-Lq // BM), Hq, B), *arguments, **sizes, **flags, CLEAN=clean,
+            BM=BM, BN=BN, num_warps=warps, num_stages=stages,
+        )  # fmt: skip
     return out, maximum, total
 
 
 def _arguments(
-    call: Call, out: Tensor | None, maximum: Tensor, total: Tensor
+    call: Call, out: Tensor | None, maximum: Tensor, total: Tensor, flag: Tensor | None = None
 ) -> tuple[list[Any], dict[str, bool]]:
-    """What the kernel takes, in its order, and what it is compiled for."""
-    q, v, device = call.query, call.key if call.value is None else call.value, call.query.device
-    scores = _Scores(call)
+    """What the kernel takes, in its order, and what it is compiled for.
+
+    Args:
+        flag: tells which elements of the batch it leaves out; by default whose values are finite.
+    """
+    q, v = call.query, call.key if call.value is None else call.value
+    scores = Scores(call)
     has_flag = out is not None and scores.hides
-    flag = v.isfinite().flatten(1).all(1).int() if has_flag else q
+    if flag is None:
+        flag = v.isfinite().flatten(1).all(1).int() if has_flag else q
     sinks = q if call.sinks is None else call.sinks.contiguous()
-    seed = q if call.seed is None else call.seed.to(device)
-    (first_row, first_key), (row_step, key_step) = call.draws
+    drawn = Drawn(call)
     low, high, *others = scores.arrays
     arrays = [q, call.key, v, q if out is None else out, maximum, total, flag, low, high]
-    arrays += [*others[:4], sinks, *others[4:], seed]
-    strides = [*q.stride(), *_of_batch(call.key, len(q)), *_of_batch(v, len(q))]
+    arrays += [*others[:4], sinks, *others[4:], drawn.seed]
+    strides = [*q.stride(), *of_batch(call.key, len(q)), *of_batch(v, len(q))]
     strides += [0, 0, 0, 0] if out is None else list(out.stride())
     strides.append(int(len(v) > 1))
-    keep = 1 / (1 - call.dropout)
     numbers = [q.shape[1], *scores.sizes, _value_size(call), *scores.numbers]
-    numbers += [round(call.dropout * 2**32), keep, first_row, row_step, first_key, key_step]
+    numbers += [*drawn.numbers, 0.0]
     return [*arrays, *strides, *scores.strides, *numbers], {
-        **scores.flags, "HAS_FLAG": has_flag, "HAS_OUTPUT": out is not None,
-        "HAS_STATISTICS": True, "HAS_SINKS": call.sinks is not None,
-        "HAS_DROPOUT": call.dropout > 0, "EACH": key_step != 1 or first_key % 4 != 0,
+        **scores.flags, "HAS_FLAG": has_flag, "HAS_OUTPUT": out is not None, "HAS_SIZES": False,
+        **drawn.flags, "HAS_STATISTICS": True, "HAS_SINKS": call.sinks is not None,
     }  # fmt: skip
 
 
-class _Scores:
-    """What both kernels take of a call for its scores, in the order of their parameters."""
+SIZE_ROWS = 128  # of query, key or value, whose sizes a program looks at
+
+
+def _mend(call: Call, out: Tensor) -> None:
+    """Computes anew the elements of the batch that torch's fused operator may have wrong.
+
+    It adds −inf to masked scores, which lets NaN and an overflow of any query and key through.
+    """
+    (B, Hq, Hkv, Lq, Lk), (q, k, v) = call.sizes, (call.query, call.key, call.value)
+    bits = torch.zeros((B, 3), dtype=torch.int32, device=q.device)
+    widths = {"BD": width_of(q.shape[3]), "BDV": width_of(v.shape[3])}
+    q_tiles, k_tiles = (-(-heads * L // SIZE_ROWS) for heads, L in ((Hq, Lq), (Hkv, Lk)))
+    strides = [*q.stride(), *of_batch(k, B), *of_batch(v, B)]
+    launch(
+        triton_jit.sizes, (q_tiles + 2 * k_tiles, B), bits, q, k, v, *strides,
+        q_tiles, k_tiles, Hq, Hkv, Lq, Lk, q.shape[3], v.shape[3], BM=SIZE_ROWS, **widths,
+    )  # fmt: skip
+    arguments, flags = _arguments(call, out, q, q, bits)
+    arguments[-1] = LARGEST_PRODUCT / (abs(call.scale) * q.shape[3])
+    BM, BN, warps, stages = SMALL_TILE
+    launch(
+        triton_jit.attend, (-(-Lq // BM), Hq, B), *arguments, **widths,
+        **flags | {"HAS_SIZES": True, "HAS_STATISTICS": False, "HAS_FLAG": False}, CLEAN=True,
+        BM=BM, BN=BN, num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+
+
+def _fused(call: Call) -> Tensor:
+    check_contents(call)
+    out = torch_ops.fused(call)
+    if out is None:  # torch has no kernel for these tensors
+        return forward(call)[0]
+    if torch_ops.hides(call):
+        _mend(call, out)
+    return out
+
+
+@make_operator("fused_attention", CALL_SCHEMA, "Tensor", products=(1, 1))
+def _fuse(*values: Any) -> Tensor:
+    return _fused(unpack(*values))
+
+
+@_fuse.register_fake
+def _(*values: Any) -> Tensor:
+    call = unpack(*values)
+    return new_output(call.query, call.value.shape[3], call.output_dtype)
+
+
+def fused(call: Call) -> Tensor:
+    """torch's fused operator, exactly: without a gradient."""
+    found: Tensor = _fuse(*pack(call)) if is_watched() else _fused(call)
+    return found
+
+
+class Drawn:
+    """What kernels take of a call for its dropout."""
+
+    def __init__(self, call: Call) -> None:
+        (first_row, first_key), (row_step, key_step) = call.draws
+        keep = 1 / (1 - call.dropout)
+        q, seed = call.query, call.seed
+        if seed is None:
+            self.seed = q
+        elif seed.is_cpu:  # a number, for which nothing is uploaded
+            self.seed = torch.full((1,), int(seed), dtype=torch.int64, device=q.device)
+        else:
+            self.seed = seed
+        self.numbers = [round(call.dropout * 2**32), keep]
+        self.numbers += [first_row, row_step, first_key, key_step]
+        self.flags = {
+            "HAS_DROPOUT": call.dropout > 0, "EACH": key_step != 1 or first_key % 4 != 0,
+        }  # fmt: skip
+
+
+class Scores:
+    """What all kernels take of a call for its scores, in the order of their parameters."""
 
     def __init__(self, call: Call) -> None:
         q, device, limits = call.query, call.query.device, bounds(call)
@@ -193,107 +301,17 @@ class _Scores:
             0 if x is None or len(y) == 1 else y.stride(0)
             for x, y in zip(given, (low, of_queries, of_keys))
         ] + [*_strides(mask), *_strides(bias)]
-        self.sizes = [Hq // Hkv, Lq, Lk, q.shape[3]]
+        self.sizes = [Hq // max(Hkv, 1), Lq, Lk, q.shape[3]]
         factor = LOG2E if bent else call.scale * LOG2E
         self.numbers = [edits, factor, call.scale, call.softcap or 1.0]
         self.flags = {
             "HAS_BOUNDS": limits is not None, "HAS_IDS": ids[0] is not None,
             "HAS_MASK": call.mask is not None, "HAS_BIAS": call.bias is not None,
             "HAS_CAP": call.softcap is not None, "HAS_EDITS": edits > 0,
-            "INTERPRETED": triton_jit.INTERPRETED,
         }  # fmt: skip
 
 
-def weight_blocks(xp: Arrays, call: Call, statistics: tuple[Any, Any]) -> Iterator[WeightBlock]:
-    """The weights in blocks of whole rows, from the scores that the kernel computes once more."""
-    check_contents(call)
-    q, visibility = call.query, Visibility(call, xp.arange)
-    maximum, total = _on_device(statistics, q.device)
-    scores = _Scores(call)
-    of_scores = maximum * math.log(2)
-    BM, BN, warps, _ = tile(call)
-    for block in blocks(call, visibility, xp.block_elements, xp.tallest_block):
-        b, h, rows, keys = block
-        sizes = [x.stop - x.start for x in block]
-        shifted = torch.empty(sizes, device=q.device)
-        if shifted.numel():
-            low, high, *others = scores.arrays
-            arrays = [shifted, q, call.key, maximum, low, high, *others]
-            strides = [*shifted.stride()[:3], *q.stride(), *_of_batch(call.key, len(q))]
-            place = [b.start, h.start, sizes[1], rows.start, rows.stop, keys.start, keys.stop]
-            numbers = [*place, q.shape[1], *scores.sizes, *scores.numbers]
-            grid = -(-sizes[2] // BM), -(-sizes[3] // BN), sizes[0] * sizes[1]
-            with _on_device_of(q):
-                triton_jit.logarithms[grid](
-                    *arrays, *strides, *scores.strides, *numbers, **scores.flags,
-                    BM=BM, BN=BN, BD=_block(q.shape[3]), num_warps=warps,
-                )  # fmt: skip
-        positions, visible = visibility.positions(b.start, rows, keys), visibility.pairs(*block)
-        of_rows = (x[b, h, rows][..., None] for x in (of_scores, total))
-        yield WeightBlock(xp, *block, positions, visible, shifted, *of_rows)
-
-
-OF_ROWS, OF_KEYS = ("entropy", "distance"), ("received", "received_max")
-FIELDS = (*OF_ROWS, *OF_KEYS)  # that one kernel reduces, in one pass
-
-
-def reduce(call: Call, statistics: tuple[Any, Any], fields: dict[str, Tensor]) -> None:
-    """Fills arrays with some of the reductions, by their names in ``FIELDS``."""
-    q, device, (B, Hq, _, Lq, Lk) = call.query, call.query.device, call.sizes
-    if 0 in (B, Hq, Lq, Lk):
-        return
-    check_contents(call)
-    maximum, total = _on_device(statistics, device)
-    scores, starts = _Scores(call), torch.as_tensor(call.starts).to(device).long().contiguous()
-    rows = {name: torch.empty((B, Hq, Lq), device=device) for name in OF_ROWS if name in fields}
-    received, largest, undefined = (
-        torch.zeros((B, Hq, Lk), dtype=dtype, device=device)
-        for dtype in (torch.int64, torch.int32, torch.int32)
-    )
-    BM, BN, warps, stages = tile(call)
-    low, high, *others = scores.arrays
-    arrays = [rows.get("entropy", maximum), rows.get("distance", maximum)]
-    arrays += [received, largest, undefined, q, call.key, maximum, total, starts]
-    strides = [*q.stride(), *_of_batch(call.key, B)]
-    steps = [int(len(starts) > 1), call.query_step, call.key_step]
-    with _on_device_of(q):
-        triton_jit.reductions[(-(-Lq // BM), Hq, B)](
-            *arrays, low, high, *others, *strides, *steps, *scores.strides,
-            Hq, *scores.sizes, *scores.numbers, **scores.flags,
-            HAS_ENTROPY="entropy" in fields, HAS_DISTANCE="distance" in fields,
-            HAS_RECEIVED="received" in fields, HAS_LARGEST="received_max" in fields,
-            BM=BM, BN=BN, BD=_block(q.shape[3]), num_warps=warps, num_stages=stages,
-        )  # fmt: skip
-    for name, found in rows.items():
-        fields[name].copy_(found)
-    sums = {"received": received.to(torch.float32) * 2.0**-40}
-    sums["received_max"] = largest.view(torch.float32)
-    for name in OF_KEYS:
-        if name in fields:
-            fields[name].copy_(torch.where(undefined != 0, torch.nan, sums[name]))
-
-
-def _on_device(statistics: tuple[Any, Any], device: torch.device) -> list[Tensor]:
-    given = (torch.as_tensor(x, dtype=torch.float32) for x in statistics)
-    return [x.to(device).contiguous() for x in given]
-
-
-def log_sum_exp(statistics: tuple[Any, Any], into: Tensor) -> None:
-    """Fills ``(B, Hq, Lq)`` with ln of the sum of exp(score)."""
-    maximum, total = (torch.as_tensor(x).to(into.device, into.dtype) for x in statistics)
-    into[...] = maximum * math.log(2) + total.log()
-
-
-def largest_scores(call: Call, maximum: Any, total: Any, into: Tensor) -> None:
-    """Fills ``(B, Hq, Lq)`` with the largest score of each row among the keys of the call."""
-    if call.sinks is not None or not call.whole_rows:
-        _, maximum, total = forward(replace(call.without_value(), sinks=None))
-    maximum, total = (torch.as_tensor(x).to(into.device) for x in (maximum, total))
-    found = maximum.to(into.dtype) * math.log(2)
-    into[...] = torch.where(total.isnan() & (found < torch.inf), torch.nan, found)
-
-
-def _of_batch(x: Tensor, B: int) -> list[int]:
+def of_batch(x: Tensor, B: int) -> list[int]:
     """Strides of keys or values that a batch may share."""
     batch, *rest = x.stride()
     return [batch if len(x) == B else 0, *rest]
@@ -312,25 +330,43 @@ def _(*values: Any) -> tuple[Tensor, Tensor, Tensor]:
     return out, rows, torch.empty_like(rows)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    tensors, ctx.numbers = tensors_of(inputs)
-    ctx.save_for_backward(*tensors)
-    ctx.mark_non_differentiable(*output[1:])
-    ctx.set_materialize_grads(False)
+@make_operator(
+    "triton_attention_backward",
+    f"int needed, Tensor grad, Tensor out, Tensor maximum, Tensor total, {CALL_SCHEMA}",
+    "(Tensor, Tensor, Tensor, Tensor, Tensor)",
+    products=(3, 2),
+)
+def _backward(
+    needed: int, grad: Tensor, out: Tensor, maximum: Tensor, total: Tensor, *values: Any
+) -> tuple[Tensor, ...]:
+    from regard._backends import triton_backward  # which imports this
+
+    call, names = unpack(*values), names_of(needed)
+    if "bias" in names:  # a number for each pair, maybe summed over some axes
+        found = dict(zip(INPUTS, torch_gradients.gradients(call, grad, names)))
+    else:
+        delta = (grad.float() * out.float()).sum(-1)
+        # Each weight's gradient is infinite there: less another infinity it is NaN.
+        delta = torch.where(grad.isfinite().all(-1), delta, torch.nan)
+        found = triton_backward.gradients(call, grad, delta, (maximum, total), names)
+    return tuple(grad.new_empty(0) if found.get(n) is None else found[n] for n in INPUTS)
 
 
-def _differentiate(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
-    if grad is None:
-        return (None,) * len(ctx.needs_input_grad)
-    tensors = ctx.saved_tensors
-    refuse_forward_mode(grad, *tensors)
-    return by_input(ctx, *attend_backward(needed_of(ctx), grad, *tensors, *ctx.numbers))
+@_backward.register_fake
+def _(needed: int, grad: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    return empty_gradients(unpack(*rest[3:]), names_of(needed))
 
 
-_attend = differentiable(_forward, _differentiate, map_one_by_one, _save)
+_attend = with_statistics(_forward, _backward, map_one_by_one)
 
 
 def attention(call: Call) -> tuple[Tensor, Tensor, Tensor]:
     """As ``forward``, differentiable twice and traceable."""
+    inputs = (call.query, call.key, call.value, call.bias, call.sinks)
+    differentiates = torch.is_grad_enabled() and any(
+        x is not None and x.requires_grad for x in inputs
+    )
+    if not (differentiates or is_watched()):
+        return forward(call)
     found: tuple[Tensor, Tensor, Tensor] = _attend(*pack(call))
     return found

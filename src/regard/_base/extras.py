@@ -16,6 +16,7 @@ EXTRA_OF = {
     "anywidget": "jupyter",
     "transformers": "hf",
     "pyarrow": "survey",
+    "threadpoolctl": "survey",
     "fsspec": "remote",
     "aiohttp": "remote",
 }

@@ -63,7 +63,7 @@ InputT = TypeVar("InputT", bound=Array[object])  # of a classmethod, beside the 
 OutputT = TypeVar("OutputT")  # ArrayT, or None without a value
 FloatingT = TypeVar("FloatingT", bound="np.floating")
 
-BackendName: TypeAlias = Literal["auto", "kernel", "torch", "triton", "reference"]
+BackendName: TypeAlias = Literal["auto", "kernel", "torch", "fused", "triton", "reference"]
 AlignHow: TypeAlias = Literal["dtw"]
 PoolHow: TypeAlias = Literal["max", "mass"]
 ReceivedHow: TypeAlias = Literal["sum", "mean", "max", "seen"]

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import Any, Unpack
 
-from regard._backends import BACKENDS, choose
+from regard._backends import choose, in_order
 from regard._backends.kernel_calls import kernels
 from regard._base.types import Array, ArrayT, BackendName
 from regard._call.checks import given, read_call
@@ -70,7 +70,7 @@ def explain(
     call = read_call(query, key, value, **given(**options))
     chosen = choose(call, backend)
     others, is_before = {}, True
-    for one in BACKENDS:
+    for one in in_order(call):
         if one is chosen:
             is_before = False
             continue

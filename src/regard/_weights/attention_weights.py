@@ -304,7 +304,7 @@ class AttentionWeights(Derived[ArrayT]):
                 rows.keep(place, found)
             return
         needs_them = backend.reads_statistics or not call.whole_rows
-        backend.reduce(call, rows.of(place) if needs_them else None, fields)
+        backend.reduce(call, rows.on_device(place) if needs_them else None, fields)
 
     def _give(self, x: Any) -> Any:
         """A result with the caller's axes, and floats in the dtype of the weights."""

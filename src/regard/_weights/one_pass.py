@@ -82,7 +82,7 @@ class Reductions(LinearForms[ArrayT]):
     @at_once
     def _public_statistics(self) -> RowStatistics[ArrayT]:
         self._require_now()
-        known = self._statistics.of(self._place)
+        known = self._statistics.on_device(self._place)
         return in_scores(self._call, self._statistics.backend, known)
 
     def _require_scores(self, name: str) -> None:

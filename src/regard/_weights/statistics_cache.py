@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from regard._backends import Backend, Statistics
-from regard._base.arrays import to_numpy
+from regard._base.arrays import is_tensor, to_numpy
 from regard._call.call import Call
 from regard._call.checks import check_contents
 from regard._weights.kept_statistics import KeptStatistics
@@ -42,6 +42,25 @@ class Place(NamedTuple):
         return tuple(len(x) for x in self)
 
 
+def _is_on_device(statistics: Statistics) -> bool:
+    """Whether they are tensors that the host would wait for."""
+    return all(is_tensor(x) and x.device.type != "cpu" for x in statistics)
+
+
+def _rises(place: Place) -> bool:
+    """Whether torch can cut it out."""
+    return all(x.step > 0 for x in place)
+
+
+def _in_numpy(statistics: Statistics) -> tuple[np.ndarray, np.ndarray]:
+    maximum, total = map(to_numpy, statistics)
+    return maximum, total
+
+
+def _zeros_like(x: Any, shape: tuple[int, ...]) -> Any:
+    return x.new_zeros(shape) if is_tensor(x) else np.zeros_like(x, shape=shape)
+
+
 class StatisticsCache:
     """Largest score and sum of the exponentials of each row, as a backend has them.
 
@@ -69,6 +88,18 @@ class StatisticsCache:
         self.learn(place)
         if self._kept is None:  # a place without rows
             return np.zeros(place.shape), np.zeros(place.shape)
+        return self._in_numpy(place)
+
+    def on_device(self, place: Place) -> Statistics:
+        """As ``of``, but on the device where they were computed there: the host does not wait."""
+        self.learn(place)
+        if self._kept is None or not _is_on_device(self._kept) or not _rises(place):
+            return self.of(place)
+        maximum, total = (x[place.slices].contiguous() for x in self._kept)
+        return maximum, total
+
+    def _in_numpy(self, place: Place) -> tuple[np.ndarray, np.ndarray]:
+        assert self._kept is not None
         maximum, total = (np.ascontiguousarray(to_numpy(x)[place.slices]) for x in self._kept)
         return maximum, total
 
@@ -88,19 +119,24 @@ class StatisticsCache:
 
     def keep(self, place: Place, found: Statistics) -> None:
         """Stores computed rows; known rows are not touched, since others may read them."""
-        maximum, total = map(to_numpy, found)
+        stays = _is_on_device(found) and _rises(place)
+        found = found if stays else _in_numpy(found)
         with _lock:
-            table = self._not_kept()
+            table, held = self._not_kept(), self._kept
             if table is None:  # another thread was faster
                 return
-            if self._kept is None:
-                self._kept = (
-                    np.zeros_like(maximum, shape=table.shape),
-                    np.zeros_like(total, shape=table.shape),
-                )
-            missing = table[place.slices]
-            for kept, x in zip(self._kept, (maximum, total)):
-                np.copyto(kept[place.slices], x, where=missing)
+            stays = stays and (held is None or _is_on_device(held))
+            arrays = found if stays else _in_numpy(found)
+            if held is None:
+                held = _zeros_like(arrays[0], table.shape), _zeros_like(arrays[1], table.shape)
+            elif _is_on_device(held) and not stays:
+                held = _in_numpy(held)
+            self._kept, missing = held, table[place.slices]
+            for kept, x in zip(held, arrays):
+                if stays:  # of rows that are known the same bits
+                    kept[place.slices] = x
+                else:
+                    np.copyto(kept[place.slices], x, where=missing)
             missing[...] = False
             if not table.any():
                 self._missing = None

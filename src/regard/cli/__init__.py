@@ -347,6 +347,10 @@ def survey(
     documents: Annotated[
         bool, typer.Option("--documents", help="Also write the sums of every document.")
     ] = False,
+    threads: Annotated[
+        int,
+        typer.Option(min=1, help="Of each process; the last bits depend on it, so it is kept."),
+    ] = 1,
     workers: Annotated[
         int | None,
         typer.Option(
@@ -373,8 +377,8 @@ def survey(
     run(
         paths,
         SurveyOptions(
-            output, model, max_tokens, shard_tokens, column, documents, workers, shard, json, plot,
-            trust_remote_code,
+            output, model, max_tokens, shard_tokens, column, documents, threads, workers, shard,
+            json, plot, trust_remote_code,
         ),
     )  # fmt: skip
 

@@ -49,6 +49,7 @@ class SurveyOptions:
     shard_tokens: int | None = None
     column: str = "text"
     documents: bool = False
+    threads: int = 1
     workers: int | None = None
     shard: str | None = None
     json: bool = False
@@ -75,7 +76,7 @@ def survey(paths: Sequence[str], options: SurveyOptions) -> None:
         made = Survey(
             options.output, model=options.model, corpus=paths, max_tokens=options.max_tokens,
             shard_tokens=options.shard_tokens, column=options.column, documents=options.documents,
-            trust_remote_code=options.trust_remote_code,
+            threads=options.threads, trust_remote_code=options.trust_remote_code,
         )  # fmt: skip
     numbers = range(len(made)) if part is None else range(part[0], len(made), part[1])
     try:

@@ -26,7 +26,7 @@ class Manifest:
     Attributes:
         versions: of the packages that the numbers depend on.
         model: ``name``, and hashes of ``weights`` and ``tokenizer``; of recordings the name alone.
-        settings: ``max_tokens``, ``rest``, ``every``, ``column`` and ``documents``.
+        settings: ``max_tokens``, ``rest``, ``every``, ``column``, ``documents`` and ``threads``.
         shards: the sources of each.
     """
 

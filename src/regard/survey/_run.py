@@ -22,6 +22,7 @@ from regard.survey._corpus import SurveyError
 from regard.survey._manifest import Manifest
 from regard.survey._models import NO_MODEL, Reader, loaded
 from regard.survey._shard import HEADS, file_of, read_facts, write_shard
+from regard.survey._threads import threads
 
 RETRIES = 2  # of a shard whose process ended
 POLL_SECONDS = 0.2
@@ -134,7 +135,8 @@ def compute(task: Task, number: int, progress: Callable[[int], object] | None = 
         if manifest.model["name"] != NO_MODEL:
             reader = task.model or loaded(manifest.model["name"], task.trust_remote_code)
             _require_model(manifest, reader)
-        write_shard(folder, manifest, number, reader, progress or (lambda tokens: None))
+        with threads(manifest.settings["threads"]):
+            write_shard(folder, manifest, number, reader, progress or (lambda tokens: None))
     return read_facts(path).tokens
 
 

@@ -49,6 +49,7 @@ class Survey:
             where that is less.
         column: of the text, in files of rows.
         documents: also write the sums of every document, into ``documents/``.
+        threads: of the products of a model, whose last bits depend on it; by default 1.
         trust_remote_code: as in ``regard.hf.load``.
 
     Raises:
@@ -79,10 +80,12 @@ class Survey:
         shard_tokens: int | None = None,
         column: str = "text",
         documents: bool = False,
+        threads: int = 1,
         trust_remote_code: bool = False,
     ) -> None:
         self.folder = Path(folder).resolve()
-        for name, value in (("max_tokens", max_tokens), ("shard_tokens", shard_tokens)):
+        given = {"max_tokens": max_tokens, "shard_tokens": shard_tokens, "threads": threads}
+        for name, value in given.items():
             if value is not None and value < 1:
                 raise ValueError(f"survey: {name} is {value}; at least 1 is needed.")
         own = Own(model) if isinstance(model, LanguageModel) else None
@@ -103,7 +106,7 @@ class Survey:
             model=facts,
             settings={
                 "max_tokens": most, "rest": REST, "every": spacing(most), "column": column,
-                "documents": documents,
+                "documents": documents, "threads": threads,
             },
             shards=tuple(map(tuple, cut(files, column, most, shard_tokens, SHARDS))),
         )  # fmt: skip
@@ -137,8 +140,8 @@ class Survey:
     def run_shard(self, number: int, progress: Callable[[int], object] | None = None) -> None:
         """Computes one shard, in this process, if it is missing: what an engine maps over.
 
-        The file is the same bits wherever it is computed, with the same packages, the same kind of
-        processor and as many threads.
+        The file is the same bits wherever it is computed, with the same packages and the same kind
+        of processor.
 
         Args:
             number: from 0 on.
@@ -167,7 +170,8 @@ class Survey:
         Args:
             executor: any ``concurrent.futures.Executor``, as of Dask, MPI or loky, on machines that
                 see the folder and the corpus under the same names.
-            workers: how many processes; 1 computes in this one. By default as many as processors.
+            workers: how many processes; 1 computes in this one. By default as many as processors,
+                or as many as their threads fit in.
             shards: numbers of those to compute, by default all.
             progress: is told how far it is.
 
@@ -191,7 +195,8 @@ class Survey:
         if executor is not None:
             _run.run_on(self._task, missing, executor, meter)
             return
-        count = min(workers or _run.processors(), len(missing))
+        fit = max(1, _run.processors() // self.manifest.settings["threads"])
+        count = min(workers or fit, len(missing))
         if count <= 1 or self._task.model is not None:
             _run.run_here(self._task, missing, meter)
             return

@@ -1,0 +1,115 @@
+"""Gradients of attention by kernels in Triton: what is launched."""
+
+import math
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard._backends import triton_gradients, triton_jit
+from regard._backends.triton_ops import Drawn, Scores, device_major, launch, of_batch, width_of
+from regard._call.call import Call
+from regard._call.checks import check_contents
+
+SMALL_TILE = 32, 32, 4, 1  # of the kernel for gradients that are not finite, which holds more sums
+
+
+def tile_of(head_size: int, *, is_narrow: bool, major: int = 0) -> tuple[int, int, int, int]:
+    """Rows and keys of a tile, warps and stages, as ``triton_ops.tile_of``."""
+    if not is_narrow:
+        return (32, 32, 8, 2) if head_size <= 64 else (16, 32, 8, 2)
+    if head_size > 128:
+        return 32, 32, 8, 2
+    if head_size <= 64:
+        return 64, 32 if major == 12 else 64, 4, 2
+    return 64, 32, 8, 2
+
+
+def gradients(
+    call: Call, grad: Tensor, delta: Tensor, statistics: tuple[Any, Any],
+    needed: Collection[str], dtype: torch.dtype | None = None,
+) -> dict[str, Tensor]:  # fmt: skip
+    """Gradients of query, key, value and sinks, those needed, for that of the output.
+
+    Args:
+        grad: ``(B, Hq, Lq, Dv)``.
+        delta: ``(B, Hq, Lq)``, ``Σ grad · output``.
+        statistics: of the whole rows.
+        dtype: of the gradients, by default those of the inputs.
+    """
+    check_contents(call)
+    given = {name: getattr(call, name) for name in ("query", "key", "value", "sinks")}
+    shapes = {name: x.shape for name, x in given.items() if x is not None}
+    dtypes = {name: dtype or given[name].dtype for name in shapes}
+    if 0 in call.sizes:
+        zeros = {n: call.query.new_zeros(shapes[n], dtype=dtypes[n]) for n in shapes}
+        return {name: x for name, x in zeros.items() if name in needed}
+    if grad.dtype != call.value.dtype:  # products are of one dtype
+        wide = (x.float() for x in (call.query, call.key, call.value, grad))
+        q, k, v, grad = wide
+        call = replace(call, query=q, key=k, value=v)
+    device = call.query.device
+    maximum, total = (
+        torch.as_tensor(x, dtype=torch.float32).to(device).contiguous() for x in statistics
+    )
+    delta = delta.float().contiguous()
+    found = {}
+    if "query" in needed:
+        found["query"] = torch.empty(shapes["query"], dtype=dtypes["query"], device=device)
+    if not {"key", "value"}.isdisjoint(needed):
+        for name in ("key", "value"):
+            rest, whole = shapes[name][1:], len(given[name]) == len(call.query)
+            own = dtypes[name] if whole else torch.float32
+            found[name] = torch.empty((len(call.query), *rest), dtype=own, device=device)
+    _launch(call, grad, [maximum, total, delta], found)
+    if "sinks" in needed:
+        found["sinks"] = _of_sinks(call, maximum, total, delta)
+    for name in ("key", "value"):
+        if name in found and found[name].shape != shapes[name]:  # of keys that a batch shares
+            found[name] = found[name].sum(0, keepdim=True)
+    return {name: x.to(dtypes[name]) for name, x in found.items() if name in needed}
+
+
+def _launch(call: Call, grad: Tensor, of_rows: list[Tensor], found: dict[str, Tensor]) -> None:
+    """Fills the gradients of query, or of key and value."""
+    (B, Hq, Hkv, Lq, Lk), (q, k, v) = call.sizes, (call.query, call.key, call.value)
+    scores, drawn, Dv = Scores(call), Drawn(call), v.shape[3]
+    low, high, *others = scores.arrays
+    arrays = [q, k, v, grad, *of_rows, low, high, *others, drawn.seed]
+    strides = [*q.stride(), *of_batch(k, B), *of_batch(v, B), *grad.stride(), *scores.strides]
+    numbers = [Hq, *scores.sizes, Dv, *scores.numbers, *drawn.numbers]
+    given = [*arrays, *strides, *numbers]
+    flags: dict[str, Any] = {**scores.flags, **drawn.flags}
+    flags |= {"BD": width_of(q.shape[3]), "BDV": width_of(Dv)}
+    if "query" in found:
+        BM, BN, warps, stages = tile(call)
+        launch(
+            triton_gradients.of_queries, (-(-Lq // BM), Hq, B), found["query"], *given,
+            **flags, BM=BM, BN=BN, num_warps=warps, num_stages=stages,
+        )  # fmt: skip
+    if "key" in found:
+        flag = grad.isfinite().flatten(1).all(1).int()
+        for clean in (False, True):
+            BM, BN, warps, stages = SMALL_TILE if clean else tile(call)
+            launch(
+                triton_gradients.of_keys, (-(-Lk // BN), Hkv, B),
+                found["key"], found["value"], flag, *given, **flags, CLEAN=clean,
+                BM=BM, BN=BN, num_warps=warps, num_stages=stages,
+            )  # fmt: skip
+
+
+def tile(call: Call) -> tuple[int, int, int, int]:
+    """That of a call."""
+    if triton_jit.INTERPRETED:
+        return 64, 64, 4, 1
+    wide, is_narrow = max(call.query.shape[3], call.value.shape[3]), call.query.dtype.itemsize < 4
+    return tile_of(wide, is_narrow=is_narrow, major=device_major(call.query.device))
+
+
+def _of_sinks(call: Call, maximum: Tensor, total: Tensor, delta: Tensor) -> Tensor:
+    """``(Hq,)``: minus the sum over rows of the sink's weight and delta."""
+    sinks = call.sinks.float()[:, None] * math.log2(math.e)
+    w = (sinks - maximum).exp2() / total
+    return -torch.where(total == 0, 0.0, w * delta).sum((0, 2))

@@ -1,0 +1,254 @@
+"""Gradients of attention on a GPU, from the row statistics: the kernels, in Triton.
+
+Two kernels, so that no sum is of several programs, and its bits are the same in every run: one has
+some queries of a head and goes over their keys, the other has some keys and goes over the queries
+of all heads that share them.
+
+Source: Dao et al. 2022.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from regard._backends.triton_jit import (
+    bounds_of,
+    dot,
+    exponent,
+    kept_of,
+    scores_of,
+    tiles_of,
+)
+
+CHUNK = tl.constexpr(1024)  # of rows, of which a program of keys looks for those that see them
+
+
+@triton.jit
+def _finite(x) -> Any:
+    """A NaN that is seen comes back through the scores; elsewhere it would only spread."""
+    return tl.where(tl.abs(x.to(tl.float32)) < float("inf"), x, 0.0)
+
+
+@triton.jit
+def _slopes(s, bent, added, visible, c, cap, base, divisor, dp, delta, kept, keep,
+            HAS_CAP: tl.constexpr, HAS_EDITS: tl.constexpr, HAS_DROPOUT: tl.constexpr,
+            INTERPRETED: tl.constexpr) -> Any:  # fmt: skip
+    """Weights as values have them, and the gradients of the scores, of a tile."""
+    x = exponent(s, added, c, base, HAS_EDITS, INTERPRETED)
+    w = tl.where(visible, tl.exp2(x) / divisor[:, None], 0.0)
+    given = w
+    if HAS_DROPOUT:
+        given, dp = tl.where(kept, w * keep, 0.0), tl.where(kept, dp * keep, 0.0)
+    ds = tl.where(visible, w * (dp - delta[:, None]), 0.0)
+    if HAS_CAP:
+        of_cap = bent / cap
+        ds = tl.where(visible, ds * (1 - of_cap * of_cap), 0.0)
+    return given, ds
+
+
+@triton.jit(do_not_specialize=["Lq", "Lk", "edits", "first_row", "first_key"])
+def of_queries(
+    dq_ptr, q_ptr, k_ptr, v_ptr, grad_ptr, maximum_ptr, total_ptr, delta_ptr, lo_ptr, hi_ptr,
+    query_ids_ptr, key_ids_ptr, mask_ptr, bias_ptr, ranges_ptr, logs_ptr, seed_ptr,
+    q_batch, q_head, q_row, q_column, k_batch, k_head, k_row, k_column,
+    v_batch, v_head, v_row, v_column, grad_batch, grad_head, grad_row, grad_column,
+    bounds_batch, query_ids_batch, key_ids_batch,
+    mask_batch, mask_head, mask_row, mask_key, bias_batch, bias_head, bias_row, bias_key,
+    Hq, group, Lq, Lk, D, Dv, edits, c, scale, cap,
+    threshold, keep, first_row, row_step, first_key, key_step,
+    BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr,
+    HAS_BOUNDS: tl.constexpr, HAS_IDS: tl.constexpr, HAS_MASK: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr, HAS_EDITS: tl.constexpr,
+    HAS_DROPOUT: tl.constexpr, EACH: tl.constexpr, INTERPRETED: tl.constexpr,
+) -> None:  # fmt: skip
+    """``(B, Hq, Lq, D)``, contiguous: the gradient of some queries of one head."""
+    h, b = tl.program_id(1), tl.program_id(2)
+    kv, wide_b, wide_h = (h // group).to(tl.int64), b.to(tl.int64), h.to(tl.int64)
+    rows, d, dv = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, BD), tl.arange(0, BDV)
+    rows_in, known = rows < Lq, tl.minimum(rows, Lq - 1)
+    q = tl.load(
+        q_ptr + wide_b * q_batch + wide_h * q_head
+        + known[:, None].to(tl.int64) * q_row + d[None, :] * q_column,
+        mask=(d < D)[None, :], other=0.0,
+    )  # fmt: skip
+    do = tl.load(
+        grad_ptr + wide_b * grad_batch + wide_h * grad_head
+        + known[:, None].to(tl.int64) * grad_row + dv[None, :] * grad_column,
+        mask=(dv < Dv)[None, :], other=0.0,
+    )  # fmt: skip
+    lo, hi, query_ids = bounds_of(
+        lo_ptr, hi_ptr, query_ids_ptr, wide_b, bounds_batch, query_ids_batch, rows, known, Lk,
+        BM, HAS_BOUNDS, HAS_IDS,
+    )  # fmt: skip
+    first, full, edge, last = tiles_of(lo, hi, BN)
+    at = (wide_b * Hq + h) * Lq + known
+    maximum, total = tl.load(maximum_ptr + at), tl.load(total_ptr + at)
+    delta = tl.load(delta_ptr + at)
+    base = tl.where(maximum == -float("inf"), 0.0, maximum)
+    divisor = tl.where(total == 0, 1.0, total)
+    dq, n = tl.zeros((BM, BD), tl.float32), b * Hq + h
+    for part in tl.static_range(3):  # masked tiles, tiles that all rows see, masked tiles
+        begin = first if part == 0 else (full if part == 1 else edge)
+        end = full if part == 0 else (edge if part == 1 else last)
+        for start in range(begin, end, BN):
+            j = start + tl.arange(0, BN)
+            s, bent, added, visible = scores_of(
+                q, k_ptr + wide_b * k_batch + kv * k_head, k_row, k_column,
+                j, j < Lk, rows, rows_in, lo, hi, scale, cap,
+                query_ids, key_ids_ptr + wide_b * key_ids_batch,
+                mask_ptr + wide_b * mask_batch + wide_h * mask_head, mask_row, mask_key,
+                bias_ptr + wide_b * bias_batch + wide_h * bias_head, bias_row, bias_key,
+                ranges_ptr, logs_ptr, edits, h, D, BM, BN, BD, part != 1,
+                HAS_IDS, HAS_MASK, HAS_BIAS, HAS_CAP, HAS_EDITS, INTERPRETED,
+            )  # fmt: skip
+            v = tl.load(
+                v_ptr + wide_b * v_batch + kv * v_head
+                + j[:, None].to(tl.int64) * v_row + dv[None, :] * v_column,
+                mask=(j < Lk)[:, None] & (dv < Dv)[None, :], other=0.0,
+            )  # fmt: skip
+            dp, kept = dot(do, tl.trans(v), INTERPRETED), visible
+            if HAS_DROPOUT:
+                kept = kept_of(rows, start, n, seed_ptr, threshold, first_row, row_step,
+                               first_key, key_step, BM, BN, EACH)  # fmt: skip
+            _, ds = _slopes(s, bent, added, visible, c, cap, base, divisor, dp, delta, kept, keep,
+                            HAS_CAP, HAS_EDITS, HAS_DROPOUT, INTERPRETED)  # fmt: skip
+            k = tl.load(
+                k_ptr + wide_b * k_batch + kv * k_head
+                + j[:, None].to(tl.int64) * k_row + d[None, :] * k_column,
+                mask=(j < Lk)[:, None] & (d < D)[None, :], other=0.0,
+            )  # fmt: skip
+            dq += dot(ds.to(k.dtype), _finite(k).to(k.dtype), INTERPRETED)
+    to = (wide_b * Hq + h) * Lq + rows.to(tl.int64)
+    tl.store(
+        dq_ptr + to[:, None] * D + d[None, :], (dq * scale).to(dq_ptr.dtype.element_ty),
+        mask=rows_in[:, None] & (d < D)[None, :],
+    )  # fmt: skip
+
+
+@triton.jit
+def _seeing_rows(lo_ptr, hi_ptr, first_key, end_key, Lq, HAS_BOUNDS: tl.constexpr) -> Any:
+    """The first row whose interval meets some keys, and the one after the last."""
+    first, last = 0, Lq
+    if HAS_BOUNDS:
+        seeing, seen = tl.full((CHUNK,), 1073741824, tl.int32), tl.zeros((CHUNK,), tl.int32)
+        for start in range(0, Lq, CHUNK):
+            rows = start + tl.arange(0, CHUNK)
+            lo = tl.load(lo_ptr + rows, mask=rows < Lq, other=0)
+            hi = tl.load(hi_ptr + rows, mask=rows < Lq, other=0)
+            meets = (lo < end_key) & (hi > first_key) & (lo < hi)
+            seeing = tl.minimum(seeing, tl.where(meets, rows, 1073741824))
+            seen = tl.maximum(seen, tl.where(meets, rows + 1, 0))
+        last = tl.max(seen, 0)
+        first = tl.minimum(tl.min(seeing, 0), last)
+    return first, last
+
+
+@triton.jit(do_not_specialize=["Lq", "Lk", "edits", "first_row", "first_key"])
+def of_keys(
+    dk_ptr, dv_ptr, flag_ptr, q_ptr, k_ptr, v_ptr, grad_ptr, maximum_ptr, total_ptr, delta_ptr,
+    lo_ptr, hi_ptr, query_ids_ptr, key_ids_ptr, mask_ptr, bias_ptr, ranges_ptr, logs_ptr, seed_ptr,
+    q_batch, q_head, q_row, q_column, k_batch, k_head, k_row, k_column,
+    v_batch, v_head, v_row, v_column, grad_batch, grad_head, grad_row, grad_column,
+    bounds_batch, query_ids_batch, key_ids_batch,
+    mask_batch, mask_head, mask_row, mask_key, bias_batch, bias_head, bias_row, bias_key,
+    Hq, group, Lq, Lk, D, Dv, edits, c, scale, cap,
+    threshold, keep, first_row, row_step, first_key, key_step,
+    BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr,
+    CLEAN: tl.constexpr, HAS_BOUNDS: tl.constexpr, HAS_IDS: tl.constexpr, HAS_MASK: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr, HAS_EDITS: tl.constexpr,
+    HAS_DROPOUT: tl.constexpr, EACH: tl.constexpr, INTERPRETED: tl.constexpr,
+) -> None:  # fmt: skip
+    """``(B, Hkv, Lk, D)`` and ``(B, Hkv, Lk, Dv)``, contiguous: those of some keys and values.
+
+    ``CLEAN``: the kernel for gradients of the output that are not finite, which reach the values
+    that their queries see and no others; the other leaves these elements of the batch to it.
+    """
+    kv, b = tl.program_id(1), tl.program_id(2)
+    if (tl.load(flag_ptr + b) == 0) != CLEAN:
+        return
+    wide_b, wide_kv = b.to(tl.int64), kv.to(tl.int64)
+    j, d, dv = tl.program_id(0) * BN + tl.arange(0, BN), tl.arange(0, BD), tl.arange(0, BDV)
+    inside = j < Lk
+    k_ptr += wide_b * k_batch + wide_kv * k_head
+    v = tl.load(
+        v_ptr + wide_b * v_batch + wide_kv * v_head
+        + j[:, None].to(tl.int64) * v_row + dv[None, :] * v_column,
+        mask=inside[:, None] & (dv < Dv)[None, :], other=0.0,
+    )  # fmt: skip
+    of_batch = wide_b * bounds_batch
+    start = tl.program_id(0) * BN
+    first, last = _seeing_rows(lo_ptr + of_batch, hi_ptr + of_batch, start, start + BN, Lq,
+                               HAS_BOUNDS)  # fmt: skip
+    dk, dvalue = tl.zeros((BN, BD), tl.float32), tl.zeros((BN, BDV), tl.float32)
+    up, down = tl.zeros((BN, BDV), tl.float32), tl.zeros((BN, BDV), tl.float32)
+    undefined = tl.zeros((BN, BDV), tl.float32)
+    tiles = tl.cdiv(last - first, BM)
+    for step in range(group * tiles):
+        h = kv * group + step // tiles
+        rows = first + step % tiles * BM + tl.arange(0, BM)
+        rows_in, known, wide_h = rows < last, tl.minimum(rows, Lq - 1), h.to(tl.int64)
+        q = tl.load(
+            q_ptr + wide_b * q_batch + wide_h * q_head
+            + known[:, None].to(tl.int64) * q_row + d[None, :] * q_column,
+            mask=(d < D)[None, :], other=0.0,
+        )  # fmt: skip
+        do = tl.load(
+            grad_ptr + wide_b * grad_batch + wide_h * grad_head
+            + known[:, None].to(tl.int64) * grad_row + dv[None, :] * grad_column,
+            mask=rows_in[:, None] & (dv < Dv)[None, :], other=0.0,
+        )  # fmt: skip
+        lo, hi, query_ids = bounds_of(
+            lo_ptr, hi_ptr, query_ids_ptr, wide_b, bounds_batch, query_ids_batch, rows, known, Lk,
+            BM, HAS_BOUNDS, HAS_IDS,
+        )  # fmt: skip
+        at = (wide_b * Hq + h) * Lq + known
+        maximum, total = tl.load(maximum_ptr + at), tl.load(total_ptr + at)
+        delta = tl.load(delta_ptr + at)
+        base = tl.where(maximum == -float("inf"), 0.0, maximum)
+        divisor = tl.where(total == 0, 1.0, total)
+        s, bent, added, visible = scores_of(
+            q, k_ptr, k_row, k_column, j, inside, rows, rows_in, lo, hi, scale, cap,
+            query_ids, key_ids_ptr + wide_b * key_ids_batch,
+            mask_ptr + wide_b * mask_batch + wide_h * mask_head, mask_row, mask_key,
+            bias_ptr + wide_b * bias_batch + wide_h * bias_head, bias_row, bias_key,
+            ranges_ptr, logs_ptr, edits, h, D, BM, BN, BD, True,
+            HAS_IDS, HAS_MASK, HAS_BIAS, HAS_CAP, HAS_EDITS, INTERPRETED,
+        )  # fmt: skip
+        dp, kept = dot(do, tl.trans(v), INTERPRETED), visible
+        if HAS_DROPOUT:
+            kept = kept_of(rows, start, b * Hq + h, seed_ptr, threshold, first_row, row_step,
+                           first_key, key_step, BM, BN, EACH)  # fmt: skip
+        w, ds = _slopes(s, bent, added, visible, c, cap, base, divisor, dp, delta, kept, keep,
+                        HAS_CAP, HAS_EDITS, HAS_DROPOUT, INTERPRETED)  # fmt: skip
+        if CLEAN:
+            x = do.to(tl.float32)
+            is_nan, infinite = x != x, tl.abs(x) == float("inf")
+            x = tl.where(is_nan | infinite, 0.0, x)
+            dvalue += dot(tl.trans(w), x, INTERPRETED)
+            some = tl.trans((w > 0).to(tl.float32))
+            none = tl.trans((visible & (w == 0)).to(tl.float32))
+            seen = tl.trans(visible.to(tl.float32))
+            up += dot(some, (do == float("inf")).to(tl.float32), INTERPRETED)
+            down += dot(some, (do == -float("inf")).to(tl.float32), INTERPRETED)
+            undefined += dot(seen, is_nan.to(tl.float32), INTERPRETED)
+            undefined += dot(none, infinite.to(tl.float32), INTERPRETED)
+            undefined += tl.max((w != w).to(tl.float32), 0)[:, None]
+        else:
+            dvalue += dot(tl.trans(w).to(do.dtype), do, INTERPRETED)
+        dk += dot(tl.trans(ds).to(q.dtype), _finite(q).to(q.dtype), INTERPRETED)
+    if CLEAN:
+        dvalue = tl.where(up > 0, float("inf"), tl.where(down > 0, -float("inf"), dvalue))
+        undefined += up * down
+        dvalue = tl.where(undefined > 0, float("nan"), dvalue)
+    to = (wide_b * tl.num_programs(1) + kv) * Lk + j.to(tl.int64)
+    tl.store(
+        dk_ptr + to[:, None] * D + d[None, :], (dk * scale).to(dk_ptr.dtype.element_ty),
+        mask=inside[:, None] & (d < D)[None, :],
+    )  # fmt: skip
+    tl.store(
+        dv_ptr + to[:, None] * Dv + dv[None, :], dvalue.to(dv_ptr.dtype.element_ty),
+        mask=inside[:, None] & (dv < Dv)[None, :],
+    )  # fmt: skip
