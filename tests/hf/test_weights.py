@@ -113,6 +113,19 @@ def test_they_are_computed_when_they_are_read():
     assert first._whole is not None
 
 
+def test_a_copy_has_what_was_written_into_them():
+    with torch.no_grad():
+        first = model("llama")(texts(), output_attentions=True).attentions[0]
+    first[0, 1] = 0.0
+    first *= 2.0
+    for other in (copy.deepcopy(first), pickle.loads(pickle.dumps(first))):
+        assert torch.equal(other + 0.0, first + 0.0)
+        assert other[0, 1].abs().max() == 0.0
+        assert other[1].sum() == pytest.approx(2 * 4 * 20)
+        other += 1.0
+        assert first[0, 1].abs().max() == 0.0
+
+
 def test_a_matrix_above_the_limit_is_refused():
     with torch.no_grad():
         first = model("llama")(texts(), output_attentions=True).attentions[0]

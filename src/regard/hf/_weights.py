@@ -82,13 +82,18 @@ class Attentions(Computed):
     weights: AttentionWeights[Tensor]
     _whole: Tensor | None
 
-    def __new__(cls, weights: AttentionWeights[Tensor], dtype: torch.dtype) -> Attentions:
-        """The tensor of ``weights`` in a dtype."""
+    def __new__(
+        cls,
+        weights: AttentionWeights[Tensor],
+        dtype: torch.dtype,
+        whole: Tensor | None = None,
+    ) -> Attentions:
+        """The tensor of ``weights`` in a dtype; ``whole`` are its numbers, where they are there."""
         device = weights._call.query.device
         if weights._call.key.is_inference():  # whose writes torch does not count
             weights = weights.copy()
         found = Tensor._make_wrapper_subclass(cls, weights.shape, dtype=dtype, device=device)
-        found.weights, found._whole = weights, None
+        found.weights, found._whole = weights, whole
         return found
 
     def numbers(self) -> Tensor:
@@ -118,10 +123,11 @@ class Attentions(Computed):
         return func(*args, **kwargs)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return Attentions, (self.weights, self.dtype)
+        return Attentions, (self.weights, self.dtype, self._whole)  # which may be written to
 
     def __deepcopy__(self, memo: Any) -> Attentions:
-        return Attentions(self.weights.copy(), self.dtype)
+        whole = None if self._whole is None else self._whole.detach().clone()
+        return Attentions(self.weights.copy(), self.dtype, whole)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"Attentions{tuple(self.shape)} {self.dtype}, computed when read"
