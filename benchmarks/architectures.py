@@ -69,9 +69,6 @@ STATUSES = {
 # Failures that are understood, and why they are none of the implementation's.
 INVERTED = "its own code takes every mask for one of bools; eager's hides what it shows"
 KNOWN = {
-    "bridgetower": "outputs are right; it gathers attentions by itself, and does not say so",
-    "granite_swa": "outputs are right; eager's weights are those before its sink takes its share",
-    "granitemoe_swa": "as granite_swa",
     "grounding-dino": "eager adds BERT's mask of bools to its scores as 0 and 1; it hides nothing",
     "mm-grounding-dino": "as grounding-dino",
     "nemotron3_5_asr": INVERTED,

@@ -23,6 +23,23 @@ KINDS = {
     "gpt_oss": lambda: T.GptOssForCausalLM(
         T.GptOssConfig(**GROUPED, sliding_window=8, num_local_experts=4)
     ),
+    "granite_swa": lambda: T.GraniteSWAForCausalLM(
+        T.GraniteSWAConfig(**GROUPED, sliding_window=8)
+    ),
+    "granitemoe_swa": lambda: T.GraniteMoeSWAForCausalLM(
+        T.GraniteMoeSWAConfig(
+            **GROUPED, sliding_window=8, num_local_experts=4, shared_intermediate_size=32
+        )
+    ),
+    "bridgetower": lambda: T.BridgeTowerModel(
+        T.BridgeTowerConfig(
+            hidden_size=64, num_hidden_layers=2, num_attention_heads=4,
+            text_config=SIZES | {"hidden_size": 64, "max_position_embeddings": 40},
+            vision_config={
+                "hidden_size": 64, "num_hidden_layers": 3, "patch_size": 8, "image_size": 32
+            },
+        )
+    ),
     "gemma2": lambda: T.Gemma2ForCausalLM(T.Gemma2Config(**GROUPED, sliding_window=8)),
     "gpt2": lambda: T.GPT2LMHeadModel(
         T.GPT2Config(vocab_size=97, n_embd=32, n_layer=3, n_head=4, bos_token_id=1, eos_token_id=1)
@@ -55,6 +72,8 @@ def _made(kind):
 
 def model(kind, implementation="regard"):
     """A model of that kind, the same one each time."""
+    if kind.endswith("_swa") and not hasattr(T, "GraniteMoeSWAConfig"):
+        pytest.skip("the oldest transformers that is tested does not have it")
     found = _made(kind)
     found.set_attn_implementation(implementation)
     if kind == "t5" and T.__version__.startswith("5.10."):

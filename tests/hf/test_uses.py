@@ -101,23 +101,55 @@ def test_whispers_own_code_reads_the_rows_of_each_step(whisper):
     torch.testing.assert_close(times[1], times[0])
 
 
-def test_the_contacts_of_esms_proteins():
+@pytest.fixture(scope="module")
+def esm():
     T = transformers
     config = T.EsmConfig(
         vocab_size=24, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
         intermediate_size=32, pad_token_id=1, mask_token_id=23, position_embedding_type="rotary",
         attention_probs_dropout_prob=0.0, hidden_dropout_prob=0.0,
     )  # fmt: skip
-    found = T.EsmModel(config).eval()
-    ids = torch.randint(4, 20, (1, 15))
+    torch.manual_seed(6)
+    return T.EsmModel(config).eval()
+
+
+def protein(length=15):
+    """Ids of a sequence with its end."""
+    ids = torch.randint(4, 20, (1, length), generator=torch.Generator().manual_seed(7))
     ids[0, -1] = 2
-    mask = torch.ones_like(ids)
-    maps = []
-    for name in ("eager", "regard"):
-        found.set_attn_implementation(name)
-        with torch.no_grad():
-            maps.append(found.predict_contacts(ids, mask))
-    torch.testing.assert_close(maps[1], maps[0], atol=1e-6, rtol=1e-5)
+    return ids
+
+
+def contacts(esm, name, ids):
+    esm.set_attn_implementation(name)
+    with torch.no_grad():
+        return esm.predict_contacts(ids, torch.ones_like(ids))
+
+
+def test_the_contacts_of_esms_proteins(esm):
+    ids = protein()
+    found, expected = contacts(esm, "regard", ids), contacts(esm, "eager", ids)
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
+
+
+def test_the_contacts_of_a_residue_are_found_from_its_row_and_column(esm, no_matrix):
+    # Rao et al. 2021: symmetric weights less the product of their means, in a regression.
+    ids = protein()
+    expected = contacts(esm, "eager", ids)[0]
+    esm.set_attn_implementation("regard")
+    with torch.no_grad():
+        read = esm(ids, output_attentions=True).attentions
+    inner = slice(1, -1)  # without the tokens of begin and end
+    parts = [layer.weights.part(inner, inner) for layer in read]
+    sums = [part.sum(-1) + part.sum(-2) for part in parts]
+    regression = esm.contact_head.regression
+    for i in range(len(expected)):
+        features = []
+        for part, both in zip(parts, sums):
+            row = part[0, :, i] + part[0, :, :, i]
+            features.append(row - both[0, :, i : i + 1] * both[0] / both[0].sum(-1, keepdim=True))
+        found = regression(torch.cat(features).T).squeeze(-1).sigmoid()
+        torch.testing.assert_close(found, expected[i], atol=1e-6, rtol=1e-5)
 
 
 def test_every_head_of_a_long_text_is_summed_up_without_a_matrix(no_matrix):

@@ -2,6 +2,8 @@
 
 import copy
 import pickle
+import sys
+import types
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ import torch
 import regard
 import regard.hf
 from models import model, padding, texts
+from regard.hf import _weights
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +54,51 @@ def test_old_code_uses_them_as_tensors(attentions):
     assert shapes["eager"] == shapes["regard"]
 
 
+@pytest.mark.parametrize("kind", ["gpt_oss", "granite_swa", "granitemoe_swa"])
+def test_they_have_the_share_of_a_sink_where_eagers_have(kind):
+    """Sinks take their share of gpt_oss's; of the others eager gives what they were before."""
+    found = copy.deepcopy(model(kind))
+    told = {}
+    with torch.no_grad():
+        for name, x in found.named_parameters():
+            if name.endswith("sinks"):
+                x.copy_(torch.linspace(-1, 2, len(x)))
+        for name in ("eager", "regard"):
+            found.set_attn_implementation(name)
+            told[name] = found(texts(), attention_mask=padding(), output_attentions=True).attentions
+    for eager, ours in zip(told["eager"], told["regard"]):
+        assert (eager.sum(-1).max() < 0.99) == (kind == "gpt_oss")
+        real = padding().bool()
+        eager, ours = (x.transpose(1, 2)[real] for x in (eager, ours))
+        torch.testing.assert_close(ours, eager, atol=1e-6, rtol=0)
+
+
+def test_a_function_that_does_not_tell_about_sinks_leaves_them_their_share(monkeypatch):
+    def needs_more(module, query, key, value, attention_mask, **kwargs):
+        return value, module.temper * query
+
+    file = types.ModuleType("a_file_of_a_model")
+    monkeypatch.setitem(sys.modules, file.__name__, file)
+    assert not _weights.are_before_sinks.__wrapped__(file.__name__)
+    file.eager_attention_forward = needs_more
+    assert not _weights.are_before_sinks.__wrapped__(file.__name__)
+
+
+def test_a_model_that_gathers_them_by_itself_gets_them():
+    """It tells nobody whether they are wanted: eager gives them in any case."""
+    picture = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(2))
+    for given in ({}, {"output_attentions": True}):
+        told = {}
+        for name in ("eager", "regard"):
+            with torch.no_grad():
+                found = model("bridgetower", name)(texts(), pixel_values=picture, **given)
+            told[name] = [x for pair in found.attentions for x in pair]
+        assert len(told["regard"]) == len(told["eager"]) == 4
+        for eager, ours in zip(told["eager"], told["regard"]):
+            assert isinstance(ours, regard.hf.Attentions)
+            torch.testing.assert_close(ours + 0.0, eager, atol=1e-6, rtol=0)
+
+
 def test_they_are_computed_when_they_are_read():
     with torch.no_grad():
         attentions = model("llama")(texts(), output_attentions=True).attentions
@@ -63,6 +111,19 @@ def test_they_are_computed_when_they_are_read():
     assert first._whole is None
     assert first.sum() == pytest.approx(2 * 4 * 20)
     assert first._whole is not None
+
+
+def test_a_copy_has_what_was_written_into_them():
+    with torch.no_grad():
+        first = model("llama")(texts(), output_attentions=True).attentions[0]
+    first[0, 1] = 0.0
+    first *= 2.0
+    for other in (copy.deepcopy(first), pickle.loads(pickle.dumps(first))):
+        assert torch.equal(other + 0.0, first + 0.0)
+        assert other[0, 1].abs().max() == 0.0
+        assert other[1].sum() == pytest.approx(2 * 4 * 20)
+        other += 1.0
+        assert first[0, 1].abs().max() == 0.0
 
 
 def test_a_matrix_above_the_limit_is_refused():

@@ -15,6 +15,7 @@ from torch.nn import Module, functional
 from regard._base.errors import ShapeError, UnsupportedError
 from regard._operator import watching
 from regard._operator.attention import attention
+from regard._weights.attention_weights import AttentionWeights
 from regard.hf import _masks, _weights
 from regard.hf._masks import Options
 
@@ -105,6 +106,9 @@ def attention_function(
         return output.transpose(1, 2).contiguous(), None
     output, weights = attention(query, key, value, return_weights=True, **options)
     weights = weights.part(columns=slice(Lk)) if sinks is not None else weights
+    if "sinks" in options and _weights.are_before_sinks(type(module).__module__):
+        rest = {name: x for name, x in options.items() if name not in ("sinks", "dropout")}
+        weights = AttentionWeights(query, key, **rest)
     return output.transpose(1, 2).contiguous(), _weights.Attentions(weights, query.dtype)
 
 

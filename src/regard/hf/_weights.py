@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -37,7 +39,33 @@ def _collects(module_name: str) -> bool:
     """Whether the models of a file of transformers gather attentions by its collector."""
     if not module_name.startswith("transformers"):  # nor those that come with a model
         return True
-    return hasattr(sys.modules.get(module_name), "capture_outputs")
+    file = sys.modules.get(module_name)
+    return hasattr(file, "capture_outputs") and not any(map(_gathers, vars(file).values()))
+
+
+def _gathers(kind: Any) -> bool:
+    """Whether a model's class keeps the attentions of its layers in a list, asked or not."""
+    forward = getattr(kind, "forward", None) if isinstance(kind, type) else None
+    code = getattr(inspect.unwrap(forward), "__code__", None) if forward else None
+    if code is None or "output_attentions" in (*code.co_varnames, *code.co_consts):
+        return False
+    local = code.co_varnames[code.co_argcount :]
+    return any(name.startswith("all_") and name.endswith("attentions") for name in local)
+
+
+@functools.cache
+def are_before_sinks(module_name: str) -> bool:
+    """Whether a model's own function gives its weights before sinks take their share of them."""
+    eager = getattr(sys.modules.get(module_name), "eager_attention_forward", None)
+    if eager is None:
+        return False
+    one, sink = torch.zeros(1, 1, 1, 1), torch.zeros(1)  # a key and a sink of the same score
+    module = SimpleNamespace(sinks=sink, num_key_value_groups=1, training=False)
+    try:
+        _, weights = eager(module, one, one, one, None, scaling=1.0, dropout=0.0, s_aux=sink)
+    except Exception:  # a function with more needs: the weights are then those of the output
+        return False
+    return weights.item() == 1.0
 
 
 class Attentions(Computed):
@@ -54,13 +82,18 @@ class Attentions(Computed):
     weights: AttentionWeights[Tensor]
     _whole: Tensor | None
 
-    def __new__(cls, weights: AttentionWeights[Tensor], dtype: torch.dtype) -> Attentions:
-        """The tensor of ``weights`` in a dtype."""
+    def __new__(
+        cls,
+        weights: AttentionWeights[Tensor],
+        dtype: torch.dtype,
+        whole: Tensor | None = None,
+    ) -> Attentions:
+        """The tensor of ``weights`` in a dtype; ``whole`` are its numbers, where they are there."""
         device = weights._call.query.device
         if weights._call.key.is_inference():  # whose writes torch does not count
             weights = weights.copy()
         found = Tensor._make_wrapper_subclass(cls, weights.shape, dtype=dtype, device=device)
-        found.weights, found._whole = weights, None
+        found.weights, found._whole = weights, whole
         return found
 
     def numbers(self) -> Tensor:
@@ -90,10 +123,11 @@ class Attentions(Computed):
         return func(*args, **kwargs)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return Attentions, (self.weights, self.dtype)
+        return Attentions, (self.weights, self.dtype, self._whole)  # which may be written to
 
     def __deepcopy__(self, memo: Any) -> Attentions:
-        return Attentions(self.weights.copy(), self.dtype)
+        whole = None if self._whole is None else self._whole.detach().clone()
+        return Attentions(self.weights.copy(), self.dtype, whole)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"Attentions{tuple(self.shape)} {self.dtype}, computed when read"
