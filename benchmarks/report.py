@@ -172,7 +172,7 @@ def readme_table(results):
 SITE = "https://regard-attention.github.io/regard"
 LEGEND = (
     "Errors are in those of the plain formula in the same dtype (decoder: of torch's); less is "
-    f"better.\nAll: [the benchmarks]({SITE}/benchmarks/); "
+    f"better. All: [the benchmarks]({SITE}/benchmarks/); "
     "`python benchmarks/report.py` measures anew."
 )
 

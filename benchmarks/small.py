@@ -6,8 +6,8 @@ What is measured is how long Python takes around the kernels: a model calls them
 cache grows by one key a step; the time is that of a step. A window is said by another mask in every
 step, or by intervals; what of a cache of fixed size is filled, by causal order and ``query_start``.
 torch gets the same as a mask. The last table is a model's: each layer writes the token's key and
-value into its own cache and attends to what is filled. Masks and intervals are made beforehand. Calls are of tensors, and
-beside them of NumPy arrays.
+value into its own cache and attends to what is filled. Masks and intervals are made beforehand.
+Calls are of tensors, and beside them of NumPy arrays.
 """
 
 import common

@@ -7,7 +7,6 @@ import functools
 import importlib.machinery
 import importlib.util
 import json
-import os
 import re
 import subprocess
 import sys
