@@ -79,9 +79,9 @@ def test_a_function_that_does_not_tell_about_sinks_leaves_them_their_share(monke
 
     file = types.ModuleType("a_file_of_a_model")
     monkeypatch.setitem(sys.modules, file.__name__, file)
-    assert not _weights.are_before_sinks.__wrapped__(file.__name__)
+    assert not _weights._are_before_sinks.__wrapped__(file.__name__)
     file.eager_attention_forward = needs_more
-    assert not _weights.are_before_sinks.__wrapped__(file.__name__)
+    assert not _weights._are_before_sinks.__wrapped__(file.__name__)
 
 
 def test_a_model_that_gathers_them_by_itself_gets_them():
@@ -97,6 +97,22 @@ def test_a_model_that_gathers_them_by_itself_gets_them():
         for eager, ours in zip(told["eager"], told["regard"]):
             assert isinstance(ours, regard.hf.Attentions)
             torch.testing.assert_close(ours + 0.0, eager, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["llama", "granite_swa"])
+def test_a_compiled_model_gives_them_as_tensors(kind):
+    """No graph holds what is computed when it is read."""
+    found = copy.deepcopy(model(kind))
+    torch.compiler.reset()
+    compiled = torch.compile(found, fullgraph=True, backend="eager")
+    with torch.no_grad():
+        # At the first time transformers installs hooks, under a lock that no graph holds.
+        expected = found(texts(), output_attentions=True).attentions
+        assert compiled(texts()).attentions is None
+        told = compiled(texts(), output_attentions=True).attentions
+    assert [type(x) for x in told] == [torch.Tensor] * 3
+    for ours, plain in zip(told, expected):
+        torch.testing.assert_close(ours, plain + 0.0, atol=1e-6, rtol=0)
 
 
 def test_they_are_computed_when_they_are_read():
@@ -131,6 +147,15 @@ def test_a_matrix_above_the_limit_is_refused():
         first = model("llama")(texts(), output_attentions=True).attentions[0]
     with regard.limits(weights_bytes=1000), pytest.raises(regard.MaterializeError):
         first.mean()
+
+
+def test_autocast_leaves_them_their_dtype():
+    told = {}
+    for name in ("eager", "regard"):
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            told[name] = model("llama", name)(texts(), output_attentions=True).attentions[0]
+    assert told["regard"].dtype == told["eager"].dtype == torch.float32
+    torch.testing.assert_close(told["regard"] + 0.0, told["eager"], atol=4e-3, rtol=0)
 
 
 def test_nobody_who_does_not_ask_gets_them():

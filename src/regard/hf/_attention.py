@@ -66,6 +66,7 @@ def attention_function(
     """
     if kwargs:
         _refuse_unknown(type(module).__module__, kwargs)
+    dtype = query.dtype  # that of its attentions, also where autocast has another
     if not query.dtype is key.dtype is value.dtype or torch.is_autocast_enabled(query.device.type):
         query, key, value = _of_one_dtype(query, key, value)
     (B, _, Lq, _), (key_batch, _, Lk, _) = query.shape, key.shape
@@ -109,7 +110,7 @@ def attention_function(
     if "sinks" in options and _weights.are_before_sinks(type(module).__module__):
         rest = {name: x for name, x in options.items() if name not in ("sinks", "dropout")}
         weights = AttentionWeights(query, key, **rest)
-    return output.transpose(1, 2).contiguous(), _weights.Attentions(weights, query.dtype)
+    return output.transpose(1, 2).contiguous(), _weights.told(weights, dtype)
 
 
 def _of_one_dtype(*tensors: Tensor) -> tuple[Tensor, ...]:

@@ -26,12 +26,19 @@ except ImportError:
 def are_wanted(module: Module, kwargs: dict[str, Any]) -> bool:
     """Whether the caller of the model wants attentions: always where nothing tells."""
     if is_recorded():
-        return False
+        return torch.compiler.is_compiling() and _are_told(kwargs)
     if _active_collector is None or kwargs.get("output_attentions"):
         return True
     if (collected := _active_collector.get()) is not None:
         return any("attention" in name for name in collected)
     return not _collects(type(module).__module__)
+
+
+def _are_told(kwargs: dict[str, Any]) -> bool:
+    """Whether attentions are asked for where a graph is made: a collector is a global one there."""
+    collected = getattr(_active_collector, "global_var", None) or ()
+    wanted = any("attention" in name for name in collected)
+    return wanted or bool(kwargs.get("output_attentions"))
 
 
 @functools.cache
@@ -53,9 +60,14 @@ def _gathers(kind: Any) -> bool:
     return any(name.startswith("all_") and name.endswith("attentions") for name in local)
 
 
-@functools.cache
+@torch.compiler.assume_constant_result
 def are_before_sinks(module_name: str) -> bool:
     """Whether a model's own function gives its weights before sinks take their share of them."""
+    return _are_before_sinks(module_name)
+
+
+@functools.cache
+def _are_before_sinks(module_name: str) -> bool:
     eager = getattr(sys.modules.get(module_name), "eager_attention_forward", None)
     if eager is None:
         return False
@@ -66,6 +78,13 @@ def are_before_sinks(module_name: str) -> bool:
     except Exception:  # a function with more needs: the weights are then those of the output
         return False
     return weights.item() == 1.0
+
+
+def told(weights: AttentionWeights[Tensor], dtype: torch.dtype) -> Tensor:
+    """Weights as a model gives them: computed when read, or at once in a graph."""
+    if torch.compiler.is_compiling():
+        return weights[...].to(dtype)
+    return Attentions(weights, dtype)
 
 
 class Attentions(Computed):
