@@ -22,6 +22,7 @@ from operands import Operand
 from random_calls import Call
 from regard import Edit
 from regard._backends import kernel
+from regard._backends.kernel_calls import call_as_read
 from regard._call.checks import given, read_call
 
 PATH = Path(__file__).with_suffix(".bin")
@@ -112,7 +113,7 @@ class Case:
         options = {n: place_in_numpy(x) for n, x in self.call.options.items()}
         arrays = [x.astype(np.float64) for x in placed.values()]
         call = read_call(*arrays, **given(**options))
-        read, _held = kernel._read(call)
+        read, _held = call_as_read(call)
         for name in ("scale", "softcap", "dropout"):
             self.fields[name] = np.float64(getattr(read, name))
         for name in ("causal", "window_left", "window_right", "seed"):

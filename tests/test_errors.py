@@ -181,7 +181,7 @@ BAD_VALUES = {
     "seed": ({"dropout": 0.5, "seed": 2**64}, "it must fit into 64 bits with a sign"),
     "backend": (
         {"backend": "cuda"},
-        "backend is 'cuda'; 'auto', 'kernel', 'torch', 'triton', 'reference' are known",
+        "backend is 'cuda'; 'auto', 'kernel', 'torch', 'fused', 'triton', 'reference' are known",
     ),
 }
 

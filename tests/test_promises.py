@@ -313,6 +313,7 @@ def test_never_a_silent_fallback():
     grad = torch.ones(2, 3, 4, requires_grad=True)
     with pytest.raises(regard.UnsupportedError, match="reference: it has no gradient; detach"):
         regard.attention(grad, grad, grad, backend="reference")
-    known = "backend is 'flash'; 'auto', 'kernel', 'torch', 'triton', 'reference' are known"
+    names = "'auto', 'kernel', 'torch', 'fused', 'triton', 'reference'"
+    known = f"backend is 'flash'; {names} are known"
     with pytest.raises(ValueError, match=known):
         regard.attention(q, q, q, backend="flash")

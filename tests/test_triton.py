@@ -30,10 +30,6 @@ from strategies import calls, to_dtype, to_torch
 INSTALLED = importlib.util.find_spec("triton") is not None
 if INSTALLED:
     from regard._backends import triton_reduce
-interpreted = pytest.mark.skipif(
-    not (INTERPRETED and INSTALLED),
-    reason="kernels in Triton run on the CPU where TRITON_INTERPRET=1 is set and triton is there",
-)
 
 
 def draw(*shapes, dtype=torch.float32):
@@ -100,7 +96,7 @@ def test_each_option_at_lengths_that_no_tile_divides(name):
         torch.testing.assert_close(x.double(), y, rtol=1e-5, atol=1e-5)
 
 
-@interpreted
+@pytest.mark.interpreted
 def test_a_gradient_that_is_nan_where_nothing_is_seen_reaches_no_sink():
     q, k, v = draw(*3 * [(1, 2, 5, 4)])
     nothing, grad = torch.zeros(5, 5, dtype=torch.bool), torch.full((1, 2, 5, 4), torch.nan)
@@ -108,7 +104,7 @@ def test_a_gradient_that_is_nan_where_nothing_is_seen_reaches_no_sink():
         assert (found == 0).all()
 
 
-@interpreted
+@pytest.mark.interpreted
 def test_intervals_that_begin_with_the_batch_and_end_without_it():
     q, k, v = draw((2, 2, 9, 8), (2, 2, 12, 8), (2, 2, 12, 8))
     first, last = torch.arange(18).reshape(2, 1, 9) // 3, torch.arange(4, 13).reshape(1, 1, 9)
@@ -120,7 +116,7 @@ def test_intervals_that_begin_with_the_batch_and_end_without_it():
     torch.testing.assert_close(found, expected, rtol=2e-6, atol=2e-6)
 
 
-@interpreted
+@pytest.mark.interpreted
 def test_scores_of_any_size_have_rows_that_sum_to_one():
     q, k, v = draw((1, 2, 70, 16), (1, 2, 130, 16), (1, 2, 130, 16))
     for size in (1.0, 30.0, 1e3, 1e10, 1e18):
@@ -214,7 +210,7 @@ def both(name):
     return [regard.AttentionWeights(q, k, **SEEN[name], backend=x) for x in ("triton", "torch")]
 
 
-@interpreted
+@pytest.mark.interpreted
 @pytest.mark.parametrize("how", ["max", "mass"])
 @pytest.mark.parametrize("name", SEEN)
 def test_pictures_of_any_size_and_of_parts(name, how):
@@ -228,7 +224,7 @@ def test_pictures_of_any_size_and_of_parts(name, how):
         torch.testing.assert_close(ask(own), ask(other), rtol=1e-5, atol=4e-6, equal_nan=True)
 
 
-@interpreted
+@pytest.mark.interpreted
 @pytest.mark.parametrize("name", SEEN)
 def test_top_keys_and_strongest_pairs(name):
     own, other = both(name)
@@ -245,7 +241,7 @@ def test_top_keys_and_strongest_pairs(name):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=2e-6)
 
 
-@interpreted
+@pytest.mark.interpreted
 def test_equal_weights_are_the_first_ones():
     q, k = torch.zeros(1, 2, 70, 4), torch.zeros(1, 1, 130, 4)
     own, other = (
@@ -258,7 +254,7 @@ def test_equal_weights_are_the_first_ones():
     assert few.strongest(4).key[0, 0].tolist() == [0, 0, 1, -1]
 
 
-@interpreted
+@pytest.mark.interpreted
 def test_the_strongest_pairs_at_large_scores_are_those_of_the_matrix():
     q, k = draw((1, 1, 70, 16), (1, 1, 200, 16))
     k = k[:, :, :1] + 0.003 * k  # scores of 1e3 that differ by 1
@@ -269,7 +265,7 @@ def test_the_strongest_pairs_at_large_scores_are_those_of_the_matrix():
     assert torch.equal((found.query * 200 + found.key).flatten(), exact.indices)
 
 
-@interpreted
+@pytest.mark.interpreted
 @pytest.mark.parametrize("ask", [
     lambda w: w.pool((9, 7)), lambda w: w.topk(4), lambda w: w.strongest(5),
     lambda w: w.pool((9, 7), how="mass"),
@@ -292,7 +288,7 @@ def first_gradients(inputs, backend, upstream, **options):
     return torch.autograd.grad(out, leaves, upstream.to(out.dtype))
 
 
-@interpreted
+@pytest.mark.interpreted
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_gradients_with_each_option(name, dtype):
@@ -307,7 +303,7 @@ def test_gradients_with_each_option(name, dtype):
         assert (x - z).abs().max() <= 2 * (y - z).abs().max() + rounding
 
 
-@interpreted
+@pytest.mark.interpreted
 @pytest.mark.parametrize("name", ["causal", "packed", "dropped", "edited"])
 def test_gradients_reach_no_pair_that_is_masked(name):
     q, k, v = draw((2, 4, 80, 8), (2, 2, 97, 8), (2, 2, 97, 5))
@@ -324,7 +320,7 @@ def test_gradients_reach_no_pair_that_is_masked(name):
             torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
-@interpreted
+@pytest.mark.interpreted
 def test_gradients_of_keys_that_a_batch_shares_and_of_a_bias():
     inputs = draw((3, 4, 33, 8), (1, 2, 40, 8), (1, 2, 40, 8))
     (upstream,) = draw((3, 4, 33, 8))
@@ -340,7 +336,7 @@ def test_gradients_of_keys_that_a_batch_shares_and_of_a_bias():
     torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)
 
 
-@interpreted
+@pytest.mark.interpreted
 def test_it_has_first_and_second_gradients_and_adds_those_of_parts():
     inputs = draw((1, 2, 9, 4), (1, 2, 11, 4), (1, 2, 11, 3))
 
@@ -385,7 +381,7 @@ FUSED = {
 }  # fmt: skip
 
 
-@interpreted
+@pytest.mark.interpreted
 @pytest.mark.parametrize("name", FUSED)
 def test_what_torchs_fused_operator_has_wrong_is_computed_anew(name):
     q, k, v = draw((3, 4, 97, 8), (3, 2, 97, 8), (3, 2, 97, 8))
@@ -399,7 +395,7 @@ def test_what_torchs_fused_operator_has_wrong_is_computed_anew(name):
     assert torch.equal(found[0], plain[0])
 
 
-@interpreted
+@pytest.mark.interpreted
 def test_weights_and_gradients_of_fused_calls_are_those_of_triton():
     q, k, v = draw(*3 * [(1, 2, 40, 8)])
     _, own = regard.attention(q, k, v, causal=True, backend="fused", return_weights=True)
@@ -413,7 +409,7 @@ def test_weights_and_gradients_of_fused_calls_are_those_of_triton():
         regard.AttentionWeights(q, k, backend="fused")
 
 
-@interpreted
+@pytest.mark.interpreted
 def test_on_a_device_auto_takes_the_fused_operator_for_plain_outputs_then_triton(monkeypatch):
     q, k, v = (x.to("meta") for x in draw(*3 * [(1, 2, 40, 8)]))
     call = regard._operator.attention.read_call(q, k, v, causal=True)
@@ -478,7 +474,7 @@ class OnDevice:
         return regard.AttentionWeights(self.q, self.k, causal=True)
 
 
-@interpreted
+@pytest.mark.interpreted
 @pytest.mark.parametrize("name", DEVICE_CALLS)
 def test_on_a_device_the_host_never_waits_and_launches_do_not_grow_with_the_length(name):
     launches = []
@@ -492,7 +488,7 @@ def test_on_a_device_the_host_never_waits_and_launches_do_not_grow_with_the_leng
     assert launches[0] == launches[1], seen.operations
 
 
-@interpreted
+@pytest.mark.interpreted
 def test_a_plain_call_on_a_device_is_the_fused_operator_and_a_masked_one_some_launches_more():
     of_mask = ["zeros", "sizes", "intervals", "attend"]
     for options, others in (({}, []), ({"causal": True}, of_mask)):
@@ -516,7 +512,7 @@ def test_a_cuda_graph_holds_every_call(name):
     torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.skipif(INTERPRETED or not INSTALLED, reason="it compiles with triton, or interprets")
+@pytest.mark.skipif(not INSTALLED, reason="it compiles with triton")
 def test_kernels_are_built_for_gpus_that_are_not_there(monkeypatch, tmp_path):
     path = Path(__file__).parent.parent / "scripts" / "compile_kernels"
     loader = importlib.machinery.SourceFileLoader("compile_kernels", str(path))
@@ -533,7 +529,7 @@ def test_kernels_are_built_for_gpus_that_are_not_there(monkeypatch, tmp_path):
     assert build() == ["0 bytes spilled", "no UTCHMMA"]
 
 
-@interpreted
+@pytest.mark.interpreted
 def test_random_calls_are_within_the_bounds_of_every_rounding(monkeypatch, capsys):
     calls = ["--backend", "triton", "--calls", "20", "--seed", "5"]
     monkeypatch.setattr(sys, "argv", ["fuzz.py", *calls])
@@ -545,7 +541,7 @@ def test_random_calls_are_within_the_bounds_of_every_rounding(monkeypatch, capsy
     assert all(int(n) >= 0.9 * int(asked) for n, asked in served), said  # no wider heads than 256
 
 
-@interpreted
+@pytest.mark.interpreted
 def test_the_benchmark_of_gpus_runs_whole_without_one(tmp_path):
     script, path = Path(__file__).parent.parent / "benchmarks" / "gpu.py", tmp_path / "gpu.json"
     parts = "forward", "picture", "backward", "graphs"

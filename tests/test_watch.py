@@ -139,7 +139,7 @@ def dense(q, k, **options):
     return found
 
 
-BACKENDS = [backend for backend in _backends.BACKENDS if backend.name != "triton"]  # of the CPU
+BACKENDS = [backend for backend in _backends.BACKENDS if backend.name not in ("fused", "triton")]
 
 
 @settings(max_examples=40, deadline=None)

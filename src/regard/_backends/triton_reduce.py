@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard._backends import triton_weights
+from regard._backends import triton_jit, triton_weights
 from regard._backends.block_reductions import reduce_blocks
 from regard._backends.formula import WeightBlock
 from regard._backends.triton_ops import (
@@ -146,7 +146,8 @@ def _top_keys(known: Known, k: int, rows: Tensor | None = None) -> tuple[Tensor,
     values = torch.empty(shape, device=device)
     keys = torch.empty(shape, dtype=torch.int64, device=device)
     results = [values, keys, keys if rows is None else rows.contiguous()]
-    is_wide = known.call.query.dtype == torch.float32
+    # In the interpreter products have the bits of the row statistics in tiles of one size alone.
+    is_wide = known.call.query.dtype == torch.float32 and not triton_jit.INTERPRETED
     sizes: dict[str, Any] = dict(zip(TILE, WIDE_TOP_TILE if is_wide else TOP_TILE))
     known.run(
         triton_weights.top_keys, -(-count // sizes["BM"]), results, [count, k],
