@@ -12,6 +12,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import regard
@@ -143,6 +144,25 @@ def test_imports_that_point_up_wait_until_they_are_used():
 def test_only_the_modules_made_for_torch_import_it(name):
     if not name.startswith(MAY_IMPORT_TORCH):
         assert "torch" not in {imported.partition(".")[0] for imported in imports(name)}
+
+
+SHOWS = [
+    name for name in FILES if name.startswith(("viewer", "_showing.picture", "_showing.figure"))
+]
+
+
+@pytest.mark.parametrize("name", SHOWS)
+def test_what_shows_weights_uses_no_private_name_of_theirs(name):
+    weights = regard.AttentionWeights(np.eye(2), np.eye(2))
+    private = {name for name in dir(weights) if name[0] == "_" and name[:2] != "__"}
+    asked = {
+        (node.attr, node.lineno)
+        for node in ast.walk(ast.parse(FILES[name].read_text()))
+        if isinstance(node, ast.Attribute)
+        and node.attr in private - {"_repr_mimebundle_"}
+        and not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"))
+    }
+    assert not asked
 
 
 def run_python(code, *options):

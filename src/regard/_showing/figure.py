@@ -15,8 +15,8 @@ from regard._base.arrays import to_numpy
 from regard._base.errors import ShapeError
 from regard._base.extras import needed_by
 from regard._base.files import check_ending, replaced_when_complete
-from regard._call.visible import Seen
 from regard._showing.picture import INVISIBLE, LOG_FLOOR, colours
+from regard._weights.origin import origin_of, seen_of
 from regard._weights.parts import part_of
 
 if TYPE_CHECKING:
@@ -229,7 +229,7 @@ def plot_weights(
         raise ShapeError(f"plot: {len(tokens)} tokens for {Lq} queries and {Lk} keys.")
     of_queries = tokens if tokens is not None and len(tokens) == Lq else None
     of_keys = tokens if tokens is not None and len(tokens) == Lk else None
-    if tokens is None and (origin := weights._origin) is not None:
+    if tokens is None and (origin := origin_of(weights)) is not None:
         of_queries, of_keys = origin.row_tokens, origin.column_tokens
     part = Part.of((Lq, Lk), None, None, (of_queries, of_keys))
     if ax is None:
@@ -378,7 +378,7 @@ def _picture(
     with np.errstate(divide="ignore"):
         values = np.exp(to_numpy(weights.pool((bins, bins), how, rows, columns)).astype(float))
     if scale == "uniform":
-        counts = Seen(weights._call).count[0][rows]
+        counts = seen_of(weights).count[0][rows]
         edges = np.arange(len(values)) * len(counts) // len(values)
         means = np.add.reduceat(counts, edges) / np.diff([*edges, len(counts)])
         values = values * means[:, None]

@@ -63,7 +63,7 @@ def weights_html(weights: "AttentionWeights", pictures: int = 8) -> str:
     shown = []
     for i in range(min(heads, pictures) if weights.size else 0):
         index = tuple(int(n) for n in np.unravel_index(i, weights.shape[:-2]))
-        if index and weights._call.heads:
+        if index and len(weights.head_numbers) == weights.shape[-3]:
             index = (*index[:-1], weights.head_numbers[index[-1]])
         label = "weights" + (str(list(index)) if index else "")
         shown.append(_figure(weights.matrix(*index), label, 128))

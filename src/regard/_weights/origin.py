@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from regard._call.call import Call
+from regard._call.visible import Seen
 
 
 class Origin(NamedTuple):
@@ -38,3 +41,20 @@ class Origin(NamedTuple):
     def column_tokens(self) -> tuple[str, ...]:
         """Texts of the keys."""
         return tuple(self.tokens[j] for j in self.columns)
+
+
+def origin_of(weights: Any) -> Origin | None:
+    """Where weights come from; None for those of no recording."""
+    found: Origin | None = weights._origin
+    return found
+
+
+def call_of(weights: Any) -> Call:
+    """The call that weights are of."""
+    found: Call = weights._call
+    return found
+
+
+def seen_of(weights: Any) -> Seen:
+    """Which keys the queries of weights attend to; no weight is computed."""
+    return Seen(call_of(weights))

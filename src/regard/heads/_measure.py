@@ -9,6 +9,7 @@ import numpy as np
 from regard._base.arrays import to_numpy
 from regard._base.types import Float, Int
 from regard._call.visible import Seen
+from regard._weights.origin import seen_of
 from regard._weights.pairs import weights_at
 from regard.heads._patterns import Patterns
 from regard.heads._roles import BY_KEY, EVEN, PLACE, ROLES
@@ -69,7 +70,7 @@ def read_pass(weights: AttentionWeights[Any], rows: range, patterns: Patterns | 
         name: to_numpy(part._lse_of_scores() if x is None else x)
         for name, x in ((name, getattr(summary, name)) for name in READ)
     }
-    seen, none = Seen(part._call), np.zeros((1, 0))
+    seen, none = seen_of(part), np.zeros((1, 0))
     if patterns is None:
         return Pass(part, found, seen, None, none, none, none)
     is_seen, n, shares = patterns.known(seen, _seen_by)

@@ -9,6 +9,7 @@ import numpy as np
 
 from regard._showing.picture import recording_html, weights_html
 from regard._weights.attention_weights import AttentionWeights
+from regard._weights.origin import origin_of
 from regard.recording import Layer, Recording
 from regard.recording._words import WordWeights
 
@@ -42,7 +43,7 @@ def recording_of_words(weights: WordWeights) -> Recording[Any]:
     """Weights of words as a recording of one layer, whose tokens are the words."""
     dense, (queries, keys) = np.asarray(weights), weights._texts
     dense = dense.reshape(-1, *dense.shape[-2:])
-    sums, origin = dense.sum(-1), weights._pieces._origin
+    sums, origin = dense.sum(-1), origin_of(weights._pieces)
     layer = Layer.from_weights(
         dense,
         head_numbers=weights.head_numbers,
@@ -88,7 +89,7 @@ def recording_of(weights: AttentionWeights) -> Recording | None:
         layer = weights.layer()
     except ValueError:
         return None
-    if (origin := weights._origin) is not None:
+    if (origin := origin_of(weights)) is not None:
         layer.number, layer.name = origin.number, origin.name
         return Recording(
             origin.column_tokens, [layer], query_tokens=origin.row_tokens, model=origin.model

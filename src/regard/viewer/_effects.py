@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from regard._base.arrays import to_numpy
+from regard._base.arrays import dtype_name, to_numpy
 from regard._weights.effects import KINDS
 from regard.viewer._collected import TILE, Collected, halved
 from regard.viewer._heads import SIZE, square
@@ -104,7 +104,7 @@ class EffectMap:
     @property
     def dtype(self) -> np.dtype:
         """Of the effects."""
-        return np.dtype(self._effects._dtype_name)
+        return np.dtype(dtype_name(self._effects))
 
     @property
     def coverage(self) -> float:

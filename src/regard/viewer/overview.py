@@ -20,8 +20,8 @@ import numpy as np
 
 from regard._base.arrays import to_numpy
 from regard._base.errors import UnsupportedError
-from regard._call.visible import Seen
 from regard._weights.attention_weights import AttentionWeights
+from regard._weights.origin import call_of, seen_of
 from regard.viewer._aligned import AlignedWeights
 from regard.viewer._bins import bins, mean_log
 from regard.viewer._collected import TILE, Collected, halved, rows_of_bins
@@ -267,8 +267,8 @@ class HeadMap:
 
     def _seen_by(self, pieces: AttentionWeights[Any], numbers: tuple[int, int]) -> np.ndarray:
         if self._words is None:
-            return Seen(pieces._call).count[0]
-        return seen_words(self._words, pieces._call, *numbers)
+            return seen_of(pieces).count[0]
+        return seen_words(self._words, call_of(pieces), *numbers)
 
     def _notable(self, n: int, rows: slice, columns: slice) -> list[tuple[int, int, float]]:
         """The strongest pairs of the queries that see enough keys."""
