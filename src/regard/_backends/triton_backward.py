@@ -19,7 +19,9 @@ SMALL_TILE = 32, 32, 4, 1  # of the kernel for gradients that are not finite, wh
 def tile_of(head_size: int, *, is_narrow: bool, major: int = 0) -> tuple[int, int, int, int]:
     """Rows and keys of a tile, warps and stages, as ``triton_ops.tile_of``."""
     if not is_narrow:
-        return (32, 32, 8, 2) if head_size <= 64 else (16, 32, 8, 2)
+        if head_size > 64:
+            return 16, 32, 8, 2
+        return 32, 32, 8, 3 if major == 10 else 2
     if head_size > 128:
         return 32, 32, 8, 2
     if head_size <= 64:
