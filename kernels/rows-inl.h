@@ -24,7 +24,7 @@ template <class R>
 constexpr R kInf = std::numeric_limits<R>::infinity();
 
 // What multiplies numbers: vectors, or tiles. Of these, the forward pass takes fewer queries and
-// keys at a time: a tile is written five times as fast to L1 as to L2.
+// keys at a time: what a tile is written to stays in L1.
 enum class By { vectors, tiles, tiles_forward };
 
 // A stored type, and how it is packed and multiplied.
