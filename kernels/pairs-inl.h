@@ -21,7 +21,7 @@ static inline I narrow(F x, F y) {
   const bfloat16x8_t lower = vcvtq_low_bf16_f32((float32x4_t)y);
   return (I)vreinterpretq_s32_bf16(vcvtq_high_bf16_f32(lower, (float32x4_t)x));
 }
-#elif !defined(REGARD_EMULATED)
+#elif !defined(REGARD_PLAIN_PAIRS)
 static inline F dot_pairs(F sum, I x, I y) {
   return (F)_mm512_dpbf16_ps((__m512)sum, (__m512bh)x, (__m512bh)y);
 }
@@ -98,7 +98,7 @@ static inline U upper_halves(F x) {
 static inline I join(U x, U y) { return (I)((y & 0xffff0000u) | (x >> 16)); }
 
 // Two floats rounded to a pair of bfloat16: x in the lower half.
-#ifdef REGARD_EMULATED
+#ifdef REGARD_PLAIN_PAIRS
 static inline I pairs_of(F x, F y) { return join(upper_halves(x), upper_halves(y)); }
 #else
 static inline I pairs_of(F x, F y) { return pairs_of(narrow(y, x)); }

@@ -4,7 +4,7 @@
 #define REGARD_LANES 16
 #define REGARD_BASE avx512_target
 #define REGARD_PAIRS
-#define REGARD_EMULATED
+#define REGARD_PLAIN_PAIRS
 #define REGARD_TILES 1
 #include "../target-inl.h"
 

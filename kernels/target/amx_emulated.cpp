@@ -2,7 +2,7 @@
 #define REGARD_NAMESPACE amx_emulated
 #define REGARD_LANES 16
 #define REGARD_PAIRS
-#define REGARD_EMULATED
+#define REGARD_PLAIN_PAIRS
 #define REGARD_TILES 2
 #include "../target-inl.h"
 

@@ -2,7 +2,7 @@
 #define REGARD_NAMESPACE avx512_bf16_emulated
 #define REGARD_LANES 16
 #define REGARD_PAIRS
-#define REGARD_EMULATED
+#define REGARD_PLAIN_PAIRS
 #include "../target-inl.h"
 
 namespace regard {
