@@ -38,6 +38,7 @@ needs_avx512 = pytest.mark.skipif(
 def emulated(tmp_path_factory):
     """Runs Python on a build of the kernels that emulates tiles."""
     folder = tmp_path_factory.mktemp("tiles")
+    # PWD is what kernels.bash puts before a folder: this one has its whole path.
     words = "-DREGARD_EMULATE=ON -DREGARD_TARGETS=amx_emulated -DCMAKE_CXX_FLAGS_NONE=-O1"
     command = f"source scripts/kernels.bash; PWD= build {folder} {COMPILER} '' {words}"
     built = subprocess.run(["bash", "-c", command], cwd=ROOT, check=False, timeout=600)
