@@ -248,6 +248,12 @@ def test_what_no_recording_holds_is_refused():
             model("bart").generate(texts(), **beams)
 
 
+def test_one_token_that_a_decoder_writes_is_the_recording_itself():
+    with torch.no_grad(), regard.hf.record(model("bart")) as recording:
+        model("bart").generate(texts(1), max_new_tokens=1, num_beams=1)
+    assert [*recording.groups] == ["decoder", "encoder", "cross"]
+
+
 def test_a_failed_pass_leaves_no_file(tmp_path):
     path = tmp_path / "a.safetensors"
     path.write_bytes(b"before")

@@ -306,17 +306,26 @@ def test_the_pointer_names_the_strongest_pair_and_repaints_nothing(open_map, lon
 def test_every_pair_is_read_out_with_its_exact_weight(open_map, text):
     page = open_map(text, hash="L0H1&zoom=20&x=0&y=3")
     page.page.mouse.move(*page.place(12, 9))
-    page.page.wait_for_function(
-        "() => /query 12 .* × uniform/.test(document.querySelector('.regard-readout').textContent)"
-    )
-    words = page.readout()
+    words = is_said(page.page, "query 12 .* × uniform")
     logs = logs_of(text, 1)
-    assert "query 12 «t12» → key 9 «t9»".replace("«", "«") in re.sub("[\u2066-\u2069]", "", words)
+    assert "query 12 «t12» → key 9 «t9»" in re.sub("[\u2066-\u2069]", "", words)
     assert f"weight {share(np.exp(logs[12, 9]))}" in words
     page.page.mouse.move(*page.place(9, 12))
     page.page.wait_for_function(
         "() => document.querySelector('.regard-readout').textContent.includes('masked')"
     )
+
+
+def test_a_map_whose_tokens_are_not_read_is_not_idle(open_map, text):
+    page = open_map(text)
+    evaluate = page.page.evaluate
+    with held(page.page, "/tokens"):
+        evaluate("() => document.regardPage.end()")
+        evaluate("() => document.regardMount()")
+        page.page.wait_for_selector(".regard-map[data-missing='0'][data-read='1']")
+        page.page.wait_for_timeout(100)
+        assert page.page.locator(".regard-map").get_attribute("data-idle") == "false"
+    page.wait()
 
 
 def test_the_pair_that_the_page_chooses_leaves_the_status_line_to_the_pointer(open_map, text):
@@ -419,7 +428,7 @@ def test_the_map_says_how_much_it_has_read(open_map, text, serve, open_page):
     rounds = []
 
     def partly(route):
-        answer = route.fetch()
+        answer = route.fetch(max_retries=3)
         rounds.append(route.request.url)
         share = "0.28" if len(rounds) < 8 else "1"
         route.fulfill(response=answer, headers={**answer.headers, "Regard-Coverage": share})

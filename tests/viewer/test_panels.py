@@ -234,7 +234,7 @@ def test_a_column_that_is_not_all_read_says_so_and_is_asked_again(show):
     read = ["0.25"]
 
     def answer(route):
-        found = route.fetch()
+        found = route.fetch(max_retries=3)
         route.fulfill(response=found, headers={**found.headers, "regard-coverage": read[0]})
 
     page.route("**/data/column*", answer)

@@ -20,7 +20,7 @@ def held(serve, open_page):
         page = open_page(f"{serve(recording)}#L0H0&query=5&key=3")
 
         def about(route):
-            found = route.fetch()
+            found = route.fetch(max_retries=3)
             facts = json.loads(found.body())
             facts["recordings"][0]["layers"][0]["samples"] = samples
             route.fulfill(response=found, body=json.dumps(facts))

@@ -308,7 +308,7 @@ class Recorder:
         named = dict(zip(group_names([own[0].pattern for own in found.values()]), found.values()))
         main, *others = named
         if others:
-            main = max(named, key=lambda name: _rank(named[name][0]))
+            main = max(named, key=lambda name: _rank(name, named[name][0]))
         return {main: named[main]} | named
 
     def close(self, error: BaseException | None = None) -> None:
@@ -317,12 +317,13 @@ class Recorder:
             self._files.close(error)
 
 
-def _rank(taken: Taken) -> tuple[bool, bool]:
+def _rank(name: str, taken: Taken) -> tuple[bool, bool]:
     """Larger for the layers that are a recording's own: those of a text that is written."""
     rows, _ = taken.calls[0]
     last = rows[0].last
     is_causal = bool((last[:-1] <= last[1:]).all() and last[0] < last[-1])
-    return not taken.is_cross, is_causal or bool(taken.later)
+    begins = name == "decoder" and len(last) == 1  # one query alone does not show that it is causal
+    return not taken.is_cross, is_causal or begins or bool(taken.later)
 
 
 def _same(x: Any) -> Any:

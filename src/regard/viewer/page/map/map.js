@@ -1,9 +1,9 @@
 // The attention map of a head: a heatmap of its weights to zoom and to move with pointer and keys.
 //
-// On the element, data-idle is "true" once every tile of the view is exact, data-missing is how
-// many tiles are missing, and data-read is the fraction of rows that they have read. On its canvas,
-// data-paints counts how often the cells were drawn; data-x, -y, -zoom and -level are their view.
-// The class "bare" hides all but the cells.
+// On the element, data-idle is "true" once every tile of the view is exact and its tokens are known,
+// data-missing is how many tiles are missing, and data-read is the fraction of rows that they have
+// read. On its canvas, data-paints counts how often the cells were drawn; data-x, -y, -zoom and
+// -level are their view. The class "bare" hides all but the cells.
 
 import { counterpart, lackingText } from "../data/alignment.js";
 import { headsWords } from "../data/extend.js";
@@ -473,7 +473,11 @@ export class HeadMapView {
       this.texts.set(recording, texts);
       this.schedule(false);
     };
-    this.context.texts(recording).then(keep, () => this.texts.delete(recording));
+    const leave = () => {
+      this.texts.delete(recording);
+      this.schedule(false);
+    };
+    this.context.texts(recording).then(keep, leave);
   }
 
   #frame() {
@@ -519,13 +523,14 @@ export class HeadMapView {
     const read = parts.reduce((least, part) => Math.min(least, part.read ?? 0), 1);
     const missing = parts.reduce((sum, part) => sum + part.missing, 0);
     const done = missing === 0 && read === 1;
+    const named = [...this.texts.values()].every((texts) => texts !== undefined);
     const progress = progressText(parts, read, missing);
     const caption = captionOf(this.context, this.frames[0], progress);
     if (caption !== this.caption.textContent) {
       this.caption.textContent = this.caption.title = caption;
       this.stage.setAttribute("aria-label", `Attention map of ${caption}`);
     }
-    this.element.dataset.idle = String(done && !this.pending);
+    this.element.dataset.idle = String(done && named && !this.pending);
     if (missing === 0 && read > 0) this.context.isDrawn();
     if (done) for (const frame of this.shown) frame.needSeen(); // for what the pointer finds
     Object.assign(this.element.dataset, { missing: String(missing), read: String(read) });
