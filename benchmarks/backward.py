@@ -14,7 +14,7 @@ import torch
 
 import regard
 
-SHAPES = [(1, 8, 512, 64), (1, 8, 2048, 64)]
+SHAPES = [(1, 8, 64, 64), (1, 8, 512, 64), (1, 8, 2048, 64)]
 QUICK = [(1, 2, 97, 16)]
 CONTESTANTS = {"regard": regard.attention, "torch": common.torch_attention}
 

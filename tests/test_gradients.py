@@ -1,3 +1,4 @@
+import contextlib
 import functools
 
 import numpy as np
@@ -206,6 +207,40 @@ def checked_inputs():
         torch.randn(shape, generator=random, dtype=torch.float64, requires_grad=True)
         for shape in shapes
     ]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("options", [{}, {"causal": True, "sinks": torch.ones(4)}], ids=str)
+def test_gradients_are_the_same_where_something_watches(options, dtype):
+    made = torch.Generator().manual_seed(2)
+    q, k, v = (torch.randn(1, 4, 40, 8, generator=made).to(dtype) for _ in range(3))
+    inputs = [x.requires_grad_() for x in (q, k, v)]
+    found = []
+    for watched in (False, True, False):
+        with torch.profiler.profile() if watched else contextlib.nullcontext():
+            out = regard.attention(*inputs, **options)
+            found.append([out, *torch.autograd.grad(out.float().square().sum(), inputs)])
+    for own, watched, again in zip(*found):
+        assert torch.equal(own, watched)
+        assert torch.equal(own, again)
+
+
+def test_what_a_gradient_keeps_goes_through_torchs_hooks():
+    """As offloading and checkpoints need it."""
+    inputs = [torch.randn(2, 2, 20, 4, requires_grad=True) for _ in range(3)]
+    kept = []
+
+    def pack(x):
+        kept.append(x.clone())
+        return len(kept) - 1
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, kept.__getitem__):
+        out = regard.attention(*inputs)
+    expected = torch.autograd.grad(regard.attention(*inputs).sum(), inputs)
+    for x in inputs:
+        x.data.zero_()
+    for own, exact in zip(torch.autograd.grad(out.sum(), inputs), expected):
+        assert torch.equal(own, exact)
 
 
 def test_gradients_do_not_depend_on_the_blocks(monkeypatch):

@@ -3,6 +3,9 @@
 Second derivatives are those of the torch backend's operators.
 """
 
+import functools
+import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -27,7 +30,7 @@ from regard._backends.torch_ops import (
     unpack,
 )
 from regard._base.arrays import accumulating_name
-from regard._base.torch_state import is_watched
+from regard._base.torch_state import is_real, is_watched
 from regard._call.call import Call
 
 
@@ -54,20 +57,25 @@ def _(*values: Any) -> tuple[Tensor, Tensor, Tensor]:
 def _backward(
     needed: int, grad: Tensor, out: Tensor, maximum: Tensor, total: Tensor, *values: Any
 ) -> tuple[Tensor, ...]:
+    found = _gradients(needed, grad, out, maximum, total, *values)
+    return tuple(grad.new_empty(0) if x is None else x for x in found)
+
+
+def _gradients(
+    needed: int, grad: Tensor, out: Tensor, maximum: Tensor, total: Tensor, *values: Any
+) -> list[Tensor | None]:
+    """Of query, key, value, bias and sinks in their dtypes; None for those that are not needed."""
     call, names = unpack(*values), names_of(needed)
     # Masked values that are not finite must not spread: the torch backend takes care of that.
     if all(_is_finite(x) for x in (call.query, call.key, call.value, grad)):
         found: tuple[Any, ...] = kernel.gradients(call, grad, out, maximum, total, names)
     else:
         found = torch_gradients.gradients(call, grad, names)
-    return tuple(
-        grad.new_empty(0) if x is None else x.to(getattr(call, name).dtype)
-        for name, x in zip(INPUTS, found)
-    )
+    return [None if x is None else x.to(getattr(call, n).dtype) for n, x in zip(INPUTS, found)]
 
 
 def _is_finite(x: Tensor) -> bool:
-    return bool(x.sum().isfinite()) or bool(x.isfinite().all())
+    return math.isfinite(x.sum().item()) or bool(x.isfinite().all())
 
 
 @_backward.register_fake
@@ -75,8 +83,10 @@ def _(needed: int, grad: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     return empty_gradients(unpack(*rest[3:]), names_of(needed))
 
 
-def with_statistics(forward: Any, backward: Any, rule: Any) -> Any:
-    """What calls an operator that gives output, maximum and total; differentiable twice.
+def with_statistics(forward: Any, backward: Any, rule: Any) -> tuple[Any, Any]:
+    """What calls an operator that gives output, maximum and total, and what its gradient does.
+
+    It is differentiable twice.
 
     Args:
         backward: the operator that gives the gradients of query, key, value, bias and sinks, of
@@ -84,22 +94,27 @@ def with_statistics(forward: Any, backward: Any, rule: Any) -> Any:
         rule: of batching the forward.
     """
 
-    def save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        tensors, ctx.numbers = tensors_of(inputs)
-        ctx.save_for_backward(*output, *tensors)
-        ctx.mark_non_differentiable(*output[1:])
-        ctx.set_materialize_grads(False)
-
-    def differentiate(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
-        out, maximum, total, *tensors = ctx.saved_tensors
-        if grad is None:
-            return (None,) * len(ctx.needs_input_grad)
-        refuse_forward_mode(grad, *tensors)
-        saved = grad, out, maximum, total, *tensors, *ctx.numbers
-        return by_input(ctx, *attend_backward(needed_of(ctx), *saved))
-
     attend_backward = differentiable(backward, _differentiate_twice, map_one_by_one, _save_gradient)
-    return differentiable(forward, differentiate, rule, save)
+    differentiate = functools.partial(_differentiate, attend_backward)
+    return differentiable(forward, differentiate, rule, _save), attend_backward
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    tensors, ctx.numbers = tensors_of(inputs)
+    ctx.save_for_backward(*output, *tensors)
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(False)
+
+
+def _differentiate(
+    backward: Callable[..., Any], ctx: Any, grad: Tensor | None, *_: None
+) -> tuple[Tensor | None, ...]:
+    out, maximum, total, *tensors = ctx.saved_tensors
+    if grad is None:
+        return (None,) * len(ctx.needs_input_grad)
+    refuse_forward_mode(grad, *tensors)
+    saved = grad, out, maximum, total, *tensors, *ctx.numbers
+    return by_input(ctx, *backward(needed_of(ctx), *saved))
 
 
 def _save_gradient(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -115,7 +130,22 @@ def _differentiate_twice(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, 
     return None, dgrad, None, None, None, *rest
 
 
-_attend = with_statistics(_forward, _backward, map_as_one)
+_attend, _attend_backward = with_statistics(_forward, _backward, map_as_one)
+
+
+class _Unwatched(torch.autograd.Function):
+    """The same where nothing watches the operators: their dispatch takes as long as a small call."""
+
+    @staticmethod
+    def forward(ctx: Any, *values: Any) -> tuple[Tensor, Tensor, Tensor]:
+        found: tuple[Tensor, Tensor, Tensor] = kernel.forward(unpack(*values))
+        _save(ctx, values, found)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
+        own = not (torch.is_grad_enabled() or is_watched()) and (grad is None or is_real(grad))
+        return _differentiate(_gradients if own else _attend_backward, ctx, grad)
 
 
 def forward(call: Call, statistics: bool) -> tuple[Tensor, Tensor | None, Tensor | None]:
@@ -124,6 +154,6 @@ def forward(call: Call, statistics: bool) -> tuple[Tensor, Tensor | None, Tensor
         x is not None and x.requires_grad
         for x in (call.query, call.key, call.value, call.bias, call.sinks)
     )
-    if differentiates or is_watched():
+    if is_watched():
         return _attend(*pack(call))
-    return kernel.forward(call, statistics)
+    return _Unwatched.apply(*pack(call)) if differentiates else kernel.forward(call, statistics)

@@ -357,7 +357,7 @@ def _(needed: int, grad: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     return empty_gradients(unpack(*rest[3:]), names_of(needed))
 
 
-_attend = with_statistics(_forward, _backward, map_one_by_one)
+_attend, _ = with_statistics(_forward, _backward, map_one_by_one)
 
 
 def attention(call: Call) -> tuple[Tensor, Tensor, Tensor]:

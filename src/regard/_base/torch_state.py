@@ -18,6 +18,7 @@ _tracing_state = torch._C._get_tracing_state
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _function_modes = torch._C._len_torch_function_stack
 _profiles = torch._C._autograd._profiler_enabled
+_is_batch = torch._C._functorch.is_legacy_batchedtensor
 _forward_mode = torch.autograd.forward_ad
 compiling.bind(_compiles, torch._C._dynamo.eval_frame.get_eval_frame_callback)
 
@@ -41,6 +42,11 @@ def is_watched() -> bool:
         or _function_modes() > 0
         or _profiles()
     )
+
+
+def is_real(x: Tensor) -> bool:
+    """Whether it is a tensor of its own: no subclass, and no batch of ``is_grads_batched``."""
+    return type(x) is Tensor and not _is_batch(x)
 
 
 def is_plain(*tensors: object) -> bool:
