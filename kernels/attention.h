@@ -168,7 +168,7 @@ struct Reduce {
 };
 
 // What a number of a matrix of token pairs is: the weight, or what it or cutting its pair does.
-enum class PairKind : int { weight, knockout, contribution, relevance, gradient };
+enum class PairKind : int { weight, knockout, contribution, relevance, gradient, change };
 
 // A summand of a matrix of token pairs.
 struct PairTerm {
@@ -179,9 +179,13 @@ struct PairTerm {
   PairKind kind;
   // For all but weights: rows of Real, contiguous.
   const void* value;      // (Lk, Dv)
-  const void* gradient;   // (Lq, Dv): that of the loss by the output
+  const void* gradient;   // (Lq, Dv): that of the loss by the output; a change has none
   const double* of_sink;  // (Lq,): the weight of the sink, optional
   int64_t Dv;
+  // Of a change. The output without the weights above 1/2 is written where it is not known.
+  const void* squares;  // (Lk,): of the size of each value
+  void* rest;           // (Lq, Dv), optional: the sum of w v over the weights up to 1/2
+  bool rest_is_known;
 };
 
 // Reductions of one matrix of token pairs (Lq, Lk), a sum of terms that are of one type; each is

@@ -280,13 +280,15 @@ struct PairTerm {
   uintptr_t maximum = 0, total = 0;
   double coefficient = 1;
   std::string kind = "weight";
-  uintptr_t value = 0, gradient = 0, of_sink = 0;
+  uintptr_t value = 0, gradient = 0, of_sink = 0, squares = 0, rest = 0;
   int64_t value_size = 0;
+  bool rest_is_known = false;
 };
 
 regard::PairKind pair_kind(const std::string& name) {
-  constexpr const char* kNames[] = {"weight", "knockout", "contribution", "relevance", "gradient"};
-  for (int i = 0; i < 5; ++i)
+  constexpr const char* kNames[] = {"weight",    "knockout", "contribution",
+                                    "relevance", "gradient", "change"};
+  for (int i = 0; i < 6; ++i)
     if (name == kNames[i]) return regard::PairKind(i);
   throw std::invalid_argument("no kernel computes the kind " + name);
 }
@@ -313,7 +315,10 @@ struct Terms {
                        .value = at<const void>(t.value),
                        .gradient = at<const void>(t.gradient),
                        .of_sink = at<const double>(t.of_sink),
-                       .Dv = t.value_size});
+                       .Dv = t.value_size,
+                       .squares = at<const void>(t.squares),
+                       .rest = at<void>(t.rest),
+                       .rest_is_known = t.rest_is_known});
     }
   }
   const regard::Problem& problem() const { return reads.front().problem; }
@@ -685,6 +690,9 @@ void bind_pairs(nb::module_& m) {
       .def_rw("value", &PairTerm::value)
       .def_rw("gradient", &PairTerm::gradient)
       .def_rw("of_sink", &PairTerm::of_sink)
+      .def_rw("squares", &PairTerm::squares)
+      .def_rw("rest", &PairTerm::rest)
+      .def_rw("rest_is_known", &PairTerm::rest_is_known)
       .def_rw("value_size", &PairTerm::value_size);
   nb::class_<PairsAsked>(m, "PairsAsked", "What is asked of such a matrix: addresses, or 0.")
       .def(nb::init<>())

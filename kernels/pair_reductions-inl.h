@@ -9,7 +9,7 @@
 #include <limits>
 #include <type_traits>
 
-#include "pair_values-inl.h"
+#include "effects-inl.h"
 
 namespace regard::REGARD_NAMESPACE {
 

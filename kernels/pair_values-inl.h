@@ -42,7 +42,25 @@ struct RowSums {
   }
 };
 
+// The outputs of a tile of queries, and their changes.
+template <class E>
+struct ChangeMemory {
+  typedef typename E::Real Real;
+  Real* rest;          // [Dv][rows]: the sum of w v over the weights up to 1/2
+  int64_t* first;      // [rows]: the key of the weight above 1/2, or -1
+  Real* first_weight;  // [rows]
+  Real* of_first;      // [rows]: its change
+  Real* squares;       // [rows]: of the size of the output
+
+  ChangeMemory(int64_t Dv, Scratch& scratch) {
+    rest = scratch.take<Real>(Dv * E::rows);
+    first = scratch.take<int64_t>(E::rows);
+    for (Real** x : {&first_weight, &of_first, &squares}) *x = scratch.take<Real>(E::rows);
+  }
+};
+
 static inline bool is_effect(const PairTerm& t) { return t.kind != PairKind::weight; }
+static inline bool is_change(const PairTerm& t) { return t.kind == PairKind::change; }
 static inline bool needs_sums(const PairTerm& t) { return t.kind == PairKind::knockout; }
 
 static inline int64_t tiles_of(int64_t keys) { return (keys + kKeys - 1) / kKeys; }
@@ -64,33 +82,42 @@ struct PairMemory {
   ReduceMemory<E> m;  // a term's queries and normalisers; a tile of scores; top-k
   Real* values;       // [Lk][rows]
   Real* weights;      // [Lk][rows]: of an effect; where `values` are if it is the only term
-  Real* products;     // [Lk][rows]: of gradient and value
-  Real* gradient;     // [Dv][rows]
+  Real* products;     // [Lk][rows]: of gradient and value; [kKeys][rows] of output and value
+  Real* gradient;     // [Dv][rows]: or the output
   Seen* seen;         // [tiles]
   Seen* own;          // of the term
   RowSums<E> sums;
+  ChangeMemory<E> change;
 
   PairMemory(const PairMatrix& x, const Reduce& r, Scratch& scratch)
-      : m(r, scratch), sums(scratch) {
+      : m(r, scratch), sums(scratch), change(changed_size(x), scratch) {
     const int64_t keys = tiles_of(x.Lk) * kKeys + E::lanes;  // and what is read past the last
     int64_t queries = 0, words = 0, lone = 0, Dv = 0;
-    bool effects = false;
+    bool effects = false, products_of_rows = false;
     for (int64_t i = 0; i < x.term_count; ++i) {
       const Problem& p = *x.terms[i].problem;
       const auto raise = [](int64_t& most, int64_t n) { most = n > most ? n : most; };
       raise(queries, query_words<E>(p)), raise(words, kKeys * E::row_words(p.D));
       raise(lone, lone_words<E>(p)), raise(Dv, x.terms[i].Dv);
       effects |= is_effect(x.terms[i]);
+      products_of_rows |= is_effect(x.terms[i]) && !is_change(x.terms[i]);
     }
     m.rows.q = scratch.take<typename E::Word>(queries);
     m.keys = scratch.take<typename E::Word>(words);
     m.lone = scratch.take<typename E::Word>(lone);
     values = scratch.take<Real>(keys * E::rows);
     weights = effects && x.term_count > 1 ? scratch.take<Real>(keys * E::rows) : values;
-    products = scratch.take<Real>(effects ? keys * E::rows : 0);
+    products = scratch.take<Real>((products_of_rows ? keys : effects ? kKeys : 0) * E::rows);
     gradient = scratch.take<Real>(Dv * E::rows);
     seen = scratch.take<Seen>(tiles_of(x.Lk));
     own = scratch.take<Seen>(tiles_of(x.Lk));
+  }
+
+  static int64_t changed_size(const PairMatrix& x) {
+    int64_t Dv = 0;
+    for (int64_t i = 0; i < x.term_count; ++i)
+      if (is_change(x.terms[i]) && x.terms[i].Dv > Dv) Dv = x.terms[i].Dv;
+    return Dv;
   }
 };
 
@@ -100,6 +127,13 @@ static bool any_cut(const Problem& p, const Rows<E>& rows, int64_t j0, int keys)
   for (int64_t e = 0; e < p.edit_count; ++e)
     if (is_cut(p.edits[e]) && meets(p.edits[e], rows, j0, keys, false)) return true;
   return false;
+}
+
+// Whether any row of a vector may have a weight above 1/2: none is larger than 1 / total.
+template <class E>
+static bool may_have_first(const ReduceMemory<E>& m, int v) {
+  const auto inverse = m.at(m.normalisers.inverse, v);
+  return greater(inverse, broadcast(typename E::Real(0.5)));
 }
 
 // Masks the lanes without a row.
@@ -192,191 +226,6 @@ static void add_tile(PairMemory<E>& m, const PairTerm& t, int64_t j0, int keys, 
   (all ? add_pairs<E, true> : add_pairs<E, false>)(m.m.rows, Real(t.coefficient), keys, tile,
                                                    values);
   if (known != Seen::all) known = seen;
-}
-
-// gradient[.][row] and the sums of a tile of queries, which begin with the weight of the sink.
-template <class E>
-static void start_effects(const PairTerm& t, PairMemory<E>& m) {
-  typedef typename E::Real Real;
-  const char* rows[E::rows];
-  for (int i = 0; i < m.m.rows.count; ++i)
-    rows[i] = (const char*)t.gradient + m.m.rows.index[i] * t.Dv * int64_t(sizeof(Real));
-  transpose_rows<Wide<E>>(rows, m.m.rows.count, t.Dv, m.gradient);
-  for (int i = 0; i < E::rows; ++i) {
-    const bool has_sink = t.of_sink && i < m.m.rows.count;
-    m.sums.rest[i] = m.sums.first[i] = 0;
-    m.sums.beside[i] = has_sink ? t.of_sink[m.m.rows.index[i]] : 0;
-  }
-}
-
-// Whether any row of a vector may have a weight above 1/2: none is larger than 1 / total.
-template <class E>
-static bool may_have_first(const ReduceMemory<E>& m, int v) {
-  const auto inverse = m.at(m.normalisers.inverse, v);
-  return greater(inverse, broadcast(typename E::Real(0.5)));
-}
-
-// Adds the weights of a tile, and their products with g·v, to the sums of the rows of vector v.
-template <class E, bool all, bool firsts>
-static void sum_effects(PairMemory<E>& m, int v, int low, int high, int64_t j0) {
-  typedef typename E::Real Real;
-  Vec<Real> rest = {}, first = {}, beside = {};
-  for (int j = low; j < high; ++j) {
-    Vec<Real> w = vector_at<E>(m.weights + j0 * E::rows, j, v);
-    Vec<Real> g = vector_at<E>(m.products + j0 * E::rows, j, v);
-    if (!all) {
-      const Int<Real> masked = is_masked<Real>(w);
-      w = masked ? Vec<Real>{} : w, g = masked ? Vec<Real>{} : g;
-    }
-    const Vec<Real> term = w * g;
-    const Int<Real> is_first = w > Real(0.5);
-    rest += !firsts ? term : is_first ? Vec<Real>{} : term;
-    if (!firsts) continue;
-    first += is_first ? term : Vec<Real>{};
-    beside += is_first ? Vec<Real>{} : w;
-  }
-  for (int i = 0; i < E::lanes; ++i) {
-    const int at = v * E::lanes + i;
-    m.sums.rest[at] += double(rest[i]), m.sums.first[at] += double(first[i]);
-    m.sums.beside[at] += double(beside[i]);
-  }
-}
-
-// The products of gradient and value of a tile, and the sums over its weights.
-template <class E>
-static void multiply_effects(const PairTerm& t, PairMemory<E>& m, int64_t j0, int keys, Seen seen) {
-  typedef typename E::Real Real;
-  const Rows<E>& rows = m.m.rows;
-  const int64_t stride = t.Dv * int64_t(sizeof(Real));
-  const TileMask tile_mask = tile_mask_of(rows, j0, keys);
-  for (int c = 0; c < tile_mask.spans; ++c)
-    multiply_span<Wide<E>>(tile_mask.span[c], m.gradient,
-                           Matrix{(const char*)t.value + j0 * stride, stride}, t.Dv,
-                           m.products + j0 * E::rows);
-  if (!needs_sums(t)) return;
-  const bool all = seen == Seen::all;
-  for (int v = 0; v < rows.vectors; ++v) {
-    const bool firsts = may_have_first(m.m, v);
-    (all      ? firsts ? sum_effects<E, true, true> : sum_effects<E, true, false>
-     : firsts ? sum_effects<E, false, true>
-              : sum_effects<E, false, false>)(m, v, tile_mask.low[v], tile_mask.high[v], j0);
-  }
-}
-
-template <class E>
-static void finish_sums(const Rows<E>& rows, RowSums<E>& sums) {
-  typedef typename E::Real Real;
-  for (int i = 0; i < rows.vectors * E::lanes; ++i) {
-    sums.of_rest[i] = Real(sums.rest[i]), sums.of_first[i] = Real(sums.first[i]);
-    sums.of_beside[i] = Real(sums.beside[i]);
-  }
-}
-
-// w · (g·o′ − g·v), with the output o′ that is left without the pair: 0 where no weight is.
-template <class Real>
-static inline Vec<Real> knockout(Vec<Real> w, Vec<Real> g, Vec<Real> rest, Vec<Real> first,
-                                 Vec<Real> beside_first) {
-  const Int<Real> is_first = w > Real(0.5);
-  const Vec<Real> others = is_first ? rest : rest + first - w * g;
-  const Vec<Real> beside = is_first ? beside_first : Real(1) - w;
-  const Vec<Real> left = beside == 0 ? Vec<Real>{} : others / beside;
-  return w * (left - g);
-}
-
-// Turns the weights of vector v of a tile into effects, in place.
-template <class E, class Effect>
-static void finish_vector(const PairMemory<E>& m, int v, int64_t j0, int keys, Effect effect) {
-  typedef typename E::Real Real;
-  const bool all = m.own[j0 / kKeys] == Seen::all;
-  const auto each = [&](auto hidden) {
-    for (int j = 0; j < keys; ++j) {
-      Vec<Real>& w = vector_at<E>(m.weights + j0 * E::rows, j, v);
-      w = hidden(w, effect(w, vector_at<E>(m.products + j0 * E::rows, j, v)));
-    }
-  };
-  if (all)
-    each([](Vec<Real>, Vec<Real> x) { return x; });
-  else
-    each([](Vec<Real> w, Vec<Real> x) { return is_masked<Real>(w) ? w : x; });
-}
-
-// Turns the weights of a tile into effects, in place.
-template <class E>
-static void finish_effects(const PairTerm& t, const PairMemory<E>& m, int64_t j0, int keys) {
-  typedef typename E::Real Real;
-  typedef Vec<Real> V;
-  for (int v = 0; v < m.m.rows.vectors; ++v) {
-    const V rest = vector_at<E>(m.sums.of_rest, 0, v), first = vector_at<E>(m.sums.of_first, 0, v);
-    const V beside = vector_at<E>(m.sums.of_beside, 0, v);
-    if (t.kind == PairKind::contribution)
-      finish_vector(m, v, j0, keys, [](V w, V g) { return w * g; });
-    else if (t.kind == PairKind::relevance)
-      finish_vector(m, v, j0, keys, [](V w, V g) { return w * g < 0 ? V{} : w * g; });
-    else if (t.kind == PairKind::gradient)
-      finish_vector(m, v, j0, keys, [](V, V g) { return g; });
-    else if (may_have_first(m.m, v))
-      finish_vector(m, v, j0, keys,
-                    [&](V w, V g) { return knockout<Real>(w, g, rest, first, beside); });
-    else
-      finish_vector(m, v, j0, keys, [&](V w, V g) { return w / (Real(1) - w) * (rest - g); });
-  }
-}
-
-// Adds a term to the values of a tile of queries; the effects of a single one are not finished.
-template <class E>
-static void add_term(const PairMatrix& x, const PairTerm& t, int64_t row, int64_t end,
-                     PairMemory<E>& m) {
-  const Problem& p = *t.problem;
-  const Scaling<E> scaling(p);
-  const bool only = x.term_count == 1;
-  describe_rows(p, m.m.rows, 0, 0, row, end);
-  load_queries<E>(p, m.m.rows);
-  start_rows(reduce_of(t, x.k), m.m);
-  if (is_effect(t)) start_effects(t, m);
-  for (int64_t j0 = 0; j0 < x.Lk; j0 += kKeys) {
-    const int keys = int(x.Lk - j0 < kKeys ? x.Lk - j0 : kKeys);
-    const bool kept = is_effect(t) || (only && t.coefficient == 1);
-    typename E::Real* const tile =
-        !kept ? m.m.scores : (is_effect(t) ? m.weights : m.values) + j0 * E::rows;
-    const Seen seen = m.own[j0 / kKeys] = weigh_tile(p, scaling, m.m, j0, keys, tile);
-    if (is_effect(t) && seen != Seen::nothing)
-      multiply_effects(t, m, j0, keys, seen);
-    else if (!kept)
-      add_tile(m, t, j0, keys, seen, tile);
-    if (kept && only) m.seen[j0 / kKeys] = seen;
-  }
-  if (!is_effect(t)) return;
-  finish_sums(m.m.rows, m.sums);
-  if (only) return;
-  for (int64_t j0 = 0; j0 < x.Lk; j0 += kKeys) {
-    const int keys = int(x.Lk - j0 < kKeys ? x.Lk - j0 : kKeys);
-    const Seen seen = m.own[j0 / kKeys];
-    if (seen == Seen::nothing) continue;
-    finish_effects(t, m, j0, keys);
-    add_tile(m, t, j0, keys, seen, m.weights + j0 * E::rows);
-  }
-}
-
-// Computes the values of a tile of queries, but for what `finish_tile` does.
-template <class E>
-static void compute_values(const PairMatrix& x, int64_t row, int64_t end, PairMemory<E>& m) {
-  std::memset((void*)m.seen, 0, size_t(tiles_of(x.Lk)));
-  for (int64_t i = 0; i < x.term_count; ++i) add_term(x, x.terms[i], row, end, m);
-}
-
-// Ends the values of a tile of keys: the effects of a single term, while its numbers are near.
-template <class E>
-static void finish_tile(const PairMatrix& x, PairMemory<E>& m, int64_t j0, int keys) {
-  typedef typename E::Real Real;
-  const PairTerm& t = x.terms[0];
-  if (x.term_count > 1 || !is_effect(t)) return;
-  finish_effects(t, m, j0, keys);
-  if (t.coefficient == 1) return;
-  for (int j = 0; j < keys; ++j)
-    for (int v = 0; v < m.m.rows.vectors; ++v) {
-      Vec<Real>& value = vector_at<E>(m.values + j0 * E::rows, j, v);
-      value = is_masked<Real>(value) ? value : value * Real(t.coefficient);
-    }
 }
 
 }  // namespace regard::REGARD_NAMESPACE

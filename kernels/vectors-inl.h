@@ -2,6 +2,7 @@
 // of the target that the file is compiled for.
 #pragma once
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
@@ -129,6 +130,23 @@ static inline G larger(G x, G y) { return (G)_mm256_max_pd((__m256d)x, (__m256d)
 template <class V>
 static inline V larger(V x, V y) {
   return x > y ? x : y;
+}
+#endif
+
+#if REGARD_LANES == 16
+static inline F square_root(F x) { return (F)_mm512_sqrt_ps((__m512)x); }
+static inline G square_root(G x) { return (G)_mm512_sqrt_pd((__m512d)x); }
+#elif REGARD_LANES == 8
+static inline F square_root(F x) { return (F)_mm256_sqrt_ps((__m256)x); }
+static inline G square_root(G x) { return (G)_mm256_sqrt_pd((__m256d)x); }
+#elif defined(REGARD_ARM)
+static inline F square_root(F x) { return (F)vsqrtq_f32((float32x4_t)x); }
+static inline G square_root(G x) { return (G)vsqrtq_f64((float64x2_t)x); }
+#else
+template <class V>
+static inline V square_root(V x) {
+  for (size_t i = 0; i < sizeof(V) / sizeof(x[0]); ++i) x[i] = std::sqrt(x[i]);
+  return x;
 }
 #endif
 

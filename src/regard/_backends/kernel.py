@@ -46,7 +46,9 @@ class Kernel:
     past_torch = True
     reads_statistics = True
     few_rows = 64  # a block of the widest instruction set
-    pair_kinds = frozenset({"weight", "knockout", "contribution", "relevance", "gradient"})
+    pair_kinds = frozenset(
+        {"weight", "knockout", "contribution", "relevance", "gradient", "change"}
+    )
 
     def refuses(self, call: Call) -> str | None:
         return _refuses(call)
@@ -259,6 +261,9 @@ def reduce_pairs(terms: Sequence[PairTerm], fields: dict[str, Any]) -> None:
     given, _held = _read_terms(terms)
     asked = filled(kernels.PairsAsked(), fields)
     kernels.reduce_pairs(given, asked, threads_of(terms[0].call))
+    for term in terms:
+        if term.rest is not None:
+            term.rest.is_known = True
 
 
 def diverge(a: Sequence[PairTerm], b: Sequence[PairTerm], fields: dict[str, Any]) -> None:
@@ -291,15 +296,18 @@ def _read_terms(terms: Sequence[PairTerm]) -> tuple[list[Any], list[Any]]:
     """The terms as the kernels read them, and the arrays that must live as long."""
     assert kernels is not None
     given, held = [], []
-    for call, statistics, coefficient, kind, value, gradient, of_sink in terms:
+    for one in terms:
         term = kernels.PairTerm()
-        term.call, arrays = call_as_read(call.without_value())
-        value, gradient = contiguous(value), contiguous(gradient)
-        held.append((arrays, statistics, value, gradient, of_sink))
-        term.maximum, term.total = map(address_of, statistics)
-        term.coefficient, term.kind = coefficient, kind
-        term.value, term.gradient, term.of_sink = map(address_of, (value, gradient, of_sink))
+        term.call, arrays = call_as_read(one.call.without_value())
+        value, gradient, squares = map(contiguous, (one.value, one.gradient, one.squares))
+        held.append((arrays, one, value, gradient, squares))
+        term.maximum, term.total = map(address_of, one.statistics)
+        term.coefficient, term.kind = one.coefficient, one.kind
+        term.value, term.gradient = address_of(value), address_of(gradient)
+        term.of_sink, term.squares = address_of(one.of_sink), address_of(squares)
         term.value_size = 0 if value is None else value.shape[-1]
+        if one.rest is not None:
+            term.rest, term.rest_is_known = address_of(one.rest.numbers), one.rest.is_known
         given.append(term)
     return given, held
 

@@ -3,9 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from regard._call.call import Call
+
+
+@dataclass
+class Rest:
+    """What a pass over changes leaves for the next one.
+
+    Attributes:
+        numbers: ``(Lq, Dv)``, contiguous, in the accumulating dtype: the sums of weight times value
+            over the weights up to 1/2.
+        is_known: whether they are; a backend that fills them says so.
+    """
+
+    numbers: Any
+    is_known: bool
 
 
 class PairTerm(NamedTuple):
@@ -19,6 +34,8 @@ class PairTerm(NamedTuple):
         value: ``(Lk, Dv)``, in the accumulating dtype; None for weights.
         gradient: ``(Lq, Dv)``, likewise.
         of_sink: ``(Lq,)`` float64: the weight of the sink; None where there is none.
+        squares: ``(Lk,)``: of the sizes of the values, in their dtype; None but for changes.
+        rest: of changes; None where no later pass asks for it.
     """
 
     call: Call
@@ -28,6 +45,8 @@ class PairTerm(NamedTuple):
     value: Any = None
     gradient: Any = None
     of_sink: Any = None
+    squares: Any = None
+    rest: Rest | None = None
 
 
 class RowSlopes(NamedTuple):

@@ -15,6 +15,7 @@ from regard._base.arrays import Arrays, dtype_name, is_tensor
 from regard._base.errors import ShapeError, UnsupportedError
 from regard._base.types import ArrayT
 from regard._call.checks import FLOATS
+from regard._weights.outputs import Outputs
 from regard._weights.pair_matrix import PairMatrix, Rows
 from regard._weights.weight_rows import WeightReader, WeightRows
 from regard._weights.written import Version, refuse_recorded, require_unwritten, version_of
@@ -82,7 +83,13 @@ class Effects(PairMatrix[ArrayT]):
                     f"effects: value vectors have {n} numbers and gradient vectors {m}; the "
                     "gradient is that of the output, which has as many as the values."
                 )
+        self._start_outputs()
+
+    def _start_outputs(self) -> None:
+        """Versions of what is held, and what questions share."""
         self._versions = self._now()
+        counts = any(x.name == "value" for x in self._versions)
+        self._outputs = Outputs(self._xp, self._value, self._reader.weights._call.sizes[3], counts)
 
     def _now(self) -> tuple[Version, ...]:
         """How often value and gradient were written to."""
@@ -92,11 +99,11 @@ class Effects(PairMatrix[ArrayT]):
 
     def __getstate__(self) -> dict[str, Any]:
         require_unwritten(self._versions)
-        return {name: x for name, x in vars(self).items() if name != "_versions"}
+        return {name: x for name, x in vars(self).items() if name not in ("_versions", "_outputs")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._versions = self._now()
+        self._start_outputs()
 
     @property
     def kind(self) -> EffectKind:
@@ -115,6 +122,7 @@ class Effects(PairMatrix[ArrayT]):
 
     def _prepare(self, b: Sequence[int], h: Sequence[int], rows: range) -> None:
         self._reader.prepare(b, h, rows)
+        self._outputs.prepare()
 
     @property
     def _backend(self) -> PairBackend | None:
@@ -122,20 +130,26 @@ class Effects(PairMatrix[ArrayT]):
         return found if found is not None and self._kind in found.pair_kinds else None
 
     def _terms_of(self, b: int, h: int, rows: slice) -> list[PairTerm]:
-        xp, call = self._xp, self._reader.weights._call
-        v = self._value[b if len(self._value) > 1 else 0, h // (call.sizes[1] // call.sizes[2])]
-        g = self._gradient[b, h, rows]
-        own = {"value": xp.wide(v), "gradient": xp.wide(g)}
+        of_value = b if len(self._value) > 1 else 0, self._value_head(h)
         of_sink = self._reader.of_sink(b, h, rows)
-        term = self._reader.term(b, h, rows)
-        return [term._replace(kind=self._kind, of_sink=of_sink, **own)]
+        term = self._reader.term(b, h, rows)._replace(kind=self._kind, of_sink=of_sink)
+        if self._kind != "change":
+            value, gradient = self._value[of_value], self._gradient[b, h, rows]
+            return [term._replace(value=self._xp.wide(value), gradient=self._xp.wide(gradient))]
+        value, squares, unit = self._outputs.values(*of_value)
+        rest = self._outputs.rest(b, h, rows, value.shape[-1])
+        return [term._replace(coefficient=unit, value=value, squares=squares, rest=rest)]
+
+    def _value_head(self, h: int) -> int:
+        """The head of the values that a query head reads."""
+        _, Hq, Hkv, *_ = self._reader.weights._call.sizes
+        return h // (Hq // Hkv)
 
     def _compute(self, b: int, h: int, rows: slice) -> Rows:
         found = self._reader.read(b, h, rows)
         if found.keys.start >= found.keys.stop:
             return Rows(found.keys, found.weights, found.visible)
-        _, Hq, Hkv, *_ = self._reader.weights._call.sizes
-        v = self._value[b if len(self._value) > 1 else 0, h // (Hq // Hkv), found.keys]
+        v = self._value[b if len(self._value) > 1 else 0, self._value_head(h), found.keys]
         g = None if self._gradient is None else self._gradient[b, h, rows]
         tile = _Tile(self._xp, found, v, g)
         return Rows(found.keys, tile.hidden(KINDS[self._kind](tile)), found.visible)

@@ -1,0 +1,82 @@
+"""The outputs that changes of them are computed from, kept from one question to the next."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from regard._backends.pair_terms import Rest
+from regard._base.arrays import Arrays, is_tensor
+from regard._weights.operands import contiguous
+
+MOST = 2.0**40  # the largest size of values whose squares are left as they are, and 1 / the least
+LARGEST = {"float32": 120, "float64": 1000}  # powers of 2 by which numbers of a dtype are scaled
+
+
+class Values(NamedTuple):
+    """Values of a head as the kernels read them, divided by a power of 2."""
+
+    numbers: Any  # (Lk, Dv)
+    squares: Any  # (Lk,): of their sizes
+    unit: float
+
+
+class Outputs:
+    """What all questions to the changes of one attention share: half a forward pass is saved.
+
+    Args:
+        value: ``(B or 1, Hkv, Lk, Dv)``.
+        queries: Lq.
+        counts_writes: whether the caller knows when it was written to.
+    """
+
+    def __init__(self, xp: Arrays, value: Any, queries: int, counts_writes: bool) -> None:
+        self._xp, self._value, self._queries = xp, value, queries
+        self._counts_writes, self._before = counts_writes, None
+        self._values: dict[tuple[int, int], Values] = {}
+        self._rests: dict[tuple[int, int], Rest] = {}
+
+    def prepare(self) -> None:
+        """Forgets what was of other values: NumPy does not count writes."""
+        if self._counts_writes or (self._before is not None and _equal(self._before, self._value)):
+            return
+        self._before = self._value.clone() if is_tensor(self._value) else self._value.copy()
+        self._values, self._rests = {}, {}
+
+    def values(self, b: int, h: int) -> Values:
+        """Of a head of values."""
+        if (b, h) not in self._values:
+            self._values[b, h] = self._scaled(self._value[b, h])
+        return self._values[b, h]
+
+    def _scaled(self, value: Any) -> Values:
+        xp, v = self._xp, self._xp.wide(value)
+        finite = xp.where(xp.isfinite(v), v, 0.0)
+        size = float(abs(finite).max()) if math.prod(v.shape) else 0.0
+        unit = 1.0
+        if size and not 1 / MOST < size < MOST:
+            most = LARGEST[xp.dtype]
+            unit = 2.0 ** min(most, max(-most, math.frexp(size)[1]))
+            v = xp.wide(xp.cast(v, "float64") / unit)
+        return Values(v, (v * v).sum(-1), unit)
+
+    def rest(self, b: int, h: int, rows: slice, size: int) -> Rest | None:
+        """Of some rows of a query head; None where all would not be computed.
+
+        Args:
+            size: Dv.
+        """
+        found = self._rests.get((b, h))
+        if found is not None and found.is_known:
+            return Rest(contiguous(found.numbers[rows]), True)
+        if len(range(self._queries)[rows]) < self._queries:
+            return None
+        numbers = self._xp.empty((self._queries, size), self._xp.dtype)
+        self._rests[b, h] = Rest(numbers, False)
+        return self._rests[b, h]
+
+
+def _equal(x: Any, y: Any) -> bool:
+    return bool((x == y).all()) if is_tensor(x) else np.array_equal(x, y)
