@@ -4,8 +4,10 @@
 
 Each question is asked alone, in float32, of weights that came from
 ``attention(..., return_weights=True)``. Effects are knockouts: sums of every key, the eight
-strongest keys of each query, a heatmap of 512 × 512, and the 20 strongest pairs. The eight
-strongest keys of the mean over all heads are counted in the time of those of the heads themselves.
+strongest keys of each query, a heatmap of 512 × 512, and the 20 strongest pairs. Of changes of the
+output too: once the outputs are known from an earlier question, and for the first one, which
+computes them. The eight strongest keys of the mean over all heads are counted in the time of those
+of the heads themselves.
 Comparisons are with the weights of other queries and the same keys: the 20 pairs that differ most,
 the Kullback–Leibler divergence of every row, that with the total variation and the overlap of the
 eight strongest keys, and all divergences; then its gradient by the queries and keys of the other
@@ -25,7 +27,8 @@ SHAPES = [(1, 8, 2048, 64), (1, 4, 8192, 64)]
 LONG = 1, 1, 100_000, 64
 QUICK = [(1, 2, 256, 16)]
 NAMES = (
-    "effects", "top-8", "picture", "strongest", "difference", "KL", "KL, TV, overlap",
+    "effects", "top-8", "picture", "strongest", "changes", "top-8 of changes",
+    "picture of changes", "first changes", "difference", "KL", "KL, TV, overlap",
     "all divergences",
 )  # fmt: skip
 PICTURES = "of weights", "of effects", "effects in weights"
@@ -35,11 +38,16 @@ SIDES = "gradient of KL by one", "by both"
 def questions(weights, value, gradient, other):
     """Those of ``NAMES``."""
     effects, difference = weights.effects(value, gradient), regard.compare(weights, other)
+    changes = weights.effects(value, kind="change")
     asked = (
         effects.received,
         lambda: effects.topk(8),
         lambda: effects.pool((512, 512)),
         lambda: effects.strongest(20),
+        changes.received,
+        lambda: changes.topk(8),
+        lambda: changes.pool((512, 512)),
+        lambda: weights.effects(value, kind="change").received(),
         lambda: difference.strongest(20),
         lambda: difference.divergence("kl"),
         lambda: difference.divergences(8, kinds=("kl", "total_variation", "overlap")),

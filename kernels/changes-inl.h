@@ -65,8 +65,8 @@ static void add_unmasked(const PairTerm& t, PairMemory<E>& m, const typename E::
   for (int j = 0; j < keys; ++j) {
     const Real* const value = (const Real*)t.value + (j0 + j) * t.Dv;
     for (int v = 0; v < m.m.rows.vectors; ++v) {
-      const Int<Real> masked = is_masked<Real>(*(const Vec<Real>*)(tile + j * E::rows +
-                                                                   v * E::lanes));
+      const Int<Real> masked =
+          is_masked<Real>(*(const Vec<Real>*)(tile + j * E::rows + v * E::lanes));
       const Vec<Real> w = *(const Vec<Real>*)(weights + j * E::rows + v * E::lanes);
       for (int64_t d = 0; d < t.Dv; ++d)
         vector_at<E>(m.change.rest, int(d), v) += masked ? Vec<Real>{} : w * value[d];
@@ -153,8 +153,8 @@ __attribute__((noinline)) static Vec<typename E::Real> squared_distances(
 }
 
 // Turns the weights of vector v of a tile into changes, in place. The rounding of |o|^2 + |v|^2
-// counts in |o - v| times |o|^2 + |v|^2 by |o - v|^2, and in the change w times that: where w is
-// not small beside |o - v|, differences are summed.
+// grows with |o|^2 + |v|^2 by |o - v| in |o - v|, and counts w times in the change: where w is not
+// small beside |o - v|, differences are summed. A change is exact to a few roundings of the values.
 template <class E, bool firsts>
 static void finish_changes_of(const PairTerm& t, const PairMemory<E>& m, int v, int low, int high,
                               int64_t j0) {
@@ -166,7 +166,7 @@ static void finish_changes_of(const PairTerm& t, const PairMemory<E>& m, int v, 
     V& pair = vector_at<E>(m.weights + j0 * E::rows, j, v);
     const V w = pair, both = of_output + ((const Real*)t.squares)[j0 + j];
     V squares = both - Real(2) * vector_at<E>(m.products, j, v);
-    if (greater(Real(4) * w * w * both, squares))
+    if (greater(Real(64) * w * w * both, squares))
       squares = squared_distances<E>(m.gradient + v * E::lanes,
                                      (const Real*)t.value + (j0 + j) * t.Dv, t.Dv);
     V change = w / (Real(1) - w) * square_root(larger(V{}, squares));
@@ -181,8 +181,9 @@ static void finish_changes(const PairTerm& t, const PairMemory<E>& m, int64_t j0
   const TileMask tile_mask = tile_mask_of(m.m.rows, j0, keys);
   multiply_values(t, m, tile_mask, j0, m.products);
   for (int v = 0; v < m.m.rows.vectors; ++v)
-    (may_have_first(m.m, v) ? finish_changes_of<E, true> : finish_changes_of<E, false>)(
-        t, m, v, tile_mask.low[v], tile_mask.high[v], j0);
+    (may_have_first(m.m, v)
+         ? finish_changes_of<E, true>
+         : finish_changes_of<E, false>)(t, m, v, tile_mask.low[v], tile_mask.high[v], j0);
 }
 
 }  // namespace regard::REGARD_NAMESPACE

@@ -474,12 +474,13 @@ class Comparison:
 
         One of them for each call: what they are asked takes longer than all else that a call is.
         """
-        kinds = "knockout", "contribution", "relevance", "gradient"
+        kinds = "knockout", "contribution", "relevance", "gradient", "change"
         value = self.arrays[2]
         g = self.rng.standard_normal((*weights.shape[:-1], value.shape[-1]))
         plain = tuple(range(g.ndim)), (1,) * g.ndim, (0,) * g.ndim
         gradient = place(Operand(g, self.call.dtype, *plain), self.call.library)
         kind, which = str(self.rng.choice(kinds)), int(self.rng.integers(4))
+        gradient = None if kind == "change" else gradient
         if which == 0 or weights.ndim == 2 or not self.call.sizes[1]:
             matrix = weights.effects(value, gradient, kind)
         elif which == 1:
@@ -492,6 +493,9 @@ class Comparison:
             return
         sizes = abs(np.nan_to_num(self.v.astype(float), posinf=0.0, neginf=0.0))
         scale = value.shape[-1] * abs(g).max(initial=0.0) * sizes.max(initial=0.0)
+        if kind == "change":  # blocks of rows subtract squares in float64, which the kernels do not
+            exact = 1e5 if dtype_name(matrix) == "float64" else 1.0
+            scale = exact * value.shape[-1] * sizes.max(initial=0.0)
         self._compare_matrix(matrix, max(1.0, scale))
 
     def _compare_matrix(self, matrix, scale):

@@ -1,7 +1,10 @@
 """Effects, mixes and comparisons by the kernels, on sizes of several tiles, against float64."""
 
+import pickle
+
 import numpy as np
 import pytest
+import torch
 
 import regard
 from definition import define, visible_pairs
@@ -140,6 +143,133 @@ def test_other_kinds_too(kind):
     check(AttentionWeights(q, k, causal=True).effects(v, g, kind), exact, scale_of(v, g))
 
 
+def changes(q, k, v, **options):
+    """The changes by outputs without each pair, in float64; NaN where masked."""
+    w, lse = whole(q, k, **options)
+    v = v.astype(float).repeat(len(q) // len(v), 0)[:, None]
+    with np.errstate(all="ignore"):
+        of_sink = np.exp(options["sinks"][:, None] - lse)[..., None] if "sinks" in options else 0.0
+        left = others((w[..., None] * v).swapaxes(2, 3)).swapaxes(2, 3)
+        left = np.nan_to_num(left / (others(w) + of_sink)[..., None], posinf=0.0)
+    seen = {name: x for name, x in options.items() if name in SHOWN}
+    seen = np.broadcast_to(visible_pairs(1, *w.shape, **seen)[0], w.shape)
+    return np.where(seen, w * np.linalg.norm(left - v, axis=-1), np.nan)
+
+
+def size_of(v):
+    return np.linalg.norm(v.astype(float), axis=-1).max()
+
+
+def asked_whole(matrix):
+    """Every number, from the kernels' top-k."""
+    values, keys = (np.asarray(x) for x in matrix.topk(matrix.shape[-1]))
+    found = np.full(values.shape, np.nan)
+    np.put_along_axis(found, keys, values, -1)
+    return found
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_changes_are_those_of_outputs_without_the_pair(name):
+    options, (q, k, v, _) = OPTIONS[name], (x.astype(float) for x in operands())
+    effects = AttentionWeights(q, k, **options).effects(v, kind="change")
+    exact = changes(q, k, v, **options)
+    for rows in (slice(7, 290, 3), slice(None), slice(5, None, 2)):  # the last ones know outputs
+        if rows == slice(None):
+            check(effects, exact, size_of(v))
+        found, right_ = asked_whole(effects.part(rows)), np.nan_to_num(exact[:, rows])
+        np.testing.assert_allclose(found, right_, rtol=0, atol=1e-12 * size_of(v))
+
+
+VALUES = {
+    "alike": lambda v: 1e-3 * v + 5,
+    "equal": lambda v: 0 * v + 3,
+    "of the first key": lambda v: np.where(np.arange(Lk)[:, None] % 3, v, v[:, :1]),
+    "zero": lambda v: 0 * v,
+    "tiny": lambda v: 1e-35 * v,
+    "huge": lambda v: 1e30 * v,
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+@pytest.mark.parametrize("size", [0.1, 1.0, 2.0])  # of scores
+def test_changes_in_float32_are_within_a_millionth_of_the_values(name, size):
+    q, k, v, _ = (x.astype(np.float32) for x in operands())
+    q, v = (size * q).astype(np.float32), VALUES[name](v.astype(float)).astype(np.float32)
+    exact = np.nan_to_num(changes(q, k, v, causal=True))
+    effects = AttentionWeights(q, k, causal=True).effects(v, kind="change")
+    for _ in range(2):
+        assert (abs(asked_whole(effects) - exact) <= 1e-6 * size_of(v)).all()
+
+
+@pytest.mark.parametrize("n", [0, 1, 7, 97, 1025])
+@pytest.mark.parametrize("Dv", [1, 3, 130])
+def test_changes_of_any_size(n, Dv):
+    q, k, v = (numbers(1, n, d, seed=n + d).astype(np.float32) for d in (5, 5, Dv))
+    exact = np.nan_to_num(changes(2 * q, k, v, causal=True)) if n else np.zeros((1, 0, 0))
+    found = AttentionWeights(2 * q, k, causal=True).effects(v, kind="change")
+    bound = 1e-6 * size_of(v) if n else 0.0
+    assert found.shape == exact.shape
+    assert not n or (abs(asked_whole(found) - exact) <= bound).all()
+
+
+def test_changes_have_every_digit_where_a_weight_is_almost_1():
+    q, k = np.ones((1, 70, 1), np.float32), np.zeros((1, 300, 1), np.float32)
+    k[:, 7] = 25
+    v = numbers(1, 300, 5, seed=1).astype(np.float32)
+    exact = changes(q, k, v, scale=1.0)
+    found = AttentionWeights(q, k, scale=1.0).effects(v, kind="change")
+    np.testing.assert_allclose(asked_whole(found), exact, rtol=2e-5)
+    alone = AttentionWeights(q, 8 * k, scale=1.0).effects(v, kind="change")
+    size = np.linalg.norm(v[0, 7])
+    np.testing.assert_allclose(asked_whole(alone)[..., 7], size, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_changes_of_narrow_dtypes_are_in_float32(dtype):
+    given = [torch.from_numpy(x).to(getattr(torch, dtype)) for x in operands()[:3]]
+    q, k, v = (x.double().numpy() for x in given)
+    found = AttentionWeights(*given[:2], causal=True).effects(given[2], kind="change")
+    half = {"float16": 2.0**-11, "bfloat16": 2.0**-8}[dtype]
+    exact = np.nan_to_num(changes(q, k, v, causal=True))
+    assert (abs(asked_whole(found) - exact) <= half * size_of(v)).all()
+
+
+@pytest.mark.parametrize("size", [1.0, 30.0])  # of scores: weights below 1/2, and above
+def test_changes_of_values_that_are_not_finite(size):
+    q, k, v, _ = (x.astype(float) for x in operands())
+    options = {"causal": True, "query_start": 0, "mask": np.arange(Lk) != 40}
+    exact = changes(size * q, k, v, **options)
+    v[:, 40], v[:, 200] = np.nan, np.inf
+    effects = AttentionWeights(size * q, k, **options).effects(v, kind="change")
+    found = asked_whole(effects)
+    np.testing.assert_allclose(found[:, :200], np.nan_to_num(exact[:, :200]), atol=1e-11)
+    assert np.isnan(found[:, 200:, 200]).all()
+    assert np.isfinite(found[:, :, 201:][np.isnan(exact[:, :, 201:])]).all()
+    assert np.isnan(effects.received()[:, 200]).all()
+
+
+def test_changes_follow_values_that_were_written_to():
+    q, k, v, _ = (x.astype(float) for x in operands())
+    effects = AttentionWeights(q, k, causal=True).effects(v, kind="change")
+    effects.received()
+    v[:, 3:50] = v[:, 60:107][..., ::-1]
+    bound = {"rtol": 0, "atol": 1e-12 * size_of(v)}
+    exact = np.nan_to_num(changes(q, k, v, causal=True))
+    np.testing.assert_allclose(asked_whole(effects), exact, **bound)
+    twin = pickle.loads(pickle.dumps(effects))
+    np.testing.assert_allclose(asked_whole(twin), exact, **bound)
+
+
+def test_sums_of_changes_and_others():
+    q, k, v, g = operands()
+    weights, scale = AttentionWeights(q, k, causal=True), scale_of(v, g)
+    terms = weights.effects(v, kind="change"), weights, weights.effects(v, g)
+    exact = 2 * changes(q, k, v, causal=True) + whole(q, k, causal=True)[0]
+    exact = exact - dense("knockout", q, k, v, g, causal=True) / scale
+    for _ in range(2):
+        check(regard.mix(terms, [2, 1, -1 / scale]), exact, 2 * size_of(v) + 2)
+
+
 @pytest.mark.parametrize("name", ["causal", "mask", "sinks"])
 def test_mixes_are_sums(name):
     options, (q, k, v, g) = OPTIONS[name], operands()
@@ -175,13 +305,15 @@ def test_divergences_of_several_tiles(name):
         assert abs(found.overlap[h, i] - share) <= 1.5 / 70  # the 70th may be equal to the 71st
 
 
-def test_any_number_of_threads_gives_the_same_bits():
+@pytest.mark.parametrize("kind", ["knockout", "change"])
+def test_any_number_of_threads_gives_the_same_bits(kind):
     q, k, v, g = operands()
     before, found = regard.get_num_threads(), []
     try:
         for threads in (1, 2, 5):
             regard.set_num_threads(threads)
-            effects = AttentionWeights(q, k, causal=True).effects(v, g)
+            weights = AttentionWeights(q, k, causal=True)
+            effects = weights.effects(v, None if kind == "change" else g, kind)
             found.append([*effects.topk(3), *effects.strongest(9), effects.received(),
                           *effects.pool((30, 40), ("max", "mass"))])  # fmt: skip
     finally:

@@ -38,6 +38,7 @@ static void compares(V) {
         expect(same(larger_one[i], x > y ? x : y), "larger is y where either is NaN", i);
         expect(greater(a, b) == (x > y ? (2u << i) - 1 : 0), "the lane mask of x > y", i);
         expect(same(magnitude(a)[i], std::fabs(x)), "magnitude", i);
+        expect(same(square_root(a)[i], std::sqrt(x)), "square root", i);
       }
     }
 }
