@@ -20,6 +20,7 @@ struct Side {
   int64_t count;
   ReduceMemory<E>* of;  // [terms]: the first has the logarithms in its scores, and the top-k
   Real* weights;        // [kKeys][rows]: of one of several terms
+  TileMask seen;        // the keys of a tile that are not all masked, of each vector
 
   Side(const Divergences& x, int side, Scratch& scratch)
       : terms(x.terms[side]), count(x.term_count[side]) {
@@ -87,10 +88,15 @@ static bool log_weights_of_several(const Side<E>& side, int64_t j0, int keys) {
 
 // Fills a side's logarithms of a tile; returns whether any pair is unmasked.
 template <class E>
-static bool log_weights(const Side<E>& side, int64_t j0, int keys) {
+static bool log_weights(Side<E>& side, int64_t j0, int keys) {
   typedef typename E::Real Real;
   const bool any = side.count == 1 ? log_weights_of_one(side.terms[0], side.of[0], j0, keys)
                                    : log_weights_of_several(side, j0, keys);
+  const Rows<E>& rows = side.of[0].rows;
+  if (any && side.count == 1)
+    side.seen = tile_mask_of(rows, j0, keys);
+  else
+    for (int v = 0; v < rows.vectors; ++v) side.seen.low[v] = 0, side.seen.high[v] = any * keys;
   for (int j = 0; !any && j < keys; ++j)
     for (int v = 0; v < side.of[0].rows.vectors; ++v)
       side.of[0].score(j, v) = Vec<Real>{} - kInf<Real>;
@@ -122,7 +128,7 @@ struct PairOfWeights {
 // Adds the terms of a tile to the sums of its rows: [4][rows].
 template <class E>
 static void add_divergences(const Divergences& x, const Side<E>& of_a, const Side<E>& of_b,
-                            int keys, double* sums) {
+                            double* sums) {
   typedef typename E::Real Real;
   typedef Vec<Real> V;
   for (int v = 0; v < of_a.of[0].rows.vectors; ++v) {
@@ -143,9 +149,11 @@ static void add_divergences(const Divergences& x, const Side<E>& of_a, const Sid
         if (x.total_variation) sum[3] += magnitude(w.a - w.b) * Real(0.5);
       }
     };
-    int j = 0;
-    for (; j + 4 <= keys; j += 4) add(j, std::integral_constant<int, 4>());
-    for (; j < keys; ++j) add(j, std::integral_constant<int, 1>());
+    const TileMask &a = of_a.seen, &b = of_b.seen;
+    const int high = a.high[v] > b.high[v] ? a.high[v] : b.high[v];
+    int j = a.low[v] < b.low[v] ? a.low[v] : b.low[v];
+    for (; j + 4 <= high; j += 4) add(j, std::integral_constant<int, 4>());
+    for (; j < high; ++j) add(j, std::integral_constant<int, 1>());
     for (int s = 0; s < 4; ++s)
       for (int i = 0; i < E::lanes; ++i) sums[s * E::rows + v * E::lanes + i] += double(sum[s][i]);
   }
@@ -186,10 +194,9 @@ static void start_side(const Divergences& x, const Side<E>& side, int64_t row) {
 }
 
 template <class E>
-static void keep_strongest_keys(const Reduce& r, ReduceMemory<E>& m, int64_t j0, int keys) {
-  TileMask whole;
-  for (int v = 0; v < m.rows.vectors; ++v) whole.low[v] = 0, whole.high[v] = keys;
-  keep_top(r, m, whole, j0, [&](int j, int v) { return m.score(j, v); });
+static void keep_strongest_keys(const Reduce& r, const Side<E>& side, int64_t j0) {
+  ReduceMemory<E>& m = side.of[0];
+  keep_top(r, m, side.seen, j0, [&](int j, int v) { return m.score(j, v); });
 }
 
 // A task: a tile of queries.
@@ -208,9 +215,9 @@ static void run_diverge(const void* pass, int64_t task, char* memory, const Stop
     const int keys = int(x.Lk - j0 < kKeys ? x.Lk - j0 : kKeys);
     const bool in_a = log_weights(a, j0, keys), in_b = log_weights(b, j0, keys);
     if (!in_a && !in_b) continue;
-    add_divergences(x, a, b, keys, sums);
-    if (x.k && in_a) keep_strongest_keys(top, a.of[0], j0, keys);
-    if (x.k && in_b) keep_strongest_keys(top, b.of[0], j0, keys);
+    add_divergences(x, a, b, sums);
+    if (x.k && in_a) keep_strongest_keys(top, a, j0);
+    if (x.k && in_b) keep_strongest_keys(top, b, j0);
   }
   double* const results[] = {x.kl, x.reverse_kl, x.jensen_shannon, x.total_variation};
   for (int i = 0; i < a.of[0].rows.count; ++i) {
