@@ -286,8 +286,10 @@ class Checker {
   }
   PairTerm term(const Problem& p, int64_t h) {
     const int64_t skip = h * p_.Lq * bytes_of(real_);
-    return {&p,      maximum_.data() + skip, total_.data() + skip, 1, PairKind::weight,
-            nullptr, nullptr,                nullptr,              0};
+    PairTerm found{};
+    found.problem = &p, found.coefficient = 1, found.kind = PairKind::weight;
+    found.maximum = maximum_.data() + skip, found.total = total_.data() + skip;
+    return found;
   }
 
   // Rows of a stored array in the type of sums.
