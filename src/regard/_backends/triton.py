@@ -28,6 +28,7 @@ class Triton:
     past_torch = False
     reads_statistics = True
     few_rows = 64  # of a tile of queries that share a key head, whose keys are split
+    checks_on_device = True
 
     def refuses(self, call: Call) -> str | None:
         if not call.is_torch:

@@ -156,7 +156,7 @@ def _on_device_of(x: Tensor) -> Iterator[None]:
 
 def forward(call: Call) -> tuple[Any, Tensor, Tensor]:
     """Output, maximum and total; the maximum is in units of log2. No output without a value."""
-    check_contents(call)
+    check_contents(call, on_device=True)
     (B, Hq, _, Lq, Lk), device = call.sizes, call.query.device
     q, v = call.query, call.value
     out = None if v is None else new_output(q, v.shape[3], call.output_dtype)
@@ -304,7 +304,7 @@ def _mend(call: Call, out: Tensor) -> None:
 
 
 def _fused(call: Call) -> Tensor:
-    check_contents(call)
+    check_contents(call, on_device=True)
     out = torch_ops.fused(call)
     if out is None:  # torch has no kernel for these tensors
         return forward(call)[0]
@@ -362,8 +362,7 @@ class Scores:
         bias = q[:1, :1, :1, :1] if call.bias is None else call.bias
         ranges, logs, edits = q, q, 0
         if call.edit_ranges is not None:
-            ranges, edits = call.edit_ranges.to(device), len(call.edit_ranges)
-            logs = call.edit_factors.log2().float().to(device)
+            (ranges, logs), edits = _uploaded(call, device), len(call.edit_ranges)
         bent = call.softcap is not None or call.bias is not None
         _, Hq, Hkv, Lq, Lk = call.sizes
         given = (limits, *ids, call.mask, call.edit_ranges)
@@ -381,6 +380,13 @@ class Scores:
             "HAS_MASK": call.mask is not None, "HAS_BIAS": call.bias is not None,
             "HAS_CAP": call.softcap is not None, "HAS_EDITS": edits > 0,
         }  # fmt: skip
+
+
+def _uploaded(call: Call, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Rectangles of the edits, and logarithms of their factors, in one upload."""
+    bits = call.edit_factors.log2().float().view(torch.int32).long()
+    found = torch.cat([call.edit_ranges, bits[:, None]], 1).to(device)
+    return found[:, :-1].contiguous(), found[:, -1].to(torch.int32).view(torch.float32)
 
 
 def of_batch(x: Tensor, B: int) -> list[int]:
