@@ -255,6 +255,23 @@ def test_equal_weights_are_the_first_ones():
 
 
 @pytest.mark.interpreted
+def test_strongest_pairs_of_equal_weights_are_those_of_the_compiled_kernels():
+    q, k = draw((1, 2, 130, 8), (1, 1, 130, 8))
+    documents = torch.arange(130) // 4  # in each the first token sees itself alone: a weight of 1
+    for options in (
+        {"causal": True},
+        {"causal": True, "segments": documents, "sinks": torch.tensor([0.0, -200.0])},
+        {"mask": torch.arange(130)[:, None] % 7 == torch.arange(130) % 13},
+    ):
+        for n in (1, 9, 60):
+            own, other = (
+                regard.AttentionWeights(0 * q, k, **options, backend=name).strongest(n)
+                for name in ("triton", "kernel")
+            )
+            assert all(map(torch.equal, own, other))
+
+
+@pytest.mark.interpreted
 def test_the_strongest_pairs_at_large_scores_are_those_of_the_matrix():
     q, k = draw((1, 1, 70, 16), (1, 1, 200, 16))
     k = k[:, :, :1] + 0.003 * k  # scores of 1e3 that differ by 1
