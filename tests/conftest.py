@@ -53,6 +53,10 @@ def pytest_collection_modifyitems(config, items):
     if INTERPRETED and importlib.util.find_spec("triton") is None:
         for item in items:
             item.add_marker(pytest.mark.skip(reason="triton is not installed"))
+    elif INTERPRETED:
+        import interpreter  # which loads triton
+
+        interpreter.hasten()
 
 
 def pytest_collection_finish():

@@ -148,6 +148,9 @@ def test_a_query_that_sees_nothing_and_empty_axes():
     assert (attend(q, k[:, :, :0], v[:, :, :0]) == 0).all()
     assert attend(q[:, :, :0], k, v).shape == (1, 2, 0, 3)
     assert attend(q[:0], k[:0], v[:0]).shape == (0, 2, 5, 3)
+    ends = torch.zeros(0, 5, dtype=torch.long), torch.full((1, 5), 3)
+    weights = regard.AttentionWeights(q[:0], k[:0], intervals=ends, backend="triton")
+    assert weights[...].shape == (0, 2, 5, 9)
 
 
 @pytest.mark.interpreted
@@ -600,7 +603,7 @@ def test_kernels_are_built_for_gpus_that_are_not_there(monkeypatch, tmp_path):
 
 @pytest.mark.interpreted
 def test_random_calls_are_within_the_bounds_of_every_rounding(monkeypatch, capsys):
-    calls = ["--backend", "triton", "--calls", "20", "--seed", "5"]
+    calls = ["--backend", "triton", "--calls", "300", "--seed", "5"]
     monkeypatch.setattr(sys, "argv", ["fuzz.py", *calls])
     monkeypatch.setitem(fuzz.ASKED, "backend", "triton")  # and back
     status, said = fuzz.main(), capsys.readouterr().out

@@ -52,10 +52,8 @@ def bounds(call: Call) -> tuple[Tensor, Tensor] | None:
     )
     given = [lengths, starts, firsts, lasts]
     counts = [len(x) for x in given if isinstance(x, Tensor)]
-    low, high = (
-        torch.empty((max(counts, default=1), Lq), dtype=torch.int32, device=device)
-        for _ in range(2)
-    )
+    rows = 0 if call.sizes[0] == 0 else max(counts, default=1)
+    low, high = (torch.empty((rows, Lq), dtype=torch.int32, device=device) for _ in range(2))
     if low.numel():
         left, right = (x or 0 for x in (call.window_left, call.window_right))
         launch(
