@@ -134,7 +134,7 @@ _attend, _attend_backward = with_statistics(_forward, _backward, map_as_one)
 
 
 class _Unwatched(torch.autograd.Function):
-    """The same where nothing watches the operators: their dispatch takes as long as a small call."""
+    """The same where nothing watches the operators: dispatch takes as long as a small call."""
 
     @staticmethod
     def forward(ctx: Any, *values: Any) -> tuple[Tensor, Tensor, Tensor]:
