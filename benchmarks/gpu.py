@@ -55,6 +55,14 @@ class Clock:
         if self._is_gpu:
             torch.cuda.synchronize()
 
+    def on_the_host(self, run):
+        """Seconds of one run until the device is done, all that is compiled with it."""
+        self._wait()
+        start = time.perf_counter()
+        run()
+        self._wait()
+        return time.perf_counter() - start
+
     def of(self, runs):
         """Medians by name."""
         for run in runs.values():
@@ -314,22 +322,26 @@ def picture(bench):
 
 
 def decode(bench):
-    """One query."""
-    bench.report.table("One query, 32 heads on 8 of 128", "", *NAMES, "GB/s of auto", "of copy")
-    length = 70 if bench.quick else 32_768
-    q, k, v = bench.draw((1, 32, 1, 128), *2 * [(1, 8, length, 128)])
-    repeated = [x.repeat_interleave(4, 1) for x in (k, v)]
+    """One query, whose keys are split, and the first call with one key more."""
+    titles = *NAMES, "GB/s of auto", "of copy", "auto, new length"
+    bench.report.table("One query, 32 heads on 8 of 128, ms", "", *titles)
+    for length, batch in ((600, 2), (70, 1)) if bench.quick else ((32_768, 1), (4096, 16)):
 
-    def measure():
-        times = bench.clock.of(
-            contestants(q, *repeated, False, own=())
-            | {n: lambda n=n: regard.attention(q, k, v, backend=n) for n in NAMES[2:]}
-        )
-        rate = 2 * k.nbytes / times["auto"]
-        more = [f"{rate / 1e9:.0f}", f"{rate / bench.bytes:.2f}"]
-        return [*cells_of(times, NAMES), *more], {"seconds": times, "bytes_per_second": rate}
+        def measure(length=length, batch=batch):
+            q, k, v = bench.draw((batch, 32, 1, 128), *2 * [(batch, 8, length, 128)])
+            repeated = [x.repeat_interleave(4, 1) for x in (k, v)]
+            times = bench.clock.of(
+                contestants(q, *repeated, False, own=())
+                | {n: lambda n=n: regard.attention(q, k, v, backend=n) for n in NAMES[2:]}
+            )
+            rate = 2 * k.nbytes / times["auto"]
+            longer = bench.draw(*2 * [(batch, 8, length + 1, 128)])
+            first = bench.clock.on_the_host(lambda: regard.attention(q, *longer))
+            more = [f"{rate / 1e9:.0f}", f"{rate / bench.bytes:.2f}", f"{first * 1e3:.3f}"]
+            figures = {"seconds": times, "bytes_per_second": rate, "first_seconds": first}
+            return [*cells_of(times, NAMES), *more], figures
 
-    bench.row(f"{length} keys", measure)
+        bench.row(f"{length} keys, batch of {batch}", measure)
 
 
 def exactness(bench):

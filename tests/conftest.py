@@ -5,7 +5,6 @@ import gc
 import importlib.util
 import os
 import sys
-from pathlib import Path
 
 if "numpy" in sys.modules and "OMP_NUM_THREADS" not in os.environ:
     raise RuntimeError(
@@ -33,14 +32,14 @@ settings.load_profile("ci")
 
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-TRITON = Path(__file__).parent / "test_triton.py"
 
 
 def pytest_ignore_collect(collection_path, config):
-    """Where no path is asked for, the interpreter's run reads the file of its tests alone."""
+    """Where no path is asked for, the interpreter's run reads the files of its tests alone."""
     if not INTERPRETED or config.args_source is config.ArgsSource.ARGS:
         return None
-    return True if collection_path.suffix == ".py" and collection_path != TRITON else None
+    is_other = collection_path.suffix == ".py" and not collection_path.match("test_triton*.py")
+    return True if is_other else None
 
 
 def pytest_collection_modifyitems(config, items):
@@ -54,6 +53,10 @@ def pytest_collection_modifyitems(config, items):
     if INTERPRETED and importlib.util.find_spec("triton") is None:
         for item in items:
             item.add_marker(pytest.mark.skip(reason="triton is not installed"))
+    elif INTERPRETED:
+        import interpreter  # which loads triton
+
+        interpreter.hasten()
 
 
 def pytest_collection_finish():

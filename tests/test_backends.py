@@ -16,6 +16,7 @@ class Toy:
     past_torch = False
     reads_statistics = True
     few_rows = 0
+    checks_on_device = False
 
     def refuses(self, call):
         if call.is_torch or call.causal:

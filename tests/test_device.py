@@ -177,7 +177,7 @@ OTHERS = {
     "key lengths": (1, 1, lambda x: x.attend(key_lengths=FIRST + 7)),
     "lengths and order": (1, 0, lambda x: x.attend(key_lengths=FIRST + 7, causal=True)),
     "gradient, window": (2, 0, lambda x: x.differentiate(window=(5, 3))),
-    "segments": (3, 2, lambda x: x.attend(segments=x.ids)),
+    "segments": (3, 1, lambda x: x.attend(segments=x.ids)),
     "intervals": (3, 2, lambda x: x.attend(intervals=(x.ids, x.ids + 5))),
 }
 

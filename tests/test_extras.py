@@ -123,7 +123,8 @@ NEED_WHAT_IS_THERE = {
     "_backends.kernel_ops", "_backends.onnx", "_backends.torch_gradients", "_backends.torch_ops",
     "_backends.torch_questions", "_backends.torch_reductions", "_base.torch_arrays",
     "_backends.triton_backward", "_backends.triton_gradients", "_backends.triton_jit",
-    "_backends.triton_ops", "_backends.triton_reduce", "_backends.triton_weights",
+    "_backends.triton_ops", "_backends.triton_reduce", "_backends.triton_split",
+    "_backends.triton_weights",
     "_base.torch_state",
     "_operator.torch_calls", "_weights.traced", "viewer._connections",
 }  # fmt: skip

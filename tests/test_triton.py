@@ -148,6 +148,9 @@ def test_a_query_that_sees_nothing_and_empty_axes():
     assert (attend(q, k[:, :, :0], v[:, :, :0]) == 0).all()
     assert attend(q[:, :, :0], k, v).shape == (1, 2, 0, 3)
     assert attend(q[:0], k[:0], v[:0]).shape == (0, 2, 5, 3)
+    ends = torch.zeros(0, 5, dtype=torch.long), torch.full((1, 5), 3)
+    weights = regard.AttentionWeights(q[:0], k[:0], intervals=ends, backend="triton")
+    assert weights[...].shape == (0, 2, 5, 9)
 
 
 @pytest.mark.interpreted
@@ -252,6 +255,23 @@ def test_equal_weights_are_the_first_ones():
     few = regard.AttentionWeights(q[:, :, :2], k[:, :, :2], causal=True, backend="triton")
     assert few.strongest(4).query[0, 0].tolist() == [0, 1, 1, -1]
     assert few.strongest(4).key[0, 0].tolist() == [0, 0, 1, -1]
+
+
+@pytest.mark.interpreted
+def test_strongest_pairs_of_equal_weights_are_those_of_the_compiled_kernels():
+    q, k = draw((1, 2, 130, 8), (1, 1, 130, 8))
+    documents = torch.arange(130) // 4  # in each the first token sees itself alone: a weight of 1
+    for options in (
+        {"causal": True},
+        {"causal": True, "segments": documents, "sinks": torch.tensor([0.0, -200.0])},
+        {"mask": torch.arange(130)[:, None] % 7 == torch.arange(130) % 13},
+    ):
+        for n in (1, 9, 60):
+            own, other = (
+                regard.AttentionWeights(0 * q, k, **options, backend=name).strongest(n)
+                for name in ("triton", "kernel")
+            )
+            assert all(map(torch.equal, own, other))
 
 
 @pytest.mark.interpreted
@@ -446,6 +466,29 @@ DEVICE_CALLS = {
     "pool": lambda x: x.weights.pool((9, 7)),
     "masses": lambda x: x.weights.pool((9, 7), how="mass"),
     "summary": lambda x: x.weights.summary(topk=3, strongest=5, pool=(5, 5)),
+    "decode": lambda x: regard.attention(x.q[:, :, :1], x.k, x.v),
+    "segments": lambda x: x.attend(segments=x.ids),
+    "intervals": lambda x: x.attend(intervals=(x.ids, x.ids + 5)),
+    "key lengths": lambda x: x.attend(key_lengths=x.lengths),
+    "lengths and order": lambda x: x.attend(key_lengths=x.lengths, causal=True),
+    "starts": lambda x: x.attend(query_start=x.lengths, causal=True),
+    "gradient, segments": lambda x: x.differentiate(segments=x.ids),
+    "gradient, lengths": lambda x: x.differentiate(key_lengths=x.lengths, causal=True),
+    "summary, segments": lambda x: x.ask(segments=x.ids),
+    "summary, intervals": lambda x: x.ask(intervals=(x.ids, x.ids + 5)),
+    "summary, lengths": lambda x: x.ask(key_lengths=x.lengths, causal=True),
+    "summary, mask": lambda x: x.ask(mask=x.mask),
+}
+EDITS = [regard.Edit(0, slice(2, 5), slice(0, 3), 0.0), regard.Edit(1, slice(3), slice(2), 2.0)]
+# What the host was given and the device needs is uploaded, once: for edits, in each pass.
+UPLOADS = {
+    "segments": (1, lambda x: x.attend(segments=stand.on_cpu(x.ids))),
+    "intervals": (2, lambda x: x.attend(intervals=(stand.on_cpu(x.ids), stand.on_cpu(x.ids) + 5))),
+    "key lengths": (1, lambda x: x.attend(key_lengths=stand.on_cpu(x.lengths))),
+    "lengths and order": (0, lambda x: x.attend(key_lengths=stand.on_cpu(x.lengths), causal=True)),
+    "edits": (1, lambda x: x.attend(edits=EDITS)),
+    "gradient, edits": (2, lambda x: x.differentiate(edits=EDITS)),
+    "summary, edits": (2, lambda x: x.ask(edits=EDITS)),
 }
 
 
@@ -458,6 +501,8 @@ class OnDevice:
         self.q, self.k, self.v, self.grad = (draw(1, H, length, D) for _ in range(4))
         self.mask = stand.on_device(torch.rand(length, length, generator=generator) < 0.5)
         self.bias, self.sinks = draw(H, 1, length), draw(H)
+        self.ids = stand.on_device(torch.arange(length) // 9)
+        self.lengths = stand.on_device(torch.tensor([length - 7]))
 
     def attend(self, **options):
         return regard.attention(self.q, self.k, self.v, **options)
@@ -469,6 +514,10 @@ class OnDevice:
     @property
     def weights(self):
         return regard.AttentionWeights(self.q, self.k, causal=True)
+
+    def ask(self, **options):
+        weights = regard.AttentionWeights(self.q, self.k, **options)
+        return weights.summary(topk=3, strongest=5, pool=(5, 5))
 
 
 @pytest.mark.interpreted
@@ -483,6 +532,32 @@ def test_on_a_device_the_host_never_waits_and_launches_do_not_grow_with_the_leng
         assert sum(seen.uploads.values()) == 0, seen.uploads
         launches.append(seen.launches)
     assert launches[0] == launches[1], seen.operations
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("name", UPLOADS)
+def test_what_the_host_was_given_is_uploaded_once_and_it_does_not_wait(name):
+    expected, call = UPLOADS[name]
+    x = OnDevice(70)
+    with stand.device() as seen, stand.with_triton():
+        call(x)
+    assert sum(seen.waits.values()) == 0, seen.waits
+    assert sum(seen.uploads.values()) == expected, seen.uploads
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("name", ["key_lengths", "query_start"])
+def test_integers_on_a_device_that_are_out_of_range_fail_there(name):
+    x, most = OnDevice(40), {"key_lengths": 40, "query_start": 2**53}[name]
+    for n in (-1 if name == "key_lengths" else -most - 1, most + 1):
+        far = stand.on_device(torch.tensor([n]))
+        with (
+            stand.device(), stand.with_triton(),
+            pytest.raises(RuntimeError, match=f"{name} must be .*{most}"),
+        ):  # fmt: skip
+            x.attend(**{name: far}, causal=True, softcap=2.0)
+        with stand.device(), stand.with_triton(), pytest.raises(RuntimeError, match=name):
+            x.ask(**{name: far}, causal=True)
 
 
 @pytest.mark.interpreted
@@ -528,7 +603,7 @@ def test_kernels_are_built_for_gpus_that_are_not_there(monkeypatch, tmp_path):
 
 @pytest.mark.interpreted
 def test_random_calls_are_within_the_bounds_of_every_rounding(monkeypatch, capsys):
-    calls = ["--backend", "triton", "--calls", "20", "--seed", "5"]
+    calls = ["--backend", "triton", "--calls", "300", "--seed", "5"]
     monkeypatch.setattr(sys, "argv", ["fuzz.py", *calls])
     monkeypatch.setitem(fuzz.ASKED, "backend", "triton")  # and back
     status, said = fuzz.main(), capsys.readouterr().out
@@ -541,12 +616,12 @@ def test_random_calls_are_within_the_bounds_of_every_rounding(monkeypatch, capsy
 @pytest.mark.interpreted
 def test_the_benchmark_of_gpus_runs_whole_without_one(tmp_path):
     script, path = Path(__file__).parent.parent / "benchmarks" / "gpu.py", tmp_path / "gpu.json"
-    parts = "forward", "picture", "backward", "graphs"
+    parts = "forward", "picture", "decode", "backward", "graphs"
     words = [script, path, "--quick", "--device", "cpu", "--only", *parts]
     done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(path.read_text())
-    assert [len(table["rows"]) for table in found["tables"]] == [2, 2, 1, 1, 4]
+    assert [len(table["rows"]) for table in found["tables"]] == [2, 2, 1, 2, 1, 4]
     assert found["failed"] == {}
 
 

@@ -25,6 +25,7 @@ class Backend(Protocol):
             only where a call has some of the keys.
         few_rows: above this number of queries that share a key head, a row's statistics do not
             depend on the rows computed with it.
+        checks_on_device: whether it checks integers of a device there, for which no host waits.
     """
 
     @property
@@ -35,6 +36,8 @@ class Backend(Protocol):
     def reads_statistics(self) -> bool: ...
     @property
     def few_rows(self) -> int: ...
+    @property
+    def checks_on_device(self) -> bool: ...
 
     def refuses(self, call: Call) -> str | None:
         """Why it cannot serve a call, or None."""

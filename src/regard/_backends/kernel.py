@@ -46,6 +46,7 @@ class Kernel:
     past_torch = True
     reads_statistics = True
     few_rows = 64  # a block of the widest instruction set
+    checks_on_device = False
     pair_kinds = frozenset(
         {"weight", "knockout", "contribution", "relevance", "gradient", "change"}
     )

@@ -18,6 +18,7 @@ class Torch:
     past_torch = False
     reads_statistics = False
     few_rows = 0
+    checks_on_device = False
 
     def refuses(self, call: Call) -> str | None:
         if not call.is_torch:

@@ -27,7 +27,8 @@ class Triton:
     name = "triton"
     past_torch = False
     reads_statistics = True
-    few_rows = 0
+    few_rows = 64  # of a tile of queries that share a key head, whose keys are split
+    checks_on_device = True
 
     def refuses(self, call: Call) -> str | None:
         if not call.is_torch:
@@ -104,8 +105,10 @@ def _refuses_fusing(call: Call) -> str | None:
     inputs = (call.query, call.key, call.value, call.bias, call.sinks)
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs):
         return "its gradients have other bits in every run; the triton backend has gradients"
-    from regard._backends import torch_ops
+    from regard._backends import torch_ops, triton_ops
 
+    if triton_ops.has_few_rows(call) and call.sizes[3] < call.sizes[4]:
+        return "few queries of many keys are for the triton backend, without a plan per length"
     if not torch_ops.may_fuse(call):
         return "torch's fused operator does not mean the same with these sizes and options"
     return None

@@ -41,7 +41,7 @@ def gradients(
         statistics: of the whole rows.
         dtype: of the gradients, by default those of the inputs.
     """
-    check_contents(call)
+    check_contents(call, on_device=True)
     given = {name: getattr(call, name) for name in ("query", "key", "value", "sinks")}
     shapes = {name: x.shape for name, x in given.items() if x is not None}
     dtypes = {name: dtype or given[name].dtype for name in shapes}

@@ -190,7 +190,7 @@ def _softmax_step(s, added, visible, c, maximum, total, rest, HAS_EDITS: tl.cons
 
 
 @triton.jit
-def _add_sink(maximum, total, sink, c) -> Any:
+def add_sink(maximum, total, sink) -> Any:
     """Maximum and total with the sink's, and by how much the sum of values shrinks."""
     empty = (total == 0) & (maximum == -float("inf"))
     largest = tl.where(empty, maximum, tl.maximum(maximum, sink))
@@ -199,11 +199,104 @@ def _add_sink(maximum, total, sink, c) -> Any:
     return largest, total * shrink + tl.where(empty, 0.0, tl.exp2(sink - base)), shrink
 
 
+@triton.jit
+def attend_keys(
+    q, k_ptr, k_row, k_column, v_ptr, v_row, v_column, first, full, edge, last,
+    rows, rows_in, lo, hi, query_ids, key_ids_ptr, mask_ptr, mask_row, mask_key,
+    bias_ptr, bias_row, bias_key, ranges_ptr, logs_ptr, edits, seed_ptr, h, n,
+    Lk, D, Dv, c, scale, cap, threshold, keep, first_row, row_step, first_key, key_step,
+    BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr,
+    HAS_OUTPUT: tl.constexpr, HAS_IDS: tl.constexpr, HAS_MASK: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr, HAS_EDITS: tl.constexpr,
+    HAS_DROPOUT: tl.constexpr, EACH: tl.constexpr, INTERPRETED: tl.constexpr,
+) -> Any:  # fmt: skip
+    """Sum of values times exponentials, and the row statistics, of the tiles from first to last.
+
+    Args:
+        h, n: the head, also counted through the batch: a number, or ``(BM,)`` and ``(BM, 1)``,
+            with pointers ``(BM, 1)`` to masks and biases, where rows are of several heads.
+    """
+    dv = tl.arange(0, BDV)
+    maximum = tl.zeros((BM,), tl.float32) - float("inf")
+    total, rest = tl.zeros((BM,), tl.float32), tl.zeros((BM,), tl.float32)
+    acc = tl.zeros((BM, BDV), tl.float32)
+    for part in tl.static_range(3):  # masked tiles, tiles that all rows see, masked tiles
+        begin = first if part == 0 else (full if part == 1 else edge)
+        end = full if part == 0 else (edge if part == 1 else last)
+        for start in range(begin, end, BN):
+            j = start + tl.arange(0, BN)
+            s, _, added, visible = scores_of(
+                q, k_ptr, k_row, k_column, j, j < Lk, rows, rows_in, lo, hi, scale, cap,
+                query_ids, key_ids_ptr, mask_ptr, mask_row, mask_key, bias_ptr, bias_row, bias_key,
+                ranges_ptr, logs_ptr, edits, h, D, BM, BN, BD, part != 1,
+                HAS_IDS, HAS_MASK, HAS_BIAS, HAS_CAP, HAS_EDITS, INTERPRETED,
+            )  # fmt: skip
+            p, shrink, maximum, total, rest = _softmax_step(
+                s, added, visible, c, maximum, total, rest, HAS_EDITS, INTERPRETED
+            )
+            if HAS_OUTPUT:
+                if HAS_DROPOUT:
+                    kept = kept_of(rows, start, n, seed_ptr, threshold, first_row, row_step,
+                                   first_key, key_step, BM, BN, EACH)  # fmt: skip
+                    p = tl.where(kept, p * keep, 0.0)
+                v = tl.load(
+                    v_ptr + j[:, None].to(tl.int64) * v_row + dv[None, :] * v_column,
+                    mask=(j < Lk)[:, None] & (dv < Dv)[None, :], other=0.0,
+                )  # fmt: skip
+                acc = acc * shrink[:, None] + dot(p.to(v.dtype), v, INTERPRETED)
+    return acc, maximum, total
+
+
+@triton.jit
+def _exact_output(
+    q, k_ptr, k_row, k_column, v_ptr, v_row, v_column, first, last,
+    rows, rows_in, lo, hi, query_ids, key_ids_ptr, mask_ptr, mask_row, mask_key,
+    bias_ptr, bias_row, bias_key, ranges_ptr, logs_ptr, edits, seed_ptr, h, n,
+    Lk, D, Dv, c, scale, cap, threshold, keep, first_row, row_step, first_key, key_step,
+    maximum, divisor, BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr,
+    HAS_IDS: tl.constexpr, HAS_MASK: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr,
+    HAS_EDITS: tl.constexpr, HAS_DROPOUT: tl.constexpr, EACH: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+) -> Any:  # fmt: skip
+    """The output of values that may not be finite, by the final weights."""
+    dv, base = tl.arange(0, BDV), tl.where(maximum == -float("inf"), 0.0, maximum)
+    up, down = tl.zeros((BM, BDV), tl.float32), tl.zeros((BM, BDV), tl.float32)
+    undefined, acc = tl.zeros((BM, BDV), tl.float32), tl.zeros((BM, BDV), tl.float32)
+    for start in range(first, last, BN):
+        j = start + tl.arange(0, BN)
+        s, _, added, visible = scores_of(
+            q, k_ptr, k_row, k_column, j, j < Lk, rows, rows_in, lo, hi, scale, cap,
+            query_ids, key_ids_ptr, mask_ptr, mask_row, mask_key, bias_ptr, bias_row, bias_key,
+            ranges_ptr, logs_ptr, edits, h, D, BM, BN, BD, True,
+            HAS_IDS, HAS_MASK, HAS_BIAS, HAS_CAP, HAS_EDITS, INTERPRETED,
+        )  # fmt: skip
+        x = exponent(s, added, c, base, HAS_EDITS, INTERPRETED)
+        w = tl.where(visible, tl.exp2(x) / divisor[:, None], 0.0)
+        if HAS_DROPOUT:
+            kept = kept_of(rows, start, n, seed_ptr, threshold, first_row, row_step,
+                           first_key, key_step, BM, BN, EACH)  # fmt: skip
+            w = tl.where(kept, w * keep, 0.0)
+        v = tl.load(
+            v_ptr + j[:, None].to(tl.int64) * v_row + dv[None, :] * v_column,
+            mask=(j < Lk)[:, None] & (dv < Dv)[None, :], other=0.0,
+        ).to(tl.float32)  # fmt: skip
+        is_nan, infinite = v != v, tl.abs(v) == float("inf")
+        acc += dot(w, tl.where(is_nan | infinite, 0.0, v), INTERPRETED)
+        some, none = (w > 0).to(tl.float32), (visible & (w == 0)).to(tl.float32)
+        up += dot(some, (v == float("inf")).to(tl.float32), INTERPRETED)
+        down += dot(some, (v == -float("inf")).to(tl.float32), INTERPRETED)
+        undefined += dot(visible.to(tl.float32), is_nan.to(tl.float32), INTERPRETED)
+        undefined += dot(none, infinite.to(tl.float32), INTERPRETED)
+    acc = tl.where(up > 0, float("inf"), tl.where(down > 0, -float("inf"), acc))
+    undefined += up * down
+    return tl.where(undefined > 0, float("nan"), acc)
+
+
 # Each new length would be compiled for, were it a multiple of 16 or not.
 @triton.jit(do_not_specialize=["Lq", "Lk", "edits", "first_row", "first_key"])
 def attend(
     q_ptr, k_ptr, v_ptr, out_ptr, maximum_ptr, total_ptr, flag_ptr, lo_ptr, hi_ptr,
-    query_ids_ptr, key_ids_ptr, mask_ptr, bias_ptr, sinks_ptr, ranges_ptr, logs_ptr, seed_ptr,
+    query_ids_ptr, key_ids_ptr, mask_ptr, bias_ptr, ranges_ptr, logs_ptr, seed_ptr, sinks_ptr,
     q_batch, q_head, q_row, q_column, k_batch, k_head, k_row, k_column,
     v_batch, v_head, v_row, v_column, out_batch, out_head, out_row, out_column,
     flag_batch, bounds_batch, query_ids_batch, key_ids_batch,
@@ -248,37 +341,18 @@ def attend(
         BM, HAS_BOUNDS, HAS_IDS,
     )  # fmt: skip
     first, full, edge, last = tiles_of(lo, hi, BN)
-    maximum = tl.zeros((BM,), tl.float32) - float("inf")
-    total, rest = tl.zeros((BM,), tl.float32), tl.zeros((BM,), tl.float32)
-    acc = tl.zeros((BM, BDV), tl.float32)
     n = b * Hq + h
-    for part in tl.static_range(3):  # masked tiles, tiles that all rows see, masked tiles
-        begin = first if part == 0 else (full if part == 1 else edge)
-        end = full if part == 0 else (edge if part == 1 else last)
-        for start in range(begin, end, BN):
-            j = start + tl.arange(0, BN)
-            s, _, added, visible = scores_of(
-                q, k_ptr, k_row, k_column, j, j < Lk, rows, rows_in, lo, hi, scale, cap,
-                query_ids, key_ids_ptr, mask_ptr, mask_row, mask_key, bias_ptr, bias_row, bias_key,
-                ranges_ptr, logs_ptr, edits, h, D, BM, BN, BD, part != 1,
-                HAS_IDS, HAS_MASK, HAS_BIAS, HAS_CAP, HAS_EDITS, INTERPRETED,
-            )  # fmt: skip
-            p, shrink, maximum, total, rest = _softmax_step(
-                s, added, visible, c, maximum, total, rest, HAS_EDITS, INTERPRETED
-            )
-            if HAS_OUTPUT and not CLEAN:
-                if HAS_DROPOUT:
-                    kept = kept_of(rows, start, n, seed_ptr, threshold, first_row, row_step,
-                                 first_key, key_step, BM, BN, EACH)  # fmt: skip
-                    p = tl.where(kept, p * keep, 0.0)
-                v = tl.load(
-                    v_ptr + j[:, None].to(tl.int64) * v_row + dv[None, :] * v_column,
-                    mask=(j < Lk)[:, None] & (dv < Dv)[None, :], other=0.0,
-                )  # fmt: skip
-                acc = acc * shrink[:, None] + dot(p.to(v.dtype), v, INTERPRETED)
+    acc, maximum, total = attend_keys(
+        q, k_ptr, k_row, k_column, v_ptr, v_row, v_column, first, full, edge, last,
+        rows, rows_in, lo, hi, query_ids, key_ids_ptr, mask_ptr, mask_row, mask_key,
+        bias_ptr, bias_row, bias_key, ranges_ptr, logs_ptr, edits, seed_ptr, h, n,
+        Lk, D, Dv, c, scale, cap, threshold, keep, first_row, row_step, first_key, key_step,
+        BM, BN, BD, BDV, HAS_OUTPUT and not CLEAN, HAS_IDS, HAS_MASK, HAS_BIAS, HAS_CAP, HAS_EDITS,
+        HAS_DROPOUT, EACH, INTERPRETED,
+    )  # fmt: skip
     if HAS_SINKS:
         sink = tl.load(sinks_ptr + h).to(tl.float32) * 1.4426950408889634
-        maximum, total, shrink = _add_sink(maximum, total, sink, c)
+        maximum, total, shrink = add_sink(maximum, total, sink)
         acc = acc * shrink[:, None]
     at = (wide_b * Hq + h) * Lq + rows
     if HAS_STATISTICS:
@@ -287,38 +361,15 @@ def attend(
     if HAS_OUTPUT:
         divisor = tl.where(total == 0, 1.0, total)
         if CLEAN:
-            base = tl.where(maximum == -float("inf"), 0.0, maximum)
-            up, down = tl.zeros((BM, BDV), tl.float32), tl.zeros((BM, BDV), tl.float32)
-            undefined = tl.zeros((BM, BDV), tl.float32)
-            for start in range(first, last, BN):
-                j = start + tl.arange(0, BN)
-                s, _, added, visible = scores_of(
-                    q, k_ptr, k_row, k_column, j, j < Lk, rows, rows_in, lo, hi, scale, cap,
-                    query_ids, key_ids_ptr, mask_ptr, mask_row, mask_key,
-                    bias_ptr, bias_row, bias_key,
-                    ranges_ptr, logs_ptr, edits, h, D, BM, BN, BD, True,
-                    HAS_IDS, HAS_MASK, HAS_BIAS, HAS_CAP, HAS_EDITS, INTERPRETED,
-                )  # fmt: skip
-                x = exponent(s, added, c, base, HAS_EDITS, INTERPRETED)
-                w = tl.where(visible, tl.exp2(x) / divisor[:, None], 0.0)
-                if HAS_DROPOUT:
-                    kept = kept_of(rows, start, n, seed_ptr, threshold, first_row, row_step,
-                                 first_key, key_step, BM, BN, EACH)  # fmt: skip
-                    w = tl.where(kept, w * keep, 0.0)
-                v = tl.load(
-                    v_ptr + j[:, None].to(tl.int64) * v_row + dv[None, :] * v_column,
-                    mask=(j < Lk)[:, None] & (dv < Dv)[None, :], other=0.0,
-                ).to(tl.float32)  # fmt: skip
-                is_nan, infinite = v != v, tl.abs(v) == float("inf")
-                acc += dot(w, tl.where(is_nan | infinite, 0.0, v), INTERPRETED)
-                some, none = (w > 0).to(tl.float32), (visible & (w == 0)).to(tl.float32)
-                up += dot(some, (v == float("inf")).to(tl.float32), INTERPRETED)
-                down += dot(some, (v == -float("inf")).to(tl.float32), INTERPRETED)
-                undefined += dot(visible.to(tl.float32), is_nan.to(tl.float32), INTERPRETED)
-                undefined += dot(none, infinite.to(tl.float32), INTERPRETED)
-            acc = tl.where(up > 0, float("inf"), tl.where(down > 0, -float("inf"), acc))
-            undefined += up * down
-            acc = tl.where((undefined > 0) | (total != total)[:, None], float("nan"), acc)
+            acc = _exact_output(
+                q, k_ptr, k_row, k_column, v_ptr, v_row, v_column, first, last,
+                rows, rows_in, lo, hi, query_ids, key_ids_ptr, mask_ptr, mask_row, mask_key,
+                bias_ptr, bias_row, bias_key, ranges_ptr, logs_ptr, edits, seed_ptr, h, n,
+                Lk, D, Dv, c, scale, cap, threshold, keep, first_row, row_step,
+                first_key, key_step, maximum, divisor, BM, BN, BD, BDV, HAS_IDS, HAS_MASK,
+                HAS_BIAS, HAS_CAP, HAS_EDITS, HAS_DROPOUT, EACH, INTERPRETED,
+            )  # fmt: skip
+            acc = tl.where((total != total)[:, None], float("nan"), acc)
         else:
             acc = acc / divisor[:, None]
         out_ptr += wide_b * out_batch + h.to(tl.int64) * out_head

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard._backends import torch_gradients, torch_ops, triton_jit
+from regard._backends import torch_gradients, torch_ops, triton_jit, triton_split
 from regard._backends.kernel import new_output
 from regard._backends.kernel_ops import with_statistics
 from regard._backends.torch_gradients import INPUTS
@@ -52,10 +52,8 @@ def bounds(call: Call) -> tuple[Tensor, Tensor] | None:
     )
     given = [lengths, starts, firsts, lasts]
     counts = [len(x) for x in given if isinstance(x, Tensor)]
-    low, high = (
-        torch.empty((max(counts, default=1), Lq), dtype=torch.int32, device=device)
-        for _ in range(2)
-    )
+    rows = 0 if call.sizes[0] == 0 else max(counts, default=1)
+    low, high = (torch.empty((rows, Lq), dtype=torch.int32, device=device) for _ in range(2))
     if low.numel():
         left, right = (x or 0 for x in (call.window_left, call.window_right))
         launch(
@@ -156,52 +154,124 @@ def _on_device_of(x: Tensor) -> Iterator[None]:
 
 def forward(call: Call) -> tuple[Any, Tensor, Tensor]:
     """Output, maximum and total; the maximum is in units of log2. No output without a value."""
-    check_contents(call)
+    check_contents(call, on_device=True)
     (B, Hq, _, Lq, Lk), device = call.sizes, call.query.device
     q, v = call.query, call.value
     out = None if v is None else new_output(q, v.shape[3], call.output_dtype)
-    maximum = torch.full((B, Hq, Lq), -torch.inf, device=device)
-    total = torch.zeros((B, Hq, Lq), device=device)
     if 0 in (B, Hq, Lq, Lk):
-        return (None if out is None else out.zero_()), maximum, total
-    arguments, flags = _arguments(call, out, maximum, total)
-    sizes = {"BD": width_of(q.shape[3]), "BDV": width_of(max(_value_size(call), 1))}
-    for clean in (False, True) if flags["HAS_FLAG"] else (False,):
-        BM, BN, warps, stages = SMALL_TILE if clean else tile(call)
-        launch(
-            triton_jit.attend, (-(-Lq // BM), Hq, B), *arguments, **sizes, **flags, CLEAN=clean,
-            BM=BM, BN=BN, num_warps=warps, num_stages=stages,
-        )  # fmt: skip
+        nothing = torch.full((B, Hq, Lq), -torch.inf, device=device)
+        return (None if out is None else out.zero_()), nothing, torch.zeros_like(nothing)
+    maximum, total = (torch.empty((B, Hq, Lq), device=device) for _ in range(2))
+    if splits(call):
+        _forward_in_parts(call, out, maximum, total)
+        return out, maximum, total
+    arguments, flags = _arguments(call, [out, maximum, total])
+    _attend(call, arguments, flags, clean=False)
+    if flags["HAS_FLAG"]:
+        _attend(call, arguments, flags, clean=True)
     return out, maximum, total
 
 
+def _attend(call: Call, arguments: list[Any], flags: dict[str, bool], *, clean: bool) -> None:
+    """Launches the kernel for values that are finite where they are masked, or for others."""
+    B, Hq, _, Lq, _ = call.sizes
+    BM, BN, warps, stages = SMALL_TILE if clean else tile(call)
+    launch(
+        triton_jit.attend, (-(-Lq // BM), Hq, B), *arguments, **widths_of(call), **flags,
+        CLEAN=clean, BM=BM, BN=BN, num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+
+
+def widths_of(call: Call) -> dict[str, int]:
+    """Of tiles of queries and keys, and of values."""
+    return {"BD": width_of(call.query.shape[3]), "BDV": width_of(max(_value_size(call), 1))}
+
+
 def _arguments(
-    call: Call, out: Tensor | None, maximum: Tensor, total: Tensor, flag: Tensor | None = None
-) -> tuple[list[Any], dict[str, bool]]:
+    call: Call, results: list[Any], flag: Tensor | None = None, *, whole: bool = True,
+    given: "tuple[Scores, Drawn] | None" = None,
+) -> tuple[list[Any], dict[str, bool]]:  # fmt: skip
     """What the kernel takes, in its order, and what it is compiled for.
 
     Args:
+        results: output or sums of values, maximum and total.
         flag: tells which elements of the batch it leaves out; by default whose values are finite.
+        whole: for the kernel that has all keys of a row.
+        given: where another kernel is given the same.
     """
     q, v = call.query, call.key if call.value is None else call.value
-    scores = Scores(call)
-    has_flag = out is not None and scores.hides
+    scores, drawn = given or (Scores(call), Drawn(call))
+    has_flag = call.value is not None and scores.hides
     if flag is None:
         flag = v.isfinite().flatten(1).all(1).int() if has_flag else q
-    sinks = q if call.sinks is None else call.sinks.contiguous()
-    drawn = Drawn(call)
-    low, high, *others = scores.arrays
-    arrays = [q, call.key, v, q if out is None else out, maximum, total, flag, low, high]
-    arrays += [*others[:4], sinks, *others[4:], drawn.seed]
+    arrays = [q, call.key, v, *(q if x is None else x for x in results), flag]
+    arrays += [*scores.arrays, drawn.seed]
     strides = [*q.stride(), *of_batch(call.key, len(q)), *of_batch(v, len(q))]
-    strides += [0, 0, 0, 0] if out is None else list(out.stride())
-    strides.append(int(len(v) > 1))
-    numbers = [q.shape[1], *scores.sizes, _value_size(call), *scores.numbers]
-    numbers += [*drawn.numbers, 0.0]
-    return [*arrays, *strides, *scores.strides, *numbers], {
-        **scores.flags, "HAS_FLAG": has_flag, "HAS_OUTPUT": out is not None, "HAS_SIZES": False,
-        **drawn.flags, "HAS_STATISTICS": True, "HAS_SINKS": call.sinks is not None,
-    }  # fmt: skip
+    numbers = [q.shape[1], *scores.sizes, _value_size(call), *scores.numbers, *drawn.numbers]
+    flags = {**scores.flags, **drawn.flags, "HAS_FLAG": has_flag}
+    flags["HAS_OUTPUT"] = call.value is not None
+    if whole:
+        arrays.append(q if call.sinks is None else call.sinks.contiguous())
+        strides += [0] * 4 if results[0] is None else results[0].stride()
+        flags |= {"HAS_SIZES": False, "HAS_STATISTICS": True, "HAS_SINKS": call.sinks is not None}
+        numbers.append(0.0)
+    strides.append(int(len(flag) > 1))
+    return [*arrays, *strides, *scores.strides, *numbers], flags
+
+
+PART_KEYS, MOST_PARTS = 256, 64  # of keys that are split
+
+
+def has_few_rows(call: Call) -> bool:
+    """Whether one tile has all the queries that share a key head."""
+    is_narrow = call.query.dtype.itemsize < 4
+    return call.group_rows <= split_tile_of(16, call.group_rows, is_narrow=is_narrow)[0]
+
+
+def splits(call: Call) -> bool:
+    """Whether the keys of a call are split among programs: few queries of many keys."""
+    return has_few_rows(call) and call.sizes[-1] >= 2 * PART_KEYS
+
+
+def split_tile_of(head_size: int, rows: int, *, is_narrow: bool) -> tuple[int, int, int, int]:
+    """Rows and keys of a tile, warps and stages, as ``tile_of``, for some rows.
+
+    Of 16 bits the rows are padded: so products are of the same instructions as in larger tiles.
+    """
+    if not is_narrow:
+        return 16 if rows <= 16 else 32, 32, 4, 2
+    return 64, 64 if head_size <= 128 else 32, 4, 2
+
+
+def _split_tile(call: Call) -> tuple[int, int, int, int]:
+    if triton_jit.INTERPRETED:
+        return 64, 64, 4, 1
+    wide, is_narrow = max(call.query.shape[3], _value_size(call)), call.query.dtype.itemsize < 4
+    return split_tile_of(wide, call.group_rows, is_narrow=is_narrow)
+
+
+def _forward_in_parts(call: Call, out: Tensor | None, maximum: Tensor, total: Tensor) -> None:
+    """Fills output and row statistics, the keys split."""
+    (B, Hq, Hkv, Lq, Lk), q, Dv = call.sizes, call.query, _value_size(call)
+    parts, widths = min(MOST_PARTS, -(-Lk // PART_KEYS)), widths_of(call)
+    maxima, totals = (q.new_empty((B, Hq, Lq, parts), dtype=torch.float32) for _ in range(2))
+    sums = maxima if out is None else maxima.new_empty((B, Hq, Lq, parts, Dv))
+    flag = torch.ones(B, dtype=torch.int32, device=q.device)
+    given = Scores(call), Drawn(call)
+    arguments, flags = _arguments(call, [sums, maxima, totals], flag, whole=False, given=given)
+    BM, BN, warps, stages = _split_tile(call)
+    launch(
+        triton_split.attend_part, (parts, Hkv, B), *arguments, parts, **widths, **flags,
+        BM=BM, BN=BN, num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    launch(
+        triton_split.merge_parts, (Lq, Hq, B), q if out is None else out, maximum, total,
+        sums, maxima, totals, q if call.sinks is None else call.sinks.contiguous(),
+        *([0] * 4 if out is None else out.stride()), Hq, Lq, Dv, parts, MOST=MOST_PARTS,
+        BDV=widths["BDV"], HAS_OUTPUT=out is not None, HAS_SINKS=call.sinks is not None,
+    )  # fmt: skip
+    if flags["HAS_FLAG"]:
+        _attend(call, *_arguments(call, [out, maximum, total], flag, given=given), clean=True)
 
 
 SIZE_ROWS = 128  # of query, key or value, whose sizes a program looks at
@@ -221,7 +291,7 @@ def _mend(call: Call, out: Tensor) -> None:
         triton_jit.sizes, (q_tiles + 2 * k_tiles, B), bits, q, k, v, *strides,
         q_tiles, k_tiles, Hq, Hkv, Lq, Lk, q.shape[3], v.shape[3], BM=SIZE_ROWS, **widths,
     )  # fmt: skip
-    arguments, flags = _arguments(call, out, q, q, bits)
+    arguments, flags = _arguments(call, [out, q, q], bits)
     arguments[-1] = LARGEST_PRODUCT / (abs(call.scale) * q.shape[3])
     BM, BN, warps, stages = SMALL_TILE
     launch(
@@ -232,7 +302,7 @@ def _mend(call: Call, out: Tensor) -> None:
 
 
 def _fused(call: Call) -> Tensor:
-    check_contents(call)
+    check_contents(call, on_device=True)
     out = torch_ops.fused(call)
     if out is None:  # torch has no kernel for these tensors
         return forward(call)[0]
@@ -290,8 +360,7 @@ class Scores:
         bias = q[:1, :1, :1, :1] if call.bias is None else call.bias
         ranges, logs, edits = q, q, 0
         if call.edit_ranges is not None:
-            ranges, edits = call.edit_ranges.to(device), len(call.edit_ranges)
-            logs = call.edit_factors.log2().float().to(device)
+            (ranges, logs), edits = _uploaded(call, device), len(call.edit_ranges)
         bent = call.softcap is not None or call.bias is not None
         _, Hq, Hkv, Lq, Lk = call.sizes
         given = (limits, *ids, call.mask, call.edit_ranges)
@@ -309,6 +378,13 @@ class Scores:
             "HAS_MASK": call.mask is not None, "HAS_BIAS": call.bias is not None,
             "HAS_CAP": call.softcap is not None, "HAS_EDITS": edits > 0,
         }  # fmt: skip
+
+
+def _uploaded(call: Call, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Rectangles of the edits, and logarithms of their factors, in one upload."""
+    bits = call.edit_factors.log2().float().view(torch.int32).long()
+    found = torch.cat([call.edit_ranges, bits[:, None]], 1).to(device)
+    return found[:, :-1].contiguous(), found[:, -1].to(torch.int32).view(torch.float32)
 
 
 def of_batch(x: Tensor, B: int) -> list[int]:
@@ -357,7 +433,7 @@ def _(needed: int, grad: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     return empty_gradients(unpack(*rest[3:]), names_of(needed))
 
 
-_attend, _ = with_statistics(_forward, _backward, map_one_by_one)
+_differentiable, _ = with_statistics(_forward, _backward, map_one_by_one)
 
 
 def attention(call: Call) -> tuple[Tensor, Tensor, Tensor]:
@@ -368,5 +444,5 @@ def attention(call: Call) -> tuple[Tensor, Tensor, Tensor]:
     )
     if not (differentiates or is_watched()):
         return forward(call)
-    found: tuple[Tensor, Tensor, Tensor] = _attend(*pack(call))
+    found: tuple[Tensor, Tensor, Tensor] = _differentiable(*pack(call))
     return found

@@ -83,7 +83,7 @@ def reduce(call: Call, statistics: Statistics, fields: dict[str, Any]) -> None:
 
 def _by_kernels(call: Call, statistics: Statistics, fields: dict[str, Any]) -> dict[str, Any]:
     """Fills what kernels reduce; the other fields."""
-    check_contents(call)
+    check_contents(call, on_device=True)
     known, left = Known(call, statistics), dict(fields)
     for how in ("max", "mass"):
         if (into := left.pop(f"pooled_{how}", None)) is not None:
@@ -234,7 +234,7 @@ def _largest_scores(call: Call, maximum: Any, total: Any, into: Tensor) -> None:
 
 def weight_blocks(xp: Arrays, call: Call, statistics: Statistics) -> Iterator[WeightBlock]:
     """The weights in blocks of whole rows, from the scores that a kernel computes once more."""
-    check_contents(call)
+    check_contents(call, on_device=True)
     known, visibility = Known(call, statistics), Visibility(call, xp.arange)
     of_scores = known.maximum * math.log(2)
     elements = xp.block_elements if call.query.is_cpu else BLOCK_ELEMENTS

@@ -109,7 +109,7 @@ class StatisticsCache:
             wanted = self._wanted(place)
         if wanted is None:
             return
-        check_contents(self.call)
+        check_contents(self.call, on_device=self.backend.checks_on_device)
         call = self.call
         if wanted != Place.whole(call):
             call = call.of_heads(wanted.b, wanted.h).rows(wanted.slices[2])
