@@ -100,3 +100,27 @@ def test_sinks_from_none_of_the_weight_to_nearly_all_of_it(shape, dtype):
         pairs += [(x.grad.double(), y.grad) for x, y in zip(found, leaves)]
         for x, y in pairs:
             torch.testing.assert_close(x, y, rtol=error, atol=error * float(y.abs().amax()))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("backend", ["kernel", "torch"])
+def test_a_sink_of_minus_infinity_has_no_weight_beside_a_large_one(dtype, backend):
+    random = np.random.default_rng(0)
+    q, other, k, v, g = (random.standard_normal((2, 9, 4)).astype(dtype) for _ in range(5))
+    k[:, 4] *= 9  # half of all queries give it nearly all of their weight
+    none = np.full(2, -np.inf, dtype)
+    with_sinks, without = (
+        [
+            regard.AttentionWeights(*map(torch.from_numpy, (x, k)), backend=backend, **options)
+            for x in (q, other)
+        ]
+        for options in ({"sinks": torch.from_numpy(none)}, {})
+    )
+    for kind in ("kl", "total_variation"):
+        found, right = (regard.divergence(*pair, kind) for pair in (with_sinks, without))
+        np.testing.assert_allclose(found, right, rtol=1e-5, atol=1e-6)
+    found, right = (
+        pair[0].effects(*map(torch.from_numpy, (v, g)), "knockout")[:]
+        for pair in (with_sinks, without)
+    )
+    np.testing.assert_allclose(found, right, rtol=1e-4, atol=1e-5)

@@ -85,7 +85,8 @@ def sink_weights(call: Call, backend: Backend, maximum: np.ndarray, total: np.nd
     rounding = 2 * np.finfo(maximum.dtype).eps * abs(sink)
     with np.errstate(all="ignore"):
         below = sink - before
-        below = np.where((abs(below) <= rounding) & (total < 1.5), 0.0, below)
+        is_maximum = np.isfinite(below) & (abs(below) <= rounding) & (total < 1.5)
+        below = np.where(is_maximum, 0.0, below)
         return np.where(total == 0, 0.0, np.exp(below) / total.astype(np.float64))
 
 
