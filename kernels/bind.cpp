@@ -244,14 +244,14 @@ void forward(const Call& call, const std::optional<ArrayRef>& out, uintptr_t max
 }
 
 // The output of a call with the plain options of another. Where none are given, every key is valid,
-// and the queries are the last of the valid ones. `ends` are those of the intervals: an address,
-// and whether all of the batch share them.
+// and the queries are the last of the valid ones. `ends` of the intervals, and `ids` of queries and
+// keys: an address, and whether all of the batch share them.
 void forward_with(const Call& options, const ArrayRef& query, const ArrayRef& key,
                   const ArrayRef& value, const ArrayRef& out, int threads,
                   const std::optional<ArrayRef>& mask, std::vector<int64_t> starts,
                   std::vector<int64_t> lengths,
                   const std::vector<std::tuple<uintptr_t, bool>>& ends,
-                  std::vector<EditRef> edits) {
+                  const std::vector<std::tuple<uintptr_t, bool>>& ids, std::vector<EditRef> edits) {
   Call call = options;
   call.query = query, call.key = key, call.value = value, call.mask = mask;
   const Shape &q = shape_of(query), &k = shape_of(key);
@@ -266,12 +266,17 @@ void forward_with(const Call& options, const ArrayRef& query, const ArrayRef& ke
     std::tie(call.interval_first, call.shared_interval_first) = ends.at(0);
     std::tie(call.interval_last, call.shared_interval_last) = ends.at(1);
   }
+  call.query_ids = call.key_ids = 0;
+  if (!ids.empty()) {
+    std::tie(call.query_ids, call.shared_query_ids) = ids.at(0);
+    std::tie(call.key_ids, call.shared_key_ids) = ids.at(1);
+  }
   forward(call, out, 0, 0, threads);
 }
 
 void forward_of(const Call& options, const ArrayRef& query, const ArrayRef& key,
                 const ArrayRef& value, const ArrayRef& out, int threads) {
-  forward_with(options, query, key, value, out, threads, {}, {}, {}, {}, {});
+  forward_with(options, query, key, value, out, threads, {}, {}, {}, {}, {}, {});
 }
 
 // A summand of a matrix of token pairs: the weights of one head, or their effects.
@@ -782,8 +787,9 @@ NB_MODULE(_kernels, m) {
   m.def(
       "forward_with", &forward_with, nb::arg("options"), nb::arg("query"), nb::arg("key"),
       nb::arg("value"), nb::arg("out"), nb::arg("threads"), nb::arg("mask").none(),
-      nb::arg("starts"), nb::arg("lengths"), nb::arg("ends"), nb::arg("edits"),
-      "The same with a mask, positions, lengths, intervals and edits; empty where there are none.");
+      nb::arg("starts"), nb::arg("lengths"), nb::arg("ends"), nb::arg("ids"), nb::arg("edits"),
+      "The same with a mask, positions, lengths, intervals, segments and edits; empty where there "
+      "are none.");
   m.def("reduce", &reduce, nb::arg("call"), nb::arg("asked"), nb::arg("threads"),
         "Computes what is asked of the weights in one pass.");
   m.def("gather", &gather, nb::arg("call"), nb::arg("maximum"), nb::arg("total"),

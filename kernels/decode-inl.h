@@ -410,10 +410,11 @@ static void run_decode_merge(const void* pass, int64_t head, char* memory, const
       const double by = double(factor(i)[0]);
       sum += part(i).total[r] * by, rounded += part(i).rounded[r] * by;
     }
-    Real total = Real(sum);
-    const Real by = finish_denominator(p, scaling, m.rows.head[r], maximum, total, Real(rounded));
+    Vec<Real> most = broadcast(maximum), total = broadcast(Real(sum));
+    const Real by = finish_denominators(p, scaling, m.rows.head + r, 1, most, total,
+                                        broadcast(Real(rounded)))[0];
     const int64_t row = (m.rows.b * p.Hq + m.rows.head[r]) * p.Lq + m.rows.index[r];
-    if (f.maximum) ((Real*)f.maximum)[row] = maximum, ((Real*)f.total)[row] = total;
+    if (f.maximum) ((Real*)f.maximum)[row] = most[0], ((Real*)f.total)[row] = total[0];
     char* const to = f.out.into(m.rows.b, m.rows.head[r], m.rows.index[r]);
     for (int64_t d = 0; d < p.Dv; d += n) {
       Vec<Real> out = {};

@@ -91,48 +91,65 @@ static bool add_keys(const Forward& f, ForwardMemory<E>& m, int64_t kv, int64_t 
 template <class E>
 static bool finite_sums(const Problem& p, const SoftmaxState<E>& state) {
   typedef typename E::Real Real;
-  Vec<Real> sum = {};
-  for (int64_t x = 0; x < p.Dv * E::rows; x += E::lanes) {
-    const Vec<Real> out = *(const Vec<Real>*)(state.out + x);
-    sum += out - out;  // 0, or NaN of NaN and inf
-  }
+  Vec<Real> sum[E::vectors] = {};  // several: an addition waits for the one before
+  for (int64_t d = 0; d < p.Dv; ++d)
+    for (int v = 0; v < E::vectors; ++v) {
+      const Vec<Real> out = *(const Vec<Real>*)(state.out + d * E::rows + v * E::lanes);
+      sum[v] += out - out;  // 0, or NaN of NaN and inf
+    }
+  for (int v = 1; v < E::vectors; ++v) sum[0] += sum[v];
   for (int i = 0; i < E::lanes; ++i)
-    if (sum[i] != 0) return false;
+    if (sum[0][i] != 0) return false;
   return true;
 }
 
 // The maximum stays the largest score up to here, which tells the largest weight of a row.
 constexpr int kSinkExponent = 32;
 
-// Adds the term of the attention sink to the denominator of a row. A sink whose term would be above
-// 2^kSinkExponent is the maximum. Returns the normaliser (1 / denominator) of its output.
+// Adds the term of the attention sink to the denominators of a row. A sink whose term would be
+// above 2^kSinkExponent is the maximum. Returns the factor from the old maximum to the new one.
 template <class E>
-static typename E::Real finish_denominator(const Problem& p, const Scaling<E>& scaling,
-                                           int64_t head, typename E::Real& maximum,
-                                           typename E::Real& total, typename E::Real rounded) {
+static typename E::Real add_sink(const Problem& p, const Scaling<E>& scaling, int64_t head,
+                                 typename E::Real& maximum, typename E::Real& total,
+                                 typename E::Real& rounded) {
   typedef typename E::Real Real;
-  if (maximum == -kInf<Real>) {  // no visible key, or scores of NaN
-    if (total != total) return total;
-    total = 0;
-    return 1;
+  // A sink is one more key, without a value. In double: its term may be nearly all of the total.
+  const double exponent = p.sinks[head] * kLog2e - double(maximum) * factor_of(p);
+  Real factor = 1, own;
+  if (exponent > kSinkExponent) {
+    const Real sink = Real(p.sinks[head] * kLog2e / double(scaling.factor));
+    const auto base = scaling.base(broadcast(sink));
+    factor = exp2(scaling.exponent(broadcast(maximum), base))[0];
+    own = exp2(scaling.exponent(broadcast(sink), base))[0];
+    maximum = sink;
+  } else {
+    own = Real(std::exp2(exponent));
   }
-  Real factor = 1;
-  if (p.sinks) {
-    // A sink is one more key, without a value. In double: its term may be nearly all of the total.
-    const double exponent = p.sinks[head] * kLog2e - double(maximum) * factor_of(p);
-    Real own;
-    if (exponent > kSinkExponent) {
-      const Real sink = Real(p.sinks[head] * kLog2e / double(scaling.factor));
-      const auto base = scaling.base(broadcast(sink));
-      factor = exp2(scaling.exponent(broadcast(maximum), base))[0];
-      own = exp2(scaling.exponent(broadcast(sink), base))[0];
-      maximum = sink;
-    } else {
-      own = Real(std::exp2(exponent));
-    }
-    total = total * factor + own, rounded = rounded * factor + own;
+  total = total * factor + own, rounded = rounded * factor + own;
+  return factor;
+}
+
+// Adds the sinks to the denominators of up to a vector of rows, of these heads. Returns the
+// normalisers (1 / denominator) of their outputs.
+template <class E>
+static Vec<typename E::Real> finish_denominators(const Problem& p, const Scaling<E>& scaling,
+                                                 const int64_t* heads, int count,
+                                                 Vec<typename E::Real>& maximum,
+                                                 Vec<typename E::Real>& total,
+                                                 Vec<typename E::Real> rounded) {
+  typedef typename E::Real Real;
+  typedef Vec<Real> V;
+  const auto none = maximum == -kInf<Real>;  // no visible key, or scores of NaN
+  const V of_none = total == total ? V{} + Real(1) : total;
+  total = none ? (total == total ? V{} : total) : total;
+  V factor = V{} + Real(1);
+  for (int i = 0; p.sinks && i < count; ++i) {
+    if (none[i]) continue;
+    Real most = maximum[i], sum = total[i], of_rounded = rounded[i];
+    factor[i] = add_sink(p, scaling, heads[i], most, sum, of_rounded);
+    maximum[i] = most, total[i] = sum, rounded[i] = of_rounded;
   }
-  return factor / rounded * Real(1 / (1 - p.dropout));
+  return none ? of_none : factor / rounded * Real(1 / (1 - p.dropout));
 }
 
 // Writes numbers of an output row from d on, rounded to the type of the call or as they are summed.
@@ -146,6 +163,46 @@ static void put_output(const Array& out, char* row, int64_t d, Vec<typename E::R
     put<Real, real_type<Real>>(row + d * int64_t(sizeof(Real)), x, count);
 }
 
+// Writes the rows of a vector: sums, [Dv][rows], times the normalisers.
+template <class E>
+static void put_rows(const Array& out, char* const* to, int count, const typename E::Real* sums,
+                     Vec<typename E::Real> normaliser, int64_t Dv) {
+  typedef typename E::Real Real;
+  constexpr int n = E::lanes;
+#ifdef REGARD_PAIRS
+  if constexpr (E::type == Type::bfloat16)
+    if (out.type == E::type && Dv % 2 == 0) {  // as pairs: half as much is transposed
+      const auto half = [&](int64_t d) {
+        return upper_halves(*(const F*)(sums + d * E::rows) * normaliser);
+      };
+      for (int64_t d = 0; d < Dv; d += 2 * n) {
+        const int64_t pairs = (Dv - d) / 2;
+        I t[n];
+        if (count == n && pairs >= n) {
+#pragma GCC unroll 16
+          for (int i = 0; i < n; ++i) t[i] = join(half(d + 2 * i), half(d + 2 * i + 1));
+          transpose(t);
+#pragma GCC unroll 16
+          for (int i = 0; i < n; ++i) store<int32_t>(to[i] + d * 2, t[i]);
+          continue;
+        }
+        for (int i = 0; i < n; ++i)
+          t[i] = i < pairs ? join(half(d + 2 * i), half(d + 2 * i + 1)) : I{};
+        transpose(t);
+        for (int i = 0; i < count; ++i)
+          __builtin_memcpy(to[i] + d * 2, &t[i], size_t(pairs < n ? pairs : n) * 4);
+      }
+      return;
+    }
+#endif
+  for (int64_t d = 0; d < Dv; d += n) {
+    Vec<Real> t[n];
+    load_transposed<Real>(sums + d * E::rows, E::rows, Dv - d, t);
+    for (int i = 0; i < n && i < count; ++i)
+      put_output<E>(out, to[i], d, t[i] * normaliser[i], Dv - d);
+  }
+}
+
 // Adds the sinks, normalises, and writes output rows and row statistics.
 template <class E>
 static void write_rows(const Forward& f, const Rows<E>& rows, const SoftmaxState<E>& state) {
@@ -153,31 +210,27 @@ static void write_rows(const Forward& f, const Rows<E>& rows, const SoftmaxState
   constexpr int n = E::lanes;
   const Problem& p = *f.problem;
   const Scaling<E> scaling(p);
-  alignas(64) Real factor[E::rows];  // from base to maximum, then the normaliser
-  for (int v = 0; v < rows.vectors; ++v) {
-    const auto at = [&](Real* x) -> Vec<Real>& { return *(Vec<Real>*)(x + v * n); };
-    at(factor) =
-        exp2(scaling.exponent(scaling.base(at(state.base)), scaling.base(at(state.maximum))));
-  }
-  char* to[E::rows];
-  for (int i = 0; i < rows.count; ++i) {
-    Real maximum = state.maximum[i];
-    const Real sum = needs_total<E>(f) ? state.total[i] + state.compensation[i] : state.rounded[i];
+  for (int first = 0; first < rows.count; first += n) {
+    const auto at = [&](Real* x) -> Vec<Real>& { return *(Vec<Real>*)(x + first); };
+    const int count = rows.count - first < n ? rows.count - first : n;
+    Vec<Real> maximum = at(state.maximum);
+    const Vec<Real> factor = exp2(scaling.exponent(scaling.base(at(state.base)),
+                                                   scaling.base(maximum)));  // between the two
+    const Vec<Real> sum =
+        needs_total<E>(f) ? at(state.total) + at(state.compensation) : at(state.rounded);
     // With dropout the rounded denominator lacks the dropped weights.
-    const Real rounded = E::rounds && !p.threshold ? state.rounded[i] : sum;
-    Real total = sum * factor[i];
-    factor[i] *= finish_denominator(p, scaling, rows.head[i], maximum, total, rounded * factor[i]);
-    const int64_t row = (rows.b * p.Hq + rows.head[i]) * p.Lq + rows.index[i];
-    if (f.maximum) ((Real*)f.maximum)[row] = maximum, ((Real*)f.total)[row] = total;
-    to[i] = f.out.into(rows.b, rows.head[i], rows.index[i]);
-  }
-  for (int v = 0; v < rows.vectors; ++v) {
-    for (int64_t d = 0; d < p.Dv; d += n) {
-      Vec<Real> t[n];
-      load_transposed<Real>(state.out + d * E::rows + v * n, E::rows, p.Dv - d, t);
-      for (int i = 0; i < n && v * n + i < rows.count; ++i)
-        put_output<E>(f.out, to[v * n + i], d, t[i] * factor[v * n + i], p.Dv - d);
+    const Vec<Real> rounded = E::rounds && !p.threshold ? at(state.rounded) : sum;
+    Vec<Real> total = sum * factor;
+    const Vec<Real> normaliser = factor * finish_denominators(p, scaling, rows.head + first, count,
+                                                              maximum, total, rounded * factor);
+    char* to[n];
+    for (int i = 0; i < count; ++i) {
+      const int64_t head = rows.head[first + i], index = rows.index[first + i];
+      const int64_t row = (rows.b * p.Hq + head) * p.Lq + index;
+      if (f.maximum) ((Real*)f.maximum)[row] = maximum[i], ((Real*)f.total)[row] = total[i];
+      to[i] = f.out.into(rows.b, head, index);
     }
+    put_rows<E>(f.out, to, count, state.out + first, normaliser, p.Dv);
   }
 }
 

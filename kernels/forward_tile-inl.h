@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "weights-inl.h"
 
@@ -162,12 +163,14 @@ static void add_to_totals(const SoftmaxState<E>& state, const Vec<typename E::Re
 
 #ifdef REGARD_PAIRS
 // Turns the scores of V vectors into weights relative to the base, packed into pairs of
-// neighbouring keys.
+// neighbouring keys, whose sums are added to `sums`, [rows].
 template <class E, int V>
 static void softmax_pairs(const Scaling<E>& scaling, const SoftmaxState<E>& state,
-                          const float* scores, int32_t* pairs, int v, int low, int high) {
+                          const float* scores, int32_t* pairs, float* sums, int v, int low,
+                          int high) {
   constexpr int n = E::lanes;
-  F base[V], rounded[V] = {};
+  F base[V], rounded[V];
+  for (int i = 0; i < V; ++i) rounded[i] = *(const F*)(sums + (v + i) * n);
   for (int i = 0; i < V; ++i) base[i] = scaling.base(*(const F*)(state.base + (v + i) * n));
   const auto exponent = [&](int j, int i) {
     return scaling.exponent(*(const F*)(scores + j * E::rows + (v + i) * n), base[i]);
@@ -189,7 +192,7 @@ static void softmax_pairs(const Scaling<E>& scaling, const SoftmaxState<E>& stat
     }
     add_to_totals<E, V>(state, sum, v);
   }
-  for (int i = 0; i < V; ++i) *(F*)(state.rounded + (v + i) * n) += rounded[i];
+  for (int i = 0; i < V; ++i) *(F*)(sums + (v + i) * n) = rounded[i];
 }
 #endif
 
@@ -205,16 +208,17 @@ constexpr R kWeightScale = R(0x1p64f);
 #endif
 
 // Turns the scores of V vectors into weights relative to the base, times `weight_scale`, in place
-// or packed into `pairs`.
+// or packed into `pairs`, with their sums.
 template <class E, int V>
 static void softmax(const Scaling<E>& scaling, const SoftmaxState<E>& state,
                     typename E::Real* scores, [[maybe_unused]] typename E::Word* pairs,
-                    typename E::Real weight_scale, int v, int low, int high) {
+                    [[maybe_unused]] typename E::Real* sums, typename E::Real weight_scale, int v,
+                    int low, int high) {
   typedef typename E::Real Real;
   constexpr int n = E::lanes;
 #ifdef REGARD_PAIRS
   if constexpr (E::pack > 1)
-    if (pairs) return softmax_pairs<E, V>(scaling, state, scores, pairs, v, low, high);
+    if (pairs) return softmax_pairs<E, V>(scaling, state, scores, pairs, sums, v, low, high);
 #endif
   Vec<Real> base[V];
   for (int i = 0; i < V; ++i) base[i] = scaling.base(*(const Vec<Real>*)(state.base + (v + i) * n));
@@ -280,6 +284,28 @@ static Matrix values_of(const Problem& p, const ForwardMemory<E>& m, const KeyTi
           (E::tiles ? E::lanes : p.Dv) * int64_t(sizeof(typename E::Word))};
 }
 
+// Calls `some(v, low, high, V)` for the visible keys of a tile and V vectors from v on: for all of
+// them at once where they see the same keys, in whole sums of kSumKeys; else for one. The keys of a
+// vector come in their order.
+template <class E, class Some>
+static void by_vectors(const Rows<E>& rows, const TileMask& tile_mask, int keys, Some some) {
+  constexpr std::integral_constant<int, 1> one;
+  int begin = 0, end = rows.vectors == E::vectors ? keys : 0;
+  for (int v = 0; v < rows.vectors && !tile_mask.fully_visible; ++v) {
+    const int low = (tile_mask.low[v] + kSumKeys - 1) / kSumKeys * kSumKeys;
+    const int high = tile_mask.high[v] / kSumKeys * kSumKeys;
+    begin = low > begin ? low : begin, end = high < end ? high : end;
+  }
+  if (begin >= end) begin = end = 0;
+  for (int v = 0; v < rows.vectors; ++v)
+    if (tile_mask.low[v] < begin) some(v, tile_mask.low[v], begin, one);
+  if (begin < end) some(0, begin, end, std::integral_constant<int, E::vectors>());
+  for (int v = 0; v < rows.vectors; ++v) {
+    const int low = tile_mask.low[v] > end ? tile_mask.low[v] : end;
+    if (low < tile_mask.high[v]) some(v, low, tile_mask.high[v], one);
+  }
+}
+
 // Finishes the scores of a tile, and finds the new maxima of its rows.
 template <class E>
 static void finish_tile(const Problem& p, const Scaling<E>& scaling, ForwardMemory<E>& m,
@@ -288,12 +314,15 @@ static void finish_tile(const Problem& p, const Scaling<E>& scaling, ForwardMemo
   const TileMask& tile_mask = tile.tile_mask;
   if (!tile.unmasked)
     finish_scores<E>(p, m.rows, tile_mask, scaling, tile.j0, tile.keys, m.scores, nullptr);
-  for (int v = 0; v < m.rows.vectors; ++v) {
-    Vec<Real> maximum = vector_at<E>(m.new_maximum, 0, v);
-    for (int j = tile_mask.low[v]; j < tile_mask.high[v]; ++j)
-      maximum = larger(vector_at<E>(m.scores, j, v), maximum);
-    vector_at<E>(m.new_maximum, 0, v) = maximum;
-  }
+  by_vectors<E>(m.rows, tile_mask, tile.keys,
+                [&]<int V>(int v, int low, int high, std::integral_constant<int, V>) {
+                  Vec<Real> maximum[V];
+                  for (int i = 0; i < V; ++i) maximum[i] = vector_at<E>(m.new_maximum, 0, v + i);
+                  for (int j = low; j < high; ++j)
+                    for (int i = 0; i < V; ++i)
+                      maximum[i] = larger(vector_at<E>(m.scores, j, v + i), maximum[i]);
+                  for (int i = 0; i < V; ++i) vector_at<E>(m.new_maximum, 0, v + i) = maximum[i];
+                });
 }
 
 // Computes the scores of a tile, updates the maxima of its rows and rescales their sums.
@@ -323,12 +352,15 @@ static void softmax_tile(const Problem& p, const Scaling<E>& scaling, ForwardMem
                          const KeyTile& tile, typename E::Word* pairs,
                          typename E::Real weight_scale) {
   const TileMask& tile_mask = tile.tile_mask;
-  if (tile_mask.fully_visible && m.rows.vectors == E::vectors)
-    softmax<E, E::vectors>(scaling, m.state, m.scores, pairs, weight_scale, 0, 0, tile.keys);
-  else
-    for (int v = 0; v < m.rows.vectors; ++v)
-      softmax<E, 1>(scaling, m.state, m.scores, pairs, weight_scale, v, tile_mask.low[v],
-                    tile_mask.high[v]);
+  typedef typename E::Real Real;
+  alignas(64) Real sums[E::rows] = {};
+  by_vectors<E>(m.rows, tile_mask, tile.keys,
+                [&]<int V>(int v, int low, int high, std::integral_constant<int, V>) {
+                  softmax<E, V>(scaling, m.state, m.scores, pairs, sums, weight_scale, v, low,
+                                high);
+                });
+  for (int v = 0; E::rounds && pairs && v < m.rows.vectors; ++v)
+    vector_at<E>(m.state.rounded, 0, v) += vector_at<E>(sums, 0, v);
   if (!p.threshold) return;
   draw_keep_mask(p, m.rows, tile.j0, tile.keys, m.keep_mask);
   apply_dropout(m.rows, tile_mask, m.keep_mask, m.scores);

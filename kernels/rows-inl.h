@@ -278,6 +278,7 @@ struct Rows {
   int64_t low, high;                      // the union of the intervals
   int64_t all_low, all_high;              // their intersection
   int64_t vector_low[kVectors], vector_high[kVectors];  // the union over the rows of a vector
+  int64_t seen_low[kVectors], seen_high[kVectors];      // the intersection
   bool ordered;                                         // whether these never decrease
 };
 
@@ -299,7 +300,10 @@ static void describe_rows(const Problem& p, Rows<E>& rows, int64_t b, int64_t h0
   rows.low = p.Lk, rows.high = 0, rows.all_low = 0, rows.all_high = p.Lk;
   rows.ordered = true;
   int64_t h = h0 + row0 / p.Lq, q = row0 % p.Lq;
-  for (int v = 0; v < kVectors; ++v) rows.vector_low[v] = p.Lk, rows.vector_high[v] = 0;
+  for (int v = 0; v < kVectors; ++v) {
+    rows.vector_low[v] = p.Lk, rows.vector_high[v] = 0;
+    rows.seen_low[v] = 0, rows.seen_high[v] = p.Lk;
+  }
   for (int i = 0; i < E::rows; ++i) {
     if (i >= rows.count) {
       rows.first[i] = rows.last[i] = 0;
@@ -317,13 +321,17 @@ static void describe_rows(const Problem& p, Rows<E>& rows, int64_t b, int64_t h0
     } else {
       rows.ordered = false;
     }
-    if (first > rows.all_low) rows.all_low = first;
-    if (last < rows.all_high) rows.all_high = last;
+    int64_t& seen_low = rows.seen_low[i / n];
+    int64_t& seen_high = rows.seen_high[i / n];
+    if (first > seen_low) seen_low = first;
+    if (last < seen_high) seen_high = last;
     if (!listed && ++q == p.Lq) q = 0, ++h;
   }
   for (int v = 0; v < rows.vectors; ++v) {
     if (rows.vector_low[v] < rows.low) rows.low = rows.vector_low[v];
     if (rows.vector_high[v] > rows.high) rows.high = rows.vector_high[v];
+    if (rows.seen_low[v] > rows.all_low) rows.all_low = rows.seen_low[v];
+    if (rows.seen_high[v] < rows.all_high) rows.all_high = rows.seen_high[v];
     if (v && (rows.vector_low[v] < rows.vector_low[v - 1] ||
               rows.vector_high[v] < rows.vector_high[v - 1]))
       rows.ordered = false;

@@ -408,16 +408,16 @@ static void mask_outside(const Rows<E>& rows, const TileMask& tile_mask, int v, 
   typedef typename E::Real Real;
   constexpr int n = E::lanes;
   const int low = tile_mask.low[v], high = tile_mask.high[v];
-  const int count = rows.count - v * n < n ? rows.count - v * n : n;
-  Int<Real> first, last;
-  int seen_low = low, seen_high = high;  // visible to every row
-  for (int i = 0; i < n; ++i) {
-    const auto inside = [&](int64_t j) { return int(j < 0 ? 0 : j > keys ? keys : j); };
-    first[i] = inside(rows.first[v * n + i] - j0);
-    last[i] = inside(rows.last[v * n + i] - j0);
-    if (i < count && first[i] > seen_low) seen_low = int(first[i]);
-    if (i < count && last[i] < seen_high) seen_high = int(last[i]);
-  }
+  const auto inside = [&](int64_t j) { return int(j < 0 ? 0 : j > keys ? keys : j); };
+  const int seen_low = inside(rows.seen_low[v] - j0), seen_high = inside(rows.seen_high[v] - j0);
+  if (seen_low <= low && seen_high >= high) return;
+  typedef typename Simd<Real>::Int64 Wide;
+  const auto ends = [&](const int64_t* x) {
+    Wide end = read<Wide>(x + v * n) - j0;
+    end = end < 0 ? Wide{} : end;
+    return __builtin_convertvector(end > keys ? Wide{} + keys : end, Int<Real>);
+  };
+  const Int<Real> first = ends(rows.first), last = ends(rows.last);
   const auto mask_range = [&](int from, int to) {
     for (int j = from; j < to; ++j) {
       const Int<Real> key = Int<Real>{} + j;
@@ -425,8 +425,9 @@ static void mask_outside(const Rows<E>& rows, const TileMask& tile_mask, int v, 
       score = ((key >= first) & (key < last)) ? score : masked;
     }
   };
-  mask_range(low, seen_low < high ? seen_low : high);
-  mask_range(seen_high > seen_low ? seen_high : seen_low, high);
+  const int from = seen_low < low ? low : seen_low < high ? seen_low : high;
+  mask_range(low, from);
+  mask_range(seen_high > from ? seen_high : from, high);
 }
 
 // Whether the scores of a tile are its products: every key is visible, and nothing is added.

@@ -23,6 +23,7 @@ struct Simd<float> {
   typedef float Vec __attribute__((vector_size(REGARD_LANES * 4)));
   typedef int32_t Int __attribute__((vector_size(REGARD_LANES * 4)));
   typedef int32_t Int32 __attribute__((vector_size(REGARD_LANES * 4)));  // as many lanes each
+  typedef int64_t Int64 __attribute__((vector_size(REGARD_LANES * 8)));
   typedef uint16_t Short __attribute__((vector_size(REGARD_LANES * 2)));
   typedef uint8_t Byte __attribute__((vector_size(REGARD_LANES)));
 };
@@ -32,6 +33,7 @@ struct Simd<double> {
   typedef double Vec __attribute__((vector_size(REGARD_LANES * 4)));
   typedef int64_t Int __attribute__((vector_size(REGARD_LANES * 4)));
   typedef int32_t Int32 __attribute__((vector_size(REGARD_LANES * 2)));
+  typedef int64_t Int64 __attribute__((vector_size(REGARD_LANES * 4)));
   typedef uint8_t Byte __attribute__((vector_size(REGARD_LANES / 2)));
 };
 template <>

@@ -193,10 +193,13 @@ def moving(n, Lq, Lk):
     """Options that are arrays, for calls of two batch elements and four heads."""
     rng = np.random.default_rng(n)
     first = rng.integers(-3, Lk, (2, Lq))
+    ids = np.sort(rng.integers(0, 4, (2, Lq))), np.sort(rng.integers(0, 4, (1, Lk)))
     return {
         "mask": {"mask": rng.random((2, 1, Lq, Lk)) < 0.7},
         "mask of keys": {"mask": rng.random((1, 4, 1, Lk)) < 0.7, "causal": True},
         "intervals": {"intervals": (first, first[:1] + rng.integers(0, 9, (1, Lq)))},
+        "segments": {"segments": ids, "causal": True},
+        "scattered segments": {"segments": (ids[0][:1], rng.integers(0, 4, (2, Lk)))},
         "lengths": {"key_lengths": rng.integers(0, Lk + 1, 2), "causal": True},
         "one length": {"key_lengths": int(rng.integers(0, Lk + 1))},
         "places": {"query_start": rng.integers(-3, Lk, 2), "window": (5, None)},
@@ -206,6 +209,7 @@ def moving(n, Lq, Lk):
             "edits": [Edit(slice(n % 3), None, slice(n, None), 2.0)],
             "mask": rng.random((2, 4, Lq, Lk)) < 0.9,
             "intervals": (first, first + 30),
+            "segments": ids,
             "key_lengths": rng.integers(Lk // 2, Lk + 1, 1),
             "query_start": rng.integers(0, Lk, 1),
             "window": (40, 3),
@@ -228,12 +232,26 @@ def test_a_plan_takes_other_arrays_of_the_same_options(name, library, planned):
         np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_packed_documents_of_one_array_have_a_plan(library, planned):
+    q, k, v = numbers(2, 4, 9, 8), *(numbers(2, 2, 9, 8, seed=n) for n in (1, 2))
+    for n in (1, 2, 3):
+        ids = np.arange(9)[None] // n
+        x = q, k, v, ids
+        *arrays, ids = map(torch.from_numpy, x) if library == "torch" else x
+        found = regard.attention(*arrays, segments=ids)
+        expected, _ = regard.attention(*arrays, segments=(ids, ids), return_weights=True)
+        np.testing.assert_array_equal(found, expected)
+    assert planned == [(2, 4, 9, 8)] * 2
+
+
 def test_arrays_that_a_plan_cannot_read_are_read_in_full(planned):
     q, k = numbers(2, 4, 3, 8), numbers(2, 2, 40, 8)
     first = np.zeros((2, 3), np.int64)
     good = {
         "mask": np.ones((2, 1, 3, 40), bool),
         "intervals": (first, first + 20),
+        "segments": (first, np.zeros((1, 40), np.int64)),
         "key_lengths": np.array([30, 40]),
         "query_start": np.array([0, 9]),
     }
@@ -242,6 +260,7 @@ def test_arrays_that_a_plan_cannot_read_are_read_in_full(planned):
     same = {
         "mask": good["mask"][0, 0],
         "intervals": (first[0], (first + 20).astype(np.int32)),
+        "segments": (first.astype(np.int32), np.zeros((1, 40), np.int64)),
         "key_lengths": np.array([30, 40], np.int32),
         "query_start": [0, 9],
     }
@@ -258,6 +277,8 @@ def test_arrays_that_a_plan_cannot_read_are_read_in_full(planned):
         (ValueError, "between -2..53 and 2..53", {"query_start": np.array([0, 2**54])}),
         (regard.ShapeError, "intervals has shape", {"intervals": (first[:, :2], first)}),
         (TypeError, "a pair is needed", {"intervals": first}),
+        (regard.ShapeError, "segments is one array", {"segments": first}),
+        (regard.ShapeError, "segments has shape", {"segments": (first, first)}),
         (ValueError, "must not be negative", {"window": (-1, 0)}),
         (regard.ShapeError, "keys is 40; there are 40", {"edits": [Edit(keys=40)]}),
         (TypeError, "edits is of type Edit; a list", {"edits": Edit(keys=1)}),

@@ -26,6 +26,7 @@ class Moving(NamedTuple):
 
     mask: Any = None  # (B or 1, Hq or 1, Lq or 1, Lk or 1)
     intervals: Any = None  # a pair of (B or 1, Lq), int64 and contiguous
+    segments: Any = None  # ids of queries and keys: (B or 1, Lq) and (B or 1, Lk), likewise
     query_start: Sequence[int] = ()  # B numbers, or none
     key_lengths: Sequence[int] = ()  # likewise
     edits: Sequence[tuple[tuple[int, ...], float]] = ()  # of ``edits_as_read``
@@ -69,9 +70,13 @@ class Plan(NamedTuple):
         if moving is NOTHING:
             kernels.forward_of(read, *refs, threads)
             return out
-        mask, intervals, starts, lengths, edits = moving
-        ends = [(address_of(x), len(x) == 1) for x in intervals or ()]
-        kernels.forward_with(read, *refs, threads, array_ref(mask), starts, lengths, ends, edits)
+        mask, intervals, segments, starts, lengths, edits = moving
+        ends, ids = (
+            [(address_of(x), len(x) == 1) for x in pair or ()] for pair in (intervals, segments)
+        )
+        kernels.forward_with(
+            read, *refs, threads, array_ref(mask), starts, lengths, ends, ids, edits
+        )
         return out
 
 

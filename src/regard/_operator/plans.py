@@ -105,11 +105,24 @@ def _intervals(x: Any, is_plain: Plain, sizes: Sizes) -> Any:
     if type(x) is not tuple or len(x) != 2 or not is_plain(*x):
         return None
     B, _, Lq, _ = sizes
-    for end in x:
-        fits = end.ndim == 2 and end.shape[1] == Lq and end.shape[0] in (1, B)
-        if not fits or dtype_name(end) != "int64" or not _is_contiguous(end):
+    return x if all(_are_read(end, B, Lq) for end in x) else None
+
+
+def _segments(x: Any, is_plain: Plain, sizes: Sizes) -> Any:
+    B, _, Lq, Lk = sizes
+    if type(x) is not tuple:
+        if Lq != Lk or not is_plain(x):
             return None
-    return x
+        return (x, x) if _are_read(x, B, Lq) else None
+    if len(x) != 2 or not is_plain(*x):
+        return None
+    return x if _are_read(x[0], B, Lq) and _are_read(x[1], B, Lk) else None
+
+
+def _are_read(x: Any, B: int, length: int) -> bool:
+    """Whether integers ``(B or 1, length)`` are read where they are."""
+    fits = x.ndim == 2 and x.shape[1] == length and x.shape[0] in (1, B)
+    return fits and dtype_name(x) == "int64" and _is_contiguous(x)
 
 
 def _is_contiguous(x: Any) -> bool:
@@ -142,6 +155,7 @@ def _edits(x: Any, is_plain: Plain, sizes: Sizes) -> list[Any] | None:
 _READ: dict[str, Callable[[Any, Plain, Any], Any]] = {
     "mask": _mask,
     "intervals": _intervals,
+    "segments": _segments,
     "query_start": _places,
     "key_lengths": _lengths,
     "edits": _edits,
