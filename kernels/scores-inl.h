@@ -413,7 +413,9 @@ static void mask_outside(const Rows<E>& rows, const TileMask& tile_mask, int v, 
   if (seen_low <= low && seen_high >= high) return;
   typedef typename Simd<Real>::Int64 Wide;
   const auto ends = [&](const int64_t* x) {
-    Wide end = read<Wide>(x + v * n) - j0;
+    Wide end;
+    __builtin_memcpy(&end, x + v * n, sizeof end);
+    end -= j0;
     end = end < 0 ? Wide{} : end;
     return __builtin_convertvector(end > keys ? Wide{} + keys : end, Int<Real>);
   };
