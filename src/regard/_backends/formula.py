@@ -21,7 +21,7 @@ import numpy as np
 from regard._backends.dropout import kept
 from regard._base.arrays import Arrays
 from regard._call.call import Call
-from regard._call.checks import check_contents
+from regard._call.contents import check_contents
 from regard._call.edits import Rectangle
 from regard._call.visible import Visibility, blocks, part
 

@@ -10,7 +10,7 @@ from regard._backends.formula import capped, edited_pairs, scaled, shifted
 from regard._base.arrays import Arrays
 from regard._base.types import Int
 from regard._call.call import Call
-from regard._call.checks import check_contents
+from regard._call.contents import check_contents
 from regard._call.visible import picked, sees
 
 ELEMENTS = 2**20  # of the vectors that are gathered at once

@@ -15,7 +15,7 @@ import numpy as np
 from regard._base.arrays import dtype_name, is_tensor, to_numpy
 from regard._base.settings import get_num_threads
 from regard._call.call import Call
-from regard._call.checks import check_contents
+from regard._call.contents import check_contents
 from regard._call.options import NUMBERS
 
 FEW_PRODUCTS = 2**21  # below, starting another thread would take longer

@@ -23,7 +23,7 @@ from regard._base.arrays import arrays_of
 from regard._base.errors import UnsupportedError
 from regard._base.torch_state import exact, is_exported_to_onnx, is_recorded, is_rounded
 from regard._call.call import Call
-from regard._call.checks import check_contents
+from regard._call.contents import check_contents
 from regard._call.options import ARRAYS, NUMBERS
 
 _TENSORS = tuple(field.name for field in ARRAYS)

@@ -11,7 +11,7 @@ from torch import Tensor
 from regard._backends import triton_gradients, triton_jit
 from regard._backends.triton_ops import Drawn, Scores, device_major, launch, of_batch, width_of
 from regard._call.call import Call
-from regard._call.checks import check_contents
+from regard._call.contents import check_contents
 
 SMALL_TILE = 32, 32, 4, 1  # of the kernel for gradients that are not finite, which holds more sums
 

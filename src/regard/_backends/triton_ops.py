@@ -27,7 +27,7 @@ from regard._backends.torch_ops import (
 )
 from regard._base.torch_state import is_watched
 from regard._call.call import Call
-from regard._call.checks import check_contents
+from regard._call.contents import check_contents
 
 LOG2E = math.log2(math.e)
 LARGEST_PRODUCT = torch.finfo(torch.float32).max / 4

@@ -22,7 +22,7 @@ from regard._backends.triton_ops import (
 )
 from regard._base.arrays import Arrays, arrays_of
 from regard._call.call import Call
-from regard._call.checks import check_contents
+from regard._call.contents import check_contents
 from regard._call.visible import Visibility, blocks
 
 Statistics = tuple[Any, Any]

@@ -442,7 +442,7 @@ def read_call(query: Any, key: Any, value: Any, *, seed: Any = None, **options: 
     """Checks every argument and gives them back in one form.
 
     Only shapes, types and plain numbers are looked at, so it can be traced; what needs the contents
-    of an array is for ``check_contents``.
+    of an array is for ``contents.check_contents``.
     """
     _check_arrays(query, key, value)
     leading = tuple(query.shape[:-3])
@@ -492,47 +492,3 @@ def _read_part(query_start: Any, given: Given, fields: dict[str, Any]) -> dict[s
         )
     sizes = given.query.shape[-2], given.key.shape[-2]
     return placed(sizes, *starts, steps, fields)
-
-
-def check_contents(call: Call, *, on_device: bool = False) -> None:
-    """Checks the numbers in arrays: key lengths past the keys, query positions far off.
-
-    Args:
-        on_device: those that are on a device are checked there, and the host does not wait: torch's
-            assertion fails on the device, and in what is asked of it next.
-
-    Raises:
-        ShapeError: key lengths exceed the keys.
-        ValueError: the position of a query exceeds ``LARGEST_POSITION``.
-    """
-    Lk, most = call.key.shape[2], LARGEST_POSITION
-    is_far = call.query_start is not None and call.part_of is None
-    lengths, starts = call.key_lengths, call.query_start if is_far else None
-    if on_device:
-        lengths = _asserted("key_lengths", lengths, 0, Lk)
-        starts = _asserted("query_start", starts, -most, most)
-    if lengths is not None and len(lengths):
-        lengths = lengths.tolist()
-        low, high = min(lengths), max(lengths)
-        if low < 0 or high > Lk:
-            raise ShapeError(
-                f"attention: key_lengths are from {low} to {high}; "
-                f"each must be between 0 and the number of keys, {Lk}."
-            )
-    if starts is not None and len(starts):
-        starts = starts.tolist()
-        low, high = min(starts), max(starts)
-        if low < -LARGEST_POSITION or high > LARGEST_POSITION:
-            raise ValueError(
-                f"attention: query_start is {low if low < -LARGEST_POSITION else high}; "
-                "the place of a query must be between -2**53 and 2**53."
-            )
-
-
-def _asserted(name: str, x: Any, low: int, high: int) -> Any:
-    """x, unless it is on a device: there an assertion is left."""
-    if x is None or not is_tensor(x) or x.is_cpu:
-        return x
-    inside = ((low <= x) & (x <= high)).all()
-    sys.modules["torch"]._assert_async(inside, f"attention: {name} must be {low} to {high}.")
-    return None

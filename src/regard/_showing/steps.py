@@ -16,7 +16,8 @@ from regard._base.errors import ShapeError
 from regard._base.settings import require_materializable
 from regard._base.types import Array, ArrayT, InputT, OutputT
 from regard._call.call import Call
-from regard._call.checks import check_contents, read_call
+from regard._call.checks import read_call
+from regard._call.contents import check_contents
 from regard._call.options import OPTIONS, Options
 from regard._call.visible import Visibility, cuts_of
 from regard._showing.explain import added_names, arithmetic, numbers, scaling

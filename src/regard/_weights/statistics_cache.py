@@ -10,7 +10,7 @@ import numpy as np
 from regard._backends import Backend, Statistics
 from regard._base.arrays import is_tensor, to_numpy
 from regard._call.call import Call
-from regard._call.checks import check_contents
+from regard._call.contents import check_contents
 from regard._weights.kept_statistics import KeptStatistics
 
 BLOCK = 64  # queries are computed together where a few are requested: it takes little longer

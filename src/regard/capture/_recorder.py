@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from regard._base.arrays import is_tensor
 from regard._base.errors import RecordingError, UnsupportedError
 from regard._call.call import Call
-from regard._call.checks import check_contents, read_call
+from regard._call.checks import read_call
+from regard._call.contents import check_contents
 from regard._call.options import OPTIONS, REAL_NUMBERS
 from regard.capture._calls import NOT_SEEN, is_in_backward
 from regard.capture._files import Files, Unread, Write

@@ -16,7 +16,8 @@ from regard._base.deferred import fetched
 from regard._base.errors import ShapeError, UnsupportedError
 from regard._base.types import Array, ArrayT
 from regard._call import edits
-from regard._call.checks import FLOATS, LARGEST_POSITION, check_contents, read_call
+from regard._call.checks import FLOATS, LARGEST_POSITION, read_call
+from regard._call.contents import check_contents
 from regard._call.options import (
     REAL_NUMBERS,
     RECORDED_ARRAYS,
