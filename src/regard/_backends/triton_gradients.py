@@ -19,7 +19,9 @@ from regard._backends.triton_jit import (
     dot,
     exponent,
     kept_of,
+    rows_of,
     scores_of,
+    statistics_of,
     tiles_of,
 )
 
@@ -67,28 +69,19 @@ def of_queries(
     """``(B, Hq, Lq, D)``, contiguous: the gradient of some queries of one head."""
     h, b = tl.program_id(1), tl.program_id(2)
     kv, wide_b, wide_h = (h // group).to(tl.int64), b.to(tl.int64), h.to(tl.int64)
-    rows, d, dv = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, BD), tl.arange(0, BDV)
+    rows, d = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, BD)
     rows_in, known = rows < Lq, tl.minimum(rows, Lq - 1)
-    q = tl.load(
-        q_ptr + wide_b * q_batch + wide_h * q_head
-        + known[:, None].to(tl.int64) * q_row + d[None, :] * q_column,
-        mask=(d < D)[None, :], other=0.0,
-    )  # fmt: skip
-    do = tl.load(
-        grad_ptr + wide_b * grad_batch + wide_h * grad_head
-        + known[:, None].to(tl.int64) * grad_row + dv[None, :] * grad_column,
-        mask=(dv < Dv)[None, :], other=0.0,
-    )  # fmt: skip
+    q = rows_of(q_ptr + wide_b * q_batch + wide_h * q_head, q_row, q_column, known, None, D, BD)
+    do = rows_of(grad_ptr + wide_b * grad_batch + wide_h * grad_head, grad_row, grad_column,
+                 known, None, Dv, BDV)  # fmt: skip
     lo, hi, query_ids = bounds_of(
         lo_ptr, hi_ptr, query_ids_ptr, wide_b, bounds_batch, query_ids_batch, rows, known, Lk,
         BM, HAS_BOUNDS, HAS_IDS,
     )  # fmt: skip
     first, full, edge, last = tiles_of(lo, hi, BN)
     at = (wide_b * Hq + h) * Lq + known
-    maximum, total = tl.load(maximum_ptr + at), tl.load(total_ptr + at)
+    base, divisor = statistics_of(maximum_ptr + at, total_ptr + at)
     delta = tl.load(delta_ptr + at)
-    base = tl.where(maximum == -float("inf"), 0.0, maximum)
-    divisor = tl.where(total == 0, 1.0, total)
     dq, n = tl.zeros((BM, BD), tl.float32), b * Hq + h
     for part in tl.static_range(3):  # masked tiles, tiles that all rows see, masked tiles
         begin = first if part == 0 else (full if part == 1 else edge)
@@ -104,22 +97,14 @@ def of_queries(
                 ranges_ptr, logs_ptr, edits, h, D, BM, BN, BD, part != 1,
                 HAS_IDS, HAS_MASK, HAS_BIAS, HAS_CAP, HAS_EDITS, INTERPRETED,
             )  # fmt: skip
-            v = tl.load(
-                v_ptr + wide_b * v_batch + kv * v_head
-                + j[:, None].to(tl.int64) * v_row + dv[None, :] * v_column,
-                mask=(j < Lk)[:, None] & (dv < Dv)[None, :], other=0.0,
-            )  # fmt: skip
+            v = rows_of(v_ptr + wide_b * v_batch + kv * v_head, v_row, v_column, j, j < Lk, Dv, BDV)
             dp, kept = dot(do, tl.trans(v), INTERPRETED), visible
             if HAS_DROPOUT:
                 kept = kept_of(rows, start, n, seed_ptr, threshold, first_row, row_step,
                                first_key, key_step, BM, BN, EACH)  # fmt: skip
             _, ds = _slopes(s, bent, added, visible, c, cap, base, divisor, dp, delta, kept, keep,
                             HAS_CAP, HAS_EDITS, HAS_DROPOUT, INTERPRETED)  # fmt: skip
-            k = tl.load(
-                k_ptr + wide_b * k_batch + kv * k_head
-                + j[:, None].to(tl.int64) * k_row + d[None, :] * k_column,
-                mask=(j < Lk)[:, None] & (d < D)[None, :], other=0.0,
-            )  # fmt: skip
+            k = rows_of(k_ptr + wide_b * k_batch + kv * k_head, k_row, k_column, j, j < Lk, D, BD)
             dq += dot(ds.to(k.dtype), _finite(k).to(k.dtype), INTERPRETED)
     to = (wide_b * Hq + h) * Lq + rows.to(tl.int64)
     tl.store(
@@ -173,11 +158,7 @@ def of_keys(
     j, d, dv = tl.program_id(0) * BN + tl.arange(0, BN), tl.arange(0, BD), tl.arange(0, BDV)
     inside = j < Lk
     k_ptr += wide_b * k_batch + wide_kv * k_head
-    v = tl.load(
-        v_ptr + wide_b * v_batch + wide_kv * v_head
-        + j[:, None].to(tl.int64) * v_row + dv[None, :] * v_column,
-        mask=inside[:, None] & (dv < Dv)[None, :], other=0.0,
-    )  # fmt: skip
+    v = rows_of(v_ptr + wide_b * v_batch + wide_kv * v_head, v_row, v_column, j, inside, Dv, BDV)
     of_batch = wide_b * bounds_batch
     start = tl.program_id(0) * BN
     first, last = _seeing_rows(lo_ptr + of_batch, hi_ptr + of_batch, start, start + BN, Lq,
@@ -190,25 +171,16 @@ def of_keys(
         h = kv * group + step // tiles
         rows = first + step % tiles * BM + tl.arange(0, BM)
         rows_in, known, wide_h = rows < last, tl.minimum(rows, Lq - 1), h.to(tl.int64)
-        q = tl.load(
-            q_ptr + wide_b * q_batch + wide_h * q_head
-            + known[:, None].to(tl.int64) * q_row + d[None, :] * q_column,
-            mask=(d < D)[None, :], other=0.0,
-        )  # fmt: skip
-        do = tl.load(
-            grad_ptr + wide_b * grad_batch + wide_h * grad_head
-            + known[:, None].to(tl.int64) * grad_row + dv[None, :] * grad_column,
-            mask=rows_in[:, None] & (dv < Dv)[None, :], other=0.0,
-        )  # fmt: skip
+        q = rows_of(q_ptr + wide_b * q_batch + wide_h * q_head, q_row, q_column, known, None, D, BD)
+        do = rows_of(grad_ptr + wide_b * grad_batch + wide_h * grad_head, grad_row, grad_column,
+                     known, rows_in, Dv, BDV)  # fmt: skip
         lo, hi, query_ids = bounds_of(
             lo_ptr, hi_ptr, query_ids_ptr, wide_b, bounds_batch, query_ids_batch, rows, known, Lk,
             BM, HAS_BOUNDS, HAS_IDS,
         )  # fmt: skip
         at = (wide_b * Hq + h) * Lq + known
-        maximum, total = tl.load(maximum_ptr + at), tl.load(total_ptr + at)
+        base, divisor = statistics_of(maximum_ptr + at, total_ptr + at)
         delta = tl.load(delta_ptr + at)
-        base = tl.where(maximum == -float("inf"), 0.0, maximum)
-        divisor = tl.where(total == 0, 1.0, total)
         s, bent, added, visible = scores_of(
             q, k_ptr, k_row, k_column, j, inside, rows, rows_in, lo, hi, scale, cap,
             query_ids, key_ids_ptr + wide_b * key_ids_batch,

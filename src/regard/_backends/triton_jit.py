@@ -28,6 +28,29 @@ def dot(x, y, INTERPRETED: tl.constexpr) -> Any:
 
 
 @triton.jit
+def rows_of(x_ptr, row, column, places, inside, count, WIDTH: tl.constexpr) -> Any:
+    """``(places, WIDTH)``: rows of ``count`` numbers of a matrix, and 0 beside them.
+
+    Args:
+        inside: which places have a row, the others 0; None: all have one.
+    """
+    d = tl.arange(0, WIDTH)
+    mask = (d < count)[None, :]
+    if inside is not None:
+        mask &= inside[:, None]
+    at = places[:, None].to(tl.int64) * row + d[None, :] * column
+    return tl.load(x_ptr + at, mask=mask, other=0.0)
+
+
+@triton.jit
+def statistics_of(maximum_ptr, total_ptr) -> Any:
+    """What exponents of rows are relative to, and what divides their exponentials."""
+    maximum, total = tl.load(maximum_ptr), tl.load(total_ptr)
+    base = tl.where(maximum == -float("inf"), 0.0, maximum)
+    return base, tl.where(total == 0, 1.0, total)
+
+
+@triton.jit
 def _tanh(x) -> Any:
     """From exp2, and as a polynomial where 1 − tanh would cancel."""
     size = tl.abs(x)
@@ -103,11 +126,7 @@ def scores_of(
     Args:
         j, inside: the keys of the tile, and which of them are there.
     """
-    d = tl.arange(0, BD)
-    k = tl.load(
-        k_ptr + j[:, None].to(tl.int64) * k_row + d[None, :] * k_column,
-        mask=inside[:, None] & (d < D)[None, :], other=0.0,
-    )  # fmt: skip
+    k = rows_of(k_ptr, k_row, k_column, j, inside, D, BD)
     s = dot(q, tl.trans(k), INTERPRETED)
     visible = inside[None, :] & rows_in[:, None]
     if EDGE:
@@ -216,7 +235,6 @@ def attend_keys(
         h, n: the head, also counted through the batch: a number, or ``(BM,)`` and ``(BM, 1)``,
             with pointers ``(BM, 1)`` to masks and biases, where rows are of several heads.
     """
-    dv = tl.arange(0, BDV)
     maximum = tl.zeros((BM,), tl.float32) - float("inf")
     total, rest = tl.zeros((BM,), tl.float32), tl.zeros((BM,), tl.float32)
     acc = tl.zeros((BM, BDV), tl.float32)
@@ -239,10 +257,7 @@ def attend_keys(
                     kept = kept_of(rows, start, n, seed_ptr, threshold, first_row, row_step,
                                    first_key, key_step, BM, BN, EACH)  # fmt: skip
                     p = tl.where(kept, p * keep, 0.0)
-                v = tl.load(
-                    v_ptr + j[:, None].to(tl.int64) * v_row + dv[None, :] * v_column,
-                    mask=(j < Lk)[:, None] & (dv < Dv)[None, :], other=0.0,
-                )  # fmt: skip
+                v = rows_of(v_ptr, v_row, v_column, j, j < Lk, Dv, BDV)
                 acc = acc * shrink[:, None] + dot(p.to(v.dtype), v, INTERPRETED)
     return acc, maximum, total
 
@@ -259,7 +274,7 @@ def _exact_output(
     INTERPRETED: tl.constexpr,
 ) -> Any:  # fmt: skip
     """The output of values that may not be finite, by the final weights."""
-    dv, base = tl.arange(0, BDV), tl.where(maximum == -float("inf"), 0.0, maximum)
+    base = tl.where(maximum == -float("inf"), 0.0, maximum)
     up, down = tl.zeros((BM, BDV), tl.float32), tl.zeros((BM, BDV), tl.float32)
     undefined, acc = tl.zeros((BM, BDV), tl.float32), tl.zeros((BM, BDV), tl.float32)
     for start in range(first, last, BN):
@@ -276,10 +291,7 @@ def _exact_output(
             kept = kept_of(rows, start, n, seed_ptr, threshold, first_row, row_step,
                            first_key, key_step, BM, BN, EACH)  # fmt: skip
             w = tl.where(kept, w * keep, 0.0)
-        v = tl.load(
-            v_ptr + j[:, None].to(tl.int64) * v_row + dv[None, :] * v_column,
-            mask=(j < Lk)[:, None] & (dv < Dv)[None, :], other=0.0,
-        ).to(tl.float32)  # fmt: skip
+        v = rows_of(v_ptr, v_row, v_column, j, j < Lk, Dv, BDV).to(tl.float32)
         is_nan, infinite = v != v, tl.abs(v) == float("inf")
         acc += dot(w, tl.where(is_nan | infinite, 0.0, v), INTERPRETED)
         some, none = (w > 0).to(tl.float32), (visible & (w == 0)).to(tl.float32)
@@ -323,14 +335,11 @@ def attend(
         return
     h, b = tl.program_id(1), tl.program_id(2)
     kv, wide_b = (h // group).to(tl.int64), b.to(tl.int64)
-    rows, d, dv = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, BD), tl.arange(0, BDV)
+    rows, dv = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, BDV)
     rows_in = rows < Lq
     known = tl.minimum(rows, Lq - 1)  # the last row again, where there is none
     q_ptr += wide_b * q_batch + h.to(tl.int64) * q_head
-    q = tl.load(
-        q_ptr + known[:, None].to(tl.int64) * q_row + d[None, :] * q_column,
-        mask=(d < D)[None, :], other=0.0,
-    )  # fmt: skip
+    q = rows_of(q_ptr, q_row, q_column, known, None, D, BD)
     k_ptr += wide_b * k_batch + kv * k_head
     v_ptr += wide_b * v_batch + kv * v_head
     mask_ptr += wide_b * mask_batch + h.to(tl.int64) * mask_head

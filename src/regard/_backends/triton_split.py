@@ -15,7 +15,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from regard._backends.triton_jit import add_sink, attend_keys, bounds_of, tiles_of
+from regard._backends.triton_jit import add_sink, attend_keys, bounds_of, rows_of, tiles_of
 
 
 @triton.jit
@@ -49,16 +49,12 @@ def attend_part(
     every row so, whether it sees the value or not: it clears the flag of its element of the batch.
     """
     kv, wide_b = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
-    place, d, dv = tl.arange(0, BM), tl.arange(0, BD), tl.arange(0, BDV)
+    place, dv = tl.arange(0, BM), tl.arange(0, BDV)
     rows_in = place < group * Lq
     known = tl.minimum(place, group * Lq - 1)  # the last row again, where there is none
     rows, h = known % Lq, tl.program_id(1) * group + known // Lq
     wide_h = h[:, None].to(tl.int64)
-    q = tl.load(
-        q_ptr + wide_b * q_batch + wide_h * q_head
-        + rows[:, None].to(tl.int64) * q_row + d[None, :] * q_column,
-        mask=(d < D)[None, :], other=0.0,
-    )  # fmt: skip
+    q = rows_of(q_ptr + wide_b * q_batch + wide_h * q_head, q_row, q_column, rows, None, D, BD)
     lo, hi, query_ids = bounds_of(
         lo_ptr, hi_ptr, query_ids_ptr, wide_b, bounds_batch, query_ids_batch, rows, rows, Lk,
         BM, HAS_BOUNDS, HAS_IDS,

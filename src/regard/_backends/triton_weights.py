@@ -11,7 +11,14 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from regard._backends.triton_jit import bounds_of, exponent, scores_of, tiles_of
+from regard._backends.triton_jit import (
+    bounds_of,
+    exponent,
+    rows_of,
+    scores_of,
+    statistics_of,
+    tiles_of,
+)
 
 LOWEST = tl.constexpr(-3.0e38)  # for a weight of 0, where a masked one is −inf
 
@@ -34,13 +41,9 @@ def logarithms(
     """
     h, b = h0 + tl.program_id(2) % heads, b0 + tl.program_id(2) // heads
     kv, wide_b, wide_h = (h // group).to(tl.int64), b.to(tl.int64), h.to(tl.int64)
-    rows, d = row0 // BM * BM + tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, BD)
+    rows = row0 // BM * BM + tl.program_id(0) * BM + tl.arange(0, BM)
     rows_in, known = (row0 <= rows) & (rows < rows_end), tl.minimum(rows, Lq - 1)
-    q = tl.load(
-        q_ptr + wide_b * q_batch + wide_h * q_head
-        + known[:, None].to(tl.int64) * q_row + d[None, :] * q_column,
-        mask=(d < D)[None, :], other=0.0,
-    )  # fmt: skip
+    q = rows_of(q_ptr + wide_b * q_batch + wide_h * q_head, q_row, q_column, known, None, D, BD)
     lo, hi, query_ids = bounds_of(
         lo_ptr, hi_ptr, query_ids_ptr, wide_b, bounds_batch, query_ids_batch, rows, known, Lk,
         BM, HAS_BOUNDS, HAS_IDS,
@@ -87,22 +90,16 @@ def reductions(
     """
     h, b = tl.program_id(1), tl.program_id(2)
     kv, wide_b, wide_h = (h // group).to(tl.int64), b.to(tl.int64), h.to(tl.int64)
-    rows, d = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, BD)
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
     rows_in, known = rows < Lq, tl.minimum(rows, Lq - 1)
-    q = tl.load(
-        q_ptr + wide_b * q_batch + wide_h * q_head
-        + known[:, None].to(tl.int64) * q_row + d[None, :] * q_column,
-        mask=(d < D)[None, :], other=0.0,
-    )  # fmt: skip
+    q = rows_of(q_ptr + wide_b * q_batch + wide_h * q_head, q_row, q_column, known, None, D, BD)
     lo, hi, query_ids = bounds_of(
         lo_ptr, hi_ptr, query_ids_ptr, wide_b, bounds_batch, query_ids_batch, rows, known, Lk,
         BM, HAS_BOUNDS, HAS_IDS,
     )  # fmt: skip
     first, full, edge, last = tiles_of(lo, hi, BN)
     at = (wide_b * Hq + h) * Lq + known
-    maximum, total = tl.load(maximum_ptr + at), tl.load(total_ptr + at)
-    base = tl.where(maximum == -float("inf"), 0.0, maximum)
-    divisor = tl.where(total == 0, 1.0, total)
+    base, divisor = statistics_of(maximum_ptr + at, total_ptr + at)
     place = tl.load(starts_ptr + wide_b * starts_batch) + rows.to(tl.int64) * row_step
     of_logs, mass = tl.zeros((BM,), tl.float32), tl.zeros((BM,), tl.float32)
     distance, row_largest = tl.zeros((BM,), tl.float32), tl.zeros((BM,), tl.float32)
@@ -188,26 +185,20 @@ def picture(
     WC: tl.constexpr = BN // NC
     h, b = tl.program_id(1), tl.program_id(2)
     kv, wide_b, wide_h = (h // group).to(tl.int64), b.to(tl.int64), h.to(tl.int64)
-    r, d, column = tl.arange(0, BM), tl.arange(0, BD), tl.arange(0, BN)
+    r, column = tl.arange(0, BM), tl.arange(0, BN)
     chunk, of_rows = tl.program_id(0) % row_chunks, tl.program_id(0) // row_chunks * NR
     row_bin = of_rows + r // WR
     rows = _bin_start(row_bin, R, row_extent, row_start, row_step, Lq) + chunk * WR + r % WR
     rows_in = rows < _bin_start(row_bin + 1, R, row_extent, row_start, row_step, Lq)
     rows_in = rows_in & (row_bin < R)
     known = tl.minimum(rows, Lq - 1)
-    q = tl.load(
-        q_ptr + wide_b * q_batch + wide_h * q_head
-        + known[:, None].to(tl.int64) * q_row + d[None, :] * q_column,
-        mask=(d < D)[None, :], other=0.0,
-    )  # fmt: skip
+    q = rows_of(q_ptr + wide_b * q_batch + wide_h * q_head, q_row, q_column, known, None, D, BD)
     lo, hi, query_ids = bounds_of(
         lo_ptr, hi_ptr, query_ids_ptr, wide_b, bounds_batch, query_ids_batch, rows, known, Lk,
         BM, HAS_BOUNDS, HAS_IDS,
     )  # fmt: skip
     at = (wide_b * Hq + h) * Lq + known
-    maximum, total = tl.load(maximum_ptr + at), tl.load(total_ptr + at)
-    base = tl.where(maximum == -float("inf"), 0.0, maximum)
-    divisor = tl.where(total == 0, 1.0, total)
+    base, divisor = statistics_of(maximum_ptr + at, total_ptr + at)
     log_divisor = tl.log2(divisor)
     first = tl.min(tl.where(rows_in, lo, Lk), 0)
     last = tl.max(tl.where(rows_in, hi, 0), 0)
@@ -274,25 +265,19 @@ def top_keys(
     """
     h, b = tl.program_id(1), tl.program_id(2)
     kv, wide_b, wide_h = (h // group).to(tl.int64), b.to(tl.int64), h.to(tl.int64)
-    place, d = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, BD)
+    place = tl.program_id(0) * BM + tl.arange(0, BM)
     rows, rows_in = place, place < count
     of_places = (wide_b * Hq + h) * count
     if HAS_ROWS:
         rows = tl.load(rows_ptr + of_places + place, mask=rows_in, other=0).to(tl.int32)
     known = tl.minimum(rows, Lq - 1)
-    q = tl.load(
-        q_ptr + wide_b * q_batch + wide_h * q_head
-        + known[:, None].to(tl.int64) * q_row + d[None, :] * q_column,
-        mask=(d < D)[None, :], other=0.0,
-    )  # fmt: skip
+    q = rows_of(q_ptr + wide_b * q_batch + wide_h * q_head, q_row, q_column, known, None, D, BD)
     lo, hi, query_ids = bounds_of(
         lo_ptr, hi_ptr, query_ids_ptr, wide_b, bounds_batch, query_ids_batch, rows, known, Lk,
         BM, HAS_BOUNDS, HAS_IDS,
     )  # fmt: skip
     at = (wide_b * Hq + h) * Lq + known
-    maximum, total = tl.load(maximum_ptr + at), tl.load(total_ptr + at)
-    base = tl.where(maximum == -float("inf"), 0.0, maximum)
-    divisor = tl.where(total == 0, 1.0, total)
+    base, divisor = statistics_of(maximum_ptr + at, total_ptr + at)
     # As many keys as are wanted, seen or not.
     first = tl.minimum(tl.min(lo, 0), tl.maximum(Lk - k, 0)) // BN * BN
     last = tl.maximum(tl.max(hi, 0), tl.minimum(first + k + BN, Lk))
