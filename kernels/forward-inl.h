@@ -30,9 +30,18 @@ static void multiply_values(const Problem& p, ForwardMemory<E>& m, const KeyTile
   }
 }
 
-// Attends a tile of queries to the keys from `low` to `high`; `look` sees the scores of each tile
-// before they become weights. Returns whether some keys were masked for some rows: the product
-// 0 * value is then NaN for values of NaN or inf, unless `nan_safe`.
+// Clears the sums of a tile of queries, before any key.
+template <class E>
+static void clear_sums(const Problem& p, const SoftmaxState<E>& state) {
+  typedef typename E::Real Real;
+  for (int64_t x = 0; x < state_size<E>(p); ++x) state.out[x] = 0;
+  for (int i = 0; i < E::rows; ++i) state.maximum[i] = state.base[i] = -kInf<Real>;
+}
+
+// Attends a tile of queries to the keys from `low` to `high`, after those that its sums have;
+// `look` sees the scores of each tile before they become weights. Returns whether some keys were
+// masked for some rows: the product 0 * value is then NaN for values of NaN or inf, unless
+// `nan_safe`.
 template <class E, class Look>
 static bool add_keys(const Forward& f, ForwardMemory<E>& m, int64_t kv, int64_t low, int64_t high,
                      bool nan_safe, Look look) {
@@ -41,16 +50,15 @@ static bool add_keys(const Forward& f, ForwardMemory<E>& m, int64_t kv, int64_t 
   const SoftmaxState<E>& state = m.state;
   const Scaling<E> scaling(p);
   if (m.packed && !nan_safe) m.packed.add(p, m.rows.b, kv, low, high);
-  for (int64_t x = 0; x < state_size<E>(p); ++x) state.out[x] = 0;
-  for (int i = 0; i < E::rows; ++i) state.maximum[i] = state.base[i] = -kInf<Real>;
 #ifdef REGARD_TILES
   if constexpr (E::tiles)
     if (!nan_safe && !p.threshold) return add_keys_by_tiles<E>(f, m, kv, low, high, look);
 #endif
   const Real weight_scale = nan_safe ? 1 : kWeightScale<Real>;
   bool masked = false;
-  for (int64_t j0 = low; j0 < high; j0 += E::keys) {
-    const KeyTile tile = key_tile_of(p, m, kv, j0, high, nan_safe);
+  for (int64_t j0 = low; j0 < high; j0 += tile_keys<E>(p)) {
+    KeyTile tile;
+    set_key_tile(p, m, kv, j0, high, nan_safe, tile);
     if (!mask_shows(p, m.rows, j0, tile.keys)) continue;
     // The last keys of a step may be masked, but are packed with the others.
     masked |= !tile.unmasked || (tile.packed && tile.keys % E::block);
@@ -176,6 +184,7 @@ static void put_rows(const Array& out, char* const* to, int count, const typenam
         return upper_halves(*(const F*)(sums + d * E::rows) * normaliser);
       };
       for (int64_t d = 0; d < Dv; d += 2 * n) {
+        keep_tiles_awake<E::tiles>();
         const int64_t pairs = (Dv - d) / 2;
         I t[n];
         if (count == n && pairs >= n) {
@@ -196,6 +205,7 @@ static void put_rows(const Array& out, char* const* to, int count, const typenam
     }
 #endif
   for (int64_t d = 0; d < Dv; d += n) {
+    keep_tiles_awake<E::tiles>();
     Vec<Real> t[n];
     load_transposed<Real>(sums + d * E::rows, E::rows, Dv - d, t);
     for (int i = 0; i < n && i < count; ++i)
@@ -248,6 +258,12 @@ static void describe_tile(const Problem& p, Rows<E>& rows, int64_t tile) {
   describe_rows(p, rows, head / p.Hkv, head % p.Hkv * group, tile % tiles * E::rows, group * p.Lq);
 }
 
+// The key head of a tile of queries.
+template <class E>
+static int64_t key_head_of(const Problem& p, const Rows<E>& rows) {
+  return rows.head[0] / (p.Hq / p.Hkv);
+}
+
 // Gives the prefetcher the output rows of a tile and what the next tile, if there is one, reads
 // first and this one did not.
 template <class E>
@@ -263,13 +279,68 @@ static void plan_prefetch(const Forward& f, ForwardMemory<E>& m, bool more) {
                    in_head(m.rows), p.Dv * bytes_of(f.out.type));
   if (!more) return;
   const Rows<E>& next = m.next;
-  const int64_t kv = next.head[0] / (p.Hq / p.Hkv);
-  const bool same = next.b == m.rows.b && kv == m.rows.head[0] / (p.Hq / p.Hkv);
+  const int64_t kv = key_head_of(p, next);
+  const bool same = next.b == m.rows.b && kv == key_head_of(p, m.rows);
   const int64_t low = same && m.rows.high > next.low ? m.rows.high : next.low;
   const int64_t keys = next.high - low < E::keys ? next.high - low : E::keys;
   m.prefetcher.add(next.query[0], p.query.strides[2], in_head(next), p.D * size);
   m.prefetcher.add(p.key.at(next.b, kv, low), p.key.strides[2], keys, p.D * size);
   m.prefetcher.add(p.value.at(next.b, kv, low), p.value.strides[2], keys, p.Dv * size);
+}
+
+// The first key of a tile of queries. Tiles of keys are aligned, so that a row's bits do not depend
+// on the rows beside it.
+template <class E>
+static int64_t first_key(const Rows<E>& rows) {
+  return rows.low - rows.low % E::keys;
+}
+
+// Adds keys anew where the sums of a tile of queries need it, which may have `masked` keys.
+template <class E>
+static void check_sums(const Forward& f, ForwardMemory<E>& m, int64_t low, int64_t high,
+                       bool masked) {
+  const Problem& p = *f.problem;
+  const bool may_lose = kWeightScale<typename E::Real> != 1 || E::parts > 1;  // infinite sums
+  if ((!masked && !may_lose) || finite_sums(p, m.state)) return;
+  clear_sums(p, m.state);
+  add_keys(f, m, key_head_of(p, m.rows), low, high, true, [](const KeyTile&) {});
+}
+
+// Attends tiles of queries to some keys after others: all of them to those that L2 has, then to the
+// next. To a row keys come in the same order as without.
+template <class E>
+static void run_by_cached_keys(const Forward& f, ForwardMemory<E>& m, int64_t tile, int64_t tiles,
+                               const Stop& stop) {
+  const Problem& p = *f.problem;
+  int64_t first = p.Lk, last = 0;
+  for (int64_t t = 0; t < tiles; ++t) {
+    WaitingTile<E>& waiting = m.waiting[t];
+    describe_tile(p, waiting.rows, tile + t);
+    load_queries<E>(p, waiting.rows);
+    clear_sums(p, waiting.state);
+    waiting.masked = false;
+    if (first_key(waiting.rows) < first) first = first_key(waiting.rows);
+    if (waiting.rows.high > last) last = waiting.rows.high;
+  }
+  for (int64_t j = first; j < last; j += cached_keys<E>(p))
+    for (int64_t t = 0; t < tiles; ++t) {
+      if (stopped(stop)) return;
+      const TileConfiguration<E::tiles> configuration;
+      WaitingTile<E>& waiting = m.waiting[t];
+      const int64_t from = first_key(waiting.rows) > j ? first_key(waiting.rows) : j;
+      const int64_t end = j + cached_keys<E>(p);
+      const int64_t to = waiting.rows.high < end ? waiting.rows.high : end;
+      if (from >= to) continue;
+      m.rows = waiting.rows, m.state = waiting.state;
+      waiting.masked |=
+          add_keys(f, m, key_head_of(p, m.rows), from, to, false, [](const KeyTile&) {});
+    }
+  for (int64_t t = 0; t < tiles; ++t) {
+    const TileConfiguration<E::tiles> configuration;
+    m.rows = m.waiting[t].rows, m.state = m.waiting[t].state;
+    check_sums(f, m, first_key(m.rows), m.rows.high, m.waiting[t].masked);
+    write_rows(f, m.rows, m.state);
+  }
 }
 
 // A task is some neighbouring tiles of queries in rising order, which hardware prefetchers follow,
@@ -283,27 +354,30 @@ static void run_forward(const void* pass, int64_t task, char* memory, const Stop
   const int64_t n = splits<E>(p), split = task % n, per_task = tiles_per_task<E>(f);
   const int64_t end = p.B * p.Hkv * row_tiles_of<E>(p) - task / n * per_task;
   int64_t tile = end > per_task ? end - per_task : 0;
+  if (m.waiting) return run_by_cached_keys(f, m, tile, end - tile, stop);
   describe_tile(p, m.next, tile);
   for (; tile < end; ++tile) {
     if (stopped(stop)) return;
     const TileConfiguration<E::tiles> configuration;
     m.rows = m.next;
     load_queries<E>(p, m.rows);
+    keep_tiles_awake<E::tiles>();
     if (tile + 1 < end) describe_tile(p, m.next, tile + 1);
+    keep_tiles_awake<E::tiles>();
     plan_prefetch(f, m, tile + 1 < end);
-    // Tiles of keys are aligned, so that a row's bits do not depend on the rows beside it.
-    int64_t low = m.rows.low - m.rows.low % E::keys, high = m.rows.high;
+    int64_t low = first_key(m.rows), high = m.rows.high;
     if (n > 1) {
       if (low < split * kSplitKeys) low = split * kSplitKeys;
       if (high > (split + 1) * kSplitKeys) high = (split + 1) * kSplitKeys;
       m.state = state_in<E>(
           p, f.partial + (tile * n + split) * state_size<E>(p) * sizeof(typename E::Real));
     }
-    const int64_t kv = m.rows.head[0] / (p.Hq / p.Hkv);
-    const auto none = [](const KeyTile&) {};
-    const bool masked = add_keys(f, m, kv, low, high, false, none);
-    const bool may_lose = kWeightScale<typename E::Real> != 1 || E::parts > 1;  // infinite sums
-    if ((masked || may_lose) && !finite_sums(p, m.state)) add_keys(f, m, kv, low, high, true, none);
+    clear_sums(p, m.state);
+    keep_tiles_awake<E::tiles>();
+    const bool masked =
+        add_keys(f, m, key_head_of(p, m.rows), low, high, false, [](const KeyTile&) {});
+    check_sums(f, m, low, high, masked);
+    keep_tiles_awake<E::tiles>();
     if (n == 1) write_rows(f, m.rows, m.state);
   }
 }
@@ -316,6 +390,7 @@ static void run_merge(const void* pass, int64_t unit, char* memory, const Stop&)
   const Problem& p = *f.problem;
   Scratch scratch(memory);
   ForwardMemory<E> m(f, scratch);
+  const TileConfiguration<E::tiles> configuration;  // for write_rows
   const int64_t n = splits<E>(p), size = state_size<E>(p);
   describe_tile(p, m.rows, unit);
   const Scaling<E> scaling(p);

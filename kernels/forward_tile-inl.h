@@ -86,6 +86,30 @@ struct PackedKV {
   }
 };
 
+// Keys and values of a head that L2 is likely to hold beside the rest: those of half a megabyte.
+template <class E>
+static int64_t cached_keys(const Problem& p) {
+  const int64_t bytes = (p.D + p.Dv + 1) * int64_t(sizeof(typename E::Bits));
+  const int64_t keys = (512 << 10) / bytes / E::keys * E::keys;
+  return keys > E::keys ? keys : E::keys;
+}
+
+// A tile of queries whose sums lack keys.
+template <class E>
+struct WaitingTile {
+  Rows<E> rows;
+  SoftmaxState<E> state;
+  bool masked;
+};
+
+// Whether tiles of queries wait for one another. Products by tiles are so fast that keys and values
+// from beyond L2 would be waited for.
+template <class E>
+static bool tiles_wait(const Forward& f) {
+  const Problem& p = *f.problem;
+  return E::tiles && splits<E>(p) == 1 && tiles_per_task<E>(f) > 1 && p.Lk > 2 * cached_keys<E>(p);
+}
+
 template <class E>
 struct ForwardMemory {
   typedef typename E::Real Real;
@@ -101,6 +125,7 @@ struct ForwardMemory {
   Word* values;
   uint32_t* keep_mask;
   PackedKV<E> packed;
+  WaitingTile<E>* waiting = nullptr;
 
   ForwardMemory(const Forward& f, Scratch& scratch) : packed(f, scratch) {
     const Problem& p = *f.problem;
@@ -114,6 +139,15 @@ struct ForwardMemory {
     keys = scratch.take<Word>(E::keys * E::row_words(p.D));
     values = scratch.take<Word>(pair_words<E>(E::keys, p.Dv));
     keep_mask = p.threshold ? scratch.take<uint32_t>(E::keys * kKeepMaskRows<E>) : nullptr;
+    if (!tiles_wait<E>(f)) return;
+    waiting = scratch.take<WaitingTile<E>>(tiles_per_task<E>(f));
+    for (int64_t t = 0; t < tiles_per_task<E>(f); ++t) {
+      Word* const q = scratch.take<Word>(query_words<E>(p));
+      Real* const sums = scratch.take<Real>(state_size<E>(p));
+      if (scratch.measures()) continue;
+      waiting[t].rows.q = q;
+      waiting[t].state = state_in<E>(p, sums);
+    }
   }
 };
 
@@ -133,7 +167,9 @@ static void rescale(const Problem& p, const Scaling<E>& scaling, const SoftmaxSt
   if (!greater(maximum, old)) return;
   const Vec<Real> none = Vec<Real>{} - kInf<Real>;  // of a row without a visible key so far
   const Vec<Real> higher = maximum + Real(kMargin) / scaling.factor;
-  const Vec<Real> risen = ((old == none) | (higher == kInf<Real>)) ? maximum : higher;
+  // Tiles round the weights in any case: these leave the margin from the first tile of keys on.
+  const auto exact = E::tiles ? old != old : old == none;
+  const Vec<Real> risen = (exact | (higher == kInf<Real>)) ? maximum : higher;
   const Vec<Real> base = maximum > old ? risen : old;
   at(state.base) = base;
   if (!greater(old, none)) return;
@@ -248,17 +284,22 @@ struct KeyTile {
   bool packed;    // keys and values are packed
 };
 
+// The keys of a tile: with heads of up to 64 numbers tiles of half as many stay in L1 with the
+// rest.
 template <class E>
-static KeyTile key_tile_of(const Problem& p, const ForwardMemory<E>& m, int64_t kv, int64_t j0,
-                           int64_t high, bool nan_safe) {
-  const int keys = int(high - j0 < E::keys ? high - j0 : E::keys);
-  const TileMask tile_mask = tile_mask_of(m.rows, j0, keys);
-  return {kv,
-          j0,
-          keys,
-          tile_mask,
-          is_unmasked<E>(p, m.rows, tile_mask, j0, keys),
-          m.packed && !nan_safe && j0 % E::block == 0};
+static int64_t tile_keys(const Problem& p) {
+  return E::tiles && p.D <= 64 && p.Dv <= 64 ? E::keys / 2 : E::keys;
+}
+
+template <class E>
+static void set_key_tile(const Problem& p, const ForwardMemory<E>& m, int64_t kv, int64_t j0,
+                         int64_t high, bool nan_safe, KeyTile& tile) {
+  const int64_t most = tile_keys<E>(p);
+  tile.kv = kv, tile.j0 = j0;
+  tile.keys = int(high - j0 < most ? high - j0 : most);
+  set_tile_mask(m.rows, j0, tile.keys, tile.tile_mask);
+  tile.unmasked = is_unmasked<E>(p, m.rows, tile.tile_mask, j0, tile.keys);
+  tile.packed = m.packed && !nan_safe && j0 % E::block == 0;
 }
 
 // The keys of a tile as words, packed or in place.
@@ -316,12 +357,25 @@ static void finish_tile(const Problem& p, const Scaling<E>& scaling, ForwardMemo
     finish_scores<E>(p, m.rows, tile_mask, scaling, tile.j0, tile.keys, m.scores, nullptr);
   by_vectors<E>(m.rows, tile_mask, tile.keys,
                 [&]<int V>(int v, int low, int high, std::integral_constant<int, V>) {
-                  Vec<Real> maximum[V];
-                  for (int i = 0; i < V; ++i) maximum[i] = vector_at<E>(m.new_maximum, 0, v + i);
-                  for (int j = low; j < high; ++j)
+                  constexpr int chains = E::tiles ? 4 : 1;  // each waits for the one before
+                  Vec<Real> maximum[chains][V];
+                  for (auto& chain : maximum)
+                    for (int i = 0; i < V; ++i) chain[i] = vector_at<E>(m.new_maximum, 0, v + i);
+                  const auto see = [&](int j, int chain) {
                     for (int i = 0; i < V; ++i)
-                      maximum[i] = larger(vector_at<E>(m.scores, j, v + i), maximum[i]);
-                  for (int i = 0; i < V; ++i) vector_at<E>(m.new_maximum, 0, v + i) = maximum[i];
+                      maximum[chain][i] =
+                          larger(vector_at<E>(m.scores, j, v + i), maximum[chain][i]);
+                  };
+                  int j = low;
+                  for (; j + chains <= high; j += chains)
+#pragma GCC unroll 4
+                    for (int c = 0; c < chains; ++c) see(j + c, c);
+                  for (; j < high; ++j) see(j, 0);
+                  for (int i = 0; i < V; ++i) {
+                    Vec<Real> top = maximum[0][i];
+                    for (int c = 1; c < chains; ++c) top = larger(maximum[c][i], top);
+                    vector_at<E>(m.new_maximum, 0, v + i) = top;
+                  }
                 });
 }
 

@@ -77,8 +77,8 @@ static void run_fused_heatmap(const void* pass, int64_t task, char* memory, cons
     const auto pool = [&](const KeyTile& tile) {
       pool_tile<E, false>(r, rows, m.own, m.forward.scores, tile.tile_mask, tile.j0, tile.keys);
     };
-    add_keys(f, m.forward, chunk.head % p.Hq / (p.Hq / p.Hkv), rows.low - rows.low % E::keys,
-             rows.high, false, pool);
+    clear_sums(p, m.forward.state);
+    add_keys(f, m.forward, key_head_of(p, rows), first_key(rows), rows.high, false, pool);
     write_rows(f, rows, m.forward.state);
     add_largest(r, scaling, m);
   }

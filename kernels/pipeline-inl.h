@@ -13,27 +13,46 @@ namespace regard::REGARD_NAMESPACE {
 
 #ifdef REGARD_TILES
 
-// softmax_pairs for tiles: the pairs of keys j and j + 1 take the place of the scores of key j, and
-// products by tiles are computed meanwhile. Numbers are rounded by the last addition of their
-// polynomial: after instructions of tiles fewer units convert or permute, but all of them add.
+// softmax_pairs for tiles, a few keys at a time, of V vectors: the pairs of keys j and j + 1 take
+// the place of the scores of key j. Numbers are rounded by the last addition of their polynomial:
+// after instructions of tiles fewer units multiply, convert or permute, but all of them add.
 // `exact`: with the denominator of weights that are not rounded, which changes no bit of the
 // others.
 template <class E, int V, bool exact>
-static void softmax_rounded(const Scaling<E>& scaling, const SoftmaxState<E>& state,
-                            const float* scores, int32_t* pairs, int v, int low, int high,
-                            TileQueue& queue) {
-  constexpr int n = E::lanes;
-  if (low >= high) return;
-  F base[V], rounded[V] = {}, sum[V] = {};
-  for (int i = 0; i < V; ++i) base[i] = scaling.base(*(const F*)(state.base + (v + i) * n));
-  const int64_t groups = (high - low + 3) / 4, advances = (queue.left() + groups - 1) / groups;
-  const auto some = [&]<int keys>(int j, std::integral_constant<int, keys>) {
+class SoftmaxInPlace {
+ public:
+  SoftmaxInPlace(const Scaling<E>& scaling, const SoftmaxState<E>& state, float* scores, int low,
+                 int high)
+      : scaling_(scaling), state_(state), at_(scores + low * E::rows), j_(low), high_(high) {
+    for (int i = 0; i < V; ++i) {
+      base_[i] = scaling.base(*(const F*)(state.base + i * E::lanes));
+      rounded_[i] = sum_[i] = F{};
+    }
+  }
+
+  // The next few keys, of which so many are left; or, if so many are.
+  REGARD_INLINE void next() { add<kSome, true>(); }
+  REGARD_INLINE void next_if_any() {
+    if (j_ + kSome <= high_) next();
+  }
+
+  REGARD_INLINE void finish() {
+    while (j_ + kSome <= high_) next();
+    while (j_ < high_) add<2, false>();
+    for (int i = 0; E::rounds && i < V; ++i) *(F*)(state_.rounded + i * E::lanes) += rounded_[i];
+  }
+
+ private:
+  static constexpr int kSome = 4 / V;  // of 4 vectors, which registers have room for
+
+  template <int keys, bool whole>
+  REGARD_INLINE void add() {
     F x[keys * V], w[keys * V];
     for (int k = 0; k < keys; ++k)
       for (int i = 0; i < V; ++i)
         x[k * V + i] =
-            j + k < high
-                ? scaling.exponent(*(const F*)(scores + (j + k) * E::rows + (v + i) * n), base[i])
+            whole || j_ + k < high_
+                ? scaling_.exponent(*(const F*)(at_ + k * E::rows + i * E::lanes), base_[i])
                 : F{} - kInf<float>;
     if constexpr (E::rounds)
       exp2_rounded<exact>(x, w);
@@ -42,34 +61,68 @@ static void softmax_rounded(const Scaling<E>& scaling, const SoftmaxState<E>& st
     for (int k = 0; k < keys; k += 2)
       for (int i = 0; i < V; ++i) {
         const int at = k * V + i;
-        I* const pair = (I*)(pairs + (j + k) * E::rows + (v + i) * n);
+        I* const pair = (I*)(at_ + k * E::rows + i * E::lanes);
         if constexpr (E::rounds) {
           *pair = join((U)w[at], (U)w[at + V]);
-          rounded[i] += w[at] + w[at + V];
+          rounded_[i] += w[at] + w[at + V];
         } else {
           *pair = join(part_of<0>(x[at]), part_of<0>(x[at + V]));
           pair[E::vectors] = join(part_of<1>(x[at]), part_of<1>(x[at + V]));
         }
-        if (exact) sum[i] += x[at] + x[at + V];
+        if (exact) sum_[i] += x[at] + x[at + V];
       }
-    for (int64_t a = 0; a < advances; ++a) queue.advance();
-  };
-  for (int j = low; j < high;) {
-    const int end = end_of_sum(j, high);
-    for (; j + 4 <= end; j += 4) some(j, std::integral_constant<int, 4>());
-    for (; j < end; j += 2) some(j, std::integral_constant<int, 2>());
-    if (!exact) continue;
-    add_to_totals<E, V>(state, sum, v);
-    for (F& x : sum) x = F{};
+    j_ += keys, at_ += keys * E::rows;
+    if (!exact || (j_ % kSumKeys && j_ < high_)) return;
+    add_to_totals<E, V>(state_, sum_, 0);
+    for (F& x : sum_) x = F{};
   }
-  for (int i = 0; E::rounds && i < V; ++i) *(F*)(state.rounded + (v + i) * n) += rounded[i];
+
+  const Scaling<E> scaling_;
+  const SoftmaxState<E> state_;
+  float* at_;
+  int j_;
+  const int high_;
+  F base_[V], rounded_[V], sum_[V];
+};
+
+// The keys of a tile that any row sees.
+struct SeenKeys {
+  int low, high;
+
+  SeenKeys(const TileMask& tile_mask, int vectors)
+      : low(tile_mask.low[0]), high(tile_mask.high[0]) {
+    for (int v = 1; v < vectors; ++v) {
+      if (tile_mask.low[v] < low) low = tile_mask.low[v];
+      if (tile_mask.high[v] > high) high = tile_mask.high[v];
+    }
+    if (high < low) high = low;
+  }
+};
+
+// Masks the scores of a vector's rows of keys that only another one's see, which are not computed.
+template <class E>
+static void mask_unseen(const Rows<E>& rows, const TileMask& tile_mask, const SeenKeys& seen,
+                        float* scores) {
+  for (int v = 0; v < rows.vectors; ++v) {
+    const auto mask = [&](int from, int to) {
+      for (int j = from; j < to; ++j) vector_at<E>(scores, j, v) = F{} - kInf<float>;
+    };
+    const int low = tile_mask.low[v], high = tile_mask.high[v];
+    if (low >= high) {
+      mask(seen.low, seen.high);
+      continue;
+    }
+    mask(seen.low, low);
+    mask(high, seen.high);
+  }
 }
 
 // Clears the packed weights of masked keys, and of those that fill up the last step.
 template <class E>
-static void clear_masked_pairs(const Rows<E>& rows, const TileMask& tile_mask, int keys,
-                               int32_t* pairs) {
-  const int words = int(E::words(keys));
+static void clear_masked_pairs(const Rows<E>& rows, const KeyTile& tile, int32_t* pairs) {
+  const TileMask& tile_mask = tile.tile_mask;
+  const int words = int(E::words(tile.keys));
+  if (tile_mask.fully_visible && words * 2 == tile.keys) return;
   for (int v = 0; v < rows.vectors; ++v) {
     const auto clear = [&](int from, int to) {
       for (int j = from; j < to; ++j)
@@ -85,53 +138,64 @@ static void clear_masked_pairs(const Rows<E>& rows, const TileMask& tile_mask, i
 // O^T += V^T P^T by tiles, for packed weights: [pair of keys][2][rows], of which a second part has
 // the second row.
 template <class E>
-static TileQueue::Product product_with_values(const Problem& p, const ForwardMemory<E>& m,
-                                              const KeyTile& tile, int32_t* pairs) {
-  clear_masked_pairs(m.rows, tile.tile_mask, tile.keys, pairs);
+static TileProduct product_with_values(const Problem& p, const ForwardMemory<E>& m,
+                                       const KeyTile& tile, int32_t* pairs) {
+  clear_masked_pairs(m.rows, tile, pairs);
   const TileVectors weights = {pairs, 2 * E::rows, E::rows, E::words(tile.keys) / kTileRows,
                                2 * E::parts - 1};
   return {tile_pairs<E>(values_of(p, m, tile), p.Dv), p.Dv, weights, m.state.out, E::rows, true};
 }
 
 // Computes a product at once.
-static void multiply_now(const TileQueue::Product& x, int vectors) {
+static void multiply_now(const TileProduct& x, int vectors) {
   (x.adds ? multiply_by_tiles<true> : multiply_by_tiles<false>)(x.a, x.rows, x.x, vectors, x.out,
                                                                 x.ldo);
 }
 
-// Adds a product to those that are computed meanwhile, if it is of whole blocks; else it is
-// computed at once.
-template <class E>
-static void enqueue(const Rows<E>& rows, const TileQueue::Product& product, TileQueue& queue) {
-  if (rows.vectors == 2 && product.rows % (2 * kTileRows) == 0)
-    queue.add(product);
-  else
-    multiply_now(product, rows.vectors);
-}
-
-// The first tile from j0 on of which any key is shown; without keys where there is none.
-template <class E>
-static KeyTile shown_tile(const Problem& p, const ForwardMemory<E>& m, int64_t kv, int64_t j0,
-                          int64_t high) {
-  for (; j0 < high; j0 += E::keys) {
-    const KeyTile tile = key_tile_of(p, m, kv, j0, high, false);
-    if (mask_shows(p, m.rows, j0, tile.keys)) return tile;
-  }
-  return {};
-}
-
-// The weights of a tile, packed in the place of its scores; the queue goes on meanwhile.
-template <class E, bool exact>
+// The weights of a tile, packed in the place of its scores. Meanwhile two products are computed,
+// where they are not null.
+template <class E, int V, bool exact>
 static void softmax_in_place(const Scaling<E>& scaling, ForwardMemory<E>& m, const KeyTile& tile,
-                             TileQueue& queue) {
-  const TileMask& tile_mask = tile.tile_mask;
-  int32_t* const pairs = (int32_t*)m.scores;
-  if (tile_mask.fully_visible && m.rows.vectors == E::vectors)
-    return softmax_rounded<E, E::vectors, exact>(scaling, m.state, m.scores, pairs, 0, 0, tile.keys,
-                                                 queue);
-  for (int v = 0; v < m.rows.vectors; ++v)
-    softmax_rounded<E, 1, exact>(scaling, m.state, m.scores, pairs, v, tile_mask.low[v],
-                                 tile_mask.high[v], queue);
+                             const TileProduct* before, const TileProduct* after) {
+  const SeenKeys seen(tile.tile_mask, V);
+  if (V > 1 && !tile.tile_mask.fully_visible) mask_unseen(m.rows, tile.tile_mask, seen, m.scores);
+  SoftmaxInPlace<E, V, exact> softmax(scaling, m.state, m.scores, seen.low, seen.high);
+  if constexpr (V == 2) {
+    const auto multiply = [&](auto every, auto some) REGARD_INLINE_LAMBDA {
+      constexpr int64_t row = E::rows * 4;
+      if (before) multiply_meanwhile<true, every(), 2 * row, row>(*before, some);
+      if (after) multiply_meanwhile<false, every(), row, row>(*after, some);
+    };
+    constexpr std::integral_constant<int, 1> each;
+    constexpr std::integral_constant<int, 2> second;
+    const int64_t products = (before ? before->count() : 0) + (after ? after->count() : 0);
+    const int64_t steps = seen.low == 0 && seen.high % 2 == 0 ? seen.high / 2 : -1;
+    if (products == steps)  // as with heads of 64
+      multiply(each, [&]() REGARD_INLINE_LAMBDA { softmax.next(); });
+    else if (products == 2 * steps)  // of 128
+      multiply(second, [&]() REGARD_INLINE_LAMBDA { softmax.next(); });
+    else if (products)
+      multiply(each, [&]() REGARD_INLINE_LAMBDA { softmax.next_if_any(); });
+  }
+  softmax.finish();
+}
+
+template <class E>
+static void softmax_in_place(const Forward& f, const Scaling<E>& scaling, ForwardMemory<E>& m,
+                             const KeyTile& tile, const TileProduct* before = nullptr,
+                             const TileProduct* after = nullptr) {
+  const bool exact = needs_total<E>(f);
+  (m.rows.vectors == 2 ? exact ? softmax_in_place<E, 2, true> : softmax_in_place<E, 2, false>
+   : exact             ? softmax_in_place<E, 1, true>
+                       : softmax_in_place<E, 1, false>)(scaling, m, tile, before, after);
+}
+
+// The weights of a tile alone, with the product of its values.
+template <class E>
+static void add_weighted_values(const Forward& f, ForwardMemory<E>& m, const Scaling<E>& scaling,
+                                const KeyTile& tile) {
+  softmax_in_place(f, scaling, m, tile);
+  multiply_now(product_with_values(*f.problem, m, tile, (int32_t*)m.scores), m.rows.vectors);
 }
 
 // Whether a row of a tile has a score above the base of its weights.
@@ -144,15 +208,28 @@ static bool rises(const ForwardMemory<E>& m) {
   return any;
 }
 
-// The same for a tile alone, with the product of its values.
+// Whether all pairs of the intervals are visible, and scores are the products.
+static bool only_intervals(const Problem& p) {
+  return raw_scores(p) && !p.mask && !p.key_ids && !p.edit_count;
+}
+
+// The first tile from j0 on of which any key is shown; without keys where there is none.
 template <class E>
-static void add_weighted_values(const Forward& f, ForwardMemory<E>& m, const Scaling<E>& scaling,
-                                const KeyTile& tile) {
-  TileQueue none;
-  (needs_total<E>(f) ? softmax_in_place<E, true> : softmax_in_place<E, false>)(scaling, m, tile,
-                                                                               none);
-  int32_t* const pairs = (int32_t*)m.scores;
-  multiply_now(product_with_values(*f.problem, m, tile, pairs), m.rows.vectors);
+static void find_tile(const Problem& p, const ForwardMemory<E>& m, int64_t kv, int64_t j0,
+                      int64_t high, KeyTile& tile) {
+  const int64_t keys = tile_keys<E>(p);
+  if (m.rows.vectors == E::vectors && m.rows.all_low <= j0 && j0 + keys <= m.rows.all_high &&
+      j0 + keys <= high && only_intervals(p)) {
+    tile.kv = kv, tile.j0 = j0, tile.keys = int(keys);
+    set_tile_mask(m.rows, j0, int(keys), tile.tile_mask);
+    tile.unmasked = true, tile.packed = m.packed && j0 % E::block == 0;
+    return;
+  }
+  for (; j0 < high; j0 += keys) {
+    set_key_tile(p, m, kv, j0, high, false, tile);
+    if (mask_shows(p, m.rows, j0, tile.keys)) return;
+  }
+  tile.keys = 0;
 }
 
 // add_keys by tiles, as a pipeline: while the scores of a tile become weights, tiles multiply the
@@ -162,38 +239,48 @@ static bool add_keys_by_tiles(const Forward& f, ForwardMemory<E>& m, int64_t kv,
                               int64_t high, Look look) {
   const Problem& p = *f.problem;
   const Scaling<E> scaling(p);
-  TileQueue queue;
   bool masked = false;
   const auto scores_of = [&](const KeyTile& tile, float* to) {
     multiply_keys<E>(p, m.rows, tile.tile_mask, kv, tile.j0, tile.keys, keys_of(p, m, tile), to);
   };
-  KeyTile before{}, tile = shown_tile(p, m, kv, low, high);
-  if (tile.keys) scores_of(tile, m.scores);
-  for (KeyTile next; tile.keys; before = tile, tile = next) {
-    masked |= !tile.unmasked || (tile.packed && tile.keys % E::block);
+  KeyTile tiles[3], *before = tiles, *tile = tiles + 1, *next = tiles + 2;
+  before->keys = 0;
+  find_tile(p, m, kv, low, high, *tile);
+  if (tile->keys) scores_of(*tile, m.scores);
+  while (tile->keys) {
+    masked |= !tile->unmasked || (tile->packed && tile->keys % E::block);
     __builtin_memcpy(m.new_maximum, m.state.maximum, sizeof(float) * E::rows);
-    finish_tile(p, scaling, m, tile);
-    if (before.keys)
-      enqueue(m.rows, product_with_values(p, m, before, (int32_t*)m.other_scores), queue);
-    if (rises(m)) queue.finish();  // what is rescaled must be complete
-    for (int v = 0; v < m.rows.vectors; ++v) rescale(p, scaling, m.state, m.new_maximum, v);
-    look(tile);
-    next = shown_tile(p, m, kv, tile.j0 + E::keys, high);
-    const bool meanwhile = E::parts == 1 && next.keys == E::keys && next.tile_mask.fully_visible &&
-                           m.rows.vectors == 2 && !few_queries<E>(p);
-    if (meanwhile) {
-      const Matrix k = keys_of(p, m, next);
-      queue.add({tile_rows<E>(k, p.D), next.keys, tile_columns<E>(m.rows.q, p.D), m.other_scores,
-                 E::rows, false});
+    finish_tile(p, scaling, m, *tile);
+    TileProduct values, keys;
+    bool values_meanwhile = false;
+    if (before->keys) {
+      values = product_with_values(p, m, *before, (int32_t*)m.other_scores);
+      // What is rescaled must be complete.
+      values_meanwhile = m.rows.vectors == 2 && values.is_whole() && !rises(m);
+      if (!values_meanwhile) multiply_now(values, m.rows.vectors);
     }
-    (needs_total<E>(f) ? softmax_in_place<E, true> : softmax_in_place<E, false>)(scaling, m, tile,
-                                                                                 queue);
-    queue.finish();
-    if (next.keys && (!meanwhile || p.D == 0)) scores_of(next, m.other_scores);
+    for (int v = 0; v < m.rows.vectors; ++v) rescale(p, scaling, m.state, m.new_maximum, v);
+    look(*tile);
+    find_tile(p, m, kv, tile->j0 + tile_keys<E>(p), high, *next);
+    const bool keys_meanwhile = E::parts == 1 && next->keys == tile_keys<E>(p) &&
+                                next->tile_mask.fully_visible && m.rows.vectors == 2 &&
+                                !few_queries<E>(p) && p.D > 0;
+    if (keys_meanwhile)
+      keys = {tile_rows<E>(keys_of(p, m, *next), p.D),
+              next->keys,
+              tile_columns<E>(m.rows.q, p.D),
+              m.other_scores,
+              E::rows,
+              false};
+    softmax_in_place(f, scaling, m, *tile, values_meanwhile ? &values : nullptr,
+                     keys_meanwhile ? &keys : nullptr);
+    if (next->keys && !keys_meanwhile) scores_of(*next, m.other_scores);
     std::swap(m.scores, m.other_scores);
+    KeyTile* const free = before;
+    before = tile, tile = next, next = free;
   }
-  if (before.keys)
-    multiply_now(product_with_values(p, m, before, (int32_t*)m.other_scores), m.rows.vectors);
+  if (before->keys)
+    multiply_now(product_with_values(p, m, *before, (int32_t*)m.other_scores), m.rows.vectors);
   return masked;
 }
 

@@ -23,8 +23,8 @@ constexpr double kLog2e = 1.44269504088896340736, kLn2 = 0.693147180559945309417
 template <class R>
 constexpr R kInf = std::numeric_limits<R>::infinity();
 
-// What multiplies numbers: vectors, or tiles. Of these, the forward pass takes fewer queries and
-// keys at a time: what a tile is written to stays in L1.
+// What multiplies numbers: vectors, or tiles. Of these, the forward pass takes fewer queries at a
+// time: what a tile is written to stays in L1.
 enum class By { vectors, tiles, tiles_forward };
 
 // A stored type, and how it is packed and multiplied.
@@ -52,7 +52,7 @@ struct Element {
   static constexpr int lanes = Simd<Real>::lanes;
   static constexpr int vectors = by == By::tiles_forward ? 2 : kVectors;
   static constexpr int rows = vectors * lanes;  // of a tile of queries
-  static constexpr int keys = by == By::tiles_forward ? 64 : kKeys;
+  static constexpr int keys = kKeys;
 
   static int64_t words(int64_t numbers) { return (numbers + block - 1) / block * (block / pack); }
   static int64_t row_words(int64_t numbers) { return parts * words(numbers); }  // [parts][words]
@@ -352,15 +352,13 @@ struct TileMask {
 };
 
 template <class E>
-static TileMask tile_mask_of(const Rows<E>& rows, int64_t j0, int keys) {
-  TileMask r;
+static void set_tile_mask(const Rows<E>& rows, int64_t j0, int keys, TileMask& r) {
   r.fully_visible = rows.all_low <= j0 && j0 + keys <= rows.all_high;
-  if (r.fully_visible || !rows.ordered) {
-    r.spans = 1;
-    r.span[0] = {0, keys, 0, rows.vectors};
-    for (int v = 0; v < rows.vectors; ++v) r.low[v] = 0, r.high[v] = keys;
-    return r;
-  }
+  r.spans = 1;
+  r.span[0] = {0, keys, 0, rows.vectors};
+  for (int v = 0; v < rows.vectors; ++v) r.low[v] = 0, r.high[v] = keys;
+  if (r.fully_visible || !rows.ordered) return;
+  r.spans = 0;
   int edges[2 * kVectors + 2] = {0, keys}, count = 2;
   for (int v = 0; v < rows.vectors; ++v) {
     const auto inside = [&](int64_t j) { return int(j < 0 ? 0 : j > keys ? keys : j); };
@@ -383,6 +381,11 @@ static TileMask tile_mask_of(const Rows<E>& rows, int64_t j0, int keys) {
       }
     if (from < to) r.span[r.spans++] = {edges[e], edges[e + 1], from, to};
   }
+}
+template <class E>
+static TileMask tile_mask_of(const Rows<E>& rows, int64_t j0, int keys) {
+  TileMask r;
+  set_tile_mask(rows, j0, keys, r);
   return r;
 }
 

@@ -22,6 +22,10 @@ template <bool used>
 struct TileConfiguration {
   TileConfiguration() {}
 };
+#ifndef REGARD_TILES
+template <bool used>
+static inline void keep_tiles_awake() {}
+#endif
 
 #ifdef REGARD_TILES
 
@@ -146,6 +150,14 @@ static void multiply_tiles() {
 
 #endif
 
+// What computes vectors for longer than some 1,200 cycles calls this now and then, while tiles are
+// configured and of no use: what multiplies them sleeps after as long, and its next products take
+// 900 to 2,000 cycles more (benchmarks/roofline.cpp).
+template <bool used>
+REGARD_INLINE static void keep_tiles_awake() {
+  if (used) multiply_tiles<0, 4, 6>();
+}
+
 // The left operand of a product by tiles: word t of row r lies in tile (r / 16, t / 16), whose rows
 // are `stride` bytes apart.
 struct TileMatrix {
@@ -245,82 +257,55 @@ static void multiply_by_tiles(const TileMatrix& a, int64_t rows, const TileVecto
     }
 }
 
-// Products of 32 rows and 2 vectors that are computed a few instructions at a time, between those
-// of vectors: the processor then multiplies tiles while it computes a softmax.
-class TileQueue {
- public:
-  struct Product {
-    TileMatrix a;
-    int64_t rows;  // a multiple of 32
-    TileVectors x;
-    float* out;  // [rows][32 lanes]
-    int64_t ldo;
-    bool adds;
-  };
+// A product of `rows` rows, which it sets or adds to sums, [rows][lanes of the vectors].
+struct TileProduct {
+  TileMatrix a;
+  int64_t rows;
+  TileVectors x;
+  float* out;
+  int64_t ldo;
+  bool adds;
 
-  // In the order in which they are added.
-  void add(const Product& product) {
-    if (product.rows == 0 || product.x.steps == 0) return;
-    all_[count_++] = product;
-    left_ += product.rows / (2 * kTileRows) * (4 * product.x.steps * product.x.products + 6);
-  }
-
-  int64_t left() const { return left_; }  // calls of `advance`
-
-  REGARD_INLINE void advance() {
-    if (!left_) return;
-    --left_;
-    const Product& p = all_[at_];
-    const char* const a =
-        p.a.data + part_ / 2 * p.a.part + 2 * block_ * p.a.down + step_ * p.a.across;
-    const int32_t* const x = p.x.data + part_ % 2 * p.x.part + step_ * kTileRows * p.x.stride;
-    float* const out = p.out + 2 * block_ * kTileRows * p.ldo;
-    float* const below = out + kTileRows * p.ldo;
-    const int64_t ldx = p.x.stride * 4, ldo = p.ldo * 4;
-    switch (phase_++) {
-      case 0:
-        return p.adds ? (load_tile<0>(out, ldo), load_tile<1>(out + kTileRows, ldo))
-                      : (zero_tile<0>(), zero_tile<1>());
-      case 1:
-        return p.adds ? (load_tile<2>(below, ldo), load_tile<3>(below + kTileRows, ldo))
-                      : (zero_tile<2>(), zero_tile<3>());
-      case 2:
-        return load_tile<4>(a, p.a.stride), load_tile<6>(x, ldx), multiply_tiles<0, 4, 6>();
-      case 3:
-        return load_tile<7>(x + kTileRows, ldx), multiply_tiles<1, 4, 7>();
-      case 4:
-        return load_tile<5>(a + p.a.down, p.a.stride), multiply_tiles<2, 5, 6>();
-      case 5:
-        if (++step_ == p.x.steps) step_ = 0, ++part_;
-        if (part_ < p.x.products)
-          phase_ = 2;
-        else
-          part_ = 0;
-        return multiply_tiles<3, 5, 7>();
-      case 6:
-        return store_tile<0>(out, ldo);
-      case 7:
-        return store_tile<1>(out + kTileRows, ldo);
-      case 8:
-        return store_tile<2>(below, ldo);
-      default:
-        store_tile<3>(below + kTileRows, ldo);
-        phase_ = 0;
-        if (++block_ * 2 * kTileRows < p.rows) return;
-        block_ = 0;
-        if (++at_ == count_) at_ = count_ = 0;
-    }
-  }
-
-  void finish() {
-    while (left_) advance();
-  }
-
- private:
-  Product all_[2];
-  int count_ = 0, at_ = 0, phase_ = 0, part_ = 0;
-  int64_t block_ = 0, step_ = 0, left_ = 0;
+  bool is_whole() const { return rows % (2 * kTileRows) == 0; }  // of whole blocks
+  int64_t count() const { return rows / (2 * kTileRows) * 4 * x.steps * x.products; }  // of tiles
 };
+
+// Computes a product of whole blocks and 2 vectors, whose rows lie `ldx` and `ldo` bytes apart. The
+// processor multiplies tiles while it computes what `between` does after every `every`-th product
+// of two tiles. Strides are constants: address arithmetic would take as long as the vectors.
+template <bool adds, int every, int64_t ldx, int64_t ldo, class Between>
+REGARD_INLINE static void multiply_meanwhile(const TileProduct& product, Between between) {
+  const int64_t lda = product.a.stride, down = product.a.down;
+  const char* a = product.a.data;
+  char* out = (char*)product.out;
+  for (int64_t r = 0; r < product.rows; r += 2 * kTileRows) {
+    char* const below = out + kTileRows * ldo;
+    if (adds) {
+      load_tile<0>(out, ldo), load_tile<1>(out + kTileBytes, ldo);
+      load_tile<2>(below, ldo), load_tile<3>(below + kTileBytes, ldo);
+    } else {
+      zero_tile<0>(), zero_tile<1>(), zero_tile<2>(), zero_tile<3>();
+    }
+    for (int part = 0; part < product.x.products; ++part) {
+      const char* from = a + part / 2 * product.a.part;
+      const char* x = (const char*)(product.x.data + part % 2 * product.x.part);
+      for (int64_t s = 0; s < product.x.steps; ++s) {
+        load_tile<4>(from, lda), load_tile<6>(x, ldx), multiply_tiles<0, 4, 6>();
+        if (every == 1) between();
+        load_tile<7>(x + kTileBytes, ldx), multiply_tiles<1, 4, 7>();
+        between();
+        load_tile<5>(from + down, lda), multiply_tiles<2, 5, 6>();
+        if (every == 1) between();
+        multiply_tiles<3, 5, 7>();
+        between();
+        from += product.a.across, x += kTileRows * ldx;
+      }
+    }
+    store_tile<0>(out, ldo), store_tile<1>(out + kTileBytes, ldo);
+    store_tile<2>(below, ldo), store_tile<3>(below + kTileBytes, ldo);
+    a += 2 * down, out += 2 * kTileRows * ldo;
+  }
+}
 
 #endif
 

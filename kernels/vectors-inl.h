@@ -12,6 +12,7 @@
 
 // For functions that a loop must inline: a call would spill its vectors.
 #define REGARD_INLINE __attribute__((always_inline)) inline
+#define REGARD_INLINE_LAMBDA __attribute__((always_inline))
 
 namespace regard::REGARD_NAMESPACE {
 

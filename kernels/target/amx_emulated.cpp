@@ -3,7 +3,11 @@
 #define REGARD_LANES 16
 #define REGARD_PAIRS
 #define REGARD_PLAIN_PAIRS
+#ifdef REGARD_TILE_INSTRUCTIONS  // for a test that compares the two
+#define REGARD_TILES 1
+#else
 #define REGARD_TILES 2
+#endif
 #include "../target-inl.h"
 
 namespace regard {
