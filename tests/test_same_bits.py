@@ -110,3 +110,24 @@ def test_parts_of_the_weights_have_the_bits_of_the_whole(shape, dtype, scale):
     assert torch.equal(weights[b, h, row], whole[b, h, row])
     assert torch.equal(weights[b], whole[b])
     assert torch.equal(weights[..., ::2, :], whole[..., ::2, :])
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_rows_of_a_long_sequence_have_the_bits_of_a_call_of_a_few(dtype, causal):
+    # Long enough for tiles of queries to wait for one another, as those of target amx do.
+    torch.manual_seed(2)
+    query, key, value = (torch.randn(1, 1, 4200, 64).to(getattr(torch, dtype)) for _ in range(3))
+    value[..., 100, :] = torch.inf  # which early causal rows do not see
+    before = regard.get_num_threads()
+    try:
+        regard.set_num_threads(1)
+        whole = regard.attention(query, key, value, causal=causal)
+    finally:
+        regard.set_num_threads(before)
+    some = regard.attention(query[..., -100:, :], key, value, causal=causal)
+    assert torch.equal(whole[..., -100:, :], some)
+    if causal:
+        assert whole[..., :100, :].isfinite().all()
+        few = regard.attention(*(x[..., :100, :] for x in (query, key, value)), causal=True)
+        assert torch.allclose(whole[..., :100, :], few, rtol=0.01, atol=0.01)
