@@ -30,9 +30,12 @@ static void multiply_values(const Problem& p, ForwardMemory<E>& m, const KeyTile
   }
 }
 
+// For add_keys: nobody looks. One object, as each lambda would be a type with code of its own.
+constexpr auto kNoLook = [](const KeyTile&) {};
+
 // Clears the sums of a tile of queries, before any key.
 template <class E>
-static void clear_sums(const Problem& p, const SoftmaxState<E>& state) {
+__attribute__((noinline)) static void clear_sums(const Problem& p, const SoftmaxState<E>& state) {
   typedef typename E::Real Real;
   for (int64_t x = 0; x < state_size<E>(p); ++x) state.out[x] = 0;
   for (int i = 0; i < E::rows; ++i) state.maximum[i] = state.base[i] = -kInf<Real>;
@@ -215,7 +218,8 @@ static void put_rows(const Array& out, char* const* to, int count, const typenam
 
 // Adds the sinks, normalises, and writes output rows and row statistics.
 template <class E>
-static void write_rows(const Forward& f, const Rows<E>& rows, const SoftmaxState<E>& state) {
+__attribute__((noinline)) static void write_rows(const Forward& f, const Rows<E>& rows,
+                                                 const SoftmaxState<E>& state) {
   typedef typename E::Real Real;
   constexpr int n = E::lanes;
   const Problem& p = *f.problem;
@@ -297,13 +301,14 @@ static int64_t first_key(const Rows<E>& rows) {
 
 // Adds keys anew where the sums of a tile of queries need it, which may have `masked` keys.
 template <class E>
-static void check_sums(const Forward& f, ForwardMemory<E>& m, int64_t low, int64_t high,
-                       bool masked) {
+__attribute__((noinline)) static void check_sums(const Forward& f, ForwardMemory<E>& m, int64_t low,
+                                                 int64_t high, bool masked) {
   const Problem& p = *f.problem;
   const bool may_lose = kWeightScale<typename E::Real> != 1 || E::parts > 1;  // infinite sums
-  if ((!masked && !may_lose) || finite_sums(p, m.state)) return;
-  clear_sums(p, m.state);
-  add_keys(f, m, key_head_of(p, m.rows), low, high, true, [](const KeyTile&) {});
+  if ((masked || may_lose) && !finite_sums(p, m.state)) {
+    clear_sums(p, m.state);
+    add_keys(f, m, key_head_of(p, m.rows), low, high, true, kNoLook);
+  }
 }
 
 // Attends tiles of queries to some keys after others: all of them to those that L2 has, then to the
@@ -332,8 +337,7 @@ static void run_by_cached_keys(const Forward& f, ForwardMemory<E>& m, int64_t ti
       const int64_t to = waiting.rows.high < end ? waiting.rows.high : end;
       if (from >= to) continue;
       m.rows = waiting.rows, m.state = waiting.state;
-      waiting.masked |=
-          add_keys(f, m, key_head_of(p, m.rows), from, to, false, [](const KeyTile&) {});
+      waiting.masked |= add_keys(f, m, key_head_of(p, m.rows), from, to, false, kNoLook);
     }
   for (int64_t t = 0; t < tiles; ++t) {
     const TileConfiguration<E::tiles> configuration;
@@ -354,7 +358,8 @@ static void run_forward(const void* pass, int64_t task, char* memory, const Stop
   const int64_t n = splits<E>(p), split = task % n, per_task = tiles_per_task<E>(f);
   const int64_t end = p.B * p.Hkv * row_tiles_of<E>(p) - task / n * per_task;
   int64_t tile = end > per_task ? end - per_task : 0;
-  if (m.waiting) return run_by_cached_keys(f, m, tile, end - tile, stop);
+  if constexpr (E::tiles)
+    if (m.waiting) return run_by_cached_keys(f, m, tile, end - tile, stop);
   describe_tile(p, m.next, tile);
   for (; tile < end; ++tile) {
     if (stopped(stop)) return;
@@ -374,8 +379,7 @@ static void run_forward(const void* pass, int64_t task, char* memory, const Stop
     }
     clear_sums(p, m.state);
     keep_tiles_awake<E::tiles>();
-    const bool masked =
-        add_keys(f, m, key_head_of(p, m.rows), low, high, false, [](const KeyTile&) {});
+    const bool masked = add_keys(f, m, key_head_of(p, m.rows), low, high, false, kNoLook);
     check_sums(f, m, low, high, masked);
     keep_tiles_awake<E::tiles>();
     if (n == 1) write_rows(f, m.rows, m.state);

@@ -170,10 +170,11 @@ static void softmax_in_place(const Scaling<E>& scaling, ForwardMemory<E>& m, con
     constexpr std::integral_constant<int, 2> second;
     const int64_t products = (before ? before->count() : 0) + (after ? after->count() : 0);
     const int64_t steps = seen.low == 0 && seen.high % 2 == 0 ? seen.high / 2 : -1;
-    if (products == steps)  // as with heads of 64
-      multiply(each, [&]() REGARD_INLINE_LAMBDA { softmax.next(); });
-    else if (products == 2 * steps)  // of 128
-      multiply(second, [&]() REGARD_INLINE_LAMBDA { softmax.next(); });
+    const auto next = [&]() REGARD_INLINE_LAMBDA { softmax.next(); };
+    if (E::parts == 1 && !exact && products == steps)  // as with heads of 64
+      multiply(each, next);
+    else if (E::parts == 1 && !exact && products == 2 * steps)  // of 128
+      multiply(second, next);
     else if (products)
       multiply(each, [&]() REGARD_INLINE_LAMBDA { softmax.next_if_any(); });
   }

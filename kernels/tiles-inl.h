@@ -202,14 +202,14 @@ template <bool adds, int R, int V, bool whole>
 static void tile_block(const TileMatrix& a, int64_t there, const TileVectors& x, float* out,
                        int64_t ldo) {
   const int64_t rows = whole ? R * kTileRows : there;
-  const auto each_sum = [&](auto what) REGARD_INLINE_LAMBDA {
+  const auto each_sum = [&](auto what) {
     what.template operator()<0>(out, rows);
     if constexpr (V > 1) what.template operator()<1>(out + kTileRows, rows);
     if constexpr (R > 1) what.template operator()<2>(out + kTileRows * ldo, rows - kTileRows);
     if constexpr (R > 1 && V > 1)
       what.template operator()<3>(out + kTileRows * ldo + kTileRows, rows - kTileRows);
   };
-  each_sum([&]<int n>(const float* from, int64_t left) REGARD_INLINE_LAMBDA {
+  each_sum([&]<int n>(const float* from, int64_t left) {
     adds ? load_rows<n>((const char*)from, ldo * 4, left) : zero_tile<n>();
   });
   for (int product = 0; product < x.products; ++product)
@@ -229,8 +229,7 @@ static void tile_block(const TileMatrix& a, int64_t there, const TileVectors& x,
         if constexpr (V > 1) multiply_tiles<3, 5, 7>();
       }
     }
-  each_sum([&]<int n>(float* to, int64_t left)
-               REGARD_INLINE_LAMBDA { store_rows<n>(to, ldo, left); });
+  each_sum([&]<int n>(float* to, int64_t left) { store_rows<n>(to, ldo, left); });
 }
 
 // A block of the largest size that there are rows and vectors for.

@@ -331,7 +331,8 @@ def test_documents_that_are_empty_unreadable_or_too_long_are_named_and_counted(t
         "rows.jsonl:8",
     }  # fmt: skip
     assert reasons["latin.txt"] == "byte 3 is no UTF-8"
-    assert reasons["rows.jsonl:4"] == "there is no 'text' in it"
+    assert reasons["rows.jsonl:4"] == "there is no 'text' in it; --column names another, of 'other'"
+    assert reasons["rows.jsonl:6"] == "an object with 'text' is needed, and it is list"
     assert reasons["rows.jsonl:7"] == "character 5 is half of a surrogate pair"
     assert reasons["rows.jsonl:8"] == "'text' is no text, but int"
     assert survey.heads().documents == 4
@@ -414,11 +415,12 @@ def test_the_same_call_goes_on_and_another_names_what_differs(tmp_path, corpus, 
     tiny = tiny_model()
     tiny.weights["norm"] = tiny.weights["norm"] + 1
     for options, difference in (
-        ({"max_tokens": 65}, "max_tokens is 64, and 65 is asked for"),
-        ({"column": "body"}, "column is text, and body is asked for"),
-        ({"documents": True}, "documents is False, and True is asked for"),
-        ({"threads": 2}, "threads is 1, and 2 is asked for"),
-        ({"model": tiny}, "its name is"),
+        ({"max_tokens": 65}, "it has max_tokens 64, and 65 is asked for"),
+        ({"max_tokens": 2048}, "it has max_tokens 64, and 2048 is asked for"),
+        ({"column": "body"}, "it has column text, and body is asked for"),
+        ({"documents": True}, "it has documents False, and True is asked for"),
+        ({"threads": 2}, "it has threads 1, and 2 is asked for"),
+        ({"model": tiny}, "it has model "),
         ({"shard_tokens": 200}, "other shards"),
         ({"corpus": corpus / "1.txt"}, r"it reads .*0.txt, which is not asked for"),
     ):
@@ -436,10 +438,13 @@ def test_a_file_or_model_that_changed_ends_a_shard_with_its_name(tmp_path, model
     survey = started(tmp_path / "heads", paths, own, shard_tokens=1)
     (tmp_path / "1.txt").write_text("import sys")
     survey.run_shard(0)
-    with pytest.raises(SurveyError, match=r"1.txt has changed since .* bytes is 10, and was 9"):
+    with pytest.raises(SurveyError, match=r"1.txt has changed since .* it has 10 bytes, and had 9"):
         survey.run_shard(1)
     with pytest.raises(ValueError, match=r"1.txt has changed since"):
         started(tmp_path / "heads", paths, own, shard_tokens=1)
+    (tmp_path / "1.txt").write_text("import os")
+    with pytest.raises(SurveyError, match=r"ns as its time of change, and had .* with its times"):
+        survey.run_shard(1)
     (tmp_path / "1.txt").unlink()
     with pytest.raises(SurveyError, match=r"1.txt: No such file .* Put it back"):
         survey.run_shard(1)
@@ -459,6 +464,11 @@ def test_a_survey_without_a_corpus_is_opened_and_others_are_errors(tmp_path, sur
     (tmp_path / "survey.json").write_text('{"format": 9}')
     with pytest.raises(
         ValueError, match=r"not a manifest of regard \(format 9; this regard reads 1"
+    ):
+        Survey(tmp_path)
+    (tmp_path / "survey.json").write_text("{}\n")
+    with pytest.raises(
+        ValueError, match=r"\('format' is missing\)\. Put the one of the survey back"
     ):
         Survey(tmp_path)
     for options, message in (
@@ -695,7 +705,7 @@ def test_a_shard_that_ends_its_process_is_tried_three_times_and_named(
 
     monkeypatch.setattr(running, "_one_pool", pool)
     with pytest.raises(
-        SurveyError, match=r"shard 1 could not be computed: its process ended 3 times"
+        SurveyError, match=r"shard 1 could not be computed: its process ended 3 times.* smaller max"
     ):
         survey.run(workers=2)
     assert survey.missing() == [1]

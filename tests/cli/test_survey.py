@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -108,7 +109,9 @@ def test_parts_of_the_shards_add_up_to_the_survey(corpus, model, done, tmp_path,
         ran = regard(*line, "--shard", part)
         assert ran.code == 0
         assert json.loads(ran.out)["shards"] == {"done": done_by_then, "of": TEXTS + 1}
-        assert "tokens/s" in ran.err
+        line_of_the_end = ran.err.splitlines()[-1]
+        assert line_of_the_end.startswith(f"{done_by_then} of {TEXTS + 1} shards  ")
+        assert "tokens/s" in line_of_the_end
     assert files(tmp_path) == files(done)
 
 
@@ -162,7 +165,7 @@ def test_the_picture_is_drawn_into_a_file(done, regard, tmp_path):
         (["{corpus}", "-o", "{tmp}", "--shard", "x"], "--shard x: K/N is needed"),
         (["{tmp}/no.txt", "-o", "{tmp}"], "no.txt: no such file or folder"),
         (["{corpus}", "-o", "{tmp}", "--model", "./no/model"], "no/model"),
-        (["{corpus}", "-o", "{done}"], "has another survey: its name is "),
+        (["{corpus}", "-o", "{done}"], "has another survey: it has model "),
         (["{corpus}", "-o", "{corpus}/00.txt"], "00.txt is a file; name a folder"),
         (["{corpus}", "-o", "{tmp}", "--max-tokens", "0"], "'--max-tokens'"),
     ],
@@ -173,6 +176,15 @@ def test_errors_are_one_sentence_with_a_way_out(words, message, corpus, done, tm
     assert ran.code == 2
     assert message in ran.err
     assert "Traceback" not in ran.err
+
+
+def test_a_damaged_file_is_told_before_anything_is_computed(corpus, model, done, tmp_path, regard):
+    shutil.copytree(done, tmp_path / "heads")
+    (tmp_path / "heads" / "heads" / "00003.parquet").write_bytes(b"PAR1")
+    ran = regard("survey", corpus, "-o", tmp_path / "heads", "--model", model, *SIZES)
+    assert ran.code == 2
+    assert "00003.parquet: not a file of this survey" in ran.err
+    assert "Remove it; the same command computes it again." in ran.err
 
 
 def test_a_file_that_changed_stops_with_its_name(model, tmp_path, regard):

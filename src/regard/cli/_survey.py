@@ -78,6 +78,7 @@ def survey(paths: Sequence[str], options: SurveyOptions) -> None:
             shard_tokens=options.shard_tokens, column=options.column, documents=options.documents,
             threads=options.threads, trust_remote_code=options.trust_remote_code,
         )  # fmt: skip
+        made.facts()  # a damaged file is told before anything is computed
     numbers = range(len(made)) if part is None else range(part[0], len(made), part[1])
     try:
         with _Report(made) as report:
@@ -293,6 +294,7 @@ class _Report:
         self._made, self._console = made, Console(stderr=True, highlight=False)
         self._bar: Bar | None = None
         self._last = -math.inf
+        self._unsaid = ""
         if self._console.is_terminal:
             self._bar = Bar(
                 TextColumn("{task.description}"), BarColumn(bar_width=None),
@@ -311,6 +313,8 @@ class _Report:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._bar is not None:
             self._bar.stop()
+        if self._unsaid:
+            self._say(self._unsaid)
         if kind is KeyboardInterrupt:
             missing, of = len(self._made.missing()), len(self._made)
             self._say(f"Stopped with {of - missing} of {of} shards; the same command goes on.")
@@ -322,9 +326,12 @@ class _Report:
         )
         if self._bar is not None:
             self._bar.update(self._task, completed=progress.tokens, total=progress.total, said=said)
-        elif time.monotonic() - self._last > PLAIN_SECONDS or progress.shards == progress.of:
+            return
+        self._unsaid = f"{progress.shards} of {progress.of} shards  {said}"
+        if time.monotonic() - self._last > PLAIN_SECONDS or progress.shards == progress.of:
             self._last = time.monotonic()
-            self._say(f"{progress.shards} of {progress.of} shards  {said}")
+            self._say(self._unsaid)
+            self._unsaid = ""
 
     def _say(self, line: str) -> None:
         self._console.print(line, soft_wrap=True, markup=False)

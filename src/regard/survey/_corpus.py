@@ -73,15 +73,15 @@ class Source:
                 f"{self.path}: {error.strerror}; it was there when the survey began. Put it back,"
                 " or survey what there is into another folder."
             ) from error
-        for what, now, then in (
-            ("bytes", found.st_size, self.bytes),
-            ("time of change", found.st_mtime_ns, self.mtime_ns),
+        for now, then, what in (
+            (found.st_size, self.bytes, "bytes"),
+            (found.st_mtime_ns, self.mtime_ns, "ns as its time of change"),
         ):
             if now != then:
                 raise SurveyError(
-                    f"{self.path} has changed since the survey began: its {what} is {now}, and was"
-                    f" {then}. Put the old file back, copied with its times, or survey the new one"
-                    " into another folder."
+                    f"{self.path} has changed since the survey began: it has {now:,} {what}, and"
+                    f" had {then:,}. Put the old file back, copied with its times, or survey the"
+                    " new one into another folder."
                 )
 
     def to_json(self) -> dict[str, Any]:
@@ -133,7 +133,10 @@ def found_files(paths: Sequence[str | Path], left_out: Path) -> list[Path]:
             )
     if not files:
         named = ", ".join(str(path) for path in paths) or "nothing was named"
-        raise ValueError(f"survey: there is no file to read ({named}).")
+        raise ValueError(
+            f"survey: there is no file to read ({named}). Name files, or folders of them; of"
+            " folders hidden files, compiled Python and the survey itself are left out."
+        )
     for file in files:
         if what := kind(file.stat().st_mode):
             raise ValueError(f"survey: {file} is {what}; name files, or folders of them.")
@@ -301,8 +304,11 @@ def _field(line: bytes, column: str) -> str:
     if not line.strip():
         return ""
     found = json.loads(line)
-    if not isinstance(found, dict) or column not in found:
-        raise ValueError(f"there is no {column!r} in it")
+    if not isinstance(found, dict):
+        raise ValueError(f"an object with {column!r} is needed, and it is {type(found).__name__}")
+    if column not in found:
+        names = ", ".join(repr(name[:40]) for name in [*found][:4])
+        raise ValueError(f"there is no {column!r} in it; --column names another, of {names}")
     return _string(found[column], column)
 
 

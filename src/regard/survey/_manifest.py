@@ -85,7 +85,11 @@ class Manifest:
             )
             return cls(found["versions"], found["model"], found["settings"], shards)
         except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"survey: {path}: not a manifest of regard ({error}).") from error
+            reason = f"{error} is missing" if isinstance(error, KeyError) else error
+            raise ValueError(
+                f"survey: {path}: not a manifest of regard ({reason}). Put the one of the survey"
+                " back, or name another folder."
+            ) from error
 
     def require_same(self, other: Manifest, folder: Path) -> None:
         """Raises ValueError where another survey is asked for than the folder has.
@@ -103,11 +107,11 @@ class Manifest:
     def _differences(self, other: Manifest) -> Iterator[str]:
         for part in ("model", "settings", "versions"):
             there, asked = getattr(self, part), getattr(other, part)
-            for name in sorted({*there, *asked}):
+            for name in dict.fromkeys((*there, *asked)):  # what was asked for before what follows
                 if there.get(name) != asked.get(name):
-                    label = name if part != "versions" else f"version of {name}"
+                    label = "model" if name == "name" else name
                     yield (
-                        f"its {label} is {_told(there.get(name))}, and {_told(asked.get(name))} is"
+                        f"it has {label} {_told(there.get(name))}, and {_told(asked.get(name))} is"
                         " asked for"
                     )
         there, asked = (

@@ -273,7 +273,8 @@ def run_in_processes(
             for number in undone:
                 if tries[number] > RETRIES:
                     failed[number] = SurveyError(
-                        f"its process ended {tries[number]} times; out of memory, maybe."
+                        f"its process ended {tries[number]} times; out of memory, maybe: a machine"
+                        " with more is needed, or a survey with a smaller max_tokens."
                     )
         if unborn > RETRIES:
             raise SurveyError(
