@@ -150,11 +150,10 @@ def shown(results):
 
 def readme_tables(results):
     """A table of each processor that the README shows, under its name, and what errors mean."""
-    parts = [f"**{name}**\n\n{readme_table(results[name])}" for name in shown(results)]
-    return "\n\n".join([*parts, LEGEND])
+    return "\n\n".join([*(readme_table(results[name], name) for name in shown(results)), LEGEND])
 
 
-def readme_table(results):
+def readme_table(results, processor):
     """The headlines: time and error of regard, of torch, and how many times as fast regard is."""
     columns = [""]
     for dtype in DTYPES:
@@ -166,7 +165,8 @@ def readme_table(results):
             cells += comparison(row) if row else ["-"] * 5
         rows.append(cells)
     machine = next(results[run]["machine"] for _, run, _ in HEADLINES if run in results)
-    return f"{markdown(columns, rows)}\n\n{common.machine_line(machine)}."
+    line = common.machine_line(machine).replace(processor, f"**{processor}**", 1)
+    return f"{line}:\n\n{markdown(columns, rows)}"
 
 
 SITE = "https://regard-attention.github.io/regard"

@@ -7,6 +7,7 @@ import functools
 import io
 import itertools
 import os
+import signal
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -600,6 +601,21 @@ def one_matrix_without_heads(size):
     assert torch.allclose(weights.received(), layout.shard(exact.received(), 0), atol=1e-13)
 
 
+class GroupWithoutStore:
+    """Rank 0 kept the store, and has ended."""
+
+    def get_group_store(self):
+        raise RuntimeError("connection closed")
+
+
+def a_rank_without_the_store_says_that_another_may_have_ended_first(size):
+    layout = Layout(9)
+    layout.peers.group = GroupWithoutStore()
+    text = str(layout.peers.failed("attention", size - 1, RuntimeError("closed")))
+    assert f"rank {size - 1} of {size} did not answer rank {layout.rank}" in text, text
+    assert ("another rank may have ended first; torchrun" in text) == (size > 2), text
+
+
 CHECKS = (
     layouts_cut_and_join,
     zigzag_is_the_order_of_torchs_load_balancer,
@@ -618,8 +634,12 @@ CHECKS = (
     dtensors_by_batch_or_heads_work,
     dtensors_are_refused_by_what_has_no_layout,
 )
-OF_SEVERAL = (a_rank_that_disagrees_is_named_on_every_rank,)
+OF_SEVERAL = (
+    a_rank_without_the_store_says_that_another_may_have_ended_first,
+    a_rank_that_disagrees_is_named_on_every_rank,
+)
 OF_FOUR = (
+    a_rank_without_the_store_says_that_another_may_have_ended_first,
     layouts_cut_and_join,
     zigzag_is_the_order_of_torchs_load_balancer,
     a_rank_with_one_query_has_a_row_of_the_bias_or_one_of_all,
@@ -662,7 +682,7 @@ def _until_killed(layout, shards, dying):
     """Calls again and again; one rank ends without a word."""
     for n in range(9):
         if layout.rank == dying and n == 3:
-            os._exit(9)
+            os.kill(os.getpid(), signal.SIGKILL)
         attention(*shards, layout=layout)
     raise AssertionError("nobody died")
 

@@ -377,6 +377,7 @@ def test_patterns_folders_and_files_are_found_once_each_and_not_the_survey_itsel
     assert started(folder, named, model).missing() == []
     for wrong, message in (
         ("not/there", "no such file or folder"),
+        ("https://a.b/c.safetensors", "no such file or folder. An address is fetched first"),
         (str(tmp_path / "*.rs"), "no file matches"),
     ):
         with pytest.raises(FileNotFoundError, match=message):

@@ -13,6 +13,10 @@ import torch.distributed as dist
 Message = tuple[int, torch.Tensor]  # a rank of the group, and what it sends or gets
 _HEADER, _TEXT = 56, 4096  # bytes
 Numbers = tuple[int, int]
+STORE_GONE = (
+    " The store of the group is gone with the rank that kept it, so another rank may have ended"
+    " first; torchrun keeps it apart from the ranks."
+)
 
 
 class RankError(RuntimeError):
@@ -97,23 +101,27 @@ class Peers:
 
     def failed(self, what: str, rank: int | None, error: Exception) -> RankError:
         """The error of a rank that did not answer: the first that any rank found, where known."""
-        rank = self._first_failed(rank)
+        rank, is_first = self._first_failed(rank)
         who = "another rank" if rank is None else f"rank {rank}"
         first = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
         return RankError(
             f"distributed.{what}: {who} of {self.size} did not answer rank {self.rank}: it died,"
             " raised an error of its own or is late by more than the timeout of the group"
             f" ({first}). The group cannot be used any more."
+            + ("" if is_first or self.size < 3 else STORE_GONE)
         )
 
-    def _first_failed(self, rank: int | None) -> int | None:
-        """Whom the first rank that noticed waited for: the others wait for that rank in turn."""
+    def _first_failed(self, rank: int | None) -> tuple[int | None, bool]:
+        """Whom the first rank that noticed waited for: the others wait for that rank in turn.
+
+        And whether that is known.
+        """
         own = "" if rank is None else str(rank)
         try:
             found = self.group.get_group_store().compare_set("regard/failed", "", own)
-            return int(found) if found else None
+            return (int(found) if found else None), True
         except Exception:  # the store is gone with the process that kept it
-            return rank
+            return rank, False
 
     def exchange(self, what: str, sends: Sequence[Message], receives: Sequence[Message]) -> Pending:
         """Starts to send and to receive; tensors are contiguous, and empty ones are left out."""

@@ -151,7 +151,8 @@ def _matches(path: str | Path) -> list[Path]:
         if found:
             return [Path(name) for name in found]
         raise FileNotFoundError(f"survey: {path}: no file matches.")
-    raise FileNotFoundError(f"survey: {path}: no such file or folder.")
+    fetched = " An address is fetched first: a survey reads files." if "://" in str(path) else ""
+    raise FileNotFoundError(f"survey: {path}: no such file or folder.{fetched}")
 
 
 def _in_folder(folder: Path) -> Iterator[Path]:
