@@ -152,7 +152,7 @@ static void multiply_tiles() {
 
 // What computes vectors for longer than some 1,200 cycles calls this now and then, while tiles are
 // configured and of no use: what multiplies them sleeps after as long, and its next products take
-// 900 to 2,000 cycles more (benchmarks/roofline.cpp).
+// 900 to 2,000 cycles more.
 template <bool used>
 REGARD_INLINE static void keep_tiles_awake() {
   if (used) multiply_tiles<0, 4, 6>();
