@@ -486,6 +486,39 @@ def only_keys_that_are_seen_are_sent(size):
     assert sum(sent) == (63 * (4 + 3) * 4 if layout.rank < size - 1 else 0)
 
 
+def resident(name):
+    """Bytes of this process: its ``VmRSS``, or its ``VmHWM``, the largest since the last reset."""
+    return 1024 * int(Path("/proc/self/status").read_text().partition(f"{name}:")[2].split()[0])
+
+
+def a_rank_takes_the_memory_of_its_tokens_and_of_two_buffers(size):
+    """Striped, so that every rank sees the keys of all, in a window, so that there is little to do.
+
+    Where the system tells the largest memory since a moment: on Linux.
+    """
+    reset, options = Path("/proc/self/clear_refs"), {"causal": True, "window": (63, None)}
+    if not reset.exists():
+        return
+    few, layout = (Layout(length, None, "striped") for length in (64, 2**17))
+    attention(*(torch.ones(1, few.count, 64),) * 3, layout=few, **options)  # what is loaded once
+    reset.write_text("5")
+    before = resident("VmRSS")
+    own = [torch.randn(1, layout.count, 64) for _ in range(3)]
+    arriving, exchange = [], layout.peers.exchange
+
+    def counted(what, sends, receives):
+        arriving.append(sum(x.nbytes for _, x in receives))
+        return exchange(what, sends, receives)
+
+    layout.peers.exchange = counted
+    out = attention(*own, layout=layout, **options)
+    taken = resident("VmHWM") - before
+    buffer = own[1].nbytes + own[2].nbytes
+    assert 0.99 * buffer < max(arriving) <= buffer, "keys and values of one rank at a time"
+    allowed = 1.1 * (sum(x.nbytes for x in (*own, out)) + 2 * buffer)
+    assert taken < allowed, f"{taken / 1e6:.0f} MB, and {allowed / 1e6:.0f} are allowed"
+
+
 def heads_that_cannot_be_shared_out_are_told(size):
     layout = Layout(9)
     _, (q, k, v) = small(layout, Hq=2 * size, Hkv=size)
@@ -639,6 +672,7 @@ OF_SEVERAL = (
     a_rank_that_disagrees_is_named_on_every_rank,
 )
 OF_FOUR = (
+    a_rank_takes_the_memory_of_its_tokens_and_of_two_buffers,
     a_rank_without_the_store_says_that_another_may_have_ended_first,
     layouts_cut_and_join,
     zigzag_is_the_order_of_torchs_load_balancer,
