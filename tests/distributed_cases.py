@@ -461,6 +461,17 @@ def weights_refuse(size):
     assert weights.summary(only=["entropy"]).received is None
 
 
+def a_row_of_large_scores_has_the_sum_of_one_process(size):
+    """In float32, where the pass over all rows sums products in another order than that of one."""
+    layout = Layout(T)
+    arrays, options, _, (_, _, one) = expected("large scores", "float32", T)
+    own = [layout.shard(x, -2) for x in arrays[:3]]
+    _, weights = attention(*own, layout=layout, return_weights=True, **options)
+    for position in (0, 1, T // 2, T - 1):
+        found, wanted = weights.row(position), one.matrix[..., position, :]
+        assert torch.allclose(found, wanted, atol=2e-7), (position, float(found.sum(-1).min()))
+
+
 def dropout_without_a_seed_is_the_same_on_every_rank(size):
     layout = Layout(64)
     whole, (q, k, v) = small(layout)
@@ -656,6 +667,7 @@ CHECKS = (
     a_call_that_every_rank_gets_wrong_is_told_in_its_own_words,
     weights_refuse,
     every_method_gives_its_part_of_the_summary,
+    a_row_of_large_scores_has_the_sum_of_one_process,
     dropout_without_a_seed_is_the_same_on_every_rank,
     only_keys_that_are_seen_are_sent,
     one_matrix_without_heads,
@@ -672,6 +684,7 @@ OF_SEVERAL = (
     a_rank_that_disagrees_is_named_on_every_rank,
 )
 OF_FOUR = (
+    a_row_of_large_scores_has_the_sum_of_one_process,
     a_rank_takes_the_memory_of_its_tokens_and_of_two_buffers,
     a_rank_without_the_store_says_that_another_may_have_ended_first,
     layouts_cut_and_join,
@@ -695,6 +708,7 @@ def prepare():
     for case in (comparisons(1) | comparisons(2) | comparisons(4)).values():
         name, _, dtype = case.args
         expected(name, dtype, case.keywords.get("length", T))
+    expected("large scores", "float32", T)
 
 
 def example():
