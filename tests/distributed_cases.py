@@ -272,14 +272,15 @@ def comparisons(size):
         found[told] = functools.partial(compare, name, order, dtype, **how)
 
     if size == 1:
-        for n, name in enumerate(TOGETHER[5:9]):
+        for n, name in enumerate(TOGETHER):
             add(name, ORDERS[n % 3])
+        add("cap", "striped", "bfloat16")
         return found
-    for n, name in enumerate(TOGETHER if size == 2 else ("causal", "documents + sinks")):
+    for n, name in enumerate(TOGETHER):
         add(name, ORDERS[(n + size) % 3])
+    add("cap", "striped", "bfloat16")
     add("documents + sinks" if size == 2 else "bias", "zigzag", "float32")
     if size == 2:
-        add("cap", "striped", "bfloat16")
         add("causal window", method="gather")
         for name in ("documents + sinks", "mask + edits", "bias"):
             add(name, ORDERS[len(name) % 3], method="heads")

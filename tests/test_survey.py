@@ -8,6 +8,7 @@ import os
 import random
 import threading
 import tracemalloc
+import weakref
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
@@ -26,7 +27,7 @@ from regard.survey import Facts, HeadSums, Progress, Survey, SurveyError, TopRec
 from regard.survey import _run as running
 from regard.survey._exact import parts_of, total_of
 from regard.survey._measure import Document
-from regard.survey._models import load
+from regard.survey._models import Own, load
 from regard.survey._shard import read_sums
 from regard.survey._statistics import STATISTICS, quantiles, spacing
 from regard.survey._threads import threads
@@ -764,6 +765,22 @@ def test_unfinished_files_of_killed_processes_are_swept_when_they_are_old(tmp_pa
     assert not old.exists()
     assert new.exists(), "another process may be writing it"
     assert survey.missing() == []
+
+
+def test_one_layer_at_a_time_is_in_memory(tmp_path, corpus, model, monkeypatch):
+    seen = []
+
+    def watched(reader, ids, on_layer):
+        def look(layer):
+            assert not any(earlier() for earlier in seen), "an earlier layer is still there"
+            seen.append(weakref.ref(layer))
+            on_layer(layer)
+
+        reader.model.hidden(ids, record=look)
+
+    monkeypatch.setattr(Own, "run", watched)
+    started(tmp_path / "heads", corpus / "1.txt", model).run(workers=1)
+    assert len(seen) == 2
 
 
 def test_memory_does_not_grow_with_the_corpus(tmp_path, model):
