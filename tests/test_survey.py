@@ -772,7 +772,7 @@ def test_one_layer_at_a_time_is_in_memory(tmp_path, corpus, model, monkeypatch):
 
     def watched(reader, ids, on_layer):
         def look(layer):
-            assert not any(earlier() for earlier in seen), "an earlier layer is still there"
+            assert all(key() is None for key in seen), "an earlier layer is still there"
             seen.append(weakref.ref(layer.key))
             on_layer(layer)
 
