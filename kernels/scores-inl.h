@@ -502,6 +502,11 @@ static void finish_scores(const Problem& p, const Rows<E>& rows, const TileMask&
       apply_entries<E>(p.mask, rows, tile_mask, v, j0, scores,
                        [&](V s, V seen) { return seen != 0 ? s : masked; });
   }
+  // What is hidden from the rows, and may be NaN, is hidden from unused lanes: sums over a vector's
+  // rows have them too, times 0.
+  const int last = rows.vectors - 1, used = rows.count - last * n;
+  for (int j = tile_mask.low[last]; used < n && j < tile_mask.high[last]; ++j)
+    for (int i = used; i < n; ++i) scores[j * E::rows + last * n + i] = masked[0];
   if (!p.key_ids) return;
   const int64_t* ids = p.key_ids + rows.b * p.Lk + j0;
   for (int v = 0; v < rows.vectors; ++v)

@@ -437,3 +437,30 @@ def test_of_large_products_the_gradient_is_still_a_number(size, dtype):
         found[backend] = torch.autograd.grad(out.square().sum(), leaves)
     for ours, theirs in zip(*found.values()):
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("hidden_by", ["segments", "edits"])
+@pytest.mark.parametrize("length", [17, 41])  # one query more than vectors of 4, 8 or 16 have
+def test_a_hidden_nan_of_the_bias_reaches_no_gradient(length, hidden_by, dtype):
+    torch.manual_seed(0)
+    arrays = [torch.randn(1, 2, length, 8, dtype=dtype).requires_grad_() for _ in range(3)]
+    ids = torch.arange(length)[None] % 5  # no interval of keys says as much
+    if hidden_by == "segments":
+        hidden, options = ids[0][:, None] != ids[0], {"segments": ids}
+    else:
+        hidden = (torch.arange(length) == 3).expand(length, length)
+        options = {"edits": [regard.Edit(None, None, 3, 0.0)]}
+    found = []
+    for unseen in (torch.nan, 0.0):
+        bias = torch.zeros(1, 2, length, length, dtype=dtype)
+        bias[..., hidden] = unseen
+        out, weights = regard.attention(
+            *arrays, bias=bias, backend="kernel", return_weights=True, **options
+        )
+        kl = regard.divergence(weights.mix(heads=[0]), weights.mix(heads=[1]), "reverse_kl")
+        found.append(
+            torch.autograd.grad(out.float().sum() + kl.float().sum(), arrays) + (out.detach(),)
+        )
+    assert all(x.isfinite().all() for x in found[0])
+    assert all(torch.equal(x, y) for x, y in zip(*found))
