@@ -89,7 +89,8 @@ struct PackedKV {
 // Keys and values of a head that L2 is likely to hold beside the rest: those of half a megabyte.
 template <class E>
 static int64_t cached_keys(const Problem& p) {
-  const int64_t bytes = (p.D + p.Dv + 1) * int64_t(sizeof(typename E::Bits));
+  const int64_t numbers = p.D + p.Dv > 0 ? p.D + p.Dv : 1;
+  const int64_t bytes = numbers * int64_t(sizeof(typename E::Bits));
   const int64_t keys = (512 << 10) / bytes / E::keys * E::keys;
   return keys > E::keys ? keys : E::keys;
 }

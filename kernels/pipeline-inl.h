@@ -209,23 +209,11 @@ static bool rises(const ForwardMemory<E>& m) {
   return any;
 }
 
-// Whether all pairs of the intervals are visible, and scores are the products.
-static bool only_intervals(const Problem& p) {
-  return raw_scores(p) && !p.mask && !p.key_ids && !p.edit_count;
-}
-
 // The first tile from j0 on of which any key is shown; without keys where there is none.
 template <class E>
 static void find_tile(const Problem& p, const ForwardMemory<E>& m, int64_t kv, int64_t j0,
                       int64_t high, KeyTile& tile) {
   const int64_t keys = tile_keys<E>(p);
-  if (m.rows.vectors == E::vectors && m.rows.all_low <= j0 && j0 + keys <= m.rows.all_high &&
-      j0 + keys <= high && only_intervals(p)) {
-    tile.kv = kv, tile.j0 = j0, tile.keys = int(keys);
-    set_tile_mask(m.rows, j0, int(keys), tile.tile_mask);
-    tile.unmasked = true, tile.packed = m.packed && j0 % E::block == 0;
-    return;
-  }
   for (; j0 < high; j0 += keys) {
     set_key_tile(p, m, kv, j0, high, false, tile);
     if (mask_shows(p, m.rows, j0, tile.keys)) return;
