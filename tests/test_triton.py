@@ -366,9 +366,10 @@ def test_it_has_first_and_second_gradients_and_adds_those_of_parts():
         first = torch.autograd.grad(out.square().sum(), numbers, create_graph=True)
         return out, *first, *torch.autograd.grad(sum(x.square().sum() for x in first), numbers)
 
-    for x, exact in zip(gradients("triton", torch.float32), gradients("torch", torch.float64)):
-        rounding = 16 * torch.finfo(torch.float32).eps * exact.abs().max().item()
-        torch.testing.assert_close(x.double(), exact, rtol=0, atol=rounding)
+    plain, exact = (gradients("torch", dtype) for dtype in (torch.float32, torch.float64))
+    for x, y, z in zip(gradients("triton", torch.float32), plain, exact):
+        rounding = 4 * torch.finfo(torch.float32).eps * z.abs().max()
+        assert (x - z).abs().max() <= 2 * (y - z).abs().max() + rounding
     q, k, v = (x.detach() for x in inputs)
     out, rows = attend(q, k, v, return_statistics=True)
     found = regard.attention_gradients(q, k, v, out, rows, torch.ones_like(out), backend="triton")
