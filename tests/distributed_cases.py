@@ -102,28 +102,30 @@ class Checks:
 
     Args:
         bound: of float64, in parts of the largest number.
+        rounding: of float32, likewise.
     """
 
-    def __init__(self, bound=1e-13):
-        self.bound, self.failed = bound, []
+    def __init__(self, bound=1e-13, rounding=6e-8):
+        self.bound, self.rounding, self.failed = bound, rounding, []
 
     def that(self, holds, told):
         if not holds:
             self.failed.append(told)
 
-    def close(self, found, exact, one, name):
+    def close(self, found, exact, one, name, rounding=0.0):
         """Float64 to the bound; else within twice what one process is off by, and a rounding."""
         same = found.shape == exact.shape and found.dtype == one.dtype
         self.that(same, f"{name}: {found.dtype} {found.shape}, {one.dtype} {exact.shape}")
         if not same:
             return
-        bound = 6e-8 if found.dtype == torch.float32 else self.bound
+        bound = self.rounding if found.dtype == torch.float32 else self.bound
         found, exact, one = (x.detach().double() for x in (found, exact, one))
         self.that(torch.equal(found.isnan(), exact.isnan()), f"{name}: NaN elsewhere")
         found, exact, one = (x.nan_to_num(0.0) for x in (found, exact, one))
         largest = max(1.0, float(exact.abs().max())) if exact.numel() else 1.0
         error, own = rms(found - exact), rms(one - exact)
-        self.that(error <= 2 * own + bound * largest, f"{name}: {error:.3g}, of one {own:.3g}")
+        allowed = 2 * own + bound * largest + rounding
+        self.that(error <= allowed, f"{name}: {error:.3g}, of one {own:.3g}")
 
     def raise_any(self):
         assert not self.failed, "; ".join(self.failed)
@@ -156,17 +158,21 @@ def compare(name, order, dtype="float64", length=T, **how):
     layout = Layout(length, None, order)
     rounded, options, exact, one = expected(name, dtype, length)
     *arrays, grad = rounded
-    checks = Checks(3e-12 if "large scores" in name else 1e-13)
+    # Maxima of 1e5 travel in another unit than the kernels', which rounds the totals once more.
+    checks = Checks(3e-12, 1.2e-7) if "large scores" in name else Checks()
     out, grads, weights = over_ranks(arrays, grad, options, layout, **how)
     shard = functools.partial(layout.shard, dim=-2)
     checks.close(out, shard(exact[0]), shard(one[0]), "output")
     for key, x in grads.items():
         y, z = exact[1][key], one[1][key]
-        if key == "sinks":
-            x = sum(layout.peers.all_gather("test", x.double())).to(x.dtype)
+        rounding = 0.0
+        if key == "sinks":  # each rank rounds what its queries contribute
+            parts = layout.peers.all_gather("test", x.double())
+            rounding = rms(sum(part.abs() for part in parts)) * torch.finfo(x.dtype).eps / 2
+            x = sum(parts).to(x.dtype)
         else:
             y, z = shard(y), shard(z)
-        checks.close(x, y, z, f"gradient of {key}")
+        checks.close(x, y, z, f"gradient of {key}", rounding)
     of_weights(checks, weights, exact[2], one[2], layout)
     checks.raise_any()
 
@@ -280,6 +286,8 @@ def comparisons(size):
         add(name, ORDERS[(n + size) % 3])
     add("cap", "striped", "bfloat16")
     add("documents + sinks" if size == 2 else "bias", "zigzag", "float32")
+    for name in ("documents + sinks", "large scores", "dropout" if size == 2 else "bias"):
+        add(name, "zigzag", "bfloat16")
     if size == 2:
         add("causal window", method="gather")
         for name in ("documents + sinks", "mask + edits", "bias"):
@@ -753,7 +761,24 @@ def a_rank_that_is_late_is_named_within_the_timeout(size):
     assert f"rank 1 of {size} did not answer" in text, text
 
 
+def each_rank_waits_for_the_one_before(dying):
+    """So that most learn of the death by one that has ended for it."""
+    peers, x = Layout(64).peers, torch.zeros(4)
+    peers.all_gather("test", x)
+    if peers.rank == dying:
+        os.kill(os.getpid(), signal.SIGKILL)
+    one_before = (peers.rank - 1) % peers.size
+    text = raised(RankError, lambda: peers.exchange("test", [], [(one_before, x)]).wait())
+    assert f"rank {dying} of {peers.size} did not answer" in text, text
+
+
 DYING = {2: 0, 4: 2}
+CHAIN, CHAIN_SIZE = (0, 1, 2), 3
+
+
+def in_a_chain(dying):
+    case = functools.partial(each_rank_waits_for_the_one_before, dying)
+    return {f"{dying} dies in a chain": case}
 
 
 def at_the_beginning(size):

@@ -43,6 +43,13 @@ def test_a_rank_that_dies_is_named_by_every_other(found, size):
     assert not any(error for error in errors if error != "died"), errors
 
 
+@pytest.mark.parametrize("dying", distributed_cases.CHAIN)
+def test_a_rank_that_dies_is_named_where_a_rank_keeps_the_store(found, dying):
+    errors = found["no torchrun"][f"{dying} dies in a chain"]
+    assert errors.pop(dying) == "died"
+    assert not any(errors), errors
+
+
 def test_a_rank_that_is_late_is_named_within_the_timeout(found):
     assert found["2"]["late"] == ["", ""]
 

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import hashlib
 import json
+import os
+import time
+import traceback
+import weakref
 from collections.abc import Sequence
+from multiprocessing.util import Finalize
 from typing import Any
 
 import torch
@@ -14,9 +21,11 @@ Message = tuple[int, torch.Tensor]  # a rank of the group, and what it sends or 
 _HEADER, _TEXT = 56, 4096  # bytes
 Numbers = tuple[int, int]
 STORE_GONE = (
-    " The store of the group is gone with the rank that kept it, so another rank may have ended"
+    " The store of the group is gone with the process that kept it, so another rank may have ended"
     " first; torchrun keeps it apart from the ranks."
 )
+LINGER_SECONDS = 10  # that the store outlives its rank, for the others to learn which rank died
+_living: weakref.WeakSet[Peers] = weakref.WeakSet()
 
 
 class RankError(RuntimeError):
@@ -44,10 +53,11 @@ class Pending:
             RankError: a rank died, or did not answer within the timeout of the group.
         """
         each = len(self._works) == len(self._ranks)  # NCCL gives one for all of them
-        for n, work in enumerate(self._works):
+        works, self._works = self._works, []
+        for n, work in enumerate(works):
             with self._peers.naming(self._what, self._ranks[n] if each else None):
                 work.wait()
-        self._works, self._ops = [], []
+        self._ops = []
 
 
 class _Naming:
@@ -95,13 +105,15 @@ class Peers:
         self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
         if self.rank < 0:
             raise ValueError("Layout: this process is not in the group.")
+        self._lingers = False
+        _living.add(self)
 
     def naming(self, what: str, rank: int | None) -> _Naming:
         return _Naming(self, what, rank)
 
     def failed(self, what: str, rank: int | None, error: Exception) -> RankError:
         """The error of a rank that did not answer: the first that any rank found, where known."""
-        rank, is_first = self._first_failed(rank)
+        rank, is_first = self._first_failed(rank, error)
         who = "another rank" if rank is None else f"rank {rank}"
         first = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
         return RankError(
@@ -111,17 +123,33 @@ class Peers:
             + ("" if is_first or self.size < 3 else STORE_GONE)
         )
 
-    def _first_failed(self, rank: int | None) -> tuple[int | None, bool]:
+    def _first_failed(self, rank: int | None, error: Exception) -> tuple[int | None, bool]:
         """Whom the first rank that noticed waited for: the others wait for that rank in turn.
 
-        And whether that is known.
+        And whether that is known. The store is gone when the rank that kept it was killed: had it
+        ended for another's sake, it would have kept it for a while.
         """
-        own = "" if rank is None else str(rank)
+        keeper = self.keeper()
         try:
-            found = self.group.get_group_store().compare_set("regard/failed", "", own)
-            return (int(found) if found else None), True
-        except Exception:  # the store is gone with the process that kept it
-            return rank, False
+            store = self.group.get_group_store()
+            found = store.compare_set("regard/failed", "", "" if rank is None else str(rank))
+            store.add("regard/told", 1)
+        except Exception:
+            return (rank, False) if keeper is None else (keeper, True)
+        if keeper == self.rank and not self._lingers:
+            self._lingers = True
+            Finalize(None, _linger, (store, self.size - 1, error), exitpriority=0)
+        return (int(found) if found else None), True
+
+    def keeper(self) -> int | None:
+        """The rank whose process keeps the group's store; None: none of them, or unknown."""
+        with contextlib.suppress(Exception):
+            store = self.group.get_group_store()
+            while isinstance(store, dist.PrefixStore):
+                store = store.underlying_store
+            if isinstance(store, dist.TCPStore) and not _is_agents():
+                return dist.get_group_rank(self.group, 0)
+        return None
 
     def exchange(self, what: str, sends: Sequence[Message], receives: Sequence[Message]) -> Pending:
         """Starts to send and to receive; tensors are contiguous, and empty ones are left out."""
@@ -183,6 +211,25 @@ class Peers:
             texts = self.all_gather(what, _bytes(_written(told), _TEXT, device))
             raise disagreement(what, [_read(x) for x in texts], error)
         return [(_number(one[8:16]), _number(one[16:24])) for one in found]
+
+
+def _is_agents() -> bool:
+    """Whether torchrun's agent keeps the store."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def _linger(store: Any, others: int, error: Exception) -> None:
+    """At the end of a process: closes its connections, so that the others ask the store why."""
+    for peers in _living:
+        peers.group = None
+    traceback.clear_frames(error.__traceback__)  # they hold messages
+    with contextlib.suppress(Exception):
+        dist.destroy_process_group()
+    gc.collect()
+    end = time.monotonic() + LINGER_SECONDS
+    with contextlib.suppress(Exception):
+        while store.add("regard/told", 0) < others and time.monotonic() < end:
+            time.sleep(0.02)
 
 
 def _bytes(text: bytes, size: int, device: torch.device) -> torch.Tensor:

@@ -40,11 +40,13 @@ class _Ring(torch.autograd.Function):
         ctx: Any, query: Any, key: Any, value: Any, bias: Any, sinks: Any,
         sequence: Sequence, ahead: int, backend: BackendName,
     ) -> tuple[torch.Tensor, ...]:  # fmt: skip
-        output, maximum, total = _forward(sequence, query, key, value, sinks, ahead, backend)
-        asked = sequence.options.get("output_dtype")
+        exact, maximum, total = _forward(sequence, query, key, value, sinks, ahead, backend)
+        asked, output = sequence.options.get("output_dtype"), exact
         if asked is None or str(asked).removeprefix("torch.") == str(query.dtype)[6:]:
-            output = output.to(query.dtype)
-        ctx.save_for_backward(query, key, value, bias, sinks, output, maximum, total)
+            output = exact.to(query.dtype)
+        # The gradient of sinks is a sum over all rows: a narrow output's roundings are too much.
+        kept = exact if sinks is not None and sinks.requires_grad else output
+        ctx.save_for_backward(query, key, value, bias, sinks, kept, maximum, total)
         ctx.of = sequence, ahead, backend
         ctx.mark_non_differentiable(maximum, total)
         return output, maximum, total
