@@ -19,7 +19,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def answer(self, with_body):
         at = self.server
         at.headers.append(self.headers)
-        if self.path != "/r.safetensors" or at.status != 200:
+        path = self.path.partition("?")[0].removeprefix("/bucket")  # S3 puts a bucket before it
+        if path != "/r.safetensors" or at.status != 200:
             self.send_error(at.status if at.status != 200 else 404)
             return
         asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
@@ -31,6 +32,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(data)))
         if at.etag:
             self.send_header("ETag", at.etag)
+            self.send_header("Last-Modified", "Wed, 25 Nov 2026 12:00:00 GMT")
         if status == 206:
             self.send_header("Content-Range", f"bytes {begin}-{end - 1}/{len(at.data)}")
         self.end_headers()

@@ -71,6 +71,22 @@ def test_what_is_at_an_address_is_loaded(server, path):
     np.testing.assert_array_equal(found.weights[1][:], expected.weights[1][:])
 
 
+def test_a_bucket_of_s3_is_read_by_ranges(server, path, monkeypatch):
+    pytest.importorskip("s3fs", reason="an extra of fsspec")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "x")
+    expected = large()
+    server.serve(expected, path)
+    where = {"endpoint_url": server.address.rpartition("/")[0], "skip_instance_cache": True}
+    found = Recording.load("s3://bucket/r.safetensors", storage_options=where)
+    assert len(server.requests) == 2
+    assert server.sent < 150_000
+    np.testing.assert_array_equal(found.weights[6][2, 5000], expected.weights[6][2, 5000])
+    assert len(server.data) / 5 > server.sent > HEAD
+    with pytest.raises(regard.RecordingError, match="s3://bucket/none cannot be read"):
+        Recording.load("s3://bucket/none", storage_options=where)
+
+
 def test_opening_fetches_the_header_alone(server, path):
     found = Recording.load(server.serve(large(), path))
     assert len(server.data) > 4_000_000
@@ -377,9 +393,9 @@ def test_storage_options_are_those_of_the_file_system(server, path):
 
 
 def test_an_address_whose_package_is_missing_names_it(monkeypatch):
-    monkeypatch.setitem(sys.modules, "s3fs", None)
-    with pytest.raises(ModuleNotFoundError, match=r"s3://a/b needs a package.*s3fs"):
-        Recording.load("s3://a/b")
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    with pytest.raises(ModuleNotFoundError, match=r"gs://a/b needs a package.*gcsfs"):
+        Recording.load("gs://a/b")
 
 
 # What reads recordings.

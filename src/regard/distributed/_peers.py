@@ -143,11 +143,12 @@ class Peers:
 
     def keeper(self) -> int | None:
         """The rank whose process keeps the group's store; None: none of them, or unknown."""
+        c10d: Any = dist
         with contextlib.suppress(Exception):
             store = self.group.get_group_store()
-            while isinstance(store, dist.PrefixStore):
+            while isinstance(store, c10d.PrefixStore):
                 store = store.underlying_store
-            if isinstance(store, dist.TCPStore) and not _is_agents():
+            if isinstance(store, c10d.TCPStore) and not _is_agents():
                 return dist.get_group_rank(self.group, 0)
         return None
 
