@@ -116,7 +116,7 @@ struct Dots {
 template <class Op>
 typename Op::V in_all_lanes(typename Op::Word word) {
   typedef typename Op::Word Words __attribute__((vector_size(sizeof(typename Op::V))));
-  return (typename Op::V)(Words{} + word);
+  return (typename Op::V)(word - Words{});  // 0 + word would be an addition: not of -0
 }
 
 // Multiply-adds in chains that do not wait for each other: enough of them fill the pipelines.
