@@ -212,14 +212,20 @@ _LIBRARY.impl("copy_", _upload, "PrivateUse1")
 
 
 @contextlib.contextmanager
-def with_triton():
-    """Within ``device()``: kernels in Triton serve it too, in the interpreter, and are counted."""
+def with_triton(grids=None):
+    """Within ``device()``: kernels in Triton serve it too, in the interpreter, and are counted.
+
+    Args:
+        grids: a dict that gets those of each kernel, by its name.
+    """
     from regard._backends import triton, triton_backward, triton_ops, triton_reduce
 
     own, counting = triton_ops.launch, _ACTIVE[-1]
 
     def launch(kernel, grid, *arguments, **options):
         counting.launch(kernel.__name__)
+        if grids is not None:
+            grids.setdefault(kernel.__name__, []).append(grid)
         with torch.utils._python_dispatch._disable_current_modes():
             own(kernel, grid, *map(_unwrapped, arguments), **options)
 

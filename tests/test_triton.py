@@ -23,13 +23,14 @@ import regard
 import stand
 import test_attention as plain
 from definition import define
+from plain_formula import Errors
 from regard._backends import by_name, choose
 from regard._backends import triton as backend_module
 from strategies import calls, to_dtype, to_torch
 
 INSTALLED = importlib.util.find_spec("triton") is not None
 if INSTALLED:
-    from regard._backends import triton_reduce
+    from regard._backends import triton_ops, triton_reduce
 
 
 def draw(*shapes, dtype=torch.float32):
@@ -124,6 +125,16 @@ def test_scores_of_any_size_have_rows_that_sum_to_one():
         whole = weights[...].double()
         torch.testing.assert_close(whole.sum(-1), torch.ones_like(whole[..., 0]), atol=1e-6, rtol=0)
         torch.testing.assert_close(out.double(), whole @ v.double(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.interpreted
+def test_no_sum_overflows_at_biases_and_values_of_any_size():
+    q, k, v = draw((1, 2, 9, 8), (1, 2, 70, 8), (1, 2, 70, 5))
+    (bias,) = draw((9, 70))
+    for size in (1e10, 1e20, 1e37):
+        found = attend(q, k, 1e30 * v, bias=size * bias)
+        expected = regard.attention(q, k, 1e30 * v, bias=size * bias, backend="torch")
+        torch.testing.assert_close(found, expected, rtol=2e-6, atol=1e24)
 
 
 @pytest.mark.interpreted
@@ -275,14 +286,61 @@ def test_strongest_pairs_of_equal_weights_are_those_of_the_compiled_kernels():
 
 
 @pytest.mark.interpreted
-def test_the_strongest_pairs_at_large_scores_are_those_of_the_matrix():
+@pytest.mark.parametrize("n", [20, 66])  # from rows of a kernel's, and from blocks of weights
+def test_the_strongest_pairs_at_large_scores_are_those_of_the_matrix(n):
     q, k = draw((1, 1, 70, 16), (1, 1, 200, 16))
     k = k[:, :, :1] + 0.003 * k  # scores of 1e3 that differ by 1
     weights = regard.AttentionWeights(q * 300, k, backend="triton", scale=1.0)
-    found = weights.strongest(20)
-    exact = weights[...].flatten().topk(20)
+    found = weights.strongest(n)
+    exact = weights[...].flatten().topk(n)
     torch.testing.assert_close(found.weight.flatten(), exact.values, rtol=3e-7, atol=0)
     assert torch.equal((found.query * 200 + found.key).flatten(), exact.indices)
+
+
+LARGEST = {
+    "plain": {}, "causal": {"causal": True}, "bias": {"bias": torch.linspace(-9, 9, 97)},
+    "capped": {"softcap": 3.0, "scale": -0.7}, "edited": OPTIONS["edited"],
+    "seen": {"mask": torch.arange(80)[:, None] % 7 == torch.arange(97) % 13},
+}  # fmt: skip
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("name", LARGEST)
+def test_one_over_the_total_is_the_largest_weight_to_the_bit(name):
+    for size in (0.0, 1.0, 3e3, 1e9):
+        q, k = draw((1, 4, 80, 20), (1, 2, 97, 20))
+        weights = regard.AttentionWeights(q * size, k, **LARGEST[name], backend="triton")
+        rows = weights.statistics
+        largest = torch.where(rows.total > 0, 1 / rows.total, 0.0)
+        assert torch.equal(weights.topk(1).values[..., 0], largest)
+        assert torch.equal(weights[...].amax(-1), largest)
+
+
+@pytest.mark.interpreted
+def test_one_over_the_total_is_the_largest_weight_of_split_keys():
+    q, k = draw((1, 4, 2, 20), (1, 2, 700, 20))
+    weights = regard.AttentionWeights(q * 3e3, k, backend="triton")
+    assert torch.equal(weights.topk(1).values[..., 0], 1 / weights.statistics.total)
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("n", [1, 5, 64])
+def test_strongest_pairs_are_searched_for_in_as_many_rows_as_pairs_by_their_totals(n):
+    x = OnDevice(130)
+    for options, others in (
+        ({"causal": True}, {}),
+        ({"softcap": 2.0, "edits": EDITS}, {}),
+        ({"sinks": x.sinks}, {"reductions": 1}),  # the sink may be the maximum
+    ):
+        grids = {}
+        with stand.device(), stand.with_triton(grids):
+            weights = regard.AttentionWeights(x.q, x.k, **options)
+            weights.lse  # noqa: B018 - the row statistics
+            grids.clear()
+            weights.strongest(n)
+        grids.pop("intervals", None)  # of what rows see, not of pairs
+        assert {name: len(found) for name, found in grids.items()} == {"top_keys": 1, **others}
+        assert grids["top_keys"] == [(1, H, 1)]  # a tile of rows: all would be 3
 
 
 @pytest.mark.interpreted
@@ -318,9 +376,23 @@ def test_gradients_with_each_option(name, dtype):
     plain = first_gradients(inputs, "torch", upstream, **OPTIONS[name])
     exact = [x.double() for x in inputs]
     expected = first_gradients(exact, "torch", upstream.double(), **OPTIONS[name])
-    for x, y, z in zip(found, plain, expected):
+    for x, y, z in zip(found[:3], plain, expected):
         rounding = 4 * torch.finfo(dtype).eps * z.abs().max()
         assert (x - z).abs().max() <= 2 * (y - z).abs().max() + rounding
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_gradients_of_sinks_are_as_exact_as_the_plain_formulas(dtype):
+    """Of so many heads that no error is one head's luck."""
+    *inputs, upstream = draw(*4 * [(2, 24, 20, 8)], dtype=dtype)
+    options, errors = {"softcap": 4.0, "sinks": torch.linspace(-2, 3, 24)}, Errors()
+    found, plain = (
+        first_gradients(inputs, name, upstream, **options)[3] for name in ("triton", "torch")
+    )
+    exact = [x.double() for x in inputs]
+    errors.add(found, first_gradients(exact, "torch", upstream.double(), **options)[3], plain)
+    assert errors.ratio < 2
 
 
 @pytest.mark.interpreted
@@ -585,6 +657,16 @@ def test_a_cuda_graph_holds_every_call(name):
     torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.skipif(not INSTALLED, reason="it reads what triton is given")
+def test_kernels_are_launched_as_they_are_built():
+    given = {}
+    kernel = {(3,): lambda *arguments, **options: given.update(options, arguments=arguments)}
+    x = torch.zeros(1)
+    triton_ops.launch(kernel, (3,), x, 7, BM=16)
+    unfused = {"enable_fp_fusion": False}  # as the script that reads their code
+    assert given == {"arguments": (x, 7), "BM": 16, "INTERPRETED": False, **unfused}
+
+
 @pytest.mark.skipif(not INSTALLED, reason="it compiles with triton")
 def test_kernels_are_built_for_gpus_that_are_not_there(monkeypatch, tmp_path):
     path = Path(__file__).parent.parent / "scripts" / "compile_kernels"
@@ -599,7 +681,8 @@ def test_kernels_are_built_for_gpus_that_are_not_there(monkeypatch, tmp_path):
     assert build() == []
     monkeypatch.setattr(script, "MOST_SPILLED", -1)
     monkeypatch.setitem(script.TARGETS, "sm_90", (script.TARGETS["sm_90"][0], "UTCHMMA"))
-    assert build() == ["0 bytes spilled", "no UTCHMMA"]
+    monkeypatch.setattr(script.triton_jit, "WITHOUT_FUSION", {})
+    assert build() == ["0 bytes spilled", "no UTCHMMA", "products fused with sums"]
 
 
 @pytest.mark.interpreted

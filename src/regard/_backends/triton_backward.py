@@ -1,6 +1,5 @@
 """Gradients of attention by kernels in Triton: what is launched."""
 
-import math
 from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
@@ -112,6 +111,5 @@ def tile(call: Call) -> tuple[int, int, int, int]:
 
 def _of_sinks(call: Call, maximum: Tensor, total: Tensor, delta: Tensor) -> Tensor:
     """``(Hq,)``: minus the sum over rows of the sink's weight and delta."""
-    sinks = call.sinks.float()[:, None] * math.log2(math.e)
-    w = (sinks - maximum).exp2() / total
+    w = (call.sinks.float()[:, None] - maximum).exp() / total
     return -torch.where(total == 0, 0.0, w * delta).sum((0, 2))

@@ -35,12 +35,10 @@ def _finite(x) -> Any:
 
 
 @triton.jit
-def _slopes(s, bent, added, visible, c, cap, base, divisor, dp, delta, kept, keep,
-            HAS_CAP: tl.constexpr, HAS_EDITS: tl.constexpr, HAS_DROPOUT: tl.constexpr,
-            INTERPRETED: tl.constexpr) -> Any:  # fmt: skip
+def _slopes(s, bent, visible, cap, base, divisor, dp, delta, kept, keep,
+            HAS_CAP: tl.constexpr, HAS_DROPOUT: tl.constexpr) -> Any:  # fmt: skip
     """Weights as values have them, and the gradients of the scores, of a tile."""
-    x = exponent(s, added, c, base, HAS_EDITS, INTERPRETED)
-    w = tl.where(visible, tl.exp2(x) / divisor[:, None], 0.0)
+    w = tl.where(visible, tl.exp2(exponent(s, base)) / divisor[:, None], 0.0)
     given = w
     if HAS_DROPOUT:
         given, dp = tl.where(kept, w * keep, 0.0), tl.where(kept, dp * keep, 0.0)
@@ -59,7 +57,7 @@ def of_queries(
     v_batch, v_head, v_row, v_column, grad_batch, grad_head, grad_row, grad_column,
     bounds_batch, query_ids_batch, key_ids_batch,
     mask_batch, mask_head, mask_row, mask_key, bias_batch, bias_head, bias_row, bias_key,
-    Hq, group, Lq, Lk, D, Dv, edits, c, scale, cap,
+    Hq, group, Lq, Lk, D, Dv, edits, scale, cap,
     threshold, keep, first_row, row_step, first_key, key_step,
     BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr,
     HAS_BOUNDS: tl.constexpr, HAS_IDS: tl.constexpr, HAS_MASK: tl.constexpr,
@@ -88,7 +86,7 @@ def of_queries(
         end = full if part == 0 else (edge if part == 1 else last)
         for start in range(begin, end, BN):
             j = start + tl.arange(0, BN)
-            s, bent, added, visible = scores_of(
+            s, bent, visible = scores_of(
                 q, k_ptr + wide_b * k_batch + kv * k_head, k_row, k_column,
                 j, j < Lk, rows, rows_in, lo, hi, scale, cap,
                 query_ids, key_ids_ptr + wide_b * key_ids_batch,
@@ -102,8 +100,8 @@ def of_queries(
             if HAS_DROPOUT:
                 kept = kept_of(rows, start, n, seed_ptr, threshold, first_row, row_step,
                                first_key, key_step, BM, BN, EACH)  # fmt: skip
-            _, ds = _slopes(s, bent, added, visible, c, cap, base, divisor, dp, delta, kept, keep,
-                            HAS_CAP, HAS_EDITS, HAS_DROPOUT, INTERPRETED)  # fmt: skip
+            _, ds = _slopes(s, bent, visible, cap, base, divisor, dp, delta, kept, keep,
+                            HAS_CAP, HAS_DROPOUT)  # fmt: skip
             k = rows_of(k_ptr + wide_b * k_batch + kv * k_head, k_row, k_column, j, j < Lk, D, BD)
             dq += dot(ds.to(k.dtype), _finite(k).to(k.dtype), INTERPRETED)
     to = (wide_b * Hq + h) * Lq + rows.to(tl.int64)
@@ -139,7 +137,7 @@ def of_keys(
     v_batch, v_head, v_row, v_column, grad_batch, grad_head, grad_row, grad_column,
     bounds_batch, query_ids_batch, key_ids_batch,
     mask_batch, mask_head, mask_row, mask_key, bias_batch, bias_head, bias_row, bias_key,
-    Hq, group, Lq, Lk, D, Dv, edits, c, scale, cap,
+    Hq, group, Lq, Lk, D, Dv, edits, scale, cap,
     threshold, keep, first_row, row_step, first_key, key_step,
     BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr,
     CLEAN: tl.constexpr, HAS_BOUNDS: tl.constexpr, HAS_IDS: tl.constexpr, HAS_MASK: tl.constexpr,
@@ -181,7 +179,7 @@ def of_keys(
         at = (wide_b * Hq + h) * Lq + known
         base, divisor = statistics_of(maximum_ptr + at, total_ptr + at)
         delta = tl.load(delta_ptr + at)
-        s, bent, added, visible = scores_of(
+        s, bent, visible = scores_of(
             q, k_ptr, k_row, k_column, j, inside, rows, rows_in, lo, hi, scale, cap,
             query_ids, key_ids_ptr + wide_b * key_ids_batch,
             mask_ptr + wide_b * mask_batch + wide_h * mask_head, mask_row, mask_key,
@@ -193,8 +191,8 @@ def of_keys(
         if HAS_DROPOUT:
             kept = kept_of(rows, start, b * Hq + h, seed_ptr, threshold, first_row, row_step,
                            first_key, key_step, BM, BN, EACH)  # fmt: skip
-        w, ds = _slopes(s, bent, added, visible, c, cap, base, divisor, dp, delta, kept, keep,
-                        HAS_CAP, HAS_EDITS, HAS_DROPOUT, INTERPRETED)  # fmt: skip
+        w, ds = _slopes(s, bent, visible, cap, base, divisor, dp, delta, kept, keep,
+                        HAS_CAP, HAS_DROPOUT)  # fmt: skip
         if CLEAN:
             x = do.to(tl.float32)
             is_nan, infinite = x != x, tl.abs(x) == float("inf")

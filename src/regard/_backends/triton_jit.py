@@ -1,8 +1,8 @@
 """Attention on a GPU: the kernels, in Triton.
 
-One program computes some rows of one head: online softmax (FlashAttention) over tiles of keys, in
-units of log2. A query sees the keys from ``lo`` to ``hi``; tiles inside of all its rows' intervals
-are not masked. The maximum and total of a row are of its scores and the sink.
+One program computes some rows of one head: online softmax (FlashAttention) over tiles of keys. A
+query sees the keys from ``lo`` to ``hi``; tiles inside of all its rows' intervals are not masked.
+The maximum and total of a row are of its final scores and the sink.
 
 Where a masked value may not be finite, NaN and inf must reach the rows that see them and no others.
 Whether any is, the device alone knows: two kernels are launched, and for each element of the batch
@@ -66,22 +66,13 @@ def _tanh(x) -> Any:
 
 
 @triton.jit
-def exponent(s, added, c, maximum, HAS_EDITS: tl.constexpr, INTERPRETED: tl.constexpr) -> Any:
-    """``s · c − maximum``, one rounding: scores of 1e6 would lose a tenth to a second one.
+def exponent(s, maximum) -> Any:
+    """Of 2, of scores in relation to the maxima of their rows: of the maximum itself exactly 0.
 
-    Of the maximum itself it is what that lost when it was rounded: no more than 64 for scores up to
-    1e9, from which on no other score is so near. So no sum overflows, and none is 0.
+    So a row's largest weight is 1 / total. The compiler may not fuse the product by which scores
+    are scaled with the difference (``WITHOUT_FUSION``), which would then be of unrounded scores.
     """
-    if INTERPRETED:  # which has no fused multiply-add
-        x = (s.to(tl.float64) * c - maximum[:, None]).to(tl.float32)
-    else:
-        x = s * c - maximum[:, None]
-    x = tl.where(x > 64, 64.0, x)
-    least = s * c - (maximum + 64)[:, None]
-    x = tl.where(x < least, least, x)
-    if HAS_EDITS:
-        x += added
-    return x
+    return (s - maximum[:, None]) * 1.4426950408889634
 
 
 @triton.jit
@@ -119,9 +110,7 @@ def scores_of(
     HAS_IDS: tl.constexpr, HAS_MASK: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr,
     HAS_EDITS: tl.constexpr, INTERPRETED: tl.constexpr,
 ) -> Any:  # fmt: skip
-    """Scores ``(BM, BN)``, masked or not, also before the bias; edits; and who sees whom.
-
-    They are final scores where they are capped or biased, else products of query and key.
+    """Scores ``(BM, BN)``, masked or not, also before the bias; and who sees whom.
 
     Args:
         j, inside: the keys of the tile, and which of them are there.
@@ -139,16 +128,15 @@ def scores_of(
     if HAS_MASK:
         at = at_row * mask_row + at_key * mask_key
         visible &= tl.load(mask_ptr + at, mask=pairs, other=0) != 0
+    s = s * scale
     if HAS_CAP:
-        s = cap * _tanh(s * scale / cap)
-    elif HAS_BIAS:
-        s = s * scale
+        s = cap * _tanh(s / cap)
     bent = s
     if HAS_BIAS:
         at = at_row * bias_row + at_key * bias_key
         s += tl.load(bias_ptr + at, mask=pairs, other=0.0).to(tl.float32)
-    added = tl.zeros((BM, BN), tl.float32)
     if HAS_EDITS:
+        added = tl.zeros((BM, BN), tl.float32)
         for n in range(edits):
             r = ranges_ptr + 6 * n
             in_head = (tl.load(r) <= h) & (h < tl.load(r + 1))
@@ -157,8 +145,8 @@ def scores_of(
             in_keys = (tl.load(r + 4) <= j) & (j < tl.load(r + 5))
             added += tl.where(in_rows[:, None] & in_keys[None, :], tl.load(logs_ptr + n), 0.0)
         visible &= added > -float("inf")
-        added = tl.where(visible, added, 0.0)
-    return s, bent, added, visible
+        s += tl.where(visible, added, 0.0)
+    return s, bent, visible
 
 
 @triton.jit
@@ -187,19 +175,20 @@ def tiles_of(lo, hi, BN: tl.constexpr) -> Any:
 
 
 @triton.jit
-def _softmax_step(s, added, visible, c, maximum, total, rest, HAS_EDITS: tl.constexpr,
-                  INTERPRETED: tl.constexpr) -> Any:  # fmt: skip
+def shrink_of(maximum, base) -> Any:
+    """What becomes of exponentials relative to a maximum where that is the base."""
+    apart = (maximum - base) * 1.4426950408889634
+    return tl.exp2(tl.where(maximum == -float("inf"), -float("inf"), apart))
+
+
+@triton.jit
+def _softmax_step(s, visible, maximum, total, rest) -> Any:
     """The exponentials of a tile, by how much earlier ones shrink, and the new row statistics."""
-    t = s * c
-    if HAS_EDITS:
-        t += added
-    t = tl.where(visible, t, -float("inf"))
     # A row of NaN keeps −inf: its total tells.
-    largest = tl.maximum(maximum, tl.max(tl.where(t == t, t, -float("inf")), 1))
+    largest = tl.maximum(maximum, tl.max(tl.where(visible & (s == s), s, -float("inf")), 1))
     base = tl.where(largest == -float("inf"), 0.0, largest)
-    x = exponent(s, added, c, base, HAS_EDITS, INTERPRETED)
-    p = tl.where(visible, tl.exp2(x), 0.0)
-    shrink = tl.exp2(tl.where(maximum == -float("inf"), -float("inf"), maximum - base))
+    p = tl.where(visible, tl.exp2(exponent(s, base)), 0.0)
+    shrink = shrink_of(maximum, base)
     # Compensated: a long row has thousands of tiles. Source: Kahan 1965.
     y = tl.sum(p, 1) - rest * shrink
     before = total * shrink
@@ -214,8 +203,8 @@ def add_sink(maximum, total, sink) -> Any:
     empty = (total == 0) & (maximum == -float("inf"))
     largest = tl.where(empty, maximum, tl.maximum(maximum, sink))
     base = tl.where(largest == -float("inf"), 0.0, largest)
-    shrink = tl.where(maximum == -float("inf"), 1.0, tl.exp2(maximum - base))
-    return largest, total * shrink + tl.where(empty, 0.0, tl.exp2(sink - base)), shrink
+    shrink = tl.where(maximum == -float("inf"), 1.0, shrink_of(maximum, base))
+    return largest, total * shrink + tl.where(empty, 0.0, shrink_of(sink, base)), shrink
 
 
 @triton.jit
@@ -223,7 +212,7 @@ def attend_keys(
     q, k_ptr, k_row, k_column, v_ptr, v_row, v_column, first, full, edge, last,
     rows, rows_in, lo, hi, query_ids, key_ids_ptr, mask_ptr, mask_row, mask_key,
     bias_ptr, bias_row, bias_key, ranges_ptr, logs_ptr, edits, seed_ptr, h, n,
-    Lk, D, Dv, c, scale, cap, threshold, keep, first_row, row_step, first_key, key_step,
+    Lk, D, Dv, scale, cap, threshold, keep, first_row, row_step, first_key, key_step,
     BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr,
     HAS_OUTPUT: tl.constexpr, HAS_IDS: tl.constexpr, HAS_MASK: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr, HAS_EDITS: tl.constexpr,
@@ -243,15 +232,13 @@ def attend_keys(
         end = full if part == 0 else (edge if part == 1 else last)
         for start in range(begin, end, BN):
             j = start + tl.arange(0, BN)
-            s, _, added, visible = scores_of(
+            s, _, visible = scores_of(
                 q, k_ptr, k_row, k_column, j, j < Lk, rows, rows_in, lo, hi, scale, cap,
                 query_ids, key_ids_ptr, mask_ptr, mask_row, mask_key, bias_ptr, bias_row, bias_key,
                 ranges_ptr, logs_ptr, edits, h, D, BM, BN, BD, part != 1,
                 HAS_IDS, HAS_MASK, HAS_BIAS, HAS_CAP, HAS_EDITS, INTERPRETED,
             )  # fmt: skip
-            p, shrink, maximum, total, rest = _softmax_step(
-                s, added, visible, c, maximum, total, rest, HAS_EDITS, INTERPRETED
-            )
+            p, shrink, maximum, total, rest = _softmax_step(s, visible, maximum, total, rest)
             if HAS_OUTPUT:
                 if HAS_DROPOUT:
                     kept = kept_of(rows, start, n, seed_ptr, threshold, first_row, row_step,
@@ -267,7 +254,7 @@ def _exact_output(
     q, k_ptr, k_row, k_column, v_ptr, v_row, v_column, first, last,
     rows, rows_in, lo, hi, query_ids, key_ids_ptr, mask_ptr, mask_row, mask_key,
     bias_ptr, bias_row, bias_key, ranges_ptr, logs_ptr, edits, seed_ptr, h, n,
-    Lk, D, Dv, c, scale, cap, threshold, keep, first_row, row_step, first_key, key_step,
+    Lk, D, Dv, scale, cap, threshold, keep, first_row, row_step, first_key, key_step,
     maximum, divisor, BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr,
     HAS_IDS: tl.constexpr, HAS_MASK: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr,
     HAS_EDITS: tl.constexpr, HAS_DROPOUT: tl.constexpr, EACH: tl.constexpr,
@@ -279,14 +266,13 @@ def _exact_output(
     undefined, acc = tl.zeros((BM, BDV), tl.float32), tl.zeros((BM, BDV), tl.float32)
     for start in range(first, last, BN):
         j = start + tl.arange(0, BN)
-        s, _, added, visible = scores_of(
+        s, _, visible = scores_of(
             q, k_ptr, k_row, k_column, j, j < Lk, rows, rows_in, lo, hi, scale, cap,
             query_ids, key_ids_ptr, mask_ptr, mask_row, mask_key, bias_ptr, bias_row, bias_key,
             ranges_ptr, logs_ptr, edits, h, D, BM, BN, BD, True,
             HAS_IDS, HAS_MASK, HAS_BIAS, HAS_CAP, HAS_EDITS, INTERPRETED,
         )  # fmt: skip
-        x = exponent(s, added, c, base, HAS_EDITS, INTERPRETED)
-        w = tl.where(visible, tl.exp2(x) / divisor[:, None], 0.0)
+        w = tl.where(visible, tl.exp2(exponent(s, base)) / divisor[:, None], 0.0)
         if HAS_DROPOUT:
             kept = kept_of(rows, start, n, seed_ptr, threshold, first_row, row_step,
                            first_key, key_step, BM, BN, EACH)  # fmt: skip
@@ -313,7 +299,7 @@ def attend(
     v_batch, v_head, v_row, v_column, out_batch, out_head, out_row, out_column,
     flag_batch, bounds_batch, query_ids_batch, key_ids_batch,
     mask_batch, mask_head, mask_row, mask_key, bias_batch, bias_head, bias_row, bias_key,
-    Hq, group, Lq, Lk, D, Dv, edits, c, scale, cap,
+    Hq, group, Lq, Lk, D, Dv, edits, scale, cap,
     threshold, keep, first_row, row_step, first_key, key_step, largest,
     BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr, CLEAN: tl.constexpr,
     HAS_FLAG: tl.constexpr, HAS_SIZES: tl.constexpr, HAS_OUTPUT: tl.constexpr,
@@ -355,12 +341,12 @@ def attend(
         q, k_ptr, k_row, k_column, v_ptr, v_row, v_column, first, full, edge, last,
         rows, rows_in, lo, hi, query_ids, key_ids_ptr, mask_ptr, mask_row, mask_key,
         bias_ptr, bias_row, bias_key, ranges_ptr, logs_ptr, edits, seed_ptr, h, n,
-        Lk, D, Dv, c, scale, cap, threshold, keep, first_row, row_step, first_key, key_step,
+        Lk, D, Dv, scale, cap, threshold, keep, first_row, row_step, first_key, key_step,
         BM, BN, BD, BDV, HAS_OUTPUT and not CLEAN, HAS_IDS, HAS_MASK, HAS_BIAS, HAS_CAP, HAS_EDITS,
         HAS_DROPOUT, EACH, INTERPRETED,
     )  # fmt: skip
     if HAS_SINKS:
-        sink = tl.load(sinks_ptr + h).to(tl.float32) * 1.4426950408889634
+        sink = tl.load(sinks_ptr + h).to(tl.float32)
         maximum, total, shrink = add_sink(maximum, total, sink)
         acc = acc * shrink[:, None]
     at = (wide_b * Hq + h) * Lq + rows
@@ -374,7 +360,7 @@ def attend(
                 q, k_ptr, k_row, k_column, v_ptr, v_row, v_column, first, last,
                 rows, rows_in, lo, hi, query_ids, key_ids_ptr, mask_ptr, mask_row, mask_key,
                 bias_ptr, bias_row, bias_key, ranges_ptr, logs_ptr, edits, seed_ptr, h, n,
-                Lk, D, Dv, c, scale, cap, threshold, keep, first_row, row_step,
+                Lk, D, Dv, scale, cap, threshold, keep, first_row, row_step,
                 first_key, key_step, maximum, divisor, BM, BN, BD, BDV, HAS_IDS, HAS_MASK,
                 HAS_BIAS, HAS_CAP, HAS_EDITS, HAS_DROPOUT, EACH, INTERPRETED,
             )  # fmt: skip
@@ -478,4 +464,6 @@ def is_exact(sizes_ptr, b, largest) -> Any:
     return (q * k < largest) & (v < float("inf"))
 
 
+# What kernels are compiled with: products and sums are rounded one by one, as they are written.
+WITHOUT_FUSION = {"enable_fp_fusion": False}
 INTERPRETED = not isinstance(attend, triton.runtime.JITFunction)

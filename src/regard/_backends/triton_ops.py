@@ -4,7 +4,6 @@ Second derivatives, and gradients of a bias, are those of the torch backend.
 """
 
 import contextlib
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,7 +28,6 @@ from regard._base.torch_state import is_watched
 from regard._call.call import Call
 from regard._call.contents import check_contents
 
-LOG2E = math.log2(math.e)
 LARGEST_PRODUCT = torch.finfo(torch.float32).max / 4
 SMALL_TILE = 64, 32, 4, 1  # of the kernel for values that are not finite, which holds more sums
 
@@ -137,8 +135,9 @@ def _strides(x: Tensor) -> list[int]:
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
     """Runs a kernel on the device of the query that it is given."""
     x = next(x for x in arguments if isinstance(x, Tensor))
+    options |= triton_jit.WITHOUT_FUSION | {"INTERPRETED": triton_jit.INTERPRETED}
     with _on_device_of(x):
-        kernel[grid](*arguments, **options, INTERPRETED=triton_jit.INTERPRETED)
+        kernel[grid](*arguments, **options)
 
 
 @contextlib.contextmanager
@@ -153,7 +152,7 @@ def _on_device_of(x: Tensor) -> Iterator[None]:
 
 
 def forward(call: Call) -> tuple[Any, Tensor, Tensor]:
-    """Output, maximum and total; the maximum is in units of log2. No output without a value."""
+    """Output, maximum and total, of final scores. No output without a value."""
     check_contents(call, on_device=True)
     (B, Hq, _, Lq, Lk), device = call.sizes, call.query.device
     q, v = call.query, call.value
@@ -233,21 +232,24 @@ def splits(call: Call) -> bool:
     return has_few_rows(call) and call.sizes[-1] >= 2 * PART_KEYS
 
 
-def split_tile_of(head_size: int, rows: int, *, is_narrow: bool) -> tuple[int, int, int, int]:
+def split_tile_of(
+    head_size: int, rows: int, *, is_narrow: bool, major: int = 0
+) -> tuple[int, int, int, int]:
     """Rows and keys of a tile, warps and stages, as ``tile_of``, for some rows.
 
     Of 16 bits the rows are padded: so products are of the same instructions as in larger tiles.
     """
     if not is_narrow:
         return 16 if rows <= 16 else 32, 32, 4, 2
-    return 64, 64 if head_size <= 128 else 32, 4, 2
+    return 64, 64 if head_size <= 128 else 32, 8 if major == 12 else 4, 2
 
 
 def _split_tile(call: Call) -> tuple[int, int, int, int]:
     if triton_jit.INTERPRETED:
         return 64, 64, 4, 1
     wide, is_narrow = max(call.query.shape[3], _value_size(call)), call.query.dtype.itemsize < 4
-    return split_tile_of(wide, call.group_rows, is_narrow=is_narrow)
+    major = device_major(call.query.device)
+    return split_tile_of(wide, call.group_rows, is_narrow=is_narrow, major=major)
 
 
 def _forward_in_parts(call: Call, out: Tensor | None, maximum: Tensor, total: Tensor) -> None:
@@ -361,7 +363,6 @@ class Scores:
         ranges, logs, edits = q, q, 0
         if call.edit_ranges is not None:
             (ranges, logs), edits = _uploaded(call, device), len(call.edit_ranges)
-        bent = call.softcap is not None or call.bias is not None
         _, Hq, Hkv, Lq, Lk = call.sizes
         given = (limits, *ids, call.mask, call.edit_ranges)
         self.hides = any(x is not None for x in given)
@@ -371,8 +372,7 @@ class Scores:
             for x, y in zip(given, (low, of_queries, of_keys))
         ] + [*_strides(mask), *_strides(bias)]
         self.sizes = [Hq // max(Hkv, 1), Lq, Lk, q.shape[3]]
-        factor = LOG2E if bent else call.scale * LOG2E
-        self.numbers = [edits, factor, call.scale, call.softcap or 1.0]
+        self.numbers = [edits, call.scale, call.softcap or 1.0]
         self.flags = {
             "HAS_BOUNDS": limits is not None, "HAS_IDS": ids[0] is not None,
             "HAS_MASK": call.mask is not None, "HAS_BIAS": call.bias is not None,
@@ -382,7 +382,7 @@ class Scores:
 
 def _uploaded(call: Call, device: torch.device) -> tuple[Tensor, Tensor]:
     """Rectangles of the edits, and logarithms of their factors, in one upload."""
-    bits = call.edit_factors.log2().float().view(torch.int32).long()
+    bits = call.edit_factors.log().float().view(torch.int32).long()
     found = torch.cat([call.edit_ranges, bits[:, None]], 1).to(device)
     return found[:, :-1].contiguous(), found[:, -1].to(torch.int32).view(torch.float32)
 

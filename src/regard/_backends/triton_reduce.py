@@ -94,13 +94,13 @@ def _by_kernels(call: Call, statistics: Statistics, fields: dict[str, Any]) -> d
         values, keys = _top_keys(known, left.pop("k"))
         left.pop("top_values")[...], left.pop("top_keys")[...] = values, keys
     in_rows = {name: left.pop(name) for name in (*OF_ROWS, *OF_KEYS) if name in left}
-    n, largest = left.get("n", 0), None
-    if 0 < n <= MOST_KEPT:
+    is_wanted, largest = 0 < left.get("n", 0) <= MOST_KEPT, None
+    if is_wanted and (call.sinks is not None or not call.whole_rows):
         largest = torch.empty((*known.heads, known.Lq), device=call.query.device)
         in_rows["row_largest"] = largest
     if in_rows:
         _reduce_rows(known, in_rows)
-    if largest is not None:
+    if is_wanted:
         _strongest(known, largest, left)
     return left
 
@@ -156,13 +156,15 @@ def _top_keys(known: Known, k: int, rows: Tensor | None = None) -> tuple[Tensor,
     return values, keys
 
 
-def _strongest(known: Known, largest: Tensor, fields: dict[str, Any]) -> None:
+def _strongest(known: Known, largest: Tensor | None, fields: dict[str, Any]) -> None:
     """Fills the strongest pairs: they are in the rows with the largest weights.
 
-    The largest weight of a row is 1 / total but for the rounding of ``score · c``, which is that of
-    the maximum: so it is computed.
+    Args:
+        largest: of each row; None: 1 / total, where the maximum is a score of the keys of the call.
     """
     xp, n = arrays_of(known.call.query), fields.pop("n")
+    if largest is None:  # 0 where nothing is seen, and in rows of NaN
+        largest = torch.where(known.total > 0, 1 / known.total, 0.0)
     query, key, weight = (fields.pop(f"pair_{x}") for x in ("query", "key", "weight"))
     _, rows = xp.first_top(largest, min(n, known.Lq))
     rows = rows.sort(-1).values
@@ -220,7 +222,7 @@ def _chunks(size: int, extent: int, bins: int, step: int) -> tuple[int, int]:
 def _log_sum_exp(statistics: Statistics, into: Tensor) -> None:
     """Fills ``(B, Hq, Lq)`` with ln of the sum of exp(score)."""
     maximum, total = (torch.as_tensor(x).to(into.device, into.dtype) for x in statistics)
-    into[...] = maximum * math.log(2) + total.log()
+    into[...] = maximum + total.log()
 
 
 def _largest_scores(call: Call, maximum: Any, total: Any, into: Tensor) -> None:
@@ -228,7 +230,7 @@ def _largest_scores(call: Call, maximum: Any, total: Any, into: Tensor) -> None:
     if call.sinks is not None or not call.whole_rows:
         _, maximum, total = forward(replace(call.without_value(), sinks=None))
     maximum, total = (torch.as_tensor(x).to(into.device) for x in (maximum, total))
-    found = maximum.to(into.dtype) * math.log(2)
+    found = maximum.to(into.dtype)
     into[...] = torch.where(total.isnan() & (found < torch.inf), torch.nan, found)
 
 
@@ -236,7 +238,6 @@ def weight_blocks(xp: Arrays, call: Call, statistics: Statistics) -> Iterator[We
     """The weights in blocks of whole rows, from the scores that a kernel computes once more."""
     check_contents(call, on_device=True)
     known, visibility = Known(call, statistics), Visibility(call, xp.arange)
-    of_scores = known.maximum * math.log(2)
     elements = xp.block_elements if call.query.is_cpu else BLOCK_ELEMENTS
     for block in blocks(call, visibility, elements, xp.tallest_block):
         b, h, rows, keys = block
@@ -244,7 +245,7 @@ def weight_blocks(xp: Arrays, call: Call, statistics: Statistics) -> Iterator[We
         if shifted.numel():
             _logarithms(known, shifted, *block)
         positions, visible = visibility.positions(b.start, rows, keys), visibility.pairs(*block)
-        of_rows = (x[b, h, rows][..., None] for x in (of_scores, known.total))
+        of_rows = (x[b, h, rows][..., None] for x in (known.maximum, known.total))
         yield WeightBlock(xp, *block, positions, visible, shifted, *of_rows)
 
 

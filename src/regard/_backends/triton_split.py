@@ -15,7 +15,14 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from regard._backends.triton_jit import add_sink, attend_keys, bounds_of, rows_of, tiles_of
+from regard._backends.triton_jit import (
+    add_sink,
+    attend_keys,
+    bounds_of,
+    rows_of,
+    shrink_of,
+    tiles_of,
+)
 
 
 @triton.jit
@@ -35,7 +42,7 @@ def attend_part(
     q_batch, q_head, q_row, q_column, k_batch, k_head, k_row, k_column,
     v_batch, v_head, v_row, v_column, flag_batch, bounds_batch, query_ids_batch, key_ids_batch,
     mask_batch, mask_head, mask_row, mask_key, bias_batch, bias_head, bias_row, bias_key,
-    Hq, group, Lq, Lk, D, Dv, edits, c, scale, cap,
+    Hq, group, Lq, Lk, D, Dv, edits, scale, cap,
     threshold, keep, first_row, row_step, first_key, key_step, parts,
     BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr,
     HAS_FLAG: tl.constexpr, HAS_OUTPUT: tl.constexpr, HAS_BOUNDS: tl.constexpr,
@@ -68,7 +75,7 @@ def attend_part(
         mask_ptr + wide_b * mask_batch + wide_h * mask_head, mask_row, mask_key,
         bias_ptr + wide_b * bias_batch + wide_h * bias_head, bias_row, bias_key,
         ranges_ptr, logs_ptr, edits, seed_ptr, h, (tl.program_id(2) * Hq + h)[:, None],
-        Lk, D, Dv, c, scale, cap, threshold, keep, first_row, row_step, first_key, key_step,
+        Lk, D, Dv, scale, cap, threshold, keep, first_row, row_step, first_key, key_step,
         BM, BN, BD, BDV, HAS_OUTPUT, HAS_IDS, HAS_MASK, HAS_BIAS, HAS_CAP, HAS_EDITS,
         HAS_DROPOUT, EACH, INTERPRETED,
     )  # fmt: skip
@@ -98,10 +105,10 @@ def merge_parts(
     maxima = tl.load(maxima_ptr + row * parts + n, mask=n < parts, other=-float("inf"))
     totals = tl.load(totals_ptr + row * parts + n, mask=n < parts, other=0.0)
     maximum = tl.max(maxima, 0)
-    share = tl.exp2(maxima - tl.where(maximum == -float("inf"), 0.0, maximum))
+    share = shrink_of(maxima, tl.where(maximum == -float("inf"), 0.0, maximum))
     total, shrink = tl.sum(totals * share, 0), 1.0
     if HAS_SINKS:
-        sink = tl.load(sinks_ptr + wide_h).to(tl.float32) * 1.4426950408889634
+        sink = tl.load(sinks_ptr + wide_h).to(tl.float32)
         maximum, total, shrink = add_sink(maximum, total, sink)
     tl.store(maximum_ptr + row, maximum)
     tl.store(total_ptr + row, total)

@@ -30,7 +30,7 @@ def logarithms(
     out_batch, out_head, out_row, q_batch, q_head, q_row, q_column,
     k_batch, k_head, k_row, k_column, bounds_batch, query_ids_batch, key_ids_batch,
     mask_batch, mask_head, mask_row, mask_key, bias_batch, bias_head, bias_row, bias_key,
-    b0, h0, heads, row0, rows_end, key0, keys_end, Hq, group, Lq, Lk, D, edits, c, scale, cap,
+    b0, h0, heads, row0, rows_end, key0, keys_end, Hq, group, Lq, Lk, D, edits, scale, cap,
     BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, HAS_BOUNDS: tl.constexpr,
     HAS_IDS: tl.constexpr, HAS_MASK: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr,
     HAS_EDITS: tl.constexpr, INTERPRETED: tl.constexpr,
@@ -49,7 +49,7 @@ def logarithms(
         BM, HAS_BOUNDS, HAS_IDS,
     )  # fmt: skip
     j = key0 // BN * BN + tl.program_id(1) * BN + tl.arange(0, BN)
-    s, _, added, visible = scores_of(
+    s, _, visible = scores_of(
         q, k_ptr + wide_b * k_batch + kv * k_head, k_row, k_column,
         j, j < Lk, rows, rows_in, lo, hi, scale, cap,
         query_ids, key_ids_ptr + wide_b * key_ids_batch,
@@ -60,7 +60,7 @@ def logarithms(
     )  # fmt: skip
     maximum = tl.load(maximum_ptr + (wide_b * Hq + h) * Lq + known)
     base = tl.where(maximum == -float("inf"), 0.0, maximum)
-    x = exponent(s, added, c, base, HAS_EDITS, INTERPRETED) * 0.6931471805599453
+    x = exponent(s, base) * 0.6931471805599453
     at = (b - b0).to(tl.int64) * out_batch + (h - h0).to(tl.int64) * out_head
     tl.store(
         out_ptr + at + (rows - row0)[:, None].to(tl.int64) * out_row + (j - key0)[None, :],
@@ -77,7 +77,7 @@ def reductions(
     q_batch, q_head, q_row, q_column, k_batch, k_head, k_row, k_column,
     starts_batch, row_step, key_step, bounds_batch, query_ids_batch, key_ids_batch,
     mask_batch, mask_head, mask_row, mask_key, bias_batch, bias_head, bias_row, bias_key,
-    Hq, group, Lq, Lk, D, edits, c, scale, cap,
+    Hq, group, Lq, Lk, D, edits, scale, cap,
     BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, HAS_BOUNDS: tl.constexpr,
     HAS_IDS: tl.constexpr, HAS_MASK: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr,
     HAS_EDITS: tl.constexpr, INTERPRETED: tl.constexpr, HAS_ENTROPY: tl.constexpr,
@@ -109,7 +109,7 @@ def reductions(
         end = full if part == 0 else (edge if part == 1 else last)
         for start in range(begin, end, BN):
             j = start + tl.arange(0, BN)
-            s, _, added, visible = scores_of(
+            s, _, visible = scores_of(
                 q, k_ptr + wide_b * k_batch + kv * k_head, k_row, k_column,
                 j, j < Lk, rows, rows_in, lo, hi, scale, cap,
                 query_ids, key_ids_ptr + wide_b * key_ids_batch,
@@ -118,7 +118,7 @@ def reductions(
                 ranges_ptr, logs_ptr, edits, h, D, BM, BN, BD, part != 1,
                 HAS_IDS, HAS_MASK, HAS_BIAS, HAS_CAP, HAS_EDITS, INTERPRETED,
             )  # fmt: skip
-            x = exponent(s, added, c, base, HAS_EDITS, INTERPRETED)
+            x = exponent(s, base)
             p = tl.where(visible, tl.exp2(x), 0.0)
             if HAS_ENTROPY:
                 of_logs += tl.sum(tl.where(p == 0, 0.0, p * x), 1)
@@ -170,7 +170,7 @@ def picture(
     R, C, row_chunks, column_chunks, row_extent, column_extent, row_start, column_start,
     row_step, column_step, bounds_batch, query_ids_batch, key_ids_batch,
     mask_batch, mask_head, mask_row, mask_key, bias_batch, bias_head, bias_row, bias_key,
-    Hq, group, Lq, Lk, D, edits, c, scale, cap,
+    Hq, group, Lq, Lk, D, edits, scale, cap,
     BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, NR: tl.constexpr, NC: tl.constexpr,
     HAS_BOUNDS: tl.constexpr, HAS_IDS: tl.constexpr, HAS_MASK: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr, HAS_EDITS: tl.constexpr,
@@ -216,7 +216,7 @@ def picture(
         j += part * WC + column % WC
         after = _bin_start(key_bin + 1, C, column_extent, column_start, column_step, Lk)
         inside = (j < after) & (key_bin < C)
-        s, _, added, visible = scores_of(
+        s, _, visible = scores_of(
             q, k_ptr + wide_b * k_batch + kv * k_head, k_row, k_column,
             j, inside, rows, rows_in, lo, hi, scale, cap,
             query_ids, key_ids_ptr + wide_b * key_ids_batch,
@@ -225,7 +225,7 @@ def picture(
             ranges_ptr, logs_ptr, edits, h, D, BM, BN, BD, True,
             HAS_IDS, HAS_MASK, HAS_BIAS, HAS_CAP, HAS_EDITS, INTERPRETED,
         )  # fmt: skip
-        x = exponent(s, added, c, base, HAS_EDITS, INTERPRETED)
+        x = exponent(s, base)
         if HAS_MASS:
             w = tl.where(visible, tl.exp2(x) / divisor[:, None], 0.0)
             own = tl.sum(tl.sum(w.reshape(NR, WR, NC, WC), 3), 1)
@@ -253,7 +253,7 @@ def top_keys(
     q_batch, q_head, q_row, q_column, k_batch, k_head, k_row, k_column,
     count, k, bounds_batch, query_ids_batch, key_ids_batch,
     mask_batch, mask_head, mask_row, mask_key, bias_batch, bias_head, bias_row, bias_key,
-    Hq, group, Lq, Lk, D, edits, c, scale, cap,
+    Hq, group, Lq, Lk, D, edits, scale, cap,
     BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, KEPT: tl.constexpr,
     HAS_BOUNDS: tl.constexpr, HAS_IDS: tl.constexpr, HAS_MASK: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr, HAS_EDITS: tl.constexpr,
@@ -285,7 +285,7 @@ def top_keys(
     best = tl.zeros((BM, KEPT), tl.int64) - 1 - tl.arange(0, KEPT)[None, :]
     for start in range(first, last, BN):
         j = start + tl.arange(0, BN)
-        s, _, added, visible = scores_of(
+        s, _, visible = scores_of(
             q, k_ptr + wide_b * k_batch + kv * k_head, k_row, k_column,
             j, j < Lk, rows, rows_in, lo, hi, scale, cap,
             query_ids, key_ids_ptr + wide_b * key_ids_batch,
@@ -294,8 +294,10 @@ def top_keys(
             ranges_ptr, logs_ptr, edits, h, D, BM, BN, BD, True,
             HAS_IDS, HAS_MASK, HAS_BIAS, HAS_CAP, HAS_EDITS, INTERPRETED,
         )  # fmt: skip
-        x = exponent(s, added, c, base, HAS_EDITS, INTERPRETED)
-        w = tl.where(visible, tl.exp2(x) / divisor[:, None], 0.0)
+        x = exponent(s, base)
+        # Rounded as 1 / total is, by which rows are chosen.
+        w = tl.div_rn(tl.exp2(x), tl.zeros((BM, BN), tl.float32) + divisor[:, None])
+        w = tl.where(visible, w, 0.0)
         w = tl.where(w == w, w, float("nan"))  # of one sign: above all others
         bits = w.to(tl.int32, bitcast=True).to(tl.int64) << 32
         found = tl.where((j < Lk)[None, :], bits | (0x7FFFFFFF - j)[None, :].to(tl.int64), lowest)
