@@ -169,7 +169,7 @@ static void finish_changes_of(const PairTerm& t, const PairMemory<E>& m, int v, 
     if (greater(Real(64) * w * w * both, squares))
       squares = squared_distances<E>(m.gradient + v * E::lanes,
                                      (const Real*)t.value + (j0 + j) * t.Dv, t.Dv);
-    V change = w / (Real(1) - w) * square_root(larger(V{}, squares));
+    V change = w * reciprocal(Real(1) - w) * square_root(larger(V{}, squares));
     if (firsts) change = w > Real(0.5) ? of_first : change;
     pair = is_masked<Real>(w) ? w : change;
   }

@@ -118,7 +118,7 @@ struct PairOfWeights {
   // (a + b) / 4 · ((1 + u) ln(1 + u) + (1 − u) ln(1 − u)), with u = (a − b) / (a + b): that is
   // (a + b) / 4 · (ln(1 − u²) + u ln(a / b)), where 1 − u² is 4ab / (a + b)².
   V jensen_shannon() const {
-    const V both = a + b, share = Real(1) / (both == 0 ? V{} + Real(1) : both);
+    const V both = a + b, share = reciprocal(both == 0 ? V{} + Real(1) : both);
     const V p = a * share, q = b * share, product = Real(4) * p * q;
     const V found = log(product) + (p - q) * ((log_a - log_b) * Real(kLn2));
     return both * Real(0.25) * (product == 0 ? V{} + Real(2 * kLn2) : found);

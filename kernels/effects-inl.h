@@ -23,45 +23,52 @@ static void start_effects(const PairTerm& t, PairMemory<E>& m) {
   }
 }
 
-// Adds the weights of a tile, and their products with g·v, to the sums of the rows of vector v.
-template <class E, bool all, bool firsts>
-static void sum_effects(PairMemory<E>& m, int v, int low, int high, int64_t j0) {
+// Adds the weights of a tile, and their products with g·v, to the sums of the rows of some vectors.
+template <class E, int vectors, bool all, bool firsts>
+static void sum_effects(PairMemory<E>& m, int v0, int low, int high, int64_t j0) {
   typedef typename E::Real Real;
-  Vec<Real> rest = {}, first = {}, beside = {};
-  for (int j = low; j < high; ++j) {
-    Vec<Real> w = vector_at<E>(m.weights + j0 * E::rows, j, v);
-    Vec<Real> g = vector_at<E>(m.products + j0 * E::rows, j, v);
-    if (!all) {
-      const Int<Real> masked = is_masked<Real>(w);
-      w = masked ? Vec<Real>{} : w, g = masked ? Vec<Real>{} : g;
+  typedef Vec<Real> V;
+  V rest[vectors] = {}, first[vectors] = {}, beside[vectors] = {};
+  for (int j = low; j < high; ++j)
+    for (int v = 0; v < vectors; ++v) {
+      V w = vector_at<E>(m.weights + j0 * E::rows, j, v0 + v);
+      V g = vector_at<E>(m.products + j0 * E::rows, j, v0 + v);
+      if (!all) {
+        const Int<Real> masked = is_masked<Real>(w);
+        w = masked ? V{} : w, g = masked ? V{} : g;
+      }
+      const Int<Real> is_first = w > Real(0.5);
+      rest[v] += !firsts ? w * g : is_first ? V{} : w * g;
+      if (!firsts) continue;
+      first[v] += is_first ? w * g : V{};
+      beside[v] += is_first ? V{} : w;
     }
-    const Vec<Real> term = w * g;
-    const Int<Real> is_first = w > Real(0.5);
-    rest += !firsts ? term : is_first ? Vec<Real>{} : term;
-    if (!firsts) continue;
-    first += is_first ? term : Vec<Real>{};
-    beside += is_first ? Vec<Real>{} : w;
-  }
-  for (int i = 0; i < E::lanes; ++i) {
-    const int at = v * E::lanes + i;
-    m.sums.rest[at] += double(rest[i]), m.sums.first[at] += double(first[i]);
-    m.sums.beside[at] += double(beside[i]);
-  }
+  for (int v = 0; v < vectors; ++v)
+    for (int i = 0; i < E::lanes; ++i) {
+      const int at = (v0 + v) * E::lanes + i;
+      m.sums.rest[at] += double(rest[v][i]), m.sums.first[at] += double(first[v][i]);
+      m.sums.beside[at] += double(beside[v][i]);
+    }
 }
 
 // The products of gradient and value of a tile, and the sums over its weights.
 template <class E>
 static void multiply_effects(const PairTerm& t, PairMemory<E>& m, int64_t j0, int keys, Seen seen) {
+  constexpr int kVectors = E::rows / E::lanes;
   const Rows<E>& rows = m.m.rows;
   const TileMask tile_mask = tile_mask_of(rows, j0, keys);
   multiply_values(t, m, tile_mask, j0, m.products + j0 * E::rows);
   if (!needs_sums(t)) return;
   const bool all = seen == Seen::all;
+  bool any_first = false;
+  for (int v = 0; v < rows.vectors; ++v) any_first |= may_have_first(m.m, v);
+  if (all && !any_first && rows.vectors == kVectors)  // in the order in which they lie
+    return sum_effects<E, kVectors, true, false>(m, 0, 0, keys, j0);
   for (int v = 0; v < rows.vectors; ++v) {
     const bool firsts = may_have_first(m.m, v);
-    (all      ? firsts ? sum_effects<E, true, true> : sum_effects<E, true, false>
-     : firsts ? sum_effects<E, false, true>
-              : sum_effects<E, false, false>)(m, v, tile_mask.low[v], tile_mask.high[v], j0);
+    (all      ? firsts ? sum_effects<E, 1, true, true> : sum_effects<E, 1, true, false>
+     : firsts ? sum_effects<E, 1, false, true>
+              : sum_effects<E, 1, false, false>)(m, v, tile_mask.low[v], tile_mask.high[v], j0);
   }
 }
 
@@ -69,60 +76,49 @@ template <class E>
 static void finish_sums(const Rows<E>& rows, RowSums<E>& sums) {
   typedef typename E::Real Real;
   for (int i = 0; i < rows.vectors * E::lanes; ++i) {
-    sums.of_rest[i] = Real(sums.rest[i]), sums.of_first[i] = Real(sums.first[i]);
-    sums.of_beside[i] = Real(sums.beside[i]);
+    sums.all[i] = Real(sums.rest[i] + sums.first[i]);
+    sums.left_of_first[i] = sums.beside[i] == 0 ? Real(0) : Real(sums.rest[i] / sums.beside[i]);
   }
 }
 
-// w · (g·o′ − g·v), with the output o′ that is left without the pair: 0 where no weight is.
-template <class Real>
-static inline Vec<Real> knockout(Vec<Real> w, Vec<Real> g, Vec<Real> rest, Vec<Real> first,
-                                 Vec<Real> beside_first) {
-  const Int<Real> is_first = w > Real(0.5);
-  const Vec<Real> others = is_first ? rest : rest + first - w * g;
-  const Vec<Real> beside = is_first ? beside_first : Real(1) - w;
-  const Vec<Real> left = beside == 0 ? Vec<Real>{} : others / beside;
-  return w * (left - g);
-}
-
-// Turns the weights of vector v of a tile into effects, in place.
+// Turns the weights of a tile into effects, in place, in the order in which they lie.
 template <class E, class Effect>
-static void finish_vector(const PairMemory<E>& m, int v, int64_t j0, int keys, Effect effect) {
+static void finish_pairs(const PairMemory<E>& m, int64_t j0, int keys, Effect effect) {
   typedef typename E::Real Real;
-  const bool all = m.own[j0 / kKeys] == Seen::all;
   const auto each = [&](auto hidden) {
-    for (int j = 0; j < keys; ++j) {
-      Vec<Real>& w = vector_at<E>(m.weights + j0 * E::rows, j, v);
-      w = hidden(w, effect(w, vector_at<E>(m.products + j0 * E::rows, j, v)));
-    }
+    for (int j = 0; j < keys; ++j)
+      for (int v = 0; v < m.m.rows.vectors; ++v) {
+        Vec<Real>& w = vector_at<E>(m.weights + j0 * E::rows, j, v);
+        w = hidden(w, effect(w, vector_at<E>(m.products + j0 * E::rows, j, v), v));
+      }
   };
-  if (all)
+  if (m.own[j0 / kKeys] == Seen::all)
     each([](Vec<Real>, Vec<Real> x) { return x; });
   else
     each([](Vec<Real> w, Vec<Real> x) { return is_masked<Real>(w) ? w : x; });
 }
 
-// Turns the weights of a tile into effects, in place.
+// Turns the weights of a tile into effects, in place. A knockout is w · (g·o′ − g·v), with the
+// output o′ that is left without the pair.
 template <class E>
 static void finish_effects(const PairTerm& t, const PairMemory<E>& m, int64_t j0, int keys) {
   typedef typename E::Real Real;
   typedef Vec<Real> V;
   if (is_change(t)) return finish_changes(t, m, j0, keys);
-  for (int v = 0; v < m.m.rows.vectors; ++v) {
-    const V rest = vector_at<E>(m.sums.of_rest, 0, v), first = vector_at<E>(m.sums.of_first, 0, v);
-    const V beside = vector_at<E>(m.sums.of_beside, 0, v);
-    if (t.kind == PairKind::contribution)
-      finish_vector(m, v, j0, keys, [](V w, V g) { return w * g; });
-    else if (t.kind == PairKind::relevance)
-      finish_vector(m, v, j0, keys, [](V w, V g) { return w * g < 0 ? V{} : w * g; });
-    else if (t.kind == PairKind::gradient)
-      finish_vector(m, v, j0, keys, [](V, V g) { return g; });
-    else if (may_have_first(m.m, v))
-      finish_vector(m, v, j0, keys,
-                    [&](V w, V g) { return knockout<Real>(w, g, rest, first, beside); });
-    else
-      finish_vector(m, v, j0, keys, [&](V w, V g) { return w / (Real(1) - w) * (rest - g); });
-  }
+  if (t.kind == PairKind::contribution)
+    return finish_pairs(m, j0, keys, [](V w, V g, int) { return w * g; });
+  if (t.kind == PairKind::relevance)
+    return finish_pairs(m, j0, keys, [](V w, V g, int) { return w * g < 0 ? V{} : w * g; });
+  if (t.kind == PairKind::gradient) return finish_pairs(m, j0, keys, [](V, V g, int) { return g; });
+  const auto without = [&](V w, V g, int v) {  // a weight up to 1/2
+    return w * reciprocal(Real(1) - w) * (vector_at<E>(m.sums.all, 0, v) - g);
+  };
+  bool any_first = false;
+  for (int v = 0; v < m.m.rows.vectors; ++v) any_first |= may_have_first(m.m, v);
+  if (!any_first) return finish_pairs(m, j0, keys, without);
+  finish_pairs(m, j0, keys, [&](V w, V g, int v) {
+    return w > Real(0.5) ? w * (vector_at<E>(m.sums.left_of_first, 0, v) - g) : without(w, g, v);
+  });
 }
 
 // Adds a term to the values of a tile of queries; the effects of a single one are not finished.

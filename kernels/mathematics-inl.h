@@ -176,7 +176,7 @@ static inline F tanh(F x) {
   small = small * z * x + x;
   const F size = x < 0.0f ? -x : x;
   const F e = exp2(size * 2.885390081777927f);
-  F large = 1.0f - 2.0f / (e + 1.0f);
+  F large = 1.0f - 2.0f * reciprocal(e + 1.0f);
   large = size > 44.0f ? broadcast(1.0f) : large;
   large = x < 0.0f ? -large : large;
   return size < 0.625f ? small : large;

@@ -34,11 +34,12 @@ template <class E>
 struct RowSums {
   typedef typename E::Real Real;
   double *rest, *first, *beside;  // of w g·v, of the same of the one above 1/2, and of w
-  Real *of_rest, *of_first, *of_beside;
+  Real* all;                      // of w g·v
+  Real* left_of_first;            // g·o′ without the one above 1/2, 0 where no other has weight
 
   explicit RowSums(Scratch& scratch) {
     for (double** x : {&rest, &first, &beside}) *x = scratch.take<double>(E::rows);
-    for (Real** x : {&of_rest, &of_first, &of_beside}) *x = scratch.take<Real>(E::rows);
+    for (Real** x : {&all, &left_of_first}) *x = scratch.take<Real>(E::rows);
   }
 };
 

@@ -137,7 +137,12 @@ static inline V larger(V x, V y) {
 #endif
 
 #if REGARD_LANES == 16
-static inline F square_root(F x) { return (F)_mm512_sqrt_ps((__m512)x); }
+// To two roundings, by a step of Newton's method: an instruction takes 18 cycles on Intel.
+static inline F square_root(F x) {
+  if (_mm512_fpclass_ps_mask((__m512)x, 0xff)) return (F)_mm512_sqrt_ps((__m512)x);
+  const F y = (F)_mm512_rsqrt14_ps((__m512)x), root = x * y;
+  return root + 0.5f * y * (x - root * root);
+}
 static inline G square_root(G x) { return (G)_mm512_sqrt_pd((__m512d)x); }
 #elif REGARD_LANES == 8
 static inline F square_root(F x) { return (F)_mm256_sqrt_ps((__m256)x); }
@@ -152,6 +157,17 @@ static inline V square_root(V x) {
   return x;
 }
 #endif
+
+// 1 / x to two roundings, where both are normal numbers: a division takes 16 cycles on Intel.
+#if REGARD_LANES == 16
+static inline F reciprocal(F x) {
+  const F y = (F)_mm512_rcp14_ps((__m512)x);
+  return y + y * (1.0f - x * y);
+}
+#else
+static inline F reciprocal(F x) { return 1.0f / x; }
+#endif
+static inline G reciprocal(G x) { return 1.0 / x; }
 
 template <class V>
 static inline V magnitude(V x) {
