@@ -3,14 +3,17 @@
 Tests that are marked ``interpreted`` run there and nowhere else (``conftest.py``).
 """
 
+import contextlib
 import functools
 import importlib.machinery
 import importlib.util
+import itertools
 import json
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -30,7 +33,15 @@ from strategies import calls, to_dtype, to_torch
 
 INSTALLED = importlib.util.find_spec("triton") is not None
 if INSTALLED:
-    from regard._backends import triton_ops, triton_reduce
+    from regard._backends import (
+        triton_backward,
+        triton_gradients,
+        triton_jit,
+        triton_ops,
+        triton_reduce,
+        triton_split,
+        triton_weights,
+    )
 
 
 def draw(*shapes, dtype=torch.float32):
@@ -115,6 +126,40 @@ def test_intervals_that_begin_with_the_batch_and_end_without_it():
         q[:, None], k[:, None], v[:, None], intervals=(first, last), backend="torch"
     )
     torch.testing.assert_close(found, expected, rtol=2e-6, atol=2e-6)
+
+
+FARTHEST = 2**31 + 2**20  # beyond what 32 bits count; memory that is not written to is not there
+
+
+def far_apart(x, axis, memory):
+    """x in memory, its numbers along an axis as far from each other as there is room for."""
+    strides, n = [0] * x.ndim, max(x.shape[axis] - 1, 1)
+    strides[axis], step = (FARTHEST - x.numel()) // n, 1
+    for other in reversed(range(x.ndim)):
+        if other != axis:
+            strides[other], step = step, step * x.shape[other]
+    found = memory.as_strided(x.shape, strides)
+    found.copy_(x)
+    return found
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("axis", ["batch", "head", "row", "column"])
+def test_tensors_may_reach_beyond_32_bits(axis):
+    axis, Lq, Lk = ["batch", "head", "row", "column"].index(axis), 65, 40
+    shapes = (2, 2, Lq, 4), (2, 2, Lk, 4), (2, 2, Lk, 4), (2, 2, Lq, 4), (2, 2, Lq, Lk)
+    near = draw(*shapes, dtype=torch.float16)
+    far = [far_apart(x, axis, torch.empty(FARTHEST, dtype=torch.float16)) for x in near]
+
+    def everything(q, k, v, grad, bias):
+        leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+        out = attend(*leaves, bias=bias)
+        weights = regard.AttentionWeights(q, k, bias=bias, backend="triton")
+        asked = weights.summary(topk=2, strongest=2, pool=(3, 3)), weights[...]
+        fused = regard.attention(q, k, v, key_lengths=9, backend="fused")
+        return out, torch.autograd.grad(out, leaves, grad), asked, fused
+
+    torch.testing.assert_close(everything(*far), everything(*near), rtol=0, atol=0)
 
 
 @pytest.mark.interpreted
@@ -658,6 +703,23 @@ def test_a_cuda_graph_holds_every_call(name):
 
 
 @pytest.mark.skipif(not INSTALLED, reason="it reads what triton is given")
+def test_kernels_are_launched_on_the_device_of_their_tensors(monkeypatch):
+    current, seen = ["another"], []
+
+    @contextlib.contextmanager
+    def device(one):
+        current.append(one)
+        yield
+        current.pop()
+
+    monkeypatch.setattr(torch, "get_device_module", lambda one: SimpleNamespace(device=device))
+    x = torch.zeros(1, device="meta")
+    triton_ops.launch({(1,): lambda *_, **__: seen.append(current[-1])}, (1,), x)
+    assert seen == [x.device]
+    assert current == ["another"]
+
+
+@pytest.mark.skipif(not INSTALLED, reason="it reads what triton is given")
 def test_kernels_are_launched_as_they_are_built():
     given = {}
     kernel = {(3,): lambda *arguments, **options: given.update(options, arguments=arguments)}
@@ -667,8 +729,50 @@ def test_kernels_are_launched_as_they_are_built():
     assert given == {"arguments": (x, 7), "BM": 16, "INTERPRETED": False, **unfused}
 
 
-@pytest.mark.skipif(not INSTALLED, reason="it compiles with triton")
-def test_kernels_are_built_for_gpus_that_are_not_there(monkeypatch, tmp_path):
+def asked_of_every_kernel(length):
+    """Calls whose only difference is the length."""
+    q, k, v = (torch.ones(2, 4, length, 32) for _ in range(3))
+    places, ends = torch.zeros(2, length, dtype=torch.long), torch.full((2, length), 5)
+    more = {"intervals": (places, ends), "segments": (places, places), "causal": True}
+    more["key_lengths"] = torch.tensor([length, 9])
+    for few in (length, length - 1, 1):
+        own = {"intervals": tuple(x[:, :few] for x in (places, ends))}
+        own["segments"] = places[:, :few], places
+        leaves = [x.clone().requires_grad_() for x in (q[:, :, :few], k, v)]
+        torch.autograd.grad(attend(*leaves, **more | own).sum(), leaves)
+        queries = q[:, :, :few].clone()
+        weights = regard.AttentionWeights(queries, k, **more | own, backend="triton")
+        weights.summary(topk=3, strongest=4, pool=(1, 1))
+        weights.pool((1, 1), how="mass")
+        weights[...]
+        weights[:, 1:3, :, few // 2 :]
+
+
+@pytest.mark.skipif(not INSTALLED, reason="it reads what triton is given")
+def test_no_kernel_is_compiled_anew_for_another_length(monkeypatch):
+    """Triton does for an integer that is 1, or a multiple of 16, if it may specialise on it."""
+    variants, results = {}, ("maximum", "total", "out", "values", "keys", "row_largest")
+
+    def launch(kernel, grid, *arguments, **options):
+        for parameter, x in zip(kernel.params, arguments):
+            if parameter.name.removesuffix("_ptr") in results and x.is_floating_point():
+                x.numpy(force=True).fill(1)  # it is not computed
+            elif type(x) is int and not parameter.do_not_specialize:
+                own = variants.setdefault((kernel.__name__, parameter.name), {})
+                own.setdefault(length, set()).add((x == 1, x % 16 == 0))
+
+    monkeypatch.setattr(backend_module.Triton, "refuses", lambda backend, call: None)
+    for module in (triton_ops, triton_backward, triton_reduce):
+        monkeypatch.setattr(module, "launch", launch)
+    lengths = 640, 641, 655
+    for length in lengths:
+        asked_of_every_kernel(length)
+    assert len({kernel for kernel, _ in variants}) == 10  # all but that of the fused operator
+    assert {place for place, own in variants.items() if own[640] != own[641]} == set()
+    assert {place for place, own in variants.items() if own[641] != own[655]} == set()
+
+
+def compile_script(monkeypatch):
     path = Path(__file__).parent.parent / "scripts" / "compile_kernels"
     loader = importlib.machinery.SourceFileLoader("compile_kernels", str(path))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
@@ -676,6 +780,62 @@ def test_kernels_are_built_for_gpus_that_are_not_there(monkeypatch, tmp_path):
         importlib.util.spec_from_loader("compile_kernels", loader)
     )
     loader.exec_module(script)
+    return script
+
+
+def to_ir(source, target):
+    """What Triton makes of the Python of a kernel, for every GPU the same: a string."""
+    from triton._C.libtriton import ir
+    from triton.compiler import make_backend
+
+    backend, context = make_backend(target), ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    options = backend.parse_options({"num_warps": 4})
+    more = backend.get_codegen_implementation(options), backend.get_module_map()
+    return str(source.make_ir(target, options, *more, context))
+
+
+@pytest.mark.skipif(not INSTALLED, reason="it compiles with triton")
+def test_every_kernel_is_python_that_triton_knows_with_all_options_and_any_number_being_1(
+    monkeypatch,
+):
+    """It makes constants of integers that are 1, and these have no methods."""
+    script = compile_script(monkeypatch)
+    for kernel, clean in itertools.product(script.KERNELS, (False, True)):
+        source = script.source(kernel, "bf16", 16, dict.fromkeys(("BM", "BN", "BD", "BDV"), 16))
+        for n, parameter in enumerate(kernel.params):
+            name = parameter.name
+            if name.startswith("HAS_") or name in ("CLEAN", "EACH", "CAUSAL"):
+                source.constants[n,] = clean if name in ("CLEAN", "EACH", "HAS_SIZES") else True
+            elif name in ("NR", "NC", "KEPT", "MOST"):
+                source.constants[n,] = 2
+            elif source.signature[name] == "i32" and not parameter.do_not_specialize:
+                source.signature[name], source.constants[n,] = "constexpr", 1
+                source.attrs.pop((n,), None)
+        assert f"tt.func public @{kernel.__name__}" in to_ir(source, script.TARGETS["sm_90"][0])
+
+
+def jit_kernels(*modules):
+    """Those that the host launches: they return nothing."""
+    functions = (x for module in modules for x in vars(module).values())
+    return {
+        x
+        for x in functions
+        if hasattr(x, "params") and x.fn.__annotations__.get("return") == "None"
+    }
+
+
+@pytest.mark.skipif(not INSTALLED, reason="it compiles with triton")
+def test_the_script_builds_every_kernel(monkeypatch):
+    script = compile_script(monkeypatch)
+    modules = triton_jit, triton_gradients, triton_split, triton_weights
+    assert jit_kernels(*modules) == set(script.KERNELS)
+
+
+@pytest.mark.skipif(not INSTALLED, reason="it compiles with triton")
+def test_kernels_are_built_for_gpus_that_are_not_there(monkeypatch, tmp_path):
+    script = compile_script(monkeypatch)
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     build = functools.partial(script.faults, script.triton_weights.logarithms, "bf16", 64, "sm_90")
     assert build() == []
@@ -683,6 +843,22 @@ def test_kernels_are_built_for_gpus_that_are_not_there(monkeypatch, tmp_path):
     monkeypatch.setitem(script.TARGETS, "sm_90", (script.TARGETS["sm_90"][0], "UTCHMMA"))
     monkeypatch.setattr(script.triton_jit, "WITHOUT_FUSION", {})
     assert build() == ["0 bytes spilled", "no UTCHMMA", "products fused with sums"]
+
+
+@pytest.mark.skipif(not INSTALLED, reason="it compiles with triton")
+def test_a_kernel_that_adds_floats_in_no_order_is_found(monkeypatch, tmp_path):
+    import triton
+    import triton.language as tl
+
+    @triton.jit
+    def planted(out_ptr, Lq, BM: tl.constexpr):
+        tl.atomic_add(out_ptr + Lq, 1.0, sem="relaxed")
+
+    script = compile_script(monkeypatch)
+    monkeypatch.setattr(script, "WITHOUT_PRODUCT", (planted,))
+    monkeypatch.setattr(script, "NOT_AHEAD", (planted,))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    assert script.faults(planted, "bf16", 64, "sm_90") == ["floats added in no order"]
 
 
 @pytest.mark.interpreted

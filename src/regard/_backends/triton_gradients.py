@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from regard._backends.triton_jit import (
+    OF_LENGTH,
     bounds_of,
     dot,
     exponent,
@@ -49,7 +50,7 @@ def _slopes(s, bent, visible, cap, base, divisor, dp, delta, kept, keep,
     return given, ds
 
 
-@triton.jit(do_not_specialize=["Lq", "Lk", "edits", "first_row", "first_key"])
+@triton.jit(do_not_specialize=[*OF_LENGTH, "first_row", "first_key"])
 def of_queries(
     dq_ptr, q_ptr, k_ptr, v_ptr, grad_ptr, maximum_ptr, total_ptr, delta_ptr, lo_ptr, hi_ptr,
     query_ids_ptr, key_ids_ptr, mask_ptr, bias_ptr, ranges_ptr, logs_ptr, seed_ptr,
@@ -129,7 +130,7 @@ def _seeing_rows(lo_ptr, hi_ptr, first_key, end_key, Lq, HAS_BOUNDS: tl.constexp
     return first, last
 
 
-@triton.jit(do_not_specialize=["Lq", "Lk", "edits", "first_row", "first_key"])
+@triton.jit(do_not_specialize=[*OF_LENGTH, "first_row", "first_key"])
 def of_keys(
     dk_ptr, dv_ptr, flag_ptr, q_ptr, k_ptr, v_ptr, grad_ptr, maximum_ptr, total_ptr, delta_ptr,
     lo_ptr, hi_ptr, query_ids_ptr, key_ids_ptr, mask_ptr, bias_ptr, ranges_ptr, logs_ptr, seed_ptr,

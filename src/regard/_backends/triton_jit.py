@@ -18,6 +18,9 @@ from typing import Any
 import triton
 import triton.language as tl
 
+# For a new length all would be compiled anew, were it a multiple of 16 or not.
+OF_LENGTH = ["Lq", "Lk", "edits", "bounds_batch", "query_ids_batch", "key_ids_batch"]
+
 
 @triton.jit
 def dot(x, y, INTERPRETED: tl.constexpr) -> Any:
@@ -38,7 +41,7 @@ def rows_of(x_ptr, row, column, places, inside, count, WIDTH: tl.constexpr) -> A
     mask = (d < count)[None, :]
     if inside is not None:
         mask &= inside[:, None]
-    at = places[:, None].to(tl.int64) * row + d[None, :] * column
+    at = places[:, None].to(tl.int64) * row + d[None, :].to(tl.int64) * column
     return tl.load(x_ptr + at, mask=mask, other=0.0)
 
 
@@ -290,8 +293,7 @@ def _exact_output(
     return tl.where(undefined > 0, float("nan"), acc)
 
 
-# Each new length would be compiled for, were it a multiple of 16 or not.
-@triton.jit(do_not_specialize=["Lq", "Lk", "edits", "first_row", "first_key"])
+@triton.jit(do_not_specialize=[*OF_LENGTH, "first_row", "first_key"])
 def attend(
     q_ptr, k_ptr, v_ptr, out_ptr, maximum_ptr, total_ptr, flag_ptr, lo_ptr, hi_ptr,
     query_ids_ptr, key_ids_ptr, mask_ptr, bias_ptr, ranges_ptr, logs_ptr, seed_ptr, sinks_ptr,
@@ -369,7 +371,7 @@ def attend(
             acc = acc / divisor[:, None]
         out_ptr += wide_b * out_batch + h.to(tl.int64) * out_head
         tl.store(
-            out_ptr + rows[:, None].to(tl.int64) * out_row + dv[None, :] * out_column,
+            out_ptr + rows[:, None].to(tl.int64) * out_row + dv[None, :].to(tl.int64) * out_column,
             acc.to(out_ptr.dtype.element_ty), mask=rows_in[:, None] & (dv < Dv)[None, :],
         )  # fmt: skip
 
@@ -380,7 +382,11 @@ def _floor(x, by) -> Any:
     return tl.where(x < 0, -((by - 1 - x) // by), x // by)
 
 
-@triton.jit(do_not_specialize=["length", "start", "Lq", "Lk", "left", "right"])
+@triton.jit(
+    do_not_specialize=[
+        *OF_LENGTH, "length", "start", "left", "right", "firsts_batch", "lasts_batch",
+    ]
+)  # fmt: skip
 def intervals(
     low_ptr, high_ptr, lengths_ptr, starts_ptr, firsts_ptr, lasts_ptr,
     lengths_batch, starts_batch, firsts_batch, lasts_batch, length, start, Lq, Lk,
@@ -422,9 +428,9 @@ def _largest_bits(x_ptr, x_batch, x_head, x_row, x_column, b, tile, rows, L, col
                   BM: tl.constexpr, BD: tl.constexpr) -> Any:  # fmt: skip
     """The bits of the largest size in some rows of all heads, as an integer; NaN is above all."""
     row, d = tile * BM + tl.arange(0, BM), tl.arange(0, BD)
-    at = row // L * x_head.to(tl.int64) + row % L * x_row.to(tl.int64)
+    at = (row // L).to(tl.int64) * x_head + (row % L).to(tl.int64) * x_row
     x = tl.load(
-        x_ptr + b.to(tl.int64) * x_batch + at[:, None] + d[None, :] * x_column,
+        x_ptr + b.to(tl.int64) * x_batch + at[:, None] + d[None, :].to(tl.int64) * x_column,
         mask=(row < rows)[:, None] & (d < columns)[None, :], other=0.0,
     )  # fmt: skip
     bits = tl.abs(x.to(tl.float32)).to(tl.int32, bitcast=True)

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from regard._backends.triton_jit import (
+    OF_LENGTH,
     add_sink,
     attend_keys,
     bounds_of,
@@ -35,7 +36,7 @@ def _part_of(first, full, edge, last, parts, BN: tl.constexpr) -> Any:
     return begin, full, tl.maximum(tl.minimum(edge, end), full), end
 
 
-@triton.jit(do_not_specialize=["Lq", "Lk", "edits", "first_row", "first_key", "parts"])
+@triton.jit(do_not_specialize=[*OF_LENGTH, "first_row", "first_key", "parts"])
 def attend_part(
     q_ptr, k_ptr, v_ptr, sums_ptr, maxima_ptr, totals_ptr, flag_ptr, lo_ptr, hi_ptr,
     query_ids_ptr, key_ids_ptr, mask_ptr, bias_ptr, ranges_ptr, logs_ptr, seed_ptr,
@@ -117,5 +118,6 @@ def merge_parts(
         inside = (n < parts)[:, None] & (dv < Dv)[None, :]
         acc = tl.sum(tl.load(sums_ptr + at, mask=inside, other=0.0) * share[:, None], 0)
         acc = acc * shrink / tl.where(total == 0, 1.0, total)
-        to = out_ptr + wide_b * out_batch + wide_h * out_head + i * out_row + dv * out_column
+        out_ptr += wide_b * out_batch + wide_h * out_head + i.to(tl.int64) * out_row
+        to = out_ptr + dv.to(tl.int64) * out_column
         tl.store(to, acc.to(out_ptr.dtype.element_ty), mask=dv < Dv)

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from regard._backends.triton_jit import (
+    OF_LENGTH,
     bounds_of,
     exponent,
     rows_of,
@@ -23,7 +24,12 @@ from regard._backends.triton_jit import (
 LOWEST = tl.constexpr(-3.0e38)  # for a weight of 0, where a masked one is −inf
 
 
-@triton.jit(do_not_specialize=["Lq", "Lk", "edits", "row0", "key0"])
+@triton.jit(
+    do_not_specialize=[
+        *OF_LENGTH, "out_batch", "out_head", "out_row", "b0", "h0", "heads", "row0", "rows_end",
+        "key0", "keys_end",
+    ]
+)  # fmt: skip
 def logarithms(
     out_ptr, q_ptr, k_ptr, maximum_ptr, lo_ptr, hi_ptr,
     query_ids_ptr, key_ids_ptr, mask_ptr, bias_ptr, ranges_ptr, logs_ptr,
@@ -69,7 +75,7 @@ def logarithms(
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["Lq", "Lk", "edits"])
+@triton.jit(do_not_specialize=OF_LENGTH)
 def reductions(
     entropy_ptr, distance_ptr, row_largest_ptr, received_ptr, largest_ptr, undefined_ptr,
     q_ptr, k_ptr, maximum_ptr, total_ptr, starts_ptr, lo_ptr, hi_ptr,
@@ -159,7 +165,7 @@ def _bin_start(n, bins, extent, start, step, length) -> Any:
 
 @triton.jit(
     do_not_specialize=[
-        "Lq", "Lk", "edits", "R", "C", "row_extent", "column_extent", "row_start", "column_start",
+        *OF_LENGTH, "R", "C", "row_extent", "column_extent", "row_start", "column_start",
         "row_chunks", "column_chunks",
     ]
 )  # fmt: skip
@@ -246,7 +252,7 @@ def picture(
         tl.store(out_ptr + cells, found, mask=there)
 
 
-@triton.jit(do_not_specialize=["Lq", "Lk", "edits", "count", "k"])
+@triton.jit(do_not_specialize=[*OF_LENGTH, "count", "k"])
 def top_keys(
     values_ptr, keys_ptr, rows_ptr, q_ptr, k_ptr, maximum_ptr, total_ptr, lo_ptr, hi_ptr,
     query_ids_ptr, key_ids_ptr, mask_ptr, bias_ptr, ranges_ptr, logs_ptr,
