@@ -92,18 +92,26 @@ class Bench:
         name = "none" if self.device.type == "cpu" else torch.cuda.get_device_name(self.device)
         self.report.result["machine"]["gpu"] = name
         self.failed = self.report.result["failed"] = {}
-        self.peak = math.nan
+        self.peak = self.bytes = math.nan
 
     def row(self, name, measure):
         """One row of the table, by a function that gives its cells and figures."""
+
+        def add():
+            cells, figures = measure()
+            self.report.row(name, *cells, **figures)
+
+        self.attempt(name, add)
+
+    def attempt(self, name, run):
+        """Runs what has a name while there is time, and saves; the others run if it fails."""
         if time.monotonic() > self.end:
             self.left_out.append(name)
             self.report.result["left_out"] = self.left_out
         else:
             try:
-                cells, figures = measure()
-                self.report.row(name, *cells, **figures)
-            except Exception as error:  # the others are measured all the same
+                run()
+            except Exception as error:
                 traceback.print_exc()
                 self.failed[name] = f"{type(error).__name__}: {error}"[:500]
         self.report.save()
@@ -433,6 +441,13 @@ PARTS = {
 }  # fmt: skip
 
 
+def measure(bench, names, parts):
+    """Some of the parts."""
+    for name in names:
+        with torch.enable_grad() if name in ("backward", "same_bits") else torch.no_grad():
+            bench.attempt(name, lambda name=name: parts[name](bench))
+
+
 def main():
     """All parts, or those that are named."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -444,10 +459,8 @@ def main():
     asked = parser.parse_args()
     asked.threads = 1
     bench = Bench(asked)
-    with contextlib.suppress(KeyboardInterrupt), torch.no_grad():
-        for name in ["peaks", *(name for name in asked.only if name != "peaks")]:
-            with torch.enable_grad() if name in ("backward", "same_bits") else torch.no_grad():
-                PARTS[name](bench)
+    with contextlib.suppress(KeyboardInterrupt):
+        measure(bench, ["peaks", *(name for name in asked.only if name != "peaks")], PARTS)
     bench.report.save()
     for name, error in bench.failed.items():
         print(f"failed: {name}: {error}")

@@ -14,6 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -29,6 +30,7 @@ from definition import define
 from plain_formula import Errors
 from regard._backends import by_name, choose
 from regard._backends import triton as backend_module
+from regard._call.options import OPTIONS as OPTIONS_OF_ATTENTION
 from strategies import calls, to_dtype, to_torch
 
 INSTALLED = importlib.util.find_spec("triton") is not None
@@ -596,6 +598,15 @@ DEVICE_CALLS = {
     "summary, intervals": lambda x: x.ask(intervals=(x.ids, x.ids + 5)),
     "summary, lengths": lambda x: x.ask(key_lengths=x.lengths, causal=True),
     "summary, mask": lambda x: x.ask(mask=x.mask),
+    "summary, sinks": lambda x: x.ask(sinks=x.sinks),
+    "scale": lambda x: x.attend(scale=0.3, causal=True),
+    "part": lambda x: x.attend(query_start=3, query_step=2, key_start=1, key_step=2, causal=True),
+    "output dtype": lambda x: x.halved().attend(causal=True, output_dtype="float32"),
+    "gradient, bias": lambda x: x.differentiate(bias=x.bias),
+    "distance": lambda x: x.weights.distance(),
+    "received, largest": lambda x: x.weights.received(how="max"),
+    "max score": lambda x: x.weights.max_score,
+    "rows": lambda x: x.weights[0, 1, 3],
 }
 EDITS = [regard.Edit(0, slice(2, 5), slice(0, 3), 0.0), regard.Edit(1, slice(3), slice(2), 2.0)]
 # What the host was given and the device needs is uploaded, once: for edits, in each pass.
@@ -622,6 +633,10 @@ class OnDevice:
         self.ids = stand.on_device(torch.arange(length) // 9)
         self.lengths = stand.on_device(torch.tensor([length - 7]))
 
+    def halved(self):
+        self.q, self.k, self.v = (x.half() for x in (self.q, self.k, self.v))
+        return self
+
     def attend(self, **options):
         return regard.attention(self.q, self.k, self.v, **options)
 
@@ -636,6 +651,16 @@ class OnDevice:
     def ask(self, **options):
         weights = regard.AttentionWeights(self.q, self.k, **options)
         return weights.summary(topk=3, strongest=5, pool=(5, 5))
+
+
+def test_every_option_is_among_the_calls_on_a_device():
+    asked, x = set(), mock.MagicMock()
+    for method in (x.attend, x.differentiate, x.ask, x.halved().attend):
+        method.side_effect = lambda **options: asked.update(options)
+    with mock.patch.object(regard, "attention"), mock.patch.object(stand, "on_cpu"):
+        for call in (*DEVICE_CALLS.values(), *(call for _, call in UPLOADS.values())):
+            call(x)
+    assert asked - {"return_statistics"} == {option.name for option in OPTIONS_OF_ATTENTION}
 
 
 @pytest.mark.interpreted
@@ -861,11 +886,20 @@ def test_a_kernel_that_adds_floats_in_no_order_is_found(monkeypatch, tmp_path):
     assert script.faults(planted, "bf16", 64, "sm_90") == ["floats added in no order"]
 
 
+def check_on_a_device(call, own=fuzz.check):
+    with stand.device(), stand.with_triton():
+        return own(call)
+
+
 @pytest.mark.interpreted
-def test_random_calls_are_within_the_bounds_of_every_rounding(monkeypatch, capsys):
-    calls = ["--backend", "triton", "--calls", "300", "--seed", "5"]
+@pytest.mark.parametrize(("device", "count"), [("cpu", 300), ("stand:0", 25)])
+def test_random_calls_are_within_the_bounds_of_every_rounding(device, count, monkeypatch, capsys):
+    calls = ["--backend", "triton", "--calls", str(count), "--seed", "5", "--device", device]
     monkeypatch.setattr(sys, "argv", ["fuzz.py", *calls])
-    monkeypatch.setitem(fuzz.ASKED, "backend", "triton")  # and back
+    for name in fuzz.ASKED:
+        monkeypatch.setitem(fuzz.ASKED, name, None)  # and back
+    if device != "cpu":
+        monkeypatch.setattr(fuzz, "check", check_on_a_device)
     status, said = fuzz.main(), capsys.readouterr().out
     assert status == 0, said
     served = re.findall(r"(\d+) of (\d+) (?:output|gradient|weights)", said)
@@ -883,6 +917,54 @@ def test_the_benchmark_of_gpus_runs_whole_without_one(tmp_path):
     found = json.loads(path.read_text())
     assert [len(table["rows"]) for table in found["tables"]] == [2, 2, 1, 2, 1, 4]
     assert found["failed"] == {}
+
+
+@pytest.fixture
+def gpu(monkeypatch, tmp_path):
+    """The benchmark's module, and what makes a bench of it that has some minutes."""
+    monkeypatch.syspath_prepend(Path(__file__).parent.parent / "benchmarks")
+    module = importlib.import_module("gpu")
+    options = {"device": "cpu", "quick": True, "json": tmp_path / "gpu.json", "threads": 1}
+    yield module, lambda minutes: module.Bench(SimpleNamespace(**options, minutes=minutes))
+    for name in ("gpu", "common", "processors"):
+        sys.modules.pop(name, None)
+
+
+def fail():
+    raise RuntimeError("no such kernel")
+
+
+def test_the_benchmark_of_gpus_writes_each_row_at_once_and_goes_on_where_one_fails(gpu, tmp_path):
+    bench = gpu[1](9.0)
+    bench.report.table("Table", "", "ms")
+    rows = {"first": lambda: (["1"], {}), "second": fail, "third": lambda: (["3"], {})}
+    for n, (name, measure) in enumerate(rows.items()):
+        bench.row(name, measure)
+        found = json.loads((tmp_path / "gpu.json").read_text())
+        assert [row["cells"][0] for row in found["tables"][0]["rows"]] == ["first", "third"][
+            : n or 1
+        ]
+    assert found["failed"] == {"second": "RuntimeError: no such kernel"}
+
+
+def test_the_benchmark_of_gpus_begins_no_row_and_no_part_after_its_minutes(gpu, tmp_path):
+    module, make = gpu
+    bench = make(0.3)  # of which it keeps a third of a minute
+    bench.report.table("Table", "", "ms")
+    bench.row("late", fail)
+    module.measure(bench, ["forward"], {"forward": lambda bench: fail()})
+    found = json.loads((tmp_path / "gpu.json").read_text())
+    assert found["left_out"] == ["late", "forward"]
+    assert found["failed"] == {}
+
+
+def test_the_benchmark_of_gpus_goes_on_where_a_part_fails(gpu, tmp_path):
+    module, make = gpu
+    parts = {"forward": lambda bench: fail(), "decode": lambda bench: bench.report.table("D", "")}
+    module.measure(make(9.0), ["forward", "decode"], parts)
+    found = json.loads((tmp_path / "gpu.json").read_text())
+    assert found["failed"] == {"forward": "RuntimeError: no such kernel"}
+    assert [table["title"] for table in found["tables"]] == ["D"]
 
 
 REFUSED = {
