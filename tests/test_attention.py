@@ -58,7 +58,7 @@ def test_torch_matches_the_definition_with_all_options_together(call, dtype, bac
     check(actual, *(x.double().numpy() for x in tensors), options)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_the_output_of_the_kernel_is_rounded_to_the_nearest(dtype):
     """The mean of two values is exact in float32; what rounds it is the output's own dtype."""
     v = torch.randn(1, 50, 2, 37).to(dtype)

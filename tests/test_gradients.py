@@ -160,7 +160,7 @@ def test_only_what_needs_a_gradient_gets_one():
     assert v.grad is None
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize(
     "options", [{}, {"softcap": 1.5, "dropout": 0.3, "seed": 1}, {"scale": 0.0}]
 )

@@ -50,7 +50,7 @@ def gradients(inputs, options):
     return out.detach(), *torch.autograd.grad(out.square().sum(), inputs)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("name", SAME)
 def test_a_mask_of_intervals_has_the_bits_of_the_option(qkv, name, dtype):
     mask, options = SAME[name]

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 import stored_cases
+from built_objects import KERNELS, definitions, installed_objects
 from regard._backends import kernel
 
 TESTS = Path(__file__).parent
-KERNELS = TESTS.parent / "kernels"
 SOURCES = [TESTS / "stored_cases.cpp", *(KERNELS / f"{n}.cpp" for n in
            ("dispatch", "mask", "threads", "visibility"))]  # fmt: skip
 FLAGS = ["-std=gnu++20", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-Wall",
@@ -47,26 +47,10 @@ def compile_driver(compiler, folder, built, *flags, kernels=KERNELS):
         source = kernels / "target" / f"{target}.cpp"
         compile(compiler, *FLAGS, "-Wno-maybe-uninitialized", "-Wno-uninitialized", *flags, *own,
                 "-c", source, "-o", objects[-1])  # fmt: skip
-    known = dict.fromkeys(re.findall(r"REGARD_\w+", (KERNELS / "dispatch.cpp").read_text()))
-    known = [name for name in known if not name.endswith(("TARGET", "EMULATED", "EMULATES"))]
-    definitions = [
-        f"-D{name}=&{own}_target" if (own := name[7:].lower()) in built else f"-D{name}=nullptr"
-        for name in known
-    ]
     driver = folder / "stored_cases"
-    compile(compiler, *FLAGS, *flags, *definitions, *SOURCES, *objects, "-pthread", "-ldl", "-o",
-            driver)  # fmt: skip
+    compile(compiler, *FLAGS, *flags, *definitions(built), *SOURCES, *objects, "-pthread", "-ldl",
+            "-o", driver)  # fmt: skip
     return driver
-
-
-def installed_objects():
-    """What the installed module was linked from, where it is kept and is newer than its source."""
-    newest = max(path.stat().st_mtime for path in KERNELS.rglob("*") if path.is_file())
-    for folder in (TESTS.parent / "build").glob("cp*/CMakeFiles/_kernels.dir/kernels"):
-        objects = [path for path in folder.rglob("*.o") if not path.name.startswith("bind")]
-        if objects and min(path.stat().st_mtime for path in objects) > newest:
-            return objects
-    return None
 
 
 @pytest.fixture(scope="module")
