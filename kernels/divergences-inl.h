@@ -196,7 +196,7 @@ static void start_side(const Divergences& x, const Side<E>& side, int64_t row) {
 template <class E>
 static void keep_strongest_keys(const Reduce& r, const Side<E>& side, int64_t j0) {
   ReduceMemory<E>& m = side.of[0];
-  keep_top(r, m, side.seen, j0, [&](int j, int v) { return m.score(j, v); });
+  keep_top(r, m, side.seen, j0, m.scores, AsItIs());
 }
 
 // A task: a tile of queries.

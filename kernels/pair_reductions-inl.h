@@ -132,19 +132,24 @@ static void find_largest(const PairMatrix& x, const Rows<E>& rows, const typenam
     for (int v = 0; v < rows.vectors; ++v) look(j, v);
 }
 
-// Keeps the k numbers of largest size of each row, NaN behind all others.
+// The size of a number, NaN behind all others and what is masked behind NaN.
+template <class Real>
+struct BySize {
+  Vec<Real> operator()(Vec<Real> x) const {
+    const Vec<Real> nan = Vec<Real>{} - Real(1), masked = Vec<Real>{} - kInf<Real>;
+    const Vec<Real> behind = is_masked<Real>(x) ? masked : nan;
+    return x == x ? magnitude(x) : behind;
+  }
+  Real operator()(Real x) const { return (*this)(broadcast(x))[0]; }
+};
+
+// Keeps the k numbers of largest size of each row.
 template <class E>
 static void keep_largest_of_rows(const Reduce& r, ReduceMemory<E>& m, const typename E::Real* tile,
                                  int64_t j0, int keys) {
-  typedef typename E::Real Real;
   TileMask whole;
   for (int v = 0; v < m.rows.vectors; ++v) whole.low[v] = 0, whole.high[v] = keys;
-  const Vec<Real> nan = Vec<Real>{} - Real(1), masked = Vec<Real>{} - kInf<Real>;
-  keep_top(r, m, whole, j0, [&](int j, int v) {
-    const Vec<Real> value = *(const Vec<Real>*)(tile + j * E::rows + v * E::lanes);
-    const Vec<Real> behind = is_masked<Real>(value) ? masked : nan;
-    return value == value ? magnitude(value) : behind;
-  });
+  keep_top(r, m, whole, j0, tile, BySize<typename E::Real>());
 }
 
 // Writes the top-k of a row: masked keys, of 0, last.

@@ -117,17 +117,20 @@ static void start_rows(const Reduce& r, ReduceMemory<E>& m) {
 
 // A lower bound of the k-th best score of a tile, for every row: the k-th best of the maxima of
 // small groups, and a little less. -inf where there are too few groups.
-template <class E, class Score>
+template <class E, class Rank>
 static Vec<typename E::Real> kth_lower_bound(const Reduce& r, ReduceMemory<E>& m, int v, int low,
-                                             int high, Score score) {
+                                             int high, const typename E::Real* tile, Rank rank) {
   typedef typename E::Real Real;
+  const auto score = [&](int j) {
+    return rank(*(const Vec<Real>*)(tile + j * E::rows + v * E::lanes));
+  };
   const int group = int(kKeys / (2 * r.k));
   if (group < 2) return Vec<Real>{} - kInf<Real>;
   Vec<Real>* const best = m.pending;
   for (int64_t i = 0; i < r.k; ++i) best[i] = Vec<Real>{} - kInf<Real>;
   for (int j = low; j + group <= high; j += group) {
-    Vec<Real> x = score(j, v);
-    for (int i = 1; i < group; ++i) x = larger(score(j + i, v), x);
+    Vec<Real> x = score(j);
+    for (int i = 1; i < group; ++i) x = larger(score(j + i), x);
     for (int64_t i = 0; i < r.k; ++i) {
       const Vec<Real> old = best[i];
       best[i] = larger(x, old);
@@ -169,20 +172,23 @@ static void insert_pending(const Reduce& r, ReduceMemory<E>& m, int v,
 //
 // Scores over the k-th best of their row are compacted into its lane, and inserted together with
 // those of the other rows: one insertion alone would cost as much as one for every lane.
-template <class E, class Score>
+template <class E, class Rank>
 static void sort_top(const Reduce& r, ReduceMemory<E>& m, const TileMask& tile_mask, int64_t j0,
-                     Score score) {
+                     const typename E::Real* tile, Rank rank) {
   typedef typename E::Real Real;
   constexpr int n = E::lanes, keys_a_word = 64 / n;
   for (int v = 0; v < m.rows.vectors; ++v) {
     const int low = tile_mask.low[v], high = tile_mask.high[v];
     Vec<Real> over = m.at(m.best + (r.k - 1) * E::rows, v);
-    if (!greater(over, Vec<Real>{} - kInf<Real>)) over = kth_lower_bound(r, m, v, low, high, score);
+    if (!greater(over, Vec<Real>{} - kInf<Real>))
+      over = kth_lower_bound(r, m, v, low, high, tile, rank);
+    const Real* const scores = tile + v * n;
     int found = 0;
     for (int j = low; j < high; j += keys_a_word) {
       uint64_t bits = 0;  // lane masks of the keys, one behind another
       for (int i = 0; i < keys_a_word && j + i < high; ++i)
-        bits |= uint64_t(greater(score(j + i, v), over)) << i * n;
+        bits |= uint64_t(greater(rank(*(const Vec<Real>*)(scores + (j + i) * E::rows)), over))
+                << i * n;
       // Four at a time: the count is unpredictable, so no branch on each.
       const int count = __builtin_popcountll(bits), first = (j - low) * n;
       for (int at = found; at == found || at < found + count; at += 4)
@@ -192,9 +198,9 @@ static void sort_top(const Reduce& r, ReduceMemory<E>& m, const TileMask& tile_m
     }
     alignas(64) Integer<Real> depth[n] = {};
     for (int x = 0; x < found; ++x) {
-      const int j = low + m.found[x] / n, i = m.found[x] % n;
+      const unsigned place = m.found[x], j = unsigned(low) + place / n, i = place % n;
       const int64_t at = depth[i]++ * n + i;
-      ((Real*)m.pending)[at] = score(j, v)[i];
+      ((Real*)m.pending)[at] = rank(scores[j * E::rows + i]);
       ((Integer<Real>*)m.pending_key)[at] = Integer<Real>(j0 + j);
     }
     insert_pending(r, m, v, depth);
@@ -214,33 +220,44 @@ static void keep_best(const Reduce& r, ReduceMemory<E>& m, int row) {
 
 // Appends the scores of a tile that may be among the k best of their rows. Keys come in rising
 // order, so that ties keep the first.
-template <class E, class Score>
+template <class E, class Rank>
 static void find_top(const Reduce& r, ReduceMemory<E>& m, const TileMask& tile_mask, int64_t j0,
-                     Score score) {
+                     const typename E::Real* tile, Rank rank) {
   for (int v = 0; v < m.rows.vectors; ++v) {
     auto threshold = m.at(m.threshold, v);
-    for (int j = tile_mask.low[v]; j < tile_mask.high[v]; ++j)
-      for (uint32_t bits = greater(score(j, v), threshold); bits; bits &= bits - 1) {
-        const int lane = __builtin_ctz(bits), row = v * E::lanes + lane;
-        m.candidates[row * m.room(r) + m.counts[row]++] = {score(j, v)[lane], int32_t(j0 + j)};
+    for (int j = tile_mask.low[v]; j < tile_mask.high[v]; ++j) {
+      const auto scores = rank(*(const Vec<typename E::Real>*)(tile + j * E::rows + v * E::lanes));
+      for (uint32_t bits = greater(scores, threshold); bits; bits &= bits - 1) {
+        const int row = v * E::lanes + __builtin_ctz(bits);
+        m.candidates[row * m.room(r) + m.counts[row]++] = {rank(tile[j * E::rows + row]),
+                                                           int32_t(j0 + j)};
         if (m.counts[row] == m.room(r) ||
             (m.counts[row] == r.k && m.threshold[row] == -kInf<typename E::Real>)) {
           keep_best(r, m, row);
           threshold = m.at(m.threshold, v);
         }
       }
+    }
   }
 }
 
-// Keeps the k best scores of each row with a tile; `score(j, v)` gives those of vector v.
-template <class E, class Score>
+// Keeps the k of each row that `rank` makes largest, with those of a tile, [key][row]. It takes
+// vectors and numbers.
+template <class E, class Rank>
 static void keep_top(const Reduce& r, ReduceMemory<E>& m, const TileMask& tile_mask, int64_t j0,
-                     Score score) {
+                     const typename E::Real* tile, Rank rank) {
   if (r.k <= kSortedInLanes)
-    sort_top(r, m, tile_mask, j0, score);
+    sort_top(r, m, tile_mask, j0, tile, rank);
   else
-    find_top(r, m, tile_mask, j0, score);
+    find_top(r, m, tile_mask, j0, tile, rank);
 }
+
+struct AsItIs {
+  template <class X>
+  X operator()(X x) const {
+    return x;
+  }
+};
 
 // Puts the k best of a row into its candidates; returns their number.
 template <class E>
@@ -564,7 +581,7 @@ static void reduce_tile(const Reduce& r, const Scaling<E>& scaling, ReduceMemory
   multiply_tile(p, m, tile_mask, j0, keys, m.scores);
   if (!is_unmasked<E>(p, m.rows, tile_mask, j0, keys))
     finish_scores<E>(p, m.rows, tile_mask, scaling, j0, keys, m.scores, nullptr);
-  if (r.k) keep_top(r, m, tile_mask, j0, [&](int j, int v) { return m.score(j, v); });
+  if (r.k) keep_top(r, m, tile_mask, j0, m.scores, AsItIs());
   if (r.n) find_pairs(r, scaling, m, tile_mask, j0);
   if (r.pooled_max)
     pool_tile<E, false>(r, m.rows, m.bins, m.scores, tile_mask, j0, keys,
