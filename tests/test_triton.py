@@ -841,6 +841,15 @@ def test_every_kernel_is_python_that_triton_knows_with_all_options_and_any_numbe
         assert f"tt.func public @{kernel.__name__}" in to_ir(source, script.TARGETS["sm_90"][0])
 
 
+@pytest.mark.skipif(not INSTALLED, reason="it compiles with triton")
+def test_the_script_builds_for_no_number_that_is_not_specialised_on(monkeypatch):
+    script = compile_script(monkeypatch)
+    for kernel in script.KERNELS:
+        source = script.source(kernel, "bf16", 64, {})
+        known = {kernel.params[n].name for (n,) in (*source.attrs, *source.constants)}
+        assert not known & {x.name for x in kernel.params if x.do_not_specialize}
+
+
 def jit_kernels(*modules):
     """Those that the host launches: they return nothing."""
     functions = (x for module in modules for x in vars(module).values())
