@@ -86,10 +86,9 @@ static bool log_weights_of_several(const Side<E>& side, int64_t j0, int keys) {
   return any;
 }
 
-// Fills a side's logarithms of a tile; returns whether any pair is unmasked.
+// Fills a side's logarithms of a tile, where any pair is unmasked; returns whether one is.
 template <class E>
 static bool log_weights(Side<E>& side, int64_t j0, int keys) {
-  typedef typename E::Real Real;
   const bool any = side.count == 1 ? log_weights_of_one(side.terms[0], side.of[0], j0, keys)
                                    : log_weights_of_several(side, j0, keys);
   const Rows<E>& rows = side.of[0].rows;
@@ -97,10 +96,15 @@ static bool log_weights(Side<E>& side, int64_t j0, int keys) {
     side.seen = tile_mask_of(rows, j0, keys);
   else
     for (int v = 0; v < rows.vectors; ++v) side.seen.low[v] = 0, side.seen.high[v] = any * keys;
-  for (int j = 0; !any && j < keys; ++j)
-    for (int v = 0; v < side.of[0].rows.vectors; ++v)
-      side.of[0].score(j, v) = Vec<Real>{} - kInf<Real>;
   return any;
+}
+
+// The logarithms of a tile of which the side has nothing.
+template <class E>
+static void mask_logs(const Side<E>& side, int keys) {
+  const auto masked = broadcast(-kInf<typename E::Real>);
+  for (int j = 0; j < keys; ++j)
+    for (int v = 0; v < side.of[0].rows.vectors; ++v) side.of[0].score(j, v) = masked;
 }
 
 // A pair's terms of the divergences, from the logarithms of both weights.
@@ -215,6 +219,8 @@ static void run_diverge(const void* pass, int64_t task, char* memory, const Stop
     const int keys = int(x.Lk - j0 < kKeys ? x.Lk - j0 : kKeys);
     const bool in_a = log_weights(a, j0, keys), in_b = log_weights(b, j0, keys);
     if (!in_a && !in_b) continue;
+    if (!in_a) mask_logs(a, keys);
+    if (!in_b) mask_logs(b, keys);
     add_divergences(x, a, b, sums);
     if (x.k && in_a) keep_strongest_keys(top, a, j0);
     if (x.k && in_b) keep_strongest_keys(top, b, j0);

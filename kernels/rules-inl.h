@@ -82,7 +82,7 @@ template <class E>
 static void start_keys(const Problem& p, const WeightGradient& g, const Rows<E>& rows, int64_t j0,
                        int keys, RuleMemory<E>& m) {
   for (int side = 0; side < 2; ++side)
-    if (is_read(g, side)) log_weights(m.sides[side], j0, keys);
+    if (is_read(g, side) && !log_weights(m.sides[side], j0, keys)) mask_logs(m.sides[side], keys);
   m.cell_count = 0;
   if (g.rule != Rule::blocks || !g.query_blocks) return;
   const int64_t* const ids = g.key_blocks + rows.b * p.Lk + j0;
