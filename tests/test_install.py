@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import regard
+from built_objects import installed_objects
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "regard"
@@ -72,8 +73,19 @@ def build(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def objects(tmp_path_factory):
-    """What was compiled of the kernels, which is not compiled twice for the same instructions."""
-    return tmp_path_factory.mktemp("objects")
+    """What was compiled of the kernels, which is not compiled twice for the same instructions.
+
+    At first what the install compiled, where it is kept: all but the instruction sets that are left
+    out here, and what depends on which these are.
+    """
+    folder = tmp_path_factory.mktemp("objects")
+    if compiled := installed_objects(binding=True):
+        binding = compiled.pop().parent / "CMakeFiles" / "nanobind-static.dir"
+        for path in [*compiled, *binding.rglob("*.o")]:
+            if path.parent.name != "target" or path.name == "portable.cpp.o":
+                shutil.copy(path, folder)
+        (folder / "dispatch.cpp.o").unlink()
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -174,7 +186,8 @@ for word in "$@"; do
   case $word in {"|".join(patterns)}) echo "error: no $word here" >&2; exit 1 ;; esac
   case $before in -o) object=$word ;; esac
   case $word in
-    */kernels/*.cpp) source=${{word##*/}} ;;
+    */kernels/*.cpp | */nanobind/src/*.cpp) source=${{word##*/}} ;;
+    -mtls*) ;;
     -m*) machine=$machine$word ;;
   esac
   before=$word
