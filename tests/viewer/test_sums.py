@@ -9,7 +9,7 @@ import pytest
 from regard.viewer import overview
 from regard.viewer.answer import Answers
 from viewer.map_page import log_weights
-from viewer.pages import SENTENCE, is_said, spoken
+from viewer.pages import SENTENCE, STATUS, is_said, spoken
 from viewer.test_panels import saved
 
 SINKS = np.float32([0, 1, -1, 2])
@@ -112,10 +112,19 @@ def test_bars_stand_by_their_cells(open_map, recording):
 
 
 def test_the_pointer_reads_a_sum(open_map, recording):
-    page = open_map(recording, hash="L0H1&query=5&key=3&sums=shown")
+    """Also one that was not known when it came to rest there."""
+    page = open_map(recording, hash="L0H1&query=5&key=3")
+    held = []
+    page.page.route(re.compile("data/sums"), lambda route: held.append(route))
+    page.show("L0H1&query=5&key=3&sums=shown")
     weights = weights_of(recording, 1)
     right, y = page.place(4, 7)
     page.page.mouse.move(right + page.view()["zoom"], y)
+    while not held:
+        page.page.wait_for_timeout(5)
+    assert "weights sum to" not in page.page.locator(STATUS).text_content()
+    for route in held:
+        route.continue_()
     said = is_said(page.page, "query 4 «because»: weights sum to")
     assert float(re.search(r"to ([\d.]+)", said)[1]) == pytest.approx(weights[4].sum(), rel=6e-3)
     assert page.page.locator(".regard-sums-label").inner_text() in said

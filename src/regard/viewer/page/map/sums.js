@@ -37,6 +37,8 @@ export class MapSums {
     /** @type {Map<string, KnownSums | null>} by head; null while requested */
     this.known = new Map();
     this.ended = false;
+    /** @type {() => void} says anew what is under the pointer */
+    this.again = () => {};
     const { selection } = context;
     const onclick = () => selection.set({ sums: selection.sums ? "" : "shown" });
     const look = { type: "button", class: "regard-button", text: "sums", title: ABOUT };
@@ -56,6 +58,7 @@ export class MapSums {
     this.button.title = effect ? "Sums are those of weights" : ABOUT;
     this.button.setAttribute("aria-pressed", String(this.room > 0));
     this.label.hidden = true;
+    this.again = () => {};
   }
 
   end() {
@@ -170,6 +173,7 @@ export class MapSums {
       this.known.set(name, { rows: values.subarray(0, queries), columns, most, coverage });
       if (coverage < 1) setTimeout(() => this.room && this.#request(name, where), SUMS_AGAIN_MS);
       this.changed();
+      this.again();
     };
     this.context.source.sums(where).then(keep, (error) => {
       this.known.delete(name);
@@ -234,7 +238,11 @@ function sumText(sum) {
  */
 export function listenToSums(frame, sums, texts) {
   frame.plot.addEventListener("pointermove", (event) => {
-    sums.hover(frame, texts(), event);
+    sums.again = () => sums.hover(frame, texts(), event);
+    sums.again();
   });
-  frame.plot.addEventListener("pointerleave", () => sums.hover(frame, null, null));
+  frame.plot.addEventListener("pointerleave", () => {
+    sums.again = () => {};
+    sums.hover(frame, null, null);
+  });
 }
