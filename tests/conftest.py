@@ -50,6 +50,8 @@ def pytest_collection_modifyitems(config, items):
     runs = [bool(item.get_closest_marker("interpreted")) == INTERPRETED for item in items]
     config.hook.pytest_deselected(items=[item for item, here in zip(items, runs) if not here])
     items[:] = [item for item, here in zip(items, runs) if here]
+    if hasattr(config, "workerinput"):
+        items.sort(key=place)
     if INTERPRETED and importlib.util.find_spec("triton") is None:
         for item in items:
             item.add_marker(pytest.mark.skip(reason="triton is not installed"))
@@ -57,6 +59,19 @@ def pytest_collection_modifyitems(config, items):
         import interpreter  # which loads triton
 
         interpreter.hasten()
+
+
+# Groups whose tests take longest, those with the longest first: at the end of a run nothing is left
+# that would keep one worker busy while the others wait.
+FIRST = ("tiles", "stored cases", "instruction sets", "survey", "install", "fuzz", "benchmarks",
+         "onnx True", "distributed", "bits", "types", "docs", "examples", "builtin")  # fmt: skip
+
+
+def place(item):
+    """Where the test's group stands among those that workers begin with."""
+    marker = item.get_closest_marker("xdist_group")
+    name = marker and (marker.args or [marker.kwargs["name"]])[0]
+    return FIRST.index(name) if name in FIRST else len(FIRST)
 
 
 def pytest_collection_finish():
