@@ -10,20 +10,21 @@ NANOBIND = "libnanobind-static.a"
 
 
 def installed_objects(*, binding=False):
-    """Paths, or None where they are not kept or older than a source.
+    """Paths, or None where they are not kept, or a source is newer than what was linked of them.
 
     Args:
         binding: whether what makes a module for this Python of them is among them.
     """
     newest = max(path.stat().st_mtime for path in KERNELS.rglob("*") if path.is_file())
     module = f"_kernels{sysconfig.get_config_var('EXT_SUFFIX')}"
-    for folder in (ROOT / "build").glob("cp*"):
+    for linked in (ROOT / "build").glob(f"cp*/{module if binding else '_kernels*'}"):
+        folder = linked.parent
         objects = [*(folder / "CMakeFiles/_kernels.dir/kernels").rglob("*.o")]
-        if not objects or min(path.stat().st_mtime for path in objects) <= newest:
+        if not objects or linked.stat().st_mtime <= newest:
             continue
         if not binding:
             return [path for path in objects if not path.name.startswith("bind")]
-        if (folder / NANOBIND).exists() and (folder / module).exists():
+        if (folder / NANOBIND).exists():
             return [*objects, folder / NANOBIND]
     return None
 

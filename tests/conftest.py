@@ -22,6 +22,7 @@ import torch
 from hypothesis import settings
 
 import regard
+from compiled import Compiler
 
 # Torch's compiler makes objects by the million: looking for garbage among them, and among all that
 # is loaded, was a fifth of the time of its tests.
@@ -78,6 +79,13 @@ def pytest_collection_finish():
     """What is loaded and collected stays, and is no garbage to be looked for."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session")
+def compile(pytestconfig, tmp_path_factory):
+    """Compiles what no run compiled before; ``--cache-clear`` forgets that."""
+    cache = getattr(pytestconfig, "cache", None)
+    return Compiler(cache.mkdir("compiled") if cache else tmp_path_factory.mktemp("compiled"))
 
 
 @pytest.fixture(autouse=True)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from compiled import Compiler
+
 TESTS = Path(__file__).parent
 KERNELS = TESTS.parent / "kernels"
 COMPILER = next(filter(shutil.which, (os.environ.get("CXX") or "c++", "g++", "clang++")), None)
@@ -23,15 +25,9 @@ PAIRS = {
                "-DREGARD_PLAIN_PAIRS"],
     "aarch64": ["-march=armv8.2-a+bf16", "-DREGARD_LANES=4", "-DREGARD_ARM"],
 }.get(MACHINE)  # fmt: skip
+STANDARD = "-std=c++20"
+CHECK = COMPILER, STANDARD, "-fsyntax-only"
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="this machine has no C++ compiler")
-
-
-def compile(*arguments, source=""):
-    done = subprocess.run(
-        [COMPILER, "-std=c++20", *map(str, arguments)],
-        input=source, capture_output=True, text=True, timeout=600,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
 
 
 def longest(header, left):
@@ -69,27 +65,42 @@ def copies(tmp_path_factory):
 
 
 @pytest.mark.parametrize("chain", CHAINS, ids=" ".join)
-def test_every_header_compiles_by_itself(copies, chain):
+def test_every_header_compiles_by_itself(compile, copies, chain):
     source = f'#include "{chain[0]}"'
-    compile("-fsyntax-only", "-I", copies, "-x", "c++", "-", source=source)
+    compile(*CHECK, "-I", copies, "-x", "c++", "-", source=source)
 
 
 @pytest.mark.skipif(PAIRS is None, reason="this processor has no pairs of bfloat16")
-def test_pairs_compile_by_themselves():
+def test_pairs_compile_by_themselves(compile):
     source = '#include "pairs-inl.h"'
     named = ["-DREGARD_NAMESPACE=pairs", "-DREGARD_PAIRS"]
-    compile(*PAIRS, *named, "-fsyntax-only", "-I", KERNELS, "-x", "c++", "-", source=source)
+    compile(*CHECK, *PAIRS, *named, "-I", KERNELS, "-x", "c++", "-", source=source)
 
 
 @pytest.mark.skipif(MACHINE != "x86_64", reason="only x86-64 has tiles")
-def test_tiles_compile_by_themselves():
+def test_tiles_compile_by_themselves(compile):
     source = '#include "tiles-inl.h"'
     named = ["-DREGARD_NAMESPACE=tiles", "-DREGARD_PAIRS", "-DREGARD_TILES=2"]
-    compile(*PAIRS, *named, "-fsyntax-only", "-I", KERNELS, "-x", "c++", "-", source=source)
+    compile(*CHECK, *PAIRS, *named, "-I", KERNELS, "-x", "c++", "-", source=source)
 
 
-def test_jobs_survive_the_end_of_memory_and_arrays_are_seen_to_leave_theirs(tmp_path):
+def test_jobs_survive_the_end_of_memory_and_arrays_are_seen_to_leave_theirs(compile, tmp_path):
     sources = [TESTS / "kernels.cpp", KERNELS / "threads.cpp"]
-    compile(*sources, "-pthread", "-o", tmp_path / "kernels", "-ldl")
+    compile(COMPILER, STANDARD, *sources, "-pthread", "-o", tmp_path / "kernels", "-ldl")
     done = subprocess.run([tmp_path / "kernels"], capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_what_was_compiled_is_compiled_again_where_a_header_or_an_option_changed(tmp_path):
+    source, header = tmp_path / "tests" / "main.cpp", tmp_path / "kernels" / "n.h"
+    kept, program = tmp_path / "kept", tmp_path / "program"
+    for path in (source.parent, header.parent, kept):
+        path.mkdir()
+    source.write_text('#include "../kernels/n.h"\nint main() { return N + M; }')
+    for n, m in ((3, 0), (4, 0), (4, 9), (3, 0)):
+        header.write_text(f"#define N {n}")
+        Compiler(kept)(COMPILER, f"-DM={m}", source, "-o", program)
+        assert subprocess.run([program], check=False).returncode == n + m
+    assert len(list(kept.iterdir())) == 3
+    with pytest.raises(AssertionError, match=r"was not declared|undeclared"):
+        Compiler(kept)(COMPILER, source, "-o", program)

@@ -34,12 +34,7 @@ def run(*command, **environment):
     )  # fmt: skip
 
 
-def compile(*arguments):
-    done = run(*arguments)
-    assert done.returncode == 0, done.stderr
-
-
-def compile_driver(compiler, folder, built, *flags, kernels=KERNELS):
+def compile_driver(compile, compiler, folder, built, *flags, kernels=KERNELS):
     """The driver with some targets, each with the flags that it needs."""
     objects = []
     for target, own in built.items():
@@ -54,11 +49,11 @@ def compile_driver(compiler, folder, built, *flags, kernels=KERNELS):
 
 
 @pytest.fixture(scope="module")
-def driver(tmp_path_factory):
+def driver(compile, tmp_path_factory):
     """The driver with the installed kernels, or else with portable, not optimised."""
     folder = tmp_path_factory.mktemp("driver")
     if not (objects := installed_objects()):
-        return compile_driver(COMPILER, folder, {"portable": []})
+        return compile_driver(compile, COMPILER, folder, {"portable": []})
     compile(COMPILER, *FLAGS, SOURCES[0], *objects, "-pthread", "-ldl", "-o", folder / "driver")
     return folder / "driver"
 
@@ -119,14 +114,15 @@ def test_a_wrong_result_is_found_in_every_array_of_every_case(driver, tmp_path):
 
 
 @needs_compiler
-def test_a_fault_of_the_kernels_is_found(tmp_path):
+def test_a_fault_of_the_kernels_is_found(compile, tmp_path):
     """Values that masks hide are multiplied with their weights of 0: NaN where they are none."""
     shutil.copytree(KERNELS, tmp_path / "kernels")
     forward = tmp_path / "kernels" / "forward-inl.h"
     faulty = forward.read_text().replace("!finite_sums(p, m.state)", "false")
     assert faulty != forward.read_text()
     forward.write_text(faulty)
-    driver = compile_driver(COMPILER, tmp_path, {"portable": []}, kernels=tmp_path / "kernels")
+    built, kernels = {"portable": []}, tmp_path / "kernels"
+    driver = compile_driver(compile, COMPILER, tmp_path, built, kernels=kernels)
     done = run(driver, stored_cases.PATH, REGARD_TARGET="portable")
     lines = [line.split() for line in done.stdout.splitlines()[:-1]]
     wrong = {case for case, *said in lines if said != ["right"]}
@@ -172,7 +168,7 @@ VECTORS = {  # with what each is compiled
 }
 
 
-def assert_vectors_keep_their_promises(compiler, target, folder, *before):
+def assert_vectors_keep_their_promises(compile, compiler, target, folder, *before):
     named = [] if target == "portable" else [f"-DREGARD_NAMESPACE={target}"]
     flags = [*FLAGS, "-Wno-maybe-uninitialized", "-Wno-uninitialized", "-O1"]
     static = ["-static"] if before else []
@@ -185,17 +181,17 @@ def assert_vectors_keep_their_promises(compiler, target, folder, *before):
 
 @needs_compiler
 @pytest.mark.parametrize("target", kernel.kernels.targets() if kernel.kernels else ["portable"])
-def test_the_vectors_keep_their_promises(tmp_path, target):
+def test_the_vectors_keep_their_promises(compile, tmp_path, target):
     if target not in VECTORS:
         pytest.skip("its vectors are those of avx512")
-    assert_vectors_keep_their_promises(COMPILER, target, tmp_path)
+    assert_vectors_keep_their_promises(compile, COMPILER, target, tmp_path)
 
 
 @pytest.mark.parametrize("target", ["neon", "neon_bf16"])
-def test_the_vectors_of_arm_keep_their_promises(tmp_path, target):
+def test_the_vectors_of_arm_keep_their_promises(compile, tmp_path, target):
     needs_arm_tools()
     emulator = ARM, "-cpu", "max"
-    assert_vectors_keep_their_promises(ARM_COMPILER, target, tmp_path, *emulator)
+    assert_vectors_keep_their_promises(compile, ARM_COMPILER, target, tmp_path, *emulator)
 
 
 def needs_arm_tools():
@@ -212,13 +208,13 @@ def needs_arm_tools():
 
 
 @pytest.fixture(scope="module")
-def arm_driver(tmp_path_factory):
+def arm_driver(compile, tmp_path_factory):
     needs_arm_tools()
     built = {"neon": [], "neon_bf16": ["-march=armv8.2-a+bf16"]}
     folder = tmp_path_factory.mktemp("arm")
     # With the pass that fuses products and sums, which -O1 leaves out.
     flags = "-O1", "-fexpensive-optimizations", "-static"
-    return compile_driver(ARM_COMPILER, folder, built, *flags)
+    return compile_driver(compile, ARM_COMPILER, folder, built, *flags)
 
 
 @pytest.mark.slow

@@ -44,7 +44,7 @@ FLAGS = ["-std=gnu++20", "-fPIC", "-fvisibility=hidden", "-ffp-contract=fast", "
          "-mprefer-vector-width=512", "-O1"]  # fmt: skip
 
 
-def link_with_the_installed(objects, folder, flags):
+def link_with_the_installed(compile, objects, folder, flags):
     """A module of the installed objects and this target: the rest takes as long to compile."""
     folder.mkdir(exist_ok=True)
     others = [path for path in objects if path.name != "dispatch.cpp.o"]
@@ -52,11 +52,11 @@ def link_with_the_installed(objects, folder, flags):
                         emulates=True)  # fmt: skip
     module = folder / f"_kernels{sysconfig.get_config_var('EXT_SUFFIX')}"
     sources = KERNELS / "target" / "amx_emulated.cpp", KERNELS / "dispatch.cpp"
-    yield [COMPILER, *FLAGS, *flags.split(), "-c", sources[0], "-o", folder / "target.o"]
-    yield [COMPILER, *FLAGS[:3], *known, "-c", sources[1], "-o", folder / "dispatch.o"]
-    yield [COMPILER, "-shared", folder / "target.o", folder / "dispatch.o", *others, "-pthread",
-           "-ldl", "-o", module]  # fmt: skip
-    yield ["bash", "-c", f"source scripts/kernels.bash; PWD= use_in {folder}"]
+    compile(COMPILER, *FLAGS, *flags.split(), "-c", sources[0], "-o", folder / "target.o")
+    compile(COMPILER, *FLAGS[:3], *known, "-c", sources[1], "-o", folder / "dispatch.o")
+    compile(COMPILER, "-shared", folder / "target.o", folder / "dispatch.o", *others, "-pthread",
+            "-ldl", "-o", module)  # fmt: skip
+    run_bash(f"PWD= use_in {folder}")
 
 
 def build_all(folder, flags):
@@ -65,20 +65,23 @@ def build_all(folder, flags):
     words = "-DREGARD_EMULATE=ON -DREGARD_TARGETS=amx_emulated -DCMAKE_CXX_FLAGS_NONE=-O1"
     tried = " ".join(f"-Dbuilds_{name}=ON" for name in ("portable", "avx512", "amx_emulated"))
     build = f"PWD= build {folder} {COMPILER} '{flags}' {words} {tried}"
-    yield ["bash", "-c", f"source scripts/kernels.bash; {build} || {{ cat {folder}.log; exit 1; }}"]
+    run_bash(f"{build} || {{ cat {folder}.log; exit 1; }}")
 
 
-def built_in(folder, flags=""):
+def run_bash(command):
+    done = subprocess.run(
+        ["bash", "-c", f"source scripts/kernels.bash; {command}"], cwd=ROOT, capture_output=True,
+        text=True, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+
+
+def built_in(compile, folder, flags=""):
     """Runs Python on a build of the kernels that emulates tiles, or has the flags' instructions."""
-    objects = installed_objects(binding=True)
-    commands = build_all(folder, flags)
-    if objects:
-        commands = link_with_the_installed(objects, folder, flags)
-    for command in commands:
-        built = subprocess.run(
-            list(map(str, command)), cwd=ROOT, capture_output=True, text=True, timeout=600
-        )
-        assert built.returncode == 0, (built.stdout + built.stderr)[-3000:]
+    if objects := installed_objects(binding=True):
+        link_with_the_installed(compile, objects, folder, flags)
+    else:
+        build_all(folder, flags)
 
     def run(*words):
         done = subprocess.run(
@@ -93,9 +96,9 @@ def built_in(folder, flags=""):
 
 
 @pytest.fixture(scope="module")
-def emulated(tmp_path_factory):
+def emulated(compile, tmp_path_factory):
     """Runs Python on a build of the kernels that emulates tiles."""
-    return built_in(tmp_path_factory.mktemp("tiles"))
+    return built_in(compile, tmp_path_factory.mktemp("tiles"))
 
 
 @needs_avx512
@@ -195,9 +198,9 @@ REQUEST = "import ctypes; assert ctypes.CDLL(None).syscall(158, 0x1023, 18) == 0
 
 
 @needs_amx
-def test_the_instructions_give_the_bits_of_the_emulation(emulated, tmp_path):
+def test_the_instructions_give_the_bits_of_the_emulation(emulated, compile, tmp_path):
     # Of one source with one compiler's options: others contract other sums, that of tanh is one.
-    instructions = built_in(tmp_path / "build", "-DREGARD_TILE_INSTRUCTIONS")
+    instructions = built_in(compile, tmp_path / "build", "-DREGARD_TILE_INSTRUCTIONS")
     assert instructions("-c", REQUEST + BITS) == emulated("-c", BITS)
 
 
