@@ -35,9 +35,20 @@ settings.load_profile("ci")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
+def asks_for_paths(config):
+    return config.args_source is config.ArgsSource.ARGS
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node):
+    """A worker of xdist, which is given paths in any case, is told whether any was asked for."""
+    node.workerinput["asks_for_paths"] = asks_for_paths(node.config)
+
+
 def pytest_ignore_collect(collection_path, config):
     """Where no path is asked for, the interpreter's run reads the files of its tests alone."""
-    if not INTERPRETED or config.args_source is config.ArgsSource.ARGS:
+    here = getattr(config, "workerinput", None)
+    if not INTERPRETED or (here["asks_for_paths"] if here else asks_for_paths(config)):
         return None
     is_other = collection_path.suffix == ".py" and not collection_path.match("test_triton*.py")
     return True if is_other else None
@@ -64,8 +75,9 @@ def pytest_collection_modifyitems(config, items):
 
 # Groups whose tests take longest, those with the longest first: at the end of a run nothing is left
 # that would keep one worker busy while the others wait.
-FIRST = ("tiles", "stored cases", "instruction sets", "survey", "install", "fuzz", "benchmarks",
-         "onnx True", "distributed", "bits", "types", "docs", "examples", "builtin")  # fmt: skip
+FIRST = ("interpreted calls", "tiles", "stored cases", "instruction sets", "survey", "install",
+         "fuzz", "benchmarks", "onnx True", "distributed", "bits", "types", "docs", "examples",
+         "builtin")  # fmt: skip
 
 
 def place(item):
