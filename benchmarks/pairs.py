@@ -4,16 +4,18 @@
 
 Each question is asked alone, in float32, of weights that came from
 ``attention(..., return_weights=True)``. Effects are knockouts: sums of every key, the eight
-strongest keys of each query, a heatmap of 512 × 512, and the 20 strongest pairs. Of changes of the
-output too: once the outputs are known from an earlier question, and for the first one, which
-computes them. The eight strongest keys of the mean over all heads are counted in the time of those
-of the heads themselves.
+strongest keys of each query, a heatmap of 512 × 512, and the 20 strongest pairs, once the sums over
+rows are known from an earlier question; then the sums of every key as a first question, and as one
+that is given the output. Of changes of the output too: once the outputs are known from an earlier
+question, and for the first one, which computes them. The eight strongest keys of the mean over all
+heads are counted in the time of those of the heads themselves.
 Comparisons are with the weights of other queries and the same keys: the 20 pairs that differ most,
 the Kullback–Leibler divergence of every row, that with the total variation and the overlap of the
 eight strongest keys, and all divergences; then its gradient by the queries and keys of the other
 weights alone, and by those of both, from the tensors on: row statistics, divergence, backward.
 Beside the sums of effects and the divergence is their error, in errors of the formulas written out
-in float32. Last, the heatmap of the effects of one long head, in the time of that of its weights.
+in float32. Last, the heatmap of the effects of one long head, a first question without and with the
+output, in the time of that of its weights.
 """
 
 import common
@@ -27,15 +29,15 @@ SHAPES = [(1, 8, 2048, 64), (1, 4, 8192, 64)]
 LONG = 1, 1, 100_000, 64
 QUICK = [(1, 2, 256, 16)]
 NAMES = (
-    "effects", "top-8", "picture", "strongest", "changes", "top-8 of changes",
-    "picture of changes", "first changes", "difference", "KL", "KL, TV, overlap",
-    "all divergences",
+    "effects", "top-8", "picture", "strongest", "first effects", "given the output", "changes",
+    "top-8 of changes", "picture of changes", "first changes", "difference", "KL",
+    "KL, TV, overlap", "all divergences",
 )  # fmt: skip
-PICTURES = "of weights", "of effects", "effects in weights"
+PICTURES = "of weights", "of effects", "given the output", "in weights", "given the output"
 SIDES = "gradient of KL by one", "by both"
 
 
-def questions(weights, value, gradient, other):
+def questions(weights, value, gradient, output, other):
     """Those of ``NAMES``."""
     effects, difference = weights.effects(value, gradient), regard.compare(weights, other)
     changes = weights.effects(value, kind="change")
@@ -44,6 +46,8 @@ def questions(weights, value, gradient, other):
         lambda: effects.topk(8),
         lambda: effects.pool((512, 512)),
         lambda: effects.strongest(20),
+        lambda: weights.effects(value, gradient).received(),
+        lambda: weights.effects(value, gradient, output=output).received(),
         changes.received,
         lambda: changes.topk(8),
         lambda: changes.pool((512, 512)),
@@ -102,9 +106,9 @@ def errors(found, *arrays):
 def measure(report, options, shape, causal):
     """One row."""
     q, k, v, g, other = common.draw(*[shape] * 5, dtype="float32")
-    weights = regard.attention(q, k, v, causal=causal, return_weights=True)[1]
+    output, weights = regard.attention(q, k, v, causal=causal, return_weights=True)
     others = regard.attention(other, k, v, causal=causal, return_weights=True)[1]
-    asked = questions(weights, v, g, others) | gradients(
+    asked = questions(weights, v, g, output, others) | gradients(
         q.clone(), k.clone(), other.clone(), v.clone(), causal
     )
     runs = {"forward": lambda: regard.attention(q, k, v, causal=causal)} | asked
@@ -126,18 +130,18 @@ def measure(report, options, shape, causal):
 def measure_picture(report, options, shape):
     """One row: of weights and of effects, both from the row statistics on."""
     q, k, v, g = common.draw(*[shape] * 4, dtype="float32")
-    weights = regard.attention(q, k, v, causal=True, return_weights=True)[1]
-    effects = weights.effects(v, g)
+    output, weights = regard.attention(q, k, v, causal=True, return_weights=True)
     runs = {
         "weights": lambda: weights.pool((512, 512)),
-        "effects": lambda: effects.pool((512, 512)),
+        "effects": lambda: weights.effects(v, g).pool((512, 512)),
+        "given the output": lambda: weights.effects(v, g, output=output).pool((512, 512)),
     }
     measured = common.interleave(runs, options, least=1)
-    ratio = measured.ratio("effects", to="weights")[0]
+    ratios = [measured.ratio(name, to="weights")[0] for name in [*runs][1:]]
     report.row(
-        common.shape_name(shape), common.ms(measured.median("weights")),
-        common.ms(measured.median("effects")), f"{ratio:.2f}",
-        dtype="float32", shape=shape, causal=True, picture=ratio,
+        common.shape_name(shape), *(common.ms(measured.median(name)) for name in runs),
+        *(f"{ratio:.2f}" for ratio in ratios),
+        dtype="float32", shape=shape, causal=True, picture=ratios,
     )  # fmt: skip
 
 

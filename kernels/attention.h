@@ -182,10 +182,12 @@ struct PairTerm {
   const void* gradient;   // (Lq, Dv): that of the loss by the output; a change has none
   const double* of_sink;  // (Lq,): the weight of the sink, optional
   int64_t Dv;
-  // Of a change. The output without the weights above 1/2 is written where it is not known.
-  const void* squares;  // (Lk,): of the size of each value
-  void* rest;           // (Lq, Dv), optional: the sum of w v over the weights up to 1/2
-  bool rest_is_known;
+  const void* squares;  // (Lk,), of a change: of the size of each value
+  // What one pass leaves for the next, which needs no whole rows then; optional.
+  // Of a change, (Lq, Dv): the sum of w v over the weights up to 1/2.
+  // Of a knockout, double (Lq, 3): see RowSums. NaN in a row: not known.
+  void* rest;
+  bool rest_is_known;  // of a change
 };
 
 // Reductions of one matrix of token pairs (Lq, Lk), a sum of terms that are of one type; each is

@@ -46,7 +46,7 @@ static void find_firsts(PairMemory<E>& m, int v, int64_t j0, int keys) {
   typedef typename E::Real Real;
   Vec<Real> beside = {};
   for (int j = 0; j < keys; ++j) {
-    const Vec<Real> w = vector_at<E>(m.weights + j0 * E::rows, j, v);
+    const Vec<Real> w = vector_at<E>(m.weights + m.at(j0), j, v);
     beside += is_masked<Real>(w) | (w > Real(0.5)) ? Vec<Real>{} : w;
     for (uint32_t bits = greater(w, broadcast(Real(0.5))); bits; bits &= bits - 1) {
       const int lane = __builtin_ctz(bits);
@@ -82,7 +82,7 @@ static void add_outputs(const PairTerm& t, PairMemory<E>& m, int64_t j0, int key
   for (int v = 0; v < m.m.rows.vectors; ++v)
     if (may_have_first(m.m, v)) find_firsts(m, v, j0, keys), any_first = true;
   if (t.rest_is_known) return;
-  const Real *const tile = m.weights + j0 * E::rows, *weights = tile;
+  const Real *const tile = m.weights + m.at(j0), *weights = tile;
   if (any_first || seen != Seen::all) {
     for (int j = 0; j < keys; ++j)
       for (int v = 0; v < m.m.rows.vectors; ++v) {
@@ -163,7 +163,7 @@ static void finish_changes_of(const PairTerm& t, const PairMemory<E>& m, int v, 
   const V of_first = vector_at<E>(m.change.of_first, 0, v);
   const V of_output = vector_at<E>(m.change.squares, 0, v);
   for (int j = low; j < high; ++j) {
-    V& pair = vector_at<E>(m.weights + j0 * E::rows, j, v);
+    V& pair = vector_at<E>(m.weights + m.at(j0), j, v);
     const V w = pair, both = of_output + ((const Real*)t.squares)[j0 + j];
     V squares = both - Real(2) * vector_at<E>(m.products, j, v);
     if (greater(Real(64) * w * w * both, squares))

@@ -31,8 +31,8 @@ static void sum_effects(PairMemory<E>& m, int v0, int low, int high, int64_t j0)
   V rest[vectors] = {}, first[vectors] = {}, beside[vectors] = {};
   for (int j = low; j < high; ++j)
     for (int v = 0; v < vectors; ++v) {
-      V w = vector_at<E>(m.weights + j0 * E::rows, j, v0 + v);
-      V g = vector_at<E>(m.products + j0 * E::rows, j, v0 + v);
+      V w = vector_at<E>(m.weights + m.at(j0), j, v0 + v);
+      V g = vector_at<E>(m.products + m.at(j0), j, v0 + v);
       if (!all) {
         const Int<Real> masked = is_masked<Real>(w);
         w = masked ? V{} : w, g = masked ? V{} : g;
@@ -57,12 +57,10 @@ static void multiply_effects(const PairTerm& t, PairMemory<E>& m, int64_t j0, in
   constexpr int kVectors = E::rows / E::lanes;
   const Rows<E>& rows = m.m.rows;
   const TileMask tile_mask = tile_mask_of(rows, j0, keys);
-  multiply_values(t, m, tile_mask, j0, m.products + j0 * E::rows);
-  if (!needs_sums(t)) return;
+  multiply_values(t, m, tile_mask, j0, m.products + m.at(j0));
+  if (!needs_sums(t) || m.streams) return;
   const bool all = seen == Seen::all;
-  bool any_first = false;
-  for (int v = 0; v < rows.vectors; ++v) any_first |= may_have_first(m.m, v);
-  if (all && !any_first && rows.vectors == kVectors)  // in the order in which they lie
+  if (all && !may_have_first(m) && rows.vectors == kVectors)  // in the order in which they lie
     return sum_effects<E, kVectors, true, false>(m, 0, 0, keys, j0);
   for (int v = 0; v < rows.vectors; ++v) {
     const bool firsts = may_have_first(m.m, v);
@@ -73,12 +71,31 @@ static void multiply_effects(const PairTerm& t, PairMemory<E>& m, int64_t j0, in
 }
 
 template <class E>
-static void finish_sums(const Rows<E>& rows, RowSums<E>& sums) {
+static void finish_sums(const PairTerm& t, PairMemory<E>& m) {
   typedef typename E::Real Real;
-  for (int i = 0; i < rows.vectors * E::lanes; ++i) {
+  RowSums<E>& sums = m.sums;
+  for (int i = 0; i < m.m.rows.vectors * E::lanes; ++i) {
     sums.all[i] = Real(sums.rest[i] + sums.first[i]);
     sums.left_of_first[i] = sums.beside[i] == 0 ? Real(0) : Real(sums.rest[i] / sums.beside[i]);
   }
+  if (!needs_sums(t) || !t.rest) return;
+  for (int i = 0; i < m.m.rows.count; ++i) {
+    double* const kept = (double*)t.rest + 3 * m.m.rows.index[i];
+    kept[0] = sums.rest[i], kept[1] = sums.first[i], kept[2] = sums.beside[i];
+  }
+}
+
+// Reads the sums of a tile of queries; returns whether all are known.
+template <class E>
+static bool known_sums(const PairTerm& t, PairMemory<E>& m) {
+  if (!t.rest) return false;
+  for (int pass = 0; pass < 2; ++pass)
+    for (int i = 0; i < m.m.rows.count; ++i) {
+      const double* const kept = (const double*)t.rest + 3 * m.m.rows.index[i];
+      if (kept[0] != kept[0]) return false;
+      if (pass) m.sums.rest[i] = kept[0], m.sums.first[i] = kept[1], m.sums.beside[i] = kept[2];
+    }
+  return true;
 }
 
 // Turns the weights of a tile into effects, in place, in the order in which they lie.
@@ -88,8 +105,8 @@ static void finish_pairs(const PairMemory<E>& m, int64_t j0, int keys, Effect ef
   const auto each = [&](auto hidden) {
     for (int j = 0; j < keys; ++j)
       for (int v = 0; v < m.m.rows.vectors; ++v) {
-        Vec<Real>& w = vector_at<E>(m.weights + j0 * E::rows, j, v);
-        w = hidden(w, effect(w, vector_at<E>(m.products + j0 * E::rows, j, v), v));
+        Vec<Real>& w = vector_at<E>(m.weights + m.at(j0), j, v);
+        w = hidden(w, effect(w, vector_at<E>(m.products + m.at(j0), j, v), v));
       }
   };
   if (m.own[j0 / kKeys] == Seen::all)
@@ -113,70 +130,108 @@ static void finish_effects(const PairTerm& t, const PairMemory<E>& m, int64_t j0
   const auto without = [&](V w, V g, int v) {  // a weight up to 1/2
     return w * reciprocal(Real(1) - w) * (vector_at<E>(m.sums.all, 0, v) - g);
   };
-  bool any_first = false;
-  for (int v = 0; v < m.m.rows.vectors; ++v) any_first |= may_have_first(m.m, v);
-  if (!any_first) return finish_pairs(m, j0, keys, without);
+  if (!may_have_first(m)) return finish_pairs(m, j0, keys, without);
   finish_pairs(m, j0, keys, [&](V w, V g, int v) {
     return w > Real(0.5) ? w * (vector_at<E>(m.sums.left_of_first, 0, v) - g) : without(w, g, v);
   });
 }
 
-// Adds a term to the values of a tile of queries; the effects of a single one are not finished.
+// Begins a term: its rows, their normalisers, and the sums that are known.
+template <class E>
+static void start_term(const PairMatrix& x, const PairTerm& t, int64_t row, int64_t end,
+                       PairMemory<E>& m) {
+  describe_rows(*t.problem, m.m.rows, 0, 0, row, end);
+  load_queries<E>(*t.problem, m.m.rows);
+  start_rows(reduce_of(t, x.k), m.m);
+  if (is_effect(t)) start_effects(t, m);
+}
+
+// Whether the numbers of a pair follow from it, and from what is known of its row.
+template <class E>
+static bool rows_are_known(const PairTerm& t, PairMemory<E>& m) {
+  if (is_change(t)) return t.rest_is_known && !may_have_first(m);
+  return !needs_sums(t) || known_sums(t, m);
+}
+
+// Computes the weights of a tile, and what a row's sums need of it; `to`: where the weights are.
+template <class E>
+static Seen compute_tile(const PairTerm& t, PairMemory<E>& m, int64_t j0, int keys,
+                         typename E::Real* to) {
+  const Problem& p = *t.problem;
+  const Seen seen = m.own[j0 / kKeys] = weigh_tile(p, Scaling<E>(p), m.m, j0, keys, to);
+  if (is_effect(t) && seen != Seen::nothing)
+    (is_change(t) ? add_outputs<E> : multiply_effects<E>)(t, m, j0, keys, seen);
+  return seen;
+}
+
+template <class E>
+static void finish_rows(const PairTerm& t, PairMemory<E>& m) {
+  finish_sums(t, m);
+  if (is_change(t)) finish_outputs(t, m);
+}
+
+// Adds a term, one of several, to the values of a tile of queries.
 template <class E>
 static void add_term(const PairMatrix& x, const PairTerm& t, int64_t row, int64_t end,
                      PairMemory<E>& m) {
-  const Problem& p = *t.problem;
-  const Scaling<E> scaling(p);
-  const bool only = x.term_count == 1;
-  describe_rows(p, m.m.rows, 0, 0, row, end);
-  load_queries<E>(p, m.m.rows);
-  start_rows(reduce_of(t, x.k), m.m);
-  if (is_effect(t)) start_effects(t, m);
-  for (int64_t j0 = 0; j0 < x.Lk; j0 += kKeys) {
-    const int keys = int(x.Lk - j0 < kKeys ? x.Lk - j0 : kKeys);
-    const bool kept = is_effect(t) || (only && t.coefficient == 1);
-    typename E::Real* const tile =
-        !kept ? m.m.scores : (is_effect(t) ? m.weights : m.values) + j0 * E::rows;
-    const Seen seen = m.own[j0 / kKeys] = weigh_tile(p, scaling, m.m, j0, keys, tile);
-    if (is_effect(t) && seen != Seen::nothing)
-      (is_change(t) ? add_outputs<E> : multiply_effects<E>)(t, m, j0, keys, seen);
-    else if (!kept)
-      add_tile(m, t, j0, keys, seen, tile);
-    if (kept && only) m.seen[j0 / kKeys] = seen;
-  }
+  start_term(x, t, row, end, m);
+  for_tiles(x, [&](int64_t j0, int keys) {
+    const auto to = is_effect(t) ? m.weights + m.at(j0) : m.m.scores;
+    const Seen seen = compute_tile(t, m, j0, keys, to);
+    if (!is_effect(t)) add_tile(m, t, j0, keys, seen, to);
+  });
   if (!is_effect(t)) return;
-  finish_sums(m.m.rows, m.sums);
-  if (is_change(t)) finish_outputs(t, m);
-  if (only) return;
-  for (int64_t j0 = 0; j0 < x.Lk; j0 += kKeys) {
-    const int keys = int(x.Lk - j0 < kKeys ? x.Lk - j0 : kKeys);
+  finish_rows(t, m);
+  for_tiles(x, [&](int64_t j0, int keys) {
     const Seen seen = m.own[j0 / kKeys];
-    if (seen == Seen::nothing) continue;
+    if (seen == Seen::nothing) return;
     finish_effects(t, m, j0, keys);
-    add_tile(m, t, j0, keys, seen, m.weights + j0 * E::rows);
-  }
+    add_tile(m, t, j0, keys, seen, m.weights + m.at(j0));
+  });
 }
 
-// Computes the values of a tile of queries, but for what `finish_tile` does.
+// Ends the values of a tile of the only term, while its numbers are near.
 template <class E>
-static void compute_values(const PairMatrix& x, int64_t row, int64_t end, PairMemory<E>& m) {
-  std::memset((void*)m.seen, 0, size_t(tiles_of(x.Lk)));
-  for (int64_t i = 0; i < x.term_count; ++i) add_term(x, x.terms[i], row, end, m);
-}
-
-// Ends the values of a tile of keys: the effects of a single term, while its numbers are near.
-template <class E>
-static void finish_tile(const PairMatrix& x, PairMemory<E>& m, int64_t j0, int keys) {
+static void finish_tile(const PairTerm& t, PairMemory<E>& m, int64_t j0, int keys) {
   typedef typename E::Real Real;
-  const PairTerm& t = x.terms[0];
-  if (x.term_count > 1 || !is_effect(t)) return;
-  finish_effects(t, m, j0, keys);
+  if (is_effect(t)) finish_effects(t, m, j0, keys);
   if (t.coefficient == 1) return;
   for (int j = 0; j < keys; ++j)
     for (int v = 0; v < m.m.rows.vectors; ++v) {
-      Vec<Real>& value = vector_at<E>(m.values + j0 * E::rows, j, v);
+      Vec<Real>& value = vector_at<E>(m.values + m.at(j0), j, v);
       value = is_masked<Real>(value) ? value : value * Real(t.coefficient);
     }
+}
+
+// Computes the values of a tile of queries, and hands on each tile of keys of which any is
+// unmasked, while its numbers are near: `reduce(first key, keys, how much is unmasked)`.
+template <class E, class Done>
+static void compute_values(const PairMatrix& x, int64_t row, int64_t end, PairMemory<E>& m,
+                           Done reduce) {
+  const PairTerm& t = x.terms[0];
+  m.streams = false;
+  if (x.term_count > 1) {
+    std::memset((void*)m.seen, 0, size_t(tiles_of(x.Lk)));
+    for (int64_t i = 0; i < x.term_count; ++i) add_term(x, x.terms[i], row, end, m);
+    return for_tiles(x, [&](int64_t j0, int keys) {
+      if (m.seen[j0 / kKeys] != Seen::nothing) reduce(j0, keys, m.seen[j0 / kKeys]);
+    });
+  }
+  const auto finish = [&](int64_t j0, int keys, Seen seen) {
+    if (seen == Seen::nothing) return;
+    finish_tile(t, m, j0, keys);
+    reduce(j0, keys, seen);
+  };
+  start_term(x, t, row, end, m);
+  m.streams = rows_are_known(t, m);
+  if (m.streams && is_effect(t)) finish_rows(t, m);
+  for_tiles(x, [&](int64_t j0, int keys) {
+    const Seen seen = compute_tile(t, m, j0, keys, m.values + m.at(j0));
+    if (m.streams) finish(j0, keys, seen);
+  });
+  if (m.streams) return;
+  finish_rows(t, m);
+  for_tiles(x, [&](int64_t j0, int keys) { finish(j0, keys, m.own[j0 / kKeys]); });
 }
 
 }  // namespace regard::REGARD_NAMESPACE

@@ -50,7 +50,7 @@ struct PairChunk {
   typedef typename E::Real Real;
   int64_t begin, end, first_bin;
   Real* received;          // [Lk]
-  Real* pooled_max;        // [bins of its rows][bins[1]]
+  Real* pooled_max;        // [bins of its rows][bins[1]]: as FoldLargest keeps it
   uint8_t* seen;           // likewise: whether any pair is unmasked
   double *sum, *unmasked;  // likewise: of the numbers, and how many
   SignedPair* pairs;       // [n]
@@ -141,6 +141,10 @@ struct BySize {
     return x == x ? magnitude(x) : behind;
   }
   Real operator()(Real x) const { return (*this)(broadcast(x))[0]; }
+  template <class Key>
+  static Key key(Real x, Key key) {  // with the sign of the number, which its size lacks
+    return key ^ -Key(x < 0);        // no branch: signs are unpredictable
+  }
 };
 
 // Keeps the k numbers of largest size of each row.
@@ -154,35 +158,37 @@ static void keep_largest_of_rows(const Reduce& r, ReduceMemory<E>& m, const type
 
 // Writes the top-k of a row: masked keys, of 0, last.
 template <class E>
-static void write_largest(const PairMatrix& x, const Reduce& r, PairMemory<E>& memory, int row) {
+static void write_largest(const PairMatrix& x, const Reduce& r, ReduceMemory<E>& m, int row) {
   typedef typename E::Real Real;
-  ReduceMemory<E>& m = memory.m;
   Candidate<Real>* all = m.candidates + row * m.room(r);
   Real* const values = (Real*)x.top_values + m.rows.index[row] * x.k;
   int64_t* const keys = x.top_keys + m.rows.index[row] * x.k;
   const int64_t n = best_of_row(r, m, row);
   std::sort(all, all + n, ByScore<Real>());
-  for (int64_t i = 0; i < n; ++i)
-    keys[i] = all[i].key, values[i] = memory.values[keys[i] * E::rows + row];
+  for (int64_t i = 0; i < n; ++i) {
+    const Real size = all[i].score, nan = std::numeric_limits<Real>::quiet_NaN();
+    values[i] = size < 0 ? nan : all[i].key < 0 ? -size : size;
+    keys[i] = all[i].key = key_of(all[i].key);
+  }
   fill_top(all, n, x.k, values, keys);
 }
 
-// How the numbers of a bin are folded: what is `kept` of one, of two, and the number of it.
+// How the numbers of a bin are folded: what is `kept` of one, and of two.
 template <class Real>
 struct FoldSum {
-  static Vec<Real> kept(Vec<Real> x) { return x; }
-  static Vec<Real> both(Vec<Real> x, Vec<Real> y) { return x + y; }
-  static Vec<Real> number(Vec<Real> x) { return x; }
+  typedef Vec<Real> Kept;
+  static Kept kept(Vec<Real> x) { return x; }
+  static Kept both(Kept x, Kept y) { return x + y; }
 };
 
-// LargerInSize as an order of integers: the size, NaN above all, and then the sign.
+// LargerInSize as an order of integers: the size, NaN above all, and then the sign; 0 of none.
 template <class Real>
 struct FoldLargest {
-  typedef std::conditional_t<sizeof(Real) == 4, U, W> Bits;
+  typedef std::conditional_t<sizeof(Real) == 4, U, W> Kept;
   static constexpr int sign = sizeof(Real) * 8 - 1;
-  static Bits kept(Vec<Real> x) { return ((Bits)x << 1 | (Bits)x >> sign) ^ 1; }
-  static Bits both(Bits x, Bits y) { return x > y ? x : y; }
-  static Vec<Real> number(Bits x) { return (Vec<Real>)((x ^ 1) >> 1 | (x ^ 1) << sign); }
+  static Kept kept(Vec<Real> x) { return ((Kept)x << 1 | (Kept)x >> sign) ^ 1; }
+  static Kept both(Kept x, Kept y) { return x > y ? x : y; }
+  static Vec<Real> number(Kept x) { return (Vec<Real>)((x ^ 1) >> 1 | (x ^ 1) << sign); }
 };
 
 // The bins of a tile of keys.
@@ -202,10 +208,11 @@ static inline int edge_in(const int64_t* edges, int64_t bin, int64_t j0, int key
 
 // Folds a tile into bins of keys and queries: `add(bin of the rows, first bin of keys, width,
 // numbers)`, with as few calls as rows of a vector that share a bin allow.
-template <class Fold, class E, class Both, class Add>
+template <class Fold, class E, class Add>
 static void pool_pairs(const PairMatrix& x, const Rows<E>& rows, const PairReductions<E>& r,
-                       const typename E::Real* tile, int64_t j0, int keys, Both both, Add add) {
+                       const typename E::Real* tile, int64_t j0, int keys, Add add) {
   typedef typename E::Real Real;
+  typedef typename Fold::Kept Kept;
   constexpr int n = E::lanes;
   const TileBins bins(x, j0, keys);
   for (int64_t bin = bins.first; bin <= bins.last; bin += n) {
@@ -221,14 +228,15 @@ static void pool_pairs(const PairMatrix& x, const Rows<E>& rows, const PairReduc
         int j = edges[i];
         auto found = kept(j++);
         for (; j < edges[i + 1]; ++j) found = Fold::both(found, kept(j));
-        t[i] = Fold::number(found);
+        t[i] = (Vec<Real>)found;
       }
       transpose(t);
       const int first = v * n, count = rows.count - first < n ? rows.count - first : n;
       for (int i = 0; i < count; ++i) {
         const int64_t to = r.row_bin[first + i];
-        Vec<Real> found = t[i];
-        for (; i + 1 < count && r.row_bin[first + i + 1] == to; ++i) found = both(found, t[i + 1]);
+        Kept found = (Kept)t[i];
+        for (; i + 1 < count && r.row_bin[first + i + 1] == to; ++i)
+          found = Fold::both(found, (Kept)t[i + 1]);
         add(to, bin, width, found);
       }
     }
@@ -259,16 +267,17 @@ static void pool_values(const PairMatrix& x, const Rows<E>& rows, const PairRedu
                         const typename E::Real* tile, int64_t j0, int keys, PairChunk<E>& chunk) {
   typedef typename E::Real Real;
   const int64_t C = x.bins[1];
+  typedef FoldLargest<Real> Largest;
   if (x.pooled_max)
-    pool_pairs<FoldLargest<Real>>(
-        x, rows, r, tile, j0, keys, LargerInSize(),
-        [&](int64_t row, int64_t bin, int width, Vec<Real> found) {
+    pool_pairs<Largest>(
+        x, rows, r, tile, j0, keys,
+        [&](int64_t row, int64_t bin, int width, typename Largest::Kept found) {
           char* const to = (char*)(chunk.pooled_max + row * C + bin);
-          const Vec<Real> known = numbers<Real, real_type<Real>>(to, width);
-          put<Real, real_type<Real>>(to, LargerInSize()(known, found), width);
+          const auto known = (typename Largest::Kept)numbers<Real, real_type<Real>>(to, width);
+          put<Real, real_type<Real>>(to, (Vec<Real>)Largest::both(known, found), width);
         });
   if (x.pooled_mean)
-    pool_pairs<FoldSum<Real>>(x, rows, r, tile, j0, keys, Sum(),
+    pool_pairs<FoldSum<Real>>(x, rows, r, tile, j0, keys,
                               [&](int64_t row, int64_t bin, int width, Vec<Real> found) {
                                 double* const to = chunk.sum + row * C + bin;
                                 for (int i = 0; i < width; ++i) to[i] += double(found[i]);
@@ -288,7 +297,7 @@ static void clear_masked(const PairMatrix& x, const PairReductions<E>& r, Reduce
       value = masked ? Vec<Real>{} : value;
     }
   if (has_picture(x))
-    pool_pairs<FoldSum<Real>>(x, m.rows, r, m.scores, j0, keys, Sum(),
+    pool_pairs<FoldSum<Real>>(x, m.rows, r, m.scores, j0, keys,
                               [&](int64_t row, int64_t bin, int width, Vec<Real> found) {
                                 for (int i = 0; i < width; ++i) {
                                   const int64_t at = row * x.bins[1] + bin + i;
@@ -301,11 +310,10 @@ static void clear_masked(const PairMatrix& x, const PairReductions<E>& r, Reduce
 // Runs all reductions over a tile of keys.
 template <class E>
 static void reduce_values(const PairMatrix& x, const Reduce& of_top, PairMemory<E>& m,
-                          PairReductions<E>& r, int64_t j0, int keys, PairChunk<E>& chunk) {
+                          PairReductions<E>& r, int64_t j0, int keys, Seen seen,
+                          PairChunk<E>& chunk) {
   typedef typename E::Real Real;
-  const Seen seen = m.seen[j0 / kKeys];
-  Real* const tile = m.values + j0 * E::rows;
-  finish_tile(x, m, j0, keys);
+  Real* const tile = m.values + m.at(j0);
   if (x.k) keep_largest_of_rows(of_top, m.m, tile, j0, keys);
   if (x.n) find_largest(x, m.m.rows, tile, j0, keys, r);
   if (!has_picture(x) && !x.received && !x.received_max) return;
@@ -338,13 +346,12 @@ static void run_reduce_pairs(const void* pass, int64_t task, char* memory, const
   for (int64_t row = chunk.begin; row < chunk.end; row += E::rows) {
     if (stopped(stop)) return;
     const TileConfiguration<E::tiles> configuration;
-    compute_values(x, row, chunk.end, m);
-    for (int i = 0; i < m.m.rows.count && has_picture(x); ++i)
+    for (int i = 0; has_picture(x) && i < E::rows && row + i < chunk.end; ++i)
       r.row_bin[i] = bin_of(row + i, x.extent[0], x.bins[0]) - chunk.first_bin;
-    for (int64_t j0 = 0; j0 < x.Lk; j0 += kKeys)
-      if (m.seen[j0 / kKeys] != Seen::nothing)
-        reduce_values(x, of_top, m, r, j0, int(x.Lk - j0 < kKeys ? x.Lk - j0 : kKeys), chunk);
-    for (int i = 0; i < m.m.rows.count && x.k; ++i) write_largest(x, of_top, m, i);
+    compute_values(x, row, chunk.end, m, [&](int64_t j0, int keys, Seen seen) {
+      reduce_values(x, of_top, m, r, j0, keys, seen, chunk);
+    });
+    for (int i = 0; i < m.m.rows.count && x.k; ++i) write_largest(x, of_top, m.m, i);
   }
   if (!x.n) return;
   keep_largest(x, r);
@@ -356,23 +363,39 @@ static void run_reduce_pairs(const void* pass, int64_t task, char* memory, const
 template <class E>
 static void collect_bins(const PairMatrix& x, int64_t row, double* memory) {
   typedef typename E::Real Real;
+  typedef FoldLargest<Real> Largest;
   const int64_t C = x.bins[1];
-  double *const largest = memory, *const sum = memory + C, *const unmasked = memory + 2 * C;
+  double *const sum = memory, *const unmasked = memory + C;
+  Real* const largest = (Real*)(memory + 2 * C);
   uint8_t* const seen = (uint8_t*)(memory + 3 * C);
   std::memset((void*)memory, 0, size_t(4 * C) * sizeof(double));
+  // Numbers of `largest` from i on, and where they go.
+  const auto in_vectors = [&](auto each) {
+    for (int64_t i = 0; x.pooled_max && i < C; i += E::lanes)
+      each(i, int(C - i < E::lanes ? C - i : E::lanes));
+  };
+  const auto kept = [](const Real* from, int n) {
+    return (typename Largest::Kept)numbers<Real, real_type<Real>>((const char*)from, n);
+  };
   for (int64_t c = 0; c < pair_chunks<E>(x); ++c) {
     const PairChunk<E> chunk = pair_chunk<E>(x, c);
     const int64_t at = (row - chunk.first_bin) * C;
     if (at < 0 || row > bin_of(chunk.end - 1, x.extent[0], x.bins[0])) continue;
     for (int64_t i = 0; i < C; ++i) seen[i] |= chunk.seen[at + i];
-    for (int64_t i = 0; x.pooled_max && i < C; ++i)
-      largest[i] = LargerInSize()(largest[i], double(chunk.pooled_max[at + i]));
+    in_vectors([&](int64_t i, int n) {
+      const auto both = Largest::both(kept(largest + i, n), kept(chunk.pooled_max + at + i, n));
+      put<Real, real_type<Real>>((char*)(largest + i), (Vec<Real>)both, n);
+    });
     for (int64_t i = 0; x.pooled_mean && i < C; ++i)
       sum[i] += chunk.sum[at + i], unmasked[i] += chunk.unmasked[at + i];
   }
+  in_vectors([&](int64_t i, int n) {
+    char* const to = (char*)((Real*)x.pooled_max + row * C + i);
+    put<Real, real_type<Real>>(to, Largest::number(kept(largest + i, n)), n);
+  });
   const Real nan = std::numeric_limits<Real>::quiet_NaN();
   for (int64_t i = 0; i < C; ++i) {
-    if (x.pooled_max) ((Real*)x.pooled_max)[row * C + i] = seen[i] ? Real(largest[i]) : nan;
+    if (x.pooled_max && !seen[i]) ((Real*)x.pooled_max)[row * C + i] = nan;
     if (x.pooled_mean)
       ((Real*)x.pooled_mean)[row * C + i] = seen[i] ? Real(sum[i] / unmasked[i]) : nan;
   }

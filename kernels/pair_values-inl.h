@@ -1,6 +1,7 @@
 // A matrix with a number for every token pair: a sum of weights, or what cutting each pair would
 // do. The numbers of a tile of queries and all of its keys are computed, [key][row], and then
-// reduced, since an effect follows from a whole row.
+// reduced, where an effect follows from a whole row whose sums are not known; otherwise tile by
+// tile.
 #pragma once
 
 #include <cstdint>
@@ -66,6 +67,12 @@ static inline bool needs_sums(const PairTerm& t) { return t.kind == PairKind::kn
 
 static inline int64_t tiles_of(int64_t keys) { return (keys + kKeys - 1) / kKeys; }
 
+// Calls `each(first key, keys)` for every tile of keys.
+template <class Each>
+static void for_tiles(const PairMatrix& x, Each each) {
+  for (int64_t j0 = 0; j0 < x.Lk; j0 += kKeys) each(j0, int(x.Lk - j0 < kKeys ? x.Lk - j0 : kKeys));
+}
+
 // The reductions of the weights of a term, as far as it is read with them.
 static inline Reduce reduce_of(const PairTerm& t, int64_t k) {
   static constexpr int64_t start = 0;
@@ -81,12 +88,13 @@ template <class E>
 struct PairMemory {
   typedef typename E::Real Real;
   ReduceMemory<E> m;  // a term's queries and normalisers; a tile of scores; top-k
-  Real* values;       // [Lk][rows]
-  Real* weights;      // [Lk][rows]: of an effect; where `values` are if it is the only term
-  Real* products;     // [Lk][rows]: of gradient and value; [kKeys][rows] of output and value
+  Real* values;       // [Lk][rows], or one tile at a time
+  Real* weights;      // likewise: of an effect; where `values` are if it is the only term
+  Real* products;     // likewise: of gradient and value; [kKeys][rows] of output and value
   Real* gradient;     // [Dv][rows]: or the output
   Seen* seen;         // [tiles]
   Seen* own;          // of the term
+  bool streams;       // whether the tiles of these queries are reduced one by one
   RowSums<E> sums;
   ChangeMemory<E> change;
 
@@ -114,6 +122,9 @@ struct PairMemory {
     own = scratch.take<Seen>(tiles_of(x.Lk));
   }
 
+  // Where the numbers of a tile of keys lie.
+  int64_t at(int64_t j0) const { return streams ? 0 : j0 * E::rows; }
+
   static int64_t changed_size(const PairMatrix& x) {
     int64_t Dv = 0;
     for (int64_t i = 0; i < x.term_count; ++i)
@@ -135,6 +146,13 @@ template <class E>
 static bool may_have_first(const ReduceMemory<E>& m, int v) {
   const auto inverse = m.at(m.normalisers.inverse, v);
   return greater(inverse, broadcast(typename E::Real(0.5)));
+}
+
+template <class E>
+static bool may_have_first(const PairMemory<E>& m) {
+  bool any = false;
+  for (int v = 0; v < m.m.rows.vectors; ++v) any |= may_have_first(m.m, v);
+  return any;
 }
 
 // Masks the lanes without a row.
@@ -218,7 +236,7 @@ static void add_tile(PairMemory<E>& m, const PairTerm& t, int64_t j0, int keys, 
                      const typename E::Real* tile) {
   typedef typename E::Real Real;
   Seen& known = m.seen[j0 / kKeys];
-  Real* const values = m.values + j0 * E::rows;
+  Real* const values = m.values + m.at(j0);
   if (seen == Seen::nothing) return;
   if (known == Seen::nothing)
     for (int j = 0; j < keys; ++j)

@@ -24,10 +24,13 @@ struct Candidate {
   int32_t key;
 };
 
+// The key of a candidate, which a rank may have marked by its complement.
+static inline int32_t key_of(int32_t marked) { return marked < 0 ? ~marked : marked; }
+
 template <class Real>
 struct ByScore {
   bool operator()(const Candidate<Real>& x, const Candidate<Real>& y) const {
-    return x.score != y.score ? x.score > y.score : x.key < y.key;
+    return x.score != y.score ? x.score > y.score : key_of(x.key) < key_of(y.key);
   }
 };
 
@@ -200,8 +203,9 @@ static void sort_top(const Reduce& r, ReduceMemory<E>& m, const TileMask& tile_m
     for (int x = 0; x < found; ++x) {
       const unsigned place = m.found[x], j = unsigned(low) + place / n, i = place % n;
       const int64_t at = depth[i]++ * n + i;
-      ((Real*)m.pending)[at] = rank(scores[j * E::rows + i]);
-      ((Integer<Real>*)m.pending_key)[at] = Integer<Real>(j0 + j);
+      const Real score = scores[j * E::rows + i];
+      ((Real*)m.pending)[at] = rank(score);
+      ((Integer<Real>*)m.pending_key)[at] = rank.key(score, Integer<Real>(j0 + j));
     }
     insert_pending(r, m, v, depth);
   }
@@ -229,8 +233,9 @@ static void find_top(const Reduce& r, ReduceMemory<E>& m, const TileMask& tile_m
       const auto scores = rank(*(const Vec<typename E::Real>*)(tile + j * E::rows + v * E::lanes));
       for (uint32_t bits = greater(scores, threshold); bits; bits &= bits - 1) {
         const int row = v * E::lanes + __builtin_ctz(bits);
-        m.candidates[row * m.room(r) + m.counts[row]++] = {rank(tile[j * E::rows + row]),
-                                                           int32_t(j0 + j)};
+        const auto score = tile[j * E::rows + row];
+        m.candidates[row * m.room(r) + m.counts[row]++] = {rank(score),
+                                                           rank.key(score, int32_t(j0 + j))};
         if (m.counts[row] == m.room(r) ||
             (m.counts[row] == r.k && m.threshold[row] == -kInf<typename E::Real>)) {
           keep_best(r, m, row);
@@ -256,6 +261,10 @@ struct AsItIs {
   template <class X>
   X operator()(X x) const {
     return x;
+  }
+  template <class X, class Key>
+  static Key key(X, Key key) {
+    return key;
   }
 };
 

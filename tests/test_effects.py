@@ -386,8 +386,9 @@ def test_memory_is_linear():
 
 def test_what_was_written_to_is_not_read():
     q, k, v, g = (torch.from_numpy(x) for x in operands())
-    for name, x in {"value": v, "gradient": g, "query": q}.items():
-        effects = AttentionWeights(q, k).effects(v, g)
+    output = regard.attention(q, k, v)
+    for name, x in {"output": output, "value": v, "gradient": g, "query": q}.items():
+        effects = AttentionWeights(q, k).effects(v, g, output=output)
         x.add_(1)
         with pytest.raises(RuntimeError, match=f"{name} was written to"):
             effects.received()
@@ -451,11 +452,17 @@ def test_faults_are_named():
         (regard.ShapeError, (v, g[:, 1:]), r"gradient has shape .* \(2, 4, 23\) and Dv"),
         (regard.ShapeError, (v, g[:1]), "gradient has shape"),
         (regard.ShapeError, (v, g[..., 1:]), "value vectors have 5 numbers and gradient .* 4"),
+        (regard.ShapeError, (v, g, "knockout", g[..., 1:]), "5 numbers and output vectors 4"),
+        (regard.ShapeError, (v, g, "change", g[:1]), "output has shape"),
+        (TypeError, (v, g, "knockout", g.astype("f4")), "output is float32, .* float64 is needed"),
     ]:
         with pytest.raises(error, match=text):
             weights.effects(*arguments)
     with pytest.raises(regard.UnsupportedError, match=r"some keys.*\n?.*part\(rows, columns\)"):
         weights.part(columns=slice(3)).effects(v[:, :, :3], g)
+    dropped, weights = regard.attention(q, k, v, dropout=0.1, seed=1, return_weights=True)
+    with pytest.raises(ValueError, match="output is not that of these weights and values"):
+        weights.effects(v, g, output=dropped).received()
     effects = weights.effects(v, g)
     for error, ask, text in [
         (IndexError, lambda: effects[2], "effects: index 2 is out of range"),

@@ -263,6 +263,72 @@ def test_changes_follow_values_that_were_written_to():
     np.testing.assert_allclose(asked_whole(twin), exact, **bound)
 
 
+def answers(effects):
+    found = [*effects.topk(5), *effects.topk(70), *effects.strongest(9), effects.received(),
+             effects.received("max"), *effects.pool((30, 40), ("max", "mass"))]  # fmt: skip
+    rows = effects.part(slice(40, 290, 3))
+    return [*found, *rows.topk(4), rows.received()]
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_later_question_has_the_bits_of_the_first(name):
+    """The sums of a row are known then, and nothing of a whole row is kept."""
+    q, k, v, g = operands()
+    for kind in ("knockout", "change"):
+        weights = AttentionWeights(q, k, **OPTIONS[name])
+        effects = weights.effects(v, g, kind)
+        first, again = answers(effects), answers(effects)
+        for n, (x, y) in enumerate(zip(first, again)):
+            alone = answers(weights.effects(v, g, kind))[n] if n in (1, 4, 7, 9) else x
+            np.testing.assert_array_equal(x, y)
+            np.testing.assert_array_equal(x, alone)
+
+
+def test_knockouts_follow_arrays_that_were_written_to():
+    """NumPy counts no writes."""
+    given = [x.astype(float) for x in operands()]
+    for n in (2, 3):
+        q, k, v, g = given
+        effects = AttentionWeights(q, k, causal=True).effects(v, g)
+        effects.received()
+        given[n][:, 3:50] = given[n][:, 60:107][..., ::-1]
+        exact = np.nan_to_num(dense("knockout", q, k, v, g, causal=True))
+        bound = {"rtol": 0, "atol": 1e-11 * scale_of(v, g)}
+        np.testing.assert_allclose(effects.received(), exact.sum(-2), **bound)
+        twin = pickle.loads(pickle.dumps(effects))
+        np.testing.assert_allclose(twin.received(), exact.sum(-2), **bound)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_with_the_output_effects_are_the_same(name, dtype):
+    q, k, v, g = (x.astype(dtype) for x in operands())
+    options = {name: x.astype(dtype) if name == "bias" else x for name, x in OPTIONS[name].items()}
+    output, weights = regard.attention(q, k, v, **options, return_weights=True)
+    exact = dense("knockout", q, k, v, g, **options)
+    check(weights.effects(v, g, output=output), exact, scale_of(v, g))
+    bound = {"rtol": 0, "atol": (1e-6 if dtype == "float32" else 1e-13) * scale_of(v, g)}
+    for _ in range(2):
+        effects = weights.effects(v, g, output=output)
+        alone = weights.effects(v, g)
+        np.testing.assert_allclose(abs(effects.topk(9)[0]), abs(alone.topk(9)[0]), **bound)
+    head = weights.effects(v, g, output=output).head(2)
+    np.testing.assert_array_equal(head.topk(9)[0], effects.topk(9)[0][2])
+
+
+def test_an_output_of_another_attention_is_found():
+    q, k, v, g = operands()
+    output, weights = regard.attention(q, k, v, causal=True, return_weights=True)
+    off = output.copy()
+    off[2] *= 1.01
+    effects = weights.effects(v, g, output=off)
+    effects.head(1).received()
+    with pytest.raises(ValueError, match=r"not that of these .* in query 150 of head 2 it is off"):
+        effects.received()
+    with pytest.raises(ValueError, match=r"not that of these weights and values"):
+        weights.effects(v, g, output=regard.attention(q[::-1], k, v)).strongest(3)
+
+
 def test_sums_of_changes_and_others():
     q, k, v, g = operands()
     weights, scale = AttentionWeights(q, k, causal=True), scale_of(v, g)

@@ -11,12 +11,14 @@ from regard._call.call import Call
 
 @dataclass
 class Rest:
-    """What a pass over changes leaves for the next one.
+    """What a pass over effects leaves for the next one, which then needs no whole rows.
 
     Attributes:
-        numbers: ``(Lq, Dv)``, contiguous, in the accumulating dtype: the sums of weight times value
-            over the weights up to 1/2.
-        is_known: whether they are; a backend that fills them says so.
+        numbers: contiguous. Of changes ``(Lq, Dv)``, in the accumulating dtype: the sums of weight
+            times value over the weights up to 1/2. Of knockouts ``(Lq, 3)`` float64: the sums of
+            ``w g·v`` over the weights up to 1/2, of the same over the one above, and of the weights
+            up to 1/2 and the sink's; NaN where they are not known.
+        is_known: whether those of changes are; a backend that fills them says so.
     """
 
     numbers: Any
@@ -35,7 +37,7 @@ class PairTerm(NamedTuple):
         gradient: ``(Lq, Dv)``, likewise.
         of_sink: ``(Lq,)`` float64: the weight of the sink; None where there is none.
         squares: ``(Lk,)``: of the sizes of the values, in their dtype; None but for changes.
-        rest: of changes; None where no later pass asks for it.
+        rest: of changes and knockouts; None where no later pass asks for it.
     """
 
     call: Call

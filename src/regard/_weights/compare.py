@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeAlias, 
 
 import numpy as np
 
-from regard._backends.pair_terms import PairBackend
+from regard._backends.pair_terms import PairBackend, PairTerm
 from regard._base.errors import UnsupportedError
 from regard._base.types import ArrayT
 from regard._weights.divergence_gradients import with_gradient
@@ -191,6 +191,8 @@ class Comparison(Mix[ArrayT]):
                 fields = {name: out[at_b, at_h] for name, out in found.items()}
                 of_a, of_b = (matrix._terms_of(*at) for matrix, at in pair)
                 backend.diverge(of_a, of_b, {"k": k, **fields})
+                if all(map(_are_whole, (*of_a, *of_b))):
+                    continue
                 none = [matrix._elsewhere(*at) for matrix, at in pair]
                 if not any((share != 0).any() for share in none):
                     continue
@@ -223,6 +225,11 @@ class Comparison(Mix[ArrayT]):
                     rows = self._rows[low : low + height]
                     part = slice(rows.start, rows.stop, rows.step)
                     yield (at_b, at_h, slice(low, low + len(rows))), self._rows_of(b, h, part)
+
+
+def _are_whole(term: PairTerm) -> bool:
+    """Whether all of each row is on its keys: no sink, and none that sees nothing."""
+    return term.call.sinks is None and bool(term.statistics[1].all())
 
 
 def _require_known(kind: Any, known: Collection[str], what: str) -> None:

@@ -84,6 +84,7 @@ class Derived(Blocks[ArrayT]):
         value: Float[Array[ArrayT], "*_B_Hkv Lk Dv"],
         gradient: Float[Array[ArrayT], "*_B_Hq Lq Dv"] | None = None,
         kind: EffectKind = "knockout",
+        output: Float[Array[ArrayT], "*_B_Hq Lq Dv"] | None = None,
     ) -> Effects[ArrayT]:
         """What every token pair does to a loss, ``(..., Hq, Lq, Lk)``, computed when asked.
 
@@ -93,12 +94,16 @@ class Derived(Blocks[ArrayT]):
                 none.
             kind: ``"knockout"``, the rise of the loss when the pair is cut; ``"contribution"``,
                 ``"relevance"``, ``"gradient"`` or ``"change"``; see ``regard.Effects``.
+            output: ``(..., Hq, Lq, Dv)`` of this attention without dropout, in float32 or wider,
+                where it is at hand: a first question to knockouts is quicker. It is used where one
+                row of the head is that of weights and values.
 
         Raises:
-            ShapeError: value or gradient do not fit the weights.
-            TypeError: no floating arrays of the query's library and device, or no gradient.
+            ShapeError: value, gradient or output do not fit the weights.
+            TypeError: no floating arrays of the query's library and device, or no gradient; an
+                output in 16 bits.
             UnsupportedError: these are weights of some keys, and no whole rows.
-            ValueError: another ``kind``.
+            ValueError: another ``kind``; when asked, the output of another attention.
 
         Example:
             >>> import regard
@@ -110,7 +115,7 @@ class Derived(Blocks[ArrayT]):
         from regard._weights.effects import Effects
 
         weights: Any = self
-        return Effects(weights, value, gradient, kind)
+        return Effects(weights, value, gradient, kind, output)
 
     @at_once
     def mix(

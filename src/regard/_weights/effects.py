@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from functools import cached_property
@@ -22,6 +23,9 @@ from regard._weights.written import Version, refuse_recorded, require_unwritten,
 
 if TYPE_CHECKING:
     from regard._weights.attention_weights import AttentionWeights
+
+CLEARLY_BELOW_HALF = 2.01  # a row with this total has no weight above 1/2: none exceeds 1 / total
+CLOSE = {"float32": 1e-4, "float64": 1e-10}  # errors of an output, in the size of the values
 
 EffectKind: TypeAlias = Literal["knockout", "contribution", "relevance", "gradient", "change"]
 
@@ -47,6 +51,10 @@ class Effects(PairMatrix[ArrayT]):
     Above w = 1/2 both 1−w and g·o − g·v_j are sums over the other weights, so effects are exact
     near w = 1.
 
+    The first question to knockouts of whole rows needs each row's sum ``g_i·o_i`` first, and keeps
+    a row of pairs until it is known; the object keeps the sums for the next questions, which take
+    a tenth to a quarter less time. With the ``output``, as attention gave it, the first does too.
+
     Source: Geva et al. 2023 (knockout); Chefer et al. 2021 (relevance); docs/effects.md.
     """
 
@@ -58,6 +66,7 @@ class Effects(PairMatrix[ArrayT]):
         value: Any,
         gradient: Any = None,
         kind: EffectKind = "knockout",
+        output: Any = None,
     ) -> None:
         if kind not in KINDS:
             raise ValueError(f"effects: kind is {kind!r}; {', '.join(map(repr, KINDS))} are known.")
@@ -83,18 +92,39 @@ class Effects(PairMatrix[ArrayT]):
                     f"effects: value vectors have {n} numbers and gradient vectors {m}; the "
                     "gradient is that of the output, which has as many as the values."
                 )
+        self._output = None if output is None else self._checked_output(output, weights)
         self._start_outputs()
+
+    def _checked_output(self, output: Any, weights: AttentionWeights[ArrayT]) -> Any:
+        """``(B, Hq, Lq, Dv)``, for knockouts."""
+        found = _folded(_checked("output", output, weights), weights)
+        if (n := self._value.shape[-1]) != (m := found.shape[-1]):
+            raise ShapeError(
+                f"effects: value vectors have {n} numbers and output vectors {m}; the output is"
+                " that of this attention, which has as many as the values."
+            )
+        if (name := dtype_name(found)) != self._dtype_name:
+            raise TypeError(
+                f"effects: output is {name}, rounded more than effects may be; {self._dtype_name}"
+                " is needed. Leave it out, and the first question computes what is needed of it."
+            )
+        return found if self._kind == "knockout" else None
 
     def _start_outputs(self) -> None:
         """Versions of what is held, and what questions share."""
         self._versions = self._now()
-        counts = any(x.name == "value" for x in self._versions)
-        self._outputs = Outputs(self._xp, self._value, self._reader.weights._call.sizes[3], counts)
+        others = [x for name, x in self._given() if name != "value" and self._kind == "knockout"]
+        counts = len(self._versions) == len(self._given())
+        queries = self._reader.weights._call.sizes[3]
+        self._outputs = Outputs(self._xp, self._value, others, queries, counts)
+
+    def _given(self) -> list[tuple[str, Any]]:
+        given = ("value", self._value), ("gradient", self._gradient), ("output", self._output)
+        return [(name, x) for name, x in given if x is not None]
 
     def _now(self) -> tuple[Version, ...]:
-        """How often value and gradient were written to."""
-        given = ("value", self._value), ("gradient", self._gradient)
-        found = (version_of(name, x) for name, x in given)
+        """How often value, gradient and output were written to."""
+        found = (version_of(name, x) for name, x in self._given())
         return tuple(version for version in found if version is not None)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -135,10 +165,46 @@ class Effects(PairMatrix[ArrayT]):
         term = self._reader.term(b, h, rows)._replace(kind=self._kind, of_sink=of_sink)
         if self._kind != "change":
             value, gradient = self._value[of_value], self._gradient[b, h, rows]
-            return [term._replace(value=self._xp.wide(value), gradient=self._xp.wide(gradient))]
+            term = term._replace(value=self._xp.wide(value), gradient=self._xp.wide(gradient))
+            if self._kind == "knockout":
+                first = functools.partial(self._sums, b, h, term)
+                term = term._replace(rest=self._outputs.sums(b, h, rows, first))
+            return [term]
         value, squares, unit = self._outputs.values(*of_value)
         rest = self._outputs.rest(b, h, rows, value.shape[-1])
         return [term._replace(coefficient=unit, value=value, squares=squares, rest=rest)]
+
+    def _sums(self, b: int, h: int, term: PairTerm) -> Any:
+        """What the output says of the sums of ``Rest``, of all rows: NaN where it says too little.
+
+        Raises:
+            ValueError: the output is another.
+        """
+        xp = self._xp
+        Lq = term.call.sizes[3]
+        sums = xp.full((Lq, 3), np.nan, "float64")
+        if self._output is None or not Lq:
+            return sums
+        output = xp.cast(self._output[b, h], "float64")
+        self._require_own(b, h, Lq // 2, output, term.value)
+        of_rows = (output * xp.cast(term.gradient, "float64")).sum(-1)
+        may_be_first = xp.array(sums, 1.0 * (term.statistics[1].reshape(-1) < CLEARLY_BELOW_HALF))
+        sums[:, 0] = xp.where(may_be_first > 0, np.nan, of_rows)
+        sums[:, 1], sums[:, 2] = 0.0, 1.0
+        return sums
+
+    def _require_own(self, b: int, h: int, row: int, output: Any, value: Any) -> None:
+        """Raises where the output of a row is not that of the weights and values."""
+        xp, found = self._xp, self._reader.read(b, h, slice(row, row + 1))
+        v = xp.cast(value[found.keys], "float64")
+        own = (xp.cast(found.weights, "float64")[0][:, None] * v).sum(0)
+        size, apart = (float(abs(x).max()) for x in (v, own - output[row]))
+        if apart > CLOSE[self._dtype_name] * size:
+            raise ValueError(
+                f"effects: the output is not that of these weights and values: in query {row} of"
+                f" head {h} it is off by {apart:.3g}, where values are up to {size:.3g}. Pass what"
+                " attention gave for this query, key and value, without dropout, or leave it out."
+            )
 
     def _value_head(self, h: int) -> int:
         """The head of the values that a query head reads."""

@@ -1,8 +1,9 @@
-"""The outputs that changes of them are computed from, kept from one question to the next."""
+"""What effects follow from beside their pair, kept from one question to the next."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,25 +25,30 @@ class Values(NamedTuple):
 
 
 class Outputs:
-    """What all questions to the changes of one attention share: half a forward pass is saved.
+    """What all questions to the effects of one attention share: of changes the outputs, half a
+    forward pass; of knockouts the sums over a row.
 
     Args:
         value: ``(B or 1, Hkv, Lk, Dv)``.
+        others: what else these follow from.
         queries: Lq.
-        counts_writes: whether the caller knows when it was written to.
+        counts_writes: whether the caller knows when these were written to.
     """
 
-    def __init__(self, xp: Arrays, value: Any, queries: int, counts_writes: bool) -> None:
+    def __init__(
+        self, xp: Arrays, value: Any, others: Sequence[Any], queries: int, counts_writes: bool
+    ) -> None:
         self._xp, self._value, self._queries = xp, value, queries
-        self._counts_writes, self._before = counts_writes, None
+        self._held, self._counts_writes = (value, *others), counts_writes
+        self._before: list[Any] = []
         self._values: dict[tuple[int, int], Values] = {}
         self._rests: dict[tuple[int, int], Rest] = {}
 
     def prepare(self) -> None:
-        """Forgets what was of other values: NumPy does not count writes."""
-        if self._counts_writes or (self._before is not None and _equal(self._before, self._value)):
+        """Forgets what was of other numbers: NumPy does not count writes."""
+        if self._counts_writes or (self._before and all(map(_equal, self._before, self._held))):
             return
-        self._before = self._value.clone() if is_tensor(self._value) else self._value.copy()
+        self._before = [x.clone() if is_tensor(x) else x.copy() for x in self._held]
         self._values, self._rests = {}, {}
 
     def values(self, b: int, h: int) -> Values:
@@ -76,6 +82,19 @@ class Outputs:
         numbers = self._xp.empty((self._queries, size), self._xp.dtype)
         self._rests[b, h] = Rest(numbers, False)
         return self._rests[b, h]
+
+    def sums(self, b: int, h: int, rows: slice, first: Callable[[], Any]) -> Rest | None:
+        """Of some rows of a query head; None where all would not be computed.
+
+        Args:
+            first: gives those that are known at first, of all rows.
+        """
+        found = self._rests.get((b, h))
+        if len(range(self._queries)[rows]) < self._queries:
+            return None if found is None else Rest(contiguous(found.numbers[rows]), False)
+        if found is None:
+            found = self._rests[b, h] = Rest(first(), False)
+        return found
 
 
 def _equal(x: Any, y: Any) -> bool:

@@ -77,9 +77,9 @@ class WeightReader:
 
     def of_sink(self, b: int, h: int, rows: slice) -> Any:
         """``(rows,)`` float64: the weight of the sink in some rows; None where there is none."""
-        part = self.weights._head(b, h).part(rows)
-        if part._call.sinks is None:
+        if self.weights._call.sinks is None:
             return None
+        part = self.weights._head(b, h).part(rows)
         lse = self._xp.full((1, 1, part.shape[0]), -np.inf, "float64")
         part._reduce({"lse": lse})
         return self._of_sink(part, lse, part.shape[0]).reshape(-1)
