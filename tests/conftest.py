@@ -1,5 +1,6 @@
 """How every test runs."""
 
+import collections
 import functools
 import gc
 import importlib.util
@@ -76,8 +77,8 @@ def pytest_collection_modifyitems(config, items):
 # Groups whose tests take longest, those with the longest first: at the end of a run nothing is left
 # that would keep one worker busy while the others wait.
 FIRST = ("interpreted calls", "tiles", "stored cases", "instruction sets", "survey", "install",
-         "fuzz", "benchmarks", "onnx True", "distributed", "bits", "types", "docs", "examples",
-         "builtin")  # fmt: skip
+         "fuzz", "faults", "benchmarks", "onnx True", "distributed", "bits", "types", "docs",
+         "examples", "builtin")  # fmt: skip
 
 
 def place(item):
@@ -85,6 +86,36 @@ def place(item):
     marker = item.get_closest_marker("xdist_group")
     name = marker and (marker.args or [marker.kwargs["name"]])[0]
     return FIRST.index(name) if name in FIRST else len(FIRST)
+
+
+TOGETHER = 8
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Gives out a few tests of a file at a time, and a group whole.
+
+    They share what the file's fixtures make, and for each that is given out xdist goes through all
+    that was: with 8,000 that is seconds of a processor.
+    """
+    if config.getvalue("dist") != "loadgroup":
+        return None
+    from xdist.scheduler import LoadGroupScheduling
+
+    class Together(LoadGroupScheduling):
+        @functools.cached_property
+        def seen(self):
+            return collections.defaultdict(dict)
+
+        def _split_scope(self, nodeid):
+            group = super()._split_scope(nodeid)
+            if group != nodeid:
+                return group
+            file = nodeid.partition("::")[0]
+            number = self.seen[file].setdefault(nodeid, len(self.seen[file]))
+            return f"{file} {number // TOGETHER}"
+
+    return Together(config, log)
 
 
 def pytest_collection_finish():

@@ -157,12 +157,14 @@ FAULTS = {
 }  # fmt: skip
 
 
+@pytest.mark.xdist_group("faults")
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 def test_a_wrong_output_is_found(fault, compare):
     with pytest.raises(AssertionError, match=FAULTS[fault]):
         compare(fault, weights=False, gradient=())
 
 
+@pytest.mark.xdist_group("faults")
 @pytest.mark.parametrize("name", ["query", "key", "value", "bias", "sinks"])
 def test_a_wrong_gradient_is_found(name, compare):
     def fault(attend, *arrays, **options):
@@ -181,6 +183,7 @@ REDUCTIONS = ("entropy", "distance", "received", "pool", "topk", "strongest", "b
               "mass", "at", "__matmul__")  # fmt: skip
 
 
+@pytest.mark.xdist_group("faults")
 @pytest.mark.parametrize("name", REDUCTIONS)
 def test_a_wrong_reduction_is_found(name, compare, monkeypatch):
     right = getattr(regard.AttentionWeights, name)

@@ -39,7 +39,9 @@ def judged():
         from zoo.judge import judged
         from zoo.situations import SITUATIONS
 
-        yield lambda name: judged(name, "regard", torch.float32, list(SITUATIONS))
+        yield lambda name, situations=(*SITUATIONS,): judged(
+            name, "regard", torch.float32, situations
+        )
     for name in [name for name in sys.modules if name.partition(".")[0] == "zoo"]:
         del sys.modules[name]
 
@@ -73,7 +75,7 @@ def test_the_judge_finds_a_wrong_implementation(judged, monkeypatch):
 
     for wrong, spoiled in ((blind, "left padding"), (loud, "plain")):
         monkeypatch.setitem(AttentionInterface._global_mapping, "regard", wrong)
-        found = judged("llama")
+        found = judged("llama", [spoiled])
         assert found["status"] != "pass"
         assert found["situations"][spoiled]["result"] != "pass"
 

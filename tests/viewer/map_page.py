@@ -103,19 +103,18 @@ def pooled(logs, level, plane):
     side = 2**level
     if side == 1:
         return logs
-    rows, columns = (-(-n // side) for n in logs.shape)
-    padded = np.full((rows * side, columns * side), np.nan)
-    padded[: logs.shape[0], : logs.shape[1]] = logs
-    bins = padded.reshape(rows, side, columns, side)
-    seen = ~np.isnan(bins)
-    hidden = np.where(seen, bins, -np.inf)
+    rows, columns = (np.arange(0, n, side) for n in logs.shape)
+
+    def over(fold, x):
+        return fold.reduceat(fold.reduceat(x, rows, 0), columns, 1)
+
+    largest = over(np.fmax, logs)  # NaN where all are
     if plane == "max":
-        result = hidden.max((1, 3))
-    else:
-        there = np.minimum(side, logs.shape[0] - np.arange(rows) * side)
-        with np.errstate(divide="ignore"):
-            result = np.log(np.exp(hidden).sum((1, 3)) / there[:, None])
-    return np.where(seen.any((1, 3)), result, np.nan)
+        return largest
+    there = np.minimum(side, logs.shape[0] - rows)
+    with np.errstate(divide="ignore"):
+        mean = np.log(over(np.add, np.nan_to_num(np.exp(logs))) / there[:, None])
+    return np.where(np.isnan(largest), np.nan, mean)
 
 
 def pixel_bins(start, zoom, level, pixels, count):
