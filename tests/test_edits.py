@@ -218,6 +218,10 @@ def test_an_edit_says_what_is_wrong_with_it(name):
 
 
 def test_empty_calls():
+    none = np.zeros((2, 0, 3, 8), np.float32)
+    mask = np.ones((2, 0, 3, 3), bool)
+    weights = AttentionWeights(none, none, mask=mask, edits=[Edit(None, keys=1)])
+    assert weights.received("seen").shape == (2, 0, 3)
     for shape in ((0, 4, 3, 8), (2, 4, 0, 8)):
         q = np.zeros(shape, np.float32)
         assert regard.attention(q, q, q, edits=[Edit(1, slice(0, 0))]).shape == shape

@@ -232,7 +232,7 @@ class Seen:
             found = found & picked(self._mask, queries, keys)
         if not self._cuts:
             return found
-        found = np.repeat(found, self._heads // len(found), 0)
+        found = np.repeat(found, self._heads // max(1, len(found)), 0)
         for (first, last), rows, columns, _ in self._cuts:
             inside = [
                 (low <= i) & (i < high) for (low, high), i in ((rows, queries), (columns, keys))
@@ -381,7 +381,7 @@ class Seen:
                 found = found & part(self._mask, ALL, rows)
             block = slice(0, self._heads), slice(start, min(start + height, Lq)), slice(0, self._Lk)
             if self._cuts:
-                found = np.repeat(found, self._heads // len(found), 0)
+                found = np.repeat(found, self._heads // max(1, len(found)), 0)
             for cut in self._cuts:
                 if cut.meets(*block):
                     found[cut.within(*block)] = False
