@@ -140,6 +140,16 @@ def same_random_numbers():
     torch.default_generator.manual_seed(0)
 
 
+THREADS = torch.get_num_threads()
+
+
+@pytest.fixture(autouse=True)
+def same_number_of_threads():
+    """Whatever a test set: with another number all later ones would take five times as long."""
+    if torch.get_num_threads() != THREADS:
+        torch.set_num_threads(THREADS)
+
+
 @pytest.fixture(scope="module", params=["auto", "torch"])
 def by_both_backends(request):
     """Runs a module's tests by what is chosen for the CPU, and by torch's operations alone."""

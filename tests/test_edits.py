@@ -357,8 +357,8 @@ def test_keys_that_are_seen_are_counted(seed):
 def test_split_keys_and_decoding(threads, monkeypatch):
     q, k, v = numbers(1, 4, 3, 16), numbers(1, 1, 5000, 16, seed=1), numbers(1, 1, 5000, 7, seed=2)
     edits = [Edit(1, -1, slice(100, 4500)), Edit(None, 0, slice(2040, 2060), 9.0), Edit(keys=4999)]
+    monkeypatch.setattr("regard._base.settings._num_threads", None)  # and back
     regard.set_num_threads(threads)
-    monkeypatch.setattr("regard._base.settings._num_threads", threads)
     v[0, 0, 4999] = np.nan
     wide = [x.astype(np.float64) for x in (q, k, v)]
     for rows in (1, 3):
