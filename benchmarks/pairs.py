@@ -33,7 +33,10 @@ NAMES = (
     "top-8 of changes", "picture of changes", "first changes", "difference", "KL",
     "KL, TV, overlap", "all divergences",
 )  # fmt: skip
-PICTURES = "of weights", "of effects", "given the output", "in weights", "given the output"
+PICTURES = (
+    "of weights", "of effects", "given the output", "effects in weights",
+    "given the output in weights",
+)  # fmt: skip
 SIDES = "gradient of KL by one", "by both"
 
 

@@ -71,31 +71,55 @@ static void multiply_effects(const PairTerm& t, PairMemory<E>& m, int64_t j0, in
 }
 
 template <class E>
-static void finish_sums(const PairTerm& t, PairMemory<E>& m) {
+static void finish_sums(const Rows<E>& rows, RowSums<E>& sums) {
   typedef typename E::Real Real;
-  RowSums<E>& sums = m.sums;
-  for (int i = 0; i < m.m.rows.vectors * E::lanes; ++i) {
+  for (int i = 0; i < rows.vectors * E::lanes; ++i) {
     sums.all[i] = Real(sums.rest[i] + sums.first[i]);
     sums.left_of_first[i] = sums.beside[i] == 0 ? Real(0) : Real(sums.rest[i] / sums.beside[i]);
   }
-  if (!needs_sums(t) || !t.rest) return;
-  for (int i = 0; i < m.m.rows.count; ++i) {
-    double* const kept = (double*)t.rest + 3 * m.m.rows.index[i];
-    kept[0] = sums.rest[i], kept[1] = sums.first[i], kept[2] = sums.beside[i];
-  }
 }
+
+// What a pass leaves of a row's sums: the first of them is written last, and not NaN once all are
+// known. Another thread may read and write the same numbers at once. Not std::atomic_ref: clang's
+// library has it since 19.
+class KeptSums {
+ public:
+  template <class E>
+  KeptSums(const PairTerm& t, const Rows<E>& rows, int i)
+      : kept_((double*)t.rest + 3 * rows.index[i]) {}
+
+  bool known() const { return load(0) == load(0); }
+  template <class E>
+  void read(RowSums<E>& sums, int i) const {
+    sums.rest[i] = load(0), sums.first[i] = load(1), sums.beside[i] = load(2);
+  }
+  template <class E>
+  void write(const RowSums<E>& sums, int i) const {
+    store(1, sums.first[i]), store(2, sums.beside[i]), store(0, sums.rest[i]);
+  }
+
+ private:
+  double load(int i) const {
+    double x;
+    __atomic_load(kept_ + i, &x, __ATOMIC_ACQUIRE);
+    return x;
+  }
+  void store(int i, double x) const { __atomic_store(kept_ + i, &x, __ATOMIC_RELEASE); }
+  double* kept_;
+};
 
 // Reads the sums of a tile of queries; returns whether all are known.
 template <class E>
 static bool known_sums(const PairTerm& t, PairMemory<E>& m) {
-  if (!t.rest) return false;
-  for (int pass = 0; pass < 2; ++pass)
-    for (int i = 0; i < m.m.rows.count; ++i) {
-      const double* const kept = (const double*)t.rest + 3 * m.m.rows.index[i];
-      if (kept[0] != kept[0]) return false;
-      if (pass) m.sums.rest[i] = kept[0], m.sums.first[i] = kept[1], m.sums.beside[i] = kept[2];
-    }
+  for (int i = 0; i < m.m.rows.count; ++i)
+    if (!t.rest || !KeptSums(t, m.m.rows, i).known()) return false;
+  for (int i = 0; i < m.m.rows.count; ++i) KeptSums(t, m.m.rows, i).read(m.sums, i);
   return true;
+}
+
+template <class E>
+static void keep_sums(const PairTerm& t, const PairMemory<E>& m) {
+  for (int i = 0; t.rest && i < m.m.rows.count; ++i) KeptSums(t, m.m.rows, i).write(m.sums, i);
 }
 
 // Turns the weights of a tile into effects, in place, in the order in which they lie.
@@ -166,8 +190,9 @@ static Seen compute_tile(const PairTerm& t, PairMemory<E>& m, int64_t j0, int ke
 
 template <class E>
 static void finish_rows(const PairTerm& t, PairMemory<E>& m) {
-  finish_sums(t, m);
+  finish_sums(m.m.rows, m.sums);
   if (is_change(t)) finish_outputs(t, m);
+  if (needs_sums(t) && !m.streams) keep_sums(t, m);
 }
 
 // Adds a term, one of several, to the values of a tile of queries.
@@ -204,23 +229,23 @@ static void finish_tile(const PairTerm& t, PairMemory<E>& m, int64_t j0, int key
 }
 
 // Computes the values of a tile of queries, and hands on each tile of keys of which any is
-// unmasked, while its numbers are near: `reduce(first key, keys, how much is unmasked)`.
-template <class E, class Done>
+// unmasked, while its numbers are near: `each(first key, keys, how much is unmasked)`.
+template <class E, class Each>
 static void compute_values(const PairMatrix& x, int64_t row, int64_t end, PairMemory<E>& m,
-                           Done reduce) {
+                           Each each) {
   const PairTerm& t = x.terms[0];
   m.streams = false;
   if (x.term_count > 1) {
     std::memset((void*)m.seen, 0, size_t(tiles_of(x.Lk)));
     for (int64_t i = 0; i < x.term_count; ++i) add_term(x, x.terms[i], row, end, m);
     return for_tiles(x, [&](int64_t j0, int keys) {
-      if (m.seen[j0 / kKeys] != Seen::nothing) reduce(j0, keys, m.seen[j0 / kKeys]);
+      if (m.seen[j0 / kKeys] != Seen::nothing) each(j0, keys, m.seen[j0 / kKeys]);
     });
   }
   const auto finish = [&](int64_t j0, int keys, Seen seen) {
     if (seen == Seen::nothing) return;
     finish_tile(t, m, j0, keys);
-    reduce(j0, keys, seen);
+    each(j0, keys, seen);
   };
   start_term(x, t, row, end, m);
   m.streams = rows_are_known(t, m);

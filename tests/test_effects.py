@@ -81,11 +81,11 @@ def scale_of(v, g):
     return np.linalg.norm(g, axis=-1).max() * np.linalg.norm(v, axis=-1).max()
 
 
-def effects_by(way, kind, q, k, v, g, **options):
+def effects_by(way, kind, q, k, v, g, output=None, **options):
     q, k, v, g = (way.convert(x) for x in (q, k, v, g))
     options = {name: way.convert(x) for name, x in options.items()}
     weights = AttentionWeights(q, k, backend=way.backend, **options)
-    return weights.effects(v, None if kind == "change" else g, kind)
+    return weights.effects(v, None if kind == "change" else g, kind, output)
 
 
 @by_ways(*TWO)
@@ -382,6 +382,31 @@ def test_memory_is_linear():
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 4 * T * T, "the matrix itself would be as large"
+
+
+@by_ways(*TWO)
+@pytest.mark.parametrize("name", ["plain", "places", "lengths", "mask", "sinks"])
+def test_the_output_changes_nothing_but_the_time(name, way):
+    q, k, v, g = operands()
+    output = way.convert(regard.attention(q, k, v, **OPTIONS[name], backend="reference"))
+    alone = effects_by(way, "knockout", q, k, v, g, **OPTIONS[name])
+    effects = effects_by(way, "knockout", q, k, v, g, output, **OPTIONS[name])
+    bound = {"rtol": 0, "atol": 1e-12 * scale_of(v, g)}
+    np.testing.assert_allclose(effects.received(), alone.received(), **bound)
+    np.testing.assert_allclose(np.asarray(effects), np.asarray(alone), **bound)
+
+
+def test_the_output_of_a_row_that_sees_nothing_is_0():
+    q, k, v, g = (x[:1, :1, :n] for x, n in zip(operands(), (9, 9, 9, 9)))
+    seen = np.arange(9) % 2
+    options = {"intervals": (0 * seen, 9 * seen)}  # the row in the middle sees nothing
+    output, weights = regard.attention(q, k, v, **options, return_weights=True)
+    assert not output[0, 0, 4].any()
+    found = weights.effects(v, g, output=output).received()
+    np.testing.assert_allclose(found, weights.effects(v, g).received(), rtol=0, atol=1e-12)
+    output[0, 0, 4] = 1
+    with pytest.raises(ValueError, match=r"in query 4 of head 0 it is off by 1,"):
+        weights.effects(v, g, output=output).received()
 
 
 def test_what_was_written_to_is_not_read():

@@ -1,6 +1,7 @@
 """Effects, mixes and comparisons by the kernels, on sizes of several tiles, against float64."""
 
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -282,6 +283,17 @@ def test_a_later_question_has_the_bits_of_the_first(name):
             alone = answers(weights.effects(v, g, kind))[n] if n in (1, 4, 7, 9) else x
             np.testing.assert_array_equal(x, y)
             np.testing.assert_array_equal(x, alone)
+
+
+def test_questions_at_once_have_the_bits_of_one_alone():
+    q, k, v, g = operands()
+    weights = AttentionWeights(q, k, causal=True)
+    alone = weights.effects(v, g).received()
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(10):
+            effects = weights.effects(v, g)
+            for found in pool.map(lambda _, one=effects: one.received(), range(4)):
+                np.testing.assert_array_equal(found, alone)
 
 
 def test_knockouts_follow_arrays_that_were_written_to():

@@ -95,8 +95,8 @@ class Derived(Blocks[ArrayT]):
             kind: ``"knockout"``, the rise of the loss when the pair is cut; ``"contribution"``,
                 ``"relevance"``, ``"gradient"`` or ``"change"``; see ``regard.Effects``.
             output: ``(..., Hq, Lq, Dv)`` of this attention without dropout, in float32 or wider,
-                where it is at hand: in long texts a first question to knockouts is quicker. It is
-                used where one row of the head is that of weights and values.
+                where it is at hand: in long texts a first question to knockouts is quicker by the
+                kernels; other backends do without it. One row of each head is checked.
 
         Raises:
             ShapeError: value, gradient or output do not fit the weights.

@@ -196,14 +196,18 @@ class Effects(PairMatrix[ArrayT]):
     def _require_own(self, b: int, h: int, row: int, output: Any, value: Any) -> None:
         """Raises where the output of a row is not that of the weights and values."""
         xp, found = self._xp, self._reader.read(b, h, slice(row, row + 1))
-        v = value[found.keys]
-        own = xp.matmul(found.weights[None, None], v[None, None])[0, 0, 0]
-        size, apart = (float(abs(x).max()) for x in (v, own - output[row]))
+        if not math.prod(value.shape):
+            return
+        own = xp.matmul(found.weights[None, None], value[None, None, found.keys])[0, 0, 0]
+        size, apart = (float(abs(x).max()) for x in (value, own - output[row]))
         if apart > CLOSE[self._dtype_name] * size:
+            weights = self._reader.weights
+            where = f"query {row} of head {weights.head_numbers[h]}"
+            where += f" of batch element {b}" if weights._call.sizes[0] > 1 else ""
             raise ValueError(
-                f"effects: the output is not that of these weights and values: in query {row} of"
-                f" head {h} it is off by {apart:.3g}, where values are up to {size:.3g}. Pass what"
-                " attention gave for this query, key and value, without dropout, or leave it out."
+                f"effects: the output is not that of these weights and values: in {where} it is"
+                f" off by {apart:.3g}, where values are up to {size:.3g}. Pass what attention gave"
+                " for this query, key and value, without dropout, or leave it out."
             )
 
     def _value_head(self, h: int) -> int:
