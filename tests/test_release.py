@@ -22,16 +22,16 @@ def read(name):
     return (ROOT / name).read_text(encoding="utf-8")
 
 
-def run(*command):
-    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+def run(*command, cwd=ROOT):
+    ran = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=600)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     return ran.stdout
 
 
-def build(hook, folder, settings=()):
+def build(hook, folder, settings=(), source=ROOT):
     """What a hook of the build backend writes into the folder."""
     code = f"from scikit_build_core import build; build.{hook}({str(folder)!r}, {dict(settings)})"
-    run(sys.executable, "-c", code)
+    run(sys.executable, "-c", code, cwd=source)
     (built,) = folder.iterdir()
     return built
 
@@ -41,9 +41,18 @@ def test_the_source_distribution_holds_every_file_of_the_repository(tmp_path):
         pytest.skip("this is no checkout: nothing says which files there are")
     tracked = run("git", "ls-files", "--cached", "--others", "--exclude-standard").splitlines()
     here = {name for name in tracked if (ROOT / name).exists()}
-    with tarfile.open(build("build_sdist", tmp_path)) as archive:
+    # A copy: beside the checkout lie an environment and node_modules, whose 190,000 files the build
+    # backend would look at one by one.
+    source, made = tmp_path / "source", ["build/a/b.o", "src/regard/_kernels.so", "node_modules/a"]
+    for name in here | {*made}:
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_bytes(b"" if name in made else (ROOT / name).read_bytes())
+    folder = tmp_path / "built"
+    folder.mkdir()
+    with tarfile.open(build("build_sdist", folder, source=source)) as archive:
         packed = {name.partition("/")[2] for name in archive.getnames()}
     assert here - packed == set()
+    assert packed.isdisjoint(made)
     assert not [name for name in packed if name.startswith("build/") or name.endswith(".so")]
 
 
