@@ -61,7 +61,7 @@ struct ReduceMemory {
   Int<Real>* best_key;  // [k][vectors]
   Vec<Real>* pending;   // [kKeys]: a tile's scores over the k-th best of their rows
   Int<Real>* pending_key;
-  int16_t* found;               // [kKeys * lanes]: their places in the tile
+  int32_t* found;               // [kKeys * lanes]: their places in the tile
   Candidate<Real>* candidates;  // [rows][2 k + 32]
   int* counts;
   Pair* pairs;
@@ -83,7 +83,7 @@ struct ReduceMemory {
     best_key = scratch.take<Int<Real>>(sorted * kVectors);
     pending = scratch.take<Vec<Real>>(sorted ? kKeys : 0);
     pending_key = scratch.take<Int<Real>>(sorted ? kKeys : 0);
-    found = scratch.take<int16_t>(sorted ? kKeys * E::lanes + 4 : 0);
+    found = scratch.take<int32_t>(sorted ? kKeys * E::lanes + 16 : 0);
     candidates = scratch.take<Candidate<Real>>(r.k ? E::rows * room(r) : 0);
     counts = scratch.take<int>(E::rows);
     pairs = scratch.take<Pair>(r.n ? pair_room(r) : 0);
@@ -171,6 +171,41 @@ static void insert_pending(const Reduce& r, ReduceMemory<E>& m, int v,
   }
 }
 
+// Writes the places, key * n + lane, of the bits of `bits(key)` for some keys, and past them;
+// returns their number. Without a branch on it: it is unpredictable.
+#if REGARD_LANES == 16
+template <int n, class Bits>
+static inline int places_over(int32_t* to, int low, int high, Bits bits) {
+  int32_t* end = to;
+  __m512i place =
+      _mm512_add_epi32(_mm512_set1_epi32(low * n),
+                       _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
+  for (int j = low; j < high; ++j) {
+    const uint32_t found = bits(j);
+    _mm512_storeu_si512(end, _mm512_maskz_compress_epi32(__mmask16(found), place));
+    place = _mm512_add_epi32(place, _mm512_set1_epi32(n));
+    end += __builtin_popcount(found);
+  }
+  return int(end - to);
+}
+#else
+template <int n, class Bits>
+static inline int places_over(int32_t* to, int low, int high, Bits bits) {
+  constexpr int keys_a_word = 64 / n;
+  int32_t* end = to;
+  for (int j = low; j < high; j += keys_a_word) {
+    uint64_t all = 0;  // lane masks of the keys, one behind another
+    for (int i = 0; i < keys_a_word && j + i < high; ++i) all |= uint64_t(bits(j + i)) << i * n;
+    const int count = __builtin_popcountll(all);
+    for (int at = 0; at == 0 || at < count; at += 4)  // four at a time
+      for (int i = 0; i < 4; ++i, all &= all - 1)
+        end[at + i] = j * n + __builtin_ctzll(all | uint64_t{1} << 63);
+    end += count;
+  }
+  return int(end - to);
+}
+#endif
+
 // Updates the top-k of the rows with a tile of scores. Ties keep the first key.
 //
 // Scores over the k-th best of their row are compacted into its lane, and inserted together with
@@ -179,29 +214,19 @@ template <class E, class Rank>
 static void sort_top(const Reduce& r, ReduceMemory<E>& m, const TileMask& tile_mask, int64_t j0,
                      const typename E::Real* tile, Rank rank) {
   typedef typename E::Real Real;
-  constexpr int n = E::lanes, keys_a_word = 64 / n;
+  constexpr int n = E::lanes;
   for (int v = 0; v < m.rows.vectors; ++v) {
     const int low = tile_mask.low[v], high = tile_mask.high[v];
     Vec<Real> over = m.at(m.best + (r.k - 1) * E::rows, v);
     if (!greater(over, Vec<Real>{} - kInf<Real>))
       over = kth_lower_bound(r, m, v, low, high, tile, rank);
     const Real* const scores = tile + v * n;
-    int found = 0;
-    for (int j = low; j < high; j += keys_a_word) {
-      uint64_t bits = 0;  // lane masks of the keys, one behind another
-      for (int i = 0; i < keys_a_word && j + i < high; ++i)
-        bits |= uint64_t(greater(rank(*(const Vec<Real>*)(scores + (j + i) * E::rows)), over))
-                << i * n;
-      // Four at a time: the count is unpredictable, so no branch on each.
-      const int count = __builtin_popcountll(bits), first = (j - low) * n;
-      for (int at = found; at == found || at < found + count; at += 4)
-        for (int i = 0; i < 4; ++i, bits &= bits - 1)
-          m.found[at + i] = int16_t(first + __builtin_ctzll(bits | uint64_t{1} << 63));
-      found += count;
-    }
+    const int found = places_over<n>(m.found, low, high, [&](int j) {
+      return greater(rank(*(const Vec<Real>*)(scores + j * E::rows)), over);
+    });
     alignas(64) Integer<Real> depth[n] = {};
     for (int x = 0; x < found; ++x) {
-      const unsigned place = m.found[x], j = unsigned(low) + place / n, i = place % n;
+      const unsigned place = unsigned(m.found[x]), j = place / n, i = place % n;
       const int64_t at = depth[i]++ * n + i;
       const Real score = scores[j * E::rows + i];
       ((Real*)m.pending)[at] = rank(score);
