@@ -1,5 +1,5 @@
-// How far the rows of two sums of weights are apart, from the logarithms of a tile of both at a
-// time: neither is stored.
+// How far the rows of two sums of weights are apart, from a tile of both at a time: neither is
+// stored.
 #pragma once
 
 #include <algorithm>
@@ -12,13 +12,14 @@
 
 namespace regard::REGARD_NAMESPACE {
 
-// One of the two: its terms, and a tile of logarithms to base 2 of their sum, -inf where masked.
+// One of the two: its terms, and a tile of scores, or of logarithms to base 2 of a sum of weights;
+// -inf where masked.
 template <class E>
 struct Side {
   typedef typename E::Real Real;
   const PairTerm* terms;
   int64_t count;
-  ReduceMemory<E>* of;  // [terms]: the first has the logarithms in its scores, and the top-k
+  ReduceMemory<E>* of;  // [terms]: the first has the tile in its scores, and the top-k
   Real* weights;        // [kKeys][rows]: of one of several terms
   TileMask seen;        // the keys of a tile that are not all masked, of each vector
 
@@ -37,12 +38,12 @@ struct Side {
   }
 };
 
-// The logarithms of a single term's weights.
 template <class E>
-static bool log_weights_of_one(const PairTerm& t, const ReduceMemory<E>& m, int64_t j0, int keys) {
+static bool scores_of_one(const Side<E>& side, int64_t j0, int keys) {
   typedef typename E::Real Real;
-  const Problem& p = *t.problem;
+  const Problem& p = *side.terms[0].problem;
   const Scaling<E> scaling(p);
+  const ReduceMemory<E>& m = side.of[0];
   const Vec<Real> masked = Vec<Real>{} - kInf<Real>;
   if (m.rows.low >= j0 + keys || m.rows.high <= j0 || !mask_shows(p, m.rows, j0, keys))
     return false;
@@ -52,8 +53,6 @@ static bool log_weights_of_one(const PairTerm& t, const ReduceMemory<E>& m, int6
     finish_scores<E>(p, m.rows, tile_mask, scaling, j0, keys, m.scores, nullptr);
   for (int v = 0; v < m.rows.vectors; ++v) {
     for (int j = 0; j < tile_mask.low[v]; ++j) m.score(j, v) = masked;
-    for (int j = tile_mask.low[v]; j < tile_mask.high[v]; ++j)
-      m.score(j, v) = m.normalisers.log2_weight(scaling, m.score(j, v), v);
     for (int j = tile_mask.high[v]; j < keys; ++j) m.score(j, v) = masked;
   }
   return true;
@@ -86,11 +85,11 @@ static bool log_weights_of_several(const Side<E>& side, int64_t j0, int keys) {
   return any;
 }
 
-// Fills a side's logarithms of a tile, where any pair is unmasked; returns whether one is.
+// Fills a side's tile, where any pair is unmasked; returns whether one is.
 template <class E>
-static bool log_weights(Side<E>& side, int64_t j0, int keys) {
-  const bool any = side.count == 1 ? log_weights_of_one(side.terms[0], side.of[0], j0, keys)
-                                   : log_weights_of_several(side, j0, keys);
+static bool fill_tile(Side<E>& side, int64_t j0, int keys) {
+  const bool any =
+      side.count == 1 ? scores_of_one(side, j0, keys) : log_weights_of_several(side, j0, keys);
   const Rows<E>& rows = side.of[0].rows;
   if (any && side.count == 1)
     side.seen = tile_mask_of(rows, j0, keys);
@@ -99,13 +98,29 @@ static bool log_weights(Side<E>& side, int64_t j0, int keys) {
   return any;
 }
 
-// The logarithms of a tile of which the side has nothing.
+// The tile of which the side has nothing.
 template <class E>
-static void mask_logs(const Side<E>& side, int keys) {
+static void mask_tile(const Side<E>& side, int keys) {
   const auto masked = broadcast(-kInf<typename E::Real>);
   for (int j = 0; j < keys; ++j)
     for (int v = 0; v < side.of[0].rows.vectors; ++v) side.of[0].score(j, v) = masked;
 }
+
+// From a side's tile to logarithms, for the rows of a vector.
+template <class E>
+struct Logarithms {
+  typedef typename E::Real Real;
+  Vec<Real> base = {}, log_total = {};
+  Real factor = 1;
+
+  Logarithms(const Side<E>& side, int v) {
+    if (side.count > 1) return;
+    const Normalisers<E>& of = side.of[0].normalisers;
+    base = vector_at<E>(of.base, 0, v), log_total = vector_at<E>(of.log_total, 0, v);
+    factor = Scaling<E>(*side.terms[0].problem).factor;
+  }
+  Vec<Real> operator()(Vec<Real> x) const { return (x - base) * factor - log_total; }
+};
 
 // A pair's terms of the divergences, from the logarithms of both weights.
 template <class Real>
@@ -137,11 +152,12 @@ static void add_divergences(const Divergences& x, const Side<E>& of_a, const Sid
   typedef Vec<Real> V;
   for (int v = 0; v < of_a.of[0].rows.vectors; ++v) {
     V sum[4] = {};
+    const Logarithms<E> log_a(of_a, v), log_b(of_b, v);
     const auto add = [&]<int unroll>(int j, std::integral_constant<int, unroll>) {
       V logs[2 * unroll], weights[2 * unroll];
       for (int i = 0; i < unroll; ++i) {
-        logs[2 * i] = weights[2 * i] = of_a.of[0].score(j + i, v);
-        logs[2 * i + 1] = weights[2 * i + 1] = of_b.of[0].score(j + i, v);
+        logs[2 * i] = weights[2 * i] = log_a(of_a.of[0].score(j + i, v));
+        logs[2 * i + 1] = weights[2 * i + 1] = log_b(of_b.of[0].score(j + i, v));
       }
       exp2_each(weights);
       for (int i = 0; i < 2 * unroll; ++i) weights[i] = logs[i] == -kInf<Real> ? V{} : weights[i];
@@ -217,10 +233,10 @@ static void run_diverge(const void* pass, int64_t task, char* memory, const Stop
   double sums[4 * E::rows] = {};
   for (int64_t j0 = 0; j0 < x.Lk; j0 += kKeys) {
     const int keys = int(x.Lk - j0 < kKeys ? x.Lk - j0 : kKeys);
-    const bool in_a = log_weights(a, j0, keys), in_b = log_weights(b, j0, keys);
+    const bool in_a = fill_tile(a, j0, keys), in_b = fill_tile(b, j0, keys);
     if (!in_a && !in_b) continue;
-    if (!in_a) mask_logs(a, keys);
-    if (!in_b) mask_logs(b, keys);
+    if (!in_a) mask_tile(a, keys);
+    if (!in_b) mask_tile(b, keys);
     add_divergences(x, a, b, sums);
     if (x.k && in_a) keep_strongest_keys(top, a, j0);
     if (x.k && in_b) keep_strongest_keys(top, b, j0);

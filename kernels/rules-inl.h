@@ -22,7 +22,7 @@ struct RuleMemory {
   Real* factors;               // [columns][rows]
   Real* cells;                 // [kMostCells][lanes]: of a vector of queries, by block
   int64_t first_cell, cell_count;
-  Side<E> sides[2];  // whose logarithms of a tile it reads
+  Side<E> sides[2];  // whose tiles it reads
 
   RuleMemory(const WeightGradient& g, Scratch& scratch)
       : sides{Side<E>(g.sides, 0, scratch), Side<E>(g.sides, 1, scratch)} {
@@ -35,7 +35,7 @@ struct RuleMemory {
   static constexpr int64_t kMostCells = 2 * kKeys;
 };
 
-// Whether the logarithms of a side are read: not of P alone, whose exponents are known, but for a
+// Whether the tiles of a side are read: not of P alone, whose exponents are known, but for a
 // comparison of both, which must be equal where the scores are.
 static inline bool is_read(const WeightGradient& g, int side) {
   const bool is_sum = side != g.side || g.sides.term_count[side] > 1;
@@ -76,13 +76,13 @@ static void start_rule(const Problem& p, const WeightGradient& g, const Rows<E>&
     start_side(g.sides, m.sides[side], rows.index[0]);
 }
 
-// Computes the logarithms of both sides of a divergence of a tile of keys. Finds its range of
+// Fills a tile of both sides of a divergence. Finds its range of
 // blocks, where these change so often that it is better to have the numbers of all in the lanes.
 template <class E>
 static void start_keys(const Problem& p, const WeightGradient& g, const Rows<E>& rows, int64_t j0,
                        int keys, RuleMemory<E>& m) {
   for (int side = 0; side < 2; ++side)
-    if (is_read(g, side) && !log_weights(m.sides[side], j0, keys)) mask_logs(m.sides[side], keys);
+    if (is_read(g, side) && !fill_tile(m.sides[side], j0, keys)) mask_tile(m.sides[side], keys);
   m.cell_count = 0;
   if (g.rule != Rule::blocks || !g.query_blocks) return;
   const int64_t* const ids = g.key_blocks + rows.b * p.Lk + j0;
@@ -241,14 +241,16 @@ class DivergenceGradient {
       : rule_(g.rule),
         own_(is_read(g, g.side) ? m.sides[g.side].of[0].scores + v * E::lanes : nullptr),
         other_(m.sides[1 - g.side].of[0].scores + v * E::lanes),
+        log_own_(m.sides[g.side], v),
+        log_other_(m.sides[1 - g.side], v),
         log_total_(vector_at<E>(m.sides[g.side].of[0].normalisers.log_total, 0, v)),
         number_(vector_at<E>(m.number, 0, v)) {}
 
   Vec<Real> operator()(int j, Vec<Real> exponent) const {
-    const Vec<Real> known = own_ ? *(const Vec<Real>*)(own_ + j * E::rows)  //
-                                 : exponent - log_total_;
+    const Vec<Real> known =
+        own_ ? log_own_(*(const Vec<Real>*)(own_ + j * E::rows)) : exponent - log_total_;
     const Vec<Real> own = larger(broadcast(Real(-1e4)), known);  // dP must be a number
-    return number_ * slope(own, *(const Vec<Real>*)(other_ + j * E::rows));
+    return number_ * slope(own, log_other_(*(const Vec<Real>*)(other_ + j * E::rows)));
   }
 
  private:
@@ -266,6 +268,7 @@ class DivergenceGradient {
 
   const Rule rule_;
   const Real *const own_, *const other_;
+  const Logarithms<E> log_own_, log_other_;
   const Vec<Real> log_total_, number_;
 };
 
@@ -280,13 +283,15 @@ class RatioGradient {
   RatioGradient(const WeightGradient& g, const RuleMemory<E>& m, int v, Vec<Real> inverse)
       : own_(is_read(g, g.side) ? m.sides[g.side].of[0].scores + v * E::lanes : nullptr),
         other_(m.sides[1 - g.side].of[0].scores + v * E::lanes),
+        log_own_(m.sides[g.side], v),
+        log_other_(m.sides[1 - g.side], v),
         log_inverse_(own_ ? log(inverse) * Real(1 / kLn2) : inverse),
         number_(vector_at<E>(m.number, 0, v)) {}
 
   Vec<Real> operator()(int j, Vec<Real> exponent) const {
-    const Vec<Real> other = *(const Vec<Real>*)(other_ + j * E::rows), none = {};
+    const Vec<Real> other = log_other_(*(const Vec<Real>*)(other_ + j * E::rows)), none = {};
     if (!own_) return exponent == -kInf<Real> ? none : none - number_ * exp2(other);
-    const Vec<Real> own = *(const Vec<Real>*)(own_ + j * E::rows);
+    const Vec<Real> own = log_own_(*(const Vec<Real>*)(own_ + j * E::rows));
     const Vec<Real> share = exponent + log_inverse_ - own;
     const Vec<Real> least = exponent < own ? exponent : own;
     return least == -kInf<Real> ? none : none - number_ * exp2(other + share);
@@ -294,6 +299,7 @@ class RatioGradient {
 
  private:
   const Real *const own_, *const other_;
+  const Logarithms<E> log_own_, log_other_;
   const Vec<Real> log_inverse_, number_;
 };
 
