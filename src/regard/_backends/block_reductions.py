@@ -5,7 +5,6 @@ Each reduction takes every block once, and fills the arrays that it was given, `
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -44,7 +43,7 @@ def reduce_blocks(
     if "row_max" in fields and (call.sinks is not None or statistics is not None):
         # The statistics include the sink, and those of a part are of the whole rows.
         fields = dict(fields)
-        maximum, _ = statistics_of(xp, replace(call, sinks=None))
+        maximum, _ = statistics_of(xp, call.changed(sinks=None))
         into = fields.pop("row_max")
         into[...] = xp.array(into, maximum)
         if not fields:

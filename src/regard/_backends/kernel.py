@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -347,7 +346,7 @@ def _largest_scores(call: Call, maximum: Any, total: Any, factor: float, into: A
     These are of whole rows and include the sink: computed anew for a part, and where there is one.
     """
     if call.sinks is not None or not call.whole_rows:
-        call = replace(call.without_value(), sinks=None)
+        call = call.without_value().changed(sinks=None)
         maximum, total = map(to_numpy, forward(call)[1:])
     into[...] = maximum
     with np.errstate(invalid="ignore"):  # of infinities, with a scale of 0

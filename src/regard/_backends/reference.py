@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from typing import Any
 
 from regard._backends import formula
@@ -79,4 +78,4 @@ def _in_numpy(call: Call) -> Call:
     if not call.is_torch:
         return call
     tensors: dict[str, Any] = {n: to_numpy(x) for n, x in vars(call).items() if is_tensor(x)}
-    return replace(call, **tensors)
+    return call.changed(**tensors)

@@ -7,7 +7,6 @@ traced. Source: Dao et al. 2022 for what the fused operator does.
 import functools
 import warnings
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -228,7 +227,7 @@ def _forward(*values: Any) -> Tensor:
     # Each batch element is computed as it would be alone.
     q, k, v = (_select(exactly, x) for x in (call.query, call.key, call.value))
     out, exact = (
-        fused(replace(call, query=q, key=k, value=v)),
+        fused(call.changed(query=q, key=k, value=v)),
         _by_blocks(call),
     )
     return exact if out is None else torch.where(exactly[:, None, None, None], out, exact)

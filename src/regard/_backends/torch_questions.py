@@ -7,7 +7,6 @@ of the call, as they are asked without a graph; its gradient asks them once more
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -80,10 +79,9 @@ def answered_by(answers: Answers) -> None:
 def _read(inputs: tuple[Any, ...]) -> tuple[Question, Call, str, tuple[Tensor, Tensor] | None]:
     """What an operator was called with."""
     leading, heads, rows, backend, maximum, total = inputs[N_QUESTION:_N_OWN]
-    call = replace(
-        unpack(*inputs[_N_OWN:]), value=None,
-        leading=tuple(leading), heads=heads, part_of=rows,
-    )  # fmt: skip
+    call = unpack(*inputs[_N_OWN:]).changed(
+        value=None, leading=tuple(leading), heads=heads, part_of=rows
+    )
     return (
         Question(*inputs[:N_QUESTION]),
         call,
@@ -101,7 +99,7 @@ def _recorded(
     leaves = {name: given[name].detach().requires_grad_() for name in names}
     own = {name: x for name, x in leaves.items() if name != "x"}
     asked = question._replace(x=leaves.get("x", question.x))
-    return leaves, _ANSWERS[0].answer(asked, replace(call, **own), backend, statistics)
+    return leaves, _ANSWERS[0].answer(asked, call.changed(**own), backend, statistics)
 
 
 def _records() -> Any:
@@ -195,14 +193,14 @@ def ask(
 def _with_value(call: Call) -> Call:
     """A call as operators take it: with a value, of no columns."""
     value = call.key[..., :0].detach()
-    return replace(call, value=value, dropout=0.0, seed=None, output_dtype=None)
+    return call.changed(value=value, dropout=0.0, seed=None, output_dtype=None)
 
 
 @make_operator("row_statistics", f"str backend, {CALL_SCHEMA}", "(Tensor, Tensor)", products=(1, 0))
 def _row_statistics(backend: str, *values: Any) -> tuple[Tensor, Tensor]:
     from regard._backends import by_name  # which imports those who import this
 
-    maximum, total = by_name(backend).row_statistics(replace(unpack(*values), value=None))
+    maximum, total = by_name(backend).row_statistics(unpack(*values).changed(value=None))
     return maximum, total
 
 

@@ -9,7 +9,6 @@ takes for gradient and value; all else goes block by block.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -114,7 +113,7 @@ def reduce(
     starts = call.query_start
     if starts is not None and not isinstance(starts, Tensor):
         starts = torch.tensor(starts)
-    plain = replace(call, value=call.key[..., :0].detach(), query_start=starts)
+    plain = call.changed(value=call.key[..., :0].detach(), query_start=starts)
     found: Tensor = _ask(*asked, *how, *pack(plain))
     return found
 
@@ -123,7 +122,7 @@ def _computed(asked: Asked, call: Call, backend: str, statistics: Any) -> Tensor
     from regard._backends import by_name  # which imports those who import this
 
     own, out = by_name(backend), asked.empty(call)
-    call = replace(call, value=None)
+    call = call.changed(value=None)
     if out.numel() and call.key.shape[2]:
         if statistics[0] is None and own.reads_statistics:
             statistics = own.row_statistics(call)
@@ -140,7 +139,7 @@ N_ASKED, N_OWN = len(Asked._fields), len(Asked._fields) + _HOW.count(",") + 1
 def _read(inputs: tuple[Any, ...]) -> tuple[Asked, Call, str, tuple[Any, Any]]:
     """What an operator was called with: the reduction, the call, backend and row statistics."""
     backend, maximum, total, rows = inputs[N_ASKED:N_OWN]
-    call = replace(unpack(*inputs[N_OWN:]), part_of=rows)
+    call = unpack(*inputs[N_OWN:]).changed(part_of=rows)
     return Asked(*inputs[:N_ASKED]), call, backend, (maximum, total)
 
 
@@ -205,7 +204,7 @@ class Gradient:
     def __init__(
         self, asked: Asked, call: Call, grad: Tensor, out: Tensor, backend: str, statistics: Any
     ) -> None:
-        self._asked, self._call = asked, replace(call, value=None)
+        self._asked, self._call = asked, call.changed(value=None)
         self._dtype = getattr(torch, accumulating_name(call.query))
         self._grad, self._out = grad.to(self._dtype), out
         self._backend, self._statistics = backend, statistics
@@ -387,10 +386,10 @@ class Gradient:
         value = torch.cat([b, torch.zeros_like(b[..., :1])], -1)
         grad = torch.cat([a, torch.ones_like(a[..., :1])], -1)
         out = torch.cat([torch.zeros_like(a), delta[..., None]], -1)
-        own = replace(call, query=query, key=keys, value=value)
+        own = call.changed(query=query, key=keys, value=value)
         maximum, total = self._statistics
         if maximum is None or narrow:
-            maximum, total = kernel.forward(replace(own, value=None))[1:]
+            maximum, total = kernel.forward(own.changed(value=None))[1:]
         found = kernel.gradients(own, grad, out, maximum, total, needed)
         dq, dk, _, dbias, dsinks = found
         if dk is not None and spread:
@@ -457,7 +456,7 @@ def with_gradient(
         if (at_once := gradients_of(grad, wanted)) is not None:
             return tuple(at_once[name] if name in wanted else None for name in names)
         found = torch_gradients.weights_gradients(
-            replace(call, value=None), lambda block: gradient_of_block(grad, block), None, wanted
+            call.changed(value=None), lambda block: gradient_of_block(grad, block), None, wanted
         )
         return tuple(dict(zip(INPUTS, found))[name] for name in names)
 

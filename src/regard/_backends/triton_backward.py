@@ -1,7 +1,6 @@
 """Gradients of attention by kernels in Triton: what is launched."""
 
 from collections.abc import Collection
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -50,7 +49,7 @@ def gradients(
     if grad.dtype != call.value.dtype:  # products are of one dtype
         wide = (x.float() for x in (call.query, call.key, call.value, grad))
         q, k, v, grad = wide
-        call = replace(call, query=q, key=k, value=v)
+        call = call.changed(query=q, key=k, value=v)
     device = call.query.device
     maximum, total = (
         torch.as_tensor(x, dtype=torch.float32).to(device).contiguous() for x in statistics

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -228,7 +227,7 @@ def _log_sum_exp(statistics: Statistics, into: Tensor) -> None:
 def _largest_scores(call: Call, maximum: Any, total: Any, into: Tensor) -> None:
     """Fills ``(B, Hq, Lq)`` with the largest score of each row among the keys of the call."""
     if call.sinks is not None or not call.whole_rows:
-        _, maximum, total = forward(replace(call.without_value(), sinks=None))
+        _, maximum, total = forward(call.without_value().changed(sinks=None))
     maximum, total = (torch.as_tensor(x).to(into.device) for x in (maximum, total))
     found = maximum.to(into.dtype)
     into[...] = torch.where(total.isnan() & (found < torch.inf), torch.nan, found)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,13 @@ class Call(Given):
         call = cls.__new__(cls)
         vars(call).update(fields)
         return call
+
+    def changed(self, **fields: Any) -> Call:
+        """The same call but for these fields; quicker than ``dataclasses.replace``.
+
+        That sets each field by itself, which was half of all that torch.compile traced.
+        """
+        return Call.of(**vars(self) | fields)
 
     @property
     def sizes(self) -> tuple[int, int, int, int, int]:
@@ -105,12 +112,12 @@ class Call(Given):
     def head(self, h: int) -> Call:
         """Query head h alone, as if it had been passed as ``(..., L, D)``."""
         alone = self.of_heads(range(len(self.query)), range(h, h + 1))
-        return Call.of(**vars(alone) | {"leading": self.leading, "heads": False})
+        return alone.changed(leading=self.leading, heads=False)
 
     def matrix(self, b: int, h: int) -> Call:
         """Query head h of batch element b alone, as if it had been passed as ``(L, D)``."""
         alone = self.of_heads(range(b, b + 1), range(h, h + 1))
-        return Call.of(**vars(alone) | {"leading": (), "heads": False})
+        return alone.changed(leading=(), heads=False)
 
     def of_heads(self, b: range, h: range) -> Call:
         """Some batch elements and query heads, with any steps.
@@ -143,7 +150,7 @@ class Call(Given):
             query_start=self.starts - keys.start * self.key_step,
             key_step=keys.step * self.key_step, whole_rows=False,
         )  # fmt: skip
-        return Call.of(**vars(cut) | told)
+        return cut.changed(**told)
 
     @property
     def starts(self) -> Any:
@@ -173,7 +180,7 @@ class Call(Given):
             ]
         if self.edit_ranges is not None:
             fields["edit_ranges"] = self._moved_edits(cut)
-        return Call.of(**vars(self) | fields | changed)
+        return self.changed(**fields | changed)
 
     def _moved_edits(self, cut: dict[str, slice]) -> Any:
         """The intervals of the edits in a part, of all of them: some may have no pair there."""
@@ -231,11 +238,11 @@ class Call(Given):
         if type(self.query) is not DeferredArray and type(self.key) is not DeferredArray:
             return self
         numbers = {"query": fetched(self.query), "key": fetched(self.key)}
-        return Call.of(**vars(self) | numbers)
+        return self.changed(**numbers)
 
     def without_value(self) -> Call:
         """The same call without its value."""
-        return replace(self, value=None, dropout=0.0, seed=None, output_dtype=None)
+        return self.changed(value=None, dropout=0.0, seed=None, output_dtype=None)
 
 
 def placed(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Generic
 
 import numpy as np
@@ -163,7 +163,7 @@ class _Chain:
     def __init__(self, steps: Steps[Any, Any], grad_output: Any) -> None:
         call = steps._call
         arrays = {field.name: _detached(getattr(call, field.name)) for field in ARRAYS}
-        self.call = call = replace(call, **arrays)
+        self.call = call = call.changed(**arrays)
         self.xp = xp = arrays_of(call.query)
         self.steps = steps
         self.is_one = steps.query.ndim < steps.key.ndim

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -142,7 +141,7 @@ class AttentionWeights(Derived[ArrayT]):
     def _start_part(self, call: Call, backend: Backend, statistics: RowStatistics[Any]) -> None:
         """The weights of some keys, from the statistics of whole rows."""
         known = of_backend(call, backend, statistics)
-        self._start(replace(call, whole_rows=False), backend, known)
+        self._start(call.changed(whole_rows=False), backend, known)
 
     @classmethod
     def _of(

@@ -12,7 +12,6 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -121,7 +120,7 @@ def ask(weights: Any, method: Any, values: tuple[Any, ...], options: dict[str, A
         has_gradient = needs_gradient(call, x)
     statistics = _statistics_of(source, bool(path) or name in OF_FEW_ROWS)
     backend = source._statistics.backend.name
-    call = replace(call, query_start=_as_tensor(call.query_start))
+    call = call.changed(query_start=_as_tensor(call.query_start))
     question = Question(f"({words},)", x, y, numbers, has_gradient)
     found = torch_questions.ask(question, call, backend, statistics)
     return _built(name, list(found), values, options)
@@ -296,8 +295,8 @@ def _cut_extent(call: Call, path: Sequence[Step]) -> Call:
 def _cut_part(call: Call, rows: slice | None, columns: slice | None) -> Call:
     rows, columns = (slice(None) if x is None else x for x in (rows, columns))
     cut = rows != slice(None) or columns != slice(None) or not call.whole_rows
-    return replace(
-        call, query=call.query[:, :, rows], key=call.key[:, :, columns], whole_rows=not cut
+    return call.changed(
+        query=call.query[:, :, rows], key=call.key[:, :, columns], whole_rows=not cut
     )
 
 
@@ -305,12 +304,12 @@ def _cut_head(call: Call, h: int) -> Call:
     Hq = call.query.shape[1]
     if not call.heads or not -Hq <= h < Hq:
         raise IndexError(f"weights: there is no head {h} of {(*_axes(call), *_lengths(call))}.")
-    return replace(call, query=call.query[:, :1], key=call.key[:, :1], heads=False)
+    return call.changed(query=call.query[:, :1], key=call.key[:, :1], heads=False)
 
 
 def _cut_matrix(call: Call, index: tuple[int, ...]) -> Call:
     query, key = call.query[:1, :1], call.key[:1, :1]
-    return replace(call, query=query, key=key, leading=(), heads=False)
+    return call.changed(query=query, key=key, leading=(), heads=False)
 
 
 PARTS: dict[str, Callable[..., Call]] = {
