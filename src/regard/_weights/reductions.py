@@ -162,10 +162,7 @@ class Pool:
             self._places = _places_in(call, of)
             rows, columns = self._places["bin_extent"]
         shape = (B, Hq, min(int(size[0]), rows), min(int(size[1]), columns))
-        xp, dtype = arrays_of(call.query), accumulating_name(call.query)
-        # Every bin is written, where there is a pair: NaN beforehand would cost 3 % of a pass.
-        empty = 0 in call.sizes
-        self._picture = xp.full(shape, np.nan, dtype) if empty else xp.empty(shape, dtype)
+        self._picture = arrays_of(call.query).full(shape, np.nan, accumulating_name(call.query))
 
     def fields(self) -> dict[str, Any]:
         bins = tuple(self._picture.shape[2:])
