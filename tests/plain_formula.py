@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 
 BLOCK = 128  # a long sum is made of sums of as many terms, as matrix libraries do
+CACHED = 2**14  # numbers
 
 
 def to_array(x):
@@ -23,19 +24,40 @@ def to_array(x):
 def multiply(x, y):
     """``x @ y`` in float32 (float64 for float64), rounded to the dtype of x."""
     sums = np.float64 if x.dtype == np.float64 else np.float32
-    wide, other = x.astype(sums), y.astype(sums)
+    columns = np.ascontiguousarray(np.moveaxis(x.astype(sums), -1, 0))
+    other = y.astype(sums, order="C")  # in memory as they are read, which y transposed is not
     total = np.zeros((*x.shape[:-1], y.shape[-1]), sums)
-    for start in range(0, x.shape[-1], BLOCK):
-        block = np.zeros_like(total)
-        for n in range(start, min(start + BLOCK, x.shape[-1])):
-            block += wide[..., n, None] * other[..., n, None, :]
-        total += block
+    # As many rows at a time as stay in the cache: nothing but the order of places changes.
+    rows = max(1, CACHED // max(1, total[..., :1, :].size))
+    for first in range(0, x.shape[-2], rows):
+        part = slice(first, first + rows)
+        block = np.empty_like(total[..., part, :])
+        product = np.empty_like(block)
+        for start in range(0, x.shape[-1], BLOCK):
+            block[...] = 0
+            for n in range(start, min(start + BLOCK, x.shape[-1])):
+                np.multiply(columns[n][..., part, None], other[..., n, None, :], out=product)
+                block += product
+            total[..., part, :] += block
     return total.astype(x.dtype)
 
 
 def add_up(x):
-    """The sum of each row ``(..., 1)``."""
-    return multiply(x, np.ones((x.shape[-1], 1), x.dtype))
+    """The sum of each row ``(..., 1)``: ``multiply`` by ones, with the blocks side by side."""
+    wide = x.astype(np.float64 if x.dtype == np.float64 else np.float32)
+    total = np.zeros(x.shape[:-1], wide.dtype)
+    whole = x.shape[-1] // BLOCK * BLOCK
+    for start, stop in ((0, whole), (whole, x.shape[-1])):
+        if start == stop:
+            continue
+        length = min(BLOCK, stop - start)
+        terms = wide[..., start:stop].reshape(*x.shape[:-1], (stop - start) // length, length)
+        blocks = np.zeros(terms.shape[:-1], wide.dtype)
+        for n in range(terms.shape[-1]):
+            blocks += terms[..., n]
+        for n in range(blocks.shape[-1]):
+            total += blocks[..., n]
+    return total[..., None].astype(x.dtype)
 
 
 def transposed(x):
