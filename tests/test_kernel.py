@@ -41,7 +41,8 @@ OTHERS = [name for name in kernel.kernels.targets() if name != kernel.kernels.ta
 
 
 # One process collects the tests, and each instruction set runs them in a fork of it: torch and the
-# collection take half as long as the tests. What a target has from another is tested there.
+# collection take half as long as the tests, and torch's compiler, which its first operator loads,
+# as long as a target's. What a target has from another is tested there.
 FORKING = """
 import gc, os, sys
 import pytest
@@ -53,6 +54,7 @@ class Forks:
         self.targets, self.is_fork = targets, False
 
     def pytest_runtestloop(self, session):
+        import torch._dynamo
         gc.freeze()
         for target in self.targets:
             sys.stdout.flush()
