@@ -4,6 +4,8 @@ The emulation runs on any processor with AVX-512. It is built once, hardly optim
 with what the install compiled, where this is kept.
 """
 
+import contextlib
+import json
 import os
 import platform
 import shutil
@@ -76,29 +78,74 @@ def run_bash(command):
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
 
 
+# Runs Python for each line of words that it reads, in a fork of itself, which has loaded torch and
+# its compiler: that takes as long as what most of them ask.
+FORKING = """
+import gc, json, os, runpy, signal, sys, tempfile, traceback
+import torch._dynamo
+gc.freeze()
+def run(kind, *rest):
+    if kind == "-c":
+        exec(rest[0], {"__name__": "__main__"})
+        return
+    sys.argv[:] = rest if kind == "-m" else (kind, *rest)
+    if kind == "-m":
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.path.insert(0, os.path.dirname(kind))
+        runpy.run_path(kind, run_name="__main__")
+for line in sys.stdin:
+    out, error = tempfile.TemporaryFile(), tempfile.TemporaryFile()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(600)
+        os.dup2(out.fileno(), 1), os.dup2(error.fileno(), 2)
+        status = 0
+        try:
+            run(*json.loads(line))
+        except SystemExit as end:
+            status = int(end.code or 0)
+        except BaseException:
+            traceback.print_exc()
+            status = 1
+        sys.stdout.flush(), sys.stderr.flush()
+        os._exit(status)
+    told = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])]
+    for file in (out, error):
+        file.seek(0)
+        told.append(file.read().decode())
+    print(json.dumps(told), flush=True)
+"""
+
+
+@contextlib.contextmanager
 def built_in(compile, folder, flags=""):
     """Runs Python on a build of the kernels that emulates tiles, or has the flags' instructions."""
     if objects := installed_objects(binding=True):
         link_with_the_installed(compile, objects, folder, flags)
     else:
         build_all(folder, flags)
+    with subprocess.Popen(
+        [sys.executable, "-c", FORKING],
+        env=os.environ | {"PYTHONPATH": f"{folder}/path", "REGARD_TARGET": "amx_emulated"},
+        cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as forking:  # fmt: skip
 
-    def run(*words):
-        done = subprocess.run(
-            [sys.executable, *map(str, words)],
-            env=os.environ | {"PYTHONPATH": f"{folder}/path", "REGARD_TARGET": "amx_emulated"},
-            cwd=ROOT, capture_output=True, text=True, timeout=600, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
-        return done.stdout
+        def run(*words):
+            forking.stdin.write(json.dumps([*map(str, words)]) + "\n")
+            forking.stdin.flush()
+            status, out, error = json.loads(forking.stdout.readline())
+            assert status == 0, (out + error)[-6000:]
+            return out
 
-    return run
+        yield run
 
 
 @pytest.fixture(scope="module")
 def emulated(compile, tmp_path_factory):
     """Runs Python on a build of the kernels that emulates tiles."""
-    return built_in(compile, tmp_path_factory.mktemp("tiles"))
+    with built_in(compile, tmp_path_factory.mktemp("tiles")) as run:
+        yield run
 
 
 @needs_avx512
@@ -200,8 +247,8 @@ REQUEST = "import ctypes; assert ctypes.CDLL(None).syscall(158, 0x1023, 18) == 0
 @needs_amx
 def test_the_instructions_give_the_bits_of_the_emulation(emulated, compile, tmp_path):
     # Of one source with one compiler's options: others contract other sums, that of tanh is one.
-    instructions = built_in(compile, tmp_path / "build", "-DREGARD_TILE_INSTRUCTIONS")
-    assert instructions("-c", REQUEST + BITS) == emulated("-c", BITS)
+    with built_in(compile, tmp_path / "build", "-DREGARD_TILE_INSTRUCTIONS") as instructions:
+        assert instructions("-c", REQUEST + BITS) == emulated("-c", BITS)
 
 
 @needs_avx512
