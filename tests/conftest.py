@@ -115,12 +115,6 @@ def pytest_xdist_make_scheduler(config, log):
             number = self.seen[file].setdefault(nodeid, len(self.seen[file]))
             return f"{file} {number // TOGETHER}"
 
-        def mark_test_complete(self, node, item_index, duration=0):
-            super().mark_test_complete(node, item_index, duration)
-            scope = self._split_scope(self.registered_collections[node][item_index])
-            if all(self.assigned_work[node][scope].values()):  # else it is counted to the end
-                del self.assigned_work[node][scope]
-
     return Together(config, log)
 
 
