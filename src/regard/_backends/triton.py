@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import sys
 from typing import Any
 
 from regard._backends.gather import gather_weights
+from regard._backends.kernel import in_scores
 from regard._backends.part_gradients import add_gradients
 from regard._base.arrays import arrays_of, dtype_name, to_numpy
 from regard._call.call import Call
@@ -45,7 +47,7 @@ class Triton:
         return triton_ops.forward(call.without_value())[1:]
 
     def score_unit(self, call: Call) -> float:
-        return 1.0
+        return math.log(2)
 
     def finds_statistics(self, call: Call, fields: dict[str, Any]) -> bool:
         return False
@@ -73,8 +75,8 @@ class Triton:
             sums[name] += x
 
     def gather(self, call: Call, statistics: tuple[Any, Any], queries: Any, keys: Any) -> Any:
-        maximum, total = map(to_numpy, statistics)
-        return gather_weights(arrays_of(call.query), call, (maximum, total), queries, keys)
+        known = in_scores(self.score_unit(call), *map(to_numpy, statistics))
+        return gather_weights(arrays_of(call.query), call, known, queries, keys)
 
 
 class Fused(Triton):

@@ -7,14 +7,25 @@ import torch
 from torch import Tensor
 
 from regard._backends import triton_gradients, triton_jit
-from regard._backends.triton_ops import Drawn, Scores, device_major, launch, of_batch, width_of
+from regard._backends.triton_ops import (
+    LOG2_E,
+    Drawn,
+    Scores,
+    device_major,
+    launch,
+    of_batch,
+    size_bits,
+    width_of,
+)
 from regard._call.call import Call
 from regard._call.contents import check_contents
 
 SMALL_TILE = 32, 32, 4, 1  # of the kernel for gradients that are not finite, which holds more sums
 
 
-def tile_of(head_size: int, *, is_narrow: bool, major: int = 0) -> tuple[int, int, int, int]:
+def tile_of(
+    head_size: int, *, is_narrow: bool, major: int = 0, of_keys: bool = False
+) -> tuple[int, int, int, int]:
     """Rows and keys of a tile, warps and stages, as ``triton_ops.tile_of``."""
     if not is_narrow:
         if head_size > 64:
@@ -83,32 +94,34 @@ def _launch(call: Call, grad: Tensor, of_rows: list[Tensor], found: dict[str, Te
     given = [*arrays, *strides, *numbers]
     flags: dict[str, Any] = {**scores.flags, **drawn.flags}
     flags |= {"BD": width_of(q.shape[3]), "BDV": width_of(Dv)}
-    if "query" in found:
-        BM, BN, warps, stages = tile(call)
-        launch(
-            triton_gradients.of_queries, (-(-Lq // BM), Hq, B), found["query"], *given,
-            **flags, BM=BM, BN=BN, num_warps=warps, num_stages=stages,
-        )  # fmt: skip
-    if "key" in found:
-        flag = grad.isfinite().flatten(1).all(1).int()
-        for clean in (False, True):
-            BM, BN, warps, stages = SMALL_TILE if clean else tile(call)
+    bits = size_bits(call, grad)
+    for clean in (False, True):
+        flags["CLEAN"] = clean
+        if "query" in found:
+            BM, BN, warps, stages = tile(call, of_keys=False)
+            launch(
+                triton_gradients.of_queries, (-(-Lq // BM), Hq, B), found["query"], bits, *given,
+                **flags, BM=BM, BN=BN, num_warps=warps, num_stages=stages,
+            )  # fmt: skip
+        if "key" in found:
+            BM, BN, warps, stages = SMALL_TILE if clean else tile(call, of_keys=True)
             launch(
                 triton_gradients.of_keys, (-(-Lk // BN), Hkv, B),
-                found["key"], found["value"], flag, *given, **flags, CLEAN=clean,
+                found["key"], found["value"], bits, *given, **flags,
                 BM=BM, BN=BN, num_warps=warps, num_stages=stages,
             )  # fmt: skip
 
 
-def tile(call: Call) -> tuple[int, int, int, int]:
-    """That of a call."""
+def tile(call: Call, *, of_keys: bool) -> tuple[int, int, int, int]:
+    """That of a call, for the gradient of keys and values or for that of queries."""
     if triton_jit.INTERPRETED:
         return 64, 64, 4, 1
     wide, is_narrow = max(call.query.shape[3], call.value.shape[3]), call.query.dtype.itemsize < 4
-    return tile_of(wide, is_narrow=is_narrow, major=device_major(call.query.device))
+    major = device_major(call.query.device)
+    return tile_of(wide, is_narrow=is_narrow, major=major, of_keys=of_keys)
 
 
 def _of_sinks(call: Call, maximum: Tensor, total: Tensor, delta: Tensor) -> Tensor:
     """``(Hq,)``: minus the sum over rows of the sink's weight and delta."""
-    w = (call.sinks.float()[:, None] - maximum).exp() / total
+    w = (call.sinks.float()[:, None] * LOG2_E - maximum).exp2() / total
     return -torch.where(total == 0, 0.0, w * delta).sum((0, 2))

@@ -21,8 +21,11 @@ from regard._backends.triton_jit import (
     exponent,
     kept_of,
     rows_of,
+    rows_of_program,
     scores_of,
     statistics_of,
+    tile_at,
+    tiles_in,
     tiles_of,
 )
 
@@ -36,23 +39,48 @@ def _finite(x) -> Any:
 
 
 @triton.jit
-def _slopes(s, bent, visible, cap, base, divisor, dp, delta, kept, keep,
+def _are_finite(sizes_ptr, b) -> Any:
+    """Whether query, key and gradient of an element of the batch are, by ``triton_jit.sizes``."""
+    largest = tl.maximum(tl.load(sizes_ptr + 3 * b), tl.load(sizes_ptr + 3 * b + 1))
+    return tl.maximum(largest, tl.load(sizes_ptr + 3 * b + 2)) < 2139095040  # the bits of inf
+
+
+@triton.jit
+def _slopes(s, bent, visible, cap, base, share, dp, delta, kept, keep, MASKED: tl.constexpr,
             HAS_CAP: tl.constexpr, HAS_DROPOUT: tl.constexpr) -> Any:  # fmt: skip
-    """Weights as values have them, and the gradients of the scores, of a tile."""
-    w = tl.where(visible, tl.exp2(exponent(s, base)) / divisor[:, None], 0.0)
+    """Weights as values have them, and the gradients of the scores, of a tile.
+
+    Args:
+        share: 1 / total of the rows.
+        MASKED: whether some row may not see some key.
+    """
+    w = tl.exp2(exponent(s, base)) * share[:, None]
+    if MASKED:  # the total may be NaN, and what would reach a masked score
+        w = tl.where(visible, w, 0.0)
     given = w
     if HAS_DROPOUT:
         given, dp = tl.where(kept, w * keep, 0.0), tl.where(kept, dp * keep, 0.0)
-    ds = tl.where(visible, w * (dp - delta[:, None]), 0.0)
+    ds = w * (dp - delta[:, None])
     if HAS_CAP:
         of_cap = bent / cap
-        ds = tl.where(visible, ds * (1 - of_cap * of_cap), 0.0)
+        ds = ds * (1 - of_cap * of_cap)
+    if MASKED:
+        ds = tl.where(visible, ds, 0.0)
     return given, ds
+
+
+@triton.jit
+def _of_scale(scale, HAS_CAP: tl.constexpr, HAS_BIAS: tl.constexpr,
+              HAS_EDITS: tl.constexpr) -> Any:  # fmt: skip
+    """The scale, where that of a plain product has the unit of scores in it."""
+    if not (HAS_CAP or HAS_BIAS or HAS_EDITS):
+        scale = scale * 0.6931471805599453
+    return scale
 
 
 @triton.jit(do_not_specialize=[*OF_LENGTH, "first_row", "first_key"])
 def of_queries(
-    dq_ptr, q_ptr, k_ptr, v_ptr, grad_ptr, maximum_ptr, total_ptr, delta_ptr, lo_ptr, hi_ptr,
+    dq_ptr, sizes_ptr, q_ptr, k_ptr, v_ptr, grad_ptr, maximum_ptr, total_ptr, delta_ptr, lo_ptr, hi_ptr,
     query_ids_ptr, key_ids_ptr, mask_ptr, bias_ptr, ranges_ptr, logs_ptr, seed_ptr,
     q_batch, q_head, q_row, q_column, k_batch, k_head, k_row, k_column,
     v_batch, v_head, v_row, v_column, grad_batch, grad_head, grad_row, grad_column,
@@ -61,14 +89,19 @@ def of_queries(
     Hq, group, Lq, Lk, D, Dv, edits, scale, cap,
     threshold, keep, first_row, row_step, first_key, key_step,
     BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr,
-    HAS_BOUNDS: tl.constexpr, HAS_IDS: tl.constexpr, HAS_MASK: tl.constexpr,
+    CLEAN: tl.constexpr, HAS_BOUNDS: tl.constexpr, HAS_IDS: tl.constexpr, HAS_MASK: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr, HAS_EDITS: tl.constexpr,
     HAS_DROPOUT: tl.constexpr, EACH: tl.constexpr, INTERPRETED: tl.constexpr,
 ) -> None:  # fmt: skip
-    """``(B, Hq, Lq, D)``, contiguous: the gradient of some queries of one head."""
+    """``(B, Hq, Lq, D)``, contiguous: the gradient of some queries of one head.
+
+    ``CLEAN``: the kernel for keys that are not finite, which the other leaves to it.
+    """
     h, b = tl.program_id(1), tl.program_id(2)
+    if _are_finite(sizes_ptr, b) == CLEAN:
+        return
     kv, wide_b, wide_h = (h // group).to(tl.int64), b.to(tl.int64), h.to(tl.int64)
-    rows, d = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, BD)
+    rows, d = rows_of_program(BM), tl.arange(0, BD)
     rows_in, known = rows < Lq, tl.minimum(rows, Lq - 1)
     q = rows_of(q_ptr + wide_b * q_batch + wide_h * q_head, q_row, q_column, known, None, D, BD)
     do = rows_of(grad_ptr + wide_b * grad_batch + wide_h * grad_head, grad_row, grad_column,
@@ -80,32 +113,37 @@ def of_queries(
     first, full, edge, last = tiles_of(lo, hi, BN)
     at = (wide_b * Hq + h) * Lq + known
     base, divisor = statistics_of(maximum_ptr + at, total_ptr + at)
-    delta = tl.load(delta_ptr + at)
+    share, delta = 1 / divisor, tl.load(delta_ptr + at)
     dq, n = tl.zeros((BM, BD), tl.float32), b * Hq + h
-    for part in tl.static_range(3):  # masked tiles, tiles that all rows see, masked tiles
-        begin = first if part == 0 else (full if part == 1 else edge)
-        end = full if part == 0 else (edge if part == 1 else last)
-        for start in range(begin, end, BN):
+    for masked in tl.static_range(1, -1, -1):
+        for n_tile in range(tiles_in(first, full, edge, last, BN, masked)):
+            start = tile_at(n_tile, first, full, edge, BN, masked)
             j = start + tl.arange(0, BN)
+            inside = j < Lk if masked else None
             s, bent, visible = scores_of(
                 q, k_ptr + wide_b * k_batch + kv * k_head, k_row, k_column,
-                j, j < Lk, rows, rows_in, lo, hi, scale, cap,
+                j, inside, rows, rows_in, lo, hi, scale, cap,
                 query_ids, key_ids_ptr + wide_b * key_ids_batch,
                 mask_ptr + wide_b * mask_batch + wide_h * mask_head, mask_row, mask_key,
                 bias_ptr + wide_b * bias_batch + wide_h * bias_head, bias_row, bias_key,
-                ranges_ptr, logs_ptr, edits, h, D, BM, BN, BD, part != 1,
+                ranges_ptr, logs_ptr, edits, h, D, BM, BN, BD, masked,
                 HAS_IDS, HAS_MASK, HAS_BIAS, HAS_CAP, HAS_EDITS, INTERPRETED,
             )  # fmt: skip
-            v = rows_of(v_ptr + wide_b * v_batch + kv * v_head, v_row, v_column, j, j < Lk, Dv, BDV)
+            v = rows_of(v_ptr + wide_b * v_batch + kv * v_head, v_row, v_column, j, inside, Dv, BDV)
             dp, kept = dot(do, tl.trans(v), INTERPRETED), visible
             if HAS_DROPOUT:
                 kept = kept_of(rows, start, n, seed_ptr, threshold, first_row, row_step,
                                first_key, key_step, BM, BN, EACH)  # fmt: skip
-            _, ds = _slopes(s, bent, visible, cap, base, divisor, dp, delta, kept, keep,
-                            HAS_CAP, HAS_DROPOUT)  # fmt: skip
-            k = rows_of(k_ptr + wide_b * k_batch + kv * k_head, k_row, k_column, j, j < Lk, D, BD)
-            dq += dot(ds.to(k.dtype), _finite(k).to(k.dtype), INTERPRETED)
+            _, ds = _slopes(
+                s, bent, visible, cap, base, share, dp, delta, kept, keep,
+                masked or HAS_IDS or HAS_MASK or HAS_EDITS, HAS_CAP, HAS_DROPOUT,
+            )  # fmt: skip
+            k = rows_of(k_ptr + wide_b * k_batch + kv * k_head, k_row, k_column, j, inside, D, BD)
+            if CLEAN:
+                k = _finite(k).to(k.dtype)
+            dq += dot(ds.to(k.dtype), k, INTERPRETED)
     to = (wide_b * Hq + h) * Lq + rows.to(tl.int64)
+    scale = _of_scale(scale, HAS_CAP, HAS_BIAS, HAS_EDITS)
     tl.store(
         dq_ptr + to[:, None] * D + d[None, :], (dq * scale).to(dq_ptr.dtype.element_ty),
         mask=rows_in[:, None] & (d < D)[None, :],
@@ -114,8 +152,12 @@ def of_queries(
 
 @triton.jit
 def _seeing_rows(lo_ptr, hi_ptr, first_key, end_key, Lq, HAS_BOUNDS: tl.constexpr) -> Any:
-    """The first row whose interval meets some keys, and the one after the last."""
-    first, last = 0, Lq
+    """Rows of which some see some keys: the first, some that see all, and the one after the last.
+
+    Returns:
+        First, begin, end, last: the rows from begin to end see all of the keys.
+    """
+    first, begin, end, last = 0, 0, Lq, Lq
     if HAS_BOUNDS:
         seeing, seen = tl.full((CHUNK,), 1073741824, tl.int32), tl.zeros((CHUNK,), tl.int32)
         for start in range(0, Lq, CHUNK):
@@ -127,12 +169,24 @@ def _seeing_rows(lo_ptr, hi_ptr, first_key, end_key, Lq, HAS_BOUNDS: tl.constexp
             seen = tl.maximum(seen, tl.where(meets, rows + 1, 0))
         last = tl.max(seen, 0)
         first = tl.minimum(tl.min(seeing, 0), last)
-    return first, last
+        # Those around the middle: of order, windows and lengths there is one such run of rows.
+        middle = (first + last) // 2
+        before, after = tl.zeros((CHUNK,), tl.int32), tl.full((CHUNK,), 1073741824, tl.int32)
+        for start in range(first // CHUNK * CHUNK, last, CHUNK):
+            rows = start + tl.arange(0, CHUNK)
+            lo = tl.load(lo_ptr + rows, mask=rows < Lq, other=0)
+            hi = tl.load(hi_ptr + rows, mask=rows < Lq, other=0)
+            lacks = (lo > first_key) | (hi < end_key)
+            before = tl.maximum(before, tl.where(lacks & (rows <= middle), rows + 1, 0))
+            after = tl.minimum(after, tl.where(lacks & (rows > middle), rows, 1073741824))
+        begin = tl.maximum(tl.max(before, 0), first)
+        end = tl.maximum(tl.minimum(tl.min(after, 0), last), begin)
+    return first, begin, end, last
 
 
 @triton.jit(do_not_specialize=[*OF_LENGTH, "first_row", "first_key"])
 def of_keys(
-    dk_ptr, dv_ptr, flag_ptr, q_ptr, k_ptr, v_ptr, grad_ptr, maximum_ptr, total_ptr, delta_ptr,
+    dk_ptr, dv_ptr, sizes_ptr, q_ptr, k_ptr, v_ptr, grad_ptr, maximum_ptr, total_ptr, delta_ptr,
     lo_ptr, hi_ptr, query_ids_ptr, key_ids_ptr, mask_ptr, bias_ptr, ranges_ptr, logs_ptr, seed_ptr,
     q_batch, q_head, q_row, q_column, k_batch, k_head, k_row, k_column,
     v_batch, v_head, v_row, v_column, grad_batch, grad_head, grad_row, grad_column,
@@ -147,11 +201,11 @@ def of_keys(
 ) -> None:  # fmt: skip
     """``(B, Hkv, Lk, D)`` and ``(B, Hkv, Lk, Dv)``, contiguous: those of some keys and values.
 
-    ``CLEAN``: the kernel for gradients of the output that are not finite, which reach the values
-    that their queries see and no others; the other leaves these elements of the batch to it.
+    ``CLEAN``: the kernel for queries and gradients of the output that are not finite, which reach
+    what these queries see and no more; the other leaves these elements of the batch to it.
     """
     kv, b = tl.program_id(1), tl.program_id(2)
-    if (tl.load(flag_ptr + b) == 0) != CLEAN:
+    if _are_finite(sizes_ptr, b) == CLEAN:
         return
     wide_b, wide_kv = b.to(tl.int64), kv.to(tl.int64)
     j, d, dv = tl.program_id(0) * BN + tl.arange(0, BN), tl.arange(0, BD), tl.arange(0, BDV)
@@ -160,61 +214,78 @@ def of_keys(
     v = rows_of(v_ptr + wide_b * v_batch + wide_kv * v_head, v_row, v_column, j, inside, Dv, BDV)
     of_batch = wide_b * bounds_batch
     start = tl.program_id(0) * BN
-    first, last = _seeing_rows(lo_ptr + of_batch, hi_ptr + of_batch, start, start + BN, Lq,
-                               HAS_BOUNDS)  # fmt: skip
+    first, begin, end, last = _seeing_rows(
+        lo_ptr + of_batch, hi_ptr + of_batch, start, tl.minimum(start + BN, Lk), Lq, HAS_BOUNDS,
+    )  # fmt: skip
+    # Tiles of rows, of which those from begin to end see all of the keys.
+    first, end_row = first // BM * BM, last
+    last = tl.maximum(tl.cdiv(last, BM) * BM, first)
+    begin = tl.minimum(tl.cdiv(begin, BM) * BM, last)
+    end = tl.maximum(end // BM * BM, begin)
     dk, dvalue = tl.zeros((BN, BD), tl.float32), tl.zeros((BN, BDV), tl.float32)
     up, down = tl.zeros((BN, BDV), tl.float32), tl.zeros((BN, BDV), tl.float32)
     undefined = tl.zeros((BN, BDV), tl.float32)
-    tiles = tl.cdiv(last - first, BM)
-    for step in range(group * tiles):
-        h = kv * group + step // tiles
-        rows = first + step % tiles * BM + tl.arange(0, BM)
-        rows_in, known, wide_h = rows < last, tl.minimum(rows, Lq - 1), h.to(tl.int64)
-        q = rows_of(q_ptr + wide_b * q_batch + wide_h * q_head, q_row, q_column, known, None, D, BD)
-        do = rows_of(grad_ptr + wide_b * grad_batch + wide_h * grad_head, grad_row, grad_column,
-                     known, rows_in, Dv, BDV)  # fmt: skip
-        lo, hi, query_ids = bounds_of(
-            lo_ptr, hi_ptr, query_ids_ptr, wide_b, bounds_batch, query_ids_batch, rows, known, Lk,
-            BM, HAS_BOUNDS, HAS_IDS,
-        )  # fmt: skip
-        at = (wide_b * Hq + h) * Lq + known
-        base, divisor = statistics_of(maximum_ptr + at, total_ptr + at)
-        delta = tl.load(delta_ptr + at)
-        s, bent, visible = scores_of(
-            q, k_ptr, k_row, k_column, j, inside, rows, rows_in, lo, hi, scale, cap,
-            query_ids, key_ids_ptr + wide_b * key_ids_batch,
-            mask_ptr + wide_b * mask_batch + wide_h * mask_head, mask_row, mask_key,
-            bias_ptr + wide_b * bias_batch + wide_h * bias_head, bias_row, bias_key,
-            ranges_ptr, logs_ptr, edits, h, D, BM, BN, BD, True,
-            HAS_IDS, HAS_MASK, HAS_BIAS, HAS_CAP, HAS_EDITS, INTERPRETED,
-        )  # fmt: skip
-        dp, kept = dot(do, tl.trans(v), INTERPRETED), visible
-        if HAS_DROPOUT:
-            kept = kept_of(rows, start, b * Hq + h, seed_ptr, threshold, first_row, row_step,
-                           first_key, key_step, BM, BN, EACH)  # fmt: skip
-        w, ds = _slopes(s, bent, visible, cap, base, divisor, dp, delta, kept, keep,
-                        HAS_CAP, HAS_DROPOUT)  # fmt: skip
-        if CLEAN:
-            x = do.to(tl.float32)
-            is_nan, infinite = x != x, tl.abs(x) == float("inf")
-            x = tl.where(is_nan | infinite, 0.0, x)
-            dvalue += dot(tl.trans(w), x, INTERPRETED)
-            some = tl.trans((w > 0).to(tl.float32))
-            none = tl.trans((visible & (w == 0)).to(tl.float32))
-            seen = tl.trans(visible.to(tl.float32))
-            up += dot(some, (do == float("inf")).to(tl.float32), INTERPRETED)
-            down += dot(some, (do == -float("inf")).to(tl.float32), INTERPRETED)
-            undefined += dot(seen, is_nan.to(tl.float32), INTERPRETED)
-            undefined += dot(none, infinite.to(tl.float32), INTERPRETED)
-            undefined += tl.max((w != w).to(tl.float32), 0)[:, None]
-        else:
-            dvalue += dot(tl.trans(w).to(do.dtype), do, INTERPRETED)
-        dk += dot(tl.trans(ds).to(q.dtype), _finite(q).to(q.dtype), INTERPRETED)
+    for g in range(group):
+        h = kv * group + g
+        wide_h, n = h.to(tl.int64), b * Hq + h
+        q_of_head = q_ptr + wide_b * q_batch + wide_h * q_head
+        grad_of_head = grad_ptr + wide_b * grad_batch + wide_h * grad_head
+        of_head = (wide_b * Hq + h) * Lq
+        for masked in tl.static_range(1, -1, -1):
+            for n_tile in range(tiles_in(first, begin, end, last, BM, masked)):
+                rows = tile_at(n_tile, first, begin, end, BM, masked) + tl.arange(0, BM)
+                rows_in, known = rows < end_row, tl.minimum(rows, Lq - 1)
+                q = rows_of(q_of_head, q_row, q_column, known, None, D, BD)
+                do = rows_of(grad_of_head, grad_row, grad_column, known,
+                             rows_in if masked else None, Dv, BDV)  # fmt: skip
+                lo, hi, query_ids = bounds_of(
+                    lo_ptr, hi_ptr, query_ids_ptr, wide_b, bounds_batch, query_ids_batch,
+                    rows, known, Lk, BM, HAS_BOUNDS, HAS_IDS,
+                )  # fmt: skip
+                base, divisor = statistics_of(
+                    maximum_ptr + of_head + known, total_ptr + of_head + known
+                )
+                share, delta = 1 / divisor, tl.load(delta_ptr + of_head + known)
+                s, bent, visible = scores_of(
+                    q, k_ptr, k_row, k_column, j, inside if masked else None, rows, rows_in,
+                    lo, hi, scale, cap, query_ids, key_ids_ptr + wide_b * key_ids_batch,
+                    mask_ptr + wide_b * mask_batch + wide_h * mask_head, mask_row, mask_key,
+                    bias_ptr + wide_b * bias_batch + wide_h * bias_head, bias_row, bias_key,
+                    ranges_ptr, logs_ptr, edits, h, D, BM, BN, BD, masked,
+                    HAS_IDS, HAS_MASK, HAS_BIAS, HAS_CAP, HAS_EDITS, INTERPRETED,
+                )  # fmt: skip
+                dp, kept = dot(do, tl.trans(v), INTERPRETED), visible
+                if HAS_DROPOUT:
+                    kept = kept_of(rows, start, n, seed_ptr, threshold, first_row, row_step,
+                                   first_key, key_step, BM, BN, EACH)  # fmt: skip
+                w, ds = _slopes(
+                    s, bent, visible, cap, base, share, dp, delta, kept, keep,
+                    masked or HAS_IDS or HAS_MASK or HAS_EDITS, HAS_CAP, HAS_DROPOUT,
+                )  # fmt: skip
+                if CLEAN:
+                    x = do.to(tl.float32)
+                    is_nan, infinite = x != x, tl.abs(x) == float("inf")
+                    x = tl.where(is_nan | infinite, 0.0, x)
+                    dvalue += dot(tl.trans(w), x, INTERPRETED)
+                    some = tl.trans((w > 0).to(tl.float32))
+                    none = tl.trans((visible & (w == 0)).to(tl.float32))
+                    seen = tl.trans(visible.to(tl.float32))
+                    up += dot(some, (do == float("inf")).to(tl.float32), INTERPRETED)
+                    down += dot(some, (do == -float("inf")).to(tl.float32), INTERPRETED)
+                    undefined += dot(seen, is_nan.to(tl.float32), INTERPRETED)
+                    undefined += dot(none, infinite.to(tl.float32), INTERPRETED)
+                    undefined += tl.max((w != w).to(tl.float32), 0)[:, None]
+                else:
+                    dvalue += dot(tl.trans(w).to(do.dtype), do, INTERPRETED)
+                if CLEAN:
+                    q = _finite(q).to(q.dtype)
+                dk += dot(tl.trans(ds).to(q.dtype), q, INTERPRETED)
     if CLEAN:
         dvalue = tl.where(up > 0, float("inf"), tl.where(down > 0, -float("inf"), dvalue))
         undefined += up * down
         dvalue = tl.where(undefined > 0, float("nan"), dvalue)
     to = (wide_b * tl.num_programs(1) + kv) * Lk + j.to(tl.int64)
+    scale = _of_scale(scale, HAS_CAP, HAS_BIAS, HAS_EDITS)
     tl.store(
         dk_ptr + to[:, None] * D + d[None, :], (dk * scale).to(dk_ptr.dtype.element_ty),
         mask=inside[:, None] & (d < D)[None, :],

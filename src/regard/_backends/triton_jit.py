@@ -2,7 +2,8 @@
 
 One program computes some rows of one head: online softmax (FlashAttention) over tiles of keys. A
 query sees the keys from ``lo`` to ``hi``; tiles inside of all its rows' intervals are not masked.
-The maximum and total of a row are of its final scores and the sink.
+Scores are in units of ln 2: exponentials are powers of 2, and one product scales a score. The maximum
+and total of a row are of its final scores and the sink.
 
 Where a masked value may not be finite, NaN and inf must reach the rows that see them and no others.
 Whether any is, the device alone knows: two kernels are launched, and for each element of the batch
@@ -28,6 +29,12 @@ def dot(x, y, INTERPRETED: tl.constexpr) -> Any:
     if INTERPRETED:
         x, y = x.to(tl.float32), y.to(tl.float32)
     return tl.dot(x, y, input_precision="ieee")
+
+
+@triton.jit
+def rows_of_program(BM: tl.constexpr) -> Any:
+    """``(BM,)``: the rows of a program; the last first, which in causal order see the most keys."""
+    return (tl.num_programs(0) - 1 - tl.program_id(0)) * BM + tl.arange(0, BM)
 
 
 @triton.jit
@@ -75,7 +82,7 @@ def exponent(s, maximum) -> Any:
     So a row's largest weight is 1 / total. The compiler may not fuse the product by which scores
     are scaled with the difference (``WITHOUT_FUSION``), which would then be of unrounded scores.
     """
-    return (s - maximum[:, None]) * 1.4426950408889634
+    return s - maximum[:, None]
 
 
 @triton.jit
@@ -113,25 +120,33 @@ def scores_of(
     HAS_IDS: tl.constexpr, HAS_MASK: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr,
     HAS_EDITS: tl.constexpr, INTERPRETED: tl.constexpr,
 ) -> Any:  # fmt: skip
-    """Scores ``(BM, BN)``, masked or not, also before the bias; and who sees whom.
+    """Scores ``(BM, BN)`` in units of ln 2, −inf where masked; before the bias; who sees whom.
 
     Args:
-        j, inside: the keys of the tile, and which of them are there.
+        j, inside: the keys of the tile, and which of them are there; None: all are.
+        EDGE: whether a row may not see a key by its interval. Where that is False and there are no
+            other masks, rows that are not there have scores too.
     """
     k = rows_of(k_ptr, k_row, k_column, j, inside, D, BD)
     s = dot(q, tl.trans(k), INTERPRETED)
-    visible = inside[None, :] & rows_in[:, None]
-    if EDGE:
-        visible &= (lo[:, None] <= j[None, :]) & (j[None, :] < hi[:, None])
+    pairs = rows_in[:, None] & (j == j)[None, :]
+    if inside is not None:
+        pairs = rows_in[:, None] & inside[None, :]
+    visible = pairs
+    if EDGE:  # no interval goes beyond the keys
+        end = tl.where(rows_in, hi, 0)
+        visible = (lo[:, None] <= j[None, :]) & (j[None, :] < end[:, None])
     if HAS_IDS:
-        key_ids = tl.load(key_ids_ptr + j, mask=inside, other=0)
+        if inside is None:
+            key_ids = tl.load(key_ids_ptr + j)
+        else:
+            key_ids = tl.load(key_ids_ptr + j, mask=inside, other=0)
         visible &= query_ids[:, None] == key_ids[None, :]
     at_row, at_key = rows[:, None].to(tl.int64), j[None, :].to(tl.int64)
-    pairs = rows_in[:, None] & inside[None, :]
     if HAS_MASK:
         at = at_row * mask_row + at_key * mask_key
         visible &= tl.load(mask_ptr + at, mask=pairs, other=0) != 0
-    s = s * scale
+    s = s * scale  # of a plain product in units of ln 2 already
     if HAS_CAP:
         s = cap * _tanh(s / cap)
     bent = s
@@ -149,6 +164,10 @@ def scores_of(
             added += tl.where(in_rows[:, None] & in_keys[None, :], tl.load(logs_ptr + n), 0.0)
         visible &= added > -float("inf")
         s += tl.where(visible, added, 0.0)
+    if HAS_CAP or HAS_BIAS or HAS_EDITS:
+        s = s * 1.4426950408889634
+    if EDGE or HAS_IDS or HAS_MASK or HAS_EDITS:
+        s = tl.where(visible, s, -float("inf"))
     return s, bent, visible
 
 
@@ -178,19 +197,37 @@ def tiles_of(lo, hi, BN: tl.constexpr) -> Any:
 
 
 @triton.jit
-def shrink_of(maximum, base) -> Any:
-    """What becomes of exponentials relative to a maximum where that is the base."""
-    apart = (maximum - base) * 1.4426950408889634
-    return tl.exp2(tl.where(maximum == -float("inf"), -float("inf"), apart))
+def tiles_in(first, full, edge, last, BN: tl.constexpr, MASKED: tl.constexpr) -> Any:
+    """How many tiles there are before and after those that all rows see, or of those."""
+    count = (edge - full) // BN
+    if MASKED:
+        count = (last - first) // BN - count
+    return count
 
 
 @triton.jit
-def _softmax_step(s, visible, maximum, total, rest) -> Any:
+def tile_at(n, first, full, edge, BN: tl.constexpr, MASKED: tl.constexpr) -> Any:
+    """Where the n-th of them begins."""
+    start = full + n * BN
+    if MASKED:
+        start = first + n * BN
+        start = tl.where(start < full, start, start - full + edge)
+    return start
+
+
+@triton.jit
+def shrink_of(maximum, base) -> Any:
+    """What becomes of exponentials relative to a maximum where that is the base."""
+    return tl.exp2(tl.where(maximum == -float("inf"), -float("inf"), maximum - base))
+
+
+@triton.jit
+def _softmax_step(s, maximum, total, rest) -> Any:
     """The exponentials of a tile, by how much earlier ones shrink, and the new row statistics."""
-    # A row of NaN keeps −inf: its total tells.
-    largest = tl.maximum(maximum, tl.max(tl.where(visible & (s == s), s, -float("inf")), 1))
+    largest = tl.max(s, 1)  # of numbers; a row of NaN keeps −inf, and its total tells
+    largest = tl.maximum(maximum, tl.where(largest == largest, largest, -float("inf")))
     base = tl.where(largest == -float("inf"), 0.0, largest)
-    p = tl.where(visible, tl.exp2(exponent(s, base)), 0.0)
+    p = tl.exp2(exponent(s, base))
     shrink = shrink_of(maximum, base)
     # Compensated: a long row has thousands of tiles. Source: Kahan 1965.
     y = tl.sum(p, 1) - rest * shrink
@@ -230,24 +267,24 @@ def attend_keys(
     maximum = tl.zeros((BM,), tl.float32) - float("inf")
     total, rest = tl.zeros((BM,), tl.float32), tl.zeros((BM,), tl.float32)
     acc = tl.zeros((BM, BDV), tl.float32)
-    for part in tl.static_range(3):  # masked tiles, tiles that all rows see, masked tiles
-        begin = first if part == 0 else (full if part == 1 else edge)
-        end = full if part == 0 else (edge if part == 1 else last)
-        for start in range(begin, end, BN):
+    for masked in tl.static_range(1, -1, -1):
+        for n_tile in range(tiles_in(first, full, edge, last, BN, masked)):
+            start = tile_at(n_tile, first, full, edge, BN, masked)
             j = start + tl.arange(0, BN)
-            s, _, visible = scores_of(
-                q, k_ptr, k_row, k_column, j, j < Lk, rows, rows_in, lo, hi, scale, cap,
+            inside = j < Lk if masked else None
+            s, _, _ = scores_of(
+                q, k_ptr, k_row, k_column, j, inside, rows, rows_in, lo, hi, scale, cap,
                 query_ids, key_ids_ptr, mask_ptr, mask_row, mask_key, bias_ptr, bias_row, bias_key,
-                ranges_ptr, logs_ptr, edits, h, D, BM, BN, BD, part != 1,
+                ranges_ptr, logs_ptr, edits, h, D, BM, BN, BD, masked,
                 HAS_IDS, HAS_MASK, HAS_BIAS, HAS_CAP, HAS_EDITS, INTERPRETED,
             )  # fmt: skip
-            p, shrink, maximum, total, rest = _softmax_step(s, visible, maximum, total, rest)
+            p, shrink, maximum, total, rest = _softmax_step(s, maximum, total, rest)
             if HAS_OUTPUT:
                 if HAS_DROPOUT:
                     kept = kept_of(rows, start, n, seed_ptr, threshold, first_row, row_step,
                                    first_key, key_step, BM, BN, EACH)  # fmt: skip
                     p = tl.where(kept, p * keep, 0.0)
-                v = rows_of(v_ptr, v_row, v_column, j, j < Lk, Dv, BDV)
+                v = rows_of(v_ptr, v_row, v_column, j, inside, Dv, BDV)
                 acc = acc * shrink[:, None] + dot(p.to(v.dtype), v, INTERPRETED)
     return acc, maximum, total
 
@@ -323,7 +360,7 @@ def attend(
         return
     h, b = tl.program_id(1), tl.program_id(2)
     kv, wide_b = (h // group).to(tl.int64), b.to(tl.int64)
-    rows, dv = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, BDV)
+    rows, dv = rows_of_program(BM), tl.arange(0, BDV)
     rows_in = rows < Lq
     known = tl.minimum(rows, Lq - 1)  # the last row again, where there is none
     q_ptr += wide_b * q_batch + h.to(tl.int64) * q_head
@@ -348,7 +385,7 @@ def attend(
         HAS_DROPOUT, EACH, INTERPRETED,
     )  # fmt: skip
     if HAS_SINKS:
-        sink = tl.load(sinks_ptr + h).to(tl.float32)
+        sink = tl.load(sinks_ptr + h).to(tl.float32) * 1.4426950408889634
         maximum, total, shrink = add_sink(maximum, total, sink)
         acc = acc * shrink[:, None]
     at = (wide_b * Hq + h) * Lq + rows
@@ -437,14 +474,14 @@ def _largest_bits(x_ptr, x_batch, x_head, x_row, x_column, b, tile, rows, L, col
     return tl.max(tl.max(bits, 1), 0)
 
 
-@triton.jit(do_not_specialize=["Lq", "Lk", "q_tiles", "k_tiles"])
+@triton.jit(do_not_specialize=["Lq", "Lk", "Lv", "q_tiles", "k_tiles"])
 def sizes(
     sizes_ptr, q_ptr, k_ptr, v_ptr, q_batch, q_head, q_row, q_column,
     k_batch, k_head, k_row, k_column, v_batch, v_head, v_row, v_column,
-    q_tiles, k_tiles, Hq, Hkv, Lq, Lk, D, Dv,
+    q_tiles, k_tiles, Hq, Hkv, Hv, Lq, Lk, Lv, D, Dv,
     BM: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr, INTERPRETED: tl.constexpr,
 ) -> None:  # fmt: skip
-    """``(B, 3)`` int32: the bits of the largest size in query, key and value; zeros before."""
+    """``(B, 3)`` int32: the bits of the largest size in query, key and another; zeros before."""
     n, b = tl.program_id(0), tl.program_id(1)
     sizes_ptr += 3 * b
     if n < q_tiles:
@@ -457,7 +494,7 @@ def sizes(
         tl.atomic_max(sizes_ptr + 1, found, sem="relaxed")
     else:
         found = _largest_bits(v_ptr, v_batch, v_head, v_row, v_column, b, n - q_tiles - k_tiles,
-                              Hkv * Lk, Lk, Dv, BM, BDV)  # fmt: skip
+                              Hv * Lv, Lv, Dv, BM, BDV)  # fmt: skip
         tl.atomic_max(sizes_ptr + 2, found, sem="relaxed")
 
 

@@ -4,6 +4,8 @@ Second derivatives, and gradients of a bias, are those of the torch backend.
 """
 
 import contextlib
+import math
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,6 +30,7 @@ from regard._base.torch_state import is_watched
 from regard._call.call import Call
 from regard._call.contents import check_contents
 
+LOG2_E = math.log2(math.e)
 LARGEST_PRODUCT = torch.finfo(torch.float32).max / 4
 SMALL_TILE = 64, 32, 4, 1  # of the kernel for values that are not finite, which holds more sums
 
@@ -144,7 +147,8 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) 
 def _on_device_of(x: Tensor) -> Iterator[None]:
     """Triton launches on the current device; its interpreter warns where NumPy does."""
     if x.is_cpu:
-        with np.errstate(all="ignore"):
+        with np.errstate(all="ignore"), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "All-NaN")  # which a largest number ignores
             yield
     else:
         with torch.get_device_module(x.device).device(x.device):
@@ -152,7 +156,7 @@ def _on_device_of(x: Tensor) -> Iterator[None]:
 
 
 def forward(call: Call) -> tuple[Any, Tensor, Tensor]:
-    """Output, maximum and total, of final scores. No output without a value."""
+    """Output, maximum, in units of ln 2, and total. No output without a value."""
     check_contents(call, on_device=True)
     (B, Hq, _, Lq, Lk), device = call.sizes, call.query.device
     q, v = call.query, call.value
@@ -279,20 +283,28 @@ def _forward_in_parts(call: Call, out: Tensor | None, maximum: Tensor, total: Te
 SIZE_ROWS = 128  # of query, key or value, whose sizes a program looks at
 
 
+def size_bits(call: Call, x: Tensor) -> Tensor:
+    """``(B, 3)`` int32: the bits of the largest size in query, key and x, of each in the batch."""
+    B, (q, k) = call.sizes[0], (call.query, call.key)
+    bits = torch.zeros((B, 3), dtype=torch.int32, device=q.device)
+    tiles = [-(-y.shape[1] * y.shape[2] // SIZE_ROWS) for y in (q, k, x)]
+    heads, lengths = ([y.shape[axis] for y in (q, k, x)] for axis in (1, 2))
+    launch(
+        triton_jit.sizes, (sum(tiles), B), bits, q, k, x,
+        *q.stride(), *of_batch(k, B), *of_batch(x, B), *tiles[:2], *heads, *lengths,
+        q.shape[3], x.shape[3], BM=SIZE_ROWS, BD=width_of(q.shape[3]), BDV=width_of(x.shape[3]),
+    )  # fmt: skip
+    return bits
+
+
 def _mend(call: Call, out: Tensor) -> None:
     """Computes anew the elements of the batch that torch's fused operator may have wrong.
 
     It adds −inf to masked scores, which lets NaN and an overflow of any query and key through.
     """
-    (B, Hq, Hkv, Lq, Lk), (q, k, v) = call.sizes, (call.query, call.key, call.value)
-    bits = torch.zeros((B, 3), dtype=torch.int32, device=q.device)
+    (B, Hq, _, Lq, _), (q, _, v) = call.sizes, (call.query, call.key, call.value)
+    bits = size_bits(call, v)
     widths = {"BD": width_of(q.shape[3]), "BDV": width_of(v.shape[3])}
-    q_tiles, k_tiles = (-(-heads * L // SIZE_ROWS) for heads, L in ((Hq, Lq), (Hkv, Lk)))
-    strides = [*q.stride(), *of_batch(k, B), *of_batch(v, B)]
-    launch(
-        triton_jit.sizes, (q_tiles + 2 * k_tiles, B), bits, q, k, v, *strides,
-        q_tiles, k_tiles, Hq, Hkv, Lq, Lk, q.shape[3], v.shape[3], BM=SIZE_ROWS, **widths,
-    )  # fmt: skip
     arguments, flags = _arguments(call, [out, q, q], bits)
     arguments[-1] = LARGEST_PRODUCT / (abs(call.scale) * q.shape[3])
     BM, BN, warps, stages = SMALL_TILE
@@ -372,7 +384,9 @@ class Scores:
             for x, y in zip(given, (low, of_queries, of_keys))
         ] + [*_strides(mask), *_strides(bias)]
         self.sizes = [Hq // max(Hkv, 1), Lq, Lk, q.shape[3]]
-        self.numbers = [edits, call.scale, call.softcap or 1.0]
+        is_product = call.bias is None and call.softcap is None and not edits
+        scale = call.scale * LOG2_E if is_product else call.scale
+        self.numbers = [edits, scale, call.softcap or 1.0]
         self.flags = {
             "HAS_BOUNDS": limits is not None, "HAS_IDS": ids[0] is not None,
             "HAS_MASK": call.mask is not None, "HAS_BIAS": call.bias is not None,

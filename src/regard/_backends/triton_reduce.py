@@ -12,11 +12,13 @@ from regard._backends.block_reductions import reduce_blocks
 from regard._backends.formula import WeightBlock
 from regard._backends.triton_ops import (
     Scores,
+    device_major,
     forward,
     launch,
     of_batch,
     per_batch,
     tile,
+    tile_of,
     width_of,
 )
 from regard._base.arrays import Arrays, arrays_of
@@ -30,7 +32,26 @@ OF_ROWS, OF_KEYS = ("entropy", "distance"), ("received", "received_max")
 MOST_KEPT = 64  # top keys, and strongest pairs, of a row, which a program holds
 # Of that program rows and keys, warps and stages, of 16 bits and of 32.
 TOP_TILE, WIDE_TOP_TILE = (64, 64, 4, 1), (32, 32, 8, 1)
+LN2 = math.log(2)  # the unit of scores
 BLOCK_ELEMENTS = 2**24  # of a block of weights on a device, where each block is some launches
+
+
+def tile_again(call: Call) -> tuple[int, int, int, int]:
+    """Rows and keys of a tile, warps and stages, where scores are computed once more."""
+    if triton_jit.INTERPRETED:
+        return tile(call)
+    is_narrow = call.query.dtype != torch.float32
+    major = device_major(call.query.device)
+    return tile_again_of(call.query.shape[3], is_narrow=is_narrow, major=major)
+
+
+def tile_again_of(
+    head_size: int, *, is_narrow: bool, major: int = 0
+) -> tuple[int, int, int, int]:  # fmt: skip
+    """As ``triton_ops.tile_of``."""
+    if is_narrow and major == 9 and head_size <= 64:
+        return 128, 64, 4, 3
+    return tile_of(head_size, is_narrow=is_narrow, major=major)
 
 
 class Known:
@@ -45,7 +66,7 @@ class Known:
         B, Hq, _, self.Lq, self.Lk = call.sizes
         self.heads = B, Hq
         self.strides = [*call.query.stride(), *of_batch(call.key, B)]
-        self.tile = tile(call)
+        self.tile = tile_again(call)
 
     def run(
         self, kernel: Any, rows: int, results: list[Any], numbers: list[Any],
@@ -186,18 +207,22 @@ def _picture(known: Known, how: str, fields: dict[str, Any], into: Tensor) -> No
         _chunks(size, n, bins, by)
         for size, n, bins, by in zip((BM, BN), extent, (R, C), step)
     )  # fmt: skip
+    edges = [
+        _edges(known, *given)
+        for given in zip((R, C), extent, start, step, (known.Lq, known.Lk))
+    ]  # fmt: skip
     shape = (*known.heads, R, rows[1], C)
     fill = -torch.inf if how == "max" else -1.0
     cells = torch.full(shape, fill, device=into.device)
     known.run(
-        triton_weights.picture, -(-R // rows[0]) * rows[1], [cells],
-        [R, C, rows[1], columns[1], *extent, *start, *step],
+        triton_weights.picture, -(-R // rows[0]) * rows[1], [cells, *edges],
+        [R, C, rows[1], columns[1], extent[1], start[1], step[1]],
         NR=rows[0], NC=columns[0], HAS_MASS=how == "mass",
     )  # fmt: skip
     if how == "max":
         found = cells.amax(3)
         known_cells = torch.where(
-            found > triton_weights.LOWEST.value, found * math.log(2), -torch.inf
+            found > triton_weights.LOWEST.value, found * LN2, -torch.inf
         )
         seen = found > -torch.inf
         found = torch.where(found == torch.inf, torch.nan, known_cells)
@@ -208,6 +233,19 @@ def _picture(known: Known, how: str, fields: dict[str, Any], into: Tensor) -> No
         seen = ((cells >= 0) | cells.isnan()).any(3)
         found = (wide / heights.diff()[:, None]).log()
     into.copy_(torch.where(seen, found, torch.nan))
+
+
+def _edges(known: Known, bins: int, extent: int, start: int, step: int, length: int) -> Tensor:
+    """``(bins + 1,)`` int32: the first row or key of each bin."""
+    edges = torch.empty(bins + 1, dtype=torch.int32, device=known.call.query.device)
+    launch(
+        triton_weights.bin_edges, (-(-(bins + 1) // EDGES),), edges,
+        bins, extent, start, step, length, BM=EDGES,
+    )  # fmt: skip
+    return edges
+
+
+EDGES = 512  # of bins, that a program computes
 
 
 def _chunks(size: int, extent: int, bins: int, step: int) -> tuple[int, int]:
@@ -221,7 +259,7 @@ def _chunks(size: int, extent: int, bins: int, step: int) -> tuple[int, int]:
 def _log_sum_exp(statistics: Statistics, into: Tensor) -> None:
     """Fills ``(B, Hq, Lq)`` with ln of the sum of exp(score)."""
     maximum, total = (torch.as_tensor(x).to(into.device, into.dtype) for x in statistics)
-    into[...] = maximum + total.log()
+    into[...] = maximum * LN2 + total.log()
 
 
 def _largest_scores(call: Call, maximum: Any, total: Any, into: Tensor) -> None:
@@ -229,7 +267,7 @@ def _largest_scores(call: Call, maximum: Any, total: Any, into: Tensor) -> None:
     if call.sinks is not None or not call.whole_rows:
         _, maximum, total = forward(call.without_value().changed(sinks=None))
     maximum, total = (torch.as_tensor(x).to(into.device) for x in (maximum, total))
-    found = maximum.to(into.dtype)
+    found = maximum.to(into.dtype) * LN2
     into[...] = torch.where(total.isnan() & (found < torch.inf), torch.nan, found)
 
 
@@ -244,12 +282,12 @@ def weight_blocks(xp: Arrays, call: Call, statistics: Statistics) -> Iterator[We
         if shifted.numel():
             _logarithms(known, shifted, *block)
         positions, visible = visibility.positions(b.start, rows, keys), visibility.pairs(*block)
-        of_rows = (x[b, h, rows][..., None] for x in (known.maximum, known.total))
+        of_rows = (x[b, h, rows][..., None] for x in (known.maximum * LN2, known.total))
         yield WeightBlock(xp, *block, positions, visible, shifted, *of_rows)
 
 
 def _logarithms(known: Known, out: Tensor, b: slice, h: slice, rows: slice, keys: slice) -> None:
-    call, scores, (BM, BN, warps, _) = known.call, known.scores, known.tile
+    call, scores, (BM, BN, warps, _) = known.call, known.scores, tile(known.call)
     place = [b.start, h.start, out.shape[1], rows.start, rows.stop, keys.start, keys.stop]
     launch(
         triton_weights.logarithms,

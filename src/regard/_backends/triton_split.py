@@ -109,7 +109,7 @@ def merge_parts(
     share = shrink_of(maxima, tl.where(maximum == -float("inf"), 0.0, maximum))
     total, shrink = tl.sum(totals * share, 0), 1.0
     if HAS_SINKS:
-        sink = tl.load(sinks_ptr + wide_h).to(tl.float32)
+        sink = tl.load(sinks_ptr + wide_h).to(tl.float32) * 1.4426950408889634
         maximum, total, shrink = add_sink(maximum, total, sink)
     tl.store(maximum_ptr + row, maximum)
     tl.store(total_ptr + row, total)
