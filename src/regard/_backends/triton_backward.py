@@ -29,12 +29,14 @@ def tile_of(
     """Rows and keys of a tile, warps and stages, as ``triton_ops.tile_of``."""
     if not is_narrow:
         if head_size > 64:
-            return 16, 32, 8, 2
+            return 16, 32 if head_size <= 128 else 16, 8, 2
         return 32, 32, 8, 3 if major == 10 else 2
     if head_size > 128:
         return 32, 32, 8, 2
     if head_size <= 64:
-        return 64, 32 if major == 12 else 64, 4, 2
+        return 64, 32 if major == 12 else 64, 4, 3 if major == 9 else 2
+    if major == 9:
+        return 128, 64 if of_keys else 128, 8, 2
     return 64, 32, 8, 2
 
 

@@ -62,7 +62,7 @@ def _slopes(s, bent, visible, cap, base, share, dp, delta, kept, keep, MASKED: t
         given, dp = tl.where(kept, w * keep, 0.0), tl.where(kept, dp * keep, 0.0)
     ds = w * (dp - delta[:, None])
     if HAS_CAP:
-        of_cap = bent / cap
+        of_cap = bent * (1 / cap)
         ds = ds * (1 - of_cap * of_cap)
     if MASKED:
         ds = tl.where(visible, ds, 0.0)

@@ -5,9 +5,9 @@ query sees the keys from ``lo`` to ``hi``; tiles inside of all its rows' interva
 Scores are in units of ln 2: exponentials are powers of 2, and one product scales a score. The maximum
 and total of a row are of its final scores and the sink.
 
-Where a masked value may not be finite, NaN and inf must reach the rows that see them and no others.
-Whether any is, the device alone knows: two kernels are launched, and for each element of the batch
-one returns at once.
+Where a masked value is not finite, NaN and inf must reach the rows that see them and no others.
+Whether any is, the device alone knows: two kernels are launched, and the second returns at once for
+each element of the batch that the first found finite.
 
 Source: Milakov & Gimelshein 2018; Dao et al. 2022; Salmon et al. 2011 for the dropout.
 """
@@ -66,12 +66,11 @@ def _tanh(x) -> Any:
     size = tl.abs(x)
     of_large = 1 - 2 / (tl.exp2(size * 2.8853900817779268) + 1)
     y = x * x
-    p = -1382.0 / 155925
-    p = p * y + 62.0 / 2835
-    p = p * y - 17.0 / 315
-    p = p * y + 2.0 / 15
-    p = p * y - 1.0 / 3
-    of_small = x + x * y * p
+    p = tl.fma(y, -1382.0 / 155925, 62.0 / 2835)
+    p = tl.fma(p, y, -17.0 / 315)
+    p = tl.fma(p, y, 2.0 / 15)
+    p = tl.fma(p, y, -1.0 / 3)
+    of_small = tl.fma(x * y, p, x)
     return tl.where(size >= 0.25, tl.where(x < 0, -of_large, of_large), of_small)
 
 
@@ -133,9 +132,9 @@ def scores_of(
     if inside is not None:
         pairs = rows_in[:, None] & inside[None, :]
     visible = pairs
-    if EDGE:  # no interval goes beyond the keys
-        end = tl.where(rows_in, hi, 0)
-        visible = (lo[:, None] <= j[None, :]) & (j[None, :] < end[:, None])
+    if EDGE:  # as one comparison, of how far a key is in an interval; none goes beyond the keys
+        seen = tl.where(rows_in, tl.maximum(hi - lo, 0), 0).to(tl.uint32, bitcast=True)
+        visible = (j[None, :] - lo[:, None]).to(tl.uint32, bitcast=True) < seen[:, None]
     if HAS_IDS:
         if inside is None:
             key_ids = tl.load(key_ids_ptr + j)
@@ -148,7 +147,7 @@ def scores_of(
         visible &= tl.load(mask_ptr + at, mask=pairs, other=0) != 0
     s = s * scale  # of a plain product in units of ln 2 already
     if HAS_CAP:
-        s = cap * _tanh(s / cap)
+        s = cap * _tanh(s * (1 / cap))
     bent = s
     if HAS_BIAS:
         at = at_row * bias_row + at_key * bias_key
@@ -290,6 +289,13 @@ def attend_keys(
 
 
 @triton.jit
+def clear_unless_finite(flag_ptr, acc) -> Any:
+    """Clears a flag where a sum of values is not finite, whether its row sees why or not."""
+    finite = tl.min(tl.min((tl.abs(acc) < float("inf")).to(tl.int32), 1), 0)
+    tl.atomic_min(flag_ptr, finite, mask=finite == 0, sem="relaxed")
+
+
+@triton.jit
 def _exact_output(
     q, k_ptr, k_row, k_column, v_ptr, v_row, v_column, first, last,
     rows, rows_in, lo, hi, query_ids, key_ids_ptr, mask_ptr, mask_row, mask_key,
@@ -349,15 +355,17 @@ def attend(
 ) -> None:  # fmt: skip
     """Output and row statistics of some rows of one head.
 
-    ``CLEAN``: the kernel for masked values that are not finite, which the other leaves to it; it
-    goes over the keys twice, since what 0 · inf is depends on the final weights. With
-    ``HAS_SIZES`` it computes what torch's fused operator may have wrong, in that one's place.
+    ``CLEAN``: the kernel for masked values that are not finite, which make outputs of the other so,
+    and clear the flag of their element of the batch; it goes over the keys twice, since what 0 · inf
+    is depends on the final weights. With ``HAS_SIZES`` it computes what torch's fused operator may
+    have wrong, in that one's place.
     """
     if HAS_SIZES:
         if is_exact(flag_ptr, tl.program_id(2), largest):
             return
-    elif HAS_FLAG and (tl.load(flag_ptr + tl.program_id(2) * flag_batch) != 0) == CLEAN:
-        return
+    elif HAS_FLAG and CLEAN:
+        if tl.load(flag_ptr + tl.program_id(2) * flag_batch) != 0:
+            return
     h, b = tl.program_id(1), tl.program_id(2)
     kv, wide_b = (h // group).to(tl.int64), b.to(tl.int64)
     rows, dv = rows_of_program(BM), tl.arange(0, BDV)
@@ -405,6 +413,8 @@ def attend(
             )  # fmt: skip
             acc = tl.where((total != total)[:, None], float("nan"), acc)
         else:
+            if HAS_FLAG:
+                clear_unless_finite(flag_ptr + b * flag_batch, acc)
             acc = acc / divisor[:, None]
         out_ptr += wide_b * out_batch + h.to(tl.int64) * out_head
         tl.store(

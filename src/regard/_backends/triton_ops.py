@@ -38,19 +38,18 @@ SMALL_TILE = 64, 32, 4, 1  # of the kernel for values that are not finite, which
 def bounds(call: Call) -> tuple[Tensor, Tensor] | None:
     """``(B or 1, Lq)`` int32: the first key that each query may see, and the one after the last.
 
-    By lengths, order, window and intervals, on the device; None where every query sees every key.
-    Masks, segments and edits hide more.
+    By lengths, order, window, intervals and segments in order, on the device; None where every
+    query sees every key. Masks, edits and segments in no order hide more.
     """
-    rules = (call.causal, call.window_left, call.window_right, call.interval_first)
+    rules = (
+        call.causal, call.window_left, call.window_right, call.interval_first, call.query_segments
+    )  # fmt: skip
     if call.key_lengths is None and all(x is None or x is False for x in rules):
         return None
     device, (*_, Lq, Lk) = call.query.device, call.sizes
     lengths = per_batch(Lk if call.key_lengths is None else call.key_lengths, device)
     starts = per_batch(call.starts, device)
-    firsts, lasts = (
-        None if x is None else x.to(device).long().contiguous()
-        for x in (call.interval_first, call.interval_last)
-    )
+    firsts, lasts = _intervals(call)
     given = [lengths, starts, firsts, lasts]
     counts = [len(x) for x in given if isinstance(x, Tensor)]
     rows = 0 if call.sizes[0] == 0 else max(counts, default=1)
@@ -68,6 +67,32 @@ def bounds(call: Call) -> tuple[Tensor, Tensor] | None:
             HAS_LEFT=call.window_left is not None, HAS_RIGHT=call.window_right is not None,
         )  # fmt: skip
     return low, high
+
+
+def _intervals(call: Call) -> tuple[Tensor, Tensor] | tuple[None, None]:
+    """``(B or 1, Lq)`` int64: the keys that queries may see by intervals and segments."""
+    found = []
+    if call.interval_first is not None:
+        given = call.interval_first, call.interval_last
+        found.append([x.to(call.query.device).long() for x in given])
+    if call.query_segments is not None:
+        found.append(_of_segments(call.query_segments.long(), call.key_segments.long()))
+    if not found:
+        return None, None
+    firsts, lasts = zip(*found)
+    first = firsts[0] if len(found) == 1 else torch.maximum(*firsts)
+    last = lasts[0] if len(found) == 1 else torch.minimum(*lasts)
+    return first.contiguous(), last.contiguous()
+
+
+def _of_segments(queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+    """Where the keys of each query's segment begin and end; all keys where they are in no order."""
+    (rows,) = torch.broadcast_shapes(queries.shape[:1], keys.shape[:1])
+    queries, keys = (x.expand(rows, -1).contiguous() for x in (queries, keys))
+    are_ordered = (keys[:, 1:] >= keys[:, :-1]).all(1, keepdim=True)
+    first = torch.where(are_ordered, torch.searchsorted(keys, queries), 0)
+    last = torch.searchsorted(keys, queries, right=True)
+    return first, torch.where(are_ordered, last, keys.shape[1])
 
 
 ROWS = 256  # whose intervals a program computes
@@ -112,18 +137,21 @@ def device_major(device: torch.device) -> int:
 def tile_of(head_size: int, *, is_narrow: bool, major: int = 0) -> tuple[int, int, int, int]:
     """By head size, dtype and GPU: a search for the fastest would change bits between runs.
 
-    The largest that spill no registers, as ``scripts/compile_kernels`` reads.
+    Of 16 bits on capability 9 the fastest of those that were tried there; else the largest that
+    spill no registers where they multiply, as ``scripts/compile_kernels`` reads.
 
     Args:
         major: of the compute capability of NVIDIA's.
     """
     if not is_narrow:
-        return (64, 32, 8, 2) if head_size <= 64 else (32, 32, 8, 2)
+        if head_size <= 64:
+            return 64, 32, 8, 2
+        return (32, 64, 8, 2) if head_size <= 128 else (32, 16, 8, 2)
     if head_size <= 64:
         return 128, 64, 8, 3
     if head_size > 128:
         return 64, 32, 8, 2
-    return (128, 32, 8, 2) if major == 12 else (128, 64, 8, 2)
+    return (128, 32, 8, 2) if major == 12 else (128, 64, 8, 3 if major == 9 else 2)
 
 
 def _value_size(call: Call) -> int:
@@ -198,7 +226,7 @@ def _arguments(
 
     Args:
         results: output or sums of values, maximum and total.
-        flag: tells which elements of the batch it leaves out; by default whose values are finite.
+        flag: tells which elements of the batch were found finite; by default a new one, that all.
         whole: for the kernel that has all keys of a row.
         given: where another kernel is given the same.
     """
@@ -206,7 +234,7 @@ def _arguments(
     scores, drawn = given or (Scores(call), Drawn(call))
     has_flag = call.value is not None and scores.hides
     if flag is None:
-        flag = v.isfinite().flatten(1).all(1).int() if has_flag else q
+        flag = torch.ones(len(q), dtype=torch.int32, device=q.device) if has_flag else q
     arrays = [q, call.key, v, *(q if x is None else x for x in results), flag]
     arrays += [*scores.arrays, drawn.seed]
     strides = [*q.stride(), *of_batch(call.key, len(q)), *of_batch(v, len(q))]
@@ -244,7 +272,10 @@ def split_tile_of(
     Of 16 bits the rows are padded: so products are of the same instructions as in larger tiles.
     """
     if not is_narrow:
-        return 16 if rows <= 16 else 32, 32, 4, 2
+        of_rows = 16 if rows <= 16 else 32
+        if head_size <= 64:
+            return of_rows, 32, 4, 2
+        return of_rows, 2 * of_rows if head_size <= 128 else 16, 8, 2
     return 64, 64 if head_size <= 128 else 32, 8 if major == 12 else 4, 2
 
 

@@ -36,22 +36,24 @@ LN2 = math.log(2)  # the unit of scores
 BLOCK_ELEMENTS = 2**24  # of a block of weights on a device, where each block is some launches
 
 
-def tile_again(call: Call) -> tuple[int, int, int, int]:
+def tile_again(call: Call, *, of_picture: bool) -> tuple[int, int, int, int]:
     """Rows and keys of a tile, warps and stages, where scores are computed once more."""
     if triton_jit.INTERPRETED:
         return tile(call)
-    is_narrow = call.query.dtype != torch.float32
-    major = device_major(call.query.device)
-    return tile_again_of(call.query.shape[3], is_narrow=is_narrow, major=major)
+    is_narrow, major = call.query.dtype != torch.float32, device_major(call.query.device)
+    head_size = call.query.shape[3]
+    return tile_again_of(head_size, is_narrow=is_narrow, major=major, of_picture=of_picture)
 
 
 def tile_again_of(
-    head_size: int, *, is_narrow: bool, major: int = 0
-) -> tuple[int, int, int, int]:  # fmt: skip
+    head_size: int, *, is_narrow: bool, major: int = 0, of_picture: bool = False
+) -> tuple[int, int, int, int]:
     """As ``triton_ops.tile_of``."""
-    if is_narrow and major == 9 and head_size <= 64:
-        return 128, 64, 4, 3
-    return tile_of(head_size, is_narrow=is_narrow, major=major)
+    if not is_narrow or major != 9 or head_size > 128:
+        return tile_of(head_size, is_narrow=is_narrow, major=major)
+    if of_picture:
+        return (64, 128, 4, 3) if head_size <= 64 else (64, 64, 4, 2)
+    return 128, 64, 4, 3
 
 
 class Known:
@@ -66,21 +68,20 @@ class Known:
         B, Hq, _, self.Lq, self.Lk = call.sizes
         self.heads = B, Hq
         self.strides = [*call.query.stride(), *of_batch(call.key, B)]
-        self.tile = tile_again(call)
 
     def run(
-        self, kernel: Any, rows: int, results: list[Any], numbers: list[Any],
-        own: tuple[Any, ...] = (), **flags: Any,
+        self, kernel: Any, tile: tuple[int, ...], rows: int, results: list[Any],
+        numbers: list[Any], own: tuple[Any, ...] = (), **flags: Any,
     ) -> None:  # fmt: skip
         """Launches a kernel for all heads, for each ``rows`` tiles of rows."""
         call, (B, Hq), scores = self.call, self.heads, self.scores
-        sizes: dict[str, Any] = dict(zip(TILE, self.tile))
+        sizes: dict[str, Any] = dict(zip(TILE, tile))
         launch(
             kernel, (rows, Hq, B),
             *results, call.query, call.key, self.maximum, self.total, *own,
             *self.limits, *self.others, *self.strides, *numbers, *scores.strides,
             Hq, *scores.sizes, *scores.numbers,
-            BD=width_of(call.query.shape[3]), **sizes | scores.flags | flags,
+            BD=width_of(call.query.shape[3]), **sizes, **scores.flags, **flags,
         )  # fmt: skip
 
 
@@ -137,8 +138,9 @@ def _reduce_rows(known: Known, fields: dict[str, Tensor]) -> None:
         torch.zeros((B, Hq, Lk), dtype=dtype, device=device)
         for dtype in (torch.int64, torch.int32, torch.int32)
     )
+    sizes = tile_again(call, of_picture=False)
     known.run(
-        triton_weights.reductions, -(-Lq // known.tile[0]),
+        triton_weights.reductions, sizes, -(-Lq // sizes[0]),
         [*of_rows, received, largest, undefined],
         [int(len(starts) > 1), call.query_step, call.key_step], own=(starts,),
         HAS_ENTROPY="entropy" in fields, HAS_DISTANCE="distance" in fields,
@@ -168,10 +170,10 @@ def _top_keys(known: Known, k: int, rows: Tensor | None = None) -> tuple[Tensor,
     results = [values, keys, keys if rows is None else rows.contiguous()]
     # In the interpreter products have the bits of the row statistics in tiles of one size alone.
     is_wide = known.call.query.dtype == torch.float32 and not triton_jit.INTERPRETED
-    sizes: dict[str, Any] = dict(zip(TILE, WIDE_TOP_TILE if is_wide else TOP_TILE))
+    sizes = WIDE_TOP_TILE if is_wide else TOP_TILE
     known.run(
-        triton_weights.top_keys, -(-count // sizes["BM"]), results, [count, k],
-        KEPT=max(2, 1 << (k - 1).bit_length()), HAS_ROWS=rows is not None, **sizes,
+        triton_weights.top_keys, sizes, -(-count // sizes[0]), results, [count, k],
+        KEPT=max(2, 1 << (k - 1).bit_length()), HAS_ROWS=rows is not None,
     )  # fmt: skip
     return values, keys
 
@@ -202,7 +204,7 @@ def _picture(known: Known, how: str, fields: dict[str, Any], into: Tensor) -> No
     """Fills a heatmap."""
     (R, C), extent = into.shape[2:], fields.get("bin_extent", (known.Lq, known.Lk))
     start, step = fields.get("bin_start", (0, 0)), fields.get("bin_step", (1, 1))
-    BM, BN, *_ = known.tile
+    BM, BN, *_ = sizes = tile_again(known.call, of_picture=True)
     rows, columns = (
         _chunks(size, n, bins, by)
         for size, n, bins, by in zip((BM, BN), extent, (R, C), step)
@@ -215,7 +217,7 @@ def _picture(known: Known, how: str, fields: dict[str, Any], into: Tensor) -> No
     fill = -torch.inf if how == "max" else -1.0
     cells = torch.full(shape, fill, device=into.device)
     known.run(
-        triton_weights.picture, -(-R // rows[0]) * rows[1], [cells, *edges],
+        triton_weights.picture, sizes, -(-R // rows[0]) * rows[1], [cells, *edges],
         [R, C, rows[1], columns[1], extent[1], start[1], step[1]],
         NR=rows[0], NC=columns[0], HAS_MASS=how == "mass",
     )  # fmt: skip

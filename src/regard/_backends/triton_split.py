@@ -20,6 +20,7 @@ from regard._backends.triton_jit import (
     add_sink,
     attend_keys,
     bounds_of,
+    clear_unless_finite,
     rows_of,
     shrink_of,
     tiles_of,
@@ -87,8 +88,7 @@ def attend_part(
         inside = rows_in[:, None] & (dv < Dv)[None, :]
         tl.store(sums_ptr + to[:, None] * Dv + dv[None, :], acc, mask=inside)
     if HAS_FLAG:
-        finite = (tl.abs(acc) < float("inf")).to(tl.int32)
-        tl.atomic_min(flag_ptr + wide_b * flag_batch, tl.min(tl.min(finite, 1), 0), sem="relaxed")
+        clear_unless_finite(flag_ptr + wide_b * flag_batch, acc)
 
 
 @triton.jit(do_not_specialize=["Lq", "parts"])
