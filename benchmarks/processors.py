@@ -1,4 +1,4 @@
-"""What a processor is called in tables, and the folder in ``results`` that holds its figures."""
+"""What a processor or GPU is called in tables, and the folder in ``results`` of its figures."""
 
 import re
 from pathlib import Path
@@ -31,7 +31,9 @@ def architecture(vendor, family, model):
 
 
 def name(machine):
-    """``AMD EPYC (Zen 5)``, of the machine of a result."""
+    """``AMD EPYC (Zen 5)``, of the machine of a result; ``NVIDIA H200`` of a GPU's."""
+    if machine.get("gpu", "none") != "none":
+        return machine["gpu"]
     brand = re.sub(r"\((R|TM)\)|@ .*| with .*|\b(CPU|Processor|\d+-Core)\b", " ", machine["cpu"])
     brand = " ".join(brand.split())
     kind = machine.get("architecture")

@@ -59,6 +59,7 @@ RUNS = {
     "forward-threads": [*BOTH, "--threads", str(common.CORES)],
     "forward-avx2": ["--dtype", "float32"],
 }
+ON_GPUS = ["gpu"]  # by hand, where one is
 # What a name's end means.
 VARIANTS = {"threads": "with all threads", "avx2": "with AVX2 alone"}
 T2048 = [1, 8, 2048, 64]
@@ -100,7 +101,7 @@ def run_all(folder, quick):
 def read_all(folder):
     """Every result in a folder and those in it: ``{processor: {run: result}}``."""
     found = {}
-    for name in RUNS:
+    for name in (*RUNS, *ON_GPUS):
         for path in sorted([*folder.glob(f"{name}.json"), *folder.glob(f"*/{name}.json")]):
             result = json.loads(path.read_text("utf-8"))
             of_processor = found.setdefault(processors.name(result["machine"]), {})
@@ -216,7 +217,7 @@ def write_document(path, picture, results):
         f"Measured on {', '.join(results)}.",
         f"![How many times as fast as torch]({picture.name})",
     ]
-    for name in RUNS:
+    for name in (*RUNS, *ON_GPUS):
         of = {processor: found[name] for processor, found in results.items() if name in found}
         if of:
             parts += [f"## {title(name)}", *explanation(name)]

@@ -80,8 +80,8 @@ def _of_scale(scale, HAS_CAP: tl.constexpr, HAS_BIAS: tl.constexpr,
 
 @triton.jit(do_not_specialize=[*OF_LENGTH, "first_row", "first_key"])
 def of_queries(
-    dq_ptr, sizes_ptr, q_ptr, k_ptr, v_ptr, grad_ptr, maximum_ptr, total_ptr, delta_ptr, lo_ptr, hi_ptr,
-    query_ids_ptr, key_ids_ptr, mask_ptr, bias_ptr, ranges_ptr, logs_ptr, seed_ptr,
+    dq_ptr, sizes_ptr, q_ptr, k_ptr, v_ptr, grad_ptr, maximum_ptr, total_ptr, delta_ptr,
+    lo_ptr, hi_ptr, query_ids_ptr, key_ids_ptr, mask_ptr, bias_ptr, ranges_ptr, logs_ptr, seed_ptr,
     q_batch, q_head, q_row, q_column, k_batch, k_head, k_row, k_column,
     v_batch, v_head, v_row, v_column, grad_batch, grad_head, grad_row, grad_column,
     bounds_batch, query_ids_batch, key_ids_batch,
@@ -152,10 +152,10 @@ def of_queries(
 
 @triton.jit
 def _seeing_rows(lo_ptr, hi_ptr, first_key, end_key, Lq, HAS_BOUNDS: tl.constexpr) -> Any:
-    """Rows of which some see some keys: the first, some that see all, and the one after the last.
+    """Rows that see some keys: the first, those from begin to end, which see all, and the last.
 
     Returns:
-        First, begin, end, last: the rows from begin to end see all of the keys.
+        First, begin, end, last; end and last are after those.
     """
     first, begin, end, last = 0, 0, Lq, Lq
     if HAS_BOUNDS:

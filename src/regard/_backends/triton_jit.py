@@ -2,8 +2,8 @@
 
 One program computes some rows of one head: online softmax (FlashAttention) over tiles of keys. A
 query sees the keys from ``lo`` to ``hi``; tiles inside of all its rows' intervals are not masked.
-Scores are in units of ln 2: exponentials are powers of 2, and one product scales a score. The maximum
-and total of a row are of its final scores and the sink.
+Scores are in units of ln 2: exponentials are powers of 2, and one product scales a score. The
+maximum and total of a row are of its final scores and the sink.
 
 Where a masked value is not finite, NaN and inf must reach the rows that see them and no others.
 Whether any is, the device alone knows: two kernels are launched, and the second returns at once for
@@ -356,14 +356,14 @@ def attend(
     """Output and row statistics of some rows of one head.
 
     ``CLEAN``: the kernel for masked values that are not finite, which make outputs of the other so,
-    and clear the flag of their element of the batch; it goes over the keys twice, since what 0 · inf
-    is depends on the final weights. With ``HAS_SIZES`` it computes what torch's fused operator may
-    have wrong, in that one's place.
+    and clear the flag of their element of the batch; it goes over the keys twice, since what
+    0 · inf is depends on the final weights. With ``HAS_SIZES`` it computes what torch's fused
+    operator may have wrong, in that one's place.
     """
     if HAS_SIZES:
         if is_exact(flag_ptr, tl.program_id(2), largest):
             return
-    elif HAS_FLAG and CLEAN:
+    elif HAS_FLAG and CLEAN:  # noqa: SIM102 - which is known as it compiles
         if tl.load(flag_ptr + tl.program_id(2) * flag_batch) != 0:
             return
     h, b = tl.program_id(1), tl.program_id(2)

@@ -71,7 +71,7 @@ def bounds(call: Call) -> tuple[Tensor, Tensor] | None:
 
 def _intervals(call: Call) -> tuple[Tensor, Tensor] | tuple[None, None]:
     """``(B or 1, Lq)`` int64: the keys that queries may see by intervals and segments."""
-    found = []
+    found: list[Any] = []
     if call.interval_first is not None:
         given = call.interval_first, call.interval_last
         found.append([x.to(call.query.device).long() for x in given])

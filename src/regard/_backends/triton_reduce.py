@@ -223,9 +223,7 @@ def _picture(known: Known, how: str, fields: dict[str, Any], into: Tensor) -> No
     )  # fmt: skip
     if how == "max":
         found = cells.amax(3)
-        known_cells = torch.where(
-            found > triton_weights.LOWEST.value, found * LN2, -torch.inf
-        )
+        known_cells = torch.where(found > triton_weights.LOWEST.value, found * LN2, -torch.inf)
         seen = found > -torch.inf
         found = torch.where(found == torch.inf, torch.nan, known_cells)
     else:

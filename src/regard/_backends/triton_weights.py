@@ -170,7 +170,7 @@ def reductions(
 def bin_edges(
     edges_ptr, bins, extent, start, step, length, BM: tl.constexpr, INTERPRETED: tl.constexpr,
 ) -> None:  # fmt: skip
-    """``(bins + 1,)`` int32: the first index of each bin, of cells every ``step`` from ``start``."""
+    """``(bins + 1,)`` int32: the first index of each bin, of cells a step apart from start on."""
     n = tl.program_id(0) * BM + tl.arange(0, BM)
     edge = n.to(tl.int64) * extent // bins - start
     index = tl.minimum(tl.maximum((edge + step - 1) // step, 0), length)
