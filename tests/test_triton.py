@@ -197,6 +197,21 @@ def test_what_is_not_finite_reaches_the_rows_that_see_it_and_no_others(name):
 
 
 @pytest.mark.interpreted
+def test_rows_beside_one_of_nan_have_weights_of_their_own_statistics():
+    """Values are computed anew for a row of NaN; statistics of other tiles have other roundings."""
+    q, k, v = draw((1, 8, 60, 4), (1, 8, 60, 4), (1, 8, 60, 4))
+    q = 100 * q
+    q[:, :, 40] = np.nan
+    for query in (q, q[:, :, 40:42]):  # and of keys that are split
+        keys, values = (x.repeat(1, 1, 10 if query is not q else 1, 1) for x in (k, v))
+        out, weights = attend(query, keys, values, key_lengths=55, return_weights=True)
+        found = weights[...].double()
+        sums = found.sum(-1)[~query.isnan().any(-1)]
+        torch.testing.assert_close(sums, torch.ones_like(sums), atol=1e-6, rtol=0)
+        assert out.isnan().any()
+
+
+@pytest.mark.interpreted
 def test_a_query_that_sees_nothing_and_empty_axes():
     q, k, v = draw((1, 2, 5, 4), (1, 2, 9, 4), (1, 2, 9, 3))
     nothing = torch.zeros(5, 9, dtype=torch.bool)
@@ -433,6 +448,45 @@ def test_gradients_with_each_option(name, dtype):
     for x, y, z in zip(found[:3], plain, expected):
         rounding = 4 * torch.finfo(dtype).eps * z.abs().max()
         assert (x - z).abs().max() <= 2 * (y - z).abs().max() + rounding
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("options", [{}, {"dropout": 0.9, "seed": 3}, {"softcap": 4.0}], ids=str)
+@pytest.mark.parametrize(
+    "sizes", [(1e-3, 1e3, 1e-2, 1e-3), (1, 1, 1, 1), (0.005, 0.005, 2e3, 2e3)], ids=str
+)
+def test_gradients_of_float16_are_as_exact_where_slopes_are_small_or_large(sizes, options):
+    """A slope of 1e-7 is among the last numbers of float16 above 0, one of 1e5 beyond it."""
+    *inputs, upstream = (x * size for x, size in zip(draw(*4 * [(1, 2, 90, 16)]), sizes))
+    inputs, upstream = [x.half() for x in inputs], upstream.half()
+    found = first_gradients(inputs, "triton", upstream, **options)
+    exact = [x.double() for x in inputs]
+    expected = first_gradients(exact, "torch", upstream.double(), **options)
+    for x, y in zip(found, expected):
+        rounding = 4 * torch.finfo(torch.float16).eps * y.abs().max() + 2.0**-24
+        assert (x - y).abs().max() <= rounding
+
+
+@pytest.mark.interpreted
+def test_gradients_at_a_scale_of_0_are_0_whatever_they_would_be_times():
+    q, k, v, upstream = draw(*4 * [(1, 2, 20, 8)])
+    k[0, 0, 3, 1], v[0, 0, 4, 6], q[0, 1, 5, 2] = 1e30, -1e30, 1e30
+    found = first_gradients((q, k, v), "triton", upstream, scale=0.0)
+    assert all((x == 0).all() for x in found[:2]) and found[2].isfinite().all()
+
+
+@pytest.mark.interpreted
+def test_a_hidden_query_that_is_infinite_changes_no_gradient_at_scores_of_any_size():
+    """Rows of others have weights of their own statistics, of which 1e30 is a rounding apart."""
+    q, k, v, upstream = draw((1, 1, 257, 48), (1, 1, 1, 48), (1, 1, 1, 24), (1, 1, 257, 24))
+    k[..., [35, 20, 37]] = torch.tensor([-1e30, 1e30, 1e30])
+    hidden = torch.ones(257, 1, dtype=torch.bool)
+    hidden[200:] = False
+    finite = first_gradients((q, k, v), "triton", upstream, mask=hidden)
+    q[:, :, 230] = np.inf
+    found = first_gradients((q, k, v), "triton", upstream, mask=hidden)
+    assert all(x.isfinite().all() for x in found)
+    torch.testing.assert_close(found[2], finite[2], rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.interpreted

@@ -20,7 +20,9 @@ from regard._backends.triton_ops import (
 from regard._call.call import Call
 from regard._call.contents import check_contents
 
-SMALL_TILE = 32, 32, 4, 1  # of the kernel for gradients that are not finite, which holds more sums
+# Of the kernel for gradients that are not finite, which holds more sums; as many rows as make
+# products of the same instructions as those of the row statistics.
+SMALL_TILE = 64, 32, 4, 1
 
 
 def tile_of(
@@ -97,21 +99,39 @@ def _launch(call: Call, grad: Tensor, of_rows: list[Tensor], found: dict[str, Te
     flags: dict[str, Any] = {**scores.flags, **drawn.flags}
     flags |= {"BD": width_of(q.shape[3]), "BDV": width_of(Dv)}
     bits = size_bits(call, grad)
+    flags["IS_HALF"] = q.dtype == torch.float16
+    units = _units_of_slopes(call, bits[:, 2]) if flags["IS_HALF"] else bits
+    given = [bits, units, *given]
     for clean in (False, True):
         flags["CLEAN"] = clean
         if "query" in found:
             BM, BN, warps, stages = tile(call, of_keys=False)
             launch(
-                triton_gradients.of_queries, (-(-Lq // BM), Hq, B), found["query"], bits, *given,
+                triton_gradients.of_queries, (-(-Lq // BM), Hq, B), found["query"], *given,
                 **flags, BM=BM, BN=BN, num_warps=warps, num_stages=stages,
             )  # fmt: skip
         if "key" in found:
-            BM, BN, warps, stages = SMALL_TILE if clean else tile(call, of_keys=True)
+            is_small = clean and not triton_jit.INTERPRETED
+            BM, BN, warps, stages = SMALL_TILE if is_small else tile(call, of_keys=True)
             launch(
                 triton_gradients.of_keys, (-(-Lk // BN), Hkv, B),
-                found["key"], found["value"], bits, *given, **flags,
+                found["key"], found["value"], *given, **flags,
                 BM=BM, BN=BN, num_warps=warps, num_stages=stages,
             )  # fmt: skip
+
+
+def _units_of_slopes(call: Call, grad_bits: Tensor) -> Tensor:
+    """``(B,)``: powers of 2 times which gradients of scores are below 2^15, as float16 needs it.
+
+    Args:
+        grad_bits: ``(B,)`` int32: of the largest size in the gradient of the output.
+    """
+    if 0 in call.value.shape:
+        return grad_bits.new_ones(len(grad_bits), dtype=torch.float32)
+    sizes = call.value.abs().flatten(1).amax(1).float() * grad_bits.view(torch.float32)
+    bound = sizes * (2 * call.value.shape[3] / (1 - call.dropout))
+    units = torch.exp2(14 - bound.log2().ceil())
+    return torch.where((bound > 0) & (bound < torch.inf), units, 1.0)
 
 
 def tile(call: Call, *, of_keys: bool) -> tuple[int, int, int, int]:

@@ -46,12 +46,44 @@ def _are_finite(sizes_ptr, b) -> Any:
 
 
 @triton.jit
-def _slopes(s, bent, visible, cap, base, share, dp, delta, kept, keep, MASKED: tl.constexpr,
-            HAS_CAP: tl.constexpr, HAS_DROPOUT: tl.constexpr) -> Any:  # fmt: skip
+def _power_below(x) -> Any:
+    """The largest power of 2 that is not above a size; of one below 2^-126 it is 0."""
+    x = tl.max(tl.abs(tl.zeros((1,), tl.float32) + x), 0)  # in the interpreter it is a Python float
+    return (x.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _factors(scale, units_ptr, b, keep, HAS_CAP: tl.constexpr, HAS_BIAS: tl.constexpr,
+             HAS_EDITS: tl.constexpr, IS_HALF: tl.constexpr) -> Any:  # fmt: skip
+    """Powers of 2 for weights and slopes, and what is left of the scale for gradients.
+
+    Of the scale one is in the slopes before they are multiplied with a key or query, as the formula
+    has it: what a scale of 0 meets does not overflow. float16 has few numbers near 0, so there
+    weights and slopes are as large as they may be.
+
+    Returns:
+        Of weights; of slopes, in relation to those weights; of the gradients.
+    """
+    if not (HAS_CAP or HAS_BIAS or HAS_EDITS):  # the unit of scores is in that of a plain product
+        scale = scale * 0.6931471805599453
+    of_weights, of_slopes = 1.0, _power_below(scale)
+    if IS_HALF:
+        of_weights = _power_below(16384 / keep)
+        of_slopes = tl.load(units_ptr + b)
+    rest = tl.where(of_slopes > 0, scale / of_slopes, 0.0)
+    return of_weights, of_slopes / of_weights, rest
+
+
+@triton.jit
+def _slopes(s, bent, visible, cap, base, share, dp, delta, factor, kept, keep,
+            MASKED: tl.constexpr, HAS_CAP: tl.constexpr, HAS_DROPOUT: tl.constexpr,
+            ) -> Any:  # fmt: skip
     """Weights as values have them, and the gradients of the scores, of a tile.
 
     Args:
-        share: 1 / total of the rows.
+        share: 1 / total of the rows, times the factor of weights.
+        delta: times the factor of slopes.
+        factor: of slopes, which is exact.
         MASKED: whether some row may not see some key.
     """
     w = tl.exp2(exponent(s, base)) * share[:, None]
@@ -60,7 +92,7 @@ def _slopes(s, bent, visible, cap, base, share, dp, delta, kept, keep, MASKED: t
     given = w
     if HAS_DROPOUT:
         given, dp = tl.where(kept, w * keep, 0.0), tl.where(kept, dp * keep, 0.0)
-    ds = w * (dp - delta[:, None])
+    ds = w * tl.fma(dp, factor, -delta[:, None])
     if HAS_CAP:
         of_cap = bent * (1 / cap)
         ds = ds * (1 - of_cap * of_cap)
@@ -69,19 +101,11 @@ def _slopes(s, bent, visible, cap, base, share, dp, delta, kept, keep, MASKED: t
     return given, ds
 
 
-@triton.jit
-def _of_scale(scale, HAS_CAP: tl.constexpr, HAS_BIAS: tl.constexpr,
-              HAS_EDITS: tl.constexpr) -> Any:  # fmt: skip
-    """The scale, where that of a plain product has the unit of scores in it."""
-    if not (HAS_CAP or HAS_BIAS or HAS_EDITS):
-        scale = scale * 0.6931471805599453
-    return scale
-
-
 @triton.jit(do_not_specialize=[*OF_LENGTH, "first_row", "first_key"])
 def of_queries(
-    dq_ptr, sizes_ptr, q_ptr, k_ptr, v_ptr, grad_ptr, maximum_ptr, total_ptr, delta_ptr,
-    lo_ptr, hi_ptr, query_ids_ptr, key_ids_ptr, mask_ptr, bias_ptr, ranges_ptr, logs_ptr, seed_ptr,
+    dq_ptr, sizes_ptr, units_ptr, q_ptr, k_ptr, v_ptr, grad_ptr,
+    maximum_ptr, total_ptr, delta_ptr, lo_ptr, hi_ptr, query_ids_ptr, key_ids_ptr,
+    mask_ptr, bias_ptr, ranges_ptr, logs_ptr, seed_ptr,
     q_batch, q_head, q_row, q_column, k_batch, k_head, k_row, k_column,
     v_batch, v_head, v_row, v_column, grad_batch, grad_head, grad_row, grad_column,
     bounds_batch, query_ids_batch, key_ids_batch,
@@ -91,7 +115,7 @@ def of_queries(
     BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr,
     CLEAN: tl.constexpr, HAS_BOUNDS: tl.constexpr, HAS_IDS: tl.constexpr, HAS_MASK: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr, HAS_EDITS: tl.constexpr,
-    HAS_DROPOUT: tl.constexpr, EACH: tl.constexpr, INTERPRETED: tl.constexpr,
+    HAS_DROPOUT: tl.constexpr, EACH: tl.constexpr, IS_HALF: tl.constexpr, INTERPRETED: tl.constexpr,
 ) -> None:  # fmt: skip
     """``(B, Hq, Lq, D)``, contiguous: the gradient of some queries of one head.
 
@@ -113,7 +137,10 @@ def of_queries(
     first, full, edge, last = tiles_of(lo, hi, BN)
     at = (wide_b * Hq + h) * Lq + known
     base, divisor = statistics_of(maximum_ptr + at, total_ptr + at)
-    share, delta = 1 / divisor, tl.load(delta_ptr + at)
+    of_weights, factor, rest = _factors(
+        scale, units_ptr, b, keep, HAS_CAP, HAS_BIAS, HAS_EDITS, IS_HALF
+    )
+    share, delta = of_weights / divisor, tl.load(delta_ptr + at) * factor
     dq, n = tl.zeros((BM, BD), tl.float32), b * Hq + h
     for masked in tl.static_range(1, -1, -1):
         for n_tile in range(tiles_in(first, full, edge, last, BN, masked)):
@@ -135,7 +162,7 @@ def of_queries(
                 kept = kept_of(rows, start, n, seed_ptr, threshold, first_row, row_step,
                                first_key, key_step, BM, BN, EACH)  # fmt: skip
             _, ds = _slopes(
-                s, bent, visible, cap, base, share, dp, delta, kept, keep,
+                s, bent, visible, cap, base, share, dp, delta, factor, kept, keep,
                 masked or HAS_IDS or HAS_MASK or HAS_EDITS, HAS_CAP, HAS_DROPOUT,
             )  # fmt: skip
             k = rows_of(k_ptr + wide_b * k_batch + kv * k_head, k_row, k_column, j, inside, D, BD)
@@ -143,9 +170,8 @@ def of_queries(
                 k = _finite(k).to(k.dtype)
             dq += dot(ds.to(k.dtype), k, INTERPRETED)
     to = (wide_b * Hq + h) * Lq + rows.to(tl.int64)
-    scale = _of_scale(scale, HAS_CAP, HAS_BIAS, HAS_EDITS)
     tl.store(
-        dq_ptr + to[:, None] * D + d[None, :], (dq * scale).to(dq_ptr.dtype.element_ty),
+        dq_ptr + to[:, None] * D + d[None, :], (dq * rest).to(dq_ptr.dtype.element_ty),
         mask=rows_in[:, None] & (d < D)[None, :],
     )  # fmt: skip
 
@@ -186,8 +212,9 @@ def _seeing_rows(lo_ptr, hi_ptr, first_key, end_key, Lq, HAS_BOUNDS: tl.constexp
 
 @triton.jit(do_not_specialize=[*OF_LENGTH, "first_row", "first_key"])
 def of_keys(
-    dk_ptr, dv_ptr, sizes_ptr, q_ptr, k_ptr, v_ptr, grad_ptr, maximum_ptr, total_ptr, delta_ptr,
-    lo_ptr, hi_ptr, query_ids_ptr, key_ids_ptr, mask_ptr, bias_ptr, ranges_ptr, logs_ptr, seed_ptr,
+    dk_ptr, dv_ptr, sizes_ptr, units_ptr, q_ptr, k_ptr, v_ptr, grad_ptr,
+    maximum_ptr, total_ptr, delta_ptr, lo_ptr, hi_ptr, query_ids_ptr, key_ids_ptr,
+    mask_ptr, bias_ptr, ranges_ptr, logs_ptr, seed_ptr,
     q_batch, q_head, q_row, q_column, k_batch, k_head, k_row, k_column,
     v_batch, v_head, v_row, v_column, grad_batch, grad_head, grad_row, grad_column,
     bounds_batch, query_ids_batch, key_ids_batch,
@@ -197,7 +224,7 @@ def of_keys(
     BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr,
     CLEAN: tl.constexpr, HAS_BOUNDS: tl.constexpr, HAS_IDS: tl.constexpr, HAS_MASK: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_CAP: tl.constexpr, HAS_EDITS: tl.constexpr,
-    HAS_DROPOUT: tl.constexpr, EACH: tl.constexpr, INTERPRETED: tl.constexpr,
+    HAS_DROPOUT: tl.constexpr, EACH: tl.constexpr, IS_HALF: tl.constexpr, INTERPRETED: tl.constexpr,
 ) -> None:  # fmt: skip
     """``(B, Hkv, Lk, D)`` and ``(B, Hkv, Lk, Dv)``, contiguous: those of some keys and values.
 
@@ -225,6 +252,9 @@ def of_keys(
     dk, dvalue = tl.zeros((BN, BD), tl.float32), tl.zeros((BN, BDV), tl.float32)
     up, down = tl.zeros((BN, BDV), tl.float32), tl.zeros((BN, BDV), tl.float32)
     undefined = tl.zeros((BN, BDV), tl.float32)
+    of_weights, factor, rest = _factors(
+        scale, units_ptr, b, keep, HAS_CAP, HAS_BIAS, HAS_EDITS, IS_HALF
+    )
     for g in range(group):
         h = kv * group + g
         wide_h, n = h.to(tl.int64), b * Hq + h
@@ -245,7 +275,7 @@ def of_keys(
                 base, divisor = statistics_of(
                     maximum_ptr + of_head + known, total_ptr + of_head + known
                 )
-                share, delta = 1 / divisor, tl.load(delta_ptr + of_head + known)
+                share, delta = of_weights / divisor, tl.load(delta_ptr + of_head + known) * factor
                 s, bent, visible = scores_of(
                     q, k_ptr, k_row, k_column, j, inside if masked else None, rows, rows_in,
                     lo, hi, scale, cap, query_ids, key_ids_ptr + wide_b * key_ids_batch,
@@ -259,7 +289,7 @@ def of_keys(
                     kept = kept_of(rows, start, n, seed_ptr, threshold, first_row, row_step,
                                    first_key, key_step, BM, BN, EACH)  # fmt: skip
                 w, ds = _slopes(
-                    s, bent, visible, cap, base, share, dp, delta, kept, keep,
+                    s, bent, visible, cap, base, share, dp, delta, factor, kept, keep,
                     masked or HAS_IDS or HAS_MASK or HAS_EDITS, HAS_CAP, HAS_DROPOUT,
                 )  # fmt: skip
                 if CLEAN:
@@ -285,12 +315,11 @@ def of_keys(
         undefined += up * down
         dvalue = tl.where(undefined > 0, float("nan"), dvalue)
     to = (wide_b * tl.num_programs(1) + kv) * Lk + j.to(tl.int64)
-    scale = _of_scale(scale, HAS_CAP, HAS_BIAS, HAS_EDITS)
     tl.store(
-        dk_ptr + to[:, None] * D + d[None, :], (dk * scale).to(dk_ptr.dtype.element_ty),
+        dk_ptr + to[:, None] * D + d[None, :], (dk * rest).to(dk_ptr.dtype.element_ty),
         mask=inside[:, None] & (d < D)[None, :],
     )  # fmt: skip
     tl.store(
-        dv_ptr + to[:, None] * Dv + dv[None, :], dvalue.to(dv_ptr.dtype.element_ty),
+        dv_ptr + to[:, None] * Dv + dv[None, :], (dvalue / of_weights).to(dv_ptr.dtype.element_ty),
         mask=inside[:, None] & (dv < Dv)[None, :],
     )  # fmt: skip

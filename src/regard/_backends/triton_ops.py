@@ -204,8 +204,12 @@ def forward(call: Call) -> tuple[Any, Tensor, Tensor]:
 
 
 def _attend(call: Call, arguments: list[Any], flags: dict[str, bool], *, clean: bool) -> None:
-    """Launches the kernel for values that are finite where they are masked, or for others."""
+    """Launches the kernel for values that are finite where they are masked, or for others.
+
+    That one's row statistics, of smaller tiles, are not those of which weights are computed.
+    """
     B, Hq, _, Lq, _ = call.sizes
+    flags = flags | {"HAS_STATISTICS": not clean}
     BM, BN, warps, stages = SMALL_TILE if clean else tile(call)
     launch(
         triton_jit.attend, (-(-Lq // BM), Hq, B), *arguments, **widths_of(call), **flags,
