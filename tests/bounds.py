@@ -389,6 +389,12 @@ class Truth:
         pairs = self.visible & unsure
         columns_unsure = pairs.any(-2)[..., None]
         weighted = e + (rows + stored) * w + p.flushed * self.visible
+        # Slopes are stored in units that the largest possible one is below 2^15 of.
+        lengths = (
+            np.sqrt((x**2).sum(-1)).max((1, 2), initial=0)[:, None, None, None]
+            for x in (size_g, size_v)
+        )
+        capped_error = capped_error + p.flushed * 2.0**-12 * grown * math.prod(lengths)
         sinks = self.sink_error * delta + self.sink_weight * (delta_error + rows * delta)
         return {
             "query": (scale * (capped_error + (columns + stored) * capped) @ k, unsure),

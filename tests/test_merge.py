@@ -279,6 +279,22 @@ def test_parts_are_as_exact_as_the_whole_at_any_size_of_scores(largest, way):
 
 
 @by_ways(*NAMED)
+@pytest.mark.parametrize("largest", [1e12, 1e30])
+def test_totals_are_numbers_where_a_rounding_of_the_maximum_is_more_than_any_exponential(
+    largest, way
+):
+    q, k, v, _ = inputs(dtype="float32")
+    _, weights, (maximum, total) = way.ask(
+        q, k, v, scale=largest, return_weights=True, return_statistics=True
+    )
+    assert np.isfinite(np.asarray(maximum)).all()
+    assert np.isfinite(np.asarray(total)).all()
+    assert (np.asarray(total) > 0).all()
+    chosen = np.asarray(weights.at(*np.indices((T, T)).reshape(2, -1)))
+    assert ((chosen >= 0) & (chosen <= 1)).all()
+
+
+@by_ways(*NAMED)
 def test_statistics_come_with_weights_and_from_them(way):
     q, k, v, _ = inputs(dtype="float32")
     sinks = numbers(HQ, seed=3)

@@ -42,6 +42,7 @@ def gather_weights(
             s = pair_scores(xp, call, i, j)
             maximum, total = (xp.array(s, np.asarray(x)[:, :, i]) for x in statistics)
             w = xp.exp(shifted(xp, s, maximum)) / (total + (total == 0))
+            w = xp.where(w > 1, 1.0, w)  # of scores of 1e30, of which the maximum has other bits
             visible = np.stack([np.broadcast_to(x.pairs(i, j), s.shape[1:]) for x in seen])
             out[:, :, start : start + each] = xp.where(xp.cast(_like(xp, visible), "bool"), w, 0.0)
     return out

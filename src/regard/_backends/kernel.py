@@ -472,12 +472,18 @@ def add_gradients(
         sums[name][...] += x.sum(0)[None]
 
 
+# By exp of how a maximum was rounded its total is changed. From 3e8 on a rounding is more than that:
+# nothing makes up for it there, but a total is a number.
+MOST_ROUNDED = 20.0
+
+
 def in_scores(unit: float, maximum: Any, total: Any) -> tuple[Any, Any]:
     """Row statistics as the formula has them: of final scores."""
     with np.errstate(all="ignore"):
         exact = maximum.astype(np.float64) * unit
         rounded = exact.astype(maximum.dtype)
         change = np.where(np.isfinite(rounded), exact - rounded, 0.0)
+        change = np.clip(change, -MOST_ROUNDED, MOST_ROUNDED)
         return rounded, (total * np.exp(change)).astype(total.dtype)
 
 

@@ -1,5 +1,6 @@
 """Gradients of attention by kernels in Triton: what is launched."""
 
+import math
 from collections.abc import Collection
 from typing import Any
 
@@ -100,7 +101,7 @@ def _launch(call: Call, grad: Tensor, of_rows: list[Tensor], found: dict[str, Te
     flags |= {"BD": width_of(q.shape[3]), "BDV": width_of(Dv)}
     bits = size_bits(call, grad)
     flags["IS_HALF"] = q.dtype == torch.float16
-    units = _units_of_slopes(call, bits[:, 2]) if flags["IS_HALF"] else bits
+    units = _units_of_slopes(call, grad) if flags["IS_HALF"] else bits
     given = [bits, units, *given]
     for clean in (False, True):
         flags["CLEAN"] = clean
@@ -120,16 +121,18 @@ def _launch(call: Call, grad: Tensor, of_rows: list[Tensor], found: dict[str, Te
             )  # fmt: skip
 
 
-def _units_of_slopes(call: Call, grad_bits: Tensor) -> Tensor:
+def _units_of_slopes(call: Call, grad: Tensor) -> Tensor:
     """``(B,)``: powers of 2 times which gradients of scores are below 2^15, as float16 needs it.
 
-    Args:
-        grad_bits: ``(B,)`` int32: of the largest size in the gradient of the output.
+    A product of vectors is at most that of their lengths.
     """
     if 0 in call.value.shape:
-        return grad_bits.new_ones(len(grad_bits), dtype=torch.float32)
-    sizes = call.value.abs().flatten(1).amax(1).float() * grad_bits.view(torch.float32)
-    bound = sizes * (2 * call.value.shape[3] / (1 - call.dropout))
+        return grad.new_ones(len(grad), dtype=torch.float32)
+    lengths = (
+        torch.linalg.vector_norm(x, dim=-1, dtype=torch.float32).flatten(1).amax(1)
+        for x in (call.value, grad)
+    )
+    bound = math.prod(lengths) * (2 / (1 - call.dropout))
     units = torch.exp2(14 - bound.log2().ceil())
     return torch.where((bound > 0) & (bound < torch.inf), units, 1.0)
 

@@ -8,6 +8,7 @@ from typing import Any, Generic, NamedTuple
 import numpy as np
 
 from regard._backends import Backend, Statistics
+from regard._backends.kernel import MOST_ROUNDED
 from regard._base.arrays import accumulating_name, arrays_of, dtype_name, is_tensor, to_numpy
 from regard._base.errors import ShapeError
 from regard._base.types import ArrayT
@@ -98,8 +99,10 @@ def moved(xp: Any, before: Any, total: Any, maximum: Any, rest: Any = 0.0) -> tu
 
 
 def _rise(xp: Any, change: Any) -> Any:
-    """exp of a change of the maximum; 1 where it is no number."""
-    return xp.exp(xp.where(xp.isfinite(change), change, 0.0))
+    """exp of how the maximum was rounded; 1 where it is no number. See ``MOST_ROUNDED``."""
+    change = xp.where(xp.isfinite(change), change, 0.0)
+    change = xp.where(change > MOST_ROUNDED, MOST_ROUNDED, change)
+    return xp.exp(xp.where(change < -MOST_ROUNDED, -MOST_ROUNDED, change))
 
 
 def product(xp: Any, x: Any, y: float) -> tuple[Any, Any]:
