@@ -472,8 +472,8 @@ def add_gradients(
         sums[name][...] += x.sum(0)[None]
 
 
-# By exp of how a maximum was rounded its total is changed. From 3e8 on a rounding is more than that:
-# nothing makes up for it there, but a total is a number.
+# By exp of how a maximum was rounded, its total is changed. From 3e8 on a rounding is more than
+# that: nothing makes up for it there, but a total is a number.
 MOST_ROUNDED = 20.0
 
 
