@@ -6,6 +6,7 @@ import contextlib
 import functools
 import io
 import itertools
+import math
 import os
 import signal
 import sys
@@ -172,9 +173,22 @@ def compare(name, order, dtype="float64", length=T, **how):
             x = sum(parts).to(x.dtype)
         else:
             y, z = shard(y), shard(z)
+        if dtype == "bfloat16" and key in ("query", "key"):
+            rounding = of_differences(*arrays, grad, key, options.get("scale"))
         checks.close(x, y, z, f"gradient of {key}", rounding)
     of_weights(checks, weights, exact[2], one[2], layout)
     checks.raise_any()
+
+
+def of_differences(query, key, value, grad, name, scale):
+    """Rounding of float32 in ``dw − delta``, which one process takes from the same products.
+
+    Where one key has all the weight that difference is 0, and its rounding is the gradient.
+    """
+    lengths = (grad, value, key if name == "query" else query)
+    lengths = [float(x.double().norm(dim=-1).max()) for x in lengths]
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    return math.prod(lengths) * scale * torch.finfo(torch.float32).eps / 2
 
 
 def of_weights(checks, weights, exact, one, layout):

@@ -66,7 +66,7 @@ def merge(
         maximum, totals, total = _totals(xp, statistics, logits)
         shares = (xp.where(own == 0, 0.0, own / xp.where(total == 0, 1.0, total)) for own in totals)
         output: Any = None if outputs[0] is None else _weighted(outputs, shares)
-        found = moved(xp, maximum, total, xp.cast(maximum, dtype_name(first)))
+        found = moved(xp, maximum, total, maximum, dtype_name(first))
     return output, RowStatistics(*found)
 
 

@@ -50,7 +50,7 @@ def in_scores(call: Call, backend: Backend, statistics: Statistics) -> RowStatis
         if call.sinks is not None:
             sink = xp.cast(call.sinks, "float64")[:, None]
             top = xp.where(before == -np.inf, before, xp.maximum(before, sink))
-        found = moved(xp, before, total, xp.cast(top, xp.dtype), rest)
+        found = moved(xp, before, total, top, xp.dtype, rest)
         return RowStatistics(*map(call.restore, found))
 
 
@@ -72,7 +72,7 @@ def in_unit_of(
         before, unit = maximum.astype(np.float64), backend.score_unit(call)
         maximum = (before / unit).astype(xp.dtype)
         after, rest = product(xp, maximum.astype(np.float64), unit)
-        total = total * _rise(xp, before - after - rest)
+        total = total * xp.exp(_rounding(xp, before - after - rest))
     return np.ascontiguousarray(maximum), np.ascontiguousarray(total, xp.dtype)
 
 
@@ -91,18 +91,24 @@ def sink_weights(call: Call, backend: Backend, maximum: np.ndarray, total: np.nd
         return np.where(total == 0, 0.0, np.exp(below) / total.astype(np.float64))
 
 
-def moved(xp: Any, before: Any, total: Any, maximum: Any, rest: Any = 0.0) -> tuple[Any, Any]:
-    """A maximum and the total relative to it, of one relative to ``before + rest``, of float64."""
-    change = before - xp.cast(maximum, "float64") + rest
-    total = xp.cast(total, "float64") * _rise(xp, change)
-    return maximum, xp.cast(total, dtype_name(maximum))
+def moved(
+    xp: Any, before: Any, total: Any, maximum: Any, dtype: str, rest: Any = 0.0
+) -> tuple[Any, Any]:
+    """A maximum of a dtype and the total relative to it, of one relative to ``before + rest``.
+
+    Both are given in float64.
+    """
+    rounded = xp.cast(maximum, dtype)
+    change = xp.where(xp.isfinite(before - maximum), before - maximum, 0.0)
+    change = change + _rounding(xp, maximum - xp.cast(rounded, "float64") + rest)
+    return rounded, xp.cast(xp.cast(total, "float64") * xp.exp(change), dtype)
 
 
-def _rise(xp: Any, change: Any) -> Any:
-    """exp of how the maximum was rounded; 1 where it is no number. See ``MOST_ROUNDED``."""
+def _rounding(xp: Any, change: Any) -> Any:
+    """By what a rounding changed a maximum; 0 where that is no number. See ``MOST_ROUNDED``."""
     change = xp.where(xp.isfinite(change), change, 0.0)
     change = xp.where(change > MOST_ROUNDED, MOST_ROUNDED, change)
-    return xp.exp(xp.where(change < -MOST_ROUNDED, -MOST_ROUNDED, change))
+    return xp.where(change < -MOST_ROUNDED, -MOST_ROUNDED, change)
 
 
 def product(xp: Any, x: Any, y: float) -> tuple[Any, Any]:
