@@ -596,7 +596,10 @@ def parse():
     parser.add_argument("--backend", choices=["kernel", "triton", "auto"], default="kernel")
     parser.add_argument("--device", default="cpu", help="of the tensors")
     parser.add_argument("--verbose", action="store_true", help="print each call before it runs")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.backend == "triton" and options.device == "cpu" and not INTERPRETED:
+        parser.error("triton takes no tensors of the CPU: add --device cuda or TRITON_INTERPRET=1")
+    return options
 
 
 def chosen(options):
@@ -676,6 +679,7 @@ def report(options, number, call, error):
     again += [f"--library {options.library}"] * bool(options.library)
     again += ["--large"] * options.large
     again += [f"--backend {options.backend}"] * (options.backend != "kernel")
+    again += [f"--device {options.device}"] * (options.device != "cpu")
     print(f"FAILED {type(error).__name__}: {error}\n  {call!r}")
     if not isinstance(error, AssertionError):
         traceback.print_exception(error, limit=-4, file=sys.stdout)
