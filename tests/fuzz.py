@@ -598,7 +598,7 @@ def parse():
     parser.add_argument("--verbose", action="store_true", help="print each call before it runs")
     options = parser.parse_args()
     if options.backend == "triton" and options.device == "cpu" and not INTERPRETED:
-        parser.error("triton takes no tensors of the CPU: add --device cuda or TRITON_INTERPRET=1")
+        parser.error("triton needs --device cuda, or its interpreter: set TRITON_INTERPRET=1")
     return options
 
 

@@ -314,6 +314,19 @@ def test_constraints_pin_every_distribution_that_the_tests_pull_in():
     assert not required("regard[test]") - names - {"regard"}
 
 
+def test_constraints_take_the_oldest_python_that_the_project_does():
+    from packaging.specifiers import SpecifierSet
+
+    oldest = PROJECT["project"]["requires-python"].removeprefix(">=") + ".0"
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    newer = []
+    for name in (line.split("==")[0] for line in lines if line and line[0] != "#"):
+        needed = importlib.metadata.metadata(name)["Requires-Python"] or ""
+        if not SpecifierSet(needed).contains(oldest):
+            newer.append(f"{name} needs Python {needed}")
+    assert not newer
+
+
 def test_the_tools_of_the_page_are_pinned_without_addresses():
     wanted = json.loads((ROOT / "package.json").read_text())["devDependencies"]
     lock = json.loads((ROOT / "package-lock.json").read_text())["packages"]

@@ -319,16 +319,20 @@ def test_statistics_come_with_weights_and_from_them(way):
         np.testing.assert_array_equal(largest, np.asarray(statistics.maximum)[..., 2:3])
 
 
-def test_the_maximum_is_the_largest_score_or_the_sink():
+@by_ways()
+def test_the_maximum_is_the_largest_score_or_the_sink_and_the_total_relative_to_it(way):
     q, k, v, _ = inputs()
-    sinks = np.array([50.0, -50.0, 0.0, 1.0])
-    for backend in ("kernel", "reference"):
-        options = {"scale": 2.0, "backend": backend}
-        scores = np.einsum("bhid,bhjd->bhij", q, k.repeat(2, 1)).max(-1) * 2
-        statistics = regard.attention(q, k, v, return_statistics=True, **options)[1]
-        np.testing.assert_allclose(statistics.maximum, scores, rtol=1e-13)
-        found = regard.attention(q, k, v, return_statistics=True, sinks=sinks, **options)[1]
-        np.testing.assert_allclose(found.maximum, np.maximum(scores, sinks[:, None]), rtol=1e-13)
+    scores = np.einsum("bhid,bhjd->bhij", q, k.repeat(2, 1)) * 2
+    # Of rows whose maxima are from 4 to 27: below all, and from within to far above.
+    for above in (None, -50.0, 0.0, 10.0, 20.0, 25.0, 30.0, 400.0):
+        sinks = None if above is None else above + np.arange(float(HQ))
+        of_sinks = np.full(HQ, -np.inf) if sinks is None else sinks
+        maximum = np.maximum(scores.max(-1), of_sinks[:, None])
+        terms = np.exp(scores - maximum[..., None]).sum(-1)
+        total = terms + np.exp(of_sinks[:, None] - maximum)
+        found = way.ask(q, k, v, return_statistics=True, scale=2.0, sinks=sinks)[1]
+        np.testing.assert_allclose(np.asarray(found.maximum), maximum, rtol=1e-13)
+        np.testing.assert_allclose(np.asarray(found.total), total, rtol=1e-12)
 
 
 def test_what_makes_scores_of_maxima_is_the_kernels_own():

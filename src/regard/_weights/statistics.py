@@ -94,9 +94,11 @@ def sink_weights(call: Call, backend: Backend, maximum: np.ndarray, total: np.nd
 def moved(
     xp: Any, before: Any, total: Any, maximum: Any, dtype: str, rest: Any = 0.0
 ) -> tuple[Any, Any]:
-    """A maximum of a dtype and the total relative to it, of one relative to ``before + rest``.
+    """The maximum rounded to a dtype, and the total relative to what it then is.
 
-    Both are given in float64.
+    Args:
+        before: what ``total`` is relative to, with ``rest``, the error of its rounding; float64.
+        maximum: the new one, float64: a sink may lie far above ``before``.
     """
     rounded = xp.cast(maximum, dtype)
     change = xp.where(xp.isfinite(before - maximum), before - maximum, 0.0)
@@ -105,7 +107,7 @@ def moved(
 
 
 def _rounding(xp: Any, change: Any) -> Any:
-    """By what a rounding changed a maximum; 0 where that is no number. See ``MOST_ROUNDED``."""
+    """What rounding took from a maximum, bounded; 0 if it is no number. See ``MOST_ROUNDED``."""
     change = xp.where(xp.isfinite(change), change, 0.0)
     change = xp.where(change > MOST_ROUNDED, MOST_ROUNDED, change)
     return xp.where(change < -MOST_ROUNDED, -MOST_ROUNDED, change)
