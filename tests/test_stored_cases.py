@@ -212,9 +212,7 @@ def arm_driver(compile, tmp_path_factory):
     needs_arm_tools()
     built = {"neon": [], "neon_bf16": ["-march=armv8.2-a+bf16"]}
     folder = tmp_path_factory.mktemp("arm")
-    # With the pass that fuses products and sums, which -O1 leaves out.
-    flags = "-O1", "-fexpensive-optimizations", "-static"
-    return compile_driver(compile, ARM_COMPILER, folder, built, *flags)
+    return compile_driver(compile, ARM_COMPILER, folder, built, "-Og", "-static")
 
 
 @pytest.mark.slow
@@ -234,13 +232,32 @@ def test_a_processor_without_bfloat16_refuses_its_dot_products(arm_driver):
     assert "neon_bf16: this processor lacks its instructions" in done.stderr
 
 
-@pytest.mark.slow
-def test_arm_multiplies_and_adds_in_one_instruction(arm_driver):
-    said = run("aarch64-linux-gnu-objdump", "-dC", "--no-show-raw-insn", arm_driver).stdout
+# Every product of one kind of words.
+PRODUCTS = """
+#include "multiply-inl.h"
+namespace regard::REGARD_NAMESPACE {
+template <class Op>
+void* products[] = {(void*)multiply<Op, false, Epilogue::set>,
+                    (void*)multiply<Op, false, Epilogue::set_and_maximum>,
+                    (void*)multiply<Op, false, Epilogue::add>,
+                    (void*)multiply<Op, true, Epilogue::add>};
+template void* products<OPERATION>[4];
+}
+"""
+
+
+@pytest.mark.parametrize(("target", "operation", "instruction"), [
+    ("neon", "Plain<float>", "fmla"), ("neon", "Plain<double>", "fmla"),
+    ("neon_bf16", "Pairs", "bfdot"),
+])  # fmt: skip
+def test_arm_multiplies_and_adds_in_one_instruction(compile, tmp_path, target, operation, instruction):
+    needs_arm_tools()
+    named = [f"-DREGARD_NAMESPACE={target}", f"-DOPERATION={operation}", "-I", KERNELS]
+    made = tmp_path / "products.o"
+    compile(ARM_COMPILER, *FLAGS, "-O3", *VECTORS[target], *named, "-c", "-x", "c++", "-", "-o",
+            made, source=PRODUCTS)  # fmt: skip
+    said = run("aarch64-linux-gnu-objdump", "-dC", "--no-show-raw-insn", made).stdout
     functions = re.findall(r"^\w+ <(.*)>:\n((?:.+\n)+)", said, re.MULTILINE)
-    blocks = {"neon::Plain": "fmla", "neon_bf16::Pairs": "bfdot"}
-    for operation, instruction in blocks.items():
-        bodies = [body for name, body in functions
-                  if f"register_blocks<regard::{operation}" in name]  # fmt: skip
-        assert bodies
-        assert all(f"\t{instruction}\t" in body for body in bodies)
+    bodies = [body for name, body in functions if "register_blocks<" in name]
+    assert len(bodies) == 4 * 4  # for 1, 2, 3 and 4 vectors
+    assert all(f"\t{instruction}\t" in body for body in bodies)

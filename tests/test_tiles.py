@@ -43,7 +43,7 @@ needs_amx = pytest.mark.skipif(
 
 FLAGS = ["-std=gnu++20", "-fPIC", "-fvisibility=hidden", "-ffp-contract=fast", "-fno-math-errno",
          "-fno-trapping-math", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma",
-         "-mprefer-vector-width=512", "-O1"]  # fmt: skip
+         "-mprefer-vector-width=512", "-Og", "-fexpensive-optimizations"]  # fmt: skip
 
 
 def link_with_the_installed(compile, objects, folder, flags):
