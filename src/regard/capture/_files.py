@@ -41,7 +41,7 @@ class Files:
             if not folder.is_dir():
                 raise FileNotFoundError(f"record: {folder}: no such folder, for {path}.")
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
-        if self._path.is_dir():
+        if os.access(f"{self._path}/.", os.F_OK):
             raise IsADirectoryError(f"record: {path} is a folder; name a file.")
         self._writing = contextlib.ExitStack()
         self._writers: dict[tuple[int, int], Writer] = {}  # by batch and element

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import defaultdict
 from collections.abc import Mapping
@@ -41,11 +42,22 @@ def places(modules: Mapping[str, Module]) -> dict[str, Place]:
     kind. A layer's number is the one in its name that is another in each, as 5 in
     ``"model.layers.5.self_attn"``; where there is none they are counted.
     """
-    kinds: dict[tuple[str, type], list[str]] = defaultdict(list)
+    kinds: dict[type, list[str]] = defaultdict(list)
     for name, module in modules.items():
-        kinds[re.sub(r"\d+", "*", name), type(module)].append(name)
+        kinds[type(module)].append(name)
+    found: dict[str, Place] = {}
+    for names in kinds.values():
+        found |= _of_one_class(tuple(names))
+    return found
+
+
+@functools.lru_cache(64)
+def _of_one_class(names: tuple[str, ...]) -> dict[str, Place]:
+    kinds: dict[str, list[str]] = defaultdict(list)
+    for name in names:
+        kinds[re.sub(r"\d+", "*", name)].append(name)
     found = {}
-    for (pattern, _), members in kinds.items():
+    for pattern, members in kinds.items():
         numbers = [[int(n) for n in re.findall(r"\d+", name)] for name in members]
         own = next((column for column in zip(*numbers) if len(set(column)) == len(members)), None)
         for name, number in zip(members, own or range(len(members))):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from itertools import compress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -312,15 +311,16 @@ class Taken:
         Raises:
             ShapeError: tokens are described, and they are not as many.
         """
-        kept, first = self.kept(b), self.first_queries
+        (low, high), first = self.spans[b][1], self.first_queries
         keys = _texts("tokens", described.keys, self.keys, self.name)
-        facts: dict[str, Any] = {"tokens": [*compress(keys, kept.tolist())]}
+        facts: dict[str, Any] = {"tokens": keys[low:high] + keys[self.first_keys :]}
         if self.is_cross:
             asking = _texts("query tokens", described.queries, self.queries, self.name)
-            facts["query_tokens"] = [*asking[:first][self.kept_queries(b)], *asking[first:]]
+            facts["query_tokens"] = asking[:first][self.kept_queries(b)] + asking[first:]
         elif self.later:
-            facts["boundary"] = int(kept[: self.first_keys].sum())
+            facts["boundary"] = high - low
         if described.grids:
+            kept = self.kept(b)
             place = np.concatenate(([0], np.cumsum(kept)))
             facts["grids"] = [
                 grid._replace(start=int(place[grid.start]))

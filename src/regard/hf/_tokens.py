@@ -45,7 +45,7 @@ class Inputs:
     @contextlib.contextmanager
     def noted(self, modules: Iterable[Module]) -> Iterator[None]:
         """Notes what those of these modules, but the roots, are called with that see pictures."""
-        kinds = {kind for kind in {*map(type, modules)} if "pixel_values" in _parameters(kind)}
+        kinds = _that_see(frozenset(map(type, modules)))
         if not kinds:
             yield
             return
@@ -89,7 +89,7 @@ class Inputs:
             queries if queries and len(queries) == taken.queries else None,
         )
         if found.keys is not None:
-            return found._replace(grids=self._pictures_among(self._joined("", b)))
+            return found._replace(grids=self._pictures_among(b))
         return found._replace(grids=self._picture_of(taken.keys))
 
     def _joined(self, name: str, b: int) -> list[int]:
@@ -102,14 +102,14 @@ class Inputs:
     def _texts(self, name: str, b: int) -> list[str]:
         return texts(self._tokenizer, self._joined(name, b))
 
-    def _pictures_among(self, ids: list[int]) -> tuple[Grid, ...]:
+    def _pictures_among(self, b: int) -> tuple[Grid, ...]:
         """The runs of a picture's token, each a grid of its patches."""
         names = ("image_token_id", "image_token_index")
         token = next((x for name in names if (x := getattr(self._config, name, None))), None)
         if token is None:
             return ()
         runs, start = [], None
-        for place, number in enumerate([*ids, None]):
+        for place, number in enumerate([*self._joined("", b), None]):
             if number == token and start is None:
                 start = place
             elif number != token and start is not None:
@@ -140,6 +140,12 @@ def _parameters(kind: Any) -> tuple[str, ...]:
     """What the modules of a class are called with."""
     code = kind.forward
     return tuple(inspect.signature(getattr(code, "__wrapped__", code)).parameters)
+
+
+@functools.lru_cache(64)
+def _that_see(kinds: frozenset[type]) -> frozenset[type]:
+    """Those of these classes that are called with pictures."""
+    return frozenset(kind for kind in kinds if "pixel_values" in _parameters(kind))
 
 
 def _of_vision(config: Any, name: str) -> Any:

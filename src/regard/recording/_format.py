@@ -106,7 +106,8 @@ def check_name(path: str | Path) -> None:
     Raises:
         ValueError: with a name that fits.
     """
-    check_ending(path, (ENDING,), "a recording")
+    if not str(path).endswith(ENDING):
+        check_ending(path, (ENDING,), "a recording")
 
 
 @contextlib.contextmanager

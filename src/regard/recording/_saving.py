@@ -127,7 +127,7 @@ def encoded_header(recording: Recording, named: Iterable[tuple[str, Kind]]) -> b
     Raises:
         RecordingError: it is longer than a header may be.
     """
-    named = list(named)
+    named = tuple(named)
     apart = {name.removesuffix(".offsets") for name, _ in named if name.endswith(".offsets")}
     first, *others = (
         {
@@ -146,12 +146,8 @@ def encoded_header(recording: Recording, named: Iterable[tuple[str, Kind]]) -> b
     metadata |= {name: json.dumps(fact) for name, fact in first.items()}
     if others:
         metadata["others"] = json.dumps(others)
-    header: dict[str, Any] = {"__metadata__": metadata}
-    end = 0
-    for name, kind in named:
-        begin, end = end, end + kind.nbytes
-        header[name] = {"dtype": kind.code, "shape": kind.shape, "data_offsets": [begin, end]}
-    encoded = _ENCODER.encode(header).encode()
+    told = _ENCODER.encode({"__metadata__": metadata})
+    encoded = f"{told[:-1]}{_entries(named)}}}".encode()
     encoded += b" " * (-(8 + len(encoded)) % ALIGNMENT)
     if len(encoded) > HEADER_LIMIT:
         raise RecordingError(
@@ -160,6 +156,16 @@ def encoded_header(recording: Recording, named: Iterable[tuple[str, Kind]]) -> b
             " layers, as recordings of their own."
         )
     return encoded
+
+
+@functools.lru_cache(4)
+def _entries(named: tuple[tuple[str, Kind], ...]) -> str:
+    """What the header says of the arrays, after its first entry."""
+    found, end = {}, 0
+    for name, kind in named:
+        begin, end = end, end + kind.nbytes
+        found[name] = {"dtype": kind.code, "shape": kind.shape, "data_offsets": [begin, end]}
+    return f",{_ENCODER.encode(found)[1:-1]}" if found else ""
 
 
 def write_header(file: BinaryIO, header: bytes) -> None:
@@ -221,23 +227,42 @@ def _steps(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(math.prod(shape[n + 1 :]) for n in range(len(shape)))
 
 
-_spare: list[np.ndarray] = []  # the last room that was used
+class Room:
+    """Memory that arrays are copied into, for NumPy and for torch."""
+
+    def __init__(self, size: int) -> None:
+        self.data = np.empty(size, np.uint8)
+        self._tensors: dict[Any, Any] = {}  # the same, by torch's dtypes
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def tensor(self, dtype: Any) -> Any:
+        """All of it as a tensor of a dtype of torch."""
+        if (found := self._tensors.get(dtype)) is None:
+            torch = sys.modules["torch"]
+            with torch.inference_mode(False):  # so that it may be written to in any mode
+                found = self._tensors[dtype] = torch.from_numpy(self.data).view(dtype)
+        return found
+
+
+_spare: list[Room] = []  # the last room that was used
 
 
 @contextlib.contextmanager
-def room(parts: int = 1) -> Iterator[np.ndarray]:
+def room(parts: int = 1) -> Iterator[Room]:
     """Memory for a ``Target``, kept for the next one: new pages cost more than copying does.
 
     Args:
         parts: how many targets share what one has.
     """
     if parts > 1:
-        yield np.empty(max(ROOM_BYTES // parts, LEAST_ROOM) // ALIGNMENT * ALIGNMENT, np.uint8)
+        yield Room(max(ROOM_BYTES // parts, LEAST_ROOM) // ALIGNMENT * ALIGNMENT)
         return
     try:
         found = _spare.pop()
     except IndexError:
-        found = np.empty(ROOM_BYTES, np.uint8)
+        found = Room(ROOM_BYTES)
     try:
         yield found
     finally:
@@ -257,10 +282,9 @@ class Target:
         filled: bytes that were not.
     """
 
-    def __init__(self, file: BinaryIO, room: np.ndarray, start: int | None = None) -> None:
+    def __init__(self, file: BinaryIO, room: Room, start: int | None = None) -> None:
         self._file, self._room, self._start = file, room, start
         self.filled = 0
-        self._tensors: dict[Any, Any] = {}  # the room, by torch's dtypes
         self.has_begun = False
 
     def add(self, array: Any) -> None:
@@ -276,15 +300,12 @@ class Target:
         if is_tensor(array):
             self._gather(array, start)
         else:
-            room = self._room[start : self.filled].view(array.dtype.newbyteorder("<"))
+            room = self._room.data[start : self.filled].view(array.dtype.newbyteorder("<"))
             np.copyto(room.reshape(array.shape), array)
 
     def _gather(self, x: Any, start: int) -> None:
         """Copies a tensor into the room by torch: amid a model its code is at hand, NumPy's not."""
-        if (room := self._tensors.get(x.dtype)) is None:
-            torch = sys.modules["torch"]
-            with torch.inference_mode(False):  # so that it may be written to in any mode
-                room = self._tensors[x.dtype] = torch.from_numpy(self._room).view(x.dtype)
+        room = self._room.tensor(x.dtype)
         place = room.as_strided(x.shape, _steps(x.shape), start // room.itemsize)
         place.copy_(x.detach() if x.requires_grad else x)
 
@@ -297,7 +318,7 @@ class Target:
 
     def _write_copied(self, x: np.ndarray, dtype: np.dtype) -> None:
         """Block by block, each still in a core's cache when it is written."""
-        block = self._room[:BLOCK_BYTES]
+        block = self._room.data[:BLOCK_BYTES]
         if x.nbytes <= len(block):
             block = block[: x.nbytes]
             np.copyto(block.view(dtype).reshape(x.shape), x)
@@ -317,7 +338,7 @@ class Target:
             self._start = start
         if self.filled:
             filled, self.filled = self.filled, 0
-            self._write(self._room[:filled].data)
+            self._write(self._room.data[:filled].data)
 
     def _write(self, data: memoryview) -> None:
         if not self.has_begun and self._start is not None:

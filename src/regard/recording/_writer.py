@@ -176,7 +176,7 @@ class Writer:
             made = tempfile.TemporaryFile(dir=self._path.resolve().parent)  # noqa: SIM115
             self._beside = self._opened.enter_context(made)
         self._aside.append(_Aside(len(self._added), name, kind, self._beside.tell()))
-        beside = _saving.Target(self._beside, np.empty(BLOCK_BYTES, np.uint8))
+        beside = _saving.Target(self._beside, _saving.Room(BLOCK_BYTES))
         beside.add(array)
         beside.flush()
 
