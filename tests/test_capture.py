@@ -7,6 +7,7 @@ import gc
 import os
 import pickle
 import weakref
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from regard.recording import Layer
 
 X = torch.randn(1, 10, 32, generator=torch.Generator().manual_seed(0))
 LETTERS = list("abcdefghij")
+OPEN = Path("/proc/self/fd")
 
 
 @pytest.fixture(autouse=True)
@@ -232,6 +234,30 @@ def test_a_file_that_was_cut_before_it_was_read_is_said_to_be(tmp_path):
     for _ in range(2):
         with pytest.raises(regard.RecordingError, match="was cut to 4096 bytes while it was open"):
             print(recording.layers)
+
+
+@pytest.mark.skipif(not OPEN.is_dir(), reason="/proc of Linux counts open files")
+def test_a_recording_that_nobody_reads_leaves_no_file_open(tmp_path):
+    model = Blocks()
+    before = named(OPEN)
+    for _ in range(3):
+        with regard.record(path=tmp_path / "a"):
+            model(X)
+    assert named(OPEN) == before
+
+
+def test_files_of_passes_that_are_alike_have_texts_and_names_of_their_own(tmp_path):
+    models = {"a": Blocks(), "b": nn.Sequential(Blocks())}
+    for name, model in models.items():
+        for tokens in (LETTERS, LETTERS[::-1]):
+            with regard.record(tokens=tokens, path=tmp_path / name):
+                model(X)
+            found = regard.Recording.load(tmp_path / f"{name}.safetensors")
+            before = "0." if name == "b" else ""
+            assert found.tokens == tuple(tokens)
+            assert [layer.name for layer in found.layers] == [
+                f"{before}blocks.{n}.1" for n in range(2)
+            ]
 
 
 @pytest.mark.parametrize("to_disk", [False, True])

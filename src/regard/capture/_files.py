@@ -4,22 +4,33 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import os
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from regard.capture._taken import Described, Taken
 from regard.recording import Layer, Recording
 from regard.recording._format import ENDING, check_name
 from regard.recording._loading import opened
-from regard.recording._writer import Form, Writer
+from regard.recording._writer import Form, Group, Writer
 
 Facts = dict[str, dict[str, Any]]
-Write = Callable[[Sequence[Any], str, int], None]
+Mold = tuple[Form, list[Any]]  # of layers, with their arrays after the vectors
 Unread = Callable[[], Recording[Any]]  # a file in its place, read where that is called
+
+
+class Write(NamedTuple):
+    """What writes layers of one mold, which differ in their vectors, name and number."""
+
+    writer: Writer
+    group: Group
+    mold: Mold
+
+    def __call__(self, vectors: Sequence[Any], name: str, number: int | None) -> None:
+        form, rest = self.mold
+        self.writer._write(self.group, form, (*vectors, *rest), name, number)
 
 
 class Files:
@@ -52,14 +63,18 @@ class Files:
         Returns:
             For each element, what writes a layer that differs in its vectors, name and number.
         """
-        found: list[Write] = []
+        found = []
         for b, layer in enumerate(layers):
-            writer = self._writer(taken, b)
-            form, arrays = writer._formed(layer, taken.group)
-            writer._write(form, arrays, layer.name, layer.number)
-            rest = arrays[2 if layer._value is None else 3 :]
-            found.append(functools.partial(_write_another, writer, form, rest))
+            writer, count = self._writer(taken, b), 2 if layer._value is None else 3
+            form, arrays = Form.of(layer)
+            found.append(Write(writer, writer._group(taken.group), (form, arrays[count:])))
+            found[b](arrays[:count], layer.name, layer.number)
         return found
+
+    def writes(self, taken: Taken, molds: list[Mold]) -> list[Write]:
+        """For each batch element, what writes such layers into its file."""
+        writers = [self._writer(taken, b) for b in range(len(molds))]
+        return [Write(x, x._group(taken.group), mold) for x, mold in zip(writers, molds)]
 
     def _writer(self, taken: Taken, b: int) -> Writer:
         if (writer := self._writers.get((taken.batch, b))) is None:
@@ -123,9 +138,3 @@ class Files:
         if name.suffix != ENDING:
             name = name.with_suffix(ENDING)
         return name if count == 1 else name.with_stem(f"{name.stem}-{b}")
-
-
-def _write_another(
-    writer: Writer, form: Form, rest: list[Any], vectors: Sequence[Any], name: str, number: int
-) -> None:
-    writer._write(form, (*vectors, *rest), name, number)

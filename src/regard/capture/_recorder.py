@@ -16,7 +16,7 @@ from regard._call.checks import read_call
 from regard._call.contents import check_contents
 from regard._call.options import OPTIONS, REAL_NUMBERS
 from regard.capture._calls import NOT_SEEN, is_in_backward
-from regard.capture._files import Files, Unread, Write
+from regard.capture._files import Files, Mold, Unread
 from regard.capture._groups import Occurrences, Place, group_names
 from regard.capture._rows import SIGHT, BySight, Rows, Span, identity
 from regard.capture._taken import Described, Heads, Taken, copied
@@ -44,12 +44,24 @@ class Alike(NamedTuple):
 
     taken: Taken
     layers: list[dict[str, Any]]
-    writes: list[Write]
+    writes: Sequence[Callable[[Sequence[Any], str, int], None]]
     options: dict[str, Any]
 
 
-# Of calls without arrays among their options, in any pass: the first, and its layers' options.
-_plain: dict[Any, tuple[Taken, list[dict[str, Any]]]] = {}
+class Plain(NamedTuple):
+    """Calls without arrays among their options, in any pass.
+
+    Attributes:
+        taken, layers: as of ``Alike``.
+        molds: of the layers, for each batch element; none until they were written to a file.
+    """
+
+    taken: Taken
+    layers: list[dict[str, Any]]
+    molds: list[Mold]
+
+
+_plain: dict[Any, Plain] = {}
 
 
 class Sink:
@@ -62,7 +74,9 @@ class Sink:
     def __init__(self, take: Callable[[Layer[Any], Taken], object]) -> None:
         self._take = take
 
-    def add(self, taken: Taken, layers: list[Layer[Any]]) -> list[Write]:
+    def add(
+        self, taken: Taken, layers: list[Layer[Any]]
+    ) -> list[Callable[[Sequence[Any], str, int], None]]:
         """As ``Files.add``."""
         for layer in layers:
             self._take(layer, taken)
@@ -182,8 +196,8 @@ class Recorder:
     ) -> Taken | None:  # fmt: skip
         """The first call of a layer; None where there is nothing to attend to."""
         known = (likeness, self._heads)
-        if (begun := _plain.get(known)) is not None:
-            taken, layers = begun[0].another(name, number), begun[1]
+        if (plain := _plain.get(known)) is not None:
+            taken, layers = plain.taken.another(name, number), plain.layers
         else:
             call, given = _read(name, arrays, options)
             if min(call.sizes) == 0:
@@ -195,16 +209,35 @@ class Recorder:
             if likeness is not None and not taken.is_cross and _are_plain(options):
                 if len(_plain) >= MOST:
                     _plain.clear()
-                _plain[known] = taken.another("", 0), layers
-        firsts = [taken.first(b, arrays, own, self._keep) for b, own in enumerate(layers)]
-        writes = []
-        if self._files is None or self._keep is copied:
-            taken.firsts = firsts
-        else:
-            writes = self._files.add(taken, firsts)
+                plain = _plain[known] = Plain(taken.another("", 0), layers, [])
+        writes = self._begin_layers(taken, arrays, layers, [] if plain is None else plain.molds)
         if likeness is not None and not taken.is_cross:
             self._alike[likeness] = Alike(taken, layers, writes, options)
         return taken
+
+    def _begin_layers(
+        self, taken: Taken, arrays: Arrays, layers: list[dict[str, Any]], molds: list[Mold]
+    ) -> Sequence[Callable[[Sequence[Any], str, int], None]]:
+        """Keeps or writes the first layers of their kind; gives what writes others of it.
+
+        Args:
+            taken, arrays, layers: the call, and the options of its layers.
+            molds: of the layers, where they are known; they are added where they are found.
+        """
+        to_files = isinstance(self._files, Files) and self._keep is not copied
+        if to_files and molds:
+            writes = self._files.writes(taken, molds)
+            for b, write in enumerate(writes):
+                write(taken.vectors(b, arrays), taken.name, taken.number)
+            return writes
+        firsts = [taken.first(b, arrays, own, self._keep) for b, own in enumerate(layers)]
+        if self._files is None or self._keep is copied:
+            taken.firsts = firsts
+            return []
+        writes = self._files.add(taken, firsts)
+        if to_files:
+            molds += [write.mold for write in writes]
+        return writes
 
     def _go_on(self, known: Taken, arrays: Arrays, options: dict[str, Any]) -> None:
         """A further step of a generation."""

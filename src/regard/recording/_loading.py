@@ -64,13 +64,15 @@ def opened(path: Path) -> Callable[[], Recording]:
 
 def map_file(file: BinaryIO, path: Path) -> Callable[[], Recording]:
     """The same of a file that is open, at its start."""
-    return map_after(_read_header(file, path), file, path)
-
-
-def map_after(header: bytes, file: BinaryIO, path: Path) -> Callable[[], Recording]:
-    """The same where its header is known."""
+    header = _read_header(file, path)
     data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     return functools.partial(_of_mapped, header, MappedFile(data, path), 8 + len(header), path)
+
+
+def map_later(header: bytes, file: BinaryIO, path: Path) -> Callable[[], Recording]:
+    """The same of a file that was just written: most are not read at once, and not mapped then."""
+    held = HeldFile(file, path)
+    return lambda: _of_mapped(header, held.mapped(), 8 + len(header), path)
 
 
 def _of_mapped(header: bytes, file: MappedFile, start: int, path: Path) -> Recording:
@@ -94,16 +96,41 @@ class MappedFile:
         Raises:
             RecordingError: it is shorter than when it was loaded.
         """
-        found = self.data.size()
-        if found < len(self.data):
-            raise RecordingError(
-                f"{self._path} was cut to {found} bytes while it was open; {len(self.data)} are"
-                " needed. Write it anew and load it again; Recording.load(path, mapped=False)"
-                " keeps the numbers of a file that others may change."
-            )
+        _check_size(self._path, self.data.size(), len(self.data))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(None), ()  # a copy of a recording has its arrays in memory
+
+
+class HeldFile:
+    """An open file, whatever becomes of its name."""
+
+    def __init__(self, file: BinaryIO, path: Path) -> None:
+        self._path, self._size = path, os.fstat(file.fileno()).st_size
+        self._handle = os.dup(file.fileno())
+
+    def __del__(self) -> None:
+        if hasattr(self, "_handle"):
+            os.close(self._handle)
+
+    def mapped(self) -> MappedFile:
+        """All of it.
+
+        Raises:
+            RecordingError: it was cut meanwhile.
+        """
+        _check_size(self._path, os.fstat(self._handle).st_size, self._size)
+        data = mmap.mmap(self._handle, self._size, access=mmap.ACCESS_READ)
+        return MappedFile(data, self._path)
+
+
+def _check_size(path: Path, found: int, needed: int) -> None:
+    if found < needed:
+        raise RecordingError(
+            f"{path} was cut to {found} bytes while it was open; {needed} are needed. Write it anew"
+            " and load it again; Recording.load(path, mapped=False) keeps the numbers of a file"
+            " that others may change."
+        )
 
 
 def _open(path: Path) -> BinaryIO:

@@ -8,9 +8,9 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from regard.recording import Layer, Recording
 from regard.recording._format import (
     ALIGNMENT,
     BLOCK_BYTES,
+    FACTS,
     FORMAT,
     GRADIENT_VERSION,
     GROUPS_VERSION,
@@ -117,37 +118,47 @@ def wide_first(named: Iterable[tuple[str, Any]]) -> list[tuple[str, Kind, Any]]:
     return sorted(found, key=lambda one: -one[1].item_size)
 
 
-def encoded_header(recording: Recording, named: Iterable[tuple[str, Kind]]) -> bytes:
+def facts_of(layers: Sequence[Layer]) -> dict[str, str]:
+    """What the header says of the layers of a group, each as JSON; what is as usual is left out."""
+    facts: dict[str, Any] = {"options": [_numbers_of(layer) for layer in layers]}
+    if any(layer.name for layer in layers):
+        facts["names"] = [layer.name for layer in layers]
+    if any(layer.number is not None for layer in layers):
+        facts["numbers"] = [layer.number for layer in layers]
+    if not all(counts_from_0(layer.head_numbers) for layer in layers):
+        facts["head_numbers"] = [layer.head_numbers for layer in layers]
+    if any(layer.weights_only for layer in layers):
+        facts["weights_only"] = [layer.weights_only for layer in layers]
+    return {name: json.dumps(fact) for name, fact in facts.items()}
+
+
+def encoded_header(
+    recording: Recording,
+    named: Iterable[tuple[str, Kind]],
+    layers_facts: Callable[[tuple[Layer, ...]], dict[str, str]] = facts_of,
+) -> bytes:
     """The header of a file of a recording, with all groups.
 
     Args:
         recording: its arrays are not read.
         named: name and kind of each array, in the order of the data.
+        layers_facts: ``facts_of``, or one that remembers.
 
     Raises:
         RecordingError: it is longer than a header may be.
     """
     named = tuple(named)
-    apart = {name.removesuffix(".offsets") for name, _ in named if name.endswith(".offsets")}
+    arrays = _listed(named)
     first, *others = (
-        {
-            name: fact
-            for name, fact in _facts(group).items()
-            if f"{prefix(place)}{name}" not in apart
-        }
+        _in_order(_facts(group, prefix(place), arrays.texts) | layers_facts(group.layers))
         for place, group in enumerate(recording.groups.values())
     )
-    version = GROUPS_VERSION if others else VERSION
-    if any(name.endswith(".gradient") for name, _ in named):
-        version = GRADIENT_VERSION
-    if apart or any(name.endswith(".maximum") for name, _ in named):
-        version = TEXTS_VERSION
-    metadata = {"format": FORMAT, "version": str(version)}
-    metadata |= {name: json.dumps(fact) for name, fact in first.items()}
+    version = max(arrays.version, GROUPS_VERSION if others else VERSION)
+    metadata = {"format": FORMAT, "version": str(version)} | first
     if others:
-        metadata["others"] = json.dumps(others)
+        metadata["others"] = f"[{', '.join(map(_object, others))}]"
     told = _ENCODER.encode({"__metadata__": metadata})
-    encoded = f"{told[:-1]}{_entries(named)}}}".encode()
+    encoded = f"{told[:-1]}{arrays.entries}}}".encode()
     encoded += b" " * (-(8 + len(encoded)) % ALIGNMENT)
     if len(encoded) > HEADER_LIMIT:
         raise RecordingError(
@@ -158,14 +169,35 @@ def encoded_header(recording: Recording, named: Iterable[tuple[str, Kind]]) -> b
     return encoded
 
 
+class _Listed(NamedTuple):
+    """What the header says of the arrays."""
+
+    entries: str  # after its first
+    texts: frozenset[str]  # the lists of texts that are arrays
+    version: int  # the least that has such arrays
+
+
 @functools.lru_cache(4)
-def _entries(named: tuple[tuple[str, Kind], ...]) -> str:
-    """What the header says of the arrays, after its first entry."""
+def _listed(named: tuple[tuple[str, Kind], ...]) -> _Listed:
     found, end = {}, 0
     for name, kind in named:
         begin, end = end, end + kind.nbytes
         found[name] = {"dtype": kind.code, "shape": kind.shape, "data_offsets": [begin, end]}
-    return f",{_ENCODER.encode(found)[1:-1]}" if found else ""
+    endings = {name.rpartition(".")[2] for name in found}
+    version = GRADIENT_VERSION if "gradient" in endings else VERSION
+    version = version if endings.isdisjoint(("offsets", "maximum")) else TEXTS_VERSION
+    texts = (name.removesuffix(".offsets") for name in found if name.endswith(".offsets"))
+    entries = f",{_ENCODER.encode(found)[1:-1]}" if found else ""
+    return _Listed(entries, frozenset(texts), version)
+
+
+def _in_order(facts: dict[str, str]) -> dict[str, str]:
+    return {name: facts[name] for name in FACTS if name in facts}
+
+
+def _object(parts: dict[str, str]) -> str:
+    """An object of JSON, of parts that are JSON."""
+    return f"{{{', '.join(f'{json.dumps(name)}: {part}' for name, part in parts.items())}}}"
 
 
 def write_header(file: BinaryIO, header: bytes) -> None:
@@ -186,31 +218,25 @@ def write_all(file: BinaryIO, data: Any) -> None:
         data = data[file.write(data) :]
 
 
-def _facts(recording: Recording) -> dict[str, Any]:
-    """What the header says of a group, in JSON's types; what is as usual is left out."""
-    layers = recording.layers
-    texts = _texts_of(recording)
-    facts: dict[str, Any] = {
-        "model": recording.model,
-        "tokens": texts.pop("tokens"),
-        "options": [_numbers_of(layer) for layer in layers],
-        **texts,
-    }
+def _facts(recording: Recording, before: str, apart: Collection[str]) -> dict[str, str]:
+    """What the header says of a group but its layers, likewise.
+
+    Args:
+        recording: the group.
+        before: what the names of its arrays begin with.
+        apart: the lists of texts that are arrays.
+    """
+    facts: dict[str, Any] = {"model": recording.model}
+    for name, texts in _texts_of(recording).items():
+        if f"{before}{name}" not in apart:
+            facts[name] = texts
     if recording.boundary is not None:
         facts["boundary"] = recording.boundary
-    if any(layer.name for layer in layers):
-        facts["names"] = [layer.name for layer in layers]
-    if any(layer.number is not None for layer in layers):
-        facts["numbers"] = [layer.number for layer in layers]
-    if not all(counts_from_0(layer.head_numbers) for layer in layers):
-        facts["head_numbers"] = [layer.head_numbers for layer in layers]
-    if any(layer.weights_only for layer in layers):
-        facts["weights_only"] = [layer.weights_only for layer in layers]
     if recording.grids:
         facts["grids"] = recording.grids
     if recording.group:
         facts["group"] = recording.group
-    return facts
+    return {name: json.dumps(fact) for name, fact in facts.items()}
 
 
 def _numbers_of(layer: Layer) -> dict[str, Any]:

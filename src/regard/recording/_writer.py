@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +35,7 @@ _Named = list[tuple[str, np.ndarray]]
 _Kind = tuple[str, Kind]
 
 
-class _Group:
+class Group:
     """The layers with the same tokens; their name may change."""
 
     def __init__(self, name: str) -> None:
@@ -44,10 +45,26 @@ class _Group:
 class Form(NamedTuple):
     """What layers are that differ in name, number and the numbers in their arrays alone."""
 
-    group: _Group
     outline: Layer[Any]
     arrays: tuple[tuple[str, Kind], ...]  # by their names in a layer
     is_even: bool  # whether the next array may follow each of them
+
+    @classmethod
+    def of(cls, layer: Layer[Any]) -> tuple[Form, list[Any]]:
+        """That of a layer, and its arrays."""
+        named = [*_saving.arrays_of_layer(layer)]
+        kinds = tuple((name, Kind.of(array)) for name, array in named)
+        is_even = all(kind.nbytes % WIDEST == 0 for _, kind in kinds)
+        return cls(layer._outline(), kinds, is_even), [array for _, array in named]
+
+
+class _Added(NamedTuple):
+    """A layer in the file."""
+
+    group: Group
+    form: Form
+    name: str
+    number: int | None
 
 
 class _Aside(NamedTuple):
@@ -96,8 +113,8 @@ class Writer:
         texts = int(tokens) if tokens <= MOST_CHARACTERS else 0
         room = min(ROOM + TOKEN_BYTES * texts, HEADER_LIMIT)
         self._start = room // ALIGNMENT * ALIGNMENT  # of the arrays
-        self._groups: dict[str, _Group] = {}
-        self._added: list[tuple[Form, str, int | None]] = []  # with the layer's name and number
+        self._groups: dict[str, Group] = {}
+        self._added: list[_Added] = []
         self._aside: list[_Aside] = []
         self._state = "not open: it is used as with Writer(path) as writer"
         self._opened = contextlib.ExitStack()
@@ -143,19 +160,17 @@ class Writer:
             raise TypeError(f"Writer: group is {type(group).__name__}; it must be a str.")
         if self._keeps_statistics:
             layer = layer._with_statistics()
-        form, arrays = self._formed(layer, group)
-        self._write(form, arrays, layer.name, layer.number)
+        form, arrays = Form.of(layer)
+        self._write(self._group(group), form, arrays, layer.name, layer.number)
 
-    def _formed(self, layer: Layer[Any], group: str) -> tuple[Form, list[Any]]:
-        """What a layer is, and its arrays."""
-        if (found := self._groups.get(group)) is None:
-            found = self._groups[group] = _Group(group)
-        named = [*_saving.arrays_of_layer(layer)]
-        kinds = tuple((name, Kind.of(array)) for name, array in named)
-        is_even = all(kind.nbytes % WIDEST == 0 for _, kind in kinds)
-        return Form(found, layer._outline(), kinds, is_even), [array for _, array in named]
+    def _group(self, name: str) -> Group:
+        if (found := self._groups.get(name)) is None:
+            found = self._groups[name] = Group(name)
+        return found
 
-    def _write(self, form: Form, arrays: Sequence[Any], name: str, number: int | None) -> None:
+    def _write(
+        self, group: Group, form: Form, arrays: Sequence[Any], name: str, number: int | None
+    ) -> None:
         """Writes the arrays of a layer of that form."""
         self._state = "broken: it failed to write a layer"
         if form.is_even:
@@ -167,7 +182,7 @@ class Writer:
                     self._set_aside(what, kind, array)
                 else:
                     self._target.add(array)
-        self._added.append((form, name, number))
+        self._added.append(_Added(group, form, name, number))
         self._state = ""
 
     def _set_aside(self, name: str, kind: Kind, array: Any) -> None:
@@ -224,15 +239,15 @@ class Writer:
                 layers.
         """
         self._require_open()
-        recording = self._recording(groups, model)
+        sketch, recording = self._recording(groups, model)
         self._state = "broken: it failed to finish"
         self._aside.sort(key=lambda one: -one.kind.item_size)
         room = self._start - 8
         wide, narrow = _texts(recording)
-        header = self._header_with(recording, wide, narrow)
+        header = self._header_with(sketch, recording, wide, narrow)
         if self._target.has_begun and len(header) > room:
             wide, narrow = _texts(recording, 0)
-            header = self._header_with(recording, wide, narrow)
+            header = self._header_with(sketch, recording, wide, narrow)
         for _, array in wide:
             self._target.add(array)
         for one in self._aside:
@@ -251,23 +266,14 @@ class Writer:
         _saving.write_header(self._file, self._header)
         self._state = "finished"
 
-    def _header_with(self, recording: Recording[Any], wide: _Named, narrow: _Named) -> bytes:
+    def _header_with(
+        self, sketch: _Sketch, recording: Recording[Any], wide: _Named, narrow: _Named
+    ) -> bytes:
         """The header of a file that has these arrays too, before and after those set aside."""
         first, last = ([(name, Kind.of(x)) for name, x in texts] for texts in (wide, narrow))
-        even, aside = self._named([*recording.groups])
-        return _saving.encoded_header(recording, [*even, *first, *aside, *last])
-
-    def _named(self, groups: list[str]) -> tuple[list[_Kind], list[_Kind]]:
-        """Name and kind of each array, in their order in the file; of those set aside, the last."""
-        count, befores, even = dict.fromkeys(groups, 0), [], []
-        for form, _, _ in self._added:
-            group = form.group.name
-            befores.append(f"{prefix(groups.index(group))}layers.{count[group]}.")
-            count[group] += 1
-            for name, kind in form.arrays:
-                if kind.nbytes % WIDEST == 0:
-                    even.append((befores[-1] + name, kind))
-        return even, [(befores[one.layer] + one.name, one.kind) for one in self._aside]
+        aside = [(sketch.befores[one.layer] + one.name, one.kind) for one in self._aside]
+        named = [*sketch.even, *first, *aside, *last]
+        return _saving.encoded_header(recording, named, _facts_of)
 
     def _sync(self) -> None:
         """Waits until all is on disk, before the file takes its name."""
@@ -276,13 +282,15 @@ class Writer:
 
     def _mapped(self) -> Callable[[], Recording[Any]]:
         """Makes the recording of what was finished, whatever becomes of the file's name."""
-        return _loading.map_after(self._header, self._file, self._path)
+        return _loading.map_later(self._header, self._file, self._path)
 
     def _drop(self) -> None:
         """Lets what was finished leave no file."""
         self._state = "read back"
 
-    def _recording(self, groups: Mapping[str, Mapping[str, Any]], model: str) -> Recording[Any]:
+    def _recording(
+        self, groups: Mapping[str, Mapping[str, Any]], model: str
+    ) -> tuple[_Sketch, Recording[Any]]:
         """The recording without its arrays, checked."""
         if not isinstance(groups, Mapping):
             raise TypeError(f"Writer: groups is {type(groups).__name__}; a dict is needed.")
@@ -292,9 +300,9 @@ class Writer:
                 f" {list(self._groups)}; the tokens of each of these are needed."
             )
 
-        layers: dict[str, list[Layer[Any]]] = {name: [] for name in self._groups}
-        for form, own, number in self._added:
-            layers[form.group.name].append(form.outline._named(own, number))
+        place = {name: n for n, name in enumerate(groups)}
+        sketch = _sketched(tuple((place[one.group.name], *one[1:]) for one in self._added))
+        layers = dict(zip(groups, sketch.layers))
 
         def made(name: str, **more: Any) -> Recording[Any]:
             if unknown := [fact for fact in groups[name] if fact not in FACTS]:
@@ -305,11 +313,41 @@ class Writer:
             return Recording(**given, **more)
 
         first, *others = groups
-        return made(first, others={name: made(name) for name in others})
+        return sketch, made(first, others={name: made(name) for name in others})
 
     def _require_open(self) -> None:
         if self._state:
             raise RuntimeError(f"Writer: {self._path} is {self._state}.")
+
+
+class _Sketch(NamedTuple):
+    """A file without the texts of tokens and the numbers in its arrays."""
+
+    layers: tuple[tuple[Layer[Any], ...], ...]  # of each group
+    befores: list[str]  # of each layer, what the names of its arrays begin with
+    even: list[_Kind]  # name and kind of each array that is not set aside, in their order
+
+
+@functools.lru_cache(8)  # for passes of one model
+def _sketched(added: tuple[tuple[int, Form, str, int | None], ...]) -> _Sketch:
+    """That of a file.
+
+    Args:
+        added: the place of the group, form, name and number of each layer.
+    """
+    layers: list[list[Layer[Any]]] = [[] for _ in {place for place, *_ in added}]
+    befores, even = [], []
+    for place, form, own, number in added:
+        befores.append(f"{prefix(place)}layers.{len(layers[place])}.")
+        layers[place].append(form.outline._named(own, number))
+        for name, kind in form.arrays:
+            if kind.nbytes % WIDEST == 0:
+                even.append((befores[-1] + name, kind))
+    return _Sketch(tuple(map(tuple, layers)), befores, even)
+
+
+# Of layers of a sketch, which hold no arrays.
+_facts_of = functools.lru_cache(8)(_saving.facts_of)
 
 
 def _texts(recording: Recording[Any], most: int = MOST_CHARACTERS) -> tuple[_Named, _Named]:
