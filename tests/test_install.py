@@ -321,7 +321,7 @@ def test_constraints_take_the_oldest_python_that_the_project_does():
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     newer = []
     for name in (line.split("==")[0] for line in lines if line and line[0] != "#"):
-        needed = importlib.metadata.metadata(name)["Requires-Python"] or ""
+        needed = importlib.metadata.metadata(name).get("Requires-Python") or ""
         if not SpecifierSet(needed).contains(oldest):
             newer.append(f"{name} needs Python {needed}")
     assert not newer

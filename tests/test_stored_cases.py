@@ -250,7 +250,9 @@ template void* products<OPERATION>[4];
     ("neon", "Plain<float>", "fmla"), ("neon", "Plain<double>", "fmla"),
     ("neon_bf16", "Pairs", "bfdot"),
 ])  # fmt: skip
-def test_arm_multiplies_and_adds_in_one_instruction(compile, tmp_path, target, operation, instruction):
+def test_arm_multiplies_and_adds_in_one_instruction(
+    compile, tmp_path, target, operation, instruction
+):
     needs_arm_tools()
     named = [f"-DREGARD_NAMESPACE={target}", f"-DOPERATION={operation}", "-I", KERNELS]
     made = tmp_path / "products.o"
