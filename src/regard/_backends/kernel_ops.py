@@ -26,6 +26,7 @@ from regard._backends.torch_ops import (
     needed_of,
     pack,
     refuse_forward_mode,
+    register_fake,
     tensors_of,
     unpack,
 )
@@ -39,7 +40,7 @@ def _forward(*values: Any) -> tuple[Tensor, Tensor, Tensor]:
     return kernel.forward(unpack(*values))
 
 
-@_forward.register_fake
+@register_fake(_forward)
 def _(*values: Any) -> tuple[Tensor, Tensor, Tensor]:
     call = unpack(*values)
     query, value = call.query, call.value
@@ -78,7 +79,7 @@ def _is_finite(x: Tensor) -> bool:
     return math.isfinite(x.sum().item()) or bool(x.isfinite().all())
 
 
-@_backward.register_fake
+@register_fake(_backward)
 def _(needed: int, grad: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     return empty_gradients(unpack(*rest[3:]), names_of(needed))
 

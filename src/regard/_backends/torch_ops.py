@@ -5,6 +5,7 @@ traced. Source: Dao et al. 2022 for what the fused operator does.
 """
 
 import functools
+import sys
 import warnings
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -25,6 +26,8 @@ from regard._call.call import Call
 from regard._call.contents import check_contents
 from regard._call.options import ARRAYS, NUMBERS
 
+_LIBRARY = torch.library.Library("regard", "FRAGMENT")
+register_fake = functools.partial(torch.library.register_fake, lib=_LIBRARY)
 _TENSORS = tuple(field.name for field in ARRAYS)
 _FUSED = {"scale", "causal", "mask", "bias", "key_lengths"}  # its options
 _FUSED_ON_DEVICES = [
@@ -181,10 +184,23 @@ def needed_of(ctx: Any) -> int:
     return sum(wanted[_TENSORS.index(name)] << bit for bit, name in enumerate(INPUTS))
 
 
+def _hidden(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that torch's compiler does not look into; it is not loaded for that."""
+    hide = functools.cache(lambda: torch.compiler.disable(function))
+
+    @functools.wraps(function)
+    def call(*values: Any) -> Any:
+        return (hide() if "torch._dynamo" in sys.modules else function)(*values)
+
+    return call
+
+
 def make_operator(
     name: str, inputs: str, outputs: str, products: tuple[int, int]
 ) -> Callable[..., Any]:
-    """Makes a custom operator of a function.
+    """Makes an operator of torch of a function.
+
+    ``torch.library.custom_op`` would load torch's compiler at the first call: two seconds.
 
     ``products`` are for torch's counter of operations: how many matrix products with D and with Dv
     numbers to a query and key it takes. Like torch's own attention it counts every pair, seen or
@@ -198,13 +214,12 @@ def make_operator(
         return 2 * B * Hq * Lq * Lk * (products[0] * D + products[1] * Dv)
 
     def make(function: Callable[..., Any]) -> Any:
-        operator = torch.library.custom_op(
-            f"regard::{name}",
-            mutates_args=(), schema=schema, tags=(torch.Tag.cudagraph_unsafe,),
-        )  # fmt: skip
-        made = operator(function)
-        register_flop_formula(getattr(torch.ops.regard, name))(count)
-        return made
+        tags = torch.Tag.cudagraph_unsafe, torch.Tag.pt2_compliant_tag
+        _LIBRARY.define(f"{name}{schema}", tags=tags)
+        _LIBRARY.impl(name, _hidden(function), "CompositeExplicitAutograd")
+        packet = getattr(torch.ops.regard, name)
+        register_flop_formula(packet)(count)
+        return packet.default
 
     return make
 
@@ -239,7 +254,7 @@ def _select(chosen: Tensor, x: Tensor) -> Tensor:
     return torch.where(chosen[:, None, None, None], x, 0.0)
 
 
-@_forward.register_fake
+@register_fake(_forward)
 def _(*values: Any) -> Tensor:
     call = unpack(*values)
     shape = (*call.query.shape[:3], call.value.shape[3])
@@ -257,7 +272,7 @@ def _backward(needed: int, grad: Tensor, *values: Any) -> tuple[Tensor, ...]:
     return tuple(grad.new_empty(0) if x is None else x for x in found)
 
 
-@_backward.register_fake
+@register_fake(_backward)
 def _(needed: int, grad: Tensor, *values: Any) -> tuple[Tensor, ...]:
     return empty_gradients(unpack(*values), names_of(needed))
 
@@ -299,7 +314,7 @@ def _double_backward(
     )  # fmt: skip
 
 
-@_double_backward.register_fake
+@register_fake(_double_backward)
 def _(
     query_dot: Tensor, key_dot: Tensor, value_dot: Tensor, bias_dot: Tensor, sinks_dot: Tensor,
     grad: Tensor, *values: Any,
@@ -440,9 +455,9 @@ def differentiable(
 ) -> Callable[..., Any]:
     """Gives an operator its gradient and its batching rule; returns what calls it.
 
-    ``torch.func.grad`` refuses what ``custom_op`` makes of these: an ``autograd.Function`` without
-    ``setup_context``. So inside of torch.func's transforms the operator is called by one that has
-    it, and that torch.compile takes as it is.
+    ``torch.func.grad`` refuses what ``torch.library`` makes of these: an ``autograd.Function``
+    without ``setup_context``. So inside of torch.func's transforms the operator is called by one
+    that has it, and that torch.compile takes as it is.
     """
 
     class Function(torch.autograd.Function):
@@ -477,8 +492,8 @@ def differentiable(
             comptime(allow)
         return Function.apply(*values)
 
-    operator.register_autograd(backward, setup_context=save)
-    operator.register_vmap(functools.partial(rule, operator))
+    torch.library.register_autograd(operator, backward, setup_context=save, lib=_LIBRARY)
+    torch.library.register_vmap(operator, functools.partial(rule, operator), lib=_LIBRARY)
     return apply
 
 
@@ -490,6 +505,16 @@ attend_double_backward = differentiable(_double_backward, _refuse_third, map_one
 def without_second(backward: Any) -> Callable[..., Any]:
     """What calls the backward operator of what is asked of weights: it has no gradient."""
     return differentiable(backward, refuse_second, map_one_by_one, _save_nothing)
+
+
+def without_gradient(operator: Any) -> Any:
+    """An operator that is asked for where no gradient is needed."""
+
+    def refuse(ctx: Any, *_: Any) -> None:
+        raise UnsupportedError(f"{operator} has no gradient.")
+
+    torch.library.register_autograd(operator, refuse, setup_context=_save_nothing, lib=_LIBRARY)
+    return operator
 
 
 def refuse_second(ctx: Any, *_: Any) -> None:

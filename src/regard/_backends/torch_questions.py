@@ -23,8 +23,10 @@ from regard._backends.torch_ops import (
     names_of,
     needed_of,
     pack,
+    register_fake,
     tensors_of,
     unpack,
+    without_gradient,
     without_second,
 )
 from regard._base.arrays import accumulating_name
@@ -117,7 +119,7 @@ def _ask(*inputs: Any) -> list[Tensor]:
         return [x.detach() for x in _recorded(inputs, ["query"])[1]]
 
 
-@_ask.register_fake
+@register_fake(_ask)
 def _(*inputs: Any) -> list[Tensor]:
     question, call, _, _ = _read(inputs)
     return _ANSWERS[0].empty(question, call)
@@ -144,7 +146,7 @@ def _ask_backward(needed: int, grads: Sequence[Tensor], *inputs: Any) -> tuple[T
     return tuple(by_name[n] if n in by_name else grads[0].new_empty(0) for n in (*INPUTS, "x"))
 
 
-@_ask_backward.register_fake
+@register_fake(_ask_backward)
 def _(needed: int, grads: Sequence[Tensor], *inputs: Any) -> tuple[Tensor, ...]:
     question, call, *_ = _read(inputs)
     x = question.x if needed >> len(INPUTS) & 1 else None
@@ -196,6 +198,7 @@ def _with_value(call: Call) -> Call:
     return call.changed(value=value, dropout=0.0, seed=None, output_dtype=None)
 
 
+@without_gradient
 @make_operator("row_statistics", f"str backend, {CALL_SCHEMA}", "(Tensor, Tensor)", products=(1, 0))
 def _row_statistics(backend: str, *values: Any) -> tuple[Tensor, Tensor]:
     from regard._backends import by_name  # which imports those who import this
@@ -204,7 +207,7 @@ def _row_statistics(backend: str, *values: Any) -> tuple[Tensor, Tensor]:
     return maximum, total
 
 
-@_row_statistics.register_fake
+@register_fake(_row_statistics)
 def _(backend: str, query: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     rows = query.new_empty(query.shape[:3], dtype=getattr(torch, accumulating_name(query)))
     return rows, torch.empty_like(rows)

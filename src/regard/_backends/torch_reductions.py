@@ -28,6 +28,7 @@ from regard._backends.torch_ops import (
     needed_of,
     pack,
     refuse_second,
+    register_fake,
     tensors_of,
     unpack,
     without_second,
@@ -148,7 +149,7 @@ def _reduce(*inputs: Any) -> Tensor:
     return _computed(*_read(inputs))
 
 
-@_reduce.register_fake
+@register_fake(_reduce)
 def _(*inputs: Any) -> Tensor:
     asked, call, _, _ = _read(inputs)
     return asked.empty(call)
@@ -172,7 +173,7 @@ def _reduce_backward(needed: int, grad: Tensor, out: Tensor, *inputs: Any) -> tu
     return tuple(grad.new_empty(0) if x is None else x for x in (*found, dx))
 
 
-@_reduce_backward.register_fake
+@register_fake(_reduce_backward)
 def _(needed: int, grad: Tensor, out: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
     asked, call, *_ = _read(inputs)
     dx = grad.new_empty(0)

@@ -24,7 +24,9 @@ from regard._backends.torch_ops import (
     map_one_by_one,
     names_of,
     pack,
+    register_fake,
     unpack,
+    without_gradient,
 )
 from regard._base.torch_state import is_watched
 from regard._call.call import Call
@@ -360,12 +362,13 @@ def _fused(call: Call) -> Tensor:
     return out
 
 
+@without_gradient
 @make_operator("fused_attention", CALL_SCHEMA, "Tensor", products=(1, 1))
 def _fuse(*values: Any) -> Tensor:
     return _fused(unpack(*values))
 
 
-@_fuse.register_fake
+@register_fake(_fuse)
 def _(*values: Any) -> Tensor:
     call = unpack(*values)
     return new_output(call.query, call.value.shape[3], call.output_dtype)
@@ -447,7 +450,7 @@ def _forward(*values: Any) -> tuple[Tensor, Tensor, Tensor]:
     return forward(unpack(*values))
 
 
-@_forward.register_fake
+@register_fake(_forward)
 def _(*values: Any) -> tuple[Tensor, Tensor, Tensor]:
     call = unpack(*values)
     rows = call.query.new_empty(call.query.shape[:3], dtype=torch.float32)
@@ -477,7 +480,7 @@ def _backward(
     return tuple(grad.new_empty(0) if found.get(n) is None else found[n] for n in INPUTS)
 
 
-@_backward.register_fake
+@register_fake(_backward)
 def _(needed: int, grad: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     return empty_gradients(unpack(*rest[3:]), names_of(needed))
 
