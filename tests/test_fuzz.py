@@ -28,7 +28,7 @@ SERVED = re.compile(r"(\d+) of (\d+) (output|gradient|weights)")
 # first operator does, torch's compiler: that takes as long as the calls.
 FORKING = """
 import gc, os, runpy, sys
-import torch._dynamo
+import torch
 script, *targets = sys.argv.pop(1).split(os.pathsep)
 sys.path.insert(0, os.path.dirname(script))
 import fuzz

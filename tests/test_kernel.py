@@ -37,36 +37,39 @@ def run(*arguments, **environment):
     )
 
 
-OTHERS = [name for name in kernel.kernels.targets() if name != kernel.kernels.target()]
+FIRST = kernel.kernels.target()
+OTHERS = [name for name in kernel.kernels.targets() if name != FIRST]
 
 
 # One process collects the tests, and each instruction set runs them in a fork of it: torch and the
-# collection take half as long as the tests, and torch's compiler, which its first operator loads,
-# as long as a target's. What a target has from another is tested there.
+# collection take half as long as the tests. What a target has from another is tested there, or by
+# the tests themselves, which run on the first of them.
 FORKING = """
 import gc, os, sys
 import pytest
 
 OWN = {"avx512_bf16": "bfloat16", "neon_bf16": "bfloat16", "amx": "float16"}  # and bfloat16
+BASE = {"avx512_bf16": "avx512", "neon_bf16": "neon"}  # what the others of its types are from
 
 class Forks:
-    def __init__(self, targets):
+    def __init__(self, first, *targets):
         self.targets, self.is_fork = targets, False
+        self.own = OWN | ({BASE[first]: OWN[first]} if first in BASE else {})
 
     def pytest_runtestloop(self, session):
-        import torch._dynamo
+        import torch
         gc.freeze()
         for target in self.targets:
+            own = self.own.get(target, "")
             sys.stdout.flush()
             if os.fork() == 0:
                 os.environ["REGARD_TARGET"], self.is_fork = target, True
-                own = OWN.get(target, "")
                 session.items[:] = [item for item in session.items if own in item.name]
                 return None
             print(f"ended: {os.waitstatus_to_exitcode(os.wait()[1])}", flush=True)
         return True
 
-forks = Forks(sys.argv[1].split(os.pathsep))
+forks = Forks(*sys.argv[1].split(os.pathsep))
 status = pytest.main(sys.argv[2:], plugins=[forks])
 if forks.is_fork:
     from regard._backends import kernel
@@ -84,7 +87,7 @@ def on_others():
     others = ("torch", "auto", "reference", "compiled", "vmap", "1025")
     chosen = f"(kernel or numpy or bits) and not ({' or '.join(others)})"
     files = [str(TESTS / f"test_{name}.py") for name in names]
-    done = run("-c", FORKING, os.pathsep.join(OTHERS), "-q", "-s", "-k", chosen, *files)
+    done = run("-c", FORKING, os.pathsep.join([FIRST, *OTHERS]), "-q", "-s", "-k", chosen, *files)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr
     return dict(zip(OTHERS, re.findall(r"(.*?)ended: (-?\d+)\n", done.stdout, re.DOTALL)))
 

@@ -20,7 +20,6 @@ if library == "torch":
     import torch
     q, k, v = (torch.from_numpy(x) for x in (q, k, v))
     import regard._backends.torch_ops  # as the first call would, and the first gradient
-    import torch._dynamo
 def run(what, q, k, v):
     if what == "attention":
         regard.attention(q, k, v, **options)

@@ -82,7 +82,7 @@ def run_bash(command):
 # its compiler: that takes as long as what most of them ask.
 FORKING = """
 import gc, json, os, runpy, signal, sys, tempfile, traceback
-import torch._dynamo
+import torch
 gc.freeze()
 def run(kind, *rest):
     if kind == "-c":
