@@ -19,11 +19,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TORCH_DYNAMO_RUN_GC_AFTER_COMPILE", "0")
 
 import pytest
-import torch
 from hypothesis import settings
 
-import regard
 from compiled import Compiler
+
+# torch and regard are imported where they are used: a process that hands out tests needs neither.
 
 # Torch's compiler makes objects by the million: looking for garbage among them, and among all that
 # is loaded, was a fifth of the time of its tests.
@@ -131,23 +131,26 @@ def compile(pytestconfig, tmp_path_factory):
     return Compiler(cache.mkdir("compiled") if cache else tmp_path_factory.mktemp("compiled"))
 
 
-@pytest.fixture(autouse=True)
-def same_random_numbers():
-    """Whatever ran before, torch's generator starts every test from the same place.
+@pytest.fixture(scope="session")
+def threads():
+    """As many as torch has before any test."""
+    import torch
 
-    ``torch.manual_seed`` would keep a traceback of each call for every kind of device: 2 ms.
+    return torch.get_num_threads()
+
+
+@pytest.fixture(autouse=True)
+def same_start(threads):
+    """Whatever ran before, torch has its first random numbers before it, and its first threads.
+
+    ``torch.manual_seed`` would keep a traceback of each call for every kind of device: 2 ms. With
+    another number of threads all later tests would take five times as long.
     """
+    import torch
+
     torch.default_generator.manual_seed(0)
-
-
-THREADS = torch.get_num_threads()
-
-
-@pytest.fixture(autouse=True)
-def same_number_of_threads():
-    """Whatever a test set: with another number all later ones would take five times as long."""
-    if torch.get_num_threads() != THREADS:
-        torch.set_num_threads(THREADS)
+    if torch.get_num_threads() != threads:
+        torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module", params=["auto", "torch"])
@@ -156,6 +159,8 @@ def by_both_backends(request):
     if request.param == "auto":
         yield request.param
         return
+    import regard
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(regard, "attention", functools.partial(regard.attention, backend="torch"))
         yield request.param
