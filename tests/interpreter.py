@@ -9,8 +9,10 @@ once, and the last is left out where thousands of calls run.
 
 import dataclasses
 import functools
+import types
 from unittest import mock
 
+import numpy as np
 from triton import language
 from triton.language import core, semantic
 from triton.runtime import interpreter
@@ -46,6 +48,8 @@ def hasten():
     _make_types_once()
     _unwrap_at_once()
     _take_operands_at_once()
+    _compute_at_once()
+    _read_parameters_once()
 
 
 def _put_in_place(place, name, member, builder, scope):
@@ -58,30 +62,57 @@ def _put_in_place(place, name, member, builder, scope):
     scope.set_attr(place, name, call)
 
 
+_blocks: dict = {}  # types of blocks, by the name of what they hold and their sizes
+_shapes: dict = {}  # how many elements a tensor has and its shape, by its sizes
+_sizes: dict = {}  # the sizes, by the identity of a shape
+
+
+def block_of(element, sizes):
+    """The type of blocks of these sizes, the same one where they hold numbers."""
+    key = element.name, sizes
+    if type(element) is not core.dtype:
+        return core.block_type(element, [*sizes])
+    if key not in _blocks:
+        _blocks[key] = core.block_type(element, [*sizes])
+    return _blocks[key]
+
+
+def tensor_of(data, element, sizes):
+    handle = interpreter.TensorHandle(data, element)
+    return core.tensor(handle, block_of(element, sizes) if sizes else element)
+
+
 def _make_types_once():
     """The types of blocks, and the shapes of tensors, which nothing changes once they are made."""
-    of_block, blocks, shapes = core.block_type.__init__, {}, {}
+    of_block, known = core.block_type.__init__, {}
 
     def block(self, element, shape):
-        sizes = shape.values if isinstance(shape, core.tuple) else shape
+        sizes = tuple(shape.values if isinstance(shape, core.tuple) else shape)
         if type(element) is not core.dtype or not all(type(n) is int for n in sizes):
             return of_block(self, element, shape)
         key = element.name, *sizes
-        if key not in blocks:
+        if key not in known:
             of_block(self, element, shape)
-            blocks[key] = vars(self).copy()
-        return vars(self).update(blocks[key])
+            known[key] = vars(self).copy()
+        return vars(self).update(known[key])
+
+    def with_element(self, element):
+        return block_of(element, tuple(self.shape))
 
     def tensor(self, handle, type):
         sizes = tuple(type.shape.values) if type.is_block() else ()
-        if sizes not in shapes:
+        if sizes not in _shapes:
             count = functools.reduce(lambda n, size: n * size, sizes, 1)
             wrapped = core.tuple([core.constexpr(n) for n in sizes])
-            shapes[sizes] = core.constexpr(count), wrapped
+            _shapes[sizes] = core.constexpr(count), wrapped
+            _sizes[id(wrapped)] = sizes
         self.handle, self.type, self.dtype = handle, type, type.scalar
-        self.numel, self.shape = shapes[sizes]
+        self.numel, self.shape = _shapes[sizes]
 
     core.block_type.__init__, core.tensor.__init__ = block, tensor
+    core.block_type.with_element_ty = with_element
+    # What stands for a type where there is code is the type itself where there is none.
+    core.block_type.to_ir = core.dtype.to_ir = lambda self, builder: self
 
 
 def _unwrap_at_once():
@@ -99,24 +130,96 @@ def _unwrap_at_once():
 
 
 def _take_operands_at_once():
-    """Two blocks of one shape, and of one type, are as they are."""
+    """Operands of one type and shape are as they are; constants beside a tensor are made once."""
     own = semantic.TritonSemantic
     check, broadcast, cast = own.binary_op_type_checking_impl, own.broadcast_impl_value, own.cast
+    constants, common = {}, {}
 
     def check_of(self, a, b, allow_a=False, allow_b=False, arithmetic=True, divides=False):
-        same = type(a) is type(b) is core.tensor and a.dtype is b.dtype
-        if same and type(a.dtype) is core.dtype and not divides:
-            return (a, b) if a.shape is b.shape else broadcast_of(self, a, b)
+        kind, other = type(a), type(b)
+        if kind is other is core.tensor:
+            same = a.dtype is b.dtype and type(a.dtype) is core.dtype
+            if same and not divides:
+                return (a, b) if a.shape is b.shape else broadcast_of(self, a, b)
+        elif kind is core.tensor and other in (int, float) and type(a.dtype) is core.dtype:
+            key = other, b or repr(b), a.dtype.name, id(a.shape), arithmetic, divides
+            if key in constants:
+                return a, constants[key]
+            left, right = check(self, a, b, allow_a, allow_b, arithmetic, divides)
+            if left is a:
+                constants[key] = right
+            return left, right
         return check(self, a, b, allow_a, allow_b, arithmetic, divides)
 
     def broadcast_of(self, a, b):
-        return (a, b) if a.shape is b.shape else broadcast(self, a, b)
+        if a.shape is b.shape:
+            return a, b
+        key = id(a.shape), id(b.shape)
+        if key not in common:
+            broadcast(self, a, b)  # which refuses shapes that do not fit
+            common[key] = np.broadcast_shapes(*(_sizes[each] for each in key))
+        return grown(a, common[key]), grown(b, common[key])
+
+    def grown(x, sizes):
+        if _sizes[id(x.shape)] == sizes:
+            return x
+        return tensor_of(np.broadcast_to(x.handle.data, sizes), x.dtype, sizes)
 
     def cast_to(self, x, dtype, rounding=None):
-        return x if x.dtype is dtype else cast(self, x, dtype, rounding)
+        old, new = x.dtype, dtype.scalar
+        if old is new:
+            return x
+        if rounding is None and (old.name, new.name) in CASTS:
+            handle = self.builder.cast_impl(x.handle, new)
+            return core.tensor(
+                handle, block_of(new, sizes) if (sizes := _sizes[id(x.shape)]) else new
+            )
+        return cast(self, x, dtype, rounding)
+
+    def expand(self, x, axis):
+        sizes = list(_sizes[id(x.shape)])
+        sizes.insert(axis, 1)
+        return tensor_of(x.handle.data.reshape(sizes), x.dtype, tuple(sizes))
 
     own.binary_op_type_checking_impl, own.broadcast_impl_value = check_of, broadcast_of
-    own.cast = cast_to
+    own.cast, own.expand_dims = cast_to, expand
+
+
+# Those that the interpreter makes in one step.
+CASTS = {
+    (old, new) for old in ("int1", "int8", "int32", "int64", "fp32") for new in ("int32", "int64")
+}
+CASTS |= {(old, "fp32") for old in ("int1", "int32", "int64", "fp16", "bf16", "fp64")}
+CASTS |= {("fp32", "fp16"), ("fp32", "bf16"), ("fp32", "fp64")}
+
+
+def _compute_at_once():
+    """What is of the type of an operand is not measured again."""
+    own = interpreter.InterpreterBuilder.binary_op
+
+    def binary(self, a, b, operation):
+        found = operation(a.data, b.data)
+        if found.dtype is a.data.dtype:
+            return interpreter.TensorHandle(found, a.dtype.scalar)
+        return own(self, a, b, lambda *_: found)
+
+    interpreter.InterpreterBuilder.binary_op = binary
+    interpreter.TensorHandle.__post_init__ = lambda self: None
+
+
+def _read_parameters_once():
+    """Those of a kernel."""
+    own = interpreter.inspect
+    signature = functools.cache(own.signature)
+
+    def bound(function, *arguments, **options):
+        found = signature(function).bind(*arguments, **options)
+        found.apply_defaults()
+        return found.arguments
+
+    interpreter.inspect = types.SimpleNamespace(
+        **vars(own) | {"getfullargspec": functools.cache(own.getfullargspec), "getcallargs": bound}
+    )
 
 
 def without_overflow_checks():

@@ -97,7 +97,7 @@ class _Counting(TorchDispatchMode):
         kwargs, name = dict(kwargs or {}), func._schema.name.partition("::")[2]
         if func.namespace == "regard":  # its own body, with tensors of the device
             with self:
-                return torch._library.custom_ops.OPDEFS[f"regard::{name}"]._init_fn(*args, **kwargs)
+                return torch_ops.OPERATORS[name](*args, **kwargs)
         if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _COMPOSITE):
             with self:  # inside of regard's operators: it is made of others
                 return func.decompose(*args, **kwargs)

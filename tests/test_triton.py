@@ -1002,6 +1002,36 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
+BITS = """
+import hashlib, sys, torch, regard
+if "hastened" in sys.argv:
+    import interpreter
+    interpreter.hasten()
+torch.manual_seed(0)
+for dtype, options in ((torch.float32, {"causal": True, "dropout": 0.25, "seed": 3}),
+                       (torch.bfloat16, {"window": (9, 4), "softcap": 5.0})):
+    q, k, v = (torch.randn(1, h, 37, 8).to(dtype).requires_grad_() for h in (2, 1, 1))
+    out, w = regard.attention(q, k, v, **options, backend="triton", return_weights=True)
+    found = [out, *torch.autograd.grad(out.sum(), (q, k, v)), w.received(), w.entropy()]
+    found += [*w.topk(3), w.pool((7, 5), "max"), *w.effects(v.detach(), out.detach()).topk(2)]
+    for x in found:
+        print(hashlib.sha256(x.detach().contiguous().view(torch.uint8).numpy()).hexdigest())
+"""
+
+
+@pytest.mark.interpreted
+def test_the_hastened_interpreter_gives_the_bits_of_triton_s_own():
+    plain, hastened = (
+        subprocess.run(
+            [sys.executable, "-c", BITS, how], cwd=Path(__file__).parent, capture_output=True,
+            text=True, check=True,
+        ).stdout
+        for how in ("plain", "hastened")
+    )  # fmt: skip
+    assert len(plain.splitlines()) == 22
+    assert hastened == plain
+
+
 @pytest.mark.interpreted
 def test_the_benchmark_of_gpus_runs_whole_without_one(tmp_path):
     tests = Path(__file__).parent

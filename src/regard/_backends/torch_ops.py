@@ -28,6 +28,7 @@ from regard._call.options import ARRAYS, NUMBERS
 
 _LIBRARY = torch.library.Library("regard", "FRAGMENT")
 register_fake = functools.partial(torch.library.register_fake, lib=_LIBRARY)
+OPERATORS: dict[str, Callable[..., Any]] = {}  # what computes each, by its name
 _TENSORS = tuple(field.name for field in ARRAYS)
 _FUSED = {"scale", "causal", "mask", "bias", "key_lengths"}  # its options
 _FUSED_ON_DEVICES = [
@@ -216,6 +217,7 @@ def make_operator(
     def make(function: Callable[..., Any]) -> Any:
         tags = torch.Tag.cudagraph_unsafe, torch.Tag.pt2_compliant_tag
         _LIBRARY.define(f"{name}{schema}", tags=tags)
+        OPERATORS[name] = function
         _LIBRARY.impl(name, _hidden(function), "CompositeExplicitAutograd")
         packet = getattr(torch.ops.regard, name)
         register_flop_formula(packet)(count)
