@@ -641,8 +641,6 @@ def main():
         import interpreter
 
         interpreter.hasten()
-        with interpreter.without_overflow_checks():
-            return run(options)
     return run(options)
 
 

@@ -1010,7 +1010,7 @@ if "hastened" in sys.argv:
 torch.manual_seed(0)
 for dtype, options in ((torch.float32, {"causal": True, "dropout": 0.25, "seed": 3}),
                        (torch.bfloat16, {"window": (9, 4), "softcap": 5.0})):
-    q, k, v = (torch.randn(1, h, 37, 8).to(dtype).requires_grad_() for h in (2, 1, 1))
+    q, k, v = (torch.randn(1, 1, 19, 8).to(dtype).requires_grad_() for _ in range(3))
     out, w = regard.attention(q, k, v, **options, backend="triton", return_weights=True)
     found = [out, *torch.autograd.grad(out.sum(), (q, k, v)), w.received(), w.entropy()]
     found += [*w.topk(3), w.pool((7, 5), "max"), *w.effects(v.detach(), out.detach()).topk(2)]
