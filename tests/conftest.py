@@ -64,7 +64,7 @@ def pytest_collection_modifyitems(config, items):
     config.hook.pytest_deselected(items=[item for item, here in zip(items, runs) if not here])
     items[:] = [item for item, here in zip(items, runs) if here]
     if hasattr(config, "workerinput"):
-        items.sort(key=place)
+        items[:] = in_order(items)
     if INTERPRETED and importlib.util.find_spec("triton") is None:
         for item in items:
             item.add_marker(pytest.mark.skip(reason="triton is not installed"))
@@ -81,11 +81,23 @@ FIRST = ("interpreted calls", "tiles", "stored cases", "instruction sets", "surv
          "examples", "builtin")  # fmt: skip
 
 
-def place(item):
-    """Where the test's group stands among those that workers begin with."""
-    marker = item.get_closest_marker("xdist_group")
-    name = marker and (marker.args or [marker.kwargs["name"]])[0]
-    return FIRST.index(name) if name in FIRST else len(FIRST)
+def in_order(items):
+    """The tests as workers begin with them: groups of ``FIRST``, then the others.
+
+    Those of the viewer, which wait for a browser much of their time, are strewn evenly among them.
+    """
+    groups, viewer, others = [], [], []
+    for item in items:
+        marker = item.get_closest_marker("xdist_group")
+        name = marker and (marker.args or [marker.kwargs["name"]])[0]
+        if name in FIRST:
+            groups.append((FIRST.index(name), item))
+        else:
+            (viewer if item.path.parent.name == "viewer" else others).append(item)
+    groups.sort(key=lambda placed: placed[0])
+    strewn = [(i / len(part), item) for part in (viewer, others) for i, item in enumerate(part)]
+    strewn.sort(key=lambda placed: placed[0])
+    return [item for _, item in groups + strewn]
 
 
 TOGETHER = 8
