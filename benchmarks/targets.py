@@ -8,10 +8,8 @@ instruction sets. Each runs in a process of its own; they take turns, and a rati
 use. The whole cost of an order is that of its first: the last rows name the fastest of each dtype.
 """
 
-import json
+import multiprocessing
 import os
-import subprocess
-import sys
 
 import common
 import torch
@@ -21,7 +19,6 @@ import regard
 SHAPE, QUICK = (1, 8, 1024, 64), (1, 2, 97, 16)
 LONG, QUICK_LONG = 16_384, 128  # keys of one query
 JOBS = ("forward", "forward, causal", "backward, causal", "one query", "summary, causal")
-SERVE = "--serve"  # before the options: what a process of one target is started with
 
 
 def job(name, dtype, quick):
@@ -41,42 +38,39 @@ def job(name, dtype, quick):
     return lambda: torch.autograd.grad(regard.attention(*leaves, causal=causal), leaves, g)
 
 
-def serve(threads, quick):
-    """Answers each line ``[job, dtype]`` with the seconds of a call, until there is none."""
+def serve(target, connection, threads, quick):
+    """Answers each ``(job, dtype)`` with the seconds of a call, until there is none."""
+    os.environ["REGARD_TARGET"] = target
     regard.set_num_threads(threads)
+    assert common.target() == target
     runs = {}
-    print(json.dumps(common.target()), flush=True)
-    for line in sys.stdin:
-        name, dtype = json.loads(line)
-        if (name, dtype) not in runs:
-            runs[name, dtype] = job(name, dtype, quick)
-            runs[name, dtype]()
-        print(json.dumps(common.turn(runs[name, dtype], threads, quick)), flush=True)
+    while asked := connection.recv():
+        if asked not in runs:
+            runs[asked] = job(*asked, quick)
+            runs[asked]()
+        connection.send(common.turn(runs[asked], threads, quick))
 
 
 class Target:
-    """A process that uses one instruction set."""
+    """A process that uses one instruction set, forked before this one has chosen its own."""
 
     def __init__(self, name, options):
-        self._process = subprocess.Popen(
-            [sys.executable, __file__, SERVE, str(options.threads), str(int(options.quick))],
-            env={**os.environ, "REGARD_TARGET": name},
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        assert self._read() == name
-
-    def _read(self):
-        return json.loads(self._process.stdout.readline())
+        forking = multiprocessing.get_context("fork")
+        self._connection, other = forking.Pipe()
+        words = name, other, options.threads, options.quick
+        self._process = forking.Process(target=serve, args=words, daemon=True)
+        self._process.start()
+        other.close()  # a process that died is an EOFError here
 
     def seconds(self, name, dtype):
         """Of one call, the mean of a turn."""
-        self._process.stdin.write(json.dumps([name, dtype]) + "\n")
-        self._process.stdin.flush()
-        return self._read()
+        self._connection.send((name, dtype))
+        return self._connection.recv()
 
     def end(self):
         """Ends the process."""
-        self._process.communicate()
+        self._connection.send(None)
+        self._process.join()
 
 
 def measure(report, targets, options, dtype, name):
@@ -100,9 +94,9 @@ def measure(report, targets, options, dtype, name):
 def main():
     """One table."""
     options = common.read_options(__doc__, dtypes=common.DTYPES)
-    report = common.Report("targets", options)
     names = [name for name in common.targets() if not name.endswith("_emulated")]
     targets = {name: Target(name, options) for name in names}
+    report = common.Report("targets", options)
     report.table(
         f"Time of (B, H, T, D) = {SHAPE}, one query on {LONG} keys, in times of the first",
         "call", "dtype", *names, "fastest",
@@ -118,7 +112,4 @@ def main():
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == [SERVE]:
-        serve(int(sys.argv[2]), bool(int(sys.argv[3])))
-    else:
-        main()
+    main()

@@ -20,7 +20,7 @@ from regard._backends import kernel
 from regard._base import settings
 
 SCRIPT = Path(__file__).parent / "fuzz.py"
-SEED, CALLS = 5, 200  # of the first instruction set; each has calls of its own
+SEED, CALLS = 5, 200  # of the first instruction set; each other has half as many of its own
 SERVED = re.compile(r"(\d+) of (\d+) (output|gradient|weights)")
 
 
@@ -34,6 +34,8 @@ sys.path.insert(0, os.path.dirname(script))
 import fuzz
 gc.freeze()
 for number, target in enumerate(targets):
+    if number == 1:
+        sys.argv[-3] = str(int(sys.argv[-3]) // 2)
     sys.argv[-1] = str(int(sys.argv[-1]) + bool(number))
     if os.fork() == 0:
         os.environ["REGARD_TARGET"] = target
@@ -64,7 +66,8 @@ def fuzzed():
 def test_random_calls_match_float64_and_the_kernels_serve_most(target):
     said, status = fuzzed()[target]
     assert status == "0", said[-6000:]
-    assert said.startswith(f"{target}: {CALLS} calls in ")
+    number = CALLS if target == kernel.kernels.targets()[0] else CALLS // 2
+    assert said.startswith(f"{target}: {number} calls in ")
     served = {what: int(n) / int(asked) for n, asked, what in SERVED.findall(said)}
     assert set(served) == {"output", "gradient", "weights"}
     assert min(served.values()) > 0.9

@@ -1,6 +1,7 @@
 """What may import what, and what `import regard` brings in."""
 
 import ast
+import functools
 import importlib
 import importlib.metadata
 import inspect
@@ -90,8 +91,13 @@ FILES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 MODULES = sorted(set(FILES) - {""})
 
 
+@functools.cache
 def imports(name):
     """Every module that a module imports anywhere, in a function or for its types as well."""
+    return list(_imports(name))
+
+
+def _imports(name):
     for node in ast.walk(ast.parse(FILES[name].read_text())):
         if isinstance(node, ast.Import):
             for alias in node.names:
