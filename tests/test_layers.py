@@ -193,8 +193,10 @@ def test_a_call_with_tensors_loads_no_compiler_and_no_kernels_of_a_gpu():
         """
         import sys, torch
         import regard
-        x = torch.ones(1, 5, 4)
-        regard.attention(x, x, x, backend="kernel", return_weights=True)[1].entropy()
+        x = torch.ones(1, 5, 4, requires_grad=True)
+        for backend in ("kernel", "torch"):
+            out, weights = regard.attention(x, x, x, backend=backend, return_weights=True)
+            (out.sum() + weights.entropy().sum() + weights.received().sum()).backward()
         print([x for x in sys.modules if x == "torch._dynamo" or "regard._backends.triton_" in x])
         """
     )
