@@ -4,10 +4,12 @@
                                  [--quick] [--json FILE]
 
 The figures of the table in ``kernels/preferences.h``, which says in what order processors try the
-instruction sets. Each runs in a process of its own; they take turns, and a ratio is to the one in
-use. The whole cost of an order is that of its first: the last rows name the fastest of each dtype.
+instruction sets. Each runs in a process of its own, forked from this one; they take turns, and a
+ratio is to the one in use. The whole cost of an order is that of its first: the last rows name the
+fastest of each dtype.
 """
 
+import contextlib
 import multiprocessing
 import os
 
@@ -38,26 +40,45 @@ def job(name, dtype, quick):
     return lambda: torch.autograd.grad(regard.attention(*leaves, causal=causal), leaves, g)
 
 
-def serve(target, connection, threads, quick):
-    """Answers each ``(job, dtype)`` with the seconds of a call, until there is none."""
+def serve(target, connection, asking, threads, quick):
+    """Answers each ``(job, dtype)`` with the seconds of a call, until there is none.
+
+    Args:
+        target: the instruction set.
+        connection: gives the jobs, and takes the seconds.
+        asking: the other ends of this connection and of those before it, which a fork has too.
+            They are closed: then this process ends with the one that asks, however that ends.
+        threads, quick: as of the options.
+    """
+    for end in asking:
+        end.close()
     os.environ["REGARD_TARGET"] = target
     regard.set_num_threads(threads)
     assert common.target() == target
     runs = {}
-    while asked := connection.recv():
-        if asked not in runs:
-            runs[asked] = job(*asked, quick)
-            runs[asked]()
-        connection.send(common.turn(runs[asked], threads, quick))
+    with contextlib.suppress(EOFError):
+        while True:
+            asked = connection.recv()
+            if asked not in runs:
+                runs[asked] = job(*asked, quick)
+                runs[asked]()
+            connection.send(common.turn(runs[asked], threads, quick))
 
 
 class Target:
-    """A process that uses one instruction set, forked before this one has chosen its own."""
+    """A process that uses one instruction set, forked before this one has chosen its own.
 
-    def __init__(self, name, options):
+    Args:
+        name: of the instruction set.
+        options: of the benchmark.
+        before: those that were started before.
+    """
+
+    def __init__(self, name, options, before):
         forking = multiprocessing.get_context("fork")
         self._connection, other = forking.Pipe()
-        words = name, other, options.threads, options.quick
+        asking = [self._connection, *(target._connection for target in before)]
+        words = name, other, asking, options.threads, options.quick
         self._process = forking.Process(target=serve, args=words, daemon=True)
         self._process.start()
         other.close()  # a process that died is an EOFError here
@@ -69,7 +90,7 @@ class Target:
 
     def end(self):
         """Ends the process."""
-        self._connection.send(None)
+        self._connection.close()
         self._process.join()
 
 
@@ -95,7 +116,9 @@ def main():
     """One table."""
     options = common.read_options(__doc__, dtypes=common.DTYPES)
     names = [name for name in common.targets() if not name.endswith("_emulated")]
-    targets = {name: Target(name, options) for name in names}
+    targets = {}
+    for name in names:
+        targets[name] = Target(name, options, targets.values())
     report = common.Report("targets", options)
     report.table(
         f"Time of (B, H, T, D) = {SHAPE}, one query on {LONG} keys, in times of the first",

@@ -141,7 +141,7 @@ def test_shares_are_of_what_can_be_reached_and_of_the_peak(run, tmp_path):
 
 def test_every_instruction_set_is_measured_beside_the_one_in_use(tmp_path):
     path = tmp_path / "targets.json"
-    # In a process that has chosen none yet.
+    # In a process of its own: this one has chosen its instruction set.
     words = "--quick", "--dtype", "bfloat16", "--json", path
     subprocess.run([sys.executable, FOLDER / "targets.py", *words], timeout=120, check=True)
     result = json.loads(path.read_text())

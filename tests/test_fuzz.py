@@ -33,10 +33,9 @@ script, *targets = sys.argv.pop(1).split(os.pathsep)
 sys.path.insert(0, os.path.dirname(script))
 import fuzz
 gc.freeze()
+calls, seed = map(int, sys.argv[2::2])
 for number, target in enumerate(targets):
-    if number == 1:
-        sys.argv[-3] = str(int(sys.argv[-3]) // 2)
-    sys.argv[-1] = str(int(sys.argv[-1]) + bool(number))
+    sys.argv[2::2] = map(str, (calls // 2, seed + number) if number else (calls, seed))
     if os.fork() == 0:
         os.environ["REGARD_TARGET"] = target
         os.dup2(1, 2)
