@@ -395,10 +395,14 @@ static void collect_bins(const PairMatrix& x, int64_t row, double* memory) {
     put<Real, real_type<Real>>(to, Largest::number(kept(largest + i, n)), n);
   });
   const Real nan = std::numeric_limits<Real>::quiet_NaN();
-  if (Real* const maxima = (Real*)x.pooled_max)
-    for (int64_t i = 0; i < C; ++i) maxima[row * C + i] = seen[i] ? maxima[row * C + i] : nan;
-  if (Real* const means = (Real*)x.pooled_mean)
-    for (int64_t i = 0; i < C; ++i) means[row * C + i] = seen[i] ? Real(sum[i] / unmasked[i]) : nan;
+  if (x.pooled_max) {
+    Real* const maxima = (Real*)x.pooled_max + row * C;
+    for (int64_t i = 0; i < C; ++i) maxima[i] = seen[i] ? maxima[i] : nan;
+  }
+  if (x.pooled_mean) {
+    Real* const means = (Real*)x.pooled_mean + row * C;
+    for (int64_t i = 0; i < C; ++i) means[i] = seen[i] ? Real(sum[i] / unmasked[i]) : nan;
+  }
 }
 
 template <class E>
