@@ -381,8 +381,7 @@ static void collect_bins(const PairMatrix& x, int64_t row, double* memory) {
     const PairChunk<E> chunk = pair_chunk<E>(x, c);
     const int64_t at = (row - chunk.first_bin) * C;
     if (at < 0 || row > bin_of(chunk.end - 1, x.extent[0], x.bins[0])) continue;
-    const uint8_t* const in_chunk = chunk.seen + at;
-    for (int64_t i = 0; i < C; ++i) seen[i] |= in_chunk[i];
+    for (int64_t i = 0; i < C; ++i) seen[i] |= chunk.seen[at + i];
     in_vectors([&](int64_t i, int n) {
       const auto both = Largest::both(kept(largest + i, n), kept(chunk.pooled_max + at + i, n));
       put<Real, real_type<Real>>((char*)(largest + i), (Vec<Real>)both, n);
@@ -395,13 +394,10 @@ static void collect_bins(const PairMatrix& x, int64_t row, double* memory) {
     put<Real, real_type<Real>>(to, Largest::number(kept(largest + i, n)), n);
   });
   const Real nan = std::numeric_limits<Real>::quiet_NaN();
-  if (x.pooled_max) {
-    Real* const maxima = (Real*)x.pooled_max + row * C;
-    for (int64_t i = 0; i < C; ++i) maxima[i] = seen[i] ? maxima[i] : nan;
-  }
-  if (x.pooled_mean) {
-    Real* const means = (Real*)x.pooled_mean + row * C;
-    for (int64_t i = 0; i < C; ++i) means[i] = seen[i] ? Real(sum[i] / unmasked[i]) : nan;
+  for (int64_t i = 0; i < C; ++i) {
+    if (x.pooled_max && !seen[i]) ((Real*)x.pooled_max)[row * C + i] = nan;
+    if (x.pooled_mean)
+      ((Real*)x.pooled_mean)[row * C + i] = seen[i] ? Real(sum[i] / unmasked[i]) : nan;
   }
 }
 
