@@ -227,16 +227,27 @@ __attribute__((noinline)) static void write_rows(const Forward& f, const Rows<E>
   for (int first = 0; first < rows.count; first += n) {
     const auto at = [&](Real* x) -> Vec<Real>& { return *(Vec<Real>*)(x + first); };
     const int count = rows.count - first < n ? rows.count - first : n;
-    Vec<Real> maximum = at(state.maximum);
-    const Vec<Real> factor = exp2(scaling.exponent(scaling.base(at(state.base)),
-                                                   scaling.base(maximum)));  // between the two
+    Vec<Real> maximum = at(state.maximum), reference = E::tiles ? at(state.base) : maximum;
+    const auto from_base = [&](Vec<Real> score) {
+      return exp2(scaling.exponent(scaling.base(at(state.base)), scaling.base(score)));
+    };
     const Vec<Real> sum =
         needs_total<E>(f) ? at(state.total) + at(state.compensation) : at(state.rounded);
     // With dropout the rounded denominator lacks the dropped weights.
     const Vec<Real> rounded = E::rounds && !p.threshold ? at(state.rounded) : sum;
+    const auto finish = [&](Vec<Real> factor, Vec<Real>& score, Vec<Real>& total) {
+      return factor * finish_denominators(p, scaling, rows.head + first, count, score, total,
+                                          rounded * factor);
+    };
+    const Vec<Real> factor = from_base(reference);  // between the two
     Vec<Real> total = sum * factor;
-    const Vec<Real> normaliser = factor * finish_denominators(p, scaling, rows.head + first, count,
-                                                              maximum, total, rounded * factor);
+    const Vec<Real> normaliser = finish(factor, reference, total);
+    if (!E::tiles) {
+      maximum = reference;
+    } else if (f.maximum) {  // tiles know it only then
+      total = sum * from_base(maximum);
+      finish(from_base(maximum), maximum, total);
+    }
     char* to[n];
     for (int i = 0; i < count; ++i) {
       const int64_t head = rows.head[first + i], index = rows.index[first + i];
@@ -403,13 +414,14 @@ static void run_merge(const void* pass, int64_t unit, char* memory, const Stop&)
   for (int v = 0; v < m.rows.vectors; ++v) {
     const int at = v * E::lanes;
     const auto vec = [&](const Real* x) -> Vec<Real>& { return *(Vec<Real>*)(x + at); };
-    vec(sum.maximum) = Vec<Real>{} - kInf<Real>;
+    vec(sum.maximum) = vec(sum.base) = Vec<Real>{} - kInf<Real>;
     for (int64_t i = 0; i < n; ++i) {
       const SoftmaxState<E> part = state_in<E>(p, f.partial + (unit * n + i) * size * sizeof(Real));
       vec(sum.maximum) = larger(vec(part.maximum), vec(sum.maximum));
+      vec(sum.base) = larger(vec(part.base), vec(sum.base));
     }
-    vec(sum.base) = vec(sum.maximum);
-    const auto base = scaling.base(vec(sum.maximum));
+    if (!E::tiles) vec(sum.base) = vec(sum.maximum);
+    const auto base = scaling.base(vec(sum.base));
     for (int64_t i = 0; i < n; ++i) {
       const SoftmaxState<E> part = state_in<E>(p, f.partial + (unit * n + i) * size * sizeof(Real));
       const Vec<Real> factor = exp2(scaling.exponent(vec(part.base), base));

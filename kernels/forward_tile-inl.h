@@ -348,15 +348,11 @@ static void by_vectors(const Rows<E>& rows, const TileMask& tile_mask, int keys,
   }
 }
 
-// Finishes the scores of a tile, and finds the new maxima of its rows.
+// Raises the maxima of the rows of a tile to its scores.
 template <class E>
-static void finish_tile(const Problem& p, const Scaling<E>& scaling, ForwardMemory<E>& m,
-                        const KeyTile& tile) {
+static void find_maxima(ForwardMemory<E>& m, const KeyTile& tile) {
   typedef typename E::Real Real;
-  const TileMask& tile_mask = tile.tile_mask;
-  if (!tile.unmasked)
-    finish_scores<E>(p, m.rows, tile_mask, scaling, tile.j0, tile.keys, m.scores, nullptr);
-  by_vectors<E>(m.rows, tile_mask, tile.keys,
+  by_vectors<E>(m.rows, tile.tile_mask, tile.keys,
                 [&]<int V>(int v, int low, int high, std::integral_constant<int, V>) {
                   constexpr int chains = E::tiles ? 4 : 1;  // each waits for the one before
                   Vec<Real> maximum[chains][V];
@@ -396,7 +392,9 @@ static void score_tile(const Problem& p, const Scaling<E>& scaling, ForwardMemor
         m.new_maximum, prefetcher);
   } else {
     multiply_keys<E>(p, rows, tile_mask, kv, j0, tile.keys, k, m.scores, prefetcher);
-    finish_tile(p, scaling, m, tile);
+    if (!tile.unmasked)
+      finish_scores<E>(p, rows, tile_mask, scaling, j0, tile.keys, m.scores, nullptr);
+    find_maxima(m, tile);
   }
   for (int v = 0; v < rows.vectors; ++v) rescale(p, scaling, m.state, m.new_maximum, v);
 }

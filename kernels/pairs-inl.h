@@ -95,7 +95,10 @@ static inline U upper_halves(F x) {
   return x == x ? up : bits | 0x400000u;
 }
 // Pairs of upper halves: those of x in the lower half.
-static inline I join(U x, U y) { return (I)((y & 0xffff0000u) | (x >> 16)); }
+static inline I join(U x, U y) {
+  const U upper = U{} + 0xffff0000u;  // upper ? y : x >> 16
+  return (I)_mm512_ternarylogic_epi32((__m512i)upper, (__m512i)y, (__m512i)(x >> 16), 0xca);
+}
 
 // Two floats rounded to a pair of bfloat16: x in the lower half.
 #ifdef REGARD_PLAIN_PAIRS

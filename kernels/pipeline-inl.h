@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <type_traits>
 #include <utility>
 
@@ -16,8 +17,8 @@ namespace regard::REGARD_NAMESPACE {
 // softmax_pairs for tiles, a few keys at a time, of V vectors: the pairs of keys j and j + 1 take
 // the place of the scores of key j. Numbers are rounded by the last addition of their polynomial:
 // after instructions of tiles fewer units multiply, convert or permute, but all of them add.
-// `exact`: with the denominator of weights that are not rounded, which changes no bit of the
-// others.
+// `exact`: with the maxima of the scores, and the denominator of weights that are not rounded,
+// which changes no bit of the others.
 template <class E, int V, bool exact>
 class SoftmaxInPlace {
  public:
@@ -26,6 +27,7 @@ class SoftmaxInPlace {
       : scaling_(scaling), state_(state), at_(scores + low * E::rows), j_(low), high_(high) {
     for (int i = 0; i < V; ++i) {
       base_[i] = scaling.base(*(const F*)(state.base + i * E::lanes));
+      maximum_[i] = *(const F*)(state.maximum + i * E::lanes);
       rounded_[i] = sum_[i] = F{};
     }
   }
@@ -40,6 +42,7 @@ class SoftmaxInPlace {
     while (j_ + kSome <= high_) next();
     while (j_ < high_) add<2, false>();
     for (int i = 0; E::rounds && i < V; ++i) *(F*)(state_.rounded + i * E::lanes) += rounded_[i];
+    for (int i = 0; exact && i < V; ++i) *(F*)(state_.maximum + i * E::lanes) = maximum_[i];
   }
 
  private:
@@ -49,11 +52,12 @@ class SoftmaxInPlace {
   REGARD_INLINE void add() {
     F x[keys * V], w[keys * V];
     for (int k = 0; k < keys; ++k)
-      for (int i = 0; i < V; ++i)
-        x[k * V + i] =
-            whole || j_ + k < high_
-                ? scaling_.exponent(*(const F*)(at_ + k * E::rows + i * E::lanes), base_[i])
-                : F{} - kInf<float>;
+      for (int i = 0; i < V; ++i) {
+        const F score = whole || j_ + k < high_ ? *(const F*)(at_ + k * E::rows + i * E::lanes)
+                                                : F{} - kInf<float>;
+        x[k * V + i] = scaling_.exponent(score, base_[i]);
+        if (exact) maximum_[i] = larger(score, maximum_[i]);
+      }
     if constexpr (E::rounds)
       exp2_rounded<exact>(x, w);
     else
@@ -82,7 +86,7 @@ class SoftmaxInPlace {
   float* at_;
   int j_;
   const int high_;
-  F base_[V], rounded_[V], sum_[V];
+  F base_[V], maximum_[V], rounded_[V], sum_[V];
 };
 
 // The keys of a tile that any row sees.
@@ -199,15 +203,44 @@ static void add_weighted_values(const Forward& f, ForwardMemory<E>& m, const Sca
   multiply_now(product_with_values(*f.problem, m, tile, (int32_t*)m.scores), m.rows.vectors);
 }
 
-// Whether a row of a tile has a score above the base of its weights.
-template <class E>
-static bool rises(const ForwardMemory<E>& m) {
-  uint32_t any = 0;
-  for (int v = 0; v < m.rows.vectors; ++v)
-    any |= greater(*(const F*)(m.new_maximum + v * E::lanes),
-                   *(const F*)(m.state.base + v * E::lanes));
-  return any;
+// The sum of a row's weights above which their base rises. Below it costs no bit: weights are
+// rounded relative to themselves.
+constexpr float kMostSum = 0x1p24f;
+
+// Moves the base of those rows of a tile that `moves` says, from the scores of a tile of keys: the
+// others keep theirs, so that a row's bits do not depend on the rows beside it.
+template <class E, class Moves>
+static void move_bases(const Problem& p, const Scaling<E>& scaling, ForwardMemory<E>& m,
+                       const KeyTile& tile, Moves moves) {
+  __builtin_memcpy(m.new_maximum, m.state.maximum, sizeof(float) * E::rows);
+  find_maxima(m, tile);
+  for (int v = 0; v < m.rows.vectors; ++v) {
+    F &rise = vector_at<E>(m.new_maximum, 0, v), &maximum = vector_at<E>(m.state.maximum, 0, v);
+    const F base = vector_at<E>(m.state.base, 0, v), before = maximum;
+    rise = (moves(v) | (rise < base)) ? rise : base;
+    rescale(p, scaling, m.state, m.new_maximum, v);
+    maximum = larger(before, maximum);
+  }
 }
+
+// The denominators of a tile of queries, before a tile of keys whose weights may be too large.
+template <class E>
+class SavedSums {
+ public:
+  explicit SavedSums(const SoftmaxState<E>& state) : state_(state) {
+    for (int i = 0; i < 3; ++i) __builtin_memcpy(saved_[i], of(i), sizeof saved_[i]);
+  }
+  void restore() {
+    for (int i = 0; i < 3; ++i) __builtin_memcpy(of(i), saved_[i], sizeof saved_[i]);
+  }
+
+ private:
+  float* of(int i) const {
+    return i == 0 ? state_.total : i == 1 ? state_.compensation : state_.rounded;
+  }
+  const SoftmaxState<E> state_;
+  alignas(64) float saved_[3][E::rows];
+};
 
 // The first tile from j0 on of which any key is shown; without keys where there is none.
 template <class E>
@@ -232,28 +265,46 @@ static bool add_keys_by_tiles(const Forward& f, ForwardMemory<E>& m, int64_t kv,
   const auto scores_of = [&](const KeyTile& tile, float* to) {
     multiply_keys<E>(p, m.rows, tile.tile_mask, kv, tile.j0, tile.keys, keys_of(p, m, tile), to);
   };
+  // A row's base is above the scores of the first tile of keys that it sees, and rises where the
+  // sum of its weights becomes large: nobody looks for the maxima of other tiles.
+  const auto base = [&](int v) -> const F& { return vector_at<E>(m.state.base, 0, v); };
+  const auto sum = [&](int v) -> const F& {
+    return vector_at<E>(E::rounds ? m.state.rounded : m.state.total, 0, v);
+  };
+  const auto any = [&](auto of) {
+    uint32_t found = 0;
+    for (int v = 0; v < m.rows.vectors; ++v) found |= of(v);
+    return found != 0;
+  };
+  bool lack_base = true;
   KeyTile tiles[3], *before = tiles, *tile = tiles + 1, *next = tiles + 2;
   before->keys = 0;
   find_tile(p, m, kv, low, high, *tile);
   if (tile->keys) scores_of(*tile, m.scores);
   while (tile->keys) {
     masked |= !tile->unmasked || (tile->packed && tile->keys % E::block);
-    __builtin_memcpy(m.new_maximum, m.state.maximum, sizeof(float) * E::rows);
-    finish_tile(p, scaling, m, *tile);
+    const auto finish = [&] {
+      if (!tile->unmasked)
+        finish_scores<E>(p, m.rows, tile->tile_mask, scaling, tile->j0, tile->keys, m.scores,
+                         nullptr);
+    };
+    finish();
+    lack_base = lack_base && any([&](int v) {
+                  return greater(F{} + std::numeric_limits<float>::lowest(), base(v));
+                });
+    if (lack_base) move_bases(p, scaling, m, *tile, [&](int v) { return base(v) == -kInf<float>; });
     TileProduct values, keys;
     bool values_meanwhile = false;
     if (before->keys) {
       values = product_with_values(p, m, *before, (int32_t*)m.other_scores);
-      // What is rescaled must be complete.
-      values_meanwhile = m.rows.vectors == 2 && values.is_whole() && !rises(m);
+      values_meanwhile = m.rows.vectors == 2 && values.is_whole();
       if (!values_meanwhile) multiply_now(values, m.rows.vectors);
     }
-    for (int v = 0; v < m.rows.vectors; ++v) rescale(p, scaling, m.state, m.new_maximum, v);
     look(*tile);
+    if (high - tile->j0 <= kPrefetchDistance) m.prefetcher.prefetch_some();
     find_tile(p, m, kv, tile->j0 + tile_keys<E>(p), high, *next);
-    const bool keys_meanwhile = E::parts == 1 && next->keys == tile_keys<E>(p) &&
-                                next->tile_mask.fully_visible && m.rows.vectors == 2 &&
-                                !few_queries<E>(p) && p.D > 0;
+    const bool keys_meanwhile = E::parts == 1 && next->keys && next->keys % (2 * kTileRows) == 0 &&
+                                m.rows.vectors == 2 && !few_queries<E>(p) && p.D > 0;
     if (keys_meanwhile)
       keys = {tile_rows<E>(keys_of(p, m, *next), p.D),
               next->keys,
@@ -261,8 +312,18 @@ static bool add_keys_by_tiles(const Forward& f, ForwardMemory<E>& m, int64_t kv,
               m.other_scores,
               E::rows,
               false};
+    SavedSums<E> saved(m.state);
     softmax_in_place(f, scaling, m, *tile, values_meanwhile ? &values : nullptr,
                      keys_meanwhile ? &keys : nullptr);
+    if (any([&](int v) { return greater(sum(v), F{} + kMostSum); })) {
+      F large[E::vectors];
+      for (int v = 0; v < m.rows.vectors; ++v) large[v] = sum(v);
+      saved.restore();
+      scores_of(*tile, m.scores);
+      finish();
+      move_bases(p, scaling, m, *tile, [&](int v) { return large[v] > kMostSum; });
+      softmax_in_place(f, scaling, m, *tile);
+    }
     if (next->keys && !keys_meanwhile) scores_of(*next, m.other_scores);
     std::swap(m.scores, m.other_scores);
     KeyTile* const free = before;

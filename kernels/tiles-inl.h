@@ -91,6 +91,12 @@ template <int n>
 REGARD_INLINE static void load_tile(const void* p, int64_t stride) {
   asm volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(p), "r"(stride), "i"(n) : "memory");
 }
+// Likewise, of what is not loaded again before L1 has lost it: the processor keeps other lines
+// there.
+template <int n>
+REGARD_INLINE static void stream_tile(const void* p, int64_t stride) {
+  asm volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" : : "r"(p), "r"(stride), "i"(n) : "memory");
+}
 template <int n>
 REGARD_INLINE static void store_tile(void* p, int64_t stride) {
   asm volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(p), "r"(stride), "i"(n) : "memory");
@@ -130,6 +136,10 @@ template <int n>
 static void load_tile(const void* p, int64_t stride) {
   for (int r = 0; r < kTileRows; ++r)
     std::memcpy(configured(n).row[r], (const char*)p + r * stride, kTileBytes);
+}
+template <int n>
+static void stream_tile(const void* p, int64_t stride) {
+  load_tile<n>(p, stride);
 }
 template <int n>
 static void store_tile(void* p, int64_t stride) {
@@ -187,6 +197,12 @@ REGARD_INLINE static void load_rows(const char* p, int64_t stride, int64_t rows)
   load_tile<n>(part, kTileBytes);
 }
 
+template <int n>
+REGARD_INLINE static void stream_rows(const char* p, int64_t stride, int64_t rows) {
+  if (rows >= kTileRows) return stream_tile<n>(p, stride);
+  load_rows<n>(p, stride, rows);
+}
+
 // Stores a tile of sums, of which `rows` rows may be written.
 template <int n>
 REGARD_INLINE static void store_rows(float* to, int64_t ldo, int64_t rows) {
@@ -217,7 +233,7 @@ static void tile_block(const TileMatrix& a, int64_t there, const TileVectors& x,
     for (int64_t s = 0; s < x.steps; ++s) {
       const char* const from = a.data + product / 2 * a.part + s * a.across;
       const int32_t* const y = x.data + product % 2 * x.part + s * kTileRows * x.stride;
-      load_rows<4>(from, a.stride, rows);
+      stream_rows<4>(from, a.stride, rows);
       load_tile<6>(y, x.stride * 4);
       multiply_tiles<0, 4, 6>();
       if constexpr (V > 1) {
@@ -225,7 +241,7 @@ static void tile_block(const TileMatrix& a, int64_t there, const TileVectors& x,
         multiply_tiles<1, 4, 7>();
       }
       if constexpr (R > 1) {
-        load_rows<5>(from + a.down, a.stride, rows - kTileRows);
+        stream_rows<5>(from + a.down, a.stride, rows - kTileRows);
         multiply_tiles<2, 5, 6>();
         if constexpr (V > 1) multiply_tiles<3, 5, 7>();
       }
@@ -291,11 +307,11 @@ REGARD_INLINE static void multiply_meanwhile(const TileProduct& product, Between
       const char* from = a + part / 2 * product.a.part;
       const char* x = (const char*)(product.x.data + part % 2 * product.x.part);
       for (int64_t s = 0; s < product.x.steps; ++s) {
-        load_tile<4>(from, lda), load_tile<6>(x, ldx), multiply_tiles<0, 4, 6>();
+        stream_tile<4>(from, lda), load_tile<6>(x, ldx), multiply_tiles<0, 4, 6>();
         if (every == 1) between();
         load_tile<7>(x + kTileBytes, ldx), multiply_tiles<1, 4, 7>();
         between();
-        load_tile<5>(from + down, lda), multiply_tiles<2, 5, 6>();
+        stream_tile<5>(from + down, lda), multiply_tiles<2, 5, 6>();
         if (every == 1) between();
         multiply_tiles<3, 5, 7>();
         between();

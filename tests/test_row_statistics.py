@@ -199,6 +199,40 @@ def test_rows_that_are_asked_for_alone_sum_to_one_at_any_size_of_the_scores(size
     np.testing.assert_allclose(weights[...].sum(-1, dtype=np.float64), 1, atol=1e-6)
 
 
+# Scores of key j: slope * j + offset. A row's largest lies far above or below those that came
+# before, by up to where their weights are infinite, and every row's elsewhere.
+SLOPES = [0, 0, 0.5, -0.5, 3, -3, 100, -100, 0, 2e36]
+
+
+@pytest.mark.parametrize("hidden", [0, 70])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])
+def test_a_row_whose_scores_rise_has_its_own_maximum_and_bits(dtype, hidden):
+    Lk, slopes = 333, np.resize(SLOPES[: 9 if dtype == "float16" else None], 37)
+    q, k, v = np.zeros((1, 1, 37, 8)), np.zeros((1, 1, Lk, 8)), numbers(1, 1, Lk, 8)
+    q[..., 0], q[..., 1] = slopes, 1
+    k[..., 0], k[..., 1] = np.arange(Lk) // 2, 5 * np.sin(np.arange(Lk))
+    q, k, v = (torch.from_numpy(x).to(getattr(torch, dtype)) for x in (q, k, v))
+    low = np.arange(37) % 2 * hidden  # every other row lacks the first keys
+    call = {"scale": 1.0, "intervals": (low, np.full(37, Lk)), "backend": "kernel"}
+    out = regard.attention(q, k, v, **call)
+
+    scores = np.einsum("bhid,bhjd->bhij", q.double(), k.double())
+    scores[..., np.arange(Lk) < low[:, None]] = -np.inf
+    maximum = scores.max(-1)
+    weights = np.exp(scores - maximum[..., None])
+    weights /= weights.sum(-1, keepdims=True)
+    error = {"float64": 1e-11, "float32": 3e-3}.get(dtype, 0.02)
+    np.testing.assert_allclose(out.double(), weights @ v.double().numpy(), rtol=0, atol=error)
+
+    again, statistics = regard.attention(q, k, v, return_statistics=True, **call)
+    assert torch.equal(out, again)
+    np.testing.assert_allclose(statistics.maximum.double(), maximum, rtol=1e-6, atol=1e-6)
+    for row in (0, 4, 6, 35):
+        one = slice(row, row + 1)
+        alone = call | {"intervals": (np.full(33, low[row]), np.full(33, Lk))}
+        part = regard.attention(q[:, :, one].expand(1, 1, 33, 8), k, v, **alone)
+        assert torch.equal(part[:, :, :1], out[:, :, one]), row
+
 def test_threads_that_ask_together_get_what_one_gets():
     q, k = numbers(3, 700, 16), numbers(3, 700, 16, seed=1)
     alone, shared = (AttentionWeights(q, k, causal=True, window=(99, 0)) for _ in range(2))
