@@ -47,8 +47,8 @@ struct BackwardMemory {
   Word* value_rows;
   uint16_t* half_weights;  // [kKeys][rows] of bfloat16, where they are multiplied in pairs
   uint16_t* half_dscores;
-  Word* dscores_pairs;  // [kKeys / 2][rows]
-  Real* query_sum;      // [D][rows]
+  Word* dscores_pairs;  // [kKeys / 2][rows], by tiles in the order of query_of_lane
+  Real* query_sum;      // [D][rows], likewise
   Real* key_sum;        // [chunk][D up to lanes]
   Real* value_sum;      // [chunk][Dv up to lanes]
   Real* maximum;        // [rows]
@@ -88,7 +88,7 @@ struct BackwardMemory {
 
 #ifdef REGARD_TILES
 // Packs rows of D numbers for sums over the rows by tiles: [parts][words(rows)][D], word i of a
-// step has rows i and i + 16.
+// step has rows 2 i and 2 i + 1.
 template <class E, int part = 0>
 static void pad_rows_for_tiles(const char* const* rows, int count, int64_t D, int32_t* out) {
   const int64_t width = BackwardMemory<E>::padded(D);
@@ -96,11 +96,10 @@ static void pad_rows_for_tiles(const char* const* rows, int count, int64_t D, in
     pad_rows_for_tiles<E, part + 1>(rows, count, D, out + E::words(E::rows) * width);
   for (int word = 0; word < E::words(E::rows); ++word)
     for (int64_t d = 0; d < D; d += E::lanes) {
-      const int i = word / kTileRows * E::block + word % kTileRows;
       const auto wide = [&](int r) {
         return r < count ? part_of<part>(numbers<float, E::type>(rows[r] + d * 2, D - d)) : U{};
       };
-      store<int32_t>(out + word * width + d, join(wide(i), wide(i + kTileRows)));
+      store<int32_t>(out + word * width + d, join(wide(2 * word), wide(2 * word + 1)));
     }
 }
 #endif
@@ -273,15 +272,15 @@ static void recompute_weights(const Backward& g, BackwardMemory<E>& m, const Til
 }
 
 #ifdef REGARD_TILES
-// A part of numbers in the upper halves, rounded where it is the only one.
+// A part of the numbers of two vectors, those of x before those of y, rounded where it is the only
+// one.
 template <class E, int part>
-static U upper_part(F x) {
-  return E::parts > 1 ? part_of<part>(x) : upper_halves(x);
+static I halves_of_part(F x, F y) {
+  return E::parts > 1 ? upper_halves_of(part_of<part>(x), part_of<part>(y)) : halves_of(x, y);
 }
 
-// pack_dscores for tiles: [key][parts][queries i and i + 16 of 32] and [pair of
-// keys][parts][query], with zeros where keys are masked, which tiles multiply as well, and in what
-// fills up a step.
+// pack_dscores for tiles: [key][parts][query] and [pair of keys][parts][lane], with zeros where
+// keys are masked, which tiles multiply as well, and in what fills up a step.
 template <class E, int part = 0>
 static void pack_dscores_for_tiles(BackwardMemory<E>& m, const TileMask& tile_mask, int keys,
                                    Written written) {
@@ -290,25 +289,24 @@ static void pack_dscores_for_tiles(BackwardMemory<E>& m, const TileMask& tile_ma
   constexpr int n = E::lanes;
   const int vectors = m.rows.vectors;
   for (int v = 0; v < vectors; v += 2) {
-    const auto at = [&](const float* x, int j, int i) {
-      const bool there = v + i < vectors && tile_mask.low[v + i] <= j && j < tile_mask.high[v + i];
-      return there && j < keys ? upper_part<E, part>(*(const F*)(x + j * E::rows + (v + i) * n))
-                               : U{};
+    const auto row = [&](const float* x, int j) {
+      const auto at = [&](int i) {
+        const bool there =
+            v + i < vectors && tile_mask.low[v + i] <= j && j < tile_mask.high[v + i];
+        return there && j < keys ? *(const F*)(x + j * E::rows + (v + i) * n) : F{};
+      };
+      return halves_of_part<E, part>(at(0), at(1));
     };
-    const auto put_row = [&](uint16_t* to, int j, U x, U y) {
-      *(I*)(to + (j * E::parts + part) * E::rows + v * n) = join(x, y);
-    };
+    const auto place = [&](int j) { return (j * E::parts + part) * E::rows + v * n; };
     for (int j = 0; written.weights && j < keys; ++j)
-      put_row(m.half_weights, j, at(m.weights, j, 0), at(m.weights, j, 1));
+      *(I*)(m.half_weights + place(j)) = row(m.weights, j);
     for (int j = 0; written.scores && j < 2 * E::words(keys); j += 2) {
-      U x[2][2];
-      for (int k = 0; k < 2; ++k) {
-        for (int i = 0; i < 2; ++i) x[k][i] = at(m.dscores, j + k, i);
-        put_row(m.half_dscores, j + k, x[k][0], x[k][1]);
-      }
-      for (int i = 0; i < 2; ++i)
-        *(I*)(m.dscores_pairs + (j / 2 * E::parts + part) * E::rows + (v + i) * n) =
-            join(x[0][i], x[1][i]);
+      const I first = row(m.dscores, j), second = row(m.dscores, j + 1);
+      *(I*)(m.half_dscores + place(j)) = first;
+      *(I*)(m.half_dscores + place(j + 1)) = second;
+      const auto pairs = (I*)(m.dscores_pairs + place(j / 2));
+      pairs[0] = (I)_mm512_unpacklo_epi16((__m512i)first, (__m512i)second);
+      pairs[1] = (I)_mm512_unpackhi_epi16((__m512i)first, (__m512i)second);
     }
   }
 }
@@ -343,6 +341,19 @@ static void pack_dscores(BackwardMemory<E>& m, const TileMask& tile_mask, int ke
 }
 #endif
 
+// The vectors of the sums of dQ that have a query: of tiles both of two.
+template <class E>
+static int paired_vectors(const Rows<E>& rows) {
+  return E::tiles ? (rows.vectors + 1) / 2 * 2 : rows.vectors;
+}
+
+// The query in a lane of the sums of dQ, where dS is paired by halves of 128 bits (unpack).
+template <class E>
+static int query_of_lane(int v, int lane) {
+  if (!E::tiles) return v * E::lanes + lane;
+  return v / 2 * 2 * E::lanes + lane / 4 * 8 + v % 2 * 4 + lane % 4;
+}
+
 // Adds the tile's [D][rows] to dQ, transposed and scaled, and its part of the rows' sums of P dP;
 // each is optional.
 template <class E>
@@ -353,13 +364,15 @@ static void add_to_queries(const Backward& g, const BackwardMemory<E>& m) {
   const Real scale = Real(p.scale);
   for (int i = 0; g.delta && i < m.rows.count; ++i)
     ((Real*)g.delta)[(m.rows.b * p.Hq + m.rows.head[i]) * p.Lq + m.rows.index[i]] += m.sum[i];
-  for (int v = 0; g.query_sum && v < m.rows.vectors; ++v)
+  for (int v = 0; g.query_sum && v < paired_vectors(m.rows); ++v)
     for (int64_t d = 0; d < p.D; d += n) {
       const int64_t width = p.D - d < n ? p.D - d : n;
       Vec<Real> t[n];
       load_transposed<Real>(m.query_sum + d * E::rows + v * n, E::rows, width, t);
-      for (int i = 0; i < n && v * n + i < m.rows.count; ++i) {
-        const int64_t h = m.rows.head[v * n + i], q = m.rows.index[v * n + i];
+      for (int i = 0; i < n; ++i) {
+        const int row = query_of_lane<E>(v, i);
+        if (row >= m.rows.count) continue;
+        const int64_t h = m.rows.head[row], q = m.rows.index[row];
         Real* to = (Real*)g.query_sum + ((m.rows.b * p.Hq + h) * p.Lq + q) * p.D + d;
         if (width == n)
           store<Real>(to, load<Real>(to) + t[i] * scale);
@@ -411,8 +424,8 @@ static void add_by_tiles(const Backward& g, BackwardMemory<E>& m, const Matrix& 
   if (!g.query_sum) return;
   const TileVectors right = {m.dscores_pairs, E::parts * E::rows, E::rows,
                              E::words(keys) / kTileRows, products};
-  multiply_by_tiles<true>(tile_pairs<E>(key_pairs, p.D), p.D, right, m.rows.vectors, m.query_sum,
-                          E::rows);
+  multiply_by_tiles<true>(tile_pairs<E>(key_pairs, p.D), p.D, right, paired_vectors(m.rows),
+                          m.query_sum, E::rows);
 }
 #endif
 

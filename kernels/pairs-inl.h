@@ -100,6 +100,36 @@ static inline I join(U x, U y) {
   return (I)_mm512_ternarylogic_epi32((__m512i)upper, (__m512i)y, (__m512i)(x >> 16), 0xca);
 }
 
+#ifdef REGARD_TILES
+// The upper halves of x, then those of y.
+static inline I upper_halves_of(U x, U y) {
+  static constexpr auto order = [] {
+    struct {
+      alignas(64) uint16_t at[32];
+    } o{};
+    for (int i = 0; i < 32; ++i) o.at[i] = uint16_t(2 * i + 1);
+    return o;
+  }();
+  return (I)_mm512_permutex2var_epi16((__m512i)x, read<__m512i>(order.at), (__m512i)y);
+}
+
+// Numbers rounded to bfloat16, to nearest even, those of x before those of y, with denormal numbers
+// as 0: every processor with tiles has the instruction.
+static inline I halves_of(F x, F y) {
+#if REGARD_TILES == 1
+  I halves;
+  asm("vcvtne2ps2bf16 %1, %2, %0" : "=v"(halves) : "v"(x), "v"(y));
+  return halves;
+#else
+  const auto rounded = [](F z) {
+    const U sign = (U)z & 0x80000000u, size = (U)z & 0x7fffffffu;
+    return size < 0x00800000u ? sign : upper_halves(z);
+  };
+  return upper_halves_of(rounded(x), rounded(y));
+#endif
+}
+#endif
+
 // Two floats rounded to a pair of bfloat16: x in the lower half.
 #ifdef REGARD_PLAIN_PAIRS
 static inline I pairs_of(F x, F y) { return join(upper_halves(x), upper_halves(y)); }

@@ -293,25 +293,23 @@ static bool add_keys_by_tiles(const Forward& f, ForwardMemory<E>& m, int64_t kv,
                   return greater(F{} + std::numeric_limits<float>::lowest(), base(v));
                 });
     if (lack_base) move_bases(p, scaling, m, *tile, [&](int v) { return base(v) == -kInf<float>; });
-    TileProduct values, keys;
-    bool values_meanwhile = false;
-    if (before->keys) {
-      values = product_with_values(p, m, *before, (int32_t*)m.other_scores);
-      values_meanwhile = m.rows.vectors == 2 && values.is_whole();
-      if (!values_meanwhile) multiply_now(values, m.rows.vectors);
-    }
+    // Made where they stay: a copy would wait for their stores.
+    const TileProduct values =
+        before->keys ? product_with_values(p, m, *before, (int32_t*)m.other_scores) : TileProduct{};
+    const bool values_meanwhile = before->keys && m.rows.vectors == 2 && values.is_whole();
+    if (before->keys && !values_meanwhile) multiply_now(values, m.rows.vectors);
     look(*tile);
     if (high - tile->j0 <= kPrefetchDistance) m.prefetcher.prefetch_some();
     find_tile(p, m, kv, tile->j0 + tile_keys<E>(p), high, *next);
     const bool keys_meanwhile = E::parts == 1 && next->keys && next->keys % (2 * kTileRows) == 0 &&
                                 m.rows.vectors == 2 && !few_queries<E>(p) && p.D > 0;
-    if (keys_meanwhile)
-      keys = {tile_rows<E>(keys_of(p, m, *next), p.D),
-              next->keys,
-              tile_columns<E>(m.rows.q, p.D),
-              m.other_scores,
-              E::rows,
-              false};
+    const TileProduct keys = keys_meanwhile ? TileProduct{tile_rows<E>(keys_of(p, m, *next), p.D),
+                                                          next->keys,
+                                                          tile_columns<E>(m.rows.q, p.D),
+                                                          m.other_scores,
+                                                          E::rows,
+                                                          false}
+                                            : TileProduct{};
     SavedSums<E> saved(m.state);
     softmax_in_place(f, scaling, m, *tile, values_meanwhile ? &values : nullptr,
                      keys_meanwhile ? &keys : nullptr);

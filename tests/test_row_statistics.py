@@ -233,6 +233,7 @@ def test_a_row_whose_scores_rise_has_its_own_maximum_and_bits(dtype, hidden):
         part = regard.attention(q[:, :, one].expand(1, 1, 33, 8), k, v, **alone)
         assert torch.equal(part[:, :, :1], out[:, :, one]), row
 
+
 def test_threads_that_ask_together_get_what_one_gets():
     q, k = numbers(3, 700, 16), numbers(3, 700, 16, seed=1)
     alone, shared = (AttentionWeights(q, k, causal=True, window=(99, 0)) for _ in range(2))
