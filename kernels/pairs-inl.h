@@ -95,10 +95,7 @@ static inline U upper_halves(F x) {
   return x == x ? up : bits | 0x400000u;
 }
 // Pairs of upper halves: those of x in the lower half.
-static inline I join(U x, U y) {
-  const U upper = U{} + 0xffff0000u;  // upper ? y : x >> 16
-  return (I)_mm512_ternarylogic_epi32((__m512i)upper, (__m512i)y, (__m512i)(x >> 16), 0xca);
-}
+static inline I join(U x, U y) { return (I)((y & 0xffff0000u) | (x >> 16)); }
 
 #ifdef REGARD_TILES
 // The upper halves of x, then those of y.
