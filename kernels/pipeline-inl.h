@@ -204,8 +204,9 @@ static void add_weighted_values(const Forward& f, ForwardMemory<E>& m, const Sca
 }
 
 // The sum of a row's weights above which their base rises. Below it costs no bit: weights are
-// rounded relative to themselves.
-constexpr float kMostSum = 0x1p24f;
+// rounded relative to themselves. Sums of values overflow no earlier than those of so many keys
+// with a weight of 1 each.
+constexpr float kMostSum = 0x1p16f;
 
 // Moves the base of those rows of a tile that `moves` says, from the scores of a tile of keys: the
 // others keep theirs, so that a row's bits do not depend on the rows beside it.
