@@ -234,6 +234,14 @@ def test_a_row_whose_scores_rise_has_its_own_maximum_and_bits(dtype, hidden):
         assert torch.equal(part[:, :, :1], out[:, :, one]), row
 
 
+def test_large_values_do_not_overflow_where_scores_rise():
+    q, k = torch.ones(1, 1, 40, 8).bfloat16(), torch.zeros(1, 1, 256, 8).bfloat16()
+    k[:, :, 64:] = 2
+    v = torch.full((1, 1, 256, 8), 1e32).bfloat16()
+    out = regard.attention(q, k, v, scale=1.0, backend="kernel")
+    torch.testing.assert_close(out, v[:, :, :40], rtol=0.01, atol=0)
+
+
 def test_threads_that_ask_together_get_what_one_gets():
     q, k = numbers(3, 700, 16), numbers(3, 700, 16, seed=1)
     alone, shared = (AttentionWeights(q, k, causal=True, window=(99, 0)) for _ in range(2))
