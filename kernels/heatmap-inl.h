@@ -95,6 +95,10 @@ REGARD_INLINE static void add_to_bins(const Rows<E>& rows, const Bins<E>& bins,
   }
 }
 
+struct Nothing {
+  void operator()() const {}
+};
+
 struct Unchanged {
   template <class V>
   V operator()(V x, int) const {
@@ -104,10 +108,11 @@ struct Unchanged {
 
 // Pools a tile into the bins of a heatmap: the maximum of scores, or the mass of weights. `finish`
 // makes what is accumulated of what was pooled over the keys of a bin, for a vector of rows.
-template <class E, bool mass, class Finish = Unchanged>
+// `meanwhile` is called now and then.
+template <class E, bool mass, class Finish = Unchanged, class Meanwhile = Nothing>
 static void pool_tile(const Reduce& r, const Rows<E>& rows, const Bins<E>& bins,
                       const typename E::Real* scores, const TileMask& tile_mask, int64_t j0,
-                      int keys, Finish finish = {}) {
+                      int keys, Finish finish = {}, Meanwhile meanwhile = {}) {
   typedef typename E::Real Real;
   constexpr int n = E::lanes;
   const int64_t last_bin = bin_at(r, 1, j0 + keys - 1);
@@ -128,6 +133,7 @@ static void pool_tile(const Reduce& r, const Rows<E>& rows, const Bins<E>& bins,
           const int64_t j = first + i * even;
           t[i] = both(nothing, score(j));
           for (int x = 1; x < even; ++x) t[i] = both(t[i], score(j + x));
+          meanwhile();
         }
       } else {
         for (int i = 0; i < n; ++i) {
@@ -137,6 +143,7 @@ static void pool_tile(const Reduce& r, const Rows<E>& rows, const Bins<E>& bins,
           if (from < tile_mask.low[v]) from = tile_mask.low[v];
           if (to > tile_mask.high[v]) to = tile_mask.high[v];
           for (int64_t j = from; j < to; ++j) t[i] = both(t[i], score(j));
+          meanwhile();
         }
       }
       for (int i = 0; i < n; ++i) t[i] = finish(t[i], v);
@@ -148,10 +155,10 @@ static void pool_tile(const Reduce& r, const Rows<E>& rows, const Bins<E>& bins,
 // Pools the mass of a tile straight from its scores, which it leaves. Every key is visible, before
 // mask and ids, and bins have as many keys each. Returns false where a bin crosses the end of the
 // tile.
-template <class E>
+template <class E, class Meanwhile>
 static bool pool_mass(const Reduce& r, const Rows<E>& rows, const Bins<E>& bins,
                       const Scaling<E>& scaling, const Normalisers<E>& normalisers,
-                      const typename E::Real* scores, int64_t j0, int keys) {
+                      const typename E::Real* scores, int64_t j0, int keys, Meanwhile meanwhile) {
   typedef typename E::Real Real;
   constexpr int n = E::lanes;
   const int width = bins.keys;
@@ -167,11 +174,12 @@ static bool pool_mass(const Reduce& r, const Rows<E>& rows, const Bins<E>& bins,
       for (int i = 0; i < n; ++i) {
         Vec<Real> sum = {};
         for (int j = (from + i) * width; i < some && j < (from + i + 1) * width; j += 4) {
-          Vec<Real> w[4];
-          for (int x = 0; x < 4; ++x)
-            w[x] = scaling.exponent(*(const Vec<Real>*)(scores + (j + x) * E::rows + v * n), base);
-          exp2_each(w);
+          Vec<Real> x[4], w[4];
+          for (int i = 0; i < 4; ++i)
+            x[i] = scaling.exponent(*(const Vec<Real>*)(scores + (j + i) * E::rows + v * n), base);
+          exponentials<E, false>(x, w);
           sum += (w[0] + w[1]) + (w[2] + w[3]);
+          if (j % kMeanwhile == 0) meanwhile();
         }
         t[i] = inverse != 0 ? sum * inverse : Vec<Real>{};  // also in unused lanes
       }

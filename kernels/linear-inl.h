@@ -26,6 +26,8 @@ static void fold_columns(int vectors, int keys, Real* out, Term term, Both both)
       t[i] = term(j + i, 0);
       if (vectors == kVectors)
         for (int v = 1; v < kVectors; ++v) t[i] = both(t[i], term(j + i, v));
+      else if (vectors == 2)
+        t[i] = both(t[i], term(j + i, 1));
       else
         for (int v = 1; v < vectors; ++v) t[i] = both(t[i], term(j + i, v));
     }
@@ -202,8 +204,8 @@ static void add_cells(const Reduce& r, const Rows<E>& rows, LinearMemory<E>& m,
 template <class E, class Both>
 static void add_to_cells(const Reduce& r, const Rows<E>& rows, LinearMemory<E>& m,
                          const typename E::Real* weights, int64_t j0, int keys, Both both) {
-  if (rows.vectors == kVectors)
-    add_cells<E, kVectors>(r, rows, m, weights, j0, keys, both);
+  if (rows.vectors == E::vectors)
+    add_cells<E, E::vectors>(r, rows, m, weights, j0, keys, both);
   else
     add_cells<E, 1>(r, rows, m, weights, j0, keys, both);
 }
@@ -308,21 +310,25 @@ static void sum_diagonals(const Reduce& r, const LinearMemory<E>& m, const RowCh
 }
 
 // Calls `take(j, weights)` for the keys of a tile that vector v of the queries sees, with weights
-// that are not normalised yet: 0 where masked.
-template <class E, class Take>
+// that are not normalised yet: 0 where masked. `meanwhile` is called now and then.
+template <class E, class Meanwhile, class Take>
 static void take_weights(const Scaling<E>& scaling, const typename E::Real* scores,
-                         Vec<typename E::Real> base, const TileMask& tile_mask, int v, Take take) {
+                         Vec<typename E::Real> base, const TileMask& tile_mask, int v,
+                         Meanwhile meanwhile, Take take) {
   typedef typename E::Real Real;
   const auto some = [&]<int unroll>(int j, std::integral_constant<int, unroll>) {
-    Vec<Real> w[unroll];
+    Vec<Real> x[unroll], w[unroll];
     for (int i = 0; i < unroll; ++i)
-      w[i] = scaling.exponent(*(const Vec<Real>*)(scores + (j + i) * E::rows + v * E::lanes), base);
-    exp2_each(w);
+      x[i] = scaling.exponent(*(const Vec<Real>*)(scores + (j + i) * E::rows + v * E::lanes), base);
+    exponentials<E, false>(x, w);
 #pragma GCC unroll 4
     for (int i = 0; i < unroll; ++i) take(j + i, w[i]);
   };
   int j = tile_mask.low[v];
-  for (; j + 4 <= tile_mask.high[v]; j += 4) some(j, std::integral_constant<int, 4>());
+  for (; j + 4 <= tile_mask.high[v]; j += 4) {
+    some(j, std::integral_constant<int, 4>());
+    if (j % kMeanwhile == 0) meanwhile();
+  }
   for (; j < tile_mask.high[v]; ++j) some(j, std::integral_constant<int, 1>());
 }
 
@@ -338,11 +344,11 @@ static bool is_one_diagonal(const Reduce& r) {
 
 // Adds the weights of a tile of scores, none of which is NaN, to the only linear form. Returns
 // whether it could.
-template <class E>
+template <class E, class Meanwhile>
 static bool add_fused(const Reduce& r, const Scaling<E>& scaling, const Rows<E>& rows,
                       LinearMemory<E>& m, const typename E::Real* scores,
                       const Normalisers<E>& normalisers, const TileMask& tile_mask, int64_t begin,
-                      int64_t j0, int keys) {
+                      int64_t j0, int keys, Meanwhile meanwhile) {
   typedef typename E::Real Real;
   constexpr int n = E::lanes;
   if (!is_one_column(r) && !is_one_diagonal(r)) return false;
@@ -359,7 +365,7 @@ static bool add_fused(const Reduce& r, const Scaling<E>& scaling, const Rows<E>&
     const auto normalised = [&](Vec<Real> w) { return inverse != 0 ? w * inverse : Vec<Real>{}; };
     if (x) {
       Vec<Real> sum = {};
-      take_weights<E>(scaling, scores, base, tile_mask, v,
+      take_weights<E>(scaling, scores, base, tile_mask, v, meanwhile,
                       [&](int j, Vec<Real> w) { sum += w * x[j]; });
       vector_at<E>(m.product, 0, v) += normalised(sum);
       continue;
@@ -368,7 +374,7 @@ static bool add_fused(const Reduce& r, const Scaling<E>& scaling, const Rows<E>&
     see_block(m, diagonal_block<E>(r, query, j0 + low));
     see_block(m, diagonal_block<E>(r, query, j0 + high - 1));
     Vec<Real>* const to = (Vec<Real>*)m.diagonals + diagonal_block<E>(r, query, 0) * n;
-    take_weights<E>(scaling, scores, base, tile_mask, v, [&](int j, Vec<Real> w) {
+    take_weights<E>(scaling, scores, base, tile_mask, v, meanwhile, [&](int j, Vec<Real> w) {
       to[2 * ((j0 + j) % n) - (j0 + j)] += normalised(w);  // vector key % n of the block
     });
   }

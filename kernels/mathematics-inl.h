@@ -72,6 +72,31 @@ REGARD_INLINE static void exp2_each(F (&x)[n]) {
     x[i] = (F)_mm512_maskz_scalef_ps(normal, (__m512)over[i], y);
   }
 }
+// Terms of 2^f for 0 <= f <= 1, to 1e-7 and a few roundings, exactly 1 for 0: one less.
+constexpr float kFewTerms[] = {0x1.e974fcp-10f, 0x1.277854p-7f, 0x1.c91ce6p-5f,
+                               0x1.ebdb56p-3f,  0x1.62e4bap-1f, 1.0f};
+constexpr int kFew = int(sizeof kFewTerms / sizeof kFewTerms[0]);
+
+// powers[i] = 2^x[i] for the terms above, which may be multiplied by a factor: in these lanes, and
+// flushed to 0 as by exp2_each. What is flushed is 0 in x too where it is `clears`.
+template <bool clears, int n>
+REGARD_INLINE static void exp2_by(const F (&terms)[kFew], __mmask16 lanes, F (&x)[n],
+                                  F (&powers)[n]) {
+  F over[n];
+  for (int i = 0; i < n; ++i) {
+    over[i] = (F)_mm512_reduce_ps((__m512)x[i], _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+    powers[i] = terms[0];
+  }
+  for (int k = 1; k < kFew; ++k)
+    for (int i = 0; i < n; ++i) powers[i] = powers[i] * over[i] + terms[k];
+  for (int i = 0; i < n; ++i) {
+    const __m512 y = (__m512)x[i];
+    const __mmask16 normal =
+        _mm512_mask_cmp_ps_mask(lanes, y, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
+    powers[i] = (F)_mm512_maskz_scalef_ps(normal, (__m512)powers[i], y);
+    if (clears) x[i] = (F)_mm512_maskz_mov_ps(normal, y);
+  }
+}
 // Rounds 2^x to bfloat16, into `rounded`: to 1e-4 and that rounding, and by the same rule for
 // exponents near the limits. x becomes 2^x where it is `exact`.
 template <bool exact, int n>
@@ -83,7 +108,7 @@ REGARD_INLINE static void exp2_rounded(F (&x)[n], F (&rounded)[n]) {
   for (int i = 0; i < n; ++i) rounded[i] = over[i];
   polynomials({0.07826797f, 0.22630768f, 0.69542435f, 1.0f + shift}, rounded);
   for (int i = 0; i < n; ++i) rounded[i] -= shift;
-  if (exact) exp2_fractions(over);
+  if (exact) polynomials(kFewTerms, over);
   for (int i = 0; i < n; ++i) {
     const __m512 y = (__m512)x[i];
     const __mmask16 normal = _mm512_cmp_ps_mask(y, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);

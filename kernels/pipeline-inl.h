@@ -56,7 +56,7 @@ class SoftmaxInPlace {
         const F score = whole || j_ + k < high_ ? *(const F*)(at_ + k * E::rows + i * E::lanes)
                                                 : F{} - kInf<float>;
         x[k * V + i] = scaling_.exponent(score, base_[i]);
-        if (exact) maximum_[i] = larger(score, maximum_[i]);
+        if (exact) maximum_[i] = larger_by_mask(score, maximum_[i]);
       }
     if constexpr (E::rounds)
       exp2_rounded<exact>(x, w);

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdint>
 #include <type_traits>
+#include <utility>
 
 #include "fused_heatmap-inl.h"
 #include "heatmap-inl.h"
@@ -45,7 +46,9 @@ template <class E>
 struct ReduceMemory {
   typedef typename E::Real Real;
   Rows<E> rows;
-  Real* scores;  // [kKeys][rows]
+  Real* scores;       // [kKeys][rows]
+  Real* next_scores;  // by tiles: those of the next keys, computed meanwhile
+  StepwiseProduct<E::tiles> meanwhile;
   typename E::Word* keys;
   typename E::Word* lone;  // of multiply_lone
   Normalisers<E> normalisers;
@@ -74,6 +77,7 @@ struct ReduceMemory {
     const Problem& p = *r.problem;
     rows.q = scratch.take<typename E::Word>(query_words<E>(p));
     scores = scratch.take<Real>(kKeys * E::rows);
+    next_scores = scratch.take<Real>(E::tiles ? kKeys * E::rows : 0);
     keys = scratch.take<typename E::Word>(kKeys * E::row_words(p.D));
     lone = scratch.take<typename E::Word>(lone_words<E>(p));
     for (Real** x : {&position, &threshold, &pair_threshold}) *x = scratch.take<Real>(E::rows);
@@ -221,9 +225,14 @@ static void sort_top(const Reduce& r, ReduceMemory<E>& m, const TileMask& tile_m
     if (!greater(over, Vec<Real>{} - kInf<Real>))
       over = kth_lower_bound(r, m, v, low, high, tile, rank);
     const Real* const scores = tile + v * n;
-    const int found = places_over<n>(m.found, low, high, [&](int j) {
-      return greater(rank(*(const Vec<Real>*)(scores + j * E::rows)), over);
-    });
+    int found = 0;
+    for (int from = low; from < high; from += kMeanwhile) {
+      const int to = from + kMeanwhile < high ? from + kMeanwhile : high;
+      found += places_over<n>(m.found + found, from, to, [&](int j) {
+        return greater(rank(*(const Vec<Real>*)(scores + j * E::rows)), over);
+      });
+      m.meanwhile.step();
+    }
     alignas(64) Integer<Real> depth[n] = {};
     for (int x = 0; x < found; ++x) {
       const unsigned place = unsigned(m.found[x]), j = place / n, i = place % n;
@@ -402,24 +411,28 @@ static void add_rows(const Reduce& r, const Scaling<E>& scaling, ReduceMemory<E>
     Vec<Real> sum = {}, entropy = {}, distance = {};
     const auto add = [&]<int unroll>(int j, std::integral_constant<int, unroll>) {
       Vec<Real> x[unroll], w[unroll];
+      for (int i = 0; i < unroll; ++i) x[i] = scaling.exponent(m.score(j + i, v), base);
+      exponentials<E, true>(x, w);
       Vec<Real> some[3] = {};  // of a few keys first: fewer roundings of the long sums
-      for (int i = 0; i < unroll; ++i) w[i] = x[i] = scaling.exponent(m.score(j + i, v), base);
-      exp2_each(w);
       for (int i = 0; i < unroll; ++i) {
         some[0] += w[i];
-        some[1] += w[i] * larger(Vec<Real>{} - 1e4f, x[i]);
+        some[1] += w[i] * x[i];
         if (with_distance) some[2] += w[i] * magnitude(off), off -= apart;
       }
       sum += some[0], entropy += some[1], distance += some[2];
     };
     int j = 0;
-    for (; j + 8 <= keys; j += 8) add(j, std::integral_constant<int, 8>());
+    for (; j + 8 <= keys; j += 8) {
+      add(j, std::integral_constant<int, 8>());
+      if (j % kMeanwhile == 0) m.meanwhile.step();
+    }
     for (; j < keys; ++j) add(j, std::integral_constant<int, 1>());
+    const Vec<Real> sums[3] = {sum, entropy, distance};  // the others stay in registers
     for (int i = v * n; i < (v + 1) * n; ++i) {
       if (m.normalisers.inverse[i] == 0) continue;
-      m.sum[i] += double(sum[i % n]) * double(m.normalisers.inverse[i]);
-      m.entropy[i] += double(entropy[i % n]) * double(m.normalisers.inverse[i]);
-      m.distance[i] += double(distance[i % n]) * double(m.normalisers.inverse[i]);
+      m.sum[i] += double(sums[0][i % n]) * double(m.normalisers.inverse[i]);
+      m.entropy[i] += double(sums[1][i % n]) * double(m.normalisers.inverse[i]);
+      if (with_distance) m.distance[i] += double(sums[2][i % n]) * double(m.normalisers.inverse[i]);
     }
   }
 }
@@ -447,13 +460,13 @@ static void weights_of_tile(const Reduce& r, const Scaling<E>& scaling, ReduceMe
     Vec<Real> off = m.at(m.position, v) - Real((j0 + tile_mask.low[v]) * r.key_step);
     Vec<Real> sum = {}, entropy = {}, distance = {};
     const bool fully_visible = tile_mask.fully_visible && !m.has_nan;
+    const Exponential<E> exponential(inverse, r.weights != nullptr);
     const auto to_weights = [&]<int unroll>(int j, std::integral_constant<int, unroll>) {
       Vec<Real> x[unroll], w[unroll];
-      for (int i = 0; i < unroll; ++i) w[i] = x[i] = scaling.exponent(m.score(j + i, v), base);
-      exp2_each(w);
+      for (int i = 0; i < unroll; ++i) x[i] = scaling.exponent(m.score(j + i, v), base);
+      exponential.template weights<rows>(x, w);
       for (int i = 0; i < unroll; ++i) {
-        w[i] = inverse != 0 ? w[i] * inverse : Vec<Real>{};  // also in unused lanes
-        if (!fully_visible)                                  // also in a row of NaN
+        if (!fully_visible)  // also in a row of NaN
           w[i] = m.score(j + i, v) == -kInf<Real> ? Vec<Real>{} : w[i];
         m.score(j + i, v) = w[i];
       }
@@ -461,7 +474,7 @@ static void weights_of_tile(const Reduce& r, const Scaling<E>& scaling, ReduceMe
         Vec<Real> some[3] = {};  // of a few keys first: fewer roundings of the long sums
         for (int i = 0; i < unroll; ++i) {
           some[0] += w[i];
-          some[1] += w[i] * larger(Vec<Real>{} - 1e4f, x[i]);
+          some[1] += w[i] * x[i];
           some[2] += w[i] * magnitude(off);
           off -= apart;
         }
@@ -469,7 +482,10 @@ static void weights_of_tile(const Reduce& r, const Scaling<E>& scaling, ReduceMe
       }
     };
     int j = tile_mask.low[v];
-    for (; j + 4 <= tile_mask.high[v]; j += 4) to_weights(j, std::integral_constant<int, 4>());
+    for (; j + 4 <= tile_mask.high[v]; j += 4) {
+      to_weights(j, std::integral_constant<int, 4>());
+      if (j % kMeanwhile == 0) m.meanwhile.step();
+    }
     for (; j < tile_mask.high[v]; ++j) to_weights(j, std::integral_constant<int, 1>());
     if (rows) {
       for (int i = 0; i < n; ++i) {
@@ -569,11 +585,13 @@ static void reduce_weights(const Reduce& r, const Scaling<E>& scaling, ReduceMem
   const bool linear = is_linear(r);
   const bool whole = tile_mask.fully_visible && !m.has_nan && !columns && !r.weights && !linear;
   Chunk<E>* const found = &chunk.found;
+  const auto meanwhile = [&] { m.meanwhile.step(); };
   if (linear && !rows && !columns && !r.weights && !r.pooled_mass && !m.has_nan &&
       add_fused(r, scaling, m.rows, m.linear, m.scores, m.normalisers, tile_mask, chunk.begin, j0,
-                keys))
+                keys, meanwhile))
     return;
-  if (whole && !rows && pool_mass(r, m.rows, m.bins, scaling, m.normalisers, m.scores, j0, keys))
+  if (whole && !rows &&
+      pool_mass(r, m.rows, m.bins, scaling, m.normalisers, m.scores, j0, keys, meanwhile))
     return;
   if (rows && columns)
     weights_of_tile<E, true, true>(r, scaling, m, tile_mask, j0, keys, found);
@@ -604,27 +622,101 @@ static void multiply_tile(const Problem& p, const ReduceMemory<E>& m, const Tile
   multiply_keys<E>(p, m.rows, tile_mask, kv, j0, keys, k, scores);
 }
 
-// Computes the scores of a tile, and runs all reductions over it.
+// Keys whose scores are reduced together.
+struct ScoreTile {
+  int64_t j0;
+  int keys = 0;  // 0: there are no more
+  TileMask tile_mask;
+};
+
+// The first tile from j0 on of which any key is shown.
 template <class E>
-static void reduce_tile(const Reduce& r, const Scaling<E>& scaling, ReduceMemory<E>& m, int64_t j0,
-                        RowChunk<E>& chunk) {
+static void find_keys(const Problem& p, const Rows<E>& rows, int64_t j0, ScoreTile& tile) {
+  tile.keys = 0;
+  for (; j0 < rows.high; j0 += kKeys) {
+    const int keys = int(rows.high - j0 < kKeys ? rows.high - j0 : kKeys);
+    if (!mask_shows(p, rows, j0, keys)) continue;
+    tile.j0 = j0, tile.keys = keys, tile.tile_mask = tile_mask_of(rows, j0, keys);
+    return;
+  }
+}
+
+// Begins to compute the scores of the next keys by tiles, while vectors reduce others; false where
+// they must be computed at once.
+template <class E>
+static bool start_multiplying([[maybe_unused]] const Problem& p,
+                              [[maybe_unused]] ReduceMemory<E>& m,
+                              [[maybe_unused]] const ScoreTile& next) {
+#ifdef REGARD_TILES
+  if constexpr (E::tiles && E::parts == 1) {
+    if (!next.keys || next.keys % (2 * kTileRows) || m.rows.vectors % 2 || few_queries<E>(p) ||
+        p.D == 0)
+      return false;
+    const int64_t kv = m.rows.head[0] / (p.Hq / p.Hkv);
+    int low = next.keys, high = 0;  // the keys that any row sees, in whole blocks
+    for (int v = 0; v < m.rows.vectors; ++v) {
+      if (next.tile_mask.low[v] < low) low = next.tile_mask.low[v];
+      if (next.tile_mask.high[v] > high) high = next.tile_mask.high[v];
+    }
+    constexpr int block = 2 * kTileRows;
+    low = low / block * block, high = (high + block - 1) / block * block;
+    if (low >= high) return true;
+    const Matrix k =
+        as_rows<E>(p.key.at(m.rows.b, kv, next.j0), p.key.strides[2], next.keys, p.D, m.keys);
+    const Matrix seen = {(const char*)k.data + low * k.stride, k.stride};
+    m.meanwhile.start({tile_rows<E>(seen, p.D), high - low, tile_columns<E>(m.rows.q, p.D),
+                       m.next_scores + low * E::rows, E::rows, false},
+                      m.rows.vectors);
+    return true;
+  }
+#endif
+  return false;
+}
+
+// Runs all reductions over the scores of a tile.
+template <class E>
+static void reduce_tile(const Reduce& r, const Scaling<E>& scaling, ReduceMemory<E>& m,
+                        const ScoreTile& tile, RowChunk<E>& chunk) {
   const Problem& p = *r.problem;
-  const int keys = int(m.rows.high - j0 < kKeys ? m.rows.high - j0 : kKeys);
-  if (!mask_shows(p, m.rows, j0, keys)) return;
-  const TileMask tile_mask = tile_mask_of(m.rows, j0, keys);
-  multiply_tile(p, m, tile_mask, j0, keys, m.scores);
+  const int64_t j0 = tile.j0;
+  const int keys = tile.keys;
+  const TileMask& tile_mask = tile.tile_mask;
   if (!is_unmasked<E>(p, m.rows, tile_mask, j0, keys))
     finish_scores<E>(p, m.rows, tile_mask, scaling, j0, keys, m.scores, nullptr);
   if (r.k) keep_top(r, m, tile_mask, j0, m.scores, AsItIs());
   if (r.n) find_pairs(r, scaling, m, tile_mask, j0);
   if (r.pooled_max)
-    pool_tile<E, false>(r, m.rows, m.bins, m.scores, tile_mask, j0, keys,
-                        [&](Vec<typename E::Real> score, int v) {
-                          return m.normalisers.log2_weight(scaling, score, v);
-                        });
+    pool_tile<E, false>(
+        r, m.rows, m.bins, m.scores, tile_mask, j0, keys,
+        [&](Vec<typename E::Real> score, int v) {
+          return m.normalisers.log2_weight(scaling, score, v);
+        },
+        [&] { m.meanwhile.step(); });
   if (r.entropy || r.distance || r.received || r.received_max || r.pooled_mass || r.weights ||
       is_linear(r))
     reduce_weights(r, scaling, m, tile_mask, j0, keys, chunk);
+}
+
+// Computes the scores of a tile of queries, and reduces them.
+template <class E>
+static void reduce_keys(const Reduce& r, const Scaling<E>& scaling, ReduceMemory<E>& m,
+                        RowChunk<E>& chunk) {
+  const Problem& p = *r.problem;
+  ScoreTile tiles[2], *tile = tiles, *next = tiles + 1;
+  const auto multiply = [&](const ScoreTile& x, typename E::Real* scores) {
+    multiply_tile(p, m, x.tile_mask, x.j0, x.keys, scores);
+  };
+  find_keys(p, m.rows, m.rows.low, *tile);
+  if (tile->keys) multiply(*tile, m.scores);
+  while (tile->keys) {
+    find_keys(p, m.rows, tile->j0 + kKeys, *next);
+    const bool meanwhile = start_multiplying(p, m, *next);
+    reduce_tile(r, scaling, m, *tile, chunk);
+    m.meanwhile.finish();
+    if (next->keys && !meanwhile) multiply(*next, E::tiles ? m.next_scores : m.scores);
+    if (E::tiles) std::swap(m.scores, m.next_scores);
+    std::swap(tile, next);
+  }
 }
 
 // Writes the reductions over the rows of a tile.
@@ -666,8 +758,7 @@ static void run_reduce(const void* pass, int64_t task, char* memory, const Stop&
     if (is_linear(r)) start_linear_rows(r, m.rows, m.linear);
     if (has_heatmap(r)) find_bins(r, m.rows, m.bins, chunk);
     if (r.n) set_pair_threshold(scaling, m);
-    for (int64_t j0 = m.rows.low; j0 < m.rows.high; j0 += kKeys)
-      reduce_tile(r, scaling, m, j0, chunk);
+    reduce_keys(r, scaling, m, chunk);
     write_rows(r, scaling, m);
     if (is_linear(r)) finish_linear_rows(r, m.rows, m.linear, chunk);
   }
@@ -682,8 +773,9 @@ static Job reduce(const Reduce& r) {
   return by_type<Job>(r.problem->type, [&]<class E>(E) -> Job {
     if (r.finds_statistics) return fused_heatmap<typename E::OfForward>(r);
     Scratch scratch(nullptr);
-    ReduceMemory<E> m(r, scratch);
-    return {(r.head1 - r.head0) * chunks_of<E>(r), scratch.taken(), run_reduce<E>, &r};
+    typedef typename E::OfForward Few;
+    ReduceMemory<Few> m(r, scratch);
+    return {(r.head1 - r.head0) * chunks_of<Few>(r), scratch.taken(), run_reduce<Few>, &r};
   });
 }
 

@@ -17,7 +17,8 @@
 
 namespace regard::REGARD_NAMESPACE {
 
-constexpr int kKeys = 128;  // of a tile
+constexpr int kKeys = 128;      // of a tile
+constexpr int kMeanwhile = 16;  // keys of a vector, after which other work is done meanwhile
 constexpr double kLog2e = 1.44269504088896340736, kLn2 = 0.693147180559945309417;
 
 template <class R>

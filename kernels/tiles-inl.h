@@ -23,12 +23,26 @@ struct TileConfiguration {
   TileConfiguration() {}
 };
 
+// A product by tiles that is computed a few tiles at a time, where they are used.
+template <bool used>
+struct StepwiseProduct {
+  void step() {}
+  void finish() {}
+};
+
 #ifndef REGARD_TILES
 template <bool used>
 static inline void keep_tiles_awake() {}
 #endif
 
 #ifdef REGARD_TILES
+
+// The larger, or y where x is NaN. Beside tiles one of two units takes maxima and multiplies; the
+// other one compares, and both blend.
+REGARD_INLINE static F larger_by_mask(F x, F y) {
+  const __mmask16 over = _mm512_cmp_ps_mask((__m512)x, (__m512)y, _CMP_GT_OQ);
+  return (F)_mm512_mask_mov_ps((__m512)y, over, (__m512)x);
+}
 
 constexpr int kTileRows = 16;   // and words of a row, and lanes
 constexpr int kTileBytes = 64;  // of a row
@@ -197,6 +211,7 @@ REGARD_INLINE static void load_rows(const char* p, int64_t stride, int64_t rows)
   load_tile<n>(part, kTileBytes);
 }
 
+// Likewise past L1, where all rows are there.
 template <int n>
 REGARD_INLINE static void stream_rows(const char* p, int64_t stride, int64_t rows) {
   if (rows >= kTileRows) return stream_tile<n>(p, stride);
@@ -323,6 +338,52 @@ REGARD_INLINE static void multiply_meanwhile(const TileProduct& product, Between
     a += 2 * down, out += 2 * kTileRows * ldo;
   }
 }
+
+// The same for pairs of vectors, in steps of four products of two tiles: what computes vectors
+// calls `step` now and then, and `finish` where the product is needed. No other tiles are used
+// before.
+template <>
+class StepwiseProduct<true> {
+ public:
+  void start(const TileProduct& product, int vectors) {
+    product_ = product;
+    pairs_ = vectors / 2, pair_ = 0, step_ = 0;
+    left_ = product.rows / (2 * kTileRows) * pairs_ * product.x.steps;
+  }
+  REGARD_INLINE void step() {
+    if (left_) multiply();
+  }
+  REGARD_INLINE void finish() {
+    while (left_) multiply();
+  }
+
+ private:
+  REGARD_INLINE void multiply() {
+    const int64_t lda = product_.a.stride, ldx = product_.x.stride * 4, ldo = product_.ldo * 4;
+    const char* const from = product_.a.data + step_ * product_.a.across;
+    const char* const x =
+        (const char*)(product_.x.data + pair_ * 2 * kTileRows) + step_ * kTileRows * ldx;
+    if (step_ == 0) zero_tile<0>(), zero_tile<1>(), zero_tile<2>(), zero_tile<3>();
+    stream_tile<4>(from, lda), load_tile<6>(x, ldx), multiply_tiles<0, 4, 6>();
+    load_tile<7>(x + kTileBytes, ldx), multiply_tiles<1, 4, 7>();
+    stream_tile<5>(from + product_.a.down, lda), multiply_tiles<2, 5, 6>();
+    multiply_tiles<3, 5, 7>();
+    --left_;
+    if (++step_ < product_.x.steps) return;
+    step_ = 0;
+    char* const out = (char*)(product_.out + pair_ * 2 * kTileRows);
+    char* const below = out + kTileRows * ldo;
+    store_tile<0>(out, ldo), store_tile<1>(out + kTileBytes, ldo);
+    store_tile<2>(below, ldo), store_tile<3>(below + kTileBytes, ldo);
+    if (++pair_ < pairs_) return;
+    pair_ = 0;
+    product_.a.data += 2 * product_.a.down, product_.out += 2 * kTileRows * product_.ldo;
+  }
+
+  TileProduct product_;
+  int64_t left_ = 0, step_;
+  int pairs_, pair_;
+};
 
 #endif
 

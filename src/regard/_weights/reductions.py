@@ -47,6 +47,12 @@ class Reduction(Protocol):
         """The result, once they are filled."""
 
 
+def _written_by_backends(call: Call, shape: tuple[int, ...], fill: float, dtype: str) -> Any:
+    """An array that is filled by whoever is asked; at once where there is no pair to ask about."""
+    xp = arrays_of(call.query)
+    return xp.full(shape, fill, dtype) if 0 in call.sizes else xp.empty(shape, dtype)
+
+
 class PerQuery:
     """One number for each query: ``lse``, ``row_max``, ``entropy`` or ``distance``.
 
@@ -100,10 +106,9 @@ class TopK:
     def __init__(self, call: Call, k: int) -> None:
         B, Hq, _, Lq, Lk = call.sizes
         check_k(k, Lk, "keys")
-        xp, dtype = arrays_of(call.query), accumulating_name(call.query)
-        self._k = int(k)
-        self._values = xp.full((B, Hq, Lq, k), 0.0, dtype)
-        self._indices = xp.full((B, Hq, Lq, k), 0, "int64")
+        self._k, shape = int(k), (B, Hq, Lq, int(k))
+        self._values = _written_by_backends(call, shape, 0.0, accumulating_name(call.query))
+        self._indices = _written_by_backends(call, shape, 0, "int64")
 
     def fields(self) -> dict[str, Any]:
         if not self._k:
@@ -162,7 +167,7 @@ class Pool:
             self._places = _places_in(call, of)
             rows, columns = self._places["bin_extent"]
         shape = (B, Hq, min(int(size[0]), rows), min(int(size[1]), columns))
-        self._picture = arrays_of(call.query).full(shape, np.nan, accumulating_name(call.query))
+        self._picture = _written_by_backends(call, shape, np.nan, accumulating_name(call.query))
 
     def fields(self) -> dict[str, Any]:
         bins = tuple(self._picture.shape[2:])

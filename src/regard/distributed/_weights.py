@@ -452,9 +452,9 @@ class _Picture:
         whole = AttentionWeights(
             *(number.expand(*like.shape[:-1], layout.length, 1) for _ in range(2))
         )
-        self._sum = (
-            Pool(whole._call, size, how).result().reshape(*like.shape[:-1], *_sides(size, self._of))
-        )
+        Pool(whole._call, size, how)  # which refuses what is no size
+        shape = (*like.shape[:-1], *_sides(size, self._of))
+        self._sum = torch.full(shape, torch.nan, dtype=like.dtype, device=like.device)
 
     def of(self, part: Any) -> Pool:
         return Pool(part._call, self._size, self._how, self._of)
