@@ -460,7 +460,7 @@ static void weights_of_tile(const Reduce& r, const Scaling<E>& scaling, ReduceMe
     Vec<Real> off = m.at(m.position, v) - Real((j0 + tile_mask.low[v]) * r.key_step);
     Vec<Real> sum = {}, entropy = {}, distance = {};
     const bool fully_visible = tile_mask.fully_visible && !m.has_nan;
-    const Exponential<E> exponential(inverse, r.weights != nullptr);
+    const Exponential<E> exponential(inverse, r.weights || m.has_nan);
     const auto to_weights = [&]<int unroll>(int j, std::integral_constant<int, unroll>) {
       Vec<Real> x[unroll], w[unroll];
       for (int i = 0; i < unroll; ++i) x[i] = scaling.exponent(m.score(j + i, v), base);

@@ -322,7 +322,7 @@ template <class E>
 class Exponential {
  public:
   typedef typename E::Real Real;
-  // `exact`: as everywhere else, for weights that are given out one by one.
+  // `exact`: as everywhere else, for weights that are given out one by one, or may be NaN.
   explicit Exponential(Vec<Real> normaliser, bool exact) : normaliser_(normaliser), exact_(exact) {
 #ifdef REGARD_TILES
     if constexpr (E::tiles) {

@@ -124,3 +124,20 @@ def test_a_sink_of_minus_infinity_has_no_weight_beside_a_large_one(dtype, backen
         for pair in (with_sinks, without)
     )
     np.testing.assert_allclose(found, right, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("keys", [1, 40, 200])
+def test_a_head_with_an_infinite_sink_has_sums_of_nan_and_leaves_the_others_theirs(keys, dtype):
+    q, k = (torch.randn(2, n, 16).to(dtype) for n in (70, keys))
+    sinks = torch.tensor([np.inf, 1.0], dtype=dtype)
+    weights = regard.AttentionWeights(q, k, sinks=sinks, backend="kernel")
+    other = regard.AttentionWeights(q[1:], k[1:], sinks=sinks[1:], backend="kernel")
+    for ask in ("entropy", "distance", "received"):
+        found, right = getattr(weights, ask)(), getattr(other, ask)()
+        assert found[0].isnan().all(), ask
+        assert found[1].equal(right[0]), ask
+    whole = weights.summary()
+    assert whole.distance[0].isnan().all()
+    assert whole.received[0].isnan().all()
+    assert whole.distance[1].equal(other.summary().distance[0])
