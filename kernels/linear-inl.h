@@ -15,19 +15,18 @@ static bool is_linear(const Reduce& r) {
 }
 
 // Reduces `keys` columns of a tile to one number each, into `out`; `term` gives vector v of key j.
-template <class Real, class Term, class Both>
-static void fold_columns(int vectors, int keys, Real* out, Term term, Both both) {
-  constexpr int n = Simd<Real>::lanes;
+template <class E, class Term, class Both>
+static void fold_columns(int vectors, int keys, typename E::Real* out, Term term, Both both) {
+  typedef typename E::Real Real;
+  constexpr int n = E::lanes;
   for (int j = 0; j < keys; j += n) {
     const int width = keys - j < n ? keys - j : n;
     Vec<Real> t[n];
 #pragma GCC unroll 16
     for (int i = 0; i < n; ++i) {  // past the last key: not used
       t[i] = term(j + i, 0);
-      if (vectors == kVectors)
-        for (int v = 1; v < kVectors; ++v) t[i] = both(t[i], term(j + i, v));
-      else if (vectors == 2)
-        t[i] = both(t[i], term(j + i, 1));
+      if (vectors == E::vectors)
+        for (int v = 1; v < E::vectors; ++v) t[i] = both(t[i], term(j + i, v));
       else
         for (int v = 1; v < vectors; ++v) t[i] = both(t[i], term(j + i, v));
     }
@@ -158,7 +157,7 @@ static void add_transposed(const Reduce& r, const Rows<E>& rows, const LinearMem
                                                        rows.count, keys, out + j0 * width, width);
   for (int64_t c = 0; c < columns; ++c) {
     const Real* const y = m.other + c * E::rows;
-    fold_columns<Real>(
+    fold_columns<E>(
         rows.vectors, keys, out + c * Lk + j0,
         [&](int j, int v) {
           return *(const Vec<Real>*)(weights + j * E::rows + v * E::lanes) *

@@ -325,9 +325,9 @@ static void reduce_values(const PairMatrix& x, const Reduce& of_top, PairMemory<
   const auto value = [&](int j, int v) {
     return *(const Vec<Real>*)(tile + j * E::rows + v * E::lanes);
   };
-  if (x.received) fold_columns<Real>(m.m.rows.vectors, keys, chunk.received + j0, value, Sum());
+  if (x.received) fold_columns<E>(m.m.rows.vectors, keys, chunk.received + j0, value, Sum());
   if (x.received_max)
-    fold_columns<Real>(m.m.rows.vectors, keys, chunk.received + j0, value, LargerInSize());
+    fold_columns<E>(m.m.rows.vectors, keys, chunk.received + j0, value, LargerInSize());
 }
 
 template <class E>

@@ -45,10 +45,13 @@ struct ByKey {
 template <class E>
 struct ReduceMemory {
   typedef typename E::Real Real;
+  // Whether tiles compute the scores of the next keys, while vectors reduce.
+  static constexpr bool overlaps =
+      E::tiles && E::parts == 1 && std::is_same_v<E, typename E::OfForward>;
   Rows<E> rows;
   Real* scores;       // [kKeys][rows]
-  Real* next_scores;  // by tiles: those of the next keys, computed meanwhile
-  StepwiseProduct<E::tiles> meanwhile;
+  Real* next_scores;  // likewise; the same ones where nothing overlaps
+  StepwiseProduct<overlaps> meanwhile;
   typename E::Word* keys;
   typename E::Word* lone;  // of multiply_lone
   Normalisers<E> normalisers;
@@ -77,7 +80,7 @@ struct ReduceMemory {
     const Problem& p = *r.problem;
     rows.q = scratch.take<typename E::Word>(query_words<E>(p));
     scores = scratch.take<Real>(kKeys * E::rows);
-    next_scores = scratch.take<Real>(E::tiles ? kKeys * E::rows : 0);
+    next_scores = overlaps ? scratch.take<Real>(kKeys * E::rows) : scores;
     keys = scratch.take<typename E::Word>(kKeys * E::row_words(p.D));
     lone = scratch.take<typename E::Word>(lone_words<E>(p));
     for (Real** x : {&position, &threshold, &pair_threshold}) *x = scratch.take<Real>(E::rows);
@@ -226,8 +229,9 @@ static void sort_top(const Reduce& r, ReduceMemory<E>& m, const TileMask& tile_m
       over = kth_lower_bound(r, m, v, low, high, tile, rank);
     const Real* const scores = tile + v * n;
     int found = 0;
-    for (int from = low; from < high; from += kMeanwhile) {
-      const int to = from + kMeanwhile < high ? from + kMeanwhile : high;
+    constexpr int some = ReduceMemory<E>::overlaps ? kMeanwhile : kKeys;
+    for (int from = low; from < high; from += some) {
+      const int to = from + some < high ? from + some : high;
       found += places_over<n>(m.found + found, from, to, [&](int j) {
         return greater(rank(*(const Vec<Real>*)(scores + j * E::rows)), over);
       });
@@ -393,7 +397,7 @@ static void find_pairs(const Reduce& r, const Scaling<E>& scaling, ReduceMemory<
 // Reduces the weights of each key of a tile over the rows, into what the key has received.
 template <class E, class Both>
 static void add_columns(const ReduceMemory<E>& m, int keys, typename E::Real* received, Both both) {
-  fold_columns<typename E::Real>(
+  fold_columns<E>(
       m.rows.vectors, keys, received, [&](int j, int v) { return m.score(j, v); }, both);
 }
 
@@ -648,7 +652,7 @@ static bool start_multiplying([[maybe_unused]] const Problem& p,
                               [[maybe_unused]] ReduceMemory<E>& m,
                               [[maybe_unused]] const ScoreTile& next) {
 #ifdef REGARD_TILES
-  if constexpr (E::tiles && E::parts == 1) {
+  if constexpr (ReduceMemory<E>::overlaps) {
     if (!next.keys || next.keys % (2 * kTileRows) || m.rows.vectors % 2 || few_queries<E>(p) ||
         p.D == 0)
       return false;
@@ -713,8 +717,8 @@ static void reduce_keys(const Reduce& r, const Scaling<E>& scaling, ReduceMemory
     const bool meanwhile = start_multiplying(p, m, *next);
     reduce_tile(r, scaling, m, *tile, chunk);
     m.meanwhile.finish();
-    if (next->keys && !meanwhile) multiply(*next, E::tiles ? m.next_scores : m.scores);
-    if (E::tiles) std::swap(m.scores, m.next_scores);
+    if (next->keys && !meanwhile) multiply(*next, m.next_scores);
+    std::swap(m.scores, m.next_scores);
     std::swap(tile, next);
   }
 }

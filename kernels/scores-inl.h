@@ -317,15 +317,16 @@ struct Scaling {
 };
 
 // Weights of exponents, in the lanes of a vector of queries: 2^x times a normaliser. Those of the
-// second pass by tiles, of numbers of 16 bits, are to 1e-7: beside tiles one port less multiplies.
+// second pass of bfloat16 by tiles are to 1e-7: beside tiles one unit less multiplies.
 template <class E>
 class Exponential {
  public:
   typedef typename E::Real Real;
+  static constexpr bool has_few_terms = E::tiles && E::rounds;
   // `exact`: as everywhere else, for weights that are given out one by one, or may be NaN.
   explicit Exponential(Vec<Real> normaliser, bool exact) : normaliser_(normaliser), exact_(exact) {
 #ifdef REGARD_TILES
-    if constexpr (E::tiles) {
+    if constexpr (has_few_terms) {
       for (int k = 0; k < kFew; ++k) terms_[k] = normaliser * kFewTerms[k];
       lanes_ = _mm512_cmp_ps_mask((__m512)normaliser, _mm512_setzero_ps(), _CMP_NEQ_UQ);
     }
@@ -337,7 +338,7 @@ class Exponential {
   template <bool clears, int n>
   REGARD_INLINE void weights(Vec<Real> (&x)[n], Vec<Real> (&w)[n]) const {
 #ifdef REGARD_TILES
-    if constexpr (E::tiles)
+    if constexpr (has_few_terms)
       if (!exact_) return exp2_by<clears>(terms_, lanes_, x, w);
 #endif
     for (int i = 0; i < n; ++i) w[i] = x[i];
@@ -352,7 +353,7 @@ class Exponential {
   const Vec<Real> normaliser_;
   const bool exact_;
 #ifdef REGARD_TILES
-  std::conditional_t<E::tiles, F[kFew], char> terms_;
+  std::conditional_t<has_few_terms, F[kFew], char> terms_;
   uint16_t lanes_;
 #endif
 };
@@ -362,7 +363,7 @@ template <class E, bool clears, int n>
 REGARD_INLINE static void exponentials(Vec<typename E::Real> (&x)[n],
                                        Vec<typename E::Real> (&w)[n]) {
 #ifdef REGARD_TILES
-  if constexpr (E::tiles) {
+  if constexpr (E::tiles && E::rounds) {
     F terms[kFew];
     for (int k = 0; k < kFew; ++k) terms[k] = F{} + kFewTerms[k];
     return exp2_by<clears>(terms, __mmask16(~0), x, w);
