@@ -272,6 +272,8 @@ static void recompute_weights(const Backward& g, BackwardMemory<E>& m, const Til
 }
 
 #ifdef REGARD_TILES
+constexpr int kSomeKeys = 2 * kTileRows;  // whose scores, dP, P and dS stay in L1
+
 // A part of the numbers of two vectors, those of x before those of y, rounded where it is the only
 // one.
 template <class E, int part>
@@ -280,12 +282,12 @@ static I halves_of_part(F x, F y) {
 }
 
 // pack_dscores for tiles: [key][parts][query] and [pair of keys][parts][lane], with zeros where
-// keys are masked, which tiles multiply as well, and in what fills up a step.
+// keys are masked, which tiles multiply as well, and in what fills up a step. `pairs`: of them.
 template <class E, int part = 0>
 static void pack_dscores_for_tiles(BackwardMemory<E>& m, const TileMask& tile_mask, int keys,
-                                   Written written) {
+                                   Written written, typename E::Word* dscores_pairs) {
   if constexpr (part + 1 < E::parts)
-    pack_dscores_for_tiles<E, part + 1>(m, tile_mask, keys, written);
+    pack_dscores_for_tiles<E, part + 1>(m, tile_mask, keys, written, dscores_pairs);
   constexpr int n = E::lanes;
   const int vectors = m.rows.vectors;
   for (int v = 0; v < vectors; v += 2) {
@@ -304,7 +306,7 @@ static void pack_dscores_for_tiles(BackwardMemory<E>& m, const TileMask& tile_ma
       const I first = row(m.dscores, j), second = row(m.dscores, j + 1);
       *(I*)(m.half_dscores + place(j)) = first;
       *(I*)(m.half_dscores + place(j + 1)) = second;
-      const auto pairs = (I*)(m.dscores_pairs + place(j / 2));
+      const auto pairs = (I*)(dscores_pairs + place(j / 2));
       pairs[0] = (I)_mm512_unpacklo_epi16((__m512i)first, (__m512i)second);
       pairs[1] = (I)_mm512_unpackhi_epi16((__m512i)first, (__m512i)second);
     }
@@ -318,9 +320,6 @@ static void pack_dscores(BackwardMemory<E>& m, const TileMask& tile_mask, int ke
                          Written written) {
   typedef Simd<float>::Short Half;
   constexpr int n = E::lanes;
-#ifdef REGARD_TILES
-  if constexpr (E::tiles) return pack_dscores_for_tiles(m, tile_mask, keys, written);
-#endif
   for (int v = 0; v < m.rows.vectors; ++v)
     for (int j = tile_mask.low[v]; j < tile_mask.high[v]; j += 2) {
       const auto at = [&](const float* x, int i) {
@@ -406,21 +405,89 @@ struct KeyChunk {
 };
 
 #ifdef REGARD_TILES
-// The products of add_gradients by tiles; `to`: the first key in its chunk.
+// P and dS of keys that every query sees, rounded and packed as pack_dscores_for_tiles does, with
+// the bits of finish_weights.
 template <class E>
-static void add_by_tiles(const Backward& g, BackwardMemory<E>& m, const Matrix& key_pairs,
-                         int64_t to, int keys) {
+static void finish_halves(const Scaling<E>& scaling, BackwardMemory<E>& m, int keys,
+                          Written written, int32_t* dscores_pairs) {
+  for (int v = 0; v < m.rows.vectors; v += 2) {
+    F inverse[2], delta[2], base[2], least[2];
+    for (int i = 0; i < 2; ++i) {
+      inverse[i] = vector_at<E>(m.inverse, 0, v + i), delta[i] = vector_at<E>(m.delta, 0, v + i);
+      base[i] = inverse[i] == 0 ? broadcast(kInf<float>)
+                                : scaling.base(vector_at<E>(m.maximum, 0, v + i));
+      least[i] = std::numeric_limits<float>::min() / inverse[i];
+    }
+    for (int j = 0; j < keys; j += 2) {
+      F w[4], ds[4];
+      for (int i = 0; i < 4; ++i)
+        w[i] = scaling.exponent(vector_at<E>(m.weights, j + i / 2, v + i % 2), base[i % 2]);
+      exp2_each(w);
+      for (int i = 0; i < 4; ++i) {
+        w[i] = w[i] < least[i % 2] ? F{} : w[i] * inverse[i % 2];
+        ds[i] = w[i] * (vector_at<E>(m.dscores, j + i / 2, v + i % 2) - delta[i % 2]);
+      }
+      const int64_t at = j * E::rows + v * E::lanes;
+      if (written.weights) {
+        *(I*)(m.half_weights + at) = halves_of(w[0], w[1]);
+        *(I*)(m.half_weights + at + E::rows) = halves_of(w[2], w[3]);
+      }
+      const I first = halves_of(ds[0], ds[1]), second = halves_of(ds[2], ds[3]);
+      *(I*)(m.half_dscores + at) = first, *(I*)(m.half_dscores + at + E::rows) = second;
+      const auto pairs = (I*)(dscores_pairs + j / 2 * E::rows + v * E::lanes);
+      pairs[0] = (I)_mm512_unpacklo_epi16((__m512i)first, (__m512i)second);
+      pairs[1] = (I)_mm512_unpackhi_epi16((__m512i)first, (__m512i)second);
+    }
+  }
+}
+
+// Recomputes P and dS of some keys, packed as halves and pairs.
+template <class E>
+static void recompute_halves(const Backward& g, BackwardMemory<E>& m, const TileMask& tile_mask,
+                             const Matrix& k, const Matrix& value, int64_t j0, int keys,
+                             int32_t* dscores_pairs) {
+  const Problem& p = *g.problem;
+  const Recomputed what = needs_scores(g) ? Recomputed::scaled : Recomputed::weights;
+  const Written written = Written::of(g, what);
+  if constexpr (E::parts == 1)
+    if (written.scores && !has_rule(g) && !p.threshold && !m.sum && keys == kSomeKeys &&
+        m.rows.vectors % 2 == 0 && is_unmasked<E>(p, m.rows, tile_mask, j0, keys)) {
+      const int64_t kv = m.rows.head[0] / (p.Hq / p.Hkv);
+      multiply_keys<E>(p, m.rows, tile_mask, kv, j0, keys, k, m.weights);
+      multiply_rows<E>(m.rows, tile_mask, m.grad, value, keys, p.Dv, m.dscores);
+      return finish_halves<E>(Scaling<E>(p), m, keys, written, dscores_pairs);
+    }
+  recompute_weights(g, m, tile_mask, k, value, j0, keys, what);
+  if (!g.value_grad && !g.key_grad && !g.query_sum) return;
+  pack_dscores_for_tiles<E>(m, tile_mask, keys, written, dscores_pairs);
+}
+
+// add_gradients by tiles: a few keys at a time, whose scores, dP, P and dS stay in L1. `to`: the
+// first key in its chunk.
+template <class E>
+static void add_by_tiles(const Backward& g, BackwardMemory<E>& m, const Matrix& k,
+                         const Matrix& value, const Matrix& key_pairs, int64_t j0, int64_t to,
+                         int keys) {
   const Problem& p = *g.problem;
   constexpr int products = 2 * E::parts - 1;
   constexpr int64_t part = E::rows * 2, stride = E::parts * part;  // of the left operand
   const int64_t steps = (m.rows.vectors + 1) / 2;                  // of 32 queries
-  const auto add_rows = [&](const uint16_t* a, const int32_t* x, int64_t D, float* sum) {
-    const TileMatrix left = {(const char*)a, stride, kTileRows * stride, kTileBytes, part};
-    const TileVectors right = {x, D, E::words(E::rows) * D, steps, products};
-    multiply_by_tiles<true>(left, keys, right, D / E::lanes, sum + to * D, D);
-  };
-  if (g.value_grad) add_rows(m.half_weights, m.grad_rows, m.padded(p.Dv), m.value_sum);
-  if (g.key_grad) add_rows(m.half_dscores, m.query_rows, m.padded(p.D), m.key_sum);
+  for (int from = 0; from < keys; from += kSomeKeys) {
+    const int some = keys - from < kSomeKeys ? keys - from : kSomeKeys;
+    const TileMask tile_mask = tile_mask_of(m.rows, j0 + from, some);
+    const auto rows_from = [&](const Matrix& x) {
+      return Matrix{(const char*)x.data + from * x.stride, x.stride};
+    };
+    recompute_halves(g, m, tile_mask, rows_from(k), rows_from(value), j0 + from, some,
+                     m.dscores_pairs + from / 2 * E::parts * E::rows);
+    const auto add_rows = [&](const uint16_t* a, const int32_t* x, int64_t D, float* sum) {
+      const TileMatrix left = {(const char*)a, stride, kTileRows * stride, kTileBytes, part};
+      const TileVectors right = {x, D, E::words(E::rows) * D, steps, products};
+      multiply_by_tiles<true>(left, some, right, D / E::lanes, sum + (to + from) * D, D);
+    };
+    if (g.value_grad) add_rows(m.half_weights, m.grad_rows, m.padded(p.Dv), m.value_sum);
+    if (g.key_grad) add_rows(m.half_dscores, m.query_rows, m.padded(p.D), m.key_sum);
+  }
   if (!g.query_sum) return;
   const TileVectors right = {m.dscores_pairs, E::parts * E::rows, E::rows,
                              E::words(keys) / kTileRows, products};
@@ -438,7 +505,6 @@ static void add_gradients(const Backward& g, BackwardMemory<E>& m, const KeyChun
   constexpr int n = E::lanes;
   const Problem& p = *g.problem;
   if (!mask_shows(p, m.rows, j0, keys)) return;
-  const TileMask tile_mask = tile_mask_of(m.rows, j0, keys);
   const int64_t D = m.padded(p.D), Dv = m.padded(p.Dv), stride = p.key.strides[2];
   const char* key = p.key.at(chunk.b, chunk.kv, j0);
   const Matrix k = as_rows<E>(key, stride, keys, p.D, m.key_rows);
@@ -446,11 +512,16 @@ static void add_gradients(const Backward& g, BackwardMemory<E>& m, const KeyChun
   if (needs_scores(g) && !has_rule(g))
     value =
         as_rows<E>(p.value.at(chunk.b, chunk.kv, j0), p.value.strides[2], keys, p.Dv, m.value_rows);
+  const bool pairs = E::pack > 1 && g.query_sum;
+  const Matrix key_pairs = pairs ? as_pairs<E>(key, stride, keys, p.D, m.key_pairs) : k;
+#ifdef REGARD_TILES
+  if constexpr (E::tiles)
+    return add_by_tiles(g, m, k, value, key_pairs, j0, j0 - chunk.begin, keys);
+#endif
+  const TileMask tile_mask = tile_mask_of(m.rows, j0, keys);
   recompute_weights(g, m, tile_mask, k, value, j0, keys,
                     needs_scores(g) ? Recomputed::scaled : Recomputed::weights);
   if (!g.value_grad && !g.key_grad && !g.query_sum) return;
-  const bool pairs = E::pack > 1 && g.query_sum;
-  const Matrix key_pairs = pairs ? as_pairs<E>(key, stride, keys, p.D, m.key_pairs) : k;
   const void* weights = m.weights;
   const void* dscores = m.dscores;
   const typename E::Word* dscores_words = (const typename E::Word*)m.dscores;
@@ -459,9 +530,6 @@ static void add_gradients(const Backward& g, BackwardMemory<E>& m, const KeyChun
     pack_dscores(m, tile_mask, keys, Written::of(g, Recomputed::scaled));
     weights = m.half_weights, dscores = m.half_dscores, dscores_words = m.dscores_pairs, size = 2;
   }
-#ifdef REGARD_TILES
-  if constexpr (E::tiles) return add_by_tiles(g, m, key_pairs, j0 - chunk.begin, keys);
-#endif
   for (int x = 0; x < tile_mask.spans; ++x) {
     const TileMask::Span& span = tile_mask.span[x];
     const int first = span.from * n, height = span.end - span.begin, lead = span.begin / E::pack;

@@ -167,8 +167,16 @@ static void softmax_in_place(const Scaling<E>& scaling, ForwardMemory<E>& m, con
   if constexpr (V == 2) {
     const auto multiply = [&](auto every, auto some) REGARD_INLINE_LAMBDA {
       constexpr int64_t row = E::rows * 4;
-      if (before) multiply_meanwhile<true, every(), 2 * row, row>(*before, some);
-      if (after) multiply_meanwhile<false, every(), row, row>(*after, some);
+      char* unstored = nullptr;
+      const auto product = [&]<bool adds, int64_t ldx>(const TileProduct& x) REGARD_INLINE_LAMBDA {
+        if (every() == 1 && x.x.are_held())
+          return multiply_held_meanwhile<adds, ldx, row>(x, unstored, some);
+        store_held(unstored, row);
+        multiply_meanwhile<adds, every(), ldx, row>(x, some);
+      };
+      if (before) product.template operator()<true, 2 * row>(*before);
+      if (after) product.template operator()<false, row>(*after);
+      store_held(unstored, row);
     };
     constexpr std::integral_constant<int, 1> each;
     constexpr std::integral_constant<int, 2> second;

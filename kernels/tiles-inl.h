@@ -200,6 +200,10 @@ struct TileVectors {
   int64_t part;    // and of the parts
   int64_t steps;
   int products;  // of parts (0, 0), (0, 1), (1, 0) and (1, 1)
+
+  // Whether two of them fit in four tiles, as 32 such rows do: what is multiplied with them is then
+  // loaded once.
+  bool are_held() const { return steps == 2 && products == 1; }
 };
 
 // Loads a tile, of which `rows` rows may be read: zeros follow.
@@ -225,6 +229,18 @@ REGARD_INLINE static void store_rows(float* to, int64_t ldo, int64_t rows) {
   alignas(64) char part[kTileRows * kTileBytes];
   store_tile<n>(part, kTileBytes);
   for (int64_t r = 0; r < rows; ++r) std::memcpy(to + r * ldo, part + r * kTileBytes, kTileBytes);
+}
+
+// Tile n begins a sum of `out`, from there or from 0, after the one that it has is stored; null if
+// there is none. What stores a tile takes most of the processor's queue of stores, and would keep
+// it while the last product is not there: a sum is stored when the next one needs its tile.
+template <int n, bool adds>
+REGARD_INLINE static void begin_sum(void* out, void* unstored, int64_t stride) {
+  if (unstored) store_tile<n>(unstored, stride);
+  if (adds)
+    load_tile<n>(out, stride);
+  else
+    zero_tile<n>();
 }
 
 // out[r][lane] = or += the products of 32 rows, or 16, and 2 vectors, or one: each tile that is
@@ -274,10 +290,31 @@ static void any_block(const TileMatrix& a, int64_t rows, const TileVectors& x, f
                                                                                          out, ldo);
 }
 
+// The same of 32 rows of 32 words, which stay in tiles 0 to 3: 6 and 7 sum.
+template <bool adds>
+static void multiply_held_rows(const TileMatrix& a, const TileVectors& x, int64_t vectors,
+                               float* out, int64_t ldo) {
+  const int64_t lda = a.stride, ldx = x.stride * 4, down = kTileRows * ldo;
+  const int32_t* y = x.data;
+  stream_tile<0>(a.data, lda), stream_tile<1>(a.data + a.across, lda);
+  stream_tile<2>(a.data + a.down, lda), stream_tile<3>(a.data + a.down + a.across, lda);
+  for (int64_t v = 0; v < vectors; ++v, y += kTileRows, out += kTileRows) {
+    float* const unstored = v ? out - kTileRows : nullptr;
+    stream_tile<4>(y, ldx), stream_tile<5>(y + kTileRows * x.stride, ldx);
+    begin_sum<6, adds>(out, unstored, ldo * 4);
+    multiply_tiles<6, 0, 4>();
+    begin_sum<7, adds>(out + down, unstored ? unstored + down : nullptr, ldo * 4);
+    multiply_tiles<7, 2, 4>(), multiply_tiles<6, 1, 5>(), multiply_tiles<7, 3, 5>();
+  }
+  store_tile<6>(out - kTileRows, ldo * 4), store_tile<7>(out - kTileRows + down, ldo * 4);
+}
+
 // The same for any number of rows and vectors.
 template <bool adds>
 static void multiply_by_tiles(const TileMatrix& a, int64_t rows, const TileVectors& x,
                               int64_t vectors, float* out, int64_t ldo) {
+  if (rows == 2 * kTileRows && x.are_held())
+    return multiply_held_rows<adds>(a, x, vectors, out, ldo);
   for (int64_t r = 0; r < rows; r += 2 * kTileRows)
     for (int64_t v = 0; v < vectors; v += 2) {
       TileMatrix from = a;
@@ -309,80 +346,143 @@ template <bool adds, int every, int64_t ldx, int64_t ldo, class Between>
 REGARD_INLINE static void multiply_meanwhile(const TileProduct& product, Between between) {
   const int64_t lda = product.a.stride, down = product.a.down;
   const char* a = product.a.data;
-  char* out = (char*)product.out;
+  char *out = (char*)product.out, *unstored = nullptr;
+  constexpr int64_t place[] = {0, kTileBytes, kTileRows * ldo, kTileRows * ldo + kTileBytes};
   for (int64_t r = 0; r < product.rows; r += 2 * kTileRows) {
-    char* const below = out + kTileRows * ldo;
-    if (adds) {
-      load_tile<0>(out, ldo), load_tile<1>(out + kTileBytes, ldo);
-      load_tile<2>(below, ldo), load_tile<3>(below + kTileBytes, ldo);
-    } else {
-      zero_tile<0>(), zero_tile<1>(), zero_tile<2>(), zero_tile<3>();
-    }
+    bool first = true;
+    const auto begin = [&]<int n>(std::integral_constant<int, n>) REGARD_INLINE_LAMBDA {
+      if (first) begin_sum<n, adds>(out + place[n], unstored ? unstored + place[n] : nullptr, ldo);
+    };
     for (int part = 0; part < product.x.products; ++part) {
       const char* from = a + part / 2 * product.a.part;
       const char* x = (const char*)(product.x.data + part % 2 * product.x.part);
       for (int64_t s = 0; s < product.x.steps; ++s) {
-        stream_tile<4>(from, lda), load_tile<6>(x, ldx), multiply_tiles<0, 4, 6>();
+        stream_tile<4>(from, lda), load_tile<6>(x, ldx);
+        begin(std::integral_constant<int, 0>());
+        multiply_tiles<0, 4, 6>();
         if (every == 1) between();
-        load_tile<7>(x + kTileBytes, ldx), multiply_tiles<1, 4, 7>();
+        load_tile<7>(x + kTileBytes, ldx);
+        begin(std::integral_constant<int, 1>());
+        multiply_tiles<1, 4, 7>();
         between();
-        stream_tile<5>(from + down, lda), multiply_tiles<2, 5, 6>();
+        stream_tile<5>(from + down, lda);
+        begin(std::integral_constant<int, 2>());
+        multiply_tiles<2, 5, 6>();
         if (every == 1) between();
+        begin(std::integral_constant<int, 3>());
         multiply_tiles<3, 5, 7>();
         between();
-        from += product.a.across, x += kTileRows * ldx;
+        from += product.a.across, x += kTileRows * ldx, first = false;
       }
     }
-    store_tile<0>(out, ldo), store_tile<1>(out + kTileBytes, ldo);
-    store_tile<2>(below, ldo), store_tile<3>(below + kTileBytes, ldo);
+    unstored = out;
     a += 2 * down, out += 2 * kTileRows * ldo;
   }
+  store_tile<0>(unstored, ldo), store_tile<1>(unstored + place[1], ldo);
+  store_tile<2>(unstored + place[2], ldo), store_tile<3>(unstored + place[3], ldo);
+}
+
+// The same for vectors that stay in tiles 0 to 3. The last sums stay in 6 and 7, those of
+// `unstored`, until store_held or another such product.
+template <bool adds, int64_t ldx, int64_t ldo, class Between>
+REGARD_INLINE static void multiply_held_meanwhile(const TileProduct& product, char*& unstored,
+                                                  Between between) {
+  const int64_t lda = product.a.stride;
+  const char *a = product.a.data, *x = (const char*)product.x.data;
+  char* out = (char*)product.out;
+  bool first = true;
+  for (int64_t r = 0; r < product.rows; r += kTileRows) {
+    stream_tile<4>(a, lda);
+    if (first) load_tile<0>(x, ldx);
+    between();
+    begin_sum<6, adds>(out, unstored, ldo);
+    multiply_tiles<6, 4, 0>();
+    if (first) load_tile<1>(x + kTileBytes, ldx);
+    between();
+    begin_sum<7, adds>(out + kTileBytes, unstored ? unstored + kTileBytes : nullptr, ldo);
+    multiply_tiles<7, 4, 1>();
+    stream_tile<5>(a + product.a.across, lda);
+    if (first) load_tile<2>(x + kTileRows * ldx, ldx);
+    between();
+    multiply_tiles<6, 5, 2>();
+    if (first) load_tile<3>(x + kTileRows * ldx + kTileBytes, ldx);
+    between();
+    multiply_tiles<7, 5, 3>();
+    unstored = out, first = false;
+    a += product.a.down, out += kTileRows * ldo;
+  }
+}
+REGARD_INLINE static void store_held(char*& unstored, int64_t ldo) {
+  if (unstored) store_tile<6>(unstored, ldo), store_tile<7>(unstored + kTileBytes, ldo);
+  unstored = nullptr;
 }
 
 // The same for pairs of vectors, in steps of four products of two tiles: what computes vectors
 // calls `step` now and then, and `finish` where the product is needed. No other tiles are used
-// before.
+// before. Vectors of 32 words stay in tiles 0 to 3.
 template <>
 class StepwiseProduct<true> {
  public:
   void start(const TileProduct& product, int vectors) {
     product_ = product;
-    pairs_ = vectors / 2, pair_ = 0, step_ = 0;
+    pairs_ = vectors / 2, pair_ = 0, row_ = 0, step_ = 0;
     left_ = product.rows / (2 * kTileRows) * pairs_ * product.x.steps;
+    unstored_ = nullptr;
   }
   REGARD_INLINE void step() {
     if (left_) multiply();
   }
   REGARD_INLINE void finish() {
     while (left_) multiply();
+    store_held(unstored_, product_.ldo * 4);
   }
 
  private:
   REGARD_INLINE void multiply() {
+    --left_;
     const int64_t lda = product_.a.stride, ldx = product_.x.stride * 4, ldo = product_.ldo * 4;
-    const char* const from = product_.a.data + step_ * product_.a.across;
-    const char* const x =
-        (const char*)(product_.x.data + pair_ * 2 * kTileRows) + step_ * kTileRows * ldx;
+    const char* const x = (const char*)(product_.x.data + pair_ * 2 * kTileRows);
+    char* const out = (char*)(product_.out + pair_ * 2 * kTileRows) + row_ * ldo;
+    const char* const from = product_.a.data + row_ / kTileRows * product_.a.down;
+    product_.x.are_held() ? multiply_held(from, lda, x, ldx, out, ldo)
+                          : multiply_block(from, lda, x, ldx, out, ldo);
+    if (row_ < product_.rows) return;
+    row_ = 0, ++pair_;
+  }
+
+  REGARD_INLINE void multiply_held(const char* from, int64_t lda, const char* x, int64_t ldx,
+                                   char* out, int64_t ldo) {
+    if (row_ == 0) {
+      load_tile<0>(x, ldx), load_tile<1>(x + kTileBytes, ldx);
+      load_tile<2>(x + kTileRows * ldx, ldx), load_tile<3>(x + kTileRows * ldx + kTileBytes, ldx);
+    }
+    stream_tile<4>(from, lda), stream_tile<5>(from + product_.a.across, lda);
+    begin_sum<6, false>(out, unstored_, ldo);
+    multiply_tiles<6, 4, 0>();
+    begin_sum<7, false>(out, unstored_ ? unstored_ + kTileBytes : nullptr, ldo);
+    multiply_tiles<7, 4, 1>();
+    multiply_tiles<6, 5, 2>(), multiply_tiles<7, 5, 3>();
+    unstored_ = out, row_ += kTileRows;
+  }
+  REGARD_INLINE void multiply_block(const char* from, int64_t lda, const char* x, int64_t ldx,
+                                    char* out, int64_t ldo) {
+    from += step_ * product_.a.across, x += step_ * kTileRows * ldx;
     if (step_ == 0) zero_tile<0>(), zero_tile<1>(), zero_tile<2>(), zero_tile<3>();
     stream_tile<4>(from, lda), load_tile<6>(x, ldx), multiply_tiles<0, 4, 6>();
     load_tile<7>(x + kTileBytes, ldx), multiply_tiles<1, 4, 7>();
     stream_tile<5>(from + product_.a.down, lda), multiply_tiles<2, 5, 6>();
     multiply_tiles<3, 5, 7>();
-    --left_;
     if (++step_ < product_.x.steps) return;
-    step_ = 0;
-    char* const out = (char*)(product_.out + pair_ * 2 * kTileRows);
     char* const below = out + kTileRows * ldo;
     store_tile<0>(out, ldo), store_tile<1>(out + kTileBytes, ldo);
     store_tile<2>(below, ldo), store_tile<3>(below + kTileBytes, ldo);
-    if (++pair_ < pairs_) return;
-    pair_ = 0;
-    product_.a.data += 2 * product_.a.down, product_.out += 2 * kTileRows * product_.ldo;
+    step_ = 0, row_ += 2 * kTileRows;
   }
 
   TileProduct product_;
-  int64_t left_ = 0, step_;
+  int64_t left_ = 0, row_, step_;
   int pairs_, pair_;
+  char* unstored_ = nullptr;
 };
 
 #endif
