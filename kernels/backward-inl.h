@@ -22,10 +22,12 @@ namespace regard::REGARD_NAMESPACE {
 // Whether a pass over chunks of keys needs dS, and not P alone.
 static bool needs_scores(const Backward& g) { return g.query_sum || g.key_grad || g.delta; }
 
-// Keys of a chunk: more where none of them has a sum.
+// Keys of a chunk: more where none of them has a sum, and where tiles multiply, which wait for what
+// is read and packed once for every chunk.
+template <class E>
 static int64_t chunk_of(const Backward& g) {
   if (!g.query_sum && !g.key_grad && !g.value_grad) return 2048;
-  return g.problem->Lk > 1024 ? 512 : 256;
+  return E::tiles || g.problem->Lk > 1024 ? 512 : 256;
 }
 
 static bool has_rule(const Backward& g) { return g.weights.rule != Rule::products; }
@@ -75,8 +77,8 @@ struct BackwardMemory {
     half_dscores = scratch.take<uint16_t>(E::pack > 1 ? E::parts * tile : 0);
     dscores_pairs = scratch.take<Word>(E::pack > 1 ? E::parts * tile / 2 : 0);
     query_sum = scratch.take<Real>(p.D * E::rows);
-    key_sum = scratch.take<Real>(g.key_grad ? chunk_of(g) * D : 0);
-    value_sum = scratch.take<Real>(g.value_grad ? chunk_of(g) * Dv : 0);
+    key_sum = scratch.take<Real>(g.key_grad ? chunk_of<E>(g) * D : 0);
+    value_sum = scratch.take<Real>(g.value_grad ? chunk_of<E>(g) * Dv : 0);
     maximum = scratch.take<Real>(E::rows);
     inverse = scratch.take<Real>(E::rows);
     delta = scratch.take<Real>(E::rows);
@@ -574,7 +576,7 @@ static void run_backward(const void* pass, int64_t task, char* memory, const Sto
   Scratch scratch(memory);
   BackwardMemory<E> m(g, scratch);
   // One chunk of every head, then the next: few tasks then wait for a ticket.
-  const int64_t size = chunk_of(g), heads = p.B * p.Hkv, c = task / heads, head = task % heads;
+  const int64_t size = chunk_of<E>(g), heads = p.B * p.Hkv, c = task / heads, head = task % heads;
   const int64_t begin = c * size, end = begin + size < p.Lk ? begin + size : p.Lk;
   const KeyChunk chunk{head / p.Hkv, head % p.Hkv, begin, end};
   const int64_t group = p.Hq / p.Hkv, tiles = row_tiles_of<E>(p);
@@ -684,7 +686,7 @@ static Job backward(const Backward& g) {
     if (!needs_scores(g) && !g.value_grad) return {};
     Scratch scratch(nullptr);
     BackwardMemory<E> m(g, scratch);
-    const int64_t chunks = (p.Lk + chunk_of(g) - 1) / chunk_of(g);
+    const int64_t chunks = (p.Lk + chunk_of<E>(g) - 1) / chunk_of<E>(g);
     return {p.B * p.Hkv * chunks, scratch.taken(), run_backward<E>, &g};
   });
 }

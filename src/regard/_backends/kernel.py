@@ -417,17 +417,19 @@ def _backward(
     B, Hq, Hkv, Lq, Lk = call.sizes
     D, Dv = call.query.shape[-1], 0 if call.value is None else call.value.shape[-1]
     own, sums = dtype_name(call.query), accumulating_name(call.query)
+    runs = 0 not in (B, Hq, Lq, Lk)
+    written = empty if runs else _zeros  # every number by the kernels
     dq, dk, dv, dbias = (
-        _zeros(call, shape, dtype) if name in needed else None
-        for name, shape, dtype in (
-            ("query", (B, Hq, Lq, D), sums),
-            ("key", (B, Hkv, Lk, D), own),
-            ("value", (B, Hkv, Lk, Dv), own),
-            ("bias", () if call.bias is None else tuple(call.bias.shape), sums),
+        make(call, shape, dtype) if name in needed else None
+        for name, make, shape, dtype in (
+            ("query", _zeros, (B, Hq, Lq, D), sums),
+            ("key", written, (B, Hkv, Lk, D), own),
+            ("value", written, (B, Hkv, Lk, Dv), own),
+            ("bias", _zeros, () if call.bias is None else tuple(call.bias.shape), sums),
         )
     )
     read, _held = call_as_read(call)
-    if 0 not in (B, Hq, Lq, Lk):
+    if runs:
         arrays = filled(kernels.Gradients(), fields)
         arrays.bias_grad = array_ref(dbias)
         arrays.maximum, arrays.total = address_of(maximum), address_of(total)
