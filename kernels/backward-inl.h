@@ -580,9 +580,11 @@ static void run_backward(const void* pass, int64_t task, char* memory, const Sto
   const int64_t begin = c * size, end = begin + size < p.Lk ? begin + size : p.Lk;
   const KeyChunk chunk{head / p.Hkv, head % p.Hkv, begin, end};
   const int64_t group = p.Hq / p.Hkv, tiles = row_tiles_of<E>(p);
-  if (g.key_grad) std::memset((void*)m.key_sum, 0, size_t(size * m.padded(p.D)) * sizeof(Real));
-  if (g.value_grad)
-    std::memset((void*)m.value_sum, 0, size_t(size * m.padded(p.Dv)) * sizeof(Real));
+  const auto clear = [&](Real* sum, int64_t D) {
+    std::memset((void*)sum, 0, size_t((end - begin) * m.padded(D)) * sizeof(Real));
+  };
+  if (g.key_grad) clear(m.key_sum, p.D);
+  if (g.value_grad) clear(m.value_sum, p.Dv);
   for (int64_t r = 0; r < tiles; ++r) {
     describe_rows(p, m.rows, chunk.b, chunk.kv * group, r * E::rows, group * p.Lq);
     const int64_t low = m.rows.low > begin ? m.rows.low : begin;

@@ -301,32 +301,33 @@ static void describe_rows(const Problem& p, Rows<E>& rows, int64_t b, int64_t h0
   rows.low = p.Lk, rows.high = 0, rows.all_low = 0, rows.all_high = p.Lk;
   rows.ordered = true;
   int64_t h = h0 + row0 / p.Lq, q = row0 % p.Lq;
-  for (int v = 0; v < kVectors; ++v) {
-    rows.vector_low[v] = p.Lk, rows.vector_high[v] = 0;
-    rows.seen_low[v] = 0, rows.seen_high[v] = p.Lk;
-  }
-  for (int i = 0; i < E::rows; ++i) {
-    if (i >= rows.count) {
-      rows.first[i] = rows.last[i] = 0;
-      continue;
-    }
+  for (int i = 0; i < rows.count;) {  // the rows of a head at once
     if (listed) q = listed[row0 + i];
-    const int64_t at = interval_at(p, b, h, q), first = p.first[at], last = p.last[at];
-    rows.head[i] = h, rows.index[i] = q, rows.first[i] = first, rows.last[i] = last;
-    rows.query[i] = p.query.at(b, h, q);
-    if (first < last) {
-      int64_t& low = rows.vector_low[i / n];
-      int64_t& high = rows.vector_high[i / n];
-      if (first < low) low = first;
-      if (last > high) high = last;
-    } else {
-      rows.ordered = false;
+    const int64_t left = listed ? 1 : p.Lq - q, at = interval_at(p, b, h, q);
+    const int some = int(rows.count - i < left ? rows.count - i : left);
+    const char* const query = p.query.at(b, h, q);
+    for (int k = 0; k < some; ++k) {
+      rows.first[i + k] = p.first[at + k], rows.last[i + k] = p.last[at + k];
+      rows.head[i + k] = h, rows.index[i + k] = q + k;
+      rows.query[i + k] = query + k * p.query.strides[2];
     }
-    int64_t& seen_low = rows.seen_low[i / n];
-    int64_t& seen_high = rows.seen_high[i / n];
-    if (first > seen_low) seen_low = first;
-    if (last < seen_high) seen_high = last;
-    if (!listed && ++q == p.Lq) q = 0, ++h;
+    i += some;
+    if (!listed) q = 0, ++h;
+  }
+  for (int i = rows.count; i < E::rows; ++i) rows.first[i] = rows.last[i] = 0;
+  for (int v = 0; v < kVectors; ++v) {
+    int64_t low = p.Lk, high = 0, seen_low = 0, seen_high = p.Lk, empty = 0;
+    for (int i = v * n; i < (v + 1) * n && i < rows.count; ++i) {
+      const int64_t first = rows.first[i], last = rows.last[i];
+      const bool sees = first < last;
+      low = sees && first < low ? first : low, high = sees && last > high ? last : high;
+      seen_low = first > seen_low ? first : seen_low;
+      seen_high = last < seen_high ? last : seen_high;
+      empty += !sees;
+    }
+    rows.vector_low[v] = low, rows.vector_high[v] = high;
+    rows.seen_low[v] = seen_low, rows.seen_high[v] = seen_high;
+    if (empty) rows.ordered = false;
   }
   for (int v = 0; v < rows.vectors; ++v) {
     if (rows.vector_low[v] < rows.low) rows.low = rows.vector_low[v];
