@@ -277,12 +277,13 @@ struct Backward {
   WeightGradient weights;  // whose rule may need no grad, out and value
   const void* maximum;
   const void* total;
-  void* query_sum;   // Real (B, Hq, Lq, D), to which it is added; optional
+  void* query_sum;   // Real (B, Hq, Lq, D): of chunks, or to which they are added; optional
+  char* query_grad;  // likewise, of the call's type, which may be the same; null where it `adds`
   void* delta;       // Real (B, Hq, Lq), zeros: the sum of P dP of each row; optional
   int64_t* ticket;   // (B, Hkv, tiles of queries), zeros: chunks that have added to the two above
   char* key_grad;    // (B, Hkv, Lk, D), contiguous; optional
   char* value_grad;  // (B, Hkv, Lk, Dv); optional
-  bool adds;         // to these two, which are Real then
+  bool adds;         // to these three, which are Real then
   Array bias_grad;   // Real, optional, with the strides of the bias: 0 where it is broadcast
 };
 

@@ -356,15 +356,17 @@ static int query_of_lane(int v, int lane) {
 }
 
 // Adds the tile's [D][rows] to dQ, transposed and scaled, and its part of the rows' sums of P dP;
-// each is optional.
+// each is optional. Where nothing else adds to dQ, the first chunk of keys sets its sums and the
+// last one rounds them.
 template <class E>
-static void add_to_queries(const Backward& g, const BackwardMemory<E>& m) {
+static void add_to_queries(const Backward& g, const BackwardMemory<E>& m, bool first, bool last) {
   typedef typename E::Real Real;
   constexpr int n = E::lanes;
   const Problem& p = *g.problem;
   const Real scale = Real(p.scale);
   for (int i = 0; g.delta && i < m.rows.count; ++i)
     ((Real*)g.delta)[(m.rows.b * p.Hq + m.rows.head[i]) * p.Lq + m.rows.index[i]] += m.sum[i];
+  const bool sets = first && !g.adds, rounds = last && !g.adds;
   for (int v = 0; g.query_sum && v < paired_vectors(m.rows); ++v)
     for (int64_t d = 0; d < p.D; d += n) {
       const int64_t width = p.D - d < n ? p.D - d : n;
@@ -374,13 +376,26 @@ static void add_to_queries(const Backward& g, const BackwardMemory<E>& m) {
         const int row = query_of_lane<E>(v, i);
         if (row >= m.rows.count) continue;
         const int64_t h = m.rows.head[row], q = m.rows.index[row];
-        Real* to = (Real*)g.query_sum + ((m.rows.b * p.Hq + h) * p.Lq + q) * p.D + d;
-        if (width == n)
-          store<Real>(to, load<Real>(to) + t[i] * scale);
+        const int64_t at = ((m.rows.b * p.Hq + h) * p.Lq + q) * p.D + d;
+        char* const to = (char*)((Real*)g.query_sum + at);
+        const Vec<Real> before = sets ? Vec<Real>{} : numbers<Real, real_type<Real>>(to, width);
+        const Vec<Real> sum = before + t[i] * scale;
+        if (rounds)
+          put<Real, E::type>(g.query_grad + at * int64_t(sizeof(typename E::Bits)), sum, width);
         else
-          for (int64_t x = 0; x < width; ++x) to[x] += t[i][x] * scale;
+          put<Real, real_type<Real>>(to, sum, width);
       }
     }
+}
+
+// Writes zeros to dQ of queries that see no key.
+template <class E>
+static void clear_queries(const Backward& g, const Rows<E>& rows) {
+  const Problem& p = *g.problem;
+  const int64_t bytes = p.D * int64_t(sizeof(typename E::Bits));
+  for (int i = 0; g.query_grad && i < rows.count; ++i)
+    std::memset(g.query_grad + ((rows.b * p.Hq + rows.head[i]) * p.Lq + rows.index[i]) * bytes, 0,
+                size_t(bytes));
 }
 
 template <class E>
@@ -587,6 +602,7 @@ static void run_backward(const void* pass, int64_t task, char* memory, const Sto
   if (g.value_grad) clear(m.value_sum, p.Dv);
   for (int64_t r = 0; r < tiles; ++r) {
     describe_rows(p, m.rows, chunk.b, chunk.kv * group, r * E::rows, group * p.Lq);
+    if (c == 0 && m.rows.low >= m.rows.high) clear_queries(g, m.rows);
     const int64_t low = m.rows.low > begin ? m.rows.low : begin;
     const int64_t high = m.rows.high < end ? m.rows.high : end;
     if (low >= high) continue;
@@ -594,11 +610,12 @@ static void run_backward(const void* pass, int64_t task, char* memory, const Sto
     if (!g.query_sum && !g.delta) continue;
     // Ticket order: earlier chunks add first. Not std::atomic_ref: clang's library has it since 19.
     int64_t* const ticket = g.ticket + head * tiles + r;
-    while (__atomic_load_n(ticket, __ATOMIC_ACQUIRE) != c - m.rows.low / size) {
+    const int64_t first = m.rows.low / size, last = (m.rows.high - 1) / size;
+    while (__atomic_load_n(ticket, __ATOMIC_ACQUIRE) != c - first) {
       if (stopped(stop)) return;
       std::this_thread::yield();
     }
-    add_to_queries(g, m);
+    add_to_queries(g, m, c == first, c == last);
     __atomic_fetch_add(ticket, 1, __ATOMIC_RELEASE);
   }
   const int64_t bytes = int64_t(sizeof(typename E::Bits)), row = head * p.Lk + begin;

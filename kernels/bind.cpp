@@ -351,7 +351,8 @@ regard::Divergences sides_of(const Terms& a, const Terms& b) {
 // are described in WeightGradient.
 struct Gradients {
   std::optional<ArrayRef> grad, out, bias_grad;
-  uintptr_t maximum = 0, total = 0, query_sum = 0, delta = 0, key_grad = 0, value_grad = 0;
+  uintptr_t maximum = 0, total = 0, delta = 0;
+  uintptr_t query_sum = 0, query_grad = 0, key_grad = 0, value_grad = 0;
   std::string rule = "products";
   uintptr_t numbers = 0, other = 0, given_delta = 0;
   std::array<int64_t, 2> other_strides{};  // of batch element and head, in numbers
@@ -409,6 +410,7 @@ void backward(const Call& call, const Gradients& arrays, int threads) {
       .maximum = at<void>(arrays.maximum),
       .total = at<void>(arrays.total),
       .query_sum = at<void>(arrays.query_sum),
+      .query_grad = at<char>(arrays.query_grad),
       .delta = at<void>(arrays.delta),
       .ticket = ticket.data(),
       .key_grad = at<char>(arrays.key_grad),
@@ -617,6 +619,7 @@ void bind_call(nb::module_& m) {
       .def_rw("maximum", &Gradients::maximum)
       .def_rw("total", &Gradients::total)
       .def_rw("query_sum", &Gradients::query_sum)
+      .def_rw("query_grad", &Gradients::query_grad)
       .def_rw("delta", &Gradients::delta)
       .def_rw("key_grad", &Gradients::key_grad)
       .def_rw("value_grad", &Gradients::value_grad)

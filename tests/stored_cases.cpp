@@ -403,7 +403,8 @@ class Checker {
 
   void compare_gradients() {
     std::vector<int64_t> ticket(size_t(p_.B * p_.Hkv * target().row_tiles(p_)));
-    Buffer query(real_, rows() * p_.D), key(p_.type, p_.B * p_.Hkv * p_.Lk * p_.D);
+    Buffer sums(real_, rows() * p_.D), query(p_.type, rows() * p_.D);
+    Buffer key(p_.type, p_.B * p_.Hkv * p_.Lk * p_.D);
     Buffer value(p_.type, p_.B * p_.Hkv * p_.Lk * p_.Dv), bias(real_, rows() * p_.Lk);
     Backward g{};
     g.problem = &p_;
@@ -411,7 +412,8 @@ class Checker {
     g.grad = g.out, g.grad.data = case_.find("gradient")->bytes.data();
     g.weights.starts = case_.data<int64_t>("starts");
     g.maximum = maximum_.data(), g.total = total_.data();
-    g.query_sum = query.data(), g.key_grad = key.data(), g.value_grad = value.data();
+    g.query_sum = sums.data(), g.query_grad = query.data();
+    g.key_grad = key.data(), g.value_grad = value.data();
     g.ticket = ticket.data();
     if (stored("bias_gradient")) g.bias_grad = array(bias, p_.Hq, p_.Lq, p_.Lk);
     run_all({target().backward(g), target().bias_gradient(g)});

@@ -422,7 +422,7 @@ def _backward(
     dq, dk, dv, dbias = (
         make(call, shape, dtype) if name in needed else None
         for name, make, shape, dtype in (
-            ("query", _zeros, (B, Hq, Lq, D), sums),
+            ("query", written, (B, Hq, Lq, D), own),
             ("key", written, (B, Hkv, Lk, D), own),
             ("value", written, (B, Hkv, Lk, Dv), own),
             ("bias", _zeros, () if call.bias is None else tuple(call.bias.shape), sums),
@@ -433,7 +433,10 @@ def _backward(
         arrays = filled(kernels.Gradients(), fields)
         arrays.bias_grad = array_ref(dbias)
         arrays.maximum, arrays.total = address_of(maximum), address_of(total)
-        arrays.query_sum, arrays.delta = address_of(dq), address_of(delta)
+        # Of 16 bits, a sum of several chunks of keys is kept in more.
+        of_chunks = dq if dq is None or own == sums else empty(call, tuple(dq.shape), sums)
+        arrays.query_sum, arrays.query_grad = address_of(of_chunks), address_of(dq)
+        arrays.delta = address_of(delta)
         arrays.key_grad, arrays.value_grad = address_of(dk), address_of(dv)
         kernels.backward(read, arrays, threads_of(call))
     if call.scale == 0.0:  # the kernels scale last, and an overflow before that would give NaN
