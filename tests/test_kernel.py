@@ -420,6 +420,40 @@ def test_a_scale_of_zero_has_no_gradient_even_of_huge_numbers(huge):
     assert (dk == 0).all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("seen", ["all", "a first chunk", "later chunks", "none"])
+def test_every_gradient_is_written_whatever_its_memory_held(seen, dtype, monkeypatch):
+    """Where one chunk of keys adds to a query, several, or none: 1,100 keys are three."""
+    first, last = {
+        "all": (0, 1100),
+        "a first chunk": (20, 300),
+        "later chunks": (600, 1090),
+        "none": (7, 7),
+    }[seen]
+    random = torch.Generator().manual_seed(5)
+    inputs = [
+        torch.randn(1, 2, n, 24, generator=random).to(dtype).requires_grad_()
+        for n in (150, 1100, 1100)
+    ]
+    ends = torch.full((150,), first), torch.full((150,), last)
+    ends[1][:70] = first  # these see no key
+    out = regard.attention(*inputs, intervals=ends, backend="kernel")
+    grad = torch.randn(out.shape, generator=random).to(dtype)
+    monkeypatch.setattr(
+        kernel, "empty", lambda *what: kernel_calls.empty(*what).fill_(float("nan"))
+    )
+    found = torch.autograd.grad(out, inputs, grad, retain_graph=True)
+    monkeypatch.undo()
+    exact = [x.detach().double().requires_grad_() for x in inputs]
+    right = torch.autograd.grad(
+        regard.attention(*exact, intervals=ends, backend="torch"), exact, grad.double()
+    )
+    atol = {torch.float32: 1e-5, torch.bfloat16: 0.02, torch.float16: 0.01}[dtype]
+    for x, y in zip(found, right):
+        torch.testing.assert_close(x.double(), y, rtol=0.02, atol=atol)
+    assert (found[0][:, :, :70] == 0).all()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("keys", [50, 301])
 def test_what_a_short_query_does_not_see_may_be_nan(keys, dtype):
