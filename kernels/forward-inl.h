@@ -17,7 +17,7 @@ static void multiply_values(const Problem& p, ForwardMemory<E>& m, const KeyTile
                             Prefetcher* prefetcher) {
 #ifdef REGARD_TILES
   if constexpr (E::tiles)
-    return multiply_now(product_with_values(p, m, tile, m.weights), m.rows.vectors);
+    return multiply_now<E, true>(product_with_values(p, m, tile, m.weights), m.rows.vectors);
 #endif
   const Matrix v = values_of(p, m, tile);
   for (int c = 0; c < tile.tile_mask.spans; ++c) {

@@ -147,13 +147,18 @@ static TileProduct product_with_values(const Problem& p, const ForwardMemory<E>&
   clear_masked_pairs(m.rows, tile, pairs);
   const TileVectors weights = {pairs, 2 * E::rows, E::rows, E::words(tile.keys) / kTileRows,
                                2 * E::parts - 1};
-  return {tile_pairs<E>(values_of(p, m, tile), p.Dv), p.Dv, weights, m.state.out, E::rows, true};
+  return {tile_pairs<E>(values_of(p, m, tile), p.Dv), p.Dv, weights, m.state.out, E::rows};
 }
 
-// Computes a product at once.
+// Computes a product at once: with values it adds to the sums, with keys it sets scores.
+template <class E, bool adds>
 static void multiply_now(const TileProduct& x, int vectors) {
-  (x.adds ? multiply_by_tiles<true> : multiply_by_tiles<false>)(x.a, x.rows, x.x, vectors, x.out,
-                                                                x.ldo);
+  constexpr int64_t row = E::rows * 4, ldx = adds ? 2 * row : row;
+  if (E::vectors != 2 || vectors != 2 || !x.is_whole() || !x.x.are_held())
+    return multiply_by_tiles<adds>(x.a, x.rows, x.x, vectors, x.out, x.ldo);
+  char* unstored = nullptr;
+  multiply_held_meanwhile<adds, ldx, row>(x, unstored, [] {});
+  store_held(unstored, row);
 }
 
 // The weights of a tile, packed in the place of its scores. Meanwhile two products are computed,
@@ -208,7 +213,8 @@ template <class E>
 static void add_weighted_values(const Forward& f, ForwardMemory<E>& m, const Scaling<E>& scaling,
                                 const KeyTile& tile) {
   softmax_in_place(f, scaling, m, tile);
-  multiply_now(product_with_values(*f.problem, m, tile, (int32_t*)m.scores), m.rows.vectors);
+  multiply_now<E, true>(product_with_values(*f.problem, m, tile, (int32_t*)m.scores),
+                        m.rows.vectors);
 }
 
 // The sum of a row's weights above which their base rises. Below it costs no bit: weights are
@@ -271,7 +277,18 @@ static bool add_keys_by_tiles(const Forward& f, ForwardMemory<E>& m, int64_t kv,
   const Problem& p = *f.problem;
   const Scaling<E> scaling(p);
   bool masked = false;
+  // Whether every score of a tile is computed, seen or not, in whole blocks.
+  const auto is_whole = [&](const KeyTile& tile) {
+    return E::parts == 1 && tile.keys && tile.keys % (2 * kTileRows) == 0 && m.rows.vectors == 2 &&
+           !few_queries<E>(p) && p.D > 0;
+  };
+  const auto product_with_keys = [&](const KeyTile& tile, float* to) {
+    return TileProduct{tile_rows<E>(keys_of(p, m, tile), p.D), tile.keys,
+                       tile_columns<E>(m.rows.q, p.D), to, E::rows};
+  };
   const auto scores_of = [&](const KeyTile& tile, float* to) {
+    if (tile.unmasked && is_whole(tile))
+      return multiply_now<E, false>(product_with_keys(tile, to), m.rows.vectors);
     multiply_keys<E>(p, m.rows, tile.tile_mask, kv, tile.j0, tile.keys, keys_of(p, m, tile), to);
   };
   // A row's base is above the scores of the first tile of keys that it sees, and rises where the
@@ -306,19 +323,13 @@ static bool add_keys_by_tiles(const Forward& f, ForwardMemory<E>& m, int64_t kv,
     const TileProduct values =
         before->keys ? product_with_values(p, m, *before, (int32_t*)m.other_scores) : TileProduct{};
     const bool values_meanwhile = before->keys && m.rows.vectors == 2 && values.is_whole();
-    if (before->keys && !values_meanwhile) multiply_now(values, m.rows.vectors);
+    if (before->keys && !values_meanwhile) multiply_now<E, true>(values, m.rows.vectors);
     look(*tile);
     if (high - tile->j0 <= kPrefetchDistance) m.prefetcher.prefetch_some();
     find_tile(p, m, kv, tile->j0 + tile_keys<E>(p), high, *next);
-    const bool keys_meanwhile = E::parts == 1 && next->keys && next->keys % (2 * kTileRows) == 0 &&
-                                m.rows.vectors == 2 && !few_queries<E>(p) && p.D > 0;
-    const TileProduct keys = keys_meanwhile ? TileProduct{tile_rows<E>(keys_of(p, m, *next), p.D),
-                                                          next->keys,
-                                                          tile_columns<E>(m.rows.q, p.D),
-                                                          m.other_scores,
-                                                          E::rows,
-                                                          false}
-                                            : TileProduct{};
+    const bool keys_meanwhile = is_whole(*next);
+    const TileProduct keys =
+        keys_meanwhile ? product_with_keys(*next, m.other_scores) : TileProduct{};
     SavedSums<E> saved(m.state);
     softmax_in_place(f, scaling, m, *tile, values_meanwhile ? &values : nullptr,
                      keys_meanwhile ? &keys : nullptr);
@@ -337,7 +348,8 @@ static bool add_keys_by_tiles(const Forward& f, ForwardMemory<E>& m, int64_t kv,
     before = tile, tile = next, next = free;
   }
   if (before->keys)
-    multiply_now(product_with_values(p, m, *before, (int32_t*)m.other_scores), m.rows.vectors);
+    multiply_now<E, true>(product_with_values(p, m, *before, (int32_t*)m.other_scores),
+                          m.rows.vectors);
   return masked;
 }
 

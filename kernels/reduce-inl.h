@@ -289,7 +289,7 @@ static bool start_multiplying([[maybe_unused]] const Problem& p,
         as_rows<E>(p.key.at(m.rows.b, kv, next.j0), p.key.strides[2], next.keys, p.D, m.keys);
     const Matrix seen = {(const char*)k.data + low * k.stride, k.stride};
     m.meanwhile.start({tile_rows<E>(seen, p.D), high - low, tile_columns<E>(m.rows.q, p.D),
-                       m.next_scores + low * E::rows, E::rows, false},
+                       m.next_scores + low * E::rows, E::rows},
                       m.rows.vectors);
     return true;
   }

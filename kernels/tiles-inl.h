@@ -326,14 +326,13 @@ static void multiply_by_tiles(const TileMatrix& a, int64_t rows, const TileVecto
     }
 }
 
-// A product of `rows` rows, which it sets or adds to sums, [rows][lanes of the vectors].
+// A product of `rows` rows, of sums [rows][lanes of the vectors].
 struct TileProduct {
   TileMatrix a;
   int64_t rows;
   TileVectors x;
   float* out;
   int64_t ldo;
-  bool adds;
 
   bool is_whole() const { return rows % (2 * kTileRows) == 0; }  // of whole blocks
   int64_t count() const { return rows / (2 * kTileRows) * 4 * x.steps * x.products; }  // of tiles
