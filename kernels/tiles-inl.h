@@ -313,7 +313,7 @@ static void multiply_held_rows(const TileMatrix& a, const TileVectors& x, int64_
 template <bool adds>
 static void multiply_by_tiles(const TileMatrix& a, int64_t rows, const TileVectors& x,
                               int64_t vectors, float* out, int64_t ldo) {
-  if (rows == 2 * kTileRows && x.are_held())
+  if (rows == 2 * kTileRows && x.are_held() && vectors)
     return multiply_held_rows<adds>(a, x, vectors, out, ldo);
   for (int64_t r = 0; r < rows; r += 2 * kTileRows)
     for (int64_t v = 0; v < vectors; v += 2) {
@@ -334,7 +334,7 @@ struct TileProduct {
   float* out;
   int64_t ldo;
 
-  bool is_whole() const { return rows % (2 * kTileRows) == 0; }  // of whole blocks
+  bool is_whole() const { return rows > 0 && rows % (2 * kTileRows) == 0; }  // of whole blocks
   int64_t count() const { return rows / (2 * kTileRows) * 4 * x.steps * x.products; }  // of tiles
 };
 

@@ -189,6 +189,19 @@ def test_odd_sizes_match_the_definition(head_sizes, lengths):
     assert_attends(regard.attention(q, k, v, backend="kernel"), q, k, v)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("D", [64, 128])
+def test_values_of_no_numbers_have_weights_and_gradients(D, dtype):
+    q, k, v = (torch.randn(1, 2, 300, n).to(dtype).requires_grad_() for n in (D, D, 0))
+    out, weights = regard.attention(q, k, v, return_weights=True, backend="kernel")
+    assert out.shape == (1, 2, 300, 0)
+    torch.testing.assert_close(weights.received().sum(-1), torch.full((1, 2), 300.0))
+    dq, dk, dv = torch.autograd.grad(out.sum(), (q, k, v))
+    assert (dq == 0).all()
+    assert (dk == 0).all()
+    assert dv.shape == v.shape
+
+
 def test_read_only_and_unaligned_arrays_are_read():
     raw = np.zeros(4 * 2 * 6 * 4 + 1, np.uint8)[1:].view(np.float32).reshape(2, 6, 4)
     raw[:] = np.random.default_rng(0).standard_normal(raw.shape)
