@@ -2,6 +2,7 @@
 #pragma once
 
 #include "backward-inl.h"
+#include "bias_gradient-inl.h"
 #include "chunks-inl.h"
 #include "decode-inl.h"
 #include "divergences-inl.h"

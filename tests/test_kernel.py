@@ -461,9 +461,9 @@ def test_every_gradient_is_written_whatever_its_memory_held(seen, dtype, monkeyp
     right = torch.autograd.grad(
         regard.attention(*exact, intervals=ends, backend="torch"), exact, grad.double()
     )
-    atol = {torch.float32: 1e-5, torch.bfloat16: 0.02, torch.float16: 0.01}[dtype]
+    bound = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}[dtype]
     for x, y in zip(found, right):
-        torch.testing.assert_close(x.double(), y, rtol=0.02, atol=atol)
+        torch.testing.assert_close(x.double(), y, rtol=bound, atol=bound)
     assert (found[0][:, :, :70] == 0).all()
 
 

@@ -433,7 +433,7 @@ def _backward(
         arrays = filled(kernels.Gradients(), fields)
         arrays.bias_grad = array_ref(dbias)
         arrays.maximum, arrays.total = address_of(maximum), address_of(total)
-        # Of 16 bits, a sum of several chunks of keys is kept in more.
+        # Chunks of keys add to dQ in `sums`; the last one rounds it.
         of_chunks = dq if dq is None or own == sums else empty(call, tuple(dq.shape), sums)
         arrays.query_sum, arrays.query_grad = address_of(of_chunks), address_of(dq)
         arrays.delta = address_of(delta)
