@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -26,6 +25,7 @@ from regard._backends.kernel_calls import (
 from regard._backends.pair_terms import PairTerm, RowSlopes
 from regard._backends.part_gradients import add_gradients as by_formula
 from regard._backends.strongest import first_rows, largest_weights, rows_that_may_count
+from regard._base import loaded
 from regard._base.arrays import accumulating_name, arrays_of, dtype_name, is_tensor, to_numpy
 from regard._base.settings import get_num_threads
 from regard._call.call import Call
@@ -35,6 +35,7 @@ FEWER_ROWS = 4  # times fewer than all: then the strongest pairs are searched fo
 LARGEST_SINK = 32.5  # exponent of a sink's term in the denominator, with its rounding
 LARGEST_NUMBER = 1e30  # largest factor of scores in float32
 LARGEST_HEAD = 576  # the largest that models have: MLA of DeepSeek
+_FLOATS = tuple(field.name for field in NUMBERS if field.type.startswith("float"))
 MOST_BINS = 4096  # of a row of a heatmap that finds the row statistics too: each row has its own
 
 
@@ -131,7 +132,7 @@ def _refuses(call: Call) -> str | None:
     if max(sizes) > LARGEST_HEAD:
         return f"its head sizes D and Dv go up to {LARGEST_HEAD}, these are {sizes}"
     if accumulating_name(call.query) == "float32":
-        for name in (field.name for field in NUMBERS if field.type.startswith("float")):
+        for name in _FLOATS:
             if abs(getattr(call, name) or 0.0) > LARGEST_NUMBER:
                 return f"{name} is {getattr(call, name)}, and it computes in float32"
     if call.sizes[4] >= 2**31:
@@ -140,7 +141,7 @@ def _refuses(call: Call) -> str | None:
 
 
 def _refuses_tensors(call: Call) -> str | None:
-    torch = sys.modules["torch"]
+    torch = loaded.torch
     tensors = call.tensors
     if any(x.device.type != "cpu" for x in tensors):
         return "it computes on the CPU; move the tensors with .cpu()"
@@ -168,7 +169,7 @@ def new_output(query: Any, Dv: Any, dtype: Any = None) -> Any:
     *heads, L, D = query.shape
     numpy = isinstance(query, np.ndarray)
     if not numpy and D == Dv and query.is_contiguous():  # the quickest way
-        return sys.modules["torch"].empty_like(query)
+        return loaded.torch.empty_like(query)
     strides = query.strides if numpy else query.stride()
     inside = len(strides) > 2 and 0 < strides[-3] < strides[-2]
     if inside and not numpy and len(strides) == 4:  # in one step: it is what models pass
@@ -182,7 +183,7 @@ def new_output(query: Any, Dv: Any, dtype: Any = None) -> Any:
 def _empty_like(x: Any, dtype: str) -> Any:
     """A new array of x's layout in memory."""
     if is_tensor(x):
-        return sys.modules["torch"].empty_like(x, dtype=getattr(sys.modules["torch"], dtype))
+        return loaded.torch.empty_like(x, dtype=getattr(loaded.torch, dtype))
     return np.empty_like(x, dtype)
 
 
@@ -279,7 +280,7 @@ def divergence_gradients(
     needed: Collection[str],
 ) -> dict[str, Any]:  # fmt: skip
     """See ``regard._backends.pair_terms.PairBackend``; of tensors."""
-    torch = sys.modules["torch"]
+    torch = loaded.torch
     (of_a, _held_a), (of_b, _held_b) = map(_read_terms, sides)
     call = own.call.without_value()
     dtype = getattr(torch, accumulating_name(call.query))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import atexit
 import importlib
 import math
-import sys
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
+from regard._base import loaded
 from regard._base.arrays import dtype_name, is_tensor, to_numpy
 from regard._base.settings import get_num_threads
 from regard._call.call import Call
@@ -130,7 +130,7 @@ def as_int64(x: Any) -> np.ndarray:
 def empty(call: Call, shape: tuple[int, ...], dtype: str) -> Any:
     """A new array of the call's library, not filled."""
     if call.is_torch:
-        return call.query.new_empty(shape, dtype=getattr(sys.modules["torch"], dtype))
+        return call.query.new_empty(shape, dtype=getattr(loaded.torch, dtype))
     return np.empty(shape, dtype)
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 from regard._backends import formula
 from regard._backends.block_reductions import reduce_blocks, statistics_of
 from regard._backends.gather import gather_weights
 from regard._backends.part_gradients import add_gradients
+from regard._base import loaded
 from regard._base.arrays import NumpyArrays, is_tensor, to_numpy
 from regard._call.call import Call
 
@@ -31,7 +31,7 @@ class Reference:
 
         if torch_state.is_recorded():
             return "it computes in NumPy, which no graph or transform of torch can hold"
-        torch = sys.modules["torch"]
+        torch = loaded.torch
         tensors = call.tensors
         if any(x.device.type != "cpu" for x in tensors):
             return "it computes on the CPU; move the tensors with .cpu()"
@@ -42,7 +42,7 @@ class Reference:
     def attention(self, call: Call, weights: bool) -> tuple[Any, None]:
         out = formula.attention(FLOAT64, _in_numpy(call))
         if call.is_torch:
-            torch = sys.modules["torch"]
+            torch = loaded.torch
             out = torch.from_numpy(out).to(getattr(torch, call.output_name))
         return out, None
 
@@ -70,7 +70,7 @@ class Reference:
 
     def gather(self, call: Call, statistics: tuple[Any, Any], queries: Any, keys: Any) -> Any:
         out = gather_weights(FLOAT64, _in_numpy(call), statistics, queries, keys)
-        return sys.modules["torch"].from_numpy(out) if call.is_torch else out
+        return loaded.torch.from_numpy(out) if call.is_torch else out
 
 
 def _in_numpy(call: Call) -> Call:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import math
-import sys
 from typing import Any
 
 from regard._backends.gather import gather_weights
 from regard._backends.kernel import in_scores
 from regard._backends.part_gradients import add_gradients
+from regard._base import loaded
 from regard._base.arrays import arrays_of, dtype_name, to_numpy
 from regard._call.call import Call
 
@@ -101,7 +101,7 @@ class Fused(Triton):
 def _refuses_fusing(call: Call) -> str | None:
     if call.value is None:
         return "it computes outputs, and weights alone are asked for"
-    torch = sys.modules["torch"]
+    torch = loaded.torch
     inputs = (call.query, call.key, call.value, call.bias, call.sinks)
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs):
         return "its gradients have other bits in every run; the triton backend has gradients"
@@ -141,12 +141,12 @@ def _refuses_device(call: Call) -> str | None:
 
 
 def _is_plain(x: Any) -> bool:
-    torch = sys.modules["torch"]
+    torch = loaded.torch
     return type(x) in (torch.Tensor, torch.nn.Parameter)
 
 
 def _refuses_state(call: Call) -> str | None:
-    torch = sys.modules["torch"]
+    torch = loaded.torch
     if not all(map(_is_plain, call.tensors)):
         return "it takes plain tensors"
     if torch._C._are_functorch_transforms_active():

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any, Protocol
 
 import numpy as np
 
+from regard._base import loaded
 from regard._base.deferred import fetched
 
 # NumPy takes a few microseconds to build a name.
@@ -284,5 +284,5 @@ def accumulating_name(x: Any) -> str:
 
 def is_tensor(x: object) -> bool:
     """Whether x is a torch tensor; torch is not loaded to find out."""
-    torch = sys.modules.get("torch")
+    torch = loaded.torch
     return torch is not None and isinstance(x, torch.Tensor)

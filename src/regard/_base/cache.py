@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
+from regard._base import loaded
 from regard._base.arrays import arrays_of, dtype_name, is_tensor
 from regard._base.errors import ShapeError
 from regard._base.types import ArrayT
@@ -149,7 +149,7 @@ class KeyValueCache:
 
 def _needs_gradient(*arrays: Any) -> bool:
     tensors = [x for x in arrays if is_tensor(x)]
-    return any(x.requires_grad for x in tensors) and sys.modules["torch"].is_grad_enabled()
+    return any(x.requires_grad for x in tensors) and loaded.torch.is_grad_enabled()
 
 
 def _kind(x: Any) -> str:

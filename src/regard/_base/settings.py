@@ -2,9 +2,9 @@
 
 import numbers
 import os
-import sys
 from types import ModuleType
 
+from regard._base import loaded
 from regard._base.errors import MaterializeError
 
 _weights_bytes: float = 2e9
@@ -87,7 +87,7 @@ def set_num_threads(threads: int) -> None:
     if threads < 1:
         raise ValueError(f"set_num_threads: threads is {threads}; at least 1 is needed.")
     _num_threads = threads
-    if (torch := sys.modules.get("torch")) is not None:
+    if (torch := loaded.torch) is not None:
         torch.set_num_threads(threads)
 
 
@@ -105,7 +105,7 @@ def get_num_threads() -> int:
     """
     if _num_threads is not None:
         return _num_threads
-    if (torch := sys.modules.get("torch")) is not None:
+    if (torch := loaded.torch) is not None:
         return int(torch.get_num_threads())
     asked = os.environ.get("OMP_NUM_THREADS", "")
     if asked.isdigit() and int(asked) > 0:

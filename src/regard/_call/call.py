@@ -67,8 +67,7 @@ class Call(Given):
     @property
     def tensors(self) -> list[Any]:
         """Every torch tensor of the call."""
-        given = (getattr(self, field.name) for field in ARRAYS)
-        return [x for x in given if x is not None and is_tensor(x)]
+        return [x for x in vars(self).values() if is_tensor(x)]
 
     @property
     def given(self) -> frozenset[str]:

@@ -2,12 +2,12 @@
 
 import math
 import numbers
-import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from regard._base import loaded
 from regard._base.arrays import accumulating_name, dtype_name, is_tensor
 from regard._base.errors import ShapeError, UnsupportedError
 from regard._call import edits as rectangles
@@ -22,6 +22,7 @@ LARGEST_STEP = 2**31
 # make NaN of a score of 0.
 SMALLEST_POSITIVE = 1e-30
 _OPTIONS = {option.name: option for option in OPTIONS}
+_DEFAULTS = {option.name: option.default for option in OPTIONS}
 
 
 class Given(NamedTuple):
@@ -39,7 +40,7 @@ def _kind(name: str, x: object) -> str:
         return "numpy"
     if isinstance(x, np.ndarray) and not isinstance(x, (np.ma.MaskedArray, np.matrix)):
         return "numpy"
-    if is_tensor(x) and x.layout == sys.modules["torch"].strided:  # type: ignore[attr-defined]
+    if is_tensor(x) and x.layout == loaded.torch.strided:  # type: ignore[attr-defined]
         if hasattr(x, "device_mesh"):
             raise _sharded(name, x)
         return "torch"
@@ -203,7 +204,7 @@ def _read_integers(name: str, x: Any, given: Given, tail: Any = ()) -> Any:
     if isinstance(x, numbers.Integral) and not -(2**63) <= int(x) < 2**63:
         raise ValueError(f"attention: {name} is {x}; it must fit into 64 bits with a sign.")
     if is_tensor(query):
-        torch = sys.modules["torch"]
+        torch = loaded.torch
         if not is_tensor(x):
             x = torch.as_tensor(x, device="cpu")
         if tail:  # those of each batch element stay on the CPU: the host reads them
@@ -290,7 +291,7 @@ def _read_edits(name: str, edits: Any, given: Given) -> tuple[Any, Any]:
     if not ranges:
         return None, None
     if is_tensor(query):  # on the CPU, wherever the query is: they are read as numbers
-        torch = sys.modules["torch"]
+        torch = loaded.torch
         return (
             torch.tensor(ranges, dtype=torch.int64, device="cpu"),
             torch.tensor(factors, dtype=torch.float64, device="cpu"),
@@ -357,7 +358,7 @@ def _read_dtype(name: str, x: Any, given: Given) -> str | None:
 
 def is_torch_dtype(x: Any) -> bool:
     """Whether x is a dtype of torch."""
-    torch = sys.modules.get("torch")
+    torch = loaded.torch
     return torch is not None and isinstance(x, torch.dtype)
 
 
@@ -386,7 +387,7 @@ def _read_seed(seed: Any, query: Any) -> Any:
     if isinstance(seed, numbers.Integral) and not -(2**63) <= int(seed) < 2**63:
         raise ValueError(f"attention: seed is {seed}; it must fit into 64 bits with a sign.")
     if is_tensor(query):
-        torch = sys.modules["torch"]
+        torch = loaded.torch
         if seed is None:  # from torch's generator, so that torch.manual_seed governs it
             return torch.randint(2**62, (), device=query.device)
         return torch.as_tensor(seed, dtype=torch.int64, device=None if is_tensor(seed) else "cpu")
@@ -430,7 +431,7 @@ def given(**options: Any) -> dict[str, Any]:
     """The options that differ from their defaults."""
     found = {}
     for name, x in options.items():
-        default = _OPTIONS[name].default
+        default = _DEFAULTS[name]
         if x is not default and not (
             type(x) in (int, float) and type(x) is type(default) and x == default
         ):

@@ -1,8 +1,8 @@
 """The numbers in the arrays of a call, which a backend checks before it reads them."""
 
-import sys
 from typing import Any
 
+from regard._base import loaded
 from regard._base.arrays import is_tensor
 from regard._base.errors import ShapeError
 from regard._call.call import Call
@@ -43,7 +43,7 @@ def _least_and_largest(
     if x is None or not len(x):
         return None
     if on_device and is_tensor(x) and not x.is_cpu:
-        (low, high), torch = allowed, sys.modules["torch"]
+        (low, high), torch = allowed, loaded.torch
         inside = ((low <= x) & (x <= high)).all()
         torch._assert_async(inside, f"attention: {name} must be {low} to {high}.")
         return None

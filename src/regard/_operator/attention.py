@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from operator import is_
 from typing import Any, Literal, Unpack, overload
@@ -10,6 +9,7 @@ from typing import Any, Literal, Unpack, overload
 import numpy as np
 
 from regard._backends import Backend, Statistics, choose
+from regard._base import loaded
 from regard._base.arrays import dtype_name, is_tensor
 from regard._base.compiling import is_traced
 from regard._base.errors import ShapeError
@@ -210,7 +210,8 @@ def attention(
     )  # fmt: skip
     options: dict[str, Any] = {}
     if not all(map(is_, values, _DEFAULTS)):
-        options = given(**dict(zip(_OPTIONS, values)))
+        others = zip(_OPTIONS, values, _DEFAULTS)
+        options = given(**{name: x for name, x, default in others if x is not default})
     hand_on: list[Any] = []
     if watching.watchers:
         through = [watcher(query, key, value, options) for watcher in watching.watchers]
@@ -351,7 +352,7 @@ def _autocast(*arrays: Any) -> tuple[Any, ...]:
     """Tensors in the dtype of ``torch.autocast`` where it is on, as torch's own operator does."""
     if not all(is_tensor(x) for x in arrays):
         return arrays
-    torch = sys.modules["torch"]
+    torch = loaded.torch
     device = arrays[0].device.type
     if not torch.is_autocast_enabled(device):
         return arrays

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
+from regard._base import loaded
 from regard._base.arrays import arrays_of, dtype_name, is_tensor
 from regard._base.errors import ShapeError, UnsupportedError
 from regard._base.types import Array, ArrayT, Float, OutputT
@@ -166,7 +166,7 @@ def _check_arrays(n: int, part: Part, first: Part) -> None:
             f"merge: the output of part {n} has shape {tuple(output.shape)} and its statistics"
             f" {tuple(statistics[0].shape)}; (..., Hq, Lq, Dv) and (..., Hq, Lq) are needed."
         )
-    if is_tensor(output) and output.requires_grad and sys.modules["torch"].is_grad_enabled():
+    if is_tensor(output) and output.requires_grad and loaded.torch.is_grad_enabled():
         raise UnsupportedError(
             "merge: autograd records an output, and statistics have no gradient, so that of the"
             " whole would be wrong. Merge within torch.no_grad(), and compute the gradients of each"

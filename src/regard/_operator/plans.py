@@ -6,7 +6,6 @@ heads, plain numbers and the names of the options that are arrays; what is left 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -15,6 +14,7 @@ import numpy as np
 from regard import _backends
 from regard._backends.kernel_calls import edits_as_read
 from regard._backends.kernel_plans import NOTHING, Moving, Plan, plan_of
+from regard._base import loaded
 from regard._base.arrays import dtype_name
 from regard._call import edits
 from regard._call.call import Call
@@ -42,7 +42,7 @@ def known(query: Any, key: Any, value: Any, options: dict[str, Any], backend: st
     is_plain: Plain
     if type(query) is type(key) is type(value) is np.ndarray:
         is_plain = _is_array
-    elif "torch" not in sys.modules:
+    elif loaded.torch is None:
         return None
     else:
         # Imported here and not looked for: a first call that is compiled must not see it come.

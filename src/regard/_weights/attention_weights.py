@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from regard._backends import Backend, Statistics, choose
+from regard._base import loaded
 from regard._base.arrays import accumulating_name, is_tensor
 from regard._base.settings import bytes_text
 from regard._base.types import (
@@ -259,7 +259,7 @@ class AttentionWeights(Derived[ArrayT]):
     def dtype(self) -> Any:
         """The dtype in which weights are given: float32, or float64 for a float64 query."""
         if self._call.is_torch:
-            return getattr(sys.modules["torch"], self._dtype_name)
+            return getattr(loaded.torch, self._dtype_name)
         return np.dtype(self._dtype_name)
 
     @property

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
+from regard._base import loaded
 from regard._base.arrays import is_tensor
 from regard._base.compiling import is_traced
 from regard._base.errors import UnsupportedError
@@ -25,19 +25,19 @@ def differentiable(graph: Call | None) -> Call | None:
     """The call with its gradients, where they are wanted now."""
     if graph is None:
         return None
-    return graph if sys.modules["torch"].is_grad_enabled() else None
+    return graph if loaded.torch.is_grad_enabled() else None
 
 
 def needs_gradient(call: Call, x: Any) -> bool:
     """Whether the gradient of what is computed of a call, and maybe a tensor, is wanted now."""
     given = (*(getattr(call, name) for name in INPUTS), x)
     wanted = any(one is not None and one.requires_grad for one in given)
-    return wanted and bool(sys.modules["torch"].is_grad_enabled())
+    return wanted and bool(loaded.torch.is_grad_enabled())
 
 
 def is_differentiated(x: Any) -> bool:
     """Whether the gradient of what is computed of an array is wanted."""
-    return is_tensor(x) and x.requires_grad and sys.modules["torch"].is_grad_enabled()
+    return is_tensor(x) and x.requires_grad and loaded.torch.is_grad_enabled()
 
 
 def rest_of(
@@ -73,7 +73,7 @@ def require_whole_rows(graph: Call) -> None:
 def _tensors(statistics: tuple[Any, Any] | None) -> tuple[Any, Any] | None:
     if statistics is None:
         return None
-    maximum, total = map(sys.modules["torch"].from_numpy, statistics)
+    maximum, total = map(loaded.torch.from_numpy, statistics)
     return maximum, total
 
 
@@ -94,7 +94,7 @@ def pairs_with_gradient(graph: Call, lse: Any, weights: Any, i: Any, j: Any) -> 
     """
     from regard._backends.torch_gradients import scores_of_pairs
 
-    torch = sys.modules["torch"]
+    torch = loaded.torch
     own = [torch.tensor(x.reshape(1, 1, -1)).to(graph.query.device) for x in (i, j)]
     s = scores_of_pairs(graph, *own)
     change = s - lse.reshape(graph.query.shape[:3])[:, :, own[0][0, 0]].to(s.dtype)
@@ -110,7 +110,7 @@ def largest_with_gradient(graph: Call, found: Any, i: Any, j: Any) -> Any:
     """
     from regard._backends.torch_gradients import scores_of_pairs
 
-    torch = sys.modules["torch"]
+    torch = loaded.torch
     own = [torch.tensor(x[..., None]).to(graph.query.device) for x in (i, j)]
     s = scores_of_pairs(graph, *own)[..., 0]
     change = torch.where(found.isfinite(), s - s.detach(), 0.0)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from regard._base import loaded
 from regard._base.arrays import accumulating_name, arrays_of, dtype_name, is_tensor, to_numpy
 from regard._base.errors import ShapeError
 from regard._call.call import Call
@@ -67,7 +67,7 @@ def _numbers(call: Call, name: str, x: Any) -> Any:
             f"weights: {name} is on {x.device} and the query on {call.query.device}; move it with "
             f"{name}.to(weights.device)."
         )
-    return x.to(getattr(sys.modules["torch"], accumulating_name(call.query)))
+    return x.to(getattr(loaded.torch, accumulating_name(call.query)))
 
 
 def contiguous(x: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterator, Sequence
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias
 import numpy as np
 
 from regard._backends.pair_terms import PairBackend, PairTerm
+from regard._base import loaded
 from regard._base.arrays import Arrays, accumulating_name, arrays_of, dtype_name, is_tensor
 from regard._base.settings import bytes_text, require_materializable
 from regard._base.types import ArrayT
@@ -148,7 +148,7 @@ class PairMatrix(PairQuestions[ArrayT]):
     def dtype(self) -> Any:
         """The dtype of results: float32, or float64 for a float64 query."""
         if is_tensor(self._like):
-            return getattr(sys.modules["torch"], self._dtype_name)
+            return getattr(loaded.torch, self._dtype_name)
         return np.dtype(self._dtype_name)
 
     @property

@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ import numpy as np
 
 from regard._backends import by_name, torch_questions
 from regard._backends.torch_questions import Question
+from regard._base import loaded
 from regard._base.arrays import accumulating_name, is_tensor
 from regard._call.call import Call
 from regard._weights.attention_weights import AttentionWeights
@@ -145,7 +145,7 @@ def _may_have_gradient(name: str, values: tuple[Any, ...], options: dict[str, An
 
 
 def _as_tensor(x: Any) -> Any:
-    return x if x is None or is_tensor(x) else sys.modules["torch"].as_tensor(x)
+    return x if x is None or is_tensor(x) else loaded.torch.as_tensor(x)
 
 
 def _statistics_of(source: Any, of_part: bool) -> Any:
@@ -180,7 +180,7 @@ def _told(x: Any, tensors: list[Any], numbers: list[Any]) -> str:
         if len(x) <= LONGEST:
             parts = [_told(part, tensors, numbers) for part in x]
             return f"('l',{','.join(parts)})"
-        x = sys.modules["torch"].tensor(tuple(x))
+        x = loaded.torch.tensor(tuple(x))
     if x is None or isinstance(x, (bool, str)):
         return repr(x)
     if x is Ellipsis:
@@ -258,7 +258,7 @@ class Answers:
         *path, (name, values, options) = _read(question)
         extent = _cut_extent(call, path)
         shapes = SHAPES[name](extent, **_bound(name, values, options))
-        torch, own = sys.modules["torch"], accumulating_name(call.query)
+        torch, own = loaded.torch, accumulating_name(call.query)
         return [
             call.query.new_empty(shape, dtype=torch.int64 if integral else getattr(torch, own))
             for shape, integral in shapes
@@ -379,16 +379,16 @@ def _shape_of_block(call: Call, index: Any) -> Shapes:
 
 def is_symbol(x: Any) -> bool:
     """Whether x is a number that a graph does not know."""
-    return isinstance(x, sys.modules["torch"].SymInt)
+    return isinstance(x, loaded.torch.SymInt)
 
 
 def _less(x: Any, y: Any) -> Any:
     """The less of two numbers; one graph is for both cases where they are symbols."""
-    return sys.modules["torch"].sym_min(x, y)
+    return loaded.torch.sym_min(x, y)
 
 
 def _more(x: Any, y: Any) -> Any:
-    return sys.modules["torch"].sym_max(x, y)
+    return loaded.torch.sym_max(x, y)
 
 
 def _count(part: slice, n: Any) -> Any:
@@ -419,7 +419,7 @@ def _shape_of_blocks(call: Call, counts: Any, **_: Any) -> Shapes:
 
 
 def _shape_of_pairs(call: Call, queries: Any, keys: Any) -> Shapes:
-    pairs = sys.modules["torch"].broadcast_shapes(_shape_of(queries), _shape_of(keys))
+    pairs = loaded.torch.broadcast_shapes(_shape_of(queries), _shape_of(keys))
     return [((*_axes(call), *pairs), False)]
 
 

@@ -5,10 +5,10 @@ torch counts writes into tensors; NumPy does not.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from regard._base import loaded
 from regard._base.arrays import is_tensor
 from regard._call.call import Call
 from regard._call.options import OPTION_OF
@@ -24,7 +24,7 @@ class Version(NamedTuple):
 
 def versions(call: Call) -> tuple[Version, ...]:
     """Those of all tensors that count writes: not in inference mode, nor while torch compiles."""
-    if not call.is_torch or sys.modules["torch"].compiler.is_compiling():
+    if not call.is_torch or loaded.torch.compiler.is_compiling():
         return ()
     return versions_of(vars(call))
 
@@ -37,7 +37,7 @@ def versions_of(named: Mapping[str, Any]) -> tuple[Version, ...]:
 
 def version_of(name: str, x: Any) -> Version | None:
     """That of an array of the caller's; None where writes are not counted."""
-    if not is_tensor(x) or sys.modules["torch"].compiler.is_compiling():
+    if not is_tensor(x) or loaded.torch.compiler.is_compiling():
         return None
     writes = _writes(x)
     return None if writes is None else Version(name, x, writes)
