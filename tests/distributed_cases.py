@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import io
 import itertools
 import math
@@ -727,7 +728,8 @@ def of_size(size):
 
 
 def prepare():
-    """Computes what is expected once, before the ranks are forked."""
+    """Computes what is expected, and loads what DTensors do, once, before the ranks are forked."""
+    importlib.import_module("torch._dynamo")
     for case in (comparisons(1) | comparisons(2) | comparisons(4)).values():
         name, _, dtype = case.args
         expected(name, dtype, case.keywords.get("length", T))

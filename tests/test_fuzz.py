@@ -24,11 +24,13 @@ SEED, CALLS = 5, 200  # of the first instruction set; each other has half as man
 SERVED = re.compile(r"(\d+) of (\d+) (output|gradient|weights)")
 
 
-# Each instruction set in a process of its own, forked from one that has loaded torch and, as its
-# first operator does, torch's compiler: that takes as long as the calls.
+# Each instruction set in a process of its own, forked from one that has loaded torch and what the
+# first call of an operator loads: that takes as long as the calls.
 FORKING = """
 import gc, os, runpy, sys
-import torch
+import numpy.random, torch
+import regard._backends.kernel_ops, regard._backends.torch_reductions
+import torch.fx.experimental.symbolic_shapes
 script, *targets = sys.argv.pop(1).split(os.pathsep)
 sys.path.insert(0, os.path.dirname(script))
 import fuzz

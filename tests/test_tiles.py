@@ -79,10 +79,12 @@ def run_bash(command):
 
 
 # Runs Python for each line of words that it reads, in a fork of itself, which has loaded torch and
-# its compiler: that takes as long as what most of them ask.
+# what the first call of an operator loads: that takes as long as what most of them ask.
 FORKING = """
 import gc, json, os, runpy, signal, sys, tempfile, traceback
-import torch
+import numpy.random, torch
+import regard._backends.kernel_ops, regard._backends.torch_reductions
+import torch.fx.experimental.symbolic_shapes
 gc.freeze()
 def run(kind, *rest):
     if kind == "-c":
