@@ -41,9 +41,10 @@ FIRST = kernel.kernels.target()
 OTHERS = [name for name in kernel.kernels.targets() if name != FIRST]
 
 
-# One process collects the tests, and each instruction set runs them in a fork of it: torch and the
-# collection take half as long as the tests. What a target has from another is tested there, or by
-# the tests themselves, which run on the first of them.
+# One process collects the tests, and each instruction set runs them in a fork of it: torch, what
+# the first call of an operator loads, the collection and what is expected take half as long as the
+# tests. What a target has from another is tested there, or by the tests themselves, which run on
+# the first of them.
 FORKING = """
 import gc, os, sys
 import pytest
@@ -58,6 +59,10 @@ class Forks:
 
     def pytest_runtestloop(self, session):
         import torch
+        import regard._backends.kernel_ops, regard._backends.torch_reductions
+        import torch.fx.experimental.symbolic_shapes
+        for module in {item.module for item in session.items}:
+            getattr(module, "before_forks", lambda: None)()
         gc.freeze()
         for target in self.targets:
             own = self.own.get(target, "")
