@@ -242,7 +242,7 @@ def test_ctrl_c_ends_a_long_call(name):
     )  # fmt: skip
     try:
         assert process.stdout.readline() == "ready\n"
-        time.sleep(0.5)
+        time.sleep(0.2)
         process.send_signal(signal.SIGINT)
         _, error = process.communicate(timeout=120)
     finally:

@@ -85,7 +85,7 @@ def check(matrix, exact, scale):
     for size in [(50, 64), (301, 333), (1, 1)]:
         edges = [np.arange(n + 1) * m // n for n, m in zip(size, exact.shape[-2:])]
         found = matrix.pool(size, ("max", "mass"))
-        for r, c in np.random.default_rng(0).integers(0, size, (25, 2)):
+        for r, c in {*map(tuple, np.random.default_rng(0).integers(0, size, (25, 2)).tolist())}:
             bin_ = np.s_[:, edges[0][r] : edges[0][r + 1], edges[1][c] : edges[1][c + 1]]
             x, visible = exact[bin_], seen[bin_]
             count = visible.sum((1, 2))

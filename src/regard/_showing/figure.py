@@ -470,7 +470,7 @@ def _set_ticks(axis: Any, side: range, names: Sequence[str] | None, cell: float,
         return
     most = max(2, min(8, int(cell * len(side) / (30 if is_down else 18))))
     ticks = MaxNLocator(most, integer=True, steps=[1, 2, 5, 10]).tick_values(side[0], side[-1])
-    inside = [int(n) for n in ticks if n in side]
+    inside = [int(n) for n in ticks if int(n) == n and int(n) in side]
     axis.set_ticks(inside, [f"{n:,}" for n in inside] if on else [""] * len(inside))
     axis.set_tick_params(length=2)
 
