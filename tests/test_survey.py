@@ -1,11 +1,14 @@
 """What every head does over a corpus: the numbers, the documents, the files."""
 
+import errno
 import gc
 import itertools
 import json
 import multiprocessing
 import os
 import random
+import shutil
+import sys
 import threading
 import tracemalloc
 import weakref
@@ -23,7 +26,16 @@ from recordings import numbers
 from regard.heads import head_scores
 from regard.lm import LanguageModel
 from regard.recording import Layer, Recording
-from regard.survey import Facts, HeadSums, Progress, Survey, SurveyError, TopReceiver, _threads
+from regard.survey import (
+    Facts,
+    HeadSums,
+    Progress,
+    Survey,
+    SurveyError,
+    TopReceiver,
+    _corpus,
+    _threads,
+)
 from regard.survey import _run as running
 from regard.survey._exact import parts_of, total_of
 from regard.survey._measure import Document
@@ -339,6 +351,88 @@ def test_documents_that_are_empty_unreadable_or_too_long_are_named_and_counted(t
     assert survey.heads().documents == 4
     assert sum(one.documents for one in facts) == 4
     assert isinstance(next(iter(facts)), Facts)
+
+
+def unreadable(survey):
+    """Name and reason of all that is left out of a survey, after it was run."""
+    survey.run(workers=1)
+    return dict(pair for one in survey.facts().values() for pair in one.unreadable)
+
+
+def test_folders_and_files_that_may_not_be_read_are_named_and_counted(tmp_path, model, monkeypatch):
+    (tmp_path / "sub").mkdir()
+    for name in ("a.txt", "rows.jsonl", "sub/b.txt"):
+        (tmp_path / name).write_text("import os")
+    scan, open_ = os.scandir, _corpus.open_file
+
+    def guarded(wanted, forbidden):  # root may read everything
+        def call(path):
+            if os.fspath(path) == str(tmp_path / forbidden):
+                raise PermissionError(errno.EACCES, "Permission denied", str(path))
+            return wanted(path)
+
+        return call
+
+    monkeypatch.setattr(os, "scandir", guarded(scan, "sub"))
+    monkeypatch.setattr(_corpus, "open_file", guarded(open_, "rows.jsonl"))
+    survey = started(tmp_path / "heads", tmp_path, model)
+    assert unreadable(survey) == {
+        str(tmp_path / "sub"): "all in this folder: Permission denied",
+        str(tmp_path / "rows.jsonl"): "Permission denied",
+    }
+    assert survey.heads().documents == 1
+    assert {survey.document(n) for n in (1, 2)} == {*unreadable(survey)}
+    with pytest.raises(ValueError, match=r"no file to read: .*/sub \(all in this folder: Perm"):
+        started(tmp_path / "other", tmp_path / "sub", model)
+
+
+def test_links_that_lead_nowhere_and_pipes_of_a_folder_are_left_out_and_named(tmp_path, model):
+    texts = tmp_path / "texts"
+    (texts / "sub").mkdir(parents=True)
+    (texts / "good.txt").write_text("import os")
+    (texts / "sub" / "good.txt").write_text("import sys")
+    (texts / "loop.txt").symlink_to("loop.txt")
+    (texts / "dangling.txt").symlink_to("/not/there.txt")
+    (texts / "up").symlink_to(tmp_path)
+    os.mkfifo(texts / "pipe")
+    for named in (texts, str(texts / "*")):
+        survey = started(tmp_path / "heads", named, model)
+        found = {os.path.relpath(name, texts): why for name, why in unreadable(survey).items()}
+        assert found.pop("loop.txt") == os.strerror(errno.ELOOP)
+        assert found.pop("dangling.txt") == "a link to /not/there.txt, which is not there"
+        assert found.pop("pipe") == "a pipe"
+        assert found.pop("up") == "a link to a folder, which is not followed"
+        assert not found
+        assert survey.heads().documents == 2
+        shutil.rmtree(tmp_path / "heads")
+    with pytest.raises(ValueError, match=r"pipe is a pipe; name files, or folders of them"):
+        started(tmp_path / "heads", texts / "pipe", model)
+    with pytest.raises(FileNotFoundError, match=r"loop.txt: no such file or folder"):
+        started(tmp_path / "heads", texts / "loop.txt", model)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names of any bytes are Linux's")
+def test_names_of_files_may_be_any_bytes(tmp_path, model):
+    import pyarrow as pa
+
+    names = [os.fsdecode(b"caf\xe9" + end) for end in (b".jsonl", b".parquet", b".txt")]
+    folder = tmp_path / os.fsdecode(b"\xff")
+    folder.mkdir()
+    (folder / names[0]).write_text('{"text": "import os"}\n{}')
+    with (folder / names[1]).open("wb") as file:
+        parquet.write_table(pa.table({"text": ["import sys"]}), file)
+    (folder / names[2]).write_text("")
+    heads = folder / "heads"
+    survey = started(heads, folder, model)
+    assert list(unreadable(survey)) == [f"{folder / names[0]}:2"]
+    assert [one for facts in survey.facts().values() for one in facts.empty] == [
+        str(folder / names[2])
+    ]
+    assert survey.heads().documents == 2
+    assert survey.text(2) == "import sys"
+    assert Survey(heads).manifest == survey.manifest
+    assert started(heads, folder, model).missing() == []
+    json.loads((heads / "survey.json").read_text())
 
 
 def test_rows_of_parquet_and_jsonl_are_the_documents_of_text_files(tmp_path, model, corpus, survey):

@@ -138,8 +138,7 @@ def _tell(made: Survey, options: SurveyOptions) -> None:
         except OSError as error:
             raise CommandError(one_line(error)) from error
     if options.json:
-        text = json.dumps(_document(made, sums, facts), ensure_ascii=False, indent=1)
-        sys.stdout.write(text + "\n")
+        sys.stdout.write(json.dumps(_document(made, sums, facts), indent=1) + "\n")
         return
     screen = Screen()
     _summary(screen, made, sums, facts)

@@ -8,7 +8,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,6 +23,7 @@ with needed_by("regard.survey"):
     from pyarrow.parquet import ParquetFile
 
 TEXT, LINES, TABLE, RECORDING = "text", "jsonl", "parquet", "recording"
+LEFT_OUT = "left out"
 KINDS = {
     ".jsonl": LINES,
     ".ndjson": LINES,
@@ -43,12 +44,13 @@ class Source:
 
     Attributes:
         path: absolute.
-        kind: ``text``, ``jsonl``, ``parquet`` or ``recording``.
+        kind: ``text``, ``jsonl``, ``parquet``, ``recording`` or ``left out``.
         bytes, mtime_ns: of the file, when the survey began.
         first: number of the document in row 0.
         rows: from which row on, and before which; a text and a recording are one row.
         offset: of the first row in a jsonl file, in bytes.
         tokens: that are read of it, about.
+        reason: why it is left out; empty where it is read.
     """
 
     path: str
@@ -59,6 +61,7 @@ class Source:
     rows: tuple[int, int] = (0, 1)
     offset: int = 0
     tokens: int = 0
+    reason: str = ""
 
     def name(self, row: int) -> str:
         """Of a document, for people: ``texts.jsonl:17``, from 1 on."""
@@ -66,6 +69,8 @@ class Source:
 
     def check(self) -> None:
         """Raises SurveyError where the file is not what it was."""
+        if self.kind == LEFT_OUT:
+            return
         try:
             found = Path(self.path).stat()
         except OSError as error:
@@ -86,7 +91,8 @@ class Source:
 
     def to_json(self) -> dict[str, Any]:
         """For the manifest."""
-        return dataclasses.asdict(self) | {"rows": list(self.rows)}
+        found = dataclasses.asdict(self) | {"rows": list(self.rows)}
+        return found if self.reason else {name: x for name, x in found.items() if name != "reason"}
 
     @classmethod
     def of_json(cls, found: dict[str, Any]) -> Source:
@@ -113,34 +119,68 @@ class Document:
     reason: str = ""
 
 
-def found_files(paths: Sequence[str | Path], left_out: Path) -> list[Path]:
-    """The files that are named, in order and each once: of folders and patterns all in them.
+class LeftOut(NamedTuple):
+    """What lies in a folder and cannot be read: its absolute path, and why."""
+
+    path: str
+    reason: str
+
+
+def found_files(paths: Sequence[str | Path], survey: Path) -> tuple[list[Path], list[LeftOut]]:
+    """The files that are named, in order and each once, and what is left out.
 
     Args:
         paths: files, folders, patterns such as ``texts/*.txt``.
-        left_out: a folder whose files are none of them: that of the survey.
+        survey: a folder whose files are none of them.
 
     Raises:
         FileNotFoundError: nothing is there under a name.
-        ValueError: no file at all, or a pipe or device.
+        ValueError: no file at all, or the name of a pipe or device.
     """
     files: dict[Path, None] = {}
+    left_out: dict[str, LeftOut] = {}
     for path in paths:
         for found in _matches(path):
-            inside = _in_folder(found) if found.is_dir() else [found]
-            files |= dict.fromkeys(
-                file.resolve() for file in inside if left_out not in file.resolve().parents
-            )
+            inside = _in_folder(found) if found.is_dir() else [(found, _why_not(found))]
+            for file, reason in inside:
+                place = Path(os.path.realpath(file))  # it ends, whatever links lead to
+                if survey in place.parents:
+                    continue
+                if not reason:
+                    files[place] = None
+                elif file == Path(path) and not file.is_dir():
+                    raise ValueError(f"survey: {file} is {reason}; name files, or folders of them.")
+                else:
+                    name = str(Path(os.path.realpath(file.parent), file.name))  # the link itself
+                    left_out[name] = LeftOut(name, reason)
     if not files:
-        named = ", ".join(str(path) for path in paths) or "nothing was named"
-        raise ValueError(
-            f"survey: there is no file to read ({named}). Name files, or folders of them; of"
-            " folders hidden files, compiled Python and the survey itself are left out."
+        raise ValueError(_nothing(paths, [*left_out.values()]))
+    return list(files), list(left_out.values())
+
+
+def _nothing(paths: Sequence[str | Path], left_out: Sequence[LeftOut]) -> str:
+    if left_out:
+        name, reason = left_out[0]
+        more = f", and {len(left_out) - 1:,} more" if left_out[1:] else ""
+        return (
+            f"survey: there is no file to read: {name} ({reason}){more}. Name others, or see to it"
+            " that they can be read."
         )
-    for file in files:
-        if what := kind(file.stat().st_mode):
-            raise ValueError(f"survey: {file} is {what}; name files, or folders of them.")
-    return list(files)
+    named = ", ".join(str(path) for path in paths) or "nothing was named"
+    return (
+        f"survey: there is no file to read ({named}). Name files, or folders of them; of"
+        " folders hidden files, compiled Python and the survey itself are left out."
+    )
+
+
+def _why_not(file: Path) -> str:
+    """Why it is no document: empty for an ordinary file."""
+    try:
+        return kind(file.stat().st_mode)
+    except FileNotFoundError:
+        return f"a link to {file.readlink()}, which is not there" if file.is_symlink() else "gone"
+    except OSError as error:  # of links that lead to themselves too
+        return str(error.strerror)
 
 
 def _matches(path: str | Path) -> list[Path]:
@@ -155,34 +195,49 @@ def _matches(path: str | Path) -> list[Path]:
     raise FileNotFoundError(f"survey: {path}: no such file or folder.{fetched}")
 
 
-def _in_folder(folder: Path) -> Iterator[Path]:
-    """All files in it, but hidden ones and compiled Python."""
-    for above, folders, names in os.walk(folder):
+def _in_folder(folder: Path) -> Iterator[tuple[Path, str]]:
+    """All files in it, but hidden ones and compiled Python, and why one cannot be read."""
+    closed: list[OSError] = []
+    for above, folders, names in os.walk(folder, onerror=closed.append):
         folders[:] = sorted(x for x in folders if x[0] != "." and x != "__pycache__")
-        yield from (Path(above, name) for name in sorted(names) if name[0] != ".")
+        for name in folders:
+            if Path(above, name).is_symlink():
+                yield Path(above, name), "a link to a folder, which is not followed"
+        for name in sorted(names):
+            if name[0] != ".":
+                yield Path(above, name), _why_not(Path(above, name))
+    for error in closed:
+        yield Path(error.filename), f"all in this folder: {error.strerror}"
 
 
 def cut(
-    files: Sequence[Path], column: str, max_tokens: int, shard_tokens: int | None, shards: int
-) -> list[list[Source]]:
+    files: Sequence[Path], left_out: Sequence[LeftOut],
+    column: str, max_tokens: int, shard_tokens: int | None, shards: int,
+) -> list[list[Source]]:  # fmt: skip
     """The documents of each shard, by an estimate of their tokens.
 
     Args:
+        left_out: what the last shard names as left out.
         column: of the text, in files of rows.
         max_tokens: that are read of a document.
         shard_tokens: about how many a shard gets; by default a million, or less, so that there are
             ``shards``.
     """
-    rows = [_rows_of(file, column) for file in files]
+    rows, left_out = {}, [*left_out]
+    for file in files:
+        try:
+            rows[file] = _rows_of(file, column)
+        except PermissionError as error:
+            left_out.append(LeftOut(str(file), str(error.strerror)))
     estimates = [
         sizes if of == RECORDING else np.minimum(sizes // TOKEN_BYTES + 1, max_tokens)
-        for of, sizes, _ in rows
+        for of, sizes, _ in rows.values()
     ]
     total = sum(int(x.sum()) for x in estimates)
     each = shard_tokens or min(1_000_000, max(1, -(-total // shards)))
     made: list[list[Source]] = [[]]
     room, number = each, 0
-    for file, (kind_, sizes, starts), tokens in zip(files, rows, estimates):
+    for (file, (kind_, sizes, starts)), tokens in zip(rows.items(), estimates):
         status, upto, start = file.stat(), np.cumsum(tokens), 0
         while start < len(sizes):
             done = int(upto[start - 1]) if start else 0
@@ -200,7 +255,14 @@ def cut(
                 # What one has too much the next has less: there are as many as were asked for.
                 room = room + each if room + each > 0 else each
         number += len(sizes)
-    return [shard for shard in made if shard]
+    made = [shard for shard in made if shard]
+    if left_out:
+        made = made or [[]]
+        made[-1] += [
+            Source(name, LEFT_OUT, 0, 0, number + n, reason=reason)
+            for n, (name, reason) in enumerate(left_out)
+        ]
+    return made
 
 
 def _rows_of(file: Path, column: str) -> tuple[str, Int[np.ndarray, " n"], Int[np.ndarray, " n"]]:
@@ -235,7 +297,7 @@ def _line_ends(file: Path) -> Int[np.ndarray, " lines"]:
 def _table_size(file: Path, column: str) -> tuple[int, int]:
     """Rows of a Parquet file, and bytes of the text of one, about."""
     try:
-        with ParquetFile(file) as table:
+        with open_file(file) as opened, ParquetFile(opened) as table:
             names = table.schema_arrow.names
             if column not in names:
                 raise ValueError(
@@ -262,7 +324,9 @@ def documents(source: Source, column: str) -> Iterator[Document]:
         SurveyError: the file is not what it was when the survey began.
     """
     source.check()
-    read = {TEXT: _text, LINES: _lines, TABLE: _table, RECORDING: _recording}[source.kind]
+    read = {
+        TEXT: _text, LINES: _lines, TABLE: _table, RECORDING: _recording, LEFT_OUT: _left_out,
+    }[source.kind]  # fmt: skip
     for row, found in zip(range(*source.rows), read(source, column)):
         number = source.first + row
         if isinstance(found, Exception):
@@ -327,7 +391,8 @@ def _string(found: Any, column: str) -> str:
 
 def _table(source: Source, column: str) -> Read:
     first, last = source.rows
-    with ParquetFile(source.path) as table:
+    # Opened here: pyarrow takes no name that is not UTF-8.
+    with open_file(source.path) as opened, ParquetFile(opened) as table:
         sizes = [table.metadata.row_group(n).num_rows for n in range(table.num_row_groups)]
         ends = np.cumsum(sizes)
         groups = [n for n, end in enumerate(ends) if end > first and end - sizes[n] < last]
@@ -350,6 +415,10 @@ def _recording(source: Source, column: str) -> Read:
         yield Recording.load(source.path)
     except (RecordingError, OSError, ValueError) as error:
         yield error
+
+
+def _left_out(source: Source, column: str) -> Read:
+    yield ValueError(source.reason)
 
 
 def _reason(error: Exception) -> str:

@@ -45,15 +45,20 @@ class Manifest:
         }  # fmt: skip
         return json.dumps(found, indent=1, ensure_ascii=False) + "\n"
 
+    @property
+    def data(self) -> bytes:
+        """The text in UTF-8; of names that are none, ``\\udcff`` stands for the byte 0xff."""
+        return self.text.encode(errors="backslashreplace")
+
     @functools.cached_property
     def sha256(self) -> str:
         """Of the text: what a shard's file says that it is of."""
-        return hashlib.sha256(self.text.encode()).hexdigest()
+        return hashlib.sha256(self.data).hexdigest()
 
     def save(self, folder: Path) -> None:
         """Writes it, whole or not at all."""
         with replaced_when_complete(folder / NAME) as file:
-            file.write(self.text.encode())
+            file.write(self.data)
 
     @classmethod
     def load(cls, folder: Path) -> Manifest:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from regard._base.extras import needed_by
-from regard._base.files import replaced_when_complete
+from regard._base.files import open_file, replaced_when_complete
 from regard.survey._corpus import Document, documents
 from regard.survey._exact import total_of
 from regard.survey._manifest import Manifest
@@ -161,7 +161,7 @@ def _table(sums: HeadSums, facts: Facts) -> pa.Table:
             x = total_of(sums._sums[name]) if name in SUMS else sums._counts[name]
             columns[name] = _array(x)
     meta = json.dumps(dataclasses.asdict(facts), ensure_ascii=False)
-    return pa.table(columns).replace_schema_metadata({META: meta.encode()})
+    return pa.table(columns).replace_schema_metadata({META: meta.encode(errors="backslashreplace")})
 
 
 def _array(x: np.ndarray) -> Any:
@@ -232,7 +232,8 @@ def read_facts(path: Path) -> Facts:
         ValueError: a file that is none of a survey.
     """
     try:
-        found = json.loads(parquet.read_schema(path).metadata[META])
+        with open_file(path) as file:  # pyarrow takes no name that is not UTF-8
+            found = json.loads(parquet.read_schema(file).metadata[META])
         found["unreadable"] = [tuple(pair) for pair in found["unreadable"]]
         for name in ("cut", "empty", "unreadable"):
             found[name] = tuple(found[name])
@@ -249,7 +250,8 @@ def read_sums(path: Path) -> HeadSums:
     """
     facts = read_facts(path)
     try:
-        table = parquet.read_table(path)
+        with open_file(path) as file:
+            table = parquet.read_table(file)
         keys = list(zip(table["layer"].to_pylist(), table["head"].to_pylist()))
         counts = {name: _column(table, name, axes) for name, axes in COUNTS.items()}
         sums = {name: _column(table, name, axes) for name, axes in SUMS.items()}

@@ -94,7 +94,7 @@ class Survey:
             self.manifest = Manifest.load(self.folder)
             return
         named = [corpus] if isinstance(corpus, (str, Path)) else [*corpus]
-        files = found_files(named, self.folder)
+        files, left_out = found_files(named, self.folder)
         name = _name_of(model, files)
         most, facts = max_tokens or MAX_TOKENS, {"name": name}
         if name != NO_MODEL:
@@ -108,7 +108,7 @@ class Survey:
                 "max_tokens": most, "rest": REST, "every": spacing(most), "column": column,
                 "documents": documents, "threads": threads,
             },
-            shards=tuple(map(tuple, cut(files, column, most, shard_tokens, SHARDS))),
+            shards=tuple(map(tuple, cut(files, left_out, column, most, shard_tokens, SHARDS))),
         )  # fmt: skip
         self.manifest = self._begin(asked)
 
