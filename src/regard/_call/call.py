@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from regard._base import loaded
 from regard._base.arrays import dtype_name, is_tensor
 from regard._base.deferred import DeferredArray, fetched
 from regard._call.edits import Rectangle, edits_of
@@ -67,7 +68,9 @@ class Call(Given):
     @property
     def tensors(self) -> list[Any]:
         """Every torch tensor of the call."""
-        return [x for x in vars(self).values() if is_tensor(x)]
+        if (torch := loaded.torch) is None:
+            return []
+        return [x for x in vars(self).values() if isinstance(x, torch.Tensor)]
 
     @property
     def given(self) -> frozenset[str]:
