@@ -33,12 +33,21 @@ static void multiply_values(const Problem& p, ForwardMemory<E>& m, const KeyTile
 // For add_keys: nobody looks. One object, as each lambda would be a type with code of its own.
 constexpr auto kNoLook = [](const KeyTile&) {};
 
-// Clears the sums of a tile of queries, before any key.
+// Clears the denominators of a tile of queries, before any key.
+template <class E>
+static void clear_denominators(const SoftmaxState<E>& state) {
+  typedef typename E::Real Real;
+  for (Real* x : {state.total, state.compensation, state.rounded})
+    for (int i = 0; i < E::rows; ++i) x[i] = 0;
+  for (Real* x : {state.maximum, state.base})
+    for (int i = 0; i < E::rows; ++i) x[i] = -kInf<Real>;
+}
+
+// Likewise, with its sums.
 template <class E>
 __attribute__((noinline)) static void clear_sums(const Problem& p, const SoftmaxState<E>& state) {
-  typedef typename E::Real Real;
-  for (int64_t x = 0; x < state_size<E>(p); ++x) state.out[x] = 0;
-  for (int i = 0; i < E::rows; ++i) state.maximum[i] = state.base[i] = -kInf<Real>;
+  for (int64_t x = 0; x < p.Dv * E::rows; ++x) state.out[x] = 0;
+  clear_denominators(state);
 }
 
 // Attends a tile of queries to the keys from `low` to `high`, after those that its sums have;
@@ -282,7 +291,7 @@ static int64_t key_head_of(const Problem& p, const Rows<E>& rows) {
 // Gives the prefetcher the output rows of a tile and what the next tile, if there is one, reads
 // first and this one did not.
 template <class E>
-static void plan_prefetch(const Forward& f, ForwardMemory<E>& m, bool more) {
+static void plan_prefetch(const Forward& f, ForwardMemory<E>& m, const Rows<E>* after) {
   const Problem& p = *f.problem;
   constexpr int64_t size = sizeof(typename E::Bits);
   const auto in_head = [&](const Rows<E>& rows) {
@@ -292,8 +301,8 @@ static void plan_prefetch(const Forward& f, ForwardMemory<E>& m, bool more) {
   m.prefetcher.clear();
   m.prefetcher.add(f.out.at(m.rows.b, m.rows.head[0], m.rows.index[0]), f.out.strides[2],
                    in_head(m.rows), p.Dv * bytes_of(f.out.type));
-  if (!more) return;
-  const Rows<E>& next = m.next;
+  if (!after) return;
+  const Rows<E>& next = *after;
   const int64_t kv = key_head_of(p, next);
   const bool same = next.b == m.rows.b && kv == key_head_of(p, m.rows);
   const int64_t low = same && m.rows.high > next.low ? m.rows.high : next.low;
@@ -311,14 +320,18 @@ static int64_t first_key(const Rows<E>& rows) {
 }
 
 // Adds keys anew where the sums of a tile of queries need it, which may have `masked` keys.
+// `other`, optional: whose queries are in the place of these.
 template <class E>
 __attribute__((noinline)) static void check_sums(const Forward& f, ForwardMemory<E>& m, int64_t low,
-                                                 int64_t high, bool masked) {
+                                                 int64_t high, bool masked,
+                                                 const Rows<E>* other = nullptr) {
   const Problem& p = *f.problem;
   const bool may_lose = kWeightScale<typename E::Real> != 1 || E::parts > 1;  // infinite sums
   if ((masked || may_lose) && !finite_sums(p, m.state)) {
     clear_sums(p, m.state);
+    if (other) load_queries<E>(p, m.rows);
     add_keys(f, m, key_head_of(p, m.rows), low, high, true, kNoLook);
+    if (other) load_queries<E>(p, *other);
   }
 }
 
@@ -358,6 +371,70 @@ static void run_by_cached_keys(const Forward& f, ForwardMemory<E>& m, int64_t ti
   }
 }
 
+#ifdef REGARD_TILES
+// Attends tiles of queries to their keys as one pipeline: while the first scores of one become
+// weights, the last ones of the tile before are multiplied with their values. They share the memory
+// of queries, which the scores alone need, and that of sums, which the values alone need.
+template <class E>
+static void run_pipeline(const Forward& f, ForwardMemory<E>& first, int64_t tile, int64_t end,
+                         const Stop& stop) {
+  const Problem& p = *f.problem;
+  ForwardMemory<E> second = first;
+  second.state = state_in<E>(first.state.out, first.other_rows);
+  ForwardMemory<E>*m = &first, *other = &second;
+  ForwardPipeline<E> pipeline(f, first);
+  const auto start = [&](ForwardMemory<E>& m, auto attend) {
+    load_queries<E>(p, m.rows);
+    keep_tiles_awake<E::tiles>();
+    clear_denominators(m.state);
+    m.masked = m.has_sums = false;
+    const int64_t kv = key_head_of(p, m.rows), low = first_key(m.rows);
+    if (m.packed) m.packed.add(p, m.rows.b, kv, low, m.rows.high);
+    return attend(m, kv, low, m.rows.high);
+  };
+  const auto finish = [&](ForwardMemory<E>& m, const Rows<E>* after) {
+    m.scores = m.spare_scores;
+    if (!m.has_sums) clear_sums(p, m.state);
+    check_sums(f, m, first_key(m.rows), m.rows.high, m.masked, after);
+    keep_tiles_awake<E::tiles>();
+    write_rows(f, m.rows, m.state);
+  };
+  // Whether the keys that are packed for one of them stay where they are for the other.
+  const auto follows = [&](const Rows<E>& x, const Rows<E>& y) {
+    return y.b == x.b && key_head_of(p, y) == key_head_of(p, x) && first_key(y) >= first_key(x) &&
+           first_key(y) <= x.high;
+  };
+  bool continues = false;  // whether the scores of m's first keys are there, and `other` unfinished
+  describe_tile(p, m->rows, tile);
+  for (; tile < end; ++tile, std::swap(m, other)) {
+    if (stopped(stop)) return;
+    const TileConfiguration<E::tiles> configuration;
+    const bool more = tile + 1 < end;
+    const auto plan = [&] {
+      if (more) describe_tile(p, other->rows, tile + 1);
+      keep_tiles_awake<E::tiles>();
+      plan_prefetch(f, *m, more ? &other->rows : nullptr);
+    };
+    bool planned = !continues;
+    if (planned) {
+      plan();
+      start(*m, [&](auto&... x) { return pipeline.begin(x...); });
+    }
+    continues = false;
+    while (pipeline.attends(*m)) {
+      if (!pipeline.find_next() && planned && more && follows(m->rows, other->rows))
+        continues = start(*other, [&](auto&... x) { return pipeline.continue_with(x...); });
+      pipeline.step(kNoLook, [&](ForwardMemory<E>& before) { finish(before, &m->rows); });
+      if (!planned) plan();
+      planned = true;
+    }
+    if (continues) continue;
+    pipeline.finish();
+    finish(*m, nullptr);
+  }
+}
+#endif
+
 // A task is some neighbouring tiles of queries in rising order, which hardware prefetchers follow,
 // or one part of a split tile. The last rows come first: with a causal mask they take longest.
 template <class E>
@@ -371,6 +448,10 @@ static void run_forward(const void* pass, int64_t task, char* memory, const Stop
   int64_t tile = end > per_task ? end - per_task : 0;
   if constexpr (E::tiles)
     if (m.waiting) return run_by_cached_keys(f, m, tile, end - tile, stop);
+#ifdef REGARD_TILES
+  if constexpr (E::tiles)
+    if (n == 1 && !p.threshold) return run_pipeline(f, m, tile, end, stop);
+#endif
   describe_tile(p, m.next, tile);
   for (; tile < end; ++tile) {
     if (stopped(stop)) return;
@@ -380,7 +461,7 @@ static void run_forward(const void* pass, int64_t task, char* memory, const Stop
     keep_tiles_awake<E::tiles>();
     if (tile + 1 < end) describe_tile(p, m.next, tile + 1);
     keep_tiles_awake<E::tiles>();
-    plan_prefetch(f, m, tile + 1 < end);
+    plan_prefetch(f, m, tile + 1 < end ? &m.next : nullptr);
     int64_t low = first_key(m.rows), high = m.rows.high;
     if (n > 1) {
       if (low < split * kSplitKeys) low = split * kSplitKeys;

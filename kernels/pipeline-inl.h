@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <type_traits>
 #include <utility>
@@ -154,8 +155,10 @@ static TileProduct product_with_values(const Problem& p, const ForwardMemory<E>&
 template <class E, bool adds>
 static void multiply_now(const TileProduct& x, int vectors) {
   constexpr int64_t row = E::rows * 4, ldx = adds ? 2 * row : row;
-  if (E::vectors != 2 || vectors != 2 || !x.is_whole() || !x.x.are_held())
+  if (E::vectors != 2 || vectors != 2 || !x.is_whole() || !x.x.are_held()) {
+    if (adds && !x.adds) std::memset((void*)x.out, 0, size_t(x.rows * row));
     return multiply_by_tiles<adds>(x.a, x.rows, x.x, vectors, x.out, x.ldo);
+  }
   char* unstored = nullptr;
   multiply_held_meanwhile<adds, ldx, row>(x, unstored, [] {});
   store_held(unstored, row);
@@ -227,7 +230,8 @@ constexpr float kMostSum = 0x1p16f;
 template <class E, class Moves>
 static void move_bases(const Problem& p, const Scaling<E>& scaling, ForwardMemory<E>& m,
                        const KeyTile& tile, Moves moves) {
-  __builtin_memcpy(m.new_maximum, m.state.maximum, sizeof(float) * E::rows);
+  // Of this tile alone: maxima of others, which are known with row statistics, change no bit.
+  for (int v = 0; v < E::vectors; ++v) vector_at<E>(m.new_maximum, 0, v) = F{} - kInf<float>;
   find_maxima(m, tile);
   for (int v = 0; v < m.rows.vectors; ++v) {
     F &rise = vector_at<E>(m.new_maximum, 0, v), &maximum = vector_at<E>(m.state.maximum, 0, v);
@@ -257,100 +261,186 @@ class SavedSums {
   alignas(64) float saved_[3][E::rows];
 };
 
-// The first tile from j0 on of which any key is shown; without keys where there is none.
+// The forward pass as a pipeline over tiles of keys: while the scores of one become weights, tiles
+// multiply the weights of the one before with their values, and the keys of the one after with the
+// queries. Those before and after may be of other queries.
 template <class E>
-static void find_tile(const Problem& p, const ForwardMemory<E>& m, int64_t kv, int64_t j0,
-                      int64_t high, KeyTile& tile) {
-  const int64_t keys = tile_keys<E>(p);
-  for (; j0 < high; j0 += keys) {
-    set_key_tile(p, m, kv, j0, high, false, tile);
-    if (mask_shows(p, m.rows, j0, tile.keys)) return;
+class ForwardPipeline {
+ public:
+  ForwardPipeline(const Forward& f, const ForwardMemory<E>& m)
+      : f_(f), p_(*f.problem), scaling_(p_), scores_(m.scores), other_scores_(m.other_scores) {
+    before_->tile.keys = now_->tile.keys = 0;
   }
-  tile.keys = 0;
-}
 
-// add_keys by tiles, as a pipeline: while the scores of a tile become weights, tiles multiply the
-// weights of the tile before with their values, and the keys of the tile after with the queries.
-template <class E, class Look>
-static bool add_keys_by_tiles(const Forward& f, ForwardMemory<E>& m, int64_t kv, int64_t low,
-                              int64_t high, Look look) {
-  const Problem& p = *f.problem;
-  const Scaling<E> scaling(p);
-  bool masked = false;
-  // Whether every score of a tile is computed, seen or not, in whole blocks.
-  const auto is_whole = [&](const KeyTile& tile) {
-    return E::parts == 1 && tile.keys && tile.keys % (2 * kTileRows) == 0 && m.rows.vectors == 2 &&
-           !few_queries<E>(p) && p.D > 0;
-  };
-  const auto product_with_keys = [&](const KeyTile& tile, float* to) {
-    return TileProduct{tile_rows<E>(keys_of(p, m, tile), p.D), tile.keys,
-                       tile_columns<E>(m.rows.q, p.D), to, E::rows};
-  };
-  const auto scores_of = [&](const KeyTile& tile, float* to) {
-    if (tile.unmasked && is_whole(tile))
-      return multiply_now<E, false>(product_with_keys(tile, to), m.rows.vectors);
-    multiply_keys<E>(p, m.rows, tile.tile_mask, kv, tile.j0, tile.keys, keys_of(p, m, tile), to);
-  };
-  // A row's base is above the scores of the first tile of keys that it sees, and rises where the
-  // sum of its weights becomes large: nobody looks for the maxima of other tiles.
-  const auto base = [&](int v) -> const F& { return vector_at<E>(m.state.base, 0, v); };
-  const auto sum = [&](int v) -> const F& {
-    return vector_at<E>(E::rounds ? m.state.rounded : m.state.total, 0, v);
-  };
-  const auto any = [&](auto of) {
-    uint32_t found = 0;
-    for (int v = 0; v < m.rows.vectors; ++v) found |= of(v);
-    return found != 0;
-  };
-  bool lack_base = true;
-  KeyTile tiles[3], *before = tiles, *tile = tiles + 1, *next = tiles + 2;
-  before->keys = 0;
-  find_tile(p, m, kv, low, high, *tile);
-  if (tile->keys) scores_of(*tile, m.scores);
-  while (tile->keys) {
-    masked |= !tile->unmasked || (tile->packed && tile->keys % E::block);
-    const auto finish = [&] {
-      if (!tile->unmasked)
-        finish_scores<E>(p, m.rows, tile->tile_mask, scaling, tile->j0, tile->keys, m.scores,
-                         nullptr);
+  // Whether there is a next step, for these queries.
+  bool attends(const ForwardMemory<E>& m) const { return now_->m == &m && now_->tile.keys; }
+
+  // Begins with the keys of some queries from `low` to `high`, after `finish`. Whether any is
+  // shown.
+  bool begin(ForwardMemory<E>& m, int64_t kv, int64_t low, int64_t high) {
+    find_first(m, kv, low, high, *now_);
+    if (now_->tile.keys) compute_scores(*now_, scores_);
+    return now_->tile.keys != 0;
+  }
+
+  // Finds the tile after: of the same queries, or after their last one of others.
+  bool find_next() {
+    after_->m = now_->m, after_->high = now_->high;
+    find_tile(*after_, now_->tile.kv, now_->tile.j0 + tile_keys<E>(p_));
+    return after_->tile.keys != 0;
+  }
+  bool continue_with(ForwardMemory<E>& m, int64_t kv, int64_t low, int64_t high) {
+    find_first(m, kv, low, high, *after_);
+    return after_->tile.keys != 0;
+  }
+
+  // The weights of a tile of keys, after a tile was looked for; `look` sees its scores before.
+  // Other queries are given to `finish` when all their values are added, before these have any.
+  template <class Look, class Finish>
+  void step(Look look, Finish finish) {
+    ForwardMemory<E>& m = *now_->m;
+    const KeyTile& tile = now_->tile;
+    m.scores = scores_, m.other_scores = other_scores_;
+    m.masked |= !tile.unmasked || (tile.packed && tile.keys % E::block);
+    mask_scores();
+    // A row's base is above the scores of the first tile of keys that it sees, and rises where the
+    // sum of its weights becomes large: nobody looks for the maxima of other tiles.
+    const auto base = [&](int v) -> const F& { return vector_at<E>(m.state.base, 0, v); };
+    const auto sum = [&](int v) -> const F& {
+      return vector_at<E>(E::rounds ? m.state.rounded : m.state.total, 0, v);
     };
-    finish();
-    lack_base = lack_base && any([&](int v) {
-                  return greater(F{} + std::numeric_limits<float>::lowest(), base(v));
-                });
-    if (lack_base) move_bases(p, scaling, m, *tile, [&](int v) { return base(v) == -kInf<float>; });
+    now_->lack_base = now_->lack_base && any([&](int v) {
+                        return greater(F{} + std::numeric_limits<float>::lowest(), base(v));
+                      });
+    if (now_->lack_base)
+      move_bases(p_, scaling_, m, tile, [&](int v) { return base(v) == -kInf<float>; });
     // Made where they stay: a copy would wait for their stores.
-    const TileProduct values =
-        before->keys ? product_with_values(p, m, *before, (int32_t*)m.other_scores) : TileProduct{};
-    const bool values_meanwhile = before->keys && m.rows.vectors == 2 && values.is_whole();
-    if (before->keys && !values_meanwhile) multiply_now<E, true>(values, m.rows.vectors);
-    look(*tile);
-    if (high - tile->j0 <= kPrefetchDistance) m.prefetcher.prefetch_some();
-    find_tile(p, m, kv, tile->j0 + tile_keys<E>(p), high, *next);
-    const bool keys_meanwhile = is_whole(*next);
-    const TileProduct keys =
-        keys_meanwhile ? product_with_keys(*next, m.other_scores) : TileProduct{};
+    const TileProduct values = before_->tile.keys ? of_values(*before_) : TileProduct{};
+    const bool values_meanwhile = before_->tile.keys && m.rows.vectors == 2 &&
+                                  before_->m->rows.vectors == 2 && values.is_whole();
+    if (before_->tile.keys && !values_meanwhile)
+      multiply_now<E, true>(values, before_->m->rows.vectors);
+    look(tile);
+    if (now_->high - tile.j0 <= kPrefetchDistance) m.prefetcher.prefetch_some();
+    const bool keys_meanwhile = m.rows.vectors == 2 && is_whole(*after_);
+    const TileProduct keys = keys_meanwhile ? of_keys(*after_, other_scores_) : TileProduct{};
     SavedSums<E> saved(m.state);
-    softmax_in_place(f, scaling, m, *tile, values_meanwhile ? &values : nullptr,
+    softmax_in_place(f_, scaling_, m, tile, values_meanwhile ? &values : nullptr,
                      keys_meanwhile ? &keys : nullptr);
+    if (before_->tile.keys && before_->m != &m) finish(*before_->m);
     if (any([&](int v) { return greater(sum(v), F{} + kMostSum); })) {
       F large[E::vectors];
       for (int v = 0; v < m.rows.vectors; ++v) large[v] = sum(v);
       saved.restore();
-      scores_of(*tile, m.scores);
-      finish();
-      move_bases(p, scaling, m, *tile, [&](int v) { return large[v] > kMostSum; });
-      softmax_in_place(f, scaling, m, *tile);
+      const bool has_other_queries = after_->tile.keys && after_->m != &m;
+      if (has_other_queries) load_queries<E>(p_, m.rows);
+      compute_scores(*now_, scores_);
+      mask_scores();
+      move_bases(p_, scaling_, m, tile, [&](int v) { return large[v] > kMostSum; });
+      softmax_in_place(f_, scaling_, m, tile);
+      if (has_other_queries) load_queries<E>(p_, after_->m->rows);
     }
-    if (next->keys && !keys_meanwhile) scores_of(*next, m.other_scores);
-    std::swap(m.scores, m.other_scores);
-    KeyTile* const free = before;
-    before = tile, tile = next, next = free;
+    if (after_->tile.keys && !keys_meanwhile) compute_scores(*after_, other_scores_);
+    after_->lack_base = after_->m != &m || now_->lack_base;
+    std::swap(scores_, other_scores_);
+    Stage* const free = before_;
+    before_ = now_, now_ = after_, after_ = free;
   }
-  if (before->keys)
-    multiply_now<E, true>(product_with_values(p, m, *before, (int32_t*)m.other_scores),
-                          m.rows.vectors);
-  return masked;
+
+  // Multiplies the weights of the last tile with their values.
+  void finish() {
+    if (before_->tile.keys) multiply_now<E, true>(of_values(*before_), before_->m->rows.vectors);
+    before_->tile.keys = 0;
+  }
+
+ private:
+  // A tile of keys, and the queries that attend to it.
+  struct Stage {
+    ForwardMemory<E>* m;
+    int64_t high;    // the end of their keys
+    bool lack_base;  // whether a row may have seen no key so far
+    KeyTile tile;
+  };
+
+  void find_first(ForwardMemory<E>& m, int64_t kv, int64_t low, int64_t high, Stage& stage) {
+    stage.m = &m, stage.high = high, stage.lack_base = true;
+    find_tile(stage, kv, low);
+  }
+
+  // The first tile from j0 on of which any key is shown; without keys where there is none.
+  void find_tile(Stage& stage, int64_t kv, int64_t j0) {
+    const ForwardMemory<E>& m = *stage.m;
+    for (const int64_t keys = tile_keys<E>(p_); j0 < stage.high; j0 += keys) {
+      set_key_tile(p_, m, kv, j0, stage.high, false, stage.tile);
+      if (mask_shows(p_, m.rows, j0, stage.tile.keys)) return;
+    }
+    stage.tile.keys = 0;
+  }
+
+  template <class Of>
+  bool any(Of of) const {
+    uint32_t found = 0;
+    for (int v = 0; v < now_->m->rows.vectors; ++v) found |= of(v);
+    return found != 0;
+  }
+
+  void mask_scores() {
+    const KeyTile& tile = now_->tile;
+    if (!tile.unmasked)
+      finish_scores<E>(p_, now_->m->rows, tile.tile_mask, scaling_, tile.j0, tile.keys, scores_,
+                       nullptr);
+  }
+
+  // Whether every score of a tile is computed, seen or not, in whole blocks.
+  bool is_whole(const Stage& stage) const {
+    const int keys = stage.tile.keys;
+    return E::parts == 1 && keys && keys % (2 * kTileRows) == 0 && stage.m->rows.vectors == 2 &&
+           !few_queries<E>(p_) && p_.D > 0;
+  }
+
+  TileProduct of_keys(const Stage& stage, float* to) const {
+    const ForwardMemory<E>& m = *stage.m;
+    return {tile_rows<E>(keys_of(p_, m, stage.tile), p_.D), stage.tile.keys,
+            tile_columns<E>(m.rows.q, p_.D), to, E::rows};
+  }
+
+  // After which the sums are set.
+  TileProduct of_values(const Stage& stage) const {
+    TileProduct product = product_with_values(p_, *stage.m, stage.tile, (int32_t*)other_scores_);
+    product.adds = stage.m->has_sums;
+    stage.m->has_sums = true;
+    return product;
+  }
+
+  void compute_scores(const Stage& stage, float* to) const {
+    const ForwardMemory<E>& m = *stage.m;
+    const KeyTile& tile = stage.tile;
+    if (tile.unmasked && is_whole(stage))
+      return multiply_now<E, false>(of_keys(stage, to), m.rows.vectors);
+    multiply_keys<E>(p_, m.rows, tile.tile_mask, tile.kv, tile.j0, tile.keys, keys_of(p_, m, tile),
+                     to);
+  }
+
+  const Forward& f_;
+  const Problem& p_;
+  const Scaling<E> scaling_;
+  float *scores_, *other_scores_;  // of the tile; of the one before, and then of the one after
+  Stage stages_[3], *before_ = stages_, *now_ = stages_ + 1, *after_ = stages_ + 2;
+};
+
+// add_keys by tiles.
+template <class E, class Look>
+static bool add_keys_by_tiles(const Forward& f, ForwardMemory<E>& m, int64_t kv, int64_t low,
+                              int64_t high, Look look) {
+  ForwardPipeline<E> pipeline(f, m);
+  m.masked = false;
+  pipeline.begin(m, kv, low, high);
+  while (pipeline.attends(m)) {
+    pipeline.find_next();
+    pipeline.step(look, [](ForwardMemory<E>&) {});
+  }
+  pipeline.finish();
+  return m.masked;
 }
 
 #endif

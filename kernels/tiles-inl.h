@@ -234,8 +234,8 @@ REGARD_INLINE static void store_rows(float* to, int64_t ldo, int64_t rows) {
 // Tile n begins a sum of `out`, from there or from 0, after the one that it has is stored; null if
 // there is none. What stores a tile takes most of the processor's queue of stores, and would keep
 // it while the last product is not there: a sum is stored when the next one needs its tile.
-template <int n, bool adds>
-REGARD_INLINE static void begin_sum(void* out, void* unstored, int64_t stride) {
+template <int n>
+REGARD_INLINE static void begin_sum(bool adds, void* out, void* unstored, int64_t stride) {
   if (unstored) store_tile<n>(unstored, stride);
   if (adds)
     load_tile<n>(out, stride);
@@ -301,9 +301,9 @@ static void multiply_held_rows(const TileMatrix& a, const TileVectors& x, int64_
   for (int64_t v = 0; v < vectors; ++v, y += kTileRows, out += kTileRows) {
     float* const unstored = v ? out - kTileRows : nullptr;
     stream_tile<4>(y, ldx), stream_tile<5>(y + kTileRows * x.stride, ldx);
-    begin_sum<6, adds>(out, unstored, ldo * 4);
+    begin_sum<6>(adds, out, unstored, ldo * 4);
     multiply_tiles<6, 0, 4>();
-    begin_sum<7, adds>(out + down, unstored ? unstored + down : nullptr, ldo * 4);
+    begin_sum<7>(adds, out + down, unstored ? unstored + down : nullptr, ldo * 4);
     multiply_tiles<7, 2, 4>(), multiply_tiles<6, 1, 5>(), multiply_tiles<7, 3, 5>();
   }
   store_tile<6>(out - kTileRows, ldo * 4), store_tile<7>(out - kTileRows + down, ldo * 4);
@@ -333,6 +333,7 @@ struct TileProduct {
   TileVectors x;
   float* out;
   int64_t ldo;
+  bool adds = true;  // whether a product that adds has sums to add to
 
   bool is_whole() const { return rows > 0 && rows % (2 * kTileRows) == 0; }  // of whole blocks
   int64_t count() const { return rows / (2 * kTileRows) * 4 * x.steps * x.products; }  // of tiles
@@ -350,7 +351,9 @@ REGARD_INLINE static void multiply_meanwhile(const TileProduct& product, Between
   for (int64_t r = 0; r < product.rows; r += 2 * kTileRows) {
     bool first = true;
     const auto begin = [&]<int n>(std::integral_constant<int, n>) REGARD_INLINE_LAMBDA {
-      if (first) begin_sum<n, adds>(out + place[n], unstored ? unstored + place[n] : nullptr, ldo);
+      if (first)
+        begin_sum<n>(adds && product.adds, out + place[n], unstored ? unstored + place[n] : nullptr,
+                     ldo);
     };
     for (int part = 0; part < product.x.products; ++part) {
       const char* from = a + part / 2 * product.a.part;
@@ -394,11 +397,12 @@ REGARD_INLINE static void multiply_held_meanwhile(const TileProduct& product, ch
     stream_tile<4>(a, lda);
     if (first) load_tile<0>(x, ldx);
     between();
-    begin_sum<6, adds>(out, unstored, ldo);
+    begin_sum<6>(adds && product.adds, out, unstored, ldo);
     multiply_tiles<6, 4, 0>();
     if (first) load_tile<1>(x + kTileBytes, ldx);
     between();
-    begin_sum<7, adds>(out + kTileBytes, unstored ? unstored + kTileBytes : nullptr, ldo);
+    begin_sum<7>(adds && product.adds, out + kTileBytes, unstored ? unstored + kTileBytes : nullptr,
+                 ldo);
     multiply_tiles<7, 4, 1>();
     stream_tile<5>(a + product.a.across, lda);
     if (first) load_tile<2>(x + kTileRows * ldx, ldx);
@@ -456,9 +460,9 @@ class StepwiseProduct<true> {
       load_tile<2>(x + kTileRows * ldx, ldx), load_tile<3>(x + kTileRows * ldx + kTileBytes, ldx);
     }
     stream_tile<4>(from, lda), stream_tile<5>(from + product_.a.across, lda);
-    begin_sum<6, false>(out, unstored_, ldo);
+    begin_sum<6>(false, out, unstored_, ldo);
     multiply_tiles<6, 4, 0>();
-    begin_sum<7, false>(out, unstored_ ? unstored_ + kTileBytes : nullptr, ldo);
+    begin_sum<7>(false, out, unstored_ ? unstored_ + kTileBytes : nullptr, ldo);
     multiply_tiles<7, 4, 1>();
     multiply_tiles<6, 5, 2>(), multiply_tiles<7, 5, 3>();
     unstored_ = out, row_ += kTileRows;

@@ -21,21 +21,23 @@ struct SoftmaxState {
   typename E::Real* rounded;       // the denominator of the weights as rounded to pairs
 };
 
+constexpr int kOfRows = 5;  // of these, numbers of a row beside its sums
+
 template <class E>
 static int64_t state_size(const Problem& p) {
-  return (p.Dv + 5) * E::rows;
+  return (p.Dv + kOfRows) * E::rows;
+}
+
+template <class E>
+static SoftmaxState<E> state_in(typename E::Real* out, typename E::Real* of_rows) {
+  constexpr int n = E::rows;
+  return {out, of_rows, of_rows + n, of_rows + 2 * n, of_rows + 3 * n, of_rows + 4 * n};
 }
 
 template <class E>
 static SoftmaxState<E> state_in(const Problem& p, void* memory) {
   typename E::Real* out = (typename E::Real*)memory;
-  typename E::Real* maximum = out + p.Dv * E::rows;
-  return {out,
-          maximum,
-          maximum + E::rows,
-          maximum + 2 * E::rows,
-          maximum + 3 * E::rows,
-          maximum + 4 * E::rows};
+  return state_in<E>(out, out + p.Dv * E::rows);
 }
 
 template <class E>

@@ -240,6 +240,31 @@ def test_a_row_whose_scores_rise_has_its_own_maximum_and_bits(dtype, hidden):
         assert torch.equal(part[:, :, :1], out[:, :, one]), row
 
 
+@pytest.mark.parametrize("options", [{"causal": True}, {}, {"causal": True, "window": (50, 0)}])
+@pytest.mark.parametrize("hides", [False, True], ids=["finite", "nan"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_an_output_has_the_bits_that_it_has_without_statistics(dtype, hides, options):
+    """Where scores rise from key to key, and where values are NaN that some of the rows see.
+
+    Tiles of queries follow one another without a pause: alone they have the same numbers.
+    """
+    T, error = 256, 1e-6 if dtype == "float32" else 0
+    q, k, v = (torch.from_numpy(numbers(1, 2, T, 64, seed=n)) for n in range(3))
+    q[..., 0], k[..., 0] = 8, torch.linspace(0, 30, T)
+    if hides:
+        v[..., [70, 131, T - 1], :] = torch.nan
+        v[:, 1, [64, 200]] = torch.inf
+    q, k, v = (x.to(getattr(torch, dtype)) for x in (q, k, v))
+    out = regard.attention(q, k, v, backend="kernel", **options)
+    again, _ = regard.attention(q, k, v, backend="kernel", return_statistics=True, **options)
+    torch.testing.assert_close(again, out, rtol=0, atol=0, equal_nan=True)
+    for row in range(0, T, 32):
+        some = {"query_start": row, "backend": "kernel", **options}
+        part = regard.attention(q[:, :, row : row + 32], k, v, **some)
+        there = out[:, :, row : row + 32]
+        torch.testing.assert_close(part, there, rtol=error, atol=error, equal_nan=True)
+
+
 def test_large_values_do_not_overflow_where_scores_rise():
     q, k = torch.ones(1, 1, 40, 8).bfloat16(), torch.zeros(1, 1, 256, 8).bfloat16()
     k[:, :, 64:] = 2
