@@ -108,8 +108,9 @@ def by_name(name: str) -> Backend:
 
 def in_order(call: Call) -> list[Backend]:
     """The backends as ``auto`` tries them: on a device torch's, which serves every tensor, last."""
-    is_on_device = call.is_torch and call.query.device.type != "cpu"
-    return sorted(BACKENDS, key=lambda one: is_on_device and one.name == "torch")
+    if not call.is_torch or call.query.device.type == "cpu":
+        return list(BACKENDS)
+    return sorted(BACKENDS, key=lambda one: one.name == "torch")
 
 
 def choose(call: Call, name: str) -> Backend:

@@ -402,7 +402,7 @@ class AttentionWeights(Derived[ArrayT]):
 def detached_call(call: Call) -> Call:
     if not call.is_torch:
         return call
-    return Call(**{name: detached(x) for name, x in vars(call).items()})
+    return call.changed(**{name: x.detach() for name, x in vars(call).items() if is_tensor(x)})
 
 
 def detached(x: Any) -> Any:
