@@ -1,12 +1,14 @@
-"""What tests compile, kept in pytest's cache until a source, the compiler or an option changes."""
+"""What tests compile, kept until what the compiler reads, an option or the compiler changes."""
 
 import contextlib
 import functools
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import time
+from itertools import pairwise
 from pathlib import Path
 
 WEEK = 7 * 24 * 3600
@@ -17,14 +19,19 @@ def version(compiler):
     return subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout
 
 
-def read_by(path):
-    """A file, and where it is a source the headers beside it and those of the kernels."""
-    if path.is_dir():
-        return sorted(path.glob("*.h"))
-    if path.suffix != ".cpp":
-        return [path]
-    kernels = path.parents[1] / ("" if path.parent.name == "target" else "kernels")
-    return [path, *sorted(path.parent.glob("*.h")), *sorted(kernels.glob("*.h"))]
+INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+"(.+)"', re.MULTILINE)
+
+
+def add_included(text, folders, known):
+    """Adds to ``known`` what a source includes from some folders, and what that does, by its path.
+
+    Files that a macro leaves out are among them.
+    """
+    for name in INCLUDE.findall(text):
+        found = (path for folder in folders if (path := (folder / name).resolve()).is_file())
+        if (path := next(found, None)) and path not in known:
+            known[path] = path.read_bytes()
+            add_included(known[path].decode(), [path.parent, *folders[1:]], known)
 
 
 class Compiler:
@@ -48,13 +55,19 @@ class Compiler:
         self._keep(product, kept)
 
     def _key(self, words, product, source):
-        digest = hashlib.sha256(version(words[0]) + source.encode())
+        folders = [Path(word) for before, word in pairwise(words) if before == "-I"]
+        parts, included = [version(words[0]), source.encode()], {}
+        add_included(source, [Path(), *folders], included)
         for word in words:
-            if word == product:
+            path = Path(word)
+            if word == product or path in folders:
                 continue
-            read = read_by(Path(word)) if Path(word).exists() else []
-            for part in [path.read_bytes() for path in read] or [word.encode()]:
-                digest.update(b"%d " % len(part) + part)
+            parts.append(path.read_bytes() if path.is_file() else word.encode())
+            if path.suffix == ".cpp":
+                add_included(parts[-1].decode(), [path.parent, *folders], included)
+        digest = hashlib.sha256()
+        for part in (*parts, *included.values()):
+            digest.update(b"%d " % len(part) + part)
         return digest.hexdigest()
 
     def _keep(self, product, kept):

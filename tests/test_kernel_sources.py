@@ -96,11 +96,20 @@ def test_what_was_compiled_is_compiled_again_where_a_header_or_an_option_changed
     kept, program = tmp_path / "kept", tmp_path / "program"
     for path in (source.parent, header.parent, kept):
         path.mkdir()
-    source.write_text('#include "../kernels/n.h"\nint main() { return N + M; }')
+    source.write_text('#include "all.h"\nint main() { return N + M; }')
+    (header.parent / "all.h").write_text('#include "n.h"')
     for n, m in ((3, 0), (4, 0), (4, 9), (3, 0)):
         header.write_text(f"#define N {n}")
-        Compiler(kept)(COMPILER, f"-DM={m}", source, "-o", program)
+        (header.parent / "other.h").write_text(f"#define OTHER {n + m}")  # which nothing includes
+        Compiler(kept)(COMPILER, f"-DM={m}", "-I", header.parent, source, "-o", program)
         assert subprocess.run([program], check=False).returncode == n + m
+    header.write_text("#define N 4")
+    Compiler(kept)(COMPILER, "-DM=0", "-I", header.parent, source, "-o", program)
     assert len(list(kept.iterdir())) == 3
+    words = COMPILER, "-I", header.parent, "-x", "c++", "-fsyntax-only", "-"
+    for n in (5, 6, 5):
+        header.write_text(f"#define N {n}")
+        Compiler(kept)(*words, source='#include "n.h"\nint main() { return N; }\n')
+    assert len(list(kept.iterdir())) == 5
     with pytest.raises(AssertionError, match=r"was not declared|undeclared"):
-        Compiler(kept)(COMPILER, source, "-o", program)
+        Compiler(kept)(COMPILER, "-I", header.parent, source, "-o", program)
