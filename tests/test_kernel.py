@@ -260,25 +260,52 @@ FORKED = {
 }
 
 
-@pytest.mark.parametrize("library", FORKED)
-def test_a_forked_process_computes_too(library):
-    code = FORKED[library] + (
-        "regard.set_num_threads(2); a = regard.attention(x, x, x, backend='kernel')\n"
-        "if os.fork() == 0:\n"
-        "    b = regard.attention(x, x, x, backend='kernel')\n"
-        "    os._exit(0 if np.array_equal(a, b) else 1)\n"
-        "raise SystemExit(os.waitstatus_to_exitcode(os.wait()[1]))"
-    )
-    assert run("-W", "ignore", "-c", code).returncode == 0
+FORKS = (
+    "regard.set_num_threads(2); a = regard.attention(x, x, x, backend='kernel')\n"
+    "if os.fork() == 0:\n"
+    "    b = regard.attention(x, x, x, backend='kernel')\n"
+    "    os._exit(0 if np.array_equal(a, b) else 1)\n"
+    "raise SystemExit(os.waitstatus_to_exitcode(os.wait()[1]))"
+)
+AFTER_TORCH = {  # what runs in a process that has loaded torch, and nothing else
+    "forks": FORKED["torch"] + FORKS,
+    "loads the kernels in a fork": FORKED["torch"].replace("regard, ", "") + "if os.fork() == 0:\n"
+    "    import regard; regard.attention(x, x, x, backend='kernel'); os._exit(0)\n"
+    "raise SystemExit(os.waitstatus_to_exitcode(os.wait()[1]))",
+}
+RUN_AFTER_TORCH = """
+import os, sys, traceback
+import torch
+for code in sys.argv[1:]:
+    if os.fork() == 0:
+        status = 1
+        try:
+            exec(code, {"__name__": "__main__"})
+        except SystemExit as end:
+            status = end.code
+        except BaseException:
+            traceback.print_exc()
+        os._exit(status)
+    print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
+"""
 
 
-def test_a_process_computes_that_loads_the_kernels_only_when_it_was_forked():
-    code = FORKED["torch"].replace("regard, ", "") + (
-        "if os.fork() == 0:\n"
-        "    import regard; regard.attention(x, x, x, backend='kernel'); os._exit(0)\n"
-        "raise SystemExit(os.waitstatus_to_exitcode(os.wait()[1]))"
-    )
-    assert run("-W", "ignore", "-c", code).returncode == 0
+@functools.cache
+def ended_after_torch():
+    """How each of them ended, and what all printed of errors."""
+    done = run("-W", "ignore", "-c", RUN_AFTER_TORCH, *AFTER_TORCH.values())
+    return dict(zip(AFTER_TORCH, done.stdout.split(), strict=True)), done.stderr
+
+
+def test_a_forked_process_computes_too():
+    assert run("-W", "ignore", "-c", FORKED["numpy"] + FORKS).returncode == 0
+
+
+@pytest.mark.xdist_group("after torch")  # one process that loads torch serves both
+@pytest.mark.parametrize("how", AFTER_TORCH)
+def test_a_forked_process_computes_too_where_torch_is_loaded(how):
+    ended, error = ended_after_torch()
+    assert ended[how] == "0", error
 
 
 def test_beside_torch_it_works_on_the_threads_that_torch_has():
