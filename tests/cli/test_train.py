@@ -174,6 +174,8 @@ def test_a_terminal_gets_a_bar(regard, text_file, tmp_path, colours):
         (["--embed-dim", 30, "--num-heads", 4], "embed_dim 30 cannot be 4 heads of even size"),
         (["--vocab-size", 20], "vocab_size 20 is too small"),
         (["--length", 4000], "The corpus is too short"),
+        (["--seed", -1], "seed -1; 0 to 18446744073709551615 is possible."),
+        (["--seed", 10**30], "is possible."),
     ],
 )
 def test_settings_that_cannot_be_are_refused(regard, text_file, tmp_path, options, message):
@@ -181,6 +183,7 @@ def test_settings_that_cannot_be_are_refused(regard, text_file, tmp_path, option
     assert result.code == 2
     assert message in result.err
     assert result.err.count("\n") == 1
+    assert not (tmp_path / "m").exists()
 
 
 def test_another_run_in_the_folder_is_left_alone(whole_run, regard, text_file):

@@ -205,6 +205,19 @@ def test_too_little_text_is_an_error(tmp_path):
         train_texts({"a": "def"}, tmp_path, SETTINGS)
 
 
+def test_a_run_that_was_refused_leaves_no_trace_and_the_corrected_one_is_taken(tmp_path):
+    folder = tmp_path / "run"
+    for wrong, message in (
+        ({"length": 100_000}, "corpus is too short.*Give more text, or a smaller length"),
+        ({"vocab_size": 20}, "vocab_size 20 is too small"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            train_texts(TEXTS, folder, dataclasses.replace(SETTINGS, **wrong))
+        assert not folder.exists()
+    train_texts(TEXTS, folder, dataclasses.replace(SETTINGS, steps=1))
+    assert {*FILES, "run.json", CHECKPOINT} == {path.name for path in folder.iterdir()}
+
+
 def test_a_file_that_is_no_text_is_named(tmp_path):
     (tmp_path / "x.bin").write_bytes(b"\xff\xfe")
     with pytest.raises(ValueError, match=r"x.bin: not a text"):
@@ -223,6 +236,8 @@ def test_a_file_that_is_no_text_is_named(tmp_path):
         ({"repeats": 1, "length": 20}, "length 20; .*need a length of 32"),
         ({"vocab_size": 70_000}, "vocab_size 70000; at most 65536"),
         ({"steps": 5, "finish": 6}, "finish 6; 0 to 5, the steps, is possible"),
+        ({"seed": -1}, "seed -1; 0 to 18446744073709551615 is possible"),
+        ({"seed": 2**64}, "seed 18446744073709551616; 0 to 18446744073709551615 is possible"),
     ],
 )
 def test_settings_that_are_impossible_are_errors(options, message):

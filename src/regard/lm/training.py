@@ -24,7 +24,7 @@ with needed_by("Training a model"):
     from regard.lm.decoder import Decoder
     from regard.lm.muon import Muon
 
-CHECKPOINT = "checkpoint.safetensors"
+RUN, TOKENIZER, CHECKPOINT = "run.json", "tokenizer.json", "checkpoint.safetensors"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,6 +84,8 @@ class Settings:
             raise ValueError(
                 f"Settings: vocab_size {self.vocab_size}; at most {2**16} is possible."
             )
+        if not 0 <= self.seed < 2**64:  # what NumPy and torch both take
+            raise ValueError(f"Settings: seed {self.seed}; 0 to {2**64 - 1} is possible.")
 
     def config(self, vocab_size: int) -> Config:
         """The model that these settings train."""
@@ -148,8 +150,8 @@ def train_texts(
     settings = settings or Settings()
     check_folder(folder)
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    _claim(folder, settings, texts)
+    written = _written(settings, texts)
+    _require_same(folder, written)
     tokenizer = _tokenizer(folder, settings, texts.values() if vocabulary is None else vocabulary)
 
     def batches(read: Mapping[str, str], repeats: int) -> Batches:
@@ -166,6 +168,7 @@ def train_texts(
     last = batches(texts if finish is None else finish, 0) if settings.finish else first
     run = _Run(settings, len(tokenizer))
     run.load(folder / CHECKPOINT)
+    _claim(folder, written, tokenizer)  # once nothing is left that could be refused
     while len(run.losses) < settings.steps:
         is_first = len(run.losses) < settings.steps - settings.finish
         run.step(first if is_first else last)
@@ -180,15 +183,18 @@ def train_texts(
     return run.losses
 
 
-def _claim(folder: Path, settings: Settings, texts: Mapping[str, str]) -> None:
-    """Records the run of a folder, or checks that it is this one."""
+def _written(settings: Settings, texts: Mapping[str, str]) -> str:
+    """What a run's result follows from, as its folder keeps it."""
     digest = hashlib.sha256(json.dumps(list(texts.values())).encode()).hexdigest()
-    text = json.dumps(dataclasses.asdict(settings) | {"texts": digest}, indent=2) + "\n"
-    path = folder / "run.json"
+    return json.dumps(dataclasses.asdict(settings) | {"texts": digest}, indent=2) + "\n"
+
+
+def _require_same(folder: Path, written: str) -> None:
+    """Raises ValueError where a folder holds another run."""
+    path = folder / RUN
     if not path.exists():
-        _write(path, text.encode())
         return
-    run = json.loads(text)
+    run = json.loads(written)
     try:
         other = dataclasses.asdict(Settings()) | dict(json.loads(read_file(path)))
     except (ValueError, TypeError) as error:
@@ -208,11 +214,20 @@ def _claim(folder: Path, settings: Settings, texts: Mapping[str, str]) -> None:
 
 
 def _tokenizer(folder: Path, settings: Settings, texts: Iterable[str]) -> BytePairTokenizer:
-    path = folder / "tokenizer.json"
-    if not path.exists():
-        tokenizer = BytePairTokenizer.train(texts, settings.vocab_size)
-        tokenizer.save(path)
-    return BytePairTokenizer.load(path)
+    """The folder's, or one that is made of the texts."""
+    path = folder / TOKENIZER
+    if path.exists():
+        return BytePairTokenizer.load(path)
+    return BytePairTokenizer.train(texts, settings.vocab_size)
+
+
+def _claim(folder: Path, written: str, tokenizer: BytePairTokenizer) -> None:
+    """Makes the folder that of the run, where it is not."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / RUN).exists():
+        _write(folder / RUN, written.encode())
+    if not (folder / TOKENIZER).exists():
+        tokenizer.save(folder / TOKENIZER)
 
 
 def _write(path: Path, data: bytes) -> None:
