@@ -544,7 +544,9 @@ def test_texts_of_different_lengths_and_places_keep_what_they_see():
             seen = torch.nonzero(expected.sum((0, 1)))[:, 0]
             kept = expected[..., seen[0] : seen[-1] + 1]
             found = one.weights[0][:]
-            torch.testing.assert_close(found, kept[:, -found.shape[1] :], atol=1e-6, rtol=0)
+            count = found.shape[1]  # the last keys' queries, or without an order the first keys'
+            kept = kept[:, -count:] if "causal" in options else kept[:, :count]
+            torch.testing.assert_close(found, kept, atol=1e-6, rtol=0)
 
 
 def test_another_thread_is_no_part_of_a_recording():
@@ -624,3 +626,130 @@ def test_tokens_are_texts_of_one_or_each():
     with regard.record(tokens=iter(LETTERS), layers=iter([1])) as recording:
         Blocks()(X)
     assert (recording.tokens, recording.layer_numbers) == (tuple(LETTERS), (1,))
+
+
+class Separate(nn.Module):
+    """Attention of a text to another, with a projection for each of query, key and value."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(32, 32) for _ in range(3))
+
+    def project(self, x, memory):
+        pairs = (self.q, x), (self.k, memory), (self.v, memory)
+        return [part(y).view(len(y), -1, 4, 8).transpose(1, 2) for part, y in pairs]
+
+    def forward(self, x, memory, keep):
+        q, k, v = self.project(x, memory)
+        return F.scaled_dot_product_attention(q * 1.0, k * 1.0, v, attn_mask=keep[:, None, None])
+
+
+class Torchs(nn.MultiheadAttention):
+    """The same with torch's module."""
+
+    def __init__(self):
+        super().__init__(32, 4, batch_first=True)
+
+    def project(self, x, memory):
+        parts = zip((x, memory), self.in_proj_weight.chunk(3), self.in_proj_bias.chunk(3))
+        return [F.linear(*own).view(len(own[0]), -1, 4, 8).transpose(1, 2) for own in parts]
+
+    def forward(self, x, memory, keep):
+        return super().forward(x, memory, memory, key_padding_mask=~keep)
+
+
+@pytest.mark.parametrize("kind", [Separate, Torchs])
+@pytest.mark.parametrize("keys", [9, 6])
+def test_no_query_of_another_text_is_taken_for_padding(kind, keys):
+    model, x, memory = kind(), X[:, :6].expand(2, -1, -1), torch.randn(2, keys, 32)
+    for ends in ([(0, keys - 3), (0, keys)], [(2, keys), (0, keys - 1)]):
+        keep = torch.stack([torch.arange(keys) >= low for low, _ in ends])
+        keep &= torch.stack([torch.arange(keys) < high for _, high in ends])
+        with regard.record() as recording:
+            model(x, memory, keep)
+        q, k, *_ = model.project(x, memory)
+        scores = (q @ k.mT / 8**0.5).masked_fill(~keep[:, None, None], -torch.inf)
+        for one, weights, (low, high) in zip(recording.batch, scores.softmax(-1), ends):
+            found = one.weights[0][:]
+            if keys == 9:  # other tokens, as their number shows
+                weights = weights[..., low:high]
+                assert one.query_tokens == tuple("012345")
+            torch.testing.assert_close(found, weights, atol=1e-6, rtol=0)
+
+
+def test_padding_of_one_text_is_left_out_whatever_its_modules_are_called():
+    keep = torch.arange(10)[None] < 6
+    for model in (Separate(), Torchs()):
+        with regard.record() as recording:
+            model(X, X, keep)
+        assert recording.weights[0].shape == (4, 6, 6)
+
+    class Inner(nn.Module):
+        def forward(self, q, k, v, mask):
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+    class Outer(Separate):
+        def __init__(self):
+            super().__init__()
+            self.inner = Inner()
+
+        def forward(self, x, memory, keep, by=1.0):
+            q, k, v = self.project(x, memory)
+            return self.inner(q * by if by != 1 else q, k, v, keep[:, None, None])
+
+    with regard.record() as recording:
+        Outer()(X, X, keep)
+    assert recording.weights[0].shape == (4, 6, 6)
+    with regard.record() as recording:
+        Outer()(X, X, keep, 2.0)  # of which nothing is known
+    assert recording.weights[0].shape == (4, 10, 10)
+    assert not recording.weights[0][..., 6:].any()
+
+
+def test_a_key_that_no_query_chooses_is_no_padding():
+    x = torch.randn(1, 2, 6, 8)
+    before = torch.ones(6, 6).tril(-1).bool()
+    before[0, 0] = True
+    with regard.record() as recording:
+        F.scaled_dot_product_attention(x, x, x, attn_mask=before)
+    expected = (x[0] @ x[0].mT / 8**0.5).masked_fill(~before, -torch.inf).softmax(-1)
+    torch.testing.assert_close(recording.weights[0][:], expected, atol=1e-6, rtol=0)
+
+
+def test_layers_of_a_group_have_the_same_padding():
+    some = {"key_lengths": 7, "query_start": 0}
+    x = torch.randn(1, 2, 10, 8)
+    for calls, shapes in (([{}, some], {"": [10, 10]}), ([some, {}], {"a": [7], "b": [10]})):
+        with regard.record() as recording:
+            Calls(*calls)(x, x, [0, 1])
+        found = [[layer.key.shape[1] for layer in g.layers] for g in recording.groups.values()]
+        assert found == [*shapes.values()]
+
+
+def test_queries_of_cross_attention_lose_the_padding_of_their_own_layer_alone():
+    class Layer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.self_attn, self.cross_attn = Torchs(), Torchs()
+
+        def forward(self, x, memory, keep):
+            self.self_attn(x, x, keep)
+            self.cross_attn(x, memory, torch.ones(1, 10, dtype=torch.bool))
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.encoder, self.layers = Torchs(), nn.ModuleList([Layer()])
+            self.last_cross = Torchs()
+
+        def forward(self, x, memory, keep):
+            self.layers[0](x, memory, keep)
+            self.last_cross(memory, x, keep)
+
+    with regard.record() as recording:
+        Model()(X, X.flip(1), torch.arange(10)[None] < 6)
+    shapes = {g.layers[0].name: g.weights[0].shape for g in recording.groups.values()}
+    assert shapes == {
+        "layers.0.self_attn": (4, 6, 6), "layers.0.cross_attn": (4, 6, 10),
+        "last_cross": (4, 10, 6),
+    }  # fmt: skip

@@ -116,14 +116,26 @@ def dense(q, k, **options):
         s = s + edit_logs(options["edits"], Hq, Lq, Lk)
     lengths = np.broadcast_to(options.get("key_lengths", Lk), (B,))
     starts = np.broadcast_to(options.get("query_start", lengths - Lq), (B,))
+    has_order = bool(options.get("causal")) or options.get("window", (None, None)) != (None, None)
+    places = starts if has_order or Lq < Lk else 0 * starts  # of the first queries
+    ends = Lk - visible.any(1)[..., ::-1].argmax(-1)
+    at_own = (ends == places[:, None] + np.arange(Lq) + 1) & visible.any((1, 3))
+    in_order = has_order or bool((at_own[:, 1:] & at_own[:, :-1]).any())
+    is_cross = Lq > Lk or (1 < Lq < Lk and not in_order)
+    is_token = np.ones((B, Lq), bool)  # of those that are not known to be padding
+    if in_order and Lq <= Lk:
+        for b in range(B):
+            own = [(i, places[b] + i) for i in range(Lq) if 0 <= places[b] + i < Lk]
+            seen = [(i, p) for i, p in own if visible[b, :, :, p].any()]
+            if all(visible[b, :, i, p].any() for i, p in seen):
+                is_token[b, [i for i, p in own if (i, p) not in seen]] = False
     found = {name: np.full((1, Hq), np.nan) for name in MEASURES}
     for h in range(Hq):
         largest, rows = [-np.inf], []
         for b, i in np.ndindex(B, Lq):
             p = starts[b] + i
-            is_padding = Lq <= Lk and 0 <= p < Lk and not visible[b, :, :, p].any()
             (seen,) = np.nonzero(visible[b, h, i])
-            if is_padding or not len(seen):
+            if not is_token[b, i] or not len(seen):
                 continue
             largest.append(s[b, h, i, seen].max())
             if len(seen) > 1:
@@ -135,7 +147,7 @@ def dense(q, k, **options):
             entropy, first, distance = np.array(rows).T
             found["entropy_mean"][0, h], found["entropy_min"][0, h] = entropy.mean(), entropy.min()
             found["first_token"][0, h] = first.mean()
-            found["distance"][0, h] = distance.mean() if Lq <= Lk else np.nan
+            found["distance"][0, h] = np.nan if is_cross else distance.mean()
     return found
 
 
@@ -322,11 +334,30 @@ def test_queries_of_padding_are_left_out():
             np.testing.assert_allclose(found[name], other[name], rtol=1e-5, err_msg=name)
 
 
+@pytest.mark.parametrize("keys", [9, 6])
+def test_no_query_of_another_text_is_taken_for_padding(keys):
+    class Cross(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attend = nn.MultiheadAttention(16, 2, batch_first=True)
+
+        def forward(self, x, y, padding=None):
+            return self.attend(x, y, y, key_padding_mask=padding, need_weights=False)[0]
+
+    model, x, y = Cross(), batch(0, 6), batch(1, keys)
+    padding = torch.arange(keys)[None] >= torch.tensor([[4], [4]])
+    found, part = seen_by(model, x, y, padding), seen_by(model, x, y[:, :4])
+    for name in MEASURES - {"distance"}:
+        np.testing.assert_allclose(found[name], part[name], rtol=1e-5, err_msg=name)
+    if keys == 9:  # which shows that the keys are of another text
+        assert np.isnan(found["distance"]).all()
+
+
 def test_a_first_key_that_nobody_sees_is_padding():
-    q, k = torch.randn(2, 2, 6, 4), torch.randn(2, 2, 6, 4)
+    q = torch.randn(2, 2, 6, 4)
     hidden = torch.arange(6) > 0
-    found = seen_by(Calls(q, k, k, mask=hidden))
-    part = seen_by(Calls(q[:, :, 1:], k[:, :, 1:], k[:, :, 1:]))
+    found = seen_by(Calls(q, q, q, mask=hidden))
+    part = seen_by(Calls(q[:, :, 1:], q[:, :, 1:], q[:, :, 1:]))
     for name in found:
         np.testing.assert_allclose(found[name], part[name], rtol=1e-5, err_msg=name)
 

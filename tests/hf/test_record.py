@@ -109,6 +109,75 @@ def test_an_encoder_and_a_decoder_are_groups():
             torch.testing.assert_close(weights[:], right, atol=2e-6, rtol=0)
 
 
+def test_patches_that_a_text_is_written_of_are_all_there():
+    sides = {"hidden_size": 32, "d_kv": 8, "d_ff": 32}
+    config = transformers.Pix2StructConfig(
+        text_config=sides | {"vocab_size": 97, "num_layers": 2, "num_heads": 4},
+        vision_config=sides | {
+            "patch_embed_hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4,
+            "seq_len": 16,
+        },
+    )  # fmt: skip
+    found = transformers.Pix2StructForConditionalGeneration(config).eval()
+    if not regard.hf.check(found):
+        pytest.skip("Pix2Struct has an attention of its own in an older transformers")
+    patches, there = torch.rand(1, 12, 34), torch.arange(12)[None] < 9
+    patches[..., :2] = torch.arange(1, 13)[:, None]
+    ids = texts(1, 6)
+    given = {"flattened_patches": patches, "attention_mask": there, "decoder_input_ids": ids}
+    with torch.no_grad():
+        found.set_attn_implementation("eager")
+        expected = found(**given, output_attentions=True).cross_attentions
+        with regard.hf.record(found) as recording:
+            found(**given)
+        with regard.watch(found, evaluation=True) as watch:
+            found.set_attn_implementation("regard")
+            found(**given)
+    words = tuple(map(str, ids[0].tolist()))
+    assert {name: len(one.tokens) for name, one in recording.groups.items()} == {
+        "decoder": 6, "encoder": 9, "cross": 9,
+    }  # fmt: skip
+    cross = recording.groups["cross"]
+    assert (recording.tokens, cross.query_tokens) == (words, words)
+    torch.testing.assert_close(cross.weights[1][:], expected[1][0, ..., :9], atol=2e-6, rtol=0)
+    assert np.isnan(watch.last["cross/distance"]).all()
+
+
+def test_latent_queries_are_no_padding_of_a_picture():
+    sizes = {"hidden_size": 32, "num_key_value_heads": 2, "resampler_head_dim": 8}
+    config = transformers.Idefics2PerceiverConfig(
+        **sizes, resampler_n_latents=10, resampler_depth=1, resampler_n_heads=4
+    )
+    kind = transformers.models.idefics2.modeling_idefics2.Idefics2PerceiverResampler
+    found, context = kind(config).eval(), torch.randn(2, 8, 32)
+    there = torch.arange(8) < torch.tensor([[6], [8]])
+    with torch.no_grad(), regard.hf.record(found) as recording:
+        found(context=context, attention_mask=there.long())
+    assert [one.weights[0].shape for one in recording.batch] == [(4, 10, 18), (4, 10, 18)]
+
+
+@pytest.mark.parametrize("pads", [(0, 0), PADS])
+def test_keys_that_no_query_chose_are_no_padding(pads):
+    if not hasattr(transformers, "DeepseekV32Config"):
+        pytest.skip("an older transformers does not have it")
+    config = transformers.DeepseekV32Config(
+        vocab_size=97, hidden_size=32, intermediate_size=32, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=4, q_lora_rank=16, kv_lora_rank=16,
+        qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=8, index_topk=3, index_n_heads=2,
+        index_head_dim=16, first_k_dense_replace=2, pad_token_id=0, eos_token_id=None,
+    )  # fmt: skip
+    torch.manual_seed(3)
+    found = transformers.DeepseekV32ForCausalLM(config).eval()
+    mask = torch.arange(20) >= torch.tensor(pads)[:, None]
+    with torch.no_grad(), regard.hf.record(found) as recording:
+        found(texts(), attention_mask=mask.long())
+    for b, (one, pad) in enumerate(zip(recording.batch, pads)):
+        assert one.tokens == tuple(map(str, texts()[b, pad:].tolist()))
+        for weights in one.weights:
+            assert weights.shape == (4, 20 - pad, 20 - pad)
+            assert ((weights[:] > 0).sum(-1) <= 3).all()
+
+
 def test_a_bias_is_recorded_with_one_pass():
     ids = texts()
     given = {"decoder_input_ids": ids[:, :7], "attention_mask": padding().flip(-1)}

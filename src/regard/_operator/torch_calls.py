@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import Module, functional
 from torch.nn.modules.module import (
     register_module_forward_hook,
@@ -19,7 +20,79 @@ from torch.nn.modules.module import (
 from torch.overrides import TorchFunctionMode
 
 
-class Running:
+class Sources:
+    """The modules that run in a thread, and what their projections are made of."""
+
+    def __init__(self) -> None:
+        self._thread = threading.get_ident()
+        self._stack: list[Module] = []
+        # For each of them, what its children without children were called with, and gave.
+        self._fed: list[list[tuple[Tensor, Tensor]]] = []
+
+    @contextlib.contextmanager
+    def followed(self) -> Iterator[None]:
+        """Follows the modules that are called in the block."""
+        before = register_module_forward_pre_hook(self._enter)
+        after = register_module_forward_hook(self._leave, always_call=True)
+        try:
+            with warnings.catch_warnings():  # the hooks see a compiled model and what it compiles
+                warnings.filterwarnings("ignore", r"Using `torch\.compile\(module\)` when")
+                yield
+        finally:
+            before.remove()
+            after.remove()
+            self._stack.clear()
+            self._fed.clear()
+
+    def _enter(self, module: Module, args: Any) -> None:
+        if threading.get_ident() != self._thread:
+            return
+        if not self._stack:
+            self._begun(module)
+        self._stack.append(module)
+        self._fed.append([])
+
+    def _leave(self, module: Module, args: Any, output: Any) -> None:
+        if threading.get_ident() != self._thread or not self._stack:
+            return
+        while self._stack and self._stack.pop() is not module:
+            pass
+        del self._fed[len(self._stack) :]
+        if not self._stack:
+            self._ended(output)
+            return
+        given = args[0] if args and not module._modules else None
+        if isinstance(given, Tensor) and isinstance(output, Tensor) and given is not output:
+            self._fed[-1].append((given, output))
+
+    def _begun(self, module: Module) -> None:
+        """The outermost module is called."""
+
+    def _ended(self, output: Any) -> None:
+        """It gave this; None where it raised."""
+
+    def are_of_one(self, query: Any, key: Any) -> bool:
+        """Whether query and key are known to be made of one array, and so of the same tokens.
+
+        Known are parts of one memory, as of one projection; what modules that run made of one
+        array; and what is made in a module whose projections all were of one array.
+        """
+        if query is key:
+            return True
+        if not (isinstance(query, Tensor) and isinstance(key, Tensor)):
+            return False
+        places = _place(query), _place(key)
+        if places[0] == places[1] or not self._fed:
+            return places[0] == places[1]
+        for fed in self._fed:
+            made = {_place(out): x for x, out in fed}
+            if places[0] in made and places[1] in made:
+                return made[places[0]] is made[places[1]]
+        made = {_place(out): x for x, out in self._fed[-1]}
+        return len({id(x) for x in made.values() if _place(x) not in made}) == 1
+
+
+class Running(Sources):
     """The modules that run, from the model to the one that is at work.
 
     Args:
@@ -38,8 +111,8 @@ class Running:
         model: Module | None = None,
         end: Callable[[Any], None] = lambda output: None,
     ) -> None:
-        self._begin, self._end, self._thread = begin, end, threading.get_ident()
-        self._stack: list[Module] = []
+        super().__init__()
+        self._begin, self._end = begin, end
         self._is_given = model is not None
         self.model: Module | None = None
         self.modules: dict[str, Module] = {}
@@ -61,34 +134,19 @@ class Running:
                 return self._names[id(module)]
         return ""
 
-    @contextlib.contextmanager
-    def followed(self) -> Iterator[None]:
-        """Follows the modules that are called in the block."""
-        before = register_module_forward_pre_hook(self._enter)
-        after = register_module_forward_hook(self._leave, always_call=True)
-        try:
-            with warnings.catch_warnings():  # the hooks see a compiled model and what it compiles
-                warnings.filterwarnings("ignore", r"Using `torch\.compile\(module\)` when")
-                yield
-        finally:
-            before.remove()
-            after.remove()
-
-    def _enter(self, module: Module, args: Any) -> None:
-        if threading.get_ident() != self._thread:
-            return
-        if not self._stack and not self._is_given:
+    def _begun(self, module: Module) -> None:
+        if not self._is_given:
             self._name(module)
             self._begin()
-        self._stack.append(module)
 
-    def _leave(self, module: Module, args: Any, output: Any) -> None:
-        if threading.get_ident() == self._thread:
-            is_inside = bool(self._stack)
-            while self._stack and self._stack.pop() is not module:
-                pass
-            if is_inside and not self._stack and not self._is_given:
-                self._end(output)
+    def _ended(self, output: Any) -> None:
+        if not self._is_given:
+            self._end(output)
+
+
+def _place(x: Tensor) -> tuple[torch.device, int]:
+    """Where the numbers of a tensor are, and of all that share its memory."""
+    return x.device, x.untyped_storage().data_ptr()
 
 
 class TorchAttention(TorchFunctionMode):

@@ -11,6 +11,8 @@ Watcher = Callable[[Any, Any, Any, dict[str, Any]], Callable[[Any], Any] | None]
 watchers: tuple[Watcher, ...] = ()
 # Of each thread, the module whose attention is called, where the caller knows it.
 modules: dict[int, Any] = {}
+# Likewise the options of its call before those that choose among the keys, where there are any.
+allowed: dict[int, dict[str, Any] | None] = {}
 _lock = threading.Lock()
 
 
@@ -27,3 +29,4 @@ def watched(watcher: Watcher) -> Iterator[None]:
             watchers = tuple(one for one in watchers if one is not watcher)
             if not watchers:
                 modules.clear()
+                allowed.clear()

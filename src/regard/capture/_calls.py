@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,9 +16,11 @@ from regard._operator import watching
 from regard._operator.attention import torch_call
 from regard._operator.torch_calls import Running, TorchAttention
 
-# Called with the name of a module, and the query, key, value and options of its attention. It may
-# return a function that the output is handed through.
-Take = Callable[[str, Any, Any, Any, dict[str, Any]], Callable[[Any], Any] | None]
+# Called with the name of a module, the query, key, value and options of its attention, and a
+# function that tells whether queries and keys are known to be of the same tokens. It may return a
+# function that the output is handed through.
+AreOfOne = Callable[[], bool]
+Take = Callable[[str, Any, Any, Any, dict[str, Any], AreOfOne], Callable[[Any], Any] | None]
 
 NOT_SEEN = (
     "What is seen is regard.attention, torch.nn.functional.scaled_dot_product_attention, and what "
@@ -43,7 +47,8 @@ def calls_taken(
     taken = False  # a call that is being computed, maybe by regard
 
     def take_own(query: Any, key: Any, value: Any, options: dict[str, Any]) -> Any:
-        return None if taken else take(running.name, query, key, value, options)
+        are_of_one = functools.partial(running.are_of_one, query, key)
+        return None if taken else take(running.name, query, key, value, options, are_of_one)
 
     def compute(operator: Any, *args: Any, **kwargs: Any) -> Any:
         nonlocal taken
@@ -89,3 +94,8 @@ def mask_or_bias(numbers: Tensor) -> dict[str, Tensor]:
 def is_in_backward() -> bool:
     """Whether torch computes gradients, where checkpoints compute once more."""
     return torch._C._current_graph_task_id() != -1
+
+
+def allowed() -> dict[str, Any] | None:
+    """The options of the call in this thread before those that choose among the keys."""
+    return watching.allowed.get(threading.get_ident())

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from torch import nn
 from torch.nn import Module
 
-from regard.capture._taken import CROSS
+from regard.capture._kind import CROSS
 
 Place = tuple[str, int]
 # They have no attention, and no modules of their own.

@@ -12,12 +12,12 @@ from torch.nn import Module
 
 from regard._base.arrays import is_tensor
 from regard._call.checks import read_call
-from regard.capture._calls import is_in_backward
+from regard.capture._calls import AreOfOne, allowed, is_in_backward
 from regard.capture._groups import Occurrences, Place, places
+from regard.capture._kind import is_beside, is_cross
 from regard.capture._measured import NonFinite, Rows, first_nonfinite
 from regard.capture._rows import BySight
 from regard.capture._sight import Sight
-from regard.capture._taken import CROSS
 
 
 class Pass:
@@ -45,9 +45,13 @@ class Pass:
         self._thread = threading.get_ident()
         self._occurrences, self._sights = Occurrences(), BySight(Sight.of)
         self._places: dict[str, Place] = places(dict(model.named_modules()))
-        self._tokens: dict[tuple[int, int], np.ndarray] = {}  # of self-attention, by (B, Lq)
+        # Of self-attention by (B, Lq): the names of modules, and which queries are of tokens.
+        self._tokens: dict[tuple[int, int], list[tuple[str, np.ndarray]]] = {}
 
-    def take(self, name: str, query: Any, key: Any, value: Any, options: dict[str, Any]) -> None:
+    def take(
+        self, name: str, query: Any, key: Any, value: Any, options: dict[str, Any],
+        are_of_one: AreOfOne,
+    ) -> None:  # fmt: skip
         """Measures a call of attention in the module of that name."""
         if threading.get_ident() != self._thread or is_in_backward() or not is_tensor(query):
             return
@@ -57,7 +61,7 @@ class Pass:
         try:
             # What watches torch's functions need not see those of the measures.
             with torch.no_grad(), torch._C.DisableTorchFunction():
-                measured = self._measured(name, query.detach(), key.detach(), given)
+                measured = self._measured(name, query.detach(), key.detach(), given, are_of_one)
         except Exception as error:  # of whatever tensors they are: the training goes on
             self.refuse(name, error)
             return
@@ -72,21 +76,33 @@ class Pass:
             self._left_out[name] = self.refused[name] = str(error).partition("\n")[0]
 
     def _measured(
-        self, name: str, query: Tensor, key: Tensor, options: dict[str, Any]
+        self, name: str, query: Tensor, key: Tensor, options: dict[str, Any], are_of_one: AreOfOne
     ) -> dict[str, np.ndarray] | None:
         call = read_call(query, key, None, **options)
         if min(call.sizes) == 0:
             return None
         B, _, _, Lq, Lk = call.sizes
         sight = self._sights.of(call, options)
-        if is_cross := bool(CROSS.search(name)) or Lq > Lk:
-            tokens = self._tokens.get((B, Lq), np.ones((1, Lq), bool))
+        known, every = self._tokens.setdefault((B, Lq), []), np.ones((1, Lq), bool)
+        if crosses := is_cross(name, Lq, Lk, sight.in_order):
+            tokens = next((own for other, own in known[::-1] if is_beside(name, other)), every)
         else:
-            tokens = self._tokens[B, Lq] = sight.is_token
+            tokens = self._is_token(query, key, options, sight)
+            if not (tokens.all() or sight.in_order or (Lq == Lk and are_of_one())):
+                tokens = every
+            known.append((name, tokens))
         rows = Rows.of(call, sight)
         if self._searches and self.nonfinite is None:
             self.nonfinite = first_nonfinite(call, sight, rows, tokens, self.step, name)
         measures = rows.measures(sight, tokens)
-        if is_cross:  # queries and keys have no common positions
+        if crosses:  # queries and keys have no common positions
             measures["distance"][:] = np.nan
         return measures
+
+    def _is_token(
+        self, query: Tensor, key: Tensor, options: dict[str, Any], sight: Sight
+    ) -> np.ndarray:
+        """Which queries have a key that some query may see."""
+        if (given := allowed()) is None:
+            return sight.is_token
+        return self._sights.of(read_call(query, key, None, **given), given).is_token

@@ -15,8 +15,8 @@ from torch.nn import Module
 
 from regard._base.errors import RecordingError, ShapeError
 from regard._operator import watching
-from regard._operator.torch_calls import Running
-from regard.capture._calls import calls_taken
+from regard._operator.torch_calls import Running, Sources
+from regard.capture._calls import AreOfOne, allowed, calls_taken
 from regard.capture._explanation import Explanation
 from regard.capture._files import Unread
 from regard.capture._groups import Place, places
@@ -125,7 +125,8 @@ def record(
     It takes the query and key of every ``torch.nn.functional.scaled_dot_product_attention`` and
     ``regard.attention`` that this thread calls, layer by layer under the modules' names, and
     changes no number. Further calls of the model must be the steps of one generation with a cache.
-    Padding that no query sees is left out. Compiled models run uncompiled in it.
+    Padding is left out: keys at the ends that no query sees, and their queries where both are known
+    to be of the same tokens. Compiled models run uncompiled in it.
 
     Args:
         tokens: texts of the keys, padding included; of a batch, a list for each element. By default
@@ -231,9 +232,12 @@ def _torch_followed(recorder: Recorder) -> Iterator[None]:
     def places_of(model: Module | None, kind: Any) -> dict[str, Place]:
         return places({name: x for name, x in running.modules.items() if type(x) is kind})
 
-    def take(name: str, query: Any, key: Any, value: Any, options: dict[str, Any]) -> Any:
+    def take(
+        name: str, query: Any, key: Any, value: Any, options: dict[str, Any], are_of_one: AreOfOne
+    ) -> Any:
         kind: Any = type(running.modules.get(name))
-        return recorder.take(name, places_of(running.model, kind), query, key, value, options)
+        own = name, places_of(running.model, kind)
+        return recorder.take(*own, query, key, value, options, are_of_one, allowed())
 
     with calls_taken(running, take, explains=recorder.explains):
         yield
@@ -250,7 +254,7 @@ def model_followed(
         roots: it, and the modules of it that are called by themselves.
         note: gets each of them that is called, and what with.
     """
-    depth, thread = 0, threading.get_ident()
+    depth, thread, sources = 0, threading.get_ident(), Sources()
 
     @functools.cache
     def places_of(kind: Any) -> dict[str, Place]:  # of modules
@@ -261,7 +265,9 @@ def model_followed(
         kind: Any = type(module)
         if module not in names:  # another model's is none of it
             return None
-        return recorder.take(names[module], places_of(kind), query, key, value, options)
+        are_of_one = functools.partial(sources.are_of_one, query, key)
+        own = names[module], places_of(kind)
+        return recorder.take(*own, query, key, value, options, are_of_one, allowed())
 
     def enter(module: Module, args: Any, kwargs: Any) -> None:
         nonlocal depth
@@ -286,7 +292,7 @@ def model_followed(
             root.register_forward_hook(leave, always_call=True),
         ]
     try:
-        with watching.watched(take):
+        with sources.followed(), watching.watched(take):
             yield
     finally:
         for hook in hooks:

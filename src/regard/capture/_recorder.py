@@ -18,7 +18,8 @@ from regard._call.options import OPTIONS, REAL_NUMBERS
 from regard.capture._calls import NOT_SEEN, is_in_backward
 from regard.capture._files import Files, Mold, Unread
 from regard.capture._groups import Occurrences, Place, group_names
-from regard.capture._rows import SIGHT, BySight, Rows, Span, identity
+from regard.capture._kind import is_beside
+from regard.capture._rows import SIGHT, BySight, Rows, Seen, Span, identity
 from regard.capture._taken import Described, Heads, Taken, copied
 from regard.recording import Layer, Recording
 
@@ -128,6 +129,7 @@ class Recorder:
         self._taken: dict[tuple[str, int], Taken] = {}
         self._occurrences = Occurrences()
         self._rows = BySight(_rows_and_seen)
+        self._spans_of: dict[str, list[tuple[Span, Span]]] = {}  # by group
         self._alike: dict[tuple[Any, ...], Alike] = {}  # of this pass, by what they have in common
 
     @property
@@ -156,8 +158,18 @@ class Recorder:
         key: Any,
         value: Any,
         options: dict[str, Any],
+        are_of_one: Callable[[], bool],
+        allowed: dict[str, Any] | None = None,
     ) -> Callable[[Any], Any] | None:
         """Takes a call of attention in the module of that name, where it is wanted.
+
+        Args:
+            name: of the module.
+            places: of the modules of that kind.
+            query, key, value, options: what attention is called with.
+            are_of_one: tells whether queries and keys are known to be of the same tokens.
+            allowed: the options before those that choose among the keys for each query; None where
+                they are the same.
 
         Returns:
             What its output is to be handed through, where it is to be explained.
@@ -174,8 +186,13 @@ class Recorder:
             self._go_on(known, arrays, options)
             return None
         likeness = _likeness(pattern or name, arrays, options)
-        if likeness is None or (alike := self._alike.get(likeness)) is None:
-            taken = self._begin(name, pattern, number, arrays, options, likeness)
+        alike = None
+        if likeness is not None and allowed is None:
+            alike = self._alike.get(likeness)
+        if alike is None or not alike.taken.is_of(are_of_one):
+            taken = self._begin(
+                name, pattern, number, arrays, options, likeness, are_of_one, allowed
+            )
             if taken is None:
                 return None
         else:
@@ -192,26 +209,34 @@ class Recorder:
 
     def _begin(
         self, name: str, pattern: str, number: int, arrays: Arrays, options: dict[str, Any],
-        likeness: tuple[Any, ...] | None,
+        likeness: tuple[Any, ...] | None, are_of_one: Callable[[], bool],
+        allowed: dict[str, Any] | None,
     ) -> Taken | None:  # fmt: skip
         """The first call of a layer; None where there is nothing to attend to."""
         known = (likeness, self._heads)
-        if (plain := _plain.get(known)) is not None:
+        plain, taken = None if allowed is not None else _plain.get(known), None
+        if plain is not None and plain.taken.is_of(are_of_one):
             taken, layers = plain.taken.another(name, number), plain.layers
-        else:
+        if taken is None or self._in_group(taken, taken.spans) != taken.spans:
+            plain = None
             call, given = _read(name, arrays, options)
             if min(call.sizes) == 0:
                 return None
             rows, seen = self._rows.of(call, given)
-            taken = Taken(name, pattern, number, call, rows, self._heads_of(call))
-            layers = taken.begin(call, self._spans(taken, rows, seen), self._keep)
+            if allowed is not None:
+                seen = self._rows.of(*_read(name, arrays, allowed))[1]
+            taken = Taken(name, pattern, number, call, rows, seen, self._heads_of(call))
+            spans = self._spans(taken, rows, seen, are_of_one)
+            of_group = self._in_group(taken, spans)
+            layers = taken.begin(call, of_group, self._keep)
             arrays = call.query, call.key, call.value
-            if likeness is not None and not taken.is_cross and _are_plain(options):
+            is_alone = of_group == spans and allowed is None and not taken.is_cross
+            if likeness is not None and is_alone and _are_plain(options):
                 if len(_plain) >= MOST:
                     _plain.clear()
                 plain = _plain[known] = Plain(taken.another("", 0), layers, [])
         writes = self._begin_layers(taken, arrays, layers, [] if plain is None else plain.molds)
-        if likeness is not None and not taken.is_cross:
+        if likeness is not None and allowed is None and not taken.is_cross:
             self._alike[likeness] = Alike(taken, layers, writes, options)
         return taken
 
@@ -261,25 +286,57 @@ class Recorder:
             )
         return Heads(numbers, [h // (Hq // Hkv) for h in numbers], numbers)
 
-    def _spans(self, taken: Taken, rows: list[Rows], seen: list[Span]) -> list[tuple[Span, Span]]:
-        spans = []
-        for b, (one, (low, high)) in enumerate(zip(rows, seen)):
-            low, high = min(low, taken.first_keys - 1), min(high, taken.first_keys)
-            if taken.is_cross:
-                queries = self._query_span(taken, b)
-            else:
-                ends = (max(0, min(taken.queries, end - one.start)) for end in (low, high))
-                queries = (next(ends), next(ends))
-            spans.append((queries, (low, high)))
-        return spans
+    def _spans(
+        self, taken: Taken, rows: list[Rows], seen: list[Seen], are_of_one: Callable[[], bool]
+    ) -> list[tuple[Span, Span]]:
+        """The queries and keys of each batch element that are known to be no padding.
 
-    def _query_span(self, cross: Taken, b: int) -> Span:
+        A key that nobody sees is padding, at an end of the others; a query is where its key is.
+        """
+        every = 0, taken.queries
+        spans = [
+            (every, (min(low, taken.first_keys - 1), min(high, taken.first_keys)))
+            for low, high in (own.span for own in seen)
+        ]
+        if taken.is_cross:
+            queries = self._query_spans(taken) or [every] * taken.batch
+            return [(own, keys) for own, (_, keys) in zip(queries, spans)]
+        whole = 0, taken.first_keys
+        if not taken.in_order:
+            if taken.queries == 1 or all(keys == whole for _, keys in spans):
+                return spans
+            taken.of_one = are_of_one()
+        if taken.of_one is False or not all(own.is_own for own in seen):
+            spans = [(every, whole)] * taken.batch
+        found = []
+        for one, (_, keys) in zip(rows, spans):
+            low, high = (max(0, min(taken.queries, end - one.position())) for end in keys)
+            found.append(((low, high), keys))
+        return found
+
+    def _query_spans(self, cross: Taken) -> list[Span] | None:
         """The queries of cross-attention that are no padding: those of their self-attention."""
         for taken in reversed(self._taken.values()):
             alike = taken.batch == cross.batch and taken.first_queries == cross.queries
-            if alike and not taken.is_cross and taken.first_keys == taken.first_queries:
-                return taken.spans[b][0]
-        return 0, cross.queries
+            alike = alike and not taken.is_cross and taken.first_keys == taken.first_queries
+            if alike and is_beside(cross.name, taken.name):
+                return [queries for queries, _ in taken.spans]
+        return None
+
+    def _in_group(self, taken: Taken, spans: list[tuple[Span, Span]]) -> list[tuple[Span, Span]]:
+        """The spans of a layer's group, where they hold its own; else it begins another."""
+        taken.group, count = taken.kind, 1
+        while (known := self._spans_of.setdefault(taken.group, spans)) is not spans:
+            inside = (
+                low <= own_low and own_high <= high
+                for of_group, own in zip(known, spans)
+                for (low, high), (own_low, own_high) in zip(of_group, own)
+            )
+            if all(inside):
+                return known
+            count += 1
+            taken.group = f"{taken.kind} {count}"
+        return spans
 
     def finished(self, describe: Describe, model: str = "") -> Sequence[Recording[Any] | Unread]:
         """The recording of each batch element, on disk where there is a path.
@@ -402,8 +459,8 @@ def _are_plain(options: dict[str, Any]) -> bool:
     return all(x is None or type(x) in (bool, int, float) for x in parts)
 
 
-def _rows_and_seen(call: Call) -> tuple[list[Rows], list[Span]]:
-    """What the queries see, and the keys that any sees."""
+def _rows_and_seen(call: Call) -> tuple[list[Rows], list[Seen]]:
+    """What the queries see."""
     rows = Rows.of(call)
     return rows, [one.seen() for one in rows]
 

@@ -10,6 +10,7 @@ import numpy as np
 from regard._base.arrays import is_tensor, to_numpy
 from regard._call.call import Call
 from regard._call.visible import Visibility
+from regard.capture._kind import has_order
 
 Span = tuple[int, int]
 FoundT = TypeVar("FoundT")
@@ -25,10 +26,12 @@ class Rows(NamedTuple):
     mask: np.ndarray | None  # (1 or Hq, 1 or Lq, Lk), bool: which of them
     start: int  # the position of the first query among the keys
     keys: int  # Lk
+    is_ordered: bool = True  # whether the call itself says that queries have positions among keys
 
     @classmethod
     def of(cls, call: Call) -> list[Rows]:
         """Those of every batch element."""
+        is_ordered = has_order(call)
         visibility, (B, _, _, Lq, Lk) = Visibility(call, np.arange), call.sizes
         found = []
         for b in range(B):
@@ -40,20 +43,42 @@ class Rows(NamedTuple):
                 queries, keys = (to_numpy(_element(ids, b)) for ids in pair)
                 masks.append((queries[:, None] == keys)[None])
             mask = masks[0] if len(masks) == 1 else masks[0] & masks[1] if masks else None
-            found.append(cls(first, last, mask, visibility.starts[b], Lk))
+            found.append(cls(first, last, mask, visibility.starts[b], Lk, is_ordered))
         return found
 
-    def seen(self) -> Span:
-        """The keys from the first to the last that any query sees; all where none sees one."""
-        some = self.first < self.last
-        if not some.any():
-            return 0, self.keys
-        low, high = int(self.first[some].min()), int(self.last[some].max())
-        if self.mask is not None and self.mask.shape[-1] == self.keys:
-            within = np.flatnonzero(np.asarray(self.mask.any((0, 1)))[low:high])
-            if len(within):
-                low, high = low + int(within[0]), low + int(within[-1]) + 1
-        return low, high
+    def position(self) -> int:
+        """That of the first query; of as many queries as keys without an order, the first key's."""
+        return 0 if len(self.first) == self.keys and not self.is_ordered else self.start
+
+    def seen(self) -> Seen:
+        """Which keys any query sees, and how far each query does."""
+        queries, own = len(self.first), self.position() + np.arange(len(self.first))
+        is_key = (0 <= own) & (own < self.keys)
+        at = np.where(is_key, own, 0)
+        if self.mask is None:
+            some = self.first < self.last
+            change = np.zeros(self.keys + 1, np.int64)
+            np.add.at(change, self.first[some], 1)
+            np.add.at(change, self.last[some], -1)
+            by_any, last = change.cumsum()[:-1] > 0, np.where(some, self.last, 0)
+            by_own = np.asarray((self.first <= own) & (own < self.last))
+        else:
+            j = np.arange(self.keys)
+            mask = np.broadcast_to(self.mask.any(0), (queries, self.keys))
+            mask = mask & (self.first[:, None] <= j) & (j < self.last[:, None])
+            by_any, by_own = np.asarray(mask.any(0)), np.asarray(mask[np.arange(queries), at])
+            last = np.where(mask.any(1), self.keys - mask[:, ::-1].argmax(1), 0)
+        (places,) = np.nonzero(by_any)
+        span = (int(places[0]), int(places[-1]) + 1) if len(places) else (0, self.keys)
+        return Seen(span, last, bool((by_own | ~is_key | ~by_any[at]).all()))
+
+
+class Seen(NamedTuple):
+    """What the queries of one call and batch element see, in short."""
+
+    span: Span  # the keys from the first to the last that any query sees; all where none sees one
+    last: np.ndarray  # (Lq,), the key after the last that each query sees; 0 where there is none
+    is_own: bool  # whether every token whose key is seen sees its own: then the others are padding
 
 
 class BySight(Generic[FoundT]):

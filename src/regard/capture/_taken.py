@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -13,10 +12,9 @@ from regard._base.errors import RecordingError, ShapeError
 from regard._call.call import Call
 from regard._call.edits import OPEN, Edit, Rectangle, edits_of
 from regard._call.options import REAL_NUMBERS
-from regard.capture._rows import Rows, Span, Step, joined
+from regard.capture._kind import are_in_order, is_cross
+from regard.capture._rows import Rows, Seen, Span, Step, joined
 from regard.recording import Grid, Layer
-
-CROSS = re.compile(r"cross|enc_?dec|encoder_attn|multihead_attn", re.IGNORECASE)
 
 
 class Heads(NamedTuple):
@@ -53,7 +51,11 @@ class Taken:
         number: of the layer in the model.
         is_main: whether its group is the recording itself.
         is_cross: whether the queries are not among the keys.
-        group: the same for the layers of one group.
+        in_order: whether what the queries see shows that they are.
+        of_one: whether queries and keys are known to be of the same tokens; None where nothing
+            depends on it.
+        kind: the same for layers of as many tokens.
+        group: the same for the layers of one group, whose padding is the same.
         keys: how many, of all calls; padding and unused places of a cache at the end left out.
         queries: how many, of all calls.
         spans: for each batch element, the queries and keys of the first call that are no padding.
@@ -65,17 +67,23 @@ class Taken:
     """
 
     def __init__(
-        self, name: str, pattern: str, number: int, call: Call, rows: list[Rows], heads: Heads
-    ) -> None:
+        self, name: str, pattern: str, number: int, call: Call, rows: list[Rows],
+        seen: list[Seen], heads: Heads,
+    ) -> None:  # fmt: skip
         Lq, Lk = call.sizes[3:]
         self.name, self.pattern, self.number, self.heads = name, pattern, number, heads
         self._head_numbers = tuple(heads.numbers or range(call.sizes[1]))
-        self.is_cross = bool(CROSS.search(name)) or Lq > Lk
+        self.in_order = any(one.is_ordered for one in rows)
+        self.in_order |= any(are_in_order(x.position(), own.last) for x, own in zip(rows, seen))
+        self.is_cross = is_cross(name, Lq, Lk, self.in_order)
+        self.of_one: bool | None = None
         self.first_queries = self.queries = Lq
-        last = Lk if self.is_cross else min(Lk, max(one.start for one in rows) + Lq)
+        last = min(Lk, max(one.position() for one in rows) + Lq)
+        if self.is_cross or any(own.span[1] > last for own in seen if own.last.any()):
+            last = Lk
         self.first_keys = self.keys = max(1, last)
         self.batch = call.sizes[0]
-        self.group = repr((pattern, self.batch, self.first_queries, self.first_keys))
+        self.group = self.kind = repr((pattern, self.batch, self.is_cross, Lq, self.first_keys))
         self.is_main = False
         self.spans: list[tuple[Span, Span]] = []
         self.calls: list[tuple[list[Rows], int]] = [(rows, 0)]
@@ -99,6 +107,10 @@ class Taken:
         whole = (0, self.first_queries), (0, call.sizes[4])
         self._is_whole = self.heads.numbers is None and all(span == whole for span in spans)
         return [self._first_options(call, b, keep) for b in range(self.batch)]
+
+    def is_of(self, are_of_one: Callable[[], bool]) -> bool:
+        """Whether what is known of the same tokens, where it matters, is the same for a call."""
+        return self.of_one is None or self.of_one == are_of_one()
 
     def another(self, name: str, number: int) -> Taken:
         """The attention of another module, of which the first call is alike."""
@@ -149,7 +161,8 @@ class Taken:
         queries, keys = (slice(*span) for span in self.spans[b])
         every, heads = call.options_of(b), self.heads
         uncut = (queries.stop - queries.start, keys.stop - keys.start) == call.sizes[3:]
-        uncut = uncut and heads.numbers is None
+        rows = self.calls[0][0][b]
+        uncut = uncut and heads.numbers is None and rows.position() == rows.start
         if uncut and {"mask", "segments", "intervals"}.isdisjoint(every):
             options = {name: _kept(x, keep) for name, x in every.items()}
         else:

@@ -81,6 +81,8 @@ def attention_function(
             before, after = options["intervals"]
             first, last = torch.maximum(first, before), torch.minimum(last, after)
         options["intervals"] = first, torch.maximum(first, last)
+    is_chosen = sinks is None and not (indices is None and block_indices is None)
+    allowed = options if is_chosen else None
     if indices is not None:
         options = _narrowed(options, _scattered(indices.unsqueeze(1), Lk))
     if block_indices is not None:
@@ -102,6 +104,7 @@ def attention_function(
         options["dropout"] = dropout
     if watching.watchers:
         watching.modules[threading.get_ident()] = module
+        watching.allowed[threading.get_ident()] = allowed
     if not _weights.are_wanted(module, kwargs):
         output = attention(query, key, value, **options)
         return output.transpose(1, 2).contiguous(), None
