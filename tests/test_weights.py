@@ -9,7 +9,7 @@ from definition import assert_near, define, edit_logs, visible_pairs
 from recordings import numbers
 from regard import AttentionWeights
 from strategies import calls, to_torch
-from ways import NAMED
+from ways import NAMED, by_ways
 
 LIBRARIES = ["numpy", "torch"]
 WAYS = st.sampled_from(NAMED)
@@ -56,6 +56,17 @@ def test_max_score_is_the_largest_score_of_a_head(call, way, data):
     part = weights.part(rows, columns)
     close(part.max_score, s[..., rows, columns].max((-1, -2), initial=-np.inf))
     close(weights.max_score, s.max((-1, -2), initial=-np.inf))  # as before
+
+
+@by_ways(*NAMED)
+def test_writing_into_an_answer_changes_no_later_one(way):
+    weights = way.weights(*(numbers(3, 9, 4, seed=n) for n in range(3)), causal=True)
+    head = weights.head(1)
+    for ask in (lambda: weights.lse, lambda: weights.max_score, lambda: head.lse):
+        before = np.asarray(ask()).copy()
+        found = ask()
+        found -= 5
+        np.testing.assert_array_equal(ask(), before)
 
 
 @pytest.mark.parametrize("backend", ["kernel", "torch", "reference"])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeAlias, 
 
 import numpy as np
 
-from regard._base.arrays import arrays_of, to_numpy
+from regard._base.arrays import arrays_of, is_tensor, to_numpy
 from regard._base.errors import UnsupportedError
 from regard._base.types import ArrayT, FloatingT, IndexT, PoolHow, ReceivedHow
 from regard._call.call import Call
@@ -101,7 +101,7 @@ class Reductions(LinearForms[ArrayT]):
             return found
         if self._lse is None:
             (self._lse,) = self._ask(PerQuery(self._call, "lse"))
-        found = self._lse
+        found = _copied(self._lse)
         return found
 
     @property
@@ -126,7 +126,7 @@ class Reductions(LinearForms[ArrayT]):
         if self._max_score is None or graph is not None:
             (rows,) = self._ask(PerQuery(self._call, "row_max"))
             self._max_score = arrays_of(rows).largest(rows, -1)
-        found: ArrayT = self._max_score
+        found: ArrayT = _copied(self._max_score)
         return found if graph is None else self._largest_with_gradient(graph, rows, found)
 
     def _largest_with_gradient(self, graph: Call, rows: Any, found: Any) -> Any:
@@ -337,3 +337,8 @@ class Reductions(LinearForms[ArrayT]):
         answers = dict(zip(names, whole._ask(*(reductions[name]() for name in names))))
         every: list[Any] = [answers.get(name) for name in WeightsSummary._fields]
         return WeightsSummary(*every)
+
+
+def _copied(x: Any) -> Any:
+    """What is kept, as the caller's own, who may write into it."""
+    return x.clone() if is_tensor(x) else x.copy()
