@@ -1,4 +1,5 @@
 import functools
+import importlib
 import subprocess
 import sys
 import types
@@ -273,10 +274,72 @@ class TestScaledDotProductAttention:
         assert ours.dtype == theirs.dtype == torch.bfloat16
         torch.testing.assert_close(ours, theirs, rtol=2**-7, atol=2**-6)
 
+    CAUSAL = ((4, 9), (9, 4), (5, 5), (1, 7))
+
+    @pytest.mark.parametrize("sizes", CAUSAL, ids=str)
+    @pytest.mark.parametrize("name", ["causal_upper_left", "causal_lower_right"])
+    # A query that sees nothing gives zeros here, and in torch since 2.5.
+    @pytest.mark.filterwarnings("ignore:Lower right causal bias will produce NaNs")
+    def test_causal_biases_of_torch_hide_what_their_names_say(self, name, sizes):
+        mask = getattr(importlib.import_module("torch.nn.attention.bias"), name)(*sizes)
+        q, (k, v) = torch.randn(2, 3, sizes[0], 8), torch.randn(2, 2, 3, sizes[1], 8)
+        theirs = torch.nn.functional.scaled_dot_product_attention(q, k, v, mask)
+        ours = regard.scaled_dot_product_attention(q, k, v, mask)
+        torch.testing.assert_close(ours, theirs)
+        assert type(ours) is torch.Tensor
+        with regard.patch_torch():
+            patched = torch.nn.functional.scaled_dot_product_attention(q, k, v, mask)
+        assert torch.equal(patched, ours)
+
+    def test_a_causal_bias_of_other_lengths_is_read_as_by_torch(self):
+        from torch.nn.attention.bias import causal_lower_right, causal_upper_left
+
+        q, k = torch.randn(2, 5, 8), torch.randn(2, 7, 8)
+        for mask in (causal_upper_left(64, 32), causal_lower_right(64, 64)):
+            theirs = torch.nn.functional.scaled_dot_product_attention(q, k, k, mask)
+            ours = regard.scaled_dot_product_attention(q, k, k, mask)
+            torch.testing.assert_close(ours, theirs)
+        with pytest.raises(
+            regard.ShapeError, match=r"is causal_lower_right\(4, 7\), and there are 5"
+        ):
+            regard.scaled_dot_product_attention(q, k, k, causal_lower_right(4, 7))
+        with pytest.raises(TypeError, match="computed from a CausalBias"):
+            regard.scaled_dot_product_attention(q, k, k, causal_lower_right(5, 7)[None])
+
+    def test_a_causal_bias_is_compiled_and_exported(self):
+        from torch.nn.attention.bias import causal_lower_right
+
+        mask = causal_lower_right(4, 9)
+        q, k = torch.randn(2, 3, 4, 8), torch.randn(2, 3, 9, 8)
+
+        class Model(torch.nn.Module):
+            def forward(self, q, k):
+                return regard.scaled_dot_product_attention(q, k, k, mask)
+
+        theirs = torch.nn.functional.scaled_dot_product_attention(q, k, k, mask)
+        torch._dynamo.reset()
+        compiled = torch.compile(Model(), fullgraph=True, backend="eager")
+        torch.testing.assert_close(compiled(q, k), theirs)
+        exported = torch.export.export(Model(), (q, k), strict=False)
+        torch.testing.assert_close(exported.module()(q, k), theirs)
+
     def test_leading_axes_that_do_not_broadcast_are_told(self):
         q, k = torch.randn(4, 5, 8), torch.randn(2, 5, 8)
         with pytest.raises(regard.ShapeError, match="Heads that share keys need enable_gqa=True"):
             regard.scaled_dot_product_attention(q, k, k)
+
+    def test_axes_that_differ_are_told_with_grouped_heads_too(self):
+        q, k = torch.randn(4, 5, 8), torch.randn(5, 8)
+        with pytest.raises(regard.ShapeError, match="query has 3 axes and key has 2; they must"):
+            regard.scaled_dot_product_attention(q, k, k, enable_gqa=True)
+
+    @pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"enable_gqa": True}], ids=str)
+    def test_lists_are_told_whatever_the_options(self, options):
+        q, k = torch.randn(5, 8), [[1.0] * 8]
+        with pytest.raises(TypeError, match=r"query is a builtins\.list; NumPy arrays"):
+            regard.scaled_dot_product_attention(k, k, k, **options)
+        with pytest.raises(TypeError, match=r"key is a builtins\.list; NumPy arrays"):
+            regard.scaled_dot_product_attention(q, k, k, **options)
 
 
 def test_threads_are_set_and_read_back():

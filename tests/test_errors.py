@@ -194,10 +194,32 @@ def test_values_out_of_range(name):
     assert message in str(caught.value)
 
 
-def test_sparse_tensors_are_refused():
-    q = torch.eye(4).to_sparse()
-    with pytest.raises(TypeError, match=r"query is a torch\.Tensor; NumPy arrays and dense torch"):
-        regard.attention(q, q, q)
+@pytest.mark.parametrize("function", [regard.attention, regard.scaled_dot_product_attention])
+def test_tensors_that_are_not_dense_are_refused_with_the_way_out(function):
+    for q in (torch.eye(4).to_sparse(), torch.eye(4).to_mkldnn()):
+        said = rf"attention: query is a tensor of layout {q.layout}; .*query\.to_dense\(\)"
+        with pytest.raises(regard.UnsupportedError, match=said):
+            function(q, q, q)
+
+
+@pytest.mark.filterwarnings("ignore:.*PyTorch API of nested tensors is in prototype:UserWarning")
+@pytest.mark.parametrize("layout", [torch.jagged, torch.strided], ids=str)
+@pytest.mark.parametrize("function", [regard.attention, regard.scaled_dot_product_attention])
+def test_nested_tensors_are_refused_with_the_way_out(function, layout):
+    texts = [torch.randn(n, 2, 8) for n in (3, 5)]
+    q = torch.nested.nested_tensor(texts, layout=layout).transpose(1, 2)
+    said = rf"attention: query is a nested tensor, of layout {layout}; .*key_lengths="
+    with pytest.raises(regard.UnsupportedError, match=said):
+        function(q, q, q)
+
+
+@pytest.mark.parametrize("name", ["mask", "bias"])
+def test_causal_biases_of_torch_are_refused_with_the_way_out(name):
+    from torch.nn.attention.bias import causal_lower_right
+
+    q, k = torch.randn(3, 8), torch.randn(4, 8)
+    with pytest.raises(TypeError, match=f"{name} is a CausalBias .* Pass causal=True"):
+        regard.attention(q, k, k, **{name: causal_lower_right(3, 4)})
 
 
 def test_lengths_without_a_batch_axis_say_that_there_is_none():

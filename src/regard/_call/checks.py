@@ -13,6 +13,7 @@ from regard._base.errors import ShapeError, UnsupportedError
 from regard._call import edits as rectangles
 from regard._call.call import Call, placed
 from regard._call.options import OF_PART, OPTIONS
+from regard._call.tensors import require_dense, require_numbers
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 # Largest position of a query, either way: exact in float64 and JSON; with a window, within int64.
@@ -34,15 +35,18 @@ class Given(NamedTuple):
     is_part: bool = False  # whether the options count the tokens of a whole
 
 
-def _kind(name: str, x: object) -> str:
-    """``numpy`` or ``torch``, or a TypeError."""
+def kind_of(name: str, x: object) -> str:
+    """``numpy`` or ``torch``; everything else is refused."""
     if type(x) is np.ndarray:  # first: np.ma takes 70 ms to load
         return "numpy"
     if isinstance(x, np.ndarray) and not isinstance(x, (np.ma.MaskedArray, np.matrix)):
         return "numpy"
-    if is_tensor(x) and x.layout == loaded.torch.strided:  # type: ignore[attr-defined]
-        if hasattr(x, "device_mesh"):
-            raise _sharded(name, x)
+    if is_tensor(x):
+        require_dense(name, x)
+        if type(x) is not loaded.torch.Tensor:
+            require_numbers(name, x)
+            if hasattr(x, "device_mesh"):
+                raise _sharded(name, x)
         return "torch"
     dtype = "bool" if name == "mask" else "np.float32"
     raise TypeError(
@@ -72,10 +76,10 @@ def _shapes(query: Any, key: Any, value: Any) -> str:
 
 def _check_place(name: str, x: Any, query: Any) -> None:
     """One library and one device for all."""
-    kind = _kind(name, x)
+    kind = kind_of(name, x)
     if x is query:
         return
-    if (own := _kind("query", query)) != kind:
+    if (own := kind_of("query", query)) != kind:
         raise TypeError(
             f"attention: query is of {own} and {name} of {kind}; "
             "all must be of one library. Convert with torch.from_numpy or tensor.numpy()."

@@ -26,10 +26,11 @@ from regard._base.types import (
     Window,
 )
 from regard._call.call import Call
-from regard._call.checks import given, read_call
+from regard._call.checks import given, kind_of, read_call
 from regard._call.edits import Edit
 from regard._call.hints import unknown_option
 from regard._call.options import OPTIONS, Options
+from regard._call.tensors import is_causal_bias
 from regard._operator import plans, watching
 from regard._weights.attention_weights import AttentionWeights, detached, detached_call
 from regard._weights.statistics import RowStatistics, in_scores
@@ -324,20 +325,58 @@ def torch_call(
             "scaled_dot_product_attention: attn_mask and is_causal=True were both given; torch "
             "allows one. regard.attention(..., mask=..., causal=True) takes both."
         )
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        kind_of(name, x)
     q, k, v = _autocast(*_broadcast_leading(query, key, value, enable_gqa))
-    if enable_gqa and q.ndim > 2 and k.shape[-3] != v.shape[-3]:
+    if enable_gqa and min(q.ndim, k.ndim, v.ndim) > 2 and k.shape[-3] != v.shape[-3]:
         k, v = (_repeat_heads(x, q.shape[-3]) for x in (k, v))
     if dropout_p == 1.0:  # every weight is dropped
         v, dropout_p = 0.0 * v, 0.0
     options: dict[str, Any] = {"dropout": dropout_p, "scale": scale}
     if attn_mask is not None:
-        options["mask" if dtype_name(attn_mask) == "bool" else "bias"] = attn_mask
-    if is_causal:
-        options |= {"causal": True, "query_start": 0}
-        square = q.shape[-2] == k.shape[-2]
-        if not is_tensor(square) and square:  # traced lengths are tensors, and may differ later
-            del options["query_start"]  # the default, which backends need not check
+        options |= _masked(attn_mask, q, k)
+    elif is_causal:
+        options |= _causal(q, k)
     return q, k, v, options
+
+
+def _masked(mask: Any, q: Any, k: Any) -> dict[str, Any]:
+    """The options that torch's ``attn_mask`` is."""
+    if is_causal_bias(mask):
+        return _causal(q, k, is_lower_right=_is_lower_right(mask, q, k))
+    return {"mask" if dtype_name(mask) == "bool" else "bias": mask}
+
+
+def _causal(q: Any, k: Any, is_lower_right: bool = False) -> dict[str, Any]:
+    """The options that align query 0 with key 0, or the last query with the last key."""
+    square = q.shape[-2] == k.shape[-2]
+    # Traced lengths are tensors, and may differ later.
+    if is_lower_right or (not is_tensor(square) and square):
+        return {"causal": True}  # and the default query_start, which backends need not check
+    return {"causal": True, "query_start": 0}
+
+
+def _is_lower_right(mask: Any, q: Any, k: Any) -> bool:
+    """Whether a ``CausalBias`` aligns the last query with the last key, as torch reads it.
+
+    Torch takes one of as many queries as keys for ``is_causal``, like every ``causal_upper_left``,
+    and does not look at the lengths of those.
+    """
+    variant = getattr(mask, "variant", None)
+    if variant is None:
+        raise TypeError(
+            "scaled_dot_product_attention: attn_mask was computed from a CausalBias of torch, "
+            "which holds no numbers. Pass the CausalBias itself, or a mask of bools."
+        )
+    L, S = mask.seq_len_q, mask.seq_len_kv
+    if L == S or variant == type(variant).UPPER_LEFT:
+        return False
+    if (q.shape[-2], k.shape[-2]) != (L, S):
+        raise ShapeError(
+            f"scaled_dot_product_attention: attn_mask is causal_lower_right({L}, {S}), and there "
+            f"are {q.shape[-2]} queries and {k.shape[-2]} keys; it must be of these."
+        )
+    return True
 
 
 def _repeat_heads(x: Any, heads: int) -> Any:
@@ -364,11 +403,12 @@ def _broadcast_leading(query: Any, key: Any, value: Any, enable_gqa: bool) -> tu
     """The three with equal leading axes (heads too, unless they are grouped)."""
     arrays = [query, key, value]
     kept = 3 if enable_gqa else 2
-    if any(not hasattr(x, "shape") or x.ndim < kept for x in arrays):
+    if min(query.ndim, key.ndim, value.ndim) < kept:
         return query, key, value
-    leading = [tuple(x.shape[:-kept]) for x in arrays]
+    leading = [x.shape[:-kept] for x in arrays]
     if leading[0] == leading[1] == leading[2]:
         return query, key, value
+    leading = [tuple(axes) for axes in leading]
     try:
         full = np.broadcast_shapes(*leading)
     except ValueError:

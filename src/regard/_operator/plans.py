@@ -53,9 +53,12 @@ def known(query: Any, key: Any, value: Any, options: dict[str, Any], backend: st
     axes = query.ndim
     if not 2 <= axes <= 4 or axes != key.ndim or axes != value.ndim:
         return None
-    *heads, Lq, D = query.shape
-    *key_heads, Lk, key_size = key.shape
-    *value_heads, values, Dv = value.shape
+    try:
+        *heads, Lq, D = query.shape
+        *key_heads, Lk, key_size = key.shape
+        *value_heads, values, Dv = value.shape
+    except RuntimeError:  # a nested tensor, which has no shape
+        return None
     if values != Lk or not (0 < Lq and 0 < Lk < 2**31):
         return None
     parts: list[Any] = []
