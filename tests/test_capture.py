@@ -573,19 +573,24 @@ def test_another_thread_is_no_part_of_a_recording():
 
 def test_a_module_that_is_every_layer_has_a_number_for_each():
     class Shared(nn.Module):
-        def __init__(self):
+        def __init__(self, before):
             super().__init__()
-            self.groups = nn.ModuleList([Attention()])
+            others = [nn.Linear(32, 32) for _ in range(before)]
+            self.groups = nn.ModuleList([*others, Attention()])
 
         def forward(self, x):
             for _ in range(3):
-                x = x + self.groups[0](x)
+                x = x + self.groups[-1](x)
             return x
 
-    with regard.record(layers=[0, 2]) as recording:
-        Shared()(X)
-    assert recording.layer_numbers == (0, 2)
-    assert [*recording.groups] == [""]
+    for before in (0, 1, 5):  # other modules
+        with regard.record(layers=[before, before + 2]) as recording:
+            Shared(before)(X)
+        assert recording.layer_numbers == (before, before + 2)
+        assert [*recording.groups] == [""]
+        with regard.record() as recording:
+            Shared(before)(X)
+        assert recording.layer_numbers == (before, before + 1, before + 2)
 
 
 def test_cross_attention_to_other_keys_is_no_step():
@@ -604,6 +609,13 @@ def test_cross_attention_to_other_keys_is_no_step():
         with pytest.raises(regard.RecordingError, match="it attends to other keys"):
             model(X[:, 4:5], X.flip(1))
     assert recording.layers[0].query.shape == (4, 4, 8)
+    model.another = nn.MultiheadAttention(32, 4, batch_first=True)
+    model.forward = lambda x, y: model.another(x, y, y, need_weights=False)[0]  # no telling name
+    with regard.record() as recording:
+        for n in range(3):
+            model(X[:, n : n + 1], X)
+    assert recording.layers[0].query.shape == (4, 3, 8)
+    assert (len(recording.query_tokens), len(recording.tokens)) == (3, 10)
 
 
 def test_what_checkpoints_compute_again_is_no_layer():

@@ -86,7 +86,7 @@ class Occurrences:
         self._count[name] = occurrence + 1
         pattern, number = places.get(name, ("", others))
         if occurrence and sum(own == pattern for own, _ in places.values()) == 1:
-            number = occurrence  # one module is all the layers, as in ALBERT
+            number += occurrence  # one module is all the layers, as in ALBERT
         elif occurrence:
             pattern = f"{pattern} {occurrence + 1}"
         return occurrence, (pattern, number)
