@@ -82,6 +82,33 @@ def test_a_generation_is_one_recording(kind, cache, to_disk, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == there
 
 
+@pytest.mark.parametrize("chunk", [7, 19, 20, 40])
+def test_the_boundary_is_the_end_of_the_prompt_however_it_is_read(chunk):
+    found = model("llama")
+    settings = {"max_new_tokens": 4, "do_sample": False, "prefill_chunk_size": chunk}
+    with torch.no_grad(), regard.hf.record(found) as recording:
+        ids = found.generate(texts(), attention_mask=padding(), **settings)
+    assert "generate" not in vars(found)
+    assert [(len(one.tokens), one.boundary) for one in recording.batch] == [(18, 15), (23, 20)]
+    assert recording.batch[1].tokens == tuple(map(str, ids[1, :-1].tolist()))
+
+
+def test_guessed_tokens_are_refused_by_their_name():
+    found, config = model("llama"), transformers.GenerationConfig(prompt_lookup_num_tokens=2)
+    for given in (
+        {"prompt_lookup_num_tokens": 2}, {"assistant_model": model("mistral")},
+        {"generation_config": config},
+    ):  # fmt: skip
+        (argument,) = given
+        name = argument.replace("generation_config", "prompt_lookup_num_tokens")
+        with (
+            pytest.raises(regard.RecordingError, match=f"{name}.*guesses tokens"),
+            regard.hf.record(found),
+        ):
+            found.generate(texts(1), max_new_tokens=3, **given)
+        assert "generate" not in vars(found)
+
+
 def test_an_encoder_and_a_decoder_are_groups():
     mask = padding().flip(-1)
     found, settings = model("bart"), {"max_new_tokens": 6, "do_sample": False, "num_beams": 1}

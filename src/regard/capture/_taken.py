@@ -31,6 +31,7 @@ class Described(NamedTuple):
     keys: Sequence[str] | None = None
     queries: Sequence[str] | None = None  # of cross-attention
     grids: tuple[Grid, ...] = ()
+    prompt: int | None = None  # how many keys there were before the model wrote; None: of one call
 
 
 class Part(NamedTuple):
@@ -187,6 +188,8 @@ class Taken:
         Lq, Lk = call.sizes[3:]
         if call.sizes[0] != self.batch or not is_tensor(call.query):
             raise self._no_step("its batch is another")
+        if self.first_queries == 1 and not self.later and Lk == self.first_keys > 1:
+            self.is_cross |= self._follows(call.key, Lk - 1)  # one query did not show it
         if self.is_cross:
             if Lk != self.first_keys or not self._follows(call.key, Lk - 1):
                 raise self._no_step("it attends to other keys")
@@ -199,7 +202,9 @@ class Taken:
             if start < 1 or offset < 0 or start + Lq > Lk:
                 raise self._no_step("its queries are not the next ones")
             if not self._follows(call.key, start - 1):
-                raise self._no_step("the keys before it are others, as beam search leaves them")
+                raise self._no_step(
+                    "the keys before it are others, as beam search and dropped guesses leave them"
+                )
             self._last_key = copied(call.key[:, :, start + Lq - 1])
             self.keys += Lq
         self.queries += Lq
@@ -331,7 +336,8 @@ class Taken:
             asking = _texts("query tokens", described.queries, self.queries, self.name)
             facts["query_tokens"] = asking[:first][self.kept_queries(b)] + asking[first:]
         elif self.later:
-            facts["boundary"] = high - low
+            given = self.first_keys if described.prompt is None else described.prompt
+            facts["boundary"] = int(self.kept(b)[:given].sum())
         if described.grids:
             kept = self.kept(b)
             place = np.concatenate(([0], np.cumsum(kept)))

@@ -14,6 +14,8 @@ from transformers import PreTrainedModel
 from regard._base.errors import UnsupportedError
 from regard.capture._groups import names_of
 from regard.capture._record import model_followed, recording_of
+from regard.capture._taken import Described, Taken
+from regard.hf._generation import Generation
 from regard.hf._tokens import Inputs
 from regard.recording import Recording
 
@@ -61,13 +63,18 @@ def record(
         )
     names = names_of(model)
     with _on_regard(model, [module for module in names if isinstance(module, PreTrainedModel)]):
-        inputs = Inputs(model, tokenizer)
+        inputs, generation = Inputs(model, tokenizer), Generation()
+
+        def describe(group: str, taken: Taken, b: int) -> Described:
+            return inputs.describe(group, taken, b)._replace(prompt=generation.prompt)
+
         following = functools.partial(model_followed, names, inputs.roots, inputs.note)
         name = getattr(model.config, "_name_or_path", "") or type(model).__name__
         choice = layers, heads, values, path, explain
         with (
-            recording_of(inputs.describe, choice, following, name) as recording,
+            recording_of(describe, choice, following, name) as recording,
             inputs.noted(names),
+            generation.noted(model),
         ):
             yield recording
 

@@ -1,0 +1,72 @@
+"""What a model of transformers is asked to generate while it is recorded."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor
+
+from regard._base.errors import RecordingError
+
+# Arguments of generate with which tokens are guessed, and dropped again where they are not right.
+GUESSES = ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp")
+
+
+class Generation:
+    """A call of a model's ``generate``.
+
+    Attributes:
+        prompt: how many tokens it was given, where it reads them in several passes; else None.
+    """
+
+    def __init__(self) -> None:
+        self.prompt: int | None = None
+
+    @contextlib.contextmanager
+    def noted(self, model: Any) -> Iterator[None]:
+        """Notes what ``generate`` is called with in the block.
+
+        Raises:
+            RecordingError: it is asked for tokens that are guessed and dropped again.
+        """
+        generate = getattr(model, "generate", None)
+        if generate is None:
+            yield
+            return
+        own, signature = vars(model).get("generate"), inspect.signature(generate)
+
+        @functools.wraps(generate)
+        def noting(*args: Any, **kwargs: Any) -> Any:
+            given = signature.bind_partial(*args, **kwargs).arguments
+            self._note(model, given | given.get("kwargs", {}))
+            return generate(*args, **kwargs)
+
+        model.generate = noting
+        try:
+            yield
+        finally:
+            if own is None:
+                del model.generate
+            else:
+                model.generate = own
+
+    def _note(self, model: Any, given: dict[str, Any]) -> None:
+        config = given.get("generation_config") or getattr(model, "generation_config", None)
+
+        def chosen(name: str) -> Any:
+            return given.get(name, getattr(config, name, None))
+
+        if guess := next((name for name in GUESSES if chosen(name)), None):
+            raise RecordingError(
+                f"record: generate(..., {guess}=...) guesses tokens and drops those that are not "
+                "right; a recording holds tokens that stay. Generate without it, or record the "
+                "finished text in one pass."
+            )
+        if chosen("prefill_chunk_size"):
+            names = ("inputs_embeds", "input_ids", "inputs")
+            found = [given[name] for name in names if isinstance(given.get(name), Tensor)]
+            self.prompt = int(found[0].shape[1]) if found and found[0].ndim > 1 else None
