@@ -4,8 +4,10 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import struct
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -227,6 +229,18 @@ def test_a_saved_recording_is_shown_again_just_as_the_text_was(regard, model, tm
     assert first.err == f"Saved; regard show {path} shows it again.\n"
     assert package.Recording.load(path).tokens[0] == "<bos>"
     assert regard("show", path).out == first.out
+
+
+@pytest.mark.parametrize("name", ["dir with spaces/y z", "-x", "it's; $HOME *", "猫"])
+def test_a_command_that_is_suggested_works_as_it_is(regard, model, tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    Path(name).parent.mkdir(exist_ok=True)
+    first = regard("show", "a text", "--model", model, f"--save={name}")
+    said = re.fullmatch(r"Saved; (.*) shows it again\.\n", first.err)[1]
+    program, *line = shlex.split(said)
+    assert program == "regard"
+    again = regard(*line)
+    assert (again.code, again.out) == (0, first.out)
 
 
 def test_a_recording_is_known_by_its_content_too(regard, planted_file, tmp_path):

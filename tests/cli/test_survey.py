@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 
@@ -176,6 +177,13 @@ def test_errors_are_one_sentence_with_a_way_out(words, message, corpus, done, tm
     assert ran.code == 2
     assert message in ran.err
     assert "Traceback" not in ran.err
+
+
+def test_the_command_that_makes_a_survey_quotes_the_names(tmp_path, monkeypatch, regard):
+    monkeypatch.chdir(tmp_path)
+    Path("my texts").mkdir()
+    said = regard("survey", "my texts", "--", "-x").err
+    assert said.endswith("name a folder for it: regard survey 'my texts' ./-x -o heads/\n")
 
 
 def test_a_damaged_file_is_told_before_anything_is_computed(corpus, model, done, tmp_path, regard):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import shlex
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -79,6 +80,12 @@ def read_at_most(file: BinaryIO, count: int) -> bytes:
         parts.append(part)
         count -= len(part)
     return b"".join(parts)
+
+
+def quoted(path: str | Path) -> str:
+    """The name as a shell takes it in a command: no option, and one word."""
+    name = str(path)
+    return shlex.quote(f".{os.sep}{name}" if name.startswith("-") else name)
 
 
 def check_ending(path: str | Path, endings: tuple[str, ...], what: str) -> None:

@@ -31,8 +31,7 @@ class Screen:
     """
 
     def __init__(self, width: int | None = None) -> None:
-        if hasattr(sys.stdout, "reconfigure"):
-            sys.stdout.reconfigure(errors="replace")  # the terminal may lack a character
+        _take_any_text()
         self.console = Console(width=width, highlight=False, markup=False, emoji=False)
         self.width = max(NARROWEST, self.console.width)
         self.height = self.console.height
@@ -87,6 +86,17 @@ class Screen:
             return "#" * round(share * width)
         full, rest = divmod(round(min(1.0, share) * width * 8), 8)
         return EIGHTHS[-1] * full + (EIGHTHS[rest - 1] if rest else "")
+
+
+def say(line: str) -> None:
+    """Prints one line as it is, of any length."""
+    _take_any_text()
+    sys.stdout.write(line + "\n")
+
+
+def _take_any_text() -> None:
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")  # the terminal may lack a character
 
 
 @contextlib.contextmanager

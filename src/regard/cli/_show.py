@@ -14,6 +14,7 @@ import numpy as np
 from rich.text import Text
 
 from regard._base.errors import UnsupportedError
+from regard._base.files import quoted
 from regard._showing.steps import MATRICES, Steps
 from regard._weights.attention_weights import AttentionWeights
 from regard.cli import _heads, _links, _matrix
@@ -117,7 +118,7 @@ def show(argument: str, options: ShowOptions) -> None:
     else:
         _print(Screen(options.width), shown, chosen, options.steps)
     if options.save is not None:
-        sys.stderr.write(f"Saved; regard show {options.save} shows it again.\n")
+        sys.stderr.write(f"Saved; regard show {quoted(options.save)} shows it again.\n")
 
 
 def _text(recording: Recording, options: ShowOptions) -> Recording | Words:

@@ -20,7 +20,7 @@ from rich.progress import Progress as Bar
 from rich.text import Text
 
 from regard._base.errors import ShapeError, UnsupportedError
-from regard._base.files import check_ending
+from regard._base.files import check_ending, quoted
 from regard.cli._errors import CommandError, InputError, one_line
 from regard.cli._screen import Screen, busy, ink_on, percent, style
 from regard.cli._screen import colour as ramp
@@ -111,10 +111,9 @@ def _part(written: str | None) -> tuple[int, int] | None:
 
 def _show(kind: type[Survey], paths: Sequence[str], options: SurveyOptions) -> None:
     if len(paths) != 1 or not (Path(paths[0]) / MANIFEST).is_file():
-        named = " ".join(paths)
         raise InputError(
-            f"{named}: no survey is there. To make one, name a folder for it: regard survey"
-            f" {named} -o heads/"
+            f"{' '.join(paths)}: no survey is there. To make one, name a folder for it: regard"
+            f" survey {' '.join(map(quoted, paths))} -o heads/"
         )
     usual = SurveyOptions(json=options.json, plot=options.plot)
     if options != usual:

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from regard._base.files import quoted
 from regard.cli._errors import CommandError, InputError, one_line
+from regard.cli._screen import say
 
 if TYPE_CHECKING:
     from regard.lm.training import Progress as Step
@@ -44,10 +46,8 @@ def train(files: Sequence[Path], folder: Path, *, windows: str, **sizes: Any) ->
         raise CommandError(one_line(error)) from error
     if report.first is None:
         sys.stderr.write(f"{folder} was finished already.\n")
-    sys.stdout.write(
-        f"{folder}: {len(losses)} steps, last loss {losses[-1]:.3f} nats per token\n"
-        f'Try it: regard show "a text" --model {folder}\n'
-    )
+    say(f"{folder}: {len(losses)} steps, last loss {losses[-1]:.3f} nats per token")
+    say(f'Try it: regard show "a text" --model {quoted(folder)}')
 
 
 def _windows(written: str) -> tuple[int | None, ...]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from regard._base.files import open_file, replaced_when_complete
+from regard._base.files import open_file, quoted, replaced_when_complete
 from regard.survey._corpus import Source
 
 NAME = "survey.json"
@@ -72,7 +72,7 @@ class Manifest:
         if not path.is_file():
             raise FileNotFoundError(
                 f"survey: {folder}: there is no survey ({NAME}). Name texts to begin one:"
-                f" regard survey PATHS... -o {folder}"
+                f" regard survey PATHS... -o {quoted(folder)}"
             )
         status = path.stat()
         return cls._read(path, status.st_mtime_ns, status.st_size)
