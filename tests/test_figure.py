@@ -12,6 +12,8 @@ from matplotlib import image
 
 import regard
 from regard import Layer, Recording
+from regard._showing import figure as drawing
+from regard._showing.figure import FontWarning
 from regard._showing.picture import INVISIBLE, RAMP
 
 TOKENS = ["<bos>", "the", " cat", " saw", " $x_1$", "\n", " bird"]
@@ -242,6 +244,19 @@ def test_any_token_is_a_label():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         figure._repr_svg_()
+
+
+def test_signs_that_no_font_has_are_told_once_with_the_way_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(drawing, "FALLBACKS", ())
+    signs = [chr(0x1F400 + n) for n in range(9)]  # animals, not in matplotlib's own font
+    with pytest.warns(FontWarning) as told:
+        figure = recording(10, tokens=["a", *signs]).figure(0, 0, dpi=60)
+    figure.save(tmp_path / "a.png")  # another warning would be an error
+    (only,) = told
+    assert only.filename == __file__
+    named = ", ".join(map(repr, signs[:8]))
+    assert str(only.message).startswith(f"figure: no font has {named} and 1 more, and a box")
+    assert 'rcParams["font.family"]' in str(only.message)
 
 
 def test_weights_that_exist_and_queries_of_their_own_are_drawn():

@@ -2,9 +2,11 @@
 
 import contextlib
 import http.client
+import io
 import json
 import os
 import signal
+import sys
 import threading
 import urllib.request
 
@@ -12,7 +14,7 @@ import numpy as np
 import pytest
 
 from cli.conftest import start
-from regard.cli import _view
+from regard.cli import _view, main
 from regard.cli._source import has_input
 from regard.lm import LanguageModel
 from regard.recording import Layer, Recording
@@ -359,6 +361,29 @@ def test_a_figure_is_written_of_the_head_that_show_tells_of(regard, served, mode
     result = regard("view", text, "--model", model, "--export", path, "--rows", "900:")
     assert result.code == 2
     assert result.err.startswith("regard: figure: 0 queries and ")
+
+
+@pytest.mark.parametrize("ending", ["html", "svg"])
+def test_the_name_of_what_is_written_is_said_where_the_output_lacks_a_sign(
+    monkeypatch, planted_file, tmp_path, ending
+):
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="cp1252"))
+    with pytest.raises(SystemExit) as end:
+        main(["view", str(planted_file), "--export", str(tmp_path / f"猫.{ending}")])
+    assert not end.value.code
+    assert sys.stdout.buffer.getvalue().decode() == f"{tmp_path}/?.{ending}\n"
+    assert (tmp_path / f"猫.{ending}").exists()
+
+
+def test_signs_that_no_font_has_are_told_in_one_line(regard, planted_file, tmp_path, monkeypatch):
+    found = Recording.load(planted_file)
+    monkeypatch.setattr("regard._showing.figure.FALLBACKS", ())
+    tokens = ["🐈", *found.tokens[1:]]
+    Recording(tokens, found.layers).save(tmp_path / "a.safetensors")
+    result = regard("view", tmp_path / "a.safetensors", "--export", tmp_path / "a.png")
+    assert (result.code, result.out) == (0, f"{tmp_path / 'a.png'}\n")
+    assert result.err.startswith("regard: figure: no font has '🐈', and a box stands there.")
+    assert result.err.count("\n") == 1
 
 
 def test_a_file_that_would_be_too_large_is_refused(regard, model, tmp_path, monkeypatch):

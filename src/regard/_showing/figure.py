@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import math
 import numbers
-from collections.abc import Sequence
+import re
+import warnings
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
@@ -62,7 +65,13 @@ FALLBACKS = (
     "Noto Sans Devanagari", "Noto Emoji", "Arial Unicode MS", "Hiragino Sans", "PingFang SC",
     "Microsoft YaHei", "Segoe UI Symbol", "WenQuanYi Zen Hei", "Unifont",
 )  # fmt: skip
+GLYPH = re.compile(r"Glyph (\d+) ")  # how matplotlib begins to say that a font lacks a sign
+MOST_SIGNS = 8  # that a warning names
 METADATA: dict[str, dict[str, None]] = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
+
+
+class FontWarning(UserWarning):
+    """No font has a sign of a token."""
 
 
 class Panel(NamedTuple):
@@ -155,7 +164,8 @@ class Figure:
                 f" there are {shape[0]} and {shape[1]}."
             )
         self._dpi, self._is_tight, self._transparent = float(dpi), size is None, bool(transparent)
-        with matplotlib.rc_context(_style()):
+        self._told: set[str] = set()
+        with self._lacking_told(), matplotlib.rc_context(_style()):
             self.figure = _drawn(panels, part, _chosen(scale, part.shape[1]), self._dpi, size)
 
     def save(self, path: str | Path) -> None:
@@ -180,12 +190,35 @@ class Figure:
 
         file = io.BytesIO()
         tight: Any = {"bbox_inches": "tight", "pad_inches": 0.04} if self._is_tight else {}
-        with matplotlib.rc_context(_style()):
+        with self._lacking_told(), matplotlib.rc_context(_style()):
             self.figure.savefig(
                 file, format=kind, dpi=self._dpi, metadata=METADATA.get(kind),
                 facecolor="none" if self._transparent else "white", **tight,
             )  # fmt: skip
         return file.getvalue()
+
+    @contextlib.contextmanager
+    def _lacking_told(self) -> Iterator[None]:
+        """Tells once of each sign that no font has, where matplotlib does at every drawing."""
+        with warnings.catch_warnings(record=True) as found:
+            warnings.filterwarnings("always", GLYPH.pattern, UserWarning)
+            yield
+        signs: dict[str, None] = {}
+        for one in found:
+            if number := GLYPH.match(str(one.message)):
+                signs[chr(int(number[1]))] = None
+            else:
+                warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
+        if lacking := [sign for sign in signs if sign not in self._told]:
+            self._told.update(lacking)
+            more = f" and {len(lacking) - MOST_SIGNS} more" if lacking[MOST_SIGNS:] else ""
+            warnings.warn(
+                f"figure: no font has {', '.join(map(repr, lacking[:MOST_SIGNS]))}{more}, and a box"
+                " stands there. Name an installed font that has them in matplotlib's font.family:"
+                ' matplotlib.rcParams["font.family"] = [...], or a line of the file matplotlibrc.',
+                FontWarning,
+                stacklevel=5,
+            )
 
     def _repr_png_(self) -> tuple[bytes, dict[str, int]]:
         data = self._written("png")

@@ -7,6 +7,7 @@ import dataclasses
 import os
 import re
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 from regard._base.files import check_ending
 from regard.cli._errors import CommandError, InputError, one_line, reading, writing
 from regard.cli._heads import choose_place
-from regard.cli._screen import busy
+from regard.cli._screen import busy, say
 from regard.cli._source import (
     BUILTIN,
     STDIN,
@@ -239,19 +240,27 @@ def _check_export(options: ViewOptions) -> None:
 def _draw(recording: Recording, options: ViewOptions) -> None:
     """Writes the figure of the head that was named, or of the most telling one."""
     from regard._base.errors import ShapeError
+    from regard._showing.figure import FontWarning
 
     if not recording.query_tokens:
         raise InputError("a recording without queries has nothing to draw.")
     rows, columns = (_side(name, getattr(options, name)) for name in SIDES)
     scale: Any = options.scale or "auto"
     try:
-        with writing(), busy("Drawing the figure"):
+        with (
+            writing(),
+            busy("Drawing the figure"),
+            warnings.catch_warnings(record=True) as remarks,
+        ):
+            warnings.simplefilter("always", FontWarning)
             place = choose_place(recording, options.layer, options.head)
             figure = recording.figure(*place, rows=rows, columns=columns, scale=scale)
             figure.save(cast("Path", options.export))
     except (ShapeError, ValueError) as error:
         raise InputError(one_line(error)) from error
-    sys.stdout.write(f"{options.export}\n")
+    for remark in remarks:
+        sys.stderr.write(f"regard: {remark.message}\n")
+    say(str(options.export))
 
 
 def _side(name: str, text: str | None) -> slice | None:
@@ -281,7 +290,7 @@ def _export(recordings: list[Recording], names: list[str], layer: int | None, pa
             )
     except (MaterializeError, IndexError, ValueError) as error:
         raise InputError(one_line(error)) from error
-    sys.stdout.write(f"{path}\n")
+    say(str(path))
 
 
 def _place(recording: Recording, group: Recording, options: ViewOptions) -> str:
