@@ -1,20 +1,36 @@
-"""The tokens of a forward pass of transformers, as texts, and where its pictures are."""
+"""What a model of transformers is called with: its tokens as texts, and its pictures."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import inspect
-import math
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from threading import get_ident
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 from torch.nn import Module
+from transformers import PreTrainedModel
 
 from regard.capture._taken import Described, Taken
+from regard.hf import _pictures
+from regard.hf._pictures import Pictures
 from regard.recording import Grid
+
+# Parts of a model that is called with tokens and pictures, by their names.
+OF_PICTURES = re.compile("vis(ion|ual)|image|pixel|patch", re.IGNORECASE)
+
+
+@dataclass
+class Calls:
+    """What a module is called with, one call after another."""
+
+    ids: list[Tensor] = field(default_factory=list)  # (B, T) each
+    has_embeddings: bool = False
+    pictures: list[Pictures] = field(default_factory=list)
 
 
 class Inputs:
@@ -26,41 +42,41 @@ class Inputs:
     """
 
     def __init__(self, model: Any, tokenizer: Any) -> None:
-        self._config, self._tokenizer = model.config, tokenizer
-        self._modules: dict[str, Module] = {"": model}
+        self._model, self._config, self._tokenizer = model, model.config, tokenizer
+        self._encoder: Module | None = None
+        self._decoder: Module | None = None
         if getattr(model.config, "is_encoder_decoder", False):
-            self._modules |= {"encoder": model.get_encoder(), "decoder": model.get_decoder()}
-        self._names = {module: name for name, module in self._modules.items()}
-        self._ids: dict[str, list[Tensor]] = {name: [] for name in self._modules}
-        self._pixels: tuple[int, int] | None = None  # height and width of a picture
-        self._patches: Any = None  # (pictures, 3): time, rows and columns of patches
+            self._encoder, self._decoder = model.get_encoder(), model.get_decoder()
+        self._noted: dict[str, Module] = {}
+        self._names: Mapping[Module, str] = {}
+        self._calls: dict[Module, Calls] = {}
+        self._shapes: Any = None  # (pictures, 3): time, rows and columns of patches
 
     @property
     def roots(self) -> list[Module]:
         """The model, and the modules of it that are called by themselves."""
-        base = getattr(self._modules[""], "base_model", None)
-        found = [*self._modules.values()] + ([base] if isinstance(base, Module) else [])
-        return [*dict.fromkeys(found)]
+        base = getattr(self._model, "base_model", None)
+        found = (self._model, self._encoder, self._decoder, base)
+        return [*dict.fromkeys(x for x in found if isinstance(x, Module))]
 
     @contextlib.contextmanager
-    def noted(self, modules: Iterable[Module]) -> Iterator[None]:
-        """Notes what those of these modules, but the roots, are called with that see pictures."""
-        kinds = _that_see(frozenset(map(type, modules)))
-        if not kinds:
-            yield
-            return
-        thread, roots = get_ident(), self.roots
+    def noted(self, names: Mapping[Module, str]) -> Iterator[None]:
+        """Notes what those of these modules, but the roots, are called with that read or see."""
+        kinds = _that_read_or_see(frozenset(map(type, names)))
+        thread, roots, self._names = get_ident(), self.roots, names
+        self._noted = {name: module for module, name in names.items() if type(module) in kinds} | {
+            names[module]: module for module in roots if module in names
+        }
 
         def note(module: Module, args: Any, kwargs: Any) -> None:
             if get_ident() == thread:
                 self.note(module, args, kwargs)
 
         with contextlib.ExitStack() as stack:
-            for module in modules:
-                if type(module) not in kinds or module in roots:
-                    continue
-                hook = module.register_forward_pre_hook(note, with_kwargs=True)
-                stack.callback(hook.remove)
+            for module in self._noted.values():
+                if module not in roots:
+                    hook = module.register_forward_pre_hook(note, with_kwargs=True)
+                    stack.callback(hook.remove)
             yield
 
     def note(self, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -68,71 +84,115 @@ class Inputs:
         kind: Any = type(module)
         _, *parameters = _parameters(kind)
         given = dict(zip(parameters, args)) | kwargs
-        ids = given.get("input_ids")
-        name = self._names.get(module)
-        if name is not None and isinstance(ids, Tensor) and ids.ndim == 2:
-            self._ids[name].append(ids.detach().cpu())
-        if isinstance(pixels := given.get("pixel_values"), Tensor) and pixels.ndim >= 4:
-            self._pixels = int(pixels.shape[-2]), int(pixels.shape[-1])
-        if isinstance(patches := given.get("image_grid_thw"), Tensor):
-            self._patches = patches.tolist()
+        calls = self._calls.setdefault(module, Calls())
+        if isinstance(ids := given.get("input_ids"), Tensor) and ids.ndim == 2:
+            calls.ids.append(ids.detach().cpu())
+        calls.has_embeddings |= given.get("inputs_embeds") is not None
+        if (pictures := _pictures.pictures_of(given)) is not None:
+            calls.pictures.append(pictures)
+        if isinstance(shapes := given.get("image_grid_thw"), Tensor):
+            self._shapes = shapes.tolist()
 
     def describe(self, group: str, taken: Taken, b: int) -> Described:
         """The tokens of a group of layers, where they are as many as its keys."""
-        if "encoder" in self._modules:
-            keys = self._texts("decoder" if group == "decoder" else "encoder", b)
-            queries = self._texts("decoder", b) if taken.is_cross else None
+        own = self._ids_of(taken.name)
+        beside: str | None = taken.name
+        if not taken.is_cross:
+            found = self._described(own, taken, b)
         else:
-            keys, queries = self._texts("", b), None
-        found = Described(
-            keys if keys and len(keys) == taken.keys else None,
-            queries if queries and len(queries) == taken.queries else None,
-        )
-        if found.keys is not None:
-            return found._replace(grids=self._pictures_among(b))
-        return found._replace(grids=self._picture_of(taken.keys))
+            encoder = None if self._encoder is None else self._names.get(self._encoder)
+            found = self._described([] if encoder is None else self._ids_of(encoder), taken, b)
+            queries = texts(self._tokenizer, _joined(own, b))
+            found = found._replace(queries=queries if len(queries) == taken.queries else None)
+            beside = self._tower if encoder is None else encoder
+        if found.keys is None and beside is not None:
+            return found._replace(grids=self._patches_of(beside, taken.keys))
+        return found
 
-    def _joined(self, name: str, b: int) -> list[int]:
-        """Empty where the model was called with embeddings, or has made more texts of them."""
-        if any(1 < len(ids) <= b for ids in self._ids[name]):
-            return []
-        of_batch = (ids[b if len(ids) > 1 else 0] for ids in self._ids[name])
-        return [number for ids in of_batch for number in ids.tolist()]
+    def _described(self, ids: list[Tensor], taken: Taken, b: int) -> Described:
+        numbers = _joined(ids, b)
+        if not numbers or len(numbers) != taken.keys:
+            return Described()
+        return Described(texts(self._tokenizer, numbers), grids=self._among(ids, taken.batch, b))
 
-    def _texts(self, name: str, b: int) -> list[str]:
-        return texts(self._tokenizer, self._joined(name, b))
+    def _around(self, name: str) -> Iterator[tuple[str, Module]]:
+        """The noted modules that a module of that name is in, or is, from the inside."""
+        parts = name.split(".") if name else []
+        for count in range(len(parts), -1, -1):
+            outer = ".".join(parts[:count])
+            if outer in self._noted:
+                yield outer, self._noted[outer]
 
-    def _pictures_among(self, b: int) -> tuple[Grid, ...]:
-        """The runs of a picture's token, each a grid of its patches."""
+    def _ids_of(self, name: str) -> list[Tensor]:
+        """The ids of the tokens of a module, of each call.
+
+        They are what it is called with, or a module around it, whose embeddings it has. A module
+        that has neither has other tokens.
+        """
+        for outer, module in self._around(name):
+            calls = self._calls.get(module, Calls())
+            if calls.ids:
+                sees = calls.pictures and OF_PICTURES.search(name[len(outer) :])
+                return [] if sees else calls.ids
+            if not calls.has_embeddings or module is self._decoder:
+                return []
+        return []
+
+    def _among(self, ids: list[Tensor], batch: int, b: int) -> tuple[Grid, ...]:
+        """The grids of pictures among the tokens of text b."""
         names = ("image_token_id", "image_token_index")
         token = next((x for name in names if (x := getattr(self._config, name, None))), None)
         if token is None:
             return ()
-        runs, start = [], None
-        for place, number in enumerate([*self._joined("", b), None]):
-            if number == token and start is None:
-                start = place
-            elif number != token and start is not None:
-                runs.append((start, place - start))
-                start = None
-        merged = _of_vision(self._config, "spatial_merge_size") or 1
-        sizes = [(t * h // merged, w // merged) for t, h, w in self._patches or ()]
-        grids = []
-        for n, (start, count) in enumerate(runs):
-            side = math.isqrt(count)
-            rows, columns = sizes[n] if n < len(sizes) else (side, side)
-            if rows * columns == count:
-                grids.append(Grid(start, rows, columns))
-        return tuple(grids)
-
-    def _picture_of(self, keys: int) -> tuple[Grid, ...]:
-        """The patches of a vision model, after its class token and registers."""
-        patch = _of_vision(self._config, "patch_size")
-        if self._pixels is None or not isinstance(patch, int) or not patch:
+        every = [_joined(ids, n) for n in range(batch)]
+        if self._shapes is not None:
+            merge = _pictures.merge_of(self._config)
+            sizes = [(t * (h // merge), w // merge) for t, h, w in self._shapes]
+        elif (tower := self._tower) is not None:
+            module = self._noted[tower]
+            vision = getattr(module, "config", self._config)
+            count = sum(text.count(token) for text in every)
+            seen = self._calls[module].pictures
+            sizes = _pictures.sizes_in_patches(self._config, vision, seen, count)
+        else:
             return ()
-        rows, columns = (side // patch for side in self._pixels)
-        before = keys - rows * columns
-        return (Grid(before, rows, columns),) if rows * columns and 0 <= before <= 8 else ()
+        found = _pictures.among(every, token, sizes)
+        return found[b] if found else ()
+
+    @functools.cached_property
+    def _tower(self) -> str | None:
+        """The name of the innermost module that is called with pictures, where it is one."""
+        seeing = [name for name, x in self._noted.items() if self._calls.get(x, Calls()).pictures]
+        inner = [
+            name
+            for name in seeing
+            if not any(other != name and _is_in(other, name) for other in seeing)
+        ]
+        return inner[0] if len(inner) == 1 else None
+
+    def _patches_of(self, name: str, keys: int) -> tuple[Grid, ...]:
+        """The patches among the keys of a module that sees nothing else."""
+        for _, module in self._around(name):
+            calls = self._calls.get(module)
+            if calls is None or calls.ids or calls.has_embeddings:
+                return ()
+            if calls.pictures:
+                config = getattr(module, "config", self._config)
+                one = len(set(calls.pictures)) == 1
+                return _pictures.patches(config, calls.pictures[0], keys) if one else ()
+        return ()
+
+
+def _is_in(name: str, outer: str) -> bool:
+    return not outer or name.startswith(f"{outer}.")
+
+
+def _joined(ids: list[Tensor], b: int) -> list[int]:
+    """The ids of text b, of all calls; empty where more texts were made of them."""
+    if any(1 < len(of_batch) <= b for of_batch in ids):
+        return []
+    own = (of_batch[b if len(of_batch) > 1 else 0] for of_batch in ids)
+    return [number for row in own for number in row.tolist()]
 
 
 @functools.cache
@@ -143,13 +203,14 @@ def _parameters(kind: Any) -> tuple[str, ...]:
 
 
 @functools.lru_cache(64)
-def _that_see(kinds: frozenset[type]) -> frozenset[type]:
-    """Those of these classes that are called with pictures."""
-    return frozenset(kind for kind in kinds if "pixel_values" in _parameters(kind))
-
-
-def _of_vision(config: Any, name: str) -> Any:
-    return getattr(getattr(config, "vision_config", config), name, None)
+def _that_read_or_see(kinds: frozenset[type]) -> frozenset[type]:
+    """Models, and other classes that are called with the ids of tokens or with pictures."""
+    given = {"input_ids", "pixel_values"}
+    return frozenset(
+        kind
+        for kind in kinds
+        if issubclass(kind, PreTrainedModel) or not given.isdisjoint(_parameters(cast(Any, kind)))
+    )
 
 
 def texts(tokenizer: Any, ids: list[int]) -> list[str]:
