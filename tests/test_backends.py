@@ -17,6 +17,7 @@ class Toy:
     reads_statistics = True
     few_rows = 0
     checks_on_device = False
+    wide_scores = False
 
     def refuses(self, call):
         if call.is_torch or call.causal:

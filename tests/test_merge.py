@@ -279,6 +279,32 @@ def test_parts_are_as_exact_as_the_whole_at_any_size_of_scores(largest, way):
 
 
 @by_ways(*NAMED)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("largest", [1e6, 1e8, 3e9, 1e18, 1e30])
+def test_statistics_that_are_handed_in_give_the_weights_at_any_size_of_scores(largest, dtype, way):
+    """In heads without a sink, with one below the scores, and with one that is the maximum."""
+    q, k, _, _ = map(way.convert, inputs(dtype=dtype))
+    options = {"causal": True, "scale": largest / 7, "query_start": 0, "backend": way.backend}
+    sinks = np.asarray(regard.AttentionWeights(q, k, **options).max_score)[0]
+    for some in (None, 0.3 * sinks, 1.5 * abs(sinks)):
+        if some is not None:
+            options["sinks"] = way.convert(some)
+        whole = regard.AttentionWeights(q, k, **options)
+        statistics = whole.statistics
+        if way.backend == "reference" and dtype == "float32" and largest > 1e9:
+            with pytest.raises(ValueError, match="statistics: a maximum is"):
+                regard.AttentionWeights(q, k, statistics=statistics, **options)
+            continue
+        expected = np.asarray(whole)
+        error = 1e-6 if dtype == "float32" else 1e-13
+        for keys in (slice(0, None), slice(0, 20), slice(20, None)):
+            part = regard.AttentionWeights(
+                q, k[:, :, keys], key_start=keys.start, statistics=statistics, **options
+            )
+            np.testing.assert_allclose(part, expected[..., keys], rtol=error, atol=error)
+
+
+@by_ways(*NAMED)
 @pytest.mark.parametrize("largest", [1e12, 1e30])
 def test_totals_are_numbers_where_a_rounding_of_the_maximum_is_more_than_any_exponential(
     largest, way
@@ -292,6 +318,16 @@ def test_totals_are_numbers_where_a_rounding_of_the_maximum_is_more_than_any_exp
     assert (np.asarray(total) > 0).all()
     chosen = np.asarray(weights.at(*np.indices((T, T)).reshape(2, -1)))
     assert ((chosen >= 0) & (chosen <= 1)).all()
+
+
+@by_ways(*NAMED)
+@pytest.mark.parametrize("sink", [30.0, 1000.1, 1e9, 1e20])
+def test_a_sink_that_is_far_above_the_scores_is_the_maximum_and_the_only_term(sink, way):
+    q, k, v, _ = inputs(dtype="float32")
+    sinks = np.full(HQ, sink, np.float32)
+    _, (maximum, total) = way.ask(q, k, v, sinks=sinks, return_statistics=True)
+    np.testing.assert_array_equal(maximum, np.broadcast_to(sinks[:, None], maximum.shape))
+    np.testing.assert_allclose(total, 1, rtol=1e-4)
 
 
 @by_ways(*NAMED)

@@ -107,6 +107,25 @@ def test_they_are_those_of_the_scores(path, dtype, scale):
     )
 
 
+def test_rows_of_scores_that_no_processor_rounds_alike_are_computed_anew(path, computed):
+    x = numbers(2, 12, 8)
+    x[1] *= 3e4
+    made = Recording(WORDS, [Layer(x, x, causal=True)])
+    made.save(path, statistics=True)
+    arrays = load_file(path)
+    with safe_open(path, "np") as file:
+        header = file.metadata()
+    arrays["layers.0.maximum"][1] *= 1 + 1e-6  # as another instruction set may have it
+    save_file(arrays, path, header)
+    weights = Recording.load(path).weights[0]
+    computed.clear()
+    np.testing.assert_array_equal(weights[1], made.weights[0][1])
+    assert computed[0] == (1, 12)
+    computed.clear()
+    np.testing.assert_allclose(weights[0], made.weights[0][0], rtol=1e-6)
+    assert computed[0] == (1, 1)
+
+
 def test_parts_need_no_pass_over_all_rows(path, computed):
     n = 700
     x = numbers(2, n, 8)

@@ -26,6 +26,7 @@ class Backend(Protocol):
         few_rows: above this number of queries that share a key head, a row's statistics do not
             depend on the rows computed with it.
         checks_on_device: whether it checks integers of a device there, for which no host waits.
+        wide_scores: whether its scores are float64, whatever the query is.
     """
 
     @property
@@ -38,6 +39,8 @@ class Backend(Protocol):
     def few_rows(self) -> int: ...
     @property
     def checks_on_device(self) -> bool: ...
+    @property
+    def wide_scores(self) -> bool: ...
 
     def refuses(self, call: Call) -> str | None:
         """Why it cannot serve a call, or None."""

@@ -47,6 +47,7 @@ class Kernel:
     reads_statistics = True
     few_rows = 64  # a block of the widest instruction set
     checks_on_device = False
+    wide_scores = False
     pair_kinds = frozenset(
         {"weight", "knockout", "contribution", "relevance", "gradient", "change"}
     )
@@ -483,13 +484,19 @@ def add_gradients(
 MOST_ROUNDED = 20.0
 
 
+def rounded_away(xp: Any, change: Any) -> Any:
+    """What rounding took from a maximum, bounded by ``MOST_ROUNDED``; 0 if it is no number."""
+    change = xp.where(xp.isfinite(change), change, 0.0)
+    change = xp.where(change > MOST_ROUNDED, MOST_ROUNDED, change)
+    return xp.where(change < -MOST_ROUNDED, -MOST_ROUNDED, change)
+
+
 def in_scores(unit: float, maximum: Any, total: Any) -> tuple[Any, Any]:
     """Row statistics as the formula has them: of final scores."""
     with np.errstate(all="ignore"):
         exact = maximum.astype(np.float64) * unit
         rounded = exact.astype(maximum.dtype)
-        change = np.where(np.isfinite(rounded), exact - rounded, 0.0)
-        change = np.clip(change, -MOST_ROUNDED, MOST_ROUNDED)
+        change = rounded_away(np, exact - rounded)
         return rounded, (total * np.exp(change)).astype(total.dtype)
 
 

@@ -23,6 +23,7 @@ class Reference:
     reads_statistics = False
     few_rows = 0
     checks_on_device = False
+    wide_scores = True
 
     def refuses(self, call: Call) -> str | None:
         if not call.is_torch:

@@ -19,6 +19,7 @@ class Torch:
     reads_statistics = False
     few_rows = 0
     checks_on_device = False
+    wide_scores = False
 
     def refuses(self, call: Call) -> str | None:
         if not call.is_torch:

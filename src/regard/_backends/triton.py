@@ -29,6 +29,7 @@ class Triton:
     reads_statistics = True
     few_rows = 64  # of a tile of queries that share a key head, whose keys are split
     checks_on_device = True
+    wide_scores = False
 
     def refuses(self, call: Call) -> str | None:
         if not call.is_torch:

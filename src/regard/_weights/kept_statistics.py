@@ -21,7 +21,8 @@ class KeptStatistics:
     """Maximum and total of every row of a call, ``(B, Hq, Lq)``, in units of final scores.
 
     One row of each head is computed anew where its statistics are first used. Rows whose
-    statistics are NaN are computed anew as well: a score is NaN there, or they are unknown.
+    statistics are NaN are computed anew as well: a score is NaN there, or they are unknown. So are
+    those of scores that every processor rounds otherwise: weights are as far off as exp of that.
 
     Args:
         statistics: of arrays of any library; they are read where they are used.
@@ -39,7 +40,7 @@ class KeptStatistics:
         return [to_numpy(x[slices]) for x in self._found]  # fetched, where they are elsewhere
 
     def of(self, call: Call, place: Any, backend: Backend) -> Statistics | None:
-        """Those of a place as a backend has them; None where one is NaN.
+        """Those of a place as a backend has them; None where one is NaN or too large.
 
         Args:
             call: of the place.
@@ -49,7 +50,7 @@ class KeptStatistics:
             RecordingError: they are not those of the call's query and key.
         """
         maximum, total = self._read(place.slices)
-        if np.isnan(maximum).any() or np.isnan(total).any():
+        if np.isnan(total).any() or not _fine(maximum).all():
             return None
         _refuse_impossible(maximum, total, call.sizes[4])
         heads = {(b, h) for b in place.b for h in place.h}
@@ -78,6 +79,11 @@ class KeptStatistics:
                 f"of a row of head {h} say that the log-sum-exp is {known[b, h, 0]:.6g}, and its"
                 f" query and the keys give {needed[b, h, 0]:.6g}"
             )
+
+
+def _fine(maximum: np.ndarray) -> Any:
+    """Whether a rounding of a score is less than ``ABSOLUTE``; False of NaN."""
+    return (abs(maximum) < ABSOLUTE / np.finfo(maximum.dtype).eps) | np.isinf(maximum)
 
 
 def _refuse_impossible(maximum: np.ndarray, total: np.ndarray, keys: int) -> None:

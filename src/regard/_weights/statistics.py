@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import nullcontext
 from typing import Any, Generic, NamedTuple
 
 import numpy as np
 
 from regard._backends import Backend, Statistics
-from regard._backends.kernel import MOST_ROUNDED
+from regard._backends.kernel import LARGEST_SINK, MOST_ROUNDED, rounded_away
 from regard._base.arrays import accumulating_name, arrays_of, dtype_name, is_tensor, to_numpy
 from regard._base.errors import ShapeError
 from regard._base.types import ArrayT
 from regard._call.call import Call
 from regard._call.checks import FLOATS
+
+MOST_BELOW_A_SINK = LARGEST_SINK * math.log(2)  # a maximum that is not the sink
 
 
 class RowStatistics(NamedTuple, Generic[ArrayT]):
@@ -50,6 +53,9 @@ def in_scores(call: Call, backend: Backend, statistics: Statistics) -> RowStatis
         if call.sinks is not None:
             sink = xp.cast(call.sinks, "float64")[:, None]
             top = xp.where(before == -np.inf, before, xp.maximum(before, sink))
+            # A sink that is the backend's maximum was rounded to its dtype and its unit.
+            is_sink = (before < sink) & ((total < 1.5) | (sink - before > MOST_BELOW_A_SINK))
+            before, rest = xp.where(is_sink, top, before), xp.where(is_sink, 0.0, rest)
         found = moved(xp, before, total, top, xp.dtype, rest)
         return RowStatistics(*map(call.restore, found))
 
@@ -60,20 +66,53 @@ def of_backend(call: Call, backend: Backend, statistics: RowStatistics[Any]) -> 
     Raises:
         ShapeError, TypeError, ValueError: they are not those of the rows of the call.
     """
-    return in_unit_of(call, backend, *_checked(call, statistics))
+    maximum, total = _checked(call, statistics)
+    if backend.wide_scores and maximum.dtype != np.float64:
+        _refuse_coarse(backend, maximum)
+    return in_unit_of(call, backend, maximum, total)
+
+
+def _refuse_coarse(backend: Backend, maximum: np.ndarray) -> None:
+    """Raises where rounding took more from a maximum than its total makes up for."""
+    with np.errstate(all="ignore"):
+        coarse = np.isfinite(maximum) & (np.spacing(abs(maximum)) / 2 > MOST_ROUNDED)
+    if coarse.any():
+        found = maximum[coarse][0]
+        raise ValueError(
+            f"statistics: a maximum is {found:.6g} in {maximum.dtype}, rounded to the nearest"
+            f" {np.spacing(abs(found)):.6g}, and the {backend.name} backend has scores in float64:"
+            " no weight follows from it. Give queries and statistics in float64, or name another"
+            " backend."
+        )
 
 
 def in_unit_of(
     call: Call, backend: Backend, maximum: np.ndarray, total: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Maximum and total of final scores, ``(B, Hq, Lq)``, as a backend has them."""
+    """Maximum and total of final scores, ``(B, Hq, Lq)``, as a backend has them.
+
+    The maximum is the very number that the backend had, which at 1e9 is a question of all or
+    nothing: ``in_scores`` rounds at most two to one. It is the upper one where the total still has
+    the largest term, 1, relative to it.
+    """
     xp = arrays_of(np.zeros(0, accumulating_name(call.query)))
     with np.errstate(all="ignore"):
         before, unit = maximum.astype(np.float64), backend.score_unit(call)
-        maximum = (before / unit).astype(xp.dtype)
-        after, rest = product(xp, maximum.astype(np.float64), unit)
-        total = total * xp.exp(_rounding(xp, before - after - rest))
-    return np.ascontiguousarray(maximum), np.ascontiguousarray(total, xp.dtype)
+
+        def in_unit(x: Any) -> tuple[Any, Any]:
+            """x in units of scores, and the total relative to that."""
+            after, rest = product(xp, x.astype(np.float64), unit)
+            return after, total * xp.exp(rounded_away(xp, before - after - rest))
+
+        near = (before / unit).astype(xp.dtype)
+        exact, rest = product(xp, near.astype(np.float64), unit)
+        lower = np.where(exact - before + rest > 0, np.nextafter(near, -np.inf), near)
+        upper = np.nextafter(lower, np.inf)
+        after, of_upper = in_unit(upper)
+        is_upper = (after.astype(xp.dtype) == before.astype(xp.dtype)) & (of_upper > 0.99)
+        found = np.where(is_upper, upper, lower)
+        total = np.where(is_upper, of_upper, in_unit(lower)[1])
+    return np.ascontiguousarray(found, xp.dtype), np.ascontiguousarray(total, xp.dtype)
 
 
 def sink_weights(call: Call, backend: Backend, maximum: np.ndarray, total: np.ndarray) -> Any:
@@ -102,15 +141,8 @@ def moved(
     """
     rounded = xp.cast(maximum, dtype)
     change = xp.where(xp.isfinite(before - maximum), before - maximum, 0.0)
-    change = change + _rounding(xp, maximum - xp.cast(rounded, "float64") + rest)
+    change = change + rounded_away(xp, maximum - xp.cast(rounded, "float64") + rest)
     return rounded, xp.cast(xp.cast(total, "float64") * xp.exp(change), dtype)
-
-
-def _rounding(xp: Any, change: Any) -> Any:
-    """What rounding took from a maximum, bounded; 0 if it is no number. See ``MOST_ROUNDED``."""
-    change = xp.where(xp.isfinite(change), change, 0.0)
-    change = xp.where(change > MOST_ROUNDED, MOST_ROUNDED, change)
-    return xp.where(change < -MOST_ROUNDED, -MOST_ROUNDED, change)
 
 
 def product(xp: Any, x: Any, y: float) -> tuple[Any, Any]:
