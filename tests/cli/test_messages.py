@@ -116,6 +116,9 @@ def test_an_unknown_query_is_refused_with_the_nearest_words(regard, planted_file
     assert message.startswith("--query 'imprt': not in the text. Nearest: 'import'")
     message = refusal(regard("show", planted_file, "--query", "zzzz"))
     assert message.endswith("Give a word of it, or a position, 0 to 8.")
+    for command in ("show", "view"):
+        message = refusal(regard(command, planted_file, "--query", ""))
+        assert message == "--query is empty. Give a word of the text, or a position, 0 to 8."
 
 
 def test_steps_of_a_long_text_are_refused(regard, model):

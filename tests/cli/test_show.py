@@ -199,6 +199,13 @@ def test_of_several_occurrences_of_a_query_the_last_is_taken_and_the_others_name
     assert "The keys of query 6 ·b" in out
 
 
+def test_a_token_that_has_the_query_several_times_is_named_once(regard, tmp_path):
+    looks = recording_of(looks_at([0, 0, 0])[None], ["<bos>", "banana", " ananas"])
+    looks.save(tmp_path / "a.safetensors")
+    out = " ".join(regard("show", tmp_path / "a.safetensors", "--query", "an").out.split())
+    assert "'an' occurs 2 times; the last is taken (others: 1)." in out
+
+
 def test_a_word_of_several_tokens_stands_for_its_last_token(regard, planted_file):
     out = " ".join(regard("show", planted_file, "--query", "d a").out.split())
     assert "'d a' is tokens 4 to 5; the last of them is shown." in out

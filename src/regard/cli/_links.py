@@ -70,9 +70,13 @@ def find_query(written: str, recording: Recording | Words) -> ChosenToken:
     The last of several is taken: it attends to most tokens.
 
     Raises:
-        InputError: no such position or text.
+        InputError: no such position or text, or an empty one.
     """
     tokens = recording.query_tokens
+    if not written:
+        raise InputError(
+            f"--query is empty. Give a word of the text, or a position, 0 to {len(tokens) - 1}."
+        )
     if written.strip().isdecimal():
         position = int(written)
         if position >= len(tokens):
@@ -84,7 +88,8 @@ def find_query(written: str, recording: Recording | Words) -> ChosenToken:
     places = [i for i, token in enumerate(tokens) if wanted in (token, token.strip())]
     first = places[-1] if places else -1
     if not places:
-        places, first = _passages(tokens, wanted)
+        ends, first = _passages(tokens, wanted)
+        places = list(dict.fromkeys(ends))  # a token may have it several times
     if not places:
         raise InputError(f"--query {written!r}: not in the text. {_nearest(tokens, wanted)}")
     last, remarks = places[-1], []
