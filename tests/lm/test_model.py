@@ -132,6 +132,16 @@ def test_sampling_draws_from_the_softmax():
     np.testing.assert_allclose(np.bincount(draws) / 4000, p, atol=0.03)
 
 
+@pytest.mark.parametrize("temperature", [1e-320, 1e-46, 1e-40, 1e-9])
+def test_the_coldest_draws_are_the_likeliest_tokens(tiny, temperature):
+    assert tiny.generate(PROMPT, 9, temperature=temperature) == tiny.generate(PROMPT, 9)
+
+
+def test_the_hottest_draws_keep_to_what_continues_the_text(tiny):
+    hot = [tiny.generate(PROMPT, 9, temperature=t) for t in (1e30, 1e38, 1e300)]
+    assert len({*hot}) == 1
+
+
 def test_streamed_pieces_are_the_generated_text(tiny):
     pieces = list(tiny.stream(PROMPT, 30, temperature=1.5, seed=3))
     assert "".join(pieces) == tiny.generate(PROMPT, 30, temperature=1.5, seed=3)
@@ -171,6 +181,22 @@ def test_a_saved_model_is_loaded_with_the_same_numbers(tiny, tmp_path):
 def test_an_empty_text_is_an_error(tiny, method):
     with pytest.raises(ValueError, match="text is empty; at least one character"):
         getattr(tiny, method)("")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (5, "is of type int; a str is needed"),
+        (None, "is of type NoneType; a str is needed"),
+        (b"abc", r"is of type bytes; a str is needed\. Decode it: text\.decode\(\)"),
+        (b"", "is of type bytes"),
+        ([1, 2], "is of type list"),
+    ],
+)
+def test_what_is_no_text_is_an_error_that_says_what_is_needed(tiny, text, said):
+    for method in (tiny.record, tiny.losses, lambda x: tiny.generate(x, 3)):
+        with pytest.raises(TypeError, match=f"The text {said}"):
+            method(text)
 
 
 def test_an_empty_prompt_is_an_error(tiny):

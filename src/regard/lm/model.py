@@ -123,6 +123,7 @@ class LanguageModel:
         Raises:
             IndexError: nothing predicts the token at that position.
             ModuleNotFoundError: ``explain`` without torch.
+            TypeError: ``text`` is no str.
             ValueError: ``text`` is empty.
             MaterializeError: ``text`` is longer than the free memory allows.
         """
@@ -186,7 +187,7 @@ class LanguageModel:
         """``−ln p(token | BOS and all before it)`` of each token of ``text``, in nats.
 
         Raises:
-            ValueError, MaterializeError: as ``record``.
+            TypeError, ValueError, MaterializeError: as ``record``.
         """
         return self.losses_ids(self._read(text))
 
@@ -214,12 +215,13 @@ class LanguageModel:
 
         Args:
             tokens: how many at most; fewer where the model ends the text.
-            temperature: 0 takes the most likely token; 1 draws from the model's distribution.
+            temperature: 0 takes the most likely token, and so does all below 1e-8; 1 draws from
+                the model's distribution.
             seed: of the draws; the same seed gives the same text.
 
         Raises:
             ValueError: ``text`` is empty, ``tokens`` or ``temperature`` negative.
-            MaterializeError: as ``record``.
+            TypeError, MaterializeError: as ``record``.
         """
         if tokens < 0 or not 0 <= temperature < np.inf:
             raise ValueError(
@@ -296,6 +298,10 @@ class LanguageModel:
         return qkv.reshape(len(qkv), 3, self.config.num_heads, -1).transpose(1, 2, 0, 3)
 
     def _read(self, text: str, more: int = 0, vectors: int = 0) -> list[int]:
+        if not isinstance(text, str):
+            said = type(text).__name__
+            decoded = " Decode it: text.decode()." if isinstance(text, bytes) else ""
+            raise TypeError(f"The text is of type {said}; a str is needed.{decoded}")
         if not text:
             raise ValueError("The text is empty; at least one character is needed.")
         ids = self.tokenizer.encode(text, bos=True)
@@ -305,6 +311,8 @@ class LanguageModel:
         return ids
 
 
+COLDEST = 1e-8  # below, noise times the temperature is less than the rounding of a score
+HOTTEST = 1e30  # above, all scores are 0; float32 holds no more than 3e38
 LAYER_WEIGHTS = ("attention_norm", "qkv", "out", "mlp_norm", "up", "down")
 
 
@@ -322,8 +330,9 @@ def _cross_entropy(logits: Float32[Array, "L vocab_size"], targets: Array) -> Fl
 def _choose(
     logits: Float32[Array, " vocab_size"], temperature: float, random: np.random.Generator
 ) -> int:
-    if temperature == 0:
+    if temperature < COLDEST:
         return int(logits.argmax())
+    temperature = min(temperature, HOTTEST)
     # The largest of score / temperature + Gumbel noise is a draw from the softmax (Gumbel 1954).
     return int((logits / temperature + random.gumbel(size=logits.shape)).argmax())
 
