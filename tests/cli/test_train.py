@@ -164,6 +164,8 @@ def test_a_terminal_gets_a_bar(regard, text_file, tmp_path, colours):
     assert result.code == 0
     assert "━" in result.err
     assert "3/3" in result.err
+    assert "reading the texts" in result.err
+    assert "None" not in result.err
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ class _Report:
         self._bar: Progress | None = None
         if self._console.is_terminal:
             self._bar = _bar(self._console)
-            self._task = self._bar.add_task("reading the texts", total=None, said="")
+            self._task = self._bar.add_task("reading the texts", total=None, steps="", said="")
 
     def __enter__(self) -> _Report:
         if self._bar is not None:
@@ -97,7 +97,10 @@ class _Report:
                 self._bar.reset(self._task, total=step.steps, completed=step.step)
         said = f"loss {step.loss:.3f}  {self._speed(step.step)}"
         if self._bar is not None:
-            self._bar.update(self._task, completed=step.step, description="training", said=said)
+            self._bar.update(
+                self._task, completed=step.step, description="training", said=said,
+                steps=f"{step.step}/{step.steps}",
+            )  # fmt: skip
         elif step.step == step.steps or step.step % max(1, step.steps // PLAIN_LINES) == 0:
             self._say(f"step {step.step}/{step.steps}  {said}{self._left(step)}")
 
@@ -126,7 +129,7 @@ def _bar(console: Console) -> Progress:
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=None),
-        TextColumn("{task.completed}/{task.total}"),
+        TextColumn("{task.fields[steps]}"),
         TextColumn(" {task.fields[said]} "),
         TimeRemainingColumn(),
         console=console,
