@@ -1,6 +1,7 @@
 """regard's operator in models of torch: the same numbers, and a report of what was replaced."""
 
 import copy
+import io
 
 import pytest
 import torch
@@ -125,6 +126,120 @@ def test_a_copy_computes_with_its_own_parameters():
     with torch.no_grad():
         other[0].qkv.weight.mul_(2.0)
     assert not torch.allclose(other(X), model(X))
+
+
+def is_torchs(model):
+    """Whether nothing is left of a replacement; attributes are those of the fixture."""
+    modules = list(model.modules())
+    assert not any("_regard_replaced" in vars(x) for x in modules)
+    layers = [x for x in modules if isinstance(x, nn.TransformerEncoderLayer)]
+    assert all(layer.activation_relu_or_gelu == 1 for layer in layers)
+    return all(
+        type(x).__module__.startswith("torch.") and "_kind" not in vars(type(x)) for x in modules
+    )
+
+
+def test_a_model_is_replaced_anew_after_undo(encoder, calls):
+    for _ in range(2):
+        with regard.nn.replace(encoder) as replaced:
+            encoder(X)
+            assert replaced.replaced == {"layers.0.self_attn": 1, "layers.1.self_attn": 1}
+            assert encoder.layers[0].activation_relu_or_gelu == 0
+        assert is_torchs(encoder)
+    assert len(calls) == 4
+
+
+def test_reports_are_undone_in_any_order(encoder):
+    encoder.use_nested_tensor = True
+    for order in (1, -1):
+        reports = [regard.nn.replace(part) for part in (encoder.layers[0], encoder, encoder)]
+        assert not encoder.use_nested_tensor
+        for report in reports[::order]:
+            report.undo()
+            report.undo()
+        assert encoder.use_nested_tensor
+        assert is_torchs(encoder)
+
+
+def test_what_is_saved_is_torchs_model(encoder, calls):
+    expected = encoder(X)
+    replaced, saved = regard.nn.replace(encoder), io.BytesIO()
+    torch.save(encoder, saved)
+    assert b"regard" not in saved.getvalue()
+    saved.seek(0)
+    loaded = torch.load(saved, weights_only=False)
+    assert is_torchs(loaded)
+    assert torch.equal(loaded(X), expected)
+    assert not calls
+    replaced.undo()
+    torch.save(encoder, saved)
+
+
+def test_a_copy_counts_its_own_calls_and_is_put_back_by_its_own_report(encoder, calls):
+    replaced = regard.nn.replace(encoder)
+    other = copy.deepcopy(encoder)
+    other(X)
+    assert len(calls) == 2
+    assert replaced.replaced["layers.1.self_attn"] == 0
+    with regard.nn.replace(other) as of_copy:
+        other(X)
+    assert of_copy.replaced["layers.1.self_attn"] == 1
+    assert is_torchs(other)
+    assert type(encoder.layers[0].self_attn) is not nn.MultiheadAttention
+
+
+def test_a_copy_by_a_module_of_its_own_way_is_computed_by_regard(calls):
+    graph = torch.fx.symbolic_trace(Attention())  # which copies and pickles itself
+    regard.nn.replace(graph)
+    copy.deepcopy(graph)(X)
+    assert len(calls) == 1
+
+
+def test_a_refused_model_is_left_as_it_was():
+    layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True).eval()
+    layer.self_attn = OwnAttention()
+    before = dict(vars(layer))
+    with pytest.raises(regard.UnsupportedError, match="no module of TransformerEncoderLayer calls"):
+        regard.nn.replace(layer)
+    assert type(layer) is nn.TransformerEncoderLayer
+    assert vars(layer) == before
+    assert layer.activation_relu_or_gelu == 1
+
+
+class Within(nn.Module):
+    def forward(self, x):  # (B, L, H, D)
+        q = x.transpose(1, 2)
+        return scaled_dot_product_attention(q, q, q)
+
+
+@pytest.mark.filterwarnings("ignore:.*PyTorch API of nested tensors is in prototype:UserWarning")
+@pytest.mark.parametrize("layout", [torch.jagged, torch.strided], ids=str)
+@pytest.mark.parametrize("way", ["patched", "replaced"])
+def test_nested_tensors_are_left_to_torch(layout, way):
+    model = nn.ModuleDict({"inner": Within()})
+    heads = X.unflatten(-1, (4, 8))
+    texts = torch.nested.nested_tensor([heads[0], heads[1, :7]], layout=layout)
+    expected = model["inner"](texts)
+    with regard.patch_torch() if way == "patched" else regard.nn.replace(model) as report:
+        found = model["inner"](texts)
+    name = "" if way == "patched" else "inner"
+    assert f"query is a nested tensor, of layout {layout}" in report.left[name]
+    assert not report.replaced[name]
+    for one, right in zip(found.unbind(), expected.unbind()):
+        assert torch.equal(one, right)
+
+
+@pytest.mark.filterwarnings("ignore:.*PyTorch API of nested tensors is in prototype:UserWarning")
+def test_layers_of_torch_with_nested_tensors_are_left_to_torch(encoder, calls):
+    texts = torch.nested.nested_tensor([X[0], X[1, :7]])
+    with torch.no_grad():
+        expected = encoder(texts)
+        with regard.nn.replace(encoder) as replaced:
+            found = encoder(texts)
+    assert "nested tensors" in replaced.left["layers.1.self_attn"]
+    assert not calls
+    for one, right in zip(found.unbind(), expected.unbind()):
+        torch.testing.assert_close(one, right, atol=2e-6, rtol=0)
 
 
 def test_gradients_are_those_of_torch():

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import Module, MultiheadAttention, TransformerEncoder, TransformerEncoderLayer
 
 from regard._base.errors import UnsupportedError
@@ -16,11 +18,12 @@ from regard._operator.attention import scaled_dot_product_attention
 from regard._operator.torch_calls import Running, TorchAttention
 
 WEIGHTS = "returns weights, which torch computes past its operator: need_weights=False"
+NESTED = "is called with nested tensors, which torch computes past its operator: pad them"
 OPERATOR = "scaled_dot_product_attention"
-# What lets torch's layers go past their attention in evaluation.
-QUICK_WAYS = (
-    (TransformerEncoderLayer, "activation_relu_or_gelu"),
-    (TransformerEncoder, "use_nested_tensor"),
+# What lets torch's layers go past their attention in evaluation, and what forbids it.
+QUICK_WAYS: tuple[tuple[type, str, int], ...] = (
+    (TransformerEncoderLayer, "activation_relu_or_gelu", 0),
+    (TransformerEncoder, "use_nested_tensor", False),
 )
 
 
@@ -32,14 +35,20 @@ class Replaced:
         left: for each module by name, why torch computes it.
     """
 
-    def __init__(self, undo: Callable[[], None] = lambda: None) -> None:
+    def __init__(self) -> None:
         self.replaced: Counter[str] = Counter()
         self.left: dict[str, str] = {}
-        self._undo = undo
+        self._changed: list[Module] = []
 
     def undo(self) -> None:
-        """Puts torch's operator back, where modules of a model were changed."""
-        self._undo()
+        """Puts torch's operator back, where this call changed modules of a model."""
+        while self._changed:
+            module: Any = self._changed.pop()
+            module.__class__ = _torchs(module)
+            del module._regard_replaced
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_changed": []}  # a module that is copied would bring all others
 
     def __enter__(self) -> Replaced:
         return self
@@ -90,7 +99,10 @@ def replace(model: Module) -> Replaced:
     """Puts regard's operator into the modules of a model that call torch's.
 
     They stay the modules that they are, with their parameters, hooks and places, and compute their
-    attention with ``regard.attention``. Used in a ``with`` statement, it is for that block.
+    attention with ``regard.attention``; so do deep copies of them. ``torch.save`` and pickle keep
+    torch's modules. Used in a ``with`` statement, it is for that block.
+
+    What an earlier call replaced stays as it is, until the report of that call puts it back.
 
     Args:
         model: of torch, changed in place.
@@ -104,36 +116,44 @@ def replace(model: Module) -> Replaced:
     """
     if not isinstance(model, Module):
         raise TypeError(f"replace: {type(model).__name__} is no torch.nn.Module.")
-    undone: list[Callable[[], None]] = []
-
-    def undo() -> None:
-        while undone:
-            undone.pop()()
-
-    report = Replaced(undo)
+    report, changed = Replaced(), []
     for name, module in model.named_modules():
-        for quick, attribute in QUICK_WAYS:
-            if isinstance(module, quick):
-                value = getattr(module, attribute)
-                undone.append(functools.partial(setattr, module, attribute, value))
-                setattr(module, attribute, type(value)(0))
-        if "_regard_replaced" in vars(module):  # by an earlier call, which puts it back
+        kind = _torchs(module)
+        is_computed = _calls_operator(kind)
+        if is_computed:
             report.replaced[name] = 0
-        elif _calls_operator(type(module)):
-            kind: Any = type(module)
-            undone.append(functools.partial(setattr, module, "__class__", kind))
-            module.__class__ = _computed_by_regard(kind)
-            module._regard_replaced = report, name
-            report.replaced[name] = 0
-        elif "Attention" in type(module).__name__ and not any(module.children()):
-            report.left[name] = f"{type(module).__name__} does not call torch's operator"
+        elif "Attention" in kind.__name__ and not any(module.children()):
+            report.left[name] = f"{kind.__name__} does not call torch's operator"
+        is_quick = any(issubclass(kind, quick) for quick, *_ in QUICK_WAYS)
+        if (is_computed or is_quick) and not _is_changed(module):
+            changed.append((name, module))
     if not report.replaced:
         raise UnsupportedError(
             f"replace: no module of {type(model).__name__} calls torch's operator. "
             "regard.patch_torch() finds the calls of other functions while it runs; a model of "
             'Hugging Face takes model.set_attn_implementation("regard") after import regard.hf.'
         )
+    for name, module in changed:
+        _change(module, report, name)
     return report
+
+
+def _torchs(module: Any) -> Any:
+    """The class of a module without regard's operator."""
+    kind = type(module)
+    return vars(kind).get("_kind", kind)
+
+
+def _change(module: Any, report: Replaced, name: str) -> None:
+    module.__class__ = _computed_by_regard(_torchs(module))
+    module._regard_replaced = report, name
+    report._changed.append(module)
+
+
+def _is_changed(module: Any) -> bool:
+    """Whether an earlier report puts the module back; none does that of a copy."""
+    report, _ = vars(module).get("_regard_replaced", (None, ""))
+    return report is not None and any(x is module for x in report._changed)
 
 
 def _calls_operator(kind: Any) -> bool:
@@ -145,16 +165,57 @@ def _calls_operator(kind: Any) -> bool:
 
 @functools.cache
 def _computed_by_regard(kind: Any) -> type:
-    """A class of the same name whose ``forward`` computes attention with regard."""
+    """A class of the same name whose ``forward`` computes attention with regard.
+
+    A module of it holds what it held as torch's, and its deep copy is of it too. What is pickled of
+    it, as by ``torch.save``, is torch's module, which is read where there is no regard.
+    """
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         report, name = self._regard_replaced
+        if is_multi_head and any(_is_nested(x) for x in (*args, *kwargs.values())):
+            report.left[name] = NESTED
+            return kind.forward(self, *args, **kwargs)
         with _by_regard(report, lambda: name):
             return kind.forward(self, *args, **kwargs)
 
-    functools.update_wrapper(forward, kind.forward)
-    members = {"forward": forward, "__module__": kind.__module__, "__doc__": kind.__doc__}
+    def reduce(self: Any, protocol: Any) -> Any:
+        # By later protocols than 1 the class must be the module's own.
+        make, args, *rest = kind.__reduce_ex__(self, 1)
+        if rest and isinstance(rest[0], dict):
+            rest[0] = {name: x for name, x in rest[0].items() if name != "_regard_replaced"}
+        return (make, tuple(kind if x is type(self) else x for x in args), *rest)
+
+    def deepcopied(self: Any, memo: dict[int, Any]) -> Any:
+        made: Any
+        if hasattr(kind, "__deepcopy__"):
+            made = kind.__deepcopy__(self, memo)
+        else:
+            make, args, state, *_ = self.__reduce_ex__(1)
+            made = memo[id(self)] = make(*args)
+            made.__setstate__(copy.deepcopy(state, memo))
+        made.__class__ = _computed_by_regard(_torchs(made))
+        made._regard_replaced = copy.deepcopy(self._regard_replaced, memo)
+        return made
+
+    is_multi_head = issubclass(kind, MultiheadAttention)
+    members = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
+    members |= {"_kind": kind, "__reduce_ex__": reduce, "__deepcopy__": deepcopied}
+    if _calls_operator(kind):
+        members["forward"] = functools.update_wrapper(forward, kind.forward)
+    for quick, attribute, value in QUICK_WAYS:
+        if issubclass(kind, quick):
+            members[attribute] = _hidden(attribute, value)
     return type(kind.__name__, (kind,), members)
+
+
+def _hidden(name: str, value: int) -> property:
+    """An attribute that reads as a value, whatever the module holds and is given."""
+    return property(lambda self: value, lambda self, x: vars(self).update({name: x}))
+
+
+def _is_nested(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.is_nested
 
 
 def _by_regard(report: Replaced, name: Callable[[], str]) -> TorchAttention:
