@@ -129,6 +129,17 @@ def test_they_are_computed_when_they_are_read():
     assert first._whole is not None
 
 
+def test_they_have_no_gradient_however_they_are_read():
+    """The parameters of the model ask for one."""
+    first = model("llama")(texts(), output_attentions=True).attentions[0]
+    assert first.weights[0, 0].requires_grad
+    assert not first.requires_grad
+    for _ in range(2):  # before the whole is there, and after
+        assert first[0, 0].numpy().shape == (20, 20)
+        assert not first[torch.tensor([0])].requires_grad
+        assert not first.numbers().requires_grad
+
+
 def test_a_copy_has_what_was_written_into_them():
     with torch.no_grad():
         first = model("llama")(texts(), output_attentions=True).attentions[0]

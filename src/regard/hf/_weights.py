@@ -123,12 +123,12 @@ class Attentions(Computed):
             RuntimeError: query or key was written to since, as a static cache is at each step.
         """
         if self._whole is None:
-            self._whole = self.weights[...].to(self.dtype)
+            self._whole = self.weights[...].detach().to(self.dtype)
         return self._whole
 
     def __getitem__(self, index: Any) -> Tensor:
         if self._whole is None and _is_basic(index):
-            return self.weights[index].to(self.dtype)
+            return self.weights[index].detach().to(self.dtype)
         return self.numbers()[index]
 
     @classmethod
