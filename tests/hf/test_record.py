@@ -268,11 +268,59 @@ def test_other_models_and_parts_are_no_part_of_it():
 def test_a_refused_model_is_as_it_was(monkeypatch):
     found = llava()
     before = [one.config._attn_implementation for one in found.modules() if hasattr(one, "config")]
-    monkeypatch.setattr(type(found), "_can_set_attn_implementation", lambda self: False)
+    none = classmethod(lambda kind: False)
+    monkeypatch.setattr(transformers.PreTrainedModel, "_can_set_attn_implementation", none)
     with pytest.raises(regard.UnsupportedError, match="does not let"), regard.hf.record(found):
         pass
     after = [one.config._attn_implementation for one in found.modules() if hasattr(one, "config")]
     assert after == before
+
+
+def test_a_model_is_recorded_where_a_part_lets_its_attention_be_chosen(monkeypatch):
+    found, ids = llava(), texts(1)
+    monkeypatch.setattr(type(found), "_can_set_attn_implementation", classmethod(lambda _: False))
+    found.set_attn_implementation("eager")
+    assert found.config._attn_implementation != "eager"
+    before = [one.config._attn_implementation for one in found.modules() if hasattr(one, "config")]
+    with torch.no_grad(), regard.hf.record(found) as recording:
+        found(input_ids=ids)
+    after = [one.config._attn_implementation for one in found.modules() if hasattr(one, "config")]
+    assert after == before
+    assert recording.weights[1].shape == (4, 20, 20)
+
+
+def test_a_compiled_model_is_recorded_uncompiled():
+    found, ids = model("llama"), texts(1)
+    compiled = torch.compile(found, backend="eager")
+    assert regard.hf.check(compiled)
+    with torch.no_grad(), regard.hf.record(compiled) as recording:
+        compiled(ids)
+    assert_recorded(recording, eager("llama", ids).attentions, pads=(0,))
+
+
+def test_a_text_is_the_recording_itself_beside_more_pictures():
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 4}
+    config = transformers.ModernVBertConfig(
+        text_config=sizes | {
+            "model_type": "modernbert", "vocab_size": 97, "num_hidden_layers": 2,
+            "pad_token_id": 0, "layer_types": ["full_attention"] * 2,
+        },
+        vision_config=sizes | {
+            "model_type": "siglip_vision_model", "num_hidden_layers": 1, "image_size": 32,
+            "patch_size": 8,
+        },
+        image_token_id=90, pixel_shuffle_factor=2,
+    )  # fmt: skip
+    found = transformers.ModernVBertModel(config).eval()
+    ids = torch.tensor([[5, *[90] * 16, 6, 7]])
+    with (
+        pytest.warns(UserWarning, match="'vision_model' are left out"),
+        torch.no_grad(),
+        regard.hf.record(found) as recording,
+    ):
+        found(input_ids=ids, pixel_values=torch.randn(1, 4, 3, 32, 32))
+    assert recording.tokens == tuple(map(str, ids[0].tolist()))
+    assert recording.weights[1].shape == (4, 19, 19)
 
 
 def test_chosen_layers_and_heads_keep_their_numbers(tmp_path):

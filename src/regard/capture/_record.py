@@ -197,6 +197,7 @@ def recording_of(
     choice: Choice,
     following: Callable[[Recorder], contextlib.AbstractContextManager[None]],
     name: str = "",
+    text: str = "",
 ) -> Iterator[Recorded]:
     """Records what runs in the block; see ``record``.
 
@@ -205,6 +206,7 @@ def recording_of(
         choice: layers, heads, values, path and explain, as of ``record``.
         following: makes a context in which a recorder is given the calls of attention.
         name: of the model, for people.
+        text: the name of the module whose layers read the text; by default that of the model.
     """
     if not _ONE.acquire(blocking=False):
         raise RecordingError("record: another record is open; leave its with block first.")
@@ -213,8 +215,9 @@ def recording_of(
         layers, heads, values, path, explain = choice
         explanation = None if explain is None else Explanation(explain)
         recorder = Recorder(
-            layers=layers, heads=heads, values=values, path=path, explanation=explanation
-        )
+            layers=layers, heads=heads, values=values, path=path, explanation=explanation,
+            text=text,
+        )  # fmt: skip
         recording = Recorded.__new__(Recorded)
         stack.push(lambda kind, error, trace: recorder.close(error))
         stack.enter_context(torch.compiler.set_stance("force_eager"))

@@ -107,6 +107,7 @@ class Recorder:
         path: of a file that layers are written to as they come.
         explanation: that finds the gradients of the outputs; the file is written at the end then.
         sink: instead of files, takes each layer as it comes; no recording is made.
+        text: the name of the module whose layers read the text; by default that of the whole model.
     """
 
     def __init__(
@@ -118,10 +119,11 @@ class Recorder:
         path: str | Path | None = None,
         explanation: Explanation | None = None,
         sink: Sink | None = None,
+        text: str = "",
     ) -> None:
         self._layers, self._heads = _numbers("layers", layers), _numbers("heads", heads)
         self._values = values or explanation is not None
-        self._explanation = explanation
+        self._explanation, self._text = explanation, text
         self._files: Any = sink if path is None else Files(path)
         # What each array of a layer becomes: one that is used at once is not copied before.
         self._keep = copied if self._files is None or explanation is not None else _same
@@ -399,7 +401,7 @@ class Recorder:
         named = dict(zip(group_names([own[0].pattern for own in found.values()]), found.values()))
         main, *others = named
         if others:
-            main = max(named, key=lambda name: _rank(name, named[name][0]))
+            main = max(named, key=lambda name: _rank(name, named[name][0], self._text))
         return {main: named[main]} | named
 
     def close(self, error: BaseException | None = None) -> None:
@@ -408,13 +410,19 @@ class Recorder:
             self._files.close(error)
 
 
-def _rank(name: str, taken: Taken) -> tuple[bool, bool]:
-    """Larger for the layers that are a recording's own: those of a text that is written."""
+def _rank(name: str, taken: Taken, text: str) -> tuple[bool, bool, bool]:
+    """Larger for the layers that are a recording's own: those of a text, and one that is written.
+
+    Args:
+        name, taken: of a group, and one of its layers.
+        text: the name of the module whose layers read the text.
+    """
+    of_text = not text or f"{taken.name}.".startswith(f"{text}.")
     rows, _ = taken.calls[0]
     last = rows[0].last
     is_causal = bool((last[:-1] <= last[1:]).all() and last[0] < last[-1])
     begins = name == "decoder" and len(last) == 1  # one query alone does not show that it is causal
-    return not taken.is_cross, is_causal or begins or bool(taken.later)
+    return not taken.is_cross, of_text, is_causal or begins or bool(taken.later)
 
 
 def _same(x: Any) -> Any:

@@ -45,6 +45,7 @@ def check(model: Module) -> Checked:
     Raises:
         TypeError: no model of transformers.
     """
+    model = getattr(model, "_orig_mod", model)  # of what torch.compile gives
     if not isinstance(model, PreTrainedModel):
         raise TypeError(
             f"check: {type(model).__name__} is no model of transformers; regard.patch_torch and "

@@ -42,7 +42,7 @@ def record(
     ``grids``. The model runs on regard in the block, and as it did after it.
 
     Args:
-        model: of transformers.
+        model: of transformers, or what ``torch.compile`` makes of one, which runs uncompiled.
         tokenizer: gives the tokens' texts; by default their ids.
         layers, heads, values, path, explain: as in ``regard.record``: for a token's loss
             ``explain=lambda output: cross_entropy(output.logits[0, 5:6], ids[0, 6:7])``.
@@ -56,13 +56,15 @@ def record(
 
     Source: docs/huggingface.md.
     """
+    model = getattr(model, "_orig_mod", model)  # of what torch.compile gives
     if not isinstance(model, PreTrainedModel):
         raise TypeError(
             f"record: {type(model).__name__} is no model of transformers; regard.record takes "
             "other models of torch."
         )
     names = names_of(model)
-    with _on_regard(model, [module for module in names if isinstance(module, PreTrainedModel)]):
+    models = [module for module in names if isinstance(module, PreTrainedModel)]
+    with _on_regard(model, models):
         inputs, generation = Inputs(model, tokenizer), Generation()
 
         def describe(group: str, taken: Taken, b: int) -> Described:
@@ -72,11 +74,23 @@ def record(
         name = getattr(model.config, "_name_or_path", "") or type(model).__name__
         choice = layers, heads, values, path, explain
         with (
-            recording_of(describe, choice, following, name) as recording,
+            recording_of(
+                describe, choice, following, name, names[_reader(model, models)]
+            ) as recording,
             inputs.noted(names),
             generation.noted(model),
         ):
             yield recording
+
+
+def _reader(model: PreTrainedModel, models: list[PreTrainedModel]) -> PreTrainedModel:
+    """The innermost of the models that a model is made of that embeds its tokens, or the model."""
+    try:
+        embedding = model.get_input_embeddings()
+    except (AttributeError, NotImplementedError):
+        return model
+    within = (one for one in reversed(models) if any(x is embedding for x in one.modules()))
+    return next(within, model)
 
 
 @contextlib.contextmanager
@@ -88,7 +102,7 @@ def _on_regard(model: PreTrainedModel, models: list[Any]) -> Iterator[None]:
         return
     try:
         model.set_attn_implementation("regard")
-        if model.config._attn_implementation != "regard":
+        if all(one.config._attn_implementation != "regard" for one in models):
             raise UnsupportedError(
                 f"record: {type(model).__name__} does not let its attention be chosen; "
                 "regard.hf.check(model) tells which of its layers compute their own."

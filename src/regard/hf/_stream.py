@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from regard._base.errors import UnsupportedError
 from regard.capture._record import model_followed
@@ -73,6 +74,7 @@ class Stream:
         """Reads ids; layers of other tokens, as those of a picture, are left out."""
         model = self._model
         names = {module: name for name, module in model.named_modules()}
+        models = [module for module in names if isinstance(module, PreTrainedModel)]
 
         def take(layer: Layer[Any], taken: Taken) -> None:
             if not taken.is_cross and layer.key.shape[1] == len(ids):
@@ -81,7 +83,7 @@ class Stream:
         given: dict[str, Any] = {"input_ids": torch.tensor([ids])}
         if hasattr(model.config, "use_cache"):
             given["use_cache"] = False
-        with _ONE, torch.no_grad(), _on_regard(model, [model]):
+        with _ONE, torch.no_grad(), _on_regard(model, models):
             inputs = Inputs(model, self._tokenizer)
             with model_followed(names, inputs.roots, inputs.note, Recorder(sink=Sink(take))):
                 model(**given)
