@@ -153,6 +153,23 @@ def test_a_copy_has_what_was_written_into_them():
         assert first[0, 1].abs().max() == 0.0
 
 
+@pytest.mark.parametrize("is_read", [False, True])
+def test_what_torch_saves_is_a_plain_tensor_and_a_copy_is_none(is_read, attentions, tmp_path):
+    with torch.no_grad():
+        told = model("llama")(texts(), output_attentions=True).attentions
+    if is_read:
+        told[0].sum()
+    torch.save(told, tmp_path / "a.pt")
+    found = torch.load(tmp_path / "a.pt", weights_only=True)
+    assert [type(x) for x in found] == [torch.Tensor] * 3
+    for ours, eager in zip(found, attentions["eager"]):
+        torch.testing.assert_close(ours, eager, atol=1e-6, rtol=0)
+    for copied in (copy.copy, copy.deepcopy):
+        other = copied(told[1])
+        assert isinstance(other, regard.hf.Attentions)
+        assert other.weights.entropy().shape == (2, 4, 20)
+
+
 def test_a_matrix_above_the_limit_is_refused():
     with torch.no_grad():
         first = model("llama")(texts(), output_attentions=True).attentions[0]

@@ -92,7 +92,8 @@ class Attentions(Computed):
 
     Indexing computes what it gives; everything else computes the whole matrix, once, within the
     limit of ``regard.limits``. They are the weights before dropout, without a gradient; rows that
-    see no key are zeros.
+    see no key are zeros. Copies are computed when read too; what is pickled, or stored by
+    ``torch.save``, is the whole as a plain tensor.
 
     Attributes:
         weights: the ``regard.AttentionWeights``.
@@ -142,7 +143,10 @@ class Attentions(Computed):
         return func(*args, **kwargs)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return Attentions, (self.weights, self.dtype, self._whole)  # which may be written to
+        return self.numbers().__reduce_ex__(protocol)  # torch.load takes plain tensors alone
+
+    def __copy__(self) -> Attentions:
+        return Attentions(self.weights, self.dtype, self._whole)  # which may be written to
 
     def __deepcopy__(self, memo: Any) -> Attentions:
         whole = None if self._whole is None else self._whole.detach().clone()
