@@ -1,4 +1,4 @@
-"""The extras of regard: what each installs, and the error where one is missing."""
+"""The extras of regard, the error where one is missing, and what a build may lack."""
 
 from __future__ import annotations
 
@@ -20,6 +20,11 @@ EXTRA_OF = {
     "fsspec": "remote",
     "aiohttp": "remote",
 }
+
+# Why the compiled module lacks an instruction set: it does not know which of the two it was.
+NOT_BUILT = (
+    "this build was made without it: its compiler could not make it, or REGARD_TARGETS named others"
+)
 
 
 class MissingPackageError(ModuleNotFoundError):

@@ -8,6 +8,7 @@ from typing import Any, Unpack
 
 from regard._backends import choose, in_order
 from regard._backends.kernel_calls import kernels
+from regard._base.extras import NOT_BUILT
 from regard._base.types import Array, ArrayT, BackendName
 from regard._call.checks import given, read_call
 from regard._call.hints import unknown_option
@@ -95,6 +96,6 @@ def _targets() -> tuple[str, dict[str, str]]:
             reasons[name] = f"REGARD_TARGET={asked} names another"
         else:
             reasons[name] = f"{used} comes before it on this processor"
-    reasons |= dict.fromkeys(kernels.targets_left_out(), "this build's compiler could not make it")
+    reasons |= dict.fromkeys(kernels.targets_left_out(), NOT_BUILT)
     reasons.pop(used)
     return used, reasons

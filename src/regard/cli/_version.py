@@ -6,6 +6,8 @@ import importlib
 import platform
 from importlib import metadata
 
+from regard._base.extras import NOT_BUILT
+
 
 def version_text() -> str:
     """Version, CPU, and whether the compiled module is there, with its instruction set."""
@@ -16,7 +18,7 @@ def version_text() -> str:
         for name, reason in kernels.obstacles().items():
             module += f"\n  not {name}: {reason}"
         for name in kernels.targets_left_out():
-            module += f"\n  not {name}: this build's compiler could not make it"
+            module += f"\n  not {name}: {NOT_BUILT}"
     except ImportError:
         cpu = platform.processor() or platform.machine()
         module = (
