@@ -424,6 +424,42 @@ def test_attention_that_regard_computes_for_torch_is_recorded_once():
     assert [layer.name for layer in recording.layers] == ["blocks.0.1", "blocks.1.1"]
 
 
+class Heads(nn.Module):
+    """torch's operator on heads that are given."""
+
+    def forward(self, x):
+        return F.scaled_dot_product_attention(x, x, x)
+
+
+@pytest.mark.filterwarnings("ignore:.*PyTorch API of nested tensors is in prototype:UserWarning")
+def test_nested_tensors_are_computed_by_torch_and_said_to_be_left_out():
+    dense = torch.randn(1, 2, 7, 8)
+    nested = torch.nested.nested_tensor(
+        [torch.randn(n, 2, 8) for n in (3, 5)], layout=torch.jagged
+    ).transpose(1, 2)
+    model = nn.ModuleDict({"packed": Heads(), "padded": Heads()})
+    model.forward = lambda x, y: (model["packed"](x), model["padded"](y))
+    expected = model(nested, dense)
+    said = "packed is left out: .* nested tensor"
+    with pytest.warns(UserWarning, match=f"record: {said}"), regard.record() as recording:
+        found = model(nested, dense)
+    assert [layer.name for layer in recording.layers] == ["padded"]
+    assert torch.equal(found[0].values(), expected[0].values())
+    with pytest.warns(UserWarning, match=f"step 0: {said}"), regard.watch(model, every=1) as watch:
+        model(nested, dense)
+    assert list(watch.left_out) == ["packed"]
+
+
+def test_a_causal_bias_of_torch_is_recorded_as_what_it_hides():
+    from torch.nn.attention.bias import causal_lower_right
+
+    q, k = torch.randn(1, 2, 4, 8), torch.randn(1, 2, 9, 8)
+    with regard.record() as recording:
+        F.scaled_dot_product_attention(q, k, k, causal_lower_right(4, 9))
+    expected = regard.AttentionWeights(q[0], k[0], causal=True)
+    np.testing.assert_allclose(recording.weights[0], expected, atol=1e-6)
+
+
 def test_what_is_wrong_is_said():
     with pytest.raises(regard.RecordingError, match="no attention was computed"), regard.record():
         nn.Linear(32, 32)(X)

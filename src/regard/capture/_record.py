@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
+import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from regard._base.errors import RecordingError, ShapeError
+from regard._base.errors import RecordingError, ShapeError, UnsupportedError
 from regard._operator import watching
 from regard._operator.torch_calls import Running, Sources
 from regard.capture._calls import AreOfOne, allowed, calls_taken
@@ -242,8 +243,17 @@ def _torch_followed(recorder: Recorder) -> Iterator[None]:
         own = name, places_of(running.model, kind)
         return recorder.take(*own, query, key, value, options, are_of_one, allowed())
 
-    with calls_taken(running, take, explains=recorder.explains):
+    left: dict[str, str] = {}  # by the names of modules
+
+    def leave(name: str, error: Exception) -> None:
+        if not isinstance(error, UnsupportedError):
+            raise error
+        left[name] = str(error).partition("\n")[0]
+
+    with calls_taken(running, take, leave, explains=recorder.explains):
         yield
+    for name, why in left.items():
+        warnings.warn(f"record: {name or 'the model'} is left out: {why}", stacklevel=7)
 
 
 @contextlib.contextmanager
