@@ -1,5 +1,7 @@
 """Parts of weights: some queries, some keys, one head; each with the numbers of the whole."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -246,6 +248,16 @@ def test_several_heads_at_once_have_the_weights_of_each(data, way):
         each = [weights._head(b, h).part()[:] for b, h in np.ndindex(sizes[:2])]
         expected = np.stack([np.asarray(x) for x in each]).reshape(sizes)[index]
         np.testing.assert_array_equal(found, expected)
+
+
+@by_ways(*NAMED)
+@pytest.mark.parametrize("group", [2, 3, 5])
+def test_every_nth_head_of_a_part_is_that_of_the_whole(group, way):
+    q, k = numbers(2 * group, 7, 4), numbers(2, 9, 4, seed=1)
+    for first, step in itertools.product((0, 1), (2, 3, 4)):
+        weights = way.weights(q, k, k)
+        found = weights.part(slice(1, None, 2), slice(0, 8))[first::step, :, ::2]
+        np.testing.assert_allclose(found, weights[...][first::step, 1::2, :8:2], rtol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])

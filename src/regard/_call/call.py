@@ -128,7 +128,8 @@ class Call(Given):
         """
         group = self.sizes[1] // max(self.sizes[2], 1)
         apart = h.step // group if group and h.step % group == 0 else 1
-        shared = slice(h.start // group, -(-h.stop // group), apart) if group else slice(0, 0)
+        end = h[-1] + 1 if h else h.stop  # a stop may lie beyond the group
+        shared = slice(h.start // group, -(-end // group), apart) if group else slice(0, 0)
         batch, own = slice(b.start, b.stop, b.step), slice(h.start, h.stop, h.step)
         return self._part(B=batch, H=own, G=shared, leading=(len(b),), heads=True)
 

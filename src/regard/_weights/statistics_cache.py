@@ -173,7 +173,7 @@ class StatisticsCache:
         rows = rows[int(missing[0]) : int(missing[-1]) + 1]
         group = Hq // Hkv
         if group > 1 and (self._few or (len(h) > 1 and h.step % group)):
-            h = range(h.start // group * group, -(-h.stop // group) * group)
+            h = range(h.start // group * group, (h[-1] // group + 1) * group)
         if self._few:
             rows = range(Lq)
         elif len(rows) < BLOCK and rows.step == 1:
