@@ -94,7 +94,7 @@ def test_divergences_are_those_of_the_formulas(name, way):
     common = (of_a[..., :, None] == of_b[..., None, :]).sum((-1, -2))
     most = np.maximum(kept[0].sum(-1), kept[1].sum(-1))
     wanted = np.where(most == 0, 1, common / np.maximum(most, 1))
-    np.testing.assert_allclose(found.overlap, wanted, atol=1e-7)
+    np.testing.assert_allclose(found.overlap, wanted, rtol=1e-15)
     np.testing.assert_array_equal(comparison.head(1).overlap(3), np.asarray(found.overlap)[:, 1])
 
 

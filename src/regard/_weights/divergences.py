@@ -95,7 +95,7 @@ def overlap(rows: BothRows, k: int) -> Any:
         common = common + (there & a[:, one])
     a_count, b_count = a.sum(-1), b.sum(-1)
     most = xp.where(a_count > b_count, a_count, b_count)
-    return xp.where(most == 0, 1.0, common / most)
+    return xp.where(most == 0, 1.0, xp.wide(common) / xp.wide(most))
 
 
 MEASURES: dict[str, Measure] = {
