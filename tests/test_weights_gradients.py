@@ -113,6 +113,7 @@ ASKED = {
         lambda w, lse, v, o: plain_scores(w, lse, v).amax((-1, -2)),
     ),
     "rows": (lambda w: w[1, 2, 30:3:-4, 5:40], lambda w, *_: w[1, 2].flip(0)[6:33:4, 5:40]),
+    "backwards": (lambda w: w[..., ::-1], lambda w, *_: w.flip(-1)),
     "row": (lambda w: w[:, 3, -1], lambda w, *_: w[:, 3, -1]),
     "whole": (lambda w: w[...], lambda w, *_: w),
     "mean": (lambda w: w.mean(-2), lambda w, *_: w.mean(-2)),
@@ -179,6 +180,20 @@ def test_the_gradient_is_that_of_the_plain_formula(name, option, backend):
             torch.testing.assert_close(
                 x.double(), y, atol=limit * y.abs().max().item(), rtol=limit, msg=which
             )
+
+
+@pytest.mark.parametrize("backend", ["kernel", "torch"])
+@pytest.mark.parametrize("name", sorted(ASKED.keys() - {"product", "transposed"}))
+def test_the_default_device_changes_nothing(name, backend):
+    def asked():
+        value, finite, own = found(name, "causal", torch.float64, backend)
+        return value, *torch.autograd.grad(finite, own.values(), torch.ones_like(finite))
+
+    plain = asked()
+    with torch.device("meta"):
+        moved = asked()
+    for x, y in zip(plain, moved):
+        assert torch.equal(x, y)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

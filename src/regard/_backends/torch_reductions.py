@@ -48,6 +48,11 @@ _HOW = "str backend, Tensor? maximum, Tensor? total, int group_rows"
 _SCHEMA = f"{_ASKED}, {_HOW}, {CALL_SCHEMA}"
 
 
+def _on_the_cpu(x: Any) -> Tensor:
+    """A copy of an array of NumPy, whatever the default device is."""
+    return torch.tensor(x, device="cpu")
+
+
 class Asked(NamedTuple):
     """One reduction, as the operator takes it."""
 
@@ -63,11 +68,11 @@ class Asked(NamedTuple):
         if field in ("product", "transposed"):
             return cls(field, fields[f"{field}_with"])
         if field == "blocks":
-            ids, more = (torch.tensor(fields[f"{name}_blocks"]) for name in ("query", "key"))
+            ids, more = (_on_the_cpu(fields[f"{name}_blocks"]) for name in ("query", "key"))
             return cls(field, None, ids, more, fields["block_counts"])
         if field == "diagonals":
             numbers = fields["distance_step"], fields["distances"]
-            return cls(field, None, torch.tensor(fields["first_distances"]), None, numbers)
+            return cls(field, None, _on_the_cpu(fields["first_distances"]), None, numbers)
         return cls(field)
 
     def fields(self, out: Tensor) -> dict[str, Any]:
@@ -113,7 +118,7 @@ def reduce(
     how = backend, maximum, total, call.group_rows
     starts = call.query_start
     if starts is not None and not isinstance(starts, Tensor):
-        starts = torch.tensor(starts)
+        starts = _on_the_cpu(starts)
     plain = call.changed(value=call.key[..., :0].detach(), query_start=starts)
     found: Tensor = _ask(*asked, *how, *pack(plain))
     return found

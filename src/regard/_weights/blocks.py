@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from regard._base import loaded
 from regard._base.arrays import arrays_of, to_numpy
 from regard._base.settings import require_materializable
 from regard._base.types import ArrayT
@@ -85,7 +86,9 @@ class Blocks(Sections[ArrayT]):
         places = (batch - b.start, heads - h.start, np.argsort(np.argsort(rows)), columns)
         for axis, place in enumerate(places):
             if not np.array_equal(place, np.arange(found.shape[axis])):
-                found = found.index_select(axis, found.new_tensor(place).long())
+                indices = np.ascontiguousarray(place)  # torch has no strides that are negative
+                chosen = loaded.torch.tensor(indices, device=found.device)
+                found = found.index_select(axis, chosen)
         return found
 
     def _picks(self, index: Any) -> list[Any]:

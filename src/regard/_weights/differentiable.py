@@ -95,7 +95,7 @@ def pairs_with_gradient(graph: Call, lse: Any, weights: Any, i: Any, j: Any) -> 
     from regard._backends.torch_gradients import scores_of_pairs
 
     torch = loaded.torch
-    own = [torch.tensor(x.reshape(1, 1, -1)).to(graph.query.device) for x in (i, j)]
+    own = [torch.tensor(x.reshape(1, 1, -1), device=graph.query.device) for x in (i, j)]
     s = scores_of_pairs(graph, *own)
     change = s - lse.reshape(graph.query.shape[:3])[:, :, own[0][0, 0]].to(s.dtype)
     change = torch.where(weights == 0, 0.0, change - change.detach())  # 0, with a gradient
@@ -111,7 +111,7 @@ def largest_with_gradient(graph: Call, found: Any, i: Any, j: Any) -> Any:
     from regard._backends.torch_gradients import scores_of_pairs
 
     torch = loaded.torch
-    own = [torch.tensor(x[..., None]).to(graph.query.device) for x in (i, j)]
+    own = [torch.tensor(x[..., None], device=graph.query.device) for x in (i, j)]
     s = scores_of_pairs(graph, *own)[..., 0]
     change = torch.where(found.isfinite(), s - s.detach(), 0.0)
     return found + change
