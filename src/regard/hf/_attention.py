@@ -6,7 +6,8 @@ import functools
 import inspect
 import sys
 import threading
-from typing import Any
+import weakref
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,6 +26,18 @@ UNDERSTOOD = {
     "position_bias", "s_aux", "sinks", "indices", "block_indices", "is_causal", "cu_seq_lens_q",
     "cu_seq_lens_k", "kwargs", "sliding_window",  # which the mask says
 }  # fmt: skip
+
+
+class SinksCall(NamedTuple):
+    """A call whose queries have sinks of their own, which are keys before all others."""
+
+    sinks: int
+    queries: int
+    keys: int  # without the sinks
+
+
+# The calls of each module that are watched.
+sinks_calls: weakref.WeakKeyDictionary[Module, list[SinksCall]] = weakref.WeakKeyDictionary()
 
 
 def attention_function(
@@ -93,6 +106,8 @@ def attention_function(
     if s_aux is None:
         s_aux = module._parameters.get("sinks")
     if sinks is not None:
+        if watching.watchers:
+            sinks_calls.setdefault(module, []).append(SinksCall(sinks.shape[-1], Lq, Lk))
         key, value, query, options = _with_sinks(query, key, value, sinks, scaling, options)
     elif s_aux is not None:
         options["sinks"] = s_aux.reshape(-1).to(query.dtype)
@@ -109,7 +124,8 @@ def attention_function(
         output = attention(query, key, value, **options)
         return output.transpose(1, 2).contiguous(), None
     output, weights = attention(query, key, value, return_weights=True, **options)
-    weights = weights.part(columns=slice(Lk)) if sinks is not None else weights
+    if sinks is not None:
+        weights = weights.part(columns=slice(sinks.shape[-1], None))
     if "sinks" in options and _weights.are_before_sinks(type(module).__module__):
         rest = {name: x for name, x in options.items() if name not in ("sinks", "dropout")}
         weights = AttentionWeights(query, key, **rest)
@@ -198,25 +214,28 @@ def _with_sinks(
     scaling: float | None,
     options: Options,
 ) -> tuple[Tensor, Tensor, Tensor, Options]:
-    """Sinks ``(B, Hq, Lq, n)`` of every query: n more keys, without value, with these scores."""
+    """Sinks ``(B, Hq, Lq, n)`` of every query: n keys before all, with these scores."""
     n, Lk = sinks.shape[-1], key.shape[2]
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     rows = torch.eye(n, dtype=key.dtype, device=key.device).expand(*key.shape[:2], n, n)
-    longer = functional.pad(key, (0, n)), functional.pad(rows, (key.shape[-1], 0))
+    longer = functional.pad(rows, (key.shape[-1], 0)), functional.pad(key, (0, n))
     options = dict(options)
+    order = {name: options.pop(name) for name in ("causal", "query_start") if name in options}
     bools = visible_bools(options, query, Lk)
     if bools is not None:
         bools = bools.expand(*bools.shape[:-1], Lk)
-        options["mask"] = functional.pad(bools, (0, n), value=True)
+        options["mask"] = functional.pad(bools, (n, 0), value=True)
     if "bias" in options:
         bias = options["bias"].expand(*options["bias"].shape[:-1], Lk)
-        options["bias"] = functional.pad(bias, (0, n))
+        options["bias"] = functional.pad(bias, (n, 0))
+    if "query_start" in order:
+        order["query_start"] = order["query_start"] + n
     options.setdefault("scale", scale)
     return (
         torch.cat(longer, 2),
-        functional.pad(value, (0, 0, 0, n)),
+        functional.pad(value, (0, 0, n, 0)),
         torch.cat((query, (sinks / scale).to(query.dtype)), -1),
-        options,
+        options | order,
     )
 
 

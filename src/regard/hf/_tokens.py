@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import itertools
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -15,11 +16,14 @@ from torch import Tensor
 from torch.nn import Module
 from transformers import PreTrainedModel
 
+from regard._base.errors import RecordingError
 from regard.capture._taken import Described, Taken
 from regard.hf import _pictures
+from regard.hf._attention import sinks_calls
 from regard.hf._pictures import Pictures
 from regard.recording import Grid
 
+SINK = "<sink>"  # the name of a key of which each query has a score, and which is no token
 # Parts of a model that is called with tokens and pictures, by their names.
 OF_PICTURES = re.compile("vis(ion|ual)|image|pixel|patch", re.IGNORECASE)
 
@@ -64,6 +68,7 @@ class Inputs:
         """Notes what those of these modules, but the roots, are called with that read or see."""
         kinds = _that_read_or_see(frozenset(map(type, names)))
         thread, roots, self._names = get_ident(), self.roots, names
+        sinks_calls.clear()
         self._noted = {name: module for module, name in names.items() if type(module) in kinds} | {
             names[module]: module for module in roots if module in names
         }
@@ -110,10 +115,32 @@ class Inputs:
         return found
 
     def _described(self, ids: list[Tensor], taken: Taken, b: int) -> Described:
-        numbers = _joined(ids, b)
-        if not numbers or len(numbers) != taken.keys:
-            return Described()
-        return Described(texts(self._tokenizer, numbers), grids=self._among(ids, taken.batch, b))
+        numbers, sinks = _joined(ids, b), self._sinks(taken.name)
+        count = taken.keys - sinks
+        named = texts(self._tokenizer, numbers)
+        if not numbers or len(numbers) != count:
+            return Described([SINK] * sinks + [*map(str, range(count))] if sinks else None)
+        grids = self._among(ids, taken.batch, b)
+        return Described(
+            [SINK] * sinks + named, grids=tuple(x._replace(start=x.start + sinks) for x in grids)
+        )
+
+    def _sinks(self, name: str) -> int:
+        """How many keys of a module are sinks of its queries; they are before its tokens."""
+        found = 0
+        for module, calls in sinks_calls.items():
+            if module not in self._names:
+                continue
+            tokens = itertools.accumulate(call.queries for call in calls)
+            if any(call.keys < count for call, count in zip(calls, tokens)):
+                raise RecordingError(
+                    f"record: the cache of {self._names[module]} forgot its first keys, and its "
+                    "queries have sinks of their own; no recording holds both. Record one pass "
+                    "over the whole text."
+                )
+            if self._names[module] == name:
+                found = calls[0].sinks
+        return found
 
     def _around(self, name: str) -> Iterator[tuple[str, Module]]:
         """The noted modules that a module of that name is in, or is, from the inside."""
