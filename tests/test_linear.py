@@ -485,6 +485,9 @@ ERRORS = [
      r"blocks: .*\n +Number the blocks 0, 1, 2"),
     (lambda w: w.diagonals([3]), ValueError, r"edges are \[3\]; two or more rising ints"),
     (lambda w: w.diagonals([3, 3]), ValueError, "two or more rising ints"),
+    (lambda w: w.diagonals([2**63 - 1, -(2**63)]), ValueError, "two or more rising ints"),
+    (lambda w: w.diagonals(np.array([0, 2**63], "u8")), ValueError, r"has 9223372036854775808; "),
+    (lambda w: w.at(np.array([2**64 - 1], "u8"), [0]), IndexError, r"ints up to 2\*\*63 - 1"),
     (lambda w: w.diagonals([0.5, 3]), TypeError, "edges are float64; ints"),
     (lambda w: w.at([6], [0]), IndexError, "queries has 6; there are 6, 0 to 5"),
     (lambda w: w.at([0], [-10]), IndexError, "keys has -10; there are 9, 0 to 8"),
@@ -509,6 +512,12 @@ def test_what_does_not_fit_is_told(some, number):
     ask, kind, text = ERRORS[number]
     with pytest.raises(kind, match=text):
         ask(some)
+
+
+def test_edges_are_rising_however_far_they_are_apart(some):
+    ends = np.iinfo(np.int64)
+    sums = some.diagonals([ends.min, 0, ends.max]).values
+    np.testing.assert_allclose(sums.sum(-1), np.asarray(some).sum((-1, -2)), rtol=1e-6)
 
 
 def test_arrays_and_tensors_do_not_mix():

@@ -75,13 +75,15 @@ def contiguous(x: Any) -> Any:
     return x.contiguous() if is_tensor(x) else np.ascontiguousarray(x)
 
 
-def read_integers(name: str, x: Any) -> np.ndarray:
-    """An array of int64, of ints in any form."""
+def read_integers(name: str, x: Any, error: type[Exception] = ValueError) -> np.ndarray:
+    """An array of int64, of ints in any form; an error of that type says what is no int64."""
     found = to_numpy(x) if is_tensor(x) else np.asarray(x)
     if not found.size:
         return np.zeros(found.shape, np.int64)
     if found.dtype.kind not in "iu":
         raise TypeError(f"weights: {name} are {dtype_name(found)}; ints are needed.")
+    if found.dtype.kind == "u" and (most := int(found.max())) > np.iinfo(np.int64).max:
+        raise error(f"weights: {name} has {most}; ints up to 2**63 - 1 are understood.")
     return found.astype(np.int64)
 
 
@@ -124,7 +126,7 @@ def _misfit(name: str, x: np.ndarray, shape: tuple[int, ...]) -> ShapeError:
 
 def read_indices(name: str, x: Any, n: int) -> np.ndarray:
     """Indices of n queries or keys, from 0; negative ones count from the last."""
-    found = read_integers(name, x)
+    found = read_integers(name, x, IndexError)
     if (wrong := found[(found < -n) | (found >= n)]).size:
         raise IndexError(f"weights: {name} has {wrong.flat[0]}; there are {n}, 0 to {n - 1}.")
     return np.where(found < 0, found + n, found)
@@ -147,7 +149,7 @@ def read_edges(x: Any) -> np.ndarray | None:
     if x is None:
         return None
     found = read_integers("edges", x)
-    if found.ndim != 1 or len(found) < 2 or (np.diff(found) <= 0).any():
+    if found.ndim != 1 or len(found) < 2 or (found[1:] <= found[:-1]).any():
         raise ValueError(
             f"diagonals: edges are {np.asarray(x)}; two or more rising ints are needed, as in"
             " [0, 1, 64, 512]."
