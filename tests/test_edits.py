@@ -171,6 +171,13 @@ def test_the_picture_says_what_is_cut():
     assert np.isfinite(picture[:, [0, 2, 3]]).all()
 
 
+def test_equal_edits_have_one_hash():
+    one, same = (Edit(0, slice(0, 2), -1, factor) for factor in (2, 2.0))
+    assert hash(one) == hash(same)
+    assert {one: "here"}[same] == "here"
+    assert len({one, Edit(0, slice(0, 3), -1, 2), Edit(0, slice(0, 2), -1)}) == 3
+
+
 WRONG = {
     "one that is no list": (TypeError, Edit(keys=1), "edits is of type Edit; a list is needed"),
     "a tuple for an edit": (TypeError, [(0, 1, 2, 0.0)], r"edits\[0\] is of type tuple; a regard"),

@@ -59,6 +59,12 @@ class Edit:
             _check_span(name, getattr(self, name))
         _check_factor(self.factor)
 
+    def __hash__(self) -> int:
+        # A slice has none before Python 3.12.
+        spans = (getattr(self, name) for name in AXES)
+        ends = ((x.start, x.stop, x.step) if isinstance(x, slice) else x for x in spans)
+        return hash((*ends, self.factor))
+
 
 class Rectangle(NamedTuple):
     """An edit of a call: half-open intervals, and the factor."""
