@@ -240,6 +240,7 @@ def test_faults_of_comparisons_are_named():
         (TypeError, lambda: regard.compare(one, tensors), "compare: a and b are of several"),
         (regard.ShapeError, lambda: regard.compare(one, two.mix()), r"a is .* and b .*mix\(\)"),
         (regard.ShapeError, lambda: regard.compare(one, two).overlap(27), "topk: k is 27"),
+        (TypeError, lambda: regard.compare(one, two).divergences(kinds="kl"), r"as in \['kl'\]"),
         (regard.UnsupportedError, lambda: regard.divergence(effects, two), "of whole rows"),
         (regard.UnsupportedError, lambda: regard.divergence(*columns), "of whole rows"),
         (

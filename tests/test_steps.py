@@ -380,6 +380,22 @@ def test_what_has_no_steps_is_said(make, error, message):
         make()
 
 
+@pytest.mark.parametrize(
+    ("name", "index"),
+    [
+        ("query", (1.0, 0, 0)), ("key", (0, "1", 0)), ("query", (True, 0, 0)),
+        ("head", (0, 0, 0.0)), ("head", (0, 0, (None,))),
+    ],
+)  # fmt: skip
+def test_an_index_of_a_cell_that_is_no_int_is_told(name, index):
+    found = regard.steps(*(numbers(2, 3, 4, seed=n) for n in range(3)))
+    *cell, head = index
+    for explained in (found, found.backward(numbers(2, 3, 4))):
+        with pytest.raises(TypeError, match=rf"explain: {name} is a \w+; an int is needed"):
+            explained.explain(*cell, head=head)
+        assert "query 1, key 2" in explained.explain(np.int64(1), np.int32(2), head=np.int64(0))
+
+
 def test_too_much_to_write_out_is_refused_before_it_is_computed():
     x = np.zeros((1, 100_000, 1), np.float32)
     with pytest.raises(regard.MaterializeError) as caught:

@@ -340,6 +340,7 @@ def test_it_behaves_like_an_array():
         (lambda w: w.topk(1.0), TypeError, "k is a float; an int is needed"),
         (lambda w: w.strongest(-1), ValueError, "n is -1; it must not be negative"),
         (lambda w: w.strongest("3"), TypeError, "n is a str; an int is needed"),
+        (lambda w: w.summary(only="lse"), TypeError, r"a list of names is needed, as in \['lse'\]"),
     ],
 )
 def test_bad_questions_get_clear_answers(ask, error, message):

@@ -212,10 +212,12 @@ def _leading(steps: Steps[Any, Any]) -> tuple[int, ...]:
     return steps._call.leading + ((steps._call.sizes[1],) if steps._call.heads else ())
 
 
-def _index(name: str, index: int, count: int) -> int:
+def _index(name: str, index: Any, count: int) -> int:
+    if isinstance(index, bool) or not isinstance(index, (int, np.integer)):
+        raise TypeError(f"explain: {name} is a {type(index).__name__}; an int is needed.")
     if not -count <= index < count:
         raise IndexError(f"explain: {name} {index}; there are {count}.")
-    return index % count
+    return int(index) % count
 
 
 def _named(index: int, tokens: Sequence[str] | None) -> str:

@@ -100,8 +100,9 @@ class StepsGradients(Generic[ArrayT]):
 
         Raises:
             IndexError: no such query, key or head.
+            TypeError: one of them is no int.
         """
-        heads = (head,) if isinstance(head, int) else head
+        heads = tuple(head) if isinstance(head, (tuple, list)) else (head,)
         with np.errstate(all="ignore"):  # NaN and inf are valid here
             return "\n".join(gradient_arithmetic(self, query, key, heads))
 

@@ -171,8 +171,10 @@ class Steps(Generic[ArrayT, OutputT]):
 
         Raises:
             IndexError: no such query, key or head.
+            TypeError: one of them is no int.
         """
-        return "\n".join(arithmetic(self, query, key, (head,) if isinstance(head, int) else head))
+        heads = tuple(head) if isinstance(head, (tuple, list)) else (head,)
+        return "\n".join(arithmetic(self, query, key, heads))
 
     def backward(self, grad_output: Array[ArrayT] | None = None) -> StepsGradients[ArrayT]:
         """The backward pass step by step: the gradient of a loss by every step.

@@ -156,7 +156,12 @@ class Comparison(Mix[ArrayT]):
         Raises:
             UnsupportedError: rows are no distributions.
             ValueError: another kind.
+            TypeError: one name instead of a list.
         """
+        if isinstance(kinds, str):
+            raise TypeError(
+                f"divergences: kinds is a str; a list of names is needed, as in [{kinds!r}]."
+            )
         for kind in kinds or ():
             _require_known(kind, Divergences._fields, "divergences")
         check_k(k := min(k, len(self._columns)), len(self._columns), "keys")

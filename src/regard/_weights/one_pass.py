@@ -315,6 +315,7 @@ class Reductions(LinearForms[ArrayT]):
 
         Raises:
             ValueError: an unknown name in ``only``.
+            TypeError: one name instead of a list.
         """
         call = self._call
         reductions: dict[str, Callable[[], Reduction]] = {
@@ -326,6 +327,8 @@ class Reductions(LinearForms[ArrayT]):
             "strongest": lambda: Strongest(call, strongest),
             "pooled": lambda: Pool(call, pool, "max"),
         }
+        if isinstance(only, str):
+            raise TypeError(f"summary: only is a str; a list of names is needed, as in [{only!r}].")
         if unknown := [name for name in only if name not in reductions]:
             raise ValueError(
                 f"summary: there is no {unknown[0]!r}; there are {', '.join(reductions)}."
