@@ -236,6 +236,46 @@ def test_devices_that_differ():
         regard.attention(q, k, k)
 
 
+def test_questions_on_meta_have_shapes_and_no_numbers():
+    q, here = torch.empty(2, 3, 4, device="meta"), torch.randn(2, 3, 4)
+    weights = regard.AttentionWeights(q, q, causal=True)
+    of_here = regard.AttentionWeights(here, here, causal=True)
+    for name, args in (("entropy", ()), ("received", ()), ("topk", (2,))):
+        found, expected = (getattr(x, name)(*args) for x in (weights, of_here))
+        for x, y in zip(found, expected) if isinstance(found, tuple) else [(found, expected)]:
+            assert x.is_meta
+            assert (x.shape, x.dtype) == (y.shape, y.dtype)
+    assert weights[0, 0].is_meta
+    _, statistics = regard.attention(q, q, q, causal=True, return_statistics=True)
+    assert statistics.total.shape == (2, 3)
+    for read in (np.asarray, regard.AttentionWeights.argmax):
+        with pytest.raises(regard.UnsupportedError, match="on meta, where tensors have shapes"):
+            read(weights)
+    lengths = torch.ones(2, dtype=torch.int64, device="meta")
+    batch = regard.AttentionWeights(q[:, None], q[:, None], key_lengths=lengths)
+    with pytest.raises(regard.UnsupportedError, match=r"numbers of a tensor \(2,\) are read here"):
+        batch.entropy()
+
+
+@pytest.mark.parametrize("rounded", [False, True])
+def test_meta_serves_whatever_torch_rounds(rounded):
+    q = torch.empty(2, 3, 5, 4, device="meta")
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium" if rounded else before)
+    try:
+        with torch.autocast("cpu", torch.bfloat16, enabled=rounded):
+            out = regard.scaled_dot_product_attention(q, q, q, is_causal=True)
+            assert out.is_meta
+            assert (out.shape, out.dtype) == (q.shape, q.dtype)
+            assert regard.AttentionWeights(q, q).entropy().is_meta
+            layer = regard.nn.MultiHeadAttention(4, 2, device="meta")
+            assert layer(q[0]).shape == q[0].shape
+            with pytest.raises(TypeError, match="one dtype is needed"):
+                layer(q[0].double())
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
 def test_the_reference_refuses_other_devices():
     q = torch.empty(2, 3, 4, device="meta")
     with pytest.raises(

@@ -239,6 +239,15 @@ def test_autocast_rounds_as_eager_does():
     assert output.dtype == torch.bfloat16
 
 
+def test_tensors_on_meta_give_shapes():
+    q, k, v = (x.to("meta") for x in (Q, K, V))
+    output, _ = attention_function(MODULE, q, k, v, None)
+    assert output.is_meta
+    assert output.shape == attention_function(MODULE, Q, K, V, None)[0].shape
+    mixed, _ = attention_function(MODULE, q, k, v.double(), None)
+    assert mixed.dtype == torch.float64
+
+
 def test_a_keyword_that_changes_the_numbers_and_is_not_known_is_refused():
     found = type(model("llama").model.layers[0].self_attn)
     module = found.__new__(found)

@@ -8,15 +8,21 @@ import numpy as np
 
 from regard._base import loaded
 from regard._base.deferred import fetched
+from regard._base.errors import UnsupportedError
 
 # NumPy takes a few microseconds to build a name.
 _NUMPY_NAMES = {np.dtype(name): name for name in ("float16", "float32", "float64", "bool")}
 
 
 def to_numpy(x: Any) -> np.ndarray:
-    """x on the CPU, without its gradient; numbers that NumPy lacks become float32."""
+    """x on the CPU, without its gradient; numbers that NumPy lacks become float32.
+
+    Raises:
+        UnsupportedError: x is on meta.
+    """
     if not is_tensor(x):
         return np.asarray(fetched(x))
+    require_numbers(x)
     x = x.detach().cpu().resolve_neg()
     return np.asarray((x.float() if str(x.dtype) == "torch.bfloat16" else x).numpy())
 
@@ -268,6 +274,20 @@ def fold_groups(x: np.ndarray, ids: np.ndarray, count: int, fold: np.ufunc = np.
     if len(found):
         out[..., found] = fold.reduceat(x[..., order], starts, -1)
     return out
+
+
+def require_numbers(x: Any) -> None:
+    """Refuses a tensor on meta, where its numbers are to be read.
+
+    Raises:
+        UnsupportedError: with the way out.
+    """
+    if x.is_meta:
+        raise UnsupportedError(
+            f"regard: the numbers of a tensor {tuple(x.shape)} are read here, and it is on meta, "
+            "where tensors have shapes and dtypes alone. Pass tensors on a device that holds their "
+            "numbers."
+        )
 
 
 def dtype_name(x: Any) -> str:

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from regard._base import compiling
+from regard._base.autocast import is_autocast
 from regard._base.errors import UnsupportedError
 
 # Bound once: a plain call calls them all, and looking them up takes longer than the calls.
@@ -98,7 +99,7 @@ _precision, _set_precision = (
 
 def is_rounded(device: str) -> bool:
     """Whether autocast or a lower precision would round the factors of float32 products."""
-    if torch.is_autocast_enabled(device):
+    if is_autocast(device):
         return True
     with _LOCK:
         return _inside > 0 or any(_precision(*x) not in ("none", "ieee") for x in _SETTINGS)
@@ -142,8 +143,9 @@ def exact(device: str) -> Iterator[None]:
         if _inside == 0:
             _found = _raise_precision()
         _inside += 1
+    is_cast = is_autocast(device)
     try:
-        with torch.autocast(device, enabled=False):
+        with torch.autocast(device, enabled=False) if is_cast else contextlib.nullcontext():
             yield
     finally:
         with _LOCK:

@@ -13,7 +13,7 @@ from regard._base.errors import ShapeError, UnsupportedError
 from regard._call import edits as rectangles
 from regard._call.call import Call, placed
 from regard._call.options import OF_PART, OPTIONS
-from regard._call.tensors import require_dense, require_numbers
+from regard._call.tensors import refuse_causal_bias, require_dense
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 # Largest position of a query, either way: exact in float64 and JSON; with a window, within int64.
@@ -44,7 +44,7 @@ def kind_of(name: str, x: object) -> str:
     if is_tensor(x):
         require_dense(name, x)
         if type(x) is not loaded.torch.Tensor:
-            require_numbers(name, x)
+            refuse_causal_bias(name, x)
             if hasattr(x, "device_mesh"):
                 raise _sharded(name, x)
         return "torch"

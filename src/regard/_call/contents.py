@@ -3,7 +3,7 @@
 from typing import Any
 
 from regard._base import loaded
-from regard._base.arrays import is_tensor
+from regard._base.arrays import is_tensor, require_numbers
 from regard._base.errors import ShapeError
 from regard._call.call import Call
 from regard._call.checks import LARGEST_POSITION
@@ -47,5 +47,7 @@ def _least_and_largest(
         inside = ((low <= x) & (x <= high)).all()
         torch._assert_async(inside, f"attention: {name} must be {low} to {high}.")
         return None
+    if is_tensor(x):
+        require_numbers(x)
     found = x.tolist()
     return min(found), max(found)

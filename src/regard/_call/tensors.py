@@ -34,7 +34,7 @@ def is_causal_bias(x: Any) -> bool:
     return bias is not None and isinstance(x, bias.CausalBias)
 
 
-def require_numbers(name: str, x: Any) -> None:
+def refuse_causal_bias(name: str, x: Any) -> None:
     """Refuses a tensor whose numbers are not set.
 
     Raises:

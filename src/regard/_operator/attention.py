@@ -11,6 +11,7 @@ import numpy as np
 from regard._backends import Backend, Statistics, choose
 from regard._base import loaded
 from regard._base.arrays import dtype_name, is_tensor
+from regard._base.autocast import is_autocast
 from regard._base.compiling import is_traced
 from regard._base.errors import ShapeError
 from regard._base.types import (
@@ -389,11 +390,10 @@ def _repeat_heads(x: Any, heads: int) -> Any:
 
 def _autocast(*arrays: Any) -> tuple[Any, ...]:
     """Tensors in the dtype of ``torch.autocast`` where it is on, as torch's own operator does."""
-    if not all(is_tensor(x) for x in arrays):
+    if not all(map(is_tensor, arrays)):
         return arrays
-    torch = loaded.torch
-    device = arrays[0].device.type
-    if not torch.is_autocast_enabled(device):
+    torch, device = loaded.torch, arrays[0].device.type
+    if not is_autocast(device):
         return arrays
     dtype = torch.get_autocast_dtype(device)
     return tuple(x if x.dtype == torch.float64 else x.to(dtype) for x in arrays)

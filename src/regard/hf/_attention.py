@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module, functional
 
+from regard._base.autocast import is_autocast
 from regard._base.errors import ShapeError, UnsupportedError
 from regard._operator import watching
 from regard._operator.attention import attention
@@ -80,7 +81,7 @@ def attention_function(
     if kwargs:
         _refuse_unknown(type(module).__module__, kwargs)
     dtype = query.dtype  # that of its attentions, also where autocast has another
-    if not query.dtype is key.dtype is value.dtype or torch.is_autocast_enabled(query.device.type):
+    if not query.dtype is key.dtype is value.dtype or is_autocast(query.device.type):
         query, key, value = _of_one_dtype(query, key, value)
     (B, _, Lq, _), (key_batch, _, Lk, _) = query.shape, key.shape
     if B == 1 != key_batch:
@@ -135,7 +136,7 @@ def attention_function(
 def _of_one_dtype(*tensors: Tensor) -> tuple[Tensor, ...]:
     """The tensors in the dtype in which eager would multiply them."""
     device = tensors[0].device.type
-    if torch.is_autocast_enabled(device):
+    if is_autocast(device):
         dtype = torch.get_autocast_dtype(device)
         return tuple(x if x.dtype == torch.float64 else x.to(dtype) for x in tensors)
     query, key, value = tensors

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from regard._base.arrays import dtype_name
+from regard._base.autocast import is_autocast
 from regard._call.hints import unknown_option
 
 OF_LAYER = dict.fromkeys(
@@ -50,7 +50,7 @@ def check_tensor(layer: str, name: str, x: Any, weight: Any) -> None:
         )
     if not isinstance(weight, Tensor) or not weight.is_floating_point():
         return
-    if x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
+    if x.dtype != weight.dtype and not is_autocast(x.device.type):
         raise TypeError(
             f"{layer}: {name} is {dtype_name(x)} and the parameters are {dtype_name(weight)}; one"
             f" dtype is needed: {name}.to(torch.{dtype_name(weight)}), or layer.to({name}.dtype)."
