@@ -41,6 +41,19 @@ def test_heads_have_their_numbers_and_roles(show):
     assert label.startswith("L0H1, previous token")
 
 
+@pytest.mark.parametrize(("heads", "height"), [(8, 12), (12, 12), (24, 0), (64, 0)])
+def test_roles_are_written_where_a_thumbnail_has_room_for_them(show, heads, height):
+    query, key = looking_back(REPEATED, 1)
+    layer = Layer(*(np.stack([x] * heads) for x in (query, key)), causal=True, scale=1.0)
+    page = show(Recording(REPEATED, [layer]), "L0H1&query=9&key=8")
+    is_chosen(page, 9, 8)
+    page.locator(".regard-head[aria-label^='L0H1, previous token']").wait_for()
+    heights = page.evaluate(
+        "() => [...document.querySelectorAll('.regard-head-tag')].map((tag) => tag.offsetHeight)"
+    )
+    assert heights == [height] * heads
+
+
 def test_means_of_a_survey_stand_in_brackets_beside_a_heads_own(serve, open_page):
     recording = spoken()
     corpus = {(0, 1): {"entropy": 0.875, "distance": 2.5, "first": 0.25, "previous": 0.125}}
