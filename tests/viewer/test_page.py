@@ -305,6 +305,37 @@ def test_a_small_window_shows_one_panel_at_a_time(show):
     is_said(page, "1 found")
 
 
+SMALL = [(320, 256), (320, 568), (360, 640), (568, 320), (667, 375), (740, 360), (1280, 300)]
+
+
+@pytest.mark.parametrize("size", SMALL)
+def test_the_map_of_the_smallest_window_has_room_and_the_rest_scrolls(show, size):
+    page = show(spoken(), "L0H1&query=6&key=3", size=size)
+    is_chosen(page, 6, 3)
+    cells, says, text = (
+        page.locator(f".regard-{name}") for name in ("map-cells", "map-says", "text")
+    )
+    assert cells.first.bounding_box()["height"] >= 100
+    assert says.bounding_box()["height"] >= 18
+    assert text.bounding_box()["height"] >= 160
+    assert page.evaluate(
+        """() => {
+          const frame = document.querySelector(".regard-frame");
+          frame.scrollTop = frame.scrollHeight;
+          const last = document.querySelector(".regard-readout").getBoundingClientRect();
+          return Math.abs(last.bottom - innerHeight) < 1 && frame.scrollWidth <= innerWidth;
+        }"""
+    )
+
+
+@pytest.mark.parametrize("size", [(375, 812), (640, 600), (1024, 600), (1280, 720)])
+def test_a_usual_window_has_room_for_everything_at_once(show, size):
+    page = show(spoken(), "L0H1&query=6&key=3", size=size)
+    is_chosen(page, 6, 3)
+    frame = page.locator(".regard-frame")
+    assert frame.evaluate("(frame) => frame.scrollHeight - frame.clientHeight") == 0
+
+
 @pytest.mark.parametrize("size", [(1280, 720), (820, 1180), (850, 560), (640, 600)])
 def test_nothing_lies_over_the_map(show, size):
     page = show(spoken(), "L0H1&query=6&key=3", size=size)
