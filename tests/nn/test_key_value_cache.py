@@ -98,6 +98,27 @@ def test_a_call_that_fails_leaves_the_cache_as_it_was():
     torch.testing.assert_close(layer(x[:, 5:], cache=cache), layer(x)[:, 5:], rtol=0, atol=1e-13)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("capacity", [0, 10])
+def test_a_call_that_fails_after_attention_leaves_the_cache_as_it_was(capacity):
+    def fail(module, args):
+        raise RuntimeError("out of memory")
+
+    layer = make()
+    x = torch.randn(2, 6, 16, dtype=torch.float64)
+    cache = layer.new_cache(capacity)
+    for part in (x[:, :3], x[:1, :5], x[:1, 5:]):  # the first of another batch
+        hook = layer.out_proj.register_forward_pre_hook(fail)
+        before = cache.length
+        with pytest.raises(RuntimeError, match="out of memory"):
+            layer(part, cache=cache)
+        assert cache.length == before
+        hook.remove()
+        if part.shape[0] == 1:
+            output = layer(part, cache=cache)
+    torch.testing.assert_close(output, layer(x[:1])[:, 5:], rtol=0, atol=1e-13)
+
+
 @torch.inference_mode()
 def test_generation_in_inference_mode_and_bfloat16():
     layer = make(rope=100.0).to(torch.bfloat16)

@@ -79,6 +79,8 @@ class KeyValueCache:
 
     def _joined(self, key: Any, value: Any) -> tuple[Any, Any]:
         """The result of ``append``; new tokens are only kept once they are counted."""
+        if self._length == 0:
+            self._key = self._value = None  # a first call that failed may have been another batch's
         self._check(key, value)
         new, old = key.shape[-2], self._length - self._start
         if self._key is None or old + new > self._key.shape[-2]:

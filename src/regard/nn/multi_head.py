@@ -287,11 +287,11 @@ class MultiHeadAttention(nn.Module):
             dropout=self.dropout if self.training else 0.0,
             return_weights=return_weights,
         )
-        if cache is not None:
-            cache._count(x.shape[-2])
         heads = attended[0] if return_weights else attended
         output = self.out_proj(heads.transpose(-3, -2).flatten(-2))  # (..., L, Hq · D) projected
         output = F.dropout(output, self.residual_dropout, self.training)
+        if cache is not None:  # now that nothing can raise
+            cache._count(x.shape[-2])
         return (output, attended[1]) if return_weights else output
 
     if TYPE_CHECKING:  # torch's own takes and gives anything
