@@ -296,6 +296,36 @@ def test_the_limit_is_moved_and_taken_back():
         regard.limits(weights_bytes="8e9")
 
 
+def test_a_limit_is_entered_again_and_within_itself(monkeypatch):
+    monkeypatch.setattr("regard._base.settings._weights_bytes", 2e9)  # which is put back
+    weights = AttentionWeights(*np.zeros((2, 10, 2), np.float32))
+
+    def is_refused():
+        try:
+            return not np.asarray(weights).size
+        except regard.MaterializeError:
+            return True
+
+    small = regard.limits(weights_bytes=399)
+    assert is_refused()
+    for _ in range(2):
+        with small:
+            with small:
+                assert is_refused()
+            assert is_refused()
+            with regard.limits(weights_bytes=400):
+                assert not is_refused()
+            assert is_refused()
+        assert not is_refused()
+    small = regard.limits(weights_bytes=399)
+    regard.limits(weights_bytes=400)
+    with small:
+        assert is_refused()
+    assert not is_refused()
+    with pytest.raises(regard.MaterializeError, match=r"limit 400 B"):
+        np.asarray(AttentionWeights(*np.zeros((2, 11, 2), np.float32)))
+
+
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_what_comes_back_has_the_library_and_the_accumulating_dtype(dtype, library):

@@ -15,7 +15,7 @@ class limits:  # noqa: N801 - used like a function, and as a context manager
     """Sets the size above which whole matrices are refused.
 
     Takes effect at once and stays; as a context manager it is taken back at the end:
-    ``with regard.limits(weights_bytes=8e9): np.asarray(weights)``.
+    ``with regard.limits(weights_bytes=8e9): np.asarray(weights)``. It may be entered again.
 
     Args:
         weights_bytes: bytes that one materialised matrix of weights, or one Steps, may take
@@ -35,15 +35,22 @@ class limits:  # noqa: N801 - used like a function, and as a context manager
                 f"limits: weights_bytes is {weights_bytes}; it must be positive. "
                 "Pass a number of bytes, such as weights_bytes=8e9."
             )
-        self._previous: float = _weights_bytes
-        _weights_bytes = float(weights_bytes)
+        self._limit = float(weights_bytes)
+        self._replaced: float | None = _weights_bytes  # until a block takes it back
+        self._before: list[float] = []  # of the blocks that are open
+        _weights_bytes = self._limit
 
     def __enter__(self) -> None:
-        return None
+        global _weights_bytes
+        before = _weights_bytes
+        if self._replaced is not None and before == self._limit:
+            before = self._replaced
+        self._before.append(before)
+        self._replaced, _weights_bytes = None, self._limit
 
     def __exit__(self, *_: object) -> None:
         global _weights_bytes
-        _weights_bytes = self._previous
+        _weights_bytes = self._before.pop()
 
 
 def bytes_text(size: float) -> str:
