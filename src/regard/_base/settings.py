@@ -35,7 +35,7 @@ class limits:  # noqa: N801 - used like a function, and as a context manager
                 f"limits: weights_bytes is {weights_bytes}; it must be positive. "
                 "Pass a number of bytes, such as weights_bytes=8e9."
             )
-        self._limit = float(weights_bytes)
+        self._limit: float = float(weights_bytes)
         self._replaced: float | None = _weights_bytes  # until a block takes it back
         self._before: list[float] = []  # of the blocks that are open
         _weights_bytes = self._limit
