@@ -1,6 +1,7 @@
 """Weights as an operator: products, blocks, diagonals, pairs, sets of keys, and axes."""
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -459,6 +460,33 @@ def test_along_heads_or_a_batch_alone_it_is_a_matrix():
         weights.head(1).mean(0)
     with pytest.raises(regard.UnsupportedError, match="argmax along axis 1"):
         weights.argmax(1)
+
+
+FEW_SEEN = {
+    "window": {"causal": True, "window": (5, 0)},
+    "sinks": {"window": (3, 2), "sinks": numbers(2)},
+    "segments": {"segments": (np.arange(700) // 300, np.arange(650) // 250)},
+    "intervals": {"intervals": (np.arange(700) % 500, np.arange(700) % 500 + 9)},
+    "lengths": {"causal": True, "key_lengths": 480},
+}
+
+
+@by_ways(*NAMED)
+@pytest.mark.parametrize("name", FEW_SEEN)
+def test_the_query_of_the_largest_weight_is_looked_for_where_a_key_is_seen(name, way, monkeypatch):
+    q, k = numbers(2, 700, 4), numbers(2, 650, 4, seed=1)
+    q[1, 400] = np.nan
+    options = {option: way.convert(x) for option, x in FEW_SEEN[name].items()}
+    weights = AttentionWeights(*map(way.convert, (q, k)), backend=way.backend, **options)
+    whole, areas, backend = np.asarray(weights), [], type(weights._statistics.backend)
+    plain = backend.reduce
+    monkeypatch.setattr(
+        backend, "reduce", lambda *a: [areas.append(math.prod(a[1].sizes[3:])), plain(*a)][1]
+    )
+    np.testing.assert_array_equal(weights.argmax(-2), whole.argmax(-2))
+    assert sum(areas) < 0.8 * whole.size
+    part = weights.part(slice(1, None, 3), slice(100, 600, 2))
+    np.testing.assert_array_equal(part.argmax(-2), np.asarray(part).argmax(-2))
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeAlias, overload
 
 import numpy as np
@@ -14,6 +14,7 @@ from regard._base.errors import ShapeError, UnsupportedError
 from regard._base.settings import require_materializable
 from regard._base.types import Array, ArrayT, BlocksHow, FloatingT, Int, Integers
 from regard._call.call import Call
+from regard._call.visible import Visibility
 from regard._weights.array_names import missing
 from regard._weights.differentiable import differentiable, is_differentiated, pairs_with_gradient
 from regard._weights.linear_reductions import (
@@ -44,6 +45,9 @@ if TYPE_CHECKING:
 
 Axes: TypeAlias = int | tuple[int, ...] | None
 MOST_SHOWN = 1000  # weights that are printed
+# Rows that are written out together: with a window few of the keys are any row's, and of all keys
+# a block stays in the cache.
+TALLEST_BLOCK, LEAST_ROWS, BLOCK_WEIGHTS = 256, 64, 2**20
 
 
 class LinearForms(Generic[ArrayT]):
@@ -68,7 +72,7 @@ class LinearForms(Generic[ArrayT]):
         def _lse_of_scores(self) -> Any: ...
         def _part(self, call: Call, place: Place, graph: Call | None = None) -> Any: ...
         def _head(self, b: int, h: int) -> Any: ...
-        def _write(self, out: Any, columns: slice) -> None: ...
+        def _reduce(self, fields: dict[str, Any]) -> None: ...
         def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any: ...
         def _cut(self, rows: slice | None = None, columns: slice | None = None) -> Any: ...
 
@@ -430,21 +434,37 @@ class LinearForms(Generic[ArrayT]):
         return self._integers(np.int64(row * self.shape[-1] + indices.flat[row]))
 
     def _argmax_of_queries(self) -> Any:
-        """Block by block of rows."""
-        B, Hq, _, Lq, Lk = self._call.sizes
-        found, xp = np.zeros((B, Hq, Lk), np.int64), arrays_of(self._call.query)
+        """Block by block of rows, and of the keys that they may see."""
+        B, Hq, _, _, Lk = self._call.sizes
+        found, largest = np.zeros((B, Hq, Lk), np.int64), np.zeros((B, Hq, Lk), self._dtype_name)
+        if self._statistics.backend.reads_statistics:
+            self._statistics.learn(self._place)
         for b, h in np.ndindex(B, Hq):
-            largest = np.full(Lk, -1.0)
-            for low in range(0, Lq, height := max(64, 2**20 // max(Lk, 1))):
-                part = self._head(b, h)._cut(slice(low, low + height))
-                block = xp.zeros((1, 1, *part.shape), self._dtype_name)
-                part._write(block, slice(None))
-                w = to_numpy(block)[0, 0]
-                at, top = w.argmax(0), w.max(0)
-                higher = (top > largest) | (np.isnan(top) & ~np.isnan(largest))
-                found[b, h, higher] = low + at[higher]
-                largest[higher] = top[higher]
+            for low, keys, w in self._head(b, h)._seen_blocks():
+                own, top = largest[b, h, keys], w.max(0)
+                (higher,) = np.nonzero((top > own) | (np.isnan(top) & ~np.isnan(own)))
+                found[b, h, keys][higher] = low + w[:, higher].argmax(0)
+                own[higher] = top[higher]
         return self._give(self._integers(found))
+
+    def _seen_blocks(self) -> Iterator[tuple[int, slice, np.ndarray]]:
+        """Blocks of one matrix: their first row, the keys that their rows may see, the weights."""
+        call, xp = self._call, arrays_of(self._call.query)
+        visible, Lq, low = Visibility(call, xp.arange), call.sizes[3], 0
+        while low < Lq:
+            rows = slice(low, min(Lq, low + TALLEST_BLOCK))
+            keys = visible.keys(0, rows)
+            height = max(LEAST_ROWS, BLOCK_WEIGHTS // max(1, keys.stop - keys.start))
+            if height < rows.stop - low:
+                rows = slice(low, low + height)
+                keys = visible.keys(0, rows)
+            if keys.start < keys.stop:
+                part = self._cut(rows)
+                seen = part._call.columns(keys).changed(whole_rows=call.whole_rows)
+                block = xp.zeros((1, 1, *part.shape[:1], keys.stop - keys.start), self._dtype_name)
+                self._part(seen, part._place)._reduce({"weights": block})
+                yield low, keys, to_numpy(block)[0, 0]
+            low = rows.stop
 
     def _integers(self, x: Any) -> Any:
         """int64 of NumPy in the library of the weights."""
