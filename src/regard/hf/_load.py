@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,11 @@ from regard.hf._record import record
 from regard.recording import Recording
 
 MOST_WRITTEN = 128  # tokens of an answer
+# Names of files with the words of a tokenizer, which its settings are not.
+VOCABULARY = re.compile(
+    r"^(?!added_tokens|special_tokens|tokenizer_config|.*\.py$).*"
+    r"(vocab|token|merges|bpe|piece|tekken|dict\.txt|\.model$)"
+)
 CAUSAL = "ForCausalLM", "LMHeadModel"  # how architectures end that predict the next token
 
 
@@ -33,7 +39,8 @@ def load(name: str | Path, *, trust_remote_code: bool = False) -> tuple[Any, Any
 
     Raises:
         FileNotFoundError: no such folder, and no such name, or the hub is not reachable.
-        ValueError: a model that transformers cannot load, with its reason.
+        ValueError: a model that transformers cannot load, with its reason, or a folder that has no
+            tokenizer.
     """
     return _loaded(name, trust_remote_code)
 
@@ -47,9 +54,30 @@ def _loaded(name: str | Path, trust_remote_code: bool, predicts: bool = False) -
             kind = transformers.AutoModelForSeq2SeqLM
         elif predicts and any(x.endswith(CAUSAL) for x in config.architectures or ()):
             kind = transformers.AutoModelForCausalLM
-        tokenizer = transformers.AutoTokenizer.from_pretrained(name, **options)
-        model = kind.from_pretrained(name, attn_implementation="regard", **options)
-    return model.eval(), tokenizer
+        tokenizer = _tokenizer(name, options)
+        if tokenizer is not None:
+            model = kind.from_pretrained(name, attn_implementation="regard", **options)
+            return model.eval(), tokenizer
+    raise ValueError(
+        f"{name}: the folder has no vocabulary of a tokenizer, such as tokenizer.json, and a text"
+        f" is read with one. Write it there with tokenizer.save_pretrained({str(name)!r}). A model"
+        " that reads no text is recorded by regard.hf.record."
+    )
+
+
+def _tokenizer(name: str | Path, options: dict[str, Any]) -> Any:
+    """The tokenizer; None of a folder without its vocabulary, for which another would stand in."""
+    has_vocabulary = not Path(name).is_dir() or any(
+        VOCABULARY.search(file.name) for file in Path(name).iterdir()
+    )
+    try:
+        found = transformers.AutoTokenizer.from_pretrained(name, **options)
+    except Exception as error:
+        if has_vocabulary or "trust_remote_code" in str(error):
+            raise
+        return None
+    needs_none = not getattr(found, "vocab_files_names", None)  # as where tokens are bytes
+    return found if has_vocabulary or needs_none else None
 
 
 def read(
@@ -148,6 +176,8 @@ def _told(name: str | Path) -> Iterator[None]:
         yield
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
         reason = str(error).strip().partition("\n")[0]
+        if reason.endswith(":"):  # what it says follows
+            reason = " ".join(str(error).split())
         if "trust_remote_code" in str(error):
             reason = (
                 "it comes with Python of its own. To run that, where you trust it, add"
