@@ -7,17 +7,20 @@ import functools
 import inspect
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import Module, functional
 from torch.nn.modules.module import (
     register_module_forward_hook,
     register_module_forward_pre_hook,
 )
 from torch.overrides import TorchFunctionMode
+
+Source = tuple[StorageWeakRef, Any, torch.Size, tuple[int, ...]]
 
 
 class Sources:
@@ -26,21 +29,30 @@ class Sources:
     def __init__(self) -> None:
         self._thread = threading.get_ident()
         self._stack: list[Module] = []
-        # For each of them, what its children without children were called with, and gave.
-        self._fed: list[list[tuple[Tensor, Tensor]]] = []
+        # For each of them, what its projections were called with, and the memory that they gave.
+        self._fed: list[list[tuple[Source, StorageWeakRef]]] = []
 
     @contextlib.contextmanager
-    def followed(self) -> Iterator[None]:
-        """Follows the modules that are called in the block."""
-        before = register_module_forward_pre_hook(self._enter)
-        after = register_module_forward_hook(self._leave, always_call=True)
+    def followed(self, modules: Iterable[Module] | None = None) -> Iterator[None]:
+        """Follows the modules that are called in the block: these and their projections, or all."""
+        if modules is None:
+            hooks = [
+                register_module_forward_pre_hook(self._enter),
+                register_module_forward_hook(self._leave, always_call=True),
+            ]
+        else:
+            hooks = []
+            for module in modules:
+                for one in (module, *filter(_is_projection, module.children())):
+                    hooks.append(one.register_forward_pre_hook(self._enter))
+                    hooks.append(one.register_forward_hook(self._leave, always_call=True))
         try:
             with warnings.catch_warnings():  # the hooks see a compiled model and what it compiles
                 warnings.filterwarnings("ignore", r"Using `torch\.compile\(module\)` when")
                 yield
         finally:
-            before.remove()
-            after.remove()
+            for hook in hooks:
+                hook.remove()
             self._stack.clear()
             self._fed.clear()
 
@@ -61,9 +73,12 @@ class Sources:
         if not self._stack:
             self._ended(output)
             return
-        given = args[0] if args and not module._modules else None
-        if isinstance(given, Tensor) and isinstance(output, Tensor) and given is not output:
-            self._fed[-1].append((given, output))
+        if args and _is_projection(module):
+            given, made = _memory(args[0]), _memory(output)
+            if given is not None and made is not None:
+                x = args[0]
+                source = given, x.storage_offset(), x.shape, x.stride()
+                self._fed[-1].append((source, made))
 
     def _begun(self, module: Module) -> None:
         """The outermost module is called."""
@@ -79,17 +94,17 @@ class Sources:
         """
         if query is key:
             return True
-        if not (isinstance(query, Tensor) and isinstance(key, Tensor)):
+        own, of_key = _memory(query), _memory(key)
+        if own is None or of_key is None:
             return False
-        places = _place(query), _place(key)
-        if places[0] == places[1] or not self._fed:
-            return places[0] == places[1]
+        if own == of_key or not self._fed:
+            return own == of_key
         for fed in self._fed:
-            made = {_place(out): x for x, out in fed}
-            if places[0] in made and places[1] in made:
-                return made[places[0]] is made[places[1]]
-        made = {_place(out): x for x, out in self._fed[-1]}
-        return len({id(x) for x in made.values() if _place(x) not in made}) == 1
+            made = {out: source for source, out in fed}
+            if own in made and of_key in made:
+                return made[own] == made[of_key]
+        made = {out: source for source, out in self._fed[-1]}
+        return len({source for source in made.values() if source[0] not in made}) == 1
 
 
 class Running(Sources):
@@ -144,9 +159,19 @@ class Running(Sources):
             self._end(output)
 
 
-def _place(x: Tensor) -> tuple[torch.device, int]:
-    """Where the numbers of a tensor are, and of all that share its memory."""
-    return x.device, x.untyped_storage().data_ptr()
+def _is_projection(module: Module) -> bool:
+    weight = module._parameters.get("weight")
+    return weight is not None and weight.ndim > 1 and not module._modules
+
+
+def _memory(x: Any) -> StorageWeakRef | None:
+    """Where the numbers of a tensor are, which it does not keep alive; None where nobody knows."""
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        return None
+    try:
+        return StorageWeakRef(x.untyped_storage())
+    except (NotImplementedError, RuntimeError):  # of vmap, or of a class of its own
+        return None
 
 
 class TorchAttention(TorchFunctionMode):

@@ -258,14 +258,17 @@ def _torch_followed(recorder: Recorder) -> Iterator[None]:
 
 @contextlib.contextmanager
 def model_followed(
-    names: Mapping[Module, str], roots: Sequence[Module], note: Note, recorder: Recorder
-) -> Iterator[None]:
+    names: Mapping[Module, str], roots: Sequence[Module], note: Note,
+    attending: Sequence[Module], recorder: Recorder,
+) -> Iterator[None]:  # fmt: skip
     """Hands the calls of attention to a recorder of which the caller says the module.
 
     Args:
         names: of the modules of a model.
         roots: it, and the modules of it that are called by themselves.
         note: gets each of them that is called, and what with.
+        attending: modules of which the projections tell whose tokens queries and keys are.
+        recorder: gets the calls.
     """
     depth, thread, sources = 0, threading.get_ident(), Sources()
 
@@ -305,7 +308,7 @@ def model_followed(
             root.register_forward_hook(leave, always_call=True),
         ]
     try:
-        with sources.followed(), watching.watched(take):
+        with sources.followed(attending), watching.watched(take):
             yield
     finally:
         for hook in hooks:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 from torch.nn import Module
@@ -60,6 +61,12 @@ def check(model: Module) -> Checked:
         elif "Attention" in kind.__name__ and not _has_attention(module):
             own.append((name, kind.__name__))
     return Checked(tuple(served), tuple(own))
+
+
+@functools.lru_cache(64)
+def that_ask(kinds: frozenset[type]) -> frozenset[type]:
+    """Those of these classes of modules that ask the interface for a function."""
+    return frozenset(kind for kind in kinds if _asks_interface(kind))
 
 
 def _asks_interface(kind: type) -> bool:

@@ -15,6 +15,7 @@ from regard._base.errors import UnsupportedError
 from regard.capture._groups import names_of
 from regard.capture._record import model_followed, recording_of
 from regard.capture._taken import Described, Taken
+from regard.hf._check import that_ask
 from regard.hf._generation import Generation
 from regard.hf._tokens import Inputs
 from regard.recording import Recording
@@ -70,7 +71,9 @@ def record(
         def describe(group: str, taken: Taken, b: int) -> Described:
             return inputs.describe(group, taken, b)._replace(prompt=generation.prompt)
 
-        following = functools.partial(model_followed, names, inputs.roots, inputs.note)
+        asking = that_ask(frozenset(map(type, names)))
+        attending = [module for module in names if type(module) in asking]
+        following = functools.partial(model_followed, names, inputs.roots, inputs.note, attending)
         name = getattr(model.config, "_name_or_path", "") or type(model).__name__
         choice = layers, heads, values, path, explain
         with (

@@ -85,5 +85,6 @@ class Stream:
             given["use_cache"] = False
         with _ONE, torch.no_grad(), _on_regard(model, models):
             inputs = Inputs(model, self._tokenizer)
-            with model_followed(names, inputs.roots, inputs.note, Recorder(sink=Sink(take))):
+            recorder = Recorder(sink=Sink(take))
+            with model_followed(names, inputs.roots, inputs.note, (), recorder):
                 model(**given)
