@@ -64,8 +64,8 @@ def _zeros_like(x: Any, shape: tuple[int, ...]) -> Any:
 class StatisticsCache:
     """Largest score and sum of the exponentials of each row, as a backend has them.
 
-    All parts of some weights share one; safe for several threads. A row's bits are the same
-    whatever was requested before.
+    All parts of some weights share one; safe for several threads. In the kernels a row's bits are
+    the same whatever was requested before; matrix products of torch and NumPy round by their size.
 
     Args:
         call: whose rows.
