@@ -6,6 +6,7 @@ import transformers as T
 
 import regard
 import regard.hf
+from models import model
 from regard.recording import Grid
 
 SIZES = {
@@ -149,3 +150,26 @@ def test_patches_have_no_words_of_a_text_of_as_many_tokens():
     assert groups["text_model"].tokens == tuple(map(str, range(30, 47)))
     assert groups["vision_model"].tokens == tuple(map(str, range(17)))
     assert groups["vision_model"].grids == (Grid(1, 4, 4),)
+
+
+def test_a_text_model_whose_layers_are_called_past_it_has_the_words():
+    ids, picture = torch.arange(30, 40)[None], torch.randn(1, 3, 32, 32)
+    groups = recorded(model("bridgetower"), input_ids=ids, pixel_values=picture).groups
+    assert groups["text_model"].tokens == tuple(map(str, range(30, 40)))
+
+
+def test_a_text_that_is_embedded_outside_of_its_model_has_the_words():
+    """Q-Former's tokens stand for a picture in BLIP-2's."""
+    text = SIZES | {"model_type": "opt", "vocab_size": 97, "ffn_dim": 32, "word_embed_proj_dim": 32}
+    config = T.Blip2Config(
+        text_config=text | {"max_position_embeddings": 60}, vision_config=SEEN, num_query_tokens=16,
+        qformer_config=SIZES | {"vocab_size": 97, "encoder_hidden_size": 32}, image_token_index=10,
+    )  # fmt: skip
+    ids = torch.tensor([[1, *[10] * 16, 5, 6]])
+    found = T.Blip2ForConditionalGeneration(config)
+    recording = recorded(found, input_ids=ids, pixel_values=torch.randn(1, 3, 32, 32))
+    own = next(x for x in recording.groups.values() if "language_model" in x.layers[0].name)
+    assert own.tokens == tuple(map(str, ids[0].tolist()))
+    assert own.grids == ()
+    tower = next(x for x in recording.groups.values() if "vision_model" in x.layers[0].name)
+    assert tower.grids == (Grid(1, 4, 4),)

@@ -154,10 +154,12 @@ class Inputs:
         """The ids of the tokens of a module, of each call.
 
         They are what it is called with, or a module around it, whose embeddings it has. A module
-        that has neither has other tokens.
+        that has neither has other tokens. Parts of one may be called past it.
         """
         for outer, module in self._around(name):
-            calls = self._calls.get(module, Calls())
+            calls = self._calls.get(module)
+            if calls is None:
+                calls = Calls(has_embeddings=_reads(type(module)))
             if calls.ids:
                 sees = calls.pictures and OF_PICTURES.search(name[len(outer) :])
                 return [] if sees else calls.ids
@@ -227,6 +229,12 @@ def _parameters(kind: Any) -> tuple[str, ...]:
     """What the modules of a class are called with."""
     code = kind.forward
     return tuple(inspect.signature(getattr(code, "__wrapped__", code)).parameters)
+
+
+def _reads(kind: Any) -> bool:
+    """Whether modules of a class are called with tokens, and not with pictures."""
+    given = {*_parameters(kind)}
+    return "pixel_values" not in given and not given.isdisjoint({"input_ids", "inputs_embeds"})
 
 
 @functools.lru_cache(64)
