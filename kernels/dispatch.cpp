@@ -87,7 +87,9 @@ std::string refusal(const std::string& asked) {
   for (const Known& k : kKnown) {
     if (asked != k.name) continue;
     if (k.target) return ": " + obstacle_of(k) + ".";
-    return ": this build lacks it, its compiler could not make it; " + there;
+    return ": this build lacks it: its compiler could not make it, or REGARD_TARGETS named "
+           "others; " +
+           there;
   }
   return " is unknown; " + there;
 }

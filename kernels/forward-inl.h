@@ -291,7 +291,8 @@ static int64_t key_head_of(const Problem& p, const Rows<E>& rows) {
 // Gives the prefetcher the output rows of a tile and what the next tile, if there is one, reads
 // first and this one did not.
 template <class E>
-static void plan_prefetch(const Forward& f, ForwardMemory<E>& m, const Rows<E>* after) {
+__attribute__((noinline)) static void plan_prefetch(const Forward& f, ForwardMemory<E>& m,
+                                                    const Rows<E>* after) {
   const Problem& p = *f.problem;
   constexpr int64_t size = sizeof(typename E::Bits);
   const auto in_head = [&](const Rows<E>& rows) {
@@ -372,6 +373,17 @@ static void run_by_cached_keys(const Forward& f, ForwardMemory<E>& m, int64_t ti
 }
 
 #ifdef REGARD_TILES
+// Writes the rows of a tile of queries that has all its sums.
+template <class E>
+__attribute__((noinline)) static void finish_tile(const Forward& f, ForwardMemory<E>& m,
+                                                  const Rows<E>* after) {
+  m.scores = m.spare_scores;
+  if (!m.has_sums) clear_sums(*f.problem, m.state);
+  check_sums(f, m, first_key(m.rows), m.rows.high, m.masked, after);
+  keep_tiles_awake<E::tiles>();
+  write_rows(f, m.rows, m.state);
+}
+
 // Attends tiles of queries to their keys as one pipeline: while the first scores of one become
 // weights, the last ones of the tile before are multiplied with their values. They share the memory
 // of queries, which the scores alone need, and that of sums, which the values alone need.
@@ -382,22 +394,15 @@ static void run_pipeline(const Forward& f, ForwardMemory<E>& first, int64_t tile
   ForwardMemory<E> second = first;
   second.state = state_in<E>(first.state.out, first.other_rows);
   ForwardMemory<E>*m = &first, *other = &second;
-  ForwardPipeline<E> pipeline(f, first);
-  const auto start = [&](ForwardMemory<E>& m, auto attend) {
+  ForwardPipeline<E> pipeline(f, first, finish_tile<E>);
+  const auto start = [&](ForwardMemory<E>& m, bool continues) {
     load_queries<E>(p, m.rows);
     keep_tiles_awake<E::tiles>();
     clear_denominators(m.state);
     m.masked = m.has_sums = false;
-    const int64_t kv = key_head_of(p, m.rows), low = first_key(m.rows);
-    if (m.packed) m.packed.add(p, m.rows.b, kv, low, m.rows.high);
-    return attend(m, kv, low, m.rows.high);
-  };
-  const auto finish = [&](ForwardMemory<E>& m, const Rows<E>* after) {
-    m.scores = m.spare_scores;
-    if (!m.has_sums) clear_sums(p, m.state);
-    check_sums(f, m, first_key(m.rows), m.rows.high, m.masked, after);
-    keep_tiles_awake<E::tiles>();
-    write_rows(f, m.rows, m.state);
+    const int64_t kv = key_head_of(p, m.rows), low = first_key(m.rows), high = m.rows.high;
+    if (m.packed) m.packed.add(p, m.rows.b, kv, low, high);
+    return continues ? pipeline.continue_with(m, kv, low, high) : pipeline.begin(m, kv, low, high);
   };
   // Whether the keys that are packed for one of them stay where they are for the other.
   const auto follows = [&](const Rows<E>& x, const Rows<E>& y) {
@@ -418,19 +423,19 @@ static void run_pipeline(const Forward& f, ForwardMemory<E>& first, int64_t tile
     bool planned = !continues;
     if (planned) {
       plan();
-      start(*m, [&](auto&... x) { return pipeline.begin(x...); });
+      start(*m, false);
     }
     continues = false;
     while (pipeline.attends(*m)) {
       if (!pipeline.find_next() && planned && more && follows(m->rows, other->rows))
-        continues = start(*other, [&](auto&... x) { return pipeline.continue_with(x...); });
-      pipeline.step(kNoLook, [&](ForwardMemory<E>& before) { finish(before, &m->rows); });
+        continues = start(*other, true);
+      pipeline.step();
       if (!planned) plan();
       planned = true;
     }
     if (continues) continue;
     pipeline.finish();
-    finish(*m, nullptr);
+    finish_tile<E>(f, *m, nullptr);
   }
 }
 #endif

@@ -267,8 +267,16 @@ class SavedSums {
 template <class E>
 class ForwardPipeline {
  public:
-  ForwardPipeline(const Forward& f, const ForwardMemory<E>& m)
-      : f_(f), p_(*f.problem), scaling_(p_), scores_(m.scores), other_scores_(m.other_scores) {
+  // What is done with queries when all their values are added, before those `after` have any.
+  typedef void Finish(const Forward& f, ForwardMemory<E>& m, const Rows<E>* after);
+
+  ForwardPipeline(const Forward& f, const ForwardMemory<E>& m, Finish* finish)
+      : f_(f),
+        p_(*f.problem),
+        scaling_(p_),
+        finish_(finish),
+        scores_(m.scores),
+        other_scores_(m.other_scores) {
     before_->tile.keys = now_->tile.keys = 0;
   }
 
@@ -294,10 +302,10 @@ class ForwardPipeline {
     return after_->tile.keys != 0;
   }
 
-  // The weights of a tile of keys, after a tile was looked for; `look` sees its scores before.
-  // Other queries are given to `finish` when all their values are added, before these have any.
-  template <class Look, class Finish>
-  void step(Look look, Finish finish) {
+  // The weights of a tile of keys, after a tile was looked for; `look`, optional, sees its scores
+  // before. A pointer: each type of it would be code of its own.
+  typedef void Look(void* looks, const KeyTile& tile);
+  __attribute__((noinline)) void step(Look* look = nullptr, void* looks = nullptr) {
     ForwardMemory<E>& m = *now_->m;
     const KeyTile& tile = now_->tile;
     m.scores = scores_, m.other_scores = other_scores_;
@@ -320,14 +328,14 @@ class ForwardPipeline {
                                   before_->m->rows.vectors == 2 && values.is_whole();
     if (before_->tile.keys && !values_meanwhile)
       multiply_now<E, true>(values, before_->m->rows.vectors);
-    look(tile);
+    if (look) look(looks, tile);
     if (now_->high - tile.j0 <= kPrefetchDistance) m.prefetcher.prefetch_some();
     const bool keys_meanwhile = m.rows.vectors == 2 && is_whole(*after_);
     const TileProduct keys = keys_meanwhile ? of_keys(*after_, other_scores_) : TileProduct{};
     SavedSums<E> saved(m.state);
     softmax_in_place(f_, scaling_, m, tile, values_meanwhile ? &values : nullptr,
                      keys_meanwhile ? &keys : nullptr);
-    if (before_->tile.keys && before_->m != &m) finish(*before_->m);
+    if (before_->tile.keys && before_->m != &m) finish_(f_, *before_->m, &m.rows);
     if (any([&](int v) { return greater(sum(v), F{} + kMostSum); })) {
       F large[E::vectors];
       for (int v = 0; v < m.rows.vectors; ++v) large[v] = sum(v);
@@ -368,7 +376,7 @@ class ForwardPipeline {
   }
 
   // The first tile from j0 on of which any key is shown; without keys where there is none.
-  void find_tile(Stage& stage, int64_t kv, int64_t j0) {
+  __attribute__((noinline)) void find_tile(Stage& stage, int64_t kv, int64_t j0) {
     const ForwardMemory<E>& m = *stage.m;
     for (const int64_t keys = tile_keys<E>(p_); j0 < stage.high; j0 += keys) {
       set_key_tile(p_, m, kv, j0, stage.high, false, stage.tile);
@@ -412,7 +420,7 @@ class ForwardPipeline {
     return product;
   }
 
-  void compute_scores(const Stage& stage, float* to) const {
+  __attribute__((noinline)) void compute_scores(const Stage& stage, float* to) const {
     const ForwardMemory<E>& m = *stage.m;
     const KeyTile& tile = stage.tile;
     if (tile.unmasked && is_whole(stage))
@@ -424,6 +432,7 @@ class ForwardPipeline {
   const Forward& f_;
   const Problem& p_;
   const Scaling<E> scaling_;
+  Finish* const finish_;
   float *scores_, *other_scores_;  // of the tile; of the one before, and then of the one after
   Stage stages_[3], *before_ = stages_, *now_ = stages_ + 1, *after_ = stages_ + 2;
 };
@@ -432,12 +441,12 @@ class ForwardPipeline {
 template <class E, class Look>
 static bool add_keys_by_tiles(const Forward& f, ForwardMemory<E>& m, int64_t kv, int64_t low,
                               int64_t high, Look look) {
-  ForwardPipeline<E> pipeline(f, m);
+  ForwardPipeline<E> pipeline(f, m, nullptr);
   m.masked = false;
   pipeline.begin(m, kv, low, high);
   while (pipeline.attends(m)) {
     pipeline.find_next();
-    pipeline.step(look, [](ForwardMemory<E>&) {});
+    pipeline.step([](void* looks, const KeyTile& tile) { (*(Look*)looks)(tile); }, &look);
   }
   pipeline.finish();
   return m.masked;

@@ -237,6 +237,8 @@ REGARD_INLINE static void store_rows(float* to, int64_t ldo, int64_t rows) {
 template <int n>
 REGARD_INLINE static void begin_sum(bool adds, void* out, void* unstored, int64_t stride) {
   if (unstored) store_tile<n>(unstored, stride);
+  // Unknown to the compiler, which would write the code around it twice.
+  if (!__builtin_constant_p(adds)) asm("" : "+r"(adds));
   if (adds)
     load_tile<n>(out, stride);
   else
