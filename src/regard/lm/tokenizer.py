@@ -164,7 +164,7 @@ class BytePairTokenizer:
     def save(self, path: str | Path) -> None:
         """Writes a ``tokenizer.json``."""
         with replaced_when_complete(path) as file:
-            file.write(self._tokenizer.to_str(pretty=True).encode())
+            file.write(self._tokenizer.to_str().encode())
 
     def __len__(self) -> int:
         """Number of ids, BOS included."""
