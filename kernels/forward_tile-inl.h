@@ -194,8 +194,8 @@ static inline int end_of_sum(int j, int high) {  // the same whichever rows shar
   return end < high ? end : high;
 }
 template <class E, int V>
-static void add_to_totals(const SoftmaxState<E>& state, const Vec<typename E::Real> (&sum)[V],
-                          int v) {
+REGARD_INLINE static void add_to_totals(const SoftmaxState<E>& state,
+                                        const Vec<typename E::Real> (&sum)[V], int v) {
   typedef typename E::Real Real;
   for (int i = 0; i < V; ++i) {
     const int at = (v + i) * E::lanes;
