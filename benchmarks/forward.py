@@ -5,9 +5,10 @@
 
 ``REGARD_TARGET=avx2`` in front measures that instruction set, in shares of its own peak.
 FLOPs count visible pairs only: 2 · (D + Dv) a pair. Of the smallest calls much of the time is that
-of Python and of making the output. The second table takes windows, padding and packed documents,
-which cost what is visible; torch is given the same as a mask of (T, T). With more than one thread
-the last column of both tells how many times as fast they are as one.
+of Python and of making the output. The second table is of ``return_weights=True``, which keeps the
+row statistics of the weights, beside torch's output alone. The others take windows, padding and
+packed documents, which cost what is visible; torch is given the same as a mask of (T, T). With more
+than one thread the last column of all tells how many times as fast they are as one.
 """
 
 import common
@@ -23,6 +24,7 @@ SHAPES = [
 ]  # fmt: skip
 # Heads wider than 256, as some models have them; the last is (D, Dv) = (576, 512), latent keys.
 WIDE = [(1, 4, 1024, 320), (1, 4, 1024, 512), (1, 4, 1024, 576, 512)]
+KEPT = SHAPES[:2]  # with row statistics
 QUICK = [(1, 2, 97, 16)]
 
 
@@ -36,12 +38,21 @@ def contestants(ours, theirs, threads):
     return runs | ({"one thread": on(1, ours)} if threads > 1 else {})
 
 
-def measure_shape(report, options, limits, dtype, shape, causal):
-    """One row of the first table; a shape ``(B, H, T, D)`` or, with other values, with ``Dv``."""
+def measure_shape(report, options, limits, dtype, shape, causal, keeps=False):
+    """One row of a table; a shape ``(B, H, T, D)`` or, with other values, with ``Dv``.
+
+    Args:
+        keeps: whether regard gives the weights too, with their row statistics.
+    """
     held, value_size = shape[:4], shape[-1]
     q, k, v = common.draw(held, held, (*held[:3], value_size), dtype=dtype)
+
+    def ours():
+        found = regard.attention(q, k, v, causal=causal, return_weights=keeps)
+        return found[0] if keeps else found
+
     runs = contestants(
-        lambda: regard.attention(q, k, v, causal=causal),
+        ours,
         lambda: common.torch_attention(q, k, v, causal=causal),
         options.threads,
     )
@@ -59,7 +70,8 @@ def measure_shape(report, options, limits, dtype, shape, causal):
         figures["speedup"] = measured.ratio("one thread", to="regard")[0]
     report.row(
         common.shape_name(shape), common.mask_name(causal), *cells, **figures,
-        dtype=dtype, shape=shape, causal=causal, flops=rate, backend=backend, **reached,
+        dtype=dtype, shape=shape, causal=causal, statistics=keeps, flops=rate, backend=backend,
+        **reached,
     )  # fmt: skip
 
 
@@ -127,7 +139,7 @@ def measure_cases(report, options, dtype, shape):
 
 
 def main():
-    """Two tables for each dtype."""
+    """Four tables for each dtype."""
     options = common.read_options(__doc__, dtypes=["float32"])
     report = common.Report("forward", options)
     columns = ["B, H, T, D", "mask", "regard", "torch", "torch / regard", "GFLOP/s"]
@@ -139,6 +151,10 @@ def main():
         for shape in QUICK if options.quick else SHAPES + WIDE:
             for causal in (False, True):
                 measure_shape(report, options, limits, dtype, shape, causal)
+        report.table(f"Forward with row statistics, {dtype}", *columns)
+        for shape in QUICK if options.quick else KEPT:
+            for causal in (False, True):
+                measure_shape(report, options, limits, dtype, shape, causal, keeps=True)
         # The arrays of one head fit into the caches of most processors, those of four do not: there
         # a window that is narrow waits for memory.
         for heads in (1, 4):
