@@ -59,8 +59,10 @@ def test_a_smoke_run_writes_the_machine_and_every_row_with_its_error(results):
     assert result["benchmark"] == "forward"
     assert result["machine"]["cpu"]
     assert result["machine"]["threads"] == 1
-    shapes, cases, _ = result["tables"]
-    assert [row["causal"] for row in shapes["rows"]] == [False, True]
+    shapes, kept, cases, _ = result["tables"]
+    for table, statistics in ((shapes, False), (kept, True)):
+        found = [(row["causal"], row["statistics"]) for row in table["rows"]]
+        assert found == [(False, statistics), (True, statistics)]
     assert cases["rows"][0]["case"] == "full"
     assert [row["visible"] < 1 for row in cases["rows"]] == [False] + 5 * [True]
     for table in result["tables"]:
