@@ -29,16 +29,21 @@ UNDERSTOOD = {
 }  # fmt: skip
 
 
-class SinksCall(NamedTuple):
-    """A call whose queries have sinks of their own, which are keys before all others."""
+class SinksCalls(NamedTuple):
+    """The calls of a module whose queries have sinks of their own, keys before all others."""
 
-    sinks: int
-    queries: int
-    keys: int  # without the sinks
+    sinks: int  # of the first call
+    tokens: int = 0  # queries of all calls
+    forgot: bool = False  # whether a cache has forgotten keys of these
+
+    def and_of(self, queries: int, keys: int) -> SinksCalls:
+        """These calls and one of so many queries and keys, without the sinks."""
+        tokens = self.tokens + queries
+        return self._replace(tokens=tokens, forgot=self.forgot or keys < tokens)
 
 
-# The calls of each module that are watched.
-sinks_calls: weakref.WeakKeyDictionary[Module, list[SinksCall]] = weakref.WeakKeyDictionary()
+# Of the modules that are watched.
+sinks_calls: weakref.WeakKeyDictionary[Module, SinksCalls] = weakref.WeakKeyDictionary()
 
 
 def attention_function(
@@ -108,7 +113,8 @@ def attention_function(
         s_aux = module._parameters.get("sinks")
     if sinks is not None:
         if watching.watchers:
-            sinks_calls.setdefault(module, []).append(SinksCall(sinks.shape[-1], Lq, Lk))
+            known = sinks_calls.get(module) or SinksCalls(sinks.shape[-1])
+            sinks_calls[module] = known.and_of(Lq, Lk)
         key, value, query, options = _with_sinks(query, key, value, sinks, scaling, options)
     elif s_aux is not None:
         options["sinks"] = s_aux.reshape(-1).to(query.dtype)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import itertools
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -131,15 +130,14 @@ class Inputs:
         for module, calls in sinks_calls.items():
             if module not in self._names:
                 continue
-            tokens = itertools.accumulate(call.queries for call in calls)
-            if any(call.keys < count for call, count in zip(calls, tokens)):
+            if calls.forgot:
                 raise RecordingError(
                     f"record: the cache of {self._names[module]} forgot its first keys, and its "
                     "queries have sinks of their own; no recording holds both. Record one pass "
                     "over the whole text."
                 )
             if self._names[module] == name:
-                found = calls[0].sinks
+                found = calls.sinks
         return found
 
     def _around(self, name: str) -> Iterator[tuple[str, Module]]:
