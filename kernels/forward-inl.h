@@ -392,7 +392,7 @@ static void run_pipeline(const Forward& f, ForwardMemory<E>& first, int64_t tile
                          const Stop& stop) {
   const Problem& p = *f.problem;
   ForwardMemory<E> second = first;
-  second.state = state_in<E>(first.state.out, first.other_rows);
+  second.state = state_in<E>(first.state.out, first.other_statistics);
   ForwardMemory<E>*m = &first, *other = &second;
   ForwardPipeline<E> pipeline(f, first, finish_tile<E>);
   const auto start = [&](ForwardMemory<E>& m, bool continues) {
@@ -434,7 +434,7 @@ static void run_pipeline(const Forward& f, ForwardMemory<E>& first, int64_t tile
       planned = true;
     }
     if (continues) continue;
-    pipeline.finish();
+    pipeline.drain();
     finish_tile<E>(f, *m, nullptr);
   }
 }

@@ -118,12 +118,12 @@ struct ForwardMemory {
   Rows<E> rows, next;
   Prefetcher prefetcher;
   SoftmaxState<E> state;
-  Real* scores;        // [keys][rows]: scores, then weights
-  Real* other_scores;  // likewise, of the tile before or after, for tiles
-  Real* spare_scores;  // for keys that are added anew while those two are in use, for tiles
-  Real* other_rows;    // numbers of rows of a second state with the same sums, for tiles
-  Real* new_maximum;   // [rows]: with the scores of the tile
-  Word* weights;       // the weights, packed
+  Real* scores;            // [keys][rows]: scores, then weights
+  Real* other_scores;      // likewise, of the tile before or after, for tiles
+  Real* spare_scores;      // for keys that are added anew while those two are in use, for tiles
+  Real* other_statistics;  // of a second state with the same sums, for tiles
+  Real* new_maximum;       // [rows]: with the scores of the tile
+  Word* weights;           // the weights, packed
   Word* keys;
   Word* values;
   uint32_t* keep_mask;
@@ -141,7 +141,7 @@ struct ForwardMemory {
     weights = E::pack == 1 ? (Word*)scores
                            : scratch.take<Word>(E::keys / 2 * (E::tiles ? 2 : 1) * E::rows);
     state = state_in<E>(p, scratch.take<Real>(state_size<E>(p)));
-    other_rows = E::tiles ? scratch.take<Real>(kOfRows * E::rows) : nullptr;
+    other_statistics = E::tiles ? scratch.take<Real>(kStatistics * E::rows) : nullptr;
     new_maximum = scratch.take<Real>(E::rows);
     keys = scratch.take<Word>(E::keys * E::row_words(p.D));
     values = scratch.take<Word>(pair_words<E>(E::keys, p.Dv));

@@ -283,7 +283,7 @@ class ForwardPipeline {
   // Whether there is a next step, for these queries.
   bool attends(const ForwardMemory<E>& m) const { return now_->m == &m && now_->tile.keys; }
 
-  // Begins with the keys of some queries from `low` to `high`, after `finish`. Whether any is
+  // Begins with the keys of some queries from `low` to `high`, after `drain`. Whether any is
   // shown.
   bool begin(ForwardMemory<E>& m, int64_t kv, int64_t low, int64_t high) {
     find_first(m, kv, low, high, *now_);
@@ -356,7 +356,7 @@ class ForwardPipeline {
   }
 
   // Multiplies the weights of the last tile with their values.
-  void finish() {
+  void drain() {
     if (before_->tile.keys) multiply_now<E, true>(of_values(*before_), before_->m->rows.vectors);
     before_->tile.keys = 0;
   }
@@ -448,7 +448,7 @@ static bool add_keys_by_tiles(const Forward& f, ForwardMemory<E>& m, int64_t kv,
     pipeline.find_next();
     pipeline.step([](void* looks, const KeyTile& tile) { (*(Look*)looks)(tile); }, &look);
   }
-  pipeline.finish();
+  pipeline.drain();
   return m.masked;
 }
 

@@ -21,17 +21,18 @@ struct SoftmaxState {
   typename E::Real* rounded;       // the denominator of the weights as rounded to pairs
 };
 
-constexpr int kOfRows = 5;  // of these, numbers of a row beside its sums
+constexpr int kStatistics = 5;  // of these, [rows] each, beside the sums
 
 template <class E>
 static int64_t state_size(const Problem& p) {
-  return (p.Dv + kOfRows) * E::rows;
+  return (p.Dv + kStatistics) * E::rows;
 }
 
 template <class E>
-static SoftmaxState<E> state_in(typename E::Real* out, typename E::Real* of_rows) {
+static SoftmaxState<E> state_in(typename E::Real* out, typename E::Real* statistics) {
   constexpr int n = E::rows;
-  return {out, of_rows, of_rows + n, of_rows + 2 * n, of_rows + 3 * n, of_rows + 4 * n};
+  return {
+      out, statistics, statistics + n, statistics + 2 * n, statistics + 3 * n, statistics + 4 * n};
 }
 
 template <class E>
