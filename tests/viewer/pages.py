@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+import time
 from pathlib import Path
 
 import numpy as np
@@ -72,11 +73,14 @@ def is_shown(page, query):
 
 @contextlib.contextmanager
 def held(page, path):
-    """Requests of this path wait until the block ends."""
+    """Requests of this path wait until the block ends, and a first one has come."""
     routes = []
     page.route(re.compile(path), lambda route: routes.append(route))
     yield
-    assert routes
+    end = time.monotonic() + 30
+    while not routes:  # a request may be heard of after what the page does next
+        assert time.monotonic() < end, f"no request of {path} within 30 s"
+        page.wait_for_timeout(10)
     for route in routes:
         route.continue_()
     page.unroute(re.compile(path))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from viewer.map_page import PAGE, constant, log_weights
-from viewer.pages import crossed, is_chosen, is_said, share, spoken
+from viewer.pages import crossed, held, is_chosen, is_said, share, spoken
 from viewer.test_panels import saved
 from viewer.test_words import PIECES, WORDS, by_words
 
@@ -172,20 +172,11 @@ def test_what_is_pointed_at_stays_in_the_status_line_when_an_earlier_answer_come
     page = show(spoken(), "L1H2&query=5&key=3")
     is_drawn(page, "L1 heads 2 query 5 key 3")
     is_said(page, "^query 5 .* key 3 ")
-    held = []
-    page.route(re.compile("/row"), lambda route: held.append(route))
-    with page.expect_request(re.compile("/row")):
+    with held(page, "/row"):
         page.keyboard.press("ArrowUp")
-    is_drawn(page, "L1 heads 2 query 4 key 3")
-    token(page, "query", 6).hover()
-    words = is_said(page, "^query 6 «was» attends to")
-    waits = 0
-    while not held and (waits := waits + 1) < 2000:  # the route comes after the request
-        page.wait_for_timeout(5)
-    assert held
-    with page.expect_response(re.compile("/row")):
-        for route in held:
-            route.continue_()
+        is_drawn(page, "L1 heads 2 query 4 key 3")
+        token(page, "query", 6).hover()
+        words = is_said(page, "^query 6 «was» attends to")
     page.wait_for_selector(".regard-text[data-shown^='query 4 key 3 ']")
     assert page.locator(".regard-readout").text_content().strip() == words.strip()
 
