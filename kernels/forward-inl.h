@@ -300,17 +300,18 @@ __attribute__((noinline)) static void plan_prefetch(const Forward& f, ForwardMem
     return rows.count < left ? rows.count : left;
   };
   m.prefetcher.clear();
+  if (after) {
+    const Rows<E>& next = *after;
+    const int64_t kv = key_head_of(p, next);
+    const bool same = next.b == m.rows.b && kv == key_head_of(p, m.rows);
+    const int64_t low = same && m.rows.high > next.low ? m.rows.high : next.low;
+    const int64_t keys = next.high - low < E::keys ? next.high - low : E::keys;
+    m.prefetcher.add(next.query[0], p.query.strides[2], in_head(next), p.D * size);
+    m.prefetcher.add(p.key.at(next.b, kv, low), p.key.strides[2], keys, p.D * size);
+    m.prefetcher.add(p.value.at(next.b, kv, low), p.value.strides[2], keys, p.Dv * size);
+  }
   m.prefetcher.add(f.out.at(m.rows.b, m.rows.head[0], m.rows.index[0]), f.out.strides[2],
                    in_head(m.rows), p.Dv * bytes_of(f.out.type));
-  if (!after) return;
-  const Rows<E>& next = *after;
-  const int64_t kv = key_head_of(p, next);
-  const bool same = next.b == m.rows.b && kv == key_head_of(p, m.rows);
-  const int64_t low = same && m.rows.high > next.low ? m.rows.high : next.low;
-  const int64_t keys = next.high - low < E::keys ? next.high - low : E::keys;
-  m.prefetcher.add(next.query[0], p.query.strides[2], in_head(next), p.D * size);
-  m.prefetcher.add(p.key.at(next.b, kv, low), p.key.strides[2], keys, p.D * size);
-  m.prefetcher.add(p.value.at(next.b, kv, low), p.value.strides[2], keys, p.Dv * size);
 }
 
 // The first key of a tile of queries. Tiles of keys are aligned, so that a row's bits do not depend
