@@ -7,7 +7,7 @@ cache grows by one key a step; the time is that of a step. A window is said by a
 step, or by intervals; what of a cache of fixed size is filled, by causal order and ``query_start``.
 torch gets the same as a mask. The last table is a model's: each layer writes the token's key and
 value into its own cache and attends to what is filled. Masks and intervals are made beforehand.
-Calls are of tensors, and beside them of NumPy arrays.
+Calls are of tensors; beside them stand those of NumPy arrays, and those that give weights too.
 """
 
 import common
@@ -51,12 +51,14 @@ def measure_call(report, options, dtype, shape, keys):
     of_arrays = dtype == "float32" and [x.numpy() for x in (q, k, v)]
     if of_arrays:
         runs["arrays"] = lambda: regard.attention(*of_arrays)
+    runs["weights"] = lambda: regard.attention(q, k, v, return_weights=True)
     measured = common.interleave(runs, options)
-    arrays = measured.median("arrays") if of_arrays else None
-    name = common.shape_name(shape), str(keys), dtype, f"{arrays * 1e6:.1f} µs" if arrays else "-"
+    arrays, weights = (measured.median(x) if x in runs else None for x in ("arrays", "weights"))
+    others = (f"{x * 1e6:.1f} µs" if x else "-" for x in (arrays, weights))
+    name = common.shape_name(shape), str(keys), dtype, *others
     row(
         report, name, measured, "regard", "torch", error, shape=shape, keys=keys, dtype=dtype,
-        arrays=arrays,
+        arrays=arrays, weights=weights,
     )  # fmt: skip
 
 
@@ -150,7 +152,7 @@ def main():
     options = common.read_options(__doc__, dtypes=["float32"])
     report = common.Report("small", options)
     report.table(
-        "One call", "B, H, Lq, D", "keys", "dtype", "of arrays", "regard", "torch",
+        "One call", "B, H, Lq, D", "keys", "dtype", "of arrays", "with weights", "regard", "torch",
         "torch / regard",
     )  # fmt: skip
     for dtype in options.dtype:

@@ -243,15 +243,15 @@ void forward(const Call& call, const std::optional<ArrayRef>& out, uintptr_t max
   run({target.forward(f), target.merge(f)}, threads);
 }
 
-// The output of a call with the plain options of another. Where none are given, every key is valid,
-// and the queries are the last of the valid ones. `ends` of the intervals, and `ids` of queries and
-// keys: an address, and whether all of the batch share them.
-void forward_with(const Call& options, const ArrayRef& query, const ArrayRef& key,
-                  const ArrayRef& value, const ArrayRef& out, int threads,
-                  const std::optional<ArrayRef>& mask, std::vector<int64_t> starts,
-                  std::vector<int64_t> lengths,
-                  const std::vector<std::tuple<uintptr_t, bool>>& ends,
-                  const std::vector<std::tuple<uintptr_t, bool>>& ids, std::vector<EditRef> edits) {
+// A call with the plain options of another. Where none are given, every key is valid, and the
+// queries are the last of the valid ones. `ends` of the intervals, and `ids` of queries and keys:
+// an address, and whether all of the batch share them.
+Call call_like(const Call& options, const ArrayRef& query, const ArrayRef& key,
+               const ArrayRef& value, const std::optional<ArrayRef>& mask = {},
+               std::vector<int64_t> starts = {}, std::vector<int64_t> lengths = {},
+               const std::vector<std::tuple<uintptr_t, bool>>& ends = {},
+               const std::vector<std::tuple<uintptr_t, bool>>& ids = {},
+               std::vector<EditRef> edits = {}) {
   Call call = options;
   call.query = query, call.key = key, call.value = value, call.mask = mask;
   const Shape &q = shape_of(query), &k = shape_of(key);
@@ -271,12 +271,24 @@ void forward_with(const Call& options, const ArrayRef& query, const ArrayRef& ke
     std::tie(call.query_ids, call.shared_query_ids) = ids.at(0);
     std::tie(call.key_ids, call.shared_key_ids) = ids.at(1);
   }
-  forward(call, out, 0, 0, threads);
+  return call;
 }
 
 void forward_of(const Call& options, const ArrayRef& query, const ArrayRef& key,
-                const ArrayRef& value, const ArrayRef& out, int threads) {
-  forward_with(options, query, key, value, out, threads, {}, {}, {}, {}, {}, {});
+                const ArrayRef& value, const ArrayRef& out, uintptr_t maximum, uintptr_t total,
+                int threads) {
+  forward(call_like(options, query, key, value), out, maximum, total, threads);
+}
+
+void forward_with(const Call& options, const ArrayRef& query, const ArrayRef& key,
+                  const ArrayRef& value, const ArrayRef& out, int threads,
+                  const std::optional<ArrayRef>& mask, std::vector<int64_t> starts,
+                  std::vector<int64_t> lengths,
+                  const std::vector<std::tuple<uintptr_t, bool>>& ends,
+                  const std::vector<std::tuple<uintptr_t, bool>>& ids, std::vector<EditRef> edits) {
+  const Call call = call_like(options, query, key, value, mask, std::move(starts),
+                              std::move(lengths), ends, ids, std::move(edits));
+  forward(call, out, 0, 0, threads);
 }
 
 // A summand of a matrix of token pairs: the weights of one head, or their effects.
@@ -785,14 +797,14 @@ NB_MODULE(_kernels, m) {
         nb::arg("total"), nb::arg("threads"),
         "Computes the output and, where asked, the row statistics.");
   m.def("forward_of", &forward_of, nb::arg("options"), nb::arg("query"), nb::arg("key"),
-        nb::arg("value"), nb::arg("out"), nb::arg("threads"),
-        "Computes the output of a call with the plain options of another.");
-  m.def(
-      "forward_with", &forward_with, nb::arg("options"), nb::arg("query"), nb::arg("key"),
-      nb::arg("value"), nb::arg("out"), nb::arg("threads"), nb::arg("mask").none(),
-      nb::arg("starts"), nb::arg("lengths"), nb::arg("ends"), nb::arg("ids"), nb::arg("edits"),
-      "The same with a mask, positions, lengths, intervals, segments and edits; empty where there "
-      "are none.");
+        nb::arg("value"), nb::arg("out"), nb::arg("maximum"), nb::arg("total"), nb::arg("threads"),
+        "Computes the output of a call with the plain options of another and, where asked, the row "
+        "statistics.");
+  m.def("forward_with", &forward_with, nb::arg("options"), nb::arg("query"), nb::arg("key"),
+        nb::arg("value"), nb::arg("out"), nb::arg("threads"), nb::arg("mask").none(),
+        nb::arg("starts"), nb::arg("lengths"), nb::arg("ends"), nb::arg("ids"), nb::arg("edits"),
+        "Computes such an output with a mask, positions, lengths, intervals, segments and edits; "
+        "empty where there are none.");
   m.def("reduce", &reduce, nb::arg("call"), nb::arg("asked"), nb::arg("threads"),
         "Computes what is asked of the weights in one pass.");
   m.def("gather", &gather, nb::arg("call"), nb::arg("maximum"), nb::arg("total"),

@@ -1,6 +1,8 @@
 """A call of known heads and options is computed without being checked anew, and nothing else is."""
 
+import gc
 import warnings
+import weakref
 
 import numpy as np
 import pytest
@@ -313,6 +315,70 @@ def test_tensors_that_are_negated_by_a_flag(backend):
     weights = [regard.AttentionWeights(*w[:2], backend=backend) for w in (flagged, [-y for y in x])]
     torch.testing.assert_close(weights[0][0, 1], weights[1][0, 1])
     torch.testing.assert_close(weights[0].entropy(), weights[1].entropy())
+
+
+def as_numpy(x):
+    return x.float().numpy() if isinstance(x, torch.Tensor) else x
+
+
+@pytest.mark.skipif(NO_PLANS, reason="there are no plans")
+@pytest.mark.parametrize("options", [*OPTIONS, {"window": (3, 0), "causal": True}], ids=str)
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_a_plan_gives_the_weights_too(library, options, planned):
+    for dtype in ("float32", "float64", "float16") + ("bfloat16",) * (library == "torch"):
+        first, other = drawn("(B, L, H, D)", library, dtype)
+        regard.attention(*first, **options, return_weights=True)
+        planned.clear()
+        for q, k, v in (first, other, [x[:, :, -3:] for x in other]):
+            out, weights = regard.attention(q, k, v, **options, return_weights=True)
+            assert planned.pop() == tuple(q.shape)
+            right = regard.AttentionWeights(q, k, **options)
+            for found, x in (
+                (out, regard.attention(q, k, v, **options, return_statistics=True)[0]),
+                (weights[...], right[...]),
+                (weights.lse, right.lse),
+                (weights.max_score, right.max_score),
+            ):
+                assert (type(found), found.dtype) == (type(x), x.dtype)
+                np.testing.assert_array_equal(as_numpy(found), as_numpy(x))
+
+
+def test_the_weights_of_a_plan_see_writes_and_gradients(planned):
+    q, k, v = to_torch({n: numbers(1, 2, 5, 4, seed=i) for i, n in enumerate("qkv")}).values()
+    regard.attention(q, k, v, causal=True)
+    _, weights = regard.attention(q, k, v, causal=True, return_weights=True)
+    q[0, 0, 0] = 1
+    with pytest.raises(RuntimeError, match="query was written to"):
+        weights.entropy()
+    q.requires_grad_()
+    with torch.no_grad():
+        _, weights = regard.attention(q, k, v, causal=True, return_weights=True)
+    (found,) = torch.autograd.grad(weights.entropy().sum(), q)
+    right = regard.AttentionWeights(q, k, causal=True).entropy().sum()
+    torch.testing.assert_close(found, torch.autograd.grad(right, q)[0])
+    assert len(planned) == (0 if NO_PLANS else 2)
+
+
+@pytest.mark.skipif(NO_PLANS, reason="there are no plans")
+def test_plans_hold_no_array_and_others_than_four_axes_have_weights_too(planned):
+    x = numbers(2, 3, 5, 4)
+    held = weakref.ref(x)
+    regard.attention(x, x, x, causal=True, return_weights=True)
+    gc.collect()
+    del x
+    gc.collect()
+    assert held() is None
+    for shape in ((5, 4), (3, 5, 4)):
+        x = numbers(*shape)
+        for _ in range(2):
+            _, weights = regard.attention(x, x, x, causal=True, return_weights=True)
+            assert weights.shape == (*shape[:-2], 5, 5)
+            np.testing.assert_allclose(weights[...].sum(-1), 1, rtol=1e-6)
+    x = numbers(2, 3, 5, 4)
+    for mask in (numbers(2, 1, 5, 5) > 0, numbers(2, 3, 5, 5) > 0):
+        _, weights = regard.attention(x, x, x, mask=mask, return_weights=True)
+        assert not np.where(mask, 0, weights[...]).any()
+    assert not planned
 
 
 def test_weights_are_those_of_a_call_that_had_a_plan():

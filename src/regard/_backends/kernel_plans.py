@@ -14,9 +14,10 @@ from regard._backends.kernel_calls import (
     address_of,
     array_ref,
     call_as_read,
+    empty,
     kernels,
 )
-from regard._base.arrays import dtype_name
+from regard._base.arrays import accumulating_name, dtype_name
 from regard._base.settings import get_num_threads
 from regard._call.call import Call
 
@@ -42,11 +43,22 @@ class Plan(NamedTuple):
     dtype: str
     unit: int  # bytes of a stride's unit
     row_stride: int  # the last stride of arrays that are read where they are
+    call: Call | None  # the known call without arrays; None where those of another are reshaped
 
-    def output(self, query: Any, key: Any, value: Any, moving: Moving = NOTHING) -> Any:
-        """The output ``(..., Hq, Lq, Dv)``; None for arrays whose rows would be copied first."""
+    def output(
+        self,
+        query: Any,
+        key: Any,
+        value: Any,
+        moving: Moving = NOTHING,
+        statistics: tuple[Any, Any] | None = None,
+    ) -> Any:
+        """The output ``(..., Hq, Lq, Dv)``; None for arrays whose rows would be copied first.
+
+        ``statistics``: arrays ``(B, Hq, Lq)`` that take maximum and total, where nothing moves.
+        """
         assert kernels is not None
-        read, dtype, unit, row_stride = self
+        read, dtype, unit, row_stride, _ = self
         refs = []
         for x in (query, key, value):
             shape = x.shape
@@ -68,7 +80,8 @@ class Plan(NamedTuple):
         refs.append((address, shape, strides, unit, dtype, None))
         threads = 1 if B * Hq * Lq * Lk * (D + 1) < FEW_PRODUCTS else get_num_threads()
         if moving is NOTHING:
-            kernels.forward_of(read, *refs, threads)
+            found = (0, 0) if statistics is None else map(address_of, statistics)
+            kernels.forward_of(read, *refs, *found, threads)
             return out
         mask, intervals, segments, starts, lengths, edits = moving
         ends, ids = (
@@ -79,10 +92,24 @@ class Plan(NamedTuple):
         )
         return out
 
+    def with_statistics(
+        self, query: Any, key: Any, value: Any
+    ) -> tuple[Any, Call, tuple[Any, Any]] | None:
+        """The output, the call and its row statistics; None where the call is to be read first."""
+        if self.call is None:
+            return None
+        call = self.call.changed(query=query, key=key, value=value)
+        dtype = accumulating_name(query)
+        maximum, total = (empty(call, query.shape[:3], dtype) for _ in range(2))
+        out = self.output(query, key, value, NOTHING, (maximum, total))
+        return None if out is None else (out, call, (maximum, total))
 
-def plan_of(call: Call, query: Any) -> Plan | None:
-    """The plan of calls like one of a query, whose options are plain numbers."""
+
+def plan_of(call: Call, query: Any, moves: bool = False) -> Plan | None:
+    """The plan of calls like one of a query; ``moves``: some of its options are arrays."""
     if kernel_calls.checks or 0 in call.sizes:
         return None
     unit, row_stride = (1, query.itemsize) if isinstance(query, np.ndarray) else (query.itemsize, 1)
-    return Plan(call_as_read(call)[0], dtype_name(query), unit, row_stride)
+    is_as_given = not moves and query.shape == call.query.shape
+    alone = call.changed(query=None, key=None, value=None) if is_as_given else None
+    return Plan(call_as_read(call)[0], dtype_name(query), unit, row_stride, alone)

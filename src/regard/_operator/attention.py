@@ -218,10 +218,14 @@ def attention(
     if watching.watchers:
         through = [watcher(query, key, value, options) for watcher in watching.watchers]
         hand_on = [one for one in through if one is not None]
-    is_plain = not (return_weights or return_statistics or hand_on)
+    is_plain = not (return_statistics or hand_on)
     known = plans.known(query, key, value, options, backend) if is_plain else None
     output: ArrayT
-    if (output := plans.output(known, query, key, value)) is not None:
+    if return_weights:
+        if (served := plans.with_statistics(known, query, key, value)) is not None:
+            output, call, chosen, known_statistics = served
+            return output, AttentionWeights._of(call, chosen, known_statistics)
+    elif (output := plans.output(known, query, key, value)) is not None:
         return output
     if value is None:
         raise TypeError(
@@ -239,13 +243,11 @@ def attention(
             statistics = _row_statistics(detached_call(call.without_value()), chosen)
         maximum, total = statistics
         of_rows = in_scores(call, chosen, (detached(maximum), detached(total)))
+    plans.keep(known, chosen, call, query)
     if return_weights:
         weights = AttentionWeights._of(call, chosen, statistics)
         return (output, weights, of_rows) if return_statistics else (output, weights)
-    if return_statistics:
-        return output, of_rows
-    plans.keep(known, chosen, call, query)
-    return output
+    return (output, of_rows) if return_statistics else output
 
 
 _DEFAULTS = [(attention.__kwdefaults__ or {})[name] for name in _OPTIONS]

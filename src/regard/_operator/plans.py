@@ -172,10 +172,24 @@ def output(found: Known | None, query: Any, key: Any, value: Any) -> Any:
     return plan.output(query, key, value, found.moving)
 
 
+def with_statistics(
+    found: Known | None, query: Any, key: Any, value: Any
+) -> tuple[Any, Call, _backends.Backend, _backends.Statistics] | None:
+    """Output, call, its backend and row statistics, where a call has a plan that gives them."""
+    if found is None or found.moving is not NOTHING or not (plan := _plans.get(found.key)):
+        return None
+    served = plan.with_statistics(query, key, value)
+    if served is None:
+        return None
+    output, call, statistics = served
+    return output, call, _backends.by_name("kernel"), statistics
+
+
 def keep(found: Known | None, backend: _backends.Backend, call: Call, query: Any) -> None:
     """Makes the plan of calls like one that a backend has served."""
     if found is None or found.key in _plans:
         return
     if len(_plans) >= MOST:
         _plans.clear()
-    _plans[found.key] = plan_of(call, query) if backend.name == "kernel" else None
+    moves = found.moving is not NOTHING
+    _plans[found.key] = plan_of(call, query, moves) if backend.name == "kernel" else None
