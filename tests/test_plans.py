@@ -113,14 +113,11 @@ def test_what_was_refused_is_refused_again(planned):
     assert not planned
 
 
-def test_who_watches_or_differentiates_sees_the_operator(planned):
+def test_who_watches_sees_the_operator(planned):
     x = torch.from_numpy(numbers(1, 2, 5, 4))
     expected = regard.attention(x, x, x)
-    assert not planned
     y = x.clone().requires_grad_()
-    out = regard.attention(y, y, y)
-    out.sum().backward()
-    assert y.grad is not None
+    assert not planned
     with torch.profiler.profile() as profile:
         regard.attention(x, x, x)
     assert any("regard" in event.name for event in profile.events())
@@ -315,6 +312,61 @@ def test_tensors_that_are_negated_by_a_flag(backend):
     weights = [regard.AttentionWeights(*w[:2], backend=backend) for w in (flagged, [-y for y in x])]
     torch.testing.assert_close(weights[0][0, 1], weights[1][0, 1])
     torch.testing.assert_close(weights[0].entropy(), weights[1].entropy())
+
+
+@pytest.mark.skipif(NO_PLANS, reason="there are no plans")
+@pytest.mark.parametrize("options", [*OPTIONS, {"window": (3, 0), "causal": True}], ids=str)
+@pytest.mark.parametrize("layout", ["(B, L, H, D)", "columns"])
+def test_a_plan_gives_the_gradients_too(layout, options, planned):
+    for dtype in ("float32", "float64", "float16", "bfloat16"):
+        for needed in ((True,) * 3, (True, False, False), (False, True, True)):
+            first, _ = drawn(layout, "torch", dtype)
+            found = []
+            for _ in range(2):
+                arrays = [x.detach().requires_grad_(need) for x, need in zip(first, needed)]
+                out = regard.attention(*arrays, **options)
+                out.backward(torch.ones_like(out) * out.detach())
+                found.append([out.detach(), *(x.grad for x in arrays)])
+            for x, y in zip(*found):
+                assert (x is None) == (y is None)
+                np.testing.assert_array_equal(*(0 if z is None else as_numpy(z) for z in (x, y)))
+    assert bool(planned) == (layout != "columns")  # whose rows are copied
+
+
+@pytest.mark.skipif(NO_PLANS, reason="there are no plans")
+def test_the_gradients_of_a_plan_are_differentiable_and_watched(planned):
+    q, k, v = to_torch({n: numbers(1, 2, 5, 4, seed=i) for i, n in enumerate("qkv")}).values()
+    inputs = [x.double().requires_grad_() for x in (q, k, v)]
+    regard.attention(*inputs, causal=True)
+    assert torch.autograd.gradcheck(lambda *x: regard.attention(*x, causal=True), inputs)
+    assert torch.autograd.gradgradcheck(lambda *x: regard.attention(*x, causal=True), inputs)
+    planned.clear()
+    out, weights = regard.attention(*inputs, causal=True, return_weights=True)
+    assert planned
+    both = out.sum() + weights.entropy().sum()
+    found = torch.autograd.grad(both, inputs, retain_graph=True)
+    right = regard.AttentionWeights(*inputs[:2], causal=True)
+    expected = (right @ inputs[2]).sum() + right.entropy().sum()
+    for x, y in zip(found, torch.autograd.grad(expected, inputs)):
+        torch.testing.assert_close(x, y)
+    grads = torch.eye(out.numel(), dtype=out.dtype)[:3].reshape(3, *out.shape)
+    batched = torch.autograd.grad(out, inputs, grads, retain_graph=True, is_grads_batched=True)
+    for n, one in enumerate(grads):
+        for x, y in zip(batched, torch.autograd.grad(out, inputs, one, retain_graph=True)):
+            torch.testing.assert_close(x[n], y)
+    with torch.profiler.profile() as profile:
+        torch.autograd.grad(out, inputs, grads[0], retain_graph=True)
+    assert any("kernel_attention_backward" in event.name for event in profile.events())
+    with torch.no_grad():
+        inputs[0][0, 0, 0] = 1
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad(out, inputs, grads[0])
+    value = inputs[2].detach().clone()
+    value[0, 0, 4] = np.inf  # which the last query alone sees
+    value.requires_grad_()
+    out = regard.attention(q.double(), k.double(), value, causal=True)
+    (found,) = torch.autograd.grad(out[:, :, :4].sum(), value)
+    assert found.isfinite().all()
 
 
 def as_numpy(x):

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from regard._backends import kernel, torch_gradients
+from regard._backends.kernel_plans import Plan
 from regard._backends.torch_gradients import INPUTS
 from regard._backends.torch_ops import (
     CALL_SCHEMA,
@@ -65,8 +66,14 @@ def _backward(
 def _gradients(
     needed: int, grad: Tensor, out: Tensor, maximum: Tensor, total: Tensor, *values: Any
 ) -> list[Tensor | None]:
+    return _gradients_of(unpack(*values), needed, grad, out, maximum, total)
+
+
+def _gradients_of(
+    call: Call, needed: int, grad: Tensor, out: Tensor, maximum: Tensor, total: Tensor
+) -> list[Tensor | None]:
     """Of query, key, value, bias and sinks in their dtypes; None for those that are not needed."""
-    call, names = unpack(*values), names_of(needed)
+    names = names_of(needed)
     # Masked values that are not finite must not spread: the torch backend takes care of that.
     if all(_is_finite(x) for x in (call.query, call.key, call.value, grad)):
         found: tuple[Any, ...] = kernel.gradients(call, grad, out, maximum, total, names)
@@ -145,8 +152,54 @@ class _Unwatched(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
-        own = not (torch.is_grad_enabled() or is_watched()) and (grad is None or is_real(grad))
-        return _differentiate(_gradients if own else _attend_backward, ctx, grad)
+        return _differentiate(_gradients if _is_own(grad) else _attend_backward, ctx, grad)
+
+
+def _is_own(grad: Tensor | None) -> bool:
+    """Whether nothing watches or differentiates a gradient, so that no operator need compute it."""
+    return not (torch.is_grad_enabled() or is_watched()) and (grad is None or is_real(grad))
+
+
+class _Planned(torch.autograd.Function):
+    """The same for a call that has a plan: reading it takes as long as a small one."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, plan: Plan
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        ctx.plan, arrays = plan, (query, key, value)
+        planned = plan.with_statistics(*arrays)
+        found: tuple[Tensor, Tensor, Tensor] = (
+            kernel.forward(plan.call_of(*arrays)) if planned is None else (planned[0], *planned[2])
+        )
+        ctx.save_for_backward(*found, *arrays)
+        ctx.mark_non_differentiable(*found[1:])
+        ctx.set_materialize_grads(False)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
+        needs = ctx.needs_input_grad
+        if grad is None:
+            return (None,) * len(needs)
+        *outputs, query, key, value = ctx.saved_tensors
+        refuse_forward_mode(grad, query, key, value)
+        needed = sum(need << bit for bit, need in enumerate(needs[:3]))
+        call = ctx.plan.call_of(query, key, value)
+        found = (
+            _gradients_of(call, needed, grad, *outputs)
+            if _is_own(grad)
+            else _attend_backward(needed, grad, *outputs, *pack(call))
+        )
+        return *(x if need else None for x, need in zip(found, needs[:3])), None
+
+
+def planned(
+    plan: Plan, query: Tensor, key: Tensor, value: Tensor
+) -> tuple[Tensor, Call, tuple[Tensor, Tensor]] | None:
+    """As ``plan.with_statistics``, differentiable; of a plan that has a call."""
+    out, maximum, total = _Planned.apply(query, key, value, plan)
+    return out, plan.call_of(query, key, value), (maximum, total)
 
 
 def forward(call: Call, statistics: bool) -> tuple[Tensor, Tensor | None, Tensor | None]:

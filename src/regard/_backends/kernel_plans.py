@@ -92,14 +92,18 @@ class Plan(NamedTuple):
         )
         return out
 
+    def call_of(self, query: Any, key: Any, value: Any) -> Call:
+        """The call of such arrays, where it is one without reshaping them."""
+        assert self.call is not None
+        return self.call.changed(query=query, key=key, value=value)
+
     def with_statistics(
         self, query: Any, key: Any, value: Any
     ) -> tuple[Any, Call, tuple[Any, Any]] | None:
         """The output, the call and its row statistics; None where the call is to be read first."""
         if self.call is None:
             return None
-        call = self.call.changed(query=query, key=key, value=value)
-        dtype = accumulating_name(query)
+        call, dtype = self.call_of(query, key, value), accumulating_name(query)
         maximum, total = (empty(call, query.shape[:3], dtype) for _ in range(2))
         out = self.output(query, key, value, NOTHING, (maximum, total))
         return None if out is None else (out, call, (maximum, total))

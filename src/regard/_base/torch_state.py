@@ -3,6 +3,7 @@
 import contextlib
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -52,15 +53,27 @@ def is_real(x: Tensor) -> bool:
 
 def is_plain(*tensors: object) -> bool:
     """Whether all are tensors in CPU memory that nothing watches or differentiates."""
+    return is_unwatched(*tensors) and not is_differentiated(*tensors)
+
+
+def is_unwatched(*tensors: object) -> bool:
+    """Whether all are tensors in CPU memory that nothing watches; a gradient may be wanted."""
     if is_watched() or _forward_mode._current_level >= 0:
         return False
-    grad, strided = torch.is_grad_enabled(), torch.strided
+    strided = torch.strided
     for x in tensors:  # twice as fast as a generator
         if type(x) is not Tensor or x.layout is not strided or not x.is_cpu or x.is_neg():
             return False
-        if grad and x.requires_grad:
-            return False
     return True
+
+
+def is_differentiated(*tensors: Any) -> bool:
+    """Whether autograd follows what is computed of these tensors."""
+    if torch.is_grad_enabled():
+        for x in tensors:
+            if x.requires_grad:
+                return True
+    return False
 
 
 def is_exported_to_onnx() -> bool:

@@ -6,6 +6,7 @@ heads, plain numbers and the names of the options that are arrays; what is left 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -33,6 +34,7 @@ class Known(NamedTuple):
 
     key: tuple[Any, ...]
     moving: Moving
+    differentiates: bool
 
 
 def known(query: Any, key: Any, value: Any, options: dict[str, Any], backend: str) -> Known | None:
@@ -40,16 +42,18 @@ def known(query: Any, key: Any, value: Any, options: dict[str, Any], backend: st
     if type(backend) is not str:
         return None
     is_plain: Plain
+    differentiates = False
     if type(query) is type(key) is type(value) is np.ndarray:
         is_plain = _is_array
     elif loaded.torch is None:
         return None
     else:
         # Imported here and not looked for: a first call that is compiled must not see it come.
-        from regard._base.torch_state import is_plain
+        from regard._base.torch_state import is_differentiated, is_plain, is_unwatched
 
-        if not is_plain(query, key, value):
+        if not is_unwatched(query, key, value):
             return None
+        differentiates = is_differentiated(query, key, value)
     axes = query.ndim
     if not 2 <= axes <= 4 or axes != key.ndim or axes != value.ndim:
         return None
@@ -66,7 +70,7 @@ def known(query: Any, key: Any, value: Any, options: dict[str, Any], backend: st
     for name, x in options.items():
         if type(x) is _PLAIN.get(name) or (name == "window" and _is_window(x)):
             parts.append((name, x))
-        elif axes == 4 and (read := _READ.get(name)):
+        elif axes == 4 and not differentiates and (read := _READ.get(name)):
             found = read(x, is_plain, (*heads, Lq, Lk))
             if found is None:
                 return None
@@ -78,7 +82,7 @@ def known(query: Any, key: Any, value: Any, options: dict[str, Any], backend: st
         _backends.BACKENDS, backend, *parts, *moving, dtypes, sizes,
         *heads, *key_heads, *value_heads,
     )  # fmt: skip
-    return Known(cached, Moving(**moving) if moving else NOTHING)
+    return Known(cached, Moving(**moving) if moving else NOTHING, differentiates)
 
 
 def _is_array(*arrays: object) -> bool:
@@ -169,6 +173,9 @@ def output(found: Known | None, query: Any, key: Any, value: Any) -> Any:
     """The output of a call that has a plan; None where it has none."""
     if found is None or not (plan := _plans.get(found.key)):
         return None
+    if found.differentiates:
+        served = with_statistics(found, query, key, value)
+        return None if served is None else served[0]
     return plan.output(query, key, value, found.moving)
 
 
@@ -178,11 +185,13 @@ def with_statistics(
     """Output, call, its backend and row statistics, where a call has a plan that gives them."""
     if found is None or found.moving is not NOTHING or not (plan := _plans.get(found.key)):
         return None
-    served = plan.with_statistics(query, key, value)
-    if served is None:
-        return None
-    output, call, statistics = served
-    return output, call, _backends.by_name("kernel"), statistics
+    attend = plan.with_statistics
+    if found.differentiates and plan.call is not None:
+        from regard._backends import kernel_ops
+
+        attend = functools.partial(kernel_ops.planned, plan)
+    served = attend(query, key, value)
+    return None if served is None else (*served[:2], _backends.by_name("kernel"), served[2])
 
 
 def keep(found: Known | None, backend: _backends.Backend, call: Call, query: Any) -> None:
