@@ -1,5 +1,6 @@
 """regard.record: the attention of any torch model, layer by layer."""
 
+import contextlib
 import copy
 import errno
 import functools
@@ -627,6 +628,57 @@ def test_a_module_that_is_every_layer_has_a_number_for_each():
         with regard.record() as recording:
             Shared(before)(X)
         assert recording.layer_numbers == (before, before + 1, before + 2)
+
+
+@pytest.mark.parametrize("queries", [1, 2])
+@pytest.mark.parametrize("valid", [(4, 4), (6, 6), (4, 6)], ids=str)
+def test_cross_attention_to_other_keys_or_more_of_them_is_no_step(queries, valid):
+    pooling = nn.MultiheadAttention(8, 2, batch_first=True).eval()
+    queries, *texts = torch.randn(1, queries, 8), *torch.randn(2, 1, 6, 8)
+    texts[1][:, 3:] = texts[0][:, 3:]  # the last keys are the same
+    if valid == (4, 6):
+        texts[1] = texts[0]
+    words = r"attends to other keys|keys before it are others|did not see"
+    with regard.record():
+        for x, count, is_last in zip(texts, valid, (False, True)):
+            told = pytest.raises(regard.RecordingError, match=words)
+            with told if is_last else contextlib.nullcontext():
+                hidden = torch.arange(6)[None] >= count
+                pooling(queries, x, x, key_padding_mask=hidden, need_weights=False)
+
+
+class FixedCache(nn.Module):
+    """Attention to a cache of a fixed length, of which a mask hides what is not filled."""
+
+    def __init__(self, places):
+        super().__init__()
+        self.keys = torch.zeros(1, 2, places, 8)
+        self.seen = torch.ones(places, places, dtype=torch.bool).tril()
+
+    def forward(self, query, key, at):
+        self.keys[:, :, at] = key
+        return F.scaled_dot_product_attention(
+            query, self.keys, self.keys, self.seen[None, None, at]
+        )
+
+
+@pytest.mark.parametrize("cuts", [[3], [3, 4, 5, 6], [2, 5, 9], [9]])
+def test_a_cache_of_a_fixed_length_and_a_mask(cuts):
+    model, (q, k) = FixedCache(9), torch.randn(2, 1, 2, 9, 8)
+    with regard.record() as recording:
+        for low, high in zip([0, *cuts], cuts):
+            model(q[:, :, low:high], k[:, :, low:high], torch.arange(low, high))
+    whole = regard.AttentionWeights(q[0, :, : cuts[-1]], k[0, :, : cuts[-1]], causal=True)
+    assert len(recording.tokens) == cuts[-1]
+    np.testing.assert_allclose(recording.weights[0][...], whole[...].numpy(), atol=1e-6)
+
+
+def test_a_cache_of_a_fixed_length_whose_first_query_is_alone_is_refused():
+    model, (q, k) = FixedCache(9), torch.randn(2, 1, 2, 9, 8)
+    with regard.record():
+        model(q[:, :, :1], k[:, :, :1], torch.arange(1))
+        with pytest.raises(regard.RecordingError, match="did not see"):
+            model(q[:, :, 1:2], k[:, :, 1:2], torch.arange(1, 2))
 
 
 def test_cross_attention_to_other_keys_is_no_step():

@@ -43,8 +43,22 @@ class Rows(NamedTuple):
                 queries, keys = (to_numpy(_element(ids, b)) for ids in pair)
                 masks.append((queries[:, None] == keys)[None])
             mask = masks[0] if len(masks) == 1 else masks[0] & masks[1] if masks else None
-            found.append(cls(first, last, mask, visibility.starts[b], Lk, is_ordered))
+            rows = cls(first, last, mask, visibility.starts[b], Lk, is_ordered)
+            found.append(rows if is_ordered or mask is None else rows.placed())
         return found
+
+    def placed(self) -> Rows:
+        """Of a cache with unused places, which a mask hides: at the last keys that they see.
+
+        One query alone may see all keys of another text: it stays.
+        """
+        count = len(self.first)
+        if not 1 < count < self.keys:
+            return self
+        last = self.seen().last
+        start = int(last[0]) - 1
+        are_next = start >= 0 and (last == start + 1 + np.arange(count)).all()
+        return self._replace(start=start, is_ordered=True) if are_next else self
 
     def position(self) -> int:
         """That of the first query; of as many queries as keys without an order, the first key's."""

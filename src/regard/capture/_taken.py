@@ -189,12 +189,15 @@ class Taken:
         if call.sizes[0] != self.batch or not is_tensor(call.query):
             raise self._no_step("its batch is another")
         if self.first_queries == 1 and not self.later and Lk == self.first_keys > 1:
-            self.is_cross |= self._follows(call.key, Lk - 1)  # one query did not show it
+            self.is_cross |= self._has_same_keys(call.key)  # one query did not show it
         if self.is_cross:
-            if Lk != self.first_keys or not self._follows(call.key, Lk - 1):
+            if Lk != self.first_keys or not self._has_same_keys(call.key):
                 raise self._no_step("it attends to other keys")
+            if not all(map(self._sees_kept_keys, range(self.batch), rows)):
+                raise self._no_step("it sees keys that the first queries did not see")
             new, offset = slice(0, 0), 0
         else:
+            rows = [self._placed(one) for one in rows]
             start = rows[0].start
             if any(one.start != start for one in rows):
                 raise self._no_step("its texts go on at different places")
@@ -216,15 +219,38 @@ class Taken:
         self.later.append(Part(copied(query), copied(key), value, bias))
 
     def _follows(self, key: Any, place: int) -> bool:
-        """Whether the key at a place is the last one that was taken, where that is no padding."""
+        """Whether the last key that was taken is at a place, and the last that is no padding."""
         if self._last_key is not None:
             return bool((key[:, :, place] == self._last_key).all())
         for b, (first, (_, (_, stop))) in enumerate(zip(self.firsts, self.spans)):
+            at = place - (self.first_keys - stop)
+            if at < 0:  # dropped from the cache
+                continue
             last = _tensor(first.key)[:, -1].to(key.device)
-            own = key[b if len(key) > 1 else 0][self.heads.shared, place]
-            if stop == self.first_keys and not bool((own == last).all()):
+            own = key[b if len(key) > 1 else 0][self.heads.shared, at]
+            if not bool((own == last).all()):
                 return False
         return True
+
+    def _has_same_keys(self, key: Any) -> bool:
+        """Whether the keys that are kept of the first call are those of a further one."""
+        for b, (first, (_, span)) in enumerate(zip(self.firsts, self.spans)):
+            own = key[b if len(key) > 1 else 0][self.heads.shared, slice(*span)]
+            if not bool((own == _tensor(first.key).to(key.device)).all()):
+                return False
+        return True
+
+    def _sees_kept_keys(self, b: int, rows: Rows) -> bool:
+        """Whether a further call of cross-attention sees no key but those kept."""
+        (low, high), seen = self.spans[b][1], rows.seen()
+        return not seen.last.any() or (low <= seen.span[0] and seen.span[1] <= high)
+
+    def _placed(self, rows: Rows) -> Rows:
+        """The next queries of a cache with unused places, which a mask hides."""
+        if rows.is_ordered or rows.mask is None or len(rows.first) == rows.keys:
+            return rows
+        are_next = rows.seen().last == self.keys + 1 + np.arange(len(rows.first))
+        return rows._replace(start=self.keys) if are_next.all() else rows
 
     def _no_step(self, reason: str) -> RecordingError:
         return RecordingError(
