@@ -116,6 +116,12 @@ BAD_TYPES = {
     "a matrix": ((x[0, 0].view(np.matrix),) * 3, {}, "NumPy arrays and dense torch tensors"),
     "swapped bytes": ((x.astype(">f4"),) * 3, {}, "query.astype(query.dtype.newbyteorder('='))"),
     "a mask in a list": ((x, x, x), {"mask": [[True]]}, "as in np.array(mask, dtype=bool)"),
+    "a swapped bias": (
+        (x, x, x),
+        {"bias": ones((6, 6), ">f4")},
+        "bias.astype(bias.dtype.newbyteorder('='))",
+    ),
+    "an int bias": ((x, x, x), {"bias": ones((6, 6), int)}, "bfloat16, float32, float64)."),
     "a bool bias": ((x, x, x), {"bias": ones((6, 6), bool)}, "A bool that says who may attend is"),
     "a mask of the other library": (
         (x, x, x),

@@ -91,9 +91,11 @@ def _check_place(name: str, x: Any, query: Any) -> None:
         )
 
 
-def _check_floating(name: str, x: Any, more: str = "") -> None:
+def _check_floating(name: str, x: Any, of_bool: str = "") -> None:
+    """Raises a TypeError where x is not floating; ``of_bool``: the way out for bools."""
     if dtype_name(x) not in FLOATS:
-        if not more and str(x.dtype).startswith(">"):
+        more = of_bool if dtype_name(x) == "bool" else ""
+        if str(x.dtype).startswith(">f"):
             more = f" Its bytes are swapped: {name}.astype({name}.dtype.newbyteorder('='))."
         raise TypeError(
             f"attention: {name} is {dtype_name(x)}; floating numbers are needed "

@@ -110,6 +110,10 @@ class MultiHeadAttention(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        _check_counts(
+            embed_dim=embed_dim, num_heads=num_heads, num_kv_heads=num_kv_heads,
+            head_dim=head_dim, kdim=kdim, vdim=vdim,
+        )  # fmt: skip
         self.embed_dim, self.num_heads = embed_dim, num_heads
         self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         self.kdim = embed_dim if kdim is None else kdim
@@ -362,6 +366,11 @@ class MultiHeadAttention(nn.Module):
             causal=self.causal, window=self.window, softcap=self.softcap, dropout=self.dropout,
             seed=0,
         )  # fmt: skip
+        if not isinstance(self.residual_dropout, numbers.Real):
+            raise TypeError(
+                f"MultiHeadAttention: residual_dropout is {self.residual_dropout!r}; a number is "
+                "needed."
+            )
         if not 0 <= self.residual_dropout < 1:
             raise ValueError(
                 f"MultiHeadAttention: residual_dropout is {self.residual_dropout}; "
@@ -430,6 +439,15 @@ class MultiHeadAttention(nn.Module):
             text.append("causal=True")
         text += [f"{n}={getattr(self, n)}" for n, d in _DEFAULTS.items() if getattr(self, n) != d]
         return ", ".join(text)
+
+
+def _check_counts(**counts: object) -> None:
+    """Raises a TypeError for what is no integer, nor None."""
+    for name, x in counts.items():
+        if x is not None and (isinstance(x, bool) or not isinstance(x, numbers.Integral)):
+            raise TypeError(
+                f"MultiHeadAttention: {name} is {x!r}, a {type(x).__name__}; an int is needed."
+            )
 
 
 def _head_dim(embed_dim: int, num_heads: int, head_dim: int | None) -> int:

@@ -108,12 +108,20 @@ def checked_query_tokens(
                 " read as (Hq, Lq, D)"
             )
         return named
-    valid = one.options.get("key_lengths", len(tokens))
-    usual = 0 if count == len(tokens) else valid - count
-    start = one.options.get("query_start", usual)
+    start = one.query_start
+    for number, layer in layers.items():
+        if layer.query_start != start:
+            raise ShapeError(
+                f"recording: queries of layer {number} are from position {layer.query_start} on and"
+                f" those of layer {first} from {start}; give query_tokens, or make one recording"
+                " for each, which can be groups of one: others={name: recording}."
+            )
     if start < 0 or start + count > len(tokens):
+        is_padded = "key_lengths" in one.options and "query_start" not in one.options
         raise ShapeError(
             f"recording: {count} queries from position {start} on, but {len(tokens)} tokens;"
             " queries with tokens of their own (cross-attention) need query_tokens."
+            + is_padded * f"\n  They end at the last of {one.options.get('key_lengths')} keys, as"
+            " key_lengths says; where query i is token i, give each layer query_start=0."
         )
     return tokens[start : start + count]

@@ -261,7 +261,7 @@ def array(
         array = array.copy()
     if code == "BOOL":
         # A byte other than 0 and 1 is no bool; NumPy would compute with it.
-        return array.view(np.uint8) != 0
+        return np.asarray(array.view(np.uint8) != 0)  # of no axes it would be a scalar
     return _bfloat16(array) if code == "BF16" else array
 
 
@@ -274,7 +274,7 @@ def _bfloat16(bits: Any) -> Any:
             " twice the memory. Install ml_dtypes to keep bfloat16.",
             stacklevel=7,
         )
-        return (bits.astype(np.uint32) << 16).view(np.float32)
+        return np.asarray(bits.astype(np.uint32) << 16).view(np.float32)
     return bits.view(ml_dtypes.bfloat16)
 
 

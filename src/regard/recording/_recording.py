@@ -48,8 +48,9 @@ class Recording(Showings[ArrayT]):
         layers: one ``Layer`` per attention layer, first layer first.
         model: name of the model, for people.
         query_tokens: texts of the ``Lq`` queries where they are not among the keys
-            (cross-attention). Left out, the queries are the last ``Lq`` of ``tokens``, or those
-            from ``query_start`` on.
+            (cross-attention). Left out, the queries are the last ``Lq`` of ``tokens`` (of the
+            first ``key_lengths`` of them), or those from ``query_start`` on, the same in each
+            layer.
         boundary: position of the first token that a model wrote, where the text is a prompt and
             its continuation.
         grids: where the patches of pictures are among the keys, a ``Grid`` or
@@ -193,19 +194,11 @@ class Recording(Showings[ArrayT]):
         self._tokens = found = self._read_texts(self._tokens)
         return found
 
-    @tokens.setter
-    def tokens(self, texts: tuple[str, ...]) -> None:
-        self._tokens = texts
-
     @property
     def query_tokens(self) -> tuple[str, ...]:
         """Texts of the ``Lq`` queries."""
         self._query_tokens = found = self._read_texts(self._query_tokens)
         return found
-
-    @query_tokens.setter
-    def query_tokens(self, texts: tuple[str, ...]) -> None:
-        self._query_tokens = texts
 
     def _read_texts(self, found: Sequence[str]) -> tuple[str, ...]:
         """Texts that may still be in a file."""

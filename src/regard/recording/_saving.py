@@ -43,7 +43,7 @@ from regard.recording._format import (
     no_loop,
     prefix,
 )
-from regard.recording._texts import arrays_of
+from regard.recording._texts import arrays_of, has_pair
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
 
@@ -92,7 +92,7 @@ def arrays_of_layer(layer: Layer) -> Iterator[tuple[str, Any]]:
 def arrays_of_texts(
     recording: Recording, most: int = MOST_CHARACTERS
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """The arrays of the lists of texts of all groups that are too long for the header.
+    """The arrays of the lists of texts of all groups that the header has no room, or JSON no way for.
 
     Args:
         recording: whose.
@@ -100,7 +100,7 @@ def arrays_of_texts(
     """
     for place, group in enumerate(recording.groups.values()):
         for name, texts in _texts_of(group).items():
-            if len(texts) + sum(map(len, texts)) > most:
+            if len(texts) + sum(map(len, texts)) > most or has_pair(texts):
                 data, offsets = arrays_of(texts)
                 yield f"{prefix(place)}{name}.offsets", offsets
                 yield f"{prefix(place)}{name}.bytes", data

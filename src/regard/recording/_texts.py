@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any, overload
@@ -9,6 +10,7 @@ from typing import Any, overload
 import numpy as np
 
 ERRORS = "surrogatepass"  # an unpaired surrogate is a text too, of three bytes
+_PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 
 
 class Texts(Sequence[str]):
@@ -105,6 +107,12 @@ def arrays_of(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     if len(data) > len(whole):
         offsets = np.append(np.flatnonzero(_starts(data)), len(data))[offsets]
     return data, offsets
+
+
+def has_pair(texts: Sequence[str]) -> bool:
+    """Whether a text has two surrogates that JSON would join into one character."""
+    whole = " ".join(texts)
+    return not whole.isascii() and _PAIR.search(whole) is not None
 
 
 def _starts(data: np.ndarray) -> np.ndarray:

@@ -222,7 +222,10 @@ class WordWeights:
             at = np.argsort(-block, -1, kind="stable")[:, :k]
             return np.take_along_axis(block, at, -1), at
 
-        found = [[of_block(block) for _, block in one._blocks()] for one in self._matrices()]
+        none = of_block(np.zeros((0, Wk), self.dtype))  # there may be no queries
+        found = [
+            [none, *(of_block(block) for _, block in one._blocks())] for one in self._matrices()
+        ]
         values, indices = (
             np.array([np.concatenate([x[side] for x in head]) for head in found]).reshape(
                 *self.shape[:-1], k
