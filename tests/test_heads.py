@@ -215,6 +215,21 @@ def exact():
     return head_scores(recording_of(np.stack([*exact_heads().values()]), TEXT))
 
 
+def test_a_query_whose_scores_are_all_minus_infinity_leaves_the_scores_of_its_head():
+    random = np.random.default_rng(0)
+    q, k = random.standard_normal((2, 2, 40, 4)).astype("f")
+    bias = np.zeros((1, 40, 40), "f")
+    bias[0, 20] = -np.inf
+    tokens = [f"t{n % 7}" for n in range(40)]
+    found, right = (
+        Recording(tokens, [Layer(q, k, causal=True, **options)]).heads()
+        for options in ({"bias": bias}, {"mask": bias == 0})
+    )
+    for name in ("first", "previous", "induction"):
+        assert np.isfinite(found[name]).all()
+        np.testing.assert_allclose(found[name], right[name], rtol=0.06)
+
+
 @pytest.mark.parametrize("name", exact_heads())
 def test_a_head_that_is_exactly_a_role_has_its_name(exact, name):
     at = list(exact_heads()).index(name)

@@ -82,7 +82,10 @@ def test_any_recording_round_trips(data):
     ]  # fmt: skip
     texts = st.text(st.characters(), max_size=5)
     tokens = draw(st.lists(texts, min_size=Lk, max_size=Lk))
-    query_tokens = draw(st.none() | st.lists(texts, min_size=Lq, max_size=Lq))
+    starts = {one.query_start for one in layers}
+    query_tokens = draw(st.lists(texts, min_size=Lq, max_size=Lq))
+    if len(starts) == 1 and min(starts) >= 0 and draw(st.booleans()):
+        query_tokens = None
     boundary = draw(st.none() | st.integers(0, Lk - 1))
     recording = Recording(
         tokens, layers, model=draw(texts), query_tokens=query_tokens, boundary=boundary
@@ -95,6 +98,17 @@ def test_any_recording_round_trips(data):
 def test_a_file_without_a_boundary_has_none(path, saved):
     assert b'"boundary"' not in saved
     assert Recording.load(path).boundary is None
+
+
+@pytest.mark.parametrize("library", [np.asarray, torch.from_numpy])
+def test_options_without_axes_come_back(path, library):
+    x = library(numbers(2, 4, 3))
+    options = {"mask": library(np.array(True)), "bias": library(np.array(0.5, np.float32))}
+    Recording(TOKENS, [Layer(x, x, **options)]).save(path)
+    for mapped in (True, False):
+        (found,) = Recording.load(path, mapped=mapped).layers
+        assert [found.options[name].shape for name in options] == [(), ()]
+        assert (bool(found.options["mask"]), float(found.options["bias"])) == (True, 0.5)
 
 
 def test_any_text_is_a_token(path):

@@ -98,6 +98,31 @@ def test_each_list_of_each_group_by_itself(path):
     assert "query_tokens" not in other
 
 
+@pytest.mark.parametrize("pair", ["\ud83d\ude00", "a\ud800\udfffb"])
+def test_two_surrogates_stay_two(path, pair):
+    """JSON would join them into one character."""
+    words, patches = [pair, "é", "\ud83d"], ["\ude00", "b"]
+    cross = Recording(patches, [layer(Lq=3, Lk=2)], query_tokens=words)
+    recording = Recording(words, [layer(Lq=3, Lk=3)], group="decoder", others={"cross": cross})
+    recording.save(path)
+    for name, group in recording.groups.items():
+        assert_same(Recording.load(path).groups[name], group)
+    told = header_of(path)
+    assert told["__metadata__"]["version"] == "4"
+    assert {name for name in told if name.endswith("bytes")} == {
+        "tokens.bytes", "others.0.query_tokens.bytes",
+    }  # fmt: skip
+    write(path, Recording(words, [layer(Lq=3, Lk=3)]))
+    assert Recording.load(path).tokens == tuple(words)
+
+
+def test_a_pair_in_two_texts_stays_in_the_header(path):
+    tokens = ["\ud83d", "\ude00", "🙂", "\ude00\ud83d"]
+    Recording(tokens, [layer()]).save(path)
+    assert header_of(path)["__metadata__"]["version"] == "1"
+    assert Recording.load(path).tokens == tuple(tokens)
+
+
 def test_texts_are_made_when_they_are_first_used(path):
     count = 100_000
     x = np.zeros((1, count, 1), np.float16)

@@ -100,6 +100,15 @@ def test_weights_of_words_are_sums_over_keys_and_means_over_queries(options):
     assert weights[0, 1, 1] == pytest.approx(expected[0, 1, 1], abs=1e-6)
 
 
+def test_without_queries_every_result_is_empty():
+    of_layer = Recording(list("abcd"), [layer(Lq=0)]).in_words().weights[0]
+    for words, axes in ((of_layer, (4,)), (of_layer.head(1), ())):
+        assert [x.shape for x in words.topk(2)] == [(*axes, 0, 2)] * 2
+        assert [x.dtype for x in words.topk(2)] == [np.float32, np.int64]
+        assert {x.shape for x in words.strongest(3)} == {(*axes, 0)}
+        assert words[...].shape == words.pool().shape == (*axes, 0, 4)
+
+
 def test_topk_strongest_and_pool_are_those_of_the_matrix_of_words(monkeypatch):
     monkeypatch.setattr("regard.recording._words.BLOCK_WEIGHTS", 200)
     recording = Recording(pieces(60), [layer(Lq=60, Lk=60, causal=True)])

@@ -1,5 +1,8 @@
 """What a model is trained on."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -35,6 +38,13 @@ def test_no_files_and_empty_files_are_errors(tmp_path):
     for files in ([], [tmp_path / "empty"]):
         with pytest.raises(ValueError, match="No text to train on: name at least one file"):
             read_texts(files)
+
+
+@pytest.mark.parametrize("name", ["a.txt", b"a.txt", Path("a.txt")])
+def test_one_name_instead_of_a_list_is_an_error(name):
+    message = re.escape(f"files is {name!r}, one name; a list is needed: [{name!r}].")
+    with pytest.raises(TypeError, match=message):
+        read_texts(name)
 
 
 def test_the_standard_library_comes_without_tests_and_with_documentation():

@@ -177,6 +177,52 @@ def test_a_saved_model_is_loaded_with_the_same_numbers(tiny, tmp_path):
     assert loaded.loss(PROMPT) == tiny.loss(PROMPT)
 
 
+@pytest.mark.parametrize("value", [65520.0, -1e9, np.inf, np.nan])
+def test_weights_that_float16_cannot_hold_are_not_saved(tiny, tmp_path, value):
+    weights = {name: weight.copy() for name, weight in tiny.weights.items()}
+    weights["layers.1.up"][3, 4:6] = value
+    model = LanguageModel(tiny.config, tiny.tokenizer, weights)
+    with pytest.raises(ValueError, match=r"layers.1.up: 2 of 2048 weights are .* float16"):
+        model.save(tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+
+
+def test_the_largest_number_of_float16_is_saved(tiny, tmp_path):
+    weights = tiny.weights | {"norm": np.full(32, 65504, np.float32)}
+    LanguageModel(tiny.config, tiny.tokenizer, weights).save(tmp_path)
+    np.testing.assert_array_equal(LanguageModel.load(tmp_path).weights["norm"], weights["norm"])
+
+
+@pytest.mark.parametrize("method", ["hidden", "losses_ids", "record_ids"])
+@pytest.mark.parametrize(
+    "ids", [[-1, 5, 6], [5, -1, 6], [5, 6, -1], [5, 6, 300], np.array([5, -1])]
+)
+def test_ids_outside_the_vocabulary_are_refused_before_the_pass(tiny, monkeypatch, method, ids):
+    monkeypatch.setattr("regard.lm.model._norm", None)
+    with pytest.raises(ValueError, match=r"id (-1|300) is outside the vocabulary, 0 to \d+"):
+        getattr(tiny, method)(ids)
+
+
+def test_ids_are_checked_before_the_gradients_are_computed(tiny):
+    with pytest.raises(ValueError, match="id -1 is outside the vocabulary"):
+        tiny.record_ids([5, -1, 6], explain=-1)
+
+
+@pytest.mark.parametrize(
+    ("method", "ids", "least"),
+    [
+        ("hidden", [], 1),
+        ("record_ids", [], 1),
+        ("losses_ids", [], 2),
+        ("losses_ids", [5], 2),
+    ],
+)
+def test_too_few_ids_are_an_error_that_says_how_many_are_needed(tiny, method, ids, least):
+    message = rf"Token ids: {len(ids)} given, at least {least} needed"
+    with pytest.raises(ValueError, match=message):
+        getattr(tiny, method)(ids)
+
+
 @pytest.mark.parametrize("method", ["record", "losses", "loss"])
 def test_an_empty_text_is_an_error(tiny, method):
     with pytest.raises(ValueError, match="text is empty; at least one character"):

@@ -9,6 +9,7 @@ import textwrap
 
 import numpy as np
 import pytest
+import safetensors.numpy
 
 torch = pytest.importorskip("torch")
 
@@ -191,13 +192,96 @@ def test_a_folder_with_something_else_is_not_written_to(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
 
 
-def test_a_damaged_checkpoint_is_an_error(trained, tmp_path):
+@pytest.mark.parametrize("name", [*FILES, CHECKPOINT])
+def test_a_folder_with_a_model_but_no_run_is_left_alone(trained, tmp_path, name):
+    (tmp_path / name).write_bytes((trained[0] / name).read_bytes())
+    message = rf"holds something else: it has {name} and no run\.json, .* Give another folder\."
+    with pytest.raises(ValueError, match=message):
+        train_texts(TEXTS, tmp_path, SETTINGS)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_another_vocabulary_or_finish_is_another_run(tmp_path):
+    settings = dataclasses.replace(SETTINGS, steps=2, finish=1)
+    other = {"b": "The old man went home. He was tired, and the door was open.\n" * 40}
+    for name, given in (("a", {}), ("b", {"vocabulary": TEXTS.values()}), ("c", {"finish": TEXTS})):
+        losses = train_texts(TEXTS, tmp_path / name, settings, **given)
+        assert train_texts(TEXTS, tmp_path / name, settings, **given) == losses
+        for changed in ({"vocabulary": other.values()}, {"finish": other}):
+            with pytest.raises(ValueError, match="it has other texts"):
+                train_texts(TEXTS, tmp_path / name, settings, **given | changed)
+    with pytest.raises(ValueError, match="it has other texts"):
+        train_texts(TEXTS, tmp_path / "b", settings)
+
+
+def test_the_vocabulary_may_be_an_iterator(trained, tmp_path):
+    train_texts(TEXTS, tmp_path, SETTINGS, vocabulary=iter(TEXTS.values()))
+    assert contents(tmp_path) == contents(trained[0])
+
+
+def test_the_texts_of_a_run_are_digested_as_before(trained):
+    digest = "33271954a4b00940c8e382f7c6df9330ba3f3d0d7af902651ff54ea59212d59c"
+    assert json.loads((trained[0] / "run.json").read_text())["texts"] == digest
+
+
+def cut(data):
+    return data[:5000]
+
+
+def without_metadata(data):
+    return safetensors.numpy.save(safetensors.numpy.load(data))
+
+
+def with_losses(losses):
+    def damaged(data):
+        return safetensors.numpy.save(safetensors.numpy.load(data), {"losses": losses})
+
+    return damaged
+
+
+def changed(name, value):
+    def damaged(data):
+        tensors = safetensors.numpy.load(data)
+        if tensors.pop(name) is not None and value is not None:
+            tensors[name] = value
+        length = int.from_bytes(data[:8], "little")
+        return safetensors.numpy.save(tensors, json.loads(data[8 : 8 + length])["__metadata__"])
+
+    return damaged
+
+
+@pytest.mark.parametrize(
+    ("damaged", "said"),
+    [
+        (cut, ""),
+        (without_metadata, "no losses"),
+        (with_losses("[1.0, "), ""),
+        (with_losses("5"), "no losses"),
+        (with_losses("[]"), "0 losses of 8 steps"),
+        (with_losses('["a"]'), "no losses"),
+        (with_losses(json.dumps([1.0] * 9)), "9 losses of 8 steps"),
+        (changed("embedding", None), r"embedding is missing, needed \(\d+, 32\)"),
+        (changed("norm", np.ones(1, np.float32)), r"norm is \(1,\), needed \(32,\)"),
+        (changed("optimizer.0.1.momentum_buffer", None), "optimizer.0.1.momentum_buffer is miss"),
+        (changed("optimizer.1.0.exp_avg", None), "optimizer.1.0.exp_avg is missing"),
+    ],
+)
+def test_a_damaged_checkpoint_is_an_error(trained, tmp_path, damaged, said):
     folder, _ = trained
     for name in ("run.json", "tokenizer.json"):
         (tmp_path / name).write_bytes((folder / name).read_bytes())
-    (tmp_path / CHECKPOINT).write_bytes((folder / CHECKPOINT).read_bytes()[:5000])
-    with pytest.raises(ValueError, match=r"a damaged checkpoint.*Delete it to start the run anew"):
+    (tmp_path / CHECKPOINT).write_bytes(damaged((folder / CHECKPOINT).read_bytes()))
+    message = rf"a damaged checkpoint \(.*{said}.*\)\. Delete it to start the run anew"
+    with pytest.raises(ValueError, match=message):
         train_texts(TEXTS, tmp_path, SETTINGS)
+
+
+def test_a_model_too_large_for_float16_is_not_written(tmp_path):
+    settings = dataclasses.replace(SETTINGS, adam_rate=1e6)
+    message = r"embedding: .* of \d+ weights are .* float16.* smaller adam_rate"
+    with pytest.raises(ValueError, match=message):
+        train_texts(TEXTS, tmp_path, settings)
+    assert not {"model.safetensors", "config.json"} & {path.name for path in tmp_path.iterdir()}
 
 
 def test_too_little_text_is_an_error(tmp_path):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from viewer.map_page import PAGE, constant, log_weights
-from viewer.pages import crossed, held, is_chosen, is_said, share, spoken
+from viewer.pages import SENTENCE, crossed, held, is_chosen, is_said, share, spoken
 from viewer.test_panels import saved
 from viewer.test_words import PIECES, WORDS, by_words
 
@@ -179,6 +179,15 @@ def test_what_is_pointed_at_stays_in_the_status_line_when_an_earlier_answer_come
         words = is_said(page, "^query 6 «was» attends to")
     page.wait_for_selector(".regard-text[data-shown^='query 4 key 3 ']")
     assert page.locator(".regard-readout").text_content().strip() == words.strip()
+
+
+@pytest.mark.parametrize("view", ["map", "lines", "steps"])
+def test_a_drawing_of_any_token_and_name_is_xml(serve, open_page, view):
+    recording = spoken([*SENTENCE[:6], " \ufffe", "\uffff\x1b"])
+    address = serve(recording, names=["a\x1bb\ufffe"])
+    page = open_page(f"{address}#L0H1&query=7&key=6&view={view}")
+    is_chosen(page, 7, 6)
+    ElementTree.fromstring(saved(page, "SVG drawing")[0])
 
 
 def test_heads_are_put_in_and_taken_out(show):

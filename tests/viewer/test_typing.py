@@ -393,6 +393,19 @@ def test_next_tokens_of_the_chosen_query_are_shown(type_in, model, open_page):
         assert title.startswith(f"Next token · after {query} ")
 
 
+def test_an_input_that_was_emptied_stays_empty(type_in, open_page):
+    page = open_page(type_in("import os"))
+    is_read(page, "import os")
+    page.locator("textarea").fill("")
+    page.wait_for_selector(".regard-empty")
+    page.reload()
+    page.wait_for_selector(".regard-empty")
+    assert page.locator("textarea").input_value() == ""
+    page.locator("textarea").press_sequentially("import os")
+    is_read(page, "import os")
+    assert "text=" not in page.url
+
+
 def test_enter_reads_at_once(type_in, open_page):
     page = open_page(type_in())
     page.evaluate(
@@ -469,7 +482,7 @@ def test_the_empty_page_offers_texts_to_try(type_in, open_page):
     is_read(page, "import sys")
     type_text(page, "")
     page.wait_for_selector(".regard-empty")
-    assert "text=" not in page.url
+    assert page.url.endswith("&text=")
     offered = page.locator(".regard-empty button").first.text_content()
     page.locator(".regard-empty button").first.click()
     is_read(page, offered)

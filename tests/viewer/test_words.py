@@ -99,6 +99,34 @@ def test_the_strongest_words_are_named_by_their_first_pieces():
     assert link[1] in (3, 4, 5)
 
 
+@pytest.mark.parametrize(
+    ("pieces", "count", "heads"),
+    [(1, 12, "0"), (2, 12, "0"), (2, 12, "0,1"), (3, 500, "0"), (70, 500, "0")],
+)
+def test_the_strongest_words_leave_out_a_first_word_of_several_tokens(
+    pieces, count, heads, monkeypatch
+):
+    if count > 100:  # read in rounds
+        monkeypatch.setattr(overview, "DIRECT_WORK", 1000)
+    tokens = ["x"] * pieces + [f" w{n}" for n in range(pieces, count)]
+    random = np.random.default_rng(1)
+    key = 0.3 * random.standard_normal((2, count, 1)).astype("f")
+    key[:, 0] = 6  # the attention sink
+    key[:, count // 2] = 3
+    query = np.ones((2, count, 1), "f")
+    answers = Answers([Recording(tokens, [Layer(query, key, key, causal=True)])])
+    end, coverage = time.monotonic() + 60, 0.0
+    while coverage < 1 and time.monotonic() < end:
+        asked = f"layer=0&{'heads' if ',' in heads else 'head'}={heads}&n=4&unit=word"
+        answer = json.loads(answers.answer("links", asked).body)
+        coverage = answer["coverage"]
+    answers.close()
+    keys = {link[1] for link in answer["links"]}
+    assert len(answer["links"]) == 4
+    assert min(keys) >= pieces
+    assert count // 2 in keys
+
+
 def test_queries_may_have_words_of_their_own():
     random = np.random.default_rng(0)
     q, k = (random.standard_normal((2, n, 4)).astype("f") for n in (4, 12))

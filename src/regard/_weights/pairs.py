@@ -47,7 +47,8 @@ def weights_at(
         if call.rectangles:
             scores = scores + edited_pairs(call, queries, keys)
         found = np.exp(scores - lse[:, queries])
-    return np.where(seen, np.minimum(found, 1), 0)
+    weighs = lse[:, queries] != -np.inf  # a row whose every score is −inf has no weight
+    return np.where(seen & weighs, np.minimum(found, 1), 0)
 
 
 def _by_token(x: Any) -> Float[np.ndarray, "L HD"]:

@@ -29,9 +29,12 @@ def read_texts(files: Iterable[str | Path]) -> dict[str, str]:
 
     Raises:
         FileNotFoundError: a file that is not there.
+        TypeError: one name instead of a list.
         ValueError: a pipe or device, a file that is not UTF-8 or above the limit, or no file that
             holds any text.
     """
+    if isinstance(files, (str, bytes, os.PathLike)):
+        raise TypeError(f"read_texts: files is {files!r}, one name; a list is needed: [{files!r}].")
     texts = {}
     for file in files:
         try:

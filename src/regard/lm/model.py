@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -94,12 +94,13 @@ class LanguageModel:
 
         Raises:
             OSError: a folder that is missing or cannot be written.
-            ValueError: a file instead of a folder, or a name that says one.
+            ValueError: a file instead of a folder, a name that says one, or weights that are not
+                finite in float16.
         """
         check_folder(folder)
+        half = in_float16(self.weights, "Scale them down, or replace them")
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        half = {name: weight.astype(np.float16) for name, weight in self.weights.items()}
         with replaced_when_complete(folder / "model.safetensors") as file:
             file.write(safetensors.numpy.save(half))
         self.tokenizer.save(folder / "tokenizer.json")
@@ -136,7 +137,12 @@ class LanguageModel:
         progress: Callable[[int, int], object] | None = None,
         explain: int | None = None,
     ) -> Recording[Array]:
-        """As ``record``, of token ids; BOS is not added."""
+        """As ``record``, of token ids; BOS is not added.
+
+        Raises:
+            ValueError: no ids, or one outside the vocabulary.
+        """
+        self._require_ids(ids, 1)
         gradients = None if explain is None else self._explained(ids, explain)
         layers: list[Layer[Array]] = []
 
@@ -192,7 +198,12 @@ class LanguageModel:
         return self.losses_ids(self._read(text))
 
     def losses_ids(self, ids: Sequence[int]) -> Float32[Array, " tokens_less_1"]:
-        """As ``losses``, of every token id from the second on; BOS is not added."""
+        """As ``losses``, of every token id from the second on; BOS is not added.
+
+        Raises:
+            ValueError: fewer than two ids, or one outside the vocabulary.
+        """
+        self._require_ids(ids, 2)
         hidden, targets = self.hidden(ids[:-1]), np.array(ids[1:])
         blocks = [slice(i, i + ROWS_AT_ONCE) for i in range(0, len(targets), ROWS_AT_ONCE)]
         return np.concatenate([_cross_entropy(self.logits(hidden[b]), targets[b]) for b in blocks])
@@ -264,7 +275,11 @@ class LanguageModel:
         """The decoder: ids to the vectors that ``logits`` reads, after those in the caches.
 
         ``record`` takes each layer before it is computed; what it raises ends the pass.
+
+        Raises:
+            ValueError: no ids, or one outside the vocabulary.
         """
+        self._require_ids(ids, 1)
         start = caches[0].length if caches else 0
         x = _norm(self.weights["embedding"][list(ids)])
         for i, layer in enumerate(self.config.layers):
@@ -297,6 +312,16 @@ class LanguageModel:
     def _heads(self, qkv: Float32[np.ndarray, "L qkv"]) -> Float32[Array, "3 H L D"]:
         return qkv.reshape(len(qkv), 3, self.config.num_heads, -1).transpose(1, 2, 0, 3)
 
+    def _require_ids(self, ids: Sequence[int], least: int) -> None:
+        """Raises ValueError for too few ids, or one outside the vocabulary."""
+        if len(ids) < least:
+            raise ValueError(
+                f"Token ids: {len(ids)} given, at least {least} needed; "
+                "tokenizer.encode(text, bos=True) gives those of a text."
+            )
+        for i in ids:
+            self.tokenizer.bytes(i)
+
     def _read(self, text: str, more: int = 0, vectors: int = 0) -> list[int]:
         if not isinstance(text, str):
             said = type(text).__name__
@@ -314,6 +339,23 @@ class LanguageModel:
 COLDEST = 1e-8  # below, noise times the temperature is less than the rounding of a score
 HOTTEST = 1e30  # above, all scores are 0; float32 holds no more than 3e38
 LAYER_WEIGHTS = ("attention_norm", "qkv", "out", "mlp_norm", "up", "down")
+
+
+def in_float16(weights: Mapping[str, Array], way_out: str) -> dict[str, NDArray[np.float16]]:
+    """The weights as a file of a model holds them.
+
+    Raises:
+        ValueError: some are not finite in float16; ends in ``way_out``.
+    """
+    with np.errstate(over="ignore"):
+        half = {name: weight.astype(np.float16) for name, weight in weights.items()}
+    for name, weight in half.items():
+        if count := weight.size - np.isfinite(weight).sum():
+            raise ValueError(
+                f"{name}: {count} of {weight.size} weights are not finite in float16, which a "
+                f"model is saved in and which ends at {np.finfo(np.float16).max:.0f}. {way_out}."
+            )
+    return half
 
 
 def _norm(x: Float32[Array, "*L d"]) -> Float32[Array, "*L d"]:

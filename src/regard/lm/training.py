@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
+import safetensors.numpy
 from safetensors import SafetensorError, safe_open
 
 from regard._base.extras import needed_by
 from regard._base.files import check_folder, open_file, read_file, replaced_when_complete
 from regard.lm.config import Config, LayerConfig
 from regard.lm.corpus import Batches, encode_texts, read_texts
+from regard.lm.model import in_float16
 from regard.lm.tokenizer import BytePairTokenizer
 
 with needed_by("Training a model"):
@@ -25,6 +27,9 @@ with needed_by("Training a model"):
     from regard.lm.muon import Muon
 
 RUN, TOKENIZER, CHECKPOINT = "run.json", "tokenizer.json", "checkpoint.safetensors"
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+# What _Run's two optimizers keep of a parameter.
+STATES = (("momentum_buffer",), ("step", "exp_avg", "exp_avg_sq"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,8 +131,10 @@ def train(
 
     Raises:
         FileNotFoundError: a file that is not there.
-        ValueError: no text, a file that is no text, too little of it, a folder with another run, or
-            a file instead of a folder.
+        TypeError: one name instead of a list of files.
+        ValueError: no text, a file that is no text, too little of it, a folder with another run or
+            a model of another origin, a damaged checkpoint, weights that are not finite in float16,
+            or a file instead of a folder.
     """
     return train_texts(read_texts(files), folder, settings, progress)
 
@@ -150,7 +157,8 @@ def train_texts(
     settings = settings or Settings()
     check_folder(folder)
     folder = Path(folder)
-    written = _written(settings, texts)
+    vocabulary = None if vocabulary is None else list(vocabulary)
+    written = _written(settings, texts, vocabulary, finish)
     _require_same(folder, written)
     tokenizer = _tokenizer(folder, settings, texts.values() if vocabulary is None else vocabulary)
 
@@ -176,23 +184,38 @@ def train_texts(
             progress(Progress(len(run.losses), settings.steps, run.losses[-1]))
         if len(run.losses) % settings.save_every == 0:
             run.save(folder / CHECKPOINT)
+    weights = {name: w.detach().numpy() for name, w in run.model.weights().items()}
+    half = in_float16(weights, "Train in another folder, with a smaller adam_rate for example")
     run.save(folder / CHECKPOINT)
-    run.model.config.save(folder / "config.json")
-    weights = {name: w.detach().half() for name, w in run.model.weights().items()}
-    _write(folder / "model.safetensors", save(weights))
+    run.model.config.save(folder / CONFIG)
+    _write(folder / WEIGHTS, safetensors.numpy.save(half))
     return run.losses
 
 
-def _written(settings: Settings, texts: Mapping[str, str]) -> str:
+def _written(
+    settings: Settings,
+    texts: Mapping[str, str],
+    vocabulary: list[str] | None,
+    finish: Mapping[str, str] | None,
+) -> str:
     """What a run's result follows from, as its folder keeps it."""
-    digest = hashlib.sha256(json.dumps(list(texts.values())).encode()).hexdigest()
+    read: list[object] = list(texts.values())
+    if vocabulary is not None or finish is not None:
+        read = [read, vocabulary, None if finish is None else list(finish.values())]
+    digest = hashlib.sha256(json.dumps(read).encode()).hexdigest()
     return json.dumps(dataclasses.asdict(settings) | {"texts": digest}, indent=2) + "\n"
 
 
 def _require_same(folder: Path, written: str) -> None:
-    """Raises ValueError where a folder holds another run."""
+    """Raises ValueError where a folder holds another run, or files of something else."""
     path = folder / RUN
-    if not path.exists():
+    if not path.exists():  # it is written first
+        names = (WEIGHTS, CONFIG, TOKENIZER, CHECKPOINT)
+        if found := [name for name in names if (folder / name).exists()]:
+            raise ValueError(
+                f"{folder} holds something else: it has {', '.join(found)} and no {RUN}, which a "
+                "run to go on with has. Give another folder."
+            )
         return
     run = json.loads(written)
     try:
@@ -273,12 +296,13 @@ class _Run:
         """Loads the checkpoint, if there is one."""
         if not path.exists():
             return
+        open_file(path).close()  # fails for a pipe instead of waiting
         try:
-            open_file(path).close()  # fails for a pipe instead of waiting
             with safe_open(path, "pt") as file:
                 stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-                self.losses = json.loads(file.metadata()["losses"])
-        except SafetensorError as error:
+                self.losses = self._losses(file.metadata())
+            self._require_whole(stored)
+        except (SafetensorError, ValueError) as error:
             raise ValueError(
                 f"{path}: a damaged checkpoint ({error}). Delete it to start the run anew."
             ) from error
@@ -292,6 +316,30 @@ class _Run:
         for (optimizer, _), state in zip(self.optimizers, states):
             groups = optimizer.state_dict()["param_groups"]
             optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+    def _losses(self, metadata: Mapping[str, str] | None) -> list[float]:
+        losses = json.loads((metadata or {}).get("losses", "null"))
+        if not isinstance(losses, list) or not all(isinstance(loss, float) for loss in losses):
+            raise ValueError("it has no losses")
+        if not 1 <= len(losses) <= self.settings.steps:
+            raise ValueError(f"it has {len(losses)} losses of {self.settings.steps} steps")
+        return losses
+
+    def _require_whole(self, stored: Mapping[str, torch.Tensor]) -> None:
+        """Raises ValueError unless these are the tensors of a checkpoint."""
+        needed = {name: tuple(w.shape) for name, w in self.model.weights().items()}
+        for number, (optimizer, _) in enumerate(self.optimizers):
+            for parameter, weight in enumerate(optimizer.param_groups[0]["params"]):
+                for key in STATES[number]:
+                    shape = () if key == "step" else tuple(weight.shape)
+                    needed[f"optimizer.{number}.{parameter}.{key}"] = shape
+        found = {name: tuple(tensor.shape) for name, tensor in stored.items()}
+        for name in needed | found:
+            if found.get(name) != needed.get(name):
+                raise ValueError(
+                    f"{name} is {found.get(name, 'missing')}, "
+                    f"needed {needed.get(name, 'not at all')}"
+                )
 
     def _tensors(self) -> dict[str, torch.Tensor]:
         tensors = {name: w.detach() for name, w in self.model.weights().items()}

@@ -110,18 +110,27 @@ def checked_query_tokens(
         return named
     start = one.query_start
     for number, layer in layers.items():
+        _check_places(layer, len(tokens))
         if layer.query_start != start:
             raise ShapeError(
                 f"recording: queries of layer {number} are from position {layer.query_start} on and"
                 f" those of layer {first} from {start}; give query_tokens, or make one recording"
                 " for each, which can be groups of one: others={name: recording}."
             )
-    if start < 0 or start + count > len(tokens):
-        is_padded = "key_lengths" in one.options and "query_start" not in one.options
-        raise ShapeError(
-            f"recording: {count} queries from position {start} on, but {len(tokens)} tokens;"
-            " queries with tokens of their own (cross-attention) need query_tokens."
-            + is_padded * f"\n  They end at the last of {one.options.get('key_lengths')} keys, as"
-            " key_lengths says; where query i is token i, give each layer query_start=0."
-        )
     return tokens[start : start + count]
+
+
+def _check_places(layer: Layer, tokens: int) -> None:
+    """Refuses queries that are not among the tokens."""
+    start, count, options = layer.query_start, shape_of(layer._query)[1], layer.options
+    if 0 <= start <= tokens - count:
+        return
+    way_out = "queries with tokens of their own (cross-attention) need query_tokens."
+    if "key_lengths" in options and "query_start" not in options:
+        way_out += (
+            f"\n  They end with the last of key_lengths={options['key_lengths']} keys; where query"
+            " i is token i, give each layer query_start=0."
+        )
+    raise ShapeError(
+        f"recording: {count} queries from position {start} on, but {tokens} tokens; {way_out}"
+    )

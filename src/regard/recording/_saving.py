@@ -92,11 +92,12 @@ def arrays_of_layer(layer: Layer) -> Iterator[tuple[str, Any]]:
 def arrays_of_texts(
     recording: Recording, most: int = MOST_CHARACTERS
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """The arrays of the lists of texts of all groups that the header has no room, or JSON no way for.
+    """The arrays of the lists of texts of all groups that do not go into the header.
 
     Args:
         recording: whose.
         most: characters of a list in the header; each token counts as one more.
+            One in which JSON would change a text never is there.
     """
     for place, group in enumerate(recording.groups.values()):
         for name, texts in _texts_of(group).items():

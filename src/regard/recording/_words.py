@@ -337,8 +337,8 @@ class WordWeights:
     def _chosen(
         self, rows: Int[np.ndarray, " n"], seen: bool = False
     ) -> Iterator[tuple[Any, np.ndarray]]:
-        """Places among some evenly spaced rows, and these rows; NaN where masked if ``seen``."""
-        if len(rows) > 1 and rows[1] - rows[0] == 1:
+        """Places among some rows, all different, and these rows; NaN where masked if ``seen``."""
+        if len(rows) > 1 and rows[-1] - rows[0] == len(rows) - 1:
             for low, block in self._blocks(int(rows[0]), int(rows[-1]) + 1, seen):
                 start = low - int(rows[0])
                 yield np.arange(start, start + len(block)), block

@@ -141,4 +141,4 @@ def square(pictures: np.ndarray) -> np.ndarray:
 
 
 def _number(x: float) -> float | None:
-    return round(float(x), 6) if math.isfinite(x) else None
+    return float(f"{x:.9g}") if math.isfinite(x) else None

@@ -234,9 +234,10 @@ class HeadMap:
     ) -> tuple[list[tuple[int, int, float]], float]:
         """The strongest token pairs ``(query, key, ln weight)`` of a part, or of the whole.
 
-        The whole leaves out queries that see fewer than ``fewest`` keys, and pairs with key 0, the
-        usual attention sink, unless there are no others. A large matrix gives at most one pair per
-        bin, and keeps half of the n for pairs that are more than a hundredth of the text apart.
+        The whole leaves out queries that see fewer than ``fewest`` keys, and pairs with the first
+        token or word, the usual attention sink, unless there are no others. A large matrix gives at
+        most one pair per bin, and keeps half of the n for pairs that are more than a hundredth of
+        the text apart.
 
         Raises:
             UnsupportedError: a part of more than ``MEAN_PAIRS`` of several heads.
@@ -245,9 +246,15 @@ class HeadMap:
             whole = slice(0, self.shape[0])
             if self._collected is not None and len(self._weights) == 1:
                 return self._collected.links(n)
-            others = self._notable(n, whole, slice(1, self.shape[1]))
-            return others or self._notable(n, whole, slice(0, 1)), 1.0
+            others = self._notable(n, whole, slice(self.first_keys, self.shape[1]))
+            return others or self._notable(n, whole, slice(0, self.first_keys)), 1.0
         return self._strongest(n, rows, columns), 1.0
+
+    @property
+    def first_keys(self) -> int:
+        """How many keys the first token, or word, has."""
+        starts = [0, 1] if self._words is None else self._words.starts
+        return int(starts[1]) if len(starts) > 1 else self.shape[1]
 
     @cached_property
     def fewest(self) -> int:
@@ -320,7 +327,9 @@ class _CollectedWeights(Collected):
         super().__init__((queries, keys), rounds, WORK_SLICE // (whole._work(1, keys) + 1))
         self._whole = whole
         self._max = np.full(self._size, np.nan, np.float32)
-        self._beside = self._max[:, 0].copy()  # column 0 of bins, without key 0
+        # Of the first column of bins that has keys behind the first token or word, these alone.
+        self._beside_at = min(whole.first_keys >> self.level, self._size[1] - 1)
+        self._beside = self._max[:, 0].copy()
         self._sum = np.zeros(self._size, np.float32)  # of the weights that were read
 
     @property
@@ -331,8 +340,9 @@ class _CollectedWeights(Collected):
         self._keep_alive()
         with self._lock:
             coverage, finest = self.coverage, self._max.copy()
-            finest[:, 0] = self._beside
-        only_sink = not np.isfinite(finest).any()  # all weight is on key 0
+            finest[:, : self._beside_at] = np.nan
+            finest[:, self._beside_at] = self._beside
+        only_sink = not np.isfinite(finest).any()  # all weight is on the first
         if only_sink:
             finest = self._max.copy()
         strength = finest
@@ -347,7 +357,7 @@ class _CollectedWeights(Collected):
         found: set[tuple[int, int, float]] = set()
         for bin_ in dict.fromkeys([*_largest(far, n // 2), *_largest(strength, n)]):
             if len(found) < n:
-                first = 0 if only_sink else 1
+                first = 0 if only_sink else self._whole.first_keys
                 found.update(self._strongest_of(bin_, level, finest, first, n))
         return sorted(found, key=lambda link: -link[2]), coverage
 
@@ -386,13 +396,14 @@ class _CollectedWeights(Collected):
         return np.where(np.isnan(strongest), np.float32(np.nan), picture)
 
     def _pooled(self, rows: slice) -> tuple[Picture, np.ndarray, Picture]:
-        """Per bin of some rows: maximum, maximum of column 0 without key 0, sum."""
+        """Per bin of some rows: maximum, that of ``_beside``, sum."""
         columns = slice(0, self._shape[1])
         down, across = self._rows_of_bin, 1 << self.level
         strongest, mass = self._whole._bins(rows, ("max", "mass"), down, across, columns)
         beside = np.full(len(strongest), np.nan, np.float32)
-        if columns.stop > 1:
-            first = slice(1, min(across, columns.stop))
+        end = min((self._beside_at + 1) * across, columns.stop)
+        if (start := self._whole.first_keys) < end:
+            first = slice(start, end)
             beside = self._whole._bins(rows, ("max",), down, across, first)[0][:, 0]
         with np.errstate(invalid="ignore"):
             total = np.nan_to_num(np.exp(mass)) * rows_of_bins(rows, down)[:, None]

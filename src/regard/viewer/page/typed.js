@@ -57,7 +57,7 @@ class TypedPage {
   }
 
   #addressed() {
-    return textOfHash(location.hash) || typedOf(this.first).text;
+    return textOfHash(location.hash) ?? typedOf(this.first).text;
   }
 
   /**
@@ -141,15 +141,22 @@ class TypedPage {
    */
   #follow(text, head) {
     if (text === this.#addressed() && head === headOfHash(location.hash)) return;
-    const written = text === typedOf(this.first).text ? "" : text;
-    history.replaceState(null, "", hashOfText(location.hash, head, written));
+    history.replaceState(null, "", this.#addressOf(head, text));
+  }
+
+  /**
+   * @param {string} head
+   * @param {string} text
+   */
+  #addressOf(head, text) {
+    return hashOfText(location.hash, head, text === typedOf(this.first).text ? null : text);
   }
 
   #clear() {
     this.shown?.end();
     this.shown = null;
-    const { hash } = location;
-    if (hash) history.replaceState(null, "", hashOfText(hash, headOfHash(hash), ""));
+    if (location.hash || this.#addressed())
+      history.replaceState(null, "", this.#addressOf(headOfHash(location.hash), ""));
     const choose = (/** @type {string} */ text) => {
       this.input.fill(text);
       this.input.focus();

@@ -613,7 +613,7 @@ function fromHash(about, hash, opens) {
 const OF_TEXT = ["text", "recording", "query", "key", "low", "high", "span", "x", "y", "zoom"];
 
 /**
- * The text that an address names; empty where it names none.
+ * The text that an address names; null where it names none.
  * @param {string} hash
  */
 export function textOfHash(hash) {
@@ -621,7 +621,8 @@ export function textOfHash(hash) {
     .slice(1)
     .split("&")
     .find((one) => one.startsWith("text="));
-  return part ? decoded(part.slice(5)) : "";
+  if (part === "text=") return "";
+  return (part && decoded(part.slice(5))) || null;
 }
 
 /**
@@ -636,12 +637,12 @@ export function headOfHash(hash) {
  * The address of the same view at a head of another text.
  * @param {string} hash
  * @param {string} head
- * @param {string} text
+ * @param {string | null} text
  */
 export function hashOfText(hash, head, text) {
   const parts = hash.slice(1).split("&");
   const kept = parts.filter((part) => part.includes("=") && !OF_TEXT.includes(part.split("=")[0]));
-  const named = text ? `text=${encodeURIComponent(text)}` : "";
+  const named = text === null ? "" : `text=${encodeURIComponent(text)}`;
   return `#${[head, ...kept, named].filter(Boolean).join("&")}`;
 }
 

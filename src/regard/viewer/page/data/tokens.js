@@ -16,7 +16,7 @@
 /** @type {Record<string, string>} */
 const SPELLED = { Ġ: " ", "▁": " ", Ċ: "\n", ĉ: "\t" };
 // Characters that hide, or turn the order of letters around, are written out: ␀, ⟨202E⟩.
-const CONTROLS = "\\0-\\x08\\x0b-\\x1f\\x7f-\\x9f\\xad\\ufff9-\\ufffb";
+const CONTROLS = "\\0-\\x08\\x0b-\\x1f\\x7f-\\x9f\\xad\\ufff9-\\ufffb\\ufffe\\uffff";
 const MARKS = "\\u061c\\u180e\\u200b\\u200e\\u200f\\u2028-\\u202e\\u2060-\\u206f\\ufeff";
 const UNSEEN = new RegExp(`[${CONTROLS}${MARKS}]`, "g");
 const LONGEST = 400; // characters of one token that are shown

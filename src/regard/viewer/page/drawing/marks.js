@@ -188,6 +188,9 @@ export function writeMarks(parent, marks) {
   }
 }
 
+// What XML has no place for, in names of files and models too.
+const FORBIDDEN = /[^\t\n\r\x20-\uD7FF\uE000-\uFFFD\u{10000}-\u{10FFFF}]/gu;
+
 /**
  * @param {string} tag
  * @param {Attributes} attributes
@@ -198,7 +201,7 @@ export function svgNode(tag, attributes, text) {
   for (const [name, value] of Object.entries(attributes))
     if (value !== undefined)
       node.setAttribute(name, typeof value === "number" ? shortNumber(value) : value);
-  if (text !== undefined) node.textContent = text;
+  if (text !== undefined) node.textContent = text.replace(FORBIDDEN, "\ufffd");
   return node;
 }
 
