@@ -73,12 +73,8 @@ def recordings():
     return {
         "grouped, over a tile": of(layer(300, 300, causal=True), layer(300, 300, heads=2, seed=3)),
         "window": of(layer(causal=True, window=(9, 0)), layer(window=(3, 5))),
-        "padded": of(
-            *(layer(key_lengths=50, causal=causal, query_start=0) for causal in (False, True))
-        ),
-        "padded at the front": of(
-            layer(key_lengths=50, causal=True), query_tokens=[f"t{n}" for n in range(70)]
-        ),
+        "padded": of(layer(key_lengths=50), layer(key_lengths=50, causal=True, query_start=0)),
+        "padded at the front": of(layer(key_lengths=50, causal=True)),
         "cross": of(cross, query_tokens=[f"q{n}" for n in range(37)]),
         "last queries": of(layer(5, causal=True), layer(5, causal=True, window=(6, 0))),
         "segments": of(layer(segments=ids), layer(segments=(ids, ids[::-1].copy()), causal=True)),

@@ -88,7 +88,7 @@ def test_bins_of_several_cells_are_exact_on_both_planes(open_map, long_text, rat
     [
         {"window": (20, 0)},
         {"causal": False, "window": (10, 30)},
-        {"causal": False, "key_lengths": 170, "query_start": 0},
+        {"causal": False, "key_lengths": 170},
         {"causal": False, "queries": 90},
         {"heads": 6, "key_heads": 2},
     ],
@@ -478,7 +478,8 @@ def test_hostile_tokens_stay_text(open_map):
     recording = made(12)
     hostile = ["<img src=x onerror=alert(1)>", "</script>", "\u202eabc", "\u0000", "&lt;", "\ud83d"]
     tokens = tuple(hostile[n % len(hostile)] for n in range(12))
-    page = open_map(Recording(tokens, recording.layers))
+    recording.tokens = recording.query_tokens = tokens
+    page = open_map(recording)
     page.page.mouse.move(*page.place(6, 2))
     assert page.page.locator(".regard img").count() == 0
     assert "\u202e" not in page.readout()

@@ -26,7 +26,7 @@ def made(Lq=1000, Lk=1000, library="numpy", **options):
     q, k = numbers(2, Lq, 8), numbers(1, Lk, 8, seed=1)
     if library == "torch":
         q, k = torch.from_numpy(q), torch.from_numpy(k)
-    queries = [str(i) for i in range(Lq)]
+    queries = None if Lq == Lk else [str(i) for i in range(Lq)]
     tokens = [str(j) for j in range(Lk)]
     return Recording(tokens, [Layer(q, k, **options)], query_tokens=queries)
 

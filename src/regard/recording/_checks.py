@@ -108,29 +108,26 @@ def checked_query_tokens(
                 " read as (Hq, Lq, D)"
             )
         return named
-    start = one.query_start
+    start = _place_of(one, len(tokens))
     for number, layer in layers.items():
-        _check_places(layer, len(tokens))
-        if layer.query_start != start:
+        place = _place_of(layer, len(tokens))
+        if place < 0 or place + count > len(tokens):
             raise ShapeError(
-                f"recording: queries of layer {number} are from position {layer.query_start} on and"
-                f" those of layer {first} from {start}; give query_tokens, or make one recording"
-                " for each, which can be groups of one: others={name: recording}."
+                f"recording: {count} queries from position {place} on, but {len(tokens)} tokens;"
+                " queries with tokens of their own (cross-attention) need query_tokens."
+            )
+        if place != start:
+            raise ShapeError(
+                f"recording: queries of layer {number} are from position {place} on and those of"
+                f" layer {first} from {start}; give query_tokens, or make one recording for each,"
+                " which can be groups of one: others={name: recording}."
             )
     return tokens[start : start + count]
 
 
-def _check_places(layer: Layer, tokens: int) -> None:
-    """Refuses queries that are not among the tokens."""
-    start, count, options = layer.query_start, shape_of(layer._query)[1], layer.options
-    if 0 <= start <= tokens - count:
-        return
-    way_out = "queries with tokens of their own (cross-attention) need query_tokens."
-    if "key_lengths" in options and "query_start" not in options:
-        way_out += (
-            f"\n  They end with the last of key_lengths={options['key_lengths']} keys; where query"
-            " i is token i, give each layer query_start=0."
-        )
-    raise ShapeError(
-        f"recording: {count} queries from position {start} on, but {tokens} tokens; {way_out}"
-    )
+def _place_of(layer: Layer, tokens: int) -> int:
+    """Of which token the first query is; as many queries as tokens are these tokens."""
+    count = shape_of(layer._query)[1]
+    usual = 0 if count == tokens else layer.options.get("key_lengths", tokens) - count
+    place: int = layer.options.get("query_start", usual)
+    return place

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from regard._base.errors import RecordingError
+from regard._base.errors import RecordingError, ShapeError
 from regard._base.types import Array, ArrayT
 from regard.recording._checks import (
     check_key_count,
@@ -194,11 +194,19 @@ class Recording(Showings[ArrayT]):
         self._tokens = found = self._read_texts(self._tokens)
         return found
 
+    @tokens.setter
+    def tokens(self, texts: Sequence[str]) -> None:
+        self._tokens = _as_many("tokens", texts, self._tokens)
+
     @property
     def query_tokens(self) -> tuple[str, ...]:
         """Texts of the ``Lq`` queries."""
         self._query_tokens = found = self._read_texts(self._query_tokens)
         return found
+
+    @query_tokens.setter
+    def query_tokens(self, texts: Sequence[str]) -> None:
+        self._query_tokens = _as_many("query_tokens", texts, self._query_tokens)
 
     def _read_texts(self, found: Sequence[str]) -> tuple[str, ...]:
         """Texts that may still be in a file."""
@@ -339,6 +347,18 @@ class Recording(Showings[ArrayT]):
             size_in_words(sum(layer.nbytes for layer in self._layers)),
         ]
         return ", ".join(parts)
+
+
+def _as_many(name: str, texts: Sequence[str], before: Sequence[str]) -> Sequence[str]:
+    """Texts in the place of others.
+
+    Raises:
+        ShapeError: they are not as many.
+    """
+    found = checked_texts(name, texts)
+    if len(found) != len(before):
+        raise ShapeError(f"recording: {len(found)} {name} in the place of {len(before)}.")
+    return found
 
 
 def _checked_others(group: str, others: Any) -> dict[str, Any]:
