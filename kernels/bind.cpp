@@ -22,6 +22,7 @@
 #include "bounds.h"
 #include "cpu.h"
 #include "dispatch.h"
+#include "given.h"
 #include "mask.h"
 #include "threads.h"
 #include "visibility.h"
@@ -30,13 +31,7 @@ namespace nb = nanobind;
 
 namespace {
 
-// A reference to a caller's array: address, shape, strides, bytes of a unit of strides, name of the
-// dtype; in a build with checks also address and bytes of the buffer.
-using Shape = std::array<int64_t, 4>;
-using Buffer = std::tuple<uintptr_t, int64_t>;
-using ArrayRef = std::tuple<uintptr_t, Shape, Shape, int64_t, std::string, std::optional<Buffer>>;
-
-const Shape& shape_of(const ArrayRef& ref) { return std::get<1>(ref); }
+using regard::ArrayRef, regard::Shape, regard::shape_of;
 
 regard::Type type_of(const ArrayRef& ref) {
   const std::string& name = std::get<4>(ref);
@@ -246,15 +241,15 @@ void forward(const Call& call, const std::optional<ArrayRef>& out, uintptr_t max
 // A call with the plain options of another. Where none are given, every key is valid, and the
 // queries are the last of the valid ones. `ends` of the intervals, and `ids` of queries and keys:
 // an address, and whether all of the batch share them.
-Call call_like(const Call& options, const ArrayRef& query, const ArrayRef& key,
-               const ArrayRef& value, const std::optional<ArrayRef>& mask = {},
-               std::vector<int64_t> starts = {}, std::vector<int64_t> lengths = {},
+Call call_like(const Call& options, const regard::Given& given,
+               const std::optional<ArrayRef>& mask = {}, std::vector<int64_t> starts = {},
+               std::vector<int64_t> lengths = {},
                const std::vector<std::tuple<uintptr_t, bool>>& ends = {},
                const std::vector<std::tuple<uintptr_t, bool>>& ids = {},
                std::vector<EditRef> edits = {}) {
   Call call = options;
-  call.query = query, call.key = key, call.value = value, call.mask = mask;
-  const Shape &q = shape_of(query), &k = shape_of(key);
+  call.query = given.query, call.key = given.key, call.value = given.value, call.mask = mask;
+  const Shape &q = shape_of(given.query), &k = shape_of(given.key);
   call.group_rows = q[1] / k[1] * q[2];
   if (lengths.empty()) lengths.assign(size_t(q[0]), k[2]);
   if (starts.empty())
@@ -274,21 +269,26 @@ Call call_like(const Call& options, const ArrayRef& query, const ArrayRef& key,
   return call;
 }
 
-void forward_of(const Call& options, const ArrayRef& query, const ArrayRef& key,
-                const ArrayRef& value, const ArrayRef& out, uintptr_t maximum, uintptr_t total,
-                int threads) {
-  forward(call_like(options, query, key, value), out, maximum, total, threads);
+ArrayRef output_ref(nb::handle out) {
+  const auto ref = regard::read_array(out.ptr());
+  if (!ref) throw std::invalid_argument("the output is no array that is filled where it lies");
+  return *ref;
 }
 
-void forward_with(const Call& options, const ArrayRef& query, const ArrayRef& key,
-                  const ArrayRef& value, const ArrayRef& out, int threads,
+void forward_of(const Call& options, const regard::Given& given, nb::handle out, uintptr_t maximum,
+                uintptr_t total, int threads) {
+  const Call call = call_like(options, given);
+  forward(call, output_ref(out), maximum, total, threads);
+}
+
+void forward_with(const Call& options, const regard::Given& given, nb::handle out, int threads,
                   const std::optional<ArrayRef>& mask, std::vector<int64_t> starts,
                   std::vector<int64_t> lengths,
                   const std::vector<std::tuple<uintptr_t, bool>>& ends,
                   const std::vector<std::tuple<uintptr_t, bool>>& ids, std::vector<EditRef> edits) {
-  const Call call = call_like(options, query, key, value, mask, std::move(starts),
-                              std::move(lengths), ends, ids, std::move(edits));
-  forward(call, out, 0, 0, threads);
+  const Call call = call_like(options, given, mask, std::move(starts), std::move(lengths), ends,
+                              ids, std::move(edits));
+  forward(call, output_ref(out), 0, 0, threads);
 }
 
 // A summand of a matrix of token pairs: the weights of one head, or their effects.
@@ -653,6 +653,26 @@ void bind_call(nb::module_& m) {
       .def_rw("adds", &Gradients::adds);
 }
 
+void bind_given(nb::module_& m) {
+  using regard::Given;
+  nb::class_<Given>(m, "Given", "Query, key and value of a call, read where they lie.")
+      .def_prop_ro("kind", [](const Given& x) { return nb::bytes(x.kind.data(), x.kind.size()); })
+      .def_prop_ro("products",
+                   [](const Given& x) {
+                     const Shape &q = shape_of(x.query), &k = shape_of(x.key);
+                     return double(q[0] * q[1] * q[2]) * double(k[2]) * double(q[3] + 1);
+                   })
+      .def_ro("is_like_output", &Given::is_like_output)
+      .def_ro("differentiates", &Given::differentiates);
+  m.def(
+      "given",
+      [](nb::handle query, nb::handle key, nb::handle value, bool recording) {
+        return regard::read_given(query.ptr(), key.ptr(), value.ptr(), recording);
+      },
+      nb::arg("query"), nb::arg("key"), nb::arg("value"), nb::arg("recording"),
+      "Reads the arrays of a call; None where they are not to be read where they lie.");
+}
+
 void bind_asked(nb::module_& m) {
   nb::class_<Asked>(m, "Asked", "What is asked of the weights: addresses of the results, or 0.")
       .def(nb::init<>())
@@ -790,19 +810,20 @@ NB_MODULE(_kernels, m) {
   m.attr("checks") = false;
 #endif
   bind_call(m);
+  bind_given(m);
   bind_asked(m);
   bind_pairs(m);
   m.def("end", &end, "Stops every call; none is taken any more.");
   m.def("forward", &forward, nb::arg("call"), nb::arg("out").none(), nb::arg("maximum"),
         nb::arg("total"), nb::arg("threads"),
         "Computes the output and, where asked, the row statistics.");
-  m.def("forward_of", &forward_of, nb::arg("options"), nb::arg("query"), nb::arg("key"),
-        nb::arg("value"), nb::arg("out"), nb::arg("maximum"), nb::arg("total"), nb::arg("threads"),
+  m.def("forward_of", &forward_of, nb::arg("options"), nb::arg("given"), nb::arg("out"),
+        nb::arg("maximum"), nb::arg("total"), nb::arg("threads"),
         "Computes the output of a call with the plain options of another and, where asked, the row "
         "statistics.");
-  m.def("forward_with", &forward_with, nb::arg("options"), nb::arg("query"), nb::arg("key"),
-        nb::arg("value"), nb::arg("out"), nb::arg("threads"), nb::arg("mask").none(),
-        nb::arg("starts"), nb::arg("lengths"), nb::arg("ends"), nb::arg("ids"), nb::arg("edits"),
+  m.def("forward_with", &forward_with, nb::arg("options"), nb::arg("given"), nb::arg("out"),
+        nb::arg("threads"), nb::arg("mask").none(), nb::arg("starts"), nb::arg("lengths"),
+        nb::arg("ends"), nb::arg("ids"), nb::arg("edits"),
         "Computes such an output with a mask, positions, lengths, intervals, segments and edits; "
         "empty where there are none.");
   m.def("reduce", &reduce, nb::arg("call"), nb::arg("asked"), nb::arg("threads"),

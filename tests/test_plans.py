@@ -1,5 +1,6 @@
 """A call of known heads and options is computed without being checked anew, and nothing else is."""
 
+import ctypes
 import gc
 import warnings
 import weakref
@@ -76,6 +77,109 @@ def test_the_second_call_has_the_bits_of_the_first(layout, library, options, pla
         assert not planned
     elif layout != "one row":
         assert planned
+
+
+def unaligned(x):
+    memory = np.empty(x.nbytes + 1, np.uint8)[1:]
+    found = memory.view(x.dtype).reshape(x.shape)
+    found[:] = x
+    assert not found.flags.aligned
+    return found
+
+
+def read_only(x):
+    x = x.copy()
+    x.flags.writeable = False
+    return x
+
+
+UNUSUAL = {
+    "unaligned": unaligned,
+    "read-only": read_only,
+    "a field of records": lambda x: np.stack([x, x], -1).view("f4,f4")[..., 0]["f0"],
+    "with a sign kept apart": lambda x: torch.complex(*map(torch.from_numpy, (x, -x))).conj().imag,
+    "a parameter": lambda x: torch.nn.Parameter(torch.from_numpy(x)),
+    "expanded": lambda x: torch.from_numpy(x[:1, :1]).expand(x.shape),
+    "one column": lambda x: torch.from_numpy(x)[..., :1],
+    "from the middle": lambda x: torch.from_numpy(np.stack([x, x, x]))[1],
+    "batch inside heads": lambda x: torch.from_numpy(x.swapaxes(0, 1).copy()).transpose(0, 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_unusual_arrays_are_computed_as_their_copies(name):
+    arrays = [UNUSUAL[name](numbers(2, h, n, 8, seed=n)) for h, n in ((4, 5), (2, 7), (2, 7))]
+    copies = [x.detach().resolve_neg().clone() if torch.is_tensor(x) else x.copy() for x in arrays]
+    with torch.no_grad():
+        expected = regard.attention(*copies)
+        for _ in range(3):
+            np.testing.assert_array_equal(regard.attention(*arrays), expected)
+            np.testing.assert_array_equal(regard.attention(*copies), expected)
+
+
+ORDERS = {
+    "heads outside": lambda *axes: torch.ones(*axes),
+    "tokens outside": lambda B, H, L, D: torch.ones(B, L, H, D).transpose(1, 2),
+    "a slice": lambda B, H, L, D: torch.ones(B, H, 3 * L, D)[:, :, L : 2 * L],
+    "batch inside": lambda B, H, L, D: torch.ones(H, B, L, D).transpose(0, 1),
+    "one for all": lambda B, H, L, D: torch.ones(1, 1, L, D).expand(B, H, L, D),
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("axes", [(2, 4, 5, 8), (2, 4, 1, 8), (1, 4, 5, 8), (2, 1, 5, 8)], ids=str)
+def test_a_plan_lays_out_the_output_as_a_first_call_does(axes, order, planned):
+    x = ORDERS[order](*axes)
+    y = torch.ones(*axes[:3], 6)
+    for value in (x, y):
+        first, second = (regard.attention(x, x, value) for _ in range(2))
+        sizes = [n for n, size in enumerate(first.shape) if size > 1]
+        assert [first.stride(n) for n in sizes] == [second.stride(n) for n in sizes]
+    assert len(planned) == (0 if NO_PLANS else 2)
+
+
+class Stand:
+    """A tensor of a library without DLPack's table: it is read by its attributes."""
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+    def __getattr__(self, name):
+        return getattr(self.tensor, name)
+
+
+class Newer(Stand):
+    """One whose table is of a DLPack that is not known."""
+
+    table = np.array([2 | 7 << 32, 0, 1, 1, 1, 1, 1], np.uint64)
+    ctypes.pythonapi.PyCapsule_New.restype = ctypes.py_object
+    __dlpack_c_exchange_api__ = ctypes.pythonapi.PyCapsule_New(
+        ctypes.c_void_p(table.ctypes.data), b"dlpack_exchange_api", None
+    )
+
+
+@pytest.mark.skipif(NO_PLANS, reason="there are no plans")
+@pytest.mark.parametrize("stand", [Stand, Newer])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+def test_tensors_without_a_table_are_read_alike(stand, dtype):
+    given = kernel_calls.kernels.given
+    q, k, v = (torch.from_numpy(numbers(2, h, n, 8)) for h, n in ((4, 5), (2, 7), (2, 7)))
+    q, k, v = (x.to(getattr(torch, dtype)).requires_grad_(x is k) for x in (q, k, v))
+    for arrays in ((q, k, v), (q[0], k[0], v[0]), (q, k.transpose(0, 1), v)):
+        stands = [stand(x) for x in arrays]
+        for recording in (False, True):
+            read, right = given(*stands, recording), given(*arrays, recording)
+            for name in ("kind", "products", "is_like_output", "differentiates"):
+                assert getattr(read, name) == getattr(right, name)
+            assert right.differentiates == recording
+    regard.attention(*(x.detach() for x in (q, k, v)))
+    (plan,) = plans._plans.values()
+    out = torch.empty_like(q)
+    kernel_calls.kernels.forward_of(plan.read, given(*map(stand, (q, k, v)), False), out, 0, 0, 1)
+    assert out.equal(regard.attention(*(x.detach() for x in (q, k, v))))
+    for x in (q.to("meta"), q.to_sparse(), q.int(), q[0, 0, 0], q.transpose(2, 3)):
+        assert given(*map(stand, (x, k, v)), False) is None
+        assert given(x, k, v, False) is None
 
 
 @pytest.mark.parametrize("shape", [(5, 4), (3, 5, 4), (2, 3, 5, 4)])

@@ -165,13 +165,11 @@ class _Planned(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, plan: Plan
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, plan: Plan, given: Any
     ) -> tuple[Tensor, Tensor, Tensor]:
         ctx.plan, arrays = plan, (query, key, value)
-        planned = plan.with_statistics(*arrays)
-        found: tuple[Tensor, Tensor, Tensor] = (
-            kernel.forward(plan.call_of(*arrays)) if planned is None else (planned[0], *planned[2])
-        )
+        out, _, statistics = plan.with_statistics(*arrays, given)
+        found = out, *statistics
         ctx.save_for_backward(*found, *arrays)
         ctx.mark_non_differentiable(*found[1:])
         ctx.set_materialize_grads(False)
@@ -191,14 +189,14 @@ class _Planned(torch.autograd.Function):
             if _is_own(grad)
             else _attend_backward(needed, grad, *outputs, *pack(call))
         )
-        return *(x if need else None for x, need in zip(found, needs[:3])), None
+        return *(x if need else None for x, need in zip(found, needs[:3])), None, None
 
 
 def planned(
-    plan: Plan, query: Tensor, key: Tensor, value: Tensor
-) -> tuple[Tensor, Call, tuple[Tensor, Tensor]] | None:
-    """As ``plan.with_statistics``, differentiable; of a plan that has a call."""
-    out, maximum, total = _Planned.apply(query, key, value, plan)
+    plan: Plan, query: Tensor, key: Tensor, value: Tensor, given: Any
+) -> tuple[Tensor, Call, tuple[Tensor, Tensor]]:
+    """As ``plan.with_statistics``, differentiable."""
+    out, maximum, total = _Planned.apply(query, key, value, plan, given)
     return out, plan.call_of(query, key, value), (maximum, total)
 
 

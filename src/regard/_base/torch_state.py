@@ -3,7 +3,6 @@
 import contextlib
 import threading
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +20,7 @@ _dispatch_modes = torch._C._len_torch_dispatch_stack
 _function_modes = torch._C._len_torch_function_stack
 _profiles = torch._C._autograd._profiler_enabled
 _is_batch = torch._C._functorch.is_legacy_batchedtensor
+records_gradients = torch.is_grad_enabled
 _forward_mode = torch.autograd.forward_ad
 compiling.bind(_compiles, torch._C._dynamo.eval_frame.get_eval_frame_callback)
 
@@ -51,29 +51,22 @@ def is_real(x: Tensor) -> bool:
     return type(x) is Tensor and not _is_batch(x)
 
 
+def is_quiet() -> bool:
+    """Whether nothing watches the operators or differentiates forwards; gradients may be wanted."""
+    return not is_watched() and bool(_forward_mode._current_level < 0)
+
+
 def is_plain(*tensors: object) -> bool:
     """Whether all are tensors in CPU memory that nothing watches or differentiates."""
-    return is_unwatched(*tensors) and not is_differentiated(*tensors)
-
-
-def is_unwatched(*tensors: object) -> bool:
-    """Whether all are tensors in CPU memory that nothing watches; a gradient may be wanted."""
-    if is_watched() or _forward_mode._current_level >= 0:
+    if not is_quiet():
         return False
-    strided = torch.strided
+    records, strided = records_gradients(), torch.strided
     for x in tensors:  # twice as fast as a generator
         if type(x) is not Tensor or x.layout is not strided or not x.is_cpu or x.is_neg():
             return False
+        if records and x.requires_grad:
+            return False
     return True
-
-
-def is_differentiated(*tensors: Any) -> bool:
-    """Whether autograd follows what is computed of these tensors."""
-    if torch.is_grad_enabled():
-        for x in tensors:
-            if x.requires_grad:
-                return True
-    return False
 
 
 def is_exported_to_onnx() -> bool:

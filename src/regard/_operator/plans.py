@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from regard import _backends
-from regard._backends.kernel_calls import edits_as_read
+from regard._backends.kernel_calls import edits_as_read, kernels
 from regard._backends.kernel_plans import NOTHING, Moving, Plan, plan_of
 from regard._base import loaded
 from regard._base.arrays import dtype_name
@@ -29,60 +29,45 @@ _PLAIN = {option.name: _TYPES[option.kind] for option in OPTIONS if option.kind 
 _plans: dict[tuple[Any, ...], Plan | None] = {}  # None: there can be no plan
 
 
-class Known(NamedTuple):
-    """What finds the plan of a call, and the arrays among its options."""
-
-    key: tuple[Any, ...]
-    moving: Moving
-    differentiates: bool
+# What finds the plan of a call, the arrays of the call as the kernels read them, and its options
+# that are arrays.
+Known = tuple[tuple[Any, ...], Any, Moving]
 
 
 def known(query: Any, key: Any, value: Any, options: dict[str, Any], backend: str) -> Known | None:
     """What decides the plan of a call; None where the call can have none."""
-    if type(backend) is not str:
+    library = type(query)
+    if kernels is None or type(backend) is not str:
+        return None
+    if type(key) is not library or type(value) is not library:
         return None
     is_plain: Plain
-    differentiates = False
-    if type(query) is type(key) is type(value) is np.ndarray:
-        is_plain = _is_array
-    elif loaded.torch is None:
-        return None
+    if library is np.ndarray:
+        is_plain, records = _is_array, False
     else:
-        # Imported here and not looked for: a first call that is compiled must not see it come.
-        from regard._base.torch_state import is_differentiated, is_plain, is_unwatched
-
-        if not is_unwatched(query, key, value):
+        state = loaded.torch_state
+        if state is None or library is not state.Tensor or not state.is_quiet():
             return None
-        differentiates = is_differentiated(query, key, value)
-    axes = query.ndim
-    if not 2 <= axes <= 4 or axes != key.ndim or axes != value.ndim:
+        is_plain, records = state.is_plain, state.records_gradients()
+    given = kernels.given(query, key, value, records)
+    if given is None:
         return None
-    try:
-        *heads, Lq, D = query.shape
-        *key_heads, Lk, key_size = key.shape
-        *value_heads, values, Dv = value.shape
-    except RuntimeError:  # a nested tensor, which has no shape
-        return None
-    if values != Lk or not (0 < Lq and 0 < Lk < 2**31):
-        return None
+    if not options:
+        return (_backends.BACKENDS, backend, given.kind), given, NOTHING
     parts: list[Any] = []
     moving: dict[str, Any] = {}
     for name, x in options.items():
         if type(x) is _PLAIN.get(name) or (name == "window" and _is_window(x)):
             parts.append((name, x))
-        elif axes == 4 and not differentiates and (read := _READ.get(name)):
-            found = read(x, is_plain, (*heads, Lq, Lk))
+        elif query.ndim == 4 and not given.differentiates and (read := _READ.get(name)):
+            found = read(x, is_plain, (*query.shape[:3], key.shape[2]))
             if found is None:
                 return None
             moving[name] = found
         else:
             return None
-    dtypes, sizes = (query.dtype, key.dtype, value.dtype), (axes, D, key_size, Dv)
-    cached = (
-        _backends.BACKENDS, backend, *parts, *moving, dtypes, sizes,
-        *heads, *key_heads, *value_heads,
-    )  # fmt: skip
-    return Known(cached, Moving(**moving) if moving else NOTHING, differentiates)
+    cached = _backends.BACKENDS, backend, given.kind, *parts, *moving
+    return cached, given, Moving(**moving) if moving else NOTHING
 
 
 def _is_array(*arrays: object) -> bool:
@@ -171,34 +156,38 @@ _READ: dict[str, Callable[[Any, Plain, Any], Any]] = {
 
 def output(found: Known | None, query: Any, key: Any, value: Any) -> Any:
     """The output of a call that has a plan; None where it has none."""
-    if found is None or not (plan := _plans.get(found.key)):
+    if found is None or not (plan := _plans.get(found[0])):
         return None
-    if found.differentiates:
+    _, given, moving = found
+    if given.differentiates:
         served = with_statistics(found, query, key, value)
         return None if served is None else served[0]
-    return plan.output(query, key, value, found.moving)
+    return plan.output(query, value, given, moving)
 
 
 def with_statistics(
     found: Known | None, query: Any, key: Any, value: Any
 ) -> tuple[Any, Call, _backends.Backend, _backends.Statistics] | None:
     """Output, call, its backend and row statistics, where a call has a plan that gives them."""
-    if found is None or found.moving is not NOTHING or not (plan := _plans.get(found.key)):
+    if found is None or not (plan := _plans.get(found[0])):
+        return None
+    _, given, moving = found
+    if moving is not NOTHING or plan.call is None:  # it is to be read first
         return None
     attend = plan.with_statistics
-    if found.differentiates and plan.call is not None:
+    if given.differentiates:
         from regard._backends import kernel_ops
 
         attend = functools.partial(kernel_ops.planned, plan)
-    served = attend(query, key, value)
-    return None if served is None else (*served[:2], _backends.by_name("kernel"), served[2])
+    out, call, statistics = attend(query, key, value, given)
+    return out, call, _backends.by_name("kernel"), statistics
 
 
 def keep(found: Known | None, backend: _backends.Backend, call: Call, query: Any) -> None:
     """Makes the plan of calls like one that a backend has served."""
-    if found is None or found.key in _plans:
+    if found is None or (key := found[0]) in _plans:
         return
     if len(_plans) >= MOST:
         _plans.clear()
-    moves = found.moving is not NOTHING
-    _plans[found.key] = plan_of(call, query, moves) if backend.name == "kernel" else None
+    moves = found[2] is not NOTHING
+    _plans[key] = plan_of(call, query, moves) if backend.name == "kernel" else None
