@@ -142,7 +142,7 @@ def measure_model(report, options, dtype):
     runs = {name: model_steps(attend, inputs, steps) for name, attend in attends.items()}
     q, k, v = (x[0] for x in inputs[-1])
     error = common.multiples({name: run()[0] for name, run in runs.items()}, q[:, -1:], k, v)
-    measured = common.interleave(runs, options, seconds=10.0)
+    measured = common.interleave(runs, options, seconds=30.0)
     each = common.Times({x: [s / steps for s in measured.seconds[x]] for x in runs})
     row(report, (dtype,), each, "regard", "torch", error, steps=steps, layers=layers, dtype=dtype)
 

@@ -62,8 +62,8 @@ class Plan(NamedTuple):
             out = new_output(query, value.shape[-1])
         threads = 1 if given.products < FEW_PRODUCTS else get_num_threads()
         if moving is NOTHING:
-            found = (0, 0) if statistics is None else map(address_of, statistics)
-            kernels.forward_of(self.read, given, out, *found, threads)
+            maximum, total = map(address_of, statistics) if statistics else (0, 0)
+            kernels.forward_of(self.read, given, out, maximum, total, threads)
             return out
         mask, intervals, segments, starts, lengths, edits = moving
         ends, ids = (
