@@ -22,6 +22,7 @@
 #include "bounds.h"
 #include "cpu.h"
 #include "dispatch.h"
+#include "finite.h"
 #include "given.h"
 #include "mask.h"
 #include "threads.h"
@@ -269,16 +270,17 @@ Call call_like(const Call& options, const regard::Given& given,
   return call;
 }
 
-ArrayRef output_ref(nb::handle out) {
-  const auto ref = regard::read_array(out.ptr());
-  if (!ref) throw std::invalid_argument("the output is no array that is filled where it lies");
+// An array of a caller that was made to be filled.
+ArrayRef filled_ref(nb::handle x) {
+  const auto ref = regard::read_array(x.ptr());
+  if (!ref) throw std::invalid_argument("an array cannot be filled where it lies");
   return *ref;
 }
 
 void forward_of(const Call& options, const regard::Given& given, nb::handle out, uintptr_t maximum,
                 uintptr_t total, int threads) {
   const Call call = call_like(options, given);
-  forward(call, output_ref(out), maximum, total, threads);
+  forward(call, filled_ref(out), maximum, total, threads);
 }
 
 void forward_with(const Call& options, const regard::Given& given, nb::handle out, int threads,
@@ -288,7 +290,7 @@ void forward_with(const Call& options, const regard::Given& given, nb::handle ou
                   const std::vector<std::tuple<uintptr_t, bool>>& ids, std::vector<EditRef> edits) {
   const Call call = call_like(options, given, mask, std::move(starts), std::move(lengths), ends,
                               ids, std::move(edits));
-  forward(call, output_ref(out), 0, 0, threads);
+  forward(call, filled_ref(out), 0, 0, threads);
 }
 
 // A summand of a matrix of token pairs: the weights of one head, or their effects.
@@ -430,6 +432,36 @@ void backward(const Call& call, const Gradients& arrays, int threads) {
       .adds = arrays.adds,
       .bias_grad = array("bias_grad", arrays.bias_grad, {p.B, p.Hq, p.Lq, p.Lk})};
   run({target.backward(g), target.bias_gradient(g)}, threads);
+}
+
+// Whether all numbers of some arrays are finite.
+bool are_finite(const std::vector<ArrayRef>& refs, int threads) {
+  for (const ArrayRef& ref : refs) {
+    const Shape& shape = shape_of(ref);
+    const regard::FiniteScan scan(array("array", ref, shape), shape);
+    run({scan.job()}, threads);
+    if (!scan.found()) return false;
+  }
+  return true;
+}
+
+// The gradients of a call with the plain options of another into arrays like its own, or none; of
+// what `forward_of` gave. Returns whether it was computed: not where the gradient of the output is
+// not read where it lies, or not all is finite. `query_sum`: as in Gradients, or none.
+bool backward_of(const Call& options, const regard::Given& given, nb::handle grad, nb::handle out,
+                 uintptr_t maximum, uintptr_t total, nb::handle query_sum, nb::handle query_grad,
+                 nb::handle key_grad, nb::handle value_grad, int threads) {
+  const auto of_output = regard::read_array(grad.ptr());
+  if (!of_output) return false;
+  if (!are_finite({given.query, given.key, given.value, *of_output}, threads)) return false;
+  const auto address = [](nb::handle x) { return x.is_none() ? 0 : std::get<0>(filled_ref(x)); };
+  Gradients arrays;
+  arrays.grad = of_output, arrays.out = filled_ref(out);
+  arrays.maximum = maximum, arrays.total = total;
+  arrays.query_sum = address(query_sum), arrays.query_grad = address(query_grad);
+  arrays.key_grad = address(key_grad), arrays.value_grad = address(value_grad);
+  backward(call_like(options, given), arrays, threads);
+  return true;
 }
 
 // Reductions of the weights: each is the address of its result, or 0.
@@ -833,4 +865,12 @@ NB_MODULE(_kernels, m) {
         nb::arg("threads"), "Computes the weights of chosen pairs.");
   m.def("backward", &backward, nb::arg("call"), nb::arg("gradients"), nb::arg("threads"),
         "Computes the gradients from the output, its gradient and the row statistics.");
+  m.def("backward_of", &backward_of, nb::arg("options"), nb::arg("given"), nb::arg("grad"),
+        nb::arg("out"), nb::arg("maximum"), nb::arg("total"), nb::arg("query_sum").none(),
+        nb::arg("query_grad").none(), nb::arg("key_grad").none(), nb::arg("value_grad").none(),
+        nb::arg("threads"),
+        "Computes those of query, key and value of a call with the plain options of another; False "
+        "where not all is finite, or is read where it lies.");
+  m.def("are_finite", &are_finite, nb::arg("arrays"), nb::arg("threads"),
+        "Whether all numbers of some arrays are finite.");
 }

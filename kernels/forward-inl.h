@@ -428,8 +428,10 @@ static void run_pipeline(const Forward& f, ForwardMemory<E>& first, int64_t tile
     }
     continues = false;
     while (pipeline.attends(*m)) {
-      if (!pipeline.find_next() && planned && more && follows(m->rows, other->rows))
+      if (!pipeline.find_next() && planned && more && follows(m->rows, other->rows)) {
         continues = start(*other, true);
+        if (!continues) load_queries<E>(p, m->rows);  // in the place of those that see no key
+      }
       pipeline.step();
       if (!planned) plan();
       planned = true;

@@ -133,6 +133,7 @@ Axes read(PyObject* array) {
   static_assert(std::endian::native == std::endian::little);
   if (PyObject_CheckBuffer(array)) return read_buffer(array);
   try {
+    if (nb::cast<bool>(nb::handle(array).attr("is_neg")())) return {};  // of the other sign there
     if (const ExchangeTable* table = exchange_table(Py_TYPE(array)))
       return read_by_table(*table, array);
     return read_by_attributes(array);
@@ -169,11 +170,9 @@ std::optional<Given> read_given(PyObject* query, PyObject* key, PyObject* value,
               &of_value = shape_of(given.value);
   const int64_t Lq = of_query[2], Lk = of_key[2];
   if (Lk != of_value[2] || Lq < 1 || Lk < 1 || Lk > INT32_MAX) return {};
-  if (!PyObject_CheckBuffer(query))
-    for (const nb::handle x : {query, key, value}) {
-      if (nb::cast<bool>(x.attr("is_neg")())) return {};  // its memory has the other sign
-      given.differentiates |= recording && nb::cast<bool>(x.attr("requires_grad"));
-    }
+  if (recording)
+    for (const nb::handle x : {query, key, value})
+      given.differentiates |= nb::cast<bool>(x.attr("requires_grad"));
   given.is_like_output = of_query[3] == of_value[3] && (are_nested(given.query, {0, 1, 2, 3}) ||
                                                         are_nested(given.query, {0, 2, 1, 3}));
   const auto add = [&](int64_t number) { given.kind.append((const char*)&number, sizeof number); };

@@ -437,6 +437,95 @@ def test_a_plan_gives_the_gradients_too(layout, options, planned):
     assert bool(planned) == (layout != "columns")  # whose rows are copied
 
 
+GRADIENTS = {
+    "dense": lambda x: x,
+    "one number": lambda x: x[:1, :1, :1, :1].expand(x.shape),
+    "one row": lambda x: x[:, :, :1].expand(x.shape),
+    "tokens outside": lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
+    "columns": lambda x: x.mT.contiguous().mT,
+    "with a sign kept apart": torch._neg_view,
+    "not finite": lambda x: x.where(x < 1, x.new_tensor(float("inf"))),
+    "a not finite column": lambda x: x.where(x[..., :1] < 9, x.new_tensor(float("nan"))),
+}
+
+
+@pytest.mark.skipif(NO_PLANS, reason="there are no plans")
+@pytest.mark.parametrize("kind", GRADIENTS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("scale", [0.5, 0.0])
+def test_a_plan_takes_every_gradient_of_the_output(scale, dtype, kind, planned):
+    for arrays in drawn("contiguous", "torch", dtype):
+        grad = GRADIENTS[kind](arrays[0] + 0.25)
+        plans._plans.clear()
+        found = []
+        for _ in range(2):
+            inputs = [x.detach().requires_grad_() for x in arrays]
+            out = regard.attention(*inputs, causal=True, scale=scale)
+            found.append(torch.autograd.grad(out, inputs, grad))
+        for x, y in zip(*found):
+            np.testing.assert_array_equal(as_numpy(x), as_numpy(y))
+    assert planned
+
+
+@pytest.mark.skipif(NO_PLANS, reason="there are no plans")
+@pytest.mark.parametrize("batches", [(3, 1), (1, 3), (1, 1)])
+def test_keys_and_values_that_a_batch_shares_have_their_gradients(batches, planned):
+    q = torch.from_numpy(numbers(3, 4, 33, 8))
+    k, v = (torch.from_numpy(numbers(B, 2, 40, 8, seed=B)) for B in batches)
+    found = []
+    for _ in range(3):
+        inputs = [x.detach().requires_grad_() for x in (q, k, v)]
+        found.append(torch.autograd.grad(regard.attention(*inputs), inputs, q))
+    assert planned
+    for first, *others in zip(*found):
+        for other in others:
+            torch.testing.assert_close(other, first, rtol=0, atol=0)
+
+
+@pytest.mark.skipif(NO_PLANS, reason="there are no plans")
+def test_tensors_that_were_saved_elsewhere_come_back(planned):
+    arrays = [numbers(1, 2, 5, 4, seed=seed) for seed in range(3)]
+    inputs = [torch.from_numpy(x).requires_grad_() for x in arrays]
+    grad = torch.ones(1, 2, 5, 4)
+    expected = torch.autograd.grad(regard.attention(*inputs), inputs, grad)
+    assert not planned
+
+    def pack(x):
+        return x.detach().contiguous().numpy().tobytes(), x.shape, x.dtype
+
+    def unpack(kept):
+        data, shape, dtype = kept
+        return torch.frombuffer(bytearray(data), dtype=dtype).reshape(shape)
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        out = regard.attention(*inputs)
+    assert planned
+    for x, y in zip(torch.autograd.grad(out, inputs, grad), expected):
+        torch.testing.assert_close(x, y, rtol=0, atol=0)
+
+
+@pytest.mark.skipif(NO_PLANS, reason="there are no plans")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
+def test_every_number_is_looked_at(dtype):
+    shape = 2, 3, 40, 24
+    for layout in LAYOUTS.values():
+        whole = layout(*shape, 1)
+        base = torch.from_numpy(whole if min(whole.strides) > 0 else whole.copy())
+        x = base.to(getattr(torch, dtype)).detach()
+        assert kernel_calls.are_finite(x, None, x.abs() * 1e4)
+        for value in ("inf", "-inf", "nan"):
+            for place in ((0, 0, 0, 0), (1, 2, 39, 23), (0, 1, 17, 5), (1, 0, 20, 16)):
+                y = x.clone()
+                y[place] = float(value)
+                assert not kernel_calls.are_finite(x, y)
+                if dtype in ("float32", "float64", "float16"):
+                    assert not kernel_calls.are_finite(y.numpy())
+    big = torch.zeros(1, 2, 3000, 100)
+    big[0, 1, 2999, 99] = float("nan")
+    assert not kernel_calls.are_finite(big)
+    assert kernel_calls.are_finite(big[:, :1], torch.full(shape, 3e38), big[:, :, :0])
+
+
 @pytest.mark.skipif(NO_PLANS, reason="there are no plans")
 def test_the_gradients_of_a_plan_are_differentiable_and_watched(planned):
     q, k, v = to_torch({n: numbers(1, 2, 5, 4, seed=i) for i, n in enumerate("qkv")}).values()

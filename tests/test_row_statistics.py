@@ -265,6 +265,27 @@ def test_an_output_has_the_bits_that_it_has_without_statistics(dtype, hides, opt
         torch.testing.assert_close(part, there, rtol=error, atol=error, equal_nan=True)
 
 
+@pytest.mark.parametrize("hides", [False, True], ids=["finite", "nan"])
+@pytest.mark.parametrize("Lk", [256, 33])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_queries_that_see_no_key_leave_those_before_them_alone(dtype, Lk, hides):
+    """Whole tiles of them, after queries whose scores rise or that are computed anew for a NaN."""
+    T, error = 256, {"float32": 1e-4, "float16": 2e-3}.get(dtype, 0.02)
+    q, k, v = (
+        torch.from_numpy(numbers(1, h, n, 16, seed=h)) for h, n in ((6, T), (2, Lk), (2, Lk))
+    )
+    q[..., 0], k[..., 0] = 8, torch.linspace(0, 30, Lk)
+    if hides:
+        v[..., 0, :] = torch.nan  # which no query sees
+    q, k, v = (x.to(getattr(torch, dtype)) for x in (q, k, v))
+    for period in (33, 64, 97, 131):
+        last = np.where(np.arange(T) % period < 33, Lk, 0)
+        options = {"intervals": (np.ones(T, int), last)}
+        out = regard.attention(q, k, v, backend="kernel", **options)
+        wide = regard.attention(*(x.double() for x in (q, k, v)), backend="reference", **options)
+        torch.testing.assert_close(out.double(), wide, rtol=error, atol=error)
+
+
 def test_large_values_do_not_overflow_where_scores_rise():
     q, k = torch.ones(1, 1, 40, 8).bfloat16(), torch.zeros(1, 1, 256, 8).bfloat16()
     k[:, :, 64:] = 2

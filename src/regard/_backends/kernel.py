@@ -12,6 +12,7 @@ from regard._backends.formula import is_capped
 from regard._backends.kernel_calls import (
     FEW_PRODUCTS,
     address_of,
+    are_finite,
     array_ref,
     as_int64,
     call_as_read,
@@ -102,7 +103,7 @@ class Kernel:
         self, call: Call, grad: Any, delta: Any, statistics: tuple[Any, Any], sums: dict[str, Any]
     ) -> None:
         # Masked values that are not finite must not spread: the formula takes care of that.
-        if all(_is_finite(x) for x in (call.query, call.key, call.value, grad)):
+        if are_finite(call.query, call.key, call.value, grad):
             add_gradients(call, grad, delta, *statistics, sums)
         else:
             known = in_scores(self.score_unit(call), *statistics)
@@ -498,13 +499,6 @@ def in_scores(unit: float, maximum: Any, total: Any) -> tuple[Any, Any]:
         rounded = exact.astype(maximum.dtype)
         change = rounded_away(np, exact - rounded)
         return rounded, (total * np.exp(change)).astype(total.dtype)
-
-
-def _is_finite(x: Any) -> bool:
-    if is_tensor(x):
-        return bool(x.sum().isfinite()) or bool(x.isfinite().all())
-    with np.errstate(all="ignore"):
-        return bool(np.isfinite(x.sum())) or bool(np.isfinite(x).all())
 
 
 def _sinks_gradient(call: Call, delta: Any, maximum: Any, total: Any, read: Any) -> Any:

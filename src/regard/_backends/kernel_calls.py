@@ -56,6 +56,13 @@ def _memory(x: Any) -> tuple[int, int]:
     return begin, end - begin
 
 
+def are_finite(*arrays: Any) -> bool:
+    """Whether all numbers of arrays with four axes are finite; there may be None among them."""
+    assert kernels is not None
+    refs = [array_ref(x) for x in arrays if x is not None]
+    return bool(kernels.are_finite(refs, get_num_threads()))
+
+
 def contiguous_rows(x: Any) -> Any:
     """x with contiguous rows."""
     x = _resolved(x)

@@ -4,7 +4,6 @@ Second derivatives are those of the torch backend's operators.
 """
 
 import functools
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from regard._backends import kernel, torch_gradients
+from regard._backends.kernel_calls import are_finite
 from regard._backends.kernel_plans import Plan
 from regard._backends.torch_gradients import INPUTS
 from regard._backends.torch_ops import (
@@ -66,24 +66,14 @@ def _backward(
 def _gradients(
     needed: int, grad: Tensor, out: Tensor, maximum: Tensor, total: Tensor, *values: Any
 ) -> list[Tensor | None]:
-    return _gradients_of(unpack(*values), needed, grad, out, maximum, total)
-
-
-def _gradients_of(
-    call: Call, needed: int, grad: Tensor, out: Tensor, maximum: Tensor, total: Tensor
-) -> list[Tensor | None]:
     """Of query, key, value, bias and sinks in their dtypes; None for those that are not needed."""
-    names = names_of(needed)
+    call, names = unpack(*values), names_of(needed)
     # Masked values that are not finite must not spread: the torch backend takes care of that.
-    if all(_is_finite(x) for x in (call.query, call.key, call.value, grad)):
+    if are_finite(call.query, call.key, call.value, grad):
         found: tuple[Any, ...] = kernel.gradients(call, grad, out, maximum, total, names)
     else:
         found = torch_gradients.gradients(call, grad, names)
     return [None if x is None else x.to(getattr(call, n).dtype) for n, x in zip(INPUTS, found)]
-
-
-def _is_finite(x: Tensor) -> bool:
-    return math.isfinite(x.sum().item()) or bool(x.isfinite().all())
 
 
 @register_fake(_backward)
@@ -168,8 +158,7 @@ class _Planned(torch.autograd.Function):
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, plan: Plan, given: Any
     ) -> tuple[Tensor, Tensor, Tensor]:
         ctx.plan, arrays = plan, (query, key, value)
-        out, _, statistics = plan.with_statistics(*arrays, given)
-        found = out, *statistics
+        found = plan.with_statistics(query, value, given)
         ctx.save_for_backward(*found, *arrays)
         ctx.mark_non_differentiable(*found[1:])
         ctx.set_materialize_grads(False)
@@ -180,24 +169,20 @@ class _Planned(torch.autograd.Function):
         needs = ctx.needs_input_grad
         if grad is None:
             return (None,) * len(needs)
-        *outputs, query, key, value = ctx.saved_tensors
-        refuse_forward_mode(grad, query, key, value)
-        needed = sum(need << bit for bit, need in enumerate(needs[:3]))
-        call = ctx.plan.call_of(query, key, value)
-        found = (
-            _gradients_of(call, needed, grad, *outputs)
-            if _is_own(grad)
-            else _attend_backward(needed, grad, *outputs, *pack(call))
-        )
+        saved = ctx.saved_tensors
+        outputs, arrays = saved[:3], saved[3:]
+        refuse_forward_mode(grad, *arrays)
+        is_own = _is_own(grad)
+        found = ctx.plan.gradients(arrays, needs, grad, outputs) if is_own else None
+        if found is None:
+            gradients = _gradients if is_own else _attend_backward
+            needed = sum(need << bit for bit, need in enumerate(needs[:3]))
+            found = gradients(needed, grad, *outputs, *pack(ctx.plan.call_of(*arrays)))
         return *(x if need else None for x, need in zip(found, needs[:3])), None, None
 
 
-def planned(
-    plan: Plan, query: Tensor, key: Tensor, value: Tensor, given: Any
-) -> tuple[Tensor, Call, tuple[Tensor, Tensor]]:
-    """As ``plan.with_statistics``, differentiable."""
-    out, maximum, total = _Planned.apply(query, key, value, plan, given)
-    return out, plan.call_of(query, key, value), (maximum, total)
+# As ``Plan.with_statistics``, differentiable: of query, key, value, the plan and what is given.
+planned = _Planned.apply
 
 
 def forward(call: Call, statistics: bool) -> tuple[Tensor, Tensor | None, Tensor | None]:

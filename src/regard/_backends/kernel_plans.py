@@ -14,7 +14,6 @@ from regard._backends.kernel_calls import (
     address_of,
     array_ref,
     call_as_read,
-    empty,
     kernels,
 )
 from regard._base import loaded
@@ -42,6 +41,7 @@ class Plan(NamedTuple):
 
     read: Any  # the known call as the kernels read it
     call: Call | None  # the known call without arrays; None where those of another are reshaped
+    differentiable: Any  # ``kernel_ops.planned`` where the arrays are tensors
 
     def output(
         self,
@@ -79,13 +79,41 @@ class Plan(NamedTuple):
         assert self.call is not None
         return self.call.changed(query=query, key=key, value=value)
 
-    def with_statistics(
-        self, query: Any, key: Any, value: Any, given: Any
-    ) -> tuple[Any, Call, tuple[Any, Any]]:
-        """The output, the call and its row statistics, of a plan that has a call."""
-        call, dtype = self.call_of(query, key, value), accumulating_name(query)
-        maximum, total = (empty(call, query.shape[:3], dtype) for _ in range(2))
-        return self.output(query, value, given, NOTHING, (maximum, total)), call, (maximum, total)
+    def with_statistics(self, query: Any, value: Any, given: Any) -> tuple[Any, Any, Any]:
+        """The output and the row statistics, of a plan that has a call."""
+        assert self.call is not None
+        shape, dtype = query.shape[:3], accumulating_name(query)
+        if self.differentiable is None:
+            maximum, total = np.empty(shape, dtype), np.empty(shape, dtype)
+        else:
+            dtype = getattr(loaded.torch, dtype)
+            maximum, total = (query.new_empty(shape, dtype=dtype) for _ in range(2))
+        return self.output(query, value, given, NOTHING, (maximum, total)), maximum, total
+
+    def gradients(
+        self, arrays: Sequence[Any], needed: Sequence[bool], grad: Any, outputs: Sequence[Any]
+    ) -> list[Any] | None:
+        """Of query, key and value, those needed, of a plan that has a call.
+
+        None where something is not finite, or not to be read where it lies.
+
+        Args:
+            outputs: output, maximum and total, of ``with_statistics``.
+        """
+        assert kernels is not None
+        assert self.call is not None
+        if (given := kernels.given(*arrays, False)) is None or self.call.scale == 0.0:
+            return None
+        query, out = arrays[0], outputs[0]
+        B = len(query)  # also of keys and values that all of the batch share: autograd sums these
+        made = [x.new_empty((B, *x.shape[1:])) if need else None for x, need in zip(arrays, needed)]
+        # Chunks of keys add to dQ in the dtype of the sums; the last one rounds it.
+        is_exact = query.dtype == outputs[1].dtype
+        summed = made[0] if is_exact or not needed[0] else outputs[1].new_empty(query.shape)
+        statistics = map(address_of, outputs[1:])
+        threads = 1 if given.products < FEW_PRODUCTS else get_num_threads()
+        done = kernels.backward_of(self.read, given, grad, out, *statistics, summed, *made, threads)
+        return made if done else None
 
 
 def plan_of(call: Call, query: Any, moves: bool = False) -> Plan | None:
@@ -94,4 +122,9 @@ def plan_of(call: Call, query: Any, moves: bool = False) -> Plan | None:
         return None
     is_as_given = not moves and query.shape == call.query.shape
     alone = call.changed(query=None, key=None, value=None) if is_as_given else None
-    return Plan(call_as_read(call)[0], alone)
+    differentiable = None
+    if call.is_torch:
+        from regard._backends import kernel_ops
+
+        differentiable = kernel_ops.planned
+    return Plan(call_as_read(call)[0], alone, differentiable)

@@ -6,7 +6,6 @@ heads, plain numbers and the names of the options that are arrays; what is left 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -159,10 +158,9 @@ def output(found: Known | None, query: Any, key: Any, value: Any) -> Any:
     if found is None or not (plan := _plans.get(found[0])):
         return None
     _, given, moving = found
-    if given.differentiates:
-        served = with_statistics(found, query, key, value)
-        return None if served is None else served[0]
-    return plan.output(query, value, given, moving)
+    if not given.differentiates:
+        return plan.output(query, value, given, moving)
+    return None if plan.call is None else plan.differentiable(query, key, value, plan, given)[0]
 
 
 def with_statistics(
@@ -174,13 +172,12 @@ def with_statistics(
     _, given, moving = found
     if moving is not NOTHING or plan.call is None:  # it is to be read first
         return None
-    attend = plan.with_statistics
     if given.differentiates:
-        from regard._backends import kernel_ops
-
-        attend = functools.partial(kernel_ops.planned, plan)
-    out, call, statistics = attend(query, key, value, given)
-    return out, call, _backends.by_name("kernel"), statistics
+        out, *statistics = plan.differentiable(query, key, value, plan, given)
+    else:
+        out, *statistics = plan.with_statistics(query, value, given)
+    maximum, total = statistics
+    return out, plan.call_of(query, key, value), _backends.by_name("kernel"), (maximum, total)
 
 
 def keep(found: Known | None, backend: _backends.Backend, call: Call, query: Any) -> None:
