@@ -184,7 +184,7 @@ struct PairTerm {
   int64_t Dv;
   const void* squares;  // (Lk,), of a change: of the size of each value
   // What one pass leaves for the next, which needs no whole rows then; optional.
-  // Of a change, (Lq, Dv): the sum of w v over the weights up to 1/2.
+  // Of a change, (Lq, Dv): the sum of w v over the weights up to 9/16.
   // Of a knockout, double (Lq, 3): rest, first and beside of RowSums; NaN where not known.
   void* rest;
   bool rest_is_known;  // of a change

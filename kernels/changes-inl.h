@@ -40,15 +40,15 @@ static void start_change(const PairTerm& t, PairMemory<E>& m) {
   for (int i = 0; i < E::rows; ++i) m.change.first[i] = -1, m.change.first_weight[i] = 0;
 }
 
-// Finds the weight above 1/2 of each row of vector v, and adds the others of a tile.
+// Finds the weight above 9/16 of each row of vector v, and adds the others of a tile.
 template <class E>
 static void find_firsts(PairMemory<E>& m, int v, int64_t j0, int keys) {
   typedef typename E::Real Real;
   Vec<Real> beside = {};
   for (int j = 0; j < keys; ++j) {
     const Vec<Real> w = vector_at<E>(m.weights + m.at(j0), j, v);
-    beside += is_masked<Real>(w) | (w > Real(0.5)) ? Vec<Real>{} : w;
-    for (uint32_t bits = greater(w, broadcast(Real(0.5))); bits; bits &= bits - 1) {
+    beside += is_masked<Real>(w) | (w > Real(kFirst)) ? Vec<Real>{} : w;
+    for (uint32_t bits = greater(w, broadcast(Real(kFirst))); bits; bits &= bits - 1) {
       const int lane = __builtin_ctz(bits);
       m.change.first[v * E::lanes + lane] = j0 + j;
       m.change.first_weight[v * E::lanes + lane] = w[lane];
@@ -74,7 +74,7 @@ static void add_unmasked(const PairTerm& t, PairMemory<E>& m, const typename E::
   }
 }
 
-// Adds a tile to the outputs, but for weights above 1/2, which are kept.
+// Adds a tile to the outputs, but for weights above 9/16, which are kept.
 template <class E>
 static void add_outputs(const PairTerm& t, PairMemory<E>& m, int64_t j0, int keys, Seen seen) {
   typedef typename E::Real Real;
@@ -87,7 +87,7 @@ static void add_outputs(const PairTerm& t, PairMemory<E>& m, int64_t j0, int key
     for (int j = 0; j < keys; ++j)
       for (int v = 0; v < m.m.rows.vectors; ++v) {
         const Vec<Real> w = *(const Vec<Real>*)(tile + j * E::rows + v * E::lanes);
-        m.m.score(j, v) = is_masked<Real>(w) | (w > Real(0.5)) ? Vec<Real>{} : w;
+        m.m.score(j, v) = is_masked<Real>(w) | (w > Real(kFirst)) ? Vec<Real>{} : w;
       }
     weights = m.m.scores;
   }
@@ -99,7 +99,7 @@ static void add_outputs(const PairTerm& t, PairMemory<E>& m, int64_t j0, int key
                                              keys, t.Dv, m.change.rest, E::rows);
 }
 
-// The change of the weight above 1/2 of a row: the output without its key is the mean over the
+// The change of the weight above 9/16 of a row: the output without its key is the mean over the
 // others, and 0 where these have no weight.
 template <class E>
 static double change_of_first(const PairTerm& t, const PairMemory<E>& m, int row) {
@@ -170,7 +170,7 @@ static void finish_changes_of(const PairTerm& t, const PairMemory<E>& m, int v, 
       squares = squared_distances<E>(m.gradient + v * E::lanes,
                                      (const Real*)t.value + (j0 + j) * t.Dv, t.Dv);
     V change = w * reciprocal(Real(1) - w) * square_root(larger(V{}, squares));
-    if (firsts) change = w > Real(0.5) ? of_first : change;
+    if (firsts) change = w > Real(kFirst) ? of_first : change;
     pair = is_masked<Real>(w) ? w : change;
   }
 }

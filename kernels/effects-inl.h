@@ -37,7 +37,7 @@ static void sum_effects(PairMemory<E>& m, int v0, int low, int high, int64_t j0)
         const Int<Real> masked = is_masked<Real>(w);
         w = masked ? V{} : w, g = masked ? V{} : g;
       }
-      const Int<Real> is_first = w > Real(0.5);
+      const Int<Real> is_first = w > Real(kFirst);
       rest[v] += !firsts ? w * g : is_first ? V{} : w * g;
       if (!firsts) continue;
       first[v] += is_first ? w * g : V{};
@@ -151,12 +151,12 @@ static void finish_effects(const PairTerm& t, const PairMemory<E>& m, int64_t j0
   if (t.kind == PairKind::relevance)
     return finish_pairs(m, j0, keys, [](V w, V g, int) { return w * g < 0 ? V{} : w * g; });
   if (t.kind == PairKind::gradient) return finish_pairs(m, j0, keys, [](V, V g, int) { return g; });
-  const auto without = [&](V w, V g, int v) {  // a weight up to 1/2
+  const auto without = [&](V w, V g, int v) {  // a weight up to 9/16
     return w * reciprocal(Real(1) - w) * (vector_at<E>(m.sums.all, 0, v) - g);
   };
   if (!may_have_first(m)) return finish_pairs(m, j0, keys, without);
   finish_pairs(m, j0, keys, [&](V w, V g, int v) {
-    return w > Real(0.5) ? w * (vector_at<E>(m.sums.left_of_first, 0, v) - g) : without(w, g, v);
+    return w > Real(kFirst) ? w * (vector_at<E>(m.sums.left_of_first, 0, v) - g) : without(w, g, v);
   });
 }
 

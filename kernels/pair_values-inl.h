@@ -30,13 +30,17 @@ enum class Seen : char { nothing, some, all };
 template <class E>
 using Wide = Element<real_type<typename E::Real>>;
 
-// Sums over the weights of each row up to 1/2, and over the one above it: [rows].
+// The weight above which a pair's 1 − w is the sum of the others: at most one of a row's, though
+// each of two equal ones may be rounded to a little more than 1/2.
+constexpr double kFirst = 0.5625;
+
+// Sums over the weights of each row up to 9/16, and over the one above it: [rows].
 template <class E>
 struct RowSums {
   typedef typename E::Real Real;
-  double *rest, *first, *beside;  // of w g·v, of the same of the one above 1/2, and of w
+  double *rest, *first, *beside;  // of w g·v, of the same of the one above 9/16, and of w
   Real* all;                      // of w g·v
-  Real* left_of_first;            // g·o′ without the one above 1/2, 0 where no other has weight
+  Real* left_of_first;            // g·o′ without the one above 9/16, 0 where no other has weight
 
   explicit RowSums(Scratch& scratch) {
     for (double** x : {&rest, &first, &beside}) *x = scratch.take<double>(E::rows);
@@ -48,8 +52,8 @@ struct RowSums {
 template <class E>
 struct ChangeMemory {
   typedef typename E::Real Real;
-  Real* rest;          // [Dv][rows]: the sum of w v over the weights up to 1/2
-  int64_t* first;      // [rows]: the key of the weight above 1/2, or -1
+  Real* rest;          // [Dv][rows]: the sum of w v over the weights up to 9/16
+  int64_t* first;      // [rows]: the key of the weight above 9/16, or -1
   Real* first_weight;  // [rows]
   Real* of_first;      // [rows]: its change
   Real* squares;       // [rows]: of the size of the output
@@ -141,7 +145,7 @@ static bool any_cut(const Problem& p, const Rows<E>& rows, int64_t j0, int keys)
   return false;
 }
 
-// Whether any row of a vector may have a weight above 1/2: none is larger than 1 / total.
+// Whether any row of a vector may have a weight above 9/16: none is larger than 1 / total.
 template <class E>
 static bool may_have_first(const ReduceMemory<E>& m, int v) {
   const auto inverse = m.at(m.normalisers.inverse, v);

@@ -186,6 +186,29 @@ def test_knockouts_are_exact_where_a_weight_is_almost_1(way):
         np.testing.assert_allclose(found, exact, rtol=2e-5, atol=1e-22)
 
 
+@pytest.mark.parametrize("kind", ["knockout", "change"])
+@pytest.mark.parametrize("backend", ["kernel", "torch", "reference"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("size", [3, 30, 100])
+def test_two_equal_weights_leave_each_other(size, dtype, backend, kind):
+    """Each of them may be rounded to a little more than 1/2."""
+    q, k, v, g = (torch.from_numpy(numbers(1, 1, n, 4, seed=n)) for n in (64, 48, 49, 65))
+    k[:, :, 1::2] = k[:, :, ::2]
+    arrays = size * q, size * k, v[:, :, :48], g[:, :, :64]
+    q, k, v, g = (x.to(getattr(torch, dtype)) for x in arrays)
+    weights = AttentionWeights(q, k, backend=backend)
+    found = weights.effects(v, None if kind == "change" else g, kind=kind)[0, 0].double()
+    w, v, g = (x[0, 0].double() for x in (weights[...], v, g))
+    for i, row in enumerate(w):
+        for key in row.argsort(descending=True)[:2]:
+            others = torch.arange(48) != key
+            if row[others].sum() < 0.4:
+                continue
+            left = row[others] @ v[others] / row[others].sum() - v[key]
+            right = row[key] * (left.norm() if kind == "change" else g[i] @ left)
+            torch.testing.assert_close(found[i, key], right, rtol=1e-5, atol=3e-6)
+
+
 @by_ways(*NAMED)
 def test_a_pair_alone_in_its_row_leaves_nothing(way):
     q, k, v, g = operands()

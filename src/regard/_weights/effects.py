@@ -24,7 +24,10 @@ from regard._weights.written import Version, refuse_recorded, require_unwritten,
 if TYPE_CHECKING:
     from regard._weights.attention_weights import AttentionWeights
 
-CLEARLY_BELOW_HALF = 2.01  # a row with this total has no weight above 1/2: none exceeds 1 / total
+# The weight above which 1 − w is the sum of the others: at most one of a row's, though each of two
+# equal ones may be rounded to a little more than 1/2.
+FIRST = 0.5625
+CLEARLY_BELOW_HALF = 2.01  # a row with this total has no such weight: none exceeds 1 / total
 CLOSE = {"float32": 1e-4, "float64": 1e-10}  # errors of an output, in the size of the values
 
 EffectKind: TypeAlias = Literal["knockout", "contribution", "relevance", "gradient", "change"]
@@ -48,7 +51,7 @@ class Effects(PairMatrix[ArrayT]):
     one of the others: it renormalises with them. Weights are those before dropout, so the gradient
     should be one without dropout.
 
-    Above w = 1/2 both 1−w and g·o − g·v_j are sums over the other weights, so effects are exact
+    Above w = 9/16 both 1−w and g·o − g·v_j are sums over the other weights, so effects are exact
     near w = 1.
 
     The first question to knockouts of whole rows needs each row's sum ``g_i·o_i`` first, and keeps
@@ -250,29 +253,29 @@ class _Tile:
 
     @cached_property
     def is_first(self) -> Any:
-        """Bool: weights above 1/2, one in a row at most."""
-        return self.w > 0.5
+        """Bool: weights above 9/16, one in a row at most."""
+        return self.w > FIRST
 
     @cached_property
     def rest(self) -> Any:
-        """The weights up to 1/2."""
+        """The weights up to 9/16."""
         return self.xp.where(self.is_first, 0.0, self.w)
 
     @cached_property
     def beside_first(self) -> Any:
-        """``(rows, 1)``: the sum of the weights up to 1/2, the sink's included."""
+        """``(rows, 1)``: the sum of the weights up to 9/16, the sink's included."""
         return self.xp.row_sum(self.rest) + self.xp.wide(self._of_sink)
 
     @cached_property
     def beside(self) -> Any:
-        """1 − w: the sum of the others above 1/2, where a difference would not be exact."""
+        """1 − w: the sum of the others above 9/16, where a difference would not be exact."""
         return self.xp.where(self.is_first, self.beside_first, 1 - self.w)
 
     def without(self, of_rest: Any, of_first: Any, own: Any) -> Any:
         """What a row's mean is once a pair is cut; 0 where no weight is left.
 
         Args:
-            of_rest, of_first: ``(rows, 1)``, the weighted sum of the weights up to 1/2, and the
+            of_rest, of_first: ``(rows, 1)``, the weighted sum of the weights up to 9/16, and the
                 term of the one above it.
             own: each pair's term.
         """
@@ -303,7 +306,7 @@ def _gradient(tile: _Tile) -> Any:
 
 
 def _change(tile: _Tile) -> Any:
-    """``w/(1−w) · ‖o − v‖``; for a weight above 1/2 as ``w · ‖o′ − v‖``.
+    """``w/(1−w) · ‖o − v‖``; for a weight above 9/16 as ``w · ‖o′ − v‖``.
 
     In float64, since the squares of o and v cancel where these are close.
     """

@@ -87,10 +87,10 @@ export class EffectHead {
   #weights(i) {
     const { head, line } = this;
     const [low, high] = head.logs(i);
-    let first = -1; // the key whose weight is above 1/2
+    let first = -1; // the key whose weight is above 9/16
     for (let j = low; j < high; j++) {
       line[j] = Math.exp(head.line[j]);
-      if (line[j] > 0.5) first = j;
+      if (line[j] > 0.5625) first = j;
     }
     const ofSink = Math.exp(head.sink - head.maximum[i] - head.logSum[i]);
     return { weights: line.slice(), ofSink, low, high, first };
