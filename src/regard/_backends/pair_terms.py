@@ -16,8 +16,8 @@ class Rest:
     Attributes:
         numbers: contiguous. Of changes ``(Lq, Dv)``, in the accumulating dtype: the sums of weight
             times value over the weights up to 9/16. Of knockouts ``(Lq, 3)`` float64: the sums of
-            ``w g·v`` over the weights up to 9/16, of the same over the one above, and of the weights
-            up to 9/16 and the sink's; NaN where they are not known.
+            ``w g·v`` over the weights up to 9/16, of the same over the one above, and of the
+            weights up to 9/16 and the sink's; NaN where they are not known.
         is_known: whether those of changes are; a backend that fills them says so.
     """
 
