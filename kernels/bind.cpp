@@ -19,11 +19,11 @@
 #include <thread>
 #include <tuple>
 
+#include "bind_given.h"
 #include "bounds.h"
 #include "cpu.h"
 #include "dispatch.h"
 #include "finite.h"
-#include "given.h"
 #include "mask.h"
 #include "threads.h"
 #include "visibility.h"

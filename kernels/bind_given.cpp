@@ -1,4 +1,4 @@
-#include "given.h"
+#include "bind_given.h"
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
@@ -6,7 +6,6 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
-#include <bit>
 #include <utility>
 #include <vector>
 
@@ -130,7 +129,6 @@ Axes read_by_attributes(nb::handle tensor) {
 }
 
 Axes read(PyObject* array) {
-  static_assert(std::endian::native == std::endian::little);
   if (PyObject_CheckBuffer(array)) return read_buffer(array);
   try {
     if (nb::cast<bool>(nb::handle(array).attr("is_neg")())) return {};  // of the other sign there
