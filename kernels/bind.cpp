@@ -440,7 +440,7 @@ bool are_finite(const std::vector<ArrayRef>& refs, int threads) {
     const Shape& shape = shape_of(ref);
     const regard::FiniteScan scan(array("array", ref, shape), shape);
     run({scan.job()}, threads);
-    if (!scan.found()) return false;
+    if (!scan.all_finite()) return false;
   }
   return true;
 }

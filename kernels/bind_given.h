@@ -19,7 +19,7 @@ using ArrayRef = std::tuple<uintptr_t, Shape, Shape, int64_t, std::string, std::
 
 inline const Shape& shape_of(const ArrayRef& ref) { return std::get<1>(ref); }
 
-// Query, key and value of a call, (B, H, L, D) where they have less axes, too.
+// Query, key and value of a call, as (B, H, L, D) where they have fewer axes.
 struct Given {
   ArrayRef query, key, value;
   std::string kind;     // in bytes, all that a plan depends on: dtypes, and sizes but the lengths

@@ -14,7 +14,7 @@ class FiniteScan {
  public:
   FiniteScan(const Array& x, const std::array<int64_t, 4>& shape);
   Job job() const;
-  bool found() const { return finite; }  // whether all are finite, once the job is done
+  bool all_finite() const { return finite; }  // once the job is done
 
  private:
   static void run(const void* scan, int64_t task, char*, const Stop&);

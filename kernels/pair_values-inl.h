@@ -145,7 +145,8 @@ static bool any_cut(const Problem& p, const Rows<E>& rows, int64_t j0, int keys)
   return false;
 }
 
-// Whether any row of a vector may have a weight above 9/16: none is larger than 1 / total.
+// Whether any row of a vector may have a weight above 9/16: none is larger than 1 / total, which is
+// compared with less, since both are rounded.
 template <class E>
 static bool may_have_first(const ReduceMemory<E>& m, int v) {
   const auto inverse = m.at(m.normalisers.inverse, v);

@@ -199,7 +199,7 @@ class Comparison:
         with mock.patch.object(DivergenceGradient, "by_backend", return_value=None):
             exact, _ = gradients()
         size = max(1, min(plain.max().item(), 1e30))
-        scale = max(1, abs(self.call.given("scale") or 0))
+        scale = max(1, abs(self.call.given("scale") or 0))  # a factor of each gradient
         bound = 1e-9 * size**3 * max(1, largest) * max(self.call.sizes) * scale
         for name, mine, right in zip(("query", "key"), found, exact):
             if right.isfinite().all():

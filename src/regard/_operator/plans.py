@@ -182,9 +182,12 @@ def with_statistics(
 
 def keep(found: Known | None, backend: _backends.Backend, call: Call, query: Any) -> None:
     """Makes the plan of calls like one that a backend has served."""
-    if found is None or (key := found[0]) in _plans:
+    if found is None:
+        return
+    key, _, moving = found
+    if key in _plans:
         return
     if len(_plans) >= MOST:
         _plans.clear()
-    moves = found[2] is not NOTHING
+    moves = moving is not NOTHING
     _plans[key] = plan_of(call, query, moves) if backend.name == "kernel" else None

@@ -10,6 +10,8 @@ import { evenBounds, packedThumbnails, RowWork, THUMBNAIL } from "./work.js";
 
 const FEW_QUERIES = 512; // all of which are read for the largest effect
 const SAMPLE = 16; // of more
+// The weight above which 1 − w is the sum of the others: two of a row have 1/2 each, and a rounding.
+const FIRST = 0.5625;
 
 /**
  * A row: the weights of the keys from `low` to `high` − 1, NaN where masked, and that of the sink.
@@ -87,10 +89,10 @@ export class EffectHead {
   #weights(i) {
     const { head, line } = this;
     const [low, high] = head.logs(i);
-    let first = -1; // the key whose weight is above 9/16
+    let first = -1; // the key whose weight is above FIRST
     for (let j = low; j < high; j++) {
       line[j] = Math.exp(head.line[j]);
-      if (line[j] > 0.5625) first = j;
+      if (line[j] > FIRST) first = j;
     }
     const ofSink = Math.exp(head.sink - head.maximum[i] - head.logSum[i]);
     return { weights: line.slice(), ofSink, low, high, first };
