@@ -153,7 +153,7 @@ void multiply_add_loaded(int) {
       }
     }
   }
-#pragma GCC unroll 4
+#pragma GCC unroll 6
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
     for (int v = 0; v < V; ++v) keep(sum[r][v]);
@@ -166,7 +166,8 @@ constexpr Round in_registers(const char* name) {
 }
 template <class Op>
 constexpr Round with_loads(const char* name) {  // the register block of the kernels
-  constexpr int R = 4, V = sizeof(typename Op::V) == 64 ? 4 : 3;
+  constexpr bool is_widest = sizeof(typename Op::V) == 64;
+  constexpr int R = is_widest ? 6 : 4, V = is_widest ? 4 : 3;
   return {name, multiply_add_loaded<Op, R, V>, 1.0 * Op::operations * R * V * kTerms * kPasses};
 }
 

@@ -7,8 +7,8 @@ and with all: multiply-adds (two operations each) in vector registers of every w
 of bfloat16 pairs and products of tiles where the processor has them, exponentials as the kernels
 compute them, and reading a memory far larger than the caches in one stream and in several.
 
-Each multiply-add is measured in registers alone, and with the loads that a product needs: of 16
-with 512 bits 8, four vectors and four numbers in all lanes; of a product of tiles one. That is the
+Each multiply-add is measured in registers alone, and with the loads that a product needs: of 24
+with 512 bits 10, four vectors and six numbers in all lanes; of a product of tiles one. That is the
 rate that can be reached. The other benchmarks show their figures as shares of both, of rounds that
 take turns with what is measured, since a processor's clock is not the same for long. Decoding is
 shown as a share of the fastest number of streams.

@@ -7,6 +7,9 @@
 
 namespace regard {
 
+// Bytes of a core's level-2 cache; a mebibyte where the system does not tell (threads.cpp).
+int64_t level2_bytes();
+
 enum class Type : int { float32, bfloat16, float16, float64, boolean };
 
 static inline int64_t bytes_of(Type type) {

@@ -454,8 +454,11 @@ static void run_forward(const void* pass, int64_t task, char* memory, const Stop
   const int64_t n = splits<E>(p), split = task % n, per_task = tiles_per_task<E>(f);
   const int64_t end = p.B * p.Hkv * row_tiles_of<E>(p) - task / n * per_task;
   int64_t tile = end > per_task ? end - per_task : 0;
-  if constexpr (E::tiles)
-    if (m.waiting) return run_by_cached_keys(f, m, tile, end - tile, stop);
+  if (m.waiting) {
+    for (const int64_t wait = waiting_tiles<E>(f); tile < end; tile += wait)
+      run_by_cached_keys(f, m, tile, wait < end - tile ? wait : end - tile, stop);
+    return;
+  }
 #ifdef REGARD_TILES
   if constexpr (E::tiles)
     if (n == 1 && !p.threshold) return run_pipeline(f, m, tile, end, stop);

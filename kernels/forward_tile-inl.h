@@ -103,12 +103,29 @@ struct WaitingTile {
   bool masked;
 };
 
-// Whether tiles of queries wait for one another. Products by tiles are so fast that keys and values
-// from beyond L2 would be waited for.
+// Without fused multiply-adds the product of a weight and a value is rounded before it is added,
+// and takes 150 cycles where it is denormal. Weights times this power of two avoid that: for scores
+// that spread over hundreds of nats, portable took 3 times as long without.
+#ifdef REGARD_FMA
+template <class R>
+constexpr R kWeightScale = 1;
+#else
+template <class R>
+constexpr R kWeightScale = R(0x1p64f);
+#endif
+
+// How many tiles of queries of a task wait for one another, each until the others have the same
+// keys: where keys and values come from beyond L2, of which the tiles' queries and sums take half.
+// Not where weights are scaled until the sums are complete.
 template <class E>
-static bool tiles_wait(const Forward& f) {
+static int64_t waiting_tiles(const Forward& f) {
   const Problem& p = *f.problem;
-  return E::tiles && splits<E>(p) == 1 && tiles_per_task<E>(f) > 1 && p.Lk > 2 * cached_keys<E>(p);
+  if (kWeightScale<typename E::Real> != 1 || splits<E>(p) > 1) return 1;
+  if (p.Lk <= 2 * cached_keys<E>(p)) return 1;
+  const int64_t bytes = query_words<E>(p) * int64_t(sizeof(typename E::Word)) +
+                        state_size<E>(p) * int64_t(sizeof(typename E::Real));
+  const int64_t held = level2_bytes() / 2 / bytes, most = tiles_per_task<E>(f);
+  return held < most ? (held > 1 ? held : 1) : most;
 }
 
 template <class E>
@@ -146,9 +163,10 @@ struct ForwardMemory {
     keys = scratch.take<Word>(E::keys * E::row_words(p.D));
     values = scratch.take<Word>(pair_words<E>(E::keys, p.Dv));
     keep_mask = p.threshold ? scratch.take<uint32_t>(E::keys * kKeepMaskRows<E>) : nullptr;
-    if (!tiles_wait<E>(f)) return;
-    waiting = scratch.take<WaitingTile<E>>(tiles_per_task<E>(f));
-    for (int64_t t = 0; t < tiles_per_task<E>(f); ++t) {
+    const int64_t wait = waiting_tiles<E>(f);
+    if (wait < 2) return;
+    waiting = scratch.take<WaitingTile<E>>(wait);
+    for (int64_t t = 0; t < wait; ++t) {
       Word* const q = scratch.take<Word>(query_words<E>(p));
       Real* const sums = scratch.take<Real>(state_size<E>(p));
       if (scratch.measures()) continue;
@@ -237,17 +255,6 @@ static void softmax_pairs(const Scaling<E>& scaling, const SoftmaxState<E>& stat
   }
   for (int i = 0; i < V; ++i) *(F*)(sums + (v + i) * n) = rounded[i];
 }
-#endif
-
-// Without fused multiply-adds the product of a weight and a value is rounded before it is added,
-// and takes 150 cycles where it is denormal. Weights times this power of two avoid that: for scores
-// that spread over hundreds of nats, portable took 3 times as long without.
-#ifdef REGARD_FMA
-template <class R>
-constexpr R kWeightScale = 1;
-#else
-template <class R>
-constexpr R kWeightScale = R(0x1p64f);
 #endif
 
 // Turns the scores of V vectors into weights relative to the base, times `weight_scale`, in place

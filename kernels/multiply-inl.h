@@ -9,12 +9,14 @@
 
 namespace regard::REGARD_NAMESPACE {
 
-// The width of the register block in vectors of queries: four keys make 4 x 4 sums in 32 registers,
-// 4 x 3 in 16.
-#if REGARD_LANES == 16 || defined(REGARD_ARM)
-constexpr int kVectors = 4;
+// The register block: rows of sums, and vectors of queries that each of them has. 6 x 4 sums are as
+// many as 32 registers hold beside what is multiplied, 4 x 3 as 16 do.
+#if REGARD_LANES == 16
+constexpr int kRows = 6, kVectors = 4;
+#elif defined(REGARD_ARM)
+constexpr int kRows = 4, kVectors = 4;
 #else
-constexpr int kVectors = 3;
+constexpr int kRows = 4, kVectors = 3;
 #endif
 
 // How two words are multiplied and added.
@@ -128,10 +130,10 @@ __attribute__((noinline)) static void register_blocks(const typename Op::Word* x
                                                       int64_t ldo, typename Op::Real* maximum,
                                                       Prefetcher* prefetcher) {
   // Few vectors take more rows: as many independent sums hide the latency of a multiply-add.
-  constexpr int tall = kVectors / V * 4;
+  constexpr int tall = V == kVectors ? kRows : kVectors / V * 4;
   const int64_t step = transposed ? int64_t(sizeof(typename Op::Word)) : lda;
   int64_t r = 0;
-  for (; r + tall <= rows; r += tall) {
+  for (; r + tall <= rows && (tall != 6 || rows - r != 8); r += tall) {  // 8 are 4 and 4
     if (prefetcher) prefetcher->prefetch_some();
     register_block<Op, transposed, epilogue, tall, V>(x, ldx, a + r * step, lda, terms,
                                                       out + r * ldo, ldo, maximum);

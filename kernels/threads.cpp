@@ -7,6 +7,9 @@
 #include <thread>
 #include <vector>
 
+#if defined(__unix__) || defined(__APPLE__)
+#include <unistd.h>
+#endif
 #if defined(__linux__) && !defined(__SANITIZE_THREAD__)
 #include <dlfcn.h>
 #include <pthread.h>
@@ -72,6 +75,17 @@ void run_parallel(Work& work, int needed, int threads) {
 }
 
 }  // namespace
+
+int64_t level2_bytes() {
+  static const int64_t bytes = [] {
+    int64_t told = 0;
+#ifdef _SC_LEVEL2_CACHE_SIZE
+    told = sysconf(_SC_LEVEL2_CACHE_SIZE);
+#endif
+    return told > 0 ? told : int64_t(1) << 20;
+  }();
+  return bytes;
+}
 
 Memory allocate(int64_t bytes) {
   return Memory(

@@ -112,10 +112,10 @@ def test_parts_of_the_weights_have_the_bits_of_the_whole(shape, dtype, scale):
     assert torch.equal(weights[..., ::2, :], whole[..., ::2, :])
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])
 @pytest.mark.parametrize("causal", [False, True])
 def test_rows_of_a_long_sequence_have_the_bits_of_a_call_of_a_few(dtype, causal):
-    # Long enough for tiles of queries to wait for one another, as those of target amx do.
+    # Long enough for tiles of queries to wait for one another.
     torch.manual_seed(2)
     query, key, value = (torch.randn(1, 1, 4200, 64).to(getattr(torch, dtype)) for _ in range(3))
     value[..., 100, :] = torch.inf  # which early causal rows do not see
@@ -131,3 +131,29 @@ def test_rows_of_a_long_sequence_have_the_bits_of_a_call_of_a_few(dtype, causal)
         assert whole[..., :100, :].isfinite().all()
         few = regard.attention(*(x[..., :100, :] for x in (query, key, value)), causal=True)
         assert torch.allclose(whole[..., :100, :], few, rtol=0.01, atol=0.01)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": (150, 70)}], ids=str)
+def test_heads_whose_tiles_wait_together_have_the_bits_of_each_alone(dtype, options):
+    # Heads of so many numbers that few keys fill the cache: tiles of several heads wait together.
+    torch.manual_seed(3)
+    query, key, value = (
+        torch.randn(1, heads, tokens, 512).to(getattr(torch, dtype))
+        for heads, tokens in ((10, 300), (5, 700), (5, 700))
+    )
+    value[:, 2, 650] = torch.nan  # of one key head of five
+    before = regard.get_num_threads()
+    try:
+        regard.set_num_threads(1)
+        whole = regard.attention(query, key, value, **options)
+    finally:
+        regard.set_num_threads(before)
+    for h in range(5):
+        own = (x.chunk(5, 1)[h] for x in (query, key, value))
+        alone = regard.attention(*own, **options)
+        assert torch.equal(whole.chunk(5, 1)[h].nan_to_num(7), alone.nan_to_num(7))
+    exact = (x.double() for x in (query, key, value))
+    expected = regard.attention(*exact, backend="reference", **options).to(whole.dtype)
+    near = 0.02 if dtype == "bfloat16" else 1e-5
+    torch.testing.assert_close(whole, expected, atol=near, rtol=near, equal_nan=True)
