@@ -415,13 +415,13 @@ static void entries(const Array& x, const char* const* rows, int count, int64_t 
 }
 
 // The cap: what options make of scaled scores before the bias. `slope`, optional, takes its
-// derivative.
+// derivative, for NaN 0: a score that is hidden may be NaN, and its weight of 0 times NaN is none.
 template <class Real>
 static inline Vec<Real> cap_scores(const Problem& p, Vec<Real> s, Vec<Real>* slope) {
   if (p.softcap == 0) return s;
   const Real cap = Real(p.softcap);
   s = tanh(s / cap);
-  if (slope) *slope = Real(1) - s * s;
+  if (slope) *slope = s == s ? Real(1) - s * s : Vec<Real>{};
   return s * cap;
 }
 

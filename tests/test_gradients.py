@@ -341,6 +341,24 @@ def test_what_is_hidden_reaches_no_derivative(name, poison, options):
         torch.testing.assert_close(x[:, others], y[:, others])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["query", "key"])
+@pytest.mark.parametrize("options", [{}, {"softcap": 3.0}], ids=name_options)
+def test_a_hidden_score_of_inf_minus_inf_reaches_no_gradient(name, dtype, options):
+    documents = torch.arange(20) // 7
+    gradients = []
+    for poison in (3e38, 1.0):
+        torch.manual_seed(0)
+        q, k, v, upstream = 2 * torch.randn(4, 2, len(documents), 256)
+        x = {"query": q, "key": k}[name]
+        x[:, documents == 1, 0], x[:, documents == 1, 200] = poison, -poison  # summed in two parts
+        inputs = [x.to(dtype).requires_grad_() for x in (q, k, v)]
+        out = regard.attention(*inputs, segments=documents, **options)
+        gradients.append(torch.autograd.grad(out, inputs, upstream.to(dtype)))
+    for x, y in zip(*gradients):
+        torch.testing.assert_close(x[:, documents != 1], y[:, documents != 1])
+
+
 @pytest.mark.parametrize(
     "options", [{"segments": np.arange(200) // 7}, {"window": (3, 0)}, {"causal": True}]
 )
