@@ -349,6 +349,26 @@ def test_a_server_without_time_says_so(recording, monkeypatch):
     assert "try again" in found.sentence
 
 
+def test_a_server_that_is_ending_says_so_to_what_it_is_asked_and_to_what_waits(recording):
+    go_on = threading.Event()
+    with Viewer([recording]) as viewer:
+        workers, found = viewer._workers, []
+        running = [workers.submit(lambda: go_on.wait(30)) for _ in workers._threads]
+        assert settles(lambda: all(future.running() for future in running))
+        waiting = threading.Thread(
+            target=lambda: found.append(ask(viewer.address, "data/about")), daemon=True
+        )
+        waiting.start()
+        assert settles(lambda: workers._waiting)
+        workers.close(0)
+        waiting.join(30)
+        found.append(ask(viewer.address, "data/about"))
+        go_on.set()
+    assert [(one.status, one.sentence) for one in found] == [
+        (503, "The server has ended: run regard view again.\n")
+    ] * 2
+
+
 def test_too_little_memory_is_said_and_survived(recording, monkeypatch):
     def answer(self, path, query=""):
         raise MemoryError

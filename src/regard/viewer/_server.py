@@ -173,7 +173,7 @@ class Workers:
         self._max_queued = max_queued
         self._waiting: dict[Future[Any], Callable[[], Any]] = {}  # FIFO queue
         self._changed = threading.Condition()
-        self._closed = False
+        self._closed = False  # read without the lock too: it is set once
         self._threads = [
             threading.Thread(target=self._work, name="regard answers", daemon=True)
             for _ in range(count)
@@ -181,8 +181,12 @@ class Workers:
         for thread in self._threads:
             thread.start()
 
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
     def submit(self, work: Callable[[], Any]) -> Future[Any] | None:
-        """A future of ``work``'s result; None where the queue is full."""
+        """A future of ``work``'s result; None where the queue is full, or closed."""
         future: Future[Any] = Future()
         with self._changed:
             if self._closed or len(self._waiting) >= self._max_queued:
@@ -306,16 +310,23 @@ class App:
         """The result of a worker; None, and no work, once nobody waits for it."""
         future = self._workers.submit(work)
         if future is None:
-            return _text(503, "Too many requests are waiting; try again in a second.")
+            return self._refused()
         waiting = asyncio.wrap_future(future)
         gone = asyncio.ensure_future(_disconnected(request))
         try:
             await asyncio.wait({waiting, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if waiting.cancelled():
+                return self._refused()
             return waiting.result() if waiting.done() else None
         finally:
             gone.cancel()
             self._workers.cancel(future)
             waiting.cancel()
+
+    def _refused(self) -> Response:
+        if self._workers.closed:  # as the page says where nobody responds
+            return _text(503, "The server has ended: run regard view again.")
+        return _text(503, "Too many requests are waiting; try again in a second.")
 
     def _answered(self, ask: Callable[[], Answer], compressed: bool = False) -> Response:
         try:
