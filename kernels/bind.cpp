@@ -799,8 +799,10 @@ void bind_pairs(nb::module_& m) {
 
 NB_MODULE(_kernels, m) {
   m.doc() = "The compiled part of regard.";
+#ifndef REGARD_CHECKS
   // A daemon thread that computes while Python ends keeps its call, and with it all of this.
   nb::set_leak_warnings(false);
+#endif
   m.def("cpu_name", &regard::cpu_name,
         "The processor's own name for itself, or the architecture's where it has none.");
   m.def(

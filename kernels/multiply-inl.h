@@ -133,7 +133,8 @@ __attribute__((noinline)) static void register_blocks(const typename Op::Word* x
   constexpr int tall = V == kVectors ? kRows : kVectors / V * 4;
   const int64_t step = transposed ? int64_t(sizeof(typename Op::Word)) : lda;
   int64_t r = 0;
-  for (; r + tall <= rows && (tall != 6 || rows - r != 8); r += tall) {  // 8 are 4 and 4
+  // 8 rows are 4 and 4, not 6 and twice 1.
+  for (; r + tall <= rows && (tall != 6 || rows - r != 8); r += tall) {
     if (prefetcher) prefetcher->prefetch_some();
     register_block<Op, transposed, epilogue, tall, V>(x, ldx, a + r * step, lda, terms,
                                                       out + r * ldo, ldo, maximum);
