@@ -20,7 +20,7 @@ from regard._backends import kernel
 from regard._base import settings
 
 SCRIPT = Path(__file__).parent / "fuzz.py"
-SEED, CALLS = 5, 200  # of the first instruction set; each other has half as many of its own
+SEED, CALLS = 5, 120  # of the first instruction set; each other has half as many of its own
 SERVED = re.compile(r"(\d+) of (\d+) (output|gradient|weights)")
 
 

@@ -140,9 +140,9 @@ def test_heads_whose_tiles_wait_together_have_the_bits_of_each_alone(dtype, opti
     torch.manual_seed(3)
     query, key, value = (
         torch.randn(1, heads, tokens, 512).to(getattr(torch, dtype))
-        for heads, tokens in ((10, 300), (5, 700), (5, 700))
+        for heads, tokens in ((10, 130), (5, 600), (5, 600))
     )
-    value[:, 2, 650] = torch.nan  # of one key head of five
+    value[:, 2, 580] = torch.nan  # of one key head of five
     before = regard.get_num_threads()
     try:
         regard.set_num_threads(1)
@@ -153,7 +153,8 @@ def test_heads_whose_tiles_wait_together_have_the_bits_of_each_alone(dtype, opti
         own = (x.chunk(5, 1)[h] for x in (query, key, value))
         alone = regard.attention(*own, **options)
         assert torch.equal(whole.chunk(5, 1)[h].nan_to_num(7), alone.nan_to_num(7))
-    exact = (x.double() for x in (query, key, value))
+    exact = (x.chunk(5, 1)[2].double() for x in (query, key, value))
     expected = regard.attention(*exact, backend="reference", **options).to(whole.dtype)
     near = 0.02 if dtype == "bfloat16" else 1e-5
-    torch.testing.assert_close(whole, expected, atol=near, rtol=near, equal_nan=True)
+    found = whole.chunk(5, 1)[2]
+    torch.testing.assert_close(found, expected, atol=near, rtol=near, equal_nan=True)

@@ -977,7 +977,7 @@ def check_on_a_device(call, own=fuzz.check):
 
 @pytest.mark.interpreted
 @pytest.mark.xdist_group("interpreted calls")
-@pytest.mark.parametrize("words", ["--calls 200 --seed 5", "--calls 25 --seed 2 --device stand:0"])
+@pytest.mark.parametrize("words", ["--calls 120 --seed 5", "--calls 25 --seed 2 --device stand:0"])
 def test_random_calls_are_within_the_bounds_of_every_rounding(words, monkeypatch, capsys):
     calls = ["--backend", "triton", *words.split()]
     monkeypatch.setattr(sys, "argv", ["fuzz.py", *calls])
