@@ -108,7 +108,7 @@ static void start_linear_rows(const Reduce& r, const Rows<E>& rows, LinearMemory
 
 // Whether a tile has pairs that are masked: their weights are 0, but 0 * NaN is NaN.
 static inline bool has_masked(const Problem& p, const TileMask& tile_mask) {
-  return !tile_mask.fully_visible || p.mask || p.key_ids;
+  return !tile_mask.fully_visible || p.mask || p.key_ids || any_cut(p);
 }
 
 // Calls `add(j, i, weight)` for the unmasked pairs of a tile: the slow path for operands of NaN or

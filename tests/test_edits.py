@@ -90,6 +90,15 @@ def test_the_logit_of_a_sink_stays(way):
     close(way.weights(QUERY, KEY, VALUE, sinks=sinks, edits=edits), expected)
 
 
+@by_ways()
+@pytest.mark.parametrize("every", [None, slice(None), slice(None, 9)])
+def test_all_queries_of_a_part_are_also_those_at_negative_positions(way, every):
+    arrays = QUERY[:, :, :9], KEY, VALUE
+    part = {"query_start": -4, "key_start": 0}
+    exact = define(*(x.astype(float) for x in arrays), edits=[Edit(keys=2)], query_start=-4)[0]
+    close(way.output(*arrays, edits=[Edit(queries=every, keys=2)], **part), exact)
+
+
 def test_ints_slices_and_all_say_the_same_rectangle():
     def output(*edit):
         return regard.attention(QUERY, KEY, VALUE, edits=[Edit(*edit, 0.5)])

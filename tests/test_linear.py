@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import regard
 from definition import define, visible_pairs
 from recordings import numbers
-from regard import AttentionWeights
+from regard import AttentionWeights, Edit
 from strategies import calls, to_torch
 from ways import NAMED, by_ways
 
@@ -171,6 +171,20 @@ def test_received_by_the_queries_that_see_a_key(call, way, data):
     close(weights.received("mean", some), rows.sum(-2) / max(1, rows.shape[-2]))
 
 
+@by_ways(*NAMED)
+def test_of_equal_weights_the_first_is_the_largest(way):
+    q, k = np.zeros((2, 300, 8)), numbers(2, 300, 8, dtype=float)
+    equal = way.weights(q, k, k)
+    assert (np.asarray(equal.argmax(-1)) == 0).all()
+    assert int(equal.argmax()) == 0
+    q[0, 7], k[0, 20], k[0, 30] = 9, 9, 9
+    weights = way.weights(q, k, k, window=(5, None))
+    assert np.asarray(weights.argmax(-1))[0, [7, 50]].tolist() == [20, 45]
+    assert int(weights.argmax()) == 7 * 300 + 20
+    none = way.weights(q, k, k, mask=np.zeros((300, 300), bool), window=(5, None))
+    assert (np.asarray(none.argmax(-1)) == 0).all()
+
+
 @settings(max_examples=30, deadline=None)
 @given(calls(min_length=1), WAYS, st.booleans())
 def test_axes_are_reduced_as_those_of_an_array(call, way, keepdims):
@@ -281,7 +295,7 @@ def test_threads_change_no_bit():
 
 
 @by_ways(*NAMED)
-@pytest.mark.parametrize("options", ["causal", "mask", "segments"])
+@pytest.mark.parametrize("options", ["causal", "mask", "segments", "edits"])
 @pytest.mark.parametrize("columns", [1, 2, 5])
 def test_what_is_masked_counts_for_nothing_even_as_nan(way, options, columns):
     Lq = Lk = 70
@@ -290,6 +304,7 @@ def test_what_is_masked_counts_for_nothing_even_as_nan(way, options, columns):
         "causal": {"causal": True},
         "mask": {"mask": numbers(Lq, Lk, seed=5) > 0.5},
         "segments": {"segments": np.arange(Lq) % 3},
+        "edits": {"edits": [Edit(queries=slice(9, 60), keys=40), Edit(queries=40, keys=slice(50))]},
     }[options]
     weights = way.weights(q, k, k, **given)
     w, visible = np.asarray(weights), visible_pairs(1, 1, Lq, Lk, **given)[0, 0]

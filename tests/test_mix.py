@@ -146,7 +146,7 @@ def dense_rollout(recording, residual):
     for weights in recording.weights:
         a = residual * np.eye(T) + (1 - residual) * np.asarray(weights, float).mean(0)
         total = a.sum(-1, keepdims=True)
-        whole = np.where(total == 0, 0, a / np.where(total == 0, 1, total)) @ whole
+        whole = np.where(total == 0, np.eye(T), a / np.where(total == 0, 1, total)) @ whole
     return whole
 
 

@@ -8,6 +8,7 @@ import torch
 
 import regard
 from definition import edit_logs, visible_pairs
+from recordings import numbers
 
 B, HQ, HKV, D = 2, 4, 2, 5
 EDITS = [regard.Edit(None, slice(3, 90), slice(10, 40), 0.0), regard.Edit(1, 7, None, 3.0)]
@@ -268,6 +269,35 @@ def test_what_is_not_finite_is_computed_block_by_block():
     for x, y in zip(*found):
         torch.testing.assert_close(x, y, equal_nan=True)
         assert not x.isfinite().all()
+
+
+@pytest.mark.parametrize("backend", ["kernel", "torch"])
+@pytest.mark.parametrize("poison", [torch.nan, torch.inf])
+def test_a_chosen_pair_that_is_masked_gives_no_gradient_whatever_its_key_is(backend, poison):
+    hidden = {"mask": torch.arange(6) != 4}, {"edits": [regard.Edit(keys=4)]}
+    for options in (*hidden, {"causal": True, "query_start": -2}):
+        grads = []
+        for at in (0.0, poison):
+            query, key = (numbers(2, 6, 8, dtype=float, seed=n) for n in (4, 5))
+            key[:, 4] = at
+            query, key = (torch.from_numpy(x).requires_grad_() for x in (query, key))
+            weights = regard.AttentionWeights(query, key, backend=backend, **options)
+            chosen = weights.at([2, 5, 5], [1, 4, 0])
+            grads.append(torch.autograd.grad(chosen.sum(), (query, key)))
+        for clean, poisoned in zip(*grads):
+            torch.testing.assert_close(poisoned, clean)
+
+
+@pytest.mark.parametrize("backend", ["kernel", "torch"])
+def test_the_largest_score_of_a_head_that_sees_nothing_has_a_gradient_of_0(backend):
+    query, key = (torch.randn(2, 6, 8, requires_grad=True) for _ in range(2))
+    with torch.no_grad():
+        key[0] = torch.nan
+    mask = torch.tensor([False, True])[:, None, None].expand(2, 6, 6)
+    largest = regard.AttentionWeights(query, key, mask=mask, backend=backend).max_score
+    for gradient in torch.autograd.grad(largest[1], (query, key)):
+        assert (gradient[0] == 0).all()
+        assert (gradient[1] != 0).any()
 
 
 def test_blocks_of_no_keys_and_of_no_queries():

@@ -155,8 +155,11 @@ class _TopK:
         low, high = block.keys.start, block.keys.stop
         k = min(self._k, high - low)
         values, indices = self._xp.top(block.weights, k)
+        keys = indices + low
+        if self._k == 1:  # of equal weights the first, which is looked for
+            keys = self._xp.where(values == 0, 0, keys)
         self._values[(*block.index, slice(0, k))] = self._xp.array(self._values, values)
-        self._indices[(*block.index, slice(0, k))] = indices + low
+        self._indices[(*block.index, slice(0, k))] = keys
         if k < self._k:  # the block is narrower: fill up with any other keys, of weight 0
             others = np.concatenate([np.arange(low), np.arange(high, self._Lk)])[: self._k - k]
             rest = (*block.index, slice(k, None))

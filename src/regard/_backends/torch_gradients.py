@@ -339,11 +339,13 @@ def _scores_dot(
     return _hide(s_dot, block.visible), slope, bend
 
 
-def scores_of_pairs(call: Call, i: Tensor, j: Tensor) -> Tensor:
-    """``(B, Hq, n)``: the scores of some pairs, masked or not, wide; autograd differentiates them.
+def scores_of_pairs(call: Call, i: Tensor, j: Tensor, used: Tensor) -> Tensor:
+    """``(B, Hq, n)``: the scores of some pairs, wide; autograd differentiates them.
 
     Args:
         i, j: ``(B or 1, Hq or 1, n)`` int64, queries and keys.
+        used: bool ``(B, Hq, n)``: those whose scores are used. A query or key of the others may be
+            NaN, which a gradient of 0 would not stop.
     """
     xp, dtype = _arrays(call), accumulating(call.query.dtype)
     B, Hq, Hkv, *_ = call.sizes
@@ -352,7 +354,8 @@ def scores_of_pairs(call: Call, i: Tensor, j: Tensor) -> Tensor:
         torch.arange(Hq, device=i.device)[:, None],
     )
     q, k = call.query[b, h, i], call.key.expand(B, -1, -1, -1)[b, h // (Hq // Hkv), j]
-    s = capped(xp, call, scaled(call, (q.to(dtype) * k.to(dtype)).sum(-1)))
+    q, k = (x.to(dtype).masked_fill(~used[..., None], 0.0) for x in (q, k))
+    s = capped(xp, call, scaled(call, (q * k).sum(-1)))
     if call.bias is None:
         return s
     places = (x.clamp(max=n - 1) for x, n in zip((b, h, i, j), call.bias.shape))

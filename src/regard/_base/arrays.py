@@ -102,7 +102,10 @@ class Arrays(Protocol):
         """The maximum along an axis; −∞ of none."""
 
     def top(self, x: Any, k: int) -> tuple[Any, Any]:
-        """The k largest along the last axis, largest first, with their indices; any of equals."""
+        """The k largest along the last axis, largest first, with their indices.
+
+        Any of equals; the first of them where k is 1.
+        """
 
     def first_top(self, x: Any, k: int) -> tuple[Any, Any]:
         """``top``, but of equals the first; of those that are 0, any. No NaN, k at least 1."""
@@ -218,6 +221,9 @@ class NumpyArrays:
         return x.max(axis, keepdims=keep, initial=-np.inf)
 
     def top(self, x: Any, k: int) -> tuple[Any, Any]:
+        if k == 1:
+            indices = x.argmax(-1, keepdims=True)
+            return np.take_along_axis(x, indices, -1), indices
         falling = np.where(np.isnan(x), -np.inf, -x)  # NaN first, as torch has it
         indices = np.argpartition(falling, k - 1, axis=-1)[..., :k] if k else x[..., :0]
         indices = np.sort(indices, axis=-1).astype(np.int64)

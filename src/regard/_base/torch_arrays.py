@@ -114,7 +114,7 @@ class TorchArrays:
         return x.new_full(shape, -torch.inf)
 
     def top(self, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        values, indices = x.topk(k, dim=-1)
+        values, indices = x.max(-1, keepdim=True) if k == 1 else x.topk(k, dim=-1)
         return values, indices
 
     def first_top(self, x: Tensor, k: int) -> tuple[Tensor, Tensor]:

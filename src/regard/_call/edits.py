@@ -170,8 +170,9 @@ def refuse_from_the_end(edits: Any) -> None:
 
 
 def _ends(n: int, name: str, span: Any, count: int) -> tuple[int, int]:
+    first = -OPEN if count == OPEN else 0  # positions may be negative
     if span is None:
-        return 0, OPEN
+        return first, OPEN
     if not isinstance(span, slice):
         start = operator.index(span)
         if not -count <= start < count:
@@ -183,9 +184,9 @@ def _ends(n: int, name: str, span: Any, count: int) -> tuple[int, int]:
         return start, start + 1
     start, stop = (
         default if end is None else operator.index(end) + (count if end < 0 else 0)
-        for end, default in ((span.start, 0), (span.stop, OPEN))
+        for end, default in ((span.start, first), (span.stop, OPEN))
     )
-    if not 0 <= start <= count or not (stop == OPEN or 0 <= stop <= count):
+    if not first <= start <= count or not (stop == OPEN or 0 <= stop <= count):
         raise ShapeError(
             f"attention: edits[{n}]: {name} is {span}; there are {count}, and it must lie within "
             "them. An end is left open with None."

@@ -96,9 +96,10 @@ def pairs_with_gradient(graph: Call, lse: Any, weights: Any, i: Any, j: Any) -> 
 
     torch = loaded.torch
     own = [torch.tensor(x.reshape(1, 1, -1), device=graph.query.device) for x in (i, j)]
-    s = scores_of_pairs(graph, *own)
+    used = weights != 0
+    s = scores_of_pairs(graph, *own, used)
     change = s - lse.reshape(graph.query.shape[:3])[:, :, own[0][0, 0]].to(s.dtype)
-    change = torch.where(weights == 0, 0.0, change - change.detach())  # 0, with a gradient
+    change = torch.where(used, change - change.detach(), 0.0)  # 0, with a gradient
     return weights * (1 + change)
 
 
@@ -112,8 +113,9 @@ def largest_with_gradient(graph: Call, found: Any, i: Any, j: Any) -> Any:
 
     torch = loaded.torch
     own = [torch.tensor(x[..., None], device=graph.query.device) for x in (i, j)]
-    s = scores_of_pairs(graph, *own)[..., 0]
-    change = torch.where(found.isfinite(), s - s.detach(), 0.0)
+    used = found.isfinite()
+    s = scores_of_pairs(graph, *own, used[..., None])[..., 0]
+    change = torch.where(used, s - s.detach(), 0.0)
     return found + change
 
 

@@ -88,7 +88,7 @@ class Rollout(PairMatrix[ArrayT]):
 
     def _logarithms(self, b: int, h: int, rows: slice) -> Logarithms:
         keys, values, _ = self._compute(b, h, rows)
-        elsewhere = 1 - self._xp.row_sum(values).round()  # 1 or 0: a row without any weight
+        elsewhere = self._xp.full((len(values), 1), 0.0, self._xp.dtype)
         return Logarithms(keys, self._xp.log(values), elsewhere)
 
     def _blocks(self) -> Iterator[Block]:
@@ -125,7 +125,7 @@ class Rollout(PairMatrix[ArrayT]):
                 rows = slice(block.rows.start + low, block.rows.stop + low)
                 total = self._totals(block.values).swapaxes(0, 1)
                 of_rows = xp.where(total == 0, 0.0, x[:, rows] / total)
-                y[:, rows] += share * of_rows
+                y[:, rows] += xp.where(total == 0, x[:, rows], share * of_rows)
                 product = xp.matmul(of_rows[None, None], xp.wide(block.values)[None, None])[0, 0]
                 y[:, block.keys] += (1 - share) * product
             x = y
@@ -141,7 +141,7 @@ class Rollout(PairMatrix[ArrayT]):
                 values = xp.wide(block.values)[None, None]
                 found = xp.matmul(values, x[None, None, block.keys])[0, 0]
                 found = share * x[block.rows] + (1 - share) * found
-                y[block.rows] = xp.where(total == 0, 0.0, found / total)
+                y[block.rows] = xp.where(total == 0, x[block.rows], found / total)
             x = y
         return x
 
