@@ -95,10 +95,10 @@ def pairs_with_gradient(graph: Call, lse: Any, weights: Any, i: Any, j: Any) -> 
     from regard._backends.torch_gradients import scores_of_pairs
 
     torch = loaded.torch
-    own = [torch.tensor(x.reshape(1, 1, -1), device=graph.query.device) for x in (i, j)]
+    i, j = (torch.tensor(x.reshape(1, 1, -1), device=graph.query.device) for x in (i, j))
     used = weights != 0
-    s = scores_of_pairs(graph, *own, used)
-    change = s - lse.reshape(graph.query.shape[:3])[:, :, own[0][0, 0]].to(s.dtype)
+    s = scores_of_pairs(graph, i, j, used)
+    change = s - lse.reshape(graph.query.shape[:3])[:, :, i[0, 0]].to(s.dtype)
     change = torch.where(used, change - change.detach(), 0.0)  # 0, with a gradient
     return weights * (1 + change)
 
@@ -112,9 +112,9 @@ def largest_with_gradient(graph: Call, found: Any, i: Any, j: Any) -> Any:
     from regard._backends.torch_gradients import scores_of_pairs
 
     torch = loaded.torch
-    own = [torch.tensor(x[..., None], device=graph.query.device) for x in (i, j)]
+    i, j = (torch.tensor(x[..., None], device=graph.query.device) for x in (i, j))
     used = found.isfinite()
-    s = scores_of_pairs(graph, *own, used[..., None])[..., 0]
+    s = scores_of_pairs(graph, i, j, used[..., None])[..., 0]
     change = torch.where(used, s - s.detach(), 0.0)
     return found + change
 
