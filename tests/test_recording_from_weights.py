@@ -148,6 +148,7 @@ def test_reductions_are_those_of_the_numbers():
 
 def test_what_needs_query_and_key_says_so():
     recording = Recording.from_weights(TOKENS, W)
+    assert len(recording.layers[0].key) == len(W[0]), "no head is said to share its keys"
     with pytest.raises(regard.UnsupportedError, match="steps: query and key are not known"):
         recording.steps(0, 0)
     found = recording.weights[0]

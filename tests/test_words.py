@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 
 import regard
 from recordings import layer, numbers
-from regard._base.words import are_function_words, is_newline, is_punctuation, word_starts
+from regard._base.words import (
+    are_function_words,
+    is_newline,
+    is_punctuation,
+    spelled,
+    word_starts,
+)
 from regard.recording import Layer, Recording, Words, WordWeights
 
 TEXTS = {
@@ -218,3 +224,19 @@ def test_tensors_give_arrays():
     words = Recording(pieces(9), [Layer(x, x)]).in_words().weights[0]
     assert isinstance(words[0, 1], np.ndarray)
     assert words.strongest(2).weight.dtype == np.float32
+
+
+def test_characters_whose_bytes_several_tokens_have_are_whole():
+    for tokens, whole in [
+        (["na", r"\xc3", r"\xaf", "ve"], ["na", "", "ï", "ve"]),
+        ([r"a\xe2\x98", r"\x83b", r"c\xc3", r"\xa9"], ["a", "☃b", "c", "é"]),
+        ([r"\xd0", r"\xbc\xd0", r"\xb8"], ["", "м", "и"]),
+    ]:
+        assert spelled(tokens) == whole
+    for tokens in [
+        [r"\xc3\xa9", "b"], [r"\xc", r"3\xa9"], [r"\xc3", "a"], [r"\xa9", r"\xc3"], ["a", "b"], []
+    ]:  # fmt: skip
+        assert spelled(tokens) == tokens  # written so in the text, or no character
+    tokens = ["<bos>", "na", r"\xc3", r"\xaf", "ve", " x"]
+    recording = Recording(tokens, [Layer(*(numbers(1, 6, 4),) * 2)])
+    assert recording.in_words().tokens == ("<bos>", "naïve", " x")

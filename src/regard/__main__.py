@@ -14,6 +14,8 @@ def main() -> NoReturn:
         from regard.cli import main as run
     except MissingPackageError as error:
         sys.exit(f"regard: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)  # as a shell has it: 128 + SIGINT
     run()
 
 

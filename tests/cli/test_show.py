@@ -377,6 +377,20 @@ def test_tokens_are_text_never_commands_or_markup(regard, any_file, unit):
     assert unit == "--words" or "[bold]x[/]" in out
 
 
+def test_the_name_of_a_model_is_text_too(regard, tmp_path):
+    recording = recording_of(np.eye(3)[None], list("abc"))
+    named = Recording(recording.tokens, recording.layers, model="a\x1b[31m")
+    named.save(tmp_path / "a.safetensors")
+    assert "model a\\x1b[31m" in regard("show", tmp_path / "a.safetensors").out
+    assert regard("show", f"{ESCAPE}.safetensors").err.startswith("regard: \\x1b.safetensors: ")
+
+
+def test_characters_of_several_tokens_are_whole_in_words(regard):
+    out = regard("show", "naïve café", "--query", "café").out
+    assert "The keys of query 2 ·café" in out
+    assert regard("show", "naïve café", "--query", "café", "--pieces").code == 0
+
+
 def test_output_that_is_no_terminal_is_plain_text(regard, planted_file):
     for options in ([], ["--query", "1"], ["--steps"]):
         assert ESCAPE not in regard("show", planted_file, *options).out
@@ -483,6 +497,8 @@ def test_a_text_of_200_tokens_is_shown_by_pieces_unless_words_are_asked_for(rega
 
 def test_a_query_may_be_a_word(regard, tmp_path):
     path = pieces_file(tmp_path)
+    for unit, said in (("--words", "9 words, 0 to 8"), ("--pieces", "17 tokens, 0 to 16")):
+        assert f"the text has {said}." in regard("show", path, "--query", "99", unit).err
     out = regard("show", path, "--query", "w3x").out
     assert "The keys of query 4 ·w3x" in out
     expected = Recording.load(path).in_words().weights[0].head(0)[4]

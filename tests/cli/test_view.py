@@ -5,6 +5,7 @@ import http.client
 import io
 import json
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -257,6 +258,22 @@ def test_the_means_of_a_survey_are_shown_beside_the_heads_own(regard, served, mo
     assert "there is no survey" in regard(*line, tmp_path).err
     pictured = regard(*line, survey.folder, "--export", tmp_path / "a.html")
     assert pictured.err.startswith("regard: --survey is of the page in the browser")
+
+
+def test_a_survey_of_another_model_is_refused_or_said(regard, served, model, tmp_path):
+    from regard.survey import Survey
+
+    (tmp_path / "a.txt").write_text("import os\n" * 30)
+    survey = Survey(tmp_path / "heads", model=model, corpus=tmp_path / "a.txt")
+    survey.run(workers=1)
+    other = regard("view", "import sys", "--no-open", "--survey", survey.folder)
+    assert other.code == 2
+    assert "has nothing of layer 0, head 4, which is shown. Give a survey of the same" in other.err
+    alike = shutil.copytree(model, tmp_path / "alike")
+    for text in ["import sys"], []:
+        line = ["view", *text, "--model", alike, "--no-open", "--survey", survey.folder]
+        assert f"are of {model}, and what is shown is of {alike}.\n" in regard(*line).out
+    assert "and what is shown" not in regard(*line[:2], "--model", model, *line[-3:]).out
 
 
 def test_an_explained_text_opens_with_its_effects(regard, served, model, tmp_path):

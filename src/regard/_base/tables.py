@@ -186,9 +186,14 @@ def _labels(names: Sequence[str] | None, count: int) -> list[str]:
     return [printable(name) for name in names]
 
 
+def escaped(text: str) -> str:
+    """A text on one line, with control characters escaped: a terminal would obey them."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
 def printable(token: str) -> str:
     """A token on one short line: control characters escaped, outer spaces as dots."""
-    shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in token)
+    shown = escaped(token)
     inner = shown.strip(" ")
     before = len(shown) - len(shown.lstrip(" "))
     shown = "·" * before + inner + "·" * (len(shown) - len(inner) - before)

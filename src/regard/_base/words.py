@@ -5,7 +5,9 @@ One rule for the roles of heads, for weights by words and for the command line.
 
 from __future__ import annotations
 
+import bisect
 import functools
+import itertools
 import re
 from collections.abc import Iterable, Sequence
 
@@ -17,6 +19,7 @@ SPACES = " ▁Ġ"  # a space, and how SentencePiece and byte-level tokenizers wr
 NEWLINES = "\nĊ\r"
 A_NEWLINE = re.compile(f"[{NEWLINES}]")
 OF_A_WORD = re.compile("[\\w\ufffd]")  # a letter, digit, underscore, or a part of a character
+BYTES = re.compile(r"(?:\\x[0-9a-f]{2})+")  # of characters that tokens have parts of
 SPECIAL = re.compile(r"<[^<>\s]+>|\[[A-Z_]+[0-9]*\]")  # <bos>, <|endoftext|>, [CLS]
 END = "</w>"  # of a word, in tokenizers that mark the last piece
 INNER = "##"  # of a piece that begins no word, in WordPiece
@@ -52,8 +55,43 @@ def _starts(tokens: tuple[str, ...]) -> Int[np.ndarray, " words"]:
 
 def word_texts(tokens: Sequence[str], starts: Int[np.ndarray, " words"]) -> tuple[str, ...]:
     """The text of each word: its pieces joined."""
-    ends = [*starts[1:].tolist(), len(tokens)]
+    ends, tokens = [*starts[1:].tolist(), len(tokens)], spelled(tokens)
     return tuple("".join(_joined(tokens[a:b])) for a, b in zip(starts.tolist(), ends))
+
+
+def spelled(tokens: Sequence[str]) -> Sequence[str]:
+    """The tokens so that they are the text when they are joined.
+
+    Where several have the bytes of a character, as ``\\xc3`` and ``\\xa9``, the last has all of it.
+    """
+    whole = "".join(tokens)
+    if "\\x" not in whole:
+        return tokens
+    ends, found, done = [*itertools.accumulate(map(len, tokens))], [""] * len(tokens), 0
+    for run in BYTES.finditer(whole):
+        start, stop = run.span()
+        inner = ends[bisect.bisect_right(ends, start) : bisect.bisect_left(ends, stop)]
+        if not inner or any((end - start) % 4 for end in inner):  # written so in the text
+            continue
+        try:
+            characters = bytes.fromhex(run[0].replace("\\x", "")).decode()
+        except UnicodeDecodeError:
+            continue
+        _spread(whole, done, start, ends, found)
+        done = start
+        for character in characters:
+            done += 4 * len(character.encode())
+            found[bisect.bisect_left(ends, done)] += character
+    _spread(whole, done, len(whole), ends, found)
+    return found
+
+
+def _spread(whole: str, start: int, stop: int, ends: list[int], found: list[str]) -> None:
+    """Gives a part of the whole text to the tokens that it is of."""
+    while start < stop:
+        n = bisect.bisect_right(ends, start)
+        found[n] += whole[start : min(stop, ends[n])]
+        start = ends[n]
 
 
 def is_special(token: str) -> bool:

@@ -18,6 +18,7 @@ from regard._base.arrays import to_numpy
 from regard._base.errors import ShapeError
 from regard._base.extras import needed_by
 from regard._base.files import check_ending, replaced_when_complete
+from regard._base.tables import escaped
 from regard._showing.picture import INVISIBLE, LOG_FLOOR, colours
 from regard._weights.origin import origin_of, seen_of
 from regard._weights.parts import part_of
@@ -550,5 +551,5 @@ def _label_bar(bar: Any, scale: str, pictures: Sequence[Picture], how: PoolHow) 
 def shown_token(token: str) -> str:
     """A token as a label: one line of at most 14 signs, with a dot for a space."""
     text = token.replace(" ", "·").replace("\n", "⏎").replace("\t", "→")
-    text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    text = escaped(text)
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"

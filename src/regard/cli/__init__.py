@@ -14,6 +14,7 @@ from typing import Annotated, NoReturn
 
 from regard._base.errors import RecordingError
 from regard._base.extras import MissingPackageError, needed_by
+from regard._base.tables import escaped
 from regard.cli._errors import CommandError, one_line
 
 with needed_by("The command line"):
@@ -36,6 +37,9 @@ Model = Annotated[
         metavar="NAME",
         help="The model: builtin, a folder that train wrote, or a model of Hugging Face.",
     ),
+]
+OwnModel = Annotated[
+    str, typer.Option(metavar="NAME", help="The model: builtin, or a folder that train wrote.")
 ]
 RemoteCode = Annotated[
     bool,
@@ -64,7 +68,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         code, message = _abandoned_output(), f"{where}: {error.strerror or error}."
     if message and sys.stderr is not None:
         with contextlib.suppress(OSError):  # standard error is closed too
-            sys.stderr.write(f"regard: {message}\n")
+            sys.stderr.write(f"regard: {escaped(message)}\n")
             sys.stderr.flush()
     raise SystemExit(code)
 
@@ -428,7 +432,7 @@ def generate(
         typer.Option(min=0, help="0: always the likeliest token; 1: as the model learned."),
     ] = 0.0,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the draws, above temperature 0.")] = 0,
-    model: Model = "builtin",
+    model: OwnModel = "builtin",
     record: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Save what the whole text attends to.")
     ] = None,

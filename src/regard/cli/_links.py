@@ -12,6 +12,7 @@ import numpy as np
 from rich.cells import cell_len
 from rich.text import Text
 
+from regard._base.words import spelled
 from regard._weights.attention_weights import AttentionWeights
 from regard.cli._errors import InputError
 from regard.cli._screen import Screen, label, labels_width
@@ -77,12 +78,12 @@ def find_query(written: str, recording: Recording | Words) -> ChosenToken:
         raise InputError(
             f"--query is empty. Give a word of the text, or a position, 0 to {len(tokens) - 1}."
         )
+    unit = "word" if isinstance(recording, Words) else "token"
     if written.strip().isdecimal():
         position = int(written)
         if position >= len(tokens):
-            raise InputError(
-                f"--query {position}: the text has {len(tokens):,} tokens, 0 to {len(tokens) - 1}."
-            )
+            there = f"{len(tokens):,} {unit}" + ("s, 0 to " if len(tokens) > 1 else ", ")
+            raise InputError(f"--query {position}: the text has {there}{len(tokens) - 1}.")
         return ChosenToken(position, "")
     wanted = written.strip() or written
     places = [i for i, token in enumerate(tokens) if wanted in (token, token.strip())]
@@ -99,7 +100,7 @@ def find_query(written: str, recording: Recording | Words) -> ChosenToken:
             f"{wanted!r} occurs {len(places)} times; the last is taken (others: {others})."
         )
     if first < last:
-        remarks.append(f"{wanted!r} is tokens {first} to {last}; the last of them is shown.")
+        remarks.append(f"{wanted!r} is {unit}s {first} to {last}; the last of them is shown.")
     return ChosenToken(last, " ".join(remarks))
 
 
@@ -156,7 +157,7 @@ def _show_ranked(screen: Screen, found: Sequence[tuple[int, float]], tokens: Seq
 
 def _words_up_to(tokens: Sequence[str], position: int, width: int) -> Text:
     """A token on one line, and as much of the text before it as there is room for."""
-    width = min(width, WIDEST_CONTEXT)
+    width, tokens = min(width, WIDEST_CONTEXT), spelled(tokens[: position + 1])
     token = text = _one_line(tokens[position])
     for start in range(position - 1, -1, -1):
         longer = _one_line(tokens[start] + text)
@@ -177,6 +178,7 @@ def _one_line(text: str) -> str:
 
 def _passages(tokens: Sequence[str], wanted: str) -> tuple[list[int], int]:
     """The last token of each occurrence of a passage, and the first token of the last one."""
+    tokens = spelled(tokens)
     ends = np.cumsum([len(token) for token in tokens])
     text = "".join(tokens)
     places, first, at = [], 0, text.find(wanted)
@@ -188,6 +190,7 @@ def _passages(tokens: Sequence[str], wanted: str) -> tuple[list[int], int]:
 
 
 def _nearest(tokens: Sequence[str], wanted: str) -> str:
+    tokens = spelled(tokens)
     words = dict.fromkeys([*"".join(tokens).split(), *(token.strip() for token in tokens)])
     near = difflib.get_close_matches(wanted, list(words), n=3, cutoff=0.5)
     if near:

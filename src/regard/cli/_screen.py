@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
-from regard._base.tables import printable
+from regard._base.tables import escaped, printable
 
 NARROWEST = 60
 # From weight 0 to 1, dark to bright: readable with any colour vision, and in grey.
@@ -89,9 +89,9 @@ class Screen:
 
 
 def say(line: str) -> None:
-    """Prints one line as it is, of any length."""
+    """Prints one line, of any length."""
     _take_any_text()
-    sys.stdout.write(line + "\n")
+    sys.stdout.write(escaped(line) + "\n")
 
 
 def _take_any_text() -> None:

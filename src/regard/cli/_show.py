@@ -15,6 +15,7 @@ from rich.text import Text
 
 from regard._base.errors import UnsupportedError
 from regard._base.files import quoted
+from regard._base.tables import escaped
 from regard._showing.steps import MATRICES, Steps
 from regard._weights.attention_weights import AttentionWeights
 from regard.cli import _heads, _links, _matrix
@@ -146,7 +147,7 @@ def _print(screen: Screen, shown: Shown, chosen: _links.ChosenToken | None, step
     heading.append(
         f", {len(shown.scores.layers)} layers of {' or '.join(map(str, sorted(counts)))} heads"
     )
-    heading.append(f", model {recording.model}" if recording.model else "")
+    heading.append(f", model {escaped(recording.model)}" if recording.model else "")
     screen.lines(screen.wrapped(heading))
     if chosen is None and not steps:
         _show_tokens(screen, shown)

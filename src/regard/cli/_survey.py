@@ -21,6 +21,7 @@ from rich.text import Text
 
 from regard._base.errors import ShapeError, UnsupportedError
 from regard._base.files import check_ending, quoted
+from regard._base.tables import escaped
 from regard.cli._errors import CommandError, InputError, one_line
 from regard.cli._screen import Screen, busy, ink_on, percent, style
 from regard.cli._screen import colour as ramp
@@ -150,7 +151,7 @@ def _tell(made: Survey, options: SurveyOptions) -> None:
 def _summary(screen: Screen, made: Survey, sums: HeadSums, facts: dict[int, Facts]) -> None:
     settings, model = made.manifest.settings, made.manifest.model["name"]
     heads = sum(map(len, sums.head_numbers))
-    of = "recordings" if model == "recordings" else f"model {model}"
+    of = "recordings" if model == "recordings" else f"model {escaped(model)}"
     screen.line(
         f"{sums.documents:,} documents, {sums.tokens:,} tokens, {heads} heads in"
         f" {len(sums.layers)} layers, {of}"

@@ -79,6 +79,7 @@ def view(argument: str | None, options: ViewOptions) -> None:
     """
     if argument is None:
         _check_nothing_given(options)
+        _check_survey(options)
         _serve(_viewer(options, readings=_readings(options)), "", options.open_browser)
         return
     sources = [argument] if options.other is None else [argument, options.other]
@@ -101,6 +102,7 @@ def view(argument: str | None, options: ViewOptions) -> None:
         others = [found.groups.get(chosen.group, found) for found in recordings[1:]]
         _export([chosen, *others], names, options.layer, options.export)
         return
+    _check_survey(options, recordings)
     place = _place(recordings[0], chosen, options)
     _serve(_viewer(options, recordings, names), place, options.open_browser)
 
@@ -116,6 +118,7 @@ def _open(source: str | Recording, name: str, options: ViewOptions) -> None:
     else:
         recording = recorded(source, options.model)
         shown = {"recordings": [recording], "names": [name]}
+    _check_survey(options, [recording])
     place = _place(recording, choose_group(recording, options.group), options)
     _serve(_viewer(options, **shown), place, options.open_browser)
 
@@ -153,6 +156,36 @@ def _corpus(options: ViewOptions) -> Corpus | None:
     columns = sums.columns()
     keys = zip(columns["layer"], columns["head"])
     return {key: {name: columns[name][n] for name in SCORES} for n, key in enumerate(keys)}
+
+
+def _check_survey(options: ViewOptions, recordings: Sequence[Recording] = ()) -> None:
+    """Refuses a survey of other heads than those that are shown; warns of one of another model.
+
+    Raises:
+        InputError: a head is shown of which the survey has nothing.
+    """
+    if options.survey is None:
+        return
+    from regard.survey import Survey
+    from regard.survey._models import NO_MODEL
+
+    surveyed, known = Survey(options.survey).manifest.model["name"], _corpus(options) or {}
+    for recording in recordings:
+        for layer, number in zip(recording.layers, recording.layer_numbers):
+            for head in layer.head_numbers:
+                if (number, head) not in known:
+                    raise InputError(
+                        f"--survey {options.survey} is of {surveyed}, and has nothing of"
+                        f" layer {number}, head {head}, which is shown. Give a survey of the same"
+                        " model, or leave it out."
+                    )
+    shown = {recording.model for recording in recordings} or {options.model.name}
+    others = [name for name in shown if name and Path(name).name != Path(surveyed).name]
+    if others and surveyed != NO_MODEL:
+        say(
+            f"The means of --survey {options.survey} are of {surveyed}, and what is shown is of"
+            f" {others[0]}."
+        )
 
 
 def _check_nothing_given(options: ViewOptions) -> None:

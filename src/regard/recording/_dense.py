@@ -136,7 +136,7 @@ def arguments(what: str, weights: Any, causal: bool | None, sinks: bool) -> dict
             f"from_weights: {what} has weights after its queries' positions, and causal is True;"
             " leave it out, or set them to 0: np.tril."
         )
-    query, key = (np.broadcast_to(dtype.type(0), (n, L, 1)) for n, L in ((H, Lq), (1, Lk)))
+    query, key = (np.broadcast_to(dtype.type(0), (H, L, 1)) for L in (Lq, Lk))
     found = {"query": query, "key": key, "bias": scores, "scale": 1.0}
     if causal or (causal is None and is_causal):
         found["causal"] = True
