@@ -414,6 +414,7 @@ def a_rank_that_disagrees_is_named_on_every_rank(size):
         ("method", {"method": "gather" if odd else "ring"}),
         ("sinks", {"sinks": torch.zeros(2).double()} if odd else {}),
         ("scale", {"scale": 0.5 + odd}),
+        ("seed", {"dropout": 0.5, "seed": 3 + odd}),
         ("edits", {"edits": [regard.Edit(keys=n % 9, factor=2.0 + odd) for n in range(200)]}),
         ("the rows of bias", {"bias": torch.zeros(1 if odd else layout.count, 9).double()}),
         ("requires_grad of sinks", {"sinks": torch.zeros(2).double().requires_grad_(odd)}),
@@ -505,6 +506,23 @@ def dropout_without_a_seed_is_the_same_on_every_rank(size):
     seed = int(torch.randint(2**62, ()))
     one = regard.attention(*whole, dropout=0.5, seed=seed)
     assert torch.allclose(out, one, atol=1e-13)
+
+
+def a_second_gradient_is_that_of_one_process_or_refused(size):
+    layout = Layout(9)
+    whole, own = small(layout, Hq=size, Hkv=size)
+
+    def second(given, **options):
+        query, *rest = given
+        query.requires_grad_()
+        out = (attention if options else regard.attention)(query, *rest, **options)
+        (first,) = torch.autograd.grad(out.sum(), query, create_graph=True)
+        return torch.autograd.grad(first.square().sum(), query)[0]
+
+    found = second(own, layout=layout, method="heads")
+    assert torch.allclose(found, layout.shard(second(whole), -2), atol=1e-12)
+    text = raised(regard.UnsupportedError, lambda: second(own, layout=layout))
+    assert "no second one (create_graph=True" in text, text
 
 
 def only_keys_that_are_seen_are_sent(size):
@@ -693,6 +711,7 @@ CHECKS = (
     every_method_gives_its_part_of_the_summary,
     a_row_of_large_scores_has_the_sum_of_one_process,
     dropout_without_a_seed_is_the_same_on_every_rank,
+    a_second_gradient_is_that_of_one_process_or_refused,
     only_keys_that_are_seen_are_sent,
     one_matrix_without_heads,
     large_runs_are_sent_as_they_are,

@@ -132,6 +132,13 @@ def test_a_diagonal_is_found_and_hidden_keys_count_nothing():
     np.testing.assert_array_equal(found.first[:10], 5 * np.arange(10))
 
 
+def test_keys_that_all_queries_weight_alike_count_nothing():
+    for seed in range(20):
+        query, keys = numbers(1, 8, dtype=float, seed=seed), numbers(60, 8, dtype=float, seed=99)
+        found = AttentionWeights(np.repeat(query, 20, 0), keys).align()
+        assert (found.matrix == 0).all()
+
+
 @pytest.mark.parametrize("sizes", [(0, 5), (5, 0), (0, 0)])
 def test_without_queries_or_keys_there_is_no_pair(sizes):
     q, k = (np.ones((2, 3, L, 4), np.float32) for L in sizes)

@@ -100,6 +100,29 @@ def test_a_group_does_not_rename_what_it_is_made_of():
     assert again.groups["b"] is recording.groups["b"]
 
 
+def test_what_is_assigned_is_checked_as_what_a_recording_is_made_of(path):
+    recording = whole()
+    for name, bad, error in (
+        ("group", "cross", ValueError), ("group", "", ValueError), ("group", 5, TypeError),
+        ("boundary", 7, ValueError), ("boundary", 1.5, TypeError), ("model", None, TypeError),
+        ("grids", [(0, 1, 5)], ValueError),
+    ):  # fmt: skip
+        before = getattr(recording, name)
+        with pytest.raises(error, match="recording: "):
+            setattr(recording, name, bad)
+        assert getattr(recording, name) == before
+    recording.group, recording.boundary, recording.grids = "text", np.int64(1), [(0, 1, 2)]
+    recording.groups["cross"].group = "other"
+    recording.save(path)
+    found = Recording.load(path)
+    assert [*found.groups] == [*recording.groups] == ["text", "encoder", "other"]
+    assert (found.boundary, found.grids[0].stop) == (1, 2)
+    recording.groups["other"].group = "text"
+    with pytest.raises(ValueError, match="two groups have the name 'text'"):
+        recording.save(path)
+    assert [*Recording.load(path).groups] == ["text", "encoder", "other"]
+
+
 @pytest.mark.parametrize("mapped", [True, False])
 def test_all_groups_are_saved_and_loaded(path, mapped):
     recording = whole()

@@ -1,5 +1,6 @@
 """What every head does over a corpus: the numbers, the documents, the files."""
 
+import contextlib
 import errno
 import gc
 import itertools
@@ -212,6 +213,8 @@ def test_quantiles_are_within_a_bin_of_those_of_the_values():
     counts = np.bincount(one.places(values), minlength=one.bins)
     for p in (0, 0.1, 0.5, 0.99):
         assert abs(quantiles(counts, one.edges, p) - np.quantile(values, p)) <= 0.25
+    far = np.bincount(one.places(values + 9), minlength=one.bins)
+    assert abs(quantiles(far, one.edges, 0) - (values + 9).min()) <= 0.25
     assert np.isnan(quantiles(np.zeros(one.bins, int), one.edges, 0.5))
     last = np.zeros(one.bins, int)
     last[-1] = 3
@@ -519,6 +522,7 @@ def test_the_same_call_goes_on_and_another_names_what_differs(tmp_path, corpus, 
         ({"model": tiny}, "it has model "),
         ({"shard_tokens": 200}, "other shards"),
         ({"corpus": corpus / "1.txt"}, r"it reads .*0.txt, which is not asked for"),
+        ({"corpus": sorted(corpus.iterdir())[::-1]}, "stands at another place among the files"),
     ):
         with pytest.raises(ValueError, match=difference) as error:
             started(folder, **({"corpus": corpus, "model": model} | options))
@@ -591,6 +595,19 @@ def test_a_damaged_file_or_one_of_another_survey_is_named(tmp_path, corpus, mode
     path.write_bytes(b"PAR1")
     with pytest.raises(ValueError, match=r"00000.parquet: not a file of this survey .* Remove it"):
         one.heads()
+    path.unlink()
+    one.run(workers=1)
+    whole = path.read_bytes()
+    for at in range(4, len(whole), len(whole) // 40):  # other numbers, or a file of no survey
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        with contextlib.suppress(ValueError):
+            one.heads()
+    path.write_bytes(whole)
+    several = started(tmp_path / "several", corpus, model)
+    several.run(workers=1, shards=[0])
+    shutil.copy(several.folder / "heads" / "00000.parquet", several.folder / "heads/00001.parquet")
+    with pytest.raises(ValueError, match=r"00001.parquet is of another shard. Remove it"):
+        several.heads()
 
 
 def test_files_of_documents_hold_the_sums_that_the_shards_add_up(survey):
@@ -649,6 +666,24 @@ def test_recordings_of_any_kind_are_surveyed_without_a_model(tmp_path):
         heads.mean("entropy")[0] * 45, expected + plain.sum((1, 2)), rtol=1e-5
     )
     assert isinstance(survey.text(0), Recording)
+
+
+def test_a_recording_whose_numbers_cannot_be_read_is_named_and_counted(tmp_path):
+    tokens = [f"\ud800{n}" for n in range(40)]
+    recording = Recording(tokens, [Layer(*(numbers(2, 40, 4, seed=n) for n in range(2)))])
+    recording.save(tmp_path / "a.safetensors")
+    recording.save(tmp_path / "b.safetensors", statistics=True)
+    data = (tmp_path / "b.safetensors").read_bytes()
+    maxima = recording.weights[0].lse * 0 + 9
+    (tmp_path / "b.safetensors").write_bytes(data[: -maxima.nbytes] + maxima.tobytes())
+    survey = Survey(tmp_path / "heads", corpus=tmp_path / "*.safetensors")
+    survey.run(workers=1)
+    assert survey.heads().documents == 1
+    (unreadable,) = [one for facts in survey.facts().values() for one in facts.unreadable]
+    assert unreadable[0].endswith("b.safetensors")
+    assert "the row statistics" in unreadable[1]
+    first, *_ = survey.heads().top_receivers(0, 1)
+    assert first.token == rf"\ud800{first.position}"
 
 
 def test_recordings_beside_texts_or_a_model_are_errors(tmp_path, corpus, model):
@@ -781,6 +816,16 @@ def test_a_shard_that_fails_is_named_and_the_others_are_done(tmp_path, corpus, m
         ),
     ):
         survey.run(pool)
+    assert survey.missing() == [1]
+
+
+def test_a_shard_that_fails_in_this_process_does_not_stop_the_others(tmp_path, model):
+    for n in range(3):
+        (tmp_path / f"{n}.txt").write_text("import os")
+    survey = started(tmp_path / "heads", tmp_path / "*.txt", model, shard_tokens=1)
+    (tmp_path / "1.txt").write_text("import sys")
+    with pytest.raises(SurveyError, match=r"shard 1 could not be computed: .*1.txt has changed"):
+        survey.run(workers=1)
     assert survey.missing() == [1]
 
 

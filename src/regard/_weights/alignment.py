@@ -167,7 +167,9 @@ def standardised(w: Float[np.ndarray, "B Lq Lk"]) -> Float[np.ndarray, "B Lq Lk"
         return w
     deviation = w.std(-2, keepdims=True)
     centred: np.ndarray = w - w.mean(-2, keepdims=True)
-    return np.divide(centred, deviation, out=np.zeros_like(w), where=deviation > 0)
+    # Of equal numbers the mean is another, rounded, and the deviation more than 0.
+    differ = (w.max(-2, keepdims=True) > w.min(-2, keepdims=True)) & (deviation > 0)
+    return np.divide(centred, deviation, out=np.zeros_like(w), where=differ)
 
 
 def smooth(x: Float[np.ndarray, "B Lq Lk"], width: int, sums: Float[np.ndarray, "B Lq Lk"]) -> None:

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from regard._base.errors import UnsupportedError
 from regard._base.types import BackendName
@@ -101,9 +100,8 @@ class _ToHeads(torch.autograd.Function):
         return _to_heads(x, layout)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return _to_tokens(grad, ctx.layout), None
+        return _ToTokens.apply(grad, ctx.layout), None
 
 
 class _ToTokens(torch.autograd.Function):
@@ -113,9 +111,8 @@ class _ToTokens(torch.autograd.Function):
         return _to_tokens(x, layout)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return _to_heads(grad, ctx.layout), None
+        return _ToHeads.apply(grad, ctx.layout), None
 
 
 def _to_heads(x: torch.Tensor, layout: Layout) -> torch.Tensor:

@@ -6,9 +6,9 @@ import math
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from regard._base.arrays import accumulating_name
+from regard._base.errors import UnsupportedError
 from regard._base.types import BackendName
 from regard._operator.attention import attention as attend
 from regard._operator.merging import merge
@@ -52,8 +52,12 @@ class _Ring(torch.autograd.Function):
         return output, maximum, total
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor, *_: Any) -> tuple[Any, ...]:
+        if torch.is_grad_enabled():
+            raise UnsupportedError(
+                "distributed.attention: a gradient by the ring has no second one (create_graph=True"
+                ' asks for it). method="heads" has, where the ranks can share the heads.'
+            )
         found = _backward(ctx.saved_tensors, ctx.needs_input_grad, grad, *ctx.of)
         given = ctx.saved_tensors
         cast = (x if x is None else x.to(like.dtype) for x, like in zip(found, given))

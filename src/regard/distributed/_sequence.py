@@ -233,10 +233,8 @@ def told(sequence: Sequence, method: str, arrays: dict[str, torch.Tensor]) -> di
         found[f"the dtype of {name}"] = str(x.dtype)
     given = sequence.options | ({} if sequence.sinks is None else {"sinks": sequence.sinks})
     for name in NAMES:
-        if name in given and name != "seed":
-            found[name] = _words(name, given[name])
-    if "seed" in given:
-        found["seed"] = "a seed"
+        if name in given:
+            found[name] = str(int(given[name])) if name == "seed" else _words(name, given[name])
     for name, x in (arrays | given).items():
         if isinstance(x, torch.Tensor) and x.is_floating_point():
             found[f"requires_grad of {name}"] = str(grad and x.requires_grad)

@@ -7,7 +7,7 @@ recording on request.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -88,6 +88,10 @@ class Recording(Showings[ArrayT]):
         "_file", "_layers", "_others", "_query_tokens", "_tokens", "_weights", "boundary", "grids",
         "group", "model",
     )  # fmt: skip
+    boundary: int | None
+    grids: tuple[Grid, ...]
+    group: str
+    model: str
 
     def __init__(
         self,
@@ -104,17 +108,18 @@ class Recording(Showings[ArrayT]):
         self._tokens = checked_texts("tokens", tokens)
         self._file: MappedFile | RemoteFile | None = None
         self._layers = checked_layers(layers)
-        for what, text in (("model", model), ("group", group)):
-            if not isinstance(text, str):
-                raise TypeError(f"recording: {what} is {type(text).__name__}; it must be a str.")
-        self.model, self.group = model, group
-        self.boundary = checked_boundary(boundary, len(self._tokens))
+        self._others: dict[str, Recording[ArrayT]] = {}
+        self.model, self.group, self.boundary = model, group, boundary
         numbered = dict(zip(checked_numbers(self._layers), self._layers))
         check_key_count(numbered, self._tokens)
         self._query_tokens = checked_query_tokens(numbered, self._tokens, query_tokens)
         self._weights = LayerWeights(self._layers, self._tokens, self._query_tokens, model)
         self.grids = checked_grids(grids, len(self._tokens))
         self._others = _checked_others(group, others)
+
+    def __setattr__(self, name: str, x: Any) -> None:
+        check = _CHECKS.get(name)
+        super().__setattr__(name, x if check is None else check(self, x))
 
     @classmethod
     def from_weights(
@@ -243,8 +248,17 @@ class Recording(Showings[ArrayT]):
 
     @property
     def groups(self) -> dict[str, Recording[ArrayT]]:
-        """Every group by its name: this recording first, then the others."""
-        return {self.group: self} | self._others
+        """Every group by its name: this recording first, then the others.
+
+        Raises:
+            ValueError: another was given a name that there is, or none.
+        """
+        found = {self.group: self}
+        for other in self._others.values():
+            if not other.group or other.group in found:
+                raise ValueError(f"recording: two groups have the name {other.group!r}.")
+            found[other.group] = other
+        return found
 
     @property
     def _is_remote(self) -> bool:
@@ -359,6 +373,28 @@ def _as_many(name: str, texts: Sequence[str], before: Sequence[str]) -> Sequence
     if len(found) != len(before):
         raise ShapeError(f"recording: {len(found)} {name} in the place of {len(before)}.")
     return found
+
+
+def _checked_text(name: str, x: Any) -> str:
+    if not isinstance(x, str):
+        raise TypeError(f"recording: {name} is {type(x).__name__}; it must be a str.")
+    return x
+
+
+def _checked_group(recording: Recording[Any], name: Any) -> str:
+    others = [other.group for other in recording._others.values()]
+    if others and (not _checked_text("group", name) or name in others):
+        raise ValueError(f"recording: there are the groups {others} too; {name!r} is no new name.")
+    return _checked_text("group", name)
+
+
+# What is assigned to an attribute is checked as what the recording was made of.
+_CHECKS: dict[str, Callable[[Recording[Any], Any], Any]] = {
+    "model": lambda _, x: _checked_text("model", x),
+    "group": _checked_group,
+    "boundary": lambda recording, x: checked_boundary(x, len(recording._tokens)),
+    "grids": lambda recording, x: checked_grids(x, len(recording._tokens)),
+}
 
 
 def _checked_others(group: str, others: Any) -> dict[str, Any]:

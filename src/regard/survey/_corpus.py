@@ -330,7 +330,7 @@ def documents(source: Source, column: str) -> Iterator[Document]:
     for row, found in zip(range(*source.rows), read(source, column)):
         number = source.first + row
         if isinstance(found, Exception):
-            yield Document(number, source.name(row), reason=_reason(found))
+            yield Document(number, source.name(row), reason=reason_of(found))
         elif isinstance(found, Recording):
             yield Document(number, source.name(row), recording=found)
         else:
@@ -421,7 +421,7 @@ def _left_out(source: Source, column: str) -> Read:
     yield ValueError(source.reason)
 
 
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
     if isinstance(error, UnicodeDecodeError):
         return f"byte {error.start} is no UTF-8"
     if isinstance(error, OSError) and error.strerror:

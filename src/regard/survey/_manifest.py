@@ -131,8 +131,11 @@ class Manifest:
             else:
                 yield f"it does not read {path}"
         for place, source in there.items():
-            if source != asked[place]:
+            if source != dataclasses.replace(asked[place], first=source.first):
                 yield f"{source.path} has changed since"
+        for place, source in there.items():
+            if source.first != asked[place].first:
+                yield f"{source.path} stands at another place among the files"
         if self.shards != other.shards:
             yield "its documents are in other shards"
 

@@ -158,13 +158,23 @@ def sweep(folder: Path) -> None:
 
 
 def run_here(task: Task, numbers: Sequence[int], meter: Meter) -> None:
-    """One shard after the other, in this process."""
+    """One shard after the other, in this process; one that fails does not stop the others.
+
+    Raises:
+        SurveyError: shards that failed, with the reason of the first.
+    """
+    failed: dict[int, BaseException] = {}
     for number in numbers:
 
         def tell(tokens: int, number: int = number) -> None:
             meter.running(number, tokens)
 
-        meter.finished(number, compute(task, number, tell))
+        try:
+            meter.finished(number, compute(task, number, tell))
+        except Exception as error:
+            meter.stopped(number)
+            failed[number] = error
+    _require_none(failed)
 
 
 def run_on(task: Task, numbers: Sequence[int], executor: Executor, meter: Meter) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
 import json
@@ -12,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from regard._base.errors import RecordingError
 from regard._base.extras import needed_by
 from regard._base.files import open_file, replaced_when_complete
-from regard.survey._corpus import Document, documents
+from regard.survey._corpus import Document, documents, reason_of
 from regard.survey._exact import total_of
 from regard.survey._manifest import Manifest
 from regard.survey._models import Reader, of_recording, of_text
@@ -107,7 +109,11 @@ def _measured(
             if read.reason:
                 facts = _with(facts, unreadable=(read.name, read.reason))
             else:
-                own, cut = _sums(read, reader, settings)
+                try:
+                    own, cut = _sums(read, reader, settings)
+                except RecordingError as error:  # that shows when its numbers are read
+                    read = dataclasses.replace(read, reason=reason_of(error))
+                    facts, cut = _with(facts, unreadable=(read.name, read.reason)), False
                 facts = _with(facts, cut=read.name) if cut else facts
             if own is None:
                 facts = facts if read.reason else _with(facts, empty=read.name)
@@ -154,7 +160,7 @@ def _table(sums: HeadSums, facts: Facts) -> pa.Table:
         [None if x == -np.inf else x for x in sums._largest.tolist()], pa.float64()
     )
     columns["top_receivers"] = pa.array(
-        [[receiver._asdict() for receiver in own] for own in sums._receivers], pa.list_(RECEIVER)
+        [[_written(receiver) for receiver in own] for own in sums._receivers], pa.list_(RECEIVER)
     )
     for name in (*SUMS, *COUNTS):
         if name not in columns:
@@ -162,6 +168,11 @@ def _table(sums: HeadSums, facts: Facts) -> pa.Table:
             columns[name] = _array(x)
     meta = json.dumps(dataclasses.asdict(facts), ensure_ascii=False)
     return pa.table(columns).replace_schema_metadata({META: meta.encode(errors="backslashreplace")})
+
+
+def _written(receiver: TopReceiver) -> dict[str, Any]:
+    """As parquet takes it: an unpaired surrogate, which is no UTF-8, is escaped."""
+    return receiver._asdict() | {"token": receiver.token.encode(errors="backslashreplace").decode()}
 
 
 def _array(x: np.ndarray) -> Any:
@@ -231,15 +242,13 @@ def read_facts(path: Path) -> Facts:
     Raises:
         ValueError: a file that is none of a survey.
     """
-    try:
+    with _of_survey(path):
         with open_file(path) as file:  # pyarrow takes no name that is not UTF-8
             found = json.loads(parquet.read_schema(file).metadata[META])
         found["unreadable"] = [tuple(pair) for pair in found["unreadable"]]
         for name in ("cut", "empty", "unreadable"):
             found[name] = tuple(found[name])
         return Facts(**found)
-    except (pa.ArrowException, KeyError, TypeError, ValueError) as error:
-        raise _damaged(path, error) from error
 
 
 def read_sums(path: Path) -> HeadSums:
@@ -249,7 +258,7 @@ def read_sums(path: Path) -> HeadSums:
         ValueError: a file that is none of a survey.
     """
     facts = read_facts(path)
-    try:
+    with _of_survey(path):
         with open_file(path) as file:
             table = parquet.read_table(file)
         keys = list(zip(table["layer"].to_pylist(), table["head"].to_pylist()))
@@ -262,8 +271,6 @@ def read_sums(path: Path) -> HeadSums:
         return HeadSums._made(
             facts.documents, facts.tokens, keys, counts, sums, np.array(largest, float), receivers
         )
-    except (pa.ArrowException, KeyError, TypeError, ValueError) as error:
-        raise _damaged(path, error) from error
 
 
 def _column(table: pa.Table, name: str, axes: tuple[int, ...]) -> np.ndarray:
@@ -274,12 +281,18 @@ def _column(table: pa.Table, name: str, axes: tuple[int, ...]) -> np.ndarray:
     return found.reshape(len(column), *axes)
 
 
-def _damaged(path: Path, error: Exception) -> ValueError:
-    reason = " ".join(str(error).split())
-    return ValueError(
-        f"survey: {path}: not a file of this survey ({reason}). Remove it; the same command"
-        " computes it again."
-    )
+@contextlib.contextmanager
+def _of_survey(path: Path) -> Iterator[None]:
+    """Says of a file that cannot be read that it is none of a survey."""
+    try:
+        yield
+    except (pa.ArrowException, KeyError, OSError, TypeError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # the system's, not pyarrow's
+            raise
+        raise ValueError(
+            f"survey: {path}: not a file of this survey ({reason_of(error)}). Remove it; the same"
+            " command computes it again."
+        ) from error
 
 
 def names_of(folder: Path) -> Sequence[int]:

@@ -115,7 +115,8 @@ def quantiles(
     """
     upto = np.cumsum(counts, -1)
     total = upto[..., -1:]
-    at = np.minimum((upto < p * total).sum(-1), counts.shape[-1] - 1)[..., None]
+    before_p = (upto < p * total) | (upto == 0)  # the smallest value lies in the first bin with any
+    at = np.minimum(before_p.sum(-1), counts.shape[-1] - 1)[..., None]
     inside = np.take_along_axis(counts, at, -1)
     before = np.take_along_axis(upto, at, -1) - inside
     low, high = edges[at], edges[at + 1]

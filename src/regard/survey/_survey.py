@@ -222,9 +222,10 @@ class Survey:
         """
         found = {number: read_facts(file_of(self.folder, number)) for number in self._done()}
         for number, facts in found.items():
-            if facts.manifest != self.manifest.sha256:
+            of = "survey" if facts.manifest != self.manifest.sha256 else "shard"
+            if of == "survey" or facts.shard != number:
                 raise ValueError(
-                    f"survey: {file_of(self.folder, number)} is of another survey. Remove it, and"
+                    f"survey: {file_of(self.folder, number)} is of another {of}. Remove it, and"
                     " the same command computes it."
                 )
         return found
