@@ -7,6 +7,7 @@ import functools
 import gc
 import os
 import pickle
+import threading
 import weakref
 from pathlib import Path
 
@@ -587,8 +588,6 @@ def test_texts_of_different_lengths_and_places_keep_what_they_see():
 
 
 def test_another_thread_is_no_part_of_a_recording():
-    import threading
-
     model, stop = Blocks(), threading.Event()
 
     def others():
@@ -606,6 +605,70 @@ def test_another_thread_is_no_part_of_a_recording():
     finally:
         stop.set()
         thread.join()
+
+
+class Hiding(nn.Module):
+    """Writes into the mask of its layers, each of which is called with one key less."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(Attention() for _ in range(3))
+
+    def forward(self, x):
+        mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool)
+        for n, layer in enumerate(self.layers):
+            mask[:, n + 1] = False
+            layer(x, attn_mask=mask)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_mask_that_is_written_to_between_layers_is_that_of_each(mode):
+    model = Hiding()
+    with mode(), regard.record() as recording, regard.watch(model, evaluation=True) as watch:
+        model(X)
+    for n in range(3):
+        weights = torch.as_tensor(recording.weights[n][:])
+        assert (weights == 0).all((0, 1)).tolist() == [0 < key <= n + 1 for key in range(10)]
+        keep = [key for key in range(10) if not 0 < key <= n + 1]
+        entropy = torch.as_tensor(recording.weights[n].entropy())[:, keep].mean(-1)
+        np.testing.assert_allclose(watch.last["entropy_mean"][n], entropy, rtol=1e-5)
+
+
+@pytest.mark.parametrize("within", [regard.record, regard.patch_torch])
+def test_blocks_of_two_threads_leave_the_compiler_as_it_was(within):
+    from torch._dynamo import eval_frame
+
+    inside, left = threading.Event(), threading.Event()
+
+    def first():
+        with regard.patch_torch():
+            inside.wait(60)
+        left.set()
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    with within():
+        inside.set()
+        left.wait(60)
+        Blocks()(X)
+    thread.join()
+    assert eval_frame._stance.stance == "default"
+
+
+class Operator(nn.Module):
+    """Calls it with what it is called with."""
+
+    def forward(self, *arrays):
+        return F.scaled_dot_product_attention(*arrays)
+
+
+def test_another_number_of_heads_is_no_step():
+    model, (query, key) = Operator(), torch.randn(2, 1, 4, 5, 8)
+    packed = query[:, :2, :2], key[:, :2], key[:, :2]
+    with contextlib.suppress(regard.RecordingError), regard.record():
+        model(query, key, key)
+        with pytest.raises(regard.RecordingError, match="other heads, as transformers packs them"):
+            model(*packed)
 
 
 def test_a_module_that_is_every_layer_has_a_number_for_each():

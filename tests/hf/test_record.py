@@ -1,5 +1,6 @@
 """What a model of transformers attends to, recorded: eager's weights, without padding."""
 
+import copy
 import importlib.metadata
 import json
 import os
@@ -91,6 +92,29 @@ def test_the_boundary_is_the_end_of_the_prompt_however_it_is_read(chunk):
     assert "generate" not in vars(found)
     assert [(len(one.tokens), one.boundary) for one in recording.batch] == [(18, 15), (23, 20)]
     assert recording.batch[1].tokens == tuple(map(str, ids[1, :-1].tolist()))
+
+
+def test_a_first_chunk_of_padding_alone_is_refused():
+    settings = {"max_new_tokens": 2, "do_sample": False, "prefill_chunk_size": PADS[0]}
+    with (
+        torch.no_grad(),
+        pytest.raises(regard.RecordingError, match=r"padding alone.* take a prefill_chunk_size"),
+        regard.hf.record(model("llama")),
+    ):
+        model("llama").generate(texts(), attention_mask=padding(), **settings)
+
+
+def test_a_copy_of_a_model_is_not_recorded():
+    found, ids = copy.deepcopy(model("llama")), texts()[:, 5:8]
+    with torch.no_grad(), regard.hf.record(found) as recording:
+        found(ids)
+        one = copy.deepcopy(found)
+        one(ids)
+    assert [len(text.tokens) for text in recording.batch] == [3, 3]
+    with torch.no_grad():
+        one.lm_head.weight.copy_(one.lm_head.weight.flip(0))
+        written = one.generate(ids[:1], max_new_tokens=1, do_sample=False)
+        assert written[0, -1] == one(ids[:1]).logits[0, -1].argmax()
 
 
 def test_guessed_tokens_are_refused_by_their_name():

@@ -23,6 +23,31 @@ from torch.overrides import TorchFunctionMode
 Source = tuple[StorageWeakRef, Any, torch.Size, tuple[int, ...]]
 
 
+class Hook:
+    """A hook that copies and pickles of a module do not have.
+
+    Args:
+        call: what it does; its result is left out.
+    """
+
+    def __init__(self, call: Callable[..., object]) -> None:
+        self._call = call
+
+    def __call__(self, *given: Any) -> None:
+        self._call(*given)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _ignoring, ()
+
+
+def _ignoring() -> Callable[..., None]:
+    return _ignore
+
+
+def _ignore(*given: Any) -> None:
+    """A hook that stayed behind."""
+
+
 class Sources:
     """The modules that run in a thread, and what their projections are made of."""
 
@@ -44,8 +69,8 @@ class Sources:
             hooks = []
             for module in modules:
                 for one in (module, *filter(_is_projection, module.children())):
-                    hooks.append(one.register_forward_pre_hook(self._enter))
-                    hooks.append(one.register_forward_hook(self._leave, always_call=True))
+                    hooks.append(one.register_forward_pre_hook(Hook(self._enter)))
+                    hooks.append(one.register_forward_hook(Hook(self._leave), always_call=True))
         try:
             with warnings.catch_warnings():  # the hooks see a compiled model and what it compiles
                 warnings.filterwarnings("ignore", r"Using `torch\.compile\(module\)` when")
@@ -262,6 +287,25 @@ def _put_back(operator: Any) -> None:
     functional.scaled_dot_product_attention = operator
 
 
+def _run_eagerly() -> Any:
+    return torch.compiler.set_stance("force_eager")  # of all threads
+
+
+def _run_as_before(stance: Any) -> None:
+    stance.__exit__(None, None, None)
+
+
+@contextlib.contextmanager
+def uncompiled() -> Iterator[None]:
+    """Runs what ``torch.compile`` made as it was."""
+    _EAGER.enter()
+    try:
+        yield
+    finally:
+        _EAGER.leave()
+
+
+_EAGER = _Shared(_run_eagerly, _run_as_before)
 _FAST = _Shared(_without_fast_path, torch.backends.mha.set_fastpath_enabled)
 _DIVERTED = _Shared(_divert, _put_back)
 _COMPUTE = threading.local()

@@ -10,13 +10,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn import Module
 
 from regard._base.errors import RecordingError, ShapeError, UnsupportedError
 from regard._operator import watching
-from regard._operator.torch_calls import Running, Sources
+from regard._operator.torch_calls import Hook, Running, Sources, uncompiled
 from regard.capture._calls import AreOfOne, allowed, calls_taken
 from regard.capture._explanation import Explanation
 from regard.capture._files import Unread
@@ -221,7 +220,7 @@ def recording_of(
         )  # fmt: skip
         recording = Recorded.__new__(Recorded)
         stack.push(lambda kind, error, trace: recorder.close(error))
-        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(uncompiled())
         with following(recorder):
             yield recording
         recording._fill(recorder.finished(describe, name))
@@ -304,8 +303,8 @@ def model_followed(
     hooks = []
     for root in roots:
         hooks += [
-            root.register_forward_pre_hook(enter, with_kwargs=True),
-            root.register_forward_hook(leave, always_call=True),
+            root.register_forward_pre_hook(Hook(enter), with_kwargs=True),
+            root.register_forward_hook(Hook(leave), always_call=True),
         ]
     try:
         with sources.followed(attending), watching.watched(take):

@@ -79,6 +79,10 @@ class Taken:
         self.is_cross = is_cross(name, Lq, Lk, self.in_order)
         self.of_one: bool | None = None
         self.first_queries = self.queries = Lq
+        self._sizes = call.sizes[1:3]  # heads of the queries and of the keys
+        # A text of which nothing is seen, beside others: its first queries are padding alone.
+        unseen = [not own.last.any() for own in seen]
+        self._begins_with_padding = any(unseen) and not all(unseen)
         last = min(Lk, max(one.position() for one in rows) + Lq)
         if self.is_cross or any(own.span[1] > last for own in seen if own.last.any()):
             last = Lk
@@ -188,6 +192,16 @@ class Taken:
         Lq, Lk = call.sizes[3:]
         if call.sizes[0] != self.batch or not is_tensor(call.query):
             raise self._no_step("its batch is another")
+        if call.sizes[1:3] != self._sizes:
+            raise self._no_step(
+                "it has other heads, as transformers packs them for one query past a mask; record "
+                "such a model by regard.hf.record"
+            )
+        if self._begins_with_padding:
+            raise self._no_step(
+                "the first queries of a text are padding alone, and only the first call tells what"
+                " is padding; take a prefill_chunk_size above it"
+            )
         if self.first_queries == 1 and not self.later and Lk == self.first_keys > 1:
             self.is_cross |= self._has_same_keys(call.key)  # one query did not show it
         if self.is_cross:

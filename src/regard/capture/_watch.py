@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from regard._operator.torch_calls import Running
+from regard._operator.torch_calls import Hook, Running, uncompiled
 from regard.capture._calls import NOT_SEEN, calls_taken, is_in_backward
 from regard.capture._groups import group_names
 from regard.capture._measured import NonFinite
@@ -76,11 +76,11 @@ class Watch:
             around = model._compiled_call_impl = _Around(self, compiled)
             self._attached.callback(_detach, model, around)
         else:
-            before = model.register_forward_pre_hook(_Hook(self._before), with_kwargs=True)
+            before = model.register_forward_pre_hook(Hook(self._before), with_kwargs=True)
             self._attached.callback(before.remove)
             # First of the hooks, so that watches end in the reverse order.
             after = model.register_forward_hook(
-                _Hook(self._after), prepend=True, with_kwargs=True, always_call=True
+                Hook(self._after), prepend=True, with_kwargs=True, always_call=True
             )
             self._attached.callback(after.remove)
         return self
@@ -336,8 +336,7 @@ def _uncompiled() -> contextlib.AbstractContextManager[Any]:
     """Runs what torch.compile made as it was; the compiler is not loaded where none is in use."""
     if "torch._dynamo" not in sys.modules:
         return contextlib.nullcontext()
-    stance: contextlib.AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
-    return stance
+    return uncompiled()
 
 
 def _is_one_of_several() -> bool:
@@ -374,27 +373,6 @@ def _buffers_kept(model: Module) -> Iterator[None]:
         for x, version, copy in before:
             if x._version != version:
                 x.data.copy_(copy)
-
-
-class _Hook:
-    """A hook that copies and pickles of the model do not have."""
-
-    def __init__(self, call: Callable[..., None]) -> None:
-        self._call = call
-
-    def __call__(self, *given: Any) -> None:
-        self._call(*given)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _ignoring, ()
-
-
-def _ignoring() -> Callable[..., None]:
-    return _ignore
-
-
-def _ignore(*given: Any) -> None:
-    """A watch that stayed behind."""
 
 
 class _Around:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import Tensor
@@ -14,6 +14,23 @@ from regard._base.errors import RecordingError
 
 # Arguments of generate with which tokens are guessed, and dropped again where they are not right.
 GUESSES = ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp")
+
+
+class _Noting:
+    """In the place of a model's ``generate``; copies and pickles of the model have their own."""
+
+    def __init__(self, model: Any, noting: Callable[..., Any]) -> None:
+        self._model, self._noting = model, noting
+        functools.update_wrapper(self, model.generate)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._noting(*args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return getattr(memo.get(id(self._model), self._model), "generate")  # noqa: B009
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (self._model, "generate")
 
 
 class Generation:
@@ -39,13 +56,12 @@ class Generation:
             return
         own, signature = vars(model).get("generate"), inspect.signature(generate)
 
-        @functools.wraps(generate)
         def noting(*args: Any, **kwargs: Any) -> Any:
             given = signature.bind_partial(*args, **kwargs).arguments
             self._note(model, given | given.get("kwargs", {}))
             return generate(*args, **kwargs)
 
-        model.generate = noting
+        model.generate = _Noting(model, noting) if own is None else noting
         try:
             yield
         finally:

@@ -16,6 +16,7 @@ from torch.nn import Module
 from transformers import PreTrainedModel
 
 from regard._base.errors import RecordingError
+from regard._operator.torch_calls import Hook
 from regard.capture._taken import Described, Taken
 from regard.hf import _pictures
 from regard.hf._attention import sinks_calls
@@ -79,7 +80,7 @@ class Inputs:
         with contextlib.ExitStack() as stack:
             for module in self._noted.values():
                 if module not in roots:
-                    hook = module.register_forward_pre_hook(note, with_kwargs=True)
+                    hook = module.register_forward_pre_hook(Hook(note), with_kwargs=True)
                     stack.callback(hook.remove)
             yield
 

@@ -9,13 +9,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn import Module, MultiheadAttention, TransformerEncoder, TransformerEncoderLayer
 
 from regard._base.errors import UnsupportedError
 from regard._operator.attention import scaled_dot_product_attention
-from regard._operator.torch_calls import Running, TorchAttention
+from regard._operator.torch_calls import Running, TorchAttention, uncompiled
 
 WEIGHTS = "returns weights, which torch computes past its operator: need_weights=False"
 NESTED = "is called with nested tensors, which torch computes past its operator: pad them"
@@ -88,7 +87,7 @@ def patch_torch() -> Iterator[Replaced]:
     """
     running, replaced = Running(), Replaced()
     with (
-        torch.compiler.set_stance("force_eager"),
+        uncompiled(),
         running.followed(),
         _by_regard(replaced, lambda: running.name),
     ):
