@@ -8,7 +8,7 @@ import pytest
 
 from regard.recording import Layer, Recording
 from regard.viewer._server import Viewer
-from viewer.pages import SENTENCE, STATUS, is_chosen, is_said, spoken
+from viewer.pages import SENTENCE, STATUS, crossed, is_chosen, is_said, spoken
 
 HOSTILE = [
     "<img src=x onerror=document.title='pwned'>",
@@ -208,7 +208,7 @@ def test_arrows_walk_through_heads_and_tokens(show):
     is_said(page, "query 0 .*key 0 ")
 
 
-@pytest.mark.parametrize("hash", ["L0H0&query=14", "L0H0&query=14&view=steps"])
+@pytest.mark.parametrize("hash", ["L0H0&query=14&unit=token", "L0H0&query=14&view=steps"])
 def test_hostile_tokens_are_text_and_do_nothing(show, hash):
     page = show(spoken(HOSTILE, layers=1, heads=1, key_heads=1), hash)
     is_said(page, "query 14 ")
@@ -249,6 +249,34 @@ def test_light_and_dark_follow_the_system(show):
     assert "141, 138, 154" in hidden.evaluate("n => getComputedStyle(n).color")
 
 
+def assert_apart(boxes):
+    for n, one in enumerate(boxes):
+        for other in boxes[n + 1 :]:
+            apart = (
+                one["right"] <= other["left"] + 1 or other["right"] <= one["left"] + 1
+                or one["bottom"] <= other["top"] + 1 or other["bottom"] <= one["top"] + 1
+            )  # fmt: skip
+            assert apart, (one, other)
+
+
+WIDTHS = [320, 360, 412, 640, 700, 820, 1000, 1180, *range(1200, 1460, 20)]
+
+
+@pytest.mark.parametrize("names", [None, ["a-recording-of-another-long-text", "of-a-second-text"]])
+def test_names_give_way_and_numbers_stay_whole_in_a_window_of_any_width(serve, open_page, names):
+    recordings = [crossed(5, 12)] * len(names or [1])
+    page = open_page(f"{serve(*recordings, names=names)}#L0H1&query=3&key=2", shared=False)
+    is_chosen(page, 3, 2)
+    caption = page.locator(".regard-map-caption")
+    for width in WIDTHS:
+        page.set_viewport_size({"width": width, "height": 720})
+        boxes = page.evaluate(BOXES, f"{CONTROLS}, .regard-facts span")
+        assert_apart([box for box in boxes if box["header"]])
+        assert {"5 queries ·", "12 keys"} <= {box["name"] for box in boxes if not box["cut"]}
+        assert max(box["right"] for box in boxes if box["header"]) <= width, width
+        assert caption.evaluate("(n) => n.clientWidth >= Math.min(n.scrollWidth, 180)"), width
+
+
 @pytest.mark.parametrize("size", [(1280, 720), (820, 1180), (1180, 820)])
 @pytest.mark.parametrize("view", ["map", "steps"])
 def test_no_control_is_cut_off_or_covered(show, size, view):
@@ -266,14 +294,9 @@ def test_no_control_is_cut_off_or_covered(show, size, view):
         assert not box["cut"], box
         assert 0 <= box["left"] < box["right"] <= size[0] + 0.5, box
     header = [box for box in boxes if box["header"]]
-    for n, one in enumerate(header):
+    assert_apart(header)
+    for one in header:
         assert 0 <= one["top"] < one["bottom"] <= size[1], one
-        for other in header[n + 1 :]:
-            apart = (
-                one["right"] <= other["left"] + 1 or other["right"] <= one["left"] + 1
-                or one["bottom"] <= other["top"] + 1 or other["bottom"] <= one["top"] + 1
-            )  # fmt: skip
-            assert apart, (one, other)
     centre = page.locator(".regard-centre").bounding_box()
     assert centre["width"] >= 500
     assert centre["height"] >= 400

@@ -256,7 +256,7 @@ def test_the_part_that_a_model_wrote_is_marked(show):
 
 def test_search_finds_phrases_across_tokens(show):
     words = ["The", " cat", "ch", "es", " a", " CAT", ".", "\n", "ca", "t"]
-    page = show(spoken(words), "L0H0&query=9&key=0")
+    page = show(spoken(words), "L0H0&query=9&key=0&unit=token")
     is_chosen(page, 9, 0)
     page.keyboard.press("/")
     page.keyboard.type("cat")

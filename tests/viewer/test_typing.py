@@ -17,6 +17,7 @@ from regard.viewer._readings import MAX_CHARACTERS, MAX_KEPT, Read, Readings, Su
 from regard.viewer._server import Viewer
 from regard.viewer.answer import Answers
 from tiny_model import tiny_model
+from viewer.pages import is_said
 from viewer.test_server import Reply, all_at_once, ask, settles
 
 TEXT = "import os, import sys"
@@ -541,6 +542,10 @@ def test_a_page_whose_text_is_no_longer_kept_says_so_and_reads_it_again(type_in,
     banner = page.locator(".regard-banner")
     banner.wait_for()
     assert "This text is no longer kept: press Enter in the input" in banner.text_content()
+    page.keyboard.press("ArrowUp")
+    is_said(page, "^not read ")
+    page.wait_for_selector(".regard-next >> text=not read")
+    assert page.locator(".regard-next").inner_text() == "Next token\nnot read"
     page.evaluate("() => { document.querySelector('.regard-stage').dataset.before = 1; }")
     page.locator("textarea").press("Enter")
     page.wait_for_selector(".regard-stage:not([data-before])")

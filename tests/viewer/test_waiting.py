@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from regard.recording import Layer, Recording
-from viewer.pages import is_chosen, spoken
+from viewer.pages import is_chosen, is_said, spoken
 
 WAITING = ".regard-map-waiting"
 
@@ -84,6 +84,10 @@ def test_nothing_of_the_former_head_stays_when_nobody_responds(serve, open_page)
     page.wait_for_selector(".regard-text >> text=not read")
     page.wait_for_selector(".regard-pairs >> text=not read")
     page.wait_for_selector(f"{WAITING} >> text=no response")
+    is_said(page, "^L0H2 · not read ")
+    page.keyboard.press("ArrowUp")
+    is_said(page, "^not read ")
+    page.keyboard.press("ArrowDown")
     for name in (".regard-bar-row", ".regard-token", ".regard-pairs button"):
         assert page.locator(name).count() == 0
     page.unroute("**/data/**")

@@ -10,7 +10,7 @@ import pytest
 from regard.recording import Layer, Recording
 from regard.viewer import overview
 from regard.viewer.answer import Answers
-from viewer.pages import BAR, is_chosen, is_said, share, shown_bars, spoken
+from viewer.pages import BAR, is_said, is_shown, share, shown_bars, spoken
 
 PIECES = ["<bos>", "The", " ti", "red", " cat", " sl", "ep", "t", " bec", "ause", " it", "."]
 STARTS = [0, 1, 2, 4, 5, 8, 10, 11]
@@ -181,7 +181,7 @@ def show(serve, open_page):
 def test_a_short_text_opens_by_words_and_a_key_shows_its_pieces(show):
     recording = spoken(PIECES)
     page = show(recording, "L0H1&query=9&key=5")
-    is_chosen(page, 9, 5)
+    is_shown(page, 9)
     exact = np.exp(by_words(recording, 1)[9])
     seen = [n for n in STARTS if not np.isnan(exact[n])]
     bars = shown_bars(page)
@@ -189,7 +189,7 @@ def test_a_short_text_opens_by_words_and_a_key_shows_its_pieces(show):
     assert [weight for _, weight, _ in bars] == [share(exact[place]) for place, _, _ in bars]
     assert set(page.locator(f"{BAR} .regard-bar-token").all_text_contents()) == set(WORDS[:6])
     assert "these 6 words" in page.locator(".regard-text").inner_text()
-    assert "query 9 «because» → key 5 «slept»" in is_said(page, "uniform")
+    assert "query 8 «because» → key 5 «slept»" in is_said(page, "uniform")
     assert "every weight of words" in page.locator(".regard-map-caption").inner_text()
     page.keyboard.press("w")
     is_said(page, "weights of tokens")
@@ -201,24 +201,46 @@ def test_a_short_text_opens_by_words_and_a_key_shows_its_pieces(show):
     )
 
 
+@pytest.mark.parametrize("view", ["map", "lines"])
+def test_arrows_move_from_word_to_word(show, view):
+    page = show(spoken(PIECES), f"L0H1&query=9&key=6&view={view}")
+    is_said(page, "^query 8 «because» → key 5 «slept»")
+    if view == "map":
+        page.wait_for_selector(".regard-map[data-idle=true]")
+    moves = {
+        "ArrowUp": "^query 5 «slept» → key 5 ", "ArrowLeft": "^query 5 «slept» → key 4 ",
+        "ArrowDown": "^query 8 «because» → key 4 ", "Shift+ArrowRight": "→ key 11 «.»",
+    }  # fmt: skip
+    for key, words in moves.items():
+        page.keyboard.press(key)
+        is_said(page, words)
+
+
 def test_the_pointer_on_a_word_reads_its_tokens_too(show):
     recording = spoken(PIECES)
     page = show(recording, "L0H1&query=9&key=5")
-    is_chosen(page, 9, 5)
+    is_shown(page, 9)
     canvas = page.locator(".regard-map canvas[data-zoom]").first
     page.wait_for_selector(".regard-map[data-idle=true]")
     zoom, box = float(canvas.get_attribute("data-zoom")), canvas.bounding_box()
     page.mouse.move(box["x"] + 6.5 * zoom, box["y"] + 8.5 * zoom)
     weight = np.exp(by_tokens(recording, 1)[8, 6])
     said = is_said(page, "its tokens")
-    assert "query 8 «\u2068because\u2069» → key 6 «\u2068slept\u2069»" in said
+    assert "query 8 «\u2068because\u2069» → key 5 «\u2068slept\u2069»" in said
     assert f"its tokens bec → ep: {share(weight)}" in said
+
+
+def test_characters_of_several_tokens_are_whole_in_words(show):
+    page = show(spoken(["<bos>", "na", r"\xc3", r"\xaf", "ve", " cat"]), "L0H1&query=5&key=2")
+    is_said(page, "key 1 «naïve»")
+    page.locator(".regard-search input").fill("naïve")
+    is_said(page, "1 found")
 
 
 def test_steps_and_links_are_of_the_right_unit(show):
     recording = spoken(PIECES)
     page = show(recording, "L0H1&query=9&key=5")
-    is_chosen(page, 9, 5)
+    is_shown(page, 9)
     page.wait_for_selector(".regard-pairs li button")
     names = page.locator(".regard-pairs bdi").all_text_contents()
     assert set(names) <= set(WORDS)
@@ -226,6 +248,24 @@ def test_steps_and_links_are_of_the_right_unit(show):
     page.wait_for_selector(".regard-steps[data-shown='query 9 key 5']")
     exact = np.exp(by_tokens(recording, 1)[9, 5])
     assert f"= {exact:.4f}" in page.locator(".regard-arithmetic").inner_text()
+    assert f"«sl»   weight {share(exact)}" in is_said(page, "query 9 «ause» → key 5 ")
+    page.wait_for_selector(f"{BAR}[aria-pressed=true] >> text={share(exact)}")
+
+
+def test_a_long_text_lists_a_word_once(show):
+    recording = spoken(PIECES * 180, layers=1, heads=1, key_heads=1)
+    query = len(recording.tokens) - 1
+    row = floats(Answers([recording]), "row", layer=0, head=0, query=query)
+    starts = recording.in_words().starts
+    best = starts[np.argsort(-row[starts])[:12]]
+    word = next(place for place in best if place + 1 not in starts)
+    page = show(recording, f"L0H0&query={query}&key={word + 1}&unit=word")
+    page.wait_for_selector(".regard-place")
+    listed = page.locator(".regard-passage-head").all_text_contents()
+    places = [int(text.split(" ·")[0].replace(",", "")) for text in listed]
+    assert places == [*({query} - set(best)), *best]
+    chosen = page.locator(".regard-place[aria-pressed=true]").all_text_contents()
+    assert [text.split(" ·")[0] for text in chosen] == [f"{word:,}"]
 
 
 @pytest.mark.parametrize(

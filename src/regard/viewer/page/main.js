@@ -124,7 +124,8 @@ function makeParts(context) {
   const compare = makeCompare(context);
   const pictures = makeExport(context, { map, steps, lines });
   map.top.append(compare.other);
-  map.head.append(colourBar.element, map.sums.button);
+  const controls = [colourBar.element, map.sums.button];
+  map.head.append(make("div", { class: "regard-map-controls" }, ...controls));
   const header = makeHeader(context, { compare, help, pictures });
   return { help, pictures, heads, text, steps, lines, map, compare, header };
 }

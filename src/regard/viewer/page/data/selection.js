@@ -314,11 +314,13 @@ export class Selection extends EventTarget {
     return hasNone ? usual : this.scale || usual;
   }
 
-  // Whether weights are shown by words: where some have several tokens.
+  // Whether weights are shown by words: where some have several tokens. Steps are of tokens, and so
+  // is all that stands beside them.
   /** @returns {Unit} */
   get usedUnit() {
     const { tokens, words } = this.recordingFacts;
-    if (words === tokens || this.compare === "difference" || this.effect) return "token";
+    const isOfTokens = this.view === "steps" || this.compare === "difference" || this.effect;
+    if (words === tokens || isOfTokens) return "token";
     return this.unit || (tokens < SHORT_TEXT ? "word" : "token");
   }
 

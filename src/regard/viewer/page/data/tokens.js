@@ -19,6 +19,7 @@ const SPELLED = { Ġ: " ", "▁": " ", Ċ: "\n", ĉ: "\t" };
 const CONTROLS = "\\0-\\x08\\x0b-\\x1f\\x7f-\\x9f\\xad\\ufff9-\\ufffb\\ufffe\\uffff";
 const MARKS = "\\u061c\\u180e\\u200b\\u200e\\u200f\\u2028-\\u202e\\u2060-\\u206f\\ufeff";
 const UNSEEN = new RegExp(`[${CONTROLS}${MARKS}]`, "g");
+const BYTES = /(?:\\x[0-9a-f]{2})+/g; // of characters that tokens have parts of
 const LONGEST = 400; // characters of one token that are shown
 
 /**
@@ -47,6 +48,61 @@ export function tokenLabel(text, most = 14) {
   const clean = cleanToken(text).replace(/\n/g, "⏎").replace(/\t/g, "⇥");
   const letters = [...(clean.trim() || clean.replace(/\s/g, "␣") || "∅")];
   return letters.length > most ? `${letters.slice(0, most - 1).join("")}…` : letters.join("");
+}
+
+/**
+ * The tokens so that they are the text when they are joined: where several have the bytes of a
+ * character, as `\xc3` and `\xa9`, the last has all of it.
+ * @param {string[]} tokens
+ */
+function spelled(tokens) {
+  const whole = tokens.join("");
+  if (!whole.includes("\\x")) return tokens;
+  let done = 0;
+  const starts = tokens.map((token) => {
+    done += token.length;
+    return done - token.length;
+  });
+  const found = tokens.map(() => "");
+  const spread = (/** @type {number} */ stop) => {
+    while (done < stop) {
+      const n = tokenAt(starts, done);
+      const end = Math.min(stop, starts[n + 1] ?? stop);
+      found[n] += whole.slice(done, end);
+      done = end;
+    }
+  };
+  done = 0;
+  for (const { 0: run, index } of whole.matchAll(BYTES)) {
+    const inner = [];
+    for (let n = tokenAt(starts, index) + 1; starts[n] < index + run.length; n++)
+      inner.push(starts[n] - index);
+    const characters = inner.length && inner.every((n) => n % 4 === 0) ? decoded(run) : null;
+    if (characters === null) continue; // written so in the text
+    spread(index);
+    for (const character of characters) {
+      done += 4 * new TextEncoder().encode(character).length;
+      found[tokenAt(starts, done - 1)] += character;
+    }
+  }
+  spread(whole.length);
+  return found;
+}
+
+/**
+ * The characters of bytes that are written as `\xc3\xa9`; null where they are none.
+ * @param {string} run
+ */
+function decoded(run) {
+  const bytes = run
+    .slice(2)
+    .split("\\x")
+    .map((byte) => Number.parseInt(byte, 16));
+  try {
+    return new TextDecoder("utf-8", { fatal: true }).decode(new Uint8Array(bytes));
+  } catch {
+    return null;
+  }
 }
 
 // A text as its tokens.
@@ -97,12 +153,34 @@ export class TokenText {
   }
 
   /**
+   * The position that the one at a position is known by: its own, or where its word begins.
+   * @param {number} position
+   * @param {Unit} [unit]
+   */
+  first(position, unit = "token") {
+    return this.span(position, unit)[0];
+  }
+
+  /**
+   * The position some tokens further, or the first of some words further; `by` is how many.
+   * @param {number} position
+   * @param {number} by
+   * @param {Unit} unit
+   */
+  moved(position, by, unit) {
+    const { starts } = this;
+    if (!starts || unit === "token" || by === 0) return position + by;
+    const word = tokenAt(starts, position) + by;
+    return starts[Math.max(0, Math.min(word, starts.length - 1))];
+  }
+
+  /**
    * Whether no token of its word comes before it.
    * @param {number} position
    * @param {Unit} unit
    */
   isFirst(position, unit) {
-    return this.span(position, unit)[0] === position;
+    return this.first(position, unit) === position;
   }
 
   /**
@@ -112,7 +190,7 @@ export class TokenText {
    */
   label(position, most, unit = "token") {
     const [first, last] = this.span(position, unit);
-    const pieces = this.raw.slice(first, last + 1);
+    const pieces = spelled(this.raw.slice(first, last + 1));
     const joined = pieces.map((piece, n) => (n ? piece.replace(/^##/, "") : piece)).join("");
     return tokenLabel(last > first ? joined.replaceAll("</w>", "") : joined, most);
   }
@@ -139,10 +217,12 @@ export class TokenText {
     if (this.searched) return this.searched;
     const starts = new Int32Array(this.length);
     const parts = [];
+    const whole = spelled(this.raw);
     let length = 0;
     for (let n = 0; n < this.length; n++) {
       starts[n] = length;
-      parts.push(this.text(n).toLowerCase() + (this.spaced ? " " : ""));
+      const text = whole === this.raw ? this.text(n) : cleanToken(whole[n]);
+      parts.push(text.toLowerCase() + (this.spaced ? " " : ""));
       length += parts[n].length;
     }
     this.searched = { text: parts.join(""), starts };

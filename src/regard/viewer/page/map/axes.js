@@ -549,7 +549,8 @@ function boxMarks(layout, [keys, queries], theme) {
  * @returns {Mark[]}
  */
 function queryChip(layout, texts, query, y, theme) {
-  const number = countText(positionOf(query, layout.facts));
+  const first = texts?.queries.first(query, texts.unit) ?? query;
+  const number = countText(positionOf(first, layout.facts));
   const room = GUTTER.left - 22 - textWidth(number, 11, 700);
   const label = texts?.queries.label(query, 24, texts.unit) ?? "";
   const text = fitted(label, room, 11, 700);
@@ -570,7 +571,7 @@ function queryChip(layout, texts, query, y, theme) {
  */
 function keyChip(texts, key, x, theme) {
   const name = texts ? ` ${isolated(texts.keys.label(key, 24, texts.unit))}` : "";
-  const text = `${countText(key)}${name}`;
+  const text = `${countText(texts?.keys.first(key, texts.unit) ?? key)}${name}`;
   const half = textWidth(text, 11, 700) / 2;
   const middle = Math.max(x, GUTTER.left - 60 + half);
   return [

@@ -198,8 +198,9 @@ function namedKey(key, texts) {
  * @param {Unit | undefined} unit
  */
 function named(position, index, tokens, unit) {
-  const known = tokens && index < tokens.length;
-  return countText(position) + (known ? ` «\u2068${tokens.label(index, 24, unit)}\u2069»` : "");
+  if (!tokens || index >= tokens.length) return countText(position);
+  const first = position - index + tokens.first(index, unit);
+  return `${countText(first)} «\u2068${tokens.label(index, 24, unit)}\u2069»`;
 }
 
 /**

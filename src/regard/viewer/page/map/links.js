@@ -96,6 +96,7 @@ export function makeLinks(context, { go, changed }) {
         state.requested = null;
         clearTimeout(state.late);
         tell("not read");
+        note.textContent = "";
       }
       unlessSaid(error);
     });

@@ -174,14 +174,18 @@ export class HeadMapView {
   }
 
   /**
-   * Moves the chosen pair by whole bins.
+   * Moves the chosen pair by whole bins, or words.
    * @param {number} across
    * @param {number} down
    */
   move(across, down) {
     const side = 2 ** this.view.level;
     const { query, key } = this.#cursor();
-    this.goTo(query + down * side, key + across * side);
+    const texts = side === 1 ? this.#axisTexts(this.frames[0]) : null;
+    if (texts) {
+      const { queries, keys, unit } = texts;
+      this.goTo(queries.moved(query, down, unit), keys.moved(key, across, unit));
+    } else this.goTo(query + down * side, key + across * side);
   }
 
   // Goes to the strongest link of the chosen bin.

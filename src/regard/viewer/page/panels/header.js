@@ -54,9 +54,9 @@ export function makeHeader(context, parts) {
     const { name, model, layers } = selection.recordingFacts;
     title.title = name || model || "recording";
     title.textContent = title.title;
-    const size = sizeText(selection.recordingFacts);
-    facts.textContent = size;
-    facts.title = `${size} · ${layers.length} × ${layers[0].heads} heads`;
+    const size = sizeParts(selection.recordingFacts);
+    facts.replaceChildren(...size.flatMap((part) => [make("span", { text: part }), " "]));
+    facts.title = `${size.join(" ")} · ${layers.length} × ${layers[0].heads} heads`;
     recording?.show(selection.recording);
     title.classList.toggle("regard-hidden", recording !== null && !areGroups(about));
     looks.hidden = selection.view === "steps";
@@ -68,10 +68,13 @@ export function makeHeader(context, parts) {
   return { element };
 }
 
-/** @param {RecordingFacts} facts */
-function sizeText({ itself, tokens, queries }) {
-  if (itself) return `${countText(tokens)} tokens`;
-  return `${countText(queries)} queries · ${countText(tokens)} keys`;
+/**
+ * `5 queries · 12 keys`, in what may stand on lines of its own.
+ * @param {RecordingFacts} facts
+ */
+function sizeParts({ itself, tokens, queries }) {
+  if (itself) return [`${countText(tokens)} tokens`];
+  return [`${countText(queries)} queries ·`, `${countText(tokens)} keys`];
 }
 
 /** @param {Selection} selection */
@@ -149,6 +152,7 @@ function makeControls(selection) {
 function recordingPicker({ about, selection }) {
   const label = areGroups(about) ? "group" : "recording";
   const picker = makePicker(label, (n) => selection.set({ recording: Number(n) }));
+  picker.element.classList.add("regard-recording");
   picker.element.classList.toggle("regard-unnamed", label === "recording"); // it is the title
   picker.fill(about.recordings.map((_, n) => [n, labelOfRecording(about, n)]));
   return picker;

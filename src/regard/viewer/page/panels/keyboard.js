@@ -5,6 +5,7 @@ import { KIND_NAMES } from "../data/kinds.js";
 import { unlessSaid } from "../data/watch.js";
 
 /** @import { Context, Fields, Plane, Selection, View } from "../data/selection.js" */
+/** @import { Texts } from "../data/tokens.js" */
 /** @import { Scale } from "../drawing/colours.js" */
 /** @import { HeadMapView } from "../map/map.js" */
 
@@ -76,9 +77,15 @@ function acts(event, context, parts) {
  * @param {number} across
  * @param {number} down
  */
-function moveBy({ selection }, map, across, down) {
-  if (selection.view === "map") map.move(across, down);
-  else selection.set({ query: (selection.query ?? 0) + down, key: (selection.key ?? 0) + across });
+function moveBy({ selection, texts }, map, across, down) {
+  if (selection.view === "map") return map.move(across, down);
+  const { recording, usedUnit: unit } = selection;
+  const step = !selection.repeats;
+  const move = (/** @type {Texts} */ { queries, keys }) => {
+    const query = queries.moved(selection.query ?? 0, down, unit);
+    selection.set({ query, key: keys.moved(selection.key ?? 0, across, unit) }, { step });
+  };
+  texts(recording).then(move).catch(unlessSaid);
 }
 
 /**
@@ -94,6 +101,7 @@ function actions(context, { map, text, heads, compare, help, showPanel }) {
   const head = (/** @type {number} */ by) => () => set({ head: Math.max(0, selection.head + by) });
   const onMap = (/** @type {() => void} */ act) => (selection.view === "map" ? act : undefined);
   const ofWeights = (/** @type {() => void} */ act) => (selection.effect ? undefined : act);
+  const turnUnit = () => set({ unit: selection.usedUnit === "word" ? "token" : "word" });
   /** @type {(name: "heads" | "text", act: () => void) => () => void} */
   const inPanel = (name, act) => () => {
     showPanel(name);
@@ -110,7 +118,7 @@ function actions(context, { map, text, heads, compare, help, showPanel }) {
     s: () => set({ scale: nextScale(selection) }),
     h: ofWeights(() => set({ first: selection.first ? "" : "hidden" })),
     n: ofWeights(() => set({ sums: selection.sums ? "" : "shown" })),
-    w: ofWeights(() => set({ unit: selection.usedUnit === "word" ? "token" : "word" })),
+    w: selection.view === "steps" ? undefined : ofWeights(turnUnit),
     v: () => set({ view: NEXT_VIEW[selection.view] }),
     t: inPanel("text", () => set({ side: selection.side === "to" ? "by" : "to" })),
     PageUp: () => moveBy(context, map, 0, -10),

@@ -17,8 +17,7 @@ export function makeNext({ selection, source, texts, ended }) {
   const label = { class: "regard-next", "aria-label": "Next token" };
   const element = make("section", label, title, bars);
   let run = 0;
-  const show = async () => {
-    const own = ++run;
+  const show = async (/** @type {number} */ own) => {
     const { query, recording } = selection;
     element.hidden = recording !== 0;
     if (query === null || element.hidden) return;
@@ -29,10 +28,23 @@ export function makeNext({ selection, source, texts, ended }) {
     bars.replaceChildren(...next.map(([token, share]) => bar(token, share, next[0][1])));
     element.dataset.shown = `query ${query}`;
   };
+  // Nothing of the former query stays where its own could not be read.
+  const forget = () => {
+    title.textContent = "Next token";
+    bars.replaceChildren(make("li", { text: "not read" }));
+    delete element.dataset.shown;
+  };
+  const read = () => {
+    const own = ++run;
+    show(own).catch((error) => {
+      if (own === run) forget();
+      unlessSaid(error);
+    });
+  };
   selection.listen((changed) => {
-    if (changed.has("query") || changed.has("recording")) show().catch(unlessSaid);
+    if (changed.has("query") || changed.has("recording")) read();
   });
-  show().catch(unlessSaid);
+  read();
   return element;
 }
 

@@ -99,11 +99,21 @@ export function describeChanges(context) {
     if (!pair) return;
     const own = ++latest;
     const { query, key } = selection;
-    if (query !== null && key !== null) said.push(await pairWords(context, query, key));
+    if (query !== null && key !== null)
+      said.push(await pairWords(context, query, key).catch(unread));
     if (own === latest && since === spoken() && said.length) say(said.join(" · "), true);
   };
   selection.listen((changed, since) => describe(changed, since).catch(unlessSaid));
   describe(new Set(["query"])).catch(unlessSaid);
+}
+
+/**
+ * What stands in place of a pair whose request failed: nothing of the former one.
+ * @param {unknown} error
+ */
+function unread(error) {
+  unlessSaid(error);
+  return "not read";
 }
 
 /**
@@ -133,7 +143,8 @@ async function pairWords(context, query, key) {
 export function pairText(texts, { query, key, value, seen, count }, before = "") {
   const { keys, queries, offset, unit } = texts;
   /** @type {(text: TokenText, n: number, from: number) => string} */
-  const named = (text, n, from) => `${countText(from + n)} «${text.label(n, 24, unit)}»`;
+  const named = (text, n, from) =>
+    `${countText(from + text.first(n, unit))} «${text.label(n, 24, unit)}»`;
   const one = `query ${named(queries, query, offset ?? 0)}`;
   const from = count > 1 ? `mean of ${countText(count)} queries` : one;
   const words = Number.isNaN(value) ? "" : before;

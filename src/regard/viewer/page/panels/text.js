@@ -198,7 +198,8 @@ class TextPanel {
   #paintHeading(line, long) {
     const { text, place } = line.own ?? { text: line.text, place: line.chosen ?? 0 };
     const named = `“${text.label(place, 24, line.unit)}”`;
-    const one = long ? `token ${countText(place)} ${named}` : named;
+    const position = countText(text.first(place, line.unit));
+    const one = long ? `${line.unit} ${position} ${named}` : named;
     const token = line.count > 1 ? `${countText(line.count)} tokens` : one;
     const toward = line.count > 1 ? "attend to, on average" : "attends to";
     const does = line.side === "to" ? toward : "is attended by";
@@ -249,12 +250,14 @@ class TextPanel {
    * @param {TintAt} tint
    */
   #passages(line, places, tint) {
-    const ends = [line.chosen, line.locked].filter((p) => p !== null);
-    const rest = ends.filter((p) => !places.includes(p));
+    const first = (/** @type {number} */ place) => line.text.first(place, line.unit);
+    const chosen = line.chosen === null ? null : first(line.chosen);
+    const listed = places.map(first);
+    const ends = [chosen, first(line.locked)].filter((p) => p !== null);
+    const rest = ends.filter((p) => !listed.includes(p));
     const label = (/** @type {number} */ place) =>
-      place === line.chosen ? "the token itself" : "";
-    const shown = [...new Set(rest.filter((p) => p !== line.chosen || line.own === null))];
-    return [...shown, ...places].map((place) =>
+      first(place) === chosen ? `the ${line.unit} itself` : "";
+    return [...new Set(rest), ...places].map((place) =>
       this.#listed(line, passageButton(line, place, tint(place), label(place)), place),
     );
   }
@@ -265,7 +268,8 @@ class TextPanel {
    * @param {number} place
    */
   #listed(line, button, place) {
-    button.setAttribute("aria-pressed", String(place === line.locked));
+    const isLocked = line.text.first(place, line.unit) === line.text.first(line.locked, line.unit);
+    button.setAttribute("aria-pressed", String(isLocked));
     button.addEventListener("click", () => this.#choose(place));
     button.addEventListener("pointerenter", () => this.#enter(place));
     button.addEventListener("pointerleave", () => this.#leave());
