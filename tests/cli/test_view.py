@@ -255,7 +255,9 @@ def test_the_means_of_a_survey_are_shown_beside_the_heads_own(regard, served, mo
     assert found.corpus[1, 3]["entropy"] == entropy[1, 3]
     told = json.loads(found.readings.first.answer("heads", "layer=1").body)
     assert told["corpus"]["entropy"][3] == pytest.approx(entropy[1, 3], abs=1e-6)
-    assert "there is no survey" in regard(*line, tmp_path).err
+    for text in ["import sys"], []:
+        none = regard("view", *text, "--model", model, "--survey", tmp_path)
+        assert (none.code, "there is no survey" in none.err) == (2, True)
     pictured = regard(*line, survey.folder, "--export", tmp_path / "a.html")
     assert pictured.err.startswith("regard: --survey is of the page in the browser")
 

@@ -169,7 +169,8 @@ def _check_survey(options: ViewOptions, recordings: Sequence[Recording] = ()) ->
     from regard.survey import Survey
     from regard.survey._models import NO_MODEL
 
-    surveyed, known = Survey(options.survey).manifest.model["name"], _corpus(options) or {}
+    known = _corpus(options) or {}
+    surveyed = Survey(options.survey).manifest.model["name"]
     for recording in recordings:
         for layer, number in zip(recording.layers, recording.layer_numbers):
             for head in layer.head_numbers:
@@ -180,7 +181,7 @@ def _check_survey(options: ViewOptions, recordings: Sequence[Recording] = ()) ->
                         " model, or leave it out."
                     )
     shown = {recording.model for recording in recordings} or {options.model.name}
-    others = [name for name in shown if name and Path(name).name != Path(surveyed).name]
+    others = [name for name in sorted(shown) if name and Path(name).name != Path(surveyed).name]
     if others and surveyed != NO_MODEL:
         say(
             f"The means of --survey {options.survey} are of {surveyed}, and what is shown is of"
