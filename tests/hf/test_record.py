@@ -160,6 +160,18 @@ def test_an_encoder_and_a_decoder_are_groups():
             torch.testing.assert_close(weights[:], right, atol=2e-6, rtol=0)
 
 
+def test_padding_is_left_out_where_torch_adds_mask_and_bias_in_one():
+    given = {"attention_mask": padding().flip(-1), "decoder_input_ids": texts()[:, :6]}
+    with torch.no_grad(), regard.record() as recording:
+        model("t5", "sdpa")(texts(), **given)
+    expected = eager("t5", texts(), **given).encoder_attentions
+    for b, (one, count) in enumerate(zip(recording.batch, (15, 20))):
+        encoder = one.groups["encoder"]
+        assert len(encoder.tokens) == len(encoder.query_tokens) == count
+        found = torch.as_tensor(encoder.weights[0][:])
+        torch.testing.assert_close(found, expected[0][b, :, :count, :count], atol=1e-6, rtol=0)
+
+
 def test_patches_that_a_text_is_written_of_are_all_there():
     sides = {"hidden_size": 32, "d_kv": 8, "d_ff": 32}
     config = transformers.Pix2StructConfig(

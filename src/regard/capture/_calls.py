@@ -56,7 +56,7 @@ def calls_taken(
         try:
             q, k, v, options = torch_call(*args, **kwargs)
             if "bias" in options:
-                options |= {"bias": None} | mask_or_bias(options["bias"])
+                options |= {"bias": None} | mask_and_bias(options["bias"])
         except Exception as error:
             if refuse is None:
                 raise
@@ -89,6 +89,15 @@ def mask_or_bias(numbers: Tensor) -> dict[str, Tensor]:
     """The option that a floating mask is: of bools, where it holds zeros and numbers that hide."""
     hidden = numbers <= torch.finfo(numbers.dtype).min / 2
     return {"mask": ~hidden} if bool(((numbers == 0) | hidden).all()) else {"bias": numbers}
+
+
+def mask_and_bias(numbers: Tensor) -> dict[str, Tensor]:
+    """The same where it holds others too: both, of which the mask tells what is padding."""
+    found = mask_or_bias(numbers)
+    hidden = numbers <= torch.finfo(numbers.dtype).min / 2
+    if "mask" in found or not bool(hidden.any()):
+        return found
+    return {"mask": ~hidden, "bias": numbers.masked_fill(hidden, 0.0)}
 
 
 def is_in_backward() -> bool:
