@@ -89,9 +89,10 @@ static inline int64_t interval_at(const Problem& p, int64_t b, int64_t h, int64_
 // not 1.
 static inline bool has_slope(const Problem& p) { return p.softcap != 0; }
 // Whether scores are the plain products of query and key. `factor_of` takes a score to the exponent
-// of 2; for plain products it includes the scale, by which what edits add must be divided.
+// of 2; for plain products it includes the scale, which must not round to 0, and by which what edits
+// add is divided.
 static inline bool raw_scores(const Problem& p) {
-  return !p.bias && !has_slope(p) && p.scale > (p.edit_count ? 1e-30 : 0.0);
+  return !p.bias && !has_slope(p) && p.scale > 1e-30;
 }
 static inline double factor_of(const Problem& p) {
   constexpr double log2e = 1.44269504088896340736;

@@ -134,7 +134,9 @@ static typename E::Real add_sink(const Problem& p, const Scaling<E>& scaling, in
                                  typename E::Real& rounded) {
   typedef typename E::Real Real;
   // A sink is one more key, without a value. In double: its term may be nearly all of the total.
-  const double exponent = p.sinks[head] * kLog2e - double(maximum) * factor_of(p);
+  // The difference comes first: it is exact where both are large.
+  const double unit = scaling.raw ? p.scale : 1.0;
+  const double exponent = (p.sinks[head] - double(maximum) * unit) * kLog2e;
   Real factor = 1, own;
   if (exponent > kSinkExponent) {
     const Real sink = Real(p.sinks[head] * kLog2e / double(scaling.factor));

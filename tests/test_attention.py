@@ -396,3 +396,30 @@ def test_a_softcap_that_is_0_in_float32_leaves_scores_that_are_alike(backend):
     numbers = np.ones((1, 3, 4), np.float32)
     found = regard.attention(numbers, numbers, value.numpy(), softcap=1e-60, backend="reference")
     np.testing.assert_allclose(found, output.detach().numpy(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+@pytest.mark.parametrize("scale", [5e-324, 1e-46, -1e-46, 1e-40, 1e-31])
+def test_a_scale_that_float32_does_not_hold_makes_weights_alike(scale, library):
+    x = np.eye(3, dtype=np.float32)
+    arrays = [torch.from_numpy(x).requires_grad_() if library == "torch" else x] * 3
+    out, weights = regard.attention(*arrays, scale=scale, backend="kernel", return_weights=True)
+    if library == "torch":
+        (gradient,) = torch.autograd.grad(out[0, 0], arrays[0])
+        assert gradient.isfinite().all()
+    found = [out, weights[...], weights.lse]
+    out, whole, lse = (x.detach().numpy() if library == "torch" else x for x in found)
+    np.testing.assert_allclose(out, 1 / 3, rtol=1e-6)
+    np.testing.assert_allclose(whole, 1 / 3, rtol=1e-6)
+    np.testing.assert_allclose(lse, np.log(3), rtol=1e-6)
+
+
+@pytest.mark.parametrize("options", [{"softcap": 1e39}, {"scale": -1e39}], ids=str)
+def test_numbers_that_float32_does_not_hold_are_for_float64(options):
+    x = torch.eye(2)
+    for backend in ("torch", "kernel"):
+        with pytest.raises(regard.UnsupportedError, match="and it computes in float32"):
+            regard.attention(x, x, x, backend=backend, **options)
+    exact = regard.attention(x.double(), x.double(), x.double(), **options)
+    assert exact.isfinite().all()
+    torch.testing.assert_close(regard.attention(x, x, x, **options), exact.float())

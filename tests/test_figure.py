@@ -119,6 +119,16 @@ def test_uniform_divides_by_equal_weights_on_the_unmasked_keys(options):
     assert "1×" in bar_labels(figure)
 
 
+def test_uniform_is_of_each_query_where_several_share_a_bin():
+    length = 300
+    query, last = np.zeros((1, length, 2), "f"), np.where(np.arange(length) % 2, length, 2)
+    even = Layer(query, query, intervals=(np.zeros(length, int), last))
+    found = Recording(list(map(str, range(length))), [even])
+    (ax,) = maps(found.figure(0, 0, scale="uniform", size=(3, 3), dpi=30))
+    assert ax.images[0].get_array().shape[0] < length
+    np.testing.assert_allclose(shown(ax), 1, rtol=1e-6)
+
+
 def test_a_part_has_its_positions_and_tokens():
     found = recording(40, heads=1)
     (ax,) = maps(found.figure(0, 0, rows=slice(30, 34), columns=slice(20, 36)))
@@ -291,8 +301,9 @@ def test_torch_weights_are_drawn():
         ({"layer": 2, "head": 0}, IndexError, "layer 2; there are 2, 0 to 1"),
         ({"layer": 0, "head": 3}, IndexError, "head 3; there are 3, 0 to 2"),
         ({"layer": 0, "scale": "ln"}, ValueError, "scale is 'ln'; there are 'auto', 'linear'"),
-        ({"layer": 0, "dpi": 0}, ValueError, "dpi is 0; a positive number of pixels"),
-        ({"layer": 0, "dpi": "high"}, ValueError, "dpi is 'high'; a positive number"),
+        ({"layer": 0, "dpi": 0}, ValueError, "dpi is 0; a number of pixels per inch is"),
+        ({"layer": 0, "dpi": "high"}, ValueError, "dpi is 'high'; a number"),
+        ({"layer": 0, "dpi": 20000}, ValueError, "of 20000 dpi are more than 32768 pixels"),
         ({"layer": 0, "size": 3}, ValueError, r"size is 3; \(width, height\) in inches"),
         ({"layer": 0, "size": (3, -1)}, ValueError, r"size is \(3, -1\); \(width, height\)"),
         ({"layer": 0, "size": (300, 1)}, ValueError, "more than 32768 pixels on a side"),

@@ -43,6 +43,17 @@ def test_where_every_score_is_minus_infinity_there_is_no_weight_with_or_without_
         np.testing.assert_allclose(biased, masked, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("large", [1e13, -1e15, 1e16, -1e20, 1e30])
+def test_a_sink_beside_a_score_as_large_has_half_of_the_row(large, dtype):
+    query, key = torch.ones(2, 1, 1, 4, dtype=dtype)
+    bias, sinks = torch.full((1, 1), large, dtype=dtype), torch.full((1,), large, dtype=dtype)
+    out = regard.attention(query * 0, key, key, bias=bias, sinks=sinks, backend="kernel")
+    assert (out == 0.5).all()
+    out = regard.attention(query * large / 4, key, key, scale=1.0, sinks=sinks, backend="kernel")
+    assert (out == 0.5).all()
+
+
 @pytest.mark.parametrize("dropout", [0.0, 0.4])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shape", [(4, 2, 90, 130), (8, 2, 2, 300)])

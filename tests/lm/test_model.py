@@ -206,6 +206,11 @@ def test_ids_outside_the_vocabulary_are_refused_before_the_pass(tiny, monkeypatc
 def test_ids_are_checked_before_the_gradients_are_computed(tiny):
     with pytest.raises(ValueError, match="id -1 is outside the vocabulary"):
         tiny.record_ids([5, -1, 6], explain=-1)
+    for position in ("a", 1.5, True):
+        with pytest.raises(
+            TypeError, match=f"explain is a {type(position).__name__}; the position"
+        ):
+            tiny.record_ids([5, 6], explain=position)
 
 
 @pytest.mark.parametrize(

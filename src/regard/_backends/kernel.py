@@ -75,8 +75,7 @@ class Kernel:
 
     def score_unit(self, call: Call) -> float:
         """1, or the scale where scores are plain products: see ``raw_scores`` in attention.h."""
-        least = 0.0 if call.edit_ranges is None else 1e-30
-        raw = call.bias is None and not is_capped(call) and call.scale > least
+        raw = call.bias is None and not is_capped(call) and call.scale > 1e-30
         return call.scale if raw else 1.0
 
     def finds_statistics(self, call: Call, fields: dict[str, Any]) -> bool:

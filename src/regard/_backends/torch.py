@@ -7,8 +7,10 @@ from typing import Any
 from regard._backends.block_reductions import reduce_blocks, statistics_of
 from regard._backends.gather import gather_weights
 from regard._backends.part_gradients import add_gradients
-from regard._base.arrays import arrays_of
+from regard._base.arrays import accumulating_name, arrays_of
 from regard._call.call import Call
+
+LARGEST = 3.4e38  # of what float32 holds
 
 
 class Torch:
@@ -24,6 +26,10 @@ class Torch:
     def refuses(self, call: Call) -> str | None:
         if not call.is_torch:
             return "it takes torch tensors; convert with torch.from_numpy"
+        if accumulating_name(call.query) == "float32":
+            for name in ("scale", "softcap"):
+                if abs(found := getattr(call, name) or 0.0) > LARGEST:
+                    return f"{name} is {found}, and it computes in float32"
         return None
 
     def attention(self, call: Call, weights: bool) -> tuple[Any, None]:

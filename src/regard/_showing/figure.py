@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import math
 import numbers
 import re
@@ -36,6 +37,7 @@ LINEAR_KEYS = 100  # "auto" is linear below, where a row's weights are of one or
 NUMBERED = 12  # queries and keys up to which the cells have room for their numbers
 MOST_BINS = 1024  # on a side of a heatmap
 MOST_PIXELS = 2**15  # on a side of a picture
+LEAST_DPI = 10  # below it no letter has a pixel
 INCH = 72  # points
 LONGEST = 14  # characters of a token
 SMALLEST, LARGEST = 5.0, 8.0  # points of a label
@@ -291,16 +293,22 @@ def _style() -> Any:
 def _check_format(scale: Any, dpi: Any, size: Any) -> None:
     if scale not in SCALES:
         raise ValueError(f"figure: scale is {scale!r}; there are {', '.join(map(repr, SCALES))}.")
-    if not _is_positive(dpi):
-        raise ValueError(f"figure: dpi is {dpi!r}; a positive number of pixels per inch is needed.")
+    if not _is_positive(dpi) or dpi < LEAST_DPI:
+        raise ValueError(
+            f"figure: dpi is {dpi!r}; a number of pixels per inch is needed, at least {LEAST_DPI}."
+        )
     if size is None:
         return
     sides = size if isinstance(size, (tuple, list)) else ()
     if len(sides) != 2 or not all(map(_is_positive, sides)):
         raise ValueError(f"figure: size is {size!r}; (width, height) in inches is needed.")
-    if max(sides) * dpi > MOST_PIXELS:
+    _check_pixels(sides, dpi)
+
+
+def _check_pixels(size: Sequence[float], dpi: float) -> None:
+    if max(size) * dpi > MOST_PIXELS:
         raise ValueError(
-            f"figure: {sides[0]:g} × {sides[1]:g} inches of {dpi:g} dpi are more than"
+            f"figure: {size[0]:g} × {size[1]:g} inches of {dpi:g} dpi are more than"
             f" {MOST_PIXELS} pixels on a side; give a smaller size or dpi."
         )
 
@@ -343,6 +351,7 @@ def _drawn(
     if size is None:
         left, below = (_room(names) for names in part.names)
         size = across * (width + 0.12) + left + 1.1, down * (height + 0.3) + below + 0.4
+        _check_pixels(size, dpi)
     figure = Figure(figsize=size, dpi=dpi, layout=_layout(part))
     grid = figure.subplots(down, across, squeeze=False)
     every = list(grid.flat)
@@ -409,14 +418,41 @@ def _picture(
 ) -> Picture:
     """Reads the weights of a part in at most ``bins`` bins on a side; memory is linear."""
     rows, columns = (slice(side.start, side.stop) for side in (part.rows, part.columns))
-    with np.errstate(divide="ignore"):
-        values = np.exp(to_numpy(weights.pool((bins, bins), how, rows, columns)).astype(float))
-    if scale == "uniform":
-        counts = seen_of(weights).count[0][rows]
-        edges = np.arange(len(values)) * len(counts) // len(values)
-        means = np.add.reduceat(counts, edges) / np.diff([*edges, len(counts)])
-        values = values * means[:, None]
+    if scale != "uniform":
+        values = _pooled(weights, bins, how, rows, columns)
+    else:
+        values = _times_uniform(weights, bins, how, rows, columns)
     return Picture(values, (-(-part.shape[0] // bins), -(-part.shape[1] // bins)))
+
+
+def _pooled(
+    weights: AttentionWeights[Any], bins: int, how: PoolHow, rows: slice, columns: slice
+) -> np.ndarray:
+    with np.errstate(divide="ignore"):
+        return np.exp(to_numpy(weights.pool((bins, bins), how, rows, columns)).astype(float))
+
+
+def _times_uniform(
+    weights: AttentionWeights[Any], bins: int, how: PoolHow, rows: slice, columns: slice
+) -> np.ndarray:
+    """The same of weights times the number of keys that their query sees.
+
+    Means are times the mean number of a bin; of what is largest, each query has its own.
+    """
+    counts = seen_of(weights).count[0][rows]
+    height = min(bins, len(counts))
+    edges = np.arange(height + 1) * len(counts) // height
+    if how != "max" or height == len(counts):
+        means = np.add.reduceat(counts, edges[:-1]) / np.diff(edges)
+        return _pooled(weights, bins, how, rows, columns) * means[:, None]
+    found = []
+    for low, high in itertools.pairwise(edges.tolist()):
+        part = slice(rows.start + low, rows.start + high)
+        pooled = weights.pool((high - low, bins), how, part, columns)  # each query by itself
+        found.append(
+            np.fmax.reduce(np.exp(to_numpy(pooled).astype(float)) * counts[low:high, None], 0)
+        )
+    return np.array(found)
 
 
 def _norm(scale: str, pictures: Sequence[Picture]) -> Any:

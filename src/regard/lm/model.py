@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -158,7 +157,12 @@ class LanguageModel:
 
     def _explained(self, ids: Sequence[int], position: int) -> list[Array]:
         """The gradients of the loss of a token by the output of each layer's attention."""
-        found = operator.index(position)
+        if isinstance(position, bool) or not isinstance(position, (int, np.integer)):
+            raise TypeError(
+                f"record: explain is a {type(position).__name__}; the position of a token is"
+                " needed, an int."
+            )
+        found = int(position)
         found += len(ids) if found < 0 else 0
         if not 1 <= found < len(ids):
             raise IndexError(

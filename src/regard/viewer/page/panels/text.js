@@ -23,6 +23,7 @@ import { makeSearch } from "./search.js";
 import { TokenField } from "./tokenfield.js";
 
 /** @import { Context, Fields } from "../data/selection.js" */
+/** @import { LayerFacts } from "../data/source.js" */
 /** @import { Hit } from "../data/tokens.js" */
 /** @import { Modifiers } from "../drawing/dom.js" */
 /** @import { Compared } from "./compared.js" */
@@ -168,7 +169,7 @@ class TextPanel {
     const tint = (/** @type {number} */ place) => tintOf(line, place, selection, this.dark);
     if (long) this.strip.paint({ line, selection, dark: this.dark, hits: this.hits });
     else this.#paintField(line, tint);
-    this.mass.textContent = massWords(line, places);
+    this.mass.textContent = massWords(line, places, selection.layerFacts);
     this.bars.replaceChildren(
       ...(long ? this.#passages(line, places, tint) : this.#bars(line, places)),
     );
@@ -447,8 +448,9 @@ function differenceWords({ compared, values, base }, count) {
  * The share of the weight that the places have.
  * @param {Line} line
  * @param {number[]} places
+ * @param {LayerFacts} facts
  */
-function massWords(line, places) {
+function massWords(line, places, { options }) {
   if (line.compared?.effect) return effectsWords(line, line.compared, places.length);
   if (line.compared) return differenceWords(line, places.length);
   const shown = places.reduce((sum, place) => sum + Math.exp(line.at(place)), 0);
@@ -464,7 +466,8 @@ function massWords(line, places) {
     return `${fractionText(shown)} of the ${all} that it receives comes from ${where}.${read}`;
   }
   const rest = 1 - line.total;
-  const sink = rest > 0.0005 ? ` The sink takes ${weightText(rest)}.` : "";
+  const lost = options.includes("sinks") ? "The sink takes" : "Rows that see no key lack";
+  const sink = rest > 0.0005 ? ` ${lost} ${weightText(rest)}.` : "";
   const whose = line.count > 1 ? "their mean" : "its";
   return `${weightText(shown)} of ${whose} attention is on ${where}.${sink}${read}`;
 }
