@@ -89,8 +89,8 @@ static inline int64_t interval_at(const Problem& p, int64_t b, int64_t h, int64_
 // not 1.
 static inline bool has_slope(const Problem& p) { return p.softcap != 0; }
 // Whether scores are the plain products of query and key. `factor_of` takes a score to the exponent
-// of 2; for plain products it includes the scale, which must not round to 0, and by which what edits
-// add is divided.
+// of 2; for plain products it includes the scale, which must not round to 0, and by which what
+// edits add is divided.
 static inline bool raw_scores(const Problem& p) {
   return !p.bias && !has_slope(p) && p.scale > 1e-30;
 }

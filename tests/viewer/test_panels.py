@@ -357,6 +357,18 @@ def test_steps_are_those_of_regard_steps(show, options):
     assert page.locator("[data-stage=capped]:visible").count() == bool(options)
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"mask": np.arange(8)[:, None] != 5}, "Rows that see no key lack 50.00 %."),
+        ({"sinks": np.full(4, 50, "f")}, "The sink takes 100.00 %."),
+    ],
+)
+def test_what_is_missing_is_the_sinks_only_where_there_is_one(show, options, said):
+    page = show(spoken(causal=False, **options), "L0H0&query=5&queries=4-6&key=2")
+    page.wait_for_selector(f".regard-text >> text={said}")
+
+
 def test_choosing_a_cell_writes_out_its_arithmetic(show):
     recording = spoken()
     page = show(recording, "L0H1&view=steps&query=7&key=0")
