@@ -9,6 +9,7 @@ from regard._backends.gather import gather_weights
 from regard._backends.part_gradients import add_gradients
 from regard._base.arrays import accumulating_name, arrays_of
 from regard._call.call import Call
+from regard._call.options import REAL_NUMBERS
 
 LARGEST = 3.4e38  # of what float32 holds
 
@@ -27,7 +28,7 @@ class Torch:
         if not call.is_torch:
             return "it takes torch tensors; convert with torch.from_numpy"
         if accumulating_name(call.query) == "float32":
-            for name in ("scale", "softcap"):
+            for name in REAL_NUMBERS:
                 if abs(found := getattr(call, name) or 0.0) > LARGEST:
                     return f"{name} is {found}, and it computes in float32"
         return None
