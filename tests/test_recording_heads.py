@@ -7,18 +7,8 @@ import pytest
 import torch
 
 from recordings import TOKENS, layer, numbers
-from regard import AttentionWeights
 from regard.heads import HeadScores, head_scores
 from regard.recording import Layer, Recording
-
-
-def test_means_are_over_the_queries_that_see_a_key():
-    mask = np.ones((6, 6), bool)
-    mask[2:4] = False
-    query, key = numbers(2, 6, 4), numbers(2, 6, 4, seed=1)
-    found = Recording(list("abcdef"), [Layer(query, key, mask=mask)]).heads()
-    seeing = AttentionWeights(query[:, [0, 1, 4, 5]], key)
-    np.testing.assert_allclose(found.entropy[0], seeing.entropy().mean(-1), rtol=1e-5)
 
 
 def test_means_are_those_of_the_whole_weights():

@@ -419,17 +419,21 @@ def _picture(
     """Reads the weights of a part in at most ``bins`` bins on a side; memory is linear."""
     rows, columns = (slice(side.start, side.stop) for side in (part.rows, part.columns))
     if scale != "uniform":
-        values = _pooled(weights, bins, how, rows, columns)
+        values = _pooled(weights, (bins, bins), how, rows, columns)
     else:
         values = _times_uniform(weights, bins, how, rows, columns)
     return Picture(values, (-(-part.shape[0] // bins), -(-part.shape[1] // bins)))
 
 
 def _pooled(
-    weights: AttentionWeights[Any], bins: int, how: PoolHow, rows: slice, columns: slice
+    weights: AttentionWeights[Any],
+    bins: tuple[int, int],
+    how: PoolHow,
+    rows: slice,
+    columns: slice,
 ) -> np.ndarray:
     with np.errstate(divide="ignore"):
-        return np.exp(to_numpy(weights.pool((bins, bins), how, rows, columns)).astype(float))
+        return np.exp(to_numpy(weights.pool(bins, how, rows, columns)).astype(float))
 
 
 def _times_uniform(
@@ -444,14 +448,12 @@ def _times_uniform(
     edges = np.arange(height + 1) * len(counts) // height
     if how != "max" or height == len(counts):
         means = np.add.reduceat(counts, edges[:-1]) / np.diff(edges)
-        return _pooled(weights, bins, how, rows, columns) * means[:, None]
+        return _pooled(weights, (bins, bins), how, rows, columns) * means[:, None]
     found = []
     for low, high in itertools.pairwise(edges.tolist()):
         part = slice(rows.start + low, rows.start + high)
-        pooled = weights.pool((high - low, bins), how, part, columns)  # each query by itself
-        found.append(
-            np.fmax.reduce(np.exp(to_numpy(pooled).astype(float)) * counts[low:high, None], 0)
-        )
+        of_queries = _pooled(weights, (high - low, bins), how, part, columns)
+        found.append(np.fmax.reduce(of_queries * counts[low:high, None], 0))
     return np.array(found)
 
 

@@ -101,11 +101,7 @@ def measured(
 def means_of(read: Pass, rows: range, patterns: Patterns | None) -> dict[str, Any]:
     """``measured`` without the receivers, of a pass."""
     found, seen = read.found, read.seen
-    sees = np.broadcast_to(seen.count > 0, found["entropy"].shape)
-    means = {  # over the queries that see a key
-        name: np.where(sees, found[name], 0).sum(-1, dtype=np.float64) / sees.sum(-1).clip(1)
-        for name in ("entropy", "distance")
-    }
+    means = {name: found[name].mean(-1, dtype=np.float64) for name in ("entropy", "distance")}
     # A window, a mask or documents hide some of what stands before the last query, or after it.
     Lk = read.part.shape[-1]
     causal_end = rows[-1] + 1 if seen.high[-1] < Lk else Lk

@@ -283,6 +283,8 @@ class HeadSums:
     def means(self) -> HeadScores:
         """Roles and scores of every head, as ``recording.heads()`` gives them for one text.
 
+        But entropy and distance are over the queries that see a key, where that has 0 of others.
+
         Raises:
             ValueError: there is no document.
         """
