@@ -282,8 +282,12 @@ def test_parts_are_as_exact_as_the_whole_at_any_size_of_scores(largest, way):
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("largest", [1e6, 1e8, 3e9, 1e18, 1e30])
 def test_statistics_that_are_handed_in_give_the_weights_at_any_size_of_scores(largest, dtype, way):
-    """In heads without a sink, with one below the scores, and with one that is the maximum."""
+    """In heads without a sink, with one below the scores, and with one that is the maximum.
+
+    Matrix products of torch and NumPy may round a score differently when other keys are beside it.
+    """
     q, k, _, _ = map(way.convert, inputs(dtype=dtype))
+    roundings = 0 if way.backend == "kernel" else 2 * (D + 4) * np.finfo(dtype).eps * largest
     options = {"causal": True, "scale": largest / 7, "query_start": 0, "backend": way.backend}
     sinks = np.asarray(regard.AttentionWeights(q, k, **options).max_score)[0]
     for some in (None, 0.3 * sinks, 1.5 * abs(sinks)):
@@ -301,7 +305,10 @@ def test_statistics_that_are_handed_in_give_the_weights_at_any_size_of_scores(la
             part = regard.AttentionWeights(
                 q, k[:, :, keys], key_start=keys.start, statistics=statistics, **options
             )
-            np.testing.assert_allclose(part, expected[..., keys], rtol=error, atol=error)
+            found, right = np.asarray(part), expected[..., keys]
+            assert ((0 <= found) & (found <= 1 + error)).all()
+            slope = np.expm1(min(roundings, 1.0))  # of one more, every weight from 0 to 1 may be
+            np.testing.assert_allclose(found, right, rtol=error + slope, atol=error)
 
 
 @by_ways(*NAMED)

@@ -162,6 +162,10 @@ def test_the_stored_cases_are_those_that_the_script_writes(tmp_path):
             near = {"right": 1e-5, "bound": 1e-2}.get(name.split(".")[0], 0.0)
             pair = (y if y.dtype.kind in "ib" else y.astype(float) for y in (anew[case][name], x))
             atol = 1e-30 if near else 0.0
+            if name.startswith("bound.") and stored[case][f"right.{name[6:]}"].dtype == np.float64:
+                # A bound of some roundings is a difference of numbers with roundings of their own.
+                right = np.nan_to_num(stored[case][f"right.{name[6:]}"], posinf=0, neginf=0)
+                atol = 2.0**-51 * max(1.0, abs(right).max(initial=0))
             np.testing.assert_allclose(*pair, near, atol, err_msg=f"{case}: {name}")
     assert stored_cases.PATH.stat().st_size < 300_000
 

@@ -131,6 +131,12 @@ def shifted(xp: Arrays, s: Any, maximum: Any) -> Any:
     return s - xp.where(maximum == -np.inf, 0.0, maximum)
 
 
+def shifted_by(xp: Arrays, s: Any, maximum: Any, total: Any) -> Any:
+    """``shifted`` by the statistics of other products, whose bits differ: no weight above 1."""
+    found, largest = shifted(xp, s, maximum), xp.log(total + (total == 0))
+    return xp.where(found > largest, largest, found)
+
+
 @dataclass(frozen=True)
 class WeightBlock:
     """Some whole rows of the weights, all of which mask the keys outside ``keys``."""
@@ -195,7 +201,7 @@ def weight_blocks(
             of_rows = log_softmax(xp, s, sinks)
         else:
             maximum, total = (xp.array(s, x[b, h, rows][..., None]) for x in statistics)
-            of_rows = shifted(xp, s, maximum), maximum, total
+            of_rows = shifted_by(xp, s, maximum, total), maximum, total
         positions = visibility.positions(b.start, rows, keys)
         yield WeightBlock(xp, *block, positions, visible, *of_rows)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from regard._backends.formula import capped, edited_pairs, scaled, shifted
+from regard._backends.formula import capped, edited_pairs, scaled, shifted_by
 from regard._base.arrays import Arrays
 from regard._base.types import Int
 from regard._call.call import Call
@@ -41,8 +41,7 @@ def gather_weights(
             i, j = queries[start : start + each], keys[start : start + each]
             s = pair_scores(xp, call, i, j)
             maximum, total = (xp.array(s, np.asarray(x)[:, :, i]) for x in statistics)
-            w = xp.exp(shifted(xp, s, maximum)) / (total + (total == 0))
-            w = xp.where(w > 1, 1.0, w)  # of scores of 1e30, of which the maximum has other bits
+            w = xp.exp(shifted_by(xp, s, maximum, total)) / (total + (total == 0))
             visible = np.stack([np.broadcast_to(x.pairs(i, j), s.shape[1:]) for x in seen])
             out[:, :, start : start + each] = xp.where(xp.cast(_like(xp, visible), "bool"), w, 0.0)
     return out
