@@ -6,6 +6,8 @@ from pathlib import Path
 RESULTS = Path(__file__).with_name("results")
 # (vendor, family, first and last model): many processors in the cloud hide all but these numbers.
 ARCHITECTURES = {
+    ("AuthenticAMD", 23, 0x00, 0x2F): "Zen",
+    ("AuthenticAMD", 23, 0x30, 0xAF): "Zen 2",
     ("AuthenticAMD", 25, 0x00, 0x0F): "Zen 3",
     ("AuthenticAMD", 25, 0x10, 0x1F): "Zen 4",
     ("AuthenticAMD", 25, 0x20, 0x5F): "Zen 3",

@@ -364,9 +364,10 @@ class Truth:
         return 4 * self.precision.unit * (1 + abs(_finite(x)))
 
     @np.errstate(all="ignore")
-    def gradient_bounds(self, v, grad, dropout):
+    def gradient_bounds(self, v, grad, dropout, overflow=False):
         """``name → (bound, unsure)`` for query, key, value ``(B, Hq, L, D)``, bias and sinks.
 
+        ``overflow`` ``(B, Hq, Lq, 1)``: the rows whose output may be past the largest number.
         With dw = grad·vᵀ, delta = Σ w·dw and ds = w·(dw − delta), as in the torch backend.
         """
         p, w, e = self.precision, np.nan_to_num(self.weights), np.nan_to_num(self.error)
@@ -385,7 +386,11 @@ class Truth:
         rows, columns = u * (roundings(Lq) + 8), u * (roundings(Lk) + 8)
         scale = abs(self.scale)
         size = scale * max(k.max(initial=0), q.max(initial=0), 1)
-        unsure = self._spoiled(v, grad) | ((dw.sum(-1, keepdims=True) * size) > p.largest / 1e6)
+        unsure = (
+            self._spoiled(v, grad)
+            | overflow
+            | ((dw.sum(-1, keepdims=True) * size) > p.largest / 1e6)
+        )
         pairs = self.visible & unsure
         columns_unsure = pairs.any(-2)[..., None]
         weighted = e + (rows + stored) * w + p.flushed * self.visible
