@@ -736,6 +736,21 @@ def test_a_cache_of_a_fixed_length_and_a_mask(cuts):
     np.testing.assert_allclose(recording.weights[0][...], whole[...].numpy(), atol=1e-6)
 
 
+@pytest.mark.parametrize("ends", [((2, 5), (0, 5)), ((0, 3), (0, 5)), ((4, 5), (0, 4))], ids=str)
+def test_a_cache_of_a_fixed_length_and_padding(ends):
+    query, key = torch.randn(2, 2, 2, 9, 8)
+    keep = torch.stack([torch.arange(9) >= low for low, _ in ends])
+    keep &= torch.stack([torch.arange(9) < high for _, high in ends])
+    seen = torch.ones(5, 9, dtype=torch.bool).tril() & keep[:, None, None]
+    with regard.record() as recording:
+        F.scaled_dot_product_attention(query[:, :, :5], key, key, seen)
+    for b, (one, (low, high)) in enumerate(zip(recording.batch, ends)):
+        q, k = query[b, :, low:high], key[b, :, low:high]
+        whole = regard.AttentionWeights(q, k, causal=True)
+        assert one.tokens == tuple(map(str, range(low, high)))
+        np.testing.assert_allclose(one.weights[0][...], whole[...].numpy(), atol=1e-6)
+
+
 def test_a_cache_of_a_fixed_length_whose_first_query_is_alone_is_refused():
     model, (q, k) = FixedCache(9), torch.randn(2, 1, 2, 9, 8)
     with regard.record():

@@ -389,6 +389,32 @@ def test_folders_and_files_that_may_not_be_read_are_named_and_counted(tmp_path, 
         started(tmp_path / "other", tmp_path / "sub", model)
 
 
+@pytest.mark.parametrize("pattern", ["*/*.txt", "*/b.txt", "**/*.txt", "*/*"])
+def test_folders_that_a_pattern_may_not_look_into_are_named(pattern, tmp_path, model, monkeypatch):
+    texts, error = tmp_path / "texts", (errno.EACCES, "Permission denied")
+    for name in ("a", "sub"):
+        (texts / name).mkdir(parents=True)
+        (texts / name / "b.txt").write_text("import os")
+    scan, stat = os.scandir, os.lstat
+
+    def guarded(wanted):  # root may read everything
+        def call(path, *args, **kwargs):
+            folder = str(texts / "sub")
+            if f"{path}".startswith(folder if wanted is scan else f"{folder}{os.sep}"):
+                raise PermissionError(*error, str(path))
+            return wanted(path, *args, **kwargs)
+
+        return call
+
+    monkeypatch.setattr(os, "scandir", guarded(scan))
+    monkeypatch.setattr(os, "lstat", guarded(stat))
+    survey = started(tmp_path / "heads", str(texts / pattern), model)
+    assert unreadable(survey) == {str(texts / "sub"): "all in this folder: Permission denied"}
+    assert survey.heads().documents == 1
+    with pytest.raises(FileNotFoundError, match=r"no file matches\. .*/sub: Permission denied"):
+        started(tmp_path / "other", str(texts / "s*" / "c*.txt"), model)
+
+
 def test_links_that_lead_nowhere_and_pipes_of_a_folder_are_left_out_and_named(tmp_path, model):
     texts = tmp_path / "texts"
     (texts / "sub").mkdir(parents=True)

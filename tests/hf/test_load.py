@@ -20,6 +20,18 @@ def test_a_folder_without_a_tokenizer_says_so(kind, tmp_path):
         regard.hf.load(tmp_path / "folder")
 
 
+@pytest.mark.parametrize("kind", ["bert", "gpt2", "llama", "t5"])
+def test_a_name_of_the_hub_without_a_tokenizer_says_so(kind, tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    place, commit = tmp_path / "models--me--own", "a" * 40
+    model(kind).save_pretrained(place / "snapshots" / commit)
+    (place / "refs").mkdir()
+    (place / "refs" / "main").write_text(commit)
+    with pytest.raises(ValueError, match=r"me/own: the hub gives no vocabulary .* into a folder"):
+        regard.hf.load("me/own")
+
+
 def test_the_command_line_does_not_read_without_a_tokenizer(tmp_path, capsys):
     model("bert").save_pretrained(tmp_path / "folder")
     with pytest.raises(SystemExit) as end:

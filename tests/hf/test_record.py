@@ -6,6 +6,8 @@ import json
 import os
 import shutil
 import sys
+import threading as thread
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -83,6 +85,38 @@ def test_a_generation_is_one_recording(kind, cache, to_disk, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == there
 
 
+@pytest.mark.parametrize("cache", [None, "static"])
+@pytest.mark.parametrize("kind", ["llama", "mistral"])
+def test_a_generation_on_torchs_operator_is_recorded_by_group(kind, cache):
+    found, settings = model(kind, "sdpa"), {"max_new_tokens": 12, "do_sample": False}
+    with torch.no_grad(), regard.record(values=True) as recording:
+        ids = found.generate(
+            texts(), attention_mask=padding(), cache_implementation=cache, **settings
+        )
+    assert [(len(one.tokens), one.boundary) for one in recording.batch] == [(26, 15), (31, 20)]
+    mask = torch.cat([padding(), torch.ones(2, 11, dtype=torch.long)], 1)
+    expected = eager(kind, ids[:, :-1], attention_mask=mask).attentions
+    assert_recorded(recording, expected, atol=2e-6)
+    assert {layer.key.shape[0] for one in recording.batch for layer in one.layers} == {2}
+
+
+@pytest.mark.parametrize("length", [20, 1])
+def test_a_pass_into_a_static_cache_on_torchs_operator(length):
+    found, ids = model("llama", "sdpa"), texts()[:, -length:]
+    mask, pads = padding()[:, -length:], (5 if length == 20 else 0, 0)
+    cache = transformers.StaticCache(config=found.config, max_cache_len=32)
+    heads, given = found.config.num_attention_heads, {"attention_mask": mask}
+    with (
+        torch.enable_grad(),
+        regard.record(explain=lambda output: output.logits[0, -1, 3]) as recording,
+    ):
+        found(ids, past_key_values=cache, **given)
+    expected = eager("llama", ids, **given).attentions
+    assert_recorded(recording, expected, pads)
+    for one, pad in zip(recording.batch, pads):
+        assert one.effects(0).shape == (heads, length - pad, length - pad)
+
+
 @pytest.mark.parametrize("chunk", [7, 19, 20, 40])
 def test_the_boundary_is_the_end_of_the_prompt_however_it_is_read(chunk):
     found = model("llama")
@@ -158,6 +192,23 @@ def test_an_encoder_and_a_decoder_are_groups():
             _, Lq, Lk = weights.shape
             right = attentions[number][0, :, :Lq, :Lk]
             torch.testing.assert_close(weights[:], right, atol=2e-6, rtol=0)
+
+
+def test_a_layer_beside_cross_attention_is_of_its_own_text():
+    ids, mask, picture = texts(), padding().flip(-1), torch.randn(2, 3, 32, 32)
+    given = {"attention_mask": mask, "pixel_values": picture}
+    with torch.no_grad(), regard.hf.record(model("bridgetower")) as recording:
+        model("bridgetower")(ids, **given)
+    short = recording.batch[0].groups
+    own = tuple(map(str, ids[0, :15].tolist()))
+    group = short["cross_modal_text_layers.*.attention.self"]
+    assert group.tokens == group.query_tokens == own
+    shapes = {name: one.weights[0].shape[1:] for name, one in short.items()}
+    assert shapes == {
+        "text_model": (15, 15), "cross_modal_text_layers.*.attention.self": (15, 15),
+        "cross_modal_text_layers": (15, 17), "cross_modal_image_layers.*.attention.self": (17, 17),
+        "cross_modal_image_layers": (17, 15),
+    }  # fmt: skip
 
 
 def test_padding_is_left_out_where_torch_adds_mask_and_bias_in_one():
@@ -299,6 +350,52 @@ def test_other_models_and_parts_are_no_part_of_it():
         regard.hf.record(torch.nn.Linear(1, 1)),
     ):
         pass
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt_oss", "bart"])
+def test_another_thread_runs_the_model_as_before_and_is_not_recorded(kind, monkeypatch):
+    found, ids = model(kind, "eager" if kind == "gpt_oss" else "sdpa"), texts(1)
+    calls, settings = [], {"max_new_tokens": 3, "do_sample": False}
+    interface, names = transformers.AttentionInterface(), {thread.get_ident()}
+    function = interface["regard"]
+
+    def counted(*args, **kwargs):
+        calls.append(thread.get_ident())
+        return function(*args, **kwargs)
+
+    monkeypatch.setitem(transformers.AttentionInterface._global_mapping, "regard", counted)
+
+    def other():
+        with torch.no_grad():
+            logits = found(ids[:, :7]).logits
+            return logits, found.generate(ids[:, :7], prompt_lookup_num_tokens=2, **settings)
+
+    expected = other()
+    with ThreadPoolExecutor(1) as pool, torch.no_grad(), regard.hf.record(found) as recording:
+        before = pool.submit(other).result()
+        found(ids)
+        after = pool.submit(other).result()
+        assert pool.submit(lambda: found.config._attn_implementation).result() != "regard"
+        assert found.config._attn_implementation == "regard"
+    for ran in (before, after):
+        for x, y in zip(ran, expected):
+            assert torch.equal(x, y)
+    assert {*calls} == names
+    assert len(recording.tokens) == 20
+    assert "_attn_implementation_internal" not in vars(transformers.PreTrainedConfig)
+
+
+def test_configs_within_are_as_they_were(monkeypatch):
+    found = copy.deepcopy(model("llama"))
+    found.set_attn_implementation("eager")
+    inner = transformers.BertConfig(attn_implementation="sdpa")
+    found.config.inner = inner
+    monkeypatch.setattr(type(found.config), "sub_configs", {"inner": type(inner)})
+    with torch.no_grad(), regard.hf.record(found):
+        found(texts(1))
+        found.config.inner = copy.deepcopy(inner)
+    assert found.config._attn_implementation == "eager"
+    assert inner._attn_implementation == found.config.inner._attn_implementation == "sdpa"
 
 
 def test_a_refused_model_is_as_it_was(monkeypatch):

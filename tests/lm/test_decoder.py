@@ -1,5 +1,8 @@
 """The same model in torch, from ``regard.nn``."""
 
+import contextlib
+import copy
+
 import numpy as np
 import pytest
 
@@ -67,6 +70,30 @@ def test_the_loss_and_its_gradients_are_those_of_the_logits(small, monkeypatch, 
         np.testing.assert_allclose(own[name], weight.grad, rtol=0, atol=2e-6, err_msg=name)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_decoder_of_another_dtype_has_a_loss_and_gradients_in_it(small, dtype):
+    ids = torch.randint(300, (2, 21))
+    decoder = copy.deepcopy(small).to(dtype)
+    loss, wide = decoder.loss(ids), small.double().loss(ids)
+    loss.backward()
+    assert loss.dtype == torch.promote_types(dtype, torch.float32)
+    assert loss.item() == pytest.approx(wide.item(), rel=4 * torch.finfo(dtype).eps)
+    assert all(weight.grad.dtype == dtype for weight in decoder.weights().values())
+
+
+def test_a_double_loss_has_the_gradients_of_its_differences(small):
+    ids, weight = torch.randint(300, (1, 9)), small.double().embedding.weight
+    small.loss(ids).backward()
+    step = 1e-5 * torch.randn_like(weight)
+    with torch.no_grad():
+        weight += step
+        rise = small.loss(ids)
+        weight -= 2 * step
+        fall = small.loss(ids)
+    slope = (weight.grad * step).sum().item()
+    assert (rise - fall).item() / 2 == pytest.approx(slope, rel=1e-6)
+
+
 def test_the_loss_of_scores_far_apart_is_finite(small):
     with torch.no_grad():
         small.embedding.weight.mul_(1e4)
@@ -74,3 +101,41 @@ def test_the_loss_of_scores_far_apart_is_finite(small):
     loss.backward()
     assert torch.isfinite(loss)
     assert torch.isfinite(small.embedding.weight.grad).all()
+
+
+@contextlib.contextmanager
+def default(dtype):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+CALLERS = {
+    "inference": torch.inference_mode,
+    "no gradients": torch.no_grad,
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "float64": lambda: default(torch.float64),
+    "bfloat16": lambda: default(torch.bfloat16),
+    "meta": lambda: torch.device("meta"),
+}
+
+
+@pytest.mark.parametrize("caller", CALLERS.values(), ids=CALLERS)
+def test_gradients_are_the_same_whatever_the_caller_computes_in(tiny, caller):
+    plain = tiny.record("def f(x):", explain=-1)
+    with caller():
+        found = tiny.record("def f(x):", explain=-1)
+    for one, other in zip(found.layers, plain.layers):
+        assert one.gradient.dtype == np.float32
+        np.testing.assert_array_equal(one.gradient, other.gradient)
+
+
+def test_a_model_is_moved_to_torch_without_drawing_random_numbers(tiny):
+    before = torch.get_rng_state()
+    decoder = Decoder.of(tiny)
+    tiny.record("def f(x):", explain=-1)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(weight.requires_grad for weight in decoder.parameters())

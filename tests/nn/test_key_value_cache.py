@@ -1,3 +1,5 @@
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -180,6 +182,25 @@ def test_append_gives_all_that_is_held():
     assert torch.equal(held[1], value)
     assert (cache.start, cache.length) == (0, 5)
     assert str(cache) == "KeyValueCache(length=5, key (2, 5, 4), torch.float32)"
+
+
+@pytest.mark.parametrize("branched", [copy.copy, copy.deepcopy])
+@pytest.mark.parametrize("keep", [None, 3])
+@pytest.mark.parametrize("library", [np.asarray, torch.from_numpy], ids=["numpy", "torch"])
+def test_branches_of_a_cache_do_not_write_into_one_another(library, keep, branched):
+    x = library(np.random.default_rng(0).standard_normal((2, 9, 4)).astype(np.float32))
+    cache = KeyValueCache(keep, capacity=20)
+    assert branched(cache).length == 0
+    cache.append(x[:, :4], x[:, :4])
+    branch = branched(cache)
+    kept, _ = cache.append(x[:, 4:5], x[:, 4:5])
+    other, _ = branch.append(x[:, 6:7], x[:, 6:7])
+    longer, _ = cache.append(x[:, 5:6], x[:, 5:6])
+    np.testing.assert_array_equal(kept, x[:, :5])
+    np.testing.assert_array_equal(longer, x[:, :6])
+    np.testing.assert_array_equal(other[:, -1], x[:, 6])
+    np.testing.assert_array_equal(other[:, :-1], x[:, branch.start : 4])
+    assert (cache.length, branch.length) == (6, 5)
 
 
 def test_keys_that_need_a_gradient_are_refused():

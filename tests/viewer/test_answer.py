@@ -413,6 +413,12 @@ def test_what_cannot_be_shown_is_refused():
         Answers([made()], ["a", "b"])
     with pytest.raises(ValueError, match="no queries to show"):
         Answers([of(layer(0, 5))])
+    for start in (Answers, Answers.of_groups):
+        with pytest.raises(TypeError, match=r"names is one text, 'ab'; a list .*: \['ab'\]"):
+            start([made(), made()], "ab")
+        for other in ("b.safetensors", made().weights[0]):
+            with pytest.raises(TypeError, match=f"a {type(other).__name__} is no Recording"):
+                start([made(), other])
 
 
 def test_nan_and_infinity_in_a_recording_are_answered():

@@ -212,6 +212,11 @@ class TestPage:
 
 
 class TestFile:
+    def test_its_title_has_the_names_it_was_given(self, tmp_path):
+        path = tmp_path / "page.html"
+        export(recording(), path, other=recording(), names=["before", "<after>"])
+        assert "<title>before and &lt;after&gt;</title>" in path.read_text("utf-8")
+
     def test_its_size_follows_the_tokens_and_not_their_square(self, tmp_path):
         sizes = []
         for tokens in (1000, 2000, 4000):

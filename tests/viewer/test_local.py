@@ -161,6 +161,24 @@ RECORDINGS = {
 }  # fmt: skip
 
 
+def broken(name, value, places, **options):
+    """A layer with a gradient, whose query or key holds what is no finite number."""
+    found = layer(20, gradient=numbers(4, 20, 5, seed=9), **options)
+    getattr(found, name)[places] = value
+    return of_one(found)
+
+
+BROKEN = {
+    "queries of NaN": broken("query", np.nan, (slice(0, None, 3), [2, 19], 1), causal=True),
+    "an infinite query": broken("query", np.inf, (3, 2), causal=True),
+    "the first query of NaN": broken("query", np.nan, (3, 0)),
+    "a key of NaN": broken("key", np.nan, (1, 13), causal=True, sinks=numbers(4, seed=4)),
+    "an infinite key": broken("key", np.inf, (1, 13, 2)),
+    "a key of NaN that some see": broken("key", np.nan, (1, 13), mask=np.tri(20, k=3) > 0),
+}
+RECORDINGS |= BROKEN
+
+
 def floats(body):
     return np.frombuffer(body, "<f4")
 
@@ -297,6 +315,29 @@ def test_the_page_computes_the_effects_that_the_server_answers(local):
         }
         got, expected = map(numbers_of[path], (told, wanted))
         close(got, expected, layer, parameters["effect"])
+    answers.close()
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_the_page_and_the_server_agree_on_effects_that_are_no_numbers(local, name):
+    recording = BROKEN[name]
+    ask, answers = local(recording), Answers([recording])
+    facts = json.loads(ask("about"))["recordings"][0]
+    for kind in KINDS:
+        asked = list(questions_of_effects(facts, kind))
+        for heads in ({"head": 3}, {"heads": "0,3"}, {"heads": "2,3"}):
+            where = {"layer": 0, "effect": kind, **heads}
+            asked += [("row", {**where, "query": 19}), ("row", {**where, "queries": "1-3,12-15"})]
+        for (path, parameters), found in zip(asked, ask.all(asked), strict=True):
+            expected = floats(complete(answers, path, parameters))
+            np.testing.assert_allclose(
+                floats(found), expected, rtol=1e-4, atol=1e-4, err_msg=f"{path} {parameters}"
+            )
+        found, expected = (
+            json.loads(x)["largest"][0]
+            for x in (ask("effects", effect=kind), complete(answers, "effects", {"effect": kind}))
+        )
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
     answers.close()
 
 
@@ -470,8 +511,10 @@ COMPARED = {
         of_text(OTHERS, 4, query_tokens=["b", "x", "y", "c"]),
     ),
     "other heads": (of_text(WORDS, 3), of_text(WORDS, 4, heads=6, key_heads=3)),
+    "a query of NaN": (of_text(WORDS, 3, causal=True), of_text(OTHERS, 4, causal=True)),
     "nothing in common": (of_text(WORDS, 3), of_text([f"z{n}" for n in range(30)], 4)),
 }
+COMPARED["a query of NaN"][0].layers[0].query[3, 30] = np.nan
 
 
 def comparing(one, other):

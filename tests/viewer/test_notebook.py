@@ -221,6 +221,28 @@ def test_weights_of_words_are_shown_by_words(kernel):
         assert WIDGET in weights._repr_mimebundle_()
 
 
+def test_a_notebook_without_its_kernel_has_pictures_of_a_widget_and_of_words(kernel, widget):
+    from regard.viewer.notebook import RecordingWidget
+
+    assert widget._repr_mimebundle_()[0]["text/html"].count("<img") == 2
+    both = RecordingWidget(spoken(), other=recording())
+    shown, _ = both._repr_mimebundle_(include=None, exclude=None)
+    assert shown[WIDGET]["model_id"] == both.model_id
+    assert shown["text/html"].count("<img") == 6 + 2
+    words = spoken().in_words().weights[7]
+    assert words._repr_mimebundle_()["text/html"].count("<img") == 4
+
+
+def test_colab_is_told_where_the_page_of_a_widget_is_from(kernel, monkeypatch):
+    told = {WIDGET: {"colab": {"custom_widget_manager": {"url": "https://here"}}}}
+    monkeypatch.setattr("anywidget.widget.repr_mimebundle", lambda **_: ({}, told))
+    weights = spoken().weights[7]
+    for found in (recording(), weights, weights.head(2), spoken().in_words().weights[7]):
+        data, metadata = found._repr_mimebundle_()
+        assert data["text/plain"] == repr(found)
+        assert metadata == told
+
+
 def test_weights_of_very_many_words_are_a_text(kernel, monkeypatch):
     weights = spoken().in_words().weights[3]
     monkeypatch.setattr(_display, "MOST_OF_WORDS", weights.size - 1)

@@ -51,6 +51,75 @@ def test_rows_and_columns_of_several_heads_are_their_mean():
     np.testing.assert_allclose(np.nan_to_num(column), mean[:, 2], rtol=1e-5)
 
 
+def broken():
+    """The recording above, whose head 1 has no numbers for query 3."""
+    recording = spoken()
+    recording.layers[0].query[1, 3] = np.inf
+    return recording
+
+
+def test_a_mean_with_a_weight_that_is_no_number_is_none():
+    """At the keys that the query sees, however its neighbours are asked for."""
+    recording = broken()
+    for asked in ("head=1&queries=2-6", "head=1&queries=2-4,5-6", "heads=0,1&queries=2-3,3-6"):
+        row = floats(recording, "row", asked)
+        assert np.isnan(row).tolist() == [True] * 4 + [False] * 2 + [True] * 2, asked
+    hidden = "heads=0,1,3&queries=2-3,4-6", "head=0&queries=2-6"
+    assert not any(np.isnan(floats(recording, "row", asked)[:6]).any() for asked in hidden)
+    assert np.isnan(floats(recording, "row", "heads=0,1,3&query=3")).all()
+    column = floats(recording, "column", "heads=0,1,3&key=2")
+    assert np.isnan(column).tolist() == [True, True, False, True] + [False] * 4
+    at = "heads=0,1&row=0&column=0&plane"
+    for plane in ("max", "mass"):
+        tile = floats(recording, "tile", f"{at}={plane}&level=1").reshape(256, 256)[:4, :4]
+        exact = [[row == 1 or row < column for column in range(4)] for row in range(4)]
+        assert np.isnan(tile).tolist() == exact
+
+
+@pytest.mark.parametrize("mask", [None, np.tri(12) > 0], ids=["causal", "mask"])
+def test_words_are_seen_whether_their_weights_are_numbers_or_not(mask):
+    options = {} if mask is None else {"mask": mask, "causal": False}
+    recording = spoken(PIECES, **options)
+    answers = [Answers([recording]).answer("visible", "layer=0&head=1&unit=word").body]
+    recording.layers[0].query[1, 3] = np.nan
+    answers.append(Answers([recording]).answer("visible", "layer=0&head=1&unit=word").body)
+    assert answers[0] == answers[1]
+
+
+NO_NUMBER = r"not a number \(NaN\)"
+
+
+def test_a_row_that_is_no_number_is_not_said_to_be_masked(show):
+    page = show(broken(), "L0H1&query=3&key=1")
+    assert "masked" not in is_said(page, f"query 3 .* key 1 .* {NO_NUMBER}")
+    text = page.locator(".regard-text")
+    text.filter(has_text="The weights are not numbers (NaN): a score is NaN or infinite").wait_for()
+    assert "masked" not in text.text_content()
+    page.locator(".regard-token").nth(2).hover()
+    assert "masked" not in is_said(page, f"query 3 .* key 2 .* {NO_NUMBER}")
+
+
+def test_its_cells_are_not_said_to_be_masked_either(show):
+    page = show(broken(), "L0H1&query=5&key=3")
+    page.wait_for_selector(".regard-map[data-idle=true]")
+    canvas = page.locator(".regard-map canvas[data-zoom]").first
+    zoom, box = float(canvas.get_attribute("data-zoom")), canvas.bounding_box()
+    for row, words in ((3, NO_NUMBER), (2, "masked"), (3, NO_NUMBER)):
+        page.mouse.move(box["x"] + 3.5 * zoom, box["y"] + (row + 0.5) * zoom)
+        is_said(page, f"query {row} .* key 3 .* {words}")
+        page.locator(".regard-map-point", has_text=re.compile(words)).wait_for()
+
+
+@pytest.mark.parametrize(
+    "asked", ["H1&queries=2-4", "H0&heads=0,1&query=3", "H1&unit=word&query=3"]
+)
+def test_means_and_words_that_are_no_numbers_say_so(show, asked):
+    query = "" if "query=3" in asked else "&query=3"
+    page = show(broken(), f"L0{asked}{query}&key=1")
+    assert "masked" not in is_said(page, f" key 1 .* {NO_NUMBER}")
+    page.locator(".regard-text", has_text="The weights are not numbers").wait_for()
+
+
 def test_a_row_of_several_queries_is_their_mean():
     recording = spoken()
     exact = mean_of(recording, [2])[[1, 2, 3, 6]].mean(0)

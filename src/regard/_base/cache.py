@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from regard._base import loaded
 from regard._base.arrays import arrays_of, dtype_name, is_tensor
@@ -18,6 +18,7 @@ class KeyValueCache:
 
     Arrays of NumPy or tensors. Memory is taken at the first append and grows by doubling. What was
     given out is never written over, so weights of earlier steps stay true. There is no gradient.
+    ``copy.copy(cache)`` is a branch, for another continuation of the same tokens.
 
     Args:
         keep: earlier tokens that a new one can still see, where a window limits them; older ones
@@ -55,6 +56,15 @@ class KeyValueCache:
     def start(self) -> int:
         """The position of the oldest token that is still held; above 0 only with ``keep``."""
         return self._start
+
+    def __copy__(self) -> Self:
+        """A branch: it goes on by itself, and shares what is held so far."""
+        made = object.__new__(type(self))
+        vars(made).update(vars(self))
+        if self._key is not None:  # no room for more: the next tokens get memory of their own
+            held = self._length - self._start
+            made._key, made._value = (x[..., :held, :] for x in (self._key, self._value))
+        return made
 
     def append(
         self, key: Float[Array[ArrayT], "*B Hkv L D"], value: Float[Array[ArrayT], "*B Hkv L Dv"]

@@ -333,7 +333,7 @@ class AttentionWeights(Derived[ArrayT]):
         return weights_html(self)
 
     @at_once
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Any:
         from regard.viewer._display import weights_bundle
 
         return weights_bundle(self)

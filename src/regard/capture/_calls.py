@@ -55,6 +55,10 @@ def calls_taken(
         hand_on = None
         try:
             q, k, v, options = torch_call(*args, **kwargs)
+            module = running.modules.get(running.name)
+            q, k, v, options = by_group(
+                getattr(module, "num_key_value_groups", 1), q, k, v, options
+            )
             if "bias" in options:
                 options |= {"bias": None} | mask_and_bias(options["bias"])
         except Exception as error:
@@ -68,7 +72,12 @@ def calls_taken(
             output = operator(*args, **kwargs)
         finally:
             taken = before
-        return output if hand_on is None else hand_on(output)
+        if hand_on is None:
+            return output
+        if q.ndim != 4 or q.shape[1:3] == output.shape[1:3]:
+            return hand_on(output)
+        unpacked = output.reshape(len(output), *q.shape[1:3], output.shape[-1])
+        return hand_on(unpacked).reshape(output.shape)
 
     def weigh(function: Any, named: dict[str, Any], within: Any) -> Any:
         if explains:
@@ -83,6 +92,41 @@ def calls_taken(
 
     with running.followed(), TorchAttention(compute, weigh), watching.watched(take_own):
         yield
+
+
+def by_group(
+    groups: Any, query: Any, key: Any, value: Any, options: dict[str, Any]
+) -> tuple[Any, Any, Any, dict[str, Any]]:
+    """A call with every key head once, and the query heads of each beside each other.
+
+    Transformers repeats the key heads for torch, or packs the query heads of one of them in the
+    place of queries, where there is one query: which it does depends on the mask of each call.
+
+    Args:
+        groups: query heads of one key head, as the module says; 1 where it says nothing.
+        query, key, value, options: as for ``regard.attention``.
+    """
+    if type(groups) is not int or groups < 2 or not query.ndim == key.ndim == 4:
+        return query, key, value, options
+    (B, Hq, Lq, D), Hkv = query.shape, key.shape[1]
+    if Hq != Hkv:
+        return query, key, value, options
+    if Hkv % groups == 0 and all(_are_repeated(x, groups) for x in (key, value)):
+        return query, key[:, ::groups], value[:, ::groups], options
+    if Lq != groups:
+        return query, key, value, options
+    options = dict(options)
+    for name in ("mask", "bias"):
+        x = options.get(name)
+        if x is not None and x.ndim == 4 and (x.shape[1] > 1 or x.shape[2] > 1):
+            whole = x.expand(-1, Hkv, groups, -1)
+            options[name] = whole.reshape(len(x), Hkv * groups, 1, -1)
+    return query.reshape(B, Hkv * groups, 1, D), key, value, options
+
+
+def _are_repeated(x: Tensor, groups: int) -> bool:
+    """Whether every so many heads are the same."""
+    return torch.equal(x[:, ::groups], x[:, groups - 1 :: groups])
 
 
 def mask_or_bias(numbers: Tensor) -> dict[str, Tensor]:

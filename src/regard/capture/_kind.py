@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import numpy as np
 
@@ -27,20 +28,27 @@ def are_in_order(start: int, last: np.ndarray) -> bool:
     return bool((own[1:] & own[:-1]).any())
 
 
-def is_cross(name: str, queries: int, keys: int, in_order: bool) -> bool:
+def is_cross(
+    name: str, queries: int, keys: int, in_order: bool, are_of_one: Callable[[], bool]
+) -> bool:
     """Whether the queries are not among the keys.
 
     A name tells it where nothing else does: of queries as many as keys, and of a single one, which
-    all stay in either case.
+    all stay in either case. A name around the layer may be of all its attention, as
+    ``"cross_layers.0.self"``: not where queries and keys are of the same tokens.
 
     Args:
         name: of the module.
         queries, keys: how many.
         in_order: whether what is seen shows that queries have positions among the keys.
+        are_of_one: tells whether queries and keys are known to be of the same tokens.
     """
     if queries > keys or in_order:
         return queries > keys
-    return 1 < queries < keys or bool(CROSS.search(name))
+    if 1 < queries < keys or not CROSS.search(name):
+        return 1 < queries < keys
+    own = re.split(r"\.\d+\.", name)[-1]
+    return queries != keys or bool(CROSS.search(own)) or not are_of_one()
 
 
 def is_beside(name: str, other: str) -> bool:

@@ -84,7 +84,7 @@ class Pass:
         B, _, _, Lq, Lk = call.sizes
         sight = self._sights.of(call, options)
         known, every = self._tokens.setdefault((B, Lq), []), np.ones((1, Lq), bool)
-        if crosses := is_cross(name, Lq, Lk, sight.in_order):
+        if crosses := is_cross(name, Lq, Lk, sight.in_order, are_of_one):
             tokens = next((own for other, own in known[::-1] if is_beside(name, other)), every)
         else:
             tokens = self._is_token(query, key, options, sight)

@@ -227,7 +227,8 @@ class Recorder:
             rows, seen = self._rows.of(call, given)
             if allowed is not None:
                 seen = self._rows.of(*_read(name, arrays, allowed))[1]
-            taken = Taken(name, pattern, number, call, rows, seen, self._heads_of(call))
+            heads = self._heads_of(call)
+            taken = Taken(name, pattern, number, call, rows, seen, heads, are_of_one)
             spans = self._spans(taken, rows, seen, are_of_one)
             of_group = self._in_group(taken, spans)
             layers = taken.begin(call, of_group, self._keep)

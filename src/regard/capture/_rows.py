@@ -12,7 +12,7 @@ from regard._base import loaded
 from regard._base.arrays import is_tensor, to_numpy
 from regard._call.call import Call
 from regard._call.visible import Visibility
-from regard.capture._kind import has_order
+from regard.capture._kind import are_in_order, has_order
 
 Span = tuple[int, int]
 FoundT = TypeVar("FoundT")
@@ -45,22 +45,8 @@ class Rows(NamedTuple):
                 queries, keys = (to_numpy(_element(ids, b)) for ids in pair)
                 masks.append((queries[:, None] == keys)[None])
             mask = masks[0] if len(masks) == 1 else masks[0] & masks[1] if masks else None
-            rows = cls(first, last, mask, visibility.starts[b], Lk, is_ordered)
-            found.append(rows if is_ordered or mask is None else rows.placed())
-        return found
-
-    def placed(self) -> Rows:
-        """Of a cache with unused places, which a mask hides: at the last keys that they see.
-
-        One query alone may see all keys of another text: it stays.
-        """
-        count = len(self.first)
-        if not 1 < count < self.keys:
-            return self
-        last = self.seen().last
-        start = int(last[0]) - 1
-        are_next = start >= 0 and (last == start + 1 + np.arange(count)).all()
-        return self._replace(start=start, is_ordered=True) if are_next else self
+            found.append(cls(first, last, mask, visibility.starts[b], Lk, is_ordered))
+        return found if is_ordered or call.sizes[3] == 1 else placed(found)
 
     def position(self) -> int:
         """That of the first query; of as many queries as keys without an order, the first key's."""
@@ -95,6 +81,23 @@ class Seen(NamedTuple):
     span: Span  # the keys from the first to the last that any query sees; all where none sees one
     last: np.ndarray  # (Lq,), the key after the last that each query sees; 0 where there is none
     is_own: bool  # whether every token whose key is seen sees its own: then the others are padding
+
+
+def placed(texts: list[Rows]) -> list[Rows]:
+    """Of a cache with unused places, which a mask hides: at the last keys that they see.
+
+    Queries that see nothing, or no more than those before them, are padding. One query alone may
+    see all keys of another text: it stays.
+    """
+    count = len(texts[0].first)
+    if not count < texts[0].keys or any(rows.mask is None for rows in texts):
+        return texts
+    lasts, i = [rows.seen().last for rows in texts], np.arange(count)
+    start = max(int((last - 1 - i)[last > 0].max(initial=-1)) for last in lasts)
+    are_next = start >= 0 and any(are_in_order(start, last) for last in lasts)
+    for last in lasts:
+        are_next &= bool(((last == 0) | (last == np.minimum(start + 1 + i, last.max()))).all())
+    return [rows._replace(start=start, is_ordered=True) if are_next else rows for rows in texts]
 
 
 class BySight(Generic[FoundT]):

@@ -12,7 +12,7 @@ from regard._base.errors import RecordingError, ShapeError
 from regard._call.call import Call
 from regard._call.edits import OPEN, Edit, Rectangle, edits_of
 from regard._call.options import REAL_NUMBERS
-from regard.capture._kind import are_in_order, is_cross
+from regard.capture._kind import CROSS, are_in_order, is_cross
 from regard.capture._rows import Rows, Seen, Span, Step, joined
 from regard.recording import Grid, Layer
 
@@ -69,15 +69,17 @@ class Taken:
 
     def __init__(
         self, name: str, pattern: str, number: int, call: Call, rows: list[Rows],
-        seen: list[Seen], heads: Heads,
+        seen: list[Seen], heads: Heads, are_of_one: Callable[[], bool],
     ) -> None:  # fmt: skip
         Lq, Lk = call.sizes[3:]
         self.name, self.pattern, self.number, self.heads = name, pattern, number, heads
         self._head_numbers = tuple(heads.numbers or range(call.sizes[1]))
         self.in_order = any(one.is_ordered for one in rows)
         self.in_order |= any(are_in_order(x.position(), own.last) for x, own in zip(rows, seen))
-        self.is_cross = is_cross(name, Lq, Lk, self.in_order)
+        self.is_cross = is_cross(name, Lq, Lk, self.in_order, are_of_one)
         self.of_one: bool | None = None
+        if not self.is_cross and CROSS.search(name):
+            self.of_one = are_of_one()
         self.first_queries = self.queries = Lq
         self._sizes = call.sizes[1:3]  # heads of the queries and of the keys
         # A text of which nothing is seen, beside others: its first queries are padding alone.

@@ -42,8 +42,14 @@ class SinksCalls(NamedTuple):
         return self._replace(tokens=tokens, forgot=self.forgot or keys < tokens)
 
 
-# Of the modules that are watched.
-sinks_calls: weakref.WeakKeyDictionary[Module, SinksCalls] = weakref.WeakKeyDictionary()
+class _Watched(threading.local):
+    """The calls of the modules that this thread runs while somebody looks on."""
+
+    def __init__(self) -> None:
+        self.calls: weakref.WeakKeyDictionary[Module, SinksCalls] = weakref.WeakKeyDictionary()
+
+
+watched = _Watched()
 
 
 def attention_function(
@@ -113,8 +119,8 @@ def attention_function(
         s_aux = module._parameters.get("sinks")
     if sinks is not None:
         if watching.watchers:
-            known = sinks_calls.get(module) or SinksCalls(sinks.shape[-1])
-            sinks_calls[module] = known.and_of(Lq, Lk)
+            known = watched.calls.get(module) or SinksCalls(sinks.shape[-1])
+            watched.calls[module] = known.and_of(Lq, Lk)
         key, value, query, options = _with_sinks(query, key, value, sinks, scaling, options)
     elif s_aux is not None:
         options["sinks"] = s_aux.reshape(-1).to(query.dtype)

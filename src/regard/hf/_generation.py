@@ -6,6 +6,7 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Iterator
+from threading import get_ident
 from typing import Any
 
 from torch import Tensor
@@ -56,7 +57,11 @@ class Generation:
             return
         own, signature = vars(model).get("generate"), inspect.signature(generate)
 
+        thread = get_ident()
+
         def noting(*args: Any, **kwargs: Any) -> Any:
+            if get_ident() != thread:
+                return generate(*args, **kwargs)
             given = signature.bind_partial(*args, **kwargs).arguments
             self._note(model, given | given.get("kwargs", {}))
             return generate(*args, **kwargs)

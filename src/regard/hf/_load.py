@@ -13,6 +13,7 @@ import torch
 import transformers
 from safetensors import SafetensorError
 from torch import Tensor
+from transformers.utils.hub import cached_file
 
 from regard.hf._record import record
 from regard.recording import Recording
@@ -39,7 +40,7 @@ def load(name: str | Path, *, trust_remote_code: bool = False) -> tuple[Any, Any
 
     Raises:
         FileNotFoundError: no such folder, and no such name, or the hub is not reachable.
-        ValueError: a model that transformers cannot load, with its reason, or a folder that has no
+        ValueError: a model that transformers cannot load, with its reason, or one that has no
             tokenizer.
     """
     return _loaded(name, trust_remote_code)
@@ -55,29 +56,45 @@ def _loaded(name: str | Path, trust_remote_code: bool, predicts: bool = False) -
         elif predicts and any(x.endswith(CAUSAL) for x in config.architectures or ()):
             kind = transformers.AutoModelForCausalLM
         tokenizer = _tokenizer(name, options)
+        if tokenizer is None and not Path(name).is_dir():  # a cache may have the weights alone
+            tokenizer = _tokenizer(name, options | {"local_files_only": False})
         if tokenizer is not None:
             model = kind.from_pretrained(name, attn_implementation="regard", **options)
             return model.eval(), tokenizer
+    where, way_out = "folder has", f"Write it there with tokenizer.save_pretrained({str(name)!r})"
+    if not Path(name).is_dir():
+        where, way_out = (
+            "hub gives",
+            "Write model and tokenizer into a folder, each by save_pretrained",
+        )
     raise ValueError(
-        f"{name}: the folder has no vocabulary of a tokenizer, such as tokenizer.json, and a text"
-        f" is read with one. Write it there with tokenizer.save_pretrained({str(name)!r}). A model"
-        " that reads no text is recorded by regard.hf.record."
+        f"{name}: the {where} no vocabulary of a tokenizer, such as tokenizer.json, and a text"
+        f" is read with one. {way_out}. A model that reads no text is recorded by regard.hf.record."
     )
 
 
 def _tokenizer(name: str | Path, options: dict[str, Any]) -> Any:
-    """The tokenizer; None of a folder without its vocabulary, for which another would stand in."""
-    has_vocabulary = not Path(name).is_dir() or any(
-        VOCABULARY.search(file.name) for file in Path(name).iterdir()
-    )
+    """The tokenizer; None where its vocabulary is missing, for which another would stand in."""
+    found: Any = None
     try:
         found = transformers.AutoTokenizer.from_pretrained(name, **options)
     except Exception as error:
-        if has_vocabulary or "trust_remote_code" in str(error):
+        if _has_vocabulary(name) or "trust_remote_code" in str(error):
             raise
         return None
     needs_none = not getattr(found, "vocab_files_names", None)  # as where tokens are bytes
-    return found if has_vocabulary or needs_none else None
+    return found if needs_none or _has_vocabulary(name) else None
+
+
+def _has_vocabulary(name: str | Path) -> bool:
+    """Whether the words of a tokenizer are in a folder, or in what was fetched from the hub."""
+    folder = Path(name)
+    if not folder.is_dir():
+        config = cached_file(str(name), "config.json", local_files_only=True)
+        if config is None:  # without a cache nobody knows
+            return True
+        folder = Path(config).parent
+    return any(VOCABULARY.search(file.name) for file in folder.iterdir())
 
 
 def read(

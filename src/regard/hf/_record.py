@@ -6,12 +6,14 @@ import contextlib
 import functools
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
+from threading import get_ident
 from typing import Any
 
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from regard._base.errors import UnsupportedError
+from regard._operator.torch_calls import _Shared
 from regard.capture._groups import names_of
 from regard.capture._record import model_followed, recording_of
 from regard.capture._taken import Described, Taken
@@ -40,7 +42,9 @@ def record(
 
     One pass or one generation, of any batch; padding is cut off. Encoder, decoder and
     cross-attention are ``groups`` of the recording, each with its tokens; pictures are its
-    ``grids``. The model runs on regard in the block, and as it did after it.
+    ``grids``. Modules that compute their own attention are left out: see ``check``. The model runs
+    on regard in this thread and the block. Other threads that run it get what they did before,
+    uncompiled, and are not recorded.
 
     Args:
         model: of transformers, or what ``torch.compile`` makes of one, which runs uncompiled.
@@ -96,14 +100,52 @@ def _reader(model: PreTrainedModel, models: list[PreTrainedModel]) -> PreTrained
     return next(within, model)
 
 
+INTERNAL = "_attn_implementation_internal"  # attribute of a config
+
+
+class _Implementation:
+    """In the place of a config's implementation: that of this thread, where it has its own."""
+
+    def __init__(self) -> None:
+        self.own: dict[tuple[int, int], str | None] = {}  # by thread and config
+
+    def __get__(self, config: Any, kind: type) -> Any:
+        key = get_ident(), id(config)
+        if key in self.own:
+            return self.own[key]
+        try:
+            return vars(config)[INTERNAL]
+        except KeyError:
+            raise AttributeError(INTERNAL) from None
+
+    def __set__(self, config: Any, name: str | None) -> None:
+        key = get_ident(), id(config)
+        if key in self.own:
+            self.own[key] = name
+        else:
+            vars(config)[INTERNAL] = name
+
+
+_IMPLEMENTATION = _Implementation()
+_BY_THREAD = _Shared(
+    lambda: setattr(PreTrainedConfig, INTERNAL, _IMPLEMENTATION),
+    lambda _: delattr(PreTrainedConfig, INTERNAL),
+)
+
+
 @contextlib.contextmanager
 def _on_regard(model: PreTrainedModel, models: list[Any]) -> Iterator[None]:
-    """The model, and those that it is made of, on regard, and again on what they were."""
-    before = [one.config._attn_implementation for one in models]
-    if set(before) == {"regard"}:
+    """The model, and those that it is made of, on regard in this thread."""
+    if all(one.config._attn_implementation == "regard" for one in models):
         yield
         return
+    configs = _configs([one.config for one in models])
+    given = {(get_ident(), id(one)): getattr(one, INTERNAL, None) for one in configs}
+    own = _IMPLEMENTATION.own
+    outer = {key: own[key] for key in given if key in own}
+    _BY_THREAD.enter()
     try:
+        own.update(given)
         model.set_attn_implementation("regard")
         if all(one.config._attn_implementation != "regard" for one in models):
             raise UnsupportedError(
@@ -112,5 +154,19 @@ def _on_regard(model: PreTrainedModel, models: list[Any]) -> Iterator[None]:
             )
         yield
     finally:
-        for one, name in zip(models, before):
-            one.config._attn_implementation_internal = name
+        for key in given:
+            del own[key]
+        own.update(outer)
+        _BY_THREAD.leave()
+
+
+def _configs(given: list[Any]) -> list[Any]:
+    """These and the configs within them, each once."""
+    found: dict[int, Any] = {}
+    left = [*given]
+    while left:
+        one = left.pop()
+        if one is not None and id(one) not in found:
+            found[id(one)] = one
+            left += (getattr(one, name, None) for name in getattr(one, "sub_configs", ()))
+    return [*found.values()]

@@ -19,7 +19,7 @@ from regard._base.errors import RecordingError
 from regard._operator.torch_calls import Hook
 from regard.capture._taken import Described, Taken
 from regard.hf import _pictures
-from regard.hf._attention import sinks_calls
+from regard.hf._attention import watched
 from regard.hf._pictures import Pictures
 from regard.recording import Grid
 
@@ -68,7 +68,7 @@ class Inputs:
         """Notes what those of these modules, but the roots, are called with that read or see."""
         kinds = _that_read_or_see(frozenset(map(type, names)))
         thread, roots, self._names = get_ident(), self.roots, names
-        sinks_calls.clear()
+        watched.calls.clear()
         self._noted = {name: module for module, name in names.items() if type(module) in kinds} | {
             names[module]: module for module in roots if module in names
         }
@@ -128,7 +128,7 @@ class Inputs:
     def _sinks(self, name: str) -> int:
         """How many keys of a module are sinks of its queries; they are before its tokens."""
         found = 0
-        for module, calls in sinks_calls.items():
+        for module, calls in watched.calls.items():
             if module not in self._names:
                 continue
             if calls.forgot:

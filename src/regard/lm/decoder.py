@@ -85,19 +85,21 @@ class _CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, embedding: Tensor, targets: Tensor) -> Tensor:
-        total = hidden.new_zeros((), dtype=torch.float32)
+        wide = torch.promote_types(hidden.dtype, torch.float32)
+        total = hidden.new_zeros((), dtype=wide)
         by_hidden = torch.empty_like(hidden)
         by_embedding = torch.zeros_like(embedding)
         for start in range(0, len(hidden), ROWS_AT_ONCE):
             rows = slice(start, start + ROWS_AT_ONCE)
             h, target = hidden[rows], targets[rows, None]
-            logits = F.linear(h, embedding).float()
+            logits = F.linear(h, embedding).to(wide)
             highest = logits.amax(-1, keepdim=True)
             found = logits.gather(-1, target)
             weights = logits.sub_(highest).exp_()
             sums = weights.sum(-1, keepdim=True)
             total += (highest + sums.log() - found).sum()
             weights.div_(sums).scatter_add_(-1, target, -torch.ones_like(sums))
+            weights = weights.to(embedding.dtype)
             by_hidden[rows] = weights @ embedding
             by_embedding += weights.T @ h
         ctx.save_for_backward(by_hidden, by_embedding)
@@ -118,14 +120,20 @@ def gradients(
 
     Later tokens do not count, and get 0.
     """
-    decoder = Decoder.of(model).requires_grad_(False)
     outputs: list[Tensor] = []
 
     def keep(output: Tensor) -> Tensor:
         outputs.append(output if output.requires_grad else output.requires_grad_())
         return output
 
-    with torch.enable_grad(), watching.watched(lambda *call: keep):
+    with (  # whatever the caller computes in
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        torch.autocast("cpu", enabled=False),
+        torch.device("cpu"),
+        watching.watched(lambda *call: keep),
+    ):
+        decoder = Decoder.of(model).requires_grad_(False)
         hidden = decoder.hidden(torch.tensor(list(ids[:position])))
         logits = F.linear(hidden[-1:], decoder.embedding.weight)
         loss = F.cross_entropy(logits, torch.tensor([ids[position]]))
@@ -167,8 +175,10 @@ class Decoder(nn.Module):
 
     @classmethod
     def of(cls, model: LanguageModel) -> Self:
-        """The same model in torch, with weights of its own."""
-        decoder = cls(model.config)
+        """The same model in torch, with float32 weights of its own."""
+        with torch.device("meta"):  # draws no random numbers, for all are copied
+            decoder = cls(model.config)
+        decoder.float().to_empty(device=torch.get_default_device())
         with torch.no_grad():
             for name, weight in decoder.weights().items():
                 weight.copy_(torch.from_numpy(model.weights[name]))

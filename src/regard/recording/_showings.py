@@ -320,7 +320,7 @@ class Showings(Generic[ArrayT]):
 
         return recording_html(self._own)
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Any:
         from regard.viewer._display import recording_bundle
 
         return recording_bundle(self._own)

@@ -323,7 +323,7 @@ class WordWeights:
         rows, columns = self._rows[:-1], self._columns[:-1]
         return word_texts(origin.row_tokens, rows), word_texts(origin.column_tokens, columns)
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Any:
         from regard.viewer._display import words_bundle
 
         return words_bundle(self)

@@ -153,6 +153,9 @@ def found_files(paths: Sequence[str | Path], survey: Path) -> tuple[list[Path], 
                 else:
                     name = str(Path(os.path.realpath(file.parent), file.name))  # the link itself
                     left_out[name] = LeftOut(name, reason)
+        for error in _closed(path):
+            name = os.path.realpath(error.filename)
+            left_out.setdefault(name, LeftOut(name, _all_in(error)))
     if not files:
         raise ValueError(_nothing(paths, [*left_out.values()]))
     return list(files), list(left_out.values())
@@ -190,9 +193,39 @@ def _matches(path: str | Path) -> list[Path]:
         found = sorted(glob.glob(str(path), recursive=True))  # noqa: PTH207 - absolute too
         if found:
             return [Path(name) for name in found]
-        raise FileNotFoundError(f"survey: {path}: no file matches.")
+        closed = "".join(f" {error.filename}: {error.strerror}." for error in _closed(path)[:1])
+        raise FileNotFoundError(f"survey: {path}: no file matches.{closed}")
     fetched = " An address is fetched first: a survey reads files." if "://" in str(path) else ""
     raise FileNotFoundError(f"survey: {path}: no such file or folder.{fetched}")
+
+
+def _closed(path: str | Path) -> list[OSError]:
+    """Of folders that a pattern looks into and that cannot be read, which ``glob`` passes over."""
+    found: list[OSError] = []
+    parts = () if Path(path).exists() else Path(path).parts
+    for n, part in enumerate(parts):
+        above = str(Path(*parts[:n]))
+        if not MAGIC & {*above, *part}:
+            continue
+        for folder in glob.glob(above, recursive=True):  # noqa: PTH207 - absolute too
+            try:
+                if part == "**":
+                    for _ in os.walk(folder, onerror=found.append):
+                        pass
+                elif MAGIC & set(part):
+                    os.scandir(folder).close()
+                else:
+                    os.lstat(Path(folder, part))
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            except OSError as error:
+                error.filename = folder
+                found.append(error)
+    return list({error.filename: error for error in found}.values())
+
+
+def _all_in(error: OSError) -> str:
+    return f"all in this folder: {error.strerror}"
 
 
 def _in_folder(folder: Path) -> Iterator[tuple[Path, str]]:
@@ -207,7 +240,7 @@ def _in_folder(folder: Path) -> Iterator[tuple[Path, str]]:
             if name[0] != ".":
                 yield Path(above, name), _why_not(Path(above, name))
     for error in closed:
-        yield Path(error.filename), f"all in this folder: {error.strerror}"
+        yield Path(error.filename), _all_in(error)
 
 
 def cut(

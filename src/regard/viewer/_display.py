@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -14,29 +15,28 @@ from regard.recording import Layer, Recording
 from regard.recording._words import WordWeights
 
 MOST_OF_WORDS = 2**24  # weights that are computed at once
+# Metadata too, where a front end needs them: Colab, to find the widget's page.
+Bundle: TypeAlias = dict[str, Any] | tuple[dict[str, Any], dict[str, Any]]
 WHOLE = 1 - 1e-4  # a row of less has given some of its weight to a sink
 
 
-def recording_bundle(recording: Recording) -> dict[str, Any]:
+def recording_bundle(recording: Recording) -> Bundle:
     """By MIME type: the viewer where a kernel can serve it, and a text in any case."""
-    shown = {"text/plain": repr(recording)}
-    widget = _widget(recording)
-    return shown | widget | ({"text/html": recording_html(recording)} if widget else {})
+    return _bundle(recording, recording, lambda: recording_html(recording))
 
 
-def weights_bundle(weights: AttentionWeights) -> dict[str, Any]:
+def weights_bundle(weights: AttentionWeights) -> Bundle:
     """The same for weights of up to three axes, and for the first of a batch."""
-    shown = {"text/plain": repr(weights)}
     recording = recording_of(weights) if is_in_kernel() else None
-    widget = {} if recording is None else _widget(recording)
-    return shown | widget | ({"text/html": weights_html(weights)} if widget else {})
+    return _bundle(weights, recording, lambda: weights_html(weights))
 
 
-def words_bundle(weights: WordWeights) -> dict[str, Any]:
+def words_bundle(weights: WordWeights) -> Bundle:
     """The same for weights of words that are not too many to be computed at once."""
-    shown = {"text/plain": repr(weights)}
-    is_shown = is_in_kernel() and 0 < weights.size <= MOST_OF_WORDS
-    return shown | (_widget(recording_of_words(weights)) if is_shown else {})
+    if not (is_in_kernel() and 0 < weights.size <= MOST_OF_WORDS):
+        return _bundle(weights, None)
+    recording = recording_of_words(weights)
+    return _bundle(weights, recording, lambda: recording_html(recording))
 
 
 def recording_of_words(weights: WordWeights) -> Recording[Any]:
@@ -62,18 +62,22 @@ def is_in_kernel() -> bool:
     return getattr(shell, "kernel", None) is not None
 
 
-def _widget(recording: Recording) -> dict[str, Any]:
-    """The widget's own MIME types; none outside of a kernel, or where anywidget is missing."""
-    groups = recording.groups.values()
-    if not is_in_kernel() or not all(group.query_tokens for group in groups):
-        return {}
+def _bundle(shown: Any, recording: Recording | None, html: Callable[[], str] = str) -> Bundle:
+    """A text, and in a kernel the widget, with a picture for where a notebook is only read.
+
+    The text alone outside of a kernel, and where anywidget is missing.
+    """
+    text = {"text/plain": repr(shown)}
+    if recording is None or not is_in_kernel():
+        return text
+    if not all(group.query_tokens for group in recording.groups.values()):
+        return text
     try:
         from regard.viewer.notebook import RecordingWidget
     except ModuleNotFoundError:
-        return {}
-    found = RecordingWidget(recording)._repr_mimebundle_()
-    data = found[0] if isinstance(found, tuple) else found or {}
-    return {kind: value for kind, value in data.items() if kind != "text/plain"}
+        return text
+    data, metadata = RecordingWidget(recording).bundle(html)
+    return (data | text, metadata) if metadata else data | text
 
 
 def recording_of(weights: AttentionWeights) -> Recording | None:

@@ -370,8 +370,8 @@ def _largest_of(
     effects = recording.effects(number, None, kind)
     most = np.zeros(layer.heads)
     for rows in _telling_rows(layer):
-        found = to_numpy(effects.part(rows).received("max"))
-        most = np.fmax(most, np.nan_to_num(np.abs(found), nan=0.0).max(-1, initial=0.0))
+        found = to_numpy(effects.part(rows).strongest(1).value)
+        most = np.fmax(most, np.abs(found).max(-1, initial=0.0))
     return [float(f"{x:.9g}") if np.isfinite(x) else None for x in most]
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from regard._call.visible import Visibility, cuts_of
+from regard._call.visible import Seen, Visibility, cuts_of
 from regard._weights.reductions import Links
 
 if TYPE_CHECKING:
@@ -123,9 +124,10 @@ def pair_of_words(words: Words, query: int, key: int) -> Float[np.ndarray, " hea
     return np.concatenate([found[:, 0, 0] for found in every])
 
 
-def seen_words(words: Words, call: Call, layer: int, head: int) -> Int[np.ndarray, " Lq"]:
+def seen_words(words: Words, call: Call) -> Int[np.ndarray, " Lq"]:
     """The number of unmasked words of each query's word."""
     starts, count = words.query_starts, call.sizes[3]
+    sizes = np.diff(starts, append=count)
     given = call.mask, call.query_segments, call.interval_first
     if all(x is None for x in given) and not cuts_of(call):
         low, high = Visibility(call, np.arange).interval(0, np.arange(count))
@@ -133,6 +135,8 @@ def seen_words(words: Words, call: Call, layer: int, head: int) -> Int[np.ndarra
         key = word_of(words.starts, call.sizes[4])
         seen = np.where(low < high, key[high - 1] - key[np.minimum(low, len(key) - 1)] + 1, 0)
     else:
-        every = words.weights[layer].head(head).rows(np.arange(len(starts)))
-        seen = np.array([np.isfinite(row).sum() for _, row in every])
-    return np.repeat(seen, np.diff(starts, append=count))
+        found, keys = Seen(call), np.arange(call.sizes[4])
+        of_queries = (found.pairs(np.full(len(keys), i), keys)[0] for i in range(count))
+        of_words = (np.logical_or.reduceat(row, words.starts) for row in of_queries)
+        seen = np.array([np.any([*islice(of_words, n)], 0).sum() for n in sizes])
+    return np.repeat(seen, sizes)

@@ -82,6 +82,7 @@ class Answers:
             shown beside the recordings' own.
 
     Raises:
+        TypeError: something that is no recording, or one text as names.
         ValueError: no recording, one without queries, or another number of names.
 
     Example:
@@ -104,16 +105,10 @@ class Answers:
         self.recordings = tuple(recordings)
         if not self.recordings:
             raise ValueError("viewer: there is no recording to show; give at least one.")
-        names = [found.model for found in self.recordings] if names is None else list(names)
-        if len(names) != len(self.recordings):
-            raise ValueError(
-                f"viewer: {len(names)} names for {len(self.recordings)} recordings;"
-                " one for each is needed."
-            )
-        for name, found in zip(names, self.recordings):
+        self.names = _names_of(self.recordings, names)
+        for name, found in zip(self.names, self.recordings):
             if not found.query_tokens:
                 raise ValueError(f"viewer: {name or 'the recording'} has no queries to show.")
-        self.names = tuple(names)
         hidden = (_facts.without_first_token(found) for found in self.recordings)
         self._shown = (*self.recordings, *hidden)
         self._alignments = Alignments(self.recordings)
@@ -132,12 +127,9 @@ class Answers:
         corpus: Corpus | None = None,
     ) -> Answers:
         """Answers about every group of some recordings; arguments and errors as the class has."""
-        names = [found.model for found in recordings] if names is None else list(names)
-        if len(names) != len(recordings):
-            return cls(recordings, names, corpus)  # raises
         named = [
             (group, name)
-            for found, name in zip(recordings, names)
+            for found, name in zip(recordings, _names_of(recordings, names))
             for group in found.groups.values()
         ]
         return cls([group for group, _ in named], [name for _, name in named], corpus)
@@ -218,8 +210,7 @@ class Answers:
         if not by_words:
             return _facts.visible(found.layers[layer], head)
         call, words = _facts.call_of(found.layers[layer], head), self._maps.words(recording)
-        numbers = found.layer_numbers[layer], found.layers[layer].head_numbers[head]
-        return seen_words(words, call, *numbers)
+        return seen_words(words, call)
 
     def _links(self, parameters: Parameters) -> Answer:
         where, n = parameters.map(), parameters.number("n", MAX_LINKS + 1)
@@ -486,6 +477,24 @@ class Parameters:
         if name not in self._left:
             raise RequestError(f"{name} is missing; this endpoint needs it.")
         return self._left.pop(name)
+
+
+def _names_of(recordings: Sequence[Any], names: Sequence[str] | None) -> tuple[str, ...]:
+    """A name for each recording; raises as ``Answers``."""
+    for found in recordings:
+        if not isinstance(found, Recording):
+            raise TypeError(
+                f"viewer: a {type(found).__name__} is no Recording; Recording.load(path) reads one"
+                " from a file, and Recording(tokens, [weights.layer()]) is one of weights."
+            )
+    if isinstance(names, str):
+        raise TypeError(f"viewer: names is one text, {names!r}; a list is needed: [{names!r}].")
+    names = [found.model for found in recordings] if names is None else list(names)
+    if len(names) != len(recordings):
+        raise ValueError(
+            f"viewer: {len(names)} names for {len(recordings)} recordings; one for each is needed."
+        )
+    return tuple(names)
 
 
 def _part(name: str, text: str, count: int) -> slice:

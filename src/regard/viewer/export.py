@@ -295,7 +295,7 @@ def _text(array: Any, name: str) -> str:
 
 def _page(pack: Pack) -> str:
     recordings = pack.data["about"]["recordings"]
-    title = " and ".join(facts["model"] or facts["name"] or "regard" for facts in recordings)
+    title = " and ".join(facts["name"] or "regard" for facts in recordings)
     style = style_sheet()
     script = bundle("offline")
     before = BEFORE.format(

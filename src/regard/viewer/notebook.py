@@ -6,11 +6,12 @@ a buffer, or ``{"id", "error"}`` with a sentence. docs/viewer-protocol.md lists 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import urlencode
 
 from regard._base.extras import needed_by
+from regard._showing.picture import recording_html
 from regard.recording import Recording
 from regard.viewer._bundle import bundle, style_sheet
 from regard.viewer.answer import Answers
@@ -51,6 +52,14 @@ class RecordingWidget(anywidget.AnyWidget):
         recordings = [recording] if other is None else [recording, other]
         self._answers = Answers.of_groups(recordings, names)
         self.on_msg(self._answer)
+
+    def bundle(self, html: Callable[[], str]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The widget by MIME type, with HTML for where there is no kernel, and the metadata."""
+        data, metadata = super()._repr_mimebundle_() or ({}, {})
+        return {**data, "text/html": html()}, metadata
+
+    def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        return self.bundle(lambda: "".join(map(recording_html, self._answers.recordings)))
 
     def close(self) -> None:
         """Takes the widget out of the notebook, and ends what it computes in the background."""

@@ -25,6 +25,7 @@ from regard._weights.origin import call_of, seen_of
 from regard.viewer._aligned import AlignedWeights
 from regard.viewer._bins import bins, mean_log
 from regard.viewer._collected import TILE, Collected, halved, rows_of_bins
+from regard.viewer._lost import lost_rows, lost_words
 from regard.viewer._sampled import SampledTile
 from regard.viewer._sums import Sums
 from regard.viewer._words import WordBlocks, seen_words
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from regard.recording import Recording, Words
     from regard.viewer._alignment import Places
     from regard.viewer._bins import HeadWeights, Picture
+    from regard.viewer._lost import Lost
 
 __all__ = ["TILE", "HeadMap", "samples_of"]
 
@@ -64,7 +66,7 @@ class HeadMap:
     """Tiles, rows, columns and links of one head, in ln(weight); safe for several threads.
 
     Several heads are their mean: a pair that some of them mask counts as 0 there. In a tile, each
-    bin is the mean of the heads' bins.
+    bin is the mean of the heads' bins. A mean with a weight that is no number is none.
 
     Args:
         recording: where the head is.
@@ -73,7 +75,7 @@ class HeadMap:
         words: the recording by words, where each pair of pieces has the weight of its words; then
             without ``places``.
 
-    NaN is masked; −inf is unmasked with weight 0.
+    NaN is masked, or no number; −inf is unmasked with weight 0.
     """
 
     def __init__(
@@ -125,7 +127,37 @@ class HeadMap:
     ) -> list[Picture]:
         """``bins`` of some queries, the mean of the heads."""
         pictures = [bins(w, planes, down, across, columns) for w in self._weights_of(rows)]
-        return [mean_log(same) for same in zip(*pictures)]
+        found = [mean_log(same) for same in zip(*pictures)]
+        for plane, picture, same in zip(planes, found, zip(*pictures)):
+            by_words = self._words is not None and plane == "max"
+            leaves_out = (by_words or self._places is not None) and down * across > 1
+            hidden = np.isnan(same)
+            # Heads differ by their masks, or by weights that are no numbers.
+            if leaves_out or (hidden.any(0) != hidden.all(0)).any():
+                for row, keys in self._lost(rows, by_words):
+                    at = range(self.shape[0])[rows].index(row) // down
+                    lefts = np.arange(0, columns.stop - columns.start, across)
+                    picture[at, np.logical_or.reduceat(keys[columns], lefts)] = np.nan
+        return found
+
+    def _lost(self, rows: slice, by_words: bool) -> Lost:
+        """Those of some rows with weights of a head that are no numbers, and at which columns."""
+        for pieces in self._pieces:
+            yield from self._lost_of(pieces, rows, by_words)
+
+    def _lost_of(self, pieces: AttentionWeights[Any], rows: slice, by_words: bool) -> Lost:
+        if self._words is not None and by_words:
+            yield from lost_words(self._words, pieces, rows)
+        elif self._places is None:
+            yield from lost_rows(pieces, rows)
+        else:
+            queries, columns = self._places
+            chosen = {int(queries[row]): row for row in range(len(queries))[rows]}
+            chosen.pop(-1, None)
+            every = slice(min(chosen), max(chosen) + 1) if chosen else slice(0)
+            for query, keys in lost_rows(pieces, every):
+                if query in chosen:
+                    yield chosen[query], (columns >= 0) & keys[columns]
 
     def _work(self, rows: int, columns: int) -> int:
         return rows * columns * self._head_size * len(self._weights)
@@ -199,7 +231,7 @@ class HeadMap:
 
     def mean_row(self, parts: Sequence[slice]) -> Float[np.ndarray, " Lk"]:
         """The mean of the weights of some queries over all keys."""
-        keys = slice(0, self.shape[1])
+        keys, whole = slice(0, self.shape[1]), parts
         if self._words is not None:  # the share of several tokens is no weight of words
             parts = [slice(q, q + 1) for part in parts for q in range(part.start, part.stop)]
         counts = [part.stop - part.start for part in parts]
@@ -207,7 +239,12 @@ class HeadMap:
             self._bins(part, ("max" if count == 1 else "mass",), count, 1, keys)[0][0]
             for part, count in zip(parts, counts)
         ]
-        return mean_log(rows, counts)
+        found = mean_log(rows, counts)
+        if sum(counts) > 1 and not np.isnan(found).all():
+            for part in whole:
+                for _, lost in self._lost(part, by_words=True):
+                    found[lost] = np.nan
+        return found
 
     def column(self, key: int) -> tuple[Float[np.ndarray, " Lq"], float]:
         """The weights of one key from all queries; NaN also for rows that were not read yet."""
@@ -265,17 +302,17 @@ class HeadMap:
     @cached_property
     def _seen(self) -> np.ndarray:
         """How many keys, or words, each query sees: the mean of the heads."""
-        every = [self._seen_by(*of) for of in zip(self._pieces, self._numbers)]
+        every = [self._seen_by(pieces) for pieces in self._pieces]
         counts = np.mean(every, 0) if len(every) > 1 else every[0]
         if self._places is None:
             return counts
         queries, _ = self._places
         return np.where(queries >= 0, counts[queries], 0)
 
-    def _seen_by(self, pieces: AttentionWeights[Any], numbers: tuple[int, int]) -> np.ndarray:
+    def _seen_by(self, pieces: AttentionWeights[Any]) -> np.ndarray:
         if self._words is None:
             return seen_of(pieces).count[0]
-        return seen_words(self._words, call_of(pieces), *numbers)
+        return seen_words(self._words, call_of(pieces))
 
     def _notable(self, n: int, rows: slice, columns: slice) -> list[tuple[int, int, float]]:
         """The strongest pairs of the queries that see enough keys."""

@@ -55,20 +55,30 @@ export function effectText(effect) {
 }
 
 /**
- * `effect −0.183`, or `masked`.
- * @param {number} effect
+ * What is said of NaN: that the pair is masked, or, where it is not, that its weight is no number.
+ * @param {boolean} isLost
  */
-export function effectWords(effect) {
-  return Number.isNaN(effect) ? "masked" : `effect ${effectText(effect)}`;
+export function noneWords(isLost) {
+  return isLost ? "not a number (NaN)" : "masked";
+}
+
+/**
+ * `effect −0.183`, or what is said of NaN.
+ * @param {number} effect
+ * @param {boolean} [isLost]
+ */
+export function effectWords(effect, isLost = false) {
+  return Number.isNaN(effect) ? noneWords(isLost) : `effect ${effectText(effect)}`;
 }
 
 /**
  * `weight 64.43 % (3.87 × uniform)`, of ln weight, where the query has `seen` unmasked keys.
  * @param {number} lnWeight
  * @param {number} seen
+ * @param {boolean} [isLost] whether NaN is no number
  */
-export function weightWords(lnWeight, seen) {
-  if (Number.isNaN(lnWeight)) return "masked";
+export function weightWords(lnWeight, seen, isLost = false) {
+  if (Number.isNaN(lnWeight)) return noneWords(isLost);
   const weight = Math.exp(lnWeight);
   return `weight ${weightText(weight)} (${timesText(weight * seen)} × uniform)`;
 }

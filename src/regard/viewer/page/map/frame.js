@@ -1,6 +1,7 @@
 // One drawn matrix: the canvas of its cells, the canvas of the marks over and around them, and the
 // outline of the bin under the pointer.
 
+import { isLostRow } from "../data/lost.js";
 import { headName, TILE } from "../data/source.js";
 import { Tiles } from "../data/tiles.js";
 import {
@@ -89,6 +90,8 @@ export class Frame {
     this.coloured = new Map();
     /** @type {Map<string, Float64Array | null>} by head: running sums of unmasked keys */
     this.seen = new Map();
+    /** @type {Map<string, boolean>} by head and query: whether its weights are no numbers */
+    this.lost = new Map();
     /** @type {FrameSize} */
     this.size = { width: 0, height: 0, ratio: 1 };
     this.view = NOWHERE;
@@ -208,6 +211,45 @@ export class Frame {
     const sums = this.seen.get(headName(this.where));
     if (!sums) return undefined;
     return meanSeen(sums, row, 2 ** level);
+  }
+
+  /**
+   * Whether the NaN in a bin's row is no number: all of the row is, and its queries have unmasked
+   * keys. Undefined while that is not known.
+   * @param {number} row
+   * @returns {boolean | undefined}
+   */
+  isLost(row) {
+    const { level } = this.view;
+    const known = level === 0 ? this.lost.get(this.#rowName(row)) : undefined;
+    if (known !== undefined) return known;
+    let isWhole = true;
+    for (let column = 0; column * TILE * 2 ** level < this.extent.keys; column++) {
+      const tile = this.tiles.known(level, Math.floor(row / TILE), column);
+      const at = (row % TILE) * TILE;
+      if (tile?.values.subarray(at, at + TILE).some((value) => !Number.isNaN(value))) return false;
+      isWhole &&= tile !== undefined;
+    }
+    if (!isWhole) return level === 0 ? undefined : false;
+    const seen = this.seenBy(row, level);
+    return seen === undefined ? undefined : seen > 0;
+  }
+
+  /**
+   * Learns whether the weights of a query are no numbers, where its tiles do not tell.
+   * @param {number} query
+   */
+  async learnRow(query) {
+    if (this.isLost(query) !== undefined) return;
+    const [name, { source }] = [this.#rowName(query), this.context];
+    const { values } = await source.row({ ...this.where, query });
+    const lost = await isLostRow(source, this.where, [[query, query + 1]], values);
+    this.lost.set(name, lost);
+  }
+
+  /** @param {number} row */
+  #rowName(row) {
+    return `${headName(this.where)}/${row}`;
   }
 
   // Requests the number of unmasked keys of each query, once for each head.

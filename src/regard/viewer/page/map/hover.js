@@ -5,6 +5,7 @@ import {
   countText,
   effectText,
   effectWords,
+  noneWords,
   signedText,
   weightText,
   weightWords,
@@ -37,9 +38,9 @@ export function wordsOfBin({ about, selection }, frame, row, column, texts) {
     return `${place}   ${words}${counterpartWords(frame, row, column)}`;
   }
   if (value === undefined) return `${place}   …`;
+  if (Number.isNaN(value)) return `${place}   ${noneWordsOf(frame, row)}`;
   if (frame.where.effect) return `${place}   ${level ? "largest " : ""}${effectWords(value)}`;
   if (level === 0) return `${place}   ${pairWeight(value, frame.seenBy(row, 0))}`;
-  if (Number.isNaN(value)) return `${place}   masked`;
   const weight = weightText(Math.exp(value));
   const strongest = frame.where.heads ? "mean of each head's strongest" : "strongest";
   return `${place}   ${selection.usedPlane === "mass" ? "mass" : strongest} ${weight}`;
@@ -55,7 +56,8 @@ export function wordsOfBin({ about, selection }, frame, row, column, texts) {
 export function labelOfBin({ selection }, frame, { row, column }, texts) {
   const value = shownValue(frame, row, column);
   const written = frame.where.effect ? effectText : weightText;
-  const weight = value === undefined ? "…" : Number.isNaN(value) ? "masked" : written(value);
+  const shown = value === undefined ? "…" : written(value);
+  const weight = Number.isNaN(value) ? noneWordsOf(frame, row) : shown;
   if (frame.view.level > 0)
     return Number.isNaN(value) ? weight : `${planeWords(selection, frame)} ${weight}`;
   /** @type {(tokens: TokenText | undefined, place: number) => string} */
@@ -64,6 +66,16 @@ export function labelOfBin({ selection }, frame, { row, column }, texts) {
       ? `\u2068${tokens.label(place, 16, texts?.unit)}\u2069`
       : countText(place);
   return `${name(texts?.queries, row)} → ${name(texts?.keys, column)}  ${weight}`;
+}
+
+/**
+ * What is said of NaN in a row of bins.
+ * @param {Frame} frame
+ * @param {number} row
+ */
+function noneWordsOf(frame, row) {
+  const isLost = frame.isLost(row);
+  return isLost === undefined ? "…" : noneWords(isLost);
 }
 
 /**
@@ -124,6 +136,7 @@ export function exactWordsOfBin(context, frame, row, column, texts, found) {
  */
 export async function wordsOfEffect(context, frame, query, key, texts) {
   const words = wordsOfBin(context, frame, query, key, texts);
+  if (Number.isNaN(frame.valueAt(query, key))) return words;
   const { values } = await context.source.row({ ...frame.where, effect: undefined, query });
   return Number.isNaN(values[key]) ? words : `${words} · ${pairWeight(values[key], undefined)}`;
 }
@@ -143,7 +156,8 @@ export async function wordsOfTokens(context, frame, query, key, texts) {
   if (spans.every(([from, to]) => from === to)) return words;
   const { values } = await context.source.row({ ...frame.where, unit: undefined, query });
   const pair = `${texts.queries.label(query, 24)} → ${texts.keys.label(key, 24)}`;
-  const weight = Number.isNaN(values[key]) ? "masked" : weightText(Math.exp(values[key]));
+  const isLost = frame.isLost(query) ?? false;
+  const weight = Number.isNaN(values[key]) ? noneWords(isLost) : weightText(Math.exp(values[key]));
   return `${words}   its tokens ${pair}: ${weight}`;
 }
 
@@ -212,10 +226,10 @@ function named(position, index, tokens, unit) {
  */
 function differenceWords(about, frame, other, row, column) {
   const [one, compared] = [frame.valueAt(row, column), frame.otherValueAt(row, column)];
-  const words = (/** @type {number | undefined} */ value) =>
-    value === undefined ? "…" : Number.isNaN(value) ? "masked" : weightText(Math.exp(value));
-  const own = `${nameOfPlace(about, frame.where)} ${words(one)}`;
-  const sides = `${own} − ${nameOfPlace(about, other)} ${words(compared)}`;
+  const words = (/** @type {number | undefined} */ value, /** @type {string} */ none) =>
+    value === undefined ? "…" : Number.isNaN(value) ? none : weightText(Math.exp(value));
+  const own = `${nameOfPlace(about, frame.where)} ${words(one, noneWordsOf(frame, row))}`;
+  const sides = `${own} − ${nameOfPlace(about, other)} ${words(compared, "masked or NaN")}`;
   if (one === undefined || compared === undefined) return sides;
   if (Number.isNaN(one) && Number.isNaN(compared)) return sides;
   const difference = differenceOf(one, compared);

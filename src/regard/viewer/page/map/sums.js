@@ -136,10 +136,10 @@ export class MapSums {
     const named = (side, n) => (texts ? ` «${texts[side].label(n, 24)}»` : "");
     if (x > layout.right && y >= layout.top && y <= layout.bottom && query in sums.rows) {
       const place = countText(positionOf(query, facts));
-      return `query ${place}${named("queries", query)}: weights sum to ${sumText(sums.rows[query])}${read}`;
+      return `query ${place}${named("queries", query)}: weights sum to ${sumText(sums.rows[query], sums.coverage)}${read}`;
     }
     if (y > layout.bottom && x >= layout.left && x <= layout.right && key in sums.columns) {
-      const sum = sumText(sums.columns[key]);
+      const sum = sumText(sums.columns[key], 1);
       return `key ${countText(key)}${named("keys", key)}: receives ${sum} from all queries${read}`;
     }
     return "";
@@ -226,9 +226,13 @@ function within(from, to, least, most) {
   ];
 }
 
-/** @param {number} sum */
-function sumText(sum) {
-  return Number.isNaN(sum) ? "…" : timesText(sum);
+/**
+ * @param {number} sum
+ * @param {number} coverage
+ */
+function sumText(sum, coverage) {
+  if (Number.isNaN(sum)) return coverage < 1 ? "…" : "NaN";
+  return timesText(sum);
 }
 
 /**

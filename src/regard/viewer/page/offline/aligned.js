@@ -69,6 +69,17 @@ export class AlignedHead {
     return false;
   }
 
+  /**
+   * @param {number} row
+   * @param {number} column
+   */
+  isLost(row, column) {
+    const [query, key] = [this.queries[row], this.keys[column]];
+    if (query < 0 || key < 0) return false;
+    const [low, high] = this.head.interval(query);
+    return low <= key && key < high && this.head.isLost(query, key);
+  }
+
   isFirst() {
     return true;
   }

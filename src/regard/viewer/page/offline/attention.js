@@ -166,6 +166,16 @@ export class AttentionHead {
     return Number.isNaN(this.logSum[i]);
   }
 
+  /**
+   * Whether the weight of query i with key j of its interval, whose logs were computed, is NaN, and
+   * not masked.
+   * @param {number} i
+   * @param {number} j
+   */
+  isLost(i, j) {
+    return this.isBroken(i) && this.sees(i, j);
+  }
+
   // Whether a pair is one of its own; those of words are many pairs in one.
   isFirst() {
     return true;

@@ -46,6 +46,15 @@ export class EffectHead {
     return this.head.visible(i);
   }
 
+  /**
+   * As AttentionHead has it, of the effect.
+   * @param {number} i
+   * @param {number} j
+   */
+  isLost(i, j) {
+    return Number.isNaN(this.line[j]) && this.head.sees(i, j);
+  }
+
   isFirst() {
     return true;
   }
@@ -78,7 +87,7 @@ export class EffectHead {
   /** @param {number} i */
   #read(i) {
     const row = this.#weights(i);
-    if (this.kind === "change") this.#change(row);
+    if (this.kind === "change") this.#change(row, i);
     else this.#byGradient(row, i);
   }
 
@@ -103,13 +112,14 @@ export class EffectHead {
    * @param {number} i
    */
   #byGradient({ weights, ofSink, low, high, first }, i) {
-    const { line, kind, gradient, value } = this;
+    const { head, line, kind, gradient, value } = this;
     const { valueSize: size } = this.layer;
+    const isMasked = (/** @type {number} */ j) => Number.isNaN(weights[j]) && !head.isLost(i, j);
     const g = gradient.subarray(i * size, (i + 1) * size);
     let ofRest = 0;
     let beside = ofSink; // all weights but that of `first`
     for (let j = low; j < high; j++) {
-      if (Number.isNaN(weights[j])) continue;
+      if (isMasked(j)) continue;
       line[j] = product(g, value, j * size);
       if (j === first) continue;
       ofRest += weights[j] * line[j];
@@ -118,7 +128,7 @@ export class EffectHead {
     const ofFirst = first < 0 ? 0 : weights[first] * line[first];
     for (let j = low; j < high; j++) {
       const [w, gv] = [weights[j], line[j]];
-      if (Number.isNaN(w)) line[j] = NaN;
+      if (isMasked(j)) line[j] = NaN;
       else if (kind === "knockout") {
         const others = j === first ? ofRest : ofRest + ofFirst - w * gv;
         const rest = j === first ? beside : 1 - w;
@@ -127,14 +137,17 @@ export class EffectHead {
     }
   }
 
-  /** @param {Row} row */
-  #change({ weights, ofSink, low, high, first }) {
-    const { line, value } = this;
+  /**
+   * @param {Row} row
+   * @param {number} i
+   */
+  #change({ weights, ofSink, low, high, first }, i) {
+    const { head, line, value } = this;
     const { valueSize: size } = this.layer;
     const ofRest = new Float64Array(size);
     let beside = ofSink;
     for (let j = low; j < high; j++) {
-      if (Number.isNaN(weights[j]) || j === first) continue;
+      if (j === first || (Number.isNaN(weights[j]) && !head.isLost(i, j))) continue;
       for (let d = 0; d < size; d++) ofRest[d] += weights[j] * value[j * size + d];
       beside += weights[j];
     }
@@ -150,7 +163,8 @@ export class EffectHead {
   }
 }
 
-// The mean of the effects of several heads; a pair that some of them mask counts as 0 there.
+// The mean of the effects of several heads; a pair that some of them mask counts as 0 there, and one
+// that is no number in some of them is none.
 export class MeanEffects {
   /** @param {EffectHead[]} heads */
   constructor(heads) {
@@ -169,6 +183,14 @@ export class MeanEffects {
     return this.heads.reduce((sum, head) => sum + head.visible(i), 0) / this.heads.length;
   }
 
+  /**
+   * @param {number} i
+   * @param {number} j
+   */
+  isLost(i, j) {
+    return this.heads.some((head) => head.isLost(i, j));
+  }
+
   isFirst() {
     return true;
   }
@@ -184,7 +206,8 @@ export class MeanEffects {
     const [low, high] = heads.map((head) => head.logs(i, from, to))[0];
     for (let j = low; j < high; j++) {
       const seen = heads.map((head) => head.line[j]).filter((x) => !Number.isNaN(x));
-      line[j] = seen.length ? seen.reduce((sum, x) => sum + x, 0) / heads.length : NaN;
+      const isNone = !seen.length || this.isLost(i, j);
+      line[j] = isNone ? NaN : seen.reduce((sum, x) => sum + x, 0) / heads.length;
     }
     return [low, high];
   }
@@ -220,6 +243,8 @@ export class EffectTileWork extends RowWork {
     this.left = left;
     this.right = right;
     this.values = new Float32Array(TILE * TILE).fill(NaN);
+    /** @type {Set<number>} bins with effects of NaN */
+    this.lost = new Set();
   }
 
   /**
@@ -231,12 +256,14 @@ export class EffectTileWork extends RowWork {
     const { head, side, left, values } = this;
     const [low, high] = head.logs(row, left, this.right);
     for (let j = low; j < high; j++) {
-      keepLarger(values, bin * TILE + Math.floor((j - left) / side), head.line[j]);
+      const at = bin * TILE + Math.floor((j - left) / side);
+      keepLarger(values, at, head.line[j]);
+      if (head.isLost(row, j)) this.lost.add(at);
     }
   }
 
   picture() {
-    return this.values;
+    return this.values.map((effect, at) => (this.lost.has(at) ? NaN : effect));
   }
 }
 
@@ -254,6 +281,7 @@ export class EffectRowsWork extends RowWork {
     this.head = head;
     this.queries = queries;
     this.sums = new Float64Array(head.layer.keys).fill(NaN);
+    this.lost = new Uint8Array(head.layer.keys); // the keys with an effect of NaN
   }
 
   /**
@@ -261,16 +289,19 @@ export class EffectRowsWork extends RowWork {
    * @override
    */
   take(n) {
-    const { head, sums } = this;
-    const [low, high] = head.logs(this.queries[n]);
+    const { head, sums, lost } = this;
+    const query = this.queries[n];
+    const [low, high] = head.logs(query);
     for (let j = low; j < high; j++) {
       const effect = head.line[j];
       if (!Number.isNaN(effect)) sums[j] = (Number.isNaN(sums[j]) ? 0 : sums[j]) + effect;
+      else if (head.isLost(query, j)) lost[j] = 1;
     }
   }
 
   get values() {
-    return Float32Array.from(this.sums, (sum) => sum / this.read);
+    const { sums, lost, read } = this;
+    return Float32Array.from(sums, (sum, j) => (lost[j] ? NaN : sum / read));
   }
 }
 
@@ -331,6 +362,8 @@ export class EffectHeadsWork extends RowWork {
     this.down = down;
     this.across = Math.min(THUMBNAIL, keys);
     this.values = heads.map(() => new Float32Array(down * this.across).fill(NaN));
+    /** @type {Set<number>[]} bins of each head with effects of NaN */
+    this.lost = heads.map(() => new Set());
   }
 
   /**
@@ -344,14 +377,19 @@ export class EffectHeadsWork extends RowWork {
       const [low, high] = head.logs(row);
       for (let j = low; j < high; j++) {
         const column = Math.floor(((j + 1) * this.across - 1) / keys);
-        keepLarger(this.values[n], bin * this.across + column, head.line[j]);
+        const at = bin * this.across + column;
+        keepLarger(this.values[n], at, head.line[j]);
+        if (head.isLost(row, j)) this.lost[n].add(at);
       }
     }
   }
 
   facts() {
     const { coverage, down, across } = this;
-    const thumbnails = packedThumbnails(this.values, { down, across }, (effect) => effect);
+    const pictures = this.values.map((values, n) =>
+      values.map((effect, at) => (this.lost[n].has(at) ? NaN : effect)),
+    );
+    const thumbnails = packedThumbnails(pictures, { down, across }, (effect) => effect);
     return { size: THUMBNAIL, thumbnails, coverage, settled: coverage === 1 };
   }
 }

@@ -29,6 +29,14 @@ export class MeanHead {
     return this.heads[0].isFirst(i, j, top, left);
   }
 
+  /**
+   * @param {number} i
+   * @param {number} j
+   */
+  isLost(i, j) {
+    return this.heads.some((head) => Number.isNaN(head.line[j]) && head.isLost(i, j));
+  }
+
   /** @param {number} i */
   visible(i) {
     return this.heads.reduce((sum, head) => sum + head.visible(i), 0) / this.heads.length;
@@ -45,7 +53,7 @@ export class MeanHead {
     const { heads, line } = this;
     const [low, high] = heads.map((head) => head.logs(i, from, to))[0];
     const lines = heads.map((head) => head.line);
-    for (let j = low; j < high; j++) line[j] = meanLog(lines, j);
+    for (let j = low; j < high; j++) line[j] = this.isLost(i, j) ? NaN : meanLog(lines, j);
     return [low, high];
   }
 
@@ -76,7 +84,8 @@ export class MeanTileWork extends RowWork {
   /** @param {Plane} plane */
   picture(plane) {
     const pictures = this.works.map((work) => work.picture(plane));
-    return pictures[0].map((_, at) => meanLog(pictures, at));
+    const isLost = (/** @type {number} */ at) => this.works.some(({ lost }) => lost.has(at));
+    return pictures[0].map((_, at) => (isLost(at) ? NaN : meanLog(pictures, at)));
   }
 }
 
@@ -94,6 +103,7 @@ export class MeanRowWork extends RowWork {
     this.head = head;
     this.queries = queries;
     this.sums = new Float64Array(head.layer.keys).fill(NaN);
+    this.lost = new Uint8Array(head.layer.keys); // the keys with a weight of NaN
   }
 
   /**
@@ -101,16 +111,19 @@ export class MeanRowWork extends RowWork {
    * @override
    */
   take(n) {
-    const { head, sums } = this;
-    const [low, high] = head.logs(this.queries[n]);
+    const { head, sums, lost } = this;
+    const query = this.queries[n];
+    const [low, high] = head.logs(query);
     for (let j = low; j < high; j++) {
       const log = head.line[j];
       if (!Number.isNaN(log)) sums[j] = (Number.isNaN(sums[j]) ? 0 : sums[j]) + Math.exp(log);
+      else if (head.isLost(query, j)) lost[j] = 1;
     }
   }
 
   get values() {
-    return Float32Array.from(this.sums, (sum) => Math.log(sum / this.read));
+    const { sums, lost, read } = this;
+    return Float32Array.from(sums, (sum, j) => (lost[j] ? NaN : Math.log(sum / read)));
   }
 }
 
@@ -135,7 +148,7 @@ export class SumsWork extends RowWork {
     let sum = 0;
     for (let j = low; j < high; j++) {
       const weight = Math.exp(head.line[j]);
-      if (Number.isNaN(weight)) continue;
+      if (Number.isNaN(weight) && !head.isLost(row, j)) continue;
       sum += weight;
       values[queries + j] += weight;
     }

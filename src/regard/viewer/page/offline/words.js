@@ -23,9 +23,9 @@ export class WordHead {
     this.tops = [...starts.query, layer.queries];
     this.lefts = [...starts.key, layer.keys];
     this.line = new Float64Array(layer.keys); // of the last row computed
-    this.sums = new Float64Array(starts.key.length); // of its words; NaN where masked
+    this.sums = new Float64Array(starts.key.length); // of its words; NaN where masked, or lost
+    this.lost = new Uint8Array(starts.key.length); // the words whose weights are NaN, not masked
     this.word = -1; // whose these are
-    this.broken = false;
   }
 
   /**
@@ -73,13 +73,24 @@ export class WordHead {
    */
   visible(i) {
     this.#read(this.down[i]);
-    return this.sums.reduce((count, sum) => count + (Number.isNaN(sum) ? 0 : 1), 0);
+    const { sums, lost } = this;
+    return sums.reduce((count, sum, n) => count + (Number.isNaN(sum) && !lost[n] ? 0 : 1), 0);
   }
 
   /** @param {number} i */
   isBroken(i) {
     this.#read(this.down[i]);
-    return this.broken;
+    return this.lost.includes(1);
+  }
+
+  /**
+   * As AttentionHead has it.
+   * @param {number} i
+   * @param {number} j
+   */
+  isLost(i, j) {
+    this.#read(this.down[i]);
+    return this.lost[this.across[j]] === 1;
   }
 
   /**
@@ -113,20 +124,21 @@ export class WordHead {
   #read(word) {
     if (word === this.word) return;
     this.word = word;
-    const { head, sums, across } = this;
+    const { head, sums, lost, across } = this;
     const pieces = this.#pieces(word);
     sums.fill(NaN);
-    this.broken = false;
+    lost.fill(0);
     for (const piece of pieces) {
       const [low, high] = head.logs(piece);
-      this.broken ||= head.isBroken(piece);
       for (let j = low; j < high; j++) {
         const weight = Math.exp(head.line[j]) / pieces.length;
-        if (Number.isNaN(weight)) continue;
-        sums[across[j]] = (sums[across[j]] || 0) + weight;
+        if (!Number.isNaN(weight)) sums[across[j]] = (sums[across[j]] || 0) + weight;
+        else if (head.isLost(piece, j)) lost[across[j]] = 1;
       }
     }
-    if (this.broken) sums.fill(NaN);
+    lost.forEach((isLost, n) => {
+      if (isLost) sums[n] = NaN;
+    });
   }
 }
 

@@ -17,7 +17,7 @@ const FEW_KEYS = 8; // of fewer, one has a large weight in any case
 
 /**
  * What a work reads of a head, or of the mean of several.
- * @typedef {Pick<WordHead, "line" | "interval" | "logs" | "log" | "visible" | "isFirst"> &
+ * @typedef {Pick<WordHead, "line" | "interval" | "logs" | "log" | "visible" | "isFirst" | "isLost"> &
  *   {layer: {queries: number, keys: number}}} HeadRows
  */
 
@@ -126,8 +126,8 @@ export class TileWork extends RowWork {
     this.strongest = new Float64Array((bounds.length - 1) * this.across).fill(NaN);
     this.sums = new Float64Array(this.strongest.length);
     this.taken = new Uint32Array(bounds.length - 1);
-    /** @type {Set<number>} bins with weights of NaN */
-    this.broken = new Set();
+    /** @type {Set<number>} places in the picture of weights of NaN */
+    this.lost = new Set();
   }
 
   /**
@@ -146,7 +146,7 @@ export class TileWork extends RowWork {
       if (!Number.isNaN(log)) {
         if (!(strongest[at] >= log)) strongest[at] = log;
         if (side > 1) sums[at] += Math.exp(log);
-      } else if (head.isBroken(row) && head.sees(row, j)) this.broken.add(at);
+      } else if (head.isLost(row, j)) this.lost.add(bin * TILE + at - base);
     }
   }
 
@@ -156,10 +156,11 @@ export class TileWork extends RowWork {
     const picture = new Float32Array(TILE * TILE).fill(NaN);
     for (let at = 0; at < strongest.length; at++) {
       const bin = Math.floor(at / across);
-      if (Number.isNaN(strongest[at]) || this.broken.has(at)) continue;
+      const place = bin * TILE + (at % across);
+      if (Number.isNaN(strongest[at]) || this.lost.has(place)) continue;
       const isMean = plane === "mass" && side > 1;
       const log = isMean ? Math.log(sums[at] / taken[bin]) : strongest[at];
-      picture[bin * TILE + (at % across)] = log;
+      picture[place] = log;
     }
     return picture;
   }
@@ -393,7 +394,8 @@ export class HeadsWork extends RowWork {
   #measure(head, sums, row, low, high) {
     const { line } = head;
     const place = head.layer.start + row;
-    const isSeen = (/** @type {number} */ j) => low <= j && j < high && !Number.isNaN(line[j]);
+    const isSeen = (/** @type {number} */ j) =>
+      low <= j && j < high && (!Number.isNaN(line[j]) || head.isLost(row, j));
     let seen = 0;
     for (let j = low; j < high; j++) {
       if (isSeen(j)) seen++;
@@ -403,6 +405,7 @@ export class HeadsWork extends RowWork {
       sums.distance += w * Math.abs(place - j);
     }
     if (head.isBroken(row)) sums.entropy = sums.distance = NaN;
+    if (head.isBroken(row) && seen >= 2) sums.first = sums.previous = sums.induction = NaN;
     if (!this.places || row === 0 || seen < 2) return;
     /** @type {(name: Role, keys: Iterable<number>) => void} */
     const add = (name, keys) => {

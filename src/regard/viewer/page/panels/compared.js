@@ -2,9 +2,16 @@
 // that it is compared with, at counterparts.
 
 import { counterpart } from "../data/alignment.js";
+import { isLostRow } from "../data/lost.js";
 import { nameOfPlace } from "../data/selection.js";
 import { signedColour, signedRange } from "../drawing/colours.js";
-import { effectText, largestInSize, signedText, weightText } from "../drawing/numbers.js";
+import {
+  effectText,
+  largestInSize,
+  noneWords,
+  signedText,
+  weightText,
+} from "../drawing/numbers.js";
 import { differenceOf } from "../map/cells.js";
 
 /** @import { Context, Selection } from "../data/selection.js" */
@@ -128,6 +135,9 @@ export async function otherPairWords({ about, selection, source, align }, query,
   const { values } = await source.row({ ...other, query: there.query });
   const number = values[there.key];
   const shown = other.effect ? effectText(number) : weightText(Math.exp(number));
-  const weight = Number.isNaN(number) ? "masked" : shown;
+  /** @type {[number, number]} */
+  const own = [there.query, there.query + 1];
+  const isLost = Number.isNaN(number) && (await isLostRow(source, other, [own], values));
+  const weight = Number.isNaN(number) ? noneWords(isLost) : shown;
   return ` · ${nameOfPlace(about, other)} of the other: ${weight}`;
 }

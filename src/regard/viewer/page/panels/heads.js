@@ -544,7 +544,7 @@ class HeadsPanel {
     if (this.coloursPair && this.pair && place >= 0) {
       const number = this.pair[place];
       const words = this.effect ? effectWords(number) : `weight ${weightText(Math.exp(number))}`;
-      parts.unshift(Number.isNaN(number) ? "masked" : words);
+      parts.unshift(Number.isNaN(number) ? "masked or NaN" : words);
     }
     const role = this.roles?.roles[cell.layer][cell.head];
     const name = [this.#called(cell), ...(role ? [role] : []), ...parts].join(", ");

@@ -44,6 +44,7 @@ const WORD_LIST = [
   ["share", "the sum of the weights on the keys of a cell, mean of its queries"],
   ["effect", "what a pair does to the number that was explained, as the recording keeps it"],
   ["masked", "grey: the query may not attend to the key"],
+  ["not a number", "grey too: a weight that is NaN, since a score is NaN or infinite"],
   ["× uniform", "the weight ÷ that of equal weights over all unmasked keys"],
   ["first token", "often the attention sink: it takes weight that is needed nowhere else"],
 ];

@@ -1,5 +1,6 @@
 // A line of weights along a text: those of one query, or of one key.
 
+import { isLostRow } from "../data/lost.js";
 import { countIn, isIn } from "../data/several.js";
 import { colourRange, weightColour } from "../drawing/colours.js";
 import { countSeen } from "../drawing/numbers.js";
@@ -14,9 +15,10 @@ import { differenceColour, readCompared } from "./compared.js";
  * key) whose weights these are, null where it is of the other text, `own`; `locked` is the other
  * token of the pair. By words each piece has its word's weight, and `singles` has it once; else
  * they are `values`. `at(place)` is ln of a weight, `seenAt(place)` its query's unmasked keys,
- * `compared` its signed numbers, where effects or a difference are shown. Of several queries,
+ * `compared` its signed numbers, where effects or a difference are shown. `lost`: whether weights of
+ * its queries are no numbers; of a key that of the pair, where the key has no weight. Of several queries,
  * `count` of them, it is the mean, and `isChosen(place)` tells each.
- * @typedef {Texts & {unit: Unit, side: Side, text: TokenText, own: {text: TokenText, place: number} | null,
+ * @typedef {Texts & {unit: Unit, side: Side, lost: boolean, text: TokenText, own: {text: TokenText, place: number} | null,
  *   values: Float32Array, singles: Float32Array, base: number, chosen: number | null, locked: number, coverage: number,
  *   count: number, isChosen: (place: number) => boolean, query: number, key: number, seenAt: (place: number) => number, total: number,
  *   at: (place: number) => number, compared: Compared | null}} Line
@@ -45,8 +47,9 @@ export async function readLine(context, { query, key }) {
     const isChosen = (/** @type {number} */ n) => offset !== null && isIn(queryParts, n - offset);
     const found = { unit, side, text: keys, own, values, singles, base: 0, chosen, locked: key };
     const compared = await readCompared(context, { ...found, query, key });
+    const lost = await isLostRow(source, where, queryParts, singles);
     const rest = { query, key, keys, queries, offset, coverage, seenAt: () => seen, compared };
-    return withPlaces({ ...found, ...rest, count, isChosen });
+    return withPlaces({ ...found, ...rest, count, isChosen, lost });
   }
   const { values, coverage } = await source.column({ ...where, key });
   const counts = (await source.visible(where)).values;
@@ -60,7 +63,21 @@ export async function readLine(context, { query, key }) {
   const compared = await readCompared(context, { ...found, query, key });
   const one = { count: 1, isChosen: (/** @type {number} */ place) => place === chosen };
   const rest = { query, key, keys, queries, offset, coverage, seenAt, compared };
-  return withPlaces({ ...found, ...rest, ...one });
+  const lost = countSeen(singles) === 0 && (await isLostQuery(context, query));
+  return withPlaces({ ...found, ...rest, ...one, lost });
+}
+
+/**
+ * Whether the weights of a query are no numbers.
+ * @param {Context} context
+ * @param {number} query
+ */
+async function isLostQuery({ selection, source, texts }, query) {
+  const { recording, usedUnit: unit } = selection;
+  const where = { ...selection.where, effect: undefined };
+  const { keys } = await texts(recording);
+  const { values } = await source.row({ ...where, query });
+  return isLostRow(source, where, [[query, query + 1]], once(values, keys, unit));
 }
 
 /**

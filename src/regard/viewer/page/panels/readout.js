@@ -1,6 +1,7 @@
 // The status line: the chosen pair, and what each change did.
 
 import { headsWords } from "../data/extend.js";
+import { isLostRow } from "../data/lost.js";
 import { countIn } from "../data/several.js";
 import { unlessSaid } from "../data/watch.js";
 import { make } from "../drawing/dom.js";
@@ -14,9 +15,10 @@ import { once } from "./line.js";
 /** @import { Scale } from "../drawing/colours.js" */
 
 /**
- * `value`: ln of the weight; `seen`: the number of the query's unmasked keys. Of several queries,
- * `count` of them, it is the mean.
- * @typedef {{query: number, key: number, value: number, seen: number, count: number}} ReadPair
+ * `value`: ln of the weight; `seen`: the number of the query's unmasked keys; `lost`: whether NaN is
+ * no number. Of several queries, `count` of them, it is the mean.
+ * @typedef {{query: number, key: number, value: number, seen: number, lost: boolean,
+ *   count: number}} ReadPair
  */
 
 /**
@@ -127,9 +129,11 @@ async function pairWords(context, query, key) {
   const found = await texts(recording);
   const { values } = await source.row({ ...where, effect: undefined, ...asked });
   const effects = effect && (await source.row({ ...where, ...asked })).values;
-  const before = effects ? `${effectWords(effects[key])} · ` : "";
-  const seen = countSeen(once(values, found.keys, unit));
-  const pair = { query, key, value: values[key], seen, count: countIn(queryParts) };
+  const before = effects ? `${effectWords(effects[key], true)} · ` : "";
+  const singles = once(values, found.keys, unit);
+  const [value, seen] = [values[key], countSeen(singles)];
+  const lost = Number.isNaN(value) && (await isLostRow(source, where, queryParts, singles));
+  const pair = { query, key, value, seen, lost, count: countIn(queryParts) };
   return pairText({ ...found, unit }, pair, before) + (await otherPairWords(context, query, key));
 }
 
@@ -140,7 +144,7 @@ async function pairWords(context, query, key) {
  * @param {ReadPair} pair
  * @param {string} [before]
  */
-export function pairText(texts, { query, key, value, seen, count }, before = "") {
+export function pairText(texts, { query, key, value, seen, lost, count }, before = "") {
   const { keys, queries, offset, unit } = texts;
   /** @type {(text: TokenText, n: number, from: number) => string} */
   const named = (text, n, from) =>
@@ -148,5 +152,5 @@ export function pairText(texts, { query, key, value, seen, count }, before = "")
   const one = `query ${named(queries, query, offset ?? 0)}`;
   const from = count > 1 ? `mean of ${countText(count)} queries` : one;
   const words = Number.isNaN(value) ? "" : before;
-  return `${from} → key ${named(keys, key, 0)}   ${words}${weightWords(value, seen)}`;
+  return `${from} → key ${named(keys, key, 0)}   ${words}${weightWords(value, seen, lost)}`;
 }

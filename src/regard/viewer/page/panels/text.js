@@ -31,6 +31,7 @@ import { TokenField } from "./tokenfield.js";
 
 /** @typedef {(place: number) => Tint | null} TintAt */
 
+const LOST = "The weights are not numbers (NaN): a score is NaN or infinite.";
 const SHORT = 2000; // tokens of a text that is shown whole
 const PLACES = 12;
 const LEAST = 0.00005; // shown as 0.0001
@@ -361,8 +362,9 @@ class TextPanel {
       this.context.say(`token ${countText(place)} «${line.text.label(place, 24)}» is not a query`);
     else {
       const effect = line.compared?.effect && line.compared.numbers[place - line.base];
-      const before = typeof effect === "number" ? `${effectWords(effect)} · ` : "";
-      this.context.say(pairText(line, { query, key, value, seen, count: line.count }, before));
+      const before = typeof effect === "number" ? `${effectWords(effect, true)} · ` : "";
+      const { lost, count } = line;
+      this.context.say(pairText(line, { query, key, value, seen, lost, count }, before));
     }
   }
 
@@ -422,10 +424,11 @@ function placesOf(line) {
  * @param {Compared} compared
  * @param {number} count of the places listed
  */
-function effectsWords({ side }, { effect, coverage }, count) {
+function effectsWords({ side, lost }, { effect, coverage }, count) {
   const read = coverage < 1 ? ` ${readText(coverage)} of the rows read.` : "";
   const none =
     side === "to" ? "No pair of this query has an effect." : "No pair of this key has an effect.";
+  if (!count && lost) return LOST + read;
   return (
     (count && effect ? `${KINDS[effect].signs} Beside each effect is the weight.` : none) + read
   );
@@ -455,6 +458,7 @@ function massWords(line, places, { options }) {
   if (line.compared) return differenceWords(line, places.length);
   const shown = places.reduce((sum, place) => sum + Math.exp(line.at(place)), 0);
   const read = line.coverage < 1 ? ` ${readText(line.coverage)} of the rows read.` : "";
+  if (!places.length && line.lost) return LOST + read;
   if (!places.length)
     return line.side === "to"
       ? "All keys are masked: the output is 0."
@@ -469,5 +473,6 @@ function massWords(line, places, { options }) {
   const lost = options.includes("sinks") ? "The sink takes" : "Rows that see no key lack";
   const sink = rest > 0.0005 ? ` ${lost} ${weightText(rest)}.` : "";
   const whose = line.count > 1 ? "their mean" : "its";
+  if (line.lost) return `Some weights of these queries are not numbers (NaN).${read}`;
   return `${weightText(shown)} of ${whose} attention is on ${where}.${sink}${read}`;
 }
