@@ -246,7 +246,7 @@ class TorchAttention(TorchFunctionMode):
         super().__exit__(*error)
 
 
-class _Shared:
+class Shared:
     """A setting of torch for all threads: the first changes it, the last puts it back."""
 
     def __init__(self, change: Callable[[], Any], restore: Callable[[Any], None]) -> None:
@@ -305,9 +305,9 @@ def uncompiled() -> Iterator[None]:
         _EAGER.leave()
 
 
-_EAGER = _Shared(_run_eagerly, _run_as_before)
-_FAST = _Shared(_without_fast_path, torch.backends.mha.set_fastpath_enabled)
-_DIVERTED = _Shared(_divert, _put_back)
+_EAGER = Shared(_run_eagerly, _run_as_before)
+_FAST = Shared(_without_fast_path, torch.backends.mha.set_fastpath_enabled)
+_DIVERTED = Shared(_divert, _put_back)
 _COMPUTE = threading.local()
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from regard._base.errors import UnsupportedError
-from regard._operator.torch_calls import _Shared
+from regard._operator.torch_calls import Shared
 from regard.capture._groups import names_of
 from regard.capture._record import model_followed, recording_of
 from regard.capture._taken import Described, Taken
@@ -127,7 +127,7 @@ class _Implementation:
 
 
 _IMPLEMENTATION = _Implementation()
-_BY_THREAD = _Shared(
+_BY_THREAD = Shared(
     lambda: setattr(PreTrainedConfig, INTERNAL, _IMPLEMENTATION),
     lambda _: delattr(PreTrainedConfig, INTERNAL),
 )
