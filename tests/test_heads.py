@@ -256,6 +256,15 @@ def test_a_head_of_two_roles_is_a_mixture_with_both_shares():
     assert scores.says(0, 0).startswith(says)
 
 
+def test_a_head_whose_weights_are_no_numbers_says_so():
+    q, k = np.random.default_rng(0).normal(size=(2, 2, 8, 4))
+    q[1, 3] = np.nan
+    scores = head_scores(Recording(list("abcdefgh"), [Layer(q, k, causal=True)]))
+    assert scores.says(0, 1) == "L0H1 · not a number (NaN): some score is NaN or infinite"
+    assert "NaN" not in scores.says(0, 0)
+    assert scores.telling().head == 0
+
+
 def test_scores_are_means_over_the_queries_that_see_such_a_key_against_even_weights(exact):
     uniform = list(exact_heads()).index("spread evenly")
     told = exact.scores[0, uniform, :-1], exact.even[0, uniform, :-1]

@@ -182,8 +182,12 @@ class HeadScores:
 
     def _says(self, at: int, h: int) -> str:
         found = self._named(at, h)
-        shares = shares_text(found) or f"mixed, entropy {self.entropy[at, h]:.2f} nats"
-        return f"L{self.layers[at]}H{self.head_numbers[at][h]} · {shares}: {sentence(found)}"
+        name = f"L{self.layers[at]}H{self.head_numbers[at][h]}"
+        entropy = self.entropy[at, h]
+        if np.isnan(entropy):
+            return f"{name} · not a number (NaN): some score is NaN or infinite"
+        shares = shares_text(found) or f"mixed, entropy {entropy:.2f} nats"
+        return f"{name} · {shares}: {sentence(found)}"
 
     def telling(self, among: Collection[tuple[int, int]] | None = None) -> Telling:
         """The head that tells most about the text: the one to show first.

@@ -73,7 +73,7 @@ export function makeHeader(context, parts) {
  * @param {RecordingFacts} facts
  */
 function sizeParts({ itself, tokens, queries }) {
-  if (itself) return [`${countText(tokens)} tokens`];
+  if (itself) return [`${countText(tokens)} ${tokens === 1 ? "token" : "tokens"}`];
   return [`${countText(queries)} queries ·`, `${countText(tokens)} keys`];
 }
 
