@@ -247,7 +247,7 @@ class TorchAttention(TorchFunctionMode):
 
 
 class Shared:
-    """A setting of torch for all threads: the first changes it, the last puts it back."""
+    """A setting for all threads: the first changes it, the last puts it back."""
 
     def __init__(self, change: Callable[[], Any], restore: Callable[[Any], None]) -> None:
         self._change, self._restore = change, restore

@@ -76,7 +76,7 @@ def _bundle(shown: Any, recording: Recording | None, html: Callable[[], str] = s
         from regard.viewer.notebook import RecordingWidget
     except ModuleNotFoundError:
         return text
-    data, metadata = RecordingWidget(recording).bundle(html)
+    data, metadata = RecordingWidget(recording).mimebundle(html)
     return (data | text, metadata) if metadata else data | text
 
 

@@ -53,13 +53,13 @@ class RecordingWidget(anywidget.AnyWidget):
         self._answers = Answers.of_groups(recordings, names)
         self.on_msg(self._answer)
 
-    def bundle(self, html: Callable[[], str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    def mimebundle(self, html: Callable[[], str]) -> tuple[dict[str, Any], dict[str, Any]]:
         """The widget by MIME type, with HTML for where there is no kernel, and the metadata."""
         data, metadata = super()._repr_mimebundle_() or ({}, {})
         return {**data, "text/html": html()}, metadata
 
     def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        return self.bundle(lambda: "".join(map(recording_html, self._answers.recordings)))
+        return self.mimebundle(lambda: "".join(map(recording_html, self._answers.recordings)))
 
     def close(self) -> None:
         """Takes the widget out of the notebook, and ends what it computes in the background."""
