@@ -172,6 +172,25 @@ def test_layers_go_to_disk_as_they_come(tmp_path):
     assert named(tmp_path) == {path.name, "both-0.safetensors", "both-1.safetensors"}
 
 
+@pytest.mark.parametrize(
+    ("given", "written"),
+    [
+        ("run", "run.safetensors"), ("run.1", "run.1.safetensors"),
+        ("gpt-3.5", "gpt-3.5.safetensors"), ("run.SafeTensors", "run.SafeTensors"),
+    ],
+)  # fmt: skip
+def test_a_file_has_the_name_that_it_is_given(given, written, tmp_path):
+    with regard.record(path=tmp_path / given) as recording:
+        Blocks()(X)
+    assert named(tmp_path) == {written}
+    assert_same(regard.Recording.load(tmp_path / written), recording)
+    (tmp_path / written).unlink()
+    with regard.record(path=tmp_path / given):
+        Blocks()(X.expand(2, -1, -1))
+    place = Path(written)
+    assert named(tmp_path) == {f"{place.stem}-{b}{place.suffix}" for b in range(2)}
+
+
 def test_files_grow_beside_their_places_and_nothing_else_does(tmp_path):
     folder, during = tmp_path / "there", []
     folder.mkdir()
@@ -450,6 +469,166 @@ def test_nested_tensors_are_computed_by_torch_and_said_to_be_left_out():
     with pytest.warns(UserWarning, match=f"step 0: {said}"), regard.watch(model, every=1) as watch:
         model(nested, dense)
     assert list(watch.left_out) == ["packed"]
+
+
+class Flexible(nn.Module):
+    """Calls torch's other attention, under the name that it is asked for."""
+
+    def __init__(self, name):
+        super().__init__()
+        self.name = name
+
+    def forward(self, x):
+        if self.name == "flex_attention":
+            from torch.nn.attention.flex_attention import flex_attention
+
+            return flex_attention(x, x, x)
+        return getattr(torch.ops.aten, self.name)(x, x, x)[0]
+
+
+@pytest.mark.filterwarnings("ignore:.*flex_attention called without torch.compile:UserWarning")
+@pytest.mark.parametrize("name", ["flex_attention", "_scaled_dot_product_flash_attention_for_cpu"])
+def test_attention_that_is_not_seen_beside_other_is_said_once(name):
+    x, others = torch.randn(1, 2, 7, 8), [Flexible(name) for _ in range(3)]
+    model = nn.Sequential(Heads(), *others)
+    plain = model(x)
+    match = rf"record: 1 and 2 more are left out: {name} is called\. What is seen is regard"
+    with pytest.warns(UserWarning, match=match) as told, regard.record() as recording:
+        assert torch.equal(model(x), plain)
+    assert len(told) == 1
+    assert Path(told[0].filename) == Path(__file__)
+    assert [layer.name for layer in recording.layers] == ["0"]
+    match = f"step 0: 1 and 2 more are left out: {name} is called"
+    with pytest.warns(UserWarning, match=match), regard.watch(model, evaluation=True) as watch:
+        model(x)
+    assert [*watch.left_out] == ["1", "2", "3"]
+
+
+class OwnAttention(nn.Module):
+    """Multiplies query and key by itself."""
+
+    def forward(self, x):
+        return (x @ x.mT).softmax(-1) @ x
+
+
+class Holder(nn.Module):
+    """Attention whose operator is called around a part of that name."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = type("InnerAttention", (nn.Identity,), {})()
+
+    def forward(self, x):
+        return F.scaled_dot_product_attention(self.inner(x), x, x)
+
+
+def test_attention_of_a_models_own_is_said_to_be_left_out_beside_other():
+    x = torch.randn(1, 2, 7, 8)
+    model = nn.Sequential(Heads(), OwnAttention(), Holder(), nn.Sequential(OwnAttention()))
+    model.other = OwnAttention()
+    model.forward = lambda x: model[3](model[2](model[1](model[0](x))))  # without the other
+    match = "1 and 3.0 are left out: no call of attention is seen in it. What is seen is"
+    with pytest.warns(UserWarning, match=f"record: {match}"), regard.record() as recording:
+        model(x)
+    assert [layer.name for layer in recording.layers] == ["0", "2"]
+    watched = regard.watch(model, evaluation=True)
+    with pytest.warns(UserWarning, match=f"watch: step 0: {match}"), watched:
+        model(x)
+    assert [*watched.left_out] == ["1", "3.0"]
+    with pytest.raises(regard.RecordingError, match="no attention was"), regard.record():
+        OwnAttention()(x)  # and nothing else is said
+
+
+def test_an_exported_model_is_recorded():
+    x = torch.randn(1, 2, 7, 8)
+    model = torch.export.export(Heads(), (x,)).module()
+    with regard.record() as recording:
+        model(x)
+    torch.testing.assert_close(
+        recording.weights[0][:], regard.AttentionWeights(x[0], x[0])[:], atol=1e-6, rtol=0
+    )
+
+
+class Half(nn.Module):
+    """Two layers, of which one is called within a function that gives it other tensors."""
+
+    def __init__(self, within):
+        super().__init__()
+        self.one, self.other, self.within = Heads(), Heads(), within
+
+    def forward(self, x):
+        self.within(self.other, x)
+        return self.one(x)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
+@pytest.mark.parametrize(
+    "within",
+    [
+        lambda layer, x: torch.export.export(layer, (x,)),
+        lambda layer, x: torch.vmap(layer)(x[None]),
+        lambda layer, x: layer(x.to("meta")),
+    ],
+    ids=["export", "vmap", "meta"],
+)
+def test_tensors_without_numbers_are_said_to_be_left_out(within):
+    x = torch.randn(1, 2, 7, 8)
+    match = "record: other is left out: .* hold no numbers"
+    with pytest.warns(UserWarning, match=match), regard.record() as recording:
+        Half(within)(x)
+    assert [layer.name for layer in recording.layers] == ["one"]
+
+
+@pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning")
+def test_torchscript_is_said_to_be_left_out():
+    x, scripted = torch.randn(1, 2, 7, 8), torch.jit.script(nn.Sequential(Heads()))
+    model = nn.Sequential(Heads(), scripted, torch.jit.script(nn.ReLU()))
+    match = "record: 1 is left out: it is TorchScript"
+    with pytest.warns(UserWarning, match=match) as told, regard.record() as recording:
+        model(x)
+    assert len(told) == 1
+    assert len(recording.layers) == 1
+
+
+@pytest.mark.parametrize("within", [regard.record, regard.patch_torch])
+def test_a_block_that_ends_in_another_thread_is_refused_and_sees_no_more(within):
+    block, entered, left = within(), threading.Event(), threading.Event()
+    alive = []
+
+    def first():
+        block.__enter__()
+        Blocks()(X)
+        alive.append(weakref.ref(block))
+        entered.set()
+        left.wait(60)
+        with regard.record() as recording:
+            Blocks()(X)
+        alive.append(len(recording.layers))
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    entered.wait(60)
+    with pytest.raises(RuntimeError, match="entered in one thread and left in another"):
+        block.__exit__(None, None, None)
+    left.set()
+    thread.join()
+    assert alive[1] == 2
+    with regard.record() as recording:
+        Blocks()(X)
+    assert len(recording.layers) == 2
+
+
+def test_blocks_that_end_in_another_order_end_by_themselves():
+    recorded, patched = regard.record(), regard.patch_torch()
+    recording, report = recorded.__enter__(), patched.__enter__()
+    Blocks()(X)
+    recorded.__exit__(None, None, None)
+    Blocks()(X)
+    patched.__exit__(None, None, None)
+    Blocks()(X)
+    assert len(recording.layers) == 2
+    assert sum(report.replaced.values()) == 4
+    assert not torch.overrides._get_current_function_mode_stack()
 
 
 def test_a_causal_bias_of_torch_is_recorded_as_what_it_hides():

@@ -50,13 +50,34 @@ def test_queries_at_other_places_in_each_layer_need_tokens_of_their_own():
 
 
 def test_texts_that_take_the_place_of_others_are_as_many():
-    recording = Recording(TOKENS, [layer()])
     for name in ("tokens", "query_tokens"):
+        recording = Recording(TOKENS, [layer()])
         with pytest.raises(regard.ShapeError, match=f"2 {name} in the place of {len(TOKENS)}"):
             setattr(recording, name, ("x", "y"))
         assert getattr(recording, name) == tuple(TOKENS)
         setattr(recording, name, [text.upper() for text in TOKENS])
         assert getattr(recording, name) == tuple(text.upper() for text in TOKENS)
+
+
+@pytest.mark.parametrize(("queries", "place"), [(4, 0), (2, 2)])
+def test_queries_that_are_tokens_follow_those_that_are_assigned(queries, place, tmp_path):
+    recording = Recording(TOKENS, [layer(Lq=queries, causal=True)])
+    recording.save(tmp_path / "a")
+    for one in (recording, Recording.load(tmp_path / "a")):
+        assert one.weights[0] is one.weights[0]  # made with the texts that there were
+        one.tokens = list("abcd")
+        assert one.query_tokens == tuple("abcd")[place:]
+        origin = one.weights[0].head(0)._origin
+        assert (origin.row_tokens, origin.column_tokens) == (one.query_tokens, one.tokens)
+
+
+def test_queries_of_cross_attention_keep_their_texts():
+    recording = Recording(TOKENS, [layer(Lq=2)], query_tokens=["x", "y"])
+    recording.tokens = list("abcd")
+    assert recording.query_tokens == ("x", "y")
+    recording.query_tokens = ["u", "v"]
+    assert recording.tokens == tuple("abcd")
+    assert recording.weights[0]._origin.query_tokens == ("u", "v")
 
 
 def test_cross_attention_has_query_tokens_of_its_own():

@@ -666,6 +666,33 @@ def test_the_files_are_plain_columns_of_sums_and_counts(survey):
 # Models and recordings
 
 
+@pytest.mark.parametrize("where", ["footer", "page"])
+def test_a_damaged_file_of_rows_is_named(where, tmp_path, model):
+    import pyarrow as pa
+
+    path = tmp_path / "a.parquet"
+    parquet.write_table(pa.table({"text": ["the cat sat on the mat"] * 9}), path)
+    data = bytearray(path.read_bytes())
+    part = slice(30, 60) if where == "page" else slice(-60, -8)
+    data[part] = b"\xff" * len(data[part])
+    path.write_bytes(data)
+    with pytest.raises((ValueError, SurveyError), match=r"a\.parquet: (not a Parq|cannot be read)"):
+        started(tmp_path / "heads", path, model).run(workers=1)
+
+
+def test_recordings_of_several_models_are_added_up_and_that_is_said(tmp_path):
+    layer = Layer(numbers(2, 5, 4), numbers(2, 5, 4))
+    for name in ("one", "two"):
+        Recording(list("abcde"), [layer], model=name).save(tmp_path / f"{name}.safetensors")
+    match = r"of 2 models \('one', 'two'\), and heads of the same number are added up"
+    with pytest.warns(UserWarning, match=match) as told:
+        survey = Survey(tmp_path / "heads", corpus=tmp_path / "*.safetensors")
+    assert told[0].filename == __file__
+    survey.run(workers=1)
+    assert survey.heads().documents == 2
+    Survey(tmp_path / "single", corpus=tmp_path / "one.safetensors")  # nothing is said of one
+
+
 def test_recordings_of_any_kind_are_surveyed_without_a_model(tmp_path):
     random_ = np.random.default_rng(0)
     weights = np.tril(random_.random((2, 3, 40, 40)))

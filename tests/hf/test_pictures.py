@@ -9,6 +9,8 @@ import regard.hf
 from models import model
 from regard.recording import Grid
 
+# CLIP's towers and SigLIP's head have torch's own layer, which is none of transformers'.
+pytestmark = pytest.mark.filterwarnings("ignore:.*MultiheadAttention computes its own attention")
 SIZES = {
     "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4,
 }  # fmt: skip

@@ -10,9 +10,13 @@ import regard
 import regard.hf
 from models import padding, texts
 
-pytestmark = pytest.mark.skipif(
-    not hasattr(T, "Inkling2Config"), reason="the oldest transformers that is tested has none"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        not hasattr(T, "Inkling2Config"), reason="the oldest transformers that is tested has none"
+    ),
+    # Each layer attends to the residuals of those before it too, by torch's operator.
+    pytest.mark.filterwarnings("ignore:.*Inkling2BlockAttentionResidual computes its own"),
+]
 
 
 class Words:

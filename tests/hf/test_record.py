@@ -197,7 +197,12 @@ def test_an_encoder_and_a_decoder_are_groups():
 def test_a_layer_beside_cross_attention_is_of_its_own_text():
     ids, mask, picture = texts(), padding().flip(-1), torch.randn(2, 3, 32, 32)
     given = {"attention_mask": mask, "pixel_values": picture}
-    with torch.no_grad(), regard.hf.record(model("bridgetower")) as recording:
+    match = "vision_model.* MultiheadAttention computes its own attention"
+    with (
+        pytest.warns(UserWarning, match=match),
+        torch.no_grad(),
+        regard.hf.record(model("bridgetower")) as recording,
+    ):
         model("bridgetower")(ids, **given)
     short = recording.batch[0].groups
     own = tuple(map(str, ids[0, :15].tolist()))
@@ -447,6 +452,7 @@ def test_a_text_is_the_recording_itself_beside_more_pictures():
     found = transformers.ModernVBertModel(config).eval()
     ids = torch.tensor([[5, *[90] * 16, 6, 7]])
     with (
+        pytest.warns(UserWarning, match="head.attention is left out: MultiheadAttention"),
         pytest.warns(UserWarning, match="'vision_model' are left out"),
         torch.no_grad(),
         regard.hf.record(found) as recording,
@@ -510,6 +516,44 @@ def test_pictures_among_the_tokens_are_grids():
     torch.testing.assert_close(written.reshape(-1), recording.weights[1][3, -1, 2:18])
     assert [*recording.groups] == ["language_model", "vision_tower"]
     assert recording.groups["vision_tower"].grids == (regard.recording.Grid(1, 4, 4),)
+
+
+def test_positions_that_stand_for_unknown_tokens_are_said_to():
+    ids, found = texts(1), model("llama")
+    with torch.no_grad():
+        cache = found(ids[:, :12], use_cache=True).past_key_values
+    match = "positions stand for .* there are 20 keys, and the model was called with 8 tokens"
+    with (
+        pytest.warns(UserWarning, match=match) as told,
+        torch.no_grad(),
+        regard.hf.record(found) as recording,
+    ):
+        found(ids[:, 12:], past_key_values=cache)
+    assert told[0].filename == __file__
+    assert recording.tokens == tuple(map(str, range(20)))
+    expected = eager("llama", ids).attentions[1][0, :, 12:]
+    torch.testing.assert_close(recording.weights[1][:], expected, atol=1e-6, rtol=0)
+
+
+def test_modules_with_their_own_attention_are_said_to_be_left_out():
+    sizes = {"d_model": 32, "d_kv": 8, "d_ff": 32, "num_layers": 3, "num_heads": 4}
+    found = transformers.LongT5ForConditionalGeneration(
+        transformers.LongT5Config(vocab_size=97, decoder_start_token_id=3, **sizes)
+    ).eval()
+    name = "encoder.block.0.layer.0.LocalSelfAttention"
+    match = f"record: {name} and 2 more are left out: LongT5LocalAttention computes its own"
+    with (
+        pytest.warns(UserWarning, match=match) as told,
+        torch.no_grad(),
+        regard.hf.record(found) as recording,
+    ):
+        found.generate(texts(1), max_new_tokens=3, do_sample=False)
+    assert len(told) == 1
+    assert told[0].filename == __file__
+    assert [*recording.groups] == ["decoder", "cross"]
+    assert not any(module._forward_pre_hooks for module in found.modules())
+    with torch.no_grad(), regard.hf.record(found):  # of modules that run alone
+        found.decoder(texts(1), encoder_hidden_states=torch.randn(1, 4, 32))
 
 
 def test_what_no_recording_holds_is_refused():

@@ -10,22 +10,45 @@ import regard.hf
 from regard.heads import head_scores
 from regard.survey import Survey
 
+TEXT = "the cat sat on a mat and the cat ran " * 3
+WORDS = {word: n for n, word in enumerate(["<unk>", *sorted({*TEXT.split()})])}
+SIZES = {
+    "vocab_size": len(WORDS), "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 40,
+}  # fmt: skip
 
-def test_a_model_of_transformers_is_surveyed_layer_by_layer(tmp_path):
-    text = "the cat sat on a mat and the cat ran " * 3
-    words = {word: n for n, word in enumerate(["<unk>", *sorted({*text.split()})])}
-    plain = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+
+def written(folder, model):
+    """A folder with a model and a tokenizer of the words."""
+    plain = Tokenizer(models.WordLevel(WORDS, unk_token="<unk>"))
     plain.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer = transformers.PreTrainedTokenizerFast(
         tokenizer_object=plain, unk_token="<unk>", model_max_length=40
     )
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=len(words), hidden_size=32, intermediate_size=32, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=40,
+    for one in (model, tokenizer):
+        one.save_pretrained(folder)
+    return folder
+
+
+def test_modules_with_their_own_attention_are_said_to_be_left_out(tmp_path):
+    config = transformers.MiniMaxConfig(
+        **SIZES, head_dim=8, num_local_experts=2, block_size=8, bos_token_id=None,
+        eos_token_id=None, layer_types=["linear_attention", "full_attention"],
     )  # fmt: skip
-    transformers.LlamaModel(config).save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
+    folder = written(tmp_path / "model", transformers.MiniMaxModel(config))
+    (tmp_path / "a.txt").write_text(TEXT)
+    match = r"survey: layers\.0\.self_attn is left out: attention that .* computes by itself"
+    with pytest.warns(UserWarning, match=match) as told:
+        survey = Survey(tmp_path / "heads", corpus=tmp_path / "a.txt", model=folder)
+    assert told[0].filename == __file__
+    survey.run(workers=1)
+    assert survey.heads().layers == (1,)
+
+
+def test_a_model_of_transformers_is_surveyed_layer_by_layer(tmp_path):
+    text = TEXT
+    torch.manual_seed(0)
+    written(tmp_path / "model", transformers.LlamaModel(transformers.LlamaConfig(**SIZES)))
     (tmp_path / "a.txt").write_text(text)
     (tmp_path / "b.txt").write_text(text * 9)
     survey = Survey(tmp_path / "heads", corpus=[tmp_path / "a.txt"], model=tmp_path / "model")

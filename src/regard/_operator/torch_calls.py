@@ -18,7 +18,12 @@ from torch.nn.modules.module import (
     register_module_forward_hook,
     register_module_forward_pre_hook,
 )
-from torch.overrides import TorchFunctionMode
+from torch.overrides import (
+    TorchFunctionMode,
+    _get_current_function_mode_stack,
+    _pop_mode,
+    _push_mode,
+)
 
 Source = tuple[StorageWeakRef, Any, torch.Size, tuple[int, ...]]
 
@@ -49,9 +54,14 @@ def _ignore(*given: Any) -> None:
 
 
 class Sources:
-    """The modules that run in a thread, and what their projections are made of."""
+    """The modules that run in a thread, and what their projections are made of.
+
+    Attributes:
+        ran: the modules that were called.
+    """
 
     def __init__(self) -> None:
+        self.ran: set[Module] = set()
         self._thread = threading.get_ident()
         self._stack: list[Module] = []
         # For each of them, what its projections were called with, and the memory that they gave.
@@ -88,6 +98,7 @@ class Sources:
             self._begun(module)
         self._stack.append(module)
         self._fed.append([])
+        self.ran.add(module)
 
     def _leave(self, module: Module, args: Any, output: Any) -> None:
         if threading.get_ident() != self._thread or not self._stack:
@@ -185,7 +196,8 @@ class Running(Sources):
 
 
 def _is_projection(module: Module) -> bool:
-    weight = module._parameters.get("weight")
+    parameters = module._parameters  # TorchScript's have no ``get``
+    weight = parameters["weight"] if "weight" in parameters else None  # noqa: SIM401
     return weight is not None and weight.ndim > 1 and not module._modules
 
 
@@ -207,11 +219,18 @@ class TorchAttention(TorchFunctionMode):
         weigh: called for ``torch.nn.MultiheadAttention`` that returns weights, which torch computes
             past its operator: with the function of torch, its arguments by name, and ``within``,
             which calls that function so that its operator is handed over, to nobody else.
+        leave: called with the name of any other function that computes attention, such as
+            ``flex_attention``, before it does.
     """
 
-    def __init__(self, compute: Callable[..., Any], weigh: Callable[..., Any]) -> None:
+    def __init__(
+        self,
+        compute: Callable[..., Any],
+        weigh: Callable[..., Any],
+        leave: Callable[[str], object] = lambda name: None,
+    ) -> None:
         super().__init__()
-        self._compute, self._weigh = compute, weigh
+        self._compute, self._weigh, self._leave = compute, weigh, leave
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -225,6 +244,12 @@ class TorchAttention(TorchFunctionMode):
             if named.get("need_weights", True):
                 return self._weigh(func, named, self._alone)
             return self._within(func, named)
+        name = getattr(func, "__name__", "")
+        if "attention" in name or "attn" in name:
+            if any(func is operator for operator in _ATEN):
+                return self._compute(func, *args, **kwargs)
+            if "backward" not in name and getattr(func, "namespace", "") != "regard":
+                self._leave(name.partition(".")[0])
         return func(*args, **kwargs)
 
     def _within(self, func: Any, named: dict[str, Any]) -> Any:
@@ -241,9 +266,50 @@ class TorchAttention(TorchFunctionMode):
         _FAST.enter()
         return super().__enter__()
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        """Takes it away.
+
+        Raises:
+            RuntimeError: in another thread than that of ``__enter__``, whose calls it no more sees.
+        """
         _FAST.leave()
-        super().__exit__(*error)
+        if _is_taken_away(self):
+            return
+        self._compute, self._weigh, self._leave = _as_it_is, _as_it_is_by_name, _ignore
+        if kind is None:
+            raise RuntimeError(
+                "The with block was entered in one thread and left in another. Nothing is handed "
+                "over any more, but a mode of torch that does nothing stays in the first thread. "
+                "Enter and leave the block in one thread."
+            )
+
+
+def _is_taken_away(mode: TorchFunctionMode) -> bool:
+    """Takes a mode from those of this thread, wherever it is among them; whether it was there."""
+    modes = _get_current_function_mode_stack()
+    if not any(one is mode for one in modes):
+        return False
+    above = []
+    while (last := _pop_mode()) is not mode:
+        above.append(last)
+    for one in reversed(above):
+        _push_mode(one)
+    return True
+
+
+def _as_it_is(func: Any, *args: Any, **kwargs: Any) -> Any:
+    return func(*args, **kwargs)
+
+
+def _as_it_is_by_name(func: Any, named: dict[str, Any], within: Any) -> Any:
+    return func(**named)
+
+
+# The operator as ``torch.export`` writes it into a graph.
+_ATEN = (
+    torch.ops.aten.scaled_dot_product_attention,
+    torch.ops.aten.scaled_dot_product_attention.default,
+)
 
 
 class Shared:

@@ -5,16 +5,21 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import TransformType, get_interpreter_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from regard._base.arrays import is_tensor
 from regard._base.errors import UnsupportedError
 from regard._operator import watching
 from regard._operator.attention import torch_call
 from regard._operator.torch_calls import Running, TorchAttention
+from regard.capture._kind import is_attention
 
 # Called with the name of a module, the query, key, value and options of its attention, and a
 # function that tells whether queries and keys are known to be of the same tokens. It may return a
@@ -22,9 +27,14 @@ from regard._operator.torch_calls import Running, TorchAttention
 AreOfOne = Callable[[], bool]
 Take = Callable[[str, Any, Any, Any, dict[str, Any], AreOfOne], Callable[[Any], Any] | None]
 
-NOT_SEEN = (
+SEEN = (
     "What is seen is regard.attention, torch.nn.functional.scaled_dot_product_attention, and what "
-    "is built on them; a model that multiplies query and key by itself is not."
+    "is built on them"
+)
+NOT_SEEN = f"{SEEN}; a model that multiplies query and key by itself is not."
+WITHOUT_NUMBERS = (
+    "it is called where tensors hold no numbers of their own: while torch records a graph "
+    "(torch.export), within torch.vmap, or on the device meta."
 )
 
 
@@ -35,7 +45,7 @@ def calls_taken(
     refuse: Callable[[str, Exception], None] | None = None,
     explains: bool = False,
 ) -> Iterator[None]:
-    """Hands every call of attention to ``take``: torch's of this thread, regard's of all.
+    """Hands every call of attention in this thread to ``take``.
 
     Args:
         running: knows the names of modules.
@@ -45,10 +55,28 @@ def calls_taken(
     """
 
     taken = False  # a call that is being computed, maybe by regard
+    called: set[str] = set()  # names of the modules that made calls
+    thread = threading.get_ident()
 
     def take_own(query: Any, key: Any, value: Any, options: dict[str, Any]) -> Any:
+        if taken or threading.get_ident() != thread:
+            return None
+        called.add(running.name)
+        if has_no_numbers(query, key):
+            leave(UnsupportedError(WITHOUT_NUMBERS))
+            return None
         are_of_one = functools.partial(running.are_of_one, query, key)
-        return None if taken else take(running.name, query, key, value, options, are_of_one)
+        return take(running.name, query, key, value, options, are_of_one)
+
+    def leave(error: Exception) -> None:
+        if refuse is None:
+            raise error
+        called.add(running.name)
+        refuse(running.name, error)
+
+    def leave_other(function: str) -> None:
+        if not taken:
+            leave(UnsupportedError(f"{function} is called. {SEEN}."))
 
     def compute(operator: Any, *args: Any, **kwargs: Any) -> Any:
         nonlocal taken
@@ -62,9 +90,7 @@ def calls_taken(
             if "bias" in options:
                 options |= {"bias": None} | mask_and_bias(options["bias"])
         except Exception as error:
-            if refuse is None:
-                raise
-            refuse(running.name, error)
+            leave(error)
         else:
             hand_on = take_own(q, k, v, options)
         taken, before = True, taken
@@ -90,8 +116,37 @@ def calls_taken(
             within(function, named | quiet)
         return function(**named)
 
-    with running.followed(), TorchAttention(compute, weigh), watching.watched(take_own):
+    with (
+        running.followed(),
+        TorchAttention(compute, weigh, leave_other),
+        watching.watched(take_own),
+    ):
         yield
+    if refuse is not None:
+        for name in _unseen(running, called):
+            refuse(name, UnsupportedError(f"no call of attention is seen in it. {SEEN}."))
+
+
+def _unseen(running: Running, called: set[str]) -> list[str]:
+    """Names of modules that are attention and ran, without any of these that made calls.
+
+    None where there are no calls at all.
+    """
+    named = [name for name, x in running.modules.items() if x in running.ran]
+    named = [name for name in named if is_attention(type(running.modules[name]))]
+    return [
+        name
+        for name, after in pairwise([*named, ""])
+        if called
+        and not after.startswith(f"{name}.")
+        and name.rpartition(".")[0] not in called
+        and not any(is_within(own, name) for own in called)
+    ]
+
+
+def is_within(name: str, outer: str) -> bool:
+    """Whether a module of that name is another, or in it."""
+    return not outer or f"{name}.".startswith(f"{outer}.")
 
 
 def by_group(
@@ -142,6 +197,31 @@ def mask_and_bias(numbers: Tensor) -> dict[str, Tensor]:
     if "mask" in found or not bool(hidden.any()):
         return found
     return {"mask": ~hidden, "bias": numbers.masked_fill(hidden, 0.0)}
+
+
+def left_out(names: Collection[str]) -> str:
+    """Names of modules as the subject of a sentence, with its verb."""
+    first, *others = names
+    if not others:
+        return f"{first or 'the model'} is"
+    more = f" and {len(others)} more" if len(others) > 1 else f" and {others[0]}"
+    return f"{first or 'the model'}{more} are"
+
+
+def has_no_numbers(*arrays: Any) -> bool:
+    """Whether these stand for others: on no device, in ``vmap``, or while a graph is recorded."""
+    if not is_tensor(arrays[0]):
+        return False
+    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+        return True
+    if torch._C._are_functorch_transforms_active():
+        transforms = get_interpreter_stack() or ()
+        if any(one.key() == TransformType.Vmap for one in transforms):
+            return True
+    modes = torch._C._len_torch_dispatch_stack()
+    if modes and any(mode.is_infra_mode() for mode in _get_current_dispatch_mode_stack()):
+        return True
+    return any(is_tensor(x) and x.is_meta for x in arrays)
 
 
 def is_in_backward() -> bool:

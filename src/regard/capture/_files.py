@@ -135,6 +135,6 @@ class Files:
 
     def _place(self, b: int, count: int) -> Path:
         name = self._path
-        if name.suffix != ENDING:
-            name = name.with_suffix(ENDING)
+        if name.suffix.lower() != ENDING:  # numbers are no ending: gpt-3.5
+            name = name.with_name(f"{name.name}{ENDING}")
         return name if count == 1 else name.with_stem(f"{name.stem}-{b}")

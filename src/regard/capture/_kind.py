@@ -11,6 +11,14 @@ from regard._call.call import Call
 
 CROSS = re.compile(r"cross|enc(oder)?_?dec|encoder_attn|multihead_attn", re.IGNORECASE)
 
+# How names of classes end that are parts of an attention, and compute none.
+BESIDE = "Bias", "Mask", "MLP", "Norm", "Output", "Projection", "Structure", "Subsample"
+
+
+def is_attention(kind: type) -> bool:
+    """Whether modules of a class are attention by its name, and not a part beside it."""
+    return "Attention" in kind.__name__ and not kind.__name__.endswith(BESIDE)
+
 
 def has_order(call: Call) -> bool:
     """Whether the options of a call give its queries positions among the keys."""

@@ -11,12 +11,21 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor
+from torch.jit import ScriptModule
 from torch.nn import Module
 
 from regard._base.errors import RecordingError, ShapeError, UnsupportedError
 from regard._operator import watching
 from regard._operator.torch_calls import Hook, Running, Sources, uncompiled
-from regard.capture._calls import AreOfOne, allowed, calls_taken
+from regard.capture._calls import (
+    WITHOUT_NUMBERS,
+    AreOfOne,
+    allowed,
+    calls_taken,
+    has_no_numbers,
+    is_within,
+    left_out,
+)
 from regard.capture._explanation import Explanation
 from regard.capture._files import Unread
 from regard.capture._groups import Place, places
@@ -34,6 +43,8 @@ Choice = tuple[
 ]
 # Gets a module that is called, and its arguments.
 Note = Callable[[Module, tuple[Any, ...], dict[str, Any]], None]
+OPERATOR = "scaled_dot_product_attention"
+SCRIPTED = "it is TorchScript, whose calls are not seen; record the module that it was made of."
 _ONE = threading.Lock()  # held while a record is open
 
 
@@ -68,7 +79,7 @@ class Recorded(Recording[Tensor]):
 
     def __repr__(self) -> str:
         if self._texts is None:
-            return "Recorded(nothing yet: the with block runs)"
+            return "Recorded(nothing yet: the with block runs, or an error ended it)"
         if self._texts:
             return f"Recorded(batch of {len(self.batch)}: recording.batch[0] is {self.batch[0]!r})"
         return super().__repr__()
@@ -242,17 +253,30 @@ def _torch_followed(recorder: Recorder) -> Iterator[None]:
         own = name, places_of(running.model, kind)
         return recorder.take(*own, query, key, value, options, are_of_one, allowed())
 
-    left: dict[str, str] = {}  # by the names of modules
+    left: dict[str, dict[str, None]] = {}  # names of modules, by the reason
 
     def leave(name: str, error: Exception) -> None:
         if not isinstance(error, UnsupportedError):
             raise error
-        left[name] = str(error).partition("\n")[0]
+        left.setdefault(str(error).partition("\n")[0], {})[name] = None
 
     with calls_taken(running, take, leave, explains=recorder.explains):
         yield
-    for name, why in left.items():
-        warnings.warn(f"record: {name or 'the model'} is left out: {why}", stacklevel=7)
+    if scripted := _scripted(running.modules):
+        left[SCRIPTED] = dict.fromkeys(scripted)
+    for why, names in left.items():
+        warnings.warn(f"record: {left_out(names)} left out: {why}", stacklevel=7)
+
+
+def _scripted(modules: Mapping[str, Module]) -> list[str]:
+    """Those that TorchScript runs, with attention in it, without the modules within them."""
+    found: list[str] = []
+    for name, module in modules.items():
+        if not isinstance(module, ScriptModule) or any(is_within(name, outer) for outer in found):
+            continue
+        if hasattr(module, "forward") and OPERATOR in str(module.inlined_graph):
+            found.append(name)
+    return found
 
 
 @contextlib.contextmanager
@@ -280,6 +304,8 @@ def model_followed(
         kind: Any = type(module)
         if module not in names:  # another model's is none of it
             return None
+        if has_no_numbers(query, key):
+            raise UnsupportedError(f"record: {names[module]} cannot be: {WITHOUT_NUMBERS}")
         are_of_one = functools.partial(sources.are_of_one, query, key)
         own = names[module], places_of(kind)
         return recorder.take(*own, query, key, value, options, are_of_one, allowed())

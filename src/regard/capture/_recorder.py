@@ -395,7 +395,9 @@ class Recorder:
         """Layers of one kind and of the same tokens, by name; the text's own first."""
         if not self._taken:
             chosen = "" if self._layers is None else f" in layers {sorted(self._layers)}"
-            raise RecordingError(f"record: no attention was computed{chosen}. {NOT_SEEN}")
+            raise RecordingError(
+                f"record: no attention was computed{chosen} by this thread. {NOT_SEEN}"
+            )
         found: dict[str, list[Taken]] = {}
         for taken in self._taken.values():
             found.setdefault(taken.group, []).append(taken)

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from regard._operator.torch_calls import Hook, Running, uncompiled
-from regard.capture._calls import NOT_SEEN, calls_taken, is_in_backward
+from regard.capture._calls import NOT_SEEN, calls_taken, is_in_backward, left_out
 from regard.capture._groups import group_names
 from regard.capture._measured import NonFinite
 from regard.capture._pass import Pass
@@ -168,8 +168,11 @@ class Watch:
 
     def _tell(self, seen: Pass, is_nan: bool = False) -> None:
         """Reports a pass that has ended."""
+        by_reason: dict[str, list[str]] = {}
         for name, why in seen.refused.items():
-            _warn(f"step {seen.step}: {name or 'the model'} is left out: {why}")
+            by_reason.setdefault(why, []).append(name)
+        for why, names in by_reason.items():
+            _warn(f"step {seen.step}: {left_out(names)} left out: {why}")
         if not seen.taken:
             if not seen.is_empty:
                 self._warn_of_nothing(seen.step)

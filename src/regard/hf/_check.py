@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Collection, Mapping
+from itertools import pairwise
 from typing import NamedTuple
 
 from torch.nn import Module
 from transformers import PreTrainedModel
+
+from regard.capture._kind import is_attention
 
 
 class Checked(NamedTuple):
@@ -58,7 +62,7 @@ def check(model: Module) -> Checked:
         kind = type(module)
         if _asks_interface(kind):
             served.append(name)
-        elif "Attention" in kind.__name__ and not _has_attention(module):
+        elif is_attention(kind) and not _has_attention(module):
             own.append((name, kind.__name__))
     return Checked(tuple(served), tuple(own))
 
@@ -67,6 +71,21 @@ def check(model: Module) -> Checked:
 def that_ask(kinds: frozenset[type]) -> frozenset[type]:
     """Those of these classes of modules that ask the interface for a function."""
     return frozenset(kind for kind in kinds if _asks_interface(kind))
+
+
+def with_own_attention(names: Mapping[Module, str], asking: Collection[type]) -> dict[Module, str]:
+    """Those modules that compute attention by themselves, as ``check`` finds them.
+
+    Args:
+        names: of the modules of a model, each before those within it.
+        asking: classes that ask the interface.
+    """
+    named = {module: name for module, name in names.items() if is_attention(type(module))}
+    return {
+        module: name
+        for (module, name), (_, after) in pairwise([*named.items(), (None, "")])
+        if module is not None and type(module) not in asking and not after.startswith(f"{name}.")
+    }
 
 
 def _asks_interface(kind: type) -> bool:
@@ -83,6 +102,4 @@ def _asks_interface(kind: type) -> bool:
 
 def _has_attention(module: Module) -> bool:
     """Whether another module within it is the one that computes."""
-    return any(
-        "Attention" in type(child).__name__ for child in module.modules() if child is not module
-    )
+    return any(is_attention(type(child)) for child in module.modules() if child is not module)

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Collection, Iterator
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from threading import get_ident
 from typing import Any
 
 from torch import Tensor
+from torch.nn import Module
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from regard._base.errors import UnsupportedError
-from regard._operator.torch_calls import Shared
+from regard._operator.torch_calls import Hook, Shared
+from regard.capture._calls import left_out
 from regard.capture._groups import names_of
 from regard.capture._record import model_followed, recording_of
 from regard.capture._taken import Described, Taken
-from regard.hf._check import that_ask
+from regard.hf._check import that_ask, with_own_attention
 from regard.hf._generation import Generation
 from regard.hf._tokens import Inputs
 from regard.recording import Recording
@@ -42,9 +45,9 @@ def record(
 
     One pass or one generation, of any batch; padding is cut off. Encoder, decoder and
     cross-attention are ``groups`` of the recording, each with its tokens; pictures are its
-    ``grids``. Modules that compute their own attention are left out: see ``check``. The model runs
-    on regard in this thread and the block. Other threads that run it get what they did before,
-    uncompiled, and are not recorded.
+    ``grids``. Modules that compute their own attention are left out, and a warning names them: see
+    ``check``. The model runs on regard in this thread and the block. Other threads that run it get
+    what they did before, uncompiled, and are not recorded.
 
     Args:
         model: of transformers, or what ``torch.compile`` makes of one, which runs uncompiled.
@@ -86,8 +89,40 @@ def record(
             ) as recording,
             inputs.noted(names),
             generation.noted(model),
+            _own_attention_told(with_own_attention(names, asking)),
         ):
             yield recording
+        if inputs.unnamed is not None:
+            keys, given = inputs.unnamed
+            warnings.warn(
+                f"record: positions stand for the texts of tokens: there are {keys} keys, and the "
+                f"model was called with {given} tokens. Those that a cache had before are unknown.",
+                stacklevel=3,
+            )
+
+
+@contextlib.contextmanager
+def _own_attention_told(own: Mapping[Module, str]) -> Iterator[None]:
+    """Warns of those of these modules that run in the block: nothing is seen of their attention."""
+    called: dict[str, dict[str, None]] = {}  # names of modules, by class
+    thread = get_ident()
+
+    def note(module: Module, *given: Any) -> None:
+        if get_ident() == thread:
+            called.setdefault(type(module).__name__, {})[own[module]] = None
+
+    hooks = [module.register_forward_pre_hook(Hook(note)) for module in own]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+    for kind, names in called.items():
+        warnings.warn(
+            f"record: {left_out(names)} left out: {kind} computes its own attention, of which "
+            "nothing is seen. print(regard.hf.check(model)) lists all such modules.",
+            stacklevel=5,
+        )
 
 
 def _reader(model: PreTrainedModel, models: list[PreTrainedModel]) -> PreTrainedModel:

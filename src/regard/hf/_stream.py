@@ -13,9 +13,11 @@ import torch
 from transformers import PreTrainedModel
 
 from regard._base.errors import UnsupportedError
+from regard.capture._groups import names_of
 from regard.capture._record import model_followed
 from regard.capture._recorder import Recorder, Sink
 from regard.capture._taken import Taken
+from regard.hf._check import that_ask, with_own_attention
 from regard.hf._load import _loaded, _longest
 from regard.hf._record import _on_regard
 from regard.hf._tokens import Inputs, texts
@@ -32,6 +34,7 @@ class Stream:
 
     Attributes:
         longest: the most tokens that it reads.
+        unseen: names of the modules that compute their own attention, and give no layer.
 
     Raises:
         FileNotFoundError, ValueError: as ``regard.hf.load``.
@@ -46,6 +49,11 @@ class Stream:
                 " with regard.hf.record, and survey the folder of recordings."
             )
         self.longest = _longest(self._model.config, self._tokenizer)
+
+    @property
+    def unseen(self) -> list[str]:
+        names = names_of(self._model)
+        return [*with_own_attention(names, that_ask(frozenset(map(type, names)))).values()]
 
     @functools.cached_property
     def sha256(self) -> tuple[str, str]:

@@ -55,6 +55,8 @@ class Inputs:
         self._names: Mapping[Module, str] = {}
         self._calls: dict[Module, Calls] = {}
         self._shapes: Any = None  # (pictures, 3): time, rows and columns of patches
+        # Keys of the text, and tokens that the model was called with, where these are fewer.
+        self.unnamed: tuple[int, int] | None = None
 
     @property
     def roots(self) -> list[Module]:
@@ -118,6 +120,8 @@ class Inputs:
         numbers, sinks = _joined(ids, b), self._sinks(taken.name)
         count = taken.keys - sinks
         named = texts(self._tokenizer, numbers)
+        if taken.is_main and 0 < len(numbers) < count:
+            self.unnamed = count, len(numbers)
         if not numbers or len(numbers) != count:
             return Described([SINK] * sinks + [*map(str, range(count))] if sinks else None)
         grids = self._among(ids, taken.batch, b)

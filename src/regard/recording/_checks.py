@@ -125,6 +125,14 @@ def checked_query_tokens(
     return tokens[start : start + count]
 
 
+def place_among(layer: Layer, tokens: Sequence[str], queries: Sequence[str]) -> int | None:
+    """Of which token the first query is, where all of them are tokens; None of cross-attention."""
+    place, count = _place_of(layer, len(tokens)), len(queries)
+    if 0 <= place <= len(tokens) - count and tokens[place : place + count] == queries:
+        return place
+    return 0 if tokens == queries else None
+
+
 def _place_of(layer: Layer, tokens: int) -> int:
     """Of which token the first query is; as many queries as tokens are these tokens."""
     count = shape_of(layer._query)[1]

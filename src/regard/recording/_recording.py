@@ -23,6 +23,7 @@ from regard.recording._checks import (
     checked_query_tokens,
     checked_texts,
     checked_tokens,
+    place_among,
 )
 from regard.recording._grid import Grid, checked_grids
 from regard.recording._layer import Layer
@@ -50,7 +51,8 @@ class Recording(Showings[ArrayT]):
         query_tokens: texts of the ``Lq`` queries where they are not among the keys
             (cross-attention). Left out, the queries are the last ``Lq`` of ``tokens`` (of the
             first ``key_lengths`` of them), or those from ``query_start`` on, the same in each
-            layer.
+            layer; as many as tokens are these. Masks and distances count from the layer's
+            ``query_start`` in any case: a padded text with ``key_lengths`` needs 0 there.
         boundary: position of the first token that a model wrote, where the text is a prompt and
             its continuation.
         grids: where the patches of pictures are among the keys, a ``Grid`` or
@@ -60,7 +62,8 @@ class Recording(Showings[ArrayT]):
             ``{"encoder": ..., "cross": ...}``. They are saved, loaded and viewed together.
 
     Attributes:
-        tokens: tuple of ``Lk`` texts; those of a long text are made when they are first used.
+        tokens: tuple of ``Lk`` texts; those of a long text are made when they are first used. As
+            many others may be assigned: ``query_tokens`` that are among them follow.
         query_tokens: tuple of ``Lq`` texts, likewise.
         layers: tuple of ``Layer``. They, and everything computed from them, raise RecordingError
             where their file was cut since it was loaded.
@@ -201,7 +204,12 @@ class Recording(Showings[ArrayT]):
 
     @tokens.setter
     def tokens(self, texts: Sequence[str]) -> None:
-        self._tokens = _as_many("tokens", texts, self._tokens)
+        found = _as_many("tokens", texts, self._tokens)
+        place = place_among(self._layers[0], self.tokens, self.query_tokens)
+        if place is not None:
+            self._query_tokens = found[place : place + len(self._query_tokens)]
+        self._tokens = found
+        self._forget_weights()
 
     @property
     def query_tokens(self) -> tuple[str, ...]:
@@ -212,6 +220,11 @@ class Recording(Showings[ArrayT]):
     @query_tokens.setter
     def query_tokens(self, texts: Sequence[str]) -> None:
         self._query_tokens = _as_many("query_tokens", texts, self._query_tokens)
+        self._forget_weights()
+
+    def _forget_weights(self) -> None:
+        """Weights that were made have the texts that there were."""
+        self._weights = LayerWeights(self._layers, self._tokens, self._query_tokens, self.model)
 
     def _read_texts(self, found: Sequence[str]) -> tuple[str, ...]:
         """Texts that may still be in a file."""

@@ -6,6 +6,7 @@ import dataclasses
 import glob
 import json
 import os
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -256,21 +257,23 @@ def cut(
         shard_tokens: about how many a shard gets; by default a million, or less, so that there are
             ``shards``.
     """
-    rows, left_out = {}, [*left_out]
+    rows: dict[Path, Rows] = {}
+    left_out = [*left_out]
     for file in files:
         try:
             rows[file] = _rows_of(file, column)
         except PermissionError as error:
             left_out.append(LeftOut(str(file), str(error.strerror)))
+    _warn_of_models([own.model for own in rows.values() if own.model is not None])
     estimates = [
-        sizes if of == RECORDING else np.minimum(sizes // TOKEN_BYTES + 1, max_tokens)
-        for of, sizes, _ in rows.values()
+        own.sizes if own.kind == RECORDING else np.minimum(own.sizes // TOKEN_BYTES + 1, max_tokens)
+        for own in rows.values()
     ]
     total = sum(int(x.sum()) for x in estimates)
     each = shard_tokens or min(1_000_000, max(1, -(-total // shards)))
     made: list[list[Source]] = [[]]
     room, number = each, 0
-    for (file, (kind_, sizes, starts)), tokens in zip(rows.items(), estimates):
+    for (file, (kind_, sizes, starts, _)), tokens in zip(rows.items(), estimates):
         status, upto, start = file.stat(), np.cumsum(tokens), 0
         while start < len(sizes):
             done = int(upto[start - 1]) if start else 0
@@ -298,23 +301,44 @@ def cut(
     return made
 
 
-def _rows_of(file: Path, column: str) -> tuple[str, Int[np.ndarray, " n"], Int[np.ndarray, " n"]]:
-    """Kind of a file, and of each document its bytes, or tokens of a recording, and its offset."""
+class Rows(NamedTuple):
+    """The documents of a file."""
+
+    kind: str
+    sizes: Int[np.ndarray, " n"]  # bytes of each, or tokens of a recording
+    starts: Int[np.ndarray, " n"]  # offsets in bytes
+    model: str | None = None  # of a recording
+
+
+def _warn_of_models(models: Sequence[str]) -> None:
+    """Warns of recordings of several models, whose heads have the same numbers."""
+    names = sorted({*models})
+    if len(names) > 1:
+        told = f"{', '.join(map(repr, names[:3]))}{', ...' if names[3:] else ''}"
+        warnings.warn(
+            f"survey: the recordings are of {len(names)} models ({told}), and heads of the same"
+            " number are added up. Survey each model's into a folder of its own.",
+            stacklevel=4,
+        )
+
+
+def _rows_of(file: Path, column: str) -> Rows:
     kind_ = KINDS.get(file.suffix.lower(), TEXT)
     nowhere = np.zeros(1, np.int64)
     if kind_ == LINES:
         ends = _line_ends(file)
         starts = np.concatenate([nowhere, ends[:-1]])[: len(ends)]
-        return kind_, ends - starts, starts
+        return Rows(kind_, ends - starts, starts)
     if kind_ == TABLE:
         count, each = _table_size(file, column)
-        return kind_, np.full(count, each), np.zeros(count, np.int64)
+        return Rows(kind_, np.full(count, each), np.zeros(count, np.int64))
     if kind_ == RECORDING:
         try:
-            return kind_, np.array([len(Recording.load(file).query_tokens)]), nowhere
+            found = Recording.load(file)
+            return Rows(kind_, np.array([len(found.query_tokens)]), nowhere, found.model)
         except (RecordingError, OSError, ValueError):
-            return kind_, nowhere, nowhere
-    return kind_, np.array([file.stat().st_size]), nowhere
+            return Rows(kind_, nowhere, nowhere)
+    return Rows(kind_, np.array([file.stat().st_size]), nowhere)
 
 
 def _line_ends(file: Path) -> Int[np.ndarray, " lines"]:
@@ -345,7 +369,9 @@ def _table_size(file: Path, column: str) -> tuple[int, int]:
                 for own in every
                 if own.path_in_schema.split(".")[0] == column
             )
-    except ArrowException as error:
+    except (ArrowException, OSError) as error:
+        if _is_of_system(error):
+            raise
         raise ValueError(f"survey: {file}: not a Parquet file ({error}).") from error
     return rows, size // max(1, rows)
 
@@ -439,8 +465,15 @@ def _table(source: Source, column: str) -> Read:
                         except ValueError as error:
                             yield error
                     row += 1
-        except ArrowException as error:
+        except (ArrowException, OSError) as error:
+            if _is_of_system(error):
+                raise
             raise SurveyError(f"{source.path}: cannot be read ({error}).") from error
+
+
+def _is_of_system(error: Exception) -> bool:
+    """Whether an error is the system's, and not pyarrow's, which has damaged files in OSErrors."""
+    return isinstance(error, OSError) and error.errno is not None
 
 
 def _recording(source: Source, column: str) -> Read:

@@ -6,7 +6,7 @@ import functools
 import hashlib
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -31,12 +31,15 @@ class Reader(Protocol):
     Attributes:
         sha256: of the weights and of the tokenizer.
         longest: the most tokens that it reads; None where there is no limit.
+        unseen: names of modules whose attention cannot be seen.
     """
 
     @property
     def sha256(self) -> tuple[str, str]: ...
     @property
     def longest(self) -> int | None: ...
+    @property
+    def unseen(self) -> Sequence[str]: ...
 
     def encode(self, text: str, most: int) -> tuple[list[int], bool]:
         """Ids of the first tokens of a text, and whether there are more."""
@@ -52,6 +55,7 @@ class Own:
     """A ``LanguageModel``; attributes as of ``Reader``."""
 
     longest = None
+    unseen = ()
 
     def __init__(self, model: LanguageModel) -> None:
         self.model = model

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 from pathlib import Path
@@ -100,6 +101,13 @@ class Survey:
         if name != NO_MODEL:
             reader: Reader = own or loaded(name, trust_remote_code)
             most = _longest(reader, max_tokens)
+            if unseen := reader.unseen:
+                are = f"and {len(unseen) - 1} more are" if unseen[1:] else "is"
+                warnings.warn(
+                    f"survey: {unseen[0]} {are} left out: attention that {name} computes by"
+                    " itself, of which nothing is seen.",
+                    stacklevel=2,
+                )
             facts |= dict(zip(("weights", "tokenizer"), reader.sha256))
         asked = Manifest(
             versions=versions(*(() if name == NO_MODEL or own or is_own(name) else HF)),
